@@ -1,0 +1,240 @@
+package nl
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo"
+)
+
+// ErrNoAnswer is the cause of an error where the kernel took a request and left
+// nothing in the socket to read. It answers before sendmsg returns, so that
+// waiting would not help.
+var ErrNoAnswer = errors.New("the kernel gave no answer")
+
+// ErrEmpty is what a Transport's Receive returns when nothing is queued.
+var ErrEmpty = errors.New("nothing to receive")
+
+// Transport carries whole netlink datagrams: a socket, or a test's fake kernel.
+type Transport interface {
+	// Send hands a datagram of one or more messages to the kernel, which works on
+	// them before it returns.
+	Send(b []byte) error
+	// Receive takes the next datagram, and never waits: ErrEmpty if there is none.
+	// A datagram that does not fit into b is an error.
+	Receive(b []byte) (int, error)
+	Close() error
+}
+
+// Conn is a connection to the kernel's netlink. Its methods may be called from
+// several goroutines, which take turns.
+type Conn struct {
+	mu  sync.Mutex
+	t   Transport
+	seq uint32
+	buf []byte
+}
+
+// New makes a Conn over a transport, which it then owns.
+func New(t Transport) *Conn { return &Conn{t: t} }
+
+// Close closes the transport.
+func (c *Conn) Close() error { return c.t.Close() }
+
+// receiveSize is as much as the kernel puts into one part of a dump, twice:
+// with small buffers nearly every listing is interrupted under churn.
+const receiveSize = 64 << 10
+
+func (c *Conn) buffer() []byte {
+	if c.buf == nil {
+		c.buf = make([]byte, receiveSize)
+	}
+	return c.buf
+}
+
+// Execute sends a batch and reads the answers. It returns the first request's
+// error, in the order of the requests; those of the others are in Batch.Err. All
+// requests have been tried whatever it returns, except where one could not be
+// encoded or sent: then none was.
+func (c *Conn) Execute(b *Batch) error {
+	if err := b.firstErr(); err != nil {
+		return err
+	}
+	if len(b.reqs) == 0 {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	base := c.number(b)
+	if err := c.t.Send(b.enc.b); err != nil {
+		return opError(b.reqs[0].op, b.reqs[0].object, fmt.Errorf("send: %w", err), "")
+	}
+	if err := c.collect(b, base); err != nil {
+		return opError(b.reqs[0].op, b.reqs[0].object, err, "")
+	}
+	return b.firstErr()
+}
+
+// number gives each request its sequence number, and returns the first.
+func (c *Conn) number(b *Batch) uint32 {
+	base := c.seq + 1
+	for i := range b.reqs {
+		c.seq++
+		binary.NativeEndian.PutUint32(b.enc.b[b.reqs[i].start+8:], c.seq)
+	}
+	return base
+}
+
+// collect reads until the socket is empty, so that an error of a silent request,
+// or of a transaction as a whole, is never left for the next Execute to find.
+func (c *Conn) collect(b *Batch, base uint32) error {
+	buf := c.buffer()
+	for {
+		n, err := c.t.Receive(buf)
+		if errors.Is(err, ErrEmpty) {
+			break
+		}
+		if err != nil {
+			return fmt.Errorf("receive: %w", err)
+		}
+		for rest := buf[:n]; len(rest) > 0; {
+			var m Message
+			if m, rest, err = next(rest); err != nil {
+				return err
+			}
+			if i := m.Seq - base; i < uint32(len(b.reqs)) {
+				b.reqs[i].take(m)
+			}
+		}
+	}
+	for i := range b.reqs {
+		r := &b.reqs[i]
+		// A failed transaction answers only for what failed.
+		if !r.done && r.want != nothing && b.firstErr() == nil {
+			r.err = ErrNoAnswer
+		}
+	}
+	return nil
+}
+
+func (r *request) take(m Message) {
+	switch {
+	case m.Type == unix.NLMSG_ERROR:
+		errno, text, err := ackError(m)
+		if err != nil {
+			r.err = err
+		} else if errno != 0 && r.err == nil {
+			r.err = opError(r.op, r.object, errno, text)
+		}
+	case m.Type < unix.NLMSG_MIN_TYPE:
+		return // NLMSG_NOOP and the like
+	case r.reply != nil && !r.done:
+		if err := r.reply(m); err != nil {
+			r.err = err
+		}
+	}
+	r.done = true
+}
+
+// dumpTries bounds how often an interrupted dump is tried again. Under a churn of
+// links that interrupted half of all dumps, ten in a row failed never.
+const dumpTries = 20
+
+// Dump asks for a list of objects and calls each for every one, after the whole
+// list has arrived. A list that changed while the kernel wrote it is asked for
+// again; tombolo.ErrInterrupted says that this did not help. An error of each ends
+// it. The Message's Data is the callback's to keep.
+func (c *Conn) Dump(op string, typ uint16, body func(*Encoder), each func(Message) error) error {
+	var b Batch
+	b.add(request{op: op, want: object}, typ, unix.NLM_F_DUMP, body)
+	if err := b.firstErr(); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	list, err := c.dump(&b)
+	c.mu.Unlock()
+	if err != nil {
+		var opErr *tombolo.OpError
+		if errors.As(err, &opErr) {
+			return err
+		}
+		return opError(op, nil, err, "")
+	}
+	for _, m := range list {
+		if err := each(m); err != nil {
+			return opError(op, nil, err, "")
+		}
+	}
+	return nil
+}
+
+func (c *Conn) dump(b *Batch) ([]Message, error) {
+	for range dumpTries {
+		seq := c.number(b)
+		if err := c.t.Send(b.enc.b); err != nil {
+			return nil, fmt.Errorf("send: %w", err)
+		}
+		list, interrupted, err := c.readDump(b.reqs[0].op, seq)
+		if err != nil || !interrupted {
+			return list, err
+		}
+	}
+	return nil, tombolo.ErrInterrupted
+}
+
+func (c *Conn) readDump(op string, seq uint32) (list []Message, interrupted bool, _ error) {
+	buf := c.buffer()
+	for {
+		n, err := c.t.Receive(buf)
+		if errors.Is(err, ErrEmpty) {
+			return nil, false, ErrNoAnswer
+		}
+		if err != nil {
+			return nil, false, fmt.Errorf("receive: %w", err)
+		}
+		part := append([]byte(nil), buf[:n]...)
+		for len(part) > 0 {
+			var m Message
+			if m, part, err = next(part); err != nil {
+				return nil, false, err
+			}
+			if m.Seq != seq {
+				continue
+			}
+			interrupted = interrupted || m.Flags&unix.NLM_F_DUMP_INTR != 0
+			switch m.Type {
+			case unix.NLMSG_DONE:
+				return list, interrupted, dumpError(op, m)
+			case unix.NLMSG_ERROR:
+				errno, text, err := ackError(m)
+				if err == nil {
+					err = opError(op, nil, errno, text)
+				}
+				return nil, false, err
+			default:
+				list = append(list, m)
+			}
+		}
+	}
+}
+
+// dumpError reads the errno that ends a dump: 0, or why the kernel gave up
+// within it.
+func dumpError(op string, m Message) error {
+	if len(m.Data) < 4 {
+		return nil
+	}
+	errno := unix.Errno(-int32(binary.NativeEndian.Uint32(m.Data)))
+	if errno == 0 {
+		return nil
+	}
+	text := ""
+	if m.Flags&unix.NLM_F_ACK_TLVS != 0 {
+		text = extAck(m.Data[4:])
+	}
+	return opError(op, nil, errno, text)
+}

@@ -1,0 +1,11 @@
+// Package netns opens, creates and enters network namespaces.
+//
+// A namespace is a handle (NS), not a path: paths and inode numbers are reused,
+// and a handle keeps its namespace alive. The other packages take one in their
+// Config and bind their socket to it at creation; such a socket then works from
+// any goroutine, so that entering a namespace (NS.Do) is needed only to open
+// something or to read and write below /proc/sys/net.
+//
+// It needs CAP_SYS_ADMIN to create and to enter a namespace, none to open one.
+// Linux 5.14 and later.
+package netns

@@ -1,0 +1,162 @@
+package netns
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo"
+)
+
+// ErrNotNetNS is the cause of an Open whose path is there, but is no network
+// namespace.
+var ErrNotNetNS = errors.New("not a network namespace")
+
+// ID identifies a network namespace for as long as it lives. Both numbers are
+// reused after it is gone: see Cookie for an identity that is not.
+type ID struct {
+	Dev uint64 // the device of nsfs
+	Ino uint64 // the namespace's inode, as in net:[4026531840]
+}
+
+// String gives the form that /proc/PID/ns/net shows.
+func (id ID) String() string { return "net:[" + strconv.FormatUint(id.Ino, 10) + "]" }
+
+// NS is a handle to a network namespace, which it keeps alive. Its methods may
+// be called from several goroutines at once, Close excepted.
+//
+// It holds a bare file descriptor: an os.File would set up the runtime's poller,
+// which a plugin that runs for two milliseconds has no use for. So a handle that
+// is dropped without Close leaks its descriptor.
+type NS struct {
+	fd   int
+	path string
+	id   ID
+}
+
+// Open opens the namespace that a path names: a bind mount such as
+// /run/netns/blue, or /proc/PID/ns/net. The error matches fs.ErrNotExist where
+// there is no such path, and ErrNotNetNS where it is something else, such as the
+// empty file which a namespace's removal can leave behind.
+func Open(path string) (*NS, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &tombolo.OpError{Op: "open network namespace", Object: path, Err: err}
+	}
+	id, err := identify(fd)
+	if err != nil {
+		unix.Close(fd)
+		return nil, &tombolo.OpError{Op: "open network namespace", Object: path, Err: err}
+	}
+	return &NS{fd: fd, path: path, id: id}, nil
+}
+
+// Current opens the namespace of the calling thread.
+func Current() (*NS, error) { return Open("/proc/thread-self/ns/net") }
+
+// New creates a network namespace that has no name: it lives until its handle
+// is closed and no process, socket or mount holds it. It has a loopback
+// interface, down, and nothing else. It needs CAP_SYS_ADMIN.
+func New() (*NS, error) {
+	type made struct {
+		ns  *NS
+		err error
+	}
+	done := make(chan made)
+	go func() {
+		// Never unlocked: the thread belongs to the new namespace for good, and
+		// the runtime ends it together with this goroutine.
+		runtime.LockOSThread()
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			done <- made{err: &tombolo.OpError{Op: "create network namespace", Err: err}}
+			return
+		}
+		ns, err := Current()
+		done <- made{ns, err}
+	}()
+	m := <-done
+	return m.ns, m.err
+}
+
+func identify(fd int) (ID, error) {
+	// NS_GET_NSTYPE (Linux 4.11) refuses whatever is not in nsfs; some other
+	// files answer any ioctl, so the type is compared as well.
+	if kind, err := unix.IoctlRetInt(fd, unix.NS_GET_NSTYPE); err != nil || kind != unix.CLONE_NEWNET {
+		return ID{}, ErrNotNetNS
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return ID{}, fmt.Errorf("stat: %w", err)
+	}
+	return ID{Dev: st.Dev, Ino: st.Ino}, nil
+}
+
+// ID gives the device and inode of the namespace: equal for two handles of the
+// same living namespace.
+func (ns *NS) ID() ID { return ns.id }
+
+// FD gives the file descriptor, which is good until Close, for requests that name
+// a namespace (IFLA_NET_NS_FD).
+func (ns *NS) FD() int { return ns.fd }
+
+// Path gives the path by which the namespace was opened; for one made by New it
+// is that of a thread that is gone.
+func (ns *NS) Path() string { return ns.path }
+
+// Close gives the handle up. The namespace lives on while anything else holds it.
+func (ns *NS) Close() error { return unix.Close(ns.fd) }
+
+// Do runs fn in the namespace and returns its error: what fn opens (sockets,
+// files under /proc/sys/net) belongs to the namespace and goes on doing so
+// afterwards. Goroutines that fn starts do not run there. It needs CAP_SYS_ADMIN.
+//
+// Prefer it for opening things, and use them outside: fn's thread is taken from
+// the Go scheduler meanwhile.
+func (ns *NS) Do(fn func() error) error {
+	done := make(chan error)
+	// A goroutine of its own, so that the caller is never left on a thread in the
+	// wrong namespace: should the way back fail, this one ends without unlocking
+	// and takes the thread with it.
+	go func() {
+		runtime.LockOSThread()
+		home, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err == nil {
+			defer unix.Close(home)
+			err = unix.Setns(ns.fd, unix.CLONE_NEWNET)
+		}
+		if err != nil {
+			runtime.UnlockOSThread()
+			done <- &tombolo.OpError{Op: "enter network namespace", Object: ns.path, Err: err}
+			return
+		}
+		err = fn()
+		if unix.Setns(home, unix.CLONE_NEWNET) == nil {
+			runtime.UnlockOSThread()
+		}
+		done <- err
+	}()
+	return <-done
+}
+
+// Cookie gives the number that the kernel gave the namespace at its creation
+// (SO_NETNS_COOKIE, Linux 5.14). It is never given to another namespace until the
+// machine boots again, unlike paths and inodes.
+func (ns *NS) Cookie() (uint64, error) {
+	var cookie uint64
+	err := ns.Do(func() error {
+		fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		cookie, err = unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+		return err
+	})
+	if err != nil {
+		return 0, &tombolo.OpError{Op: "read cookie of network namespace", Object: ns.id.String(), Err: err}
+	}
+	return cookie, nil
+}

@@ -1,0 +1,31 @@
+package ident_test
+
+import (
+	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/ident"
+)
+
+func TestHashStaysWhatItIs(t *testing.T) {
+	t.Parallel()
+	// One that changes orphans every attachment on every node that is upgraded.
+	// printf "4:cbr0,6:abc123,4:eth0," | sha256sum | cut -c1-11
+	if got, want := ident.Hash("cbr0", "abc123", "eth0"), "835703a4997"; got != want {
+		t.Errorf("Hash is %s, was %s", got, want)
+	}
+}
+
+func TestNamesThatRunTogetherHashApart(t *testing.T) {
+	t.Parallel()
+	seen := map[string][3]string{}
+	for _, names := range [][3]string{{"ab", "c", "d"}, {"a", "bc", "d"}, {"a", "b", "cd"}, {"abc", "d", ""}, {"", "abc", "d"}, {"a,1:b", "c", "d"}} {
+		h := ident.Hash(names[0], names[1], names[2])
+		if len(h) != ident.Digits {
+			t.Errorf("%q: %q has not %d digits", names, h, ident.Digits)
+		}
+		if other, ok := seen[h]; ok {
+			t.Errorf("%q and %q are both %s", names, other, h)
+		}
+		seen[h] = names
+	}
+}

@@ -1,0 +1,515 @@
+package strict_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo/internal/strict"
+)
+
+// netconf has every kind of field that our configs use.
+type netconf struct {
+	Name      string          `json:"name"`
+	Bridge    string          `json:"bridge,omitempty"`
+	IsGateway *bool           `json:"isGateway"`
+	MTU       uint16          `json:"mtu"`
+	Metric    int             `json:"metric"`
+	Small     int8            `json:"small"`
+	Ratio     float64         `json:"ratio"`
+	Hidden    string          `json:"-"`
+	Untagged  string          // takes "Untagged"
+	Timeout   seconds         `json:"timeout"`
+	MAC       macAddress      `json:"mac"`
+	IPAM      ipamConf        `json:"ipam"`
+	Raw       json.RawMessage `json:"raw"`
+	Labels    map[string]int  `json:"labels"`
+	Any       any             `json:"any"`
+	Bytes     []byte          `json:"bytes"`
+	Pair      [2]int          `json:"pair"`
+	Foreign   *reference      `json:"foreign"`
+}
+
+type ipamConf struct {
+	*Inline
+	Type   string         `json:"type"`
+	Ranges [][]inlineConf `json:"ranges"`
+	Names  []string       `json:"names"`
+}
+
+// Inline is exported so that a pointer to it can be made.
+type Inline struct {
+	Subnet     netip.Prefix `json:"subnet"`
+	RangeStart netip.Addr   `json:"rangeStart"`
+}
+
+type inlineConf struct {
+	Subnet     netip.Prefix `json:"subnet"`
+	RangeStart netip.Addr   `json:"rangeStart"`
+	RangeEnd   netip.Addr   `json:"rangeEnd"`
+}
+
+// seconds words its own expectation.
+type seconds string
+
+func (s *seconds) UnmarshalText(text []byte) error {
+	if !strings.HasSuffix(string(text), "s") {
+		return errors.New("not a duration")
+	}
+	*s = seconds(text)
+	return nil
+}
+
+func (s *seconds) JSONExpects() string { return `a duration like "5s"` }
+
+var errMAC = errors.New("invalid MAC")
+
+// macAddress leaves the wording to its error.
+type macAddress string
+
+func (m *macAddress) UnmarshalText(text []byte) error {
+	if _, err := net.ParseMAC(string(text)); err != nil {
+		return errMAC
+	}
+	*m = macAddress(text)
+	return nil
+}
+
+// reference is a type that decodes itself with encoding/json, as those of the CNI library do.
+type reference struct{ Number int }
+
+func (r *reference) UnmarshalJSON(data []byte) error {
+	var inner struct {
+		Number int `json:"number"`
+	}
+	if err := json.Unmarshal(data, &inner); err != nil {
+		return err
+	}
+	r.Number = inner.Number
+	return nil
+}
+
+func TestUnmarshalStoresWhatEncodingJSONStores(t *testing.T) {
+	t.Parallel()
+	tests := map[string]string{
+		"empty object":                 `{}`,
+		"white space":                  " \t\r\n{ \"name\" : \"a\" , \"mtu\" : 1 } \n",
+		"scalars":                      `{"name":"a","bridge":"b","isGateway":true,"mtu":65535,"metric":-3,"small":-128,"ratio":1.5e3,"Untagged":"u"}`,
+		"false":                        `{"isGateway":false}`,
+		"escapes and unicode":          `{"name":"\u0041\n\"\\\/\b\f\r\té\ud83d\ude00","bridge":"日本"}`,
+		"invalid UTF-8":                "{\"name\":\"a\xffb\"}",
+		"lone surrogate":               `{"name":"\ud800"}`,
+		"escaped key":                  `{"n\u0061me":"a"}`,
+		"nested lists":                 `{"ipam":{"type":"x","ranges":[[{"subnet":"10.0.0.0/8"}],[{"subnet":"fd00::/64"},{}],[]],"names":[]}}`,
+		"embedded pointer":             `{"ipam":{"subnet":"10.0.0.0/8","rangeStart":"10.0.0.9"}}`,
+		"null everywhere":              `{"name":null,"isGateway":null,"mtu":null,"timeout":null,"ipam":null,"raw":null,"labels":null,"any":null,"bytes":null,"pair":null,"foreign":null}`,
+		"null inside":                  `{"ipam":{"ranges":[null,[null]],"names":null,"subnet":null}}`,
+		"opaque values":                `{"raw":{"a":[1, 2]},"labels":{"x":1},"any":{"a":[true,null,"s",1.5]},"bytes":"aGk=","pair":[1,2]}`,
+		"self-unmarshalling":           `{"timeout":"5s","mac":"02:00:00:00:00:01","foreign":{"number":3,"other":4}}`,
+		"numbers with signs and zeros": `{"metric":-0,"ratio":0.0,"small":0}`,
+	}
+	for name, data := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var got, want netconf
+			if err := json.Unmarshal([]byte(data), &want); err != nil {
+				t.Fatalf("encoding/json: %v", err)
+			}
+			if err := strict.Unmarshal([]byte(data), &got, nil); err != nil {
+				t.Fatalf("Unmarshal: %v", err)
+			}
+			if diff := cmp.Diff(want, got, compareAddrs()...); diff != "" {
+				t.Errorf("(-encoding/json +strict)\n%s", diff)
+			}
+		})
+	}
+}
+
+func compareAddrs() []cmp.Option {
+	return []cmp.Option{
+		cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
+		cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
+		cmp.AllowUnexported(ipamConf{}),
+	}
+}
+
+func TestUnmarshalExplainsWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct{ data, want string }{
+		"unknown field": {
+			`{"name":"a","isGatway":true}`,
+			`unknown field "isGatway": true (did you mean "isGateway"?)`,
+		},
+		"wrong case": {
+			`{"isgateway":true}`,
+			`unknown field "isgateway": true (did you mean "isGateway"?)`,
+		},
+		"untagged field in lower case": {
+			`{"untagged":"x"}`,
+			`unknown field "untagged": "x" (did you mean "Untagged"?)`,
+		},
+		"nothing near": {
+			`{"frobnicate":{"a": [1, 2]}}`,
+			`unknown field "frobnicate": {"a":[1,2]}`,
+		},
+		"short key has no neighbours": {
+			`{"x":1}`,
+			`unknown field "x": 1`,
+		},
+		"field that is switched off": {
+			`{"Hidden":"x"}`,
+			`unknown field "Hidden": "x"`,
+		},
+		"nested in lists": {
+			`{"ipam":{"ranges":[[{"subnet":"10.0.0.0/8"},{"rangeStrat":"10.0.0.2"}]]}}`,
+			`unknown field "ipam.ranges[0][1].rangeStrat": "10.0.0.2" (did you mean "rangeStart"?)`,
+		},
+		"promoted field is a candidate": {
+			`{"ipam":{"subent":"10.0.0.0/8"}}`,
+			`unknown field "ipam.subent": "10.0.0.0/8" (did you mean "subnet"?)`,
+		},
+		"long value is cut at a rune": {
+			`{"frobnicate":"` + strings.Repeat("é", 60) + `"}`,
+			`unknown field "frobnicate": "` + strings.Repeat("é", 31) + `…`,
+		},
+		"first of several, in the document's order": {
+			`{"mtu":1,"zzz":1,"isGatway":2}`,
+			`unknown field "zzz": 1`,
+		},
+		"duplicate": {
+			`{"name":"a","mtu":1,"name":"a"}`,
+			`field "name" is given twice`,
+		},
+		"duplicate by escapes": {
+			`{"name":"a","n\u0061me":"b"}`,
+			`field "name" is given twice`,
+		},
+		"nested duplicate": {
+			`{"ipam":{"type":"a","type":"b"}}`,
+			`field "ipam.type" is given twice`,
+		},
+		"string for a number": {
+			`{"mtu":"1500"}`,
+			`field "mtu": expected a whole number from 0 to 65535, got the string "1500"`,
+		},
+		"number out of range": {
+			`{"mtu":70000}`,
+			`field "mtu": expected a whole number from 0 to 65535, got the number 70000`,
+		},
+		"negative number out of range": {
+			`{"small":-129}`,
+			`field "small": expected a whole number from -128 to 127, got the number -129`,
+		},
+		"fraction for a whole number": {
+			`{"metric":1.5}`,
+			`field "metric": expected a whole number, got the number 1.5`,
+		},
+		"string for a boolean": {
+			`{"isGateway":"true"}`,
+			`field "isGateway": expected true or false, got the string "true"`,
+		},
+		"number for a string": {
+			`{"name":1}`,
+			`field "name": expected a string, got the number 1`,
+		},
+		"string for a fraction": {
+			`{"ratio":"1"}`,
+			`field "ratio": expected a number, got the string "1"`,
+		},
+		"string for an object": {
+			`{"ipam":"host-local"}`,
+			`field "ipam": expected an object, got the string "host-local"`,
+		},
+		"object for a list": {
+			`{"ipam":{"ranges":{}}}`,
+			`field "ipam.ranges": expected a list, got an object`,
+		},
+		"element of a wrong type": {
+			`{"ipam":{"names":["a",true]}}`,
+			`field "ipam.names[1]": expected a string, got true`,
+		},
+		"bad address": {
+			`{"ipam":{"rangeStart":"10.0.0.256"}}`,
+			`field "ipam.rangeStart": expected an IP address, got the string "10.0.0.256"`,
+		},
+		"number for an address": {
+			`{"ipam":{"rangeStart":10}}`,
+			`field "ipam.rangeStart": expected an IP address, got the number 10`,
+		},
+		"bad prefix": {
+			`{"ipam":{"subnet":"10.0.0.0"}}`,
+			`field "ipam.subnet": expected an address with a prefix length, like "10.1.0.0/16", got the string "10.0.0.0"`,
+		},
+		"a type with words of its own": {
+			`{"timeout":"5"}`,
+			`field "timeout": expected a duration like "5s", got the string "5"`,
+		},
+		"a type with an error of its own": {
+			`{"mac":"02:00"}`,
+			`field "mac" does not take the string "02:00": invalid MAC`,
+		},
+		"a number for a type that takes text": {
+			`{"mac":2}`,
+			`field "mac": expected a string, got the number 2`,
+		},
+		"a type that decodes with encoding/json": {
+			`{"foreign":"x"}`,
+			`field "foreign": expected an object, got the string "x"`,
+		},
+		"a map's element": {
+			`{"labels":{"a":"b"}}`,
+			`field "labels": expected an object, got an object: json: cannot unmarshal string into Go value of type int`,
+		},
+		"top level is a list":   {`[1]`, `the document: expected an object, got a list`},
+		"top level is a string": {`"x"`, `the document: expected an object, got the string "x"`},
+		"top level is null":     {`null`, `the document: expected an object, got null`},
+		"nothing":               {``, `not valid JSON at line 1, column 1: expected a value, found the end`},
+		"rubbish":               {`ö`, `not valid JSON at line 1, column 1: expected a value, found 'ö'`},
+		"trailing garbage":      {`{} x`, `not valid JSON at line 1, column 4: trailing data after the end of the object: 'x'`},
+		"second object":         {`{}{}`, `not valid JSON at line 1, column 3: trailing data after the end of the object: '{'`},
+		"line and column":       {"{\n \"name\": \"a\",\n \"mtu\" 1}", `not valid JSON at line 3, column 8: expected ':', found '1'`},
+		"cut short":             {`{"name":"a`, `not valid JSON at line 1, column 11: a string has no closing quote`},
+		"cut before a value":    {`{"ipam":`, `not valid JSON at line 1, column 9: expected a value, found the end`},
+		"cut in an escape":      {`{"name":"a\`, `not valid JSON at line 1, column 12: a string has no closing quote`},
+		"bad escape":            {`{"name":"\x"}`, `not valid JSON at line 1, column 11: expected an escape sequence, found 'x'`},
+		"bad unicode escape":    {`{"name":"\u00g0"}`, `not valid JSON at line 1, column 14: expected four hexadecimal digits after \u, found 'g'`},
+		"newline in a string":   {"{\"name\":\"a\nb\"}", `not valid JSON at line 1, column 11: control character '\n' in a string`},
+		"trailing comma":        {`{"mtu":1,}`, `not valid JSON at line 1, column 10: expected a key in double quotes, found '}'`},
+		"trailing comma, list":  {`{"ipam":{"names":["a",]}}`, `not valid JSON at line 1, column 23: expected a value, found ']'`},
+		"missing comma":         {`{"mtu":1 "name":"a"}`, `not valid JSON at line 1, column 10: expected ',' or '}', found '"'`},
+		"missing comma, list":   {`{"ipam":{"names":["a" "b"]}}`, `not valid JSON at line 1, column 23: expected ',' or ']', found '"'`},
+		"leading zero":          {`{"mtu":01}`, `not valid JSON at line 1, column 9: expected ',' or '}', found '1'`},
+		"bare point":            {`{"ratio":1.}`, `not valid JSON at line 1, column 12: expected a digit, found '}'`},
+		"bare exponent":         {`{"ratio":1e+}`, `not valid JSON at line 1, column 13: expected a digit, found '}'`},
+		"bare minus":            {`{"metric":-}`, `not valid JSON at line 1, column 12: expected a digit, found '}'`},
+		"misspelt literal":      {`{"isGateway":True}`, `not valid JSON at line 1, column 14: expected a value, found 'T'`},
+		"cut literal":           {`{"isGateway":tru}`, `not valid JSON at line 1, column 17: expected true, found '}'`},
+		"cut null":              {`{"name":nul}`, `not valid JSON at line 1, column 12: expected null, found '}'`},
+		"a comment":             {`{"mtu":1 /* x */}`, `not valid JSON at line 1, column 10: expected ',' or '}', found '/'`},
+		"nested too deeply": {
+			`{"raw":` + strings.Repeat("[", 200000),
+			`not valid JSON at line 1, column 135: nested too deeply`,
+		},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var v netconf
+			err := strict.Unmarshal([]byte(tt.data), &v, nil)
+			if got := fmt.Sprint(err); got != tt.want {
+				t.Errorf("Unmarshal(%.60s)\n got %s\nwant %s", tt.data, got, tt.want)
+			}
+		})
+	}
+}
+
+func TestErrorsCanBeTakenApart(t *testing.T) {
+	t.Parallel()
+	var v netconf
+
+	var unknown *strict.UnknownFieldError
+	err := strict.Unmarshal([]byte(`{"ipam":{"tipe": "x"}}`), &v, nil)
+	want := strict.UnknownFieldError{Path: "ipam.tipe", Key: "tipe", Value: `"x"`, Nearest: "type"}
+	if !errors.As(err, &unknown) || *unknown != want {
+		t.Errorf("unknown field: got %#v, want %#v", unknown, want)
+	}
+
+	var syntax *strict.SyntaxError
+	err = strict.Unmarshal([]byte("{\n}}"), &v, nil)
+	if !errors.As(err, &syntax) || syntax.Offset != 3 || syntax.Line != 2 || syntax.Column != 2 {
+		t.Errorf("syntax: got %#v", syntax)
+	}
+
+	var duplicate *strict.DuplicateKeyError
+	err = strict.Unmarshal([]byte(`{"mtu":1,"mtu":2}`), &v, nil)
+	if !errors.As(err, &duplicate) || duplicate.Path != "mtu" {
+		t.Errorf("duplicate: got %#v", duplicate)
+	}
+
+	err = strict.Unmarshal([]byte(`{"mac":"x"}`), &v, nil)
+	if !errors.Is(err, errMAC) {
+		t.Errorf("the error of a type is lost: %v", err)
+	}
+}
+
+func TestExemptKeysArePassedOver(t *testing.T) {
+	t.Parallel()
+	type call struct{ path, key string }
+	var calls []call
+	exempt := func(path, key string) bool {
+		calls = append(calls, call{path, key})
+		return strings.HasPrefix(key, "_") || path == "" && key == "capabilities"
+	}
+	var v netconf
+	data := `{"_comment":{"a":[{}]},"name":"n","capabilities":{"ips":true},"ipam":{"ranges":[[{"_why":1}]],"capabilities":1}}`
+	err := strict.Unmarshal([]byte(data), &v, exempt)
+	if got, want := fmt.Sprint(err), `unknown field "ipam.capabilities": 1`; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	want := []call{{"", "_comment"}, {"", "capabilities"}, {"ipam.ranges[0][0]", "_why"}, {"ipam", "capabilities"}}
+	if diff := cmp.Diff(want, calls, cmp.AllowUnexported(call{})); diff != "" {
+		t.Errorf("calls of exempt (-want +got)\n%s", diff)
+	}
+	if v.Name != "n" {
+		t.Errorf("what came before the error is not stored: %+v", v)
+	}
+}
+
+func TestExemptValuesMustStillBeJSON(t *testing.T) {
+	t.Parallel()
+	var v netconf
+	err := strict.Unmarshal([]byte(`{"_x":[1,}`), &v, func(string, string) bool { return true })
+	var syntax *strict.SyntaxError
+	if !errors.As(err, &syntax) {
+		t.Errorf("got %v, want a SyntaxError", err)
+	}
+}
+
+func TestLenientKeepsWhatIsSound(t *testing.T) {
+	t.Parallel()
+	var v netconf
+	data := `{"mtu":"x","unknown":1,"name":"first","name":"last","ipam":{"type":5,"subnet":"10.0.0.0/8","names":["a",1,"c"]},"timeout":"5","foreign":"x","labels":[],"bridge":"b"}`
+	err := strict.Lenient([]byte(data), &v)
+	wantErr := strings.Join([]string{
+		`field "mtu": expected a whole number from 0 to 65535, got the string "x"`,
+		`field "name" is given twice`,
+		`field "ipam.type": expected a string, got the number 5`,
+		`field "ipam.names[1]": expected a string, got the number 1`,
+		`field "timeout": expected a duration like "5s", got the string "5"`,
+		`field "foreign": expected an object, got the string "x"`,
+		`field "labels": expected an object, got a list: json: cannot unmarshal array into Go value of type map[string]int`,
+	}, "\n")
+	if diff := cmp.Diff(wantErr, fmt.Sprint(err)); diff != "" {
+		t.Errorf("error (-want +got)\n%s", diff)
+	}
+	if v.Name != "last" || v.Bridge != "b" || v.IPAM.Inline == nil || v.IPAM.Subnet.String() != "10.0.0.0/8" {
+		t.Errorf("sound fields are lost: %+v", v)
+	}
+	if diff := cmp.Diff([]string{"a", "", "c"}, v.IPAM.Names); diff != "" {
+		t.Errorf("a bad element must not shift the others (-want +got)\n%s", diff)
+	}
+}
+
+func TestLenientStopsAtRubbish(t *testing.T) {
+	t.Parallel()
+	var v netconf
+	err := strict.Lenient([]byte(`{"name":"n","mtu":true,"bridge":}`), &v)
+	var syntax *strict.SyntaxError
+	var value *strict.ValueError
+	if !errors.As(err, &syntax) || !errors.As(err, &value) || v.Name != "n" {
+		t.Errorf("got %+v, %v", v, err)
+	}
+	if err := strict.Lenient([]byte(`{"name":"m"}`), &v); err != nil || v.Name != "m" {
+		t.Errorf("sound document: %+v, %v", v, err)
+	}
+}
+
+func TestOnlyPointersToStructsAreTargets(t *testing.T) {
+	t.Parallel()
+	var nothing *netconf
+	for _, v := range []any{nil, netconf{}, nothing, new(int), new(map[string]int)} {
+		if err := strict.Unmarshal([]byte(`{}`), v, nil); err == nil || !strings.Contains(err.Error(), "not a pointer to a struct") {
+			t.Errorf("Unmarshal into %T: %v", v, err)
+		}
+	}
+}
+
+// The types below have the embeddings whose rules are easy to get wrong.
+type (
+	Deep   struct{ A, B, Deepest int }
+	Left   struct{ Deep }
+	Tagged struct {
+		X int `json:"B"`
+		C int
+	}
+	Other   struct{ C int }
+	private struct{ P int }
+	Loop    struct {
+		*Loop
+		L int
+	}
+	embedder struct {
+		Left
+		Tagged
+		Other
+		private
+		Loop
+		Named Deep `json:"deep"`
+		A     int
+	}
+	hopeless struct{ *private }
+)
+
+func TestEmbeddedFieldsFollowTheRulesOfGo(t *testing.T) {
+	t.Parallel()
+	for _, data := range []string{
+		`{"A":1,"B":2,"Deepest":3,"P":4,"L":5}`,
+		`{"deep":{"A":1,"B":2}}`,
+	} {
+		var got, want embedder
+		if err := json.Unmarshal([]byte(data), &want); err != nil {
+			t.Fatal(err)
+		}
+		if err := strict.Unmarshal([]byte(data), &got, nil); err != nil {
+			t.Fatalf("%s: %v", data, err)
+		}
+		if diff := cmp.Diff(want, got, cmp.AllowUnexported(embedder{}, private{})); diff != "" {
+			t.Errorf("%s (-encoding/json +strict)\n%s", data, diff)
+		}
+	}
+	var v embedder
+	err := strict.Unmarshal([]byte(`{"C":1}`), &v, nil)
+	if got, want := fmt.Sprint(err), `unknown field "C": 1`; got != want {
+		t.Errorf("ambiguous field: got %s, want %s", got, want)
+	}
+	if err := strict.Unmarshal([]byte(`{"P":1}`), &hopeless{}, nil); err == nil {
+		t.Error("a pointer that cannot be set was set")
+	}
+}
+
+func FuzzUnmarshal(f *testing.F) {
+	f.Add([]byte(typical))
+	f.Add([]byte(`{"ipam":{"subnet":"10.0.0.0/8","ranges":[[{"rangeEnd":"::1"}]]},"any":[{}],"labels":{"a":1}}`))
+	f.Add([]byte(`{"name":"\u00e9\ud83d\ude00","ratio":-1.5e-3,"small":-128,"pair":[1],"bytes":"aGk="}`))
+	f.Add([]byte(`{"mtu":1,"mtu":2,"foreign":{"number":"x"},"timeout":null,"Isgateway":true}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var got, want netconf
+		err := strict.Unmarshal(data, &got, nil)
+		wantErr := json.Unmarshal(data, &want)
+		if err == nil {
+			if wantErr != nil {
+				t.Fatalf("accepted %q, which encoding/json refuses: %v", data, wantErr)
+			}
+			if diff := cmp.Diff(want, got, compareAddrs()...); diff != "" {
+				t.Fatalf("%q (-encoding/json +strict)\n%s", data, diff)
+			}
+		}
+		var syntax *strict.SyntaxError
+		if errors.As(err, &syntax) && json.Valid(data) && !strings.Contains(syntax.Reason, "nested too deeply") {
+			t.Fatalf("%q is valid JSON: %v", data, err)
+		}
+		var value *strict.ValueError
+		if errors.As(err, &value) && wantErr == nil && value.Path != "" {
+			t.Fatalf("refused %q, which encoding/json takes: %v", data, err)
+		}
+		var lenient netconf
+		if lenientErr := strict.Lenient(data, &lenient); err == nil && lenientErr != nil {
+			t.Fatalf("Lenient fails where Unmarshal does not: %q: %v", data, lenientErr)
+		}
+	})
+}
+
+func TestMain(m *testing.M) {
+	if os.Getenv(coldEnv) != "" {
+		coldCall()
+		return
+	}
+	os.Exit(m.Run())
+}

@@ -1,0 +1,73 @@
+// Package sysctl reads and writes kernel parameters below /proc/sys.
+//
+// Those of the network are per namespace: which one a path names is decided when
+// it is opened, by the thread that opens it. Use netns.NS.Do around a call.
+package sysctl
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo"
+)
+
+const root = "/proc/sys/"
+
+// Read gives a parameter's value without the newline. path is below /proc/sys,
+// with slashes: an interface's name may hold dots.
+func Read(path string) (string, error) {
+	fd, err := unix.Open(root+path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return "", &tombolo.OpError{Op: "read", Object: root + path, Err: err}
+	}
+	defer unix.Close(fd)
+	var b [256]byte
+	n, err := unix.Read(fd, b[:])
+	if err != nil {
+		return "", &tombolo.OpError{Op: "read", Object: root + path, Err: err}
+	}
+	return string(bytes.TrimSpace(b[:n])), nil
+}
+
+// Write sets a parameter. It needs to be root of the user namespace that owns the
+// network namespace.
+func Write(path, value string) error {
+	fd, err := unix.Open(root+path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err == nil {
+		_, err = unix.Write(fd, []byte(value))
+		err = errors.Join(err, unix.Close(fd))
+	}
+	if err != nil {
+		return &tombolo.OpError{Op: "write " + value + " to", Object: root + path, Err: err}
+	}
+	return nil
+}
+
+// Ensure sets a parameter unless it has the value, and says whether it had to. So
+// it works where /proc/sys is mounted read-only and all is as it should be.
+func Ensure(path, value string) (changed bool, err error) {
+	have, err := Read(path)
+	if err != nil {
+		return false, err
+	}
+	if have == value {
+		return false, nil
+	}
+	return true, Write(path, value)
+}
+
+// Exists says whether the kernel, in its present state, has the parameter.
+func Exists(path string) bool {
+	_, err := Read(path)
+	return !errors.Is(err, fs.ErrNotExist)
+}
+
+// Link gives the path of a parameter of one link: Link("ipv6", "eth0",
+// "accept_ra").
+func Link(family, link, name string) string {
+	return strings.Join([]string{"net", family, "conf", link, name}, "/")
+}

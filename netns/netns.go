@@ -42,7 +42,8 @@ type NS struct {
 // there is no such path, and ErrNotNetNS where it is something else, such as the
 // empty file which a namespace's removal can leave behind.
 func Open(path string) (*NS, error) {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	// Without O_NONBLOCK, a FIFO of that name would keep us waiting for its writer.
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if err != nil {
 		return nil, &tombolo.OpError{Op: "open network namespace", Object: path, Err: err}
 	}
@@ -55,30 +56,28 @@ func Open(path string) (*NS, error) {
 }
 
 // Current opens the namespace of the calling thread.
-func Current() (*NS, error) { return Open("/proc/thread-self/ns/net") }
+func Current() (*NS, error) {
+	ns, err := Open("/proc/thread-self/ns/net")
+	if err == nil {
+		ns.path = "" // it would mean another's namespace to whoever reads it
+	}
+	return ns, err
+}
 
 // New creates a network namespace that has no name: it lives until its handle
 // is closed and no process, socket or mount holds it. It has a loopback
 // interface, down, and nothing else. It needs CAP_SYS_ADMIN.
 func New() (*NS, error) {
-	type made struct {
-		ns  *NS
-		err error
-	}
-	done := make(chan made)
-	go func() {
-		// Never unlocked: the thread belongs to the new namespace for good, and
-		// the runtime ends it together with this goroutine.
-		runtime.LockOSThread()
+	var ns *NS
+	err := andReturn(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			done <- made{err: &tombolo.OpError{Op: "create network namespace", Err: err}}
-			return
+			return &tombolo.OpError{Op: "create network namespace", Err: err}
 		}
-		ns, err := Current()
-		done <- made{ns, err}
-	}()
-	m := <-done
-	return m.ns, m.err
+		var err error
+		ns, err = Current()
+		return err
+	})
+	return ns, err
 }
 
 func identify(fd int) (ID, error) {
@@ -102,43 +101,87 @@ func (ns *NS) ID() ID { return ns.id }
 // a namespace (IFLA_NET_NS_FD).
 func (ns *NS) FD() int { return ns.fd }
 
-// Path gives the path by which the namespace was opened; for one made by New it
-// is that of a thread that is gone.
+// Path gives the path by which Open found the namespace; it is empty for the
+// handles of New and Current.
 func (ns *NS) Path() string { return ns.path }
 
+// String gives the path, or the ID where there is none.
+func (ns *NS) String() string {
+	if ns.path == "" {
+		return ns.id.String()
+	}
+	return ns.path
+}
+
 // Close gives the handle up. The namespace lives on while anything else holds it.
-func (ns *NS) Close() error { return unix.Close(ns.fd) }
+// Whatever is done with the handle afterwards fails with EBADF.
+func (ns *NS) Close() error {
+	fd := ns.fd
+	ns.fd = -1 // the number may be another file's by then
+	return unix.Close(fd)
+}
+
+// ErrStranded is the cause of an error of Do or New after which the calling
+// goroutine is still in the other namespace, since the kernel refused the way
+// back. It stays locked to that thread, so that no other goroutine gets there; end
+// it. Nothing but a lack of memory in the kernel is known to cause it: that the way
+// back is permitted is checked before the way there is taken.
+var ErrStranded = errors.New("the thread could not return to its own network namespace")
 
 // Do runs fn in the namespace and returns its error: what fn opens (sockets,
 // files under /proc/sys/net) belongs to the namespace and goes on doing so
-// afterwards. Goroutines that fn starts do not run there. It needs CAP_SYS_ADMIN.
+// afterwards. Goroutines that fn starts do not run there. Do needs CAP_SYS_ADMIN.
 //
 // Prefer it for opening things, and use them outside: fn's thread is taken from
 // the Go scheduler meanwhile.
 func (ns *NS) Do(fn func() error) error {
-	done := make(chan error)
-	// A goroutine of its own, so that the caller is never left on a thread in the
-	// wrong namespace: should the way back fail, this one ends without unlocking
-	// and takes the thread with it.
-	go func() {
-		runtime.LockOSThread()
-		home, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		if err == nil {
-			defer unix.Close(home)
-			err = unix.Setns(ns.fd, unix.CLONE_NEWNET)
+	return andReturn(func() error {
+		if err := unix.Setns(ns.fd, unix.CLONE_NEWNET); err != nil {
+			return &tombolo.OpError{Op: "enter network namespace", Object: ns.String(), Err: err}
 		}
-		if err != nil {
-			runtime.UnlockOSThread()
-			done <- &tombolo.OpError{Op: "enter network namespace", Object: ns.path, Err: err}
-			return
+		return fn()
+	})
+}
+
+// andReturn runs a function that may change its thread's namespace, and puts the
+// thread back where it was, also when the function panics. It does so on the
+// caller's thread: to hand the function to another costs a plugin, which does
+// little else, a tenth of its time.
+func andReturn(fn func() error) error {
+	runtime.LockOSThread()
+	home, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		runtime.UnlockOSThread()
+		return &tombolo.OpError{Op: "open the thread's own network namespace", Err: err}
+	}
+	// It changes nothing, and is refused if the way back would be: to a process in
+	// a user namespace that does not own the network namespace that it is in.
+	if err := unix.Setns(home, unix.CLONE_NEWNET); err != nil {
+		unix.Close(home)
+		runtime.UnlockOSThread()
+		return &tombolo.OpError{Op: "make sure of the way back to the own network namespace", Err: err}
+	}
+	returned := false
+	defer func() {
+		if !returned {
+			goHome(home)
 		}
-		err = fn()
-		if unix.Setns(home, unix.CLONE_NEWNET) == nil {
-			runtime.UnlockOSThread()
-		}
-		done <- err
 	}()
-	return <-done
+	err = fn()
+	returned = true
+	if stranded := goHome(home); stranded != nil {
+		return errors.Join(err, stranded)
+	}
+	return err
+}
+
+func goHome(home int) error {
+	defer unix.Close(home)
+	if err := unix.Setns(home, unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("%w: %w", ErrStranded, err)
+	}
+	runtime.UnlockOSThread()
+	return nil
 }
 
 // Cookie gives the number that the kernel gave the namespace at its creation
@@ -156,7 +199,7 @@ func (ns *NS) Cookie() (uint64, error) {
 		return err
 	})
 	if err != nil {
-		return 0, &tombolo.OpError{Op: "read cookie of network namespace", Object: ns.id.String(), Err: err}
+		return 0, &tombolo.OpError{Op: "read cookie of network namespace", Object: ns.String(), Err: err}
 	}
 	return cookie, nil
 }

@@ -112,6 +112,15 @@ func (b *Batch) firstErr() error {
 	return nil
 }
 
+// unanswered gives an error to each request that waits for an answer in vain.
+func (b *Batch) unanswered(err error) {
+	for i := range b.reqs {
+		if r := &b.reqs[i]; !r.done && r.want != nothing && r.err == nil {
+			r.err = err
+		}
+	}
+}
+
 func (r *request) error() error {
 	if r.err == nil {
 		return nil

@@ -49,9 +49,14 @@ func (c *Conn) Close() error { return c.t.Close() }
 // with small buffers nearly every listing is interrupted under churn.
 const receiveSize = 64 << 10
 
-func (c *Conn) buffer() []byte {
-	if c.buf == nil {
-		c.buf = make([]byte, receiveSize)
+// answerSize is room for the answers to requests that are no dump.
+const answerSize = 16 << 10
+
+// buffer gives one that holds size bytes. A connection that never lists anything
+// never gets the large one.
+func (c *Conn) buffer(size int) []byte {
+	if len(c.buf) < size {
+		c.buf = make([]byte, size)
 	}
 	return c.buf
 }
@@ -74,6 +79,8 @@ func (c *Conn) Execute(b *Batch) error {
 		return opError(b.reqs[0].op, b.reqs[0].object, fmt.Errorf("send: %w", err), "")
 	}
 	if err := c.collect(b, base); err != nil {
+		c.drain()
+		b.unanswered(err)
 		return opError(b.reqs[0].op, b.reqs[0].object, err, "")
 	}
 	return b.firstErr()
@@ -92,11 +99,17 @@ func (c *Conn) number(b *Batch) uint32 {
 // collect reads until the socket is empty, so that an error of a silent request,
 // or of a transaction as a whole, is never left for the next Execute to find.
 func (c *Conn) collect(b *Batch, base uint32) error {
-	buf := c.buffer()
+	buf := c.buffer(answerSize)
+	var lost error
 	for {
 		n, err := c.t.Receive(buf)
 		if errors.Is(err, ErrEmpty) {
 			break
+		}
+		if errors.Is(err, unix.ENOBUFS) && lost == nil {
+			// Some answers are lost, those before them are still there.
+			lost = fmt.Errorf("receive: %w", err)
+			continue
 		}
 		if err != nil {
 			return fmt.Errorf("receive: %w", err)
@@ -111,14 +124,21 @@ func (c *Conn) collect(b *Batch, base uint32) error {
 			}
 		}
 	}
-	for i := range b.reqs {
-		r := &b.reqs[i]
-		// A failed transaction answers only for what failed.
-		if !r.done && r.want != nothing && b.firstErr() == nil {
-			r.err = ErrNoAnswer
+	// A failed transaction answers only for what failed.
+	if lost == nil && b.firstErr() == nil {
+		b.unanswered(ErrNoAnswer)
+	}
+	return lost
+}
+
+// drain empties the socket after an error: the kernel sends nothing more to one
+// that has overflown, and begins no dump on one that has another under way.
+func (c *Conn) drain() {
+	for {
+		if _, err := c.t.Receive(c.buffer(answerSize)); err != nil {
+			return
 		}
 	}
-	return nil
 }
 
 func (r *request) take(m Message) {
@@ -179,6 +199,9 @@ func (c *Conn) dump(b *Batch) ([]Message, error) {
 			return nil, fmt.Errorf("send: %w", err)
 		}
 		list, interrupted, err := c.readDump(b.reqs[0].op, seq)
+		if err != nil {
+			c.drain()
+		}
 		if err != nil || !interrupted {
 			return list, err
 		}
@@ -187,7 +210,7 @@ func (c *Conn) dump(b *Batch) ([]Message, error) {
 }
 
 func (c *Conn) readDump(op string, seq uint32) (list []Message, interrupted bool, _ error) {
-	buf := c.buffer()
+	buf := c.buffer(receiveSize)
 	for {
 		n, err := c.t.Receive(buf)
 		if errors.Is(err, ErrEmpty) {

@@ -85,7 +85,7 @@ func (e *Encoder) Addr(typ uint16, a netip.Addr) {
 		v := a.As16()
 		e.Bytes(typ, v[:])
 	default:
-		e.fail(errors.New("address is not valid"))
+		e.Fail(errors.New("address is not valid"))
 	}
 }
 
@@ -97,7 +97,7 @@ func (e *Encoder) Nest(typ uint16, fn func(*Encoder)) {
 	fn(e)
 	n := len(e.b) - start
 	if n > 0xffff {
-		e.fail(errAttributeTooLong)
+		e.Fail(errAttributeTooLong)
 		return
 	}
 	binary.NativeEndian.PutUint16(e.b[start:], uint16(n))
@@ -105,7 +105,7 @@ func (e *Encoder) Nest(typ uint16, fn func(*Encoder)) {
 
 func (e *Encoder) header(typ uint16, n int) {
 	if n > 0xffff-unix.NLA_HDRLEN {
-		e.fail(fmt.Errorf("attribute %d: %w", typ, errAttributeTooLong))
+		e.Fail(fmt.Errorf("attribute %d: %w", typ, errAttributeTooLong))
 		n = 0
 	}
 	e.b = binary.NativeEndian.AppendUint16(e.b, uint16(unix.NLA_HDRLEN+n))
@@ -118,7 +118,9 @@ func (e *Encoder) pad() {
 	}
 }
 
-func (e *Encoder) fail(err error) {
+// Fail gives up: err becomes the error of the request, and nothing of the batch
+// is sent. Only the first one counts.
+func (e *Encoder) Fail(err error) {
 	if e.err == nil {
 		e.err = err
 	}

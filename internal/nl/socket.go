@@ -3,6 +3,7 @@ package nl
 import (
 	"errors"
 	"fmt"
+	"math"
 
 	"golang.org/x/sys/unix"
 
@@ -54,7 +55,10 @@ func Open(protocol int, cfg *Config) (Transport, error) {
 // rtnetlink and nfnetlink are carried out within sendmsg, and their answers are
 // queued by the time it returns, so nothing ever waits; the poller would cost a
 // short-lived plugin dozens of context switches.
-type socket struct{ fd int }
+type socket struct {
+	fd         int
+	answerable int // the length of the longest datagram that room has been made for
+}
 
 func newSocket(protocol int) (*socket, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol)
@@ -75,21 +79,47 @@ func newSocket(protocol int) (*socket, error) {
 	return &socket{fd: fd}, nil
 }
 
-// roomToSend is the part of a socket's default send buffer (212,992 bytes) that a
-// datagram may take; a longer one asks for more first.
-const roomToSend = 128 << 10
+const (
+	// roomToSend is the part of a socket's default send buffer (212,992 bytes) that a
+	// datagram may take; a longer one asks for more first.
+	roomToSend = 128 << 10
+	// roomToAnswer is the length of a datagram whose answers are sure to fit into the
+	// default receive buffer. They are all queued before the first is read, and what
+	// does not fit is lost, with ENOBUFS: some 280 acknowledgements fit, or 90 links.
+	roomToAnswer = 2 << 10
+	// answerFactor is how much more room answers take than requests, the kernel's
+	// bookkeeping included: 27 times for an acknowledgement, 100 for a bridge port
+	// that is asked for by name.
+	answerFactor = 128
+)
 
 func (s *socket) Send(b []byte) error {
-	if len(b) > roomToSend {
-		// The kernel doubles the figure; FORCE goes past net.core.wmem_max, with
-		// CAP_NET_ADMIN in the initial user namespace.
-		if err := unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, len(b)); err != nil {
-			return fmt.Errorf("a batch of %d bytes needs a larger send buffer: %w", len(b), err)
-		}
+	if err := s.makeRoom(len(b)); err != nil {
+		return fmt.Errorf("a batch of %d bytes needs larger buffers: %w", len(b), err)
 	}
 	return ignoringEINTR(func() error {
 		return unix.Sendto(s.fd, b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
 	})
+}
+
+// makeRoom raises the socket's limits for a long datagram. FORCE goes past
+// net.core.wmem_max and rmem_max, with CAP_NET_ADMIN in the initial user
+// namespace; the kernel doubles the figures.
+func (s *socket) makeRoom(n int) error {
+	if n > roomToSend {
+		if err := unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, n); err != nil {
+			return err
+		}
+	}
+	if n <= max(roomToAnswer, s.answerable) {
+		return nil
+	}
+	err := unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, min(n*answerFactor/2, math.MaxInt32/2))
+	if errors.Is(err, unix.EPERM) {
+		return nil // it may do without: only Receive can tell
+	}
+	s.answerable = n
+	return err
 }
 
 func (s *socket) Receive(b []byte) (int, error) {

@@ -1,0 +1,64 @@
+package addr_test
+
+import (
+	"testing"
+
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+func BenchmarkAddRemove(b *testing.B) {
+	h := newHost(b)
+	for _, prefix := range []string{"10.1.0.1/24", "fd01::1/64"} {
+		b.Run(prefix, func(b *testing.B) {
+			a := addr.Address{Prefix: nstest.Prefix(prefix), Link: h.eth0, Flags: addr.NoDAD}
+			b.ReportAllocs()
+			for b.Loop() {
+				if err := h.c.Add(a); err != nil {
+					b.Fatal(err)
+				}
+				if err := h.c.Remove(a); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+func BenchmarkEnsureUnchanged(b *testing.B) {
+	h := newHost(b)
+	for _, prefix := range []string{"10.1.0.1/24", "fd01::1/64"} {
+		b.Run(prefix, func(b *testing.B) {
+			a := addr.Address{Prefix: nstest.Prefix(prefix), Link: h.eth0, Flags: addr.NoDAD}
+			b.ReportAllocs()
+			if err := h.c.Add(a); err != nil {
+				b.Fatal(err)
+			}
+			for b.Loop() {
+				if changed, err := h.c.Ensure(a); changed || err != nil {
+					b.Fatal(changed, err)
+				}
+			}
+		})
+	}
+}
+
+// TestAllocationsOfAnAppend keeps what an address costs in a batch of others.
+func TestAllocationsOfAnAppend(t *testing.T) {
+	var b nl.Batch
+	a := addr.Address{Prefix: nstest.Prefix("10.1.0.1/24"), Link: 7}
+	c := nl.New(nltest.NewFake(nltest.AckAll))
+	a.AppendAdd(&b)
+	if err := c.Execute(&b); err != nil {
+		t.Fatal(err)
+	}
+	got := testing.AllocsPerRun(100, func() {
+		b.Reset()
+		a.AppendAdd(&b)
+	})
+	if got > 1 {
+		t.Errorf("%v allocations, want 1: the address, for errors to name", got)
+	}
+}

@@ -1,0 +1,180 @@
+package addr
+
+import (
+	"errors"
+	"io/fs"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/netns"
+)
+
+// Config says how to open a Conn. The zero value, and nil, mean the caller's own
+// namespace.
+type Config struct {
+	// NetNS is the namespace whose addresses are meant; nil is that of the calling
+	// thread. It may be closed after Dial.
+	NetNS *netns.NS
+}
+
+// Conn reads and writes the addresses of one network namespace. Its methods may
+// be called from several goroutines. Their errors are *tombolo.OpError.
+type Conn struct {
+	nl     *nl.Conn
+	shared bool
+}
+
+// Dial opens a connection of its own.
+func Dial(cfg *Config) (*Conn, error) {
+	var c nl.Config
+	if cfg != nil {
+		c.NetNS = cfg.NetNS
+	}
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, &c)
+	if err != nil {
+		return nil, err
+	}
+	return &Conn{nl: conn}, nil
+}
+
+// On makes a Conn over a connection that is open already and that stays with its
+// owner: Close does nothing then. It is for packages of this module.
+func On(conn *nl.Conn) *Conn { return &Conn{nl: conn, shared: true} }
+
+// Close closes the connection, unless it is another's.
+func (c *Conn) Close() error {
+	if c.shared {
+		return nil
+	}
+	return c.nl.Close()
+}
+
+// Add adds an address. The error matches fs.ErrExist where the link has it
+// already, and fs.ErrNotExist where there is no such link.
+func (c *Conn) Add(a Address) error {
+	var b nl.Batch
+	a.AppendAdd(&b)
+	return c.nl.Execute(&b)
+}
+
+// Replace adds an address, or overwrites what the kernel lets be overwritten of
+// one that is there: lifetimes, Metric and Protocol, for IPv6 also Flags and Peer.
+// The rest is left as it is, without an error; Ensure corrects that too.
+func (c *Conn) Replace(a Address) error {
+	var b nl.Batch
+	a.AppendReplace(&b)
+	return c.nl.Execute(&b)
+}
+
+// Del deletes an address, by its Prefix, Peer and Link. The error matches
+// fs.ErrNotExist where there is no such address or link.
+//
+// With an IPv4 address go the routes that have it as their source, and, where it
+// is the first of its network on the link and net.ipv4.conf.*.promote_secondaries
+// is off, the others of that network.
+func (c *Conn) Del(a Address) error {
+	var b nl.Batch
+	a.AppendDel(&b)
+	return c.nl.Execute(&b)
+}
+
+// Remove is Del for which an address or a link that is not there is success.
+func (c *Conn) Remove(a Address) error {
+	if err := c.Del(a); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// Filter says which addresses to list.
+type Filter struct {
+	// Link is a link's index; 0 is every link.
+	Link int
+	// Family is unix.AF_INET or unix.AF_INET6; 0 is both.
+	Family uint8
+}
+
+// List gives the addresses that match a filter, which the kernel applies, in the
+// kernel's order. The error matches fs.ErrNotExist where there is no such link,
+// and tombolo.ErrInterrupted where the addresses changed faster than they could be
+// read.
+func (c *Conn) List(f Filter) ([]Address, error) {
+	var list []Address
+	err := c.nl.Dump("list addresses", unix.RTM_GETADDR, func(e *nl.Encoder) {
+		header(e, f.Family, 0, 0, f.Link)
+	}, func(m nl.Message) error {
+		if m.Type != unix.RTM_NEWADDR {
+			return nil
+		}
+		a, err := decode(m.Data)
+		if err != nil {
+			return err
+		}
+		list = append(list, a)
+		return nil
+	})
+	return list, err
+}
+
+// Has says whether the link has the address, by its Prefix and Link: for IPv6 by
+// one get, for IPv4, which has none, by a list of the link's.
+func (c *Conn) Has(a Address) (bool, error) {
+	have, err := c.find(&a)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil && have.Link == a.Link && have.Prefix == a.Prefix, err
+}
+
+// find gives the address which the kernel takes for the same as a, and
+// fs.ErrNotExist if there is none.
+func (c *Conn) find(a *Address) (Address, error) {
+	if !a.is4() {
+		return c.get(a)
+	}
+	// There is no get for IPv4.
+	list, err := c.List(Filter{Link: a.Link, Family: unix.AF_INET})
+	if err != nil {
+		return Address{}, err
+	}
+	for _, have := range list {
+		if have.Prefix == a.Prefix && have.network() == a.network() {
+			return have, nil
+		}
+	}
+	return Address{}, &tombolo.OpError{Op: "find address", Object: a.String(), Err: fs.ErrNotExist}
+}
+
+// peer is the other end's address, or the address itself where there is no peer,
+// as the kernel sees it.
+func (a *Address) peer() netip.Addr {
+	if a.Peer.IsValid() {
+		return a.Peer
+	}
+	return a.Prefix.Addr()
+}
+
+// network is what IPv4 compares besides address and prefix length.
+func (a *Address) network() netip.Prefix {
+	return netip.PrefixFrom(a.peer(), a.Prefix.Bits()).Masked()
+}
+
+// get asks for one IPv6 address, of whatever prefix length.
+func (c *Conn) get(a *Address) (Address, error) {
+	var have Address
+	var b nl.Batch
+	b.Get("find address", a, unix.RTM_GETADDR, 0, func(e *nl.Encoder) {
+		// Strict checking wants the prefix length to be 0 here.
+		header(e, unix.AF_INET6, 0, 0, a.Link)
+		e.Addr(unix.IFA_ADDRESS, a.Prefix.Addr())
+	}, func(m nl.Message) error {
+		var err error
+		have, err = decode(m.Data)
+		return err
+	})
+	err := c.nl.Execute(&b)
+	return have, err
+}

@@ -1,0 +1,276 @@
+package addr_test
+
+import (
+	"errors"
+	"flag"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+var update = flag.Bool("update", false, "write the golden files and the seeds of the fuzz targets anew")
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+func ptr[T any](v T) *T { return &v }
+
+// TestRequestBytes compares what is sent with a file that says for each request
+// which ip-address(8) command it stands for.
+func TestRequestBytes(t *testing.T) {
+	t.Parallel()
+	p, a := nstest.Prefix, nstest.Addr
+	full := addr.Address{Prefix: p("10.1.0.1/24"), Link: 7, Peer: a("10.2.0.1"), Broadcast: a("10.1.0.255"), Label: "eth0:1",
+		Scope: addr.ScopeLink, Flags: addr.NoPrefixRoute | addr.NoDAD | addr.Permanent, Valid: ptr(time.Hour), Preferred: ptr(time.Minute),
+		Protocol: 9, Metric: 5}
+	full6 := full
+	full6.Prefix, full6.Peer = p("fd01::1/64"), a("fd02::1")
+	var text string
+	for _, tt := range []struct {
+		command string
+		do      func(*addr.Conn) error
+	}{
+		{"ip address add 10.1.0.1/24 dev 7", func(c *addr.Conn) error { return c.Add(addr.Address{Prefix: p("10.1.0.1/24"), Link: 7}) }},
+		{"ip address add fd01::1/64 dev 7 nodad", func(c *addr.Conn) error {
+			return c.Add(addr.Address{Prefix: p("fd01::1/64"), Link: 7, Flags: addr.NoDAD})
+		}},
+		{"ip address add 10.1.0.1 peer 10.2.0.1/24 broadcast 10.1.0.255 label eth0:1 scope link dev 7 noprefixroute" +
+			" valid_lft 3600 preferred_lft 60 proto 9 metric 5", func(c *addr.Conn) error { return c.Add(full) }},
+		{"ip address add fd01::1 peer fd02::1/64 dev 7 nodad noprefixroute valid_lft 3600 preferred_lft 60 proto 9 metric 5",
+			func(c *addr.Conn) error { return c.Add(full6) }},
+		{"ip address replace 10.1.0.1/24 dev 7 valid_lft 2 preferred_lft 2", func(c *addr.Conn) error {
+			return c.Replace(addr.Address{Prefix: p("10.1.0.1/24"), Link: 7, Valid: ptr(1001 * time.Millisecond)})
+		}},
+		{"ip address replace 10.1.0.1/24 dev 7 preferred_lft 0", func(c *addr.Conn) error {
+			return c.Replace(addr.Address{Prefix: p("10.1.0.1/24"), Link: 7, Preferred: ptr(-time.Second)})
+		}},
+		{"ip address del 10.1.0.1 peer 10.2.0.1/24 dev 7", func(c *addr.Conn) error { return c.Del(full) }},
+		{"ip address del fd01::1/64 dev 7", func(c *addr.Conn) error { return c.Del(addr.Address{Prefix: p("fd01::1/64"), Link: 7}) }},
+		{"ip address show", func(c *addr.Conn) error { _, err := c.List(addr.Filter{}); return err }},
+		{"ip -4 address show dev 7", func(c *addr.Conn) error {
+			_, err := c.List(addr.Filter{Link: 7, Family: unix.AF_INET})
+			return err
+		}},
+	} {
+		rec := nltest.Record(nltest.NewFake(nltest.AckAll))
+		if err := tt.do(addr.On(nl.New(rec))); err != nil {
+			t.Errorf("%s: %v", tt.command, err)
+		}
+		text += "# " + tt.command + "\n" + nltest.Text(unix.SizeofIfAddrmsg, rec.Sent()...)
+	}
+	golden := filepath.Join("testdata", "requests.golden")
+	if *update {
+		if err := os.WriteFile(golden, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), text); diff != "" {
+		t.Errorf("requests (-want +got):\n%s", diff)
+	}
+}
+
+func TestAppendedAddressesGoInOneMessage(t *testing.T) {
+	t.Parallel()
+	rec := nltest.Record(nltest.NewFake(nltest.AckAll))
+	var b nl.Batch
+	one := addr.Address{Prefix: nstest.Prefix("10.1.0.1/24"), Link: 7}
+	two := addr.Address{Prefix: nstest.Prefix("fd01::1/64"), Link: 7, Flags: addr.NoDAD}
+	one.AppendAdd(&b)
+	two.AppendAdd(&b)
+	one.AppendDel(&b)
+	if err := nl.New(rec).Execute(&b); err != nil {
+		t.Fatal(err)
+	}
+	sent := rec.Sent()
+	if len(sent) != 1 || len(nltest.Split(sent[0])) != 3 {
+		t.Errorf("%d datagrams, want one of three messages", len(sent))
+	}
+}
+
+func TestAddressThatIsNoneIsNotSent(t *testing.T) {
+	t.Parallel()
+	for _, a := range []addr.Address{
+		{Link: 7},
+		{Link: 7, Prefix: nstest.Prefix("10.0.0.0/8").Masked(), Peer: nstest.Addr("10.0.0.1")}, // a control: valid
+	} {
+		rec := nltest.Record(nltest.NewFake(nltest.AckAll))
+		c := addr.On(nl.New(rec))
+		valid := a.Prefix.IsValid()
+		for _, do := range []func(addr.Address) error{c.Add, c.Replace, c.Del, c.Remove,
+			func(a addr.Address) error { _, err := c.Ensure(a); return err }} {
+			if err := do(a); (err == nil) != valid {
+				t.Errorf("%s: %v", a, err)
+			}
+		}
+		if sent := rec.Sent(); (len(sent) > 0) != valid {
+			t.Errorf("%s: %d datagrams sent", a, len(sent))
+		}
+	}
+}
+
+// TestEnsureSurvivesAnotherWhoAddsAndDeletes answers EEXIST to the Add, and then
+// knows nothing of the address.
+func TestEnsureSurvivesAnotherWhoAddsAndDeletes(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name    string
+		exists  int // answer so many Adds with EEXIST
+		changed bool
+		want    error
+	}{
+		{"once", 1, true, nil},
+		{"twice", 2, true, nil},
+		{"always", 99, false, fs.ErrExist},
+	} {
+		for _, prefix := range []string{"10.1.0.1/24", "fd01::1/64"} {
+			fault := &nltest.Fault{Type: unix.RTM_NEWADDR, Times: tt.exists, Errno: unix.EEXIST}
+			c := addr.On(nl.New(nltest.NewFaulty(nltest.NewFake(nltest.AckAll), fault)))
+			changed, err := c.Ensure(addr.Address{Prefix: nstest.Prefix(prefix), Link: 7})
+			if changed != tt.changed || !errors.Is(err, tt.want) || fault.Fired() == 0 {
+				t.Errorf("%s, %s: changed %t, %v, want %t, %v; fired %d times", tt.name, prefix, changed, err, tt.changed, tt.want, fault.Fired())
+			}
+		}
+	}
+}
+
+func TestEnsurePassesErrorsOn(t *testing.T) {
+	t.Parallel()
+	ns := nstest.New(t)
+	there := addr.Address{Prefix: nstest.Prefix("10.1.0.1/24"), Link: 1}
+	there6 := addr.Address{Prefix: nstest.Prefix("fd01::1/64"), Link: 1, Flags: addr.NoDAD}
+	moved := there6
+	moved.Prefix = nstest.Prefix("fd01::1/48")
+	labelled := there
+	labelled.Label = "lo:1"
+	metric := there
+	metric.Metric = 7
+	plain, err := addr.Dial(&addr.Config{NetNS: ns})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer plain.Close()
+	for _, a := range []addr.Address{there, there6} {
+		if err := plain.Add(a); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tt := range []struct {
+		name  string
+		want  addr.Address
+		fault *nltest.Fault
+	}{
+		{"adding", there, &nltest.Fault{Type: unix.RTM_NEWADDR, Errno: unix.EPERM}},
+		{"looking for an IPv4 address", there, &nltest.Fault{Type: unix.RTM_GETADDR, Errno: unix.EPERM}},
+		{"looking for an IPv6 address", there6, &nltest.Fault{Type: unix.RTM_GETADDR, Errno: unix.EPERM}},
+		{"replacing", metric, &nltest.Fault{Type: unix.RTM_NEWADDR, Nth: 2, Errno: unix.EPERM}},
+		{"deleting the old one", labelled, &nltest.Fault{Type: unix.RTM_DELADDR, Errno: unix.EPERM}},
+		{"adding in its place", labelled, &nltest.Fault{Type: unix.RTM_NEWADDR, Nth: 2, Errno: unix.EPERM}},
+		{"adding in an IPv6 address's place", moved, &nltest.Fault{Type: unix.RTM_NEWADDR, Nth: 2, Errno: unix.EPERM}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			nltest.MustHaveFired(t, tt.fault)
+			tr, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns})
+			if err != nil {
+				t.Fatal(err)
+			}
+			conn := nl.New(nltest.NewFaulty(tr, tt.fault))
+			defer conn.Close()
+			changed, err := addr.On(conn).Ensure(tt.want)
+			if changed || !errors.Is(err, unix.EPERM) {
+				t.Errorf("Ensure: changed %t, %v, want %v", changed, err, unix.EPERM)
+			}
+			// Whatever failed, what was there is there.
+			for _, a := range []addr.Address{there, there6} {
+				if changed, err := plain.Ensure(a); changed || err != nil {
+					t.Errorf("%s afterwards: changed %t, %v", a, changed, err)
+				}
+			}
+		})
+	}
+}
+
+func TestInterruptedListIsTriedAgain(t *testing.T) {
+	t.Parallel()
+	tr, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: nstest.New(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	fault := &nltest.Fault{Type: unix.RTM_GETADDR, Interrupt: true, Times: 3}
+	conn := nl.New(nltest.NewFaulty(tr, fault))
+	defer conn.Close()
+	c := addr.On(conn)
+	a := addr.Address{Prefix: nstest.Prefix("10.1.0.1/24"), Link: 1}
+	if err := c.Add(a); err != nil {
+		t.Fatal(err)
+	}
+	list, err := c.List(addr.Filter{})
+	if err != nil || len(list) != 1 || fault.Fired() != 3 {
+		t.Errorf("listed %v, %v, after %d interruptions, want %s after 3", list, err, fault.Fired(), a)
+	}
+}
+
+func TestListRefusesWhatIsMalformed(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name string
+		data []byte
+	}{
+		{"short", []byte{2, 24, 0, 0}},
+		{"no address", []byte{2, 24, 0, 0, 1, 0, 0, 0}},
+		{"an address of another family", append([]byte{10, 24, 0, 0, 1, 0, 0, 0},
+			nltest.Encode(func(e *nl.Encoder) { e.Addr(unix.IFA_ADDRESS, nstest.Addr("10.1.0.1")) })...)},
+		{"a prefix too long", append([]byte{2, 33, 0, 0, 1, 0, 0, 0},
+			nltest.Encode(func(e *nl.Encoder) { e.Addr(unix.IFA_ADDRESS, nstest.Addr("10.1.0.1")) })...)},
+		{"a peer of another family", append([]byte{2, 32, 0, 0, 1, 0, 0, 0}, nltest.Encode(func(e *nl.Encoder) {
+			e.Addr(unix.IFA_LOCAL, nstest.Addr("10.1.0.1"))
+			e.Addr(unix.IFA_ADDRESS, nstest.Addr("fd01::1"))
+		})...)},
+		{"lifetimes cut short", append([]byte{2, 32, 0, 0, 1, 0, 0, 0}, nltest.Encode(func(e *nl.Encoder) {
+			e.Bytes(unix.IFA_CACHEINFO, []byte{1, 2, 3})
+		})...)},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c := addr.On(nl.New(nltest.NewFake(func(r []nl.Message) [][]byte {
+				return [][]byte{nltest.Reply(r[0], unix.RTM_NEWADDR, unix.NLM_F_MULTI, tt.data), nltest.Done(r[0], 0)}
+			})))
+			if list, err := c.List(addr.Filter{}); !errors.Is(err, nl.ErrMalformed) {
+				t.Errorf("listed %v, %v, want %v", list, err, nl.ErrMalformed)
+			}
+		})
+	}
+}
+
+func TestAddressIsNamedInErrors(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		a    addr.Address
+		want string
+	}{
+		{addr.Address{Prefix: nstest.Prefix("10.1.0.1/24"), Link: 3}, "10.1.0.1/24 on link 3"},
+		{addr.Address{Prefix: nstest.Prefix("10.1.0.1/30"), Peer: nstest.Addr("10.1.0.2"), Link: 3}, "10.1.0.1 peer 10.1.0.2/30 on link 3"},
+		{addr.Address{Link: 3}, "invalid Prefix on link 3"},
+	} {
+		if got := tt.a.String(); got != tt.want {
+			t.Errorf("got %q, want %q", got, tt.want)
+		}
+	}
+	if got, want := (addr.NoDAD | addr.Permanent | 1<<30).String(), "nodad,permanent,0x40000000"; got != want {
+		t.Errorf("flags %q, want %q", got, want)
+	}
+	if got, want := addr.Scope(7).String()+addr.ScopeGlobal.String(), "7global"; got != want {
+		t.Errorf("scopes %q, want %q", got, want)
+	}
+}

@@ -1,0 +1,454 @@
+package addr_test
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/netns"
+)
+
+// host is a namespace with a link, eth0, that is up and has no addresses.
+type host struct {
+	ns   *netns.NS
+	c    *addr.Conn
+	eth0 int
+}
+
+func newHost(tb testing.TB) host {
+	tb.Helper()
+	h := host{ns: nstest.New(tb)}
+	var err error
+	if h.c, err = addr.Dial(&addr.Config{NetNS: h.ns}); err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { h.c.Close() })
+	h.eth0, _ = nstest.Veth(tb, h.ns, "eth0", h.ns, "peer0")
+	return h
+}
+
+// ticking is what time changes.
+var ticking = regexp.MustCompile(`[0-9]+sec`)
+
+// shown gives what ip-address(8) prints of each address of eth0, in one line.
+func (h host) shown(tb testing.TB) []string {
+	tb.Helper()
+	var lines []string
+	for line := range strings.Lines(nstest.Run(tb, h.ns, "ip", "-details", "address", "show", "dev", "eth0")) {
+		line = ticking.ReplaceAllString(strings.Join(strings.Fields(line), " "), "…sec")
+		switch {
+		case strings.HasPrefix(line, "inet"):
+			lines = append(lines, line)
+		case strings.HasPrefix(line, "valid_lft"):
+			lines[len(lines)-1] += " " + line
+		}
+	}
+	return lines
+}
+
+// routes gives the routes that came with addresses.
+func (h host) routes(tb testing.TB) string {
+	tb.Helper()
+	return nstest.Run(tb, h.ns, "ip", "-4", "route", "show") + nstest.Run(tb, h.ns, "ip", "-6", "route", "show")
+}
+
+// TestAddressIsWhatItWasAskedToBe takes each kind of address through its life,
+// with ip-address(8) as the referee of what is there.
+func TestAddressIsWhatItWasAskedToBe(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	p, a := nstest.Prefix, nstest.Addr
+	for _, tt := range []struct {
+		name   string
+		a      addr.Address
+		shown  string
+		routed bool
+	}{
+		{"IPv4", addr.Address{Prefix: p("10.1.0.1/24")},
+			"inet 10.1.0.1/24 scope global eth0 valid_lft forever preferred_lft forever", true},
+		{"IPv4 of a host", addr.Address{Prefix: p("10.1.0.1/32")},
+			"inet 10.1.0.1/32 scope global eth0 valid_lft forever preferred_lft forever", false},
+		{"IPv4 with flags for IPv6", addr.Address{Prefix: p("10.1.0.1/24"), Flags: addr.NoDAD | addr.Optimistic},
+			"inet 10.1.0.1/24 scope global eth0 valid_lft forever preferred_lft forever", true},
+		{"broadcast, label and scope", addr.Address{Prefix: p("10.1.0.1/24"), Broadcast: a("10.1.0.255"), Label: "eth0:1", Scope: addr.ScopeLink},
+			"inet 10.1.0.1/24 brd 10.1.0.255 scope link eth0:1 valid_lft forever preferred_lft forever", true},
+		{"peer", addr.Address{Prefix: p("10.1.0.1/32"), Peer: a("10.2.0.1")},
+			"inet 10.1.0.1 peer 10.2.0.1/32 scope global eth0 valid_lft forever preferred_lft forever", true},
+		{"without its route", addr.Address{Prefix: p("10.1.0.1/24"), Flags: addr.NoPrefixRoute},
+			"inet 10.1.0.1/24 scope global noprefixroute eth0 valid_lft forever preferred_lft forever", false},
+		{"metric", addr.Address{Prefix: p("10.1.0.1/24"), Metric: 77},
+			"inet 10.1.0.1/24 metric 77 scope global eth0 valid_lft forever preferred_lft forever", true},
+		{"for a time", addr.Address{Prefix: p("10.1.0.1/24"), Valid: ptr(2 * time.Hour), Preferred: ptr(time.Hour)},
+			"inet 10.1.0.1/24 scope global dynamic eth0 valid_lft …sec preferred_lft …sec", true},
+		{"for a time, preferred all the while", addr.Address{Prefix: p("10.1.0.1/24"), Valid: ptr(time.Hour)},
+			"inet 10.1.0.1/24 scope global dynamic eth0 valid_lft …sec preferred_lft …sec", true},
+		{"deprecated", addr.Address{Prefix: p("10.1.0.1/24"), Preferred: ptr(time.Duration(0))},
+			"inet 10.1.0.1/24 scope global deprecated eth0 valid_lft forever preferred_lft forever", true},
+		{"protocol", addr.Address{Prefix: p("10.1.0.1/24"), Protocol: 't'},
+			"inet 10.1.0.1/24 scope global eth0 valid_lft forever preferred_lft forever", true},
+		{"IPv6", addr.Address{Prefix: p("fd01::1/64"), Flags: addr.NoDAD},
+			"inet6 fd01::1/64 scope global nodad valid_lft forever preferred_lft forever", true},
+		{"IPv6 link-local", addr.Address{Prefix: p("fe80::1/64"), Flags: addr.NoDAD},
+			"inet6 fe80::1/64 scope link nodad valid_lft forever preferred_lft forever", true},
+		{"IPv6 with fields for IPv4", addr.Address{Prefix: p("fd01::1/64"), Flags: addr.NoDAD, Label: "eth0:1", Broadcast: a("10.0.0.1"), Scope: addr.ScopeHost},
+			"inet6 fd01::1/64 scope global nodad valid_lft forever preferred_lft forever", true},
+		{"IPv6 peer", addr.Address{Prefix: p("fd01::1/128"), Peer: a("fd02::1"), Flags: addr.NoDAD},
+			"inet6 fd01::1 peer fd02::1/128 scope global nodad valid_lft forever preferred_lft forever", true},
+		{"IPv6 without its route", addr.Address{Prefix: p("fd01::1/64"), Flags: addr.NoDAD | addr.NoPrefixRoute},
+			"inet6 fd01::1/64 scope global nodad noprefixroute valid_lft forever preferred_lft forever", false},
+		{"IPv6 metric", addr.Address{Prefix: p("fd01::1/64"), Flags: addr.NoDAD, Metric: 77},
+			"inet6 fd01::1/64 metric 77 scope global nodad valid_lft forever preferred_lft forever", true},
+		{"IPv6 for a time", addr.Address{Prefix: p("fd01::1/64"), Flags: addr.NoDAD, Valid: ptr(2 * time.Hour), Preferred: ptr(time.Hour)},
+			"inet6 fd01::1/64 scope global nodad dynamic valid_lft …sec preferred_lft …sec", true},
+		{"IPv6 home address", addr.Address{Prefix: p("fd01::1/64"), Flags: addr.NoDAD | addr.HomeAddress},
+			"inet6 fd01::1/64 scope global nodad home valid_lft forever preferred_lft forever", true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			tt.a.Link = h.eth0
+			defer h.c.Remove(tt.a)
+			if changed, err := h.c.Ensure(tt.a); !changed || err != nil {
+				t.Fatalf("Ensure: changed %t, %v, want a change", changed, err)
+			}
+			if diff := cmp.Diff([]string{tt.shown}, h.shown(t)); diff != "" {
+				t.Errorf("ip address (-want +got):\n%s", diff)
+			}
+			if got := h.routes(t); strings.Contains(got, "dev eth0") != tt.routed {
+				t.Errorf("routed %t, want %t:\n%s", !tt.routed, tt.routed, got)
+			}
+			h.mustList(t, tt.a)
+			if changed, err := h.c.Ensure(tt.a); (changed && tt.a.Valid == nil) || err != nil {
+				t.Errorf("Ensure again: changed %t, %v, want no change", changed, err)
+			}
+			if err := h.c.Add(tt.a); !errors.Is(err, fs.ErrExist) {
+				t.Errorf("adding it again: %v, want %v", err, fs.ErrExist)
+			}
+			if err := h.c.Replace(tt.a); err != nil {
+				t.Errorf("replacing it by itself: %v", err)
+			}
+			if err := h.c.Del(tt.a); err != nil {
+				t.Fatal(err)
+			}
+			if got := h.shown(t); len(got) > 0 {
+				t.Errorf("left after Del: %q", got)
+			}
+			if err := h.c.Del(tt.a); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("deleting it again: %v, want %v", err, fs.ErrNotExist)
+			}
+			if err := h.c.Remove(tt.a); err != nil {
+				t.Errorf("Remove of what is not there: %v", err)
+			}
+		})
+	}
+}
+
+// mustList compares the only address of eth0 with what was asked for.
+func (h host) mustList(t *testing.T, want addr.Address) {
+	t.Helper()
+	list, err := h.c.List(addr.Filter{Link: h.eth0})
+	if err != nil || len(list) != 1 {
+		t.Fatalf("listed %v, %v, want one", list, err)
+	}
+	got := list[0]
+	if !want.Prefix.Addr().Is4() {
+		want.Label, want.Broadcast, want.Scope = "", netip.Addr{}, got.Scope
+		if got.Metric == 256 && want.Metric == 0 {
+			got.Metric = 0 // the default of IPv6, which newer kernels spell out
+		}
+	} else {
+		want.Flags &= addr.NoPrefixRoute
+		if want.Label == "" {
+			want.Label = "eth0"
+		}
+	}
+	if want.Valid == nil {
+		want.Flags |= addr.Permanent
+	} else if want.Preferred == nil {
+		want.Preferred = want.Valid
+	}
+	if want.Preferred != nil && *want.Preferred == 0 {
+		want.Flags |= addr.Deprecated
+	}
+	about := cmp.Comparer(func(a, b time.Duration) bool { return (a - b).Abs() <= time.Minute })
+	if diff := cmp.Diff(want, got, about, cmpopts.EquateComparable(want.Prefix, want.Peer)); diff != "" {
+		t.Errorf("listed (-want +got):\n%s", diff)
+	}
+}
+
+func TestEnsureCorrectsAnAddress(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	p, a := nstest.Prefix, nstest.Addr
+	base4 := addr.Address{Prefix: p("10.1.0.1/24"), Link: h.eth0}
+	base6 := addr.Address{Prefix: p("fd01::1/64"), Link: h.eth0, Flags: addr.NoDAD}
+	with := func(a addr.Address, change func(*addr.Address)) addr.Address {
+		change(&a)
+		return a
+	}
+	for _, tt := range []struct {
+		name        string
+		there, want addr.Address
+		shown       string
+	}{
+		{"flags", base4, with(base4, func(a *addr.Address) { a.Flags = addr.NoPrefixRoute }),
+			"inet 10.1.0.1/24 scope global noprefixroute eth0 valid_lft forever preferred_lft forever"},
+		{"flags away", with(base4, func(a *addr.Address) { a.Flags = addr.NoPrefixRoute }), base4,
+			"inet 10.1.0.1/24 scope global eth0 valid_lft forever preferred_lft forever"},
+		{"lifetime", base4, with(base4, func(a *addr.Address) { a.Valid = ptr(time.Hour) }),
+			"inet 10.1.0.1/24 scope global dynamic eth0 valid_lft …sec preferred_lft …sec"},
+		{"lifetime away", with(base4, func(a *addr.Address) { a.Valid = ptr(time.Hour) }), base4,
+			"inet 10.1.0.1/24 scope global eth0 valid_lft forever preferred_lft forever"},
+		{"preferred lifetime", base4, with(base4, func(a *addr.Address) { a.Preferred = ptr(time.Duration(0)) }),
+			"inet 10.1.0.1/24 scope global deprecated eth0 valid_lft forever preferred_lft forever"},
+		{"broadcast", base4, with(base4, func(a *addr.Address) { a.Broadcast = nstest.Addr("10.1.0.255") }),
+			"inet 10.1.0.1/24 brd 10.1.0.255 scope global eth0 valid_lft forever preferred_lft forever"},
+		{"label", base4, with(base4, func(a *addr.Address) { a.Label = "eth0:x" }),
+			"inet 10.1.0.1/24 scope global eth0:x valid_lft forever preferred_lft forever"},
+		{"scope", base4, with(base4, func(a *addr.Address) { a.Scope = addr.ScopeLink }),
+			"inet 10.1.0.1/24 scope link eth0 valid_lft forever preferred_lft forever"},
+		{"peer in the same network", with(base4, func(b *addr.Address) { b.Peer = a("10.1.0.9") }), with(base4, func(b *addr.Address) { b.Peer = a("10.1.0.8") }),
+			"inet 10.1.0.1 peer 10.1.0.8/24 scope global eth0 valid_lft forever preferred_lft forever"},
+		{"metric", base4, with(base4, func(a *addr.Address) { a.Metric = 5 }),
+			"inet 10.1.0.1/24 metric 5 scope global eth0 valid_lft forever preferred_lft forever"},
+		{"metric away", with(base4, func(a *addr.Address) { a.Metric = 5 }), base4,
+			"inet 10.1.0.1/24 scope global eth0 valid_lft forever preferred_lft forever"},
+		{"IPv6 prefix length", base6, with(base6, func(a *addr.Address) { a.Prefix = p("fd01::1/48") }),
+			"inet6 fd01::1/48 scope global nodad valid_lft forever preferred_lft forever"},
+		{"IPv6 flags", base6, with(base6, func(a *addr.Address) { a.Flags |= addr.NoPrefixRoute }),
+			"inet6 fd01::1/64 scope global nodad noprefixroute valid_lft forever preferred_lft forever"},
+		{"IPv6 flags away", with(base6, func(a *addr.Address) { a.Flags |= addr.HomeAddress }), base6,
+			"inet6 fd01::1/64 scope global nodad valid_lft forever preferred_lft forever"},
+		{"IPv6 lifetime", base6, with(base6, func(a *addr.Address) { a.Valid = ptr(time.Hour) }),
+			"inet6 fd01::1/64 scope global nodad dynamic valid_lft …sec preferred_lft …sec"},
+		{"IPv6 metric", base6, with(base6, func(a *addr.Address) { a.Metric = 5 }),
+			"inet6 fd01::1/64 metric 5 scope global nodad valid_lft forever preferred_lft forever"},
+		{"IPv6 peer", base6, with(base6, func(b *addr.Address) { b.Peer = a("fd02::1") }),
+			"inet6 fd01::1 peer fd02::1/64 scope global nodad valid_lft forever preferred_lft forever"},
+		{"IPv6 address that was tentative", with(base6, func(a *addr.Address) { a.Flags = 0 }), base6,
+			"inet6 fd01::1/64 scope global nodad valid_lft forever preferred_lft forever"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			defer h.c.Remove(tt.want)
+			defer h.c.Remove(tt.there)
+			if err := h.c.Add(tt.there); err != nil {
+				t.Fatal(err)
+			}
+			if changed, err := h.c.Ensure(tt.want); !changed || err != nil {
+				t.Fatalf("Ensure: changed %t, %v, want a change", changed, err)
+			}
+			if diff := cmp.Diff([]string{tt.shown}, h.shown(t)); diff != "" {
+				t.Errorf("ip address (-want +got):\n%s", diff)
+			}
+			if tt.want.Valid != nil {
+				return // time goes by
+			}
+			if changed, err := h.c.Ensure(tt.want); changed || err != nil {
+				t.Errorf("Ensure again: changed %t, %v, want no change", changed, err)
+			}
+		})
+	}
+}
+
+func TestEnsureLeavesWhatIsNotAskedFor(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	there := addr.Address{Prefix: nstest.Prefix("10.1.0.1/24"), Link: h.eth0, Label: "eth0:1",
+		Broadcast: nstest.Addr("10.1.0.255"), Protocol: 9}
+	if err := h.c.Add(there); err != nil {
+		t.Fatal(err)
+	}
+	if changed, err := h.c.Ensure(addr.Address{Prefix: there.Prefix, Link: there.Link}); changed || err != nil {
+		t.Errorf("Ensure: changed %t, %v, want no change", changed, err)
+	}
+	h.mustList(t, there)
+}
+
+// TestDuplicateIsTakenAgain has another host defend the address.
+func TestDuplicateIsTakenAgain(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	other := nstest.New(t)
+	eth1, _ := nstest.Veth(t, h.ns, "eth1", other, "eth0")
+	nstest.Run(t, other, "ip", "address", "add", "fd01::1/64", "dev", "eth0", "nodad")
+	nstest.Sysctl(t, h.ns, "net/ipv6/conf/eth1/accept_dad", "1")
+	watch, err := nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: h.ns}, unix.RTNLGRP_IPV6_IFADDR)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer watch.Close()
+	want := addr.Address{Prefix: nstest.Prefix("fd01::1/64"), Link: eth1}
+	if err := h.c.Add(want); err != nil {
+		t.Fatal(err)
+	}
+	flags := func() addr.Flags {
+		list, err := h.c.List(addr.Filter{Link: eth1, Family: unix.AF_INET6})
+		if err != nil || len(list) != 1 {
+			t.Fatalf("listed %v, %v", list, err)
+		}
+		return list[0].Flags
+	}
+	for flags()&addr.DADFailed == 0 {
+		if _, err := watch.Next(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want.Flags = addr.NoDAD
+	if changed, err := h.c.Ensure(want); !changed || err != nil {
+		t.Errorf("Ensure: changed %t, %v, want a change", changed, err)
+	}
+	if got := flags(); got&(addr.DADFailed|addr.Tentative) != 0 {
+		t.Errorf("flags %s, want a usable address", got)
+	}
+}
+
+func TestListIsFilteredByTheKernel(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	eth1, _ := nstest.Veth(t, h.ns, "eth1", h.ns, "peer1")
+	for _, a := range []addr.Address{
+		{Prefix: nstest.Prefix("10.1.0.1/24"), Link: h.eth0},
+		{Prefix: nstest.Prefix("10.1.0.2/24"), Link: h.eth0},
+		{Prefix: nstest.Prefix("fd01::1/64"), Link: h.eth0, Flags: addr.NoDAD},
+		{Prefix: nstest.Prefix("10.2.0.1/24"), Link: eth1},
+		{Prefix: nstest.Prefix("fd02::1/64"), Link: eth1, Flags: addr.NoDAD},
+	} {
+		if err := h.c.Add(a); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tt := range []struct {
+		name   string
+		filter addr.Filter
+		want   []string
+		err    error
+	}{
+		{"all", addr.Filter{}, []string{"10.1.0.1/24", "10.1.0.2/24", "10.2.0.1/24", "fd01::1/64", "fd02::1/64"}, nil},
+		{"a link", addr.Filter{Link: h.eth0}, []string{"10.1.0.1/24", "10.1.0.2/24", "fd01::1/64"}, nil},
+		{"a family", addr.Filter{Family: unix.AF_INET6}, []string{"fd01::1/64", "fd02::1/64"}, nil},
+		{"both", addr.Filter{Link: eth1, Family: unix.AF_INET}, []string{"10.2.0.1/24"}, nil},
+		{"a link without any", addr.Filter{Link: 1}, nil, nil},
+		{"a link that is not there", addr.Filter{Link: 4711}, nil, fs.ErrNotExist},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			list, err := h.c.List(tt.filter)
+			var got []string
+			for _, a := range list {
+				got = append(got, a.Prefix.String())
+			}
+			if !errors.Is(err, tt.err) {
+				t.Errorf("List: %v, want %v", err, tt.err)
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("listed (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestRefusedAddressSaysWhy(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	p := nstest.Prefix
+	for _, tt := range []struct {
+		name string
+		a    addr.Address
+		want string
+		is   error
+	}{
+		{"no such link", addr.Address{Prefix: p("10.1.0.1/24"), Link: 4711},
+			"add address 10.1.0.1/24 on link 4711: no such device (kernel: ipv4: Device not found)", fs.ErrNotExist},
+		{"no such link, IPv6", addr.Address{Prefix: p("fd01::1/64"), Link: 4711},
+			"add address fd01::1/64 on link 4711: no such device (kernel: ipv6: Unable to find the interface)", fs.ErrNotExist},
+		{"no link", addr.Address{Prefix: p("10.1.0.1/24")},
+			"add address 10.1.0.1/24 on link 0: no such device (kernel: ipv4: Device not found)", fs.ErrNotExist},
+		{"no address", addr.Address{Link: h.eth0},
+			fmt.Sprintf("add address invalid Prefix on link %d: address and prefix length do not fit together", h.eth0), nil},
+		{"prefix length of another family", addr.Address{Prefix: netip.PrefixFrom(nstest.Addr("10.1.0.1"), 33), Link: h.eth0},
+			fmt.Sprintf("add address invalid Prefix on link %d: address and prefix length do not fit together", h.eth0), nil},
+		{"no time to live", addr.Address{Prefix: p("10.1.0.1/24"), Link: h.eth0, Valid: ptr(-time.Second)},
+			fmt.Sprintf("add address 10.1.0.1/24 on link %d: invalid argument (kernel: ipv4: address lifetime invalid)", h.eth0), unix.EINVAL},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			err := h.c.Add(tt.a)
+			if err == nil || err.Error() != tt.want {
+				t.Errorf("got  %v\nwant %s", err, tt.want)
+			}
+			var opErr *tombolo.OpError
+			if !errors.As(err, &opErr) || tt.is != nil && !errors.Is(err, tt.is) {
+				t.Errorf("%v is not an OpError that matches %v", err, tt.is)
+			}
+		})
+	}
+}
+
+func TestCloseLeavesASharedConnectionOpen(t *testing.T) {
+	t.Parallel()
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: nstest.New(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	c := addr.On(conn)
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.List(addr.Filter{}); err != nil {
+		t.Errorf("after Close: %v", err)
+	}
+}
+
+func TestDialWithoutConfigIsTheCallersNamespace(t *testing.T) {
+	t.Parallel()
+	nstest.RequireRoot(t)
+	c, err := addr.Dial(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.List(addr.Filter{}); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestRecordSeeds writes the seeds of the fuzz targets, given -update: addresses as
+// this kernel lists them.
+func TestRecordSeeds(t *testing.T) {
+	if !*update {
+		t.Skip("records only with -update")
+	}
+	h := newHost(t)
+	for i, args := range []string{"10.1.0.1/24 brd + label eth0:1", "10.2.0.1 peer 10.3.0.1/30 scope link noprefixroute",
+		"10.4.0.1/24 valid_lft 3600 preferred_lft 60 metric 9", "fd01::1/64 nodad", "fd02::1 peer fd03::1/128 nodad valid_lft 3600 preferred_lft 60"} {
+		nstest.Run(t, h.ns, "ip", append([]string{"address", "add", "dev", "eth0"}, strings.Fields(args)...)...)
+		tr, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: h.ns})
+		if err != nil {
+			t.Fatal(err)
+		}
+		rec := nltest.Record(tr)
+		conn := nl.New(rec)
+		defer conn.Close()
+		if _, err := addr.On(conn).List(addr.Filter{}); err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range rec.Received() {
+			for _, m := range nltest.Split(d) {
+				if m.Type == unix.RTM_NEWADDR {
+					nstest.SaveCorpus(t, "FuzzAddress", fmt.Sprint("kernel-", i), m.Data)
+				}
+			}
+		}
+	}
+}

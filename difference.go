@@ -1,0 +1,24 @@
+package tombolo
+
+import "fmt"
+
+// Difference is one thing that is not as it was asked for: what the Check of a
+// package finds. It is worded for the operator, by the names that ip and nft print.
+type Difference struct {
+	Object string // "port vethab…", "chain forward of table inet tombolo"
+	What   string // "MTU", "address", "rule"
+	Want   string // empty where there should be nothing
+	Have   string // empty where there is nothing
+}
+
+// String gives one line: "port vethab…: MTU is 1400, should be 1500".
+func (d Difference) String() string {
+	switch {
+	case d.Have == "":
+		return fmt.Sprintf("%s: %s %s is missing", d.Object, d.What, d.Want)
+	case d.Want == "":
+		return fmt.Sprintf("%s: %s %s does not belong there", d.Object, d.What, d.Have)
+	default:
+		return fmt.Sprintf("%s: %s is %s, should be %s", d.Object, d.What, d.Have, d.Want)
+	}
+}

@@ -1,0 +1,141 @@
+package icmp
+
+import (
+	"bytes"
+	"encoding/hex"
+	"strings"
+	"testing"
+	"time"
+)
+
+// header4 is an IPv4 header of so many bytes, as far as it is looked at.
+func header4(length int) []byte {
+	h := make([]byte, length)
+	h[0] = 4<<4 | byte(length/4)
+	return h
+}
+
+func TestEchoHasTheBytesOfTheRFCs(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name string
+		is4  bool
+		m    message
+		want string
+	}{
+		{"IPv4 request", true, message{request, 0x1234, 1, []byte("AB")}, "0800 a488 1234 0001 4142"},
+		{"IPv4 reply", true, message{reply, 0x1234, 1, []byte("AB")}, "0000 ac88 1234 0001 4142"},
+		{"IPv6 request, whose sum is the kernel's", false, message{request, 0x1234, 1, []byte("AB")}, "8000 0000 1234 0001 4142"},
+		{"IPv6 reply", false, message{reply, 0x1234, 1, nil}, "8100 0000 1234 0001"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			want := strings.ReplaceAll(tt.want, " ", "")
+			if got := hex.EncodeToString(tt.m.encode(tt.is4)); got != want {
+				t.Errorf("got %s, want %s", got, want)
+			}
+		})
+	}
+}
+
+func TestOnlyEchoesAreDecoded(t *testing.T) {
+	t.Parallel()
+	echo := message{kind: reply, id: 7, seq: 9, data: []byte("data")}
+	v4, v6 := echo.encode(true), echo.encode(false)
+	other := bytes.Clone(v6)
+	other[0] = 135 // a neighbour solicitation
+	coded := bytes.Clone(v6)
+	coded[1] = 1
+	for _, tt := range []struct {
+		name   string
+		packet []byte
+		is4    bool
+		ok     bool
+	}{
+		{"IPv6", v6, false, true},
+		{"IPv4", append(header4(20), v4...), true, true},
+		{"IPv4 with options", append(header4(24), v4...), true, true},
+		{"IPv4 whose header is longer than the packet", header4(24)[:20], true, false},
+		{"IPv4 whose header is too short to be one", append(header4(16), v4...), true, false},
+		{"IPv4 without a message", header4(20), true, false},
+		{"IPv6 cut short", v6[:7], false, false},
+		{"nothing, IPv4", nil, true, false},
+		{"nothing, IPv6", nil, false, false},
+		{"another type", other, false, false},
+		{"a code, which no echo has", coded, false, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			got, ok := decode(tt.packet, tt.is4)
+			if ok != tt.ok {
+				t.Fatalf("ok is %t, want %t", ok, tt.ok)
+			}
+			if ok && (got.kind != echo.kind || got.id != echo.id || got.seq != echo.seq || !bytes.Equal(got.data, echo.data)) {
+				t.Errorf("got %+v, want %+v", got, echo)
+			}
+		})
+	}
+}
+
+func TestChecksumIsTheInternets(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		data []byte
+		want uint16
+	}{
+		{[]byte{0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7}, ^uint16(0xddf2)}, // the example of RFC 1071
+		{[]byte{0x01}, ^uint16(0x0100)},
+		{[]byte{0xff, 0xff, 0x00, 0x01}, ^uint16(0x0001)}, // the carry comes round
+		{nil, 0xffff},
+	} {
+		if got := checksum(tt.data); got != tt.want {
+			t.Errorf("checksum(%x) = %#x, want %#x", tt.data, got, tt.want)
+		}
+	}
+	m := message{kind: request, id: 1, seq: 2, data: []byte("odd")}
+	if got := checksum(m.encode(true)); got != 0 {
+		t.Errorf("a message with its checksum sums up to %#x, want 0", got)
+	}
+}
+
+func TestOnlyTheAnswerIsTakenForIt(t *testing.T) {
+	t.Parallel()
+	p := &pinger{id: 5, data: []byte("token123")}
+	p.sent = append(p.sent, time.Now(), time.Now()) // requests 0 and 1
+	answer := message{kind: reply, id: 5, seq: 1, data: []byte("token123")}
+	if seq, ok := p.answered(answer.encode(false)); !ok || seq != 1 {
+		t.Errorf("the answer was taken for that of request %d, %t", seq, ok)
+	}
+	for name, change := range map[string]func(*message){
+		"the request itself":        func(m *message) { m.kind = request },
+		"another's identifier":      func(m *message) { m.id++ },
+		"a request not sent yet":    func(m *message) { m.seq = 2 },
+		"another's data":            func(m *message) { m.data = []byte("token124") },
+		"data that was cut short":   func(m *message) { m.data = m.data[:7] },
+		"data with something added": func(m *message) { m.data = append(bytes.Clone(m.data), 0) },
+	} {
+		m := answer
+		change(&m)
+		if _, ok := p.answered(m.encode(false)); ok {
+			t.Errorf("%s was taken for the answer", name)
+		}
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	m := message{kind: request, id: 1, seq: 2, data: []byte("data")}
+	f.Add(m.encode(false), false)
+	f.Add(append(header4(20), m.encode(true)...), true)
+	f.Fuzz(func(t *testing.T, packet []byte, is4 bool) {
+		m, ok := decode(packet, is4)
+		if !ok {
+			return
+		}
+		// What is decoded is what was encoded, but for the checksum.
+		again := m.encode(is4)
+		got := packet[len(packet)-len(again):]
+		if got[0] != again[0] || got[1] != again[1] || !bytes.Equal(got[4:], again[4:]) {
+			t.Errorf("%x was decoded to %+v", packet, m)
+		}
+	})
+}

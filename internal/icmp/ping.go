@@ -1,0 +1,192 @@
+package icmp
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/netns"
+)
+
+// DefaultWait is how long Ping waits unless it is told.
+const DefaultWait = 3 * time.Second
+
+const (
+	firstPause   = 50 * time.Millisecond  // before a request is sent again, doubled each time
+	longestPause = 400 * time.Millisecond // bounds how late Ping sees that its context is done
+
+	tokenLen  = 8
+	packetMax = 1 << 16
+)
+
+// Echo says how to ping.
+type Echo struct {
+	// From is the source address; the zero value leaves it to the kernel.
+	From netip.Addr
+	// Size is the number of bytes after the ICMP header of 8; at least 8 are sent.
+	Size int
+	// DontFragment makes a request that is too long for the path fail with EMSGSIZE.
+	DontFragment bool
+	// Wait is how long to wait for an answer in all; 0 is DefaultWait.
+	Wait time.Duration
+}
+
+// ErrNoReply is the cause of a Ping that nobody answered.
+var ErrNoReply = errors.New("no echo reply")
+
+// Ping sends echo requests from a namespace until one is answered, and gives the
+// time from that request to its answer. The error matches ErrNoReply, or is what
+// the kernel says (EHOSTUNREACH, ECONNREFUSED, …), or ctx's.
+func Ping(ctx context.Context, ns *netns.NS, dst netip.Addr, opt Echo) (time.Duration, error) {
+	p, err := newPinger(ns, dst, opt)
+	if err != nil {
+		return 0, fmt.Errorf("ping %s: %w", dst, err)
+	}
+	defer unix.Close(p.fd)
+	wait := opt.Wait
+	if wait == 0 {
+		wait = DefaultWait
+	}
+	deadline := time.Now().Add(wait)
+	for pause := firstPause; ; pause = min(2*pause, longestPause) {
+		left := time.Until(deadline)
+		if left <= 0 {
+			return 0, fmt.Errorf("ping %s: %w within %s", dst, ErrNoReply, wait)
+		}
+		rtt, err := p.try(ctx, min(pause, left))
+		switch {
+		case err == nil:
+			return rtt, nil
+		case !errors.Is(err, ErrNoReply):
+			return 0, fmt.Errorf("ping %s: %w", dst, err)
+		}
+	}
+}
+
+// pinger is one Ping at work.
+type pinger struct {
+	fd   int
+	is4  bool
+	id   uint16
+	data []byte
+	sent []time.Time // when each request was sent, by its sequence number
+	buf  []byte
+}
+
+func newPinger(ns *netns.NS, dst netip.Addr, opt Echo) (*pinger, error) {
+	fd, err := open(ns, dst.Is4())
+	if err != nil {
+		return nil, err
+	}
+	p := &pinger{
+		fd: fd, is4: dst.Is4(), id: uint16(rand.Uint32()),
+		data: make([]byte, max(opt.Size, tokenLen)),
+		buf:  make([]byte, packetMax),
+	}
+	// Every raw socket of a namespace hears every reply: ours is known by its data.
+	binary.BigEndian.PutUint64(p.data, rand.Uint64())
+	if err := p.connect(dst, opt); err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	return p, nil
+}
+
+// open opens a raw socket in a namespace.
+func open(ns *netns.NS, is4 bool) (int, error) {
+	family, protocol := unix.AF_INET6, unix.IPPROTO_ICMPV6
+	if is4 {
+		family, protocol = unix.AF_INET, unix.IPPROTO_ICMP
+	}
+	fd := -1
+	err := ns.Do(func() error {
+		var err error
+		fd, err = unix.Socket(family, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol)
+		if err != nil {
+			return fmt.Errorf("open raw socket: %w", err)
+		}
+		return nil
+	})
+	return fd, err
+}
+
+// connect has the kernel report errors about packets to dst, such as that nobody
+// answers for its address.
+func (p *pinger) connect(dst netip.Addr, opt Echo) error {
+	level, receiveErrors, discover := unix.IPPROTO_IPV6, unix.IPV6_RECVERR, unix.IPV6_MTU_DISCOVER
+	if p.is4 {
+		level, receiveErrors, discover = unix.IPPROTO_IP, unix.IP_RECVERR, unix.IP_MTU_DISCOVER
+	}
+	if err := unix.SetsockoptInt(p.fd, level, receiveErrors, 1); err != nil {
+		return fmt.Errorf("ask for errors: %w", err)
+	}
+	if opt.DontFragment {
+		if err := unix.SetsockoptInt(p.fd, level, discover, unix.IP_PMTUDISC_DO); err != nil {
+			return fmt.Errorf("forbid fragments: %w", err)
+		}
+	}
+	if opt.From.IsValid() {
+		if err := unix.Bind(p.fd, sockaddr(opt.From)); err != nil {
+			return fmt.Errorf("from %s: %w", opt.From, err)
+		}
+	}
+	return unix.Connect(p.fd, sockaddr(dst))
+}
+
+func sockaddr(a netip.Addr) unix.Sockaddr {
+	if a.Is4() {
+		return &unix.SockaddrInet4{Addr: a.As4()}
+	}
+	return &unix.SockaddrInet6{Addr: a.As16()}
+}
+
+// try sends one request, and waits a while for the answer to it or to one before.
+func (p *pinger) try(ctx context.Context, wait time.Duration) (time.Duration, error) {
+	if err := ctx.Err(); err != nil {
+		return 0, err
+	}
+	m := message{kind: request, id: p.id, seq: uint16(len(p.sent)), data: p.data}
+	packet := m.encode(p.is4)
+	p.sent = append(p.sent, time.Now())
+	if err := unix.Send(p.fd, packet, 0); err != nil {
+		return 0, err
+	}
+	deadline := time.Now().Add(wait)
+	for {
+		left := time.Until(deadline)
+		if left <= 0 {
+			return 0, ErrNoReply
+		}
+		timeout := unix.NsecToTimeval(max(left, time.Microsecond).Nanoseconds()) // 0 would be for ever
+		if err := unix.SetsockoptTimeval(p.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout); err != nil {
+			return 0, fmt.Errorf("set time-out: %w", err)
+		}
+		n, err := unix.Read(p.fd, p.buf)
+		now := time.Now()
+		switch {
+		case err == unix.EAGAIN || err == unix.EINTR:
+			continue
+		case err != nil:
+			return 0, err
+		}
+		if seq, ok := p.answered(p.buf[:n]); ok {
+			return now.Sub(p.sent[seq]), nil
+		}
+	}
+}
+
+// answered gives the sequence number of the request that a packet is the answer to.
+func (p *pinger) answered(packet []byte) (int, bool) {
+	m, ok := decode(packet, p.is4)
+	if !ok || m.kind != reply || m.id != p.id || int(m.seq) >= len(p.sent) || !bytes.Equal(m.data, p.data) {
+		return 0, false
+	}
+	return int(m.seq), true
+}

@@ -1,0 +1,170 @@
+package icmp_test
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/icmp"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+func TestPingReachesTheOtherEnd(t *testing.T) {
+	t.Parallel()
+	a, _ := pair(t)
+	for _, tt := range []struct {
+		name string
+		dst  string
+		opt  icmp.Echo
+		want error
+	}{
+		{name: "IPv4", dst: "10.9.0.2"},
+		{name: "IPv6", dst: "fd09::2"},
+		{name: "IPv4 from an address", dst: "10.9.0.2", opt: icmp.Echo{From: nstest.Addr("10.9.0.1")}},
+		{name: "IPv6 from an address", dst: "fd09::2", opt: icmp.Echo{From: nstest.Addr("fd09::1")}},
+		{name: "as long as the path takes", dst: "10.9.0.2", opt: icmp.Echo{Size: 1472, DontFragment: true}},
+		{name: "too long for the path", dst: "10.9.0.2", opt: icmp.Echo{Size: 1473, DontFragment: true}, want: unix.EMSGSIZE},
+		{name: "too long for the path, IPv6", dst: "fd09::2", opt: icmp.Echo{Size: 1453, DontFragment: true}, want: unix.EMSGSIZE},
+		{name: "in fragments, of odd length", dst: "10.9.0.2", opt: icmp.Echo{Size: 2001}},
+		{name: "in fragments, IPv6", dst: "fd09::2", opt: icmp.Echo{Size: 2001}},
+		{name: "no route", dst: "192.0.2.1", want: unix.ENETUNREACH},
+		{name: "no route, IPv6", dst: "2001:db8::1", want: unix.ENETUNREACH},
+		{name: "from an address that is not there", dst: "10.9.0.2", opt: icmp.Echo{From: nstest.Addr("10.9.0.7")}, want: unix.EADDRNOTAVAIL},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			rtt, err := icmp.Ping(t.Context(), a, nstest.Addr(tt.dst), tt.opt)
+			if !errors.Is(err, tt.want) {
+				t.Fatalf("ping: %v, want %v", err, tt.want)
+			}
+			if err == nil && rtt <= 0 {
+				t.Errorf("it took %s", rtt)
+			}
+			if err != nil && !strings.HasPrefix(err.Error(), "ping "+tt.dst+": ") {
+				t.Errorf("the error does not say what was pinged: %v", err)
+			}
+		})
+	}
+}
+
+func TestSilenceIsAnError(t *testing.T) {
+	t.Parallel()
+	a, b := pair(t)
+	nstest.Sysctl(t, b, "net/ipv4/icmp_echo_ignore_all", "1")
+	nstest.Sysctl(t, b, "net/ipv6/icmp/echo_ignore_all", "1")
+	for _, dst := range []string{"10.9.0.2", "fd09::2"} {
+		_, err := icmp.Ping(t.Context(), a, nstest.Addr(dst), icmp.Echo{Wait: 100 * time.Millisecond})
+		if !errors.Is(err, icmp.ErrNoReply) || !strings.Contains(err.Error(), dst) || !strings.Contains(err.Error(), "100ms") {
+			t.Errorf("ping %s: %v, want %v", dst, err, icmp.ErrNoReply)
+		}
+	}
+}
+
+// TestRequestsAreRepeated lets the host answer only once a second request has been
+// heard.
+func TestRequestsAreRepeated(t *testing.T) {
+	t.Parallel()
+	a, b := pair(t)
+	nstest.Sysctl(t, b, "net/ipv4/icmp_echo_ignore_all", "1")
+	heard, err := icmp.Listen(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer heard.Close()
+	pinged := make(chan error)
+	go func() {
+		_, err := icmp.Ping(context.Background(), a, nstest.Addr("10.9.0.2"), icmp.Echo{Wait: 30 * time.Second})
+		pinged <- err
+	}()
+	requests := 0
+	for deadline := time.Now().Add(30 * time.Second); requests < 2 && time.Now().Before(deadline); {
+		from, err := heard.Sources()
+		if err != nil {
+			t.Error(err)
+			break
+		}
+		requests += len(from)
+	}
+	nstest.Sysctl(t, b, "net/ipv4/icmp_echo_ignore_all", "0")
+	if err := <-pinged; err != nil || requests < 2 {
+		t.Errorf("after %d requests: %v", requests, err)
+	}
+}
+
+func TestPingEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	a, b := pair(t)
+	nstest.Sysctl(t, b, "net/ipv4/icmp_echo_ignore_all", "1")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := icmp.Ping(ctx, a, nstest.Addr("10.9.0.2"), icmp.Echo{Wait: time.Hour})
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("done before: %v", err)
+	}
+	ctx, cancel = context.WithCancel(t.Context())
+	pinged := make(chan error)
+	go func() {
+		_, err := icmp.Ping(ctx, a, nstest.Addr("10.9.0.2"), icmp.Echo{Wait: time.Hour})
+		pinged <- err
+	}()
+	cancel()
+	if err := <-pinged; !errors.Is(err, context.Canceled) {
+		t.Errorf("done meanwhile: %v", err)
+	}
+}
+
+func TestListenerHearsWhoAsks(t *testing.T) {
+	t.Parallel()
+	a, b := pair(t)
+	heard, err := icmp.Listen(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer heard.Close()
+	wantSources(t, heard)
+	for _, dst := range []string{"fd09::2", "10.9.0.2"} {
+		if _, err := icmp.Ping(t.Context(), a, nstest.Addr(dst), icmp.Echo{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantSources(t, heard, "10.9.0.1", "fd09::1")
+	wantSources(t, heard)
+	// What b itself is answered is no request.
+	if _, err := icmp.Ping(t.Context(), b, nstest.Addr("10.9.0.1"), icmp.Echo{}); err != nil {
+		t.Fatal(err)
+	}
+	wantSources(t, heard)
+}
+
+// wantSources passes over a request that was sent twice.
+func wantSources(t *testing.T, l *icmp.Listener, want ...string) {
+	t.Helper()
+	got, err := l.Sources()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list []netip.Addr
+	for _, s := range want {
+		list = append(list, nstest.Addr(s))
+	}
+	if got = slices.Compact(got); !slices.Equal(got, list) {
+		t.Errorf("heard %v, want %v", got, want)
+	}
+}
+
+func TestClosedNamespaceIsAnError(t *testing.T) {
+	t.Parallel()
+	ns := nstest.New(t)
+	ns.Close()
+	if _, err := icmp.Ping(t.Context(), ns, nstest.Addr("10.9.0.2"), icmp.Echo{}); !errors.Is(err, unix.EBADF) {
+		t.Errorf("ping: %v, want %v", err, unix.EBADF)
+	}
+	if _, err := icmp.Listen(ns); !errors.Is(err, unix.EBADF) {
+		t.Errorf("listen: %v, want %v", err, unix.EBADF)
+	}
+}

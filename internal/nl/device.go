@@ -1,0 +1,68 @@
+package nl
+
+import (
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo"
+)
+
+// device is a Transport that knows the old requests of a network interface
+// (netdevice(7)) as well: a socket. A fake need not.
+type device interface {
+	settleCarrier(link string)
+	linkIndex(name string) (int, error)
+}
+
+// LinkIndex gives the index of a link of the socket's namespace, or the errno
+// ENODEV. Where the name is all that has to be known, it costs a tenth of a request
+// for the link: the kernel need not write down all about it. It is false where the
+// transport cannot, so that the caller has to send that request.
+func (c *Conn) LinkIndex(name string) (index int, known bool, _ error) {
+	d, ok := c.t.(device)
+	if !ok {
+		return 0, false, nil
+	}
+	index, err := d.linkIndex(name)
+	if err != nil {
+		return 0, true, &tombolo.OpError{Op: "get link", Object: name, Err: err}
+	}
+	return index, true, nil
+}
+
+func (s *socket) linkIndex(name string) (int, error) {
+	request, err := unix.NewIfreq(name)
+	if err != nil {
+		return 0, err
+	}
+	err = ignoringEINTR(func() error { return unix.IoctlIfreq(s.fd, unix.SIOCGIFINDEX, request) })
+	return int(request.Uint32()), err
+}
+
+// SettleCarrier has the kernel take notice at once of a carrier that a link has
+// just got. A link that was set up before it had one sends nothing until then, and
+// the kernel's worker that sees to it (linkwatch) may be late by milliseconds: an
+// ARP request that is lost meanwhile is sent again a second later.
+//
+// It asks for the link's state by the oldest way there is (ETHTOOL_GLINK), which
+// runs the worker's part for this link before it answers. The answer itself is of
+// no use, and neither is an error.
+func (c *Conn) SettleCarrier(link string) {
+	if d, ok := c.t.(device); ok {
+		d.settleCarrier(link)
+	}
+}
+
+func (s *socket) settleCarrier(link string) {
+	// struct ethtool_value of linux/ethtool.h and, of linux/if.h, the part of struct
+	// ifreq that is used; the kernel copies all 40 bytes of the latter.
+	value := struct{ cmd, data uint32 }{cmd: unix.ETHTOOL_GLINK}
+	request := struct {
+		name [unix.IFNAMSIZ]byte
+		data unsafe.Pointer
+		_    [16]byte
+	}{data: unsafe.Pointer(&value)}
+	copy(request.name[:unix.IFNAMSIZ-1], link)
+	_, _, _ = unix.Syscall(unix.SYS_IOCTL, uintptr(s.fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&request)))
+}

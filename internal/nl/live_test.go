@@ -1,0 +1,377 @@
+package nl_test
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/netns"
+)
+
+var update = flag.Bool("update", false, "record the seeds of the fuzz targets anew")
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+func dial(tb testing.TB, ns *netns.NS) *nl.Conn {
+	tb.Helper()
+	c, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { c.Close() })
+	return c
+}
+
+// addBridge appends a request that makes a bridge, which takes less of a kernel
+// than other links.
+func addBridge(b *nl.Batch, name string) {
+	b.Request("add link", nl.Name(name), unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(e *nl.Encoder) {
+		e.Raw(make([]byte, unix.SizeofIfInfomsg))
+		e.String(unix.IFLA_IFNAME, name)
+		e.Nest(unix.IFLA_LINKINFO, func(e *nl.Encoder) { e.String(unix.IFLA_INFO_KIND, "bridge") })
+	})
+}
+
+func getLink(b *nl.Batch, name string, reply func(nl.Message) error) {
+	b.Get("get link", nl.Name(name), unix.RTM_GETLINK, 0, func(e *nl.Encoder) {
+		e.Raw(make([]byte, unix.SizeofIfInfomsg))
+		e.String(unix.IFLA_IFNAME, name)
+	}, reply)
+}
+
+// linkName reads the name out of an RTM_NEWLINK.
+func linkName(m nl.Message) string {
+	attrs := nl.ParseAttrs(m.Data[unix.SizeofIfInfomsg:])
+	for attrs.Next() {
+		if attrs.Type == unix.IFLA_IFNAME {
+			return attrs.String()
+		}
+	}
+	return ""
+}
+
+func TestSocketBelongsToTheNamespaceItWasOpenedFor(t *testing.T) {
+	t.Parallel()
+	a, b := nstest.New(t), nstest.New(t)
+	ca, cb := dial(t, a), dial(t, b)
+	var batch nl.Batch
+	addBridge(&batch, "br0")
+	if err := ca.Execute(&batch); err != nil {
+		t.Fatal(err)
+	}
+	var get nl.Batch
+	name := ""
+	getLink(&get, "br0", func(m nl.Message) error { name = linkName(m); return nil })
+	if err := ca.Execute(&get); err != nil || name != "br0" {
+		t.Errorf("where it was made: link %q, %v", name, err)
+	}
+	get.Reset()
+	getLink(&get, "br0", nil)
+	if err := cb.Execute(&get); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("elsewhere: %v, want %v", err, fs.ErrNotExist)
+	}
+	own, err := nl.Dial(unix.NETLINK_ROUTE, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer own.Close()
+	get.Reset()
+	getLink(&get, "lo", nil)
+	if err := own.Execute(&get); err != nil {
+		t.Errorf("in the test's own: %v", err)
+	}
+}
+
+func TestKernelsOwnWordsAreInTheError(t *testing.T) {
+	t.Parallel()
+	c := dial(t, nstest.New(t))
+	for _, tt := range []struct {
+		name string
+		add  func(*nl.Batch)
+		want string
+	}{
+		{"with a text", func(b *nl.Batch) {
+			b.Request("add link", nl.Name("x"), unix.RTM_NEWLINK, unix.NLM_F_CREATE, func(e *nl.Encoder) {
+				e.Raw(make([]byte, unix.SizeofIfInfomsg))
+				e.Nest(unix.IFLA_LINKINFO, func(e *nl.Encoder) { e.String(unix.IFLA_INFO_KIND, "nonsense") })
+			})
+		}, "add link x: operation not supported (kernel: Unknown device type)"},
+		{"without", func(b *nl.Batch) { getLink(b, "none", nil) }, "get link none: no such device"},
+		{"of strict checking", func(b *nl.Batch) {
+			b.Get("get link", nl.Name("lo"), unix.RTM_GETLINK, 0, func(e *nl.Encoder) {
+				e.Raw([]byte{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
+			}, nil)
+		}, "get link lo: invalid argument (kernel: Invalid values in header for get link request)"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var b nl.Batch
+			tt.add(&b)
+			if err := c.Execute(&b); err == nil || err.Error() != tt.want {
+				t.Errorf("got  %v\nwant %s", err, tt.want)
+			}
+		})
+	}
+}
+
+func TestLaterRequestsRunAfterAnEarlierOneFailed(t *testing.T) {
+	t.Parallel()
+	c := dial(t, nstest.New(t))
+	var b nl.Batch
+	addBridge(&b, "br0")
+	addBridge(&b, "br0")
+	addBridge(&b, "br1")
+	err := c.Execute(&b)
+	if !errors.Is(err, fs.ErrExist) || b.Err(0) != nil || b.Err(1) == nil || b.Err(2) != nil {
+		t.Errorf("Execute: %v; errors %q, want only the second to exist", err, errs(&b))
+	}
+}
+
+func TestAnswersOfALargeBatchAllArrive(t *testing.T) {
+	t.Parallel()
+	nstest.RequireInitialUserNS(t)
+	ns := nstest.New(t)
+	c := dial(t, ns)
+	var first nl.Batch
+	addBridge(&first, "br0")
+	if err := c.Execute(&first); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []int{40, 300, 3000} {
+		t.Run(fmt.Sprint(n, " acknowledgements"), func(t *testing.T) {
+			var b nl.Batch
+			for range n {
+				addBridge(&b, "br0")
+			}
+			c.Execute(&b)
+			for i := range n {
+				if err := b.Err(i); !errors.Is(err, fs.ErrExist) {
+					t.Fatalf("request %d of %d: %v, want %v", i, n, err, fs.ErrExist)
+				}
+			}
+		})
+		t.Run(fmt.Sprint(n, " links"), func(t *testing.T) {
+			var b nl.Batch
+			got := 0
+			for range n {
+				getLink(&b, "br0", func(m nl.Message) error { got++; return nil })
+			}
+			if err := c.Execute(&b); err != nil || got != n {
+				t.Errorf("%d links, %v, want %d", got, err, n)
+			}
+		})
+	}
+}
+
+// TestConnectionOutlivesLostAnswers takes room from a socket that a test opened
+// itself, so that the kernel drops answers.
+func TestConnectionOutlivesLostAnswers(t *testing.T) {
+	t.Parallel()
+	ns := nstest.New(t)
+	tr := lossy(t, ns)
+	c := nl.New(tr)
+	var b nl.Batch
+	for range 40 {
+		addBridge(&b, "br0")
+	}
+	if err := c.Execute(&b); !errors.Is(err, unix.ENOBUFS) {
+		t.Fatalf("Execute: %v, want %v: the fault did not fire", err, unix.ENOBUFS)
+	}
+	lost := 0
+	for i := range b.Len() {
+		if errors.Is(b.Err(i), unix.ENOBUFS) {
+			lost++
+		}
+	}
+	if lost == 0 {
+		t.Error("no request has the error of its lost answer")
+	}
+	b.Reset()
+	name := ""
+	getLink(&b, "br0", func(m nl.Message) error { name = linkName(m); return nil })
+	if err := c.Execute(&b); err != nil || name != "br0" {
+		t.Errorf("the next request: link %q, %v", name, err)
+	}
+}
+
+// smallSocket is a netlink socket with the smallest receive buffer.
+type smallSocket struct{ fd int }
+
+func lossy(tb testing.TB, ns *netns.NS) nl.Transport {
+	tb.Helper()
+	s := &smallSocket{}
+	err := ns.Do(func() error {
+		var err error
+		s.fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
+		return err
+	})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { unix.Close(s.fd) })
+	if err := unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 1); err != nil {
+		tb.Fatal(err)
+	}
+	return s
+}
+
+func (s *smallSocket) Send(b []byte) error {
+	return unix.Sendto(s.fd, b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+}
+
+func (s *smallSocket) Receive(b []byte) (int, error) {
+	n, _, err := unix.Recvfrom(s.fd, b, unix.MSG_DONTWAIT)
+	if errors.Is(err, unix.EAGAIN) {
+		return 0, nl.ErrEmpty
+	}
+	return n, err
+}
+
+func (s *smallSocket) Close() error { return nil }
+
+// corrupting spoils the first datagram that it receives.
+type corrupting struct {
+	nl.Transport
+	done bool
+}
+
+func (c *corrupting) Receive(b []byte) (int, error) {
+	n, err := c.Transport.Receive(b)
+	if err == nil && !c.done {
+		c.done = true
+		return 3, nil
+	}
+	return n, err
+}
+
+func TestConnectionOutlivesABrokenDump(t *testing.T) {
+	t.Parallel()
+	tr, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: nstest.New(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tr.Close()
+	var b nl.Batch
+	for i := range 60 { // more than the kernel puts into one part
+		addBridge(&b, fmt.Sprint("br", i))
+	}
+	if err := nl.New(tr).Execute(&b); err != nil {
+		t.Fatal(err)
+	}
+	c := nl.New(&corrupting{Transport: tr})
+	links := 0
+	list := func() error {
+		return c.Dump("list links", unix.RTM_GETLINK, func(e *nl.Encoder) { e.Raw(make([]byte, unix.SizeofIfInfomsg)) },
+			func(nl.Message) error { links++; return nil })
+	}
+	if err := list(); !errors.Is(err, nl.ErrMalformed) {
+		t.Fatalf("the first dump: %v, want %v: the fault did not fire", err, nl.ErrMalformed)
+	}
+	if err := list(); err != nil || links < 61 {
+		t.Errorf("the second dump: %d links, %v, want 61 or more", links, err)
+	}
+}
+
+func TestConnectionIsSharedByGoroutines(t *testing.T) {
+	t.Parallel()
+	c := dial(t, nstest.New(t))
+	var setUp nl.Batch
+	const n = 8
+	for i := range n {
+		addBridge(&setUp, fmt.Sprint("br", i))
+	}
+	if err := c.Execute(&setUp); err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() {
+			want := fmt.Sprint("br", i)
+			for range 50 {
+				got := ""
+				var b nl.Batch
+				getLink(&b, want, func(m nl.Message) error { got = linkName(m); return nil })
+				if err := c.Execute(&b); err != nil || got != want {
+					t.Errorf("link %q, %v, want %s", got, err, want)
+				}
+			}
+		})
+		wg.Go(func() {
+			for range 10 {
+				links := 0
+				err := c.Dump("list links", unix.RTM_GETLINK, func(e *nl.Encoder) { e.Raw(make([]byte, unix.SizeofIfInfomsg)) },
+					func(m nl.Message) error {
+						if strings.HasPrefix(linkName(m), "br") {
+							links++
+						}
+						return nil
+					})
+				if err != nil || links != n {
+					t.Errorf("%d links, %v, want %d", links, err, n)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestDialSaysWhatItCannotOpen(t *testing.T) {
+	t.Parallel()
+	_, err := nl.Dial(4711, nil)
+	var opErr *tombolo.OpError
+	if !errors.As(err, &opErr) || !errors.Is(err, unix.EPROTONOSUPPORT) {
+		t.Errorf("Dial: %v, want an OpError with %v", err, unix.EPROTONOSUPPORT)
+	}
+	ns := nstest.New(t)
+	ns.Close()
+	if _, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns}); !errors.Is(err, unix.EBADF) {
+		t.Errorf("Dial in a namespace whose handle is closed: %v, want %v", err, unix.EBADF)
+	}
+}
+
+// TestRecordSeeds writes the seeds of the fuzz targets, given -update: what this
+// kernel says when it is asked for links and when it refuses.
+func TestRecordSeeds(t *testing.T) {
+	if !*update {
+		t.Skip("records only with -update")
+	}
+	tr, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: nstest.New(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec := nltest.Record(tr)
+	c := nl.New(rec)
+	defer c.Close()
+	var b nl.Batch
+	addBridge(&b, "br0")
+	addBridge(&b, "br0")
+	b.Request("add link", nil, unix.RTM_NEWLINK, unix.NLM_F_CREATE, func(e *nl.Encoder) {
+		e.Raw(make([]byte, unix.SizeofIfInfomsg))
+		e.Nest(unix.IFLA_LINKINFO, func(e *nl.Encoder) { e.String(unix.IFLA_INFO_KIND, "nonsense") })
+	})
+	getLink(&b, "br0", nil)
+	getLink(&b, "none", nil)
+	c.Execute(&b)
+	c.Dump("list", unix.RTM_GETLINK, func(e *nl.Encoder) { e.Raw(make([]byte, unix.SizeofIfInfomsg)) }, func(nl.Message) error { return nil })
+	for i, d := range rec.Received() {
+		nstest.SaveCorpus(t, "FuzzMessages", fmt.Sprint("kernel-", i), d)
+		for j, m := range nltest.Split(d) {
+			name := fmt.Sprintf("kernel-%d-%d", i, j)
+			switch m.Type {
+			case unix.NLMSG_ERROR, unix.NLMSG_DONE:
+				nstest.SaveCorpus(t, "FuzzAckError", name, m.Flags, m.Data)
+			case unix.RTM_NEWLINK:
+				nstest.SaveCorpus(t, "FuzzAttrs", name, m.Data[unix.SizeofIfInfomsg:])
+			}
+		}
+	}
+}

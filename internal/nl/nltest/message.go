@@ -1,0 +1,133 @@
+package nltest
+
+import (
+	"encoding/binary"
+	"fmt"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nl"
+)
+
+// Split takes a datagram apart into its messages, by its own reading of the
+// format and not by package nl's. It panics at what no kernel would take, since a
+// test that sends such a thing is broken.
+func Split(b []byte) []nl.Message {
+	var list []nl.Message
+	for len(b) > 0 {
+		if len(b) < 16 {
+			panic(fmt.Sprintf("nltest: %d bytes after the last message", len(b)))
+		}
+		n := int(binary.NativeEndian.Uint32(b[0:]))
+		if n < 16 || n > len(b) {
+			panic(fmt.Sprintf("nltest: message of length %d in %d bytes", n, len(b)))
+		}
+		list = append(list, nl.Message{
+			Type:  binary.NativeEndian.Uint16(b[4:]),
+			Flags: binary.NativeEndian.Uint16(b[6:]),
+			Seq:   binary.NativeEndian.Uint32(b[8:]),
+			Data:  b[16:n],
+		})
+		b = b[min((n+3)/4*4, len(b)):]
+	}
+	return list
+}
+
+// Bytes is the inverse of Split, for one message.
+func Bytes(m nl.Message) []byte {
+	b := make([]byte, 16, 16+len(m.Data)+3)
+	binary.NativeEndian.PutUint32(b[0:], uint32(16+len(m.Data)))
+	binary.NativeEndian.PutUint16(b[4:], m.Type)
+	binary.NativeEndian.PutUint16(b[6:], m.Flags)
+	binary.NativeEndian.PutUint32(b[8:], m.Seq)
+	b = append(b, m.Data...)
+	for len(b)%4 != 0 {
+		b = append(b, 0)
+	}
+	return b
+}
+
+// Encode gives what fn appends: the body of a message.
+func Encode(fn func(*nl.Encoder)) []byte {
+	var b nl.Batch
+	b.Request("encode", nil, unix.RTM_NEWLINK, 0, fn)
+	return append([]byte(nil), b.Bytes()[16:]...)
+}
+
+// Reply is a message of some type that answers a request.
+func Reply(req nl.Message, typ, flags uint16, data []byte) []byte {
+	return Bytes(nl.Message{Type: typ, Flags: flags, Seq: req.Seq, Data: data})
+}
+
+// Ack is the acknowledgement of a request.
+func Ack(req nl.Message) []byte { return Error(req, 0, "") }
+
+// Error is the kernel's answer to a request that failed, as a socket with
+// NETLINK_EXT_ACK and NETLINK_CAP_ACK gets it.
+func Error(req nl.Message, errno unix.Errno, text string) []byte {
+	data := binary.NativeEndian.AppendUint32(nil, uint32(-int32(errno)))
+	data = append(data, Bytes(nl.Message{Type: req.Type, Flags: req.Flags, Seq: req.Seq})...)
+	binary.NativeEndian.PutUint32(data[4:], uint32(16+len(req.Data)))
+	flags := uint16(unix.NLM_F_CAPPED)
+	if text != "" {
+		flags |= unix.NLM_F_ACK_TLVS
+		data = append(data, Encode(func(e *nl.Encoder) { e.String(unix.NLMSGERR_ATTR_MSG, text) })...)
+	}
+	return Bytes(nl.Message{Type: unix.NLMSG_ERROR, Flags: flags, Seq: req.Seq, Data: data})
+}
+
+// Done ends a dump, with an errno or 0.
+func Done(req nl.Message, errno unix.Errno) []byte {
+	data := binary.NativeEndian.AppendUint32(nil, uint32(-int32(errno)))
+	return Reply(req, unix.NLMSG_DONE, unix.NLM_F_MULTI, data)
+}
+
+// Join makes one datagram of several messages.
+func Join(messages ...[]byte) []byte {
+	var b []byte
+	for _, m := range messages {
+		b = append(b, m...)
+	}
+	return b
+}
+
+// Text writes messages for golden files: the type, the flags, the fixed header of
+// the given length, and the attributes, those marked as nested by themselves:
+//
+//	20 flags 0x605: 02180000 01000000 [2: 0a010001] [1: 0a010001]
+func Text(header int, datagrams ...[]byte) string {
+	var b strings.Builder
+	for _, d := range datagrams {
+		for _, m := range Split(d) {
+			fmt.Fprintf(&b, "%d flags %#x:", m.Type, m.Flags)
+			h := min(header, len(m.Data))
+			for i := 0; i < h; i += 4 {
+				fmt.Fprintf(&b, " %x", m.Data[i:min(i+4, h)])
+			}
+			writeAttrs(&b, m.Data[h:])
+			b.WriteByte('\n')
+		}
+	}
+	return b.String()
+}
+
+func writeAttrs(w *strings.Builder, b []byte) {
+	for len(b) >= 4 {
+		n, typ := int(binary.NativeEndian.Uint16(b)), binary.NativeEndian.Uint16(b[2:])
+		if n < 4 || n > len(b) {
+			break
+		}
+		fmt.Fprintf(w, " [%d:", typ&^unix.NLA_F_NESTED)
+		if typ&unix.NLA_F_NESTED != 0 {
+			writeAttrs(w, b[4:n])
+		} else {
+			fmt.Fprintf(w, " %x", b[4:n])
+		}
+		w.WriteByte(']')
+		b = b[min((n+3)/4*4, len(b)):]
+	}
+	if len(b) > 0 {
+		fmt.Fprintf(w, " and %d bytes that are no attribute", len(b))
+	}
+}

@@ -1,0 +1,195 @@
+package nltest_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+// kernel opens a socket in a namespace of its own.
+func kernel(t *testing.T) nl.Transport {
+	t.Helper()
+	tr, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: nstest.New(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { tr.Close() })
+	return tr
+}
+
+func addBridges(b *nl.Batch, names ...string) {
+	for _, name := range names {
+		b.Request("add link", nl.Name(name), unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(e *nl.Encoder) {
+			e.Raw(make([]byte, unix.SizeofIfInfomsg))
+			e.String(unix.IFLA_IFNAME, name)
+			e.Nest(unix.IFLA_LINKINFO, func(e *nl.Encoder) { e.String(unix.IFLA_INFO_KIND, "bridge") })
+		})
+	}
+}
+
+func bridges(t *testing.T, c *nl.Conn) []string {
+	t.Helper()
+	var names []string
+	err := c.Dump("list links", unix.RTM_GETLINK, func(e *nl.Encoder) { e.Raw(make([]byte, unix.SizeofIfInfomsg)) }, func(m nl.Message) error {
+		attrs := nl.ParseAttrs(m.Data[unix.SizeofIfInfomsg:])
+		for attrs.Next() {
+			if attrs.Type == unix.IFLA_IFNAME && attrs.String()[0] == 'b' {
+				names = append(names, attrs.String())
+			}
+		}
+		return attrs.Err()
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(names)
+	return names
+}
+
+func TestFaultTakesOneRequestOfABatch(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name  string
+		fault *nltest.Fault
+		want  []string // the errors of the three requests
+		made  []string
+	}{
+		{"the first", &nltest.Fault{Type: unix.RTM_NEWLINK, Nth: 1, Errno: unix.EBUSY, Text: "made up"},
+			[]string{"add link b0: device or resource busy (kernel: made up)", "<nil>", "<nil>"}, []string{"b1", "b2"}},
+		{"the second", &nltest.Fault{Nth: 2, Errno: unix.ENOMEM},
+			[]string{"<nil>", "add link b1: cannot allocate memory", "<nil>"}, []string{"b0", "b2"}},
+		{"the last", &nltest.Fault{Type: unix.RTM_NEWLINK, Nth: 3, Errno: unix.EBUSY},
+			[]string{"<nil>", "<nil>", "add link b2: device or resource busy"}, []string{"b0", "b1"}},
+		{"each of them", &nltest.Fault{Type: unix.RTM_NEWLINK, Errno: unix.EBUSY},
+			[]string{"add link b0: device or resource busy", "add link b1: device or resource busy", "add link b2: device or resource busy"}, nil},
+		{"two of them", &nltest.Fault{Errno: unix.EBUSY, Times: 2},
+			[]string{"add link b0: device or resource busy", "add link b1: device or resource busy", "<nil>"}, []string{"b2"}},
+		{"by what it says", &nltest.Fault{Match: func(m nl.Message) bool { return slices.Contains(m.Data, '1') }, Errno: unix.EBUSY},
+			[]string{"<nil>", "add link b1: device or resource busy", "<nil>"}, []string{"b0", "b2"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			nltest.MustHaveFired(t, tt.fault)
+			c := nl.New(nltest.NewFaulty(kernel(t), tt.fault))
+			var b nl.Batch
+			addBridges(&b, "b0", "b1", "b2")
+			c.Execute(&b)
+			var got []string
+			for i := range 3 {
+				got = append(got, fmt.Sprint(b.Err(i)))
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("errors (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(tt.made, bridges(t, c)); diff != "" {
+				t.Errorf("links (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestFaultLeavesOthersAlone(t *testing.T) {
+	t.Parallel()
+	fault := &nltest.Fault{Type: unix.RTM_DELLINK, Errno: unix.EBUSY}
+	c := nl.New(nltest.NewFaulty(kernel(t), fault))
+	var b nl.Batch
+	addBridges(&b, "b0")
+	if err := c.Execute(&b); err != nil || fault.Fired() != 0 {
+		t.Errorf("Execute: %v; fired %d times", err, fault.Fired())
+	}
+}
+
+func TestAnswersComeInTheOrderOfTheRequests(t *testing.T) {
+	t.Parallel()
+	fault := &nltest.Fault{Nth: 2, Errno: unix.EBUSY}
+	rec := nltest.Record(nltest.NewFaulty(kernel(t), fault))
+	c := nl.New(rec)
+	var b nl.Batch
+	addBridges(&b, "b0", "b1", "b2")
+	c.Execute(&b)
+	var seqs []uint32
+	for _, d := range rec.Received() {
+		for _, m := range nltest.Split(d) {
+			seqs = append(seqs, m.Seq)
+		}
+	}
+	if diff := cmp.Diff([]uint32{1, 2, 3}, seqs); diff != "" {
+		t.Errorf("sequence numbers (-want +got):\n%s", diff)
+	}
+}
+
+func TestInterruptedDumpIsTriedAgain(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		times int // 0: always
+		want  error
+	}{{1, nil}, {3, nil}, {0, tombolo.ErrInterrupted}} {
+		fault := &nltest.Fault{Type: unix.RTM_GETLINK, Interrupt: true, Times: tt.times}
+		c := nl.New(nltest.NewFaulty(kernel(t), fault))
+		links := 0
+		err := c.Dump("list links", unix.RTM_GETLINK, func(e *nl.Encoder) { e.Raw(make([]byte, unix.SizeofIfInfomsg)) },
+			func(nl.Message) error { links++; return nil })
+		if !errors.Is(err, tt.want) || fault.Fired() < tt.times || (err == nil) != (links > 0) {
+			t.Errorf("interrupted %d times: %v and %d links, want %v; fired %d times", tt.times, err, links, tt.want, fault.Fired())
+		}
+	}
+}
+
+func TestTransactionIsHeldBackWhole(t *testing.T) {
+	t.Parallel()
+	var reached []nl.Message
+	fake := nltest.NewFake(func(r []nl.Message) [][]byte { reached = append(reached, r...); return nltest.AckAll(r) })
+	fault := &nltest.Fault{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWRULE, Errno: unix.ENOENT}
+	c := nl.New(nltest.NewFaulty(fake, fault))
+	var b nl.Batch
+	b.Silent("begin", nil, unix.NFNL_MSG_BATCH_BEGIN, 0, func(e *nl.Encoder) { e.Raw([]byte{0, 0, 0, 10}) })
+	for _, typ := range []uint16{unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_NEWRULE, unix.NFT_MSG_NEWSET} {
+		b.Request("change", nil, unix.NFNL_SUBSYS_NFTABLES<<8|typ, 0, func(e *nl.Encoder) { e.Raw([]byte{1, 0, 0, 0}) })
+	}
+	b.Silent("end", nil, unix.NFNL_MSG_BATCH_END, 0, func(e *nl.Encoder) { e.Raw([]byte{0, 0, 0, 10}) })
+	if err := c.Execute(&b); !errors.Is(err, unix.ENOENT) || fault.Fired() != 1 {
+		t.Errorf("Execute: %v after %d faults, want %v", err, fault.Fired(), unix.ENOENT)
+	}
+	if len(reached) != 0 {
+		t.Errorf("%d messages reached the kernel", len(reached))
+	}
+}
+
+func TestFakeRefusesEverythingOnceClosed(t *testing.T) {
+	t.Parallel()
+	f := nltest.NewFake(nltest.AckAll)
+	f.Close()
+	if err := f.Send(nil); !errors.Is(err, unix.EBADF) {
+		t.Errorf("Send: %v", err)
+	}
+	if _, err := f.Receive(nil); !errors.Is(err, unix.EBADF) {
+		t.Errorf("Receive: %v", err)
+	}
+}
+
+func TestSplitIsTheInverseOfBytes(t *testing.T) {
+	t.Parallel()
+	want := []nl.Message{
+		{Type: 1, Flags: 2, Seq: 3, Data: []byte{1, 2, 3}},
+		{Type: 4, Flags: 5, Seq: 6, Data: []byte{}},
+		{Type: 7, Flags: 8, Seq: 9, Data: []byte{1, 2, 3, 4}},
+	}
+	var b []byte
+	for _, m := range want {
+		b = append(b, nltest.Bytes(m)...)
+	}
+	if diff := cmp.Diff(want, nltest.Split(b)); diff != "" {
+		t.Errorf("messages (-want +got):\n%s", diff)
+	}
+}

@@ -1,0 +1,95 @@
+package nl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo"
+)
+
+// Watch receives what the kernel announces to multicast groups. Unlike a Conn it
+// waits; it does so in the system call, on the caller's thread, so that no poller
+// is set up for a wait of some hundred microseconds.
+type Watch struct {
+	fd  int
+	buf []byte
+}
+
+// lookUp is how often a wait that hears nothing looks whether its context is done.
+const lookUp = 50 * time.Millisecond
+
+// Subscribe opens a socket that belongs to groups (unix.RTNLGRP_*). What happens
+// after it has returned is announced to it.
+func Subscribe(protocol int, cfg *Config, groups ...int) (*Watch, error) {
+	w := &Watch{fd: -1, buf: make([]byte, answerSize)}
+	open := func() error { return w.open(protocol, groups) }
+	var err error
+	if cfg == nil || cfg.NetNS == nil {
+		err = open()
+	} else {
+		err = cfg.NetNS.Do(open)
+	}
+	if err != nil {
+		if w.fd >= 0 {
+			unix.Close(w.fd)
+		}
+		return nil, &tombolo.OpError{Op: "subscribe to netlink", Err: err}
+	}
+	return w, nil
+}
+
+func (w *Watch) open(protocol int, groups []int) error {
+	var err error
+	if w.fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol); err != nil {
+		return fmt.Errorf("socket: %w", err)
+	}
+	// Without a port of its own a socket is taken for the kernel, which does not
+	// announce things to itself.
+	if err := unix.Bind(w.fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		return fmt.Errorf("bind: %w", err)
+	}
+	timeout := unix.NsecToTimeval(lookUp.Nanoseconds())
+	if err := unix.SetsockoptTimeval(w.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout); err != nil {
+		return fmt.Errorf("set receive timeout: %w", err)
+	}
+	for _, g := range groups {
+		if err := unix.SetsockoptInt(w.fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, g); err != nil {
+			return fmt.Errorf("join group %d: %w", g, err)
+		}
+	}
+	return nil
+}
+
+// Close ends the subscription. No Next may be waiting.
+func (w *Watch) Close() error { return unix.Close(w.fd) }
+
+// Next waits for the next announcements, which are good until the Next after it.
+// An error matching unix.ENOBUFS says that some were lost, and that the caller has
+// to look for itself; the error of a ctx that is done is ctx's own.
+func (w *Watch) Next(ctx context.Context) ([]Message, error) {
+	for {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		n, _, err := unix.Recvfrom(w.fd, w.buf, 0)
+		if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("receive announcement: %w", err)
+		}
+		var list []Message
+		for rest := w.buf[:n]; len(rest) > 0; {
+			var m Message
+			if m, rest, err = next(rest); err != nil {
+				return nil, fmt.Errorf("receive announcement: %w", err)
+			}
+			list = append(list, m)
+		}
+		return list, nil
+	}
+}

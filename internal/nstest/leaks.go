@@ -1,0 +1,72 @@
+package nstest
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Main runs a package's tests and then fails if they left file descriptors or
+// goroutines behind:
+//
+//	func TestMain(m *testing.M) { nstest.Main(m) }
+func Main(m *testing.M) {
+	if !flag.Parsed() {
+		flag.Parse()
+	}
+	// Fuzzing has processes and goroutines of its own.
+	for _, name := range []string{"test.fuzz", "test.fuzzworker"} {
+		if f := flag.Lookup(name); f != nil && f.Value.String() != f.DefValue {
+			os.Exit(m.Run())
+		}
+	}
+	before := FDs()
+	code := m.Run()
+	if code == 0 {
+		code = leaks(before)
+	}
+	os.Exit(code)
+}
+
+func leaks(before map[string]string) int {
+	code := 0
+	for fd, what := range FDs() {
+		if before[fd] != what {
+			fmt.Fprintf(os.Stderr, "leak: file descriptor %s: %s\n", fd, what)
+			code = 1
+		}
+	}
+	// Goroutines that have been told to end may need a moment to do so.
+	for deadline := time.Now().Add(5 * time.Second); runtime.NumGoroutine() > 1; runtime.Gosched() {
+		if time.Now().After(deadline) {
+			buf := make([]byte, 1<<20)
+			fmt.Fprintf(os.Stderr, "leak: %d goroutines:\n%s\n", runtime.NumGoroutine(), buf[:runtime.Stack(buf, true)])
+			return 1
+		}
+	}
+	return code
+}
+
+// FDs gives the process's open file descriptors and what they are, without those
+// of the Go runtime's poller.
+func FDs() map[string]string {
+	fds := map[string]string{}
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		panic(err) // no /proc, no tests
+	}
+	for _, e := range entries {
+		what, err := os.Readlink(filepath.Join("/proc/self/fd", e.Name()))
+		// The directory's own descriptor is closed by now.
+		if err != nil || strings.HasPrefix(what, "anon_inode:[event") {
+			continue
+		}
+		fds[e.Name()] = what
+	}
+	return fds
+}

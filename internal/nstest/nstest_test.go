@@ -1,0 +1,136 @@
+package nstest_test
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/netns"
+)
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+// pair makes two namespaces that are joined by a veth pair, with addresses of both
+// families.
+func pair(t *testing.T) (a, b *netns.NS) {
+	a, b = nstest.New(t), nstest.New(t)
+	nstest.Veth(t, a, "eth0", b, "eth0")
+	for i, ns := range []*netns.NS{a, b} {
+		host := string(rune('1' + i))
+		nstest.Run(t, ns, "ip", "address", "add", "10.9.0."+host+"/24", "dev", "eth0")
+		nstest.Run(t, ns, "ip", "address", "add", "fd09::"+host+"/64", "dev", "eth0", "nodad")
+	}
+	return a, b
+}
+
+func TestPingReachesTheOtherEnd(t *testing.T) {
+	t.Parallel()
+	a, b := pair(t)
+	for _, tt := range []struct {
+		name string
+		dst  string
+		opt  nstest.Echo
+		want error
+	}{
+		{name: "IPv4", dst: "10.9.0.2"},
+		{name: "IPv6", dst: "fd09::2"},
+		{name: "IPv4 from an address", dst: "10.9.0.2", opt: nstest.Echo{From: nstest.Addr("10.9.0.1")}},
+		{name: "IPv6 from an address", dst: "fd09::2", opt: nstest.Echo{From: nstest.Addr("fd09::1")}},
+		{name: "as long as the path takes", dst: "10.9.0.2", opt: nstest.Echo{Size: 1472, DontFragment: true}},
+		{name: "too long for the path", dst: "10.9.0.2", opt: nstest.Echo{Size: 1473, DontFragment: true}, want: unix.EMSGSIZE},
+		{name: "in fragments, of odd length", dst: "10.9.0.2", opt: nstest.Echo{Size: 2001}},
+		{name: "in fragments, IPv6", dst: "fd09::2", opt: nstest.Echo{Size: 2000}},
+		{name: "no route", dst: "192.0.2.1", want: unix.ENETUNREACH},
+		{name: "from an address that is not there", dst: "10.9.0.2", opt: nstest.Echo{From: nstest.Addr("10.9.0.7")}, want: unix.EADDRNOTAVAIL},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if err := nstest.PingWith(t, a, nstest.Addr(tt.dst), tt.opt); !errors.Is(err, tt.want) {
+				t.Errorf("ping: %v, want %v", err, tt.want)
+			}
+		})
+	}
+	t.Run("nobody answers", func(t *testing.T) {
+		nstest.Sysctl(t, b, "net/ipv4/icmp_echo_ignore_all", "1")
+		err := nstest.PingWith(t, a, nstest.Addr("10.9.0.2"), nstest.Echo{Wait: 100 * time.Millisecond})
+		if !errors.Is(err, nstest.ErrNoEcho) {
+			t.Errorf("ping: %v, want %v", err, nstest.ErrNoEcho)
+		}
+	})
+}
+
+func TestServerSeesTheCaller(t *testing.T) {
+	t.Parallel()
+	a, b := pair(t)
+	for _, tt := range []struct{ network, listen, call, want string }{
+		{"tcp", "10.9.0.2:0", "10.9.0.2", "10.9.0.1"},
+		{"udp", "10.9.0.2:0", "10.9.0.2", "10.9.0.1"},
+		{"tcp", "[fd09::2]:0", "fd09::2", "fd09::1"},
+		{"udp", "[fd09::2]:0", "fd09::2", "fd09::1"},
+		{"tcp", "[::]:0", "10.9.0.2", "10.9.0.1"},
+	} {
+		t.Run(tt.network+" "+tt.listen, func(t *testing.T) {
+			at := nstest.Serve(t, b, tt.network, netip.MustParseAddrPort(tt.listen))
+			seen, err := nstest.Ask(t, a, tt.network, netip.AddrPortFrom(nstest.Addr(tt.call), at.Port()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if seen.Addr() != nstest.Addr(tt.want) {
+				t.Errorf("the server saw %s, want %s", seen, tt.want)
+			}
+		})
+	}
+}
+
+func TestPathOpensTheSameNamespace(t *testing.T) {
+	t.Parallel()
+	ns := nstest.New(t)
+	path := nstest.Path(t, ns)
+	got, err := netns.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer got.Close()
+	if got.ID() != ns.ID() {
+		t.Errorf("%s is %s, want %s", path, got.ID(), ns.ID())
+	}
+}
+
+func TestPathMayBeTakenAwayByTheTest(t *testing.T) {
+	t.Parallel()
+	path := nstest.Path(t, nstest.New(t))
+	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(filepath.Dir(path)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestCommandsRunInTheNamespace(t *testing.T) {
+	t.Parallel()
+	ns := nstest.New(t)
+	got := strings.TrimSpace(nstest.Run(t, ns, "readlink", "/proc/self/ns/net"))
+	if got != ns.ID().String() {
+		t.Errorf("the command ran in %s, want %s", got, ns.ID())
+	}
+	if _, err := nstest.Try(ns, "ip", "link", "show", "none"); err == nil || !strings.Contains(err.Error(), "does not exist") {
+		t.Errorf("a failing command: %v, want its own words", err)
+	}
+}
+
+func TestSysctlIsTheNamespacesOwn(t *testing.T) {
+	t.Parallel()
+	a, b := nstest.New(t), nstest.New(t)
+	nstest.Sysctl(t, a, "net/ipv4/ip_forward", "1")
+	nstest.Sysctl(t, b, "net/ipv4/ip_forward", "0")
+	if got := nstest.Sysctl(t, a, "net/ipv4/ip_forward"); got != "1" {
+		t.Errorf("ip_forward is %s, want 1", got)
+	}
+}

@@ -1,0 +1,461 @@
+package netns_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/netns"
+)
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+// here is the namespace of the calling thread, by the kernel's own word.
+func here(tb testing.TB) string {
+	tb.Helper()
+	link, err := os.Readlink("/proc/thread-self/ns/net")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return link
+}
+
+// The tests that count threads and files come first and are not parallel.
+
+func TestNoThreadStaysBehindInAnotherNamespace(t *testing.T) {
+	home := here(t)
+	a, b := nstest.New(t), nstest.New(t)
+	var wg sync.WaitGroup
+	for i := range 100 {
+		wg.Go(func() {
+			ns := a
+			if i%2 == 1 {
+				ns = b
+			}
+			for j := range 10 {
+				err := ns.Do(func() error {
+					if got := here(t); got != ns.ID().String() {
+						return fmt.Errorf("ran in %s, want %s", got, ns.ID())
+					}
+					if j == 7 {
+						runtime.Gosched() // and come back to the same thread
+					}
+					if got := here(t); got != ns.ID().String() {
+						return fmt.Errorf("went on in %s, want %s", got, ns.ID())
+					}
+					return nil
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	tasks, err := filepath.Glob("/proc/self/task/*/ns/net")
+	if err != nil || len(tasks) == 0 {
+		t.Fatalf("no threads: %v", err)
+	}
+	for _, task := range tasks {
+		// A thread may end between the listing and this.
+		if got, err := os.Readlink(task); err == nil && got != home {
+			t.Errorf("%s is %s, want %s", task, got, home)
+		}
+	}
+}
+
+func TestNothingIsLeftOfNamespacesThatWereClosed(t *testing.T) {
+	nstest.RequireRoot(t)
+	filesBefore := nstest.FDs()
+	threads := func() int {
+		list, err := os.ReadDir("/proc/self/task")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(list)
+	}
+	threadsBefore := threads()
+	const n = 100
+	for range n {
+		ns, err := netns.New()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := ns.Do(func() error { return nil }); err != nil {
+			t.Error(err)
+		}
+		if _, err := ns.Cookie(); err != nil {
+			t.Error(err)
+		}
+		if err := ns.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if after := nstest.FDs(); len(after) > len(filesBefore) {
+		t.Errorf("files before %v, after %v", filesBefore, after)
+	}
+	// A thread ends a moment after its goroutine. The runtime may have started some
+	// of its own meanwhile, but not one for each namespace.
+	deadline := time.Now().Add(10 * time.Second)
+	for threads() > threadsBefore+n/4 {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d threads before, %d after %d namespaces", threadsBefore, threads(), n)
+		}
+		runtime.Gosched()
+	}
+}
+
+func TestOpenTakesNetworkNamespacesOnly(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	empty := filepath.Join(dir, "empty")
+	if err := os.WriteFile(empty, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	fifo := filepath.Join(dir, "fifo")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name, path string
+		want       error
+	}{
+		{"nothing", filepath.Join(dir, "none"), fs.ErrNotExist},
+		{"no path", "", fs.ErrNotExist},
+		{"below a file", filepath.Join(empty, "x"), unix.ENOTDIR},
+		{"the empty file that a removed namespace leaves", empty, netns.ErrNotNetNS},
+		{"a directory", dir, netns.ErrNotNetNS},
+		{"a FIFO that nobody writes to", fifo, netns.ErrNotNetNS},
+		{"a device", "/dev/null", netns.ErrNotNetNS},
+		{"another kind of namespace", "/proc/self/ns/mnt", netns.ErrNotNetNS},
+		{"a file of proc", "/proc/self/status", netns.ErrNotNetNS},
+		{"a network namespace", "/proc/self/ns/net", nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			ns, err := netns.Open(tt.path)
+			if !errors.Is(err, tt.want) {
+				t.Fatalf("Open: %v, want %v", err, tt.want)
+			}
+			if err == nil {
+				if ns.Path() != tt.path {
+					t.Errorf("path %q, want %q", ns.Path(), tt.path)
+				}
+				ns.Close()
+				return
+			}
+			var opErr *tombolo.OpError
+			if !errors.As(err, &opErr) || opErr.Object != tt.path {
+				t.Errorf("%v is not an OpError about %q", err, tt.path)
+			}
+		})
+	}
+}
+
+func TestHandleOutlivesItsPath(t *testing.T) {
+	t.Parallel()
+	made := nstest.New(t)
+	path := nstest.Path(t, made)
+	ns, err := netns.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := netns.Open(path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("Open of the removed path: %v, want %v", err, fs.ErrNotExist)
+	}
+	err = ns.Do(func() error {
+		if got := here(t); got != made.ID().String() {
+			t.Errorf("ran in %s, want %s", got, made.ID())
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func TestNewNamespaceHasLoopbackOnly(t *testing.T) {
+	t.Parallel()
+	ns := nstest.New(t)
+	var names []string
+	err := ns.Do(func() error {
+		links, err := net.Interfaces()
+		for _, l := range links {
+			names = append(names, l.Name)
+			if l.Flags&net.FlagUp != 0 {
+				t.Errorf("%s is up", l.Name)
+			}
+		}
+		return err
+	})
+	if err != nil || len(names) != 1 || names[0] != "lo" {
+		t.Errorf("links %q, %v, want lo alone", names, err)
+	}
+}
+
+// TestNamespaceEndsWithItsHandle sees the namespace end by what the kernel says of
+// a veth end whose other end was in it.
+func TestNamespaceEndsWithItsHandle(t *testing.T) {
+	t.Parallel()
+	home := nstest.New(t)
+	other, err := netns.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	nstest.Veth(t, home, "eth0", other, "eth0")
+	watch, err := nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: home}, unix.RTNLGRP_LINK)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer watch.Close()
+	if err := other.Close(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	for {
+		if _, err := nstest.Try(home, "ip", "link", "show", "eth0"); err != nil {
+			return
+		}
+		if _, err := watch.Next(ctx); err != nil {
+			t.Fatalf("the link is still there: %v", err)
+		}
+	}
+}
+
+func TestClosedHandleIsOfNoUse(t *testing.T) {
+	t.Parallel()
+	ns := nstest.New(t)
+	if err := ns.Close(); err != nil {
+		t.Fatal(err)
+	}
+	err := ns.Do(func() error { t.Error("fn was called"); return nil })
+	if !errors.Is(err, unix.EBADF) {
+		t.Errorf("Do: %v, want %v", err, unix.EBADF)
+	}
+	if _, err := ns.Cookie(); !errors.Is(err, unix.EBADF) {
+		t.Errorf("Cookie: %v, want %v", err, unix.EBADF)
+	}
+	if err := ns.Close(); !errors.Is(err, unix.EBADF) {
+		t.Errorf("Close: %v, want %v", err, unix.EBADF)
+	}
+}
+
+func TestDoReturnsWhereItCameFrom(t *testing.T) {
+	t.Parallel()
+	a, b := nstest.New(t), nstest.New(t)
+	// On one thread throughout, so that its namespace means something.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	home := here(t)
+	inA, inB, backInA := "", "", ""
+	err := a.Do(func() error {
+		inA = here(t)
+		err := b.Do(func() error { inB = here(t); return nil })
+		backInA = here(t)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if inA != a.ID().String() || inB != b.ID().String() || backInA != inA {
+		t.Errorf("ran in %s, %s and %s again, want %s, %s and the first", inA, inB, backInA, a.ID(), b.ID())
+	}
+	if got := here(t); got != home {
+		t.Errorf("back in %s, want %s", got, home)
+	}
+}
+
+func TestDoGivesTheFunctionsError(t *testing.T) {
+	t.Parallel()
+	want := errors.New("mine")
+	if err := nstest.New(t).Do(func() error { return want }); err != want {
+		t.Errorf("Do: %v, want the very error", err)
+	}
+}
+
+func TestPanicGoesOnInTheCaller(t *testing.T) {
+	t.Parallel()
+	ns := nstest.New(t)
+	func() {
+		defer func() {
+			if got := recover(); got != "help" {
+				t.Errorf("recovered %v, want the function's own value", got)
+			}
+		}()
+		ns.Do(func() error { panic("help") })
+	}()
+	if err := ns.Do(func() error { return nil }); err != nil {
+		t.Errorf("the next Do: %v", err)
+	}
+}
+
+func TestGoexitGoesOnInTheCaller(t *testing.T) {
+	t.Parallel()
+	ns := nstest.New(t)
+	ended := make(chan bool)
+	go func() {
+		returned := false
+		defer func() { ended <- returned }()
+		ns.Do(func() error { runtime.Goexit(); return nil })
+		returned = true
+	}()
+	if <-ended {
+		t.Error("Do returned")
+	}
+}
+
+func TestSocketKeepsItsNamespace(t *testing.T) {
+	t.Parallel()
+	ns := nstest.New(t)
+	nstest.Run(t, ns, "ip", "link", "set", "lo", "up")
+	var conn net.PacketConn
+	err := ns.Do(func() error {
+		var err error
+		conn, err = net.ListenPacket("udp", "127.0.0.1:0")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	// Nobody in the test's own namespace hears at that port.
+	if _, err := conn.WriteTo([]byte("hello"), conn.LocalAddr()); err != nil {
+		t.Fatal(err)
+	}
+	buf := make([]byte, 16)
+	n, _, err := conn.ReadFrom(buf)
+	if err != nil || !bytes.Equal(buf[:n], []byte("hello")) {
+		t.Errorf("read %q, %v", buf[:n], err)
+	}
+}
+
+func TestIdentity(t *testing.T) {
+	t.Parallel()
+	a, b := nstest.New(t), nstest.New(t)
+	again, err := netns.Open(nstest.Path(t, a))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Close()
+	if a.ID() != again.ID() || a.ID() == b.ID() {
+		t.Errorf("ids %v, %v again, and %v of another", a.ID(), again.ID(), b.ID())
+	}
+	if got := strings.TrimSpace(nstest.Run(t, a, "readlink", "/proc/self/ns/net")); got != a.ID().String() {
+		t.Errorf("id %s, and the kernel says %s", a.ID(), got)
+	}
+	cookies := map[uint64]bool{}
+	for _, ns := range []*netns.NS{a, b} {
+		cookie, err := ns.Cookie()
+		if err != nil || cookie == 0 {
+			t.Errorf("cookie %d, %v", cookie, err)
+		}
+		cookies[cookie] = true
+	}
+	if len(cookies) != 2 {
+		t.Errorf("two namespaces have the cookies %v", cookies)
+	}
+	first, err := a.Cookie()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if second, err := again.Cookie(); err != nil || second != first {
+		t.Errorf("cookie %d by one handle, %d by another (%v)", first, second, err)
+	}
+}
+
+func TestHandleIsNamedInErrors(t *testing.T) {
+	t.Parallel()
+	made := nstest.New(t)
+	path := nstest.Path(t, made)
+	opened, err := netns.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	opened.Close()
+	made.Close()
+	for _, tt := range []struct {
+		ns         *netns.NS
+		path, name string
+	}{{opened, path, path}, {made, "", made.ID().String()}} {
+		if tt.ns.Path() != tt.path || tt.ns.String() != tt.name {
+			t.Errorf("path %q, name %q, want %q and %q", tt.ns.Path(), tt.ns, tt.path, tt.name)
+		}
+		want := "enter network namespace " + tt.name + ": bad file descriptor"
+		if err := tt.ns.Do(func() error { return nil }); err == nil || err.Error() != want {
+			t.Errorf("Do: %v, want %s", err, want)
+		}
+	}
+}
+
+func TestCurrentIsTheCallersOwn(t *testing.T) {
+	t.Parallel()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	ns, err := netns.Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	if got := here(t); got != ns.ID().String() {
+		t.Errorf("Current is %s, and the thread is in %s", ns.ID(), got)
+	}
+	other := nstest.New(t)
+	err = other.Do(func() error {
+		ns, err := netns.Current()
+		if err != nil {
+			return err
+		}
+		defer ns.Close()
+		if ns.ID() != other.ID() {
+			t.Errorf("in Do, Current is %s, want %s", ns.ID(), other.ID())
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func BenchmarkDo(b *testing.B) {
+	ns := nstest.New(b)
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := ns.Do(func() error { return nil }); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkOpen(b *testing.B) {
+	path := nstest.Path(b, nstest.New(b))
+	b.ReportAllocs()
+	for b.Loop() {
+		ns, err := netns.Open(path)
+		if err != nil {
+			b.Fatal(err)
+		}
+		ns.Close()
+	}
+}

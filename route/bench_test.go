@@ -1,0 +1,77 @@
+package route_test
+
+import (
+	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/route"
+)
+
+func BenchmarkAddRemove(b *testing.B) {
+	h := newHost(b)
+	for _, r := range []route.Route{
+		{Dst: nstest.Prefix("192.0.2.0/24"), Gateway: nstest.Addr("10.1.0.1")},
+		{Dst: nstest.Prefix("2001:db8::/32"), Gateway: nstest.Addr("fd01::1")},
+	} {
+		b.Run(r.Dst.String(), func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if err := h.c.Add(r); err != nil {
+					b.Fatal(err)
+				}
+				if err := h.c.Remove(r); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+func BenchmarkGet(b *testing.B) {
+	h := newHost(b)
+	for _, dst := range []string{"10.1.0.2", "fd01::2"} {
+		b.Run(dst, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				r, err := h.c.Get(nstest.Addr(dst))
+				if err != nil || r.Type != route.Local {
+					b.Fatal(r, err)
+				}
+			}
+		})
+	}
+}
+
+func BenchmarkEnsureUnchanged(b *testing.B) {
+	h := newHost(b)
+	r := route.Route{Dst: nstest.Prefix("192.0.2.0/24"), Gateway: nstest.Addr("10.1.0.1"), Link: h.eth0}
+	if err := h.c.Add(r); err != nil {
+		b.Fatal(err)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		if changed, err := h.c.Ensure(r); changed || err != nil {
+			b.Fatal(changed, err)
+		}
+	}
+}
+
+// TestAllocationsOfAnAppend keeps what a route costs in a batch of others.
+func TestAllocationsOfAnAppend(t *testing.T) {
+	var b nl.Batch
+	r := route.Route{Dst: nstest.Prefix("192.0.2.0/24"), Gateway: nstest.Addr("10.1.0.1")}
+	c := nl.New(nltest.NewFake(nltest.AckAll))
+	r.AppendAdd(&b)
+	if err := c.Execute(&b); err != nil {
+		t.Fatal(err)
+	}
+	got := testing.AllocsPerRun(100, func() {
+		b.Reset()
+		r.AppendAdd(&b)
+	})
+	if got > 3 {
+		t.Errorf("%v allocations, want 3 at most: the route, for errors to name, its scope and its gateway", got)
+	}
+}

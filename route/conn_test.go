@@ -1,0 +1,456 @@
+package route_test
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/route"
+)
+
+var update = flag.Bool("update", false, "write the golden files and the seeds of the fuzz targets anew")
+
+// TestRequestBytes compares what is sent with a file that says for each request
+// which ip(8) command it stands for.
+func TestRequestBytes(t *testing.T) {
+	t.Parallel()
+	p, a := nstest.Prefix, nstest.Addr
+	full := route.Route{Dst: p("10.0.0.0/8"), Gateway: a("10.1.0.1"), Link: 3, OnLink: true, Source: a("10.1.0.2"), Priority: 7, Table: 1000,
+		Scope: ptr(route.ScopeSite), Protocol: route.ProtocolStatic, TOS: 8, MTU: 1400, AdvMSS: 1360,
+		Metrics: []route.Metric{{Number: unix.RTAX_INITCWND, Value: 10}}}
+	var text string
+	for _, tt := range []struct {
+		command string
+		header  int
+		do      func(*route.Conn) error
+	}{
+		{"ip route add 10.0.0.0/8 via 10.1.0.1 proto 116", unix.SizeofRtMsg,
+			func(c *route.Conn) error { return c.Add(route.Route{Dst: p("10.0.0.0/8"), Gateway: a("10.1.0.1")}) }},
+		{"ip route add default dev 3 proto 116", unix.SizeofRtMsg,
+			func(c *route.Conn) error { return c.Add(route.Route{Family: unix.AF_INET, Link: 3}) }},
+		{"ip -6 route replace default via fe80::1 dev 3 proto 116 expires 60 pref high", unix.SizeofRtMsg, func(c *route.Conn) error {
+			return c.Replace(route.Route{Gateway: a("fe80::1"), Link: 3, Expires: ptr(time.Minute), Pref: route.PrefHigh})
+		}},
+		{"ip route add 10.0.0.0/8 tos 8 via 10.1.0.1 dev 3 onlink src 10.1.0.2 metric 7 table 1000 scope site proto static" +
+			" mtu 1400 advmss 1360 initcwnd 10", unix.SizeofRtMsg, func(c *route.Conn) error { return c.Add(full) }},
+		{"ip route add 10.0.0.0/8 via inet6 fd00::1 dev 3 proto 116", unix.SizeofRtMsg,
+			func(c *route.Conn) error {
+				return c.Add(route.Route{Dst: p("10.0.0.0/8"), Gateway: a("fd00::1"), Link: 3})
+			}},
+		{"ip route add 10.0.0.0/8 proto 116 nexthop via 10.1.0.1 dev 3 weight 4 nexthop via inet6 fd00::1 dev 4 onlink", unix.SizeofRtMsg,
+			func(c *route.Conn) error {
+				return c.Add(route.Route{Dst: p("10.0.0.0/8"), Nexthops: []route.Nexthop{
+					{Gateway: a("10.1.0.1"), Link: 3, Weight: 4}, {Gateway: a("fd00::1"), Link: 4, OnLink: true}}})
+			}},
+		{"ip route add fd00::/8 from fd01::/64 nhid 9 proto 116", unix.SizeofRtMsg,
+			func(c *route.Conn) error {
+				return c.Add(route.Route{Dst: p("fd00::/8"), From: p("fd01::5/64"), NexthopID: 9})
+			}},
+		{"ip route del 10.0.0.0/8", unix.SizeofRtMsg, func(c *route.Conn) error { return c.Del(route.Route{Dst: p("10.0.0.0/8")}) }},
+		{"ip route del fd00::/8 via fd01::1 dev 3 proto static metric 5 table 1000", unix.SizeofRtMsg, func(c *route.Conn) error {
+			return c.Del(route.Route{Dst: p("fd00::/8"), Gateway: a("fd01::1"), Link: 3, Protocol: route.ProtocolStatic, Priority: 5, Table: 1000, MTU: 1400})
+		}},
+		{"ip -4 route show table 1000 dev 3 proto 116 type blackhole", unix.SizeofRtMsg, func(c *route.Conn) error {
+			_, err := c.List(route.Filter{Family: unix.AF_INET, Table: 1000, Link: 3, Protocol: route.ProtocolTombolo, Type: route.Blackhole})
+			return err
+		}},
+		{"ip route get 10.1.0.1", unix.SizeofRtMsg, func(c *route.Conn) error { _, err := c.Get(a("10.1.0.1")); return notFound(err) }},
+		{"ip route get fd00::1", unix.SizeofRtMsg, func(c *route.Conn) error { _, err := c.Get(a("fd00::1")); return notFound(err) }},
+		{"ip rule add priority 9 from 10.1.0.0/16 fwmark 0x1000/0xf000 iif eth0 ipproto tcp dport 80-90 table 1000 protocol 116", 12,
+			func(c *route.Conn) error {
+				return c.AddRule(route.Rule{Priority: 9, From: p("10.1.0.0/16"), Mark: 0x1000, Mask: 0xf000, IIF: "eth0",
+					IPProto: unix.IPPROTO_TCP, DstPorts: route.PortRange{First: 80, Last: 90}, Table: 1000})
+			}},
+		{"ip -6 rule add not from all suppress_prefixlength 0 table main protocol 116", 12, func(c *route.Conn) error {
+			return c.AddRule(route.Rule{Family: unix.AF_INET6, Invert: true, SuppressPrefixLength: ptr(uint32(0))})
+		}},
+		{"ip rule del priority 9", 12, func(c *route.Conn) error { return c.DelRule(route.Rule{Family: unix.AF_INET, Priority: 9, Table: 7}) }},
+		{"ip -6 rule show", 12, func(c *route.Conn) error { _, err := c.Rules(unix.AF_INET6); return err }},
+		{"ip neighbour add 10.1.0.9 lladdr 02:00:00:00:00:09 dev 3", unix.SizeofNdMsg,
+			func(c *route.Conn) error {
+				return c.AddNeighbour(route.Neighbour{Addr: a("10.1.0.9"), MAC: mac(9), Link: 3})
+			}},
+		{"ip neighbour replace fd01::9 lladdr 02:00:00:00:00:09 dev 3 nud stale router protocol 116", unix.SizeofNdMsg,
+			func(c *route.Conn) error {
+				return c.ReplaceNeighbour(route.Neighbour{Addr: a("fd01::9"), MAC: mac(9), Link: 3, State: route.Stale, Flags: route.Router, Protocol: route.ProtocolTombolo})
+			}},
+		{"ip neighbour del 10.1.0.9 dev 3", unix.SizeofNdMsg,
+			func(c *route.Conn) error {
+				return c.DelNeighbour(route.Neighbour{Addr: a("10.1.0.9"), MAC: mac(9), Link: 3})
+			}},
+		{"ip neighbour show dev 3", unix.SizeofNdMsg, func(c *route.Conn) error { _, err := c.Neighbours(route.NeighbourFilter{Link: 3}); return err }},
+		{"ip neighbour get 10.1.0.9 dev 3", unix.SizeofNdMsg, func(c *route.Conn) error { _, err := c.Neighbour(3, a("10.1.0.9")); return notFound(err) }},
+	} {
+		rec := nltest.Record(nltest.NewFake(nltest.AckAll))
+		if err := tt.do(route.On(nl.New(rec))); err != nil {
+			t.Errorf("%s: %v", tt.command, err)
+		}
+		text += "# " + tt.command + "\n" + nltest.Text(tt.header, rec.Sent()...)
+	}
+	golden := filepath.Join("testdata", "requests.golden")
+	if *update {
+		if err := os.WriteFile(golden, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), text); diff != "" {
+		t.Errorf("requests (-want +got):\n%s", diff)
+	}
+}
+
+// notFound is what nltest.AckAll says to every get.
+func notFound(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+func TestAppendedRequestsGoInOneMessage(t *testing.T) {
+	t.Parallel()
+	rec := nltest.Record(nltest.NewFake(nltest.AckAll))
+	var b nl.Batch
+	var looked route.Route
+	dst := route.Route{Dst: nstest.Prefix("10.0.0.0/8"), Link: 3}
+	rule := route.Rule{From: nstest.Prefix("10.0.0.0/8"), Priority: 5}
+	neighbour := route.Neighbour{Addr: nstest.Addr("10.1.0.9"), MAC: mac(9), Link: 3}
+	dst.AppendAdd(&b)
+	dst.AppendReplace(&b)
+	dst.AppendDel(&b)
+	rule.AppendAdd(&b)
+	rule.AppendDel(&b)
+	neighbour.AppendAdd(&b)
+	neighbour.AppendReplace(&b)
+	neighbour.AppendDel(&b)
+	route.AppendGet(&b, nstest.Addr("10.0.0.1"), &looked)
+	err := nl.New(rec).Execute(&b)
+	if b.Err(8) == nil || err != b.Err(8) {
+		t.Errorf("Execute: %v, want the look-up's error %v", err, b.Err(8))
+	}
+	if sent := rec.Sent(); len(sent) != 1 || len(nltest.Split(sent[0])) != 9 {
+		t.Errorf("%d datagrams, want one of nine messages", len(sent))
+	}
+}
+
+func TestLookUpsCanBePipelined(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	tr, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: h.ns})
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn := nl.New(tr)
+	defer conn.Close()
+	var b nl.Batch
+	got := make([]route.Route, 4)
+	for i, dst := range []string{"10.1.0.2", "10.1.0.1", "192.0.2.1", "fd02::2"} {
+		route.AppendGet(&b, nstest.Addr(dst), &got[i])
+	}
+	conn.Execute(&b)
+	want := []struct {
+		typ route.Type
+		err error
+	}{{route.Local, nil}, {route.Unicast, nil}, {0, unix.ENETUNREACH}, {route.Local, nil}}
+	for i, w := range want {
+		if got[i].Type != w.typ || !errors.Is(b.Err(i), w.err) {
+			t.Errorf("look-up %d: type %s, %v, want %s, %v", i, got[i].Type, b.Err(i), w.typ, w.err)
+		}
+	}
+}
+
+// reply is a kernel that answers a dump, or a get, with one message.
+func reply(typ uint16, data []byte) *route.Conn {
+	return route.On(nl.New(nltest.NewFake(func(r []nl.Message) [][]byte {
+		if r[0].Flags&unix.NLM_F_DUMP == unix.NLM_F_DUMP {
+			return [][]byte{nltest.Reply(r[0], typ, unix.NLM_F_MULTI, data), nltest.Done(r[0], 0)}
+		}
+		return [][]byte{nltest.Reply(r[0], typ, 0, data)}
+	})))
+}
+
+// message is a fixed header of some length, and attributes.
+func message(header []byte, length int, attrs func(*nl.Encoder)) []byte {
+	h := append(header, make([]byte, length-len(header))...)
+	if attrs == nil {
+		return h
+	}
+	return append(h, nltest.Encode(attrs)...)
+}
+
+func TestMalformedRepliesAreErrors(t *testing.T) {
+	t.Parallel()
+	a4, a6 := nstest.Addr("10.1.0.1"), nstest.Addr("fd01::1")
+	for _, tt := range []struct {
+		name string
+		typ  uint16
+		data []byte
+	}{
+		{"route, short", unix.RTM_NEWROUTE, []byte{2, 24, 0, 0}},
+		{"route, destination of another family", unix.RTM_NEWROUTE, message([]byte{2, 24}, 12, func(e *nl.Encoder) { e.Addr(unix.RTA_DST, a6) })},
+		{"route, prefix too long", unix.RTM_NEWROUTE, message([]byte{2, 33}, 12, func(e *nl.Encoder) { e.Addr(unix.RTA_DST, a4) })},
+		{"route, gateway of five bytes", unix.RTM_NEWROUTE, message([]byte{2}, 12, func(e *nl.Encoder) { e.Bytes(unix.RTA_GATEWAY, make([]byte, 5)) })},
+		{"route, via of one byte", unix.RTM_NEWROUTE, message([]byte{2}, 12, func(e *nl.Encoder) { e.Bytes(unix.RTA_VIA, []byte{2}) })},
+		{"route, via of another family", unix.RTM_NEWROUTE, message([]byte{2}, 12, func(e *nl.Encoder) { e.Bytes(unix.RTA_VIA, []byte{10, 0, 1, 2, 3, 4}) })},
+		{"route, table of two bytes", unix.RTM_NEWROUTE, message([]byte{2}, 12, func(e *nl.Encoder) { e.Uint16(unix.RTA_TABLE, 1) })},
+		{"route, metric of one byte", unix.RTM_NEWROUTE, message([]byte{2}, 12, func(e *nl.Encoder) {
+			e.Nest(unix.RTA_METRICS, func(e *nl.Encoder) { e.Uint8(unix.RTAX_MTU, 1) })
+		})},
+		{"route, next hop cut short", unix.RTM_NEWROUTE, message([]byte{2}, 12, func(e *nl.Encoder) { e.Bytes(unix.RTA_MULTIPATH, make([]byte, 7)) })},
+		{"route, next hop of no length", unix.RTM_NEWROUTE, message([]byte{2}, 12, func(e *nl.Encoder) { e.Bytes(unix.RTA_MULTIPATH, make([]byte, 8)) })},
+		{"route, next hop with a via cut short", unix.RTM_NEWROUTE, message([]byte{2}, 12, func(e *nl.Encoder) {
+			e.Bytes(unix.RTA_MULTIPATH, []byte{13, 0, 0, 0, 1, 0, 0, 0, 5, 0, unix.RTA_VIA, 0, 2})
+		})},
+		{"route, next hop with half an attribute", unix.RTM_NEWROUTE, message([]byte{2}, 12, func(e *nl.Encoder) {
+			e.Bytes(unix.RTA_MULTIPATH, []byte{10, 0, 0, 0, 1, 0, 0, 0, 5, 0})
+		})},
+		{"rule, short", unix.RTM_NEWRULE, []byte{2}},
+		{"rule, source of another family", unix.RTM_NEWRULE, message([]byte{2, 0, 24}, 12, func(e *nl.Encoder) { e.Addr(unix.FRA_SRC, a6) })},
+		{"rule, ports of three bytes", unix.RTM_NEWRULE, message([]byte{2}, 12, func(e *nl.Encoder) { e.Bytes(unix.FRA_DPORT_RANGE, make([]byte, 3)) })},
+		{"rule, users of three bytes", unix.RTM_NEWRULE, message([]byte{2}, 12, func(e *nl.Encoder) { e.Bytes(unix.FRA_UID_RANGE, make([]byte, 3)) })},
+		{"rule, mark of one byte", unix.RTM_NEWRULE, message([]byte{2}, 12, func(e *nl.Encoder) { e.Uint8(unix.FRA_FWMARK, 1) })},
+		{"neighbour, short", unix.RTM_NEWNEIGH, []byte{2}},
+		{"neighbour, no address", unix.RTM_NEWNEIGH, message([]byte{2}, 12, nil)},
+		{"neighbour, address of another family", unix.RTM_NEWNEIGH, message([]byte{2}, 12, func(e *nl.Encoder) { e.Addr(unix.NDA_DST, a6) })},
+		{"neighbour, protocol of two bytes", unix.RTM_NEWNEIGH, message([]byte{2}, 12, func(e *nl.Encoder) {
+			e.Addr(unix.NDA_DST, a4)
+			e.Uint16(12, 1)
+		})},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c := reply(tt.typ, tt.data)
+			var list any
+			var err error
+			switch {
+			case strings.HasPrefix(tt.name, "route"):
+				list, err = c.List(route.Filter{})
+				if _, err := c.Get(a4); !errors.Is(err, nl.ErrMalformed) {
+					t.Errorf("Get: %v, want %v", err, nl.ErrMalformed)
+				}
+			case strings.HasPrefix(tt.name, "rule"):
+				list, err = c.Rules(0)
+			default:
+				list, err = c.Neighbours(route.NeighbourFilter{})
+				if _, err := c.Neighbour(1, a4); !errors.Is(err, nl.ErrMalformed) {
+					t.Errorf("Neighbour: %v, want %v", err, nl.ErrMalformed)
+				}
+			}
+			if !errors.Is(err, nl.ErrMalformed) {
+				t.Errorf("listed %v, %v, want %v", list, err, nl.ErrMalformed)
+			}
+		})
+	}
+}
+
+func TestOtherFamiliesAreLeftOut(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		typ  uint16
+		data []byte
+	}{
+		{unix.RTM_NEWROUTE, message([]byte{128}, 12, nil)}, // RTNL_FAMILY_IPMR
+		{unix.RTM_NEWRULE, message([]byte{129}, 12, nil)},
+		{unix.RTM_NEWNEIGH, message([]byte{unix.AF_BRIDGE}, 12, nil)},
+		{unix.RTM_NEWLINK, nil}, // not even of the kind
+	} {
+		c := reply(tt.typ, tt.data)
+		routes, err1 := c.List(route.Filter{})
+		rules, err2 := c.Rules(0)
+		neighbours, err3 := c.Neighbours(route.NeighbourFilter{})
+		if len(routes)+len(rules)+len(neighbours) > 0 {
+			t.Errorf("type %d: listed %v, %v and %v", tt.typ, routes, rules, neighbours)
+		}
+		if err := errors.Join(err1, err2, err3); err != nil {
+			t.Errorf("type %d: %v", tt.typ, err)
+		}
+	}
+}
+
+func TestEnsurePassesErrorsOn(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	there := route.Route{Dst: nstest.Prefix("192.0.2.0/24"), Link: h.eth0}
+	other := route.Route{Dst: nstest.Prefix("192.0.2.0/24"), Link: h.eth1}
+	if err := h.c.Add(there); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name  string
+		want  route.Route
+		fault *nltest.Fault
+	}{
+		{"adding", there, &nltest.Fault{Type: unix.RTM_NEWROUTE, Errno: unix.EPERM}},
+		{"listing", there, &nltest.Fault{Type: unix.RTM_GETROUTE, Errno: unix.EPERM}},
+		{"replacing", other, &nltest.Fault{Type: unix.RTM_NEWROUTE, Nth: 2, Errno: unix.EPERM}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			nltest.MustHaveFired(t, tt.fault)
+			tr, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: h.ns})
+			if err != nil {
+				t.Fatal(err)
+			}
+			conn := nl.New(nltest.NewFaulty(tr, tt.fault))
+			defer conn.Close()
+			if changed, err := route.On(conn).Ensure(tt.want); changed || !errors.Is(err, unix.EPERM) {
+				t.Errorf("Ensure: changed %t, %v, want %v", changed, err, unix.EPERM)
+			}
+			if changed, err := h.c.Ensure(there); changed || err != nil {
+				t.Errorf("afterwards: changed %t, %v", changed, err)
+			}
+		})
+	}
+}
+
+func TestInterruptedListsAreTriedAgain(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	for name, list := range map[string]func(*route.Conn) (int, error){
+		"routes": func(c *route.Conn) (int, error) { l, err := c.List(route.Filter{}); return len(l), err },
+		"rules":  func(c *route.Conn) (int, error) { l, err := c.Rules(0); return len(l), err },
+		"neighbours": func(c *route.Conn) (int, error) {
+			l, err := c.Neighbours(route.NeighbourFilter{Link: h.eth0})
+			return len(l), err
+		},
+	} {
+		tr, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: h.ns})
+		if err != nil {
+			t.Fatal(err)
+		}
+		fault := &nltest.Fault{Interrupt: true, Times: 2}
+		conn := nl.New(nltest.NewFaulty(tr, fault))
+		defer conn.Close()
+		want, err := list(h.c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := list(route.On(conn))
+		if err != nil || got != want {
+			t.Errorf("%s: %d, %v, want %d", name, got, err, want)
+		}
+		if want > 0 && fault.Fired() != 2 {
+			t.Errorf("%s: interrupted %d times, want 2", name, fault.Fired())
+		}
+	}
+}
+
+func TestObjectsAreNamedInErrors(t *testing.T) {
+	t.Parallel()
+	p, a := nstest.Prefix, nstest.Addr
+	for _, tt := range []struct {
+		object fmt.Stringer
+		want   string
+	}{
+		{route.Route{Dst: p("10.0.0.0/8"), Gateway: a("10.1.0.1")}, "10.0.0.0/8 via 10.1.0.1"},
+		{route.Route{Dst: p("10.5.0.0/8"), Gateway: a("10.1.0.1"), Link: 3, Table: 100}, "10.0.0.0/8 via 10.1.0.1 on link 3 in table 100"},
+		{route.Route{Gateway: a("10.1.0.1"), Table: route.TableMain}, "default via 10.1.0.1"},
+		{route.Route{Dst: p("::/0"), Type: route.Unreachable}, "unreachable default"},
+		{route.Route{Dst: p("fd00::/8"), From: p("fd01::/64"), NexthopID: 9}, "fd00::/8 from fd01::/64 nexthop object 9"},
+		{route.Route{Type: 77}, "77 default"},
+		{route.Rule{From: p("10.1.0.0/16"), Table: 7, Priority: 100}, "100: from 10.1.0.0/16 table 7"},
+		{route.Rule{To: p("10.1.0.0/16"), Invert: true, IIF: "a", OIF: "b", Action: route.Nop}, "not from all to 10.1.0.0/16 iif a oif b"},
+		{route.Neighbour{Addr: a("10.1.0.9"), Link: 3}, "10.1.0.9 on link 3"},
+	} {
+		if got := tt.object.String(); got != tt.want {
+			t.Errorf("got %q, want %q", got, tt.want)
+		}
+	}
+}
+
+func TestCloseLeavesASharedConnectionOpen(t *testing.T) {
+	t.Parallel()
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: nstest.New(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	c := route.On(conn)
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.List(route.Filter{}); err != nil {
+		t.Errorf("after Close: %v", err)
+	}
+}
+
+func TestDialWithoutConfigIsTheCallersNamespace(t *testing.T) {
+	t.Parallel()
+	nstest.RequireRoot(t)
+	c, err := route.Dial(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.Rules(unix.AF_INET); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestRecordSeeds writes the seeds of the fuzz targets, given -update: what this
+// kernel lists of each kind of route, rule and neighbour.
+func TestRecordSeeds(t *testing.T) {
+	if !*update {
+		t.Skip("records only with -update")
+	}
+	h := newHost(t)
+	nstest.Run(t, h.ns, "ip", "nexthop", "add", "id", "9", "via", "10.1.0.1", "dev", "eth0")
+	tr, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: h.ns})
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec := nltest.Record(tr)
+	conn := nl.New(rec)
+	defer conn.Close()
+	c := route.On(conn)
+	// save keeps the message that is about what a test has just added.
+	save := func(target, name string, typ uint16, mark func(nl.Message) bool) {
+		for _, d := range rec.Received() {
+			for _, m := range nltest.Split(d) {
+				if m.Type == typ && mark(m) {
+					nstest.SaveCorpus(t, target, "kernel-"+strings.NewReplacer(" ", "-", ",", "").Replace(name), m.Data)
+				}
+			}
+		}
+	}
+	for _, tt := range routes(h) {
+		if err := c.Add(tt.route); err != nil {
+			t.Fatal(err)
+		}
+		rec.Received()
+		c.List(route.Filter{})
+		save("FuzzRoute", tt.name, unix.RTM_NEWROUTE, func(m nl.Message) bool { return m.Data[5] != unix.RTPROT_KERNEL })
+		c.Del(tt.route)
+	}
+	for _, tt := range rules() {
+		if err := c.AddRule(tt.rule); err != nil {
+			t.Fatal(err)
+		}
+		rec.Received()
+		c.Rules(0)
+		// The last of the attributes, FRA_PROTOCOL, is 2 in the kernel's own.
+		save("FuzzRule", tt.name, unix.RTM_NEWRULE, func(m nl.Message) bool { return !strings.Contains(string(m.Data), "\x05\x00\x15\x00\x02") })
+		c.DelRule(tt.rule)
+	}
+	for i, addr := range []string{"10.1.0.9", "fd01::9"} {
+		if err := c.AddNeighbour(route.Neighbour{Addr: nstest.Addr(addr), MAC: mac(9), Link: h.eth0, Protocol: route.ProtocolTombolo}); err != nil {
+			t.Fatal(err)
+		}
+		rec.Received()
+		c.Neighbour(h.eth0, nstest.Addr(addr))
+		save("FuzzNeighbour", fmt.Sprint(i), unix.RTM_NEWNEIGH, func(nl.Message) bool { return true })
+	}
+}

@@ -1,0 +1,12 @@
+// Package route reads and writes routes, policy rules and neighbours.
+//
+// Changing any of them needs CAP_NET_ADMIN in the user namespace that owns the
+// network namespace; reading needs none. A Config that names a namespace needs
+// CAP_SYS_ADMIN to open the socket there. Linux 6.1 and later.
+//
+// Routes that are added without a Protocol carry ProtocolTombolo, by which they
+// are known as ours in `ip route` (as "proto 116") and to a Filter.
+//
+// The forwarding table of a bridge, which the kernel keeps as neighbours too, is
+// package bridge's matter.
+package route

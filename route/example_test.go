@@ -1,0 +1,84 @@
+package route_test
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/route"
+)
+
+// A new namespace gets a route, and a rule that sends some to a table of its own.
+func Example() {
+	ns, err := netns.New()
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer ns.Close()
+	conn, err := route.Dial(&route.Config{NetNS: ns})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer conn.Close()
+
+	documentation := netip.MustParsePrefix("192.0.2.0/24")
+	for range 2 {
+		changed, err := conn.Ensure(route.Route{Dst: documentation, Type: route.Unreachable})
+		fmt.Println(changed, err)
+	}
+	err = conn.Add(route.Route{Dst: documentation, Type: route.Blackhole})
+	fmt.Println(err, errors.Is(err, fs.ErrExist))
+
+	changed, err := conn.EnsureRule(route.Rule{From: netip.MustParsePrefix("10.0.0.0/8"), Table: 100, Priority: 1000})
+	fmt.Println(changed, err)
+
+	list, err := conn.List(route.Filter{Family: unix.AF_INET, Protocol: route.ProtocolTombolo})
+	fmt.Println(list, err)
+	// Output:
+	// true <nil>
+	// false <nil>
+	// add route blackhole 192.0.2.0/24: file exists true
+	// true <nil>
+	// [unreachable 192.0.2.0/24] <nil>
+}
+
+// The kernel is asked whether an address is one of the host's own.
+func ExampleConn_Get() {
+	ns, err := netns.New()
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer ns.Close()
+	addresses, err := addr.Dial(&addr.Config{NetNS: ns})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer addresses.Close()
+	routes, err := route.Dial(&route.Config{NetNS: ns})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer routes.Close()
+
+	own := netip.MustParsePrefix("192.0.2.1/32")
+	if err := addresses.Add(addr.Address{Prefix: own, Link: 1}); err != nil {
+		fmt.Println(err)
+	}
+	r, err := routes.Get(own.Addr())
+	fmt.Println(r.Type, err)
+	_, err = routes.Get(own.Addr().Next())
+	fmt.Println(err)
+	// Output:
+	// local <nil>
+	// look up route to 192.0.2.2: network is unreachable
+}

@@ -1,0 +1,561 @@
+package route_test
+
+import (
+	"errors"
+	"io/fs"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/route"
+)
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+// host is a namespace with two links, each of which has an address of either
+// family: 10.1.0.2/24 and fd01::2/64 on eth0, the same with a 2 on eth1.
+type host struct {
+	ns         *netns.NS
+	c          *route.Conn
+	eth0, eth1 int
+}
+
+func newHost(tb testing.TB) host {
+	tb.Helper()
+	ns := nstest.New(tb)
+	h := host{ns: ns, c: dial(tb, ns)}
+	h.eth0, _ = nstest.Veth(tb, ns, "eth0", ns, "peer0")
+	h.eth1, _ = nstest.Veth(tb, ns, "eth1", ns, "peer1")
+	for _, n := range []string{"1", "2"} {
+		dev := map[string]string{"1": "eth0", "2": "eth1"}[n]
+		nstest.Run(tb, ns, "ip", "address", "add", "10."+n+".0.2/24", "dev", dev)
+		nstest.Run(tb, ns, "ip", "address", "add", "fd0"+n+"::2/64", "dev", dev, "nodad")
+	}
+	h.waitUntilLocal(tb, nstest.Addr("fd01::2"))
+	h.waitUntilLocal(tb, nstest.Addr("fd02::2"))
+	return h
+}
+
+// waitUntilLocal waits for the route of an IPv6 address, which the kernel adds a
+// moment after the address, even without duplicate address detection.
+func (h host) waitUntilLocal(tb testing.TB, a netip.Addr) {
+	tb.Helper()
+	watch, err := nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: h.ns}, unix.RTNLGRP_IPV6_ROUTE)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer watch.Close()
+	for {
+		if r, err := h.c.Get(a); err == nil && r.Type == route.Local {
+			return
+		}
+		if _, err := watch.Next(tb.Context()); err != nil {
+			tb.Fatal(err)
+		}
+	}
+}
+
+func dial(tb testing.TB, ns *netns.NS) *route.Conn {
+	tb.Helper()
+	c, err := route.Dial(&route.Config{NetNS: ns})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { c.Close() })
+	return c
+}
+
+// shown gives the lines that ip-route(8) prints for routes to a destination, in
+// every table.
+func (h host) shown(tb testing.TB, dst string) []string {
+	tb.Helper()
+	family := "-4"
+	if strings.Contains(dst, ":") {
+		family = "-6"
+	}
+	if strings.HasSuffix(dst, "/0") {
+		dst = "default"
+	}
+	var lines []string
+	out := nstest.Run(tb, h.ns, "ip", family, "-details", "route", "show", "table", "all")
+	for line := range strings.Lines(out) {
+		line = strings.ReplaceAll(strings.Join(strings.Fields(line), " "), " table main", "")
+		line = ticking.ReplaceAllString(line, "expires …")
+		if f := strings.Fields(line); len(f) > 1 && f[1] == dst && !strings.Contains(line, "proto kernel") {
+			lines = append(lines, line)
+		} else if len(lines) > 0 && len(f) > 0 && f[0] == "nexthop" {
+			lines[len(lines)-1] += " " + line
+		}
+	}
+	return lines
+}
+
+// ticking is the part of a line that time changes.
+var ticking = regexp.MustCompile(`expires [0-9]+sec`)
+
+func ptr[T any](v T) *T { return &v }
+
+// routes is every kind of route that the package knows, with what ip-route(8) is
+// to print for it.
+func routes(h host) []struct {
+	name  string
+	route route.Route
+	shown string
+} {
+	p, a := nstest.Prefix, nstest.Addr
+	return []struct {
+		name  string
+		route route.Route
+		shown string
+	}{
+		{"to a link", route.Route{Dst: p("192.0.2.0/24"), Link: h.eth0},
+			"unicast 192.0.2.0/24 dev eth0 proto 116 scope link"},
+		{"through a gateway", route.Route{Dst: p("192.0.2.0/24"), Gateway: a("10.1.0.1")},
+			"unicast 192.0.2.0/24 via 10.1.0.1 dev eth0 proto 116 scope global"},
+		{"with host bits", route.Route{Dst: p("192.0.2.77/24"), Gateway: a("10.1.0.1")},
+			"unicast 192.0.2.0/24 via 10.1.0.1 dev eth0 proto 116 scope global"},
+		{"default by its gateway", route.Route{Gateway: a("10.1.0.1")},
+			"unicast default via 10.1.0.1 dev eth0 proto 116 scope global"},
+		{"default spelt out", route.Route{Dst: p("0.0.0.0/0"), Gateway: a("10.1.0.1")},
+			"unicast default via 10.1.0.1 dev eth0 proto 116 scope global"},
+		{"default to a link", route.Route{Family: unix.AF_INET, Link: h.eth0},
+			"unicast default dev eth0 proto 116 scope link"},
+		{"every field of a CNI 1.1 route", route.Route{Dst: p("192.0.2.0/24"), Gateway: a("10.1.0.1"), MTU: 1400,
+			AdvMSS: 1360, Priority: 7, Table: 1000, Scope: ptr(route.ScopeSite)},
+			"unicast 192.0.2.0/24 via 10.1.0.1 dev eth0 table 1000 proto 116 scope site metric 7 mtu 1400 advmss 1360"},
+		{"in a table of one byte", route.Route{Dst: p("192.0.2.0/24"), Link: h.eth0, Table: 255},
+			"unicast 192.0.2.0/24 dev eth0 table local proto 116 scope link"},
+		{"with a source", route.Route{Dst: p("192.0.2.0/24"), Gateway: a("10.1.0.1"), Source: a("10.2.0.2")},
+			"unicast 192.0.2.0/24 via 10.1.0.1 dev eth0 proto 116 scope global src 10.2.0.2"},
+		{"with a protocol and a type of service", route.Route{Dst: p("192.0.2.0/24"), Link: h.eth0, Protocol: route.ProtocolStatic, TOS: 8},
+			"unicast 192.0.2.0/24 tos 0x08 dev eth0 proto static scope link"},
+		{"on-link", route.Route{Dst: p("192.0.2.0/24"), Gateway: a("198.51.100.1"), Link: h.eth0, OnLink: true},
+			"unicast 192.0.2.0/24 via 198.51.100.1 dev eth0 proto 116 scope global onlink"},
+		{"IPv4 through an IPv6 gateway", route.Route{Dst: p("192.0.2.0/24"), Gateway: a("fd01::1"), Link: h.eth0},
+			"unicast 192.0.2.0/24 via inet6 fd01::1 dev eth0 proto 116 scope global"},
+		{"IPv4 default through an IPv6 gateway", route.Route{Family: unix.AF_INET, Gateway: a("fd01::1"), Link: h.eth0},
+			"unicast default via inet6 fd01::1 dev eth0 proto 116 scope global"},
+		{"other metrics", route.Route{Dst: p("192.0.2.0/24"), Link: h.eth0, MTU: 1300,
+			Metrics: []route.Metric{{Number: unix.RTAX_LOCK, Value: 1 << unix.RTAX_MTU}, {Number: unix.RTAX_INITCWND, Value: 20}}},
+			"unicast 192.0.2.0/24 dev eth0 proto 116 scope link mtu lock 1300 initcwnd 20"},
+		{"several next hops", route.Route{Dst: p("192.0.2.0/24"), Nexthops: []route.Nexthop{
+			{Gateway: a("10.1.0.1"), Weight: 3}, {Gateway: a("fd02::1"), Link: h.eth1}, {Gateway: a("198.51.100.1"), Link: h.eth1, OnLink: true}}},
+			"unicast 192.0.2.0/24 proto 116 scope global nexthop via 10.1.0.1 dev eth0 weight 3 " +
+				"nexthop via inet6 fd02::1 dev eth1 weight 1 nexthop via 198.51.100.1 dev eth1 weight 1 onlink"},
+		{"blackhole", route.Route{Dst: p("192.0.2.0/24"), Type: route.Blackhole},
+			"blackhole 192.0.2.0/24 proto 116 scope global"},
+		{"unreachable", route.Route{Dst: p("192.0.2.0/24"), Type: route.Unreachable},
+			"unreachable 192.0.2.0/24 proto 116 scope global"},
+		{"prohibit", route.Route{Dst: p("192.0.2.0/24"), Type: route.Prohibit},
+			"prohibit 192.0.2.0/24 proto 116 scope global"},
+		{"throw", route.Route{Dst: p("192.0.2.0/24"), Type: route.Throw},
+			"throw 192.0.2.0/24 proto 116 scope global"},
+		{"local", route.Route{Dst: p("192.0.2.0/24"), Type: route.Local, Link: h.eth0, Table: route.TableLocal},
+			"local 192.0.2.0/24 dev eth0 table local proto 116 scope host"},
+		{"a nexthop object", route.Route{Dst: p("192.0.2.0/24"), NexthopID: 9},
+			"unicast 192.0.2.0/24 nhid 9 via 10.1.0.1 dev eth0 proto 116 scope global"},
+
+		{"IPv6 to a link", route.Route{Dst: p("2001:db8::/32"), Link: h.eth0},
+			"unicast 2001:db8::/32 dev eth0 proto 116 scope global metric 1024 pref medium"},
+		{"IPv6 through a gateway", route.Route{Dst: p("2001:db8::5/32"), Gateway: a("fd01::1")},
+			"unicast 2001:db8::/32 via fd01::1 dev eth0 proto 116 scope global metric 1024 pref medium"},
+		{"IPv6 default", route.Route{Gateway: a("fd01::1")},
+			"unicast default via fd01::1 dev eth0 proto 116 scope global metric 1024 pref medium"},
+		{"IPv6 default to a link", route.Route{Family: unix.AF_INET6, Link: h.eth0},
+			"unicast default dev eth0 proto 116 scope global metric 1024 pref medium"},
+		{"IPv6, every field of a CNI 1.1 route", route.Route{Dst: p("2001:db8::/32"), Gateway: a("fe80::1"), Link: h.eth0, MTU: 1400,
+			AdvMSS: 1340, Priority: 7, Table: 1000},
+			"unicast 2001:db8::/32 via fe80::1 dev eth0 table 1000 proto 116 scope global metric 7 mtu 1400 advmss 1340 pref medium"},
+		{"IPv6 with a source and a preference", route.Route{Dst: p("2001:db8::/32"), Gateway: a("fd01::1"), Source: a("fd02::2"), Pref: route.PrefHigh},
+			"unicast 2001:db8::/32 via fd01::1 dev eth0 proto 116 scope global src fd02::2 metric 1024 pref high"},
+		{"IPv6 for a time", route.Route{Dst: p("2001:db8::/32"), Gateway: a("fd01::1"), Expires: ptr(time.Hour)},
+			"unicast 2001:db8::/32 via fd01::1 dev eth0 proto 116 scope global metric 1024 expires … pref medium"},
+		{"IPv6, several next hops", route.Route{Dst: p("2001:db8::/32"), Nexthops: []route.Nexthop{
+			{Gateway: a("fd01::1"), Link: h.eth0, Weight: 2}, {Gateway: a("fd02::1"), Link: h.eth1}}},
+			"unicast 2001:db8::/32 proto 116 scope global metric 1024 pref medium " +
+				"nexthop via fd01::1 dev eth0 weight 2 nexthop via fd02::1 dev eth1 weight 1"},
+		{"IPv6 blackhole", route.Route{Dst: p("2001:db8::/32"), Type: route.Blackhole},
+			"blackhole 2001:db8::/32 dev lo proto 116 scope global metric 1024 pref medium"},
+	}
+}
+
+// TestRouteIsWhatItWasAskedToBe takes each kind of route through its life, with
+// ip-route(8) as the referee of what is there.
+func TestRouteIsWhatItWasAskedToBe(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	nstest.Run(t, h.ns, "ip", "nexthop", "add", "id", "9", "via", "10.1.0.1", "dev", "eth0")
+	for _, tt := range routes(h) {
+		t.Run(tt.name, func(t *testing.T) {
+			if err := h.c.Add(tt.route); err != nil {
+				t.Fatal(err)
+			}
+			dst := tt.route.Dst.Masked().String()
+			if !tt.route.Dst.IsValid() {
+				dst = "0.0.0.0/0"
+				if strings.HasPrefix(tt.name, "IPv6") {
+					dst = "::/0"
+				}
+			}
+			if diff := cmp.Diff([]string{tt.shown}, h.shown(t, dst)); diff != "" {
+				t.Errorf("ip route (-want +got):\n%s", diff)
+			}
+			matching := 0
+			list, err := h.c.List(route.Filter{})
+			for _, have := range list {
+				if tt.route.Matches(have) {
+					matching++
+				}
+			}
+			if err != nil || matching != 1 {
+				t.Errorf("%d routes of the list match, want 1 (%v): %+v", matching, err, list)
+			}
+			if err := h.c.Add(tt.route); !errors.Is(err, fs.ErrExist) {
+				t.Errorf("adding it again: %v, want %v", err, fs.ErrExist)
+			}
+			if changed, err := h.c.Ensure(tt.route); changed || err != nil {
+				t.Errorf("Ensure: changed %t, %v, want no change", changed, err)
+			}
+			if err := h.c.Del(tt.route); err != nil {
+				t.Fatal(err)
+			}
+			if got := h.shown(t, dst); len(got) > 0 {
+				t.Errorf("left after Del: %s", got)
+			}
+			if err := h.c.Del(tt.route); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("deleting it again: %v, want %v", err, fs.ErrNotExist)
+			}
+			if err := h.c.Remove(tt.route); err != nil {
+				t.Errorf("Remove of what is not there: %v", err)
+			}
+		})
+	}
+}
+
+// TestListedRouteCanBeAddedElsewhere is what taking over a link rests on: nothing
+// of a route gets lost between List and Add.
+func TestListedRouteCanBeAddedElsewhere(t *testing.T) {
+	t.Parallel()
+	from, to := newHost(t), newHost(t)
+	for _, h := range []host{from, to} {
+		nstest.Run(t, h.ns, "ip", "nexthop", "add", "id", "9", "via", "10.1.0.1", "dev", "eth0")
+	}
+	for _, tt := range routes(from) {
+		t.Run(tt.name, func(t *testing.T) {
+			if err := from.c.Add(tt.route); err != nil {
+				t.Fatal(err)
+			}
+			defer from.c.Remove(tt.route)
+			protocol := tt.route.Protocol
+			if protocol == 0 {
+				protocol = route.ProtocolTombolo
+			}
+			list, err := from.c.List(route.Filter{Protocol: protocol})
+			if err != nil || len(list) != 1 {
+				t.Fatalf("listed %d routes, want 1: %v", len(list), err)
+			}
+			if err := to.c.Add(list[0]); err != nil {
+				t.Fatal(err)
+			}
+			defer to.c.Remove(list[0])
+			want, got := from.shown(t, list[0].Dst.String()), to.shown(t, list[0].Dst.String())
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("ip route (-there +here):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestEnsureCorrectsARoute(t *testing.T) {
+	t.Parallel()
+	p, a := nstest.Prefix, nstest.Addr
+	h := newHost(t)
+	base4 := route.Route{Dst: p("192.0.2.0/24"), Gateway: a("10.1.0.1")}
+	base6 := route.Route{Dst: p("2001:db8::/32"), Gateway: a("fd01::1")}
+	with := func(r route.Route, change func(*route.Route)) route.Route {
+		change(&r)
+		return r
+	}
+	for _, tt := range []struct {
+		name  string
+		there route.Route
+		want  route.Route
+	}{
+		{"gateway", base4, with(base4, func(r *route.Route) { r.Gateway = a("10.1.0.3") })},
+		{"link", base4, with(base4, func(r *route.Route) { r.Gateway = a("10.2.0.1"); r.Link = h.eth1 })},
+		{"gateway away", base4, route.Route{Dst: base4.Dst, Link: h.eth0}},
+		{"MTU", base4, with(base4, func(r *route.Route) { r.MTU = 1400 })},
+		{"AdvMSS away", with(base4, func(r *route.Route) { r.AdvMSS = 1200 }), base4},
+		{"source", base4, with(base4, func(r *route.Route) { r.Source = a("10.2.0.2") })},
+		{"protocol", with(base4, func(r *route.Route) { r.Protocol = route.ProtocolBoot }), base4},
+		{"type", base4, route.Route{Dst: base4.Dst, Type: route.Unreachable}},
+		{"scope", base4, with(base4, func(r *route.Route) { r.Scope = ptr(route.ScopeSite) })},
+		{"other metrics", base4, with(base4, func(r *route.Route) { r.Metrics = []route.Metric{{Number: unix.RTAX_INITCWND, Value: 9}} })},
+		{"IPv6 gateway", base6, with(base6, func(r *route.Route) { r.Gateway = a("fd01::3") })},
+		{"IPv6 link", base6, with(base6, func(r *route.Route) { r.Gateway = a("fd02::1"); r.Link = h.eth1 })},
+		{"IPv6 MTU", base6, with(base6, func(r *route.Route) { r.MTU = 1400 })},
+		{"IPv6 source", with(base6, func(r *route.Route) { r.Source = a("fd02::2") }), base6},
+		{"IPv6 preference", base6, with(base6, func(r *route.Route) { r.Pref = route.PrefLow })},
+		{"IPv6 expires no more", with(base6, func(r *route.Route) { r.Expires = ptr(time.Hour) }), base6},
+		{"IPv6 gateway away", base6, route.Route{Dst: base6.Dst, Link: h.eth0}},
+		{"IPv6 type", base6, route.Route{Dst: base6.Dst, Type: route.Unreachable}},
+		{"IPv6 next hops for a gateway", base6, route.Route{Dst: base6.Dst, Nexthops: []route.Nexthop{
+			{Gateway: a("fd01::1"), Link: h.eth0}, {Gateway: a("fd02::1"), Link: h.eth1}}}},
+		{"IPv6 gateway for next hops", route.Route{Dst: base6.Dst, Nexthops: []route.Nexthop{
+			{Gateway: a("fd01::1"), Link: h.eth0}, {Gateway: a("fd02::1"), Link: h.eth1}}}, base6},
+		{"next hops for a gateway", base4, route.Route{Dst: base4.Dst, Nexthops: []route.Nexthop{
+			{Gateway: a("10.1.0.1")}, {Gateway: a("10.2.0.1")}}}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			for _, r := range []route.Route{tt.there, tt.want} {
+				if changed, err := h.c.Ensure(r); !changed || err != nil {
+					t.Fatalf("Ensure %s: changed %t, %v, want a change", r, changed, err)
+				}
+				if changed, err := h.c.Ensure(r); changed || err != nil {
+					t.Fatalf("Ensure %s again: changed %t, %v, want none", r, changed, err)
+				}
+			}
+			if got := h.shown(t, tt.want.Dst.String()); len(got) != 1 {
+				t.Errorf("there are %d routes, want 1: %q", len(got), got)
+			}
+			if err := h.c.Del(tt.want); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestListIsFilteredByTheKernel(t *testing.T) {
+	t.Parallel()
+	p, a := nstest.Prefix, nstest.Addr
+	h := newHost(t)
+	for _, r := range []route.Route{
+		{Dst: p("192.0.2.0/24"), Link: h.eth0},
+		{Dst: p("192.0.2.0/24"), Link: h.eth1, Table: 1000},
+		{Dst: p("198.51.100.0/24"), Gateway: a("10.2.0.1"), Table: 77, Protocol: route.ProtocolStatic},
+		{Dst: p("203.0.113.0/24"), Type: route.Blackhole},
+		{Dst: p("203.0.113.0/24"), Priority: 3, Nexthops: []route.Nexthop{{Gateway: a("10.1.0.1")}, {Gateway: a("10.2.0.1")}}},
+		{Dst: p("2001:db8::/32"), Gateway: a("fd02::1")},
+		{Dst: p("2001:db8::/32"), Link: h.eth0, Table: 1000},
+	} {
+		if err := h.c.Add(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tt := range []struct {
+		name   string
+		filter route.Filter
+		want   []string
+	}{
+		{"ours", route.Filter{Protocol: route.ProtocolTombolo, Family: unix.AF_INET}, []string{
+			"192.0.2.0/24 on link eth0", "blackhole 203.0.113.0/24",
+			"203.0.113.0/24 nexthop via 10.1.0.1 on link eth0 nexthop via 10.2.0.1 on link eth1",
+			"192.0.2.0/24 on link eth1 in table 1000"}},
+		{"a table of both families", route.Filter{Table: 1000}, []string{
+			"192.0.2.0/24 on link eth1 in table 1000", "2001:db8::/32 on link eth0 in table 1000"}},
+		{"a small table", route.Filter{Table: 77}, []string{"198.51.100.0/24 via 10.2.0.1 on link eth1 in table 77"}},
+		{"a table and a family", route.Filter{Table: 1000, Family: unix.AF_INET6}, []string{"2001:db8::/32 on link eth0 in table 1000"}},
+		{"a table that is not there", route.Filter{Table: 4711, Family: unix.AF_INET}, nil},
+		{"no table of any family", route.Filter{Table: 4711}, nil},
+		{"a link", route.Filter{Link: h.eth1, Protocol: route.ProtocolTombolo}, []string{
+			"203.0.113.0/24 nexthop via 10.1.0.1 on link eth0 nexthop via 10.2.0.1 on link eth1",
+			"192.0.2.0/24 on link eth1 in table 1000", "2001:db8::/32 via fd02::1 on link eth1"}},
+		{"a type", route.Filter{Type: route.Blackhole}, []string{"blackhole 203.0.113.0/24"}},
+		{"local addresses", route.Filter{Family: unix.AF_INET, Table: route.TableLocal, Type: route.Local, Link: h.eth0},
+			[]string{"local 10.1.0.2/32 on link eth0 in table 255"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			list, err := h.c.List(tt.filter)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, r := range list {
+				got = append(got, h.withNames(r.String()))
+			}
+			if diff := cmp.Diff(tt.want, got, cmpopts.SortSlices(strings.Compare)); diff != "" {
+				t.Errorf("listed (-want +got):\n%s", diff)
+			}
+		})
+	}
+	t.Run("a link that is not there", func(t *testing.T) {
+		if _, err := h.c.List(route.Filter{Link: 4711}); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("List: %v, want %v", err, fs.ErrNotExist)
+		}
+	})
+}
+
+func (h host) withNames(s string) string {
+	f := strings.Fields(s)
+	for i, w := range f {
+		if i > 0 && f[i-1] == "link" {
+			switch w {
+			case itoa(h.eth0):
+				f[i] = "eth0"
+			case itoa(h.eth1):
+				f[i] = "eth1"
+			}
+		}
+	}
+	return strings.Join(f, " ")
+}
+
+func TestGetFindsTheWay(t *testing.T) {
+	t.Parallel()
+	p, a := nstest.Prefix, nstest.Addr
+	h := newHost(t)
+	for _, r := range []route.Route{
+		{Dst: p("192.0.2.0/24"), Gateway: a("10.1.0.1"), MTU: 1234},
+		{Dst: p("198.51.100.0/24"), Gateway: a("10.2.0.1"), Table: 1000},
+		{Dst: p("203.0.113.0/24"), Type: route.Prohibit},
+		{Dst: p("2001:db8::/32"), Gateway: a("fd01::1")},
+	} {
+		if err := h.c.Add(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := h.c.AddRule(route.Rule{To: p("198.51.100.0/24"), Table: 1000}); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name, dst string
+		want      route.Route
+		err       error
+	}{
+		{name: "an address of the host", dst: "10.1.0.2",
+			want: route.Route{Dst: p("10.1.0.2/32"), Type: route.Local, Table: route.TableLocal, Source: a("10.1.0.2")}},
+		{name: "an IPv6 address of the host", dst: "fd01::2",
+			want: route.Route{Dst: p("fd01::2/128"), Type: route.Local, Table: route.TableLocal, Source: a("fd01::2"), Protocol: route.ProtocolKernel}},
+		{name: "a neighbour", dst: "10.1.0.77",
+			want: route.Route{Dst: p("10.1.0.77/32"), Type: route.Unicast, Table: route.TableMain, Link: h.eth0, Source: a("10.1.0.2")}},
+		{name: "through a gateway", dst: "192.0.2.9",
+			want: route.Route{Dst: p("192.0.2.9/32"), Type: route.Unicast, Table: route.TableMain, Gateway: a("10.1.0.1"), Link: h.eth0, Source: a("10.1.0.2"), MTU: 1234}},
+		{name: "by a rule", dst: "198.51.100.9",
+			want: route.Route{Dst: p("198.51.100.9/32"), Type: route.Unicast, Table: 1000, Gateway: a("10.2.0.1"), Link: h.eth1, Source: a("10.2.0.2")}},
+		{name: "IPv6 through a gateway", dst: "2001:db8::9",
+			want: route.Route{Dst: p("2001:db8::9/128"), Type: route.Unicast, Table: route.TableMain, Gateway: a("fd01::1"), Link: h.eth0, Source: a("fd01::2"),
+				Protocol: route.ProtocolTombolo, Priority: 1024}},
+		{name: "nowhere", dst: "8.8.8.8", err: unix.ENETUNREACH},
+		{name: "nowhere, IPv6", dst: "2002::1", err: unix.ENETUNREACH},
+		{name: "prohibited", dst: "203.0.113.1", err: unix.EACCES},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := h.c.Get(a(tt.dst))
+			if !errors.Is(err, tt.err) {
+				t.Fatalf("Get: %v, want %v", err, tt.err)
+			}
+			if err != nil {
+				var opErr *tombolo.OpError
+				if !errors.As(err, &opErr) || opErr.Object != tt.dst {
+					t.Errorf("Get: %v, want an OpError about %s", err, tt.dst)
+				}
+				return
+			}
+			if got.Type == route.Local {
+				got.Link = 0 // the loopback interface or the address's, depending on family and kernel
+			}
+			opts := []cmp.Option{cmpopts.EquateComparable(tt.want.Dst, tt.want.Gateway),
+				cmpopts.IgnoreFields(route.Route{}, "Family", "Scope", "Flags")}
+			if diff := cmp.Diff(tt.want, got, opts...); diff != "" {
+				t.Errorf("route (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestRefusedRouteSaysWhy(t *testing.T) {
+	t.Parallel()
+	p, a := nstest.Prefix, nstest.Addr
+	h := newHost(t)
+	for _, tt := range []struct {
+		name  string
+		route route.Route
+		want  string
+	}{
+		{"gateway out of reach", route.Route{Dst: p("10.0.0.0/8"), Gateway: a("172.16.0.1")},
+			"add route 10.0.0.0/8 via 172.16.0.1: network is unreachable (kernel: Nexthop has invalid gateway)"},
+		{"source not ours", route.Route{Dst: p("10.0.0.0/8"), Gateway: a("10.1.0.1"), Source: a("10.9.9.9")},
+			"add route 10.0.0.0/8 via 10.1.0.1: invalid argument (kernel: Invalid prefsrc address)"},
+		{"no such link", route.Route{Dst: p("10.0.0.0/8"), Link: 4711},
+			"add route 10.0.0.0/8 on link 4711: no such device"},
+		{"no such nexthop object", route.Route{Dst: p("10.0.0.0/8"), NexthopID: 4711},
+			"add route 10.0.0.0/8 nexthop object 4711: invalid argument (kernel: Nexthop id does not exist)"},
+		{"no family", route.Route{Link: h.eth0},
+			"add route default on link " + itoa(h.eth0) + ": a default route without a gateway needs its family"},
+		{"weight", route.Route{Dst: p("10.0.0.0/8"), Nexthops: []route.Nexthop{{Gateway: a("10.1.0.1"), Weight: 257}}},
+			"add route 10.0.0.0/8 nexthop via 10.1.0.1: weight 257 of a next hop is not within 1 and 256"},
+		{"families mixed", route.Route{Dst: p("10.0.0.0/8"), From: p("fd00::/8"), Link: h.eth0},
+			"add route 10.0.0.0/8 from fd00::/8 on link " + itoa(h.eth0) + ": source prefix is not of the destination's family"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			err := h.c.Add(tt.route)
+			if err == nil || err.Error() != tt.want {
+				t.Errorf("got  %v\nwant %s", err, tt.want)
+			}
+			if changed, err := h.c.Ensure(tt.route); changed || err == nil {
+				t.Errorf("Ensure: changed %t, %v, want an error", changed, err)
+			}
+		})
+	}
+}
+
+func TestDelMatchesWhatIsSet(t *testing.T) {
+	t.Parallel()
+	p, a := nstest.Prefix, nstest.Addr
+	h := newHost(t)
+	dst := p("192.0.2.0/24")
+	for _, tt := range []struct {
+		name string
+		del  route.Route
+		left []int // of the priorities 5, 6, 7
+		err  error
+	}{
+		{"by destination, the first", route.Route{Dst: dst}, []int{6, 7}, nil},
+		{"by priority", route.Route{Dst: dst, Priority: 6}, []int{5, 7}, nil},
+		{"by gateway", route.Route{Dst: dst, Gateway: a("10.2.0.1")}, []int{5, 6}, nil},
+		{"by link", route.Route{Dst: dst, Link: h.eth1}, []int{5, 6}, nil},
+		{"by protocol", route.Route{Dst: dst, Protocol: route.ProtocolStatic}, []int{5, 7}, nil},
+		{"by type", route.Route{Dst: dst, Type: route.Blackhole}, []int{5, 6, 7}, fs.ErrNotExist},
+		{"by another table", route.Route{Dst: dst, Table: 1000}, []int{5, 6, 7}, fs.ErrNotExist},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			for _, r := range []route.Route{
+				{Dst: dst, Priority: 5, Gateway: a("10.1.0.1")},
+				{Dst: dst, Priority: 6, Gateway: a("10.1.0.3"), Protocol: route.ProtocolStatic},
+				{Dst: dst, Priority: 7, Gateway: a("10.2.0.1")},
+			} {
+				if err := h.c.Replace(r); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := h.c.Del(tt.del); !errors.Is(err, tt.err) {
+				t.Fatalf("Del: %v, want %v", err, tt.err)
+			}
+			list, err := h.c.List(route.Filter{Table: route.TableMain, Family: unix.AF_INET})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var left []int
+			for _, r := range list {
+				if r.Dst == dst {
+					left = append(left, int(r.Priority))
+				}
+			}
+			slices.Sort(left)
+			if diff := cmp.Diff(tt.left, left); diff != "" {
+				t.Errorf("priorities left (-want +got):\n%s", diff)
+			}
+		})
+	}
+}

@@ -1,0 +1,299 @@
+package route
+
+import (
+	"net/netip"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Route is a route. Dst with one of Gateway and Link is enough for most uses; the
+// zero value of every other field leaves the matter to the kernel, or has the
+// meaning that its comment gives. In what List and Get return, every field is as
+// the kernel has it, so that Table, for example, is TableMain and not 0.
+type Route struct {
+	// Dst is the destination; host bits are disregarded. The zero value is the
+	// default route of Family or, where that is 0, of Gateway's family.
+	Dst netip.Prefix
+	// Family is unix.AF_INET or unix.AF_INET6. It is needed only for a default route
+	// that has no Gateway, or that has one of the other family.
+	Family uint8
+	// From makes an IPv6 route one for packets from this prefix only.
+	From netip.Prefix
+	// TOS makes an IPv4 route one for packets with this type of service.
+	TOS uint8
+
+	// Gateway is the next hop. That of an IPv4 route may be an IPv6 address (Linux 5.2).
+	Gateway netip.Addr
+	// Link is the index of the link to send to. 0 is that by which Gateway is reached.
+	Link int
+	// OnLink says that Gateway is on Link though no route says so.
+	OnLink bool
+	// Nexthops are what to choose from for each flow, in place of Gateway and Link.
+	Nexthops []Nexthop
+	// NexthopID names a nexthop object (Linux 5.3), in place of all of these. List and
+	// Get give what the object holds as well.
+	NexthopID uint32
+
+	// Source is the address that packets of the host itself are sent from, where they
+	// have none yet.
+	Source netip.Addr
+	// Priority orders routes to the same destination, the lowest first; 0 is the
+	// kernel's choice: 0 for IPv4, 1024 for IPv6.
+	Priority uint32
+	// Table is the routing table; 0 is TableMain.
+	Table uint32
+	// Scope is for IPv4. nil is the customary one: host for a local route, link for
+	// one without a gateway and for broadcast, else global.
+	Scope *Scope
+	// Protocol says who made the route; 0 is ProtocolTombolo when it is added, and
+	// any when it is deleted.
+	Protocol Protocol
+	// Type is what becomes of packets; 0 is Unicast when it is added, and any when it
+	// is deleted.
+	Type Type
+	// Pref ranks IPv6 routes that were learnt from routers (RFC 4191).
+	Pref Pref
+	// Expires is in how long the kernel will delete an IPv6 route; nil is never. It
+	// counts in whole seconds, and parts are rounded up.
+	Expires *time.Duration
+
+	// MTU is the largest packet in bytes, and AdvMSS the TCP segment size to
+	// advertise; 0 is what the link gives.
+	MTU, AdvMSS uint32
+	// Metrics are the others of RTA_METRICS that are numbers, in ascending order.
+	Metrics []Metric
+
+	// Flags are the kernel's own, and not sent.
+	Flags Flags
+}
+
+// Nexthop is one of several next hops of a route.
+type Nexthop struct {
+	Gateway netip.Addr
+	Link    int
+	OnLink  bool
+	// Weight is this one's share of the flows: 1 to 256, 0 is 1.
+	Weight int
+	// Flags are the kernel's own, and not sent.
+	Flags Flags
+}
+
+// Metric is one of the numbers (RTAX_* of linux/rtnetlink.h) that go with a route,
+// such as RTAX_INITCWND.
+type Metric struct {
+	Number uint16
+	Value  uint32
+}
+
+// The tables that always exist.
+const (
+	TableDefault uint32 = unix.RT_TABLE_DEFAULT
+	TableMain    uint32 = unix.RT_TABLE_MAIN
+	TableLocal   uint32 = unix.RT_TABLE_LOCAL
+)
+
+// Protocol says who made a route (RTPROT_* of linux/rtnetlink.h).
+type Protocol uint8
+
+const (
+	// ProtocolTombolo marks the routes of this module: the letter t. Neither the
+	// kernel's list, nor iproute2's, nor a routing daemon that we know of uses it.
+	ProtocolTombolo Protocol = 't'
+
+	ProtocolRedirect Protocol = unix.RTPROT_REDIRECT // an ICMP redirect
+	ProtocolKernel   Protocol = unix.RTPROT_KERNEL   // came with an address
+	ProtocolBoot     Protocol = unix.RTPROT_BOOT     // `ip route add` without a protocol
+	ProtocolStatic   Protocol = unix.RTPROT_STATIC   // by hand
+	ProtocolRA       Protocol = unix.RTPROT_RA       // an IPv6 router advertisement
+	ProtocolDHCP     Protocol = unix.RTPROT_DHCP     // a DHCP client
+)
+
+// Type is what becomes of the packets that a route matches (RTN_*).
+type Type uint8
+
+// The types of routes.
+const (
+	Unicast     Type = unix.RTN_UNICAST
+	Local       Type = unix.RTN_LOCAL     // to this host
+	Broadcast   Type = unix.RTN_BROADCAST // to this host, and out as a broadcast
+	Anycast     Type = unix.RTN_ANYCAST
+	Multicast   Type = unix.RTN_MULTICAST
+	Blackhole   Type = unix.RTN_BLACKHOLE   // dropped in silence
+	Unreachable Type = unix.RTN_UNREACHABLE // ICMP host unreachable
+	Prohibit    Type = unix.RTN_PROHIBIT    // ICMP administratively prohibited
+	Throw       Type = unix.RTN_THROW       // on to the next rule
+)
+
+// String gives the name that ip-route(8) has for the type, or its number.
+func (t Type) String() string {
+	switch t {
+	case 0, Unicast:
+		return "unicast"
+	case Local:
+		return "local"
+	case Broadcast:
+		return "broadcast"
+	case Anycast:
+		return "anycast"
+	case Multicast:
+		return "multicast"
+	case Blackhole:
+		return "blackhole"
+	case Unreachable:
+		return "unreachable"
+	case Prohibit:
+		return "prohibit"
+	case Throw:
+		return "throw"
+	}
+	return strconv.Itoa(int(t))
+}
+
+// Scope is how far a destination is (RT_SCOPE_*).
+type Scope uint8
+
+// The scopes that mean something to the kernel. Numbers between them may be used.
+const (
+	ScopeGlobal Scope = unix.RT_SCOPE_UNIVERSE
+	ScopeSite   Scope = unix.RT_SCOPE_SITE
+	ScopeLink   Scope = unix.RT_SCOPE_LINK
+	ScopeHost   Scope = unix.RT_SCOPE_HOST
+
+	scopeAny Scope = unix.RT_SCOPE_NOWHERE // in a deletion
+)
+
+// Pref is the preference of an IPv6 route (RFC 4191, section 2.1).
+type Pref uint8
+
+// The preferences.
+const (
+	PrefMedium Pref = 0
+	PrefHigh   Pref = 1
+	PrefLow    Pref = 3
+)
+
+// Flags are what the kernel says of a route or a next hop (RTNH_F_* and RTM_F_*).
+type Flags uint32
+
+// Some of the flags.
+const (
+	Dead     Flags = unix.RTNH_F_DEAD     // its link is down
+	LinkDown Flags = unix.RTNH_F_LINKDOWN // its link has no carrier
+	Cloned   Flags = unix.RTM_F_CLONED    // an answer of Get, not an entry of a table
+
+	onLink Flags = unix.RTNH_F_ONLINK
+)
+
+// String names the route as errors do: "10.0.0.0/8 via 10.1.0.1 on link 3".
+func (r Route) String() string {
+	var b strings.Builder
+	if r.Type != 0 && r.Type != Unicast {
+		b.WriteString(r.Type.String() + " ")
+	}
+	if r.isDefault() {
+		b.WriteString("default")
+	} else {
+		b.WriteString(r.Dst.Masked().String())
+	}
+	if r.From.IsValid() && r.From.Bits() > 0 {
+		b.WriteString(" from " + r.From.String())
+	}
+	writeHop(&b, r.Gateway, r.Link)
+	for _, h := range r.Nexthops {
+		b.WriteString(" nexthop")
+		writeHop(&b, h.Gateway, h.Link)
+	}
+	if r.NexthopID != 0 {
+		b.WriteString(" nexthop object " + strconv.FormatUint(uint64(r.NexthopID), 10))
+	}
+	if r.Table != 0 && r.Table != TableMain {
+		b.WriteString(" in table " + strconv.FormatUint(uint64(r.Table), 10))
+	}
+	return b.String()
+}
+
+func writeHop(b *strings.Builder, gateway netip.Addr, link int) {
+	if gateway.IsValid() {
+		b.WriteString(" via " + gateway.String())
+	}
+	if link != 0 {
+		b.WriteString(" on link " + strconv.Itoa(link))
+	}
+}
+
+func (r *Route) isDefault() bool { return !r.Dst.IsValid() || r.Dst.Bits() == 0 }
+
+// family gives 0 where nothing tells.
+func (r *Route) family() uint8 {
+	switch {
+	case r.Dst.IsValid():
+		return familyOf(r.Dst.Addr())
+	case r.Family != 0:
+		return r.Family
+	case r.Gateway.IsValid():
+		return familyOf(r.Gateway)
+	}
+	for _, h := range r.Nexthops {
+		if h.Gateway.IsValid() {
+			return familyOf(h.Gateway)
+		}
+	}
+	return 0
+}
+
+func familyOf(a netip.Addr) uint8 {
+	if a.Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+// normal is the route with the zero values spelt out, as Add understands them.
+func (r *Route) normal() Route {
+	n := *r
+	n.Family = r.family()
+	everywhere := netip.IPv6Unspecified()
+	if n.Family == unix.AF_INET {
+		everywhere = netip.IPv4Unspecified()
+	}
+	if n.Dst = n.Dst.Masked(); !n.Dst.IsValid() {
+		n.Dst = netip.PrefixFrom(everywhere, 0)
+	}
+	if n.From = n.From.Masked(); n.From.Bits() == 0 {
+		n.From = netip.Prefix{}
+	}
+	if n.Table == 0 {
+		n.Table = TableMain
+	}
+	if n.Type == 0 {
+		n.Type = Unicast
+	}
+	if n.Protocol == 0 {
+		n.Protocol = ProtocolTombolo
+	}
+	if n.Family == unix.AF_INET6 && n.Priority == 0 {
+		n.Priority = 1024 // IP6_RT_PRIO_USER
+	}
+	if n.Scope == nil {
+		s := n.customaryScope()
+		n.Scope = &s
+	}
+	return n
+}
+
+func (r *Route) customaryScope() Scope {
+	switch {
+	case r.Family == unix.AF_INET6:
+		return ScopeGlobal
+	case r.Type == Local:
+		return ScopeHost
+	case r.Type == Broadcast, r.Type == Multicast, r.Type == Anycast:
+		return ScopeLink
+	case r.Type == Unicast && !r.Gateway.IsValid() && len(r.Nexthops) == 0 && r.NexthopID == 0:
+		return ScopeLink
+	}
+	return ScopeGlobal
+}

@@ -1,0 +1,242 @@
+package bridge
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+)
+
+// Bridge describes a bridge device.
+type Bridge struct {
+	// Name is 1 to 15 bytes.
+	Name string
+	// MAC is the bridge's own. Nil leaves that of an existing bridge, and takes a
+	// random one for a new. Either way it is pinned: a bridge otherwise takes the
+	// lowest MAC among its ports, and breaks its neighbours' caches as they come
+	// and go.
+	MAC net.HardwareAddr
+	// MTU, in bytes, is pinned too. 0 leaves that of an existing bridge, and is
+	// 1500 for a new.
+	MTU int
+	// Alias is given to a new bridge, so that it is known whose it is; that of an
+	// existing one is left. At most 255 bytes.
+	Alias string
+	// NoIPv6 keeps a new bridge from having a link-local address of its own, for
+	// networks without IPv6.
+	NoIPv6 bool
+}
+
+// ErrNotBridge is the cause of an Ensure whose name is taken by another kind of
+// link.
+var ErrNotBridge = errors.New("the link is not a bridge")
+
+// Ensure makes the bridge if it is not there, and sets it up; it gives back its
+// state, and whether anything was changed. Several callers may do it at once.
+//
+// Spanning tree stays off, as the kernel has it for a new bridge, so that a port
+// forwards as soon as it has a carrier. It needs CAP_NET_ADMIN.
+func (c *Conn) Ensure(ctx context.Context, br Bridge) (*Link, bool, error) {
+	if err := br.validate(); err != nil {
+		return nil, false, &tombolo.OpError{Op: "ensure bridge", Object: br.Name, Err: err}
+	}
+	l, err := c.Link(ctx, br.Name)
+	created := false
+	if errors.Is(err, fs.ErrNotExist) {
+		created, err = c.createBridge(ctx, br)
+		if err != nil {
+			return nil, false, err
+		}
+		l, err = c.Link(ctx, br.Name)
+	}
+	if err != nil {
+		return nil, created, err
+	}
+	if l.Kind != "bridge" {
+		return nil, created, &tombolo.OpError{Op: "ensure bridge", Object: br.Name, Err: ErrNotBridge,
+			Message: fmt.Sprintf("it is %s; choose another name for the bridge, or delete the link", describeKind(l))}
+	}
+	changed, err := c.correctBridge(ctx, br, l)
+	return l, created || changed, err
+}
+
+func (br *Bridge) validate() error {
+	if err := checkName(br.Name); err != nil {
+		return err
+	}
+	if len(br.Alias) > aliasMax {
+		return fmt.Errorf("%w: an alias of %d bytes, where %d is the most", ErrInvalid, len(br.Alias), aliasMax)
+	}
+	if br.MAC != nil && (len(br.MAC) != 6 || br.MAC[0]&1 != 0) {
+		return fmt.Errorf("%w: %s is not a unicast MAC", ErrInvalid, br.MAC)
+	}
+	return nil
+}
+
+// createBridge is false where another caller was quicker.
+func (c *Conn) createBridge(ctx context.Context, br Bridge) (bool, error) {
+	var err error
+	if br.MAC == nil {
+		if br.MAC, err = randomMAC(); err != nil {
+			return false, err
+		}
+	}
+	if br.MTU == 0 {
+		br.MTU = 1500
+	}
+	var b nl.Batch
+	b.Request("add bridge", nl.Name(br.Name), unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(e *nl.Encoder) {
+		ifInfo(e, 0, 0, 0)
+		e.String(unix.IFLA_IFNAME, br.Name)
+		e.Bytes(unix.IFLA_ADDRESS, br.MAC)
+		e.Uint32(unix.IFLA_MTU, uint32(otherMTU(br.MTU)))
+		e.Nest(unix.IFLA_LINKINFO, func(e *nl.Encoder) { e.String(unix.IFLA_INFO_KIND, "bridge") })
+	})
+	err = c.execute(ctx, &b)
+	if errors.Is(err, fs.ErrExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	noIPv6 := br.NoIPv6 && hasIPv6(otherMTU(br.MTU))
+	if noIPv6 || br.Alias != "" {
+		// Before it is up; the request that creates takes neither.
+		b.Reset()
+		b.Request("set bridge", nl.Name(br.Name), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
+			ifInfo(e, 0, 0, 0)
+			e.String(unix.IFLA_IFNAME, br.Name)
+			if br.Alias != "" {
+				e.String(unix.IFLA_IFALIAS, br.Alias)
+			}
+			if noIPv6 {
+				noLinkLocal(e)
+			}
+		})
+		if err := c.execute(ctx, &b); err != nil {
+			return true, err
+		}
+	}
+	return true, nil
+}
+
+// otherMTU differs from mtu. A bridge's MTU follows the lowest among its ports
+// until it has been changed by hand, and neither one given at creation nor setting
+// what it has already counts as that. So it is born with another.
+func otherMTU(mtu int) int {
+	if mtu > 1280 {
+		return mtu - 1
+	}
+	return mtu + 1
+}
+
+// correctBridge brings l to what br asks for.
+func (c *Conn) correctBridge(ctx context.Context, br Bridge, l *Link) (bool, error) {
+	mac, mtu := l.MAC, l.MTU
+	if br.MAC != nil {
+		mac = br.MAC
+	}
+	if br.MTU != 0 {
+		mtu = br.MTU
+	}
+	changed := !l.Up || mtu != l.MTU || !bytes.Equal(mac, l.MAC)
+	var b nl.Batch
+	b.Request("set bridge", nl.Name(br.Name), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
+		ifInfo(e, l.Index, unix.IFF_UP, unix.IFF_UP)
+		// To write the address that it has pins it. The kernel does not say whether
+		// it is pinned already.
+		e.Bytes(unix.IFLA_ADDRESS, mac)
+		e.Uint32(unix.IFLA_MTU, uint32(mtu))
+	})
+	if err := c.execute(ctx, &b); err != nil {
+		return false, err
+	}
+	l.Up, l.MAC, l.MTU = true, mac, mtu
+	return changed, nil
+}
+
+// Remove deletes a bridge, and lets its ports go. One that is not there is
+// success; another kind of link of the name is ErrNotBridge, and stays.
+func (c *Conn) Remove(ctx context.Context, name string) error {
+	l, err := c.Link(ctx, name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if l.Kind != "bridge" {
+		return &tombolo.OpError{Op: "delete bridge", Object: name, Err: ErrNotBridge}
+	}
+	var b nl.Batch
+	delLinkByIndex(&b, l)
+	if err := c.execute(ctx, &b); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// Enslave makes an existing link, found by port.Name, a port of port.Bridge with
+// the flags and the alias of port, up: what a port needs that fell off its bridge,
+// or whose bridge was made anew. It leaves the peer alone.
+func (c *Conn) Enslave(ctx context.Context, port Port) error {
+	if err := checkName(port.Name); err != nil {
+		return &tombolo.OpError{Op: "enslave", Object: port.Name, Err: err}
+	}
+	if port.BridgeIndex == 0 {
+		l, err := c.Link(ctx, port.Bridge)
+		if err != nil {
+			return err
+		}
+		port.BridgeIndex = l.Index
+	}
+	var b nl.Batch
+	b.Request("enslave", nl.Name(port.Name), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
+		ifInfo(e, 0, unix.IFF_UP, unix.IFF_UP)
+		e.String(unix.IFLA_IFNAME, port.Name)
+		e.Uint32(unix.IFLA_MASTER, uint32(port.BridgeIndex))
+	})
+	port.configure(&b, false)
+	if err := c.execute(ctx, &b); err != nil || !port.StaticFDB {
+		return err
+	}
+	l, err := c.Link(ctx, port.Name)
+	if err != nil {
+		return err
+	}
+	b.Reset()
+	port.staticFDB(&b, l.Index)
+	return c.execute(ctx, &b)
+}
+
+func describeKind(l *Link) string {
+	if l.Kind == "" {
+		return "a physical or a loopback interface"
+	}
+	return "of kind " + l.Kind
+}
+
+// Probe asks the kernel whether it makes bridges and veth pairs, without making
+// any: both kinds refuse a multicast MAC (EADDRNOTAVAIL), and a kind that the
+// kernel does not have is refused before (EOPNOTSUPP).
+func (c *Conn) Probe() error {
+	for _, kind := range []string{"bridge", "veth"} {
+		var b nl.Batch
+		b.Request("make links of kind", nl.Name(kind), unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(e *nl.Encoder) {
+			ifInfo(e, 0, 0, 0)
+			e.Bytes(unix.IFLA_ADDRESS, net.HardwareAddr{1, 0, 0, 0, 0, 0})
+			e.Nest(unix.IFLA_LINKINFO, func(e *nl.Encoder) { e.String(unix.IFLA_INFO_KIND, kind) })
+		})
+		if err := c.nl.Execute(&b); !errors.Is(err, unix.EADDRNOTAVAIL) {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,206 @@
+package bridge
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io/fs"
+	"net/netip"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/route"
+)
+
+// Check compares a pod's tie to its bridge with what the port describes, and
+// lists the differences; none is what should be. MACs are compared where they are
+// given, the MTU where it is not 0. A nil pod leaves its side out.
+//
+// More than was asked for is no difference: other addresses and routes, a pod's
+// interface with a smaller MTU, a route that was moved to another table.
+func (c *Conn) Check(ctx context.Context, pod *netns.NS, port Port) ([]tombolo.Difference, error) {
+	diffs, err := c.checkPort(ctx, &port)
+	if err != nil || pod == nil {
+		return diffs, err
+	}
+	podConn, err := c.enterPod(pod, nil)
+	if err != nil {
+		return diffs, err
+	}
+	defer podConn.Close()
+	more, err := checkPod(podConn, &port)
+	return append(diffs, more...), err
+}
+
+// comparison collects differences of one object.
+type comparison struct {
+	object string
+	list   []tombolo.Difference
+}
+
+func (c *comparison) missing(what, want string) {
+	c.list = append(c.list, tombolo.Difference{Object: c.object, What: what, Want: want})
+}
+
+func (c *comparison) flag(what string, want, have bool) {
+	if want != have {
+		c.list = append(c.list, tombolo.Difference{Object: c.object, What: what, Want: onOff(want), Have: onOff(have)})
+	}
+}
+
+func (c *comparison) differs(what, want, have string) {
+	c.list = append(c.list, tombolo.Difference{Object: c.object, What: what, Want: want, Have: have})
+}
+
+func onOff(on bool) string {
+	if on {
+		return "on"
+	}
+	return "off"
+}
+
+func (c *Conn) checkPort(ctx context.Context, p *Port) ([]tombolo.Difference, error) {
+	cmp := &comparison{object: "port " + p.Name}
+	l, err := c.Link(ctx, p.Name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return []tombolo.Difference{{Object: "port " + p.Name, What: "link", Want: p.Name}}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if !l.Up {
+		cmp.differs("link", "up", "down")
+	}
+	if p.MTU != 0 && l.MTU != p.MTU {
+		cmp.differs("MTU", strconv.Itoa(p.MTU), strconv.Itoa(l.MTU))
+	}
+	if p.MAC != nil && !bytes.Equal(p.MAC, l.MAC) {
+		cmp.differs("MAC", p.MAC.String(), l.MAC.String())
+	}
+	if p.Alias != "" && p.Alias != l.Alias {
+		cmp.differs("alias", strconv.Quote(p.Alias), strconv.Quote(l.Alias))
+	}
+	br, err := c.Link(ctx, p.Bridge)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		cmp.missing("bridge", p.Bridge)
+	case err != nil:
+		return nil, err
+	case br.Index != l.Master:
+		cmp.missing("membership in bridge", p.Bridge)
+	default:
+		if !br.Up {
+			cmp.list = append(cmp.list, tombolo.Difference{Object: "bridge " + p.Bridge, What: "link", Want: "up", Have: "down"})
+		}
+		cmp.port(p, l.Port)
+	}
+	return cmp.list, nil
+}
+
+func (c *comparison) port(p *Port, have *PortState) {
+	if have == nil {
+		return
+	}
+	c.flag("hairpin", p.Hairpin, have.Hairpin)
+	c.flag("isolation", p.Isolated, have.Isolated)
+	c.flag("learning", !p.NoLearning, have.Learning)
+	c.flag("flood", !p.NoFlood, have.Flood)
+	c.flag("multicast flood", !p.NoMulticastFlood, have.MulticastFlood)
+}
+
+func checkPod(podConn *nl.Conn, p *Port) ([]tombolo.Difference, error) {
+	cmp := &comparison{object: "interface " + p.Peer}
+	var l Link
+	var b nl.Batch
+	getLink(&b, p.Peer, &l)
+	err := podConn.Execute(&b)
+	if errors.Is(err, fs.ErrNotExist) {
+		return []tombolo.Difference{{Object: "pod", What: "interface", Want: p.Peer}}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if !l.Up && !p.Down {
+		cmp.differs("link", "up", "down")
+	}
+	if p.MTU != 0 && l.MTU > p.MTU {
+		// A smaller one is a chained plugin's choice; a larger one loses packets.
+		cmp.differs("MTU", strconv.Itoa(p.MTU), strconv.Itoa(l.MTU))
+	}
+	if p.PeerMAC != nil && !bytes.Equal(p.PeerMAC, l.MAC) {
+		cmp.differs("MAC", p.PeerMAC.String(), l.MAC.String())
+	}
+	if err := cmp.addresses(podConn, p, l.Index); err != nil {
+		return nil, err
+	}
+	if err := cmp.routes(podConn, p); err != nil {
+		return nil, err
+	}
+	return cmp.list, nil
+}
+
+func (c *comparison) addresses(podConn *nl.Conn, p *Port, link int) error {
+	if len(p.Addresses) == 0 {
+		return nil
+	}
+	have, err := addr.On(podConn).List(addr.Filter{Link: link})
+	if err != nil {
+		return err
+	}
+wanted:
+	for _, want := range p.Addresses {
+		for _, a := range have {
+			if a.Prefix == want {
+				continue wanted
+			}
+		}
+		c.missing("address", want.String())
+	}
+	return nil
+}
+
+func (c *comparison) routes(podConn *nl.Conn, p *Port) error {
+	if len(p.Routes) == 0 {
+		return nil
+	}
+	have, err := route.On(podConn).List(route.Filter{})
+	if err != nil {
+		return err
+	}
+wanted:
+	for _, want := range p.Routes {
+		for _, r := range have {
+			if sameRoute(want, r) {
+				continue wanted
+			}
+		}
+		c.missing("route", want.String())
+	}
+	return nil
+}
+
+// destination spells the default route's out, which may be left open.
+func destination(r route.Route) netip.Prefix {
+	if r.Dst.IsValid() {
+		return r.Dst.Masked()
+	}
+	if r.Gateway.Is4() || r.Family == unix.AF_INET {
+		return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+	}
+	return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+}
+
+// sameRoute looks at where a route leads, and not at the table: source-based
+// routing moves routes from one to another.
+func sameRoute(want, have route.Route) bool {
+	return destination(want) == destination(have) &&
+		(!want.Gateway.IsValid() || want.Gateway == have.Gateway) &&
+		(want.Priority == 0 || want.Priority == have.Priority) &&
+		(want.MTU == 0 || want.MTU == have.MTU) &&
+		(want.AdvMSS == 0 || want.AdvMSS == have.AdvMSS)
+}

@@ -1,0 +1,87 @@
+package bridge
+
+import (
+	"context"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/route"
+)
+
+// Config says where the bridges are. The zero value, and a nil *Config, is the
+// caller's network namespace.
+type Config struct {
+	// NetNS is the namespace of the bridges: the host's side. Nil is that of the
+	// calling thread.
+	NetNS *netns.NS
+}
+
+// Conn works on the bridges of one network namespace over one netlink socket. Its
+// methods may be called from several goroutines.
+type Conn struct {
+	nl *nl.Conn
+	// dialPod opens the socket in a pod's namespace. It is called there.
+	dialPod func() (*nl.Conn, error)
+}
+
+// Dial opens the socket. It needs CAP_SYS_ADMIN where cfg names a namespace.
+func Dial(cfg *Config) (*Conn, error) {
+	if cfg == nil {
+		cfg = &Config{}
+	}
+	c, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: cfg.NetNS})
+	if err != nil {
+		return nil, err
+	}
+	return On(c, nil), nil
+}
+
+// On works over a connection that is there already; dialPod, called within a
+// pod's namespace, opens one there, nil a real one. It is for the packages of this
+// module and for their tests, which put a fake kernel there.
+func On(c *nl.Conn, dialPod func() (*nl.Conn, error)) *Conn {
+	if dialPod == nil {
+		dialPod = func() (*nl.Conn, error) { return nl.Dial(unix.NETLINK_ROUTE, nil) }
+	}
+	return &Conn{nl: c, dialPod: dialPod}
+}
+
+// enterPod opens the socket in a pod's namespace, and does there what else has to
+// be done from within: to enter it costs a thread, so it is entered once.
+func (c *Conn) enterPod(pod *netns.NS, within func() error) (*nl.Conn, error) {
+	var podConn *nl.Conn
+	err := pod.Do(func() error {
+		var err error
+		if podConn, err = c.dialPod(); err != nil || within == nil {
+			return err
+		}
+		return within()
+	})
+	if err != nil && podConn != nil {
+		podConn.Close()
+	}
+	return podConn, err
+}
+
+// Close closes the socket.
+func (c *Conn) Close() error { return c.nl.Close() }
+
+// Addresses works on the addresses of the bridges' namespace, over this
+// connection's socket. It needs no Close of its own.
+func (c *Conn) Addresses() *addr.Conn { return addr.On(c.nl) }
+
+// Routes works on the routes of the bridges' namespace, over this connection's
+// socket. It needs no Close of its own.
+func (c *Conn) Routes() *route.Conn { return route.On(c.nl) }
+
+// execute sends a batch unless ctx is done: the kernel's work on it cannot be
+// interrupted.
+func (c *Conn) execute(ctx context.Context, b *nl.Batch) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return c.nl.Execute(b)
+}

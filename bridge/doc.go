@@ -1,0 +1,23 @@
+// Package bridge puts pods on a Linux bridge: the bridge device, the veth pair of
+// each pod, the attributes of its port, and the pod's addresses and routes.
+//
+// Attach does all of it for one pod in two sendmsg calls, one in each namespace,
+// and a few single requests; Detach takes it down; Check says what is no longer as
+// it was made. None of them lists anything, waits for anything, or takes longer
+// because there are other pods:
+//
+//   - The veth pair is made by one message, its peer in the pod's namespace. To
+//     move it there afterwards would cost grace periods of the kernel.
+//   - IPv6 addresses skip duplicate address detection (IFA_F_NODAD), unless it is
+//     asked for. The kernel makes no link-local address by itself: the pod's is
+//     added like the others, if the pod has IPv6, so that nothing is tentative and
+//     nothing floods the bridge.
+//   - Both MACs, the bridge's, and the MTUs are always set, so that neither the
+//     kernel nor udev changes them later.
+//
+// # Needs
+//
+// CAP_NET_ADMIN in the bridge's namespace and in the pod's, CAP_SYS_ADMIN to enter
+// the pod's, and /proc. Linux 6.1 and later, with bridge and veth. Errors are
+// *tombolo.OpError, or wrap one.
+package bridge

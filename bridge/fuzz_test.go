@@ -1,0 +1,21 @@
+package bridge
+
+import (
+	"testing"
+)
+
+// FuzzLink holds that no reply of the kernel, or of what takes itself for it,
+// makes the decoder panic. The corpus has replies of a real kernel.
+func FuzzLink(f *testing.F) {
+	f.Add([]byte{})
+	f.Add(make([]byte, 16))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var l Link
+		if err := l.decode(b); err != nil {
+			return
+		}
+		if len(l.Name) > len(b) || len(l.Alias) > len(b) {
+			t.Errorf("more came out than went in: %+v", l)
+		}
+	})
+}

@@ -1,0 +1,526 @@
+package bridge_test
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/route"
+)
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+// node is a namespace with a bridge in it, which has a gateway's addresses.
+type node struct {
+	ns   *netns.NS
+	conn *bridge.Conn
+	link *bridge.Link
+}
+
+var gateways = []string{"10.44.0.1/24", "fd44::1/64"}
+
+func newNode(tb testing.TB) *node {
+	tb.Helper()
+	n := &node{ns: nstest.New(tb)}
+	var err error
+	if n.conn, err = bridge.Dial(&bridge.Config{NetNS: n.ns}); err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { n.conn.Close() })
+	if n.link, _, err = n.conn.Ensure(tb.Context(), bridge.Bridge{Name: "br0", MTU: 1400}); err != nil {
+		tb.Fatal(err)
+	}
+	for _, gw := range gateways {
+		if err := n.conn.Addresses().Add(addr.Address{Prefix: nstest.Prefix(gw), Link: n.link.Index, Flags: addr.NoDAD}); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	return n
+}
+
+// port describes pod number i, with both families.
+func port(i byte) bridge.Port {
+	a4 := netip.AddrFrom4([4]byte{10, 44, 0, 10 + i})
+	a6 := netip.MustParseAddr("fd44::").As16()
+	a6[15] = 0x10 + i
+	return bridge.Port{
+		Bridge: "br0", Name: bridge.HostName("net", string('a'+rune(i)), "eth0"), Peer: "eth0",
+		Alias:     "owner-" + string('a'+rune(i)),
+		Addresses: []netip.Prefix{netip.PrefixFrom(a4, 24), netip.PrefixFrom(netip.AddrFrom16(a6), 64)},
+		Routes: []route.Route{
+			{Gateway: nstest.Addr("10.44.0.1")},
+			{Gateway: nstest.Addr("fd44::1")},
+		},
+	}
+}
+
+func attach(tb testing.TB, n *node, p bridge.Port) (*netns.NS, *bridge.Attachment) {
+	tb.Helper()
+	pod := nstest.New(tb)
+	a, err := n.conn.Attach(tb.Context(), pod, p)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return pod, a
+}
+
+func TestAttachedPodsReachEachOtherAndTheGatewayAtOnce(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	a, _ := attach(t, n, port(0))
+	b, _ := attach(t, n, port(1))
+	for _, dst := range append(addrs(port(1)), nstest.Addr("10.44.0.1"), nstest.Addr("fd44::1")) {
+		if err := nstest.Ping(t, a, dst); err != nil {
+			t.Errorf("first pod to %s: %v", dst, err)
+		}
+	}
+	for _, dst := range addrs(port(0)) {
+		if err := nstest.Ping(t, b, dst); err != nil {
+			t.Errorf("second pod to %s: %v", dst, err)
+		}
+		if err := nstest.Ping(t, n.ns, dst); err != nil {
+			t.Errorf("host to %s: %v", dst, err)
+		}
+	}
+}
+
+func addrs(p bridge.Port) []netip.Addr {
+	var list []netip.Addr
+	for _, a := range p.Addresses {
+		list = append(list, a.Addr())
+	}
+	return list
+}
+
+func TestAttachMakesWhatItReports(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	p := port(0)
+	p.MAC, p.PeerMAC = mac("02:00:00:00:00:01"), mac("0a:58:0a:2c:00:0a")
+	p.Hairpin, p.Isolated = true, true
+	pod, a := attach(t, n, p)
+
+	want := &bridge.Attachment{Name: p.Name, Index: nstest.Index(t, n.ns, p.Name), MAC: p.MAC,
+		Peer: "eth0", PeerIndex: nstest.Index(t, pod, "eth0"), PeerMAC: p.PeerMAC, MTU: 1400}
+	if diff := cmp.Diff(want, a); diff != "" {
+		t.Errorf("attachment (-want +got):\n%s", diff)
+	}
+	l, err := n.conn.Link(t.Context(), p.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantLink := &bridge.Link{Index: a.Index, Name: p.Name, Kind: "veth", MAC: p.MAC, MTU: 1400, Up: true,
+		Master: n.link.Index, Peer: a.PeerIndex, Alias: p.Alias,
+		Port: &bridge.PortState{Forwarding: true, Hairpin: true, Isolated: true, Learning: true, Flood: true, MulticastFlood: true}}
+	if diff := cmp.Diff(wantLink, l); diff != "" {
+		t.Errorf("port (-want +got):\n%s", diff)
+	}
+	// iproute2 as the referee of what the kernel was given.
+	details := nstest.Run(t, n.ns, "ip", "-d", "link", "show", p.Name)
+	for _, want := range []string{"alias " + p.Alias, "hairpin on", "isolated on", "addrgenmode none", "02:00:00:00:00:01"} {
+		if !strings.Contains(details, want) {
+			t.Errorf("ip -d link does not say %q:\n%s", want, details)
+		}
+	}
+}
+
+func TestPodsIPv6IsReadyAtOnceAndQuiet(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	pod, a := attach(t, n, port(0))
+	shown := nstest.Run(t, pod, "ip", "-6", "addr", "show", "dev", "eth0")
+	for _, bad := range []string{"tentative", "dadfailed"} {
+		if strings.Contains(shown, bad) {
+			t.Errorf("an address is %s:\n%s", bad, shown)
+		}
+	}
+	if !strings.Contains(shown, "scope link") {
+		t.Errorf("the pod has no link-local address:\n%s", shown)
+	}
+	if got := nstest.Sysctl(t, pod, "net/ipv6/conf/eth0/accept_ra"); got != "0" {
+		t.Errorf("accept_ra is %s", got)
+	}
+	_ = a
+}
+
+func TestPodWithoutIPv6HasNoIPv6Address(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	p := port(0)
+	p.Addresses, p.Routes = p.Addresses[:1], p.Routes[:1]
+	pod, _ := attach(t, n, p)
+	if out := nstest.Run(t, pod, "ip", "-6", "addr", "show", "dev", "eth0"); out != "" {
+		t.Errorf("the pod has:\n%s", out)
+	}
+	if out := nstest.Run(t, n.ns, "ip", "-6", "addr", "show", "dev", p.Name); out != "" {
+		t.Errorf("the port has:\n%s", out)
+	}
+}
+
+func TestRouteAttributesReachTheKernel(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	p := port(0)
+	p.Routes = append(p.Routes,
+		route.Route{Dst: nstest.Prefix("192.0.2.0/24"), Gateway: nstest.Addr("10.44.0.1"), MTU: 1300, AdvMSS: 1200, Priority: 50, Table: 100},
+		route.Route{Dst: nstest.Prefix("198.51.100.0/24"), Gateway: nstest.Addr("10.99.0.1"), OnLink: true},
+	)
+	pod, _ := attach(t, n, p)
+	if got := nstest.Run(t, pod, "ip", "route", "show", "table", "100"); !strings.Contains(got, "192.0.2.0/24 via 10.44.0.1") ||
+		!strings.Contains(got, "metric 50 mtu 1300 advmss 1200") {
+		t.Errorf("table 100: %s", got)
+	}
+	if got := nstest.Run(t, pod, "ip", "route", "show", "198.51.100.0/24"); !strings.Contains(got, "onlink") {
+		t.Errorf("main table: %s", got)
+	}
+}
+
+func TestAttachRefusesNamesThatAreTaken(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	pod, _ := attach(t, n, port(0))
+
+	t.Run("port", func(t *testing.T) {
+		p := port(0)
+		p.Peer = "eth1"
+		if _, err := n.conn.Attach(t.Context(), pod, p); !errors.Is(err, fs.ErrExist) {
+			t.Errorf("error is %v, want one that matches fs.ErrExist", err)
+		}
+	})
+	t.Run("interface", func(t *testing.T) {
+		p := port(1)
+		if _, err := n.conn.Attach(t.Context(), pod, p); !errors.Is(err, bridge.ErrPeerExists) {
+			t.Errorf("error is %v, want ErrPeerExists", err)
+		}
+		if _, err := n.conn.Link(t.Context(), p.Name); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("the port is there: %v", err)
+		}
+	})
+	// The first attachment took no harm.
+	if err := nstest.Ping(t, pod, nstest.Addr("10.44.0.1")); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestFailedAttachLeavesNothing(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	cases := map[string]func(*bridge.Port){
+		"route without a way": func(p *bridge.Port) {
+			p.Routes = append(p.Routes, route.Route{Dst: nstest.Prefix("192.0.2.0/24"), Gateway: nstest.Addr("172.31.0.1")})
+		},
+		"address twice":  func(p *bridge.Port) { p.Addresses = append(p.Addresses, p.Addresses[0]) },
+		"no such bridge": func(p *bridge.Port) { p.Bridge = "br9" },
+		"not a bridge":   func(p *bridge.Port) { p.Bridge = "lo" },
+		"MTU too large":  func(p *bridge.Port) { p.MTU = 1 << 20 },
+	}
+	for name, spoil := range cases {
+		t.Run(name, func(t *testing.T) {
+			pod := nstest.New(t)
+			p := port(2)
+			spoil(&p)
+			if _, err := n.conn.Attach(t.Context(), pod, p); err == nil {
+				t.Fatal("no error")
+			}
+			if _, err := n.conn.Link(t.Context(), p.Name); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("the port is there: %v", err)
+			}
+			if out := nstest.Run(t, pod, "ip", "-o", "link"); strings.Count(out, "\n") != 1 {
+				t.Errorf("the pod has more than lo:\n%s", out)
+			}
+		})
+	}
+}
+
+func TestInvalidPortsAreRefusedBeforeTheKernelIsAsked(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	pod := nstest.New(t)
+	cases := map[string]func(*bridge.Port){
+		"empty name":           func(p *bridge.Port) { p.Name = "" },
+		"long name":            func(p *bridge.Port) { p.Name = "sixteen-bytes-xy" },
+		"name with a slash":    func(p *bridge.Port) { p.Peer = "eth/0" },
+		"long alias":           func(p *bridge.Port) { p.Alias = strings.Repeat("x", 256) },
+		"multicast MAC":        func(p *bridge.Port) { p.PeerMAC = mac("01:00:5e:00:00:01") },
+		"down with addresses":  func(p *bridge.Port) { p.Down = true },
+		"an address of nobody": func(p *bridge.Port) { p.Addresses = []netip.Prefix{{}} },
+	}
+	for name, spoil := range cases {
+		t.Run(name, func(t *testing.T) {
+			p := port(3)
+			spoil(&p)
+			if _, err := n.conn.Attach(t.Context(), pod, p); !errors.Is(err, bridge.ErrInvalid) {
+				t.Errorf("error is %v, want ErrInvalid", err)
+			}
+		})
+	}
+}
+
+func TestQuietPortWorksWithAStaticEntry(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	p := port(0)
+	p.StaticFDB, p.NoLearning, p.NoFlood, p.NoMulticastFlood = true, true, true, true
+	p.Addresses, p.Routes = p.Addresses[:1], p.Routes[:1]
+	pod, _ := attach(t, n, p)
+	other, _ := attach(t, n, port(1))
+	for _, from := range []*netns.NS{n.ns, other} {
+		if err := nstest.Ping(t, from, p.Addresses[0].Addr()); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := nstest.Ping(t, pod, nstest.Addr("10.44.0.1")); err != nil {
+		t.Error(err)
+	}
+	if diffs, err := n.conn.Check(t.Context(), pod, p); err != nil || len(diffs) > 0 {
+		t.Errorf("Check: %v, %v", diffs, err)
+	}
+}
+
+func TestInterfaceThatStaysDown(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	p := port(0)
+	p.Down, p.Addresses, p.Routes = true, nil, nil
+	pod, _ := attach(t, n, p)
+	if out := nstest.Run(t, pod, "ip", "-o", "link", "show", "eth0"); strings.Contains(out, "UP") {
+		t.Errorf("it is up: %s", out)
+	}
+	if diffs, err := n.conn.Check(t.Context(), pod, p); err != nil || len(diffs) > 0 {
+		t.Errorf("Check: %v, %v", diffs, err)
+	}
+}
+
+func TestDuplicateAddressIsDetectedWhereAskedFor(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	p := port(0)
+	p.DAD = true
+	pod, _ := attach(t, n, p)
+	if out := nstest.Run(t, pod, "ip", "-6", "addr", "show", "dev", "eth0"); strings.Contains(out, "tentative") {
+		t.Errorf("Attach did not wait:\n%s", out)
+	}
+	twin := port(1)
+	twin.DAD, twin.Addresses = true, p.Addresses
+	if _, err := n.conn.Attach(t.Context(), nstest.New(t), twin); !errors.Is(err, addr.ErrDuplicate) {
+		t.Errorf("error for the second pod with the address is %v, want addr.ErrDuplicate", err)
+	}
+	if _, err := n.conn.Link(t.Context(), twin.Name); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("its port is there: %v", err)
+	}
+}
+
+func TestDetachTakesOnlyWhatIsOurs(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	p := port(0)
+	pod, _ := attach(t, n, p)
+	if err := n.conn.Detach(t.Context(), p.Name, "owner-b"); !errors.Is(err, bridge.ErrForeign) {
+		t.Errorf("Detach for another owner: %v, want ErrForeign", err)
+	}
+	if err := n.conn.Detach(t.Context(), p.Name, "owner-a"); err != nil {
+		t.Fatal(err)
+	}
+	if out := nstest.Run(t, pod, "ip", "-o", "link"); strings.Contains(out, "eth0") {
+		t.Errorf("the pod still has:\n%s", out)
+	}
+	if err := n.conn.Detach(t.Context(), p.Name, "owner-a"); err != nil {
+		t.Errorf("second Detach: %v", err)
+	}
+}
+
+func TestCheckFindsEachDifference(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		spoil func(t *testing.T, n *node, pod *netns.NS, p bridge.Port)
+		want  string
+	}{
+		"port gone": {func(t *testing.T, n *node, _ *netns.NS, p bridge.Port) {
+			nstest.Run(t, n.ns, "ip", "link", "del", p.Name)
+		}, "link"},
+		"port down": {func(t *testing.T, n *node, _ *netns.NS, p bridge.Port) {
+			nstest.Run(t, n.ns, "ip", "link", "set", p.Name, "down")
+		}, "link is down, should be up"},
+		"off the bridge": {func(t *testing.T, n *node, _ *netns.NS, p bridge.Port) {
+			nstest.Run(t, n.ns, "ip", "link", "set", p.Name, "nomaster")
+		}, "membership in bridge br0 is missing"},
+		"bridge gone": {func(t *testing.T, n *node, _ *netns.NS, p bridge.Port) {
+			nstest.Run(t, n.ns, "ip", "link", "del", "br0")
+		}, "bridge br0 is missing"},
+		"MTU of the port": {func(t *testing.T, n *node, _ *netns.NS, p bridge.Port) {
+			nstest.Run(t, n.ns, "ip", "link", "set", p.Name, "mtu", "1300")
+		}, "MTU is 1300, should be 1400"},
+		"MTU of the pod": {func(t *testing.T, _ *node, pod *netns.NS, p bridge.Port) {
+			nstest.Run(t, pod, "ip", "link", "set", "eth0", "mtu", "9000")
+		}, "MTU is 9000, should be 1400"},
+		"MAC of the pod": {func(t *testing.T, _ *node, pod *netns.NS, p bridge.Port) {
+			nstest.Run(t, pod, "ip", "link", "set", "eth0", "address", "02:00:00:00:00:77")
+		}, "MAC is 02:00:00:00:00:77"},
+		"hairpin": {func(t *testing.T, n *node, _ *netns.NS, p bridge.Port) {
+			nstest.Run(t, n.ns, "bridge", "link", "set", "dev", p.Name, "hairpin", "off")
+		}, "hairpin is off, should be on"},
+		"isolation": {func(t *testing.T, n *node, _ *netns.NS, p bridge.Port) {
+			nstest.Run(t, n.ns, "bridge", "link", "set", "dev", p.Name, "isolated", "on")
+		}, "isolation is on, should be off"},
+		"interface gone": {func(t *testing.T, _ *node, pod *netns.NS, p bridge.Port) {
+			nstest.Run(t, pod, "ip", "link", "set", "eth0", "down")
+			nstest.Run(t, pod, "ip", "link", "set", "eth0", "name", "eth9")
+		}, "interface eth0 is missing"},
+		"interface down": {func(t *testing.T, _ *node, pod *netns.NS, p bridge.Port) {
+			nstest.Run(t, pod, "ip", "link", "set", "eth0", "down")
+		}, "interface eth0: link is down"},
+		"IPv4 address": {func(t *testing.T, _ *node, pod *netns.NS, p bridge.Port) {
+			nstest.Run(t, pod, "ip", "addr", "del", "10.44.0.10/24", "dev", "eth0")
+		}, "address 10.44.0.10/24 is missing"},
+		"IPv6 address": {func(t *testing.T, _ *node, pod *netns.NS, p bridge.Port) {
+			nstest.Run(t, pod, "ip", "addr", "del", "fd44::10/64", "dev", "eth0")
+		}, "address fd44::10/64 is missing"},
+		"route": {func(t *testing.T, _ *node, pod *netns.NS, p bridge.Port) {
+			nstest.Run(t, pod, "ip", "-6", "route", "del", "default")
+		}, "route default via fd44::1 is missing"},
+		"route that moved to another table is none": {func(t *testing.T, _ *node, pod *netns.NS, p bridge.Port) {
+			nstest.Run(t, pod, "ip", "route", "del", "default")
+			nstest.Run(t, pod, "ip", "route", "add", "default", "via", "10.44.0.1", "table", "200")
+		}, ""},
+		"more addresses are none": {func(t *testing.T, _ *node, pod *netns.NS, p bridge.Port) {
+			nstest.Run(t, pod, "ip", "addr", "add", "192.0.2.1/24", "dev", "eth0")
+		}, ""},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			p := port(0)
+			p.Hairpin, p.MTU = true, 1400
+			p.MAC, p.PeerMAC = mac("02:00:00:00:00:01"), mac("02:00:00:00:00:02")
+			pod, _ := attach(t, n, p)
+			if diffs, err := n.conn.Check(t.Context(), pod, p); err != nil || len(diffs) > 0 {
+				t.Fatalf("Check before: %v, %v", diffs, err)
+			}
+			c.spoil(t, n, pod, p)
+			diffs, err := n.conn.Check(t.Context(), pod, p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var lines []string
+			for _, d := range diffs {
+				lines = append(lines, d.String())
+			}
+			got := strings.Join(lines, "\n")
+			if c.want == "" && got != "" || !strings.Contains(got, c.want) {
+				t.Errorf("Check says:\n%s\nwant: %s", got, c.want)
+			}
+		})
+	}
+}
+
+func TestEnsureBridgeIsIdempotentAndCorrects(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	if _, changed, err := n.conn.Ensure(t.Context(), bridge.Bridge{Name: "br0", MTU: 1400}); err != nil || changed {
+		t.Errorf("second Ensure: changed %t, %v", changed, err)
+	}
+	nstest.Run(t, n.ns, "ip", "link", "set", "br0", "down", "mtu", "1280")
+	l, changed, err := n.conn.Ensure(t.Context(), bridge.Bridge{Name: "br0", MTU: 1400})
+	if err != nil || !changed || l.MTU != 1400 || !l.Up {
+		t.Errorf("Ensure of a spoilt bridge: %+v, changed %t, %v", l, changed, err)
+	}
+	if _, _, err := n.conn.Ensure(t.Context(), bridge.Bridge{Name: "lo"}); !errors.Is(err, bridge.ErrNotBridge) {
+		t.Errorf("Ensure of lo: %v, want ErrNotBridge", err)
+	}
+}
+
+func TestBridgeKeepsItsMACAndMTUAsPortsComeAndGo(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	before := n.link.MAC
+	p := port(0)
+	p.MAC, p.MTU = mac("02:00:00:00:00:00"), 1280 // lower than any that is chosen at random
+	attach(t, n, p)
+	l, err := n.conn.Link(t.Context(), "br0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l.MAC.String() != before.String() || l.MTU != 1400 {
+		t.Errorf("bridge has MAC %s and MTU %d, had %s and 1400", l.MAC, l.MTU, before)
+	}
+}
+
+func TestEnslavePutsAPortBack(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	p := port(0)
+	p.Hairpin = true
+	pod, _ := attach(t, n, p)
+	nstest.Run(t, n.ns, "ip", "link", "set", p.Name, "nomaster", "down")
+	if err := n.conn.Enslave(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	if diffs, err := n.conn.Check(t.Context(), pod, p); err != nil || len(diffs) > 0 {
+		t.Errorf("Check: %v, %v", diffs, err)
+	}
+	if err := nstest.Ping(t, pod, nstest.Addr("10.44.0.1")); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestCancelledAttachDoesNothing(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	p := port(0)
+	if _, err := n.conn.Attach(ctx, nstest.New(t), p); !errors.Is(err, context.Canceled) {
+		t.Errorf("error is %v, want context.Canceled", err)
+	}
+	if _, err := n.conn.Link(t.Context(), p.Name); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the port is there: %v", err)
+	}
+}
+
+func TestBridgeIsFullAt1023Ports(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: 1023 ports take a while")
+	}
+	t.Parallel()
+	n := newNode(t)
+	pod := nstest.New(t)
+	var err error
+	for i := range 1024 {
+		p := bridge.Port{Bridge: "br0", Name: bridge.HostName("full", "c", string(rune(i))), Peer: "eth" + itoa(i), Down: true}
+		if _, err = n.conn.Attach(t.Context(), pod, p); err != nil {
+			if i != 1023 {
+				t.Errorf("port %d was refused", i)
+			}
+			break
+		}
+	}
+	if !errors.Is(err, bridge.ErrBridgeFull) {
+		t.Errorf("error is %v, want ErrBridgeFull", err)
+	}
+}
+
+func itoa(i int) string {
+	if i < 10 {
+		return string('0' + rune(i))
+	}
+	return itoa(i/10) + string('0'+rune(i%10))
+}
+
+func mac(s string) net.HardwareAddr {
+	m, err := net.ParseMAC(s)
+	if err != nil {
+		panic(err)
+	}
+	return m
+}

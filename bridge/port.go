@@ -1,0 +1,291 @@
+package bridge
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/route"
+)
+
+// ErrInvalid is the cause of every error about a Port or a Bridge that cannot be
+// meant: nothing was sent to the kernel.
+var ErrInvalid = errors.New("invalid argument")
+
+// Port describes one pod's tie to a bridge: a veth pair, of which one end is a
+// port of the bridge and the other, the peer, is the pod's interface. What is left
+// at its zero value is not asked for, unless a field says otherwise.
+type Port struct {
+	// Bridge is the bridge's name. BridgeIndex is its index where the caller knows
+	// it (Link.Index), which spares a request.
+	Bridge      string
+	BridgeIndex int
+	// Name names the veth end in the bridge's namespace, 1 to 15 bytes. See
+	// HostName.
+	Name string
+	// Peer names the interface in the pod: "eth0".
+	Peer string
+	// Alias is kept by the kernel with the port, at most 255 bytes: who owns it.
+	Alias string
+
+	// MAC and PeerMAC are set at creation, random where nil: never left to the
+	// kernel, whose choice udev may overrule after it has been reported.
+	MAC, PeerMAC net.HardwareAddr
+	// MTU is that of both ends, in bytes; 0 means that of the bridge.
+	MTU int
+
+	// Announce has the pod's interface send a gratuitous ARP when it comes up, for
+	// neighbours that know one of its addresses with another MAC. It is flooded to
+	// every port of the bridge.
+	Announce bool
+
+	Hairpin  bool // frames may leave by the port that they came in by
+	Isolated bool // no frames to and from other isolated ports
+	// StaticFDB enters PeerMAC into the bridge's forwarding database for good, so
+	// that the port works with NoFlood and NoLearning.
+	StaticFDB  bool
+	NoLearning bool // the bridge does not learn MACs from the port
+	NoFlood    bool // no unknown unicast goes out of the port
+	// NoMulticastFlood keeps unknown multicast off the port. Pods that resolve each
+	// other over IPv6 then need a multicast querier on the bridge.
+	NoMulticastFlood bool
+
+	// Addresses are the pod's, each with the length of its prefix.
+	Addresses []netip.Prefix
+	// Routes are the pod's, in the order in which they can be made. Link may be 0:
+	// the pod's interface.
+	Routes []route.Route
+	// Down leaves the pod's interface down. It may then have no addresses and no
+	// routes.
+	Down bool
+	// DAD has the kernel detect duplicates of the pod's IPv6 addresses, which are
+	// of no use until it is done: Attach waits for it, a second or two.
+	DAD bool
+}
+
+// HasIPv6 says whether one of the addresses is an IPv6 one.
+func (p *Port) HasIPv6() bool {
+	for _, a := range p.Addresses {
+		if a.Addr().Is6() {
+			return true
+		}
+	}
+	return false
+}
+
+func (p *Port) validate() error {
+	if err := checkName(p.Name); err != nil {
+		return fmt.Errorf("port name: %w", err)
+	}
+	if err := checkName(p.Peer); err != nil {
+		return fmt.Errorf("name of interface: %w", err)
+	}
+	if len(p.Alias) > aliasMax {
+		return fmt.Errorf("%w: an alias of %d bytes, where %d is the most", ErrInvalid, len(p.Alias), aliasMax)
+	}
+	for _, mac := range []net.HardwareAddr{p.MAC, p.PeerMAC} {
+		if mac != nil && (len(mac) != 6 || mac[0]&1 != 0) {
+			return fmt.Errorf("%w: %s is not a unicast MAC", ErrInvalid, mac)
+		}
+	}
+	if p.Down && len(p.Addresses)+len(p.Routes) > 0 {
+		return fmt.Errorf("%w: an interface that stays down can have no addresses and routes", ErrInvalid)
+	}
+	for _, a := range p.Addresses {
+		if !a.IsValid() {
+			return fmt.Errorf("%w: an address is not valid", ErrInvalid)
+		}
+	}
+	return nil
+}
+
+// checkName holds a link's name to the kernel's rules (dev_valid_name).
+func checkName(name string) error {
+	switch {
+	case name == "" || name == "." || name == "..":
+		return fmt.Errorf("%w: %q names no link", ErrInvalid, name)
+	case len(name) >= unix.IFNAMSIZ:
+		return fmt.Errorf("%w: %q is longer than %d bytes", ErrInvalid, name, unix.IFNAMSIZ-1)
+	case strings.ContainsAny(name, "/: \t\n\v\f\r\x00"):
+		return fmt.Errorf("%w: %q has a character that no link's name may have", ErrInvalid, name)
+	}
+	return nil
+}
+
+// create appends the one message that makes both ends. The peer is born in the
+// pod's namespace: moving it there later would cost grace periods of the kernel,
+// and a rename. It cannot be born up.
+func (p *Port) create(b *nl.Batch, bridge, podNS int) {
+	b.Request("add link", nl.Name(p.Name), unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(e *nl.Encoder) {
+		ifInfo(e, 0, unix.IFF_UP, unix.IFF_UP)
+		e.String(unix.IFLA_IFNAME, p.Name)
+		e.Bytes(unix.IFLA_ADDRESS, p.MAC)
+		e.Uint32(unix.IFLA_MTU, uint32(p.MTU))
+		e.Uint32(unix.IFLA_MASTER, uint32(bridge))
+		e.Nest(unix.IFLA_LINKINFO, func(e *nl.Encoder) {
+			e.String(unix.IFLA_INFO_KIND, "veth")
+			e.Nest(unix.IFLA_INFO_DATA, func(e *nl.Encoder) {
+				e.Nest(vethInfoPeer, func(e *nl.Encoder) {
+					ifInfo(e, 0, 0, 0)
+					e.String(unix.IFLA_IFNAME, p.Peer)
+					e.Bytes(unix.IFLA_ADDRESS, p.PeerMAC)
+					e.Uint32(unix.IFLA_MTU, uint32(p.MTU))
+					e.Uint32(unix.IFLA_NET_NS_FD, uint32(podNS))
+				})
+			})
+		})
+	})
+}
+
+const vethInfoPeer = 1 // VETH_INFO_PEER, include/uapi/linux/veth.h
+
+// configure appends what the kernel passes over in a request that creates: the
+// alias, and the attributes of the port; of a fresh port only those which it does
+// not have by itself. The link is found by its name, so that this can stand in the
+// same sendmsg.
+func (p *Port) configure(b *nl.Batch, fresh bool) {
+	b.Request("set port", nl.Name(p.Name), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
+		ifInfo(e, 0, 0, 0)
+		e.String(unix.IFLA_IFNAME, p.Name)
+		if p.Alias != "" {
+			e.String(unix.IFLA_IFALIAS, p.Alias)
+		}
+		if p.MTU == 0 || hasIPv6(p.MTU) {
+			noLinkLocal(e)
+		}
+		flags := p.flags()
+		if fresh {
+			flags = slices.DeleteFunc(flags, portFlag.isInitial)
+		}
+		if len(flags) == 0 {
+			return
+		}
+		e.Nest(unix.IFLA_LINKINFO, func(e *nl.Encoder) {
+			e.String(unix.IFLA_INFO_SLAVE_KIND, "bridge")
+			e.Nest(unix.IFLA_INFO_SLAVE_DATA, func(e *nl.Encoder) {
+				for _, f := range flags {
+					e.Uint8(f.attribute, f.value)
+				}
+			})
+		})
+	})
+}
+
+// portFlag is one attribute of a bridge's port that is on (1) or off (0).
+type portFlag struct {
+	attribute      uint16
+	value, initial uint8 // initial is what the kernel gives a new port
+}
+
+func (f portFlag) isInitial() bool { return f.value == f.initial }
+
+func (p *Port) flags() []portFlag {
+	on := func(b bool) uint8 {
+		if b {
+			return 1
+		}
+		return 0
+	}
+	return []portFlag{
+		{brportMode, on(p.Hairpin), 0},
+		{brportIsolated, on(p.Isolated), 0},
+		{brportLearning, on(!p.NoLearning), 1},
+		{brportFlood, on(!p.NoFlood), 1},
+		{brportMcastFlood, on(!p.NoMulticastFlood), 1},
+	}
+}
+
+// noLinkLocal appends addrgenmode none: the kernel then makes no link-local
+// address when the link comes up, and with it no duplicate detection, no
+// multicast reports and no router solicitations, which would be flooded to every
+// port of the bridge.
+func noLinkLocal(e *nl.Encoder) {
+	e.Nest(unix.IFLA_AF_SPEC, func(e *nl.Encoder) {
+		e.Nest(unix.AF_INET6, func(e *nl.Encoder) {
+			e.Uint8(unix.IFLA_INET6_ADDR_GEN_MODE, addrGenModeNone)
+		})
+	})
+}
+
+// hasIPv6 says whether the kernel has IPv6 on a link of an MTU at all: not below
+// the least of RFC 8200, section 5, and then it refuses IPv6 attributes.
+func hasIPv6(mtu int) bool { return mtu >= 1280 }
+
+const addrGenModeNone = 1 // IN6_ADDR_GEN_MODE_NONE, include/uapi/linux/if_link.h
+
+// podLinkUp appends what the pod's interface needs: no kernel-made link-local
+// address before it comes up (see podAddresses), then the addresses, then up, so
+// that they are announced where that is asked for.
+func (p *Port) podLinkUp(b *nl.Batch, index int) {
+	b.Request("set link", nl.Name("lo"), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
+		ifInfo(e, loopbackIndex, unix.IFF_UP, unix.IFF_UP)
+	})
+	b.Request("set link", nl.Name(p.Peer), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
+		ifInfo(e, index, 0, 0)
+		e.Nest(unix.IFLA_AF_SPEC, func(e *nl.Encoder) {
+			if p.Announce {
+				e.Nest(unix.AF_INET, func(e *nl.Encoder) {
+					e.Nest(unix.IFLA_INET_CONF, func(e *nl.Encoder) { e.Uint32(ipv4ConfARPNotify, 1) })
+				})
+			}
+			if hasIPv6(p.MTU) {
+				e.Nest(unix.AF_INET6, func(e *nl.Encoder) { e.Uint8(unix.IFLA_INET6_ADDR_GEN_MODE, addrGenModeNone) })
+			}
+		})
+	})
+	if p.Down {
+		return
+	}
+	for _, a := range p.podAddresses() {
+		one := addr.Address{Prefix: a, Link: index}
+		if a.Addr().Is6() && !p.DAD {
+			one.Flags = addr.NoDAD
+		}
+		one.AppendAdd(b)
+	}
+	b.Request("set link up", nl.Name(p.Peer), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
+		ifInfo(e, index, unix.IFF_UP, unix.IFF_UP)
+	})
+	for _, r := range p.podRoutes(index) {
+		r.AppendAdd(b)
+	}
+}
+
+const (
+	loopbackIndex     = 1  // LOOPBACK_IFINDEX, include/net/flow.h: in every namespace
+	ipv4ConfARPNotify = 22 // IPV4_DEVCONF_ARP_NOTIFY, include/uapi/linux/ip.h
+)
+
+// podAddresses are the port's, and with IPv6 the link-local one: the kernel's own
+// would be subject to duplicate address detection.
+func (p *Port) podAddresses() []netip.Prefix {
+	if !p.HasIPv6() {
+		return p.Addresses
+	}
+	return append(slices.Clone(p.Addresses), netip.PrefixFrom(LinkLocal(p.PeerMAC), 64))
+}
+
+func (p *Port) podRoutes(index int) []route.Route {
+	list := make([]route.Route, len(p.Routes))
+	for i, r := range p.Routes {
+		if r.Link == 0 {
+			r.Link = index
+		}
+		list[i] = r
+	}
+	return list
+}
+
+// LinkLocal forms the link-local address of a MAC of six bytes (RFC 4291,
+// appendix A).
+func LinkLocal(mac net.HardwareAddr) netip.Addr {
+	return netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80,
+		8: mac[0] ^ 2, 9: mac[1], 10: mac[2], 11: 0xff, 12: 0xfe, 13: mac[3], 14: mac[4], 15: mac[5]})
+}

@@ -1,0 +1,149 @@
+package nft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nl"
+)
+
+// Add adds an endpoint: one transaction of a few elements, however many are there.
+//
+// The error is a *ConflictError, which matches fs.ErrExist, where one of them is
+// there already; see Replace. It matches fs.ErrNotExist where the table or a set is
+// missing, for which Ensure is the cure. Nothing is added then.
+func (c *Conn) Add(ctx context.Context, ep Endpoint) error {
+	if err := ep.check(); err != nil {
+		return err
+	}
+	elements := ep.elements()
+	comment := ownerComment(ep.Owner, networkKey(ep.Network))
+	return retry(ctx, func() error {
+		t := begin(nil)
+		for _, el := range elements {
+			t.newElement(el, comment)
+		}
+		err := c.commit(t)
+		if !errors.Is(err, fs.ErrExist) {
+			return explainMissing(err)
+		}
+		return c.conflict(elements)
+	})
+}
+
+// conflict finds out who has one of the elements.
+func (c *Conn) conflict(elements []element) error {
+	have, err := c.lookup(elements)
+	if err != nil {
+		return err
+	}
+	for _, el := range have {
+		if el != nil {
+			return newConflict(*el)
+		}
+	}
+	return errOvertaken // gone again
+}
+
+// explainMissing tells what to do about a missing set.
+func explainMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("the network's firewall is not (or no longer) set up: %w", err)
+	}
+	return err
+}
+
+// Replace adds endpoints, whatever is there: elements that are right are left
+// alone, those of other owners are taken over. Each endpoint is all there or as it
+// was before; of several, those before an error are there.
+//
+// It is for what the caller knows to be the truth: a stale element that stands in
+// a new pod's way, or everything after Ensure had to make a set anew. The error
+// matches fs.ErrNotExist where the table or a set is missing.
+func (c *Conn) Replace(ctx context.Context, eps ...Endpoint) error {
+	for i := range eps {
+		if err := eps[i].check(); err != nil {
+			return err
+		}
+	}
+	var group []commented
+	for i := range eps {
+		ep := &eps[i]
+		comment := ownerComment(ep.Owner, networkKey(ep.Network))
+		for _, el := range ep.elements() {
+			group = append(group, commented{el, comment})
+		}
+		if len(group) < groupSize && i < len(eps)-1 {
+			continue
+		}
+		if err := c.replace(ctx, group); err != nil {
+			return explainMissing(err)
+		}
+		group = group[:0]
+	}
+	return nil
+}
+
+// groupSize is about how many elements are looked up and changed at once: few
+// enough for the answers to fit into the socket's default buffer (212,992 bytes).
+const groupSize = 32
+
+type commented struct {
+	element
+	comment string
+}
+
+func (c *Conn) replace(ctx context.Context, group []commented) error {
+	elements := make([]element, len(group))
+	for i := range group {
+		elements[i] = group[i].element
+	}
+	return retry(ctx, func() error {
+		generation, err := c.settle()
+		if err != nil {
+			return err
+		}
+		have, err := c.lookup(elements)
+		if err != nil {
+			return err
+		}
+		t := begin(&generation)
+		for i, want := range group {
+			switch {
+			case have[i] == nil:
+			case have[i].comment == want.comment:
+				continue
+			default:
+				t.delElement(want.element)
+			}
+			t.newElement(want.element, want.comment)
+		}
+		return c.commit(t)
+	})
+}
+
+// lookup gets elements by their keys; those that are not there are nil.
+func (c *Conn) lookup(elements []element) ([]*elementState, error) {
+	have := make([]*elementState, len(elements))
+	for start := 0; start < len(elements); start += groupSize {
+		var b nl.Batch
+		for i := start; i < min(start+groupSize, len(elements)); i++ {
+			getElement(&b, elements[i], func(data []byte) error {
+				list, err := decodeElements(data)
+				if len(list) == 1 && list[0].equal(elements[i]) {
+					have[i] = &list[0]
+				}
+				return err
+			})
+		}
+		// EINVAL: somebody made the set with keys of another length.
+		if err := c.execute(&b, unix.EINVAL); err != nil {
+			return nil, err
+		}
+	}
+	return have, nil
+}

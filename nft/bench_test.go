@@ -1,0 +1,152 @@
+package nft
+
+import (
+	"context"
+	"fmt"
+	"testing"
+)
+
+// benchmarked is a Conn to a namespace where podnet has so many pods.
+func benchmarked(b *testing.B, pods int) *Conn {
+	b.Helper()
+	c, _ := dialNew(b)
+	mustEnsure(b, c, podnet())
+	if err := c.Replace(context.Background(), bulk(pods)...); err != nil {
+		b.Fatal(err)
+	}
+	return c
+}
+
+func bulk(n int) []Endpoint {
+	eps := make([]Endpoint, n)
+	for i := range eps {
+		eps[i] = pod(Owner(fmt.Sprintf("%011x", i)), fmt.Sprintf("10.22.%d.%d", i>>8, i&255))
+	}
+	return eps
+}
+
+// pair benchmarks one of two operations, of which the other one undoes the first.
+func pair(b *testing.B, timed, untimed func(*Conn, Endpoint) error, timedFirst bool) {
+	for _, pods := range []int{0, 1000, 10000} {
+		b.Run(fmt.Sprintf("pods=%d", pods), func(b *testing.B) {
+			c := benchmarked(b, pods)
+			ep := pod("fffffffffff", "10.22.255.254")
+			must := func(op func(*Conn, Endpoint) error) {
+				if err := op(c, ep); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				if timedFirst {
+					must(timed)
+				}
+				b.StopTimer()
+				must(untimed)
+				b.StartTimer()
+				if !timedFirst {
+					must(timed)
+				}
+			}
+		})
+	}
+}
+
+func add(c *Conn, ep Endpoint) error    { return c.Add(context.Background(), ep) }
+func remove(c *Conn, ep Endpoint) error { return c.Remove(context.Background(), ep) }
+
+func BenchmarkAdd(b *testing.B)    { pair(b, add, remove, true) }
+func BenchmarkRemove(b *testing.B) { pair(b, remove, add, false) }
+
+func BenchmarkReady(b *testing.B) {
+	for _, pods := range []int{0, 10000} {
+		b.Run(fmt.Sprintf("pods=%d", pods), func(b *testing.B) {
+			c := benchmarked(b, pods)
+			b.ReportAllocs()
+			for b.Loop() {
+				if ready, err := c.Ready(context.Background(), podnet()); err != nil || !ready {
+					b.Fatal(ready, err)
+				}
+			}
+		})
+	}
+}
+
+func BenchmarkEnsureOfWhatIsThere(b *testing.B) {
+	c := benchmarked(b, 0)
+	b.ReportAllocs()
+	for b.Loop() {
+		mustEnsure(b, c, podnet())
+	}
+}
+
+func BenchmarkEnsureAnew(b *testing.B) {
+	c := benchmarked(b, 0)
+	for b.Loop() {
+		b.StopTimer()
+		if err := c.RemoveNetwork(context.Background(), "podnet"); err != nil {
+			b.Fatal(err)
+		}
+		b.StartTimer()
+		mustEnsure(b, c, podnet())
+	}
+}
+
+func BenchmarkReplaceOfThousand(b *testing.B) {
+	eps := bulk(1000)
+	for b.Loop() {
+		b.StopTimer()
+		c := benchmarked(b, 0)
+		b.StartTimer()
+		if err := c.Replace(context.Background(), eps...); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// Closing waits for what was deleted.
+func BenchmarkClose(b *testing.B) {
+	for _, after := range []string{"Add", "Remove"} {
+		b.Run("after="+after, func(b *testing.B) {
+			keeper, ns := dialNew(b)
+			mustEnsure(b, keeper, podnet())
+			for i := 0; b.Loop(); i++ {
+				b.StopTimer()
+				c, err := Dial(&Config{NetNS: ns})
+				if err != nil {
+					b.Fatal(err)
+				}
+				ep := pod(Owner(fmt.Sprintf("%011x", i)), fmt.Sprintf("10.%d.%d.%d", i>>16, i>>8&255, i&255))
+				mustAdd(b, c, ep)
+				if after == "Remove" {
+					if err := c.Remove(context.Background(), ep); err != nil {
+						b.Fatal(err)
+					}
+				}
+				b.StartTimer()
+				c.Close()
+			}
+		})
+	}
+}
+
+func TestAddAndReadyAllocateLittle(t *testing.T) {
+	c, _ := dialNew(t)
+	mustEnsure(t, c, podnet())
+	ctx := context.Background()
+	ep := pod("fffffffffff", "10.22.255.254")
+	got := testing.AllocsPerRun(100, func() {
+		if ready, err := c.Ready(ctx, podnet()); err != nil || !ready {
+			t.Fatal(ready, err)
+		}
+		if err := c.Add(ctx, ep); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Remove(ctx, ep); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if limit := 260.0; got > limit {
+		t.Errorf("Ready, Add and Remove allocate %v times, want at most %v", got, limit)
+	}
+}

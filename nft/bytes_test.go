@@ -1,0 +1,269 @@
+package nft
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
+)
+
+// fakeKernel has elements, and takes every change for good without making it.
+type fakeKernel struct{ elements []elementState }
+
+const fakeGeneration = 7
+
+func (k *fakeKernel) answer(requests []nl.Message) [][]byte {
+	var out [][]byte
+	for _, r := range requests {
+		switch r.Type {
+		case messageType(unix.NFT_MSG_GETGEN):
+			out = append(out, nltest.Reply(r, messageType(unix.NFT_MSG_NEWGEN), 0, nltest.Encode(func(e *nl.Encoder) {
+				header(e, unix.AF_UNSPEC, 0)
+				e.Uint32BE(unix.NFTA_GEN_ID, fakeGeneration)
+			})))
+		case messageType(unix.NFT_MSG_GETSETELEM):
+			out = append(out, k.element(r))
+		case messageType(unix.NFT_MSG_GETTABLE), messageType(unix.NFT_MSG_GETCHAIN),
+			messageType(unix.NFT_MSG_GETSET), messageType(unix.NFT_MSG_GETRULE):
+			out = append(out, nltest.AckAll([]nl.Message{r})...)
+		default: // in a transaction
+			if r.Flags&unix.NLM_F_ACK != 0 {
+				out = append(out, nltest.Ack(r))
+			}
+		}
+	}
+	return out
+}
+
+func (k *fakeKernel) element(r nl.Message) []byte {
+	asked, err := decodeElements(r.Data[4:])
+	if err != nil || len(asked) != 1 {
+		panic(fmt.Sprintf("a request for %d elements, %v", len(asked), err))
+	}
+	i := slices.IndexFunc(k.elements, func(el elementState) bool { return el.equal(asked[0].element) })
+	if i < 0 {
+		return nltest.Error(r, unix.ENOENT, "")
+	}
+	return nltest.Reply(r, messageType(unix.NFT_MSG_NEWSETELEM), 0, nltest.Encode(func(e *nl.Encoder) {
+		header(e, unix.NFPROTO_INET, 0)
+		elementBody(e, k.elements[i].element, k.elements[i].comment)
+	}))
+}
+
+func elementsOf(eps ...Endpoint) []elementState {
+	var list []elementState
+	for i := range eps {
+		for _, el := range eps[i].elements() {
+			list = append(list, elementState{el, ownerComment(eps[i].Owner, eps[i].Network)})
+		}
+	}
+	return list
+}
+
+const (
+	getGen  = "# (read the generation)"
+	settled = "# (wait for it to settle)"
+	begins  = "# nft -f -: the transaction begins"
+	ends    = "# and ends"
+)
+
+// The nft commands say what each message stands for; "create" is nft's word for
+// NLM_F_EXCL.
+func TestMessagesAreAsRecorded(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	ep := pod("0123456789a", "10.22.0.5", "fd00:22::5")
+	stale := pod("00000000bad", "10.22.0.5", "fd00:22::5")
+	for _, tc := range []struct {
+		name     string
+		have     []elementState
+		do       func(*Conn) error
+		messages []string
+	}{
+		{
+			name: "add",
+			do:   func(c *Conn) error { return c.Add(ctx, ep) },
+			messages: []string{
+				begins,
+				`# nft create element inet tombolo pods4 '{ "cbr0" . 10.22.0.5 comment "tombolo:1:0123456789a:podnet" }'`,
+				`# nft create element inet tombolo masq4-podnet '{ 10.22.0.5 comment "tombolo:1:0123456789a:podnet" }'`,
+				`# nft create element inet tombolo pods6 '{ "cbr0" . fd00:22::5 comment "tombolo:1:0123456789a:podnet" }'`,
+				`# nft create element inet tombolo masq6-podnet '{ fd00:22::5 comment "tombolo:1:0123456789a:podnet" }'`,
+				ends,
+			},
+		}, {
+			name: "add without addresses",
+			do: func(c *Conn) error {
+				return c.Add(ctx, Endpoint{Owner: "0123456789a", Network: "lan", Bridge: "br0", MAC: []byte{2, 0, 0, 0, 0, 5}})
+			},
+			messages: []string{
+				begins,
+				`# nft create element inet tombolo ports '{ "br0" . 02:00:00:00:00:05 comment "tombolo:1:0123456789a:lan" }'`,
+				ends,
+			},
+		}, {
+			name: "remove",
+			have: elementsOf(ep),
+			do:   func(c *Conn) error { return c.Remove(ctx, ep) },
+			messages: []string{
+				getGen,
+				settled, "# (by a transaction without changes)",
+				`# nft get element inet tombolo pods4 '{ "cbr0" . 10.22.0.5 }'`,
+				`# nft get element inet tombolo masq4-podnet '{ 10.22.0.5 }'`,
+				`# nft get element inet tombolo pods6 '{ "cbr0" . fd00:22::5 }'`,
+				`# nft get element inet tombolo masq6-podnet '{ fd00:22::5 }'`,
+				begins,
+				`# nft delete element inet tombolo pods4 '{ "cbr0" . 10.22.0.5 }'`,
+				`# nft delete element inet tombolo masq4-podnet '{ 10.22.0.5 }'`,
+				`# nft delete element inet tombolo pods6 '{ "cbr0" . fd00:22::5 }'`,
+				`# nft delete element inet tombolo masq6-podnet '{ fd00:22::5 }'`,
+				ends,
+			},
+		}, {
+			name: "replace",
+			have: elementsOf(stale)[:2],
+			do:   func(c *Conn) error { return c.Replace(ctx, ep) },
+			messages: []string{
+				getGen,
+				settled, "# (by a transaction without changes)",
+				`# nft get element inet tombolo pods4 '{ "cbr0" . 10.22.0.5 }'`,
+				`# nft get element inet tombolo masq4-podnet '{ 10.22.0.5 }'`,
+				`# nft get element inet tombolo pods6 '{ "cbr0" . fd00:22::5 }'`,
+				`# nft get element inet tombolo masq6-podnet '{ fd00:22::5 }'`,
+				begins,
+				`# nft delete element inet tombolo pods4 '{ "cbr0" . 10.22.0.5 }'`,
+				`# nft create element inet tombolo pods4 '{ "cbr0" . 10.22.0.5 comment "tombolo:1:0123456789a:podnet" }'`,
+				`# nft delete element inet tombolo masq4-podnet '{ 10.22.0.5 }'`,
+				`# nft create element inet tombolo masq4-podnet '{ 10.22.0.5 comment "tombolo:1:0123456789a:podnet" }'`,
+				`# nft create element inet tombolo pods6 '{ "cbr0" . fd00:22::5 comment "tombolo:1:0123456789a:podnet" }'`,
+				`# nft create element inet tombolo masq6-podnet '{ fd00:22::5 comment "tombolo:1:0123456789a:podnet" }'`,
+				ends,
+			},
+		}, {
+			name: "ensure",
+			do: func(c *Conn) error {
+				_, err := c.Ensure(ctx, Network{Name: "podnet", Masquerade: true, Prefixes: prefixes("10.22.0.0/18")})
+				return err
+			},
+			messages: []string{
+				getGen,
+				settled, "# (by a transaction without changes)",
+				`# nft list table inet tombolo`,
+				`# nft list chain inet tombolo forward`,
+				`# nft list chain inet tombolo unmark`,
+				`# nft list chain inet tombolo masq-podnet`,
+				`# nft list set inet tombolo pods4`,
+				`# nft list set inet tombolo pods6`,
+				`# nft list set inet tombolo ports`,
+				`# nft list set inet tombolo masq4-podnet`,
+				`# nft list set inet tombolo masq6-podnet`,
+				`# (list the rules of the table)`,
+				begins,
+				`# nft add table inet tombolo`,
+				`# nft create set inet tombolo pods4 '{ type ifname . ipv4_addr; }'`,
+				`# nft create set inet tombolo pods6 '{ type ifname . ipv6_addr; }'`,
+				`# nft create set inet tombolo ports '{ type ifname . ether_addr; }'`,
+				`# nft create set inet tombolo masq4-podnet '{ type ipv4_addr; }'`,
+				`# nft create set inet tombolo masq6-podnet '{ type ipv6_addr; }'`,
+				`# nft create chain inet tombolo forward '{ type filter hook forward priority filter - 10; comment "…"; }'`,
+				`# nft add rule inet tombolo forward meta mark set meta mark and 0xffffefff`,
+				`# nft add rule inet tombolo forward iifname . ip saddr @pods4 meta mark set meta mark or 0x1000`,
+				`# nft add rule inet tombolo forward iifname . ip6 saddr @pods6 meta mark set meta mark or 0x1000`,
+				`# nft add rule inet tombolo forward iifname . ether saddr @ports meta mark set meta mark or 0x1000`,
+				`# nft add rule inet tombolo forward ct state established,related oifname . ip daddr @pods4 meta mark set meta mark or 0x1000`,
+				`# nft add rule inet tombolo forward ct state established,related oifname . ip6 daddr @pods6 meta mark set meta mark or 0x1000`,
+				`# nft add rule inet tombolo forward ct state established,related oifname . ether daddr @ports meta mark set meta mark or 0x1000`,
+				`# nft create chain inet tombolo unmark '{ type filter hook postrouting priority 300; comment "…"; }'`,
+				`# nft add rule inet tombolo unmark meta mark set meta mark and 0xffffefff`,
+				`# nft create chain inet tombolo masq-podnet '{ type nat hook postrouting priority srcnat; comment "…"; }'`,
+				`# nft add rule inet tombolo masq-podnet ip saddr != @masq4-podnet return`,
+				`# nft add rule inet tombolo masq-podnet ip daddr 10.22.0.0/18 return`,
+				`# nft add rule inet tombolo masq-podnet ip daddr 224.0.0.0/4 return`,
+				`# nft add rule inet tombolo masq-podnet ip6 saddr != @masq6-podnet return`,
+				`# nft add rule inet tombolo masq-podnet ip6 daddr ff00::/8 return`,
+				`# nft add rule inet tombolo masq-podnet masquerade`,
+				ends,
+			},
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			kernel := &fakeKernel{elements: tc.have}
+			rec := nltest.Record(nltest.NewFake(kernel.answer))
+			c := on(nl.New(rec), 0)
+			if err := tc.do(c); err != nil {
+				t.Fatal(err)
+			}
+			var out bytes.Buffer
+			var n int
+			for i, datagram := range rec.Sent() {
+				fmt.Fprintf(&out, "== datagram %d\n", i+1)
+				for _, m := range nltest.Split(datagram) {
+					if n == len(tc.messages) {
+						t.Fatalf("more than the %d messages that are described", n)
+					}
+					fmt.Fprintf(&out, "%s\ntype %#04x flags %#04x\n%s", tc.messages[n], m.Type, m.Flags, hex.Dump(m.Data))
+					n++
+				}
+			}
+			if n != len(tc.messages) {
+				t.Errorf("%d messages, and %d that are described", n, len(tc.messages))
+			}
+			golden(t, filepath.Join("messages", strings.ReplaceAll(tc.name, " ", "-")+".txt"), out.Bytes())
+		})
+	}
+}
+
+// The rest of an Add is proven by this: what is sent and what comes back does not
+// depend on what is there.
+func TestThousandthPodCostsWhatTheFirstDid(t *testing.T) {
+	t.Parallel()
+	c, ns := dialNew(t)
+	mustEnsure(t, c, podnet())
+	transport, err := nl.Open(unix.NETLINK_NETFILTER, &nl.Config{NetNS: ns})
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec := nltest.Record(transport)
+	recorded := on(nl.New(rec), 0)
+	defer recorded.Close()
+	traffic := func(ep Endpoint) [2][]int {
+		t.Helper()
+		rec.Sent()
+		rec.Received()
+		ready, err := recorded.Ready(context.Background(), podnet())
+		if err != nil || !ready {
+			t.Fatal(ready, err)
+		}
+		mustAdd(t, recorded, ep)
+		return [2][]int{lengths(rec.Sent()), lengths(rec.Received())}
+	}
+	first := traffic(pod("00000000001", "10.22.0.1", "fd00:22::1"))
+	for i := 2; i < 1000; i++ {
+		mustAdd(t, c, pod(Owner(fmt.Sprintf("%011x", i)), fmt.Sprintf("10.22.%d.%d", i>>8, i&255), fmt.Sprintf("fd00:22::%x", i)))
+	}
+	last := traffic(pod("00000001000", "10.22.100.1", "fd00:22::9999"))
+	if !slices.Equal(first[0], last[0]) || !slices.Equal(first[1], last[1]) {
+		t.Errorf("bytes sent and received: %v for the first pod, %v for the thousandth", first, last)
+	}
+	if len(first[0]) != 2 {
+		t.Errorf("Ready and Add together take %d datagrams, want 2", len(first[0]))
+	}
+}
+
+func lengths(list [][]byte) []int {
+	var n []int
+	for _, b := range list {
+		n = append(n, len(b))
+	}
+	return n
+}

@@ -1,0 +1,178 @@
+package nft
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/tombolo-cni/tombolo"
+)
+
+// Check compares what is there with what the network needs and, unless it is nil,
+// with what the endpoint needs, and lists the differences; none is what should be.
+//
+// Rules are known by their comments, and chains by theirs: a rule that someone put
+// in place of ours under the same comment is not found out. More elements than the
+// endpoint's are no difference. What Check finds of chains, rules and sets, Ensure
+// mends; what it finds of elements, Replace.
+func (c *Conn) Check(ctx context.Context, n Network, ep *Endpoint) ([]tombolo.Difference, error) {
+	want, err := c.ruleset(&n)
+	if err != nil {
+		return nil, err
+	}
+	if ep != nil {
+		if err := ep.check(); err != nil {
+			return nil, err
+		}
+	}
+	var diffs []tombolo.Difference
+	err = retry(ctx, func() error {
+		have, err := c.read(want)
+		if err != nil {
+			return err
+		}
+		diffs = want.differences(have)
+		if ep != nil && have.table != nil {
+			more, err := c.checkEndpoint(ep)
+			if err != nil {
+				return err
+			}
+			diffs = append(diffs, more...)
+		}
+		if len(diffs) == 0 {
+			return nil
+		}
+		// What was read in several requests may never have been so at any one time.
+		return c.unchanged(have.generation)
+	})
+	return diffs, err
+}
+
+// differences lists those of the table, the sets and the chains. Without a table
+// there is nothing else to say.
+func (rs *ruleset) differences(have *state) []tombolo.Difference {
+	if have.table == nil {
+		return []tombolo.Difference{{Object: "nf_tables", What: "table", Want: table.String()}}
+	}
+	var list []tombolo.Difference
+	if have.table.dormant() {
+		list = append(list, tombolo.Difference{Object: "table " + table.String(), What: "flag", Have: "dormant"})
+	}
+	for i := range rs.sets {
+		list = append(list, rs.sets[i].differences(have)...)
+	}
+	for i := range rs.chains {
+		list = append(list, rs.chains[i].differences(have)...)
+	}
+	for _, name := range rs.gone {
+		if have.hasChain(name) {
+			list = append(list, tombolo.Difference{Object: "table " + table.String(), What: "chain", Have: name})
+		}
+	}
+	return list
+}
+
+func (s *set) differences(have *state) []tombolo.Difference {
+	got, ok := have.sets[s.name]
+	switch {
+	case !ok:
+		return []tombolo.Difference{{Object: "table " + table.String(), What: "set", Want: s.name}}
+	case !s.matches(got):
+		return []tombolo.Difference{{
+			Object: label{"set", s.name}.String(), What: "type",
+			Want: setState{keyType: s.keyType, keyLen: s.keyLen}.describe(), Have: got.describe(),
+		}}
+	}
+	return nil
+}
+
+func (s setState) describe() string {
+	return fmt.Sprintf("key type %#x of %d bytes with flags %#x", s.keyType, s.keyLen, s.flags)
+}
+
+func (ch *chain) differences(have *state) []tombolo.Difference {
+	got, ok := have.chains[ch.name]
+	if !ok {
+		return []tombolo.Difference{{Object: "table " + table.String(), What: "chain", Want: ch.name}}
+	}
+	object := label{"chain", ch.name}.String()
+	var list []tombolo.Difference
+	differs := func(what, want, have string) {
+		if want != have {
+			list = append(list, tombolo.Difference{Object: object, What: what, Want: want, Have: have})
+		}
+	}
+	differs("hook", ch.describe(), got.describe())
+	if got.kind != "" {
+		differs("policy", "accept", policyName(got.policy))
+	}
+	differs("comment (version and settings)", strconv.Quote(ch.comment()), strconv.Quote(got.comment))
+	return append(list, ch.ruleDifferences(object, have.rules[ch.name])...)
+}
+
+// ruleDifferences tells by their comments which rules are missing, and which are
+// too many.
+func (ch *chain) ruleDifferences(object string, comments []string) []tombolo.Difference {
+	rest := slices.Clone(comments)
+	var list []tombolo.Difference
+	for _, want := range ch.rules {
+		i := slices.Index(rest, want.comment)
+		if i < 0 {
+			list = append(list, tombolo.Difference{Object: object, What: "rule", Want: strconv.Quote(want.comment)})
+			continue
+		}
+		rest = slices.Delete(rest, i, i+1)
+	}
+	for _, comment := range rest {
+		list = append(list, tombolo.Difference{Object: object, What: "rule", Have: strconv.Quote(comment)})
+	}
+	return list
+}
+
+func policyName(policy uint32) string {
+	if policy == policyAccept {
+		return "accept"
+	}
+	return "drop"
+}
+
+func (ch *chain) describe() string {
+	return chainState{kind: ch.kind, hook: ch.hook, priority: ch.priority}.describe()
+}
+
+func (ch chainState) describe() string {
+	if ch.kind == "" {
+		return "none"
+	}
+	hook := strconv.Itoa(int(ch.hook))
+	// enum nf_inet_hooks
+	if names := [...]string{"prerouting", "input", "forward", "output", "postrouting"}; int(ch.hook) < len(names) {
+		hook = names[ch.hook]
+	}
+	return fmt.Sprintf("type %s hook %s priority %d", ch.kind, hook, ch.priority)
+}
+
+// checkEndpoint compares an endpoint's elements, and whose they are.
+func (c *Conn) checkEndpoint(ep *Endpoint) ([]tombolo.Difference, error) {
+	want := ep.elements()
+	have, err := c.lookup(want)
+	if err != nil {
+		return nil, err
+	}
+	var list []tombolo.Difference
+	comment := ownerComment(ep.Owner, networkKey(ep.Network))
+	for i, el := range want {
+		object := label{"set", el.set}.String()
+		switch {
+		case have[i] == nil:
+			list = append(list, tombolo.Difference{Object: object, What: "element", Want: el.keyText()})
+		case have[i].comment != comment:
+			list = append(list, tombolo.Difference{
+				Object: object, What: "owner of element " + el.keyText(),
+				Want: strconv.Quote(comment), Have: strconv.Quote(have[i].comment),
+			})
+		}
+	}
+	return list, nil
+}

@@ -1,0 +1,166 @@
+package nft
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// Owner names what an element belongs to, as a hash of whatever names it in full:
+// up to 16 lower-case letters and digits.
+type Owner string
+
+const maxOwner = 16
+
+// Endpoint is a pod's interface, as far as the firewall is concerned.
+type Endpoint struct {
+	Owner Owner
+	// Network is the name of its network.
+	Network string
+	// Bridge is the name of the bridge that the pod is a port of: its packets come
+	// in by that link.
+	Bridge string
+	// Addrs are the pod's addresses; IPv4 ones as such, not mapped into IPv6.
+	Addrs []netip.Addr
+	// MAC is the pod's. It stands in for addresses where there are none, so that
+	// every pod is known; else it is not used.
+	MAC net.HardwareAddr
+	// Masquerade has the pod's packets masqueraded, by the rules of its network,
+	// which must be one with masquerade.
+	Masquerade bool
+}
+
+func (o Owner) check() error {
+	for i, c := range []byte(o) {
+		if !isAlphanumeric(c) || 'A' <= c && c <= 'Z' {
+			return invalid("owner %q: %q at offset %d", string(o), c, i)
+		}
+	}
+	if len(o) == 0 || len(o) > maxOwner {
+		return invalid("owner %q: %d characters, where 1 to %d are due", string(o), len(o), maxOwner)
+	}
+	return nil
+}
+
+// Lengths in bytes, of parts of keys and of the keys of sets.
+const (
+	ifnameLen = 16 // IFNAMSIZ: a name and at least one NUL
+	etherLen  = 6
+	etherSlot = 8 // parts of a concatenation fill registers of 4 bytes
+	addr4Len  = 4
+	addr6Len  = 16
+	pods4Len  = ifnameLen + addr4Len
+	pods6Len  = ifnameLen + addr6Len
+	portsLen  = ifnameLen + etherSlot
+)
+
+// check says what is wrong with an endpoint. What passes makes a key of the right
+// length, and a comment that nft prints and parseOwner takes apart.
+func (ep *Endpoint) check() error {
+	if err := ep.Owner.check(); err != nil {
+		return err
+	}
+	if err := checkName(ep.Network); err != nil {
+		return fmt.Errorf("endpoint %s: %w", ep.Owner, err)
+	}
+	if ep.Bridge == "" || len(ep.Bridge) >= ifnameLen || strings.ContainsAny(ep.Bridge, "/ \x00") {
+		return invalid("endpoint %s: bridge %q is no name of a link", ep.Owner, ep.Bridge)
+	}
+	for _, a := range ep.Addrs {
+		if !a.IsValid() || a.Zone() != "" || a.Is4In6() {
+			return invalid("endpoint %s: address %q", ep.Owner, a)
+		}
+	}
+	if len(ep.Addrs) == 0 && len(ep.MAC) != etherLen {
+		return invalid("endpoint %s: it has neither an address nor a MAC of %d bytes", ep.Owner, etherLen)
+	}
+	return nil
+}
+
+// element is one entry of a set.
+type element struct {
+	set string
+	key []byte
+}
+
+// elements gives what an endpoint has in the sets; at least one, by which it can be
+// found again.
+func (ep *Endpoint) elements() []element {
+	if len(ep.Addrs) == 0 {
+		return []element{{portsSet, concat(ep.Bridge, ep.MAC, etherSlot)}}
+	}
+	key := networkKey(ep.Network)
+	list := make([]element, 0, 2*len(ep.Addrs))
+	for i, a := range ep.Addrs {
+		if slices.Contains(ep.Addrs[:i], a) {
+			continue // an address that was given twice must not conflict with itself
+		}
+		set := pods6Set
+		if a.Is4() {
+			set = pods4Set
+		}
+		list = append(list, element{set, concat(ep.Bridge, a.AsSlice(), 0)})
+		if ep.Masquerade {
+			list = append(list, element{masqueradeSet(a.Is4(), key), a.AsSlice()})
+		}
+	}
+	return list
+}
+
+func (e element) equal(other element) bool {
+	return e.set == other.set && bytes.Equal(e.key, other.key)
+}
+
+// concat is the key of a bridge and an address: the name fills 16 bytes, and the
+// address at least pad.
+func concat(bridge string, address []byte, pad int) []byte {
+	key := make([]byte, ifnameLen, ifnameLen+max(len(address), pad))
+	copy(key, bridge)
+	key = append(key, address...)
+	for len(key) < ifnameLen+pad {
+		key = append(key, 0)
+	}
+	return key
+}
+
+// parse takes a key apart; what it does not hold is zero. It is false for keys
+// that are none of ours.
+func (e element) parse() (bridge string, addr netip.Addr, mac net.HardwareAddr, ok bool) {
+	rest := e.key
+	switch {
+	case e.set == pods4Set && len(rest) == pods4Len,
+		e.set == pods6Set && len(rest) == pods6Len,
+		e.set == portsSet && len(rest) == portsLen:
+		name, _, _ := bytes.Cut(rest[:ifnameLen], []byte{0})
+		bridge, rest = string(name), rest[ifnameLen:]
+	case isMasqueradeSet(e.set):
+	default:
+		return "", netip.Addr{}, nil, false
+	}
+	if e.set == portsSet {
+		return bridge, netip.Addr{}, net.HardwareAddr(rest[:etherLen]), true
+	}
+	addr, ok = netip.AddrFromSlice(rest)
+	return bridge, addr, nil, ok
+}
+
+// keyText gives the key as nft prints it.
+func (e element) keyText() string {
+	bridge, addr, mac, ok := e.parse()
+	switch {
+	case !ok:
+		return fmt.Sprintf("0x%x", e.key)
+	case mac != nil:
+		return bridge + " . " + mac.String()
+	case bridge != "":
+		return bridge + " . " + addr.String()
+	default:
+		return addr.String()
+	}
+}
+
+// String gives the key and the set.
+func (e element) String() string { return e.keyText() + " of set " + e.set }

@@ -1,0 +1,375 @@
+package nft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+func TestAddIsStrict(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	c, ns := dialNew(t)
+	first := pod("00000000001", "10.22.0.5", "fd00:22::5")
+
+	err := c.Add(ctx, first)
+	if !errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrExist) {
+		t.Errorf("without a table: %v", err)
+	}
+	mustEnsure(t, c, Network{Name: "podnet"})
+	if err := c.Add(ctx, first); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("without the sets of masquerade: %v", err)
+	}
+	wantEndpoints(t, c)
+	mustEnsure(t, c, podnet())
+	mustAdd(t, c, first)
+	nft(t, ns, "add element inet tombolo pods4 { cbr0 . 10.22.9.9 comment \"by hand\" }")
+
+	for _, tc := range []struct {
+		name string
+		ep   Endpoint
+		want ConflictError
+	}{
+		{"the same again", first,
+			ConflictError{Set: "pods4", Key: "cbr0 . 10.22.0.5", Owner: "00000000001", Network: "podnet", Comment: "tombolo:1:00000000001:podnet"}},
+		{"another owner's IPv4 address", pod("00000000002", "10.22.0.5"),
+			ConflictError{Set: "pods4", Key: "cbr0 . 10.22.0.5", Owner: "00000000001", Network: "podnet", Comment: "tombolo:1:00000000001:podnet"}},
+		{"another owner's IPv6 address", pod("00000000002", "10.22.0.6", "fd00:22::5"),
+			ConflictError{Set: "pods6", Key: "cbr0 . fd00:22::5", Owner: "00000000001", Network: "podnet", Comment: "tombolo:1:00000000001:podnet"}},
+		{"another network on the same bridge", Endpoint{Owner: "00000000002", Network: "lan", Bridge: "cbr0", Addrs: addrs("10.22.0.5")},
+			ConflictError{Set: "pods4", Key: "cbr0 . 10.22.0.5", Owner: "00000000001", Network: "podnet", Comment: "tombolo:1:00000000001:podnet"}},
+		{"the same network on another bridge",
+			Endpoint{Owner: "00000000002", Network: "podnet", Bridge: "cbr1", Addrs: addrs("10.22.0.5"), Masquerade: true},
+			ConflictError{Set: "masq4-podnet", Key: "10.22.0.5", Owner: "00000000001", Network: "podnet", Comment: "tombolo:1:00000000001:podnet"}},
+		{"what someone added by hand", pod("00000000002", "10.22.9.9"),
+			ConflictError{Set: "pods4", Key: "cbr0 . 10.22.9.9", Comment: "by hand"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			err := c.Add(ctx, tc.ep)
+			var got *ConflictError
+			if !errors.As(err, &got) || *got != tc.want {
+				t.Errorf("got %+v (%v), want %+v", got, err, tc.want)
+			}
+			if !errors.Is(err, fs.ErrExist) || !errors.Is(err, unix.EEXIST) || errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("%v is not fs.ErrExist alone", err)
+			}
+			wantEndpoints(t, c, first)
+		})
+	}
+}
+
+func TestConflictNamesTheOwner(t *testing.T) {
+	t.Parallel()
+	for want, e := range map[string]ConflictError{
+		"add element cbr0 . 10.22.0.5 to set pods4 of table inet tombolo: it belongs to endpoint 00000000001 of network podnet": {
+			Set: "pods4", Key: "cbr0 . 10.22.0.5", Owner: "00000000001", Network: "podnet"},
+		`add element 10.22.0.5 to set masq4-x of table inet tombolo: it belongs to another program (comment "by hand")`: {
+			Set: "masq4-x", Key: "10.22.0.5", Comment: "by hand"},
+	} {
+		if got := e.Error(); got != want {
+			t.Errorf("got  %s\nwant %s", got, want)
+		}
+	}
+}
+
+func TestNetworksMayShareABridgeAndAddresses(t *testing.T) {
+	t.Parallel()
+	c, _ := dialNew(t)
+	other := Network{Name: "other", Masquerade: true, Prefixes: prefixes("10.22.0.0/16")}
+	mustEnsure(t, c, podnet())
+	mustEnsure(t, c, other)
+	eps := []Endpoint{
+		{Owner: "00000000002", Network: "other", Bridge: "cbr0", Addrs: addrs("10.22.0.6"), Masquerade: true},
+		{Owner: "00000000003", Network: "other", Bridge: "cbr1", Addrs: addrs("10.22.0.5"), Masquerade: true},
+		pod("00000000001", "10.22.0.5"),
+	}
+	mustAdd(t, c, eps...)
+	wantEndpoints(t, c, eps...)
+	wantReady(t, c, podnet(), eps[2])
+	wantReady(t, c, other, eps[:2]...)
+}
+
+func TestReplaceMakesElementsTheEndpoints(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	c, ns := dialNew(t)
+	if err := c.Replace(ctx, pod("00000000001", "10.22.0.5")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("without a table: %v", err)
+	}
+	mustEnsure(t, c, podnet())
+	stale := pod("00000000bad", "10.22.0.5", "fd00:22::5")
+	mustAdd(t, c, stale)
+	nft(t, ns, "add element inet tombolo pods4 { cbr0 . 10.22.0.9 }")
+
+	fresh := pod("00000000001", "10.22.0.5", "10.22.0.9", "fd00:22::6")
+	for _, again := range []string{"", "again"} {
+		if err := c.Replace(ctx, fresh); err != nil {
+			t.Fatal(again, err)
+		}
+		wantEndpoints(t, c, fresh, pod("00000000bad", "fd00:22::5"))
+	}
+	twins := []Endpoint{pod("00000000002", "10.22.0.7"), pod("00000000003", "10.22.0.7")}
+	if err := c.Replace(ctx, twins...); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("two endpoints with one address: %v", err)
+	}
+}
+
+// After an Ensure that had to make sets anew, this is what brings elements back.
+func TestReplaceBringsAThousandEndpointsBack(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	c, ns := dialNew(t)
+	mustEnsure(t, c, podnet())
+	eps := make([]Endpoint, 1000)
+	for i := range eps {
+		eps[i] = pod(Owner(fmt.Sprintf("%011x", i)), fmt.Sprintf("10.22.%d.%d", i>>8, i&255), fmt.Sprintf("fd00:22::%x", i))
+	}
+	if err := c.Replace(ctx, eps...); err != nil {
+		t.Fatal(err)
+	}
+	wantEndpoints(t, c, eps...)
+	nft(t, ns, "delete table inet tombolo")
+	mustEnsure(t, c, podnet())
+	wantEndpoints(t, c)
+	if err := c.Replace(ctx, eps...); err != nil {
+		t.Fatal(err)
+	}
+	wantEndpoints(t, c, eps...)
+	if err := c.Remove(ctx, eps...); err != nil {
+		t.Fatal(err)
+	}
+	wantEndpoints(t, c)
+}
+
+func TestRemoveTakesOnlyTheOwnersElements(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	c, ns := dialNew(t)
+	a, b := pod("0000000000a", "10.22.0.5", "fd00:22::5"), pod("0000000000b", "10.22.0.6")
+	l2 := Endpoint{Owner: "0000000000c", Network: "lan", Bridge: "br0", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 5}}
+
+	for _, before := range []string{"without a table", "without elements"} {
+		if err := c.Remove(ctx, a, l2); err != nil {
+			t.Errorf("Remove %s: %v", before, err)
+		}
+		if err := c.RemoveOwners(ctx, "0000000000a"); err != nil {
+			t.Errorf("RemoveOwners %s: %v", before, err)
+		}
+		if got, err := c.Endpoints(ctx, ""); err != nil || len(got) > 0 {
+			t.Errorf("Endpoints %s: %v, %v", before, got, err)
+		}
+		mustEnsure(t, c, podnet())
+	}
+
+	mustAdd(t, c, a, b, l2)
+	wantEndpoints(t, c, l2, a, b)
+	// A record that is out of date: the address is another's by now.
+	if err := c.Remove(ctx, pod("0000000000a", "10.22.0.6")); err != nil {
+		t.Error(err)
+	}
+	wantEndpoints(t, c, l2, a, b)
+	// One that says nothing of masquerade.
+	without := a
+	without.Masquerade = false
+	if err := c.Remove(ctx, without, l2); err != nil {
+		t.Error(err)
+	}
+	wantEndpoints(t, c, b)
+	mustAdd(t, c, a, l2)
+	if err := c.RemoveOwners(ctx, "0000000000a", "0000000000c", "0000000000d"); err != nil {
+		t.Error(err)
+	}
+	wantEndpoints(t, c, b)
+	// One of the elements is gone, and one belongs to someone else.
+	nft(t, ns, "delete element inet tombolo masq4-podnet { 10.22.0.6 }")
+	nft(t, ns, "add element inet tombolo masq4-podnet { 10.22.0.6 comment \"by hand\" }")
+	if err := c.Remove(ctx, b); err != nil {
+		t.Error(err)
+	}
+	wantEndpoints(t, c)
+	if list := nft(t, ns, "list", "set", "inet", "tombolo", "masq4-podnet"); !strings.Contains(list, `10.22.0.6 comment "by hand"`) {
+		t.Errorf("what is not ours was deleted:\n%s", list)
+	}
+}
+
+func TestRemoveNetworkLeavesOtherNetworks(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	c, ns := dialNew(t)
+	other := Network{Name: "podnet2", Masquerade: true, Prefixes: prefixes("10.23.0.0/16")}
+	plain := Network{Name: "plain"}
+	kept := Endpoint{Owner: "00000000002", Network: "podnet2", Bridge: "cbr0", Addrs: addrs("10.23.0.5"), Masquerade: true}
+	for _, n := range []Network{podnet(), other, plain} {
+		mustEnsure(t, c, n)
+	}
+	mustAdd(t, c, pod("00000000001", "10.22.0.5", "fd00:22::5"), kept)
+
+	if err := c.RemoveNetwork(ctx, "podnet"); err != nil {
+		t.Fatal(err)
+	}
+	wantEndpoints(t, c, kept)
+	wantReady(t, c, other, kept)
+	if list := nft(t, ns, "list", "ruleset"); strings.Contains(list, "podnet ") || strings.Contains(list, "10.22.") {
+		t.Errorf("left over of podnet:\n%s", list)
+	}
+	// It is idempotent, and finds nothing of networks that were never there.
+	for _, name := range []string{"podnet", "never", "plain"} {
+		if err := c.RemoveNetwork(ctx, name); err != nil {
+			t.Error(err)
+		}
+	}
+	wantReady(t, c, other, kept)
+	if err := c.RemoveNetwork(ctx, "podnet2"); err != nil {
+		t.Fatal(err)
+	}
+	if list := nft(t, ns, "list", "ruleset"); list != "" {
+		t.Errorf("after the last network:\n%s", list)
+	}
+	if err := c.RemoveNetwork(ctx, "podnet2"); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestRemoveNetworkKeepsATableThatIsUsed(t *testing.T) {
+	t.Parallel()
+	c, ns := dialNew(t)
+	mustEnsure(t, c, podnet())
+	// Neither has a chain of its own.
+	mustAdd(t, c, Endpoint{Owner: "00000000001", Network: "plain", Bridge: "cbr0", Addrs: addrs("10.9.0.1")})
+	if err := c.RemoveNetwork(context.Background(), "podnet"); err != nil {
+		t.Fatal(err)
+	}
+	wantReady(t, c, Network{Name: "plain"})
+	wantEndpoints(t, c, Endpoint{Owner: "00000000001", Network: "plain", Bridge: "cbr0", Addrs: addrs("10.9.0.1")})
+	if list := nft(t, ns, "list", "ruleset"); strings.Contains(list, "podnet") {
+		t.Errorf("left over of podnet:\n%s", list)
+	}
+}
+
+func TestEndpointsOfALongNetworkName(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	c, _ := dialNew(t)
+	long, alike := longName+"a", longName+"b" // alike as far as a comment could hold them
+	for i, name := range []string{long, alike} {
+		mustEnsure(t, c, Network{Name: name, Masquerade: true})
+		mustAdd(t, c, Endpoint{
+			Owner: Owner(fmt.Sprintf("%016d", i)), Network: name, Bridge: "cbr0", Masquerade: true,
+			Addrs: addrs(fmt.Sprintf("10.22.0.%d", i)),
+		})
+	}
+	for i, name := range []string{long, alike} {
+		got, err := c.Endpoints(ctx, name)
+		if err != nil || len(got) != 1 || got[0].Network != name || got[0].Addrs[0] != nstest.Addr(fmt.Sprintf("10.22.0.%d", i)) {
+			t.Errorf("endpoints of %s: %+v, %v", name, got, err)
+		}
+	}
+	if err := c.RemoveNetwork(ctx, long); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := c.Endpoints(ctx, alike); err != nil || len(got) != 1 {
+		t.Errorf("endpoints of the other one after that: %+v, %v", got, err)
+	}
+}
+
+func TestInvalidArgumentsAreRefusedBeforeTheKernelIsAsked(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	c := on(nil, 0) // asking would panic
+	good := pod("0123456789a", "10.22.0.5")
+	endpoint := func(change func(*Endpoint)) Endpoint {
+		ep := good
+		change(&ep)
+		return ep
+	}
+	for name, ep := range map[string]Endpoint{
+		"no owner":                endpoint(func(ep *Endpoint) { ep.Owner = "" }),
+		"long owner":              endpoint(func(ep *Endpoint) { ep.Owner = "0123456789abcdef0" }),
+		"owner with a colon":      endpoint(func(ep *Endpoint) { ep.Owner = "01:23" }),
+		"owner in upper case":     endpoint(func(ep *Endpoint) { ep.Owner = "ABC" }),
+		"no network":              endpoint(func(ep *Endpoint) { ep.Network = "" }),
+		"network with a quote":    endpoint(func(ep *Endpoint) { ep.Network = `a"b` }),
+		"network with a colon":    endpoint(func(ep *Endpoint) { ep.Network = "a:b" }),
+		"network with a slash":    endpoint(func(ep *Endpoint) { ep.Network = "a/b" }),
+		"network with a dash":     endpoint(func(ep *Endpoint) { ep.Network = "-a" }),
+		"no bridge":               endpoint(func(ep *Endpoint) { ep.Bridge = "" }),
+		"long bridge":             endpoint(func(ep *Endpoint) { ep.Bridge = "0123456789abcdef" }),
+		"bridge with a NUL":       endpoint(func(ep *Endpoint) { ep.Bridge = "a\x00b" }),
+		"zero address":            endpoint(func(ep *Endpoint) { ep.Addrs = make([]netip.Addr, 1) }),
+		"mapped address":          endpoint(func(ep *Endpoint) { ep.Addrs = addrs("10.22.0.5", "::ffff:10.0.0.1") }),
+		"address with a zone":     endpoint(func(ep *Endpoint) { ep.Addrs = addrs("fe80::1%eth0") }),
+		"neither address nor MAC": endpoint(func(ep *Endpoint) { ep.Addrs = nil }),
+		"MAC of eight bytes": endpoint(func(ep *Endpoint) {
+			ep.Addrs, ep.MAC = nil, net.HardwareAddr{1, 2, 3, 4, 5, 6, 7, 8}
+		}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, checkErr := c.Check(ctx, podnet(), &ep)
+			for _, err := range []error{c.Add(ctx, ep), c.Replace(ctx, good, ep), c.Remove(ctx, good, ep), checkErr} {
+				if !errors.Is(err, ErrInvalid) {
+					t.Errorf("got %v", err)
+				}
+			}
+		})
+	}
+	for name, n := range map[string]Network{
+		"no name":       {},
+		"name with :":   {Name: "a:b"},
+		"zero prefix":   {Name: "a", Prefixes: make([]netip.Prefix, 1)},
+		"mapped prefix": {Name: "a", NonMasquerade: prefixes("::ffff:10.0.0.0/104")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, ensureErr := c.Ensure(ctx, n)
+			_, readyErr := c.Ready(ctx, n)
+			_, checkErr := c.Check(ctx, n, nil)
+			for _, err := range []error{ensureErr, readyErr, checkErr} {
+				if !errors.Is(err, ErrInvalid) {
+					t.Errorf("got %v", err)
+				}
+			}
+		})
+	}
+	_, endpointsErr := c.Endpoints(ctx, "a:b")
+	for _, err := range []error{c.RemoveOwners(ctx, "a", "B"), c.RemoveNetwork(ctx, ""), endpointsErr} {
+		if !errors.Is(err, ErrInvalid) {
+			t.Errorf("got %v", err)
+		}
+	}
+}
+
+func TestAddressGivenTwiceIsOneElement(t *testing.T) {
+	t.Parallel()
+	c, _ := dialNew(t)
+	mustEnsure(t, c, podnet())
+	mustAdd(t, c, pod("00000000001", "10.22.0.5", "fd00:22::5", "10.22.0.5"))
+	wantEndpoints(t, c, pod("00000000001", "10.22.0.5", "fd00:22::5"))
+}
+
+func TestContextThatIsDoneEndsBeforeTheKernelIsAsked(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	c := on(nil, 0) // asking would panic
+	ep := pod("0123456789a", "10.22.0.5")
+	_, ensureErr := c.Ensure(ctx, podnet())
+	_, readyErr := c.Ready(ctx, podnet())
+	_, checkErr := c.Check(ctx, podnet(), &ep)
+	_, endpointsErr := c.Endpoints(ctx, "")
+	for _, err := range []error{
+		ensureErr, readyErr, checkErr, endpointsErr, c.Add(ctx, ep), c.Replace(ctx, ep), c.Remove(ctx, ep),
+		c.RemoveOwners(ctx, ep.Owner), c.RemoveNetwork(ctx, "podnet"),
+	} {
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("got %v", err)
+		}
+	}
+}

@@ -1,0 +1,140 @@
+package nft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// Outcome says what Ensure did.
+type Outcome struct {
+	// Changed says that something was built or mended.
+	Changed bool
+	// Emptied says that a set had to be made anew, the first time too. What any
+	// endpoint of any network had in it is gone: Replace all that are known.
+	Emptied bool
+}
+
+// Ensure builds what a network needs, or mends what is missing, different or does
+// not belong there: the table, the sets, the chains and all their rules, in one
+// transaction. Elements of sets are left as they are where the set can stay, and so
+// are other networks. It is safe with any number of other programs at it at once.
+//
+// The rules that all networks share come with the first network; a change of the
+// Config's Mark changes them for all.
+func (c *Conn) Ensure(ctx context.Context, n Network) (Outcome, error) {
+	want, err := c.ruleset(&n)
+	if err != nil {
+		return Outcome{}, err
+	}
+	var out Outcome
+	err = retry(ctx, func() error {
+		have, err := c.read(want)
+		if err != nil {
+			return err
+		}
+		p := plan(want, have)
+		if p.nothing() {
+			return nil
+		}
+		if err := c.commit(p.transaction(have)); err != nil {
+			return explainBusy(err)
+		}
+		out = Outcome{Changed: true, Emptied: len(p.sets) > 0}
+		return nil
+	})
+	return out, err
+}
+
+// Ready says whether the network can do without Ensure, by single gets of the
+// table and its chains: whether they are there, awake and hooked in, made for this
+// network and this mark by this version, and with as many rules. It sees neither
+// elements nor what a rule was replaced by: see Check.
+func (c *Conn) Ready(ctx context.Context, n Network) (bool, error) {
+	want, err := c.ruleset(&n)
+	if err != nil {
+		return false, err
+	}
+	if err := ctx.Err(); err != nil {
+		return false, err
+	}
+	have, err := c.outline(want)
+	return err == nil && have.looksRight(want), err
+}
+
+// changes are what makes a ruleset of what is there.
+type changes struct {
+	table     bool // make or wake it
+	sets      []set
+	chains    []*chain
+	oldSets   []string // to be deleted, and most of them made anew
+	oldChains []string
+}
+
+func (p *changes) nothing() bool { return !p.table && len(p.sets)+len(p.chains)+len(p.oldChains) == 0 }
+
+// plan finds the changes. A chain is never mended, but made anew: so it is all as
+// it should be, and carries the comment that says so, which cannot be changed.
+func plan(want *ruleset, have *state) *changes {
+	p := &changes{table: have.table == nil || have.table.dormant()}
+	for _, s := range want.sets {
+		got, ok := have.sets[s.name]
+		if ok && s.matches(got) {
+			continue
+		}
+		p.sets = append(p.sets, s)
+		if ok {
+			p.oldSets = append(p.oldSets, s.name)
+		}
+	}
+	for i := range want.chains {
+		ch := &want.chains[i]
+		got, ok := have.chains[ch.name]
+		// Rules hold on to the sets that they look into.
+		if ok && ch.matches(got) && have.hasRules(ch) && len(p.oldSets) == 0 {
+			continue
+		}
+		p.chains = append(p.chains, ch)
+		if ok {
+			p.oldChains = append(p.oldChains, ch.name)
+		}
+	}
+	for _, name := range want.gone {
+		if have.hasChain(name) {
+			p.oldChains = append(p.oldChains, name)
+		}
+	}
+	return p
+}
+
+// transaction makes the changes to what was seen in a state.
+func (p *changes) transaction(seen *state) *transaction {
+	t := begin(&seen.generation)
+	t.newTable()
+	for _, name := range p.oldChains {
+		t.delChain(name)
+	}
+	for _, name := range p.oldSets {
+		t.delSet(name)
+	}
+	for i, s := range p.sets {
+		t.newSet(s, uint32(i+1))
+	}
+	for _, ch := range p.chains {
+		t.newChain(ch)
+		for _, r := range ch.rules {
+			t.newRule(ch.name, r)
+		}
+	}
+	return t
+}
+
+// explainBusy tells why a chain or a set cannot be deleted.
+func explainBusy(err error) error {
+	if errors.Is(err, unix.EBUSY) {
+		return fmt.Errorf("a rule that is not ours refers to it (see: nft list ruleset): %w", err)
+	}
+	return err
+}

@@ -1,0 +1,39 @@
+package nft
+
+import (
+	"fmt"
+	"io/fs"
+
+	"golang.org/x/sys/unix"
+)
+
+// ConflictError says that an element which an endpoint needs is there already. It
+// matches fs.ErrExist.
+type ConflictError struct {
+	// Set and Key are the element's, as nft prints them: "pods4" and
+	// "cbr0 . 10.22.0.5".
+	Set, Key string
+	// Owner and Network are those of the endpoint that has it. The owner may be the
+	// one that was to be added. Both are empty if the element is not ours.
+	Owner   Owner
+	Network string
+	// Comment is the element's.
+	Comment string
+}
+
+// Error names the element and whose it is.
+func (e *ConflictError) Error() string {
+	whose := fmt.Sprintf("endpoint %s of network %s", e.Owner, e.Network)
+	if e.Owner == "" {
+		whose = fmt.Sprintf("another program (comment %q)", e.Comment)
+	}
+	return fmt.Sprintf("add element %s to set %s of table inet %s: it belongs to %s", e.Key, e.Set, tableName, whose)
+}
+
+// Is makes it match fs.ErrExist and EEXIST.
+func (e *ConflictError) Is(target error) bool { return target == fs.ErrExist || target == unix.EEXIST }
+
+func newConflict(el elementState) *ConflictError {
+	owner, network, _ := el.owner()
+	return &ConflictError{Set: el.set, Key: el.keyText(), Owner: owner, Network: network, Comment: el.comment}
+}

@@ -1,0 +1,150 @@
+package nft
+
+import (
+	"bytes"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
+)
+
+// The corpora in testdata hold what a kernel answered, without struct nfgenmsg.
+
+func FuzzElements(f *testing.F) {
+	f.Add(nltest.Encode(func(e *nl.Encoder) { elementBody(e, elementsOf(pod("00000000001", "10.22.0.5"))[0].element, "x") }))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		list, err := decodeElements(b)
+		if err != nil {
+			return
+		}
+		for _, el := range list {
+			if el.String() == "" {
+				t.Error("an element without a name")
+			}
+			// What was understood is what would be sent for it.
+			bridge, addr, mac, ok := el.parse()
+			switch {
+			case !ok:
+			case mac != nil:
+				ep := Endpoint{Bridge: bridge, MAC: mac}
+				if key := ep.elements()[0].key; !bytes.HasPrefix(el.key, []byte(bridge)) || !bytes.Equal(key[ifnameLen:ifnameLen+etherLen], mac) {
+					t.Errorf("key %x was understood as %s, %s", el.key, bridge, mac)
+				}
+			case !isMasqueradeSet(el.set):
+				ep := Endpoint{Bridge: bridge, Addrs: []netip.Addr{addr}}
+				if key := ep.elements()[0].key; !bytes.HasSuffix(el.key, key[ifnameLen:]) {
+					t.Errorf("key %x was understood as %s, %s", el.key, bridge, addr)
+				}
+			}
+		}
+		for _, ep := range collect(list, "") {
+			if err := ep.Owner.check(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+func FuzzRule(f *testing.F) {
+	f.Add(nltest.Encode(func(e *nl.Encoder) {
+		e.String(unix.NFTA_RULE_CHAIN, forwardChain)
+		e.Bytes(unix.NFTA_RULE_USERDATA, encodeComment("clear the mark bit"))
+	}))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if chain, comment, err := decodeRule(b); err == nil && strings.ContainsRune(chain+comment, 0) {
+			t.Errorf("a NUL in %q or %q", chain, comment)
+		}
+	})
+}
+
+func FuzzChain(f *testing.F) {
+	f.Fuzz(func(t *testing.T, b []byte) {
+		ch, err := decodeChain(b)
+		if err != nil {
+			return
+		}
+		st := &state{table: &tableState{}, chains: map[string]chainState{ch.name: ch}}
+		n := podnet()
+		rs, err := on(nil, 0).ruleset(&n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if st.looksRight(rs) {
+			t.Error("one chain was taken for three")
+		}
+		rs.differences(st)
+		plan(rs, st)
+	})
+}
+
+// What the next three read is numbers and names: there is nothing to hold them to
+// but that they come to an end.
+
+func FuzzSet(f *testing.F) {
+	f.Fuzz(func(_ *testing.T, b []byte) { decodeSet(b) })
+}
+
+func FuzzTable(f *testing.F) {
+	f.Fuzz(func(_ *testing.T, b []byte) { decodeTable(b) })
+}
+
+func FuzzGeneration(f *testing.F) {
+	f.Fuzz(func(_ *testing.T, b []byte) { decodeGeneration(b) })
+}
+
+func FuzzComment(f *testing.F) {
+	f.Add([]byte{})
+	f.Add([]byte{0, 200, 'x'})
+	f.Add([]byte{7, 2, 1, 1, 0, 2, 'x', 0})
+	f.Add(encodeComment(ownerComment("0123456789a", "podnet")))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		comment, ok := decodeComment(b)
+		if !ok && comment != "" {
+			t.Errorf("%q of userdata without a comment", comment)
+		}
+		if again, ok := decodeComment(encodeComment(comment)); len(comment) <= maxComment && (!ok || again != comment) {
+			t.Errorf("%q became %q", comment, again)
+		}
+	})
+}
+
+func FuzzOwnerComment(f *testing.F) {
+	f.Add("tombolo:1:0123456789a:podnet")
+	f.Add("tombolo:1:a:b:c")
+	f.Add("tombolo:2:a:b")
+	f.Add("")
+	f.Fuzz(func(t *testing.T, comment string) {
+		owner, network, ok := parseOwner(comment)
+		if ok && ownerComment(owner, network) != comment {
+			t.Errorf("%q was understood as %s, %s", comment, owner, network)
+		}
+		if ok && owner.check() != nil {
+			t.Errorf("%q has owner %q", comment, owner)
+		}
+	})
+}
+
+func FuzzNetworkKey(f *testing.F) {
+	f.Add("podnet")
+	f.Add(longName)
+	f.Fuzz(func(t *testing.T, name string) {
+		if checkName(name) != nil {
+			return
+		}
+		key := networkKey(name)
+		comment := ownerComment("0123456789abcdef", key)
+		if len(comment) > maxComment || len(masqueradeSet(true, key)) >= unix.NFT_SET_MAXNAMELEN {
+			t.Errorf("comment of %d bytes, set name of %d", len(comment), len(masqueradeSet(true, key)))
+		}
+		if owner, got, ok := parseOwner(comment); !ok || owner != "0123456789abcdef" || got != key {
+			t.Errorf("%q was understood as %s, %s", comment, owner, got)
+		}
+		if key != name && checkName(key) == nil {
+			t.Errorf("%q stands for %q, and could be another network's name", key, name)
+		}
+	})
+}

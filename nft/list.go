@@ -1,0 +1,152 @@
+package nft
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"io/fs"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// Endpoints lists what the kernel has of a network's endpoints, or with "" of all
+// networks', by owner. It tells from the elements what it can: an endpoint that lost
+// some of them lacks those addresses, and one may lack its bridge.
+//
+// A network whose name is too long for a comment goes by a shortened form of it,
+// with a hash, unless it was asked for by name.
+func (c *Conn) Endpoints(ctx context.Context, network string) ([]Endpoint, error) {
+	if network != "" {
+		if err := checkName(network); err != nil {
+			return nil, err
+		}
+	}
+	elements, err := c.elements(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return collect(elements, network), nil
+}
+
+// collect makes endpoints of elements.
+func collect(elements []elementState, network string) []Endpoint {
+	type id struct {
+		owner Owner
+		key   string
+	}
+	found := map[id]*Endpoint{}
+	for i := range elements {
+		el := &elements[i]
+		owner, key, ok := el.owner()
+		if !ok || network != "" && key != networkKey(network) {
+			continue
+		}
+		ep := found[id{owner, key}]
+		if ep == nil {
+			ep = &Endpoint{Owner: owner, Network: key}
+			if network != "" {
+				ep.Network = network
+			}
+			found[id{owner, key}] = ep
+		}
+		ep.note(el)
+	}
+	list := make([]Endpoint, 0, len(found))
+	for _, ep := range found {
+		slices.SortFunc(ep.Addrs, netip.Addr.Compare)
+		list = append(list, *ep)
+	}
+	slices.SortFunc(list, func(a, b Endpoint) int {
+		return cmp.Or(strings.Compare(a.Network, b.Network), strings.Compare(string(a.Owner), string(b.Owner)))
+	})
+	return list
+}
+
+// note adds what one element tells.
+func (ep *Endpoint) note(el *elementState) {
+	bridge, addr, mac, ok := el.parse()
+	if !ok {
+		return
+	}
+	if bridge != "" {
+		ep.Bridge = bridge
+	}
+	if mac != nil {
+		ep.MAC = mac
+	}
+	if addr.IsValid() && !slices.Contains(ep.Addrs, addr) {
+		ep.Addrs = append(ep.Addrs, addr)
+	}
+	ep.Masquerade = ep.Masquerade || isMasqueradeSet(el.set)
+}
+
+// elements lists all elements of our sets.
+func (c *Conn) elements(ctx context.Context) ([]elementState, error) {
+	var all []elementState
+	err := retry(ctx, func() error {
+		sets, err := c.setNames()
+		if err == nil {
+			all, err = c.elementsOf(sets)
+		}
+		return err
+	})
+	return all, err
+}
+
+// setNames lists the sets of our table, of which there may be none.
+func (c *Conn) setNames() ([]string, error) {
+	var names []string
+	err := c.dumpSets(func(data []byte) error {
+		s, err := decodeSet(data)
+		names = append(names, s.name)
+		return err
+	})
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return names, err
+}
+
+// elementsOf lists the elements of those sets that are ours; others may be anything.
+func (c *Conn) elementsOf(sets []string) ([]elementState, error) {
+	var all []elementState
+	for _, name := range sets {
+		if !isOurSet(name) {
+			continue
+		}
+		list, err := c.elementsOfSet(name)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		all = append(all, list...)
+	}
+	return all, nil
+}
+
+// elementsOfSet lists a set's elements by key. While the kernel grows or shrinks a
+// set's hash table, which it does in the background, a listing may show elements
+// twice and lack as many others, and does not say so. It is errOvertaken then.
+func (c *Conn) elementsOfSet(name string) ([]elementState, error) {
+	var list []elementState
+	err := c.dumpElements(name, func(data []byte) error {
+		part, err := decodeElements(data)
+		list = append(list, part...)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	slices.SortFunc(list, func(a, b elementState) int { return bytes.Compare(a.key, b.key) })
+	all := len(list)
+	list = slices.CompactFunc(list, func(a, b elementState) bool { return a.equal(b.element) })
+	if len(list) < all {
+		return nil, errOvertaken
+	}
+	return list, nil
+}
+
+func isOurSet(name string) bool {
+	return name == pods4Set || name == pods6Set || name == portsSet || isMasqueradeSet(name)
+}

@@ -1,0 +1,198 @@
+package nft
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/netns"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+func dial(tb testing.TB, ns *netns.NS) *Conn {
+	tb.Helper()
+	return dialMark(tb, ns, 0)
+}
+
+func dialMark(tb testing.TB, ns *netns.NS, mark uint32) *Conn {
+	tb.Helper()
+	c, err := Dial(&Config{NetNS: ns, Mark: mark})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { c.Close() })
+	return c
+}
+
+// dialNew gives a Conn to a namespace of its own.
+func dialNew(tb testing.TB) (*Conn, *netns.NS) {
+	tb.Helper()
+	ns := nstest.New(tb)
+	return dial(tb, ns), ns
+}
+
+// dialFaulty gives a Conn to a real kernel that fails as the test says.
+func dialFaulty(tb testing.TB, ns *netns.NS, faults ...*nltest.Fault) *Conn {
+	tb.Helper()
+	t, err := nl.Open(unix.NETLINK_NETFILTER, &nl.Config{NetNS: ns})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	c := on(nl.New(nltest.NewFaulty(t, faults...)), 0)
+	tb.Cleanup(func() { c.Close() })
+	nltest.MustHaveFired(tb, faults...)
+	return c
+}
+
+func prefixes(list ...string) []netip.Prefix {
+	var out []netip.Prefix
+	for _, s := range list {
+		out = append(out, nstest.Prefix(s))
+	}
+	return out
+}
+
+func addrs(list ...string) []netip.Addr {
+	var out []netip.Addr
+	for _, s := range list {
+		out = append(out, nstest.Addr(s))
+	}
+	return out
+}
+
+// podnet is the network of most tests: dual-stack, with masquerade.
+func podnet() Network {
+	return Network{Name: "podnet", Prefixes: prefixes("10.22.0.0/16", "fd00:22::/64"), Masquerade: true}
+}
+
+// pod is an endpoint of podnet.
+func pod(owner Owner, addresses ...string) Endpoint {
+	return Endpoint{Owner: owner, Network: "podnet", Bridge: "cbr0", Addrs: addrs(addresses...), Masquerade: true}
+}
+
+func mustEnsure(tb testing.TB, c *Conn, n Network) Outcome {
+	tb.Helper()
+	out, err := c.Ensure(context.Background(), n)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return out
+}
+
+func mustAdd(tb testing.TB, c *Conn, eps ...Endpoint) {
+	tb.Helper()
+	for _, ep := range eps {
+		if err := c.Add(context.Background(), ep); err != nil {
+			tb.Fatal(err)
+		}
+	}
+}
+
+// wantEndpoints compares what the kernel has of all networks.
+func wantEndpoints(tb testing.TB, c *Conn, want ...Endpoint) {
+	tb.Helper()
+	got, err := c.Endpoints(context.Background(), "")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty(), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+		tb.Errorf("endpoints (-want +got):\n%s", diff)
+	}
+}
+
+// wantReady checks that Ready, Check and Ensure agree that nothing is to be done.
+func wantReady(tb testing.TB, c *Conn, n Network, eps ...Endpoint) {
+	tb.Helper()
+	ctx := context.Background()
+	if ready, err := c.Ready(ctx, n); err != nil || !ready {
+		tb.Errorf("Ready: %v, %v", ready, err)
+	}
+	for _, ep := range append(eps, Endpoint{}) {
+		at := &ep
+		if ep.Owner == "" {
+			at = nil
+		}
+		if diffs, err := c.Check(ctx, n, at); err != nil || len(diffs) > 0 {
+			tb.Errorf("Check: %v, %v", diffs, err)
+		}
+	}
+	if out := mustEnsure(tb, c, n); out.Changed {
+		tb.Errorf("Ensure changed something: %+v", out)
+	}
+}
+
+func nft(tb testing.TB, ns *netns.NS, args ...string) string {
+	tb.Helper()
+	return nstest.Run(tb, ns, "nft", args...)
+}
+
+// listing is nft's, as JSON: what is there, by kind.
+func listing(tb testing.TB, ns *netns.NS) map[string][]map[string]any {
+	tb.Helper()
+	var doc struct {
+		Nftables []map[string]map[string]any
+	}
+	if err := json.Unmarshal([]byte(nft(tb, ns, "-j", "list", "ruleset")), &doc); err != nil {
+		tb.Fatal(err)
+	}
+	byKind := map[string][]map[string]any{}
+	for _, entry := range doc.Nftables {
+		for kind, object := range entry {
+			byKind[kind] = append(byKind[kind], object)
+		}
+	}
+	return byKind
+}
+
+// golden compares with a file of testdata, or writes it.
+func golden(tb testing.TB, name string, got []byte) {
+	tb.Helper()
+	path := filepath.Join("testdata", name)
+	if *update {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			tb.Fatal(err)
+		}
+		if err := os.WriteFile(path, got, 0o644); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		tb.Fatalf("%v (go test -update writes it)", err)
+	}
+	if diff := cmp.Diff(string(want), string(got)); diff != "" {
+		tb.Errorf("%s (-want +got; go test -update writes it anew):\n%s", path, diff)
+	}
+}
+
+// normal gives a listing of nft's without what differs from run to run: the order
+// of a set's elements, and the numbers that the kernel gives rules.
+func normal(ruleset string) string {
+	elements := regexp.MustCompile(`(?s)(elements = \{ )(.*?)( \})`)
+	ruleset = elements.ReplaceAllStringFunc(ruleset, func(s string) string {
+		m := elements.FindStringSubmatch(s)
+		list := regexp.MustCompile(`,\s+`).Split(m[2], -1)
+		slices.Sort(list)
+		return m[1] + strings.Join(list, ",\n\t\t\t     ") + m[3]
+	})
+	// With --debug=netlink.
+	ruleset = regexp.MustCompile(`(?m)^\s+element .*\n`).ReplaceAllString(ruleset, "")
+	return regexp.MustCompile(`(?m)^(inet tombolo \S+)( \d+)+ *$`).ReplaceAllString(ruleset, "$1")
+}

@@ -1,0 +1,303 @@
+package nft
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nl"
+)
+
+// label names an object in errors, by its kind and its name.
+type label struct{ kind, name string }
+
+func (l label) String() string {
+	return fmt.Sprintf("%s %s of table inet %s", l.kind, l.name, tableName)
+}
+
+const table = nl.Name("inet " + tableName)
+
+// messageType gives the netlink message type of an NFT_MSG_*.
+func messageType(msg uint16) uint16 { return unix.NFNL_SUBSYS_NFTABLES<<8 | msg }
+
+// header appends struct nfgenmsg (include/uapi/linux/netfilter/nfnetlink.h).
+// Messages that begin and end a transaction name a subsystem as their resource.
+func header(e *nl.Encoder, family uint8, resource uint16) {
+	e.Raw(binary.BigEndian.AppendUint16([]byte{family, unix.NFNETLINK_V0}, resource))
+}
+
+// transaction is a row of changes of which the kernel makes all or none, and which
+// packets, listings and other programs see at once. The attributes of its messages
+// are those of include/uapi/linux/netfilter/nf_tables.h.
+type transaction struct{ b nl.Batch }
+
+// begin starts a transaction. One with a generation is refused (ERESTART) if
+// anything of this namespace's nf_tables has changed since: see Conn.settle.
+func begin(generation *uint32) *transaction {
+	t := new(transaction)
+	t.b.Silent("change", table, unix.NFNL_MSG_BATCH_BEGIN, 0, func(e *nl.Encoder) {
+		header(e, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES)
+		if generation != nil {
+			e.Uint32BE(unix.NFNL_BATCH_GENID, *generation)
+		}
+	})
+	return t
+}
+
+// empty says that nothing would change.
+func (t *transaction) empty() bool { return t.b.Len() == 1 }
+
+// add appends a change. One acknowledgement is enough to know that the kernel has
+// worked through all, and one for each would overflow the socket's buffer; Linux
+// before 6.10 gives none for the message that ends a transaction.
+func (t *transaction) add(op string, obj fmt.Stringer, msg, flags uint16, body func(*nl.Encoder)) {
+	full := func(e *nl.Encoder) {
+		header(e, unix.NFPROTO_INET, 0)
+		body(e)
+	}
+	if t.empty() {
+		t.b.Request(op, obj, messageType(msg), flags, full)
+	} else {
+		t.b.Silent(op, obj, messageType(msg), flags, full)
+	}
+}
+
+func (t *transaction) end() {
+	t.b.Silent("change", table, unix.NFNL_MSG_BATCH_END, 0, func(e *nl.Encoder) {
+		header(e, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES)
+	})
+}
+
+// commit puts a transaction to the kernel. Its error is that of the first change
+// that was refused, or of the transaction as a whole.
+func (c *Conn) commit(t *transaction) error {
+	if t.empty() {
+		return nil
+	}
+	t.end()
+	return c.nl.Execute(&t.b)
+}
+
+// newTable makes the table, or wakes one that was made dormant.
+func (t *transaction) newTable() {
+	t.add("add table", table, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, func(e *nl.Encoder) {
+		e.String(unix.NFTA_TABLE_NAME, tableName)
+		e.Uint32BE(unix.NFTA_TABLE_FLAGS, 0)
+	})
+}
+
+// delTable deletes the table and all that is in it.
+func (t *transaction) delTable() {
+	t.add("delete table", table, unix.NFT_MSG_DELTABLE, 0, func(e *nl.Encoder) {
+		e.String(unix.NFTA_TABLE_NAME, tableName)
+	})
+}
+
+// newSet makes a set, exclusively: one with other keys must not pass for it. The
+// id is any number that no other set of the transaction has.
+func (t *transaction) newSet(s set, id uint32) {
+	t.add("add", label{"set", s.name}, unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(e *nl.Encoder) {
+		e.String(unix.NFTA_SET_TABLE, tableName)
+		e.String(unix.NFTA_SET_NAME, s.name)
+		e.Uint32BE(unix.NFTA_SET_FLAGS, 0)
+		e.Uint32BE(unix.NFTA_SET_KEY_TYPE, s.keyType)
+		e.Uint32BE(unix.NFTA_SET_KEY_LEN, s.keyLen)
+		e.Uint32BE(unix.NFTA_SET_ID, id)
+		e.Bytes(unix.NFTA_SET_USERDATA, s.userdata())
+	})
+}
+
+// userdata tells nft the byte order of keys, without which it would print single
+// addresses backwards.
+func (s set) userdata() []byte {
+	const keyByteOrder, bigEndian, ofEachPart = 0, 2, 0 // NFTNL_UDATA_SET_KEYBYTEORDER
+	order := uint32(bigEndian)
+	if s.keyType >= 1<<typeBits {
+		order = ofEachPart
+	}
+	return binary.NativeEndian.AppendUint32([]byte{keyByteOrder, 4}, order)
+}
+
+// delSet deletes a set with its elements; the kernel refuses it (EBUSY) while a
+// rule looks into the set.
+func (t *transaction) delSet(name string) {
+	t.add("delete", label{"set", name}, unix.NFT_MSG_DELSET, 0, func(e *nl.Encoder) {
+		e.String(unix.NFTA_SET_TABLE, tableName)
+		e.String(unix.NFTA_SET_NAME, name)
+	})
+}
+
+// newChain makes a base chain. Its userdata can only be given here: the kernel
+// passes over them when a chain is changed.
+func (t *transaction) newChain(ch *chain) {
+	t.add("add", label{"chain", ch.name}, unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(e *nl.Encoder) {
+		e.String(unix.NFTA_CHAIN_TABLE, tableName)
+		e.String(unix.NFTA_CHAIN_NAME, ch.name)
+		e.Nest(unix.NFTA_CHAIN_HOOK, func(e *nl.Encoder) {
+			e.Uint32BE(unix.NFTA_HOOK_HOOKNUM, ch.hook)
+			e.Uint32BE(unix.NFTA_HOOK_PRIORITY, uint32(ch.priority))
+		})
+		e.Uint32BE(unix.NFTA_CHAIN_POLICY, policyAccept)
+		e.String(unix.NFTA_CHAIN_TYPE, ch.kind)
+		e.Bytes(chainUserdata, encodeComment(ch.comment()))
+	})
+}
+
+const (
+	policyAccept  = 1  // NF_ACCEPT
+	chainUserdata = 12 // NFTA_CHAIN_USERDATA, Linux 5.10
+)
+
+// delChain deletes a chain and its rules. A transaction may make one of the same
+// name: packets see either the old one or the new one.
+func (t *transaction) delChain(name string) {
+	t.add("delete", label{"chain", name}, unix.NFT_MSG_DELCHAIN, 0, func(e *nl.Encoder) {
+		e.String(unix.NFTA_CHAIN_TABLE, tableName)
+		e.String(unix.NFTA_CHAIN_NAME, name)
+	})
+}
+
+// newRule appends a rule to a chain.
+func (t *transaction) newRule(chainName string, r rule) {
+	op := fmt.Sprintf("add rule %q to", r.comment)
+	t.add(op, label{"chain", chainName}, unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, func(e *nl.Encoder) {
+		e.String(unix.NFTA_RULE_TABLE, tableName)
+		e.String(unix.NFTA_RULE_CHAIN, chainName)
+		e.Nest(unix.NFTA_RULE_EXPRESSIONS, func(e *nl.Encoder) { r.write(expressions{e}) })
+		e.Bytes(unix.NFTA_RULE_USERDATA, encodeComment(r.comment))
+	})
+}
+
+// newElement adds an element exclusively: without NLM_F_EXCL the kernel takes one
+// that is there for a success and keeps its comment, so that it stays another's.
+func (t *transaction) newElement(el element, comment string) {
+	t.add("add element", el, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(e *nl.Encoder) {
+		elementBody(e, el, comment)
+	})
+}
+
+// delElement deletes an element by its key, whoever's it is.
+func (t *transaction) delElement(el element) {
+	t.add("delete element", el, unix.NFT_MSG_DELSETELEM, 0, func(e *nl.Encoder) {
+		elementBody(e, el, "")
+	})
+}
+
+// elementBody is the list of one element, with which they are added, got and
+// deleted.
+func elementBody(e *nl.Encoder, el element, comment string) {
+	e.String(unix.NFTA_SET_ELEM_LIST_TABLE, tableName)
+	e.String(unix.NFTA_SET_ELEM_LIST_SET, el.set)
+	e.Nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func(e *nl.Encoder) {
+		e.Nest(unix.NFTA_LIST_ELEM, func(e *nl.Encoder) {
+			value(e, unix.NFTA_SET_ELEM_KEY, el.key)
+			if comment != "" {
+				e.Bytes(unix.NFTA_SET_ELEM_USERDATA, encodeComment(comment))
+			}
+		})
+	})
+}
+
+// get appends a request for one object of the table, which is answered by ENOENT
+// where it is not there.
+func get(b *nl.Batch, obj fmt.Stringer, msg uint16, body func(*nl.Encoder), reply func([]byte) error) {
+	b.Get("get", obj, messageType(msg), 0, func(e *nl.Encoder) {
+		header(e, unix.NFPROTO_INET, 0)
+		body(e)
+	}, func(m nl.Message) error { return replyBody(m, reply) })
+}
+
+// generation reads the number that every transaction in this namespace counts up,
+// whoever's it is.
+func (c *Conn) generation() (uint32, error) {
+	var b nl.Batch
+	var generation uint32
+	b.Get("get generation of nf_tables", nil, messageType(unix.NFT_MSG_GETGEN), 0, func(e *nl.Encoder) {
+		header(e, unix.AF_UNSPEC, 0)
+	}, func(m nl.Message) error {
+		return replyBody(m, func(data []byte) error {
+			var err error
+			generation, err = decodeGeneration(data)
+			return err
+		})
+	})
+	err := c.nl.Execute(&b)
+	return generation, err
+}
+
+// settle gives the generation that whatever is read next belongs to, or to a later
+// one. Kernels (6.1 does) count up a moment before the changes can be seen, so that
+// a new number could go with an old view.
+func (c *Conn) settle() (uint32, error) {
+	generation, err := c.generation()
+	if err == nil {
+		err = c.unchanged(generation)
+	}
+	return generation, err
+}
+
+// unchanged waits for a transaction that the kernel is at, and fails (ERESTART)
+// unless it is that of the generation: by one that changes nothing.
+func (c *Conn) unchanged(generation uint32) error {
+	t := begin(&generation)
+	t.end()
+	return c.nl.Execute(&t.b)
+}
+
+func getTable(b *nl.Batch, reply func([]byte) error) {
+	get(b, table, unix.NFT_MSG_GETTABLE, func(e *nl.Encoder) {
+		e.String(unix.NFTA_TABLE_NAME, tableName)
+	}, reply)
+}
+
+func getChain(b *nl.Batch, name string, reply func([]byte) error) {
+	get(b, label{"chain", name}, unix.NFT_MSG_GETCHAIN, func(e *nl.Encoder) {
+		e.String(unix.NFTA_CHAIN_TABLE, tableName)
+		e.String(unix.NFTA_CHAIN_NAME, name)
+	}, reply)
+}
+
+func getSet(b *nl.Batch, name string, reply func([]byte) error) {
+	get(b, label{"set", name}, unix.NFT_MSG_GETSET, func(e *nl.Encoder) {
+		e.String(unix.NFTA_SET_TABLE, tableName)
+		e.String(unix.NFTA_SET_NAME, name)
+	}, reply)
+}
+
+func getElement(b *nl.Batch, el element, reply func([]byte) error) {
+	get(b, el, unix.NFT_MSG_GETSETELEM, func(e *nl.Encoder) { elementBody(e, el, "") }, reply)
+}
+
+// The listings below are of our table alone, but for that of chains, which the
+// kernel does not narrow down to a table.
+
+func (c *Conn) dumpChains(each func([]byte) error) error {
+	return c.dump("list chains", unix.NFT_MSG_GETCHAIN, func(*nl.Encoder) {}, each)
+}
+
+func (c *Conn) dumpSets(each func([]byte) error) error {
+	return c.dump("list sets", unix.NFT_MSG_GETSET, func(e *nl.Encoder) {
+		e.String(unix.NFTA_SET_TABLE, tableName)
+	}, each)
+}
+
+func (c *Conn) dumpElements(set string, each func([]byte) error) error {
+	return c.dump("list elements of set "+set, unix.NFT_MSG_GETSETELEM, func(e *nl.Encoder) {
+		e.String(unix.NFTA_SET_ELEM_LIST_TABLE, tableName)
+		e.String(unix.NFTA_SET_ELEM_LIST_SET, set)
+	}, each)
+}
+
+func (c *Conn) dumpRules(each func([]byte) error) error {
+	return c.dump("list rules", unix.NFT_MSG_GETRULE, func(e *nl.Encoder) {
+		e.String(unix.NFTA_RULE_TABLE, tableName)
+	}, each)
+}
+
+func (c *Conn) dump(op string, msg uint16, body func(*nl.Encoder), each func([]byte) error) error {
+	return c.nl.Dump(op, messageType(msg), func(e *nl.Encoder) {
+		header(e, unix.NFPROTO_INET, 0)
+		body(e)
+	}, func(m nl.Message) error { return replyBody(m, each) })
+}

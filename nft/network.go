@@ -1,0 +1,103 @@
+package nft
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"net/netip"
+	"slices"
+)
+
+// Network is what rules are made for.
+type Network struct {
+	// Name is the network's name: letters, digits, "_", "." and "-", not starting
+	// with one of the latter three (as CNI has it).
+	Name string
+	// Prefixes are the pods' own: what goes to them keeps its source address.
+	Prefixes []netip.Prefix
+	// Masquerade gives what pods send to elsewhere the address of the link that it
+	// leaves by. It takes effect for endpoints that ask for it too.
+	Masquerade bool
+	// NonMasquerade are further destinations for which pods keep their address;
+	// 0.0.0.0/0 or ::/0 switches masquerade off for the whole family. Multicast
+	// keeps its source address in any case.
+	NonMasquerade []netip.Prefix
+}
+
+// ErrInvalid is the cause of every error about an argument that cannot be what it
+// is meant to be, found before the kernel is asked.
+var ErrInvalid = errors.New("invalid argument")
+
+func invalid(format string, args ...any) error {
+	return fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...)
+}
+
+// check says what is wrong with a network.
+func (n *Network) check() error {
+	if err := checkName(n.Name); err != nil {
+		return err
+	}
+	for _, p := range slices.Concat(n.Prefixes, n.NonMasquerade) {
+		if !p.IsValid() || p.Addr().Is4In6() {
+			return invalid("network %s: prefix %v", n.Name, p)
+		}
+	}
+	return nil
+}
+
+func checkName(name string) error {
+	for i, c := range []byte(name) {
+		if !isAlphanumeric(c) && (i == 0 || c != '_' && c != '.' && c != '-') {
+			return invalid("network name %q: %q at offset %d", name, c, i)
+		}
+	}
+	if name == "" {
+		return invalid("a network without a name")
+	}
+	return nil
+}
+
+func isAlphanumeric(c byte) bool {
+	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9'
+}
+
+// An element's comment holds the network and the owner, and nft reads back
+// comments of up to 128 bytes only.
+const (
+	maxComment    = 128
+	maxNetworkKey = maxComment - len(ownerPrefix) - maxOwner - len(":")
+	keptOfLong    = 80
+)
+
+// networkKey is the network's name as comments and names of chains and sets have
+// it: a name that is too long is cut and gets a hash, behind a character that nft
+// takes in names and networks' names never have.
+func networkKey(name string) string {
+	if len(name) <= maxNetworkKey {
+		return name
+	}
+	h := fnv.New64a()
+	h.Write([]byte(name))
+	return fmt.Sprintf("%s/%016x", name[:keptOfLong], h.Sum64())
+}
+
+// exempt gives the destinations of one family that are not masqueraded, in a fixed
+// order, so that the same network always makes the same rules.
+func (n *Network) exempt(is4 bool) []netip.Prefix {
+	var list []netip.Prefix
+	for _, p := range slices.Concat(n.Prefixes, n.NonMasquerade) {
+		if p.Addr().Is4() == is4 {
+			list = append(list, p.Masked())
+		}
+	}
+	slices.SortFunc(list, comparePrefixes)
+	return slices.Compact(list)
+}
+
+func comparePrefixes(a, b netip.Prefix) int {
+	if c := a.Addr().Compare(b.Addr()); c != 0 {
+		return c
+	}
+	return cmp.Compare(a.Bits(), b.Bits())
+}

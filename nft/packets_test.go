@@ -1,0 +1,426 @@
+package nft
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/netns"
+)
+
+// site is a host with the bridge cbr0, two pods on it, and a machine outside that
+// has routes to the pods.
+type site struct {
+	host, pod, other, outside *netns.NS
+	c                         *Conn
+}
+
+const (
+	podMAC  = "02:00:00:00:00:05"
+	pod4    = "10.22.0.5"
+	pod6    = "fd00:22::5"
+	other4  = "10.22.0.6"
+	far4    = "198.51.100.1" // addresses outside
+	near4   = "172.16.0.1"
+	far6    = "2001:db8:2::1"
+	near6   = "fd00:16::1"
+	host4   = "192.0.2.1" // the host's, towards outside
+	host6   = "2001:db8:1::1"
+	bridge4 = "10.22.0.1"
+)
+
+func newSite(tb testing.TB) *site {
+	tb.Helper()
+	s := &site{host: nstest.New(tb), pod: nstest.New(tb), other: nstest.New(tb), outside: nstest.New(tb)}
+	s.c = dial(tb, s.host)
+	nstest.Run(tb, s.host, "ip", "link", "add", "cbr0", "address", "02:00:00:00:00:01", "type", "bridge", "mcast_snooping", "0", "forward_delay", "0")
+	nstest.Veth(tb, s.host, "veth1", s.pod, "eth0")
+	nstest.Veth(tb, s.host, "veth2", s.other, "eth0")
+	nstest.Veth(tb, s.host, "up0", s.outside, "eth0")
+	nstest.Run(tb, s.host, "sh", "-ec", `
+		ip link set veth1 master cbr0
+		ip link set veth2 master cbr0
+		ip link set cbr0 up
+		ip addr add 10.22.0.1/16 dev cbr0
+		ip addr add fd00:22::1/64 dev cbr0 nodad
+		ip addr add fe80::1/64 dev cbr0 nodad # neighbour discovery for others needs one
+		ip addr add 192.0.2.1/24 dev up0
+		ip addr add 2001:db8:1::1/64 dev up0 nodad
+		ip addr add fe80::1/64 dev up0 nodad
+		ip route add default via 192.0.2.2
+		ip route add default via 2001:db8:1::2
+		# The default in each new namespace is 1 where br_netfilter is there.
+		for family in ip ip6; do
+			sysctl=/proc/sys/net/bridge/bridge-nf-call-${family}tables
+			! test -e $sysctl || echo 0 >$sysctl
+		done
+		echo 1 >/proc/sys/net/ipv4/ip_forward
+		echo 1 >/proc/sys/net/ipv6/conf/all/forwarding`)
+	nstest.Run(tb, s.outside, "sh", "-ec", `
+		ip link set lo up
+		ip addr add 192.0.2.2/24 dev eth0
+		ip addr add 2001:db8:1::2/64 dev eth0 nodad
+		ip addr add fe80::2/64 dev eth0 nodad
+		ip addr add 198.51.100.1/32 dev lo
+		ip addr add 172.16.0.1/32 dev lo
+		ip addr add 2001:db8:2::1/128 dev lo
+		ip addr add fd00:16::1/128 dev lo
+		ip route add 10.22.0.0/16 via 192.0.2.1
+		ip route add fd00:22::/64 via 2001:db8:1::1`)
+	nstest.Run(tb, s.pod, "sh", "-ec", `
+		ip link set eth0 address `+podMAC+`
+		ip addr add 10.22.0.5/16 dev eth0
+		ip addr add fd00:22::5/64 dev eth0 nodad
+		ip route add default via 10.22.0.1
+		ip route add default via fd00:22::1`)
+	nstest.Run(tb, s.other, "sh", "-ec", `
+		ip addr add 10.22.0.6/16 dev eth0
+		ip addr add 203.0.113.6/32 dev eth0
+		ip route add default via 10.22.0.1`)
+	return s
+}
+
+// seenAs gives the source address that a server somewhere sees of a caller.
+func seenAs(tb testing.TB, from, at *netns.NS, server string) string {
+	tb.Helper()
+	seen, err := nstest.Ask(tb, from, "udp", nstest.Serve(tb, at, "udp", netip.AddrPortFrom(nstest.Addr(server), 0)))
+	if err != nil {
+		tb.Fatalf("asking at %s: %v", server, err)
+	}
+	return seen.Addr().String()
+}
+
+func TestMasqueradeChangesSourcesOnlyWhereItShould(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	network := func(nonMasquerade ...string) Network {
+		n := podnet()
+		n.NonMasquerade = prefixes(nonMasquerade...)
+		return n
+	}
+	off := podnet()
+	off.Masquerade = false
+	for _, tc := range []struct {
+		name       string
+		network    Network
+		masquerade bool // of the endpoint
+		want       map[string]string
+	}{
+		{"on", network(), true, map[string]string{far4: host4, near4: host4, far6: host6, near6: host6}},
+		{"off for the endpoint", network(), false, map[string]string{far4: pod4, far6: pod6}},
+		{"off for the network", off, false, map[string]string{far4: pod4, far6: pod6}},
+		{"on but for some destinations", network("172.16.0.0/12", "fd00:16::/48"), true,
+			map[string]string{far4: host4, near4: pod4, far6: host6, near6: pod6}},
+		{"on but for single addresses", network("172.16.0.1/32", "fd00:16::1/128"), true,
+			map[string]string{far4: host4, near4: pod4, far6: host6, near6: pod6}},
+		{"on but for prefixes within a byte", network("172.16.0.0/19", "fd00:16::/45"), true,
+			map[string]string{far4: host4, near4: pod4, far6: host6, near6: pod6}},
+		{"on for IPv6 only", network("0.0.0.0/0"), true, map[string]string{far4: pod4, far6: host6}},
+		{"on for IPv4 only", network("::/0"), true, map[string]string{far4: host4, far6: pod6}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			mustEnsure(t, s.c, tc.network)
+			ep := pod("0123456789a", pod4, pod6)
+			ep.Masquerade = tc.masquerade
+			mustAdd(t, s.c, ep)
+			defer func() {
+				if err := s.c.Remove(context.Background(), ep); err != nil {
+					t.Error(err)
+				}
+			}()
+			got := map[string]string{}
+			for server := range tc.want {
+				got[server] = seenAs(t, s.pod, s.outside, server)
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("sources seen outside (-want +got):\n%s", diff)
+			}
+			// The other pod has no elements, and the host is none.
+			if got := seenAs(t, s.other, s.outside, far4); got != other4 {
+				t.Errorf("a pod that was not added is seen as %s", got)
+			}
+			if got := seenAs(t, s.pod, s.other, other4); got != pod4 {
+				t.Errorf("a pod of the same network sees %s", got)
+			}
+		})
+	}
+}
+
+func TestMasqueradeOfTwoNetworksIsIndependent(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	other := Network{Name: "other", Masquerade: true, Prefixes: prefixes("10.22.0.0/16"), NonMasquerade: prefixes(far4 + "/32")}
+	mustEnsure(t, s.c, podnet())
+	mustEnsure(t, s.c, other)
+	mustAdd(t, s.c, pod("00000000001", pod4), Endpoint{
+		Owner: "00000000002", Network: "other", Bridge: "cbr0", Addrs: addrs(other4), Masquerade: true,
+	})
+	want := map[string]string{pod4 + far4: host4, pod4 + near4: host4, other4 + far4: other4, other4 + near4: host4}
+	got := map[string]string{
+		pod4 + far4: seenAs(t, s.pod, s.outside, far4), pod4 + near4: seenAs(t, s.pod, s.outside, near4),
+		other4 + far4: seenAs(t, s.other, s.outside, far4), other4 + near4: seenAs(t, s.other, s.outside, near4),
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("sources seen outside (-want +got):\n%s", diff)
+	}
+}
+
+// Bridged frames pass the same hooks where the bridge calls iptables; there
+// multicast can be seen to pass the chain.
+func TestMulticastKeepsItsSource(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	nstest.Run(t, s.host, "ip", "link", "set", "cbr0", "type", "bridge", "nf_call_iptables", "1")
+	mustEnsure(t, s.c, podnet())
+	mustAdd(t, s.c, pod("0123456789a", pod4))
+
+	// To show that bridged frames are masqueraded here at all.
+	nstest.Run(t, s.pod, "ip", "route", "add", "203.0.113.6", "dev", "eth0")
+	if got := seenAs(t, s.pod, s.other, "203.0.113.6"); got != bridge4 {
+		t.Fatalf("a bridged datagram to elsewhere is seen as %s, want it masqueraded as %s", got, bridge4)
+	}
+
+	group := netip.MustParseAddrPort("239.1.2.3:5353")
+	var receiver *net.UDPConn
+	err := s.other.Do(func() error {
+		link, err := net.InterfaceByName("eth0")
+		if err != nil {
+			return err
+		}
+		receiver, err = net.ListenMulticastUDP("udp4", link, net.UDPAddrFromAddrPort(group))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer receiver.Close()
+	var sender *net.UDPConn
+	err = s.pod.Do(func() error {
+		var err error
+		sender, err = net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(group))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sender.Close()
+	if _, err := sender.Write([]byte("?")); err != nil {
+		t.Fatal(err)
+	}
+	if err := receiver.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	_, from, err := receiver.ReadFromUDPAddrPort(make([]byte, 16))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := from.Addr().Unmap().String(); got != pod4 {
+		t.Errorf("multicast from %s is seen as %s", pod4, got)
+	}
+}
+
+// spy is a foreign table that counts what has the mark and what has not, in both
+// directions; behind our forward chain, and on both sides of our last chain.
+const spy = `table inet spy {
+	counter out_marked { }
+	counter out_unmarked { }
+	counter in_marked { }
+	counter in_unmarked { }
+	counter before_last { }
+	counter after_last { }
+	chain forward {
+		type filter hook forward priority filter;
+		oifname "up0" meta mark & 0x1000 == 0x1000 counter name out_marked
+		oifname "up0" meta mark & 0x1000 == 0 counter name out_unmarked
+		oifname "cbr0" meta mark & 0x1000 == 0x1000 counter name in_marked
+		oifname "cbr0" meta mark & 0x1000 == 0 counter name in_unmarked
+	}
+	chain beforelast {
+		type filter hook postrouting priority 299;
+		meta mark & 0x1000 == 0x1000 counter name before_last
+	}
+	chain afterlast {
+		type filter hook postrouting priority 301;
+		meta mark & 0x1000 == 0x1000 counter name after_last
+	}
+}`
+
+// counts reads the spy's counters, those that are not zero, and resets them.
+func counts(tb testing.TB, ns *netns.NS) map[string]int {
+	tb.Helper()
+	got := map[string]int{}
+	for _, counter := range listing(tb, ns)["counter"] {
+		if n := int(counter["packets"].(float64)); n > 0 {
+			got[counter["name"].(string)] = n
+		}
+	}
+	nft(tb, ns, "reset", "counters")
+	return got
+}
+
+func TestMarkIsForWhatPodsSendAndForReplies(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	mustEnsure(t, s.c, podnet())
+	ep := pod("0123456789a", pod4, pod6)
+	ep.Masquerade = false // so that outside can answer to the pod itself
+	nft(t, s.host, spy)
+	mustCall := func(t *testing.T, server string) {
+		t.Helper()
+		to := nstest.Serve(t, s.outside, "udp", netip.AddrPortFrom(nstest.Addr(server), 0))
+		if _, err := nstest.Ask(t, s.pod, "udp", to); err != nil {
+			t.Fatal(err)
+		}
+	}
+	unanswered := func(t *testing.T, server string) {
+		t.Helper()
+		// Nobody listens, and nobody says so: the pod sends no answer at all.
+		err := s.outside.Do(func() error {
+			conn, err := net.Dial("udp", netip.AddrPortFrom(nstest.Addr(server), 9).String())
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			_, err = conn.Write([]byte("?"))
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		// A ping passes behind it, so it has passed.
+		if err := nstest.PingWith(t, s.outside, nstest.Addr(server), nstest.Echo{From: nstest.Addr(far(server))}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tc := range []struct {
+		name  string
+		setUp func(t *testing.T)
+		do    func(t *testing.T)
+		want  map[string]int
+	}{
+		{
+			name: "a pod that was not added",
+			do:   func(t *testing.T) { mustCall(t, far4); mustCall(t, far6) },
+			want: map[string]int{"out_unmarked": 2, "in_unmarked": 2},
+		}, {
+			name:  "a pod calls, and is answered",
+			setUp: func(t *testing.T) { mustAdd(t, s.c, ep) },
+			do:    func(t *testing.T) { mustCall(t, far4); mustCall(t, far6) },
+			want:  map[string]int{"out_marked": 2, "in_marked": 2, "before_last": 4},
+		}, {
+			name: "a pod is called: what it answers is what a pod sends",
+			setUp: func(t *testing.T) {
+				nft(t, s.host, "add table inet muffle; add chain inet muffle f { type filter hook forward priority -300; }; "+
+					"add rule inet muffle f ip protocol icmp icmp type destination-unreachable drop; "+
+					"add rule inet muffle f icmpv6 type destination-unreachable drop")
+			},
+			do: func(t *testing.T) { unanswered(t, pod4); unanswered(t, pod6) },
+			// Of each, a datagram and an echo request in, and an echo reply out.
+			want: map[string]int{"in_unmarked": 4, "out_marked": 2, "before_last": 2},
+		}, {
+			name: "another agent had set the bit",
+			setUp: func(t *testing.T) {
+				nft(t, s.host, "add table inet agent; add chain inet agent f { type filter hook forward priority mangle; }; "+
+					"add rule inet agent f meta mark set 0xffffffff")
+				if err := s.c.Remove(context.Background(), ep); err != nil {
+					t.Fatal(err)
+				}
+			},
+			do:   func(t *testing.T) { mustCall(t, far4); mustCall(t, far6) },
+			want: map[string]int{"out_unmarked": 2, "in_unmarked": 2},
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if tc.setUp != nil {
+				tc.setUp(t)
+			}
+			counts(t, s.host)
+			tc.do(t)
+			if diff := cmp.Diff(tc.want, counts(t, s.host)); diff != "" {
+				t.Errorf("packets (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func far(server string) string {
+	if nstest.Addr(server).Is4() {
+		return far4
+	}
+	return far6
+}
+
+func TestMarkLeavesOtherBitsAlone(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	mustEnsure(t, s.c, podnet())
+	mustAdd(t, s.c, pod("0123456789a", pod4))
+	nft(t, s.host, `table inet agent {
+		counter forwarded { }
+		counter left { }
+		chain before { type filter hook forward priority mangle; meta mark set 0xabcdefff; }
+		chain after { type filter hook forward priority filter; oifname "up0" meta mark 0xabcdffff counter name forwarded; }
+		chain last { type filter hook postrouting priority 301; oifname "up0" meta mark 0xabcdefff counter name left; }
+	}`)
+	if err := nstest.Ping(t, s.pod, nstest.Addr(far4)); err != nil {
+		t.Fatal(err)
+	}
+	got := counts(t, s.host)
+	if got["forwarded"] == 0 || got["left"] == 0 {
+		t.Errorf("with bits that others set, packets forwarded and sent: %v", got)
+	}
+}
+
+func TestMarkOfPodsWithoutAddressesGoesByMAC(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	nstest.Run(t, s.host, "ip", "link", "set", "cbr0", "type", "bridge", "nf_call_iptables", "1")
+	mustEnsure(t, s.c, Network{Name: "lan"})
+	mac, err := net.ParseMAC(podMAC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	nft(t, s.host, spy)
+	ask := func() map[string]int {
+		t.Helper()
+		counts(t, s.host)
+		if got := seenAs(t, s.pod, s.other, other4); got != pod4 {
+			t.Fatalf("seen as %s", got)
+		}
+		return counts(t, s.host)
+	}
+	if diff := cmp.Diff(map[string]int{"in_unmarked": 2}, ask()); diff != "" {
+		t.Errorf("before it was added (-want +got):\n%s", diff)
+	}
+	mustAdd(t, s.c, Endpoint{Owner: "0123456789a", Network: "lan", Bridge: "cbr0", MAC: mac})
+	if diff := cmp.Diff(map[string]int{"in_marked": 2, "before_last": 2}, ask()); diff != "" {
+		t.Errorf("request and reply afterwards (-want +got):\n%s", diff)
+	}
+}
+
+// What the mark is for: a table that drops all but what carries it.
+func TestForeignDropIsPassedWithTheMark(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	mustEnsure(t, s.c, podnet())
+	nft(t, s.host, "add table ip filter; add chain ip filter FORWARD { type filter hook forward priority filter; policy drop; }; "+
+		"add rule ip filter FORWARD meta mark & 0x1000 == 0x1000 counter accept")
+	err := nstest.PingWith(t, s.pod, nstest.Addr(far4), nstest.Echo{Wait: 200 * time.Millisecond})
+	if !errors.Is(err, nstest.ErrNoEcho) {
+		t.Fatalf("a pod that was not added: %v", err)
+	}
+	mustAdd(t, s.c, pod("0123456789a", pod4))
+	if err := nstest.Ping(t, s.pod, nstest.Addr(far4)); err != nil {
+		t.Errorf("a pod that was added: %v", err)
+	}
+	err = nstest.PingWith(t, s.outside, nstest.Addr(pod4), nstest.Echo{Wait: 200 * time.Millisecond})
+	if !errors.Is(err, nstest.ErrNoEcho) {
+		t.Errorf("an unasked caller from outside: %v", err)
+	}
+}

@@ -1,0 +1,235 @@
+package nft
+
+import (
+	"fmt"
+	"hash/fnv"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// The names of our table and of what is in it. Chains and sets that belong to a
+// network have its key in their names.
+const (
+	tableName = "tombolo"
+
+	pods4Set = "pods4"
+	pods6Set = "pods6"
+	portsSet = "ports"
+
+	masquerade4Prefix = "masq4-"
+	masquerade6Prefix = "masq6-"
+
+	forwardChain     = "forward"
+	unmarkChain      = "unmark"
+	masqueradePrefix = "masq-"
+)
+
+func masqueradeSet(is4 bool, networkKey string) string {
+	if is4 {
+		return masquerade4Prefix + networkKey
+	}
+	return masquerade6Prefix + networkKey
+}
+
+// isMasqueradeSet says that a set is that of some network.
+func isMasqueradeSet(name string) bool {
+	return strings.HasPrefix(name, masquerade4Prefix) || strings.HasPrefix(name, masquerade6Prefix)
+}
+
+// ruleset is what there should be: what all networks share, and one network's own.
+type ruleset struct {
+	sets   []set
+	chains []chain
+	// gone are chains that should not be there.
+	gone []string
+}
+
+// set is a plain hash set. It has no time-outs, intervals or verdicts: those make
+// adding an element slower with each that is there.
+type set struct {
+	name    string
+	keyType uint32 // nft's number of the type, six bits for each part of a concatenation
+	keyLen  uint32 // bytes
+}
+
+// chain is a base chain: the kernel calls it, whatever other tables do.
+type chain struct {
+	name     string
+	kind     string // "filter" or "nat"
+	hook     uint32 // unix.NF_INET_*
+	priority int32
+	settings string // what its rules depend on, in short
+	rules    []rule
+}
+
+// rule has a comment that says what it is for.
+type rule struct {
+	comment string
+	write   func(expressions)
+}
+
+// rulesVersion is raised with every change of the rules that are made from the
+// same settings; a test knows the rules of each version.
+const rulesVersion = 1
+
+// comment tells a chain of another version, or made with other settings, apart: so
+// one look at it does for all its rules.
+func (ch *chain) comment() string {
+	return "tombolo rules " + strconv.Itoa(rulesVersion) + ", " + ch.settings
+}
+
+// nft's numbers of its data types (enum datatypes in its include/datatype.h);
+// the kernel only stores them.
+const (
+	typeIPv4   = 7
+	typeIPv6   = 8
+	typeEther  = 9
+	typeIfname = 41
+	typeBits   = 6
+)
+
+// Priorities by the names that nft has for them.
+const (
+	priorityBeforeFilter = -10
+	prioritySourceNAT    = 100
+	// priorityLast is behind every other that is in use in postrouting, so that
+	// nobody there sees the bit.
+	priorityLast = 300
+)
+
+// sharedSets are what rules of all networks look into.
+func sharedSets() []set {
+	return []set{
+		{pods4Set, typeIfname<<typeBits | typeIPv4, pods4Len},
+		{pods6Set, typeIfname<<typeBits | typeIPv6, pods6Len},
+		{portsSet, typeIfname<<typeBits | typeEther, portsLen},
+	}
+}
+
+// ruleset gives what there should be for a network.
+func (c *Conn) ruleset(n *Network) (*ruleset, error) {
+	if err := n.check(); err != nil {
+		return nil, err
+	}
+	rs := &ruleset{sets: sharedSets(), chains: []chain{forward(c.mark), unmark(c.mark)}}
+	key := networkKey(n.Name)
+	if n.Masquerade {
+		rs.sets = append(rs.sets,
+			set{masqueradeSet(true, key), typeIPv4, addr4Len},
+			set{masqueradeSet(false, key), typeIPv6, addr6Len})
+		rs.chains = append(rs.chains, masquerade(n, key))
+	} else {
+		// The sets may stay: what is in them belongs to endpoints, not to rules.
+		rs.gone = append(rs.gone, masqueradePrefix+key)
+	}
+	return rs, nil
+}
+
+// add appends a rule. The comment is to be one of its chain's own, for Check.
+func (ch *chain) add(comment string, write func(expressions)) {
+	ch.rules = append(ch.rules, rule{comment, write})
+}
+
+// forward admits nothing by itself: it says with a mark bit what may be admitted,
+// to a rule in whatever chain would drop it otherwise.
+func forward(mark uint32) chain {
+	const (
+		in, out  = unix.NFT_META_IIFNAME, unix.NFT_META_OIFNAME
+		ip, link = unix.NFT_PAYLOAD_NETWORK_HEADER, unix.NFT_PAYLOAD_LL_HEADER
+		linkDst  = 0 // offsets in the Ethernet header
+		linkSrc  = 6
+	)
+	ch := chain{
+		name: forwardChain, kind: "filter", hook: unix.NF_INET_FORWARD, priority: priorityBeforeFilter,
+		settings: markSettings(mark),
+	}
+	// A bit that another program set would admit what was never looked at here.
+	ch.add("clear the mark bit", func(x expressions) { x.clearMark(mark) })
+	for _, f := range families() {
+		ch.add("mark what pods send, "+f.name, func(x expressions) {
+			x.is(f)
+			x.port(in, ip, f.src, f.addrLen)
+			x.lookup(f.pods)
+			x.addMark(mark)
+		})
+	}
+	ch.add("mark what pods without addresses send", func(x expressions) {
+		x.isEthernet()
+		x.port(in, link, linkSrc, etherLen)
+		x.lookup(portsSet)
+		x.addMark(mark)
+	})
+	for _, f := range families() {
+		ch.add("mark replies to pods, "+f.name, func(x expressions) {
+			x.isReply()
+			x.is(f)
+			x.port(out, ip, f.dst, f.addrLen)
+			x.lookup(f.pods)
+			x.addMark(mark)
+		})
+	}
+	// Only frames that are bridged through this hook still carry a pod's MAC here.
+	ch.add("mark replies to pods without addresses", func(x expressions) {
+		x.isReply()
+		x.isEthernet()
+		x.port(out, link, linkDst, etherLen)
+		x.lookup(portsSet)
+		x.addMark(mark)
+	})
+	return ch
+}
+
+// unmark keeps the bit from what comes after the firewall.
+func unmark(mark uint32) chain {
+	ch := chain{
+		name: unmarkChain, kind: "filter", hook: unix.NF_INET_POST_ROUTING, priority: priorityLast,
+		settings: markSettings(mark),
+	}
+	ch.add("clear the mark bit", func(x expressions) { x.clearMark(mark) })
+	return ch
+}
+
+func markSettings(mark uint32) string { return "mark 0x" + strconv.FormatUint(uint64(mark), 16) }
+
+// masquerade is a base chain of the network's own, so that networks never touch
+// each other's rules.
+func masquerade(n *Network, key string) chain {
+	ch := chain{name: masqueradePrefix + key, kind: "nat", hook: unix.NF_INET_POST_ROUTING, priority: prioritySourceNAT}
+	settings := fnv.New32a()
+	for _, f := range families() {
+		exempt := n.exempt(f.is4())
+		for _, p := range exempt {
+			settings.Write(p.AppendTo(nil))
+			settings.Write([]byte{' '})
+		}
+		if slices.Contains(exempt, f.all) {
+			ch.add("never masquerade "+f.name, func(x expressions) {
+				x.is(f)
+				x.leave()
+			})
+			continue
+		}
+		ch.add("not sent by pods of this network, "+f.name, func(x expressions) {
+			x.is(f)
+			x.payload(unix.NFT_PAYLOAD_NETWORK_HEADER, f.src, f.addrLen, first)
+			x.lookupNone(masqueradeSet(f.is4(), key))
+			x.leave()
+		})
+		for _, p := range exempt {
+			ch.add("pods keep their address towards "+p.String(), func(x expressions) {
+				x.isTo(f, p)
+				x.leave()
+			})
+		}
+		ch.add("multicast, "+f.name, func(x expressions) {
+			x.isTo(f, f.multicast)
+			x.leave()
+		})
+	}
+	ch.add("masquerade what pods send to elsewhere", expressions.masquerade)
+	ch.settings = fmt.Sprintf("prefixes %08x", settings.Sum32())
+	return ch
+}

@@ -1,0 +1,230 @@
+package nft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// rulesets are option combinations, each with a golden file.
+var rulesets = []struct {
+	name     string
+	mark     uint32
+	networks []Network
+	eps      []Endpoint
+}{
+	{name: "plain", networks: []Network{{Name: "podnet", Prefixes: prefixes("10.22.0.0/16")}}},
+	{name: "mark", mark: 0x40000000, networks: []Network{{Name: "podnet"}}},
+	{name: "masquerade", networks: []Network{podnet()}},
+	{name: "masquerade without prefixes", networks: []Network{{Name: "podnet", Masquerade: true}}},
+	{name: "non-masquerade", networks: []Network{{
+		Name: "podnet", Masquerade: true, Prefixes: prefixes("10.22.3.4/16", "10.0.0.0/8"),
+		NonMasquerade: prefixes("192.168.0.0/19", "203.0.113.7/32", "172.16.0.0/12", "fd00::/61", "2001:db8::1/128", "10.22.0.0/16"),
+	}}},
+	{name: "never IPv4", networks: []Network{{
+		Name: "podnet", Masquerade: true, Prefixes: prefixes("10.22.0.0/16"), NonMasquerade: prefixes("0.0.0.0/0"),
+	}}},
+	{name: "never IPv6", networks: []Network{{
+		Name: "podnet", Masquerade: true, Prefixes: prefixes("10.22.0.0/16", "fd00:22::/64"), NonMasquerade: prefixes("::/0"),
+	}}},
+	{name: "two networks", networks: []Network{podnet(), {Name: "other.net_2", Masquerade: true, Prefixes: prefixes("10.23.0.0/16")}}},
+	{name: "long name", networks: []Network{{Name: longName, Masquerade: true}}, eps: []Endpoint{
+		{Owner: "0123456789abcdef", Network: longName, Bridge: "cbr0", Addrs: addrs("10.22.0.5"), Masquerade: true},
+	}},
+	{name: "pods", networks: []Network{podnet()}, eps: []Endpoint{
+		pod("00000000001", "10.22.0.5", "fd00:22::5"),
+		pod("00000000002", "10.22.255.254"),
+		{Owner: "00000000003", Network: "podnet", Bridge: "a-long-name-15b", Addrs: addrs("10.22.0.5")},
+		{Owner: "00000000004", Network: "lan", Bridge: "br0", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}},
+	}},
+}
+
+const longName = "n.2345678901234567890123456789012345678901234567890123456789012345678901234567890123456789012345678901234567890"
+
+func TestRulesetIsAsNFTPrintsIt(t *testing.T) {
+	t.Parallel()
+	for _, tc := range rulesets {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			ns := nstest.New(t)
+			c := dialMark(t, ns, tc.mark)
+			for _, n := range tc.networks {
+				if out := mustEnsure(t, c, n); !out.Changed {
+					t.Error("Ensure says that nothing changed")
+				}
+			}
+			mustAdd(t, c, tc.eps...)
+			for _, n := range tc.networks {
+				wantReady(t, c, n)
+			}
+			got := normal(nft(t, ns, "list", "ruleset"))
+			golden(t, filepath.Join("rulesets", strings.ReplaceAll(tc.name, " ", "-")+".nft"), []byte(got))
+		})
+	}
+}
+
+// What nft makes of the golden files has to be the same to the kernel, and to us.
+func TestRulesetIsWhatNFTWouldMake(t *testing.T) {
+	t.Parallel()
+	for _, tc := range rulesets {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			theirs, ours := nstest.New(t), nstest.New(t)
+			nft(t, theirs, "-f", filepath.Join("testdata", "rulesets", strings.ReplaceAll(tc.name, " ", "-")+".nft"))
+			onTheirs, onOurs := dialMark(t, theirs, tc.mark), dialMark(t, ours, tc.mark)
+			for _, n := range tc.networks {
+				mustEnsure(t, onOurs, n)
+				wantReady(t, onTheirs, n)
+			}
+			mustAdd(t, onOurs, tc.eps...)
+			for _, ep := range tc.eps {
+				err := onTheirs.Add(context.Background(), ep)
+				var conflict *ConflictError
+				if !errors.As(err, &conflict) || conflict.Owner != ep.Owner {
+					t.Errorf("adding %s over what nft made of it: %v", ep.Owner, err)
+				}
+			}
+			want := normal(nft(t, theirs, "--debug=netlink", "list", "ruleset"))
+			got := normal(nft(t, ours, "--debug=netlink", "list", "ruleset"))
+			if !strings.Contains(want, "[ meta load mark => reg 1 ]") {
+				t.Fatalf("no expressions in:\n%s", want)
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("the kernel's view (-nft +ours):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestNumberOfRulesDoesNotDependOnPods(t *testing.T) {
+	t.Parallel()
+	c, ns := dialNew(t)
+	mustEnsure(t, c, podnet())
+	count := func() map[string]int {
+		counts := map[string]int{}
+		for kind, objects := range listing(t, ns) {
+			counts[kind] = len(objects)
+		}
+		return counts
+	}
+	want := count()
+	if want["rule"] == 0 || want["set"] != 5 || want["chain"] != 3 {
+		t.Fatalf("at no pods: %v", want)
+	}
+	for i := range 500 {
+		mustAdd(t, c, pod(Owner(fmt.Sprintf("%011x", i)), fmt.Sprintf("10.22.%d.%d", i>>8, i&255), fmt.Sprintf("fd00:22::%x", i)))
+		if i != 0 && i != 499 {
+			continue
+		}
+		if diff := cmp.Diff(want, count()); diff != "" {
+			t.Errorf("at %d pods (-none +now):\n%s", i+1, diff)
+		}
+	}
+	elements := 0
+	for _, set := range listing(t, ns)["set"] {
+		list, _ := set["elem"].([]any)
+		elements += len(list)
+	}
+	if elements != 500*4 {
+		t.Errorf("500 dual-stack pods with masquerade have %d elements, want 2000", elements)
+	}
+}
+
+// A chain whose rules changed without its comment would be taken for right.
+func TestRulesVersionIsRaisedWithTheRules(t *testing.T) {
+	t.Parallel()
+	known := map[int]uint32{1: 0x5c90372e}
+	sum := fnv.New32a()
+	c := on(nil, 0)
+	for _, n := range []Network{podnet(), {
+		Name: "x", Masquerade: true, Prefixes: prefixes("10.0.0.0/9", "fd00::/61"), NonMasquerade: prefixes("::/0"),
+	}} {
+		rs, err := c.ruleset(&n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, ch := range rs.chains {
+			for _, r := range ch.rules {
+				sum.Write([]byte(r.comment))
+				sum.Write(nltest.Encode(func(e *nl.Encoder) { r.write(expressions{e}) }))
+			}
+		}
+	}
+	if known[rulesVersion] != sum.Sum32() {
+		t.Errorf("rules of version %d have the sum %#08x, and had %#08x: once a version has been released, "+
+			"a change of its rules needs a new rulesVersion, and this test a new line", rulesVersion, sum.Sum32(), known[rulesVersion])
+	}
+}
+
+func TestSettingsOfChainsTellNetworksApart(t *testing.T) {
+	t.Parallel()
+	same := []Network{
+		{Name: "a", Masquerade: true, Prefixes: prefixes("10.0.0.0/8", "fd00::/64")},
+		{Name: "a", Masquerade: true, Prefixes: prefixes("fd00::/64", "10.0.0.0/8")},
+		{Name: "a", Masquerade: true, Prefixes: prefixes("10.1.2.3/8", "fd00::/64", "10.0.0.0/8")},
+		{Name: "a", Masquerade: true, Prefixes: prefixes("fd00::/64"), NonMasquerade: prefixes("10.0.0.0/8")},
+	}
+	others := []Network{
+		{Name: "a", Masquerade: true, Prefixes: prefixes("10.0.0.0/8")},
+		{Name: "a", Masquerade: true, Prefixes: prefixes("10.0.0.0/9", "fd00::/64")},
+		{Name: "a", Masquerade: true, Prefixes: prefixes("10.0.0.0/8", "fd00::/63")},
+	}
+	comment := func(n Network) string {
+		ch := masquerade(&n, n.Name)
+		return ch.comment()
+	}
+	for _, n := range same {
+		if got := comment(n); got != comment(same[0]) {
+			t.Errorf("%v: %q, want %q", n, got, comment(same[0]))
+		}
+	}
+	for _, n := range others {
+		if got := comment(n); got == comment(same[0]) {
+			t.Errorf("%v: %q, the comment of %v", n, got, same[0])
+		}
+	}
+}
+
+// The documentation shows what nft prints, but for comments and blank lines.
+func TestPackageDocumentationShowsTheRuleset(t *testing.T) {
+	t.Parallel()
+	source, err := os.ReadFile("doc.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var documented []string
+	for line := range strings.Lines(string(source)) {
+		if rest, ok := strings.CutPrefix(line, "//\t"); ok {
+			documented = append(documented, strings.TrimRight(regexp.MustCompile(` # .*`).ReplaceAllString(rest, ""), "\n"))
+		}
+	}
+	c, ns := dialNew(t)
+	mustEnsure(t, c, Network{Name: "podnet", Masquerade: true, Prefixes: prefixes("10.22.0.0/16")})
+	mustAdd(t, c, pod("0123456789a", "10.22.0.5"))
+	var printed []string
+	for line := range strings.Lines(nft(t, ns, "list", "ruleset")) {
+		line = strings.TrimRight(line, "\n")
+		if !strings.HasPrefix(strings.TrimSpace(line), "elements =") && !strings.HasPrefix(strings.TrimSpace(line), "comment") {
+			line = regexp.MustCompile(` comment ".*"$`).ReplaceAllString(line, "")
+		}
+		if line != "" {
+			printed = append(printed, line)
+		}
+	}
+	if diff := cmp.Diff(printed, documented); diff != "" {
+		t.Errorf("doc.go (-nft +documented):\n%s", diff)
+	}
+}

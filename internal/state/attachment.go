@@ -1,0 +1,232 @@
+package state
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/tombolo-cni/tombolo/internal/ident"
+)
+
+// attachmentVersion is the version of an attachment's record that we write.
+const attachmentVersion = 1
+
+// State says how far an ADD has come.
+type State string
+
+const (
+	// Adding is an attachment that an ADD works on, or has left unfinished.
+	Adding State = "adding"
+
+	// Ready is an attachment whose ADD has succeeded.
+	Ready State = "ready"
+)
+
+// An Attachment is what one ADD made: enough to undo it without its
+// configuration, its namespace or its result, and to put its host end back on a
+// rebuilt bridge.
+type Attachment struct {
+	State State  `json:"state"`
+	Epoch string `json:"epoch,omitempty"` // Epoch.Token of the life it was made in
+
+	Network     string `json:"network"`
+	ContainerID string `json:"containerID"`
+	IfName      string `json:"ifName"`
+	Pod         string `json:"pod,omitempty"` // namespace/name, where the runtime told it
+
+	NetNS       string    `json:"netns,omitempty"`       // path, as the runtime gave it; paths are reused
+	NetNSCookie uint64    `json:"netnsCookie,omitempty"` // SO_NETNS_COOKIE, never reused within a boot
+	Created     time.Time `json:"created,omitzero"`      // UTC
+
+	HostIf    string    `json:"hostIf,omitempty"` // the veth's end in the host's namespace
+	Bridge    string    `json:"bridge,omitempty"` // the port's master
+	MTU       int       `json:"mtu,omitempty"`    // bytes
+	MAC       string    `json:"mac,omitempty"`    // of the pod's end
+	HostMAC   string    `json:"hostMAC,omitempty"`
+	Addresses []Address `json:"addresses,omitempty"` // in the order of the result
+	Port      Port      `json:"port,omitzero"`
+
+	Up         bool `json:"up,omitempty"`         // false only with disableContainerInterface
+	Masquerade bool `json:"masquerade,omitempty"` // its addresses are masqueraded
+
+	IPAMType string `json:"ipamType,omitempty"` // ipam.type, so that DEL can release
+	DataDir  string `json:"dataDir,omitempty"`  // ipam.dataDir, resolved
+}
+
+// An Address is one address of a pod, with the prefix length of its network.
+type Address struct {
+	Prefix  netip.Prefix `json:"prefix"`
+	Gateway netip.Addr   `json:"gateway,omitzero"` // invalid for none
+}
+
+// A Port holds the attributes of a bridge port that were set: nil leaves the
+// kernel's default (IFLA_BRPORT_* in linux/if_link.h).
+type Port struct {
+	Hairpin    *bool `json:"hairpin,omitempty"`    // IFLA_BRPORT_MODE
+	Isolated   *bool `json:"isolated,omitempty"`   // IFLA_BRPORT_ISOLATED
+	Learning   *bool `json:"learning,omitempty"`   // IFLA_BRPORT_LEARNING
+	Flood      *bool `json:"flood,omitempty"`      // IFLA_BRPORT_UNICAST_FLOOD
+	McastFlood *bool `json:"mcastFlood,omitempty"` // IFLA_BRPORT_MCAST_FLOOD
+	StaticFDB  bool  `json:"staticFDB,omitempty"`  // the pod's MAC has a static entry on the port
+}
+
+// Hash returns the attachment's hash.
+func (a *Attachment) Hash() string { return ident.Hash(a.Network, a.ContainerID, a.IfName) }
+
+func (a *Attachment) fields(c *codec) {
+	c.string("state", (*string)(&a.State))
+	c.string("epoch", &a.Epoch)
+	c.string("network", &a.Network)
+	c.string("containerID", &a.ContainerID)
+	c.string("ifName", &a.IfName)
+	c.string("pod", &a.Pod)
+	c.string("netns", &a.NetNS)
+	c.uint64("netnsCookie", &a.NetNSCookie)
+	c.time("created", &a.Created)
+	c.string("hostIf", &a.HostIf)
+	c.string("bridge", &a.Bridge)
+	c.int("mtu", &a.MTU)
+	c.string("mac", &a.MAC)
+	c.string("hostMAC", &a.HostMAC)
+	objects(c, "addresses", &a.Addresses, (*Address).fields)
+	c.object("port", a.Port.fields)
+	c.bool("up", &a.Up)
+	c.bool("masquerade", &a.Masquerade)
+	c.string("ipamType", &a.IPAMType)
+	c.string("dataDir", &a.DataDir)
+}
+
+func (a *Address) fields(c *codec) {
+	c.prefix("prefix", &a.Prefix)
+	c.addr("gateway", &a.Gateway)
+}
+
+func (p *Port) fields(c *codec) {
+	c.optional("hairpin", &p.Hairpin)
+	c.optional("isolated", &p.Isolated)
+	c.optional("learning", &p.Learning)
+	c.optional("flood", &p.Flood)
+	c.optional("mcastFlood", &p.McastFlood)
+	c.bool("staticFDB", &p.StaticFDB)
+}
+
+// check refuses what would not be read back.
+func (a *Attachment) check() error {
+	errs := []error{
+		checkNetwork(a.Network),
+		checkMember("container ID", a.ContainerID),
+		checkMember("interface name", a.IfName),
+	}
+	for _, address := range a.Addresses {
+		if !address.Prefix.IsValid() {
+			errs = append(errs, errors.New("an address has no valid prefix"))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// encodeAttachment returns a line of a record's file.
+func encodeAttachment(a *Attachment) ([]byte, error) {
+	line := encode(attachmentVersion, a.fields)
+	// The file holds up to two lines.
+	if len(line) > maxRecord/2 {
+		return nil, fmt.Errorf("its record has %d bytes, at most %d are kept", len(line), maxRecord/2)
+	}
+	return line, nil
+}
+
+// decodeAttachment reads a record's file: its last whole line.
+func decodeAttachment(data []byte) (*Attachment, error) {
+	a := new(Attachment)
+	if err := decode(lastDocument(data), attachmentVersion, a.fields); err != nil {
+		return nil, err
+	}
+	if a.State != Adding && a.State != Ready {
+		return nil, fmt.Errorf("%w: its state is %q", ErrDamaged, a.State)
+	}
+	if err := a.check(); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	return a, nil
+}
+
+// Load reads an attachment's record. A missing one matches os.ErrNotExist; what
+// cannot be used is a *RecordError. It needs no lock, but without one the answer
+// may be out of date at once.
+func (d *Dir) Load(network, hash string) (*Attachment, error) {
+	path, err := d.attachmentPath(network, hash)
+	if err != nil {
+		return nil, fmt.Errorf("load attachment: %w", err)
+	}
+	a, err := loadAttachment(path, network, hash)
+	if err != nil {
+		return nil, fmt.Errorf("load attachment: %w", recordError(path, network, hash, err))
+	}
+	return a, nil
+}
+
+func loadAttachment(path, network, hash string) (*Attachment, error) {
+	data, err := readFile(path)
+	if err != nil {
+		return nil, err
+	}
+	a, err := decodeAttachment(data)
+	if err != nil {
+		return nil, err
+	}
+	if a.Network != network || a.Hash() != hash {
+		return nil, fmt.Errorf("%w: it is the record of network %s, container %s, interface %s, whose file is %s/%s%s",
+			ErrDamaged, a.Network, a.ContainerID, a.IfName, a.Network, a.Hash(), suffix)
+	}
+	return a, nil
+}
+
+// Remove removes an attachment's record; that it is gone already is success. It
+// needs the shared lock.
+func (d *Dir) Remove(network, hash string) error {
+	path, err := d.attachmentPath(network, hash)
+	if err == nil {
+		err = removeFile(path)
+	}
+	if err != nil {
+		return fmt.Errorf("remove attachment: %w", err)
+	}
+	return nil
+}
+
+// List reads the records of a network's attachments, in the order of their
+// hashes. What cannot be used comes as a *RecordError each; only where the
+// directory cannot be read is there no answer. A network without a directory has
+// no attachments. Under the shared lock records may come and go meanwhile, and
+// one that is just being created shows as damaged; the exclusive lock stops that.
+func (d *Dir) List(network string) ([]*Attachment, []*RecordError, error) {
+	if err := checkNetwork(network); err != nil {
+		return nil, nil, fmt.Errorf("list attachments: %w", err)
+	}
+	dir := d.attachmentsPath() + "/" + network
+	entries, err := readDir(dir)
+	if err != nil {
+		return nil, nil, fmt.Errorf("list attachments: %w", err)
+	}
+	var found []*Attachment
+	var bad []*RecordError
+	for _, entry := range entries {
+		path := dir + "/" + entry.Name()
+		hash, isRecord := strings.CutSuffix(entry.Name(), suffix)
+		if !isRecord || checkHash(hash) != nil {
+			bad = append(bad, foreignFile(path))
+			continue
+		}
+		a, err := loadAttachment(path, network, hash)
+		switch {
+		case err == nil:
+			found = append(found, a)
+		case !errors.Is(err, os.ErrNotExist):
+			bad = append(bad, &RecordError{Path: path, Network: network, Hash: hash, Err: bare(err)})
+		}
+	}
+	return found, bad, nil
+}

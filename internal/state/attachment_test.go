@@ -1,0 +1,385 @@
+package state
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestAttachmentGoesFromAddingToReadyToGone(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	a := sample("c1")
+	p, err := d.Create(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := d.Load("cbr0", a.Hash())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.State != Adding {
+		t.Errorf("after Create its state is %q", got.State)
+	}
+	a.Addresses = a.Addresses[:1] // what is learnt between Create and Commit counts
+	a.MTU = 9000
+	if err := p.Commit(a); err != nil {
+		t.Fatal(err)
+	}
+	if got, err = d.Load("cbr0", a.Hash()); err != nil {
+		t.Fatal(err)
+	}
+	if d := diff(a, got); d != "" || got.State != Ready {
+		t.Errorf("after Commit (-want +got):\n%s", d)
+	}
+	for range 2 {
+		if err := d.Remove("cbr0", a.Hash()); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := d.Load("cbr0", a.Hash()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("after Remove: %v, want os.ErrNotExist", err)
+	}
+}
+
+func TestCreateTakesTheTimeUnlessGivenOne(t *testing.T) {
+	t.Parallel()
+	d, n := newDirOn(t)
+	a := sample("c1")
+	a.Created = a.Created.AddDate(-26, 0, 0).UTC()
+	given := a.Created
+	create(t, d, a)
+	if !a.Created.Equal(given) {
+		t.Errorf("Created = %v, want the given %v", a.Created, given)
+	}
+	b := &Attachment{Network: "cbr0", ContainerID: "c2", IfName: "eth0"}
+	create(t, d, b)
+	if want := n.sources().now(); !b.Created.Equal(want) {
+		t.Errorf("Created = %v, want now, %v", b.Created, want)
+	}
+}
+
+func TestCreateOfAnExistingAttachmentFails(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	create(t, d, sample("c1"))
+	before := mustRead(t, recordPath(t, d, sample("c1")))
+	other := sample("c1")
+	other.MTU = 9000
+	if _, err := d.Create(other); !errors.Is(err, os.ErrExist) {
+		t.Errorf("got %v, want os.ErrExist", err)
+	}
+	if after := mustRead(t, recordPath(t, d, other)); after != before {
+		t.Errorf("the record is now %s", after)
+	}
+	create(t, d, sample("c2")) // another container of the same network
+}
+
+// 32 ADDs of one attachment at once: one wins.
+func TestCreateIsExclusive(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	results := make(chan error)
+	for range 32 {
+		go func() {
+			p, err := d.Create(sample("c1"))
+			if err == nil {
+				err = p.Close()
+			}
+			results <- err
+		}()
+	}
+	won := 0
+	for range 32 {
+		switch err := <-results; {
+		case err == nil:
+			won++
+		case !errors.Is(err, os.ErrExist):
+			t.Error(err)
+		}
+	}
+	if won != 1 {
+		t.Errorf("%d have created the record, want 1", won)
+	}
+}
+
+func TestCommitNeverRevivesARemovedRecord(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	a := sample("c1")
+	p, err := d.Create(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Remove("cbr0", a.Hash()); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Commit(a); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("Commit: %v, want os.ErrNotExist", err)
+	}
+	if _, err := os.Lstat(recordPath(t, d, a)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the record is back: %v", err)
+	}
+	if a.State != Adding {
+		t.Errorf("State = %q after a Commit that failed", a.State)
+	}
+}
+
+func TestCommitLeavesALaterRecordOfTheSameNameAlone(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	first := sample("c1")
+	p, err := d.Create(first)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Remove("cbr0", first.Hash()); err != nil {
+		t.Fatal(err)
+	}
+	second := sample("c1")
+	second.MTU = 9000
+	create(t, d, second)
+	if err := p.Commit(first); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("Commit: %v, want os.ErrNotExist", err)
+	}
+	got, err := d.Load("cbr0", first.Hash())
+	if err != nil || got.State != Adding || got.MTU != 9000 {
+		t.Errorf("the later record is now %+v, %v", got, err)
+	}
+}
+
+func TestCommitHappensOnceAndForItsOwnRecord(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	a := sample("c1")
+	p, err := d.Create(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Commit(sample("c2")); err == nil {
+		t.Error("Commit of another attachment succeeds")
+	}
+	if err := p.Commit(a); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("Commit after a Commit that failed: %v, want os.ErrClosed", err)
+	}
+	if err := p.Close(); err != nil {
+		t.Errorf("Close after Commit: %v", err)
+	}
+	if got, err := d.Load("cbr0", a.Hash()); err != nil || got.State != Adding {
+		t.Errorf("Load = %+v, %v, want it Adding", got, err)
+	}
+}
+
+func TestRecordsTooLargeToReadAreNotWritten(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	a := sample("c1")
+	a.DataDir = strings.Repeat("x", maxRecord/2)
+	if _, err := d.Create(a); err == nil || !strings.Contains(err.Error(), "at most 32768") {
+		t.Errorf("Create: %v", err)
+	}
+	a.DataDir = ""
+	p, err := d.Create(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.DataDir = strings.Repeat("x", maxRecord/2)
+	if err := p.Commit(a); err == nil || !strings.Contains(err.Error(), "at most 32768") {
+		t.Errorf("Commit: %v", err)
+	}
+	largest := sample("c2")
+	largest.DataDir = strings.Repeat("x", maxRecord/2-2000)
+	if p, err = d.Create(largest); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Commit(largest); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := d.Load("cbr0", largest.Hash()); err != nil || got.State != Ready {
+		t.Errorf("the largest record: %v", err)
+	}
+}
+
+func TestFilesAreForTheOwnerOnly(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	l := lock(t, d, Exclusive)
+	create(t, d, sample("c1"))
+	if err := d.SaveNetwork(sampleNetwork("cbr0")); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	// The parent that Open's path lacked, and all below it.
+	err := filepath.Walk(filepath.Dir(d.Path()), func(path string, info os.FileInfo, err error) error {
+		if err != nil {
+			return err
+		}
+		want := os.FileMode(0o600)
+		if info.IsDir() {
+			want = 0o700
+		}
+		if info.Mode().Perm() != want {
+			t.Errorf("%s has mode %o, want %o", path, info.Mode().Perm(), want)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// rubbish is what may stand in place of a record's file.
+func rubbish(t testing.TB) map[string]struct {
+	put func(path string) error
+	is  error
+} {
+	write := func(text string) func(string) error {
+		return func(path string) error { return os.WriteFile(path, []byte(text), 0o600) }
+	}
+	return map[string]struct {
+		put func(path string) error
+		is  error
+	}{
+		"empty":          {write(""), ErrDamaged},
+		"NUL bytes":      {write(strings.Repeat("\x00", 4096)), ErrDamaged},
+		"too large":      {write(strings.Repeat(" ", maxRecord+firstRead) + "{}"), ErrDamaged},
+		"host-local's":   {write("c1\r\neth0"), ErrDamaged},
+		"another's JSON": {write(`{"cniVersion":"1.1.0"}` + "\n"), ErrDamaged},
+		"newer":          {write(`{"version":2,"state":["new"]}` + "\n"), ErrVersion},
+		"directory":      {func(path string) error { return os.Mkdir(path, 0o700) }, syscall.EISDIR},
+		"FIFO":           {func(path string) error { return unix.Mkfifo(path, 0o600) }, ErrDamaged},
+		"symbolic link":  {func(path string) error { return os.Symlink("/dev/zero", path) }, syscall.ELOOP},
+	}
+}
+
+func TestLoadToleratesRubbish(t *testing.T) {
+	t.Parallel()
+	for what, test := range rubbish(t) {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			d := newDir(t)
+			a := sample("c1")
+			path := recordPath(t, d, a)
+			if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if err := test.put(path); err != nil {
+				t.Fatal(err)
+			}
+			_, err := d.Load("cbr0", a.Hash())
+			var re *RecordError
+			if !errors.As(err, &re) || !errors.Is(err, test.is) {
+				t.Fatalf("Load: %v, want a RecordError that is %v", err, test.is)
+			}
+			if re.Path != path || re.Network != "cbr0" || re.Hash != a.Hash() || strings.Count(err.Error(), path) != 1 {
+				t.Errorf("%v (%+v) does not name %s once", err, re, path)
+			}
+			create(t, d, sample("c2"))
+			found, bad, err := d.List("cbr0")
+			if err != nil || len(found) != 1 || found[0].ContainerID != "c2" {
+				t.Errorf("List = %v, %v, want the good one", found, err)
+			}
+			if len(bad) != 1 || bad[0].Path != path || bad[0].Hash != a.Hash() || !errors.Is(bad[0], test.is) {
+				t.Errorf("List says of the bad one: %v", bad)
+			}
+			if _, err := d.Create(a); !errors.Is(err, os.ErrExist) && !errors.Is(err, syscall.ELOOP) {
+				t.Errorf("Create in its place: %v", err)
+			}
+		})
+	}
+}
+
+func TestLoadRefusesARecordUnderAnothersName(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	create(t, d, sample("c1"))
+	record := mustRead(t, recordPath(t, d, sample("c1")))
+	writeFile(t, recordPath(t, d, sample("c2")), record)
+	_, err := d.Load("cbr0", sample("c2").Hash())
+	if !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), "container c1") {
+		t.Errorf("a copy under another hash: %v", err)
+	}
+	hash := sample("c1").Hash()
+	writeFile(t, d.attachmentsPath()+"/other/"+hash+suffix, record)
+	if _, err := d.Load("other", hash); !errors.Is(err, ErrDamaged) {
+		t.Errorf("a copy in another network: %v", err)
+	}
+}
+
+func TestErrorsSayWhatToDo(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct {
+		err  RecordError
+		want string
+	}{
+		"attachment": {RecordError{Path: "/p", Network: "n", Hash: "h", Err: ErrDamaged}, "record /p: damaged; a DEL or GC of the attachment removes it"},
+		"network":    {RecordError{Path: "/p", Network: "n", Err: ErrDamaged}, "record /p: damaged; the next ADD to the network builds it again and replaces the file"},
+		"foreign":    {RecordError{Path: "/p", Err: ErrDamaged}, "record /p: damaged; remove the file by hand if nobody else needs it"},
+		"unreadable": {RecordError{Path: "/p", Err: syscall.EIO}, "record /p: input/output error"},
+	}
+	for what, test := range tests {
+		if got := test.err.Error(); got != test.want {
+			t.Errorf("%s: %s\nwant %s", what, got, test.want)
+		}
+	}
+}
+
+func TestListIsInOrderAndKeepsNetworksApart(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	if found, bad, err := d.List("cbr0"); len(found)+len(bad) > 0 || err != nil {
+		t.Errorf("List before anything was made: %v, %v, %v", found, bad, err)
+	}
+	for i := range 20 {
+		create(t, d, sample(fmt.Sprint("c", i)))
+	}
+	other := sample("c1")
+	other.Network = "other"
+	create(t, d, other)
+	writeFile(t, d.attachmentsPath()+"/cbr0/README", "what is this?")
+	found, bad, err := d.List("cbr0")
+	if err != nil || len(found) != 20 {
+		t.Fatalf("List finds %d of 20, %v", len(found), err)
+	}
+	for i := 1; i < len(found); i++ {
+		if found[i-1].Hash() >= found[i].Hash() {
+			t.Errorf("%s stands before %s", found[i-1].Hash(), found[i].Hash())
+		}
+	}
+	if len(bad) != 1 || bad[0].Hash != "" || bad[0].Network != "" {
+		t.Errorf("a file that is no record: %v", bad)
+	}
+}
+
+func TestListFailsWhereThereIsNoDirectory(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	writeFile(t, d.attachmentsPath(), "not a directory")
+	if _, _, err := d.List("cbr0"); !errors.Is(err, syscall.ENOTDIR) {
+		t.Errorf("List: %v, want ENOTDIR", err)
+	}
+	if _, err := d.Networks(); !errors.Is(err, syscall.ENOTDIR) {
+		t.Errorf("Networks: %v, want ENOTDIR", err)
+	}
+	if _, err := d.Create(sample("c1")); !errors.Is(err, syscall.ENOTDIR) {
+		t.Errorf("Create: %v, want ENOTDIR", err)
+	}
+	if err := d.Remove("cbr0", sample("c1").Hash()); !errors.Is(err, syscall.ENOTDIR) {
+		t.Errorf("Remove: %v, want ENOTDIR", err)
+	}
+}
+
+func TestAFullFileSystemLeavesNoHalfARecord(t *testing.T) {
+	t.Parallel()
+	needRoot(t)
+	dir := filepath.Join(t.TempDir(), "tombolo")
+	start(t, &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS}, "full", dir).finish()
+}

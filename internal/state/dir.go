@@ -1,0 +1,70 @@
+package state
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+)
+
+// DefaultDir is where the state lives unless the configuration says otherwise.
+const DefaultDir = "/run/tombolo"
+
+// suffix ends the name of every record's file.
+const suffix = ".json"
+
+// A Dir is a state directory. Its methods may be called from several goroutines
+// and processes at once; each says which lock it needs, if any.
+type Dir struct {
+	path    string
+	sources sources
+
+	// socketName is the abstract socket that exclusive holders bind. It is
+	// the same for every directory, on purpose; only tests change it.
+	socketName string
+
+	// abandoned counts the goroutines whose caller gave up waiting for the lock.
+	abandoned atomic.Int32
+}
+
+// Open returns the state directory at an absolute path. It makes no system call:
+// the directory and what is in it appear when they are first written.
+func Open(dir string) (*Dir, error) {
+	switch {
+	case dir == "":
+		return nil, errors.New("open state directory: no path given")
+	case !filepath.IsAbs(dir):
+		return nil, fmt.Errorf("open state directory %q: the path is not absolute", dir)
+	case strings.ContainsRune(dir, 0):
+		return nil, fmt.Errorf("open state directory %q: the path has a NUL in it", dir)
+	}
+	return &Dir{path: filepath.Clean(dir), sources: hostSources(), socketName: socketName}, nil
+}
+
+// Path returns the directory's path, cleaned.
+func (d *Dir) Path() string { return d.path }
+
+func (d *Dir) epochPath() string       { return d.path + "/epoch" }
+func (d *Dir) lockPath() string        { return d.path + "/lock" }
+func (d *Dir) networksPath() string    { return d.path + "/networks" }
+func (d *Dir) attachmentsPath() string { return d.path + "/attachments" }
+
+// networkPath is the file of a network's record.
+func (d *Dir) networkPath(network string) (string, error) {
+	if err := checkNetwork(network); err != nil {
+		return "", err
+	}
+	return d.networksPath() + "/" + network + suffix, nil
+}
+
+// attachmentPath is the file of an attachment's record.
+func (d *Dir) attachmentPath(network, hash string) (string, error) {
+	if err := checkNetwork(network); err != nil {
+		return "", err
+	}
+	if err := checkHash(hash); err != nil {
+		return "", err
+	}
+	return d.attachmentsPath() + "/" + network + "/" + hash + suffix, nil
+}

@@ -1,0 +1,38 @@
+// Package state keeps what Tombolo has to remember on a node: which
+// attachments there are, what each network was built from, and which life of
+// the node all of it belongs to. The kernel stays the truth; these files say
+// what we meant.
+//
+// # The directory
+//
+//	epoch                              the life that the state belongs to
+//	networks/<network>.json            one network
+//	attachments/<network>/<hash>.json  one attachment; <hash> is [ident.Hash]
+//	lock                               locked by everybody, never replaced
+//	.tmp-*                             being written, or left by a crash
+//
+// It is made at first use, directories 0700 and files 0600. It belongs in /run:
+// nothing in it is fsynced, since after a power cut no pod is left to own it.
+// Where it outlives a boot all the same, [Dir.Enter] drops what is out of date.
+//
+// The files are JSON with a `version`. An attachment's file has one document a
+// line and the last whole line counts, so a crash in the middle of a write
+// leaves the state before it. A loader never trusts what it reads: files are
+// bounded, and damage is an error that names the file and matches [ErrDamaged].
+//
+// # Order of use
+//
+// A verb calls [Dir.Enter] and holds the shared lock that it returns for as
+// long as it works on the kernel. What has to be done by one process alone,
+// such as building a network, goes through [Lock.Ensure] or [Lock.Upgrade].
+// Waiting for other machines (DHCP, a delegated IPAM plugin) is better done
+// without the lock: an exclusive holder waits for every shared one, and every
+// later shared one waits for it.
+//
+// # Needs
+//
+// No capability beyond write access to the directory. Linux 5.14 for
+// SO_NETNS_COOKIE and 3.15 for open file description locks; a local file
+// system (tmpfs, ext4, xfs, btrfs, overlay), since NFS does not keep flock(2) and
+// fcntl(2) locks apart. /proc must be mounted.
+package state

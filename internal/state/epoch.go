@@ -1,0 +1,139 @@
+package state
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+)
+
+// epochVersion is the version of the epoch's file that we write.
+const epochVersion = 1
+
+// ErrStale says that the state belongs to a life of the node that is over.
+var ErrStale = errors.New("of an earlier life of the node")
+
+// An Epoch is one life of the node, which ends when its pods are gone for good:
+// at a reboot, or where the node is a container itself (kind, k3s in Docker), when
+// that container restarts. The boot id survives the latter; pid 1 and the network
+// namespace do not.
+type Epoch struct {
+	Boot string `json:"boot"` // the kernel's boot id
+	ID   string `json:"id"`   // random, so that no two epochs are taken for one
+
+	// Started is when the life began: when pid 1 started, by the clock as it
+	// was when the epoch was made. A clock that jumps later makes it wrong, so
+	// compare tokens where that is possible.
+	Started time.Time `json:"started,omitzero"`
+
+	// Made is when the epoch was made, by CLOCK_BOOTTIME.
+	Made time.Duration `json:"made,omitempty"`
+
+	// NetNS is SO_NETNS_COOKIE of the namespace it was made in.
+	NetNS uint64 `json:"netns,omitempty"`
+}
+
+// Token names the epoch, to be kept beside what belongs to it.
+func (e Epoch) Token() string { return e.Boot + tokenSeparator + e.ID }
+
+// tokenSeparator stands between the boot id and the random id of a token.
+const tokenSeparator = "/"
+
+func (e *Epoch) fields(c *codec) {
+	c.string("boot", &e.Boot)
+	c.string("id", &e.ID)
+	c.time("started", &e.Started)
+	c.duration("made", &e.Made)
+	c.uint64("netns", &e.NetNS)
+}
+
+// Epoch reads the epoch and makes nothing. If there is none the error matches
+// os.ErrNotExist; if it is over, ErrStale, and the epoch comes along. It needs no
+// lock. Verbs that change something use [Dir.Enter].
+func (d *Dir) Epoch() (Epoch, error) {
+	e, err := d.loadEpoch()
+	if err == nil {
+		err = d.checkLife(e)
+	}
+	if err != nil {
+		return e, fmt.Errorf("read epoch: %w", err)
+	}
+	return e, nil
+}
+
+func (d *Dir) loadEpoch() (Epoch, error) {
+	path := d.epochPath()
+	data, err := readFile(path)
+	if err != nil {
+		return Epoch{}, recordError(path, "", "", err)
+	}
+	e, err := decodeEpoch(data)
+	if err != nil {
+		return Epoch{}, recordError(path, "", "", err)
+	}
+	return e, nil
+}
+
+func decodeEpoch(data []byte) (Epoch, error) {
+	var e Epoch
+	if err := decode(data, epochVersion, e.fields); err != nil {
+		return Epoch{}, err
+	}
+	if e.Boot == "" || e.ID == "" {
+		return Epoch{}, fmt.Errorf("%w: it has no boot id, or no id", ErrDamaged)
+	}
+	return e, nil
+}
+
+// checkLife fails with ErrStale if e is over. That pid 1 is younger than the
+// epoch is not enough: so it is for a caller in a pod with a PID namespace of its
+// own. A node that restarted has another network namespace besides. (The one
+// exception, a nested node on its machine's own network, is left to GC.)
+func (d *Dir) checkLife(e Epoch) error {
+	boot, err := d.sources.bootID()
+	if err != nil {
+		return err
+	}
+	if e.Boot != boot {
+		return fmt.Errorf("%s: %w: of boot %s, and this is %s", d.epochPath(), ErrStale, e.Boot, boot)
+	}
+	// The cheaper question first: it settles the matter in nearly every call.
+	cookie, err := d.sources.netns()
+	if err != nil || cookie == e.NetNS {
+		return err
+	}
+	start, err := d.sources.initStart()
+	if err != nil || start <= e.Made {
+		return err
+	}
+	return fmt.Errorf("%s: %w: made %v after boot in network namespace %d, and pid 1 started at %v in %d",
+		d.epochPath(), ErrStale, e.Made, e.NetNS, start, cookie)
+}
+
+// newEpoch describes the life that we are in. The start of pid 1 is never before
+// the boot, so it is the later of the two.
+func (d *Dir) newEpoch() (Epoch, error) {
+	boot, err := d.sources.bootID()
+	if err != nil {
+		return Epoch{}, err
+	}
+	start, err := d.sources.initStart()
+	if err != nil {
+		return Epoch{}, err
+	}
+	uptime, err := d.sources.uptime()
+	if err != nil {
+		return Epoch{}, err
+	}
+	cookie, err := d.sources.netns()
+	if err != nil {
+		return Epoch{}, err
+	}
+	return Epoch{
+		Boot:    boot,
+		ID:      fmt.Sprintf("%016x%016x", rand.Uint64(), rand.Uint64()),
+		Started: d.sources.now().Add(start - uptime).UTC().Truncate(time.Millisecond),
+		Made:    uptime,
+		NetNS:   cookie,
+	}, nil
+}

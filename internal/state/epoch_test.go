@@ -1,0 +1,263 @@
+package state
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// enter enters and leaves, and tells the epoch and what the callback was told, if it
+// was called.
+func enter(t testing.TB, d *Dir) (Epoch, *NewLife) {
+	t.Helper()
+	var told *NewLife
+	l, epoch, err := d.Enter(t.Context(), func(life NewLife) error {
+		told = &life
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l.Mode() != Shared {
+		t.Errorf("Enter returns a lock that is %v", l.Mode())
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return epoch, told
+}
+
+func TestEpochLastsAsLongAsTheNodeLives(t *testing.T) {
+	t.Parallel()
+	const otherBoot = "00000000-1111-2222-3333-444444444444"
+	tests := map[string]struct {
+		happens func(*node)
+		over    bool
+	}{
+		"nothing":                             {func(*node) {}, false},
+		"time passes":                         {func(n *node) { n.uptime += time.Hour }, false},
+		"reboot":                              {func(n *node) { n.setBoot(otherBoot) }, true},
+		"node's container restarts":           {func(n *node) { n.setInit(2 * time.Hour); n.cookie = 7 }, true},
+		"reboot, and long ago":                {func(n *node) { n.setBoot(otherBoot); n.uptime = time.Minute }, true},
+		"caller in a pod on the host network": {func(n *node) { n.setInit(2 * time.Hour) }, false},
+		"caller in another network namespace": {func(n *node) { n.cookie = 7 }, false},
+		"no sight of pid 1": {func(n *node) {
+			if err := os.Remove(n.dir + "/stat"); err != nil {
+				n.t.Fatal(err)
+			}
+		}, false},
+	}
+	for what, test := range tests {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			d, n := newDirOn(t)
+			if _, err := d.Epoch(); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("before the first: %v, want os.ErrNotExist", err)
+			}
+			first, told := enter(t, d)
+			if told == nil || told.Epoch != first || told.Previous != nil {
+				t.Errorf("the callback was told %+v", told)
+			}
+			test.happens(n)
+			read, err := d.Epoch()
+			if read != first || errors.Is(err, ErrStale) != test.over || (err != nil) != test.over {
+				t.Errorf("Epoch = %+v, %v; over is %v", read, err, test.over)
+			}
+			second, told := enter(t, d)
+			if !test.over {
+				if second != first || told != nil {
+					t.Errorf("the epoch changed from %+v to %+v (told %+v)", first, second, told)
+				}
+				return
+			}
+			if second.Token() == first.Token() || told == nil || told.Previous == nil || *told.Previous != first {
+				t.Errorf("a life later: %+v after %+v, told %+v", second, first, told)
+			}
+			if read, err := d.Epoch(); read != second || err != nil {
+				t.Errorf("Epoch = %+v, %v, want %+v", read, err, second)
+			}
+		})
+	}
+}
+
+func TestEpochStartsWithPid1(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct{ pid1, uptime, ago time.Duration }{
+		"a machine":        {0, time.Hour, time.Hour},
+		"a nested node":    {50 * time.Minute, time.Hour, 10 * time.Minute},
+		"the first moment": {0, 0, 0},
+	}
+	for what, test := range tests {
+		d, n := newDirOn(t)
+		n.setInit(test.pid1)
+		n.uptime = test.uptime
+		epoch, _ := enter(t, d)
+		if want := n.sources().now().Add(-test.ago); !epoch.Started.Equal(want) {
+			t.Errorf("%s: started %v, want %v", what, epoch.Started, want)
+		}
+		if epoch.Made != test.uptime {
+			t.Errorf("%s: made %v after boot, want %v", what, epoch.Made, test.uptime)
+		}
+	}
+}
+
+func TestEpochOfANewerVersionIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	writeFile(t, d.epochPath(), `{"version":2,"lives":[]}`)
+	if _, err := d.Epoch(); !errors.Is(err, ErrVersion) {
+		t.Errorf("Epoch: %v, want ErrVersion", err)
+	}
+	if l, _, err := d.Enter(t.Context(), nil); !errors.Is(err, ErrVersion) || l != nil {
+		t.Errorf("Enter: %v, %v, want ErrVersion", l, err)
+	}
+	if got := mustRead(t, d.epochPath()); got != `{"version":2,"lives":[]}` {
+		t.Errorf("it is now %s", got)
+	}
+	if l := lock(t, d, Exclusive); l.Mode() != Exclusive {
+		t.Error("Enter kept the lock")
+	}
+}
+
+func TestDamagedEpochsAreReplaced(t *testing.T) {
+	t.Parallel()
+	whole := string(encode(epochVersion, (&Epoch{Boot: "b", ID: "i", Started: time.Unix(1, 0), Made: 5, NetNS: 1}).fields))
+	texts := []string{"null", "{}", `{"version":1}`, `{"version":1,"boot":"b"}`, strings.Repeat("x", maxRecord*2)}
+	for i := range len(whole) - 1 {
+		texts = append(texts, whole[:i])
+	}
+	for _, text := range texts {
+		d := newDir(t)
+		writeFile(t, d.epochPath(), text)
+		if _, err := d.Epoch(); !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), d.epochPath()) {
+			t.Errorf("Epoch of %.80q: %v, want ErrDamaged", text, err)
+		}
+		epoch, told := enter(t, d)
+		if told == nil || told.Previous != nil {
+			t.Errorf("after %.80q the callback was told %+v", text, told)
+		}
+		if read, err := d.Epoch(); err != nil || read != epoch {
+			t.Errorf("after %.80q: Epoch = %+v, %v", text, read, err)
+		}
+	}
+}
+
+func TestEpochFailsWhereTheNodeCannotBeSeen(t *testing.T) {
+	t.Parallel()
+	broken := errors.New("broken")
+	tests := map[string]func(*Dir, *node){
+		"no boot id":    func(_ *Dir, n *node) { os.Remove(n.dir + "/boot_id") },
+		"empty boot id": func(_ *Dir, n *node) { n.setBoot("") },
+		"odd stat":      func(_ *Dir, n *node) { writeFile(t, n.dir+"/stat", "1 (init) S 0 1") },
+		"no clock": func(d *Dir, _ *node) {
+			d.sources.uptime = func() (time.Duration, error) { return 0, broken }
+		},
+		"no cookie": func(d *Dir, _ *node) {
+			d.sources.netns = func() (uint64, error) { return 0, broken }
+		},
+	}
+	for what, breaks := range tests {
+		d, n := newDirOn(t)
+		breaks(d, n)
+		if l, _, err := d.Enter(t.Context(), nil); err == nil || l != nil {
+			t.Errorf("%s: Enter = %v, %v, want an error", what, l, err)
+		}
+		if _, err := os.Lstat(d.epochPath()); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s: there is an epoch all the same: %v", what, err)
+		}
+	}
+}
+
+func TestEpochsDifferFromEachOther(t *testing.T) {
+	t.Parallel()
+	seen := make(map[string]bool)
+	for range 20 {
+		epoch, _ := enter(t, newDir(t)) // of one boot, one pid 1 and one clock
+		if seen[epoch.Token()] {
+			t.Errorf("%s comes twice", epoch.Token())
+		}
+		seen[epoch.Token()] = true
+	}
+}
+
+func TestParseStartFindsField22(t *testing.T) {
+	t.Parallel()
+	rest := " S 0 1 1 0 -1 4194560 30166 285737 0 148 37 188 452 268 10 -10 13 0 25 43233280"
+	tests := map[string]struct {
+		stat string
+		want time.Duration
+		ok   bool
+	}{
+		"usual":              {"1 (systemd)" + rest, 250 * time.Millisecond, true},
+		"spaces in the name": {"1 (my init 1 2 3)" + rest, 250 * time.Millisecond, true},
+		"brackets":           {"1 (a) b) S ()" + rest, 250 * time.Millisecond, true},
+		"at boot":            {"1 (x)" + strings.Replace(rest, " 25 ", " 0 ", 1), 0, true},
+		"no more fields":     {"1 (x)" + strings.TrimSuffix(rest, " 43233280"), 250 * time.Millisecond, true},
+		"too few fields":     {"1 (x) S 0 1", 0, false},
+		"empty":              {"", 0, false},
+		"no number":          {"1 (x)" + strings.Replace(rest, " 25 ", " later ", 1), 0, false},
+		"negative":           {"1 (x)" + strings.Replace(rest, " 25 ", " -1 ", 1), 0, false},
+		"overflow":           {"1 (x)" + strings.Replace(rest, " 25 ", " 18446744073709551615 ", 1), 0, false},
+	}
+	for what, test := range tests {
+		got, err := parseStart([]byte(test.stat))
+		if got != test.want || (err == nil) != test.ok {
+			t.Errorf("%s: %v, %v, want %v", what, got, err, test.want)
+		}
+	}
+}
+
+// The sources of the machine that the test runs on.
+func TestHostSources(t *testing.T) {
+	t.Parallel()
+	s := hostSources()
+	boot, err := s.bootID()
+	if err != nil || len(boot) != len("a59bef75-6922-4ab4-8416-46a500e25de5") {
+		t.Errorf("boot id %q, %v", boot, err)
+	}
+	up, err := s.uptime()
+	if err != nil || up <= 0 {
+		t.Errorf("uptime %v, %v", up, err)
+	}
+	start, err := s.initStart()
+	if err != nil || start < 0 || start > up {
+		t.Errorf("pid 1 started at %v of %v, %v", start, up, err)
+	}
+	cookie, err := s.netns()
+	if err != nil || cookie == 0 {
+		t.Errorf("cookie %d, %v", cookie, err)
+	}
+}
+
+func TestCookieIsTheThreadsNamespaces(t *testing.T) {
+	t.Parallel()
+	here, err := netnsCookie()
+	if err != nil {
+		t.Fatal(err)
+	}
+	inNewNetNS(t, func() {
+		if there, err := netnsCookie(); err != nil || there == here {
+			t.Errorf("cookie %d in a new namespace and %d outside, %v", there, here, err)
+		}
+	})
+}
+
+func TestUptimeIsCLOCKBOOTTIME(t *testing.T) {
+	t.Parallel()
+	before, err := uptime()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
+		t.Fatal(err)
+	}
+	after, err := uptime()
+	if clock := time.Duration(ts.Nano()); err != nil || clock < before || clock > after {
+		t.Errorf("CLOCK_BOOTTIME says %v between %v and %v, %v", clock, before, after, err)
+	}
+}

@@ -1,0 +1,241 @@
+package state
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// runHelper is a process of its own in the tests of locks and crashes.
+func runHelper(name string, args []string) int {
+	helpers := map[string]func([]string) error{
+		"hold":     helpHold,
+		"private":  helpPrivate,
+		"wait":     helpWait,
+		"stranger": helpStranger,
+		"enter":    helpEnter,
+		"churn":    helpChurn,
+		"full":     helpFull,
+		"add":      helpAdd,
+	}
+	if err := helpers[name](args); err != nil {
+		fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
+		return 1
+	}
+	return 0
+}
+
+// openFor opens a directory with the socket named by the second argument, if any.
+func openFor(args []string) (*Dir, error) {
+	d, err := Open(args[0])
+	if err == nil && len(args) > 1 && args[1] != "" {
+		d.socketName = args[1]
+	}
+	return d, err
+}
+
+// sign says something to the test and waits for its sign to go on.
+func sign(text string) {
+	fmt.Println(text)
+	io.Copy(io.Discard, os.Stdin)
+}
+
+func modeOf(s string) Mode {
+	if s == Exclusive.String() {
+		return Exclusive
+	}
+	return Shared
+}
+
+// helpHold takes the lock without waiting: dir, socket, mode.
+func helpHold(args []string) error {
+	d, err := openFor(args)
+	if err != nil {
+		return err
+	}
+	l, err := d.Lock(canceled(), modeOf(args[2]))
+	if errors.Is(err, ErrLocked) {
+		sign("locked")
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	sign("held")
+	return l.Close()
+}
+
+// helpPrivate is helpHold with a file system of its own at dir.
+func helpPrivate(args []string) error {
+	if err := privateMount(args[0], ""); err != nil {
+		return err
+	}
+	return helpHold(args)
+}
+
+// privateMount hides a directory under a tmpfs that only this process sees. It needs
+// a mount namespace of its own.
+func privateMount(dir, options string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return err
+	}
+	return unix.Mount("tmpfs", dir, "tmpfs", 0, options)
+}
+
+// helpWait takes the lock however long it takes: dir, socket, mode.
+func helpWait(args []string) error {
+	d, err := openFor(args)
+	if err != nil {
+		return err
+	}
+	fmt.Println("waiting")
+	l, err := d.Lock(context.Background(), modeOf(args[2]))
+	if err != nil {
+		return err
+	}
+	sign("held")
+	return l.Close()
+}
+
+// helpStranger binds a socket name as another user: name, "listen" or not.
+func helpStranger(args []string) error {
+	if err := unix.Setuid(65534); err != nil {
+		return err
+	}
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+	if err != nil {
+		return err
+	}
+	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: args[0]}); err != nil {
+		return err
+	}
+	if args[1] == "listen" {
+		if err := unix.Listen(fd, 1); err != nil {
+			return err
+		}
+	}
+	sign("bound")
+	return nil
+}
+
+// helpEnter enters on a sign, and prints the token: dir, socket, file. It adds a line
+// to the file if it is the one that begins. With a fourth argument it stays there.
+func helpEnter(args []string) error {
+	d, err := openFor(args)
+	if err != nil {
+		return err
+	}
+	sign("ready")
+	l, epoch, err := d.Enter(context.Background(), func(NewLife) error {
+		if len(args) > 3 {
+			fmt.Println("beginning")
+			return unix.Pause()
+		}
+		f, err := os.OpenFile(args[2], os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintln(f, os.Getpid())
+		return errors.Join(err, f.Close())
+	})
+	if err != nil {
+		return err
+	}
+	fmt.Println(epoch.Token())
+	return l.Close()
+}
+
+// helpChurn writes and removes records until it is killed, and prints a line after
+// each round: dir.
+func helpChurn(args []string) error {
+	d, err := openFor(args)
+	if err != nil {
+		return err
+	}
+	for round := 0; ; round++ {
+		a := sample(strconv.Itoa(round % 7))
+		if err := d.Remove(a.Network, a.Hash()); err != nil {
+			return err
+		}
+		p, err := d.Create(a)
+		if err != nil {
+			return err
+		}
+		if err := p.Commit(a); err != nil {
+			return err
+		}
+		if err := d.SaveNetwork(sampleNetwork("cbr0")); err != nil {
+			return err
+		}
+		fmt.Println(round)
+	}
+}
+
+// helpFull runs out of space, in Create and in Commit: dir.
+func helpFull(args []string) error {
+	// One page for a record, in a file system that has no more.
+	if err := privateMount(args[0], "size=4k"); err != nil {
+		return err
+	}
+	d, err := openFor(args)
+	if err != nil {
+		return err
+	}
+	first, second := sample("first"), sample("second")
+	first.DataDir = "/" + string(make([]byte, 400)) // some 2,400 bytes of escapes
+	p, err := d.Create(first)
+	if err != nil {
+		return err
+	}
+	if _, err := d.Create(second); !errors.Is(err, unix.ENOSPC) {
+		return fmt.Errorf("Create on a full file system: %v", err)
+	}
+	if err := p.Commit(first); !errors.Is(err, unix.ENOSPC) {
+		return fmt.Errorf("Commit on a full file system: %v", err)
+	}
+	found, bad, err := d.List("cbr0")
+	if err != nil || len(bad) > 0 || len(found) != 1 {
+		return fmt.Errorf("List: %v, %v, %v", found, bad, err)
+	}
+	if found[0].State != Adding || first.State != Adding {
+		return fmt.Errorf("state %q, and %q in memory, after a Commit that failed", found[0].State, first.State)
+	}
+	return nil
+}
+
+// helpAdd does what an ADD does with its state: dir. The calls between its two looks
+// at files that do not exist are what the test counts.
+func helpAdd(args []string) error {
+	d, err := openFor(args)
+	if err != nil {
+		return err
+	}
+	unix.Access("/tombolo-add-begins", 0)
+	l, epoch, err := d.Enter(context.Background(), nil)
+	if err != nil {
+		return err
+	}
+	a := sample("added")
+	a.Epoch = epoch.Token()
+	p, err := d.Create(a)
+	if err != nil {
+		return err
+	}
+	if _, err := d.LoadNetwork("cbr0"); err != nil {
+		return err
+	}
+	if err := p.Commit(a); err != nil {
+		return err
+	}
+	err = l.Close()
+	unix.Access("/tombolo-add-ends", 0)
+	return err
+}

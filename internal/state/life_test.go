@@ -1,0 +1,244 @@
+package state
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/ident"
+)
+
+const otherBoot = "00000000-1111-2222-3333-444444444444"
+
+// furnish enters and leaves two attachments, a network, a damaged record and a
+// temporary file behind.
+func furnish(t *testing.T, d *Dir) Epoch {
+	t.Helper()
+	epoch, _ := enter(t, d)
+	for _, container := range []string{"c1", "c2"} {
+		a := sample(container)
+		a.Epoch = epoch.Token()
+		create(t, d, a)
+	}
+	n := sampleNetwork("cbr0")
+	n.Epoch = epoch.Token()
+	if err := d.SaveNetwork(n); err != nil {
+		t.Fatal(err)
+	}
+	writeFile(t, d.attachmentsPath()+"/cbr0/"+ident.Hash("cbr0", "c3", "eth0")+suffix, "{")
+	writeFile(t, d.Path()+"/.tmp-0011223344556677", "")
+	return epoch
+}
+
+// contents tells what records there are: containers, then networks, then damage.
+func contents(t *testing.T, d *Dir) string {
+	t.Helper()
+	var all []string
+	networks, err := d.Networks()
+	if err != nil {
+		t.Fatal(err)
+	}
+	damaged := 0
+	for _, name := range networks {
+		found, bad, err := d.List(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, a := range found {
+			all = append(all, a.ContainerID)
+		}
+		damaged += len(bad)
+	}
+	slices.Sort(all)
+	records, _, err := d.ListNetworks()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range records {
+		all = append(all, n.Name)
+	}
+	return strings.Join(all, " ") + strings.Repeat(" damaged", damaged)
+}
+
+const furnished = "c1 c2 cbr0 damaged"
+
+func containers(attachments []*Attachment) []string {
+	var ids []string
+	for _, a := range attachments {
+		ids = append(ids, a.ContainerID)
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+func TestRecordsOfAnEarlierLifeAreDropped(t *testing.T) {
+	t.Parallel()
+	d, n := newDirOn(t)
+	furnish(t, d)
+	if got := contents(t, d); got != furnished {
+		t.Fatalf("before: %s", got)
+	}
+	n.setBoot(otherBoot)
+	_, told := enter(t, d)
+	if got := containers(told.Stale); !slices.Equal(got, []string{"c1", "c2"}) {
+		t.Errorf("the callback was told of %v", got)
+	}
+	if got := contents(t, d); got != "" {
+		t.Errorf("left: %s", got)
+	}
+	if left := temporaryFiles(t, d); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+func TestRecordsOfThisLifeAreKept(t *testing.T) {
+	t.Parallel()
+	d, _ := newDirOn(t)
+	furnish(t, d)
+	enter(t, d)
+	if got := contents(t, d); got != furnished {
+		t.Errorf("left: %s", got)
+	}
+}
+
+// Somebody has removed the epoch's file: the pods run on.
+func TestALostEpochDropsOnlyWhatIsOfAnotherBoot(t *testing.T) {
+	t.Parallel()
+	d, _ := newDirOn(t)
+	first := furnish(t, d)
+	old := sample("old")
+	old.Epoch = otherBoot + "/00"
+	create(t, d, old)
+	untold := sample("untold")
+	untold.Epoch = ""
+	create(t, d, untold)
+	gone := sampleNetwork("gone")
+	gone.Epoch = otherBoot + "/00"
+	if err := d.SaveNetwork(gone); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(d.epochPath()); err != nil {
+		t.Fatal(err)
+	}
+	epoch, told := enter(t, d)
+	if told == nil || told.Previous != nil || !slices.Equal(containers(told.Stale), []string{"old"}) {
+		t.Errorf("the callback was told %+v", told)
+	}
+	if epoch.Token() == first.Token() {
+		t.Error("the lost epoch is back")
+	}
+	if got, want := contents(t, d), "c1 c2 untold cbr0 damaged"; got != want {
+		t.Errorf("left: %s, want %s", got, want)
+	}
+}
+
+func TestAnEpochIsNotPublishedBeforeItsWorkIsDone(t *testing.T) {
+	t.Parallel()
+	d, n := newDirOn(t)
+	furnish(t, d)
+	n.setBoot(otherBoot)
+	refused := errors.New("refused")
+	l, _, err := d.Enter(t.Context(), func(NewLife) error {
+		if _, err := d.Epoch(); !errors.Is(err, ErrStale) {
+			t.Errorf("in the callback: %v, want ErrStale", err)
+		}
+		if _, err := again(d).Lock(canceled(), Shared); !errors.Is(err, ErrLocked) {
+			t.Errorf("another process gets the lock meanwhile: %v", err)
+		}
+		return refused
+	})
+	if !errors.Is(err, refused) || l != nil {
+		t.Fatalf("Enter = %v, %v", l, err)
+	}
+	if _, err := d.Epoch(); !errors.Is(err, ErrStale) {
+		t.Errorf("after a callback that failed: %v, want ErrStale", err)
+	}
+	if got := contents(t, d); got != furnished {
+		t.Errorf("after a callback that failed: %s", got)
+	}
+	_, told := enter(t, d)
+	if told == nil || len(told.Stale) != 2 {
+		t.Errorf("the next caller is told %+v", told)
+	}
+}
+
+func TestEnterWithoutTheLockFails(t *testing.T) {
+	t.Parallel()
+	d, _ := newDirOn(t)
+	held := lock(t, again(d), Exclusive)
+	if _, _, err := d.Enter(canceled(), nil); !errors.Is(err, ErrLocked) || !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v, want ErrLocked", err)
+	}
+	if err := held.Close(); err != nil {
+		t.Fatal(err)
+	}
+	enter(t, d)
+}
+
+func TestEnterFailsWhereNothingCanBeWritten(t *testing.T) {
+	t.Parallel()
+	d, _ := newDirOn(t)
+	writeFile(t, filepath.Dir(d.Path()), "a file where a directory has to be")
+	if l, _, err := d.Enter(t.Context(), nil); err == nil || l != nil {
+		t.Errorf("Enter = %v, %v", l, err)
+	}
+	d, _ = newDirOn(t)
+	if err := os.MkdirAll(d.epochPath()+"/x", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if l, _, err := d.Enter(t.Context(), nil); err == nil || l != nil {
+		t.Errorf("Enter with a directory for an epoch = %v, %v", l, err)
+	}
+}
+
+func TestOf64FirstProcessesOneBegins(t *testing.T) {
+	t.Parallel()
+	dir, begun := filepath.Join(t.TempDir(), "run", "tombolo"), filepath.Join(t.TempDir(), "begun")
+	socket := newSocketName()
+	var processes []*process
+	for range 64 {
+		processes = append(processes, start(t, nil, "enter", dir, socket, begun))
+	}
+	for _, p := range processes {
+		p.expect("ready")
+	}
+	for _, p := range processes {
+		p.proceed()
+	}
+	tokens := make(map[string]int)
+	for _, p := range processes {
+		tokens[p.line()]++
+		p.finish()
+	}
+	if len(tokens) != 1 {
+		t.Errorf("they saw the epochs %v, want one", tokens)
+	}
+	if n := strings.Count(mustRead(t, begun), "\n"); n != 1 {
+		t.Errorf("%d of them began it, want 1", n)
+	}
+}
+
+func TestABeginnerThatIsKilledIsFollowedByAnother(t *testing.T) {
+	t.Parallel()
+	dir, begun := filepath.Join(t.TempDir(), "tombolo"), filepath.Join(t.TempDir(), "begun")
+	socket := newSocketName()
+	first := start(t, nil, "enter", dir, socket, begun, "stuck")
+	first.expect("ready")
+	first.proceed()
+	first.expect("beginning")
+	second := start(t, nil, "enter", dir, socket, begun)
+	second.expect("ready")
+	second.proceed()
+	first.kill()
+	if token := second.line(); !strings.Contains(token, tokenSeparator) {
+		t.Errorf("the second's token is %q", token)
+	}
+	second.finish()
+	if n := strings.Count(mustRead(t, begun), "\n"); n != 1 {
+		t.Errorf("%d began it, want the second", n)
+	}
+}

@@ -1,0 +1,475 @@
+package state
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestLockModesExcludeEachOther(t *testing.T) {
+	t.Parallel()
+	tests := []struct {
+		held, wanted Mode
+		ok           bool
+	}{
+		{Shared, Shared, true},
+		{Shared, Exclusive, false},
+		{Exclusive, Shared, false},
+		{Exclusive, Exclusive, false},
+	}
+	for _, test := range tests {
+		t.Run(fmt.Sprintf("%v while it is %v", test.wanted, test.held), func(t *testing.T) {
+			t.Parallel()
+			d := newDir(t)
+			held := lock(t, d, test.held)
+			l, err := again(d).Lock(canceled(), test.wanted)
+			if test.ok {
+				if err != nil {
+					t.Fatal(err)
+				}
+				l.Close()
+				return
+			}
+			if !errors.Is(err, ErrLocked) || !errors.Is(err, context.Canceled) || l != nil {
+				t.Errorf("Lock = %v, %v, want ErrLocked", l, err)
+			}
+			for _, says := range []string{d.Path() + "/lock", "waited", test.wanted.String()} {
+				if !strings.Contains(err.Error(), says) {
+					t.Errorf("%v does not say %q", err, says)
+				}
+			}
+			if err := held.Close(); err != nil {
+				t.Fatal(err)
+			}
+			lock(t, again(d), test.wanted)
+		})
+	}
+}
+
+func TestLockMakesItsDirectory(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	lock(t, d, Shared)
+	if _, err := os.Stat(d.lockPath()); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(d.epochPath()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("there is an epoch: %v", err)
+	}
+}
+
+func TestLockFollowsNoSymbolicLink(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	target := t.TempDir() + "/target"
+	if err := os.MkdirAll(d.Path(), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(target, d.lockPath()); err != nil {
+		t.Fatal(err)
+	}
+	if l, err := d.Lock(t.Context(), Shared); !errors.Is(err, unix.ELOOP) {
+		t.Errorf("Lock = %v, %v, want ELOOP", l, err)
+	}
+}
+
+func TestLockIsGivenUpOnceOnly(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	l := lock(t, d, Exclusive)
+	for range 2 {
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if l.Mode() != unlocked || l.Mode().String() != "not held" {
+		t.Errorf("after Close it is %v", l.Mode())
+	}
+	for what, err := range map[string]error{
+		"Upgrade":   l.Upgrade(t.Context()),
+		"Downgrade": l.Downgrade(),
+		"Clean":     l.Clean(),
+		"Ensure":    l.Ensure(t.Context(), nil, nil),
+	} {
+		if err == nil || !strings.Contains(err.Error(), "not held") {
+			t.Errorf("%s after Close: %v", what, err)
+		}
+	}
+}
+
+func TestUpgradeWaitsForOtherSharedHolders(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	l, other := lock(t, d, Shared), lock(t, again(d), Shared)
+	if err := l.Upgrade(canceled()); !errors.Is(err, ErrLocked) || l.Mode() != unlocked {
+		t.Errorf("Upgrade: %v, and it is %v", err, l.Mode())
+	}
+	if err := l.Close(); err != nil {
+		t.Errorf("Close after an Upgrade that failed: %v", err)
+	}
+	if err := other.Upgrade(t.Context()); err != nil || other.Mode() != Exclusive {
+		t.Errorf("Upgrade of the only one: %v, and it is %v", err, other.Mode())
+	}
+	if _, err := again(d).Lock(canceled(), Shared); !errors.Is(err, ErrLocked) {
+		t.Errorf("after Upgrade the shared lock is to be had: %v", err)
+	}
+}
+
+// Were the lock kept while it waits, each would wait for the other.
+func TestManyUpgradesAtOnceAllSucceed(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	var locks []*Lock
+	for range 16 {
+		locks = append(locks, lock(t, again(d), Shared))
+	}
+	var inside atomic.Int32
+	var wait sync.WaitGroup
+	for _, l := range locks {
+		wait.Go(func() {
+			if err := l.Upgrade(t.Context()); err != nil {
+				t.Error(err)
+				return
+			}
+			if n := inside.Add(1); n != 1 {
+				t.Errorf("%d hold it exclusively", n)
+			}
+			inside.Add(-1)
+			l.Close()
+		})
+	}
+	wait.Wait()
+}
+
+func TestDowngradeLetsSharedHoldersInAndNoOther(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	l := lock(t, d, Exclusive)
+	if err := l.Downgrade(); err != nil || l.Mode() != Shared {
+		t.Fatalf("Downgrade: %v, and it is %v", err, l.Mode())
+	}
+	lock(t, again(d), Shared)
+	if _, err := again(d).Lock(canceled(), Exclusive); !errors.Is(err, ErrLocked) {
+		t.Errorf("exclusive beside it: %v, want ErrLocked", err)
+	}
+	if err := l.Downgrade(); err == nil {
+		t.Error("Downgrade of a shared lock succeeds")
+	}
+	// The socket is free: another directory's callers can have it.
+	other := newDir(t)
+	other.socketName = d.socketName
+	lock(t, other, Exclusive)
+}
+
+// Somebody who uses flock(1) and knows of no gate.
+func TestDowngradeFailsIfAStrangerTakesTheFile(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	l := lock(t, d, Exclusive)
+	// The stranger needs the file in the moment that Downgrade gives it up, so
+	// give it up beforehand.
+	if err := flock(l.fd, unix.LOCK_UN); err != nil {
+		t.Fatal(err)
+	}
+	fd, err := openFile(d.lockPath(), unix.O_RDWR)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if ok, err := tryFlock(fd, unix.LOCK_EX); !ok || err != nil {
+		t.Fatalf("the fault did not fire: %v, %v", ok, err)
+	}
+	if err := l.Downgrade(); !errors.Is(err, ErrLocked) || l.Mode() != unlocked {
+		t.Errorf("Downgrade: %v, and it is %v", err, l.Mode())
+	}
+}
+
+// waiters counts who waits in flock(2) for a lock file, as /proc/locks shows it: by
+// inode, and with "->" before the kind. A read of it is not atomic and may miss a
+// line while others come and go, so wait for a number, and do not test for it.
+func waiters(t testing.TB, d *Dir, kind string) int {
+	t.Helper()
+	var st unix.Stat_t
+	if err := unix.Stat(d.lockPath(), &st); err != nil {
+		t.Fatal(err)
+	}
+	inode := fmt.Sprintf(":%d ", st.Ino)
+	n := 0
+	for line := range strings.Lines(mustRead(t, "/proc/locks")) {
+		if strings.Contains(line, "-> "+kind) && strings.Contains(line, inode) {
+			n++
+		}
+	}
+	return n
+}
+
+// A stream of ADDs must not starve a GC: the kernel alone would let it.
+func TestWhoWaitsForTheExclusiveLockStopsNewSharedHolders(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	first := lock(t, d, Shared)
+	got := make(chan error)
+	go func() {
+		l, err := again(d).Lock(t.Context(), Exclusive)
+		if err == nil {
+			err = l.Close()
+		}
+		got <- err
+	}()
+	until(t, "the exclusive waiter", func() bool { return waiters(t, d, "FLOCK") == 1 })
+
+	fd, err := openFile(d.lockPath(), unix.O_RDWR)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if ok, err := tryFlock(fd, unix.LOCK_SH); !ok || err != nil {
+		t.Errorf("flock(2) itself would not let another pass: %v, %v; then the gate is not needed", ok, err)
+	}
+	if err := flock(fd, unix.LOCK_UN); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := again(d).Lock(canceled(), Shared); !errors.Is(err, ErrLocked) {
+		t.Errorf("a new shared holder: %v, want ErrLocked", err)
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-got; err != nil {
+		t.Error(err)
+	}
+	lock(t, again(d), Shared)
+}
+
+func TestALateGrantIsGivenBack(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []Mode{Shared, Exclusive} {
+		d := newDir(t)
+		held := lock(t, d, Exclusive)
+		other := again(d)
+		ctx, cancel := context.WithCancel(t.Context())
+		got := make(chan error)
+		go func() {
+			_, err := other.Lock(ctx, mode)
+			got <- err
+		}()
+		until(t, "the waiter", func() bool { return waiters(t, d, "OFDLCK") == 1 })
+		cancel()
+		if err := <-got; !errors.Is(err, ErrLocked) {
+			t.Errorf("%v: %v, want ErrLocked", mode, err)
+		}
+		if n := other.abandoned.Load(); n != 1 {
+			t.Errorf("%v: %d waits hang, want 1", mode, n)
+		}
+		if err := held.Close(); err != nil {
+			t.Fatal(err)
+		}
+		until(t, "the end of the abandoned wait", func() bool { return other.abandoned.Load() == 0 })
+		lock(t, again(d), Exclusive)
+	}
+}
+
+// While an exclusive wait hangs in flock(2), nobody waits at its gate.
+func TestAnAbandonedWaitLeavesTheGateOpen(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	held := lock(t, d, Shared)
+	other := again(d)
+	ctx, cancel := context.WithCancel(t.Context())
+	got := make(chan error)
+	go func() {
+		_, err := other.Lock(ctx, Exclusive)
+		got <- err
+	}()
+	until(t, "the waiter", func() bool { return waiters(t, d, "FLOCK") == 1 })
+	cancel()
+	if err := <-got; !errors.Is(err, ErrLocked) {
+		t.Errorf("got %v, want ErrLocked", err)
+	}
+	until(t, "that the wait hangs on", func() bool { return waiters(t, d, "FLOCK") == 1 })
+	if err := lock(t, again(d), Shared).Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := held.Close(); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the end of the abandoned wait", func() bool { return other.abandoned.Load() == 0 })
+	lock(t, again(d), Exclusive)
+}
+
+func TestAbandonedWaitsDoNotPileUp(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	held := lock(t, again(d), Exclusive)
+	for range maxAbandoned {
+		if _, err := d.Lock(canceled(), Exclusive); !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+	}
+	_, err := d.Lock(t.Context(), Exclusive)
+	if !errors.Is(err, ErrLocked) || !strings.Contains(err.Error(), "32 earlier waits still hang") {
+		t.Errorf("one more: %v, want ErrLocked at once", err)
+	}
+	if err := held.Close(); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the end of the abandoned waits", func() bool { return d.abandoned.Load() == 0 })
+	lock(t, d, Exclusive)
+}
+
+func TestEnsureWorksOnceForAll(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	var worked, inside atomic.Int32
+	var wait sync.WaitGroup
+	for range 64 {
+		wait.Go(func() {
+			l, err := again(d).Lock(t.Context(), Shared)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer l.Close()
+			err = l.Ensure(t.Context(),
+				func() (bool, error) { return worked.Load() > 0, nil },
+				func() error {
+					if inside.Add(1) != 1 || l.Mode() != Exclusive {
+						t.Error("work is not alone")
+					}
+					worked.Add(1)
+					inside.Add(-1)
+					return nil
+				})
+			if err != nil || l.Mode() != Shared {
+				t.Errorf("Ensure: %v, and it is %v", err, l.Mode())
+			}
+		})
+	}
+	wait.Wait()
+	if n := worked.Load(); n != 1 {
+		t.Errorf("the work was done %d times, want once", n)
+	}
+}
+
+func TestEnsureDoesNothingThatIsDone(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	l, other := lock(t, d, Shared), lock(t, again(d), Shared)
+	asked := 0
+	err := l.Ensure(t.Context(), func() (bool, error) { asked++; return true, nil },
+		func() error { t.Error("it works"); return nil })
+	if err != nil || asked != 1 || l.Mode() != Shared || other.Mode() != Shared {
+		t.Errorf("%v, asked %d times, and it is %v", err, asked, l.Mode())
+	}
+}
+
+func TestEnsureKeepsTheSharedLockWhenSomethingFails(t *testing.T) {
+	t.Parallel()
+	failure := errors.New("failure")
+	no := func() (bool, error) { return false, nil }
+	asked := 0
+	tests := map[string]struct {
+		done func() (bool, error)
+		work func() error
+	}{
+		"done":                         {func() (bool, error) { return false, failure }, nil},
+		"done under the exclusive one": {func() (bool, error) { asked++; return false, errorIf(asked == 2, failure) }, nil},
+		"work":                         {no, func() error { return failure }},
+	}
+	for what, test := range tests {
+		d := newDir(t)
+		l := lock(t, d, Shared)
+		if err := l.Ensure(t.Context(), test.done, test.work); !errors.Is(err, failure) || l.Mode() != Shared {
+			t.Errorf("%s: %v, and it is %v", what, err, l.Mode())
+		}
+		worked := false
+		err := l.Ensure(t.Context(), no, func() error { worked = true; return nil })
+		if err != nil || !worked {
+			t.Errorf("%s: afterwards: %v, worked is %v", what, err, worked)
+		}
+	}
+}
+
+func errorIf(condition bool, err error) error {
+	if condition {
+		return err
+	}
+	return nil
+}
+
+func TestEnsureHoldsNothingWithoutTheLock(t *testing.T) {
+	t.Parallel()
+	no := func() (bool, error) { return false, nil }
+	d := newDir(t)
+	l := lock(t, d, Shared)
+	lock(t, again(d), Shared) // does not let go
+	if err := l.Ensure(canceled(), no, nil); !errors.Is(err, ErrLocked) || l.Mode() != unlocked {
+		t.Errorf("as the first: %v, and it is %v", err, l.Mode())
+	}
+	d = newDir(t)
+	l = lock(t, d, Shared)
+	gate, err := openFile(d.lockPath(), unix.O_RDWR)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(gate)
+	if ok, err := tryGate(gate); !ok || err != nil {
+		t.Fatalf("the fault did not fire: %v, %v", ok, err)
+	}
+	if err := l.Ensure(canceled(), no, nil); !errors.Is(err, ErrLocked) || l.Mode() != unlocked {
+		t.Errorf("behind another: %v, and it is %v", err, l.Mode())
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestLocksLeakNoFileDescriptors(t *testing.T) {
+	// Not parallel: it counts the descriptors of the whole process.
+	d := newDir(t)
+	if err := lock(t, d, Exclusive).Close(); err != nil {
+		t.Fatal(err)
+	}
+	before := openFiles(t)
+	for range 20 {
+		l := lock(t, d, Shared)
+		if err := l.Ensure(t.Context(), func() (bool, error) { return false, nil }, func() error { return nil }); err != nil {
+			t.Error(err)
+		}
+		other := again(d)
+		if _, err := other.Lock(canceled(), Exclusive); !errors.Is(err, ErrLocked) {
+			t.Error(err)
+		}
+		if err := l.Upgrade(t.Context()); err != nil {
+			t.Error(err)
+		}
+		enemy := newDir(t)
+		enemy.socketName = d.socketName
+		if _, err := enemy.Lock(canceled(), Exclusive); !errors.Is(err, ErrLocked) {
+			t.Error(err)
+		}
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+		until(t, "the end of the abandoned wait", func() bool { return other.abandoned.Load() == 0 })
+	}
+	if after := openFiles(t); after != before {
+		t.Errorf("%d open files before, %d after", before, after)
+	}
+}
+
+func openFiles(t testing.TB) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(entries)
+}

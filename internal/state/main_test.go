@@ -1,0 +1,303 @@
+package state
+
+import (
+	"bufio"
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/ident"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// helperVariable makes the test binary one of the helpers in helpers_test.go.
+const helperVariable = "TOMBOLO_STATE_HELPER"
+
+func TestMain(m *testing.M) {
+	if name := os.Getenv(helperVariable); name != "" {
+		os.Exit(runHelper(name, os.Args[1:]))
+	}
+	os.Exit(m.Run())
+}
+
+// A node is a made-up node, whose lives a test begins and ends.
+type node struct {
+	t      testing.TB
+	dir    string // of its /proc
+	cookie uint64
+	uptime time.Duration
+}
+
+func newNode(t testing.TB) *node {
+	n := &node{t: t, dir: t.TempDir(), cookie: 1, uptime: time.Hour}
+	n.setBoot("a59bef75-6922-4ab4-8416-46a500e25de5")
+	n.setInit(0)
+	return n
+}
+
+func (n *node) setBoot(id string) { writeFile(n.t, n.dir+"/boot_id", id+"\n") }
+
+// setInit sets when pid 1 started, since boot.
+func (n *node) setInit(start time.Duration) {
+	writeFile(n.t, n.dir+"/stat", fmt.Sprintf("1 (init) (odd) name) S 0 1 1 0 -1 4194560 30166 285737 0 148 37 188 452 268 10 -10 13 0 %d 43233280 3183\n",
+		start/(time.Second/userHZ)))
+}
+
+func (n *node) sources() sources {
+	return sources{
+		bootIDPath: n.dir + "/boot_id",
+		initPath:   n.dir + "/stat",
+		now:        func() time.Time { return time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC) },
+		uptime:     func() (time.Duration, error) { return n.uptime, nil },
+		netns:      func() (uint64, error) { return n.cookie, nil },
+	}
+}
+
+// newDir returns a state directory that does not exist yet, on a made-up node, with
+// a socket of its own.
+func newDir(t testing.TB) *Dir {
+	d, _ := newDirOn(t)
+	return d
+}
+
+func newDirOn(t testing.TB) (*Dir, *node) {
+	t.Helper()
+	d, err := Open(filepath.Join(t.TempDir(), "run", "tombolo"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := newNode(t)
+	d.sources = n.sources()
+	d.socketName = newSocketName()
+	return d, n
+}
+
+func newSocketName() string { return fmt.Sprintf("@tombolo-test/%016x", rand.Uint64()) }
+
+// again opens a directory once more, as another process would.
+func again(d *Dir) *Dir {
+	return &Dir{path: d.path, sources: d.sources, socketName: d.socketName}
+}
+
+// sample returns an attachment with everything set that a usual one has.
+func sample(container string) *Attachment {
+	yes, no := true, false
+	return &Attachment{
+		Epoch:       "a59bef75-6922-4ab4-8416-46a500e25de5/00112233445566778899aabbccddeeff",
+		Network:     "cbr0",
+		ContainerID: container,
+		IfName:      "eth0",
+		Pod:         "default/web-5d9c",
+		NetNS:       "/run/netns/cni-3ab1",
+		NetNSCookie: 4711,
+		Created:     time.Date(2026, 1, 2, 3, 4, 5, 678901234, time.UTC),
+		HostIf:      "veth" + ident.Hash("cbr0", container, "eth0"),
+		Bridge:      "cbr0",
+		MTU:         1500,
+		MAC:         "0a:58:0a:01:00:05",
+		HostMAC:     "2e:5f:00:00:00:01",
+		Addresses: []Address{
+			{Prefix: netip.MustParsePrefix("10.1.0.5/24"), Gateway: netip.MustParseAddr("10.1.0.1")},
+			{Prefix: netip.MustParsePrefix("fd00:1::5/64"), Gateway: netip.MustParseAddr("fd00:1::1")},
+		},
+		Port:       Port{Hairpin: &yes, Flood: &no},
+		Up:         true,
+		Masquerade: true,
+		IPAMType:   "host-local",
+		DataDir:    "/run/tombolo/ipam",
+	}
+}
+
+func sampleNetwork(name string) *Network {
+	return &Network{
+		Name:       name,
+		Epoch:      "a59bef75-6922-4ab4-8416-46a500e25de5/00112233445566778899aabbccddeeff",
+		ConfigHash: "f00ba4",
+		Bridge:     name,
+		MTU:        1500,
+		Gateways:   []netip.Prefix{netip.MustParsePrefix("10.1.0.1/24"), netip.MustParsePrefix("fd00:1::1/64")},
+		Subnets:    []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24"), netip.MustParsePrefix("fd00:1::/64")},
+		Extra:      []byte(`{"handles":[7]}`),
+	}
+}
+
+// create writes a record and leaves it Adding.
+func create(t testing.TB, d *Dir, a *Attachment) {
+	t.Helper()
+	p, err := d.Create(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// recordPath is the file of an attachment's record.
+func recordPath(t testing.TB, d *Dir, a *Attachment) string {
+	t.Helper()
+	path, err := d.attachmentPath(a.Network, a.Hash())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func lock(t testing.TB, d *Dir, mode Mode) *Lock {
+	t.Helper()
+	l, err := d.Lock(t.Context(), mode)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return l
+}
+
+// canceled is a context that allows no wait.
+func canceled() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}
+
+func writeFile(t testing.TB, path, content string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func mustRead(t testing.TB, path string) string {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+// until waits for what another process or the kernel is about to do. If that never
+// comes, the test binary's timeout shows where it waits.
+func until(t testing.TB, what string, reached func() bool) {
+	t.Helper()
+	t.Logf("waiting for %s", what)
+	for !reached() {
+		runtime.Gosched()
+	}
+}
+
+// A process is a helper that runs.
+type process struct {
+	t     testing.TB
+	cmd   *exec.Cmd
+	stdin io.Closer
+	lines *bufio.Reader
+}
+
+// start starts a helper, on the calling thread and so in its namespaces.
+func start(t testing.TB, attributes *syscall.SysProcAttr, name string, args ...string) *process {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(exe, args...)
+	cmd.Env = append(os.Environ(), helperVariable+"="+name)
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = attributes
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	p := &process{t: t, cmd: cmd, stdin: stdin, lines: bufio.NewReader(stdout)}
+	t.Cleanup(p.kill)
+	return p
+}
+
+// line returns the next line that the helper prints.
+func (p *process) line() string {
+	p.t.Helper()
+	line, err := p.lines.ReadString('\n')
+	if err != nil {
+		p.t.Fatalf("helper: %v", err)
+	}
+	return strings.TrimSuffix(line, "\n")
+}
+
+// expect fails the test unless the helper prints that next.
+func (p *process) expect(want string) {
+	p.t.Helper()
+	if got := p.line(); got != want {
+		p.t.Fatalf("helper says %q, want %q", got, want)
+	}
+}
+
+// proceed ends the helper's input, which is its sign to go on.
+func (p *process) proceed() { p.stdin.Close() }
+
+// kill ends the helper as a SIGKILL does, and waits for its end.
+func (p *process) kill() {
+	p.cmd.Process.Kill()
+	p.cmd.Wait()
+}
+
+// finish waits for the helper to end well.
+func (p *process) finish() {
+	p.t.Helper()
+	p.proceed()
+	if err := p.cmd.Wait(); err != nil {
+		p.t.Fatalf("helper: %v", err)
+	}
+}
+
+// needRoot skips where namespaces cannot be made.
+func needRoot(t testing.TB) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to make namespaces and mounts")
+	}
+}
+
+// inNewNetNS runs a function on a thread in a network namespace of its own; the
+// thread ends with it.
+func inNewNetNS(t testing.TB, run func()) {
+	t.Helper()
+	needRoot(t)
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocked, so that the thread dies
+		defer close(done)
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			done <- err
+			return
+		}
+		run()
+	}()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,68 @@
+package state
+
+import (
+	"errors"
+	"fmt"
+	"unicode/utf8"
+
+	"github.com/tombolo-cni/tombolo/internal/ident"
+)
+
+// ErrName says that a name cannot be used as one: it is empty, too long, or has
+// characters that have no business in a file name.
+var ErrName = errors.New("bad name")
+
+const (
+	// maxNetworkName leaves room for ".json" in NAME_MAX (255).
+	maxNetworkName = 250
+)
+
+// checkNetwork accepts what the CNI specification allows as a network's name
+// (section 1: alphanumeric first, then alphanumeric, '_', '.' or '-'). That keeps
+// "..", '/', NUL and our own ".tmp-" out of paths.
+func checkNetwork(name string) error {
+	switch {
+	case name == "":
+		return fmt.Errorf("network: %w: it is empty", ErrName)
+	case len(name) > maxNetworkName:
+		return fmt.Errorf("network %.20q…: %w: %d bytes, at most %d fit in a file name", name, ErrName, len(name), maxNetworkName)
+	case !isAlphanumeric(name[0]):
+		return fmt.Errorf("network %q: %w: it must start with a letter or a digit", name, ErrName)
+	}
+	for i := range len(name) {
+		if c := name[i]; !isAlphanumeric(c) && c != '_' && c != '.' && c != '-' {
+			return fmt.Errorf("network %q: %w: only letters, digits, '_', '.' and '-' are allowed", name, ErrName)
+		}
+	}
+	return nil
+}
+
+// checkMember checks the other two names of an attachment. They never become
+// part of a path, but they have to survive JSON, which holds UTF-8 only: else the
+// record would no longer match its own hash.
+func checkMember(what, name string) error {
+	if name == "" {
+		return fmt.Errorf("%s: %w: it is empty", what, ErrName)
+	}
+	if !utf8.ValidString(name) {
+		return fmt.Errorf("%s %q: %w: it is not UTF-8", what, name, ErrName)
+	}
+	return nil
+}
+
+// checkHash accepts what Hash returns and nothing else.
+func checkHash(hash string) error {
+	if len(hash) != ident.Digits {
+		return fmt.Errorf("hash %.20q: %w: %d characters, want %d", hash, ErrName, len(hash), ident.Digits)
+	}
+	for i := range len(hash) {
+		if c := hash[i]; (c < '0' || c > '9') && (c < 'a' || c > 'f') {
+			return fmt.Errorf("hash %q: %w: only lower-case hexadecimal digits are allowed", hash, ErrName)
+		}
+	}
+	return nil
+}
+
+func isAlphanumeric(c byte) bool {
+	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9'
+}

@@ -1,0 +1,197 @@
+package state
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// networkVersion is the version of a network's record that we write.
+const networkVersion = 1
+
+// ErrInUse says that a network still has attachments.
+var ErrInUse = errors.New("in use")
+
+// A Network is what a network was built from. An ADD that finds its own
+// configuration in it, and its objects in the kernel, has nothing to build.
+type Network struct {
+	Name       string `json:"name"`
+	Epoch      string `json:"epoch,omitempty"`      // Epoch.Token of the life it was built in
+	ConfigHash string `json:"configHash,omitempty"` // of what the caller built from; opaque here
+
+	Bridge   string         `json:"bridge,omitempty"`
+	MTU      int            `json:"mtu,omitempty"`      // bytes
+	Gateways []netip.Prefix `json:"gateways,omitempty"` // the bridge's own addresses
+	Subnets  []netip.Prefix `json:"subnets,omitempty"`  // what its pods' addresses come from
+
+	// Extra is JSON that its caller understands, such as the handles of rules
+	// in foreign chains.
+	Extra json.RawMessage `json:"extra,omitempty"`
+}
+
+func (n *Network) fields(c *codec) {
+	c.string("name", &n.Name)
+	c.string("epoch", &n.Epoch)
+	c.string("configHash", &n.ConfigHash)
+	c.string("bridge", &n.Bridge)
+	c.int("mtu", &n.MTU)
+	c.prefixes("gateways", &n.Gateways)
+	c.prefixes("subnets", &n.Subnets)
+	c.raw("extra", &n.Extra)
+}
+
+func (n *Network) check() error {
+	for _, prefix := range slices.Concat(n.Gateways, n.Subnets) {
+		if !prefix.IsValid() {
+			return errors.New("a gateway or subnet is not a valid prefix")
+		}
+	}
+	if len(n.Extra) > 0 && !json.Valid(n.Extra) {
+		return errors.New("its extra data is not JSON")
+	}
+	return checkNetwork(n.Name)
+}
+
+// SaveNetwork writes a network's record, whole or not at all. It needs the
+// exclusive lock.
+func (d *Dir) SaveNetwork(n *Network) error {
+	if err := d.saveNetwork(n); err != nil {
+		return fmt.Errorf("save network: %w", err)
+	}
+	return nil
+}
+
+func (d *Dir) saveNetwork(n *Network) error {
+	path, err := d.networkPath(n.Name)
+	if err != nil {
+		return err
+	}
+	if err := n.check(); err != nil {
+		return fmt.Errorf("%s: %w", n.Name, err)
+	}
+	data := encode(networkVersion, n.fields)
+	if len(data) > maxRecord {
+		return fmt.Errorf("%s: its record has %d bytes, at most %d are kept", n.Name, len(data), maxRecord)
+	}
+	return d.replaceFile(path, data)
+}
+
+// LoadNetwork reads a network's record. A missing one matches os.ErrNotExist: the
+// network has not been built; what cannot be used is a *RecordError. It needs the
+// shared lock.
+func (d *Dir) LoadNetwork(name string) (*Network, error) {
+	path, err := d.networkPath(name)
+	if err != nil {
+		return nil, fmt.Errorf("load network: %w", err)
+	}
+	n, err := loadNetwork(path, name)
+	if err != nil {
+		return nil, fmt.Errorf("load network: %w", recordError(path, name, "", err))
+	}
+	return n, nil
+}
+
+func loadNetwork(path, name string) (*Network, error) {
+	data, err := readFile(path)
+	if err != nil {
+		return nil, err
+	}
+	n, err := decodeNetwork(data)
+	if err == nil && n.Name != name {
+		err = fmt.Errorf("%w: it is the record of network %s", ErrDamaged, n.Name)
+	}
+	return n, err
+}
+
+func decodeNetwork(data []byte) (*Network, error) {
+	n := new(Network)
+	if err := decode(data, networkVersion, n.fields); err != nil {
+		return nil, err
+	}
+	if err := n.check(); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	return n, nil
+}
+
+// RemoveNetwork removes what there is of a network: its record and the directory
+// of its attachments. That it is gone already is success; while there are
+// attachments it does nothing and the error matches ErrInUse. It needs the
+// exclusive lock.
+func (d *Dir) RemoveNetwork(name string) error {
+	path, err := d.networkPath(name)
+	if err != nil {
+		return fmt.Errorf("remove network: %w", err)
+	}
+	dir := d.attachmentsPath() + "/" + name
+	switch err := unix.Rmdir(dir); err {
+	case nil, unix.ENOENT:
+	case unix.ENOTEMPTY:
+		return fmt.Errorf("remove network %s: %w: there are records in %s", name, ErrInUse, dir)
+	default:
+		return fmt.Errorf("remove network: %w", &os.PathError{Op: "rmdir", Path: dir, Err: err})
+	}
+	if err := removeFile(path); err != nil {
+		return fmt.Errorf("remove network: %w", err)
+	}
+	return nil
+}
+
+// Networks returns the names, sorted, of all networks that have a record or had
+// an attachment. Other files in the two directories are passed over.
+func (d *Dir) Networks() ([]string, error) {
+	records, err := readDir(d.networksPath())
+	if err != nil {
+		return nil, fmt.Errorf("list networks: %w", err)
+	}
+	dirs, err := readDir(d.attachmentsPath())
+	if err != nil {
+		return nil, fmt.Errorf("list networks: %w", err)
+	}
+	names := make(map[string]bool)
+	for _, e := range records {
+		if name, ok := strings.CutSuffix(e.Name(), suffix); ok && checkNetwork(name) == nil {
+			names[name] = true
+		}
+	}
+	for _, e := range dirs {
+		if e.IsDir() && checkNetwork(e.Name()) == nil {
+			names[e.Name()] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(names)), nil
+}
+
+// ListNetworks reads the records of all networks, in the order of their names. It
+// answers like List.
+func (d *Dir) ListNetworks() ([]*Network, []*RecordError, error) {
+	entries, err := readDir(d.networksPath())
+	if err != nil {
+		return nil, nil, fmt.Errorf("list networks: %w", err)
+	}
+	var found []*Network
+	var bad []*RecordError
+	for _, entry := range entries {
+		path := d.networksPath() + "/" + entry.Name()
+		name, isRecord := strings.CutSuffix(entry.Name(), suffix)
+		if !isRecord || checkNetwork(name) != nil {
+			bad = append(bad, foreignFile(path))
+			continue
+		}
+		n, err := loadNetwork(path, name)
+		switch {
+		case err == nil:
+			found = append(found, n)
+		case !errors.Is(err, os.ErrNotExist):
+			bad = append(bad, &RecordError{Path: path, Network: name, Err: bare(err)})
+		}
+	}
+	return found, bad, nil
+}

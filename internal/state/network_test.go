@@ -1,0 +1,228 @@
+package state
+
+import (
+	"encoding/json"
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+func TestNetworkIsSavedLoadedAndRemoved(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	if _, err := d.LoadNetwork("cbr0"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("before it is saved: %v, want os.ErrNotExist", err)
+	}
+	n := sampleNetwork("cbr0")
+	for _, hash := range []string{"first", "second"} {
+		n.ConfigHash = hash
+		if err := d.SaveNetwork(n); err != nil {
+			t.Fatal(err)
+		}
+		got, err := d.LoadNetwork("cbr0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d := diff(n, got); d != "" {
+			t.Errorf("(-want +got):\n%s", d)
+		}
+	}
+	for range 2 {
+		if err := d.RemoveNetwork("cbr0"); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := d.LoadNetwork("cbr0"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("after it is removed: %v, want os.ErrNotExist", err)
+	}
+}
+
+func TestRemoveNetworkRefusesWhileThereAreAttachments(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	if err := d.SaveNetwork(sampleNetwork("cbr0")); err != nil {
+		t.Fatal(err)
+	}
+	a := sample("c1")
+	create(t, d, a)
+	if err := d.RemoveNetwork("cbr0"); !errors.Is(err, ErrInUse) {
+		t.Errorf("with an attachment: %v, want ErrInUse", err)
+	}
+	if _, err := d.LoadNetwork("cbr0"); err != nil {
+		t.Errorf("the refusal has cost the record: %v", err)
+	}
+	if err := d.Remove("cbr0", a.Hash()); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.RemoveNetwork("cbr0"); err != nil {
+		t.Errorf("without: %v", err)
+	}
+	if names, err := d.Networks(); err != nil || len(names) != 0 {
+		t.Errorf("Networks = %v, %v, want none", names, err)
+	}
+	create(t, d, a) // its directory comes back by itself
+}
+
+func TestRemoveNetworkFailsWhereItsDirectoryIsNone(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	writeFile(t, d.attachmentsPath()+"/cbr0", "not a directory")
+	if err := d.RemoveNetwork("cbr0"); !errors.Is(err, syscall.ENOTDIR) {
+		t.Errorf("got %v, want ENOTDIR", err)
+	}
+	if err := os.MkdirAll(d.networksPath()+"/cbr1"+suffix+"/x", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.RemoveNetwork("cbr1"); !errors.Is(err, syscall.EISDIR) {
+		t.Errorf("with a directory for a record: %v, want EISDIR", err)
+	}
+}
+
+func TestNetworksAreThoseWithARecordOrADirectory(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	if names, err := d.Networks(); err != nil || len(names) != 0 {
+		t.Errorf("before anything was made: %v, %v", names, err)
+	}
+	for _, name := range []string{"zeta", "alpha"} {
+		if err := d.SaveNetwork(sampleNetwork(name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	create(t, d, sample("c1")) // of cbr0, without a record
+	writeFile(t, d.networksPath()+"/.swp", "")
+	writeFile(t, d.networksPath()+"/README", "")
+	writeFile(t, d.attachmentsPath()+"/a-file", "")
+	names, err := d.Networks()
+	if want := []string{"alpha", "cbr0", "zeta"}; err != nil || !slices.Equal(names, want) {
+		t.Errorf("Networks = %v, %v, want %v", names, err, want)
+	}
+	found, bad, err := d.ListNetworks()
+	if err != nil || len(found) != 2 || found[0].Name != "alpha" || found[1].Name != "zeta" {
+		t.Errorf("ListNetworks = %v, %v", found, err)
+	}
+	if len(bad) != 2 || bad[0].Network != "" {
+		t.Errorf("ListNetworks says of files that are no records: %v", bad)
+	}
+}
+
+func TestNetworkLoadersTolerateRubbish(t *testing.T) {
+	t.Parallel()
+	for what, test := range rubbish(t) {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			d := newDir(t)
+			if err := d.SaveNetwork(sampleNetwork("good")); err != nil {
+				t.Fatal(err)
+			}
+			path := filepath.Join(d.networksPath(), "bad"+suffix)
+			if err := test.put(path); err != nil {
+				t.Fatal(err)
+			}
+			_, err := d.LoadNetwork("bad")
+			var re *RecordError
+			if !errors.As(err, &re) || !errors.Is(err, test.is) || re.Path != path || re.Network != "bad" {
+				t.Errorf("LoadNetwork: %v, want a RecordError that is %v", err, test.is)
+			}
+			found, bad, err := d.ListNetworks()
+			if err != nil || len(found) != 1 || found[0].Name != "good" {
+				t.Errorf("ListNetworks = %v, %v, want the good one", found, err)
+			}
+			if len(bad) != 1 || bad[0].Path != path || !errors.Is(bad[0], test.is) {
+				t.Errorf("ListNetworks says of the bad one: %v", bad)
+			}
+		})
+	}
+}
+
+func TestLoadNetworkRefusesARecordUnderAnothersName(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	if err := d.SaveNetwork(sampleNetwork("cbr0")); err != nil {
+		t.Fatal(err)
+	}
+	writeFile(t, d.networksPath()+"/cbr1.json", mustRead(t, d.networksPath()+"/cbr0.json"))
+	if _, err := d.LoadNetwork("cbr1"); !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), "network cbr0") {
+		t.Errorf("got %v, want ErrDamaged", err)
+	}
+}
+
+func TestSaveNetworkRefusesWhatWouldNotBeReadBack(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	tests := map[string]*Network{
+		"gateway that is none":  {Name: "n", Gateways: []netip.Prefix{{}}},
+		"subnet of 40 bits":     {Name: "n", Subnets: []netip.Prefix{netip.PrefixFrom(netip.MustParseAddr("10.0.0.0"), 40)}},
+		"extra that is no JSON": {Name: "n", Extra: json.RawMessage(`{"a"`)},
+		"too large":             {Name: "n", Extra: json.RawMessage(`"` + strings.Repeat("x", maxRecord) + `"`)},
+	}
+	for what, n := range tests {
+		if err := d.SaveNetwork(n); err == nil {
+			t.Errorf("%s: saved", what)
+		}
+	}
+	if _, err := os.Lstat(d.Path()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a refusal has made %s: %v", d.Path(), err)
+	}
+}
+
+func TestAFailedSaveLeavesTheOldRecordAndNoTemporaryFile(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	// rename(2) does not put a file in the place of a directory.
+	if err := os.MkdirAll(d.networksPath()+"/cbr0.json/x", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.SaveNetwork(sampleNetwork("cbr0")); err == nil {
+		t.Fatal("the fault did not fire: SaveNetwork replaced a directory")
+	}
+	if left := temporaryFiles(t, d); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+func TestCleanRemovesWhatCrashesLeft(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	if err := d.SaveNetwork(sampleNetwork("cbr0")); err != nil {
+		t.Fatal(err)
+	}
+	writeFile(t, d.Path()+"/.tmp-0011223344556677", `{"version":1,"na`)
+	writeFile(t, d.Path()+"/.tmp-8899aabbccddeeff", "")
+	if found, bad, err := d.ListNetworks(); err != nil || len(found) != 1 || len(bad) != 0 {
+		t.Errorf("ListNetworks = %v, %v, %v, want the one network", found, bad, err)
+	}
+	shared := lock(t, d, Shared)
+	if err := shared.Clean(); err == nil {
+		t.Error("Clean works under the shared lock")
+	}
+	if left := temporaryFiles(t, d); len(left) != 2 {
+		t.Errorf("left: %v, want both", left)
+	}
+	if err := shared.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := lock(t, d, Exclusive).Clean(); err != nil {
+		t.Fatal(err)
+	}
+	if left := temporaryFiles(t, d); len(left) != 0 {
+		t.Errorf("left behind: %v", left)
+	}
+	if _, err := d.LoadNetwork("cbr0"); err != nil {
+		t.Error(err)
+	}
+}
+
+func temporaryFiles(t testing.TB, d *Dir) []string {
+	t.Helper()
+	left, err := filepath.Glob(d.Path() + "/" + tempPrefix + "*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return left
+}

@@ -1,0 +1,105 @@
+package state
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// userHZ is the unit of times in /proc/<pid>/stat, in ticks a second: fixed for
+// user space on amd64 and arm64, whatever the kernel's own HZ.
+const userHZ = 100
+
+// sources are what tells one life of the node from another.
+type sources struct {
+	bootIDPath string
+	initPath   string                          // stat of pid 1
+	now        func() time.Time                // CLOCK_REALTIME
+	uptime     func() (time.Duration, error)   // CLOCK_BOOTTIME
+	netns      func() (cookie uint64, _ error) // of the calling thread's network namespace
+}
+
+func hostSources() sources {
+	return sources{
+		bootIDPath: "/proc/sys/kernel/random/boot_id",
+		initPath:   "/proc/1/stat",
+		now:        time.Now,
+		uptime:     uptime,
+		netns:      netnsCookie,
+	}
+}
+
+// bootID returns the id that the kernel draws at each boot. A container that
+// restarts keeps it.
+func (s *sources) bootID() (string, error) {
+	data, err := readFile(s.bootIDPath)
+	if err != nil {
+		return "", fmt.Errorf("%w: is /proc mounted?", err)
+	}
+	id := string(bytes.TrimSpace(data))
+	if id == "" {
+		return "", fmt.Errorf("read %s: it is empty", s.bootIDPath)
+	}
+	return id, nil
+}
+
+// initStart returns when pid 1 started, since boot, rounded down to 10 ms. Where
+// /proc does not show pid 1 that is zero, as on a node that is its own machine.
+func (s *sources) initStart() (time.Duration, error) {
+	data, err := readFile(s.initPath)
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	start, err := parseStart(data)
+	if err != nil {
+		return 0, fmt.Errorf("read %s: %w", s.initPath, err)
+	}
+	return start, nil
+}
+
+// parseStart finds starttime, field 22 of proc_pid_stat(5), on the clock of
+// CLOCK_BOOTTIME. Field 2 is a command in parentheses that may hold anything.
+func parseStart(stat []byte) (time.Duration, error) {
+	const afterCommand = 22 - 3
+	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+	if len(fields) <= afterCommand {
+		return 0, fmt.Errorf("want 22 fields, not %.60q", stat)
+	}
+	// 39 bits are 174 years, and do not overflow a Duration.
+	ticks, err := strconv.ParseUint(string(fields[afterCommand]), 10, 39)
+	if err != nil {
+		return 0, fmt.Errorf("start time: %w", err)
+	}
+	return time.Duration(ticks) * (time.Second / userHZ), nil
+}
+
+// uptime is CLOCK_BOOTTIME, which counts suspended time too, as starttime does.
+func uptime() (time.Duration, error) {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
+		return 0, fmt.Errorf("read the boot clock: %w", err)
+	}
+	return time.Duration(ts.Nano()), nil
+}
+
+// netnsCookie asks any socket for its namespace's SO_NETNS_COOKIE (Linux 5.14).
+func netnsCookie() (uint64, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, fmt.Errorf("open a socket: %w", err)
+	}
+	defer unix.Close(fd)
+	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	if err != nil {
+		return 0, fmt.Errorf("read SO_NETNS_COOKIE: %w", err)
+	}
+	return cookie, nil
+}

@@ -1,0 +1,73 @@
+package delegate
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+)
+
+// busyScript is a script that cannot be started until release is called, and the file that keeps it so.
+func busyScript(t *testing.T) (path string, release func()) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "script")
+	if err := os.WriteFile(path, []byte("#!/bin/sh\nexit 0\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	writer, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { writer.Close() })
+	return path, func() { writer.Close() }
+}
+
+func TestABinaryThatIsBeingWrittenIsTriedAgain(t *testing.T) {
+	t.Parallel()
+	path, release := busyScript(t)
+	if err := exec.Command(path).Run(); !errors.Is(err, syscall.ETXTBSY) {
+		t.Fatalf("the script is not busy (%v): this test would prove nothing", err)
+	}
+	tries := 0
+	err := start(context.Background(), func() *exec.Cmd {
+		if tries++; tries == 3 {
+			release()
+		}
+		return exec.Command(path)
+	})
+	// Another test's child may inherit the writer for a moment, so more tries than three are no failure.
+	if err != nil || tries < 3 {
+		t.Errorf("after %d tries: %v", tries, err)
+	}
+}
+
+func TestTheWaitForABusyBinaryEndsWithTheContext(t *testing.T) {
+	t.Parallel()
+	path, _ := busyScript(t)
+	ctx, cancel := context.WithCancel(context.Background())
+	tries := 0
+	err := start(ctx, func() *exec.Cmd {
+		tries++
+		cancel()
+		return exec.Command(path)
+	})
+	if !errors.Is(err, syscall.ETXTBSY) || tries != 1 {
+		t.Errorf("after %d tries: %v", tries, err)
+	}
+}
+
+func TestABinaryThatStaysBusyIsGivenUp(t *testing.T) {
+	t.Parallel()
+	path, _ := busyScript(t)
+	tries := 0
+	err := start(context.Background(), func() *exec.Cmd {
+		tries++
+		return exec.Command(path)
+	})
+	if !errors.Is(err, syscall.ETXTBSY) || tries != busyTries+1 {
+		t.Errorf("after %d tries: %v", tries, err)
+	}
+}

@@ -1,0 +1,212 @@
+package delegate
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/types"
+	current "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/types/create"
+)
+
+// ErrNotFound means that no directory of CNI_PATH holds the plugin.
+var ErrNotFound = errors.New("plugin not found")
+
+// ErrBadResult means that a plugin ended well but printed no valid result.
+var ErrBadResult = errors.New("plugin printed no valid CNI result")
+
+// A Plugin is a plugin to run and what to hand it, the same for every verb.
+type Plugin struct {
+	Name        string   // its type, which is the name of its binary
+	Path        string   // CNI_PATH: the directories to look in, with colons between them; also handed on
+	ContainerID string   // CNI_CONTAINERID; empty in GC and STATUS, and then not set
+	NetNS       string   // CNI_NETNS; may be empty in DEL
+	IfName      string   // CNI_IFNAME
+	Args        string   // CNI_ARGS
+	Environ     []string // what else is in the environment; the variables above replace those in it
+	Stdin       []byte   // the netconf: that of the calling plugin, whole
+
+	// Stderr gets the plugin's stderr as it comes; nil drops it. Errors quote
+	// its end in any case.
+	Stderr io.Writer
+}
+
+// Find returns the path of the executable file name in the first of the
+// directories that has one. path is like CNI_PATH.
+func Find(name, path string) (string, error) {
+	if name == "" || name != filepath.Base(name) {
+		return "", fmt.Errorf("find plugin %q: not the name of a file: %w", name, ErrNotFound)
+	}
+	for _, dir := range filepath.SplitList(path) {
+		if dir == "" {
+			continue
+		}
+		file := filepath.Join(dir, name)
+		info, err := os.Stat(file)
+		if err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
+			return file, nil
+		}
+	}
+	if path == "" {
+		return "", fmt.Errorf("find plugin %q: CNI_PATH is empty: %w", name, ErrNotFound)
+	}
+	return "", fmt.Errorf("find plugin %q: no such executable in CNI_PATH (%s): %w", name, path, ErrNotFound)
+}
+
+// Add runs the plugin with ADD, and returns its result in the current version,
+// with null entries refused. Where that fails otherwise than with ErrNotFound,
+// the caller owes a Del (CNI specification 1.1.0, section 4).
+func (p *Plugin) Add(ctx context.Context) (*current.Result, error) {
+	stdout, err := p.run(ctx, "ADD")
+	if err != nil {
+		return nil, err
+	}
+	return p.decode(stdout)
+}
+
+// Del runs the plugin with DEL.
+func (p *Plugin) Del(ctx context.Context) error {
+	_, err := p.run(ctx, "DEL")
+	return err
+}
+
+// Check runs the plugin with CHECK. The netconf must hold prevResult.
+func (p *Plugin) Check(ctx context.Context) error {
+	_, err := p.run(ctx, "CHECK")
+	return err
+}
+
+// GC runs the plugin with GC. The netconf must hold cni.dev/valid-attachments.
+// A plugin that is too old to know the verb counts as done.
+func (p *Plugin) GC(ctx context.Context) error {
+	_, err := p.run(ctx, "GC")
+	return tolerateUnknownVerb(err)
+}
+
+// Status runs the plugin with STATUS. A plugin that is too old to know the verb
+// counts as ready: that says nothing against its ADD.
+func (p *Plugin) Status(ctx context.Context) error {
+	_, err := p.run(ctx, "STATUS")
+	return tolerateUnknownVerb(err)
+}
+
+// tolerateUnknownVerb drops the error by which plugins built with the CNI
+// library refuse a verb that they do not know. Its code has changed over time
+// (100, then 4), its text has not.
+func tolerateUnknownVerb(err error) error {
+	var own *types.Error
+	if errors.As(err, &own) && strings.HasPrefix(own.Msg, "unknown CNI_COMMAND") {
+		return nil
+	}
+	return err
+}
+
+func (p *Plugin) run(ctx context.Context, verb string) ([]byte, error) {
+	file, err := Find(p.Name, p.Path)
+	if err != nil {
+		return nil, err
+	}
+	stderr := p.Stderr
+	if stderr == nil {
+		stderr = io.Discard
+	}
+	return run(ctx, file, p.environ(verb), p.Stdin, stderr)
+}
+
+// environ is the environment for one verb. What the specification does not
+// define for it is left out, even where our own caller had set it.
+func (p *Plugin) environ(verb string) []string {
+	parameters := []struct{ key, value string }{
+		{"CNI_COMMAND", verb},
+		{"CNI_CONTAINERID", p.ContainerID},
+		{"CNI_NETNS", p.NetNS},
+		{"CNI_IFNAME", p.IfName},
+		{"CNI_ARGS", p.Args},
+		{"CNI_PATH", p.Path},
+	}
+	env := slices.DeleteFunc(slices.Clone(p.Environ), func(entry string) bool {
+		for _, parameter := range parameters {
+			if strings.HasPrefix(entry, parameter.key+"=") {
+				return true
+			}
+		}
+		return false
+	})
+	for _, parameter := range parameters {
+		if parameter.value != "" {
+			env = append(env, parameter.key+"="+parameter.value)
+		}
+	}
+	return env
+}
+
+// decode reads a result of any version of the specification. One that does not
+// say its version has that of the netconf.
+func (p *Plugin) decode(stdout []byte) (*current.Result, error) {
+	bad := func(err error) error {
+		return fmt.Errorf("result of plugin %s: %w: %w%s", p.Name, ErrBadResult, err, quoted("; stdout", stdout))
+	}
+	var shape struct {
+		CNIVersion string            `json:"cniVersion"`
+		Interfaces []json.RawMessage `json:"interfaces"`
+		IPs        []json.RawMessage `json:"ips"`
+		Routes     []json.RawMessage `json:"routes"`
+	}
+	if err := json.Unmarshal(stdout, &shape); err != nil {
+		return nil, bad(err)
+	}
+	// The library's conversions do not survive a null in these lists.
+	for _, entry := range slices.Concat(shape.Interfaces, shape.IPs, shape.Routes) {
+		if bytes.Equal(entry, []byte("null")) {
+			return nil, bad(errors.New("a list holds null"))
+		}
+	}
+	version := shape.CNIVersion
+	if version == "" {
+		configured, err := create.DecodeVersion(p.Stdin)
+		if err != nil {
+			return nil, bad(err)
+		}
+		if stdout, err = withVersion(stdout, configured); err != nil {
+			return nil, bad(err)
+		}
+		version = configured
+	}
+	result, err := create.Create(version, stdout)
+	if err != nil {
+		return nil, bad(err)
+	}
+	converted, err := current.NewResultFromResult(result)
+	if err != nil {
+		return nil, bad(err)
+	}
+	for _, ip := range converted.IPs {
+		if _, ok := netip.AddrFromSlice(ip.Address.IP); !ok {
+			return nil, bad(errors.New("an entry of ips has no address"))
+		}
+	}
+	return converted, nil
+}
+
+// withVersion puts the version into a result that lacks it, for the library's
+// decoders insist on one.
+func withVersion(result []byte, version string) ([]byte, error) {
+	var fields map[string]any
+	if err := json.Unmarshal(result, &fields); err != nil {
+		return nil, err
+	}
+	if fields == nil {
+		return nil, errors.New("null")
+	}
+	fields["cniVersion"] = version
+	return json.Marshal(fields)
+}

@@ -1,0 +1,116 @@
+package ipam
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	current "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
+)
+
+// delegated runs a plugin of another project.
+type delegated struct {
+	network string
+	plugin  *delegate.Plugin
+}
+
+func newDelegated(r *Request, kind string) Allocator {
+	return &delegated{network: r.Network, plugin: &delegate.Plugin{
+		Name:        kind,
+		Path:        r.Path,
+		ContainerID: r.ContainerID,
+		NetNS:       r.NetNS,
+		IfName:      r.IfName,
+		Args:        r.Args,
+		Environ:     r.Environ,
+		Stdin:       r.Stdin,
+		Stderr:      r.Stderr,
+	}}
+}
+
+// undoTime is what the DEL after a failed ADD may take, whatever is left of the
+// caller's deadline.
+const undoTime = 10 * time.Second
+
+// Add runs the plugin, and where that fails runs it with DEL, as section 4 of
+// the CNI specification 1.1.0 asks. Of the result, what is not an IPAM plugin's
+// to say is dropped.
+func (d *delegated) Add(ctx context.Context) (*current.Result, error) {
+	result, err := d.plugin.Add(ctx)
+	if err != nil {
+		return nil, d.undo(ctx, err)
+	}
+	result.Interfaces = nil
+	for _, ip := range result.IPs {
+		ip.Interface = nil
+	}
+	sortIPs(result.IPs)
+	return result, nil
+}
+
+// undo runs DEL after an ADD that failed with cause, also where ctx has ended.
+// The cause stays the first error, so that its code is the one that is
+// reported.
+func (d *delegated) undo(ctx context.Context, cause error) error {
+	wrapped := d.wrap(cause)
+	if errors.Is(cause, delegate.ErrNotFound) {
+		return wrapped
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
+	defer cancel()
+	if err := d.plugin.Del(ctx); err != nil {
+		return errors.Join(wrapped, fmt.Errorf("undo the failed ADD: %w", d.wrap(err)))
+	}
+	return wrapped
+}
+
+// Del runs the plugin, which keeps its own books: the hint is of no use to it.
+func (d *delegated) Del(ctx context.Context, _ []netip.Addr) error { return d.wrap(d.plugin.Del(ctx)) }
+
+// Check runs the plugin, which finds prevResult in the netconf.
+func (d *delegated) Check(ctx context.Context, _ *current.Result) error {
+	return d.wrap(d.plugin.Check(ctx))
+}
+
+// GC runs the plugin, which finds the valid attachments in the netconf.
+func (d *delegated) GC(ctx context.Context, _ []Owner) error { return d.wrap(d.plugin.GC(ctx)) }
+
+// Status runs the plugin. That it is missing is code 50; what it says itself
+// keeps its code.
+func (d *delegated) Status(ctx context.Context) error {
+	err := d.wrap(d.plugin.Status(ctx))
+	var own *types.Error
+	if errors.As(err, &own) && (own.Code == CodePluginMissing || own.Code == CodePluginFailed) {
+		return unavailable(err)
+	}
+	return err
+}
+
+// wrap gives an error that is not the plugin's own a code.
+func (d *delegated) wrap(err error) error {
+	var own *types.Error
+	switch {
+	case err == nil, errors.As(err, &own):
+		return err
+	case errors.Is(err, delegate.ErrNotFound):
+		return newError(CodePluginMissing, err, "network %q: ipam.type: %s", d.network, err)
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		return newError(codeTryAgain, err, "network %q: ipam.type: %s", d.network, err)
+	case errors.Is(err, delegate.ErrBadResult):
+		return newError(codeDecode, err, "network %q: ipam.type: %s", d.network, err)
+	default:
+		return newError(CodePluginFailed, err, "network %q: ipam.type: %s", d.network, err)
+	}
+}
+
+// Delegated reports whether the allocator runs a plugin of another project, of
+// which nobody here knows how long it takes.
+func Delegated(a Allocator) bool {
+	_, ok := a.(*delegated)
+	return ok
+}

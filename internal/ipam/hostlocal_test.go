@@ -1,0 +1,555 @@
+package ipam
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	current "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+func TestAddressesAreGivenInTurn(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, ranged(small))
+	if got := n.add("a") + " " + n.add("b"); got != "10.1.0.2 10.1.0.3" {
+		t.Errorf("got %s", got)
+	}
+	n.expect(map[string]string{"10.1.0.2": "a\r\neth0", "10.1.0.3": "b\r\neth0", "last_reserved_ip.0": "10.1.0.3"})
+	n.del("a")
+	if got := n.add("c") + " " + n.add("d") + " " + n.add("e"); got != "10.1.0.4 10.1.0.5 10.1.0.2" {
+		t.Errorf("a released address must rest until the others were given: got %s", got)
+	}
+	n.expect(map[string]string{
+		"10.1.0.2": "e\r\neth0", "10.1.0.3": "b\r\neth0", "10.1.0.4": "c\r\neth0", "10.1.0.5": "d\r\neth0",
+		"last_reserved_ip.0": "10.1.0.2",
+	})
+	if len(n.warnings) > 0 {
+		t.Errorf("warnings: %q", n.warnings)
+	}
+}
+
+func TestTheResultHoldsAllThatTheConfigSays(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, "")
+	resolv := filepath.Join(n.dataDir, "resolv.conf")
+	if err := os.WriteFile(resolv, []byte("nameserver 192.0.2.53\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	n.conf = `{"cniVersion":"1.1.0","ipam":{"type":"host-local","resolvConf":"` + resolv + `",
+		"ranges":[[{"subnet":"fd00::/64","gateway":"fd00::ff"}],[{"subnet":"10.1.0.0/24"}]],
+		"routes":[{"dst":"0.0.0.0/0"},{"dst":"fd00:9::/32","gw":"fd00::1"},
+			{"dst":"10.0.0.0/8","gw":"10.1.0.1","mtu":1400,"advmss":1360,"priority":100,"table":50,"scope":253}]}}`
+	result, err := n.tryAdd(n.request("a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := json.Marshal(result)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `{"cniVersion":"1.1.0","dns":{"nameservers":["192.0.2.53"]},` +
+		`"ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1"},{"address":"fd00::1/64","gateway":"fd00::ff"}],` +
+		`"routes":[{"dst":"0.0.0.0/0"},{"dst":"fd00:9::/32","gw":"fd00::1"},` +
+		`{"advmss":1360,"dst":"10.0.0.0/8","gw":"10.1.0.1","mtu":1400,"priority":100,"scope":253,"table":50}]}`
+	if diff := cmp.Diff(want, string(got)); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+	// The sets keep the index that they have in the config, whatever the order in the result.
+	n.expect(map[string]string{
+		"10.1.0.2": "a\r\neth0", "fd00::1": "a\r\neth0", "last_reserved_ip.0": "fd00::1", "last_reserved_ip.1": "10.1.0.2",
+	})
+}
+
+func TestDataDirOfTheConfigIsUsed(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, "")
+	other := t.TempDir()
+	n.conf = `{"ipam":{"type":"host-local","subnet":"10.1.0.0/24","dataDir":"` + other + `"}}`
+	n.add("a")
+	if _, err := os.Stat(filepath.Join(other, "lan", "10.1.0.2")); err != nil {
+		t.Error(err)
+	}
+	n.expect(map[string]string{})
+	n.del("a")
+	if _, err := os.Stat(filepath.Join(other, "lan", "10.1.0.2")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("not released: %v", err)
+	}
+}
+
+func TestRequestedAddressesAreGiven(t *testing.T) {
+	t.Parallel()
+	const dual = `[{"subnet":"10.1.0.0/24"}],[{"subnet":"fd00::/64"}]`
+	with := func(extra string) string { return strings.TrimSuffix(ranged(dual), "}") + extra + "}" }
+	tests := map[string]struct{ conf, args, want string }{
+		"CNI_ARGS":                  {with(``), "IgnoreUnknown=1;K8S_POD_NAME=x;IP=10.1.0.9", "10.1.0.9,fd00::2"},
+		"CNI_ARGS, both families":   {with(``), "IP=10.1.0.9,fd00::9", "10.1.0.9,fd00::9"},
+		"CNI_ARGS, empty":           {with(``), "IP=;MAC=02:00:00:00:00:01", "10.1.0.2,fd00::2"},
+		"args.cni.ips":              {with(`,"args":{"cni":{"ips":["fd00::9"]},"other":{}}`), "", "10.1.0.2,fd00::9"},
+		"runtimeConfig.ips":         {with(`,"runtimeConfig":{"ips":["10.1.0.9/24","fd00::9/64"]}`), "", "10.1.0.9,fd00::9"},
+		"one from each source":      {with(`,"args":{"cni":{"ips":["fd00::9"]}}`), "IP=10.1.0.9", "10.1.0.9,fd00::9"},
+		"the same from two sources": {with(`,"args":{"cni":{"ips":["10.1.0.9"]}},"runtimeConfig":{"ips":["10.1.0.9/16"]}`), "", "10.1.0.9,fd00::2"},
+		"mapped notation":           {with(``), "IP=::ffff:10.1.0.9", "10.1.0.9,fd00::2"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, tt.conf)
+			r := n.request("a")
+			r.Args = tt.args
+			result, err := n.tryAdd(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := addressesOf(result); got != tt.want {
+				t.Errorf("got %s, want %s", got, tt.want)
+			}
+			if got := n.files()["last_reserved_ip.0"]; got != resultAddrs(result)[0].String() {
+				t.Errorf("last_reserved_ip.0 holds %q", got)
+			}
+		})
+	}
+}
+
+func TestRequestsThatCannotBeMetAreRefusedByNew(t *testing.T) {
+	t.Parallel()
+	const both = `[{"subnet":"10.1.0.0/24","rangeEnd":"10.1.0.9"}],[{"subnet":"fd00::/64"}]`
+	tests := map[string]struct {
+		args string
+		code uint
+		want string
+	}{
+		"gateway":             {"IP=10.1.0.1", 7, `network "lan": the requested address 10.1.0.1 is a gateway`},
+		"no range":            {"IP=10.2.0.1", 7, `the requested address 10.2.0.1 is in no range of it`},
+		"outside of rangeEnd": {"IP=10.1.0.10", 7, `10.1.0.10 is in no range`},
+		"two of one set":      {"IP=10.1.0.2,10.1.0.3", 7, `range 10.1.0.1-10.1.0.9 of 10.1.0.0/24 gives one address to an attachment, but 10.1.0.2 and 10.1.0.3 were requested`},
+		"no address":          {"IP=router", 7, `requested address "router" is not an IP address`},
+		"bad prefix":          {"IP=10.1.0.2/33", 7, `requested address "10.1.0.2/33" is not an IP address`},
+		"zone":                {"IP=fd00::2%eth0", 7, `is not an IP address`},
+		"unknown key":         {"FOO=1;IP=10.1.0.2", 4, `CNI_ARGS: unknown keys ["FOO"], and IgnoreUnknown is not set`},
+		"not ignored":         {"FOO=1;IgnoreUnknown=false", 4, `unknown keys ["FOO"]`},
+		"no pair":             {"IP", 4, `CNI_ARGS: "IP" is not KEY=VALUE`},
+		"neither nor":         {"IgnoreUnknown=maybe", 4, `IgnoreUnknown="maybe" is neither true nor false`},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newNode(t, ranged(both)).request("a")
+			r.Args = tt.args
+			_, err := New(r)
+			wantError(t, err, tt.code, nil, tt.want)
+		})
+	}
+}
+
+func TestATakenAddressIsNotGivenToAnother(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, ranged(small))
+	r := n.request("a")
+	r.Args = "IP=10.1.0.4"
+	if _, err := n.tryAdd(r); err != nil {
+		t.Fatal(err)
+	}
+	r = n.request("b")
+	r.Args = "IP=10.1.0.4"
+	_, err := n.tryAdd(r)
+	wantError(t, err, CodeAddressTaken, ErrAddressTaken, `network "lan": the requested address 10.1.0.4 is taken by container a`)
+	n.put("10.1.0.5", "tombolo:abc\r\n")
+	r.Args = "IP=10.1.0.5"
+	_, err = n.tryAdd(r)
+	wantError(t, err, CodeAddressTaken, ErrAddressTaken, `taken by the attachment with hash abc`)
+	n.put("10.1.0.3", "not an owner")
+	r.Args = "IP=10.1.0.3"
+	_, err = n.tryAdd(r)
+	wantError(t, err, CodeAddressTaken, ErrAddressTaken, `taken by the file `+n.dir()+"/10.1.0.3")
+}
+
+func TestTheSameAttachmentAskingAgainIsNoticedWhereItsAddressIsACandidate(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, ranged(`[{"subnet":"10.1.0.0/29","rangeStart":"10.1.0.2","rangeEnd":"10.1.0.2"}]`))
+	n.add("a")
+	_, err := n.tryAdd(n.request("a"))
+	wantError(t, err, CodeDuplicate, ErrDuplicate, `interface eth0 of container a already has 10.1.0.2: DEL it first`)
+	n.put("10.1.0.2", "tombolo:"+hashOf(Owner{"a", "eth0"})+"\r\n")
+	_, err = n.tryAdd(n.request("a"))
+	wantError(t, err, CodeDuplicate, ErrDuplicate, "already has 10.1.0.2")
+	if got := len(n.files()); got != 2 {
+		t.Errorf("a refused ADD changed the directory: %v", n.files())
+	}
+}
+
+func TestAFullPoolSaysHowFull(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		sets, want string
+		size       int
+	}{
+		"fewer than are probed": {small, `network "lan": range 10.1.0.1-10.1.0.5 of 10.1.0.0/29 is full: 4 of 4 addresses reserved`, 4},
+		"a whole subnet":        {`[{"subnet":"10.1.0.0/24"}]`, `network "lan": range 10.1.0.0/24 is full: 253 of 253 addresses reserved`, 253},
+		"two ranges": {
+			`[{"subnet":"10.1.0.0/28"},{"subnet":"10.2.0.0/29"}]`,
+			`network "lan": range set 10.1.0.0/28, 10.2.0.0/29 is full: 18 of 18 addresses reserved`, 18,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, ranged(tt.sets))
+			given := map[string]bool{}
+			for i := range tt.size {
+				given[n.add(fmt.Sprintf("pod%d", i))] = true
+			}
+			if len(given) != tt.size {
+				t.Errorf("%d different addresses of %d", len(given), tt.size)
+			}
+			_, err := n.tryAdd(n.request("late"))
+			wantError(t, err, CodePoolFull, ErrPoolFull, tt.want)
+			err = n.allocator(n.request("")).Status(context.Background())
+			wantError(t, err, 50, ErrPoolFull, tt.want)
+			n.del("pod1")
+			if err := n.allocator(n.request("")).Status(context.Background()); err != nil {
+				t.Errorf("Status with a free address: %v", err)
+			}
+			n.add("late")
+		})
+	}
+}
+
+func TestAFailureInALaterSetReleasesTheEarlierOnes(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, ranged(`[{"subnet":"10.1.0.0/24"}],[{"subnet":"10.2.0.0/30"}]`))
+	if got := n.add("a"); got != "10.1.0.2,10.2.0.2" {
+		t.Fatal(got)
+	}
+	_, err := n.tryAdd(n.request("b"))
+	wantError(t, err, CodePoolFull, ErrPoolFull, "10.2.0.0/30 is full: 1 of 1")
+	n.expect(map[string]string{
+		"10.1.0.2": "a\r\neth0", "10.2.0.2": "a\r\neth0", "last_reserved_ip.0": "10.1.0.3", "last_reserved_ip.1": "10.2.0.2",
+	})
+}
+
+func TestNamesThatCouldNotBeReadAgainAreRefused(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, ranged(small))
+	for _, owner := range []Owner{{"", "eth0"}, {"a/b", "eth0"}, {"a", ""}, {"a", "eth 0"}} {
+		r := n.request(owner.ContainerID)
+		r.IfName = owner.IfName
+		_, err := n.tryAdd(r)
+		wantError(t, err, 4, nil, "not valid names of an attachment")
+	}
+	for _, network := range []string{"", ".", "..", "a/b", "../x"} {
+		r := n.request("a")
+		r.Network = network
+		_, err := New(r)
+		wantError(t, err, 7, nil, "cannot be the name of a directory")
+	}
+}
+
+func TestDelByHintTakesOnlyItsOwn(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, ranged(small))
+	n.put("10.1.0.2", "a\r\neth0")
+	n.put("10.1.0.3", "b\r\neth0")
+	n.put("10.1.0.4", "a\r\nnet1")
+	n.put("10.1.0.5", "tombolo:"+hashOf(Owner{"a", "eth0"})+"\r\n")
+	n.put("10.1.0.6", "a")
+	n.put("10.1.0.7", "tombolo:abc\r\n")
+	n.put("10.1.0.8", "a\r\neth0")
+	a := n.allocator(n.request("a"))
+	hint := addrs("10.1.0.2", "10.1.0.3", "10.1.0.4", "10.1.0.5", "10.1.0.6", "10.1.0.7", "10.1.0.99")
+	for range 2 {
+		if err := a.Del(context.Background(), hint); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.expect(map[string]string{
+		"10.1.0.3": "b\r\neth0", "10.1.0.4": "a\r\nnet1", "10.1.0.7": "tombolo:abc\r\n", "10.1.0.8": "a\r\neth0",
+	})
+}
+
+func TestDelWithoutHintSearches(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, ranged(small))
+	n.put("10.1.0.2", "a\r\neth0")
+	n.put("10.9.9.9", "a\r\neth0") // outside of today's ranges
+	n.put("10.1.0.3", "b\r\neth0")
+	n.put("10.1.0.4", "a")
+	n.put("fd00::1", "tombolo:"+hashOf(Owner{"a", "eth0"})+"\r\n")
+	n.put("note", "a\r\neth0")
+	n.del("a")
+	left := map[string]string{"10.1.0.3": "b\r\neth0", "10.1.0.4": "a", "note": "a\r\neth0"}
+	n.expect(left)
+	n.del("a")
+	delete(left, "10.1.0.4")
+	n.expect(left) // the old form only where there is nothing that names the interface, as the reference does
+	n.del("a")
+	n.expect(left)
+}
+
+func TestDelWorksWhateverIsWrong(t *testing.T) {
+	t.Parallel()
+	for name, conf := range map[string]string{
+		"ranges broken":     `{"ipam":{"type":"host-local","ranges":[[{"subnet":"bogus"}]]}}`,
+		"ranges overlap":    ranged(small + "," + small),
+		"unknown fields":    `{"ipam":{"type":"host-local","foo":1}}`,
+		"no ranges":         `{"ipam":{"type":"host-local"}}`,
+		"types all over":    `{"cniVersion":1,"ipam":{"type":"host-local","dataDir":7,"routes":"x"},"args":"x","runtimeConfig":[]}`,
+		"requested gateway": `{"ipam":{"type":"host-local","subnet":"10.1.0.0/24"},"runtimeConfig":{"ips":["10.1.0.1"]}}`,
+		"cut short":         `{"ipam":{"type":"host-local","ranges":[[`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, conf)
+			n.put("10.1.0.2", "a\r\neth0")
+			n.del("a")
+			n.expect(map[string]string{})
+			r := n.request("a")
+			r.Strict = false
+			a := n.allocator(r)
+			if err := a.GC(context.Background(), nil); err != nil {
+				t.Errorf("GC: %v", err)
+			}
+			if name == "unknown fields" {
+				return
+			}
+			if _, err := a.Add(context.Background()); err == nil {
+				t.Error("Add worked")
+			}
+			if err := a.Check(context.Background(), nil); err == nil {
+				t.Error("Check worked")
+			}
+			if err := a.Status(context.Background()); err == nil {
+				t.Error("Status worked")
+			}
+		})
+	}
+}
+
+func TestABrokenConfigStillNamesItsDataDir(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, "")
+	n.dataDir = t.TempDir()
+	n.conf = `{"ipam":{"type":"host-local","ranges":"bogus","dataDir":"` + n.dataDir + `"}}`
+	n.put("10.1.0.2", "a\r\neth0")
+	r := n.request("a")
+	r.Strict, r.DefaultDataDir = false, "/nonexistent"
+	if err := n.allocator(r).Del(context.Background(), nil); err != nil {
+		t.Fatal(err)
+	}
+	n.expect(map[string]string{})
+	if !n.warned(`field "ipam.ranges": expected a list`) {
+		t.Error("what is wrong with the config is not reported")
+	}
+}
+
+func TestWithoutADirectoryThereIsNothingToDo(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, ranged(small))
+	a := n.allocator(n.request("a"))
+	ctx := context.Background()
+	for name, err := range map[string]error{
+		"Del":           a.Del(ctx, nil),
+		"Del by hint":   a.Del(ctx, addrs("10.1.0.2")),
+		"GC":            a.GC(ctx, nil),
+		"Status":        a.Status(ctx),
+		"Status, epoch": n.allocatorIn(Epoch{Token: "x"}).Status(ctx),
+	} {
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := os.Stat(n.dir()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the directory was made: %v", err)
+	}
+	wantError(t, a.Check(ctx, nil), CodeCheckFailed, ErrNotReserved, "has no address of range")
+}
+
+func (n *node) allocatorIn(epoch Epoch) Allocator {
+	n.t.Helper()
+	r := n.request("")
+	r.Epoch = epoch
+	return n.allocator(r)
+}
+
+func TestGCReleasesWhatNoValidOwnerClaims(t *testing.T) {
+	t.Parallel()
+	fill := func(n *node) {
+		n.add("a")
+		n.put("10.1.0.10", "b\r\neth0")
+		n.put("10.1.0.11", "b\r\nnet1")
+		n.put("10.1.0.12", "b")
+		n.put("10.1.0.13", "c")
+		n.put("10.1.0.14", "tombolo:"+hashOf(Owner{"b", "eth0"})+"\r\n")
+		n.put("10.1.0.15", "tombolo:abc\r\neth0")
+		n.put("10.1.0.16", "")
+		n.put("10.1.0.17", "who knows?")
+		n.put("fd00::7", "d\r\neth0")
+		n.put("note", "c")
+	}
+	always := map[string]string{"last_reserved_ip.0": "10.1.0.2", "note": "c", "10.1.0.17": "who knows?"}
+	for name, tt := range map[string]struct {
+		valid []Owner
+		stays []string
+	}{
+		"some":            {[]Owner{{"a", "eth0"}, {"b", "eth0"}}, []string{"10.1.0.2", "10.1.0.10", "10.1.0.12", "10.1.0.14"}},
+		"other interface": {[]Owner{{"b", "net1"}}, []string{"10.1.0.11", "10.1.0.12"}},
+		"none":            {nil, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, ranged(`[{"subnet":"10.1.0.0/24"}]`))
+			fill(n)
+			before := n.files()
+			if err := n.allocator(n.request("")).GC(context.Background(), tt.valid); err != nil {
+				t.Fatal(err)
+			}
+			want := map[string]string{}
+			for name, content := range always {
+				want[name] = content
+			}
+			for _, name := range tt.stays {
+				want[name] = before[name]
+			}
+			n.expect(want)
+			if !n.warned("10.1.0.17 holds no reservation: left alone") {
+				t.Error("the foreign file is not reported")
+			}
+		})
+	}
+}
+
+func TestGCOfOneNetworkLeavesTheOthersAlone(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, ranged(small))
+	r := n.request("a")
+	r.Network = "other"
+	if _, err := n.tryAdd(r); err != nil {
+		t.Fatal(err)
+	}
+	n.add("a")
+	if err := n.allocator(n.request("")).GC(context.Background(), nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(n.dataDir, "other", "10.1.0.2")); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestCheckFindsWhatIsNotReserved(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, ranged(small+`,[{"subnet":"fd00::/64"}]`))
+	result, err := n.tryAdd(n.request("a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	without := func(prefix string) *current.Result {
+		copied := *result
+		copied.IPs = slices.DeleteFunc(slices.Clone(result.IPs), func(ip *current.IPConfig) bool {
+			return strings.HasPrefix(ip.Address.String(), prefix)
+		})
+		return &copied
+	}
+	a := n.allocator(n.request("a"))
+	ctx := context.Background()
+	for name, prev := range map[string]*current.Result{
+		"as given": result, "without the IPv6 address": without("fd00"), "empty": {}, "nil": nil, "with null": {IPs: []*current.IPConfig{nil}},
+	} {
+		if err := a.Check(ctx, prev); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	n.put("fd00::2", "b\r\neth0")
+	wantError(t, a.Check(ctx, result), CodeCheckFailed, ErrNotReserved,
+		`fd00::2 is not reserved for interface eth0 of container a (file `+n.dir()+`/fd00::2)`)
+	wantError(t, a.Check(ctx, without("fd00")), CodeCheckFailed, ErrNotReserved, "container a has no address of range fd00::/64")
+	n.put("fd00::2", "tombolo:"+hashOf(Owner{"a", "eth0"})+"\r\n")
+	if err := a.Check(ctx, result); err != nil {
+		t.Errorf("rebuilt from the kernel: %v", err)
+	}
+	n.put("fd00::2", "a")
+	if err := a.Check(ctx, without("fd00")); err != nil {
+		t.Errorf("old form: %v", err)
+	}
+	if err := os.Remove(filepath.Join(n.dir(), "10.1.0.2")); err != nil {
+		t.Fatal(err)
+	}
+	wantError(t, a.Check(ctx, result), CodeCheckFailed, ErrNotReserved, "10.1.0.2 is not reserved")
+}
+
+func TestStatusNeedsAPlaceToWrite(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, ranged(small))
+	n.add("a")
+	if err := n.allocator(n.request("")).Status(context.Background()); err != nil {
+		t.Errorf("Status: %v", err)
+	}
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.dataDir = file
+	wantError(t, n.allocator(n.request("")).Status(context.Background()), 50, unix.ENOTDIR, "not a directory")
+}
+
+func TestStatusFailsForAPoolWithoutAddresses(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, ranged(`[{"subnet":"10.1.0.0/24","rangeEnd":"10.1.0.1"}]`))
+	n.put("10.1.0.9", "a\r\neth0")
+	err := n.allocator(n.request("")).Status(context.Background())
+	wantError(t, err, 50, ErrPoolFull, "is full: 0 of 0")
+}
+
+func TestAMissingResolvConfIsAnError(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, `{"ipam":{"type":"host-local","subnet":"10.1.0.0/24","resolvConf":"/nonexistent/resolv.conf"}}`)
+	_, err := n.tryAdd(n.request("a"))
+	wantError(t, err, 5, os.ErrNotExist, `read "ipam.resolvConf"`)
+	n.expect(map[string]string{})
+}
+
+func TestManyAtOnceGetDifferentAddresses(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, ranged(`[{"subnet":"10.1.0.0/24"}],[{"subnet":"fd00::/64"}]`))
+	n.epoch = Epoch{Token: "now"}
+	const pods = 64
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	given := map[string]string{}
+	for i := range pods {
+		id := fmt.Sprintf("pod%d", i)
+		a := n.allocator(n.request(id))
+		wg.Go(func() {
+			result, err := a.Add(context.Background())
+			if err != nil {
+				t.Errorf("%s: %v", id, err)
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			given[addressesOf(result)] = id
+		})
+	}
+	wg.Wait()
+	if len(given) != pods || len(n.files()) != 2*pods+2 {
+		t.Errorf("%d different addresses, %d files", len(given), len(n.files()))
+	}
+	for i := range pods {
+		a := n.allocator(n.request(fmt.Sprintf("pod%d", i)))
+		wg.Go(func() {
+			if err := a.Del(context.Background(), nil); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if got := n.files(); len(got) != 2 {
+		t.Errorf("left: %v", got)
+	}
+}

@@ -1,0 +1,123 @@
+package ipam
+
+import (
+	"strings"
+)
+
+// lineBreak is between the lines of a reservation file. There is none at the
+// end.
+const lineBreak = "\r\n"
+
+// hashPrefix starts a reservation whose owner is known only by the hash that
+// marks its link. A container ID cannot have a colon, so the reference plugin
+// takes such a file for that of a container it does not know.
+const hashPrefix = "tombolo:"
+
+// A reservation says who holds an address. The content of its file has one of
+// the forms
+//
+//	<container>\r\n<interface>    what the reference plugin writes, and we
+//	<container>                   what it wrote before version 0.8
+//	tombolo:<hash>\r\n[<interface>]    what we write for an address that we found alive without a file
+type reservation struct {
+	containerID string
+	ifName      string // empty in the second form
+	hash        string // of the third form, which has no containerID
+}
+
+// A reservationState is what the content of a file turned out to be.
+type reservationState int
+
+const (
+	stateHeld      reservationState = iota // a reservation
+	stateTruncated                         // what a creator left that died before it had written all
+	stateForeign                           // something else: not ours to judge
+)
+
+// maxReservation bounds the content that is read, in bytes. A container ID may
+// be of any length; those of runtimes have 64.
+const maxReservation = 1024
+
+// parseReservation reads the content of a reservation file. What it does not
+// understand is foreign, and never an error.
+func parseReservation(data []byte) (reservation, reservationState) {
+	text := string(data)
+	if len(data) > maxReservation {
+		return reservation{}, stateForeign
+	}
+	// A file may come out of a power failure with its length but without its
+	// content.
+	if strings.Trim(text, "\x00 \t\r\n") == "" {
+		return reservation{}, stateTruncated
+	}
+	trimmed := strings.TrimSpace(text)
+	first, second, _ := strings.Cut(trimmed, lineBreak)
+	if hash, ok := strings.CutPrefix(first, hashPrefix); ok {
+		if !isHash(hash) || !isIfName(second) && second != "" {
+			return reservation{}, stateForeign
+		}
+		return reservation{hash: hash, ifName: second}, stateHeld
+	}
+	switch {
+	case !isContainerID(first):
+		return reservation{}, stateForeign
+	case second != "":
+		if !isIfName(second) {
+			return reservation{}, stateForeign
+		}
+		return reservation{containerID: first, ifName: second}, stateHeld
+	case strings.HasSuffix(text, "\r"), strings.HasSuffix(text, lineBreak):
+		// The interface is missing after a line break that the old form does
+		// not have.
+		return reservation{}, stateTruncated
+	default:
+		return reservation{containerID: first}, stateHeld
+	}
+}
+
+// content is the file of r.
+func (r reservation) content() string {
+	switch {
+	case r.hash != "":
+		return hashPrefix + r.hash + lineBreak + r.ifName
+	case r.ifName == "":
+		return r.containerID
+	default:
+		return r.containerID + lineBreak + r.ifName
+	}
+}
+
+// owner is who r names; known is false where r has only a hash.
+func (r reservation) owner() (owner Owner, known bool) {
+	return Owner{ContainerID: r.containerID, IfName: r.ifName}, r.hash == ""
+}
+
+// isContainerID follows the CNI specification 1.1.0, section 2: a letter or
+// digit, then letters, digits, '_', '.', '-'.
+func isContainerID(id string) bool {
+	for i := range len(id) {
+		c := id[i]
+		switch {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9':
+		case i > 0 && (c == '_' || c == '.' || c == '-'):
+		default:
+			return false
+		}
+	}
+	return id != ""
+}
+
+// isIfName reports whether Linux could have an interface of this name.
+func isIfName(name string) bool {
+	return name != "" && len(name) <= 15 && !strings.ContainsAny(name, "/: \t\r\n\v\f\x00")
+}
+
+// isHash reports whether text is a hexadecimal number in lower case.
+func isHash(text string) bool {
+	for i := range len(text) {
+		if c := text[i]; (c < '0' || c > '9') && (c < 'a' || c > 'f') {
+			return false
+		}
+	}
+	return text != ""
+}

@@ -1,0 +1,25 @@
+// Command tombolo is a CNI plugin when a container runtime calls it, which sets
+// CNI_COMMAND, and an operator's tool otherwise: see tombolo help.
+package main
+
+import (
+	"os"
+
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/cni"
+	"github.com/tombolo-cni/tombolo/nft"
+)
+
+func main() {
+	plugin := &cni.Plugin{
+		Getenv:     os.Getenv,
+		Stdin:      os.Stdin,
+		Stdout:     os.Stdout,
+		DialBridge: func() (*bridge.Conn, error) { return bridge.Dial(nil) },
+		DialNFT:    nft.Dial,
+	}
+	if os.Getenv("CNI_COMMAND") != "" {
+		os.Exit(plugin.Run())
+	}
+	os.Exit(operator(plugin, os.Args[1:]))
+}

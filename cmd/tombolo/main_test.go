@@ -1,0 +1,310 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"flag"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo/internal/cni"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/netns"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// runMain makes the test's own binary the command.
+const runMain = "TOMBOLO_TEST_RUN_MAIN"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(runMain) != "" {
+		main()
+		return
+	}
+	nstest.Main(m)
+}
+
+// outcome is what a run of the command came to.
+type outcome struct {
+	status         int
+	stdout, stderr string
+}
+
+// tombolo runs the command in a namespace, nil for the test's own, with further
+// environment variables.
+func tombolo(t *testing.T, ns *netns.NS, env []string, stdin string, args ...string) outcome {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out, errOut bytes.Buffer
+	cmd := exec.Command(exe, args...)
+	cmd.Env = append([]string{runMain + "=1"}, env...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &out, &errOut
+	if ns == nil {
+		err = cmd.Start()
+	} else {
+		err = ns.Do(cmd.Start)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var exit *exec.ExitError
+	if err := cmd.Wait(); err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return outcome{cmd.ProcessState.ExitCode(), out.String(), errOut.String()}
+}
+
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("%s (-want +got), -update writes it anew:\n%s", path, diff)
+	}
+}
+
+func TestHelpIsAllThereIsToKnow(t *testing.T) {
+	t.Parallel()
+	got := tombolo(t, nil, nil, "", "help")
+	if got.status != 0 || got.stderr != "" {
+		t.Errorf("status %d: %s", got.status, got.stderr)
+	}
+	golden(t, "help.txt", got.stdout)
+	_, statuses, _ := strings.Cut(got.stdout, "exit status:\n")
+	if n := strings.Count(statuses, "\n"); n != 4 {
+		t.Errorf("help ends with %d lines about the exit status, want 4:\n%s", n, statuses)
+	}
+	for line := range strings.Lines(got.stdout) {
+		if len(line) > 100 {
+			t.Errorf("a line of %d bytes: %s", len(line), line)
+		}
+	}
+}
+
+func TestCommandLinesThatAreWrong(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		args   []string
+		stderr string
+	}{
+		{[]string{"add"}, `tombolo: no command "add": see tombolo help` + "\n"},
+		{[]string{"ls", "--yaml"}, "tombolo: ls: flag provided but not defined: -yaml: see tombolo help\n"},
+		{[]string{"ls", "pods"}, "tombolo: ls: 1 arguments, where 0 are due: see tombolo help\n"},
+		{[]string{"remove"}, "tombolo: remove: 0 arguments, where 1 are due: see tombolo help\n"},
+		{[]string{"remove", "a", "b"}, "tombolo: remove: 2 arguments, where 1 are due: see tombolo help\n"},
+		{[]string{"demo", "--pods", "many"}, `tombolo: demo: invalid value "many" for flag -pods: parse error: see tombolo help` + "\n"},
+		{nil, usage + "tombolo: no command: see tombolo help\n"},
+	} {
+		t.Run(strings.Join(tt.args, " "), func(t *testing.T) {
+			t.Parallel()
+			want := outcome{exitUsage, "", tt.stderr}
+			if diff := cmp.Diff(want, tombolo(t, nil, nil, "", tt.args...), cmp.AllowUnexported(outcome{})); diff != "" {
+				t.Errorf("outcome (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestVersion(t *testing.T) {
+	t.Parallel()
+	got := tombolo(t, nil, nil, "", "version")
+	if got.status != 0 || got.stderr != "" {
+		t.Errorf("status %d: %s", got.status, got.stderr)
+	}
+	first, second, _ := strings.Cut(got.stdout, "\n")
+	for _, want := range []string{"tombolo ", "(commit ", "go1.", "linux/"} {
+		if !strings.Contains(first, want) {
+			t.Errorf("no %q in %q", want, first)
+		}
+	}
+	if want := "CNI 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0\n"; second != want {
+		t.Errorf("second line is %q, want %q", second, want)
+	}
+
+	var v struct {
+		Version, Commit, Go string
+		CNI                 []string
+	}
+	asJSON := tombolo(t, nil, nil, "", "version", "--json")
+	if err := json.Unmarshal([]byte(asJSON.stdout), &v); err != nil {
+		t.Fatalf("%v: %q", err, asJSON.stdout)
+	}
+	if v.Version == "" || v.Commit == "" || !strings.Contains(first, v.Go) {
+		t.Errorf("version is %+v", v)
+	}
+	if diff := cmp.Diff(cni.SupportedVersions(), v.CNI); diff != "" {
+		t.Errorf("CNI versions (-want +got):\n%s", diff)
+	}
+}
+
+// forge makes a state directory with two networks and three attachments.
+func forge(t *testing.T) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "state")
+	d, err := state.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	addresses := func(texts ...string) []state.Address {
+		var list []state.Address
+		for _, s := range texts {
+			list = append(list, state.Address{Prefix: nstest.Prefix(s)})
+		}
+		return list
+	}
+	for _, a := range []*state.Attachment{
+		{Network: "pods", ContainerID: "0123456789abcdef0123456789abcdef", IfName: "eth0", Pod: "default/web-0", Created: at,
+			HostIf: "veth00000000001", Bridge: "cbr0", MTU: 1500, Up: true, Masquerade: true, IPAMType: "host-local",
+			MAC: "0a:58:0a:3d:00:02", HostMAC: "02:00:00:00:00:01", Addresses: addresses("10.61.0.2/24", "fd61::2/64")},
+		{Network: "pods", ContainerID: "unfinished", IfName: "eth0", Created: at, HostIf: "veth00000000002"},
+		{Network: "lab", ContainerID: "c3", IfName: "net1", Created: at, HostIf: "veth00000000003", Up: true},
+	} {
+		pending, err := d.Create(a)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a.ContainerID == "unfinished" {
+			err = pending.Close()
+		} else {
+			err = pending.Commit(a)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func TestLsListsTheAttachmentsOfAllNetworks(t *testing.T) {
+	t.Parallel()
+	dir := forge(t)
+	for name, args := range map[string][]string{
+		"ls.txt":  {"ls", "--state", dir},
+		"ls.json": {"ls", "--json", "--state", dir},
+	} {
+		got := tombolo(t, nil, nil, "", args...)
+		if got.status != 0 || got.stderr != "" {
+			t.Errorf("%v: status %d: %s", args, got.status, got.stderr)
+		}
+		golden(t, name, got.stdout)
+	}
+}
+
+func TestLsWhereThereIsNothing(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "never")
+	for _, tt := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"ls", "--state", dir}, "NETWORK  POD  CONTAINER  INTERFACE  PORT  ADDRESSES  STATE\n"},
+		{[]string{"ls", "--json", "--state", dir}, "[]\n"},
+	} {
+		if diff := cmp.Diff(outcome{0, tt.want, ""}, tombolo(t, nil, nil, "", tt.args...), cmp.AllowUnexported(outcome{})); diff != "" {
+			t.Errorf("%v (-want +got):\n%s", tt.args, diff)
+		}
+	}
+	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("ls made the state directory: %v", err)
+	}
+}
+
+// Damage goes to stderr, so that JSON stays JSON.
+func TestLsTellsOfDamagedRecordsAndListsTheRest(t *testing.T) {
+	t.Parallel()
+	dir := forge(t)
+	path := filepath.Join(dir, "attachments", "pods", "0000000000a.json")
+	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got := tombolo(t, nil, nil, "", "ls", "--json", "--state", dir)
+	var list []map[string]any
+	if err := json.Unmarshal([]byte(got.stdout), &list); err != nil || len(list) != 3 || got.status != 0 {
+		t.Errorf("status %d, %d attachments, %v", got.status, len(list), err)
+	}
+	want := "tombolo: record " + path + `: damaged: it is not whole JSON: "{"; a DEL or GC of the attachment removes it` + "\n"
+	if diff := cmp.Diff(want, got.stderr); diff != "" {
+		t.Errorf("stderr (-want +got):\n%s", diff)
+	}
+}
+
+func TestRemove(t *testing.T) {
+	t.Parallel()
+	dir := forge(t)
+	for _, tt := range []struct {
+		name string
+		args []string
+		want outcome
+	}{
+		{"a network that never was", []string{"remove", "--state", dir, "never"}, outcome{}},
+		{"one that has attachments", []string{"remove", "--state", dir, "pods"}, outcome{exitAttached, "",
+			`tombolo: network "pods" has 2 attachments: remove the pods first, or let the runtime collect what is stale (GC)` + "\n"}},
+		{"what cannot be a network", []string{"remove", "--state", dir, "a/b"}, outcome{exitFailed, "",
+			`tombolo: "a/b" is not the name of a network` + "\n"}},
+		{"in a directory that cannot be one", []string{"remove", "--state", "relative", "pods"}, outcome{exitFailed, "",
+			`tombolo: open state directory "relative": the path is not absolute` + "\n"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			if diff := cmp.Diff(tt.want, tombolo(t, nstest.New(t), nil, "", tt.args...), cmp.AllowUnexported(outcome{})); diff != "" {
+				t.Errorf("outcome (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestDemoOfNoPodsIsRefused(t *testing.T) {
+	t.Parallel()
+	got := tombolo(t, nil, nil, "", "demo", "--pods", "0")
+	if got.status != exitFailed || got.stdout != "" || !strings.HasPrefix(got.stderr, "tombolo: demo with 0 pods") {
+		t.Errorf("outcome is %+v", got)
+	}
+}
+
+// Runtimes call a plugin without arguments, and read all that it says from stdout.
+func TestItIsAPluginWhereTheEnvironmentSaysSo(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name  string
+		env   []string
+		stdin string
+		args  []string
+		want  outcome
+	}{
+		{"VERSION", []string{"CNI_COMMAND=VERSION"}, `{"cniVersion": "0.4.0"}`, nil,
+			outcome{0, `{"cniVersion":"0.4.0","supportedVersions":["0.1.0","0.2.0","0.3.0","0.3.1","0.4.0","1.0.0","1.1.0"]}` + "\n", ""}},
+		{"a verb that is none", []string{"CNI_COMMAND=BREW"}, ``, []string{"help"},
+			outcome{1, `{"cniVersion":"1.1.0","code":4,"msg":"CNI_COMMAND=\"BREW\" is not a verb: ADD, DEL, CHECK, GC, STATUS and VERSION are"}` + "\n", ""}},
+		{"a configuration that is none", []string{"CNI_COMMAND=STATUS"}, `{`, nil,
+			outcome{1, `{"cniVersion":"1.1.0","code":6,"msg":"decode the network's configuration: not valid JSON at line 1, column 2: expected a key in double quotes, found the end"}` + "\n", ""}},
+		{"a list of attachments that is absent", []string{"CNI_COMMAND=GC"}, `{"cniVersion": "1.1.0", "name": "pods"}`, nil, outcome{}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			if diff := cmp.Diff(tt.want, tombolo(t, nil, tt.env, tt.stdin, tt.args...), cmp.AllowUnexported(outcome{})); diff != "" {
+				t.Errorf("outcome (-want +got):\n%s", diff)
+			}
+		})
+	}
+}

@@ -1,0 +1,168 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/tombolo-cni/tombolo/internal/cni"
+	"github.com/tombolo-cni/tombolo/internal/demo"
+	"github.com/tombolo-cni/tombolo/internal/state"
+)
+
+const usage = `tombolo puts pods on a Linux bridge. Container runtimes run it as a CNI plugin.
+
+usage:
+  tombolo version [--json]            version, commit, Go and the CNI versions that are spoken
+  tombolo ls [--json] [--state DIR]   the attachments on this node
+  tombolo remove [--state DIR] NETWORK
+                                      take a network down that has no attachments left:
+                                      rules, gateways, record, and the bridge if it is empty
+  tombolo demo [--pods N]             five pods in a sandbox of their own, in a few seconds
+  tombolo help                        this text
+
+DIR is the stateDir of the network's configuration, /run/tombolo by default.
+
+exit status:
+  0  done
+  1  it failed; stderr says why
+  2  the command line is wrong
+  3  remove: the network still has attachments
+`
+
+const (
+	exitFailed   = 1
+	exitUsage    = 2
+	exitAttached = 3
+)
+
+// errUsage is the cause of an error about the command line itself.
+var errUsage = errors.New("see tombolo help")
+
+// operator runs one command of the operator's and gives the exit status.
+func operator(plugin *cni.Plugin, args []string) int {
+	err := run(plugin, args, os.Stdout)
+	switch {
+	case err == nil:
+		return 0
+	case errors.Is(err, errUsage):
+		fmt.Fprintln(os.Stderr, "tombolo:", err)
+		return exitUsage
+	}
+	fmt.Fprintln(os.Stderr, "tombolo:", strings.ReplaceAll(err.Error(), "\n", "; "))
+	if cni.IsAttached(err) {
+		return exitAttached
+	}
+	return exitFailed
+}
+
+func run(plugin *cni.Plugin, args []string, out io.Writer) error {
+	if len(args) == 0 {
+		fmt.Fprint(os.Stderr, usage)
+		return fmt.Errorf("no command: %w", errUsage)
+	}
+	name, rest := args[0], args[1:]
+	if name == "-h" || name == "--help" {
+		name = "help"
+	}
+	flags := flag.NewFlagSet("tombolo "+name, flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	asJSON := flags.Bool("json", false, "")
+	stateDir := flags.String("state", cni.DefaultStateDir, "")
+	pods := flags.Int("pods", 5, "")
+	if err := flags.Parse(rest); err != nil {
+		return fmt.Errorf("%s: %w: %w", name, err, errUsage)
+	}
+	arguments := map[string]int{"version": 0, "ls": 0, "remove": 1, "demo": 0, "help": 0}
+	want, known := arguments[name]
+	if !known {
+		return fmt.Errorf("no command %q: %w", name, errUsage)
+	}
+	if flags.NArg() != want {
+		return fmt.Errorf("%s: %d arguments, where %d are due: %w", name, flags.NArg(), want, errUsage)
+	}
+	switch name {
+	case "version":
+		return printVersion(out, *asJSON)
+	case "ls":
+		return list(out, *stateDir, *asJSON)
+	case "remove":
+		return plugin.RemoveNetwork(context.Background(), *stateDir, flags.Arg(0))
+	case "demo":
+		return demo.Run(context.Background(), out, *pods)
+	}
+	_, err := fmt.Fprint(out, usage)
+	return err
+}
+
+func printVersion(out io.Writer, asJSON bool) error {
+	v := struct {
+		Version string   `json:"version"`
+		Commit  string   `json:"commit"`
+		Go      string   `json:"go"`
+		CNI     []string `json:"cni"`
+	}{"unknown", "unknown", runtime.Version(), cni.SupportedVersions()}
+	// The go command stamps both from git.
+	if info, ok := debug.ReadBuildInfo(); ok {
+		v.Version = info.Main.Version
+		for _, s := range info.Settings {
+			if s.Key == "vcs.revision" {
+				v.Commit = s.Value
+			}
+		}
+	}
+	if asJSON {
+		return json.NewEncoder(out).Encode(v)
+	}
+	_, err := fmt.Fprintf(out, "tombolo %s (commit %s, %s, %s/%s)\nCNI %s\n",
+		v.Version, v.Commit, v.Go, runtime.GOOS, runtime.GOARCH, strings.Join(v.CNI, ", "))
+	return err
+}
+
+// list prints the attachments of all networks.
+func list(out io.Writer, dir string, asJSON bool) error {
+	d, err := state.Open(dir)
+	if err != nil {
+		return err
+	}
+	networks, err := d.Networks()
+	if err != nil {
+		return err
+	}
+	all := []*state.Attachment{}
+	for _, n := range networks {
+		attachments, damaged, err := d.List(n)
+		if err != nil {
+			return err
+		}
+		for _, bad := range damaged {
+			fmt.Fprintln(os.Stderr, "tombolo:", bad)
+		}
+		all = append(all, attachments...)
+	}
+	if asJSON {
+		return json.NewEncoder(out).Encode(all)
+	}
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "NETWORK\tPOD\tCONTAINER\tINTERFACE\tPORT\tADDRESSES\tSTATE")
+	for _, a := range all {
+		var addresses []string
+		for _, address := range a.Addresses {
+			addresses = append(addresses, address.Prefix.Addr().String())
+		}
+		pod := a.Pod
+		if pod == "" {
+			pod = "-"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%.12s\t%s\t%s\t%s\t%s\n", a.Network, pod, a.ContainerID, a.IfName, a.HostIf, strings.Join(addresses, ","), a.State)
+	}
+	return w.Flush()
+}

@@ -1,0 +1,325 @@
+package cni
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	current "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/ipam"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/nft"
+)
+
+// undoTimeout bounds what is undone after a failed ADD, whose own deadline may
+// have been what failed it.
+const undoTimeout = 10 * time.Second
+
+// undo keeps the way back from each step that was taken.
+type undo []func(context.Context) error
+
+func (u *undo) push(step func(context.Context) error) { *u = append(*u, step) }
+
+// run takes the steps back in reverse, all of them, and joins what goes wrong to
+// the cause.
+func (u undo) run(cause error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), undoTimeout)
+	defer cancel()
+	errs := []error{cause}
+	for i := len(u) - 1; i >= 0; i-- {
+		errs = append(errs, u[i](ctx))
+	}
+	return errors.Join(errs...)
+}
+
+// adding is one ADD under way.
+type adding struct {
+	*host
+	conf    *NetConf
+	pod     *netns.NS
+	mac     net.HardwareAddr // of the pod; nil: ours to choose
+	dns     types.DNS
+	prev    *current.Result
+	ipam    ipam.Allocator
+	pending *state.Pending
+	rec     *state.Attachment
+	undo    undo
+}
+
+// add carries out ADD: it makes the interface and gives the written result, or leaves
+// nothing.
+func (c *call) add(ctx context.Context, conf *NetConf) ([]byte, error) {
+	a := &adding{conf: conf}
+	if err := a.prepare(c); err != nil {
+		return nil, err
+	}
+	var err error
+	if a.pod, err = c.openPod(); err != nil {
+		return nil, err
+	}
+	defer a.pod.Close()
+	if a.host, err = c.openHost(conf.settings()); err != nil {
+		return nil, err
+	}
+	defer a.host.Close()
+	if err := c.step("open"); err != nil {
+		return nil, err
+	}
+	result, err := a.run(ctx)
+	if err != nil {
+		return nil, a.undo.run(err)
+	}
+	return result, nil
+}
+
+// prepare reads what can be wrong before anything is touched.
+func (a *adding) prepare(c *call) error {
+	rc, err := a.conf.runtimeConfig()
+	if err != nil {
+		return err
+	}
+	args, err := parseArgs(c.args)
+	if err != nil {
+		return err
+	}
+	if a.mac, err = a.conf.podMAC(rc, args); err != nil {
+		return err
+	}
+	if a.prev, err = parsePrevResult(a.conf, c.cniVersion); err != nil {
+		return err
+	}
+	a.dns = a.conf.DNS
+	if rc.DNS.Servers != nil || rc.DNS.Searches != nil || rc.DNS.Options != nil {
+		a.dns = types.DNS{Nameservers: rc.DNS.Servers, Domain: a.dns.Domain, Search: rc.DNS.Searches, Options: rc.DNS.Options}
+	}
+	a.rec = &state.Attachment{
+		Network: c.network, ContainerID: c.containerID, IfName: c.ifName,
+		Pod: podName(args), NetNS: c.netns, IPAMType: a.conf.ipamType(), DataDir: a.conf.dataDir(),
+		HostIf: c.hostName(), Bridge: a.conf.settings().Bridge, Up: !a.conf.DisableContainerInterface,
+	}
+	return nil
+}
+
+func (a *adding) run(ctx context.Context) ([]byte, error) {
+	if err := a.enter(ctx); err != nil {
+		return nil, err
+	}
+	if err := a.writeRecord(); err != nil {
+		return nil, err
+	}
+	if err := a.call.step("record"); err != nil {
+		return nil, err
+	}
+	leased, err := a.allocate(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := a.call.step("ipam"); err != nil {
+		return nil, err
+	}
+	n, port, err := a.plan(leased)
+	if err != nil {
+		return nil, err
+	}
+	b, err := a.ready(ctx, n)
+	if err != nil {
+		return nil, err
+	}
+	if err := a.call.step("network"); err != nil {
+		return nil, err
+	}
+	att, err := a.attach(ctx, b, port)
+	if err != nil {
+		return nil, err
+	}
+	if err := a.call.step("link"); err != nil {
+		return nil, err
+	}
+	if err := a.admit(ctx, n); err != nil {
+		return nil, err
+	}
+	if err := a.call.step("firewall"); err != nil {
+		return nil, err
+	}
+	// Before the point of no return: not every version can say every result.
+	result, err := a.call.encode(a.result(leased, b, att))
+	if err != nil {
+		return nil, err
+	}
+	if err := a.pending.Commit(a.rec); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, newError(codeTryAgainLater, "the attachment was deleted, or collected as garbage, while it was being made")
+		}
+		return nil, newError(codeIO, "%v", err)
+	}
+	if err := a.call.step("commit"); err != nil {
+		return nil, err
+	}
+	return result, nil
+}
+
+// writeRecord puts the attachment on record before anything is made for it, so
+// that whatever comes, nothing is left that nobody can name.
+func (a *adding) writeRecord() error {
+	a.rec.Epoch = a.epoch.Token()
+	var err error
+	if a.pending, err = a.dir.Create(a.rec); err != nil {
+		if errors.Is(err, fs.ErrExist) {
+			return newError(codeExists, "container %s has an attachment %s to network %q already: DEL it first", a.call.containerID, a.call.ifName, a.call.network)
+		}
+		return newError(codeIO, "%v", err)
+	}
+	a.undo.push(func(context.Context) error {
+		return errors.Join(a.pending.Close(), a.dir.Remove(a.call.network, a.call.hash()))
+	})
+	return nil
+}
+
+// allocate gets the pod's addresses. Of a plugin that runs by itself nobody knows
+// how long it takes, so the lock is not held meanwhile.
+func (a *adding) allocate(ctx context.Context) (*current.Result, error) {
+	req := a.ipamRequest(true)
+	var err error
+	if a.ipam, err = ipam.New(req); err != nil {
+		return nil, err
+	}
+	if ipam.Delegated(a.ipam) {
+		a.lock.Close()
+		a.lock = nil
+	}
+	res, err := a.ipam.Add(ctx)
+	if err != nil {
+		return nil, err
+	}
+	a.undo.push(func(ctx context.Context) error { return a.ipam.Del(ctx, leasedAddresses(res)) })
+	if err := a.enter(ctx); err != nil {
+		return nil, err
+	}
+	return res, nil
+}
+
+// plan derives the network and the port from the addresses.
+func (a *adding) plan(leased *current.Result) (*network, *bridge.Port, error) {
+	s := a.settings
+	n := &network{settings: s}
+	p := &bridge.Port{
+		Bridge: s.Bridge, Name: a.rec.HostIf, Peer: a.call.ifName,
+		Hairpin: s.Hairpin, Isolated: s.Isolated, Down: s.Down, DAD: s.DAD,
+		PeerMAC: a.mac,
+	}
+	addresses, err := readAddresses(leased)
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(addresses) == 0 && a.conf.ipamType() != "" {
+		return nil, nil, newError(codeInvalidConfig, "ipam %q gave no address", a.conf.ipamType())
+	}
+	for _, address := range addresses {
+		p.Addresses = append(p.Addresses, address.Prefix)
+		n.subnets = appendNew(n.subnets, address.Prefix.Masked())
+		if !s.IsGateway {
+			continue
+		}
+		if !address.Gateway.IsValid() {
+			return nil, nil, newError(codeNoGateway, "ipam %q gave %s without a gateway, and the bridge is to be one: name the gateway in the ipam, or set isGateway to false", a.conf.ipamType(), address.Prefix)
+		}
+		n.gateways = appendNew(n.gateways, netip.PrefixFrom(address.Gateway, address.Prefix.Bits()))
+	}
+	if p.Routes, err = podRoutes(s, addresses, leased.Routes); err != nil {
+		return nil, nil, err
+	}
+	if p.PeerMAC == nil {
+		p.PeerMAC = addressMAC(addresses)
+	} else {
+		p.Announce = true
+	}
+	a.rec.Addresses = addresses
+	a.rec.Masquerade = s.Masquerade
+	a.rec.Port = state.Port{Hairpin: &p.Hairpin, Isolated: &p.Isolated}
+	p.Alias = formatAlias(a.call.hash(), a.call.network, addressesOf(a.rec))
+	return n, p, nil
+}
+
+// addressMAC derives the pod's MAC from its IPv4 address: an address that goes to
+// another pod soon afterwards is then no stale entry in anybody's neighbour table, and
+// nobody has to be told of it.
+func addressMAC(addresses []state.Address) net.HardwareAddr {
+	for _, a := range addresses {
+		if a.Prefix.Addr().Is4() {
+			ip := a.Prefix.Addr().As4()
+			return net.HardwareAddr{0x0a, 0x58, ip[0], ip[1], ip[2], ip[3]}
+		}
+	}
+	return nil
+}
+
+// attach makes the link. One of the same name that an ADD or a DEL of this very
+// attachment left when it was killed is deleted first: the record, which was made
+// anew, says that nobody else is at it.
+func (a *adding) attach(ctx context.Context, b *built, p *bridge.Port) (*bridge.Attachment, error) {
+	p.BridgeIndex, p.MTU = b.bridge.Index, b.mtu
+	att, err := a.br.Attach(ctx, a.pod, *p)
+	if errors.Is(err, fs.ErrExist) && !errors.Is(err, bridge.ErrPeerExists) {
+		if err := a.br.Detach(ctx, p.Name, aliasOwner(a.call.hash())); err != nil {
+			return nil, err
+		}
+		att, err = a.br.Attach(ctx, a.pod, *p)
+	}
+	if err != nil {
+		return nil, err
+	}
+	a.undo.push(func(ctx context.Context) error { return a.br.Detach(ctx, p.Name, aliasOwner(a.call.hash())) })
+	a.rec.MTU, a.rec.MAC, a.rec.HostMAC = att.MTU, att.PeerMAC.String(), att.MAC.String()
+	return att, nil
+}
+
+// admit enters the pod into the firewall's sets.
+func (a *adding) admit(ctx context.Context, n *network) error {
+	ep := endpointOf(a.rec)
+	a.undo.push(func(ctx context.Context) error { return a.fw.Remove(ctx, ep) })
+	err := a.fw.Add(ctx, ep)
+	if errors.Is(err, fs.ErrNotExist) {
+		// A set went missing since we looked.
+		if _, err := a.ready(ctx, n); err != nil {
+			return err
+		}
+		err = a.fw.Add(ctx, ep)
+	}
+	var conflict *nft.ConflictError
+	if errors.As(err, &conflict) {
+		stale, lookErr := a.isStale(ctx, conflict)
+		if lookErr != nil {
+			return errors.Join(err, lookErr)
+		}
+		if stale {
+			return a.fw.Replace(ctx, ep)
+		}
+	}
+	return err
+}
+
+// isStale says whether the owner of an element is gone: no record and no port.
+func (a *adding) isStale(ctx context.Context, conflict *nft.ConflictError) (bool, error) {
+	if conflict.Owner == "" {
+		return false, nil
+	}
+	if _, err := a.dir.Load(conflict.Network, string(conflict.Owner)); !errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	l, err := a.br.Link(ctx, "veth"+string(conflict.Owner))
+	if errors.Is(err, fs.ErrNotExist) {
+		return true, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	owner, ours := parseAlias(l.Alias)
+	return !ours || owner.hash != string(conflict.Owner), nil
+}

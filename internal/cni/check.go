@@ -1,0 +1,185 @@
+package cni
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"strings"
+
+	current "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/internal/ipam"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/netns"
+)
+
+// check carries out CHECK: it compares the attachment with what ADD made of it
+// and with the result of the whole chain, and lists all that is not so in one
+// error.
+func (c *call) check(ctx context.Context, conf *NetConf) error {
+	if _, err := conf.runtimeConfig(); err != nil {
+		return err
+	}
+	prev, err := parsePrevResult(conf, c.cniVersion)
+	if err != nil {
+		return err
+	}
+	if prev == nil {
+		return newError(codeInvalidConfig, "CHECK needs prevResult: the result of the ADD that is to be checked")
+	}
+	pod, err := c.openPod()
+	if err != nil {
+		return err
+	}
+	defer pod.Close()
+	h, err := c.openHost(conf.settings())
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	if err := h.enter(ctx); err != nil {
+		return err
+	}
+	rec, err := h.dir.Load(c.network, c.hash())
+	if errors.Is(err, fs.ErrNotExist) {
+		return newError(codeDiffers, "container %s has no attachment %s to network %q on record: DEL it and ADD it again", c.containerID, c.ifName, c.network)
+	}
+	if err != nil {
+		return newError(codeIO, "%v", err)
+	}
+	if rec.State != state.Ready {
+		return newError(codeDiffers, "the ADD of container %s never came to its end: DEL it and ADD it again", c.containerID)
+	}
+	found := &findings{}
+	k := &checking{host: h, rec: rec, prev: prev}
+	if err := k.link(ctx, pod, found); err != nil {
+		return err
+	}
+	if err := k.gateways(ctx, found); err != nil {
+		return err
+	}
+	if err := k.firewall(ctx, found); err != nil {
+		return err
+	}
+	if err := k.reservations(ctx, found); err != nil {
+		return err
+	}
+	return found.err(c)
+}
+
+type findings struct{ list []string }
+
+func (f *findings) add(format string, args ...any) {
+	f.list = append(f.list, fmt.Sprintf(format, args...))
+}
+
+func (f *findings) err(c *call) error {
+	if len(f.list) == 0 {
+		return nil
+	}
+	return newError(codeDiffers, "container %s, attachment %s to network %q: %s: %s",
+		c.containerID, c.ifName, c.network, plural(len(f.list), "difference", "differences"), strings.Join(f.list, "; "))
+}
+
+type checking struct {
+	*host
+	rec  *state.Attachment
+	prev *current.Result
+}
+
+// link compares both ends of the veth. What the port should be comes from the
+// configuration of today; what the pod's interface should be, from the result,
+// where a chained plugin has told what it changed.
+func (k *checking) link(ctx context.Context, pod *netns.NS, found *findings) error {
+	port := portOf(k.rec)
+	port.Bridge = k.settings.Bridge
+	port.Hairpin, port.Isolated = k.settings.Hairpin, k.settings.Isolated
+	port.PeerMAC = nil
+	for _, in := range k.prev.Interfaces {
+		switch {
+		case in.Sandbox != "" && in.Name == k.call.ifName:
+			port.PeerMAC, _ = net.ParseMAC(in.Mac)
+		case in.Sandbox == "" && in.Name == port.Name && in.Mac != "":
+			port.MAC, _ = net.ParseMAC(in.Mac)
+		}
+	}
+	for _, a := range k.addressesIn(k.prev) {
+		for _, ours := range k.rec.Addresses {
+			if ours.Prefix.Addr() == a {
+				port.Addresses = append(port.Addresses, ours.Prefix)
+			}
+		}
+	}
+	var err error
+	if port.Routes, err = podRoutes(k.settings, nil, k.prev.Routes); err != nil {
+		return err
+	}
+	diffs, err := k.br.Check(ctx, pod, port)
+	for _, d := range diffs {
+		found.add("%s", d)
+	}
+	return err
+}
+
+// gateways looks for the bridge's addresses, and whether the host forwards.
+func (k *checking) gateways(ctx context.Context, found *findings) error {
+	if !k.settings.IsGateway {
+		return nil
+	}
+	l, err := k.br.Link(ctx, k.settings.Bridge)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // found already
+	}
+	if err != nil {
+		return err
+	}
+	for _, a := range k.rec.Addresses {
+		if !a.Gateway.IsValid() {
+			continue
+		}
+		gw := netip.PrefixFrom(a.Gateway, a.Prefix.Bits())
+		ok, err := k.br.Addresses().Has(addr.Address{Prefix: gw, Link: l.Index})
+		if err != nil {
+			return err
+		}
+		if !ok {
+			found.add("bridge %s: the gateway %s is missing", k.settings.Bridge, gw)
+		}
+		if !forwards(a.Gateway) {
+			found.add("the host does not forward packets of the family of %s", a.Gateway)
+		}
+	}
+	return nil
+}
+
+func (k *checking) firewall(ctx context.Context, found *findings) error {
+	n := &network{settings: k.settings}
+	rec, err := k.dir.LoadNetwork(k.call.network)
+	if err != nil {
+		found.add("the record of network %q: %v", k.call.network, err)
+		return nil
+	}
+	ep := endpointOf(k.rec)
+	diffs, err := k.fw.Check(ctx, n.rules(rec.Subnets), &ep)
+	for _, d := range diffs {
+		found.add("%s", d)
+	}
+	return err
+}
+
+func (k *checking) reservations(ctx context.Context, found *findings) error {
+	allocator, err := ipam.New(k.ipamRequest(true))
+	if err != nil {
+		return err
+	}
+	err = allocator.Check(ctx, k.prev)
+	if err != nil && !ipam.Delegated(allocator) {
+		found.add("%v", err)
+		return nil
+	}
+	return err
+}

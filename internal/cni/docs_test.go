@@ -1,0 +1,372 @@
+package cni
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"maps"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/tombolo-cni/tombolo/internal/ipam"
+)
+
+// The documentation is held to the code: what the code has must be described, and
+// what the tables describe the code must have.
+
+const docsRoot = "../../"
+
+// readDocs gives the text of files below the module's root, by their names.
+func readDocs(t *testing.T, patterns ...string) map[string]string {
+	t.Helper()
+	texts := map[string]string{}
+	for _, pattern := range patterns {
+		names, err := filepath.Glob(docsRoot + pattern)
+		if err != nil || len(names) == 0 {
+			t.Fatalf("%s: no files, %v", pattern, err)
+		}
+		for _, name := range names {
+			data, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			texts[strings.TrimPrefix(name, docsRoot)] = string(data)
+		}
+	}
+	return texts
+}
+
+func readDoc(t *testing.T, name string) string {
+	t.Helper()
+	return readDocs(t, name)[name]
+}
+
+// firstColumn gives the cells under a header, of all tables that have it first.
+func firstColumn(text, header string) []string {
+	var cells []string
+	inside := false
+	for line := range strings.Lines(text) {
+		row, isRow := strings.CutPrefix(line, "| ")
+		cell, _, _ := strings.Cut(row, " |")
+		switch {
+		case cell == header:
+			inside = true
+		case !isRow && !strings.HasPrefix(line, "|"):
+			inside = false
+		case inside && isRow:
+			cells = append(cells, cell)
+		}
+	}
+	return cells
+}
+
+// jsonFields gives the names that a struct, and those within it, have in JSON.
+func jsonFields(t reflect.Type) []string {
+	var names []string
+	for i := range t.NumField() {
+		f := t.Field(i)
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if name != "" {
+			names = append(names, name)
+		}
+		if f.Type.Kind() == reflect.Struct {
+			names = append(names, jsonFields(f.Type)...)
+		}
+	}
+	return names
+}
+
+// parseFile reads Go source of another package, whose names are not exported.
+func parseFile(t *testing.T, name string) *ast.File {
+	t.Helper()
+	f, err := parser.ParseFile(token.NewFileSet(), docsRoot+name, nil, parser.SkipObjectResolution)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// ipamFields gives the names in JSON of the ipam section's fields, for the types
+// in process.
+func ipamFields(t *testing.T) []string {
+	t.Helper()
+	structs := []string{"hostLocalConf", "rangeConf", "routeConf", "staticConf", "addressConf", "dnsConf"}
+	var names []string
+	for _, file := range []string{"internal/ipam/config.go", "internal/ipam/static.go"} {
+		ast.Inspect(parseFile(t, file), func(n ast.Node) bool {
+			spec, ok := n.(*ast.TypeSpec)
+			if !ok || !slices.Contains(structs, spec.Name.Name) {
+				return true
+			}
+			structs = slices.DeleteFunc(structs, func(s string) bool { return s == spec.Name.Name })
+			for _, f := range spec.Type.(*ast.StructType).Fields.List {
+				if f.Tag == nil {
+					continue
+				}
+				tag, err := strconv.Unquote(f.Tag.Value)
+				if err != nil {
+					t.Fatal(err)
+				}
+				name, _, _ := strings.Cut(reflect.StructTag(tag).Get("json"), ",")
+				names = append(names, name)
+			}
+			return true
+		})
+	}
+	if len(structs) > 0 {
+		t.Fatalf("package ipam has no types %q any more: where are its fields?", structs)
+	}
+	return names
+}
+
+func TestDocsNameEveryField(t *testing.T) {
+	t.Parallel()
+	text := readDoc(t, "docs/config.md")
+	fields := slices.Concat(jsonFields(reflect.TypeFor[NetConf]()), ipamFields(t))
+	for _, name := range fields {
+		if !strings.Contains(text, "`"+name+"`") {
+			t.Errorf("docs/config.md does not have the field `%s`", name)
+		}
+	}
+	capabilities := jsonFields(reflect.TypeFor[runtimeConfig]())
+	for _, name := range append(capabilities, "ips", "ipRanges") {
+		if !strings.Contains(text, "`"+name+"`") && !strings.Contains(text, `"`+name+`"`) {
+			t.Errorf("docs/config.md does not have runtimeConfig's %q", name)
+		}
+	}
+	tables := firstColumn(text, "field")
+	if len(tables) < len(fields)/2 {
+		t.Fatalf("found %d rows in tables of fields, %q", len(tables), tables)
+	}
+	for _, cell := range tables {
+		if !slices.Contains(fields, strings.Trim(cell, "`")) {
+			t.Errorf("docs/config.md describes %s, which no configuration has", cell)
+		}
+	}
+}
+
+// libraryCodes are the codes that the CNI library has names for.
+var libraryCodes = map[string]uint{
+	"ErrIncompatibleCNIVersion":      types.ErrIncompatibleCNIVersion,
+	"ErrUnsupportedField":            types.ErrUnsupportedField,
+	"ErrUnknownContainer":            types.ErrUnknownContainer,
+	"ErrInvalidEnvironmentVariables": types.ErrInvalidEnvironmentVariables,
+	"ErrIOFailure":                   types.ErrIOFailure,
+	"ErrDecodingFailure":             types.ErrDecodingFailure,
+	"ErrInvalidNetworkConfig":        types.ErrInvalidNetworkConfig,
+	"ErrInvalidNetNS":                types.ErrInvalidNetNS,
+	"ErrTryAgainLater":               types.ErrTryAgainLater,
+	"ErrInternal":                    types.ErrInternal,
+}
+
+// errorCodes gives the constants of a file whose names begin with "code".
+func errorCodes(t *testing.T, file string) map[string]uint {
+	t.Helper()
+	codes := map[string]uint{}
+	ast.Inspect(parseFile(t, file), func(n ast.Node) bool {
+		spec, ok := n.(*ast.ValueSpec)
+		if !ok {
+			return true
+		}
+		for i, name := range spec.Names {
+			if strings.HasPrefix(strings.ToLower(name.Name), "code") {
+				codes[name.Name] = codeValue(t, name.Name, spec.Values[i])
+			}
+		}
+		return true
+	})
+	return codes
+}
+
+// codeValue knows the forms in which codes are written: 100, uint(110), types.ErrX.
+func codeValue(t *testing.T, name string, e ast.Expr) uint {
+	t.Helper()
+	switch e := e.(type) {
+	case *ast.BasicLit:
+		if v, err := strconv.ParseUint(e.Value, 0, 32); err == nil {
+			return uint(v)
+		}
+	case *ast.CallExpr:
+		return codeValue(t, name, e.Args[0])
+	case *ast.SelectorExpr:
+		if v, ok := libraryCodes[e.Sel.Name]; ok {
+			return v
+		}
+	}
+	t.Fatalf("constant %s has a value that this test cannot read", name)
+	return 0
+}
+
+func TestDocsNameEveryErrorCode(t *testing.T) {
+	t.Parallel()
+	own, ipams := errorCodes(t, "internal/cni/errors.go"), errorCodes(t, "internal/ipam/errors.go")
+	if own["codeExists"] != codeExists || ipams["CodePoolFull"] != ipam.CodePoolFull {
+		t.Fatalf("the constants were not read right: %v, %v", own, ipams)
+	}
+	var codes []string
+	for _, code := range slices.Concat(slices.Collect(maps.Values(own)), slices.Collect(maps.Values(ipams))) {
+		codes = append(codes, strconv.Itoa(int(code)))
+	}
+	listed := firstColumn(readDoc(t, "docs/config.md"), "code")
+	for _, code := range codes {
+		if !slices.Contains(listed, code) {
+			t.Errorf("docs/config.md has no row for error code %s", code)
+		}
+	}
+	for _, code := range listed {
+		if !slices.Contains(codes, code) {
+			t.Errorf("docs/config.md has a row for error code %s, which nothing returns", code)
+		}
+	}
+}
+
+// usage gives the text of tombolo help.
+func usage(t *testing.T) string {
+	t.Helper()
+	var text string
+	ast.Inspect(parseFile(t, "cmd/tombolo/operator.go"), func(n ast.Node) bool {
+		spec, ok := n.(*ast.ValueSpec)
+		if ok && spec.Names[0].Name == "usage" {
+			var err error
+			if text, err = strconv.Unquote(spec.Values[0].(*ast.BasicLit).Value); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return true
+	})
+	return text
+}
+
+func TestDocsNameEveryCommand(t *testing.T) {
+	t.Parallel()
+	commands := regexp.MustCompile(`(?m)^  tombolo ([a-z]+)(.*)$`).FindAllStringSubmatch(usage(t), -1)
+	if len(commands) == 0 {
+		t.Fatal("tombolo help has no commands")
+	}
+	var text strings.Builder
+	for _, doc := range readDocs(t, "README.md", "docs/*.md") {
+		text.WriteString(doc)
+	}
+	for _, c := range commands {
+		command := regexp.MustCompile("`tombolo " + c[1] + "([^`]*)`")
+		forms := command.FindAllStringSubmatch(text.String(), -1)
+		if len(forms) == 0 {
+			t.Errorf("neither README.md nor docs has `tombolo %s`", c[1])
+		}
+		for _, flag := range regexp.MustCompile(`--[a-z]+`).FindAllString(c[2], -1) {
+			if !slices.ContainsFunc(forms, func(form []string) bool { return strings.Contains(form[1], flag) }) {
+				t.Errorf("neither README.md nor docs has `tombolo %s` with %s", c[1], flag)
+			}
+		}
+	}
+}
+
+// jsonBlocks gives the blocks of JSON in a text in Markdown.
+func jsonBlocks(text string) []string {
+	var blocks []string
+	for _, m := range regexp.MustCompile("(?ms)^```json\n(.*?)^```$").FindAllStringSubmatch(text, -1) {
+		blocks = append(blocks, m[1])
+	}
+	return blocks
+}
+
+// networks gives the configurations for our plugin in a document: the document
+// itself, or those in its list of plugins, with what libcni adds to them.
+func networks(document string) ([][]byte, error) {
+	var head struct {
+		CNIVersion string            `json:"cniVersion"`
+		Name       string            `json:"name"`
+		Type       string            `json:"type"`
+		Plugins    []json.RawMessage `json:"plugins"`
+	}
+	if err := json.Unmarshal([]byte(document), &head); err != nil {
+		return nil, err
+	}
+	if head.Type == "tombolo" {
+		return [][]byte{[]byte(document)}, nil
+	}
+	var list [][]byte
+	for _, raw := range head.Plugins {
+		var plugin map[string]any
+		if err := json.Unmarshal(raw, &plugin); err != nil {
+			return nil, err
+		}
+		if plugin["type"] != "tombolo" {
+			continue
+		}
+		plugin["cniVersion"], plugin["name"] = head.CNIVersion, head.Name
+		data, err := json.Marshal(plugin)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, data)
+	}
+	return list, nil
+}
+
+// accepts reads a configuration as ADD does, as far as that goes without a kernel.
+func accepts(t *testing.T, data []byte) error {
+	t.Helper()
+	conf, err := parseStrict(data)
+	if err != nil {
+		return err
+	}
+	if err := new(call).accept(conf); err != nil {
+		return err
+	}
+	if conf.Capabilities["ipRanges"] {
+		// Such a network has its ranges from the runtime.
+		data = bytes.Replace(data, []byte("{"), []byte(`{"runtimeConfig": {"ipRanges": [[{"subnet": "10.1.0.0/24"}]]},`), 1)
+	}
+	_, err = ipam.New(&ipam.Request{Network: conf.Name, Stdin: data, Strict: true, DefaultDataDir: t.TempDir()})
+	return err
+}
+
+func TestDocsHaveExamplesThatAreAccepted(t *testing.T) {
+	t.Parallel()
+	documents := readDocs(t, "deploy/*.conflist")
+	for file, text := range readDocs(t, "README.md", "docs/*.md") {
+		for i, block := range jsonBlocks(text) {
+			documents[fmt.Sprintf("%s, JSON block %d", file, i+1)] = block
+		}
+	}
+	found := 0
+	for where, document := range documents {
+		confs, err := networks(document)
+		if err != nil {
+			t.Errorf("%s: %v", where, err)
+		}
+		for _, conf := range confs {
+			found++
+			if err := accepts(t, conf); err != nil {
+				t.Errorf("%s: %v", where, err)
+			}
+		}
+	}
+	if found < 6 {
+		t.Errorf("found %d configurations only", found)
+	}
+}
+
+func TestDocsLinkToWhatIsThere(t *testing.T) {
+	t.Parallel()
+	link := regexp.MustCompile(`\]\(([^)#:]+)(#[^)]*)?\)`)
+	for file, text := range readDocs(t, "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "bench/README.md") {
+		for _, m := range link.FindAllStringSubmatch(text, -1) {
+			if _, err := os.Stat(filepath.Join(docsRoot, filepath.Dir(file), m[1])); err != nil {
+				t.Errorf("%s: %v", file, err)
+			}
+		}
+	}
+}

@@ -1,0 +1,72 @@
+package cni
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/nft"
+)
+
+// Error codes: those of the CNI specification 1.1, and from 100 on our own, which
+// docs/config.md lists.
+const (
+	codeIncompatibleVersion = types.ErrIncompatibleCNIVersion
+	codeUnsupportedField    = types.ErrUnsupportedField
+	codeEnvironment         = types.ErrInvalidEnvironmentVariables
+	codeIO                  = types.ErrIOFailure
+	codeDecoding            = types.ErrDecodingFailure
+	codeInvalidConfig       = types.ErrInvalidNetworkConfig
+	codeInvalidNetNS        = types.ErrInvalidNetNS
+	codeTryAgainLater       = types.ErrTryAgainLater
+	codeNotAvailable        = uint(50) // STATUS: ADD cannot succeed
+
+	// 100 to 109 are package ipam's.
+	codeKernel        = uint(110) // the kernel refused something
+	codeExists        = uint(111) // the interface, or the attachment, is there already
+	codeConflict      = uint(112) // an address, or a name, belongs to somebody else
+	codeDiffers       = uint(113) // CHECK found something that is not as it was made
+	codeAttached      = uint(114) // a network that is to be removed still has attachments
+	codeNoGateway     = uint(115) // a gateway is needed and the IPAM named none
+	codeNotAttachable = uint(116) // the bridge is full, or is not a bridge
+)
+
+func newError(code uint, format string, args ...any) *types.Error {
+	return &types.Error{Code: code, Msg: fmt.Sprintf(format, args...)}
+}
+
+// coded gives an error the code that a runtime branches on. One that has a code
+// keeps it, whatever is wrapped around it.
+func coded(err error) *types.Error {
+	msg := oneLine(err)
+	var own *types.Error
+	switch {
+	case errors.As(err, &own):
+		return &types.Error{Code: own.Code, Msg: msg} // its details are in the message
+	case errors.Is(err, state.ErrLocked):
+		return &types.Error{Code: codeTryAgainLater, Msg: msg}
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		return &types.Error{Code: codeTryAgainLater, Msg: msg}
+	case errors.Is(err, bridge.ErrPeerExists):
+		return &types.Error{Code: codeExists, Msg: msg}
+	case errors.Is(err, bridge.ErrBridgeFull), errors.Is(err, bridge.ErrNotBridge):
+		return &types.Error{Code: codeNotAttachable, Msg: msg}
+	case errors.Is(err, bridge.ErrForeign), errors.As(err, new(*nft.ConflictError)), errors.Is(err, addr.ErrDuplicate):
+		return &types.Error{Code: codeConflict, Msg: msg}
+	case errors.Is(err, state.ErrDamaged), errors.As(err, new(*fs.PathError)):
+		return &types.Error{Code: codeIO, Msg: msg}
+	}
+	return &types.Error{Code: codeKernel, Msg: msg}
+}
+
+// oneLine writes joined errors, which come a line each, on one.
+func oneLine(err error) string {
+	return strings.ReplaceAll(err.Error(), "\n", "; ")
+}

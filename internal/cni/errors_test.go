@@ -1,0 +1,124 @@
+package cni
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"testing"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/ipam"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/nft"
+)
+
+func TestCodesOfErrors(t *testing.T) {
+	t.Parallel()
+	own := newError(codeConflict, "an address of %s", "somebody else's")
+	for _, tt := range []struct {
+		name string
+		err  error
+		code uint
+		msg  string
+	}{
+		{"one that has a code", own, 112, "an address of somebody else's"},
+		{"one that is wrapped", fmt.Errorf("outside: %w", own), 112, "outside: an address of somebody else's"},
+		{"one with details", &types.Error{Code: 150, Msg: "busy", Details: "try later"}, 150, "busy; try later"},
+		{"the ipam's", &ipam.Error{CNI: types.NewError(ipam.CodePoolFull, "full", "")}, 100, "full"},
+		{"the first of several", errors.Join(own, newError(codeIO, "disk")), 112, "an address of somebody else's; disk"},
+
+		{"lock", fmt.Errorf("wait: %w", state.ErrLocked), 11, "wait: locked by another process"},
+		{"deadline", context.DeadlineExceeded, 11, "context deadline exceeded"},
+		{"cancelled", context.Canceled, 11, "context canceled"},
+		{"interface is there", fmt.Errorf("attach: %w", bridge.ErrPeerExists), 111, "attach: the pod has an interface of this name already"},
+		{"bridge is full", bridge.ErrBridgeFull, 116, "the bridge holds 1023 ports, the most that Linux allows"},
+		{"no bridge", &bridgeTaken{name: "cbr0", kind: "vxlan"}, 116, `cbr0 is no longer a bridge but of kind "vxlan": it is left alone`},
+		{"somebody else's link", bridge.ErrForeign, 112, "the link belongs to somebody else"},
+		{"address is in use", addr.ErrDuplicate, 112, "another node of the network has the address"},
+		{"damaged record", fmt.Errorf("load: %w", state.ErrDamaged), 5, "load: damaged"},
+		{"the kernel's", &tombolo.OpError{Op: "add link", Object: "veth0", Err: unix.EBUSY, Message: "made up"}, 110,
+			"add link veth0: device or resource busy (kernel: made up)"},
+		{"joined ones come on one line", errors.Join(unix.EBUSY, errors.Join(unix.EPERM, unix.EIO)), 110,
+			"device or resource busy; operation not permitted; input/output error"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			if diff := cmp.Diff(&types.Error{Code: tt.code, Msg: tt.msg}, coded(tt.err)); diff != "" {
+				t.Errorf("error (-want +got):\n%s", diff)
+			}
+		})
+	}
+	var conflict error = &nft.ConflictError{}
+	if e := coded(fmt.Errorf("add: %w", conflict)); e.Code != 112 {
+		t.Errorf("an element of another owner: code %d", e.Code)
+	}
+}
+
+func TestWhetherANetworkIsStillAttached(t *testing.T) {
+	t.Parallel()
+	if !IsAttached(fmt.Errorf("remove: %w", newError(codeAttached, "2 attachments"))) {
+		t.Error("the error of RemoveNetwork is not known")
+	}
+	for _, err := range []error{nil, fs.ErrNotExist, newError(codeIO, "disk")} {
+		if IsAttached(err) {
+			t.Errorf("%v is taken for it", err)
+		}
+	}
+}
+
+func TestUndoGoesBackThroughAllSteps(t *testing.T) {
+	t.Parallel()
+	var order []int
+	var u undo
+	boom := errors.New("boom")
+	for i := range 3 {
+		u.push(func(ctx context.Context) error {
+			order = append(order, i)
+			if _, limited := ctx.Deadline(); !limited {
+				t.Error("a step back has no time limit")
+			}
+			if i == 1 {
+				return boom
+			}
+			return nil
+		})
+	}
+	cause := context.DeadlineExceeded // which must not keep anything from being undone
+	err := u.run(cause)
+	if diff := cmp.Diff([]int{2, 1, 0}, order); diff != "" {
+		t.Errorf("order (-want +got):\n%s", diff)
+	}
+	if !errors.Is(err, cause) || !errors.Is(err, boom) {
+		t.Errorf("error is %v", err)
+	}
+}
+
+func TestStepsAreJoined(t *testing.T) {
+	t.Parallel()
+	first, last := errors.New("first"), errors.New("last")
+	ran := 0
+	step := func(err error) func() error { return func() error { ran++; return err } }
+	err := joinSteps(step(first), step(nil), step(last))
+	if ran != 3 || !errors.Is(err, first) || !errors.Is(err, last) {
+		t.Errorf("%d steps ran: %v", ran, err)
+	}
+	if err := joinSteps(step(nil)); err != nil {
+		t.Errorf("steps that succeed: %v", err)
+	}
+}
+
+func TestPlural(t *testing.T) {
+	t.Parallel()
+	for n, want := range map[int]string{0: "0 pods", 1: "1 pod", 2: "2 pods"} {
+		if got := plural(n, "pod", "pods"); got != want {
+			t.Errorf("%d: %s", n, got)
+		}
+	}
+}

@@ -1,0 +1,248 @@
+package cni
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/nft"
+)
+
+// seeds are the corpora in testdata/fuzz, which -update writes anew: what runtimes
+// send, and what once went wrong.
+func seeds() map[string]map[string][]any {
+	text := func(s string) []any { return []any{[]byte(s)} }
+	results := map[string][]any{
+		"null-in-ips":  {[]byte("0.4.0"), []byte(`{"ips": [null]}`)},
+		"null-twice":   {[]byte("0.4.0"), []byte(`{"ips": [null], "IPS": [{"address": "10.0.0.1/8"}]}`)},
+		"out-of-range": {[]byte("1.1.0"), []byte(`{"ips": [{"address": "10.0.0.1/8", "interface": -1}]}`)},
+	}
+	for _, v := range []string{"0.2.0", "0.4.0", "1.1.0"} {
+		results[v] = []any{[]byte(v), []byte(prevResult(v))}
+	}
+	return map[string]map[string][]any{
+		"FuzzNetConf": {
+			"small": text(string(with(""))),
+			"full": text(string(with(`"mode": "gateway", "bridge": "cbr0", "mtu": 1400, "isGateway": true, "ipMasq": false, "hairpinMode": null,
+				"forwardMark": "0x1000", "deadline": "5s", "dns": {"nameservers": ["10.0.0.1"]}, "_comment": [1, {}], "cni.dev/x": null,
+				"ipam": {"type": "host-local", "dataDir": "/d"}, "runtimeConfig": {"mac": "02:00:00:00:00:01"}, "args": {"cni": {"mac": "x"}}`))),
+			"spoilt":      text(`{"name": "pods", "mtu": "big", "deadline": 5, "forwardMark": 3, "ipMasq": "yes", "bridge": "br7"}`),
+			"attachments": text(string(with(`"cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "eth0"}, {"containerID": 7}]`))),
+			"twice":       text(`{"name": "a", "name": "b", "ipam": {"type": 7}}`),
+		},
+		"FuzzPrevResult": results,
+		"FuzzArgs": {
+			"kubelet": text("IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0;K8S_POD_INFRA_CONTAINER_ID=0123;K8S_POD_UID=4567"),
+			"ours":    text("IP=10.0.0.2;MAC=02:00:00:00:00:01;GATEWAY=10.0.0.1"),
+			"spoilt":  text("=;IP;a=b=c"),
+		},
+		"FuzzAlias": {
+			"dual-stack":   text("tombolo:1:0123456789a:pods:10.61.0.2,fd61::2"),
+			"long-network": text("tombolo:1:0123456789a:#0123456789a:"),
+			"later":        text("tombolo:1:0123456789a:pods:10.0.0.1,later,fe80::1%eth0"),
+		},
+		"FuzzRun": {
+			"add":     {[]byte("ADD"), []byte("c1"), []byte("eth0"), []byte("/nowhere"), []byte("IgnoreUnknown=1"), with(`"ipam": {"type": "static"}`)},
+			"own":     {[]byte("ADD"), []byte("c1"), []byte("eth0"), []byte("/proc/thread-self/ns/net"), []byte(""), with(``)},
+			"check":   {[]byte("CHECK"), []byte("c1"), []byte("eth0"), []byte("/nowhere"), []byte(""), with(`"prevResult": ` + prevResult("1.1.0"))},
+			"del":     {[]byte("DEL"), []byte("c1"), []byte("eth0"), []byte(""), []byte("="), []byte(`{"name": "pods", "mtu": "big"}`)},
+			"gc":      {[]byte("GC"), []byte(""), []byte(""), []byte(""), []byte(""), with(`"cni.dev/valid-attachments": []`)},
+			"status":  {[]byte("STATUS"), []byte(""), []byte(""), []byte(""), []byte(""), with(``)},
+			"version": {[]byte("VERSION"), []byte(""), []byte(""), []byte(""), []byte(""), []byte(``)},
+		},
+	}
+}
+
+func TestSeedsAreCommitted(t *testing.T) {
+	for target, corpus := range seeds() {
+		for name, values := range corpus {
+			if *update {
+				nstest.SaveCorpus(t, target, name, values...)
+			}
+			if _, err := os.Stat(filepath.Join("testdata", "fuzz", target, name)); err != nil {
+				t.Errorf("%v: -update writes it", err)
+			}
+		}
+	}
+}
+
+func FuzzNetConf(f *testing.F) {
+	f.Fuzz(func(t *testing.T, data []byte) {
+		lenient, lenientErr := parseLenient(data)
+		if lenientErr == nil {
+			usable(t, lenient)
+		} else if code(lenientErr) != codeDecoding {
+			t.Errorf("lenient parsing fails for more than its syntax: %v", lenientErr)
+		}
+		conf, err := parseStrict(data)
+		if err != nil {
+			if c := code(err); c != codeDecoding && c != codeInvalidConfig && c != codeUnsupportedField {
+				t.Errorf("code %d: %v", c, err)
+			}
+			return
+		}
+		if lenientErr != nil {
+			t.Fatalf("ADD takes what DEL does not: %v", lenientErr)
+		}
+		// An ADD and its DEL have to mean the same network.
+		if diff := cmp.Diff(conf, lenient); diff != "" {
+			t.Errorf("strict and lenient differ (-strict +lenient):\n%s", diff)
+		}
+		usable(t, conf)
+		if s := conf.settings(); !isLinkName(s.Bridge) || s.Mark&(s.Mark-1) != 0 || s.MTU != 0 && (s.MTU < mtuMin || s.MTU > mtuMax) {
+			t.Errorf("settings are %+v", s)
+		}
+	})
+}
+
+// usable calls for everything that verbs derive from a configuration.
+func usable(t *testing.T, conf *NetConf) {
+	t.Helper()
+	s := conf.settings()
+	if s.Deadline <= 0 || s.Mark == 0 || s.Bridge == "" || !strings.HasPrefix(s.StateDir, "/") {
+		t.Errorf("settings are %+v", s)
+	}
+	if s.IsDefaultGateway && !s.IsGateway || s.Down && s.Masquerade {
+		t.Errorf("settings contradict themselves: %+v", s)
+	}
+	if list, err := conf.validAttachments(); err == nil {
+		for _, a := range list {
+			if a.ContainerID == "" || a.IfName == "" {
+				t.Errorf("an attachment without a name: %+v", list)
+			}
+		}
+	}
+	rc, err := conf.runtimeConfig()
+	if err != nil {
+		return
+	}
+	if mac, err := conf.podMAC(rc, nil); err == nil && mac != nil && (len(mac) != 6 || mac[0]&1 != 0) {
+		t.Errorf("mac %s", mac)
+	}
+}
+
+func FuzzPrevResult(f *testing.F) {
+	f.Fuzz(func(t *testing.T, version, data []byte) {
+		res, err := parsePrevResult(&NetConf{PrevResult: data}, string(version))
+		if err != nil {
+			if code(err) != codeDecoding {
+				t.Errorf("code %d: %v", code(err), err)
+			}
+			return
+		}
+		if res == nil {
+			return
+		}
+		// What CHECK, DEL and a chained ADD do with it.
+		h := &host{call: &call{ifName: "eth0"}, settings: settings{IsDefaultGateway: true}}
+		for _, a := range h.addressesIn(res) {
+			if !a.IsValid() {
+				t.Error("an invalid address")
+			}
+		}
+		if list, err := readAddresses(res); err == nil {
+			if _, err := podRoutes(h.settings, list, res.Routes); err != nil && code(err) == 0 {
+				t.Errorf("no code: %v", err)
+			}
+		}
+		for _, v := range SupportedVersions() {
+			if out, err := res.GetAsVersion(v); err == nil {
+				if _, err := json.Marshal(out); err != nil {
+					t.Errorf("as version %s: %v", v, err)
+				}
+			}
+		}
+	})
+}
+
+func FuzzArgs(f *testing.F) {
+	f.Fuzz(func(t *testing.T, data []byte) {
+		args, err := parseArgs(string(data))
+		if err != nil {
+			if code(err) != codeEnvironment {
+				t.Errorf("code %d: %v", code(err), err)
+			}
+			return
+		}
+		for key, value := range args {
+			if !bytes.Contains(data, []byte(key+"="+value)) {
+				t.Errorf("%q=%q is not in %q", key, value, data)
+			}
+		}
+		if name := podName(args); name != "" && !strings.Contains(name, "/") {
+			t.Errorf("pod %q", name)
+		}
+	})
+}
+
+func FuzzAlias(f *testing.F) {
+	f.Fuzz(func(t *testing.T, data []byte) {
+		a, ok := parseAlias(string(data))
+		if !ok {
+			return
+		}
+		if len(a.hash) != ident.Digits || strings.Contains(a.network, ":") || !strings.HasPrefix(string(data), aliasOwner(a.hash)) {
+			t.Errorf("%q gives %+v", data, a)
+		}
+		if networkToken(a.network) != a.network || slices.ContainsFunc(a.addresses, func(ip netip.Addr) bool { return ip.Zone() != "" }) {
+			return // no alias of ours
+		}
+		back, ok := parseAlias(formatAlias(a.hash, a.network, a.addresses))
+		if len(back.addresses) == 0 {
+			a.addresses = nil // they may be too many
+		}
+		if diff := cmp.Diff(a, back, netipValues(), cmp.AllowUnexported(alias{})); diff != "" || !ok {
+			t.Errorf("%q comes back as (-want +got):\n%s", data, diff)
+		}
+	})
+}
+
+// FuzzRun is the whole plugin, up to where it would open the kernel.
+func FuzzRun(f *testing.F) {
+	f.Fuzz(func(t *testing.T, verb, containerID, ifName, netns, args, stdin []byte) {
+		if bytes.HasPrefix(netns, []byte("/dev")) {
+			t.Skip("opening a device may do something")
+		}
+		if conf, err := parseLenient(stdin); err == nil && conf.LogFile != "" {
+			t.Skip("it would write to any file of this machine")
+		}
+		env := map[string]string{
+			"CNI_COMMAND": string(verb), "CNI_CONTAINERID": string(containerID), "CNI_IFNAME": string(ifName),
+			"CNI_NETNS": string(netns), "CNI_ARGS": string(args),
+		}
+		var out bytes.Buffer
+		p := &Plugin{
+			Getenv:     func(name string) string { return env[name] },
+			Stdin:      bytes.NewReader(stdin),
+			Stdout:     &out,
+			DialBridge: func() (*bridge.Conn, error) { return nil, errNoKernel },
+			DialNFT:    func(*nft.Config) (*nft.Conn, error) { return nil, errNoKernel },
+		}
+		status := p.Run()
+		switch string(verb) {
+		case "VERSION":
+			if status != 0 || !json.Valid(out.Bytes()) {
+				t.Errorf("status %d: %q", status, out.Bytes())
+			}
+			return
+		case "GC":
+			if status == 0 && out.Len() == 0 {
+				return // there was no list
+			}
+		}
+		if status != 1 {
+			t.Fatalf("status %d: %q", status, out.Bytes())
+		}
+		decodeError(t, out.Bytes())
+	})
+}

@@ -1,0 +1,192 @@
+package cni
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/sysctl"
+	"github.com/tombolo-cni/tombolo/route"
+)
+
+// hasGateway says whether the bridge has a gateway's address, in one request: for
+// IPv6 by a get of it. IPv4 has no such get, so the routing table is asked whether
+// the host has it; for IPv6 it would not do, since the kernel makes the address's
+// route some milliseconds after the address.
+func (h *host) hasGateway(gw netip.Prefix, l *bridge.Link) (bool, error) {
+	if gw.Addr().Is6() {
+		return h.br.Addresses().Has(addr.Address{Prefix: gw, Link: l.Index})
+	}
+	r, err := h.br.Routes().Get(gw.Addr())
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	return r.Type == route.Local, nil
+}
+
+const (
+	forwarding4 = "net/ipv4/ip_forward"
+	forwarding6 = "net/ipv6/conf/all/forwarding"
+)
+
+// forwards says whether the host forwards packets of the address's family.
+func forwards(a netip.Addr) bool {
+	path := forwarding6
+	if a.Is4() {
+		path = forwarding4
+	}
+	v, err := sysctl.Read(path)
+	return err == nil && v == "1"
+}
+
+// ensureLinkLocal gives a bridge the address from which the host, as a router, asks
+// for pods (RFC 4861, section 7.2.2). One that the kernel makes would not do: it is
+// of no use until duplicate detection is over, and a bridge that began without
+// IPv6 never gets it.
+func (h *host) ensureLinkLocal(l *bridge.Link) error {
+	_, err := h.br.Addresses().Ensure(addr.Address{Prefix: netip.PrefixFrom(bridge.LinkLocal(l.MAC), 64), Link: l.Index, Flags: addr.NoDAD})
+	return err
+}
+
+// buildGateways puts the gateways on the bridge, takes those off that no pod
+// needs any more, and has the host forward.
+func (h *host) buildGateways(ctx context.Context, n *network, l *bridge.Link, gateways []netip.Prefix) error {
+	have, err := h.br.Addresses().List(addr.Filter{Link: l.Index})
+	if err != nil {
+		return err
+	}
+	stale, err := h.staleGateways(n, gateways)
+	if err != nil {
+		return err
+	}
+	usable, err := addr.Listen(nil)
+	if err != nil {
+		return err
+	}
+	defer usable.Close()
+	var added []netip.Addr
+	for _, gw := range gateways {
+		for _, a := range have {
+			if a.Prefix == gw || a.Prefix.Addr().IsLinkLocalUnicast() || !a.Prefix.Overlaps(gw) || slices.Contains(gateways, a.Prefix) {
+				continue
+			}
+			if !n.ForceAddress && !slices.Contains(stale, a.Prefix) {
+				return newError(codeConflict, "bridge %s has the address %s, which overlaps with the gateway %s of network %q: set forceAddress to replace it, or choose another bridge",
+					n.Bridge, a.Prefix, gw, n.Network)
+			}
+			stale = appendNew(stale, a.Prefix)
+		}
+		if err := h.forward(ctx, gw.Addr()); err != nil {
+			return err
+		}
+		// Usable at once: nobody but us gives out addresses of the pods' network.
+		changed, err := h.br.Addresses().Ensure(addr.Address{Prefix: gw, Link: l.Index, Flags: addr.NoDAD})
+		if err != nil {
+			return err
+		}
+		if changed {
+			added = append(added, gw.Addr())
+		}
+	}
+	if err := usable.Settled(ctx, h.br.Addresses(), l.Index, added...); err != nil {
+		return err
+	}
+	for _, p := range stale {
+		if err := h.br.Addresses().Remove(addr.Address{Prefix: p, Link: l.Index}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// staleGateways are the addresses that an earlier form of this network put on the
+// bridge, and that neither it nor another network needs now.
+func (h *host) staleGateways(n *network, gateways []netip.Prefix) ([]netip.Prefix, error) {
+	before, err := h.dir.LoadNetwork(n.Network)
+	if err != nil || before.Bridge != n.Bridge {
+		return nil, nil // none, or damaged: then nothing is known to be ours
+	}
+	used := slices.Clone(gateways)
+	others, _, err := h.dir.ListNetworks()
+	if err != nil {
+		return nil, newError(codeIO, "%v", err)
+	}
+	for _, o := range others {
+		if o.Name != n.Network && o.Bridge == n.Bridge {
+			used = append(used, o.Gateways...)
+		}
+	}
+	var stale []netip.Prefix
+	for _, gw := range before.Gateways {
+		if !slices.Contains(used, gw) {
+			stale = append(stale, gw)
+		}
+	}
+	return stale, nil
+}
+
+// forward has the host forward packets of an address's family.
+func (h *host) forward(ctx context.Context, a netip.Addr) error {
+	if a.Is4() {
+		_, err := sysctl.Ensure(forwarding4, "1")
+		return err
+	}
+	if forwards(a) {
+		return nil
+	}
+	if err := h.keepAdvertisedRoutes(ctx); err != nil {
+		return err
+	}
+	return sysctl.Write(forwarding6, "1")
+}
+
+// keepAdvertisedRoutes lets the links that have routes from router advertisements
+// keep them: a host that forwards otherwise drops them at once, its own default
+// route among them. accept_ra 2 is to accept them all the same.
+func (h *host) keepAdvertisedRoutes(ctx context.Context) error {
+	list, err := h.br.Routes().List(route.Filter{Family: unix.AF_INET6, Protocol: route.ProtocolRA})
+	if err != nil {
+		return err
+	}
+	done := map[int]bool{}
+	for _, r := range list {
+		for _, index := range links(r) {
+			if done[index] {
+				continue
+			}
+			done[index] = true
+			l, err := h.br.LinkByIndex(ctx, index)
+			if errors.Is(err, fs.ErrNotExist) {
+				continue // gone meanwhile
+			}
+			if err != nil {
+				return err
+			}
+			if _, err := sysctl.Ensure(sysctl.Link("ipv6", l.Name, "accept_ra"), "2"); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// links are the links that a route leads out of.
+func links(r route.Route) []int {
+	if len(r.Nexthops) == 0 {
+		return []int{r.Link}
+	}
+	var list []int
+	for _, nh := range r.Nexthops {
+		list = append(list, nh.Link)
+	}
+	return list
+}

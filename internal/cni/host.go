@@ -1,0 +1,324 @@
+package cni
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+
+	current "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/version"
+
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/ipam"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/nft"
+)
+
+// host is what a verb holds of the node: the kernel on its side, the state
+// directory, and the lock on it.
+type host struct {
+	call     *call
+	settings settings
+	br       *bridge.Conn
+	fw       *nft.Conn
+	dir      *state.Dir
+	lock     *state.Lock
+	epoch    state.Epoch
+}
+
+// openHost opens the kernel and the state directory, without the lock.
+func (c *call) openHost(s settings) (*host, error) {
+	h := &host{call: c, settings: s}
+	var err error
+	if h.br, err = c.DialBridge(); err != nil {
+		return nil, err
+	}
+	if h.fw, err = c.DialNFT(&nft.Config{Mark: s.Mark}); err != nil {
+		h.br.Close()
+		return nil, err
+	}
+	if h.dir, err = state.Open(s.StateDir); err != nil {
+		h.Close()
+		return nil, newError(codeIO, "%v", err)
+	}
+	return h, nil
+}
+
+// Close gives everything back, the lock last.
+func (h *host) Close() {
+	h.br.Close()
+	if h.fw != nil {
+		h.fw.Close()
+	}
+	if h.lock != nil {
+		h.lock.Close()
+	}
+}
+
+// enter takes the shared lock and sees to it that the state belongs to this life
+// of the node. It may be called again.
+func (h *host) enter(ctx context.Context) error {
+	if h.lock != nil {
+		return nil
+	}
+	var err error
+	h.lock, h.epoch, err = h.dir.Enter(ctx, h.begin)
+	return err
+}
+
+// begin takes down, when a life of the node begins, what pods of an earlier one
+// left in the kernel. After a reboot there is nothing; where a nested node
+// restarts, its namespace may be the machine's.
+func (h *host) begin(life state.NewLife) error {
+	for _, a := range life.Stale {
+		if err := h.removeElements(context.Background(), a.Hash(), a); err != nil {
+			h.call.log.warn("drop elements of an earlier life: " + err.Error())
+		}
+	}
+	return nil
+}
+
+// hash is the short name of the call's attachment.
+func (c *call) hash() string { return ident.Hash(c.network, c.containerID, c.ifName) }
+
+// hostName is the name of the attachment's port.
+func (c *call) hostName() string { return bridge.HostName(c.network, c.containerID, c.ifName) }
+
+// ipamRequest describes the call to the IPAM.
+func (h *host) ipamRequest(strictly bool) *ipam.Request {
+	c := h.call
+	return &ipam.Request{
+		Network:        c.network,
+		ContainerID:    c.containerID,
+		IfName:         c.ifName,
+		NetNS:          c.netns,
+		Args:           c.args,
+		Path:           c.path,
+		Stdin:          c.stdin,
+		Environ:        os.Environ(),
+		Stderr:         os.Stderr,
+		DefaultDataDir: h.dir.Path() + "/ipam",
+		Strict:         strictly,
+		Epoch:          ipam.Epoch{Token: h.epoch.Token(), Started: h.epoch.Started},
+		Live:           h.live,
+		OwnerHash: func(o ipam.Owner) string {
+			return ident.Hash(c.network, o.ContainerID, o.IfName)
+		},
+		Warn: c.log.warn,
+	}
+}
+
+// live lists the addresses that pods of this network have in the kernel: by the
+// aliases of their ports, and by their nf_tables elements where an alias was too
+// short for them.
+func (h *host) live() ([]ipam.Live, error) {
+	ctx := context.Background()
+	links, err := h.br.Veths(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var list []ipam.Live
+	ports := map[string]bool{}
+	for i := range links {
+		a, ok := parseAlias(links[i].Alias)
+		if !ok || a.network != networkToken(h.call.network) {
+			continue
+		}
+		ports[a.hash] = true
+		for _, ip := range a.addresses {
+			list = append(list, ipam.Live{Hash: a.hash, Addr: ip})
+		}
+	}
+	endpoints, err := h.fw.Endpoints(ctx, h.call.network)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range endpoints {
+		// An element outlives its pod where a DEL never came; a port does not.
+		if !ports[string(e.Owner)] {
+			continue
+		}
+		for _, ip := range e.Addrs {
+			list = append(list, ipam.Live{Hash: string(e.Owner), Addr: ip})
+		}
+	}
+	return list, nil
+}
+
+// The alias of a port says whose it is, so that a node whose state was lost can
+// still tell: tombolo:1:<hash>:<network>:<addresses>.
+const aliasPrefix = "tombolo:1:"
+
+const aliasMax = 255
+
+// bridgeAlias marks a bridge that we made. One that was there before is its
+// owner's: it keeps its MTU and its router advertisements, and is never deleted.
+const bridgeAlias = aliasPrefix + "bridge"
+
+type alias struct {
+	hash      string
+	network   string // as networkToken gives it
+	addresses []netip.Addr
+}
+
+// aliasOwner is the beginning of an attachment's alias, which no other has.
+func aliasOwner(hash string) string { return aliasPrefix + hash + ":" }
+
+// formatAlias leaves the addresses out where they do not fit; nf_tables has them
+// too.
+func formatAlias(hash, network string, addresses []netip.Addr) string {
+	head := aliasOwner(hash) + networkToken(network) + ":"
+	texts := make([]string, len(addresses))
+	for i, a := range addresses {
+		texts[i] = a.String()
+	}
+	if full := head + strings.Join(texts, ","); len(full) <= aliasMax {
+		return full
+	}
+	return head
+}
+
+func parseAlias(s string) (alias, bool) {
+	rest, ok := strings.CutPrefix(s, aliasPrefix)
+	if !ok {
+		return alias{}, false
+	}
+	var a alias
+	var addresses string
+	if a.hash, rest, ok = strings.Cut(rest, ":"); !ok || !isHash(a.hash) {
+		return alias{}, false
+	}
+	// An IPv6 address has colons of its own, a network's name has none.
+	if a.network, addresses, ok = strings.Cut(rest, ":"); !ok {
+		return alias{}, false
+	}
+	for _, text := range strings.Split(addresses, ",") {
+		if ip, err := netip.ParseAddr(text); err == nil {
+			a.addresses = append(a.addresses, ip)
+		}
+	}
+	return a, true
+}
+
+func isHash(s string) bool {
+	return len(s) == ident.Digits && strings.Trim(s, "0123456789abcdef") == ""
+}
+
+// networkToken is a network's name where it is short, else a hash of it: no name
+// begins with '#'.
+func networkToken(network string) string {
+	const longest = 64
+	if len(network) <= longest {
+		return network
+	}
+	return "#" + ident.Hash(network, "", "")
+}
+
+// removeElements takes an attachment out of the firewall's sets: by its keys where
+// its record tells them, else by its owner's name, which is a search.
+func (h *host) removeElements(ctx context.Context, hash string, rec *state.Attachment) error {
+	if rec == nil || rec.State != state.Ready {
+		return h.fw.RemoveOwners(ctx, nft.Owner(hash))
+	}
+	return h.fw.Remove(ctx, endpointOf(rec))
+}
+
+// addressesOf lists an attachment's addresses.
+func addressesOf(a *state.Attachment) []netip.Addr {
+	list := make([]netip.Addr, len(a.Addresses))
+	for i, address := range a.Addresses {
+		list[i] = address.Prefix.Addr()
+	}
+	return list
+}
+
+// parsePrevResult reads the result of an earlier ADD, or of the plugins before
+// this one; nil if there is none.
+func parsePrevResult(conf *NetConf, cniVersion string) (*current.Result, error) {
+	if isEmptyJSON(conf.PrevResult) {
+		return nil, nil
+	}
+	// A result of its own, as the specification has it, names a version; the one
+	// that a runtime puts in need not, and has the configuration's.
+	var v struct {
+		CNIVersion string `json:"cniVersion"`
+	}
+	if err := json.Unmarshal(conf.PrevResult, &v); err == nil && v.CNIVersion != "" {
+		cniVersion = v.CNIVersion
+	}
+	raw := map[string]json.RawMessage{}
+	if err := json.Unmarshal(conf.PrevResult, &raw); err != nil {
+		return nil, newError(codeDecoding, "prevResult: %v", err)
+	}
+	raw["cniVersion"], _ = json.Marshal(cniVersion)
+	data, err := json.Marshal(raw)
+	if err != nil {
+		return nil, newError(codeDecoding, "prevResult: %v", err)
+	}
+	if err := refuseNulls(data); err != nil {
+		return nil, err
+	}
+	res, err := version.NewResult(cniVersion, data)
+	if err == nil {
+		var r *current.Result
+		if r, err = current.NewResultFromResult(res); err == nil {
+			return r, checkResult(r)
+		}
+	}
+	return nil, newError(codeDecoding, "prevResult: %v", err)
+}
+
+// refuseNulls finds the nulls in a result's lists. To convert it to another
+// version would panic.
+func refuseNulls(result []byte) error {
+	var lists struct {
+		Interfaces []json.RawMessage `json:"interfaces"`
+		IPs        []json.RawMessage `json:"ips"`
+		Routes     []json.RawMessage `json:"routes"`
+	}
+	// What else is wrong, decoding the result says better.
+	_ = json.Unmarshal(result, &lists)
+	for _, l := range []struct {
+		name  string
+		items []json.RawMessage
+	}{{"interfaces", lists.Interfaces}, {"ips", lists.IPs}, {"routes", lists.Routes}} {
+		for i, item := range l.items {
+			if string(item) == "null" {
+				return newError(codeDecoding, "prevResult: %s[%d] is null", l.name, i)
+			}
+		}
+	}
+	return nil
+}
+
+// checkResult refuses what would be indexed later on.
+func checkResult(r *current.Result) error {
+	for i, ip := range r.IPs {
+		if ip.Interface != nil && (*ip.Interface < 0 || *ip.Interface >= len(r.Interfaces)) {
+			return newError(codeDecoding, "prevResult: ips[%d] names interface %d of %d", i, *ip.Interface, len(r.Interfaces))
+		}
+	}
+	return nil
+}
+
+// joinSteps runs each step whatever became of those before it, and joins their
+// errors.
+func joinSteps(steps ...func() error) error {
+	var errs []error
+	for _, step := range steps {
+		errs = append(errs, step())
+	}
+	return errors.Join(errs...)
+}
+
+func plural(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, many)
+}

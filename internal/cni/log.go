@@ -1,0 +1,101 @@
+package cni
+
+import (
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+)
+
+// stepLog writes one line a verb, with how long each of its steps took. A nil
+// one writes nothing: a plugin's stderr belongs to the runtime, so that there is
+// no log unless the configuration names a file.
+type stepLog struct {
+	file   io.Closer
+	logger *slog.Logger
+	start  time.Time
+	last   time.Time
+	steps  []slog.Attr
+}
+
+// openLog opens the configuration's log file. DEL and GC go on without one: they
+// may not fail for what the configuration says.
+func openLog(conf *NetConf, c *call) (*stepLog, error) {
+	// A relative path has been refused, but for DEL and GC.
+	if !filepath.IsAbs(conf.LogFile) {
+		return nil, nil
+	}
+	level, err := parseLevel(conf.LogLevel)
+	lenient := c.verb == "DEL" || c.verb == "GC"
+	if err != nil && !lenient {
+		return nil, newError(codeInvalidConfig, "logLevel: %v", err)
+	}
+	// O_APPEND, and one write a line, so that plugins running at once do not
+	// overwrite each other.
+	f, err := os.OpenFile(conf.LogFile, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		if lenient {
+			return nil, nil
+		}
+		return nil, newError(codeIO, "logFile: %v", err)
+	}
+	logger := slog.New(slog.NewJSONHandler(f, &slog.HandlerOptions{Level: level})).With(
+		"verb", c.verb, "network", c.network)
+	if c.containerID != "" {
+		logger = logger.With("containerID", c.containerID, "ifName", c.ifName, "netns", c.netns)
+	}
+	now := time.Now()
+	return &stepLog{file: f, logger: logger, start: now, last: now}, nil
+}
+
+func parseLevel(s string) (slog.Level, error) {
+	var level slog.Level
+	if s == "" {
+		return slog.LevelInfo, nil
+	}
+	err := level.UnmarshalText([]byte(strings.ToUpper(s)))
+	return level, err
+}
+
+// step notes that a step is done.
+func (l *stepLog) step(name string) {
+	if l == nil {
+		return
+	}
+	now := time.Now()
+	took := now.Sub(l.last)
+	l.last = now
+	for i, s := range l.steps {
+		// GC takes the steps of a DEL once for each attachment.
+		if s.Key == name {
+			l.steps[i] = slog.Duration(name, s.Value.Duration()+took)
+			return
+		}
+	}
+	l.steps = append(l.steps, slog.Duration(name, took))
+}
+
+// warn writes a line about something that was worked around.
+func (l *stepLog) warn(msg string) {
+	if l != nil {
+		l.logger.Warn(msg)
+	}
+}
+
+// done writes the verb's line.
+func (l *stepLog) done(failure *types.Error) {
+	if l == nil {
+		return
+	}
+	attrs := []any{slog.Duration("total", time.Since(l.start)), slog.GroupAttrs("steps", l.steps...)}
+	if failure != nil {
+		l.logger.Error(failure.Msg, append(attrs, slog.Uint64("code", uint64(failure.Code)))...)
+	} else {
+		l.logger.Info("done", attrs...)
+	}
+	l.file.Close()
+}

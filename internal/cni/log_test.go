@@ -1,0 +1,131 @@
+package cni
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/nft"
+)
+
+func TestVerbLogsOneLine(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "log")
+	logging := func(level string) string {
+		return string(with(fmt.Sprintf(`"logFile": %q, "logLevel": %q`, path, level)))
+	}
+	noKernel := func() *Plugin {
+		return &Plugin{
+			DialBridge: func() (*bridge.Conn, error) { return nil, errNoKernel },
+			DialNFT:    func(*nft.Config) (*nft.Conn, error) { return nil, errNoKernel },
+		}
+	}
+	run(t, noKernel(), attachmentEnv("DEL", "/run/netns/p"), logging("info"))
+	run(t, noKernel(), map[string]string{"CNI_COMMAND": "GC"}, logging("info"))
+	run(t, noKernel(), map[string]string{"CNI_COMMAND": "GC"}, logging("error")) // nothing went wrong
+
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []map[string]any
+	for line := range strings.Lines(string(data)) {
+		var entry map[string]any
+		if err := json.Unmarshal([]byte(line), &entry); err != nil {
+			t.Fatalf("%v: %q", err, line)
+		}
+		for _, measured := range []string{"time", "total"} {
+			if _, ok := entry[measured]; !ok {
+				t.Errorf("no %q: %s", measured, line)
+			}
+			delete(entry, measured)
+		}
+		got = append(got, entry)
+	}
+	want := []map[string]any{
+		{"level": "ERROR", "msg": errNoKernel.Error(), "verb": "DEL", "network": "pods", "containerID": "c1", "ifName": "eth0",
+			"netns": "/run/netns/p", "code": float64(codeKernel)},
+		{"level": "INFO", "msg": "done", "verb": "GC", "network": "pods"},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("log (-want +got):\n%s", diff)
+	}
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the log's mode is %v, %v", info.Mode(), err)
+	}
+}
+
+func TestStepsAreLoggedInTheirOrder(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "log")
+	conf := &NetConf{LogFile: path}
+	l, err := openLog(conf, &call{verb: "ADD", network: "pods"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.warn("worked around")
+	for _, name := range []string{"open", "record", "ipam", "record"} {
+		l.step(name)
+	}
+	l.done(nil)
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := -1
+	for _, word := range []string{`"WARN","msg":"worked around"`, `"total":`, `"steps":{"open":`, `"record":`, `"ipam":`} {
+		next := strings.Index(string(data), word)
+		if next <= at {
+			t.Errorf("%s is not where it belongs: %s", word, data)
+		}
+		at = next
+	}
+	if n := strings.Count(string(data), `"record":`); n != 1 {
+		t.Errorf("a step that was taken twice is there %d times: %s", n, data)
+	}
+}
+
+func TestLogThatCannotBeOpened(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		verb, file, level string
+		want              string
+	}{
+		{"ADD", "/nowhere/at/all", "", "code 5: logFile: open /nowhere/at/all: no such file or directory"},
+		{"ADD", "/nowhere/at/all", "loud", `code 7: logLevel: slog: level string "LOUD": unknown name`},
+		// Teardown goes on without.
+		{"DEL", "/nowhere/at/all", "loud", "no error"},
+		{"GC", "/nowhere/at/all", "", "no error"},
+		{"DEL", "relative", "", "no error"},
+	} {
+		l, err := openLog(&NetConf{LogFile: tt.file, LogLevel: tt.level}, &call{verb: tt.verb})
+		if diff := cmp.Diff(tt.want, describe(err)); diff != "" {
+			t.Errorf("%s %s (-want +got):\n%s", tt.verb, tt.file, diff)
+		}
+		if l != nil {
+			t.Errorf("%s %s: there is a log", tt.verb, tt.file)
+		}
+	}
+	entries, err := os.ReadDir(".")
+	if err != nil || slices.ContainsFunc(entries, func(e os.DirEntry) bool { return e.Name() == "relative" }) {
+		t.Errorf("a log was begun in the working directory: %v", err)
+	}
+}
+
+func TestNoLogIsALogOfNothing(t *testing.T) {
+	t.Parallel()
+	var l *stepLog
+	l.step("open")
+	l.warn("worked around")
+	l.done(nil)
+	if got, err := openLog(&NetConf{}, &call{verb: "ADD"}); got != nil || err != nil {
+		t.Errorf("without a logFile: %v, %v", got, err)
+	}
+}

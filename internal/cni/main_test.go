@@ -1,0 +1,195 @@
+package cni
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/nft"
+)
+
+var update = flag.Bool("update", false, "write the golden files and the seeds of the fuzz targets anew")
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+// golden compares text with a file in testdata.
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("%s (-want +got), -update writes it anew:\n%s", path, diff)
+	}
+}
+
+// describe writes an error for golden files: its code and its message.
+func describe(err error) string {
+	if err == nil {
+		return "no error"
+	}
+	e := coded(err)
+	return fmt.Sprintf("code %d: %s", e.Code, e.Msg)
+}
+
+// code gives an error's code, if it has one of its own.
+func code(err error) uint {
+	var e *types.Error
+	if errors.As(err, &e) {
+		return e.Code
+	}
+	return 0
+}
+
+// errNoKernel is what a plugin meets that must not get as far as the kernel.
+var errNoKernel = errors.New("this test has no kernel")
+
+// answer is what a call of the plugin came to.
+type answer struct {
+	status int
+	stdout string
+	err    *types.Error // what was printed, where the status is not 0
+}
+
+// call runs a verb without a kernel.
+func callWithout(t *testing.T, env map[string]string, stdin string) answer {
+	t.Helper()
+	return run(t, &Plugin{
+		DialBridge: func() (*bridge.Conn, error) { return nil, errNoKernel },
+		DialNFT:    func(*nft.Config) (*nft.Conn, error) { return nil, errNoKernel },
+	}, env, stdin)
+}
+
+// run fills in a plugin's environment, and runs it.
+func run(t *testing.T, p *Plugin, env map[string]string, stdin string) answer {
+	t.Helper()
+	var out bytes.Buffer
+	p.Getenv = func(name string) string { return env[name] }
+	p.Stdin, p.Stdout = strings.NewReader(stdin), &out
+	a := answer{status: p.Run(), stdout: out.String()}
+	if a.status != 0 {
+		a.err = decodeError(t, out.Bytes())
+	}
+	return a
+}
+
+// decodeError reads the specification's error object, which must be all that was
+// printed.
+func decodeError(t *testing.T, out []byte) *types.Error {
+	t.Helper()
+	d := json.NewDecoder(bytes.NewReader(out))
+	d.DisallowUnknownFields()
+	var e struct {
+		CNIVersion string `json:"cniVersion"`
+		types.Error
+	}
+	if err := d.Decode(&e); err != nil {
+		t.Fatalf("stdout is no error object: %v: %q", err, out)
+	}
+	if d.More() {
+		t.Fatalf("more than an error object on stdout: %q", out)
+	}
+	if e.CNIVersion == "" || e.Code == 0 || e.Msg == "" || strings.Contains(e.Msg, "\n") {
+		t.Errorf("an error object that lacks something: %q", out)
+	}
+	return &e.Error
+}
+
+// attachmentEnv is the environment of a verb for one attachment.
+func attachmentEnv(verb, netns string) map[string]string {
+	return map[string]string{
+		"CNI_COMMAND": verb, "CNI_CONTAINERID": "c1", "CNI_IFNAME": "eth0", "CNI_NETNS": netns, "CNI_PATH": "/opt/cni/bin",
+	}
+}
+
+// node is a host's namespace with a state directory, and one pod.
+type node struct {
+	host, pod *netns.NS
+	podPath   string
+	stateDir  string
+}
+
+func newNode(t *testing.T) *node {
+	t.Helper()
+	n := &node{host: nstest.New(t), pod: nstest.New(t), stateDir: filepath.Join(t.TempDir(), "state")}
+	n.podPath = nstest.Path(t, n.pod)
+	return n
+}
+
+// plugin is one that works on the node's kernel.
+func (n *node) plugin() *Plugin {
+	return &Plugin{
+		DialBridge: func() (*bridge.Conn, error) { return bridge.Dial(nil) },
+		DialNFT:    nft.Dial,
+	}
+}
+
+// run runs a verb for the pod in the host's namespace. What conf says overrides
+// the configuration of dualStack.
+func (n *node) run(t *testing.T, p *Plugin, verb string, conf map[string]any) answer {
+	t.Helper()
+	return n.runWith(t, p, attachmentEnv(verb, n.podPath), conf)
+}
+
+func (n *node) runWith(t *testing.T, p *Plugin, env map[string]string, conf map[string]any) answer {
+	t.Helper()
+	var a answer
+	if err := n.host.Do(func() error {
+		a = run(t, p, env, n.conf(conf))
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// conf is a dual-stack network with everything that ADD can make.
+func (n *node) conf(changes map[string]any) string {
+	conf := map[string]any{
+		"cniVersion": "1.1.0", "name": "pods", "type": "tombolo", "stateDir": n.stateDir,
+		"ipam": map[string]any{
+			"type":   "host-local",
+			"ranges": []any{[]any{map[string]any{"subnet": "10.61.0.0/24"}}, []any{map[string]any{"subnet": "fd61::/64"}}},
+		},
+	}
+	maps.Copy(conf, changes)
+	for name, value := range changes {
+		if value == nil {
+			delete(conf, name)
+		}
+	}
+	data, err := json.Marshal(conf)
+	if err != nil {
+		panic(err) // the test's own map
+	}
+	return string(data)
+}
+
+// must fails the test unless the verb succeeded.
+func (a answer) must(t *testing.T) answer {
+	t.Helper()
+	if a.status != 0 {
+		t.Fatalf("status %d: %s", a.status, a.stdout)
+	}
+	return a
+}

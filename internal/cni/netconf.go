@@ -1,0 +1,361 @@
+package cni
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/tombolo-cni/tombolo/internal/strict"
+)
+
+// NetConf is a network's configuration as it stands in JSON. Booleans whose
+// default depends on the mode are pointers. docs/config.md describes each field.
+type NetConf struct {
+	CNIVersion   string          `json:"cniVersion"`
+	Name         string          `json:"name"`
+	Type         string          `json:"type"`
+	Capabilities map[string]bool `json:"capabilities"`
+	IPAM         json.RawMessage `json:"ipam"`
+	DNS          types.DNS       `json:"dns"`
+
+	// What a runtime puts in. None of it is held to known fields.
+	RuntimeConfig    json.RawMessage `json:"runtimeConfig"`
+	Args             json.RawMessage `json:"args"`
+	PrevResult       json.RawMessage `json:"prevResult"`
+	ValidAttachments json.RawMessage `json:"cni.dev/valid-attachments"`
+
+	// Fields of the reference bridge plugin, with its meaning.
+	Bridge                    string  `json:"bridge"`
+	IsGateway                 *bool   `json:"isGateway"`
+	IsDefaultGateway          *bool   `json:"isDefaultGateway"`
+	ForceAddress              bool    `json:"forceAddress"`
+	IPMasq                    *bool   `json:"ipMasq"`
+	IPMasqBackend             *string `json:"ipMasqBackend"`
+	MTU                       int     `json:"mtu"`
+	HairpinMode               *bool   `json:"hairpinMode"`
+	EnableDAD                 bool    `json:"enabledad"`
+	DisableContainerInterface bool    `json:"disableContainerInterface"`
+	PortIsolation             bool    `json:"portIsolation"`
+
+	// Fields of the reference that are known, and refused unless they ask for
+	// nothing.
+	PromiscMode         bool            `json:"promiscMode"`
+	MACSpoofCheck       bool            `json:"macspoofchk"`
+	VLAN                int             `json:"vlan"`
+	VLANTrunk           json.RawMessage `json:"vlanTrunk"`
+	PreserveDefaultVLAN bool            `json:"preserveDefaultVlan"`
+
+	// Fields of ours.
+	Mode        string   `json:"mode"`
+	StateDir    string   `json:"stateDir"`
+	ForwardMark Mark     `json:"forwardMark"`
+	Deadline    Duration `json:"deadline"`
+	LogFile     string   `json:"logFile"`
+	LogLevel    string   `json:"logLevel"`
+}
+
+// DefaultStateDir is where the state is kept unless stateDir says otherwise.
+const DefaultStateDir = "/run/tombolo"
+
+const (
+	modeGateway = "gateway"
+	modeL2      = "l2"
+
+	defaultDeadline = 60 * time.Second
+	defaultMark     = Mark(0x1000)
+
+	// The kernel's bounds for a veth and a bridge. IPv6 needs 1280.
+	mtuMin, mtuMax = 68, 65535
+)
+
+// Duration is a length of time, written as "5s" or "1m30s".
+type Duration time.Duration
+
+// UnmarshalJSON reads the form of time.ParseDuration.
+func (d *Duration) UnmarshalJSON(b []byte) error {
+	s, err := strconv.Unquote(string(b))
+	if err != nil {
+		return fmt.Errorf("%s is not a string such as %q", b, "5s")
+	}
+	v, err := time.ParseDuration(s)
+	if err != nil || v <= 0 {
+		return fmt.Errorf("%q is not a length of time such as %q", s, "5s")
+	}
+	*d = Duration(v)
+	return nil
+}
+
+// JSONExpects says what to write.
+func (Duration) JSONExpects() string { return `a length of time such as "5s"` }
+
+// Mark is one bit of a packet's mark, written as a number or as "0x1000".
+type Mark uint32
+
+// UnmarshalJSON reads both forms.
+func (m *Mark) UnmarshalJSON(b []byte) error {
+	s := strings.Trim(string(b), `"`)
+	v, err := strconv.ParseUint(s, 0, 32)
+	if err != nil || v == 0 || v&(v-1) != 0 {
+		return fmt.Errorf("%s is not one bit of 32, such as %q", b, "0x1000")
+	}
+	*m = Mark(v)
+	return nil
+}
+
+// JSONExpects says what to write.
+func (Mark) JSONExpects() string { return `one bit of 32, as a number or as "0x1000"` }
+
+// exempt names the keys that no field has and that are no error: what the runtime
+// may put in for others, and a comment's leading underscore.
+func exempt(path, key string) bool {
+	return path == "" && (strings.HasPrefix(key, "cni.dev/") || strings.HasPrefix(key, "_"))
+}
+
+// parseStrict reads a configuration for a verb that must not guess.
+func parseStrict(data []byte) (*NetConf, error) {
+	var conf NetConf
+	if err := strict.Unmarshal(data, &conf, exempt); err != nil {
+		return nil, configError(err)
+	}
+	if err := conf.validate(); err != nil {
+		return nil, err
+	}
+	return &conf, nil
+}
+
+// parseLenient reads what it can of a configuration, for verbs that take down:
+// beyond the network's name nothing in it may stop them.
+func parseLenient(data []byte) (*NetConf, error) {
+	var conf NetConf
+	err := strict.Lenient(data, &conf)
+	var syntax *strict.SyntaxError
+	if errors.As(err, &syntax) {
+		return nil, newError(codeDecoding, "decode the network's configuration: %v", syntax)
+	}
+	return &conf, nil
+}
+
+func configError(err error) error {
+	var unknown *strict.UnknownFieldError
+	var value *strict.ValueError
+	var duplicate *strict.DuplicateKeyError
+	switch {
+	case errors.As(err, &unknown):
+		return newError(codeUnsupportedField, "%v", err)
+	case errors.As(err, &value), errors.As(err, &duplicate):
+		return newError(codeInvalidConfig, "%v", err)
+	}
+	return newError(codeDecoding, "decode the network's configuration: %v", err)
+}
+
+// validate checks what can be seen from one field, or from a few, without asking
+// the kernel.
+func (c *NetConf) validate() error {
+	if err := c.refuseUnsupported(); err != nil {
+		return err
+	}
+	switch {
+	case c.Mode != "" && c.Mode != modeGateway && c.Mode != modeL2:
+		return newError(codeInvalidConfig, `mode %q is not known: use "gateway" or "l2"`, c.Mode)
+	case c.IPMasqBackend != nil && *c.IPMasqBackend != "nftables" && *c.IPMasqBackend != "":
+		return newError(codeInvalidConfig, `ipMasqBackend %q is not supported: masquerade is done with nf_tables, so leave the field out or set it to "nftables"`, *c.IPMasqBackend)
+	case c.MTU != 0 && (c.MTU < mtuMin || c.MTU > mtuMax):
+		return newError(codeInvalidConfig, "mtu %d is not within %d and %d: use 0 for that of the default route's link", c.MTU, mtuMin, mtuMax)
+	case c.Bridge != "" && !isLinkName(c.Bridge):
+		return newError(codeInvalidConfig, "bridge %q cannot name a link: it takes 1 to 15 bytes without '/', ':' and space", c.Bridge)
+	case c.StateDir != "" && !filepath.IsAbs(c.StateDir):
+		return newError(codeInvalidConfig, "stateDir %q is not an absolute path", c.StateDir)
+	case c.LogFile != "" && !filepath.IsAbs(c.LogFile):
+		return newError(codeInvalidConfig, "logFile %q is not an absolute path", c.LogFile)
+	case c.DisableContainerInterface && c.ipamType() != "":
+		return newError(codeInvalidConfig, "disableContainerInterface leaves the pod's interface down, so it cannot have addresses: leave out ipam, or disableContainerInterface")
+	}
+	if _, err := parseLevel(c.LogLevel); err != nil {
+		return newError(codeInvalidConfig, `logLevel %q is not known: use "debug", "info", "warn" or "error"`, c.LogLevel)
+	}
+	return nil
+}
+
+// refuseUnsupported names the fields of the reference plugin that would be
+// needed and are not there: to pass over them would give pods another network
+// than the one that was asked for.
+func (c *NetConf) refuseUnsupported() error {
+	refused := []struct {
+		field string
+		set   bool
+		value string
+	}{
+		{"promiscMode", c.PromiscMode, "true"},
+		{"macspoofchk", c.MACSpoofCheck, "true"},
+		{"vlan", c.VLAN != 0, strconv.Itoa(c.VLAN)},
+		{"vlanTrunk", !isEmptyJSON(c.VLANTrunk), string(c.VLANTrunk)},
+		{"preserveDefaultVlan", c.PreserveDefaultVLAN, "true"},
+	}
+	for _, r := range refused {
+		if r.set {
+			return newError(codeUnsupportedField, "field %q: %s is not supported by this version", r.field, r.value)
+		}
+	}
+	return nil
+}
+
+func isEmptyJSON(raw json.RawMessage) bool {
+	switch strings.TrimSpace(string(raw)) {
+	case "", "null", "[]", "{}":
+		return true
+	}
+	return false
+}
+
+// ipamType is empty where there is no IPAM.
+func (c *NetConf) ipamType() string { return c.ipam().Type }
+
+// dataDir is where the IPAM was told to keep its reservations, if it was.
+func (c *NetConf) dataDir() string { return c.ipam().DataDir }
+
+// ipam reads what of the ipam section is not the allocator's alone.
+func (c *NetConf) ipam() (section struct {
+	Type    string `json:"type"`
+	DataDir string `json:"dataDir"`
+}) {
+	if !isEmptyJSON(c.IPAM) {
+		// What is wrong with the section is for the allocator to say.
+		_ = strict.Lenient(c.IPAM, &section)
+	}
+	return section
+}
+
+// settings are a configuration with its defaults filled in.
+type settings struct {
+	Network   string
+	StateDir  string
+	Deadline  time.Duration
+	Mark      uint32
+	Bridge    string
+	MTU       int // 0: that of the default route's link
+	IsGateway bool
+	// IsDefaultGateway gives pods a default route where the IPAM gave none.
+	IsDefaultGateway bool
+	ForceAddress     bool
+	Masquerade       bool
+	Hairpin          bool
+	Isolated         bool
+	DAD              bool
+	Down             bool
+	DNS              types.DNS
+}
+
+func (c *NetConf) settings() settings {
+	gateway := c.Mode != modeL2
+	s := settings{
+		Network:      c.Name,
+		StateDir:     c.StateDir,
+		Deadline:     time.Duration(c.Deadline),
+		Mark:         uint32(c.ForwardMark),
+		Bridge:       c.Bridge,
+		MTU:          c.MTU,
+		IsGateway:    orDefault(c.IsGateway, gateway),
+		ForceAddress: c.ForceAddress,
+		Masquerade:   orDefault(c.IPMasq, gateway),
+		Hairpin:      orDefault(c.HairpinMode, gateway),
+		Isolated:     c.PortIsolation,
+		DAD:          c.EnableDAD,
+		Down:         c.DisableContainerInterface,
+		DNS:          c.DNS,
+	}
+	// As in the reference, a default gateway is a gateway. A network that says it
+	// has none gets no default route from the mode.
+	s.IsDefaultGateway = orDefault(c.IsDefaultGateway, gateway && s.IsGateway)
+	s.IsGateway = s.IsGateway || s.IsDefaultGateway
+	if s.StateDir == "" || !filepath.IsAbs(s.StateDir) {
+		s.StateDir = DefaultStateDir
+	}
+	if s.Deadline == 0 {
+		s.Deadline = defaultDeadline
+	}
+	if s.Mark == 0 {
+		s.Mark = uint32(defaultMark)
+	}
+	if s.Bridge == "" {
+		s.Bridge = "cbr0"
+		if !gateway {
+			s.Bridge = "br0"
+		}
+	}
+	if s.Down {
+		s.Masquerade, s.IsGateway, s.IsDefaultGateway = false, false, false
+	}
+	return s
+}
+
+func orDefault(v *bool, def bool) bool {
+	if v == nil {
+		return def
+	}
+	return *v
+}
+
+// runtimeConfig is what of the capabilities' arguments concerns the link; the
+// IPAM reads its own.
+type runtimeConfig struct {
+	MAC          string            `json:"mac"`
+	PortMappings []json.RawMessage `json:"portMappings"`
+	Bandwidth    json.RawMessage   `json:"bandwidth"`
+	DNS          struct {
+		Servers  []string `json:"servers"`
+		Searches []string `json:"searches"`
+		Options  []string `json:"options"`
+	} `json:"dns"`
+}
+
+func (c *NetConf) runtimeConfig() (*runtimeConfig, error) {
+	var rc runtimeConfig
+	if isEmptyJSON(c.RuntimeConfig) {
+		return &rc, nil
+	}
+	if err := json.Unmarshal(c.RuntimeConfig, &rc); err != nil {
+		return nil, newError(codeInvalidConfig, "runtimeConfig: %v", err)
+	}
+	if len(rc.PortMappings) > 0 {
+		return nil, newError(codeUnsupportedField, "runtimeConfig.portMappings: %s is not supported by this version: chain a plugin that publishes ports, and leave the capability out of this one", rc.PortMappings[0])
+	}
+	if !isEmptyJSON(rc.Bandwidth) {
+		return nil, newError(codeUnsupportedField, "runtimeConfig.bandwidth: %s is not supported by this version: chain a plugin that shapes, and leave the capability out of this one", rc.Bandwidth)
+	}
+	return &rc, nil
+}
+
+// podMAC finds the MAC that was asked for the pod: runtimeConfig.mac, else
+// args.cni.mac, else MAC in CNI_ARGS; nil if none was.
+func (c *NetConf) podMAC(rc *runtimeConfig, cniArgs map[string]string) (net.HardwareAddr, error) {
+	var args struct {
+		CNI struct {
+			MAC string `json:"mac"`
+		} `json:"cni"`
+	}
+	if !isEmptyJSON(c.Args) && json.Unmarshal(c.Args, &args) != nil {
+		args.CNI.MAC = "" // data of others, whose shape is not ours to judge
+	}
+	for _, source := range []struct{ where, mac string }{
+		{"runtimeConfig.mac", rc.MAC},
+		{"args.cni.mac", args.CNI.MAC},
+		{"MAC in CNI_ARGS", cniArgs["MAC"]},
+	} {
+		if source.mac == "" {
+			continue
+		}
+		mac, err := net.ParseMAC(source.mac)
+		if err != nil || len(mac) != 6 || mac[0]&1 != 0 {
+			return nil, newError(codeInvalidConfig, "%s %q is not the MAC of one interface, such as 02:00:5e:10:00:01", source.where, source.mac)
+		}
+		return mac, nil
+	}
+	return nil, nil
+}

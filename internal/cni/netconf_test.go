@@ -1,0 +1,389 @@
+package cni
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/google/go-cmp/cmp"
+)
+
+// with is a small configuration with further fields.
+func with(fields string) []byte {
+	text := `{"cniVersion": "1.1.0", "name": "pods", "type": "tombolo"`
+	if fields != "" {
+		text += ", " + fields
+	}
+	return []byte(text + "}")
+}
+
+func parsed(t *testing.T, fields string) *NetConf {
+	t.Helper()
+	conf, err := parseStrict(with(fields))
+	if err != nil {
+		t.Fatalf("%s: %v", fields, err)
+	}
+	return conf
+}
+
+func TestSettingsOfAMode(t *testing.T) {
+	t.Parallel()
+	// What is the same in every mode.
+	common := settings{Network: "pods", StateDir: "/run/tombolo", Deadline: time.Minute, Mark: 0x1000}
+	gateway, l2 := common, common
+	gateway.Bridge, gateway.IsGateway, gateway.IsDefaultGateway, gateway.Masquerade, gateway.Hairpin = "cbr0", true, true, true, true
+	l2.Bridge = "br0"
+	for _, tt := range []struct {
+		name   string
+		fields string
+		from   settings
+		change func(*settings)
+	}{
+		{"no mode is gateway", ``, gateway, nil},
+		{"gateway", `"mode": "gateway"`, gateway, nil},
+		{"l2", `"mode": "l2"`, l2, nil},
+
+		{"a boolean that is false overrides its mode", `"hairpinMode": false`, gateway, func(s *settings) { s.Hairpin = false }},
+		{"a boolean that is null leaves it to the mode", `"hairpinMode": null`, gateway, nil},
+		{"a boolean that is true overrides its mode", `"mode": "l2", "hairpinMode": true`, l2, func(s *settings) { s.Hairpin = true }},
+		{"ipMasq false", `"ipMasq": false`, gateway, func(s *settings) { s.Masquerade = false }},
+		{"ipMasq true in l2", `"mode": "l2", "ipMasq": true`, l2, func(s *settings) { s.Masquerade = true }},
+
+		{"no gateway means no default gateway", `"isGateway": false`, gateway,
+			func(s *settings) { s.IsGateway, s.IsDefaultGateway = false, false }},
+		{"no default gateway leaves the gateway", `"isDefaultGateway": false`, gateway,
+			func(s *settings) { s.IsDefaultGateway = false }},
+		{"a gateway in l2 is no default one", `"mode": "l2", "isGateway": true`, l2,
+			func(s *settings) { s.IsGateway = true }},
+		{"a default gateway is a gateway", `"mode": "l2", "isDefaultGateway": true`, l2,
+			func(s *settings) { s.IsGateway, s.IsDefaultGateway = true, true }},
+		{"a default gateway is one that is denied elsewhere", `"isGateway": false, "isDefaultGateway": true`, gateway, nil},
+
+		{"an interface that stays down has no gateway and no masquerade", `"disableContainerInterface": true`, gateway, func(s *settings) {
+			s.Down, s.IsGateway, s.IsDefaultGateway, s.Masquerade = true, false, false, false
+		}},
+		{"every field", `"bridge": "br7", "mtu": 9000, "forceAddress": true, "portIsolation": true, "enabledad": true,
+			"stateDir": "/srv/t", "deadline": "1m30s", "forwardMark": "0x40000", "dns": {"domain": "d"}`, gateway, func(s *settings) {
+			s.Bridge, s.MTU, s.ForceAddress, s.Isolated, s.DAD = "br7", 9000, true, true, true
+			s.StateDir, s.Deadline, s.Mark, s.DNS = "/srv/t", 90*time.Second, 0x40000, types.DNS{Domain: "d"}
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			want := tt.from
+			if tt.change != nil {
+				tt.change(&want)
+			}
+			if diff := cmp.Diff(want, parsed(t, tt.fields).settings()); diff != "" {
+				t.Errorf("settings (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestDurationIsAStringWithAUnit(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		json string
+		want time.Duration // 0: refused
+	}{
+		{`"5s"`, 5 * time.Second}, {`"1m30s"`, 90 * time.Second}, {`"1.5h"`, 90 * time.Minute}, {`"1ns"`, 1},
+		{`"0s"`, 0}, {`"-5s"`, 0}, {`"5"`, 0}, {`""`, 0}, {`5`, 0}, {`null`, 0}, {`true`, 0}, {`["5s"]`, 0}, {`"3000000h"`, 0},
+	} {
+		var d Duration
+		err := d.UnmarshalJSON([]byte(tt.json))
+		if time.Duration(d) != tt.want || (err == nil) != (tt.want != 0) {
+			t.Errorf("%s gives %s, %v; want %s", tt.json, time.Duration(d), err, tt.want)
+		}
+	}
+}
+
+func TestMarkIsOneBit(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		json string
+		want Mark // 0: refused
+	}{
+		{`4096`, 0x1000}, {`"0x1000"`, 0x1000}, {`"4096"`, 0x1000}, {`1`, 1}, {`"0x80000000"`, 1 << 31}, {`2147483648`, 1 << 31},
+		{`0`, 0}, {`"0x3"`, 0}, {`-1`, 0}, {`4294967296`, 0}, {`""`, 0}, {`"mark"`, 0}, {`1.0`, 0}, {`null`, 0}, {`{}`, 0},
+	} {
+		var m Mark
+		err := m.UnmarshalJSON([]byte(tt.json))
+		if m != tt.want || (err == nil) != (tt.want != 0) {
+			t.Errorf("%s gives %#x, %v; want %#x", tt.json, uint32(m), err, uint32(tt.want))
+		}
+	}
+}
+
+// The exact words, since they are all that an operator sees.
+func TestErrorsOfABadConfiguration(t *testing.T) {
+	t.Parallel()
+	var report strings.Builder
+	for _, tt := range []struct{ name, conf string }{
+		{"nothing on stdin", ``},
+		{"cut short", `{"name": "pods",`},
+		{"no object", `[]`},
+		{"something after the object", `{"name": "pods"} {}`},
+
+		{"unknown field, misspelt", string(with(`"hairpinmode": true`))},
+		{"unknown field of the reference's chain", string(with(`"snat": false`))},
+		{"unknown field like nothing", string(with(`"colour": {"of": ["the", "sky"]}`))},
+		{"field twice", string(with(`"mtu": 1500, "mtu": 1400`))},
+		{"string for a number", string(with(`"mtu": "1500"`))},
+		{"number for a boolean", string(with(`"ipMasq": 1`))},
+		{"number for a name", string(with(`"bridge": 7`))},
+		{"fraction", string(with(`"mtu": 1.5`))},
+
+		{"deadline is a number", string(with(`"deadline": 5`))},
+		{"deadline without a unit", string(with(`"deadline": "5"`))},
+		{"forwardMark of two bits", string(with(`"forwardMark": "0x3"`))},
+		{"mode unknown", string(with(`"mode": "macvlan"`))},
+		{"mode of a later version", string(with(`"mode": "lan"`))},
+		{"mtu too small", string(with(`"mtu": 67`))},
+		{"mtu too large", string(with(`"mtu": 65536`))},
+		{"mtu negative", string(with(`"mtu": -1`))},
+		{"bridge too long", string(with(`"bridge": "sixteen-bytes-xx"`))},
+		{"bridge with a slash", string(with(`"bridge": "br/0"`))},
+		{"bridge with a NUL", string(with(`"bridge": "br\u0000"`))},
+		{"bridge is a dot", string(with(`"bridge": "."`))},
+		{"stateDir is relative", string(with(`"stateDir": "run"`))},
+		{"logFile is relative", string(with(`"logFile": "tombolo.log"`))},
+		{"logLevel unknown", string(with(`"logLevel": "loud"`))},
+		{"ipMasqBackend iptables", string(with(`"ipMasqBackend": "iptables"`))},
+		{"interface down, with an ipam", string(with(`"disableContainerInterface": true, "ipam": {"type": "static"}`))},
+
+		{"promiscMode", string(with(`"promiscMode": true`))},
+		{"macspoofchk", string(with(`"macspoofchk": true`))},
+		{"vlan", string(with(`"vlan": 7`))},
+		{"vlanTrunk", string(with(`"vlanTrunk": [{"id": 7}]`))},
+		{"preserveDefaultVlan", string(with(`"preserveDefaultVlan": true`))},
+	} {
+		_, err := parseStrict([]byte(tt.conf))
+		fmt.Fprintf(&report, "%s:\n    %s\n", tt.name, describe(err))
+	}
+	golden(t, "netconf-errors.txt", report.String())
+}
+
+func TestWhatAConfigurationMaySay(t *testing.T) {
+	t.Parallel()
+	for _, fields := range []string{
+		``,
+		// What runtimes and others put in.
+		`"capabilities": {"portMappings": true, "whatever": false}`,
+		`"runtimeConfig": {"cgroupPath": "/x", "whatever": 1}`,
+		`"args": {"cni": {"labels": [{"key": "a", "value": "b"}]}, "whatever": 1}`,
+		`"args": "anything at all"`,
+		`"prevResult": {"cniVersion": "1.1.0", "whatever": 1}`,
+		`"cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "eth0"}], "cni.dev/attachments": 7, "cni.dev/": null`,
+		`"_comment": "for humans", "_": [], "_mtu": "not a number"`,
+		// Fields of the reference that ask for nothing.
+		`"promiscMode": false, "macspoofchk": false, "vlan": 0, "vlanTrunk": [], "preserveDefaultVlan": false`,
+		`"vlanTrunk": null`,
+		`"ipMasqBackend": "nftables"`, `"ipMasqBackend": ""`, `"ipMasqBackend": null`,
+		// Bounds.
+		`"mtu": 0`, `"mtu": 68`, `"mtu": 65535`, `"bridge": "fifteen-bytes-x"`, `"bridge": ""`,
+		`"logLevel": "debug"`, `"logLevel": "WARN"`, `"stateDir": ""`, `"logFile": ""`,
+		// The ipam's own fields are the ipam's to judge.
+		`"ipam": {}`, `"ipam": null`, `"ipam": {"type": "whatever", "x": 1}`,
+		`"disableContainerInterface": true, "ipam": {}`,
+	} {
+		if _, err := parseStrict(with(fields)); err != nil {
+			t.Errorf("%s: %v", fields, err)
+		}
+	}
+}
+
+func TestAnExemptKeyIsOneOnlyAtTheTop(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		path, key string
+		want      bool
+	}{
+		{"", "cni.dev/whatever", true}, {"", "_comment", true},
+		{"", "cni.dev", false}, {"", "comment", false}, {"", "", false},
+		{"dns", "_comment", false}, {"dns", "cni.dev/x", false},
+	} {
+		if got := exempt(tt.path, tt.key); got != tt.want {
+			t.Errorf("exempt(%q, %q) = %t", tt.path, tt.key, got)
+		}
+	}
+}
+
+func TestLenientParsingKeepsWhatIsThere(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name, conf string
+		want       func(*NetConf)
+	}{
+		{"unknown fields", `{"name": "pods", "colour": "blue", "bridge": "br7"}`,
+			func(c *NetConf) { c.Bridge = "br7" }},
+		{"wrong types", `{"mtu": "big", "name": "pods", "deadline": 5, "forwardMark": 3, "portIsolation": "yes", "bridge": "br7"}`,
+			func(c *NetConf) { c.Bridge = "br7" }},
+		{"the last of two", `{"name": "other", "name": "pods"}`, func(*NetConf) {}},
+		{"refused fields", `{"name": "pods", "vlan": 7, "promiscMode": true, "mode": "macvlan"}`,
+			func(c *NetConf) { c.VLAN, c.PromiscMode, c.Mode = 7, true, "macvlan" }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			want := &NetConf{Name: "pods"}
+			tt.want(want)
+			got, err := parseLenient([]byte(tt.conf))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("configuration (-want +got):\n%s", diff)
+			}
+			// Teardown goes by the settings: those must be usable whatever was there.
+			s := got.settings()
+			if s.StateDir == "" || s.Deadline <= 0 || s.Bridge == "" || s.Mark == 0 {
+				t.Errorf("settings lack something: %+v", s)
+			}
+		})
+	}
+}
+
+func TestLenientParsingNeedsJSON(t *testing.T) {
+	t.Parallel()
+	for _, conf := range []string{``, `{"name": "pods"`, `{"name" "pods"}`, `{"name": "pods"}}`} {
+		_, err := parseLenient([]byte(conf))
+		if code(err) != codeDecoding {
+			t.Errorf("%q: %v, want code %d", conf, err, codeDecoding)
+		}
+	}
+}
+
+// What is not on the list gets deleted, so half a list must never pass for one.
+func TestListOfValidAttachments(t *testing.T) {
+	t.Parallel()
+	one := types.GCAttachment{ContainerID: "c1", IfName: "eth0"}
+	for _, tt := range []struct {
+		json string
+		want []types.GCAttachment
+		err  string
+	}{
+		{"", nil, "no error"},
+		{"null", nil, "no error"},
+		{"[]", []types.GCAttachment{}, "no error"},
+		{`[{"containerID": "c1", "ifname": "eth0", "whatever": 1}]`, []types.GCAttachment{one}, "no error"},
+		{`{}`, nil, "code 6: cni.dev/valid-attachments: json: cannot unmarshal object into Go value of type []types.GCAttachment"},
+		{`[{"containerID": "c1", "ifname": "eth0"}, {"containerID": 7, "ifname": "eth0"}]`, nil,
+			"code 6: cni.dev/valid-attachments: json: cannot unmarshal number into Go struct field GCAttachment.containerID of type string"},
+		{`[{"containerID": "c1", "ifname": "eth0"}, null]`, nil, "code 6: cni.dev/valid-attachments[1] lacks its containerID or its ifname"},
+		{`[{"containerID": "c1"}]`, nil, "code 6: cni.dev/valid-attachments[0] lacks its containerID or its ifname"},
+	} {
+		// As a verb gets it.
+		conf := `{"name": "pods"}`
+		if tt.json != "" {
+			conf = `{"name": "pods", "cni.dev/valid-attachments": ` + tt.json + `}`
+		}
+		c, err := parseLenient([]byte(conf))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := c.validAttachments()
+		if diff := cmp.Diff(tt.err, describe(err)); diff != "" {
+			t.Errorf("%s: error (-want +got):\n%s", tt.json, diff)
+		}
+		if diff := cmp.Diff(tt.want, got); diff != "" {
+			t.Errorf("%s: list (-want +got):\n%s", tt.json, diff)
+		}
+	}
+}
+
+func TestTeardownGoesByADirectoryThatItCanUse(t *testing.T) {
+	t.Parallel()
+	conf := &NetConf{StateDir: "relative", Mode: "nonsense"}
+	if got := conf.settings().StateDir; got != DefaultStateDir {
+		t.Errorf("stateDir is %q", got)
+	}
+}
+
+func TestIPAMFieldsAreReadFromWhateverIsThere(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ ipam, wantType, wantDir string }{
+		{``, "", ""}, {`null`, "", ""}, {`[]`, "", ""}, {`"host-local"`, "", ""},
+		{`{"type": "host-local", "dataDir": "/d"}`, "host-local", "/d"},
+		{`{"type": 7, "dataDir": ["/d"]}`, "", ""},
+		{`{"dataDir": "/d"}`, "", "/d"},
+	} {
+		c := &NetConf{IPAM: json.RawMessage(tt.ipam)}
+		if c.ipamType() != tt.wantType || c.dataDir() != tt.wantDir {
+			t.Errorf("%s: type %q, dataDir %q", tt.ipam, c.ipamType(), c.dataDir())
+		}
+	}
+}
+
+func TestRuntimeConfig(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ json, want string }{
+		{``, "no error"}, {`null`, "no error"}, {`{}`, "no error"},
+		{`{"mac": "02:00:00:00:00:01", "portMappings": [], "bandwidth": {}, "ips": ["10.0.0.1"]}`, "no error"},
+		{`{"portMappings": [{"hostPort":80}]}`, `code 2: runtimeConfig.portMappings: {"hostPort":80} is not supported by this version: chain a plugin that publishes ports, and leave the capability out of this one`},
+		{`{"bandwidth": {"ingressRate":1}}`, `code 2: runtimeConfig.bandwidth: {"ingressRate":1} is not supported by this version: chain a plugin that shapes, and leave the capability out of this one`},
+		{`{"mac": 7}`, `code 7: runtimeConfig: json: cannot unmarshal number into Go struct field runtimeConfig.mac of type string`},
+		{`[]`, "no error"},
+	} {
+		c := &NetConf{RuntimeConfig: json.RawMessage(tt.json)}
+		_, err := c.runtimeConfig()
+		if diff := cmp.Diff(tt.want, describe(err)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tt.json, diff)
+		}
+	}
+}
+
+func TestThePodsMACComesFromTheFirstThatNamesOne(t *testing.T) {
+	t.Parallel()
+	const first, second, third = "02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:03"
+	cni := func(mac string) string { return `{"cni": {"mac": "` + mac + `"}}` }
+	for _, tt := range []struct {
+		name              string
+		rc, args, cniArgs string
+		want              string // a MAC, or an error
+	}{
+		{"none", "", "", "", ""},
+		{"all three", first, cni(second), third, first},
+		{"args over CNI_ARGS", "", cni(second), third, second},
+		{"CNI_ARGS", "", "", third, third},
+		{"args of another shape", "", `["x"]`, third, third},
+		{"args.cni.mac of another type", "", `{"cni": {"mac": 7}}`, third, third},
+		{"capitals", "", "", "0A:58:0A:3D:00:02", "0a:58:0a:3d:00:02"},
+		{"no MAC at all", "nonsense", cni(second), third,
+			`code 7: runtimeConfig.mac "nonsense" is not the MAC of one interface, such as 02:00:5e:10:00:01`},
+		{"a group's MAC", "", cni("01:00:5e:00:00:01"), "",
+			`code 7: args.cni.mac "01:00:5e:00:00:01" is not the MAC of one interface, such as 02:00:5e:10:00:01`},
+		{"eight bytes", "", "", "02:00:00:00:00:00:00:01",
+			`code 7: MAC in CNI_ARGS "02:00:00:00:00:00:00:01" is not the MAC of one interface, such as 02:00:5e:10:00:01`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			c := &NetConf{Args: json.RawMessage(tt.args)}
+			mac, err := c.podMAC(&runtimeConfig{MAC: tt.rc}, map[string]string{"MAC": tt.cniArgs})
+			got := mac.String()
+			if err != nil {
+				got = describe(err)
+			}
+			if got != tt.want {
+				t.Errorf("got  %s\nwant %s", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestAddressMACIsThatOfTheFirstIPv4Address(t *testing.T) {
+	t.Parallel()
+	if got := addressMAC(addresses("fd61::2/64", "10.61.0.2/24", "10.61.0.3/24")); got.String() != "0a:58:0a:3d:00:02" {
+		t.Errorf("MAC is %s", got)
+	}
+	if got := addressMAC(addresses("fd61::2/64")); got != nil {
+		t.Errorf("MAC without IPv4 is %s", got)
+	}
+	var none net.HardwareAddr
+	if diff := cmp.Diff(none, addressMAC(nil)); diff != "" {
+		t.Errorf("MAC without addresses: %s", diff)
+	}
+}

@@ -1,0 +1,377 @@
+package cni
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/version"
+
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/nft"
+)
+
+// Plugin is one call of the plugin, with the world that it is called in. Every
+// field but After has to be set.
+type Plugin struct {
+	Getenv func(string) string
+	Stdin  io.Reader
+	Stdout io.Writer
+
+	// DialBridge and DialNFT open the kernel, or a test's fault in front of it.
+	DialBridge func() (*bridge.Conn, error)
+	DialNFT    func(*nft.Config) (*nft.Conn, error)
+	// After is called with the name of each step of ADD when it is done; an error
+	// of it fails the ADD there. It is for tests of what is undone.
+	After func(step string) error
+}
+
+// SupportedVersions are the versions of the CNI specification that are spoken.
+func SupportedVersions() []string {
+	return []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}
+}
+
+const (
+	versionWithCheck  = "0.4.0"
+	versionWithStatus = "1.1.0" // and GC
+
+	maxNetworkName = 250 // it names files
+
+	maxStdin = 4 << 20 // a netconf is some KiB; a prevResult or a list of attachments may add to it
+)
+
+// call is what a verb works with.
+type call struct {
+	*Plugin
+	verb        string
+	containerID string
+	netns       string
+	ifName      string
+	args        string
+	path        string
+	stdin       []byte
+	cniVersion  string // of the configuration
+	network     string
+	log         *stepLog
+}
+
+// Run carries out the verb that the environment names, with the configuration
+// from stdin, by the CNI specification 1.1. It returns the process's exit status;
+// an error has then been printed, as the specification wants it, to stdout.
+func (p *Plugin) Run() int {
+	c := &call{Plugin: p}
+	err := c.run()
+	if err == nil {
+		return 0
+	}
+	e := coded(err)
+	c.log.done(e)
+	out, _ := json.Marshal(struct {
+		CNIVersion string `json:"cniVersion"`
+		Code       uint   `json:"code"`
+		Msg        string `json:"msg"`
+	}{c.versionForErrors(), e.Code, e.Msg})
+	fmt.Fprintf(p.Stdout, "%s\n", out)
+	return 1
+}
+
+func (c *call) versionForErrors() string {
+	if slices.Contains(SupportedVersions(), c.cniVersion) {
+		return c.cniVersion
+	}
+	return SupportedVersions()[len(SupportedVersions())-1]
+}
+
+func (c *call) run() error {
+	if err := c.readEnvironment(); err != nil {
+		return err
+	}
+	if c.verb == "VERSION" {
+		return c.versionVerb()
+	}
+	if err := c.readStdin(); err != nil {
+		return err
+	}
+	switch c.verb {
+	case "ADD":
+		return c.addVerb()
+	case "DEL":
+		return c.lenientVerb(c.del)
+	case "GC":
+		if err := c.since(versionWithStatus); err != nil {
+			return err
+		}
+		return c.lenientVerb(c.gc)
+	case "CHECK":
+		if err := c.since(versionWithCheck); err != nil {
+			return err
+		}
+		return c.strictVerb(c.check)
+	default: // STATUS: readEnvironment knows the verbs
+		if err := c.since(versionWithStatus); err != nil {
+			return err
+		}
+		return c.strictVerb(c.status)
+	}
+}
+
+// needs lists the variables without which a verb means nothing. CNI_PATH is
+// needed only by who delegates, and looked for there.
+func needs(verb string) ([]string, bool) {
+	switch verb {
+	case "ADD", "CHECK":
+		return []string{"CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"}, true
+	case "DEL":
+		return []string{"CNI_CONTAINERID", "CNI_IFNAME"}, true
+	case "GC", "STATUS", "VERSION":
+		return nil, true
+	}
+	return nil, false
+}
+
+func (c *call) readEnvironment() error {
+	c.verb = c.Getenv("CNI_COMMAND")
+	required, known := needs(c.verb)
+	if !known {
+		return newError(codeEnvironment, "CNI_COMMAND=%q is not a verb: ADD, DEL, CHECK, GC, STATUS and VERSION are", c.verb)
+	}
+	var missing []string
+	for _, name := range required {
+		if c.Getenv(name) == "" {
+			missing = append(missing, name)
+		}
+	}
+	if len(missing) > 0 {
+		return newError(codeEnvironment, "%s needs the environment variables %s", c.verb, strings.Join(missing, ", "))
+	}
+	c.containerID, c.netns, c.ifName = c.Getenv("CNI_CONTAINERID"), c.Getenv("CNI_NETNS"), c.Getenv("CNI_IFNAME")
+	c.args, c.path = c.Getenv("CNI_ARGS"), c.Getenv("CNI_PATH")
+	if len(required) == 0 {
+		return nil
+	}
+	if !isIdentifier(c.containerID) {
+		return newError(codeEnvironment, "CNI_CONTAINERID=%q: it takes letters, digits, '_', '.' and '-', and begins with a letter or a digit", c.containerID)
+	}
+	if !isLinkName(c.ifName) {
+		return newError(codeEnvironment, "CNI_IFNAME=%q cannot name a link: it takes 1 to 15 bytes without '/', ':' and space", c.ifName)
+	}
+	return nil
+}
+
+// isIdentifier holds container IDs and network names to the specification's
+// ^[a-zA-Z0-9][a-zA-Z0-9_.-]*$.
+func isIdentifier(s string) bool {
+	for i := range len(s) {
+		ch := s[i]
+		alphanumeric := 'a' <= ch && ch <= 'z' || 'A' <= ch && ch <= 'Z' || '0' <= ch && ch <= '9'
+		if !alphanumeric && (i == 0 || !strings.ContainsRune("_.-", rune(ch))) {
+			return false
+		}
+	}
+	return s != ""
+}
+
+func isLinkName(s string) bool {
+	return s != "" && len(s) <= 15 && s != "." && s != ".." && !strings.ContainsAny(s, "/: \t\n\v\f\r\x00")
+}
+
+// readStdin reads the configuration, and of it what every verb needs: the version
+// and the name. The rest is left to the verb, which may be lenient.
+func (c *call) readStdin() error {
+	data, err := io.ReadAll(io.LimitReader(c.Stdin, maxStdin+1))
+	if err != nil {
+		return newError(codeIO, "read the network's configuration from stdin: %v", err)
+	}
+	if len(data) > maxStdin {
+		return newError(codeDecoding, "the network's configuration on stdin is longer than %d bytes", maxStdin)
+	}
+	c.stdin = data
+	return nil
+}
+
+// accept checks the configuration's version and name.
+func (c *call) accept(conf *NetConf) error {
+	c.cniVersion, c.network = conf.CNIVersion, conf.Name
+	if c.cniVersion == "" {
+		c.cniVersion = "0.1.0" // the specification's meaning of a missing one, up to 0.2.0
+	}
+	if !slices.Contains(SupportedVersions(), c.cniVersion) {
+		return newError(codeIncompatibleVersion, "cniVersion %q is not supported: this plugin speaks %s", c.cniVersion, strings.Join(SupportedVersions(), ", "))
+	}
+	if c.network == "" {
+		return newError(codeInvalidConfig, "the network has no name: set the field \"name\"")
+	}
+	if len(c.network) > maxNetworkName {
+		return newError(codeInvalidConfig, "name: a network's name has at most %d bytes, not %d", maxNetworkName, len(c.network))
+	}
+	if !isIdentifier(c.network) {
+		return newError(codeInvalidConfig, "name %q: a network's name takes letters, digits, '_', '.' and '-', and begins with a letter or a digit", c.network)
+	}
+	return nil
+}
+
+// since refuses a verb that the configuration's version does not have. It reads
+// the version by itself: a verb that is strict must not complain of an unknown
+// field first.
+func (c *call) since(first string) error {
+	conf, err := parseLenient(c.stdin)
+	if err != nil {
+		return err
+	}
+	if err := c.accept(conf); err != nil {
+		return err
+	}
+	if ok, err := version.GreaterThanOrEqualTo(c.cniVersion, first); err != nil || !ok {
+		return newError(codeIncompatibleVersion, "%s is a verb of CNI %s and later, and this network's cniVersion is %s", c.verb, first, c.cniVersion)
+	}
+	return nil
+}
+
+func (c *call) strictVerb(verb func(context.Context, *NetConf) error) error {
+	conf, err := parseStrict(c.stdin)
+	if err != nil {
+		return err
+	}
+	if err := c.accept(conf); err != nil {
+		return err
+	}
+	return c.timed(conf, verb)
+}
+
+func (c *call) lenientVerb(verb func(context.Context, *NetConf) error) error {
+	conf, err := parseLenient(c.stdin)
+	if err != nil {
+		return err
+	}
+	if err := c.accept(conf); err != nil {
+		return err
+	}
+	return c.timed(conf, verb)
+}
+
+// timed gives a verb its deadline and its log.
+func (c *call) timed(conf *NetConf, verb func(context.Context, *NetConf) error) error {
+	var err error
+	if c.log, err = openLog(conf, c); err != nil {
+		return err
+	}
+	ctx := withDeadline(conf.settings().Deadline)
+	defer ctx.cancel()
+	if err := verb(ctx, conf); err != nil {
+		if errors.Is(err, context.DeadlineExceeded) {
+			return newError(codeTryAgainLater, "%s of network %q was not done within its deadline of %s: %v", c.verb, c.network, conf.settings().Deadline, oneLine(err))
+		}
+		return err
+	}
+	c.log.done(nil)
+	return nil
+}
+
+func (c *call) addVerb() error {
+	var result []byte
+	err := c.strictVerb(func(ctx context.Context, conf *NetConf) error {
+		var err error
+		result, err = c.add(ctx, conf)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if _, err := c.Stdout.Write(result); err != nil {
+		return newError(codeIO, "print the result: %v", err)
+	}
+	return nil
+}
+
+// versionVerb echoes the caller's version where it tells one; stdin may be empty.
+func (c *call) versionVerb() error {
+	supported := SupportedVersions()
+	var conf struct {
+		CNIVersion string `json:"cniVersion"`
+	}
+	if data, err := io.ReadAll(io.LimitReader(c.Stdin, maxStdin)); err != nil || json.Unmarshal(data, &conf) != nil || conf.CNIVersion == "" {
+		conf.CNIVersion = supported[len(supported)-1]
+	}
+	return json.NewEncoder(c.Stdout).Encode(struct {
+		CNIVersion        string   `json:"cniVersion"`
+		SupportedVersions []string `json:"supportedVersions"`
+	}{conf.CNIVersion, supported})
+}
+
+// openPod opens the pod's namespace, which must not be the one that the bridge
+// is in.
+func (c *call) openPod() (*netns.NS, error) {
+	pod, err := netns.Open(c.netns)
+	if err != nil {
+		return nil, newError(codeInvalidNetNS, "CNI_NETNS: %v", err)
+	}
+	override := c.Getenv("CNI_NETNS_OVERRIDE")
+	if override == "1" || strings.EqualFold(override, "true") {
+		return pod, nil
+	}
+	own, err := netns.Current()
+	if err != nil {
+		pod.Close()
+		return nil, err
+	}
+	defer own.Close()
+	if own.ID() == pod.ID() {
+		pod.Close()
+		return nil, newError(codeInvalidNetNS, "CNI_NETNS=%s is the namespace that the plugin itself runs in: a pod needs one of its own", c.netns)
+	}
+	return pod, nil
+}
+
+// step says that a part of ADD is done.
+func (c *call) step(name string) error {
+	c.log.step(name)
+	if c.After != nil {
+		return c.After(name)
+	}
+	return nil
+}
+
+// parseArgs splits CNI_ARGS, K=V;K=V. A key that nobody here knows is an error
+// unless IgnoreUnknown is set, as the reference's plugins have it.
+func parseArgs(s string) (map[string]string, error) {
+	args := map[string]string{}
+	if s == "" {
+		return args, nil
+	}
+	var keys []string
+	for _, pair := range strings.Split(s, ";") {
+		key, value, ok := strings.Cut(pair, "=")
+		if !ok || key == "" {
+			return nil, newError(codeEnvironment, "CNI_ARGS: %q is not of the form KEY=VALUE", pair)
+		}
+		args[key] = value
+		keys = append(keys, key)
+	}
+	if ignore := args["IgnoreUnknown"]; ignore == "1" || strings.EqualFold(ignore, "true") {
+		return args, nil
+	}
+	for _, key := range keys {
+		switch key {
+		case "IgnoreUnknown", "IP", "MAC", "GATEWAY":
+		default:
+			if !strings.HasPrefix(key, "K8S_") {
+				return nil, newError(codeEnvironment, "CNI_ARGS: %s=%s is not known: add IgnoreUnknown=1 if it is meant for another plugin", key, args[key])
+			}
+		}
+	}
+	return args, nil
+}
+
+// podName is how the runtime calls the pod, namespace/name, where it says so.
+func podName(args map[string]string) string {
+	ns, name := args["K8S_POD_NAMESPACE"], args["K8S_POD_NAME"]
+	if ns == "" || name == "" {
+		return ""
+	}
+	return ns + "/" + name
+}

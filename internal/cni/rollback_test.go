@@ -1,0 +1,506 @@
+package cni
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/nft"
+)
+
+// belongings are what attachments have, wherever it is kept. The bridge and the
+// rules are the network's, and stay.
+type belongings struct {
+	Ports        []string // veth ends on the host
+	Interfaces   []string // in the pod
+	Elements     []string // owner and addresses
+	Reservations []string // addresses
+	Records      []string // files
+}
+
+func (n *node) belongings(t *testing.T) belongings {
+	t.Helper()
+	return belongings{
+		Ports: n.ports(t), Interfaces: linkNames(t, n.pod), Elements: n.elements(t),
+		Reservations: slices.DeleteFunc(fileNames(t, filepath.Join(n.stateDir, "ipam", "pods")), func(name string) bool {
+			_, err := netip.ParseAddr(name)
+			return err != nil // the allocator's own
+		}),
+		Records: fileNames(t, filepath.Join(n.stateDir, "attachments", "pods")),
+	}
+}
+
+// nothing is what there is before the first ADD.
+func nothing() belongings { return belongings{Interfaces: []string{"lo"}} }
+
+func (n *node) ports(t *testing.T) []string {
+	t.Helper()
+	br, err := bridge.Dial(&bridge.Config{NetNS: n.host})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer br.Close()
+	links, err := br.Veths(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, l := range links {
+		names = append(names, l.Name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+func linkNames(t *testing.T, ns *netns.NS) []string {
+	t.Helper()
+	var names []string
+	for line := range strings.Lines(nstest.Run(t, ns, "ip", "-o", "link", "show")) {
+		name, _, _ := strings.Cut(strings.Fields(line)[1], "@")
+		names = append(names, strings.TrimSuffix(name, ":"))
+	}
+	return names
+}
+
+func (n *node) elements(t *testing.T) []string {
+	t.Helper()
+	fw := n.firewall(t)
+	endpoints, err := fw.Endpoints(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list []string
+	for _, e := range endpoints {
+		list = append(list, fmt.Sprintf("%s %s %v", e.Owner, e.Network, e.Addrs))
+	}
+	slices.Sort(list)
+	return list
+}
+
+func (n *node) firewall(t *testing.T) *nft.Conn {
+	t.Helper()
+	fw, err := nft.Dial(&nft.Config{NetNS: n.host})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { fw.Close() })
+	return fw
+}
+
+// fileNames are those of a directory, which need not be there.
+func fileNames(t *testing.T, dir string) []string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// addNeighbour attaches another pod, whose belongings no failure may touch.
+func addNeighbour(t *testing.T, n *node) {
+	t.Helper()
+	env := attachmentEnv("ADD", nstest.Path(t, nstest.New(t)))
+	env["CNI_CONTAINERID"] = "neighbour"
+	n.runWith(t, n.plugin(), env, nil).must(t)
+}
+
+// mustRollBack runs an ADD that is to fail with a code and words in its message,
+// and then shows that it left nothing, and that the next one succeeds.
+func (n *node) mustRollBack(t *testing.T, p *Plugin, code uint, words ...string) {
+	t.Helper()
+	before := n.belongings(t)
+	a := n.run(t, p, "ADD", nil)
+	mustHaveFailed(t, a, []uint{code}, words...)
+	n.mustHave(t, before)
+	n.run(t, n.plugin(), "ADD", nil).must(t)
+}
+
+// mustHave compares what there is.
+func (n *node) mustHave(t *testing.T, want belongings) {
+	t.Helper()
+	if diff := cmp.Diff(want, n.belongings(t), cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("belongings of attachments (-want +got):\n%s", diff)
+	}
+}
+
+func mustHaveFailed(t *testing.T, a answer, codes []uint, words ...string) {
+	t.Helper()
+	if a.err == nil {
+		t.Fatalf("ADD succeeded: %s", a.stdout)
+	}
+	if !slices.Contains(codes, a.err.Code) {
+		t.Errorf("code %d, want %d: %s", a.err.Code, codes, a.err.Msg)
+	}
+	for _, w := range words {
+		if !strings.Contains(a.err.Msg, w) {
+			t.Errorf("the message does not say %q: %s", w, a.err.Msg)
+		}
+	}
+}
+
+// steps of an ADD, in their order.
+func steps() []string {
+	return []string{"open", "record", "ipam", "network", "link", "firewall", "commit"}
+}
+
+func TestADDTakesItsSteps(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	p := n.plugin()
+	var got []string
+	p.After = func(step string) error { got = append(got, step); return nil }
+	n.run(t, p, "ADD", nil).must(t)
+	if diff := cmp.Diff(steps(), got); diff != "" {
+		t.Errorf("steps (-want +got):\n%s", diff)
+	}
+	hash := ident.Hash("pods", "c1", "eth0")
+	want := belongings{
+		Ports: []string{"veth" + hash}, Interfaces: []string{"lo", "eth0"},
+		Elements:     []string{hash + " pods [10.61.0.2 fd61::2]"},
+		Reservations: []string{"10.61.0.2", "fd61::2"}, Records: []string{hash + ".json"},
+	}
+	n.mustHave(t, want)
+	n.run(t, n.plugin(), "DEL", nil).must(t)
+	n.mustHave(t, nothing())
+}
+
+func TestADDThatFailsAfterAStepLeavesNothing(t *testing.T) {
+	t.Parallel()
+	for i, step := range steps() {
+		for _, company := range []string{"first pod", "next to another"} {
+			t.Run(step+", "+company, func(t *testing.T) {
+				t.Parallel()
+				n := newNode(t)
+				if company != "first pod" {
+					addNeighbour(t, n)
+				}
+				p := n.plugin()
+				var taken []string
+				p.After = func(s string) error {
+					taken = append(taken, s)
+					if s == step {
+						return fmt.Errorf("failed on purpose after %s", s)
+					}
+					return nil
+				}
+				n.mustRollBack(t, p, codeKernel, "failed on purpose after "+step)
+				if diff := cmp.Diff(steps()[:i+1], taken); diff != "" {
+					t.Errorf("steps (-want +got):\n%s", diff)
+				}
+			})
+		}
+	}
+}
+
+// faulty puts a fault between the plugin and rtnetlink, on the host's or the pod's
+// side of the veth.
+func (n *node) faulty(side string, fault *nltest.Fault) *Plugin {
+	open := func(on string) (*nl.Conn, error) {
+		t, err := nl.Open(unix.NETLINK_ROUTE, nil)
+		if err != nil {
+			return nil, err
+		}
+		if side == on {
+			t = nltest.NewFaulty(t, fault)
+		}
+		return nl.New(t), nil
+	}
+	p := n.plugin()
+	p.DialBridge = func() (*bridge.Conn, error) {
+		c, err := open("host")
+		if err != nil {
+			return nil, err
+		}
+		return bridge.On(c, func() (*nl.Conn, error) { return open("pod") }), nil
+	}
+	return p
+}
+
+// Each request that an ADD makes fails in turn: on the host, where the bridge is
+// built too if this is the first pod, and in the pod.
+func TestADDThatTheKernelRefusesLeavesNothing(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		company string
+		side    string
+		request string
+		typ     uint16
+		atLeast int // how many such requests there are
+		errno   unix.Errno
+	}{
+		{"first pod", "host", "RTM_GETLINK", unix.RTM_GETLINK, 2, unix.ENOMEM},
+		{"first pod", "host", "RTM_NEWLINK", unix.RTM_NEWLINK, 4, unix.ENOBUFS},
+		{"first pod", "host", "RTM_GETADDR", unix.RTM_GETADDR, 1, unix.ENOMEM},
+		{"first pod", "host", "RTM_NEWADDR", unix.RTM_NEWADDR, 2, unix.ENOBUFS},
+		{"first pod", "host", "RTM_GETROUTE", unix.RTM_GETROUTE, 1, unix.ENOMEM},
+		{"next to another", "host", "RTM_GETLINK", unix.RTM_GETLINK, 1, unix.ENOMEM},
+		{"next to another", "host", "RTM_NEWLINK", unix.RTM_NEWLINK, 2, unix.ENOBUFS},
+		{"next to another", "host", "RTM_GETROUTE", unix.RTM_GETROUTE, 1, unix.ENOMEM},
+		{"next to another", "pod", "RTM_GETLINK", unix.RTM_GETLINK, 1, unix.EPERM},
+		{"next to another", "pod", "RTM_NEWLINK", unix.RTM_NEWLINK, 2, unix.EPERM},
+		{"next to another", "pod", "RTM_NEWADDR", unix.RTM_NEWADDR, 3, unix.ENOBUFS},
+		{"next to another", "pod", "RTM_NEWROUTE", unix.RTM_NEWROUTE, 2, unix.ENETUNREACH},
+	} {
+		t.Run(fmt.Sprintf("%s, %s on the %s", tt.company, tt.request, tt.side), func(t *testing.T) {
+			t.Parallel()
+			for nth := 1; ; nth++ {
+				n := newNode(t)
+				if tt.company != "first pod" {
+					addNeighbour(t, n)
+				}
+				fault := &nltest.Fault{Type: tt.typ, Nth: nth, Errno: tt.errno, Text: "on purpose"}
+				before := n.belongings(t)
+				a := n.run(t, n.faulty(tt.side, fault), "ADD", nil)
+				if fault.Fired() == 0 {
+					a.must(t)
+					if nth <= tt.atLeast {
+						t.Errorf("an ADD makes %d such requests, where there should be at least %d", nth-1, tt.atLeast)
+					}
+					return
+				}
+				mustHaveFailed(t, a, []uint{codeKernel, codeTryAgainLater}, tt.errno.Error(), "(kernel: on purpose)")
+				n.mustHave(t, before)
+			}
+		})
+	}
+}
+
+// What the kernel's terse errnos mean is said in words, and has codes of its own.
+func TestADDThatCannotTakeTheNameLeavesNothing(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name  string
+		fault *nltest.Fault
+		code  uint
+		want  string
+	}{
+		{"bridge is full", &nltest.Fault{Type: unix.RTM_NEWLINK, Match: isCreation("veth"), Errno: unix.EXFULL}, codeNotAttachable,
+			"the bridge holds 1023 ports, the most that Linux allows"},
+		{"interface is there", &nltest.Fault{Type: unix.RTM_NEWLINK, Match: isCreation("veth"), Errno: unix.EEXIST}, codeExists,
+			"the pod has an interface of this name already"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			nltest.MustHaveFired(t, tt.fault)
+			n.mustRollBack(t, n.faulty("host", tt.fault), tt.code, tt.want)
+		})
+	}
+}
+
+// isCreation matches requests that make a link of a kind.
+func isCreation(kind string) func(nl.Message) bool {
+	return func(m nl.Message) bool {
+		return m.Flags&unix.NLM_F_CREATE != 0 && strings.Contains(string(m.Data), kind)
+	}
+}
+
+func TestADDWhoseUndoFailsSaysSo(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	fault := &nltest.Fault{Type: unix.RTM_DELLINK, Errno: unix.EBUSY, Text: "on purpose"}
+	nltest.MustHaveFired(t, fault)
+	p := n.faulty("host", fault)
+	p.After = func(step string) error {
+		if step == "firewall" {
+			return newError(codeConflict, "the cause")
+		}
+		return nil
+	}
+	a := n.run(t, p, "ADD", nil)
+	if a.err == nil || a.err.Code != codeConflict {
+		t.Fatalf("got %s, want the cause's code", a.stdout)
+	}
+	port := "veth" + ident.Hash("pods", "c1", "eth0")
+	want := "the cause; delete link " + port + ": device or resource busy (kernel: on purpose)"
+	if diff := cmp.Diff(want, a.err.Msg); diff != "" {
+		t.Errorf("message (-want +got):\n%s", diff)
+	}
+	// The other steps were undone all the same, and the DEL that runtimes send after
+	// a failed ADD finds the link by its name.
+	left := nothing()
+	left.Ports, left.Interfaces = []string{port}, []string{"lo", "eth0"}
+	n.mustHave(t, left)
+	n.run(t, n.plugin(), "DEL", nil).must(t)
+	n.mustHave(t, nothing())
+}
+
+// An ADD that finds a port of its own name, which a killed ADD left, replaces it.
+func TestADDReplacesThePortOfAKilledOne(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.run(t, n.plugin(), "ADD", nil).must(t)
+	hash := ident.Hash("pods", "c1", "eth0")
+	if err := os.Remove(filepath.Join(n.stateDir, "attachments", "pods", hash+".json")); err != nil {
+		t.Fatal(err)
+	}
+	for _, ip := range []string{"10.61.0.2", "fd61::2"} {
+		if err := os.Remove(filepath.Join(n.stateDir, "ipam", "pods", ip)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.run(t, n.plugin(), "ADD", nil).must(t)
+	if got := n.ports(t); len(got) != 1 {
+		t.Errorf("ports: %v", got)
+	}
+}
+
+func TestADDThatIsRepeatedIsRefusedAndTheFirstStays(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.run(t, n.plugin(), "ADD", nil).must(t)
+	before := n.belongings(t)
+	a := n.run(t, n.plugin(), "ADD", nil)
+	const want = `container c1 has an attachment eth0 to network "pods" already: DEL it first`
+	if a.err == nil || a.err.Code != codeExists || a.err.Msg != want {
+		t.Errorf("got %s", a.stdout)
+	}
+	n.mustHave(t, before)
+}
+
+// Elements of nf_tables that carry another owner's name are not taken over while
+// that owner lives.
+func TestADDWhoseElementsAreAnothersLeavesNothing(t *testing.T) {
+	t.Parallel()
+	other := &state.Attachment{Network: "pods", ContainerID: "other", IfName: "eth0", HostIf: "veth-other", Bridge: "cbr0"}
+	for _, tt := range []struct {
+		name  string
+		alive bool
+	}{{"the owner lives", true}, {"the owner is gone", false}} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			p := n.plugin()
+			p.After = func(step string) error {
+				if step != "network" {
+					return nil
+				}
+				rec := *other
+				if tt.alive {
+					d, err := state.Open(n.stateDir)
+					if err != nil {
+						return err
+					}
+					pending, err := d.Create(&rec)
+					if err != nil {
+						return err
+					}
+					if err := pending.Close(); err != nil {
+						return err
+					}
+				}
+				return n.firewall(t).Add(context.Background(), nft.Endpoint{
+					Owner: nft.Owner(rec.Hash()), Network: "pods", Bridge: "cbr0", Addrs: addrs("10.61.0.2"),
+				})
+			}
+			a := n.run(t, p, "ADD", nil)
+			if !tt.alive {
+				a.must(t)
+				if diff := cmp.Diff([]string{ident.Hash("pods", "c1", "eth0") + " pods [10.61.0.2 fd61::2]"}, n.elements(t)); diff != "" {
+					t.Errorf("elements (-want +got):\n%s", diff)
+				}
+				return
+			}
+			if a.err == nil || a.err.Code != codeConflict || !strings.Contains(a.err.Msg, other.Hash()) {
+				t.Errorf("got %s, want code %d and the owner's name", a.stdout, codeConflict)
+			}
+			left := nothing()
+			left.Elements, left.Records = []string{other.Hash() + " pods [10.61.0.2]"}, []string{other.Hash() + ".json"}
+			n.mustHave(t, left)
+		})
+	}
+}
+
+// A firewall that is taken away in the middle of an ADD is made anew.
+func TestADDMendsWhatIsFlushedMeanwhile(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	p := n.plugin()
+	fired := false
+	p.After = func(step string) error {
+		if step == "link" {
+			fired = true
+			nstest.Run(t, n.host, "nft", "delete", "table", "inet", "tombolo")
+		}
+		return nil
+	}
+	n.run(t, p, "ADD", nil).must(t)
+	if !fired {
+		t.Fatal("the table was never deleted")
+	}
+	if diff := cmp.Diff([]string{ident.Hash("pods", "c1", "eth0") + " pods [10.61.0.2 fd61::2]"}, n.elements(t)); diff != "" {
+		t.Errorf("elements (-want +got):\n%s", diff)
+	}
+}
+
+// A set of the right name and of another type is an error of the kernel's.
+func TestADDThatTheFirewallRefusesLeavesNothing(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	p := n.plugin()
+	p.After = func(step string) error {
+		if step == "link" {
+			nstest.Run(t, n.host, "nft", "delete table inet tombolo; add table inet tombolo; "+
+				"add set inet tombolo pods4 { type ether_addr; }; add set inet tombolo pods6 { type ether_addr; }")
+		}
+		return nil
+	}
+	n.mustRollBack(t, p, codeKernel, "pods4", unix.EINVAL.Error())
+}
+
+// The record is the point of no return: who deletes it meanwhile has the last word.
+func TestADDThatIsOvertakenByADELLeavesNothing(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	p := n.plugin()
+	p.After = func(step string) error {
+		if step != "firewall" {
+			return nil
+		}
+		d, err := state.Open(n.stateDir)
+		if err != nil {
+			return err
+		}
+		return d.Remove("pods", ident.Hash("pods", "c1", "eth0"))
+	}
+	a := n.run(t, p, "ADD", nil)
+	const want = "the attachment was deleted, or collected as garbage, while it was being made"
+	if a.err == nil || a.err.Code != codeTryAgainLater || a.err.Msg != want {
+		t.Errorf("got %s", a.stdout)
+	}
+	n.mustHave(t, nothing())
+}
+
+// Versions before 0.3.0 cannot say that a pod has no address.
+func TestADDWhoseResultCannotBeWrittenLeavesNothing(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	a := n.run(t, n.plugin(), "ADD", map[string]any{"cniVersion": "0.2.0", "mode": "l2", "ipam": nil})
+	const want = "write the result as CNI 0.2.0: cannot convert: no valid IP addresses"
+	if a.err == nil || a.err.Code != codeIncompatibleVersion || a.err.Msg != want {
+		t.Errorf("got %s", a.stdout)
+	}
+	n.mustHave(t, nothing())
+}

@@ -1,0 +1,59 @@
+package cni
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+
+	"github.com/tombolo-cni/tombolo/internal/ipam"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/netns"
+)
+
+// status carries out STATUS: whether an ADD could succeed now. It changes
+// nothing, and does not take the lock, since runtimes ask every few seconds.
+func (c *call) status(ctx context.Context, conf *NetConf) error {
+	if err := c.probe(); err != nil {
+		return err
+	}
+	dir, err := state.Open(conf.settings().StateDir)
+	if err != nil {
+		return newError(codeNotAvailable, "%v", err)
+	}
+	h := &host{call: c, settings: conf.settings(), dir: dir}
+	h.epoch, err = dir.Epoch()
+	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, state.ErrStale) && !errors.Is(err, state.ErrDamaged) {
+		return newError(codeNotAvailable, "%v", err)
+	}
+	allocator, err := ipam.New(h.ipamRequest(true))
+	if err != nil {
+		return err
+	}
+	return allocator.Status(ctx)
+}
+
+// probe asks for the facilities of the kernel that an ADD needs.
+func (c *call) probe() error {
+	own, err := netns.Current()
+	if err != nil {
+		return newError(codeNotAvailable, "%v", err)
+	}
+	own.Close()
+	br, err := c.DialBridge()
+	if err == nil {
+		defer br.Close()
+		err = br.Probe()
+	}
+	if err != nil {
+		return newError(codeNotAvailable, "%v", err)
+	}
+	fw, err := c.DialNFT(nil)
+	if err == nil {
+		defer fw.Close()
+		err = fw.Probe()
+	}
+	if err != nil {
+		return newError(codeNotAvailable, "%v", err)
+	}
+	return nil
+}

@@ -1,0 +1,100 @@
+package demo
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/netns"
+)
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+// build builds the program, into a directory that every user may enter.
+func build(t *testing.T) string {
+	t.Helper()
+	nstest.RequireRoot(t)
+	dir := t.TempDir()
+	for _, d := range []string{dir, filepath.Dir(dir)} {
+		if err := os.Chmod(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	path := filepath.Join(dir, "tombolo")
+	c := exec.Command("go", "build", "-buildvcs=false", "-o", path, "github.com/tombolo-cni/tombolo/cmd/tombolo")
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return path
+}
+
+// broken writes a plugin, a shell script that may call the real one as $tombolo.
+func broken(t *testing.T, tombolo, script string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "broken")
+	content := fmt.Sprintf("#!/bin/sh\ntombolo='%s'\n%s\n", tombolo, script)
+	if err := os.WriteFile(path, []byte(content), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// outcome is how a run of the program ended.
+type outcome struct {
+	stdout, stderr string
+	status         int
+}
+
+// start runs the program in a namespace, which stands for the host's.
+func start(t *testing.T, host *netns.NS, attr *syscall.SysProcAttr, argv ...string) outcome {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	c := exec.Command(argv[0], argv[1:]...)
+	c.Stdout, c.Stderr, c.SysProcAttr = &stdout, &stderr, attr
+	// Nothing is needed but the program: there is no PATH to look for another.
+	c.Env = []string{"PATH="}
+	err := host.Do(c.Start)
+	if err == nil {
+		err = c.Wait()
+	}
+	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return outcome{stdout.String(), stderr.String(), c.ProcessState.ExitCode()}
+}
+
+// wantUntouched fails if there is anything of the demonstration in a namespace, or
+// mounted where the test runs. (Its mounts name it as their source.)
+func wantUntouched(t *testing.T, host *netns.NS) {
+	t.Helper()
+	err := host.Do(func() error {
+		names, err := linkNames()
+		if strings.Join(names, " ") != "lo" {
+			t.Errorf("links on the host: %q", names)
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	if rules := nstest.Run(t, host, "nft", "list", "ruleset"); rules != "" {
+		t.Errorf("rules on the host:\n%s", rules)
+	}
+	if got := nstest.Sysctl(t, host, "net/ipv4/ip_forward"); got != "0" {
+		t.Errorf("ip_forward of the host is %s", got)
+	}
+	mounts, err := os.ReadFile("/proc/thread-self/mountinfo")
+	if err != nil {
+		t.Error(err)
+	}
+	if bytes.Contains(mounts, []byte("tombolo-demo")) {
+		t.Errorf("a mount is left:\n%s", mounts)
+	}
+}

@@ -1,0 +1,164 @@
+// Bench measures what one pod costs: a CNI plugin's ADD and DEL, executed as a
+// runtime does, side by side with a floor program that does only the kernel's share
+// of the work and with the reference plugins, in one run. README.md says how to read
+// its figures.
+//
+// It needs root, and touches nothing of the machine: it measures in network
+// namespaces and a mount namespace of its own.
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// Exit statuses beside 0.
+const (
+	exitFailed = 1 // a measurement failed, or a gate was broken
+	exitUsage  = 2
+)
+
+func main() {
+	if len(os.Args) > 1 {
+		switch os.Args[1] {
+		case inSandbox:
+			os.Exit(bench(os.Args[2:]))
+		case attachLoop:
+			os.Exit(fail(runAttachLoop(os.Args[2:], os.Stdout)))
+		}
+	}
+	switch _, err := parseOptions(os.Args[1:], os.Stderr); {
+	case errors.Is(err, flag.ErrHelp):
+		os.Exit(0)
+	case err != nil:
+		os.Exit(exitUsage)
+	}
+	status, err := enterSandbox(os.Args[1:])
+	os.Exit(max(status, fail(err)))
+}
+
+// fail prints an error, if there is one, and returns the exit status for it.
+func fail(err error) int {
+	if err == nil {
+		return 0
+	}
+	fmt.Fprintln(os.Stderr, "bench:", err)
+	return exitFailed
+}
+
+// options is the command line.
+type options struct {
+	binaries   binaries
+	scenarios  []scenario
+	contenders []string
+	rounds     int
+	gates      []gate
+	json       bool
+}
+
+const quickRounds = 10
+
+func parseOptions(args []string, complaints io.Writer) (options, error) {
+	var o options
+	peers := os.Getenv("TOMBOLO_PEERS")
+	if peers == "" {
+		peers = "bin/peers"
+	}
+	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
+	flags.SetOutput(complaints)
+	flags.StringVar(&o.binaries.peers, "peers", peers, "the `directory` that bench/build.sh filled")
+	flags.StringVar(&o.binaries.tombolo, "tombolo", "bin/tombolo", "the plugin under test, a `path`")
+	scenarios := flags.String("scenarios", "ipv4,dual,attach", "a `list` of ipv4, dual, attach, pods=N")
+	who := flags.String("contenders", strings.Join(contenders(), ","), "a `list` of who takes part")
+	flags.IntVar(&o.rounds, "n", 80, "rounds of each scenario")
+	quick := flags.Bool("quick", false, fmt.Sprintf("%d rounds", quickRounds))
+	gates := flags.String("gate", "", "a `list` such as add/floor<=2.7,dual:add/reference<=0.45; exit status 1 where one is broken")
+	flags.BoolVar(&o.json, "json", false, "print the report as JSON")
+	if err := flags.Parse(args); err != nil {
+		return o, err
+	}
+	if *quick {
+		o.rounds = quickRounds
+	}
+	err := o.interpret(*scenarios, *who, *gates)
+	if err == nil && (o.rounds < 1 || flags.NArg() > 0) {
+		err = errors.New("want at least one round and no arguments")
+	}
+	if err != nil {
+		fmt.Fprintln(complaints, "bench:", err)
+	}
+	return o, err
+}
+
+func (o *options) interpret(scenarios, who, gates string) error {
+	var err error
+	if o.scenarios, err = parseScenarios(scenarios); err != nil {
+		return err
+	}
+	for _, name := range strings.Split(who, ",") {
+		if !slices.Contains(contenders(), name) {
+			return fmt.Errorf("unknown contender %q: want one of %v", name, contenders())
+		}
+		o.contenders = append(o.contenders, name)
+	}
+	if o.gates, err = parseGates(gates); err != nil {
+		return err
+	}
+	if o.binaries.peers, err = filepath.Abs(o.binaries.peers); err != nil {
+		return err
+	}
+	o.binaries.tombolo, err = filepath.Abs(o.binaries.tombolo)
+	return err
+}
+
+// bench is the process in the sandbox. It returns the exit status.
+func bench(args []string) int {
+	o, err := parseOptions(args, os.Stderr)
+	if err != nil {
+		return exitUsage
+	}
+	r := &runner{binaries: o.binaries, contenders: o.contenders, rounds: o.rounds}
+	if err := r.measureAll(o); err != nil {
+		return fail(err)
+	}
+	status := 0
+	verdicts := make([]verdict, 0, len(o.gates))
+	for _, g := range o.gates {
+		v := g.judge(&r.report)
+		verdicts = append(verdicts, v)
+		if !v.Holds {
+			status = exitFailed
+		}
+	}
+	if o.json {
+		err = r.report.writeJSON(os.Stdout, verdicts)
+	} else {
+		err = r.report.writeText(os.Stdout, o.scenarios)
+		for _, v := range verdicts {
+			fmt.Println(v)
+		}
+	}
+	return max(status, fail(err))
+}
+
+func (r *runner) measureAll(o options) error {
+	var err error
+	if r.dir, err = prepareSandbox(); err != nil {
+		return err
+	}
+	for _, s := range o.scenarios {
+		if err := r.measure(s); err != nil {
+			return fmt.Errorf("scenario %s: %w", s.name, err)
+		}
+	}
+	if len(r.report.series) == 0 {
+		return fmt.Errorf("nothing was measured: %s", strings.Join(r.report.skipped, "; "))
+	}
+	return nil
+}

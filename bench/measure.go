@@ -1,0 +1,280 @@
+package main
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+const (
+	warmUp     = 3 // rounds before the first that counts
+	peakRounds = 5 // ADDs for the memory figure, which hardly varies
+
+	// A pod rests before its DEL, nearly all of which the kernel waits for RCU grace
+	// periods. Right after an ADD those are still going on, and whoever starts its
+	// work later into them waits less: the reference's DEL then measured shorter than
+	// floor's. Grace periods go by the kernel's tick, of up to 10 ms, so the end of
+	// the rest is random over one.
+	restAtLeast = 30 * time.Millisecond
+	restRandom  = 10 * time.Millisecond
+)
+
+// runner measures scenarios and collects the figures.
+type runner struct {
+	dir        string // of the sandbox
+	binaries   binaries
+	contenders []string
+	rounds     int
+	report     report
+}
+
+// measure runs one scenario from its own fresh nodes.
+func (r *runner) measure(s scenario) error {
+	if s.attach {
+		return r.measureAttach(s)
+	}
+	nodes, err := r.nodes(s)
+	if err != nil {
+		return err
+	}
+	if s.pods == 0 {
+		if err := r.interleave(nodes, "add", "del"); err != nil {
+			return err
+		}
+		return r.measurePeaks(nodes)
+	}
+	return r.measureGrowth(nodes)
+}
+
+// nodes makes a node for each contender that can take part in a scenario.
+func (r *runner) nodes(s scenario) ([]*node, error) {
+	var nodes []*node
+	for _, contender := range r.contenders {
+		if why := r.cannot(contender, s); why != "" {
+			r.report.skip("%s", why)
+			continue
+		}
+		n, err := newNode(contender, filepath.Join(r.dir, s.name, contender), s, r.binaries)
+		if err != nil {
+			return nil, err
+		}
+		nodes = append(nodes, n)
+	}
+	return nodes, nil
+}
+
+// cannot says why a contender cannot take part, if so.
+func (r *runner) cannot(contender string, s scenario) string {
+	if s.attach && contender == reference {
+		return fmt.Sprintf("%s in %s: it has no packages to attach with", contender, s.name)
+	}
+	// In process, our contender is this program.
+	if absent := r.binaries.missing(contender); absent != nil && !(s.attach && contender == tombolo) {
+		return fmt.Sprintf("%s in %s: %s missing", contender, s.name, strings.Join(absent, " and "))
+	}
+	if contender == reference && s.masquerade {
+		if _, err := exec.LookPath("nft"); err != nil {
+			return fmt.Sprintf("%s in %s: it masquerades by running nft, which is not installed", contender, s.name)
+		}
+	}
+	return ""
+}
+
+// measureGrowth compares an ADD on a node with pods with one on the same node before.
+func (r *runner) measureGrowth(nodes []*node) error {
+	if err := r.interleave(nodes, "add at 0", "del at 0"); err != nil {
+		return err
+	}
+	for _, n := range nodes {
+		if err := n.fill(); err != nil {
+			return err
+		}
+	}
+	if err := r.interleave(nodes, "add", "del"); err != nil {
+		return err
+	}
+	for _, n := range nodes {
+		before := r.report.find(n.scenario.name, "add at 0", n.contender)
+		after := r.report.find(n.scenario.name, "add", n.contender)
+		r.report.add(n.scenario.name, "growth", n.contender, "x", median(after.values)/median(before.values))
+	}
+	return nil
+}
+
+// fill adds the scenario's pods and leaves them there.
+func (n *node) fill() error {
+	paths, err := n.makePods("resident", n.scenario.pods)
+	if err != nil {
+		return err
+	}
+	for _, path := range paths {
+		if _, err := n.verb("ADD", n.newPod(), path); err != nil {
+			return fmt.Errorf("%s: fill the node: %w", n.contender, err)
+		}
+	}
+	return provePod(paths[len(paths)-1], subnets(n.scenario.dual))
+}
+
+// interleave runs the rounds: in each, every contender adds and deletes one pod, and
+// the order rotates, so that nobody always runs in the wake of the same other's DEL.
+func (r *runner) interleave(nodes []*node, add, del string) error {
+	pods := make([][]string, len(nodes))
+	before := make([]string, len(nodes))
+	for i, n := range nodes {
+		var err error
+		if pods[i], err = n.makePods(add, warmUp+r.rounds); err != nil {
+			return err
+		}
+	}
+	for round := range warmUp + r.rounds {
+		for turn := range nodes {
+			i := (round + turn) % len(nodes)
+			n := nodes[i]
+			pod, err := n.live(pods[i][round])
+			if err != nil {
+				return fmt.Errorf("%s, round %d: %w", n.contender, round, err)
+			}
+			if round < warmUp {
+				if before[i], err = n.inventory(); err != nil {
+					return err
+				}
+				continue
+			}
+			r.addCost(n, add, pod.added)
+			r.addCost(n, del, pod.deleted)
+		}
+	}
+	for i, n := range nodes {
+		after, err := n.inventory()
+		if err != nil {
+			return err
+		}
+		if after != before[i] {
+			return fmt.Errorf("%s left something behind; before:\n%s\nafter:\n%s", n.contender, before[i], after)
+		}
+		r.report.prove("%s, %s of %s: each of %d pods pinged its gateway, each DEL left nothing",
+			n.scenario.name, add, n.contender, len(pods[i]))
+	}
+	return nil
+}
+
+func (r *runner) addCost(n *node, metric string, o outcome) {
+	r.report.add(n.scenario.name, metric, n.contender, "ms", milliseconds(o.wall))
+	r.report.add(n.scenario.name, metric+" cpu", n.contender, "ms", milliseconds(o.cpu))
+}
+
+// life is what one pod cost.
+type life struct{ added, deleted outcome }
+
+// live gives a namespace its pod and takes it away again: an ADD, the proof that the
+// pod has its network, a DEL, the proof that nothing is left.
+func (n *node) live(path string) (life, error) {
+	pod := n.newPod()
+	links, err := n.ns.links()
+	if err != nil {
+		return life{}, err
+	}
+	added, err := n.verb("ADD", pod, path)
+	if err != nil {
+		return life{}, err
+	}
+	if n.contender != floor { // which gives no result
+		if err := checkResult(added.stdout, subnets(n.scenario.dual)); err != nil {
+			return life{}, err
+		}
+	}
+	if err := provePod(path, subnets(n.scenario.dual)); err != nil {
+		return life{}, err
+	}
+	time.Sleep(restAtLeast + rand.N(restRandom))
+	deleted, err := n.verb("DEL", pod, path)
+	if err != nil {
+		return life{}, err
+	}
+	if pod > 0 { // the first ADD may have made the bridge
+		err = proveGone(n, links, path)
+	}
+	return life{added, deleted}, err
+}
+
+// verb executes a contender once.
+func (n *node) verb(verb string, pod int, path string) (outcome, error) {
+	c, err := n.call(verb, pod, path)
+	if err != nil {
+		return outcome{}, err
+	}
+	return n.exec(c)
+}
+
+// measurePeaks takes the memory figures, in lives of their own: the gauge costs time.
+func (r *runner) measurePeaks(nodes []*node) error {
+	if _, err := os.Stat(r.binaries.peak()); err != nil {
+		r.report.skip("memory: %s is missing", r.binaries.peak())
+		return nil
+	}
+	for _, n := range nodes {
+		paths, err := n.makePods("peak", peakRounds)
+		if err != nil {
+			return err
+		}
+		for _, path := range paths {
+			kib, err := n.peak(path)
+			if err != nil {
+				return fmt.Errorf("%s, memory: %w", n.contender, err)
+			}
+			r.report.add(n.scenario.name, "peak", n.contender, "MiB", float64(kib)/1024)
+		}
+	}
+	return nil
+}
+
+// peak is the memory of an ADD, in KiB; the pod is deleted again.
+func (n *node) peak(path string) (int, error) {
+	pod := n.newPod()
+	add, err := n.call("ADD", pod, path)
+	if err != nil {
+		return 0, err
+	}
+	var kib int
+	err = n.ns.Do(func() error {
+		var err error
+		kib, err = peakMemory(n.binaries.peak(), add)
+		return err
+	})
+	if err != nil {
+		return 0, err
+	}
+	_, err = n.verb("DEL", pod, path)
+	return kib, err
+}
+
+// makePods makes namespaces in advance, fresh ones for every ADD. They are never
+// removed one by one: taking them down is the kernel's work in the background, and
+// would run into the next measurement.
+func (n *node) makePods(purpose string, count int) ([]string, error) {
+	paths := make([]string, count)
+	for i := range paths {
+		paths[i] = filepath.Join(filepath.Dir(n.state), "pods", purpose+"-"+strconv.Itoa(i))
+		ns, err := newNS(paths[i])
+		if err != nil {
+			return nil, err
+		}
+		if err := ns.Close(); err != nil {
+			return nil, err
+		}
+	}
+	return paths, nil
+}
+
+// newPod numbers the node's pods, from 0.
+func (n *node) newPod() int {
+	n.pods++
+	return n.pods - 1
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

@@ -1,0 +1,50 @@
+package repotest
+
+import (
+	"debug/elf"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// maxBinary is what a node's disk and each ADD's page faults are spared.
+const maxBinary = 6_000_000 // bytes
+
+func TestBinaryIsStaticAndSmall(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		arch    string
+		machine elf.Machine
+	}{{"amd64", elf.EM_X86_64}, {"arm64", elf.EM_AARCH64}} {
+		t.Run(tt.arch, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "tombolo")
+			goCommand(t, []string{"GOARCH=" + tt.arch}, "build", "-trimpath", "-ldflags", "-s -w", "-o", path, "./cmd/tombolo")
+			info, err := os.Stat(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if info.Size() >= maxBinary {
+				t.Errorf("%d bytes, where %d are too many", info.Size(), maxBinary)
+			}
+			f, err := elf.Open(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			if f.Machine != tt.machine {
+				t.Errorf("machine is %v", f.Machine)
+			}
+			for _, p := range f.Progs {
+				if p.Type == elf.PT_INTERP {
+					t.Error("it needs a dynamic loader")
+				}
+			}
+			if libs, err := f.ImportedLibraries(); err == nil && len(libs) > 0 {
+				t.Errorf("it needs %v", libs)
+			}
+			if f.Section(".symtab") != nil || f.Section(".debug_info") != nil {
+				t.Error("it has symbols or debugging data")
+			}
+		})
+	}
+}

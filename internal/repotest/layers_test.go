@@ -1,0 +1,268 @@
+package repotest
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// layer says which of our packages some packages may import, and why no others.
+type layer struct {
+	packages []string
+	may      []string
+	why      string
+}
+
+func layers() []layer {
+	kernel := []string{".", "netns", "internal/nl"}
+	return []layer{
+		{[]string{"."}, nil, "everything imports the root for its errors, so it can import nothing"},
+		{[]string{"internal/ident", "internal/jsontext", "internal/strict"}, nil, "they compute, and know nothing of kernels, files and each other"},
+		{[]string{"netns", "internal/sysctl"}, []string{"."}, "the lowest layer to touch the kernel"},
+		{[]string{"internal/nl"}, []string{".", "netns"}, "netlink, whatever is said over it"},
+		{[]string{"addr", "route"}, kernel, "each is one kind of object of rtnetlink, of use without the others"},
+		{[]string{"bridge"}, []string{".", "netns", "internal/nl", "internal/sysctl", "internal/ident", "addr", "route"},
+			"other CNIs embed it: it must not bring a firewall, an IPAM, files or CNI along"},
+		{[]string{"nft"}, kernel, "the firewall goes by names and addresses, and knows nothing of links"},
+		{[]string{"internal/icmp"}, []string{"netns"}, "it asks the kernel's view of the network, so it must not share ours"},
+		{[]string{"internal/state"}, []string{"internal/ident", "internal/jsontext"}, "what was meant is kept apart from how it is done"},
+		{[]string{"internal/ipam/delegate"}, nil, "it runs plugins of others by the CNI protocol, for anybody"},
+		{[]string{"internal/ipam"}, []string{"internal/strict", "internal/ipam/delegate"},
+			"addresses come from a configuration and a directory; the kernel's are told to it"},
+		{[]string{"internal/cni"}, []string{"addr", "bridge", "nft", "netns", "route", "internal/ident", "internal/ipam", "internal/jsontext", "internal/state", "internal/strict", "internal/sysctl"},
+			"it composes, and is the only one of the plugin's packages that does"},
+		{[]string{"internal/demo"}, []string{"addr", "bridge", "nft", "netns", "internal/cni", "internal/icmp", "internal/ipam/delegate", "internal/state"},
+			"it is a user of the rest, like a runtime and an operator"},
+		{[]string{"cmd/tombolo"}, []string{"bridge", "nft", "internal/cni", "internal/demo", "internal/state"},
+			"the command wires and prints"},
+		{[]string{"internal/nl/nltest"}, []string{".", "internal/nl"}, "a kernel for tests of any layer above netlink"},
+		{[]string{"internal/nstest"}, []string{"netns", "internal/icmp"}, "fixtures for tests of any layer above namespaces"},
+		{[]string{"bench"}, []string{"netns", "route", "bridge", "internal/icmp"}, "it measures the plugin from outside, and Attach"},
+		{[]string{"test/report"}, nil, "it reads what go test prints"},
+		{[]string{"internal/repotest"}, nil, "it has tests only"},
+	}
+}
+
+// checkLayers finds imports that no layer allows, and packages that are in none.
+// Tests may import fixtures besides, and the plainest views of the kernel.
+func checkLayers(layers []layer, list []*pkg) []string {
+	var found []string
+	for _, p := range list {
+		if p.rel() == "" {
+			continue
+		}
+		i := slices.IndexFunc(layers, func(l layer) bool { return slices.Contains(l.packages, p.rel()) })
+		if i < 0 {
+			found = append(found, fmt.Sprintf("%s is in no layer: give it one, with a reason", p.rel()))
+			continue
+		}
+		l := layers[i]
+		for _, imported := range p.Imports {
+			if to := relative(imported); to != "" && !slices.Contains(l.may, to) {
+				found = append(found, fmt.Sprintf("%s imports %s: %s", p.rel(), to, l.why))
+			}
+		}
+		forTests := slices.Concat(l.may, fixtures(), []string{p.rel(), ".", "netns", "internal/nl", "addr", "route"})
+		for _, imported := range slices.Concat(p.TestImports, p.XTestImports) {
+			if to := relative(imported); to != "" && !slices.Contains(forTests, to) {
+				found = append(found, fmt.Sprintf("%s imports %s in a test: %s", p.rel(), to, l.why))
+			}
+		}
+	}
+	return found
+}
+
+func TestImportsKeepToTheirLayer(t *testing.T) {
+	t.Parallel()
+	list := packages(t)
+	for _, finding := range checkLayers(layers(), list) {
+		t.Error(finding)
+	}
+	for _, l := range layers() {
+		for _, name := range l.packages {
+			if !slices.ContainsFunc(list, func(p *pkg) bool { return p.rel() == name }) {
+				t.Errorf("layer of %s, which is not there", name)
+			}
+		}
+		if l.why == "" {
+			t.Errorf("layer of %v: no reason", l.packages)
+		}
+	}
+}
+
+func TestImportsOutOfLayerAreFound(t *testing.T) {
+	t.Parallel()
+	ours := func(names ...string) []string {
+		var list []string
+		for _, n := range names {
+			list = append(list, module+"/"+n)
+		}
+		return list
+	}
+	mustFind(t, []string{
+		"bridge imports nft: " + layers()[5].why,
+		"bridge imports internal/ipam in a test: " + layers()[5].why,
+		"uplink is in no layer: give it one, with a reason",
+	}, checkLayers(layers(), []*pkg{
+		{ImportPath: module + "/bridge", Imports: append(ours("addr", "nft"), "fmt"), TestImports: ours("bridge", "internal/nstest"), XTestImports: ours("internal/ipam")},
+		{ImportPath: module + "/uplink"},
+		{ImportPath: "example.com/other", Imports: ours("internal/cni")},
+	}))
+}
+
+// ban forbids packages to some of ours, wherever those come from.
+type ban struct {
+	who    string
+	to     func(*pkg) bool
+	banned []string // import paths, with all below them
+	why    string
+}
+
+func bans() []ban {
+	public := func(p *pkg) bool { return slices.Contains(publicPackages(), p.rel()) }
+	shippedBut := func(allowed ...string) func(*pkg) bool {
+		return func(p *pkg) bool { return p.shipped() && !slices.Contains(allowed, p.rel()) }
+	}
+	return []ban{
+		{"public packages", public, []string{"github.com/containernetworking"}, "who embeds them need not speak CNI"},
+		{"public packages", public, []string{"log", "log/slog"}, "errors go to the caller, who has a log"},
+		{"public packages", public, []string{"flag", "os/signal"}, "the command line and the signals are the program's"},
+		{"shipped packages", shippedBut("internal/ipam/delegate"), []string{"os/exec", "plugin"},
+			"everything is netlink: only the IPAM plugin that a user named is run"},
+		{"shipped packages", shippedBut(), []string{"testing", module + "/internal/nstest", module + "/internal/nl/nltest"}, "fixtures are for tests"},
+		{"shipped packages", shippedBut("internal/nl"), []string{"unsafe", "C"}, "only the ioctls of internal/nl take pointers; who else needs it gets an exception here, with a reason"},
+		{"shipped packages", shippedBut(), []string{"github.com/vishvananda", "github.com/google/nftables", "github.com/mdlayher", "github.com/jsimonetti"},
+			"netlink is spoken by internal/nl; these are for tests to compare with"},
+	}
+}
+
+// checkBans finds direct imports that are forbidden.
+func checkBans(bans []ban, list []*pkg) []string {
+	var found []string
+	for _, p := range list {
+		for _, b := range bans {
+			if !b.to(p) {
+				continue
+			}
+			for _, imported := range p.Imports {
+				if slices.ContainsFunc(b.banned, func(banned string) bool { return within(imported, banned) }) {
+					found = append(found, fmt.Sprintf("%s imports %s, which %s must not: %s", p.rel(), imported, b.who, b.why))
+				}
+			}
+		}
+	}
+	return found
+}
+
+func within(path, dir string) bool { return path == dir || strings.HasPrefix(path, dir+"/") }
+
+func TestForbiddenImports(t *testing.T) {
+	t.Parallel()
+	for _, finding := range checkBans(bans(), packages(t)) {
+		t.Error(finding)
+	}
+}
+
+func TestForbiddenImportsAreFound(t *testing.T) {
+	t.Parallel()
+	made := func(name string, imports ...string) *pkg {
+		return &pkg{ImportPath: module + "/" + name, Imports: imports, GoFiles: []string{"x.go"}}
+	}
+	mustFind(t, []string{
+		"bridge imports github.com/containernetworking/cni/pkg/types, which public packages must not: who embeds them need not speak CNI",
+		"bridge imports log/slog, which public packages must not: errors go to the caller, who has a log",
+		"internal/cni imports os/exec, which shipped packages must not: everything is netlink: only the IPAM plugin that a user named is run",
+		"internal/cni imports unsafe, which shipped packages must not: only the ioctls of internal/nl take pointers; who else needs it gets an exception here, with a reason",
+		"internal/cni imports " + module + "/internal/nstest, which shipped packages must not: fixtures are for tests",
+	}, sorted(checkBans(bans(), []*pkg{
+		made("bridge", "github.com/containernetworking/cni/pkg/types", "log/slog", "github.com/containernetworkingx"),
+		made("internal/cni", "os/exec", "unsafe", module+"/internal/nstest", "log/slog"),
+		made("internal/ipam/delegate", "os/exec"),
+		made("internal/nstest", "os/exec", "testing"),
+		made("bench", "os/exec"),
+	})))
+}
+
+func sorted(list []string) []string {
+	// Upper-case letters and the module's path sort oddly; what matters is that it is stable.
+	slices.SortFunc(list, func(a, b string) int {
+		return strings.Compare(strings.ReplaceAll(a, module, "~"), strings.ReplaceAll(b, module, "~"))
+	})
+	return list
+}
+
+// What the binary is made of, down to the last dependency.
+func TestDependenciesOfThePlugin(t *testing.T) {
+	t.Parallel()
+	list := packages(t)
+	for _, finding := range checkClosure(list) {
+		t.Error(finding)
+	}
+}
+
+// binaryModules are whose code the binary may have.
+func binaryModules() map[string]string {
+	return map[string]string{
+		module:                               "ours",
+		"github.com/containernetworking/cni": "the types of the specification, and their conversion",
+		"golang.org/x/sys":                   "system calls",
+	}
+}
+
+// tooHeavy are packages that would cost each ADD its start-up time, or megabytes.
+func tooHeavy() map[string]string {
+	return map[string]string{
+		"net/http":      "4 MB, and nothing is fetched",
+		"crypto/tls":    "nothing is encrypted",
+		"expvar":        "it begins an HTTP server's worth of state",
+		"html/template": "text is printed",
+		"text/template": "it keeps the linker from dropping methods",
+		"encoding/gob":  "state is JSON",
+		"database/sql":  "state is files",
+		"github.com/containernetworking/cni/libcni":      "that is the runtime's side",
+		"github.com/containernetworking/cni/pkg/skel":    "the verbs are read in internal/cni",
+		"github.com/prometheus/client_golang/prometheus": "1.7 ms of start-up: metrics are the keeper's",
+		"github.com/vishvananda/netlink":                 "a global handle, and dumps",
+		"github.com/spf13/cobra":                         "there are five commands",
+	}
+}
+
+func checkClosure(list []*pkg) []string {
+	byPath := map[string]*pkg{}
+	for _, p := range list {
+		byPath[p.ImportPath] = p
+	}
+	command := byPath[module+"/cmd/tombolo"]
+	if command == nil {
+		return []string{"cmd/tombolo is not there"}
+	}
+	var found []string
+	for _, dep := range command.Deps {
+		if why, heavy := tooHeavy()[dep]; heavy {
+			found = append(found, fmt.Sprintf("the binary has %s in it: %s", dep, why))
+		}
+		p := byPath[dep]
+		if p == nil || p.Standard {
+			continue
+		}
+		if p.Module == nil || binaryModules()[p.Module.Path] == "" {
+			found = append(found, fmt.Sprintf("the binary has %s in it, of a module that is not on the list", dep))
+		}
+	}
+	return found
+}
+
+func TestForbiddenDependenciesOfThePluginAreFound(t *testing.T) {
+	t.Parallel()
+	other := &struct{ Path string }{"example.com/other"}
+	mustFind(t, []string{
+		"the binary has net/http in it: 4 MB, and nothing is fetched",
+		"the binary has example.com/other/x in it, of a module that is not on the list",
+	}, checkClosure([]*pkg{
+		{ImportPath: module + "/cmd/tombolo", Deps: []string{"fmt", "net/http", "example.com/other/x"}},
+		{ImportPath: "net/http", Standard: true},
+		{ImportPath: "example.com/other/x", Module: other},
+	}))
+	mustFind(t, []string{"cmd/tombolo is not there"}, checkClosure(nil))
+}

@@ -1,0 +1,136 @@
+package cni
+
+import (
+	"encoding/binary"
+	"net"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/netns"
+)
+
+// testProtocol is an Ethernet protocol that nobody speaks (IEEE 802's first one for
+// local experiments).
+const testProtocol = 0x88b5
+
+// frame is one that a tap saw.
+type frame struct {
+	from, to string // MACs
+	protocol uint16
+	icmp6    uint8 // type of the ICMPv6 message, 0 if it is none
+	incoming bool  // it came in by the link; else it went out
+}
+
+// tap sees all frames of a link, from when it is made.
+type tap struct {
+	t     testing.TB
+	fd    int
+	index int
+}
+
+func capture(t testing.TB, ns *netns.NS, link string) *tap {
+	t.Helper()
+	c := &tap{t: t, fd: -1, index: nstest.Index(t, ns, link)}
+	all := int(bigEndian(unix.ETH_P_ALL))
+	err := ns.Do(func() error {
+		var err error
+		c.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, all)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(c.fd) })
+	if err := unix.Bind(c.fd, &unix.SockaddrLinklayer{Protocol: bigEndian(unix.ETH_P_ALL), Ifindex: c.index}); err != nil {
+		t.Fatal(err)
+	}
+	// Nobody waits longer than this for a frame that is to come.
+	patience := unix.NsecToTimeval((10 * time.Second).Nanoseconds())
+	if err := unix.SetsockoptTimeval(c.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &patience); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func bigEndian(v uint16) uint16 {
+	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, v))
+}
+
+// send broadcasts a frame of the test protocol.
+func (c *tap) send(from net.HardwareAddr, text string) {
+	c.t.Helper()
+	broadcast := []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
+	data := append(append(broadcast, from...), byte(testProtocol>>8), byte(testProtocol&0xff))
+	data = append(data, text...)
+	data = append(data, make([]byte, max(0, 60-len(data)))...)
+	to := &unix.SockaddrLinklayer{Ifindex: c.index, Halen: 6}
+	copy(to.Addr[:], broadcast)
+	if err := unix.Sendto(c.fd, data, 0, to); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// until gives all frames up to the first that is the last.
+func (c *tap) until(last func(frame) bool) []frame {
+	c.t.Helper()
+	var seen []frame
+	buf := make([]byte, 1<<16)
+	for {
+		n, from, err := unix.Recvfrom(c.fd, buf, 0)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			c.t.Fatalf("wait for a frame: %v; seen so far: %+v", err, seen)
+		}
+		f, ok := parseFrame(buf[:n])
+		if !ok {
+			continue
+		}
+		link, ok := from.(*unix.SockaddrLinklayer)
+		f.incoming = ok && link.Pkttype != unix.PACKET_OUTGOING
+		seen = append(seen, f)
+		if last(f) {
+			return seen
+		}
+	}
+}
+
+func parseFrame(b []byte) (frame, bool) {
+	const header = 14
+	if len(b) < header {
+		return frame{}, false
+	}
+	f := frame{
+		to: net.HardwareAddr(b[:6]).String(), from: net.HardwareAddr(b[6:12]).String(),
+		protocol: binary.BigEndian.Uint16(b[12:]),
+	}
+	if f.protocol == unix.ETH_P_IPV6 {
+		f.icmp6 = icmpType(b[header:])
+	}
+	return f, true
+}
+
+// icmpType is that of an ICMPv6 message, also behind the hop-by-hop options that
+// multicast listener reports have.
+func icmpType(b []byte) uint8 {
+	const fixed = 40
+	if len(b) < fixed+8 {
+		return 0
+	}
+	next, rest := b[6], b[fixed:]
+	if next == unix.IPPROTO_HOPOPTS {
+		length := 8 + 8*int(rest[1])
+		if len(rest) < length+1 {
+			return 0
+		}
+		next, rest = rest[0], rest[length:]
+	}
+	if next != unix.IPPROTO_ICMPV6 {
+		return 0
+	}
+	return rest[0]
+}

@@ -1,0 +1,249 @@
+package cni
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	current "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+func TestCHECKFindsWhatIsNotAsItWasMade(t *testing.T) {
+	t.Parallel()
+	inPod := func(command string) func(*network, *pod) {
+		return func(w *network, p *pod) { w.Helper(); nstest.Run(w, p.NS, "ip", strings.Fields(command)...) }
+	}
+	onNode := func(command string) func(*network, *pod) {
+		return func(w *network, p *pod) { w.Helper(); w.ip(strings.ReplaceAll(command, "PORT", w.port(p))) }
+	}
+	nft := func(line string) func(*network, *pod) {
+		return func(w *network, _ *pod) { w.Helper(); w.nft(line) }
+	}
+	for _, tt := range []struct {
+		name  string
+		spoil func(*network, *pod)
+		says  string
+	}{
+		{"the port is gone", onNode("link del PORT"), "link veth"},
+		{"the port is down", onNode("link set PORT down"), "link is down, should be up"},
+		{"the port is off the bridge", onNode("link set PORT nomaster"), "membership in bridge cbr0 is missing"},
+		{"the bridge is gone", onNode("link del cbr0"), "bridge cbr0 is missing"},
+		{"the bridge is down", onNode("link set cbr0 down"), "bridge cbr0: link is down, should be up"},
+		{"the port's MTU", onNode("link set PORT mtu 1300"), "MTU is 1300, should be 1500"},
+		{"the port's MAC", onNode("link set PORT address 02:00:00:00:00:77"), "MAC is 02:00:00:00:00:77"},
+		{"the port's alias", onNode("link set PORT alias mine"), `alias is "mine"`},
+		{"hairpin", onNode("link set PORT type bridge_slave hairpin off"), "hairpin is off, should be on"},
+		{"isolation", onNode("link set PORT type bridge_slave isolated on"), "isolation is on, should be off"},
+		{"the pod's interface is down", inPod("link set eth0 down"), "interface eth0: link is down"},
+		{"the pod's MTU", func(w *network, p *pod) {
+			w.ip("link set " + w.port(p) + " mtu 9000")
+			nstest.Run(w, p.NS, "ip", "link", "set", "eth0", "mtu", "9000")
+			w.ip("link set " + w.port(p) + " mtu 1500")
+		}, "interface eth0: MTU is 9000, should be 1500"},
+		{"the pod's MAC", inPod("link set eth0 address 02:00:00:00:00:78"), "MAC is 02:00:00:00:00:78"},
+		{"the pod's IPv4 address", inPod("address del 10.77.0.2/24 dev eth0"), "address 10.77.0.2/24 is missing"},
+		{"the pod's IPv6 address", inPod("address del fd77::2/64 dev eth0"), "address fd77::2/64 is missing"},
+		{"the pod's default route", inPod("route del default"), "route default via 10.77.0.1"},
+		{"the pod's default route, IPv6", inPod("-6 route del default"), "route default via fd77::1"},
+		{"the default route leads elsewhere", inPod("route replace default via 10.77.0.9 proto 116"), "route default via 10.77.0.1"},
+		{"a route of the ipam", inPod("route del 10.1.0.0/16"), "route 10.1.0.0/16"},
+		{"the IPv4 gateway", onNode("address del 10.77.0.1/24 dev cbr0"), "the gateway 10.77.0.1/24 is missing"},
+		{"the IPv6 gateway", onNode("address del fd77::1/64 dev cbr0"), "the gateway fd77::1/64 is missing"},
+		{"the gateway is another link's", func(w *network, _ *pod) {
+			w.ip("address del 10.77.0.1/24 dev cbr0")
+			w.ip("address add 10.77.0.1/32 dev lo")
+		}, "the gateway 10.77.0.1/24 is missing"},
+		{"IPv4 is not forwarded", func(w *network, _ *pod) {
+			nstest.Sysctl(w, w.ns, "net/ipv4/ip_forward", "0")
+		}, "does not forward"},
+		{"IPv6 is not forwarded", func(w *network, _ *pod) {
+			nstest.Sysctl(w, w.ns, "net/ipv6/conf/all/forwarding", "0")
+		}, "does not forward"},
+		{"the table is gone", nft("delete table inet tombolo"), "table inet tombolo is missing"},
+		{"the table is flushed", nft("flush table inet tombolo"), "masquerade"},
+		{"the masquerade chain is gone", nft("delete chain inet tombolo masq-podnet"), "chain masq-podnet is missing"},
+		{"the masquerade rules are gone", nft("flush chain inet tombolo masq-podnet"), "masquerade what pods send to elsewhere"},
+		{"the forward rules are gone", nft("flush chain inet tombolo forward"), "mark what pods send"},
+		{"the forward chain is gone", nft("delete chain inet tombolo forward"), "chain forward is missing"},
+		{"an element of the forward set is gone", nft(`delete element inet tombolo pods4 { "cbr0" . 10.77.0.2 }`), "cbr0 . 10.77.0.2 is missing"},
+		{"an element of the masquerade set is gone", nft(`delete element inet tombolo masq6-podnet { fd77::2 }`), "fd77::2 is missing"},
+		{"an element is another's", func(w *network, _ *pod) {
+			w.nft(`delete element inet tombolo pods4 { "cbr0" . 10.77.0.2 }`)
+			w.nft(`add element inet tombolo pods4 { "cbr0" . 10.77.0.2 comment "mine" }`)
+		}, "owner of element cbr0 . 10.77.0.2"},
+		{"the table is dormant", nft(`add table inet tombolo { flags dormant; }`), "dormant"},
+		{"a reservation is gone", func(w *network, _ *pod) {
+			removeAll(w, w.state+"/ipam/podnet/10.77.0.2")
+		}, "10.77.0.2 is not reserved"},
+		{"a reservation is another's", func(w *network, _ *pod) {
+			if err := os.WriteFile(w.state+"/ipam/podnet/fd77::2", []byte("other\r\neth0"), 0o600); err != nil {
+				w.Fatal(err)
+			}
+		}, "fd77::2 is not reserved"},
+		{"the record is gone", func(w *network, _ *pod) { removeAll(w, w.state+"/attachments") }, "no attachment eth0"},
+		{"the network's record is gone", func(w *network, _ *pod) { removeAll(w, w.state+"/networks") }, "record of network"},
+		{"the state is gone", func(w *network, _ *pod) { removeAll(w, w.state) }, "no attachment eth0"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			ipam := dualStack()
+			ipam["routes"] = []conf{{"dst": "10.1.0.0/16"}}
+			w := n.podnet(conf{"ipam": ipam})
+			p := n.pod("a")
+			w.add(p)
+			if err := w.check(p); err != nil {
+				t.Fatalf("CHECK right after ADD: %v", err)
+			}
+			tt.spoil(w, p)
+			wantError(t, w.check(p), 113, tt.says)
+			if strings.Contains(tt.says, "mine") || strings.Contains(tt.name, "another's") {
+				return // what somebody else has taken stays
+			}
+			// Whatever it was does not keep DEL from its work.
+			w.del(p)
+			n.wantNothing()
+		})
+	}
+}
+
+func TestCHECKListsAllThatIsWrong(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(nil)
+	p := n.pod("a")
+	w.add(p)
+	n.ip("link set " + w.port(p) + " nomaster mtu 1400")
+	nstest.Run(t, p.NS, "ip", "route", "del", "default")
+	n.nft("flush chain inet tombolo masq-podnet")
+	removeAll(t, n.state+"/ipam/podnet/10.77.0.2")
+	err := w.check(p)
+	for _, part := range []string{"membership in bridge cbr0", "MTU is 1400", "route default via 10.77.0.1", "masquerade what pods send", "10.77.0.2 is not reserved"} {
+		wantError(t, err, 113, part)
+	}
+}
+
+// chained is the result of a chain in which another plugin came after us.
+func chained(t *testing.T, r *current.Result, change func(*current.Result)) json.RawMessage {
+	t.Helper()
+	change(r)
+	return marshal(t, r)
+}
+
+func TestCHECKToleratesWhatAChainedPluginChanged(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name   string
+		inPod  []string
+		change func(*current.Result)
+	}{
+		{"nothing", nil, func(*current.Result) {}},
+		{"the pod's MAC", []string{"link set eth0 address 02:00:00:00:00:99"}, func(r *current.Result) { r.Interfaces[2].Mac = "02:00:00:00:00:99" }},
+		{"a smaller MTU", []string{"link set eth0 mtu 1400"}, func(r *current.Result) { r.Interfaces[2].Mtu = 1400 }},
+		{"routes in another table", []string{
+			"route add default via 10.77.0.1 dev eth0 table 100", "route del default",
+			"-6 route add default via fd77::1 dev eth0 table 100", "-6 route del default",
+		}, func(*current.Result) {}},
+		{"a route taken out", []string{"-6 route del default"}, func(r *current.Result) { r.Routes = r.Routes[:1] }},
+		{"an address taken out", []string{"address del fd77::2/64 dev eth0", "-6 route del default"}, func(r *current.Result) {
+			r.IPs, r.Routes = r.IPs[:1], r.Routes[:1]
+		}},
+		{"more of everything", []string{
+			"address add 10.99.0.5/24 dev eth0", "link add more0 type veth peer name more1", "route add 10.98.0.0/16 via 10.77.0.9",
+		}, func(r *current.Result) {
+			r.Interfaces = append(r.Interfaces, &current.Interface{Name: "more0", Sandbox: r.Interfaces[2].Sandbox})
+		}},
+		{"its own interface first", nil, func(r *current.Result) {
+			r.Interfaces = append([]*current.Interface{{Name: "ifb0"}}, r.Interfaces...)
+			for _, ip := range r.IPs {
+				*ip.Interface++
+			}
+		}},
+		{"addresses of another interface", nil, func(r *current.Result) {
+			other := len(r.Interfaces)
+			r.Interfaces = append(r.Interfaces, &current.Interface{Name: "net1", Sandbox: r.Interfaces[2].Sandbox})
+			r.IPs = append(r.IPs, &current.IPConfig{Interface: &other, Address: ipNet(t, "10.98.0.7/24")})
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			w := n.podnet(nil)
+			p := n.pod("a")
+			r := w.add(p)
+			for _, command := range tt.inPod {
+				nstest.Run(t, p.NS, "ip", strings.Fields(command)...)
+			}
+			stdin := w.stdin(conf{"prevResult": chained(t, r, tt.change)})
+			c := call{verb: "CHECK", id: p.id, netns: p.path, ifName: "eth0", stdin: stdin}
+			if out := n.callOK(c); out != "" {
+				t.Errorf("CHECK printed %q", out)
+			}
+			c.verb = "DEL"
+			n.callOK(c)
+			n.wantNothing()
+		})
+	}
+}
+
+func TestCHECKPassesForEachKindOfNetwork(t *testing.T) {
+	t.Parallel()
+	for name, fields := range map[string]conf{
+		"gateway":                   nil,
+		"IPv4 only":                 {"ipam": hostLocal(subnet4)},
+		"IPv6 only":                 {"ipam": hostLocal(subnet6)},
+		"no masquerade":             {"ipMasq": false},
+		"no gateway":                {"isGateway": false},
+		"layer 2":                   {"mode": "l2"},
+		"layer 2 without ipam":      {"mode": "l2", "ipam": nil},
+		"interface down":            {"disableContainerInterface": true, "ipam": nil},
+		"static":                    {"ipam": fixed(conf{"address": "10.77.0.2/24", "gateway": gateway4})},
+		"isolated, without hairpin": {"portIsolation": true, "hairpinMode": false},
+		"another mark":              {"forwardMark": "0x20000"},
+		"small":                     {"mtu": 1280},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			w := n.podnet(fields)
+			a, b := n.pod("a"), n.pod("b")
+			w.add(a)
+			if name != "static" {
+				w.add(b)
+			}
+			if err := w.check(a); err != nil {
+				t.Error(err)
+			}
+			w.del(a)
+			w.del(b)
+			n.wantNothing()
+		})
+	}
+}
+
+func TestCHECKOfAnADDThatNeverEnded(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(nil)
+	p := n.pod("a")
+	w.add(p)
+	for _, name := range n.files(n.state + "/attachments") {
+		path := filepath.Join(n.state, "attachments", name)
+		data, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// The record's first line is what it was while ADD was at it.
+		begun, _, _ := strings.Cut(string(data), "\n")
+		if err := os.WriteFile(path, []byte(begun+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantError(t, w.check(p), 113, "never came to its end")
+	w.del(p)
+	n.wantNothing()
+}

@@ -1,0 +1,69 @@
+package cni
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// TestCnitool goes through the reference's command-line runtime, with all paths at
+// their defaults: in a mount namespace whose /run and /var/lib are empty.
+func TestCnitool(t *testing.T) {
+	t.Parallel()
+	for _, program := range []string{"unshare", "nsenter", "bash"} {
+		need(t, program)
+	}
+	n := newNode(t)
+	server := nstest.Serve(t, n.outside(), "tcp", netip.MustParseAddrPort(outside4+":0"))
+	p := n.pod("a")
+	confDir := t.TempDir()
+	list := conf{"cniVersion": "1.1.0", "name": "podnet", "plugins": []conf{{"type": "tombolo", "ipam": dualStack()}}}
+	if err := os.WriteFile(filepath.Join(confDir, "10-podnet.conflist"), marshal(t, list), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	script := `
+		mount -t tmpfs none /run
+		mount -t tmpfs none /var/lib
+		PATH=$CNI_PATH:$PATH
+		cnitool status podnet $POD
+		cnitool add podnet $POD
+		cnitool check podnet $POD
+		test -n "$(ls /run/tombolo/attachments/podnet)"
+		tombolo ls | grep -q 10.77.0.2 && echo LISTED
+		nsenter --net=$POD bash -c 'exec 3<>/dev/tcp/$SERVER; printf ? >&3; echo SEEN AS $(cat <&3)'
+		cnitool del podnet $POD
+		cnitool del podnet $POD
+		test -z "$(ls /run/tombolo/attachments/podnet)"
+		CNI_IFNAME=net1 cnitool add podnet $POD >/dev/null
+		cnitool gc podnet $POD
+		test -z "$(ls /run/tombolo/attachments/podnet)"
+		tombolo remove podnet
+		echo DONE
+	`
+	environ := append(os.Environ(), "CNI_PATH="+cniPath, "NETCONFPATH="+confDir, "POD="+p.path,
+		fmt.Sprintf("SERVER=%s/%d", server.Addr(), server.Port()))
+	unshare, err := exec.LookPath("unshare")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o, err := n.exec(context.Background(), unshare, nil, environ, "--mount", "bash", "-ec", script)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, part := range []string{`"address": "10.77.0.2/24"`, `"address": "fd77::2/64"`, "LISTED", "SEEN AS " + uplink4, "DONE"} {
+		if !strings.Contains(o.stdout, part) {
+			t.Errorf("%q is missing", part)
+		}
+	}
+	if t.Failed() || o.status != 0 || o.stderr != "" {
+		t.Errorf("exit status %d\n%s\n%s", o.status, o.stdout, o.stderr)
+	}
+	n.wantNothing()
+}

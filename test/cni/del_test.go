@@ -1,0 +1,363 @@
+package cni
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	current "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+// TestTracesShowWhatAnAttachmentHas is for all the tests that say that nothing is
+// left.
+func TestTracesShowWhatAnAttachmentHas(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.podnet(nil).add(n.pod("a"))
+	count := map[string]int{}
+	for _, trace := range n.traces() {
+		kind, _, _ := strings.Cut(trace, " ")
+		if strings.HasPrefix(trace, "file ") {
+			kind = strings.Split(trace, "/")[0]
+		}
+		count[kind]++
+	}
+	if diff := cmp.Diff(map[string]int{"port": 1, "element": 4, "file attachments": 1, "file ipam": 2}, count); diff != "" {
+		t.Errorf("traces (-want +got):\n%s", diff)
+	}
+}
+
+func TestDELLeavesNothing(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name string
+		// del does whatever kind of DEL it is.
+		del func(t *testing.T, w *network, p *pod)
+		// spoils says that the test itself takes something from the pod that stays.
+		spoils bool
+	}{
+		{"as the runtime does it", func(t *testing.T, w *network, p *pod) {
+			w.del(p)
+		}, false},
+		{"without CNI_NETNS", func(t *testing.T, w *network, p *pod) {
+			w.del(p, withoutNetNS())
+		}, false},
+		{"without prevResult", func(t *testing.T, w *network, p *pod) {
+			w.callOK(call{verb: "DEL", id: p.id, netns: p.path, ifName: "eth0", stdin: w.stdin(nil)})
+		}, false},
+		{"with neither", func(t *testing.T, w *network, p *pod) {
+			w.callOK(call{verb: "DEL", id: p.id, ifName: "eth0", stdin: w.stdin(nil)})
+		}, false},
+		{"when the namespace's name is gone", func(t *testing.T, w *network, p *pod) {
+			vanish(t, p.path)
+			w.del(p)
+		}, false},
+		{"when the namespace is gone", func(t *testing.T, w *network, p *pod) {
+			// The port goes with its peer, some time after the last handle does.
+			gone := watchLinks(t, w.ns)
+			vanish(t, p.path)
+			p.NS.Close()
+			gone.wait(w.port(p))
+			w.del(p)
+		}, false},
+		{"when the path is another file by now", func(t *testing.T, w *network, p *pod) {
+			vanish(t, p.path)
+			if err := os.WriteFile(p.path, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			w.del(p)
+			// It is the test's to take away.
+			if err := os.Remove(p.path); err != nil {
+				t.Fatal(err)
+			}
+		}, false},
+		{"twice", func(t *testing.T, w *network, p *pod) {
+			for range 2 {
+				w.callOK(call{verb: "DEL", id: p.id, netns: p.path, ifName: "eth0", stdin: w.stdin(nil)})
+			}
+		}, false},
+		{"when somebody deleted the port", func(t *testing.T, w *network, p *pod) {
+			w.ip("link del " + w.port(p))
+			w.del(p)
+		}, false},
+		{"when somebody deleted the bridge", func(t *testing.T, w *network, p *pod) {
+			w.ip("link del cbr0")
+			w.del(p)
+		}, true},
+		{"when somebody flushed our table", func(t *testing.T, w *network, p *pod) {
+			w.nft("flush table inet tombolo")
+			w.del(p)
+		}, true},
+		{"when somebody deleted our table", func(t *testing.T, w *network, p *pod) {
+			w.nft("delete table inet tombolo")
+			w.del(p)
+		}, true},
+		{"when the record is gone", func(t *testing.T, w *network, p *pod) {
+			removeAll(t, w.state+"/attachments")
+			w.del(p)
+		}, true},
+		{"when the record is gone, without prevResult", func(t *testing.T, w *network, p *pod) {
+			removeAll(t, w.state+"/attachments")
+			w.callOK(call{verb: "DEL", id: p.id, ifName: "eth0", stdin: w.stdin(nil)})
+		}, true},
+		{"when the record is rubbish", func(t *testing.T, w *network, p *pod) {
+			for _, path := range w.files(w.state + "/attachments") {
+				if err := os.WriteFile(filepath.Join(w.state, "attachments", path), []byte("rubbish"), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			w.callOK(call{verb: "DEL", id: p.id, ifName: "eth0", stdin: w.stdin(nil)})
+		}, true},
+		{"when the state directory is gone", func(t *testing.T, w *network, p *pod) {
+			removeAll(t, w.state)
+			w.del(p)
+		}, true},
+		{"when the state directory is gone, with neither", func(t *testing.T, w *network, p *pod) {
+			removeAll(t, w.state)
+			w.callOK(call{verb: "DEL", id: p.id, ifName: "eth0", stdin: w.stdin(nil)})
+		}, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			w := n.podnet(nil)
+			stays, goes := n.pod("stays"), n.pod("goes")
+			w.add(stays)
+			before := n.traces()
+			r := w.add(goes)
+			tt.del(t, w, goes)
+			n.wantNoTraceOf(w, goes, r)
+			if !tt.spoils {
+				n.wantTraces(before)
+				wantPing(t, stays.NS, gateway4, gateway6)
+			}
+		})
+	}
+}
+
+// wantNoTraceOf fails the test if a pod of a network left anything.
+func (n *node) wantNoTraceOf(w *network, p *pod, r *current.Result) {
+	n.Helper()
+	names := []string{strings.TrimPrefix(w.port(p), "veth")}
+	for _, a := range ips(r) {
+		names = append(names, "/"+a.String())
+	}
+	for _, trace := range n.traces() {
+		if slices.ContainsFunc(names, func(name string) bool { return strings.Contains(trace, name) }) {
+			n.Errorf("left: %s", trace)
+		}
+	}
+}
+
+func removeAll(t testing.TB, path string) {
+	t.Helper()
+	if err := os.RemoveAll(path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// vanish takes a namespace's name away, as a runtime does with a pod's.
+func vanish(t testing.TB, path string) {
+	t.Helper()
+	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestDELOfAPodThatNeverWas(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name   string
+		before func(n *node)
+	}{
+		{"on an empty node", func(*node) {}},
+		{"beside a pod", func(n *node) { n.podnet(nil).add(n.pod("other")) }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			tt.before(n)
+			before := n.traces()
+			w := n.podnet(nil)
+			for _, ifName := range []string{"eth0", "net1"} {
+				w.callOK(call{verb: "DEL", id: "never", netns: "/run/netns/none", ifName: ifName, stdin: w.stdin(nil)})
+			}
+			n.wantTraces(before)
+		})
+	}
+}
+
+func TestDELTakesAnyConfigurationWithANameAndAType(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(nil)
+	for i, tt := range []struct {
+		name  string
+		spoil conf
+	}{
+		{"unknown fields", conf{"nosuch": conf{"deep": []int{1}}, "ipam": conf{"type": "host-local", "nosuch": true}}},
+		{"wrong types", conf{"bridge": 7, "mtu": "large", "isGateway": "yes", "ipMasq": []int{}, "deadline": "soon", "forwardMark": "x", "dns": "no", "capabilities": 1}},
+		{"values out of range", conf{"mtu": -1, "mode": "lan", "ipMasqBackend": "iptables", "forwardMark": 3, "logLevel": "loud", "logFile": "relative"}},
+		{"unsupported fields", conf{"promiscMode": true, "vlan": 5, "vlanTrunk": []conf{{"id": 1}}, "macspoofchk": true}},
+		{"no ipam", conf{"ipam": conf{}}},
+		{"ipam of a wrong type", conf{"ipam": "host-local"}},
+		{"ipam without a type", conf{"ipam": conf{"ranges": []int{}}}},
+		{"another ipam", conf{"ipam": conf{"type": "static"}}},
+		{"an ipam that is not there", conf{"ipam": conf{"type": "nosuch"}}},
+		{"spoilt ranges", conf{"ipam": conf{"type": "host-local", "ranges": "10.77.0.0/24"}}},
+		{"overlapping ranges", conf{"ipam": hostLocal(subnet4, subnet4)}},
+		{"another dataDir", conf{"ipam": conf{"type": "host-local", "dataDir": "/nonexistent"}}},
+		{"prevResult of a wrong type", conf{"prevResult": "rubbish"}},
+		{"prevResult with nulls", conf{"prevResult": conf{"cniVersion": "1.1.0", "ips": []any{nil}, "interfaces": []any{nil}}}},
+		{"prevResult of an unknown version", conf{"prevResult": conf{"cniVersion": "9.9.9"}}},
+		{"prevResult with an index out of range", conf{"prevResult": conf{"cniVersion": "1.1.0", "ips": []conf{{"address": "10.77.0.2/24", "interface": 7}}}}},
+		{"runtimeConfig and args of a wrong type", conf{"runtimeConfig": []int{1}, "args": 5}},
+		{"runtimeConfig that ADD refuses", conf{"runtimeConfig": conf{"portMappings": []conf{{"hostPort": 80}}, "mac": "none"}}},
+		{"another bridge", conf{"bridge": "other0"}},
+		{"layer 2", conf{"mode": "l2"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p := n.pod(fmt.Sprintf("pod-%d", i))
+			w.add(p)
+			w.callOK(call{verb: "DEL", id: p.id, ifName: "eth0", args: "a=b;IP=x", stdin: w.stdin(tt.spoil)})
+			n.wantNothing()
+		})
+	}
+}
+
+func TestDELOfOneLeavesTheOthers(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.outside()
+	w, other := n.podnet(nil), n.network("othernet", conf{"bridge": "cbr1", "isDefaultGateway": false, "ipam": hostLocal("10.78.0.0/24")})
+	a, b := n.pod("a"), n.pod("b")
+	w.add(a)
+	w.add(b)
+	other.add(b, as("net1"))
+	before := n.traces()
+	// More interfaces of the same container, on either network.
+	other.add(a, as("eth1"))
+	w.with(conf{"isDefaultGateway": false}).add(a, as("net1"))
+	other.del(a, as("eth1"))
+	w.del(a, as("net1"))
+	n.wantTraces(before)
+	wantPing(t, a.NS, outside4, outside6)
+}
+
+// TestManyAtOnce is the first ADDs of a node, all at the same time.
+func TestManyAtOnce(t *testing.T) {
+	t.Parallel()
+	const count = 64
+	n := newNode(t)
+	w := n.podnet(nil)
+	pods := n.pods(count)
+	given := make(chan netip.Addr, 2*count)
+	atOnce(pods, func(p *pod) {
+		r, err := w.tryAdd(p)
+		if err != nil {
+			t.Errorf("ADD of %s: %v", p.id, err)
+			return
+		}
+		for _, a := range ips(r) {
+			given <- a
+		}
+	})
+	close(given)
+	distinct := map[netip.Addr]bool{}
+	for a := range given {
+		if distinct[a] {
+			t.Errorf("%s was given twice", a)
+		}
+		distinct[a] = true
+	}
+	if len(distinct) != 2*count {
+		t.Fatalf("%d addresses, want %d", len(distinct), 2*count)
+	}
+	wantPing(t, pods[0].NS, gateway4, gateway6)
+	for _, p := range pods {
+		if err := w.check(p); err != nil {
+			t.Error(err)
+		}
+	}
+	// Some without the namespace, as after a crash of the runtime.
+	atOnce(pods, func(p *pod) {
+		if err := w.tryDel(p); err != nil {
+			t.Errorf("DEL of %s: %v", p.id, err)
+		}
+	})
+	n.wantNothing()
+}
+
+// atOnce runs a function for each pod, all at the same time.
+func atOnce(pods []*pod, do func(*pod)) {
+	var all sync.WaitGroup
+	start := make(chan struct{})
+	for _, p := range pods {
+		all.Go(func() {
+			<-start
+			do(p)
+		})
+	}
+	close(start)
+	all.Wait()
+}
+
+// linkWatch hears of links that go.
+type linkWatch struct {
+	t  testing.TB
+	fd int
+}
+
+func watchLinks(t testing.TB, ns interface{ Do(func() error) error }) *linkWatch {
+	t.Helper()
+	w := &linkWatch{t: t}
+	err := ns.Do(func() error {
+		var err error
+		w.fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
+		if err != nil {
+			return err
+		}
+		return unix.Bind(w.fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: unix.RTMGRP_LINK})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(w.fd) })
+	patience := unix.NsecToTimeval(10e9)
+	if err := unix.SetsockoptTimeval(w.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &patience); err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// wait waits until a link of a name is gone.
+func (w *linkWatch) wait(name string) {
+	w.t.Helper()
+	buf := make([]byte, 1<<16)
+	for {
+		n, _, err := unix.Recvfrom(w.fd, buf, 0)
+		if err != nil {
+			w.t.Fatalf("wait for link %s to go: %v", name, err)
+		}
+		messages, err := syscall.ParseNetlinkMessage(buf[:n])
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		for _, m := range messages {
+			if m.Header.Type == unix.RTM_DELLINK && strings.Contains(string(m.Data), name+"\x00") {
+				return
+			}
+		}
+	}
+}

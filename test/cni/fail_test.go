@@ -1,0 +1,349 @@
+package cni
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// TestADDThatFailsLeavesNothing has a pod beside the one whose ADD fails, which must
+// not notice.
+func TestADDThatFailsLeavesNothing(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name string
+		// prepare breaks something, and gives the network that the pod is then added to.
+		prepare func(t *testing.T, w *network, p *pod) *network
+		options []option
+		code    uint
+		says    string
+	}{
+		{
+			name: "the interface's name is taken in the pod",
+			prepare: func(t *testing.T, w *network, p *pod) *network {
+				nstest.Run(t, p.NS, "ip", "link", "add", "eth0", "type", "bridge")
+				return w
+			},
+			code: 111, says: "the pod has an interface of this name already",
+		},
+		{
+			name: "the attachment is there already",
+			prepare: func(t *testing.T, w *network, p *pod) *network {
+				w.add(p)
+				return w
+			},
+			code: 111, says: "DEL it first",
+		},
+		{
+			name:    "there is no such namespace",
+			options: []option{netnsPath("/run/netns/none")},
+			code:    8, says: "/run/netns/none",
+		},
+		{
+			name:    "the path is no namespace",
+			options: []option{netnsPath("/dev/null")},
+			code:    8, says: "not a network namespace",
+		},
+		{
+			name:    "the path is another namespace",
+			options: []option{netnsPath("/proc/self/ns/mnt")},
+			code:    8, says: "not a network namespace",
+		},
+		{
+			name: "the pool is full",
+			prepare: func(t *testing.T, w *network, p *pod) *network {
+				return w.with(conf{"ipam": conf{"type": "host-local", "ranges": []any{
+					[]any{conf{"subnet": subnet6}}, []any{conf{"subnet": subnet4, "rangeStart": "10.77.0.2", "rangeEnd": "10.77.0.2"}},
+				}}})
+			},
+			code: 100, says: `network "podnet": range 10.77.0.2-10.77.0.2 of 10.77.0.0/24 is full: 1 of 1 addresses reserved`,
+		},
+		{
+			name:    "the address that was asked for is taken",
+			options: []option{arg("IP", "10.77.0.2")},
+			code:    101, says: "the requested address 10.77.0.2 is taken by container stays",
+		},
+		{
+			name: "the bridge has an address that overlaps with the gateway",
+			prepare: func(t *testing.T, w *network, p *pod) *network {
+				w.ip("address add 10.99.0.254/16 dev cbr0")
+				return w.with(conf{"ipam": hostLocal("10.99.0.0/24")})
+			},
+			code: 112, says: "set forceAddress",
+		},
+		{
+			name: "the bridge's name is that of a veth",
+			prepare: func(t *testing.T, w *network, p *pod) *network {
+				nstest.Veth(t, w.ns, "taken0", w.ns, "taken1")
+				return w.with(conf{"bridge": "taken0"})
+			},
+			code: 116, says: "taken0",
+		},
+		{
+			name: "the gateway is missing",
+			prepare: func(t *testing.T, w *network, p *pod) *network {
+				return w.with(conf{"ipam": fixed(conf{"address": "10.99.0.2/24"})})
+			},
+			code: 115, says: "without a gateway",
+		},
+		{
+			name: "a route that the kernel refuses",
+			prepare: func(t *testing.T, w *network, p *pod) *network {
+				ipam := dualStack()
+				ipam["routes"] = []conf{{"dst": "10.1.0.0/16", "gw": "10.77.0.1", "scope": 254}}
+				return w.with(conf{"ipam": ipam})
+			},
+			code: 110, says: "10.1.0.0/16",
+		},
+		{
+			name: "the pod has a default route already",
+			prepare: func(t *testing.T, w *network, p *pod) *network {
+				nstest.Veth(t, p.NS, "other0", p.NS, "other1")
+				nstest.Run(t, p.NS, "ip", "route", "add", "default", "dev", "other0")
+				return w
+			},
+			code: 110, says: "default",
+		},
+		{
+			name: "the version cannot say the result",
+			prepare: func(t *testing.T, w *network, p *pod) *network {
+				wire := w.network("wire", conf{"mode": "l2", "bridge": "cbr0", "ipam": nil})
+				wire.version = "0.2.0"
+				return wire
+			},
+			code: 1, says: "0.2.0",
+		},
+		{
+			name: "the state directory cannot be made",
+			prepare: func(t *testing.T, w *network, p *pod) *network {
+				return w.with(conf{"stateDir": "/dev/null/state"})
+			},
+			code: 5, says: "/dev/null/state",
+		},
+		{
+			name: "the address has an element of another owner, who lives",
+			prepare: func(t *testing.T, w *network, p *pod) *network {
+				return w.with(conf{"ipam": fixed(conf{"address": "10.77.0.2/24", "gateway": gateway4})})
+			},
+			code: 112, says: "10.77.0.2",
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.outside()
+			w := n.podnet(nil)
+			stays, p := n.pod("stays"), n.pod("fails")
+			w.add(stays)
+			broken := w
+			if tt.prepare != nil {
+				broken = tt.prepare(t, w, p)
+			}
+			before, inPod := n.traces(), linkNames(t, p)
+			_, err := broken.tryAdd(p, tt.options...)
+			wantError(t, err, tt.code, tt.says)
+			n.wantTraces(before)
+			if diff := cmp.Diff(inPod, linkNames(t, p)); diff != "" {
+				t.Errorf("links of the pod (-before +after):\n%s", diff)
+			}
+			wantPing(t, stays.NS, gateway4, gateway6, outside4, outside6)
+		})
+	}
+}
+
+func linkNames(t *testing.T, p *pod) []string {
+	t.Helper()
+	return slices.Sorted(maps.Keys(links(t, p.NS)))
+}
+
+// netnsPath has the runtime name another file for the namespace.
+func netnsPath(path string) option { return func(rt *libcni.RuntimeConf) { rt.NetNS = path } }
+
+func TestDelegatedIPAMThatFailsIsUndone(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name string
+		fake fakeConf
+		code uint
+		says string
+		log  []string
+	}{
+		{
+			"it refuses",
+			fakeConf{Fail: map[string]json.RawMessage{"ADD": json.RawMessage(`{"code":142,"msg":"no more of these"}`)}},
+			142, "no more of these", []string{"ADD fails eth0", "DEL fails eth0"},
+		},
+		{
+			"its answer is no result",
+			fakeConf{Answer: json.RawMessage(`["what?"]`)},
+			6, "fake-ipam", []string{"ADD fails eth0", "DEL fails eth0"},
+		},
+		{
+			"its answer has no address",
+			fakeConf{Answer: json.RawMessage(`{"cniVersion":"1.0.0"}`)},
+			7, "gave no address", []string{"ADD fails eth0", "DEL fails eth0"},
+		},
+		{
+			"its answer has no gateway",
+			fakeConf{Answer: json.RawMessage(`{"cniVersion":"1.0.0","ips":[{"address":"10.77.0.9/24"}]}`)},
+			115, "without a gateway", []string{"ADD fails eth0", "DEL fails eth0"},
+		},
+		{
+			"it hangs until the deadline",
+			fakeConf{Hang: "ADD"},
+			11, "deadline", []string{"ADD fails eth0", "DEL fails eth0"},
+		},
+		{
+			"it refuses, and its DEL too",
+			fakeConf{Fail: map[string]json.RawMessage{"ADD": json.RawMessage(`{"code":142,"msg":"no more of these"}`), "DEL": json.RawMessage(`{"code":143,"msg":"nor less"}`)}},
+			142, "nor less", []string{"ADD fails eth0", "DEL fails eth0"},
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			ipam, calls := fake(t, tt.fake)
+			w := n.podnet(conf{"ipam": ipam, "deadline": "30s"})
+			if tt.fake.Hang != "" {
+				w = w.with(conf{"deadline": "300ms"})
+			}
+			_, err := w.tryAdd(n.pod("fails"))
+			wantError(t, err, tt.code, tt.says)
+			if diff := cmp.Diff(tt.log, calls()); diff != "" {
+				t.Errorf("calls of the ipam (-want +got):\n%s", diff)
+			}
+			n.wantNothing()
+		})
+	}
+}
+
+// TestFailureAfterTheIPAMGivesTheAddressBack is for what a plugin of its own gave.
+func TestFailureAfterTheIPAMGivesTheAddressBack(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	ipam, calls := fake(t, fakeConf{})
+	p := n.pod("fails")
+	nstest.Run(t, p.NS, "ip", "link", "add", "eth0", "type", "bridge")
+	_, err := n.podnet(conf{"ipam": ipam}).tryAdd(p)
+	wantError(t, err, 111, "already")
+	if diff := cmp.Diff([]string{"ADD fails eth0", "DEL fails eth0"}, calls()); diff != "" {
+		t.Errorf("calls of the ipam (-want +got):\n%s", diff)
+	}
+	n.wantNothing()
+}
+
+func TestDelegatedIPAMGetsEveryVerb(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	ipam, calls := fake(t, fakeConf{})
+	w := n.podnet(conf{"ipam": ipam})
+	p := n.pod("a")
+	if err := w.status(); err != nil {
+		t.Error(err)
+	}
+	w.add(p)
+	wantPing(t, p.NS, gateway4)
+	if err := w.check(p); err != nil {
+		t.Error(err)
+	}
+	w.gc(p)
+	w.del(p)
+	if diff := cmp.Diff([]string{"STATUS", "ADD a eth0", "CHECK a eth0", "GC", "DEL a eth0"}, calls()); diff != "" {
+		t.Errorf("calls of the ipam (-want +got):\n%s", diff)
+	}
+	n.wantNothing()
+}
+
+func TestDelegatedIPAMMayBeHostLocalOfTheReference(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	// By another name, so that it is run and not served in process.
+	dir := filepath.Join(t.TempDir(), "bin")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(filepath.Join(cniPath, "host-local"), filepath.Join(dir, "their-ipam")); err != nil {
+		t.Fatal(err)
+	}
+	n.searchAlso(dir)
+	ipam := dualStack()
+	ipam["type"], ipam["dataDir"] = "their-ipam", t.TempDir()
+	w := n.podnet(conf{"ipam": ipam})
+	p := n.pod("a")
+	w.add(p)
+	wantPing(t, p.NS, gateway4, gateway6)
+	if err := w.check(p); err != nil {
+		t.Error(err)
+	}
+	w.del(p)
+	n.wantNothing()
+	if left := n.reservations(fmt.Sprint(ipam["dataDir"], "/podnet")); len(left) > 0 {
+		t.Errorf("the ipam still has %v", left)
+	}
+}
+
+func TestADDGivesUpOnALockAtItsDeadline(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(nil)
+	w.add(n.pod("stays"))
+	before := n.traces()
+	for _, file := range []string{n.state + "/lock", n.state + "/ipam/podnet/lock"} {
+		lock, err := os.Open(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+			t.Fatal(err)
+		}
+		_, err = w.with(conf{"deadline": "200ms"}).tryAdd(n.pod("late"))
+		wantError(t, err, 11, file)
+		lock.Close()
+		n.wantTraces(before)
+	}
+	w.add(n.pod("late"))
+}
+
+// TestADDMayRunOutOfTimeAnywhere has deadlines from too short for anything to long
+// enough.
+func TestADDMayRunOutOfTimeAnywhere(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(nil)
+	add := func(p *pod) call {
+		return call{verb: "ADD", id: p.id, netns: p.path, ifName: "eth0", stdin: w.stdin(nil)}
+	}
+	first, second := n.pod("first"), n.pod("second")
+	w.add(first)
+	whole := n.duration(add(second))
+	w.del(first)
+	w.del(second)
+	late, done := 0, 0
+	const rounds = 30
+	for i := range rounds {
+		p := n.pod(fmt.Sprintf("pod-%d", i))
+		limited := w.with(conf{"deadline": fmt.Sprintf("%dus", 1+whole.Microseconds()*int64(i)/rounds)})
+		if _, err := limited.tryAdd(p); err != nil {
+			late++
+			wantError(t, err, 11, "deadline")
+		} else {
+			done++
+			w.del(p)
+		}
+		n.wantNothing()
+	}
+	if late == 0 {
+		t.Error("no ADD ran out of time")
+	}
+	t.Logf("%d ADDs ran out of time, %d did not", late, done)
+}

@@ -1,0 +1,315 @@
+package cni
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/google/go-cmp/cmp"
+)
+
+// twoNetworks has three pods on a network and one on another, which no GC of the
+// first may touch. They share the bridge, or do not.
+func twoNetworks(t *testing.T, otherBridge string) (n *node, w *network, pods []*pod, other *network, stranger *pod) {
+	t.Helper()
+	n = newNode(t)
+	n.outside()
+	w = n.podnet(nil)
+	other = n.network("othernet", conf{"bridge": otherBridge, "ipam": hostLocal("10.78.0.0/24", "fd78::/64")})
+	pods, stranger = n.pods(3), n.pod("stranger")
+	other.add(stranger)
+	for _, p := range pods {
+		w.add(p)
+	}
+	return n, w, pods, other, stranger
+}
+
+// of are those traces that are a network's.
+func of(network string, traces []string) []string {
+	list := []string{}
+	for _, trace := range traces {
+		if strings.Contains(trace, ":"+network) || strings.Contains(trace, "/"+network+"/") {
+			list = append(list, trace)
+		}
+	}
+	return list
+}
+
+func TestGCFreesWhatNobodyClaims(t *testing.T) {
+	t.Parallel()
+	for _, bridge := range []string{"cbr0", "cbr1"} {
+		for _, tt := range []struct {
+			name  string
+			valid int // the first so many pods are; -1: there is no list
+			lose  string
+		}{
+			{"no list", -1, ""},
+			{"all are valid", 3, ""},
+			{"some are", 1, ""},
+			{"an empty list", 0, ""},
+			{"some are, the records are lost", 1, "attachments"},
+			{"an empty list, the records are lost", 0, "attachments"},
+			{"an empty list, the state is lost", 0, "."},
+			{"some are, the state is lost", 2, "."},
+		} {
+			t.Run("bridge "+bridge+", "+tt.name, func(t *testing.T) {
+				t.Parallel()
+				n, w, pods, other, stranger := twoNetworks(t, bridge)
+				others := of("othernet", n.traces())
+				if tt.lose != "" {
+					removeAll(t, filepath.Join(n.state, tt.lose))
+					others = of("othernet", n.traces())
+				}
+				if tt.valid < 0 {
+					before := n.traces()
+					n.callOK(call{verb: "GC", stdin: w.stdin(nil)})
+					n.callOK(call{verb: "GC", stdin: w.stdin(conf{"cni.dev/valid-attachments": nil})})
+					n.wantTraces(before)
+					return
+				}
+				valid := pods[:tt.valid]
+				w.gc(valid...)
+				left := of("podnet", n.traces())
+				for i, p := range pods {
+					hash := strings.TrimPrefix(w.port(p), "veth")
+					if got := strings.Contains(strings.Join(left, "\n"), hash); got != (i < tt.valid) {
+						t.Errorf("pod %d of %d valid ones: traces are left: %t\n%s", i, tt.valid, got, strings.Join(left, "\n"))
+					}
+				}
+				if tt.lose == "" && tt.valid == 0 && len(left) > 0 {
+					t.Errorf("left: %q", left)
+				}
+				if diff := cmp.Diff(others, of("othernet", n.traces())); diff != "" {
+					t.Errorf("what the other network has (-before +after):\n%s", diff)
+				}
+				if _, ok := links(t, n.ns)["cbr0"]; !ok {
+					t.Error("the bridge is gone")
+				}
+				if !strings.Contains(n.ruleset(), "chain masq-podnet") {
+					t.Error("the network's rules are gone")
+				}
+				for _, p := range append(valid, stranger) {
+					wantPing(t, p.NS, outside4, outside6)
+				}
+				// What was freed can be given again, and what was not, checked.
+				if err := other.check(stranger); err != nil && tt.lose == "" {
+					t.Error(err)
+				}
+				w.add(n.pod("next"))
+			})
+		}
+	}
+}
+
+func TestGCThroughTheRuntime(t *testing.T) {
+	t.Parallel()
+	n, w, pods, _, _ := twoNetworks(t, "cbr1")
+	others := of("othernet", n.traces())
+	// libcni DELs what it has in its cache, and then calls GC.
+	err := n.cni.GCNetworkList(t.Context(), w.list(), &libcni.GCArgs{ValidAttachments: []types.GCAttachment{{ContainerID: pods[0].id, IfName: "eth0"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.check(pods[0]); err != nil {
+		t.Error(err)
+	}
+	if err := n.cni.GCNetworkList(t.Context(), w.list(), nil); err != nil {
+		t.Fatal(err)
+	}
+	n.wantTraces(others)
+}
+
+func TestGCIsOfOneInterfaceAtATime(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(nil)
+	p := n.pod("a")
+	w.add(p)
+	before := n.traces()
+	w.with(conf{"isDefaultGateway": false}).add(p, as("net1"))
+	w.gc(p) // claims eth0 only
+	n.wantTraces(before)
+}
+
+func TestGCTakesElementsWhosePortIsGone(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(nil)
+	stays, gone := n.pod("stays"), n.pod("gone")
+	w.add(stays)
+	before := n.traces()
+	w.add(gone)
+	removeAll(t, n.state+"/attachments/podnet/"+strings.TrimPrefix(w.port(gone), "veth")+".json")
+	n.ip("link del " + w.port(gone))
+	if len(n.traces()) == len(before) {
+		t.Fatal("nothing is left that GC could take")
+	}
+	w.gc(stays)
+	n.wantTraces(before)
+}
+
+func TestGCWithAListThatCannotBeReadDeletesNothing(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(nil)
+	w.add(n.pod("a"))
+	before := n.traces()
+	for _, list := range []any{"all", 5, []any{"a"}, []any{conf{"containerID": "a"}}, []any{conf{"container": "a", "ifname": "eth0"}}} {
+		o := n.call(call{verb: "GC", stdin: w.stdin(conf{"cni.dev/valid-attachments": list})})
+		if o.status == 0 {
+			t.Errorf("GC took the list %v", list)
+		}
+		n.wantTraces(before)
+	}
+}
+
+func TestGCTakesAnyConfiguration(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(nil)
+	for _, p := range n.pods(3) {
+		w.add(p)
+	}
+	n.callOK(call{verb: "GC", stdin: w.stdin(conf{
+		"cni.dev/valid-attachments": []any{}, "bridge": 7, "nosuch": 1, "mtu": -3, "ipam": conf{"type": "host-local", "ranges": "none"},
+	})})
+	n.wantNothing()
+}
+
+func TestRemoveTakesTheRest(t *testing.T) {
+	t.Parallel()
+	for _, bridge := range []string{"cbr0", "cbr1"} {
+		t.Run("other network on "+bridge, func(t *testing.T) {
+			t.Parallel()
+			n, w, pods, _, stranger := twoNetworks(t, bridge)
+			others := of("othernet", n.traces())
+			before := n.traces()
+			o := n.remove("podnet")
+			if o.status != 3 || !strings.Contains(o.stderr, "3 attachments") {
+				t.Errorf("exit status %d, stderr %q, while there are pods", o.status, o.stderr)
+			}
+			n.wantTraces(before)
+			for _, p := range pods {
+				w.del(p)
+			}
+			for range 2 { // the second time there is nothing
+				if o := n.remove("podnet"); o.status != 0 || o.stdout != "" || o.stderr != "" {
+					t.Errorf("exit status %d, %q, %q", o.status, o.stdout, o.stderr)
+				}
+			}
+			n.wantTraces(others)
+			if strings.Contains(n.ruleset(), "podnet") {
+				t.Errorf("rules are left: %s", n.ruleset())
+			}
+			for _, path := range n.files(n.state) {
+				if strings.Contains(path, "podnet") {
+					t.Errorf("left: %s", path)
+				}
+			}
+			_, there := links(t, n.ns)["cbr0"]
+			if shared := bridge == "cbr0"; there != shared {
+				t.Errorf("bridge cbr0 is there: %t, want %t", there, shared)
+			}
+			for _, a := range globals(t, n.ns, bridge) {
+				if strings.HasPrefix(a, "10.77.") || strings.HasPrefix(a, "fd77:") {
+					t.Errorf("the gateway %s is left", a)
+				}
+			}
+			wantPing(t, stranger.NS, outside4, outside6)
+			// And it can be made again.
+			w.add(n.pod("next"))
+		})
+	}
+}
+
+func TestRemoveOfTheLastNetworkTakesTheTable(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(nil)
+	p := n.pod("a")
+	w.add(p)
+	w.del(p)
+	if o := n.remove("podnet"); o.status != 0 {
+		t.Fatal(o.stderr)
+	}
+	if rules := n.ruleset(); rules != "" {
+		t.Errorf("left: %s", rules)
+	}
+	if _, ok := links(t, n.ns)["cbr0"]; ok {
+		t.Error("the bridge is left")
+	}
+}
+
+func TestRemoveRefusesWhatOnlyTheKernelKnowsOf(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(nil)
+	p := n.pod("a")
+	w.add(p)
+	removeAll(t, n.state)
+	if o := n.remove("podnet"); o.status != 3 {
+		t.Errorf("exit status %d, %q; want 3", o.status, o.stderr)
+	}
+	w.del(p)
+	if o := n.remove("podnet"); o.status != 0 {
+		t.Errorf("exit status %d, %q", o.status, o.stderr)
+	}
+}
+
+func TestRemoveLeavesABridgeThatSomebodyUses(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(nil)
+	p := n.pod("a")
+	w.add(p)
+	w.del(p)
+	n.ip("link add mine type veth peer name mine-peer")
+	n.ip("link set mine master cbr0")
+	if o := n.remove("podnet"); o.status != 0 {
+		t.Fatal(o.stderr)
+	}
+	if links(t, n.ns)["mine"].Master != "cbr0" {
+		t.Error("the bridge went from under somebody's port")
+	}
+	if got := globals(t, n.ns, "cbr0"); len(got) != 0 {
+		t.Errorf("the gateways %v are left", got)
+	}
+}
+
+func TestRemoveLeavesABridgeThatSomebodyMade(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.ip("link add cbr0 type bridge")
+	n.ip("address add 172.16.0.1/24 dev cbr0")
+	w := n.podnet(nil)
+	p := n.pod("a")
+	w.add(p)
+	w.del(p)
+	if o := n.remove("podnet"); o.status != 0 {
+		t.Fatal(o.stderr)
+	}
+	if diff := cmp.Diff([]string{"172.16.0.1/24"}, globals(t, n.ns, "cbr0")); diff != "" {
+		t.Errorf("addresses of the bridge (-want +got):\n%s", diff)
+	}
+}
+
+func TestRemoveOfABadName(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	for _, tt := range []struct {
+		args   []string
+		status int
+	}{
+		{[]string{"remove", "--state", n.state, "../x"}, 1},
+		{[]string{"remove", "--state", n.state, "never-was"}, 0},
+		{[]string{"remove", "--state", n.state}, 2},
+		{[]string{"remove", "--nosuch", "x"}, 2},
+		{[]string{"nosuch"}, 2},
+	} {
+		if o := n.operate(tt.args...); o.status != tt.status || tt.status != 0 && o.stderr == "" {
+			t.Errorf("tombolo %q: exit status %d, stderr %q; want %d", tt.args, o.status, o.stderr, tt.status)
+		}
+	}
+}

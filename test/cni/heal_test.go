@@ -1,0 +1,252 @@
+package cni
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// TestNextADDHeals breaks a network in each way that cuts its pods off, and has the
+// next ADD mend it: for the pods that were there as well.
+func TestNextADDHeals(t *testing.T) {
+	t.Parallel()
+	ip := func(command string) func(*network) {
+		return func(w *network) { w.Helper(); w.ip(command) }
+	}
+	nft := func(lines ...string) func(*network) {
+		return func(w *network) {
+			w.Helper()
+			for _, line := range lines {
+				w.nft(line)
+			}
+		}
+	}
+	sysctl := func(name string) func(*network) {
+		return func(w *network) { w.Helper(); nstest.Sysctl(w, w.ns, name, "0") }
+	}
+	both, only4, only6 := []string{outside4, outside6}, []string{outside4}, []string{outside6}
+	for _, tt := range []struct {
+		name  string
+		spoil func(*network)
+		cut   []string // what pods no longer reach
+	}{
+		{"flushed table", nft("flush table inet tombolo"), both},
+		{"deleted table", nft("delete table inet tombolo"), both},
+		{"flushed ruleset", nft("flush ruleset"), both},
+		{"deleted masquerade chain", nft("delete chain inet tombolo masq-podnet"), both},
+		{"flushed masquerade chain", nft("flush chain inet tombolo masq-podnet"), both},
+		{"deleted set", nft("flush chain inet tombolo masq-podnet", "delete set inet tombolo masq4-podnet"), both},
+		{"dormant table", nft("add table inet tombolo { flags dormant; }"), both},
+		{"removed IPv4 gateway", ip("address del 10.77.0.1/24 dev cbr0"), only4},
+		{"removed IPv6 gateway", ip("address del fd77::1/64 dev cbr0"), only6},
+		{"flushed addresses", ip("address flush dev cbr0"), both},
+		{"deleted bridge", ip("link del cbr0"), both},
+		{"bridge down", ip("link set cbr0 down"), both},
+		{"bridge down and up, which takes its IPv6 addresses", func(w *network) {
+			w.ip("link set cbr0 down")
+			w.ip("link set cbr0 up")
+		}, only6},
+		{"IPv4 forwarding off", sysctl("net/ipv4/ip_forward"), only4},
+		{"IPv6 forwarding off", sysctl("net/ipv6/conf/all/forwarding"), only6},
+		{"everything", func(w *network) {
+			w.ip("link del cbr0")
+			w.nft("flush ruleset")
+			nstest.Sysctl(w, w.ns, "net/ipv4/ip_forward", "0")
+			nstest.Sysctl(w, w.ns, "net/ipv6/conf/all/forwarding", "0")
+			removeAll(w, w.state+"/networks")
+		}, both},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.outside()
+			w := n.podnet(nil)
+			old := n.pods(2)
+			for _, p := range old {
+				w.add(p)
+			}
+			rules := n.rules()
+			wantPing(t, old[0].NS, both...)
+			tt.spoil(w)
+			wantNoPing(t, old[0].NS, tt.cut...)
+
+			next := n.pod("next")
+			r := w.add(next)
+			for _, p := range append(old, next) {
+				wantPing(t, p.NS, both...)
+				if err := w.check(p); err != nil {
+					t.Error(err)
+				}
+			}
+			wantPing(t, old[1].NS, ip4(r).String(), ip6(r).String())
+			if got := n.rules(); got != rules {
+				t.Errorf("%d rules, before it was broken there were %d", got, rules)
+			}
+			for _, p := range append(old, next) {
+				w.del(p)
+			}
+			n.wantNothing()
+		})
+	}
+}
+
+// TestNextADDHealsOtherNetworksRules is about what networks share: our table.
+func TestNextADDHealsOtherNetworksRules(t *testing.T) {
+	t.Parallel()
+	for _, command := range []string{"flush table inet tombolo", "delete table inet tombolo"} {
+		t.Run(command, func(t *testing.T) {
+			t.Parallel()
+			n, w, pods, other, stranger := twoNetworks(t, "cbr1")
+			n.nft(command)
+			wantNoPing(t, stranger.NS, outside4)
+			w.add(n.pod("next"))
+			for _, p := range append(pods, stranger) {
+				wantPing(t, p.NS, outside4, outside6)
+			}
+			if err := other.check(stranger); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestNextADDHealsOtherNetworksPorts is about what networks may share: a bridge.
+func TestNextADDHealsOtherNetworksPorts(t *testing.T) {
+	t.Parallel()
+	for name, fields := range map[string]conf{
+		"with a gateway": {"bridge": "cbr0", "ipam": hostLocal("10.78.0.0/24", "fd78::/64")},
+		"layer 2":        {"mode": "l2", "bridge": "cbr0", "ipam": hostLocal("10.78.0.0/24", "fd78::/64")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			w, other := n.podnet(nil), n.network("othernet", fields)
+			a, b := n.pod("a"), n.pod("b")
+			w.add(n.pod("first"))
+			other.add(a)
+			rb := other.add(b)
+			wantPing(t, a.NS, ip4(rb).String())
+			n.ip("link del cbr0")
+			wantNoPing(t, a.NS, ip4(rb).String())
+			w.add(n.pod("next"))
+			other.add(n.pod("c"))
+			wantPing(t, a.NS, ip4(rb).String(), ip6(rb).String())
+		})
+	}
+}
+
+func TestForeignTablesAreLeftAlone(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.outside()
+	n.nft("add table inet mine")
+	n.nft("add chain inet mine forward { type filter hook forward priority 0; }")
+	n.nft("add rule inet mine forward counter comment keep")
+	n.nft("add table ip filter")
+	foreign := func() string {
+		return n.run("nft", "--stateless", "list", "table", "inet", "mine") + n.run("nft", "list", "table", "ip", "filter")
+	}
+	before := foreign()
+	w := n.podnet(nil)
+	p := n.pod("a")
+	w.add(p)
+	n.nft("delete table inet tombolo")
+	w.add(n.pod("b"))
+	w.gc()
+	if o := n.remove("podnet"); o.status != 0 {
+		t.Error(o.stderr)
+	}
+	if diff := cmp.Diff(before, foreign()); diff != "" {
+		t.Errorf("others' tables (-before +after):\n%s", diff)
+	}
+}
+
+func TestOtherPortsOfTheBridgeAreLeftAlone(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(nil)
+	w.add(n.pod("a"))
+	n.ip("link add mine type veth peer name mine-peer")
+	n.ip("link set mine master cbr0 up")
+	n.ip("address add 172.16.0.1/24 dev cbr0")
+	n.nft("flush table inet tombolo")
+	w.add(n.pod("b"))
+	w.gc()
+	if links(t, n.ns)["mine"].Master != "cbr0" {
+		t.Error("somebody's port is off the bridge")
+	}
+	if !strings.Contains(strings.Join(globals(t, n.ns, "cbr0"), " "), "172.16.0.1/24") {
+		t.Error("somebody's address is off the bridge")
+	}
+}
+
+// TestNumberOfRulesDoesNotDependOnTheNumberOfPods compares what nft shows.
+func TestNumberOfRulesDoesNotDependOnTheNumberOfPods(t *testing.T) {
+	t.Parallel()
+	const count = 60
+	n := newNode(t)
+	w := n.podnet(nil)
+	pods := n.pods(count)
+	w.add(pods[0])
+	one, elements := n.rules(), len(n.owners())
+	for _, p := range pods[1:] {
+		w.add(p)
+	}
+	if got := n.rules(); got != one || one == 0 {
+		t.Errorf("%d rules with %d pods, %d with one", got, count, one)
+	}
+	if got := len(n.owners()); elements == 0 || got != count*elements {
+		t.Errorf("%d elements with %d pods, %d with one", got, count, elements)
+	}
+	w.gc()
+	if got := n.rules(); got != one {
+		t.Errorf("%d rules after GC, %d with one pod", got, one)
+	}
+	n.wantNothing()
+}
+
+func TestChangedConfigurationKeepsRunningPods(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name   string
+		fields conf
+		reach  []string
+	}{
+		{"another MTU", conf{"mtu": 1400}, []string{outside4, outside6}},
+		{"another subnet", conf{"ipam": hostLocal("10.79.0.0/24", "fd79::/64")}, []string{outside4, outside6}},
+		{"another bridge", conf{"bridge": "cbr9", "ipam": hostLocal("10.79.0.0/24", "fd79::/64")}, []string{gateway4, gateway6}},
+		{"IPv4 only", conf{"ipam": hostLocal(subnet4)}, []string{outside4, outside6}},
+		{"another mark", conf{"forwardMark": "0x20000"}, []string{outside4, outside6}},
+		{"no masquerade", conf{"ipMasq": false}, []string{gateway4, gateway6}},
+		{"isolated", conf{"portIsolation": true}, []string{outside4, outside6}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.outside()
+			w := n.podnet(nil)
+			old, next := n.pod("old"), n.pod("next")
+			w.add(old)
+			changed := w.with(tt.fields)
+			changed.add(next)
+			wantPing(t, old.NS, tt.reach...)
+			// Whatever is broken then, the changed network is mended, with both pods.
+			n.nft("delete table inet tombolo")
+			last := n.pod("last")
+			changed.add(last)
+			wantPing(t, old.NS, tt.reach...)
+			for _, p := range []*pod{next, last} {
+				if err := changed.check(p); err != nil {
+					t.Error(err)
+				}
+			}
+			for _, p := range []*pod{old, next, last} {
+				changed.del(p)
+			}
+			n.wantNothing()
+		})
+	}
+}

@@ -1,0 +1,257 @@
+package cni
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// badConf is a configuration that ADD refuses. The error object is in
+// testdata/refused.golden, exactly.
+type badConf struct {
+	name   string
+	fields conf   // besides a good one's
+	raw    string // instead of all
+	args   string // CNI_ARGS
+}
+
+func badConfs() []badConf {
+	ipam := func(fields conf) conf {
+		all := conf{"type": "host-local", "ranges": []any{[]any{conf{"subnet": subnet4}}}}
+		for k, v := range fields {
+			all[k] = v
+		}
+		return conf{"ipam": all}
+	}
+	ranges := func(sets ...any) conf { return ipam(conf{"ranges": sets}) }
+	set := func(fields conf) any { return []any{fields} }
+	static := func(fields conf) conf {
+		all := conf{"type": "static"}
+		for k, v := range fields {
+			all[k] = v
+		}
+		return conf{"ipam": all}
+	}
+	return []badConf{
+		{name: "not JSON", raw: `{"cniVersion": "1.1.0", }`},
+		{name: "empty", raw: ``},
+		{name: "not an object", raw: `["tombolo"]`},
+		{name: "cut short", raw: `{"cniVersion":"1.1.0","name":"podnet"`},
+		{name: "more behind it", raw: `{"cniVersion":"1.1.0","name":"podnet","type":"tombolo"} {}`},
+		{name: "a key twice", raw: `{"cniVersion":"1.1.0","name":"podnet","type":"tombolo","mtu":1,"mtu":2}`},
+		{name: "no name", fields: conf{"name": ""}},
+		{name: "bad name", fields: conf{"name": "../podnet"}},
+		{name: "unknown version", fields: conf{"cniVersion": "2.0.0"}},
+		{name: "version that is none", fields: conf{"cniVersion": "latest"}},
+
+		{name: "unknown field, nearly one", fields: conf{"isGatway": true}},
+		{name: "unknown field, other case", fields: conf{"ipmasq": true}},
+		{name: "unknown field, like no other", fields: conf{"zebra": conf{"stripes": 7}}},
+		{name: "unknown field with a long value", fields: conf{"zebra": strings.Repeat("x", 200)}},
+		{name: "unknown field in dns", fields: conf{"dns": conf{"nameserver": "1.1.1.1"}}},
+		{name: "unknown field in ipam", fields: ipam(conf{"rangeStrat": "10.77.0.2"})},
+		{name: "unknown field in a range", fields: ranges(set(conf{"subnet": subnet4, "gatway": gateway4}))},
+		{name: "unknown field in a route", fields: ipam(conf{"routes": []conf{{"dst": "0.0.0.0/0", "via": gateway4}}})},
+		{name: "unknown field in static", fields: static(conf{"address": "10.77.0.2/24"})},
+		{name: "unknown field in ipam without type", fields: conf{"ipam": conf{"subnet": subnet4}}},
+
+		{name: "promiscMode", fields: conf{"promiscMode": true}},
+		{name: "macspoofchk", fields: conf{"macspoofchk": true}},
+		{name: "vlan", fields: conf{"vlan": 100}},
+		{name: "vlanTrunk", fields: conf{"vlanTrunk": []conf{{"minID": 1, "maxID": 7}}}},
+		{name: "preserveDefaultVlan", fields: conf{"preserveDefaultVlan": true}},
+		{name: "ipMasqBackend iptables", fields: conf{"ipMasqBackend": "iptables"}},
+		{name: "mode lan", fields: conf{"mode": "lan"}},
+		{name: "mode that is none", fields: conf{"mode": "bridge"}},
+		{name: "portMappings", fields: conf{"runtimeConfig": conf{"portMappings": []conf{{"hostPort": 80, "containerPort": 80}}}}},
+		{name: "bandwidth", fields: conf{"runtimeConfig": conf{"bandwidth": conf{"ingressRate": 1000}}}},
+
+		{name: "mtu too small", fields: conf{"mtu": 67}},
+		{name: "mtu too large", fields: conf{"mtu": 65536}},
+		{name: "mtu negative", fields: conf{"mtu": -1}},
+		{name: "mtu that is a string", fields: conf{"mtu": "1500"}},
+		{name: "mtu with a fraction", fields: conf{"mtu": 1500.5}},
+		{name: "boolean that is a string", fields: conf{"isGateway": "true"}},
+		{name: "bridge name too long", fields: conf{"bridge": "a-bridge-with-a-long-name"}},
+		{name: "bridge name with a slash", fields: conf{"bridge": "br/0"}},
+		{name: "deadline that is a number", fields: conf{"deadline": 5}},
+		{name: "deadline without a unit", fields: conf{"deadline": "5"}},
+		{name: "deadline that is negative", fields: conf{"deadline": "-5s"}},
+		{name: "forwardMark of two bits", fields: conf{"forwardMark": 3}},
+		{name: "forwardMark of 33 bits", fields: conf{"forwardMark": "0x100000000"}},
+		{name: "forwardMark that is none", fields: conf{"forwardMark": "bit 5"}},
+		{name: "stateDir that is relative", fields: conf{"stateDir": "state"}},
+		{name: "logFile that is relative", fields: conf{"logFile": "log"}},
+		{name: "logLevel that is none", fields: conf{"logLevel": "verbose"}},
+		{name: "logFile that cannot be written", fields: conf{"logFile": "/dev/null/log"}},
+		{name: "disableContainerInterface with ipam", fields: conf{"disableContainerInterface": true}},
+
+		{name: "mac of a group", fields: conf{"runtimeConfig": conf{"mac": "01:00:5e:00:00:01"}}},
+		{name: "mac that is none", fields: conf{"args": conf{"cni": conf{"mac": "02-00"}}}},
+		{name: "mac that is none, by CNI_ARGS", args: "MAC=02:00"},
+		{name: "CNI_ARGS that are none", args: "MAC"},
+		{name: "CNI_ARGS with an unknown key", args: "FOO=bar"},
+		{name: "prevResult that is none", fields: conf{"prevResult": "none"}},
+		{name: "prevResult with a null", fields: conf{"prevResult": conf{"cniVersion": "1.1.0", "ips": []any{nil}}}},
+		{name: "prevResult with a bad index", fields: conf{"prevResult": conf{"cniVersion": "1.1.0", "ips": []any{conf{"address": "10.1.0.1/24", "interface": 3}}}}},
+
+		{name: "ipam that is a string", fields: conf{"ipam": "host-local"}},
+		{name: "ipam that is not installed", fields: conf{"ipam": conf{"type": "nosuch-ipam"}}},
+		{name: "ipam with a path for a type", fields: conf{"ipam": conf{"type": "../bin/sh"}}},
+		{name: "no ranges", fields: ipam(conf{"ranges": []any{}})},
+		{name: "an empty range set", fields: ranges([]any{})},
+		{name: "no subnet", fields: ranges(set(conf{"gateway": gateway4}))},
+		{name: "subnet with host bits", fields: ranges(set(conf{"subnet": "10.77.0.5/24"}))},
+		{name: "subnet that is none", fields: ranges(set(conf{"subnet": "10.77.0.0"}))},
+		{name: "subnet too small", fields: ranges(set(conf{"subnet": "10.77.0.0/31"}))},
+		{name: "range outside of its subnet", fields: ranges(set(conf{"subnet": subnet4, "rangeStart": "10.78.0.2"}))},
+		{name: "range backwards", fields: ranges(set(conf{"subnet": subnet4, "rangeStart": "10.77.0.9", "rangeEnd": "10.77.0.2"}))},
+		{name: "gateway of the other family", fields: ranges(set(conf{"subnet": subnet4, "gateway": gateway6}))},
+		{name: "ranges that overlap", fields: ranges(set(conf{"subnet": subnet4}), set(conf{"subnet": "10.77.0.0/16"}))},
+		{name: "families mixed in a set", fields: ranges([]any{conf{"subnet": subnet4}, conf{"subnet": subnet6}})},
+		{name: "dataDir that is relative", fields: ipam(conf{"dataDir": "data"})},
+		{name: "resolvConf that is not there", fields: ipam(conf{"resolvConf": "/nonexistent/resolv.conf"})},
+		{name: "route without a destination", fields: ipam(conf{"routes": []conf{{"gw": gateway4}}})},
+		{name: "route with a negative mtu", fields: ipam(conf{"routes": []conf{{"dst": "10.1.0.0/16", "mtu": -5}}})},
+		{name: "address outside of the ranges", args: "IP=10.78.0.5"},
+		{name: "address that is the gateway", args: "IP=" + gateway4},
+		{name: "address that is none", args: "IP=localhost"},
+		{name: "static without an address", fields: static(nil)},
+		{name: "static without a prefix length", fields: static(conf{"addresses": []conf{{"address": "10.77.0.2"}}})},
+		{name: "static with a gateway of the other family", fields: static(conf{"addresses": []conf{{"address": "10.77.0.2/24", "gateway": gateway6}}})},
+		{name: "mtu too small for IPv6", fields: conf{"mtu": 600}},
+		{name: "static without a gateway", fields: static(conf{"addresses": []conf{{"address": "10.77.0.2/24"}}})},
+	}
+}
+
+func TestBadConfigurationsAreRefused(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	p := n.pod("a")
+	var all strings.Builder
+	for _, bad := range badConfs() {
+		w := n.podnet(nil)
+		stdin := w.stdin(bad.fields)
+		if bad.fields == nil && bad.args == "" {
+			stdin = []byte(bad.raw)
+		}
+		o := n.call(call{verb: "ADD", id: p.id, netns: p.path, ifName: "eth0", args: bad.args, stdin: stdin})
+		if o.status == 0 {
+			t.Errorf("%s: ADD took it", bad.name)
+			w.callOK(call{verb: "DEL", id: p.id, ifName: "eth0", stdin: w.stdin(nil)})
+			continue
+		}
+		settled := strings.NewReplacer(n.state, "STATE", cniPath, "PATH").Replace(o.stdout)
+		fmt.Fprintf(&all, "%s\n\t%s\n", bad.name, strings.TrimSpace(settled))
+	}
+	golden(t, "refused.golden", all.String())
+	n.wantNothing()
+	for _, dir := range []string{"attachments", "networks"} {
+		if got := n.files(n.state + "/" + dir); len(got) > 0 {
+			t.Errorf("refused ADDs left %s: %v", dir, got)
+		}
+	}
+}
+
+func TestBadEnvironmentIsRefused(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	p := n.pod("a")
+	stdin := n.podnet(nil).stdin(nil)
+	var all strings.Builder
+	for _, tt := range []struct {
+		name string
+		call call
+	}{
+		{"unknown verb", call{verb: "UPDATE"}},
+		{"verb in lower case", call{verb: "add", id: "a", netns: p.path, ifName: "eth0"}},
+		{"ADD without anything", call{verb: "ADD"}},
+		{"ADD without a namespace", call{verb: "ADD", id: "a", ifName: "eth0"}},
+		{"DEL without a container", call{verb: "DEL", ifName: "eth0"}},
+		{"DEL without an interface", call{verb: "DEL", id: "a"}},
+		{"CHECK without a namespace", call{verb: "CHECK", id: "a", ifName: "eth0"}},
+		{"bad container", call{verb: "ADD", id: "../a", netns: p.path, ifName: "eth0"}},
+		{"interface too long", call{verb: "ADD", id: "a", netns: p.path, ifName: "an-interface-name"}},
+		{"interface with a slash", call{verb: "ADD", id: "a", netns: p.path, ifName: "eth/0"}},
+		{"interface of dots", call{verb: "DEL", id: "a", ifName: ".."}},
+		{"CHECK without prevResult", call{verb: "CHECK", id: "a", netns: p.path, ifName: "eth0"}},
+	} {
+		tt.call.stdin = stdin
+		o := n.call(tt.call)
+		if o.status == 0 {
+			t.Errorf("%s: it was taken", tt.name)
+		}
+		fmt.Fprintf(&all, "%s\n\t%s\n", tt.name, strings.TrimSpace(o.stdout))
+	}
+	golden(t, "environment.golden", all.String())
+	n.wantNothing()
+}
+
+// TestFieldsThatRuntimesAndPeopleAddAreNoError has all that is excepted from being
+// an unknown field.
+func TestFieldsThatRuntimesAndPeopleAddAreNoError(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(nil)
+	p := n.pod("a")
+	ipam := dualStack()
+	ipam["_note"] = "a comment"
+	extra := conf{
+		"ipam":                ipam,
+		"capabilities":        conf{"portMappings": true, "whatever": true},
+		"cni.dev/attachments": []any{}, "cni.dev/anything": conf{"a": 1},
+		"runtimeConfig": conf{"cgroupPath": "/kubepods", "aliases": []string{"web"}, "io.kubernetes.cri.pod-annotations": conf{"a": "b"}, "unknown": 1},
+		"args":          conf{"cni": conf{"labels": []conf{{"key": "a", "value": "b"}}}, "org.example": conf{"x": []int{1}}},
+		"_comment":      "anything", "_": []int{1},
+		// Fields of the reference that ask for nothing.
+		"promiscMode": false, "macspoofchk": false, "vlan": 0, "vlanTrunk": []any{}, "preserveDefaultVlan": false,
+		"ipMasqBackend": "nftables",
+	}
+	args := "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web;K8S_POD_UID=7;WHATEVER=x"
+	out := n.callOK(call{verb: "ADD", id: p.id, netns: p.path, ifName: "eth0", args: args, stdin: w.stdin(extra)})
+	extra["prevResult"] = json.RawMessage(out)
+	n.callOK(call{verb: "CHECK", id: p.id, netns: p.path, ifName: "eth0", args: args, stdin: w.stdin(extra)})
+	n.callOK(call{verb: "STATUS", stdin: w.stdin(extra)})
+	if ls := n.operate("ls", "--state", n.state); !strings.Contains(ls.stdout, "default/web") {
+		t.Errorf("tombolo ls says %q, want the pod's name in it", ls.stdout)
+	}
+	n.callOK(call{verb: "DEL", id: p.id, ifName: "eth0", args: args, stdin: w.stdin(extra)})
+	n.wantNothing()
+}
+
+func TestUnknownFieldsOfADelegatedIPAMAreItsOwn(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	ipam, _ := fake(t, fakeConf{})
+	var section conf
+	unmarshal(t, string(marshal(t, ipam)), &section)
+	section["poolName"] = "blue"
+	w := n.podnet(conf{"ipam": section})
+	p := n.pod("a")
+	w.add(p)
+	w.del(p)
+}
+
+func TestSTATUSAndCHECKAreAsStrictAsADD(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(nil)
+	p := n.pod("a")
+	w.add(p)
+	spoilt := w.with(conf{"isGatway": true})
+	wantError(t, spoilt.status(), 2, "isGateway")
+	wantError(t, spoilt.check(p), 2, "isGateway")
+}
+
+func TestConfigurationThatIsTooLongIsRefused(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(conf{"_pad": strings.Repeat("x", 5<<20)})
+	o := n.call(call{verb: "ADD", id: "a", netns: nstest.Path(t, nstest.New(t)), ifName: "eth0", stdin: w.stdin(nil)})
+	if o.status == 0 || !strings.Contains(o.stdout, `"code":6`) {
+		t.Errorf("exit status %d: %s", o.status, o.stdout)
+	}
+}

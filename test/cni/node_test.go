@@ -1,0 +1,423 @@
+package cni
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/invoke"
+	"github.com/containernetworking/cni/pkg/types"
+	current "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/version"
+
+	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/netns"
+)
+
+// node is a machine of its own: a network namespace, a state directory, and a
+// runtime's cache. Nothing of the real host is touched.
+type node struct {
+	testing.TB
+	ns    *netns.NS
+	state string
+	cni   *libcni.CNIConfig
+}
+
+func newNode(t testing.TB) *node {
+	t.Helper()
+	n := &node{TB: t, ns: nstest.New(t), state: filepath.Join(t.TempDir(), "state")}
+	n.searchAlso()
+	n.run("ip", "link", "set", "lo", "up")
+	return n
+}
+
+// searchAlso has the runtime look for plugins in more directories.
+func (n *node) searchAlso(dirs ...string) {
+	n.Helper()
+	n.cni = libcni.NewCNIConfigWithCacheDir(append([]string{cniPath}, dirs...), filepath.Join(n.TempDir(), "cache"), &execIn{node: n})
+}
+
+// run runs a command on the node.
+func (n *node) run(name string, args ...string) string {
+	n.Helper()
+	return nstest.Run(n, n.ns, name, args...)
+}
+
+// ip runs ip with arguments that have no spaces of their own.
+func (n *node) ip(args string) { n.Helper(); n.run("ip", strings.Fields(args)...) }
+
+// nft runs one line of nft's language.
+func (n *node) nft(line string) string { n.Helper(); return n.run("nft", line) }
+
+// execIn runs plugins on a node. What Tombolo writes to stderr, which belongs to the
+// runtime, fails the test.
+type execIn struct {
+	version.PluginDecoder
+	node *node
+}
+
+func (*execIn) FindInPath(plugin string, paths []string) (string, error) {
+	return invoke.FindInPath(plugin, paths)
+}
+
+func (e *execIn) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
+	o, err := e.node.exec(ctx, path, stdin, environ)
+	if err != nil {
+		return nil, err
+	}
+	if o.status == 0 {
+		return []byte(o.stdout), nil
+	}
+	var failure types.Error
+	if err := json.Unmarshal([]byte(o.stdout), &failure); err != nil {
+		return nil, fmt.Errorf("exit status %d, stdout %q, stderr %q: %w", o.status, o.stdout, o.stderr, err)
+	}
+	return nil, &failure
+}
+
+// outcome is how a process ended.
+type outcome struct {
+	stdout, stderr string
+	status         int
+}
+
+// exec runs a program on the node. An error means that it could not be run.
+func (n *node) exec(ctx context.Context, path string, stdin []byte, environ []string, args ...string) (outcome, error) {
+	var out, errOut bytes.Buffer
+	cmd := exec.CommandContext(ctx, path, args...)
+	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = environ, bytes.NewReader(stdin), &out, &errOut
+	// A child belongs to the namespace of the thread that forks it.
+	if err := n.ns.Do(cmd.Start); err != nil {
+		return outcome{}, err
+	}
+	err := cmd.Wait()
+	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
+		return outcome{}, err
+	}
+	if filepath.Base(path) == "tombolo" && len(args) == 0 && errOut.Len() > 0 {
+		n.Errorf("the plugin wrote to stderr: %s", &errOut)
+	}
+	return outcome{out.String(), errOut.String(), cmd.ProcessState.ExitCode()}, nil
+}
+
+// call is one exec of the plugin with nothing in between. Empty variables are left
+// out of the environment.
+type call struct {
+	verb, id, netns, ifName, args string
+	stdin                         []byte
+}
+
+func (c *call) environ() []string {
+	environ := []string{"PATH=" + os.Getenv("PATH"), "CNI_PATH=" + cniPath}
+	for name, value := range map[string]string{
+		"CNI_COMMAND": c.verb, "CNI_CONTAINERID": c.id, "CNI_NETNS": c.netns, "CNI_IFNAME": c.ifName, "CNI_ARGS": c.args,
+	} {
+		if value != "" {
+			environ = append(environ, name+"="+value)
+		}
+	}
+	return environ
+}
+
+func (n *node) call(c call) outcome {
+	n.Helper()
+	o, err := n.exec(context.Background(), plugin(), c.stdin, c.environ())
+	if err != nil {
+		n.Fatal(err)
+	}
+	return o
+}
+
+// callOK is a call that must succeed.
+func (n *node) callOK(c call) string {
+	n.Helper()
+	o := n.call(c)
+	if o.status != 0 {
+		n.Fatalf("%s: exit status %d: %s", c.verb, o.status, o.stdout)
+	}
+	return o.stdout
+}
+
+// plugin is the path of the program under test.
+func plugin() string { return filepath.Join(cniPath, "tombolo") }
+
+// operate runs one of the operator's commands.
+func (n *node) operate(args ...string) outcome {
+	n.Helper()
+	o, err := n.exec(context.Background(), plugin(), nil, os.Environ(), args...)
+	if err != nil {
+		n.Fatal(err)
+	}
+	return o
+}
+
+// remove takes a network down by the operator's command.
+func (n *node) remove(network string) outcome {
+	n.Helper()
+	return n.operate("remove", "--state", n.state, network)
+}
+
+// pod is a container: its namespace, with a name in the file system, and its ID.
+type pod struct {
+	*netns.NS
+	path, id string
+}
+
+func (n *node) pod(id string) *pod {
+	n.Helper()
+	ns := nstest.New(n)
+	return &pod{NS: ns, path: nstest.Path(n, ns), id: id}
+}
+
+func (n *node) pods(count int) []*pod {
+	n.Helper()
+	list := make([]*pod, count)
+	for i := range list {
+		list[i] = n.pod(fmt.Sprintf("pod-%d", i))
+	}
+	return list
+}
+
+// conf is the configuration of a plugin.
+type conf map[string]any
+
+// The ranges that most tests use.
+const (
+	subnet4, gateway4 = "10.77.0.0/24", "10.77.0.1"
+	subnet6, gateway6 = "fd77::/64", "fd77::1"
+)
+
+// hostLocal is an ipam section with a range set for each subnet.
+func hostLocal(subnets ...string) conf {
+	ranges := []any{}
+	for _, s := range subnets {
+		ranges = append(ranges, []any{conf{"subnet": s}})
+	}
+	return conf{"type": "host-local", "ranges": ranges}
+}
+
+func dualStack() conf { return hostLocal(subnet4, subnet6) }
+
+// fixed is an ipam section of type static.
+func fixed(addresses ...conf) conf { return conf{"type": "static", "addresses": addresses} }
+
+// network is a configured network of a node.
+type network struct {
+	*node
+	name    string
+	version string
+	plugin  conf
+	after   []conf // plugins that are chained behind
+}
+
+// podnet is a dual-stack network in gateway mode, with other fields than that where
+// they are given; nil takes a field out.
+func (n *node) podnet(fields conf) *network { return n.network("podnet", fields) }
+
+func (n *node) network(name string, fields conf) *network {
+	w := &network{node: n, name: name, version: "1.1.0", plugin: conf{"type": "tombolo", "stateDir": n.state, "ipam": dualStack()}}
+	for k, v := range fields {
+		w.plugin[k] = v
+		if v == nil {
+			delete(w.plugin, k)
+		}
+	}
+	return w
+}
+
+// with is the network with other fields.
+func (w *network) with(fields conf) *network {
+	changed := w.node.network(w.name, w.plugin)
+	for k, v := range fields {
+		changed.plugin[k] = v
+		if v == nil {
+			delete(changed.plugin, k)
+		}
+	}
+	changed.version, changed.after = w.version, w.after
+	return changed
+}
+
+// list is the configuration as a runtime reads it.
+func (w *network) list() *libcni.NetworkConfigList {
+	w.Helper()
+	list, err := libcni.ConfListFromBytes(marshal(w, conf{
+		"cniVersion": w.version, "name": w.name, "plugins": append([]conf{w.plugin}, w.after...),
+	}))
+	if err != nil {
+		w.Fatal(err)
+	}
+	return list
+}
+
+// stdin is the configuration as a runtime hands it to the plugin, with other fields.
+func (w *network) stdin(fields conf) []byte {
+	w.Helper()
+	all := conf{"cniVersion": w.version, "name": w.name}
+	for _, part := range []conf{w.plugin, fields} {
+		for k, v := range part {
+			all[k] = v
+		}
+	}
+	return marshal(w, all)
+}
+
+func marshal(t testing.TB, v any) []byte {
+	t.Helper()
+	data, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+// option changes what the runtime says of an attachment.
+type option func(*libcni.RuntimeConf)
+
+// as names the interface, which is otherwise eth0.
+func as(ifName string) option { return func(rt *libcni.RuntimeConf) { rt.IfName = ifName } }
+
+// arg is a key of CNI_ARGS.
+func arg(key, value string) option {
+	return func(rt *libcni.RuntimeConf) { rt.Args = append(rt.Args, [2]string{key, value}) }
+}
+
+// capability is an argument that the runtime passes if the configuration has the
+// capability.
+func capability(name string, value any) option {
+	return func(rt *libcni.RuntimeConf) { rt.CapabilityArgs = map[string]any{name: value} }
+}
+
+// without leaves CNI_NETNS out.
+func withoutNetNS() option { return func(rt *libcni.RuntimeConf) { rt.NetNS = "" } }
+
+func (p *pod) runtime(options []option) *libcni.RuntimeConf {
+	rt := &libcni.RuntimeConf{ContainerID: p.id, NetNS: p.path, IfName: "eth0"}
+	for _, o := range options {
+		o(rt)
+	}
+	return rt
+}
+
+// add adds a pod, which must succeed.
+func (w *network) add(p *pod, options ...option) *current.Result {
+	w.Helper()
+	r, err := w.tryAdd(p, options...)
+	if err != nil {
+		w.Fatalf("ADD of %s: %v", p.id, err)
+	}
+	return r
+}
+
+func (w *network) tryAdd(p *pod, options ...option) (*current.Result, error) {
+	w.Helper()
+	res, err := w.cni.AddNetworkList(context.Background(), w.list(), p.runtime(options))
+	if err != nil {
+		return nil, err
+	}
+	return current.NewResultFromResult(res)
+}
+
+func (w *network) del(p *pod, options ...option) {
+	w.Helper()
+	if err := w.tryDel(p, options...); err != nil {
+		w.Errorf("DEL of %s: %v", p.id, err)
+	}
+}
+
+func (w *network) tryDel(p *pod, options ...option) error {
+	w.Helper()
+	return w.cni.DelNetworkList(context.Background(), w.list(), p.runtime(options))
+}
+
+func (w *network) check(p *pod, options ...option) error {
+	w.Helper()
+	return w.cni.CheckNetworkList(context.Background(), w.list(), p.runtime(options))
+}
+
+func (w *network) status() error {
+	w.Helper()
+	return w.cni.GetStatusNetworkList(context.Background(), w.list())
+}
+
+// gc has the plugin collect all but the pods' eth0; no pods is an empty list. It goes
+// past libcni, which would first DEL whatever it has in its cache.
+func (w *network) gc(pods ...*pod) {
+	w.Helper()
+	valid := []types.GCAttachment{}
+	for _, p := range pods {
+		valid = append(valid, types.GCAttachment{ContainerID: p.id, IfName: "eth0"})
+	}
+	if out := w.callOK(call{verb: "GC", stdin: w.stdin(conf{"cni.dev/valid-attachments": valid})}); out != "" {
+		w.Errorf("GC printed %q", out)
+	}
+}
+
+// port is the name of a pod's port.
+func (w *network) port(p *pod) string { return "veth" + ident.Hash(w.name, p.id, "eth0") }
+
+// code is that of the error object in an error; 0 if there is none.
+func code(err error) uint {
+	var e *types.Error
+	if errors.As(err, &e) {
+		return e.Code
+	}
+	return 0
+}
+
+// wantError fails the test unless an error has a code and says something.
+func wantError(t testing.TB, err error, want uint, says string) {
+	t.Helper()
+	if err == nil || code(err) != want || !strings.Contains(err.Error(), says) {
+		t.Errorf("error %v (code %d), want code %d and %q", err, code(err), want, says)
+	}
+}
+
+// ips are the addresses of a result.
+func ips(r *current.Result) []netip.Addr {
+	var list []netip.Addr
+	for _, ip := range r.IPs {
+		a, _ := netip.AddrFromSlice(ip.Address.IP)
+		list = append(list, a.Unmap())
+	}
+	return list
+}
+
+// ip4 and ip6 are the first address of each family in a result.
+func ip4(r *current.Result) netip.Addr { return firstOf(r, netip.Addr.Is4) }
+func ip6(r *current.Result) netip.Addr { return firstOf(r, netip.Addr.Is6) }
+
+func firstOf(r *current.Result, is func(netip.Addr) bool) netip.Addr {
+	for _, a := range ips(r) {
+		if is(a) {
+			return a
+		}
+	}
+	return netip.Addr{}
+}
+
+// need fails the test where a program is missing that it runs, or skips it where
+// skips are allowed.
+func need(t testing.TB, program string) {
+	t.Helper()
+	if _, err := exec.LookPath(program); err == nil {
+		return
+	}
+	if os.Getenv("TOMBOLO_ALLOW_SKIPS") == "1" {
+		t.Skipf("needs %s, which is not installed", program)
+	}
+	t.Fatalf("needs %s, which is not installed; TOMBOLO_ALLOW_SKIPS=1 skips such tests", program)
+}
+
+// netnsName is a name of the pod's namespace for ip.
+func (p *pod) netnsName() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), p.FD()) }

@@ -1,0 +1,234 @@
+package cni
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// traced runs a verb under strace, and gives the lines that it wrote.
+func (n *node) traced(c call, calls string) []string {
+	n.Helper()
+	strace, err := exec.LookPath("strace")
+	if err != nil {
+		n.Fatal(err)
+	}
+	log := filepath.Join(n.TempDir(), "strace")
+	o, err := n.exec(context.Background(), strace, c.stdin, c.environ(), "-f", "-qq", "-e", "trace="+calls, "-e", "signal=none", "-o", log, plugin())
+	if err != nil {
+		n.Fatal(err)
+	}
+	if o.status != 0 {
+		n.Fatalf("%s: exit status %d: %s%s", c.verb, o.status, o.stdout, o.stderr)
+	}
+	data, err := os.ReadFile(log)
+	if err != nil {
+		n.Fatal(err)
+	}
+	return strings.Split(strings.TrimSpace(string(data)), "\n")
+}
+
+func TestEachVerbIsOneProcess(t *testing.T) {
+	t.Parallel()
+	need(t, "strace")
+	n := newNode(t)
+	w := n.podnet(nil)
+	p, other := n.pod("a"), n.pod("other")
+	result := n.callOK(call{verb: "ADD", id: other.id, netns: other.path, ifName: "eth0", stdin: w.stdin(nil)})
+	of := func(verb string, p *pod, fields conf) call {
+		return call{verb: verb, id: p.id, netns: p.path, ifName: "eth0", stdin: w.stdin(fields)}
+	}
+	for _, c := range []call{
+		{verb: "VERSION"},
+		{verb: "STATUS", stdin: w.stdin(nil)},
+		of("ADD", p, nil),
+		of("CHECK", other, conf{"prevResult": json.RawMessage(result)}),
+		of("DEL", p, nil),
+		{verb: "GC", stdin: w.stdin(conf{"cni.dev/valid-attachments": []any{}})},
+	} {
+		wantOneExec(t, c.verb, n.traced(c, "execve,execveat"))
+	}
+	n.wantNothing()
+}
+
+func wantOneExec(t *testing.T, verb string, lines []string) {
+	t.Helper()
+	if len(lines) != 1 || !strings.Contains(lines[0], "execve(") || !strings.Contains(lines[0], "tombolo") {
+		t.Errorf("%s execs %d programs, want one, itself:\n%s", verb, len(lines), strings.Join(lines, "\n"))
+	}
+}
+
+// TestDelegationIsTheOneExec proves that the trace above would have shown more.
+func TestDelegationIsTheOneExec(t *testing.T) {
+	t.Parallel()
+	need(t, "strace")
+	n := newNode(t)
+	ipam, _ := fake(t, fakeConf{})
+	w := n.podnet(conf{"ipam": ipam})
+	p := n.pod("a")
+	execs := n.traced(call{verb: "ADD", id: p.id, netns: p.path, ifName: "eth0", stdin: w.stdin(nil)}, "execve,execveat")
+	if len(execs) != 2 || !strings.Contains(execs[1], fakeIPAM) {
+		t.Errorf("execs:\n%s\nwant the plugin and the ipam", strings.Join(execs, "\n"))
+	}
+}
+
+// line is one of a log.
+type line struct {
+	Time        time.Time
+	Level       string
+	Msg         string
+	Verb        string
+	Network     string
+	ContainerID string
+	IfName      string
+	Code        uint
+	Total       time.Duration
+	Steps       map[string]time.Duration
+}
+
+func readLog(t *testing.T, path string) []line {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list []line
+	for _, text := range bytes.Split(bytes.TrimSpace(data), []byte("\n")) {
+		var l line
+		decoder := json.NewDecoder(bytes.NewReader(text))
+		if err := decoder.Decode(&l); err != nil {
+			t.Fatalf("%v: %s", err, text)
+		}
+		list = append(list, l)
+	}
+	return list
+}
+
+func TestLogHasALineForEachVerb(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	log := filepath.Join(t.TempDir(), "tombolo.log")
+	w := n.podnet(conf{"logFile": log})
+	p := n.pod("a")
+	if err := w.status(); err != nil {
+		t.Error(err)
+	}
+	w.add(p)
+	if err := w.check(p); err != nil {
+		t.Error(err)
+	}
+	_, err := w.tryAdd(p) // there already
+	wantError(t, err, 111, "already")
+	w.gc(p)
+	w.del(p)
+
+	type brief struct {
+		Level, Verb, ContainerID string
+		Code                     uint
+	}
+	var got []brief
+	for _, l := range readLog(t, log) {
+		got = append(got, brief{l.Level, l.Verb, l.ContainerID, l.Code})
+		if l.Network != "podnet" || l.Total <= 0 || l.Time.IsZero() || l.Msg == "" {
+			t.Errorf("line %+v lacks something", l)
+		}
+		var sum time.Duration
+		for _, d := range l.Steps {
+			sum += d
+		}
+		if sum > l.Total {
+			t.Errorf("the steps %v add up to more than %s", l.Steps, l.Total)
+		}
+		if l.Verb == "ADD" && l.Code == 0 {
+			for _, step := range []string{"open", "record", "ipam", "network", "link", "firewall", "commit"} {
+				if l.Steps[step] <= 0 {
+					t.Errorf("ADD's line has no duration of step %s: %v", step, l.Steps)
+				}
+			}
+		}
+	}
+	want := []brief{
+		{"INFO", "STATUS", "", 0}, {"INFO", "ADD", "a", 0}, {"INFO", "CHECK", "a", 0},
+		{"ERROR", "ADD", "a", 111}, {"INFO", "GC", "", 0}, {"INFO", "DEL", "a", 0},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("lines (-want +got):\n%s", diff)
+	}
+}
+
+func TestLogLevelFiltersLines(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	log := filepath.Join(t.TempDir(), "tombolo.log")
+	w := n.podnet(conf{"logFile": log, "logLevel": "error"})
+	p := n.pod("a")
+	w.add(p)
+	_, err := w.tryAdd(p)
+	wantError(t, err, 111, "already")
+	if lines := readLog(t, log); len(lines) != 1 || lines[0].Code != 111 {
+		t.Errorf("lines %+v, want that of the error", lines)
+	}
+}
+
+func TestLogOfManyAtOnceIsWhole(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	log := filepath.Join(t.TempDir(), "tombolo.log")
+	w := n.podnet(conf{"logFile": log})
+	pods := n.pods(16)
+	atOnce(pods, func(p *pod) {
+		if _, err := w.tryAdd(p); err != nil {
+			t.Error(err)
+		}
+	})
+	if got := len(readLog(t, log)); got != len(pods) {
+		t.Errorf("%d lines, want %d", got, len(pods))
+	}
+}
+
+func TestLogThatCannotBeWrittenKeepsNoPodFromGoing(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(nil)
+	p := n.pod("a")
+	w.add(p)
+	w.callOK(call{verb: "DEL", id: p.id, ifName: "eth0", stdin: w.stdin(conf{"logFile": "/dev/null/log"})})
+	n.wantNothing()
+}
+
+func TestOperatorsCommands(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(nil)
+	w.add(n.pod("container-of-a-pod"), arg("IgnoreUnknown", "1"), arg("K8S_POD_NAMESPACE", "default"), arg("K8S_POD_NAME", "web"))
+	ls := n.operate("ls", "--state", n.state)
+	for _, part := range []string{"NETWORK", "podnet", "default/web", "eth0", "10.77.0.2,fd77::2", "ready"} {
+		if !strings.Contains(ls.stdout, part) {
+			t.Errorf("tombolo ls lacks %q:\n%s", part, ls.stdout)
+		}
+	}
+	var list []struct{ Network, ContainerID string }
+	unmarshal(t, n.operate("ls", "--json", "--state", n.state).stdout, &list)
+	if len(list) != 1 || list[0].ContainerID != "container-of-a-pod" {
+		t.Errorf("tombolo ls --json: %+v", list)
+	}
+	var version struct {
+		Go  string
+		CNI []string
+	}
+	unmarshal(t, n.operate("version", "--json").stdout, &version)
+	if diff := cmp.Diff(versions(), version.CNI); diff != "" || version.Go == "" {
+		t.Errorf("versions (-want +got):\n%s", diff)
+	}
+	if help := n.operate("help"); help.status != 0 || !strings.Contains(help.stdout, "exit status") {
+		t.Errorf("tombolo help: %d, %s", help.status, help.stdout)
+	}
+}

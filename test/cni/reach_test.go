@@ -1,0 +1,299 @@
+package cni
+
+import (
+	"net"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+func TestPodsReachEachOtherTheGatewayAndTheOutside(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.outside()
+	w := n.podnet(nil)
+	a, b := n.pod("a"), n.pod("b")
+	w.add(a)
+	rb := w.add(b)
+	wantPing(t, a.NS, ip4(rb).String(), ip6(rb).String(), gateway4, gateway6, outside4, outside6)
+	// The node reaches pods, and a pod itself.
+	wantPing(t, n.ns, ip4(rb).String(), ip6(rb).String())
+	wantPing(t, b.NS, ip4(rb).String(), ip6(rb).String(), "127.0.0.1", "::1")
+}
+
+func TestTheOutsideSeesTheNodeWhereMasqueraded(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	out := n.outside()
+	w := n.podnet(nil)
+	a, b := n.pod("a"), n.pod("b")
+	ra, rb := w.add(a), w.add(b)
+	for _, tt := range []struct{ at, want string }{{outside4, uplink4}, {outside6, uplink6}} {
+		if got := seenAs(t, a.NS, out, tt.at); got != tt.want {
+			t.Errorf("the outside at %s sees %s, want the node's %s", tt.at, got, tt.want)
+		}
+	}
+	// Among pods, nothing is translated.
+	for _, tt := range []struct{ at, want string }{{ip4(rb).String(), ip4(ra).String()}, {ip6(rb).String(), ip6(ra).String()}} {
+		if got := seenAs(t, a.NS, b.NS, tt.at); got != tt.want {
+			t.Errorf("the pod at %s sees %s, want the other pod's %s", tt.at, got, tt.want)
+		}
+	}
+}
+
+func TestTheOutsideSeesThePodWithoutMasquerade(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	out := n.outside()
+	routeBack(t, out)
+	p := n.pod("a")
+	r := n.podnet(conf{"ipMasq": false}).add(p)
+	for at, want := range map[string]string{outside4: ip4(r).String(), outside6: ip6(r).String()} {
+		if got := seenAs(t, p.NS, out, at); got != want {
+			t.Errorf("the outside at %s sees %s, want the pod's %s", at, got, want)
+		}
+	}
+	wantPing(t, out, ip4(r).String(), ip6(r).String())
+}
+
+func TestMasqueradeOfOneNetworkLeavesAnotherAlone(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	out := n.outside()
+	nstest.Run(t, out, "ip", "route", "add", "10.78.0.0/24", "via", uplink4)
+	masked, plain := n.pod("masked"), n.pod("plain")
+	n.podnet(nil).add(masked)
+	r := n.network("plainnet", conf{"bridge": "cbr1", "ipMasq": false, "ipam": hostLocal("10.78.0.0/24")}).add(plain)
+	if got := seenAs(t, masked.NS, out, outside4); got != uplink4 {
+		t.Errorf("the outside sees %s, want the node's %s", got, uplink4)
+	}
+	if got := seenAs(t, plain.NS, out, outside4); got != ip4(r).String() {
+		t.Errorf("the outside sees %s, want the pod's %s", got, ip4(r))
+	}
+}
+
+func TestSecondInterfaceOnAnotherNetwork(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.outside()
+	first := n.podnet(nil)
+	second := n.network("backnet", conf{"mode": "l2", "bridge": "br1", "ipam": hostLocal("10.88.0.0/24")})
+	a, b := n.pod("a"), n.pod("b")
+	first.add(a)
+	second.add(a, as("net1"))
+	rb := second.add(b)
+	wantPing(t, a.NS, outside4, outside6, ip4(rb).String())
+	if got := globals(t, a.NS, "net1"); len(got) != 1 {
+		t.Errorf("net1 has the addresses %v, want one", got)
+	}
+	// Either goes by itself.
+	second.del(a, as("net1"))
+	if _, ok := links(t, a.NS)["net1"]; ok {
+		t.Error("net1 is there after its DEL")
+	}
+	wantPing(t, a.NS, outside4, outside6)
+	first.del(a)
+	second.del(b)
+	n.wantNothing()
+}
+
+func TestLayer2WithoutIPAM(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.network("wire", conf{"mode": "l2", "ipam": nil})
+	a, b := n.pod("a"), n.pod("b")
+	ra := w.add(a)
+	w.add(b)
+	if len(ra.IPs) != 0 || len(ra.Interfaces) != 3 || ra.Interfaces[0].Name != "br0" {
+		t.Errorf("result %v, want three interfaces, the first of them br0, and no addresses", ra)
+	}
+	if got := globals(t, n.ns, "br0"); len(got) != 0 {
+		t.Errorf("the bridge has %v, want no address", got)
+	}
+	for address, p := range map[string]*pod{"10.1.1.1/24": a, "10.1.1.2/24": b} {
+		nstest.Run(t, p.NS, "ip", "address", "add", address, "dev", "eth0")
+	}
+	wantPing(t, a.NS, "10.1.1.2")
+	for _, p := range []*pod{a, b} {
+		if err := w.check(p); err != nil {
+			t.Error(err)
+		}
+		w.del(p)
+	}
+	n.wantNothing()
+}
+
+func TestLayer2WithIPAM(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.network("wire", conf{"mode": "l2"})
+	a, b := n.pod("a"), n.pod("b")
+	w.add(a)
+	rb := w.add(b)
+	wantPing(t, a.NS, ip4(rb).String(), ip6(rb).String())
+	if got := globals(t, n.ns, "br0"); len(got) != 0 {
+		t.Errorf("the bridge has %v, want no address", got)
+	}
+	for _, family := range []string{"-4", "-6"} {
+		if got := routes(t, a.NS, family, "default"); len(got) != 0 {
+			t.Errorf("the pod has %v, want no default route", got)
+		}
+	}
+	if got := nstest.Sysctl(t, n.ns, "net/ipv4/ip_forward"); got != "0" {
+		t.Error("the node forwards, for a network without a gateway")
+	}
+}
+
+// testPort compares the flags of a pod's port.
+func testPort(t *testing.T, fields conf, hairpin, isolated bool) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(fields)
+	p := n.pod("a")
+	w.add(p)
+	port := links(t, n.ns)[w.port(p)].Info.Port
+	if port.Hairpin != hairpin || port.Isolated != isolated {
+		t.Errorf("hairpin %t, isolated %t; want %t, %t", port.Hairpin, port.Isolated, hairpin, isolated)
+	}
+}
+
+func TestPortFlags(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name              string
+		fields            conf
+		hairpin, isolated bool
+	}{
+		{"gateway mode has hairpin", nil, true, false},
+		{"hairpin may be switched off", conf{"hairpinMode": false}, false, false},
+		{"l2 mode has none", conf{"mode": "l2"}, false, false},
+		{"l2 mode with hairpin", conf{"mode": "l2", "hairpinMode": true}, true, false},
+		{"isolation", conf{"portIsolation": true}, true, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) { testPort(t, tt.fields, tt.hairpin, tt.isolated) })
+	}
+}
+
+func TestHairpinGivesAPodItsOwnFrames(t *testing.T) {
+	t.Parallel()
+	for name, hairpin := range map[string]bool{"on": true, "off": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			w := n.podnet(conf{"hairpinMode": hairpin})
+			a, b := n.pod("a"), n.pod("b")
+			ra := w.add(a)
+			rb := w.add(b)
+			seen := capture(t, a.NS, "eth0")
+			mac, err := net.ParseMAC(ra.Interfaces[2].Mac)
+			if err != nil {
+				t.Fatal(err)
+			}
+			seen.send(mac, "a frame to everybody")
+			// An answer from the other pod comes after it.
+			wantPing(t, a.NS, ip4(rb).String())
+			got := false
+			for _, f := range seen.until(func(f frame) bool { return f.from == rb.Interfaces[2].Mac && f.protocol == 0x0800 }) {
+				got = got || f.protocol == testProtocol && f.incoming
+			}
+			if got != hairpin {
+				t.Errorf("the pod's own frame came back: %t, want %t", got, hairpin)
+			}
+		})
+	}
+}
+
+func TestIsolatedPodsReachTheGatewayOnly(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.outside()
+	w := n.podnet(conf{"portIsolation": true})
+	a, b := n.pod("a"), n.pod("b")
+	w.add(a)
+	rb := w.add(b)
+	wantPing(t, a.NS, gateway4, gateway6, outside4, outside6)
+	wantNoPing(t, a.NS, ip4(rb).String(), ip6(rb).String())
+}
+
+func TestDisabledContainerInterfaceStaysDown(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(conf{"disableContainerInterface": true, "ipam": nil})
+	p := n.pod("a")
+	r := w.add(p)
+	eth0 := links(t, p.NS)["eth0"]
+	if eth0.up() || len(addresses(t, p.NS, "eth0")) != 0 {
+		t.Errorf("eth0 is %v with %v, want it down and without addresses", eth0.Flags, addresses(t, p.NS, "eth0"))
+	}
+	if port := links(t, n.ns)[w.port(p)]; !port.up() || port.Master != "cbr0" {
+		t.Errorf("the port is %+v, want it up on cbr0", port)
+	}
+	if len(r.IPs) != 0 {
+		t.Errorf("the result has addresses: %v", r.IPs)
+	}
+	if err := w.check(p); err != nil {
+		t.Error(err)
+	}
+	w.del(p)
+	n.wantNothing()
+}
+
+func TestNoLinkLocalAddressesWhereTheyAreNotNeeded(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(conf{"ipam": hostLocal(subnet4)})
+	p := n.pod("a")
+	w.add(p)
+	for where, got := range map[string][]address{
+		"the pod": addresses(t, p.NS, "eth0"), "the port": addresses(t, n.ns, w.port(p)), "the bridge": addresses(t, n.ns, "cbr0"),
+	} {
+		for _, a := range got {
+			if a.Local.Is6() {
+				t.Errorf("%s has %s", where, a.Local)
+			}
+		}
+	}
+}
+
+func TestIPv6IsReadyAtOnce(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	p := n.pod("a")
+	r := n.podnet(nil).add(p)
+	var got []string
+	ofPod := addresses(t, p.NS, "eth0")
+	for _, a := range ofPod {
+		got = append(got, a.Local.String())
+	}
+	// The bridge's too: the node asks for pods from its link-local address.
+	for _, a := range append(ofPod, addresses(t, n.ns, "cbr0")...) {
+		if a.Local.Is6() && (a.Tentative || !a.NoDAD) {
+			t.Errorf("%s: tentative %t, nodad %t", a.Local, a.Tentative, a.NoDAD)
+		}
+	}
+	want := []string{ip4(r).String(), ip6(r).String(), "fe80::858:aff:fe4d:2"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("addresses of the pod (-want +got):\n%s", diff)
+	}
+	for name, want := range map[string]string{"accept_ra": "0", "disable_ipv6": "0"} {
+		if got := nstest.Sysctl(t, p.NS, "net/ipv6/conf/eth0/"+name); got != want {
+			t.Errorf("%s is %s in the pod, want %s", name, got, want)
+		}
+	}
+}
+
+func TestBridgeThatBeganWithoutIPv6RoutesItLater(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	out := n.outside()
+	routeBack(t, out)
+	plain, dual := n.podnet(conf{"ipMasq": false, "ipam": hostLocal(subnet4)}), n.podnet(conf{"ipMasq": false})
+	plain.add(n.pod("a"))
+	b := n.pod("b")
+	r := dual.add(b)
+	// The node asks for the pod's MAC first: nothing else has told it.
+	n.ip("-6 neigh flush dev cbr0")
+	wantPing(t, out, ip4(r).String(), ip6(r).String())
+}

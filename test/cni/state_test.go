@@ -1,0 +1,337 @@
+package cni
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	current "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// taken remembers who has which address.
+type taken map[netip.Addr]string
+
+// give notes the addresses of a result, and fails the test if one has an owner.
+func (g taken) give(t testing.TB, p *pod, r *current.Result) {
+	t.Helper()
+	for _, a := range ips(r) {
+		if owner, ok := g[a]; ok {
+			t.Errorf("%s was given to %s while %s has it", a, p.id, owner)
+		}
+		g[a] = p.id
+	}
+}
+
+func TestStateDeletedWhilePodsRunGivesNoAddressTwice(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ name, lose string }{
+		{"all of it", "."},
+		{"the reservations", "ipam"},
+		{"the epoch", "epoch"},
+		{"the records", "attachments"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.outside()
+			w := n.podnet(nil)
+			has := taken{}
+			old := n.pods(4)
+			for _, p := range old {
+				has.give(t, p, w.add(p))
+			}
+			removeAll(t, filepath.Join(n.state, tt.lose))
+			for i := range 4 {
+				p := n.pod(fmt.Sprintf("new-%d", i))
+				has.give(t, p, w.add(p))
+			}
+			for _, p := range old {
+				wantPing(t, p.NS, outside4, outside6)
+				w.callOK(call{verb: "DEL", id: p.id, ifName: "eth0", stdin: w.stdin(nil)})
+			}
+			for i := range 4 {
+				w.del(&pod{id: fmt.Sprintf("new-%d", i)})
+			}
+			n.wantNothing()
+		})
+	}
+}
+
+func TestStateDeletedAgainAndAgainUnderChurn(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(conf{"ipam": small("12")})
+	has := taken{}
+	var running []*pod
+	for i := range 24 {
+		if len(running) == 8 {
+			gone := running[0]
+			running = running[1:]
+			w.callOK(call{verb: "DEL", id: gone.id, ifName: "eth0", stdin: w.stdin(nil)})
+			for a, owner := range has {
+				if owner == gone.id {
+					delete(has, a)
+				}
+			}
+		}
+		if i%3 == 2 {
+			removeAll(t, n.state)
+		}
+		p := n.pod(fmt.Sprintf("pod-%d", i))
+		has.give(t, p, w.add(p))
+		running = append(running, p)
+	}
+	w.gc()
+	n.wantNothing()
+}
+
+func TestStateDeletedDuringParallelADDs(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(nil)
+	has := taken{}
+	for i := range 4 {
+		p := n.pod(fmt.Sprintf("old-%d", i))
+		has.give(t, p, w.add(p))
+	}
+	removeAll(t, n.state)
+	pods := n.pods(12)
+	results := make(chan *current.Result, len(pods))
+	atOnce(pods, func(p *pod) {
+		r, err := w.tryAdd(p)
+		if err != nil {
+			t.Errorf("ADD of %s: %v", p.id, err)
+			return
+		}
+		results <- r
+	})
+	close(results)
+	for r := range results {
+		has.give(t, pods[0], r)
+	}
+	w.gc()
+	n.wantNothing()
+}
+
+// stale forges the reservation of a pod of an earlier life of the node.
+func stale(t *testing.T, dir, address string, age time.Duration) {
+	t.Helper()
+	path := filepath.Join(dir, address)
+	if err := os.WriteFile(path, []byte("before-the-reboot\r\neth0"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	then := time.Now().Add(-age)
+	if err := os.Chtimes(path, then, then); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// longAgo is before any machine that runs this test was started.
+const longAgo = 10 * 365 * 24 * time.Hour
+
+func TestReservationsOfAnEarlierLifeAreDropped(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	dataDir := t.TempDir()
+	dir := filepath.Join(dataDir, "podnet")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	ipam := small("4") // three addresses
+	ipam["dataDir"] = dataDir
+	w := n.podnet(conf{"ipam": ipam})
+	for _, address := range []string{"10.77.0.2", "10.77.0.3", "10.77.0.4", "fd77::2"} {
+		stale(t, dir, address, longAgo)
+	}
+	if err := os.WriteFile(filepath.Join(dir, ".tombolo-epoch"), []byte(`{"version":1,"epoch":"another boot/another life"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// A pool that was full at the power cut is ready again.
+	if err := w.status(); err != nil {
+		t.Error(err)
+	}
+	has := taken{}
+	for _, p := range n.pods(3) {
+		has.give(t, p, w.add(p))
+	}
+	for address, owner := range n.reservations(dir) {
+		if owner == "before-the-reboot\r\neth0" {
+			t.Errorf("%s is still reserved for a pod of an earlier life", address)
+		}
+	}
+	wantError(t, w.status(), 50, "is full")
+}
+
+func TestReservationsOfAnUnknownLifeAreKept(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	dataDir := t.TempDir()
+	dir := filepath.Join(dataDir, "podnet")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	// No marker: they may be the reference's, whose pods run.
+	stale(t, dir, "10.77.0.2", longAgo)
+	ipam := small("4")
+	ipam["dataDir"] = dataDir
+	r := n.podnet(conf{"ipam": ipam}).add(n.pod("a"))
+	if ip4(r) != nstest.Addr("10.77.0.3") {
+		t.Errorf("%s was given, want the first that is free", ip4(r))
+	}
+}
+
+func TestDataDirOnDiskOutlivesTheStateDirectory(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	ipam := dualStack()
+	ipam["dataDir"] = t.TempDir()
+	w := n.podnet(conf{"ipam": ipam})
+	has := taken{}
+	a, b := n.pod("a"), n.pod("b")
+	has.give(t, a, w.add(a))
+	removeAll(t, n.state)
+	has.give(t, b, w.add(b))
+	for _, p := range []*pod{a, b} {
+		w.callOK(call{verb: "DEL", id: p.id, ifName: "eth0", stdin: w.stdin(nil)})
+	}
+	n.wantNothing()
+	if left := n.reservations(fmt.Sprint(ipam["dataDir"], "/podnet")); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+func TestRubbishInTheStateDirectoryIsNotFatal(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(nil)
+	a := n.pod("a")
+	w.add(a)
+	for path, content := range map[string]string{
+		"attachments/podnet/0123456789a.json": "rubbish", "attachments/podnet/README": "hello",
+		"networks/podnet.json": "{", "networks/other.json": "rubbish", "networks/.hidden": "",
+		"ipam/podnet/10.77.0.3": "", "ipam/podnet/fd77::3": "\x00\xff\r\n\r\n", "ipam/podnet/README": "hello",
+		"ipam/podnet/last_reserved_ip.0": "rubbish", "ipam/podnet/last_reserved_ip.1": "",
+		".tmp-rubbish": "rubbish", "README": "hello",
+	} {
+		if err := os.WriteFile(filepath.Join(n.state, path), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b := n.pod("b")
+	r := w.add(b)
+	if got := ip4(r); got == nstest.Addr("10.77.0.2") {
+		t.Errorf("%s was given twice", got)
+	}
+	for _, p := range []*pod{a, b} {
+		wantPing(t, p.NS, gateway4, gateway6)
+		if err := w.check(p); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := w.status(); err != nil {
+		t.Error(err)
+	}
+	w.gc(b)
+	w.del(b)
+	if ports := links(t, n.ns); len(ports) != 2 { // lo, cbr0
+		t.Errorf("left: %v", ports)
+	}
+}
+
+// reference is the same network as the reference's bridge plugin and host-local have
+// it: what nodes come from, or go back to.
+func (n *node) reference(dataDir string) *network {
+	w := n.network("podnet", conf{"type": "bridge", "bridge": "cbr0", "isDefaultGateway": true, "hairpinMode": true, "stateDir": nil})
+	w.version = "1.0.0"
+	ipam := dualStack()
+	ipam["dataDir"] = dataDir
+	w.plugin["ipam"] = ipam
+	return w
+}
+
+func TestNodesSwitchFromTheReferenceAndBackWithPodsRunning(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	dataDir := t.TempDir()
+	dir := filepath.Join(dataDir, "podnet")
+	theirs := n.reference(dataDir)
+	ours := n.podnet(conf{"ipam": theirs.plugin["ipam"]})
+	ours.version = "1.0.0"
+	has := taken{}
+
+	before := n.pods(2)
+	for _, p := range before {
+		has.give(t, p, theirs.add(p))
+	}
+	// Over to us: everybody reaches everybody.
+	mine := []*pod{n.pod("mine-0"), n.pod("mine-1"), n.pod("mine-2")}
+	var last *current.Result
+	for _, p := range mine {
+		last = ours.add(p)
+		has.give(t, p, last)
+	}
+	for _, p := range append(before, mine[0]) {
+		wantPing(t, p.NS, ip4(last).String(), ip6(last).String(), gateway4, gateway6)
+	}
+	// We release what they gave, and they what we gave.
+	ours.del(before[0])
+	theirs.del(mine[0])
+	for address, owner := range n.reservations(dir) {
+		if owner == before[0].id+"\r\neth0" || owner == mine[0].id+"\r\neth0" {
+			t.Errorf("%s is still reserved for %q", address, owner)
+		}
+	}
+	// And back.
+	after := n.pod("after")
+	has.give(t, after, theirs.add(after))
+	wantPing(t, after.NS, ip4(last).String(), ip6(last).String(), gateway4, gateway6)
+	for _, p := range []*pod{before[1], mine[1], mine[2], after} {
+		theirs.del(p)
+	}
+	if diff := cmp.Diff(map[string]string{}, n.reservations(dir)); diff != "" {
+		t.Errorf("reservations (-want +got):\n%s", diff)
+	}
+	// What of ours they do not know of, GC takes.
+	ours.version = "1.1.0"
+	ours.gc()
+	if left := n.owners(); len(left) > 0 {
+		t.Errorf("elements are left: %v", left)
+	}
+}
+
+func TestReferenceSeesOurReservationsUnderLoad(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	theirs := n.reference(t.TempDir())
+	ours := n.podnet(conf{"ipam": theirs.plugin["ipam"]})
+	theirs.add(n.pod("first")) // two bridge plugins at once do not both make the bridge
+	pods := n.pods(16)
+	type given struct {
+		p *pod
+		r *current.Result
+	}
+	results := make(chan given, len(pods))
+	side := map[string]*network{}
+	for i, p := range pods {
+		side[p.id] = []*network{ours, theirs}[i%2]
+	}
+	atOnce(pods, func(p *pod) {
+		r, err := side[p.id].tryAdd(p)
+		if err != nil {
+			t.Errorf("ADD of %s: %v", p.id, err)
+			return
+		}
+		results <- given{p, r}
+	})
+	close(results)
+	has := taken{}
+	for g := range results {
+		has.give(t, g.p, g.r)
+	}
+}

@@ -1,0 +1,100 @@
+package cni
+
+import (
+	"encoding/json"
+	"os"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// small is an ipam section with room for so many pods.
+func small(pods string) conf {
+	return conf{"type": "host-local", "ranges": []any{
+		[]any{conf{"subnet": subnet6}},
+		[]any{conf{"subnet": subnet4, "rangeStart": "10.77.0.2", "rangeEnd": "10.77.0." + pods}},
+	}}
+}
+
+func TestSTATUSOfAnEmptyNodeIsReadyAndMakesNothing(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	before := links(t, n.ns)
+	for _, fields := range []conf{nil, {"mode": "l2", "ipam": nil}, {"ipam": fixed(conf{"address": "10.77.0.2/24"})}} {
+		w := n.podnet(fields)
+		if err := w.status(); err != nil {
+			t.Error(err)
+		}
+		if out := n.callOK(call{verb: "STATUS", stdin: w.stdin(nil)}); out != "" {
+			t.Errorf("STATUS printed %q", out)
+		}
+	}
+	if _, err := os.Stat(n.state); !os.IsNotExist(err) {
+		t.Errorf("STATUS made the state directory: %v", err)
+	}
+	if diff := cmp.Diff(before, links(t, n.ns)); diff != "" {
+		t.Errorf("links (-before +after):\n%s", diff)
+	}
+	if rules := n.ruleset(); rules != "" {
+		t.Errorf("STATUS made %s", rules)
+	}
+}
+
+func TestSTATUSIsNotReadyWhereAPoolIsFull(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(conf{"ipam": small("3")})
+	a, b := n.pod("a"), n.pod("b")
+	w.add(a)
+	if err := w.status(); err != nil {
+		t.Errorf("with an address left: %v", err)
+	}
+	w.add(b)
+	before := n.traces()
+	wantError(t, w.status(), 50, "range 10.77.0.2-10.77.0.3 of 10.77.0.0/24 is full: 2 of 2 addresses reserved")
+	_, err := w.tryAdd(n.pod("c"))
+	wantError(t, err, 100, "is full: 2 of 2 addresses reserved")
+	n.wantTraces(before)
+	// A full pool keeps no pod from going.
+	w.del(a)
+	if err := w.status(); err != nil {
+		t.Error(err)
+	}
+	w.add(n.pod("d"))
+}
+
+func TestSTATUSAsksTheDelegatedIPAM(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	wantError(t, n.podnet(conf{"ipam": conf{"type": "nosuch-ipam"}}).status(), 50, "nosuch-ipam")
+	ready, _ := fake(t, fakeConf{})
+	if err := n.podnet(conf{"ipam": ready}).status(); err != nil {
+		t.Error(err)
+	}
+	down, _ := fake(t, fakeConf{Fail: map[string]json.RawMessage{"STATUS": json.RawMessage(`{"code":51,"msg":"my server is down"}`)}})
+	wantError(t, n.podnet(conf{"ipam": down}).status(), 51, "my server is down")
+}
+
+func TestSTATUSIsNotReadyWhereStateCannotBeWritten(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	wantError(t, n.podnet(conf{"stateDir": "/dev/null/state"}).status(), 50, "/dev/null/state")
+}
+
+func TestSTATUSOfARunningNode(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(nil)
+	w.add(n.pod("a"))
+	before, rules, files := n.traces(), n.ruleset(), n.files(n.state)
+	if err := w.status(); err != nil {
+		t.Error(err)
+	}
+	n.wantTraces(before)
+	if diff := cmp.Diff(rules, n.ruleset()); diff != "" {
+		t.Errorf("rules (-before +after):\n%s", diff)
+	}
+	if diff := cmp.Diff(files, n.files(n.state)); diff != "" {
+		t.Errorf("files (-before +after):\n%s", diff)
+	}
+}

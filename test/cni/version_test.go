@@ -1,0 +1,165 @@
+package cni
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func versions() []string {
+	return []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}
+}
+
+// golden compares a text with a file in testdata, or with -update writes it.
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", path, diff)
+	}
+}
+
+// settle replaces what is another in each run: paths, names and MACs that are random.
+// Keys come out in the order of the alphabet.
+func settle(t *testing.T, text string, replacements ...string) string {
+	t.Helper()
+	var value any
+	unmarshal(t, strings.NewReplacer(replacements...).Replace(text), &value)
+	out, err := json.MarshalIndent(value, "", "  ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(out) + "\n"
+}
+
+func TestResultHasTheShapeOfItsVersion(t *testing.T) {
+	t.Parallel()
+	for _, version := range versions() {
+		t.Run(version, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			ipam := dualStack()
+			ipam["routes"] = []conf{{"dst": "10.1.0.0/16", "mtu": 1300, "priority": 5}, {"dst": "fd99::/32", "gw": "fd77::9"}}
+			w := n.podnet(conf{"ipam": ipam, "dns": conf{"nameservers": []string{"10.77.0.10"}, "search": []string{"a.example"}}})
+			w.version = version
+			p := n.pod("a")
+			out := n.callOK(call{verb: "ADD", id: p.id, netns: p.path, ifName: "eth0", stdin: w.stdin(nil)})
+			host := links(t, n.ns)
+			port := w.port(p)
+			golden(t, "result-"+version+".json", settle(t, out,
+				p.path, "NETNS", host["cbr0"].MAC, "BRIDGE-MAC", host[port].MAC, "PORT-MAC"))
+			// What was printed can be handed back, by the version's own rules.
+			stdin := w.stdin(conf{"prevResult": json.RawMessage(out)})
+			if version >= "0.4.0" {
+				n.callOK(call{verb: "CHECK", id: p.id, netns: p.path, ifName: "eth0", stdin: stdin})
+			}
+			if printed := n.callOK(call{verb: "DEL", id: p.id, netns: p.path, ifName: "eth0", stdin: stdin}); printed != "" {
+				t.Errorf("DEL printed %q", printed)
+			}
+			n.wantNothing()
+		})
+	}
+}
+
+func TestVerbsAreRefusedBeforeTheirVersion(t *testing.T) {
+	t.Parallel()
+	first := map[string]string{"CHECK": "0.4.0", "STATUS": "1.1.0", "GC": "1.1.0"}
+	for verb, since := range first {
+		for _, version := range versions() {
+			t.Run(verb+" "+version, func(t *testing.T) {
+				t.Parallel()
+				n := newNode(t)
+				w := n.podnet(nil)
+				w.version = version
+				c := call{verb: verb, stdin: w.stdin(nil)}
+				if verb == "CHECK" {
+					p := n.pod("a")
+					c.id, c.netns, c.ifName = p.id, p.path, "eth0"
+				}
+				var failure struct {
+					CNIVersion, Msg string
+					Code            uint
+				}
+				o := n.call(c)
+				if o.stdout != "" {
+					unmarshal(t, o.stdout, &failure)
+				}
+				if refused := failure.Code == 1; refused != (version < since) {
+					t.Errorf("exit status %d, %s", o.status, o.stdout)
+				}
+				if o.status != 0 && failure.CNIVersion != version {
+					t.Errorf("the error's cniVersion is %q, want the configuration's", failure.CNIVersion)
+				}
+			})
+		}
+	}
+}
+
+func TestVERSION(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	for _, tt := range []struct{ name, stdin, want string }{
+		{"empty stdin", "", "1.1.0"},
+		{"echo", `{"cniVersion":"0.4.0"}`, "0.4.0"},
+		{"echo of one that is not supported", `{"cniVersion":"7.0.0"}`, "7.0.0"},
+		{"no version", `{}`, "1.1.0"},
+		{"not JSON", `what?`, "1.1.0"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var got struct {
+				CNIVersion        string
+				SupportedVersions []string
+			}
+			unmarshal(t, n.callOK(call{verb: "VERSION", stdin: []byte(tt.stdin)}), &got)
+			if got.CNIVersion != tt.want {
+				t.Errorf("cniVersion %q, want %q", got.CNIVersion, tt.want)
+			}
+			if diff := cmp.Diff(versions(), got.SupportedVersions); diff != "" {
+				t.Errorf("supported versions (-want +got):\n%s", diff)
+			}
+		})
+	}
+	if got := n.files(n.state); len(got) != 0 {
+		t.Errorf("VERSION made %v", got)
+	}
+}
+
+func TestLibcniTakesThePluginForEachVersion(t *testing.T) {
+	t.Parallel()
+	for _, version := range versions() {
+		t.Run(version, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			w := n.podnet(nil)
+			w.version = version
+			if _, err := n.cni.ValidateNetworkList(t.Context(), w.list()); err != nil {
+				t.Fatal(err)
+			}
+			p := n.pod("a")
+			r := w.add(p)
+			if len(r.IPs) != 2 {
+				t.Errorf("result %v, want two addresses", r)
+			}
+			if version >= "0.4.0" {
+				if err := w.check(p); err != nil {
+					t.Error(err)
+				}
+			}
+			w.del(p)
+			n.wantNothing()
+		})
+	}
+}

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Installs what tests and benchmarks need and this machine lacks, and says so. No
+# service is started by it.
+set -euo pipefail
+
+[ "$(id -u)" = 0 ] || { echo "tests make network namespaces and links: run them as root" >&2; exit 1; }
+
+missing=()
+need() { # need COMMAND PACKAGE
+	command -v "$1" >/dev/null 2>&1 || missing+=("$2")
+}
+PATH=$PATH:/usr/sbin:/sbin
+need gcc gcc
+need ip iproute2
+need nft nftables
+need iptables iptables
+need strace strace
+need git git
+[ -e /usr/include/stdio.h ] || missing+=(libc6-dev)
+[ ${#missing[@]} = 0 ] && exit 0
+
+command -v apt-get >/dev/null || { echo "please install: ${missing[*]}" >&2; exit 1; }
+echo "installing for the tests: ${missing[*]}"
+policy=/usr/sbin/policy-rc.d
+if [ ! -e "$policy" ]; then
+	# By this file packages ask whether they may start a service.
+	printf '#!/bin/sh\nexit 101\n' >"$policy"
+	chmod +x "$policy"
+	trap 'rm -f "$policy"' EXIT
+fi
+export DEBIAN_FRONTEND=noninteractive
+apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null 2>&1 || {
+	apt-get update -qq >/dev/null
+	apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+}

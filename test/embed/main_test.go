@@ -1,0 +1,55 @@
+package main
+
+import (
+	"bytes"
+	"go/build"
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+const want = `pod a reaches 10.20.0.3
+pod a reaches fd20::3
+pod a reaches 10.20.0.1
+pod a reaches fd20::1
+pod a reaches 192.0.2.2
+pod a reaches 2001:db8::2
+pod a is as it was made: true
+left of the pods: 0 elements, 0 ports
+`
+
+func TestProgramOutsideOfTheModuleTiesPodsToABridge(t *testing.T) {
+	var out bytes.Buffer
+	if err := run(t.Context(), &out); err != nil {
+		t.Errorf("%v (needs root)", err)
+	}
+	if out.String() != want {
+		t.Errorf("it printed:\n%s\nwant:\n%s", &out, want)
+	}
+}
+
+// TestEmbeddersGetNeitherCNINorMuchElse lists what comes along.
+func TestEmbeddersGetNeitherCNINorMuchElse(t *testing.T) {
+	out, err := exec.Command("go", "list", "-deps", ".").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range strings.Fields(string(out)) {
+		if strings.Contains(path, "containernetworking") || path == "os/exec" || path == "net/http" || path == "log" || path == "log/slog" {
+			t.Errorf("it brings %s along", path)
+		}
+	}
+}
+
+func TestProgramImportsPublicPackagesOnly(t *testing.T) {
+	pkg, err := build.ImportDir(".", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range pkg.Imports {
+		rest, ours := strings.CutPrefix(path, "github.com/tombolo-cni/tombolo/")
+		if ours && strings.Contains(rest, "/") || !ours && strings.Contains(path, ".") {
+			t.Errorf("it imports %s", path)
+		}
+	}
+}

@@ -1,0 +1,136 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/nft"
+	"github.com/tombolo-cni/tombolo/route"
+)
+
+// network is a bridge in a node's namespace whose pods reach elsewhere through the
+// node, under its address.
+type network struct {
+	name     string
+	bridge   string
+	gateways []netip.Prefix
+
+	links    *bridge.Conn
+	firewall *nft.Conn
+}
+
+// open connects to the node's kernel.
+func open(node *netns.NS, name, bridgeName string, gateways ...netip.Prefix) (*network, error) {
+	links, err := bridge.Dial(&bridge.Config{NetNS: node})
+	if err != nil {
+		return nil, err
+	}
+	firewall, err := nft.Dial(&nft.Config{NetNS: node})
+	if err != nil {
+		return nil, errors.Join(err, links.Close())
+	}
+	return &network{name: name, bridge: bridgeName, gateways: gateways, links: links, firewall: firewall}, nil
+}
+
+func (n *network) Close() error { return errors.Join(n.links.Close(), n.firewall.Close()) }
+
+// build makes what all pods share, or mends it.
+func (n *network) build(ctx context.Context, node *netns.NS) error {
+	l, _, err := n.links.Ensure(ctx, bridge.Bridge{Name: n.bridge})
+	if err != nil {
+		return err
+	}
+	addresses, err := addr.Dial(&addr.Config{NetNS: node})
+	if err != nil {
+		return err
+	}
+	defer addresses.Close()
+	for _, gw := range n.gateways {
+		if _, err := addresses.Ensure(addr.Address{Prefix: gw, Link: l.Index, Flags: addr.NoDAD}); err != nil {
+			return err
+		}
+	}
+	if err := node.Do(forward); err != nil {
+		return err
+	}
+	_, err = n.firewall.Ensure(ctx, n.rules())
+	return err
+}
+
+func (n *network) rules() nft.Network {
+	r := nft.Network{Name: n.name, Masquerade: true}
+	for _, gw := range n.gateways {
+		r.Prefixes = append(r.Prefixes, gw.Masked())
+	}
+	return r
+}
+
+// forward has the calling thread's namespace forward packets.
+func forward() error {
+	return errors.Join(
+		os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0),
+		os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0),
+	)
+}
+
+// attach gives a pod an interface eth0 on the network.
+func (n *network) attach(ctx context.Context, pod *netns.NS, id string, addresses ...netip.Prefix) error {
+	port := n.port(id, addresses)
+	if _, err := n.links.Attach(ctx, pod, port); err != nil {
+		return fmt.Errorf("attach %s: %w", id, err)
+	}
+	if err := n.firewall.Add(ctx, n.endpoint(id, addresses)); err != nil {
+		return errors.Join(fmt.Errorf("admit %s: %w", id, err), n.links.Detach(ctx, port.Name, port.Alias))
+	}
+	return nil
+}
+
+// check lists what is no longer as attach made it.
+func (n *network) check(ctx context.Context, pod *netns.NS, id string, addresses ...netip.Prefix) ([]string, error) {
+	var found []string
+	ofLinks, linkErr := n.links.Check(ctx, pod, n.port(id, addresses))
+	for _, d := range ofLinks {
+		found = append(found, d.String())
+	}
+	endpoint := n.endpoint(id, addresses)
+	ofFirewall, firewallErr := n.firewall.Check(ctx, n.rules(), &endpoint)
+	for _, d := range ofFirewall {
+		found = append(found, d.String())
+	}
+	return found, errors.Join(linkErr, firewallErr)
+}
+
+// detach takes a pod off the network. It goes on past errors, and a pod that is
+// gone already is none.
+func (n *network) detach(ctx context.Context, id string, addresses ...netip.Prefix) error {
+	port := n.port(id, addresses)
+	return errors.Join(
+		n.firewall.Remove(ctx, n.endpoint(id, addresses)),
+		n.links.Detach(ctx, port.Name, port.Alias),
+	)
+}
+
+func (n *network) port(id string, addresses []netip.Prefix) bridge.Port {
+	p := bridge.Port{
+		Bridge: n.bridge, Name: bridge.HostName(n.name, id, "eth0"), Peer: "eth0",
+		Alias: "embed:" + n.name + ":" + id, Addresses: addresses,
+	}
+	for _, gw := range n.gateways {
+		p.Routes = append(p.Routes, route.Route{Gateway: gw.Addr()})
+	}
+	return p
+}
+
+func (n *network) endpoint(id string, addresses []netip.Prefix) nft.Endpoint {
+	ep := nft.Endpoint{Owner: nft.Owner(id), Network: n.name, Bridge: n.bridge, Masquerade: true}
+	for _, a := range addresses {
+		ep.Addrs = append(ep.Addrs, a.Addr())
+	}
+	return ep
+}

@@ -1,0 +1,63 @@
+package main
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/tombolo-cni/tombolo/netns"
+)
+
+// ping sends an ICMP echo request from a namespace and waits for the answer.
+func ping(from *netns.NS, to netip.Addr) error {
+	network, request, reply := "ip6:ipv6-icmp", byte(128), byte(129) // RFC 4443
+	if to.Is4() {
+		network, request, reply = "ip4:icmp", 8, 0 // RFC 792
+	}
+	var conn *net.IPConn
+	err := from.Do(func() error {
+		var err error
+		conn, err = net.DialIP(network, nil, &net.IPAddr{IP: to.AsSlice()})
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("ping %s: %w", to, err)
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		return fmt.Errorf("ping %s: %w", to, err)
+	}
+	message := []byte{request, 0, 0, 0, 0x70, 0x6f, 0, 1}
+	// Of ICMPv6 the kernel computes the checksum, since addresses are part of it.
+	if to.Is4() {
+		binary.BigEndian.PutUint16(message[2:], checksum(message))
+	}
+	if _, err := conn.Write(message); err != nil {
+		return fmt.Errorf("ping %s: %w", to, err)
+	}
+	buf := make([]byte, 1500)
+	for {
+		// Unlike Read, it takes the IPv4 header off.
+		n, _, err := conn.ReadFromIP(buf)
+		if err != nil {
+			return fmt.Errorf("ping %s: %w", to, err)
+		}
+		if n >= len(message) && buf[0] == reply && string(buf[4:8]) == string(message[4:]) {
+			return nil
+		}
+	}
+}
+
+// checksum is that of RFC 1071, of an even number of bytes.
+func checksum(b []byte) uint16 {
+	var sum uint32
+	for i := 0; i < len(b); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(b[i:]))
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	return ^uint16(sum)
+}

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Short, and all of it enforced. The tools are pinned in tools/go.mod.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+unformatted=$(gofmt -l $(git ls-files '*.go'))
+[ -z "$unformatted" ] || { echo "gofmt would change:" "$unformatted" >&2; exit 1; }
+
+bin=$(pwd)/.cache/tools
+mkdir -p "$bin"
+(cd tools && CGO_ENABLED=0 go build -o "$bin/" tool)
+for module in . bench/peers test/cni test/embed tools; do
+	[ -n "$(cd $module && go list ./... 2>/dev/null)" ] || continue
+	(cd "$module" && go vet ./... && "$bin/staticcheck" ./...)
+	(cd "$module" && go mod tidy -diff)
+done
+for script in test/*.sh bench/*.sh .ci/run; do bash -n "$script"; done
+echo "lint: clean"

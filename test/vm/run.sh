@@ -1,0 +1,286 @@
+#!/usr/bin/env bash
+# Runs tests on another kernel than this machine's: Debian's, in a virtual machine.
+# It is emulated, as KVM within a virtual machine may hang. Arguments are packages,
+# as folders; without any it takes all that speak with the kernel. Before them comes
+# tombolo demo, on a kernel that has no module loaded yet.
+#
+#   test/vm/run.sh [FOLDER…]
+#   VM_KERNEL=linux-image-6.12-cloud-amd64 test/vm/run.sh bridge
+#
+# VM_KERNEL is a package that apt can download, VM_LIMIT how many seconds the machine
+# may run, VM_FLAGS has more flags for the tests (-test.run=Attach -test.count=5). What
+# is left out stands in skips.txt, with reasons.
+#
+# The guest's init, beside this file, writes marks that begin with "@vm " to its
+# second serial port, where the tests write too; the first is the kernel's alone. A
+# run without the last mark has failed, whatever came before.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+export PATH=$PATH:/usr/sbin:/sbin
+
+oldest=6.1
+kernel_package=${VM_KERNEL:-linux-image-cloud-amd64}
+limit=${VM_LIMIT:-480}
+per_package=330 # seconds
+skips=test/vm/skips.txt
+cache=$PWD/.cache/vm
+
+packages=("$@")
+[ $# -gt 0 ] || packages=(netns addr route bridge nft internal/nl internal/sysctl internal/state internal/ipam
+	internal/icmp internal/nstest internal/cni cmd/tombolo test/cni)
+
+# The modules of what the tests use, and of what nodes have loaded beside it. Those
+# that a kernel has built in, or has not got, are passed over.
+modules=(bridge br_netfilter veth dummy tun ifb macvlan nf_tables nf_conntrack nf_conntrack_netlink
+	nf_conntrack_bridge nf_nat nft_chain_nat nft_compat nft_connlimit nft_ct nft_fib nft_fib_inet nft_fib_ipv4
+	nft_fib_ipv6 nft_hash nft_limit nft_log nft_masq nft_meta_bridge nft_nat nft_numgen nft_objref nft_quota nft_redir
+	nft_reject nft_reject_bridge nft_reject_inet xt_comment xt_conntrack xt_mark xt_MASQUERADE sch_htb sch_tbf
+	sch_ingress cls_u32 act_mirred)
+
+fail() { echo "vm: $*" >&2; exit 1; }
+
+# --- this machine's tools ---
+
+install_tools() {
+	local missing=()
+	need() { command -v "$1" >/dev/null || missing+=("$2"); }
+	need qemu-system-x86_64 qemu-system-x86
+	need busybox busybox-static
+	need cpio cpio
+	need modprobe kmod
+	need ip iproute2
+	need nft nftables
+	need strace strace
+	# Debian has another busybox, which is linked dynamically.
+	! ldd "$(command -v busybox || echo /none)" >/dev/null 2>&1 || missing+=(busybox-static)
+	[ ${#missing[@]} -gt 0 ] || return 0
+	command -v apt-get >/dev/null || fail "please install ${missing[*]}"
+	[ "$(id -u)" = 0 ] || fail "please install ${missing[*]}, or run this as root"
+	echo "vm: installing ${missing[*]}"
+	apt_quietly install -y --no-install-recommends "${missing[@]}"
+}
+
+# apt_quietly runs apt-get, and once more after an update of its lists.
+apt_quietly() {
+	local log=$cache/apt.log
+	export DEBIAN_FRONTEND=noninteractive
+	apt-get -qq "$@" >"$log" 2>&1 && return
+	apt-get -qq update >>"$log" 2>&1 || true
+	apt-get -qq "$@" >>"$log" 2>&1 || { cat "$log" >&2; fail "apt-get $* failed"; }
+}
+
+# --- the kernel ---
+
+# unpack_kernel sets kernel_dir and release. Nothing of it is installed here.
+unpack_kernel() {
+	[ "$(dpkg --print-architecture)" = amd64 ] || fail "boots amd64 only"
+	local package lib
+	package=$(kernel_image)
+	kernel_dir=$cache/$package
+	if [ ! -e "$kernel_dir/complete" ]; then
+		echo "vm: downloading $package"
+		rm -rf "$kernel_dir"
+		mkdir -p "$kernel_dir"
+		(cd "$kernel_dir" && apt_quietly download "$package")
+		dpkg-deb -x "$kernel_dir"/*.deb "$kernel_dir"
+		rm "$kernel_dir"/*.deb
+		touch "$kernel_dir/complete"
+	fi
+	# A package may have them in /usr/lib; the link to that is another package's.
+	lib=$(dirname "$(find "$kernel_dir" -type d -path '*/lib/modules')")
+	[ -e "$kernel_dir/lib" ] || ln -s "${lib#"$kernel_dir"/}" "$kernel_dir/lib"
+	release=$(basename "$kernel_dir"/lib/modules/*)
+	[ -e "$kernel_dir/lib/modules/$release/modules.dep" ] || depmod -b "$kernel_dir" "$release"
+	! older_than "$oldest" || fail "$package has Linux $release, and Tombolo needs $oldest"
+	echo "vm: Linux $release, of $package"
+	[[ $release == "$oldest".* ]] || echo "vm: this is not $oldest, the oldest that Tombolo runs on"
+}
+
+# kernel_image gives the package that has the kernel itself: Debian's names without a
+# version depend on it.
+kernel_image() {
+	find_image || { apt_quietly update; find_image; } || fail "apt knows no kernel $kernel_package"
+}
+
+find_image() {
+	apt-cache depends "$kernel_package" 2>/dev/null | awk '
+		NR == 1 { image = $1 }
+		$1 == "Depends:" && $2 ~ /^linux-image-/ { image = $2 }
+		END { print image; exit image == "" }'
+}
+
+# older_than says whether the kernel is older than a version.
+older_than() { [ "$(printf '%s\n' "$1" "$release" | sort -V | head -1)" != "$1" ]; }
+
+# --- the guest's files ---
+
+# make_root fills $root with busybox, the programs that tests ask, the kernel's
+# modules, the tests, and all that is in the repository, as tests read files of it.
+make_root() {
+	mkdir -p "$root"/{bin,dev,etc,peers,proc,root,run,sbin,src,sys,tests,tmp,usr/sbin,var/lib}
+	install test/vm/init "$root/init"
+	install "$(command -v busybox)" "$root/bin/busybox"
+	local program path folder
+	for program in ip bridge nft strace bash; do add_program "$program" /usr/sbin; done
+	# Debian's busybox has a shell that prefers applets, its ip among them, to programs.
+	add_program sh /bin
+	add_program modprobe /sbin
+	for path in /etc/protocols /etc/iproute2 /usr/share/iproute2; do
+		[ ! -e "$path" ] || { mkdir -p "$root${path%/*}" && cp -rL "$path" "$root$path"; }
+	done
+	printf '%s\n' root:x:0:0::/root:/bin/sh nobody:x:65534:65534::/:/bin/false >"$root/etc/passwd"
+	printf '%s\n' root:x:0: nogroup:x:65534: >"$root/etc/group"
+	add_modules
+	git ls-files -co --exclude-standard | while read -r path; do
+		[ ! -e "$path" ] || echo "$path" # one may have been deleted and not committed
+	done | cpio --quiet -pdm "$root/src"
+	build build ./cmd/tombolo "$root/bin/tombolo"
+	build "build -C bench/peers" tool "$root/peers/"
+	echo "-test.v=test2json -test.paniconexit0 -test.short -test.timeout=${per_package}s ${VM_FLAGS:-}" >"$root/tests/flags"
+	for folder in "${packages[@]}"; do add_tests "$folder"; done
+}
+
+# build is go build, or go test -c, of something to somewhere.
+build() {
+	# shellcheck disable=SC2086 # the command is words
+	CGO_ENABLED=0 go $1 -trimpath -ldflags '-s -w' -o "$3" "$2"
+}
+
+# add_program copies a program to a folder of the guest's, and its libraries.
+add_program() {
+	local path lib
+	path=$(command -v "$1")
+	cp -L "$path" "$root$2/$1"
+	for lib in $(ldd "$path" | grep -o '/[^ ]*'); do
+		mkdir -p "$root${lib%/*}"
+		cp -L "$lib" "$root$lib"
+	done
+}
+
+# add_modules copies the modules and those that they depend on, to where modprobe
+# finds them: the guest's init runs it, and the kernel where somebody needs one.
+add_modules() {
+	local module path known=/lib/modules/$release
+	for module in "${modules[@]}"; do
+		modprobe -d "$kernel_dir" -S "$release" --show-depends "$module" 2>/dev/null || true
+	done | awk '$1 == "insmod" && !seen[$2]++ { print $2 }' | while read -r path; do
+		install -D -m 0644 "$path" "$root${path#"$kernel_dir"}"
+	done
+	[ -d "$root$known" ] || fail "none of the modules is in $kernel_dir"
+	cp "$kernel_dir$known"/modules.{builtin,builtin.modinfo,order} "$root$known"
+	depmod -b "$root" "$release"
+	echo "${modules[*]}" >"$root/etc/modules"
+}
+
+# add_tests builds a package's tests, and tells init of them: FOLDER SKIP.
+add_tests() {
+	local folder=$1 binary="$root/tests/${1//\//-}" skip
+	build "test -C $folder -c" . "$binary"
+	[ -e "$binary" ] || { echo "vm: $folder has no tests"; return; }
+	skip=$(skip_pattern "$folder")
+	echo "$folder $skip" >>"$root/tests/list"
+}
+
+# skip_pattern makes a value of -test.skip of a folder's lines in skips.txt.
+skip_pattern() {
+	local line patterns=() form='^([^ ]+) ([^ ]+)( <([0-9.]+))?: .+$'
+	while read -r line; do
+		[[ $line != "#"* && -n $line ]] || continue
+		[[ $line =~ $form ]] || fail "$skips: ${line@Q} is not FOLDER TEST: REASON"
+		local folder=${BASH_REMATCH[1]} test=${BASH_REMATCH[2]} before=${BASH_REMATCH[4]}
+		[ "$folder" = "$1" ] || continue
+		[ -z "$before" ] || older_than "$before" || continue
+		grep -qs "^func ${test%%/*}(" "$folder"/*_test.go || fail "$skips: $folder has no ${test%%/*}"
+		echo "vm: left out: $line" >&2
+		# Each part of the name is an expression of its own.
+		test=$(sed 's|[][().*+?{}^$\\|]|\\&|g; s|/|$/^|g' <<<"$test")
+		patterns+=("^$test\$")
+	done <"$skips"
+	(IFS='|' && echo "${patterns[*]}")
+}
+
+# --- the run ---
+
+# boot runs the machine, and prints what comes from its second serial port. It ends
+# with the machine or, with status 124, at the limit.
+boot() {
+	timeout --foreground -k 5 "$limit" nice -n 10 qemu-system-x86_64 \
+		-accel tcg,thread=multi -cpu max -smp 2 -m 2048 -nodefaults -no-user-config -display none -no-reboot \
+		-kernel "$kernel_dir/boot/vmlinuz-$release" -initrd "$work/initramfs" \
+		-append "console=ttyS0 panic=-1 oops=panic mitigations=off tsc=reliable" \
+		-serial "file:$work/console" -serial stdio -monitor none </dev/null | tr -d '\r'
+}
+
+# follow puts the guest's output into files, one for each thing that it runs, and
+# prints the marks.
+follow() {
+	local line name=boot
+	while IFS= read -r line; do
+		case $line in
+		"@vm run "*) name=${line#@vm run } ;;
+		"@vm "*) echo "${line#@}" ;;
+		esac
+		printf '%s\n' "$line" >>"$(output "$name")"
+	done
+}
+
+output() { echo "$work/output/${1//\//-}"; }
+
+# ended_well says whether init saw the exit status 0.
+ended_well() { grep -qs "^@vm $1: exit 0 " "$(output "$1")"; }
+
+# events gives the output of a package's tests as go test -json would.
+events() { { grep -v '^@vm ' "$(output "$1")" || true; } | go tool test2json -p "github.com/tombolo-cni/tombolo/$1"; }
+
+# judge prints what failed. Tests may have passed and the package not: it may leak.
+judge() {
+	local folder=$1
+	[ -e "$(output "$folder")" ] || { echo "FAIL  $folder did not run"; return 1; }
+	events "$folder" >"$work/events"
+	cat "$work/events" >>"$work/all"
+	"$work/report" -skips test/skips.txt <"$work/events" >"$work/verdict" && ended_well "$folder" && return
+	cat "$work/verdict"
+	ended_well "$folder" || { tail -30 "$(output "$folder")"; echo "FAIL  $folder"; }
+	return 1
+}
+
+judge_all() {
+	local status=0 folder
+	while read -r folder _; do judge "$folder" || status=1; done <"$root/tests/list"
+	cat "$(output demo)" || true
+	ended_well demo || { echo "FAIL  tombolo demo"; status=1; }
+	if ! grep -qx "@vm end" "$work"/output/*; then
+		echo "FAIL  the machine did not get to its end. The kernel's last words:"
+		tail -40 "$work/console"
+		status=1
+	fi
+	# Not ours to judge, but somebody should look.
+	grep -E 'WARNING: |BUG: |rcu.*stall' "$work/console" || true
+	"$work/report" -summary -skips test/skips.txt <"$work/all" || status=1
+	return $status
+}
+
+mkdir -p "$cache"
+install_tools
+unpack_kernel
+
+# What a failed run leaves is kept until the next one.
+rm -rf "$cache"/failed
+work=$(mktemp -d "$cache/run.XXXXXX")
+root=$work/root
+trap 'rm -rf "$work"' EXIT
+mkdir "$work/output"
+touch "$work/all"
+go build -o "$work/report" ./test/report
+make_root
+(cd "$root" && find . | cpio --quiet -o -H newc) >"$work/initramfs"
+
+echo "vm: booting, with $(($(stat -c %s "$work/initramfs") >> 20)) MiB of files"
+start=$SECONDS
+boot | follow || echo "vm: the machine ended with status ${PIPESTATUS[0]} (124: the limit of $limit s)"
+echo "vm: it ran for $((SECONDS - start)) s"
+judge_all && { echo "vm: all passed on Linux $release"; exit; }
+
+rm -rf "$root" "$work/initramfs"
+mv "$work" "$cache/failed"
+fail "FAILED on Linux $release; .cache/vm/failed has the output, and the kernel's (console)"

@@ -177,10 +177,17 @@ func (c *Conn) setUpPod(ctx context.Context, pod *netns.NS, p *Port) (*Attachmen
 			return nil, err
 		}
 	}
-	// The port was up before it had a carrier.
-	c.nl.SettleCarrier(p.Name)
+	if !p.Unsettled {
+		c.Settle(p.Name)
+	}
 	return a, nil
 }
+
+// Settle sees to it that a port forwards. It is up before it has a carrier, so that
+// the kernel leaves it to a worker to start it: until that has run, milliseconds
+// later on a busy machine, the port drops what it is to send. Settle does the
+// worker's part if it is still to do; Attach calls it, unless Port.Unsettled.
+func (c *Conn) Settle(port string) { c.nl.SettleCarrier(port) }
 
 // indexOf asks for a link's index in the way that is quickest on conn.
 func indexOf(conn *nl.Conn, name string) (int, error) {

@@ -65,6 +65,9 @@ type Port struct {
 	// Down leaves the pod's interface down. It may then have no addresses and no
 	// routes.
 	Down bool
+	// Unsettled has Attach return before the port forwards for certain. Who has other
+	// things to do first calls Settle after them, and finds it done in general.
+	Unsettled bool
 	// DAD has the kernel detect duplicates of the pod's IPv6 addresses, which are
 	// of no use until it is done: Attach waits for it, a second or two.
 	DAD bool

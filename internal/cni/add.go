@@ -11,6 +11,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/ipam"
 	"github.com/tombolo-cni/tombolo/internal/state"
@@ -99,9 +100,10 @@ func (a *adding) prepare(c *call) error {
 	if rc.DNS.Servers != nil || rc.DNS.Searches != nil || rc.DNS.Options != nil {
 		a.dns = types.DNS{Nameservers: rc.DNS.Servers, Domain: a.dns.Domain, Search: rc.DNS.Searches, Options: rc.DNS.Options}
 	}
+	section := a.conf.ipam()
 	a.rec = &state.Attachment{
 		Network: c.network, ContainerID: c.containerID, IfName: c.ifName,
-		Pod: podName(args), NetNS: c.netns, IPAMType: a.conf.ipamType(), DataDir: a.conf.dataDir(),
+		Pod: podName(args), NetNS: c.netns, IPAMType: section.Type, DataDir: section.DataDir,
 		HostIf: c.hostName(), Bridge: a.conf.settings().Bridge, Up: !a.conf.DisableContainerInterface,
 	}
 	return nil
@@ -148,6 +150,7 @@ func (a *adding) run(ctx context.Context) ([]byte, error) {
 	if err := a.call.step("firewall"); err != nil {
 		return nil, err
 	}
+	a.br.Settle(att.Name)
 	// Before the point of no return: not every version can say every result.
 	result, err := a.call.encode(a.result(leased, b, att))
 	if err != nil {
@@ -212,14 +215,14 @@ func (a *adding) plan(leased *current.Result) (*network, *bridge.Port, error) {
 	p := &bridge.Port{
 		Bridge: s.Bridge, Name: a.rec.HostIf, Peer: a.call.ifName,
 		Hairpin: s.Hairpin, Isolated: s.Isolated, Down: s.Down, DAD: s.DAD,
-		PeerMAC: a.mac,
+		PeerMAC: a.mac, Unsettled: true,
 	}
 	addresses, err := readAddresses(leased)
 	if err != nil {
 		return nil, nil, err
 	}
-	if len(addresses) == 0 && a.conf.ipamType() != "" {
-		return nil, nil, newError(codeInvalidConfig, "ipam %q gave no address", a.conf.ipamType())
+	if len(addresses) == 0 && a.rec.IPAMType != "" {
+		return nil, nil, newError(codeInvalidConfig, "ipam %q gave no address", a.rec.IPAMType)
 	}
 	for _, address := range addresses {
 		p.Addresses = append(p.Addresses, address.Prefix)
@@ -271,6 +274,10 @@ func (a *adding) attach(ctx context.Context, b *built, p *bridge.Port) (*bridge.
 			return nil, err
 		}
 		att, err = a.br.Attach(ctx, a.pod, *p)
+	}
+	var op *tombolo.OpError
+	if errors.Is(err, fs.ErrExist) && errors.As(err, &op) && op.Op == "add route" {
+		return nil, newError(codeConflict, "%v: the pod has such a route by another of its interfaces: set isDefaultGateway to false for this network, or give the route another priority", err)
 	}
 	if err != nil {
 		return nil, err

@@ -50,7 +50,7 @@ func (c *Conn) Close() error { return c.t.Close() }
 const receiveSize = 64 << 10
 
 // answerSize is room for the answers to requests that are no dump.
-const answerSize = 16 << 10
+const answerSize = 8 << 10
 
 // buffer gives one that holds size bytes. A connection that never lists anything
 // never gets the large one.

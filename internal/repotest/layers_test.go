@@ -30,7 +30,7 @@ func layers() []layer {
 		{[]string{"internal/ipam/delegate"}, nil, "it runs plugins of others by the CNI protocol, for anybody"},
 		{[]string{"internal/ipam"}, []string{"internal/strict", "internal/ipam/delegate"},
 			"addresses come from a configuration and a directory; the kernel's are told to it"},
-		{[]string{"internal/cni"}, []string{"addr", "bridge", "nft", "netns", "route", "internal/ident", "internal/ipam", "internal/jsontext", "internal/state", "internal/strict", "internal/sysctl"},
+		{[]string{"internal/cni"}, []string{".", "addr", "bridge", "nft", "netns", "route", "internal/ident", "internal/ipam", "internal/jsontext", "internal/state", "internal/strict", "internal/sysctl"},
 			"it composes, and is the only one of the plugin's packages that does"},
 		{[]string{"internal/demo"}, []string{"addr", "bridge", "nft", "netns", "internal/cni", "internal/icmp", "internal/ipam/delegate", "internal/state"},
 			"it is a user of the rest, like a runtime and an operator"},

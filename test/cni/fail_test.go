@@ -112,7 +112,7 @@ func TestADDThatFailsLeavesNothing(t *testing.T) {
 				nstest.Run(t, p.NS, "ip", "route", "add", "default", "dev", "other0")
 				return w
 			},
-			code: 110, says: "default",
+			code: 112, says: "set isDefaultGateway to false",
 		},
 		{
 			name: "the version cannot say the result",
@@ -346,4 +346,19 @@ func TestADDMayRunOutOfTimeAnywhere(t *testing.T) {
 		t.Error("no ADD ran out of time")
 	}
 	t.Logf("%d ADDs ran out of time, %d did not", late, done)
+}
+
+func TestSecondDefaultRouteIsRefusedWithTheRemedy(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	first := n.podnet(nil)
+	second := n.network("othernet", conf{"bridge": "cbr1", "ipam": hostLocal("10.78.0.0/24")})
+	a, b := n.pod("a"), n.pod("b")
+	first.add(a)
+	second.add(b) // which builds the network, so that only the pod's traces differ
+	before := n.traces()
+	_, err := second.tryAdd(a, as("net1"))
+	wantError(t, err, 112, "set isDefaultGateway to false for this network")
+	n.wantTraces(before)
+	second.with(conf{"isDefaultGateway": false}).add(a, as("net1"))
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"slices"
 
@@ -41,53 +42,85 @@ func Listen(cfg *Config) (*Watch, error) {
 func (w *Watch) Close() error { return w.nl.Close() }
 
 // Settled waits until all the addresses of a link are usable, and does not heed
-// IPv4 ones, which always are. conn is asked where announcements were lost. The
+// IPv4 ones, which always are. conn is asked where announcements do not tell. The
 // error matches ErrDuplicate where duplicate address detection found another node,
-// and is that of ctx when it is done.
+// and fs.ErrNotExist where an address went before it was usable: somebody deleted
+// it, or its link, or set the link down. It is that of ctx when it is done.
 func (w *Watch) Settled(ctx context.Context, conn *Conn, link int, addrs ...netip.Addr) error {
 	pending := slices.DeleteFunc(slices.Clone(addrs), netip.Addr.Is4)
 	for len(pending) > 0 {
-		heard, err := w.heard(ctx, conn, link)
+		heard, err := w.heard(ctx, conn, link, pending)
 		if err != nil {
 			return fmt.Errorf("wait until %s is usable: %w", pending[0], err)
 		}
 		for _, a := range heard {
-			if a.Link != link || a.Flags&Tentative != 0 && a.Flags&DADFailed == 0 {
-				continue
-			}
 			i := slices.Index(pending, a.Prefix.Addr())
-			if i < 0 {
+			switch {
+			case a.Link != link || i < 0:
 				continue
-			}
-			if a.Flags&DADFailed != 0 {
+			case a.Flags&DADFailed != 0:
 				return &tombolo.OpError{Op: "add address", Object: a.String(), Err: ErrDuplicate}
+			case a.Flags&Tentative == 0:
+				pending = slices.Delete(pending, i, i+1)
 			}
-			pending = slices.Delete(pending, i, i+1)
 		}
 	}
 	return nil
 }
 
-// heard gives the addresses that were announced next, or, where announcements
-// were lost, all there are.
-func (w *Watch) heard(ctx context.Context, conn *Conn, link int) ([]Address, error) {
+// heard gives the addresses that were announced next. Where announcements were
+// lost, it gives those pending, as they are.
+func (w *Watch) heard(ctx context.Context, conn *Conn, link int, pending []netip.Addr) ([]Address, error) {
+	var list []Address
+	look := func(last Address) error {
+		a, err := conn.look(last)
+		list = append(list, a)
+		return err
+	}
 	messages, err := w.nl.Next(ctx)
 	if errors.Is(err, unix.ENOBUFS) {
-		return conn.List(Filter{Link: link, Family: unix.AF_INET6})
+		for _, a := range pending {
+			if err := look(Address{Prefix: netip.PrefixFrom(a, a.BitLen()), Link: link}); err != nil {
+				return nil, err
+			}
+		}
+		return list, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	var list []Address
 	for _, m := range messages {
-		if m.Type != unix.RTM_NEWADDR {
-			continue
-		}
 		a, err := decode(m.Data)
-		if err != nil {
+		switch {
+		case err != nil:
 			return nil, err
+		case m.Type == unix.RTM_NEWADDR:
+			list = append(list, a)
+		case m.Type == unix.RTM_DELADDR && a.Link == link && slices.Contains(pending, a.Prefix.Addr()):
+			// Ensure deletes some to add them again.
+			if err := look(a); err != nil {
+				return nil, err
+			}
 		}
-		list = append(list, a)
 	}
 	return list, nil
 }
+
+// look gives an IPv6 address of a link as it is now. If it is gone, the error says
+// why, as far as its last state tells.
+func (c *Conn) look(last Address) (Address, error) {
+	now, err := c.get(&last)
+	switch {
+	case err == nil && now.Link == last.Link:
+		return now, nil
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return Address{}, err
+	case last.Flags&DADFailed != 0:
+		// The kernel deletes a duplicate itself if it is not permanent.
+		return Address{}, &tombolo.OpError{Op: "add address", Object: last.String(), Err: ErrDuplicate}
+	}
+	return Address{}, &tombolo.OpError{Op: "add address", Object: last.String(), Err: errGone}
+}
+
+// errGone is the cause of an error about an address that did not stay.
+var errGone = fmt.Errorf("deleted by somebody else: %w", fs.ErrNotExist)

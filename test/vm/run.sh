@@ -255,6 +255,7 @@ judge_all() {
 		status=1
 	fi
 	# Not ours to judge, but somebody should look.
+	cp "$work/console" "$cache/console"
 	grep -E 'WARNING: |BUG: |rcu.*stall' "$work/console" || true
 	"$work/report" -summary -skips test/skips.txt <"$work/all" || status=1
 	return $status
@@ -264,7 +265,7 @@ mkdir -p "$cache"
 install_tools
 unpack_kernel
 
-# What a failed run leaves is kept until the next one.
+# What the kernel said is kept until the next run, and of a failed one all output.
 rm -rf "$cache"/failed
 work=$(mktemp -d "$cache/run.XXXXXX")
 root=$work/root

@@ -1,0 +1,186 @@
+package addr_test
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net/netip"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// settling is a host whose eth1 has a neighbour that may hold addresses, and that
+// hears of its own.
+type settling struct {
+	host
+	eth1  int
+	other host
+	watch *addr.Watch
+}
+
+func newSettling(t *testing.T) *settling {
+	t.Helper()
+	s := &settling{host: newHost(t), other: newHost(t)}
+	s.eth1, _ = nstest.Veth(t, s.ns, "eth1", s.other.ns, "eth1")
+	nstest.Sysctl(t, s.ns, "net/ipv6/conf/eth1/accept_dad", "1")
+	var err error
+	if s.watch, err = addr.Listen(&addr.Config{NetNS: s.ns}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.watch.Close() })
+	return s
+}
+
+func (s *settling) add(t *testing.T, a addr.Address) netip.Addr {
+	t.Helper()
+	a.Link = s.eth1
+	if err := s.c.Add(a); err != nil {
+		t.Fatal(err)
+	}
+	return a.Prefix.Addr()
+}
+
+// addTentative makes sure that the address is not usable yet.
+func (s *settling) addTentative(t *testing.T, a addr.Address) netip.Addr {
+	t.Helper()
+	pending := s.add(t, a)
+	list, err := s.c.List(addr.Filter{Link: s.eth1, Family: unix.AF_INET6})
+	if err != nil || len(list) != 1 || list[0].Flags&addr.Tentative == 0 {
+		t.Fatalf("listed %v, %v; want a tentative address", list, err)
+	}
+	return pending
+}
+
+func (s *settling) del(t *testing.T, a netip.Addr) {
+	t.Helper()
+	if err := s.c.Del(addr.Address{Prefix: netip.PrefixFrom(a, 64), Link: s.eth1}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// flood has more announced than anyone has room for who does not read.
+func (s *settling) flood(t *testing.T) {
+	t.Helper()
+	witness, err := nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: s.ns}, unix.RTNLGRP_IPV6_IFADDR)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer witness.Close()
+	a := addr.Address{Prefix: nstest.Prefix("fd02::1/64"), Link: s.eth0, Flags: addr.NoDAD}
+	for range 500 {
+		if err := errors.Join(s.c.Add(a), s.c.Del(a)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := witness.Next(t.Context()); !errors.Is(err, unix.ENOBUFS) {
+		t.Fatalf("Next: %v, want %v: the fault did not fire", err, unix.ENOBUFS)
+	}
+}
+
+// settled waits for addresses of eth1, and not for ever.
+func (s *settling) settled(t *testing.T, addrs ...netip.Addr) error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	return s.watch.Settled(ctx, s.c, s.eth1, addrs...)
+}
+
+func TestSettledAddressIsUsable(t *testing.T) {
+	t.Parallel()
+	s := newSettling(t)
+	a := s.addTentative(t, addr.Address{Prefix: nstest.Prefix("fd01::1/64")})
+	if err := s.settled(t, nstest.Addr("10.1.0.1"), a); err != nil {
+		t.Fatal(err)
+	}
+	list, err := s.c.List(addr.Filter{Link: s.eth1})
+	if err != nil || len(list) != 1 || list[0].Flags&addr.Tentative != 0 {
+		t.Errorf("listed %v, %v; want a usable address", list, err)
+	}
+}
+
+func TestAddressThatIsMadeAnewSettles(t *testing.T) {
+	t.Parallel()
+	s := newSettling(t)
+	a := s.addTentative(t, addr.Address{Prefix: nstest.Prefix("fd01::1/64")})
+	// It is announced as deleted first.
+	if changed, err := s.c.Ensure(addr.Address{Prefix: nstest.Prefix("fd01::1/80"), Link: s.eth1}); !changed || err != nil {
+		t.Fatalf("Ensure: changed %t, %v, want a change", changed, err)
+	}
+	if err := s.settled(t, a); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAnnouncementsThatAreLostAreMadeUpFor(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name string
+		gone bool
+		want error
+	}{
+		{"the address is usable", false, nil},
+		{"the address is gone", true, fs.ErrNotExist},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			s := newSettling(t)
+			a := s.addTentative(t, addr.Address{Prefix: nstest.Prefix("fd01::1/64")})
+			s.flood(t)
+			if tt.gone {
+				s.del(t, a)
+			}
+			if err := s.settled(t, a); !errors.Is(err, tt.want) {
+				t.Errorf("got %v, want %v", err, tt.want)
+			}
+		})
+	}
+}
+
+func TestAddressThatCannotSettleIsAnError(t *testing.T) {
+	t.Parallel()
+	a := nstest.Prefix("fd01::1/64")
+	taken := func(t *testing.T, s *settling) {
+		t.Helper()
+		nstest.Run(t, s.other.ns, "ip", "address", "add", a.String(), "dev", "eth1", "nodad")
+	}
+	for _, tt := range []struct {
+		name          string
+		add           addr.Address
+		before, after func(*testing.T, *settling) // adding it
+		want          error
+	}{
+		{name: "another has it", add: addr.Address{Prefix: a}, before: taken, want: addr.ErrDuplicate},
+		// The kernel takes away one that is not permanent.
+		{name: "another has it, lent for a while", add: addr.Address{Prefix: a, Valid: ptr(time.Hour)}, before: taken, want: addr.ErrDuplicate},
+		{name: "somebody removed it", add: addr.Address{Prefix: a}, want: fs.ErrNotExist, after: func(t *testing.T, s *settling) {
+			s.del(t, a.Addr())
+		}},
+		{name: "somebody removed the link", add: addr.Address{Prefix: a}, want: fs.ErrNotExist, after: func(t *testing.T, s *settling) {
+			nstest.Run(t, s.ns, "ip", "link", "del", "eth1")
+		}},
+		{name: "somebody set the link down", add: addr.Address{Prefix: a}, want: fs.ErrNotExist, after: func(t *testing.T, s *settling) {
+			nstest.Run(t, s.ns, "ip", "link", "set", "eth1", "down")
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			s := newSettling(t)
+			if tt.before != nil {
+				tt.before(t, s)
+			}
+			pending := s.add(t, tt.add)
+			if tt.after != nil {
+				tt.after(t, s)
+			}
+			if err := s.settled(t, pending); !errors.Is(err, tt.want) {
+				t.Errorf("got %v, want %v", err, tt.want)
+			}
+		})
+	}
+}

@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -115,7 +116,7 @@ func (c *Conn) replace(ctx context.Context, group []commented) error {
 		for i, want := range group {
 			switch {
 			case have[i] == nil:
-			case have[i].comment == want.comment:
+			case have[i].comment == want.comment && bytes.Equal(have[i].data, want.data):
 				continue
 			default:
 				t.delElement(want.element)
@@ -133,7 +134,7 @@ func (c *Conn) lookup(elements []element) ([]*elementState, error) {
 		var b nl.Batch
 		for i := start; i < min(start+groupSize, len(elements)); i++ {
 			getElement(&b, elements[i], func(data []byte) error {
-				list, err := decodeElements(data)
+				list, err := decodeElements(elements[i].set.family, data)
 				if len(list) == 1 && list[0].equal(elements[i]) {
 					have[i] = &list[0]
 				}

@@ -45,7 +45,7 @@ func (k *fakeKernel) answer(requests []nl.Message) [][]byte {
 }
 
 func (k *fakeKernel) element(r nl.Message) []byte {
-	asked, err := decodeElements(r.Data[4:])
+	asked, err := decodeElements(unix.NFPROTO_INET, r.Data[4:])
 	if err != nil || len(asked) != 1 {
 		panic(fmt.Sprintf("a request for %d elements, %v", len(asked), err))
 	}

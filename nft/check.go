@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"slices"
@@ -33,7 +34,7 @@ func (c *Conn) Check(ctx context.Context, n Network, ep *Endpoint) ([]tombolo.Di
 			return err
 		}
 		diffs = want.differences(have)
-		if ep != nil && have.table != nil {
+		if ep != nil && len(have.tables) == len(want.tables) {
 			more, err := c.checkEndpoint(ep)
 			if err != nil {
 				return err
@@ -49,54 +50,69 @@ func (c *Conn) Check(ctx context.Context, n Network, ep *Endpoint) ([]tombolo.Di
 	return diffs, err
 }
 
-// differences lists those of the table, the sets and the chains. Without a table
-// there is nothing else to say.
+// differences lists those of the tables, the sets and the chains. Of a table that
+// is not there, nothing else is said.
 func (rs *ruleset) differences(have *state) []tombolo.Difference {
-	if have.table == nil {
-		return []tombolo.Difference{{Object: "nf_tables", What: "table", Want: table.String()}}
-	}
 	var list []tombolo.Difference
-	if have.table.dormant() {
-		list = append(list, tombolo.Difference{Object: "table " + table.String(), What: "flag", Have: "dormant"})
+	for _, family := range rs.tables {
+		t, ok := have.tables[family]
+		switch {
+		case !ok:
+			list = append(list, tombolo.Difference{Object: "nf_tables", What: "table", Want: table(family).String()})
+		case t.dormant():
+			list = append(list, tombolo.Difference{Object: "table " + table(family).String(), What: "flag", Have: "dormant"})
+		}
 	}
 	for i := range rs.sets {
-		list = append(list, rs.sets[i].differences(have)...)
+		if s := &rs.sets[i]; have.hasTable(s.family) {
+			list = append(list, s.differences(have)...)
+		}
 	}
 	for i := range rs.chains {
-		list = append(list, rs.chains[i].differences(have)...)
+		if ch := &rs.chains[i]; have.hasTable(ch.family) {
+			list = append(list, ch.differences(have)...)
+		}
 	}
-	for _, name := range rs.gone {
-		if have.hasChain(name) {
-			list = append(list, tombolo.Difference{Object: "table " + table.String(), What: "chain", Have: name})
+	for _, at := range rs.gone {
+		if have.hasChain(at) {
+			list = append(list, tombolo.Difference{Object: "table " + at.table().String(), What: "chain", Have: at.name})
 		}
 	}
 	return list
 }
 
+func (st *state) hasTable(family uint8) bool {
+	_, ok := st.tables[family]
+	return ok
+}
+
 func (s *set) differences(have *state) []tombolo.Difference {
-	got, ok := have.sets[s.name]
+	got, ok := have.sets[s.place]
 	switch {
 	case !ok:
-		return []tombolo.Difference{{Object: "table " + table.String(), What: "set", Want: s.name}}
+		return []tombolo.Difference{{Object: "table " + s.table().String(), What: "set", Want: s.name}}
 	case !s.matches(got):
 		return []tombolo.Difference{{
-			Object: label{"set", s.name}.String(), What: "type",
-			Want: setState{keyType: s.keyType, keyLen: s.keyLen}.describe(), Have: got.describe(),
+			Object: label{"set", s.place}.String(), What: "type", Want: s.state().describe(), Have: got.describe(),
 		}}
 	}
 	return nil
 }
 
 func (s setState) describe() string {
-	return fmt.Sprintf("key type %#x of %d bytes with flags %#x", s.keyType, s.keyLen, s.flags)
+	text := fmt.Sprintf("key type %#x of %d bytes with flags %#x", s.keyType, s.keyLen, s.flags)
+	if s.dataLen > 0 {
+		text += fmt.Sprintf(" to data type %#x of %d bytes", s.dataType, s.dataLen)
+	}
+	return text
 }
 
 func (ch *chain) differences(have *state) []tombolo.Difference {
-	got, ok := have.chains[ch.name]
+	got, ok := have.chains[ch.place]
 	if !ok {
-		return []tombolo.Difference{{Object: "table " + table.String(), What: "chain", Want: ch.name}}
+		return []tombolo.Difference{{Object: "table " + ch.table().String(), What: "chain", Want: ch.name}}
 	}
-	object := label{"chain", ch.name}.String()
+	object := label{"chain", ch.place}.String()
 	var list []tombolo.Difference
 	differs := func(what, want, have string) {
 		if want != have {
@@ -108,7 +124,7 @@ func (ch *chain) differences(have *state) []tombolo.Difference {
 		differs("policy", "accept", policyName(got.policy))
 	}
 	differs("comment (version and settings)", strconv.Quote(ch.comment()), strconv.Quote(got.comment))
-	return append(list, ch.ruleDifferences(object, have.rules[ch.name])...)
+	return append(list, ch.ruleDifferences(object, have.rules[ch.place])...)
 }
 
 // ruleDifferences tells by their comments which rules are missing, and which are
@@ -167,6 +183,11 @@ func (c *Conn) checkEndpoint(ep *Endpoint) ([]tombolo.Difference, error) {
 		switch {
 		case have[i] == nil:
 			list = append(list, tombolo.Difference{Object: object, What: "element", Want: el.keyText()})
+		case !bytes.Equal(have[i].data, el.data):
+			list = append(list, tombolo.Difference{
+				Object: object, What: "data of element " + el.keyText(),
+				Want: el.dataText(), Have: have[i].dataText(),
+			})
 		case have[i].comment != comment:
 			list = append(list, tombolo.Difference{
 				Object: object, What: "owner of element " + el.keyText(),

@@ -102,9 +102,11 @@ func TestNetworksOf32AtOnce(t *testing.T) {
 		wantReady(t, conns[0], network(i))
 	}
 	noErrors(t, "removals", atOnce(t, conns, func(i int, c *Conn) error { return c.RemoveNetwork(ctx, network(i).Name) }))
-	inv, err := conns[0].inventory()
-	if err != nil || inv.table {
-		t.Errorf("left over: %+v, %v", inv, err)
+	for _, family := range ourFamilies() {
+		inv, err := conns[0].inventory(family)
+		if err != nil || inv.table {
+			t.Errorf("left over: %+v, %v", inv, err)
+		}
 	}
 }
 

@@ -92,28 +92,32 @@ func decodeChain(b []byte) (chainState, error) {
 
 // setState is a set as the kernel has it: NFT_MSG_NEWSET.
 type setState struct {
-	name    string
-	flags   uint32
-	keyType uint32
-	keyLen  uint32
+	flags    uint32
+	keyType  uint32
+	keyLen   uint32
+	dataType uint32 // of a map
+	dataLen  uint32
 }
 
-func decodeSet(b []byte) (setState, error) {
-	var s setState
+func decodeSet(b []byte) (name string, s setState, _ error) {
 	attrs := nl.ParseAttrs(b)
 	for attrs.Next() {
 		switch attrs.Type {
 		case unix.NFTA_SET_NAME:
-			s.name = attrs.String()
+			name = attrs.String()
 		case unix.NFTA_SET_FLAGS:
 			s.flags = attrs.Uint32BE()
 		case unix.NFTA_SET_KEY_TYPE:
 			s.keyType = attrs.Uint32BE()
 		case unix.NFTA_SET_KEY_LEN:
 			s.keyLen = attrs.Uint32BE()
+		case unix.NFTA_SET_DATA_TYPE:
+			s.dataType = attrs.Uint32BE()
+		case unix.NFTA_SET_DATA_LEN:
+			s.dataLen = attrs.Uint32BE()
 		}
 	}
-	return s, attrs.Err()
+	return name, s, attrs.Err()
 }
 
 // decodeRule gives a rule's chain and its comment; a rule without one has an
@@ -143,14 +147,14 @@ func (e elementState) owner() (owner Owner, networkKey string, ok bool) { return
 
 // decodeElements takes apart a message that lists elements of one set
 // (NFT_MSG_NEWSETELEM); a listing consists of several.
-func decodeElements(b []byte) ([]elementState, error) {
+func decodeElements(family uint8, b []byte) ([]elementState, error) {
 	var list []elementState
-	var set string
+	set := place{family: family}
 	attrs := nl.ParseAttrs(b)
 	for attrs.Next() {
 		switch attrs.Type {
 		case unix.NFTA_SET_ELEM_LIST_SET:
-			set = attrs.String()
+			set.name = attrs.String()
 		case unix.NFTA_SET_ELEM_LIST_ELEMENTS:
 			elements := attrs.Nested()
 			for elements.Next() {
@@ -177,13 +181,13 @@ func decodeElement(b []byte) (elementState, error) {
 	for attrs.Next() {
 		switch attrs.Type {
 		case unix.NFTA_SET_ELEM_KEY:
-			key := attrs.Nested()
-			for key.Next() {
-				if key.Type == unix.NFTA_DATA_VALUE {
-					el.key = append([]byte(nil), key.Data...)
-				}
+			var err error
+			if el.key, err = decodeValue(attrs.Nested()); err != nil {
+				return el, err
 			}
-			if err := key.Err(); err != nil {
+		case unix.NFTA_SET_ELEM_DATA:
+			var err error
+			if el.data, err = decodeValue(attrs.Nested()); err != nil {
 				return el, err
 			}
 		case unix.NFTA_SET_ELEM_USERDATA:
@@ -191,4 +195,15 @@ func decodeElement(b []byte) (elementState, error) {
 		}
 	}
 	return el, attrs.Err()
+}
+
+// decodeValue reads the bytes of a key or of data; a verdict has none.
+func decodeValue(attrs *nl.Attrs) ([]byte, error) {
+	var v []byte
+	for attrs.Next() {
+		if attrs.Type == unix.NFTA_DATA_VALUE {
+			v = append([]byte(nil), attrs.Data...)
+		}
+	}
+	return v, attrs.Err()
 }

@@ -80,17 +80,18 @@ func (ep *Endpoint) check() error {
 	return nil
 }
 
-// element is one entry of a set.
+// element is one entry of a set, or of a map, which has data to each key.
 type element struct {
-	set string
-	key []byte
+	set  place
+	key  []byte
+	data []byte
 }
 
 // elements gives what an endpoint has in the sets; at least one, by which it can be
 // found again.
 func (ep *Endpoint) elements() []element {
 	if len(ep.Addrs) == 0 {
-		return []element{{portsSet, concat(ep.Bridge, ep.MAC, etherSlot)}}
+		return []element{{set: inInet(portsSet), key: concat(ep.Bridge, ep.MAC, etherSlot)}}
 	}
 	key := networkKey(ep.Network)
 	list := make([]element, 0, 2*len(ep.Addrs))
@@ -102,14 +103,15 @@ func (ep *Endpoint) elements() []element {
 		if a.Is4() {
 			set = pods4Set
 		}
-		list = append(list, element{set, concat(ep.Bridge, a.AsSlice(), 0)})
+		list = append(list, element{set: inInet(set), key: concat(ep.Bridge, a.AsSlice(), 0)})
 		if ep.Masquerade {
-			list = append(list, element{masqueradeSet(a.Is4(), key), a.AsSlice()})
+			list = append(list, element{set: inInet(masqueradeSet(a.Is4(), key)), key: a.AsSlice()})
 		}
 	}
 	return list
 }
 
+// equal says that two are the same entry, whatever its data.
 func (e element) equal(other element) bool {
 	return e.set == other.set && bytes.Equal(e.key, other.key)
 }
@@ -131,16 +133,16 @@ func concat(bridge string, address []byte, pad int) []byte {
 func (e element) parse() (bridge string, addr netip.Addr, mac net.HardwareAddr, ok bool) {
 	rest := e.key
 	switch {
-	case e.set == pods4Set && len(rest) == pods4Len,
-		e.set == pods6Set && len(rest) == pods6Len,
-		e.set == portsSet && len(rest) == portsLen:
+	case e.set.name == pods4Set && len(rest) == pods4Len,
+		e.set.name == pods6Set && len(rest) == pods6Len,
+		e.set.name == portsSet && len(rest) == portsLen:
 		name, _, _ := bytes.Cut(rest[:ifnameLen], []byte{0})
 		bridge, rest = string(name), rest[ifnameLen:]
-	case isMasqueradeSet(e.set):
+	case isMasqueradeSet(e.set.name):
 	default:
 		return "", netip.Addr{}, nil, false
 	}
-	if e.set == portsSet {
+	if e.set.name == portsSet {
 		return bridge, netip.Addr{}, net.HardwareAddr(rest[:etherLen]), true
 	}
 	addr, ok = netip.AddrFromSlice(rest)
@@ -163,4 +165,7 @@ func (e element) keyText() string {
 }
 
 // String gives the key and the set.
-func (e element) String() string { return e.keyText() + " of set " + e.set }
+func (e element) String() string { return e.keyText() + " of set " + e.set.name }
+
+// dataText gives the data as nft prints it.
+func (e element) dataText() string { return fmt.Sprintf("0x%x", e.data) }

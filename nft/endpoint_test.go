@@ -40,18 +40,18 @@ func TestAddIsStrict(t *testing.T) {
 		want ConflictError
 	}{
 		{"the same again", first,
-			ConflictError{Set: "pods4", Key: "cbr0 . 10.22.0.5", Owner: "00000000001", Network: "podnet", Comment: "tombolo:1:00000000001:podnet"}},
+			ConflictError{Table: "inet tombolo", Set: "pods4", Key: "cbr0 . 10.22.0.5", Owner: "00000000001", Network: "podnet", Comment: "tombolo:1:00000000001:podnet"}},
 		{"another owner's IPv4 address", pod("00000000002", "10.22.0.5"),
-			ConflictError{Set: "pods4", Key: "cbr0 . 10.22.0.5", Owner: "00000000001", Network: "podnet", Comment: "tombolo:1:00000000001:podnet"}},
+			ConflictError{Table: "inet tombolo", Set: "pods4", Key: "cbr0 . 10.22.0.5", Owner: "00000000001", Network: "podnet", Comment: "tombolo:1:00000000001:podnet"}},
 		{"another owner's IPv6 address", pod("00000000002", "10.22.0.6", "fd00:22::5"),
-			ConflictError{Set: "pods6", Key: "cbr0 . fd00:22::5", Owner: "00000000001", Network: "podnet", Comment: "tombolo:1:00000000001:podnet"}},
+			ConflictError{Table: "inet tombolo", Set: "pods6", Key: "cbr0 . fd00:22::5", Owner: "00000000001", Network: "podnet", Comment: "tombolo:1:00000000001:podnet"}},
 		{"another network on the same bridge", Endpoint{Owner: "00000000002", Network: "lan", Bridge: "cbr0", Addrs: addrs("10.22.0.5")},
-			ConflictError{Set: "pods4", Key: "cbr0 . 10.22.0.5", Owner: "00000000001", Network: "podnet", Comment: "tombolo:1:00000000001:podnet"}},
+			ConflictError{Table: "inet tombolo", Set: "pods4", Key: "cbr0 . 10.22.0.5", Owner: "00000000001", Network: "podnet", Comment: "tombolo:1:00000000001:podnet"}},
 		{"the same network on another bridge",
 			Endpoint{Owner: "00000000002", Network: "podnet", Bridge: "cbr1", Addrs: addrs("10.22.0.5"), Masquerade: true},
-			ConflictError{Set: "masq4-podnet", Key: "10.22.0.5", Owner: "00000000001", Network: "podnet", Comment: "tombolo:1:00000000001:podnet"}},
+			ConflictError{Table: "inet tombolo", Set: "masq4-podnet", Key: "10.22.0.5", Owner: "00000000001", Network: "podnet", Comment: "tombolo:1:00000000001:podnet"}},
 		{"what someone added by hand", pod("00000000002", "10.22.9.9"),
-			ConflictError{Set: "pods4", Key: "cbr0 . 10.22.9.9", Comment: "by hand"}},
+			ConflictError{Table: "inet tombolo", Set: "pods4", Key: "cbr0 . 10.22.9.9", Comment: "by hand"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			err := c.Add(ctx, tc.ep)
@@ -71,9 +71,9 @@ func TestConflictNamesTheOwner(t *testing.T) {
 	t.Parallel()
 	for want, e := range map[string]ConflictError{
 		"add element cbr0 . 10.22.0.5 to set pods4 of table inet tombolo: it belongs to endpoint 00000000001 of network podnet": {
-			Set: "pods4", Key: "cbr0 . 10.22.0.5", Owner: "00000000001", Network: "podnet"},
+			Table: "inet tombolo", Set: "pods4", Key: "cbr0 . 10.22.0.5", Owner: "00000000001", Network: "podnet"},
 		`add element 10.22.0.5 to set masq4-x of table inet tombolo: it belongs to another program (comment "by hand")`: {
-			Set: "masq4-x", Key: "10.22.0.5", Comment: "by hand"},
+			Table: "inet tombolo", Set: "masq4-x", Key: "10.22.0.5", Comment: "by hand"},
 	} {
 		if got := e.Error(); got != want {
 			t.Errorf("got  %s\nwant %s", got, want)

@@ -18,7 +18,7 @@ type Outcome struct {
 }
 
 // Ensure builds what a network needs, or mends what is missing, different or does
-// not belong there: the table, the sets, the chains and all their rules, in one
+// not belong there: the tables, the sets, the chains and all their rules, in one
 // transaction. Elements of sets are left as they are where the set can stay, and so
 // are other networks. It is safe with any number of other programs at it at once.
 //
@@ -66,44 +66,51 @@ func (c *Conn) Ready(ctx context.Context, n Network) (bool, error) {
 
 // changes are what makes a ruleset of what is there.
 type changes struct {
-	table     bool // make or wake it
+	tables    []uint8 // make or wake them, by family
 	sets      []set
 	chains    []*chain
-	oldSets   []string // to be deleted, and most of them made anew
-	oldChains []string
+	oldSets   []place // to be deleted, and most of them made anew
+	oldChains []place
 }
 
-func (p *changes) nothing() bool { return !p.table && len(p.sets)+len(p.chains)+len(p.oldChains) == 0 }
+func (p *changes) nothing() bool {
+	return len(p.tables)+len(p.sets)+len(p.chains)+len(p.oldChains) == 0
+}
 
 // plan finds the changes. A chain is never mended, but made anew: so it is all as
 // it should be, and carries the comment that says so, which cannot be changed.
 func plan(want *ruleset, have *state) *changes {
-	p := &changes{table: have.table == nil || have.table.dormant()}
+	p := &changes{}
+	for _, family := range want.tables {
+		if t, ok := have.tables[family]; !ok || t.dormant() {
+			p.tables = append(p.tables, family)
+		}
+	}
 	for _, s := range want.sets {
-		got, ok := have.sets[s.name]
+		got, ok := have.sets[s.place]
 		if ok && s.matches(got) {
 			continue
 		}
 		p.sets = append(p.sets, s)
 		if ok {
-			p.oldSets = append(p.oldSets, s.name)
+			p.oldSets = append(p.oldSets, s.place)
 		}
 	}
 	for i := range want.chains {
 		ch := &want.chains[i]
-		got, ok := have.chains[ch.name]
+		got, ok := have.chains[ch.place]
 		// Rules hold on to the sets that they look into.
 		if ok && ch.matches(got) && have.hasRules(ch) && len(p.oldSets) == 0 {
 			continue
 		}
 		p.chains = append(p.chains, ch)
 		if ok {
-			p.oldChains = append(p.oldChains, ch.name)
+			p.oldChains = append(p.oldChains, ch.place)
 		}
 	}
-	for _, name := range want.gone {
-		if have.hasChain(name) {
-			p.oldChains = append(p.oldChains, name)
+	for _, at := range want.gone {
+		if have.hasChain(at) {
+			p.oldChains = append(p.oldChains, at)
 		}
 	}
 	return p
@@ -112,12 +119,14 @@ func plan(want *ruleset, have *state) *changes {
 // transaction makes the changes to what was seen in a state.
 func (p *changes) transaction(seen *state) *transaction {
 	t := begin(&seen.generation)
-	t.newTable()
-	for _, name := range p.oldChains {
-		t.delChain(name)
+	for _, family := range p.tables {
+		t.newTable(family)
 	}
-	for _, name := range p.oldSets {
-		t.delSet(name)
+	for _, at := range p.oldChains {
+		t.delChain(at)
+	}
+	for _, at := range p.oldSets {
+		t.delSet(at)
 	}
 	for i, s := range p.sets {
 		t.newSet(s, uint32(i+1))
@@ -125,7 +134,7 @@ func (p *changes) transaction(seen *state) *transaction {
 	for _, ch := range p.chains {
 		t.newChain(ch)
 		for _, r := range ch.rules {
-			t.newRule(ch.name, r)
+			t.newRule(ch.place, r)
 		}
 	}
 	return t

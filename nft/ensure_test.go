@@ -105,7 +105,7 @@ var damages = []struct {
 		name: "a map in place of a set", unready: true, emptied: true,
 		do: "flush table inet tombolo; delete set inet tombolo masq6-podnet; " +
 			"add map inet tombolo masq6-podnet { type ipv6_addr : verdict; }",
-		found: []string{"set masq6-podnet of table inet tombolo: type is key type 0x8 of 16 bytes with flags 0x8, should be key type 0x8 of 16 bytes with flags 0x0"},
+		found: []string{"set masq6-podnet of table inet tombolo: type is key type 0x8 of 16 bytes with flags 0x8 to data type 0xffffff00 of 16 bytes, should be key type 0x8 of 16 bytes with flags 0x0"},
 	}, {
 		name: "a deleted element", do: "delete element inet tombolo pods4 { cbr0 . 10.22.0.5 }", lost: true,
 		found: []string{"set pods4 of table inet tombolo: element cbr0 . 10.22.0.5 is missing"},

@@ -10,9 +10,9 @@ import (
 // ConflictError says that an element which an endpoint needs is there already. It
 // matches fs.ErrExist.
 type ConflictError struct {
-	// Set and Key are the element's, as nft prints them: "pods4" and
-	// "cbr0 . 10.22.0.5".
-	Set, Key string
+	// Table, Set and Key are the element's, as nft prints them: "inet tombolo",
+	// "pods4" and "cbr0 . 10.22.0.5".
+	Table, Set, Key string
 	// Owner and Network are those of the endpoint that has it. The owner may be the
 	// one that was to be added. Both are empty if the element is not ours.
 	Owner   Owner
@@ -27,7 +27,7 @@ func (e *ConflictError) Error() string {
 	if e.Owner == "" {
 		whose = fmt.Sprintf("another program (comment %q)", e.Comment)
 	}
-	return fmt.Sprintf("add element %s to set %s of table inet %s: it belongs to %s", e.Key, e.Set, tableName, whose)
+	return fmt.Sprintf("add element %s to set %s of table %s: it belongs to %s", e.Key, e.Set, e.Table, whose)
 }
 
 // Is makes it match fs.ErrExist and EEXIST.
@@ -35,5 +35,5 @@ func (e *ConflictError) Is(target error) bool { return target == fs.ErrExist || 
 
 func newConflict(el elementState) *ConflictError {
 	owner, network, _ := el.owner()
-	return &ConflictError{Set: el.set, Key: el.keyText(), Owner: owner, Network: network, Comment: el.comment}
+	return &ConflictError{Table: el.set.table().String(), Set: el.set.name, Key: el.keyText(), Owner: owner, Network: network, Comment: el.comment}
 }

@@ -17,7 +17,7 @@ import (
 func FuzzElements(f *testing.F) {
 	f.Add(nltest.Encode(func(e *nl.Encoder) { elementBody(e, elementsOf(pod("00000000001", "10.22.0.5"))[0].element, "x") }))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		list, err := decodeElements(b)
+		list, err := decodeElements(unix.NFPROTO_INET, b)
 		if err != nil {
 			return
 		}
@@ -34,7 +34,7 @@ func FuzzElements(f *testing.F) {
 				if key := ep.elements()[0].key; !bytes.HasPrefix(el.key, []byte(bridge)) || !bytes.Equal(key[ifnameLen:ifnameLen+etherLen], mac) {
 					t.Errorf("key %x was understood as %s, %s", el.key, bridge, mac)
 				}
-			case !isMasqueradeSet(el.set):
+			case !isMasqueradeSet(el.set.name):
 				ep := Endpoint{Bridge: bridge, Addrs: []netip.Addr{addr}}
 				if key := ep.elements()[0].key; !bytes.HasSuffix(el.key, key[ifnameLen:]) {
 					t.Errorf("key %x was understood as %s, %s", el.key, bridge, addr)
@@ -67,14 +67,16 @@ func FuzzChain(f *testing.F) {
 		if err != nil {
 			return
 		}
-		st := &state{table: &tableState{}, chains: map[string]chainState{ch.name: ch}}
 		n := podnet()
 		rs, err := on(nil, 0).ruleset(&n)
 		if err != nil {
 			t.Fatal(err)
 		}
+		st := newState(rs)
+		st.tables[unix.NFPROTO_INET] = tableState{}
+		st.chains[inInet(ch.name)] = ch
 		if st.looksRight(rs) {
-			t.Error("one chain was taken for three")
+			t.Error("one chain was taken for all")
 		}
 		rs.differences(st)
 		plan(rs, st)

@@ -9,6 +9,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // Endpoints lists what the kernel has of a network's endpoints, or with "" of all
@@ -79,44 +81,55 @@ func (ep *Endpoint) note(el *elementState) {
 	if addr.IsValid() && !slices.Contains(ep.Addrs, addr) {
 		ep.Addrs = append(ep.Addrs, addr)
 	}
-	ep.Masquerade = ep.Masquerade || isMasqueradeSet(el.set)
+	ep.Masquerade = ep.Masquerade || isMasqueradeSet(el.set.name)
 }
 
 // elements lists all elements of our sets.
 func (c *Conn) elements(ctx context.Context) ([]elementState, error) {
 	var all []elementState
 	err := retry(ctx, func() error {
-		sets, err := c.setNames()
-		if err == nil {
-			all, err = c.elementsOf(sets)
+		all = nil
+		for _, family := range ourFamilies() {
+			sets, err := c.setNames(family)
+			if err != nil {
+				return err
+			}
+			list, err := c.elementsOf(sets)
+			if err != nil {
+				return err
+			}
+			all = append(all, list...)
 		}
-		return err
+		return nil
 	})
 	return all, err
 }
 
-// setNames lists the sets of our table, of which there may be none.
-func (c *Conn) setNames() ([]string, error) {
-	var names []string
-	err := c.dumpSets(func(data []byte) error {
-		s, err := decodeSet(data)
-		names = append(names, s.name)
+// ourFamilies are those of the tables that we may have.
+func ourFamilies() [2]uint8 { return [...]uint8{unix.NFPROTO_INET, unix.NFPROTO_BRIDGE} }
+
+// setNames lists the sets of our table of a family, of which there may be none.
+func (c *Conn) setNames(family uint8) ([]place, error) {
+	var sets []place
+	err := c.dumpSets(family, func(data []byte) error {
+		name, _, err := decodeSet(data)
+		sets = append(sets, place{family, name})
 		return err
 	})
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
-	return names, err
+	return sets, err
 }
 
 // elementsOf lists the elements of those sets that are ours; others may be anything.
-func (c *Conn) elementsOf(sets []string) ([]elementState, error) {
+func (c *Conn) elementsOf(sets []place) ([]elementState, error) {
 	var all []elementState
-	for _, name := range sets {
-		if !isOurSet(name) {
+	for _, at := range sets {
+		if !isOurSet(at) {
 			continue
 		}
-		list, err := c.elementsOfSet(name)
+		list, err := c.elementsOfSet(at)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
 		}
@@ -128,10 +141,10 @@ func (c *Conn) elementsOf(sets []string) ([]elementState, error) {
 // elementsOfSet lists a set's elements by key. While the kernel grows or shrinks a
 // set's hash table, which it does in the background, a listing may show elements
 // twice and lack as many others, and does not say so. It is errOvertaken then.
-func (c *Conn) elementsOfSet(name string) ([]elementState, error) {
+func (c *Conn) elementsOfSet(set place) ([]elementState, error) {
 	var list []elementState
-	err := c.dumpElements(name, func(data []byte) error {
-		part, err := decodeElements(data)
+	err := c.dumpElements(set, func(data []byte) error {
+		part, err := decodeElements(set.family, data)
 		list = append(list, part...)
 		return err
 	})
@@ -147,6 +160,10 @@ func (c *Conn) elementsOfSet(name string) ([]elementState, error) {
 	return list, nil
 }
 
-func isOurSet(name string) bool {
-	return name == pods4Set || name == pods6Set || name == portsSet || isMasqueradeSet(name)
+// isOurSet says whether a set holds elements that carry their owners' names.
+func isOurSet(at place) bool {
+	if isMasqueradeSet(at.name) {
+		return at.family == unix.NFPROTO_INET
+	}
+	return slices.ContainsFunc(sharedSets(), func(s set) bool { return s.place == at })
 }

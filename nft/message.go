@@ -3,20 +3,51 @@ package nft
 import (
 	"encoding/binary"
 	"fmt"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// label names an object in errors, by its kind and its name.
-type label struct{ kind, name string }
-
-func (l label) String() string {
-	return fmt.Sprintf("%s %s of table inet %s", l.kind, l.name, tableName)
+// place is where a chain or a set is: its name in our table of a family.
+type place struct {
+	family uint8 // unix.NFPROTO_*
+	name   string
 }
 
-const table = nl.Name("inet " + tableName)
+func inInet(name string) place   { return place{unix.NFPROTO_INET, name} }
+func inBridge(name string) place { return place{unix.NFPROTO_BRIDGE, name} }
+
+// table is one of our tables, as errors name it.
+func table(family uint8) nl.Name { return nl.Name(familyName(family) + " " + tableName) }
+
+func (p place) table() nl.Name { return table(p.family) }
+
+func familyName(family uint8) string {
+	switch family {
+	case unix.NFPROTO_INET:
+		return "inet"
+	case unix.NFPROTO_BRIDGE:
+		return "bridge"
+	case unix.NFPROTO_IPV4:
+		return "ip"
+	case unix.NFPROTO_IPV6:
+		return "ip6"
+	}
+	return strconv.Itoa(int(family))
+}
+
+// label names an object in errors, by its kind and its place.
+type label struct {
+	kind string
+	place
+}
+
+func (l label) String() string { return l.kind + " " + l.name + " of table " + l.table().String() }
+
+// nfTables is what a transaction as a whole is about.
+const nfTables = nl.Name("nf_tables")
 
 // messageType gives the netlink message type of an NFT_MSG_*.
 func messageType(msg uint16) uint16 { return unix.NFNL_SUBSYS_NFTABLES<<8 | msg }
@@ -36,7 +67,7 @@ type transaction struct{ b nl.Batch }
 // anything of this namespace's nf_tables has changed since: see Conn.settle.
 func begin(generation *uint32) *transaction {
 	t := new(transaction)
-	t.b.Silent("change", table, unix.NFNL_MSG_BATCH_BEGIN, 0, func(e *nl.Encoder) {
+	t.b.Silent("change", nfTables, unix.NFNL_MSG_BATCH_BEGIN, 0, func(e *nl.Encoder) {
 		header(e, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES)
 		if generation != nil {
 			e.Uint32BE(unix.NFNL_BATCH_GENID, *generation)
@@ -51,9 +82,9 @@ func (t *transaction) empty() bool { return t.b.Len() == 1 }
 // add appends a change. One acknowledgement is enough to know that the kernel has
 // worked through all, and one for each would overflow the socket's buffer; Linux
 // before 6.10 gives none for the message that ends a transaction.
-func (t *transaction) add(op string, obj fmt.Stringer, msg, flags uint16, body func(*nl.Encoder)) {
+func (t *transaction) add(op string, obj fmt.Stringer, family uint8, msg, flags uint16, body func(*nl.Encoder)) {
 	full := func(e *nl.Encoder) {
-		header(e, unix.NFPROTO_INET, 0)
+		header(e, family, 0)
 		body(e)
 	}
 	if t.empty() {
@@ -64,7 +95,7 @@ func (t *transaction) add(op string, obj fmt.Stringer, msg, flags uint16, body f
 }
 
 func (t *transaction) end() {
-	t.b.Silent("change", table, unix.NFNL_MSG_BATCH_END, 0, func(e *nl.Encoder) {
+	t.b.Silent("change", nfTables, unix.NFNL_MSG_BATCH_END, 0, func(e *nl.Encoder) {
 		header(e, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES)
 	})
 }
@@ -79,17 +110,17 @@ func (c *Conn) commit(t *transaction) error {
 	return c.nl.Execute(&t.b)
 }
 
-// newTable makes the table, or wakes one that was made dormant.
-func (t *transaction) newTable() {
-	t.add("add table", table, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, func(e *nl.Encoder) {
+// newTable makes a table, or wakes one that was made dormant.
+func (t *transaction) newTable(family uint8) {
+	t.add("add table", table(family), family, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, func(e *nl.Encoder) {
 		e.String(unix.NFTA_TABLE_NAME, tableName)
 		e.Uint32BE(unix.NFTA_TABLE_FLAGS, 0)
 	})
 }
 
-// delTable deletes the table and all that is in it.
-func (t *transaction) delTable() {
-	t.add("delete table", table, unix.NFT_MSG_DELTABLE, 0, func(e *nl.Encoder) {
+// delTable deletes a table and all that is in it.
+func (t *transaction) delTable(family uint8) {
+	t.add("delete table", table(family), family, unix.NFT_MSG_DELTABLE, 0, func(e *nl.Encoder) {
 		e.String(unix.NFTA_TABLE_NAME, tableName)
 	})
 }
@@ -97,41 +128,53 @@ func (t *transaction) delTable() {
 // newSet makes a set, exclusively: one with other keys must not pass for it. The
 // id is any number that no other set of the transaction has.
 func (t *transaction) newSet(s set, id uint32) {
-	t.add("add", label{"set", s.name}, unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(e *nl.Encoder) {
+	t.add("add", label{"set", s.place}, s.family, unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(e *nl.Encoder) {
 		e.String(unix.NFTA_SET_TABLE, tableName)
 		e.String(unix.NFTA_SET_NAME, s.name)
-		e.Uint32BE(unix.NFTA_SET_FLAGS, 0)
+		e.Uint32BE(unix.NFTA_SET_FLAGS, s.flags())
 		e.Uint32BE(unix.NFTA_SET_KEY_TYPE, s.keyType)
 		e.Uint32BE(unix.NFTA_SET_KEY_LEN, s.keyLen)
+		if s.dataLen > 0 {
+			e.Uint32BE(unix.NFTA_SET_DATA_TYPE, s.dataType)
+			e.Uint32BE(unix.NFTA_SET_DATA_LEN, s.dataLen)
+		}
 		e.Uint32BE(unix.NFTA_SET_ID, id)
 		e.Bytes(unix.NFTA_SET_USERDATA, s.userdata())
 	})
 }
 
-// userdata tells nft the byte order of keys, without which it would print single
-// addresses backwards.
+// userdata tells nft the byte order of keys and of data, without which it would
+// print single addresses backwards.
 func (s set) userdata() []byte {
-	const keyByteOrder, bigEndian, ofEachPart = 0, 2, 0 // NFTNL_UDATA_SET_KEYBYTEORDER
-	order := uint32(bigEndian)
-	if s.keyType >= 1<<typeBits {
-		order = ofEachPart
+	const ofKey, ofData = 0, 1         // NFTNL_UDATA_SET_KEYBYTEORDER, _DATABYTEORDER
+	const bigEndian, ofEachPart = 2, 0 // BYTEORDER_BIG_ENDIAN, and none for a concatenation
+	order := func(b []byte, of byte, typ uint32) []byte {
+		order := uint32(bigEndian)
+		if typ >= 1<<typeBits {
+			order = ofEachPart
+		}
+		return binary.NativeEndian.AppendUint32(append(b, of, 4), order)
 	}
-	return binary.NativeEndian.AppendUint32([]byte{keyByteOrder, 4}, order)
+	b := order(nil, ofKey, s.keyType)
+	if s.dataLen > 0 {
+		b = order(b, ofData, s.dataType)
+	}
+	return b
 }
 
 // delSet deletes a set with its elements; the kernel refuses it (EBUSY) while a
 // rule looks into the set.
-func (t *transaction) delSet(name string) {
-	t.add("delete", label{"set", name}, unix.NFT_MSG_DELSET, 0, func(e *nl.Encoder) {
+func (t *transaction) delSet(p place) {
+	t.add("delete", label{"set", p}, p.family, unix.NFT_MSG_DELSET, 0, func(e *nl.Encoder) {
 		e.String(unix.NFTA_SET_TABLE, tableName)
-		e.String(unix.NFTA_SET_NAME, name)
+		e.String(unix.NFTA_SET_NAME, p.name)
 	})
 }
 
 // newChain makes a base chain. Its userdata can only be given here: the kernel
 // passes over them when a chain is changed.
 func (t *transaction) newChain(ch *chain) {
-	t.add("add", label{"chain", ch.name}, unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(e *nl.Encoder) {
+	t.add("add", label{"chain", ch.place}, ch.family, unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(e *nl.Encoder) {
 		e.String(unix.NFTA_CHAIN_TABLE, tableName)
 		e.String(unix.NFTA_CHAIN_NAME, ch.name)
 		e.Nest(unix.NFTA_CHAIN_HOOK, func(e *nl.Encoder) {
@@ -151,19 +194,19 @@ const (
 
 // delChain deletes a chain and its rules. A transaction may make one of the same
 // name: packets see either the old one or the new one.
-func (t *transaction) delChain(name string) {
-	t.add("delete", label{"chain", name}, unix.NFT_MSG_DELCHAIN, 0, func(e *nl.Encoder) {
+func (t *transaction) delChain(p place) {
+	t.add("delete", label{"chain", p}, p.family, unix.NFT_MSG_DELCHAIN, 0, func(e *nl.Encoder) {
 		e.String(unix.NFTA_CHAIN_TABLE, tableName)
-		e.String(unix.NFTA_CHAIN_NAME, name)
+		e.String(unix.NFTA_CHAIN_NAME, p.name)
 	})
 }
 
 // newRule appends a rule to a chain.
-func (t *transaction) newRule(chainName string, r rule) {
+func (t *transaction) newRule(chain place, r rule) {
 	op := fmt.Sprintf("add rule %q to", r.comment)
-	t.add(op, label{"chain", chainName}, unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, func(e *nl.Encoder) {
+	t.add(op, label{"chain", chain}, chain.family, unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, func(e *nl.Encoder) {
 		e.String(unix.NFTA_RULE_TABLE, tableName)
-		e.String(unix.NFTA_RULE_CHAIN, chainName)
+		e.String(unix.NFTA_RULE_CHAIN, chain.name)
 		e.Nest(unix.NFTA_RULE_EXPRESSIONS, func(e *nl.Encoder) { r.write(expressions{e}) })
 		e.Bytes(unix.NFTA_RULE_USERDATA, encodeComment(r.comment))
 	})
@@ -172,15 +215,15 @@ func (t *transaction) newRule(chainName string, r rule) {
 // newElement adds an element exclusively: without NLM_F_EXCL the kernel takes one
 // that is there for a success and keeps its comment, so that it stays another's.
 func (t *transaction) newElement(el element, comment string) {
-	t.add("add element", el, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(e *nl.Encoder) {
+	t.add("add element", el, el.set.family, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(e *nl.Encoder) {
 		elementBody(e, el, comment)
 	})
 }
 
 // delElement deletes an element by its key, whoever's it is.
 func (t *transaction) delElement(el element) {
-	t.add("delete element", el, unix.NFT_MSG_DELSETELEM, 0, func(e *nl.Encoder) {
-		elementBody(e, el, "")
+	t.add("delete element", el, el.set.family, unix.NFT_MSG_DELSETELEM, 0, func(e *nl.Encoder) {
+		elementBody(e, element{set: el.set, key: el.key}, "")
 	})
 }
 
@@ -188,10 +231,13 @@ func (t *transaction) delElement(el element) {
 // deleted.
 func elementBody(e *nl.Encoder, el element, comment string) {
 	e.String(unix.NFTA_SET_ELEM_LIST_TABLE, tableName)
-	e.String(unix.NFTA_SET_ELEM_LIST_SET, el.set)
+	e.String(unix.NFTA_SET_ELEM_LIST_SET, el.set.name)
 	e.Nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func(e *nl.Encoder) {
 		e.Nest(unix.NFTA_LIST_ELEM, func(e *nl.Encoder) {
 			value(e, unix.NFTA_SET_ELEM_KEY, el.key)
+			if len(el.data) > 0 {
+				value(e, unix.NFTA_SET_ELEM_DATA, el.data)
+			}
 			if comment != "" {
 				e.Bytes(unix.NFTA_SET_ELEM_USERDATA, encodeComment(comment))
 			}
@@ -199,11 +245,11 @@ func elementBody(e *nl.Encoder, el element, comment string) {
 	})
 }
 
-// get appends a request for one object of the table, which is answered by ENOENT
-// where it is not there.
-func get(b *nl.Batch, obj fmt.Stringer, msg uint16, body func(*nl.Encoder), reply func([]byte) error) {
+// get appends a request for one object of our table of a family, which is answered
+// by ENOENT where it is not there.
+func get(b *nl.Batch, obj fmt.Stringer, family uint8, msg uint16, body func(*nl.Encoder), reply func([]byte) error) {
 	b.Get("get", obj, messageType(msg), 0, func(e *nl.Encoder) {
-		header(e, unix.NFPROTO_INET, 0)
+		header(e, family, 0)
 		body(e)
 	}, func(m nl.Message) error { return replyBody(m, reply) })
 }
@@ -245,59 +291,61 @@ func (c *Conn) unchanged(generation uint32) error {
 	return c.nl.Execute(&t.b)
 }
 
-func getTable(b *nl.Batch, reply func([]byte) error) {
-	get(b, table, unix.NFT_MSG_GETTABLE, func(e *nl.Encoder) {
+func getTable(b *nl.Batch, family uint8, reply func([]byte) error) {
+	get(b, table(family), family, unix.NFT_MSG_GETTABLE, func(e *nl.Encoder) {
 		e.String(unix.NFTA_TABLE_NAME, tableName)
 	}, reply)
 }
 
-func getChain(b *nl.Batch, name string, reply func([]byte) error) {
-	get(b, label{"chain", name}, unix.NFT_MSG_GETCHAIN, func(e *nl.Encoder) {
+func getChain(b *nl.Batch, p place, reply func([]byte) error) {
+	get(b, label{"chain", p}, p.family, unix.NFT_MSG_GETCHAIN, func(e *nl.Encoder) {
 		e.String(unix.NFTA_CHAIN_TABLE, tableName)
-		e.String(unix.NFTA_CHAIN_NAME, name)
+		e.String(unix.NFTA_CHAIN_NAME, p.name)
 	}, reply)
 }
 
-func getSet(b *nl.Batch, name string, reply func([]byte) error) {
-	get(b, label{"set", name}, unix.NFT_MSG_GETSET, func(e *nl.Encoder) {
+func getSet(b *nl.Batch, p place, reply func([]byte) error) {
+	get(b, label{"set", p}, p.family, unix.NFT_MSG_GETSET, func(e *nl.Encoder) {
 		e.String(unix.NFTA_SET_TABLE, tableName)
-		e.String(unix.NFTA_SET_NAME, name)
+		e.String(unix.NFTA_SET_NAME, p.name)
 	}, reply)
 }
 
 func getElement(b *nl.Batch, el element, reply func([]byte) error) {
-	get(b, el, unix.NFT_MSG_GETSETELEM, func(e *nl.Encoder) { elementBody(e, el, "") }, reply)
+	get(b, el, el.set.family, unix.NFT_MSG_GETSETELEM, func(e *nl.Encoder) {
+		elementBody(e, element{set: el.set, key: el.key}, "")
+	}, reply)
 }
 
-// The listings below are of our table alone, but for that of chains, which the
-// kernel does not narrow down to a table.
+// The listings below are of our table of a family alone, but for that of chains,
+// which the kernel does not narrow down to a table.
 
-func (c *Conn) dumpChains(each func([]byte) error) error {
-	return c.dump("list chains", unix.NFT_MSG_GETCHAIN, func(*nl.Encoder) {}, each)
+func (c *Conn) dumpChains(family uint8, each func([]byte) error) error {
+	return c.dump("list chains", family, unix.NFT_MSG_GETCHAIN, func(*nl.Encoder) {}, each)
 }
 
-func (c *Conn) dumpSets(each func([]byte) error) error {
-	return c.dump("list sets", unix.NFT_MSG_GETSET, func(e *nl.Encoder) {
+func (c *Conn) dumpSets(family uint8, each func([]byte) error) error {
+	return c.dump("list sets", family, unix.NFT_MSG_GETSET, func(e *nl.Encoder) {
 		e.String(unix.NFTA_SET_TABLE, tableName)
 	}, each)
 }
 
-func (c *Conn) dumpElements(set string, each func([]byte) error) error {
-	return c.dump("list elements of set "+set, unix.NFT_MSG_GETSETELEM, func(e *nl.Encoder) {
+func (c *Conn) dumpElements(set place, each func([]byte) error) error {
+	return c.dump("list elements of set "+set.name, set.family, unix.NFT_MSG_GETSETELEM, func(e *nl.Encoder) {
 		e.String(unix.NFTA_SET_ELEM_LIST_TABLE, tableName)
-		e.String(unix.NFTA_SET_ELEM_LIST_SET, set)
+		e.String(unix.NFTA_SET_ELEM_LIST_SET, set.name)
 	}, each)
 }
 
-func (c *Conn) dumpRules(each func([]byte) error) error {
-	return c.dump("list rules", unix.NFT_MSG_GETRULE, func(e *nl.Encoder) {
+func (c *Conn) dumpRules(family uint8, each func([]byte) error) error {
+	return c.dump("list rules", family, unix.NFT_MSG_GETRULE, func(e *nl.Encoder) {
 		e.String(unix.NFTA_RULE_TABLE, tableName)
 	}, each)
 }
 
-func (c *Conn) dump(op string, msg uint16, body func(*nl.Encoder), each func([]byte) error) error {
+func (c *Conn) dump(op string, family uint8, msg uint16, body func(*nl.Encoder), each func([]byte) error) error {
 	return c.nl.Dump(op, messageType(msg), func(e *nl.Encoder) {
-		header(e, unix.NFPROTO_INET, 0)
+		header(e, family, 0)
 		body(e)
 	}, func(m nl.Message) error { return replyBody(m, each) })
 }

@@ -112,75 +112,95 @@ func (c *Conn) RemoveNetwork(ctx context.Context, name string) error {
 		return err
 	}
 	return retry(ctx, func() error {
-		inv, err := c.inventory()
-		if err != nil || !inv.table {
+		generation, err := c.settle()
+		if err != nil {
 			return err
 		}
-		t := begin(&inv.generation)
-		if !inv.inUse(key) {
-			t.delTable()
-			return c.commit(t)
-		}
-		for _, name := range inv.chains {
-			if name == masqueradePrefix+key {
-				t.delChain(name)
+		t := begin(&generation)
+		for _, family := range ourFamilies() {
+			inv, err := c.inventory(family)
+			if err != nil {
+				return err
 			}
-		}
-		for _, name := range inv.sets {
-			if name == masqueradeSet(true, key) || name == masqueradeSet(false, key) {
-				t.delSet(name)
-			}
+			inv.removeNetwork(t, key)
 		}
 		return explainBusy(c.commit(t))
 	})
 }
 
-// inventory is what our table has in it.
+// inventory is what our table of a family has in it.
 type inventory struct {
-	generation uint32
-	table      bool
-	chains     []string
-	sets       []string
-	elements   []elementState
+	family   uint8
+	table    bool
+	chains   []place
+	sets     []place
+	elements []elementState
 }
 
-// inventory looks up all there is, in several listings. A transaction with its
-// generation is refused if they do not fit together.
-func (c *Conn) inventory() (*inventory, error) {
-	generation, err := c.settle()
-	if err != nil {
-		return nil, err
-	}
-	inv := &inventory{generation: generation}
+// inventory looks up all there is, in several listings. A transaction with a
+// generation from before them is refused if they do not fit together.
+func (c *Conn) inventory(family uint8) (*inventory, error) {
+	inv := &inventory{family: family}
 	var b nl.Batch
-	getTable(&b, func([]byte) error { inv.table = true; return nil })
+	getTable(&b, family, func([]byte) error { inv.table = true; return nil })
 	if err := c.execute(&b); err != nil || !inv.table {
 		return inv, err
 	}
-	err = c.dumpChains(func(data []byte) error {
+	err := c.dumpChains(family, func(data []byte) error {
 		ch, err := decodeChain(data)
 		if ch.table == tableName {
-			inv.chains = append(inv.chains, ch.name)
+			inv.chains = append(inv.chains, place{family, ch.name})
 		}
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	if inv.sets, err = c.setNames(); err != nil {
+	if inv.sets, err = c.setNames(family); err != nil {
 		return nil, err
 	}
 	inv.elements, err = c.elementsOf(inv.sets)
 	return inv, err
 }
 
+// removeNetwork deletes what a network has in the table, and with the last one the
+// table itself.
+func (inv *inventory) removeNetwork(t *transaction, key string) {
+	switch {
+	case !inv.table:
+		return
+	case !inv.inUse(key):
+		t.delTable(inv.family)
+		return
+	}
+	for _, at := range inv.chains {
+		if networkOf(at.name) == key {
+			t.delChain(at)
+		}
+	}
+	for _, at := range inv.sets {
+		if networkOf(at.name) == key {
+			t.delSet(at)
+		}
+	}
+}
+
 // inUse says that something of another network than that of a key is there.
 func (inv *inventory) inUse(key string) bool {
-	other := func(prefix string) func(string) bool {
-		return func(name string) bool { return strings.HasPrefix(name, prefix) && name != prefix+key }
+	other := func(at place) bool {
+		owner := networkOf(at.name)
+		return owner != "" && owner != key
 	}
-	return len(inv.elements) > 0 ||
-		slices.ContainsFunc(inv.chains, other(masqueradePrefix)) ||
-		slices.ContainsFunc(inv.sets, other(masquerade4Prefix)) ||
-		slices.ContainsFunc(inv.sets, other(masquerade6Prefix))
+	return len(inv.elements) > 0 || slices.ContainsFunc(inv.chains, other) || slices.ContainsFunc(inv.sets, other)
+}
+
+// networkOf gives the key of the network that a chain or a set belongs to, "" if
+// all share it.
+func networkOf(name string) string {
+	for _, prefix := range []string{masqueradePrefix, masquerade4Prefix, masquerade6Prefix} {
+		if key, ok := strings.CutPrefix(name, prefix); ok {
+			return key
+		}
+	}
+	return ""
 }

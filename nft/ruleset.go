@@ -41,23 +41,38 @@ func isMasqueradeSet(name string) bool {
 
 // ruleset is what there should be: what all networks share, and one network's own.
 type ruleset struct {
+	tables []uint8 // by their families
 	sets   []set
 	chains []chain
 	// gone are chains that should not be there.
-	gone []string
+	gone []place
 }
 
-// set is a plain hash set. It has no time-outs, intervals or verdicts: those make
-// adding an element slower with each that is there.
+// set is a plain hash set, or a map. It has no time-outs, intervals or verdicts:
+// those make adding an element slower with each that is there.
 type set struct {
-	name    string
-	keyType uint32 // nft's number of the type, six bits for each part of a concatenation
-	keyLen  uint32 // bytes
+	place
+	keyType  uint32 // nft's number of the type, six bits for each part of a concatenation
+	keyLen   uint32 // bytes
+	dataType uint32 // of a map
+	dataLen  uint32 // 0: it is no map
+}
+
+func (s set) flags() uint32 {
+	if s.dataLen > 0 {
+		return unix.NFT_SET_MAP
+	}
+	return 0
+}
+
+// state is what the kernel tells of such a set.
+func (s set) state() setState {
+	return setState{s.flags(), s.keyType, s.keyLen, s.dataType, s.dataLen}
 }
 
 // chain is a base chain: the kernel calls it, whatever other tables do.
 type chain struct {
-	name     string
+	place
 	kind     string // "filter" or "nat"
 	hook     uint32 // unix.NF_INET_*
 	priority int32
@@ -103,9 +118,9 @@ const (
 // sharedSets are what rules of all networks look into.
 func sharedSets() []set {
 	return []set{
-		{pods4Set, typeIfname<<typeBits | typeIPv4, pods4Len},
-		{pods6Set, typeIfname<<typeBits | typeIPv6, pods6Len},
-		{portsSet, typeIfname<<typeBits | typeEther, portsLen},
+		{place: inInet(pods4Set), keyType: typeIfname<<typeBits | typeIPv4, keyLen: pods4Len},
+		{place: inInet(pods6Set), keyType: typeIfname<<typeBits | typeIPv6, keyLen: pods6Len},
+		{place: inInet(portsSet), keyType: typeIfname<<typeBits | typeEther, keyLen: portsLen},
 	}
 }
 
@@ -114,16 +129,16 @@ func (c *Conn) ruleset(n *Network) (*ruleset, error) {
 	if err := n.check(); err != nil {
 		return nil, err
 	}
-	rs := &ruleset{sets: sharedSets(), chains: []chain{forward(c.mark), unmark(c.mark)}}
+	rs := &ruleset{tables: []uint8{unix.NFPROTO_INET}, sets: sharedSets(), chains: []chain{forward(c.mark), unmark(c.mark)}}
 	key := networkKey(n.Name)
 	if n.Masquerade {
 		rs.sets = append(rs.sets,
-			set{masqueradeSet(true, key), typeIPv4, addr4Len},
-			set{masqueradeSet(false, key), typeIPv6, addr6Len})
+			set{place: inInet(masqueradeSet(true, key)), keyType: typeIPv4, keyLen: addr4Len},
+			set{place: inInet(masqueradeSet(false, key)), keyType: typeIPv6, keyLen: addr6Len})
 		rs.chains = append(rs.chains, masquerade(n, key))
 	} else {
 		// The sets may stay: what is in them belongs to endpoints, not to rules.
-		rs.gone = append(rs.gone, masqueradePrefix+key)
+		rs.gone = append(rs.gone, inInet(masqueradePrefix+key))
 	}
 	return rs, nil
 }
@@ -143,7 +158,7 @@ func forward(mark uint32) chain {
 		linkSrc  = 6
 	)
 	ch := chain{
-		name: forwardChain, kind: "filter", hook: unix.NF_INET_FORWARD, priority: priorityBeforeFilter,
+		place: inInet(forwardChain), kind: "filter", hook: unix.NF_INET_FORWARD, priority: priorityBeforeFilter,
 		settings: markSettings(mark),
 	}
 	// A bit that another program set would admit what was never looked at here.
@@ -185,7 +200,7 @@ func forward(mark uint32) chain {
 // unmark keeps the bit from what comes after the firewall.
 func unmark(mark uint32) chain {
 	ch := chain{
-		name: unmarkChain, kind: "filter", hook: unix.NF_INET_POST_ROUTING, priority: priorityLast,
+		place: inInet(unmarkChain), kind: "filter", hook: unix.NF_INET_POST_ROUTING, priority: priorityLast,
 		settings: markSettings(mark),
 	}
 	ch.add("clear the mark bit", func(x expressions) { x.clearMark(mark) })
@@ -197,7 +212,7 @@ func markSettings(mark uint32) string { return "mark 0x" + strconv.FormatUint(ui
 // masquerade is a base chain of the network's own, so that networks never touch
 // each other's rules.
 func masquerade(n *Network, key string) chain {
-	ch := chain{name: masqueradePrefix + key, kind: "nat", hook: unix.NF_INET_POST_ROUTING, priority: prioritySourceNAT}
+	ch := chain{place: inInet(masqueradePrefix + key), kind: "nat", hook: unix.NF_INET_POST_ROUTING, priority: prioritySourceNAT}
 	settings := fnv.New32a()
 	for _, f := range families() {
 		exempt := n.exempt(f.is4())

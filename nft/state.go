@@ -14,38 +14,47 @@ import (
 // the ruleset names, and not the elements.
 type state struct {
 	generation uint32
-	table      *tableState // nil: there is none
-	chains     map[string]chainState
-	sets       map[string]setState
-	rules      map[string][]string // the comments of the rules of each chain, in their order
+	tables     map[uint8]tableState // by family; those that are there
+	chains     map[place]chainState
+	sets       map[place]setState
+	rules      map[place][]string // the comments of the rules of each chain, in their order
 }
 
-// outline looks up the table and the chains that a ruleset names, by single gets.
+func newState(rs *ruleset) *state {
+	return &state{
+		tables: make(map[uint8]tableState, len(rs.tables)),
+		chains: make(map[place]chainState, len(rs.chains)),
+	}
+}
+
+// outline looks up the tables and the chains that a ruleset names, by single gets.
 func (c *Conn) outline(rs *ruleset) (*state, error) {
-	st := &state{chains: make(map[string]chainState, len(rs.chains))}
+	st := newState(rs)
 	var b nl.Batch
 	st.getOutline(&b, rs)
 	return st, c.execute(&b)
 }
 
 func (st *state) getOutline(b *nl.Batch, rs *ruleset) {
-	getTable(b, func(data []byte) error {
-		t, err := decodeTable(data)
-		st.table = &t
-		return err
-	})
-	getChains := func(name string) {
-		getChain(b, name, func(data []byte) error {
+	for _, family := range rs.tables {
+		getTable(b, family, func(data []byte) error {
+			t, err := decodeTable(data)
+			st.tables[family] = t
+			return err
+		})
+	}
+	getChains := func(p place) {
+		getChain(b, p, func(data []byte) error {
 			ch, err := decodeChain(data)
-			st.chains[name] = ch
+			st.chains[p] = ch
 			return err
 		})
 	}
 	for i := range rs.chains {
-		getChains(rs.chains[i].name)
+		getChains(rs.chains[i].place)
 	}
-	for _, name := range rs.gone {
-		getChains(name)
+	for _, p := range rs.gone {
+		getChains(p)
 	}
 }
 
@@ -56,29 +65,30 @@ func (c *Conn) read(rs *ruleset) (*state, error) {
 	if err != nil {
 		return nil, err
 	}
-	st := &state{
-		generation: generation,
-		chains:     map[string]chainState{}, sets: map[string]setState{}, rules: map[string][]string{},
-	}
+	st := newState(rs)
+	st.generation, st.sets, st.rules = generation, map[place]setState{}, map[place][]string{}
 	var b nl.Batch
 	st.getOutline(&b, rs)
 	for _, s := range rs.sets {
-		getSet(&b, s.name, func(data []byte) error {
-			have, err := decodeSet(data)
-			st.sets[s.name] = have
+		getSet(&b, s.place, func(data []byte) error {
+			_, have, err := decodeSet(data)
+			st.sets[s.place] = have
 			return err
 		})
 	}
 	if err := c.execute(&b); err != nil {
 		return nil, err
 	}
-	err = c.dumpRules(func(data []byte) error {
-		chain, comment, err := decodeRule(data)
-		st.rules[chain] = append(st.rules[chain], comment)
-		return err
-	})
-	if err != nil {
-		return nil, err
+	for _, family := range rs.tables {
+		err = c.dumpRules(family, func(data []byte) error {
+			chain, comment, err := decodeRule(data)
+			at := place{family, chain}
+			st.rules[at] = append(st.rules[at], comment)
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
 	}
 	return st, nil
 }
@@ -99,23 +109,25 @@ func (c *Conn) execute(b *nl.Batch, same ...error) error {
 	return nil
 }
 
-// looksRight says that the table and the chains are as they should be, as far as
+// looksRight says that the tables and the chains are as they should be, as far as
 // an outline tells. Rules that look into a set hold it, so it is there too.
 func (st *state) looksRight(rs *ruleset) bool {
-	if st.table == nil || st.table.dormant() {
-		return false
+	for _, family := range rs.tables {
+		if t, ok := st.tables[family]; !ok || t.dormant() {
+			return false
+		}
 	}
 	for i := range rs.chains {
 		ch := &rs.chains[i]
-		if have, ok := st.chains[ch.name]; !ok || !ch.matches(have) {
+		if have, ok := st.chains[ch.place]; !ok || !ch.matches(have) {
 			return false
 		}
 	}
 	return !slices.ContainsFunc(rs.gone, st.hasChain)
 }
 
-func (st *state) hasChain(name string) bool {
-	_, ok := st.chains[name]
+func (st *state) hasChain(p place) bool {
+	_, ok := st.chains[p]
 	return ok
 }
 
@@ -133,13 +145,13 @@ func (ch *chain) sameHook(have chainState) bool {
 
 // hasRules says that a chain's rules are those that it should have.
 func (st *state) hasRules(ch *chain) bool {
-	return slices.EqualFunc(st.rules[ch.name], ch.rules, func(comment string, want rule) bool { return comment == want.comment })
+	return slices.EqualFunc(st.rules[ch.place], ch.rules, func(comment string, want rule) bool { return comment == want.comment })
 }
 
 // matches says that a set holds what it should, as plain elements that stay.
 func (s *set) matches(have setState) bool {
-	return have.flags == 0 && have.keyType == s.keyType && have.keyLen == s.keyLen
+	return have == s.state()
 }
 
 // dormant says that the table's chains are all unhooked (nft: flags dormant).
-func (t *tableState) dormant() bool { return t.flags&unix.NFT_TABLE_F_DORMANT != 0 }
+func (t tableState) dormant() bool { return t.flags&unix.NFT_TABLE_F_DORMANT != 0 }

@@ -51,6 +51,11 @@ type Attachment struct {
 
 	Up         bool `json:"up,omitempty"`         // false only with disableContainerInterface
 	Masquerade bool `json:"masquerade,omitempty"` // its addresses are masqueraded
+	Guarded    bool `json:"guarded,omitempty"`    // it may use its own MAC and addresses only
+
+	Published []Published `json:"published,omitempty"` // its host ports
+	Bandwidth Bandwidth   `json:"bandwidth,omitzero"`
+	IFB       string      `json:"ifb,omitempty"` // the link that its egress is shaped by
 
 	IPAMType string `json:"ipamType,omitempty"` // ipam.type, so that DEL can release
 	DataDir  string `json:"dataDir,omitempty"`  // ipam.dataDir, resolved
@@ -60,6 +65,23 @@ type Attachment struct {
 type Address struct {
 	Prefix  netip.Prefix `json:"prefix"`
 	Gateway netip.Addr   `json:"gateway,omitzero"` // invalid for none
+}
+
+// Published is a port of the host that leads to the pod.
+type Published struct {
+	Protocol string     `json:"protocol"`        // "tcp", "udp" or "sctp"
+	HostIP   netip.Addr `json:"hostIP,omitzero"` // invalid for all of the host's addresses
+	HostPort int        `json:"hostPort"`
+	PodPort  int        `json:"podPort"`
+}
+
+// Bandwidth holds the limits of a pod's traffic as the kernel enforces them, in
+// bits and bits a second; 0 for none. Ingress is what the pod receives.
+type Bandwidth struct {
+	IngressRate  uint64 `json:"ingressRate,omitempty"`
+	IngressBurst uint64 `json:"ingressBurst,omitempty"`
+	EgressRate   uint64 `json:"egressRate,omitempty"`
+	EgressBurst  uint64 `json:"egressBurst,omitempty"`
 }
 
 // A Port holds the attributes of a bridge port that were set: nil leaves the
@@ -95,6 +117,10 @@ func (a *Attachment) fields(c *codec) {
 	c.object("port", a.Port.fields)
 	c.bool("up", &a.Up)
 	c.bool("masquerade", &a.Masquerade)
+	c.bool("guarded", &a.Guarded)
+	objects(c, "published", &a.Published, (*Published).fields)
+	c.object("bandwidth", a.Bandwidth.fields)
+	c.string("ifb", &a.IFB)
 	c.string("ipamType", &a.IPAMType)
 	c.string("dataDir", &a.DataDir)
 }
@@ -102,6 +128,20 @@ func (a *Attachment) fields(c *codec) {
 func (a *Address) fields(c *codec) {
 	c.prefix("prefix", &a.Prefix)
 	c.addr("gateway", &a.Gateway)
+}
+
+func (p *Published) fields(c *codec) {
+	c.string("protocol", &p.Protocol)
+	c.addr("hostIP", &p.HostIP)
+	c.int("hostPort", &p.HostPort)
+	c.int("podPort", &p.PodPort)
+}
+
+func (b *Bandwidth) fields(c *codec) {
+	c.uint64("ingressRate", &b.IngressRate)
+	c.uint64("ingressBurst", &b.IngressBurst)
+	c.uint64("egressRate", &b.EgressRate)
+	c.uint64("egressBurst", &b.EgressBurst)
 }
 
 func (p *Port) fields(c *codec) {
@@ -125,8 +165,15 @@ func (a *Attachment) check() error {
 			errs = append(errs, errors.New("an address has no valid prefix"))
 		}
 	}
+	for _, p := range a.Published {
+		if !isPort(p.HostPort) || !isPort(p.PodPort) {
+			errs = append(errs, fmt.Errorf("it publishes port %d as %d, where 1 to 65535 are ports", p.PodPort, p.HostPort))
+		}
+	}
 	return errors.Join(errs...)
 }
+
+func isPort(n int) bool { return n > 0 && n < 1<<16 }
 
 // encodeAttachment returns a line of a record's file.
 func encodeAttachment(a *Attachment) ([]byte, error) {

@@ -90,19 +90,6 @@ func (c *codec) prefixes(name string, v *[]netip.Prefix) {
 	list(c, name, v, appendText[netip.Prefix], parsePrefix)
 }
 
-// raw carries a JSON value that means nothing to this package.
-func (c *codec) raw(name string, v *json.RawMessage) {
-	if c.decoding {
-		if raw, ok := c.find(name); ok {
-			*v = bytes.Clone(raw)
-		}
-		return
-	}
-	if len(*v) > 0 {
-		c.out = append(c.name(name), *v...)
-	}
-}
-
 // object is a nested object; one without members is left out.
 func (c *codec) object(name string, fields func(*codec)) {
 	if c.decoding {

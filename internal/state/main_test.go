@@ -117,12 +117,20 @@ func sample(container string) *Attachment {
 		Port:       Port{Hairpin: &yes, Flood: &no},
 		Up:         true,
 		Masquerade: true,
-		IPAMType:   "host-local",
-		DataDir:    "/run/tombolo/ipam",
+		Guarded:    true,
+		Published: []Published{
+			{Protocol: "tcp", HostPort: 8080, PodPort: 80},
+			{Protocol: "udp", HostIP: netip.MustParseAddr("fd00::9"), HostPort: 53, PodPort: 5353},
+		},
+		Bandwidth: Bandwidth{IngressRate: 1e7, IngressBurst: 2e6, EgressRate: 3e7, EgressBurst: 4e6},
+		IFB:       "ifb0123456789a",
+		IPAMType:  "host-local",
+		DataDir:   "/run/tombolo/ipam",
 	}
 }
 
 func sampleNetwork(name string) *Network {
+	yes, no := true, false
 	return &Network{
 		Name:       name,
 		Epoch:      "a59bef75-6922-4ab4-8416-46a500e25de5/00112233445566778899aabbccddeeff",
@@ -131,7 +139,9 @@ func sampleNetwork(name string) *Network {
 		MTU:        1500,
 		Gateways:   []netip.Prefix{netip.MustParsePrefix("10.1.0.1/24"), netip.MustParsePrefix("fd00:1::1/64")},
 		Subnets:    []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24"), netip.MustParsePrefix("fd00:1::/64")},
-		Extra:      []byte(`{"handles":[7]}`),
+		Masquerade: true, NonMasquerade: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")},
+		Policy: "isolated", Guard: true, Mark: 0x1000, NFCall: &yes, Promiscuous: &no,
+		Admissions: []Admission{{Chain: "FORWARD", Handle: 7}, {IPv6: true, Chain: "DOCKER-USER", Handle: 9}},
 	}
 }
 

@@ -1,7 +1,6 @@
 package state
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -31,9 +30,29 @@ type Network struct {
 	Gateways []netip.Prefix `json:"gateways,omitempty"` // the bridge's own addresses
 	Subnets  []netip.Prefix `json:"subnets,omitempty"`  // what its pods' addresses come from
 
-	// Extra is JSON that its caller understands, such as the handles of rules
-	// in foreign chains.
-	Extra json.RawMessage `json:"extra,omitempty"`
+	Masquerade    bool           `json:"masquerade,omitempty"`
+	NonMasquerade []netip.Prefix `json:"nonMasquerade,omitempty"` // destinations for which pods keep their address
+	Policy        string         `json:"policy,omitempty"`        // the ingress policy; empty is open
+	Guard         bool           `json:"guard,omitempty"`         // pods may use their own MAC and addresses only
+	Mark          uint64         `json:"mark,omitempty"`          // the bit of what is admitted
+	NFCall        *bool          `json:"nfCall,omitempty"`        // bridged packets pass the firewall; nil is not ours to say
+	Promiscuous   *bool          `json:"promiscuous,omitempty"`   // of the bridge; nil is not ours to say
+
+	// Admissions are our rules in other programs' chains.
+	Admissions []Admission `json:"admissions,omitempty"`
+}
+
+// An Admission is one rule of ours in another program's chain.
+type Admission struct {
+	IPv6   bool   `json:"ipv6,omitempty"`
+	Chain  string `json:"chain,omitempty"`
+	Handle uint64 `json:"handle,omitempty"` // the kernel's number of it
+}
+
+func (a *Admission) fields(c *codec) {
+	c.bool("ipv6", &a.IPv6)
+	c.string("chain", &a.Chain)
+	c.uint64("handle", &a.Handle)
 }
 
 func (n *Network) fields(c *codec) {
@@ -44,17 +63,21 @@ func (n *Network) fields(c *codec) {
 	c.int("mtu", &n.MTU)
 	c.prefixes("gateways", &n.Gateways)
 	c.prefixes("subnets", &n.Subnets)
-	c.raw("extra", &n.Extra)
+	c.bool("masquerade", &n.Masquerade)
+	c.prefixes("nonMasquerade", &n.NonMasquerade)
+	c.string("policy", &n.Policy)
+	c.bool("guard", &n.Guard)
+	c.uint64("mark", &n.Mark)
+	c.optional("nfCall", &n.NFCall)
+	c.optional("promiscuous", &n.Promiscuous)
+	objects(c, "admissions", &n.Admissions, (*Admission).fields)
 }
 
 func (n *Network) check() error {
-	for _, prefix := range slices.Concat(n.Gateways, n.Subnets) {
+	for _, prefix := range slices.Concat(n.Gateways, n.Subnets, n.NonMasquerade) {
 		if !prefix.IsValid() {
-			return errors.New("a gateway or subnet is not a valid prefix")
+			return errors.New("a gateway, subnet or destination is not a valid prefix")
 		}
-	}
-	if len(n.Extra) > 0 && !json.Valid(n.Extra) {
-		return errors.New("its extra data is not JSON")
 	}
 	return checkNetwork(n.Name)
 }

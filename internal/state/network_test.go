@@ -1,7 +1,6 @@
 package state
 
 import (
-	"encoding/json"
 	"errors"
 	"net/netip"
 	"os"
@@ -156,10 +155,9 @@ func TestSaveNetworkRefusesWhatWouldNotBeReadBack(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)
 	tests := map[string]*Network{
-		"gateway that is none":  {Name: "n", Gateways: []netip.Prefix{{}}},
-		"subnet of 40 bits":     {Name: "n", Subnets: []netip.Prefix{netip.PrefixFrom(netip.MustParseAddr("10.0.0.0"), 40)}},
-		"extra that is no JSON": {Name: "n", Extra: json.RawMessage(`{"a"`)},
-		"too large":             {Name: "n", Extra: json.RawMessage(`"` + strings.Repeat("x", maxRecord) + `"`)},
+		"gateway that is none": {Name: "n", Gateways: []netip.Prefix{{}}},
+		"subnet of 40 bits":    {Name: "n", Subnets: []netip.Prefix{netip.PrefixFrom(netip.MustParseAddr("10.0.0.0"), 40)}},
+		"too large":            {Name: "n", Policy: strings.Repeat("x", maxRecord)},
 	}
 	for what, n := range tests {
 		if err := d.SaveNetwork(n); err == nil {

@@ -27,11 +27,31 @@ type Bridge struct {
 	// 1500 for a new.
 	MTU int
 	// Alias is given to a new bridge, so that it is known whose it is; that of an
-	// existing one is left. At most 255 bytes.
+	// existing one is left. At most 255 bytes. A bridge that has it is taken for one
+	// that Ensure made, whose MAC is pinned; that of any other is pinned again by each
+	// Ensure, upon which the kernel forgets the bridge's neighbours.
 	Alias string
 	// NoIPv6 keeps a new bridge from having a link-local address of its own, for
 	// networks without IPv6.
 	NoIPv6 bool
+	// Promiscuous has the bridge hand the host all frames, whomever they are for
+	// (IFF_PROMISC): of old, in place of hairpin ports. With NFCall, what pods send to
+	// a service on their own node then arrives twice, unless rules in the bridge's
+	// output drop the copies, and a pod does not reach itself at all. Nil leaves it as
+	// it is, and a new bridge has it not. A capture on the bridge makes it promiscuous
+	// too while it runs; that is neither seen nor ended.
+	Promiscuous *bool
+	// NFCall has the bridge show its IPv4 and IPv6 packets, of this bridge alone, to
+	// the firewall (IFLA_BR_NF_CALL_IPTABLES and IFLA_BR_NF_CALL_IP6TABLES): without
+	// it, what a pod gets from another pod on the bridge passes no connection
+	// tracking, and a service's answer comes from the wrong address. Nil leaves it as
+	// it is, and a new bridge has it not. ARP stays out of it in any case.
+	//
+	// It needs the kernel module br_netfilter. Without it, the kernel takes note of
+	// this and does nothing until the module comes: see ProbeNetfilter. False does not
+	// help against the parameters net.bridge.bridge-nf-call-iptables and -ip6tables,
+	// which are 1 in a new namespace and hold for each bridge in it.
+	NFCall *bool
 }
 
 // ErrNotBridge is the cause of an Ensure whose name is taken by another kind of
@@ -42,7 +62,12 @@ var ErrNotBridge = errors.New("the link is not a bridge")
 // state, and whether anything was changed. Several callers may do it at once.
 //
 // Spanning tree stays off, as the kernel has it for a new bridge, so that a port
-// forwards as soon as it has a carrier. It needs CAP_NET_ADMIN.
+// forwards as soon as it has a carrier.
+//
+// It is one request for a bridge that Ensure made (see Alias) and that is as it
+// should be, and one more for another. Where the kernel was built without what
+// NFCall asks for, all else is done and the error is ErrNoNetfilter. It needs
+// CAP_NET_ADMIN.
 func (c *Conn) Ensure(ctx context.Context, br Bridge) (*Link, bool, error) {
 	if err := br.validate(); err != nil {
 		return nil, false, &tombolo.OpError{Op: "ensure bridge", Object: br.Name, Err: err}
@@ -50,9 +75,11 @@ func (c *Conn) Ensure(ctx context.Context, br Bridge) (*Link, bool, error) {
 	l, err := c.Link(ctx, br.Name)
 	created := false
 	if errors.Is(err, fs.ErrNotExist) {
-		created, err = c.createBridge(ctx, br)
-		if err != nil {
-			return nil, false, err
+		if created, err = c.createBridge(ctx, br); err != nil {
+			return nil, created, err
+		}
+		if created {
+			br.MTU = br.newMTU()
 		}
 		l, err = c.Link(ctx, br.Name)
 	}
@@ -63,7 +90,12 @@ func (c *Conn) Ensure(ctx context.Context, br Bridge) (*Link, bool, error) {
 		return nil, created, &tombolo.OpError{Op: "ensure bridge", Object: br.Name, Err: ErrNotBridge,
 			Message: fmt.Sprintf("it is %s; choose another name for the bridge, or delete the link", describeKind(l))}
 	}
-	changed, err := c.correctBridge(ctx, br, l)
+	refused := br.refuseNFCall(l)
+	pinned := br.Alias != "" && br.Alias == l.Alias && !created
+	changed, err := c.correctBridge(ctx, br, l, pinned)
+	if err == nil {
+		err = refused
+	}
 	return l, created || changed, err
 }
 
@@ -88,15 +120,13 @@ func (c *Conn) createBridge(ctx context.Context, br Bridge) (bool, error) {
 			return false, err
 		}
 	}
-	if br.MTU == 0 {
-		br.MTU = 1500
-	}
+	mtu := otherMTU(br.newMTU())
 	var b nl.Batch
 	b.Request("add bridge", nl.Name(br.Name), unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(e *nl.Encoder) {
 		ifInfo(e, 0, 0, 0)
 		e.String(unix.IFLA_IFNAME, br.Name)
 		e.Bytes(unix.IFLA_ADDRESS, br.MAC)
-		e.Uint32(unix.IFLA_MTU, uint32(otherMTU(br.MTU)))
+		e.Uint32(unix.IFLA_MTU, uint32(mtu))
 		e.Nest(unix.IFLA_LINKINFO, func(e *nl.Encoder) { e.String(unix.IFLA_INFO_KIND, "bridge") })
 	})
 	err = c.execute(ctx, &b)
@@ -106,7 +136,7 @@ func (c *Conn) createBridge(ctx context.Context, br Bridge) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	noIPv6 := br.NoIPv6 && hasIPv6(otherMTU(br.MTU))
+	noIPv6 := br.NoIPv6 && hasIPv6(mtu)
 	if noIPv6 || br.Alias != "" {
 		// Before it is up; the request that creates takes neither.
 		b.Reset()
@@ -127,6 +157,14 @@ func (c *Conn) createBridge(ctx context.Context, br Bridge) (bool, error) {
 	return true, nil
 }
 
+// newMTU is that of a bridge which is made.
+func (br *Bridge) newMTU() int {
+	if br.MTU == 0 {
+		return 1500
+	}
+	return br.MTU
+}
+
 // otherMTU differs from mtu. A bridge's MTU follows the lowest among its ports
 // until it has been changed by hand, and neither one given at creation nor setting
 // what it has already counts as that. So it is born with another.
@@ -137,29 +175,87 @@ func otherMTU(mtu int) int {
 	return mtu + 1
 }
 
-// correctBridge brings l to what br asks for.
-func (c *Conn) correctBridge(ctx context.Context, br Bridge, l *Link) (bool, error) {
-	mac, mtu := l.MAC, l.MTU
-	if br.MAC != nil {
-		mac = br.MAC
+// refuseNFCall takes back what this kernel would ignore without a word.
+func (br *Bridge) refuseNFCall(l *Link) error {
+	if br.NFCall == nil || l.Bridge.Netfilter {
+		return nil
 	}
-	if br.MTU != 0 {
-		mtu = br.MTU
+	wanted := *br.NFCall
+	br.NFCall = nil
+	if !wanted {
+		return nil
 	}
-	changed := !l.Up || mtu != l.MTU || !bytes.Equal(mac, l.MAC)
+	return &tombolo.OpError{Op: "ensure bridge", Object: br.Name,
+		Err: fmt.Errorf("%w: the kernel was built without CONFIG_BRIDGE_NETFILTER", ErrNoNetfilter)}
+}
+
+// correctBridge brings l to what br asks for. The kernel does not say whether a
+// bridge's MAC is pinned already, so the caller has to.
+func (c *Conn) correctBridge(ctx context.Context, br Bridge, l *Link, pinned bool) (bool, error) {
+	changed := len(br.differences(l)) > 0
+	if !changed && pinned {
+		return false, nil
+	}
+	want := br.over(l)
 	var b nl.Batch
 	b.Request("set bridge", nl.Name(br.Name), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
-		ifInfo(e, l.Index, unix.IFF_UP, unix.IFF_UP)
-		// To write the address that it has pins it. The kernel does not say whether
-		// it is pinned already.
-		e.Bytes(unix.IFLA_ADDRESS, mac)
-		e.Uint32(unix.IFLA_MTU, uint32(mtu))
+		flags, change := br.setFlags()
+		ifInfo(e, l.Index, flags, change)
+		if !pinned || !bytes.Equal(want.MAC, l.MAC) {
+			// To write the address that it has pins it, and flushes its neighbours.
+			e.Bytes(unix.IFLA_ADDRESS, want.MAC)
+		}
+		e.Uint32(unix.IFLA_MTU, uint32(want.MTU))
+		if br.NFCall != nil {
+			nfCall(e, *br.NFCall)
+		}
 	})
 	if err := c.execute(ctx, &b); err != nil {
 		return false, err
 	}
-	l.Up, l.MAC, l.MTU = true, mac, mtu
+	*l = want
 	return changed, nil
+}
+
+// over gives what becomes of l.
+func (br *Bridge) over(l *Link) Link {
+	want, state := *l, *l.Bridge
+	want.Up, want.Bridge = true, &state
+	if br.MAC != nil {
+		want.MAC = br.MAC
+	}
+	if br.MTU != 0 {
+		want.MTU = br.MTU
+	}
+	if br.Promiscuous != nil {
+		want.Promiscuous = *br.Promiscuous
+	}
+	if br.NFCall != nil {
+		state.NFCallIPTables, state.NFCallIP6Tables = *br.NFCall, *br.NFCall
+	}
+	return want
+}
+
+// setFlags gives the flags, and which of them to change.
+func (br *Bridge) setFlags() (flags, change uint32) {
+	flags, change = unix.IFF_UP, unix.IFF_UP
+	if br.Promiscuous != nil {
+		change |= unix.IFF_PROMISC
+		if *br.Promiscuous {
+			flags |= unix.IFF_PROMISC
+		}
+	}
+	return flags, change
+}
+
+func nfCall(e *nl.Encoder, on bool) {
+	e.Nest(unix.IFLA_LINKINFO, func(e *nl.Encoder) {
+		e.String(unix.IFLA_INFO_KIND, "bridge")
+		e.Nest(unix.IFLA_INFO_DATA, func(e *nl.Encoder) {
+			e.Uint8(unix.IFLA_BR_NF_CALL_IPTABLES, asUint8(on))
+			e.Uint8(unix.IFLA_BR_NF_CALL_IP6TABLES, asUint8(on))
+		})
+	})
 }
 
 // Remove deletes a bridge, and lets its ports go. One that is not there is
@@ -185,10 +281,16 @@ func (c *Conn) Remove(ctx context.Context, name string) error {
 
 // Enslave makes an existing link, found by port.Name, a port of port.Bridge with
 // the flags and the alias of port, up: what a port needs that fell off its bridge,
-// or whose bridge was made anew. It leaves the peer alone.
+// or whose bridge was made anew. Flags that port has not are taken away, hairpin
+// too. One that is a port of the bridge already stays it, and goes on forwarding; the
+// peer is left alone. StaticFDB needs PeerMAC. It takes one sendmsg if BridgeIndex is
+// given, two more with StaticFDB.
 func (c *Conn) Enslave(ctx context.Context, port Port) error {
 	if err := checkName(port.Name); err != nil {
 		return &tombolo.OpError{Op: "enslave", Object: port.Name, Err: err}
+	}
+	if port.StaticFDB && len(port.PeerMAC) != 6 {
+		return &tombolo.OpError{Op: "enslave", Object: port.Name, Err: fmt.Errorf("%w: a static entry without the MAC that it is for", ErrInvalid)}
 	}
 	if port.BridgeIndex == 0 {
 		l, err := c.Link(ctx, port.Bridge)

@@ -64,6 +64,46 @@ func onOff(on bool) string {
 	return "off"
 }
 
+// CheckBridge compares a bridge with what br describes, and lists the differences:
+// what Ensure would set. None is what should be. It takes one request.
+func (c *Conn) CheckBridge(ctx context.Context, br Bridge) ([]tombolo.Difference, error) {
+	l, err := c.Link(ctx, br.Name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return []tombolo.Difference{{Object: "bridge " + br.Name, What: "link", Want: br.Name}}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return br.differences(l), nil
+}
+
+// differences leaves out what br leaves open, and the alias, which is only given to
+// a new bridge.
+func (br *Bridge) differences(l *Link) []tombolo.Difference {
+	cmp := &comparison{object: "bridge " + br.Name}
+	if l.Bridge == nil {
+		cmp.differs("link", "of kind bridge", describeKind(l))
+		return cmp.list
+	}
+	if !l.Up {
+		cmp.differs("link", "up", "down")
+	}
+	if br.MTU != 0 && br.MTU != l.MTU {
+		cmp.differs("MTU", strconv.Itoa(br.MTU), strconv.Itoa(l.MTU))
+	}
+	if br.MAC != nil && !bytes.Equal(br.MAC, l.MAC) {
+		cmp.differs("MAC", br.MAC.String(), l.MAC.String())
+	}
+	if br.Promiscuous != nil {
+		cmp.flag("promiscuous mode", *br.Promiscuous, l.Promiscuous)
+	}
+	if br.NFCall != nil {
+		cmp.flag("nf_call_iptables", *br.NFCall, l.Bridge.NFCallIPTables)
+		cmp.flag("nf_call_ip6tables", *br.NFCall, l.Bridge.NFCallIP6Tables)
+	}
+	return cmp.list
+}
+
 func (c *Conn) checkPort(ctx context.Context, p *Port) ([]tombolo.Difference, error) {
 	cmp := &comparison{object: "port " + p.Name}
 	l, err := c.Link(ctx, p.Name)

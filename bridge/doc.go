@@ -15,9 +15,13 @@
 //   - Both MACs, the bridge's, and the MTUs are always set, so that neither the
 //     kernel nor udev changes them later.
 //
+// Ensure makes the bridge, or corrects one, and CheckBridge compares. How pods reach
+// services on their own node, and themselves, is the choice of Port.Hairpin,
+// Bridge.Promiscuous and Bridge.NFCall; hairpin ports with NFCall serve in every case.
+//
 // # Needs
 //
 // CAP_NET_ADMIN in the bridge's namespace and in the pod's, CAP_SYS_ADMIN to enter
-// the pod's, and /proc. Linux 6.1 and later, with bridge and veth. Errors are
-// *tombolo.OpError, or wrap one.
+// the pod's, and /proc. Linux 6.1 and later, with bridge and veth, and with
+// br_netfilter for Bridge.NFCall. Errors are *tombolo.OpError, or wrap one.
 package bridge

@@ -14,16 +14,34 @@ import (
 
 // Link is what the kernel says of one link.
 type Link struct {
-	Index  int
-	Name   string
-	Kind   string // "bridge", "veth", …; empty for hardware and loopback
-	MAC    net.HardwareAddr
-	MTU    int
-	Up     bool // set up by the administrator (IFF_UP); says nothing of the carrier
-	Master int  // the index of the bridge that it is a port of, 0 if none
-	Peer   int  // of a veth: the other end's index, in the namespace that it is in
-	Alias  string
-	Port   *PortState // of a bridge's port; nil otherwise
+	Index int
+	Name  string
+	Kind  string // "bridge", "veth", …; empty for hardware and loopback
+	MAC   net.HardwareAddr
+	MTU   int
+	Up    bool // set up by the administrator (IFF_UP); says nothing of the carrier
+	// Promiscuous says that the administrator set it so (IFF_PROMISC). It is false for
+	// a link that is promiscuous only because a capture is running on it.
+	Promiscuous bool
+	Master      int // the index of the bridge that it is a port of, 0 if none
+	Peer        int // of a veth: the other end's index, in the namespace that it is in
+	Alias       string
+	Port        *PortState   // of a bridge's port; nil otherwise
+	Bridge      *BridgeState // of a bridge; nil otherwise
+}
+
+// BridgeState is what the kernel says of a link as a bridge.
+type BridgeState struct {
+	// Netfilter says that the kernel was built to show bridged packets to the firewall
+	// (CONFIG_BRIDGE_NETFILTER). Where it is false, the two below are too. Whether the
+	// module that does it is loaded is another question: see ProbeNetfilter.
+	Netfilter bool
+	// NFCallIPTables and NFCallIP6Tables have the bridge show its IPv4 and its IPv6
+	// packets to the firewall (IFLA_BR_NF_CALL_IPTABLES, IFLA_BR_NF_CALL_IP6TABLES), as
+	// do for all bridges the parameters net.bridge.bridge-nf-call-iptables and
+	// -ip6tables, of which nothing is said here.
+	NFCallIPTables  bool
+	NFCallIP6Tables bool
 }
 
 // PortState is what the kernel says of a link as a bridge's port.
@@ -137,9 +155,13 @@ func (l *Link) decode(b []byte) error {
 	if len(b) < unix.SizeofIfInfomsg {
 		return fmt.Errorf("%w: a link of %d bytes", nl.ErrMalformed, len(b))
 	}
+	flags := binary.NativeEndian.Uint32(b[8:])
 	*l = Link{
 		Index: int(int32(binary.NativeEndian.Uint32(b[4:]))),
-		Up:    binary.NativeEndian.Uint32(b[8:])&unix.IFF_UP != 0,
+		Up:    flags&unix.IFF_UP != 0,
+		// The kernel writes down here what was asked for by flags, and in
+		// IFLA_PROMISCUITY how many want it, sockets included.
+		Promiscuous: flags&unix.IFF_PROMISC != 0,
 	}
 	attrs := nl.ParseAttrs(b[unix.SizeofIfInfomsg:])
 	for attrs.Next() {
@@ -171,10 +193,21 @@ func (l *Link) decodeInfo(attrs *nl.Attrs) error {
 		switch attrs.Type {
 		case unix.IFLA_INFO_KIND:
 			l.Kind = attrs.String()
+			if l.Kind == "bridge" {
+				l.Bridge = new(BridgeState)
+			}
+		case unix.IFLA_INFO_DATA:
+			// The kernel writes the kind first; other kinds number theirs anew.
+			if l.Bridge == nil {
+				continue
+			}
+			if err := l.Bridge.decode(attrs.Nested()); err != nil {
+				return err
+			}
 		case unix.IFLA_INFO_SLAVE_KIND:
 			slaveKind = attrs.String()
 		case unix.IFLA_INFO_SLAVE_DATA:
-			// The kernel writes the kind first; other masters number theirs anew.
+			// Here too.
 			if slaveKind != "bridge" {
 				continue
 			}
@@ -183,6 +216,19 @@ func (l *Link) decodeInfo(attrs *nl.Attrs) error {
 				return err
 			}
 			l.Port = port
+		}
+	}
+	return attrs.Err()
+}
+
+func (s *BridgeState) decode(attrs *nl.Attrs) error {
+	for attrs.Next() {
+		switch attrs.Type {
+		case unix.IFLA_BR_NF_CALL_IPTABLES:
+			s.Netfilter = true
+			s.NFCallIPTables = attrs.Uint8() != 0
+		case unix.IFLA_BR_NF_CALL_IP6TABLES:
+			s.NFCallIP6Tables = attrs.Uint8() != 0
 		}
 	}
 	return attrs.Err()

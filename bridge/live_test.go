@@ -29,6 +29,9 @@ type node struct {
 
 var gateways = []string{"10.44.0.1/24", "fd44::1/64"}
 
+// br0 is the node's bridge.
+func br0() bridge.Bridge { return bridge.Bridge{Name: "br0", MTU: 1400, Alias: "node"} }
+
 func newNode(tb testing.TB) *node {
 	tb.Helper()
 	n := &node{ns: nstest.New(tb)}
@@ -37,7 +40,7 @@ func newNode(tb testing.TB) *node {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() { n.conn.Close() })
-	if n.link, _, err = n.conn.Ensure(tb.Context(), bridge.Bridge{Name: "br0", MTU: 1400}); err != nil {
+	if n.link, _, err = n.conn.Ensure(tb.Context(), br0()); err != nil {
 		tb.Fatal(err)
 	}
 	for _, gw := range gateways {
@@ -427,11 +430,11 @@ func TestCheckFindsEachDifference(t *testing.T) {
 func TestEnsureBridgeIsIdempotentAndCorrects(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	if _, changed, err := n.conn.Ensure(t.Context(), bridge.Bridge{Name: "br0", MTU: 1400}); err != nil || changed {
+	if _, changed, err := n.conn.Ensure(t.Context(), br0()); err != nil || changed {
 		t.Errorf("second Ensure: changed %t, %v", changed, err)
 	}
 	nstest.Run(t, n.ns, "ip", "link", "set", "br0", "down", "mtu", "1280")
-	l, changed, err := n.conn.Ensure(t.Context(), bridge.Bridge{Name: "br0", MTU: 1400})
+	l, changed, err := n.conn.Ensure(t.Context(), br0())
 	if err != nil || !changed || l.MTU != 1400 || !l.Up {
 		t.Errorf("Ensure of a spoilt bridge: %+v, changed %t, %v", l, changed, err)
 	}

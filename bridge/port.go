@@ -190,19 +190,20 @@ type portFlag struct {
 func (f portFlag) isInitial() bool { return f.value == f.initial }
 
 func (p *Port) flags() []portFlag {
-	on := func(b bool) uint8 {
-		if b {
-			return 1
-		}
-		return 0
-	}
 	return []portFlag{
-		{brportMode, on(p.Hairpin), 0},
-		{brportIsolated, on(p.Isolated), 0},
-		{brportLearning, on(!p.NoLearning), 1},
-		{brportFlood, on(!p.NoFlood), 1},
-		{brportMcastFlood, on(!p.NoMulticastFlood), 1},
+		{brportMode, asUint8(p.Hairpin), 0},
+		{brportIsolated, asUint8(p.Isolated), 0},
+		{brportLearning, asUint8(!p.NoLearning), 1},
+		{brportFlood, asUint8(!p.NoFlood), 1},
+		{brportMcastFlood, asUint8(!p.NoMulticastFlood), 1},
 	}
+}
+
+func asUint8(on bool) uint8 {
+	if on {
+		return 1
+	}
+	return 0
 }
 
 // noLinkLocal appends addrgenmode none: the kernel then makes no link-local

@@ -1,0 +1,193 @@
+package bridge_test
+
+import (
+	"errors"
+	"io/fs"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/netns"
+)
+
+func TestEnslaveGivesAndTakesEachFlag(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	plain := port(0)
+	pod, _ := attach(t, n, plain)
+	for name, set := range map[string]func(*bridge.Port){
+		"hairpin":            func(p *bridge.Port) { p.Hairpin = true },
+		"isolation":          func(p *bridge.Port) { p.Isolated = true },
+		"no learning":        func(p *bridge.Port) { p.NoLearning = true },
+		"no flood":           func(p *bridge.Port) { p.NoFlood = true },
+		"no multicast flood": func(p *bridge.Port) { p.NoMulticastFlood = true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			flagged := plain
+			set(&flagged)
+			for _, p := range []bridge.Port{flagged, plain} {
+				if err := n.conn.Enslave(t.Context(), p); err != nil {
+					t.Fatal(err)
+				}
+				if diffs, err := n.conn.Check(t.Context(), pod, p); err != nil || len(diffs) > 0 {
+					t.Errorf("Check: %v, %v", diffs, err)
+				}
+			}
+			if diffs, err := n.conn.Check(t.Context(), nil, flagged); err != nil || len(diffs) != 1 {
+				t.Errorf("Check does not see that it was taken away: %v, %v", diffs, err)
+			}
+		})
+	}
+}
+
+func TestAttachLeavesHairpinOffUnlessAskedFor(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	for i, hairpin := range []bool{true, false, true} {
+		p := port(byte(i))
+		p.Hairpin = hairpin
+		attach(t, n, p)
+		l, err := n.conn.Link(t.Context(), p.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if l.Port.Hairpin != hairpin {
+			t.Errorf("hairpin is %t, want %t", l.Port.Hairpin, hairpin)
+		}
+	}
+}
+
+// Mending goes over ports that are as they should be, with traffic on them.
+func TestEnslaveOfAPortInPlaceDisturbsNothing(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	p := port(0)
+	pod, _ := attach(t, n, p)
+	meet(t, n.ns, addrs(p)...)
+	learnt := func() string { return nstest.Run(t, n.ns, "bridge", "fdb", "show", "br", "br0", "brport", p.Name) }
+	before := learnt()
+	conn, sent := recorded(t, n)
+	p.BridgeIndex = n.link.Index
+	carrierChanges := func() string {
+		_, changes, _ := strings.Cut(nstest.Run(t, pod, "ip", "-json", "-s", "-s", "link", "show", "eth0"), `"carrier_changes":`)
+		return strings.TrimRight(changes, "}]\n")
+	}
+	changes := carrierChanges()
+	if err := conn.Enslave(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	if got := len(sent.Sent()); got != 1 {
+		t.Errorf("%d datagrams, want 1", got)
+	}
+	if after := learnt(); after != before || strings.Count(before, "\n") < 2 {
+		t.Errorf("the bridge knew\n%sand now\n%s", before, after)
+	}
+	if after := carrierChanges(); after != changes || changes == "" {
+		t.Errorf("the pod's carrier changed: %q times, then %q", changes, after)
+	}
+}
+
+// A bridge that was deleted and made again knows none of its pods.
+func TestEnslaveBringsPodsBackToABridgeMadeAnew(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	describe := func(i byte) bridge.Port {
+		p := port(i)
+		p.PeerMAC = mac("02:00:00:00:01:00")
+		p.PeerMAC[5] = i
+		p.Hairpin, p.Isolated, p.StaticFDB = i == 0, i == 1, i == 2
+		return p
+	}
+	var pods []*netns.NS
+	for i := range byte(3) {
+		p := describe(i)
+		pod, _ := attach(t, n, p)
+		pods = append(pods, pod)
+	}
+	nstest.Run(t, n.ns, "ip", "link", "del", "br0")
+	l, changed, err := n.conn.Ensure(t.Context(), br0())
+	if err != nil || !changed {
+		t.Fatalf("Ensure: changed %t, %v", changed, err)
+	}
+	nstest.Run(t, n.ns, "ip", "addr", "add", gateways[0], "dev", "br0")
+	for i, pod := range pods {
+		p := describe(byte(i))
+		p.BridgeIndex = l.Index
+		if err := n.conn.Enslave(t.Context(), p); err != nil {
+			t.Fatal(err)
+		}
+		if diffs, err := n.conn.Check(t.Context(), pod, p); err != nil || len(diffs) > 0 {
+			t.Errorf("Check: %v, %v", diffs, err)
+		}
+		// No pod has the new bridge's MAC yet: the host asks first.
+		if err := nstest.Ping(t, n.ns, addrs(p)[0]); err != nil {
+			t.Error(err)
+		}
+	}
+	static := nstest.Run(t, n.ns, "bridge", "fdb", "show", "br", "br0", "brport", port(2).Name)
+	if !strings.Contains(static, "02:00:00:00:01:02 master br0 static") {
+		t.Errorf("the static entry is missing:\n%s", static)
+	}
+}
+
+func TestEnslaveOfWhatIsNotThere(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	p := port(0)
+	if err := n.conn.Enslave(t.Context(), p); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("without a link: %v, want one that matches fs.ErrNotExist", err)
+	}
+	attach(t, n, p)
+	p.Bridge = "br9"
+	if err := n.conn.Enslave(t.Context(), p); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("without a bridge: %v, want one that matches fs.ErrNotExist", err)
+	}
+	p.StaticFDB = true
+	if err := n.conn.Enslave(t.Context(), p); !errors.Is(err, bridge.ErrInvalid) {
+		t.Errorf("with an entry for no MAC: %v, want ErrInvalid", err)
+	}
+	p.Name = ""
+	if err := n.conn.Enslave(t.Context(), p); !errors.Is(err, bridge.ErrInvalid) {
+		t.Errorf("without a name: %v, want ErrInvalid", err)
+	}
+}
+
+func TestDetachWhoseDeletionIsRefusedSaysSo(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	p := port(0)
+	attach(t, n, p)
+	refused := &nltest.Fault{Type: unix.RTM_DELLINK, Errno: unix.EBUSY, Times: 1}
+	conn := faultyConn(t, n, []*nltest.Fault{refused}, nil)
+	err := conn.Detach(t.Context(), p.Name, p.Alias)
+	nltest.MustHaveFired(t, refused)
+	if !errors.Is(err, unix.EBUSY) {
+		t.Errorf("Detach: %v, want EBUSY", err)
+	}
+	// Nothing stands in the way of the next.
+	if err := conn.Detach(t.Context(), p.Name, p.Alias); err != nil {
+		t.Error(err)
+	}
+	if _, err := n.conn.Link(t.Context(), p.Name); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the port is there: %v", err)
+	}
+}
+
+// Somebody else may take the link between the look and the deletion.
+func TestDetachOfALinkThatGoesMeanwhileIsSuccess(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	p := port(0)
+	attach(t, n, p)
+	gone := &nltest.Fault{Type: unix.RTM_DELLINK, Errno: unix.ENODEV}
+	conn := faultyConn(t, n, []*nltest.Fault{gone}, nil)
+	err := conn.Detach(t.Context(), p.Name, p.Alias)
+	nltest.MustHaveFired(t, gone)
+	if err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,376 @@
+package bridge_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// shown gives what iproute2, as the referee, says of br0: of the words below, those
+// that it prints.
+func shown(tb testing.TB, n *node) string {
+	tb.Helper()
+	details := strings.NewReplacer(",", " ", "<", " ", ">", " ").Replace(nstest.Run(tb, n.ns, "ip", "-d", "link", "show", "br0"))
+	var list []string
+	for _, word := range []string{"PROMISC", "nf_call_iptables 1", "nf_call_ip6tables 1", "nf_call_arptables 1"} {
+		if strings.Contains(details, " "+word+" ") {
+			list = append(list, word)
+		}
+	}
+	return strings.Join(list, ", ")
+}
+
+func TestEnsureSetsPromiscuousAndNFCall(t *testing.T) {
+	t.Parallel()
+	on, off := new(true), new(false)
+	const both = "nf_call_iptables 1, nf_call_ip6tables 1"
+	// The steps are taken on one bridge, which the first of them makes.
+	steps := []struct {
+		promiscuous, nfCall *bool
+		byHand              []string // iproute2's arguments, before the step
+		changed             bool
+		want                string
+	}{
+		{on, on, nil, true, "PROMISC, " + both},
+		{on, on, nil, false, "PROMISC, " + both},
+		{nil, nil, nil, false, "PROMISC, " + both},
+		{off, nil, nil, true, both},
+		{off, on, nil, false, both},
+		{nil, off, nil, true, ""},
+		{off, off, nil, false, ""},
+		{nil, nil, []string{"promisc", "on"}, false, "PROMISC"},
+		{nil, on, []string{"type", "bridge", "nf_call_ip6tables", "1"}, true, "PROMISC, " + both},
+		{nil, on, []string{"type", "bridge", "nf_call_iptables", "0"}, true, "PROMISC, " + both},
+		{nil, on, []string{"type", "bridge", "nf_call_arptables", "1"}, false, "PROMISC, " + both + ", nf_call_arptables 1"},
+		{nil, off, nil, true, "PROMISC, nf_call_arptables 1"},
+		{off, on, []string{"down"}, true, both + ", nf_call_arptables 1"},
+	}
+	n := &node{ns: nstest.New(t)}
+	var err error
+	if n.conn, err = bridge.Dial(&bridge.Config{NetNS: n.ns}); err != nil {
+		t.Fatal(err)
+	}
+	defer n.conn.Close()
+	for i, step := range steps {
+		if step.byHand != nil {
+			nstest.Run(t, n.ns, "ip", append([]string{"link", "set", "br0"}, step.byHand...)...)
+		}
+		br := br0()
+		br.Promiscuous, br.NFCall = step.promiscuous, step.nfCall
+		l, changed, err := n.conn.Ensure(t.Context(), br)
+		if err != nil {
+			t.Fatalf("step %d: %v", i, err)
+		}
+		if changed != step.changed {
+			t.Errorf("step %d: changed is %t, want %t", i, changed, step.changed)
+		}
+		got := shown(t, n)
+		if got != step.want {
+			t.Errorf("step %d: ip shows %q, want %q", i, got, step.want)
+		}
+		if l.Promiscuous != strings.Contains(got, "PROMISC") || l.Bridge.NFCallIPTables != strings.Contains(got, "iptables") ||
+			l.Bridge.NFCallIP6Tables != strings.Contains(got, "ip6tables") || !l.Bridge.Netfilter || !l.Up {
+			t.Errorf("step %d: Ensure gives %+v with %+v, where ip shows %q", i, l, l.Bridge, got)
+		}
+		if diffs, err := n.conn.CheckBridge(t.Context(), br); err != nil || len(diffs) > 0 {
+			t.Errorf("step %d: CheckBridge: %v, %v", i, diffs, err)
+		}
+	}
+}
+
+func TestCaptureOnTheBridgeIsNotPromiscuousMode(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	br := br0()
+	br.Promiscuous = new(false)
+	t.Run("while it runs", func(t *testing.T) {
+		capture(t, n.ns, n.link.Index)
+		if out := nstest.Run(t, n.ns, "ip", "-d", "link", "show", "br0"); !strings.Contains(out, "promiscuity 1") {
+			t.Fatalf("the capture does not make it promiscuous:\n%s", out)
+		}
+		if l, changed, err := n.conn.Ensure(t.Context(), br); err != nil || changed || l.Promiscuous {
+			t.Errorf("Ensure: promiscuous %t, changed %t, %v", l.Promiscuous, changed, err)
+		}
+		br.Promiscuous = new(true)
+		if diffs, err := n.conn.CheckBridge(t.Context(), br); err != nil || len(diffs) != 1 {
+			t.Errorf("CheckBridge finds %v, %v, want one difference", diffs, err)
+		}
+		if _, changed, err := n.conn.Ensure(t.Context(), br); err != nil || !changed {
+			t.Errorf("Ensure: changed %t, %v", changed, err)
+		}
+	})
+	if got := shown(t, n); got != "PROMISC" {
+		t.Errorf("after the capture ip shows %q", got)
+	}
+}
+
+// recorded is a connection to n, and what it sends.
+func recorded(tb testing.TB, n *node) (*bridge.Conn, *nltest.Recorder) {
+	tb.Helper()
+	tr, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: n.ns})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	r := nltest.Record(tr)
+	conn := bridge.On(nl.New(r), nil)
+	tb.Cleanup(func() { conn.Close() })
+	return conn, r
+}
+
+func TestEnsureOfAnUnchangedBridgeIsOneRequest(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	attach(t, n, port(0)) // a carrier: without one the kernel forgets neighbours by itself
+	conn, sent := recorded(t, n)
+	br := br0()
+	br.Promiscuous, br.NFCall = new(true), new(true)
+	if _, _, err := conn.Ensure(t.Context(), br); err != nil {
+		t.Fatal(err)
+	}
+	sent.Sent()
+	neighbour := []string{"neigh", "replace", "10.44.0.77", "lladdr", "02:00:00:00:00:77", "dev", "br0", "nud", "reachable"}
+	neighbours := func() string { return nstest.Run(t, n.ns, "ip", "neigh", "show", "10.44.0.77") }
+
+	nstest.Run(t, n.ns, "ip", neighbour...)
+	if _, changed, err := conn.Ensure(t.Context(), br); err != nil || changed {
+		t.Errorf("Ensure: changed %t, %v", changed, err)
+	}
+	if got := len(sent.Sent()); got != 1 {
+		t.Errorf("%d datagrams, want 1", got)
+	}
+	if neighbours() == "" {
+		t.Error("the bridge's neighbours are forgotten")
+	}
+	// To change something else does not cost them either.
+	nstest.Run(t, n.ns, "ip", "link", "set", "br0", "promisc", "off")
+	if _, changed, err := conn.Ensure(t.Context(), br); err != nil || !changed {
+		t.Errorf("Ensure: changed %t, %v", changed, err)
+	}
+	if got := len(sent.Sent()); got != 2 {
+		t.Errorf("%d datagrams, want 2", got)
+	}
+	if neighbours() == "" {
+		t.Error("the bridge's neighbours are forgotten")
+	}
+	// One of somebody else has to be pinned, which is what costs them.
+	br.Alias = "another"
+	if _, changed, err := conn.Ensure(t.Context(), br); err != nil || changed {
+		t.Errorf("Ensure: changed %t, %v", changed, err)
+	}
+	if got := len(sent.Sent()); got != 2 {
+		t.Errorf("%d datagrams, want 2", got)
+	}
+	if got := neighbours(); got != "" {
+		t.Errorf("the kernel has come to keep neighbours, so that the MAC could always be pinned: %s", got)
+	}
+}
+
+func TestNewBridgeHasTheMTUOfEthernet(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	l, _, err := n.conn.Ensure(t.Context(), bridge.Bridge{Name: "br1"})
+	if err != nil || l.MTU != 1500 {
+		t.Fatalf("Ensure: %+v, %v, want an MTU of 1500", l, err)
+	}
+	// It is pinned: a port's does not become the bridge's, and Ensure leaves it.
+	p := port(0)
+	p.Bridge, p.MTU = "br1", 1300
+	attach(t, n, p)
+	if l, changed, err := n.conn.Ensure(t.Context(), bridge.Bridge{Name: "br1"}); err != nil || changed || l.MTU != 1500 {
+		t.Errorf("with a port, Ensure: %+v, changed %t, %v", l, changed, err)
+	}
+}
+
+func TestForeignBridgeGetsItsMACPinned(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	nstest.Run(t, n.ns, "ip", "link", "add", "br1", "type", "bridge")
+	l, _, err := n.conn.Ensure(t.Context(), bridge.Bridge{Name: "br1", MTU: 1400, Alias: "node"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := port(0)
+	p.Bridge, p.MAC = "br1", mac("02:00:00:00:00:00") // lower than any that the kernel chooses
+	attach(t, n, p)
+	after, err := n.conn.Link(t.Context(), "br1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if after.MAC.String() != l.MAC.String() || after.Alias != "" {
+		t.Errorf("it has MAC %s and alias %q, want %s and none", after.MAC, after.Alias, l.MAC)
+	}
+}
+
+func TestRefusedCorrectionIsNoChange(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	fault := &nltest.Fault{Type: unix.RTM_NEWLINK, Errno: unix.EPERM, Text: "not today"}
+	conn := faultyConn(t, n, []*nltest.Fault{fault}, nil)
+	br := br0()
+	br.NFCall = new(true)
+	l, changed, err := conn.Ensure(t.Context(), br)
+	nltest.MustHaveFired(t, fault)
+	if !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "not today") || changed || l.Bridge.NFCallIPTables {
+		t.Errorf("Ensure: %+v, changed %t, %v", l.Bridge, changed, err)
+	}
+}
+
+// withoutNetfilter is a kernel that was built without CONFIG_BRIDGE_NETFILTER: it
+// takes the attributes, ignores them, and never gives them.
+type withoutNetfilter struct{ nl.Transport }
+
+func (k withoutNetfilter) Send(b []byte) error {
+	b = append([]byte(nil), b...)
+	rename(b)
+	return k.Transport.Send(b)
+}
+
+func (k withoutNetfilter) Receive(b []byte) (int, error) {
+	n, err := k.Transport.Receive(b)
+	if err == nil {
+		rename(b[:n])
+	}
+	return n, err
+}
+
+// rename gives the attributes a number that means nothing to either side. Of one
+// byte each, they stand side by side in requests and in replies.
+func rename(b []byte) {
+	for at := 0; at+16 <= len(b); at += 4 {
+		length := binary.NativeEndian.Uint16(b[at:])
+		first, second := binary.NativeEndian.Uint16(b[at+2:]), binary.NativeEndian.Uint16(b[at+10:])
+		if length == 5 && first == unix.IFLA_BR_NF_CALL_IPTABLES && second == unix.IFLA_BR_NF_CALL_IP6TABLES {
+			binary.NativeEndian.PutUint16(b[at+2:], unix.IFLA_BR_PAD)
+			binary.NativeEndian.PutUint16(b[at+10:], unix.IFLA_BR_PAD)
+		}
+	}
+}
+
+func TestNFCallWhereTheKernelCannot(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	tr, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: n.ns})
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn := bridge.On(nl.New(withoutNetfilter{tr}), nil)
+	defer conn.Close()
+	br := br0()
+	br.NFCall, br.Promiscuous = new(true), new(true)
+	l, changed, err := conn.Ensure(t.Context(), br)
+	if !errors.Is(err, bridge.ErrNoNetfilter) || !changed || !l.Promiscuous || l.Bridge.Netfilter {
+		t.Errorf("Ensure: %+v, changed %t, %v, want all else done and ErrNoNetfilter", l, changed, err)
+	}
+	var opErr *tombolo.OpError
+	if !errors.As(err, &opErr) || opErr.Object != "br0" {
+		t.Errorf("%v is not an OpError of br0", err)
+	}
+	if got := shown(t, n); got != "PROMISC" {
+		t.Errorf("ip shows %q", got)
+	}
+	if _, changed, err := conn.Ensure(t.Context(), br); !errors.Is(err, bridge.ErrNoNetfilter) || changed {
+		t.Errorf("second Ensure: changed %t, %v", changed, err)
+	}
+	if diffs, err := conn.CheckBridge(t.Context(), br); err != nil || len(diffs) != 2 {
+		t.Errorf("CheckBridge finds %v, %v, want two differences", diffs, err)
+	}
+	br.NFCall = new(false)
+	if _, _, err := conn.Ensure(t.Context(), br); err != nil {
+		t.Errorf("without what it cannot do, Ensure: %v", err)
+	}
+}
+
+func TestCheckBridgeFindsEachDifference(t *testing.T) {
+	t.Parallel()
+	want := br0()
+	want.MAC, want.Promiscuous, want.NFCall = mac("02:00:00:00:00:01"), new(true), new(true)
+	cases := map[string]struct {
+		byHand []string // iproute2's arguments
+		want   string
+	}{
+		"none":            {[]string{"link", "show", "br0"}, ""},
+		"down":            {[]string{"link", "set", "br0", "down"}, "bridge br0: link is down, should be up"},
+		"MTU":             {[]string{"link", "set", "br0", "mtu", "1500"}, "bridge br0: MTU is 1500, should be 1400"},
+		"MAC":             {[]string{"link", "set", "br0", "address", "02:00:00:00:00:02"}, "bridge br0: MAC is 02:00:00:00:00:02, should be 02:00:00:00:00:01"},
+		"not promiscuous": {[]string{"link", "set", "br0", "promisc", "off"}, "bridge br0: promiscuous mode is off, should be on"},
+		"IPv4 call":       {[]string{"link", "set", "br0", "type", "bridge", "nf_call_iptables", "0"}, "bridge br0: nf_call_iptables is off, should be on"},
+		"IPv6 call":       {[]string{"link", "set", "br0", "type", "bridge", "nf_call_ip6tables", "0"}, "bridge br0: nf_call_ip6tables is off, should be on"},
+		"ARP call":        {[]string{"link", "set", "br0", "type", "bridge", "nf_call_arptables", "1"}, ""},
+		"gone":            {[]string{"link", "del", "br0"}, "bridge br0: link br0 is missing"},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := &node{ns: nstest.New(t)}
+			conn, sent := recorded(t, n)
+			if _, _, err := conn.Ensure(t.Context(), want); err != nil {
+				t.Fatal(err)
+			}
+			nstest.Run(t, n.ns, "ip", c.byHand...)
+			sent.Sent()
+			diffs, err := conn.CheckBridge(t.Context(), want)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := lines(diffs); got != c.want {
+				t.Errorf("CheckBridge says:\n%s\nwant: %s", got, c.want)
+			}
+			if got := len(sent.Sent()); got != 1 {
+				t.Errorf("%d datagrams, want 1", got)
+			}
+		})
+	}
+	t.Run("what is left open is not compared", func(t *testing.T) {
+		n := &node{ns: nstest.New(t)}
+		conn, _ := recorded(t, n)
+		if _, _, err := conn.Ensure(t.Context(), want); err != nil {
+			t.Fatal(err)
+		}
+		if diffs, err := conn.CheckBridge(t.Context(), bridge.Bridge{Name: "br0", Alias: "another"}); err != nil || len(diffs) > 0 {
+			t.Errorf("CheckBridge: %v, %v", diffs, err)
+		}
+	})
+	t.Run("another kind of link", func(t *testing.T) {
+		n := newNode(t)
+		nstest.Veth(t, n.ns, "veth0", nstest.New(t), "veth1")
+		for link, want := range map[string]string{
+			"lo":    "bridge lo: link is a physical or a loopback interface, should be of kind bridge",
+			"veth0": "bridge veth0: link is of kind veth, should be of kind bridge",
+		} {
+			diffs, err := n.conn.CheckBridge(t.Context(), bridge.Bridge{Name: link})
+			if got := lines(diffs); err != nil || got != want {
+				t.Errorf("CheckBridge: %q, %v, want %q", got, err, want)
+			}
+		}
+	})
+}
+
+func lines(diffs []tombolo.Difference) string {
+	var list []string
+	for _, d := range diffs {
+		list = append(list, d.String())
+	}
+	return strings.Join(list, "\n")
+}
+
+func TestProbeOfNetfilterSeesWhatIsThere(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	there := nstest.Run(t, n.ns, "sh", "-c", "ls -d /proc/sys/net/bridge 2>/dev/null || true") != ""
+	inside(t, n.ns, func() error {
+		err := bridge.ProbeNetfilter()
+		if there != (err == nil) || err != nil && !errors.Is(err, bridge.ErrNoNetfilter) {
+			t.Errorf("ProbeNetfilter: %v, and the parameters are there: %t", err, there)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,36 @@
+package bridge
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/tombolo-cni/tombolo"
+)
+
+func TestMissingModuleSaysWhatToDo(t *testing.T) {
+	t.Parallel()
+	var asked string
+	probe := func(exists bool) error {
+		return probeNetfilter(func(path string) bool { asked = path; return exists })
+	}
+	if err := probe(true); err != nil {
+		t.Error(err)
+	}
+	if asked != "net/bridge/bridge-nf-call-iptables" {
+		t.Errorf("asked for %q", asked)
+	}
+	err := probe(false)
+	if !errors.Is(err, ErrNoNetfilter) {
+		t.Errorf("error is %v, want ErrNoNetfilter", err)
+	}
+	var opErr *tombolo.OpError
+	if !errors.As(err, &opErr) || opErr.Object != "br_netfilter" {
+		t.Errorf("%v is not an OpError of the module", err)
+	}
+	for _, word := range []string{"modprobe br_netfilter", "/etc/modules-load.d"} {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("%v does not name %s", err, word)
+		}
+	}
+}

@@ -1,0 +1,241 @@
+package bridge_test
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/netns"
+)
+
+func TestPodsLoopbackWorks(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	both, down := port(0), port(1)
+	down.Down, down.Addresses, down.Routes = true, nil, nil
+	for name, p := range map[string]bridge.Port{"pod": both, "pod whose interface stays down": down} {
+		pod := nstest.New(t)
+		if err := nstest.PingWith(t, pod, nstest.Addr("127.0.0.1"), nstest.Echo{Wait: time.Millisecond}); err == nil {
+			t.Fatal("loopback is up already")
+		}
+		if _, err := n.conn.Attach(t.Context(), pod, p); err != nil {
+			t.Fatal(err)
+		}
+		for _, loopback := range []string{"127.0.0.1", "::1"} {
+			if err := nstest.Ping(t, pod, nstest.Addr(loopback)); err != nil {
+				t.Errorf("%s: %s: %v", name, loopback, err)
+			}
+		}
+	}
+}
+
+// onlooker calls look before each datagram that leaves for the kernel.
+type onlooker struct {
+	nl.Transport
+	look func(nl.Message)
+}
+
+func (o onlooker) Send(b []byte) error {
+	for _, m := range nltest.Split(append([]byte(nil), b...)) {
+		o.look(m)
+	}
+	return o.Transport.Send(b)
+}
+
+// What a router advertises, and what duplicate detection sends, is settled before
+// the interface is up: afterwards would be too late for the first packet.
+func TestPodIsQuietBeforeItIsUp(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	pod := nstest.New(t)
+	// A pod's defaults are the node's, which may be anything.
+	nstest.Sysctl(t, pod, "net/ipv6/conf/default/accept_ra", "2")
+	nstest.Sysctl(t, pod, "net/ipv6/conf/default/disable_ipv6", "1")
+	var sent []uint16
+	ups := 0
+	host, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: n.ns})
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn := bridge.On(nl.New(host), func() (*nl.Conn, error) {
+		tr, err := nl.Open(unix.NETLINK_ROUTE, nil)
+		if err != nil {
+			return nil, err
+		}
+		return nl.New(onlooker{tr, func(m nl.Message) {
+			sent = append(sent, m.Type)
+			if !setsUp(m, 2) {
+				return
+			}
+			ups++
+			if out := nstest.Run(t, pod, "ip", "-o", "link", "show", "eth0"); strings.Contains(out, "UP") {
+				t.Errorf("the interface is up already:\n%s", out)
+			}
+			for name, want := range map[string]string{"accept_ra": "0", "disable_ipv6": "0"} {
+				if got := nstest.Sysctl(t, pod, "net/ipv6/conf/eth0/"+name); got != want {
+					t.Errorf("%s is %s when the interface comes up, want %s", name, got, want)
+				}
+			}
+		}}), nil
+	})
+	defer conn.Close()
+	a, err := conn.Attach(t.Context(), pod, port(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ups != 1 || a.PeerIndex != 2 {
+		t.Errorf("%d requests set link %d up, want one", ups, a.PeerIndex)
+	}
+	// The addresses first, without duplicate detection, then up.
+	link, address := slices.Index(sent, unix.RTM_NEWLINK), slices.Index(sent, unix.RTM_NEWADDR)
+	if link < 0 || address < link {
+		t.Errorf("the pod's requests are of types %v", sent)
+	}
+	// An address whose detection is off stays so: the flag is the kernel's to show.
+	shown := nstest.Run(t, pod, "ip", "-6", "-o", "addr", "show", "dev", "eth0")
+	if total, nodad := strings.Count(shown, "inet6"), strings.Count(shown, "nodad"); total != 2 || nodad != total {
+		t.Errorf("%d of %d addresses are without duplicate detection, want 2 of 2:\n%s", nodad, total, shown)
+	}
+}
+
+// setsUp says whether a message sets a link up, by its index.
+func setsUp(m nl.Message, index uint32) bool {
+	return m.Type == unix.RTM_NEWLINK && binary.NativeEndian.Uint32(m.Data[4:]) == index &&
+		binary.NativeEndian.Uint32(m.Data[8:])&unix.IFF_UP != 0
+}
+
+// Real solicitations, of which a pod with duplicate detection sends some.
+func TestDuplicateDetectionSendsNothingUnlessAskedFor(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	for name, dad := range map[string]bool{"off": false, "on": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := port(0)
+			if dad {
+				p = port(1)
+			}
+			p.DAD = dad
+			heard := listenToIPv6(t, n.ns, n.link.Index)
+			attach(t, n, p)
+			want := addrs(p)[1]
+			// A frame of the pod's own that comes after all that Attach made it send.
+			meet(t, n.ns, want)
+			probes := 0
+			for _, frame := range heard() {
+				if isProbe(frame, want) {
+					probes++
+				}
+			}
+			if (probes > 0) != dad {
+				t.Errorf("%d solicitations for %s from nobody", probes, want)
+			}
+		})
+	}
+}
+
+// listenToIPv6 gathers the IPv6 packets that a link hears, from now on. What it
+// gives gives those so far.
+func listenToIPv6(tb testing.TB, ns *netns.NS, link int) func() [][]byte {
+	tb.Helper()
+	fd := -1
+	inside(tb, ns, func() error {
+		var err error
+		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+		return err
+	})
+	tb.Cleanup(func() { unix.Close(fd) })
+	protocol := binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, unix.ETH_P_IPV6))
+	if err := unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: protocol, Ifindex: link}); err != nil {
+		tb.Fatal(err)
+	}
+	return func() [][]byte {
+		var list [][]byte
+		for {
+			buf := make([]byte, 1500)
+			n, _, err := unix.Recvfrom(fd, buf, 0)
+			if err == unix.EAGAIN {
+				return list
+			}
+			if err != nil {
+				tb.Fatal(err)
+			}
+			list = append(list, buf[:n])
+		}
+	}
+}
+
+// isProbe says whether a packet asks who has an address, from no address: duplicate
+// detection (RFC 4862, section 5.4.2).
+func isProbe(packet []byte, target netip.Addr) bool {
+	const header, solicitation = 40, 135
+	if len(packet) < header+24 || packet[6] != unix.IPPROTO_ICMPV6 || packet[header] != solicitation {
+		return false
+	}
+	source, _ := netip.AddrFromSlice(packet[8:24])
+	about, _ := netip.AddrFromSlice(packet[header+8 : header+24])
+	return source.IsUnspecified() && about == target
+}
+
+func TestRouterAdvertisementsGiveThePodNothing(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	nstest.Run(t, n.ns, "ip", "addr", "add", "fe80::1/64", "dev", "br0", "nodad")
+	p := port(0)
+	pod, _ := attach(t, n, p)
+	got := func() string {
+		return nstest.Run(t, pod, "ip", "-6", "route", "show", "proto", "ra") + nstest.Run(t, pod, "ip", "-6", "addr", "show", "dev", "eth0", "dynamic")
+	}
+	advertise(t, n)
+	meet(t, n.ns, addrs(p)...)
+	if out := got(); out != "" {
+		t.Errorf("the pod has:\n%s", out)
+	}
+	// The very same is taken by a pod that hears routers.
+	nstest.Sysctl(t, pod, "net/ipv6/conf/eth0/accept_ra", "1")
+	advertise(t, n)
+	for deadline := time.Now().Add(10 * time.Second); !strings.Contains(got(), "via fe80::1"); {
+		if time.Now().After(deadline) {
+			t.Fatal("the advertisement gives nobody a route: the test is none")
+		}
+	}
+}
+
+// advertise sends a router advertisement (RFC 4861, section 4.2) with a prefix out
+// of the node's bridge.
+func advertise(tb testing.TB, n *node) {
+	tb.Helper()
+	packet := []byte{134, 0, 0, 0, 64, 0, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0} // the checksum is the kernel's work
+	prefix := []byte{3, 4, 64, 0xc0, 0, 0, 14, 16, 0, 0, 7, 8, 0, 0, 0, 0}
+	address := nstest.Addr("2001:db8:bad::").As16()
+	packet = append(append(packet, prefix...), address[:]...)
+	fd := -1
+	inside(tb, n.ns, func() error {
+		var err error
+		fd, err = unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMPV6)
+		return err
+	})
+	defer unix.Close(fd)
+	for option, value := range map[int]int{unix.IPV6_MULTICAST_HOPS: 255, unix.IPV6_MULTICAST_IF: n.link.Index} {
+		if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, option, value); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	from := nstest.Addr("fe80::1").As16()
+	if err := unix.Bind(fd, &unix.SockaddrInet6{Addr: from, ZoneId: uint32(n.link.Index)}); err != nil {
+		tb.Fatal(err)
+	}
+	to := nstest.Addr("ff02::1").As16()
+	if err := unix.Sendto(fd, packet, 0, &unix.SockaddrInet6{Addr: to, ZoneId: uint32(n.link.Index)}); err != nil {
+		tb.Fatal(err)
+	}
+}

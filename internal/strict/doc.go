@@ -6,7 +6,8 @@
 // which turn a silent surprise into an error:
 //   - a key that no field has is an [UnknownFieldError], which names the nearest
 //     field;
-//   - keys match exactly: "isgateway" is not taken for "isGateway";
+//   - keys match exactly: "isgateway" is not taken for "isGateway", but where
+//     unknown keys are passed over (see [Exempt]);
 //   - a key given twice in one object is a [DuplicateKeyError];
 //   - the top level must be an object, nested at most 128 levels deep.
 //

@@ -2,6 +2,7 @@ package strict
 
 import (
 	"reflect"
+	"slices"
 	"strings"
 	"unicode"
 )
@@ -51,6 +52,13 @@ func (t *table) find(quoted []byte) int {
 		}
 	}
 	return -1
+}
+
+// findFolded returns the index of the field that has this name but for upper and
+// lower case, or -1. There are programs that write "HostPort" where the CNI
+// conventions have "hostPort", since encoding/json takes one for the other.
+func (t *table) findFolded(name string) int {
+	return slices.IndexFunc(t.fields, func(f field) bool { return strings.EqualFold(f.name, name) })
 }
 
 // names lists the keys that the struct takes.

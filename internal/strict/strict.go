@@ -13,8 +13,10 @@ import (
 	"strings"
 )
 
-// Exempt says of a key that no field has whether it is to be passed over rather
-// than to be an error. path names the object that holds the key, as in
+// Exempt says of a key that no field has to the letter whether it is to be passed
+// over rather than to be an error. Where a field has it but for upper and lower case,
+// it is that field's instead: who passes over unknown keys has not written all of the
+// object for us. path names the object that holds the key, as in
 // [UnknownFieldError.Path]; it is empty for the document itself.
 type Exempt func(path, key string) bool
 
@@ -266,7 +268,14 @@ func (d *decoder) structure(v reflect.Value) error {
 	return d.object(func(quoted []byte) error {
 		i := t.find(quoted)
 		if i < 0 {
-			return d.unknown(unquote(quoted), t)
+			key := unquote(quoted)
+			exempt := d.exempt != nil && d.exempt(d.pathString(), key)
+			if exempt {
+				i = t.findFolded(key)
+			}
+			if i < 0 {
+				return d.unknown(key, t, exempt)
+			}
 		}
 		d.push(t.fields[i].name, 0)
 		defer d.pop()
@@ -306,8 +315,7 @@ func through(v reflect.Value, index []int) (reflect.Value, error) {
 }
 
 // unknown passes over the value of a key that is not in t, or reports it.
-func (d *decoder) unknown(key string, t *table) error {
-	exempt := d.exempt != nil && d.exempt(d.pathString(), key)
+func (d *decoder) unknown(key string, t *table, exempt bool) error {
 	raw, err := d.value()
 	if err != nil || exempt {
 		return err

@@ -513,3 +513,29 @@ func TestMain(m *testing.M) {
 	}
 	os.Exit(m.Run())
 }
+
+// Structs without tags are marshalled with the names that they have in Go.
+func TestWhereUnknownKeysArePassedOverCaseDoesNotMatter(t *testing.T) {
+	t.Parallel()
+	everything := func(string, string) bool { return true }
+	var v struct {
+		HostPort int `json:"hostPort"`
+		Nested   struct {
+			HostIP string `json:"hostIP"`
+		} `json:"nested"`
+	}
+	if err := strict.Unmarshal([]byte(`{"HostPort":7,"Nested":{"HOSTIP":"a"},"Other":1}`), &v, everything); err != nil {
+		t.Fatal(err)
+	}
+	if v.HostPort != 7 || v.Nested.HostIP != "a" {
+		t.Errorf("got %+v", v)
+	}
+	var duplicate *strict.DuplicateKeyError
+	if err := strict.Unmarshal([]byte(`{"HostPort":7,"hostPort":8}`), &v, everything); !errors.As(err, &duplicate) {
+		t.Errorf("two spellings of one key: %v, want a DuplicateKeyError", err)
+	}
+	var unknown *strict.UnknownFieldError
+	if err := strict.Unmarshal([]byte(`{"HostPort":7}`), &v, nil); !errors.As(err, &unknown) {
+		t.Errorf("where nothing is passed over: %v, want an UnknownFieldError", err)
+	}
+}

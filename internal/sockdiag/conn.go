@@ -1,0 +1,114 @@
+package sockdiag
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/netns"
+)
+
+// Config says how to open a Conn. The zero value, and nil, mean the caller's own
+// namespace.
+type Config struct {
+	// NetNS is the namespace whose sockets are meant; nil is that of the calling
+	// thread. It may be closed after Dial.
+	NetNS *netns.NS
+}
+
+// Conn looks at the sockets of one network namespace. Its methods may be called from
+// several goroutines. Errors of the kernel are *tombolo.OpError, or wrap one.
+type Conn struct {
+	nl *nl.Conn // nil where the kernel has no NETLINK_SOCK_DIAG
+	ns *netns.NS
+}
+
+// Dial opens a connection.
+func Dial(cfg *Config) (*Conn, error) {
+	ns, err := own(cfg)
+	if err != nil {
+		return nil, err
+	}
+	var c nl.Config
+	if cfg != nil {
+		c.NetNS = cfg.NetNS
+	}
+	conn, err := nl.Dial(unix.NETLINK_SOCK_DIAG, &c)
+	if err != nil && !errors.Is(err, unix.EPROTONOSUPPORT) {
+		ns.Close()
+		return nil, err
+	}
+	return &Conn{nl: conn, ns: ns}, nil
+}
+
+// own opens the namespace again, for what is read from /proc later.
+func own(cfg *Config) (*netns.NS, error) {
+	if cfg == nil || cfg.NetNS == nil {
+		return netns.Current()
+	}
+	return netns.Open(fmt.Sprintf("/proc/self/fd/%d", cfg.NetNS.FD()))
+}
+
+// Close closes the connection.
+func (c *Conn) Close() error {
+	var err error
+	if c.nl != nil {
+		err = c.nl.Close()
+	}
+	return errors.Join(err, c.ns.Close())
+}
+
+// Listeners gives the sockets that take any of what is wanted (Socket.Takes), each
+// once, sorted by protocol, address and port. It asks once for each protocol and
+// address family, whatever the number of ports.
+func (c *Conn) Listeners(ctx context.Context, wants []Want) ([]Socket, error) {
+	questions, err := ask(wants)
+	if err != nil {
+		return nil, &tombolo.OpError{Op: "list sockets", Err: err}
+	}
+	var list []Socket
+	for _, q := range questions {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		part, err := c.answer(&q)
+		if err != nil {
+			return nil, err
+		}
+		for _, s := range part {
+			if slices.ContainsFunc(wants, s.Takes) {
+				list = append(list, s)
+			}
+		}
+	}
+	slices.SortFunc(list, func(a, b Socket) int {
+		return cmp.Or(cmp.Compare(a.Proto, b.Proto), a.Local.Compare(b.Local), cmp.Compare(a.Inode, b.Inode))
+	})
+	return list, nil
+}
+
+// answer gives the sockets that a question is about, and maybe others.
+func (c *Conn) answer(q *question) ([]Socket, error) {
+	if c.nl == nil {
+		return c.readProc(q)
+	}
+	var list []Socket
+	err := c.nl.Dump("list "+q.String(), unix.SOCK_DIAG_BY_FAMILY, q.encode, func(m nl.Message) error {
+		if m.Type != unix.SOCK_DIAG_BY_FAMILY {
+			return nil
+		}
+		sockets, err := decode(q.proto, m.Data)
+		list = append(list, sockets...)
+		return err
+	})
+	if errors.Is(err, unix.ENOENT) {
+		return c.readProc(q) // it has no module for the protocol
+	}
+	return list, err
+}

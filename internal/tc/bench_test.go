@@ -1,0 +1,59 @@
+package tc_test
+
+import (
+	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/tc"
+)
+
+// BenchmarkEnsure is what shaping adds to an ADD, on a port that is up.
+func BenchmarkEnsure(b *testing.B) {
+	for _, c := range []struct {
+		name  string
+		shape tc.Shape
+	}{
+		{"ingress", tc.Shape{Ingress: tc.Limit{Rate: 10e6}}},
+		{"egress", tc.Shape{Egress: tc.Limit{Rate: 10e6}}},
+		{"both", tc.Shape{Ingress: tc.Limit{Rate: 10e6}, Egress: tc.Limit{Rate: 10e6}}},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			n := newNode(b)
+			b.ReportAllocs()
+			for b.Loop() {
+				if changed, err := n.conn.Ensure(b.Context(), n.target, c.shape); err != nil || !changed {
+					b.Fatal(changed, err)
+				}
+				b.StopTimer()
+				if err := n.conn.Remove(b.Context(), n.target); err != nil {
+					b.Fatal(err)
+				}
+				b.StartTimer()
+			}
+		})
+	}
+}
+
+// BenchmarkEnsureAgain is what a repair costs that finds nothing to do.
+func BenchmarkEnsureAgain(b *testing.B) {
+	n := newNode(b)
+	n.ensure(b, both)
+	b.ReportAllocs()
+	for b.Loop() {
+		n.ensure(b, both)
+	}
+}
+
+// BenchmarkRemove is what shaping adds to a DEL, of whose time nearly all is the
+// kernel waiting for the ifb to be out of use.
+func BenchmarkRemove(b *testing.B) {
+	n := newNode(b)
+	b.ReportAllocs()
+	for b.Loop() {
+		b.StopTimer()
+		n.ensure(b, both)
+		b.StartTimer()
+		if err := n.conn.Remove(b.Context(), n.target); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

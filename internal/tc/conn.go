@@ -1,0 +1,145 @@
+package tc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/netns"
+)
+
+// Config says how to open a Conn. The zero value, and nil, mean the caller's own
+// namespace.
+type Config struct {
+	// NetNS is the namespace of the ports: the host's side. Nil is that of the calling
+	// thread. It may be closed after Dial.
+	NetNS *netns.NS
+}
+
+// Conn shapes at the ports of one network namespace. Its methods may be called from
+// several goroutines, though not for one target at a time.
+type Conn struct {
+	nl     *nl.Conn
+	shared bool
+}
+
+// Dial opens a connection of its own. It needs CAP_SYS_ADMIN where cfg names a
+// namespace.
+func Dial(cfg *Config) (*Conn, error) {
+	var c nl.Config
+	if cfg != nil {
+		c.NetNS = cfg.NetNS
+	}
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, &c)
+	if err != nil {
+		return nil, err
+	}
+	return &Conn{nl: conn}, nil
+}
+
+// On makes a Conn over a connection that is open already and that stays with its
+// owner: Close does nothing then.
+func On(conn *nl.Conn) *Conn { return &Conn{nl: conn, shared: true} }
+
+// Close closes the connection, unless it is another's.
+func (c *Conn) Close() error {
+	if c.shared {
+		return nil
+	}
+	return c.nl.Close()
+}
+
+// execute sends a batch unless ctx is done: the kernel's work on it cannot be
+// interrupted.
+func (c *Conn) execute(ctx context.Context, b *nl.Batch) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return c.nl.Execute(b)
+}
+
+// Target says where the traffic of one attachment is shaped.
+type Target struct {
+	// Port names the host's end of the pod's veth pair. Remove takes "" as well: the
+	// port is gone, or about to go, and takes with it all but the ifb.
+	Port string
+	// PortIndex is the port's index and MTU the port's, in bytes, where the caller
+	// knows them; each 0 costs a request.
+	PortIndex int
+	MTU       int
+
+	// IFB names the link that egress takes a turn through; see IFBName.
+	IFB string
+	// Alias is kept by the kernel with the ifb, at most 255 bytes: whose it is.
+	Alias string
+	// Owner is how the alias of an ifb of this name must begin for it to be ours;
+	// otherwise it is left alone, and an ErrForeign. "" takes any.
+	Owner string
+}
+
+// ErrForeign is the cause of an error about a link that has the name of our ifb and
+// is somebody else's.
+var ErrForeign = errors.New("the link belongs to somebody else")
+
+// ErrNotSupported is the cause of an error about what the kernel lacks, and could not
+// or would not load.
+var ErrNotSupported = errors.New("the kernel lacks it")
+
+// IFBName derives the name of an attachment's ifb from the attachment's hash (see
+// package ident), which is different for each interface of a pod: "ifb" and the
+// hash, 14 of the 15 bytes that a name may have.
+func IFBName(hash string) string { return "ifb" + hash }
+
+// IFBHash gives back the hash of an IFBName.
+func IFBHash(name string) (hash string, ok bool) {
+	hash, ok = strings.CutPrefix(name, "ifb")
+	return hash, ok && len(hash) == ident.Digits && strings.Trim(hash, "0123456789abcdef") == ""
+}
+
+const aliasMax = 255 // IFALIASZ - 1
+
+func (t *Target) validate() error {
+	for _, name := range []string{t.Port, t.IFB} {
+		if name == "" || len(name) >= unix.IFNAMSIZ {
+			return fmt.Errorf("%w: %q names no link", ErrInvalid, name)
+		}
+	}
+	switch {
+	case t.Port == t.IFB:
+		return fmt.Errorf("%w: the port and the ifb are both %q", ErrInvalid, t.Port)
+	case len(t.Alias) > aliasMax:
+		return fmt.Errorf("%w: an alias of %d bytes, where %d is the most", ErrInvalid, len(t.Alias), aliasMax)
+	case !strings.HasPrefix(t.Alias, t.Owner):
+		return fmt.Errorf("%w: the alias %q does not begin with its owner, %q", ErrInvalid, t.Alias, t.Owner)
+	}
+	return nil
+}
+
+// checkOwner refuses a link that is no ifb of the target's owner.
+func (t *Target) checkOwner(l *link) error {
+	var what string
+	switch {
+	case l.kind != "ifb":
+		what = fmt.Sprintf("it is of kind %q, not an ifb", l.kind)
+	case !strings.HasPrefix(l.alias, t.Owner):
+		what = fmt.Sprintf("its alias is %q, where %q is expected", l.alias, t.Owner)
+	default:
+		return nil
+	}
+	return &tombolo.OpError{Op: "shape by", Object: t.IFB, Err: fmt.Errorf("%w: %s", ErrForeign, what)}
+}
+
+// unsupported says of a refused creation that the kernel lacks a module, which by
+// itself it says with an errno that has other meanings too.
+func unsupported(err error, modules string) error {
+	if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EOPNOTSUPP) {
+		return err
+	}
+	return fmt.Errorf("%w: %w: load %s (modprobe, or modules-load.d for good)", ErrNotSupported, err, modules)
+}

@@ -1,0 +1,194 @@
+package tc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+)
+
+// Ensure makes a target's traffic be shaped, and says whether it had to change
+// anything. What is installed is s.Effective, whose adjustments the operator should
+// be told. A direction with a rate of 0 loses the shaper that it had from us; one of
+// somebody else's stays.
+//
+// Other rates and bursts are given to the shapers that are there, which keep what
+// is in their queues. Where nothing of ours was there before, an error leaves
+// nothing of ours. An ifb that is not Target.Owner's is an ErrForeign, and what the
+// kernel lacks an ErrNotSupported.
+//
+// Of a fresh port, ingress takes some 20 µs and egress 0.4 ms, half of them for the
+// ifb and nothing of them waiting; the first egress on a node 0.15 ms more, in which
+// the kernel patches itself (its static keys). A target that is as it should be
+// takes 35 µs.
+func (c *Conn) Ensure(ctx context.Context, t Target, s Shape) (changed bool, _ error) {
+	want, err := c.prepare(ctx, &t, s)
+	if err != nil {
+		return false, err
+	}
+	have, err := c.look(ctx, &t)
+	if err != nil {
+		return false, err
+	}
+	if have.ifb != nil {
+		if err := t.checkOwner(have.ifb); err != nil {
+			if want.Egress.Rate != 0 {
+				return false, err
+			}
+			have.ifb = nil
+		}
+	}
+	fresh := have.nothing()
+	changed, err = c.install(ctx, &t, want, have)
+	if err != nil && fresh {
+		return false, c.undo(&t, err)
+	}
+	return changed, err
+}
+
+// prepare refuses what cannot be meant, fills in what was left open, and gives the
+// effective shape.
+func (c *Conn) prepare(ctx context.Context, t *Target, s Shape) (Shape, error) {
+	invalid := func(err error) (Shape, error) {
+		return Shape{}, &tombolo.OpError{Op: "shape", Object: t.Port, Err: err}
+	}
+	if err := t.validate(); err != nil {
+		return invalid(err)
+	}
+	if err := c.findPort(ctx, t); err != nil {
+		return Shape{}, err
+	}
+	want, _, err := s.Effective(t.MTU)
+	if err != nil {
+		return invalid(err)
+	}
+	return want, nil
+}
+
+// undo takes away what a failed Ensure made. It does not look at a context, since it
+// has to be done all the same.
+func (c *Conn) undo(t *Target, cause error) error {
+	if err := c.Remove(context.Background(), *t); err != nil {
+		return errors.Join(cause, fmt.Errorf("undo: %w", err))
+	}
+	return cause
+}
+
+// install turns what is there into what is wanted.
+func (c *Conn) install(ctx context.Context, t *Target, want Shape, have *installed) (changed bool, _ error) {
+	var b nl.Batch
+	modules := "sch_tbf"
+	if want.Egress.Rate != 0 {
+		// It takes a batch of its own: qdiscs and filters go by the index of a link, which
+		// the kernel chooses.
+		made, err := c.ensureIFB(ctx, t, have)
+		if err != nil {
+			return false, err
+		}
+		changed = made
+		modules += ", sch_ingress, cls_u32 and act_mirred"
+		t.appendEgress(&b, want.Egress.bucket(t.MTU), have)
+	}
+	if want.Ingress.Rate != 0 {
+		replaceRoot(&b, t.Port, t.PortIndex, have.ingress, want.Ingress.bucket(t.MTU))
+	} else if have.ingress.ours() {
+		delQdisc(&b, t.Port, t.PortIndex, parentRoot)
+	}
+	changed = changed || b.Len() > 0
+	if err := c.execute(ctx, &b); err != nil {
+		return changed, unsupported(err, modules)
+	}
+	if want.Egress.Rate != 0 || have.ifb == nil && len(have.own) == 0 {
+		return changed, nil
+	}
+	return true, errors.Join(c.removeRedirect(ctx, t, have), c.removeIFB(ctx, t, have.ifb))
+}
+
+// ensureIFB makes the ifb, and leaves it down, or gives one that is there its alias.
+func (c *Conn) ensureIFB(ctx context.Context, t *Target, have *installed) (changed bool, _ error) {
+	if have.ifb != nil && (t.Alias == "" || have.ifb.alias == t.Alias) {
+		return false, nil
+	}
+	var b nl.Batch
+	if have.ifb != nil {
+		setIFB(&b, t.IFB, t.Alias, have.ifb.mtu)
+		return true, c.execute(ctx, &b)
+	}
+	mac, err := randomMAC()
+	if err != nil {
+		return false, err
+	}
+	addIFB(&b, t.IFB, mac, t.MTU)
+	setIFB(&b, t.IFB, t.Alias, t.MTU)
+	if err := c.execute(ctx, &b); err != nil {
+		if b.Err(0) != nil || b.Err(1) == nil {
+			return false, unsupported(err, "ifb")
+		}
+		// Without its alias nobody would take it for ours again.
+		b.Reset()
+		delLink(&b, t.IFB, 0)
+		return false, errors.Join(err, c.nl.Execute(&b))
+	}
+	have.ifb = &link{name: t.IFB}
+	have.ifb.index, err = c.indexOf(ctx, t.IFB)
+	return true, err
+}
+
+// indexOf asks for a link's index in the way that is quickest.
+func (c *Conn) indexOf(ctx context.Context, name string) (int, error) {
+	if index, known, err := c.nl.LinkIndex(name); known {
+		return index, err
+	}
+	var l link
+	var b nl.Batch
+	getLink(&b, name, &l)
+	err := c.execute(ctx, &b)
+	return l.index, err
+}
+
+// appendEgress appends what is missing of the way through the ifb, the filter last:
+// what came by it before all else is there would be lost.
+func (t *Target) appendEgress(b *nl.Batch, w bucket, have *installed) {
+	replaceRoot(b, t.IFB, have.ifb.index, have.egress, w)
+	if !have.ifb.up {
+		setUp(b, t.IFB, have.ifb.index)
+	}
+	if have.place.kind == "" {
+		addClsact(b, t.Port, t.PortIndex)
+	}
+	if have.redirects() {
+		return
+	}
+	if len(have.own) > 0 {
+		delFilters(b, t.Port, t.PortIndex, have.own[0].protocol)
+	}
+	addFilter(b, t.Port, t.PortIndex, have.ifb.index)
+}
+
+// replaceRoot appends what makes a tbf of the root qdisc that is there.
+func replaceRoot(b *nl.Batch, name string, index int, have qdisc, w bucket) {
+	if have.is(w) {
+		return
+	}
+	if have.handle == ownHandle && have.kind != "tbf" {
+		// The kernel replaces a qdisc of another handle. One of the same it would change,
+		// and refuses to, since it is of another kind.
+		delQdisc(b, name, index, parentRoot)
+	}
+	setTBF(b, name, index, w)
+}
+
+// randomMAC gives a unicast MAC of the locally administered kind.
+func randomMAC() (net.HardwareAddr, error) {
+	mac := make(net.HardwareAddr, 6)
+	if _, err := unix.Getrandom(mac, 0); err != nil {
+		return nil, &tombolo.OpError{Op: "choose a random MAC", Err: err}
+	}
+	mac[0] = mac[0]&^1 | 2
+	return mac, nil
+}

@@ -1,0 +1,55 @@
+package tc_test
+
+import (
+	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/tc"
+	"github.com/tombolo-cni/tombolo/netns"
+)
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+const hash = "0123456789a"
+
+var both = tc.Shape{Ingress: tc.Limit{Rate: 10e6}, Egress: tc.Limit{Rate: 20e6}}
+
+// node is a namespace with a bridge and a pod at a port of it.
+type node struct {
+	ns, pod *netns.NS
+	conn    *tc.Conn
+	target  tc.Target
+}
+
+func newNode(tb testing.TB) *node {
+	tb.Helper()
+	n := &node{ns: nstest.New(tb)}
+	nstest.Run(tb, n.ns, "ip", "link", "add", "br0", "type", "bridge")
+	nstest.Run(tb, n.ns, "ip", "link", "set", "br0", "up")
+	var err error
+	if n.conn, err = tc.Dial(&tc.Config{NetNS: n.ns}); err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { n.conn.Close() })
+	n.target, n.pod = n.addPod(tb, hash)
+	return n
+}
+
+func (n *node) addPod(tb testing.TB, hash string) (tc.Target, *netns.NS) {
+	tb.Helper()
+	pod := nstest.New(tb)
+	port := "veth" + hash
+	index, _ := nstest.Veth(tb, n.ns, port, pod, "eth0")
+	nstest.Run(tb, n.ns, "ip", "link", "set", port, "master", "br0")
+	owner := "tombolo:1:" + hash + ":"
+	return tc.Target{Port: port, PortIndex: index, MTU: 1500, IFB: tc.IFBName(hash), Owner: owner, Alias: owner + "net:"}, pod
+}
+
+func (n *node) ensure(tb testing.TB, s tc.Shape) (changed bool) {
+	tb.Helper()
+	changed, err := n.conn.Ensure(tb.Context(), n.target, s)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return changed
+}

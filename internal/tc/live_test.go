@@ -1,0 +1,498 @@
+package tc_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/tc"
+)
+
+// shown is a qdisc as tc prints it.
+type shown struct {
+	Kind    string `json:"kind"`
+	Handle  string `json:"handle"`
+	Dev     string `json:"dev"`
+	Root    bool   `json:"root"`
+	Options struct {
+		Rate  uint64 `json:"rate"` // bytes per second
+		Burst uint64 `json:"burst"`
+		Lat   uint64 `json:"lat"` // µs
+	} `json:"options"`
+}
+
+// qdiscs asks tc, the referee, for all but the kernel's defaults.
+func (n *node) qdiscs(tb testing.TB) map[string]shown {
+	tb.Helper()
+	var list []shown
+	if err := json.Unmarshal([]byte(nstest.Run(tb, n.ns, "tc", "-j", "-s", "qdisc", "show")), &list); err != nil {
+		tb.Fatal(err)
+	}
+	found := map[string]shown{}
+	for _, q := range list {
+		where := q.Dev + " root"
+		if !q.Root {
+			where = q.Dev + " " + q.Kind
+		}
+		if q.Handle != "0:" {
+			found[where] = q
+		}
+	}
+	return found
+}
+
+// nothingLeft fails the test if a qdisc, a filter or an ifb is there.
+func (n *node) nothingLeft(tb testing.TB) {
+	tb.Helper()
+	if got := n.qdiscs(tb); len(got) > 0 {
+		tb.Errorf("qdiscs are left: %v", got)
+	}
+	if out := nstest.Run(tb, n.ns, "ip", "-o", "link", "show", "type", "ifb"); out != "" {
+		tb.Errorf("ifbs are left:\n%s", out)
+	}
+	for _, side := range []string{"ingress", "egress"} {
+		if out, err := nstest.Try(n.ns, "tc", "filter", "show", "dev", n.target.Port, side); err == nil && out != "" {
+			tb.Errorf("filters are left at %s:\n%s", side, out)
+		}
+	}
+}
+
+func TestEnsureInstallsExactlyTheRate(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		limit       tc.Limit
+		rate, burst uint64 // bytes
+		lat         uint64 // µs
+	}{
+		"10 Mbit/s":              {tc.Limit{Rate: 10e6}, 1250000, 6250, 10000},
+		"1 Gbit/s":               {tc.Limit{Rate: 1e9}, 125e6, 625000, 10000},
+		"40 Gbit/s, of 64 bits":  {tc.Limit{Rate: 40e9}, 5e9, 25e6, 10000},
+		"1 kbit/s":               {tc.Limit{Rate: 1e3}, 125, 3036, 72864000},
+		"a burst that is capped": {tc.Limit{Rate: 100e6, Burst: math.MaxInt32}, 12500000, 625000, 0},
+		"a burst that is given":  {tc.Limit{Rate: 100e6, Burst: 800e3}, 12500000, 100000, 7000},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			s := tc.Shape{Ingress: c.limit, Egress: c.limit}
+			if !n.ensure(t, s) {
+				t.Error("it says that nothing changed")
+			}
+			got := n.qdiscs(t)
+			if len(got) != 3 {
+				t.Errorf("qdiscs are %v, want three", got)
+			}
+			for _, where := range []string{n.target.Port + " root", n.target.IFB + " root"} {
+				q := got[where]
+				if q.Kind != "tbf" || q.Options.Rate != c.rate || differs(q.Options.Burst, c.burst, c.rate) || c.lat != 0 && max(q.Options.Lat, c.lat)-min(q.Options.Lat, c.lat) > 1 {
+					t.Errorf("%s is %+v, want a tbf of %d bytes/s, burst %d, latency %d µs", where, q, c.rate, c.burst, c.lat)
+				}
+			}
+			want, _, err := s.Effective(n.target.MTU)
+			if err != nil {
+				t.Fatal(err)
+			}
+			have, err := n.conn.Get(t.Context(), n.target)
+			if err != nil || have.Ingress.Rate != want.Ingress.Rate || differs(have.Ingress.Burst/8, want.Ingress.Burst/8, c.rate) || have.Ingress != have.Egress {
+				t.Errorf("Get gives %+v, %v, want %+v", have, err, want)
+			}
+			if diffs, err := n.conn.Check(t.Context(), n.target, s); len(diffs) > 0 || err != nil {
+				t.Errorf("Check finds %v, %v", diffs, err)
+			}
+		})
+	}
+}
+
+// differs allows for what the kernel's tick, and the microsecond of tc, are worth.
+func differs(a, b, rate uint64) bool { return max(a, b)-min(a, b) > 1+rate/1e6 }
+
+func TestEnsureMakesTheIFBAsOurs(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.ensure(t, both)
+	details := nstest.Run(t, n.ns, "ip", "-d", "link", "show", n.target.IFB)
+	for _, want := range []string{"alias " + n.target.Alias, "addrgenmode none", ",UP,", "mtu 1500", "ifb"} {
+		if !strings.Contains(details, want) {
+			t.Errorf("ip -d link does not say %q:\n%s", want, details)
+		}
+	}
+	if out := nstest.Run(t, n.ns, "ip", "addr", "show", "dev", n.target.IFB, "scope", "link"); strings.Contains(out, "inet6") {
+		t.Errorf("the ifb has an address:\n%s", out)
+	}
+	list, err := n.conn.IFBs(t.Context())
+	want := []tc.IFB{{Name: n.target.IFB, Index: nstest.Index(t, n.ns, n.target.IFB), Alias: n.target.Alias}}
+	if diff := cmp.Diff(want, list); diff != "" || err != nil {
+		t.Errorf("IFBs: %v (-want +got):\n%s", err, diff)
+	}
+}
+
+func TestEnsureTwiceChangesNothing(t *testing.T) {
+	t.Parallel()
+	for name, s := range shapes() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.ensure(t, s)
+			before := nstest.Run(t, n.ns, "tc", "-d", "qdisc", "show") + nstest.Run(t, n.ns, "ip", "-o", "link", "show", "type", "ifb")
+			if n.ensure(t, s) {
+				t.Error("the second Ensure says that it changed something")
+			}
+			after := nstest.Run(t, n.ns, "tc", "-d", "qdisc", "show") + nstest.Run(t, n.ns, "ip", "-o", "link", "show", "type", "ifb")
+			if diff := cmp.Diff(before, after); diff != "" {
+				t.Errorf("the second Ensure changed (-before +after):\n%s", diff)
+			}
+		})
+	}
+}
+
+func shapes() map[string]tc.Shape {
+	return map[string]tc.Shape{
+		"ingress": {Ingress: both.Ingress},
+		"egress":  {Egress: both.Egress},
+		"both":    both,
+		"none":    {},
+	}
+}
+
+// Whatever was asked for before, what is asked for now is there, and nothing else;
+// and what was there is found to differ.
+func TestEnsureGoesFromAnyShapeToAnyOther(t *testing.T) {
+	t.Parallel()
+	all := shapes()
+	all["faster"] = tc.Shape{Ingress: tc.Limit{Rate: 50e6, Burst: 1e6}, Egress: tc.Limit{Rate: 60e6}}
+	for from := range all {
+		t.Run(from, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			for to, s := range all {
+				n.ensure(t, all[from])
+				diffs, err := n.conn.Check(t.Context(), n.target, s)
+				if err != nil || (len(diffs) == 0) != (from == to) {
+					t.Errorf("from %s to %s: Check finds %v, %v", from, to, diffs, err)
+				}
+				if changed := n.ensure(t, s); changed != (from != to) {
+					t.Errorf("from %s to %s: changed is %v", from, to, changed)
+				}
+				if diffs, err := n.conn.Check(t.Context(), n.target, s); len(diffs) > 0 || err != nil {
+					t.Errorf("from %s to %s: Check still finds %v, %v", from, to, diffs, err)
+				}
+				want := map[string]int{"ingress": 1, "egress": 2, "both": 3, "faster": 3, "none": 0}[to]
+				if got := n.qdiscs(t); len(got) != want {
+					t.Errorf("from %s to %s: %d qdiscs, want %d: %v", from, to, len(got), want, got)
+				}
+				if err := n.conn.Remove(t.Context(), n.target); err != nil {
+					t.Fatal(err)
+				}
+				n.nothingLeft(t)
+			}
+		})
+	}
+}
+
+// Another rate is given to the qdiscs that are there: their counters go on, which a
+// new one's would not, and neither the ifb nor the filter is made again.
+func TestEnsureChangesARateInPlace(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.ensure(t, both)
+	give(t, n)
+	if err := nstest.Ping(t, n.pod, nstest.Addr("10.77.0.1")); err != nil {
+		t.Fatal(err)
+	}
+	index := nstest.Index(t, n.ns, n.target.IFB)
+	if !n.ensure(t, tc.Shape{Ingress: tc.Limit{Rate: 30e6}, Egress: tc.Limit{Rate: 40e6, Burst: 1e6}}) {
+		t.Error("it says that nothing changed")
+	}
+	if got := nstest.Index(t, n.ns, n.target.IFB); got != index {
+		t.Errorf("the ifb's index was %d and is %d", index, got)
+	}
+	for _, dev := range []string{n.target.Port, n.target.IFB} {
+		out := nstest.Run(t, n.ns, "tc", "-s", "qdisc", "show", "dev", dev, "root")
+		if !strings.Contains(out, "Sent ") || strings.Contains(out, "Sent 0 bytes") {
+			t.Errorf("the qdisc of %s has counted nothing:\n%s", dev, out)
+		}
+	}
+	if out := nstest.Run(t, n.ns, "tc", "-s", "filter", "show", "dev", n.target.Port, "ingress"); strings.Contains(out, "Sent 0 bytes") {
+		t.Errorf("the filter has counted nothing:\n%s", out)
+	}
+}
+
+// give gives the host and the pod their addresses.
+func give(tb testing.TB, n *node) {
+	tb.Helper()
+	nstest.Run(tb, n.ns, "ip", "addr", "add", "10.77.0.1/24", "dev", "br0")
+	nstest.Run(tb, n.pod, "ip", "addr", "add", "10.77.0.2/24", "dev", "eth0")
+}
+
+func TestTrafficPassesBothWaysAndThroughTheShapers(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	give(t, n)
+	n.ensure(t, both)
+	if err := nstest.Ping(t, n.pod, nstest.Addr("10.77.0.1")); err != nil {
+		t.Error(err)
+	}
+	if err := nstest.Ping(t, n.ns, nstest.Addr("10.77.0.2")); err != nil {
+		t.Error(err)
+	}
+	for _, dev := range []string{n.target.Port, n.target.IFB} {
+		if out := nstest.Run(t, n.ns, "tc", "-s", "qdisc", "show", "dev", dev, "root"); strings.Contains(out, "Sent 0 bytes") {
+			t.Errorf("nothing went through the qdisc of %s:\n%s", dev, out)
+		}
+	}
+}
+
+func TestTargetsDoNotCollide(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	other, _ := n.addPod(t, "0123456789b")
+	n.ensure(t, both)
+	s := tc.Shape{Ingress: tc.Limit{Rate: 1e6}, Egress: tc.Limit{Rate: 2e6}}
+	if changed, err := n.conn.Ensure(t.Context(), other, s); err != nil || !changed {
+		t.Fatal(changed, err)
+	}
+	if n.ensure(t, both) {
+		t.Error("the second target changed the first")
+	}
+	if err := n.conn.Remove(t.Context(), other); err != nil {
+		t.Fatal(err)
+	}
+	if diffs, err := n.conn.Check(t.Context(), n.target, both); len(diffs) > 0 || err != nil {
+		t.Errorf("after the second was removed the first has %v, %v", diffs, err)
+	}
+	if got, err := n.conn.Get(t.Context(), other); err != nil || !got.IsZero() {
+		t.Errorf("the second still has %+v, %v", got, err)
+	}
+}
+
+func TestRemoveLeavesNothing(t *testing.T) {
+	t.Parallel()
+	for name, s := range shapes() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.ensure(t, s)
+			for range 2 { // gone is success
+				if err := n.conn.Remove(t.Context(), n.target); err != nil {
+					t.Fatal(err)
+				}
+				n.nothingLeft(t)
+			}
+		})
+	}
+}
+
+func TestRemoveOnceThePortIsGone(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(*tc.Target){
+		"named, with its index": func(*tc.Target) {},
+		"named":                 func(t *tc.Target) { t.PortIndex, t.MTU = 0, 0 },
+		"not named":             func(t *tc.Target) { t.Port, t.PortIndex, t.MTU = "", 0, 0 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.ensure(t, both)
+			nstest.Run(t, n.ns, "ip", "link", "del", n.target.Port)
+			change(&n.target)
+			if err := n.conn.Remove(t.Context(), n.target); err != nil {
+				t.Fatal(err)
+			}
+			n.nothingLeft(t)
+		})
+	}
+}
+
+func TestRemoveKnowsThePortByNameAlone(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.ensure(t, both)
+	if err := n.conn.Remove(t.Context(), tc.Target{Port: n.target.Port, IFB: n.target.IFB}); err != nil {
+		t.Fatal(err)
+	}
+	n.nothingLeft(t)
+}
+
+func TestEnsureAsksForWhatTheCallerDoesNotKnow(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	nstest.Run(t, n.ns, "ip", "link", "set", n.target.Port, "mtu", "9000")
+	n.target.PortIndex, n.target.MTU = 0, 0
+	n.ensure(t, tc.Shape{Ingress: tc.Limit{Rate: 1e6}})
+	if got := n.qdiscs(t)[n.target.Port+" root"].Options.Burst; differs(got, 2*9018, 125e3) {
+		t.Errorf("the burst is %d bytes, want two frames of the port's MTU", got)
+	}
+}
+
+// What others have put at the port stays theirs.
+func TestForeignFiltersAndQdiscsStay(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	port := n.target.Port
+	nstest.Run(t, n.ns, "tc", "qdisc", "add", "dev", port, "root", "handle", "5:", "pfifo", "limit", "77")
+	nstest.Run(t, n.ns, "tc", "qdisc", "add", "dev", port, "clsact")
+	nstest.Run(t, n.ns, "tc", "filter", "add", "dev", port, "egress", "pref", "9", "u32", "match", "u32", "0", "0", "flowid", "1:1")
+	s := tc.Shape{Egress: both.Egress}
+	n.ensure(t, s)
+	if diffs, err := n.conn.Check(t.Context(), n.target, s); len(diffs) > 0 || err != nil {
+		t.Errorf("Check finds %v, %v", diffs, err)
+	}
+	if err := n.conn.Remove(t.Context(), n.target); err != nil {
+		t.Fatal(err)
+	}
+	if out := nstest.Run(t, n.ns, "tc", "filter", "show", "dev", port, "egress"); !strings.Contains(out, "pref 9") {
+		t.Errorf("the other filter is gone:\n%s", out)
+	}
+	if out := nstest.Run(t, n.ns, "tc", "filter", "show", "dev", port, "ingress"); out != "" {
+		t.Errorf("our filter is left:\n%s", out)
+	}
+	if got := n.qdiscs(t)[port+" root"]; got.Kind != "pfifo" {
+		t.Errorf("the root is %+v, want the pfifo that was there", got)
+	}
+}
+
+// An agent, or an earlier plugin, may have put the ingress qdisc in clsact's place,
+// which serves as well.
+func TestEgressWorksOverAnIngressQdiscThatIsThere(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	give(t, n)
+	nstest.Run(t, n.ns, "tc", "qdisc", "add", "dev", n.target.Port, "ingress")
+	s := tc.Shape{Egress: both.Egress}
+	n.ensure(t, s)
+	if err := nstest.Ping(t, n.pod, nstest.Addr("10.77.0.1")); err != nil {
+		t.Error(err)
+	}
+	if out := nstest.Run(t, n.ns, "tc", "-s", "qdisc", "show", "dev", n.target.IFB, "root"); strings.Contains(out, "Sent 0 bytes") {
+		t.Errorf("nothing went through the ifb:\n%s", out)
+	}
+	if diffs, err := n.conn.Check(t.Context(), n.target, s); len(diffs) > 0 || err != nil {
+		t.Errorf("Check finds %v, %v", diffs, err)
+	}
+	if n.ensure(t, s) {
+		t.Error("the second Ensure changed something")
+	}
+	if err := n.conn.Remove(t.Context(), n.target); err != nil {
+		t.Fatal(err)
+	}
+	if _, left := n.qdiscs(t)[n.target.Port+" ingress"]; !left {
+		t.Error("the ingress qdisc of somebody else's is gone")
+	}
+}
+
+func TestForeignLinkOfTheIFBsNameIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	for name, add := range map[string][]string{
+		"an ifb with another alias": {"link", "add", "IFB", "alias", "tombolo:1:ffffffffff0:net:", "type", "ifb"},
+		"an ifb without an alias":   {"link", "add", "IFB", "type", "ifb"},
+		"a bridge with our alias":   {"link", "add", "IFB", "type", "bridge"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			args := append([]string(nil), add...)
+			args[2] = n.target.IFB
+			nstest.Run(t, n.ns, "ip", args...)
+			if strings.Contains(name, "our") {
+				nstest.Run(t, n.ns, "ip", "link", "set", n.target.IFB, "alias", n.target.Alias)
+			}
+			if changed, err := n.conn.Ensure(t.Context(), n.target, both); changed || !errors.Is(err, tc.ErrForeign) {
+				t.Errorf("Ensure: %v, %v, want ErrForeign", changed, err)
+			}
+			if err := n.conn.Remove(t.Context(), n.target); !errors.Is(err, tc.ErrForeign) {
+				t.Errorf("Remove: %v, want ErrForeign", err)
+			}
+			nstest.Index(t, n.ns, n.target.IFB) // it is still there
+			if got := n.qdiscs(t); len(got) > 0 {
+				t.Errorf("qdiscs: %v", got)
+			}
+			// Who wants no egress shaped does not need the name.
+			n.ensure(t, tc.Shape{Ingress: both.Ingress})
+			n.ensure(t, tc.Shape{})
+		})
+	}
+}
+
+func TestEnsureGivesTheIFBANewAlias(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.ensure(t, both)
+	n.target.Alias += "10.77.0.2"
+	diffs, err := n.conn.Check(t.Context(), n.target, both)
+	want := []tombolo.Difference{{Object: "link " + n.target.IFB, What: "alias",
+		Want: `"` + n.target.Alias + `"`, Have: `"tombolo:1:` + hash + `:net:"`}}
+	if diff := cmp.Diff(want, diffs); diff != "" || err != nil {
+		t.Errorf("Check: %v (-want +got):\n%s", err, diff)
+	}
+	if !n.ensure(t, both) || n.ensure(t, both) {
+		t.Error("the alias takes other than one Ensure")
+	}
+}
+
+func TestTargetsThatCannotBeMeantAreRefused(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	for name, change := range map[string]func(*tc.Target){
+		"no port":         func(t *tc.Target) { t.Port = "" },
+		"no ifb":          func(t *tc.Target) { t.IFB = "" },
+		"a long name":     func(t *tc.Target) { t.IFB = "ifb0123456789abc" },
+		"one name":        func(t *tc.Target) { t.IFB = t.Port },
+		"a long alias":    func(t *tc.Target) { t.Alias = t.Owner + strings.Repeat("x", 255) },
+		"another's alias": func(t *tc.Target) { t.Alias = "tombolo:1:ffffffffff0:" },
+	} {
+		target := n.target
+		change(&target)
+		if _, err := n.conn.Ensure(t.Context(), target, both); !errors.Is(err, tc.ErrInvalid) {
+			t.Errorf("%s: error is %v, want ErrInvalid", name, err)
+		}
+	}
+	if _, err := n.conn.Ensure(t.Context(), n.target, tc.Shape{Ingress: tc.Limit{Rate: 1}}); !errors.Is(err, tc.ErrInvalid) {
+		t.Errorf("a rate of 1 bit/s: error is %v, want ErrInvalid", err)
+	}
+	n.nothingLeft(t)
+}
+
+func TestMissingPortIsToldAndLeavesNothing(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	nstest.Run(t, n.ns, "ip", "link", "del", n.target.Port)
+	for name, index := range map[string]int{"by index": n.target.PortIndex, "by name": 0} {
+		n.target.PortIndex = index
+		if _, err := n.conn.Ensure(t.Context(), n.target, both); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: Ensure gives %v, want fs.ErrNotExist", name, err)
+		}
+		if _, err := n.conn.Get(t.Context(), n.target); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: Get gives %v, want fs.ErrNotExist", name, err)
+		}
+		diffs, err := n.conn.Check(t.Context(), n.target, both)
+		if err != nil || len(diffs) != 1 || diffs[0].String() != "port "+n.target.Port+": link "+n.target.Port+" is missing" {
+			t.Errorf("%s: Check gives %v, %v", name, diffs, err)
+		}
+	}
+	n.nothingLeft(t)
+}
+
+func TestCancelledContextSendsNothing(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := n.conn.Ensure(ctx, n.target, both); !errors.Is(err, context.Canceled) {
+		t.Errorf("Ensure: %v", err)
+	}
+	if err := n.conn.Remove(ctx, n.target); !errors.Is(err, context.Canceled) {
+		t.Errorf("Remove: %v", err)
+	}
+	if _, err := n.conn.IFBs(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("IFBs: %v", err)
+	}
+	n.nothingLeft(t)
+}

@@ -1,0 +1,190 @@
+package tc
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+)
+
+// Limit bounds the traffic of one direction.
+type Limit struct {
+	// Rate is in bits per second, frames counted from their Ethernet header on; 0 is
+	// no limit. Odd bits are dropped: the kernel counts in bytes.
+	Rate uint64
+	// Burst is how many bits may pass at once after a pause; 0 leaves the choice to
+	// Effective.
+	Burst uint64
+}
+
+// Shape is the limits of one pod, seen from the pod.
+type Shape struct {
+	Ingress Limit // of what the pod receives
+	Egress  Limit // of what the pod sends
+}
+
+// IsZero says whether there is nothing to shape.
+func (s Shape) IsZero() bool { return s.Ingress.Rate == 0 && s.Egress.Rate == 0 }
+
+// The rates that make sense, in bits per second; they are the bounds that
+// Kubernetes sets for its annotations.
+const (
+	MinRate uint64 = 1e3
+	MaxRate uint64 = 1e15
+)
+
+// ErrInvalid is the cause of every error about a Shape or a Target that cannot be
+// meant: nothing was sent to the kernel.
+var ErrInvalid = errors.New("invalid argument")
+
+const (
+	// defaultBurst is how long the rate takes to send the burst that nobody gave. At
+	// 1 Gbit/s that is ten packets of 64 KiB as TCP hands them down, at 10 Mbit/s four
+	// frames; the rate was reached with a fifth of it.
+	defaultBurst = 5 * time.Millisecond
+	// longestBurst bounds a burst that was given: in no second more passes than 105 %
+	// of the rate. What a container runtime fills in (2³¹ or 2³² bits) would let a limit
+	// of 10 Mbit/s through unlimited for minutes.
+	longestBurst = 50 * time.Millisecond
+	// leastBurst is in full frames. One is what it takes for any to pass; with two the
+	// rate is reached although timers are late.
+	leastBurst = 2
+
+	// queueTime is how long a packet waits at most. Ten times what TCP needs between
+	// the pods of a node; the 25 ms of the reference plugin are what its users complain
+	// of.
+	queueTime = 15 * time.Millisecond
+	// leastQueue is in full frames: with fewer TCP loses its way at low rates, where a
+	// single frame takes longer than queueTime.
+	leastQueue = 8
+
+	// frameOverhead is what a frame may have beside its MTU: the Ethernet header and a
+	// VLAN tag.
+	frameOverhead = 18
+	// segmented is the longest packet that is cut into frames on its way out, not
+	// before (the default of gso_max_size), with its headers.
+	segmented = 65536 + 256
+
+	// mostBytes is the longest burst and queue, in the 32 bits that the kernel has.
+	mostBytes = 1 << 31
+)
+
+// Adjustment is a burst that Effective changed, since it could not be meant.
+type Adjustment struct {
+	Direction string // "ingress" or "egress"
+	Rate      uint64 // of that direction, in bits per second
+	Asked     uint64 // the burst asked for, in bits
+	Effective uint64 // the burst instead, in bits
+}
+
+// String says it to the operator, with the reason.
+func (a Adjustment) String() string {
+	if a.Asked < a.Effective {
+		return fmt.Sprintf("%s burst of %d bit is shorter than two frames of full size, of which none could pass: %d bit is used",
+			a.Direction, a.Asked, a.Effective)
+	}
+	return fmt.Sprintf("%s burst of %d bit would defeat the rate: it is what %s takes %s to send; %d bit is used",
+		a.Direction, a.Asked, formatRate(a.Rate), sendingTime(a.Asked, a.Rate), a.Effective)
+}
+
+// sendingTime is how long a rate takes for so many bits, in a few digits.
+func sendingTime(bits, rate uint64) string {
+	seconds := float64(bits) / float64(rate)
+	if seconds >= 1 {
+		return strconv.FormatFloat(seconds, 'f', 0, 64) + " s"
+	}
+	return strconv.FormatFloat(seconds*1000, 'f', 0, 64) + " ms"
+}
+
+// formatRate writes a rate with the largest unit that keeps it whole.
+func formatRate(rate uint64) string {
+	units := []string{"bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"}
+	i := 0
+	for i < len(units)-1 && rate != 0 && rate%1000 == 0 {
+		rate /= 1000
+		i++
+	}
+	return strconv.FormatUint(rate, 10) + " " + units[i]
+}
+
+// Effective gives the shape that Ensure installs on a port of an MTU, in bytes: rates
+// in whole bytes, bursts that are set, reach the rate and do not defeat it. A burst
+// that was given and could not stay is among the adjustments. The effective shape
+// of an effective shape is itself. Errors match ErrInvalid.
+func (s Shape) Effective(mtu int) (Shape, []Adjustment, error) {
+	if mtu < 68 || mtu > 65535 {
+		return Shape{}, nil, fmt.Errorf("%w: an MTU of %d bytes", ErrInvalid, mtu)
+	}
+	var adjusted []Adjustment
+	for _, d := range []struct {
+		name  string
+		limit *Limit
+	}{{"ingress", &s.Ingress}, {"egress", &s.Egress}} {
+		asked := *d.limit
+		if err := asked.validate(); err != nil {
+			return Shape{}, nil, fmt.Errorf("%s: %w", d.name, err)
+		}
+		*d.limit = asked.effective(mtu)
+		if asked.Burst/8 != 0 && asked.Burst/8 != d.limit.Burst/8 {
+			adjusted = append(adjusted, Adjustment{Direction: d.name, Rate: asked.Rate, Asked: asked.Burst, Effective: d.limit.Burst})
+		}
+	}
+	return s, adjusted, nil
+}
+
+func (l Limit) validate() error {
+	switch {
+	case l.Rate == 0 && l.Burst != 0:
+		return fmt.Errorf("%w: a burst of %d bit without a rate", ErrInvalid, l.Burst)
+	case l.Rate == 0:
+		return nil
+	case l.Rate < MinRate:
+		return fmt.Errorf("%w: a rate of %d bit/s, where %s is the least (rates are in bits per second)", ErrInvalid, l.Rate, formatRate(MinRate))
+	case l.Rate > MaxRate:
+		return fmt.Errorf("%w: a rate of %d bit/s, where %s is the most; 0 means no limit", ErrInvalid, l.Rate, formatRate(MaxRate))
+	}
+	return nil
+}
+
+func (l Limit) effective(mtu int) Limit {
+	if l.Rate == 0 {
+		return Limit{}
+	}
+	rate := l.Rate / 8
+	burst := l.Burst / 8
+	if burst == 0 {
+		burst = sentIn(rate, defaultBurst)
+	}
+	burst = min(burst, sentIn(rate, longestBurst), mostBytes)
+	burst = max(burst, leastBurst*frame(mtu))
+	return Limit{Rate: rate * 8, Burst: burst * 8}
+}
+
+func frame(mtu int) uint64 { return uint64(mtu) + frameOverhead }
+
+// sentIn is how many bytes a rate, in bytes per second, sends in a time. It does not
+// overflow up to MaxRate and a second.
+func sentIn(rate uint64, d time.Duration) uint64 {
+	return rate * uint64(d/time.Millisecond) / 1000
+}
+
+// bucket is the parameters of a token bucket filter (tbf), in bytes.
+type bucket struct {
+	rate  uint64 // per second
+	burst uint32
+	limit uint32 // what may wait
+}
+
+// bucket turns an effective limit into the kernel's terms.
+func (l Limit) bucket(mtu int) bucket {
+	b := bucket{rate: l.Rate / 8, burst: uint32(l.Burst / 8)}
+	queue := max(sentIn(b.rate, queueTime), leastQueue*frame(mtu))
+	if uint64(b.burst) < segmented {
+		// Longer packets are cut into frames when they come.
+		b.limit = uint32(max(queue, uint64(b.burst)))
+		return b
+	}
+	// A packet that fits into the bucket is queued whole, and must find room.
+	b.limit = uint32(min(max(queue, segmented), mostBytes))
+	return b
+}

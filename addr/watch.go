@@ -119,8 +119,5 @@ func (c *Conn) look(last Address) (Address, error) {
 		// The kernel deletes a duplicate itself if it is not permanent.
 		return Address{}, &tombolo.OpError{Op: "add address", Object: last.String(), Err: ErrDuplicate}
 	}
-	return Address{}, &tombolo.OpError{Op: "add address", Object: last.String(), Err: errGone}
+	return Address{}, &tombolo.OpError{Op: "add address", Object: last.String(), Err: fmt.Errorf("deleted by somebody else: %w", fs.ErrNotExist)}
 }
-
-// errGone is the cause of an error about an address that did not stay.
-var errGone = fmt.Errorf("deleted by somebody else: %w", fs.ErrNotExist)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -15,7 +16,8 @@ import (
 // Add adds an endpoint: one transaction of a few elements, however many are there.
 //
 // The error is a *ConflictError, which matches fs.ErrExist, where one of them is
-// there already; see Replace. It matches fs.ErrNotExist where the table or a set is
+// there already, or what excludes it: a port on all addresses and the same port on
+// one of the same family. See Replace. It matches fs.ErrNotExist where the table or a set is
 // missing, for which Ensure is the cure. Nothing is added then.
 func (c *Conn) Add(ctx context.Context, ep Endpoint) error {
 	if err := ep.check(); err != nil {
@@ -25,29 +27,46 @@ func (c *Conn) Add(ctx context.Context, ep Endpoint) error {
 	comment := ownerComment(ep.Owner, networkKey(ep.Network))
 	return retry(ctx, func() error {
 		t := begin(nil)
-		for _, el := range elements {
-			t.newElement(el, comment)
-		}
+		t.addEndpoint(elements, comment)
 		err := c.commit(t)
-		if !errors.Is(err, fs.ErrExist) {
-			return explainMissing(err)
+		if errors.Is(err, fs.ErrExist) {
+			err = c.addLooking(&ep, elements, comment)
 		}
-		return c.conflict(elements)
+		return explainMissing(err)
 	})
 }
 
-// conflict finds out who has one of the elements.
-func (c *Conn) conflict(elements []element) error {
+// addLooking adds elements after one was refused, which nothing but an abandoned
+// claim may have been the reason of. Else it says who has what.
+func (c *Conn) addLooking(ep *Endpoint, elements []element, comment string) error {
+	generation, err := c.settle()
+	if err != nil {
+		return err
+	}
 	have, err := c.lookup(elements)
 	if err != nil {
 		return err
 	}
-	for _, el := range have {
+	for i, el := range have {
 		if el != nil {
-			return newConflict(*el)
+			return newConflict(*el, ep.portOf(elements[i]))
 		}
 	}
-	return errOvertaken // gone again
+	rivals, err := c.findRivals(elements)
+	switch {
+	case err != nil:
+		return err
+	case len(rivals.held) > 0:
+		return newConflict(rivals.held[0], ep.portAgainst(rivals.held[0].element))
+	case len(rivals.abandoned) == 0:
+		return errOvertaken // gone again
+	}
+	t := begin(&generation)
+	for _, claim := range rivals.abandoned {
+		t.delElement(claim.element)
+	}
+	t.addEndpoint(elements, comment)
+	return c.commit(t)
 }
 
 // explainMissing tells what to do about a missing set.
@@ -59,7 +78,8 @@ func explainMissing(err error) error {
 }
 
 // Replace adds endpoints, whatever is there: elements that are right are left
-// alone, those of other owners are taken over. Each endpoint is all there or as it
+// alone, those of other owners are taken over, and so are published ports that exclude
+// those of the endpoints. Each endpoint is all there or as it
 // was before; of several, those before an error are there.
 //
 // It is for what the caller knows to be the truth: a stale element that stands in
@@ -112,16 +132,23 @@ func (c *Conn) replace(ctx context.Context, group []commented) error {
 		if err != nil {
 			return err
 		}
+		rivals, err := c.findRivals(elements)
+		if err != nil {
+			return err
+		}
 		t := begin(&generation)
+		t.delRivals(rivals, elements)
 		for i, want := range group {
 			switch {
 			case have[i] == nil:
 			case have[i].comment == want.comment && bytes.Equal(have[i].data, want.data):
 				continue
+			case slices.ContainsFunc(elements[:i], want.equal):
+				// Two of these contradict each other: the kernel says so.
 			default:
 				t.delElement(want.element)
 			}
-			t.newElement(want.element, want.comment)
+			t.addOwned(want.element, want.comment)
 		}
 		return c.commit(t)
 	})

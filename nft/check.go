@@ -78,6 +78,21 @@ func (rs *ruleset) differences(have *state) []tombolo.Difference {
 			list = append(list, tombolo.Difference{Object: "table " + at.table().String(), What: "chain", Have: at.name})
 		}
 	}
+	return append(list, rs.bridgeDifferences(have)...)
+}
+
+// bridgeDifferences lists those of the sets of bridges, as far as the sets are there.
+func (rs *ruleset) bridgeDifferences(have *state) []tombolo.Difference {
+	var list []tombolo.Difference
+	add, del := have.bridgeChanges(rs)
+	for _, el := range add {
+		if _, ok := have.sets[el.set]; ok {
+			list = append(list, tombolo.Difference{Object: label{"set", el.set}.String(), What: "element", Want: el.keyText()})
+		}
+	}
+	for _, el := range del {
+		list = append(list, tombolo.Difference{Object: label{"set", el.set}.String(), What: "element", Have: el.keyText()})
+	}
 	return list
 }
 
@@ -167,6 +182,18 @@ func (ch chainState) describe() string {
 		hook = names[ch.hook]
 	}
 	return fmt.Sprintf("type %s hook %s priority %d", ch.kind, hook, ch.priority)
+}
+
+// CheckEndpoint compares what is there with what an endpoint needs, and lists the
+// differences, as Check does. It looks at its elements alone.
+func (c *Conn) CheckEndpoint(ctx context.Context, ep Endpoint) ([]tombolo.Difference, error) {
+	if err := ep.check(); err != nil {
+		return nil, err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	return c.checkEndpoint(&ep)
 }
 
 // checkEndpoint compares an endpoint's elements, and whose they are.

@@ -1,11 +1,12 @@
 // Package nft is the firewall of pods: it says which packets may be forwarded for
-// them, and masquerades what leaves their network.
+// them, masquerades what leaves their network, publishes their ports on the host's
+// addresses, and keeps apart what policies keep apart.
 //
 // All of it is one nf_tables table, inet tombolo. Rules belong to networks, and
 // what belongs to a pod are elements of sets, which carry their owner in a comment:
 // so the number of rules does not depend on the number of pods, and neither does the
 // time that adding one takes. With one network "podnet" that masquerades, and one
-// pod, nft prints:
+// pod with a port, nft prints:
 //
 //	table inet tombolo {
 //		set pods4 {
@@ -18,6 +19,49 @@
 //		set ports { # pods without addresses
 //			type ifname . ether_addr
 //		}
+//		map hostports4 { # on all addresses of the host
+//			type inet_proto . inet_service : ipv4_addr . inet_service
+//			elements = { tcp . 8080 comment "tombolo:1:0123456789a:podnet" : 10.22.0.5 . 80 }
+//		}
+//		map hostports6 {
+//			type inet_proto . inet_service : ipv6_addr . inet_service
+//		}
+//		map hostaddrs4 { # on one of them
+//			type ipv4_addr . inet_proto . inet_service : ipv4_addr . inet_service
+//		}
+//		map hostaddrs6 {
+//			type ipv6_addr . inet_proto . inet_service : ipv6_addr . inet_service
+//		}
+//		set hostclaims { # to ports on single addresses
+//			type nf_proto . inet_proto . inet_service
+//		}
+//		set published4 { # pods' ports that the maps lead to
+//			type ifname . ipv4_addr . inet_proto . inet_service
+//			elements = { "cbr0" . 10.22.0.5 . tcp . 80 comment "tombolo:1:0123456789a:podnet" }
+//		}
+//		set published6 {
+//			type ifname . ipv6_addr . inet_proto . inet_service
+//		}
+//		set selves4 { # the addresses of such pods, each twice
+//			type ifname . ipv4_addr . ipv4_addr
+//			elements = { "cbr0" . 10.22.0.5 . 10.22.0.5 comment "tombolo:1:0123456789a:podnet" }
+//		}
+//		set selves6 {
+//			type ifname . ipv6_addr . ipv6_addr
+//		}
+//		set bridges { # of networks
+//			type ifname . ifname
+//			elements = { "cbr0" . "cbr0" comment "tombolo:1::podnet,open,nf" }
+//		}
+//		set policies { # bridges that have a policy
+//			type ifname
+//		}
+//		set isolated { # those of policy Isolated
+//			type ifname . ifname
+//		}
+//		set bypass { # bridges whose packets do not pass here
+//			type ifname
+//		}
 //		set masq4-podnet {
 //			type ipv4_addr
 //			elements = { 10.22.0.5 comment "tombolo:1:0123456789a:podnet" }
@@ -26,28 +70,73 @@
 //			type ipv6_addr
 //		}
 //		chain forward {
-//			comment "tombolo rules 1, mark 0x1000"
+//			comment "tombolo rules 2, mark 0x1000"
 //			type filter hook forward priority filter - 10; policy accept;
 //			meta mark set meta mark & 0xffffefff
+//			iifname . oifname @isolated drop
+//			iifname @policies oifname @policies iifname . oifname != @bridges drop
 //			iifname . ip saddr @pods4 meta mark set meta mark | 0x00001000
 //			iifname . ip6 saddr @pods6 meta mark set meta mark | 0x00001000
 //			iifname . ether saddr @ports meta mark set meta mark | 0x00001000
 //			ct state established,related oifname . ip daddr @pods4 meta mark set meta mark | 0x00001000
 //			ct state established,related oifname . ip6 daddr @pods6 meta mark set meta mark | 0x00001000
 //			ct state established,related oifname . ether daddr @ports meta mark set meta mark | 0x00001000
+//			ct status dnat oifname . ip daddr . meta l4proto . th dport @published4 meta mark set meta mark | 0x00001000
+//			ct status dnat oifname . ip6 daddr . meta l4proto . th dport @published6 meta mark set meta mark | 0x00001000
+//			iifname . oifname @bridges meta mark set meta mark | 0x00001000
 //		}
 //		chain unmark {
-//			comment "tombolo rules 1, mark 0x1000"
+//			comment "tombolo rules 2, mark 0x1000"
 //			type filter hook postrouting priority 300; policy accept;
 //			meta mark set meta mark & 0xffffefff
 //		}
+//		chain loopback { # what is local stays local
+//			comment "tombolo rules 2, shared"
+//			type filter hook prerouting priority raw; policy accept;
+//			iifname != "lo" ip daddr 127.0.0.0/8 drop
+//			iifname != "lo" ip saddr 127.0.0.0/8 drop
+//		}
+//		chain hostports {
+//			comment "tombolo rules 2, shared"
+//			type nat hook prerouting priority dstnat; policy accept;
+//			fib daddr type != local return
+//			ip6 daddr ::1 return
+//			ip6 daddr fe80::/10 return
+//			dnat ip to ip daddr . meta l4proto . th dport map @hostaddrs4
+//			dnat ip6 to ip6 daddr . meta l4proto . th dport map @hostaddrs6
+//			meta nfproto ipv4 dnat ip to meta l4proto . th dport map @hostports4
+//			meta nfproto ipv6 dnat ip6 to meta l4proto . th dport map @hostports6
+//		}
+//		chain hostports-local {
+//			comment "tombolo rules 2, shared"
+//			type nat hook output priority -100; policy accept;
+//			fib daddr type != local return
+//			ip6 daddr ::1 return
+//			ip6 daddr fe80::/10 return
+//			dnat ip to ip daddr . meta l4proto . th dport map @hostaddrs4
+//			dnat ip6 to ip6 daddr . meta l4proto . th dport map @hostaddrs6
+//			meta nfproto ipv4 dnat ip to meta l4proto . th dport map @hostports4
+//			meta nfproto ipv6 dnat ip6 to meta l4proto . th dport map @hostports6
+//		}
+//		chain hairpin {
+//			comment "tombolo rules 2, shared"
+//			type nat hook postrouting priority srcnat - 1; policy accept;
+//			ct status dnat oifname != "lo" ip saddr 127.0.0.0/8 masquerade
+//			ct status dnat oifname . ip saddr . ip daddr @selves4 masquerade
+//			ct status dnat oifname . ip6 saddr . ip6 daddr @selves6 masquerade
+//			ct status dnat oifname @bypass oifname . ip saddr @pods4 masquerade
+//			ct status dnat oifname @bypass oifname . ip6 saddr @pods6 masquerade
+//		}
 //		chain masq-podnet {
-//			comment "tombolo rules 1, prefixes 62702694"
+//			comment "tombolo rules 2, prefixes 62702694"
 //			type nat hook postrouting priority srcnat; policy accept;
 //			ip saddr != @masq4-podnet return
+//			ct status dnat oifname . ip daddr . meta l4proto . th dport @published4 return
 //			ip daddr 10.22.0.0/16 return
 //			ip daddr 224.0.0.0/4 return
+//			ip daddr 255.255.255.255 return
 //			ip6 saddr != @masq6-podnet return
+//			ct status dnat oifname . ip6 daddr . meta l4proto . th dport @published6 return
 //			ip6 daddr ff00::/8 return
 //			masquerade
 //		}
@@ -60,9 +149,28 @@
 // taken out again.
 //
 // The forward chain admits nothing. An accept in one table never overrides a drop
-// in another; so it marks what may pass, for a rule in whichever table would drop it.
+// in another; so it marks what may pass, for a rule in whichever table would drop it:
+// what pods send, what belongs to connections that exist, what goes to published
+// ports by way of them, and what stays on the bridge of a network.
+//
+// A port is reached by every address that is local to the host, but for ::1 and
+// link-local ones of IPv6. By 127.0.0.1 it is reached from the host alone, and after
+// the caller has switched route_localnet on for the bridge: not before Ensure, whose
+// chain loopback keeps pods from what else listens there. Whoever calls keeps his
+// address, unless the answer would not come back by the host then: the host by
+// 127.0.0.1, a pod that calls itself, and, where bridged packets do not pass the
+// firewall's hooks (Network.NFCall), another pod on the same bridge. A program of the
+// host that listens on a published port hears nothing, and nothing here knows of it.
+//
+// A second table, bridge tombolo, is there for networks that need it. Its chain guard
+// holds pods to their own MAC and addresses (Endpoint.GuardedPort), by sets of its own
+// in which they have elements; a port that is not guarded costs one look at one set.
+// What stops servers that a LAN should not have, of DHCP above all, is not its
+// business. The chains dedup-NETWORK drop what a promiscuous bridge would deliver
+// twice (Dedup).
 //
 // It needs CAP_NET_ADMIN in the user namespace that owns the network namespace, and
 // Linux 6.1 or later with nf_tables (CONFIG_NF_TABLES_INET, CONFIG_NFT_CT,
-// CONFIG_NFT_MASQ, CONFIG_NFT_NAT).
+// CONFIG_NFT_FIB_INET, CONFIG_NFT_MASQ, CONFIG_NFT_NAT; for the second table
+// CONFIG_NF_TABLES_BRIDGE).
 package nft

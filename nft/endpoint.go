@@ -26,11 +26,26 @@ type Endpoint struct {
 	// Addrs are the pod's addresses; IPv4 ones as such, not mapped into IPv6.
 	Addrs []netip.Addr
 	// MAC is the pod's. It stands in for addresses where there are none, so that
-	// every pod is known; else it is not used.
+	// every pod is known, and GuardedPort needs it; else it is not used.
 	MAC net.HardwareAddr
+	// GuardedPort is the name of the bridge's port that the pod is behind: the host's
+	// end of its veth pair. With it, the pod may send as MAC and from Addrs alone, and
+	// IPv4, IPv6 and ARP only; what else comes in by the port is dropped. The network
+	// must be one with Guard. The pod's IPv6 link-local address is the one that is made
+	// of the MAC (addr_gen_mode eui64), or among Addrs. A pod without addresses is held
+	// to its MAC, and one without any of IPv6 sends none.
+	//
+	// The bridge takes frames to 01:80:c2:00:00:00 to :0f before any rule sees them,
+	// learns from them, and hands them to the host, unless the port's group_fwd_mask has
+	// them forwarded (0xfffd): it must be set for the guard to be complete.
+	GuardedPort string
 	// Masquerade has the pod's packets masqueraded, by the rules of its network,
 	// which must be one with masquerade.
 	Masquerade bool
+	// Ports are published on the host's addresses, each for the first of the pod's
+	// addresses of either family. A port on an address of a family that the pod has
+	// no address of is passed over; one that is listed twice counts once.
+	Ports []Port
 }
 
 func (o Owner) check() error {
@@ -57,6 +72,11 @@ const (
 	portsLen  = ifnameLen + etherSlot
 )
 
+// isLinkName says that a link can have the name.
+func isLinkName(name string) bool {
+	return name != "" && len(name) < ifnameLen && !strings.ContainsAny(name, "/ \x00")
+}
+
 // check says what is wrong with an endpoint. What passes makes a key of the right
 // length, and a comment that nft prints and parseOwner takes apart.
 func (ep *Endpoint) check() error {
@@ -66,7 +86,7 @@ func (ep *Endpoint) check() error {
 	if err := checkName(ep.Network); err != nil {
 		return fmt.Errorf("endpoint %s: %w", ep.Owner, err)
 	}
-	if ep.Bridge == "" || len(ep.Bridge) >= ifnameLen || strings.ContainsAny(ep.Bridge, "/ \x00") {
+	if !isLinkName(ep.Bridge) {
 		return invalid("endpoint %s: bridge %q is no name of a link", ep.Owner, ep.Bridge)
 	}
 	for _, a := range ep.Addrs {
@@ -77,7 +97,10 @@ func (ep *Endpoint) check() error {
 	if len(ep.Addrs) == 0 && len(ep.MAC) != etherLen {
 		return invalid("endpoint %s: it has neither an address nor a MAC of %d bytes", ep.Owner, etherLen)
 	}
-	return nil
+	if err := ep.checkGuard(); err != nil {
+		return err
+	}
+	return ep.checkPorts()
 }
 
 // element is one entry of a set, or of a map, which has data to each key.
@@ -91,7 +114,7 @@ type element struct {
 // found again.
 func (ep *Endpoint) elements() []element {
 	if len(ep.Addrs) == 0 {
-		return []element{{set: inInet(portsSet), key: concat(ep.Bridge, ep.MAC, etherSlot)}}
+		return append([]element{{set: inInet(portsSet), key: concat(ep.Bridge, ep.MAC, etherSlot)}}, ep.guardElements()...)
 	}
 	key := networkKey(ep.Network)
 	list := make([]element, 0, 2*len(ep.Addrs))
@@ -108,7 +131,8 @@ func (ep *Endpoint) elements() []element {
 			list = append(list, element{set: inInet(masqueradeSet(a.Is4(), key)), key: a.AsSlice()})
 		}
 	}
-	return list
+	list = append(list, ep.portElements()...)
+	return append(list, ep.guardElements()...)
 }
 
 // equal says that two are the same entry, whatever its data.
@@ -154,7 +178,7 @@ func (e element) keyText() string {
 	bridge, addr, mac, ok := e.parse()
 	switch {
 	case !ok:
-		return fmt.Sprintf("0x%x", e.key)
+		return e.typedKeyText()
 	case mac != nil:
 		return bridge + " . " + mac.String()
 	case bridge != "":
@@ -168,4 +192,4 @@ func (e element) keyText() string {
 func (e element) String() string { return e.keyText() + " of set " + e.set.name }
 
 // dataText gives the data as nft prints it.
-func (e element) dataText() string { return fmt.Sprintf("0x%x", e.data) }
+func (e element) dataText() string { return e.typedDataText() }

@@ -71,10 +71,13 @@ type changes struct {
 	chains    []*chain
 	oldSets   []place // to be deleted, and most of them made anew
 	oldChains []place
+	// What to change in the sets of bridges, and the comment of what is added.
+	add, del []element
+	comment  string
 }
 
 func (p *changes) nothing() bool {
-	return len(p.tables)+len(p.sets)+len(p.chains)+len(p.oldChains) == 0
+	return len(p.tables)+len(p.sets)+len(p.chains)+len(p.oldChains)+len(p.add)+len(p.del) == 0
 }
 
 // plan finds the changes. A chain is never mended, but made anew: so it is all as
@@ -113,6 +116,8 @@ func plan(want *ruleset, have *state) *changes {
 			p.oldChains = append(p.oldChains, at)
 		}
 	}
+	p.comment = want.bridgeComment
+	p.add, p.del = have.bridgeChanges(want)
 	return p
 }
 
@@ -136,6 +141,12 @@ func (p *changes) transaction(seen *state) *transaction {
 		for _, r := range ch.rules {
 			t.newRule(ch.place, r)
 		}
+	}
+	for _, el := range p.del {
+		t.delElement(el)
+	}
+	for _, el := range p.add {
+		t.newElement(el, p.comment)
 	}
 	return t
 }

@@ -36,14 +36,42 @@ var damages = []struct {
 		name: "flush table", do: "flush table inet tombolo", unready: true,
 		found: []string{
 			`chain forward of table inet tombolo: rule "clear the mark bit" is missing`,
+			`rule "drop what would stay on an isolated bridge" is missing`,
+			`rule "drop what goes from one bridge with a policy to another" is missing`,
 			`rule "mark what pods send, IPv4" is missing`, `rule "mark what pods send, IPv6" is missing`,
 			`rule "mark what pods without addresses send" is missing`,
 			`rule "mark replies to pods, IPv4" is missing`, `rule "mark replies to pods, IPv6" is missing`,
 			`rule "mark replies to pods without addresses" is missing`,
+			`rule "mark what goes to published ports, IPv4" is missing`, `rule "mark what goes to published ports, IPv6" is missing`,
+			`rule "mark what stays on a bridge of ours" is missing`,
 			`chain unmark of table inet tombolo: rule "clear the mark bit" is missing`,
+			`chain loopback of table inet tombolo: rule "others must not reach what is local to the host" is missing`,
+			`rule "nor pass for it" is missing`,
+			`chain hostports of table inet tombolo: rule "only what is sent to the host" is missing`,
+			`rule "cannot be forwarded: ::1/128" is missing`,
+			`rule "cannot be forwarded: fe80::/10" is missing`,
+			`rule "ports on one address, IPv4" is missing`,
+			`rule "ports on one address, IPv6" is missing`,
+			`rule "ports on all addresses, IPv4" is missing`,
+			`rule "ports on all addresses, IPv6" is missing`,
+			`chain hostports-local of table inet tombolo: rule "only what is sent to the host" is missing`,
+			`rule "cannot be forwarded: ::1/128" is missing`,
+			`rule "cannot be forwarded: fe80::/10" is missing`,
+			`rule "ports on one address, IPv4" is missing`,
+			`rule "ports on one address, IPv6" is missing`,
+			`rule "ports on all addresses, IPv4" is missing`,
+			`rule "ports on all addresses, IPv6" is missing`,
+			`chain hairpin of table inet tombolo: rule "the host calls by 127.0.0.1" is missing`,
+			`rule "a pod calls itself, IPv4" is missing`,
+			`rule "a pod calls itself, IPv6" is missing`,
+			`rule "the answer is bridged past the host, IPv4" is missing`,
+			`rule "the answer is bridged past the host, IPv6" is missing`,
 			`chain masq-podnet of table inet tombolo: rule "not sent by pods of this network, IPv4" is missing`,
+			`rule "pods keep their address towards published ports, IPv4" is missing`,
 			`rule "pods keep their address towards 10.22.0.0/16" is missing`, `rule "multicast, IPv4" is missing`,
+			`rule "broadcast" is missing`,
 			`rule "not sent by pods of this network, IPv6" is missing`,
+			`rule "pods keep their address towards published ports, IPv6" is missing`,
 			`rule "pods keep their address towards fd00:22::/64" is missing`, `rule "multicast, IPv6" is missing`,
 			`rule "masquerade what pods send to elsewhere" is missing`,
 		},
@@ -77,7 +105,7 @@ var damages = []struct {
 	}, {
 		name: "another hook",
 		do: "delete chain inet tombolo unmark; add chain inet tombolo unmark { type filter hook input priority 7; " +
-			`comment "tombolo rules 1, mark 0x1000"; }; add rule inet tombolo unmark counter comment "clear the mark bit"`,
+			`comment "tombolo rules 2, mark 0x1000"; }; add rule inet tombolo unmark counter comment "clear the mark bit"`,
 		unready: true,
 		found:   []string{"chain unmark of table inet tombolo: hook is type filter hook input priority 7, should be type filter hook postrouting priority 300"},
 	}, {
@@ -85,14 +113,15 @@ var damages = []struct {
 		do:   `delete chain inet tombolo masq-podnet; add chain inet tombolo masq-podnet { comment "x"; }`, unready: true,
 		found: []string{
 			"chain masq-podnet of table inet tombolo: hook is none, should be type nat hook postrouting priority 100",
-			`comment (version and settings) is "x", should be "tombolo rules 1, prefixes `,
-			`rule "not sent by`, `rule "pods keep`, `rule "multicast`, `rule "not sent by`, `rule "pods keep`, `rule "multicast`, `rule "masquerade`,
+			`comment (version and settings) is "x", should be "tombolo rules 2, prefixes `,
+			`rule "not sent by`, `rule "pods keep`, `rule "pods keep`, `rule "multicast`, `rule "broadcast`,
+			`rule "not sent by`, `rule "pods keep`, `rule "pods keep`, `rule "multicast`, `rule "masquerade`,
 		},
 	}, {
 		name: "another version", unready: true,
 		do: "delete chain inet tombolo unmark; add chain inet tombolo unmark { type filter hook postrouting priority 300; " +
 			`comment "tombolo rules 0, mark 0x1000"; }; add rule inet tombolo unmark counter comment "clear the mark bit"`,
-		found: []string{`chain unmark of table inet tombolo: comment (version and settings) is "tombolo rules 0, mark 0x1000", should be "tombolo rules 1, mark 0x1000"`},
+		found: []string{`chain unmark of table inet tombolo: comment (version and settings) is "tombolo rules 0, mark 0x1000", should be "tombolo rules 2, mark 0x1000"`},
 	}, {
 		name: "no set", do: "flush table inet tombolo; delete set inet tombolo pods4", unready: true, emptied: true,
 		found: []string{"table inet tombolo: set pods4 is missing"},
@@ -248,7 +277,7 @@ func TestEnsureFollowsTheMark(t *testing.T) {
 	mustAdd(t, c, pod("00000000001", "10.22.0.5"))
 	other := dialMark(t, ns, 0x20000)
 	checkFinds(t, other, podnet(), nil, []string{
-		`chain forward of table inet tombolo: comment (version and settings) is "tombolo rules 1, mark 0x1000", should be "tombolo rules 1, mark 0x20000"`,
+		`chain forward of table inet tombolo: comment (version and settings) is "tombolo rules 2, mark 0x1000", should be "tombolo rules 2, mark 0x20000"`,
 		`chain unmark of table inet tombolo: comment`,
 	})
 	if out := mustEnsure(t, other, podnet()); out != (Outcome{Changed: true}) {

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ConflictError says that an element which an endpoint needs is there already. It
-// matches fs.ErrExist.
+// ConflictError says that an element which an endpoint needs is there already, or
+// one that excludes it. It matches fs.ErrExist.
 type ConflictError struct {
 	// Table, Set and Key are the element's, as nft prints them: "inet tombolo",
 	// "pods4" and "cbr0 . 10.22.0.5".
@@ -19,6 +19,10 @@ type ConflictError struct {
 	Network string
 	// Comment is the element's.
 	Comment string
+	// Port is the published port that was asked for, as Port.String has it, where it
+	// is about one. What Key names may be another: a port on all addresses excludes
+	// the same port on one.
+	Port string
 }
 
 // Error names the element and whose it is.
@@ -27,13 +31,21 @@ func (e *ConflictError) Error() string {
 	if e.Owner == "" {
 		whose = fmt.Sprintf("another program (comment %q)", e.Comment)
 	}
+	if e.Port != "" {
+		return fmt.Sprintf("publish port %s: element %s of map %s of table %s stands in its way, and belongs to %s",
+			e.Port, e.Key, e.Set, e.Table, whose)
+	}
 	return fmt.Sprintf("add element %s to set %s of table %s: it belongs to %s", e.Key, e.Set, e.Table, whose)
 }
 
 // Is makes it match fs.ErrExist and EEXIST.
 func (e *ConflictError) Is(target error) bool { return target == fs.ErrExist || target == unix.EEXIST }
 
-func newConflict(el elementState) *ConflictError {
+// newConflict is about an element, and the port that was to be published.
+func newConflict(el elementState, port string) *ConflictError {
 	owner, network, _ := el.owner()
-	return &ConflictError{Table: el.set.table().String(), Set: el.set.name, Key: el.keyText(), Owner: owner, Network: network, Comment: el.comment}
+	return &ConflictError{
+		Table: el.set.table().String(), Set: el.set.name, Key: el.keyText(),
+		Owner: owner, Network: network, Comment: el.comment, Port: port,
+	}
 }

@@ -16,6 +16,11 @@ import (
 
 func FuzzElements(f *testing.F) {
 	f.Add(nltest.Encode(func(e *nl.Encoder) { elementBody(e, elementsOf(pod("00000000001", "10.22.0.5"))[0].element, "x") }))
+	ep := pod("00000000001", "10.22.0.5", "fd00:22::5")
+	ep.Ports = []Port{tcpPort("", 8080), tcpPort("192.0.2.1", 8081), tcpPort("2001:db8::1", 8081)}
+	for _, el := range elementsOf(ep) {
+		f.Add(nltest.Encode(func(e *nl.Encoder) { elementBody(e, el.element, el.comment) }))
+	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		list, err := decodeElements(unix.NFPROTO_INET, b)
 		if err != nil {
@@ -24,6 +29,15 @@ func FuzzElements(f *testing.F) {
 		for _, el := range list {
 			if el.String() == "" {
 				t.Error("an element without a name")
+			}
+			if el.dataText() == "" {
+				t.Error("data without a text")
+			}
+			if p, ok := el.port(); ok {
+				pod, _ := netip.AddrFromSlice(el.data[:len(el.data)-slot])
+				if pub, ok := p.on(pod); ok && p.check() == nil && !paddedWith(el.element, pub.element()) {
+					t.Errorf("%s was understood as %s to %s", el, p, pod)
+				}
 			}
 			// What was understood is what would be sent for it.
 			bridge, addr, mac, ok := el.parse()
@@ -45,8 +59,18 @@ func FuzzElements(f *testing.F) {
 			if err := ep.Owner.check(); err != nil {
 				t.Error(err)
 			}
+			for _, p := range ep.Ports {
+				if p.String() == "" {
+					t.Error("a port without a name")
+				}
+			}
 		}
 	})
+}
+
+// paddedWith says that two are the same but for what fills up the parts.
+func paddedWith(a, b element) bool {
+	return a.set == b.set && a.keyText() == b.keyText() && a.dataText() == b.dataText()
 }
 
 func FuzzRule(f *testing.F) {
@@ -144,6 +168,11 @@ func FuzzNetworkKey(f *testing.F) {
 		}
 		if owner, got, ok := parseOwner(comment); !ok || owner != "0123456789abcdef" || got != key {
 			t.Errorf("%q was understood as %s, %s", comment, owner, got)
+		}
+		n := Network{Name: name, Bridge: "cbr0", Policy: SameBridge, NFCall: true}
+		own := elementState{comment: n.bridgeComment()}
+		if _, _, ok := own.owner(); ok || !own.isNetwork(key) || len(own.comment) > maxComment {
+			t.Errorf("%q of %d bytes is an endpoint's comment, or not the network's", own.comment, len(own.comment))
 		}
 		if key != name && checkName(key) == nil {
 			t.Errorf("%q stands for %q, and could be another network's name", key, name)

@@ -15,7 +15,7 @@ import (
 
 // Endpoints lists what the kernel has of a network's endpoints, or with "" of all
 // networks', by owner. It tells from the elements what it can: an endpoint that lost
-// some of them lacks those addresses, and one may lack its bridge.
+// some of them lacks those addresses or ports, and one may lack its bridge.
 //
 // A network whose name is too long for a comment goes by a shortened form of it,
 // with a hash, unless it was asked for by name.
@@ -58,6 +58,7 @@ func collect(elements []elementState, network string) []Endpoint {
 	list := make([]Endpoint, 0, len(found))
 	for _, ep := range found {
 		slices.SortFunc(ep.Addrs, netip.Addr.Compare)
+		ep.Ports = mergePorts(ep.Ports, ep.Addrs)
 		list = append(list, *ep)
 	}
 	slices.SortFunc(list, func(a, b Endpoint) int {
@@ -68,6 +69,17 @@ func collect(elements []elementState, network string) []Endpoint {
 
 // note adds what one element tells.
 func (ep *Endpoint) note(el *elementState) {
+	if port, mac, ok := el.guarded(); ok {
+		ep.GuardedPort = port
+		if mac != nil {
+			ep.MAC = mac
+		}
+		return
+	}
+	if p, ok := el.port(); ok {
+		ep.Ports = append(ep.Ports, p)
+		return
+	}
 	bridge, addr, mac, ok := el.parse()
 	if !ok {
 		return
@@ -165,5 +177,5 @@ func isOurSet(at place) bool {
 	if isMasqueradeSet(at.name) {
 		return at.family == unix.NFPROTO_INET
 	}
-	return slices.ContainsFunc(sharedSets(), func(s set) bool { return s.place == at })
+	return isGuardSet(at) || slices.ContainsFunc(sharedSets(), func(s set) bool { return s.place == at })
 }

@@ -194,5 +194,5 @@ func normal(ruleset string) string {
 	})
 	// With --debug=netlink.
 	ruleset = regexp.MustCompile(`(?m)^\s+element .*\n`).ReplaceAllString(ruleset, "")
-	return regexp.MustCompile(`(?m)^(inet tombolo \S+)( \d+)+ *$`).ReplaceAllString(ruleset, "$1")
+	return regexp.MustCompile(`(?m)^((?:inet|bridge) tombolo \S+)( \d+)+ *$`).ReplaceAllString(ruleset, "$1")
 }

@@ -144,14 +144,17 @@ func (t *transaction) newSet(s set, id uint32) {
 }
 
 // userdata tells nft the byte order of keys and of data, without which it would
-// print single addresses backwards.
+// print single addresses backwards, and single names as empty.
 func (s set) userdata() []byte {
-	const ofKey, ofData = 0, 1         // NFTNL_UDATA_SET_KEYBYTEORDER, _DATABYTEORDER
-	const bigEndian, ofEachPart = 2, 0 // BYTEORDER_BIG_ENDIAN, and none for a concatenation
+	const ofKey, ofData = 0, 1                        // NFTNL_UDATA_SET_KEYBYTEORDER, _DATABYTEORDER
+	const ofEachPart, hostEndian, bigEndian = 0, 1, 2 // enum byteorder; the first one for a concatenation
 	order := func(b []byte, of byte, typ uint32) []byte {
 		order := uint32(bigEndian)
-		if typ >= 1<<typeBits {
+		switch {
+		case typ >= 1<<typeBits:
 			order = ofEachPart
+		case typ == typeIfname:
+			order = hostEndian
 		}
 		return binary.NativeEndian.AppendUint32(append(b, of, 4), order)
 	}
@@ -159,7 +162,7 @@ func (s set) userdata() []byte {
 	if s.dataLen > 0 {
 		b = order(b, ofData, s.dataType)
 	}
-	return b
+	return append(b, s.typeof...)
 }
 
 // delSet deletes a set with its elements; the kernel refuses it (EBUSY) while a
@@ -215,7 +218,14 @@ func (t *transaction) newRule(chain place, r rule) {
 // newElement adds an element exclusively: without NLM_F_EXCL the kernel takes one
 // that is there for a success and keeps its comment, so that it stays another's.
 func (t *transaction) newElement(el element, comment string) {
-	t.add("add element", el, el.set.family, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(e *nl.Encoder) {
+	t.putElement(el, comment, unix.NLM_F_EXCL)
+}
+
+// shareElement adds an element that may be there already, and is then left as it is.
+func (t *transaction) shareElement(el element, comment string) { t.putElement(el, comment, 0) }
+
+func (t *transaction) putElement(el element, comment string, flags uint16) {
+	t.add("add element", el, el.set.family, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE|flags, func(e *nl.Encoder) {
 		elementBody(e, el, comment)
 	})
 }

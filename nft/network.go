@@ -23,6 +23,23 @@ type Network struct {
 	// 0.0.0.0/0 or ::/0 switches masquerade off for the whole family. Multicast
 	// keeps its source address in any case.
 	NonMasquerade []netip.Prefix
+	// Bridge is the name of the bridge that the network is on. Without it, what is
+	// bridged between its pods has no mark, and the fields below say nothing.
+	Bridge string
+	// NFCall says that what the bridge forwards passes the firewall's hooks too
+	// (IFLA_BR_NF_CALL_IPTABLES and _IP6TABLES, or the sysctl that does it for all
+	// bridges). Without it, answers between pods of the bridge pass by the host: what
+	// one of them sends to another by way of a changed destination is masqueraded.
+	NFCall bool
+	// Policy says which pods of other networks, and of this one, may send to the
+	// network's pods.
+	Policy Policy
+	// Guard has what Endpoint.GuardedPort needs. Without it, ports that were guarded
+	// before stay so.
+	Guard bool
+	// Dedup is for a promiscuous bridge that calls iptables, and for as long as it is
+	// both: see there.
+	Dedup []Dedup
 }
 
 // ErrInvalid is the cause of every error about an argument that cannot be what it
@@ -43,7 +60,10 @@ func (n *Network) check() error {
 			return invalid("network %s: prefix %v", n.Name, p)
 		}
 	}
-	return nil
+	if err := n.checkDedup(); err != nil {
+		return err
+	}
+	return n.checkBridge()
 }
 
 func checkName(name string) error {

@@ -123,6 +123,9 @@ func TestMasqueradeChangesSourcesOnlyWhereItShould(t *testing.T) {
 			map[string]string{far4: host4, near4: pod4, far6: host6, near6: pod6}},
 		{"on for IPv6 only", network("0.0.0.0/0"), true, map[string]string{far4: pod4, far6: host6}},
 		{"on for IPv4 only", network("::/0"), true, map[string]string{far4: host4, far6: pod6}},
+		{"on for nothing", network("0.0.0.0/0", "::/0"), true, map[string]string{far4: pod4, near4: pod4, far6: pod6, near6: pod6}},
+		{"as kubenet had it", network("10.0.0.0/8", "172.16.0.0/12", "fd00::/8"), true,
+			map[string]string{far4: host4, near4: pod4, far6: host6, near6: pod6}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			mustEnsure(t, s.c, tc.network)
@@ -147,6 +150,11 @@ func TestMasqueradeChangesSourcesOnlyWhereItShould(t *testing.T) {
 			}
 			if got := seenAs(t, s.pod, s.other, other4); got != pod4 {
 				t.Errorf("a pod of the same network sees %s", got)
+			}
+			for server, want := range map[string]string{host4: pod4, bridge4: pod4, host6: pod6} {
+				if got := seenAs(t, s.pod, s.host, server); got != want {
+					t.Errorf("the host sees %s at %s", got, server)
+				}
 			}
 		})
 	}
@@ -173,7 +181,7 @@ func TestMasqueradeOfTwoNetworksIsIndependent(t *testing.T) {
 
 // Bridged frames pass the same hooks where the bridge calls iptables; there
 // multicast can be seen to pass the chain.
-func TestMulticastKeepsItsSource(t *testing.T) {
+func TestMulticastAndBroadcastKeepTheirSource(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	nstest.Run(t, s.host, "ip", "link", "set", "cbr0", "type", "bridge", "nf_call_iptables", "1")
@@ -186,43 +194,54 @@ func TestMulticastKeepsItsSource(t *testing.T) {
 		t.Fatalf("a bridged datagram to elsewhere is seen as %s, want it masqueraded as %s", got, bridge4)
 	}
 
-	group := netip.MustParseAddrPort("239.1.2.3:5353")
-	var receiver *net.UDPConn
-	err := s.other.Do(func() error {
+	for _, group := range []netip.AddrPort{netip.MustParseAddrPort("239.1.2.3:5353"), netip.MustParseAddrPort("255.255.255.255:5353")} {
+		if got := heardFrom(t, s.pod, s.other, group); got != pod4 {
+			t.Errorf("what %s sends to %s is seen as %s", pod4, group, got)
+		}
+	}
+}
+
+// heardFrom gives the source of a datagram to everyone, as another pod hears it.
+func heardFrom(tb testing.TB, from, at *netns.NS, to netip.AddrPort) string {
+	tb.Helper()
+	var receiver, sender *net.UDPConn
+	err := at.Do(func() error {
+		var err error
+		if !to.Addr().IsMulticast() {
+			receiver, err = net.ListenUDP("udp4", &net.UDPAddr{Port: int(to.Port())})
+			return err
+		}
 		link, err := net.InterfaceByName("eth0")
 		if err != nil {
 			return err
 		}
-		receiver, err = net.ListenMulticastUDP("udp4", link, net.UDPAddrFromAddrPort(group))
+		receiver, err = net.ListenMulticastUDP("udp4", link, net.UDPAddrFromAddrPort(to))
 		return err
 	})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	defer receiver.Close()
-	var sender *net.UDPConn
-	err = s.pod.Do(func() error {
+	err = from.Do(func() error {
 		var err error
-		sender, err = net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(group))
+		sender, err = net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(to))
 		return err
 	})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	defer sender.Close()
 	if _, err := sender.Write([]byte("?")); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	if err := receiver.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	_, from, err := receiver.ReadFromUDPAddrPort(make([]byte, 16))
+	_, source, err := receiver.ReadFromUDPAddrPort(make([]byte, 16))
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	if got := from.Addr().Unmap().String(); got != pod4 {
-		t.Errorf("multicast from %s is seen as %s", pod4, got)
-	}
+	return source.Addr().Unmap().String()
 }
 
 // spy is a foreign table that counts what has the mark and what has not, in both

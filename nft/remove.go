@@ -10,8 +10,9 @@ import (
 )
 
 // Remove removes endpoints that may or may not be there. Their elements are looked
-// up by bridge, addresses and MAC, as Add had them, and deleted only if their
+// up by bridge, addresses, MAC and ports, as Add had them, and deleted only if their
 // comments name the owner: an address that belongs to another by now stays with it.
+// What is not known any more is left; see RemoveOwners.
 //
 // The kernel frees what was deleted after an RCU grace period. It does not make
 // the caller wait for that, until the connection is closed (see Close).
@@ -90,6 +91,9 @@ func (c *Conn) removeElements(ctx context.Context, elements []element, match fun
 			return c.commit(t)
 		}))
 	}
+	if slices.ContainsFunc(elements, func(el element) bool { _, ok := el.claim(); return ok }) {
+		errs = append(errs, c.sweepClaims(ctx))
+	}
 	return errors.Join(errs...)
 }
 
@@ -97,8 +101,9 @@ func (c *Conn) removeElements(ctx context.Context, elements []element, match fun
 // left behind, its sets and its chain. With the last of them goes the table. It does
 // not wait for endpoints to be removed first: what they have is gone.
 //
-// A network without masquerade and without endpoints leaves no trace in the table,
-// so the table may go before such a network does; Ready then says so.
+// A network without masquerade, bridge and endpoints leaves no trace in the table, so
+// the table may go before such a network does. Of networks that share a bridge, one
+// takes along what is known of the bridge. Ready then says so, for what is left.
 func (c *Conn) RemoveNetwork(ctx context.Context, name string) error {
 	if err := checkName(name); err != nil {
 		return err
@@ -106,7 +111,7 @@ func (c *Conn) RemoveNetwork(ctx context.Context, name string) error {
 	key := networkKey(name)
 	err := c.removeWhere(ctx, func(el *elementState) bool {
 		_, network, ok := el.owner()
-		return ok && network == key
+		return ok && network == key || el.isNetwork(key)
 	})
 	if err != nil {
 		return err
@@ -191,13 +196,15 @@ func (inv *inventory) inUse(key string) bool {
 		owner := networkOf(at.name)
 		return owner != "" && owner != key
 	}
-	return len(inv.elements) > 0 || slices.ContainsFunc(inv.chains, other) || slices.ContainsFunc(inv.sets, other)
+	// A claim is nobody's.
+	inUse := func(el elementState) bool { return el.comment != claimComment }
+	return slices.ContainsFunc(inv.elements, inUse) || slices.ContainsFunc(inv.chains, other) || slices.ContainsFunc(inv.sets, other)
 }
 
 // networkOf gives the key of the network that a chain or a set belongs to, "" if
 // all share it.
 func networkOf(name string) string {
-	for _, prefix := range []string{masqueradePrefix, masquerade4Prefix, masquerade6Prefix} {
+	for _, prefix := range []string{masqueradePrefix, masquerade4Prefix, masquerade6Prefix, dedupPrefix} {
 		if key, ok := strings.CutPrefix(name, prefix); ok {
 			return key
 		}

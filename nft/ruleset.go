@@ -3,6 +3,7 @@ package nft
 import (
 	"fmt"
 	"hash/fnv"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -46,6 +47,11 @@ type ruleset struct {
 	chains []chain
 	// gone are chains that should not be there.
 	gone []place
+	// network is the key of the network, and bridge what it has in the sets of bridges,
+	// with what comment.
+	network       string
+	bridge        []element
+	bridgeComment string
 }
 
 // set is a plain hash set, or a map. It has no time-outs, intervals or verdicts:
@@ -56,6 +62,8 @@ type set struct {
 	keyLen   uint32 // bytes
 	dataType uint32 // of a map
 	dataLen  uint32 // 0: it is no map
+	// typeof is userdata for nft, where the type does not say enough.
+	typeof []byte
 }
 
 func (s set) flags() uint32 {
@@ -88,7 +96,7 @@ type rule struct {
 
 // rulesVersion is raised with every change of the rules that are made from the
 // same settings; a test knows the rules of each version.
-const rulesVersion = 1
+const rulesVersion = 2
 
 // comment tells a chain of another version, or made with other settings, apart: so
 // one look at it does for all its rules.
@@ -99,17 +107,24 @@ func (ch *chain) comment() string {
 // nft's numbers of its data types (enum datatypes in its include/datatype.h);
 // the kernel only stores them.
 const (
-	typeIPv4   = 7
-	typeIPv6   = 8
-	typeEther  = 9
-	typeIfname = 41
-	typeBits   = 6
+	typeFamily   = 2 // nf_proto
+	typeInteger  = 4
+	typeIPv4     = 7
+	typeIPv6     = 8
+	typeEther    = 9
+	typeProtocol = 12 // inet_proto
+	typePort     = 13 // inet_service
+	typeIfname   = 41
+	typeBits     = 6
 )
 
 // Priorities by the names that nft has for them.
 const (
-	priorityBeforeFilter = -10
-	prioritySourceNAT    = 100
+	priorityRaw             = -300
+	priorityDestinationNAT  = -100
+	priorityBeforeFilter    = -10
+	priorityBeforeSourceNAT = prioritySourceNAT - 1
+	prioritySourceNAT       = 100
 	// priorityLast is behind every other that is in use in postrouting, so that
 	// nobody there sees the bit.
 	priorityLast = 300
@@ -117,11 +132,12 @@ const (
 
 // sharedSets are what rules of all networks look into.
 func sharedSets() []set {
-	return []set{
+	pods := []set{
 		{place: inInet(pods4Set), keyType: typeIfname<<typeBits | typeIPv4, keyLen: pods4Len},
 		{place: inInet(pods6Set), keyType: typeIfname<<typeBits | typeIPv6, keyLen: pods6Len},
 		{place: inInet(portsSet), keyType: typeIfname<<typeBits | typeEther, keyLen: portsLen},
 	}
+	return slices.Concat(pods, portSets(), bridgeSets())
 }
 
 // ruleset gives what there should be for a network.
@@ -129,8 +145,12 @@ func (c *Conn) ruleset(n *Network) (*ruleset, error) {
 	if err := n.check(); err != nil {
 		return nil, err
 	}
-	rs := &ruleset{tables: []uint8{unix.NFPROTO_INET}, sets: sharedSets(), chains: []chain{forward(c.mark), unmark(c.mark)}}
 	key := networkKey(n.Name)
+	rs := &ruleset{
+		tables: []uint8{unix.NFPROTO_INET}, sets: sharedSets(),
+		chains:  append([]chain{forward(c.mark), unmark(c.mark)}, portChains()...),
+		network: key, bridge: n.bridgeElements(), bridgeComment: n.bridgeComment(),
+	}
 	if n.Masquerade {
 		rs.sets = append(rs.sets,
 			set{place: inInet(masqueradeSet(true, key)), keyType: typeIPv4, keyLen: addr4Len},
@@ -140,6 +160,8 @@ func (c *Conn) ruleset(n *Network) (*ruleset, error) {
 		// The sets may stay: what is in them belongs to endpoints, not to rules.
 		rs.gone = append(rs.gone, inInet(masqueradePrefix+key))
 	}
+	rs.addGuard(n)
+	rs.addDedup(n, key)
 	return rs, nil
 }
 
@@ -163,6 +185,7 @@ func forward(mark uint32) chain {
 	}
 	// A bit that another program set would admit what was never looked at here.
 	ch.add("clear the mark bit", func(x expressions) { x.clearMark(mark) })
+	ch.addPolicies()
 	for _, f := range families() {
 		ch.add("mark what pods send, "+f.name, func(x expressions) {
 			x.is(f)
@@ -192,6 +215,22 @@ func forward(mark uint32) chain {
 		x.isEthernet()
 		x.port(out, link, linkDst, etherLen)
 		x.lookup(portsSet)
+		x.addMark(mark)
+	})
+	// Connections that reach the same port of a pod by no published one stay under
+	// the rules of whoever drops them.
+	for _, f := range families() {
+		ch.add("mark what goes to published ports, "+f.name, func(x expressions) {
+			x.isRedirected()
+			x.is(f)
+			x.podPort(f)
+			x.lookup(f.published)
+			x.addMark(mark)
+		})
+	}
+	ch.add("mark what stays on a bridge of ours", func(x expressions) {
+		x.bridged()
+		x.lookup(bridgesSet)
 		x.addMark(mark)
 	})
 	return ch
@@ -233,6 +272,14 @@ func masquerade(n *Network, key string) chain {
 			x.lookupNone(masqueradeSet(f.is4(), key))
 			x.leave()
 		})
+		// It was sent to the host, and is elsewhere only by where the port leads.
+		ch.add("pods keep their address towards published ports, "+f.name, func(x expressions) {
+			x.isRedirected()
+			x.is(f)
+			x.podPort(f)
+			x.lookup(f.published)
+			x.leave()
+		})
 		for _, p := range exempt {
 			ch.add("pods keep their address towards "+p.String(), func(x expressions) {
 				x.isTo(f, p)
@@ -243,6 +290,12 @@ func masquerade(n *Network, key string) chain {
 			x.isTo(f, f.multicast)
 			x.leave()
 		})
+		if f.is4() {
+			ch.add("broadcast", func(x expressions) {
+				x.isTo(f, netip.PrefixFrom(netip.AddrFrom4([4]byte{255, 255, 255, 255}), 32))
+				x.leave()
+			})
+		}
 	}
 	ch.add("masquerade what pods send to elsewhere", expressions.masquerade)
 	ch.settings = fmt.Sprintf("prefixes %08x", settings.Sum32())

@@ -44,12 +44,30 @@ var rulesets = []struct {
 	{name: "long name", networks: []Network{{Name: longName, Masquerade: true}}, eps: []Endpoint{
 		{Owner: "0123456789abcdef", Network: longName, Bridge: "cbr0", Addrs: addrs("10.22.0.5"), Masquerade: true},
 	}},
+	{name: "ports", networks: []Network{podnet()}, eps: []Endpoint{
+		publisher(1, Port{Protocol: 6, HostPort: 8080, PodPort: 80}, Port{Protocol: 17, HostPort: 53, PodPort: 53}),
+		publisher(2, Port{Protocol: 132, HostAddr: nstest.Addr("192.0.2.1"), HostPort: 9, PodPort: 65535},
+			Port{Protocol: 6, HostAddr: nstest.Addr("2001:db8::1"), HostPort: 8081, PodPort: 80}),
+	}},
+	{name: "bridges", networks: []Network{
+		{Name: "podnet", Bridge: "cbr0"}, {Name: "lan", Bridge: "br0", NFCall: true, Policy: SameBridge},
+		{Name: "other", Bridge: "a-long-name-15b", NFCall: true, Policy: Isolated},
+	}},
 	{name: "pods", networks: []Network{podnet()}, eps: []Endpoint{
 		pod("00000000001", "10.22.0.5", "fd00:22::5"),
 		pod("00000000002", "10.22.255.254"),
 		{Owner: "00000000003", Network: "podnet", Bridge: "a-long-name-15b", Addrs: addrs("10.22.0.5")},
 		{Owner: "00000000004", Network: "lan", Bridge: "br0", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}},
 	}},
+	{name: "guard", networks: []Network{guardNet()}, eps: []Endpoint{
+		guardedPod("00000000001", "veth1", podMAC, pod4, pod6),
+		guardedPod("00000000002", "veth2", otherMAC, other4),
+		guardedPod("00000000003", "veth3", "02:00:00:00:00:07"),
+	}},
+	{name: "dedup", networks: []Network{dedupNet(dedups()...), {Name: "other", Dedup: []Dedup{
+		{mustMAC("02:00:00:00:00:02"), nstest.Addr("10.23.0.5"), nstest.Prefix("10.23.3.4/19")},
+		{mustMAC("02:00:00:00:00:02"), nstest.Addr("fe80::1"), nstest.Prefix("fd00:23::7/61")},
+	}}}},
 }
 
 const longName = "n.2345678901234567890123456789012345678901234567890123456789012345678901234567890123456789012345678901234567890"
@@ -121,7 +139,7 @@ func TestNumberOfRulesDoesNotDependOnPods(t *testing.T) {
 		return counts
 	}
 	want := count()
-	if want["rule"] == 0 || want["set"] != 5 || want["chain"] != 3 {
+	if want["rule"] == 0 || want["set"] != 14 || want["map"] != 4 || want["chain"] != 7 {
 		t.Fatalf("at no pods: %v", want)
 	}
 	for i := range 500 {
@@ -146,12 +164,12 @@ func TestNumberOfRulesDoesNotDependOnPods(t *testing.T) {
 // A chain whose rules changed without its comment would be taken for right.
 func TestRulesVersionIsRaisedWithTheRules(t *testing.T) {
 	t.Parallel()
-	known := map[int]uint32{1: 0x5c90372e}
+	known := map[int]uint32{1: 0x5c90372e, 2: 0x26888ca2}
 	sum := fnv.New32a()
 	c := on(nil, 0)
 	for _, n := range []Network{podnet(), {
 		Name: "x", Masquerade: true, Prefixes: prefixes("10.0.0.0/9", "fd00::/61"), NonMasquerade: prefixes("::/0"),
-	}} {
+	}, {Name: "guard", Guard: true, Dedup: dedups()}} {
 		rs, err := c.ruleset(&n)
 		if err != nil {
 			t.Fatal(err)
@@ -212,8 +230,10 @@ func TestPackageDocumentationShowsTheRuleset(t *testing.T) {
 		}
 	}
 	c, ns := dialNew(t)
-	mustEnsure(t, c, Network{Name: "podnet", Masquerade: true, Prefixes: prefixes("10.22.0.0/16")})
-	mustAdd(t, c, pod("0123456789a", "10.22.0.5"))
+	mustEnsure(t, c, Network{Name: "podnet", Masquerade: true, Prefixes: prefixes("10.22.0.0/16"), Bridge: "cbr0", NFCall: true})
+	ep := pod("0123456789a", "10.22.0.5")
+	ep.Ports = []Port{tcpPort("", 8080)}
+	mustAdd(t, c, ep)
 	var printed []string
 	for line := range strings.Lines(nft(t, ns, "list", "ruleset")) {
 		line = strings.TrimRight(line, "\n")

@@ -18,6 +18,9 @@ type state struct {
 	chains     map[place]chainState
 	sets       map[place]setState
 	rules      map[place][]string // the comments of the rules of each chain, in their order
+	// bridges are the elements of the sets of bridges: those that the ruleset names,
+	// or, from read, all.
+	bridges []elementState
 }
 
 func newState(rs *ruleset) *state {
@@ -32,7 +35,8 @@ func (c *Conn) outline(rs *ruleset) (*state, error) {
 	st := newState(rs)
 	var b nl.Batch
 	st.getOutline(&b, rs)
-	return st, c.execute(&b)
+	st.getBridge(&b, rs)
+	return st, c.execute(&b, unix.EINVAL) // EINVAL: a set with other keys
 }
 
 func (st *state) getOutline(b *nl.Batch, rs *ruleset) {
@@ -55,6 +59,17 @@ func (st *state) getOutline(b *nl.Batch, rs *ruleset) {
 	}
 	for _, p := range rs.gone {
 		getChains(p)
+	}
+}
+
+// getBridge looks up the network's elements of the sets of bridges.
+func (st *state) getBridge(b *nl.Batch, rs *ruleset) {
+	for _, want := range rs.bridge {
+		getElement(b, want, func(data []byte) error {
+			list, err := decodeElements(want.set.family, data)
+			st.bridges = append(st.bridges, list...)
+			return err
+		})
 	}
 }
 
@@ -90,7 +105,14 @@ func (c *Conn) read(rs *ruleset) (*state, error) {
 			return nil, err
 		}
 	}
-	return st, nil
+	var places []place
+	for _, s := range bridgeSets() {
+		if have, ok := st.sets[s.place]; ok && s.matches(have) {
+			places = append(places, s.place)
+		}
+	}
+	st.bridges, err = c.elementsOf(places)
+	return st, err
 }
 
 // execute is for requests of which any may find nothing, and whose errors of
@@ -123,7 +145,24 @@ func (st *state) looksRight(rs *ruleset) bool {
 			return false
 		}
 	}
-	return !slices.ContainsFunc(rs.gone, st.hasChain)
+	add, del := st.bridgeChanges(rs)
+	return !slices.ContainsFunc(rs.gone, st.hasChain) && len(add)+len(del) == 0
+}
+
+// bridgeChanges are the elements that are missing from the sets of bridges, and those
+// of the network that should not be there, or not with their comments.
+func (st *state) bridgeChanges(rs *ruleset) (add, del []element) {
+	missing := slices.Clone(rs.bridge)
+	for i := range st.bridges {
+		el := &st.bridges[i]
+		right := el.comment == rs.bridgeComment && slices.ContainsFunc(rs.bridge, el.equal)
+		if el.isNetwork(rs.network) && !right {
+			del = append(del, el.element)
+			continue
+		}
+		missing = slices.DeleteFunc(missing, el.equal)
+	}
+	return missing, del
 }
 
 func (st *state) hasChain(p place) bool {

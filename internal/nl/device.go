@@ -66,3 +66,16 @@ func (s *socket) settleCarrier(link string) {
 	copy(request.name[:unix.IFNAMSIZ-1], link)
 	_, _, _ = unix.Syscall(unix.SYS_IOCTL, uintptr(s.fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&request)))
 }
+
+// SocketOption asks for an option of any socket whose value holds the question too:
+// the kernel reads it and writes the answer in its place, of the same length. x/sys
+// has nothing for that.
+func SocketOption(fd, level, option int, value []byte) error {
+	length := uint32(len(value))
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(option),
+		uintptr(unsafe.Pointer(unsafe.SliceData(value))), uintptr(unsafe.Pointer(&length)), 0)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}

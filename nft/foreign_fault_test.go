@@ -1,0 +1,181 @@
+package nft
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+func admit(c *Conn) error { _, _, err := c.Admit(context.Background()); return err }
+
+func checkAdmission(c *Conn) error { _, err := c.CheckAdmission(context.Background()); return err }
+
+func withdraw(c *Conn) error { return c.Withdraw(context.Background()) }
+
+func TestAdmissionErrorsNameWhatFailed(t *testing.T) {
+	t.Parallel()
+	const comment = `"tombolo: admit what table inet tombolo marks"`
+	admitted := func(jump uint64) func(c *Conn) error {
+		return func(c *Conn) error {
+			_, err := c.Admitted(context.Background(), []Admission{{Chain: "FORWARD", Handle: 2, Jump: jump}, {IPv6: true}})
+			return err
+		}
+	}
+	for _, tc := range []struct {
+		msg  uint16
+		nth  int
+		do   func(*Conn) error
+		want string
+	}{
+		{unix.NFT_MSG_GETGEN, 1, admit, "get generation of nf_tables: "},
+		{unix.NFT_MSG_GETCHAIN, 2, admit, "get chain FORWARD of table ip6 filter: "},
+		{unix.NFT_MSG_GETRULE, 1, admit, "list rules of table ip filter: "},
+		{unix.NFT_MSG_GETRULE, 2, admit, "list rules of table ip6 filter: "},
+		{unix.NFT_MSG_NEWRULE, 1, admit, "insert rule " + comment + " into chain FORWARD of table ip filter: "},
+		{unix.NFT_MSG_NEWRULE, 2, admit, "insert rule " + comment + " into chain FORWARD of table ip6 filter: "},
+		{unix.NFT_MSG_GETRULE, 2, checkAdmission, "list rules of table ip6 filter: "},
+		{unix.NFT_MSG_GETRULE, 2, withdraw, "list rules of table ip6 filter: "},
+		{unix.NFT_MSG_GETRULE, 1, admitted(0), "get rule 2 of chain FORWARD of table ip filter: "},
+		{unix.NFT_MSG_GETRULE, 2, admitted(3), "get rule 3 of chain FORWARD of table ip filter: "},
+		{unix.NFT_MSG_GETCHAIN, 1, admitted(0), "get chain FORWARD of table ip6 filter: "},
+	} {
+		t.Run(tc.want, func(t *testing.T) {
+			t.Parallel()
+			ns := nstest.New(t)
+			script(t, ns, "iptables -P FORWARD DROP")
+			c := dialFaulty(t, ns, &nltest.Fault{Type: messageType(tc.msg), Nth: tc.nth, Errno: unix.ENOMEM, Text: "made up"})
+			before := nft(t, ns, "list", "ruleset")
+			err := tc.do(c)
+			var opErr *tombolo.OpError
+			if !errors.As(err, &opErr) || !errors.Is(err, unix.ENOMEM) || opErr.Message != "made up" || !strings.HasPrefix(err.Error(), tc.want) {
+				t.Errorf("got %v, want %s…", err, tc.want)
+			}
+			if after := nft(t, ns, "list", "ruleset"); after != before {
+				t.Errorf("what failed changed something:\n%s\n%s", before, after)
+			}
+		})
+	}
+}
+
+func TestWithdrawSaysWhatItCouldNotDelete(t *testing.T) {
+	t.Parallel()
+	ns := nstest.New(t)
+	script(t, ns, "iptables -P FORWARD DROP")
+	mustAdmit(t, dial(t, ns), true)
+	c := dialFaulty(t, ns, &nltest.Fault{Type: messageType(unix.NFT_MSG_DELRULE), Nth: 2, Errno: unix.EPERM})
+	const want = "delete rule 2 of chain FORWARD of table ip6 filter: "
+	if err := withdraw(c); !errors.Is(err, unix.EPERM) || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("got %v, want %s…", err, want)
+	}
+	wantRules(t, ns, "FORWARD", ourRule)
+}
+
+// What iptables does between the look and the change must not end in two rules, or
+// in none.
+func TestAdmissionIsTriedAgainWhenOvertaken(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name string
+		do   func(*Conn) error
+		msg  uint16 // before which it happens
+		want int    // rules, in the end
+	}{
+		{"Admit, while it looks", admit, unix.NFT_MSG_GETRULE, 1},
+		{"Admit, when it inserts", admit, unix.NFT_MSG_NEWRULE, 1},
+		{"Withdraw, while it looks", withdraw, unix.NFT_MSG_GETRULE, 0},
+		{"Withdraw, when it deletes", withdraw, unix.NFT_MSG_DELRULE, 0},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			ns := nstest.New(t)
+			script(t, ns, "iptables -P FORWARD DROP")
+			mustAdmit(t, dial(t, ns), true)
+			iptables(t, ns, "iptables", "-F")
+			// Somebody restores a file that our rule was saved in.
+			restored := 0
+			restore := &nltest.Fault{Type: messageType(tc.msg), Match: func(nl.Message) bool {
+				if restored++; restored == 1 {
+					nstest.Run(t, ns, "sh", "-ec", "iptables-nft -I FORWARD "+ourRule)
+				}
+				return false // it goes on
+			}}
+			tr, err := nl.Open(unix.NETLINK_NETFILTER, &nl.Config{NetNS: ns})
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := on(nl.New(nltest.NewFaulty(tr, restore)), 0)
+			t.Cleanup(func() { c.Close() })
+			if err := tc.do(c); err != nil {
+				t.Fatal(err)
+			}
+			if restored == 0 {
+				t.Error("nothing came between")
+			}
+			for _, program := range programs() {
+				if got := strings.Count(iptables(t, ns, program, "-S"), admissionComment); got != tc.want {
+					t.Errorf("%s: our rule is there %d times, want %d", program, got, tc.want)
+				}
+			}
+		})
+	}
+}
+
+func TestAdmissionWithAContextThatIsDone(t *testing.T) {
+	t.Parallel()
+	c, ns := dialNew(t)
+	script(t, ns, "iptables -P FORWARD DROP")
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	for name, do := range map[string]func() error{
+		"Admit":          func() error { _, _, err := c.Admit(ctx); return err },
+		"Admitted":       func() error { _, err := c.Admitted(ctx, nil); return err },
+		"CheckAdmission": func() error { _, err := c.CheckAdmission(ctx); return err },
+		"Withdraw":       func() error { return c.Withdraw(ctx) },
+	} {
+		if err := do(); !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	wantRules(t, ns, "FORWARD")
+}
+
+func BenchmarkAdmitted(b *testing.B) {
+	for name, lines := range map[string][]string{
+		"no chain": {}, "FORWARD": {"iptables -P FORWARD DROP"}, "DOCKER-USER": docker(),
+		"behind 200 rules": {"iptables -P FORWARD DROP", "for i in $(seq 200); do echo -A FORWARD -i eth$i -j ACCEPT; done | (echo '*filter'; cat; echo COMMIT) | iptables-restore"},
+	} {
+		b.Run("in="+name, func(b *testing.B) {
+			c, ns := dialNew(b)
+			script(b, ns, lines...)
+			list, _, err := c.Admit(context.Background())
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				if ok, err := c.Admitted(context.Background(), list); err != nil || !ok {
+					b.Fatal(ok, err)
+				}
+			}
+		})
+	}
+}
+
+func BenchmarkAdmit(b *testing.B) {
+	c, ns := dialNew(b)
+	script(b, ns, docker()...)
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, _, err := c.Admit(context.Background()); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,166 @@
+package nft
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// wantSane checks what holds for whatever was read.
+func wantSane(t *testing.T, chains map[string][]foreignRule, start string) {
+	t.Helper()
+	for _, prefix := range [][]netip.Prefix{nil, prefixes("10.22.0.0/16")} {
+		p := &podPacket{mark: DefaultMark, bridge: "cbr0", index: 3, prefixes: prefix, family: unix.NFPROTO_IPV4}
+		w := newWalk(p, chains)
+		f := w.chain(start)
+		if (f.how == comesBack) != (f.by == nil) || (f.by == nil) != (f.via == nil) {
+			t.Errorf("fate %+v", f)
+		}
+		w.jumpTo(start, dockerUser)
+	}
+	content := foreignContent{chains: chains}
+	content.mentions(&podPacket{bridge: "cbr0"})
+	var p familyAdmission
+	p.decide(chains, DefaultMark)
+	if (p.keep == nil) == (p.insertInto == "") {
+		t.Errorf("decided on %+v", p)
+	}
+}
+
+func FuzzForeignRule(f *testing.F) {
+	f.Add(uint8(unix.NFPROTO_IPV4), nltest.Encode(func(e *nl.Encoder) {
+		e.String(unix.NFTA_RULE_CHAIN, iptablesForward)
+		e.Nest(unix.NFTA_RULE_EXPRESSIONS, func(e *nl.Encoder) { expressions{e}.admission(DefaultMark) })
+		e.Bytes(unix.NFTA_RULE_USERDATA, encodeComment(admissionComment))
+	}))
+	f.Fuzz(func(t *testing.T, family uint8, b []byte) {
+		r, err := decodeForeignRule(family, b)
+		if err != nil {
+			return
+		}
+		for i := range r.conditions {
+			c := &r.conditions[i]
+			if c.on == onSource && !c.prefix.IsValid() {
+				t.Errorf("condition %+v", c)
+			}
+		}
+		if r.admits(DefaultMark) && (!r.isOurs() || r.admits(DefaultMark<<1)) {
+			t.Errorf("taken for ours: %+v", r)
+		}
+		wantSane(t, map[string][]foreignRule{r.chain: {r}}, r.chain)
+	})
+}
+
+func FuzzLegacyTable(f *testing.F) {
+	f.Fuzz(func(t *testing.T, is6 bool, info, entries []byte) {
+		family := byte(unix.NFPROTO_IPV4)
+		if is6 {
+			family = unix.NFPROTO_IPV6
+		}
+		table, err := decodeLegacyTable(family, info, entries)
+		if err != nil {
+			return
+		}
+		n := 0
+		for _, rules := range table.chains {
+			n += len(rules)
+		}
+		if n*layoutOf(family).length > len(entries) {
+			t.Errorf("%d rules of %d bytes", n, len(entries))
+		}
+		wantSane(t, table.chains, iptablesForward)
+		table.stops(&podPacket{mark: DefaultMark, bridge: "cbr0"})
+	})
+}
+
+func FuzzSetKeys(f *testing.F) {
+	f.Fuzz(func(_ *testing.T, b, link []byte) {
+		_ = eachKey(b, func(key []byte) { keyNames(key, string(link)) })
+	})
+}
+
+// What kernels answer is read to the end; go test -update makes the corpora of it.
+func TestWhatIsForeignIsRead(t *testing.T) {
+	t.Parallel()
+	save := func(target, name string, values ...any) {
+		if *update {
+			nstest.SaveCorpus(t, target, "kernel-"+name, values...)
+		}
+	}
+	c, ns := dialNew(t)
+	nft(t, ns, firewalldFixture(t))
+	nft(t, ns, `table inet x { chain f {
+		iifname { "eth0", "cbr*" } ip saddr 10.0.0.0/9 accept; iif "lo" drop; meta mark & 0x1000 != 0 accept
+		ct state vmap { established : accept, invalid : drop }; ip6 saddr fe80::/10 accept; limit rate 1/second return
+	}; }`)
+	script(t, ns, docker()...)
+	script(t, ns, "iptables -A FORWARD "+ourRule, "iptables -A FORWARD ! -i eth0 -p tcp -m conntrack --ctstate NEW -j REJECT")
+	mustAdmit(t, c, false)
+	dump := func(family uint8, msg uint16, body func(*nl.Encoder), each func([]byte) error) {
+		t.Helper()
+		n := 0
+		err := c.dump("list", family, msg, body, func(data []byte) error { n++; return each(data) })
+		if err != nil || n == 0 {
+			t.Fatalf("%d messages, %v", n, err)
+		}
+	}
+	n := 0
+	for _, family := range []uint8{unix.NFPROTO_INET, unix.NFPROTO_IPV4} {
+		dump(family, unix.NFT_MSG_GETRULE, func(*nl.Encoder) {}, func(data []byte) error {
+			n++
+			r, err := decodeForeignRule(family, data)
+			if len(r.conditions) > 0 && r.chain != "filter_INPUT" {
+				save("FuzzForeignRule", fmt.Sprintf("%02d", n), family, data)
+			}
+			if r.chain == "" || r.handle == 0 || r.verdict == goesOn {
+				t.Errorf("rule %+v", r)
+			}
+			return err
+		})
+	}
+	for _, set := range []string{"__set0", "__map0"} {
+		dump(unix.NFPROTO_INET, unix.NFT_MSG_GETSETELEM, func(e *nl.Encoder) {
+			e.String(unix.NFTA_SET_ELEM_LIST_TABLE, "x")
+			e.String(unix.NFTA_SET_ELEM_LIST_SET, set)
+		}, func(data []byte) error {
+			save("FuzzSetKeys", set, data, []byte("cbr0"))
+			return eachKey(data, func(key []byte) {
+				if len(key) == 0 {
+					t.Errorf("a key of set %s is empty", set)
+				}
+			})
+		})
+	}
+	legacy(t, ns, "iptables -P FORWARD DROP", "iptables -N a", "iptables -A a -m mark --mark 1/1 -j ACCEPT", "iptables -A a -j REJECT",
+		"iptables -A FORWARD -i cb+ ! -o eth0 -p tcp -g a", "iptables -A FORWARD -m comment --comment x -j a")
+	for _, f := range legacyFamilies() {
+		info, entries, found, err := readLegacyFilter(ns, f)
+		if err != nil || !found {
+			t.Fatal(found, err)
+		}
+		save("FuzzLegacyTable", f.program, f.proto == unix.NFPROTO_IPV6, info, entries)
+		table, err := decodeLegacyTable(f.proto, info, entries)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// With the policies, and the return that ends a user's chain.
+		for chain, want := range map[string]int{"INPUT": 1, "FORWARD": 3, "OUTPUT": 1, "a": 3} {
+			if got := len(table.chains[chain]); got != want {
+				t.Errorf("%s: %d rules in chain %s, want %d", f.program, got, chain, want)
+			}
+		}
+		// What is cut before the entry that ends the table is an error, or lacks rules.
+		const lastTarget = 64 // struct xt_error_target
+		for n := range len(entries) - layoutOf(f.proto).length - lastTarget {
+			if short, err := decodeLegacyTable(f.proto, info, entries[:n]); err == nil && len(short.chains["a"]) == 3 {
+				t.Errorf("%s: whole with %d bytes of %d", f.program, n, len(entries))
+			}
+		}
+	}
+}

@@ -1,0 +1,297 @@
+package nft
+
+import "net/netip"
+
+// What follows is what has to be understood of rules that are not ours, in tables
+// of nf_tables or of legacy iptables: which of them a pod's packet is sure to meet,
+// and what becomes of it there.
+
+// foreignRule is a rule of somebody else's table, or of ours in such a table.
+type foreignRule struct {
+	chain      string
+	handle     uint64 // legacy: its offset in the table
+	comment    string // of nft's or of iptables' form
+	conditions []condition
+	verdict    foreignVerdict
+	target     string // the chain of a jump or a goto
+}
+
+// foreignVerdict is what a rule does with a packet that meets its conditions.
+type foreignVerdict uint8
+
+const (
+	goesOn  foreignVerdict = iota // to the next rule: the rule counts or logs, say
+	accepts                       // also: hands to a program (queue), which may accept
+	drops                         // or rejects
+	returns
+	jumps
+	goesTo
+	varies // by what the packet has, in a map
+)
+
+// condition is one of those that a packet has to meet for a rule to apply.
+type condition struct {
+	on      property
+	negated bool
+
+	mark, mask uint32       // onMark: what is left of the mark by the mask
+	name       string       // onIn, onOut: the link's; onSet: the set's
+	wildcard   bool         // onIn, onOut: of any link whose name starts so
+	index      uint32       // onIndex
+	prefix     netip.Prefix // onSource
+	family     uint8        // onFamily: unix.NFPROTO_*
+}
+
+// property is what of a packet a condition is about.
+type property uint8
+
+const (
+	onOther  property = iota // anything else
+	onMark                   // its mark
+	onIn                     // the name of the link that it came in by
+	onIndex                  // and that link's index
+	onOut                    // the name of the link that it will leave by
+	onSource                 // its source address
+	onFamily                 // whether it is IPv4 or IPv6
+	onSet                    // something that is looked up in a set
+)
+
+// likelihood is how sure it is that a packet meets a condition.
+type likelihood uint8
+
+const (
+	never likelihood = iota
+	maybe
+	// likely is taken for a yes where it lets the packet pass, and for a no where it
+	// stops it: so that there are no false alarms.
+	likely
+	always
+)
+
+// podPacket is what is known of the packets in question: new connections of pods to
+// elsewhere, through the bridge.
+type podPacket struct {
+	mark   uint32
+	family uint8 // unix.NFPROTO_*; 0 is not known
+	bridge string
+	index  uint32 // the bridge's; 0 is not known
+	// prefixes are the pods' addresses, and uplinks the links that the packets may
+	// leave by; empty lists are not known.
+	prefixes []netip.Prefix
+	uplinks  []string
+	// sets has those sets which the bridge's name is in.
+	sets map[string]bool
+}
+
+// meets says whether the packet meets a condition.
+func (p *podPacket) meets(c *condition) likelihood {
+	got := p.meetsPlain(c)
+	if !c.negated {
+		return got
+	}
+	switch got {
+	case never:
+		return always
+	case maybe:
+		return maybe
+	default:
+		return never
+	}
+}
+
+func (p *podPacket) meetsPlain(c *condition) likelihood {
+	switch c.on {
+	case onMark:
+		return sure(p.mark&c.mask == c.mark)
+	case onIn:
+		if p.bridge == "" {
+			return maybe
+		}
+		return sure(c.names(p.bridge))
+	case onIndex:
+		if p.index == 0 {
+			return maybe
+		}
+		return sure(p.index == c.index)
+	case onOut:
+		return p.leavesBy(c)
+	case onFamily:
+		if p.family == 0 {
+			return maybe
+		}
+		return sure(p.family == c.family)
+	case onSource:
+		return p.comesFrom(c.prefix)
+	case onSet:
+		if p.sets[c.name] {
+			return likely
+		}
+	}
+	return maybe
+}
+
+func sure(yes bool) likelihood {
+	if yes {
+		return always
+	}
+	return never
+}
+
+// names says that a condition is about a link.
+func (c *condition) names(link string) bool {
+	if c.wildcard {
+		return len(link) >= len(c.name) && link[:len(c.name)] == c.name
+	}
+	return link == c.name
+}
+
+// leavesBy: whoever accepts all that leaves by some link, and is not known to mean
+// another one, is taken to mean an uplink.
+func (p *podPacket) leavesBy(c *condition) likelihood {
+	switch {
+	case p.bridge == "":
+		return maybe
+	case c.names(p.bridge):
+		return never
+	case len(p.uplinks) == 0 && c.negated:
+		return maybe
+	case len(p.uplinks) == 0:
+		return likely
+	}
+	for _, link := range p.uplinks {
+		if c.names(link) {
+			return always
+		}
+	}
+	return never
+}
+
+// comesFrom: a prefix that holds some of the pods is meant for pods.
+func (p *podPacket) comesFrom(prefix netip.Prefix) likelihood {
+	if len(p.prefixes) == 0 {
+		return maybe
+	}
+	for _, pods := range p.prefixes {
+		switch {
+		case !prefix.Overlaps(pods):
+		case prefix.Bits() <= pods.Bits():
+			return always
+		default:
+			return likely
+		}
+	}
+	return never
+}
+
+// meetsAll says whether the packet meets all conditions of a rule. If the bridge is
+// named, others that are not known do not count: a rule for it lets at least some of
+// its packets pass.
+func (p *podPacket) meetsAll(r *foreignRule) likelihood {
+	got, named := always, false
+	for i := range r.conditions {
+		c := &r.conditions[i]
+		m := p.meets(c)
+		got = min(got, m)
+		ofLink := c.on == onIn || c.on == onIndex || c.on == onSet
+		named = named || ofLink && !c.negated && m >= likely
+	}
+	if named && got == maybe {
+		return likely
+	}
+	return got
+}
+
+// fate is what becomes of a packet in a chain.
+type fate struct {
+	how fateKind
+	by  *foreignRule // which rule decided
+	// via is the rule of the chain itself that led there: by, or a jump.
+	via *foreignRule
+}
+
+type fateKind uint8
+
+const (
+	comesBack fateKind = iota // to where it was called from, or to the policy
+	admitted
+	dropped
+)
+
+// walk follows a packet through the chains of a table. Conditions that the packet
+// may or may not meet are taken for not met.
+type walk struct {
+	packet *podPacket
+	chains map[string][]foreignRule
+	seen   map[string]fate // what is known of chains, and of those being walked
+}
+
+func newWalk(p *podPacket, chains map[string][]foreignRule) *walk {
+	return &walk{packet: p, chains: chains, seen: map[string]fate{}}
+}
+
+// chain says what becomes of the packet in a chain. The kernel keeps jumps from
+// going in circles; here one that does comes back.
+func (w *walk) chain(name string) fate {
+	if f, ok := w.seen[name]; ok {
+		return f
+	}
+	w.seen[name] = fate{}
+	f := w.rules(w.chains[name])
+	w.seen[name] = f
+	return f
+}
+
+func (w *walk) rules(rules []foreignRule) fate {
+	for i := range rules {
+		f, end := w.rule(&rules[i])
+		if f.how != comesBack {
+			f.via = &rules[i]
+			return f
+		}
+		if end {
+			break
+		}
+	}
+	return fate{}
+}
+
+// rule says what one rule makes of the packet, and whether the chain ends with it.
+func (w *walk) rule(r *foreignRule) (f fate, end bool) {
+	m := w.packet.meetsAll(r)
+	if m < likely {
+		return fate{}, false
+	}
+	switch r.verdict {
+	case accepts, varies:
+		return fate{how: admitted, by: r}, true
+	case drops:
+		if m == always {
+			return fate{how: dropped, by: r}, true
+		}
+	case returns:
+		return fate{}, m == always
+	case jumps, goesTo:
+		f = w.chain(r.target)
+		if m == likely && f.how == dropped {
+			return fate{}, false
+		}
+		return f, m == always && r.verdict == goesTo
+	}
+	return fate{}, false
+}
+
+// jumpTo finds the rule by which every packet gets from one chain to another, if
+// there is one.
+func (w *walk) jumpTo(from, to string) *foreignRule {
+	rules := w.chains[from]
+	for i := range rules {
+		r := &rules[i]
+		if r.verdict == jumps && r.target == to && w.packet.meetsAll(r) == always {
+			return r
+		}
+		if f, end := w.rule(r); end || f.how != comesBack {
+			return nil
+		}
+	}
+	return nil
+}

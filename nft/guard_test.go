@@ -1,0 +1,388 @@
+package nft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// guardNet is podnet with a guard, and guardedPod one of its pods.
+func guardNet() Network {
+	n := podnet()
+	n.Guard = true
+	return n
+}
+
+func guardedPod(owner Owner, port, mac string, addresses ...string) Endpoint {
+	ep := pod(owner, addresses...)
+	ep.Masquerade = len(addresses) > 0
+	ep.GuardedPort, ep.MAC = port, mustMAC(mac)
+	return ep
+}
+
+func mustMAC(s string) net.HardwareAddr { return net.HardwareAddr(mac(s)) }
+
+func TestGuardElementsAreTheEndpointsOwn(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name      string
+		addresses []string
+		want      []string
+	}{
+		{"dual-stack", []string{pod4, pod6}, []string{
+			"veth1 of set guarded", "veth1 . 02:00:00:00:00:05 of set guard-mac", "veth1 . 10.22.0.5 of set guard4",
+			"veth1 . 0x0200000000050000 of set guard-lladdr",
+			"veth1 . fd00:22::5 of set guard6", "veth1 . 0xfd000022000000000000000000000005 of set guard-target",
+			"veth1 . fe80::ff:fe00:5 of set guard6", "veth1 . 0xfe80000000000000000000fffe000005 of set guard-target",
+		}},
+		{"IPv4", []string{pod4, "10.22.0.7", pod4}, []string{
+			"veth1 of set guarded", "veth1 . 02:00:00:00:00:05 of set guard-mac", "veth1 . 10.22.0.5 of set guard4", "veth1 . 10.22.0.7 of set guard4",
+		}},
+		{"IPv6, link-local address given", []string{podLocal, pod6, pod6}, []string{
+			"veth1 of set guarded", "veth1 . 02:00:00:00:00:05 of set guard-mac", "veth1 . 0x0200000000050000 of set guard-lladdr",
+			"veth1 . fe80::ff:fe00:5 of set guard6", "veth1 . 0xfe80000000000000000000fffe000005 of set guard-target",
+			"veth1 . fd00:22::5 of set guard6", "veth1 . 0xfd000022000000000000000000000005 of set guard-target",
+		}},
+		{"no addresses", nil, []string{
+			"veth1 of set guarded", "veth1 . 02:00:00:00:00:05 of set guard-mac", "veth1 of set guard-free", "veth1 . 0x0200000000050000 of set guard-lladdr",
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			ep := guardedPod("0123456789a", "veth1", podMAC, tc.addresses...)
+			var got []string
+			for _, el := range ep.elements() {
+				if el.set.family == unix.NFPROTO_BRIDGE {
+					got = append(got, el.String())
+				}
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("elements (-want +got):\n%s", diff)
+			}
+			unguarded := ep
+			unguarded.GuardedPort = ""
+			if n := len(ep.elements()) - len(unguarded.elements()); n != len(tc.want) {
+				t.Errorf("the guard takes %d elements, want %d", n, len(tc.want))
+			}
+		})
+	}
+}
+
+func TestLinkLocalAddressIsTheKernels(t *testing.T) {
+	t.Parallel()
+	ns := nstest.New(t)
+	nstest.Veth(t, ns, "left", ns, "right")
+	for _, mac := range []string{podMAC, "fe:dc:ba:98:76:54", "00:11:22:33:44:55"} {
+		nstest.Run(t, ns, "sh", "-ec", "ip link set left down; ip link set left address "+mac+"; ip link set left addrgenmode eui64; ip link set left up")
+		if got, want := nstest.Run(t, ns, "ip", "-6", "-o", "addr", "show", "dev", "left"), linkLocal(mustMAC(mac)).String()+"/64"; !strings.Contains(got, want) {
+			t.Errorf("%s has %s, want %s", mac, got, want)
+		}
+	}
+}
+
+func TestGuardedEndpointsAreKnownLikeOthers(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	c, ns := dialNew(t)
+	n := guardNet()
+	a := guardedPod("0000000000a", "veth1", podMAC, pod4, pod6)
+	b := guardedPod("0000000000b", "veth2", otherMAC, other4)
+	free := guardedPod("0000000000c", "veth3", "02:00:00:00:00:07")
+	plain := pod("0000000000d", "10.22.0.8")
+
+	mustEnsure(t, c, podnet())
+	if err := c.Add(ctx, a); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("where no network has a guard: %v", err)
+	}
+	wantEndpoints(t, c)
+	mustEnsure(t, c, n)
+	mustAdd(t, c, a, b, free, plain)
+	wantEndpoints(t, c, a, b, free, plain)
+	wantReady(t, c, n, a, b, free, plain)
+
+	var conflict *ConflictError
+	thief := guardedPod("0000000000e", "veth1", podMAC, "10.22.0.9")
+	if err := c.Add(ctx, thief); !errors.As(err, &conflict) || conflict.Table != "bridge tombolo" || conflict.Set != "guarded" || conflict.Owner != a.Owner {
+		t.Errorf("another pod at the same port: %v", err)
+	}
+	wantEndpoints(t, c, a, b, free, plain)
+	if err := c.Replace(ctx, thief); err != nil {
+		t.Fatal(err)
+	}
+	if diffs, err := c.Check(ctx, n, &a); err != nil || len(diffs) != 2 || diffs[0].Object != "set guarded of table bridge tombolo" {
+		t.Errorf("what the other has taken over: %v, %v", diffs, err)
+	}
+	if err := c.Replace(ctx, a); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Remove(ctx, thief); err != nil {
+		t.Fatal(err)
+	}
+	wantEndpoints(t, c, a, b, free, plain)
+	nft(t, ns, "delete element bridge tombolo guard6 { veth1 . fd00:22::5 }")
+	if diffs, err := c.Check(ctx, n, &a); err != nil || len(diffs) != 1 || diffs[0].Want != "veth1 . fd00:22::5" {
+		t.Errorf("one element is missing: %v, %v", diffs, err)
+	}
+	if err := c.Replace(ctx, a); err != nil {
+		t.Fatal(err)
+	}
+
+	if err := c.Remove(ctx, a, free); err != nil {
+		t.Fatal(err)
+	}
+	wantEndpoints(t, c, b, plain)
+	if err := c.RemoveOwners(ctx, b.Owner); err != nil {
+		t.Fatal(err)
+	}
+	wantEndpoints(t, c, plain)
+	if list := nft(t, ns, "list", "table", "bridge", "tombolo"); strings.Contains(list, "veth") {
+		t.Errorf("left behind:\n%s", list)
+	}
+	// A pod that was never guarded, as far as its caller knows.
+	plain.GuardedPort, plain.MAC = "veth4", mustMAC("02:00:00:00:00:08")
+	if err := c.Remove(ctx, plain); err != nil {
+		t.Fatal(err)
+	}
+	wantEndpoints(t, c)
+}
+
+func TestGuardIsAddedInOneTransactionWithTheRest(t *testing.T) {
+	t.Parallel()
+	c, ns := dialNew(t)
+	mustEnsure(t, c, guardNet())
+	nft(t, ns, "add element bridge tombolo guard-target { veth1 . 0xfe80000000000000000000fffe000005 }")
+	err := c.Add(context.Background(), guardedPod("0123456789a", "veth1", podMAC, pod4, pod6))
+	if !errors.Is(err, fs.ErrExist) {
+		t.Fatalf("the last element is there already: %v", err)
+	}
+	wantEndpoints(t, c)
+	if list := nft(t, ns, "list", "ruleset"); strings.Contains(list, "tombolo:1:0123456789a") {
+		t.Errorf("something was added:\n%s", list)
+	}
+}
+
+func TestGuardRefusesWhatIsNoPort(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct{ name, port, mac, want string }{
+		{"a name that is too long", "veth0123456789ab", podMAC, `guarded port "veth0123456789ab" is no name of a link`},
+		{"a name with a slash", "ve/th", podMAC, `guarded port "ve/th" is no name of a link`},
+		{"no MAC", "veth1", "", "port veth1 cannot be guarded"},
+		{"a multicast MAC", "veth1", "03:00:00:00:00:05", "port veth1 cannot be guarded"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			ep := pod("0123456789a", pod4)
+			ep.GuardedPort = tc.port
+			ep.MAC, _ = net.ParseMAC(tc.mac)
+			if err := ep.check(); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("got %v, want %s", err, tc.want)
+			}
+		})
+	}
+}
+
+func tables(tb testing.TB, ns string) []string {
+	tb.Helper()
+	return regexp.MustCompile(`(?m)^table \S+ \S+`).FindAllString(ns, -1)
+}
+
+// The shared chain is nobody's; the table goes with the last that has something in it.
+func TestBridgeTableGoesWithItsLastNetwork(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	c, ns := dialNew(t)
+	remove := func(name string, want ...string) {
+		t.Helper()
+		if err := c.RemoveNetwork(ctx, name); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, tables(t, nft(t, ns, "list", "ruleset"))); diff != "" {
+			t.Errorf("after removing %s (-want +got):\n%s", name, diff)
+		}
+	}
+	lan := Network{Name: "lan", Guard: true}
+	promiscuous := Network{Name: "promiscuous", Masquerade: true, Dedup: dedups()}
+	mustEnsure(t, c, guardNet())
+	mustEnsure(t, c, lan)
+	mustEnsure(t, c, promiscuous)
+	guest := guardedPod("0000000000b", "veth2", otherMAC, other4)
+	guest.Network, guest.Masquerade = "lan", false
+	mustAdd(t, c, guardedPod("0000000000a", "veth1", podMAC, pod4, pod6), guest)
+
+	remove("podnet", "table inet tombolo", "table bridge tombolo")
+	wantEndpoints(t, c, guest)
+	wantReady(t, c, lan, guest)
+	wantReady(t, c, promiscuous)
+	remove("promiscuous", "table inet tombolo", "table bridge tombolo")
+	if list := nft(t, ns, "list", "ruleset"); strings.Contains(list, "dedup") {
+		t.Errorf("left behind:\n%s", list)
+	}
+	wantReady(t, c, lan, guest)
+	remove("lan")
+	remove("lan")
+
+	// A network that needs no bridge table leaves others' alone.
+	mustEnsure(t, c, promiscuous)
+	mustEnsure(t, c, Network{Name: "plain"})
+	remove("plain", "table inet tombolo", "table bridge tombolo")
+	wantReady(t, c, promiscuous)
+	remove("promiscuous")
+}
+
+func TestGuardIsMended(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	ep := guardedPod("0000000000a", "veth1", podMAC, pod4, pod6)
+	for _, tc := range []struct {
+		harm    string
+		emptied bool
+		quiet   bool // Ready does not see it
+	}{
+		{harm: "flush ruleset", emptied: true},
+		{harm: "delete table bridge tombolo", emptied: true},
+		{harm: "flush chain bridge tombolo guard"},
+		{harm: "add rule bridge tombolo guard accept"},
+		{harm: "insert rule bridge tombolo guard accept"},
+		{harm: "delete chain bridge tombolo guard"},
+		{harm: "delete chain bridge tombolo guard; delete set bridge tombolo guard6", emptied: true},
+		{harm: "flush set bridge tombolo guarded", quiet: true},
+		{harm: "add table bridge tombolo { flags dormant; }"},
+	} {
+		t.Run(tc.harm, func(t *testing.T) {
+			t.Parallel()
+			c, ns := dialNew(t)
+			mustEnsure(t, c, guardNet())
+			mustAdd(t, c, ep)
+			nft(t, ns, tc.harm)
+			if ready, err := c.Ready(ctx, guardNet()); err != nil || ready != tc.quiet {
+				t.Errorf("Ready: %v, %v", ready, err)
+			}
+			if diffs, err := c.Check(ctx, guardNet(), &ep); err != nil || len(diffs) == 0 {
+				t.Errorf("Check: %v, %v", diffs, err)
+			}
+			if out := mustEnsure(t, c, guardNet()); out.Changed == tc.quiet || out.Emptied != tc.emptied {
+				t.Errorf("Ensure: %+v", out)
+			}
+			if err := c.Replace(ctx, ep); err != nil {
+				t.Fatal(err)
+			}
+			wantReady(t, c, guardNet(), ep)
+			wantEndpoints(t, c, ep)
+		})
+	}
+}
+
+// What was guarded when it was added stays so, whatever becomes of its network and
+// of others.
+func TestNetworkWithoutGuardLeavesGuardedPodsGuarded(t *testing.T) {
+	t.Parallel()
+	c, ns := dialNew(t)
+	ep := guardedPod("0000000000a", "veth1", podMAC, pod4)
+	mustEnsure(t, c, guardNet())
+	mustAdd(t, c, ep)
+	before := nft(t, ns, "list", "table", "bridge", "tombolo")
+	mustEnsure(t, c, podnet())
+	mustEnsure(t, c, Network{Name: "other"})
+	if diff := cmp.Diff(before, nft(t, ns, "list", "table", "bridge", "tombolo")); diff != "" {
+		t.Errorf("the bridge table changed (-before +after):\n%s", diff)
+	}
+	wantReady(t, c, podnet(), ep)
+}
+
+func TestNumberOfGuardRulesDoesNotDependOnPods(t *testing.T) {
+	t.Parallel()
+	c, ns := dialNew(t)
+	mustEnsure(t, c, guardNet())
+	rules := len(listing(t, ns)["rule"])
+	var eps []Endpoint
+	for i := range 300 {
+		eps = append(eps, guardedPod(Owner(fmt.Sprintf("%011x", i)), fmt.Sprintf("veth%d", i),
+			fmt.Sprintf("02:00:00:00:%02x:%02x", i>>8, i&255), fmt.Sprintf("10.22.%d.%d", i>>8, i&255), fmt.Sprintf("fd00:22::%x", i+1)))
+	}
+	mustAdd(t, c, eps...)
+	if got := len(listing(t, ns)["rule"]); got != rules {
+		t.Errorf("%d rules with 300 pods, and %d with none", got, rules)
+	}
+	if err := c.Remove(context.Background(), eps...); err != nil {
+		t.Fatal(err)
+	}
+	wantEndpoints(t, c)
+}
+
+// A comment names one rule of the chain, for Check.
+func TestCommentsOfGuardRulesDiffer(t *testing.T) {
+	t.Parallel()
+	var comments []string
+	for _, r := range guard().rules {
+		if len(r.comment) >= maxComment || slices.Contains(comments, r.comment) {
+			t.Errorf("%q: too long, or twice", r.comment)
+		}
+		comments = append(comments, r.comment)
+	}
+}
+
+func BenchmarkAddGuarded(b *testing.B) {
+	for _, tc := range []struct {
+		name string
+		ep   Endpoint
+	}{
+		{"IPv4/guard=no", pod("fffffffffff", "10.22.255.254")},
+		{"IPv4/guard=yes", guardedPod("fffffffffff", "veth1", podMAC, "10.22.255.254")},
+		{"dual-stack/guard=no", pod("fffffffffff", "10.22.255.254", "fd00:22::ffff")},
+		{"dual-stack/guard=yes", guardedPod("fffffffffff", "veth1", podMAC, "10.22.255.254", "fd00:22::ffff")},
+	} {
+		b.Run(tc.name, func(b *testing.B) {
+			c := benchmarked(b, 1000)
+			mustEnsure(b, c, guardNet())
+			b.ReportAllocs()
+			for b.Loop() {
+				if err := add(c, tc.ep); err != nil {
+					b.Fatal(err)
+				}
+				b.StopTimer()
+				if err := remove(c, tc.ep); err != nil {
+					b.Fatal(err)
+				}
+				b.StartTimer()
+			}
+		})
+	}
+}
+
+func FuzzGuardKeys(f *testing.F) {
+	for _, addresses := range [][]string{{pod4, pod6}, nil} {
+		ep := guardedPod("0123456789a", "veth1", podMAC, addresses...)
+		for _, el := range ep.guardElements() {
+			f.Add(el.set.name, el.key)
+		}
+	}
+	f.Fuzz(func(t *testing.T, set string, key []byte) {
+		el := elementState{element{set: inBridge(set), key: key}, ownerComment("0123456789a", "podnet")}
+		if el.String() == "" {
+			t.Error("an element without a name")
+		}
+		port, mac, ok := el.guarded()
+		if !ok {
+			return
+		}
+		if !strings.HasPrefix(string(key), port) || mac != nil && len(mac) != etherLen {
+			t.Errorf("key %x was understood as %q, %s", key, port, mac)
+		}
+		for _, ep := range collect([]elementState{el}, "podnet") {
+			if ep.GuardedPort != port || len(ep.Addrs) > 0 {
+				t.Errorf("key %x gives %+v", key, ep)
+			}
+		}
+	})
+}

@@ -1,0 +1,346 @@
+package nft
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nl"
+)
+
+// Obstacle is a firewall that stops what pods send, and that Admit does nothing
+// about.
+type Obstacle struct {
+	Kind ObstacleKind
+	// Chain is what stops it, as errors name chains: "chain forward of table inet
+	// filter".
+	Chain string
+	// Effect is what it does: "drops all that it does not know, by its policy".
+	Effect string
+	// Remedy is the command that helps, in one line for a shell. Its effect may have
+	// to be made to last, by whatever means the rules there were made by.
+	Remedy string
+}
+
+// ObstacleKind says whose rules they are.
+type ObstacleKind string
+
+const (
+	// LegacyIPTables is the table filter of legacy iptables or ip6tables, which
+	// nf_tables cannot change.
+	LegacyIPTables ObstacleKind = "legacy-iptables"
+	// Firewalld is firewalld's table, which it makes anew whenever it is reloaded, and
+	// from version 2 on lets nobody else change.
+	Firewalld ObstacleKind = "firewalld"
+	// OtherChain is any other chain of nf_tables: a script's, or a distribution's.
+	OtherChain ObstacleKind = "chain"
+)
+
+// String gives one line: what is in the way, what it does, and the command that
+// helps.
+func (o Obstacle) String() string {
+	return fmt.Sprintf("%s %s what pods send; this helps: %s", o.Chain, o.Effect, o.Remedy)
+}
+
+// Path is how pods' packets go: what Obstacles goes by.
+type Path struct {
+	// Bridge is the link that they come in by.
+	Bridge string
+	// Prefixes are the pods' own, and Uplinks the links that lead to elsewhere. A rule
+	// that lets either of them pass is known better with them; they may be empty.
+	Prefixes []netip.Prefix
+	Uplinks  []string
+}
+
+// Obstacles looks for what else would stop the packets that pods send to elsewhere,
+// through whichever table. It reads, and changes nothing. The table filter of
+// iptables over nf_tables is not among them, since Admit sees to that.
+//
+// What it finds stops such packets for certain, as far as rules can be understood:
+// a rule that may let them pass counts as one that does if it names the bridge, the
+// pods' addresses or an uplink, and of rules that drop only those without other
+// conditions count. A chain of nf_tables that is called before our forward chain can
+// do nothing with the mark; its remedy goes by the bridge's name.
+//
+// It needs CAP_NET_ADMIN. It lists whole tables: it is not for every pod.
+func Obstacles(ctx context.Context, cfg *Config, path Path) ([]Obstacle, error) {
+	if cfg == nil {
+		cfg = &Config{}
+	}
+	c, err := Dial(cfg)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	p := podPacket{mark: c.mark, bridge: path.Bridge, prefixes: path.Prefixes, uplinks: path.Uplinks}
+	if index, known, err := c.nl.LinkIndex(path.Bridge); known && err == nil {
+		p.index = uint32(index)
+	}
+	legacy, err := legacyObstacles(ctx, cfg, &p)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.Probe(); err != nil {
+		if errors.Is(err, errors.ErrUnsupported) {
+			return legacy, nil
+		}
+		return nil, err
+	}
+	var others []Obstacle
+	err = retry(ctx, func() error {
+		others, err = c.chainObstacles(ctx, &p)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return append(legacy, others...), nil
+}
+
+// has says whether pods have addresses of a family, as far as is known.
+func (p *podPacket) has(family uint8) bool {
+	return len(p.prefixes) == 0 || slices.ContainsFunc(p.prefixes, func(prefix netip.Prefix) bool {
+		return prefix.Addr().Is4() == (family == unix.NFPROTO_IPV4)
+	})
+}
+
+// hookedChain is a base chain that sees what is forwarded.
+type hookedChain struct {
+	foreignChain
+	priority int32
+	policy   uint32
+}
+
+// chainObstacles looks at all base chains of nf_tables but ours and those of Admit.
+func (c *Conn) chainObstacles(ctx context.Context, p *podPacket) ([]Obstacle, error) {
+	chains, err := c.hookedChains(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var list []Obstacle
+	for _, ch := range chains {
+		if asleep, err := c.isAsleep(ch.foreignChain); err != nil {
+			return nil, err
+		} else if asleep {
+			continue
+		}
+		t, err := c.readTable(ctx, ch.foreignChain, p)
+		if err != nil {
+			return nil, err
+		}
+		effect := ch.stops(t, p)
+		if effect == "" || ch.table == firewalldTable && t.mentions(p) {
+			continue
+		}
+		list = append(list, ch.obstacle(effect, p))
+	}
+	return list, nil
+}
+
+const firewalldTable = "firewalld"
+
+func (c *Conn) hookedChains(ctx context.Context) ([]hookedChain, error) {
+	var list []hookedChain
+	for _, family := range []uint8{unix.NFPROTO_INET, unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		err := c.dump("list chains", family, unix.NFT_MSG_GETCHAIN, func(*nl.Encoder) {}, func(data []byte) error {
+			ch, err := decodeChain(data)
+			at := foreignChain{family, ch.table, ch.name}
+			ours := family == unix.NFPROTO_INET && ch.table == tableName
+			admits := family != unix.NFPROTO_INET && ch.table == iptablesTable && ch.name == iptablesForward
+			if ch.isForwardHook() && !ours && !admits {
+				list = append(list, hookedChain{at, ch.priority, ch.policy})
+			}
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return list, nil
+}
+
+// isAsleep says that the table of a chain is dormant, or gone: nothing calls the chain.
+func (c *Conn) isAsleep(ch foreignChain) (bool, error) {
+	asleep := true
+	var b nl.Batch
+	get(&b, nl.Name("table "+familyName(ch.family)+" "+ch.table), ch.family, unix.NFT_MSG_GETTABLE, func(e *nl.Encoder) {
+		e.String(unix.NFTA_TABLE_NAME, ch.table)
+	}, func(data []byte) error {
+		t, err := decodeTable(data)
+		asleep = t.dormant()
+		return err
+	})
+	return asleep, c.execute(&b)
+}
+
+// foreignContent is what a table has that a packet may meet.
+type foreignContent struct {
+	chains map[string][]foreignRule
+	sets   map[string]bool // those that name the bridge
+}
+
+// readTable reads the rules of a chain's table, and the sets that they look into.
+func (c *Conn) readTable(ctx context.Context, ch foreignChain, p *podPacket) (*foreignContent, error) {
+	chains, err := c.foreignRules(ctx, ch.family, ch.table)
+	if err != nil {
+		return nil, err
+	}
+	t := &foreignContent{chains, map[string]bool{}}
+	for _, rules := range chains {
+		for i := range rules {
+			for _, cond := range rules[i].conditions {
+				if _, known := t.sets[cond.name]; cond.on != onSet || known {
+					continue
+				}
+				if t.sets[cond.name], err = c.setMentions(ch, cond.name, p.bridge); err != nil {
+					return nil, err
+				}
+			}
+		}
+	}
+	return t, nil
+}
+
+// setMentions says whether the name of a link is in a set, or in a map, alone or as a
+// part of what is.
+func (c *Conn) setMentions(ch foreignChain, set, link string) (bool, error) {
+	found := false
+	err := c.dump("list elements of set "+set+" of table "+ch.table, ch.family, unix.NFT_MSG_GETSETELEM, func(e *nl.Encoder) {
+		e.String(unix.NFTA_SET_ELEM_LIST_TABLE, ch.table)
+		e.String(unix.NFTA_SET_ELEM_LIST_SET, set)
+	}, func(data []byte) error {
+		return eachKey(data, func(key []byte) { found = found || keyNames(key, link) })
+	})
+	if errors.Is(err, fs.ErrNotExist) {
+		err = errOvertaken
+	}
+	return found, err
+}
+
+// eachKey reads a message that lists elements of a set.
+func eachKey(b []byte, each func(key []byte)) error {
+	attrs := nl.ParseAttrs(b)
+	for attrs.Next() {
+		if attrs.Type != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
+			continue
+		}
+		err := eachOf(attrs, func(element *nl.Attrs) error {
+			for element.Next() {
+				if element.Type == unix.NFTA_SET_ELEM_KEY {
+					each(dataValue(element))
+				}
+			}
+			return element.Err()
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return attrs.Err()
+}
+
+// keyNames says that a link's name is somewhere in a key. An interval of names, for
+// which nft writes "br*", starts with a key of just that.
+func keyNames(key []byte, link string) bool {
+	padded := make([]byte, ifnameLen)
+	copy(padded, link)
+	start := bytes.TrimRight(key, "\x00")
+	return bytes.Contains(key, padded) || len(key) == ifnameLen && len(start) > 0 && strings.HasPrefix(link, string(start))
+}
+
+// stops says in words what the chain does to pods' packets, and nothing if they
+// may pass.
+func (ch *hookedChain) stops(t *foreignContent, p *podPacket) string {
+	pods := *p
+	pods.sets = t.sets
+	if ch.beforeOurs() {
+		pods.mark = 0
+	}
+	for _, f := range families() {
+		if ch.family != unix.NFPROTO_INET && ch.family != f.proto || !p.has(f.proto) {
+			continue
+		}
+		pods.family = f.proto
+		switch fate := newWalk(&pods, t.chains).chain(ch.name); {
+		case fate.how == dropped:
+			return effectOfRule
+		case fate.how == comesBack && ch.policy != policyAccept:
+			return effectOfPolicy
+		}
+	}
+	return ""
+}
+
+const (
+	effectOfRule   = "drops or rejects, by a rule for all that it does not know,"
+	effectOfPolicy = "drops, by its policy,"
+)
+
+// beforeOurs says that our forward chain has not marked anything by then. Of chains
+// with the same priority, the kernel calls the one first that it was told of last.
+func (ch *hookedChain) beforeOurs() bool { return ch.priority <= priorityBeforeFilter }
+
+// mentions says that any rule of the table names the bridge.
+func (t *foreignContent) mentions(p *podPacket) bool {
+	for _, named := range t.sets {
+		if named {
+			return true
+		}
+	}
+	for _, rules := range t.chains {
+		for i := range rules {
+			for _, c := range rules[i].conditions {
+				if (c.on == onIn || c.on == onOut) && c.names(p.bridge) || c.on == onIndex && c.index == p.index && p.index != 0 {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+func (ch *hookedChain) obstacle(effect string, p *podPacket) Obstacle {
+	o := Obstacle{Kind: OtherChain, Chain: ch.foreignChain.String(), Effect: effect}
+	bridge := shellWord(p.bridge)
+	insert := fmt.Sprintf("nft insert rule %s %s %s", familyName(ch.family), shellWord(ch.table), shellWord(ch.name))
+	switch {
+	case ch.table == firewalldTable:
+		o.Kind = Firewalld
+		o.Remedy = "firewall-cmd --permanent --zone=trusted --add-interface=" + bridge + " && firewall-cmd --reload"
+	case !ch.beforeOurs():
+		o.Remedy = fmt.Sprintf("%s 'meta mark & 0x%x == 0x%x counter accept'", insert, p.mark, p.mark)
+	case ch.family != unix.NFPROTO_INET && ch.name == iptablesForward:
+		// iptables' own, which could not print what nft would put there.
+		insert = "iptables"
+		if ch.family == unix.NFPROTO_IPV6 {
+			insert = "ip6tables"
+		}
+		insert += " -t " + shellWord(ch.table) + " -I " + iptablesForward
+		o.Remedy = fmt.Sprintf("%s -i %s -j ACCEPT && %s -o %s -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT", insert, bridge, insert, bridge)
+	default:
+		o.Remedy = fmt.Sprintf("%s iifname %s accept && %s oifname %s ct state established,related accept", insert, bridge, insert, bridge)
+	}
+	return o
+}
+
+// shellWord quotes a name that a shell would not take as it is: the kernel lets
+// chains be called anything.
+func shellWord(name string) string {
+	plain := func(r rune) bool {
+		return r < 0x80 && (isAlphanumeric(byte(r)) || strings.ContainsRune("_./-", r))
+	}
+	if name != "" && !strings.ContainsFunc(name, func(r rune) bool { return !plain(r) }) {
+		return name
+	}
+	return "'" + strings.ReplaceAll(name, "'", `'\''`) + "'"
+}

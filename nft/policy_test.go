@@ -1,0 +1,236 @@
+package nft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+func TestPolicyNamesItself(t *testing.T) {
+	t.Parallel()
+	for want, p := range map[string]Policy{"open": Open, "same-bridge": SameBridge, "isolated": Isolated, "policy 7": 7} {
+		if got := p.String(); got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+	}
+}
+
+func TestImpossiblePoliciesAreRefused(t *testing.T) {
+	t.Parallel()
+	c, _ := dialNew(t)
+	for _, n := range []Network{
+		{Name: "x", Bridge: "no/link"},
+		{Name: "x", Bridge: "cbr0", Policy: 3},
+		{Name: "x", Policy: Isolated},
+	} {
+		if _, err := c.Ensure(context.Background(), n); !errors.Is(err, ErrInvalid) {
+			t.Errorf("%+v: %v", n, err)
+		}
+	}
+}
+
+// Of two bridges: what a pod of each may send to one of the other, and to another
+// of its own. It goes the same both ways, whatever the policies.
+func TestPolicyDropsWhatItShould(t *testing.T) {
+	t.Parallel()
+	p := newPublished(t, true, tcpAndUDP(Port{HostPort: hostPort, PodPort: podPort})...)
+	p.serve(t)
+	for _, tc := range []struct {
+		near, far           Policy
+		within, between, by bool // by way of the port on the host
+	}{
+		{Open, Open, true, true, true},
+		{SameBridge, Open, true, true, true},
+		{Isolated, Open, false, true, true},
+		{SameBridge, SameBridge, true, false, false},
+		{Isolated, SameBridge, false, false, false},
+		{SameBridge, Isolated, true, false, false},
+		{Isolated, Isolated, false, false, false},
+		{Open, Isolated, true, true, true},
+	} {
+		t.Run(tc.near.String()+" and "+tc.far.String(), func(t *testing.T) {
+			p.network.Policy = tc.near
+			mustEnsure(t, p.c, p.network)
+			mustEnsure(t, p.c, Network{
+				Name: "away", Bridge: "cbr1", Masquerade: true, Prefixes: prefixes("10.23.0.0/16", "fd00:23::/64"), Policy: tc.far,
+			})
+			wantReady(t, p.c, p.network, p.ep)
+			for _, way := range []struct {
+				from, to string
+				open     bool
+			}{
+				{"pod", other4, tc.within}, {"pod", other6, tc.within}, {"other pod", pod4, tc.within},
+				{"pod", remote4, tc.between}, {"pod", remote6, tc.between},
+				{"pod of another bridge", pod4, tc.between}, {"pod of another bridge", pod6, tc.between},
+				{"host", pod4, true}, {"host", remote6, true},
+				{"pod", bridge4, true}, {"pod", host6, true}, {"pod", far4, true}, {"pod of another bridge", far6, true},
+			} {
+				wait := briefly / 2
+				if way.open {
+					wait *= 20
+				}
+				err := nstest.PingWith(t, p.where(way.from), nstest.Addr(way.to), nstest.Echo{Wait: wait})
+				if way.open && err != nil || !way.open && !errors.Is(err, nstest.ErrNoEcho) {
+					t.Errorf("%s to %s: %v, want it open: %v", way.from, way.to, err, way.open)
+				}
+			}
+			at := netip.AddrPortFrom(nstest.Addr(host4), hostPort)
+			if _, err := nstest.Ask(t, p.outside, "tcp", at); err != nil {
+				t.Errorf("a published port, from outside: %v", err)
+			}
+			for from, open := range map[string]bool{"pod of another bridge": tc.by, "other pod": tc.within} {
+				wait := briefly / 2
+				if open {
+					wait *= 20
+				}
+				if err := call(p.where(from), "tcp", at.String(), wait); (err == nil) != open {
+					t.Errorf("a published port, from a %s: %v, want it open: %v", from, err, open)
+				}
+			}
+		})
+	}
+}
+
+// bridgeEntries gives what the sets of bridges have, and of which network.
+func bridgeEntries(tb testing.TB, c *Conn) map[string]string {
+	tb.Helper()
+	all, err := c.elements(context.Background())
+	if err != nil {
+		tb.Fatal(err)
+	}
+	got := map[string]string{}
+	for _, el := range all {
+		for _, s := range bridgeSets() {
+			if s.place == el.set {
+				owner, _, _ := strings.Cut(strings.TrimPrefix(el.comment, ownerPrefix), ",")
+				got[el.String()] = owner
+			}
+		}
+	}
+	return got
+}
+
+func TestSetsOfBridgesFollowTheNetwork(t *testing.T) {
+	t.Parallel()
+	c, _ := dialNew(t)
+	const pair, one = "cbr0 . cbr0 of set ", "cbr0 of set "
+	n := Network{Name: "podnet"}
+	for _, tc := range []struct {
+		name   string
+		change func()
+		want   map[string]string
+	}{
+		{"no bridge", func() {}, map[string]string{}},
+		{"a bridge", func() { n.Bridge = "cbr0" }, map[string]string{pair + "bridges": ":podnet", one + "bypass": ":podnet"}},
+		{"NF call", func() { n.NFCall = true }, map[string]string{pair + "bridges": ":podnet"}},
+		{"same-bridge", func() { n.Policy = SameBridge }, map[string]string{pair + "bridges": ":podnet", one + "policies": ":podnet"}},
+		{"isolated", func() { n.Policy = Isolated }, map[string]string{
+			pair + "bridges": ":podnet", one + "policies": ":podnet", pair + "isolated": ":podnet",
+		}},
+		{"another bridge", func() { n.Bridge = "cbr1" }, map[string]string{
+			"cbr1 . cbr1 of set bridges": ":podnet", "cbr1 of set policies": ":podnet", "cbr1 . cbr1 of set isolated": ":podnet",
+		}},
+		{"open", func() { n.Bridge, n.Policy, n.NFCall = "cbr0", Open, false }, map[string]string{
+			pair + "bridges": ":podnet", one + "bypass": ":podnet",
+		}},
+	} {
+		tc.change()
+		if ready, err := c.Ready(context.Background(), n); ready || err != nil {
+			t.Errorf("%s: Ready before Ensure: %v, %v", tc.name, ready, err)
+		}
+		mustEnsure(t, c, n)
+		wantReady(t, c, n)
+		if diff := cmp.Diff(tc.want, bridgeEntries(t, c)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tc.name, diff)
+		}
+	}
+}
+
+// A policy is the bridge's: the strictest of its networks'.
+func TestNetworksOfOneBridgeShareItsPolicy(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	c, ns := dialNew(t)
+	a := Network{Name: "a", Bridge: "cbr0", NFCall: true, Policy: SameBridge}
+	b := Network{Name: "b", Bridge: "cbr0", NFCall: true, Policy: Isolated}
+	open := Network{Name: "open", Bridge: "cbr0", NFCall: true}
+	for _, n := range []Network{a, b, open} {
+		mustEnsure(t, c, n)
+	}
+	for _, n := range []Network{a, b, open} {
+		wantReady(t, c, n)
+	}
+	want := map[string]string{"cbr0 . cbr0 of set bridges": ":a", "cbr0 of set policies": ":a", "cbr0 . cbr0 of set isolated": ":b"}
+	if diff := cmp.Diff(want, bridgeEntries(t, c)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if err := c.RemoveNetwork(ctx, "a"); err != nil {
+		t.Fatal(err)
+	}
+	if ready, err := c.Ready(ctx, b); ready || err != nil {
+		t.Errorf("Ready without what the other network had for both: %v, %v", ready, err)
+	}
+	mustEnsure(t, c, b)
+	want = map[string]string{"cbr0 . cbr0 of set bridges": ":b", "cbr0 of set policies": ":b", "cbr0 . cbr0 of set isolated": ":b"}
+	if diff := cmp.Diff(want, bridgeEntries(t, c)); diff != "" {
+		t.Errorf("afterwards (-want +got):\n%s", diff)
+	}
+	for _, name := range []string{"open", "b"} {
+		if err := c.RemoveNetwork(ctx, name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if out := nft(t, ns, "list", "ruleset"); out != "" {
+		t.Errorf("left:\n%s", out)
+	}
+}
+
+func TestDamagedSetsOfBridgesAreMended(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	n := Network{Name: "podnet", Bridge: "cbr0", Policy: Isolated}
+	for _, tc := range []struct{ damage, want string }{
+		{"flush set inet tombolo bridges", "set bridges of table inet tombolo: element cbr0 . cbr0 is missing"},
+		{"flush set inet tombolo policies", "set policies of table inet tombolo: element cbr0 is missing"},
+		{"flush set inet tombolo isolated", "set isolated of table inet tombolo: element cbr0 . cbr0 is missing"},
+		{"delete element inet tombolo bypass { cbr0 }", "set bypass of table inet tombolo: element cbr0 is missing"},
+		{`add element inet tombolo policies { cbr7 comment "tombolo:1::podnet" }`, "set policies of table inet tombolo: element cbr7"},
+	} {
+		c, ns := dialNew(t)
+		mustEnsure(t, c, n)
+		before := bridgeEntries(t, c)
+		nft(t, ns, tc.damage)
+		diffs, err := c.Check(ctx, n, nil)
+		if err != nil || len(diffs) != 1 || !strings.HasPrefix(fmt.Sprint(diffs[0]), tc.want) {
+			t.Errorf("%s: %v, %v; want %s", tc.damage, diffs, err, tc.want)
+		}
+		if ready, err := c.Ready(ctx, n); err != nil || ready != strings.HasPrefix(tc.damage, "add") {
+			t.Errorf("%s: Ready says %v, %v", tc.damage, ready, err)
+		}
+		if out := mustEnsure(t, c, n); !out.Changed || out.Emptied {
+			t.Errorf("%s: Ensure says %+v", tc.damage, out)
+		}
+		wantReady(t, c, n)
+		if diff := cmp.Diff(before, bridgeEntries(t, c)); diff != "" {
+			t.Errorf("%s (-before +mended):\n%s", tc.damage, diff)
+		}
+	}
+	// A set that has to be made anew takes its elements along.
+	c, ns := dialNew(t)
+	nft(t, ns, "add table inet tombolo; add set inet tombolo policies { type ether_addr; }; "+
+		"add set inet tombolo bridges { type ifname; }; add element inet tombolo bridges { cbr0 }")
+	if ready, err := c.Ready(ctx, n); ready || err != nil {
+		t.Errorf("Ready with foreign sets: %v, %v", ready, err)
+	}
+	if out := mustEnsure(t, c, n); !out.Emptied {
+		t.Errorf("Ensure says %+v", out)
+	}
+	wantReady(t, c, n)
+}

@@ -1,0 +1,289 @@
+package nft
+
+import (
+	"cmp"
+	"encoding/binary"
+	"net/netip"
+	"slices"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// Port is a port of a pod that is published on the host.
+type Port struct {
+	// Protocol is 6 (TCP), 17 (UDP) or 132 (SCTP), as IANA numbers them.
+	Protocol uint8
+	// HostAddr is the one address of the host's that it is published on; 0.0.0.0 and
+	// :: stand for all of their family, and the zero Addr for all of both. On
+	// 127.0.0.1 it can be reached from the host alone, and needs route_localnet on
+	// the bridge. There is no such thing for ::1 and for link-local addresses of
+	// IPv6, which cannot be named therefore.
+	HostAddr netip.Addr
+	// HostPort is what callers see, and PodPort where the pod listens.
+	HostPort, PodPort uint16
+}
+
+// String names the host's side: 8080/tcp, 192.0.2.1:8080/udp, [2001:db8::1]:8080/sctp.
+func (p Port) String() string {
+	text := strconv.Itoa(int(p.HostPort))
+	if p.HostAddr.IsValid() {
+		text = netip.AddrPortFrom(p.HostAddr, p.HostPort).String()
+	}
+	return text + "/" + protocolName(p.Protocol)
+}
+
+func protocolName(protocol uint8) string {
+	switch protocol {
+	case unix.IPPROTO_TCP:
+		return "tcp"
+	case unix.IPPROTO_UDP:
+		return "udp"
+	case unix.IPPROTO_SCTP:
+		return "sctp"
+	}
+	return strconv.Itoa(int(protocol))
+}
+
+func (p Port) check() error {
+	switch {
+	case p.Protocol != unix.IPPROTO_TCP && p.Protocol != unix.IPPROTO_UDP && p.Protocol != unix.IPPROTO_SCTP:
+		return invalid("port %s: protocol %d, where TCP, UDP or SCTP is due", p, p.Protocol)
+	case p.HostPort == 0 || p.PodPort == 0:
+		return invalid("port %s: port 0, of the host or of the pod (%d)", p, p.PodPort)
+	}
+	switch a := p.HostAddr; {
+	case a.Zone() != "" || a.Is4In6() || a.IsMulticast() || a.Is6() && a.IsLinkLocalUnicast():
+		return invalid("port %s: no address that a port can be published on", p)
+	case a.Is6() && a.IsLoopback():
+		return invalid("port %s: the kernel forwards nothing that is sent to ::1; use 127.0.0.1", p)
+	}
+	return nil
+}
+
+// publication is a port as it is published over one family.
+type publication struct {
+	protocol uint8
+	host     netip.Addr // the zero Addr: all of the family
+	port     uint16
+	pod      netip.AddrPort
+}
+
+// on gives what a port is to one of the pod's addresses; false if it is nothing.
+func (p Port) on(pod netip.Addr) (publication, bool) {
+	pub := publication{protocol: p.Protocol, host: p.HostAddr, port: p.HostPort, pod: netip.AddrPortFrom(pod, p.PodPort)}
+	if p.HostAddr.IsValid() && p.HostAddr.Is4() != pod.Is4() {
+		return pub, false
+	}
+	if p.HostAddr.IsUnspecified() {
+		pub.host = netip.Addr{}
+	}
+	return pub, true
+}
+
+// publications lists what an endpoint's ports come to, each once; the error says
+// which of them contradict each other.
+func (ep *Endpoint) publications() ([]publication, error) {
+	if len(ep.Ports) == 0 {
+		return nil, nil
+	}
+	list := make([]publication, 0, len(ep.Ports))
+	for _, pod := range ep.firstAddrs() {
+		start := len(list)
+		for _, p := range ep.Ports {
+			if pub, ok := p.on(pod); ok {
+				list = append(list, pub)
+			}
+		}
+		// Those of one port on all addresses come before those on single ones.
+		family := list[start:]
+		slices.SortStableFunc(family, func(a, b publication) int {
+			return cmp.Or(cmp.Compare(a.protocol, b.protocol), cmp.Compare(a.port, b.port), a.host.Compare(b.host))
+		})
+		kept, err := compactPublications(family)
+		if err != nil {
+			return nil, err
+		}
+		list = list[:start+len(kept)]
+	}
+	return list, nil
+}
+
+// firstAddrs are the pod's addresses that ports are published for.
+func (ep *Endpoint) firstAddrs() []netip.Addr {
+	var list []netip.Addr
+	for _, a := range ep.Addrs {
+		if !slices.ContainsFunc(list, func(other netip.Addr) bool { return other.Is4() == a.Is4() }) {
+			list = append(list, a)
+		}
+	}
+	return list
+}
+
+// compactPublications drops those that others in a sorted list cover.
+func compactPublications(sorted []publication) ([]publication, error) {
+	kept := sorted[:0]
+	all := -1 // of kept: the last that is on all addresses
+	for _, pub := range sorted {
+		covers := func(i int) bool {
+			return i >= 0 && kept[i].protocol == pub.protocol && kept[i].port == pub.port &&
+				(kept[i].host == pub.host || !kept[i].host.IsValid())
+		}
+		by := len(kept) - 1
+		if covers(all) {
+			by = all
+		}
+		switch {
+		case !covers(by):
+			kept = append(kept, pub)
+			if !pub.host.IsValid() {
+				all = len(kept) - 1
+			}
+		case kept[by].pod != pub.pod:
+			return nil, invalid("port %s is to lead both to %s and to %s",
+				Port{Protocol: pub.protocol, HostAddr: pub.host, HostPort: pub.port}, kept[by].pod, pub.pod)
+		}
+	}
+	return kept, nil
+}
+
+func (ep *Endpoint) checkPorts() error {
+	for _, p := range ep.Ports {
+		if err := p.check(); err != nil {
+			return err
+		}
+	}
+	if len(ep.Ports) > 0 && len(ep.Addrs) == 0 {
+		return invalid("endpoint %s: it has ports to publish, and no address", ep.Owner)
+	}
+	_, err := ep.publications()
+	return err
+}
+
+// portElements gives what an endpoint has in the sets and maps of published ports.
+func (ep *Endpoint) portElements() []element {
+	pubs, err := ep.publications()
+	if err != nil || len(pubs) == 0 {
+		return nil // see check
+	}
+	list := make([]element, 0, 3*len(pubs))
+	for _, pub := range pubs {
+		list = append(list, pub.element())
+	}
+	bridge := interfaceName(ep.Bridge)
+	for i, pub := range pubs {
+		f, pod := familyOf(pub.pod.Addr()), pub.pod.Addr().AsSlice()
+		samePort := func(other publication) bool { return other.protocol == pub.protocol && other.pod == pub.pod }
+		if !slices.ContainsFunc(pubs[:i], samePort) {
+			list = append(list, element{set: inInet(f.published), key: key(bridge, pod, number8(pub.protocol), number16(pub.pod.Port()))})
+		}
+		if i == 0 || pubs[i-1].pod.Addr() != pub.pod.Addr() {
+			list = append(list, element{set: inInet(f.selves), key: key(bridge, pod, pod)})
+		}
+	}
+	return list
+}
+
+// element is the entry of a map that leads to the pod.
+func (pub publication) element() element {
+	f := familyOf(pub.pod.Addr())
+	el := element{
+		set:  inInet(f.hostPorts),
+		key:  key(number8(pub.protocol), number16(pub.port)),
+		data: key(pub.pod.Addr().AsSlice(), number16(pub.pod.Port())),
+	}
+	if pub.host.IsValid() {
+		el.set, el.key = inInet(f.hostAddrs), key(pub.host.AsSlice(), el.key)
+	}
+	return el
+}
+
+// port takes such an entry apart; it is false for any other.
+func (e element) port() (Port, bool) {
+	for _, f := range families() {
+		addrLen := int(f.addrLen)
+		if len(e.data) != addrLen+slot {
+			continue
+		}
+		p := Port{PodPort: binary.BigEndian.Uint16(e.data[addrLen:])}
+		rest := e.key
+		switch {
+		case e.set == inInet(f.hostPorts) && len(rest) == 2*slot:
+			p.HostAddr = f.all.Addr()
+		case e.set == inInet(f.hostAddrs) && len(rest) == addrLen+2*slot:
+			p.HostAddr, _ = netip.AddrFromSlice(rest[:addrLen])
+			rest = rest[addrLen:]
+		default:
+			continue
+		}
+		p.Protocol, p.HostPort = rest[0], binary.BigEndian.Uint16(rest[slot:])
+		return p, true
+	}
+	return Port{}, false
+}
+
+// slot is what the parts of a key or of data are multiples of: bytes.
+const slot = 4
+
+// key joins the parts of one, each filled up to whole slots.
+func key(parts ...[]byte) []byte {
+	var b []byte
+	for _, part := range parts {
+		b = append(b, part...)
+		for len(b)%slot != 0 {
+			b = append(b, 0)
+		}
+	}
+	return b
+}
+
+func number8(n uint8) []byte   { return []byte{n} }
+func number16(n uint16) []byte { return binary.BigEndian.AppendUint16(nil, n) }
+
+// interfaceName is a link's name as the kernel compares it.
+func interfaceName(name string) []byte {
+	b := make([]byte, ifnameLen)
+	copy(b, name)
+	return b
+}
+
+func familyOf(a netip.Addr) family {
+	all := families()
+	if a.Is4() {
+		return all[0]
+	}
+	return all[1]
+}
+
+// mergePorts gives what an endpoint's entries say in the form in which it would be
+// asked for: a port that is published on all addresses of each family that the pod
+// has is one port, on any address.
+func mergePorts(ports []Port, addrs []netip.Addr) []Port {
+	slices.SortFunc(ports, comparePorts)
+	ports = slices.Compact(ports)
+	of := func(p Port) int { // how many families it is published over, or would be
+		n := 0
+		for _, f := range families() {
+			has := slices.ContainsFunc(addrs, func(a netip.Addr) bool { return a.Is4() == f.is4() })
+			p.HostAddr = f.all.Addr()
+			if !has || slices.Contains(ports, p) {
+				n++
+			}
+		}
+		return n
+	}
+	merged := make([]Port, 0, len(ports))
+	for _, p := range ports {
+		if p.HostAddr.IsUnspecified() && of(p) == len(families()) {
+			p.HostAddr = netip.Addr{}
+		}
+		merged = append(merged, p)
+	}
+	slices.SortFunc(merged, comparePorts)
+	return slices.Compact(merged)
+}
+
+func comparePorts(a, b Port) int {
+	return cmp.Or(cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.HostPort, b.HostPort),
+		a.HostAddr.Compare(b.HostAddr), cmp.Compare(a.PodPort, b.PodPort))
+}

@@ -1,0 +1,172 @@
+package nft
+
+import (
+	"encoding/binary"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+)
+
+// What publishes ports. Every port is an entry of hash maps, of which a packet that
+// opens a connection to the host looks into two at most, however many there are.
+const (
+	// hostPorts lead from a port on all addresses of the host's to a pod's address
+	// and port, hostAddrs from a port on one address.
+	hostPorts4Map = "hostports4"
+	hostPorts6Map = "hostports6"
+	hostAddrs4Map = "hostaddrs4"
+	hostAddrs6Map = "hostaddrs6"
+	// claimsSet has the ports of hostAddrs, whatever their addresses: see claim.
+	claimsSet = "hostclaims"
+	// published are pods' ports that something leads to.
+	published4Set = "published4"
+	published6Set = "published6"
+	// selves are addresses of such pods, each with itself.
+	selves4Set = "selves4"
+	selves6Set = "selves6"
+
+	loopbackChain       = "loopback"
+	hostPortsChain      = "hostports"
+	hostPortsLocalChain = "hostports-local"
+	hairpinChain        = "hairpin"
+)
+
+const loopbackLink = "lo"
+
+func portSets() []set {
+	const (
+		port  = typeProtocol<<typeBits | typePort
+		port4 = typeIPv4<<(2*typeBits) | port
+		port6 = typeIPv6<<(2*typeBits) | port
+		pod4  = typeIPv4<<typeBits | typePort
+		pod6  = typeIPv6<<typeBits | typePort
+	)
+	return []set{
+		{place: inInet(hostPorts4Map), keyType: port, keyLen: 2 * slot, dataType: pod4, dataLen: addr4Len + slot},
+		{place: inInet(hostPorts6Map), keyType: port, keyLen: 2 * slot, dataType: pod6, dataLen: addr6Len + slot},
+		{place: inInet(hostAddrs4Map), keyType: port4, keyLen: addr4Len + 2*slot, dataType: pod4, dataLen: addr4Len + slot},
+		{place: inInet(hostAddrs6Map), keyType: port6, keyLen: addr6Len + 2*slot, dataType: pod6, dataLen: addr6Len + slot},
+		{place: inInet(claimsSet), keyType: typeFamily<<(2*typeBits) | port, keyLen: 3 * slot},
+		{place: inInet(published4Set), keyType: typeIfname<<(3*typeBits) | port4, keyLen: pods4Len + 2*slot},
+		{place: inInet(published6Set), keyType: typeIfname<<(3*typeBits) | port6, keyLen: pods6Len + 2*slot},
+		{place: inInet(selves4Set), keyType: (typeIfname<<typeBits|typeIPv4)<<typeBits | typeIPv4, keyLen: pods4Len + addr4Len},
+		{place: inInet(selves6Set), keyType: (typeIfname<<typeBits|typeIPv6)<<typeBits | typeIPv6, keyLen: pods6Len + addr6Len},
+	}
+}
+
+// portChains are what publishes ports, for all networks.
+func portChains() []chain {
+	return []chain{
+		loopback(),
+		publish(hostPortsChain, unix.NF_INET_PRE_ROUTING),
+		publish(hostPortsLocalChain, unix.NF_INET_LOCAL_OUT),
+		hairpin(),
+	}
+}
+
+// loopback keeps to the host what is the host's own. A port on 127.0.0.1 needs
+// route_localnet on the bridge, which has the kernel take 127.0.0.0/8 for an address
+// like any other: what listens there, and what trusts callers from there, is then
+// within the pods' reach. So this comes first, and is always there.
+func loopback() chain {
+	ch := chain{
+		place: inInet(loopbackChain), kind: "filter", hook: unix.NF_INET_PRE_ROUTING, priority: priorityRaw,
+		settings: sharedSettings,
+	}
+	ip, local := families()[0], loopbackPrefix()
+	ch.add("others must not reach what is local to the host", func(x expressions) {
+		x.isLink(unix.NFT_META_IIFNAME, unix.NFT_CMP_NEQ, loopbackLink)
+		x.isTo(ip, local)
+		x.drop()
+	})
+	ch.add("nor pass for it", func(x expressions) {
+		x.isLink(unix.NFT_META_IIFNAME, unix.NFT_CMP_NEQ, loopbackLink)
+		x.isFrom(ip, local)
+		x.drop()
+	})
+	return ch
+}
+
+func loopbackPrefix() netip.Prefix { return netip.PrefixFrom(netip.AddrFrom4([4]byte{127}), 8) }
+
+// sharedSettings are those of chains that are the same whatever is asked for.
+const sharedSettings = "shared"
+
+// publish is the chain that leads callers to pods, once for those who come from
+// elsewhere and once for the host itself.
+func publish(name string, hook uint32) chain {
+	ch := chain{place: inInet(name), kind: "nat", hook: hook, priority: priorityDestinationNAT, settings: sharedSettings}
+	ch.add("only what is sent to the host", func(x expressions) {
+		x.destinationType()
+		x.compare(unix.NFT_CMP_NEQ, binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL))
+		x.leave()
+	})
+	// What goes to pods must have an address that routers forward: these have the
+	// caller hang where it could have been refused, and have turned to IPv4.
+	ip6 := families()[1]
+	for _, p := range []netip.Prefix{
+		netip.PrefixFrom(netip.IPv6Loopback(), 128),
+		netip.PrefixFrom(netip.AddrFrom16([16]byte{0xfe, 0x80}), 10),
+	} {
+		ch.add("cannot be forwarded: "+p.String(), func(x expressions) {
+			x.isTo(ip6, p)
+			x.leave()
+		})
+	}
+	for _, f := range families() {
+		ch.add("ports on one address, "+f.name, func(x expressions) {
+			x.is(f)
+			x.payload(unix.NFT_PAYLOAD_NETWORK_HEADER, f.dst, f.addrLen, first)
+			x.hostPort(f.addrLen)
+			x.lookupData(f.hostAddrs)
+			x.dnat(f)
+		})
+	}
+	for _, f := range families() {
+		ch.add("ports on all addresses, "+f.name, func(x expressions) {
+			x.is(f)
+			x.hostPort(0)
+			x.lookupData(f.hostPorts)
+			x.dnat(f)
+		})
+	}
+	return ch
+}
+
+// hairpin changes the sources of those connections whose answers would not find
+// back otherwise. All others keep theirs.
+func hairpin() chain {
+	ch := chain{
+		place: inInet(hairpinChain), kind: "nat", hook: unix.NF_INET_POST_ROUTING, priority: priorityBeforeSourceNAT,
+		settings: sharedSettings,
+	}
+	ch.add("the host calls by 127.0.0.1", func(x expressions) {
+		x.isRedirected()
+		x.isLink(unix.NFT_META_OIFNAME, unix.NFT_CMP_NEQ, loopbackLink)
+		x.isFrom(families()[0], loopbackPrefix())
+		x.masquerade()
+	})
+	// Bridged packets have no incoming link here.
+	for _, f := range families() {
+		ch.add("a pod calls itself, "+f.name, func(x expressions) {
+			x.isRedirected()
+			x.is(f)
+			x.port(unix.NFT_META_OIFNAME, unix.NFT_PAYLOAD_NETWORK_HEADER, f.src, f.addrLen)
+			x.payload(unix.NFT_PAYLOAD_NETWORK_HEADER, f.dst, f.addrLen, behind(ifnameLen+f.addrLen))
+			x.lookup(f.selves)
+			x.masquerade()
+		})
+	}
+	for _, f := range families() {
+		ch.add("the answer is bridged past the host, "+f.name, func(x expressions) {
+			x.isRedirected()
+			x.meta(unix.NFT_META_OIFNAME, first)
+			x.lookup(bypassSet)
+			x.is(f)
+			x.port(unix.NFT_META_OIFNAME, unix.NFT_PAYLOAD_NETWORK_HEADER, f.src, f.addrLen)
+			x.lookup(f.pods)
+			x.masquerade()
+		})
+	}
+	return ch
+}

@@ -45,6 +45,7 @@ profile: ## CPU and allocation profile of Attach in .cache/
 install: build ## into a node's CNI directories: DESTDIR, CNI_BIN, CNI_CONF
 	install -D -m 0755 $(BIN) $(DESTDIR)$(CNI_BIN)/tombolo
 	install -D -m 0644 deploy/10-tombolo.conflist $(DESTDIR)$(CNI_CONF)/10-tombolo.conflist.example
+	install -D -m 0644 deploy/modules-load.d/tombolo.conf $(DESTDIR)/etc/modules-load.d/tombolo.conf
 	@echo "installed; rename $(CNI_CONF)/10-tombolo.conflist.example to 10-tombolo.conflist to use it"
 
 deps: ## install what the tests need and this machine lacks (apt, root)

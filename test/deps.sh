@@ -15,6 +15,11 @@ need ip iproute2
 need nft nftables
 need iptables iptables
 need strace strace
+need conntrack conntrack
+need iperf3 iperf3
+need containerd containerd
+need runc runc
+need nsenter util-linux
 need git git
 [ -e /usr/include/stdio.h ] || missing+=(libc6-dev)
 [ ${#missing[@]} = 0 ] && exit 0

@@ -91,8 +91,8 @@ func TestHelpIsAllThereIsToKnow(t *testing.T) {
 	}
 	golden(t, "help.txt", got.stdout)
 	_, statuses, _ := strings.Cut(got.stdout, "exit status:\n")
-	if n := strings.Count(statuses, "\n"); n != 4 {
-		t.Errorf("help ends with %d lines about the exit status, want 4:\n%s", n, statuses)
+	if n := strings.Count(statuses, "\n"); n != 5 {
+		t.Errorf("help ends with %d lines about the exit status, want 5:\n%s", n, statuses)
 	}
 	for line := range strings.Lines(got.stdout) {
 		if len(line) > 100 {
@@ -203,7 +203,7 @@ func TestLsListsTheAttachmentsOfAllNetworks(t *testing.T) {
 		"ls.txt":  {"ls", "--state", dir},
 		"ls.json": {"ls", "--json", "--state", dir},
 	} {
-		got := tombolo(t, nil, nil, "", args...)
+		got := tombolo(t, nstest.New(t), nil, "", args...)
 		if got.status != 0 || got.stderr != "" {
 			t.Errorf("%v: status %d: %s", args, got.status, got.stderr)
 		}
@@ -218,10 +218,10 @@ func TestLsWhereThereIsNothing(t *testing.T) {
 		args []string
 		want string
 	}{
-		{[]string{"ls", "--state", dir}, "NETWORK  POD  CONTAINER  INTERFACE  PORT  ADDRESSES  STATE\n"},
+		{[]string{"ls", "--state", dir}, "NETWORK  POD  CONTAINER  INTERFACE  PORT  ADDRESSES  HOST PORTS  IN/OUT  STATE\n"},
 		{[]string{"ls", "--json", "--state", dir}, "[]\n"},
 	} {
-		if diff := cmp.Diff(outcome{0, tt.want, ""}, tombolo(t, nil, nil, "", tt.args...), cmp.AllowUnexported(outcome{})); diff != "" {
+		if diff := cmp.Diff(outcome{0, tt.want, ""}, tombolo(t, nstest.New(t), nil, "", tt.args...), cmp.AllowUnexported(outcome{})); diff != "" {
 			t.Errorf("%v (-want +got):\n%s", tt.args, diff)
 		}
 	}
@@ -238,7 +238,7 @@ func TestLsTellsOfDamagedRecordsAndListsTheRest(t *testing.T) {
 	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	got := tombolo(t, nil, nil, "", "ls", "--json", "--state", dir)
+	got := tombolo(t, nstest.New(t), nil, "", "ls", "--json", "--state", dir)
 	var list []map[string]any
 	if err := json.Unmarshal([]byte(got.stdout), &list); err != nil || len(list) != 3 || got.status != 0 {
 		t.Errorf("status %d, %d attachments, %v", got.status, len(list), err)
@@ -246,6 +246,45 @@ func TestLsTellsOfDamagedRecordsAndListsTheRest(t *testing.T) {
 	want := "tombolo: record " + path + `: damaged: it is not whole JSON: "{"; a DEL or GC of the attachment removes it` + "\n"
 	if diff := cmp.Diff(want, got.stderr); diff != "" {
 		t.Errorf("stderr (-want +got):\n%s", diff)
+	}
+}
+
+func TestCheckTellsWhatDiffersByItsExitStatus(t *testing.T) {
+	t.Parallel()
+	never := filepath.Join(t.TempDir(), "never")
+	want := outcome{0, "0 attachments\n", ""}
+	if diff := cmp.Diff(want, tombolo(t, nstest.New(t), nil, "", "check", "--state", never), cmp.AllowUnexported(outcome{})); diff != "" {
+		t.Errorf("where there is nothing (-want +got):\n%s", diff)
+	}
+	dir := forge(t)
+	got := tombolo(t, nstest.New(t), nil, "", "check", "--state", dir)
+	if got.status != exitDiffers || !strings.HasSuffix(got.stdout, "\n3 attachments, 3 of them differ\n") {
+		t.Errorf("outcome is %+v", got)
+	}
+	var in struct {
+		Attachments []struct{ Differences []string }
+	}
+	got = tombolo(t, nstest.New(t), nil, "", "check", "--json", "--state", dir)
+	if err := json.Unmarshal([]byte(got.stdout), &in); err != nil || got.status != exitDiffers || len(in.Attachments) != 3 || len(in.Attachments[0].Differences) != 1 {
+		t.Errorf("outcome is %+v, %v", got, err)
+	}
+}
+
+func TestRepairOfWhatIsDamagedSaysSo(t *testing.T) {
+	t.Parallel()
+	dir := forge(t)
+	if got := tombolo(t, nstest.New(t), nil, "", "repair", "--state", dir); got.status != 0 || got.stdout+got.stderr != "" {
+		t.Errorf("outcome is %+v", got)
+	}
+	path := filepath.Join(dir, "networks", "pods.json")
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := tombolo(t, nstest.New(t), nil, "", "repair", "--state", dir); got.status != exitFailed || !strings.Contains(got.stderr, path) {
+		t.Errorf("outcome is %+v", got)
 	}
 }
 

@@ -11,18 +11,21 @@ import (
 	"runtime"
 	"runtime/debug"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/tombolo-cni/tombolo/internal/cni"
 	"github.com/tombolo-cni/tombolo/internal/demo"
-	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
 const usage = `tombolo puts pods on a Linux bridge. Container runtimes run it as a CNI plugin.
 
 usage:
   tombolo version [--json]            version, commit, Go and the CNI versions that are spoken
-  tombolo ls [--json] [--state DIR]   the attachments on this node
+  tombolo ls [--json] [--state DIR]   the pods on this node: addresses, host ports, limits, and
+                                      what of them is not as it was made
+  tombolo check [--json] [--state DIR]
+                                      what differs from the records: in the kernel, in the pods,
+                                      in the rules of other firewalls
+  tombolo repair [--state DIR]        put it right: rules, elements, bridges, ports, limits
   tombolo remove [--state DIR] NETWORK
                                       take a network down that has no attachments left:
                                       rules, gateways, record, and the bridge if it is empty
@@ -36,13 +39,18 @@ exit status:
   1  it failed; stderr says why
   2  the command line is wrong
   3  remove: the network still has attachments
+  4  check: something differs
 `
 
 const (
 	exitFailed   = 1
 	exitUsage    = 2
 	exitAttached = 3
+	exitDiffers  = 4
 )
+
+// errDiffers says that check found something.
+var errDiffers = errors.New("not all is as it should be: tombolo repair mends it")
 
 // errUsage is the cause of an error about the command line itself.
 var errUsage = errors.New("see tombolo help")
@@ -58,8 +66,11 @@ func operator(plugin *cni.Plugin, args []string) int {
 		return exitUsage
 	}
 	fmt.Fprintln(os.Stderr, "tombolo:", strings.ReplaceAll(err.Error(), "\n", "; "))
-	if cni.IsAttached(err) {
+	switch {
+	case cni.IsAttached(err):
 		return exitAttached
+	case errors.Is(err, errDiffers):
+		return exitDiffers
 	}
 	return exitFailed
 }
@@ -81,7 +92,7 @@ func run(plugin *cni.Plugin, args []string, out io.Writer) error {
 	if err := flags.Parse(rest); err != nil {
 		return fmt.Errorf("%s: %w: %w", name, err, errUsage)
 	}
-	arguments := map[string]int{"version": 0, "ls": 0, "remove": 1, "demo": 0, "help": 0}
+	arguments := map[string]int{"version": 0, "ls": 0, "check": 0, "repair": 0, "remove": 1, "demo": 0, "help": 0}
 	want, known := arguments[name]
 	if !known {
 		return fmt.Errorf("no command %q: %w", name, errUsage)
@@ -93,7 +104,11 @@ func run(plugin *cni.Plugin, args []string, out io.Writer) error {
 	case "version":
 		return printVersion(out, *asJSON)
 	case "ls":
-		return list(out, *stateDir, *asJSON)
+		return list(plugin, out, *stateDir, *asJSON)
+	case "check":
+		return check(plugin, out, *stateDir, *asJSON)
+	case "repair":
+		return plugin.Repair(context.Background(), *stateDir)
 	case "remove":
 		return plugin.RemoveNetwork(context.Background(), *stateDir, flags.Arg(0))
 	case "demo":
@@ -125,44 +140,4 @@ func printVersion(out io.Writer, asJSON bool) error {
 	_, err := fmt.Fprintf(out, "tombolo %s (commit %s, %s, %s/%s)\nCNI %s\n",
 		v.Version, v.Commit, v.Go, runtime.GOOS, runtime.GOARCH, strings.Join(v.CNI, ", "))
 	return err
-}
-
-// list prints the attachments of all networks.
-func list(out io.Writer, dir string, asJSON bool) error {
-	d, err := state.Open(dir)
-	if err != nil {
-		return err
-	}
-	networks, err := d.Networks()
-	if err != nil {
-		return err
-	}
-	all := []*state.Attachment{}
-	for _, n := range networks {
-		attachments, damaged, err := d.List(n)
-		if err != nil {
-			return err
-		}
-		for _, bad := range damaged {
-			fmt.Fprintln(os.Stderr, "tombolo:", bad)
-		}
-		all = append(all, attachments...)
-	}
-	if asJSON {
-		return json.NewEncoder(out).Encode(all)
-	}
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "NETWORK\tPOD\tCONTAINER\tINTERFACE\tPORT\tADDRESSES\tSTATE")
-	for _, a := range all {
-		var addresses []string
-		for _, address := range a.Addresses {
-			addresses = append(addresses, address.Prefix.Addr().String())
-		}
-		pod := a.Pod
-		if pod == "" {
-			pod = "-"
-		}
-		fmt.Fprintf(w, "%s\t%s\t%.12s\t%s\t%s\t%s\t%s\n", a.Network, pod, a.ContainerID, a.IfName, a.HostIf, strings.Join(addresses, ","), a.State)
-	}
-	return w.Flush()
 }

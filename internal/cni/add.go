@@ -15,6 +15,7 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/ipam"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/tc"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/nft"
 )
@@ -47,6 +48,7 @@ type adding struct {
 	pod     *netns.NS
 	mac     net.HardwareAddr // of the pod; nil: ours to choose
 	dns     types.DNS
+	shape   tc.Shape
 	prev    *current.Result
 	ipam    ipam.Allocator
 	pending *state.Pending
@@ -96,6 +98,13 @@ func (a *adding) prepare(c *call) error {
 	if a.prev, err = parsePrevResult(a.conf, c.cniVersion); err != nil {
 		return err
 	}
+	published, err := rc.published()
+	if err != nil {
+		return err
+	}
+	if a.shape, err = a.conf.shape(rc); err != nil {
+		return err
+	}
 	a.dns = a.conf.DNS
 	if rc.DNS.Servers != nil || rc.DNS.Searches != nil || rc.DNS.Options != nil {
 		a.dns = types.DNS{Nameservers: rc.DNS.Servers, Domain: a.dns.Domain, Search: rc.DNS.Searches, Options: rc.DNS.Options}
@@ -105,6 +114,7 @@ func (a *adding) prepare(c *call) error {
 		Network: c.network, ContainerID: c.containerID, IfName: c.ifName,
 		Pod: podName(args), NetNS: c.netns, IPAMType: section.Type, DataDir: section.DataDir,
 		HostIf: c.hostName(), Bridge: a.conf.settings().Bridge, Up: !a.conf.DisableContainerInterface,
+		Published: published,
 	}
 	return nil
 }
@@ -130,6 +140,9 @@ func (a *adding) run(ctx context.Context) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := a.refuseListeners(ctx); err != nil {
+		return nil, err
+	}
 	b, err := a.ready(ctx, n)
 	if err != nil {
 		return nil, err
@@ -144,7 +157,17 @@ func (a *adding) run(ctx context.Context) ([]byte, error) {
 	if err := a.call.step("link"); err != nil {
 		return nil, err
 	}
+	if err := a.limit(ctx, att); err != nil {
+		return nil, err
+	}
+	if err := a.call.step("bandwidth"); err != nil {
+		return nil, err
+	}
 	if err := a.admit(ctx, n); err != nil {
+		return nil, err
+	}
+	// Only now do the pod's ports lead to it.
+	if err := a.flushStaleFlows(ctx, a.rec); err != nil {
 		return nil, err
 	}
 	if err := a.call.step("firewall"); err != nil {
@@ -244,7 +267,11 @@ func (a *adding) plan(leased *current.Result) (*network, *bridge.Port, error) {
 		p.Announce = true
 	}
 	a.rec.Addresses = addresses
-	a.rec.Masquerade = s.Masquerade
+	a.rec.Masquerade, a.rec.Guarded = s.Masquerade, s.Guard
+	if err := a.checkPublished(); err != nil {
+		return nil, nil, err
+	}
+	n.loopback = publishesIPv4(a.rec)
 	a.rec.Port = state.Port{Hairpin: &p.Hairpin, Isolated: &p.Isolated}
 	p.Alias = formatAlias(a.call.hash(), a.call.network, addressesOf(a.rec))
 	return n, p, nil
@@ -300,24 +327,35 @@ func (a *adding) admit(ctx context.Context, n *network) error {
 		err = a.fw.Add(ctx, ep)
 	}
 	var conflict *nft.ConflictError
-	if errors.As(err, &conflict) {
+	for errors.As(err, &conflict) {
 		stale, lookErr := a.isStale(ctx, conflict)
 		if lookErr != nil {
 			return errors.Join(err, lookErr)
 		}
-		if stale {
-			return a.fw.Replace(ctx, ep)
+		if !stale {
+			return a.explainConflict(conflict)
 		}
+		// Whatever else it left, nobody will miss.
+		if err := a.fw.RemoveOwners(ctx, conflict.Owner); err != nil {
+			return err
+		}
+		err = a.fw.Add(ctx, ep)
 	}
 	return err
 }
 
-// isStale says whether the owner of an element is gone: no record and no port.
+// isStale says whether the owner of an element is gone: it has no port, and no record
+// of an ADD that may be about to make one. The attachment itself is its own
+// predecessor, of which a killed ADD left something.
 func (a *adding) isStale(ctx context.Context, conflict *nft.ConflictError) (bool, error) {
-	if conflict.Owner == "" {
+	switch string(conflict.Owner) {
+	case "":
 		return false, nil
+	case a.call.hash():
+		return true, nil
 	}
-	if _, err := a.dir.Load(conflict.Network, string(conflict.Owner)); !errors.Is(err, fs.ErrNotExist) {
+	rec, err := a.dir.Load(conflict.Network, string(conflict.Owner))
+	if err == nil && rec.State != state.Ready {
 		return false, nil
 	}
 	l, err := a.br.Link(ctx, "veth"+string(conflict.Owner))

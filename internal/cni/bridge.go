@@ -6,35 +6,45 @@ import (
 	"errors"
 	"io/fs"
 	"net"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
 // buildBridge makes the bridge, or corrects it, and says whether it had to.
-func (h *host) buildBridge(ctx context.Context, n *network, mtu int, ipv6 bool) (*bridge.Link, bool, error) {
-	want := bridge.Bridge{Name: n.Bridge, MTU: mtu, Alias: bridgeAlias, NoIPv6: true}
-	if _, err := h.br.Link(ctx, n.Bridge); errors.Is(err, fs.ErrNotExist) {
-		want.MAC = h.bridgeMAC(n.Bridge)
+func (h *host) buildBridge(ctx context.Context, rec *state.Network) (*bridge.Link, bool, error) {
+	want := bridge.Bridge{
+		Name: rec.Bridge, MTU: rec.MTU, Alias: bridgeAlias, NoIPv6: true,
+		Promiscuous: rec.Promiscuous, NFCall: rec.NFCall,
+	}
+	if _, err := h.br.Link(ctx, rec.Bridge); errors.Is(err, fs.ErrNotExist) {
+		want.MAC = h.bridgeMAC(rec.Bridge)
 	} else if err != nil {
 		return nil, false, err
 	}
 	l, changed, err := h.br.Ensure(ctx, want)
+	if errors.Is(err, bridge.ErrNoNetfilter) {
+		// Everything else is done; and what a kernel cannot do is not asked for again.
+		h.call.log.warn(err.Error())
+		rec.NFCall, err = nil, nil
+	}
 	if err != nil {
 		return nil, false, err
 	}
 	// A pod must not give the host addresses and routes. The kernel need not have
 	// IPv6.
-	if path := sysctl.Link("ipv6", n.Bridge, "accept_ra"); n.ownsBridge(l) && sysctl.Exists(path) {
+	if path := sysctl.Link("ipv6", rec.Bridge, "accept_ra"); ownsBridge(rec, l) && sysctl.Exists(path) {
 		if _, err := sysctl.Ensure(path, "0"); err != nil {
 			return nil, false, err
 		}
 	}
-	if ipv6 {
-		if _, err := sysctl.Ensure(sysctl.Link("ipv6", n.Bridge, "disable_ipv6"), "0"); err != nil {
+	if slices.ContainsFunc(rec.Gateways, isIPv6) {
+		if _, err := sysctl.Ensure(sysctl.Link("ipv6", rec.Bridge, "disable_ipv6"), "0"); err != nil {
 			return nil, false, err
 		}
 		return l, changed, h.ensureLinkLocal(l)
@@ -52,8 +62,15 @@ func (h *host) bridgeMAC(name string) net.HardwareAddr {
 
 // ownsBridge says whether we made the bridge, or have been told to route on it:
 // then no router is to be heard there but us.
-func (n *network) ownsBridge(l *bridge.Link) bool {
-	return l.Alias == bridgeAlias || len(n.gateways) > 0
+func ownsBridge(rec *state.Network, l *bridge.Link) bool {
+	return l.Alias == bridgeAlias || len(rec.Gateways) > 0
+}
+
+// bridgeAsRecorded says whether a bridge has the attributes that its network gave
+// it.
+func bridgeAsRecorded(l *bridge.Link, rec *state.Network) bool {
+	return (rec.Promiscuous == nil || l.Promiscuous == *rec.Promiscuous) &&
+		(rec.NFCall == nil || l.Bridge != nil && l.Bridge.NFCallIPTables == *rec.NFCall && l.Bridge.NFCallIP6Tables == *rec.NFCall)
 }
 
 const (
@@ -61,20 +78,33 @@ const (
 	ipv6MTU     = 1280 // RFC 8200, section 5
 )
 
-// chooseMTU is the configured one; else that of a bridge which somebody else
-// made, which must not be changed unasked; else that of the default route's link.
-func (h *host) chooseMTU(ctx context.Context, n *network) (int, error) {
-	if n.MTU != 0 {
-		return n.MTU, nil
-	}
+// chooseBridge settles what the configuration leaves open. A bridge that somebody
+// else made must not be changed unasked: it keeps what it has. One of our own gets
+// what the mode calls for, and the MTU of the default route's link.
+func (h *host) chooseBridge(ctx context.Context, n *network) (*network, error) {
+	chosen := *n
 	l, err := h.br.Link(ctx, n.Bridge)
-	if err == nil && l.Kind == "bridge" && l.Alias != bridgeAlias {
-		return l.MTU, nil
-	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return 0, err
+		return nil, err
 	}
-	return h.defaultMTU(ctx)
+	if err == nil && l.Kind == "bridge" && l.Alias != bridgeAlias {
+		if n.MTU == 0 {
+			chosen.MTU = l.MTU
+		}
+		return &chosen, nil
+	}
+	if n.Promiscuous == nil {
+		chosen.Promiscuous = new(bool)
+	}
+	if n.NFCall == nil {
+		on := n.GatewayMode
+		chosen.NFCall = &on
+	}
+	if n.MTU != 0 {
+		return &chosen, nil
+	}
+	chosen.MTU, err = h.defaultMTU(ctx)
+	return &chosen, err
 }
 
 // defaultMTU is that of the link of the default route, the smaller over both

@@ -11,7 +11,9 @@ import (
 
 	current "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/ipam"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -59,10 +61,10 @@ func (c *call) check(ctx context.Context, conf *NetConf) error {
 	if err := k.link(ctx, pod, found); err != nil {
 		return err
 	}
-	if err := k.gateways(ctx, found); err != nil {
+	if err := k.network(ctx, found); err != nil {
 		return err
 	}
-	if err := k.firewall(ctx, found); err != nil {
+	if err := k.limitDifferences(ctx, rec, found); err != nil {
 		return err
 	}
 	if err := k.reservations(ctx, found); err != nil {
@@ -75,6 +77,12 @@ type findings struct{ list []string }
 
 func (f *findings) add(format string, args ...any) {
 	f.list = append(f.list, fmt.Sprintf(format, args...))
+}
+
+func (f *findings) addAll(diffs []tombolo.Difference) {
+	for _, d := range diffs {
+		f.add("%s", d)
+	}
 }
 
 func (f *findings) err(c *call) error {
@@ -119,56 +127,70 @@ func (k *checking) link(ctx context.Context, pod *netns.NS, found *findings) err
 		return err
 	}
 	diffs, err := k.br.Check(ctx, pod, port)
-	for _, d := range diffs {
-		found.add("%s", d)
-	}
+	found.addAll(diffs)
 	return err
 }
 
-// gateways looks for the bridge's addresses, and whether the host forwards.
-func (k *checking) gateways(ctx context.Context, found *findings) error {
-	if !k.settings.IsGateway {
-		return nil
-	}
-	l, err := k.br.Link(ctx, k.settings.Bridge)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil // found already
-	}
-	if err != nil {
-		return err
-	}
-	for _, a := range k.rec.Addresses {
-		if !a.Gateway.IsValid() {
-			continue
-		}
-		gw := netip.PrefixFrom(a.Gateway, a.Prefix.Bits())
-		ok, err := k.br.Addresses().Has(addr.Address{Prefix: gw, Link: l.Index})
-		if err != nil {
-			return err
-		}
-		if !ok {
-			found.add("bridge %s: the gateway %s is missing", k.settings.Bridge, gw)
-		}
-		if !forwards(a.Gateway) {
-			found.add("the host does not forward packets of the family of %s", a.Gateway)
-		}
-	}
-	return nil
-}
-
-func (k *checking) firewall(ctx context.Context, found *findings) error {
-	n := &network{settings: k.settings}
+// network compares the parts that the attachment shares with others, and its own
+// share in them.
+func (k *checking) network(ctx context.Context, found *findings) error {
 	rec, err := k.dir.LoadNetwork(k.call.network)
 	if err != nil {
 		found.add("the record of network %q: %v", k.call.network, err)
 		return nil
 	}
-	ep := endpointOf(k.rec)
-	diffs, err := k.fw.Check(ctx, n.rules(rec.Subnets), &ep)
-	for _, d := range diffs {
-		found.add("%s", d)
+	l, err := k.bridgeDifferences(ctx, rec, found)
+	if err != nil {
+		return err
 	}
+	own := *rec
+	own.Gateways = k.gateways()
+	if err := k.gatewayDifferences(&own, l, found); err != nil {
+		return err
+	}
+	if publishesIPv4(k.rec) && !leadsLoopback(rec.Bridge) {
+		found.add("bridge %s: route_localnet is off, so that 127.0.0.1 does not lead to the pod's ports", rec.Bridge)
+	}
+	ep := endpointOf(k.rec)
+	diffs, err := k.fw.Check(ctx, rules(rec, l), &ep)
+	if err != nil {
+		return err
+	}
+	found.addAll(diffs)
+	diffs, err = k.fw.CheckAdmission(ctx)
+	found.addAll(diffs)
 	return err
+}
+
+// gateways are those of the attachment's addresses.
+func (k *checking) gateways() []netip.Prefix {
+	var list []netip.Prefix
+	for _, a := range k.rec.Addresses {
+		if k.settings.IsGateway && a.Gateway.IsValid() {
+			list = append(list, netip.PrefixFrom(a.Gateway, a.Prefix.Bits()))
+		}
+	}
+	return list
+}
+
+// gatewayDifferences looks for a bridge's addresses, and whether the host forwards.
+func (h *host) gatewayDifferences(rec *state.Network, l *bridge.Link, found *findings) error {
+	if l.Index == 0 {
+		return nil // found already
+	}
+	for _, gw := range rec.Gateways {
+		ok, err := h.br.Addresses().Has(addr.Address{Prefix: gw, Link: l.Index})
+		if err != nil {
+			return err
+		}
+		if !ok {
+			found.add("bridge %s: the gateway %s is missing", rec.Bridge, gw)
+		}
+		if !forwards(gw.Addr()) {
+			found.add("the host does not forward packets of the family of %s", gw.Addr())
+		}
+	}
+	return nil
 }
 
 func (k *checking) reservations(ctx context.Context, found *findings) error {

@@ -54,10 +54,15 @@ type victim struct {
 // elements that use it are gone, and the record goes last, and only if all else
 // did: it is what a later DEL or GC finds the rest by.
 func (h *host) takeDown(ctx context.Context, v *victim) error {
+	unlimited := unlimit(ctx, v)
+	flushed := nothingToDo()
 	err := joinSteps(
 		func() error { return h.removeElements(ctx, v.hash, v.rec) },
+		func() error { flushed = flushOwnFlows(ctx, v.rec); return nil },
 		func() error { h.call.log.step("firewall"); return nil },
 		func() error { return h.br.Detach(ctx, v.port, aliasOwner(v.hash)) },
+		func() error { return <-unlimited },
+		func() error { return <-flushed },
 		func() error { h.call.log.step("link"); return nil },
 		func() error { return v.release(v.addresses) },
 		func() error { h.call.log.step("ipam"); return nil },
@@ -69,6 +74,19 @@ func (h *host) takeDown(ctx context.Context, v *victim) error {
 		return newError(codeIO, "%v", err)
 	}
 	return nil
+}
+
+// inBackground does a step beside others: the kernel mostly waits in it.
+func inBackground(step func() error) <-chan error {
+	done := make(chan error, 1)
+	go func() { done <- step() }()
+	return done
+}
+
+func nothingToDo() <-chan error {
+	done := make(chan error, 1)
+	done <- nil
+	return done
 }
 
 // knownAddresses looks for the attachment's addresses where they may be written

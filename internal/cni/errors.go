@@ -36,6 +36,7 @@ const (
 	codeAttached      = uint(114) // a network that is to be removed still has attachments
 	codeNoGateway     = uint(115) // a gateway is needed and the IPAM named none
 	codeNotAttachable = uint(116) // the bridge is full, or is not a bridge
+	codeObstructed    = uint(117) // another firewall would drop what pods send
 )
 
 func newError(code uint, format string, args ...any) *types.Error {

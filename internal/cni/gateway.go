@@ -11,6 +11,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/route"
 )
@@ -59,12 +60,12 @@ func (h *host) ensureLinkLocal(l *bridge.Link) error {
 
 // buildGateways puts the gateways on the bridge, takes those off that no pod
 // needs any more, and has the host forward.
-func (h *host) buildGateways(ctx context.Context, n *network, l *bridge.Link, gateways []netip.Prefix) error {
+func (h *host) buildGateways(ctx context.Context, rec *state.Network, l *bridge.Link, force bool) error {
 	have, err := h.br.Addresses().List(addr.Filter{Link: l.Index})
 	if err != nil {
 		return err
 	}
-	stale, err := h.staleGateways(n, gateways)
+	stale, err := h.staleGateways(rec)
 	if err != nil {
 		return err
 	}
@@ -74,14 +75,14 @@ func (h *host) buildGateways(ctx context.Context, n *network, l *bridge.Link, ga
 	}
 	defer usable.Close()
 	var added []netip.Addr
-	for _, gw := range gateways {
+	for _, gw := range rec.Gateways {
 		for _, a := range have {
-			if a.Prefix == gw || a.Prefix.Addr().IsLinkLocalUnicast() || !a.Prefix.Overlaps(gw) || slices.Contains(gateways, a.Prefix) {
+			if a.Prefix == gw || a.Prefix.Addr().IsLinkLocalUnicast() || !a.Prefix.Overlaps(gw) || slices.Contains(rec.Gateways, a.Prefix) {
 				continue
 			}
-			if !n.ForceAddress && !slices.Contains(stale, a.Prefix) {
+			if !force && !slices.Contains(stale, a.Prefix) {
 				return newError(codeConflict, "bridge %s has the address %s, which overlaps with the gateway %s of network %q: set forceAddress to replace it, or choose another bridge",
-					n.Bridge, a.Prefix, gw, n.Network)
+					rec.Bridge, a.Prefix, gw, rec.Name)
 			}
 			stale = appendNew(stale, a.Prefix)
 		}
@@ -110,18 +111,18 @@ func (h *host) buildGateways(ctx context.Context, n *network, l *bridge.Link, ga
 
 // staleGateways are the addresses that an earlier form of this network put on the
 // bridge, and that neither it nor another network needs now.
-func (h *host) staleGateways(n *network, gateways []netip.Prefix) ([]netip.Prefix, error) {
-	before, err := h.dir.LoadNetwork(n.Network)
-	if err != nil || before.Bridge != n.Bridge {
+func (h *host) staleGateways(rec *state.Network) ([]netip.Prefix, error) {
+	before, err := h.dir.LoadNetwork(rec.Name)
+	if err != nil || before.Bridge != rec.Bridge {
 		return nil, nil // none, or damaged: then nothing is known to be ours
 	}
-	used := slices.Clone(gateways)
+	used := slices.Clone(rec.Gateways)
 	others, _, err := h.dir.ListNetworks()
 	if err != nil {
 		return nil, newError(codeIO, "%v", err)
 	}
 	for _, o := range others {
-		if o.Name != n.Network && o.Bridge == n.Bridge {
+		if o.Name != rec.Name && o.Bridge == rec.Bridge {
 			used = append(used, o.Gateways...)
 		}
 	}

@@ -117,6 +117,13 @@ func (h *host) attachments(ctx context.Context) (map[string]*victim, error) {
 			v.addresses = e.Addrs
 		}
 	}
+	ifbs, err := listIFBs(ctx)
+	errs = append(errs, err)
+	for _, a := range ifbs {
+		if a.network == networkToken(h.call.network) {
+			at(a.hash)
+		}
+	}
 	return all, errors.Join(errs...)
 }
 

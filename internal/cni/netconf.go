@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -41,24 +43,30 @@ type NetConf struct {
 	MTU                       int     `json:"mtu"`
 	HairpinMode               *bool   `json:"hairpinMode"`
 	EnableDAD                 bool    `json:"enabledad"`
+	PromiscMode               bool    `json:"promiscMode"`
+	MACSpoofCheck             bool    `json:"macspoofchk"`
 	DisableContainerInterface bool    `json:"disableContainerInterface"`
 	PortIsolation             bool    `json:"portIsolation"`
 
+	// Fields of the reference's firewall and bandwidth plugins, with their meaning.
+	IngressPolicy string `json:"ingressPolicy"`
+	Bandwidth
+
 	// Fields of the reference that are known, and refused unless they ask for
 	// nothing.
-	PromiscMode         bool            `json:"promiscMode"`
-	MACSpoofCheck       bool            `json:"macspoofchk"`
 	VLAN                int             `json:"vlan"`
 	VLANTrunk           json.RawMessage `json:"vlanTrunk"`
 	PreserveDefaultVLAN bool            `json:"preserveDefaultVlan"`
 
 	// Fields of ours.
-	Mode        string   `json:"mode"`
-	StateDir    string   `json:"stateDir"`
-	ForwardMark Mark     `json:"forwardMark"`
-	Deadline    Duration `json:"deadline"`
-	LogFile     string   `json:"logFile"`
-	LogLevel    string   `json:"logLevel"`
+	Mode               string   `json:"mode"`
+	NonMasqueradeCIDRs []Prefix `json:"nonMasqueradeCIDRs"`
+	BridgeNFCall       *bool    `json:"bridgeNFCall"`
+	StateDir           string   `json:"stateDir"`
+	ForwardMark        Mark     `json:"forwardMark"`
+	Deadline           Duration `json:"deadline"`
+	LogFile            string   `json:"logFile"`
+	LogLevel           string   `json:"logLevel"`
 }
 
 // DefaultStateDir is where the state is kept unless stateDir says otherwise.
@@ -67,6 +75,10 @@ const DefaultStateDir = "/run/tombolo"
 const (
 	modeGateway = "gateway"
 	modeL2      = "l2"
+
+	policyOpen       = "open"
+	policySameBridge = "same-bridge"
+	policyIsolated   = "isolated"
 
 	defaultDeadline = 60 * time.Second
 	defaultMark     = Mark(0x1000)
@@ -111,6 +123,26 @@ func (m *Mark) UnmarshalJSON(b []byte) error {
 
 // JSONExpects says what to write.
 func (Mark) JSONExpects() string { return `one bit of 32, as a number or as "0x1000"` }
+
+// Prefix is a network of addresses in CIDR notation. Host bits are cut off.
+type Prefix netip.Prefix
+
+// UnmarshalJSON reads "10.0.0.0/8".
+func (p *Prefix) UnmarshalJSON(b []byte) error {
+	s, err := strconv.Unquote(string(b))
+	if err != nil {
+		return fmt.Errorf("%s is not a string such as %q", b, "10.0.0.0/8")
+	}
+	v, err := netip.ParsePrefix(s)
+	if err != nil || v.Addr().Is4In6() {
+		return fmt.Errorf("%q is not a network such as %q", s, "10.0.0.0/8")
+	}
+	*p = Prefix(v.Masked())
+	return nil
+}
+
+// JSONExpects says what to write.
+func (Prefix) JSONExpects() string { return `a network such as "10.0.0.0/8"` }
 
 // exempt names the keys that no field has and that are no error: what the runtime
 // may put in for others, and a comment's leading underscore.
@@ -174,8 +206,15 @@ func (c *NetConf) validate() error {
 		return newError(codeInvalidConfig, "stateDir %q is not an absolute path", c.StateDir)
 	case c.LogFile != "" && !filepath.IsAbs(c.LogFile):
 		return newError(codeInvalidConfig, "logFile %q is not an absolute path", c.LogFile)
+	case c.PromiscMode && orDefault(c.HairpinMode, false):
+		return newError(codeInvalidConfig, "promiscMode and hairpinMode exclude each other: leave one of them out")
+	case c.IngressPolicy != "" && !slices.Contains(policies(), c.IngressPolicy):
+		return newError(codeInvalidConfig, `ingressPolicy %q is not known: use "open", "same-bridge" or "isolated"`, c.IngressPolicy)
 	case c.DisableContainerInterface && c.ipamType() != "":
 		return newError(codeInvalidConfig, "disableContainerInterface leaves the pod's interface down, so it cannot have addresses: leave out ipam, or disableContainerInterface")
+	}
+	if _, err := c.Bandwidth.shape("the configuration"); err != nil {
+		return err
 	}
 	if _, err := parseLevel(c.LogLevel); err != nil {
 		return newError(codeInvalidConfig, `logLevel %q is not known: use "debug", "info", "warn" or "error"`, c.LogLevel)
@@ -192,8 +231,6 @@ func (c *NetConf) refuseUnsupported() error {
 		set   bool
 		value string
 	}{
-		{"promiscMode", c.PromiscMode, "true"},
-		{"macspoofchk", c.MACSpoofCheck, "true"},
 		{"vlan", c.VLAN != 0, strconv.Itoa(c.VLAN)},
 		{"vlanTrunk", !isEmptyJSON(c.VLANTrunk), string(c.VLANTrunk)},
 		{"preserveDefaultVlan", c.PreserveDefaultVLAN, "true"},
@@ -245,7 +282,14 @@ type settings struct {
 	IsDefaultGateway bool
 	ForceAddress     bool
 	Masquerade       bool
+	NonMasquerade    []netip.Prefix
 	Hairpin          bool
+	// Promiscuous and NFCall, which has what is bridged pass the firewall, are nil
+	// where the configuration leaves them open: see chooseBridge.
+	Promiscuous, NFCall *bool
+	Policy              string // empty is open
+	Guard               bool
+	GatewayMode         bool
 	Isolated         bool
 	DAD              bool
 	Down             bool
@@ -264,7 +308,10 @@ func (c *NetConf) settings() settings {
 		IsGateway:    orDefault(c.IsGateway, gateway),
 		ForceAddress: c.ForceAddress,
 		Masquerade:   orDefault(c.IPMasq, gateway),
-		Hairpin:      orDefault(c.HairpinMode, gateway),
+		Hairpin:      orDefault(c.HairpinMode, gateway && !c.PromiscMode),
+		NFCall:       c.BridgeNFCall,
+		Guard:        c.MACSpoofCheck,
+		GatewayMode:  gateway,
 		Isolated:     c.PortIsolation,
 		DAD:          c.EnableDAD,
 		Down:         c.DisableContainerInterface,
@@ -274,6 +321,18 @@ func (c *NetConf) settings() settings {
 	// has none gets no default route from the mode.
 	s.IsDefaultGateway = orDefault(c.IsDefaultGateway, gateway && s.IsGateway)
 	s.IsGateway = s.IsGateway || s.IsDefaultGateway
+	for _, p := range c.NonMasqueradeCIDRs {
+		s.NonMasquerade = append(s.NonMasquerade, netip.Prefix(p))
+	}
+	if c.IngressPolicy != policyOpen {
+		s.Policy = c.IngressPolicy
+	}
+	// The reference's policy needs its traffic to pass the firewall. The bridge
+	// itself keeps isolated ports apart, so this holds without that too.
+	s.Isolated = s.Isolated || s.Policy == policyIsolated
+	if c.PromiscMode {
+		s.Promiscuous = &c.PromiscMode
+	}
 	if s.StateDir == "" || !filepath.IsAbs(s.StateDir) {
 		s.StateDir = DefaultStateDir
 	}
@@ -295,6 +354,8 @@ func (c *NetConf) settings() settings {
 	return s
 }
 
+func policies() []string { return []string{policyOpen, policySameBridge, policyIsolated} }
+
 func orDefault(v *bool, def bool) bool {
 	if v == nil {
 		return def
@@ -302,12 +363,12 @@ func orDefault(v *bool, def bool) bool {
 	return *v
 }
 
-// runtimeConfig is what of the capabilities' arguments concerns the link; the
-// IPAM reads its own.
+// runtimeConfig is what of the capabilities' arguments concerns us; the IPAM reads
+// its own.
 type runtimeConfig struct {
-	MAC          string            `json:"mac"`
-	PortMappings []json.RawMessage `json:"portMappings"`
-	Bandwidth    json.RawMessage   `json:"bandwidth"`
+	MAC          string        `json:"mac"`
+	PortMappings []PortMapping `json:"portMappings"`
+	Bandwidth    *Bandwidth    `json:"bandwidth"`
 	DNS          struct {
 		Servers  []string `json:"servers"`
 		Searches []string `json:"searches"`
@@ -320,14 +381,9 @@ func (c *NetConf) runtimeConfig() (*runtimeConfig, error) {
 	if isEmptyJSON(c.RuntimeConfig) {
 		return &rc, nil
 	}
-	if err := json.Unmarshal(c.RuntimeConfig, &rc); err != nil {
+	// What is for others is passed over, whatever it is called.
+	if err := strict.Unmarshal(c.RuntimeConfig, &rc, func(_, _ string) bool { return true }); err != nil {
 		return nil, newError(codeInvalidConfig, "runtimeConfig: %v", err)
-	}
-	if len(rc.PortMappings) > 0 {
-		return nil, newError(codeUnsupportedField, "runtimeConfig.portMappings: %s is not supported by this version: chain a plugin that publishes ports, and leave the capability out of this one", rc.PortMappings[0])
-	}
-	if !isEmptyJSON(rc.Bandwidth) {
-		return nil, newError(codeUnsupportedField, "runtimeConfig.bandwidth: %s is not supported by this version: chain a plugin that shapes, and leave the capability out of this one", rc.Bandwidth)
 	}
 	return &rc, nil
 }

@@ -4,13 +4,19 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
+
+func ptr[T any](v T) *T { return &v }
 
 // with is a small configuration with further fields.
 func with(fields string) []byte {
@@ -36,6 +42,7 @@ func TestSettingsOfAMode(t *testing.T) {
 	common := settings{Network: "pods", StateDir: "/run/tombolo", Deadline: time.Minute, Mark: 0x1000}
 	gateway, l2 := common, common
 	gateway.Bridge, gateway.IsGateway, gateway.IsDefaultGateway, gateway.Masquerade, gateway.Hairpin = "cbr0", true, true, true, true
+	gateway.GatewayMode = true
 	l2.Bridge = "br0"
 	for _, tt := range []struct {
 		name   string
@@ -67,8 +74,12 @@ func TestSettingsOfAMode(t *testing.T) {
 			s.Down, s.IsGateway, s.IsDefaultGateway, s.Masquerade = true, false, false, false
 		}},
 		{"every field", `"bridge": "br7", "mtu": 9000, "forceAddress": true, "portIsolation": true, "enabledad": true,
-			"stateDir": "/srv/t", "deadline": "1m30s", "forwardMark": "0x40000", "dns": {"domain": "d"}`, gateway, func(s *settings) {
+			"promiscMode": true, "bridgeNFCall": false, "macspoofchk": true, "ingressPolicy": "isolated",
+			"nonMasqueradeCIDRs": ["10.0.0.1/8", "fd00::/8"], "ingressRate": 5000, "stateDir": "/srv/t", "deadline": "1m30s", "forwardMark": "0x40000", "dns": {"domain": "d"}`, gateway, func(s *settings) {
 			s.Bridge, s.MTU, s.ForceAddress, s.Isolated, s.DAD = "br7", 9000, true, true, true
+			s.Promiscuous, s.NFCall, s.Hairpin = ptr(true), ptr(false), false
+			s.Guard, s.Policy = true, policyIsolated
+			s.NonMasquerade = []netip.Prefix{nstest.Prefix("10.0.0.0/8"), nstest.Prefix("fd00::/8")}
 			s.StateDir, s.Deadline, s.Mark, s.DNS = "/srv/t", 90*time.Second, 0x40000, types.DNS{Domain: "d"}
 		}},
 	} {
@@ -78,7 +89,7 @@ func TestSettingsOfAMode(t *testing.T) {
 			if tt.change != nil {
 				tt.change(&want)
 			}
-			if diff := cmp.Diff(want, parsed(t, tt.fields).settings()); diff != "" {
+			if diff := cmp.Diff(want, parsed(t, tt.fields).settings(), cmpopts.EquateComparable(netip.Prefix{})); diff != "" {
 				t.Errorf("settings (-want +got):\n%s", diff)
 			}
 		})
@@ -156,8 +167,10 @@ func TestErrorsOfABadConfiguration(t *testing.T) {
 		{"ipMasqBackend iptables", string(with(`"ipMasqBackend": "iptables"`))},
 		{"interface down, with an ipam", string(with(`"disableContainerInterface": true, "ipam": {"type": "static"}`))},
 
-		{"promiscMode", string(with(`"promiscMode": true`))},
-		{"macspoofchk", string(with(`"macspoofchk": true`))},
+		{"promiscMode and hairpinMode", string(with(`"promiscMode": true, "hairpinMode": true`))},
+		{"ingressPolicy", string(with(`"ingressPolicy": "closed"`))},
+		{"nonMasqueradeCIDRs", string(with(`"nonMasqueradeCIDRs": ["10.0.0.0"]`))},
+		{"burst without a rate", string(with(`"ingressBurst": 1000`))},
 		{"vlan", string(with(`"vlan": 7`))},
 		{"vlanTrunk", string(with(`"vlanTrunk": [{"id": 7}]`))},
 		{"preserveDefaultVlan", string(with(`"preserveDefaultVlan": true`))},
@@ -323,9 +336,8 @@ func TestRuntimeConfig(t *testing.T) {
 	for _, tt := range []struct{ json, want string }{
 		{``, "no error"}, {`null`, "no error"}, {`{}`, "no error"},
 		{`{"mac": "02:00:00:00:00:01", "portMappings": [], "bandwidth": {}, "ips": ["10.0.0.1"]}`, "no error"},
-		{`{"portMappings": [{"hostPort":80}]}`, `code 2: runtimeConfig.portMappings: {"hostPort":80} is not supported by this version: chain a plugin that publishes ports, and leave the capability out of this one`},
-		{`{"bandwidth": {"ingressRate":1}}`, `code 2: runtimeConfig.bandwidth: {"ingressRate":1} is not supported by this version: chain a plugin that shapes, and leave the capability out of this one`},
-		{`{"mac": 7}`, `code 7: runtimeConfig: json: cannot unmarshal number into Go struct field runtimeConfig.mac of type string`},
+		{`{"portMappings": [{"hostPort":80, "containerPort": 80, "other": 1}], "unknown": {}}`, "no error"},
+		{`{"mac": 7}`, `code 7: runtimeConfig: field "mac": expected a string, got the number 7`},
 		{`[]`, "no error"},
 	} {
 		c := &NetConf{RuntimeConfig: json.RawMessage(tt.json)}

@@ -10,15 +10,15 @@ import (
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/state"
-	"github.com/tombolo-cni/tombolo/nft"
 )
 
 // network is what one ADD needs its network to be: the settings, and what its
-// addresses call for.
+// addresses and ports call for.
 type network struct {
 	settings
 	gateways []netip.Prefix // to be on the bridge
 	subnets  []netip.Prefix // of the pod's addresses
+	loopback bool           // the host's 127.0.0.1 leads to a port of the pod's
 }
 
 // built is a network that is there.
@@ -29,12 +29,15 @@ type built struct {
 
 // config describes what a network was built from, in a form that can be compared.
 func (n *network) config() string {
-	return fmt.Sprintf("bridge=%s mtu=%d gateway=%t masquerade=%t mark=%#x", n.Bridge, n.MTU, n.IsGateway, n.Masquerade, n.Mark)
+	return fmt.Sprintf("bridge=%s mtu=%d gateway=%t masquerade=%t except=%v mark=%#x policy=%s guard=%t nfcall=%s promiscuous=%s",
+		n.Bridge, n.MTU, n.IsGateway, n.Masquerade, n.NonMasquerade, n.Mark, n.Policy, n.Guard, onOff(n.NFCall), onOff(n.Promiscuous))
 }
 
-// rules describes the network to the firewall.
-func (n *network) rules(subnets []netip.Prefix) nft.Network {
-	return nft.Network{Name: n.Network, Prefixes: subnets, Masquerade: n.Masquerade}
+func onOff(v *bool) string {
+	if v == nil {
+		return "unset"
+	}
+	return fmt.Sprint(*v)
 }
 
 // ready sees to it that the network is there. In the common case it is, and a few
@@ -63,7 +66,7 @@ func (h *host) look(ctx context.Context, n *network) (*built, error) {
 		return nil, nil
 	}
 	if rec.ConfigHash != n.config() || rec.Epoch != h.epoch.Token() ||
-		!containsAll(rec.Gateways, n.gateways) || !containsAll(rec.Subnets, n.subnets) {
+		!containsAll(rec.Gateways, n.gateways) || !containsAll(rec.Subnets, n.subnets) || !h.holds(rec, n) {
 		return nil, nil
 	}
 	l, err := h.br.Link(ctx, rec.Bridge)
@@ -73,7 +76,7 @@ func (h *host) look(ctx context.Context, n *network) (*built, error) {
 	if err != nil {
 		return nil, err
 	}
-	if l.Kind != "bridge" || !l.Up || l.MTU != rec.MTU {
+	if l.Kind != "bridge" || !l.Up || l.MTU != rec.MTU || !bridgeAsRecorded(l, rec) || n.loopback && !leadsLoopback(l.Name) {
 		return nil, nil
 	}
 	for _, gw := range n.gateways {
@@ -81,46 +84,54 @@ func (h *host) look(ctx context.Context, n *network) (*built, error) {
 			return nil, err
 		}
 	}
-	ok, err := h.fw.Ready(ctx, n.rules(rec.Subnets))
-	if err != nil || !ok {
+	if ok, err := h.fw.Ready(ctx, rules(rec, l)); err != nil || !ok {
+		return nil, err
+	}
+	if ok, err := h.fw.Admitted(ctx, admissionsOf(rec)); err != nil || !ok {
 		return nil, err
 	}
 	return &built{bridge: l, mtu: rec.MTU}, nil
 }
 
+// holds says whether the attachments are still there for whose sake the bridge has
+// gateways that this ADD has no use for: those of an earlier configuration, or of
+// another subnet.
+func (h *host) holds(rec *state.Network, n *network) bool {
+	for _, held := range rec.Held {
+		if slices.Contains(n.gateways, held.Gateway) {
+			continue
+		}
+		if _, err := h.dir.Load(rec.Name, held.Attachment); err != nil {
+			return false
+		}
+	}
+	return true
+}
+
 // build makes the network, or mends it, under the exclusive lock. Every part is
 // idempotent, so that a build which was cut short is finished by the next.
 func (h *host) build(ctx context.Context, n *network) (*built, error) {
-	mtu, err := h.chooseMTU(ctx, n)
+	chosen, err := h.chooseBridge(ctx, n)
 	if err != nil {
 		return nil, err
 	}
-	if mtu < ipv6MTU && slices.ContainsFunc(n.subnets, isIPv6) {
-		return nil, newError(codeInvalidConfig, "network %q: an MTU of %d is too small for IPv6, which needs %d", n.Network, mtu, ipv6MTU)
+	if chosen.MTU < ipv6MTU && slices.ContainsFunc(n.subnets, isIPv6) {
+		return nil, newError(codeInvalidConfig, "network %q: an MTU of %d is too small for IPv6, which needs %d", n.Network, chosen.MTU, ipv6MTU)
 	}
-	attachments, damaged, err := h.dir.List(n.Network)
-	if err != nil {
-		return nil, newError(codeIO, "%v", err)
+	if err := h.refuseOtherMarks(n); err != nil {
+		return nil, err
 	}
-	for _, d := range damaged {
-		h.call.log.warn(d.Error())
-	}
-	rec := h.record(n, mtu, attachments)
-	l, rebuilt, err := h.buildBridge(ctx, n, mtu, len(rec.Gateways) > 0 && slices.ContainsFunc(rec.Gateways, isIPv6))
+	attachments, err := h.listed(n.Network)
 	if err != nil {
 		return nil, err
 	}
-	if err := h.buildGateways(ctx, n, l, rec.Gateways); err != nil {
-		return nil, err
-	}
-	outcome, err := h.fw.Ensure(ctx, n.rules(rec.Subnets))
+	rec := h.record(chosen, attachments)
+	rec.ConfigHash = n.config()
+	l, changed, err := h.raise(ctx, rec, attachments, n)
 	if err != nil {
 		return nil, err
 	}
-	if err := h.reattach(ctx, attachments, n.Masquerade); err != nil {
-		return nil, err
-	}
-	if outcome.Changed || rebuilt {
+	if changed {
 		// Who flushed our table took the other networks' rules as well, and who
 		// deleted the bridge, their ports.
 		if err := h.mendOthers(ctx, n.Network); err != nil {
@@ -130,22 +141,75 @@ func (h *host) build(ctx context.Context, n *network) (*built, error) {
 	if err := h.dir.SaveNetwork(rec); err != nil {
 		return nil, newError(codeIO, "%v", err)
 	}
-	return &built{bridge: l, mtu: mtu}, nil
+	return &built{bridge: l, mtu: rec.MTU}, nil
+}
+
+// raise makes what a record describes, or mends it, and puts the network's pods
+// back. It says whether anything was missing that other networks have a part in.
+// The ADD that it is for is nil where there is none.
+func (h *host) raise(ctx context.Context, rec *state.Network, attachments []*state.Attachment, n *network) (*bridge.Link, bool, error) {
+	l, rebuilt, err := h.buildBridge(ctx, rec)
+	if err != nil {
+		return nil, false, err
+	}
+	if err := h.buildGateways(ctx, rec, l, n != nil && n.ForceAddress); err != nil {
+		return nil, false, err
+	}
+	outcome, err := h.fw.Ensure(ctx, rules(rec, l))
+	if err != nil {
+		return nil, false, err
+	}
+	if n != nil && n.loopback || slices.ContainsFunc(attachments, publishesIPv4) {
+		if err := leadLoopback(rec.Bridge); err != nil {
+			return nil, false, err
+		}
+	}
+	if err := h.admitForwarded(ctx, rec); err != nil {
+		return nil, false, err
+	}
+	if err := h.reattach(ctx, rec, attachments); err != nil {
+		return nil, false, err
+	}
+	return l, outcome.Changed || rebuilt, nil
+}
+
+// listed gives the records of a network's attachments, and warns of those that are
+// damaged.
+func (h *host) listed(network string) ([]*state.Attachment, error) {
+	attachments, damaged, err := h.dir.List(network)
+	if err != nil {
+		return nil, newError(codeIO, "%v", err)
+	}
+	for _, d := range damaged {
+		h.call.log.warn(d.Error())
+	}
+	return attachments, nil
 }
 
 // record is what the network will be: what this ADD asks for, and what the pods
 // that are there came from.
-func (h *host) record(n *network, mtu int, attachments []*state.Attachment) *state.Network {
+func (h *host) record(n *network, attachments []*state.Attachment) *state.Network {
 	rec := &state.Network{
-		Name: n.Network, Epoch: h.epoch.Token(), ConfigHash: n.config(),
-		Bridge: n.Bridge, MTU: mtu,
+		Name: n.Network, Epoch: h.epoch.Token(),
+		Bridge: n.Bridge, MTU: n.MTU,
 		Gateways: slices.Clone(n.gateways), Subnets: slices.Clone(n.subnets),
+		Masquerade: n.Masquerade, NonMasquerade: n.NonMasquerade,
+		Policy: n.Policy, Guard: n.Guard, Mark: uint64(n.Mark),
+		NFCall: n.NFCall, Promiscuous: n.Promiscuous,
+	}
+	for _, gw := range n.gateways {
+		rec.Held = append(rec.Held, state.Held{Gateway: gw, Attachment: h.call.hash()})
 	}
 	for _, a := range attachments {
 		for _, address := range a.Addresses {
 			rec.Subnets = appendNew(rec.Subnets, address.Prefix.Masked())
-			if n.IsGateway && address.Gateway.IsValid() {
-				rec.Gateways = appendNew(rec.Gateways, netip.PrefixFrom(address.Gateway, address.Prefix.Bits()))
+			if !n.IsGateway || !address.Gateway.IsValid() {
+				continue
+			}
+			gw := netip.PrefixFrom(address.Gateway, address.Prefix.Bits())
+			if !slices.Contains(rec.Gateways, gw) {
+				rec.Gateways = append(rec.Gateways, gw)
+				rec.Held = append(rec.Held, state.Held{Gateway: gw, Attachment: a.Hash()})
 			}
 		}
 	}

@@ -3,9 +3,9 @@ package cni
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net"
-	"slices"
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/state"
@@ -13,8 +13,8 @@ import (
 )
 
 // reattach puts right what the pods that are there have in the kernel: their
-// elements, and their ports' membership and flags.
-func (h *host) reattach(ctx context.Context, attachments []*state.Attachment, masquerade bool) error {
+// elements, their ports' membership and flags, and their limits.
+func (h *host) reattach(ctx context.Context, rec *state.Network, attachments []*state.Attachment) error {
 	for _, a := range attachments {
 		if a.State != state.Ready {
 			continue // its own ADD is at it, or never came to its end
@@ -26,21 +26,41 @@ func (h *host) reattach(ctx context.Context, attachments []*state.Attachment, ma
 		if err != nil {
 			return err
 		}
-		port := portOf(a)
-		if br, err := h.br.Link(ctx, a.Bridge); err == nil && br.Kind == "bridge" && !isPort(l, br, &port) {
-			port.BridgeIndex = br.Index
-			if err := h.br.Enslave(ctx, port); err != nil {
-				return err
-			}
+		if err := h.enslave(ctx, a, l); err != nil {
+			return err
 		}
 		ep := endpointOf(a)
-		// It has been switched off since the pod came: there is no set for it.
-		ep.Masquerade = ep.Masquerade && masquerade
+		// What has been switched off since the pod came has no set any more.
+		ep.Masquerade = ep.Masquerade && rec.Masquerade
+		if !rec.Guard {
+			ep.GuardedPort = ""
+		}
 		if err := h.fw.Replace(ctx, ep); err != nil {
+			return err
+		}
+		if err := h.restoreLimits(ctx, a, l); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// enslave puts a pod's port back on its bridge, which may be another than that of
+// its network by now, and gone.
+func (h *host) enslave(ctx context.Context, a *state.Attachment, l *bridge.Link) error {
+	br, err := h.br.Link(ctx, a.Bridge)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	port := portOf(a)
+	if br.Kind != "bridge" || isPort(l, br, &port) {
+		return nil
+	}
+	port.BridgeIndex = br.Index
+	return h.br.Enslave(ctx, port)
 }
 
 // mendOthers puts the rules and elements of the other networks right that have
@@ -64,13 +84,22 @@ func (h *host) mendOthers(ctx context.Context, except string) error {
 		if len(attachments) == 0 {
 			continue
 		}
-		masquerade := slices.ContainsFunc(attachments, func(a *state.Attachment) bool { return a.Masquerade })
-		if _, err := h.fw.Ensure(ctx, nft.Network{Name: o.Name, Prefixes: o.Subnets, Masquerade: masquerade}); err != nil {
-			return err
+		if err := h.restore(ctx, o, attachments); err != nil {
+			// Its own next ADD says so.
+			h.call.log.warn(oneLine(err))
 		}
-		if err := h.reattach(ctx, attachments, masquerade); err != nil {
-			return err
-		}
+	}
+	return nil
+}
+
+// restore brings a network back that is on record.
+func (h *host) restore(ctx context.Context, rec *state.Network, attachments []*state.Attachment) error {
+	if _, _, err := h.raise(ctx, rec, attachments, nil); err != nil {
+		return fmt.Errorf("network %s: %w", rec.Name, err)
+	}
+	// Rules in the chains of others have new numbers.
+	if err := h.dir.SaveNetwork(rec); err != nil {
+		return newError(codeIO, "%v", err)
 	}
 	return nil
 }
@@ -99,8 +128,12 @@ func portOf(a *state.Attachment) bridge.Port {
 // endpointOf is an attachment as the firewall sees it, from its record.
 func endpointOf(a *state.Attachment) nft.Endpoint {
 	mac, _ := net.ParseMAC(a.MAC)
-	return nft.Endpoint{
+	ep := nft.Endpoint{
 		Owner: nft.Owner(a.Hash()), Network: a.Network, Bridge: a.Bridge,
-		Addrs: addressesOf(a), MAC: mac, Masquerade: a.Masquerade,
+		Addrs: addressesOf(a), MAC: mac, Masquerade: a.Masquerade, Ports: portsOf(a),
 	}
+	if a.Guarded {
+		ep.GuardedPort = a.HostIf
+	}
+	return ep
 }

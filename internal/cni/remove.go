@@ -44,13 +44,17 @@ func (p *Plugin) RemoveNetwork(ctx context.Context, stateDir, name string) error
 	rec, err := h.dir.LoadNetwork(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		// Rules may be left all the same, where the state was lost.
-		return h.fw.RemoveNetwork(ctx, name)
+		return joinSteps(
+			func() error { return h.fw.RemoveNetwork(ctx, name) },
+			func() error { return h.withdraw(ctx, name) },
+		)
 	}
 	if err != nil {
 		return newError(codeIO, "%v", err)
 	}
 	err = joinSteps(
 		func() error { return h.fw.RemoveNetwork(ctx, name) },
+		func() error { return h.withdraw(ctx, name) },
 		func() error { return h.removeBridge(ctx, rec) },
 		func() error { return removeEmptyReservations(h.dir.Path() + "/ipam/" + name) },
 	)
@@ -58,6 +62,18 @@ func (p *Plugin) RemoveNetwork(ctx context.Context, stateDir, name string) error
 		return err
 	}
 	return h.dir.RemoveNetwork(name)
+}
+
+// withdraw takes our rules out of the chains of others, with the last network.
+func (h *host) withdraw(ctx context.Context, name string) error {
+	networks, _, err := h.dir.ListNetworks()
+	if err != nil {
+		return newError(codeIO, "%v", err)
+	}
+	if slices.ContainsFunc(networks, func(n *state.Network) bool { return n.Name != name }) {
+		return nil
+	}
+	return h.fw.Withdraw(ctx)
 }
 
 // removeBridge deletes the network's bridge if we made it, or, where another

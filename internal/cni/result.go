@@ -197,6 +197,9 @@ func (a *adding) result(leased *current.Result, b *built, att *bridge.Attachment
 		&current.Interface{Name: att.Peer, Mac: att.PeerMAC.String(), Mtu: att.MTU, Sandbox: a.call.netns},
 	)
 	podInterface := len(r.Interfaces) - 1
+	if a.rec.IFB != "" {
+		r.Interfaces = append(r.Interfaces, &current.Interface{Name: a.rec.IFB, Mtu: att.MTU})
+	}
 	for _, address := range a.rec.Addresses {
 		ip := &current.IPConfig{Address: ipNet(address.Prefix), Interface: &podInterface}
 		if address.Gateway.IsValid() {

@@ -28,7 +28,7 @@ import (
 // belongings are what attachments have, wherever it is kept. The bridge and the
 // rules are the network's, and stay.
 type belongings struct {
-	Ports        []string // veth ends on the host
+	Ports        []string // veth ends and ifbs on the host
 	Interfaces   []string // in the pod
 	Elements     []string // owner and addresses
 	Reservations []string // addresses
@@ -52,21 +52,22 @@ func nothing() belongings { return belongings{Interfaces: []string{"lo"}} }
 
 func (n *node) ports(t *testing.T) []string {
 	t.Helper()
-	br, err := bridge.Dial(&bridge.Config{NetNS: n.host})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer br.Close()
-	links, err := br.Veths(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	var names []string
-	for _, l := range links {
-		names = append(names, l.Name)
-	}
+	names := slices.DeleteFunc(linkNames(t, n.host), func(name string) bool {
+		return !strings.HasPrefix(name, "veth") && !strings.HasPrefix(name, "ifb")
+	})
 	slices.Sort(names)
 	return names
+}
+
+// everything is what a pod may have besides an interface and addresses.
+func everything() map[string]any {
+	return map[string]any{"macspoofchk": true, "runtimeConfig": map[string]any{
+		"portMappings": []any{
+			map[string]any{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"},
+			map[string]any{"hostPort": 5300, "containerPort": 53, "protocol": "udp"},
+		},
+		"bandwidth": map[string]any{"ingressRate": 1e6, "egressRate": 1e6},
+	}}
 }
 
 func linkNames(t *testing.T, ns *netns.NS) []string {
@@ -88,7 +89,7 @@ func (n *node) elements(t *testing.T) []string {
 	}
 	var list []string
 	for _, e := range endpoints {
-		list = append(list, fmt.Sprintf("%s %s %v", e.Owner, e.Network, e.Addrs))
+		list = append(list, fmt.Sprintf("%s %s %v, ports %d", e.Owner, e.Network, e.Addrs, len(e.Ports)))
 	}
 	slices.Sort(list)
 	return list
@@ -131,10 +132,10 @@ func addNeighbour(t *testing.T, n *node) {
 func (n *node) mustRollBack(t *testing.T, p *Plugin, code uint, words ...string) {
 	t.Helper()
 	before := n.belongings(t)
-	a := n.run(t, p, "ADD", nil)
+	a := n.run(t, p, "ADD", everything())
 	mustHaveFailed(t, a, []uint{code}, words...)
 	n.mustHave(t, before)
-	n.run(t, n.plugin(), "ADD", nil).must(t)
+	n.run(t, n.plugin(), "ADD", everything()).must(t)
 }
 
 // mustHave compares what there is.
@@ -162,7 +163,7 @@ func mustHaveFailed(t *testing.T, a answer, codes []uint, words ...string) {
 
 // steps of an ADD, in their order.
 func steps() []string {
-	return []string{"open", "record", "ipam", "network", "link", "firewall", "commit"}
+	return []string{"open", "record", "ipam", "network", "link", "bandwidth", "firewall", "commit"}
 }
 
 func TestADDTakesItsSteps(t *testing.T) {
@@ -171,14 +172,14 @@ func TestADDTakesItsSteps(t *testing.T) {
 	p := n.plugin()
 	var got []string
 	p.After = func(step string) error { got = append(got, step); return nil }
-	n.run(t, p, "ADD", nil).must(t)
+	n.run(t, p, "ADD", everything()).must(t)
 	if diff := cmp.Diff(steps(), got); diff != "" {
 		t.Errorf("steps (-want +got):\n%s", diff)
 	}
 	hash := ident.Hash("pods", "c1", "eth0")
 	want := belongings{
-		Ports: []string{"veth" + hash}, Interfaces: []string{"lo", "eth0"},
-		Elements:     []string{hash + " pods [10.61.0.2 fd61::2]"},
+		Ports: []string{"ifb" + hash, "veth" + hash}, Interfaces: []string{"lo", "eth0"},
+		Elements:     []string{hash + " pods [10.61.0.2 fd61::2], ports 2"},
 		Reservations: []string{"10.61.0.2", "fd61::2"}, Records: []string{hash + ".json"},
 	}
 	n.mustHave(t, want)
@@ -272,7 +273,7 @@ func TestADDThatTheKernelRefusesLeavesNothing(t *testing.T) {
 				}
 				fault := &nltest.Fault{Type: tt.typ, Nth: nth, Errno: tt.errno, Text: "on purpose"}
 				before := n.belongings(t)
-				a := n.run(t, n.faulty(tt.side, fault), "ADD", nil)
+				a := n.run(t, n.faulty(tt.side, fault), "ADD", everything())
 				if fault.Fired() == 0 {
 					a.must(t)
 					if nth <= tt.atLeast {
@@ -418,7 +419,7 @@ func TestADDWhoseElementsAreAnothersLeavesNothing(t *testing.T) {
 			a := n.run(t, p, "ADD", nil)
 			if !tt.alive {
 				a.must(t)
-				if diff := cmp.Diff([]string{ident.Hash("pods", "c1", "eth0") + " pods [10.61.0.2 fd61::2]"}, n.elements(t)); diff != "" {
+				if diff := cmp.Diff([]string{ident.Hash("pods", "c1", "eth0") + " pods [10.61.0.2 fd61::2], ports 0"}, n.elements(t)); diff != "" {
 					t.Errorf("elements (-want +got):\n%s", diff)
 				}
 				return
@@ -427,7 +428,7 @@ func TestADDWhoseElementsAreAnothersLeavesNothing(t *testing.T) {
 				t.Errorf("got %s, want code %d and the owner's name", a.stdout, codeConflict)
 			}
 			left := nothing()
-			left.Elements, left.Records = []string{other.Hash() + " pods [10.61.0.2]"}, []string{other.Hash() + ".json"}
+			left.Elements, left.Records = []string{other.Hash() + " pods [10.61.0.2], ports 0"}, []string{other.Hash() + ".json"}
 			n.mustHave(t, left)
 		})
 	}
@@ -450,7 +451,7 @@ func TestADDMendsWhatIsFlushedMeanwhile(t *testing.T) {
 	if !fired {
 		t.Fatal("the table was never deleted")
 	}
-	if diff := cmp.Diff([]string{ident.Hash("pods", "c1", "eth0") + " pods [10.61.0.2 fd61::2]"}, n.elements(t)); diff != "" {
+	if diff := cmp.Diff([]string{ident.Hash("pods", "c1", "eth0") + " pods [10.61.0.2 fd61::2], ports 0"}, n.elements(t)); diff != "" {
 		t.Errorf("elements (-want +got):\n%s", diff)
 	}
 }

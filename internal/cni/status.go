@@ -5,15 +5,17 @@ import (
 	"errors"
 	"io/fs"
 
+	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/ipam"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/nft"
 )
 
 // status carries out STATUS: whether an ADD could succeed now. It changes
 // nothing, and does not take the lock, since runtimes ask every few seconds.
 func (c *call) status(ctx context.Context, conf *NetConf) error {
-	if err := c.probe(); err != nil {
+	if err := c.probe(ctx, conf.settings()); err != nil {
 		return err
 	}
 	dir, err := state.Open(conf.settings().StateDir)
@@ -33,7 +35,7 @@ func (c *call) status(ctx context.Context, conf *NetConf) error {
 }
 
 // probe asks for the facilities of the kernel that an ADD needs.
-func (c *call) probe() error {
+func (c *call) probe(ctx context.Context, s settings) error {
 	own, err := netns.Current()
 	if err != nil {
 		return newError(codeNotAvailable, "%v", err)
@@ -47,7 +49,7 @@ func (c *call) probe() error {
 	if err != nil {
 		return newError(codeNotAvailable, "%v", err)
 	}
-	fw, err := c.DialNFT(nil)
+	fw, err := c.DialNFT(&nft.Config{Mark: s.Mark})
 	if err == nil {
 		defer fw.Close()
 		err = fw.Probe()
@@ -55,5 +57,18 @@ func (c *call) probe() error {
 	if err != nil {
 		return newError(codeNotAvailable, "%v", err)
 	}
-	return nil
+	if orDefault(s.NFCall, s.GatewayMode) {
+		if err := bridge.ProbeNetfilter(); err != nil {
+			return newError(codeNotAvailable, "bridgeNFCall: %v; or set bridgeNFCall to false, if no service and no policy concerns pods of one node", err)
+		}
+	}
+	return unavailable(refuseObstacles(ctx, s.Mark, nft.Path{Bridge: s.Bridge}))
+}
+
+// unavailable gives an error of ADD the code that STATUS has for it.
+func unavailable(err error) error {
+	if err == nil {
+		return nil
+	}
+	return newError(codeNotAvailable, "%v", err)
 }

@@ -38,8 +38,23 @@ type Network struct {
 	NFCall        *bool          `json:"nfCall,omitempty"`        // bridged packets pass the firewall; nil is not ours to say
 	Promiscuous   *bool          `json:"promiscuous,omitempty"`   // of the bridge; nil is not ours to say
 
+	// Held says for each gateway who needs it.
+	Held []Held `json:"held,omitempty"`
+
 	// Admissions are our rules in other programs' chains.
 	Admissions []Admission `json:"admissions,omitempty"`
+}
+
+// Held is a gateway that is there for an attachment's sake, one of those that need
+// it: while that is there, nothing else has to be looked at.
+type Held struct {
+	Gateway    netip.Prefix `json:"gateway"`
+	Attachment string       `json:"attachment"` // its hash
+}
+
+func (h *Held) fields(c *codec) {
+	c.prefix("gateway", &h.Gateway)
+	c.string("attachment", &h.Attachment)
 }
 
 // An Admission is one rule of ours in another program's chain.
@@ -47,12 +62,14 @@ type Admission struct {
 	IPv6   bool   `json:"ipv6,omitempty"`
 	Chain  string `json:"chain,omitempty"`
 	Handle uint64 `json:"handle,omitempty"` // the kernel's number of it
+	Jump   uint64 `json:"jump,omitempty"`   // and of the rule that leads to the chain
 }
 
 func (a *Admission) fields(c *codec) {
 	c.bool("ipv6", &a.IPv6)
 	c.string("chain", &a.Chain)
 	c.uint64("handle", &a.Handle)
+	c.uint64("jump", &a.Jump)
 }
 
 func (n *Network) fields(c *codec) {
@@ -70,6 +87,7 @@ func (n *Network) fields(c *codec) {
 	c.uint64("mark", &n.Mark)
 	c.optional("nfCall", &n.NFCall)
 	c.optional("promiscuous", &n.Promiscuous)
+	objects(c, "held", &n.Held, (*Held).fields)
 	objects(c, "admissions", &n.Admissions, (*Admission).fields)
 }
 

@@ -30,7 +30,7 @@ func TestTracesShowWhatAnAttachmentHas(t *testing.T) {
 		}
 		count[kind]++
 	}
-	if diff := cmp.Diff(map[string]int{"port": 1, "element": 4, "file attachments": 1, "file ipam": 2}, count); diff != "" {
+	if diff := cmp.Diff(map[string]int{"link": 1, "element": 4, "file attachments": 1, "file ipam": 2}, count); diff != "" {
 		t.Errorf("traces (-want +got):\n%s", diff)
 	}
 }

@@ -116,7 +116,7 @@ func (n *node) rules() int {
 // owners are what the elements of our sets say of whose they are: tombolo:1:<hash>:<network>.
 func (n *node) owners() []string {
 	n.Helper()
-	return regexp.MustCompile(`tombolo:1:[0-9a-f]{11}:[^"]*`).FindAllString(n.ruleset(), -1)
+	return regexp.MustCompile(`tombolo:1:[0-9a-f]{11}:[^"]*`).FindAllString(n.run("nft", "list", "ruleset"), -1)
 }
 
 // traces are what attachments have, of all networks: ports, elements, reservations,
@@ -126,8 +126,8 @@ func (n *node) traces() []string {
 	n.Helper()
 	found := []string{}
 	for name, l := range links(n, n.ns) {
-		if strings.HasPrefix(name, "veth") {
-			found = append(found, "port "+name+" "+l.Alias)
+		if strings.HasPrefix(name, "veth") || strings.HasPrefix(name, "ifb") {
+			found = append(found, "link "+name+" "+l.Alias)
 		}
 	}
 	for _, o := range n.owners() {
@@ -248,4 +248,13 @@ func seenAs(t testing.TB, from, out *netns.NS, at string) string {
 		t.Error(err)
 	}
 	return seen.Addr().String()
+}
+
+func readFile(t testing.TB, path string) string {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
 }

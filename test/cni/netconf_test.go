@@ -58,16 +58,27 @@ func badConfs() []badConf {
 		{name: "unknown field in static", fields: static(conf{"address": "10.77.0.2/24"})},
 		{name: "unknown field in ipam without type", fields: conf{"ipam": conf{"subnet": subnet4}}},
 
-		{name: "promiscMode", fields: conf{"promiscMode": true}},
-		{name: "macspoofchk", fields: conf{"macspoofchk": true}},
+		{name: "promiscMode with hairpinMode", fields: conf{"promiscMode": true, "hairpinMode": true}},
+		{name: "ingressPolicy that is none", fields: conf{"ingressPolicy": "closed"}},
+		{name: "nonMasqueradeCIDRs that is none", fields: conf{"nonMasqueradeCIDRs": []string{"10.0.0.0"}}},
+		{name: "burst without a rate", fields: conf{"ingressBurst": 1000}},
+		{name: "rate that is negative", fields: conf{"egressRate": -5}},
 		{name: "vlan", fields: conf{"vlan": 100}},
 		{name: "vlanTrunk", fields: conf{"vlanTrunk": []conf{{"minID": 1, "maxID": 7}}}},
 		{name: "preserveDefaultVlan", fields: conf{"preserveDefaultVlan": true}},
 		{name: "ipMasqBackend iptables", fields: conf{"ipMasqBackend": "iptables"}},
 		{name: "mode lan", fields: conf{"mode": "lan"}},
 		{name: "mode that is none", fields: conf{"mode": "bridge"}},
-		{name: "portMappings", fields: conf{"runtimeConfig": conf{"portMappings": []conf{{"hostPort": 80, "containerPort": 80}}}}},
-		{name: "bandwidth", fields: conf{"runtimeConfig": conf{"bandwidth": conf{"ingressRate": 1000}}}},
+		{name: "host port 0", fields: mapping(conf{"containerPort": 80})},
+		{name: "host port that is none", fields: mapping(conf{"hostPort": "http", "containerPort": 80})},
+		{name: "container port too large", fields: mapping(conf{"hostPort": 80, "containerPort": 65536})},
+		{name: "protocol that is none", fields: mapping(conf{"hostPort": 80, "containerPort": 80, "protocol": "icmp"})},
+		{name: "hostIP that is none", fields: mapping(conf{"hostPort": 80, "containerPort": 80, "hostIP": "eth0"})},
+		{name: "hostIP ::1", fields: mapping(conf{"hostPort": 80, "containerPort": 80, "hostIP": "::1"})},
+		{name: "hostIP of a family that the pod has not", fields: conf{"ipam": hostLocal(subnet4),
+			"runtimeConfig": conf{"portMappings": []conf{{"hostPort": 80, "containerPort": 80, "hostIP": "2001:db8::1"}}}}},
+		{name: "portMappings that is no list", fields: conf{"runtimeConfig": conf{"portMappings": "80:80"}}},
+		{name: "bandwidth too small", fields: conf{"runtimeConfig": conf{"bandwidth": conf{"ingressRate": 1}}}},
 
 		{name: "mtu too small", fields: conf{"mtu": 67}},
 		{name: "mtu too large", fields: conf{"mtu": 65536}},
@@ -126,6 +137,8 @@ func badConfs() []badConf {
 		{name: "static without a gateway", fields: static(conf{"addresses": []conf{{"address": "10.77.0.2/24"}}})},
 	}
 }
+
+func mapping(m conf) conf { return conf{"runtimeConfig": conf{"portMappings": []conf{m}}} }
 
 func TestBadConfigurationsAreRefused(t *testing.T) {
 	t.Parallel()

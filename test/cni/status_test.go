@@ -3,6 +3,8 @@ package cni
 import (
 	"encoding/json"
 	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -96,5 +98,36 @@ func TestSTATUSOfARunningNode(t *testing.T) {
 	}
 	if diff := cmp.Diff(files, n.files(n.state)); diff != "" {
 		t.Errorf("files (-before +after):\n%s", diff)
+	}
+}
+
+// The kernel of the test has br_netfilter built in, so what shows it is hidden.
+func TestStatusTellsOfAMissingModuleAndWhatToDo(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	status := func(fields conf) outcome {
+		t.Helper()
+		w := n.podnet(fields)
+		path := filepath.Join(t.TempDir(), "stdin")
+		if err := os.WriteFile(path, w.stdin(nil), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		o, err := n.exec(t.Context(), "/bin/sh", nil, append(os.Environ(), "CNI_COMMAND=STATUS"), "-c",
+			`exec unshare -m sh -c 'mount -t tmpfs none /proc/sys/net/bridge && exec "$0" <"$1"' "$0" "$1"`, plugin(), path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return o
+	}
+	o := status(nil)
+	for _, want := range []string{`"code":50`, "br_netfilter", "modprobe br_netfilter", "/etc/modules-load.d", "set bridgeNFCall to false"} {
+		if o.status == 0 || !strings.Contains(o.stdout, want) {
+			t.Errorf("status %d, no %q in %s%s", o.status, want, o.stdout, o.stderr)
+		}
+	}
+	for _, fields := range []conf{{"bridgeNFCall": false}, {"mode": "l2"}} {
+		if o := status(fields); o.status != 0 {
+			t.Errorf("%v: %s%s", fields, o.stdout, o.stderr)
+		}
 	}
 }

@@ -1,0 +1,112 @@
+package cni
+
+import (
+	"context"
+	"strings"
+
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/sysctl"
+	"github.com/tombolo-cni/tombolo/nft"
+)
+
+// rules describes a network to the firewall: as its record has it, and as its
+// bridge is.
+func rules(rec *state.Network, l *bridge.Link) nft.Network {
+	n := nft.Network{
+		Name: rec.Name, Bridge: rec.Bridge, Prefixes: rec.Subnets,
+		Masquerade: rec.Masquerade, NonMasquerade: rec.NonMasquerade,
+		Policy: policyOf(rec.Policy), Guard: rec.Guard,
+		NFCall: l.Bridge != nil && l.Bridge.NFCallIPTables && l.Bridge.NFCallIP6Tables && bridge.ProbeNetfilter() == nil,
+	}
+	if !l.Promiscuous {
+		return n
+	}
+	// Only what passes the firewall on the bridge is there twice: without that, the
+	// rules would take the only copy.
+	for _, gw := range rec.Gateways {
+		if passesFirewall(l, gw.Addr().Is4()) {
+			n.Dedup = append(n.Dedup, nft.Dedup{BridgeMAC: l.MAC, Gateway: gw.Addr(), Subnet: gw.Masked()})
+		}
+	}
+	return n
+}
+
+// passesFirewall says whether packets of a family that a bridge switches pass the
+// firewall: by an attribute of the bridge, or by a parameter of its namespace.
+func passesFirewall(l *bridge.Link, is4 bool) bool {
+	own, path := l.Bridge.NFCallIPTables, "net/bridge/bridge-nf-call-iptables"
+	if !is4 {
+		own, path = l.Bridge.NFCallIP6Tables, "net/bridge/bridge-nf-call-ip6tables"
+	}
+	all, err := sysctl.Read(path)
+	// Without the parameter there is no br_netfilter.
+	return err == nil && (own || all == "1")
+}
+
+func policyOf(name string) nft.Policy {
+	switch name {
+	case policySameBridge:
+		return nft.SameBridge
+	case policyIsolated:
+		return nft.Isolated
+	}
+	return nft.Open
+}
+
+// admitForwarded puts our rule into the chains of others that would drop what pods
+// send, and refuses where that would not help.
+func (h *host) admitForwarded(ctx context.Context, rec *state.Network) error {
+	admissions, _, err := h.fw.Admit(ctx)
+	if err != nil {
+		return err
+	}
+	rec.Admissions = rec.Admissions[:0]
+	for _, a := range admissions {
+		rec.Admissions = append(rec.Admissions, state.Admission(a))
+	}
+	return refuseObstacles(ctx, uint32(rec.Mark), nft.Path{Bridge: rec.Bridge, Prefixes: rec.Subnets})
+}
+
+func admissionsOf(rec *state.Network) []nft.Admission {
+	list := make([]nft.Admission, len(rec.Admissions))
+	for i, a := range rec.Admissions {
+		list[i] = nft.Admission(a)
+	}
+	return list
+}
+
+// refuseObstacles says what would stop the pods' packets and is out of our reach.
+func refuseObstacles(ctx context.Context, mark uint32, path nft.Path) error {
+	obstacles, err := nft.Obstacles(ctx, &nft.Config{Mark: mark}, path)
+	if err != nil || len(obstacles) == 0 {
+		return err
+	}
+	var texts []string
+	for _, o := range obstacles {
+		texts = append(texts, o.String())
+	}
+	return newError(codeObstructed, "%s", strings.Join(texts, "; "))
+}
+
+// refuseOtherMarks holds the networks of a node to one mark, since they share the
+// rules that have it.
+func (h *host) refuseOtherMarks(n *network) error {
+	others, _, err := h.dir.ListNetworks()
+	if err != nil {
+		return newError(codeIO, "%v", err)
+	}
+	for _, o := range others {
+		if o.Name == n.Network || o.Mark == 0 || o.Mark == uint64(n.Mark) {
+			continue
+		}
+		attachments, _, err := h.dir.List(o.Name)
+		if err != nil {
+			return newError(codeIO, "%v", err)
+		}
+		if len(attachments) > 0 {
+			return newError(codeConflict, "forwardMark %#x: network %q, which has pods, uses %#x, and all networks of a node share one: give both the same", n.Mark, o.Name, o.Mark)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,319 @@
+package cni
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/tc"
+	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/nft"
+)
+
+// Report is what is known of one attachment, and what of it is not as it should be.
+type Report struct {
+	*state.Attachment
+	// Differences are those between the record and what the kernel and the pod's
+	// namespace have.
+	Differences []string `json:"differences,omitempty"`
+}
+
+// NetworkReport is the same of a network's own parts.
+type NetworkReport struct {
+	Network     string   `json:"network"`
+	Differences []string `json:"differences"`
+}
+
+// Inspection is what Inspect found.
+type Inspection struct {
+	Attachments []Report        `json:"attachments"`
+	Networks    []NetworkReport `json:"networks,omitempty"` // those with differences
+	// Stray is what the kernel has of ours and no record tells of.
+	Stray []string `json:"stray,omitempty"`
+	// Damaged are the records that cannot be read.
+	Damaged []string `json:"damaged,omitempty"`
+}
+
+// Differs says whether anything is not as it should be.
+func (in *Inspection) Differs() bool {
+	return len(in.Networks)+len(in.Stray)+len(in.Damaged) > 0 ||
+		slices.ContainsFunc(in.Attachments, func(r Report) bool { return len(r.Differences) > 0 })
+}
+
+// Inspect compares all attachments on record with the kernel and with the pods'
+// namespaces. It changes nothing and takes no lock: what comes and goes meanwhile may
+// show as different.
+func (p *Plugin) Inspect(ctx context.Context, stateDir string) (*Inspection, error) {
+	h, err := p.openOperator("check", stateDir)
+	if err != nil {
+		return nil, err
+	}
+	defer h.Close()
+	networks, err := h.dir.Networks()
+	if err != nil {
+		return nil, newError(codeIO, "%v", err)
+	}
+	in := &Inspection{Attachments: []Report{}}
+	known := map[string]bool{}
+	for _, name := range networks {
+		if err := h.inspectNetwork(ctx, in, name, known); err != nil {
+			return nil, err
+		}
+	}
+	in.Stray, err = h.strays(ctx, known)
+	return in, err
+}
+
+// openOperator opens the host for a command of the operator's. All networks of a
+// node share one mark, so any record tells it.
+func (p *Plugin) openOperator(verb, stateDir string) (*host, error) {
+	c := &call{Plugin: p, verb: verb}
+	dir, err := state.Open(stateDir)
+	if err != nil {
+		return nil, newError(codeIO, "%v", err)
+	}
+	s := settings{StateDir: stateDir}
+	records, _, err := dir.ListNetworks()
+	if err != nil {
+		return nil, newError(codeIO, "%v", err)
+	}
+	for _, rec := range records {
+		if rec.Mark != 0 {
+			s.Mark = uint32(rec.Mark)
+		}
+	}
+	return c.openHost(s)
+}
+
+func (h *host) inspectNetwork(ctx context.Context, in *Inspection, name string, known map[string]bool) error {
+	attachments, damaged, err := h.dir.List(name)
+	if err != nil {
+		return newError(codeIO, "%v", err)
+	}
+	for _, d := range damaged {
+		in.Damaged = append(in.Damaged, d.Error())
+	}
+	var n nft.Network
+	rec, err := h.dir.LoadNetwork(name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		rec = nil
+	case err != nil:
+		in.Damaged = append(in.Damaged, err.Error())
+		rec = nil
+	default:
+		var diffs []string
+		if n, diffs, err = h.networkDifferences(ctx, rec); err != nil {
+			return err
+		}
+		if len(diffs) > 0 {
+			in.Networks = append(in.Networks, NetworkReport{name, diffs})
+		}
+	}
+	for _, a := range attachments {
+		known[a.Hash()] = true
+		report := Report{Attachment: a}
+		switch {
+		case a.State != state.Ready:
+			report.Differences = []string{"its ADD has not come to its end"}
+		case rec == nil:
+			report.Differences = []string{"its network has no record"}
+		default:
+			if report.Differences, err = h.attachmentDifferences(ctx, n, a); err != nil {
+				return err
+			}
+		}
+		in.Attachments = append(in.Attachments, report)
+	}
+	return nil
+}
+
+// networkDifferences finds what of a network's own parts is not as its record has
+// it. It gives the rules that were compared, too.
+func (h *host) networkDifferences(ctx context.Context, rec *state.Network) (nft.Network, []string, error) {
+	found := &findings{}
+	l, err := h.bridgeDifferences(ctx, rec, found)
+	if err != nil {
+		return nft.Network{}, nil, err
+	}
+	n := rules(rec, l)
+	err = joinSteps(
+		func() error { return h.gatewayDifferences(rec, l, found) },
+		func() error {
+			diffs, err := h.fw.Check(ctx, n, nil)
+			found.addAll(diffs)
+			return err
+		},
+		func() error {
+			diffs, err := h.fw.CheckAdmission(ctx)
+			found.addAll(diffs)
+			return err
+		},
+	)
+	return n, found.list, err
+}
+
+// attachmentDifferences finds what of an attachment is not as its record has it.
+func (h *host) attachmentDifferences(ctx context.Context, n nft.Network, rec *state.Attachment) ([]string, error) {
+	found := &findings{}
+	pod, err := netns.Open(rec.NetNS)
+	if err != nil {
+		found.add("its namespace is gone: %v", err)
+	} else {
+		defer pod.Close()
+		port := portOf(rec)
+		for _, a := range rec.Addresses {
+			port.Addresses = append(port.Addresses, a.Prefix)
+		}
+		diffs, err := h.br.Check(ctx, pod, port)
+		if err != nil {
+			return nil, err
+		}
+		found.addAll(diffs)
+	}
+	ep := endpointOf(rec)
+	ep.Masquerade = ep.Masquerade && n.Masquerade
+	diffs, err := h.fw.CheckEndpoint(ctx, ep)
+	if err != nil {
+		return nil, err
+	}
+	found.addAll(diffs)
+	return found.list, h.limitDifferences(ctx, rec, found)
+}
+
+// bridgeDifferences finds those of the bridge, and gives its state: an empty one
+// where there is none.
+func (h *host) bridgeDifferences(ctx context.Context, rec *state.Network, found *findings) (*bridge.Link, error) {
+	diffs, err := h.br.CheckBridge(ctx, bridge.Bridge{
+		Name: rec.Bridge, MTU: rec.MTU, Promiscuous: rec.Promiscuous, NFCall: rec.NFCall,
+	})
+	if err != nil {
+		return nil, err
+	}
+	found.addAll(diffs)
+	if rec.NFCall != nil && *rec.NFCall {
+		if err := bridge.ProbeNetfilter(); err != nil {
+			found.add("%v", err)
+		}
+	}
+	l, err := h.br.Link(ctx, rec.Bridge)
+	if errors.Is(err, fs.ErrNotExist) {
+		return &bridge.Link{Name: rec.Bridge}, nil
+	}
+	return l, err
+}
+
+// limitDifferences finds those of an attachment's limits.
+func (h *host) limitDifferences(ctx context.Context, rec *state.Attachment, found *findings) error {
+	if shapeOf(rec).IsZero() {
+		return nil
+	}
+	conn, err := tc.Dial(nil)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	diffs, err := conn.Check(ctx, targetOf(rec), shapeOf(rec))
+	found.addAll(diffs)
+	return err
+}
+
+// strays finds what the kernel has of attachments without a record.
+func (h *host) strays(ctx context.Context, known map[string]bool) ([]string, error) {
+	var list []string
+	links, err := h.br.Veths(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for i := range links {
+		if a, ok := parseAlias(links[i].Alias); ok && !known[a.hash] {
+			list = append(list, fmt.Sprintf("port %s of network %s has no record", links[i].Name, a.network))
+		}
+	}
+	endpoints, err := h.fw.Endpoints(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range endpoints {
+		if !known[string(e.Owner)] {
+			list = append(list, fmt.Sprintf("elements of endpoint %s of network %s have no record", e.Owner, e.Network))
+		}
+	}
+	ifbs, err := listIFBs(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for name, a := range ifbs {
+		if !known[a.hash] {
+			list = append(list, fmt.Sprintf("link %s has no record", name))
+		}
+	}
+	slices.Sort(list)
+	return list, nil
+}
+
+// Repair makes all networks anew that are on record, as their records have them, and
+// puts every pod back: after somebody flushed the firewall, deleted a bridge or
+// changed it. It is what the next ADD of each network would do.
+func (p *Plugin) Repair(ctx context.Context, stateDir string) error {
+	h, err := p.openOperator("repair", stateDir)
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	if err := h.enter(ctx); err != nil {
+		return err
+	}
+	if err := h.lock.Upgrade(ctx); err != nil {
+		return err
+	}
+	records, damaged, err := h.dir.ListNetworks()
+	if err != nil {
+		return newError(codeIO, "%v", err)
+	}
+	var errs []error
+	for _, d := range damaged {
+		errs = append(errs, d)
+	}
+	for _, rec := range records {
+		if rec.Epoch != h.epoch.Token() {
+			continue // of an earlier life: its next ADD builds it
+		}
+		attachments, err := h.listed(rec.Name)
+		if err == nil {
+			err = h.restore(ctx, rec, attachments)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// Summary says in a line how many things an inspection found.
+func (in *Inspection) Summary() string {
+	differing := 0
+	for _, r := range in.Attachments {
+		if len(r.Differences) > 0 {
+			differing++
+		}
+	}
+	parts := []string{plural(len(in.Attachments), "attachment", "attachments")}
+	for _, part := range []struct {
+		n         int
+		one, many string
+	}{
+		{differing, "of them differs", "of them differ"},
+		{len(in.Networks), "network differs", "networks differ"},
+		{len(in.Stray), "stray object", "stray objects"},
+		{len(in.Damaged), "damaged record", "damaged records"},
+	} {
+		if part.n > 0 {
+			parts = append(parts, plural(part.n, part.one, part.many))
+		}
+	}
+	return strings.Join(parts, ", ")
+}

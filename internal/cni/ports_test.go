@@ -1,0 +1,130 @@
+package cni
+
+import (
+	"encoding/json"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/tombolo-cni/tombolo/internal/conntrack"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/tc"
+)
+
+func parsedRuntimeConfig(t *testing.T, text string) *runtimeConfig {
+	t.Helper()
+	rc, err := (&NetConf{RuntimeConfig: json.RawMessage(text)}).runtimeConfig()
+	if err != nil {
+		t.Fatalf("%s: %v", text, err)
+	}
+	return rc
+}
+
+// Containerd's structs have no tags, so that it writes the capabilities with capital
+// letters.
+func TestCapabilitiesAsContainerdWritesThem(t *testing.T) {
+	t.Parallel()
+	rc := parsedRuntimeConfig(t, `{"portMappings":[{"HostPort":18080,"ContainerPort":8080,"Protocol":"tcp","HostIP":""},
+		{"HostPort":53,"ContainerPort":5353,"Protocol":"udp","HostIP":"192.0.2.1"}],
+		"bandwidth":{"IngressRate":8000000,"IngressBurst":4294967295,"EgressRate":4000000,"EgressBurst":4294967295},
+		"dns":{"Servers":["10.0.0.10"],"Searches":["default.svc"],"Options":["ndots:5"]}}`)
+	published, err := rc.published()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []state.Published{
+		{Protocol: "tcp", HostPort: 18080, PodPort: 8080},
+		{Protocol: "udp", HostIP: nstest.Addr("192.0.2.1"), HostPort: 53, PodPort: 5353},
+	}
+	if diff := cmp.Diff(want, published, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
+		t.Errorf("ports (-want +got):\n%s", diff)
+	}
+	shape, err := new(NetConf).shape(rc)
+	wantShape := tc.Shape{Ingress: tc.Limit{Rate: 8e6, Burst: 4294967295}, Egress: tc.Limit{Rate: 4e6, Burst: 4294967295}}
+	if err != nil || shape != wantShape {
+		t.Errorf("limits %+v, %v; want %+v", shape, err, wantShape)
+	}
+	if len(rc.DNS.Servers)+len(rc.DNS.Searches)+len(rc.DNS.Options) != 3 {
+		t.Errorf("DNS is %+v", rc.DNS)
+	}
+}
+
+func TestPortMappings(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ json, want string }{
+		{`{"hostPort": 8080, "containerPort": 80}`, "8080/tcp"},
+		{`{"hostPort": 8080, "containerPort": 80, "protocol": "SCTP"}`, "8080/sctp"},
+		{`{"hostPort": 8080, "containerPort": 80, "hostIP": "0.0.0.0"}`, "8080/tcp"},
+		{`{"hostPort": 8080, "containerPort": 80, "hostIP": "::"}`, "8080/tcp"},
+		{`{"hostPort": 8080, "containerPort": 80, "hostIP": "::ffff:192.0.2.1"}`, "192.0.2.1:8080/tcp"},
+		{`{"hostPort": 8080, "containerPort": 80, "hostIP": "2001:db8::1", "protocol": "udp"}`, "[2001:db8::1]:8080/udp"},
+		{`{"hostPort": 0, "containerPort": 80}`, "hostPort 0 is not within 1 and 65535"},
+		{`{"hostPort": 65536, "containerPort": 80}`, "hostPort 65536 is not within 1 and 65535"},
+		{`{"hostPort": 80}`, "containerPort 0 is not within 1 and 65535"},
+		{`{"hostPort": 80, "containerPort": 80, "protocol": "quic"}`, `protocol "quic" is not known: use "tcp", "udp" or "sctp"`},
+		{`{"hostPort": 80, "containerPort": 80, "hostIP": "eth0"}`, `hostIP "eth0" is not an address such as 192.0.2.1`},
+		{`{"hostPort": 80, "containerPort": 80, "hostIP": "fe80::1%eth0"}`, `hostIP "fe80::1%eth0" is not an address such as 192.0.2.1`},
+		{`{"hostPort": 80, "containerPort": 80, "hostIP": "224.0.0.1"}`, "hostIP 224.0.0.1 is a multicast address"},
+		{`{"hostPort": 80, "containerPort": 80, "hostIP": "::1"}`, "hostIP ::1: the kernel leads nothing from there to a pod: use 127.0.0.1"},
+	} {
+		list, err := parsedRuntimeConfig(t, `{"portMappings": [`+tt.json+`]}`).published()
+		got := ""
+		if err != nil {
+			got = strings.TrimPrefix(describe(err), "code 7: runtimeConfig.portMappings[0]: ")
+		} else {
+			got = portText(list[0])
+		}
+		if got != tt.want {
+			t.Errorf("%s:\ngot  %s\nwant %s", tt.json, got, tt.want)
+		}
+	}
+}
+
+func TestMappingThatStandsThereTwiceCountsOnce(t *testing.T) {
+	t.Parallel()
+	const one = `{"hostPort": 8080, "containerPort": 80}`
+	list, err := parsedRuntimeConfig(t, `{"portMappings": [`+one+`,`+one+`]}`).published()
+	if err != nil || len(list) != 1 {
+		t.Errorf("got %v, %v", list, err)
+	}
+}
+
+// Only the flows of UDP are flushed, each to the pod's first address of its family.
+func TestFlowsToFlushAreThoseOfThePodsUDPPorts(t *testing.T) {
+	t.Parallel()
+	address := func(s string) state.Address { return state.Address{Prefix: nstest.Prefix(s)} }
+	rec := &state.Attachment{
+		Addresses: []state.Address{address("10.1.0.5/24"), address("10.2.0.5/24"), address("fd01::5/64")},
+		Published: []state.Published{
+			{Protocol: "tcp", HostPort: 80, PodPort: 80},
+			{Protocol: "udp", HostPort: 53, PodPort: 5353},
+			{Protocol: "udp", HostIP: nstest.Addr("192.0.2.1"), HostPort: 123, PodPort: 123},
+		},
+	}
+	port := netip.MustParseAddrPort
+	want := []conntrack.Publication{
+		{Proto: 17, Host: netip.AddrPortFrom(netip.Addr{}, 53), Pod: port("10.1.0.5:5353")},
+		{Proto: 17, Host: netip.AddrPortFrom(netip.Addr{}, 53), Pod: port("[fd01::5]:5353")},
+		{Proto: 17, Host: port("192.0.2.1:123"), Pod: port("10.1.0.5:123")},
+	}
+	if diff := cmp.Diff(want, publications(rec), cmpopts.EquateComparable(netip.AddrPort{})); diff != "" {
+		t.Errorf("publications (-want +got):\n%s", diff)
+	}
+}
+
+func TestTheConfigurationsLimitsGoBeforeTheRuntimes(t *testing.T) {
+	t.Parallel()
+	rc := parsedRuntimeConfig(t, `{"bandwidth": {"ingressRate": 8000000}}`)
+	s, err := (&NetConf{Bandwidth: Bandwidth{EgressRate: 5e6}}).shape(rc)
+	if want := (tc.Shape{Egress: tc.Limit{Rate: 5e6}}); err != nil || s != want {
+		t.Errorf("got %+v, %v; want %+v", s, err, want)
+	}
+	_, err = new(NetConf).shape(parsedRuntimeConfig(t, `{"bandwidth": {"egressRate": 5}}`))
+	if err == nil || !strings.Contains(err.Error(), "bandwidth of runtimeConfig: egress") {
+		t.Errorf("a rate of 5: %v", err)
+	}
+}

@@ -1,0 +1,312 @@
+package cni
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/netns"
+)
+
+// publish is the capability portMappings, of mappings such as 8080:80/tcp and
+// 192.0.2.1:53:5353/udp.
+func publish(t testing.TB, mappings ...string) option {
+	t.Helper()
+	var list []map[string]any
+	for _, m := range mappings {
+		ports, protocol, _ := strings.Cut(m, "/")
+		parts := strings.Split(ports, ":")
+		var host, pod int
+		if _, err := fmt.Sscan(parts[len(parts)-2]+" "+parts[len(parts)-1], &host, &pod); err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, map[string]any{
+			"hostIP": strings.Join(parts[:len(parts)-2], ":"), "hostPort": host, "containerPort": pod, "protocol": protocol,
+		})
+	}
+	return func(rt *libcni.RuntimeConf) {
+		if rt.CapabilityArgs == nil {
+			rt.CapabilityArgs = map[string]any{}
+		}
+		rt.CapabilityArgs["portMappings"] = list
+	}
+}
+
+// portnet is podnet with the capability.
+func (n *node) portnet(fields conf) *network {
+	all := conf{"capabilities": conf{"portMappings": true, "bandwidth": true}}
+	for k, v := range fields {
+		all[k] = v
+	}
+	return n.podnet(all)
+}
+
+// serve answers on a port of a pod, on all of its addresses.
+func (p *pod) serve(t testing.TB, network string, port int) {
+	t.Helper()
+	nstest.Serve(t, p.NS, network, netip.AddrPortFrom(netip.IPv6Unspecified(), uint16(port)))
+}
+
+func askPort(t testing.TB, from *netns.NS, network, at string, port int) (netip.Addr, error) {
+	t.Helper()
+	seen, err := nstest.Ask(t, from, network, netip.AddrPortFrom(nstest.Addr(at), uint16(port)))
+	return seen.Addr().Unmap(), err
+}
+
+func TestHostPortIsReachedFromEverywhere(t *testing.T) {
+	t.Parallel()
+	for _, call := range []bool{true, false} {
+		t.Run(fmt.Sprintf("bridgeNFCall %t", call), func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			nstest.Sysctl(t, n.ns, "net/bridge/bridge-nf-call-iptables", "0")
+			nstest.Sysctl(t, n.ns, "net/bridge/bridge-nf-call-ip6tables", "0")
+			out := n.outside()
+			w := n.portnet(conf{"bridgeNFCall": call})
+			p, other := n.pod("a"), n.pod("b")
+			r := w.add(p, publish(t, "8080:80/tcp", "5300:53/udp"))
+			ro := w.add(other)
+			p.serve(t, "tcp", 80)
+			p.serve(t, "udp", 53)
+			podSeenAs := func(own, hidden string) string {
+				if call {
+					return own
+				}
+				return hidden
+			}
+			for _, tt := range []struct {
+				name string
+				from *netns.NS
+				at   string
+				want string // the source that the pod sees
+			}{
+				{"another machine, IPv4", out, uplink4, outside4},
+				{"another machine, IPv6", out, uplink6, outside6},
+				{"the host by its uplink's address, IPv4", n.ns, uplink4, uplink4},
+				{"the host by its uplink's address, IPv6", n.ns, uplink6, uplink6},
+				{"the host by the gateway's address", n.ns, gateway4, gateway4},
+				{"the host by 127.0.0.1", n.ns, "127.0.0.1", gateway4},
+				{"another pod, IPv4", other.NS, uplink4, podSeenAs(ip4(ro).String(), gateway4)},
+				{"another pod, IPv6", other.NS, uplink6, podSeenAs(ip6(ro).String(), gateway6)},
+				{"another pod by the gateway's address", other.NS, gateway4, podSeenAs(ip4(ro).String(), gateway4)},
+				{"the pod itself, IPv4", p.NS, uplink4, gateway4},
+				{"the pod itself, IPv6", p.NS, uplink6, gateway6},
+			} {
+				for network, port := range map[string]int{"tcp": 8080, "udp": 5300} {
+					got, err := askPort(t, tt.from, network, tt.at, port)
+					if err != nil || got.String() != tt.want {
+						t.Errorf("%s over %s: the pod sees %s, %v; want %s", tt.name, network, got, err, tt.want)
+					}
+				}
+			}
+			// IPv6 has no way from ::1: refused, so that clients try 127.0.0.1.
+			if _, err := askPort(t, n.ns, "tcp", "::1", 8080); err == nil || !strings.Contains(err.Error(), "refused") {
+				t.Errorf("::1: %v, want a refusal", err)
+			}
+			if err := w.check(p); err != nil {
+				t.Error(err)
+			}
+			_ = r
+			w.del(p)
+			for _, at := range []string{uplink4, uplink6} {
+				if _, err := askPort(t, out, "tcp", at, 8080); err == nil {
+					t.Errorf("%s leads somewhere after the DEL", at)
+				}
+			}
+			w.del(other)
+			n.wantNothing()
+		})
+	}
+}
+
+func TestHostPortThatIsTakenNamesWhoHasIt(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.outside()
+	w := n.portnet(nil)
+	w.add(n.pod("3f2a00112233445566"), publish(t, "8080:80/tcp", uplink4+":9090:90/tcp"),
+		arg("K8S_POD_NAMESPACE", "default"), arg("K8S_POD_NAME", "web"), arg("IgnoreUnknown", "1"))
+	before := n.traces()
+	for mapping, says := range map[string]string{
+		"8080:81/tcp":                   "port 8080/tcp is already published by pod default/web (container 3f2a00112233…)",
+		uplink4 + ":8080:81/tcp":        "8080/tcp is already published by pod default/web (container 3f2a00112233…)",
+		"[" + uplink6 + "]:8080:81/tcp": "8080/tcp is already published by pod default/web",
+		"9090:81/tcp":                   "9090/tcp is already published by pod default/web",
+	} {
+		_, err := w.tryAdd(n.pod("b"), publish(t, strings.NewReplacer("[", "", "]", "").Replace(mapping)))
+		wantError(t, err, 112, says)
+	}
+	n.wantTraces(before)
+	// Another protocol, another address: not taken.
+	w.add(n.pod("c"), publish(t, "8080:80/udp", gateway4+":9090:90/tcp"))
+}
+
+func TestHostPortOfAProgramOfTheHostIsRefused(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.outside()
+	nstest.Serve(t, n.ns, "tcp", netip.MustParseAddrPort("127.0.0.1:8080"))
+	w := n.portnet(nil)
+	_, err := w.tryAdd(n.pod("a"), publish(t, "8080:80/tcp"))
+	wantError(t, err, 112, "127.0.0.1:8080/tcp is in use by ")
+	n.wantNothing()
+	// One that listens elsewhere is in nobody's way.
+	p := n.pod("b")
+	w.add(p, publish(t, uplink4+":8080:80/tcp"))
+	p.serve(t, "tcp", 80)
+	if _, err := askPort(t, n.ns, "tcp", uplink4, 8080); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestHostPortsAreGivenBackWithoutBeingPassedAgain(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.portnet(nil)
+	p := n.pod("a")
+	w.add(p, publish(t, "8080:80/tcp", "8080:80/udp", "8080:80/sctp"))
+	// As a runtime that forgot: no portMappings, no prevResult, no namespace.
+	n.callOK(call{verb: "DEL", id: p.id, ifName: "eth0", stdin: w.stdin(nil)})
+	n.wantNothing()
+	w.add(n.pod("b"), publish(t, "8080:80/tcp", "8080:80/udp", "8080:80/sctp"))
+}
+
+func TestHostPortsOfADeadPodAreTakenOver(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.outside()
+	w := n.portnet(nil)
+	dead := n.pod("dead")
+	w.add(dead, publish(t, "8080:80/tcp", uplink4+":9090:90/tcp"))
+	// Nothing is left of it but its elements.
+	n.ip("link del " + w.port(dead))
+	removeAll(t, n.state+"/attachments/podnet/"+strings.TrimPrefix(w.port(dead), "veth")+".json")
+	p := n.pod("b")
+	w.add(p, publish(t, "8080:81/tcp", "9090:91/tcp"))
+	p.serve(t, "tcp", 81)
+	if _, err := askPort(t, n.ns, "tcp", uplink4, 8080); err != nil {
+		t.Error(err)
+	}
+	if err := w.check(p); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestHostsLoopbackStaysTheHosts(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	secret := nstest.Serve(t, n.ns, "tcp", netip.MustParseAddrPort("127.0.0.1:0"))
+	w := n.portnet(nil)
+	p := n.pod("a")
+	w.add(p, publish(t, "8080:80/tcp"))
+	if got := nstest.Sysctl(t, n.ns, "net/ipv4/conf/cbr0/route_localnet"); got != "1" {
+		t.Fatalf("route_localnet is %s: there is nothing to guard against", got)
+	}
+	// The pod's own routes must not keep it from trying.
+	nstest.Sysctl(t, p.NS, "net/ipv4/conf/eth0/route_localnet", "1")
+	nstest.Run(t, p.NS, "ip", "address", "flush", "dev", "lo")
+	nstest.Run(t, p.NS, "ip", "route", "add", "127.0.0.0/8", "via", gateway4, "src", strings.Split(globals(t, p.NS, "eth0")[0], "/")[0])
+	if _, err := dial(p.NS, secret); err == nil {
+		t.Error("the pod reaches what the host has bound to 127.0.0.1")
+	}
+	// It would, without the rule.
+	n.nft("flush chain inet tombolo loopback")
+	if _, err := dial(p.NS, secret); err != nil {
+		t.Errorf("the attack does not work without the guard: %v", err)
+	}
+}
+
+// dial connects, and does not wait long for it.
+func dial(ns *netns.NS, to netip.AddrPort) (netip.AddrPort, error) {
+	var local netip.AddrPort
+	err := ns.Do(func() error {
+		c, err := net.DialTimeout("tcp", to.String(), 500*time.Millisecond)
+		if err != nil {
+			return err
+		}
+		local = c.LocalAddr().(*net.TCPAddr).AddrPort()
+		return c.Close()
+	})
+	return local, err
+}
+
+func TestFlowsOfUDPFollowThePod(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	out := n.outside()
+	w := n.portnet(nil)
+	w.add(n.pod("first")) // from here on the kernel tracks connections
+	client := newSender(t, out, netip.MustParseAddrPort(uplink4+":5300"))
+	// The client began before there was a pod: its flow leads to the host.
+	client.send(t)
+	before := n.run("conntrack", "-L", "-p", "udp")
+	if !strings.Contains(before, "dport=5300") {
+		t.Fatalf("no flow to begin with:\n%s", before)
+	}
+	for _, id := range []string{"a", "b"} {
+		p := n.pod(id)
+		r := w.add(p, publish(t, "5300:53/udp"))
+		p.serve(t, "udp", 53)
+		if got := client.ask(t); got != nstest.Addr(outside4) {
+			t.Errorf("pod %s (%s) was not reached: answer from %s", id, ip4(r), got)
+		}
+		w.del(p)
+		if flows := n.run("conntrack", "-L", "-p", "udp"); strings.Contains(flows, "src="+ip4(r).String()) {
+			t.Errorf("flows to the pod outlive it:\n%s", flows)
+		}
+	}
+}
+
+// sender is one UDP socket, so that what it sends is one flow.
+type sender struct{ conn *net.UDPConn }
+
+func newSender(t *testing.T, ns *netns.NS, to netip.AddrPort) *sender {
+	t.Helper()
+	var s sender
+	err := ns.Do(func() error {
+		var err error
+		s.conn, err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.conn.Close() })
+	return &s
+}
+
+// send ignores that nobody listened before.
+func (s *sender) send(t *testing.T) {
+	t.Helper()
+	if _, err := s.conn.Write([]byte("x")); err != nil && !strings.Contains(err.Error(), "refused") {
+		t.Fatal(err)
+	}
+}
+
+// ask gives the source that the server saw.
+func (s *sender) ask(t *testing.T) netip.Addr {
+	t.Helper()
+	buf := make([]byte, 100)
+	for range 20 {
+		s.send(t)
+		if err := s.conn.SetReadDeadline(time.Now().Add(200 * time.Millisecond)); err != nil {
+			t.Fatal(err)
+		}
+		count, err := s.conn.Read(buf)
+		if err != nil {
+			continue
+		}
+		if seen, err := netip.ParseAddrPort(strings.TrimSpace(string(buf[:count]))); err == nil {
+			return seen.Addr().Unmap()
+		}
+	}
+	return netip.Addr{}
+}
+
+func addrPort(a string, port uint16) netip.AddrPort { return netip.AddrPortFrom(nstest.Addr(a), port) }

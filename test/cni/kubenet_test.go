@@ -1,0 +1,533 @@
+package cni
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// What kubenet did for a node, besides addresses and host ports.
+
+func TestForwardPolicyOfDropDoesNotStopPods(t *testing.T) {
+	t.Parallel()
+	for _, chain := range []string{"FORWARD", "DOCKER-USER"} {
+		t.Run(chain, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			out := n.outside()
+			routeBack(t, out)
+			for _, command := range []string{"iptables", "ip6tables"} {
+				if chain != "FORWARD" {
+					n.run(command, "-N", chain)
+					n.run(command, "-A", "FORWARD", "-j", chain)
+				}
+				n.run(command, "-P", "FORWARD", "DROP")
+			}
+			w := n.portnet(nil)
+			a, b := n.pod("a"), n.pod("b")
+			ra, rb := w.add(a, publish(t, "8080:80/tcp")), w.add(b)
+			a.serve(t, "tcp", 80)
+			wantPing(t, a.NS, outside4, outside6, ip4(rb).String(), ip6(rb).String())
+			for _, at := range []string{uplink4, uplink6} {
+				if _, err := askPort(t, out, "tcp", at, 8080); err != nil {
+					t.Errorf("the host port at %s: %v", at, err)
+				}
+			}
+			// What nobody asked for stays under the policy.
+			wantNoPing(t, out, ip4(ra).String(), ip6(ra).String())
+			if _, err := dial(out, addrPort(ip4(ra).String(), 80)); err == nil {
+				t.Error("the outside reaches the pod's port past the host port")
+			}
+			n.wantIPTablesWork(chain)
+			// Flushed, CHECK says so, and the next ADD mends it.
+			if err := w.check(a); err != nil {
+				t.Error(err)
+			}
+			n.run("iptables", "-F", chain)
+			wantNoPing(t, a.NS, outside4)
+			wantError(t, w.check(a), 113, chain)
+			if chain != "FORWARD" {
+				n.run("iptables", "-F", "FORWARD")
+				n.run("iptables", "-A", "FORWARD", "-j", chain)
+			}
+			w.add(n.pod("c"))
+			wantPing(t, a.NS, outside4, outside6)
+			if err := w.check(a); err != nil {
+				t.Error(err)
+			}
+			// The last network takes its rules along.
+			for _, id := range []string{"a", "b", "c"} {
+				n.callOK(call{verb: "DEL", id: id, ifName: "eth0", stdin: w.stdin(nil)})
+			}
+			if o := n.remove(w.name); o.status != 0 {
+				t.Error(o.stderr)
+			}
+			for _, command := range []string{"iptables", "ip6tables"} {
+				if rules := n.run(command, "-S"); strings.Contains(rules, "0x1000") {
+					t.Errorf("left over:\n%s", rules)
+				}
+			}
+		})
+	}
+}
+
+// wantIPTablesWork fails the test unless iptables can work with its chains as if
+// our rules were its own.
+func (n *node) wantIPTablesWork(chain string) {
+	n.Helper()
+	for _, command := range []string{"iptables", "ip6tables"} {
+		before := n.run(command, "-S", chain)
+		if !strings.Contains(before, "-m mark --mark 0x1000/0x1000 -j ACCEPT") && !strings.Contains(before, "mark match 0x1000/0x1000") &&
+			!strings.Contains(before, "--mark 0x1000/0x1000") {
+			n.Errorf("%s -S shows no rule of ours:\n%s", command, before)
+		}
+		saved := n.run(command + "-save")
+		if _, err := nstest.Try(n.ns, "sh", "-c", fmt.Sprintf("%s-save | %s-restore", command, command)); err != nil {
+			n.Error(err)
+		}
+		if after := n.run(command, "-S", chain); strings.Count(after, "0x1000/0x1000") != strings.Count(before, "0x1000/0x1000") {
+			n.Errorf("after save and restore:\n%s\nbefore:\n%s\nsaved:\n%s", after, before, saved)
+		}
+	}
+}
+
+func TestFlushedRulesetIsRepairedForEveryPod(t *testing.T) {
+	t.Parallel()
+	mend := map[string]func(*node, *network){
+		"by the next ADD": func(n *node, w *network) { w.add(n.pod("next")) },
+		"by tombolo repair": func(n *node, w *network) {
+			if o := n.operate("repair", "--state", n.state); o.status != 0 {
+				n.Error(o.stderr)
+			}
+		},
+	}
+	for name, mend := range mend {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			out := n.outside()
+			w := n.portnet(conf{"macspoofchk": true})
+			other := n.network("othernet", conf{"bridge": "cbr1", "ipam": hostLocal("10.78.0.0/24"), "ingressPolicy": "same-bridge",
+				"capabilities": conf{"portMappings": true}})
+			a, b, c := n.pod("a"), n.pod("b"), n.pod("c")
+			w.add(a, publish(t, "8080:80/tcp"))
+			w.add(b)
+			rc := other.add(c, publish(t, "9090:80/tcp"))
+			a.serve(t, "tcp", 80)
+			c.serve(t, "tcp", 80)
+			if o := n.operate("check", "--state", n.state); o.status != 0 {
+				t.Fatalf("check before: status %d: %s%s", o.status, o.stdout, o.stderr)
+			}
+			n.nft("flush ruleset")
+			if o := n.operate("check", "--state", n.state); o.status != 4 || !strings.Contains(o.stdout, "3 of them differ") {
+				t.Errorf("check after the flush: status %d: %s%s", o.status, o.stdout, o.stderr)
+			}
+			mend(n, w)
+			if o := n.operate("check", "--state", n.state); o.status != 0 {
+				t.Errorf("check after repair: status %d: %s%s", o.status, o.stdout, o.stderr)
+			}
+			for _, p := range []*pod{a, b} {
+				if err := w.check(p); err != nil {
+					t.Error(err)
+				}
+			}
+			if err := other.check(c); err != nil {
+				t.Error(err)
+			}
+			for _, port := range []int{8080, 9090} {
+				if _, err := askPort(t, out, "tcp", uplink4, port); err != nil {
+					t.Errorf("host port %d: %v", port, err)
+				}
+			}
+			if got := seenAs(t, c.NS, out, outside4); got != uplink4 {
+				t.Errorf("the outside sees %s of %s, want the node's %s", got, ip4(rc), uplink4)
+			}
+		})
+	}
+}
+
+func TestRepairBringsBackBridgePortsAndLimits(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.outside()
+	w := n.portnet(nil)
+	p := n.pod("a")
+	w.add(p, limited(1e7, 2e7))
+	n.ip("link del cbr0")
+	n.run("tc", "qdisc", "del", "dev", w.port(p), "root")
+	if o := n.operate("check", "--state", n.state); o.status != 4 {
+		t.Errorf("check: status %d: %s", o.status, o.stdout)
+	}
+	if o := n.operate("repair", "--state", n.state); o.status != 0 {
+		t.Fatal(o.stderr)
+	}
+	if o := n.operate("check", "--state", n.state); o.status != 0 {
+		t.Errorf("check: status %d: %s%s", o.status, o.stdout, o.stderr)
+	}
+	wantPing(t, p.NS, outside4, outside6)
+	if err := w.check(p); err != nil {
+		t.Error(err)
+	}
+}
+
+// limited is the capability bandwidth, in bits a second.
+func limited(ingress, egress uint64) option {
+	return func(rt *libcni.RuntimeConf) {
+		if rt.CapabilityArgs == nil {
+			rt.CapabilityArgs = map[string]any{}
+		}
+		rt.CapabilityArgs["bandwidth"] = map[string]uint64{
+			"ingressRate": ingress, "ingressBurst": ingress, "egressRate": egress, "egressBurst": egress,
+		}
+	}
+}
+
+// rates are those of the tbf qdiscs in the node's namespace by link, in bytes a second.
+func (n *node) rates() map[string]uint64 {
+	n.Helper()
+	var list []struct {
+		Kind, Dev string
+		Options   struct{ Rate uint64 }
+	}
+	unmarshal(n, n.run("tc", "-json", "qdisc", "show"), &list)
+	found := map[string]uint64{}
+	for _, q := range list {
+		if q.Kind == "tbf" {
+			found[q.Dev] = q.Options.Rate
+		}
+	}
+	return found
+}
+
+func TestBandwidthIsThatOfTheRuntimeOrOfTheConfiguration(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.portnet(nil)
+	// Two attachments of one container do not collide.
+	p := n.pod("a")
+	w.add(p, limited(1e7, 2e7))
+	second := w.with(conf{"isDefaultGateway": false})
+	r := second.add(p, limited(3e7, 4e7), as("net1"))
+	if len(n.rates()) != 4 {
+		t.Errorf("rates %v, want four", n.rates())
+	}
+	if len(r.Interfaces) != 4 || !strings.HasPrefix(r.Interfaces[3].Name, "ifb") {
+		t.Errorf("result %v, want the ifb as its fourth interface", r)
+	}
+	if got := n.rates()[w.port(p)]; got != 1e7/8 {
+		t.Errorf("ingress is %d bytes a second, want %d", got, int(1e7/8))
+	}
+	for _, ifName := range []string{"eth0", "net1"} {
+		w.del(p, as(ifName))
+	}
+	n.wantNothing()
+	if got := n.rates(); len(got) != 0 {
+		t.Errorf("left over: %v", got)
+	}
+	// The operator's goes before the runtime's.
+	q := n.pod("b")
+	w.with(conf{"ingressRate": 5e6, "ingressBurst": 1e6}).add(q, limited(1e7, 2e7))
+	if got := n.rates(); len(got) != 1 || got[w.port(q)] != 5e6/8 {
+		t.Errorf("rates %v, want one of %d", got, int(5e6/8))
+	}
+}
+
+func TestBurstThatDefeatsTheRateIsCappedAndSaidSo(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	log := t.TempDir() + "/log"
+	w := n.portnet(conf{"logFile": log})
+	w.add(n.pod("a"), func(rt *libcni.RuntimeConf) {
+		// What containerd passes for a pod's annotation.
+		rt.CapabilityArgs = map[string]any{"bandwidth": map[string]uint64{"ingressRate": 1e7, "ingressBurst": 4294967295}}
+	})
+	if text := readFile(t, log); !strings.Contains(text, "bandwidth: ") || !strings.Contains(text, `"WARN"`) {
+		t.Errorf("the log says nothing of it:\n%s", text)
+	}
+	var list []struct {
+		State     string
+		Bandwidth struct{ IngressBurst uint64 }
+	}
+	if err := json.Unmarshal([]byte(n.operate("ls", "--json", "--state", n.state).stdout), &list); err != nil || len(list) != 1 {
+		t.Fatalf("%v, %v", list, err)
+	}
+	if got := list[0].Bandwidth.IngressBurst; got == 0 || got > 1e7 {
+		t.Errorf("ls tells of a burst of %d bits", got)
+	}
+}
+
+func TestChangedCIDRsMoveTheGatewayAndKeepOldPodsGoing(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.outside()
+	old := n.podnet(nil)
+	changed := n.podnet(conf{"ipam": hostLocal("10.79.0.0/24", "fd79::/64")})
+	a, b, c := n.pod("a"), n.pod("b"), n.pod("c")
+	ra := old.add(a)
+	rb := changed.add(b)
+	if got := len(globals(t, n.ns, "cbr0")); got != 4 {
+		t.Errorf("the bridge has %v, want old and new gateways", globals(t, n.ns, "cbr0"))
+	}
+	wantPing(t, a.NS, gateway4, gateway6, outside4, outside6, ip4(rb).String())
+	wantPing(t, b.NS, "10.79.0.1", "fd79::1", outside4, outside6, ip6(ra).String())
+	if err := changed.check(b); err != nil {
+		t.Error(err)
+	}
+	old.del(a)
+	changed.add(c)
+	if got := globals(t, n.ns, "cbr0"); len(got) != 2 || strings.Contains(strings.Join(got, " "), gateway4+"/") {
+		t.Errorf("the bridge has %v, want the new gateways alone", got)
+	}
+	wantPing(t, b.NS, outside4, outside6)
+}
+
+func TestNonMasqueradeCIDRs(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name   string
+		list   []string
+		masked bool
+	}{
+		{"the outside is not among them", []string{"10.0.0.0/8", "fd00::/8"}, true},
+		{"the outside is among them", []string{"192.0.2.0/25", "2001:db8::/32"}, false},
+		{"switched off", []string{"0.0.0.0/0", "::/0"}, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			out := n.outside()
+			routeBack(t, out)
+			p := n.pod("a")
+			r := n.podnet(conf{"nonMasqueradeCIDRs": tt.list}).add(p)
+			for at, want := range map[string][2]string{outside4: {ip4(r).String(), uplink4}, outside6: {ip6(r).String(), uplink6}} {
+				want := map[bool]string{false: want[0], true: want[1]}[tt.masked]
+				if got := seenAs(t, p.NS, out, at); got != want {
+					t.Errorf("the outside at %s sees %s, want %s", at, got, want)
+				}
+				// A local destination never.
+			}
+			if got := seenAs(t, p.NS, n.ns, uplink4); got != ip4(r).String() {
+				t.Errorf("the node sees %s, want the pod's %s", got, ip4(r))
+			}
+		})
+	}
+}
+
+func TestIngressPolicies(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		policy             string
+		sameBridge, across bool
+	}{
+		{"open", true, true},
+		{"same-bridge", true, false},
+		{"isolated", false, false},
+	} {
+		t.Run(tt.policy, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.outside()
+			w := n.podnet(conf{"ingressPolicy": tt.policy})
+			other := n.network("othernet", conf{"bridge": "cbr1", "ipam": hostLocal("10.78.0.0/24"), "ingressPolicy": tt.policy})
+			a, b, c := n.pod("a"), n.pod("b"), n.pod("c")
+			w.add(a)
+			rb, rc := w.add(b), other.add(c)
+			want := func(reached bool, to string) {
+				t.Helper()
+				if reached {
+					wantPing(t, a.NS, to)
+				} else {
+					wantNoPing(t, a.NS, to)
+				}
+			}
+			want(tt.sameBridge, ip4(rb).String())
+			want(tt.sameBridge, ip6(rb).String())
+			want(tt.across, ip4(rc).String())
+			wantPing(t, a.NS, gateway4, outside4, outside6)
+			wantPing(t, n.ns, ip4(rb).String(), ip4(rc).String())
+			if err := w.check(a); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestSpoofGuardHoldsAPodToItsAddresses(t *testing.T) {
+	t.Parallel()
+	for _, guarded := range []bool{false, true} {
+		t.Run(fmt.Sprintf("macspoofchk %t", guarded), func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			w := n.podnet(conf{"macspoofchk": guarded})
+			a, b := n.pod("a"), n.pod("b")
+			w.add(a)
+			rb := w.add(b)
+			wantPing(t, a.NS, gateway4, gateway6, ip4(rb).String(), ip6(rb).String())
+			// Now it takes an address that is not its own.
+			nstest.Run(t, a.NS, "ip", "address", "add", "10.77.0.200/24", "dev", "eth0")
+			nstest.Run(t, a.NS, "ip", "route", "replace", gateway4, "dev", "eth0", "src", "10.77.0.200")
+			if guarded {
+				wantNoPing(t, a.NS, gateway4)
+			} else {
+				wantPing(t, a.NS, gateway4)
+			}
+			if err := w.check(b); err != nil {
+				t.Error(err)
+			}
+			w.del(a)
+			w.del(b)
+			n.wantNothing()
+		})
+	}
+}
+
+func TestPromiscuousBridgeDeduplicatesOnlyWhereThereAreTwo(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	nstest.Sysctl(t, n.ns, "net/bridge/bridge-nf-call-iptables", "0")
+	nstest.Sysctl(t, n.ns, "net/bridge/bridge-nf-call-ip6tables", "0")
+	w := n.podnet(conf{"promiscMode": true, "bridgeNFCall": false})
+	dedups := func() int {
+		out, _ := nstest.Try(n.ns, "nft", "list", "table", "bridge", "tombolo")
+		return strings.Count(out, " drop")
+	}
+	p := n.pod("a")
+	w.add(p)
+	if dedups() != 0 {
+		t.Error("there are dedup rules, and nothing is there twice")
+	}
+	// Somebody sets the parameter for all bridges.
+	nstest.Sysctl(t, n.ns, "net/bridge/bridge-nf-call-iptables", "1")
+	wantError(t, w.check(p), 113, "bridge tombolo")
+	for i := range 3 {
+		w.add(n.pod(fmt.Sprint("more", i)))
+		if got := dedups(); got != 1 {
+			t.Errorf("%d drop rules after ADD %d, want that of IPv4", got, i)
+		}
+	}
+	if err := w.check(p); err != nil {
+		t.Error(err)
+	}
+	nstest.Sysctl(t, n.ns, "net/bridge/bridge-nf-call-iptables", "0")
+	wantError(t, w.check(p), 113, "dedup")
+	w.add(n.pod("b"))
+	if got := dedups(); got != 0 {
+		t.Errorf("%d drop rules are left", got)
+	}
+	n.ip("link set cbr0 promisc off")
+	wantError(t, w.check(p), 113, "promiscuous")
+	w.add(n.pod("c"))
+	if err := w.check(p); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestNetworksOfANodeShareOneMark(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.podnet(nil).add(n.pod("a"))
+	_, err := n.network("othernet", conf{"bridge": "cbr1", "forwardMark": "0x2000", "ipam": hostLocal("10.78.0.0/24")}).tryAdd(n.pod("b"))
+	wantError(t, err, 112, `network "podnet", which has pods, uses 0x1000`)
+}
+
+func TestLegacyIPTablesInTheWayIsNamed(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.outside()
+	need(t, "iptables-legacy")
+	n.run("iptables-legacy", "-P", "FORWARD", "DROP")
+	w := n.podnet(nil)
+	p := n.pod("a")
+	_, err := w.tryAdd(p)
+	wantError(t, err, 117, "iptables-legacy -I FORWARD")
+	wantError(t, w.status(), 50, "iptables-legacy -I FORWARD")
+	n.wantNothing()
+	n.run("iptables-legacy", "-I", "FORWARD", "-m", "mark", "--mark", "0x1000/0x1000", "-j", "ACCEPT")
+	if err := w.status(); err != nil {
+		t.Error(err)
+	}
+	w.add(p)
+	wantPing(t, p.NS, outside4)
+}
+
+func TestLsShowsWhatPodsHaveAndWhatDiffers(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.outside()
+	w := n.portnet(nil)
+	p := n.pod("0123456789abcdef")
+	w.add(p, limited(1e7, 2e7), publish(t, "8080:80/tcp", uplink4+":5300:53/udp"),
+		arg("K8S_POD_NAMESPACE", "default"), arg("K8S_POD_NAME", "web"), arg("IgnoreUnknown", "1"))
+	ls := func() string {
+		t.Helper()
+		o := n.operate("ls", "--state", n.state)
+		if o.status != 0 || o.stderr != "" {
+			t.Errorf("status %d: %s", o.status, o.stderr)
+		}
+		return o.stdout
+	}
+	for _, want := range []string{"default/web", "0123456789ab ", "10.77.0.2,fd77::2", "8080->80/tcp,192.0.2.1:5300->53/udp", "10Mbit/20Mbit", "ready"} {
+		if got := ls(); !strings.Contains(got, want) {
+			t.Errorf("no %q in:\n%s", want, got)
+		}
+	}
+	// Each thing that is taken away shows, in the host and in the pod.
+	nstest.Run(t, p.NS, "ip", "address", "del", "10.77.0.2/24", "dev", "eth0")
+	n.nft("delete element inet tombolo hostports4 { tcp . 8080 }")
+	n.run("tc", "qdisc", "del", "dev", w.port(p), "root")
+	n.ip("link set " + w.port(p) + " type bridge_slave hairpin off")
+	got := ls()
+	for _, want := range []string{"differs", "10.77.0.2/24 is missing", "8080", "tbf", "hairpin"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %q in:\n%s", want, got)
+		}
+	}
+	if o := n.operate("repair", "--state", n.state); o.status != 0 {
+		t.Error(o.stderr)
+	}
+	if got := ls(); strings.Contains(got, "8080/tcp is") || strings.Contains(got, "hairpin") {
+		t.Errorf("after repair:\n%s", got)
+	}
+}
+
+// The capabilities that the unit in deploy/systemd leaves.
+func TestRepairNeedsNoMoreThanItsUnitGives(t *testing.T) {
+	t.Parallel()
+	need(t, "setpriv")
+	n := newNode(t)
+	w := n.portnet(conf{"macspoofchk": true})
+	p := n.pod("a")
+	w.add(p, limited(1e7, 2e7), publish(t, "8080:80/tcp"))
+	n.nft("flush ruleset")
+	n.ip("link del cbr0")
+	unit := readFile(t, "../../deploy/systemd/tombolo-repair.service")
+	const allowed = "CapabilityBoundingSet=CAP_NET_ADMIN CAP_NET_RAW\n"
+	if !strings.Contains(unit, allowed) {
+		t.Fatalf("the unit does not say %q", allowed)
+	}
+	n.run("setpriv", "--bounding-set=-all,+net_admin,+net_raw", "--inh-caps=-all", "--ambient-caps=-all", plugin(), "repair", "--state", n.state)
+	if err := w.check(p); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestGCFindsAnIFBThatNothingElseTellsOf(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.portnet(nil)
+	p := n.pod("a")
+	w.add(p, limited(1e7, 2e7))
+	n.ip("link del " + w.port(p))
+	n.nft("flush ruleset")
+	removeAll(t, n.state+"/attachments")
+	if got := links(t, n.ns); len(got) == 0 || !strings.Contains(fmt.Sprint(got), "ifb") {
+		t.Fatalf("no ifb is left to be found: %v", got)
+	}
+	w.gc()
+	n.wantNothing()
+}

@@ -1,0 +1,503 @@
+package cni
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	current "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// These tests do what docs/kubenet.md says, with its own configurations and scripts.
+
+const kubenetDoc = "../../docs/kubenet.md"
+
+// codeBlocks gives the blocks of a language in the document.
+func codeBlocks(t testing.TB, language string) []string {
+	t.Helper()
+	text, err := os.ReadFile(kubenetDoc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list []string
+	for _, m := range regexp.MustCompile("(?ms)^```"+language+"\n(.*?)^```$").FindAllStringSubmatch(string(text), -1) {
+		list = append(list, m[1])
+	}
+	return list
+}
+
+// move is a node that goes from the reference plugins to Tombolo, or back.
+type move struct {
+	*node
+	dataDir      string // of both
+	ours, theirs *network
+	has          taken
+	results      map[string]*current.Result // by the pods' IDs
+}
+
+// newMove makes a node with the document's two configurations, the reference's by one
+// of its back ends. Its FORWARD policy is DROP.
+func newMove(t testing.TB, backend string) *move {
+	t.Helper()
+	for _, program := range []string{"iptables", "ip6tables", "nft", "awk"} {
+		need(t, program)
+	}
+	m := &move{node: newNode(t), dataDir: t.TempDir(), has: taken{}, results: map[string]*current.Result{}}
+	m.searchAlso(referenceDir(t))
+	m.run("iptables", "-P", "FORWARD", "DROP")
+	m.run("ip6tables", "-P", "FORWARD", "DROP")
+	for _, block := range codeBlocks(t, "json") {
+		var list struct {
+			CNIVersion, Name string
+			Plugins          []conf
+		}
+		unmarshal(t, block, &list)
+		w := m.network(list.Name, list.Plugins[0])
+		w.version, w.after = list.CNIVersion, list.Plugins[1:]
+		w.plugin["ipam"].(map[string]any)["dataDir"] = m.dataDir
+		if w.plugin["type"] == "tombolo" {
+			m.ours = w
+			continue
+		}
+		delete(w.plugin, "stateDir")
+		w.plugin["ipMasqBackend"] = backend
+		for _, p := range w.after {
+			switch p["type"] {
+			case "portmap":
+				p["backend"] = backend
+			case "firewall":
+				p["backend"] = "iptables" // all it has, but for firewalld
+			}
+		}
+		m.theirs = w
+	}
+	if m.ours == nil || m.theirs == nil {
+		t.Fatalf("%s lacks a configuration", kubenetDoc)
+	}
+	return m
+}
+
+// referenceDir is where bridge, and with it the other plugins of the reference are.
+func referenceDir(t testing.TB) string {
+	t.Helper()
+	bridge, err := filepath.EvalSymlinks(filepath.Join(cniPath, "bridge"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Dir(bridge)
+	for _, name := range []string{"portmap", "firewall", "bandwidth"} {
+		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
+			t.Fatalf("%v: bench/build.sh builds it, and %s names the directory", err, peersVar)
+		}
+	}
+	return dir
+}
+
+// script runs one of the document's scripts on the node, with the node's directories.
+func (m *move) script(name string, args ...string) {
+	m.Helper()
+	for _, block := range codeBlocks(m, "sh") {
+		if !strings.Contains(block, "\n# "+name) {
+			continue
+		}
+		for from, to := range map[string]string{
+			"/var/lib/cni/networks": m.dataDir, "/run/tombolo": m.state, "/opt/cni/bin/tombolo": plugin(),
+		} {
+			block = strings.ReplaceAll(block, from, to)
+		}
+		o, err := m.exec(context.Background(), "/bin/sh", nil, os.Environ(), append([]string{"-c", block, name}, args...)...)
+		if err != nil {
+			m.Fatal(err)
+		}
+		if o.status != 0 || o.stderr != "" {
+			m.Fatalf("%s: exit status %d\n%s%s", name, o.status, o.stdout, o.stderr)
+		}
+		return
+	}
+	m.Fatalf("%s has no script %s", kubenetDoc, name)
+}
+
+// start adds a pod with a host port and limits.
+func (m *move) start(w *network, id string, hostPort int) *pod {
+	m.Helper()
+	p := m.pod(id)
+	r := w.add(p, m.wishes(hostPort)...)
+	m.has.give(m, p, r)
+	m.results[id] = r
+	return p
+}
+
+func (m *move) wishes(hostPort int) []option {
+	m.Helper()
+	return []option{publish(m, fmt.Sprintf("%d:80/tcp", hostPort)), limited(1e9, 1e9)}
+}
+
+// wantFree fails the test if a pod's addresses are reserved. They may be given again.
+func (m *move) wantFree(p *pod) {
+	m.Helper()
+	for _, owner := range m.reservations(filepath.Join(m.dataDir, "kubenet")) {
+		if strings.HasPrefix(owner, p.id+"\r\n") {
+			m.Errorf("an address of %s is still reserved", p.id)
+		}
+	}
+	for _, a := range ips(m.results[p.id]) {
+		delete(m.has, a)
+	}
+}
+
+// wantReach fails the test unless pods reach the gateway, the outside through the
+// policy of DROP, and each other.
+func (m *move) wantReach(pods ...*pod) {
+	m.Helper()
+	for _, p := range pods {
+		wantPing(m, p.NS, gateway4, gateway6, outside4, outside6)
+		for _, other := range pods {
+			wantPing(m, p.NS, ip4(m.results[other.id]).String(), ip6(m.results[other.id]).String())
+		}
+	}
+}
+
+// wantHostPort fails the test unless a host port leads to its pod, which serves. It
+// is called by the node: through a policy of DROP the reference's lets nobody else in.
+func (m *move) wantHostPort(port int) {
+	m.Helper()
+	for _, at := range []string{uplink4, uplink6} {
+		if _, err := askPort(m, m.ns, "tcp", at, port); err != nil {
+			m.Errorf("host port %d at %s: %v", port, at, err)
+		}
+	}
+}
+
+// wantNoHostPort fails the test if a host port leads to anybody who answers.
+func (m *move) wantNoHostPort(port int) {
+	m.Helper()
+	for _, at := range []string{uplink4, uplink6} {
+		to := netip.AddrPortFrom(nstest.Addr(at), uint16(port)).String()
+		err := m.ns.Do(func() error {
+			conn, err := net.DialTimeout("tcp", to, 150*time.Millisecond)
+			if err == nil {
+				err = conn.Close()
+				m.Errorf("host port %d at %s answers", port, at)
+			}
+			return nil
+		})
+		if err != nil {
+			m.Fatal(err)
+		}
+	}
+}
+
+// foreign are the lines that iptables and nft show of the reference's for a pod: by
+// its ID, and by its addresses in the firewall plugin's chain.
+func (m *move) foreign(p *pod) []string {
+	m.Helper()
+	var found []string
+	for _, command := range [][]string{
+		{"iptables-save"}, {"ip6tables-save"},
+		{"nft", "list", "tables"},
+	} {
+		out := m.run(command[0], command[1:]...)
+		for line := range strings.Lines(out) {
+			family, ok := strings.CutPrefix(strings.TrimSpace(line), "table ")
+			if ok && strings.Contains(family, " cni_") {
+				out += m.run("nft", append([]string{"list", "table"}, strings.Fields(family)...)...)
+			}
+		}
+		for line := range strings.Lines(out) {
+			byAddress := slices.ContainsFunc(ips(m.results[p.id]), func(a netip.Addr) bool {
+				return strings.HasPrefix(line, "-A CNI-FORWARD ") && strings.Contains(line, " "+a.String()+"/")
+			})
+			if byAddress || strings.Contains(line, p.id) {
+				found = append(found, strings.TrimSpace(line))
+			}
+		}
+	}
+	return found
+}
+
+// wantNothingForeign fails the test if anything of the reference's is left.
+func (m *move) wantNothingForeign() {
+	m.Helper()
+	all := m.run("iptables-save") + m.run("ip6tables-save") + m.run("nft", "list", "tables") + m.run("ip", "link", "show")
+	for _, mark := range []string{"CNI-", "cni_", "bwp"} {
+		if strings.Contains(all, mark) {
+			m.Errorf("%s is left in:\n%s", mark, all)
+		}
+	}
+}
+
+// end takes a pod's namespace away, as a runtime does after the DEL, and waits for a
+// link to go with it. Nothing may serve in the pod.
+func (m *move) end(p *pod, link string) {
+	m.Helper()
+	if _, ok := links(m, m.ns)[link]; !ok {
+		m.Fatalf("%s is gone before its namespace", link)
+	}
+	gone := watchLinks(m, m.ns)
+	vanish(m, p.path)
+	p.NS.Close()
+	gone.wait(link)
+}
+
+func TestNodeMovesFromTheReferenceWithPodsRunning(t *testing.T) {
+	t.Parallel()
+	for _, backend := range []string{"iptables", "nftables"} {
+		t.Run(backend, func(t *testing.T) {
+			t.Parallel()
+			m := newMove(t, backend)
+			out := m.outside()
+			first, second := m.start(m.theirs, "old-first", 8080), m.start(m.theirs, "old-second", 8081)
+			fresh := m.start(m.ours, "new", 8082)
+			m.wantReach(first, second, fresh)
+			second.serve(t, "tcp", 80)
+			fresh.serve(t, "tcp", 80)
+			m.wantHostPort(8081)
+			m.wantHostPort(8082)
+
+			// We DEL a pod of theirs.
+			veth := m.results[first.id].Interfaces[1].Name
+			m.ours.del(first, m.wishes(8080)...)
+			m.wantFree(first)
+			m.end(first, veth)
+			if len(m.foreign(first)) == 0 {
+				t.Error("the document says that rules of theirs stay, and there are none")
+			}
+			again := m.start(m.ours, "again", 8080)
+			again.serve(t, "tcp", 80)
+			m.wantNoHostPort(8080) // which is why there is a script
+			kept := m.foreign(second)
+			m.script("forget-gone-pods.sh")
+			if left := m.foreign(first); len(left) > 0 {
+				t.Errorf("left of the pod that is gone: %q", left)
+			}
+			if diff := cmp.Diff(kept, m.foreign(second)); len(kept) == 0 || diff != "" {
+				t.Errorf("what the pod that runs has of theirs (-before +after):\n%s", diff)
+			}
+			for port := 8080; port <= 8082; port++ {
+				m.wantHostPort(port)
+			}
+			m.wantReach(second, fresh, again)
+			// A second run finds nothing to do.
+			before := m.run("nft", "list", "ruleset")
+			m.script("forget-gone-pods.sh", filepath.Join(m.dataDir, "kubenet"))
+			if diff := cmp.Diff(uncounted(before), uncounted(m.run("nft", "list", "ruleset"))); diff != "" {
+				t.Errorf("the second run (-before +after):\n%s", diff)
+			}
+
+			m.ours.del(second, m.wishes(8081)...)
+			m.wantFree(second)
+			m.script("forget-reference.sh")
+			m.wantNothingForeign()
+			m.wantReach(fresh, again)
+			for _, at := range []string{uplink4, uplink6} {
+				for _, port := range []int{8080, 8082} {
+					if _, err := askPort(t, out, "tcp", at, port); err != nil {
+						t.Errorf("from outside, %d at %s: %v", port, at, err)
+					}
+				}
+			}
+			for _, p := range []*pod{fresh, again} {
+				if err := m.ours.check(p); err != nil {
+					t.Error(err)
+				}
+				m.ours.del(p)
+				m.wantFree(p)
+			}
+			if left := m.owners(); len(left) > 1 { // the network's own
+				t.Errorf("elements are left: %q", left)
+			}
+		})
+	}
+}
+
+var counters = regexp.MustCompile(`packets \d+ bytes \d+`)
+
+func uncounted(rules string) string { return counters.ReplaceAllString(rules, "") }
+
+func TestNodeGoesBackToTheReferenceWithPodsRunning(t *testing.T) {
+	t.Parallel()
+	for _, backend := range []string{"iptables", "nftables"} {
+		t.Run(backend, func(t *testing.T) {
+			t.Parallel()
+			m := newMove(t, backend)
+			m.outside()
+			first, second := m.start(m.ours, "old-first", 8080), m.start(m.ours, "old-second", 8081)
+			fresh := m.start(m.theirs, "new", 8082)
+			m.wantReach(first, second, fresh)
+			second.serve(t, "tcp", 80)
+			fresh.serve(t, "tcp", 80)
+			m.wantHostPort(8081)
+			m.wantHostPort(8082)
+
+			// They DEL a pod of ours.
+			m.theirs.del(first, m.wishes(8080)...)
+			m.wantFree(first)
+			if _, ok := links(t, m.ns)[m.ours.port(first)]; ok {
+				t.Error("the pod's port is there after the DEL")
+			}
+			hash := strings.TrimPrefix(m.ours.port(first), "veth")
+			if left := m.of(hash); len(left) == 0 || !slices.Contains(left, "link ifb"+hash) {
+				t.Errorf("the document says that elements, a record and the link ifb%s stay: %q", hash, left)
+			}
+			kept := m.of(strings.TrimPrefix(m.ours.port(second), "veth"))
+			m.script("forget-tombolo-pods.sh")
+			if left := m.of(hash); len(left) > 0 {
+				t.Errorf("left of the pod that is gone: %q", left)
+			}
+			if diff := cmp.Diff(kept, m.of(strings.TrimPrefix(m.ours.port(second), "veth"))); len(kept) == 0 || diff != "" {
+				t.Errorf("what the pod that runs has (-before +after):\n%s", diff)
+			}
+			again := m.start(m.theirs, "again", 8080)
+			again.serve(t, "tcp", 80)
+			for port := 8080; port <= 8082; port++ {
+				m.wantHostPort(port)
+			}
+			m.wantReach(second, fresh, again)
+
+			m.theirs.del(second, m.wishes(8081)...)
+			m.wantFree(second)
+			m.script("forget-tombolo-pods.sh")
+			m.script("forget-tombolo.sh")
+			for _, mark := range []string{"tombolo", "ifb" + hash} {
+				if all := m.run("nft", "list", "ruleset") + m.run("ip", "link", "show"); strings.Contains(all, mark) {
+					t.Errorf("%s is left in:\n%s", mark, all)
+				}
+			}
+			if _, err := os.Stat(m.state); !os.IsNotExist(err) {
+				t.Errorf("%s is left: %v", m.state, err)
+			}
+			m.wantReach(fresh, again)
+			m.wantHostPort(8080)
+			m.wantHostPort(8082)
+		})
+	}
+}
+
+// of are the traces of an attachment, of which links have their names only.
+func (m *move) of(hash string) []string {
+	m.Helper()
+	var list []string
+	for _, trace := range m.traces() {
+		if strings.Contains(trace, hash) {
+			name, _, _ := strings.Cut(trace, " tombolo:")
+			list = append(list, name)
+		}
+	}
+	return list
+}
+
+// TestNextADDTakesOverFromAPodThatTheReferenceDeleted needs no script: the dead pod's
+// host port and addresses are wanted again.
+func TestNextADDTakesOverFromAPodThatTheReferenceDeleted(t *testing.T) {
+	t.Parallel()
+	for name, same := range map[string]struct{ port, address bool }{
+		"its host port": {port: true}, "its addresses": {address: true}, "both": {true, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newMove(t, "nftables")
+			m.outside()
+			if same.address {
+				// The next ADD begins from the front again.
+				m.ours.plugin["ipam"] = onlyAddress(m.dataDir)
+			}
+			dead := m.start(m.ours, "dead", 8080)
+			stays := m.start(m.theirs, "stays", 8081)
+			m.theirs.del(dead, m.wishes(8080)...)
+			m.wantFree(dead)
+			port := 8082
+			if same.port {
+				port = 8080
+			}
+			next := m.start(m.ours, "next", port)
+			next.serve(t, "tcp", 80)
+			m.wantHostPort(port)
+			m.wantReach(next, stays)
+			m.ours.del(next)
+			hash := strings.TrimPrefix(m.ours.port(dead), "veth")
+			for _, owner := range m.owners() {
+				if strings.Contains(owner, hash) {
+					t.Errorf("%s is left", owner)
+				}
+			}
+		})
+	}
+}
+
+// onlyAddress is an ipam section with one address of each family, neither of which
+// the document's first pods have.
+func onlyAddress(dataDir string) conf {
+	return conf{"type": "host-local", "dataDir": dataDir, "ranges": []any{
+		[]any{conf{"subnet": subnet4, "rangeStart": "10.77.0.99", "rangeEnd": "10.77.0.99"}},
+		[]any{conf{"subnet": subnet6, "rangeStart": "fd77::99", "rangeEnd": "fd77::99"}},
+	}}
+}
+
+// TestNeitherGivesWhatTheOtherGave fills a small pool by turns, again and again, each
+// DELeting what the other added.
+func TestNeitherGivesWhatTheOtherGave(t *testing.T) {
+	t.Parallel()
+	const size = 6
+	n := newNode(t)
+	theirs := n.reference(t.TempDir())
+	ipam := small(fmt.Sprint(1 + size))
+	ipam["dataDir"] = theirs.plugin["ipam"].(conf)["dataDir"]
+	theirs.plugin["ipam"] = ipam
+	ours := n.podnet(conf{"ipam": ipam})
+	ours.version = theirs.version
+	by := []*network{theirs, ours}
+	has := taken{}
+	pods := n.pods(3 * size)
+	running := []*pod{}
+	for i, p := range pods {
+		if len(running) == size {
+			for _, w := range by {
+				if r, err := w.tryAdd(n.pod("too-many")); err == nil {
+					t.Fatalf("the pool is full, and %v was given", ips(r))
+				}
+			}
+			// The oldest, whose other plugin's turn it is: 6 before this one.
+			gone := running[0]
+			running = running[1:]
+			by[(i+1)%2].del(gone)
+			for a, owner := range has {
+				if owner == gone.id {
+					delete(has, a)
+				}
+			}
+		}
+		has.give(t, p, by[i%2].add(p))
+		running = append(running, p)
+	}
+	for i, p := range running {
+		by[i%2].del(p)
+	}
+	if left := n.reservations(filepath.Join(fmt.Sprint(ipam["dataDir"]), "podnet")); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+// TestRemoveTakesTheGatewaysThatOthersUse holds the document to what it warns of.
+func TestRemoveTakesTheGatewaysThatOthersUse(t *testing.T) {
+	t.Parallel()
+	m := newMove(t, "nftables")
+	mine, stays := m.start(m.ours, "mine", 8080), m.start(m.theirs, "stays", 8081)
+	m.ours.del(mine)
+	if o := m.operate("remove", "--state", m.state, "kubenet"); o.status != 0 {
+		t.Fatalf("exit status %d: %s", o.status, o.stderr)
+	}
+	wantNoPing(t, stays.NS, gateway4, gateway6)
+	m.start(m.theirs, "next", 8082)
+	wantPing(t, stays.NS, gateway4, gateway6)
+}

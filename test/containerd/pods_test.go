@@ -1,0 +1,123 @@
+package containerd
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+func TestAddressesComeFromThePodCIDRs(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		cidrs    string
+		gateways []string
+		ips      []string // of the first pod and the second, one by one
+	}{
+		"ipv4": {"10.181.7.0/24", []string{"10.181.7.1/24"}, []string{"10.181.7.2", "10.181.7.3"}},
+		"ipv6": {"fd18:7::/64", []string{"fd18:7::1/64"}, []string{"fd18:7::2", "fd18:7::3"}},
+		"dual": {"10.181.7.0/24,fd18:7::/64", []string{"10.181.7.1/24", "fd18:7::1/64"},
+			[]string{"10.181.7.2", "fd18:7::2", "10.181.7.3", "fd18:7::3"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.setPodCIDRs(c.cidrs)
+			a, b := n.runPod("a"), n.runPod("b")
+			n.wantGateways(c.gateways...)
+			var got []string
+			for _, ip := range append(a.ips, b.ips...) {
+				got = append(got, ip.String())
+			}
+			if diff := cmp.Diff(c.ips, got); diff != "" {
+				t.Errorf("addresses of the pods (-want +got):\n%s", diff)
+			}
+			for i, ip := range a.ips {
+				if seen := wantAnswer(t, a.ns, "udp", b.at(i)); seen != ip {
+					t.Errorf("a pod sees the other as %s, not as %s", seen, ip)
+				}
+				wantAnswer(t, a.ns, "tcp", a.at(i)) // by its loopback interface
+			}
+			a.remove()
+			for i := range b.ips {
+				wantAnswer(t, n.ns, "tcp", b.at(i))
+			}
+			b.remove()
+			n.wantNothing()
+		})
+	}
+}
+
+func TestPodsComeAndGoAtOnce(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.setPodCIDRs("10.182.7.0/24,fd18:7::/64")
+	const count = 8
+	pods := make([]*pod, count)
+	inParallel(count, func(i int) error {
+		var err error
+		pods[i], err = n.tryPod(fmt.Sprintf("pod-%d", i))
+		return err
+	}).wantNone(t)
+	taken := map[netip.Addr]bool{}
+	for _, p := range pods {
+		p.look()
+		for i, ip := range p.ips {
+			if taken[ip] {
+				t.Errorf("two pods have %s", ip)
+			}
+			taken[ip] = true
+			wantAnswer(t, n.ns, "tcp", p.at(i))
+		}
+	}
+	inParallel(count, func(i int) error { return pods[i].tryRemove() }).wantNone(t)
+	n.wantNothing()
+}
+
+// failures are those of calls that ran side by side; nil is a success.
+type failures []error
+
+func inParallel(count int, call func(i int) error) failures {
+	all := make(failures, count)
+	var calls sync.WaitGroup
+	for i := range count {
+		calls.Go(func() { all[i] = call(i) })
+	}
+	calls.Wait()
+	return all
+}
+
+func (f failures) wantNone(t *testing.T) {
+	t.Helper()
+	if err := errors.Join(f...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The template's nonMasqueradeCIDRs are kubenet's: 10.0.0.0/8.
+func TestPodsAreSeenByTheirOwnAddressInTheClusterAlone(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	out := n.outside()
+	n.setPodCIDRs("10.183.7.0/24,fd18:7::/64")
+	p := n.runPod("a")
+	for _, c := range []struct {
+		to, seen string
+	}{
+		{outside4, uplink4},
+		{outside6, uplink6},
+		{cluster4, p.ips[0].String()},
+	} {
+		server := nstest.Serve(t, out, "tcp", hostPort(c.to, 0))
+		if seen := wantAnswer(t, p.ns, "tcp", server); seen != nstest.Addr(c.seen) {
+			t.Errorf("%s sees the pod as %s, want %s", c.to, seen, c.seen)
+		}
+	}
+	p.remove()
+	n.wantNothing()
+}

@@ -1,0 +1,79 @@
+package containerd
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+func TestTemplateYieldsANetworkOfThePodCIDRs(t *testing.T) {
+	t.Parallel()
+	for name, cidrs := range map[string]string{
+		"ipv4": "10.22.0.0/24",
+		"ipv6": "fd22::/64",
+		"dual": "10.22.0.0/24,fd22::/64",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got := renderTemplate(t, cidrs)
+			golden := filepath.Join("testdata", name+".conflist")
+			if *update {
+				if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(golden)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), got); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
+	}
+}
+
+// containerd 1.6 and 1.7 speak 1.0.0 at most, and know nothing of cniVersions; with
+// 1.1.0, which containerd speaks from 2.0 on, come STATUS and GC.
+func TestTemplateLetsNewRuntimesSpeakTheNewVersion(t *testing.T) {
+	t.Parallel()
+	list, err := libcni.ConfListFromBytes([]byte(renderTemplate(t, "10.22.0.0/24")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if list.CNIVersion != "1.1.0" {
+		t.Errorf("a runtime that speaks 1.1.0 chooses %s", list.CNIVersion)
+	}
+}
+
+func TestReadmeConfiguresContainerd(t *testing.T) {
+	t.Parallel()
+	requirePrograms(t)
+	readme, err := os.ReadFile("../../deploy/containerd/README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The form of containerd 1.x, which later ones read too.
+	_, config, _ := strings.Cut(string(readme), "```toml\n")
+	config, _, found := strings.Cut(config, "```")
+	if !found {
+		t.Fatal("the README has no configuration")
+	}
+	path := filepath.Join(t.TempDir(), configName)
+	if err := os.WriteFile(path, []byte(config), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	effective := nstest.Run(t, nil, "containerd", "--config", path, "config", "dump")
+	for _, want := range []string{"conf_dir = ./etc/cni/net.d.", "conf_template = ./etc/containerd/10-tombolo.conflist.template."} {
+		if !regexp.MustCompile(want).MatchString(effective) {
+			t.Errorf("containerd does not have %s:\n%s", want, effective)
+		}
+	}
+}

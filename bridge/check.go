@@ -148,6 +148,7 @@ func (c *comparison) port(p *Port, have *PortState) {
 	}
 	c.flag("hairpin", p.Hairpin, have.Hairpin)
 	c.flag("isolation", p.Isolated, have.Isolated)
+	c.flag("forwarding of link-local groups", p.ForwardGroups, have.ForwardGroups)
 	c.flag("learning", !p.NoLearning, have.Learning)
 	c.flag("flood", !p.NoFlood, have.Flood)
 	c.flag("multicast flood", !p.NoMulticastFlood, have.MulticastFlood)

@@ -22,6 +22,7 @@ func TestEnslaveGivesAndTakesEachFlag(t *testing.T) {
 	for name, set := range map[string]func(*bridge.Port){
 		"hairpin":            func(p *bridge.Port) { p.Hairpin = true },
 		"isolation":          func(p *bridge.Port) { p.Isolated = true },
+		"groups":             func(p *bridge.Port) { p.ForwardGroups = true },
 		"no learning":        func(p *bridge.Port) { p.NoLearning = true },
 		"no flood":           func(p *bridge.Port) { p.NoFlood = true },
 		"no multicast flood": func(p *bridge.Port) { p.NoMulticastFlood = true },

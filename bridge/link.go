@@ -49,6 +49,7 @@ type PortState struct {
 	Forwarding     bool // the port's state is forwarding: it is up and has a carrier
 	Hairpin        bool
 	Isolated       bool
+	ForwardGroups  bool // all groups that can be, see Port
 	Learning       bool
 	Flood          bool // unknown unicast goes out of it
 	MulticastFlood bool // unknown multicast goes out of it
@@ -62,6 +63,8 @@ const (
 	brportFlood      = 9  // IFLA_BRPORT_UNICAST_FLOOD
 	brportMcastFlood = 27 // IFLA_BRPORT_MCAST_FLOOD
 	brportIsolated   = 33 // IFLA_BRPORT_ISOLATED
+
+	brportGroupForward = 31 // IFLA_BRPORT_GROUP_FWD_MASK
 
 	stateForwarding = 3 // BR_STATE_FORWARDING, include/uapi/linux/if_bridge.h
 
@@ -250,6 +253,8 @@ func decodePort(attrs *nl.Attrs) (*PortState, error) {
 			p.MulticastFlood = attrs.Uint8() != 0
 		case brportIsolated:
 			p.Isolated = attrs.Uint8() != 0
+		case brportGroupForward:
+			p.ForwardGroups = attrs.Uint16() == (&Port{ForwardGroups: true}).groupMask()
 		}
 	}
 	return &p, attrs.Err()

@@ -110,7 +110,7 @@ func TestAttachMakesWhatItReports(t *testing.T) {
 	n := newNode(t)
 	p := port(0)
 	p.MAC, p.PeerMAC = mac("02:00:00:00:00:01"), mac("0a:58:0a:2c:00:0a")
-	p.Hairpin, p.Isolated = true, true
+	p.Hairpin, p.Isolated, p.ForwardGroups = true, true, true
 	pod, a := attach(t, n, p)
 
 	want := &bridge.Attachment{Name: p.Name, Index: nstest.Index(t, n.ns, p.Name), MAC: p.MAC,
@@ -124,7 +124,7 @@ func TestAttachMakesWhatItReports(t *testing.T) {
 	}
 	wantLink := &bridge.Link{Index: a.Index, Name: p.Name, Kind: "veth", MAC: p.MAC, MTU: 1400, Up: true,
 		Master: n.link.Index, Peer: a.PeerIndex, Alias: p.Alias,
-		Port: &bridge.PortState{Forwarding: true, Hairpin: true, Isolated: true, Learning: true, Flood: true, MulticastFlood: true}}
+		Port: &bridge.PortState{Forwarding: true, Hairpin: true, Isolated: true, ForwardGroups: true, Learning: true, Flood: true, MulticastFlood: true}}
 	if diff := cmp.Diff(wantLink, l); diff != "" {
 		t.Errorf("port (-want +got):\n%s", diff)
 	}

@@ -48,6 +48,11 @@ type Port struct {
 
 	Hairpin  bool // frames may leave by the port that they came in by
 	Isolated bool // no frames to and from other isolated ports
+	// ForwardGroups has frames to the link-local groups (01:80:c2:00:00:00 to :0f, but
+	// for pause frames) go the way of all others (IFLA_BRPORT_GROUP_FWD_MASK, Linux
+	// 4.15). Without it they get to the host past the firewall of the bridge, which a
+	// guard against forged frames has to see.
+	ForwardGroups bool
 	// StaticFDB enters PeerMAC into the bridge's forwarding database for good, so
 	// that the port works with NoFlood and NoLearning.
 	StaticFDB  bool
@@ -167,7 +172,8 @@ func (p *Port) configure(b *nl.Batch, fresh bool) {
 		if fresh {
 			flags = slices.DeleteFunc(flags, portFlag.isInitial)
 		}
-		if len(flags) == 0 {
+		groups := p.ForwardGroups || !fresh
+		if len(flags) == 0 && !groups {
 			return
 		}
 		e.Nest(unix.IFLA_LINKINFO, func(e *nl.Encoder) {
@@ -176,9 +182,22 @@ func (p *Port) configure(b *nl.Batch, fresh bool) {
 				for _, f := range flags {
 					e.Uint8(f.attribute, f.value)
 				}
+				if groups {
+					e.Uint16(brportGroupForward, p.groupMask())
+				}
 			})
 		})
 	})
+}
+
+// groupMask has a bit for each of the 16 groups. The kernel refuses to forward pause
+// frames.
+func (p *Port) groupMask() uint16 {
+	const pause = 1 << 1
+	if p.ForwardGroups {
+		return ^uint16(pause)
+	}
+	return 0
 }
 
 // portFlag is one attribute of a bridge's port that is on (1) or off (0).

@@ -108,7 +108,8 @@ func (h *host) restore(ctx context.Context, rec *state.Network, attachments []*s
 // should have.
 func isPort(l, br *bridge.Link, p *bridge.Port) bool {
 	return l.Master == br.Index && l.Up && l.Port != nil &&
-		l.Port.Hairpin == p.Hairpin && l.Port.Isolated == p.Isolated && l.Alias == p.Alias
+		l.Port.Hairpin == p.Hairpin && l.Port.Isolated == p.Isolated &&
+		l.Port.ForwardGroups == p.ForwardGroups && l.Alias == p.Alias
 }
 
 // portOf is the host's side of an attachment, from its record.
@@ -117,7 +118,7 @@ func portOf(a *state.Attachment) bridge.Port {
 	p := bridge.Port{
 		Bridge: a.Bridge, Name: a.HostIf, Peer: a.IfName, MTU: a.MTU,
 		Alias:   formatAlias(a.Hash(), a.Network, addressesOf(a)),
-		Hairpin: on(a.Port.Hairpin), Isolated: on(a.Port.Isolated),
+		Hairpin: on(a.Port.Hairpin), Isolated: on(a.Port.Isolated), ForwardGroups: a.Guarded,
 		Down: !a.Up,
 	}
 	p.MAC, _ = net.ParseMAC(a.HostMAC)

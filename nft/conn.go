@@ -52,6 +52,11 @@ func Dial(cfg *Config) (*Conn, error) {
 	return on(conn, cfg.Mark), nil
 }
 
+// On works over a connection that is there already, and that Close closes; 0 is
+// DefaultMark. It is for the packages of this module and for their tests, which put a
+// fake kernel there.
+func On(conn *nl.Conn, mark uint32) *Conn { return on(conn, mark) }
+
 func on(conn *nl.Conn, mark uint32) *Conn {
 	if mark == 0 {
 		mark = DefaultMark

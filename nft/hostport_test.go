@@ -493,3 +493,24 @@ func TestPortIsGoneWithItsPod(t *testing.T) {
 		t.Errorf("a port whose pod was removed: %v", err)
 	}
 }
+
+// Such as the machines of a LAN that the bridge has a port to; and a DROP policy of
+// theirs is not for frames that only pass by.
+func TestWhatStaysOnOurBridgeIsMarked(t *testing.T) {
+	t.Parallel()
+	p := newPublished(t, true)
+	p.serve(t)
+	if err := p.c.RemoveOwners(context.Background(), "0123456789b"); err != nil {
+		t.Fatal(err)
+	}
+	for _, addr := range p.ep.Addrs {
+		if err := call(p.other, "tcp", netip.AddrPortFrom(addr, podPort).String(), time.Second); err != nil {
+			t.Errorf("a machine of the bridge that is no pod of ours: %v", err)
+		}
+	}
+	// The bridge is no network's any more.
+	if err := p.c.RemoveNetwork(context.Background(), "podnet"); err != nil {
+		t.Fatal(err)
+	}
+	mustTimeOut(t, call(p.other, "tcp", netip.AddrPortFrom(p.ep.Addrs[0], podPort).String(), briefly), "on a bridge that is not ours")
+}

@@ -216,10 +216,14 @@ func TestADDThatFailsAfterAStepLeavesNothing(t *testing.T) {
 }
 
 // faulty puts a fault between the plugin and rtnetlink, on the host's or the pod's
-// side of the veth.
+// side of the veth, or between it and its firewall.
 func (n *node) faulty(side string, fault *nltest.Fault) *Plugin {
 	open := func(on string) (*nl.Conn, error) {
-		t, err := nl.Open(unix.NETLINK_ROUTE, nil)
+		protocol := unix.NETLINK_ROUTE
+		if on == "firewall" {
+			protocol = unix.NETLINK_NETFILTER
+		}
+		t, err := nl.Open(protocol, nil)
 		if err != nil {
 			return nil, err
 		}
@@ -229,6 +233,13 @@ func (n *node) faulty(side string, fault *nltest.Fault) *Plugin {
 		return nl.New(t), nil
 	}
 	p := n.plugin()
+	p.DialNFT = func(cfg *nft.Config) (*nft.Conn, error) {
+		c, err := open("firewall")
+		if err != nil {
+			return nil, err
+		}
+		return nft.On(c, cfg.Mark), nil
+	}
 	p.DialBridge = func() (*bridge.Conn, error) {
 		c, err := open("host")
 		if err != nil {
@@ -263,8 +274,13 @@ func TestADDThatTheKernelRefusesLeavesNothing(t *testing.T) {
 		{"next to another", "pod", "RTM_NEWLINK", unix.RTM_NEWLINK, 2, unix.EPERM},
 		{"next to another", "pod", "RTM_NEWADDR", unix.RTM_NEWADDR, 3, unix.ENOBUFS},
 		{"next to another", "pod", "RTM_NEWROUTE", unix.RTM_NEWROUTE, 2, unix.ENETUNREACH},
+		{"first pod", "firewall", "NFT_MSG_NEWCHAIN", nftType(unix.NFT_MSG_NEWCHAIN), 8, unix.ENOMEM},
+		{"first pod", "firewall", "NFT_MSG_NEWSET", nftType(unix.NFT_MSG_NEWSET), 8, unix.ENOMEM},
+		{"first pod", "firewall", "NFT_MSG_GETGEN", nftType(unix.NFT_MSG_GETGEN), 1, unix.EPERM},
+		{"next to another", "firewall", "NFT_MSG_GETCHAIN", nftType(unix.NFT_MSG_GETCHAIN), 5, unix.ENOMEM},
+		{"next to another", "firewall", "NFT_MSG_NEWSETELEM", nftType(unix.NFT_MSG_NEWSETELEM), 10, unix.ENOMEM},
 	} {
-		t.Run(fmt.Sprintf("%s, %s on the %s", tt.company, tt.request, tt.side), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%s, %s in the %s", tt.company, tt.request, tt.side), func(t *testing.T) {
 			t.Parallel()
 			for nth := 1; ; nth++ {
 				n := newNode(t)
@@ -310,6 +326,8 @@ func TestADDThatCannotTakeTheNameLeavesNothing(t *testing.T) {
 		})
 	}
 }
+
+func nftType(msg uint16) uint16 { return unix.NFNL_SUBSYS_NFTABLES<<8 | msg }
 
 // isCreation matches requests that make a link of a kind.
 func isCreation(kind string) func(nl.Message) bool {

@@ -290,10 +290,10 @@ type settings struct {
 	Policy              string // empty is open
 	Guard               bool
 	GatewayMode         bool
-	Isolated         bool
-	DAD              bool
-	Down             bool
-	DNS              types.DNS
+	Isolated            bool
+	DAD                 bool
+	Down                bool
+	DNS                 types.DNS
 }
 
 func (c *NetConf) settings() settings {

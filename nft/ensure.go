@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 
 	"golang.org/x/sys/unix"
 )
@@ -40,7 +41,7 @@ func (c *Conn) Ensure(ctx context.Context, n Network) (Outcome, error) {
 			return nil
 		}
 		if err := c.commit(p.transaction(have)); err != nil {
-			return explainBusy(err)
+			return explainKernel(explainBusy(err))
 		}
 		out = Outcome{Changed: true, Emptied: len(p.sets) > 0}
 		return nil
@@ -149,6 +150,14 @@ func (p *changes) transaction(seen *state) *transaction {
 		t.newElement(el, p.comment)
 	}
 	return t
+}
+
+// explainKernel tells why something that is only added is not there.
+func explainKernel(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("the kernel lacks a part of nf_tables, or could not load it (CONFIG_NFT_FIB_INET, CONFIG_NFT_NAT, CONFIG_NFT_MASQ and CONFIG_NFT_CT are needed): %w", err)
+	}
+	return err
 }
 
 // explainBusy tells why a chain or a set cannot be deleted.

@@ -126,6 +126,15 @@ func TestLostRacesAreTriedAgain(t *testing.T) {
 	}
 }
 
+func TestKernelWithoutAnExpressionIsNamed(t *testing.T) {
+	t.Parallel()
+	fault := &nltest.Fault{Type: messageType(unix.NFT_MSG_NEWRULE), Errno: unix.ENOENT}
+	_, err := dialFaulty(t, nstest.New(t), fault).Ensure(context.Background(), podnet())
+	if !errors.Is(err, unix.ENOENT) || !strings.Contains(err.Error(), "CONFIG_NFT_FIB_INET") {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestRaceThatIsAlwaysLostIsGivenUp(t *testing.T) {
 	t.Parallel()
 	ns := nstest.New(t)

@@ -494,8 +494,8 @@ func TestPortIsGoneWithItsPod(t *testing.T) {
 	}
 }
 
-// Such as the machines of a LAN that the bridge has a port to; and a DROP policy of
-// theirs is not for frames that only pass by.
+// A bridge may lead to machines of a LAN, which a host that drops what it forwards
+// would cut off from its pods.
 func TestWhatStaysOnOurBridgeIsMarked(t *testing.T) {
 	t.Parallel()
 	p := newPublished(t, true)

@@ -25,15 +25,42 @@ func (c *Conn) Add(ctx context.Context, ep Endpoint) error {
 	}
 	elements := ep.elements()
 	comment := ownerComment(ep.Owner, networkKey(ep.Network))
+	excluded := rivals(elements)
 	return retry(ctx, func() error {
-		t := begin(nil)
+		generation, clear, err := c.without(excluded)
+		if err != nil {
+			return explainMissing(err)
+		}
+		if !clear {
+			return explainMissing(c.addLooking(&ep, elements, comment))
+		}
+		t := begin(generation)
 		t.addEndpoint(elements, comment)
-		err := c.commit(t)
+		err = c.commit(t)
 		if errors.Is(err, fs.ErrExist) {
 			err = c.addLooking(&ep, elements, comment)
 		}
 		return explainMissing(err)
 	})
+}
+
+// without says whether none of several elements is there, and in which generation
+// that is so: in any, nil, where nothing has to be looked for.
+func (c *Conn) without(elements []element) (*uint32, bool, error) {
+	if len(elements) == 0 {
+		return nil, true, nil
+	}
+	generation, err := c.settle()
+	if err != nil {
+		return nil, false, err
+	}
+	have, err := c.lookup(elements)
+	for _, el := range have {
+		if el != nil {
+			return nil, false, err
+		}
+	}
+	return &generation, true, err
 }
 
 // addLooking adds elements after one was refused, which nothing but an abandoned
@@ -149,6 +176,11 @@ func (c *Conn) replace(ctx context.Context, group []commented) error {
 				t.delElement(want.element)
 			}
 			t.addOwned(want.element, want.comment)
+		}
+		for _, want := range group {
+			if rival, ok := want.rival(); ok && slices.ContainsFunc(elements, rival.equal) {
+				t.refuseRival(want.element, want.comment)
+			}
 		}
 		return c.commit(t)
 	})

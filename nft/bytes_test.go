@@ -119,14 +119,14 @@ func TestMessagesAreAsRecorded(t *testing.T) {
 				return c.Add(ctx, ep)
 			},
 			messages: []string{
+				getGen,
+				settled, "# (by a transaction without changes)",
+				`# nft get element inet tombolo hostclaims '{ ipv4 . tcp . 8080 }'`,
+				`# nft get element inet tombolo hostports4 '{ udp . 53 }'`,
 				begins,
 				`# nft create element inet tombolo pods4 '{ "cbr0" . 10.22.0.5 comment "tombolo:1:0123456789a:podnet" }'`,
 				`# nft create element inet tombolo masq4-podnet '{ 10.22.0.5 comment "tombolo:1:0123456789a:podnet" }'`,
-				`# nft create element inet tombolo hostclaims '{ ipv4 . tcp . 8080 }' (refused if it is there)`,
-				`# nft delete element inet tombolo hostclaims '{ ipv4 . tcp . 8080 }'`,
 				`# nft create element inet tombolo hostports4 '{ tcp . 8080 comment "tombolo:1:0123456789a:podnet" : 10.22.0.5 . 80 }'`,
-				`# nft create element inet tombolo hostports4 '{ udp . 53 : 10.22.0.5 . 53 }' (refused if it is there)`,
-				`# nft delete element inet tombolo hostports4 '{ udp . 53 }'`,
 				`# nft add element inet tombolo hostclaims '{ ipv4 . udp . 53 comment "tombolo:1:claim" }'`,
 				`# nft create element inet tombolo hostaddrs4 '{ 192.0.2.1 . udp . 53 comment "tombolo:1:0123456789a:podnet" : 10.22.0.5 . 53 }'`,
 				`# nft create element inet tombolo published4 '{ "cbr0" . 10.22.0.5 . tcp . 80 comment "tombolo:1:0123456789a:podnet" }'`,

@@ -9,9 +9,10 @@ import (
 
 // A port on all addresses and the same port on one address exclude each other, and
 // are entries of two maps. The kernel refuses a key that is there, and knows nothing
-// of one that must not be there elsewhere; but a transaction that adds the latter,
-// exclusively, and deletes it again, is refused exactly if it is there, and no
-// packet ever sees it.
+// of one that must not be there elsewhere: so that is looked up, and the transaction
+// is of the generation that was looked at. (One that adds the other key, exclusively,
+// and deletes it again would do without looking; but the kernel frees what was deleted
+// after a grace period, and closing the connection then waits for some 10 ms.)
 //
 // That does for a port on one address, whose rival has one key. The rivals of one on
 // all addresses have many: so the first of them leaves a claim to the port, which
@@ -59,19 +60,24 @@ func rivals(elements []element) []element {
 	return list
 }
 
-// addEndpoint appends what adds elements of one endpoint.
+// addEndpoint appends what adds elements of one endpoint, whose rivals are not there.
 func (t *transaction) addEndpoint(elements []element, comment string) {
 	for _, el := range elements {
 		t.addOwned(el, comment)
 	}
 }
 
-// addOwned appends what adds one element, provided that it has no rival.
-func (t *transaction) addOwned(el element, comment string) {
+// refuseRival appends what is refused if the same transaction has added, or left, a
+// rival of an element.
+func (t *transaction) refuseRival(el element, comment string) {
 	if rival, ok := el.rival(); ok {
 		t.newElement(rival, comment)
 		t.delElement(rival)
 	}
+}
+
+// addOwned appends what adds one element.
+func (t *transaction) addOwned(el element, comment string) {
 	if claim, ok := el.claim(); ok {
 		t.shareElement(claim, claimComment)
 	}

@@ -50,7 +50,10 @@ func (n *node) portnet(fields conf) *network {
 // serve answers on a port of a pod, on all of its addresses.
 func (p *pod) serve(t testing.TB, network string, port int) {
 	t.Helper()
-	nstest.Serve(t, p.NS, network, netip.AddrPortFrom(netip.IPv6Unspecified(), uint16(port)))
+	// Not one socket for both: whether there is IPv6 at all, Go finds out once for the
+	// process, in whichever namespace it is then.
+	nstest.Serve(t, p.NS, network+"4", netip.AddrPortFrom(netip.IPv4Unspecified(), uint16(port)))
+	nstest.Serve(t, p.NS, network+"6", netip.AddrPortFrom(netip.IPv6Unspecified(), uint16(port)))
 }
 
 func askPort(t testing.TB, from *netns.NS, network, at string, port int) (netip.Addr, error) {

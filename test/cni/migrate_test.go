@@ -15,8 +15,10 @@ import (
 
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/netns"
 )
 
 // These tests do what docs/kubenet.md says, with its own configurations and scripts.
@@ -104,6 +106,15 @@ func referenceDir(t testing.TB) string {
 	return dir
 }
 
+// elsewhere is another network of the reference's, with a bridge of its own.
+func (m *move) elsewhere() *network {
+	ipam := hostLocal("10.78.0.0/24")
+	ipam["dataDir"] = m.dataDir
+	w := m.theirs.with(conf{"bridge": "cni0", "ipam": ipam, "stateDir": nil})
+	w.name = "elsewhere"
+	return w
+}
+
 // script runs one of the document's scripts on the node, with the node's directories.
 func (m *move) script(name string, args ...string) {
 	m.Helper()
@@ -163,6 +174,9 @@ func (m *move) wantReach(pods ...*pod) {
 	for _, p := range pods {
 		wantPing(m, p.NS, gateway4, gateway6, outside4, outside6)
 		for _, other := range pods {
+			if other == p {
+				continue // the reference leaves loopback to a plugin of its own
+			}
 			wantPing(m, p.NS, ip4(m.results[other.id]).String(), ip6(m.results[other.id]).String())
 		}
 	}
@@ -258,6 +272,7 @@ func TestNodeMovesFromTheReferenceWithPodsRunning(t *testing.T) {
 			m := newMove(t, backend)
 			out := m.outside()
 			first, second := m.start(m.theirs, "old-first", 8080), m.start(m.theirs, "old-second", 8081)
+			other := m.start(m.elsewhere(), "other", 8090) // of a network that stays theirs
 			fresh := m.start(m.ours, "new", 8082)
 			m.wantReach(first, second, fresh)
 			second.serve(t, "tcp", 80)
@@ -273,24 +288,29 @@ func TestNodeMovesFromTheReferenceWithPodsRunning(t *testing.T) {
 			if len(m.foreign(first)) == 0 {
 				t.Error("the document says that rules of theirs stay, and there are none")
 			}
-			again := m.start(m.ours, "again", 8080)
-			again.serve(t, "tcp", 80)
-			m.wantNoHostPort(8080) // which is why there is a script
-			kept := m.foreign(second)
+			again := m.haunted(out, first)
+			for _, p := range []*pod{second, fresh} { // who knew another MAC there
+				nstest.Run(t, p.NS, "ip", "neigh", "flush", "all")
+			}
+			kept := append(m.foreign(second), m.foreign(other)...)
 			m.script("forget-gone-pods.sh")
 			if left := m.foreign(first); len(left) > 0 {
 				t.Errorf("left of the pod that is gone: %q", left)
 			}
-			if diff := cmp.Diff(kept, m.foreign(second)); len(kept) == 0 || diff != "" {
-				t.Errorf("what the pod that runs has of theirs (-before +after):\n%s", diff)
+			if diff := cmp.Diff(kept, append(m.foreign(second), m.foreign(other)...)); len(kept) == 0 || diff != "" {
+				t.Errorf("what the pods that run have of theirs (-before +after):\n%s", diff)
 			}
-			for port := 8080; port <= 8082; port++ {
+			if got := seenAs(t, again.NS, out, outside4); got != ip4(m.results[again.id]).String() {
+				t.Errorf("the outside sees %s, and the pod's address is not to be masqueraded", got)
+			}
+			m.wantNoHostPort(8080)
+			for port := 8081; port <= 8083; port++ {
 				m.wantHostPort(port)
 			}
 			m.wantReach(second, fresh, again)
 			// A second run finds nothing to do.
 			before := m.run("nft", "list", "ruleset")
-			m.script("forget-gone-pods.sh", filepath.Join(m.dataDir, "kubenet"))
+			m.script("forget-gone-pods.sh", m.dataDir)
 			if diff := cmp.Diff(uncounted(before), uncounted(m.run("nft", "list", "ruleset"))); diff != "" {
 				t.Errorf("the second run (-before +after):\n%s", diff)
 			}
@@ -301,7 +321,7 @@ func TestNodeMovesFromTheReferenceWithPodsRunning(t *testing.T) {
 			m.wantNothingForeign()
 			m.wantReach(fresh, again)
 			for _, at := range []string{uplink4, uplink6} {
-				for _, port := range []int{8080, 8082} {
+				for _, port := range []int{8082, 8083} {
 					if _, err := askPort(t, out, "tcp", at, port); err != nil {
 						t.Errorf("from outside, %d at %s: %v", port, at, err)
 					}
@@ -319,6 +339,30 @@ func TestNodeMovesFromTheReferenceWithPodsRunning(t *testing.T) {
 			}
 		})
 	}
+}
+
+// haunted adds a pod that has the addresses of one that is gone, and shows what the
+// document says of the rules that the reference left: they lead the old host port, 8080,
+// to it, and masquerade what it sends. A host port that the pod has itself is its own.
+func (m *move) haunted(out *netns.NS, gone *pod) *pod {
+	m.Helper()
+	nstest.Run(m, out, "ip", "route", "add", subnet4, "via", uplink4)
+	old := m.results[gone.id]
+	w := m.ours.with(conf{
+		"nonMasqueradeCIDRs": []string{"10.0.0.0/8", "192.0.2.0/24"},
+		"ipam":               only(m.dataDir, ip4(old), ip6(old)),
+	})
+	p := m.start(w, "again", 8083)
+	p.serve(m, "tcp", 80)
+	if diff := cmp.Diff(ips(old), ips(m.results[p.id]), cmpopts.EquateComparable(netip.Addr{})); diff != "" {
+		m.Fatalf("the new pod's addresses (-want +got):\n%s", diff)
+	}
+	m.wantHostPort(8080)
+	m.wantHostPort(8083)
+	if got := seenAs(m, p.NS, out, outside4); got != uplink4 {
+		m.Errorf("the outside sees %s, and the document says that it is masqueraded", got)
+	}
+	return p
 }
 
 var counters = regexp.MustCompile(`packets \d+ bytes \d+`)
@@ -369,9 +413,12 @@ func TestNodeGoesBackToTheReferenceWithPodsRunning(t *testing.T) {
 			m.wantFree(second)
 			m.script("forget-tombolo-pods.sh")
 			m.script("forget-tombolo.sh")
-			for _, mark := range []string{"tombolo", "ifb" + hash} {
-				if all := m.run("nft", "list", "ruleset") + m.run("ip", "link", "show"); strings.Contains(all, mark) {
-					t.Errorf("%s is left in:\n%s", mark, all)
+			if all := m.run("nft", "list", "ruleset"); strings.Contains(all, "tombolo") {
+				t.Errorf("tombolo is left in:\n%s", all)
+			}
+			for name := range links(t, m.ns) {
+				if strings.HasPrefix(name, "ifb") {
+					t.Errorf("%s is left", name)
 				}
 			}
 			if _, err := os.Stat(m.state); !os.IsNotExist(err) {
@@ -409,8 +456,7 @@ func TestNextADDTakesOverFromAPodThatTheReferenceDeleted(t *testing.T) {
 			m := newMove(t, "nftables")
 			m.outside()
 			if same.address {
-				// The next ADD begins from the front again.
-				m.ours.plugin["ipam"] = onlyAddress(m.dataDir)
+				m.ours.plugin["ipam"] = only(m.dataDir, nstest.Addr("10.77.0.99"), nstest.Addr("fd77::99"))
 			}
 			dead := m.start(m.ours, "dead", 8080)
 			stays := m.start(m.theirs, "stays", 8081)
@@ -424,6 +470,13 @@ func TestNextADDTakesOverFromAPodThatTheReferenceDeleted(t *testing.T) {
 			next.serve(t, "tcp", 80)
 			m.wantHostPort(port)
 			m.wantReach(next, stays)
+			// Nor does it come back, when all pods' elements are made again.
+			m.nft("delete table inet tombolo")
+			if o := m.operate("repair", "--state", m.state); o.status != 0 {
+				t.Errorf("repair: exit status %d: %s", o.status, o.stderr)
+			}
+			m.wantHostPort(port)
+			m.wantReach(next, stays)
 			m.ours.del(next)
 			hash := strings.TrimPrefix(m.ours.port(dead), "veth")
 			for _, owner := range m.owners() {
@@ -435,13 +488,12 @@ func TestNextADDTakesOverFromAPodThatTheReferenceDeleted(t *testing.T) {
 	}
 }
 
-// onlyAddress is an ipam section with one address of each family, neither of which
-// the document's first pods have.
-func onlyAddress(dataDir string) conf {
-	return conf{"type": "host-local", "dataDir": dataDir, "ranges": []any{
-		[]any{conf{"subnet": subnet4, "rangeStart": "10.77.0.99", "rangeEnd": "10.77.0.99"}},
-		[]any{conf{"subnet": subnet6, "rangeStart": "fd77::99", "rangeEnd": "fd77::99"}},
-	}}
+// only is an ipam section with one address of each family.
+func only(dataDir string, ip4, ip6 netip.Addr) conf {
+	set := func(subnet string, address netip.Addr) []any {
+		return []any{conf{"subnet": subnet, "rangeStart": address.String(), "rangeEnd": address.String()}}
+	}
+	return conf{"type": "host-local", "dataDir": dataDir, "ranges": []any{set(subnet4, ip4), set(subnet6, ip6)}}
 }
 
 // TestNeitherGivesWhatTheOtherGave fills a small pool by turns, again and again, each
@@ -500,4 +552,21 @@ func TestRemoveTakesTheGatewaysThatOthersUse(t *testing.T) {
 	wantNoPing(t, stays.NS, gateway4, gateway6)
 	m.start(m.theirs, "next", 8082)
 	wantPing(t, stays.NS, gateway4, gateway6)
+}
+
+// TestGCFreesTheReferencesPodsThatAreNotOnItsList is another warning.
+func TestGCFreesTheReferencesPodsThatAreNotOnItsList(t *testing.T) {
+	t.Parallel()
+	m := newMove(t, "nftables")
+	mine, theirs := m.start(m.ours, "mine", 8080), m.start(m.theirs, "theirs", 8081)
+	m.ours.version = "1.1.0"
+	owners := func() string { return fmt.Sprint(m.reservations(filepath.Join(m.dataDir, "kubenet"))) }
+	m.ours.gc(mine, theirs)
+	if got := owners(); strings.Count(got, "mine") != 2 || strings.Count(got, "theirs") != 2 {
+		t.Errorf("with both on the list: %s", got)
+	}
+	m.ours.gc(mine)
+	if got := owners(); strings.Count(got, "mine") != 2 || strings.Contains(got, "theirs") {
+		t.Errorf("with Tombolo's alone: %s", got)
+	}
 }

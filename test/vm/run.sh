@@ -27,15 +27,18 @@ cache=$PWD/.cache/vm
 
 packages=("$@")
 [ $# -gt 0 ] || packages=(netns addr route bridge nft internal/nl internal/sysctl internal/state internal/ipam
-	internal/icmp internal/nstest internal/cni cmd/tombolo test/cni)
+	internal/icmp internal/nstest internal/tc internal/conntrack internal/sockdiag internal/cni cmd/tombolo test/cni)
 
 # The modules of what the tests use, and of what nodes have loaded beside it. Those
 # that a kernel has built in, or has not got, are passed over.
 modules=(bridge br_netfilter veth dummy tun ifb macvlan nf_tables nf_conntrack nf_conntrack_netlink
 	nf_conntrack_bridge nf_nat nft_chain_nat nft_compat nft_connlimit nft_ct nft_fib nft_fib_inet nft_fib_ipv4
-	nft_fib_ipv6 nft_hash nft_limit nft_log nft_masq nft_meta_bridge nft_nat nft_numgen nft_objref nft_quota nft_redir
-	nft_reject nft_reject_bridge nft_reject_inet xt_comment xt_conntrack xt_mark xt_MASQUERADE sch_htb sch_tbf
-	sch_ingress cls_u32 act_mirred)
+	nft_fib_ipv6 nft_hash nft_limit nft_log nft_masq nft_meta_bridge nft_nat nft_numgen nft_objref nft_quota
+	nft_redir nft_reject nft_reject_bridge nft_reject_inet nft_reject_ipv4 nft_reject_ipv6 nf_log_syslog ip_tables
+	iptable_filter iptable_mangle iptable_nat ipt_REJECT ip6_tables ip6table_filter ip6table_mangle ip6table_nat
+	ip6t_REJECT xt_LOG xt_MASQUERADE xt_REDIRECT xt_addrtype xt_comment xt_connmark xt_conntrack xt_limit xt_mark
+	xt_multiport xt_nat xt_physdev xt_statistic xt_tcpudp tcp_diag udp_diag raw_diag unix_diag netlink_diag sctp
+	sctp_diag vxlan sch_htb sch_ingress sch_prio sch_sfq sch_tbf cls_u32 cls_matchall act_gact act_mirred)
 
 fail() { echo "vm: $*" >&2; exit 1; }
 
@@ -50,6 +53,8 @@ install_tools() {
 	need modprobe kmod
 	need ip iproute2
 	need nft nftables
+	need xtables-nft-multi iptables
+	need conntrack conntrack
 	need strace strace
 	# Debian has another busybox, which is linked dynamically.
 	! ldd "$(command -v busybox || echo /none)" >/dev/null 2>&1 || missing+=(busybox-static)
@@ -121,7 +126,8 @@ make_root() {
 	install test/vm/init "$root/init"
 	install "$(command -v busybox)" "$root/bin/busybox"
 	local program path folder
-	for program in ip bridge nft strace bash; do add_program "$program" /usr/sbin; done
+	for program in ip bridge tc ss nft conntrack strace unshare setpriv bash; do add_program "$program" /usr/sbin; done
+	add_iptables
 	# Debian's busybox has a shell that prefers applets, its ip among them, to programs.
 	add_program sh /bin
 	add_program modprobe /sbin
@@ -148,13 +154,37 @@ build() {
 
 # add_program copies a program to a folder of the guest's, and its libraries.
 add_program() {
-	local path lib
+	local path
 	path=$(command -v "$1")
 	cp -L "$path" "$root$2/$1"
-	for lib in $(ldd "$path" | grep -o '/[^ ]*'); do
-		mkdir -p "$root${lib%/*}"
-		cp -L "$lib" "$root$lib"
+	add_libraries "$path"
+}
+
+# add_libraries copies what programs or libraries are linked with.
+add_libraries() {
+	local lib
+	ldd "$@" | { grep -o '[[:space:]]/[^ ]*' || true; } | sort -u | while read -r lib; do
+		install -D "$lib" "$root$lib"
 	done
+}
+
+# add_iptables copies iptables of both kinds under all of its names, of which those
+# without a kind mean nf_tables, and the extensions that it loads.
+add_iptables() {
+	local kind program action extensions
+	for kind in nft legacy; do
+		add_program "xtables-$kind-multi" /usr/sbin
+		for program in iptables ip6tables; do
+			for action in "" -save -restore; do
+				ln -s "xtables-$kind-multi" "$root/usr/sbin/$program-$kind$action"
+				ln -sf xtables-nft-multi "$root/usr/sbin/$program$action"
+			done
+		done
+	done
+	extensions=$(dirname "$(dpkg -L iptables | grep -m 1 '/libxt_')")
+	mkdir -p "$root$extensions"
+	cp -L "$extensions"/*.so "$root$extensions"
+	add_libraries "$extensions"/*.so
 }
 
 # add_modules copies the modules and those that they depend on, to where modprobe

@@ -76,7 +76,7 @@ func (n *node) loop(argv []string, chunk int) (loopTimes, error) {
 	if err != nil {
 		return times, err
 	}
-	o, err := n.exec(command{argv: append(argv, pods...)})
+	o, err := n.exec(command{argv: append(argv, pods...)}, run)
 	if err != nil {
 		return times, err
 	}

@@ -5,18 +5,24 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 )
 
 // The contenders, in the order of the report.
 const (
-	floor     = "floor"     // the static C program
-	tombolo   = "tombolo"   // the plugin under test
-	reference = "reference" // containernetworking's bridge and host-local
+	floor         = "floor"          // the static C program
+	tombolo       = "tombolo"        // the plugin under test
+	reference     = "reference"      // containernetworking's bridge and host-local
+	chainIPTables = "chain-iptables" // these with portmap, firewall and bandwidth, by iptables
+	chainNFTables = "chain-nftables" // the same by nft, as far as they can
 )
 
-func contenders() []string { return []string{floor, tombolo, reference} }
+func contenders() []string {
+	return []string{floor, tombolo, reference, chainIPTables, chainNFTables}
+}
 
 // The network is the same for every contender: each has a node of its own.
 const (
@@ -55,19 +61,62 @@ type binaries struct {
 func (b binaries) floor() string { return filepath.Join(b.peers, "floor") }
 func (b binaries) peak() string  { return filepath.Join(b.peers, "peak") }
 
-// missing gives the programs of a contender that are not there.
-func (b binaries) missing(contender string) []string {
-	var absent []string
-	for _, path := range map[string][]string{
-		floor:     {b.floor()},
-		tombolo:   {b.tombolo},
-		reference: {filepath.Join(b.peers, "bridge"), filepath.Join(b.peers, "host-local")},
-	}[contender] {
+func (b binaries) plugin(name string) string {
+	if name == tombolo {
+		return b.tombolo
+	}
+	return filepath.Join(b.peers, name)
+}
+
+// missing gives the programs that a contender needs in a scenario and are not there.
+func (b binaries) missing(contender string, s scenario) []string {
+	var paths, absent []string
+	switch contender {
+	case floor:
+		paths = []string{b.floor()}
+	case tombolo:
+		paths = []string{b.tombolo}
+	default:
+		paths = []string{b.plugin("host-local")}
+		for _, c := range (&node{contender: contender, scenario: s}).plugins(0) {
+			paths = append(paths, b.plugin(c.Type))
+		}
+	}
+	for _, path := range paths {
 		if _, err := os.Stat(path); err != nil {
 			absent = append(absent, path)
 		}
 	}
+	for _, name := range s.tools(contender) {
+		if _, err := exec.LookPath(name); err != nil {
+			absent = append(absent, name)
+		}
+	}
 	return absent
+}
+
+// tools are the programs of the host that a contender runs in a scenario, and that
+// we run to prove its work.
+func (s *scenario) tools(contender string) []string {
+	var names []string
+	switch {
+	case s.full:
+		names = []string{"ip", "iptables", "ip6tables", "tc"}
+	case s.ports > 0:
+		names = []string{"ip"}
+	}
+	switch contender {
+	case chainIPTables:
+		names = append(names, "iptables", "ip6tables")
+	case chainNFTables:
+		names = append(names, "nft")
+	case reference:
+		if s.masquerade {
+			names = append(names, "nft")
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 // node is one contender's machine in one scenario: a namespace with its bridge, and
@@ -75,37 +124,80 @@ func (b binaries) missing(contender string) []string {
 type node struct {
 	contender string
 	ns        namedNS
+	outside   *namedNS // another machine, where the scenario has one
 	state     string
 	scenario  scenario
 	binaries  binaries
 	pods      int // how many there have been
 }
 
-// call is the exec of one verb for one pod. The identity is distinct over a node's
-// life, and so are the MACs that are derived from it.
-func (n *node) call(verb string, pod int, netns string) (command, error) {
-	c := command{env: []string{
+// pod is a pod of a node: a namespace, and what a runtime keeps about it.
+type pod struct {
+	number int // distinct over the node's life, and so is all that is derived from it
+	path   string
+	result []byte // of its ADD
+}
+
+// plugins are the configurations of the plugins that a pod takes, in their order.
+func (n *node) plugins(number int) []netconf {
+	c := n.config()
+	switch n.contender {
+	case chainIPTables, chainNFTables:
+		return n.chain(c, number)
+	}
+	c.RuntimeConfig = n.capabilities(number)
+	return []netconf{c}
+}
+
+// execute executes a verb of the contender for a pod as a runtime does: plugin by
+// plugin, each with the result of the one before; for DEL in reverse, each with the
+// last result. The costs are added up, and the memory is that of the largest.
+func (n *node) execute(verb string, p *pod, run func(command) (outcome, error)) (outcome, error) {
+	if n.contender == floor {
+		c := n.command(verb, p, n.binaries.floor())
+		c.argv = append(c.argv, floorArgs(n.scenario.dual, p.number)...)
+		return n.exec(c, run)
+	}
+	var total outcome
+	configs := n.plugins(p.number)
+	if verb == "DEL" {
+		slices.Reverse(configs)
+		total.stdout = p.result
+	}
+	for _, config := range configs {
+		config.PrevResult = total.stdout
+		c := n.command(verb, p, n.binaries.plugin(config.Type))
+		var err error
+		if c.stdin, err = json.Marshal(config); err != nil {
+			return total, fmt.Errorf("encode configuration: %w", err)
+		}
+		o, err := n.exec(c, run)
+		if err != nil {
+			return total, err
+		}
+		if verb == "ADD" {
+			total.stdout = o.stdout
+		}
+		total.wall += o.wall
+		total.cpu += o.cpu
+		total.peak = max(total.peak, o.peak)
+	}
+	if verb == "ADD" {
+		p.result = total.stdout
+	}
+	return total, nil
+}
+
+// command is one program's call, less its standard input.
+func (n *node) command(verb string, p *pod, path string) command {
+	return command{argv: []string{path}, env: []string{
 		"CNI_COMMAND=" + verb,
-		"CNI_CONTAINERID=bench-" + n.contender + "-" + strconv.Itoa(pod),
-		"CNI_NETNS=" + netns,
+		"CNI_CONTAINERID=bench-" + n.contender + "-" + strconv.Itoa(p.number),
+		"CNI_NETNS=" + p.path,
 		"CNI_IFNAME=" + podIfname,
 		"CNI_PATH=" + n.binaries.peers,
 		"PATH=" + os.Getenv("PATH"),
 	}}
-	if n.contender == floor {
-		c.argv = append([]string{n.binaries.floor()}, floorArgs(n.scenario.dual, pod)...)
-		return c, nil
-	}
-	config, err := json.Marshal(n.config())
-	if err != nil {
-		return c, fmt.Errorf("encode configuration: %w", err)
-	}
-	c.stdin = config
-	c.argv = []string{n.binaries.tombolo}
-	if n.contender == reference {
-		c.argv = []string{filepath.Join(n.binaries.peers, "bridge")}
-	}
-	return c, nil
 }
 
 func floorArgs(dual bool, pod int) []string {
@@ -117,61 +209,6 @@ func floorArgs(dual bool, pod int) []string {
 			"-gateway"+family, gatewayOf(subnet).String())
 	}
 	return args
-}
-
-// netconf is what the two plugins' configurations have in common, by the reference
-// plugin's names, and what only one of them knows.
-type netconf struct {
-	CNIVersion string `json:"cniVersion"`
-	Name       string `json:"name"`
-	Type       string `json:"type"`
-	Bridge     string `json:"bridge"`
-	MTU        int    `json:"mtu"`
-	IPAM       ipam   `json:"ipam"`
-
-	Mode     string `json:"mode,omitempty"`
-	StateDir string `json:"stateDir,omitempty"`
-
-	IsGateway        bool   `json:"isGateway,omitempty"`
-	IsDefaultGateway bool   `json:"isDefaultGateway,omitempty"`
-	HairpinMode      bool   `json:"hairpinMode,omitempty"`
-	IPMasq           bool   `json:"ipMasq,omitempty"`
-	IPMasqBackend    string `json:"ipMasqBackend,omitempty"`
-}
-
-type ipam struct {
-	Type    string       `json:"type"`
-	Ranges  [][]ipamPool `json:"ranges"`
-	DataDir string       `json:"dataDir,omitempty"`
-}
-
-type ipamPool struct {
-	Subnet netip.Prefix `json:"subnet"`
-}
-
-// config gives tombolo its defaults, which include masquerade and hairpin, and the
-// reference the same features by its own fields. In the IPv4 scenario the reference
-// is let off masquerade: it would exec nft or iptables, and that comparison is the
-// dual scenario's.
-func (n *node) config() netconf {
-	c := netconf{
-		CNIVersion: "1.0.0", Name: networkName, MTU: podMTU,
-		IPAM: ipam{Type: "host-local"},
-	}
-	for _, subnet := range subnets(n.scenario.dual) {
-		c.IPAM.Ranges = append(c.IPAM.Ranges, []ipamPool{{subnet}})
-	}
-	if n.contender == tombolo {
-		c.Type, c.Bridge, c.Mode, c.StateDir = tombolo, "tmb0", "gateway", n.state
-		return c
-	}
-	c.Type, c.Bridge = "bridge", "cni0"
-	c.IsGateway, c.IsDefaultGateway, c.HairpinMode = true, true, true
-	c.IPAM.DataDir = n.state
-	if n.scenario.masquerade {
-		c.IPMasq, c.IPMasqBackend = true, "nftables"
-	}
-	return c
 }
 
 // newNode makes a contender's machine. The plugins make their bridge in the first,
@@ -186,15 +223,20 @@ func newNode(contender string, dir string, s scenario, b binaries) (*node, error
 		return nil, err
 	}
 	n.ns = ns
+	if s.full || s.ports > 0 {
+		if err := n.addOutside(filepath.Join(dir, "outside")); err != nil {
+			return nil, err
+		}
+	}
 	if contender != floor && !s.attach {
 		return n, nil
 	}
-	_, err = n.exec(command{argv: append([]string{b.floor(), "-setup"}, floorArgs(s.dual, 0)...)})
+	_, err = n.exec(command{argv: append([]string{b.floor(), "-setup"}, floorArgs(s.dual, 0)...)}, run)
 	return n, err
 }
 
 // exec runs a command on the node.
-func (n *node) exec(c command) (outcome, error) {
+func (n *node) exec(c command, run func(command) (outcome, error)) (outcome, error) {
 	var o outcome
 	err := n.ns.Do(func() error {
 		var err error

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -65,8 +66,8 @@ func parseGate(text string) (gate, error) {
 		g.scenario, figure = scenario, rest
 	}
 	g.metric, g.over, _ = strings.Cut(figure, "/")
-	if g.over != "" && g.over != floor && g.over != reference {
-		return g, fmt.Errorf("gate %q: no contender %q: want %s or %s", text, g.over, floor, reference)
+	if g.over != "" && (g.over == tombolo || !slices.Contains(contenders(), g.over)) {
+		return g, fmt.Errorf("gate %q: no contender %q to compare with: want one of %v", text, g.over, contenders())
 	}
 	return g, nil
 }

@@ -14,6 +14,9 @@ func figures() *report {
 		r.add("ipv4", "add", reference, "ms", 8)
 		r.add("dual", "add", tombolo, "ms", 3)
 		r.add("dual", "add", reference, "ms", 100)
+		r.add("full=200", "add at 0", tombolo, "ms", 4)
+		r.add("full=200", "add at 0", chainIPTables, "ms", 120)
+		r.add("full=200", "add at 0", chainNFTables, "ms", 80)
 	}
 	r.add("ipv4", "peak", tombolo, "MiB", 12)
 	r.add("pods=200", "growth", tombolo, "x", 1.5)
@@ -31,6 +34,8 @@ func TestGatesAreJudgedByTheFigures(t *testing.T) {
 		{"add/floor<=1.9", false, "broken by 2.00"},
 		{"add/reference<=0.25", true, "holds with 0.250"},
 		{"dual:add/reference<=0.04", true, "holds with 0.030"},
+		{"full=200:add at 0/chain-iptables<=0.04", true, "holds with 0.033"},
+		{"full=200:add at 0/chain-nftables<=0.04", false, "broken by 0.050"},
 		{"dual:add<=2.5", false, "broken by 3.00"},
 		{"growth<=1.6", true, "holds with 1.50"},
 		{"peak<=16", true, "holds with 12.0"},

@@ -74,11 +74,11 @@ func parseOptions(args []string, complaints io.Writer) (options, error) {
 	flags.SetOutput(complaints)
 	flags.StringVar(&o.binaries.peers, "peers", peers, "the `directory` that bench/build.sh filled")
 	flags.StringVar(&o.binaries.tombolo, "tombolo", "bin/tombolo", "the plugin under test, a `path`")
-	scenarios := flags.String("scenarios", "ipv4,dual,attach", "a `list` of ipv4, dual, attach, pods=N")
+	scenarios := flags.String("scenarios", "ipv4,dual,attach,full", "a `list` of ipv4, dual, attach, full, pods=N, full=N, ports=N")
 	who := flags.String("contenders", strings.Join(contenders(), ","), "a `list` of who takes part")
-	flags.IntVar(&o.rounds, "n", 80, "rounds of each scenario")
+	flags.IntVar(&o.rounds, "n", 80, fmt.Sprintf("rounds of each scenario; of full one in %d", fullShare))
 	quick := flags.Bool("quick", false, fmt.Sprintf("%d rounds", quickRounds))
-	gates := flags.String("gate", "", "a `list` such as add/floor<=2.7,dual:add/reference<=0.45; exit status 1 where one is broken")
+	gates := flags.String("gate", "", "a `list` such as add/floor<=2.7,full:add/chain-iptables<=0.04; exit status 1 where one is broken")
 	flags.BoolVar(&o.json, "json", false, "print the report as JSON")
 	if err := flags.Parse(args); err != nil {
 		return o, err

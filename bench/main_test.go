@@ -90,7 +90,7 @@ func runBench(t *testing.T, dir string, args ...string) (stdout, stderr string, 
 // pod does not reach its gateway or something is left.
 func testFloorIsMeasured(t *testing.T, dir string) {
 	out, said, status := runBench(t, dir, "-json", "-n", "2", "-tombolo", filepath.Join(dir, "missing"),
-		"-scenarios", "ipv4,dual,attach,pods=3")
+		"-scenarios", "ipv4,dual,attach,pods=3,full=2")
 	if status != 0 {
 		t.Fatalf("exit status %d: %s", status, said)
 	}
@@ -109,6 +109,7 @@ func testFloorIsMeasured(t *testing.T, dir string) {
 	for _, want := range []string{
 		"ipv4 add floor", "ipv4 del floor", "ipv4 add cpu floor", "ipv4 peak floor", "dual add floor",
 		"attach attach floor", "attach attach tombolo", "attach detach tombolo", "pods=3 growth floor",
+		"full=2 add at 0 floor", "full=2 add floor",
 	} {
 		if !found[want] {
 			t.Errorf("no figure %q in %s", want, out)
@@ -117,10 +118,14 @@ func testFloorIsMeasured(t *testing.T, dir string) {
 	if len(document.Ratios) == 0 {
 		t.Error("no ratios")
 	}
-	for _, who := range []string{tombolo, reference} {
-		if !strings.Contains(strings.Join(document.Skipped, "\n"), who+" in ipv4: ") {
+	skipped := strings.Join(document.Skipped, "\n")
+	for _, who := range []string{"tombolo in ipv4: ", "reference in ipv4: ", "chain-iptables in full=2: "} {
+		if !strings.Contains(skipped, who) {
 			t.Errorf("nothing is said of %s, which is missing: %q", who, document.Skipped)
 		}
+	}
+	if strings.Contains(skipped, "reference in full=2") {
+		t.Errorf("somebody is missed who has no part: %q", document.Skipped)
 	}
 }
 

@@ -1,19 +1,21 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 )
 
 const (
-	warmUp     = 3 // rounds before the first that counts
-	peakRounds = 5 // ADDs for the memory figure, which hardly varies
+	peakRounds  = 5 // ADDs for the memory figure, which hardly varies
+	fillWorkers = 2 // who add pods at once, where that is not measured
 
 	// A pod rests before its DEL, nearly all of which the kernel waits for RCU grace
 	// periods. Right after an ADD those are still going on, and whoever starts its
@@ -35,8 +37,11 @@ type runner struct {
 
 // measure runs one scenario from its own fresh nodes.
 func (r *runner) measure(s scenario) error {
-	if s.attach {
+	switch {
+	case s.attach:
 		return r.measureAttach(s)
+	case s.ports > 0:
+		return r.measurePorts(s)
 	}
 	nodes, err := r.nodes(s)
 	if err != nil {
@@ -55,6 +60,9 @@ func (r *runner) measure(s scenario) error {
 func (r *runner) nodes(s scenario) ([]*node, error) {
 	var nodes []*node
 	for _, contender := range r.contenders {
+		if !s.takes(contender) {
+			continue
+		}
 		if why := r.cannot(contender, s); why != "" {
 			r.report.skip("%s", why)
 			continue
@@ -74,13 +82,8 @@ func (r *runner) cannot(contender string, s scenario) string {
 		return fmt.Sprintf("%s in %s: it has no packages to attach with", contender, s.name)
 	}
 	// In process, our contender is this program.
-	if absent := r.binaries.missing(contender); absent != nil && !(s.attach && contender == tombolo) {
+	if absent := r.binaries.missing(contender, s); absent != nil && !(s.attach && contender == tombolo) {
 		return fmt.Sprintf("%s in %s: %s missing", contender, s.name, strings.Join(absent, " and "))
-	}
-	if contender == reference && s.masquerade {
-		if _, err := exec.LookPath("nft"); err != nil {
-			return fmt.Sprintf("%s in %s: it masquerades by running nft, which is not installed", contender, s.name)
-		}
 	}
 	return ""
 }
@@ -101,7 +104,7 @@ func (r *runner) measureGrowth(nodes []*node) error {
 	for _, n := range nodes {
 		before := r.report.find(n.scenario.name, "add at 0", n.contender)
 		after := r.report.find(n.scenario.name, "add", n.contender)
-		r.report.add(n.scenario.name, "growth", n.contender, "x", median(after.values)/median(before.values))
+		r.report.add(n.scenario.name, "growth", n.contender, times, median(after.values)/median(before.values))
 	}
 	return nil
 }
@@ -112,26 +115,49 @@ func (n *node) fill() error {
 	if err != nil {
 		return err
 	}
-	for _, path := range paths {
-		if _, err := n.verb("ADD", n.newPod(), path); err != nil {
-			return fmt.Errorf("%s: fill the node: %w", n.contender, err)
-		}
+	pods := make([]*pod, len(paths))
+	for i, path := range paths {
+		pods[i] = n.newPod(path)
+	}
+	if err := n.addAll(pods); err != nil {
+		return fmt.Errorf("%s: fill the node: %w", n.contender, err)
 	}
 	return provePod(paths[len(paths)-1], subnets(n.scenario.dual))
+}
+
+// addAll adds pods by a few workers, until the first error.
+func (n *node) addAll(pods []*pod) error {
+	var next atomic.Int64
+	errs := make([]error, fillWorkers)
+	var all sync.WaitGroup
+	for worker := range fillWorkers {
+		all.Go(func() {
+			for i := next.Add(1) - 1; i < int64(len(pods)) && errs[worker] == nil; i = next.Add(1) - 1 {
+				_, errs[worker] = n.execute("ADD", pods[i], run)
+			}
+		})
+	}
+	all.Wait()
+	return errors.Join(errs...)
 }
 
 // interleave runs the rounds: in each, every contender adds and deletes one pod, and
 // the order rotates, so that nobody always runs in the wake of the same other's DEL.
 func (r *runner) interleave(nodes []*node, add, del string) error {
+	if len(nodes) == 0 {
+		return nil
+	}
+	s := nodes[0].scenario
+	rounds, warmUp := s.rounds(r.rounds), s.warmUp()
 	pods := make([][]string, len(nodes))
 	before := make([]string, len(nodes))
 	for i, n := range nodes {
 		var err error
-		if pods[i], err = n.makePods(add, warmUp+r.rounds); err != nil {
+		if pods[i], err = n.makePods(add, warmUp+rounds); err != nil {
 			return err
 		}
 	}
-	for round := range warmUp + r.rounds {
+	for round := range warmUp + rounds {
 		for turn := range nodes {
 			i := (round + turn) % len(nodes)
 			n := nodes[i]
@@ -157,10 +183,18 @@ func (r *runner) interleave(nodes []*node, add, del string) error {
 		if after != before[i] {
 			return fmt.Errorf("%s left something behind; before:\n%s\nafter:\n%s", n.contender, before[i], after)
 		}
-		r.report.prove("%s, %s of %s: each of %d pods pinged its gateway, each DEL left nothing",
-			n.scenario.name, add, n.contender, len(pods[i]))
+		r.report.prove("%s, %s of %s: each of %d pods %s, each DEL left nothing",
+			s.name, add, n.contender, len(pods[i]), n.proven())
 	}
 	return nil
+}
+
+// proven is what live saw of each pod.
+func (n *node) proven() string {
+	if n.scenario.full && n.contender != floor {
+		return "pinged its gateway and, through a policy of DROP, the outside, answered at its host port, was limited"
+	}
+	return "pinged its gateway"
 }
 
 func (r *runner) addCost(n *node, metric string, o outcome) {
@@ -172,43 +206,48 @@ func (r *runner) addCost(n *node, metric string, o outcome) {
 type life struct{ added, deleted outcome }
 
 // live gives a namespace its pod and takes it away again: an ADD, the proof that the
-// pod has its network, a DEL, the proof that nothing is left.
+// pod has what it should, a DEL, the proof that nothing is left.
 func (n *node) live(path string) (life, error) {
-	pod := n.newPod()
+	p := n.newPod(path)
 	links, err := n.ns.links()
 	if err != nil {
 		return life{}, err
 	}
-	added, err := n.verb("ADD", pod, path)
-	if err != nil {
-		return life{}, err
-	}
-	if n.contender != floor { // which gives no result
-		if err := checkResult(added.stdout, subnets(n.scenario.dual)); err != nil {
+	shapers := 0
+	if n.scenario.full {
+		if shapers, err = n.shapers(); err != nil {
 			return life{}, err
 		}
 	}
-	if err := provePod(path, subnets(n.scenario.dual)); err != nil {
-		return life{}, err
-	}
-	time.Sleep(restAtLeast + rand.N(restRandom))
-	deleted, err := n.verb("DEL", pod, path)
+	added, err := n.execute("ADD", p, run)
 	if err != nil {
 		return life{}, err
 	}
-	if pod > 0 { // the first ADD may have made the bridge
+	if err := n.prove(p, shapers); err != nil {
+		return life{}, err
+	}
+	time.Sleep(restAtLeast + rand.N(restRandom))
+	deleted, err := n.execute("DEL", p, run)
+	if err != nil {
+		return life{}, err
+	}
+	if p.number > 0 { // the first ADD may have made the bridge
 		err = proveGone(n, links, path)
 	}
 	return life{added, deleted}, err
 }
 
-// verb executes a contender once.
-func (n *node) verb(verb string, pod int, path string) (outcome, error) {
-	c, err := n.call(verb, pod, path)
-	if err != nil {
-		return outcome{}, err
+func (n *node) prove(p *pod, shapers int) error {
+	if n.contender != floor { // which gives no result
+		if err := checkResult(p.result, subnets(n.scenario.dual)); err != nil {
+			return err
+		}
 	}
-	return n.exec(c)
+	err := provePod(p.path, subnets(n.scenario.dual))
+	if err == nil && n.scenario.full {
+		err = n.proveFull(p, shapers)
+	}
+	return err
 }
 
 // measurePeaks takes the memory figures, in lives of their own: the gauge costs time.
@@ -218,7 +257,7 @@ func (r *runner) measurePeaks(nodes []*node) error {
 		return nil
 	}
 	for _, n := range nodes {
-		paths, err := n.makePods("peak", peakRounds)
+		paths, err := n.makePods("peak", min(peakRounds, (n.scenario.rounds(r.rounds)+1)/2))
 		if err != nil {
 			return err
 		}
@@ -235,22 +274,13 @@ func (r *runner) measurePeaks(nodes []*node) error {
 
 // peak is the memory of an ADD, in KiB; the pod is deleted again.
 func (n *node) peak(path string) (int, error) {
-	pod := n.newPod()
-	add, err := n.call("ADD", pod, path)
+	p := n.newPod(path)
+	o, err := n.execute("ADD", p, func(c command) (outcome, error) { return peakMemory(n.binaries.peak(), c) })
 	if err != nil {
 		return 0, err
 	}
-	var kib int
-	err = n.ns.Do(func() error {
-		var err error
-		kib, err = peakMemory(n.binaries.peak(), add)
-		return err
-	})
-	if err != nil {
-		return 0, err
-	}
-	_, err = n.verb("DEL", pod, path)
-	return kib, err
+	_, err = n.execute("DEL", p, run)
+	return o.peak, err
 }
 
 // makePods makes namespaces in advance, fresh ones for every ADD. They are never
@@ -272,9 +302,9 @@ func (n *node) makePods(purpose string, count int) ([]string, error) {
 }
 
 // newPod numbers the node's pods, from 0.
-func (n *node) newPod() int {
+func (n *node) newPod(path string) *pod {
 	n.pods++
-	return n.pods - 1
+	return &pod{number: n.pods - 1, path: path}
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

@@ -30,49 +30,67 @@ type outcome struct {
 	stdout []byte
 	wall   time.Duration // from before the fork to after the wait
 	cpu    time.Duration // user and system, with the children it waited for
+	peak   int           // of peakMemory alone: resident memory in KiB
 }
 
 // run executes a command in the calling thread's namespaces and measures it. It
 // goes without os/exec, whose goroutines and pipes for the output would be measured
 // too: the plugin reads from a pipe that is already filled and writes to memory.
 func run(c command) (outcome, error) {
-	stdin, err := filledPipe(c.stdin)
+	s, err := newStreams(c.stdin)
 	if err != nil {
 		return outcome{}, err
 	}
-	defer stdin.Close()
-	stdout, err := memoryFile("stdout")
-	if err != nil {
-		return outcome{}, err
-	}
-	defer stdout.Close()
-	stderr, err := memoryFile("stderr")
-	if err != nil {
-		return outcome{}, err
-	}
-	defer stderr.Close()
-
-	attr := &syscall.ProcAttr{
-		Env:   c.env,
-		Files: []uintptr{stdin.Fd(), stdout.Fd(), stderr.Fd()},
-	}
+	defer s.close()
+	attr := &syscall.ProcAttr{Env: c.env, Files: s.descriptors()}
 	start := time.Now()
 	status, usage, err := forkAndWait(c.argv, attr)
 	wall := time.Since(start)
 	if err != nil {
 		return outcome{}, err
 	}
-	out, err := contents(stdout)
-	if err != nil {
-		return outcome{}, err
-	}
-	if !status.Exited() || status.ExitStatus() != 0 {
-		said, _ := contents(stderr)
-		return outcome{}, fmt.Errorf("run %s: %s: %s", strings.Join(c.argv, " "), describe(status),
-			bytes.TrimSpace(append(out, said...)))
-	}
+	out, err := s.output(c.argv, status)
 	cpu := time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
-	return outcome{stdout: out, wall: wall, cpu: cpu}, nil
+	return outcome{stdout: out, wall: wall, cpu: cpu}, err
+}
+
+// streams are a program's standard input, which ends, and its output, which stays in
+// memory.
+type streams struct{ stdin, stdout, stderr *os.File }
+
+func newStreams(content []byte) (*streams, error) {
+	s := &streams{}
+	var errs [3]error
+	s.stdin, errs[0] = filledPipe(content)
+	s.stdout, errs[1] = memoryFile("stdout")
+	s.stderr, errs[2] = memoryFile("stderr")
+	if err := errors.Join(errs[:]...); err != nil {
+		s.close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// close closes what was opened: of a nil file, Close is an error and no more.
+func (s *streams) close() {
+	s.stdin.Close()
+	s.stdout.Close()
+	s.stderr.Close()
+}
+
+func (s *streams) descriptors() []uintptr {
+	return []uintptr{s.stdin.Fd(), s.stdout.Fd(), s.stderr.Fd()}
+}
+
+// output is what a program wrote to its standard output. Where it failed, the error
+// has that and what it wrote to the other.
+func (s *streams) output(argv []string, status syscall.WaitStatus) ([]byte, error) {
+	out, err := contents(s.stdout)
+	if err != nil || status.Exited() && status.ExitStatus() == 0 {
+		return out, err
+	}
+	said, _ := contents(s.stderr)
+	return nil, fmt.Errorf("run %s: %s: %s", strings.Join(argv, " "), describe(status), bytes.TrimSpace(append(out, said...)))
 }
 
 // forkAndWait calls fork and wait directly: os.StartProcess adds a pidfd and a
@@ -98,41 +116,35 @@ func forkAndWait(argv []string, attr *syscall.ProcAttr) (syscall.WaitStatus, sys
 	return status, usage, nil
 }
 
-// peakMemory runs a command under the peak program and returns its peak resident
-// memory in KiB.
-func peakMemory(peak string, c command) (int, error) {
-	stdin, err := filledPipe(c.stdin)
+// peakMemory runs a command under the peak program. The outcome has the command's
+// standard output and its peak resident memory, and no costs.
+func peakMemory(peak string, c command) (outcome, error) {
+	s, err := newStreams(c.stdin)
 	if err != nil {
-		return 0, err
+		return outcome{}, err
 	}
-	defer stdin.Close()
-	output, err := memoryFile("output")
-	if err != nil {
-		return 0, err
-	}
-	defer output.Close()
+	defer s.close()
 	report, err := memoryFile("report")
 	if err != nil {
-		return 0, err
+		return outcome{}, err
 	}
 	defer report.Close()
-
 	status, _, err := forkAndWait(append([]string{peak}, c.argv...), &syscall.ProcAttr{
-		Env:   c.env,
-		Files: []uintptr{stdin.Fd(), output.Fd(), output.Fd(), report.Fd()},
+		Env: c.env, Files: append(s.descriptors(), report.Fd()),
 	})
 	if err != nil {
-		return 0, err
+		return outcome{}, err
 	}
-	if status.ExitStatus() != 0 {
-		said, _ := contents(output)
-		return 0, fmt.Errorf("run %s: %s: %s", strings.Join(c.argv, " "), describe(status), bytes.TrimSpace(said))
+	out, err := s.output(c.argv, status)
+	if err != nil {
+		return outcome{}, err
 	}
 	figure, err := contents(report)
 	if err != nil {
-		return 0, err
+		return outcome{}, err
 	}
-	return strconv.Atoi(strings.TrimSpace(string(figure)))
+	kib, err := strconv.Atoi(strings.TrimSpace(string(figure)))
+	return outcome{stdout: out, peak: kib}, err
 }
 
 func describe(status syscall.WaitStatus) string {

@@ -69,22 +69,25 @@ func TestPeakMemoryIsTheProgramsOwn(t *testing.T) {
 	buildC(t, dir, "peak")
 	peak := filepath.Join(dir, "peak")
 	// 64 MiB pass through a variable of the shell's; this process is smaller.
-	big := command{argv: []string{"/bin/sh", "-c", `x=$(head -c 67108864 /dev/zero | tr '\0' x)`}, env: os.Environ()}
+	big := command{argv: []string{"/bin/sh", "-c", `x=$(head -c 67108864 /dev/zero | tr '\0' x); echo done`}, env: os.Environ()}
 	small := command{argv: []string{"/bin/true"}}
-	bigKiB, err := peakMemory(peak, big)
+	bigOne, err := peakMemory(peak, big)
 	if err != nil {
 		t.Fatal(err)
 	}
-	smallKiB, err := peakMemory(peak, small)
+	smallOne, err := peakMemory(peak, small)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if bigKiB < 64<<10 {
-		t.Errorf("a shell with 64 MiB has %d KiB", bigKiB)
+	if bigOne.peak < 64<<10 {
+		t.Errorf("a shell with 64 MiB has %d KiB", bigOne.peak)
+	}
+	if got := string(bigOne.stdout); got != "done\n" {
+		t.Errorf("standard output %q", got)
 	}
 	// A Go program such as this test has more than that before it starts.
-	if smallKiB > 4<<10 {
-		t.Errorf("/bin/true has %d KiB", smallKiB)
+	if smallOne.peak > 4<<10 {
+		t.Errorf("/bin/true has %d KiB", smallOne.peak)
 	}
 	if _, err := peakMemory(peak, command{argv: []string{"/bin/false"}}); err == nil {
 		t.Error("the program's failure was lost")

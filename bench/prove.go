@@ -101,7 +101,7 @@ func (n *node) inventory() (string, error) {
 	if err != nil {
 		return strings.Join(names, "\n"), nil
 	}
-	rules, err := n.exec(command{argv: []string{nft, "list", "ruleset"}, env: os.Environ()})
+	rules, err := n.exec(command{argv: []string{nft, "list", "ruleset"}, env: os.Environ()}, run)
 	if err != nil {
 		return "", err
 	}

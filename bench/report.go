@@ -20,6 +20,9 @@ type report struct {
 	skipped []string
 }
 
+// times is the unit of what is a ratio itself.
+const times = "x"
+
 // series is one figure of one contender, a value a round.
 type series struct {
 	scenario, metric, contender, unit string
@@ -63,13 +66,21 @@ type ratio struct {
 	Ratio    interval `json:"ratio"` // of the medians
 }
 
-// ratios compares what was measured in rounds: tombolo with the others first, then
-// the reference with floor.
+// comparisons are the pairs of contenders whose ratios are reported: tombolo with the
+// others first, then the reference with floor.
+func comparisons() [][2]string {
+	return [][2]string{
+		{tombolo, floor}, {tombolo, reference}, {tombolo, chainIPTables}, {tombolo, chainNFTables},
+		{reference, floor},
+	}
+}
+
+// ratios compares what was measured in rounds.
 func (r *report) ratios() []ratio {
 	var all []ratio
-	for _, pair := range [][2]string{{tombolo, floor}, {tombolo, reference}, {reference, floor}} {
+	for _, pair := range comparisons() {
 		for _, s := range r.series {
-			if s.contender != pair[0] || s.metric == "growth" {
+			if s.contender != pair[0] || s.unit == times {
 				continue
 			}
 			if other := r.find(s.scenario, s.metric, pair[1]); other != nil {
@@ -138,16 +149,16 @@ func (r *report) writeText(w io.Writer, scenarios []scenario) error {
 
 func (r *report) writeScenario(b *strings.Builder, s scenario) {
 	fmt.Fprintf(b, "\n%s: %s\n", s.name, s.text)
-	fmt.Fprintf(b, "  %-16s %-18s %8s %8s %8s %8s %5s\n", "figure", "contender", "median", "p95", "min", "max", "n")
+	fmt.Fprintf(b, "  %-16s %-22s %8s %8s %8s %8s %5s\n", "figure", "contender", "median", "p95", "min", "max", "n")
 	for _, f := range r.byMetric(s.name) {
 		m := f.summary()
-		fmt.Fprintf(b, "  %-16s %-18s %8s %8s %8s %8s %5d\n", m.Metric+" "+m.Unit, m.Contender,
+		fmt.Fprintf(b, "  %-16s %-22s %8s %8s %8s %8s %5d\n", m.Metric+" "+m.Unit, m.Contender,
 			digits(m.Median), digits(m.P95), digits(m.Min), digits(m.Max), m.Rounds)
 	}
-	title := fmt.Sprintf("\n  %-16s %-18s %8s   %s\n", "figure", "ratio of medians", "", "95 % interval")
+	title := fmt.Sprintf("\n  %-16s %-22s %8s   %s\n", "figure", "ratio of medians", "", "95 % interval")
 	for _, x := range r.ratios() {
 		if x.Scenario == s.name {
-			fmt.Fprintf(b, "%s  %-16s %-18s %8s   %s to %s\n", title, x.Metric, x.Over,
+			fmt.Fprintf(b, "%s  %-16s %-22s %8s   %s to %s\n", title, x.Metric, x.Over,
 				digits(x.Ratio.Value), digits(x.Ratio.Low), digits(x.Ratio.High))
 			title = ""
 		}

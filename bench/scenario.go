@@ -14,6 +14,8 @@ type scenario struct {
 	masquerade bool   // the reference masquerades; tombolo does by default
 	pods       int    // how many pods are there before the rounds
 	attach     bool   // in process instead of exec'd
+	full       bool   // with a host port, a firewall to pass, and limits
+	ports      int    // how many host ports are there; what is measured is a packet
 }
 
 // parseScenarios reads a list such as "ipv4,dual,attach,pods=200".
@@ -29,24 +31,88 @@ func parseScenarios(list string) ([]scenario, error) {
 	return all, nil
 }
 
-// maxPods leaves a port for the measured pod: a Linux bridge has 1023.
-const maxPods = 1022
+// Limits of what can be asked for.
+const (
+	maxPods  = 1022 // leaves a port for the measured pod: a Linux bridge has 1023
+	maxPorts = 10000
+)
 
 func parseScenario(name string) (scenario, error) {
+	s := scenario{name: name}
 	switch name {
 	case "ipv4":
-		return scenario{name: name, text: "one IPv4 pod, idle node"}, nil
+		s.text = "one IPv4 pod, idle node"
+		return s, nil
 	case "dual":
-		return scenario{name: name, text: "one dual-stack pod with masquerade, idle node", dual: true, masquerade: true}, nil
+		s.text, s.dual, s.masquerade = "one dual-stack pod with masquerade, idle node", true, true
+		return s, nil
 	case "attach":
-		return scenario{name: name, text: "one IPv4 pod, in process, idle node", attach: true}, nil
+		s.text, s.attach = "one IPv4 pod, in process, idle node", true
+		return s, nil
+	case "full":
+		s.text, s.dual, s.masquerade, s.full = fullPod+", idle node", true, true, true
+		return s, nil
 	}
-	if count, ok := strings.CutPrefix(name, "pods="); ok {
-		pods, err := strconv.Atoi(count)
-		if err != nil || pods < 1 || pods > maxPods {
-			return scenario{}, fmt.Errorf("scenario %q: want 1 to %d pods", name, maxPods)
-		}
-		return scenario{name: name, text: fmt.Sprintf("one IPv4 pod beside %d", pods), pods: pods}, nil
+	kind, count, _ := strings.Cut(name, "=")
+	var most int
+	switch kind {
+	case "pods", "full":
+		most = maxPods
+	case "ports":
+		most = maxPorts
+	default:
+		return scenario{}, fmt.Errorf("unknown scenario %q: want ipv4, dual, attach, full, pods=N, full=N or ports=N", name)
 	}
-	return scenario{}, fmt.Errorf("unknown scenario %q: want ipv4, dual, attach or pods=N", name)
+	n, err := strconv.Atoi(count)
+	if err != nil || n < 1 || n > most {
+		return scenario{}, fmt.Errorf("scenario %q: want a number from 1 to %d", name, most)
+	}
+	switch kind {
+	case "pods":
+		s.text, s.pods = fmt.Sprintf("one IPv4 pod beside %d", n), n
+	case "full":
+		s.text, s.dual, s.masquerade, s.full, s.pods = fmt.Sprintf("%s, beside %d", fullPod, n), true, true, true, n
+	case "ports":
+		s.text, s.ports = fmt.Sprintf("a datagram to a host port, of which there are %d", n), n
+	}
+	return s, nil
+}
+
+const fullPod = "one dual-stack pod with masquerade, host port, firewall and bandwidth"
+
+// A contender that execs some eighty programs for a pod cannot be measured as often
+// as the others, and need not: its figures vary by less.
+const (
+	fullShare   = 8 // one of so many rounds
+	fullAtLeast = 2
+)
+
+// rounds is how many of the rounds asked for a scenario gets.
+func (s *scenario) rounds(asked int) int {
+	if s.full {
+		return min(asked, max(asked/fullShare, fullAtLeast))
+	}
+	return asked
+}
+
+// warmUp is how many rounds come before the first that counts.
+func (s *scenario) warmUp() int {
+	if s.full {
+		return 1
+	}
+	return 3
+}
+
+// takes says whether a contender has a part in a scenario. The chains are for the
+// work that takes all of their plugins, and the reference by itself for the rest.
+func (s *scenario) takes(contender string) bool {
+	switch contender {
+	case chainIPTables, chainNFTables:
+		return s.full || s.ports > 0
+	case reference:
+		return !s.full && s.ports == 0
+	case floor:
+		return s.ports == 0
+	}
+	return true
 }

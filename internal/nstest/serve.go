@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -11,7 +12,7 @@ import (
 )
 
 // Serve answers callers in a namespace until the test ends, over "tcp" or "udp",
-// at an address and port (port 0: any), and gives where it listens. It tells each
+// or one family's (tcp4), at an address and port (port 0: any), and gives where it listens. It tells each
 // caller the address and port that it sees as theirs: see Ask.
 func Serve(tb testing.TB, ns *netns.NS, network string, at netip.AddrPort) netip.AddrPort {
 	tb.Helper()
@@ -19,7 +20,7 @@ func Serve(tb testing.TB, ns *netns.NS, network string, at netip.AddrPort) netip
 	var where string
 	var stop func() error
 	err := ns.Do(func() error {
-		if network == "udp" {
+		if strings.HasPrefix(network, "udp") {
 			conn, err := net.ListenPacket(network, at.String())
 			if err != nil {
 				return err

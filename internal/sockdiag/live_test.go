@@ -212,8 +212,9 @@ func TestListenersAreThoseOfSS(t *testing.T) {
 				saveSeeds(t, rec.Received())
 			}
 			for _, s := range mustList(t, c, wants...) {
-				if text := s.InUse(); text != fmt.Sprintf("%s is in use by %s (pid %d)", s, ownName(t), os.Getpid()) {
-					t.Errorf("%q, want it to name this process", text)
+				// Another test's child may have it, until it is another program.
+				if text, want := s.InUse(), fmt.Sprintf("%s is in use by %s (pid ", s, ownName(t)); !strings.HasPrefix(text, want) {
+					t.Errorf("%q, want it to name this program", text)
 				}
 			}
 		})

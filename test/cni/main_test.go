@@ -94,6 +94,9 @@ func findPeers(dir string) (string, error) {
 	return path, build("go", "build", "-C", "../../bench/peers", "-o", path+"/",
 		"github.com/containernetworking/plugins/plugins/main/bridge",
 		"github.com/containernetworking/plugins/plugins/ipam/host-local",
+		"github.com/containernetworking/plugins/plugins/meta/portmap",
+		"github.com/containernetworking/plugins/plugins/meta/firewall",
+		"github.com/containernetworking/plugins/plugins/meta/bandwidth",
 		"github.com/containernetworking/cni/cnitool")
 }
 

@@ -61,21 +61,22 @@ func sctpReceive(conn *net.IPConn) (from netip.AddrPort, to uint16, b []byte, _ 
 	if err := conn.SetReadDeadline(time.Now().Add(3 * time.Second)); err != nil {
 		return from, 0, nil, err
 	}
-	var addr *net.IPAddr
-	for chunk := byte(sctpAbort); chunk == sctpAbort; chunk = b[12] {
+	for {
 		b = make([]byte, 1500)
-		var n int
-		var err error
-		if n, addr, err = conn.ReadFromIP(b); err != nil {
+		n, addr, err := conn.ReadFromIP(b)
+		if err != nil {
 			return from, 0, nil, err
 		}
-		b = b[:max(n, 13)]
+		b = b[:n]
+		if n >= 16 && b[12] == sctpAbort {
+			continue
+		}
+		if n < 16 || sctpChecksum(b) != binary.LittleEndian.Uint32(b[8:]) {
+			return from, 0, nil, fmt.Errorf("a broken packet: %x", b)
+		}
+		ip, _ := netip.AddrFromSlice(addr.IP)
+		return netip.AddrPortFrom(ip.Unmap(), binary.BigEndian.Uint16(b)), binary.BigEndian.Uint16(b[2:]), b, nil
 	}
-	if len(b) < 20 || sctpChecksum(b) != binary.LittleEndian.Uint32(b[8:]) {
-		return from, 0, nil, fmt.Errorf("a broken packet: %x", b)
-	}
-	ip, _ := netip.AddrFromSlice(addr.IP)
-	return netip.AddrPortFrom(ip.Unmap(), binary.BigEndian.Uint16(b)), binary.BigEndian.Uint16(b[2:]), b, nil
 }
 
 // An INIT to the host gets to the pod's port, and the INIT ACK comes back from the

@@ -261,10 +261,11 @@ func (a *adding) plan(leased *current.Result) (*network, *bridge.Port, error) {
 	if p.Routes, err = podRoutes(s, addresses, leased.Routes); err != nil {
 		return nil, nil, err
 	}
+	// Neighbours know an address's last MAC: that which follows from it, unless another
+	// was asked for, or another plugin gave the address to a pod of its own.
+	p.Announce = p.PeerMAC != nil || a.rec.DataDir != ""
 	if p.PeerMAC == nil {
 		p.PeerMAC = addressMAC(addresses)
-	} else {
-		p.Announce = true
 	}
 	a.rec.Addresses = addresses
 	a.rec.Masquerade, a.rec.Guarded = s.Masquerade, s.Guard

@@ -273,6 +273,7 @@ func (a *adding) plan(leased *current.Result) (*network, *bridge.Port, error) {
 		return nil, nil, err
 	}
 	n.loopback = publishesIPv4(a.rec)
+	n.reached = reached(nil, []*state.Attachment{a.rec})
 	a.rec.Port = state.Port{Hairpin: &p.Hairpin, Isolated: &p.Isolated}
 	p.Alias = formatAlias(a.call.hash(), a.call.network, addressesOf(a.rec))
 	return n, p, nil

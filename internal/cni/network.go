@@ -19,6 +19,7 @@ type network struct {
 	gateways []netip.Prefix // to be on the bridge
 	subnets  []netip.Prefix // of the pod's addresses
 	loopback bool           // the host's 127.0.0.1 leads to a port of the pod's
+	reached  []netip.Addr   // the pod's addresses that ports of the host lead to
 }
 
 // built is a network that is there.
@@ -77,6 +78,9 @@ func (h *host) look(ctx context.Context, n *network) (*built, error) {
 		return nil, err
 	}
 	if l.Kind != "bridge" || !l.Up || l.MTU != rec.MTU || !bridgeAsRecorded(l, rec) || n.loopback && !leadsLoopback(l.Name) {
+		return nil, nil
+	}
+	if slices.ContainsFunc(n.reached, func(a netip.Addr) bool { return !forwards(a) }) {
 		return nil, nil
 	}
 	for _, gw := range n.gateways {
@@ -159,6 +163,11 @@ func (h *host) raise(ctx context.Context, rec *state.Network, attachments []*sta
 	if err != nil {
 		return nil, false, err
 	}
+	for _, a := range reached(n, attachments) {
+		if err := h.forward(ctx, a); err != nil {
+			return nil, false, err
+		}
+	}
 	if n != nil && n.loopback || slices.ContainsFunc(attachments, publishesIPv4) {
 		if err := leadLoopback(rec.Bridge); err != nil {
 			return nil, false, err
@@ -171,6 +180,21 @@ func (h *host) raise(ctx context.Context, rec *state.Network, attachments []*sta
 		return nil, false, err
 	}
 	return l, outcome.Changed || rebuilt, nil
+}
+
+// reached are the addresses that ports of the host lead to, to which it has to
+// forward: those of the ADD, and of the pods that are there.
+func reached(n *network, attachments []*state.Attachment) []netip.Addr {
+	var list []netip.Addr
+	if n != nil {
+		list = append(list, n.reached...)
+	}
+	for _, a := range attachments {
+		if len(a.Published) > 0 {
+			list = append(list, addressesOf(a)...)
+		}
+	}
+	return list
 }
 
 // listed gives the records of a network's attachments, and warns of those that are

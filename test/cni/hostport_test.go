@@ -313,3 +313,22 @@ func (s *sender) ask(t *testing.T) netip.Addr {
 }
 
 func addrPort(a string, port uint16) netip.AddrPort { return netip.AddrPortFrom(nstest.Addr(a), port) }
+
+// A bridge without a gateway of ours does not make the host a router; a host port does.
+func TestHostPortOfAPodBehindAnothersGateway(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	out := n.outside()
+	n.ip("link add br0 type bridge")
+	n.ip("link set br0 up")
+	n.ip("address add 10.77.0.1/24 dev br0")
+	nstest.Sysctl(t, n.ns, "net/ipv4/ip_forward", "0")
+	w := n.portnet(conf{"mode": "l2", "ipam": conf{"type": "host-local", "ranges": []any{[]any{conf{"subnet": subnet4}}},
+		"routes": []conf{{"dst": "0.0.0.0/0"}}}})
+	p := n.pod("a")
+	w.add(p, publish(t, "8080:80/tcp"))
+	p.serve(t, "tcp", 80)
+	if _, err := askPort(t, out, "tcp", uplink4, 8080); err != nil {
+		t.Error(err)
+	}
+}

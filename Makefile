@@ -16,11 +16,13 @@ BUILD := CGO_ENABLED=0 $(GO) build -buildvcs=auto -trimpath -ldflags "-s -w"
 help: ## this text
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-build: ## bin/tombolo, static
+build: ## bin/tombolo and bin/tombolod, static
 	$(BUILD) -o $(BIN) ./cmd/tombolo
+	$(BUILD) -o $(BIN)d ./cmd/tombolod
 
-build-arm64: ## bin/tombolo-arm64
+build-arm64: ## the same for arm64: bin/tombolo-arm64, bin/tombolod-arm64
 	GOARCH=arm64 $(BUILD) -o $(BIN)-arm64 ./cmd/tombolo
+	GOARCH=arm64 $(BUILD) -o $(BIN)d-arm64 ./cmd/tombolod
 
 demo: build ## five pods in a sandbox of their own, and what they reach (needs root)
 	$(BIN) demo
@@ -42,8 +44,10 @@ profile: ## CPU and allocation profile of Attach in .cache/
 	$(GO) test ./bench -run '^$$' -bench AttachDetach -benchmem -cpuprofile .cache/cpu.prof -memprofile .cache/mem.prof -o .cache/bench.test
 	$(GO) tool pprof -top -nodecount 25 .cache/bench.test .cache/cpu.prof
 
-install: build ## into a node's CNI directories: DESTDIR, CNI_BIN, CNI_CONF
+install: build ## into a node's directories, tombolod too: DESTDIR, CNI_BIN, CNI_CONF
 	install -D -m 0755 $(BIN) $(DESTDIR)$(CNI_BIN)/tombolo
+	install -D -m 0755 $(BIN)d $(DESTDIR)/usr/local/bin/tombolod
+	install -D -m 0644 deploy/systemd/tombolod.service $(DESTDIR)/etc/systemd/system/tombolod.service
 	install -D -m 0644 deploy/10-tombolo.conflist $(DESTDIR)$(CNI_CONF)/10-tombolo.conflist.example
 	install -D -m 0644 deploy/modules-load.d/tombolo.conf $(DESTDIR)/etc/modules-load.d/tombolo.conf
 	@echo "installed; rename $(CNI_CONF)/10-tombolo.conflist.example to 10-tombolo.conflist to use it"

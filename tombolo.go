@@ -11,6 +11,8 @@
 //	route          routes, rules and neighbours
 //	bridge         a bridge, and the veth pair that ties a pod to it
 //	nft            forwarding and masquerade for pods, as nf_tables set elements
+//	dhcpc          a DHCP client: a state machine, without sockets
+//	dhcpc/transport  its sockets, opened inside a namespace
 //
 // Each takes a *Config, nil meaning the defaults, in a function Dial that opens
 // one netlink socket; each speaks net/netip; none of them logs, keeps files, or

@@ -183,6 +183,34 @@ func (c *Conn) setUpPod(ctx context.Context, pod *netns.NS, p *Port) (*Attachmen
 	return a, nil
 }
 
+// SetMTU sets the MTU of both ends of a port's veth, in bytes: what is longer than
+// the receiving end's is dropped. A port that is gone is passed over.
+func (c *Conn) SetMTU(ctx context.Context, pod *netns.NS, port, peer string, mtu int) error {
+	podConn, err := c.enterPod(pod, nil)
+	if err != nil {
+		return err
+	}
+	defer podConn.Close()
+	var inPod, onHost nl.Batch
+	setMTU(&inPod, peer, mtu)
+	if err := podConn.Execute(&inPod); err != nil {
+		return err
+	}
+	setMTU(&onHost, port, mtu)
+	if err := c.execute(ctx, &onHost); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+func setMTU(b *nl.Batch, name string, mtu int) {
+	b.Request("set MTU of link", nl.Name(name), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
+		ifInfo(e, 0, 0, 0)
+		e.String(unix.IFLA_IFNAME, name)
+		e.Uint32(unix.IFLA_MTU, uint32(mtu))
+	})
+}
+
 // Settle sees to it that a port forwards. It is up before it has a carrier, so that
 // the kernel leaves it to a worker to start it: until that has run, milliseconds
 // later on a busy machine, the port drops what it is to send. Settle does the

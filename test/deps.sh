@@ -19,6 +19,8 @@ need conntrack conntrack
 need iperf3 iperf3
 need containerd containerd
 need runc runc
+need dnsmasq dnsmasq-base
+need kea-dhcp4 kea-dhcp4-server
 need nsenter util-linux
 need git git
 [ -e /usr/include/stdio.h ] || missing+=(libc6-dev)

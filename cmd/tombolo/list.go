@@ -10,8 +10,10 @@ import (
 	"strconv"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/cni"
+	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
@@ -94,6 +96,31 @@ func printDifferences(out io.Writer, in *cni.Inspection) error {
 		}
 	}
 	return nil
+}
+
+// leases prints the leases on record; what is wrong with a record, and with the keeper,
+// goes to stderr.
+func leases(out io.Writer, dir string, asJSON bool) error {
+	d, err := lease.Open(dir)
+	if err != nil {
+		return err
+	}
+	records, damaged, err := d.List()
+	if err != nil {
+		return err
+	}
+	for _, bad := range damaged {
+		fmt.Fprintln(os.Stderr, "tombolo:", bad)
+	}
+	if len(records) > 0 {
+		if err := d.Kept(); err != nil {
+			fmt.Fprintln(os.Stderr, "tombolo:", err)
+		}
+	}
+	if asJSON {
+		return lease.WriteJSON(out, records, time.Now())
+	}
+	return lease.WriteTable(out, records, time.Now())
 }
 
 func orDash(s string) string {

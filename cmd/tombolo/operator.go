@@ -14,6 +14,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/cni"
 	"github.com/tombolo-cni/tombolo/internal/demo"
+	"github.com/tombolo-cni/tombolo/internal/lease"
 )
 
 const usage = `tombolo puts pods on a Linux bridge. Container runtimes run it as a CNI plugin.
@@ -26,13 +27,16 @@ usage:
                                       what differs from the records: in the kernel, in the pods,
                                       in the rules of other firewalls
   tombolo repair [--state DIR]        put it right: rules, elements, bridges, ports, limits
+  tombolo leases [--json] [--leases DIR]
+                                      what pods have leased by DHCP, until when, and what is wrong
   tombolo remove [--state DIR] NETWORK
                                       take a network down that has no attachments left:
                                       rules, gateways, record, and the bridge if it is empty
   tombolo demo [--pods N]             five pods in a sandbox of their own, in a few seconds
   tombolo help                        this text
 
-DIR is the stateDir of the network's configuration, /run/tombolo by default.
+DIR is the stateDir of the network's configuration, /run/tombolo by default; that of
+leases is its leaseDir, /var/lib/tombolo/leases.
 
 exit status:
   0  done
@@ -88,11 +92,12 @@ func run(plugin *cni.Plugin, args []string, out io.Writer) error {
 	flags.SetOutput(io.Discard)
 	asJSON := flags.Bool("json", false, "")
 	stateDir := flags.String("state", cni.DefaultStateDir, "")
+	leaseDir := flags.String("leases", lease.DefaultDir, "")
 	pods := flags.Int("pods", 5, "")
 	if err := flags.Parse(rest); err != nil {
 		return fmt.Errorf("%s: %w: %w", name, err, errUsage)
 	}
-	arguments := map[string]int{"version": 0, "ls": 0, "check": 0, "repair": 0, "remove": 1, "demo": 0, "help": 0}
+	arguments := map[string]int{"version": 0, "ls": 0, "check": 0, "repair": 0, "leases": 0, "remove": 1, "demo": 0, "help": 0}
 	want, known := arguments[name]
 	if !known {
 		return fmt.Errorf("no command %q: %w", name, errUsage)
@@ -109,6 +114,8 @@ func run(plugin *cni.Plugin, args []string, out io.Writer) error {
 		return check(plugin, out, *stateDir, *asJSON)
 	case "repair":
 		return plugin.Repair(context.Background(), *stateDir)
+	case "leases":
+		return leases(out, *leaseDir, *asJSON)
 	case "remove":
 		return plugin.RemoveNetwork(context.Background(), *stateDir, flags.Arg(0))
 	case "demo":

@@ -49,6 +49,7 @@ type adding struct {
 	mac     net.HardwareAddr // of the pod; nil: ours to choose
 	dns     types.DNS
 	shape   tc.Shape
+	leasing *leasing // nil unless the address comes by DHCP
 	prev    *current.Result
 	ipam    ipam.Allocator
 	pending *state.Pending
@@ -116,6 +117,9 @@ func (a *adding) prepare(c *call) error {
 		HostIf: c.hostName(), Bridge: a.conf.settings().Bridge, Up: !a.conf.DisableContainerInterface,
 		Published: published,
 	}
+	if section.Type == ipamDHCP {
+		return a.prepareDHCP(args)
+	}
 	return nil
 }
 
@@ -129,6 +133,64 @@ func (a *adding) run(ctx context.Context) ([]byte, error) {
 	if err := a.call.step("record"); err != nil {
 		return nil, err
 	}
+	make := a.tie
+	if a.leasing != nil {
+		make = a.lease
+	}
+	t, err := make(ctx)
+	if err != nil {
+		return nil, err
+	}
+	n, b, att := t.network, t.built, t.attachment
+	if err := a.limit(ctx, att); err != nil {
+		return nil, err
+	}
+	if err := a.call.step("bandwidth"); err != nil {
+		return nil, err
+	}
+	if err := a.admit(ctx, n); err != nil {
+		return nil, err
+	}
+	// Only now do the pod's ports lead to it.
+	if err := a.flushStaleFlows(ctx, a.rec); err != nil {
+		return nil, err
+	}
+	if err := a.call.step("firewall"); err != nil {
+		return nil, err
+	}
+	a.br.Settle(att.Name)
+	// Before the point of no return: not every version can say every result.
+	result, err := a.call.encode(a.result(t.leased, b, att))
+	if err != nil {
+		return nil, err
+	}
+	if a.leasing != nil {
+		if err := a.commitLease(); err != nil {
+			return nil, err
+		}
+	}
+	if err := a.pending.Commit(a.rec); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, newError(codeTryAgainLater, "the attachment was deleted, or collected as garbage, while it was being made")
+		}
+		return nil, newError(codeIO, "%v", err)
+	}
+	if err := a.call.step("commit"); err != nil {
+		return nil, err
+	}
+	return result, nil
+}
+
+// tied is a pod on its network, with addresses.
+type tied struct {
+	leased     *current.Result
+	network    *network
+	built      *built
+	attachment *bridge.Attachment
+}
+
+// tie gets the pod its addresses, and then the link with them.
+func (a *adding) tie(ctx context.Context) (*tied, error) {
 	leased, err := a.allocate(ctx)
 	if err != nil {
 		return nil, err
@@ -154,41 +216,7 @@ func (a *adding) run(ctx context.Context) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := a.call.step("link"); err != nil {
-		return nil, err
-	}
-	if err := a.limit(ctx, att); err != nil {
-		return nil, err
-	}
-	if err := a.call.step("bandwidth"); err != nil {
-		return nil, err
-	}
-	if err := a.admit(ctx, n); err != nil {
-		return nil, err
-	}
-	// Only now do the pod's ports lead to it.
-	if err := a.flushStaleFlows(ctx, a.rec); err != nil {
-		return nil, err
-	}
-	if err := a.call.step("firewall"); err != nil {
-		return nil, err
-	}
-	a.br.Settle(att.Name)
-	// Before the point of no return: not every version can say every result.
-	result, err := a.call.encode(a.result(leased, b, att))
-	if err != nil {
-		return nil, err
-	}
-	if err := a.pending.Commit(a.rec); err != nil {
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil, newError(codeTryAgainLater, "the attachment was deleted, or collected as garbage, while it was being made")
-		}
-		return nil, newError(codeIO, "%v", err)
-	}
-	if err := a.call.step("commit"); err != nil {
-		return nil, err
-	}
-	return result, nil
+	return &tied{leased, n, b, att}, a.call.step("link")
 }
 
 // writeRecord puts the attachment on record before anything is made for it, so
@@ -244,7 +272,7 @@ func (a *adding) plan(leased *current.Result) (*network, *bridge.Port, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	if len(addresses) == 0 && a.rec.IPAMType != "" {
+	if len(addresses) == 0 && a.rec.IPAMType != "" && a.leasing == nil {
 		return nil, nil, newError(codeInvalidConfig, "ipam %q gave no address", a.rec.IPAMType)
 	}
 	for _, address := range addresses {
@@ -269,8 +297,10 @@ func (a *adding) plan(leased *current.Result) (*network, *bridge.Port, error) {
 	}
 	a.rec.Addresses = addresses
 	a.rec.Masquerade, a.rec.Guarded = s.Masquerade, s.Guard
-	if err := a.checkPublished(); err != nil {
-		return nil, nil, err
+	if len(addresses) > 0 || a.leasing == nil {
+		if err := a.checkPublished(); err != nil {
+			return nil, nil, err
+		}
 	}
 	n.loopback = publishesIPv4(a.rec)
 	n.reached = reached(nil, []*state.Attachment{a.rec})
@@ -304,16 +334,21 @@ func (a *adding) attach(ctx context.Context, b *built, p *bridge.Port) (*bridge.
 		}
 		att, err = a.br.Attach(ctx, a.pod, *p)
 	}
-	var op *tombolo.OpError
-	if errors.Is(err, fs.ErrExist) && errors.As(err, &op) && op.Op == "add route" {
-		return nil, newError(codeConflict, "%v: the pod has such a route by another of its interfaces: set isDefaultGateway to false for this network, or give the route another priority", err)
-	}
 	if err != nil {
-		return nil, err
+		return nil, explainRoute(err)
 	}
 	a.undo.push(func(ctx context.Context) error { return a.br.Detach(ctx, p.Name, aliasOwner(a.call.hash())) })
 	a.rec.MTU, a.rec.MAC, a.rec.HostMAC = att.MTU, att.PeerMAC.String(), att.MAC.String()
 	return att, nil
+}
+
+// explainRoute tells what to do where the pod has a route by another interface.
+func explainRoute(err error) error {
+	var op *tombolo.OpError
+	if errors.Is(err, fs.ErrExist) && errors.As(err, &op) && op.Op == "add route" {
+		return newError(codeConflict, "%v: the pod has such a route by another of its interfaces: set isDefaultGateway to false for this network, or give the route another priority", err)
+	}
+	return err
 }
 
 // admit enters the pod into the firewall's sets.

@@ -58,6 +58,11 @@ func (c *call) check(ctx context.Context, conf *NetConf) error {
 	}
 	found := &findings{}
 	k := &checking{host: h, rec: rec, prev: prev}
+	if conf.ipamType() == ipamDHCP {
+		if k.dhcp, err = conf.dhcp(); err != nil {
+			return err
+		}
+	}
 	if err := k.link(ctx, pod, found); err != nil {
 		return err
 	}
@@ -97,6 +102,7 @@ type checking struct {
 	*host
 	rec  *state.Attachment
 	prev *current.Result
+	dhcp *dhcpConf // of the configuration, if it has such an ipam
 }
 
 // link compares both ends of the veth. What the port should be comes from the
@@ -194,6 +200,9 @@ func (h *host) gatewayDifferences(rec *state.Network, l *bridge.Link, found *fin
 }
 
 func (k *checking) reservations(ctx context.Context, found *findings) error {
+	if k.rec.IPAMType == ipamDHCP {
+		return k.leaseDifferences(k.rec, k.dhcp, found)
+	}
 	allocator, err := ipam.New(k.ipamRequest(true))
 	if err != nil {
 		return err

@@ -33,7 +33,7 @@ func (c *call) del(ctx context.Context, conf *NetConf) error {
 		rec = nil
 	}
 	return h.takeDown(ctx, &victim{
-		hash: c.hash(), port: c.hostName(), rec: rec,
+		hash: c.hash(), port: c.hostName(), rec: rec, leaseDir: h.leaseDir(conf, rec),
 		addresses: h.knownAddresses(ctx, conf, rec),
 		release: func(addresses []netip.Addr) error {
 			return h.release(ctx, conf, rec, addresses)
@@ -47,6 +47,7 @@ type victim struct {
 	port      string
 	rec       *state.Attachment // nil if it has no record
 	addresses []netip.Addr      // nil if they are not known
+	leaseDir  string            // where its lease is on record; empty if it has none
 	release   func([]netip.Addr) error
 }
 
@@ -57,6 +58,8 @@ func (h *host) takeDown(ctx context.Context, v *victim) error {
 	unlimited := unlimit(ctx, v)
 	flushed := nothingToDo()
 	err := joinSteps(
+		// From the pod's own interface, while it is there.
+		func() error { return h.releaseLease(ctx, v.leaseDir, v.hash) },
 		func() error { return h.removeElements(ctx, v.hash, v.rec) },
 		func() error { flushed = flushOwnFlows(ctx, v.rec); return nil },
 		func() error { h.call.log.step("firewall"); return nil },
@@ -126,6 +129,9 @@ func (h *host) addressesIn(prev *current.Result) []netip.Addr {
 // release gives the addresses back to the IPAM: that of the record, should the
 // configuration have changed since, or lost it.
 func (h *host) release(ctx context.Context, conf *NetConf, rec *state.Attachment, addresses []netip.Addr) error {
+	if rec != nil && rec.IPAMType == ipamDHCP || rec == nil && conf.ipamType() == ipamDHCP {
+		return nil // done, before the link went
+	}
 	req := h.ipamRequest(false)
 	if rec != nil && (rec.IPAMType != conf.ipamType() || rec.DataDir != conf.dataDir()) {
 		req.Stdin = recordedConfig(h.call.cniVersion, rec)

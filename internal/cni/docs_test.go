@@ -133,7 +133,8 @@ func ipamFields(t *testing.T) []string {
 func TestDocsNameEveryField(t *testing.T) {
 	t.Parallel()
 	text := readDoc(t, "docs/config.md")
-	fields := slices.Concat(jsonFields(reflect.TypeFor[NetConf]()), ipamFields(t))
+	fields := slices.Concat(jsonFields(reflect.TypeFor[NetConf]()), ipamFields(t),
+		jsonFields(reflect.TypeFor[dhcpConf]()), jsonFields(reflect.TypeFor[request]()), jsonFields(reflect.TypeFor[provide]()))
 	for _, name := range fields {
 		if !strings.Contains(text, "`"+name+"`") {
 			t.Errorf("docs/config.md does not have the field `%s`", name)

@@ -73,6 +73,9 @@ func (h *host) collect(ctx context.Context, conf *NetConf, valid map[string]bool
 		if valid[hash] {
 			continue
 		}
+		if v.leaseDir == "" {
+			v.leaseDir = h.leaseDir(conf, v.rec)
+		}
 		v.release = func(addresses []netip.Addr) error { return h.releaseFor(ctx, conf, v.rec, addresses) }
 		errs = append(errs, h.takeDown(ctx, v))
 	}
@@ -117,6 +120,11 @@ func (h *host) attachments(ctx context.Context) (map[string]*victim, error) {
 			v.addresses = e.Addrs
 		}
 	}
+	leases, err := h.leases()
+	errs = append(errs, err)
+	for _, l := range leases {
+		at(l.Hash()).leaseDir = h.settings.LeaseDir
+	}
 	ifbs, err := listIFBs(ctx)
 	errs = append(errs, err)
 	for _, a := range ifbs {
@@ -141,6 +149,9 @@ func (h *host) releaseFor(ctx context.Context, conf *NetConf, rec *state.Attachm
 }
 
 func (h *host) collectReservations(ctx context.Context, conf *NetConf, valid []ipam.Owner) error {
+	if conf.ipamType() == ipamDHCP {
+		return nil // leases are attachments like others
+	}
 	allocator, err := ipam.New(h.ipamRequest(false))
 	if err != nil {
 		return err

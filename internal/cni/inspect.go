@@ -183,7 +183,15 @@ func (h *host) attachmentDifferences(ctx context.Context, n nft.Network, rec *st
 		return nil, err
 	}
 	found.addAll(diffs)
-	return found.list, h.limitDifferences(ctx, rec, found)
+	if rec.IPAMType == ipamDHCP {
+		if err := h.leaseDifferences(rec, nil, found); err != nil {
+			return nil, err
+		}
+	}
+	if err := h.limitDifferences(ctx, rec, found); err != nil {
+		return nil, err
+	}
+	return found.list, nil
 }
 
 // bridgeDifferences finds those of the bridge, and gives its state: an empty one

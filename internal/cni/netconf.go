@@ -14,6 +14,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/strict"
 )
 
@@ -63,6 +64,7 @@ type NetConf struct {
 	NonMasqueradeCIDRs []Prefix `json:"nonMasqueradeCIDRs"`
 	BridgeNFCall       *bool    `json:"bridgeNFCall"`
 	StateDir           string   `json:"stateDir"`
+	LeaseDir           string   `json:"leaseDir"`
 	ForwardMark        Mark     `json:"forwardMark"`
 	Deadline           Duration `json:"deadline"`
 	LogFile            string   `json:"logFile"`
@@ -204,6 +206,8 @@ func (c *NetConf) validate() error {
 		return newError(codeInvalidConfig, "bridge %q cannot name a link: it takes 1 to 15 bytes without '/', ':' and space", c.Bridge)
 	case c.StateDir != "" && !filepath.IsAbs(c.StateDir):
 		return newError(codeInvalidConfig, "stateDir %q is not an absolute path", c.StateDir)
+	case c.LeaseDir != "" && !filepath.IsAbs(c.LeaseDir):
+		return newError(codeInvalidConfig, "leaseDir %q is not an absolute path", c.LeaseDir)
 	case c.LogFile != "" && !filepath.IsAbs(c.LogFile):
 		return newError(codeInvalidConfig, "logFile %q is not an absolute path", c.LogFile)
 	case c.PromiscMode && orDefault(c.HairpinMode, false):
@@ -273,6 +277,7 @@ func (c *NetConf) ipam() (section struct {
 type settings struct {
 	Network   string
 	StateDir  string
+	LeaseDir  string
 	Deadline  time.Duration
 	Mark      uint32
 	Bridge    string
@@ -280,6 +285,7 @@ type settings struct {
 	IsGateway bool
 	// IsDefaultGateway gives pods a default route where the IPAM gave none.
 	IsDefaultGateway bool
+	NoDefaultRoute   bool // by DHCP
 	ForceAddress     bool
 	Masquerade       bool
 	NonMasquerade    []netip.Prefix
@@ -298,14 +304,17 @@ type settings struct {
 
 func (c *NetConf) settings() settings {
 	gateway := c.Mode != modeL2
+	// The router that a DHCP server names is somebody else's address in general.
+	dhcp := c.ipamType() == ipamDHCP
 	s := settings{
 		Network:      c.Name,
 		StateDir:     c.StateDir,
+		LeaseDir:     c.LeaseDir,
 		Deadline:     time.Duration(c.Deadline),
 		Mark:         uint32(c.ForwardMark),
 		Bridge:       c.Bridge,
 		MTU:          c.MTU,
-		IsGateway:    orDefault(c.IsGateway, gateway),
+		IsGateway:    orDefault(c.IsGateway, gateway && !dhcp),
 		ForceAddress: c.ForceAddress,
 		Masquerade:   orDefault(c.IPMasq, gateway),
 		Hairpin:      orDefault(c.HairpinMode, gateway && !c.PromiscMode),
@@ -333,8 +342,12 @@ func (c *NetConf) settings() settings {
 	if c.PromiscMode {
 		s.Promiscuous = &c.PromiscMode
 	}
+	s.NoDefaultRoute = dhcp && !orDefault(c.IsDefaultGateway, true)
 	if s.StateDir == "" || !filepath.IsAbs(s.StateDir) {
 		s.StateDir = DefaultStateDir
+	}
+	if s.LeaseDir == "" || !filepath.IsAbs(s.LeaseDir) {
+		s.LeaseDir = lease.DefaultDir
 	}
 	if s.Deadline == 0 {
 		s.Deadline = defaultDeadline

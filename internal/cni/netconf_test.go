@@ -39,7 +39,7 @@ func parsed(t *testing.T, fields string) *NetConf {
 func TestSettingsOfAMode(t *testing.T) {
 	t.Parallel()
 	// What is the same in every mode.
-	common := settings{Network: "pods", StateDir: "/run/tombolo", Deadline: time.Minute, Mark: 0x1000}
+	common := settings{Network: "pods", StateDir: "/run/tombolo", LeaseDir: "/var/lib/tombolo/leases", Deadline: time.Minute, Mark: 0x1000}
 	gateway, l2 := common, common
 	gateway.Bridge, gateway.IsGateway, gateway.IsDefaultGateway, gateway.Masquerade, gateway.Hairpin = "cbr0", true, true, true, true
 	gateway.GatewayMode = true
@@ -75,11 +75,12 @@ func TestSettingsOfAMode(t *testing.T) {
 		}},
 		{"every field", `"bridge": "br7", "mtu": 9000, "forceAddress": true, "portIsolation": true, "enabledad": true,
 			"promiscMode": true, "bridgeNFCall": false, "macspoofchk": true, "ingressPolicy": "isolated",
-			"nonMasqueradeCIDRs": ["10.0.0.1/8", "fd00::/8"], "ingressRate": 5000, "stateDir": "/srv/t", "deadline": "1m30s", "forwardMark": "0x40000", "dns": {"domain": "d"}`, gateway, func(s *settings) {
+			"nonMasqueradeCIDRs": ["10.0.0.1/8", "fd00::/8"], "ingressRate": 5000, "stateDir": "/srv/t", "leaseDir": "/srv/l", "deadline": "1m30s", "forwardMark": "0x40000", "dns": {"domain": "d"}`, gateway, func(s *settings) {
 			s.Bridge, s.MTU, s.ForceAddress, s.Isolated, s.DAD = "br7", 9000, true, true, true
 			s.Promiscuous, s.NFCall, s.Hairpin = ptr(true), ptr(false), false
 			s.Guard, s.Policy = true, policyIsolated
 			s.NonMasquerade = []netip.Prefix{nstest.Prefix("10.0.0.0/8"), nstest.Prefix("fd00::/8")}
+			s.LeaseDir = "/srv/l"
 			s.StateDir, s.Deadline, s.Mark, s.DNS = "/srv/t", 90*time.Second, 0x40000, types.DNS{Domain: "d"}
 		}},
 	} {

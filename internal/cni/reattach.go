@@ -26,6 +26,9 @@ func (h *host) reattach(ctx context.Context, rec *state.Network, attachments []*
 		if err != nil {
 			return err
 		}
+		if err := h.followLease(ctx, a); err != nil {
+			return err
+		}
 		if err := h.enslave(ctx, a, l); err != nil {
 			return err
 		}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/ipam"
+	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/nft"
@@ -17,6 +18,9 @@ import (
 func (c *call) status(ctx context.Context, conf *NetConf) error {
 	if err := c.probe(ctx, conf.settings()); err != nil {
 		return err
+	}
+	if conf.ipamType() == ipamDHCP {
+		return c.keeperStatus(conf)
 	}
 	dir, err := state.Open(conf.settings().StateDir)
 	if err != nil {
@@ -63,6 +67,19 @@ func (c *call) probe(ctx context.Context, s settings) error {
 		}
 	}
 	return unavailable(refuseObstacles(ctx, s.Mark, nft.Path{Bridge: s.Bridge}))
+}
+
+// keeperStatus says whether leases would be renewed.
+func (c *call) keeperStatus(conf *NetConf) error {
+	dhcp, err := conf.dhcp()
+	if err != nil {
+		return err
+	}
+	dir, err := lease.Open(conf.settings().LeaseDir)
+	if err != nil {
+		return newError(codeInvalidConfig, "%v", err)
+	}
+	return unavailable((&leasing{conf: dhcp, dir: dir}).refuseUnkept())
 }
 
 // unavailable gives an error of ADD the code that STATUS has for it.

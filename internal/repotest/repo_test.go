@@ -40,7 +40,9 @@ func root(t *testing.T) string {
 }
 
 // publicPackages are what other modules may import.
-func publicPackages() []string { return []string{".", "netns", "addr", "route", "bridge", "nft"} }
+func publicPackages() []string {
+	return []string{".", "netns", "addr", "route", "bridge", "nft", "dhcpc", "dhcpc/transport"}
+}
 
 // tools are programs of the repository that nobody is given.
 func tools() []string { return []string{"bench", "test/report"} }

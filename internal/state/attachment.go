@@ -231,6 +231,30 @@ func loadAttachment(path, network, hash string) (*Attachment, error) {
 	return a, nil
 }
 
+// Update writes an attachment's record over the one that there is, whole or not at
+// all: what has become of it since its ADD. It needs the exclusive lock, so that no
+// DEL comes in between.
+func (d *Dir) Update(a *Attachment) error {
+	path, err := d.attachmentPath(a.Network, a.Hash())
+	if err == nil {
+		err = a.check()
+	}
+	if err == nil {
+		_, err = loadAttachment(path, a.Network, a.Hash())
+	}
+	var line []byte
+	if err == nil {
+		line, err = encodeAttachment(a)
+	}
+	if err == nil {
+		err = d.replaceFile(path, line)
+	}
+	if err != nil {
+		return fmt.Errorf("update attachment: %w", err)
+	}
+	return nil
+}
+
 // Remove removes an attachment's record; that it is gone already is success. It
 // needs the shared lock.
 func (d *Dir) Remove(network, hash string) error {

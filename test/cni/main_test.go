@@ -63,7 +63,7 @@ func fillPath(dir string) error {
 	if err != nil {
 		return err
 	}
-	links := map[string]string{fakeIPAM: self, "tombolo": plugin}
+	links := map[string]string{fakeIPAM: self, "tombolo": plugin, "tombolod": plugin + "d"}
 	for _, name := range peers() {
 		links[name] = filepath.Join(reference, name)
 	}
@@ -83,7 +83,7 @@ func findPlugin(dir string) (string, error) {
 		return filepath.Abs(path)
 	}
 	path := filepath.Join(dir, "built", "tombolo")
-	return path, build("go", "build", "-C", "../..", "-trimpath", "-ldflags", "-s -w", "-o", path, "./cmd/tombolo")
+	return path, build("go", "build", "-C", "../..", "-trimpath", "-ldflags", "-s -w", "-o", filepath.Dir(path)+"/", "./cmd/tombolo", "./cmd/tombolod")
 }
 
 func findPeers(dir string) (string, error) {

@@ -200,11 +200,11 @@ func (m *move) wantNoHostPort(port int) {
 		to := netip.AddrPortFrom(nstest.Addr(at), uint16(port)).String()
 		err := m.ns.Do(func() error {
 			conn, err := net.DialTimeout("tcp", to, 150*time.Millisecond)
-			if err == nil {
-				err = conn.Close()
-				m.Errorf("host port %d at %s answers", port, at)
+			if err != nil {
+				return nil // as it should be
 			}
-			return nil
+			m.Errorf("host port %d at %s answers", port, at)
+			return conn.Close()
 		})
 		if err != nil {
 			m.Fatal(err)

@@ -1,0 +1,161 @@
+// Command tombolod keeps DHCP leases of pods renewed: see tombolod --help.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/keeper"
+	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/state"
+)
+
+// The exit statuses that usage lists.
+const (
+	exitOK     = 0
+	exitFailed = 1
+	exitUsage  = 2
+)
+
+const usage = `Usage: tombolod [flags]
+
+Keeps the DHCP leases of pods renewed, for as long as the pods live. It finds them in
+the directory where the plugin tombolo writes them, so that either may start first and
+be restarted at any time. It runs in the foreground and logs to standard error.
+
+Flags:
+  --leases DIR     directory of the lease records (%s)
+  --state DIR      state directory of the plugin, for the default of --metrics (%s)
+  --metrics WHERE  serve /metrics and /healthz at unix:PATH or HOST:PORT, or
+                   "none" (unix:DIR/tombolod.sock, where DIR is that of --state)
+  --log-level L    debug, info, warn or error (info)
+
+Exit status:
+  0  SIGTERM or SIGINT came; every lease stays as it is, for the next tombolod
+  1  it could not go on; another keeper for the directory is one reason
+  2  wrong usage
+`
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
+	defer stop()
+	p := &program{getenv: os.Getenv, stdout: os.Stdout, stderr: os.Stderr}
+	os.Exit(p.run(ctx, os.Args[1:]))
+}
+
+// program is what the command depends on.
+type program struct {
+	getenv         func(string) string
+	stdout, stderr io.Writer
+}
+
+// options are the flags.
+type options struct {
+	leases, state, metrics string
+	level                  slog.Level
+}
+
+func (p *program) run(ctx context.Context, args []string) int {
+	o, err := parse(args)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		fmt.Fprintf(p.stdout, usage, lease.DefaultDir, state.DefaultDir)
+		return exitOK
+	case err != nil:
+		fmt.Fprintf(p.stderr, "tombolod: %v\nSee tombolod --help.\n", err)
+		return exitUsage
+	}
+	log := p.logger(o.level)
+	if err := p.keep(ctx, o, log); err != nil {
+		log.Error("tombolod ends", "err", err)
+		return exitFailed
+	}
+	return exitOK
+}
+
+func parse(args []string) (*options, error) {
+	o := &options{}
+	f := flag.NewFlagSet("tombolod", flag.ContinueOnError)
+	f.SetOutput(io.Discard)
+	f.StringVar(&o.leases, "leases", lease.DefaultDir, "")
+	f.StringVar(&o.state, "state", state.DefaultDir, "")
+	f.StringVar(&o.metrics, "metrics", "", "")
+	f.TextVar(&o.level, "log-level", slog.LevelInfo, "")
+	if err := f.Parse(args); err != nil {
+		return nil, err
+	}
+	if f.NArg() > 0 {
+		return nil, fmt.Errorf("argument %q: want flags only", f.Arg(0))
+	}
+	if !filepath.IsAbs(o.state) {
+		return nil, fmt.Errorf("--state %q: want an absolute path", o.state)
+	}
+	if o.metrics == "" {
+		o.metrics = "unix:" + filepath.Join(o.state, "tombolod.sock")
+	}
+	if _, _, err := endpoint(o.metrics); err != nil {
+		return nil, err
+	}
+	return o, nil
+}
+
+// logger logs as text. The journal has times of its own.
+func (p *program) logger(level slog.Level) *slog.Logger {
+	journal := p.getenv("JOURNAL_STREAM") != ""
+	return slog.New(slog.NewTextHandler(p.stderr, &slog.HandlerOptions{
+		Level: level,
+		ReplaceAttr: func(groups []string, a slog.Attr) slog.Attr {
+			if journal && len(groups) == 0 && a.Key == slog.TimeKey {
+				return slog.Attr{}
+			}
+			return a
+		},
+	}))
+}
+
+// keep runs the keeper until ctx is done.
+func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error {
+	dir, err := lease.Open(o.leases)
+	if err != nil {
+		return err
+	}
+	systemd, err := newNotifier(p.getenv)
+	if err != nil {
+		log.Warn("cannot tell the service manager how it goes", "err", err)
+	}
+	defer systemd.close()
+	var metrics *server
+	defer func() { metrics.close() }()
+	var k *keeper.Keeper
+	k, err = keeper.New(&keeper.Config{
+		Leases: dir,
+		Log:    log,
+		// Not before: now no other keeper can have the same socket.
+		Ready: func() {
+			if metrics, err = serve(o.metrics, k.Handler()); err != nil {
+				// Leases are worth more than knowing how they fare.
+				log.Error("no metrics", "err", err)
+			}
+			log.Info("keeping leases", "dir", dir.Path(), "metrics", o.metrics)
+			systemd.tell("READY=1")
+		},
+		Alive: func() { systemd.tell("WATCHDOG=1") },
+	})
+	if err != nil {
+		return err
+	}
+	go func() {
+		<-ctx.Done()
+		systemd.tell("STOPPING=1")
+	}()
+	return k.Run(ctx)
+}

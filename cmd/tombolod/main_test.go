@@ -1,0 +1,375 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+// daemon is a tombolod in this process.
+type daemon struct {
+	dir    string
+	told   *net.UnixConn // what the service manager hears
+	stop   context.CancelFunc
+	status chan int
+	log    *syncBuffer
+}
+
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *syncBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *syncBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}
+
+func start(t *testing.T, dir string, args ...string) *daemon {
+	t.Helper()
+	d := &daemon{dir: dir, status: make(chan int, 1), log: &syncBuffer{}}
+	// Short: a socket's address has room for 107 bytes.
+	run, err := os.MkdirTemp("", "t")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(run) })
+	path := filepath.Join(run, "notify")
+	d.told, err = net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.told.Close() })
+	env := map[string]string{"NOTIFY_SOCKET": path, "JOURNAL_STREAM": "8:1"}
+	p := &program{getenv: func(name string) string { return env[name] }, stdout: io.Discard, stderr: d.log}
+	ctx, cancel := context.WithCancel(context.Background())
+	d.stop = cancel
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		d.status <- p.run(ctx, append([]string{"--leases", dir + "/leases", "--state", dir}, args...))
+	}()
+	t.Cleanup(func() { cancel(); <-done })
+	return d
+}
+
+// hears waits for a word to the service manager.
+func (d *daemon) hears(t *testing.T, want string) {
+	t.Helper()
+	if err := d.told.SetReadDeadline(time.Now().Add(30 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	buf := make([]byte, 256)
+	for {
+		n, err := d.told.Read(buf)
+		if err != nil {
+			t.Fatalf("no %s: %v; log: %s", want, err, d.log)
+		}
+		if string(buf[:n]) == want {
+			return
+		}
+	}
+}
+
+func fetch(t *testing.T, network, address, path string) (int, string) {
+	t.Helper()
+	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, network, address)
+	}}
+	defer transport.CloseIdleConnections()
+	r, err := (&http.Client{Transport: transport}).Get("http://tombolod" + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r.StatusCode, string(body)
+}
+
+func shortDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "t")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+func TestTheServiceManagerIsTold(t *testing.T) {
+	t.Parallel()
+	d := start(t, shortDir(t))
+	d.hears(t, "READY=1")
+	leases, err := lease.Open(d.dir + "/leases")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := leases.Kept(); err != nil {
+		t.Errorf("ready, but %v", err)
+	}
+	d.hears(t, "WATCHDOG=1")
+	d.stop()
+	d.hears(t, "STOPPING=1")
+	if status := <-d.status; status != exitOK {
+		t.Errorf("status %d, want %d; log: %s", status, exitOK, d.log)
+	}
+	if err := leases.Kept(); !errors.Is(err, lease.ErrNoKeeper) {
+		t.Errorf("ended, but %v", err)
+	}
+	if log := d.log.String(); !strings.Contains(log, "keeping leases") || strings.Contains(log, "time=") {
+		t.Errorf("log for the journal: %s", log)
+	}
+}
+
+func TestMetricsAndHealthAreServed(t *testing.T) {
+	t.Parallel()
+	dir := shortDir(t)
+	// What a killed one has left is in nobody's way.
+	left, err := net.ListenUnix("unix", &net.UnixAddr{Name: dir + "/tombolod.sock", Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	left.SetUnlinkOnClose(false)
+	left.Close()
+	d := start(t, dir)
+	d.hears(t, "READY=1")
+	socket := dir + "/tombolod.sock"
+	if code, body := fetch(t, "unix", socket, "/healthz"); code != http.StatusOK || !json.Valid([]byte(body)) {
+		t.Errorf("health: %d %s", code, body)
+	}
+	if code, body := fetch(t, "unix", socket, "/metrics"); code != http.StatusOK || !strings.Contains(body, "tombolo_lease_renewals_total 0\n") {
+		t.Errorf("metrics: %d %s", code, body)
+	}
+	if st, err := os.Stat(socket); err != nil || st.Mode().Perm() != 0o600 {
+		t.Errorf("the socket: %v, %v", st.Mode(), err)
+	}
+	d.stop()
+	<-d.status
+	if _, err := os.Lstat(socket); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("after its end the socket: %v", err)
+	}
+}
+
+func TestMetricsAreServedOverTCPWhenAskedFor(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().String()
+	l.Close()
+	d := start(t, shortDir(t), "--metrics", address)
+	d.hears(t, "READY=1")
+	if code, _ := fetch(t, "tcp", address, "/metrics"); code != http.StatusOK {
+		t.Errorf("metrics: %d; log: %s", code, d.log)
+	}
+	if list, err := filepath.Glob(d.dir + "/*.sock"); len(list) > 0 || err != nil {
+		t.Errorf("sockets besides: %v, %v", list, err)
+	}
+}
+
+func TestWithoutMetricsLeasesAreKeptAllTheSame(t *testing.T) {
+	t.Parallel()
+	dir := shortDir(t)
+	if err := os.WriteFile(dir+"/tombolod.sock", []byte("mine"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d := start(t, dir)
+	d.hears(t, "READY=1")
+	if got, err := os.ReadFile(dir + "/tombolod.sock"); string(got) != "mine" {
+		t.Errorf("somebody's file: %q, %v", got, err)
+	}
+	if !strings.Contains(d.log.String(), "no metrics") {
+		t.Errorf("log: %s", d.log)
+	}
+}
+
+func TestASecondKeeperEnds(t *testing.T) {
+	t.Parallel()
+	dir := shortDir(t)
+	first := start(t, dir)
+	first.hears(t, "READY=1")
+	second := start(t, dir)
+	if status := <-second.status; status != exitFailed || !strings.Contains(second.log.String(), "another keeper") {
+		t.Errorf("status %d; log: %s", status, second.log)
+	}
+	if code, _ := fetch(t, "unix", dir+"/tombolod.sock", "/healthz"); code != http.StatusOK {
+		t.Error("the first one's socket is gone")
+	}
+}
+
+func TestItEndsWhenItsDirectoryIsRemoved(t *testing.T) {
+	t.Parallel()
+	d := start(t, shortDir(t), "--metrics", "none")
+	d.hears(t, "READY=1")
+	if err := os.RemoveAll(d.dir + "/leases"); err != nil {
+		t.Fatal(err)
+	}
+	if status := <-d.status; status != exitFailed || !strings.Contains(d.log.String(), "tombolod ends") {
+		t.Errorf("status %d; log: %s", status, d.log)
+	}
+}
+
+func TestItRunsWithoutAServiceManager(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	var log syncBuffer
+	p := &program{getenv: func(string) string { return "" }, stdout: io.Discard, stderr: &log}
+	if status := p.run(ctx, []string{"--leases", t.TempDir(), "--metrics", "none"}); status != exitOK {
+		t.Errorf("status %d; log: %s", status, &log)
+	}
+	if !strings.Contains(log.String(), "time=") {
+		t.Errorf("log without the journal: %s", &log)
+	}
+	p.getenv = func(string) string { return "/none/notify" }
+	if status := p.run(ctx, []string{"--leases", t.TempDir(), "--metrics", "none"}); status != exitOK || !strings.Contains(log.String(), "NOTIFY_SOCKET") {
+		t.Errorf("with a service manager that is not there: status %d; log: %s", status, &log)
+	}
+}
+
+func TestWrongUsage(t *testing.T) {
+	t.Parallel()
+	for _, args := range [][]string{
+		{"--colour", "red"}, {"now"}, {"--log-level", "loud"}, {"--state", "run"},
+		{"--metrics", "unix:x"}, {"--metrics", "9100"}, {"--metrics", "unix:"},
+	} {
+		var out, errOut bytes.Buffer
+		p := &program{getenv: func(string) string { return "" }, stdout: &out, stderr: &errOut}
+		if status := p.run(t.Context(), args); status != exitUsage || out.Len() > 0 || !strings.Contains(errOut.String(), "--help") {
+			t.Errorf("%v: status %d, %q, %q", args, status, &out, &errOut)
+		}
+	}
+	var errOut bytes.Buffer
+	p := &program{getenv: func(string) string { return "" }, stdout: io.Discard, stderr: &errOut}
+	if status := p.run(t.Context(), []string{"--leases", "here"}); status != exitFailed || !strings.Contains(errOut.String(), "not absolute") {
+		t.Errorf("a relative directory: status %d, %s", status, &errOut)
+	}
+}
+
+func TestHelpNamesEveryFlagAndStatus(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	p := &program{getenv: func(string) string { return "" }, stdout: &out, stderr: io.Discard}
+	if status := p.run(t.Context(), []string{"--help"}); status != exitOK {
+		t.Errorf("status %d", status)
+	}
+	for _, want := range []string{"--leases DIR", "--state DIR", "--metrics WHERE", "--log-level L", lease.DefaultDir, "  0  ", "  1  ", "  2  "} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in\n%s", want, &out)
+		}
+	}
+	if _, err := parse([]string{"-h"}); !errors.Is(err, flag.ErrHelp) {
+		t.Errorf("-h: %v", err)
+	}
+}
+
+func TestEndpoints(t *testing.T) {
+	t.Parallel()
+	for where, want := range map[string][]string{
+		"none": {"", ""}, "unix:/run/x.sock": {"unix", "/run/x.sock"}, ":9100": {"tcp", ":9100"},
+		"127.0.0.1:9100": {"tcp", "127.0.0.1:9100"}, "[::1]:9100": {"tcp", "[::1]:9100"},
+	} {
+		network, address, err := endpoint(where)
+		if got := []string{network, address}; !slices.Equal(got, want) || err != nil {
+			t.Errorf("endpoint(%s) = %q, %v; want %q", where, got, err, want)
+		}
+	}
+}
+
+const unitFile = "../../deploy/systemd/tombolod.service"
+
+// unit gives a copy of the unit whose program is there.
+func unit(t *testing.T) (path string) {
+	t.Helper()
+	if _, err := exec.LookPath("systemd-analyze"); err != nil {
+		if os.Getenv("TOMBOLO_ALLOW_SKIPS") == "1" {
+			t.Skip("needs systemd-analyze")
+		}
+		t.Fatal("needs systemd-analyze (package systemd); TOMBOLO_ALLOW_SKIPS=1 skips such tests")
+	}
+	text, err := os.ReadFile(unitFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	path = filepath.Join(t.TempDir(), "tombolod.service")
+	if err := os.WriteFile(path, bytes.ReplaceAll(text, []byte("/usr/local/bin/tombolod"), []byte(self)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestSystemdTakesTheUnit(t *testing.T) {
+	t.Parallel()
+	out, err := exec.Command("systemd-analyze", "verify", unit(t)).CombinedOutput()
+	if err != nil || len(bytes.TrimSpace(out)) > 0 {
+		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
+	}
+}
+
+func TestTheUnitIsConfined(t *testing.T) {
+	t.Parallel()
+	// 3.3 is what remains for who enters pods' network namespaces as root, in tenths.
+	out, err := exec.Command("systemd-analyze", "security", "--offline=true", "--threshold=34", "--no-pager", unit(t)).CombinedOutput()
+	if err != nil {
+		t.Errorf("systemd-analyze security: %v\n%s", err, out)
+	}
+}
+
+func TestTheUnitAgreesWithTheProgram(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile(unitFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	value := func(key string) string {
+		m := regexp.MustCompile(`(?m)^` + key + `=(.*)$`).FindSubmatch(text)
+		if m == nil {
+			t.Fatalf("no %s in the unit", key)
+		}
+		return string(m[1])
+	}
+	watchdog, err := time.ParseDuration(value("WatchdogSec") + "s")
+	if err != nil || watchdog < 3*lease.Beat {
+		t.Errorf("WatchdogSec: %v, %v; want three heartbeats at least", watchdog, err)
+	}
+	if got := "/var/lib/" + strings.Fields(value("StateDirectory"))[1]; got != lease.DefaultDir {
+		t.Errorf("StateDirectory is %s, and the leases are in %s", got, lease.DefaultDir)
+	}
+	if value("Type") != "notify" || value("Restart") != "always" || value("RuntimeDirectoryPreserve") != "yes" {
+		t.Error("the unit does not restart it, or removes the plugin's state")
+	}
+}

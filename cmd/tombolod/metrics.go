@@ -1,0 +1,93 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// server serves metrics and health. A nil one serves nothing.
+type server struct {
+	http *http.Server
+	done chan struct{}
+}
+
+// endpoint reads the flag --metrics: network and address for net.Listen, both empty
+// for none.
+func endpoint(where string) (network, address string, _ error) {
+	path, isUnix := strings.CutPrefix(where, "unix:")
+	switch {
+	case where == "none":
+		return "", "", nil
+	case isUnix && filepath.IsAbs(path):
+		return "unix", path, nil
+	case isUnix:
+		return "", "", fmt.Errorf("--metrics %q: want unix: and an absolute path", where)
+	}
+	if _, _, err := net.SplitHostPort(where); err != nil {
+		return "", "", fmt.Errorf("--metrics %q: want unix:PATH, HOST:PORT or none", where)
+	}
+	return "tcp", where, nil
+}
+
+func serve(where string, handler http.Handler) (*server, error) {
+	network, address, err := endpoint(where)
+	if err != nil || network == "" {
+		return nil, err
+	}
+	if network == "unix" {
+		if err := makeRoom(address); err != nil {
+			return nil, fmt.Errorf("serve metrics at %s: %w", where, err)
+		}
+	}
+	l, err := net.Listen(network, address)
+	if err != nil {
+		return nil, fmt.Errorf("serve metrics: %w", err)
+	}
+	if network == "unix" {
+		if err := os.Chmod(address, 0o600); err != nil {
+			return nil, errors.Join(fmt.Errorf("serve metrics: %w", err), l.Close())
+		}
+	}
+	s := &server{
+		http: &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 8 << 10},
+		done: make(chan struct{}),
+	}
+	go func() {
+		defer close(s.done)
+		_ = s.http.Serve(l) // until close
+	}()
+	return s, nil
+}
+
+// makeRoom makes a socket's directory, and removes the socket that a killed tombolod
+// has left: ours is the only one for the lease directory.
+func makeRoom(path string) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return err
+	}
+	st, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case st.Mode().Type() != fs.ModeSocket:
+		return fmt.Errorf("%s is there and no socket: %w", path, fs.ErrExist)
+	}
+	return os.Remove(path)
+}
+
+func (s *server) close() {
+	if s == nil {
+		return
+	}
+	_ = s.http.Close()
+	<-s.done
+}

@@ -1,0 +1,37 @@
+package main
+
+import (
+	"fmt"
+	"net"
+)
+
+// notifier speaks sd_notify(3): datagrams to the socket that the service manager names.
+// A nil one, for who runs without such a manager, does nothing.
+type notifier struct{ conn *net.UnixConn }
+
+// newNotifier is nil where nobody listens.
+func newNotifier(getenv func(string) string) (*notifier, error) {
+	path := getenv("NOTIFY_SOCKET")
+	if path == "" {
+		return nil, nil
+	}
+	// A name that begins with @ is an abstract one, as package net has it too.
+	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		return nil, fmt.Errorf("NOTIFY_SOCKET: %w", err)
+	}
+	return &notifier{conn}, nil
+}
+
+// tell sends a state. What does not arrive the manager notices, by its time-outs.
+func (n *notifier) tell(state string) {
+	if n != nil {
+		_, _ = n.conn.Write([]byte(state))
+	}
+}
+
+func (n *notifier) close() {
+	if n != nil {
+		_ = n.conn.Close()
+	}
+}

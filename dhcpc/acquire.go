@@ -1,0 +1,164 @@
+package dhcpc
+
+import (
+	"slices"
+	"time"
+
+	"github.com/insomniacslk/dhcp/dhcpv4"
+)
+
+const (
+	// requestTries is how often an offered address is requested, before the server is
+	// taken to be gone. RFC 2131 suggests four times; another server's OFFER is worth
+	// more than waiting a minute.
+	requestTries = 2
+	// betterOffer is how long an OFFER of a server that refused before is held back.
+	betterOffer = time.Second
+)
+
+// discover sends a DISCOVER, the first of an attempt or another.
+func (t *step) discover() {
+	if t.s.tries == 0 {
+		t.newXID()
+	}
+	t.s.tries++
+	t.s.asked = t.now
+	t.count()
+	d := t.request(dhcpv4.MessageTypeDiscover, t.s)
+	if t.s.hint.IsValid() {
+		d.UpdateOption(dhcpv4.OptRequestedIPAddress(ip(t.s.hint)))
+	}
+	if t.cfg.RapidCommit {
+		d.UpdateOption(dhcpv4.OptGeneric(dhcpv4.OptionRapidCommit, nil))
+	}
+	t.send("DISCOVER", t.broadcast(d))
+	t.enter(Selecting, t.now.Add(t.retransmission(t.s.tries)))
+}
+
+// selecting takes the first OFFER that is any good: which one is better nobody knows,
+// and waiting would cost every client its time.
+func (t *step) selecting(m *message) {
+	rapid := m.kind == dhcpv4.MessageTypeAck && t.cfg.RapidCommit && m.options.Has(dhcpv4.OptionRapidCommit)
+	if m.kind != dhcpv4.MessageTypeOffer && !rapid {
+		t.note(describe(m) + ": not an OFFER")
+		return
+	}
+	l := t.granted(m)
+	if l == nil {
+		return
+	}
+	t.note(describe(m))
+	switch {
+	case rapid:
+		t.accept(l)
+	case slices.Contains(t.s.avoid, l.Server):
+		if t.s.other == nil {
+			t.s.other = l
+			if soon := t.now.Add(betterOffer); soon.Before(t.s.wake) {
+				t.enter(Selecting, soon)
+			}
+		}
+	default:
+		t.choose(l)
+	}
+}
+
+// granted reads the lease of an OFFER or an ACK, and is nil if there is none in it.
+func (t *step) granted(m *message) *Lease {
+	l, err := t.lease(m, t.s.asked)
+	if err != nil {
+		t.note(describe(m) + ": " + err.Error())
+		return nil
+	}
+	if !l.Server.IsValid() && t.s.offer == nil && t.s.lease == nil {
+		t.note(describe(m) + ": no server identifier")
+		return nil
+	}
+	return l
+}
+
+func (t *step) selectingTimeUp() {
+	if t.s.other != nil {
+		t.choose(t.s.other)
+		return
+	}
+	t.discover()
+}
+
+// choose requests an offered address.
+func (t *step) choose(offer *Lease) {
+	t.s.offer, t.s.other, t.s.tries = offer, nil, 0
+	t.sendRequest()
+}
+
+func (t *step) sendRequest() {
+	t.s.tries++
+	t.s.asked = t.now
+	d := t.request(dhcpv4.MessageTypeRequest, t.s)
+	d.UpdateOption(dhcpv4.OptRequestedIPAddress(ip(t.s.offer.Address.Addr())))
+	d.UpdateOption(dhcpv4.OptServerIdentifier(ip(t.s.offer.Server)))
+	t.send("REQUEST", t.broadcast(d))
+	t.enter(Requesting, t.now.Add(t.retransmission(t.s.tries)))
+}
+
+// requesting hears the selected server only: others may refuse what was never asked
+// of them.
+func (t *step) requesting(m *message) {
+	offer := t.s.offer
+	if m.sender() != offer.Server {
+		t.note(describe(m) + ": not the server that was asked, " + offer.Server.String())
+		return
+	}
+	switch m.kind {
+	case dhcpv4.MessageTypeAck:
+		if l := t.acknowledged(m, offer); l != nil {
+			t.accept(l)
+		}
+	case dhcpv4.MessageTypeNak:
+		t.note(describe(m))
+		t.shun(offer.Server)
+		t.s.hint = t.cfg.Address
+		t.startOver(refusal(m, offer.Address.Addr()), 0)
+	default:
+		// Duplicates of the OFFER are common, and no news.
+	}
+}
+
+// acknowledged reads an ACK of what was asked for, and is nil if it is not one. What
+// it leaves out about the server is that of before.
+func (t *step) acknowledged(m *message, asked *Lease) *Lease {
+	if m.address != asked.Address.Addr() {
+		t.note(describe(m) + ": asked for " + asked.Address.Addr().String())
+		return nil
+	}
+	l := t.granted(m)
+	if l == nil {
+		return nil
+	}
+	if !l.Server.IsValid() {
+		l.Server = asked.Server
+	}
+	if len(l.ServerMAC) == 0 && l.Server == asked.Server {
+		l.ServerMAC = asked.ServerMAC
+	}
+	return l
+}
+
+func (t *step) requestingTimeUp() {
+	if t.s.tries < requestTries {
+		t.sendRequest()
+		return
+	}
+	t.shun(t.s.offer.Server)
+	t.forget()
+	t.discover()
+}
+
+// accept takes an acknowledged lease, or first looks whether its address is free.
+func (t *step) accept(l *Lease) {
+	if t.cfg.DetectConflicts {
+		t.startProbing(l)
+		return
+	}
+	t.bind(l)
+}

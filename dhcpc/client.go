@@ -1,0 +1,243 @@
+package dhcpc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"time"
+)
+
+// Client gets, keeps and releases leases for one interface: a Machine with a clock
+// and sockets. It keeps no state between calls, so that several methods may be at
+// work at once, if Config.Dial can bear it.
+type Client struct {
+	machine *Machine
+	cfg     *Config
+}
+
+// New checks a configuration. Nothing is opened or sent yet.
+func New(cfg *Config) (*Client, error) {
+	m, err := NewMachine(cfg)
+	if err != nil {
+		return nil, err
+	}
+	if m.cfg.Dial == nil {
+		return nil, errors.New("no Dial in the configuration: package dhcpc/transport has some")
+	}
+	return &Client{machine: m, cfg: m.cfg}, nil
+}
+
+// Machine gives the client's state machine, for who runs it without a goroutine.
+func (c *Client) Machine() *Machine { return c.machine }
+
+// Acquire gets a lease. It tries until one comes, Config.Timeout has passed or ctx is
+// done, also after a NAK or a conflict. The error is an *Error; it matches ErrTimeout,
+// or is ctx's or a transport's, and matches ErrNAK or ErrDeclined too if such a thing
+// happened last.
+func (c *Client) Acquire(ctx context.Context) (*Lease, error) {
+	return c.obtain(ctx, "acquire lease", c.machine.Start(c.cfg.Clock.Now(), rand.Uint64()))
+}
+
+// Resume gets an earlier lease confirmed or extended, by what the clock says: before
+// T1 it asks whether the lease still holds (INIT-REBOOT), after it the lease is
+// renewed, and after its end Resume is an Acquire that asks for the same address. The
+// lease that it returns may be another one, where a server refused this one; the
+// same, where no server answers and it has not ended. Between T1 and the end the
+// interface must have the address, since it is from there that it is renewed.
+//
+// The error is that of Acquire, or matches ErrInvalid.
+func (c *Client) Resume(ctx context.Context, l *Lease) (*Lease, error) {
+	now := c.cfg.Clock.Now()
+	take := c.machine.Restore
+	if l.Infinite() || now.Before(l.Renew) {
+		take = c.machine.Reboot
+	}
+	s, err := take(now, rand.Uint64(), l)
+	if err != nil {
+		return nil, fmt.Errorf("resume lease: %w", err)
+	}
+	// It is due, so its renewal is not put off to spread the load.
+	s.wake = now
+	got, err := c.obtain(ctx, "resume lease of "+l.Address.Addr().String(), s)
+	var failed *Error
+	if errors.As(err, &failed) && errors.Is(err, ErrTimeout) && l.Left(c.cfg.Clock.Now()) != 0 && failed.Last == nil {
+		return l, nil
+	}
+	return got, err
+}
+
+// obtain runs a session until it holds a lease.
+func (c *Client) obtain(ctx context.Context, op string, s Session) (*Lease, error) {
+	limit := c.cfg.Clock.Now().Add(c.cfg.Timeout)
+	r := runner{Client: c, session: s}
+	defer r.hangUp()
+	for {
+		out, err := r.next(ctx, limit)
+		if err != nil {
+			return nil, r.session.failure(op, c.cfg.Clock.Now(), err)
+		}
+		if out.Bound != nil {
+			return out.Bound, nil
+		}
+	}
+}
+
+// Run keeps a lease until ctx is done: it renews it when it is due, and gets another
+// when it is refused or runs out. It calls apply with each change, one at a time: with
+// an old and a new lease after a renewal, where mostly nothing but the times differs;
+// with nil for new when the lease is lost, and with nil for old when there is one
+// again. What apply gets it must have applied when it returns: renewals come from the
+// leased address.
+//
+// Run ends with the error of apply, or with ctx's. That no server answers, and that a
+// transport fails, is no reason: it tries again in time. ErrInvalid is one.
+func (c *Client) Run(ctx context.Context, l *Lease, apply func(old, new *Lease) error) error {
+	s, err := c.machine.Restore(c.cfg.Clock.Now(), rand.Uint64(), l)
+	if err != nil {
+		return fmt.Errorf("keep lease: %w", err)
+	}
+	r := runner{Client: c, session: s, patient: true}
+	defer r.hangUp()
+	for {
+		out, err := r.next(ctx, time.Time{})
+		if err != nil {
+			return fmt.Errorf("keep lease: %w", err)
+		}
+		if out.Lost != nil {
+			err = apply(out.Lost, nil)
+			l = nil
+		}
+		if out.Bound != nil && out.Bound != l {
+			err = apply(l, out.Bound)
+			l = out.Bound
+		}
+		if err != nil {
+			return fmt.Errorf("apply lease: %w", err)
+		}
+	}
+}
+
+// Release gives a lease back, from its address, which the interface must still have.
+// Servers do not answer, so that success means no more than that it was sent. See the
+// function Release where the interface is gone.
+func (c *Client) Release(ctx context.Context, l *Lease) error {
+	p, err := Release(l, rand.Uint32())
+	if err != nil {
+		return fmt.Errorf("release lease: %w", err)
+	}
+	conn, err := c.cfg.Dial(ctx, l.Address.Addr())
+	if err == nil {
+		err = errors.Join(conn.Send(ctx, p), conn.Close())
+	}
+	if err != nil {
+		return fmt.Errorf("release lease of %s: %w", l.Address.Addr(), err)
+	}
+	return nil
+}
+
+// runner runs one session.
+type runner struct {
+	*Client
+	session Session
+	patient bool // a transport's error is like an answer that does not come
+	conn    Transport
+	bound   bool // conn is of a client that has its address
+}
+
+// next waits for the next thing to happen, and takes the step. It ends with
+// ErrTimeout at a limit, unless that is the zero time.
+func (r *runner) next(ctx context.Context, limit time.Time) (Output, error) {
+	for {
+		if err := ctx.Err(); err != nil {
+			return Output{}, err
+		}
+		now := r.cfg.Clock.Now()
+		if !limit.IsZero() && !now.Before(limit) {
+			return Output{}, ErrTimeout
+		}
+		if wake := r.session.wake; !wake.IsZero() && !now.Before(wake) {
+			return r.step(ctx, Event{})
+		}
+		p, err := r.wait(ctx, now, earlier(limit, r.session.wake))
+		if err != nil {
+			return Output{}, err
+		}
+		if p != nil {
+			return r.step(ctx, Event{Packet: p})
+		}
+	}
+}
+
+// wait waits for a packet, or until some time at the latest.
+func (r *runner) wait(ctx context.Context, now, until time.Time) (*Packet, error) {
+	if r.conn != nil && now.Before(r.session.listen) {
+		p, err := r.conn.Receive(ctx, earlier(until, r.session.listen))
+		switch {
+		case err == nil:
+			return p, nil
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return nil, ctx.Err() // it may be ctx's deadline
+		case !r.patient || ctx.Err() != nil:
+			return nil, err
+		}
+	}
+	r.hangUp()
+	return nil, r.cfg.Clock.Wait(ctx, until)
+}
+
+// step takes a step and sends what there is to send.
+func (r *runner) step(ctx context.Context, e Event) (Output, error) {
+	var out Output
+	r.session, out = r.machine.Step(r.session, r.cfg.Clock.Now(), e)
+	err := r.send(ctx, out.Send)
+	if out.Listen.IsZero() {
+		r.hangUp()
+	}
+	if r.patient {
+		return out, ctx.Err()
+	}
+	return out, err
+}
+
+func (r *runner) send(ctx context.Context, p *Packet) error {
+	if p == nil {
+		return nil
+	}
+	// ARP probes go the way of a client without an address.
+	bound := p.ARP == nil && !p.Src.Addr().IsUnspecified()
+	if r.conn != nil && r.bound != bound {
+		r.hangUp()
+	}
+	if r.conn == nil {
+		local := p.Src.Addr()
+		if !bound {
+			local = netip.Addr{}
+		}
+		conn, err := r.cfg.Dial(ctx, local)
+		if err != nil {
+			return err
+		}
+		r.conn, r.bound = conn, bound
+	}
+	return r.conn.Send(ctx, p)
+}
+
+// hangUp closes the transport. What it says is of no use to anybody: nothing is
+// written that could be lost.
+func (r *runner) hangUp() {
+	if r.conn != nil {
+		_ = r.conn.Close()
+		r.conn = nil
+	}
+}
+
+// earlier gives the earlier of two times; the zero time never comes.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}

@@ -1,0 +1,392 @@
+package dhcpc
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/netip"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/insomniacslk/dhcp/dhcpv4"
+)
+
+func wantLog(t *testing.T, w *world, want string) {
+	t.Helper()
+	if diff := cmp.Diff(want, strings.Join(w.log, ", ")); diff != "" {
+		t.Errorf("done (-want +got):\n%s", diff)
+	}
+}
+
+func TestAcquire(t *testing.T) {
+	t.Parallel()
+	w, c := newWorld(t, honest())
+	l, err := c.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l.Address.String() != "10.9.0.7/24" || !w.now.Equal(epoch()) {
+		t.Errorf("lease of %s after %s", l.Address, w.now.Sub(epoch()))
+	}
+	wantLog(t, w, "open raw, DISCOVER, REQUEST, close")
+}
+
+func TestAcquireSaysWhatItSentAndHeard(t *testing.T) {
+	t.Parallel()
+	silent := func(m *dhcpv4.DHCPv4, _ *Packet) []*Packet {
+		if m.MessageType() != discover {
+			return nil
+		}
+		return []*Packet{
+			answer(m, offer, yiaddr(otherIP), func(d *dhcpv4.DHCPv4) { d.ClientHWAddr = []byte(otherMAC()) }),
+			answer(m, offer),
+		}
+	}
+	for _, tt := range []struct {
+		name  string
+		serve func(*dhcpv4.DHCPv4, *Packet) []*Packet
+		is    []error
+		want  string
+	}{
+		{"nobody there", nil, []error{ErrTimeout},
+			`acquire lease: no answer to [34] DISCOVERs in 30s \(does a DHCP server serve this network, and do bridge and firewall let UDP ports 67 and 68 pass\?\)`},
+		{"an OFFER, then silence", silent, []error{ErrTimeout}, `acquire lease: no lease after \d DISCOVERs, \d REQUESTs in 30s; ` +
+			`heard \d OFFERs of 10.9.0.8 from 10.9.0.1: for another client, \d OFFERs of 10.9.0.7 from 10.9.0.1`},
+		{"a server that refuses", refusing, []error{ErrTimeout, ErrNAK}, `acquire lease: no lease after \d DISCOVERs, \d REQUESTs in 30s; ` +
+			`heard \d OFFERs of 10.9.0.7 from 10.9.0.1, \d NAKs from 10.9.0.1; before: server refused the address 10.9.0.7: NAK from 10.9.0.1`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w, c := newWorld(t, tt.serve)
+			_, err := c.Acquire(t.Context())
+			for _, is := range tt.is {
+				if !errors.Is(err, is) {
+					t.Errorf("%v is not %v", err, is)
+				}
+			}
+			var e *Error
+			if !errors.As(err, &e) || e.Waited != 30*time.Second || w.now.Sub(epoch()) != 30*time.Second {
+				t.Errorf("waited %s", w.now.Sub(epoch()))
+			}
+			if !regexp.MustCompile("^" + tt.want + "$").MatchString(err.Error()) {
+				t.Errorf("error\n%s\nwant\n%s", err, tt.want)
+			}
+		})
+	}
+}
+
+func TestAcquireEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	w, c := newWorld(t, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	waits := 0
+	w.onWait = func() {
+		if waits++; waits == 2 {
+			cancel()
+		}
+	}
+	_, err := c.Acquire(ctx)
+	if !errors.Is(err, context.Canceled) || errors.Is(err, ErrTimeout) || !strings.HasPrefix(err.Error(), "acquire lease: no answer to 2 DISCOVERs in ") || !strings.HasSuffix(err.Error(), ": context canceled") {
+		t.Errorf("error %v", err)
+	}
+	w.log = nil
+	if _, err := c.Acquire(ctx); !errors.Is(err, context.Canceled) || len(w.log) > 0 {
+		t.Errorf("error %v, done %v: want nothing done for who is gone", err, w.log)
+	}
+}
+
+func TestADeadlineIsATimeout(t *testing.T) {
+	t.Parallel()
+	_, c := newWorld(t, nil)
+	ctx, cancel := context.WithTimeout(t.Context(), -1)
+	defer cancel()
+	if _, err := c.Acquire(ctx); !errors.Is(err, ErrTimeout) || !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestAcquireEndsWithItsTransport(t *testing.T) {
+	t.Parallel()
+	w, c := newWorld(t, nil)
+	w.closed = errBroken
+	if _, err := c.Acquire(t.Context()); !errors.Is(err, errBroken) {
+		t.Errorf("error %v", err)
+	}
+	w.closed, w.broken = nil, errBroken
+	if _, err := c.Acquire(t.Context()); !errors.Is(err, errBroken) {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestResumeGoesByTheClock(t *testing.T) {
+	t.Parallel()
+	l := testLease()
+	for _, tt := range []struct {
+		name string
+		at   time.Time
+		want string
+	}{
+		{"before T1", l.Renew.Add(-1), "open raw, REQUEST, close"},
+		{"past T1", l.Renew, "open 10.9.0.7, REQUEST, close"},
+		{"past T2", l.Rebind, "open 10.9.0.7, REQUEST, close"},
+		{"past its end", l.Expire, "open raw, DISCOVER, REQUEST, close"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w, c := newWorld(t, honest())
+			w.now = tt.at
+			got, err := c.Resume(t.Context(), l)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got.Address != l.Address || !got.Obtained.Equal(tt.at) {
+				t.Errorf("got %s of %s", got.Address, got.Obtained)
+			}
+			wantLog(t, w, tt.want)
+		})
+	}
+}
+
+func TestResumeWithoutAServerKeepsTheLease(t *testing.T) {
+	t.Parallel()
+	l := testLease()
+	for _, at := range []time.Time{l.Renew.Add(-time.Minute), l.Renew, l.Rebind} {
+		w, c := newWorld(t, nil)
+		w.now = at
+		if got, err := c.Resume(t.Context(), l); err != nil || got != l {
+			t.Errorf("at %s: %v, %v", at, got, err)
+		}
+	}
+	w, c := newWorld(t, nil)
+	w.now = l.Expire
+	if _, err := c.Resume(t.Context(), l); !errors.Is(err, ErrTimeout) || !strings.HasPrefix(err.Error(), "resume lease of 10.9.0.7: no answer to ") {
+		t.Errorf("past its end: %v", err)
+	}
+}
+
+func TestResumeOfALeaseThatIsRefused(t *testing.T) {
+	t.Parallel()
+	l := testLease()
+	naks := 0
+	w, c := newWorld(t, nil)
+	w.serve = func(m *dhcpv4.DHCPv4, p *Packet) []*Packet {
+		if m.MessageType() == request && naks == 0 {
+			naks++
+			return []*Packet{answer(m, nak)}
+		}
+		return honest(yiaddr(otherIP))(m, p)
+	}
+	w.now = l.Renew
+	got, err := c.Resume(t.Context(), l)
+	if err != nil || got.Address.Addr() != addr(otherIP) {
+		t.Fatalf("got %v, %v", got, err)
+	}
+	wantLog(t, w, "open 10.9.0.7, REQUEST, close, open raw, DISCOVER, REQUEST, close")
+
+	w, c = newWorld(t, refusing)
+	w.now = l.Renew
+	if _, err := c.Resume(t.Context(), l); !errors.Is(err, ErrNAK) {
+		t.Errorf("refused and refused again: %v, want no lease", err)
+	}
+}
+
+func TestResumeOfADamagedLease(t *testing.T) {
+	t.Parallel()
+	_, c := newWorld(t, nil)
+	ctx := t.Context()
+	_, resumed := c.Resume(ctx, &Lease{})
+	for _, err := range []error{resumed, c.Run(ctx, &Lease{}, nil), c.Release(ctx, &Lease{})} {
+		if !errors.Is(err, ErrInvalid) {
+			t.Errorf("error %v", err)
+		}
+	}
+}
+
+var errEnough = errors.New("enough")
+
+func TestRunKeepsALeaseForDays(t *testing.T) {
+	t.Parallel()
+	w, c := newWorld(t, honest())
+	var last *Lease
+	renewals := 0
+	err := c.Run(t.Context(), testLease(), func(old, new *Lease) error {
+		if last != nil && old != last || new == nil || !new.Obtained.After(old.Obtained) {
+			t.Errorf("from %+v to %+v", old, new)
+		}
+		last = new
+		if w.open != 0 {
+			t.Error("a socket is open while the lease is applied")
+		}
+		if renewals++; renewals == 100 {
+			return errEnough
+		}
+		return nil
+	})
+	if !errors.Is(err, errEnough) || w.now.Sub(epoch()) < 50*time.Hour {
+		t.Errorf("ended by %v after %s", err, w.now.Sub(epoch()))
+	}
+	if got := strings.Join(w.log[:6], ", "); got != "open 10.9.0.7, REQUEST, close, open 10.9.0.7, REQUEST, close" {
+		t.Errorf("done %s …", got)
+	}
+}
+
+// The server is away, then another one is there that knows nothing: the address goes,
+// and another comes.
+func TestRunLosesALeaseAndGetsAnother(t *testing.T) {
+	t.Parallel()
+	w, c := newWorld(t, nil)
+	l := testLease()
+	w.onWait = func() {
+		if w.now.After(l.Expire) {
+			w.serve = honest(from(rogueIP), yiaddr(otherIP))
+		}
+	}
+	var got []string
+	name := func(l *Lease) string {
+		if l == nil {
+			return "none"
+		}
+		return l.Address.Addr().String()
+	}
+	err := c.Run(t.Context(), l, func(old, new *Lease) error {
+		got = append(got, name(old)+" to "+name(new))
+		if new == nil && w.now.Before(l.Expire) {
+			t.Errorf("gone at %s, before its end", w.now)
+		}
+		if len(got) == 3 {
+			return errEnough
+		}
+		return nil
+	})
+	if !errors.Is(err, errEnough) {
+		t.Error(err)
+	}
+	if diff := cmp.Diff([]string{"10.9.0.7 to none", "none to 10.9.0.8", "10.9.0.8 to 10.9.0.8"}, got); diff != "" {
+		t.Errorf("applied (-want +got):\n%s", diff)
+	}
+}
+
+func TestRunSurvivesItsTransport(t *testing.T) {
+	t.Parallel()
+	w, c := newWorld(t, honest())
+	l := testLease()
+	w.broken = errBroken
+	waits := 0
+	w.onWait = func() {
+		switch waits++; waits {
+		case 3:
+			w.broken, w.closed = nil, errBroken
+		case 5:
+			w.closed = nil
+		}
+	}
+	err := c.Run(t.Context(), l, func(_, new *Lease) error {
+		if new == nil {
+			t.Error("lost the lease")
+		}
+		return errEnough
+	})
+	if !errors.Is(err, errEnough) || waits < 5 || !w.now.Before(l.Expire) {
+		t.Errorf("%v after %d waits, at %s", err, waits, w.now)
+	}
+}
+
+func TestRunEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	for _, waits := range []int{1, 2, 3} { // while bound, while it listens, while it waits to ask again
+		w, c := newWorld(t, nil)
+		ctx, cancel := context.WithCancel(t.Context())
+		n := 0
+		w.onWait = func() {
+			if n++; n == waits {
+				cancel()
+			}
+		}
+		if err := c.Run(ctx, testLease(), nil); !errors.Is(err, context.Canceled) {
+			t.Errorf("error %v", err)
+		}
+	}
+}
+
+func TestReleaseFromTheLeasedAddress(t *testing.T) {
+	t.Parallel()
+	w, c := newWorld(t, nil)
+	if err := c.Release(t.Context(), testLease()); err != nil {
+		t.Fatal(err)
+	}
+	wantLog(t, w, "open 10.9.0.7, RELEASE, close")
+	w.broken = errBroken
+	if err := c.Release(t.Context(), testLease()); !errors.Is(err, errBroken) || !strings.HasPrefix(err.Error(), "release lease of 10.9.0.7: ") {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestClientHasAMachineForWhoRunsItOtherwise(t *testing.T) {
+	t.Parallel()
+	_, c := newWorld(t, nil)
+	if s := c.Machine().Start(epoch(), 1); s.State() != Init || !s.Wake().Equal(epoch()) {
+		t.Errorf("%s until %s", s.State(), s.Wake())
+	}
+}
+
+func TestALentTransportStaysOpen(t *testing.T) {
+	t.Parallel()
+	w, _ := newWorld(t, honest())
+	conn, _ := w.dial(t.Context(), netip.Addr{})
+	cfg := testConfig()
+	cfg.Clock = w
+	cfg.Dial = func(context.Context, netip.Addr) (Transport, error) { return Lend(conn), nil }
+	c, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Acquire(t.Context()); err != nil || w.open != 1 {
+		t.Errorf("error %v, %d open", err, w.open)
+	}
+	conn.Close()
+}
+
+// What a restarted program reads back is as good as what the first one had.
+func TestALeaseOutlivesItsProgram(t *testing.T) {
+	t.Parallel()
+	w, c := newWorld(t, honest())
+	l, err := c.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.Marshal(l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var read Lease
+	if err := json.Unmarshal(text, &read); err != nil {
+		t.Fatal(err)
+	}
+	w.log = nil
+	err = c.Run(t.Context(), &read, func(old, new *Lease) error {
+		if new.Address != l.Address || w.now.Before(l.Renew) {
+			t.Errorf("%s at %s", new.Address, w.now)
+		}
+		return errEnough
+	})
+	if !errors.Is(err, errEnough) {
+		t.Error(err)
+	}
+	wantLog(t, w, "open 10.9.0.7, REQUEST, close")
+}
+
+func TestSystemClock(t *testing.T) {
+	t.Parallel()
+	var c SystemClock
+	ctx, cancel := context.WithCancel(t.Context())
+	if err := c.Wait(ctx, c.Now()); err != nil {
+		t.Error(err)
+	}
+	cancel()
+	for _, until := range []time.Time{{}, c.Now().Add(time.Hour)} {
+		if err := c.Wait(ctx, until); !errors.Is(err, context.Canceled) {
+			t.Errorf("error %v", err)
+		}
+	}
+}

@@ -1,0 +1,187 @@
+package dhcpc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/insomniacslk/dhcp/dhcpv4"
+)
+
+// Defaults of Config, and the bounds that RFC 2131 gives.
+const (
+	DefaultTimeout    = 30 * time.Second
+	DefaultRetransmit = 4 * time.Second  // doubled each time
+	MaxRetransmit     = 64 * time.Second // and not over this
+	DefaultLeaseTime  = time.Hour        // where a server names none
+	minRenewWait      = 60 * time.Second // between REQUESTs of one renewal
+
+	macLen       = 6
+	maxOption    = 255  // bytes of an option's value that we send
+	minMessage   = 576  // every host takes an IP packet of that size
+	usualMessage = 1500 // and more would be cut into fragments on the way
+)
+
+// Config says who the client is and what it asks for. MAC is needed, and Dial for
+// a Client; the rest has defaults.
+type Config struct {
+	// MAC is the hardware address of the interface, six bytes (chaddr).
+	MAC net.HardwareAddr
+	// ClientID is the client identifier (option 61) with its type byte: at least
+	// two bytes. Servers that get one go by it; else they go by the MAC.
+	ClientID []byte
+	// HostName is option 12, by which the server may enter the client in its DNS.
+	HostName string
+	// VendorClass is option 60.
+	VendorClass string
+	// Request are codes of options to ask for besides the usual ones. Their values
+	// are in Lease.Options.
+	Request []uint8
+	// RequestOnly drops the usual ones from what is asked for.
+	RequestOnly bool
+	// Provide are options to send in each DISCOVER and REQUEST, such as 51 to ask
+	// for a lease time. What has a field here, and what the protocol sets, is
+	// refused.
+	Provide []Option
+	// Address is asked for in a DISCOVER; the server need not give it.
+	Address netip.Addr
+
+	// Broadcast asks servers to broadcast their answers: what a UDP socket needs on
+	// an interface without an address, and a raw socket does not.
+	Broadcast bool
+	// RapidCommit asks for the lease in two messages rather than four (RFC 4039).
+	// Servers that do not know it answer with an OFFER as ever.
+	RapidCommit bool
+	// DetectConflicts asks by ARP, before an address is taken, whether anybody has
+	// it (RFC 5227), and declines it if so. It takes 4 to 7 seconds, and a transport
+	// that can send and hear ARP.
+	DetectConflicts bool
+	// LinkMTU bounds Lease.MTU; 0 leaves it alone.
+	LinkMTU int
+
+	// Timeout bounds Acquire and Resume, together with their context; 0 is
+	// DefaultTimeout.
+	Timeout time.Duration
+	// Retransmit is how long a DISCOVER waits until it is sent again, doubled each
+	// time up to MaxRetransmit, all ± 1 s or a quarter, whichever is less; 0 is
+	// DefaultRetransmit.
+	Retransmit time.Duration
+
+	// Dial opens a transport: for a client without an address, which broadcasts
+	// from 0.0.0.0, if local is not valid; else for one that has the address local.
+	// A Client closes what it dialled as soon as it waits for no answer: it holds
+	// none while it is bound. See Lend.
+	Dial func(ctx context.Context, local netip.Addr) (Transport, error)
+	// Clock tells the time; nil is the machine's.
+	Clock Clock
+}
+
+// Option is one option of DHCP.
+type Option struct {
+	Code  uint8
+	Value []byte
+}
+
+// withDefaults checks the configuration and fills it in.
+func (c *Config) withDefaults() (*Config, error) {
+	if c == nil {
+		return nil, errors.New("no configuration: a DHCP client needs a MAC address")
+	}
+	cfg := *c
+	cfg.MAC, cfg.ClientID = slices.Clone(c.MAC), slices.Clone(c.ClientID)
+	cfg.Request, cfg.Provide = slices.Clone(c.Request), slices.Clone(c.Provide)
+	if cfg.Timeout == 0 {
+		cfg.Timeout = DefaultTimeout
+	}
+	if cfg.Retransmit == 0 {
+		cfg.Retransmit = DefaultRetransmit
+	}
+	if cfg.Clock == nil {
+		cfg.Clock = SystemClock{}
+	}
+	return &cfg, cfg.check()
+}
+
+func (c *Config) check() error {
+	switch {
+	case len(c.MAC) != macLen:
+		return fmt.Errorf("MAC address %q: want %d bytes, those of the interface", c.MAC, macLen)
+	case len(c.ClientID) == 1 || len(c.ClientID) > maxOption:
+		return fmt.Errorf("client identifier of %d bytes: want 2 to %d, the first being its type", len(c.ClientID), maxOption)
+	case len(c.HostName) > maxOption:
+		return fmt.Errorf("host name of %d bytes: want at most %d", len(c.HostName), maxOption)
+	case len(c.VendorClass) > maxOption:
+		return fmt.Errorf("vendor class of %d bytes: want at most %d", len(c.VendorClass), maxOption)
+	case c.Address.IsValid() && !usable(c.Address):
+		return fmt.Errorf("address %s: want the IPv4 address of a host", c.Address)
+	case c.Timeout < 0 || c.Retransmit < 0 || c.Retransmit > MaxRetransmit:
+		return fmt.Errorf("timeout %s, retransmission %s: want neither negative, and the latter at most %s", c.Timeout, c.Retransmit, MaxRetransmit)
+	case c.LinkMTU < 0:
+		return fmt.Errorf("link MTU %d: want none that is negative", c.LinkMTU)
+	}
+	return c.checkOptions()
+}
+
+func (c *Config) checkOptions() error {
+	for _, o := range c.Provide {
+		if why := reserved(o.Code); why != "" {
+			return fmt.Errorf("option %d cannot be provided: %s", o.Code, why)
+		}
+		if len(o.Value) > maxOption {
+			return fmt.Errorf("option %d of %d bytes: want at most %d", o.Code, len(o.Value), maxOption)
+		}
+	}
+	for _, code := range c.Request {
+		if code == dhcpv4.OptionPad.Code() || code == dhcpv4.OptionEnd.Code() {
+			return fmt.Errorf("option %d cannot be requested: it is no option but a mark", code)
+		}
+	}
+	return nil
+}
+
+// reserved says why an option cannot be in Config.Provide.
+func reserved(code uint8) string {
+	switch code {
+	case 0, 255:
+		return "it is no option but a mark"
+	case 12:
+		return "use the host name"
+	case 60:
+		return "use the vendor class"
+	case 61:
+		return "use the client identifier"
+	case 50:
+		return "use the address"
+	case 55:
+		return "use the requested options"
+	case 80:
+		return "use rapid commit"
+	case 52, 53, 54, 57:
+		return "the protocol sets it"
+	}
+	return ""
+}
+
+// usualOptions is what is asked for by default. RFC 3442 wants classless routes in
+// front of the options that they replace.
+func usualOptions() []uint8 {
+	return []uint8{1, 121, 249, 33, 3, 6, 15, 119, 26, 28, 42, 51, 54, 58, 59}
+}
+
+// requested is the parameter request list.
+func (c *Config) requested() []uint8 {
+	var list []uint8
+	if !c.RequestOnly {
+		list = usualOptions()
+	}
+	for _, code := range c.Request {
+		if !slices.Contains(list, code) {
+			list = append(list, code)
+		}
+	}
+	return list
+}

@@ -1,0 +1,133 @@
+package dhcpc
+
+import (
+	"errors"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/insomniacslk/dhcp/dhcpv4"
+)
+
+func detect(c *Config) { c.DetectConflicts = true }
+
+func probing(t *testing.T) *bench {
+	t.Helper()
+	b := newBench(t, detect)
+	b.requesting()
+	b.hear(ack)
+	b.want(Probing)
+	if b.out.Bound != nil {
+		t.Fatal("took the address before it asked")
+	}
+	return b
+}
+
+func TestRequestingToProbing(t *testing.T) {
+	t.Parallel()
+	b := probing(t)
+	if got := b.out.Wake.Sub(b.now); got < 0 || got > time.Second {
+		t.Errorf("first probe after %s, want at most 1 s", got)
+	}
+}
+
+func TestProbingToBound(t *testing.T) {
+	t.Parallel()
+	b := probing(t)
+	for i := range 3 {
+		b.tick()
+		b.want(Probing)
+		p := b.out.Send
+		if p == nil || p.ARP == nil {
+			t.Fatalf("sent %v, want a probe", p)
+		}
+		a := p.ARP
+		if a.Reply || a.SenderIP != netip.IPv4Unspecified() || a.TargetIP != addr(clientIP) || a.SenderMAC.String() != ownMAC().String() || len(a.TargetMAC) != 0 {
+			t.Errorf("probe %+v", a)
+		}
+		if pause := b.out.Wake.Sub(b.now); i < 2 && (pause < time.Second || pause > 2*time.Second) || i == 2 && pause != 2*time.Second {
+			t.Errorf("pause %s after probe %d", pause, i+1)
+		}
+	}
+	b.tick()
+	b.want(Bound)
+	if l := b.out.Bound; l == nil || !l.Obtained.Equal(epoch()) {
+		t.Errorf("bound to %+v, want a lease from its REQUEST on", l)
+	}
+}
+
+func TestProbingToInit(t *testing.T) {
+	t.Parallel()
+	for name, a := range map[string]ARP{
+		"it is answered":         {Reply: true, SenderMAC: otherMAC(), SenderIP: addr(clientIP), TargetMAC: Hex(ownMAC()), TargetIP: netip.IPv4Unspecified()},
+		"another asks from it":   {SenderMAC: otherMAC(), SenderIP: addr(clientIP), TargetIP: addr(serverIP)},
+		"another probes as well": {SenderMAC: otherMAC(), SenderIP: netip.IPv4Unspecified(), TargetIP: addr(clientIP)},
+	} {
+		b := probing(t)
+		b.tick()
+		b.step(Event{Packet: &Packet{ARP: &a}})
+		b.want(Init)
+		b.wantSent(dhcpv4.MessageTypeDecline)
+		broadcasts(t, b)
+		b.option(50, raw4(clientIP))
+		b.option(54, raw4(serverIP))
+		b.option(61, ownID())
+		for _, absent := range []uint8{12, 51, 55, 57} {
+			b.option(absent, nil)
+		}
+		if !errors.Is(b.out.Err, ErrDeclined) || b.out.Wake.Sub(b.now) < 10*time.Second {
+			t.Errorf("%s: error %v, waits %s, want 10 s at least", name, b.out.Err, b.out.Wake.Sub(b.now))
+		}
+	}
+}
+
+func TestProbingGoesOn(t *testing.T) {
+	t.Parallel()
+	for name, a := range map[string]ARP{
+		"by its own probe":         {SenderMAC: Hex(ownMAC()), SenderIP: netip.IPv4Unspecified(), TargetIP: addr(clientIP)},
+		"another asks for it":      {SenderMAC: otherMAC(), SenderIP: addr(otherIP), TargetIP: addr(clientIP)},
+		"another announces itself": {SenderMAC: otherMAC(), SenderIP: addr(otherIP), TargetIP: addr(otherIP)},
+		"another probes its own":   {SenderMAC: otherMAC(), SenderIP: netip.IPv4Unspecified(), TargetIP: addr(otherIP)},
+	} {
+		b := probing(t)
+		b.tick()
+		b.step(Event{Packet: &Packet{ARP: &a}})
+		if b.s.State() != Probing || b.out.Send != nil {
+			t.Errorf("%s: %s, sent %v", name, b.s.State(), b.out.Send)
+		}
+	}
+}
+
+func TestProbingOfALeaseThatEndsMeanwhile(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, detect)
+	b.requesting()
+	b.hear(ack, set(51, seconds(1)))
+	for b.s.State() == Probing {
+		b.tick()
+	}
+	b.want(Selecting)
+}
+
+func TestConflictOfAnEarlierLeaseIsItsLoss(t *testing.T) {
+	t.Parallel()
+	l := testLease()
+	b := newBench(t, detect)
+	b.s, _ = b.m.Reboot(epoch(), 1, l)
+	b.tick()
+	b.hear(ack)
+	b.want(Probing)
+	b.step(Event{Packet: &Packet{ARP: &ARP{SenderMAC: otherMAC(), SenderIP: addr(clientIP), TargetIP: addr(clientIP)}}})
+	b.want(Init)
+	if b.out.Lost != l {
+		t.Errorf("lost %v", b.out.Lost)
+	}
+}
+
+func TestARPIsNoBusinessOfOtherStates(t *testing.T) {
+	t.Parallel()
+	b := newBench(t).bound()
+	b.step(Event{Packet: &Packet{ARP: &ARP{SenderMAC: otherMAC(), SenderIP: addr(clientIP), TargetIP: addr(clientIP)}}})
+	b.want(Bound)
+	b.wantNothingSent()
+}

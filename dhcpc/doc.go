@@ -1,0 +1,69 @@
+// Package dhcpc is a DHCP client for IPv4.
+//
+// It comes in three parts, each of use without the others:
+//
+//   - Machine and Session are the state machine. They have no sockets, no clock and
+//     no goroutines: a function of what a client knows, the time, and what it heard,
+//     to what it knows then, what it sends and when it wants to be woken.
+//   - Transport carries packets and knows no states. Package dhcpc/transport has raw
+//     and UDP sockets, opened in a network namespace.
+//   - Client puts the two together with a clock: Acquire, Resume, Run, Release.
+//
+// A Lease is all that is needed to renew and to release it, in JSON too: the program
+// that got it may end, and another go on.
+//
+// # States
+//
+// Those of RFC 2131, figure 5, and PROBING for RFC 5227. What the arrows say is heard,
+// or the time that comes, and after the stroke what is sent.
+//
+//	         ┌──────┐ now, or after a back-off / DISCOVER
+//	┌───────>│ INIT │──────────────┐
+//	│        └──────┘              v   ┌─ no OFFER / DISCOVER
+//	│ NAK    ┌────────────┐      ┌───────────┐
+//	├────────│ REQUESTING │<─────│ SELECTING │
+//	│        └────────────┘ OFFER└───────────┘
+//	│             │ ACK  / REQUEST   │ ACK with rapid commit
+//	│             v                  │
+//	│ conflict┌─────────┐            │
+//	├─────────│ PROBING │<───────────┤ with conflict detection
+//	│/ DECLINE└─────────┘            │
+//	│             │ nobody answers   │ without
+//	│             v                  │
+//	│         ┌───────┐ ACK ┌───────────┐    ┌─────────────┐
+//	│         │ BOUND │<────│ REBOOTING │<───│ INIT-REBOOT │
+//	│         └───────┘     └───────────┘    └─────────────┘
+//	│          │     ^       │        now / REQUEST to all
+//	│       T1 │     │ ACK   │ NAK
+//	│ / REQUEST│     │       v
+//	│          v     │
+//	│ NAK ┌──────────┐  T2    ┌───────────┐ NAK, or the lease ends
+//	├─────│ RENEWING │───────>│ REBINDING │───────────────────┐
+//	│     └──────────┘ / REQUEST to all───┘                   │
+//	└──────────────────────────────────────────────────────────┘
+//
+// A REQUEST that nobody answers in REQUESTING leads to a new DISCOVER; in REBOOTING, to
+// BOUND if the lease has not ended. After a NAK the client waits 1 s, doubled with each
+// up to 30 min; after a conflict 10 s at least.
+//
+// # What it holds to
+//
+// RFC 2131 and 2132; 3396 (long options) and overloaded fields; 3442 (classless routes,
+// with option 249); 4039 (rapid commit); 4361 (the client identifier is the caller's);
+// 5227, of which it sends the probes before an address is used, and neither announces
+// nor defends it after; 6842 (an echoed client identifier is compared). It does not wait
+// a random time before its first DISCOVER, and it asks an offering server twice rather
+// than four times. A FORCERENEW (RFC 3203) is ignored, since it cannot be authenticated.
+//
+// A message counts if it is a reply with our transaction and hardware address and names
+// no other client identifier. In REQUESTING and RENEWING only the server that was asked
+// is heard; in REBOOTING and REBINDING any. An ACK of an address that was not asked for is
+// no ACK. What is wrong in a server's options is ignored option by option, with a word
+// about it in Lease.Ignored; only an address or a lease time that nobody could use makes
+// an OFFER unusable.
+//
+// # Needs
+//
+// This package needs nothing of the kernel; its transports do. Errors are about values
+// and time: see Error.
+package dhcpc

@@ -1,0 +1,48 @@
+package dhcpc_test
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/tombolo-cni/tombolo/dhcpc"
+)
+
+// A program that keeps many leases has a Session for each, and calls Step when the
+// first of them is due, or when a packet comes for one. No goroutine waits.
+func ExampleMachine_Step() {
+	mac := net.HardwareAddr{2, 0, 10, 9, 0, 7}
+	machine, err := dhcpc.NewMachine(&dhcpc.Config{MAC: mac})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	granted := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
+	lease := &dhcpc.Lease{ // as it was read from a file
+		Address: netip.MustParsePrefix("192.0.2.7/24"), Server: netip.MustParseAddr("192.0.2.1"), MAC: dhcpc.Hex(mac),
+		Obtained: granted, Renew: granted.Add(30 * time.Minute), Rebind: granted.Add(52 * time.Minute), Expire: granted.Add(time.Hour),
+	}
+	session, err := machine.Restore(granted.Add(time.Minute), 1, lease)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	// The server is gone: nothing but the time is told to the session.
+	for state := session.State(); state != dhcpc.Selecting; {
+		var out dhcpc.Output
+		session, out = machine.Step(session, session.Wake(), dhcpc.Event{})
+		if session.State() != state {
+			fmt.Println(session.State(), "sends to", out.Send.Dst.Addr())
+		}
+		if out.Lost != nil {
+			fmt.Println("lost:", out.Err)
+		}
+		state = session.State()
+	}
+	// Output:
+	// RENEWING sends to 192.0.2.1
+	// REBINDING sends to 255.255.255.255
+	// SELECTING sends to 255.255.255.255
+	// lost: lease expired: 192.0.2.7, at 2026-05-01T13:00:00Z
+}

@@ -1,0 +1,171 @@
+package dhcpc
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/insomniacslk/dhcp/dhcpv4"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// FuzzAnswer feeds a message to a session in each state that listens. If a lease comes
+// of it, it is ours, and can be written, read, resumed and released.
+func FuzzAnswer(f *testing.F) {
+	f.Fuzz(func(t *testing.T, payload []byte) {
+		for _, prepare := range []func() *bench{
+			func() *bench { b := newBench(t, func(c *Config) { c.RapidCommit = true }); b.tick(); return b },
+			func() *bench { return newBench(t).requesting() },
+			func() *bench { b := newBench(t).bound(); b.tick(); return b },
+			func() *bench { b := newBench(t).bound(); b.at(b.s.Lease().Rebind); return b },
+			func() *bench { return newBench(t).bound() },
+		} {
+			b := prepare()
+			state := b.s.State()
+			p := &Packet{Payload: ours(payload, b.sent), SrcMAC: serverMAC()}
+			for _, c := range [][]byte{payload, p.Payload} {
+				p.Payload = bytes.Clone(c)
+				b.step(Event{Packet: p})
+				if !bytes.Equal(p.Payload, c) {
+					t.Fatal("changed what it was given")
+				}
+			}
+			l := b.out.Bound
+			if l == nil {
+				continue
+			}
+			if state == Bound {
+				t.Fatal("took a lease that it had not asked for")
+			}
+			checkUse(t, l)
+		}
+	})
+}
+
+// ours gives a message the transaction and the MAC of a request, since no fuzzer
+// would ever guess them.
+func ours(payload []byte, to *dhcpv4.DHCPv4) []byte {
+	payload = bytes.Clone(payload)
+	if len(payload) > 34 {
+		copy(payload[4:], to.TransactionID[:])
+		copy(payload[28:], to.ClientHWAddr)
+	}
+	return payload
+}
+
+func checkUse(t *testing.T, l *Lease) {
+	t.Helper()
+	text, err := json.Marshal(l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var again Lease
+	if err := json.Unmarshal(text, &again); err != nil {
+		t.Fatalf("%v: %s", err, text)
+	}
+	if text2, err := json.Marshal(&again); err != nil || !bytes.Equal(text, text2) {
+		t.Fatalf("%s read and written: %s, %v", text, text2, err)
+	}
+	if err := again.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Release(&again, 1); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range l.Routes {
+		if !r.Dst.IsValid() || r.Dst != r.Dst.Masked() || r.Via.IsValid() && !usable(r.Via) {
+			t.Errorf("route %s", r)
+		}
+	}
+	for _, name := range append(l.Search, l.Domain) {
+		if bytes.ContainsAny([]byte(name), " \t\r\n\x00#;") {
+			t.Errorf("name %q", name)
+		}
+	}
+}
+
+// FuzzSession walks: see walk.
+func FuzzSession(f *testing.F) {
+	f.Fuzz(func(t *testing.T, in []byte) { walk(t, in[:min(len(in), 500)]) })
+}
+
+// FuzzLease reads what may have been a lease on a disk.
+func FuzzLease(f *testing.F) {
+	f.Fuzz(func(t *testing.T, text []byte) {
+		var l Lease
+		if json.Unmarshal(text, &l) != nil {
+			return
+		}
+		b := newBench(t)
+		for _, take := range []func(time.Time, uint64, *Lease) (Session, error){b.m.Restore, b.m.Reboot} {
+			for _, now := range []time.Time{epoch(), l.Obtained, l.Renew, l.Rebind, l.Expire} {
+				s, err := take(now, 1, &l)
+				if err != nil {
+					if !errors.Is(err, ErrInvalid) {
+						t.Fatal(err)
+					}
+					return
+				}
+				b.s, b.now = s, now
+				for range 5 {
+					if b.s.Wake().IsZero() {
+						break
+					}
+					b.tick()
+				}
+			}
+		}
+		again, err := json.Marshal(&l)
+		if err != nil {
+			return // a year over 9999, say: it was never written
+		}
+		var l2 Lease
+		if err := json.Unmarshal(again, &l2); err != nil {
+			t.Fatal(err)
+		}
+		if again2, err := json.Marshal(&l2); err != nil || !bytes.Equal(again, again2) {
+			t.Errorf("%s then %s: %v", again, again2, err)
+		}
+	})
+}
+
+// TestRecordSeeds writes the seeds of the fuzz targets, with -update.
+func TestRecordSeeds(t *testing.T) {
+	if !*update {
+		t.Skip("records only with -update")
+	}
+	b := newBench(t)
+	b.tick()
+	full := []change{set(6, raw4("10.9.0.53")), set(15, []byte("example.com")), set(26, []byte{5, 120}), set(33, raw4("10.1.0.0", serverIP)),
+		set(119, []byte("\x03lan\x00\x03pod\xc0\x00")), set(28, raw4("10.9.0.255")), set(42, raw4(serverIP)), set(58, seconds(60)), set(59, seconds(90))}
+	for name, p := range map[string]*Packet{
+		"offer":     answer(b.sent, offer),
+		"ack":       answer(b.sent, ack, full...),
+		"rapid":     answer(b.sent, ack, set(80, []byte{})),
+		"nak":       answer(b.sent, nak, set(56, []byte("no"))),
+		"classless": answer(b.sent, ack, set(121, []byte{32, 192, 0, 2, 1, 0, 0, 0, 0, 0, 192, 0, 2, 1})),
+		"overload":  answer(b.sent, ack, set(52, []byte{3})),
+		"long":      answer(b.sent, ack, set(121, bytes.Repeat([]byte{16, 172, 1, 10, 9, 0, 1}, 50))),
+		"request":   b.out.Send,
+	} {
+		nstest.SaveCorpus(t, "FuzzAnswer", name, p.Payload)
+	}
+	nstest.SaveCorpus(t, "FuzzSession", "lease", []byte{0, 0, 5, 0, 0, 5, 1, 0, 0, 5, 1, 0, 3, 100})
+	nstest.SaveCorpus(t, "FuzzSession", "conflict", []byte{2, 0, 5, 0, 0, 5, 1, 0, 0, 4, 1, 0})
+	nstest.SaveCorpus(t, "FuzzSession", "reboot", []byte{4, 0, 5, 3, 0, 3, 120, 0})
+	text, err := json.Marshal(testLease())
+	if err != nil {
+		t.Fatal(err)
+	}
+	nstest.SaveCorpus(t, "FuzzLease", "lease", text)
+	nstest.SaveCorpus(t, "FuzzLease", "empty", []byte("{}"))
+	forEver := *testLease()
+	forEver.Renew, forEver.Rebind, forEver.Expire = time.Time{}, time.Time{}, time.Time{}
+	if text, err = json.Marshal(&forEver); err != nil {
+		t.Fatal(err)
+	}
+	nstest.SaveCorpus(t, "FuzzLease", "forever", text)
+}

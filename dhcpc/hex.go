@@ -1,0 +1,41 @@
+package dhcpc
+
+import (
+	"encoding/hex"
+	"fmt"
+	"net"
+	"strings"
+)
+
+// Hex is a string of bytes whose text form, in JSON too, is that of hardware
+// addresses and of DHCP servers' lease files: 02:00:0a:09:00:02.
+type Hex []byte
+
+// String gives the text form; it is empty where there are no bytes.
+func (h Hex) String() string { return net.HardwareAddr(h).String() }
+
+// MarshalText gives the text form.
+func (h Hex) MarshalText() ([]byte, error) { return []byte(h.String()), nil }
+
+// UnmarshalText reads the text form.
+func (h *Hex) UnmarshalText(text []byte) error {
+	*h = nil
+	if len(text) == 0 {
+		return nil
+	}
+	// Two digits a byte and nothing else, so that a text has one reading.
+	if len(text)%3 != 2 {
+		return fmt.Errorf("read %q: not bytes in hexadecimal with colons between them", text)
+	}
+	for i, c := range string(text) {
+		if (i%3 == 2) != (c == ':') {
+			return fmt.Errorf("read %q: not bytes in hexadecimal with colons between them", text)
+		}
+	}
+	b, err := hex.DecodeString(strings.ReplaceAll(string(text), ":", ""))
+	if err != nil {
+		return fmt.Errorf("read %q: %w", text, err)
+	}
+	*h = b
+	return nil
+}

@@ -1,0 +1,121 @@
+package dhcpc
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+)
+
+// Lease is what a server granted, and all that is needed to renew and release it,
+// by this process or another. Its JSON form has stable names, for records on disk.
+//
+// A Lease is never changed after it was handed out: renewals make new ones.
+type Lease struct {
+	// Address is the leased address with the length of its network's prefix.
+	Address netip.Prefix `json:"address"`
+	// Routes are all the routes to install, in an order in which the kernel takes
+	// them: classless ones (option 121, else 249) where the server sent such, else
+	// static ones (33) and a default route to the first router. A router that is
+	// not on the link is preceded by a route to it.
+	Routes []Route `json:"routes,omitempty"`
+	// Routers is option 3 as it was sent, best first. Install Routes, not these: a
+	// server that sends classless routes as well means these not to be used.
+	Routers []netip.Addr `json:"routers,omitempty"`
+	// DNS are the name servers, best first (option 6).
+	DNS []netip.Addr `json:"dns,omitempty"`
+	// Domain is the domain name (option 15).
+	Domain string `json:"domain,omitempty"`
+	// Search is the domain search list (option 119).
+	Search []string `json:"search,omitempty"`
+	// NTP are the time servers, best first (option 42).
+	NTP []netip.Addr `json:"ntp,omitempty"`
+	// MTU is the link's (option 26), not under 576 and not over Config.LinkMTU; 0
+	// where the server said nothing.
+	MTU int `json:"mtu,omitempty"`
+	// Broadcast is the broadcast address (option 28), where the server sent one.
+	Broadcast netip.Addr `json:"broadcast,omitzero"`
+
+	// Server is the server's identifier (option 54), which is its address.
+	Server netip.Addr `json:"server"`
+	// ServerMAC is the source of the frame that brought the ACK: the server's, or
+	// that of the relay between. It is empty where the transport does not know it.
+	ServerMAC Hex `json:"serverMAC,omitempty"`
+
+	// Obtained is when the REQUEST was sent that the server's ACK answered. Renew
+	// (T1), Rebind (T2) and Expire follow from it; all three are zero where the
+	// lease is for ever. Within a process they go by the monotonic clock, as the
+	// kernel's own lifetimes of addresses do; read from JSON, by the wall clock.
+	Obtained time.Time `json:"obtained"`
+	Renew    time.Time `json:"renew,omitzero"`
+	Rebind   time.Time `json:"rebind,omitzero"`
+	Expire   time.Time `json:"expire,omitzero"`
+
+	// MAC and ClientID are who the server knows the lease by (chaddr, and option 61
+	// with its type byte; empty: none was sent).
+	MAC      Hex `json:"mac"`
+	ClientID Hex `json:"clientID,omitempty"`
+
+	// Options are the values, as sent, of what Config.Request asked for.
+	Options map[uint8]Hex `json:"options,omitempty"`
+	// Ignored says what of the server's ACK could not be used, and why, for a log.
+	Ignored []string `json:"ignored,omitempty"`
+}
+
+// Route is a route that a server sent.
+type Route struct {
+	Dst netip.Prefix `json:"dst"`
+	// Via is the router; the zero value means that Dst is on the link.
+	Via netip.Addr `json:"via,omitzero"`
+}
+
+// String gives "10.0.0.0/8 via 192.0.2.1" or "192.0.2.1/32 on link".
+func (r Route) String() string {
+	if !r.Via.IsValid() {
+		return r.Dst.String() + " on link"
+	}
+	return r.Dst.String() + " via " + r.Via.String()
+}
+
+// ErrInvalid is the cause of an error about a Lease that no server granted: one read
+// from a damaged record, say.
+var ErrInvalid = errors.New("invalid lease")
+
+// Validate says whether a lease can be resumed and released: whether address,
+// server, MAC and times are there and possible. Its error matches ErrInvalid.
+func (l *Lease) Validate() error {
+	switch {
+	case !usable(l.Address.Addr()):
+		return fmt.Errorf("%w: address %s", ErrInvalid, l.Address)
+	case !l.Server.Is4():
+		return fmt.Errorf("%w: server %s", ErrInvalid, l.Server)
+	case len(l.MAC) != macLen:
+		return fmt.Errorf("%w: MAC %q", ErrInvalid, l.MAC)
+	case l.Obtained.IsZero():
+		return fmt.Errorf("%w: it does not say since when", ErrInvalid)
+	case l.Infinite():
+		return nil
+	case l.Renew.Before(l.Obtained) || l.Rebind.Before(l.Renew) || l.Expire.Before(l.Rebind):
+		return fmt.Errorf("%w: times %s, %s, %s, %s are not in their order", ErrInvalid,
+			l.Obtained.Format(time.RFC3339), l.Renew.Format(time.RFC3339), l.Rebind.Format(time.RFC3339), l.Expire.Format(time.RFC3339))
+	}
+	return nil
+}
+
+// Infinite says whether the lease never ends.
+func (l *Lease) Infinite() bool { return l.Renew.IsZero() && l.Rebind.IsZero() && l.Expire.IsZero() }
+
+// Left gives the time until the lease ends, 0 where it has ended, and -1 where it
+// never will.
+func (l *Lease) Left(now time.Time) time.Duration {
+	if l.Infinite() {
+		return -1
+	}
+	return max(l.Expire.Sub(now), 0)
+}
+
+// usable says whether a host may have an address: unicast, and neither loopback nor
+// reserved.
+func usable(a netip.Addr) bool {
+	return a.Is4() && !a.IsUnspecified() && !a.IsLoopback() && a.As4()[0] != 0 && a.As4()[0] < 224
+}

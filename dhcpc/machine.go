@@ -1,0 +1,314 @@
+package dhcpc
+
+import (
+	"math"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// Machine is the state machine of RFC 2131 for one client's identity. It has no
+// socket, no clock and no goroutine, and keeps nothing between calls: where the
+// client stands is a Session, which Step takes and gives back. So a program with a
+// thousand leases holds a thousand Sessions and one heap of their wake-up times.
+type Machine struct {
+	cfg *Config
+}
+
+// NewMachine checks a configuration. Dial, Clock and Timeout are not used.
+func NewMachine(cfg *Config) (*Machine, error) {
+	c, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	return &Machine{cfg: c}, nil
+}
+
+// Session is where a client stands. It is a value: a copy is a snapshot, and Step
+// changes neither its argument nor what that points to.
+type Session struct {
+	state  State
+	random uint64    // the state of the generator that xids and pauses come from
+	now    time.Time // the latest that Step was told
+	wake   time.Time
+	listen time.Time
+	trace
+
+	xid      uint32
+	secs     uint16    // since it began, as of the last DISCOVER, or REQUEST that follows none
+	asked    time.Time // when the last REQUEST was sent, or DISCOVER with rapid commit
+	tries    int       // of what is being sent in this state
+	failures int       // since the last lease: they make the back-off longer
+
+	offer *Lease       // what is being requested, or probed
+	other *Lease       // an OFFER of a server to avoid, taken if there is no better
+	avoid []netip.Addr // servers that offered and then refused, or fell silent
+	hint  netip.Addr   // the address to ask for in a DISCOVER
+	lease *Lease       // what is held
+}
+
+// State gives the state.
+func (s *Session) State() State { return s.state }
+
+// Lease gives the lease that is held: in BOUND, RENEWING and REBINDING, and from
+// INIT-REBOOT on the one that is being asked about; else nil.
+func (s *Session) Lease() *Lease { return s.lease }
+
+// Wake gives the time of the next Step, as the last Output did.
+func (s *Session) Wake() time.Time { return s.wake }
+
+// Event is what a Session is told; the zero value is that time has passed. What
+// was received is looked at critically: anything at all may be fed to Step.
+type Event struct {
+	Packet *Packet
+}
+
+// Output is what a Step asks of its caller.
+type Output struct {
+	// Send is to be sent now. If it cannot be, let time pass: it is sent again.
+	Send *Packet
+	// Bound is a lease that a server granted, renewed or confirmed just now: its
+	// address, routes and lifetimes are to be applied.
+	Bound *Lease
+	// Lost is a lease that has ended: nothing may use its address any more.
+	Lost *Lease
+	// Err is why a lease was lost or refused: it matches ErrNAK, ErrDeclined or
+	// ErrExpired. The Session goes on and tries to get another.
+	Err error
+	// Wake is when to call Step again if nothing comes before; the zero time: never.
+	Wake time.Time
+	// Listen is until when answers are expected: after that, and where it is the
+	// zero time, sockets need not stay open. It is not later than Wake.
+	Listen time.Time
+}
+
+// Start begins a Session without an address. The seed makes transaction
+// identifiers and pauses differ between clients: a random number.
+func (m *Machine) Start(now time.Time, seed uint64) Session {
+	return Session{state: Init, random: seed, now: now, wake: now, hint: m.cfg.Address, trace: trace{began: now}}
+}
+
+// Restore takes up a lease whose address this client still has, as a restarted
+// program does: it is renewed when it is due, and nothing is sent before. A lease
+// that has run out is gone, and its address is asked for in the first DISCOVER. A
+// lease of the future is asked about at once: somebody set the clock. The error
+// matches ErrInvalid.
+func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error) {
+	if err := l.Validate(); err != nil {
+		return Session{}, err
+	}
+	s := m.Start(now, seed)
+	s.hint, s.lease = l.Address.Addr(), l
+	s.state, s.wake = Bound, l.Renew
+	if now.Before(l.Obtained) {
+		s.state, s.wake = InitReboot, now
+	}
+	return s, nil
+}
+
+// Reboot takes up a lease that this client may still have, and asks the servers
+// about it (INIT-REBOOT). If none answers, it holds as long as it was granted for.
+// The error matches ErrInvalid.
+func (m *Machine) Reboot(now time.Time, seed uint64, l *Lease) (Session, error) {
+	s, err := m.Restore(now, seed, l)
+	if err == nil && (l.Infinite() || now.Before(l.Expire)) {
+		s.state, s.wake = InitReboot, now
+	}
+	return s, err
+}
+
+// Step tells a Session that time has passed and what has happened. Times may come
+// late: what is due then is done. A time before that of an earlier Step is taken for
+// that one: nothing runs backwards.
+func (m *Machine) Step(s Session, now time.Time, e Event) (Session, Output) {
+	if now.Before(s.now) {
+		now = s.now
+	}
+	s.now = now
+	t := step{Machine: m, s: &s, now: now}
+	if e.Packet != nil {
+		t.receive(e.Packet)
+	}
+	// A message that changed the state set a new wake-up time, even if that is past.
+	if !s.wake.IsZero() && !now.Before(s.wake) && t.out.Send == nil && t.out.Bound == nil {
+		t.timeUp()
+	}
+	t.out.Wake, t.out.Listen = s.wake, s.listen
+	return s, t.out
+}
+
+// step is one Step at work, on its own copy of the Session.
+type step struct {
+	*Machine
+	s   *Session
+	now time.Time
+	out Output
+}
+
+func (t *step) timeUp() {
+	switch t.s.state {
+	case Init:
+		t.discover()
+	case Selecting:
+		t.selectingTimeUp()
+	case Requesting:
+		t.requestingTimeUp()
+	case Probing:
+		t.probe()
+	case Bound, Renewing, Rebinding:
+		t.leaseTimeUp()
+	case InitReboot, Rebooting:
+		t.rebootTimeUp()
+	}
+}
+
+func (t *step) receive(p *Packet) {
+	if p.ARP != nil {
+		t.hearARP(p.ARP)
+		return
+	}
+	m, err := parse(p)
+	if err != nil {
+		t.note("packet without a DHCP message")
+		return
+	}
+	if why := t.foreign(t.s, m); why != "" {
+		t.note(describe(m) + ": " + why)
+		return
+	}
+	switch t.s.state {
+	case Selecting:
+		t.selecting(m)
+	case Requesting:
+		t.requesting(m)
+	case Renewing, Rebinding:
+		t.renewing(m)
+	case Rebooting:
+		t.rebooting(m)
+	default:
+		t.note(describe(m) + ": nothing was asked")
+	}
+}
+
+// note counts something heard, for the error if no lease comes of it.
+func (t *step) note(what string) { t.s.heard = add(t.s.heard, what) }
+
+// enter goes to a state, for a wait until some time at which it is heard no more.
+func (t *step) enter(state State, wake time.Time) {
+	t.s.state, t.s.wake, t.s.listen = state, wake, wake
+}
+
+// idle goes to a state in which nothing is waited for but the time.
+func (t *step) idle(state State, wake time.Time) {
+	t.s.state, t.s.wake, t.s.listen = state, wake, time.Time{}
+}
+
+func (t *step) send(what string, p *Packet) {
+	t.out.Send = p
+	t.s.sent = add(t.s.sent, what)
+}
+
+// next is a step of the SplitMix64 generator: a pure function of the Session, which
+// a shared generator would not be.
+func (t *step) next() uint64 {
+	t.s.random += 0x9e3779b97f4a7c15
+	z := t.s.random
+	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
+	z = (z ^ z>>27) * 0x94d049bb133111eb
+	return z ^ z>>31
+}
+
+// count writes down how long this has taken already. It goes into each message, by
+// which a relay may see that a client is in need.
+func (t *step) count() {
+	t.s.secs = uint16(min(max(t.now.Sub(t.s.began)/time.Second, 0), math.MaxUint16))
+}
+
+// newXID changes the transaction identifier.
+func (t *step) newXID() { t.s.xid = uint32(t.next()) }
+
+// between gives a random time from lo to hi.
+func (t *step) between(lo, hi time.Duration) time.Duration {
+	if hi <= lo {
+		return lo
+	}
+	return lo + time.Duration(t.next()%uint64(hi-lo+1))
+}
+
+// retransmission is the pause after the n-th transmission, 1 being the first: RFC
+// 2131, section 4.1.
+func (t *step) retransmission(n int) time.Duration {
+	d := doubled(t.cfg.Retransmit, n-1, MaxRetransmit)
+	jitter := min(time.Second, d/4)
+	return t.between(d-jitter, d+jitter)
+}
+
+// doubled doubles a time n times, up to a maximum.
+func doubled(d time.Duration, n int, most time.Duration) time.Duration {
+	for ; n > 0 && d < most; n-- { // so it never overflows
+		d *= 2
+	}
+	return min(d, most)
+}
+
+// The back-off after a NAK or a conflict.
+const (
+	firstBackOff   = time.Second
+	longestBackOff = 30 * time.Minute
+	declineBackOff = 10 * time.Second // at least: RFC 2131, section 3.1, 5
+)
+
+// startOver goes back to INIT after a failure, for a while that grows with each.
+func (t *step) startOver(err error, atLeast time.Duration) {
+	t.out.Err, t.s.last = err, err
+	pause := max(doubled(firstBackOff, t.s.failures, longestBackOff), atLeast)
+	t.s.failures++
+	t.forget()
+	t.idle(Init, t.now.Add(pause))
+}
+
+// forget drops what belongs to an attempt.
+func (t *step) forget() {
+	t.s.tries, t.s.offer, t.s.other = 0, nil, nil
+}
+
+// maxAvoid bounds the servers that a session remembers.
+const maxAvoid = 8
+
+// shun remembers that a server's OFFER led to nothing.
+func (t *step) shun(server netip.Addr) {
+	if slices.Contains(t.s.avoid, server) {
+		return
+	}
+	list := append(slices.Clone(t.s.avoid), server)
+	t.s.avoid = list[max(len(list)-maxAvoid, 0):]
+}
+
+// lose ends the lease that is held, if one is.
+func (t *step) lose() {
+	if t.s.lease == nil {
+		return
+	}
+	t.out.Lost, t.s.lease = t.s.lease, nil
+	t.s.began = t.now
+}
+
+// bind takes a lease: the session's work is done until T1.
+func (t *step) bind(l *Lease) {
+	t.out.Bound, t.s.lease = l, l
+	t.s.hint = l.Address.Addr()
+	t.s.failures, t.s.avoid = 0, nil
+	t.s.trace = trace{began: t.now}
+	t.forget()
+	// Nothing is to be heard until then.
+	t.idle(Bound, t.renewAt(l))
+}
+
+// renewAt is T1, or somewhat later, so that clients that began together do not all
+// come back together (RFC 2131, section 4.4.5); the zero time for what is for ever.
+func (t *step) renewAt(l *Lease) time.Time {
+	if l.Infinite() {
+		return time.Time{}
+	}
+	return l.Renew.Add(t.between(0, min(l.Rebind.Sub(l.Renew)/8, time.Minute)))
+}

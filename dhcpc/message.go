@@ -1,0 +1,203 @@
+package dhcpc
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/insomniacslk/dhcp/dhcpv4"
+	"github.com/insomniacslk/dhcp/iana"
+)
+
+// message is a message of a server, with what the machine looks at.
+type message struct {
+	kind    dhcpv4.MessageType
+	xid     uint32
+	mac     net.HardwareAddr // chaddr, where it is Ethernet
+	reply   bool             // op is BOOTREPLY
+	address netip.Addr       // yiaddr
+	server  netip.Addr       // option 54; not valid where it is missing or no address
+	text    string           // option 56
+	options dhcpv4.Options
+	source  netip.Addr // of the packet, not valid where it is not known
+	nextHop Hex        // the frame's source
+}
+
+// sender is who says to have sent a message: by its identifier, else by its source.
+func (m *message) sender() netip.Addr {
+	if m.server.IsValid() {
+		return m.server
+	}
+	return m.source
+}
+
+// Where sname and file are in a message (RFC 2131, section 2).
+const (
+	snameAt, fileAt, cookieAt = 44, 108, 236
+)
+
+// parse reads a packet's payload.
+func parse(p *Packet) (*message, error) {
+	// A server that leaves the End option out is understood: one more does no harm.
+	d, err := dhcpv4.FromBytes(append(bytes.Clone(p.Payload), dhcpv4.OptionEnd.Code()))
+	if err != nil {
+		return nil, fmt.Errorf("read DHCP message: %w", err)
+	}
+	if err := overloaded(d.Options, p.Payload); err != nil {
+		return nil, fmt.Errorf("read DHCP message: %w", err)
+	}
+	m := &message{
+		kind: d.MessageType(), xid: binary.BigEndian.Uint32(d.TransactionID[:]),
+		reply: d.OpCode == dhcpv4.OpcodeBootReply, options: d.Options,
+		text: string(d.Options.Get(dhcpv4.OptionMessage)), nextHop: p.SrcMAC, source: p.Src.Addr().Unmap(),
+	}
+	m.address, _ = netip.AddrFromSlice(d.YourIPAddr.To4())
+	if d.HWType == iana.HWTypeEthernet {
+		m.mac = d.ClientHWAddr
+	}
+	if id := d.Options.Get(dhcpv4.OptionServerIdentifier); len(id) == 4 {
+		if a := netip.AddrFrom4([4]byte(id)); usable(a) {
+			m.server = a
+		}
+	}
+	return m, nil
+}
+
+// overloaded adds the options that a server put into the fields sname and file for
+// want of room (option 52). RFC 3396 wants file before sname where an option is in
+// both. The codec cuts these fields at their first zero byte, so they are read here.
+func overloaded(o dhcpv4.Options, payload []byte) error {
+	v := o.Get(dhcpv4.OptionOptionOverload)
+	if len(v) != 1 {
+		return nil
+	}
+	const inFile, inSname = 1, 2
+	if v[0]&inFile != 0 {
+		if err := o.FromBytes(payload[fileAt:cookieAt]); err != nil {
+			return fmt.Errorf("options in the field file: %w", err)
+		}
+	}
+	if v[0]&inSname != 0 {
+		if err := o.FromBytes(payload[snameAt:fileAt]); err != nil {
+			return fmt.Errorf("options in the field sname: %w", err)
+		}
+	}
+	return nil
+}
+
+// foreign says why a message is not an answer to what a session sent; it is empty
+// if it is one.
+func (m *Machine) foreign(s *Session, msg *message) string {
+	switch {
+	case !msg.reply:
+		return "not a server's"
+	case !bytes.Equal(msg.mac, m.cfg.MAC):
+		return "for another client"
+	case msg.xid != s.xid:
+		return "for another transaction"
+	}
+	// A server may echo the identifier (RFC 6842) or not (RFC 2131).
+	if id := msg.options.Get(dhcpv4.OptionClientIdentifier); id != nil && !bytes.Equal(id, m.cfg.ClientID) {
+		return "for another client identifier"
+	}
+	switch msg.kind {
+	case dhcpv4.MessageTypeOffer, dhcpv4.MessageTypeAck, dhcpv4.MessageTypeNak:
+		return ""
+	}
+	// A FORCERENEW must be authenticated (RFC 3203), which needs a key that we have not.
+	return "not an answer"
+}
+
+// draft begins a message to servers.
+func draft(kind dhcpv4.MessageType, xid uint32, mac, clientID []byte) *dhcpv4.DHCPv4 {
+	d := &dhcpv4.DHCPv4{
+		OpCode: dhcpv4.OpcodeBootRequest, HWType: iana.HWTypeEthernet, ClientHWAddr: net.HardwareAddr(mac),
+		ClientIPAddr: net.IPv4zero, YourIPAddr: net.IPv4zero, ServerIPAddr: net.IPv4zero, GatewayIPAddr: net.IPv4zero,
+		Options: dhcpv4.Options{},
+	}
+	binary.BigEndian.PutUint32(d.TransactionID[:], xid)
+	d.UpdateOption(dhcpv4.OptMessageType(kind))
+	if len(clientID) > 0 {
+		d.UpdateOption(dhcpv4.OptClientIdentifier(clientID))
+	}
+	return d
+}
+
+// request begins a DISCOVER or a REQUEST, whose options are the same (RFC 2131,
+// table 5) but for those that say which address is meant.
+func (m *Machine) request(kind dhcpv4.MessageType, s *Session) *dhcpv4.DHCPv4 {
+	d := draft(kind, s.xid, m.cfg.MAC, m.cfg.ClientID)
+	d.NumSeconds = s.secs
+	set := func(code uint8, value []byte) { d.Options[code] = value }
+	if m.cfg.HostName != "" {
+		set(dhcpv4.OptionHostName.Code(), []byte(m.cfg.HostName))
+	}
+	if m.cfg.VendorClass != "" {
+		set(dhcpv4.OptionClassIdentifier.Code(), []byte(m.cfg.VendorClass))
+	}
+	if list := m.cfg.requested(); len(list) > 0 {
+		set(dhcpv4.OptionParameterRequestList.Code(), list)
+	}
+	d.UpdateOption(dhcpv4.OptMaxMessageSize(m.messageSize()))
+	for _, o := range m.cfg.Provide {
+		set(o.Code, o.Value)
+	}
+	return d
+}
+
+// messageSize is the longest answer that arrives in one piece: a raw socket hears no
+// fragments.
+func (m *Machine) messageSize() uint16 {
+	if m.cfg.LinkMTU == 0 {
+		return usualMessage
+	}
+	return uint16(min(max(m.cfg.LinkMTU, minMessage), usualMessage))
+}
+
+// broadcast addresses a message to every server, from a client without an address.
+func (m *Machine) broadcast(d *dhcpv4.DHCPv4) *Packet {
+	if m.cfg.Broadcast {
+		d.SetBroadcast()
+	}
+	return packet(d, netip.IPv4Unspecified(), broadcastAddr())
+}
+
+func broadcastAddr() netip.Addr { return netip.AddrFrom4([4]byte{255, 255, 255, 255}) }
+
+func packet(d *dhcpv4.DHCPv4, src, dst netip.Addr) *Packet {
+	return &Packet{
+		Src: netip.AddrPortFrom(src, ClientPort), Dst: netip.AddrPortFrom(dst, ServerPort),
+		Payload: d.ToBytes(),
+	}
+}
+
+// decline makes the message that refuses an address which a server granted.
+func (m *Machine) decline(l *Lease, xid uint32) *Packet {
+	d := draft(dhcpv4.MessageTypeDecline, xid, l.MAC, l.ClientID)
+	d.UpdateOption(dhcpv4.OptRequestedIPAddress(ip(l.Address.Addr())))
+	d.UpdateOption(dhcpv4.OptServerIdentifier(ip(l.Server)))
+	d.UpdateOption(dhcpv4.OptMessage("address in use"))
+	return packet(d, netip.IPv4Unspecified(), broadcastAddr())
+}
+
+// Release makes the RELEASE of a lease, to the server that granted it. A packet
+// socket anywhere on the server's link can send it, as the bridge's does when the
+// client's own interface is gone: the MAC addresses are in it as far as they are
+// known. No server answers it. The error matches ErrInvalid.
+func Release(l *Lease, xid uint32) (*Packet, error) {
+	if err := l.Validate(); err != nil {
+		return nil, err
+	}
+	d := draft(dhcpv4.MessageTypeRelease, xid, l.MAC, l.ClientID)
+	// The address is in ciaddr, and not in option 50: servers ignore a RELEASE that
+	// has it there (RFC 2131, table 5).
+	d.ClientIPAddr = ip(l.Address.Addr())
+	d.UpdateOption(dhcpv4.OptServerIdentifier(ip(l.Server)))
+	p := packet(d, l.Address.Addr(), l.Server)
+	p.SrcMAC, p.DstMAC = l.MAC, l.ServerMAC
+	return p, nil
+}
+
+func ip(a netip.Addr) net.IP { return a.AsSlice() }

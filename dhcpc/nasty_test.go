@@ -1,0 +1,350 @@
+package dhcpc
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/insomniacslk/dhcp/dhcpv4"
+)
+
+// Servers are wrong in ways that have names. Each of these still gets its client a
+// lease that works, or at least does not keep another server from giving one.
+
+func TestServersWithOddOptions(t *testing.T) {
+	t.Parallel()
+	const min, hour = time.Minute, time.Hour
+	for _, tt := range []struct {
+		name        string
+		ack         []change
+		prefix      string
+		t1, t2, end time.Duration
+		routes      string
+		ignored     string // what is said about it
+	}{
+		{name: "nothing odd", prefix: "10.9.0.7/24", t1: 30 * min, t2: 3150 * time.Second, end: hour, routes: "0.0.0.0/0 via 10.9.0.1"},
+		{name: "no lease time", ack: []change{without(51)}, t1: 30 * min, t2: 3150 * time.Second, end: hour, ignored: "no lease time: 1h0m0s assumed"},
+		{name: "a lease time of 3 bytes", ack: []change{set(51, []byte{0, 0, 9})}, t1: 30 * min, t2: 3150 * time.Second, end: hour, ignored: "option 51: 3 bytes, want 4"},
+		{name: "no mask", ack: []change{without(1)}, prefix: "10.9.0.7/8", end: hour, ignored: "no subnet mask: /8 assumed"},
+		{name: "a mask with a hole", ack: []change{set(1, raw4("255.0.255.0"))}, prefix: "10.9.0.7/8", end: hour, ignored: "option 1: ff:00:ff:00 is no subnet mask"},
+		{name: "a mask of zeros", ack: []change{set(1, raw4("0.0.0.0"))}, prefix: "10.9.0.7/8", end: hour, ignored: "is no subnet mask"},
+		{name: "T1 over T2 over the lease", ack: []change{set(58, seconds(9000)), set(59, seconds(8000))}, t1: 30 * min, t2: 3150 * time.Second, end: hour, ignored: "T2 of 2h13m20s in a lease of 1h0m0s"},
+		{name: "T1 over T2", ack: []change{set(58, seconds(3000)), set(59, seconds(2400))}, t1: 22*min + 51*time.Second, t2: 40 * min, end: hour, ignored: "T1 of 50m0s with T2 of 40m0s"},
+		{name: "T1 and T2 of zero", ack: []change{set(58, seconds(0)), set(59, seconds(0))}, t1: 30 * min, t2: 3150 * time.Second, end: hour, ignored: "T1 of 0s"},
+		{name: "T1 and T2 for ever", ack: []change{set(58, seconds(-1)), set(59, seconds(-1))}, t1: 30 * min, t2: 3150 * time.Second, end: hour},
+		{name: "T1 and T2 of its choice", ack: []change{set(58, seconds(60)), set(59, seconds(120))}, t1: min, t2: 2 * min, end: hour},
+		{name: "a lease of 1 s", ack: []change{set(51, seconds(1))}, t1: 500 * time.Millisecond, t2: 875 * time.Millisecond, end: time.Second},
+		{name: "a lease of 136 years", ack: []change{set(51, seconds(0xfffffffe))}, t1: 0xfffffffe * time.Second / 2, end: 0xfffffffe * time.Second},
+		{name: "classless routes cut short", ack: []change{set(121, []byte{24, 10, 8, 0, 10, 9, 0})}, end: hour, routes: "0.0.0.0/0 via 10.9.0.1", ignored: "option 121: cut short after 0 routes"},
+		{name: "classless routes with 33 bits", ack: []change{set(121, append([]byte{33, 10, 8, 0, 0, 0}, raw4(serverIP)...))}, end: hour, routes: "0.0.0.0/0 via 10.9.0.1", ignored: "option 121: a destination of 33 bits"},
+		{name: "trailing padding", ack: []change{set(0xfa, nil)}, end: hour},
+		{name: "routers that are none", ack: []change{set(3, raw4("0.0.0.0", "224.0.0.1", serverIP))}, end: hour, routes: "0.0.0.0/0 via 10.9.0.1", ignored: "option 3: 224.0.0.1 is no host's address"},
+		{name: "half a router", ack: []change{set(3, append(raw4(serverIP), 10, 9))}, end: hour, routes: "0.0.0.0/0 via 10.9.0.1", ignored: "option 3: 6 bytes are no list of addresses"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			b := newBench(t).requesting()
+			b.hear(ack, tt.ack...)
+			b.want(Bound)
+			l := b.out.Bound
+			if tt.prefix != "" && l.Address.String() != tt.prefix {
+				t.Errorf("address %s, want %s", l.Address, tt.prefix)
+			}
+			for _, at := range []struct {
+				got  time.Time
+				want time.Duration
+			}{{l.Renew, tt.t1}, {l.Rebind, tt.t2}, {l.Expire, tt.end}} {
+				if got := at.got.Sub(l.Obtained).Truncate(time.Millisecond); at.want != 0 && got.Round(time.Second) != at.want.Round(time.Second) && got != at.want {
+					t.Errorf("time %s, want %s", got, at.want)
+				}
+			}
+			if tt.routes != "" && routeText(l.Routes) != tt.routes {
+				t.Errorf("routes %s, want %s", routeText(l.Routes), tt.routes)
+			}
+			if got := strings.Join(l.Ignored, "; "); !strings.Contains(got, tt.ignored) || tt.ignored == "" && tt.name == "nothing odd" && got != "" {
+				t.Errorf("ignored %q, want %q", got, tt.ignored)
+			}
+			if err := l.Validate(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func routeText(list []Route) string {
+	var text []string
+	for _, r := range list {
+		text = append(text, r.String())
+	}
+	return strings.Join(text, ", ")
+}
+
+func TestOffersThatNobodyCouldUse(t *testing.T) {
+	t.Parallel()
+	for name, changes := range map[string][]change{
+		"a lease of 0 s":           {set(51, seconds(0))},
+		"no address":               {yiaddr("0.0.0.0")},
+		"a multicast address":      {yiaddr("224.0.0.5")},
+		"the broadcast address":    {yiaddr("255.255.255.255")},
+		"loopback":                 {yiaddr("127.0.0.1")},
+		"no server identifier":     {without(54)},
+		"server identifier cut":    {set(54, []byte{10, 9})},
+		"server identifier 0":      {from("0.0.0.0")},
+		"no type":                  {without(53)},
+		"a type of 2 bytes":        {set(53, []byte{2, 2})},
+		"a client's message":       {func(d *dhcpv4.DHCPv4) { d.OpCode = dhcpv4.OpcodeBootRequest }},
+		"a foreign chaddr":         {func(d *dhcpv4.DHCPv4) { d.ClientHWAddr = []byte(otherMAC()) }},
+		"a chaddr too short":       {func(d *dhcpv4.DHCPv4) { d.ClientHWAddr = ownMAC()[:5] }},
+		"a chaddr too long":        {func(d *dhcpv4.DHCPv4) { d.ClientHWAddr = append(ownMAC(), 0) }},
+		"another kind of hardware": {func(d *dhcpv4.DHCPv4) { d.HWType = 6 }},
+		"a foreign xid":            {func(d *dhcpv4.DHCPv4) { d.TransactionID[3]++ }},
+		"a foreign client id":      {set(61, []byte("\x00pod-8"))},
+	} {
+		b := newBench(t)
+		b.tick()
+		b.hear(offer, changes...)
+		if b.s.State() != Selecting || b.out.Send != nil {
+			t.Errorf("%s: %s, sent %v", name, b.s.State(), b.out.Send)
+			continue
+		}
+		if len(texts(b.s.heard)) != 1 {
+			t.Errorf("%s: heard %v, want a word about it", name, texts(b.s.heard))
+		}
+		b.hear(offer, from(rogueIP)) // another server
+		b.want(Requesting)
+	}
+}
+
+func TestServerThatEchoesTheClientIdentifier(t *testing.T) { // RFC 6842
+	t.Parallel()
+	b := newBench(t)
+	b.requesting(set(61, ownID()))
+	b.hear(ack, set(61, ownID()))
+	b.want(Bound)
+}
+
+func TestTwoServersOfWhichOneRefusesEverything(t *testing.T) {
+	t.Parallel()
+	t.Run("what was asked of the other", func(t *testing.T) {
+		b := newBench(t).requesting()
+		b.hear(nak, from(rogueIP))
+		b.want(Requesting)
+		b.hear(nak, without(54)) // its source says that it is the one that was asked
+		b.want(Init)
+	})
+	t.Run("without saying who it is", func(t *testing.T) {
+		b := newBench(t).requesting()
+		p := answer(b.sent, nak, without(54))
+		p.Src = netip.AddrPortFrom(addr(rogueIP), ServerPort)
+		b.step(Event{Packet: p})
+		b.want(Requesting)
+	})
+	t.Run("and it is the first to offer", func(t *testing.T) {
+		b := newBench(t)
+		b.requesting(from(rogueIP), yiaddr(otherIP))
+		b.hear(nak, from(rogueIP))
+		b.want(Init)
+		b.tick()
+		b.hear(offer, from(rogueIP), yiaddr(otherIP))
+		b.want(Selecting)
+		b.hear(offer)
+		b.want(Requesting)
+		b.hear(ack)
+		b.want(Bound)
+	})
+	t.Run("and it is the only one to offer", func(t *testing.T) {
+		b := newBench(t)
+		b.requesting(from(rogueIP))
+		b.hear(nak, from(rogueIP))
+		b.tick()
+		b.hear(offer, from(rogueIP))
+		b.want(Selecting)
+		if got := b.out.Wake.Sub(b.now); got != betterOffer {
+			t.Errorf("holds the OFFER back for %s, want %s", got, betterOffer)
+		}
+		b.tick()
+		b.want(Requesting)
+	})
+	t.Run("of a renewal", func(t *testing.T) {
+		b := newBench(t).bound()
+		b.tick()
+		b.hear(nak, from(rogueIP))
+		b.want(Renewing)
+	})
+}
+
+func TestOfferThenSilence(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.requesting(from(rogueIP))
+	for b.s.State() == Requesting {
+		b.tick()
+	}
+	if waited := b.now.Sub(epoch()); waited > 15*time.Second {
+		t.Errorf("gave up on the server after %s", waited)
+	}
+	b.hear(offer, from(rogueIP))
+	b.hear(offer)
+	b.want(Requesting)
+	b.option(54, raw4(serverIP))
+	if got := strings.Join(texts(b.s.heard), "; "); !strings.Contains(got, "2 OFFERs of 10.9.0.7 from 10.9.0.66") {
+		t.Errorf("heard %s", got)
+	}
+}
+
+func TestAckOfAnotherAddress(t *testing.T) {
+	t.Parallel()
+	b := newBench(t).requesting()
+	b.hear(ack, yiaddr(otherIP))
+	b.want(Requesting)
+	b.hear(ack)
+	b.want(Bound)
+	b.tick()
+	b.hear(ack, yiaddr(otherIP))
+	b.want(Renewing)
+	b.hear(ack)
+	b.want(Bound)
+}
+
+func TestAckWithoutServerIdentifier(t *testing.T) {
+	t.Parallel()
+	b := newBench(t).requesting()
+	b.hear(ack, without(54)) // the source says who it is
+	b.want(Bound)
+	for range 2 {
+		b.tick()
+		b.want(Renewing)
+		p := answer(b.sent, ack, without(54))
+		p.Src, p.SrcMAC = netip.AddrPort{}, nil // a transport that knows little
+		b.step(Event{Packet: p})
+		b.want(Bound)
+		if l := b.out.Bound; l.Server != addr(serverIP) || l.ServerMAC.String() != serverMAC().String() {
+			t.Errorf("the lease is of %s at %s, want those of before", l.Server, l.ServerMAC)
+		}
+	}
+}
+
+func TestServerOfSeveralAddresses(t *testing.T) {
+	t.Parallel()
+	b := newBench(t).bound()
+	b.tick()
+	p := answer(b.sent, ack, from(otherIP))
+	p.Src = netip.AddrPortFrom(addr(serverIP), ServerPort) // the one that was asked
+	b.step(Event{Packet: p})
+	b.want(Bound)
+	if got := b.out.Bound.Server; got != addr(otherIP) {
+		t.Errorf("the lease is of %s, want what the server calls itself", got)
+	}
+}
+
+func TestAnswersHoweverTheyCome(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(*Packet){
+		"broadcast":                     func(*Packet) {},
+		"unicast":                       func(p *Packet) { p.Dst = netip.AddrPortFrom(addr(clientIP), ClientPort) },
+		"from another port":             func(p *Packet) { p.Src = netip.AddrPortFrom(addr(serverIP), 4711) },
+		"from a relay":                  func(p *Packet) { p.Src = netip.AddrPortFrom(addr(otherIP), 67) },
+		"padded":                        func(p *Packet) { p.Payload = append(p.Payload, make([]byte, 300)...) },
+		"with rubbish behind the end":   func(p *Packet) { p.Payload = append(p.Payload, 0xfe, 200, 1) },
+		"without an end":                func(p *Packet) { p.Payload = cutEnd(p.Payload) },
+		"of 1500 bytes":                 func(p *Packet) { p.Payload = append(cutEnd(p.Payload), filler(1472-len(cutEnd(p.Payload)))...) },
+		"with a second, equal identity": func(p *Packet) { p.Payload = append(cutEnd(p.Payload), 61, 6, 0, 'p', 'o', 'd', '-', '7', 255) },
+	} {
+		b := newBench(t)
+		b.tick()
+		for _, kind := range []dhcpv4.MessageType{offer, ack} {
+			p := answer(b.sent, kind)
+			change(p)
+			b.step(Event{Packet: p})
+		}
+		if b.s.State() != Bound {
+			t.Errorf("%s: %s; heard %v", name, b.s.State(), texts(b.s.heard))
+		}
+	}
+}
+
+// cutEnd takes the End option off, and the padding after it.
+func cutEnd(payload []byte) []byte {
+	for i := len(payload) - 1; ; i-- {
+		if payload[i] == 255 {
+			return slices.Clone(payload[:i])
+		}
+	}
+}
+
+// filler is n bytes of options that nobody knows.
+func filler(n int) []byte {
+	var b []byte
+	for n > 257 {
+		b, n = append(append(b, 224, 255), make([]byte, 255)...), n-257
+	}
+	b = append(append(b, 225, byte(n-3)), make([]byte, n-3)...)
+	return append(b, 255)
+}
+
+func TestOptionsInTheWrongFields(t *testing.T) { // RFC 2132, option 52, and RFC 3396
+	t.Parallel()
+	search := []byte("\x07example\x03com\x00\x03lan\x00")
+	b := newBench(t).requesting()
+	p := answer(b.sent, ack, set(52, []byte{3}), set(119, search[:4]))
+	copy(p.Payload[fileAt:], append(append([]byte{119, 6}, search[4:10]...), 6, 4, 10, 9, 0, 53, 255))
+	copy(p.Payload[snameAt:], append(append([]byte{0, 119, byte(len(search) - 10)}, search[10:]...), 42, 4, 10, 9, 0, 123))
+	b.step(Event{Packet: p})
+	b.want(Bound)
+	l := b.out.Bound
+	if diff := cmp.Diff([]string{"example.com", "lan"}, l.Search); diff != "" {
+		t.Errorf("search list (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([][]netip.Addr{{addr("10.9.0.53")}, {addr("10.9.0.123")}}, [][]netip.Addr{l.DNS, l.NTP}, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
+		t.Errorf("DNS and NTP (-want +got):\n%s", diff)
+	}
+}
+
+func TestOptionsInTheWrongFieldsThatAreDamaged(t *testing.T) {
+	t.Parallel()
+	for overload, at := range map[byte]int{1: fileAt, 2: snameAt} {
+		b := newBench(t).requesting()
+		p := answer(b.sent, ack, set(52, []byte{overload}))
+		copy(p.Payload[at:], []byte{6, 255})
+		b.step(Event{Packet: p})
+		b.want(Requesting)
+		b.hear(ack, set(52, []byte{overload, 1})) // and this says nothing
+		b.want(Bound)
+	}
+}
+
+func TestWhatIsNoAnswerIsIgnored(t *testing.T) {
+	t.Parallel()
+	b := newBench(t).bound()
+	held := b.s.Lease()
+	for _, kind := range []dhcpv4.MessageType{9 /* FORCERENEW */, offer, ack, nak, request, 18} {
+		b.hear(kind)
+		b.want(Bound)
+	}
+	b.step(Event{Packet: &Packet{Payload: []byte("not DHCP")}})
+	b.step(Event{Packet: &Packet{}})
+	b.want(Bound)
+	if b.s.Lease() != held || b.out.Send != nil {
+		t.Errorf("holds %+v, sent %v", b.s.Lease(), b.out.Send)
+	}
+}
+
+func TestALeaseOfOneSecondDoesNotSpin(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.bound(set(51, seconds(1)))
+	steps := 0
+	for b.now.Sub(epoch()) < time.Minute {
+		b.tick()
+		if steps++; b.out.Send != nil && b.sent.MessageType() == discover {
+			b.hear(offer)
+			b.hear(ack, set(51, seconds(1)))
+		}
+	}
+	if steps > 300 {
+		t.Errorf("%d steps in a minute", steps)
+	}
+}

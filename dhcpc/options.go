@@ -1,0 +1,254 @@
+package dhcpc
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/insomniacslk/dhcp/dhcpv4"
+	"github.com/insomniacslk/dhcp/rfc1035label"
+)
+
+// reader takes a server's options one by one and notes what it cannot use: a server
+// with one bad option is still a server.
+type reader struct {
+	options dhcpv4.Options
+	ignored []string
+}
+
+func (r *reader) ignore(code uint8, format string, args ...any) {
+	r.ignored = append(r.ignored, fmt.Sprintf("option %d: ", code)+fmt.Sprintf(format, args...))
+}
+
+// lease makes a lease of an OFFER or an ACK. The error says why it is not one that a
+// host could use.
+func (m *Machine) lease(msg *message, sent time.Time) (*Lease, error) {
+	if !usable(msg.address) {
+		return nil, fmt.Errorf("%s is no host's address", msg.address)
+	}
+	r := reader{options: msg.options}
+	l := &Lease{
+		Server: msg.server, ServerMAC: msg.nextHop,
+		MAC: Hex(m.cfg.MAC), ClientID: Hex(m.cfg.ClientID),
+		Obtained: sent,
+	}
+	if err := r.times(l); err != nil {
+		return nil, err
+	}
+	l.Address = netip.PrefixFrom(msg.address, r.prefixLen(msg.address))
+	l.Routers = r.addrs(3)
+	l.Routes = r.routes(l)
+	l.DNS, l.NTP = r.addrs(6), r.addrs(42)
+	l.Domain, l.Search = r.domain(), r.search()
+	l.MTU = r.mtu(m.cfg.LinkMTU)
+	l.Broadcast = r.broadcast(l.Address)
+	for _, code := range m.cfg.Request {
+		if v, ok := r.options[code]; ok {
+			if l.Options == nil {
+				l.Options = map[uint8]Hex{}
+			}
+			l.Options[code] = Hex(v)
+		}
+	}
+	l.Ignored = r.ignored
+	return l, nil
+}
+
+// times fills in the times of a lease (options 51, 58 and 59).
+func (r *reader) times(l *Lease) error {
+	total, known, infinite := r.seconds(51)
+	switch {
+	case infinite:
+		return nil
+	case !known:
+		r.ignored = append(r.ignored, fmt.Sprintf("no lease time: %s assumed", DefaultLeaseTime))
+		total = DefaultLeaseTime
+	case total == 0:
+		return errors.New("it is for 0 s")
+	}
+	t2, known, infinite := r.seconds(59)
+	if !known || infinite || t2 == 0 || t2 >= total {
+		if known {
+			r.ignore(59, "T2 of %s in a lease of %s", t2, total)
+		}
+		t2 = total / 8 * 7
+	}
+	t1, known, infinite := r.seconds(58)
+	if !known || infinite || t1 == 0 || t1 >= t2 {
+		if known {
+			r.ignore(58, "T1 of %s with T2 of %s", t1, t2)
+		}
+		t1 = min(total/2, t2/7*4)
+	}
+	l.Renew, l.Rebind, l.Expire = l.Obtained.Add(t1), l.Obtained.Add(t2), l.Obtained.Add(total)
+	return nil
+}
+
+// seconds reads a time; infinite is what RFC 2131, section 3.3, means by all ones.
+func (r *reader) seconds(code uint8) (d time.Duration, known, infinite bool) {
+	v, ok := r.options[code]
+	if !ok {
+		return 0, false, false
+	}
+	if len(v) != 4 {
+		r.ignore(code, "%d bytes, want 4", len(v))
+		return 0, false, false
+	}
+	n := binary.BigEndian.Uint32(v)
+	return time.Duration(n) * time.Second, true, n == math.MaxUint32
+}
+
+// prefixLen reads the subnet mask (option 1).
+func (r *reader) prefixLen(a netip.Addr) int {
+	v, ok := r.options[1]
+	if ok && len(v) == 4 {
+		mask := binary.BigEndian.Uint32(v)
+		bits := 0
+		for bits < 32 && mask&(1<<(31-bits)) != 0 {
+			bits++
+		}
+		if bits > 0 && mask<<bits == 0 {
+			return bits
+		}
+	}
+	bits := classful(a)
+	if ok {
+		r.ignore(1, "%s is no subnet mask: /%d assumed, by the address's class", Hex(v), bits)
+	} else {
+		r.ignored = append(r.ignored, fmt.Sprintf("no subnet mask: /%d assumed, by the address's class", bits))
+	}
+	return bits
+}
+
+// classful is what hosts assume that are told no mask (RFC 950).
+func classful(a netip.Addr) int {
+	switch first := a.As4()[0]; {
+	case first < 128:
+		return 8
+	case first < 192:
+		return 16
+	}
+	return 24
+}
+
+// addrs reads a list of hosts' addresses.
+func (r *reader) addrs(code uint8) []netip.Addr {
+	v := r.options[code]
+	if len(v)%4 != 0 {
+		r.ignore(code, "%d bytes are no list of addresses", len(v))
+	}
+	var list []netip.Addr
+	for ; len(v) >= 4; v = v[4:] {
+		a := netip.AddrFrom4([4]byte(v))
+		if !usable(a) {
+			r.ignore(code, "%s is no host's address", a)
+			continue
+		}
+		list = append(list, a)
+	}
+	return list
+}
+
+func (r *reader) broadcast(own netip.Prefix) netip.Addr {
+	v, ok := r.options[28]
+	if !ok {
+		return netip.Addr{}
+	}
+	if len(v) != 4 {
+		r.ignore(28, "%d bytes, want 4", len(v))
+		return netip.Addr{}
+	}
+	a := netip.AddrFrom4([4]byte(v))
+	if a != broadcastAddr() && !own.Contains(a) {
+		r.ignore(28, "%s is not in %s", a, own.Masked())
+		return netip.Addr{}
+	}
+	return a
+}
+
+// mtu reads option 26. What is under 576 is taken for 576: with less, RFC 791 allows
+// a host not to work at all.
+func (r *reader) mtu(link int) int {
+	v, ok := r.options[26]
+	if !ok {
+		return 0
+	}
+	if len(v) != 2 {
+		r.ignore(26, "%d bytes, want 2", len(v))
+		return 0
+	}
+	sent := int(binary.BigEndian.Uint16(v))
+	mtu := max(sent, minMessage)
+	if link > 0 {
+		mtu = min(mtu, link)
+	}
+	if mtu != sent {
+		r.ignore(26, "MTU %d: %d taken", sent, mtu)
+	}
+	return mtu
+}
+
+func (r *reader) domain() string {
+	// Some servers end it with a zero byte, or with a dot.
+	name := strings.TrimSuffix(strings.TrimRight(string(r.options[15]), "\x00"), ".")
+	if name == "" {
+		return ""
+	}
+	if !isDomain(name) {
+		r.ignore(15, "%q is no domain name", name)
+		return ""
+	}
+	return name
+}
+
+func (r *reader) search() []string {
+	v := r.options[119]
+	if len(v) == 0 {
+		return nil
+	}
+	labels, err := rfc1035label.FromBytes(v)
+	if err != nil {
+		r.ignore(119, "%v", err)
+		return nil
+	}
+	var list []string
+	for _, name := range labels.Labels {
+		if !isDomain(name) {
+			r.ignore(119, "%q is no domain name", name)
+			continue
+		}
+		list = append(list, name)
+	}
+	return list
+}
+
+// isDomain takes what may go into a resolv.conf: the name comes from the network, and
+// a space or a line break in it would be a directive of its sender's choice.
+func isDomain(name string) bool {
+	if len(name) > 253 {
+		return false
+	}
+	for label := range strings.SplitSeq(name, ".") {
+		if label == "" || len(label) > 63 || strings.Trim(label, letters) != "" {
+			return false
+		}
+	}
+	return true
+}
+
+const letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_"
+
+// printable is what of a server's text may be shown to people.
+func printable(s string) string {
+	s = strings.Map(func(c rune) rune {
+		if c < ' ' || c > '~' {
+			return -1
+		}
+		return c
+	}, s)
+	return s[:min(len(s), 80)]
+}

@@ -1,0 +1,57 @@
+package dhcpc
+
+import (
+	"context"
+	"net/netip"
+	"time"
+)
+
+// The ports of RFC 2131, section 4.1.
+const (
+	ServerPort = 67
+	ClientPort = 68
+)
+
+// Packet is a DHCP message in UDP over IPv4, or an ARP packet.
+type Packet struct {
+	// Src and Dst are the ends of the UDP packet. A transport may leave Dst out of
+	// what it receives.
+	Src, Dst netip.AddrPort
+	// SrcMAC and DstMAC are the ends of the Ethernet frame. In what is sent, nil
+	// leaves them to the transport; in what was received, they are nil where the
+	// transport does not know them.
+	SrcMAC, DstMAC Hex
+	// Payload is the DHCP message.
+	Payload []byte
+	// ARP is set in place of Src, Dst and Payload.
+	ARP *ARP
+}
+
+// ARP is an ARP packet (RFC 826) about IPv4 over Ethernet.
+type ARP struct {
+	Reply                bool
+	SenderMAC, TargetMAC Hex // the latter is empty in a request
+	SenderIP, TargetIP   netip.Addr
+}
+
+// Transport carries packets, on one interface. It knows nothing of DHCP's states.
+// A Client uses it from one goroutine.
+type Transport interface {
+	// Send sends a packet. It does not wait for anything but room.
+	Send(ctx context.Context, p *Packet) error
+	// Receive waits for a packet for ClientPort, or an ARP packet where it can hear
+	// such. It may give packets that are for others. It ends with
+	// os.ErrDeadlineExceeded at a time, and with ctx's error as soon as ctx is done.
+	Receive(ctx context.Context, until time.Time) (*Packet, error)
+	// Close gives up what the transport holds.
+	Close() error
+}
+
+// Lend gives a Transport whose Close does nothing: it stays with its owner. A
+// Config.Dial that returns one lets the caller keep the socket after Acquire, to
+// hand it on or to use it again.
+func Lend(t Transport) Transport { return lent{t} }
+
+type lent struct{ Transport }
+
+func (lent) Close() error { return nil }

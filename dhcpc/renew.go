@@ -1,0 +1,146 @@
+package dhcpc
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/insomniacslk/dhcp/dhcpv4"
+)
+
+// answerWait is how long an answer to a renewal is waited for with an open socket.
+// The next attempt is a minute away or more.
+const answerWait = 10 * time.Second
+
+// leaseTimeUp does what the time asks of who holds a lease.
+func (t *step) leaseTimeUp() {
+	l := t.s.lease
+	switch {
+	case !t.now.Before(l.Expire):
+		t.expire()
+	case !t.now.Before(l.Rebind):
+		t.renew(Rebinding, l.Expire)
+	default:
+		t.renew(Renewing, l.Rebind)
+	}
+}
+
+// renew asks for an extension: the server that gave the lease, or any. Each REQUEST
+// has an identifier of its own, so that an ACK says which of them it extends from.
+func (t *step) renew(state State, end time.Time) {
+	l := t.s.lease
+	t.newXID()
+	if t.s.state == Bound {
+		t.s.trace = trace{began: t.now}
+	}
+	t.s.asked = t.now
+	t.count()
+	d := t.request(dhcpv4.MessageTypeRequest, t.s)
+	// The address in ciaddr only, and no server identifier: some servers ignore a
+	// renewal that has more (RFC 2131, table 4).
+	d.ClientIPAddr = ip(l.Address.Addr())
+	dst := l.Server
+	if state == Rebinding {
+		dst = broadcastAddr()
+	}
+	p := packet(d, l.Address.Addr(), dst)
+	if state == Renewing {
+		p.DstMAC = l.ServerMAC
+	}
+	t.send("REQUEST", p)
+	wake := t.now.Add(max(end.Sub(t.now)/2, minRenewWait))
+	if wake.After(end) {
+		wake = end
+	}
+	t.enter(state, wake)
+	if enough := t.now.Add(answerWait); enough.Before(wake) {
+		t.s.listen = enough
+	}
+}
+
+// renewing hears the answer to a renewal. While only one server was asked, only it is
+// heard, though it need not say who it is.
+func (t *step) renewing(m *message) {
+	l := t.s.lease
+	if t.s.state == Renewing && m.server.IsValid() && m.server != l.Server && m.source != l.Server {
+		t.note(describe(m) + ": not the server that was asked, " + l.Server.String())
+		return
+	}
+	switch m.kind {
+	case dhcpv4.MessageTypeAck:
+		if renewed := t.acknowledged(m, l); renewed != nil {
+			t.bind(renewed)
+		}
+	case dhcpv4.MessageTypeNak:
+		t.refuse(m)
+	default:
+		t.note(describe(m) + ": not an ACK")
+	}
+}
+
+// refuse takes a NAK of the lease that is held.
+func (t *step) refuse(m *message) {
+	err := refusal(m, t.s.lease.Address.Addr())
+	t.lose()
+	t.s.hint = t.cfg.Address
+	t.startOver(err, 0)
+}
+
+// expire gives the lease up and tries to get the same address again at once.
+func (t *step) expire() {
+	l := t.s.lease
+	t.out.Err = fmt.Errorf("%w: %s, at %s", ErrExpired, l.Address.Addr(), l.Expire.Format(time.RFC3339))
+	t.s.last = t.out.Err
+	t.lose()
+	t.forget()
+	t.discover()
+}
+
+// rebootTries is how often servers are asked about an earlier lease.
+const rebootTries = 2
+
+func (t *step) rebootTimeUp() {
+	l := t.s.lease
+	switch {
+	case !l.Infinite() && !t.now.Before(l.Expire):
+		t.expire()
+	case t.s.tries < rebootTries:
+		t.reboot()
+	case t.now.Before(l.Obtained):
+		// Its times are of no clock that we know.
+		t.lose()
+		t.forget()
+		t.discover()
+	default:
+		t.bind(l) // RFC 2131, section 3.2, 3: it may be used while it lasts
+	}
+}
+
+// reboot asks any server about an earlier lease.
+func (t *step) reboot() {
+	if t.s.tries == 0 {
+		t.newXID()
+	}
+	t.s.tries++
+	t.s.asked = t.now
+	t.count()
+	d := t.request(dhcpv4.MessageTypeRequest, t.s)
+	// The address in option 50, and no server identifier: by that servers tell this
+	// from an answer to an OFFER and from a renewal.
+	d.UpdateOption(dhcpv4.OptRequestedIPAddress(ip(t.s.lease.Address.Addr())))
+	t.send("REQUEST", t.broadcast(d))
+	t.enter(Rebooting, t.now.Add(t.retransmission(t.s.tries)))
+}
+
+// rebooting hears any server.
+func (t *step) rebooting(m *message) {
+	switch m.kind {
+	case dhcpv4.MessageTypeAck:
+		if l := t.acknowledged(m, t.s.lease); l != nil {
+			t.accept(l)
+		}
+	case dhcpv4.MessageTypeNak:
+		t.refuse(m)
+	default:
+		t.note(describe(m) + ": not an ACK")
+	}
+}

@@ -1,0 +1,115 @@
+package dhcpc
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+)
+
+// routes chooses among the options that carry routes, as RFC 3442 wants it: classless
+// ones, else the static ones and the first router. Option 249 is 121 as some servers
+// send it.
+func (r *reader) routes(l *Lease) []Route {
+	for _, code := range []uint8{121, 249} {
+		v, ok := r.options[code]
+		if !ok {
+			continue
+		}
+		list, err := classlessRoutes(v)
+		if err == nil && len(list) > 0 {
+			return onLinkFirst(list, l.Address)
+		}
+		if err == nil {
+			err = fmt.Errorf("no route in it")
+		}
+		// Half of a list could send traffic astray: all of it, or none.
+		r.ignore(code, "%v", err)
+	}
+	list := r.staticRoutes()
+	if len(l.Routers) > 0 {
+		list = append(list, Route{Dst: netip.PrefixFrom(netip.IPv4Unspecified(), 0), Via: l.Routers[0]})
+	}
+	return onLinkFirst(list, l.Address)
+}
+
+// classlessRoutes reads a list of prefix length, as many bytes of the destination as
+// that takes, and router.
+func classlessRoutes(v []byte) ([]Route, error) {
+	var list []Route
+	for len(v) > 0 {
+		bits := int(v[0])
+		n := (bits + 7) / 8
+		if bits > 32 {
+			return nil, fmt.Errorf("a destination of %d bits", bits)
+		}
+		if len(v) < 1+n+4 {
+			return nil, fmt.Errorf("cut short after %d routes", len(list))
+		}
+		var dst [4]byte
+		copy(dst[:], v[1:1+n])
+		route := Route{Dst: netip.PrefixFrom(netip.AddrFrom4(dst), bits).Masked()}
+		via := netip.AddrFrom4([4]byte(v[1+n:]))
+		if !via.IsUnspecified() {
+			if !usable(via) {
+				return nil, fmt.Errorf("router %s of %s is no host's address", via, route.Dst)
+			}
+			route.Via = via
+		}
+		list = append(list, route)
+		v = v[1+n+4:]
+	}
+	return list, nil
+}
+
+// staticRoutes reads option 33: pairs of destination, which has no length but its
+// class's, and router.
+func (r *reader) staticRoutes() []Route {
+	v := r.options[33]
+	if len(v)%8 != 0 {
+		r.ignore(33, "%d bytes are no list of pairs of addresses", len(v))
+	}
+	var list []Route
+	for ; len(v) >= 8; v = v[8:] {
+		dst, via := netip.AddrFrom4([4]byte(v)), netip.AddrFrom4([4]byte(v[4:]))
+		// RFC 2132 forbids a default route here.
+		if !usable(dst) || !usable(via) {
+			r.ignore(33, "no route to %s via %s", dst, via)
+			continue
+		}
+		prefix := netip.PrefixFrom(dst, classful(dst))
+		if prefix.Masked().Addr() != dst {
+			prefix = netip.PrefixFrom(dst, 32)
+		}
+		list = append(list, Route{Dst: prefix, Via: via})
+	}
+	return list
+}
+
+// onLinkFirst orders routes so that the kernel takes them: those on the link first,
+// and among them one to each router that nothing else puts on the link, as with an
+// address that is a /32.
+func onLinkFirst(list []Route, own netip.Prefix) []Route {
+	var onLink, others []Route
+	list = slices.Clone(list)
+	for i, r := range list {
+		if r.Via == own.Addr() {
+			// A host that is its own router has the whole world on its link.
+			list[i].Via = netip.Addr{}
+		}
+		if r = list[i]; !r.Via.IsValid() {
+			onLink = append(onLink, r)
+		}
+	}
+	for _, r := range list {
+		if !r.Via.IsValid() || slices.Contains(others, r) {
+			continue
+		}
+		reached := own.Bits() < 32 && own.Contains(r.Via) ||
+			slices.ContainsFunc(onLink, func(l Route) bool { return l.Dst.Contains(r.Via) })
+		if !reached {
+			onLink = append(onLink, Route{Dst: netip.PrefixFrom(r.Via, 32)})
+		}
+		others = append(others, r)
+	}
+	return append(onLink, others...)
+}

@@ -1,0 +1,508 @@
+package dhcpc
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/insomniacslk/dhcp/dhcpv4"
+)
+
+const (
+	discover = dhcpv4.MessageTypeDiscover
+	offer    = dhcpv4.MessageTypeOffer
+	request  = dhcpv4.MessageTypeRequest
+	ack      = dhcpv4.MessageTypeAck
+	nak      = dhcpv4.MessageTypeNak
+)
+
+func broadcasts(t *testing.T, b *bench) {
+	t.Helper()
+	if got := b.to.Src.String() + " " + b.to.Dst.String(); got != "0.0.0.0:68 255.255.255.255:67" {
+		t.Errorf("sent from and to %s, want a broadcast", got)
+	}
+	if !b.sent.ClientIPAddr.IsUnspecified() {
+		t.Errorf("ciaddr %s, want none", b.sent.ClientIPAddr)
+	}
+}
+
+func TestInitToSelecting(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.want(Init)
+	b.tick()
+	b.want(Selecting)
+	b.wantSent(discover)
+	broadcasts(t, b)
+	b.option(61, ownID())
+	b.option(12, []byte("pod-7"))
+	b.option(55, usualOptions())
+	b.option(57, []byte{1500 >> 8, 1500 & 0xff})
+	for _, absent := range []uint8{50, 54, 80} {
+		b.option(absent, nil)
+	}
+	if !b.out.Listen.Equal(b.out.Wake) {
+		t.Errorf("listens until %s, want until it wakes at %s", b.out.Listen, b.out.Wake)
+	}
+}
+
+func TestSelectingToSelecting(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.tick()
+	xid, last := b.sent.TransactionID, b.now
+	for _, base := range []time.Duration{4, 8, 16, 32, 64, 64} {
+		b.tick()
+		b.want(Selecting)
+		b.wantSent(discover)
+		if b.sent.TransactionID != xid {
+			t.Error("another transaction: an OFFER that comes late would be lost")
+		}
+		if got := b.now.Sub(last); got < (base-1)*time.Second || got > (base+1)*time.Second {
+			t.Errorf("sent again after %s, want %d s ± 1 s", got, base)
+		}
+		last = b.now
+	}
+	if want := uint16(b.now.Sub(epoch()) / time.Second); b.sent.NumSeconds != want {
+		t.Errorf("secs %d, want %d", b.sent.NumSeconds, want)
+	}
+}
+
+func TestSelectingToRequesting(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.tick()
+	xid := b.sent.TransactionID
+	b.hear(offer)
+	b.want(Requesting)
+	b.wantSent(request)
+	broadcasts(t, b)
+	b.option(50, raw4(clientIP))
+	b.option(54, raw4(serverIP))
+	b.option(61, ownID())
+	b.option(55, usualOptions())
+	if b.sent.TransactionID != xid {
+		t.Error("the REQUEST is not of the OFFER's transaction")
+	}
+}
+
+func TestSelectingToBound(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, func(c *Config) { c.RapidCommit = true })
+	b.tick()
+	b.option(80, []byte{})
+	b.hear(ack, set(80, []byte{}))
+	b.want(Bound)
+	if b.out.Bound == nil || !b.out.Bound.Obtained.Equal(epoch()) {
+		t.Errorf("bound to %+v, want a lease from when the DISCOVER was sent", b.out.Bound)
+	}
+}
+
+func TestRapidCommitTakesAnOffer(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, func(c *Config) { c.RapidCommit = true })
+	b.bound()
+}
+
+func TestSelectingIgnoresAnAckThatCommitsNothing(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		rapid bool
+		add   change
+	}{
+		"not asked for":  {false, set(80, []byte{})},
+		"without the 80": {true, without(80)},
+	} {
+		b := newBench(t, func(c *Config) { c.RapidCommit = tt.rapid })
+		b.tick()
+		b.hear(ack, tt.add)
+		if b.s.State() != Selecting {
+			t.Errorf("%s: state is %s", name, b.s.State())
+		}
+	}
+}
+
+func TestRequestingToBound(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.requesting()
+	b.now = b.now.Add(2 * time.Second) // the answer takes its time
+	b.hear(ack)
+	b.want(Bound)
+	b.wantNothingSent()
+	l := b.out.Bound
+	if l == nil || l != b.s.Lease() {
+		t.Fatalf("bound to %v, holds %v", l, b.s.Lease())
+	}
+	if !l.Obtained.Equal(epoch()) || l.Renew.Sub(epoch()) != 30*time.Minute || l.Rebind.Sub(epoch()) != 3150*time.Second || l.Expire.Sub(epoch()) != time.Hour {
+		t.Errorf("times %s %s %s %s: want those of an hour from the REQUEST", l.Obtained, l.Renew, l.Rebind, l.Expire)
+	}
+	if b.out.Wake.Before(l.Renew) || !b.out.Wake.Before(l.Rebind) || !b.out.Listen.IsZero() {
+		t.Errorf("wakes at %s, listens until %s: want T1 or a little later, and no socket till then", b.out.Wake, b.out.Listen)
+	}
+	if err := l.Validate(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestRequestingToRequesting(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.tick()
+	b.tick() // after some seconds
+	b.hear(offer)
+	b.want(Requesting)
+	first := b.sent.ToBytes()
+	if b.sent.NumSeconds == 0 || b.sent.NumSeconds != uint16(b.now.Sub(epoch())/time.Second) {
+		t.Errorf("secs %d, want that of the DISCOVER", b.sent.NumSeconds)
+	}
+	b.tick()
+	b.want(Requesting)
+	b.wantSent(request)
+	if string(b.sent.ToBytes()) != string(first) {
+		t.Error("it is not the same REQUEST again")
+	}
+}
+
+func TestRequestingToSelecting(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.requesting()
+	xid := b.sent.TransactionID
+	b.tick()
+	b.tick()
+	b.want(Selecting)
+	b.wantSent(discover)
+	if b.sent.TransactionID == xid {
+		t.Error("an ACK that comes late would be taken for an answer to this DISCOVER")
+	}
+}
+
+func TestRequestingToInit(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.requesting()
+	b.hear(nak, set(56, []byte("no\nway")))
+	b.want(Init)
+	b.wantNothingSent()
+	if !errors.Is(b.out.Err, ErrNAK) || b.out.Err.Error() != `server refused the address 10.9.0.7: NAK from 10.9.0.1: "noway"` {
+		t.Errorf("error %v", b.out.Err)
+	}
+	if b.out.Lost != nil {
+		t.Error("lost a lease that it never had")
+	}
+}
+
+func TestNAKsBackOffFromOneSecondToHalfAnHour(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	for _, want := range []time.Duration{1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1800, 1800} {
+		b.tick()
+		b.hear(offer)
+		if b.s.State() == Selecting { // it is held back, in the hope of a better one
+			b.tick()
+		}
+		b.want(Requesting)
+		b.hear(nak)
+		b.want(Init)
+		if got := b.out.Wake.Sub(b.now); got != want*time.Second {
+			t.Errorf("waits %s, want %d s", got, want)
+		}
+	}
+	for b.s.State() != Requesting {
+		b.tick()
+		b.hear(offer)
+	}
+	b.hear(ack)
+	b.want(Bound)
+	b.at(b.s.Lease().Renew.Add(time.Minute))
+	b.hear(nak)
+	if got := b.out.Wake.Sub(b.now); got != time.Second {
+		t.Errorf("waits %s after a lease, want it to begin with 1 s again", got)
+	}
+}
+
+func TestBoundToRenewing(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, func(c *Config) { c.Broadcast = true }).bound()
+	xid := b.sent.TransactionID
+	b.tick()
+	b.want(Renewing)
+	b.wantSent(request)
+	if got := b.to.Src.String() + " " + b.to.Dst.String(); got != "10.9.0.7:68 10.9.0.1:67" {
+		t.Errorf("sent from and to %s, want unicast to the server", got)
+	}
+	if !b.sent.ClientIPAddr.Equal(addr(clientIP).AsSlice()) || b.sent.IsBroadcast() {
+		t.Errorf("ciaddr %s, broadcast %v", b.sent.ClientIPAddr, b.sent.IsBroadcast())
+	}
+	b.option(50, nil)
+	b.option(54, nil)
+	b.option(61, ownID())
+	if b.sent.TransactionID == xid {
+		t.Error("the transaction is the old one")
+	}
+	if got := b.out.Listen.Sub(b.now); got != answerWait {
+		t.Errorf("listens for %s, want %s", got, answerWait)
+	}
+}
+
+func TestRenewingToBound(t *testing.T) {
+	t.Parallel()
+	b := newBench(t).bound()
+	old := b.s.Lease()
+	b.tick()
+	at := b.now
+	b.hear(ack, set(51, seconds(7200)))
+	b.want(Bound)
+	if l := b.out.Bound; l == nil || l == old || l.Expire.Sub(at) != 2*time.Hour || b.out.Lost != nil {
+		t.Errorf("bound to %+v, lost %v", l, b.out.Lost)
+	}
+}
+
+func TestRenewingToRenewing(t *testing.T) {
+	t.Parallel()
+	b := newBench(t).bound()
+	l := b.s.Lease()
+	b.tick()
+	xid := b.sent.TransactionID
+	for b.s.State() == Renewing {
+		want := max(l.Rebind.Sub(b.now)/2, time.Minute)
+		want = min(want, l.Rebind.Sub(b.now))
+		if got := b.out.Wake.Sub(b.now); got != want {
+			t.Fatalf("waits %s, %s before T2: want half of it, and a minute at least", got, l.Rebind.Sub(b.now))
+		}
+		b.tick()
+		b.wantSent(request)
+		if b.sent.TransactionID == xid {
+			t.Fatal("an ACK would not say which REQUEST it extends from")
+		}
+		xid = b.sent.TransactionID
+	}
+	if !b.now.Equal(l.Rebind) {
+		t.Errorf("left RENEWING at %s, want T2, %s", b.now, l.Rebind)
+	}
+}
+
+func TestRenewingToRebinding(t *testing.T) {
+	t.Parallel()
+	b := newBench(t).bound()
+	b.at(b.s.Lease().Rebind)
+	b.want(Rebinding)
+	b.wantSent(request)
+	if got := b.to.Src.String() + " " + b.to.Dst.String(); got != "10.9.0.7:68 255.255.255.255:67" {
+		t.Errorf("sent from and to %s", got)
+	}
+	if !b.sent.ClientIPAddr.Equal(addr(clientIP).AsSlice()) {
+		t.Errorf("ciaddr %s", b.sent.ClientIPAddr)
+	}
+	b.option(50, nil)
+	b.option(54, nil)
+}
+
+func TestRenewingToInit(t *testing.T) {
+	t.Parallel()
+	b := newBench(t).bound()
+	l := b.s.Lease()
+	b.tick()
+	b.hear(nak)
+	b.want(Init)
+	if b.out.Lost != l || !errors.Is(b.out.Err, ErrNAK) || b.s.Lease() != nil {
+		t.Errorf("lost %v by %v, still holds %v", b.out.Lost, b.out.Err, b.s.Lease())
+	}
+}
+
+func TestRebindingToBound(t *testing.T) {
+	t.Parallel()
+	b := newBench(t).bound()
+	b.at(b.s.Lease().Rebind)
+	b.hear(ack, from(rogueIP)) // the server was replaced
+	b.want(Bound)
+	if got := b.out.Bound.Server; got != addr(rogueIP) {
+		t.Errorf("the lease is of %s, want the server that answered", got)
+	}
+	b.tick()
+	if b.to.Dst.Addr() != addr(rogueIP) {
+		t.Errorf("the next renewal is to %s", b.to.Dst)
+	}
+}
+
+func TestRebindingToInit(t *testing.T) {
+	t.Parallel()
+	b := newBench(t).bound()
+	b.at(b.s.Lease().Rebind)
+	b.hear(nak, from(rogueIP))
+	b.want(Init)
+	if b.out.Lost == nil || !errors.Is(b.out.Err, ErrNAK) {
+		t.Errorf("lost %v by %v", b.out.Lost, b.out.Err)
+	}
+}
+
+func TestRebindingToSelecting(t *testing.T) {
+	t.Parallel()
+	b := newBench(t).bound()
+	l := b.s.Lease()
+	for b.s.State() != Selecting {
+		b.tick()
+	}
+	if !b.now.Equal(l.Expire) || b.out.Lost != l || !errors.Is(b.out.Err, ErrExpired) {
+		t.Errorf("lost %v by %v at %s, want it at %s", b.out.Lost, b.out.Err, b.now, l.Expire)
+	}
+	b.wantSent(discover)
+	b.option(50, raw4(clientIP))
+}
+
+func TestBoundToSelecting(t *testing.T) {
+	t.Parallel()
+	b := newBench(t).bound()
+	l := b.s.Lease()
+	b.at(l.Expire.Add(time.Hour)) // the machine was asleep
+	b.want(Selecting)
+	if b.out.Lost != l || !errors.Is(b.out.Err, ErrExpired) {
+		t.Errorf("lost %v by %v", b.out.Lost, b.out.Err)
+	}
+}
+
+func TestBoundForEver(t *testing.T) {
+	t.Parallel()
+	b := newBench(t).bound(set(51, []byte{255, 255, 255, 255}))
+	if !b.out.Wake.IsZero() || !b.out.Bound.Infinite() || b.out.Bound.Left(b.now) != -1 {
+		t.Errorf("wakes at %s, lease %+v", b.out.Wake, b.out.Bound)
+	}
+	b.at(epoch().AddDate(100, 0, 0))
+	b.want(Bound)
+}
+
+func TestInitRebootToRebooting(t *testing.T) {
+	t.Parallel()
+	b := rebooting(t, testLease(), epoch().Add(time.Minute))
+	b.wantSent(request)
+	broadcasts(t, b)
+	b.option(50, raw4(clientIP))
+	b.option(54, nil)
+}
+
+func rebooting(t *testing.T, l *Lease, now time.Time) *bench {
+	t.Helper()
+	b := newBench(t)
+	s, err := b.m.Reboot(now, 1, l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.s, b.now = s, now
+	b.want(InitReboot)
+	b.tick()
+	b.want(Rebooting)
+	return b
+}
+
+func TestRebootingToBound(t *testing.T) {
+	t.Parallel()
+	b := rebooting(t, testLease(), epoch().Add(time.Minute))
+	b.hear(ack, from(rogueIP))
+	b.want(Bound)
+	if l := b.out.Bound; l == nil || l.Server != addr(rogueIP) || !l.Obtained.Equal(epoch().Add(time.Minute)) {
+		t.Errorf("bound to %+v", l)
+	}
+}
+
+func TestRebootingToBoundWithoutAnAnswer(t *testing.T) {
+	t.Parallel()
+	l := testLease()
+	b := rebooting(t, l, epoch().Add(time.Minute))
+	b.tick()
+	b.want(Rebooting)
+	b.wantSent(request)
+	b.tick()
+	b.want(Bound)
+	if b.out.Bound != l || b.s.Wake().Before(l.Renew) {
+		t.Errorf("bound to %v until %s, want the old lease, unchanged", b.out.Bound, b.s.Wake())
+	}
+}
+
+func TestRebootingToBoundWithTimesThatAreOne(t *testing.T) {
+	t.Parallel()
+	l := testLease()
+	l.Renew = l.Rebind // as a record may have it
+	b := rebooting(t, l, epoch())
+	b.tick()
+	b.tick()
+	b.want(Bound)
+	if !b.s.Wake().Equal(l.Rebind) {
+		t.Errorf("wakes at %s, want %s", b.s.Wake(), l.Rebind)
+	}
+	b.tick()
+	b.want(Rebinding)
+}
+
+func TestRebootingToInit(t *testing.T) {
+	t.Parallel()
+	l := testLease()
+	b := rebooting(t, l, epoch().Add(time.Minute))
+	b.hear(nak)
+	b.want(Init)
+	if b.out.Lost != l || !errors.Is(b.out.Err, ErrNAK) {
+		t.Errorf("lost %v by %v", b.out.Lost, b.out.Err)
+	}
+	b.tick()
+	b.want(Selecting)
+	b.option(50, nil)
+}
+
+func TestRebootingToSelecting(t *testing.T) {
+	t.Parallel()
+	l := testLease()
+	b := rebooting(t, l, l.Expire.Add(-time.Second))
+	b.tick()
+	b.want(Selecting)
+	if b.out.Lost != l || !errors.Is(b.out.Err, ErrExpired) {
+		t.Errorf("lost %v by %v", b.out.Lost, b.out.Err)
+	}
+}
+
+func TestRestoreGoesByTheClock(t *testing.T) {
+	t.Parallel()
+	l := testLease()
+	for _, tt := range []struct {
+		name   string
+		now    time.Time
+		first  State
+		sends  bool
+		second State // after a step at that time
+	}{
+		{"before T1", l.Renew.Add(-time.Second), Bound, false, Bound},
+		{"past T1", l.Renew, Bound, true, Renewing},
+		{"past T2", l.Rebind, Bound, true, Rebinding},
+		{"past its end", l.Expire, Bound, true, Selecting},
+		{"before it was granted", l.Obtained.Add(-time.Hour), InitReboot, true, Rebooting},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			b := newBench(t)
+			s, err := b.m.Restore(tt.now, 1, l)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b.s = s
+			b.want(tt.first)
+			b.at(tt.now)
+			b.want(tt.second)
+			if (b.out.Send != nil) != tt.sends {
+				t.Errorf("sent %v", b.out.Send)
+			}
+		})
+	}
+}
+
+func TestLeaseOfTheFutureIsGivenUpUnlessAServerConfirmsIt(t *testing.T) {
+	t.Parallel()
+	l := testLease()
+	b := newBench(t)
+	b.s, _ = b.m.Restore(epoch().Add(-time.Hour), 1, l)
+	b.now = epoch().Add(-time.Hour)
+	for range 3 {
+		b.tick()
+	}
+	b.want(Selecting)
+	if b.out.Lost != l {
+		t.Errorf("lost %v", b.out.Lost)
+	}
+}

@@ -1,0 +1,64 @@
+package transport_test
+
+import (
+	"context"
+	"net/netip"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/dhcpc/transport"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// DISCOVER to ACK, with the socket opened and given up, from a server in this process.
+func BenchmarkAcquire(b *testing.B) {
+	l := newLAN(b)
+	nstest.Sysctl(b, l.pod, "net/ipv4/conf/all/rp_filter", "0")
+	nstest.Sysctl(b, l.pod, "net/ipv4/conf/eth0/rp_filter", "0")
+	heard := serve(b, l.host, l.link, nil)
+	go func() {
+		for range heard {
+		}
+	}()
+	b.Cleanup(func() { close(heard) })
+	var left []int
+	for _, bb := range []struct {
+		name string
+		dial func(context.Context, netip.Addr) (dhcpc.Transport, error)
+	}{
+		{"raw", transport.Dialer(l.config())},
+		{"raw, detached", func(context.Context, netip.Addr) (dhcpc.Transport, error) {
+			r, err := transport.DialRaw(l.config())
+			return &detaching{r, &left}, err
+		}},
+		{"UDP", udpOnly(l)},
+	} {
+		b.Run(bb.name, func(b *testing.B) {
+			c := l.client(b, func(c *dhcpc.Config) { c.Broadcast, c.Dial = true, bb.dial })
+			for b.Loop() {
+				if _, err := c.Acquire(context.Background()); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.StopTimer()
+			for _, fd := range left {
+				unix.Close(fd)
+			}
+			left = nil
+		})
+	}
+}
+
+// detaching gives its socket up instead of closing it.
+type detaching struct {
+	*transport.Raw
+	left *[]int
+}
+
+func (d *detaching) Close() error {
+	fd, err := d.Detach()
+	*d.left = append(*d.left, fd)
+	return err
+}

@@ -1,0 +1,97 @@
+package transport
+
+import (
+	"encoding/binary"
+
+	"golang.org/x/net/bpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/dhcpc"
+)
+
+// The fields of a DHCP message that a filter looks at (RFC 2131, section 2). The
+// transaction identifier is not among them: it changes during the socket's life, and
+// chaddr tells others' answers apart as well.
+const (
+	opAt, hwaddrAt, cookieAt = 0, 28, 236
+	bootReply                = 2
+	cookie                   = 0x63825363
+	udpHeaderLen             = 8
+)
+
+const (
+	accept = 1 << 16 // bytes: all
+	reject = 0
+)
+
+// program collects instructions whose jumps all mean "reject": such a condition holds,
+// or the packet is none of ours.
+type program []bpf.Instruction
+
+func (p *program) add(list ...bpf.Instruction) { *p = append(*p, list...) }
+
+// need rejects the packet unless the value that was loaded is v.
+func (p *program) need(v uint32) {
+	p.add(bpf.JumpIf{Cond: bpf.JumpEqual, Val: v, SkipTrue: 1}, bpf.RetConstant{Val: reject})
+}
+
+// answer needs a DHCP answer to a MAC address; load makes an instruction that loads
+// from an offset in the message.
+func (p *program) answer(mac []byte, load func(off, size int) bpf.Instruction) {
+	p.add(load(opAt, 1))
+	p.need(bootReply)
+	p.add(load(hwaddrAt, 4))
+	p.need(binary.BigEndian.Uint32(mac))
+	p.add(load(hwaddrAt+4, 2))
+	p.need(uint32(binary.BigEndian.Uint16(mac[4:])))
+	p.add(load(cookieAt, 4))
+	p.need(cookie)
+	p.add(bpf.RetConstant{Val: accept})
+}
+
+// incoming rejects what this machine sends, and what is for another: an interface
+// in promiscuous mode has that, and one that VLAN-tagged frames arrive at.
+func incoming() program {
+	return program{
+		bpf.LoadExtension{Num: bpf.ExtType},
+		bpf.JumpIf{Cond: bpf.JumpLessOrEqual, Val: unix.PACKET_MULTICAST, SkipTrue: 1},
+		bpf.RetConstant{Val: reject},
+	}
+}
+
+// frames takes Ethernet frames with DHCP answers to a MAC address, of whatever source
+// port and with whatever IP options, and with ARP those too. It takes no fragment:
+// nobody is here to put them together.
+func frames(mac []byte, withARP bool) program {
+	const etherTypeAt, fragmentAt, protocolAt = 12, etherLen + 6, etherLen + 9
+	var p program
+	p.add(bpf.LoadAbsolute{Off: etherTypeAt, Size: 2})
+	if withARP {
+		p.add(bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.ETH_P_ARP, SkipTrue: 1}, bpf.RetConstant{Val: accept})
+	}
+	p.need(unix.ETH_P_IP)
+	p.add(
+		bpf.LoadAbsolute{Off: fragmentAt, Size: 2},
+		bpf.JumpIf{Cond: bpf.JumpBitsNotSet, Val: moreFragments | fragmentOffset, SkipTrue: 1},
+		bpf.RetConstant{Val: reject},
+		bpf.LoadAbsolute{Off: protocolAt, Size: 1},
+	)
+	p.need(unix.IPPROTO_UDP)
+	p.add(bpf.LoadMemShift{Off: etherLen}) // X is the length of the IP header
+	p.add(bpf.LoadIndirect{Off: etherLen + 2, Size: 2})
+	p.need(dhcpc.ClientPort)
+	p.answer(mac, func(off, size int) bpf.Instruction {
+		return bpf.LoadIndirect{Off: uint32(etherLen + udpHeaderLen + off), Size: size}
+	})
+	return p
+}
+
+// datagrams takes DHCP answers to a MAC address from a UDP socket, where a filter
+// sees packets from the UDP header on.
+func datagrams(mac []byte) program {
+	var p program
+	p.answer(mac, func(off, size int) bpf.Instruction {
+		return bpf.LoadAbsolute{Off: uint32(udpHeaderLen + off), Size: size}
+	})
+	return p
+}

@@ -1,0 +1,199 @@
+package transport
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/dhcpc"
+)
+
+// Lengths, and bits of the IPv4 header's field of flags and fragment offset.
+const (
+	etherLen, macLen = 14, 6
+	ipLen, arpLen    = 20, 28
+
+	dontFragment   = 0x4000
+	moreFragments  = 0x2000
+	fragmentOffset = 0x1fff
+
+	timeToLive = 64
+)
+
+// errNotOurs is of a frame that a filter would not have let through.
+var errNotOurs = errors.New("not a DHCP or ARP packet for a client")
+
+// broadcastMAC is where a frame goes whose receiver's MAC address is not known: a host
+// takes a packet that is for its IP address from there too.
+func broadcastMAC() dhcpc.Hex { return dhcpc.Hex{0xff, 0xff, 0xff, 0xff, 0xff, 0xff} }
+
+// encode makes an Ethernet frame of a packet. What the packet leaves out of MAC
+// addresses is own, and the broadcast address.
+func encode(p *dhcpc.Packet, own []byte) ([]byte, error) {
+	src, dst := []byte(p.SrcMAC), []byte(p.DstMAC)
+	if len(src) == 0 {
+		src = own
+	}
+	if len(dst) == 0 {
+		dst = broadcastMAC()
+	}
+	if len(src) != macLen || len(dst) != macLen {
+		return nil, fmt.Errorf("frame from %s to %s: want MAC addresses of %d bytes", dhcpc.Hex(src), dhcpc.Hex(dst), macLen)
+	}
+	frame := slices.Concat(dst, src)
+	if p.ARP != nil {
+		return appendARP(frame, p.ARP)
+	}
+	return appendIP(frame, p)
+}
+
+func appendIP(b []byte, p *dhcpc.Packet) ([]byte, error) {
+	if !p.Src.Addr().Is4() || !p.Dst.Addr().Is4() {
+		return nil, fmt.Errorf("packet from %s to %s: want IPv4 addresses", p.Src, p.Dst)
+	}
+	total := ipLen + udpHeaderLen + len(p.Payload)
+	if total > 0xffff {
+		return nil, fmt.Errorf("message of %d bytes: too long for a packet", len(p.Payload))
+	}
+	be := binary.BigEndian
+	b = be.AppendUint16(b, unix.ETH_P_IP)
+	start := len(b)
+	b = append(b, 0x45, 0)
+	b = be.AppendUint16(b, uint16(total))
+	b = be.AppendUint16(b, 0)
+	b = be.AppendUint16(b, dontFragment)
+	b = append(b, timeToLive, unix.IPPROTO_UDP, 0, 0)
+	b = append(b, p.Src.Addr().AsSlice()...)
+	b = append(b, p.Dst.Addr().AsSlice()...)
+	be.PutUint16(b[start+10:], ^sum(0, b[start:]))
+
+	udp := len(b)
+	b = be.AppendUint16(b, p.Src.Port())
+	b = be.AppendUint16(b, p.Dst.Port())
+	b = be.AppendUint16(b, uint16(total-ipLen))
+	b = be.AppendUint16(b, 0)
+	b = append(b, p.Payload...)
+	checksum := ^sum(pseudo(b[start+12:start+20], total-ipLen), b[udp:])
+	if checksum == 0 {
+		checksum = 0xffff // 0 would mean that there is none
+	}
+	be.PutUint16(b[udp+6:], checksum)
+	return b, nil
+}
+
+func appendARP(b []byte, a *dhcpc.ARP) ([]byte, error) {
+	target := []byte(a.TargetMAC)
+	if len(target) == 0 {
+		target = make([]byte, macLen)
+	}
+	if len(a.SenderMAC) != macLen || len(target) != macLen || !a.SenderIP.Is4() || !a.TargetIP.Is4() {
+		return nil, fmt.Errorf("ARP packet from %s %s to %s %s: want Ethernet and IPv4 addresses", a.SenderMAC, a.SenderIP, a.TargetMAC, a.TargetIP)
+	}
+	op := uint16(1)
+	if a.Reply {
+		op = 2
+	}
+	be := binary.BigEndian
+	b = be.AppendUint16(b, unix.ETH_P_ARP)
+	b = be.AppendUint16(b, unix.ARPHRD_ETHER)
+	b = be.AppendUint16(b, unix.ETH_P_IP)
+	b = append(b, macLen, 4)
+	b = be.AppendUint16(b, op)
+	b = append(append(b, a.SenderMAC...), a.SenderIP.AsSlice()...)
+	return append(append(b, target...), a.TargetIP.AsSlice()...), nil
+}
+
+// sum adds up 16-bit words in ones' complement (RFC 1071).
+func sum(start uint16, b []byte) uint16 {
+	s := uint32(start)
+	for ; len(b) >= 2; b = b[2:] {
+		s += uint32(binary.BigEndian.Uint16(b))
+		s = s&0xffff + s>>16
+	}
+	if len(b) == 1 {
+		s += uint32(b[0]) << 8
+		s = s&0xffff + s>>16
+	}
+	return uint16(s)
+}
+
+// pseudo is the sum of the header that UDP's checksum covers besides its own:
+// addresses, protocol and length.
+func pseudo(addresses []byte, length int) uint16 {
+	s := uint32(sum(0, addresses)) + unix.IPPROTO_UDP + uint32(length)
+	return uint16(s&0xffff + s>>16)
+}
+
+// decode reads an Ethernet frame, and copies what it keeps. With complete, a UDP
+// checksum must be right; else the kernel had it still to be computed.
+func decode(frame []byte, complete bool) (*dhcpc.Packet, error) {
+	if len(frame) < etherLen {
+		return nil, errNotOurs
+	}
+	frame = slices.Clone(frame)
+	p := &dhcpc.Packet{DstMAC: dhcpc.Hex(frame[:6:6]), SrcMAC: dhcpc.Hex(frame[6:12:12])}
+	body := frame[etherLen:]
+	switch binary.BigEndian.Uint16(frame[12:]) {
+	case unix.ETH_P_ARP:
+		a, err := decodeARP(body)
+		p.ARP = a
+		return p, err
+	case unix.ETH_P_IP:
+		return p, decodeIP(p, body, complete)
+	}
+	return nil, errNotOurs
+}
+
+func decodeIP(p *dhcpc.Packet, b []byte, complete bool) error {
+	be := binary.BigEndian
+	if len(b) < ipLen || b[0]>>4 != 4 {
+		return errNotOurs
+	}
+	header, total := int(b[0]&0xf)*4, int(be.Uint16(b[2:]))
+	switch {
+	case header < ipLen || total < header+udpHeaderLen || total > len(b):
+		return fmt.Errorf("%w: lengths %d and %d in %d bytes", errNotOurs, header, total, len(b))
+	case be.Uint16(b[6:])&(moreFragments|fragmentOffset) != 0:
+		return fmt.Errorf("%w: fragment", errNotOurs)
+	case b[9] != unix.IPPROTO_UDP:
+		return errNotOurs
+	case sum(0, b[:header]) != 0xffff:
+		return fmt.Errorf("%w: IP checksum", errNotOurs)
+	}
+	udp := b[header:total] // what follows is Ethernet's padding
+	length := int(be.Uint16(udp[4:]))
+	if length < udpHeaderLen || length > len(udp) {
+		return fmt.Errorf("%w: UDP length %d in %d bytes", errNotOurs, length, len(udp))
+	}
+	udp = udp[:length:length]
+	if complete && be.Uint16(udp[6:]) != 0 && sum(pseudo(b[12:20], length), udp) != 0xffff {
+		return fmt.Errorf("%w: UDP checksum", errNotOurs)
+	}
+	p.Src = netip.AddrPortFrom(netip.AddrFrom4([4]byte(b[12:16])), be.Uint16(udp))
+	p.Dst = netip.AddrPortFrom(netip.AddrFrom4([4]byte(b[16:20])), be.Uint16(udp[2:]))
+	if p.Dst.Port() != dhcpc.ClientPort {
+		return errNotOurs
+	}
+	p.Payload = udp[udpHeaderLen:]
+	return nil
+}
+
+func decodeARP(b []byte) (*dhcpc.ARP, error) {
+	be := binary.BigEndian
+	if len(b) < arpLen || be.Uint16(b) != unix.ARPHRD_ETHER || be.Uint16(b[2:]) != unix.ETH_P_IP || b[4] != macLen || b[5] != 4 {
+		return nil, errNotOurs
+	}
+	op := be.Uint16(b[6:])
+	if op != 1 && op != 2 {
+		return nil, errNotOurs
+	}
+	return &dhcpc.ARP{
+		Reply:     op == 2,
+		SenderMAC: dhcpc.Hex(b[8:14:14]), SenderIP: netip.AddrFrom4([4]byte(b[14:18])),
+		TargetMAC: dhcpc.Hex(b[18:24:24]), TargetIP: netip.AddrFrom4([4]byte(b[24:28])),
+	}, nil
+}

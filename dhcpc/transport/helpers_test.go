@@ -1,0 +1,222 @@
+package transport_test
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/insomniacslk/dhcp/dhcpv4"
+	"github.com/insomniacslk/dhcp/dhcpv4/server4"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/dhcpc/transport"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/netns"
+)
+
+// The addresses of these tests' network.
+const (
+	serverIP = "10.9.0.1"
+	clientIP = "10.9.0.7"
+)
+
+func clientMAC() net.HardwareAddr { return net.HardwareAddr{2, 0, 10, 9, 0, 7} }
+
+// lan is a pod's end of a veth pair whose other end is the host's: the server's own
+// interface, or a port of a bridge.
+type lan struct {
+	pod, host *netns.NS
+	eth0      int // in the pod
+	link      string
+	index     int // the host's interface with the server's address
+}
+
+// newLAN makes a veth pair between two namespaces; the host's end has an address.
+func newLAN(t testing.TB) *lan {
+	t.Helper()
+	l := &lan{pod: nstest.New(t), host: nstest.New(t), link: "veth0"}
+	l.eth0, l.index = nstest.Veth(t, l.pod, "eth0", l.host, "veth0")
+	nstest.Run(t, l.pod, "ip", "link", "set", "eth0", "address", clientMAC().String())
+	nstest.Run(t, l.host, "ip", "address", "add", serverIP+"/24", "dev", "veth0")
+	return l
+}
+
+func (l *lan) config() *transport.Config {
+	return &transport.Config{NetNS: l.pod, Link: l.eth0, MAC: clientMAC()}
+}
+
+// client makes a client in the pod that gets its first lease by dial.
+func (l *lan) client(t testing.TB, change func(*dhcpc.Config)) *dhcpc.Client {
+	t.Helper()
+	cfg := &dhcpc.Config{MAC: clientMAC(), ClientID: []byte("\x00pod-7"), HostName: "pod-7", Dial: transport.Dialer(l.config())}
+	if change != nil {
+		change(cfg)
+	}
+	c, err := dhcpc.New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// apply gives the pod's interface a lease's address and routes.
+func (l *lan) apply(t testing.TB, lease *dhcpc.Lease) {
+	t.Helper()
+	nstest.Run(t, l.pod, "ip", "address", "replace", lease.Address.String(), "dev", "eth0")
+	for _, r := range lease.Routes {
+		args := []string{"route", "replace", r.Dst.String(), "dev", "eth0"}
+		if r.Via.IsValid() {
+			args = append(args, "via", r.Via.String())
+		}
+		nstest.Run(t, l.pod, "ip", args...)
+	}
+}
+
+// nobody is how server4 names a peer without an address: by where it answers to.
+const nobody = "255.255.255.255:68"
+
+// seen is what a scripted server heard.
+type seen struct {
+	kind dhcpv4.MessageType
+	peer string
+	m    *dhcpv4.DHCPv4
+}
+
+// serve runs a server that gives everybody the same address, and reports what it
+// hears. Before an answer leaves, change may change it.
+func serve(t testing.TB, ns *netns.NS, link string, change func(req, resp *dhcpv4.DHCPv4)) chan seen {
+	t.Helper()
+	heard := make(chan seen, 100)
+	handle := func(conn net.PacketConn, peer net.Addr, m *dhcpv4.DHCPv4) {
+		heard <- seen{m.MessageType(), peer.String(), m}
+		kind := dhcpv4.MessageTypeOffer
+		switch m.MessageType() {
+		case dhcpv4.MessageTypeDiscover:
+		case dhcpv4.MessageTypeRequest:
+			kind = dhcpv4.MessageTypeAck
+		default:
+			return
+		}
+		resp, err := dhcpv4.NewReplyFromRequest(m, dhcpv4.WithMessageType(kind),
+			dhcpv4.WithYourIP(net.ParseIP(clientIP)), dhcpv4.WithServerIP(net.ParseIP(serverIP)),
+			dhcpv4.WithOption(dhcpv4.OptServerIdentifier(net.ParseIP(serverIP))),
+			dhcpv4.WithNetmask(net.CIDRMask(24, 32)), dhcpv4.WithRouter(net.ParseIP(serverIP)), dhcpv4.WithLeaseTime(3600))
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		if change != nil {
+			change(m, resp)
+		}
+		if resp.OpCode == 0 {
+			return
+		}
+		if _, err := conn.WriteTo(resp.ToBytes(), peer); err != nil {
+			t.Error(err)
+		}
+	}
+	var server *server4.Server
+	err := ns.Do(func() error {
+		var err error
+		server, err = server4.NewServer(link, &net.UDPAddr{IP: net.IPv4zero, Port: dhcpc.ServerPort}, handle)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() { defer close(done); _ = server.Serve() }()
+	t.Cleanup(func() { server.Close(); <-done })
+	return heard
+}
+
+// deaf takes an answer back.
+func deaf(_, resp *dhcpv4.DHCPv4) { resp.OpCode = 0 }
+
+// soon is a context for what takes milliseconds, on a machine that may be busy.
+func soon(t testing.TB) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// dnsmasq runs the real one on an interface, and gives a function that reads its lease
+// file.
+func dnsmasq(t testing.TB, ns *netns.NS, link string, args ...string) func() string {
+	t.Helper()
+	dir := t.TempDir()
+	leases := filepath.Join(dir, "leases")
+	cmd := exec.Command("dnsmasq", append([]string{
+		"--keep-in-foreground", "--conf-file=/dev/null", "--port=0", "--interface=" + link, "--bind-interfaces", "--except-interface=lo",
+		"--dhcp-range=10.9.0.100,10.9.0.120,255.255.255.0,120s", "--dhcp-authoritative", "--no-ping",
+		"--dhcp-leasefile=" + leases, "--pid-file=" + filepath.Join(dir, "pid"), "--user=root", "--log-facility=" + filepath.Join(dir, "log"), "--log-dhcp",
+	}, args...)...)
+	if err := ns.Do(cmd.Start); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Signal(unix.SIGTERM)
+		_ = cmd.Wait()
+		if t.Failed() {
+			text, _ := os.ReadFile(filepath.Join(dir, "log"))
+			t.Logf("dnsmasq:\n%s", text)
+		}
+	})
+	until(t, func() bool {
+		text, _ := os.ReadFile(filepath.Join(dir, "log"))
+		return strings.Contains(string(text), "DHCP, sockets bound exclusively")
+	})
+	return func() string {
+		text, err := os.ReadFile(leases)
+		if err != nil && !os.IsNotExist(err) {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+}
+
+// until waits for what another process does.
+func until(t testing.TB, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !ok(); {
+		if time.Now().After(deadline) {
+			t.Fatal("it did not happen within 20 s")
+		}
+		time.Sleep(2 * time.Millisecond) // only so as not to keep a CPU from who makes it happen
+	}
+}
+
+func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
+
+// counting counts what is sent by packet sockets.
+type counting struct{ sent int }
+
+func (c *counting) dial(l *lan) func(context.Context, netip.Addr) (dhcpc.Transport, error) {
+	return func(context.Context, netip.Addr) (dhcpc.Transport, error) {
+		r, err := transport.DialRaw(l.config())
+		return &countingRaw{r, c}, err
+	}
+}
+
+type countingRaw struct {
+	*transport.Raw
+	c *counting
+}
+
+func (r *countingRaw) Send(ctx context.Context, p *dhcpc.Packet) error {
+	r.c.sent++
+	return r.Raw.Send(ctx, p)
+}
+
+// udpOnly dials UDP sockets in the pod, whether it has an address or not.
+func udpOnly(l *lan) func(context.Context, netip.Addr) (dhcpc.Transport, error) {
+	return func(context.Context, netip.Addr) (dhcpc.Transport, error) { return transport.DialUDP(l.config()) }
+}

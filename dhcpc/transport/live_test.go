@@ -1,0 +1,512 @@
+package transport_test
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/insomniacslk/dhcp/dhcpv4"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/dhcpc/transport"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+func TestRawLeasesAnAddress(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	heard := serve(t, l.host, l.link, nil)
+	lease, err := l.client(t, nil).Acquire(soon(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if lease.Address.String() != clientIP+"/24" || lease.Server != addr(serverIP) {
+		t.Errorf("lease of %s by %s", lease.Address, lease.Server)
+	}
+	var mac string
+	nsErr := l.host.Do(func() error {
+		link, err := net.InterfaceByName(l.link)
+		if err == nil {
+			mac = link.HardwareAddr.String()
+		}
+		return err
+	})
+	if nsErr != nil || lease.ServerMAC.String() != mac {
+		t.Errorf("the server is at %s, want %s (%v)", lease.ServerMAC, mac, nsErr)
+	}
+	for _, want := range []dhcpv4.MessageType{dhcpv4.MessageTypeDiscover, dhcpv4.MessageTypeRequest} {
+		if s := <-heard; s.peer != nobody || s.kind != want {
+			t.Errorf("the server heard a %s from %s, want a %s", s.kind, s.peer, want)
+		}
+	}
+}
+
+func TestRawNeedsNoMACInItsConfig(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	serve(t, l.host, l.link, nil)
+	cfg := l.config()
+	cfg.MAC = nil
+	if _, err := l.client(t, func(c *dhcpc.Config) { c.Dial = transport.Dialer(cfg) }).Acquire(soon(t)); err != nil {
+		t.Error(err)
+	}
+}
+
+// raw opens a packet socket that ends with the test.
+func raw(t testing.TB, cfg *transport.Config) *transport.Raw {
+	t.Helper()
+	r, err := transport.DialRaw(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.Close() })
+	return r
+}
+
+// packet is an answer to the client, sent as from another host's packet socket.
+func packet(mac net.HardwareAddr) *dhcpc.Packet {
+	m := &dhcpv4.DHCPv4{OpCode: dhcpv4.OpcodeBootReply, HWType: 1, ClientHWAddr: mac, Options: dhcpv4.Options{53: {2}}}
+	return &dhcpc.Packet{
+		Src: netip.MustParseAddrPort("10.9.0.1:67"), Dst: netip.MustParseAddrPort("255.255.255.255:68"), Payload: m.ToBytes(),
+	}
+}
+
+func TestRawHearsNothingButAnswersToIts(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	client := raw(t, l.config())
+	other := raw(t, &transport.Config{NetNS: l.host, Link: l.index})
+	ctx := soon(t)
+	mine := packet(clientMAC())
+	for _, p := range []*dhcpc.Packet{
+		packet(net.HardwareAddr{2, 0, 10, 9, 0, 8}),
+		{ARP: &dhcpc.ARP{SenderMAC: dhcpc.Hex(clientMAC()), SenderIP: addr(serverIP), TargetIP: addr(clientIP)}},
+		// For another host by its MAC, as on an interface in promiscuous mode.
+		{Src: mine.Src, Dst: mine.Dst, DstMAC: dhcpc.Hex{2, 0, 10, 9, 0, 9}, Payload: mine.Payload},
+		mine,
+	} {
+		if err := other.Send(ctx, p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// And what the client's own namespace sends.
+	if err := raw(t, l.config()).Send(ctx, mine); err != nil {
+		t.Fatal(err)
+	}
+	got, err := client.Receive(ctx, time.Time{})
+	if err != nil || string(got.Payload) != string(mine.Payload) || got.DstMAC.String() != "ff:ff:ff:ff:ff:ff" {
+		t.Fatalf("received %v, %v", got, err)
+	}
+	if p, err := client.Receive(ctx, time.Now()); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("received %v, %v", p, err)
+	}
+}
+
+func TestRawHearsARPWhereItIsTold(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	cfg := l.config()
+	cfg.ARP = true
+	client := raw(t, cfg)
+	ctx := soon(t)
+	// A real host's answer to a probe.
+	if err := client.Send(ctx, &dhcpc.Packet{ARP: &dhcpc.ARP{SenderMAC: dhcpc.Hex(clientMAC()), SenderIP: netip.IPv4Unspecified(), TargetIP: addr(serverIP)}}); err != nil {
+		t.Fatal(err)
+	}
+	p, err := client.Receive(ctx, time.Time{})
+	if err != nil || p.ARP == nil || !p.ARP.Reply || p.ARP.SenderIP != addr(serverIP) {
+		t.Errorf("received %+v, %v", p, err)
+	}
+}
+
+func TestWaitsEndWithTheirContext(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	udp, err := transport.DialUDP(l.config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer udp.Close()
+	fallback, err := transport.DialUDPThenRaw(l.config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer fallback.Close()
+	for _, conn := range []dhcpc.Transport{raw(t, l.config()), udp, fallback} {
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Millisecond, cancel)
+		if _, err := conn.Receive(ctx, time.Time{}); !errors.Is(err, context.Canceled) {
+			t.Errorf("%T: %v", conn, err)
+		}
+		if _, err := conn.Receive(ctx, time.Time{}); !errors.Is(err, context.Canceled) {
+			t.Errorf("%T: %v with a context that is done", conn, err)
+		}
+		// The context of before has no hold on what comes after.
+		if _, err := conn.Receive(t.Context(), time.Now().Add(time.Millisecond)); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("%T: %v", conn, err)
+		}
+	}
+}
+
+func TestErrorsOfOpening(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	for name, tt := range map[string]struct {
+		cfg  transport.Config
+		want error
+	}{
+		"no such link":            {transport.Config{NetNS: l.pod, Link: 4711, MAC: clientMAC()}, fs.ErrNotExist},
+		"no such link and no MAC": {transport.Config{NetNS: l.pod, Link: 4711}, nil},
+		"no link":                 {transport.Config{NetNS: l.pod, MAC: clientMAC()}, nil},
+		"a MAC of 5 bytes":        {transport.Config{NetNS: l.pod, Link: l.eth0, MAC: clientMAC()[:5]}, nil},
+	} {
+		if r, err := transport.DialRaw(&tt.cfg); err == nil || tt.want != nil && !errors.Is(err, tt.want) {
+			t.Errorf("%s: %v, %v", name, r, err)
+		}
+		// A UDP socket binds to an index that is none's, and fails when it sends.
+		if u, err := transport.DialUDPThenRaw(&tt.cfg); err == nil {
+			if err := u.Send(t.Context(), packet(clientMAC())); err == nil {
+				t.Errorf("%s: sent", name)
+			}
+			u.Close()
+		}
+	}
+	for _, local := range []netip.Addr{{}, addr(clientIP)} {
+		dial := transport.Dialer(&transport.Config{NetNS: l.pod, Link: 4711})
+		if conn, err := dial(t.Context(), local); err == nil || conn != nil {
+			t.Errorf("dialled %v, %v", conn, err)
+		}
+	}
+}
+
+func TestALinkThatIsDownIsAnErrorAtOnce(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	nstest.Run(t, l.pod, "ip", "link", "set", "eth0", "down")
+	if _, err := l.client(t, nil).Acquire(soon(t)); !errors.Is(err, unix.ENETDOWN) {
+		t.Errorf("error %v, want %v", err, unix.ENETDOWN)
+	}
+}
+
+func TestDetachedSocketIsAnothersToClose(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	r, err := transport.DialRaw(l.config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	fd, err := r.Detach()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN); err != nil || domain != unix.AF_PACKET {
+		t.Errorf("domain %d, %v", domain, err)
+	}
+	if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
+		t.Errorf("flags %x, %v: children would inherit it", flags, err)
+	}
+	if err := r.Close(); err != nil {
+		t.Errorf("closed once more: %v, want that to be harmless", err)
+	}
+	if err := r.Send(t.Context(), packet(clientMAC())); err == nil {
+		t.Error("it still sends")
+	}
+	// The namespace goes with its last socket, which this is now.
+	if err := unix.Close(fd); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestUDPLeasesAnAddress(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	nstest.Sysctl(t, l.pod, "net/ipv4/conf/all/rp_filter", "0")
+	nstest.Sysctl(t, l.pod, "net/ipv4/conf/eth0/rp_filter", "0")
+	heard := serve(t, l.host, l.link, nil)
+	lease, err := l.client(t, func(c *dhcpc.Config) {
+		c.Broadcast = true
+		c.Dial = func(ctx context.Context, _ netip.Addr) (dhcpc.Transport, error) {
+			return transport.DialUDP(l.config())
+		}
+	}).Acquire(soon(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := <-heard; s.peer != nobody || !s.m.IsBroadcast() {
+		t.Errorf("the server heard %s, broadcast %v", s.peer, s.m.IsBroadcast())
+	}
+	if len(lease.ServerMAC) != 0 {
+		t.Errorf("a UDP socket gave the MAC address %s", lease.ServerMAC)
+	}
+	if u, _ := transport.DialUDP(l.config()); u != nil {
+		defer u.Close()
+		if err := u.Send(t.Context(), &dhcpc.Packet{ARP: &dhcpc.ARP{}}); !errors.Is(err, unix.EOPNOTSUPP) {
+			t.Errorf("sent ARP: %v", err)
+		}
+	}
+}
+
+// With rp_filter the kernel drops the answers before a UDP socket sees them.
+func TestUDPThenRawGoesOnWhereUDPIsDeaf(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	nstest.Sysctl(t, l.pod, "net/ipv4/conf/all/rp_filter", "1")
+	heard := serve(t, l.host, l.link, nil)
+	var used *transport.UDPThenRaw
+	impatient := func(dial func(context.Context, netip.Addr) (dhcpc.Transport, error)) func(*dhcpc.Config) {
+		return func(c *dhcpc.Config) {
+			c.Broadcast, c.Retransmit, c.Dial, c.Timeout = true, 20*time.Millisecond, dial, 15*time.Second
+		}
+	}
+	alone := impatient(func(context.Context, netip.Addr) (dhcpc.Transport, error) { return transport.DialUDP(l.config()) })
+	if lease, err := l.client(t, func(c *dhcpc.Config) { alone(c); c.Timeout = 200 * time.Millisecond }).Acquire(soon(t)); !errors.Is(err, dhcpc.ErrTimeout) {
+		t.Fatalf("UDP is not deaf here: %v, %v", lease, err)
+	}
+	for len(heard) > 0 {
+		<-heard
+	}
+	lease, err := l.client(t, impatient(func(context.Context, netip.Addr) (dhcpc.Transport, error) {
+		var err error
+		used, err = transport.DialUDPThenRaw(l.config())
+		return used, err
+	})).Acquire(soon(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if used.Raw() == nil || len(lease.ServerMAC) == 0 {
+		t.Error("the lease came by UDP after all")
+	}
+	var kinds []string
+	for len(heard) > 0 {
+		kinds = append(kinds, (<-heard).kind.String())
+	}
+	if got := strings.Join(kinds, " "); !strings.HasPrefix(got, "DISCOVER DISCOVER DISCOVER") {
+		t.Errorf("the server heard %s, want two by UDP first", got)
+	}
+}
+
+func TestUDPThenRawStaysWithUDP(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	nstest.Sysctl(t, l.pod, "net/ipv4/conf/all/rp_filter", "0")
+	nstest.Sysctl(t, l.pod, "net/ipv4/conf/eth0/rp_filter", "0")
+	serve(t, l.host, l.link, nil)
+	var used *transport.UDPThenRaw
+	_, err := l.client(t, func(c *dhcpc.Config) {
+		c.Broadcast = true
+		c.Dial = func(context.Context, netip.Addr) (dhcpc.Transport, error) {
+			var err error
+			used, err = transport.DialUDPThenRaw(l.config())
+			return used, err
+		}
+	}).Acquire(soon(t))
+	if err != nil || used.Raw() != nil {
+		t.Errorf("error %v, packet socket %v", err, used.Raw())
+	}
+}
+
+func TestAProgramThatHasThePortToItself(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	var other net.PacketConn
+	err := l.pod.Do(func() error {
+		var err error
+		other, err = net.ListenPacket("udp4", "0.0.0.0:68")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	if u, err := transport.DialUDP(l.config()); !errors.Is(err, unix.EADDRINUSE) {
+		t.Errorf("%v, %v, want %v", u, err, unix.EADDRINUSE)
+	}
+	f, err := transport.DialUDPThenRaw(l.config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if f.Raw() == nil {
+		t.Error("it is not the packet socket that is open")
+	}
+}
+
+// The whole of it over real sockets and in real time, if a short one.
+func TestRunRenews(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	heard := serve(t, l.host, l.link, func(_, resp *dhcpv4.DHCPv4) {
+		resp.UpdateOption(dhcpv4.OptIPAddressLeaseTime(2 * time.Second))
+	})
+	c := l.client(t, nil)
+	first := leased(t, l, c, heard)
+	enough := errors.New("enough")
+	renewals := 0
+	err := c.Run(soon(t), first, func(old, new *dhcpc.Lease) error {
+		if old == nil || new == nil || new.Address != first.Address || !new.Obtained.After(old.Obtained) {
+			t.Errorf("from %+v to %+v", old, new)
+		}
+		if renewals++; renewals == 2 {
+			return enough
+		}
+		return nil
+	})
+	if !errors.Is(err, enough) {
+		t.Fatal(err)
+	}
+	for len(heard) > 0 {
+		if s := <-heard; s.kind != dhcpv4.MessageTypeRequest {
+			t.Errorf("the server heard a %s", s.kind)
+		}
+	}
+}
+
+// leased gives the pod an address by DHCP, and empties what the server has heard.
+func leased(t *testing.T, l *lan, c *dhcpc.Client, heard <-chan seen) *dhcpc.Lease {
+	t.Helper()
+	lease, err := c.Acquire(soon(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.apply(t, lease)
+	for len(heard) > 0 {
+		<-heard
+	}
+	return lease
+}
+
+// shifted makes a lease that is as old as one of its times.
+func shifted(l *dhcpc.Lease, at time.Time) *dhcpc.Lease {
+	old := *l
+	by := time.Since(at)
+	old.Obtained, old.Renew, old.Rebind, old.Expire = l.Obtained.Add(by), l.Renew.Add(by), l.Rebind.Add(by), l.Expire.Add(by)
+	return &old
+}
+
+func TestRenewalsComeFromTheLeasedAddress(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	heard := serve(t, l.host, l.link, nil)
+	c := l.client(t, nil)
+	lease := leased(t, l, c, heard)
+	// Another address, which the kernel would prefer as a source.
+	nstest.Run(t, l.pod, "ip", "address", "add", "10.9.0.2/28", "dev", "eth0")
+	for name, at := range map[string]time.Time{"renew": lease.Renew, "rebind": lease.Rebind} {
+		got, err := c.Resume(soon(t), shifted(lease, at))
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if !got.Obtained.After(lease.Obtained) || got.ServerMAC.String() != lease.ServerMAC.String() {
+			t.Errorf("%s: got %+v", name, got)
+		}
+		s := <-heard
+		if s.peer != clientIP+":68" || !s.m.ClientIPAddr.Equal(net.ParseIP(clientIP)) {
+			t.Errorf("%s: the server heard %s from %s", name, s.m.Summary(), s.peer)
+		}
+	}
+}
+
+func TestInitRebootNeedsNoAddress(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	heard := serve(t, l.host, l.link, nil)
+	c := l.client(t, nil)
+	lease, err := c.Acquire(soon(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-heard
+	<-heard
+	if _, err := c.Resume(soon(t), lease); err != nil {
+		t.Fatal(err)
+	}
+	if s := <-heard; s.kind != dhcpv4.MessageTypeRequest || s.peer != nobody || s.m.ServerIdentifier() != nil {
+		t.Errorf("the server heard %s from %s", s.m.Summary(), s.peer)
+	}
+}
+
+func TestReleaseFromTheNamespace(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	heard := serve(t, l.host, l.link, nil)
+	c := l.client(t, nil)
+	lease := leased(t, l, c, heard)
+	if err := c.Release(t.Context(), lease); err != nil {
+		t.Fatal(err)
+	}
+	if s := <-heard; s.kind != dhcpv4.MessageTypeRelease || s.peer != clientIP+":68" {
+		t.Errorf("the server heard %s from %s", s.kind, s.peer)
+	}
+	nstest.Run(t, l.pod, "ip", "address", "flush", "dev", "eth0")
+	if err := c.Release(t.Context(), lease); err == nil {
+		t.Error("sent from an address that is gone")
+	}
+}
+
+func TestAnotherHostHasTheAddress(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	heard := serve(t, l.host, l.link, nil)
+	nstest.Run(t, l.host, "ip", "address", "add", clientIP+"/32", "dev", l.link)
+	cfg := l.config()
+	cfg.ARP = true
+	ctx, cancel := context.WithCancel(soon(t))
+	go func() {
+		defer cancel()
+		for {
+			select {
+			case s := <-heard:
+				if s.kind == dhcpv4.MessageTypeDecline {
+					return
+				}
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	_, err := l.client(t, func(c *dhcpc.Config) {
+		c.DetectConflicts, c.Dial = true, transport.Dialer(cfg)
+	}).Acquire(ctx)
+	if !errors.Is(err, dhcpc.ErrDeclined) || !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v, want %v until the context ended", err, dhcpc.ErrDeclined)
+	}
+}
+
+// Answers that are as long as a packet may be arrive; longer ones come in fragments,
+// which a packet socket does not put together.
+func TestLongAnswers(t *testing.T) {
+	t.Parallel()
+	for size, ok := range map[int]bool{1472: true, 1473: false} {
+		l := newLAN(t)
+		serve(t, l.host, l.link, func(_, resp *dhcpv4.DHCPv4) {
+			for code := uint8(224); len(resp.ToBytes()) < size; code++ {
+				missing := size - len(resp.ToBytes()) - 2
+				resp.Options[code] = make([]byte, min(max(missing, 0), 250))
+			}
+			if got := len(resp.ToBytes()); got != size {
+				resp.Options[224] = resp.Options[224][:250-(got-size)]
+			}
+		})
+		_, err := l.client(t, func(c *dhcpc.Config) { c.Timeout = 2 * time.Second }).Acquire(soon(t))
+		if ok != (err == nil) || !ok && !errors.Is(err, dhcpc.ErrTimeout) {
+			t.Errorf("answers of %d bytes: %v", size, err)
+		}
+	}
+}
+
+func TestServerThatIsAway(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	heard := serve(t, l.host, l.link, deaf)
+	_, err := l.client(t, func(c *dhcpc.Config) { c.Timeout, c.Retransmit = 300*time.Millisecond, 20*time.Millisecond }).Acquire(soon(t))
+	if !errors.Is(err, dhcpc.ErrTimeout) || !strings.Contains(err.Error(), "no answer to ") || len(heard) < 2 {
+		t.Errorf("error %v, the server heard %d messages", err, len(heard))
+	}
+}

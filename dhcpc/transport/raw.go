@@ -1,0 +1,234 @@
+package transport
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/mdlayher/packet"
+	"golang.org/x/net/bpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/netns"
+)
+
+// Config says where a socket is opened.
+type Config struct {
+	// NetNS is the namespace; nil is that of the calling thread. It may be closed once
+	// the socket is open.
+	NetNS *netns.NS
+	// Link is the interface's index there. The interface must be up to send.
+	Link int
+	// MAC is the client's hardware address: answers to others are not heard. Nil is
+	// the interface's own.
+	MAC net.HardwareAddr
+	// ARP has a Raw hear ARP packets too, for Config.DetectConflicts of package dhcpc.
+	ARP bool
+}
+
+// do runs fn in the namespace.
+func (c *Config) do(fn func() error) error {
+	if c.NetNS == nil {
+		return fn()
+	}
+	return c.NetNS.Do(fn)
+}
+
+func (c *Config) check() error {
+	if c.Link <= 0 {
+		return fmt.Errorf("link %d: want an interface's index", c.Link)
+	}
+	if len(c.MAC) != macLen {
+		return fmt.Errorf("MAC address %q: want %d bytes", c.MAC, macLen)
+	}
+	return nil
+}
+
+func (c *Config) object() string { return "link " + strconv.Itoa(c.Link) }
+
+// Raw is a packet socket, bound to an interface. It is a dhcpc.Transport. Use it from
+// one goroutine.
+type Raw struct {
+	conn *packet.Conn
+	mac  net.HardwareAddr
+	buf  []byte
+	oob  []byte
+}
+
+// frameMax is longer than what is answered to who says what it can take (option 57).
+const frameMax = 1 << 14
+
+// DialRaw opens a packet socket. The error matches unix.EPERM without CAP_NET_RAW, and
+// fs.ErrNotExist where there is no such link.
+func DialRaw(cfg *Config) (*Raw, error) {
+	c := *cfg
+	if c.MAC == nil {
+		mac, err := c.linkMAC()
+		if err != nil {
+			return nil, err
+		}
+		c.MAC = mac
+	}
+	if err := c.check(); err != nil {
+		return nil, err
+	}
+	filter, err := bpf.Assemble(append(incoming(), frames(c.MAC, c.ARP)...))
+	if err != nil {
+		return nil, fmt.Errorf("assemble filter: %w", err)
+	}
+	protocol := unix.ETH_P_IP
+	if c.ARP {
+		protocol = unix.ETH_P_ALL
+	}
+	var conn *packet.Conn
+	err = c.do(func() error {
+		var err error
+		// By its index alone: a look-up of the interface would list all there are.
+		conn, err = packet.Listen(&net.Interface{Index: c.Link}, packet.Raw, protocol, &packet.Config{Filter: filter})
+		return err
+	})
+	if err != nil {
+		return nil, &tombolo.OpError{Op: "open packet socket on", Object: c.object(), Err: err}
+	}
+	r := &Raw{conn: conn, mac: slices.Clone(c.MAC), buf: make([]byte, frameMax), oob: make([]byte, 128)}
+	// Nothing was asked yet, so nothing is missed that came before this.
+	if err := r.askForStatus(); err != nil {
+		_ = conn.Close()
+		return nil, &tombolo.OpError{Op: "ask for the status of packets on", Object: c.object(), Err: err}
+	}
+	return r, nil
+}
+
+// linkMAC reads the interface's own address.
+func (c *Config) linkMAC() (net.HardwareAddr, error) {
+	var mac net.HardwareAddr
+	err := c.do(func() error {
+		link, err := net.InterfaceByIndex(c.Link)
+		if err == nil {
+			mac = link.HardwareAddr
+		}
+		return err
+	})
+	if err != nil {
+		return nil, &tombolo.OpError{Op: "read MAC address of", Object: c.object(), Err: err}
+	}
+	return mac, nil
+}
+
+func (r *Raw) askForStatus() error {
+	return r.control(func(fd int) error {
+		return unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_AUXDATA, 1)
+	})
+}
+
+func (r *Raw) control(fn func(fd int) error) error {
+	conn, err := r.conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var result error
+	if err := conn.Control(func(fd uintptr) { result = fn(int(fd)) }); err != nil {
+		return err
+	}
+	return result
+}
+
+// Send sends a packet as a frame of its own: no route, neighbour or address is needed.
+func (r *Raw) Send(_ context.Context, p *dhcpc.Packet) error {
+	frame, err := encode(p, r.mac)
+	if err != nil {
+		return fmt.Errorf("send: %w", err)
+	}
+	_, err = r.conn.WriteTo(frame, &packet.Addr{HardwareAddr: net.HardwareAddr(frame[:macLen])})
+	return err
+}
+
+// Receive gives the next DHCP answer to the client's MAC address, or ARP packet. What
+// is damaged is passed over.
+func (r *Raw) Receive(ctx context.Context, until time.Time) (*dhcpc.Packet, error) {
+	done, err := deadline(ctx, r.conn, until)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	for {
+		frame, complete, err := r.read()
+		if err != nil {
+			return nil, orDone(ctx, err)
+		}
+		if p, err := decode(frame, complete); err == nil {
+			return p, nil
+		}
+	}
+}
+
+// read reads a frame, and whether its UDP checksum has been computed.
+func (r *Raw) read() ([]byte, bool, error) {
+	conn, err := r.conn.SyscallConn()
+	if err != nil {
+		return nil, false, err
+	}
+	var n, oobn, flags int
+	var result error
+	err = conn.Read(func(fd uintptr) bool {
+		n, oobn, flags, _, result = unix.Recvmsg(int(fd), r.buf, r.oob, unix.MSG_DONTWAIT)
+		return result != unix.EAGAIN && result != unix.EINTR
+	})
+	if err == nil {
+		err = result
+	}
+	if err != nil {
+		return nil, false, err
+	}
+	if flags&unix.MSG_TRUNC != 0 {
+		n = 0 // no answer is that long
+	}
+	return r.buf[:n], complete(r.oob[:oobn]), nil
+}
+
+// complete reads the kernel's word about a packet. Without it no checksum is trusted
+// to be there.
+func complete(oob []byte) bool {
+	messages, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return false
+	}
+	for _, m := range messages {
+		// struct tpacket_auxdata of linux/if_packet.h begins with the status.
+		if m.Header.Level == unix.SOL_PACKET && m.Header.Type == unix.PACKET_AUXDATA && len(m.Data) >= 4 {
+			return binary.NativeEndian.Uint32(m.Data)&unix.TP_STATUS_CSUMNOTREADY == 0
+		}
+	}
+	return false
+}
+
+// Detach gives the socket up and returns its file descriptor, which is the caller's
+// to close, or to hand to a process that has the time for it (SCM_RIGHTS): it is the
+// last close that takes the kernel's 10 to 20 ms. It is closed on exec. Close does
+// nothing then.
+func (r *Raw) Detach() (int, error) {
+	dup := -1
+	err := r.control(func(fd int) error {
+		var err error
+		dup, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+		return err
+	})
+	if err != nil {
+		return -1, fmt.Errorf("detach packet socket: %w", err)
+	}
+	// The duplicate keeps the socket open, so this is quick.
+	if err := r.conn.Close(); err != nil {
+		unix.Close(dup)
+		return -1, fmt.Errorf("detach packet socket: %w", err)
+	}
+	return dup, nil
+}
+
+// Close closes the socket.
+func (r *Raw) Close() error { return r.conn.Close() }

@@ -1,0 +1,216 @@
+package transport_test
+
+import (
+	"errors"
+	"net"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/insomniacslk/dhcp/dhcpv4"
+
+	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/dhcpc/transport"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// newBridge is a LAN whose host's end is a bridge, with a server in a namespace of its
+// own at another port, and a pod.
+func newBridge(t testing.TB) (l *lan, server *lan) {
+	t.Helper()
+	host := nstest.New(t)
+	nstest.Run(t, host, "ip", "link", "add", "br0", "address", "02:00:0a:09:00:fe", "type", "bridge", "forward_delay", "0")
+	nstest.Run(t, host, "ip", "link", "set", "br0", "addrgenmode", "none", "up")
+	l = &lan{pod: nstest.New(t), host: host, link: "br0", index: nstest.Index(t, host, "br0")}
+	server = &lan{pod: nstest.New(t)}
+	l.eth0, _ = nstest.Veth(t, l.pod, "eth0", host, "pod")
+	server.eth0, _ = nstest.Veth(t, server.pod, "eth0", host, "server")
+	nstest.Run(t, l.pod, "ip", "link", "set", "eth0", "address", clientMAC().String())
+	for _, port := range []string{"pod", "server"} {
+		nstest.Run(t, host, "ip", "link", "set", port, "master", "br0")
+	}
+	nstest.Run(t, server.pod, "ip", "address", "add", serverIP+"/24", "dev", "eth0")
+	return l, server
+}
+
+func requireDnsmasq(t testing.TB) {
+	t.Helper()
+	if _, err := exec.LookPath("dnsmasq"); err != nil {
+		t.Fatal("needs dnsmasq (Debian: apt-get install dnsmasq-base)")
+	}
+}
+
+// A life with the real thing, told by its lease file.
+func TestDnsmasq(t *testing.T) {
+	t.Parallel()
+	requireDnsmasq(t)
+	l, server := newBridge(t)
+	leases := dnsmasq(t, server.pod, "eth0", "--dhcp-option=option:dns-server,10.9.0.53", "--dhcp-option=option:domain-search,pod.lan,lan",
+		"--dhcp-option=option:mtu,1400", "--domain=lan", "--dhcp-option=121,10.8.0.0/16,10.9.0.2,0.0.0.0/0,10.9.0.1")
+	c := l.client(t, func(cfg *dhcpc.Config) { cfg.LinkMTU = 1500 })
+	ctx := soon(t)
+	lease, err := c.Acquire(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ip := lease.Address.Addr().String()
+	if want := " 02:00:0a:09:00:07 " + ip + " pod-7 00:70:6f:64:2d:37\n"; !strings.Contains(leases(), want) {
+		t.Errorf("lease file %q, want %q", leases(), want)
+	}
+	if got := lease.Expire.Sub(lease.Obtained); got != 2*time.Minute || lease.MTU != 1400 || lease.Domain != "lan" ||
+		strings.Join(lease.Search, " ") != "pod.lan lan" || len(lease.DNS) != 1 || len(lease.Routes) != 2 || len(lease.Ignored) != 0 {
+		t.Errorf("lease %+v", lease)
+	}
+	l.apply(t, lease)
+
+	for name, at := range map[string]time.Time{"INIT-REBOOT": lease.Obtained, "renewal": lease.Renew, "rebinding": lease.Rebind} {
+		got, err := c.Resume(ctx, shifted(lease, at))
+		if err != nil || got.Address != lease.Address || !got.Obtained.After(lease.Obtained) {
+			t.Errorf("%s: %+v, %v", name, got, err)
+		}
+	}
+
+	if err := c.Release(ctx, lease); err != nil {
+		t.Fatal(err)
+	}
+	until(t, func() bool { return leases() == "" })
+}
+
+func TestDnsmasqHearsTheBridgeReleaseForAPodThatIsGone(t *testing.T) {
+	t.Parallel()
+	requireDnsmasq(t)
+	for _, knowsMAC := range []bool{true, false} {
+		l, server := newBridge(t)
+		leases := dnsmasq(t, server.pod, "eth0")
+		lease, err := l.client(t, nil).Acquire(soon(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(lease.ServerMAC) == 0 || leases() == "" {
+			t.Fatalf("server at %s, lease file %q", lease.ServerMAC, leases())
+		}
+		nstest.Run(t, l.host, "ip", "link", "del", "pod")
+		if !knowsMAC {
+			gone := *lease
+			gone.ServerMAC = nil
+			lease = &gone
+		}
+		if err := transport.Release(soon(t), &transport.Config{NetNS: l.host, Link: l.index}, lease); err != nil {
+			t.Fatal(err)
+		}
+		until(t, func() bool { return leases() == "" })
+	}
+	if err := transport.Release(soon(t), &transport.Config{Link: 1}, &dhcpc.Lease{}); !errors.Is(err, dhcpc.ErrInvalid) {
+		t.Errorf("error %v", err)
+	}
+}
+
+// A server on the host itself, which what a packet socket sends on the bridge does not
+// reach.
+func TestDnsmasqOnTheHostHearsTheRelease(t *testing.T) {
+	t.Parallel()
+	requireDnsmasq(t)
+	l, _ := newBridge(t)
+	nstest.Run(t, l.host, "ip", "address", "add", serverIP+"/24", "dev", "br0")
+	nstest.Run(t, l.host, "ip", "link", "del", "server")
+	nstest.Run(t, l.host, "ip", "link", "set", "lo", "up") // as on any host
+	leases := dnsmasq(t, l.host, "br0")
+	lease, err := l.client(t, nil).Acquire(soon(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	nstest.Run(t, l.host, "ip", "link", "del", "pod")
+	if err := transport.Release(soon(t), &transport.Config{NetNS: l.host, Link: l.index}, lease); err != nil {
+		t.Fatal(err)
+	}
+	until(t, func() bool { return leases() == "" })
+}
+
+// dnsmasq ignores a RELEASE with the address in option 50 and not in ciaddr: that the
+// lease file changes above is proof of something.
+func TestDnsmasqIgnoresAReleaseThatIsWrong(t *testing.T) {
+	t.Parallel()
+	requireDnsmasq(t)
+	l, server := newBridge(t)
+	leases := dnsmasq(t, server.pod, "eth0")
+	c := l.client(t, nil)
+	lease, err := c.Acquire(soon(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := dhcpc.Release(lease, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := dhcpv4.FromBytes(p.Payload)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.UpdateOption(dhcpv4.OptRequestedIPAddress(m.ClientIPAddr))
+	m.ClientIPAddr = net.IPv4zero
+	p.Payload = m.ToBytes()
+	conn := raw(t, l.config())
+	if err := conn.Send(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	// It answers in order, so it has seen it by the time that another has a lease.
+	mac := net.HardwareAddr{2, 0, 10, 9, 0, 8}
+	other := &transport.Config{NetNS: l.pod, Link: l.eth0, MAC: mac}
+	if _, err := l.client(t, func(c *dhcpc.Config) {
+		// What is unicast to this MAC address is for none of the pod's interfaces.
+		c.Broadcast = true
+		c.MAC, c.ClientID, c.Dial = mac, []byte("\x00pod-8"), transport.Dialer(other)
+	}).Acquire(soon(t)); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(leases(), lease.Address.Addr().String()) {
+		t.Errorf("lease file %q", leases())
+	}
+}
+
+func TestDnsmasqRefusesAnAddressOfAnotherNetwork(t *testing.T) {
+	t.Parallel()
+	requireDnsmasq(t)
+	l, server := newBridge(t)
+	dnsmasq(t, server.pod, "eth0")
+	c := l.client(t, nil)
+	now := time.Now()
+	moved := &dhcpc.Lease{
+		Address: nstest.Prefix("192.0.2.7/24"), Server: addr("192.0.2.1"), MAC: dhcpc.Hex(clientMAC()), ClientID: []byte("\x00pod-7"),
+		Obtained: now, Renew: now.Add(time.Hour), Rebind: now.Add(2 * time.Hour), Expire: now.Add(3 * time.Hour),
+	}
+	got, err := c.Resume(soon(t), moved)
+	if err != nil || got.Address == moved.Address || got.Server != addr(serverIP) {
+		t.Errorf("got %+v, %v: want another address, after a NAK", got, err)
+	}
+}
+
+func TestDnsmasqCommitsRapidly(t *testing.T) {
+	t.Parallel()
+	requireDnsmasq(t)
+	l, server := newBridge(t)
+	leases := dnsmasq(t, server.pod, "eth0", "--dhcp-rapid-commit")
+	count := &counting{}
+	c := l.client(t, func(cfg *dhcpc.Config) { cfg.RapidCommit, cfg.Dial = true, count.dial(l) })
+	lease, err := c.Acquire(soon(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(leases(), lease.Address.Addr().String()) || count.sent != 1 {
+		t.Errorf("lease file %q after %d messages, want one", leases(), count.sent)
+	}
+}
+
+func TestDnsmasqLeasesByUDP(t *testing.T) {
+	t.Parallel()
+	requireDnsmasq(t)
+	l, server := newBridge(t)
+	nstest.Sysctl(t, l.pod, "net/ipv4/conf/all/rp_filter", "0")
+	nstest.Sysctl(t, l.pod, "net/ipv4/conf/eth0/rp_filter", "0")
+	dnsmasq(t, server.pod, "eth0")
+	c := l.client(t, func(cfg *dhcpc.Config) { cfg.Broadcast, cfg.Dial = true, udpOnly(l) })
+	if _, err := c.Acquire(soon(t)); err != nil {
+		t.Error(err)
+	}
+}

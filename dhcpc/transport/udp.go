@@ -1,0 +1,115 @@
+package transport
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"syscall"
+	"time"
+
+	"golang.org/x/net/bpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/dhcpc"
+)
+
+// UDP is a UDP socket at port 68 of every address, bound to an interface. It is a
+// dhcpc.Transport that knows no MAC addresses and no ARP. Use it from one goroutine.
+//
+// Before the interface has an address it hears broadcasts only, and those only while
+// the namespace's rp_filter is 0, in `all` and for the interface.
+type UDP struct {
+	conn *net.UDPConn
+	buf  []byte
+}
+
+// DialUDP opens a UDP socket. The error matches unix.EADDRINUSE where a program in the
+// namespace has the port to itself. A link that is not there shows only at the first
+// Send, which fails with unix.ENODEV or ENETUNREACH.
+func DialUDP(cfg *Config) (*UDP, error) {
+	c := *cfg
+	if c.MAC == nil {
+		mac, err := c.linkMAC()
+		if err != nil {
+			return nil, err
+		}
+		c.MAC = mac
+	}
+	if err := c.check(); err != nil {
+		return nil, err
+	}
+	filter, err := bpf.Assemble(datagrams(c.MAC))
+	if err != nil {
+		return nil, fmt.Errorf("assemble filter: %w", err)
+	}
+	listen := net.ListenConfig{Control: func(_, _ string, conn syscall.RawConn) error {
+		var result error
+		if err := conn.Control(func(fd uintptr) { result = prepare(int(fd), c.Link, filter) }); err != nil {
+			return err
+		}
+		return result
+	}}
+	var conn net.PacketConn
+	err = c.do(func() error {
+		var err error
+		conn, err = listen.ListenPacket(context.Background(), "udp4", fmt.Sprintf("0.0.0.0:%d", dhcpc.ClientPort))
+		return err
+	})
+	if err != nil {
+		return nil, &tombolo.OpError{Op: "open UDP socket on", Object: c.object(), Err: err}
+	}
+	return &UDP{conn: conn.(*net.UDPConn), buf: make([]byte, frameMax)}, nil
+}
+
+// prepare sets a socket's options, before it is bound to its port.
+func prepare(fd, link int, filter []bpf.RawInstruction) error {
+	code := make([]unix.SockFilter, len(filter))
+	for i, in := range filter {
+		code[i] = unix.SockFilter{Code: in.Op, Jt: in.Jt, Jf: in.Jf, K: in.K}
+	}
+	if err := unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(code)), Filter: &code[0]}); err != nil {
+		return fmt.Errorf("attach filter: %w", err)
+	}
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX, link); err != nil {
+		return fmt.Errorf("bind to link: %w", err)
+	}
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+		return fmt.Errorf("share the port: %w", err)
+	}
+	// Go has set SO_BROADCAST by now, as it does for every UDP socket.
+	return nil
+}
+
+// Send sends a packet by the kernel's routes, from the packet's source address.
+func (u *UDP) Send(_ context.Context, p *dhcpc.Packet) error {
+	if p.ARP != nil {
+		return fmt.Errorf("send ARP packet from a UDP socket: %w", unix.EOPNOTSUPP)
+	}
+	var oob []byte
+	if src := p.Src.Addr(); src.Is4() && !src.IsUnspecified() {
+		// The interface may have other addresses, which the kernel might prefer.
+		oob = unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: src.As4()})
+	}
+	_, _, err := u.conn.WriteMsgUDPAddrPort(p.Payload, oob, p.Dst)
+	return err
+}
+
+// Receive gives the next DHCP answer to the client's MAC address.
+func (u *UDP) Receive(ctx context.Context, until time.Time) (*dhcpc.Packet, error) {
+	done, err := deadline(ctx, u.conn, until)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	n, from, err := u.conn.ReadFromUDPAddrPort(u.buf)
+	if err != nil {
+		return nil, orDone(ctx, err)
+	}
+	payload := append([]byte(nil), u.buf[:n]...)
+	return &dhcpc.Packet{Src: netip.AddrPortFrom(from.Addr().Unmap(), from.Port()), Payload: payload}, nil
+}
+
+// Close closes the socket, at once.
+func (u *UDP) Close() error { return u.conn.Close() }

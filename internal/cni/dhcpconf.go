@@ -1,0 +1,233 @@
+package cni
+
+import (
+	"crypto/sha256"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/strict"
+)
+
+// ipamDHCP is the ipam.type that is served here rather than by package ipam: an
+// address comes from the network itself, so that the link has to be there first.
+const ipamDHCP = "dhcp"
+
+// dhcpConf is the ipam section of type dhcp. request, provide and priority are those
+// of the reference dhcp plugin.
+type dhcpConf struct {
+	Type string `json:"type"`
+
+	ClientID        string    `json:"clientID"`
+	HostName        *string   `json:"hostName"`
+	Timeout         Duration  `json:"timeout"`
+	Transport       string    `json:"transport"`
+	Keeper          string    `json:"keeper"`
+	RapidCommit     bool      `json:"rapidCommit"`
+	DetectConflicts bool      `json:"detectConflicts"`
+	Priority        int       `json:"priority"`
+	Request         []request `json:"request"`
+	Provide         []provide `json:"provide"`
+	Routes          []struct {
+		Dst netip.Prefix `json:"dst"`
+		GW  netip.Addr   `json:"gw"`
+	} `json:"routes"`
+
+	// The reference's socket to its daemon, of which there is none here.
+	DaemonSocketPath string `json:"daemonSocketPath"`
+}
+
+// request is an option to ask the server for.
+type request struct {
+	SkipDefault bool   `json:"skipDefault"`
+	Option      option `json:"option"`
+}
+
+// provide is an option to send: a value, or that of a key in CNI_ARGS.
+type provide struct {
+	Option  option `json:"option"`
+	Value   string `json:"value"`
+	FromArg string `json:"fromArg"`
+}
+
+// option is an option's number, which may be written as a number, as a string, or by
+// the name that dhcp-options(5) has for it.
+type option struct {
+	set  bool
+	code uint8
+}
+
+func optionNames() map[string]uint8 {
+	return map[string]uint8{
+		"subnet-mask": 1, "routers": 3, "domain-name-servers": 6, "host-name": 12, "domain-name": 15, "interface-mtu": 26,
+		"broadcast-address": 28, "static-routes": 33, "ntp-servers": 42, "dhcp-lease-time": 51, "vendor-class-identifier": 60,
+		"dhcp-client-identifier": 61, "user-class": 77, "domain-search": 119, "classless-static-routes": 121,
+	}
+}
+
+// UnmarshalJSON reads all three forms.
+func (o *option) UnmarshalJSON(b []byte) error {
+	text := string(b)
+	if s, err := strconv.Unquote(text); err == nil {
+		text = s
+	}
+	code, known := optionNames()[text]
+	if !known {
+		n, err := strconv.ParseUint(text, 10, 8)
+		if err != nil || n == 0 || n == 255 {
+			return newError(codeInvalidConfig, "%s is no option of DHCP", b)
+		}
+		code = uint8(n)
+	}
+	*o = option{true, code}
+	return nil
+}
+
+// JSONExpects says what to write.
+func (option) JSONExpects() string { return `an option's number, or a name such as "routers"` }
+
+const (
+	clientByContainer = "container"
+	clientByPod       = "pod"
+	clientByMAC       = "mac"
+
+	transportRaw = "raw"
+	transportUDP = "udp"
+
+	keeperRequired = "required"
+	keeperOptional = "optional"
+)
+
+// dhcp reads the ipam section of a verb that must not guess.
+func (c *NetConf) dhcp() (*dhcpConf, error) {
+	conf := dhcpConf{ClientID: clientByContainer, Transport: transportRaw, Keeper: keeperRequired, Timeout: Duration(dhcpc.DefaultTimeout)}
+	if err := strict.Unmarshal(c.IPAM, &conf, nil); err != nil {
+		return nil, configError(err)
+	}
+	for _, choice := range []struct {
+		field, value string
+		of           []string
+	}{
+		{"clientID", conf.ClientID, []string{clientByContainer, clientByPod, clientByMAC}},
+		{"transport", conf.Transport, []string{transportRaw, transportUDP}},
+		{"keeper", conf.Keeper, []string{keeperRequired, keeperOptional}},
+	} {
+		if !slices.Contains(choice.of, choice.value) {
+			return nil, newError(codeInvalidConfig, "ipam.%s %q is not known: use one of %q", choice.field, choice.value, choice.of)
+		}
+	}
+	switch {
+	case conf.DaemonSocketPath != "":
+		return nil, newError(codeUnsupportedField, `field "ipam.daemonSocketPath": %q: there is no such socket: tombolod finds leases by their directory, leaseDir`, conf.DaemonSocketPath)
+	case conf.Priority < 0:
+		return nil, newError(codeInvalidConfig, "ipam.priority %d is negative", conf.Priority)
+	}
+	for i, r := range conf.Routes {
+		if !r.Dst.IsValid() || !r.Dst.Addr().Is4() || r.GW.IsValid() && !r.GW.Is4() {
+			return nil, newError(codeInvalidConfig, "ipam.routes[%d]: a route of IPv4 needs a dst such as 10.0.0.0/8, and may have a gw", i)
+		}
+	}
+	return &conf, nil
+}
+
+// identity is who a pod is to a DHCP server.
+type identity struct {
+	network, container, ifName string
+	pod                        string // namespace/name; empty if it is not known
+}
+
+// clientID is option 61: type 0, which says that it is no hardware address, and a
+// text that an operator recognises in the server's list and can reserve for.
+func (id *identity) clientID(by string, mac net.HardwareAddr) ([]byte, error) {
+	text := id.container + "/" + id.network + "/" + id.ifName
+	switch by {
+	case clientByMAC:
+		const ethernet = 1
+		return append([]byte{ethernet}, mac...), nil
+	case clientByPod:
+		if id.pod == "" {
+			return nil, newError(codeInvalidConfig, `ipam.clientID "pod": the runtime does not say which pod it is (K8S_POD_NAMESPACE and K8S_POD_NAME in CNI_ARGS): use "container" or "mac"`)
+		}
+		text = id.pod + "/" + id.network + "/" + id.ifName
+	}
+	const longest = 254 // of 255 bytes that an option holds
+	if len(text) > longest {
+		sum := sha256.Sum256([]byte(text))
+		return append([]byte{0}, sum[:]...), nil
+	}
+	return append([]byte{0}, text...), nil
+}
+
+// mac is the same for the same identity, since home routers reserve by it: a
+// locally administered address, by the pod where its name is known and counts.
+func (id *identity) mac(by string) net.HardwareAddr {
+	text := id.container + "/" + id.network + "/" + id.ifName
+	if id.pod != "" && by != clientByContainer {
+		text = id.pod + "/" + id.network + "/" + id.ifName
+	}
+	sum := sha256.Sum256([]byte("tombolo mac " + text))
+	return net.HardwareAddr{0x0a, sum[0], sum[1], sum[2], sum[3], sum[4]}
+}
+
+// client is what a DHCP server is told.
+func (conf *dhcpConf) client(id *identity, mac net.HardwareAddr, args map[string]string) (*lease.Client, error) {
+	clientID, err := id.clientID(conf.ClientID, mac)
+	if err != nil {
+		return nil, err
+	}
+	c := &lease.Client{
+		MAC: dhcpc.Hex(mac), ClientID: clientID, HostName: args["K8S_POD_NAME"],
+		RapidCommit: conf.RapidCommit, DetectConflicts: conf.DetectConflicts,
+		Broadcast: conf.Transport == transportUDP, Sticky: conf.ClientID == clientByPod,
+	}
+	if conf.HostName != nil {
+		c.HostName = *conf.HostName
+	}
+	for _, r := range conf.Request {
+		c.RequestOnly = c.RequestOnly || r.SkipDefault
+		if r.Option.set {
+			c.Request = append(c.Request, int(r.Option.code))
+		}
+	}
+	for i, p := range conf.Provide {
+		if !p.Option.set {
+			return nil, newError(codeInvalidConfig, "ipam.provide[%d] names no option", i)
+		}
+		value := p.Value
+		if p.FromArg != "" {
+			var found bool
+			if value, found = args[p.FromArg]; !found {
+				return nil, newError(codeInvalidConfig, "ipam.provide[%d]: CNI_ARGS has no %s", i, p.FromArg)
+			}
+		}
+		switch p.Option.code {
+		case 12:
+			c.HostName = value
+		case 60:
+			c.VendorClass = value
+		case 61:
+			c.ClientID = append([]byte{0}, value...)
+		default:
+			c.Provide = append(c.Provide, lease.Option{Code: p.Option.code, Value: dhcpc.Hex(value)})
+		}
+	}
+	if _, err := dhcpc.NewMachine(c.Config(nil)); err != nil {
+		return nil, newError(codeInvalidConfig, "ipam: %v", err)
+	}
+	return c, nil
+}
+
+// policy is what of a lease the pod gets.
+func (conf *dhcpConf) policy(s *settings) lease.Policy {
+	p := lease.Policy{NoDefault: s.NoDefaultRoute, Priority: conf.Priority}
+	for _, r := range conf.Routes {
+		p.Routes = append(p.Routes, dhcpc.Route{Dst: r.Dst.Masked(), Via: r.GW})
+	}
+	return p
+}
+
+func (conf *dhcpConf) timeout() time.Duration { return time.Duration(conf.Timeout) }

@@ -1,0 +1,122 @@
+package cni
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/tombolo-cni/tombolo/internal/lease"
+)
+
+func dhcpOf(t *testing.T, fields string) (*dhcpConf, error) {
+	t.Helper()
+	section := `"ipam": {"type": "dhcp"`
+	if fields != "" {
+		section += ", " + fields
+	}
+	return parsed(t, section+"}").dhcp()
+}
+
+func TestDHCPSectionThatIsWrong(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ fields, want string }{
+		{`"clientid": "pod"`, `code 2: unknown field "clientid": "pod" (did you mean "clientID"?)`},
+		{`"clientID": "host"`, `code 7: ipam.clientID "host" is not known: use one of ["container" "pod" "mac"]`},
+		{`"transport": "tcp"`, `code 7: ipam.transport "tcp" is not known: use one of ["raw" "udp"]`},
+		{`"keeper": "no"`, `code 7: ipam.keeper "no" is not known: use one of ["required" "optional"]`},
+		{`"timeout": 5`, `code 7: field "timeout": expected a length of time such as "5s", got the number 5`},
+		{`"priority": -1`, `code 7: ipam.priority -1 is negative`},
+		{`"request": [{"option": "colour"}]`, `code 7: field "request[0].option": expected an option's number, or a name such as "routers", got the string "colour"`},
+		{`"request": [{"option": 255}]`, `code 7: field "request[0].option": expected an option's number, or a name such as "routers", got the number 255`},
+		{`"routes": [{"gw": "10.0.0.1"}]`, `code 7: ipam.routes[0]: a route of IPv4 needs a dst such as 10.0.0.0/8, and may have a gw`},
+		{`"routes": [{"dst": "fd00::/8"}]`, `code 7: ipam.routes[0]: a route of IPv4 needs a dst such as 10.0.0.0/8, and may have a gw`},
+		{`"daemonSocketPath": "/run/cni/dhcp.sock"`, `code 2: field "ipam.daemonSocketPath": "/run/cni/dhcp.sock": there is no such socket: tombolod finds leases by their directory, leaseDir`},
+	} {
+		_, err := dhcpOf(t, tt.fields)
+		if got := describe(err); got != tt.want {
+			t.Errorf("%s:\ngot  %s\nwant %s", tt.fields, got, tt.want)
+		}
+	}
+}
+
+func TestIdentityOfAPodToItsServer(t *testing.T) {
+	t.Parallel()
+	id := &identity{network: "lab", container: "c1", ifName: "eth0", pod: "default/db-0"}
+	again := &identity{network: "lab", container: "c2", ifName: "eth0", pod: "default/db-0"}
+	for by, want := range map[string]string{
+		clientByContainer: "\x00c1/lab/eth0",
+		clientByPod:       "\x00default/db-0/lab/eth0",
+		clientByMAC:       "\x01" + string(id.mac(clientByMAC)),
+	} {
+		got, err := id.clientID(by, id.mac(by))
+		if err != nil || string(got) != want {
+			t.Errorf("%s: %q, %v; want %q", by, got, err, want)
+		}
+		sameID, err := again.clientID(by, again.mac(by))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if same := string(got) == string(sameID); same != (by != clientByContainer) {
+			t.Errorf("%s: the pod's next container has the same identity: %t", by, same)
+		}
+		mac := id.mac(by)
+		if len(mac) != 6 || mac[0]&3 != 2 {
+			t.Errorf("%s: MAC %s is none of ours to choose", by, mac)
+		}
+	}
+	nobody := &identity{network: "lab", container: "c1", ifName: "eth0"}
+	if _, err := nobody.clientID(clientByPod, nil); err == nil || !strings.Contains(err.Error(), "K8S_POD_NAMESPACE") {
+		t.Errorf("a pod without a name: %v", err)
+	}
+	long := &identity{network: strings.Repeat("n", 250), container: strings.Repeat("c", 64), ifName: "eth0"}
+	if got, err := long.clientID(clientByContainer, nil); err != nil || len(got) != 33 {
+		t.Errorf("an identity that is too long for an option: %d bytes, %v", len(got), err)
+	}
+}
+
+func TestWhatTheServerIsTold(t *testing.T) {
+	t.Parallel()
+	conf, err := dhcpOf(t, `"clientID": "pod", "transport": "udp", "rapidCommit": true,
+		"request": [{"skipDefault": true}, {"option": "routers"}, {"option": 6}, {"option": "42"}],
+		"provide": [{"option": "vendor-class-identifier", "value": "v1"}, {"option": "user-class", "fromArg": "COLOUR"},
+			{"option": "host-name", "value": "printer"}]`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := &identity{network: "lab", container: "c1", ifName: "eth0", pod: "default/db-0"}
+	mac := id.mac(clientByPod)
+	args := map[string]string{"K8S_POD_NAME": "db-0", "COLOUR": "red"}
+	got, err := conf.client(id, mac, args)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &lease.Client{
+		MAC: []byte(mac), ClientID: []byte("\x00default/db-0/lab/eth0"), HostName: "printer", VendorClass: "v1",
+		Request: []int{3, 6, 42}, RequestOnly: true, Provide: []lease.Option{{Code: 77, Value: []byte("red")}},
+		Broadcast: true, RapidCommit: true, Sticky: true,
+	}
+	if diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
+		t.Errorf("client (-want +got):\n%s", diff)
+	}
+	if _, err := conf.client(id, mac, nil); err == nil || !strings.Contains(err.Error(), "CNI_ARGS has no COLOUR") {
+		t.Errorf("an argument that is missing: %v", err)
+	}
+	// Otherwise the host name is the pod's.
+	plain, err := dhcpOf(t, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := plain.client(id, mac, args); err != nil || got.HostName != "db-0" || got.Sticky {
+		t.Errorf("client %+v, %v", got, err)
+	}
+	none, err := dhcpOf(t, `"hostName": ""`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := none.client(id, mac, args); err != nil || got.HostName != "" {
+		t.Errorf("client %+v, %v", got, err)
+	}
+}

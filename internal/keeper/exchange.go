@@ -1,0 +1,314 @@
+package keeper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/internal/lease"
+)
+
+// How long a visit waits for servers' answers: a renewal's comes within milliseconds or,
+// in general, not at all. Who has no lease is given time for its retransmissions.
+const (
+	renewWait   = 4 * time.Second
+	acquireWait = 15 * time.Second
+
+	// resendAfter is when a renewal is sent once more in the same visit. The session's own
+	// next try is a minute away, or half of what is left, and packets do get lost.
+	resendAfter = time.Second
+)
+
+// exchange is a visit's conversation with servers.
+type exchange struct {
+	*visit
+	pod   pod
+	conn  dhcpc.Transport
+	local netip.Addr // that conn was dialled for
+	limit time.Time
+	last  *dhcpc.Packet // a renewal that may be sent again, at that time
+	again time.Time
+}
+
+// exchange takes the session's steps until there is nothing to wait for, or no more
+// patience.
+func (v *visit) exchange(p pod) error {
+	began := now()
+	x := &exchange{visit: v, pod: p, limit: began.Add(renewWait)}
+	if v.r.State != lease.Bound {
+		x.limit = began.Add(acquireWait)
+	}
+	return errors.Join(x.run(), x.hangUp())
+}
+
+func (x *exchange) run() error {
+	var heard *dhcpc.Packet
+	for {
+		s, out := x.m.machine.Step(*x.m.session, now(), dhcpc.Event{Packet: heard})
+		x.m.session = &s
+		heard = nil
+		if out.Lost != nil || out.Err != nil {
+			if err := x.lost(out); err != nil {
+				return err
+			}
+		}
+		if out.Send != nil {
+			if err := x.send(out.Send); err != nil {
+				return err
+			}
+			if s.State() == dhcpc.Renewing || s.State() == dhcpc.Rebinding {
+				x.last, x.again = out.Send, now().Add(resendAfter)
+			}
+		}
+		if out.Bound != nil {
+			x.m.slow = false
+			if err := x.bound(out.Bound); err != nil {
+				return err
+			}
+		}
+		t := now()
+		switch {
+		case out.Listen.IsZero():
+			return nil
+		case !t.Before(x.limit):
+			return x.unheard()
+		}
+		p, err := x.receive(earliest(out.Listen, out.Wake, x.limit, x.again))
+		if err != nil {
+			return err
+		}
+		heard = p
+		switch {
+		case p != nil || wakes(x.m.session, now()):
+		case x.last != nil:
+			if err := x.resend(); err != nil {
+				return err
+			}
+		default:
+			return x.unheard()
+		}
+	}
+}
+
+// resend sends a renewal again, by a packet socket: that needs no ARP, no route and no
+// word of the pod's firewall, where the first may have got stuck.
+func (x *exchange) resend() error {
+	p := x.last
+	x.last, x.again, x.m.slow = nil, time.Time{}, true
+	return errors.Join(x.hangUp(), x.send(p))
+}
+
+// receive is nil at the end of its time.
+func (x *exchange) receive(until time.Time) (*dhcpc.Packet, error) {
+	if x.conn == nil {
+		return nil, nil
+	}
+	p, err := x.conn.Receive(x.ctx, until)
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("hear from DHCP servers: %w", err)
+	}
+	return p, nil
+}
+
+// send sends from the address that the packet has as its source.
+func (x *exchange) send(p *dhcpc.Packet) error {
+	var local netip.Addr
+	if p.ARP == nil && !p.Src.Addr().IsUnspecified() {
+		local = p.Src.Addr()
+	}
+	err := x.sendFrom(local, p)
+	if err != nil && local.IsValid() && x.ctx.Err() == nil {
+		// Somebody took the address, or a route, away.
+		x.log.Warn("cannot send renewal: putting address and routes back", append(x.who(), "err", err)...)
+		x.metrics.count(&x.metrics.errors)
+		if err = x.pod.apply(x.r.Applied, x.r.Lease.Left(now())); err == nil {
+			err = errors.Join(x.hangUp(), x.sendFrom(local, p))
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("send to DHCP servers: %w", err)
+	}
+	return nil
+}
+
+func (x *exchange) sendFrom(local netip.Addr, p *dhcpc.Packet) error {
+	if x.conn != nil && x.local != local {
+		if err := x.hangUp(); err != nil {
+			return err
+		}
+	}
+	if x.conn == nil {
+		at := local
+		if x.m.slow {
+			at = netip.Addr{} // see resend
+		}
+		conn, err := x.pod.dial(x.ctx, at)
+		if err != nil {
+			return err
+		}
+		x.conn, x.local = conn, local
+	}
+	return x.conn.Send(x.ctx, p)
+}
+
+func (x *exchange) hangUp() error {
+	if x.conn == nil {
+		return nil
+	}
+	conn := x.conn
+	x.conn = nil
+	return conn.Close()
+}
+
+// unheard is the end of an exchange that nobody answered. Nothing is wrong here, and
+// the lease may have long to go.
+func (x *exchange) unheard() error {
+	x.metrics.count(&x.metrics.unanswered)
+	x.m.slow = true
+	who := append(x.who(), "state", x.m.session.State())
+	if x.m.session.Lease() != nil {
+		x.log.Warn("no server renews the lease yet", append(who, "left", x.r.Lease.Left(now()).Round(time.Second), "next", x.m.session.Wake())...)
+		return nil
+	}
+	return fmt.Errorf("no server gives a lease (%s)", x.m.session.State())
+}
+
+// bound applies a lease and writes it down.
+func (x *exchange) bound(l *dhcpc.Lease) error {
+	before := x.r.Lease
+	fresh := x.r.State != lease.Bound
+	err := x.underLockOf(func(held *lease.Held) error { return x.apply(held, x.pod, l) })
+	switch {
+	case errors.Is(err, errDeleted):
+		x.giveBack(l)
+		return err
+	case err != nil:
+		return err
+	}
+	switch {
+	case fresh:
+		x.metrics.count(&x.metrics.acquisitions)
+		x.log.Info("lease got again", append(x.who(), "before", before.Address)...)
+	default:
+		x.metrics.count(&x.metrics.renewals)
+		x.log.Debug("lease renewed", append(x.who(), "expires", l.Expire)...)
+	}
+	return nil
+}
+
+// giveBack releases what a DEL has released already: the server renewed it after that.
+func (x *exchange) giveBack(l *dhcpc.Lease) {
+	x.log.Info("lease deleted while it was being renewed: releasing it again", x.who()...)
+	if err := x.release(l); err != nil {
+		// It runs out: nobody is left to try again.
+		x.failed("cannot release lease again", append(x.who(), "err", err)...)
+	}
+}
+
+// apply makes the pod have what a lease comes to, and the record say so. It holds the
+// record's lock, so that no DEL comes in between. Where something has to go, the record
+// first says that the pod has both, so that a keeper that is killed here leaves
+// nothing behind which its successor does not know of.
+func (v *visit) apply(held *lease.Held, p pod, l *dhcpc.Lease) error {
+	want := v.r.Policy.Apply(l)
+	stale := v.r.Applied.Without(want)
+	if !stale.Empty() {
+		v.r.Applied = lease.Applied{
+			Addresses: slices.Concat(want.Addresses, stale.Addresses),
+			Routes:    slices.Concat(want.Routes, stale.Routes),
+			MTU:       v.r.Applied.MTU,
+		}
+		if err := held.Replace(v.r); err != nil {
+			return err
+		}
+	}
+	err := p.apply(want, l.Left(now()))
+	if err == nil && !stale.Empty() {
+		err = p.withdraw(stale)
+		if err == nil && len(stale.Addresses) > 0 {
+			// With the first address of a network the kernel takes the others away,
+			// unless promote_secondaries is set.
+			err = p.apply(want, l.Left(now()))
+		}
+	}
+	trouble := ""
+	if err != nil {
+		// The lease is the pod's all the same.
+		trouble, v.m.right = err.Error(), false
+	} else {
+		v.r.Applied = want
+	}
+	if l == v.r.Lease && v.r.State == lease.Bound && stale.Empty() && v.r.Error == trouble {
+		return err // nothing new to write
+	}
+	v.r.Lease, v.r.State, v.r.Error = l, lease.Bound, trouble
+	return errors.Join(err, held.Replace(v.r))
+}
+
+// lost takes what a lease came to out of the pod: after a NAK its address may be
+// another's. After its end the kernel has done so.
+func (x *exchange) lost(out dhcpc.Output) error {
+	switch {
+	case errors.Is(out.Err, dhcpc.ErrNAK):
+		x.metrics.count(&x.metrics.naks)
+	case errors.Is(out.Err, dhcpc.ErrExpired):
+		x.metrics.count(&x.metrics.expired)
+	}
+	x.log.Warn("lease lost: trying to get another", append(x.who(), "err", out.Err)...)
+	x.m.slow = true
+	x.limit = now().Add(acquireWait)
+	if out.Lost == nil && x.r.State == lease.Expired {
+		return nil
+	}
+	return x.underLockOf(func(held *lease.Held) error {
+		err := x.pod.withdraw(x.r.Applied)
+		if err == nil {
+			x.r.Applied = lease.Applied{}
+		}
+		x.r.State, x.r.Error = lease.Expired, fmt.Sprint(out.Err)
+		return errors.Join(err, held.Replace(x.r))
+	})
+}
+
+// earliest gives the earliest of some times; the zero time never comes.
+func earliest(times ...time.Time) time.Time {
+	var first time.Time
+	for _, t := range times {
+		if first.IsZero() || !t.IsZero() && t.Before(first) {
+			first = t
+		}
+	}
+	return first
+}
+
+// pod is one that lives, entered.
+type pod interface {
+	// dial opens a transport in the pod; see dhcpc.Config.
+	dial(ctx context.Context, local netip.Addr) (dhcpc.Transport, error)
+	// apply makes the pod have addresses, which the kernel takes away when the lease
+	// ends, routes and MTU; what is as it should be stays untouched. left is as
+	// dhcpc.Lease.Left has it.
+	apply(a lease.Applied, left time.Duration) error
+	// withdraw takes addresses and routes away; that they are gone is success.
+	withdraw(a lease.Applied) error
+	close() error
+}
+
+// node is where the pods are.
+type node interface {
+	// enter finds a record's pod. The error matches errGone where it is gone for sure.
+	enter(r *lease.Record) (pod, error)
+	// release sends the RELEASE of a lease whose pod is gone.
+	release(ctx context.Context, r *lease.Record, l *dhcpc.Lease) error
+}
+
+// errGone says that a pod is gone.
+var errGone = errors.New("the pod is gone")

@@ -1,0 +1,97 @@
+package keeper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/tombolo-cni/tombolo/internal/lease"
+)
+
+// DefaultWorkers is how many leases are worked on at a time. Few would do for servers
+// that answer: it is for those that do not, for which each waits for seconds, with a
+// socket and without a thread.
+const DefaultWorkers = 64
+
+// Config says what to keep. Leases is needed; the rest has defaults.
+type Config struct {
+	Leases *lease.Dir
+	// Log is told what happens to leases; nil is nobody.
+	Log *slog.Logger
+	// Workers bounds the leases that are worked on at a time, and with them the sockets
+	// that are open; 0 is DefaultWorkers.
+	Workers int
+	// Ready is called once, when all the records that there were have been listed, and
+	// new ones are heard of; nil is nothing.
+	Ready func()
+	// Alive is called every lease.Beat for as long as the loop turns; nil is nothing.
+	Alive func()
+}
+
+// Keeper keeps the leases of one directory.
+type Keeper struct {
+	leases  *lease.Dir
+	log     *slog.Logger
+	workers int
+	ready   func()
+	alive   func()
+	node    node
+	boot    string
+	metrics metrics
+}
+
+// New checks a configuration. Nothing is opened yet.
+func New(cfg *Config) (*Keeper, error) {
+	if cfg == nil || cfg.Leases == nil {
+		return nil, errors.New("keep leases: no directory given")
+	}
+	boot, err := lease.Boot()
+	if err != nil {
+		return nil, fmt.Errorf("keep leases: %w", err)
+	}
+	k := &Keeper{leases: cfg.Leases, log: cfg.Log, workers: cfg.Workers, ready: cfg.Ready, alive: cfg.Alive, node: kernel{}, boot: boot}
+	if k.log == nil {
+		k.log = slog.New(slog.DiscardHandler)
+	}
+	if k.workers <= 0 {
+		k.workers = DefaultWorkers
+	}
+	if k.ready == nil {
+		k.ready = func() {}
+	}
+	if k.alive == nil {
+		k.alive = func() {}
+	}
+	return k, nil
+}
+
+// Run keeps the leases until ctx is done, and then ends without an error: every lease
+// stays as it is, for the next keeper. The error matches lease.ErrKept where there is
+// another keeper, and os.ErrNotExist when the directory was removed meanwhile.
+func (k *Keeper) Run(ctx context.Context) error {
+	if err := k.leases.Make(); err != nil {
+		return err
+	}
+	pulse, err := k.leases.Keep()
+	if err != nil {
+		return err
+	}
+	closer, err := pulse.Closer()
+	if err != nil {
+		return errors.Join(err, pulse.Close())
+	}
+	// Before the records are listed, so that none falls in between.
+	w, err := watch(k.leases.Path())
+	if err != nil {
+		return errors.Join(err, closer.Close(), pulse.Close())
+	}
+	err = k.loop(ctx, w.changes, pulse.Beat)
+	// The pulse last: whoever sees no keeper may begin as one.
+	return errors.Join(err, w.close(), closer.Close(), pulse.Close())
+}
+
+// now is the time by the clock on the wall, which the times in records are by.
+// Without the monotonic part, time that the machine sleeps counts.
+func now() time.Time { return time.Now().Round(0) }

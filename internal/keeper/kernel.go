@@ -1,0 +1,187 @@
+package keeper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"net/netip"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/dhcpc/transport"
+	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/route"
+)
+
+// kernel is the node that the keeper runs on.
+type kernel struct {
+	host *netns.NS // nil: the keeper's own namespace
+}
+
+// enter opens the namespace that the record's path names, and makes sure that it is
+// the one of old.
+func (k kernel) enter(r *lease.Record) (pod, error) {
+	ns, err := netns.Open(r.NetNS)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS) {
+		return nil, k.unlessPort(r, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	cookie, err := ns.Cookie()
+	if err == nil && cookie != r.NetNSCookie {
+		err = k.unlessPort(r, fmt.Errorf("%s is another network namespace by now (cookie %d, not %d)", r.NetNS, cookie, r.NetNSCookie))
+	}
+	if err != nil {
+		return nil, errors.Join(err, ns.Close())
+	}
+	p := &kernelPod{host: k.host, ns: ns, r: r}
+	if err := p.open(); err != nil {
+		return nil, errors.Join(err, ns.Close())
+	}
+	return p, nil
+}
+
+// unlessPort says that a pod is gone whose namespace is not found, unless its port is
+// there, whose other end is in that namespace: then it is only out of reach, because the
+// keeper does not see the mounts of the runtime, say.
+func (k kernel) unlessPort(r *lease.Record, cause error) error {
+	if r.HostIf != "" {
+		switch _, err := k.link(r.HostIf); {
+		case err == nil:
+			return fmt.Errorf("%w; but its port %s is there, so the pod is not gone: does the keeper see the mounts below /run/netns?", cause, r.HostIf)
+		case !errors.Is(err, unix.ENODEV):
+			return err
+		}
+	}
+	return fmt.Errorf("%w: %w", errGone, cause)
+}
+
+// link gives the index of a link of the host. The error matches unix.ENODEV where there
+// is none.
+func (k kernel) link(name string) (int, error) {
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: k.host})
+	if err != nil {
+		return 0, err
+	}
+	index, err := linkIndex(conn, name)
+	return index, errors.Join(err, conn.Close())
+}
+
+func linkIndex(conn *nl.Conn, name string) (int, error) {
+	index, _, err := conn.LinkIndex(name)
+	if err != nil {
+		return 0, fmt.Errorf("find link %s: %w", name, err)
+	}
+	return index, nil
+}
+
+// release sends from the record's bridge.
+func (k kernel) release(ctx context.Context, r *lease.Record, l *dhcpc.Lease) error {
+	index, err := k.link(r.Bridge)
+	if err != nil {
+		return fmt.Errorf("release lease of %s: %w", l.Address.Addr(), err)
+	}
+	return transport.Release(ctx, &transport.Config{NetNS: k.host, Link: index}, l)
+}
+
+// kernelPod is a pod's namespace, entered by a netlink socket.
+type kernelPod struct {
+	host *netns.NS
+	ns   *netns.NS
+	r    *lease.Record
+	conn *nl.Conn
+	link int
+}
+
+func (p *kernelPod) open() error {
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: p.ns})
+	if err != nil {
+		return err
+	}
+	if p.link, err = linkIndex(conn, p.r.IfName); err != nil {
+		return errors.Join(err, conn.Close())
+	}
+	p.conn = conn
+	return nil
+}
+
+func (p *kernelPod) close() error { return errors.Join(p.conn.Close(), p.ns.Close()) }
+
+func (p *kernelPod) dial(ctx context.Context, local netip.Addr) (dhcpc.Transport, error) {
+	return transport.Dialer(&transport.Config{
+		NetNS: p.ns, Link: p.link, MAC: []byte(p.r.Client.MAC), ARP: p.r.Client.DetectConflicts,
+	})(ctx, local)
+}
+
+func (p *kernelPod) apply(a lease.Applied, left time.Duration) error {
+	var errs []error
+	if a.MTU != 0 && a.MTU != p.r.Applied.MTU {
+		errs = append(errs, p.setMTU(a.MTU))
+	}
+	for _, prefix := range a.Addresses {
+		address := addr.Address{Prefix: prefix, Link: p.link}
+		if left >= 0 {
+			// The kernel refuses 0 s, and takes the largest number for ever.
+			valid := min(max(left, time.Second), (math.MaxUint32-1)*time.Second)
+			address.Valid, address.Preferred = &valid, &valid
+		}
+		errs = append(errs, addr.On(p.conn).Replace(address))
+	}
+	for _, r := range a.Routes {
+		_, err := route.On(p.conn).Ensure(p.route(r))
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+func (p *kernelPod) route(r dhcpc.Route) route.Route {
+	return lease.RouteOf(r, p.link, p.r.Policy.Priority)
+}
+
+func (p *kernelPod) withdraw(a lease.Applied) error {
+	var errs []error
+	for i := range a.Routes {
+		errs = append(errs, route.On(p.conn).Remove(p.route(a.Routes[len(a.Routes)-1-i])))
+	}
+	for _, prefix := range a.Addresses {
+		errs = append(errs, addr.On(p.conn).Remove(addr.Address{Prefix: prefix, Link: p.link}))
+	}
+	return errors.Join(errs...)
+}
+
+// setMTU sets that of both ends of the pod's veth: what is longer than the receiving
+// end's is dropped.
+func (p *kernelPod) setMTU(mtu int) error {
+	err := setMTU(p.conn, p.r.IfName, mtu)
+	if p.r.HostIf == "" {
+		return err
+	}
+	host, dialErr := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: p.host})
+	if dialErr != nil {
+		return errors.Join(err, dialErr)
+	}
+	hostErr := setMTU(host, p.r.HostIf, mtu)
+	if errors.Is(hostErr, unix.ENODEV) || errors.Is(hostErr, os.ErrNotExist) {
+		hostErr = nil // the pod's is what counts for what the pod sends
+	}
+	return errors.Join(err, hostErr, host.Close())
+}
+
+func setMTU(conn *nl.Conn, name string, mtu int) error {
+	var b nl.Batch
+	b.Request("set MTU of link", nl.Name(name), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
+		e.Raw(make([]byte, unix.SizeofIfInfomsg))
+		e.String(unix.IFLA_IFNAME, name)
+		e.Uint32(unix.IFLA_MTU, uint32(mtu))
+	})
+	return conn.Execute(&b)
+}

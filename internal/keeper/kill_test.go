@@ -1,0 +1,168 @@
+package keeper
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// The point of the whole: a keeper that dies costs nobody a lease.
+func TestKilledKeepersLoseNoLease(t *testing.T) {
+	pods, kills := 100, 6
+	l := newLAN(t)
+	s := l.serve(6 * time.Second)
+	cmd := l.process()
+	var all []*testPod
+	want := map[*testPod]netip.Prefix{}
+	for i := range pods {
+		p := l.add(i + 1) // while it runs
+		all = append(all, p)
+		want[p] = p.record.Lease.Address
+	}
+	for range kills {
+		// A moment of its own each time: in the middle of whatever it is doing then. No
+		// outcome depends on how long that is.
+		time.Sleep(rand.N(1500 * time.Millisecond))
+		if err := cmd.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		_ = cmd.Wait() // says that it was killed
+		if alive, _, err := l.dir.Alive(); alive || err != nil {
+			t.Errorf("killed: alive %t, %v", alive, err)
+		}
+		cmd = l.process()
+	}
+	after := time.Now()
+	for _, p := range all {
+		until(t, "every lease is renewed after the last kill", func() bool {
+			r := l.load(p)
+			return r != nil && r.Lease.Obtained.After(after)
+		})
+	}
+	for _, p := range all {
+		got := l.addresses(p)
+		if left, ok := got[want[p]]; len(got) != 1 || !ok || left <= 0 {
+			t.Errorf("%s has %v, want %v", p.record.ContainerID, got, want[p])
+		}
+		if got := l.routes(p); got != "0.0.0.0/0 via 10.9.0.1" {
+			t.Errorf("%s has routes %s", p.record.ContainerID, got)
+		}
+	}
+	if s.count("DISCOVER") != pods || s.count("sent NAK") != 0 || s.count("RELEASE") != 0 {
+		t.Errorf("the server heard %v, want %d DISCOVERs, one from each pod's ADD", s.heard, pods)
+	}
+	if found, bad, err := l.dir.List(); len(found) != pods || len(bad) != 0 || err != nil {
+		t.Errorf("%d records, %v, %v", len(found), bad, err)
+	}
+}
+
+// usage gives a process's resident memory in bytes, and its CPU time.
+func usage(tb testing.TB, pid int) (rss int, cpu time.Duration) {
+	tb.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	_, line, _ := strings.Cut(string(status), "VmRSS:")
+	kb, err := strconv.Atoi(strings.Fields(line)[0])
+	if err != nil {
+		tb.Fatal(err)
+	}
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	// utime and stime: fields 14 and 15, in 1/100 s, behind a name that may hold anything.
+	f := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+	for _, ticks := range f[14-3 : 16-3] {
+		n, err := strconv.Atoi(string(ticks))
+		if err != nil {
+			tb.Fatal(err)
+		}
+		cpu += time.Duration(n) * 10 * time.Millisecond
+	}
+	return kb << 10, cpu
+}
+
+// open counts a process's descriptors and threads.
+func open(tb testing.TB, pid int) (files, threads int) {
+	tb.Helper()
+	for dir, n := range map[string]*int{"fd": &files, "task": &threads} {
+		list, err := os.ReadDir(fmt.Sprintf("/proc/%d/%s", pid, dir))
+		if err != nil {
+			tb.Fatal(err)
+		}
+		*n = len(list)
+	}
+	return files, threads
+}
+
+// What a lease costs the keeper: no descriptor, no thread, and little of the rest.
+// TOMBOLO_PODS=1000 is what the budget is about, and takes two minutes.
+func TestIdleLeasesCostNextToNothing(t *testing.T) {
+	pods := 60
+	if n, err := strconv.Atoi(os.Getenv("TOMBOLO_PODS")); err == nil {
+		pods = n
+	}
+	first := newLAN(t)
+	var lans []*lan
+	var servers []*server
+	// A broadcast to more ports of one bridge overflows the kernel's queue of packets
+	// (net.core.netdev_max_backlog), whoever sends it.
+	for i := range (pods + 199) / 200 {
+		l := first
+		if i > 0 {
+			l = first.another(i)
+		}
+		lans, servers = append(lans, l), append(servers, l.serve(max(4*time.Second, time.Duration(pods)*40*time.Millisecond)))
+	}
+	var all []*testPod
+	for i := range pods {
+		all = append(all, lans[i/200].connect(i+1))
+	}
+	cmd := first.process()
+	filesBefore, _ := open(t, cmd.Process.Pid)
+	for i, p := range all {
+		lans[i/200].lease(p)
+	}
+	heard := func(kind string) int {
+		n := 0
+		for _, s := range servers {
+			n += s.count(kind)
+		}
+		return n
+	}
+	_, before := usage(t, cmd.Process.Pid)
+	renewed := heard("REQUEST")
+	until(t, "renewals", func() bool { return heard("REQUEST") >= renewed+max(240, pods) })
+	rss, after := usage(t, cmd.Process.Pid)
+	renewed = heard("REQUEST") - renewed
+	cost := (after - before) / time.Duration(renewed)
+	t.Logf("%d leases: %.1f MiB resident, %v of CPU a renewal, over %d", pods, float64(rss)/(1<<20), cost, renewed)
+	if rss > 40<<20 && !underRace {
+		t.Errorf("%d MiB resident, want less than 40", rss>>20)
+	}
+	// 1,000 one-hour leases are renewed 2,000 times an hour: 18 ms each are 1 % of a CPU.
+	if cost > 18*time.Millisecond {
+		t.Errorf("%v of CPU a renewal, want less than 18 ms", cost)
+	}
+	for _, s := range servers {
+		s.set(func(s *server) { s.lease = time.Hour })
+	}
+	for _, p := range all {
+		until(t, "an hour's lease each", func() bool { return first.load(p).Lease.Left(now()) > 30*time.Minute })
+	}
+	if heard("DISCOVER") != pods || heard("sent NAK") != 0 {
+		t.Errorf("%d DISCOVERs and %d NAKs for %d pods", heard("DISCOVER"), heard("sent NAK"), pods)
+	}
+	until(t, "the sockets are closed", func() bool { files, _ := open(t, cmd.Process.Pid); return files <= filesBefore })
+	if _, threads := open(t, cmd.Process.Pid); threads > 32 {
+		t.Errorf("%d threads for %d idle leases", threads, pods)
+	}
+}

@@ -1,0 +1,400 @@
+package keeper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/insomniacslk/dhcp/dhcpv4"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/dhcpc/transport"
+	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/route"
+)
+
+// lan is a host with a bridge, and another machine on it for a server: in namespaces,
+// with packets.
+type lan struct {
+	*testing.T
+	host, remote *netns.NS
+	bridge       string
+	dir          *lease.Dir
+}
+
+func newLAN(t *testing.T) *lan {
+	t.Helper()
+	dir, err := lease.Open(inMemory(t) + "/leases")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return (&lan{T: t, host: nstest.New(t), dir: dir}).another(0)
+}
+
+// another makes one more network of the same host.
+func (l *lan) another(i int) *lan {
+	l.Helper()
+	o := &lan{T: l.T, host: l.host, remote: nstest.New(l), bridge: fmt.Sprintf("br%d", i), dir: l.dir}
+	port := fmt.Sprintf("lan%d", i)
+	nstest.Veth(l, o.host, port, o.remote, "eth0")
+	nstest.Run(l, o.host, "ip", "link", "add", o.bridge, "type", "bridge", "forward_delay", "0")
+	nstest.Run(l, o.host, "ip", "link", "set", port, "master", o.bridge)
+	nstest.Run(l, o.host, "ip", "link", "set", o.bridge, "up")
+	nstest.Run(l, o.remote, "ip", "address", "add", "10.9.0.1/16", "dev", "eth0")
+	return o
+}
+
+// testPod is a pod that has leased its address.
+type testPod struct {
+	ns     *netns.NS
+	record *lease.Record
+	closed bool
+}
+
+// connect makes a pod without an address.
+func (l *lan) connect(i int) *testPod {
+	l.Helper()
+	ns, err := netns.New()
+	if err != nil {
+		l.Fatal(err)
+	}
+	p := &testPod{ns: ns}
+	l.Cleanup(p.die)
+	path := nstest.Path(l, ns)
+	cookie, err := ns.Cookie()
+	if err != nil {
+		l.Fatal(err)
+	}
+	mac := dhcpc.Hex{2, 0, 0, 9, byte(i >> 8), byte(i)}
+	host := fmt.Sprintf("veth%d", i)
+	nstest.Run(l, l.host, "ip", "link", "add", host, "up", "master", l.bridge, "type", "veth", "peer", "name", "eth0", "address", mac.String(), "netns", path)
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns})
+	if err != nil {
+		l.Fatal(err)
+	}
+	defer conn.Close()
+	var b nl.Batch
+	b.Request("set link up", nl.Name("eth0"), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
+		header := make([]byte, unix.SizeofIfInfomsg)
+		header[8], header[12] = unix.IFF_UP, unix.IFF_UP
+		e.Raw(header)
+		e.String(unix.IFLA_IFNAME, "eth0")
+	})
+	if err := conn.Execute(&b); err != nil {
+		l.Fatal(err)
+	}
+	conn.SettleCarrier("eth0")
+	hostConn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: l.host})
+	if err != nil {
+		l.Fatal(err)
+	}
+	defer hostConn.Close()
+	hostConn.SettleCarrier(host)
+	boot, err := lease.Boot()
+	if err != nil {
+		l.Fatal(err)
+	}
+	p.record = &lease.Record{
+		State: lease.Adding, Network: "lan", ContainerID: fmt.Sprintf("c%d", i), IfName: "eth0", NetNS: path, NetNSCookie: cookie,
+		Boot: boot, HostIf: host, Bridge: l.bridge, Client: lease.Client{MAC: mac, ClientID: append(dhcpc.Hex{0}, fmt.Sprintf("c%d", i)...)},
+	}
+	return p
+}
+
+// die ends the pod's namespace, as far as the test holds it: its path is another's.
+func (p *testPod) die() {
+	if !p.closed {
+		p.closed = true
+		p.ns.Close()
+	}
+}
+
+// add is what an ADD does: lease, apply, record.
+func (l *lan) add(i int) *testPod {
+	l.Helper()
+	p := l.connect(i)
+	l.lease(p)
+	return p
+}
+
+// lease is the part of an ADD that comes after the link.
+func (l *lan) lease(p *testPod) {
+	l.Helper()
+	cfg := p.record.Client.Config(nil)
+	cfg.Retransmit = 500 * time.Millisecond
+	pod := l.enter(p)
+	defer pod.close()
+	cfg.Dial = pod.dial
+	client, err := dhcpc.New(cfg)
+	if err != nil {
+		l.Fatal(err)
+	}
+	got, err := client.Acquire(l.Context())
+	if err != nil {
+		l.Fatal(err)
+	}
+	r := p.record
+	if err := pod.apply(r.Policy.Apply(got), got.Left(time.Now())); err != nil {
+		l.Fatal(err)
+	}
+	r.State, r.Lease, r.Applied = lease.Bound, got, r.Policy.Apply(got)
+	l.write(r)
+}
+
+func (l *lan) enter(p *testPod) pod {
+	l.Helper()
+	pod, err := kernel{l.host}.enter(p.record)
+	if err != nil {
+		l.Fatal(err)
+	}
+	return pod
+}
+
+func (l *lan) write(r *lease.Record) {
+	l.Helper()
+	h, err := l.dir.Lock(context.Background(), r.Hash())
+	if err == nil {
+		err = errors.Join(h.Create(r), h.Close())
+	}
+	if err != nil {
+		l.Fatal(err)
+	}
+}
+
+// due makes a record's lease one that is to be renewed.
+func due(r *lease.Record) {
+	ago := r.Lease.Renew.Sub(r.Lease.Obtained) + time.Second
+	r.Lease.Obtained, r.Lease.Renew = r.Lease.Obtained.Add(-ago), r.Lease.Renew.Add(-ago)
+}
+
+// keeper runs a keeper on the host until the function that it returns is called.
+func (l *lan) keeper() (stop func()) {
+	l.Helper()
+	k, err := New(&Config{Leases: l.dir, Log: slog.New(slog.NewTextHandler(l.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))})
+	if err != nil {
+		l.Fatal(err)
+	}
+	k.node = kernel{l.host}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	ready := make(chan struct{})
+	k.ready = func() { close(ready) }
+	go func() { done <- k.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			l.Errorf("the keeper ended with %v", err)
+		}
+	})
+	l.Cleanup(stop)
+	select {
+	case <-ready:
+	case err := <-done:
+		l.Fatalf("the keeper ended with %v", err)
+	}
+	return stop
+}
+
+// until waits for something that is about to happen.
+func until(t *testing.T, what string, happened func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(2 * lease.Silence)
+	poll := time.NewTicker(5 * time.Millisecond)
+	defer poll.Stop()
+	for !happened() {
+		if time.Now().After(deadline) {
+			t.Fatalf("did not happen: %s", what)
+		}
+		<-poll.C
+	}
+}
+
+// load gives a pod's record as it is now, nil if it is gone.
+func (l *lan) load(p *testPod) *lease.Record {
+	r, err := l.dir.Load(p.record.Hash())
+	if err != nil {
+		return nil
+	}
+	return r
+}
+
+// addresses gives those of a pod, with the seconds left: -1 is for ever.
+func (l *lan) addresses(p *testPod) map[netip.Prefix]time.Duration {
+	l.Helper()
+	conn, err := addr.Dial(&addr.Config{NetNS: p.ns})
+	if err != nil {
+		l.Fatal(err)
+	}
+	defer conn.Close()
+	list, err := conn.List(addr.Filter{Family: unix.AF_INET})
+	if err != nil {
+		l.Fatal(err)
+	}
+	got := map[netip.Prefix]time.Duration{}
+	for _, a := range list {
+		got[a.Prefix] = -1
+		if a.Valid != nil {
+			got[a.Prefix] = *a.Valid
+		}
+	}
+	return got
+}
+
+func (l *lan) routes(p *testPod) string {
+	l.Helper()
+	conn, err := route.Dial(&route.Config{NetNS: p.ns})
+	if err != nil {
+		l.Fatal(err)
+	}
+	defer conn.Close()
+	list, err := conn.List(route.Filter{Family: unix.AF_INET, Table: route.TableMain, Protocol: route.ProtocolTombolo})
+	if err != nil {
+		l.Fatal(err)
+	}
+	var text []string
+	for _, r := range list {
+		text = append(text, dhcpc.Route{Dst: r.Dst, Via: r.Gateway}.String())
+	}
+	return strings.Join(text, ", ")
+}
+
+// server is a DHCP server with leases as short as a test wants.
+type server struct {
+	conn net.PacketConn
+	// raw answers without ARP: the kernel has room for 1,024 neighbours in all of its
+	// namespaces together.
+	raw  *transport.Raw
+	done chan struct{}
+
+	mu      sync.Mutex
+	lease   time.Duration
+	given   map[string]netip.Addr // by client identifier
+	heard   map[string]int        // by kind
+	refuse  bool                  // NAK renewals
+	base    netip.Addr            // the next address
+	silence bool
+}
+
+func (l *lan) serve(lease time.Duration) *server {
+	l.Helper()
+	s := &server{lease: lease, given: map[string]netip.Addr{}, heard: map[string]int{}, base: netip.MustParseAddr("10.9.1.1"), done: make(chan struct{})}
+	listen := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		return c.Control(func(fd uintptr) {
+			if err := unix.BindToDevice(int(fd), "eth0"); err != nil {
+				l.Error(err)
+			}
+		})
+	}}
+	err := l.remote.Do(func() error {
+		var err error
+		s.conn, err = listen.ListenPacket(l.Context(), "udp4", "0.0.0.0:67")
+		return err
+	})
+	if err != nil {
+		l.Fatal(err)
+	}
+	s.raw, err = transport.DialRaw(&transport.Config{NetNS: l.remote, Link: nstest.Index(l, l.remote, "eth0")})
+	if err != nil {
+		l.Fatal(err)
+	}
+	go s.run()
+	l.Cleanup(func() { s.conn.Close(); <-s.done; s.raw.Close() })
+	return s
+}
+
+func (s *server) run() {
+	defer close(s.done)
+	buf := make([]byte, 2048)
+	for {
+		n, _, err := s.conn.ReadFrom(buf)
+		if err != nil {
+			return
+		}
+		d, err := dhcpv4.FromBytes(buf[:n])
+		if err != nil {
+			continue
+		}
+		a := s.answer(d)
+		if a == nil {
+			continue
+		}
+		to := netip.AddrPortFrom(netip.AddrFrom4([4]byte{255, 255, 255, 255}), dhcpc.ClientPort)
+		var mac dhcpc.Hex
+		if ciaddr, _ := netip.AddrFromSlice(d.ClientIPAddr.To4()); !ciaddr.IsUnspecified() && a.MessageType() == dhcpv4.MessageTypeAck {
+			to, mac = netip.AddrPortFrom(ciaddr, dhcpc.ClientPort), dhcpc.Hex(d.ClientHWAddr)
+		}
+		// As lossy as a network may be.
+		_ = s.raw.Send(context.Background(), &dhcpc.Packet{Src: netip.MustParseAddrPort("10.9.0.1:67"), Dst: to, DstMAC: mac, Payload: a.ToBytes()})
+	}
+}
+
+func (s *server) answer(d *dhcpv4.DHCPv4) *dhcpv4.DHCPv4 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	kind := d.MessageType()
+	s.heard[kind.String()]++
+	id := string(d.Options.Get(dhcpv4.OptionClientIdentifier))
+	if kind == dhcpv4.MessageTypeRelease {
+		delete(s.given, id)
+	}
+	if s.silence || kind != dhcpv4.MessageTypeDiscover && kind != dhcpv4.MessageTypeRequest {
+		return nil
+	}
+	if _, ok := s.given[id]; !ok {
+		s.given[id] = s.base
+		s.base = s.base.Next()
+	}
+	own := s.given[id]
+	asked := d.ClientIPAddr
+	if r := d.RequestedIPAddress(); r != nil {
+		asked = r
+	}
+	answer := dhcpv4.MessageTypeOffer
+	if kind == dhcpv4.MessageTypeRequest {
+		answer = dhcpv4.MessageTypeAck
+		if s.refuse && d.ServerIdentifier() == nil || !slices.Equal(asked.To4(), own.AsSlice()) {
+			answer = dhcpv4.MessageTypeNak
+		}
+	}
+	me := net.IPv4(10, 9, 0, 1)
+	r, err := dhcpv4.NewReplyFromRequest(d, dhcpv4.WithMessageType(answer), dhcpv4.WithOption(dhcpv4.OptServerIdentifier(me)))
+	if err != nil {
+		return nil
+	}
+	if answer == dhcpv4.MessageTypeNak {
+		delete(s.given, id)
+		s.heard["sent NAK"]++
+		return r
+	}
+	r.YourIPAddr = own.AsSlice()
+	r.UpdateOption(dhcpv4.OptSubnetMask(net.CIDRMask(16, 32)))
+	r.UpdateOption(dhcpv4.OptRouter(me))
+	r.UpdateOption(dhcpv4.OptIPAddressLeaseTime(s.lease))
+	return r
+}
+
+func (s *server) count(kind string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.heard[kind]
+}
+
+func (s *server) set(fn func(*server)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	fn(s)
+}

@@ -1,0 +1,279 @@
+package keeper
+
+import (
+	"container/heap"
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/tombolo-cni/tombolo/internal/lease"
+)
+
+// change is what the watch tells: a record was written or removed, or, with an empty
+// hash, something was lost and everything is to be looked at.
+type change struct{ hash string }
+
+// entry is what the loop knows of one record.
+type entry struct {
+	hash  string
+	wake  time.Time // of the next visit; zero: none, until its record changes
+	at    int       // in the heap, -1 if not
+	busy  bool      // a worker is at it
+	again bool      // its record changed meanwhile
+	mind  memory
+	state lease.State // of its last visit, for the metrics
+	next  time.Time   // of its next renewal, likewise
+}
+
+// visited is what a worker has to tell.
+type visited struct {
+	hash string
+	slow bool
+	outcome
+}
+
+// loop is the one place that decides what is done when. Nothing in it waits.
+type loop struct {
+	*Keeper
+	ctx     context.Context
+	entries map[string]*entry
+	queue   queue
+	done    chan visited
+	running int
+	// Visits that find no server wait for long. They get half of the workers at most, so
+	// that renewals of other leases go on.
+	slow    int
+	waiting []*entry // for a slow worker
+	clock   clock
+}
+
+// loop runs until ctx is done or beat fails.
+func (k *Keeper) loop(ctx context.Context, changes <-chan change, beat func() error) error {
+	l := &loop{Keeper: k, ctx: ctx, entries: map[string]*entry{}, done: make(chan visited, k.workers), clock: newClock()}
+	if err := l.rescan(); err != nil {
+		return err
+	}
+	err := l.beat(beat)
+	if err == nil {
+		k.ready()
+	}
+	ticker := time.NewTicker(lease.Beat)
+	defer ticker.Stop()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for err == nil && ctx.Err() == nil {
+		l.dispatch()
+		timer.Reset(l.pause())
+		select {
+		case <-ctx.Done():
+		case <-timer.C:
+		case v := <-l.done:
+			l.settle(v)
+		case c, ok := <-changes:
+			if !ok {
+				err = fmt.Errorf("keep leases of %s: its directory is gone", k.leases.Path())
+				break
+			}
+			err = l.changed(c)
+		case <-ticker.C:
+			err = l.beat(beat)
+		}
+	}
+	// They end with ctx, or soon.
+	for ; l.running > 0; l.running-- {
+		<-l.done
+	}
+	return err
+}
+
+// beat gives the signs of life, and looks whether somebody set the clock.
+func (l *loop) beat(beat func() error) error {
+	if err := beat(); err != nil {
+		return err
+	}
+	l.alive()
+	l.metrics.turned()
+	if jump := l.clock.jump(); jump != 0 {
+		l.log.Warn("the clock was set, or the machine slept: looking at every lease", "by", jump)
+		for _, e := range l.entries {
+			e.mind.session = nil
+			l.wake(e, now())
+		}
+	}
+	return nil
+}
+
+// changed has a record looked at.
+func (l *loop) changed(c change) error {
+	if c.hash == "" {
+		l.log.Warn("changes of lease records were lost: reading all of them")
+		l.metrics.count(&l.metrics.rescans)
+		return l.rescan()
+	}
+	l.look(c.hash)
+	return nil
+}
+
+// rescan has every record looked at, and those that are gone.
+func (l *loop) rescan() error {
+	hashes, err := l.leases.Hashes()
+	if err != nil {
+		return err
+	}
+	for _, hash := range hashes {
+		l.look(hash)
+	}
+	listed := make(map[string]bool, len(hashes))
+	for _, hash := range hashes {
+		listed[hash] = true
+	}
+	for hash := range l.entries {
+		if !listed[hash] {
+			l.look(hash)
+		}
+	}
+	return nil
+}
+
+func (l *loop) look(hash string) {
+	e := l.entries[hash]
+	if e == nil {
+		e = &entry{hash: hash, at: -1}
+		l.entries[hash] = e
+	}
+	if e.busy {
+		e.again = true
+		return
+	}
+	l.wake(e, now())
+}
+
+// wake has an entry visited at a time; the zero time is never.
+func (l *loop) wake(e *entry, at time.Time) {
+	e.wake = at
+	switch {
+	case at.IsZero() && e.at >= 0:
+		heap.Remove(&l.queue, e.at)
+	case at.IsZero() || e.busy:
+	case e.at >= 0:
+		heap.Fix(&l.queue, e.at)
+	default:
+		heap.Push(&l.queue, e)
+	}
+}
+
+// dispatch gives what is due to workers.
+func (l *loop) dispatch() {
+	for l.running < l.workers && len(l.queue) > 0 && !l.queue[0].wake.After(now()) {
+		e := heap.Pop(&l.queue).(*entry)
+		slow := e.mind.slow
+		if slow && l.slow >= max(l.workers/2, 1) {
+			l.waiting = append(l.waiting, e)
+			continue
+		}
+		e.busy, e.again = true, false
+		l.running++
+		if slow {
+			l.slow++
+		}
+		// The session is idle meanwhile: a worker has a copy of it.
+		go func(hash string, m memory) {
+			l.done <- visited{hash: hash, slow: slow, outcome: l.visit(l.ctx, hash, m)}
+		}(e.hash, e.mind)
+	}
+}
+
+// settle takes a worker's word.
+func (l *loop) settle(v visited) {
+	l.running--
+	if v.slow {
+		l.slow--
+		for _, e := range l.waiting {
+			// One that was woken meanwhile is in the queue already. Each keeps its time, so
+			// that who has waited longest is next.
+			if e.at < 0 && !e.busy && l.entries[e.hash] == e {
+				l.wake(e, e.wake)
+			}
+		}
+		l.waiting = l.waiting[:0]
+	}
+	e := l.entries[v.hash]
+	e.busy = false
+	l.metrics.moved(e.state, v.state)
+	if v.gone && !e.again {
+		delete(l.entries, v.hash)
+		return
+	}
+	e.mind, e.state, e.next = v.mind, v.state, v.next
+	if e.again {
+		v.wake = now()
+	}
+	l.wake(e, v.wake)
+}
+
+// longestPause bounds how late a jump of the clock is noticed.
+const longestPause = time.Minute
+
+// pause is how long nothing is due.
+func (l *loop) pause() time.Duration {
+	var first time.Time
+	if len(l.queue) > 0 {
+		first = l.queue[0].wake
+	}
+	l.metrics.due(first)
+	if first.IsZero() || l.running >= l.workers {
+		return longestPause
+	}
+	return min(max(first.Sub(now()), 0), longestPause)
+}
+
+// queue is a heap of entries by their wake-up times (container/heap).
+type queue []*entry
+
+func (q queue) Len() int           { return len(q) }
+func (q queue) Less(i, j int) bool { return q[i].wake.Before(q[j].wake) }
+func (q queue) Swap(i, j int) {
+	q[i], q[j] = q[j], q[i]
+	q[i].at, q[j].at = i, j
+}
+
+// Push appends an entry.
+func (q *queue) Push(x any) {
+	e := x.(*entry)
+	e.at = len(*q)
+	*q = append(*q, e)
+}
+
+// Pop takes the last one off.
+func (q *queue) Pop() any {
+	old := *q
+	e := old[len(old)-1]
+	old[len(old)-1] = nil
+	*q, e.at = old[:len(old)-1], -1
+	return e
+}
+
+// clock tells when the clock on the wall does not go with the monotonic one.
+type clock struct {
+	wall time.Time // without a monotonic part
+	mono time.Time
+}
+
+func newClock() clock {
+	t := time.Now()
+	return clock{wall: t.Round(0), mono: t}
+}
+
+// jumpsFrom is less than anybody's lease, and more than what a slewed clock gains.
+const jumpsFrom = 2 * time.Second
+
+// jump gives by how much the clock jumped since the last call, 0 if it did not.
+func (c *clock) jump() time.Duration {
+	last := *c
+	*c = newClock()
+	by := c.wall.Sub(last.wall) - c.mono.Sub(last.mono)
+	if by.Abs() < jumpsFrom {
+		return 0
+	}
+	return by.Round(time.Millisecond)
+}

@@ -1,0 +1,372 @@
+package keeper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"time"
+
+	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/internal/lease"
+)
+
+const (
+	// lookEvery is how often a pod is looked after that is not due.
+	lookEvery = 5 * time.Minute
+
+	// After a failure a lease is visited again after the first of these, doubled up to
+	// the second, and a random part of it more or less.
+	firstRetry = 5 * time.Second
+	lastRetry  = 5 * time.Minute
+
+	// lockedFor is how long a record's lock is waited for: by an ADD it may be held
+	// for as long as its server takes, but then there is no lease yet to renew.
+	lockedFor = 5 * time.Second
+)
+
+// memory is what one visit leaves to the next. It can be lost: it is with the keeper.
+type memory struct {
+	token    string // of the record that it is about
+	machine  *dhcpc.Machine
+	session  *dhcpc.Session // nil before the first exchange, and after the clock was set
+	right    bool           // address and routes have been looked at since the keeper began
+	look     time.Time      // when to look for the pod again
+	failures int            // in a row
+	slow     bool           // the last visit waited in vain
+}
+
+// outcome is what a visit came to.
+type outcome struct {
+	gone  bool // there is no such record any more
+	mind  memory
+	state lease.State
+	wake  time.Time
+	next  time.Time // of the renewal, for the metrics
+}
+
+// visit is one worker's work on one lease.
+type visit struct {
+	*Keeper
+	ctx context.Context
+	r   *lease.Record
+	m   memory
+}
+
+// visit looks at a record and does what is due.
+func (k *Keeper) visit(ctx context.Context, hash string, m memory) outcome {
+	r, err := k.leases.Load(hash)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return outcome{gone: true}
+	case errors.Is(err, lease.ErrDamaged):
+		return k.setAside(ctx, hash)
+	case err != nil:
+		k.failed("cannot read lease record", "record", hash, "err", err)
+		return outcome{mind: m, wake: now().Add(lookEvery)}
+	}
+	if m.token != r.Token {
+		m = memory{token: r.Token}
+	}
+	v := &visit{Keeper: k, ctx: ctx, r: r, m: m}
+	switch {
+	case r.State == lease.Sticky:
+		return v.remembered()
+	case r.Boot != k.boot:
+		return v.bury("the machine has booted since")
+	case r.State == lease.Adding:
+		return v.adding()
+	}
+	return v.keep()
+}
+
+// setAside moves a record out of the way that cannot be read. It is read once more
+// under its lock, in case somebody was mending it.
+func (k *Keeper) setAside(ctx context.Context, hash string) outcome {
+	retry := outcome{wake: now().Add(firstRetry)}
+	held, err := k.leases.TryLock(hash)
+	if held == nil {
+		if err != nil {
+			k.failed("cannot lock damaged lease record", "record", hash, "err", err)
+		}
+		return retry
+	}
+	defer k.unlock(held)
+	_, err = held.Load()
+	if !errors.Is(err, lease.ErrDamaged) {
+		return outcome{wake: now()}
+	}
+	path, moveErr := held.SetAside()
+	if moveErr != nil {
+		k.failed("cannot set damaged lease record aside", "record", hash, "err", moveErr)
+		return retry
+	}
+	k.metrics.count(&k.metrics.damaged)
+	k.log.Error("lease record is damaged and was set aside: its lease runs out unless the pod is added anew", "file", path, "err", err)
+	return outcome{gone: true}
+}
+
+// remembered drops what is of no use to anybody: another may have the address now.
+func (v *visit) remembered() outcome {
+	ends := v.r.Expires()
+	if ends.IsZero() || now().Before(ends) {
+		return v.outcome(ends)
+	}
+	return v.underLock(func(held *lease.Held) outcome {
+		if err := held.Remove(); err != nil {
+			return v.failedWith("cannot remove remembered lease", err)
+		}
+		return outcome{gone: true}
+	})
+}
+
+// adding leaves the record to the ADD that is at work on it. If that died, a DEL or GC
+// will come; if none does, the record goes with the pod.
+func (v *visit) adding() outcome {
+	held, err := v.leases.TryLock(v.r.Hash())
+	if err != nil {
+		return v.failedWith("cannot lock lease record", err)
+	}
+	if held == nil {
+		// It will write the record, which is heard of; or die, which is not.
+		return v.outcome(now().Add(time.Minute))
+	}
+	defer v.unlock(held)
+	if fresh, err := held.Load(); err != nil || fresh.State != lease.Adding {
+		return v.outcome(now())
+	}
+	pod, err := v.node.enter(v.r)
+	if err == nil {
+		return v.leave(pod.close(), now().Add(lookEvery))
+	}
+	if !errors.Is(err, errGone) {
+		return v.failedWith("cannot look for the pod of an unfinished ADD", err)
+	}
+	if err := held.Remove(); err != nil {
+		return v.failedWith("cannot remove lease record", err)
+	}
+	v.log.Info("record of an unfinished ADD removed: its pod is gone", v.who()...)
+	return outcome{gone: true}
+}
+
+// leave is the outcome of a visit that had nothing to do.
+func (v *visit) leave(err error, wake time.Time) outcome {
+	if err != nil {
+		return v.failedWith("cannot leave the pod", err)
+	}
+	return v.outcome(wake)
+}
+
+// keep renews the lease of a pod that lives, if it is due.
+func (v *visit) keep() outcome {
+	t := now()
+	due := v.m.session == nil || wakes(v.m.session, t)
+	if !due && v.m.right && t.Before(v.m.look) {
+		return v.idle() // its own write was heard of
+	}
+	pod, err := v.node.enter(v.r)
+	switch {
+	case errors.Is(err, errGone):
+		return v.bury("its pod is gone")
+	case err != nil:
+		return v.failedWith("cannot enter the pod", err)
+	}
+	v.m.look = t.Add(lookEvery)
+	err = errors.Join(v.work(pod), pod.close())
+	switch {
+	case errors.Is(err, errDeleted):
+		return outcome{state: v.r.State, wake: now()} // to see what is there in its place
+	case err != nil:
+		return v.failedWith("cannot keep lease", err)
+	}
+	v.m.failures = 0
+	return v.idle()
+}
+
+// wakes says whether a session has something to do.
+func wakes(s *dhcpc.Session, t time.Time) bool { return !s.Wake().IsZero() && !t.Before(s.Wake()) }
+
+func (v *visit) work(p pod) error {
+	if v.m.session == nil {
+		if err := v.restore(); err != nil {
+			return err
+		}
+	}
+	if !v.m.right {
+		if err := v.putRight(p); err != nil {
+			return err
+		}
+		v.m.right = true
+	}
+	if wakes(v.m.session, now()) {
+		return v.exchange(p)
+	}
+	return nil
+}
+
+// restore makes a session of the record: of a lease that the pod has, or, where that
+// was lost, of the search for another.
+func (v *visit) restore() error {
+	machine, err := dhcpc.NewMachine(v.r.Client.Config(v.r.Lease))
+	if err != nil {
+		return err
+	}
+	t := now()
+	s := machine.Start(t, rand.Uint64())
+	if v.r.State == lease.Bound {
+		if s, err = machine.Restore(t, rand.Uint64(), v.r.Lease); err != nil {
+			return err
+		}
+	}
+	v.m.machine, v.m.session = machine, &s
+	return nil
+}
+
+// putRight makes the pod have what its record says, after a keeper was away: an earlier
+// one may have been killed between writing and applying.
+func (v *visit) putRight(p pod) error {
+	if v.r.State != lease.Bound || v.r.Lease.Left(now()) == 0 {
+		return nil
+	}
+	return v.underLockOf(func(held *lease.Held) error { return v.apply(held, p, v.r.Lease) })
+}
+
+// bury ends the lease of a pod that is gone.
+func (v *visit) bury(why string) outcome {
+	return v.underLock(func(held *lease.Held) outcome {
+		var err error
+		// What an ADD wanted to ask for, or a server has refused, is not the pod's.
+		released := v.r.State == lease.Bound && v.r.Lease.Left(now()) != 0
+		switch {
+		case v.r.Client.Sticky && released && len(v.r.Client.ClientID) > 0:
+			v.log.Info("lease remembered", append(v.who(), "why", why)...)
+			if err = held.Remember(v.ctx, v.r); err != nil {
+				return v.failedWith("cannot remember lease", err)
+			}
+			return outcome{gone: true}
+		case released:
+			if err = v.release(v.r.Lease); err != nil {
+				// Until it ends by itself: the bridge may not be there yet.
+				return v.failedWith("cannot release the lease of a pod that is gone", err)
+			}
+		}
+		if err = held.Remove(); err != nil {
+			return v.failedWith("cannot remove lease record", err)
+		}
+		v.log.Info("lease dropped", append(v.who(), "why", why, "released", released)...)
+		return outcome{gone: true}
+	})
+}
+
+// release gives a lease back from the host's bridge, unless another pod has its
+// identity by now: to the server both are the same client.
+func (v *visit) release(l *dhcpc.Lease) error {
+	others, err := v.leases.Same(v.r)
+	if err != nil {
+		return err
+	}
+	if len(others) > 0 {
+		v.log.Info("lease not released: another pod has it now", append(v.who(), "other", others[0].ContainerID)...)
+		return nil
+	}
+	if err := v.node.release(v.ctx, v.r, l); err != nil {
+		return err
+	}
+	v.metrics.count(&v.metrics.releases)
+	return nil
+}
+
+// underLock does something with the record if it is still the one that was read.
+func (v *visit) underLock(fn func(*lease.Held) outcome) outcome {
+	held, err := v.leases.TryLock(v.r.Hash())
+	switch {
+	case err != nil:
+		return v.failedWith("cannot lock lease record", err)
+	case held == nil:
+		return v.outcome(now().Add(time.Second))
+	}
+	defer v.unlock(held)
+	if err := held.Same(v.r); err != nil {
+		return v.outcome(now()) // to look again what it is now
+	}
+	return fn(held)
+}
+
+// errDeleted says that a record was removed, or replaced by that of another ADD, since
+// it was read.
+var errDeleted = errors.New("the lease was deleted meanwhile")
+
+// underLockOf is underLock for those who cannot come back later. Its error matches
+// errDeleted where the record is not the one any more that was read.
+func (v *visit) underLockOf(fn func(*lease.Held) error) error {
+	ctx, cancel := context.WithTimeout(v.ctx, lockedFor)
+	defer cancel()
+	held, err := v.leases.Lock(ctx, v.r.Hash())
+	if err != nil {
+		return err
+	}
+	defer v.unlock(held)
+	err = held.Same(v.r)
+	switch {
+	case errors.Is(err, os.ErrNotExist) || errors.Is(err, lease.ErrSuperseded):
+		return fmt.Errorf("%w: %w", errDeleted, err)
+	case err != nil:
+		return err
+	}
+	return fn(held)
+}
+
+func (k *Keeper) unlock(held *lease.Held) {
+	if err := held.Close(); err != nil {
+		k.failed("cannot unlock lease record", "record", held.Hash(), "err", err)
+	}
+}
+
+// outcome is that of a visit after which all is well.
+func (v *visit) outcome(wake time.Time) outcome {
+	return outcome{mind: v.m, state: v.r.State, wake: wake}
+}
+
+// idle waits for the session, or to look for the pod.
+func (v *visit) idle() outcome {
+	o := v.outcome(v.m.look)
+	if s := v.m.session; s != nil && !s.Wake().IsZero() {
+		o.next = s.Wake()
+		if o.next.Before(o.wake) {
+			o.wake = o.next
+		}
+	}
+	return o
+}
+
+// failedWith is the outcome of a visit that has to be made again.
+func (v *visit) failedWith(what string, err error) outcome {
+	if v.ctx.Err() != nil {
+		return v.outcome(time.Time{}) // that the keeper ends is no failure
+	}
+	v.failed(what, append(v.who(), "err", err)...)
+	pause := min(firstRetry<<min(v.m.failures, 10), lastRetry)
+	v.m.failures++
+	o := v.outcome(now().Add(pause - pause/4 + rand.N(pause/2)))
+	// A lease that is due before that is not to run out for want of a try.
+	if s := v.m.session; s != nil && s.Wake().After(now()) && s.Wake().Before(o.wake) {
+		o.wake = s.Wake()
+	}
+	return o
+}
+
+// failed reports what went wrong.
+func (k *Keeper) failed(what string, args ...any) {
+	k.metrics.count(&k.metrics.errors)
+	k.log.Warn(what, args...)
+}
+
+// who names the lease in a log.
+func (v *visit) who() []any {
+	args := []any{"network", v.r.Network, "pod", v.r.Pod, "container", v.r.ContainerID, "interface", v.r.IfName}
+	if v.r.Lease != nil {
+		args = append(args, "address", v.r.Lease.Address)
+	}
+	return args
+}

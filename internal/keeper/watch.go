@@ -1,0 +1,99 @@
+package keeper
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/lease"
+)
+
+// watcher hears of records that are written and removed (inotify(7)).
+type watcher struct {
+	file    *os.File
+	changes chan change // closed when the directory is gone
+	stop    chan struct{}
+	ended   chan struct{}
+}
+
+// mask is what matters: records are renamed into place, and unlinked, or renamed
+// aside.
+const mask = unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_DELETE | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_ONLYDIR
+
+// watch begins to hear.
+func watch(dir string) (*watcher, error) {
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		return nil, fmt.Errorf("watch %s: inotify: %w", dir, err)
+	}
+	file := os.NewFile(uintptr(fd), "inotify")
+	if _, err := unix.InotifyAddWatch(fd, dir, mask); err != nil {
+		return nil, errors.Join(fmt.Errorf("watch %s: inotify: %w", dir, err), file.Close())
+	}
+	w := &watcher{file: file, changes: make(chan change, 64), stop: make(chan struct{}), ended: make(chan struct{})}
+	go w.run()
+	return w, nil
+}
+
+func (w *watcher) close() error {
+	close(w.stop)
+	err := w.file.Close()
+	<-w.ended
+	return err
+}
+
+func (w *watcher) run() {
+	defer close(w.ended)
+	defer close(w.changes)
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := w.file.Read(buf)
+		if err != nil {
+			return
+		}
+		changes, gone := parse(buf[:n])
+		for _, c := range changes {
+			select {
+			case w.changes <- c:
+			case <-w.stop:
+				return
+			}
+		}
+		if gone {
+			return
+		}
+	}
+}
+
+// parse reads events (struct inotify_event). It leaves out what is no record, and what
+// stands next to its like. gone says that the directory is.
+func parse(b []byte) (changes []change, gone bool) {
+	const maskAt, lenAt, nameAt = 4, 12, unix.SizeofInotifyEvent
+	for len(b) >= nameAt {
+		bits, length := binary.NativeEndian.Uint32(b[maskAt:]), uint64(binary.NativeEndian.Uint32(b[lenAt:]))
+		if nameAt+length > uint64(len(b)) {
+			return append(changes, change{}), gone // the kernel does not do that
+		}
+		name, _, _ := strings.Cut(string(b[nameAt:nameAt+length]), "\x00")
+		b = b[nameAt+length:]
+		c := change{}
+		switch {
+		case bits&(unix.IN_DELETE_SELF|unix.IN_MOVE_SELF|unix.IN_UNMOUNT|unix.IN_IGNORED) != 0:
+			return changes, true
+		case bits&unix.IN_Q_OVERFLOW == 0:
+			hash, ok := lease.RecordHash(name)
+			if !ok {
+				continue
+			}
+			c.hash = hash
+		}
+		if len(changes) == 0 || changes[len(changes)-1] != c {
+			changes = append(changes, c)
+		}
+	}
+	return changes, gone
+}

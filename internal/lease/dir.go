@@ -1,0 +1,202 @@
+package lease
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// DefaultDir is where the records are unless the configuration says otherwise.
+const DefaultDir = "/var/lib/tombolo/leases"
+
+// The names of files. No hash has a dot in it, so that none of these clash.
+const (
+	recordSuffix  = ".json"
+	lockSuffix    = ".lock"
+	damagedSuffix = recordSuffix + ".damaged"
+	tempPrefix    = ".tmp-"
+	keeperLock    = "keeper.lock"
+	keeperSocket  = "keeper.sock"
+)
+
+// A Dir is a directory of records. Its methods may be called from several goroutines
+// and processes at once.
+type Dir struct {
+	path string
+}
+
+// Open returns the directory at an absolute path. It makes no system call: the
+// directory appears when something is first written.
+func Open(dir string) (*Dir, error) {
+	switch {
+	case dir == "":
+		return nil, errors.New("open lease directory: no path given")
+	case !filepath.IsAbs(dir):
+		return nil, fmt.Errorf("open lease directory %q: the path is not absolute", dir)
+	case strings.ContainsRune(dir, 0):
+		return nil, fmt.Errorf("open lease directory %q: the path has a NUL in it", dir)
+	}
+	return &Dir{path: filepath.Clean(dir)}, nil
+}
+
+// Path returns the directory's path, cleaned.
+func (d *Dir) Path() string { return d.path }
+
+// Make makes the directory where it is missing.
+func (d *Dir) Make() error {
+	if err := os.MkdirAll(d.path, 0o700); err != nil {
+		return fmt.Errorf("make lease directory: %w", err)
+	}
+	return nil
+}
+
+// RecordHash returns the hash of the record that a file of the directory holds. It is
+// false for every other file.
+func RecordHash(name string) (hash string, ok bool) {
+	hash, ok = strings.CutSuffix(name, recordSuffix)
+	if !ok || checkHash(hash) != nil {
+		return "", false
+	}
+	return hash, true
+}
+
+func (d *Dir) recordPath(hash string) string { return d.path + "/" + hash + recordSuffix }
+func (d *Dir) lockPath(hash string) string   { return d.path + "/" + hash + lockSuffix }
+func (d *Dir) tempPath(hash string) string   { return d.path + "/" + tempPrefix + hash }
+
+// Load reads a record. A missing one matches os.ErrNotExist; what cannot be used is a
+// *RecordError.
+func (d *Dir) Load(hash string) (*Record, error) {
+	if err := checkHash(hash); err != nil {
+		return nil, fmt.Errorf("load lease record: %w", err)
+	}
+	path := d.recordPath(hash)
+	r, err := load(path, hash)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return nil, fmt.Errorf("load lease record: %w", err)
+	case err != nil:
+		return nil, fmt.Errorf("load lease record: %w", &RecordError{Path: path, Hash: hash, Err: bare(err)})
+	}
+	return r, nil
+}
+
+func load(path, hash string) (*Record, error) {
+	data, err := readFile(path)
+	if err != nil {
+		return nil, err
+	}
+	r, err := decode(data)
+	if err != nil {
+		return nil, err
+	}
+	if r.Hash() != hash {
+		return nil, fmt.Errorf("%w: it is the record of network %s, container %s, interface %s, whose file is %s%s",
+			ErrDamaged, r.Network, r.ContainerID, r.IfName, r.Hash(), recordSuffix)
+	}
+	return r, nil
+}
+
+// Hashes lists the records that there are, in the order of their hashes, without
+// reading them. A missing directory has none.
+func (d *Dir) Hashes() ([]string, error) {
+	entries, err := os.ReadDir(d.path)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("list lease records: %w", err)
+	}
+	var list []string
+	for _, e := range entries {
+		if hash, ok := RecordHash(e.Name()); ok {
+			list = append(list, hash)
+		}
+	}
+	return list, nil
+}
+
+// List reads all records, in the order of their hashes. What cannot be used comes as a
+// *RecordError each, also what was set aside earlier; only where the directory cannot
+// be read is there no answer.
+func (d *Dir) List() ([]*Record, []*RecordError, error) {
+	hashes, err := d.Hashes()
+	if err != nil {
+		return nil, nil, err
+	}
+	var found []*Record
+	var bad []*RecordError
+	for _, hash := range hashes {
+		r, err := d.Load(hash)
+		var damaged *RecordError
+		switch {
+		case err == nil:
+			found = append(found, r)
+		case errors.As(err, &damaged):
+			bad = append(bad, damaged)
+		}
+	}
+	aside, err := filepath.Glob(d.path + "/*" + damagedSuffix)
+	for _, path := range aside {
+		bad = append(bad, &RecordError{Path: path, Err: fmt.Errorf("%w: set aside by the keeper", ErrDamaged)})
+	}
+	return found, bad, err
+}
+
+// Recall gives the lease that a client had last, so that its next one can be asked
+// for the same address; nil if none is remembered.
+func (d *Dir) Recall(network string, clientID []byte) (*Record, error) {
+	r, err := d.Load(stickyHash(network, clientID))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	return r, err
+}
+
+// Same gives the other records whose client is r's to a server: of the same network and
+// with the same client identifier or, where there is none, MAC address. Those that are
+// Sticky are left out, and those that cannot be read.
+func (d *Dir) Same(r *Record) ([]*Record, error) {
+	hashes, err := d.Hashes()
+	if err != nil {
+		return nil, err
+	}
+	// After a boot this is asked for every record, so few are to be decoded.
+	needle := []byte(r.Client.key())
+	var found []*Record
+	for _, hash := range hashes {
+		data, err := readFile(d.recordPath(hash))
+		if err != nil || !bytes.Contains(data, needle) {
+			continue
+		}
+		other, err := decode(data)
+		if err == nil && other.Token != r.Token && other.State != Sticky && other.Network == r.Network && other.Client.key() == r.Client.key() {
+			found = append(found, other)
+		}
+	}
+	return found, nil
+}
+
+// Boot reads the id that the kernel draws at each boot.
+func Boot() (string, error) {
+	data, err := readFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", fmt.Errorf("read boot id: %w: is /proc mounted?", err)
+	}
+	return strings.TrimSpace(string(data)), nil
+}
+
+// sync makes what was renamed in the directory outlive a power cut.
+func (d *Dir) sync() error {
+	fd, err := openFile(d.path, unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if err := unix.Fsync(fd); err != nil {
+		return &os.PathError{Op: "sync", Path: d.path, Err: err}
+	}
+	return nil
+}

@@ -1,0 +1,145 @@
+package lease
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// closers is how many sockets are closed at a time, and queue how many wait: each keeps
+// the thread that closes it for 10 to 20 ms, and its pod's namespace alive until then.
+const (
+	closers = 4
+	queue   = 256
+)
+
+// grace is left to the sender to close its own copy: whoever does so last pays for it.
+const grace = 50 * time.Millisecond
+
+// taken is a descriptor, and when it may be closed.
+type taken struct {
+	fd  int
+	due time.Time
+}
+
+// HandOver closes a file descriptor of the caller's, by way of the keeper: it is the last
+// close of an AF_PACKET socket that takes the kernel 10 to 20 ms. Where no keeper lives,
+// or it is busy, the caller's own close is the last. The error is one of closing; that
+// the keeper did not take the descriptor is none.
+func (d *Dir) HandOver(fd int) error {
+	// A stopped keeper would keep it, and the pod's namespace with it.
+	if d.Kept() == nil {
+		_ = d.send(fd)
+	}
+	return unix.Close(fd)
+}
+
+func (d *Dir) send(fd int) error {
+	dir, addr, err := d.socketAddr()
+	if err != nil {
+		return err
+	}
+	defer unix.Close(dir)
+	s, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(s)
+	_, err = restart(func() (int, error) {
+		return 0, unix.Sendmsg(s, []byte{0}, unix.UnixRights(fd), &unix.SockaddrUnix{Name: addr}, unix.MSG_DONTWAIT)
+	})
+	return err
+}
+
+// socketAddr gives the socket's address by way of a descriptor of the directory, since
+// sun_path has room for 107 bytes only.
+func (d *Dir) socketAddr() (dir int, addr string, _ error) {
+	dir, err := openFile(d.path, unix.O_PATH|unix.O_DIRECTORY)
+	if err != nil {
+		return -1, "", err
+	}
+	return dir, "/proc/self/fd/" + strconv.Itoa(dir) + "/" + keeperSocket, nil
+}
+
+// Closer closes what HandOver sends.
+type Closer struct {
+	conn *net.UnixConn
+	path string
+	work sync.WaitGroup
+}
+
+// Closer starts to take what HandOver sends. Only the keeper may call it: a socket that
+// an earlier keeper left is removed.
+func (p *Pulse) Closer() (*Closer, error) {
+	path := p.dir.path + "/" + keeperSocket
+	if err := removeFile(path); err != nil {
+		return nil, fmt.Errorf("take sockets to close: %w", err)
+	}
+	dir, addr, err := p.dir.socketAddr()
+	if err != nil {
+		return nil, fmt.Errorf("take sockets to close: %w", err)
+	}
+	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: addr, Net: "unixgram"})
+	if err := errors.Join(err, unix.Close(dir)); err != nil {
+		return nil, fmt.Errorf("take sockets to close: %w", err)
+	}
+	c := &Closer{conn: conn, path: path}
+	fds := make(chan taken, queue)
+	c.work.Go(func() { c.receive(fds) })
+	for range closers {
+		c.work.Go(func() {
+			for t := range fds {
+				time.Sleep(time.Until(t.due))
+				unix.Close(t.fd)
+			}
+		})
+	}
+	return c, nil
+}
+
+func (c *Closer) receive(fds chan<- taken) {
+	defer close(fds)
+	// Room for more descriptors than are sent, so that none gets lost open.
+	buf, oob := make([]byte, 16), make([]byte, unix.CmsgSpace(64*4))
+	for {
+		_, n, _, _, err := c.conn.ReadMsgUnix(buf, oob)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		for _, fd := range rights(oob[:max(n, 0)]) {
+			fds <- taken{fd, time.Now().Add(grace)}
+		}
+	}
+}
+
+// rights gives the descriptors that came with a message.
+func rights(oob []byte) []int {
+	messages, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return nil
+	}
+	var fds []int
+	for i := range messages {
+		got, err := unix.ParseUnixRights(&messages[i])
+		if err == nil {
+			fds = append(fds, got...)
+		}
+	}
+	return fds
+}
+
+// Close stops, after everything that was taken is closed.
+func (c *Closer) Close() error {
+	err := c.conn.Close()
+	c.work.Wait()
+	if removed := os.Remove(c.path); !errors.Is(removed, os.ErrNotExist) {
+		err = errors.Join(err, removed)
+	}
+	return err
+}

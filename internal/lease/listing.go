@@ -1,0 +1,111 @@
+package lease
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/netip"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/tombolo-cni/tombolo/dhcpc"
+)
+
+// Entry is a record as `tombolo leases --json` shows it.
+type Entry struct {
+	Hash        string       `json:"hash"`
+	State       State        `json:"state"`
+	Network     string       `json:"network"`
+	ContainerID string       `json:"containerID"`
+	IfName      string       `json:"ifName"`
+	Pod         string       `json:"pod,omitempty"`
+	Address     netip.Prefix `json:"address,omitzero"`
+	MAC         dhcpc.Hex    `json:"mac"`
+	ClientID    dhcpc.Hex    `json:"clientID,omitempty"`
+	Server      netip.Addr   `json:"server,omitzero"`
+	Renew       time.Time    `json:"renew,omitzero"`  // T1
+	Expire      time.Time    `json:"expire,omitzero"` // zero for one without an end
+	Left        int64        `json:"left"`            // seconds; 0: ended, -1: without an end
+	DNS         []netip.Addr `json:"dns,omitempty"`
+	MTU         int          `json:"mtu,omitempty"`
+	Error       string       `json:"error,omitempty"`
+}
+
+// EntryOf describes a record at a time.
+func EntryOf(r *Record, now time.Time) Entry {
+	e := Entry{
+		Hash: r.Hash(), State: r.State, Network: r.Network, ContainerID: r.ContainerID, IfName: r.IfName, Pod: r.Pod,
+		MAC: r.Client.MAC, ClientID: r.Client.ClientID, MTU: r.Applied.MTU, Error: r.Error,
+	}
+	if l := r.Lease; l != nil {
+		e.Address, e.Server, e.DNS = l.Address, l.Server, l.DNS
+		e.Renew, e.Expire = l.Renew, l.Expire
+		if e.Left = -1; !l.Infinite() {
+			e.Left = int64(l.Left(now) / time.Second)
+		}
+	}
+	return e
+}
+
+// WriteJSON writes records as a JSON array of Entry, one a line.
+func WriteJSON(w io.Writer, records []*Record, now time.Time) error {
+	lines := make([]string, len(records))
+	for i, r := range records {
+		data, err := json.Marshal(EntryOf(r, now))
+		if err != nil {
+			return fmt.Errorf("write leases: %w", err)
+		}
+		lines[i] = string(data)
+	}
+	if _, err := fmt.Fprintf(w, "[%s]\n", strings.Join(lines, ",\n ")); err != nil {
+		return fmt.Errorf("write leases: %w", err)
+	}
+	return nil
+}
+
+// WriteTable writes records as a table for people.
+func WriteTable(w io.Writer, records []*Record, now time.Time) error {
+	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(t, "NETWORK\tPOD\tINTERFACE\tADDRESS\tMAC\tSERVER\tSTATE\tLEFT")
+	for _, r := range records {
+		e := EntryOf(r, now)
+		pod := e.Pod
+		if pod == "" {
+			pod = e.ContainerID
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
+			e.Network, pod, e.IfName, orDash(e.Address.IsValid(), e.Address), e.MAC, orDash(e.Server.IsValid(), e.Server), e.State, left(r, now))
+	}
+	if err := t.Flush(); err != nil {
+		return fmt.Errorf("write leases: %w", err)
+	}
+	return nil
+}
+
+func orDash(valid bool, v fmt.Stringer) string {
+	if !valid {
+		return "-"
+	}
+	return v.String()
+}
+
+// left is the time left, in the largest unit that tells enough.
+func left(r *Record, now time.Time) string {
+	switch {
+	case r.Lease == nil:
+		return "-"
+	case r.Lease.Infinite():
+		return "for ever"
+	}
+	d := r.Lease.Left(now)
+	switch {
+	case d == 0:
+		return "ended"
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", int(d.Seconds()))
+	case d < time.Hour:
+		return fmt.Sprintf("%dm%02ds", int(d.Minutes()), int(d.Seconds())%60)
+	}
+	return fmt.Sprintf("%dh%02dm", int(d.Hours()), int(d.Minutes())%60)
+}

@@ -1,0 +1,199 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrLocked says that a record's lock was not to be had before the context ended.
+var ErrLocked = errors.New("locked by another process")
+
+// ErrSuperseded says that a record has been replaced by that of a later ADD.
+var ErrSuperseded = errors.New("replaced by a later ADD")
+
+// While a lock is awaited it is tried for at intervals that grow from the first to the
+// last: holders need a disk's time for a write, and an ADD its server's.
+const (
+	firstPause = time.Millisecond
+	lastPause  = 25 * time.Millisecond
+)
+
+// Held is the lock of one record, until Close or the end of the process. It is not
+// safe for use by several goroutines at once.
+type Held struct {
+	dir  *Dir
+	hash string
+	fd   int
+}
+
+// Lock takes the lock of a record, which need not exist. It waits until ctx ends, and
+// then its error matches ErrLocked and ctx's.
+func (d *Dir) Lock(ctx context.Context, hash string) (*Held, error) {
+	pause := firstPause
+	for {
+		h, err := d.TryLock(hash)
+		if h != nil || err != nil {
+			return h, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("lock lease record %s: %w: %w (`fuser -v %s` shows who has it open)",
+				hash, ErrLocked, context.Cause(ctx), d.lockPath(hash))
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, lastPause)
+	}
+}
+
+// TryLock is Lock that does not wait: both results are nil where another holds the
+// lock.
+func (d *Dir) TryLock(hash string) (*Held, error) {
+	h, err := d.tryLock(hash)
+	if err != nil {
+		return nil, fmt.Errorf("lock lease record %s: %w", hash, err)
+	}
+	return h, nil
+}
+
+func (d *Dir) tryLock(hash string) (*Held, error) {
+	if err := checkHash(hash); err != nil {
+		return nil, err
+	}
+	for {
+		fd, err := d.createFile(d.lockPath(hash), unix.O_RDWR)
+		if err != nil {
+			return nil, err
+		}
+		_, err = restart(func() (int, error) { return 0, unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) })
+		if err == unix.EWOULDBLOCK {
+			return nil, unix.Close(fd)
+		}
+		var st unix.Stat_t
+		if err == nil {
+			err = unix.Fstat(fd, &st)
+		}
+		if err == nil && st.Nlink > 0 {
+			return &Held{dir: d, hash: hash, fd: fd}, nil
+		}
+		// Its last holder removed the file, after it was opened here: lock the next.
+		if err := errors.Join(err, unix.Close(fd)); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// Hash returns the record's hash.
+func (h *Held) Hash() string { return h.hash }
+
+// Load is Dir.Load, whose answer stays true as long as the lock is held.
+func (h *Held) Load() (*Record, error) { return h.dir.Load(h.hash) }
+
+// Create writes a record with a new token, in the place of any that there is. It does
+// not wait for the disk where the record says Adding: what a power cut leaves of that
+// is nobody's.
+func (h *Held) Create(r *Record) error {
+	r.Token = NewToken()
+	if r.Created.IsZero() {
+		r.Created = time.Now().UTC()
+	}
+	if err := h.put(r); err != nil {
+		return fmt.Errorf("create lease record: %w", err)
+	}
+	return nil
+}
+
+// Replace writes a record over the one of the same token. If that is gone the error
+// matches os.ErrNotExist, and if it is another's, ErrSuperseded; then nothing is
+// written.
+func (h *Held) Replace(r *Record) error {
+	if err := h.Same(r); err != nil {
+		return fmt.Errorf("replace lease record: %w", err)
+	}
+	r.Updated = time.Now().UTC()
+	if err := h.put(r); err != nil {
+		return fmt.Errorf("replace lease record: %w", err)
+	}
+	return nil
+}
+
+// Same says whether the record that there is now has r's token: its error is the
+// one of Replace.
+func (h *Held) Same(r *Record) error {
+	now, err := h.dir.Load(h.hash)
+	if err != nil {
+		return err
+	}
+	if now.Token != r.Token {
+		return fmt.Errorf("%s: %w", h.dir.recordPath(h.hash), ErrSuperseded)
+	}
+	return nil
+}
+
+func (h *Held) put(r *Record) error {
+	if h.fd < 0 {
+		return &os.PathError{Op: "write", Path: h.dir.recordPath(h.hash), Err: os.ErrClosed}
+	}
+	data, err := encode(r)
+	if err != nil {
+		return err
+	}
+	if hash := r.Hash(); hash != h.hash {
+		return fmt.Errorf("%s is the record of another lease than %s", h.dir.recordPath(h.hash), hash)
+	}
+	return h.dir.putFile(h.dir.tempPath(h.hash), h.dir.recordPath(h.hash), data, r.State != Adding)
+}
+
+// Remove removes the record; that it is gone already is success. It does not wait for
+// the disk: a record that a power cut brings back is of an earlier boot, and its lease
+// is released once more.
+func (h *Held) Remove() error {
+	if err := errors.Join(removeFile(h.dir.recordPath(h.hash)), removeFile(h.dir.tempPath(h.hash))); err != nil {
+		return fmt.Errorf("remove lease record: %w", err)
+	}
+	return nil
+}
+
+// Remember writes the record of a pod that is gone as a Sticky one, under the name that
+// Recall looks for, and removes it. r must not be used afterwards.
+func (h *Held) Remember(ctx context.Context, r *Record) error {
+	r.State = Sticky
+	r.NetNS, r.NetNSCookie, r.HostIf, r.Error = "", 0, "", ""
+	r.Applied, r.Policy = Applied{}, Policy{}
+	sticky, err := h.dir.Lock(ctx, r.Hash())
+	if err == nil {
+		err = errors.Join(sticky.Create(r), sticky.Close())
+	}
+	if err != nil {
+		return fmt.Errorf("remember lease: %w", err)
+	}
+	return h.Remove()
+}
+
+// SetAside renames a record that cannot be read, and gives its new path.
+func (h *Held) SetAside() (string, error) {
+	path := h.dir.path + "/" + h.hash + damagedSuffix
+	if err := os.Rename(h.dir.recordPath(h.hash), path); err != nil {
+		return "", fmt.Errorf("set damaged lease record aside: %w", err)
+	}
+	return path, nil
+}
+
+// Close gives the lock up. Its file goes with the record. Closing twice does nothing.
+func (h *Held) Close() error {
+	if h.fd < 0 {
+		return nil
+	}
+	var err error
+	if !exists(h.dir.recordPath(h.hash)) {
+		err = removeFile(h.dir.lockPath(h.hash))
+	}
+	fd := h.fd
+	h.fd = -1
+	// A child that is just being forked has the descriptor too, so closing is not enough.
+	return errors.Join(err, unix.Flock(fd, unix.LOCK_UN), unix.Close(fd))
+}

@@ -1,0 +1,138 @@
+package lease
+
+import (
+	"flag"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+func open(tb testing.TB) *Dir {
+	tb.Helper()
+	d, err := Open(filepath.Join(tb.TempDir(), "leases"))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return d
+}
+
+// at is a moment long ago, in UTC as records have it.
+func at(d time.Duration) time.Time { return time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC).Add(d) }
+
+func prefixes(list ...string) []netip.Prefix {
+	var out []netip.Prefix
+	for _, s := range list {
+		out = append(out, netip.MustParsePrefix(s))
+	}
+	return out
+}
+
+func to(dst, via string) dhcpc.Route {
+	r := dhcpc.Route{Dst: netip.MustParsePrefix(dst)}
+	if via != "" {
+		r.Via = netip.MustParseAddr(via)
+	}
+	return r
+}
+
+func sampleLease() *dhcpc.Lease {
+	return &dhcpc.Lease{
+		Address: netip.MustParsePrefix("192.0.2.9/24"), Routes: []dhcpc.Route{to("0.0.0.0/0", "192.0.2.1")},
+		DNS: []netip.Addr{netip.MustParseAddr("192.0.2.53")}, Domain: "example.org", Search: []string{"a.example", "b.example"},
+		MTU: 1400, Server: netip.MustParseAddr("192.0.2.1"), ServerMAC: dhcpc.Hex{2, 0, 0, 0, 0, 1},
+		Obtained: at(0), Renew: at(30 * time.Minute), Rebind: at(52 * time.Minute), Expire: at(time.Hour),
+		MAC: dhcpc.Hex{2, 0, 0, 0, 0, 9}, ClientID: dhcpc.Hex{0, 'p', 'o', 'd'}, Options: map[uint8]dhcpc.Hex{42: {192, 0, 2, 5}},
+	}
+}
+
+// sample is a record with every field set.
+func sample() *Record {
+	l := sampleLease()
+	return &Record{
+		State: Bound, Token: "00000000000000aa", Network: "lan", ContainerID: "abc123", IfName: "eth0", Pod: "default/web-0",
+		NetNS: "/run/netns/cni-1", NetNSCookie: 1<<63 + 7, Boot: "11111111-2222-3333-4444-555555555555",
+		HostIf: "veth12345678901", Bridge: "br0",
+		Client: Client{
+			MAC: l.MAC, ClientID: l.ClientID, HostName: "web-0", VendorClass: "tombolo", Address: netip.MustParseAddr("192.0.2.77"), Request: []int{43, 66}, RequestOnly: true,
+			Provide:   []Option{{Code: 51, Value: dhcpc.Hex{0, 0, 0, 60}}},
+			Broadcast: true, RapidCommit: true, DetectConflicts: true, LinkMTU: 1500, Sticky: true,
+		},
+		Lease: l,
+		Policy: Policy{NoRoutes: true, NoDefault: true, Gateway: netip.MustParseAddr("192.0.2.2"),
+			Routes: []dhcpc.Route{to("10.0.0.0/8", "192.0.2.3")}, Priority: 50, MTU: 1300},
+		Applied: Applied{Addresses: prefixes("192.0.2.9/24"), Routes: []dhcpc.Route{to("10.0.0.0/8", "192.0.2.3")}, MTU: 1300},
+		Created: at(0), Updated: at(time.Minute), Error: "no answer",
+	}
+}
+
+func lock(tb testing.TB, d *Dir, r *Record) *Held {
+	tb.Helper()
+	h, err := d.Lock(tb.Context(), r.Hash())
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { h.Close() })
+	return h
+}
+
+// create writes a record and gives its lock up.
+func create(tb testing.TB, d *Dir, r *Record) {
+	tb.Helper()
+	h := lock(tb, d, r)
+	if err := h.Create(r); err != nil {
+		tb.Fatal(err)
+	}
+	if err := h.Close(); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+func names(tb testing.TB, d *Dir) []string {
+	tb.Helper()
+	entries, err := os.ReadDir(d.Path())
+	if err != nil {
+		tb.Fatal(err)
+	}
+	var list []string
+	for _, e := range entries {
+		list = append(list, e.Name())
+	}
+	return list
+}
+
+func golden(tb testing.TB, name string, got []byte) {
+	tb.Helper()
+	path := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(path, got, 0o644); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	same(tb, string(want), string(got))
+}
+
+func same(tb testing.TB, want, got any) {
+	tb.Helper()
+	compare := cmp.Options{
+		cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
+		cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
+	}
+	if diff := cmp.Diff(want, got, compare); diff != "" {
+		tb.Errorf("want (-), got (+):\n%s", diff)
+	}
+}

@@ -1,0 +1,114 @@
+package lease
+
+import (
+	"fmt"
+	"math"
+	"net/netip"
+	"slices"
+
+	"github.com/tombolo-cni/tombolo/dhcpc"
+)
+
+// Policy says what of a lease the pod gets: what the configuration says about it,
+// kept so that a renewal applies the same as the ADD did.
+type Policy struct {
+	// NoRoutes leaves the lease's routes out, its default route too.
+	NoRoutes bool `json:"noRoutes,omitempty"`
+	// NoDefault leaves the lease's default route out.
+	NoDefault bool `json:"noDefault,omitempty"`
+	// Gateway is to be the default route's, in place of the lease's router: the host,
+	// where pods of a LAN go out through it.
+	Gateway netip.Addr `json:"gateway,omitzero"`
+	// Routes are the configuration's own.
+	Routes []dhcpc.Route `json:"routes,omitempty"`
+	// Priority is the metric of all of these routes; 0 is the kernel's default.
+	Priority int `json:"priority,omitempty"`
+	// MTU is the configuration's own, which counts before the lease's.
+	MTU int `json:"mtu,omitempty"`
+}
+
+// Applied is what a lease comes to in the pod.
+type Applied struct {
+	Addresses []netip.Prefix `json:"addresses,omitempty"`
+	// Routes are in an order in which the kernel takes them.
+	Routes []dhcpc.Route `json:"routes,omitempty"`
+	// MTU is the link's, in bytes; 0 is left as it is.
+	MTU int `json:"mtu,omitempty"`
+}
+
+// Apply gives what the pod gets of a lease. The plugin and the keeper both go by it.
+func (p *Policy) Apply(l *dhcpc.Lease) Applied {
+	a := Applied{Addresses: []netip.Prefix{l.Address}, MTU: p.MTU}
+	if a.MTU == 0 {
+		a.MTU = l.MTU
+	}
+	if !p.NoRoutes {
+		a.Routes = slices.DeleteFunc(slices.Clone(l.Routes), func(r dhcpc.Route) bool {
+			return r.Dst.Bits() == 0 && (p.NoDefault || p.Gateway.IsValid())
+		})
+	}
+	add := func(r dhcpc.Route) {
+		// The first route to a destination counts, as it does for the kernel.
+		if !slices.ContainsFunc(a.Routes, func(o dhcpc.Route) bool { return o.Dst == r.Dst }) {
+			a.Routes = append(a.Routes, r)
+		}
+	}
+	if p.Gateway.IsValid() && !p.NoDefault {
+		if !l.Address.Contains(p.Gateway) {
+			add(dhcpc.Route{Dst: netip.PrefixFrom(p.Gateway, p.Gateway.BitLen())})
+		}
+		add(dhcpc.Route{Dst: netip.PrefixFrom(netip.IPv4Unspecified(), 0), Via: p.Gateway})
+	}
+	for _, r := range p.Routes {
+		add(r)
+	}
+	return a
+}
+
+// Without gives what is in a and not in b: what has to go when b takes a's place.
+// The MTU is never among it.
+func (a Applied) Without(b Applied) Applied {
+	return Applied{
+		Addresses: slices.DeleteFunc(slices.Clone(a.Addresses), func(p netip.Prefix) bool { return slices.Contains(b.Addresses, p) }),
+		Routes:    slices.DeleteFunc(slices.Clone(a.Routes), func(r dhcpc.Route) bool { return slices.Contains(b.Routes, r) }),
+	}
+}
+
+// Empty says that there is no address and no route.
+func (a Applied) Empty() bool { return len(a.Addresses) == 0 && len(a.Routes) == 0 }
+
+func (a *Applied) check() error {
+	for _, p := range a.Addresses {
+		if err := checkAddress(p); err != nil {
+			return fmt.Errorf("applied: %w", err)
+		}
+	}
+	for _, r := range a.Routes {
+		if err := checkRoute(r); err != nil {
+			return fmt.Errorf("applied: %w", err)
+		}
+	}
+	return checkMTU(a.MTU)
+}
+
+func (p *Policy) check() error {
+	if p.Gateway.IsValid() && !p.Gateway.Is4() {
+		return fmt.Errorf("policy: gateway %s: want IPv4", p.Gateway)
+	}
+	if p.Priority < 0 || p.Priority > math.MaxUint32 {
+		return fmt.Errorf("policy: priority %d: want 0 to %d", p.Priority, uint32(math.MaxUint32))
+	}
+	for _, r := range p.Routes {
+		if err := checkRoute(r); err != nil {
+			return fmt.Errorf("policy: %w", err)
+		}
+	}
+	return checkMTU(p.MTU)
+}
+
+func checkMTU(mtu int) error {
+	if mtu < 0 || mtu > 1<<16 {
+		return fmt.Errorf("MTU %d: want 0 to %d", mtu, 1<<16)
+	}
+	return nil
+}

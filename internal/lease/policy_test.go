@@ -1,0 +1,49 @@
+package lease
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/tombolo-cni/tombolo/dhcpc"
+)
+
+func TestPolicySaysWhatAPodGetsOfALease(t *testing.T) {
+	t.Parallel()
+	address := prefixes("192.0.2.9/24")
+	fromLease := []dhcpc.Route{to("10.0.0.0/8", "192.0.2.3"), to("0.0.0.0/0", "192.0.2.1")}
+	host := netip.MustParseAddr("192.0.2.2")
+	for _, tt := range []struct {
+		name   string
+		policy Policy
+		want   Applied
+	}{
+		{"all of it", Policy{}, Applied{address, fromLease, 1400}},
+		{"no default route", Policy{NoDefault: true}, Applied{address, fromLease[:1], 1400}},
+		{"no route", Policy{NoRoutes: true}, Applied{address, nil, 1400}},
+		{"out through the host", Policy{Gateway: host},
+			Applied{address, []dhcpc.Route{fromLease[0], to("0.0.0.0/0", "192.0.2.2")}, 1400}},
+		{"out through a host that is not on the link", Policy{Gateway: netip.MustParseAddr("169.254.1.1"), NoRoutes: true},
+			Applied{address, []dhcpc.Route{to("169.254.1.1/32", ""), to("0.0.0.0/0", "169.254.1.1")}, 1400}},
+		{"a gateway, but no default route", Policy{Gateway: host, NoDefault: true}, Applied{address, fromLease[:1], 1400}},
+		{"routes of the configuration", Policy{Routes: []dhcpc.Route{to("172.16.0.0/12", ""), to("10.0.0.0/8", "192.0.2.4")}},
+			Applied{address, append(fromLease[:2:2], to("172.16.0.0/12", "")), 1400}},
+		{"an MTU of the configuration", Policy{MTU: 1280}, Applied{address, fromLease, 1280}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			l := sampleLease()
+			l.Routes = fromLease
+			same(t, tt.want, tt.policy.Apply(l))
+			same(t, []dhcpc.Route{to("10.0.0.0/8", "192.0.2.3"), to("0.0.0.0/0", "192.0.2.1")}, l.Routes)
+		})
+	}
+}
+
+func TestWithoutIsWhatHasToGo(t *testing.T) {
+	t.Parallel()
+	old := Applied{prefixes("192.0.2.9/24"), []dhcpc.Route{to("0.0.0.0/0", "192.0.2.1"), to("10.0.0.0/8", "")}, 1400}
+	next := Applied{prefixes("192.0.2.10/24"), []dhcpc.Route{to("0.0.0.0/0", "192.0.2.2"), to("10.0.0.0/8", "")}, 1500}
+	same(t, Applied{Addresses: old.Addresses, Routes: []dhcpc.Route{to("0.0.0.0/0", "192.0.2.1")}}, old.Without(next))
+	if rest := old.Without(old); !rest.Empty() {
+		t.Errorf("of the same: %+v", rest)
+	}
+}

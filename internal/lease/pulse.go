@@ -1,0 +1,201 @@
+package lease
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The keeper's lock and heartbeat are open file description locks on one file, so that
+// they end with the process, however that comes, and a heartbeat writes to no disk. Byte
+// 0 is locked for good. A heartbeat locks the byte whose number is the time, and then
+// gives up the one before: who asks the kernel for a lock in its way (F_OFD_GETLK) is
+// told where that byte is. /proc/locks shows both.
+const (
+	livesAt = 0
+	beatsAt = 1 // the byte of time 0
+)
+
+const (
+	// Beat is how often the keeper gives a sign of life.
+	Beat = 5 * time.Second
+
+	// Silence is how long it may give none, until it is taken to be stopped or stuck.
+	Silence = 4 * Beat
+)
+
+var (
+	// ErrNoKeeper says that no keeper runs for the directory.
+	ErrNoKeeper = errors.New("no keeper runs")
+
+	// ErrSilent says that there is a keeper, which gave no sign of life for longer
+	// than Silence: stopped (SIGSTOP, a debugger, a frozen cgroup), or stuck.
+	ErrSilent = errors.New("the keeper is stopped or stuck")
+
+	// ErrKept says that another keeper has the directory.
+	ErrKept = errors.New("another keeper has the lease directory")
+)
+
+// Alive says whether a keeper renews the directory's leases, and how long ago it gave
+// its last sign of life; that is zero where none runs.
+func (d *Dir) Alive() (alive bool, since time.Duration, _ error) {
+	err := d.Kept()
+	var silent *silenceError
+	switch {
+	case err == nil:
+		return d.pulse()
+	case errors.As(err, &silent):
+		return false, silent.since, nil
+	case errors.Is(err, ErrNoKeeper):
+		return false, 0, nil
+	}
+	return false, 0, err
+}
+
+// Kept is Alive with the reason, for an operator: its error matches ErrNoKeeper or
+// ErrSilent, or is the system's.
+func (d *Dir) Kept() error {
+	runs, since, err := d.pulse()
+	switch {
+	case err != nil:
+		return fmt.Errorf("look for the lease keeper: %w", err)
+	case !runs:
+		return fmt.Errorf("%w for the leases of %s: start it (systemctl start tombolod, or tombolod --leases %s)", ErrNoKeeper, d.path, d.path)
+	case since > Silence:
+		return &silenceError{dir: d.path, since: since}
+	}
+	return nil
+}
+
+type silenceError struct {
+	dir   string
+	since time.Duration
+}
+
+func (e *silenceError) Error() string {
+	return fmt.Sprintf("%v: no sign of life for %v from the one for %s: restart it (systemctl restart tombolod)",
+		ErrSilent, e.since.Round(time.Second), e.dir)
+}
+
+func (e *silenceError) Unwrap() error { return ErrSilent }
+
+// pulse asks the kernel about the keeper's locks.
+func (d *Dir) pulse() (runs bool, since time.Duration, _ error) {
+	fd, err := openFile(d.path+"/"+keeperLock, unix.O_RDWR)
+	if errors.Is(err, os.ErrNotExist) {
+		return false, 0, nil
+	}
+	if err != nil {
+		return false, 0, err
+	}
+	defer unix.Close(fd)
+	lives := span(livesAt, 1)
+	if err := unix.FcntlFlock(uintptr(fd), unix.F_OFD_GETLK, &lives); err != nil {
+		return false, 0, fmt.Errorf("fcntl: %w", err)
+	}
+	if lives.Type == unix.F_UNLCK {
+		return false, 0, nil
+	}
+	beats := span(beatsAt, 0) // to the end
+	if err := unix.FcntlFlock(uintptr(fd), unix.F_OFD_GETLK, &beats); err != nil {
+		return false, 0, fmt.Errorf("fcntl: %w", err)
+	}
+	if beats.Type == unix.F_UNLCK {
+		return true, 0, nil // it has only just begun
+	}
+	now, err := uptime()
+	if err != nil {
+		return false, 0, err
+	}
+	return true, max(now-time.Duration(beats.Start-beatsAt)*time.Millisecond, 0), nil
+}
+
+// Pulse is the keeper's hold on a directory.
+type Pulse struct {
+	dir  *Dir
+	fd   int
+	beat int64 // the byte of the last heartbeat, 0 before the first
+}
+
+// Keep makes the caller the directory's keeper, until Close or the end of the process.
+// The error matches ErrKept where there is one.
+func (d *Dir) Keep() (*Pulse, error) {
+	fd, err := d.createFile(d.path+"/"+keeperLock, unix.O_RDWR)
+	if err != nil {
+		return nil, fmt.Errorf("keep leases: %w", err)
+	}
+	lives := span(livesAt, 1)
+	if err := unix.FcntlFlock(uintptr(fd), unix.F_OFD_SETLK, &lives); err != nil {
+		if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) {
+			err = fmt.Errorf("%w: %s (`fuser -v %s/%s` shows which)", ErrKept, d.path, d.path, keeperLock)
+		}
+		return nil, errors.Join(fmt.Errorf("keep leases: %w", err), unix.Close(fd))
+	}
+	p := &Pulse{dir: d, fd: fd}
+	if err := p.Beat(); err != nil {
+		return nil, errors.Join(err, p.Close())
+	}
+	return p, nil
+}
+
+// Beat gives a sign of life. It fails if somebody removed the directory, so that
+// nobody else sees it: then the keeper had better start anew.
+func (p *Pulse) Beat() error {
+	var st unix.Stat_t
+	if err := unix.Fstat(p.fd, &st); err != nil || st.Nlink == 0 {
+		return fmt.Errorf("keeper's heartbeat: %s/%s was removed: %w", p.dir.path, keeperLock, os.ErrNotExist)
+	}
+	now, err := uptime()
+	if err != nil {
+		return err
+	}
+	return p.beatAt(now)
+}
+
+func (p *Pulse) beatAt(now time.Duration) error {
+	beat := beatsAt + now.Milliseconds()
+	if beat == p.beat {
+		return nil
+	}
+	lock := span(beat, 1)
+	if err := unix.FcntlFlock(uintptr(p.fd), unix.F_OFD_SETLK, &lock); err != nil {
+		return fmt.Errorf("keeper's heartbeat: fcntl: %w", err)
+	}
+	if p.beat != 0 {
+		last := span(p.beat, 1)
+		last.Type = unix.F_UNLCK
+		if err := unix.FcntlFlock(uintptr(p.fd), unix.F_OFD_SETLK, &last); err != nil {
+			return fmt.Errorf("keeper's heartbeat: fcntl: %w", err)
+		}
+	}
+	p.beat = beat
+	return nil
+}
+
+// Close ends the hold. It does not leave that to the close, since a child that is just
+// being forked has the descriptor too.
+func (p *Pulse) Close() error {
+	all := span(0, 0)
+	all.Type = unix.F_UNLCK
+	err := unix.FcntlFlock(uintptr(p.fd), unix.F_OFD_SETLK, &all)
+	return errors.Join(err, unix.Close(p.fd))
+}
+
+// span is a write lock on some bytes, as fcntl(2) describes it; length 0 is all that
+// follow.
+func span(start, length int64) unix.Flock_t {
+	return unix.Flock_t{Type: unix.F_WRLCK, Whence: unix.SEEK_SET, Start: start, Len: length}
+}
+
+// uptime is CLOCK_MONOTONIC. Time that the machine sleeps does not count: no keeper
+// could give a sign of life then.
+func uptime() (time.Duration, error) {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+		return 0, fmt.Errorf("read the monotonic clock: %w", err)
+	}
+	return time.Duration(ts.Nano()), nil
+}

@@ -1,0 +1,158 @@
+package lease
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func keep(t *testing.T, d *Dir) *Pulse {
+	t.Helper()
+	p, err := d.Keep()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	return p
+}
+
+func TestWithoutAKeeperNobodyIsAlive(t *testing.T) {
+	t.Parallel()
+	d := open(t)
+	for range 2 {
+		alive, since, err := d.Alive()
+		if alive || since != 0 || err != nil {
+			t.Errorf("Alive: %t, %v, %v", alive, since, err)
+		}
+		if err := d.Kept(); !errors.Is(err, ErrNoKeeper) || !strings.Contains(err.Error(), "systemctl start tombolod") {
+			t.Errorf("Kept: %v, want %v and what to do", err, ErrNoKeeper)
+		}
+		// The same after one that has ended, however that came.
+		p, err := d.Keep()
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Close()
+	}
+}
+
+func TestAKeeperThatBeatsIsAlive(t *testing.T) {
+	t.Parallel()
+	d := open(t)
+	p := keep(t, d)
+	for range 3 {
+		if err := p.Beat(); err != nil {
+			t.Fatal(err)
+		}
+		alive, since, err := d.Alive()
+		if !alive || since > Silence || err != nil {
+			t.Errorf("Alive: %t, %v, %v", alive, since, err)
+		}
+	}
+}
+
+func TestAKeeperThatIsSilentIsNotAlive(t *testing.T) {
+	t.Parallel()
+	d := open(t)
+	p := keep(t, d)
+	now, err := uptime()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		silent time.Duration
+		alive  bool
+	}{{0, true}, {Silence - time.Second, true}, {Silence + time.Second, false}} {
+		if err := p.beatAt(now - tt.silent); err != nil {
+			t.Fatal(err)
+		}
+		alive, since, err := d.Alive()
+		if alive != tt.alive || since < tt.silent || err != nil {
+			t.Errorf("%v after its last beat: alive %t since %v, %v; want %t", tt.silent, alive, since, err, tt.alive)
+		}
+		if !tt.alive {
+			if err := d.Kept(); !errors.Is(err, ErrSilent) || !strings.Contains(err.Error(), "restart tombolod") {
+				t.Errorf("Kept: %v, want %v and what to do", err, ErrSilent)
+			}
+		}
+	}
+	if err := p.Beat(); err != nil {
+		t.Fatal(err)
+	}
+	if alive, _, err := d.Alive(); !alive || err != nil {
+		t.Errorf("after another beat: %t, %v", alive, err)
+	}
+}
+
+func TestThereIsOneKeeper(t *testing.T) {
+	t.Parallel()
+	d := open(t)
+	p := keep(t, d)
+	if _, err := d.Keep(); !errors.Is(err, ErrKept) {
+		t.Errorf("second Keep: %v, want %v", err, ErrKept)
+	}
+	p.Close()
+	keep(t, d)
+}
+
+func TestAKeeperNoticesThatItsDirectoryWasRemoved(t *testing.T) {
+	t.Parallel()
+	d := open(t)
+	p := keep(t, d)
+	if err := os.RemoveAll(d.Path()); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Beat(); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("Beat: %v, want %v", err, os.ErrNotExist)
+	}
+}
+
+// A process of its own, since the point is what the kernel does when one dies.
+func TestAKilledKeeperIsNotAlive(t *testing.T) {
+	t.Parallel()
+	if dir := os.Getenv("TOMBOLO_TEST_KEEP"); dir != "" {
+		d, err := Open(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		keep(t, d)
+		os.Stdout.WriteString("kept\n")
+		select {}
+	}
+	d := open(t)
+	cmd := exec.Command(os.Args[0], "-test.run", "^"+t.Name()+"$", "-test.timeout", "60s")
+	cmd.Env = append(os.Environ(), "TOMBOLO_TEST_KEEP="+d.Path())
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := out.Read(make([]byte, 16)); err != nil {
+		t.Error(err)
+	}
+	alive, _, err := d.Alive()
+	if !alive || err != nil {
+		t.Errorf("while it runs: alive %t, %v", alive, err)
+	}
+	// Stopped, it holds its lock and beats no more: that is for its last beat to tell.
+	if err := cmd.Process.Signal(unix.SIGSTOP); err != nil {
+		t.Error(err)
+	}
+	if runs, _, err := d.pulse(); !runs || err != nil {
+		t.Errorf("stopped: runs %t, %v", runs, err)
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Error(err)
+	}
+	_ = cmd.Wait() // killed: that is what it will say
+	if alive, since, err := d.Alive(); alive || since != 0 || err != nil {
+		t.Errorf("after it was killed: alive %t since %v, %v", alive, since, err)
+	}
+}

@@ -1,0 +1,343 @@
+package lease
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/internal/ident"
+)
+
+// version is the version of a record that we write.
+const version = 1
+
+// State says what a record is about.
+type State string
+
+const (
+	// Adding is a lease that an ADD is getting, or died getting.
+	Adding State = "adding"
+
+	// Bound is a lease that a pod has and the keeper renews.
+	Bound State = "bound"
+
+	// Expired is a pod whose lease ran out or was refused, and for which the keeper
+	// tries to get another. Lease is the last one.
+	Expired State = "expired"
+
+	// Sticky is the last lease of a pod that is gone, kept so that its next one is
+	// asked for the same address. It has no namespace and is nobody's to renew.
+	Sticky State = "sticky"
+)
+
+// A Record is one lease: what is needed to renew it, to apply it to the pod and to
+// release it, without the configuration that it was got with.
+type Record struct {
+	State State `json:"state"`
+
+	// Token is drawn for each ADD. It tells the record from a later one of the same
+	// names.
+	Token string `json:"token"`
+
+	Network     string `json:"network"`
+	ContainerID string `json:"containerID"`
+	IfName      string `json:"ifName"` // in the pod
+	Pod         string `json:"pod,omitempty"`
+
+	NetNS       string `json:"netns,omitempty"`       // path, as the runtime gave it; paths are reused
+	NetNSCookie uint64 `json:"netnsCookie,omitempty"` // SO_NETNS_COOKIE, never reused within a boot
+	Boot        string `json:"boot,omitempty"`        // the kernel's boot id
+
+	HostIf string `json:"hostIf,omitempty"` // the port, in the host's namespace
+	Bridge string `json:"bridge,omitempty"` // its master, from which a dead pod's lease is released
+
+	Client  Client       `json:"client"`
+	Lease   *dhcpc.Lease `json:"lease,omitempty"`
+	Policy  Policy       `json:"policy,omitzero"`
+	Applied Applied      `json:"applied,omitzero"` // what the pod has of the lease
+
+	Created time.Time `json:"created,omitzero"`
+	Updated time.Time `json:"updated,omitzero"` // by the last ADD or renewal
+	Error   string    `json:"error,omitempty"`  // the keeper's last trouble, while it lasts
+}
+
+// Client is who leases: the part of a dhcpc.Config that outlives the program.
+type Client struct {
+	MAC         dhcpc.Hex `json:"mac"`
+	ClientID    dhcpc.Hex `json:"clientID,omitempty"`
+	HostName    string    `json:"hostName,omitempty"`
+	VendorClass string    `json:"vendorClass,omitempty"`
+
+	// Address is the one that the configuration wants to be asked for.
+	Address netip.Addr `json:"address,omitzero"`
+
+	Request     []int    `json:"request,omitempty"` // codes; a []uint8 would be base64 in JSON
+	RequestOnly bool     `json:"requestOnly,omitempty"`
+	Provide     []Option `json:"provide,omitempty"`
+
+	Broadcast       bool `json:"broadcast,omitempty"`
+	RapidCommit     bool `json:"rapidCommit,omitempty"`
+	DetectConflicts bool `json:"detectConflicts,omitempty"`
+	LinkMTU         int  `json:"linkMTU,omitempty"`
+
+	// Sticky says that the identity is the pod's and not the container's: its lease is
+	// remembered when the node has booted, and not released.
+	Sticky bool `json:"sticky,omitempty"`
+}
+
+// Option is an option that the client sends.
+type Option struct {
+	Code  uint8     `json:"code"`
+	Value dhcpc.Hex `json:"value,omitempty"`
+}
+
+// Config returns the client's configuration, without clock and transport. A new lease
+// is asked for the address of hint, if that is not nil, else for Address.
+func (c *Client) Config(hint *dhcpc.Lease) *dhcpc.Config {
+	cfg := &dhcpc.Config{
+		MAC: []byte(c.MAC), ClientID: c.ClientID, HostName: c.HostName, VendorClass: c.VendorClass, Address: c.Address,
+		RequestOnly: c.RequestOnly, Broadcast: c.Broadcast, RapidCommit: c.RapidCommit,
+		DetectConflicts: c.DetectConflicts, LinkMTU: c.LinkMTU,
+	}
+	for _, code := range c.Request {
+		cfg.Request = append(cfg.Request, uint8(code))
+	}
+	for _, o := range c.Provide {
+		cfg.Provide = append(cfg.Provide, dhcpc.Option{Code: o.Code, Value: o.Value})
+	}
+	if hint != nil {
+		cfg.Address = hint.Address.Addr()
+	}
+	return cfg
+}
+
+// ClientOf returns the part of a configuration that a record keeps.
+func ClientOf(cfg *dhcpc.Config) Client {
+	c := Client{
+		MAC: dhcpc.Hex(cfg.MAC), ClientID: cfg.ClientID, HostName: cfg.HostName, VendorClass: cfg.VendorClass, Address: cfg.Address,
+		RequestOnly: cfg.RequestOnly, Broadcast: cfg.Broadcast, RapidCommit: cfg.RapidCommit,
+		DetectConflicts: cfg.DetectConflicts, LinkMTU: cfg.LinkMTU,
+	}
+	for _, code := range cfg.Request {
+		c.Request = append(c.Request, int(code))
+	}
+	for _, o := range cfg.Provide {
+		c.Provide = append(c.Provide, Option{Code: o.Code, Value: o.Value})
+	}
+	return c
+}
+
+// key is who a server takes the client for. The two cannot be taken for each other: an
+// identifier has a type byte, and that of Ethernet (RFC 2132) is 7 bytes with it.
+func (c *Client) key() string {
+	if len(c.ClientID) > 0 {
+		return c.ClientID.String()
+	}
+	return c.MAC.String()
+}
+
+// Hash returns the record's name. That of a sticky record goes by the client, since
+// the next container of the pod does not know the last one's name.
+func (r *Record) Hash() string {
+	if r.State == Sticky {
+		return stickyHash(r.Network, r.Client.ClientID)
+	}
+	return Hash(r.Network, r.ContainerID, r.IfName)
+}
+
+// Hash returns the name of the record of an attachment: that of the attachment.
+func Hash(network, containerID, ifname string) string {
+	return ident.Hash(network, containerID, ifname)
+}
+
+// stickyHash cannot be that of an attachment, but for a collision: no interface has
+// an empty name.
+func stickyHash(network string, clientID dhcpc.Hex) string {
+	return ident.Hash(network, clientID.String(), "")
+}
+
+// Expires gives when the lease ends; the zero time if it does not.
+func (r *Record) Expires() time.Time {
+	if r.Lease == nil {
+		return time.Time{}
+	}
+	return r.Lease.Expire
+}
+
+// NewToken draws a token.
+func NewToken() string { return fmt.Sprintf("%016x", rand.Uint64()) }
+
+// ErrDamaged says that a file is not what Tombolo writes: edited, of another format,
+// too large, or spoilt on the disk.
+var ErrDamaged = errors.New("damaged")
+
+// ErrVersion says that a newer Tombolo wrote a record. It is left alone: its lease
+// runs out, unless that version comes back.
+var ErrVersion = errors.New("written by a newer version")
+
+// A RecordError says what is wrong with one record's file. It unwraps to ErrDamaged,
+// ErrVersion or the system's error.
+type RecordError struct {
+	Path string
+	Hash string // of the record; empty for one that was set aside
+	Err  error
+}
+
+// Error names the file.
+func (e *RecordError) Error() string { return fmt.Sprintf("lease record %s: %v", e.Path, e.Err) }
+
+// Unwrap returns the cause.
+func (e *RecordError) Unwrap() error { return e.Err }
+
+// bare takes the path off an error that is about to get it from elsewhere.
+func bare(err error) error {
+	if e, ok := err.(*os.PathError); ok {
+		return e.Err
+	}
+	return err
+}
+
+// encode writes a record's file. encoding/json takes 0.35 ms for the first record of a
+// process and 0.01 for the next. Beside a server's answer and two fsyncs that is little;
+// package internal/state, whose records are on every ADD's way, has a codec instead.
+func encode(r *Record) ([]byte, error) {
+	if err := r.check(); err != nil {
+		return nil, err
+	}
+	data, err := json.Marshal(&document{Version: version, Record: r})
+	if err != nil {
+		return nil, fmt.Errorf("encode: %w", err)
+	}
+	if len(data) >= maxRecord {
+		return nil, fmt.Errorf("its record has %d bytes, at most %d are kept", len(data), maxRecord)
+	}
+	return append(data, '\n'), nil
+}
+
+// document is a record as its file has it.
+type document struct {
+	Version int `json:"version"`
+	*Record
+}
+
+// decode reads a record's file. The error matches ErrDamaged or ErrVersion.
+func decode(data []byte) (*Record, error) {
+	doc := document{Record: new(Record)}
+	err := json.Unmarshal(data, &doc)
+	// The version first: what else is wrong may be a newer version's business.
+	switch {
+	case doc.Version > version:
+		return nil, fmt.Errorf("%w: version %d, and this tombolo reads up to %d", ErrVersion, doc.Version, version)
+	case err != nil:
+		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
+	case doc.Version < 1:
+		return nil, fmt.Errorf("%w: it has no version", ErrDamaged)
+	}
+	if err := doc.check(); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	return doc.Record, nil
+}
+
+// check refuses what would not be read back, or could not be used.
+func (r *Record) check() error {
+	if r == nil {
+		return errors.New("it is empty")
+	}
+	errs := []error{
+		checkText("network", r.Network),
+		checkText("container ID", r.ContainerID),
+		checkText("interface name", r.IfName),
+	}
+	if r.Token == "" {
+		errs = append(errs, errors.New("it has no token"))
+	}
+	switch r.State {
+	case Adding:
+	case Bound, Expired, Sticky:
+		if r.Lease == nil {
+			errs = append(errs, fmt.Errorf("it is %s and has no lease", r.State))
+		}
+	default:
+		errs = append(errs, fmt.Errorf("its state is %q", r.State))
+	}
+	if r.State == Sticky && len(r.Client.ClientID) == 0 {
+		errs = append(errs, errors.New("it is sticky and has no client identifier"))
+	}
+	if r.Lease != nil {
+		errs = append(errs, r.checkLease())
+	}
+	errs = append(errs, r.Client.check(), r.Applied.check(), r.Policy.check())
+	return errors.Join(errs...)
+}
+
+func (r *Record) checkLease() error {
+	if err := r.Lease.Validate(); err != nil {
+		return err
+	}
+	for _, route := range r.Lease.Routes {
+		if err := checkRoute(route); err != nil {
+			return fmt.Errorf("lease: %w", err)
+		}
+	}
+	return nil
+}
+
+// check leaves the finer points to dhcpc, which checks them when the client is made.
+func (c *Client) check() error {
+	if _, err := dhcpc.NewMachine(c.Config(nil)); err != nil {
+		return fmt.Errorf("client: %w", err)
+	}
+	for _, code := range c.Request {
+		if code < 0 || code > 255 {
+			return fmt.Errorf("client: it requests option %d", code)
+		}
+	}
+	return nil
+}
+
+func checkRoute(r dhcpc.Route) error {
+	if !r.Dst.IsValid() || !r.Dst.Addr().Is4() || r.Via.IsValid() && !r.Via.Is4() {
+		return fmt.Errorf("route %s: want IPv4", r)
+	}
+	return nil
+}
+
+// checkAddress accepts what a host may have.
+func checkAddress(p netip.Prefix) error {
+	if !p.IsValid() || !p.Addr().Is4() {
+		return fmt.Errorf("address %s: want IPv4", p)
+	}
+	return nil
+}
+
+// ErrName says that a name cannot be one of a record.
+var ErrName = errors.New("bad name")
+
+// checkText checks a name. It never becomes part of a path, but it has to survive
+// JSON, which holds UTF-8 only: else the record would not match its own hash.
+func checkText(what, name string) error {
+	if name == "" {
+		return fmt.Errorf("%s: %w: it is empty", what, ErrName)
+	}
+	if !utf8.ValidString(name) {
+		return fmt.Errorf("%s %q: %w: it is not UTF-8", what, name, ErrName)
+	}
+	return nil
+}
+
+// checkHash accepts what Hash returns and nothing else, so that no hash leads out of
+// the directory.
+func checkHash(hash string) error {
+	if len(hash) != ident.Digits || strings.Trim(hash, "0123456789abcdef") != "" {
+		return fmt.Errorf("hash %.20q: %w: want %d lower-case hexadecimal digits", hash, ErrName, ident.Digits)
+	}
+	return nil
+}

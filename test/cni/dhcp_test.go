@@ -1,0 +1,451 @@
+package cni
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/netns"
+)
+
+// The LAN that pods lease addresses from: a bridge of the node's with a router on it,
+// which runs dnsmasq.
+const (
+	router4   = "192.168.50.1"
+	lanPrefix = "192.168.50.0/24"
+)
+
+type lan struct {
+	*node
+	router *netns.NS
+	leases string // dnsmasq's file
+	log    string
+}
+
+// newLAN has a bridge br0 on the node, and a router with a DHCP server on it.
+func newLAN(t *testing.T, options ...string) *lan {
+	t.Helper()
+	need(t, "dnsmasq")
+	n := newNode(t)
+	l := &lan{node: n, router: nstest.New(t), leases: filepath.Join(t.TempDir(), "leases"), log: filepath.Join(t.TempDir(), "log")}
+	nstest.Veth(t, n.ns, "lan0", l.router, "eth0")
+	n.ip("link add br0 type bridge")
+	n.ip("link set br0 up")
+	n.ip("link set lan0 master br0")
+	nstest.Run(t, l.router, "ip", "address", "add", router4+"/24", "dev", "eth0")
+	nstest.Run(t, l.router, "ip", "link", "set", "lo", "up")
+	l.serve(t, options...)
+	return l
+}
+
+// serve starts the server, and waits until it is there.
+func (l *lan) serve(t *testing.T, options ...string) {
+	t.Helper()
+	args := append([]string{
+		"--keep-in-foreground", "--conf-file=/dev/null", "--no-resolv", "--no-hosts", "--no-ping", "--port=0", "--bind-interfaces",
+		"--interface=eth0", "--except-interface=lo", "--dhcp-authoritative", "--pid-file=", "--user=root", "--log-dhcp",
+		"--dhcp-leasefile=" + l.leases, "--log-facility=" + l.log, "--leasefile-ro=0",
+		"--dhcp-range=192.168.50.100,192.168.50.200,2m",
+	}, options...)
+	args = removeString(args, "--leasefile-ro=0")
+	cmd := exec.Command("dnsmasq", args...)
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	if err := l.router.Do(cmd.Start); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	for range 500 {
+		if text, err := os.ReadFile(l.log); err == nil && strings.Contains(string(text), "DHCP, IP range") {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Fatalf("dnsmasq did not start: %s", stderr.String())
+}
+
+func removeString(list []string, s string) []string {
+	var out []string
+	for _, e := range list {
+		if e != s {
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
+// leased are the lines of dnsmasq's lease file.
+func (l *lan) leased() string { l.Helper(); return readFileIf(l, l.leases) }
+
+func readFileIf(t testing.TB, path string) string {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil && !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+func (l *lan) network(fields conf) *network {
+	w := l.node.network("lan", conf{"bridge": "br0", "ipMasq": false, "leaseDir": l.state + "-leases",
+		"ipam": conf{"type": "dhcp", "keeper": "optional"}, "capabilities": conf{"portMappings": true, "bandwidth": true}})
+	return w.with(fields)
+}
+
+func (l *lan) wantNoLeaseRecords() {
+	l.Helper()
+	for _, path := range l.files(l.state + "-leases") {
+		if strings.HasSuffix(path, ".json") {
+			l.Errorf("lease record %s is left", path)
+		}
+	}
+}
+
+func TestPodLeasesItsAddressFromTheLAN(t *testing.T) {
+	t.Parallel()
+	for _, transport := range []string{"raw", "udp"} {
+		t.Run(transport, func(t *testing.T) {
+			t.Parallel()
+			l := newLAN(t, "--dhcp-option=option:dns-server,192.168.50.53", "--dhcp-option=option:domain-name,lan.example",
+				"--dhcp-option=option:mtu,1400", "--dhcp-option=option:classless-static-route,10.9.0.0/16,192.168.50.9,0.0.0.0/0,"+router4)
+			w := l.network(conf{"ipam": conf{"type": "dhcp", "keeper": "optional", "transport": transport}})
+			p := l.pod("a")
+			r := w.add(p, arg("K8S_POD_NAMESPACE", "default"), arg("K8S_POD_NAME", "web-0"), arg("IgnoreUnknown", "1"))
+			if len(r.IPs) != 1 || r.IPs[0].Gateway.String() != router4 || !strings.HasPrefix(r.IPs[0].Address.String(), "192.168.50.") {
+				t.Errorf("result %v", r)
+			}
+			if r.DNS.Domain != "lan.example" || len(r.DNS.Nameservers) != 1 || r.DNS.Nameservers[0] != "192.168.50.53" {
+				t.Errorf("DNS %+v", r.DNS)
+			}
+			if got := r.Interfaces[2].Mtu; got != 1400 {
+				t.Errorf("the pod's MTU is %d, want the server's 1400", got)
+			}
+			wantPing(t, p.NS, router4)
+			for _, want := range []string{"default via " + router4, "10.9.0.0/16 via 192.168.50.9"} {
+				if got := nstest.Run(t, p.NS, "ip", "-4", "route"); !strings.Contains(got, want) {
+					t.Errorf("no %q in:\n%s", want, got)
+				}
+			}
+			address := ip4(r).String()
+			if got := l.leased(); !strings.Contains(got, " "+address+" web-0 ") {
+				t.Errorf("the server's leases do not name %s as web-0:\n%s", address, got)
+			}
+			// The kernel ends it if nobody renews.
+			if got := nstest.Run(t, p.NS, "ip", "-4", "address", "show", "dev", "eth0"); !strings.Contains(got, "valid_lft 1") || strings.Contains(got, "forever") {
+				t.Errorf("the address has no lifetime of two minutes:\n%s", got)
+			}
+			if err := w.check(p); err != nil {
+				t.Error(err)
+			}
+			w.del(p)
+			if got := l.leased(); strings.Contains(got, address) {
+				t.Errorf("the server was not told of the release:\n%s", got)
+			}
+			l.wantNothing()
+			l.wantNoLeaseRecords()
+		})
+	}
+}
+
+func TestReleaseOfAPodWhoseNamespaceIsGone(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	w := l.network(nil)
+	p := l.pod("a")
+	address := ip4(w.add(p)).String()
+	if got := l.leased(); !strings.Contains(got, address) {
+		t.Fatalf("no lease of %s:\n%s", address, got)
+	}
+	l.ip("link del " + w.port(p))
+	w.del(p, withoutNetNS())
+	if got := l.leased(); strings.Contains(got, address) {
+		t.Errorf("the server was not told of the release:\n%s", got)
+	}
+	l.wantNothing()
+	l.wantNoLeaseRecords()
+}
+
+func TestGCReleasesLeases(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	w := l.network(nil)
+	a, b := l.pod("a"), l.pod("b")
+	gone := ip4(w.add(a)).String()
+	kept := ip4(w.add(b)).String()
+	removeAll(t, l.state+"/attachments/lan/"+strings.TrimPrefix(w.port(a), "veth")+".json")
+	w.gc(b)
+	if got := l.leased(); strings.Contains(got, gone) || !strings.Contains(got, kept) {
+		t.Errorf("leases after GC, want %s alone:\n%s", kept, got)
+	}
+	w.del(b)
+	l.wantNothing()
+	l.wantNoLeaseRecords()
+}
+
+func TestWithoutAServerADDSaysWhatItSentAndHeard(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.network("lan", conf{"bridge": "br0", "leaseDir": n.state + "-leases", "ipam": conf{"type": "dhcp", "keeper": "optional", "timeout": "1s"}})
+	_, err := w.tryAdd(n.pod("a"))
+	wantError(t, err, 11, "DISCOVER")
+	n.wantNothing()
+	(&lan{node: n}).wantNoLeaseRecords()
+}
+
+func TestWithoutAKeeperADDAndSTATUSSayWhatToDo(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	w := l.network(conf{"ipam": conf{"type": "dhcp"}})
+	_, err := w.tryAdd(l.pod("a"))
+	wantError(t, err, 11, "systemctl start tombolod")
+	wantError(t, w.status(), 50, "systemctl start tombolod")
+	l.wantNothing()
+	if got := l.leased(); got != "" {
+		t.Errorf("a lease was taken:\n%s", got)
+	}
+}
+
+func TestIdentityByPodGetsTheSameAddressAgain(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		by   string
+		same bool
+	}{{"pod", true}, {"mac", true}, {"container", false}} {
+		t.Run(tt.by, func(t *testing.T) {
+			t.Parallel()
+			// Addresses in turn, so that the same one comes by identity alone.
+			l := newLAN(t, "--dhcp-sequential-ip")
+			w := l.network(conf{"ipam": conf{"type": "dhcp", "keeper": "optional", "clientID": tt.by}})
+			named := []option{arg("K8S_POD_NAMESPACE", "default"), arg("K8S_POD_NAME", "db-0"), arg("IgnoreUnknown", "1")}
+			first, other, again := l.pod("first"), l.pod("other"), l.pod("again")
+			r1 := w.add(first, named...)
+			w.del(first)
+			// Somebody else comes meanwhile.
+			w.add(other, arg("K8S_POD_NAMESPACE", "default"), arg("K8S_POD_NAME", "other"), arg("IgnoreUnknown", "1"))
+			r2 := w.add(again, named...)
+			if got := ip4(r1) == ip4(r2); got != tt.same && tt.by != "mac" {
+				t.Errorf("first %s, again %s", ip4(r1), ip4(r2))
+			}
+			if got := r1.Interfaces[2].Mac == r2.Interfaces[2].Mac; got != tt.same {
+				t.Errorf("MAC first %s, again %s", r1.Interfaces[2].Mac, r2.Interfaces[2].Mac)
+			}
+		})
+	}
+}
+
+func TestLeasedPodHasHostPortsLimitsAndGuard(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	l.ip("address add 192.168.50.2/24 dev br0")
+	w := l.network(conf{"macspoofchk": true, "bridgeNFCall": true})
+	p := l.pod("a")
+	w.add(p, publish(t, "8080:80/tcp"), limited(1e7, 2e7))
+	p.serve(t, "tcp", 80)
+	if _, err := askPort(t, l.router, "tcp", "192.168.50.2", 8080); err != nil {
+		t.Error(err)
+	}
+	if len(l.rates()) != 2 {
+		t.Errorf("rates %v", l.rates())
+	}
+	if err := w.check(p); err != nil {
+		t.Error(err)
+	}
+	w.del(p)
+	l.wantNothing()
+}
+
+func TestLeasesListsWhatPodsHaveLeased(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	w := l.network(nil)
+	p := l.pod("a")
+	r := w.add(p, arg("K8S_POD_NAMESPACE", "default"), arg("K8S_POD_NAME", "web-0"), arg("IgnoreUnknown", "1"))
+	o := l.operate("leases", "--leases", l.state+"-leases")
+	if o.status != 0 || !strings.Contains(o.stdout, ip4(r).String()) || !strings.Contains(o.stdout, "default/web-0") {
+		t.Errorf("status %d:\n%s%s", o.status, o.stdout, o.stderr)
+	}
+	if !strings.Contains(o.stderr, "no keeper runs") {
+		t.Errorf("stderr does not say that nobody renews: %s", o.stderr)
+	}
+	var list []struct {
+		Address string
+		Left    int
+	}
+	unmarshal(t, l.operate("leases", "--json", "--leases", l.state+"-leases").stdout, &list)
+	if len(list) != 1 || list[0].Address != r.IPs[0].Address.String() || list[0].Left < 60 || list[0].Left > 120 {
+		t.Errorf("leases %+v", list)
+	}
+}
+
+// What goes by a pod's address follows when its server gives it another.
+func TestRepairFollowsALeaseToAnotherAddress(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	l.ip("address add 192.168.50.2/24 dev br0")
+	w := l.network(conf{"bridgeNFCall": true})
+	p := l.pod("a")
+	r := w.add(p, publish(t, "8080:80/tcp"))
+	// As the keeper does it.
+	path := l.state + "-leases/" + strings.TrimPrefix(w.port(p), "veth") + ".json"
+	before := r.IPs[0].Address.String()
+	text := strings.ReplaceAll(readFile(t, path), before, "192.168.50.77/24")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	nstest.Run(t, p.NS, "ip", "address", "del", before, "dev", "eth0")
+	nstest.Run(t, p.NS, "ip", "address", "add", "192.168.50.77/24", "dev", "eth0")
+	p.serve(t, "tcp", 80)
+	wantError(t, w.check(p), 113, "192.168.50.77")
+	if o := l.operate("repair", "--state", l.state); o.status != 0 {
+		t.Fatal(o.stderr)
+	}
+	if _, err := askPort(t, l.router, "tcp", "192.168.50.2", 8080); err != nil {
+		t.Error(err)
+	}
+	w.del(p)
+	l.wantNothing()
+}
+
+func TestADDThatFailsAfterItsLeaseGivesItBack(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	w := l.network(nil)
+	first := l.pod("first")
+	r := w.add(first, publish(t, "8080:80/tcp"))
+	before := l.traces()
+	_, err := w.tryAdd(l.pod("second"), publish(t, "8080:80/tcp"))
+	wantError(t, err, 112, "port 8080/tcp is already published")
+	l.wantTraces(before)
+	if got := l.leased(); strings.Count(got, "\n") != 1 || !strings.Contains(got, ip4(r).String()) {
+		t.Errorf("leases after the failure, want that of %s alone:\n%s", ip4(r), got)
+	}
+	if got := readFileIf(t, l.log); strings.Count(got, "DHCPACK(") != 2 || !strings.Contains(got, "DHCPRELEASE(") {
+		t.Errorf("the second pod did not lease and give back:\n%s", got)
+	}
+}
+
+// keeper is tombolod, for the leases of a LAN.
+type keeper struct {
+	*lan
+	cmd *exec.Cmd
+	log string
+}
+
+func (l *lan) keep(t *testing.T) *keeper {
+	t.Helper()
+	k := &keeper{lan: l, log: filepath.Join(t.TempDir(), "keeper.log")}
+	out, err := os.Create(k.log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	k.cmd = exec.Command(plugin()+"d", "--leases", l.state+"-leases", "--state", l.state, "--metrics", "none", "--log-level", "debug")
+	k.cmd.Stdout, k.cmd.Stderr = out, out
+	if err := l.ns.Do(k.cmd.Start); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(k.kill)
+	l.eventually(t, func() bool { return l.network(conf{"ipam": conf{"type": "dhcp"}}).status() == nil })
+	return k
+}
+
+// kill ends it without a word.
+func (k *keeper) kill() {
+	k.cmd.Process.Kill()
+	k.cmd.Wait()
+}
+
+// eventually waits for what another process does in its own time.
+func (l *lan) eventually(t *testing.T, ok func() bool) {
+	t.Helper()
+	for range 3000 {
+		if ok() {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Errorf("it did not come in 30 s; the server says:\n%s", readFileIf(t, l.log))
+}
+
+func (l *lan) acks(t *testing.T) int { return strings.Count(readFileIf(t, l.log), "DHCPACK(") }
+
+// makeDue has a lease be renewed now: servers grant no shorter ones than two minutes.
+func (l *lan) makeDue(t *testing.T, w *network, p *pod) {
+	t.Helper()
+	path := l.state + "-leases/" + strings.TrimPrefix(w.port(p), "veth") + ".json"
+	due := regexp.MustCompile(`"renew":"[^"]*"`).ReplaceAllString(readFile(t, path), fmt.Sprintf(`"renew":%q`, time.Now().UTC().Format(time.RFC3339Nano)))
+	if err := os.WriteFile(path, []byte(due), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestKeeperRenewsAndMayBeKilled(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	k := l.keep(t)
+	w := l.network(conf{"ipam": conf{"type": "dhcp"}})
+	p := l.pod("a")
+	r := w.add(p)
+	if err := w.check(p); err != nil {
+		t.Error(err)
+	}
+	k.kill()
+	wantError(t, w.status(), 50, "no keeper runs")
+	wantError(t, w.check(p), 113, "no keeper runs")
+	// The next one takes up where it stood: no DISCOVER, and no other address.
+	discovers := strings.Count(readFileIf(t, l.log), "DHCPDISCOVER(")
+	before := l.acks(t)
+	l.makeDue(t, w, p)
+	l.keep(t)
+	l.eventually(t, func() bool { return l.acks(t) > before })
+	if got := strings.Count(readFileIf(t, l.log), "DHCPDISCOVER("); got != discovers {
+		t.Errorf("%d DISCOVERs after the restart, %d before", got, discovers)
+	}
+	if got := globals(t, p.NS, "eth0"); len(got) != 1 || got[0] != r.IPs[0].Address.String() {
+		t.Errorf("the pod has %v, want %s", got, r.IPs[0].Address.String())
+	}
+	if err := w.check(p); err != nil {
+		t.Error(err)
+	}
+	w.del(p)
+	if got := l.leased(); got != "" {
+		t.Errorf("leases after DEL:\n%s", got)
+	}
+	l.wantNothing()
+	l.wantNoLeaseRecords()
+}
+
+func TestKeeperReleasesForAPodThatWentWithoutADEL(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	k := l.keep(t)
+	w := l.network(conf{"ipam": conf{"type": "dhcp"}})
+	ns, err := netns.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &pod{NS: ns, path: nstest.Path(t, ns), id: "gone"}
+	r := w.add(p)
+	if got := l.leased(); !strings.Contains(got, ip4(r).String()) {
+		t.Fatalf("no lease:\n%s", got)
+	}
+	// The last handles of its namespace.
+	nstest.Run(t, l.ns, "umount", p.path)
+	if err := ns.Close(); err != nil {
+		t.Fatal(err)
+	}
+	l.ip("link del " + w.port(p))
+	// It looks now and then, and when it starts.
+	k.kill()
+	l.keep(t)
+	l.eventually(t, func() bool { return l.leased() == "" })
+}

@@ -15,14 +15,18 @@ import (
 const (
 	floor         = "floor"          // the static C program
 	tombolo       = "tombolo"        // the plugin under test
+	tomboloUDP    = "tombolo-udp"    // the same, asking for leases by UDP
 	reference     = "reference"      // containernetworking's bridge and host-local
 	chainIPTables = "chain-iptables" // these with portmap, firewall and bandwidth, by iptables
 	chainNFTables = "chain-nftables" // the same by nft, as far as they can
 )
 
 func contenders() []string {
-	return []string{floor, tombolo, reference, chainIPTables, chainNFTables}
+	return []string{floor, tombolo, tomboloUDP, reference, chainIPTables, chainNFTables}
 }
+
+// ours says whether a contender is the plugin under test.
+func ours(contender string) bool { return contender == tombolo || contender == tomboloUDP }
 
 // The network is the same for every contender: each has a node of its own.
 const (
@@ -54,8 +58,9 @@ func podAddress(subnet netip.Prefix, pod int) netip.Prefix {
 
 // binaries says where the programs are.
 type binaries struct {
-	peers   string // a directory that build.sh filled
-	tombolo string
+	peers    string // a directory that build.sh filled
+	tombolo  string
+	tombolod string // the keeper of leases, which need not be there
 }
 
 func (b binaries) floor() string { return filepath.Join(b.peers, "floor") }
@@ -74,11 +79,14 @@ func (b binaries) missing(contender string, s scenario) []string {
 	switch contender {
 	case floor:
 		paths = []string{b.floor()}
-	case tombolo:
+	case tombolo, tomboloUDP:
 		paths = []string{b.tombolo}
+		if s.leases {
+			paths = append(paths, b.tombolod)
+		}
 	default:
-		paths = []string{b.plugin("host-local")}
-		for _, c := range (&node{contender: contender, scenario: s}).plugins(0) {
+		paths = []string{b.plugin(s.ipam())}
+		for _, c := range (&node{contender: contender, scenario: s, lan: &lan{}}).plugins(0) {
 			paths = append(paths, b.plugin(c.Type))
 		}
 	}
@@ -102,6 +110,8 @@ func (s *scenario) tools(contender string) []string {
 	switch {
 	case s.full:
 		names = []string{"ip", "iptables", "ip6tables", "tc"}
+	case s.dhcp:
+		names = []string{"ip"}
 	case s.ports > 0:
 		names = []string{"ip"}
 	}
@@ -125,10 +135,12 @@ type node struct {
 	contender string
 	ns        namedNS
 	outside   *namedNS // another machine, where the scenario has one
+	lan       *lan     // where addresses are leased
 	state     string
 	scenario  scenario
 	binaries  binaries
-	pods      int // how many there have been
+	pods      int    // how many there have been
+	resident  []*pod // that fill left there
 }
 
 // pod is a pod of a node: a namespace, and what a runtime keeps about it.

@@ -21,7 +21,7 @@ import (
 func TestConfigurationsAskForTheSame(t *testing.T) {
 	t.Parallel()
 	var b strings.Builder
-	for _, name := range []string{"ipv4", "dual", "full", "ports=2"} {
+	for _, name := range []string{"ipv4", "dual", "full", "ports=2", "dhcp", "dhcp-rapid"} {
 		s, err := parseScenario(name)
 		if err != nil {
 			t.Fatal(err)
@@ -30,7 +30,8 @@ func TestConfigurationsAskForTheSame(t *testing.T) {
 			if !s.takes(contender) {
 				continue
 			}
-			n := &node{contender: contender, scenario: s, state: "/state"}
+			n := &node{contender: contender, scenario: s, state: "/state", binaries: binaries{tombolod: "/dev/null"}}
+			n.lan = &lan{records: "/leases", socket: "/dhcp.sock"}
 			b.WriteString(name + ", " + contender + ":\n")
 			for _, c := range n.plugins(0) {
 				config, err := json.MarshalIndent(c, "", "  ")
@@ -168,7 +169,7 @@ func TestMissingProgramsAreNamed(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "bridge"), nil, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	b := binaries{peers: dir, tombolo: filepath.Join(dir, "bridge")}
+	b := binaries{peers: dir, tombolo: filepath.Join(dir, "bridge"), tombolod: filepath.Join(dir, "tombolod")}
 	in := func(names ...string) []string {
 		for i := range names {
 			names[i] = filepath.Join(dir, names[i])
@@ -184,6 +185,9 @@ func TestMissingProgramsAreNamed(t *testing.T) {
 		{tombolo, "ipv4", nil},
 		{chainIPTables, "full", in("host-local", "portmap", "firewall", "bandwidth")},
 		{chainNFTables, "ports=9", in("host-local", "portmap")},
+		{reference, "dhcp", in("dhcp")},
+		{tomboloUDP, "dhcp", nil}, // it can do without its keeper
+		{tombolo, "leases=9", in("tombolod")},
 	} {
 		s, err := parseScenario(test.scenario)
 		if err != nil {
@@ -223,16 +227,17 @@ func TestToolsThatAreRunMustBeThere(t *testing.T) {
 
 func TestScenariosAreNamed(t *testing.T) {
 	t.Parallel()
-	got, err := parseScenarios("ipv4,dual,attach,pods=200,full,full=200,ports=1000")
+	got, err := parseScenarios("ipv4,dual,attach,pods=200,full,full=200,ports=1000,dhcp,dhcp-rapid,leases=1000")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(got) != 7 || !got[1].dual || !got[2].attach || got[3].pods != 200 || got[3].full ||
-		!got[4].full || got[4].pods != 0 || !got[5].full || got[5].pods != 200 || got[6].ports != 1000 {
+	if len(got) != 10 || !got[1].dual || !got[2].attach || got[3].pods != 200 || got[3].full ||
+		!got[4].full || got[4].pods != 0 || !got[5].full || got[5].pods != 200 || got[6].ports != 1000 ||
+		!got[7].dhcp || got[7].rapid || !got[8].dhcp || !got[8].rapid || !got[9].dhcp || !got[9].leases || got[9].pods != 1000 {
 		t.Errorf("got %+v", got)
 	}
 	for _, bad := range []string{
-		"", "ipv6", "pods", "pods=", "pods=0", "pods=1023", "full=", "full=0", "full=1023", "ports", "ports=0", "ports=10001", "ipv4,,dual", "dual=3",
+		"", "ipv6", "pods", "pods=", "pods=0", "pods=1023", "full=", "full=0", "full=1023", "ports", "ports=0", "ports=10001", "leases", "leases=0", "leases=1023", "dhcp=1", "ipv4,,dual", "dual=3",
 	} {
 		if _, err := parseScenarios(bad); err == nil {
 			t.Errorf("%q was taken", bad)
@@ -240,17 +245,23 @@ func TestScenariosAreNamed(t *testing.T) {
 	}
 }
 
-func TestFullScenarioGetsAShareOfTheRounds(t *testing.T) {
+func TestSlowScenariosGetAShareOfTheRounds(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
-		full        bool
+		scenario    string
 		asked, want int
 	}{
-		{false, 80, 80}, {true, 80, 10}, {true, quickRounds, 2}, {true, 1, 1}, {false, 1, 1},
+		{"ipv4", 80, 80}, {"ipv4", 1, 1},
+		{"full", 80, 10}, {"full", quickRounds, 2}, {"full", 1, 1},
+		{"dhcp", 80, 40}, {"dhcp", quickRounds, quickRounds}, {"dhcp", 1, 1},
+		{"leases=9", 80, 8}, {"leases=9", quickRounds, 2}, {"leases=9", 800, 8}, {"leases=9", 1, 1},
 	} {
-		s := scenario{full: test.full}
+		s, err := parseScenario(test.scenario)
+		if err != nil {
+			t.Fatal(err)
+		}
 		if got := s.rounds(test.asked); got != test.want {
-			t.Errorf("full %t: %d of %d rounds, want %d", test.full, got, test.asked, test.want)
+			t.Errorf("%s: %d of %d rounds, want %d", test.scenario, got, test.asked, test.want)
 		}
 	}
 }
@@ -263,6 +274,10 @@ func TestEveryScenarioHasTomboloAndSomebodyToCompareWith(t *testing.T) {
 		"full":    {floor, tombolo, chainIPTables, chainNFTables},
 		"full=9":  {floor, tombolo, chainIPTables, chainNFTables},
 		"ports=9": {tombolo, chainIPTables, chainNFTables},
+
+		"dhcp":       {tombolo, tomboloUDP, reference},
+		"dhcp-rapid": {tombolo, tomboloUDP, reference},
+		"leases=9":   {tombolo, reference},
 	} {
 		s, err := parseScenario(name)
 		if err != nil {

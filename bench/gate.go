@@ -12,6 +12,7 @@ import (
 type gate struct {
 	text     string
 	scenario string // empty: the first that has the figure
+	of       string // tombolo, or tombolo by another name
 	metric   string
 	over     string // the other contender, empty for none
 	limit    float64
@@ -53,20 +54,24 @@ func parseGates(list string) ([]gate, error) {
 }
 
 func parseGate(text string) (gate, error) {
-	g := gate{text: text}
+	g := gate{text: text, of: tombolo}
 	figure, limit, ok := strings.Cut(text, "<=")
 	if !ok {
-		return g, fmt.Errorf("gate %q: want [SCENARIO:]FIGURE[/CONTENDER]<=NUMBER", text)
+		return g, fmt.Errorf("gate %q: want [SCENARIO:][tombolo-udp:]FIGURE[/CONTENDER]<=NUMBER", text)
 	}
 	var err error
 	if g.limit, err = strconv.ParseFloat(limit, 64); err != nil {
 		return g, fmt.Errorf("gate %q: %w", text, err)
 	}
-	if scenario, rest, ok := strings.Cut(figure, ":"); ok {
-		g.scenario, figure = scenario, rest
+	for prefix, rest, ok := strings.Cut(figure, ":"); ok; prefix, rest, ok = strings.Cut(figure, ":") {
+		if figure = rest; ours(prefix) {
+			g.of = prefix
+		} else {
+			g.scenario = prefix
+		}
 	}
 	g.metric, g.over, _ = strings.Cut(figure, "/")
-	if g.over != "" && (g.over == tombolo || !slices.Contains(contenders(), g.over)) {
+	if g.over != "" && (ours(g.over) || !slices.Contains(contenders(), g.over)) {
 		return g, fmt.Errorf("gate %q: no contender %q to compare with: want one of %v", text, g.over, contenders())
 	}
 	return g, nil
@@ -78,7 +83,7 @@ func (g gate) judge(r *report) verdict {
 	v := verdict{Gate: g.text}
 	ours := g.figure(r)
 	if ours == nil {
-		v.Why = "no such figure of " + tombolo + " was measured"
+		v.Why = "no such figure of " + g.of + " was measured"
 		return v
 	}
 	v.Value = median(ours.values)
@@ -96,7 +101,7 @@ func (g gate) judge(r *report) verdict {
 
 func (g gate) figure(r *report) *series {
 	for _, s := range r.series {
-		if s.contender == tombolo && s.metric == g.metric && (g.scenario == "" || g.scenario == s.scenario) {
+		if s.contender == g.of && s.metric == g.metric && (g.scenario == "" || g.scenario == s.scenario) {
 			return s
 		}
 	}

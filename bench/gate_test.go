@@ -18,6 +18,10 @@ func figures() *report {
 		r.add("full=200", "add at 0", chainIPTables, "ms", 120)
 		r.add("full=200", "add at 0", chainNFTables, "ms", 80)
 	}
+	for range 3 {
+		r.add("dhcp", "add", tomboloUDP, "ms", 5)
+		r.add("dhcp", "add", reference, "ms", 20)
+	}
 	r.add("ipv4", "peak", tombolo, "MiB", 12)
 	r.add("pods=200", "growth", tombolo, "x", 1.5)
 	return r
@@ -38,6 +42,10 @@ func TestGatesAreJudgedByTheFigures(t *testing.T) {
 		{"full=200:add at 0/chain-nftables<=0.04", false, "broken by 0.050"},
 		{"dual:add<=2.5", false, "broken by 3.00"},
 		{"growth<=1.6", true, "holds with 1.50"},
+		{"tombolo-udp:add/reference<=0.3", true, "holds with 0.250"},
+		{"dhcp:tombolo-udp:add<=4", false, "broken by 5.00"},
+		{"dhcp:add/reference<=1", false, "cannot be judged: no such figure of tombolo was"},
+		{"dual:tombolo-udp:add<=9", false, "cannot be judged: no such figure of tombolo-udp"},
 		{"peak<=16", true, "holds with 12.0"},
 		{"attach/floor<=1.3", false, "cannot be judged: no such figure of tombolo"},
 		{"dual:add/floor<=9", false, "cannot be judged: no such figure of floor"},
@@ -60,7 +68,7 @@ func TestGatesAreJudgedByTheFigures(t *testing.T) {
 func TestGatesThatAreNoGatesAreRefused(t *testing.T) {
 	t.Parallel()
 	for _, list := range []string{
-		"add/floor", "add/floor<2", "add/floor<=", "add/floor<=two", "add/kindnet<=1", "add/floor<=1,", "add/tombolo<=1",
+		"add/floor", "add/floor<2", "add/floor<=", "add/floor<=two", "add/kindnet<=1", "add/floor<=1,", "add/tombolo<=1", "add/tombolo-udp<=1",
 	} {
 		if gates, err := parseGates(list); err == nil {
 			t.Errorf("%q was taken for %v", list, gates)
@@ -81,7 +89,7 @@ func TestGateListMayHaveSpaces(t *testing.T) {
 	if err != nil || len(gates) != 2 {
 		t.Fatalf("got %v, %v", gates, err)
 	}
-	want := gate{text: "dual:add/reference<=0.45", scenario: "dual", metric: "add", over: reference, limit: 0.45}
+	want := gate{text: "dual:add/reference<=0.45", scenario: "dual", of: tombolo, metric: "add", over: reference, limit: 0.45}
 	if gates[1] != want {
 		t.Errorf("got %+v, want %+v", gates[1], want)
 	}

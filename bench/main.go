@@ -28,19 +28,24 @@ func main() {
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
 		case inSandbox:
-			os.Exit(bench(os.Args[2:]))
+			os.Exit(bench(os.Args[2], os.Args[3:]))
 		case attachLoop:
 			os.Exit(fail(runAttachLoop(os.Args[2:], os.Stdout)))
 		}
 	}
-	switch _, err := parseOptions(os.Args[1:], os.Stderr); {
+	o, err := parseOptions(os.Args[1:], os.Stderr)
+	switch {
 	case errors.Is(err, flag.ErrHelp):
 		os.Exit(0)
 	case err != nil:
 		os.Exit(exitUsage)
 	}
-	status, err := enterSandbox(os.Args[1:])
-	os.Exit(max(status, fail(err)))
+	records, err := os.MkdirTemp(o.disk, "tombolo-bench-")
+	if err != nil {
+		os.Exit(fail(err))
+	}
+	status, err := enterSandbox(records, os.Args[1:])
+	os.Exit(max(status, fail(errors.Join(err, os.RemoveAll(records)))))
 }
 
 // fail prints an error, if there is one, and returns the exit status for it.
@@ -60,6 +65,7 @@ type options struct {
 	rounds     int
 	gates      []gate
 	json       bool
+	disk       string // where a directory for lease records is made
 }
 
 const quickRounds = 10
@@ -74,9 +80,11 @@ func parseOptions(args []string, complaints io.Writer) (options, error) {
 	flags.SetOutput(complaints)
 	flags.StringVar(&o.binaries.peers, "peers", peers, "the `directory` that bench/build.sh filled")
 	flags.StringVar(&o.binaries.tombolo, "tombolo", "bin/tombolo", "the plugin under test, a `path`")
-	scenarios := flags.String("scenarios", "ipv4,dual,attach,full", "a `list` of ipv4, dual, attach, full, pods=N, full=N, ports=N")
+	flags.StringVar(&o.binaries.tombolod, "tombolod", "bin/tombolod", "its keeper of leases, a `path`")
+	flags.StringVar(&o.disk, "disk", "/var/tmp", "a `directory` on a disk, for the records of leases")
+	scenarios := flags.String("scenarios", "ipv4,dual,attach,full,dhcp", "a `list` of ipv4, dual, attach, full, dhcp, dhcp-rapid, pods=N, full=N, ports=N, leases=N")
 	who := flags.String("contenders", strings.Join(contenders(), ","), "a `list` of who takes part")
-	flags.IntVar(&o.rounds, "n", 80, fmt.Sprintf("rounds of each scenario; of full one in %d", fullShare))
+	flags.IntVar(&o.rounds, "n", 80, fmt.Sprintf("rounds of each scenario; of full one in %d, of leases=N one in %d", fullShare, leaseShare))
 	quick := flags.Bool("quick", false, fmt.Sprintf("%d rounds", quickRounds))
 	gates := flags.String("gate", "", "a `list` such as add/floor<=2.7,full:add/chain-iptables<=0.04; exit status 1 where one is broken")
 	flags.BoolVar(&o.json, "json", false, "print the report as JSON")
@@ -113,17 +121,24 @@ func (o *options) interpret(scenarios, who, gates string) error {
 	if o.binaries.peers, err = filepath.Abs(o.binaries.peers); err != nil {
 		return err
 	}
-	o.binaries.tombolo, err = filepath.Abs(o.binaries.tombolo)
+	if o.binaries.tombolo, err = filepath.Abs(o.binaries.tombolo); err != nil {
+		return err
+	}
+	if o.binaries.tombolod, err = filepath.Abs(o.binaries.tombolod); err != nil {
+		return err
+	}
+	o.disk, err = filepath.Abs(o.disk)
 	return err
 }
 
-// bench is the process in the sandbox. It returns the exit status.
-func bench(args []string) int {
+// bench is the process in the sandbox, which may write records of leases to a directory.
+// It returns the exit status.
+func bench(records string, args []string) int {
 	o, err := parseOptions(args, os.Stderr)
 	if err != nil {
 		return exitUsage
 	}
-	r := &runner{binaries: o.binaries, contenders: o.contenders, rounds: o.rounds}
+	r := &runner{records: records, binaries: o.binaries, contenders: o.contenders, rounds: o.rounds}
 	if err := r.measureAll(o); err != nil {
 		return fail(err)
 	}

@@ -64,12 +64,22 @@ func TestRun(t *testing.T) {
 		"a gate that nobody can judge fails the run": testGateWithoutFigureFails,
 		"a plugin that did nothing fails the run":    testIdlePluginFails,
 		"nobody to measure fails the run":            testNobodyFails,
+		"leases are measured and proven":             testTomboloLeases,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			test(t, dir)
 		})
 	}
+}
+
+// buildOurs builds a command of this module.
+func buildOurs(t *testing.T, dir, name string) string {
+	t.Helper()
+	if out, err := exec.Command("go", "build", "-o", dir, "../cmd/"+name).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return filepath.Join(dir, name)
 }
 
 // runBench runs the program and gives its output, what it said of errors, and its exit

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -29,6 +30,7 @@ const (
 // runner measures scenarios and collects the figures.
 type runner struct {
 	dir        string // of the sandbox
+	records    string // on a disk
 	binaries   binaries
 	contenders []string
 	rounds     int
@@ -43,9 +45,26 @@ func (r *runner) measure(s scenario) error {
 	case s.ports > 0:
 		return r.measurePorts(s)
 	}
+	if why := serverMissing(s); why != "" {
+		r.report.skip("%s", why)
+		return nil
+	}
+	if s.impatient = hurry(s, r.rounds); s.impatient && slices.Contains(r.contenders, reference) {
+		r.report.note("%s: %s's daemon asks again after a second, not ten, when it loses its first packet", s.name, reference)
+	}
 	nodes, err := r.nodes(s)
-	if err != nil {
+	defer func() {
+		for _, n := range nodes {
+			n.leave()
+		}
+	}()
+	switch {
+	case err != nil:
 		return err
+	case s.leases:
+		return r.measureLeases(s, nodes)
+	case s.dhcp:
+		return r.measureDHCP(s, nodes)
 	}
 	if s.pods == 0 {
 		if err := r.interleave(nodes, "add", "del"); err != nil {
@@ -67,11 +86,17 @@ func (r *runner) nodes(s scenario) ([]*node, error) {
 			r.report.skip("%s", why)
 			continue
 		}
-		n, err := newNode(contender, filepath.Join(r.dir, s.name, contender), s, r.binaries)
+		dir := filepath.Join(r.dir, s.name, contender)
+		n, err := newNode(contender, dir, s, r.binaries)
 		if err != nil {
-			return nil, err
+			return nodes, err
 		}
 		nodes = append(nodes, n)
+		if s.dhcp {
+			if err := n.addLAN(dir, filepath.Join(r.records, s.name, contender)); err != nil {
+				return nodes, err
+			}
+		}
 	}
 	return nodes, nil
 }
@@ -115,25 +140,31 @@ func (n *node) fill() error {
 	if err != nil {
 		return err
 	}
-	pods := make([]*pod, len(paths))
-	for i, path := range paths {
-		pods[i] = n.newPod(path)
+	for _, path := range paths {
+		n.resident = append(n.resident, n.newPod(path))
 	}
-	if err := n.addAll(pods); err != nil {
+	workers := fillWorkers
+	if n.scenario.dhcp {
+		workers = leaseWorkers
+	}
+	if err := n.addAll(n.resident, workers); err != nil {
 		return fmt.Errorf("%s: fill the node: %w", n.contender, err)
 	}
 	return provePod(paths[len(paths)-1], subnets(n.scenario.dual))
 }
 
 // addAll adds pods by a few workers, until the first error.
-func (n *node) addAll(pods []*pod) error {
+func (n *node) addAll(pods []*pod, workers int) error {
 	var next atomic.Int64
-	errs := make([]error, fillWorkers)
+	errs := make([]error, workers)
 	var all sync.WaitGroup
-	for worker := range fillWorkers {
+	for worker := range workers {
 		all.Go(func() {
 			for i := next.Add(1) - 1; i < int64(len(pods)) && errs[worker] == nil; i = next.Add(1) - 1 {
 				_, errs[worker] = n.execute("ADD", pods[i], run)
+				if errs[worker] == nil && n.scenario.leases {
+					errs[worker] = n.introduce(pods[i])
+				}
 			}
 		})
 	}
@@ -163,7 +194,7 @@ func (r *runner) interleave(nodes []*node, add, del string) error {
 			n := nodes[i]
 			pod, err := n.live(pods[i][round])
 			if err != nil {
-				return fmt.Errorf("%s, round %d: %w", n.contender, round, err)
+				return fmt.Errorf("%s, round %d: %w", n.contender, round, n.explain(err))
 			}
 			if round < warmUp {
 				if before[i], err = n.inventory(); err != nil {
@@ -173,6 +204,9 @@ func (r *runner) interleave(nodes []*node, add, del string) error {
 			}
 			r.addCost(n, add, pod.added)
 			r.addCost(n, del, pod.deleted)
+			if n.kept() {
+				r.report.add(s.name, "keeper cpu", n.contender, "ms", milliseconds(pod.keeping))
+			}
 		}
 	}
 	for i, n := range nodes {
@@ -191,6 +225,9 @@ func (r *runner) interleave(nodes []*node, add, del string) error {
 
 // proven is what live saw of each pod.
 func (n *node) proven() string {
+	if n.scenario.dhcp {
+		return "had a lease by the server's file, pinged its gateway"
+	}
 	if n.scenario.full && n.contender != floor {
 		return "pinged its gateway and, through a policy of DROP, the outside, answered at its host port, was limited"
 	}
@@ -203,7 +240,10 @@ func (r *runner) addCost(n *node, metric string, o outcome) {
 }
 
 // life is what one pod cost.
-type life struct{ added, deleted outcome }
+type life struct {
+	added, deleted outcome
+	keeping        time.Duration // of CPU, of who keeps its lease
+}
 
 // live gives a namespace its pod and takes it away again: an ADD, the proof that the
 // pod has what it should, a DEL, the proof that nothing is left.
@@ -218,6 +258,10 @@ func (n *node) live(path string) (life, error) {
 		if shapers, err = n.shapers(); err != nil {
 			return life{}, err
 		}
+	}
+	keeping, err := n.keeping()
+	if err != nil {
+		return life{}, err
 	}
 	added, err := n.execute("ADD", p, run)
 	if err != nil {
@@ -234,7 +278,11 @@ func (n *node) live(path string) (life, error) {
 	if p.number > 0 { // the first ADD may have made the bridge
 		err = proveGone(n, links, path)
 	}
-	return life{added, deleted}, err
+	if err == nil && n.scenario.dhcp {
+		err = n.proveLease(p, false)
+	}
+	kept, failed := n.keeping()
+	return life{added, deleted, kept - keeping}, errors.Join(err, failed)
 }
 
 func (n *node) prove(p *pod, shapers int) error {
@@ -246,6 +294,9 @@ func (n *node) prove(p *pod, shapers int) error {
 	err := provePod(p.path, subnets(n.scenario.dual))
 	if err == nil && n.scenario.full {
 		err = n.proveFull(p, shapers)
+	}
+	if err == nil && n.scenario.dhcp {
+		err = n.proveLease(p, true)
 	}
 	return err
 }

@@ -17,6 +17,7 @@ type netconf struct {
 
 	Mode     string `json:"mode,omitempty"`
 	StateDir string `json:"stateDir,omitempty"`
+	LeaseDir string `json:"leaseDir,omitempty"`
 
 	IsGateway        bool   `json:"isGateway,omitempty"`
 	IsDefaultGateway bool   `json:"isDefaultGateway,omitempty"`
@@ -31,8 +32,13 @@ type netconf struct {
 
 type ipam struct {
 	Type    string       `json:"type"`
-	Ranges  [][]ipamPool `json:"ranges"`
+	Ranges  [][]ipamPool `json:"ranges,omitempty"`
 	DataDir string       `json:"dataDir,omitempty"`
+
+	DaemonSocketPath string `json:"daemonSocketPath,omitempty"`
+	Transport        string `json:"transport,omitempty"`
+	Keeper           string `json:"keeper,omitempty"`
+	RapidCommit      bool   `json:"rapidCommit,omitempty"`
 }
 
 type ipamPool struct {
@@ -44,6 +50,9 @@ type ipamPool struct {
 // is let off masquerade: it would exec nft or iptables, and that comparison is the
 // dual scenario's.
 func (n *node) config() netconf {
+	if n.scenario.dhcp {
+		return n.dhcpConfig()
+	}
 	c := netconf{
 		CNIVersion: "1.0.0", Name: networkName, MTU: podMTU,
 		IPAM: &ipam{Type: "host-local"},

@@ -17,6 +17,7 @@ import (
 type report struct {
 	series  []*series
 	proofs  []string
+	notes   []string
 	skipped []string
 }
 
@@ -51,6 +52,11 @@ func (r *report) prove(format string, args ...any) {
 	r.proofs = append(r.proofs, fmt.Sprintf(format, args...))
 }
 
+// note says what a reader of the figures has to know.
+func (r *report) note(format string, args ...any) {
+	r.notes = append(r.notes, fmt.Sprintf(format, args...))
+}
+
 // skip notes what was not measured and why, once.
 func (r *report) skip(format string, args ...any) {
 	if reason := fmt.Sprintf(format, args...); !slices.Contains(r.skipped, reason) {
@@ -71,6 +77,7 @@ type ratio struct {
 func comparisons() [][2]string {
 	return [][2]string{
 		{tombolo, floor}, {tombolo, reference}, {tombolo, chainIPTables}, {tombolo, chainNFTables},
+		{tomboloUDP, reference},
 		{reference, floor},
 	}
 }
@@ -117,9 +124,10 @@ func (r *report) writeJSON(w io.Writer, verdicts []verdict) error {
 		Figures []summary `json:"figures"`
 		Ratios  []ratio   `json:"ratios"`
 		Proofs  []string  `json:"proofs"`
+		Notes   []string  `json:"notes,omitempty"`
 		Skipped []string  `json:"skipped"`
 		Gates   []verdict `json:"gates"`
-	}{Machine: machine(), Ratios: r.ratios(), Proofs: r.proofs, Skipped: r.skipped, Gates: verdicts}
+	}{Machine: machine(), Ratios: r.ratios(), Proofs: r.proofs, Notes: r.notes, Skipped: r.skipped, Gates: verdicts}
 	for _, s := range r.series {
 		document.Figures = append(document.Figures, s.summary())
 	}
@@ -138,7 +146,7 @@ func (r *report) writeText(w io.Writer, scenarios []scenario) error {
 	for _, list := range []struct {
 		title string
 		lines []string
-	}{{"Proven", r.proofs}, {"Skipped", r.skipped}} {
+	}{{"Proven", r.proofs}, {"Notes", r.notes}, {"Skipped", r.skipped}} {
 		if len(list.lines) > 0 {
 			fmt.Fprintf(&b, "\n%s:\n  %s\n", list.title, strings.Join(list.lines, "\n  "))
 		}

@@ -37,6 +37,7 @@ func TestTextReportShowsFiguresRatiosAndWhatWasSkipped(t *testing.T) {
 	t.Parallel()
 	r := figures()
 	r.prove("all is well")
+	r.note("nobody hurried")
 	r.skip("memory: it was forgotten")
 	scenarios, err := parseScenarios("ipv4,dual")
 	if err != nil {

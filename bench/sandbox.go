@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -16,22 +17,31 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// inSandbox is the first argument of the process that measures. Its parent only
-// starts it, in a network and a mount namespace of its own, and passes its exit
-// status on.
+// inSandbox is the first argument of the process that measures, a directory on a disk
+// the second. Its parent only starts it, in a network and a mount namespace of its
+// own, passes its exit status on, and removes the directory.
 const inSandbox = "in-sandbox"
 
 // enterSandbox runs this program again in namespaces of its own and returns its
 // exit status. Whatever happens in there, a kill included, ends with the namespaces.
-func enterSandbox(args []string) (int, error) {
+func enterSandbox(records string, args []string) (int, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return 0, fmt.Errorf("find own executable: %w", err)
 	}
-	child := exec.Command(self, append([]string{inSandbox}, args...)...)
+	child := exec.Command(self, append([]string{inSandbox, records}, args...)...)
 	child.Stdin, child.Stdout, child.Stderr = os.Stdin, os.Stdout, os.Stderr
 	child.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS}
-	err = child.Run()
+	// A signal from the terminal reaches both processes; this one has to tidy up.
+	interrupted := make(chan os.Signal, 1)
+	signal.Notify(interrupted, unix.SIGINT, unix.SIGTERM)
+	if err = child.Start(); err == nil {
+		go func() {
+			<-interrupted
+			_ = child.Process.Kill()
+		}()
+		err = child.Wait()
+	}
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
 		return max(exit.ExitCode(), 1), nil
 	}

@@ -16,6 +16,10 @@ type scenario struct {
 	attach     bool   // in process instead of exec'd
 	full       bool   // with a host port, a firewall to pass, and limits
 	ports      int    // how many host ports are there; what is measured is a packet
+	dhcp       bool   // the address is leased
+	rapid      bool   // in two messages instead of four
+	leases     bool   // what is measured is who keeps the pods' leases
+	impatient  bool   // the reference's daemon asks again after a second
 }
 
 // parseScenarios reads a list such as "ipv4,dual,attach,pods=200".
@@ -52,16 +56,22 @@ func parseScenario(name string) (scenario, error) {
 	case "full":
 		s.text, s.dual, s.masquerade, s.full = fullPod+", idle node", true, true, true
 		return s, nil
+	case "dhcp":
+		s.text, s.dhcp = "one pod that leases its address, idle node", true
+		return s, nil
+	case "dhcp-rapid":
+		s.text, s.dhcp, s.rapid = "one pod that leases its address by rapid commit, which the reference does not know", true, true
+		return s, nil
 	}
 	kind, count, _ := strings.Cut(name, "=")
 	var most int
 	switch kind {
-	case "pods", "full":
+	case "pods", "full", "leases":
 		most = maxPods
 	case "ports":
 		most = maxPorts
 	default:
-		return scenario{}, fmt.Errorf("unknown scenario %q: want ipv4, dual, attach, full, pods=N, full=N or ports=N", name)
+		return scenario{}, fmt.Errorf("unknown scenario %q: want ipv4, dual, attach, full, dhcp, dhcp-rapid, pods=N, full=N, ports=N or leases=N", name)
 	}
 	n, err := strconv.Atoi(count)
 	if err != nil || n < 1 || n > most {
@@ -72,6 +82,8 @@ func parseScenario(name string) (scenario, error) {
 		s.text, s.pods = fmt.Sprintf("one IPv4 pod beside %d", n), n
 	case "full":
 		s.text, s.dual, s.masquerade, s.full, s.pods = fmt.Sprintf("%s, beside %d", fullPod, n), true, true, true, n
+	case "leases":
+		s.text, s.pods, s.dhcp, s.leases = fmt.Sprintf("who keeps the leases of %d pods", n), n, true, true
 	case "ports":
 		s.text, s.ports = fmt.Sprintf("a datagram to a host port, of which there are %d", n), n
 	}
@@ -89,8 +101,13 @@ const (
 
 // rounds is how many of the rounds asked for a scenario gets.
 func (s *scenario) rounds(asked int) int {
-	if s.full {
+	switch {
+	case s.full:
 		return min(asked, max(asked/fullShare, fullAtLeast))
+	case s.leases: // the other scenarios' count is of ADDs
+		return min(asked, leaseRounds, max(asked/leaseShare, leaseAtLeast))
+	case s.dhcp:
+		return min(asked, max(asked/dhcpShare, quickRounds))
 	}
 	return asked
 }
@@ -103,6 +120,14 @@ func (s *scenario) warmUp() int {
 	return 3
 }
 
+// ipam is the reference's plugin for addresses.
+func (s *scenario) ipam() string {
+	if s.dhcp {
+		return "dhcp"
+	}
+	return "host-local"
+}
+
 // takes says whether a contender has a part in a scenario. The chains are for the
 // work that takes all of their plugins, and the reference by itself for the rest.
 func (s *scenario) takes(contender string) bool {
@@ -111,8 +136,10 @@ func (s *scenario) takes(contender string) bool {
 		return s.full || s.ports > 0
 	case reference:
 		return !s.full && s.ports == 0
+	case tomboloUDP:
+		return s.dhcp && !s.leases
 	case floor:
-		return s.ports == 0
+		return s.ports == 0 && !s.dhcp
 	}
 	return true
 }

@@ -11,12 +11,14 @@ import (
 
 // The keeper's lock and heartbeat are open file description locks on one file, so that
 // they end with the process, however that comes, and a heartbeat writes to no disk. Byte
-// 0 is locked for good. A heartbeat locks the byte whose number is the time, and then
-// gives up the one before: who asks the kernel for a lock in its way (F_OFD_GETLK) is
-// told where that byte is. /proc/locks shows both.
+// 0 is locked for good. A heartbeat locks the byte whose distance from beatsAt is the
+// time in milliseconds, and then gives up the one before: who asks the kernel for a lock
+// in its way (F_OFD_GETLK) is told where that byte is. /proc/locks shows both.
 const (
 	livesAt = 0
-	beatsAt = 1 // the byte of time 0
+	// The byte of time 0. There are bytes before it, so that tests can have a keeper be
+	// silent for longer than the machine is up.
+	beatsAt = 1 << 32
 )
 
 const (
@@ -99,7 +101,7 @@ func (d *Dir) pulse() (runs bool, since time.Duration, _ error) {
 	if lives.Type == unix.F_UNLCK {
 		return false, 0, nil
 	}
-	beats := span(beatsAt, 0) // to the end
+	beats := span(livesAt+1, 0) // to the end
 	if err := unix.FcntlFlock(uintptr(fd), unix.F_OFD_GETLK, &beats); err != nil {
 		return false, 0, fmt.Errorf("fcntl: %w", err)
 	}

@@ -23,10 +23,10 @@ for file in $(git ls-files '*_test.go'); do
 		jobs+=("fuzz $(dirname "$file") $target")
 	done
 done
-for package in . ./netns ./addr ./route ./bridge ./nft ./internal/...; do jobs+=("race $package"); done
+for package in . ./netns ./addr ./route ./bridge ./nft ./dhcpc/... ./internal/... ./cmd/...; do jobs+=("race $package"); done
 jobs+=("churn test/cni")
 for pods in 50 200 500 900; do jobs+=("growth . $pods"); done
-jobs+=("vm test/vm")
+for half in libraries plugin; do jobs+=("vm test/vm $half"); done
 
 offset=$(($(git rev-list --count HEAD 2>/dev/null || echo 0) * 7 % ${#jobs[@]}))
 passed=0 failed=0
@@ -34,16 +34,16 @@ for i in "${!jobs[@]}"; do
 	left=$((end - SECONDS))
 	[ $left -gt $((fuzz_time + 20)) ] || { echo "the budget of $budget is used up; ${#jobs[@]} jobs in all"; break; }
 	read -r kind where what <<<"${jobs[$(((i + offset) % ${#jobs[@]}))]}"
-	if [ "$kind" = vm ] && [ $left -lt 540 ]; then
-		echo "== vm: left out, it takes up to nine minutes"
+	if [ "$kind" = vm ] && [ $left -lt 600 ]; then
+		echo "== vm $what: left out, it takes up to ten minutes"
 		continue
 	fi
 	echo "== $kind $where $what"
 	case $kind in
 	fuzz) (cd "$where" && timeout $((fuzz_time + 120)) go test -run '^$' -fuzz "^$what\$" -fuzztime "${fuzz_time}s" .) ;;
 	race) go test -race -short -timeout "${left}s" "$where" ;;
-	vm) test/vm/run.sh ;;
-	churn) (cd "$where" && go test -count 5 -run 'Kill|Churn|AtOnce|Beside|Deleted' -timeout "${left}s" ./...) ;;
+	vm) test/vm/run.sh "$what" ;;
+	churn) (cd "$where" && TOMBOLO_PODS=100 go test -count 5 -run 'Kill|Churn|AtOnce|Beside|Deleted' -timeout "${left}s" ./...) ;;
 	growth) go run ./bench -n 10 -scenarios "pods=$what" -contenders floor,tombolo -peers "$TOMBOLO_PEERS" -tombolo "$TOMBOLO_BIN" ;;
 	esac && passed=$((passed + 1)) || { failed=$((failed + 1)); echo "FAILED: $kind $where $what" >&2; }
 done

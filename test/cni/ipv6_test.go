@@ -159,6 +159,8 @@ func chatter(t *testing.T, ipam conf) (ofPod []frame) {
 		nstest.Sysctl(t, ns, "net/ipv6/conf/default/router_solicitation_delay", "0")
 		nstest.Sysctl(t, ns, "net/ipv6/conf/default/mldv2_unsolicited_report_interval", "1")
 	}
+	// The control's port may not forward yet when it asks for the first time.
+	nstest.Sysctl(t, control.NS, "net/ipv6/conf/default/dad_transmits", "5")
 	r := w.add(p)
 	n.ip("link add control master cbr0 type veth peer name eth0 netns " + control.netnsName())
 	n.ip("link set control up")

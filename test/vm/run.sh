@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Runs tests on another kernel than this machine's: Debian's, in a virtual machine.
 # It is emulated, as KVM within a virtual machine may hang. Arguments are packages,
-# as folders; without any it takes all that speak with the kernel. Before them comes
-# tombolo demo, on a kernel that has no module loaded yet.
+# as folders, or libraries, leases or plugin: all that speak with the kernel, in parts,
+# as together they take too long for one machine. Without any, there is a machine for
+# each part. Before the tests comes tombolo demo, on a kernel that has no module loaded
+# yet.
 #
-#   test/vm/run.sh [FOLDER…]
+#   test/vm/run.sh [libraries | leases | plugin | FOLDER…]
 #   VM_KERNEL=linux-image-6.12-cloud-amd64 test/vm/run.sh bridge
 #
 # VM_KERNEL is a package that apt can download, VM_LIMIT how many seconds the machine
@@ -20,17 +22,15 @@ export PATH=$PATH:/usr/sbin:/sbin
 
 oldest=6.1
 kernel_package=${VM_KERNEL:-linux-image-cloud-amd64}
-limit=${VM_LIMIT:-480}
-per_package=330 # seconds
+limit=${VM_LIMIT:-540}
+per_package=$((limit - 60)) # seconds
 skips=test/vm/skips.txt
 cache=$PWD/.cache/vm
 
-packages=("$@")
-[ $# -gt 0 ] || packages=(netns addr route bridge nft internal/nl internal/sysctl internal/state internal/ipam
-	internal/icmp internal/nstest internal/tc internal/conntrack internal/sockdiag internal/cni cmd/tombolo test/cni)
-
 # The modules of what the tests use, and of what nodes have loaded beside it. Those
-# that a kernel has built in, or has not got, are passed over.
+# that a kernel has built in, or has not got, are passed over. The libraries are tested
+# with all of them loaded; for the plugin the kernel has to fetch what it needs, all
+# but br_netfilter, which kernels do not load by themselves.
 modules=(bridge br_netfilter veth dummy tun ifb macvlan nf_tables nf_conntrack nf_conntrack_netlink
 	nf_conntrack_bridge nf_nat nft_chain_nat nft_compat nft_connlimit nft_ct nft_fib nft_fib_inet nft_fib_ipv4
 	nft_fib_ipv6 nft_hash nft_limit nft_log nft_masq nft_meta_bridge nft_nat nft_numgen nft_objref nft_quota
@@ -39,6 +39,24 @@ modules=(bridge br_netfilter veth dummy tun ifb macvlan nf_tables nf_conntrack n
 	ip6t_REJECT xt_LOG xt_MASQUERADE xt_REDIRECT xt_addrtype xt_comment xt_connmark xt_conntrack xt_limit xt_mark
 	xt_multiport xt_nat xt_physdev xt_statistic xt_tcpudp tcp_diag udp_diag raw_diag unix_diag netlink_diag sctp
 	sctp_diag vxlan sch_htb sch_ingress sch_prio sch_sfq sch_tbf cls_u32 cls_matchall act_gact act_mirred)
+
+loaded=("${modules[@]}")
+case ${1:-all} in
+all)
+	for part in libraries leases plugin; do test/vm/run.sh $part || exit; done
+	exit
+	;;
+libraries)
+	packages=(netns addr route bridge nft internal/nl internal/sysctl internal/state internal/ipam internal/icmp
+		internal/nstest internal/tc internal/conntrack internal/sockdiag)
+	;;
+leases) packages=(dhcpc dhcpc/transport internal/lease internal/keeper cmd/tombolod) ;;
+plugin)
+	packages=(internal/cni cmd/tombolo test/cni)
+	loaded=(br_netfilter)
+	;;
+*) packages=("$@") ;;
+esac
 
 fail() { echo "vm: $*" >&2; exit 1; }
 
@@ -55,6 +73,8 @@ install_tools() {
 	need nft nftables
 	need xtables-nft-multi iptables
 	need conntrack conntrack
+	need dnsmasq dnsmasq-base
+	need kea-dhcp4 kea-dhcp4-server
 	need strace strace
 	# Debian has another busybox, which is linked dynamically.
 	! ldd "$(command -v busybox || echo /none)" >/dev/null 2>&1 || missing+=(busybox-static)
@@ -126,7 +146,9 @@ make_root() {
 	install test/vm/init "$root/init"
 	install "$(command -v busybox)" "$root/bin/busybox"
 	local program path folder
-	for program in ip bridge tc ss nft conntrack strace unshare setpriv bash; do add_program "$program" /usr/sbin; done
+	for program in ip bridge tc ss nft conntrack dnsmasq kea-dhcp4 strace unshare setpriv bash; do
+		add_program "$program" /usr/sbin
+	done
 	add_iptables
 	# Debian's busybox has a shell that prefers applets, its ip among them, to programs.
 	add_program sh /bin
@@ -140,7 +162,7 @@ make_root() {
 	git ls-files -co --exclude-standard | while read -r path; do
 		[ ! -e "$path" ] || echo "$path" # one may have been deleted and not committed
 	done | cpio --quiet -pdm "$root/src"
-	build build ./cmd/tombolo "$root/bin/tombolo"
+	for program in tombolo tombolod; do build build "./cmd/$program" "$root/bin/$program"; done
 	build "build -C bench/peers" tool "$root/peers/"
 	echo "-test.v=test2json -test.paniconexit0 -test.short -test.timeout=${per_package}s ${VM_FLAGS:-}" >"$root/tests/flags"
 	for folder in "${packages[@]}"; do add_tests "$folder"; done
@@ -199,7 +221,7 @@ add_modules() {
 	[ -d "$root$known" ] || fail "none of the modules is in $kernel_dir"
 	cp "$kernel_dir$known"/modules.{builtin,builtin.modinfo,order} "$root$known"
 	depmod -b "$root" "$release"
-	echo "${modules[*]}" >"$root/etc/modules"
+	echo "${loaded[*]}" >"$root/etc/modules"
 }
 
 # add_tests builds a package's tests, and tells init of them: FOLDER SKIP.

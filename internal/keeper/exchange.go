@@ -33,6 +33,7 @@ type exchange struct {
 	limit time.Time
 	last  *dhcpc.Packet // a renewal that may be sent again, at that time
 	again time.Time
+	asked bool // for a renewal, and not heard yet what became of it
 }
 
 // exchange takes the session's steps until there is nothing to wait for, or no more
@@ -43,7 +44,23 @@ func (v *visit) exchange(p pod) error {
 	if v.r.State != lease.Bound {
 		x.limit = began.Add(acquireWait)
 	}
-	return errors.Join(x.run(), x.hangUp())
+	err := errors.Join(x.run(), x.hangUp())
+	if x.asked && !errors.Is(err, errDeleted) && x.ctx.Err() == nil {
+		return x.unlessDeleted(err)
+	}
+	return err
+}
+
+// unlessDeleted is for a renewal whose answer did not come: a DEL takes the pod's link
+// away, but not the renewal that the server had from it before, and that may have come
+// there after the RELEASE.
+func (x *exchange) unlessDeleted(err error) error {
+	deleted := x.underLockOf(func(*lease.Held) error { return nil })
+	if !errors.Is(deleted, errDeleted) {
+		return err
+	}
+	x.giveBack(x.r.Lease)
+	return deleted
 }
 
 func (x *exchange) run() error {
@@ -62,11 +79,11 @@ func (x *exchange) run() error {
 				return err
 			}
 			if s.State() == dhcpc.Renewing || s.State() == dhcpc.Rebinding {
-				x.last, x.again = out.Send, now().Add(resendAfter)
+				x.last, x.again, x.asked = out.Send, now().Add(resendAfter), true
 			}
 		}
 		if out.Bound != nil {
-			x.m.slow = false
+			x.m.slow, x.asked = false, false
 			if err := x.bound(out.Bound); err != nil {
 				return err
 			}
@@ -263,7 +280,7 @@ func (x *exchange) lost(out dhcpc.Output) error {
 		x.metrics.count(&x.metrics.expired)
 	}
 	x.log.Warn("lease lost: trying to get another", append(x.who(), "err", out.Err)...)
-	x.m.slow = true
+	x.m.slow, x.asked = true, false
 	x.limit = now().Add(acquireWait)
 	if out.Lost == nil && x.r.State == lease.Expired {
 		return nil

@@ -258,6 +258,35 @@ func TestADeletedLeaseIsNotRevivedByARenewal(t *testing.T) {
 	})
 }
 
+// The pod's link goes before the answer comes, and then nothing tells a server that
+// has renewed the lease from one that has not.
+func TestADeletedLeaseIsReleasedAgainThoughNoAnswerCame(t *testing.T) {
+	in(t, func(t *testing.T, w *world) {
+		r, other := w.record(1), w.record(2)
+		w.add(r)
+		w.add(other)
+		deleted := false
+		w.serve(func(d *dhcpv4.DHCPv4) *dhcpv4.DHCPv4 {
+			if d.ClientIPAddr.Equal(net.IPv4(192, 0, 2, 1)) && !deleted {
+				deleted = true
+				w.del(r)
+			}
+			return nil
+		})
+		w.start()
+		w.later(35 * time.Minute)
+		if len(w.said()) == 0 {
+			t.Fatal("there was no renewal to race with")
+		}
+		if got := fmt.Sprint(w.released()); got != "[192.0.2.1]" {
+			t.Errorf("released again: %s, want what the server may have renewed, and not what a pod has", got)
+		}
+		if got := w.load(r); got != nil {
+			t.Errorf("the record came back: %+v", got)
+		}
+	})
+}
+
 func TestARenewalThatALaterAddOvertookLeavesItAlone(t *testing.T) {
 	in(t, func(t *testing.T, w *world) {
 		r, next := w.record(1), w.record(1)

@@ -444,7 +444,7 @@ func TestKeeperReleasesForAPodThatWentWithoutADEL(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The kernel deletes it as well, and may have done so.
-	if out, err := nstest.Try(l.ns, "ip", "link", "del", w.port(p)); err != nil && !strings.Contains(out+err.Error(), "Cannot find device") {
+	if _, err := nstest.Try(l.ns, "ip", "link", "del", w.port(p)); err != nil && !strings.Contains(err.Error(), "Cannot find device") {
 		t.Fatal(err)
 	}
 	// It looks now and then, and when it starts.

@@ -26,7 +26,7 @@ done
 for package in . ./netns ./addr ./route ./bridge ./nft ./dhcpc/... ./internal/... ./cmd/...; do jobs+=("race $package"); done
 jobs+=("churn test/cni")
 for pods in 50 200 500 900; do jobs+=("growth . $pods"); done
-for half in libraries plugin; do jobs+=("vm test/vm $half"); done
+for part in libraries leases plugin; do jobs+=("vm test/vm $part"); done
 
 offset=$(($(git rev-list --count HEAD 2>/dev/null || echo 0) * 7 % ${#jobs[@]}))
 passed=0 failed=0

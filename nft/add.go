@@ -106,7 +106,9 @@ func explainMissing(err error) error {
 
 // Replace adds endpoints, whatever is there: elements that are right are left
 // alone, those of other owners are taken over, and so are published ports that exclude
-// those of the endpoints. Each endpoint is all there or as it
+// those of the endpoints. What a guarded endpoint had as one without addresses, or
+// without SLAAC, goes in the same transaction; for other addresses that it had, see
+// Move. Each endpoint is all there or as it
 // was before; of several, those before an error are there.
 //
 // It is for what the caller knows to be the truth: a stale element that stands in
@@ -118,20 +120,19 @@ func (c *Conn) Replace(ctx context.Context, eps ...Endpoint) error {
 			return err
 		}
 	}
-	var group []commented
+	var group, gone []commented
 	for i := range eps {
-		ep := &eps[i]
-		comment := ownerComment(ep.Owner, networkKey(ep.Network))
-		for _, el := range ep.elements() {
-			group = append(group, commented{el, comment})
+		group = append(group, eps[i].commented()...)
+		for _, el := range eps[i].leftovers() {
+			gone = append(gone, commented{el, group[len(group)-1].comment})
 		}
 		if len(group) < groupSize && i < len(eps)-1 {
 			continue
 		}
-		if err := c.replace(ctx, group); err != nil {
+		if err := c.replace(ctx, group, gone); err != nil {
 			return explainMissing(err)
 		}
-		group = group[:0]
+		group, gone = group[:0], gone[:0]
 	}
 	return nil
 }
@@ -145,17 +146,35 @@ type commented struct {
 	comment string
 }
 
-func (c *Conn) replace(ctx context.Context, group []commented) error {
-	elements := make([]element, len(group))
-	for i := range group {
-		elements[i] = group[i].element
+// commented gives an endpoint's elements with its comment.
+func (ep *Endpoint) commented() []commented {
+	comment := ownerComment(ep.Owner, networkKey(ep.Network))
+	elements := ep.elements()
+	list := make([]commented, len(elements))
+	for i, el := range elements {
+		list[i] = commented{el, comment}
 	}
+	return list
+}
+
+func withoutComments(list []commented) []element {
+	elements := make([]element, len(list))
+	for i := range list {
+		elements[i] = list[i].element
+	}
+	return elements
+}
+
+// replace adds elements whatever is there, and removes those that are gone, if they
+// are there with their comments. None is in both lists.
+func (c *Conn) replace(ctx context.Context, group, gone []commented) error {
+	elements := withoutComments(group)
 	return retry(ctx, func() error {
 		generation, err := c.settle()
 		if err != nil {
 			return err
 		}
-		have, err := c.lookup(elements)
+		have, err := c.lookup(slices.Concat(elements, withoutComments(gone)))
 		if err != nil {
 			return err
 		}
@@ -165,6 +184,12 @@ func (c *Conn) replace(ctx context.Context, group []commented) error {
 		}
 		t := begin(&generation)
 		t.delRivals(rivals, elements)
+		for i, el := range have[len(elements):] {
+			// One that excludes an element of the group is deleted with the rivals.
+			if el != nil && el.comment == gone[i].comment && !slices.ContainsFunc(rivals.held, el.isSame) {
+				t.delElement(el.element)
+			}
+		}
 		for i, want := range group {
 			switch {
 			case have[i] == nil:
@@ -185,6 +210,9 @@ func (c *Conn) replace(ctx context.Context, group []commented) error {
 		return c.commit(t)
 	})
 }
+
+// isSame says that two are the same entry, whatever its data and comment.
+func (e elementState) isSame(other elementState) bool { return e.equal(other.element) }
 
 // lookup gets elements by their keys; those that are not there are nil.
 func (c *Conn) lookup(elements []element) ([]*elementState, error) {

@@ -156,7 +156,7 @@ func TestAddAndReadyAllocateLittle(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-	if limit := 440.0; got > limit {
+	if limit := 280.0; got > limit {
 		t.Errorf("Ready, Add and Remove allocate %v times, want at most %v", got, limit)
 	}
 }

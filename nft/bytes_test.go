@@ -194,6 +194,26 @@ func TestMessagesAreAsRecorded(t *testing.T) {
 				ends,
 			},
 		}, {
+			name: "move",
+			have: elementsOf(pod("0123456789a", "10.22.0.5")),
+			do: func(c *Conn) error {
+				return c.Move(ctx, pod("0123456789a", "10.22.0.5"), pod("0123456789a", "10.22.0.6"))
+			},
+			messages: []string{
+				getGen,
+				settled, "# (by a transaction without changes)",
+				`# nft get element inet tombolo pods4 '{ "cbr0" . 10.22.0.6 }'`,
+				`# nft get element inet tombolo masq4-podnet '{ 10.22.0.6 }'`,
+				`# nft get element inet tombolo pods4 '{ "cbr0" . 10.22.0.5 }'`,
+				`# nft get element inet tombolo masq4-podnet '{ 10.22.0.5 }'`,
+				begins,
+				`# nft delete element inet tombolo pods4 '{ "cbr0" . 10.22.0.5 }'`,
+				`# nft delete element inet tombolo masq4-podnet '{ 10.22.0.5 }'`,
+				`# nft create element inet tombolo pods4 '{ "cbr0" . 10.22.0.6 comment "tombolo:1:0123456789a:podnet" }'`,
+				`# nft create element inet tombolo masq4-podnet '{ 10.22.0.6 comment "tombolo:1:0123456789a:podnet" }'`,
+				ends,
+			},
+		}, {
 			name: "ensure",
 			do: func(c *Conn) error {
 				_, err := c.Ensure(ctx, Network{Name: "podnet", Masquerade: true, Prefixes: prefixes("10.22.0.0/18")})
@@ -227,6 +247,7 @@ func TestMessagesAreAsRecorded(t *testing.T) {
 				`# nft list set inet tombolo policies`,
 				`# nft list set inet tombolo isolated`,
 				`# nft list set inet tombolo bypass`,
+				`# nft list set inet tombolo lans`,
 				`# nft list set inet tombolo masq4-podnet`,
 				`# nft list set inet tombolo masq6-podnet`,
 				`# (list the rules of the table)`,
@@ -248,6 +269,7 @@ func TestMessagesAreAsRecorded(t *testing.T) {
 				`# nft create set inet tombolo policies '{ type ifname; }'`,
 				`# nft create set inet tombolo isolated '{ type ifname . ifname; }'`,
 				`# nft create set inet tombolo bypass '{ type ifname; }'`,
+				`# nft create set inet tombolo lans '{ type ifname; }'`,
 				`# nft create set inet tombolo masq4-podnet '{ type ipv4_addr; }'`,
 				`# nft create set inet tombolo masq6-podnet '{ type ipv6_addr; }'`,
 				`# nft create chain inet tombolo forward '{ type filter hook forward priority filter - 10; comment "…"; }'`,
@@ -290,6 +312,9 @@ func TestMessagesAreAsRecorded(t *testing.T) {
 				`# nft add rule inet tombolo hairpin ct status dnat oifname . ip6 saddr . ip6 daddr @selves6 masquerade`,
 				`# nft add rule inet tombolo hairpin ct status dnat oifname @bypass oifname . ip saddr @pods4 masquerade`,
 				`# nft add rule inet tombolo hairpin ct status dnat oifname @bypass oifname . ip6 saddr @pods6 masquerade`,
+				`# nft add rule inet tombolo hairpin ct status dnat oifname @lans oifname . ip daddr != @pods4 masquerade`,
+				`# nft add rule inet tombolo hairpin ct status dnat oifname @lans oifname . ip6 daddr != @pods6 masquerade`,
+				`# nft add rule inet tombolo hairpin ct status dnat oifname @lans oifname @bypass masquerade`,
 				`# nft create chain inet tombolo masq-podnet '{ type nat hook postrouting priority srcnat; comment "…"; }'`,
 				`# nft add rule inet tombolo masq-podnet ip saddr != @masq4-podnet return`,
 				`# nft add rule inet tombolo masq-podnet ct status dnat oifname . ip daddr . meta l4proto . th dport @published4 return`,

@@ -15,7 +15,7 @@ import (
 //
 // Rules are known by their comments, and chains by theirs: a rule that someone put
 // in place of ours under the same comment is not found out. More elements than the
-// endpoint's are no difference. What Check finds of chains, rules and sets, Ensure
+// endpoint's are no difference, but for what a guard would let it do as another one. What Check finds of chains, rules and sets, Ensure
 // mends; what it finds of elements, Replace.
 func (c *Conn) Check(ctx context.Context, n Network, ep *Endpoint) ([]tombolo.Difference, error) {
 	want, err := c.ruleset(&n)
@@ -63,8 +63,8 @@ func (rs *ruleset) differences(have *state) []tombolo.Difference {
 			list = append(list, tombolo.Difference{Object: "table " + table(family).String(), What: "flag", Have: "dormant"})
 		}
 	}
-	for i := range rs.sets {
-		if s := &rs.sets[i]; have.hasTable(s.family) {
+	for _, s := range rs.sets() {
+		if have.hasTable(s.family) {
 			list = append(list, s.differences(have)...)
 		}
 	}
@@ -138,16 +138,17 @@ func (ch *chain) differences(have *state) []tombolo.Difference {
 	if got.kind != "" {
 		differs("policy", "accept", policyName(got.policy))
 	}
-	differs("comment (version and settings)", strconv.Quote(ch.comment()), strconv.Quote(got.comment))
-	return append(list, ch.ruleDifferences(object, have.rules[ch.place])...)
+	want := ch.rules()
+	differs("comment (version and settings)", strconv.Quote(ch.comment(len(want))), strconv.Quote(got.comment))
+	return append(list, ruleDifferences(object, want, have.rules[ch.place])...)
 }
 
 // ruleDifferences tells by their comments which rules are missing, and which are
 // too many.
-func (ch *chain) ruleDifferences(object string, comments []string) []tombolo.Difference {
+func ruleDifferences(object string, rules []rule, comments []string) []tombolo.Difference {
 	rest := slices.Clone(comments)
 	var list []tombolo.Difference
-	for _, want := range ch.rules {
+	for _, want := range rules {
 		i := slices.Index(rest, want.comment)
 		if i < 0 {
 			list = append(list, tombolo.Difference{Object: object, What: "rule", Want: strconv.Quote(want.comment)})
@@ -199,7 +200,7 @@ func (c *Conn) CheckEndpoint(ctx context.Context, ep Endpoint) ([]tombolo.Differ
 // checkEndpoint compares an endpoint's elements, and whose they are.
 func (c *Conn) checkEndpoint(ep *Endpoint) ([]tombolo.Difference, error) {
 	want := ep.elements()
-	have, err := c.lookup(want)
+	have, err := c.lookup(append(want, ep.leftovers()...))
 	if err != nil {
 		return nil, err
 	}
@@ -220,6 +221,11 @@ func (c *Conn) checkEndpoint(ep *Endpoint) ([]tombolo.Difference, error) {
 				Object: object, What: "owner of element " + el.keyText(),
 				Want: strconv.Quote(comment), Have: strconv.Quote(have[i].comment),
 			})
+		}
+	}
+	for _, el := range have[len(want):] {
+		if el != nil && el.comment == comment {
+			list = append(list, tombolo.Difference{Object: label{"set", el.set}.String(), What: "element", Have: el.keyText()})
 		}
 	}
 	return list, nil

@@ -32,6 +32,11 @@ func (e element) claim() (element, bool) {
 	return element{}, false
 }
 
+// hasClaims says that some of several elements share a claim with others.
+func hasClaims(elements []element) bool {
+	return slices.ContainsFunc(elements, func(el element) bool { _, ok := el.claim(); return ok })
+}
+
 func claimTo(f family, port []byte) element {
 	return element{set: inInet(claimsSet), key: key(number8(f.proto), port)}
 }

@@ -69,23 +69,28 @@ func (rs *ruleset) addDedup(n *Network, key string) {
 // The hook of what the bridge itself sends, by each of its ports.
 const bridgeOutput = unix.NF_INET_LOCAL_OUT
 
-// dedup is a base chain of the network's own. What gateways send comes before what
-// is dropped of any subnet, since it may be within several.
+// dedup is a base chain of the network's own.
 func dedup(n *Network, key string) chain {
-	ch := chain{place: inBridge(dedupPrefix + key), kind: "filter", hook: bridgeOutput}
-	list := normalDedup(n.Dedup)
+	ds := normalDedup(n.Dedup)
 	settings := fnv.New32a()
-	for _, d := range list {
+	for _, d := range ds {
 		fmt.Fprintf(settings, "%s %s %s ", d.BridgeMAC, d.Gateway, d.Subnet)
 	}
-	ch.settings = fmt.Sprintf("dedup %08x", settings.Sum32())
+	return chain{
+		place: inBridge(dedupPrefix + key), kind: "filter", hook: bridgeOutput,
+		settings: fmt.Sprintf("dedup %08x", settings.Sum32()), write: func(list *rules) { list.addDedup(ds) },
+	}
+}
 
+// addDedup puts what gateways send before what is dropped of any subnet, since it may
+// be within several.
+func (list *rules) addDedup(ds []Dedup) {
 	once := func(comment string, write func(expressions)) {
-		if !slices.ContainsFunc(ch.rules, func(r rule) bool { return r.comment == comment }) {
-			ch.add(comment, write)
+		if !slices.ContainsFunc(*list, func(r rule) bool { return r.comment == comment }) {
+			list.add(comment, write)
 		}
 	}
-	for _, d := range list {
+	for _, d := range ds {
 		once(fmt.Sprintf("sent by gateway %s at %s", d.Gateway, d.BridgeMAC), func(x expressions) {
 			f := familyOf(d.Gateway)
 			x.isSentBy(d.BridgeMAC)
@@ -94,7 +99,7 @@ func dedup(n *Network, key string) chain {
 			x.leave()
 		})
 	}
-	for _, d := range list {
+	for _, d := range ds {
 		// Between subnets, the host is the only way.
 		once(fmt.Sprintf("a copy of what the bridge forwards within %s at %s", d.Subnet, d.BridgeMAC), func(x expressions) {
 			f := familyOf(d.Gateway)
@@ -105,7 +110,6 @@ func dedup(n *Network, key string) chain {
 			x.drop()
 		})
 	}
-	return ch
 }
 
 // normalDedup gives the same for whatever means the same.

@@ -62,6 +62,9 @@
 //		set bypass { # bridges whose packets do not pass here
 //			type ifname
 //		}
+//		set lans { # bridges with machines on them
+//			type ifname
+//		}
 //		set masq4-podnet {
 //			type ipv4_addr
 //			elements = { 10.22.0.5 comment "tombolo:1:0123456789a:podnet" }
@@ -70,7 +73,7 @@
 //			type ipv6_addr
 //		}
 //		chain forward {
-//			comment "tombolo rules 2, mark 0x1000"
+//			comment "tombolo rules 3, mark 0x1000, 12 in all"
 //			type filter hook forward priority filter - 10; policy accept;
 //			meta mark set meta mark & 0xffffefff
 //			iifname . oifname @isolated drop
@@ -86,18 +89,18 @@
 //			iifname . oifname @bridges meta mark set meta mark | 0x00001000
 //		}
 //		chain unmark {
-//			comment "tombolo rules 2, mark 0x1000"
+//			comment "tombolo rules 3, mark 0x1000, 1 in all"
 //			type filter hook postrouting priority 300; policy accept;
 //			meta mark set meta mark & 0xffffefff
 //		}
 //		chain loopback { # what is local stays local
-//			comment "tombolo rules 2, shared"
+//			comment "tombolo rules 3, shared, 2 in all"
 //			type filter hook prerouting priority raw; policy accept;
 //			iifname != "lo" ip daddr 127.0.0.0/8 drop
 //			iifname != "lo" ip saddr 127.0.0.0/8 drop
 //		}
 //		chain hostports {
-//			comment "tombolo rules 2, shared"
+//			comment "tombolo rules 3, shared, 7 in all"
 //			type nat hook prerouting priority dstnat; policy accept;
 //			fib daddr type != local return
 //			ip6 daddr ::1 return
@@ -108,7 +111,7 @@
 //			meta nfproto ipv6 dnat ip6 to meta l4proto . th dport map @hostports6
 //		}
 //		chain hostports-local {
-//			comment "tombolo rules 2, shared"
+//			comment "tombolo rules 3, shared, 7 in all"
 //			type nat hook output priority -100; policy accept;
 //			fib daddr type != local return
 //			ip6 daddr ::1 return
@@ -119,16 +122,19 @@
 //			meta nfproto ipv6 dnat ip6 to meta l4proto . th dport map @hostports6
 //		}
 //		chain hairpin {
-//			comment "tombolo rules 2, shared"
+//			comment "tombolo rules 3, shared, 8 in all"
 //			type nat hook postrouting priority srcnat - 1; policy accept;
 //			ct status dnat oifname != "lo" ip saddr 127.0.0.0/8 masquerade
 //			ct status dnat oifname . ip saddr . ip daddr @selves4 masquerade
 //			ct status dnat oifname . ip6 saddr . ip6 daddr @selves6 masquerade
 //			ct status dnat oifname @bypass oifname . ip saddr @pods4 masquerade
 //			ct status dnat oifname @bypass oifname . ip6 saddr @pods6 masquerade
+//			ct status dnat oifname @lans oifname . ip daddr != @pods4 masquerade
+//			ct status dnat oifname @lans oifname . ip6 daddr != @pods6 masquerade
+//			ct status dnat oifname @lans oifname @bypass masquerade
 //		}
 //		chain masq-podnet {
-//			comment "tombolo rules 2, prefixes 62702694"
+//			comment "tombolo rules 3, prefixes 62702694, 9 in all"
 //			type nat hook postrouting priority srcnat; policy accept;
 //			ip saddr != @masq4-podnet return
 //			ct status dnat oifname . ip daddr . meta l4proto . th dport @published4 return
@@ -143,9 +149,9 @@
 //	}
 //
 // and, behind each rule, a comment that says what it is for. A chain's comment says
-// which version made its rules, and of what settings: a caller learns by one look at
-// each chain that all is there (Conn.Ready), and builds or mends only where it is not
-// (Conn.Ensure). The table is Tombolo's own: what others put into its chains is
+// which version made its rules, of what settings, and how many: a caller learns by one
+// look at each chain that all is there (Conn.Ready), and builds or mends only where it
+// is not (Conn.Ensure). The table is Tombolo's own: what others put into its chains is
 // taken out again.
 //
 // The forward chain admits nothing. An accept in one table never overrides a drop
@@ -159,15 +165,30 @@
 // chain loopback keeps pods from what else listens there. Whoever calls keeps his
 // address, unless the answer would not come back by the host then: the host by
 // 127.0.0.1, a pod that calls itself, and, where bridged packets do not pass the
-// firewall's hooks (Network.NFCall), another pod on the same bridge. A program of the
-// host that listens on a published port hears nothing, and nothing here knows of it.
+// firewall's hooks (Network.NFCall), another pod on the same bridge. Where the bridge is
+// a LAN's (Network.LAN), that is so for machines there too, whatever they are led to and
+// whoever leads them: to another service's address, by the host's rules of others. A
+// program of the host that listens on a published port hears nothing, and nothing here
+// knows of it.
+//
+// # Guards
 //
 // A second table, bridge tombolo, is there for networks that need it. Its chain guard
-// holds pods to their own MAC and addresses (Endpoint.GuardedPort), by sets of its own
-// in which they have elements; a port that is not guarded costs one look at one set.
-// What stops servers that a LAN should not have, of DHCP above all, is not its
-// business. The chains dedup-NETWORK drop what a promiscuous bridge would deliver
-// twice (Dedup).
+// holds pods to their own MAC and addresses (Endpoint.GuardedPort), in Ethernet, ARP,
+// IP and neighbour discovery. The chain untrusted keeps those that are to be nothing but
+// hosts (Endpoint.Untrusted) from passing for servers and routers: of DHCP and DHCPv6,
+// of multicast, and by redirects. Both have sets of their own, in which pods have
+// elements; a port that is not guarded, the LAN's own among them, costs two looks at
+// sets. They see frames as they come in by a port, before the bridge learns from them
+// and before anyone else has a say: so no pod passes for the host or the router either.
+// What has a VLAN tag, whatever its number, is dropped, and so are all protocols but IP
+// and ARP: those of bridges (STP, LLDP), PPPoE and so on.
+//
+// A guard does not count: a pod may ask DHCP servers for addresses as often as it likes,
+// under any client identifier, which is where a rule cannot look. Nor does it read what
+// is said by name, of mDNS, LLMNR or NetBIOS, or routing protocols over TCP and UDP.
+//
+// The chains dedup-NETWORK drop what a promiscuous bridge would deliver twice (Dedup).
 //
 // It needs CAP_NET_ADMIN in the user namespace that owns the network namespace, and
 // Linux 6.1 or later with nf_tables (CONFIG_NF_TABLES_INET, CONFIG_NFT_CT,

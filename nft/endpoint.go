@@ -32,13 +32,30 @@ type Endpoint struct {
 	// end of its veth pair. With it, the pod may send as MAC and from Addrs alone, and
 	// IPv4, IPv6 and ARP only; what else comes in by the port is dropped. The network
 	// must be one with Guard. The pod's IPv6 link-local address is the one that is made
-	// of the MAC (addr_gen_mode eui64), or among Addrs. A pod without addresses is held
-	// to its MAC, and one without any of IPv6 sends none.
+	// of the MAC (addr_gen_mode eui64), or among Addrs. A pod without any address is held
+	// to its MAC alone, unless SLAAC or Untrusted says more; one without any of IPv6
+	// sends none.
 	//
 	// The bridge takes frames to 01:80:c2:00:00:00 to :0f before any rule sees them,
 	// learns from them, and hands them to the host, unless the port's group_fwd_mask has
 	// them forwarded (0xfffd): it must be set for the guard to be complete.
 	GuardedPort string
+	// SLAAC lets a guarded pod use every IPv6 address, link-local or not, that ends in
+	// the interface identifier made of its MAC (modified EUI-64, RFC 4291, appendix A):
+	// routers give such addresses their prefixes, later, and others another day. It
+	// has no others then but those among Addrs: no temporary ones (RFC 8981), no stable
+	// opaque ones (RFC 7217).
+	SLAAC bool
+	// Untrusted is what switches call a port of hosts, behind which no server or
+	// router is to be (DHCP snooping, RFC 6105's RA guard, RFC 7610's DHCPv6 shield): a
+	// guarded pod that sends no answers of DHCP or DHCPv6 servers and relays, by no
+	// port, no DHCP requests for another's MAC, no queries of IGMP and MLD, no ICMP
+	// redirects, and nothing of PIM, OSPF, EIGRP and VRRP. Router advertisements and
+	// redirects of IPv6 no guarded pod sends whose addresses are known.
+	//
+	// Without addresses of IPv4 it is about to get one: it may ask DHCP servers for it
+	// and look whether another host has it (RFC 5227), and nothing else of IPv4.
+	Untrusted bool
 	// Masquerade has the pod's packets masqueraded, by the rules of its network,
 	// which must be one with masquerade.
 	Masquerade bool
@@ -133,6 +150,13 @@ func (ep *Endpoint) elements() []element {
 	}
 	list = append(list, ep.portElements()...)
 	return append(list, ep.guardElements()...)
+}
+
+// traces gives all that an endpoint may have in the sets: what a record says of it may
+// be younger than its elements.
+func (ep Endpoint) traces() []element {
+	ep.Masquerade = true
+	return append(ep.elements(), ep.leftovers()...)
 }
 
 // equal says that two are the same entry, whatever its data.

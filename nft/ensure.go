@@ -51,7 +51,7 @@ func (c *Conn) Ensure(ctx context.Context, n Network) (Outcome, error) {
 
 // Ready says whether the network can do without Ensure, by single gets of the
 // table and its chains: whether they are there, awake and hooked in, made for this
-// network and this mark by this version, and with as many rules. It sees neither
+// network and this mark by this version, and with as many rules as then. It sees neither
 // elements nor what a rule was replaced by: see Check.
 func (c *Conn) Ready(ctx context.Context, n Network) (bool, error) {
 	want, err := c.ruleset(&n)
@@ -90,7 +90,7 @@ func plan(want *ruleset, have *state) *changes {
 			p.tables = append(p.tables, family)
 		}
 	}
-	for _, s := range want.sets {
+	for _, s := range want.sets() {
 		got, ok := have.sets[s.place]
 		if ok && s.matches(got) {
 			continue
@@ -138,8 +138,9 @@ func (p *changes) transaction(seen *state) *transaction {
 		t.newSet(s, uint32(i+1))
 	}
 	for _, ch := range p.chains {
-		t.newChain(ch)
-		for _, r := range ch.rules {
+		list := ch.rules()
+		t.newChain(ch, len(list))
+		for _, r := range list {
 			t.newRule(ch.place, r)
 		}
 	}

@@ -66,6 +66,9 @@ var damages = []struct {
 			`rule "a pod calls itself, IPv6" is missing`,
 			`rule "the answer is bridged past the host, IPv4" is missing`,
 			`rule "the answer is bridged past the host, IPv6" is missing`,
+			`rule "a machine of the LAN answers past the host, IPv4" is missing`,
+			`rule "a machine of the LAN answers past the host, IPv6" is missing`,
+			`rule "a pod on the LAN answers past the host" is missing`,
 			`chain masq-podnet of table inet tombolo: rule "not sent by pods of this network, IPv4" is missing`,
 			`rule "pods keep their address towards published ports, IPv4" is missing`,
 			`rule "pods keep their address towards 10.22.0.0/16" is missing`, `rule "multicast, IPv4" is missing`,
@@ -105,7 +108,7 @@ var damages = []struct {
 	}, {
 		name: "another hook",
 		do: "delete chain inet tombolo unmark; add chain inet tombolo unmark { type filter hook input priority 7; " +
-			`comment "tombolo rules 2, mark 0x1000"; }; add rule inet tombolo unmark counter comment "clear the mark bit"`,
+			`comment "tombolo rules 3, mark 0x1000, 1 in all"; }; add rule inet tombolo unmark counter comment "clear the mark bit"`,
 		unready: true,
 		found:   []string{"chain unmark of table inet tombolo: hook is type filter hook input priority 7, should be type filter hook postrouting priority 300"},
 	}, {
@@ -113,15 +116,15 @@ var damages = []struct {
 		do:   `delete chain inet tombolo masq-podnet; add chain inet tombolo masq-podnet { comment "x"; }`, unready: true,
 		found: []string{
 			"chain masq-podnet of table inet tombolo: hook is none, should be type nat hook postrouting priority 100",
-			`comment (version and settings) is "x", should be "tombolo rules 2, prefixes `,
+			`comment (version and settings) is "x", should be "tombolo rules 3, prefixes `,
 			`rule "not sent by`, `rule "pods keep`, `rule "pods keep`, `rule "multicast`, `rule "broadcast`,
 			`rule "not sent by`, `rule "pods keep`, `rule "pods keep`, `rule "multicast`, `rule "masquerade`,
 		},
 	}, {
 		name: "another version", unready: true,
 		do: "delete chain inet tombolo unmark; add chain inet tombolo unmark { type filter hook postrouting priority 300; " +
-			`comment "tombolo rules 0, mark 0x1000"; }; add rule inet tombolo unmark counter comment "clear the mark bit"`,
-		found: []string{`chain unmark of table inet tombolo: comment (version and settings) is "tombolo rules 0, mark 0x1000", should be "tombolo rules 2, mark 0x1000"`},
+			`comment "tombolo rules 0, mark 0x1000, 1 in all"; }; add rule inet tombolo unmark counter comment "clear the mark bit"`,
+		found: []string{`chain unmark of table inet tombolo: comment (version and settings) is "tombolo rules 0, mark 0x1000, 1 in all", should be "tombolo rules 3, mark 0x1000, 1 in all"`},
 	}, {
 		name: "no set", do: "flush table inet tombolo; delete set inet tombolo pods4", unready: true, emptied: true,
 		found: []string{"table inet tombolo: set pods4 is missing"},
@@ -277,7 +280,7 @@ func TestEnsureFollowsTheMark(t *testing.T) {
 	mustAdd(t, c, pod("00000000001", "10.22.0.5"))
 	other := dialMark(t, ns, 0x20000)
 	checkFinds(t, other, podnet(), nil, []string{
-		`chain forward of table inet tombolo: comment (version and settings) is "tombolo rules 2, mark 0x1000", should be "tombolo rules 2, mark 0x20000"`,
+		`chain forward of table inet tombolo: comment (version and settings) is "tombolo rules 3, mark 0x1000, 12 in all", should be "tombolo rules 3, mark 0x20000, 12 in all"`,
 		`chain unmark of table inet tombolo: comment`,
 	})
 	if out := mustEnsure(t, other, podnet()); out != (Outcome{Changed: true}) {

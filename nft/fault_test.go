@@ -52,6 +52,7 @@ func TestKernelErrorsNameWhatFailed(t *testing.T) {
 		{unix.NFT_MSG_NEWSETELEM, 1, func(c *Conn) error { _, err := c.Ensure(ctx, onBridge()); return err }, "add element cbr0 . cbr0 of set bridges: "},
 		{unix.NFT_MSG_NEWSETELEM, 1, func(c *Conn) error { return c.Add(ctx, onlyPort) }, "add element cbr0 . 10.22.0.5 of set pods4: "},
 		{unix.NFT_MSG_GETSETELEM, 2, func(c *Conn) error { return c.sweepClaims(ctx) }, "list elements of set hostclaims: "},
+		{unix.NFT_MSG_DELSETELEM, 2, func(c *Conn) error { return c.Move(ctx, ep, pod("00000000001", "10.22.0.6")) }, "delete element cbr0 . 10.22.0.5 of set pods4: "},
 		{unix.NFT_MSG_GETSETELEM, 1, func(c *Conn) error { return c.Replace(ctx, ep) }, "get cbr0 . 10.22.0.5 of set pods4: "},
 	} {
 		t.Run(tc.want, func(t *testing.T) {

@@ -60,7 +60,7 @@ func (s *guardSite) guarded(addresses ...string) Endpoint {
 func (s *guardSite) arrives(frame []byte) bool {
 	s.frames++
 	token, last := []byte(fmt.Sprintf("token%07d", s.frames)), []byte(fmt.Sprintf("last%08d", s.frames))
-	s.pod1.send(join(frame, token), join(ether(broadcastMAC, podMAC, unix.ETH_P_ARP, arpMessage(1, podMAC, "0.0.0.0", "192.0.2.99")), last))
+	s.pod1.send(join(frame, token), join(leasingFrames()[0].frame, last))
 	return s.pod2.seenBefore(token, last) > 0
 }
 
@@ -502,6 +502,23 @@ func TestGuardedPodLivesAsBefore(t *testing.T) {
 	}
 }
 
+// settled waits until the pod's kernel has asked who else has an address, and says what
+// became of it.
+func (s *guardSite) settled(tb testing.TB, address string) string {
+	tb.Helper()
+	for deadline := time.Now().Add(10 * time.Second); ; runtime.Gosched() {
+		line := nstest.Run(tb, s.pod, "ip", "-o", "addr", "show", "dev", "eth0", "to", address)
+		switch {
+		case strings.Contains(line, "dadfailed"):
+			return "duplicate"
+		case line != "" && !strings.Contains(line, "tentative"):
+			return "settled"
+		case time.Now().After(deadline):
+			tb.Fatalf("%s is not there, or still tentative: %s", address, line)
+		}
+	}
+}
+
 // An address is tentative until the kernel has asked who else has it.
 func TestGuardedPodDetectsDuplicateAddresses(t *testing.T) {
 	t.Parallel()
@@ -509,17 +526,7 @@ func TestGuardedPodDetectsDuplicateAddresses(t *testing.T) {
 	state := func(address string) string {
 		t.Helper()
 		nstest.Run(t, s.pod, "sh", "-ec", "ip addr del "+address+"/64 dev eth0 2>/dev/null || true; ip addr add "+address+"/64 dev eth0")
-		for deadline := time.Now().Add(10 * time.Second); ; runtime.Gosched() {
-			line := nstest.Run(t, s.pod, "ip", "-o", "addr", "show", "dev", "eth0", "to", address)
-			switch {
-			case strings.Contains(line, "dadfailed"):
-				return "duplicate"
-			case !strings.Contains(line, "tentative"):
-				return "settled"
-			case time.Now().After(deadline):
-				t.Fatalf("still tentative: %s", line)
-			}
-		}
+		return s.settled(t, address)
 	}
 	mustAdd(t, s.c, s.guarded(pod4, pod6))
 	for _, address := range []string{pod6, podLocal} {
@@ -572,9 +579,13 @@ func BenchmarkGuardedFrame(b *testing.B) {
 	frames := []namedFrame{
 		{"IPv4", ether(otherMAC, podMAC, unix.ETH_P_IP, packet4(pod4, other4, 0, 17, udp))},
 		{"IPv6", ether(otherMAC, podMAC, unix.ETH_P_IPV6, packet6(pod6, other6, 17, udp))},
+		{"IPv6-SLAAC", ether(otherMAC, podMAC, unix.ETH_P_IPV6, packet6("2001:db8::ff:fe00:5", other6, 17, udp))},
+		{"TCP", ether(otherMAC, podMAC, unix.ETH_P_IP, packet4(pod4, other4, 0, 6, make([]byte, 20)))},
 	}
-	for _, guard := range []string{"none", "of others", "of the pod"} {
+	for _, guard := range []string{"none", "of others", "of the pod", "of the pod as a host", "of the pod with SLAAC"} {
 		s := newGuardSite(b)
+		slaac := s.untrusted(pod4)
+		slaac.SLAAC = true
 		switch guard {
 		case "none":
 			if err := s.c.RemoveNetwork(context.Background(), "podnet"); err != nil {
@@ -582,6 +593,10 @@ func BenchmarkGuardedFrame(b *testing.B) {
 			}
 		case "of the pod":
 			mustAdd(b, s.c, s.guarded(pod4, pod6))
+		case "of the pod as a host":
+			mustAdd(b, s.c, s.untrusted(pod4, pod6))
+		case "of the pod with SLAAC":
+			mustAdd(b, s.c, slaac)
 		}
 		for _, f := range frames {
 			b.Run(f.name+"/guard="+strings.ReplaceAll(guard, " ", "-"), func(b *testing.B) {

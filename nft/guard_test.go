@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
@@ -31,36 +32,70 @@ func guardedPod(owner Owner, port, mac string, addresses ...string) Endpoint {
 	return ep
 }
 
+// lanPod is one of a LAN, which has SLAAC, and no address of IPv4 before its lease.
+func lanPod(owner Owner, port, mac string, addresses ...string) Endpoint {
+	ep := guardedPod(owner, port, mac, addresses...)
+	ep.Masquerade, ep.SLAAC, ep.Untrusted = false, true, true
+	return ep
+}
+
 func mustMAC(s string) net.HardwareAddr { return net.HardwareAddr(mac(s)) }
 
 func TestGuardElementsAreTheEndpointsOwn(t *testing.T) {
 	t.Parallel()
+	slaac, untrusted := func(ep *Endpoint) { ep.SLAAC = true }, func(ep *Endpoint) { ep.Untrusted = true }
 	for _, tc := range []struct {
 		name      string
 		addresses []string
 		want      []string
+		are       []func(*Endpoint)
 	}{
-		{"dual-stack", []string{pod4, pod6}, []string{
+		{name: "dual-stack", addresses: []string{pod4, pod6}, want: []string{
 			"veth1 of set guarded", "veth1 . 02:00:00:00:00:05 of set guard-mac", "veth1 . 10.22.0.5 of set guard4",
 			"veth1 . 0x0200000000050000 of set guard-lladdr",
 			"veth1 . fd00:22::5 of set guard6", "veth1 . 0xfd000022000000000000000000000005 of set guard-target",
 			"veth1 . fe80::ff:fe00:5 of set guard6", "veth1 . 0xfe80000000000000000000fffe000005 of set guard-target",
 		}},
-		{"IPv4", []string{pod4, "10.22.0.7", pod4}, []string{
+		{name: "IPv4", addresses: []string{pod4, "10.22.0.7", pod4}, want: []string{
 			"veth1 of set guarded", "veth1 . 02:00:00:00:00:05 of set guard-mac", "veth1 . 10.22.0.5 of set guard4", "veth1 . 10.22.0.7 of set guard4",
 		}},
-		{"IPv6, link-local address given", []string{podLocal, pod6, pod6}, []string{
+		{name: "IPv6, link-local address given", addresses: []string{podLocal, pod6, pod6}, want: []string{
 			"veth1 of set guarded", "veth1 . 02:00:00:00:00:05 of set guard-mac", "veth1 . 0x0200000000050000 of set guard-lladdr",
 			"veth1 . fe80::ff:fe00:5 of set guard6", "veth1 . 0xfe80000000000000000000fffe000005 of set guard-target",
 			"veth1 . fd00:22::5 of set guard6", "veth1 . 0xfd000022000000000000000000000005 of set guard-target",
 		}},
-		{"no addresses", nil, []string{
+		{name: "no addresses", want: []string{
 			"veth1 of set guarded", "veth1 . 02:00:00:00:00:05 of set guard-mac", "veth1 of set guard-free", "veth1 . 0x0200000000050000 of set guard-lladdr",
+		}},
+		{name: "addresses made of the MAC", are: []func(*Endpoint){slaac}, addresses: []string{pod4, "fd00:22::ff:fe00:5", podLocal, pod6}, want: []string{
+			"veth1 of set guarded", "veth1 . 02:00:00:00:00:05 of set guard-mac", "veth1 . 10.22.0.5 of set guard4",
+			"veth1 . 0x0200000000050000 of set guard-lladdr",
+			"veth1 . fd00:22::5 of set guard6", "veth1 . 0xfd000022000000000000000000000005 of set guard-target",
+			"veth1 . 0x000000fffe000005 of set guard-id",
+		}},
+		{name: "nothing but those", are: []func(*Endpoint){slaac}, want: []string{
+			"veth1 of set guarded", "veth1 . 02:00:00:00:00:05 of set guard-mac", "veth1 . 0x0200000000050000 of set guard-lladdr",
+			"veth1 . 0x000000fffe000005 of set guard-id",
+		}},
+		{name: "a host", are: []func(*Endpoint){untrusted}, addresses: []string{pod4}, want: []string{
+			"veth1 of set guarded", "veth1 . 02:00:00:00:00:05 of set guard-mac", "veth1 . 10.22.0.5 of set guard4",
+			"veth1 . 0x0200000000050000 of set guard-lladdr", "veth1 of set guard-untrusted",
+		}},
+		{name: "a host without addresses", are: []func(*Endpoint){untrusted}, want: []string{
+			"veth1 of set guarded", "veth1 . 02:00:00:00:00:05 of set guard-mac",
+			"veth1 . 0x0200000000050000 of set guard-lladdr", "veth1 of set guard-untrusted", "veth1 of set guard-leasing",
+		}},
+		{name: "a host with an address of IPv6", are: []func(*Endpoint){untrusted, slaac}, addresses: []string{"2001:db8::ff:fe00:5"}, want: []string{
+			"veth1 of set guarded", "veth1 . 02:00:00:00:00:05 of set guard-mac", "veth1 . 0x0200000000050000 of set guard-lladdr",
+			"veth1 . 0x000000fffe000005 of set guard-id", "veth1 of set guard-untrusted", "veth1 of set guard-leasing",
 		}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			ep := guardedPod("0123456789a", "veth1", podMAC, tc.addresses...)
+			for _, is := range tc.are {
+				is(&ep)
+			}
 			var got []string
 			for _, el := range ep.elements() {
 				if el.set.family == unix.NFPROTO_BRIDGE {
@@ -100,6 +135,7 @@ func TestGuardedEndpointsAreKnownLikeOthers(t *testing.T) {
 	b := guardedPod("0000000000b", "veth2", otherMAC, other4)
 	free := guardedPod("0000000000c", "veth3", "02:00:00:00:00:07")
 	plain := pod("0000000000d", "10.22.0.8")
+	waiting := lanPod("0000000000f", "veth5", "02:00:00:00:00:09")
 
 	mustEnsure(t, c, podnet())
 	if err := c.Add(ctx, a); !errors.Is(err, fs.ErrNotExist) {
@@ -107,9 +143,18 @@ func TestGuardedEndpointsAreKnownLikeOthers(t *testing.T) {
 	}
 	wantEndpoints(t, c)
 	mustEnsure(t, c, n)
-	mustAdd(t, c, a, b, free, plain)
-	wantEndpoints(t, c, a, b, free, plain)
-	wantReady(t, c, n, a, b, free, plain)
+	mustAdd(t, c, a, b, free, plain, waiting)
+	wantEndpoints(t, c, a, b, free, plain, waiting)
+	wantReady(t, c, n, a, b, free, plain, waiting)
+	leased := lanPod("0000000000f", "veth5", "02:00:00:00:00:09", "10.22.0.10", "fd00:22::ff:fe00:9")
+	if err := c.Move(ctx, waiting, leased); err != nil {
+		t.Fatal(err)
+	}
+	wantEndpoints(t, c, a, b, free, plain, leased)
+	wantReady(t, c, n, leased)
+	if err := c.Remove(ctx, leased); err != nil {
+		t.Fatal(err)
+	}
 
 	var conflict *ConflictError
 	thief := guardedPod("0000000000e", "veth1", podMAC, "10.22.0.9")
@@ -155,6 +200,52 @@ func TestGuardedEndpointsAreKnownLikeOthers(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantEndpoints(t, c)
+}
+
+// What a guard lets a pod do that has no addresses, or makes them itself, must not stay
+// with one that has them and does not.
+func TestGuardKeepsNothingOfWhatAPodWas(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	free := guardedPod("0000000000a", "veth1", podMAC)
+	waiting := lanPod("0000000000a", "veth1", podMAC)
+	known := guardedPod("0000000000a", "veth1", podMAC, pod4)
+	for name, was := range map[string]Endpoint{"free": free, "waiting for a lease": waiting} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			want, ns := dialNew(t)
+			mustEnsure(t, want, guardNet())
+			mustAdd(t, want, known)
+			wanted := normal(nft(t, ns, "list", "table", "bridge", "tombolo"))
+
+			c, ns := dialNew(t)
+			mustEnsure(t, c, guardNet())
+			mustAdd(t, c, was)
+			if diffs, err := c.CheckEndpoint(ctx, known); err != nil || !slices.ContainsFunc(diffs, func(d tombolo.Difference) bool { return d.Want == "" && d.Have != "" }) {
+				t.Errorf("CheckEndpoint does not see what is too much: %v, %v", diffs, err)
+			}
+			if err := c.Replace(ctx, known); err != nil {
+				t.Fatal(err)
+			}
+			if got := normal(nft(t, ns, "list", "table", "bridge", "tombolo")); got != wanted {
+				t.Errorf("after Replace:\n%s\nwant:\n%s", got, wanted)
+			}
+			if diffs, err := c.CheckEndpoint(ctx, known); err != nil || len(diffs) > 0 {
+				t.Errorf("CheckEndpoint: %v, %v", diffs, err)
+			}
+			if err := c.Remove(ctx, known); err != nil {
+				t.Fatal(err)
+			}
+			mustAdd(t, c, was)
+			// All that a record that is younger says.
+			if err := c.Remove(ctx, known); err != nil {
+				t.Fatal(err)
+			}
+			if list := nft(t, ns, "list", "table", "bridge", "tombolo"); strings.Contains(list, "veth") {
+				t.Errorf("left behind:\n%s", list)
+			}
+		})
+	}
 }
 
 func TestGuardIsAddedInOneTransactionWithTheRest(t *testing.T) {
@@ -324,11 +415,14 @@ func TestNumberOfGuardRulesDoesNotDependOnPods(t *testing.T) {
 func TestCommentsOfGuardRulesDiffer(t *testing.T) {
 	t.Parallel()
 	var comments []string
-	for _, r := range guard().rules {
-		if len(r.comment) >= maxComment || slices.Contains(comments, r.comment) {
-			t.Errorf("%q: too long, or twice", r.comment)
+	for _, ch := range []chain{guard(), untrusted()} {
+		comments = comments[:0]
+		for _, r := range ch.rules() {
+			if len(r.comment) >= maxComment || slices.Contains(comments, r.comment) {
+				t.Errorf("%q: too long, or twice", r.comment)
+			}
+			comments = append(comments, r.comment)
 		}
-		comments = append(comments, r.comment)
 	}
 }
 
@@ -363,6 +457,7 @@ func BenchmarkAddGuarded(b *testing.B) {
 func FuzzGuardKeys(f *testing.F) {
 	for _, addresses := range [][]string{{pod4, pod6}, nil} {
 		ep := guardedPod("0123456789a", "veth1", podMAC, addresses...)
+		ep.SLAAC, ep.Untrusted = addresses == nil, addresses == nil
 		for _, el := range ep.guardElements() {
 			f.Add(el.set.name, el.key)
 		}
@@ -372,15 +467,15 @@ func FuzzGuardKeys(f *testing.F) {
 		if el.String() == "" {
 			t.Error("an element without a name")
 		}
-		port, mac, ok := el.guarded()
-		if !ok {
+		var noted Endpoint
+		if !noted.noteGuard(&el) {
 			return
 		}
-		if !strings.HasPrefix(string(key), port) || mac != nil && len(mac) != etherLen {
-			t.Errorf("key %x was understood as %q, %s", key, port, mac)
+		if !strings.HasPrefix(string(key), noted.GuardedPort) || noted.MAC != nil && len(noted.MAC) != etherLen {
+			t.Errorf("key %x was understood as %+v", key, noted)
 		}
 		for _, ep := range collect([]elementState{el}, "podnet") {
-			if ep.GuardedPort != port || len(ep.Addrs) > 0 {
+			if ep.GuardedPort != noted.GuardedPort || ep.SLAAC != noted.SLAAC || ep.Untrusted != noted.Untrusted || len(ep.Addrs) > 0 {
 				t.Errorf("key %x gives %+v", key, ep)
 			}
 		}

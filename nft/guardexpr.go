@@ -20,6 +20,7 @@ const (
 	ip6Source     = 8
 	arpSenderMAC  = 8
 	arpSenderIP   = 14
+	arpTargetIP   = 24
 
 	ip6Len         = 40
 	ndRouterLen    = 8  // of a router solicitation, and where its options start
@@ -28,6 +29,11 @@ const (
 	ndTarget       = ip6Len + 8
 	ndOption       = ip6Len + ndNeighbourLen + 2
 	ndRouterOption = ip6Len + ndRouterLen + 2
+
+	// An address ends in an interface identifier (RFC 4291, section 2.5.1).
+	interfaceIDLen = 8
+	ip6SourceID    = ip6Source + addr6Len - interfaceIDLen
+	ndTargetID     = ndTarget + addr6Len - interfaceIDLen
 )
 
 // What follows are phrases for frames, in the bridge family. Each has the steps that
@@ -55,6 +61,13 @@ func (x expressions) isProtocol(typ uint16) {
 func (x expressions) isL4(protocol byte) {
 	x.meta(unix.NFT_META_L4PROTO, first)
 	x.compare(unix.NFT_CMP_EQ, []byte{protocol})
+}
+
+// isOwnID goes on if an address whose interface identifier is at an offset is one of
+// those that SLAAC may give the port.
+func (x expressions) isOwnID(offset uint32) {
+	x.portAnd(unix.NFT_PAYLOAD_NETWORK_HEADER, offset, interfaceIDLen)
+	x.lookup(guardIDSet)
 }
 
 // isFree leaves the chain if the port's addresses are not known.
@@ -105,6 +118,11 @@ func (x expressions) isUnspecified(typ byte) {
 
 func (x expressions) isICMPv6(from, to byte) {
 	x.isL4(unix.IPPROTO_ICMPV6)
+	x.firstByte(from, to)
+}
+
+// firstByte holds if that behind the IP headers is one of a row.
+func (x expressions) firstByte(from, to byte) {
 	x.payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, 0, 1, first)
 	x.within(from, to)
 }

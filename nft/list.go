@@ -69,11 +69,7 @@ func collect(elements []elementState, network string) []Endpoint {
 
 // note adds what one element tells.
 func (ep *Endpoint) note(el *elementState) {
-	if port, mac, ok := el.guarded(); ok {
-		ep.GuardedPort = port
-		if mac != nil {
-			ep.MAC = mac
-		}
+	if ep.noteGuard(el) {
 		return
 	}
 	if p, ok := el.port(); ok {

@@ -55,7 +55,7 @@ func messageType(msg uint16) uint16 { return unix.NFNL_SUBSYS_NFTABLES<<8 | msg 
 // header appends struct nfgenmsg (include/uapi/linux/netfilter/nfnetlink.h).
 // Messages that begin and end a transaction name a subsystem as their resource.
 func header(e *nl.Encoder, family uint8, resource uint16) {
-	e.Raw(binary.BigEndian.AppendUint16([]byte{family, unix.NFNETLINK_V0}, resource))
+	e.Raw([]byte{family, unix.NFNETLINK_V0, byte(resource >> 8), byte(resource)})
 }
 
 // transaction is a row of changes of which the kernel makes all or none, and which
@@ -174,9 +174,9 @@ func (t *transaction) delSet(p place) {
 	})
 }
 
-// newChain makes a base chain. Its userdata can only be given here: the kernel
-// passes over them when a chain is changed.
-func (t *transaction) newChain(ch *chain) {
+// newChain makes a base chain, for so many rules. Its userdata can only be given
+// here: the kernel passes over them when a chain is changed.
+func (t *transaction) newChain(ch *chain, rules int) {
 	t.add("add", label{"chain", ch.place}, ch.family, unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(e *nl.Encoder) {
 		e.String(unix.NFTA_CHAIN_TABLE, tableName)
 		e.String(unix.NFTA_CHAIN_NAME, ch.name)
@@ -186,7 +186,7 @@ func (t *transaction) newChain(ch *chain) {
 		})
 		e.Uint32BE(unix.NFTA_CHAIN_POLICY, policyAccept)
 		e.String(unix.NFTA_CHAIN_TYPE, ch.kind)
-		e.Bytes(chainUserdata, encodeComment(ch.comment()))
+		e.Bytes(chainUserdata, encodeComment(ch.comment(rules)))
 	})
 }
 

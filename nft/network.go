@@ -31,11 +31,22 @@ type Network struct {
 	// bridges). Without it, answers between pods of the bridge pass by the host: what
 	// one of them sends to another by way of a changed destination is masqueraded.
 	NFCall bool
+	// LAN says that a port of the bridge leads to machines that are in one subnet with
+	// the pods, as where a NIC of the host's is such a port. They answer to each other
+	// and to pods past the host: so what it has changed the destination of, and sends
+	// to one of them, is masqueraded; without NFCall, what it sends to pods is too.
+	//
+	// With NFCall, the bridge itself redirects what is led on to another of its ports,
+	// and never sends back by the one that something came in by: a machine of the LAN
+	// that is led to another machine there reaches nobody, unless the frames that the
+	// LAN sends to the host's MAC are kept from the bridge (as tc's mirred does it, from
+	// the port's ingress to the bridge's).
+	LAN bool
 	// Policy says which pods of other networks, and of this one, may send to the
 	// network's pods.
 	Policy Policy
-	// Guard has what Endpoint.GuardedPort needs. Without it, ports that were guarded
-	// before stay so.
+	// Guard has what Endpoint.GuardedPort, SLAAC and Untrusted need. Without it, ports
+	// that were guarded before stay so.
 	Guard bool
 	// Dedup is for a promiscuous bridge that calls iptables, and for as long as it is
 	// both: see there.

@@ -48,6 +48,7 @@ const (
 	policiesSet = "policies" // those with a policy
 	isolatedSet = "isolated" // those with the policy Isolated
 	bypassSet   = "bypass"   // those whose packets pass the hooks by
+	lansSet     = "lans"     // those with machines on them
 )
 
 func bridgeSets() []set {
@@ -57,17 +58,18 @@ func bridgeSets() []set {
 		{place: inInet(policiesSet), keyType: typeIfname, keyLen: ifnameLen},
 		{place: inInet(isolatedSet), keyType: pair, keyLen: 2 * ifnameLen},
 		{place: inInet(bypassSet), keyType: typeIfname, keyLen: ifnameLen},
+		{place: inInet(lansSet), keyType: typeIfname, keyLen: ifnameLen},
 	}
 }
 
 // addPolicies appends the rules of all policies to the chain forward.
-func (ch *chain) addPolicies() {
-	ch.add("drop what would stay on an isolated bridge", func(x expressions) {
+func (list *rules) addPolicies() {
+	list.add("drop what would stay on an isolated bridge", func(x expressions) {
 		x.bridged()
 		x.lookup(isolatedSet)
 		x.drop()
 	})
-	ch.add("drop what goes from one bridge with a policy to another", func(x expressions) {
+	list.add("drop what goes from one bridge with a policy to another", func(x expressions) {
 		for _, link := range []uint32{unix.NFT_META_IIFNAME, unix.NFT_META_OIFNAME} {
 			x.meta(link, first)
 			x.lookup(policiesSet)
@@ -107,6 +109,9 @@ func (n *Network) bridgeElements() []element {
 	if !n.NFCall {
 		list = append(list, element{set: inInet(bypassSet), key: name})
 	}
+	if n.LAN {
+		list = append(list, element{set: inInet(lansSet), key: name})
+	}
 	return list
 }
 
@@ -118,6 +123,9 @@ func (n *Network) bridgeComment() string {
 	comment := networkComment(networkKey(n.Name)) + "," + n.Policy.String()
 	if n.NFCall {
 		comment += ",nf"
+	}
+	if n.LAN {
+		comment += ",lan"
 	}
 	return comment
 }

@@ -69,22 +69,24 @@ func portChains() []chain {
 // like any other: what listens there, and what trusts callers from there, is then
 // within the pods' reach. So this comes first, and is always there.
 func loopback() chain {
-	ch := chain{
+	return chain{
 		place: inInet(loopbackChain), kind: "filter", hook: unix.NF_INET_PRE_ROUTING, priority: priorityRaw,
-		settings: sharedSettings,
+		settings: sharedSettings, write: (*rules).addLoopback,
 	}
+}
+
+func (list *rules) addLoopback() {
 	ip, local := families()[0], loopbackPrefix()
-	ch.add("others must not reach what is local to the host", func(x expressions) {
+	list.add("others must not reach what is local to the host", func(x expressions) {
 		x.isLink(unix.NFT_META_IIFNAME, unix.NFT_CMP_NEQ, loopbackLink)
 		x.isTo(ip, local)
 		x.drop()
 	})
-	ch.add("nor pass for it", func(x expressions) {
+	list.add("nor pass for it", func(x expressions) {
 		x.isLink(unix.NFT_META_IIFNAME, unix.NFT_CMP_NEQ, loopbackLink)
 		x.isFrom(ip, local)
 		x.drop()
 	})
-	return ch
 }
 
 func loopbackPrefix() netip.Prefix { return netip.PrefixFrom(netip.AddrFrom4([4]byte{127}), 8) }
@@ -95,8 +97,14 @@ const sharedSettings = "shared"
 // publish is the chain that leads callers to pods, once for those who come from
 // elsewhere and once for the host itself.
 func publish(name string, hook uint32) chain {
-	ch := chain{place: inInet(name), kind: "nat", hook: hook, priority: priorityDestinationNAT, settings: sharedSettings}
-	ch.add("only what is sent to the host", func(x expressions) {
+	return chain{
+		place: inInet(name), kind: "nat", hook: hook, priority: priorityDestinationNAT,
+		settings: sharedSettings, write: (*rules).addPublish,
+	}
+}
+
+func (list *rules) addPublish() {
+	list.add("only what is sent to the host", func(x expressions) {
 		x.destinationType()
 		x.compare(unix.NFT_CMP_NEQ, binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL))
 		x.leave()
@@ -108,13 +116,13 @@ func publish(name string, hook uint32) chain {
 		netip.PrefixFrom(netip.IPv6Loopback(), 128),
 		netip.PrefixFrom(netip.AddrFrom16([16]byte{0xfe, 0x80}), 10),
 	} {
-		ch.add("cannot be forwarded: "+p.String(), func(x expressions) {
+		list.add("cannot be forwarded: "+p.String(), func(x expressions) {
 			x.isTo(ip6, p)
 			x.leave()
 		})
 	}
 	for _, f := range families() {
-		ch.add("ports on one address, "+f.name, func(x expressions) {
+		list.add("ports on one address, "+f.name, func(x expressions) {
 			x.is(f)
 			x.payload(unix.NFT_PAYLOAD_NETWORK_HEADER, f.dst, f.addrLen, first)
 			x.hostPort(f.addrLen)
@@ -123,24 +131,26 @@ func publish(name string, hook uint32) chain {
 		})
 	}
 	for _, f := range families() {
-		ch.add("ports on all addresses, "+f.name, func(x expressions) {
+		list.add("ports on all addresses, "+f.name, func(x expressions) {
 			x.is(f)
 			x.hostPort(0)
 			x.lookupData(f.hostPorts)
 			x.dnat(f)
 		})
 	}
-	return ch
 }
 
 // hairpin changes the sources of those connections whose answers would not find
 // back otherwise. All others keep theirs.
 func hairpin() chain {
-	ch := chain{
+	return chain{
 		place: inInet(hairpinChain), kind: "nat", hook: unix.NF_INET_POST_ROUTING, priority: priorityBeforeSourceNAT,
-		settings: sharedSettings,
+		settings: sharedSettings, write: (*rules).addHairpin,
 	}
-	ch.add("the host calls by 127.0.0.1", func(x expressions) {
+}
+
+func (list *rules) addHairpin() {
+	list.add("the host calls by 127.0.0.1", func(x expressions) {
 		x.isRedirected()
 		x.isLink(unix.NFT_META_OIFNAME, unix.NFT_CMP_NEQ, loopbackLink)
 		x.isFrom(families()[0], loopbackPrefix())
@@ -148,7 +158,7 @@ func hairpin() chain {
 	})
 	// Bridged packets have no incoming link here.
 	for _, f := range families() {
-		ch.add("a pod calls itself, "+f.name, func(x expressions) {
+		list.add("a pod calls itself, "+f.name, func(x expressions) {
 			x.isRedirected()
 			x.is(f)
 			x.port(unix.NFT_META_OIFNAME, unix.NFT_PAYLOAD_NETWORK_HEADER, f.src, f.addrLen)
@@ -158,7 +168,7 @@ func hairpin() chain {
 		})
 	}
 	for _, f := range families() {
-		ch.add("the answer is bridged past the host, "+f.name, func(x expressions) {
+		list.add("the answer is bridged past the host, "+f.name, func(x expressions) {
 			x.isRedirected()
 			x.meta(unix.NFT_META_OIFNAME, first)
 			x.lookup(bypassSet)
@@ -168,5 +178,31 @@ func hairpin() chain {
 			x.masquerade()
 		})
 	}
-	return ch
+	list.addLAN()
+}
+
+// addLAN is for what the host leads to somewhere on a LAN, whoever did it and wherever
+// it comes from: that is not asked, since bridged packets have no incoming link here,
+// and a machine's answer to anywhere beyond the LAN goes to the router.
+func (list *rules) addLAN() {
+	for _, f := range families() {
+		list.add("a machine of the LAN answers past the host, "+f.name, func(x expressions) {
+			x.isRedirected()
+			x.meta(unix.NFT_META_OIFNAME, first)
+			x.lookup(lansSet)
+			x.is(f)
+			x.port(unix.NFT_META_OIFNAME, unix.NFT_PAYLOAD_NETWORK_HEADER, f.dst, f.addrLen)
+			x.lookupNone(f.pods)
+			x.masquerade()
+		})
+	}
+	// Pods too, but for where what they send passes the hooks.
+	list.add("a pod on the LAN answers past the host", func(x expressions) {
+		x.isRedirected()
+		for _, set := range []string{lansSet, bypassSet} {
+			x.meta(unix.NFT_META_OIFNAME, first)
+			x.lookup(set)
+		}
+		x.masquerade()
+	})
 }

@@ -23,11 +23,8 @@ func (c *Conn) Remove(ctx context.Context, eps ...Endpoint) error {
 		if err := eps[i].check(); err != nil {
 			return err
 		}
-		ep := eps[i]
-		// What a record says about masquerade may be younger than the elements.
-		ep.Masquerade = true
-		elements = append(elements, ep.elements()...)
-		owners[ep.Owner] = true
+		elements = append(elements, eps[i].traces()...)
+		owners[eps[i].Owner] = true
 	}
 	return c.removeElements(ctx, elements, func(el *elementState) bool {
 		owner, _, ok := el.owner()
@@ -91,7 +88,7 @@ func (c *Conn) removeElements(ctx context.Context, elements []element, match fun
 			return c.commit(t)
 		}))
 	}
-	if slices.ContainsFunc(elements, func(el element) bool { _, ok := el.claim(); return ok }) {
+	if hasClaims(elements) {
 		errs = append(errs, c.sweepClaims(ctx))
 	}
 	return errors.Join(errs...)

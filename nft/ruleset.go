@@ -42,8 +42,8 @@ func isMasqueradeSet(name string) bool {
 
 // ruleset is what there should be: what all networks share, and one network's own.
 type ruleset struct {
+	of     *Network
 	tables []uint8 // by their families
-	sets   []set
 	chains []chain
 	// gone are chains that should not be there.
 	gone []place
@@ -84,8 +84,15 @@ type chain struct {
 	kind     string // "filter" or "nat"
 	hook     uint32 // unix.NF_INET_*
 	priority int32
-	settings string // what its rules depend on, in short
-	rules    []rule
+	settings string       // what its rules depend on, in short
+	write    func(*rules) // makes them
+}
+
+// rules gives the chain's. A look at whether they are there does without: see comment.
+func (ch *chain) rules() []rule {
+	var list rules
+	ch.write(&list)
+	return list
 }
 
 // rule has a comment that says what it is for.
@@ -94,14 +101,25 @@ type rule struct {
 	write   func(expressions)
 }
 
+// rules are those of a chain, in their order.
+type rules []rule
+
+// add appends a rule. The comment is to be one of its chain's own, for Check.
+func (list *rules) add(comment string, write func(expressions)) {
+	*list = append(*list, rule{comment, write})
+}
+
 // rulesVersion is raised with every change of the rules that are made from the
 // same settings; a test knows the rules of each version.
-const rulesVersion = 2
+const rulesVersion = 3
 
-// comment tells a chain of another version, or made with other settings, apart: so
-// one look at it does for all its rules.
-func (ch *chain) comment() string {
-	return "tombolo rules " + strconv.Itoa(rulesVersion) + ", " + ch.settings
+// comment is that of a chain with so many rules. It tells a chain of another version,
+// or made with other settings, apart, and the number one whose rules have been changed
+// since: so one look at the chain does for all its rules, and nobody has to make them
+// for it. What has the right version and settings had the right number, too: a chain
+// and its comment are made once.
+func (ch *chain) comment(rules int) string {
+	return "tombolo rules " + strconv.Itoa(rulesVersion) + ", " + ch.settings + ", " + strconv.Itoa(rules) + " in all"
 }
 
 // nft's numbers of its data types (enum datatypes in its include/datatype.h);
@@ -147,14 +165,11 @@ func (c *Conn) ruleset(n *Network) (*ruleset, error) {
 	}
 	key := networkKey(n.Name)
 	rs := &ruleset{
-		tables: []uint8{unix.NFPROTO_INET}, sets: sharedSets(),
+		of: n, tables: []uint8{unix.NFPROTO_INET},
 		chains:  append([]chain{forward(c.mark), unmark(c.mark)}, portChains()...),
 		network: key, bridge: n.bridgeElements(), bridgeComment: n.bridgeComment(),
 	}
 	if n.Masquerade {
-		rs.sets = append(rs.sets,
-			set{place: inInet(masqueradeSet(true, key)), keyType: typeIPv4, keyLen: addr4Len},
-			set{place: inInet(masqueradeSet(false, key)), keyType: typeIPv6, keyLen: addr6Len})
 		rs.chains = append(rs.chains, masquerade(n, key))
 	} else {
 		// The sets may stay: what is in them belongs to endpoints, not to rules.
@@ -165,43 +180,55 @@ func (c *Conn) ruleset(n *Network) (*ruleset, error) {
 	return rs, nil
 }
 
-// add appends a rule. The comment is to be one of its chain's own, for Check.
-func (ch *chain) add(comment string, write func(expressions)) {
-	ch.rules = append(ch.rules, rule{comment, write})
+// sets are those that the rules look into, and that endpoints have elements in.
+func (rs *ruleset) sets() []set {
+	list := sharedSets()
+	if rs.of.Masquerade {
+		list = append(list,
+			set{place: inInet(masqueradeSet(true, rs.network)), keyType: typeIPv4, keyLen: addr4Len},
+			set{place: inInet(masqueradeSet(false, rs.network)), keyType: typeIPv6, keyLen: addr6Len})
+	}
+	if rs.of.Guard {
+		list = append(list, guardSets()...)
+	}
+	return list
 }
 
 // forward admits nothing by itself: it says with a mark bit what may be admitted,
 // to a rule in whatever chain would drop it otherwise.
 func forward(mark uint32) chain {
+	return chain{
+		place: inInet(forwardChain), kind: "filter", hook: unix.NF_INET_FORWARD, priority: priorityBeforeFilter,
+		settings: markSettings(mark), write: func(list *rules) { list.addForward(mark) },
+	}
+}
+
+func (list *rules) addForward(mark uint32) {
 	const (
 		in, out  = unix.NFT_META_IIFNAME, unix.NFT_META_OIFNAME
 		ip, link = unix.NFT_PAYLOAD_NETWORK_HEADER, unix.NFT_PAYLOAD_LL_HEADER
 		linkDst  = 0 // offsets in the Ethernet header
 		linkSrc  = 6
 	)
-	ch := chain{
-		place: inInet(forwardChain), kind: "filter", hook: unix.NF_INET_FORWARD, priority: priorityBeforeFilter,
-		settings: markSettings(mark),
-	}
 	// A bit that another program set would admit what was never looked at here.
-	ch.add("clear the mark bit", func(x expressions) { x.clearMark(mark) })
-	ch.addPolicies()
+	list.add("clear the mark bit", func(x expressions) { x.clearMark(mark) })
+	list.addPolicies()
 	for _, f := range families() {
-		ch.add("mark what pods send, "+f.name, func(x expressions) {
+		list.add("mark what pods send, "+f.name, func(x expressions) {
 			x.is(f)
 			x.port(in, ip, f.src, f.addrLen)
 			x.lookup(f.pods)
 			x.addMark(mark)
 		})
 	}
-	ch.add("mark what pods without addresses send", func(x expressions) {
+	list.add("mark what pods without addresses send", func(x expressions) {
 		x.isEthernet()
 		x.port(in, link, linkSrc, etherLen)
 		x.lookup(portsSet)
 		x.addMark(mark)
 	})
 	for _, f := range families() {
-		ch.add("mark replies to pods, "+f.name, func(x expressions) {
+		list.add("mark replies to pods, "+f.name, func(x expressions) {
 			x.isReply()
 			x.is(f)
 			x.port(out, ip, f.dst, f.addrLen)
@@ -210,7 +237,7 @@ func forward(mark uint32) chain {
 		})
 	}
 	// Only frames that are bridged through this hook still carry a pod's MAC here.
-	ch.add("mark replies to pods without addresses", func(x expressions) {
+	list.add("mark replies to pods without addresses", func(x expressions) {
 		x.isReply()
 		x.isEthernet()
 		x.port(out, link, linkDst, etherLen)
@@ -220,7 +247,7 @@ func forward(mark uint32) chain {
 	// Connections that reach the same port of a pod by no published one stay under
 	// the rules of whoever drops them.
 	for _, f := range families() {
-		ch.add("mark what goes to published ports, "+f.name, func(x expressions) {
+		list.add("mark what goes to published ports, "+f.name, func(x expressions) {
 			x.isRedirected()
 			x.is(f)
 			x.podPort(f)
@@ -228,22 +255,22 @@ func forward(mark uint32) chain {
 			x.addMark(mark)
 		})
 	}
-	ch.add("mark what stays on a bridge of ours", func(x expressions) {
+	list.add("mark what stays on a bridge of ours", func(x expressions) {
 		x.bridged()
 		x.lookup(bridgesSet)
 		x.addMark(mark)
 	})
-	return ch
 }
 
 // unmark keeps the bit from what comes after the firewall.
 func unmark(mark uint32) chain {
-	ch := chain{
+	return chain{
 		place: inInet(unmarkChain), kind: "filter", hook: unix.NF_INET_POST_ROUTING, priority: priorityLast,
 		settings: markSettings(mark),
+		write: func(list *rules) {
+			list.add("clear the mark bit", func(x expressions) { x.clearMark(mark) })
+		},
 	}
-	ch.add("clear the mark bit", func(x expressions) { x.clearMark(mark) })
-	return ch
 }
 
 func markSettings(mark uint32) string { return "mark 0x" + strconv.FormatUint(uint64(mark), 16) }
@@ -251,29 +278,38 @@ func markSettings(mark uint32) string { return "mark 0x" + strconv.FormatUint(ui
 // masquerade is a base chain of the network's own, so that networks never touch
 // each other's rules.
 func masquerade(n *Network, key string) chain {
-	ch := chain{place: inInet(masqueradePrefix + key), kind: "nat", hook: unix.NF_INET_POST_ROUTING, priority: prioritySourceNAT}
 	settings := fnv.New32a()
 	for _, f := range families() {
-		exempt := n.exempt(f.is4())
-		for _, p := range exempt {
+		for _, p := range n.exempt(f.is4()) {
 			settings.Write(p.AppendTo(nil))
 			settings.Write([]byte{' '})
 		}
+	}
+	return chain{
+		place: inInet(masqueradePrefix + key), kind: "nat", hook: unix.NF_INET_POST_ROUTING, priority: prioritySourceNAT,
+		settings: fmt.Sprintf("prefixes %08x", settings.Sum32()),
+		write:    func(list *rules) { list.addMasquerade(n, key) },
+	}
+}
+
+func (list *rules) addMasquerade(n *Network, key string) {
+	for _, f := range families() {
+		exempt := n.exempt(f.is4())
 		if slices.Contains(exempt, f.all) {
-			ch.add("never masquerade "+f.name, func(x expressions) {
+			list.add("never masquerade "+f.name, func(x expressions) {
 				x.is(f)
 				x.leave()
 			})
 			continue
 		}
-		ch.add("not sent by pods of this network, "+f.name, func(x expressions) {
+		list.add("not sent by pods of this network, "+f.name, func(x expressions) {
 			x.is(f)
 			x.payload(unix.NFT_PAYLOAD_NETWORK_HEADER, f.src, f.addrLen, first)
 			x.lookupNone(masqueradeSet(f.is4(), key))
 			x.leave()
 		})
 		// It was sent to the host, and is elsewhere only by where the port leads.
-		ch.add("pods keep their address towards published ports, "+f.name, func(x expressions) {
+		list.add("pods keep their address towards published ports, "+f.name, func(x expressions) {
 			x.isRedirected()
 			x.is(f)
 			x.podPort(f)
@@ -281,23 +317,21 @@ func masquerade(n *Network, key string) chain {
 			x.leave()
 		})
 		for _, p := range exempt {
-			ch.add("pods keep their address towards "+p.String(), func(x expressions) {
+			list.add("pods keep their address towards "+p.String(), func(x expressions) {
 				x.isTo(f, p)
 				x.leave()
 			})
 		}
-		ch.add("multicast, "+f.name, func(x expressions) {
+		list.add("multicast, "+f.name, func(x expressions) {
 			x.isTo(f, f.multicast)
 			x.leave()
 		})
 		if f.is4() {
-			ch.add("broadcast", func(x expressions) {
+			list.add("broadcast", func(x expressions) {
 				x.isTo(f, netip.PrefixFrom(netip.AddrFrom4([4]byte{255, 255, 255, 255}), 32))
 				x.leave()
 			})
 		}
 	}
-	ch.add("masquerade what pods send to elsewhere", expressions.masquerade)
-	ch.settings = fmt.Sprintf("prefixes %08x", settings.Sum32())
-	return ch
+	list.add("masquerade what pods send to elsewhere", expressions.masquerade)
 }

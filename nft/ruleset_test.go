@@ -64,6 +64,12 @@ var rulesets = []struct {
 		guardedPod("00000000002", "veth2", otherMAC, other4),
 		guardedPod("00000000003", "veth3", "02:00:00:00:00:07"),
 	}},
+	{name: "lan", networks: []Network{
+		{Name: "podnet", Bridge: "br0", NFCall: true, LAN: true, Guard: true}, {Name: "other", Bridge: "br1", LAN: true},
+	}, eps: []Endpoint{
+		lanPod("00000000001", "veth1", podMAC, pod4, pod6),
+		lanPod("00000000002", "veth2", otherMAC),
+	}},
 	{name: "dedup", networks: []Network{dedupNet(dedups()...), {Name: "other", Dedup: []Dedup{
 		{mustMAC("02:00:00:00:00:02"), nstest.Addr("10.23.0.5"), nstest.Prefix("10.23.3.4/19")},
 		{mustMAC("02:00:00:00:00:02"), nstest.Addr("fe80::1"), nstest.Prefix("fd00:23::7/61")},
@@ -139,7 +145,7 @@ func TestNumberOfRulesDoesNotDependOnPods(t *testing.T) {
 		return counts
 	}
 	want := count()
-	if want["rule"] == 0 || want["set"] != 14 || want["map"] != 4 || want["chain"] != 7 {
+	if want["rule"] == 0 || want["set"] != 15 || want["map"] != 4 || want["chain"] != 7 {
 		t.Fatalf("at no pods: %v", want)
 	}
 	for i := range 500 {
@@ -164,7 +170,7 @@ func TestNumberOfRulesDoesNotDependOnPods(t *testing.T) {
 // A chain whose rules changed without its comment would be taken for right.
 func TestRulesVersionIsRaisedWithTheRules(t *testing.T) {
 	t.Parallel()
-	known := map[int]uint32{1: 0x5c90372e, 2: 0x26888ca2}
+	known := map[int]uint32{1: 0x5c90372e, 2: 0x26888ca2, 3: 0x913a2dfe}
 	sum := fnv.New32a()
 	c := on(nil, 0)
 	for _, n := range []Network{podnet(), {
@@ -175,7 +181,7 @@ func TestRulesVersionIsRaisedWithTheRules(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, ch := range rs.chains {
-			for _, r := range ch.rules {
+			for _, r := range ch.rules() {
 				sum.Write([]byte(r.comment))
 				sum.Write(nltest.Encode(func(e *nl.Encoder) { r.write(expressions{e}) }))
 			}
@@ -202,7 +208,7 @@ func TestSettingsOfChainsTellNetworksApart(t *testing.T) {
 	}
 	comment := func(n Network) string {
 		ch := masquerade(&n, n.Name)
-		return ch.comment()
+		return ch.comment(1)
 	}
 	for _, n := range same {
 		if got := comment(n); got != comment(same[0]) {

@@ -84,7 +84,7 @@ func (c *Conn) read(rs *ruleset) (*state, error) {
 	st.generation, st.sets, st.rules = generation, map[place]setState{}, map[place][]string{}
 	var b nl.Batch
 	st.getOutline(&b, rs)
-	for _, s := range rs.sets {
+	for _, s := range rs.sets() {
 		getSet(&b, s.place, func(data []byte) error {
 			_, have, err := decodeSet(data)
 			st.sets[s.place] = have
@@ -171,11 +171,10 @@ func (st *state) hasChain(p place) bool {
 }
 
 // matches says that a chain is hooked in where it should be, was made with these
-// rules, and has as many. A flush, a rule that someone added, or one that was deleted
-// shows in the number.
+// rules, and has as many as then. A flush, a rule that someone added, or one that was
+// deleted shows in the number.
 func (ch *chain) matches(have chainState) bool {
-	return ch.sameHook(have) && have.policy == policyAccept &&
-		have.comment == ch.comment() && int(have.uses) == len(ch.rules)
+	return ch.sameHook(have) && have.policy == policyAccept && have.comment == ch.comment(int(have.uses))
 }
 
 func (ch *chain) sameHook(have chainState) bool {
@@ -184,7 +183,7 @@ func (ch *chain) sameHook(have chainState) bool {
 
 // hasRules says that a chain's rules are those that it should have.
 func (st *state) hasRules(ch *chain) bool {
-	return slices.EqualFunc(st.rules[ch.place], ch.rules, func(comment string, want rule) bool { return comment == want.comment })
+	return slices.EqualFunc(st.rules[ch.place], ch.rules(), func(comment string, want rule) bool { return comment == want.comment })
 }
 
 // matches says that a set holds what it should, as plain elements that stay.

@@ -1,0 +1,249 @@
+package nft
+
+import "golang.org/x/sys/unix"
+
+const (
+	// The bridge's hooks have the numbers of the others' (uapi linux/netfilter_bridge.h).
+	bridgePreRouting = unix.NF_INET_PRE_ROUTING
+	// Before other tables, and before bridged packets are shown to iptables.
+	priorityGuard = -300
+)
+
+// guard lets pass what a port may send, and drops the rest: but for the first rule,
+// what is not said to be right is wrong. What is right leaves the chain for those of
+// other tables, and for the guards of ours that may come behind it.
+func guard() chain {
+	return chain{
+		place: inBridge(guardChain), kind: "filter", hook: bridgePreRouting, priority: priorityGuard,
+		settings: "spoof guard", write: (*rules).addGuard,
+	}
+}
+
+func (list *rules) addGuard() {
+	list.add("ports that are not guarded", func(x expressions) {
+		x.meta(unix.NFT_META_IIFNAME, first)
+		x.lookupNone(guardedSet)
+		x.leave()
+	})
+	list.add("from another's MAC", func(x expressions) {
+		x.portAnd(unix.NFT_PAYLOAD_LL_HEADER, etherSource, etherLen)
+		x.lookupNone(guardMACSet)
+		x.drop()
+	})
+	// Others may take the tag off and look at what is behind it; the rules below would
+	// see IP through it, and ARP not at all.
+	list.add("VLAN tags", func(x expressions) { x.isEtherType(unix.ETH_P_8021Q); x.drop() })
+	list.add("outer VLAN tags", func(x expressions) { x.isEtherType(unix.ETH_P_8021AD); x.drop() })
+	list.guardIPv4()
+	// Most of IPv6, with nothing in between: the rest takes the long way.
+	list.add("TCP and UDP from its own IPv6 address", func(x expressions) {
+		x.isProtocol(unix.ETH_P_IPV6)
+		x.payload(unix.NFT_PAYLOAD_NETWORK_HEADER, ip6NextHeader, 1, first)
+		x.within(unix.IPPROTO_TCP, unix.IPPROTO_UDP) // and others, none of them a header of IPv6's own
+		x.portAnd(unix.NFT_PAYLOAD_NETWORK_HEADER, ip6Source, addr6Len)
+		x.lookup(guard6Set)
+		x.leave()
+	})
+	list.add("TCP and UDP from an IPv6 address made of its MAC", func(x expressions) {
+		x.isProtocol(unix.ETH_P_IPV6)
+		x.payload(unix.NFT_PAYLOAD_NETWORK_HEADER, ip6NextHeader, 1, first)
+		x.within(unix.IPPROTO_TCP, unix.IPPROTO_UDP)
+		x.isOwnID(ip6SourceID)
+		x.leave()
+	})
+	list.guardARP()
+	list.guardDiscovery()
+	list.guardIPv6()
+	// Bridging protocols among them, which would reach the LAN's switches.
+	list.add("all else", expressions.drop)
+}
+
+func (list *rules) guardIPv4() {
+	list.add("IPv4 from its own address", func(x expressions) {
+		x.isProtocol(unix.ETH_P_IP)
+		x.portAnd(unix.NFT_PAYLOAD_NETWORK_HEADER, ip4Source, addr4Len)
+		x.lookup(guard4Set)
+		x.leave()
+	})
+	// Of a DHCP client that has no address yet. It reaches a server that may as well
+	// refuse it, and says nothing of anyone's address.
+	list.add("DHCP before there is an address", func(x expressions) {
+		x.isProtocol(unix.ETH_P_IP)
+		x.payload(unix.NFT_PAYLOAD_NETWORK_HEADER, ip4Source, addr4Len, first)
+		x.compare(unix.NFT_CMP_EQ, make([]byte, addr4Len))
+		x.isL4(unix.IPPROTO_UDP)
+		x.payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, 0, 4, first)
+		x.compare(unix.NFT_CMP_EQ, []byte{0, 68, 0, 67}) // source and destination port
+		x.leave()
+	})
+	list.add("IPv4 from any address, where none is known", func(x expressions) {
+		x.isEtherType(unix.ETH_P_IP)
+		x.isFree()
+	})
+}
+
+func (list *rules) guardARP() {
+	list.add("ARP of another's MAC", func(x expressions) {
+		x.isEtherType(unix.ETH_P_ARP)
+		x.portAnd(unix.NFT_PAYLOAD_NETWORK_HEADER, arpSenderMAC, etherLen)
+		x.lookupNone(guardMACSet)
+		x.drop()
+	})
+	list.add("ARP of its own address", func(x expressions) {
+		x.isEtherType(unix.ETH_P_ARP)
+		x.isARPForm()
+		x.portAnd(unix.NFT_PAYLOAD_NETWORK_HEADER, arpSenderIP, addr4Len)
+		x.lookup(guard4Set)
+		x.leave()
+	})
+	// RFC 5227: whether anyone has the address. Nobody learns anything by it.
+	list.add("ARP probes", func(x expressions) {
+		x.isEtherType(unix.ETH_P_ARP)
+		x.isARPProbe()
+		x.leave()
+	})
+	list.add("ARP of any address, where none is known", func(x expressions) {
+		x.isEtherType(unix.ETH_P_ARP)
+		x.isARPForm()
+		x.isFree()
+	})
+}
+
+// ICMPv6 types (RFC 4861, RFC 2710, RFC 3810).
+const (
+	listenerReport    = 131
+	listenerDone      = 132
+	routerSolicit     = 133
+	routerAdvert      = 134
+	neighbourSolicit  = 135
+	neighbourAdvert   = 136
+	redirectMessage   = 137
+	listenerReportTwo = 143
+)
+
+// guardDiscovery is for neighbour discovery (RFC 4861): who it is of, and which MAC
+// its options give.
+func (list *rules) guardDiscovery() {
+	// The first fragment could end before anything shows of what it is.
+	for _, headers := range []struct {
+		name        string
+		first, last byte
+	}{
+		{"hop-by-hop options", unix.IPPROTO_HOPOPTS, unix.IPPROTO_HOPOPTS},
+		{"routing and fragment headers", unix.IPPROTO_ROUTING, unix.IPPROTO_FRAGMENT},
+		{"destination options", unix.IPPROTO_DSTOPTS, unix.IPPROTO_DSTOPTS},
+	} {
+		list.add("fragments of "+headers.name, func(x expressions) {
+			x.isEtherType(unix.ETH_P_IPV6)
+			x.fragment(0, 1)
+			x.within(headers.first, headers.last)
+			x.drop()
+		})
+	}
+	// The kernel would take what they start with for a header.
+	list.add("later fragments from its own IPv6 address", func(x expressions) {
+		x.isLaterFragment()
+		x.portAnd(unix.NFT_PAYLOAD_NETWORK_HEADER, ip6Source, addr6Len)
+		x.lookup(guard6Set)
+		x.leave()
+	})
+	list.add("later fragments from an IPv6 address made of its MAC", func(x expressions) {
+		x.isLaterFragment()
+		x.isOwnID(ip6SourceID)
+		x.leave()
+	})
+	list.add("later fragments, where no address is known", func(x expressions) {
+		x.isLaterFragment()
+		x.isFree()
+	})
+	// RFC 6980, and more: the rules below look at fixed places.
+	list.add("neighbour discovery behind extension headers", func(x expressions) {
+		x.isDiscovery(routerSolicit, redirectMessage)
+		x.payload(unix.NFT_PAYLOAD_NETWORK_HEADER, ip6NextHeader, 1, first)
+		x.compare(unix.NFT_CMP_NEQ, []byte{unix.IPPROTO_ICMPV6})
+		x.drop()
+	})
+	list.add("whether its own IPv6 address is taken", func(x expressions) {
+		x.isUnspecified(neighbourSolicit)
+		x.portAnd(unix.NFT_PAYLOAD_NETWORK_HEADER, ndTarget, addr6Len)
+		x.lookup(guardNDSet)
+		x.leave()
+	})
+	list.add("whether an IPv6 address made of its MAC is taken", func(x expressions) {
+		x.isUnspecified(neighbourSolicit)
+		x.isOwnID(ndTargetID)
+		x.leave()
+	})
+	list.add("whether an IPv6 address is taken, where none is known", func(x expressions) {
+		x.isUnspecified(neighbourSolicit)
+		x.isFree()
+	})
+	list.add("more than one option, neighbours", func(x expressions) {
+		x.isDiscovery(neighbourSolicit, neighbourAdvert)
+		x.longer(unix.NFT_CMP_GT, ndNeighbourLen+ndOptionLen)
+		x.drop()
+	})
+	list.add("options with another's MAC, neighbours", func(x expressions) {
+		x.isDiscovery(neighbourSolicit, neighbourAdvert)
+		x.longer(unix.NFT_CMP_NEQ, ndNeighbourLen)
+		x.portAnd(unix.NFT_PAYLOAD_NETWORK_HEADER, ndOption, etherLen)
+		x.lookupNone(guardLinkSet)
+		x.drop()
+	})
+	list.add("more than one option, router solicitations", func(x expressions) {
+		x.isDiscovery(routerSolicit, routerSolicit)
+		x.longer(unix.NFT_CMP_GT, ndRouterLen+ndOptionLen)
+		x.drop()
+	})
+	list.add("options with another's MAC, router solicitations", func(x expressions) {
+		x.isDiscovery(routerSolicit, routerSolicit)
+		x.longer(unix.NFT_CMP_NEQ, ndRouterLen)
+		x.portAnd(unix.NFT_PAYLOAD_NETWORK_HEADER, ndRouterOption, etherLen)
+		x.lookupNone(guardLinkSet)
+		x.drop()
+	})
+}
+
+func (list *rules) guardIPv6() {
+	list.add("IPv6 from any address, where none is known", func(x expressions) {
+		x.isEtherType(unix.ETH_P_IPV6)
+		x.isFree()
+	})
+	// Who may send from its own addresses alone can be nobody's router.
+	list.add("router advertisements", func(x expressions) { x.isDiscovery(routerAdvert, routerAdvert); x.drop() })
+	list.add("redirects", func(x expressions) { x.isDiscovery(redirectMessage, redirectMessage); x.drop() })
+	list.add("advertisements of another's IPv6 address", func(x expressions) {
+		x.isDiscovery(neighbourAdvert, neighbourAdvert)
+		x.portAnd(unix.NFT_PAYLOAD_NETWORK_HEADER, ndTarget, addr6Len)
+		x.lookupNone(guardNDSet)
+		x.portAnd(unix.NFT_PAYLOAD_NETWORK_HEADER, ndTargetID, interfaceIDLen)
+		x.lookupNone(guardIDSet)
+		x.drop()
+	})
+	list.add("IPv6 from its own address", func(x expressions) {
+		x.isProtocol(unix.ETH_P_IPV6)
+		x.portAnd(unix.NFT_PAYLOAD_NETWORK_HEADER, ip6Source, addr6Len)
+		x.lookup(guard6Set)
+		x.leave()
+	})
+	list.add("IPv6 from an address made of its MAC", func(x expressions) {
+		x.isProtocol(unix.ETH_P_IPV6)
+		x.isOwnID(ip6SourceID)
+		x.leave()
+	})
+	// What a host says before it has an address that it can use (RFC 4861, RFC 3590).
+	for _, kind := range []struct {
+		name string
+		typ  byte
+	}{
+		{"router solicitations", routerSolicit},
+		{"multicast listener reports", listenerReportTwo},
+		{"multicast listener reports of version 1", listenerReport},
+		{"multicast listeners' leave", listenerDone},
+	} {
+		list.add(kind.name+" before there is an address", func(x expressions) {
+			x.isUnspecified(kind.typ)
+			x.leave()
+		})
+	}
+}

@@ -1,0 +1,253 @@
+package nft
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
+)
+
+func TestMoveChangesWhatDiffers(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	at := func(ep Endpoint, ports ...Port) Endpoint {
+		ep.Ports = ports
+		return ep
+	}
+	any8080, one8080 := tcpPort("", 8080), tcpPort("192.0.2.1", 8080)
+	for _, tc := range []struct {
+		name     string
+		old, new Endpoint
+	}{
+		{"nothing", guardedPod("0000000000a", "veth1", podMAC, pod4, pod6), guardedPod("0000000000a", "veth1", podMAC, pod4, pod6)},
+		{"the first addresses", guardedPod("0000000000a", "veth1", podMAC), guardedPod("0000000000a", "veth1", podMAC, pod4, pod6)},
+		{"no addresses any more", guardedPod("0000000000a", "veth1", podMAC, pod4, pod6), guardedPod("0000000000a", "veth1", podMAC)},
+		{"one address", guardedPod("0000000000a", "veth1", podMAC, pod4, pod6), guardedPod("0000000000a", "veth1", podMAC, "10.22.0.9", pod6)},
+		{"the first lease", lanPod("0000000000a", "veth1", podMAC), lanPod("0000000000a", "veth1", podMAC, pod4)},
+		{"a port, and what it leads to", at(pod("0000000000a", pod4), any8080), at(pod("0000000000a", "10.22.0.9"), any8080)},
+		{"a port on one address, and what it leads to", at(pod("0000000000a", pod4, pod6), one8080), at(pod("0000000000a", "10.22.0.9", pod6), one8080)},
+		{"a port from all addresses to one", at(pod("0000000000a", pod4), any8080), at(pod("0000000000a", pod4), one8080)},
+		{"a port from one address to all", at(pod("0000000000a", pod4), one8080), at(pod("0000000000a", pod4), any8080)},
+		{"another bridge, another MAC", guardedPod("0000000000a", "veth1", podMAC, pod4), guardedPod("0000000000a", "veth9", otherMAC, pod4)},
+		{"no guard", guardedPod("0000000000a", "veth1", podMAC, pod4), pod("0000000000a", pod4)},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			want, ns := dialNew(t)
+			mustEnsure(t, want, guardNet())
+			bystander := at(guardedPod("0000000000b", "veth2", "02:00:00:00:00:08", "10.22.0.8"), tcpPort("192.0.2.7", 9999))
+			mustAdd(t, want, bystander, tc.new)
+			wanted := normal(nft(t, ns, "list", "ruleset"))
+
+			c, ns := dialNew(t)
+			mustEnsure(t, c, guardNet())
+			mustAdd(t, c, bystander, tc.old)
+			for range 2 { // the second time there is nothing to do
+				if err := c.Move(ctx, tc.old, tc.new); err != nil {
+					t.Fatal(err)
+				}
+				if got := normal(nft(t, ns, "list", "ruleset")); got != wanted {
+					t.Errorf("after the move:\n%s\nwant:\n%s", got, wanted)
+				}
+			}
+			// What was never there does not have to be.
+			if err := c.Remove(ctx, tc.new); err != nil {
+				t.Fatal(err)
+			}
+			if err := c.Move(ctx, tc.old, tc.new); err != nil {
+				t.Fatal(err)
+			}
+			if got := normal(nft(t, ns, "list", "ruleset")); got != wanted {
+				t.Errorf("with nothing there before:\n%s\nwant:\n%s", got, wanted)
+			}
+		})
+	}
+}
+
+// What others have is taken over where the new endpoint needs it, and left where only
+// the old one did.
+func TestMoveTakesOverAndLeavesOthersAlone(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	c, _ := dialNew(t)
+	mustEnsure(t, c, podnet())
+	a, b := pod("0000000000a", "10.22.0.5"), pod("0000000000b", "10.22.0.6")
+	b.Ports = []Port{tcpPort("192.0.2.1", 8080)}
+	mustAdd(t, c, a, b)
+	moved := pod("0000000000a", "10.22.0.6")
+	moved.Ports = []Port{tcpPort("", 8080)}
+	if err := c.Move(ctx, a, moved); err != nil {
+		t.Fatal(err)
+	}
+	wantEndpoints(t, c, moved)
+	if err := c.Move(ctx, b, pod("0000000000b", "10.22.0.5")); err != nil {
+		t.Fatal(err)
+	}
+	wantEndpoints(t, c, moved, pod("0000000000b", "10.22.0.5"))
+}
+
+func TestMoveIsRefused(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	c, ns := dialNew(t)
+	a := pod("0000000000a", pod4)
+	if err := c.Move(ctx, a, pod("0000000000a", other4)); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "not (or no longer) set up") {
+		t.Errorf("without a table: %v", err)
+	}
+	mustEnsure(t, c, podnet())
+	mustAdd(t, c, a)
+	before := nft(t, ns, "list", "ruleset")
+	elsewhere := pod("0000000000a", other4)
+	elsewhere.Network = "other"
+	for name, ep := range map[string]Endpoint{
+		"another owner": pod("0000000000b", other4), "another network": elsewhere, "no owner": pod("", other4), "no address": pod("0000000000a"),
+	} {
+		if err := c.Move(ctx, a, ep); !errors.Is(err, ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := c.Move(ctx, ep, a); !errors.Is(err, ErrInvalid) {
+			t.Errorf("from %s: %v", name, err)
+		}
+	}
+	if err := c.Move(ctx, a, guardedPod("0000000000a", "veth1", podMAC, other4)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("to a guard that is not there: %v", err)
+	}
+	if after := nft(t, ns, "list", "ruleset"); after != before {
+		t.Errorf("something has changed:\n%s", after)
+	}
+}
+
+// Somebody else's change in between makes the kernel refuse the transaction.
+func TestMoveIsTriedAgainWhenOvertaken(t *testing.T) {
+	t.Parallel()
+	setUp, ns := dialNew(t)
+	mustEnsure(t, setUp, podnet())
+	mustAdd(t, setUp, pod("0000000000a", pod4))
+	c := dialFaulty(t, ns, &nltest.Fault{Type: messageType(unix.NFT_MSG_DELSETELEM), Times: 1, Errno: unix.ERESTART})
+	if err := c.Move(context.Background(), pod("0000000000a", pod4), pod("0000000000a", other4)); err != nil {
+		t.Fatal(err)
+	}
+	wantEndpoints(t, setUp, pod("0000000000a", other4))
+}
+
+// A pod that gets its lease, and loses it, sends all the while: what it may send before
+// and after always comes through, and what it may send neither before nor after never
+// does. (All on one processor: of a frame that is on another just then, one rule may
+// have seen the old and the next one sees the new.)
+func TestMoveLeavesNoGap(t *testing.T) {
+	t.Parallel()
+	s := newGuardSite(t)
+	ctx := context.Background()
+	waiting, leased := s.untrusted(), s.untrusted(pod4, pod6)
+	free, known := s.guarded(), s.guarded(pod4, pod6)
+	arp := func(src, dst string) []byte {
+		return ether(broadcastMAC, podMAC, unix.ETH_P_ARP, arpMessage(1, podMAC, src, dst))
+	}
+	ipv4 := ether(otherMAC, podMAC, unix.ETH_P_IP, packet4(pod4, other4, 0, 17, datagram(1024, 9)))
+	foreign := ether(otherMAC, podMAC, unix.ETH_P_IP, packet4(bridge4, other4, 0, 17, datagram(1024, 9)))
+	for _, tc := range []struct {
+		name         string
+		old, new     Endpoint
+		always, none []byte
+	}{
+		{"a lease", waiting, leased, arp("0.0.0.0", pod4), arp(bridge4, bridge4)},
+		{"addresses", free, known, ipv4, ether(otherMAC, foreignMAC, unix.ETH_P_IP, packet4(pod4, other4, 0, 17, datagram(1024, 9)))},
+		{"one address", s.untrusted(pod4), s.untrusted(pod4, "10.22.0.9"), ipv4, foreign},
+	} {
+		mustAdd(t, s.c, tc.old)
+		mover := dial(t, s.host)
+		stop := make(chan struct{})
+		var moves int
+		var movers sync.WaitGroup
+		movers.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				for _, m := range [][2]Endpoint{{tc.old, tc.new}, {tc.new, tc.old}} {
+					if err := onOneCPU(func() error { return mover.Move(ctx, m[0], m[1]) }); err != nil {
+						t.Errorf("%s: %v", tc.name, err)
+						return
+					}
+				}
+				moves++
+			}
+		})
+		lost, open := 0, 0
+		for range 500 {
+			if !s.arrives(tc.always) {
+				lost++
+			}
+			if s.arrives(tc.none) {
+				open++
+			}
+		}
+		close(stop)
+		movers.Wait()
+		if lost+open > 0 || moves == 0 {
+			t.Errorf("%s: of 500 frames, %d were lost, and %d of another's came through, with %d moves and back", tc.name, lost, open, moves)
+		}
+		if err := s.c.Remove(ctx, tc.old); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A published port leads somewhere at every moment.
+func TestMoveKeepsPortsPublished(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	c, ns := dialNew(t)
+	mustEnsure(t, c, podnet())
+	old, new := pod("0000000000a", pod4, pod6), pod("0000000000a", "10.22.0.9", "fd00:22::9")
+	old.Ports = []Port{tcpPort("", 8080), tcpPort("192.0.2.1", 8081)}
+	new.Ports = old.Ports
+	mustAdd(t, c, old)
+	var ports []element
+	for _, el := range old.portElements() {
+		if _, ok := el.port(); ok {
+			ports = append(ports, el)
+		}
+	}
+	mover := dial(t, ns)
+	done := make(chan error, 1)
+	go func() {
+		for range 200 {
+			for _, m := range [][2]Endpoint{{old, new}, {new, old}} {
+				if err := mover.Move(ctx, m[0], m[1]); err != nil {
+					done <- err
+					return
+				}
+			}
+		}
+		done <- nil
+	}()
+	for looks := 0; ; looks++ {
+		have, err := c.lookup(ports)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, el := range have {
+			if el == nil {
+				t.Fatalf("at look %d, %s leads nowhere", looks, ports[i])
+			}
+		}
+		select {
+		case err := <-done:
+			if err != nil || looks == 0 {
+				t.Errorf("%d looks, %v", looks, err)
+			}
+			wantEndpoints(t, c, old)
+			return
+		default:
+		}
+	}
+}

@@ -1,0 +1,210 @@
+package nft
+
+import (
+	"golang.org/x/sys/unix"
+)
+
+// The chain untrusted stands behind the guard, and is for those of its ports behind
+// which no server or router is to be. What comes here is said by the port's own MAC and
+// addresses: so here it is about what is said, and what is not said to be wrong is
+// right.
+const untrustedChain = "untrusted"
+
+// priorityUntrusted is right behind the guard's.
+const priorityUntrusted = priorityGuard + 1
+
+func untrusted() chain {
+	return chain{
+		place: inBridge(untrustedChain), kind: "filter", hook: bridgePreRouting, priority: priorityUntrusted,
+		settings: "hosts only", write: (*rules).addUntrusted,
+	}
+}
+
+func (list *rules) addUntrusted() {
+	list.add("ports that are not of hosts only", func(x expressions) {
+		x.meta(unix.NFT_META_IIFNAME, first)
+		x.lookupNone(guardUntrustedSet)
+		x.leave()
+	})
+	// Most of all packets, which the rest is not about.
+	list.add("TCP", func(x expressions) { x.isL4(unix.IPPROTO_TCP); x.leave() })
+	list.addDHCP()
+	list.add("other UDP", func(x expressions) { x.isL4(unix.IPPROTO_UDP); x.leave() })
+	list.addARPProbes()
+	list.addRouters()
+	// The protocol is known of all that a host can read. (255 is nobody's: RFC 5237.)
+	list.add("other protocols", func(x expressions) {
+		x.meta(unix.NFT_META_L4PROTO, first)
+		x.compare(unix.NFT_CMP_NEQ, []byte{unix.IPPROTO_RAW})
+		x.leave()
+	})
+	list.add("other ARP", func(x expressions) { x.isEtherType(unix.ETH_P_ARP); x.leave() })
+	list.add("what cannot be read", expressions.drop)
+}
+
+// Ports of DHCP (RFC 2131, section 4.1) and DHCPv6 (RFC 8415, section 7.2).
+const (
+	dhcpServer   = 67
+	dhcpClient   = 68
+	dhcp6Client  = 546
+	dhcp6Server  = 547
+	udpSource    = 0 // offsets in the UDP header
+	udpTarget    = 2
+	udpLen       = 8
+	dhcpHardware = udpLen + 28 // chaddr
+)
+
+// addDHCP is for DHCP servers, and for what might fool one. A server may send from any
+// port, and to a relay as well as to a client; a fragment that starts with the ports
+// may end behind them, and later ones show nothing.
+func (list *rules) addDHCP() {
+	for _, port := range []struct {
+		comment string
+		offset  uint32
+		number  uint16
+	}{
+		{"from a DHCP server's port", udpSource, dhcpServer},
+		{"to a DHCP client's port", udpTarget, dhcpClient},
+		{"from a DHCPv6 server's port", udpSource, dhcp6Server},
+		{"to a DHCPv6 client's port", udpTarget, dhcp6Client},
+	} {
+		list.add(port.comment, func(x expressions) {
+			x.isUDP(port.offset, port.number)
+			x.drop()
+		})
+	}
+	list.add("DHCP in fragments", func(x expressions) {
+		x.isMore()
+		x.isUDP(udpTarget, dhcpServer)
+		x.drop()
+	})
+	// Others are for relays. A longer hardware address would be another client.
+	list.add("DHCP but for requests by Ethernet", func(x expressions) {
+		x.isUDP(udpTarget, dhcpServer)
+		x.payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, udpLen, 3, first)
+		x.compare(unix.NFT_CMP_NEQ, []byte{1, unix.ARPHRD_ETHER, etherLen}) // op, htype, hlen
+		x.drop()
+	})
+	list.add("DHCP requests for another's MAC", func(x expressions) {
+		x.isUDP(udpTarget, dhcpServer)
+		x.portAnd(unix.NFT_PAYLOAD_TRANSPORT_HEADER, dhcpHardware, etherLen)
+		x.lookupNone(guardLinkSet)
+		x.drop()
+	})
+	list.add("DHCPv6 in fragments", func(x expressions) {
+		x.isEtherType(unix.ETH_P_IPV6)
+		x.fragment(0, 1)
+		x.compare(unix.NFT_CMP_EQ, []byte{unix.IPPROTO_UDP})
+		x.isUDP(udpTarget, dhcp6Server)
+		x.drop()
+	})
+	list.add("DHCPv6 of relays, and to them", func(x expressions) {
+		const informationRequest = 11 // the last that clients send (RFC 8415, section 7.3)
+		x.isUDP(udpTarget, dhcp6Server)
+		x.payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, udpLen, 1, first)
+		x.compare(unix.NFT_CMP_GT, []byte{informationRequest})
+		x.drop()
+	})
+}
+
+// addARPProbes lets a host that has an address ask for its own alone. Who asks for
+// another's, as that one does, has it believe in a conflict (RFC 5227, section 2.1.1).
+func (list *rules) addARPProbes() {
+	list.add("ARP probes for another's address", func(x expressions) {
+		x.isEtherType(unix.ETH_P_ARP)
+		x.payload(unix.NFT_PAYLOAD_NETWORK_HEADER, arpSenderIP, addr4Len, first)
+		x.compare(unix.NFT_CMP_EQ, make([]byte, addr4Len))
+		x.meta(unix.NFT_META_IIFNAME, first)
+		x.lookupNone(guardLeasingSet)
+		x.portAnd(unix.NFT_PAYLOAD_NETWORK_HEADER, arpTargetIP, addr4Len)
+		x.lookupNone(guard4Set)
+		x.drop()
+	})
+}
+
+// ICMP types of routers (RFC 792, RFC 1256).
+const (
+	icmpRedirect     = 5
+	icmpRouterAdvert = 9
+)
+
+// addRouters is for what routers say. Switches that look for listeners send all of
+// multicast to whoever queries, or advertises himself, and forget the listeners when
+// he stops.
+func (list *rules) addRouters() {
+	for _, icmp := range []struct {
+		comment string
+		typ     byte
+	}{
+		{"ICMP redirects", icmpRedirect},
+		{"ICMP router advertisements", icmpRouterAdvert},
+	} {
+		list.add(icmp.comment, func(x expressions) {
+			x.isEtherType(unix.ETH_P_IP)
+			x.isL4(unix.IPPROTO_ICMP)
+			x.firstByte(icmp.typ, icmp.typ)
+			x.drop()
+		})
+	}
+	for _, igmp := range []struct {
+		comment  string
+		from, to byte
+	}{
+		{"IGMP reports of version 1", 0x12, 0x12},             // RFC 1112
+		{"IGMP reports of version 2, and leaves", 0x16, 0x17}, // RFC 2236
+		{"IGMP reports of version 3", 0x22, 0x22},             // RFC 3376
+	} {
+		list.add(igmp.comment, func(x expressions) {
+			x.isEtherType(unix.ETH_P_IP)
+			x.isL4(unix.IPPROTO_IGMP)
+			x.firstByte(igmp.from, igmp.to)
+			x.leave()
+		})
+	}
+	// Queries, and routers that advertise themselves (RFC 4286).
+	list.add("other IGMP", func(x expressions) { x.isL4(unix.IPPROTO_IGMP); x.drop() })
+	for _, icmp6 := range []struct {
+		comment  string
+		from, to byte
+	}{
+		{"multicast listener queries", 130, 130},
+		{"ICMPv6 of routers", 138, 142},        // renumbering; behind it, information on nodes, and inverse discovery
+		{"ICMPv6 that is no host's", 144, 255}, // mobility, certificates, multicast routers
+	} {
+		list.add(icmp6.comment, func(x expressions) {
+			x.isDiscovery(icmp6.from, icmp6.to)
+			x.drop()
+		})
+	}
+	for _, protocol := range []struct {
+		comment  string
+		from, to byte
+	}{
+		{"EIGRP and OSPF", 88, 89},
+		{"PIM", 103, 103},
+		{"VRRP and CARP", 112, 112},
+	} {
+		list.add(protocol.comment, func(x expressions) {
+			x.meta(unix.NFT_META_L4PROTO, first)
+			x.within(protocol.from, protocol.to)
+			x.drop()
+		})
+	}
+}
+
+// isUDP holds for datagrams from or to a port, of which the offset in the header is
+// given.
+func (x expressions) isUDP(offset uint32, port uint16) {
+	x.isL4(unix.IPPROTO_UDP)
+	x.payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, offset, 2, first)
+	x.compare(unix.NFT_CMP_EQ, number16(port))
+}
+
+// isMore holds for fragments of IPv4 packets but for the last ones.
+func (x expressions) isMore() {
+	const flags = 6
+	x.isProtocol(unix.ETH_P_IP)
+	x.payload(unix.NFT_PAYLOAD_NETWORK_HEADER, flags, 2, first)
+	x.bitwise([]byte{0x20, 0}, make([]byte, 2))
+	x.compare(unix.NFT_CMP_NEQ, make([]byte, 2))
+}

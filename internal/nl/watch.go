@@ -75,21 +75,38 @@ func (w *Watch) Next(ctx context.Context) ([]Message, error) {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		n, _, err := unix.Recvfrom(w.fd, w.buf, 0)
-		if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) {
-			continue
+		list, err := w.receive(0)
+		if !errors.Is(err, unix.EAGAIN) {
+			return list, err
 		}
-		if err != nil {
+	}
+}
+
+// Queued is Next that does not wait: it gives none where nothing has been announced.
+func (w *Watch) Queued() ([]Message, error) {
+	list, err := w.receive(unix.MSG_DONTWAIT)
+	if errors.Is(err, unix.EAGAIN) {
+		return nil, nil
+	}
+	return list, err
+}
+
+// receive reads one datagram. The error is EAGAIN where there is none.
+func (w *Watch) receive(flags int) ([]Message, error) {
+	n, _, err := unix.Recvfrom(w.fd, w.buf, flags)
+	if errors.Is(err, unix.EINTR) {
+		err = unix.EAGAIN
+	}
+	if err != nil {
+		return nil, fmt.Errorf("receive announcement: %w", err)
+	}
+	var list []Message
+	for rest := w.buf[:n]; len(rest) > 0; {
+		var m Message
+		if m, rest, err = next(rest); err != nil {
 			return nil, fmt.Errorf("receive announcement: %w", err)
 		}
-		var list []Message
-		for rest := w.buf[:n]; len(rest) > 0; {
-			var m Message
-			if m, rest, err = next(rest); err != nil {
-				return nil, fmt.Errorf("receive announcement: %w", err)
-			}
-			list = append(list, m)
-		}
-		return list, nil
+		list = append(list, m)
 	}
+	return list, nil
 }

@@ -44,6 +44,28 @@ func TestWatchHearsWhatHappensInItsNamespace(t *testing.T) {
 	}
 }
 
+func TestWatchGivesWhatIsQueuedWithoutWaiting(t *testing.T) {
+	t.Parallel()
+	ns := nstest.New(t)
+	w, err := nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns}, unix.RTNLGRP_LINK)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	if list, err := w.Queued(); err != nil || len(list) != 0 {
+		t.Errorf("before anything happened: %v, %v", list, err)
+	}
+	var b nl.Batch
+	addBridge(&b, "br0")
+	if err := dial(t, ns).Execute(&b); err != nil {
+		t.Fatal(err)
+	}
+	// The kernel announces before it acknowledges.
+	if list, err := w.Queued(); err != nil || len(list) == 0 || list[0].Type != unix.RTM_NEWLINK {
+		t.Errorf("after a link was added: %v, %v", list, err)
+	}
+}
+
 func TestWatchEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	w, err := nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: nstest.New(t)}, unix.RTNLGRP_LINK)

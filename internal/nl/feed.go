@@ -1,0 +1,61 @@
+package nl
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo"
+)
+
+// Feed is a Watch for who waits for hours: it waits in the runtime's poller, without a
+// thread, and nothing wakes it but an announcement.
+type Feed struct {
+	file *os.File
+	buf  []byte
+}
+
+// feedSize is room for what the kernel puts into one datagram of announcements.
+const feedSize = 32 << 10
+
+// Follow opens a socket that belongs to groups (unix.RTNLGRP_*). What happens after it
+// has returned is announced to it.
+func Follow(protocol int, cfg *Config, groups ...int) (*Feed, error) {
+	w, err := Subscribe(protocol, cfg, groups...)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.SetNonblock(w.fd, true); err != nil {
+		return nil, errors.Join(&tombolo.OpError{Op: "subscribe to netlink", Err: err}, w.Close())
+	}
+	return &Feed{file: os.NewFile(uintptr(w.fd), "netlink"), buf: make([]byte, feedSize)}, nil
+}
+
+// Close ends the subscription, and a Next that waits.
+func (f *Feed) Close() error { return f.file.Close() }
+
+// Next waits for the next announcements, which are good until the Next after it. An
+// error matching unix.ENOBUFS says that some were lost, and that the caller has to look
+// for itself; after Close it matches os.ErrClosed.
+func (f *Feed) Next() ([]Message, error) {
+	n, err := f.file.Read(f.buf)
+	if err != nil {
+		return nil, fmt.Errorf("receive announcement: %w", err)
+	}
+	return messages(f.buf[:n])
+}
+
+// messages takes a datagram apart.
+func messages(b []byte) ([]Message, error) {
+	var list []Message
+	for len(b) > 0 {
+		m, rest, err := next(b)
+		if err != nil {
+			return nil, fmt.Errorf("receive announcement: %w", err)
+		}
+		list, b = append(list, m), rest
+	}
+	return list, nil
+}

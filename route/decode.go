@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -63,8 +64,8 @@ func decode(data []byte) (r Route, known bool, _ error) {
 	return r, true, err
 }
 
-// decodeAttr reads an attribute, and passes over those that Route has no field for:
-// encapsulation, realms, congestion control.
+// decodeAttr reads an attribute, and passes over those that Route has no field for,
+// such as congestion control. Of some it keeps in mind that they were there.
 func (r *Route) decodeAttr(attrs *nl.Attrs) error {
 	var err error
 	switch attrs.Type {
@@ -75,7 +76,7 @@ func (r *Route) decodeAttr(attrs *nl.Attrs) error {
 	case unix.RTA_VIA:
 		r.Gateway, err = via(attrs.Data)
 	case unix.RTA_MULTIPATH:
-		r.Nexthops, err = nexthops(attrs.Data)
+		r.Nexthops, err = r.nexthops(attrs.Data)
 	case rtaNHID:
 		r.NexthopID = attrs.Uint32()
 	case unix.RTA_PREFSRC:
@@ -90,8 +91,20 @@ func (r *Route) decodeAttr(attrs *nl.Attrs) error {
 		err = r.decodeMetrics(attrs.Nested())
 	case unix.RTA_CACHEINFO:
 		r.Expires = expires(attrs.Data)
+	default:
+		r.note(attrs.Type)
 	}
 	return err
+}
+
+// note keeps in mind that a route is more than is read of it.
+func (r *Route) note(typ uint16) {
+	switch typ {
+	case unix.RTA_FLOW, unix.RTA_NEWDST, unix.RTA_ENCAP_TYPE, unix.RTA_ENCAP:
+		if !slices.Contains(r.Unknown, typ) {
+			r.Unknown = append(r.Unknown, typ)
+		}
+	}
 }
 
 func (r *Route) decodeMetrics(attrs *nl.Attrs) error {
@@ -146,7 +159,7 @@ func via(b []byte) (netip.Addr, error) {
 }
 
 // nexthops reads an array of struct rtnexthop, each with its attributes.
-func nexthops(b []byte) ([]Nexthop, error) {
+func (r *Route) nexthops(b []byte) ([]Nexthop, error) {
 	var hops []Nexthop
 	for len(b) > 0 {
 		if len(b) < unix.SizeofRtNexthop {
@@ -172,6 +185,8 @@ func nexthops(b []byte) ([]Nexthop, error) {
 				if h.Gateway, err = via(attrs.Data); err != nil {
 					return nil, err
 				}
+			default:
+				r.note(attrs.Type)
 			}
 		}
 		if err := attrs.Err(); err != nil {

@@ -53,6 +53,11 @@ func (m rtmsg) encode(e *nl.Encoder) {
 
 func (r *Route) encode(e *nl.Encoder) {
 	n := r.normal()
+	n.encodeAll(e)
+}
+
+// encodeAll writes a normal route.
+func (n *Route) encodeAll(e *nl.Encoder) {
 	n.encodeKey(e)
 	n.encodeMetrics(e)
 	if n.Family == unix.AF_INET6 {

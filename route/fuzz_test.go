@@ -65,7 +65,7 @@ func FuzzRoute(f *testing.F) {
 
 // askable leaves out of a normal route what is not sent.
 func askable(r Route) Route {
-	r.Flags, r.Expires = 0, nil
+	r.Flags, r.Expires, r.Unknown = 0, nil, nil
 	if r.Family == unix.AF_INET {
 		r.Pref = 0
 	}

@@ -59,15 +59,22 @@ func (n Neighbour) String() string { return n.Addr.String() + " on link " + strc
 type NeighbourFilter struct {
 	Family uint8 // unix.AF_INET or unix.AF_INET6
 	Link   int   // a link's index
+	// Proxy is for those with the flag Proxy, and only those: they are in a table of
+	// their own.
+	Proxy bool
 }
 
-// Neighbours gives the neighbours that match a filter, which the kernel applies.
-// Those with the flag Proxy are not among them. A link that is not there has none.
+// Neighbours gives the neighbours that match a filter, which the kernel applies. A
+// link that is not there has none.
 func (c *Conn) Neighbours(f NeighbourFilter) ([]Neighbour, error) {
 	var list []Neighbour
 	err := c.nl.Dump("list neighbours", unix.RTM_GETNEIGH, func(e *nl.Encoder) {
 		// Strict checking refuses a link in the header: it has to be an attribute.
-		ndmsg{family: f.Family}.encode(e)
+		header := ndmsg{family: f.Family}
+		if f.Proxy {
+			header.flags = Proxy
+		}
+		header.encode(e)
 		if f.Link != 0 {
 			e.Uint32(unix.NDA_IFINDEX, uint32(f.Link))
 		}

@@ -68,6 +68,10 @@ type Route struct {
 
 	// Flags are the kernel's own, and not sent.
 	Flags Flags
+	// Unknown are types (RTA_*) of attributes that the kernel gave of the route or one of
+	// its next hops, that decide what becomes of packets, and that this package has no
+	// field for: encapsulation, realms. A route added without them is another.
+	Unknown []uint16
 }
 
 // Nexthop is one of several next hops of a route.

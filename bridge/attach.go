@@ -135,7 +135,7 @@ func (c *Conn) undo(p *Port, cause error) error {
 func (c *Conn) setUpPod(ctx context.Context, pod *netns.NS, p *Port) (*Attachment, error) {
 	var usable *addr.Watch
 	podConn, err := c.enterPod(pod, func() error {
-		if p.HasIPv6() {
+		if p.usesIPv6() {
 			var err error
 			if usable, err = addr.Listen(nil); err != nil {
 				return err
@@ -245,13 +245,15 @@ func (p *Port) writeSysctls() error {
 	}
 	// A router advertisement would add addresses and routes that nobody gave.
 	err := v6("accept_ra", "0")
-	if errors.Is(err, fs.ErrNotExist) && !p.HasIPv6() {
-		return nil // a kernel without IPv6
-	}
-	if err == nil && p.HasIPv6() {
+	if errors.Is(err, fs.ErrNotExist) && !p.usesIPv6() {
+		err = nil // a kernel without IPv6
+	} else if err == nil && p.usesIPv6() {
 		// Some runtimes create namespaces with IPv6 switched off.
 		err = errors.Join(v6("disable_ipv6", "0"), v6("keep_addr_on_down", "1"),
 			sysctl.Write(sysctl.Link("ipv6", "lo", "disable_ipv6"), "0"))
+	}
+	if err == nil && p.NoRedirects {
+		err = p.refuseRedirects()
 	}
 	return err
 }
@@ -276,7 +278,7 @@ func (c *Conn) Detach(ctx context.Context, name, owner string) error {
 	if err != nil {
 		return err
 	}
-	if err := l.ownedBy(owner); err != nil {
+	if err := l.ownedBy("delete link", owner); err != nil {
 		return err
 	}
 	var b nl.Batch
@@ -287,15 +289,15 @@ func (c *Conn) Detach(ctx context.Context, name, owner string) error {
 	return nil
 }
 
-// ErrForeign is the cause of a Detach from a link whose alias names another
+// ErrForeign is the cause of a Detach or SetAlias of a link whose alias names another
 // owner.
 var ErrForeign = errors.New("the link belongs to somebody else")
 
-func (l *Link) ownedBy(owner string) error {
+func (l *Link) ownedBy(op, owner string) error {
 	if len(l.Alias) >= len(owner) && l.Alias[:len(owner)] == owner {
 		return nil
 	}
-	return &tombolo.OpError{Op: "delete link", Object: l.Name, Err: ErrForeign,
+	return &tombolo.OpError{Op: op, Object: l.Name, Err: ErrForeign,
 		Message: fmt.Sprintf("its alias is %q, where %q is expected", l.Alias, owner)}
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io/fs"
 	"net/netip"
+	"slices"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -13,6 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/route"
 )
@@ -28,12 +30,20 @@ func (c *Conn) Check(ctx context.Context, pod *netns.NS, port Port) ([]tombolo.D
 	if err != nil || pod == nil {
 		return diffs, err
 	}
-	podConn, err := c.enterPod(pod, nil)
+	var redirects string
+	podConn, err := c.enterPod(pod, func() error {
+		if !port.NoRedirects {
+			return nil
+		}
+		var err error
+		redirects, err = sysctl.Read(allRedirects)
+		return err
+	})
 	if err != nil {
 		return diffs, err
 	}
 	defer podConn.Close()
-	more, err := checkPod(podConn, &port)
+	more, err := checkPod(podConn, &port, redirects)
 	return append(diffs, more...), err
 }
 
@@ -154,12 +164,12 @@ func (c *comparison) port(p *Port, have *PortState) {
 	c.flag("multicast flood", !p.NoMulticastFlood, have.MulticastFlood)
 }
 
-func checkPod(podConn *nl.Conn, p *Port) ([]tombolo.Difference, error) {
+// checkPod gets IPv4's accept_redirects of all interfaces along, if it is to be
+// compared.
+func checkPod(podConn *nl.Conn, p *Port, redirects string) ([]tombolo.Difference, error) {
 	cmp := &comparison{object: "interface " + p.Peer}
-	var l Link
-	var b nl.Batch
-	getLink(&b, p.Peer, &l)
-	err := podConn.Execute(&b)
+	var l podLink
+	err := l.get(podConn, p.Peer)
 	if errors.Is(err, fs.ErrNotExist) {
 		return []tombolo.Difference{{Object: "pod", What: "interface", Want: p.Peer}}, nil
 	}
@@ -176,6 +186,7 @@ func checkPod(podConn *nl.Conn, p *Port) ([]tombolo.Difference, error) {
 	if p.PeerMAC != nil && !bytes.Equal(p.PeerMAC, l.MAC) {
 		cmp.differs("MAC", p.PeerMAC.String(), l.MAC.String())
 	}
+	cmp.parameters(p, &l, redirects)
 	if err := cmp.addresses(podConn, p, l.Index); err != nil {
 		return nil, err
 	}
@@ -186,7 +197,7 @@ func checkPod(podConn *nl.Conn, p *Port) ([]tombolo.Difference, error) {
 }
 
 func (c *comparison) addresses(podConn *nl.Conn, p *Port, link int) error {
-	if len(p.Addresses) == 0 {
+	if len(p.Addresses) == 0 && p.Autoconf == nil {
 		return nil
 	}
 	have, err := addr.On(podConn).List(addr.Filter{Link: link})
@@ -201,6 +212,10 @@ wanted:
 			}
 		}
 		c.missing("address", want.String())
+	}
+	formed := func(a addr.Address) bool { return a.Protocol == addr.ProtocolRA && a.Flags&addr.Tentative == 0 }
+	if p.Autoconf != nil && !slices.ContainsFunc(have, formed) {
+		c.missing("address", "by router advertisement")
 	}
 	return nil
 }

@@ -19,6 +19,13 @@
 // services on their own node, and themselves, is the choice of Port.Hairpin,
 // Bridge.Promiscuous and Bridge.NFCall; hairpin ports with NFCall serve in every case.
 //
+// # Pods on the LAN
+//
+// A pod whose network has a router of its own may take IPv6 addresses from it:
+// Port.Autoconf, and Solicit, which asks the router once the pod's frames get through
+// and waits. Where the host is to be its gateway nevertheless, Port.NoRedirects and
+// EnsureRouting keep the pod from learning of the shorter way.
+//
 // # Needs
 //
 // CAP_NET_ADMIN in the bridge's namespace and in the pod's, CAP_SYS_ADMIN to enter

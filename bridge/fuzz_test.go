@@ -17,5 +17,10 @@ func FuzzLink(f *testing.F) {
 		if len(l.Name) > len(b) || len(l.Alias) > len(b) {
 			t.Errorf("more came out than went in: %+v", l)
 		}
+		var pod podLink
+		if err := pod.decode(b); err == nil && len(pod.ipv4)+len(pod.ipv6) > len(b) {
+			t.Errorf("more came out than went in: %+v", pod)
+		}
+		_, _ = pod.ipv6.at(0)
 	})
 }

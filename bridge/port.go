@@ -76,6 +76,16 @@ type Port struct {
 	// DAD has the kernel detect duplicates of the pod's IPv6 addresses, which are
 	// of no use until it is done: Attach waits for it, a second or two.
 	DAD bool
+
+	// Autoconf has the pod take IPv6 addresses from router advertisements as well, once
+	// Solicit is called. Nil keeps it from hearing any.
+	Autoconf *Autoconf
+	// NoRedirects has the pod disregard ICMP redirects, of both families, on all its
+	// interfaces for IPv4. A host that sends on the link by which a packet came tells
+	// the sender to go past it: so a pod whose gateway is the host, on a network that
+	// the router is on too, would lose the host's firewall and services. IPv4 hosts can
+	// be kept from it (see Routing), IPv6 ones cannot.
+	NoRedirects bool
 }
 
 // HasIPv6 says whether one of the addresses is an IPv6 one.
@@ -87,6 +97,10 @@ func (p *Port) HasIPv6() bool {
 	}
 	return false
 }
+
+// usesIPv6 says whether the pod is to have IPv6 addresses now or later, and so a
+// link-local one.
+func (p *Port) usesIPv6() bool { return p.HasIPv6() || p.Autoconf != nil }
 
 func (p *Port) validate() error {
 	if err := checkName(p.Name); err != nil {
@@ -103,8 +117,11 @@ func (p *Port) validate() error {
 			return fmt.Errorf("%w: %s is not a unicast MAC", ErrInvalid, mac)
 		}
 	}
-	if p.Down && len(p.Addresses)+len(p.Routes) > 0 {
+	if p.Down && (len(p.Addresses)+len(p.Routes) > 0 || p.Autoconf != nil) {
 		return fmt.Errorf("%w: an interface that stays down can have no addresses and routes", ErrInvalid)
+	}
+	if p.Autoconf != nil && p.MTU != 0 && !hasIPv6(p.MTU) {
+		return fmt.Errorf("%w: an MTU of %d, where IPv6 needs %d", ErrInvalid, p.MTU, ipv6MinMTU)
 	}
 	for _, a := range p.Addresses {
 		if !a.IsValid() {
@@ -239,7 +256,9 @@ func noLinkLocal(e *nl.Encoder) {
 
 // hasIPv6 says whether the kernel has IPv6 on a link of an MTU at all: not below
 // the least of RFC 8200, section 5, and then it refuses IPv6 attributes.
-func hasIPv6(mtu int) bool { return mtu >= 1280 }
+func hasIPv6(mtu int) bool { return mtu >= ipv6MinMTU }
+
+const ipv6MinMTU = 1280
 
 const addrGenModeNone = 1 // IN6_ADDR_GEN_MODE_NONE, include/uapi/linux/if_link.h
 
@@ -253,10 +272,8 @@ func (p *Port) podLinkUp(b *nl.Batch, index int) {
 	b.Request("set link", nl.Name(p.Peer), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
 		ifInfo(e, index, 0, 0)
 		e.Nest(unix.IFLA_AF_SPEC, func(e *nl.Encoder) {
-			if p.Announce {
-				e.Nest(unix.AF_INET, func(e *nl.Encoder) {
-					e.Nest(unix.IFLA_INET_CONF, func(e *nl.Encoder) { e.Uint32(ipv4ConfARPNotify, 1) })
-				})
+			if p.Announce || p.NoRedirects {
+				e.Nest(unix.AF_INET, func(e *nl.Encoder) { e.Nest(unix.IFLA_INET_CONF, p.ipv4Conf) })
 			}
 			if hasIPv6(p.MTU) {
 				e.Nest(unix.AF_INET6, func(e *nl.Encoder) { e.Uint8(unix.IFLA_INET6_ADDR_GEN_MODE, addrGenModeNone) })
@@ -281,15 +298,22 @@ func (p *Port) podLinkUp(b *nl.Batch, index int) {
 	}
 }
 
-const (
-	loopbackIndex     = 1  // LOOPBACK_IFINDEX, include/net/flow.h: in every namespace
-	ipv4ConfARPNotify = 22 // IPV4_DEVCONF_ARP_NOTIFY, include/uapi/linux/ip.h
-)
+const loopbackIndex = 1 // LOOPBACK_IFINDEX, include/net/flow.h: in every namespace
+
+// ipv4Conf appends IPv4's parameters of the pod's interface.
+func (p *Port) ipv4Conf(e *nl.Encoder) {
+	if p.Announce {
+		e.Uint32(ipv4ConfARPNotify, 1)
+	}
+	if p.NoRedirects {
+		e.Uint32(ipv4ConfAcceptRedirects, 0)
+	}
+}
 
 // podAddresses are the port's, and with IPv6 the link-local one: the kernel's own
 // would be subject to duplicate address detection.
 func (p *Port) podAddresses() []netip.Prefix {
-	if !p.HasIPv6() {
+	if !p.usesIPv6() {
 		return p.Addresses
 	}
 	return append(slices.Clone(p.Addresses), netip.PrefixFrom(LinkLocal(p.PeerMAC), 64))

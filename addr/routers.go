@@ -1,0 +1,206 @@
+package addr
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+)
+
+// ProtocolRA is the Protocol of an address that the kernel formed from a router
+// advertisement: IFAPROT_KERNEL_RA, Linux 5.18.
+const ProtocolRA = 2
+
+// ErrNoRouter is the cause of an error about a link that no router advertised
+// anything on.
+var ErrNoRouter = errors.New("no router advertisement came")
+
+// ErrNoPrefix is the cause of an error about a link on which routers advertised
+// nothing that an address can be formed from.
+var ErrNoPrefix = errors.New("routers advertised no prefix to form an address from")
+
+// Routers hears what router advertisements (RFC 4861) give to links, as far as the
+// kernel takes it: see accept_ra and its like among the kernel's parameters.
+type Routers struct {
+	nl *nl.Watch
+
+	prefixes  []advertisedPrefix
+	naming    naming
+	duplicate *Address // the last that another node had
+}
+
+// Advertised is what a link has from router advertisements.
+type Advertised struct {
+	// Addresses are usable, at least one (RFC 4862, section 5.5), with what is left of
+	// their lifetimes; deprecated ones last, otherwise in the order in which they were
+	// formed.
+	Addresses []Address
+	// Servers are resolvers of names (RFC 8106, section 5.1), and Search the domains
+	// in which to look for short names (section 5.2), in the order of the
+	// advertisement. What came before HearRouters is not among them.
+	Servers []netip.Addr
+	Search  []string
+}
+
+// HearRouters starts to hear, in the namespace of cfg. Start before the link
+// accepts advertisements, or miss what is in the first of them besides addresses.
+func HearRouters(cfg *Config) (*Routers, error) {
+	if cfg == nil {
+		cfg = &Config{}
+	}
+	// The kernel announces in this order what it finds in one advertisement: prefixes,
+	// then resolvers, both while it reads it; and an address once it is usable.
+	w, err := nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: cfg.NetNS},
+		unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV6_PREFIX, unix.RTNLGRP_ND_USEROPT)
+	if err != nil {
+		return nil, err
+	}
+	return &Routers{nl: w}, nil
+}
+
+// Close stops to hear.
+func (r *Routers) Close() error { return r.nl.Close() }
+
+// Advertised waits until a link has a usable address from a router advertisement,
+// and none that is about to become usable. conn is asked for the addresses.
+//
+// When ctx is done, the error matches ctx's and says what was heard until then: it
+// matches ErrNoRouter or ErrNoPrefix too. It matches ErrDuplicate, at once, where
+// another node has the only address.
+func (r *Routers) Advertised(ctx context.Context, conn *Conn, link int) (*Advertised, error) {
+	for {
+		usable, pending, err := conn.formed(link)
+		if err != nil {
+			return nil, err
+		}
+		heard, err := r.hear(link, r.nl.Queued)
+		switch {
+		case err != nil:
+			return nil, err
+		case heard:
+			continue
+		case len(pending) > 0:
+		case len(usable) > 0:
+			return &Advertised{Addresses: usable, Servers: r.naming.servers, Search: r.naming.search}, nil
+		case r.duplicate != nil:
+			return nil, &tombolo.OpError{Op: "form address", Object: r.duplicate.String(), Err: ErrDuplicate}
+		}
+		if _, err := r.hear(link, func() ([]nl.Message, error) { return r.nl.Next(ctx) }); err != nil {
+			if ctx.Err() != nil {
+				err = fmt.Errorf("%w: %w", r.explain(conn, link), err)
+			}
+			return nil, fmt.Errorf("wait for an address by router advertisement on link %d: %w", link, err)
+		}
+	}
+}
+
+// formed lists the addresses of a link that come from router advertisements: those
+// that are usable, and those that duplicate address detection is still about.
+func (c *Conn) formed(link int) (usable, pending []Address, _ error) {
+	list, err := c.List(Filter{Link: link, Family: unix.AF_INET6})
+	if err != nil {
+		return nil, nil, err
+	}
+	// The kernel lists the youngest first.
+	for _, a := range slices.Backward(list) {
+		switch {
+		case a.Protocol != ProtocolRA || a.Flags&DADFailed != 0:
+		case a.Flags&Tentative != 0:
+			pending = append(pending, a)
+		default:
+			usable = append(usable, a)
+		}
+	}
+	slices.SortStableFunc(usable, func(a, b Address) int { return int(a.Flags&Deprecated) - int(b.Flags&Deprecated) })
+	return usable, pending, nil
+}
+
+// hear takes in what is announced about a link, as next gives it, until that is
+// nothing, or something after which its addresses have to be listed anew.
+func (r *Routers) hear(link int, next func() ([]nl.Message, error)) (bool, error) {
+	for {
+		messages, err := next()
+		switch {
+		case errors.Is(err, unix.ENOBUFS):
+			return true, nil
+		case err != nil || len(messages) == 0:
+			return false, err
+		}
+		again := false
+		for _, m := range messages {
+			about, err := r.take(m, link)
+			if err != nil {
+				return false, err
+			}
+			again = again || about
+		}
+		if again {
+			return true, nil
+		}
+	}
+}
+
+// take is true for an announcement about an address of the link.
+func (r *Routers) take(m nl.Message, link int) (bool, error) {
+	switch m.Type {
+	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
+		a, err := decode(m.Data)
+		if err != nil || a.Link != link {
+			return false, err
+		}
+		// The kernel deletes a duplicate that it has formed itself.
+		if a.Protocol == ProtocolRA && a.Flags&DADFailed != 0 {
+			r.duplicate = &a
+		}
+		return true, nil
+	case unix.RTM_NEWPREFIX:
+		p, err := decodePrefix(m.Data)
+		if err == nil && p.link == link && !slices.Contains(r.prefixes, p) {
+			r.prefixes = append(r.prefixes, p)
+		}
+		return false, err
+	case unix.RTM_NEWNDUSEROPT:
+		from, options, err := decodeUserOptions(m.Data)
+		if err == nil && from == link {
+			r.naming.take(options)
+		}
+		return false, err
+	}
+	return false, nil
+}
+
+// explain says why there is no address.
+func (r *Routers) explain(conn *Conn, link int) error {
+	flags, err := conn.linkFlags(link)
+	switch {
+	case err != nil:
+		return err
+	case len(r.prefixes) == 0 && flags&linkRAReceived == 0:
+		return ErrNoRouter
+	case r.duplicate != nil:
+		return &tombolo.OpError{Op: "form address", Object: r.duplicate.String(), Err: ErrDuplicate}
+	}
+	var seen []string
+	for _, p := range r.prefixes {
+		what := p.prefix.String()
+		if !p.autonomous {
+			what += " (not for forming addresses: its A flag is not set)"
+		}
+		seen = append(seen, what)
+	}
+	text := ErrNoPrefix
+	if len(seen) > 0 {
+		text = fmt.Errorf("%w, only %s", text, strings.Join(seen, ", "))
+	}
+	if flags&linkRAManaged != 0 {
+		text = fmt.Errorf("%w; they say that addresses are given by DHCPv6", text)
+	}
+	return text
+}

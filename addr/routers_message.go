@@ -1,0 +1,226 @@
+package addr
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nl"
+)
+
+// advertisedPrefix is one prefix of a router advertisement (RFC 4861, section
+// 4.6.2).
+type advertisedPrefix struct {
+	link       int
+	prefix     netip.Prefix
+	autonomous bool // addresses may be formed from it: the A flag
+}
+
+const (
+	sizeofPrefixMsg = 12 // struct prefixmsg, include/uapi/linux/rtnetlink.h
+	prefixAutoconf  = 2  // IF_PREFIX_AUTOCONF, include/net/if_inet6.h
+)
+
+// decodePrefix reads the data of an RTM_NEWPREFIX.
+func decodePrefix(data []byte) (advertisedPrefix, error) {
+	if len(data) < sizeofPrefixMsg {
+		return advertisedPrefix{}, fmt.Errorf("%w: a prefix of %d bytes", nl.ErrMalformed, len(data))
+	}
+	p := advertisedPrefix{
+		link:       int(int32(binary.NativeEndian.Uint32(data[4:]))),
+		autonomous: data[10]&prefixAutoconf != 0,
+	}
+	attrs := nl.ParseAttrs(data[sizeofPrefixMsg:])
+	for attrs.Next() {
+		if attrs.Type == unix.PREFIX_ADDRESS {
+			p.prefix = netip.PrefixFrom(attrs.Addr(), int(data[9])).Masked()
+		}
+	}
+	if err := attrs.Err(); err != nil {
+		return advertisedPrefix{}, err
+	}
+	if !p.prefix.IsValid() {
+		return advertisedPrefix{}, fmt.Errorf("%w: a prefix of length %d without an address", nl.ErrMalformed, data[9])
+	}
+	return p, nil
+}
+
+const sizeofNDUserOptMsg = 16 // struct nduseroptmsg, include/uapi/linux/rtnetlink.h
+
+// decodeUserOptions reads the data of an RTM_NEWNDUSEROPT: the link that a message
+// of neighbour discovery came by, and those of its options that the kernel leaves
+// to others.
+func decodeUserOptions(data []byte) (link int, options []byte, _ error) {
+	if len(data) < sizeofNDUserOptMsg {
+		return 0, nil, fmt.Errorf("%w: options of neighbour discovery in %d bytes", nl.ErrMalformed, len(data))
+	}
+	link = int(int32(binary.NativeEndian.Uint32(data[4:])))
+	length := int(binary.NativeEndian.Uint16(data[2:]))
+	data = data[sizeofNDUserOptMsg:]
+	if length > len(data) {
+		return 0, nil, fmt.Errorf("%w: %d bytes of options in %d", nl.ErrMalformed, length, len(data))
+	}
+	return link, data[:length], nil
+}
+
+// naming is what routers advertise for resolving names.
+type naming struct {
+	servers []netip.Addr
+	search  []string
+}
+
+const (
+	optionServers = 25 // RFC 8106, section 5.1
+	optionSearch  = 31 // RFC 8106, section 5.2
+
+	optionUnit   = 8 // an option's length is in these bytes
+	optionHeader = 8 // type, length, two bytes reserved, lifetime in seconds
+)
+
+// take takes in options of one advertisement. They are anybody's on the LAN: what
+// makes no sense is passed over. What comes with no lifetime holds no longer.
+func (n *naming) take(options []byte) {
+	for len(options) >= optionUnit {
+		length := int(options[1]) * optionUnit
+		if length == 0 || length > len(options) {
+			return
+		}
+		one := options[:length]
+		options = options[length:]
+		over := binary.BigEndian.Uint32(one[4:]) == 0
+		switch one[0] {
+		case optionServers:
+			update(&n.servers, servers(one[optionHeader:]), over)
+		case optionSearch:
+			update(&n.search, domains(one[optionHeader:]), over)
+		}
+	}
+}
+
+// update puts items into a list, or takes them off.
+func update[T comparable](list *[]T, items []T, over bool) {
+	for _, item := range items {
+		i := slices.Index(*list, item)
+		switch {
+		case over && i >= 0:
+			*list = slices.Delete(*list, i, i+1)
+		case !over && i < 0:
+			*list = append(*list, item)
+		}
+	}
+}
+
+func servers(b []byte) []netip.Addr {
+	var list []netip.Addr
+	for ; len(b) >= 16; b = b[16:] {
+		a := netip.AddrFrom16([16]byte(b))
+		if a.IsUnspecified() || a.IsMulticast() || a.IsLoopback() || a.Is4In6() {
+			continue
+		}
+		list = append(list, a)
+	}
+	return list
+}
+
+// domains reads names as RFC 1035, section 3.1, writes them, without compression,
+// up to the padding with zeros.
+func domains(b []byte) []string {
+	var list []string
+	for len(b) > 0 && b[0] != 0 {
+		name, rest, ok := domain(b)
+		if rest == nil {
+			return list
+		}
+		if ok {
+			list = append(list, name)
+		}
+		b = rest
+	}
+	return list
+}
+
+// domain reads one name, and is false for one that is none: it will stand in the
+// pod's resolv.conf, where a space or a line break would say something else. The
+// rest is nil where no end is to be found.
+func domain(b []byte) (name string, rest []byte, ok bool) {
+	const labelMax, domainMax = 63, 253
+	var labels []string
+	ok = true
+	for len(b) > 0 {
+		n := int(b[0])
+		switch {
+		case n == 0:
+			name = strings.Join(labels, ".")
+			return name, b[1:], ok && len(name) <= domainMax
+		case n > labelMax || n >= len(b):
+			return "", nil, false
+		}
+		label := string(b[1 : 1+n])
+		ok = ok && isLabel(label)
+		labels = append(labels, label)
+		b = b[1+n:]
+	}
+	return "", nil, false
+}
+
+func isLabel(s string) bool {
+	return !strings.ContainsFunc(s, func(c rune) bool {
+		return c != '-' && c != '_' && (c < '0' || c > '9') && (c < 'a' || c > 'z') && (c < 'A' || c > 'Z')
+	})
+}
+
+const (
+	linkRAReceived = 0x20 // IF_RA_RCVD, include/net/if_inet6.h: since the kernel has asked for one
+	linkRAManaged  = 0x40 // IF_RA_MANAGED: the M flag of the last one
+	inet6Flags     = 1    // IFLA_INET6_FLAGS, include/uapi/linux/if_link.h
+)
+
+// linkFlags asks for what IPv6 notes about a link.
+func (c *Conn) linkFlags(link int) (uint32, error) {
+	var flags uint32
+	var b nl.Batch
+	b.Get("get link", nl.Name(fmt.Sprint(link)), unix.RTM_GETLINK, 0, func(e *nl.Encoder) {
+		var h [unix.SizeofIfInfomsg]byte
+		binary.NativeEndian.PutUint32(h[4:], uint32(link))
+		e.Raw(h[:])
+	}, func(m nl.Message) error {
+		var err error
+		flags, err = decodeLinkFlags(m.Data)
+		return err
+	})
+	return flags, c.nl.Execute(&b)
+}
+
+// decodeLinkFlags reads the data of an RTM_NEWLINK. They are 0 for a link without
+// IPv6.
+func decodeLinkFlags(data []byte) (uint32, error) {
+	if len(data) < unix.SizeofIfInfomsg {
+		return 0, fmt.Errorf("%w: a link of %d bytes", nl.ErrMalformed, len(data))
+	}
+	attrs := nl.ParseAttrs(data[unix.SizeofIfInfomsg:])
+	for _, within := range []uint16{unix.IFLA_AF_SPEC, unix.AF_INET6} {
+		if !goTo(attrs, within) {
+			return 0, attrs.Err()
+		}
+		attrs = attrs.Nested()
+	}
+	if !goTo(attrs, inet6Flags) {
+		return 0, attrs.Err()
+	}
+	flags := attrs.Uint32()
+	return flags, attrs.Err()
+}
+
+// goTo walks to the next attribute of a type.
+func goTo(attrs *nl.Attrs, typ uint16) bool {
+	for attrs.Next() {
+		if attrs.Type == typ {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,111 @@
+package addr
+
+import (
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/tombolo-cni/tombolo/internal/nl"
+)
+
+// option pads what stands behind an option's type and length to its length.
+func option(typ byte, lifetime byte, data string) string {
+	b := []byte{typ, 0, 0, 0, 0, 0, 0, lifetime}
+	b = append(b, data...)
+	for len(b)%optionUnit != 0 {
+		b = append(b, 0)
+	}
+	b[1] = byte(len(b) / optionUnit)
+	return string(b)
+}
+
+func TestOptionsThatMakeNoSenseArePassedOver(t *testing.T) {
+	t.Parallel()
+	const home = "\x04home\x07example\x00"
+	server := string(netip.MustParseAddr("2001:db8::53").AsSlice())
+	long := strings.Repeat("\x3f"+strings.Repeat("a", 63), 4)
+	for _, tt := range []struct {
+		name    string
+		options string
+		want    naming
+	}{
+		{"nothing", "", naming{}},
+		{"an option of no length", "\x1f\x00" + option(optionSearch, 1, home), naming{}},
+		{"an option that is longer than all", "\x1f\x09\x00\x00\x00\x00\x00\x01" + home, naming{}},
+		{"an option that is cut short", option(optionSearch, 1, home)[:9], naming{}},
+		{"another option first", option(37, 1, "https://portal") + option(optionSearch, 1, home), naming{search: []string{"home.example"}}},
+		{"no names", option(optionSearch, 1, ""), naming{}},
+		{"a name without an end", option(optionSearch, 1, "\x07example"), naming{}},
+		{"a name whose label is longer than the option", option(optionSearch, 1, "\x20example"), naming{}},
+		{"a compressed name", option(optionSearch, 1, "\xc0\x04"+home), naming{}},
+		{"a name with a line break between two", option(optionSearch, 1, home+"\x0ea\nnameserver b\x00\x03lan\x00"), naming{search: []string{"home.example", "lan"}}},
+		{"a name with a dot in a label", option(optionSearch, 1, "\x03a.b\x00"), naming{}},
+		{"a name that is too long", option(optionSearch, 1, long+"\x00"+home), naming{search: []string{"home.example"}}},
+		{"a name twice", option(optionSearch, 1, home+home), naming{search: []string{"home.example"}}},
+		{"a server's address that is cut short", option(optionServers, 1, server[:8]), naming{}},
+		{"servers that nobody can be", option(optionServers, 1, string(make([]byte, 16))+server+"\xff\x02"+server[2:]+string(netip.IPv6Loopback().AsSlice())),
+			naming{servers: []netip.Addr{netip.MustParseAddr("2001:db8::53")}}},
+		{"a server that is unknown and goes", option(optionServers, 0, server), naming{}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			var got naming
+			got.take([]byte(tt.options))
+			if diff := cmp.Diff(tt.want, got, cmp.AllowUnexported(naming{}), cmpopts.EquateComparable(netip.Addr{}), cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// FuzzPrefix, FuzzUserOptions and FuzzLinkFlags read what might be an announcement.
+// Their seeds are what a kernel sent: see TestRecordRouterSeeds.
+func FuzzPrefix(f *testing.F) {
+	f.Fuzz(func(t *testing.T, data []byte) {
+		p, err := decodePrefix(data)
+		wantMalformed(t, err)
+		if err == nil && (!p.prefix.IsValid() || p.prefix != p.prefix.Masked()) {
+			t.Errorf("prefix %s", p.prefix)
+		}
+	})
+}
+
+func FuzzUserOptions(f *testing.F) {
+	f.Fuzz(func(t *testing.T, data []byte) {
+		_, options, err := decodeUserOptions(data)
+		wantMalformed(t, err)
+		if len(options) > len(data) {
+			t.Fatalf("%d bytes of options in %d", len(options), len(data))
+		}
+		var n naming
+		n.take(options)
+		for _, d := range n.search {
+			if d == "" || len(d) > 253 || strings.ContainsAny(d, " \t\r\n#;\x00") {
+				t.Errorf("search domain %q", d)
+			}
+		}
+		for _, s := range n.servers {
+			if !s.IsGlobalUnicast() && !s.IsLinkLocalUnicast() {
+				t.Errorf("server %s", s)
+			}
+		}
+	})
+}
+
+func FuzzLinkFlags(f *testing.F) {
+	f.Fuzz(func(t *testing.T, data []byte) {
+		_, err := decodeLinkFlags(data)
+		wantMalformed(t, err)
+	})
+}
+
+func wantMalformed(t *testing.T, err error) {
+	t.Helper()
+	if err != nil && !errors.Is(err, nl.ErrMalformed) {
+		t.Fatalf("%v is not %v", err, nl.ErrMalformed)
+	}
+}

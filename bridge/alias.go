@@ -1,0 +1,36 @@
+package bridge
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nl"
+)
+
+// SetAlias changes the alias of a link whose alias begins with owner, and nothing else
+// of it; see Port.Alias. A link that is gone is success. One of another owner's stays
+// as it is, and is an ErrForeign; owner "" takes any.
+func (c *Conn) SetAlias(ctx context.Context, name, owner, alias string) error {
+	l, err := c.Link(ctx, name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err == nil {
+		err = l.ownedBy("set alias of link", owner)
+	}
+	if err != nil || l.Alias == alias {
+		return err
+	}
+	var b nl.Batch
+	b.Request("set alias of link", nl.Name(name), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
+		ifInfo(e, l.Index, 0, 0)
+		e.String(unix.IFLA_IFALIAS, alias)
+	})
+	if err := c.execute(ctx, &b); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,64 @@
+package bridge_test
+
+import (
+	"errors"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+func TestSetAliasChangesItsOwnersLinkAlone(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	p := port(0)
+	p.Alias = "tombolo:1:owner:before"
+	attach(t, n, p)
+	alias := func() string {
+		t.Helper()
+		l, err := n.conn.Link(t.Context(), p.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l.Alias
+	}
+	before, err := n.conn.Link(t.Context(), p.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, sent := recorded(t, n)
+	for i, requests := range []int{2, 1} { // to look and to change, then to look
+		if err := conn.SetAlias(t.Context(), p.Name, "tombolo:1:owner:", "tombolo:1:owner:after"); err != nil || alias() != "tombolo:1:owner:after" {
+			t.Errorf("SetAlias: %v; the alias is %q", err, alias())
+		}
+		if got := len(sent.Sent()); got != requests {
+			t.Errorf("call %d: %d datagrams, want %d", i+1, got, requests)
+		}
+	}
+	if err := conn.SetAlias(t.Context(), p.Name, "tombolo:1:other:", "tombolo:1:other:x"); !errors.Is(err, bridge.ErrForeign) || alias() != "tombolo:1:owner:after" {
+		t.Errorf("of another's link: %v; the alias is %q", err, alias())
+	}
+	if err := conn.SetAlias(t.Context(), "none", "", "x"); err != nil {
+		t.Errorf("of a link that is gone: %v", err)
+	}
+	after, err := n.conn.Link(t.Context(), p.Name)
+	if err != nil || after.Master != before.Master || after.Up != before.Up || *after.Port != *before.Port {
+		t.Errorf("the link was %+v and is %+v, %v", before, after, err)
+	}
+}
+
+func TestALinkThatGoesMeanwhileNeedsNoAlias(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	nstest.Run(t, n.ns, "ip", "link", "add", "veth9", "type", "veth", "peer", "name", "veth8")
+	for errno, want := range map[unix.Errno]error{unix.ENODEV: nil, unix.EPERM: unix.EPERM} {
+		fault := &nltest.Fault{Type: unix.RTM_NEWLINK, Errno: errno}
+		conn := faultyConn(t, n, []*nltest.Fault{fault}, nil)
+		if err := conn.SetAlias(t.Context(), "veth9", "", "x"); !errors.Is(err, want) || fault.Fired() == 0 {
+			t.Errorf("%v, after %d faults: %v", errno, fault.Fired(), err)
+		}
+	}
+}

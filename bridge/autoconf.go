@@ -1,0 +1,169 @@
+package bridge
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/sysctl"
+	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/route"
+)
+
+// Autoconf says what a pod takes from router advertisements: addresses in any case
+// (RFC 4862), which end in the interface identifier of its MAC (see LinkLocal), so
+// that they are known as soon as the prefix is; never temporary ones (RFC 8981).
+type Autoconf struct {
+	// DefaultRoute has the pod send through the routers what is not on the link.
+	// Without it they give the pod no way, neither to everywhere nor to the networks
+	// that they advertise besides (RFC 4191): somebody else has to.
+	DefaultRoute bool
+}
+
+// Autoconfigured is what a pod has from router advertisements.
+type Autoconfigured struct {
+	// Addresses and resolvers are as in addr.Advertised; a resolver with a link-local
+	// address has the pod's interface for its zone.
+	addr.Advertised
+	// Gateways are the routers that the pod's default routes lead to, which may be
+	// none, as link-local addresses; empty without Autoconf.DefaultRoute.
+	Gateways []netip.Addr
+}
+
+// Solicitation is a pod that has asked for router advertisements.
+type Solicitation struct {
+	conn     *nl.Conn
+	heard    *addr.Routers
+	autoconf Autoconf
+	peer     string
+	link     int
+}
+
+// Solicit has a pod that was attached with port.Autoconf accept router
+// advertisements from now on, and ask for one. Until then it hears none and asks for
+// none, so that what it sends is not lost in a port that is not forwarding yet, or in
+// a guard that does not know the pod yet. The kernel sends the solicitation before
+// Solicit returns; if nobody answers it is sent again 4 s later, and then ever more
+// seldom. Wait has the outcome; other things can be done before.
+//
+// It needs what Attach needs, for the pod's side. A second Solicit asks for nothing,
+// but waits for what routers advertise by themselves.
+func (c *Conn) Solicit(ctx context.Context, pod *netns.NS, port Port) (*Solicitation, error) {
+	if port.Autoconf == nil {
+		return nil, &tombolo.OpError{Op: "solicit routers for", Object: port.Peer, Err: fmt.Errorf("%w: the port is not to be configured by them", ErrInvalid)}
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	c.Settle(port.Name)
+	s := &Solicitation{autoconf: *port.Autoconf, peer: port.Peer}
+	if err := s.ask(c, pod, &port); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return s, nil
+}
+
+// ask listens before anything can come.
+func (s *Solicitation) ask(c *Conn, pod *netns.NS, port *Port) error {
+	var l podLink
+	err := pod.Do(func() error {
+		var err error
+		if s.conn, err = c.dialPod(); err != nil {
+			return err
+		}
+		if s.heard, err = addr.HearRouters(nil); err != nil {
+			return err
+		}
+		if err := l.get(s.conn, port.Peer); err != nil {
+			return err
+		}
+		for _, p := range port.hearing() {
+			if l.ipv6.is(p) {
+				continue
+			}
+			if err := sysctl.Write(sysctl.Link("ipv6", port.Peer, p.name), p.value()); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	s.link = l.Index
+	token, err := token(&l.Link)
+	if err != nil || l.token == token {
+		return err
+	}
+	// The kernel asks only once it takes the interface for ready to send.
+	s.conn.SettleCarrier(port.Peer)
+	var b nl.Batch
+	b.Request("solicit routers for", nl.Name(port.Peer), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
+		ifInfo(e, l.Index, 0, 0)
+		e.Nest(unix.IFLA_AF_SPEC, func(e *nl.Encoder) {
+			e.Nest(unix.AF_INET6, func(e *nl.Encoder) { e.Addr(inet6Token, token) })
+		})
+	})
+	return s.conn.Execute(&b)
+}
+
+// token is the interface identifier by which the kernel is to form addresses. It is
+// what the kernel would take by itself, and to be told of it has it ask for
+// advertisements anew (inet6_set_iftoken).
+func token(l *Link) (netip.Addr, error) {
+	if len(l.MAC) != 6 {
+		return netip.Addr{}, &tombolo.OpError{Op: "solicit routers for", Object: l.Name, Err: fmt.Errorf("%w: it has the MAC %q", ErrInvalid, l.MAC)}
+	}
+	id := LinkLocal(l.MAC).As16()
+	clear(id[:8])
+	return netip.AddrFrom16(id), nil
+}
+
+// Wait waits until the pod has a usable address from a router advertisement. With
+// Port.DAD that takes a second or two after the advertisement. When ctx is done, the
+// error says what came until then: it matches addr.ErrNoRouter, addr.ErrNoPrefix or
+// addr.ErrDuplicate, and ctx's own.
+func (s *Solicitation) Wait(ctx context.Context) (*Autoconfigured, error) {
+	advertised, err := s.heard.Advertised(ctx, addr.On(s.conn), s.link)
+	if err != nil {
+		return nil, &tombolo.OpError{Op: "autoconfigure", Object: s.peer, Err: err}
+	}
+	got := &Autoconfigured{Advertised: *advertised}
+	for i, a := range got.Servers {
+		if a.IsLinkLocalUnicast() {
+			got.Servers[i] = a.WithZone(s.peer)
+		}
+	}
+	if !s.autoconf.DefaultRoute {
+		return got, nil
+	}
+	// The kernel takes in what an advertisement has of routes before its prefixes.
+	learnt, err := route.On(s.conn).List(route.Filter{Family: unix.AF_INET6, Link: s.link, Protocol: route.ProtocolRA})
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range learnt {
+		if r.Gateway.IsValid() && destination(r).Bits() == 0 {
+			got.Gateways = append(got.Gateways, r.Gateway)
+		}
+	}
+	return got, nil
+}
+
+// Close ends the wait, and leaves the pod as it is. No Wait may be under way.
+func (s *Solicitation) Close() error {
+	var errs []error
+	if s.heard != nil {
+		errs = append(errs, s.heard.Close())
+	}
+	if s.conn != nil {
+		errs = append(errs, s.conn.Close())
+	}
+	return errors.Join(errs...)
+}

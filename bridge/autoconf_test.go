@@ -1,0 +1,420 @@
+package bridge_test
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/netns"
+)
+
+// lan is a node on whose bridge there is a router too, of which pods form addresses.
+type lan struct {
+	*node
+	router *netns.NS
+}
+
+const (
+	lanPrefix  = "2001:db8:7::/64"
+	lanRouter  = "2001:db8:7::1"
+	routerLink = "fe80::7:1"
+)
+
+// newLAN has a router without anything that advertises it.
+func newLAN(tb testing.TB) *lan {
+	tb.Helper()
+	l := &lan{node: newNode(tb), router: nstest.New(tb)}
+	nstest.Veth(tb, l.ns, "lan0", l.router, "eth0")
+	nstest.Run(tb, l.ns, "ip", "link", "set", "lan0", "master", "br0")
+	for _, a := range []string{lanRouter, routerLink} {
+		nstest.Run(tb, l.router, "ip", "address", "add", a+"/64", "dev", "eth0", "nodad")
+	}
+	return l
+}
+
+// advertises starts what advertises the router and its prefix, and answers who asks.
+func (l *lan) advertises(tb testing.TB, options ...string) {
+	tb.Helper()
+	advertising(tb, l.router, append([]string{"--dhcp-range=2001:db8:7::,ra-only,64,2h", "--dhcp-option=option6:dns-server,[2001:db8:7::53],[fe80::]",
+		"--dhcp-option=option6:domain-search,home.example"}, options...)...)
+}
+
+// advertising starts dnsmasq, and waits until it is there.
+func advertising(tb testing.TB, ns *netns.NS, options ...string) {
+	tb.Helper()
+	if _, err := exec.LookPath("dnsmasq"); err != nil {
+		tb.Fatal("needs dnsmasq (Debian: apt-get install dnsmasq-base)")
+	}
+	nstest.Sysctl(tb, ns, "net/ipv6/conf/all/forwarding", "1")
+	log := filepath.Join(tb.TempDir(), "log")
+	cmd := exec.Command("dnsmasq", append([]string{
+		"--keep-in-foreground", "--conf-file=/dev/null", "--no-resolv", "--no-hosts", "--port=0", "--bind-interfaces", "--interface=eth0",
+		"--except-interface=lo", "--pid-file=", "--user=root", "--leasefile-ro", "--enable-ra", "--log-dhcp", "--log-facility=" + log,
+	}, options...)...)
+	if err := ns.Do(cmd.Start); err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	until(tb, "dnsmasq advertises", func() bool {
+		text, err := os.ReadFile(log)
+		return err == nil && strings.Contains(string(text), "RTR-ADVERT")
+	})
+}
+
+// until waits for something that another process does.
+func until(tb testing.TB, what string, is func() bool) {
+	tb.Helper()
+	for deadline := time.Now().Add(30 * time.Second); !is(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			tb.Fatalf("in vain: %s", what)
+		}
+	}
+}
+
+// autoconfigured is a port whose pod has nothing but what routers give it.
+func autoconfigured(i byte) bridge.Port {
+	p := port(i)
+	p.Addresses, p.Routes = nil, nil
+	p.PeerMAC = mac("0a:58:0a:2c:00:0" + string('a'+rune(i)))
+	p.Autoconf = &bridge.Autoconf{}
+	return p
+}
+
+// formed is the address that a port's pod forms of the LAN's prefix.
+func formed(p bridge.Port) netip.Addr {
+	a := bridge.LinkLocal(p.PeerMAC).As16()
+	prefix := nstest.Prefix(lanPrefix).Addr().As16()
+	copy(a[:8], prefix[:8])
+	return netip.AddrFrom16(a)
+}
+
+// autoconfigure solicits and waits, and not for ever.
+func autoconfigure(tb testing.TB, conn *bridge.Conn, pod *netns.NS, p bridge.Port) (*bridge.Autoconfigured, error) {
+	tb.Helper()
+	ctx, cancel := context.WithTimeout(tb.Context(), 30*time.Second)
+	defer cancel()
+	s, err := conn.Solicit(ctx, pod, p)
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close()
+	return s.Wait(ctx)
+}
+
+func mustAutoconfigure(tb testing.TB, conn *bridge.Conn, pod *netns.NS, p bridge.Port) *bridge.Autoconfigured {
+	tb.Helper()
+	got, err := autoconfigure(tb, conn, pod, p)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return got
+}
+
+func TestPodIsConfiguredByItsRouter(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	l.advertises(t)
+	for i, name := range []string{"addresses alone", "the default route too", "with duplicate detection", "beside static addresses"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := autoconfigured(byte(i))
+			p.Autoconf.DefaultRoute, p.DAD = i == 1, i == 2
+			if i == 3 {
+				p.Addresses, p.Routes = port(byte(i)).Addresses, port(byte(i)).Routes
+			}
+			pod, _ := attach(t, l.node, p)
+			got := mustAutoconfigure(t, l.conn, pod, p)
+			if len(got.Addresses) != 1 || got.Addresses[0].Prefix != netip.PrefixFrom(formed(p), 64) || got.Addresses[0].Valid == nil {
+				t.Errorf("addresses %v, want %s", got.Addresses, formed(p))
+			}
+			// dnsmasq's name for its own link-local address.
+			servers := []string{"2001:db8:7::53", routerLink + "%eth0"}
+			var have []string
+			for _, s := range got.Servers {
+				have = append(have, s.String())
+			}
+			if !slices.Equal(have, servers) || !slices.Equal(got.Search, []string{"home.example"}) {
+				t.Errorf("servers %v and domains %v, want %v and home.example", have, got.Search, servers)
+			}
+			var gateways []netip.Addr
+			if p.Autoconf.DefaultRoute {
+				gateways = []netip.Addr{nstest.Addr(routerLink)}
+			}
+			if !slices.Equal(got.Gateways, gateways) {
+				t.Errorf("gateways %v, want %v", got.Gateways, gateways)
+			}
+			routes := nstest.Run(t, pod, "ip", "-6", "route", "show", "default", "proto", "ra")
+			if strings.Contains(routes, routerLink) != p.Autoconf.DefaultRoute {
+				t.Errorf("default routes:\n%s", routes)
+			}
+			// It works at once, both ways.
+			meet(t, pod, nstest.Addr(lanRouter))
+			meet(t, l.router, formed(p))
+			if diffs, err := l.conn.Check(t.Context(), pod, p); err != nil || len(diffs) > 0 {
+				t.Errorf("differences: %v, %v", diffs, err)
+			}
+		})
+	}
+}
+
+// The first solicitation must not get lost in a port that does not forward yet, or in
+// a guard: the kernel sends the next one seconds later.
+func TestPodAsksRoutersOnlyWhenItIsTold(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	l.advertises(t)
+	heard := listenToIPv6(t, l.router, nstest.Index(t, l.router, "eth0"))
+	p := autoconfigured(0)
+	p.Addresses = port(0).Addresses[:1]
+	pod, _ := attach(t, l.node, p)
+	// A frame of the pod's own that comes after all that Attach made it send.
+	meet(t, l.ns, addrs(p)...)
+	count := func() (n int) {
+		for _, frame := range heard() {
+			if isSolicitation(frame, bridge.LinkLocal(p.PeerMAC)) {
+				n++
+			}
+		}
+		return n
+	}
+	if n := count(); n != 0 {
+		t.Errorf("%d solicitations before it is told", n)
+	}
+	if out := nstest.Run(t, pod, "ip", "-6", "addr", "show", "dev", "eth0", "dynamic"); out != "" {
+		t.Errorf("the pod has:\n%s", out)
+	}
+	s, err := l.conn.Solicit(t.Context(), pod, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if _, err := s.Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n := count(); n != 1 {
+		t.Errorf("%d solicitations, want 1", n)
+	}
+	// To be told again changes nothing.
+	again := mustAutoconfigure(t, l.conn, pod, p)
+	if len(again.Addresses) != 1 || again.Addresses[0].Prefix.Addr() != formed(p) {
+		t.Errorf("told again: %v", again.Addresses)
+	}
+}
+
+// isSolicitation says whether a packet is a router solicitation (RFC 4861, section
+// 4.1) from an address.
+func isSolicitation(packet []byte, from netip.Addr) bool {
+	const header, solicitation = 40, 133
+	if len(packet) < header+8 || packet[6] != unix.IPPROTO_ICMPV6 || packet[header] != solicitation {
+		return false
+	}
+	source, _ := netip.AddrFromSlice(packet[8:24])
+	return source == from
+}
+
+// The namespaces of some runtimes come with other defaults than the kernel's.
+func TestPodIsConfiguredWhateverItsDefaultsAre(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	l.advertises(t)
+	pod := nstest.New(t)
+	for name, value := range map[string]string{
+		"disable_ipv6": "1", "autoconf": "0", "use_tempaddr": "2", "accept_ra_defrtr": "1", "accept_ra_pinfo": "0", "accept_dad": "1",
+		"router_solicitations": "0", "addr_gen_mode": "3", "accept_redirects": "1", "accept_ra": "1", "forwarding": "1",
+	} {
+		nstest.Sysctl(t, pod, "net/ipv6/conf/default/"+name, value)
+	}
+	nstest.Sysctl(t, pod, "net/ipv4/conf/default/accept_redirects", "1")
+	p := autoconfigured(0)
+	p.NoRedirects = true
+	if _, err := l.conn.Attach(t.Context(), pod, p); err != nil {
+		t.Fatal(err)
+	}
+	got := mustAutoconfigure(t, l.conn, pod, p)
+	if len(got.Addresses) != 1 || got.Addresses[0].Prefix.Addr() != formed(p) {
+		t.Errorf("addresses %v, want %s", got.Addresses, formed(p))
+	}
+	if out := nstest.Run(t, pod, "ip", "-6", "addr", "show", "dev", "eth0", "scope", "global", "temporary"); out != "" {
+		t.Errorf("a temporary address:\n%s", out)
+	}
+	if diffs, err := l.conn.Check(t.Context(), pod, p); err != nil || len(diffs) > 0 {
+		t.Errorf("differences: %v, %v", diffs, err)
+	}
+}
+
+func TestWaitForARouterSaysWhatIsMissing(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	p := autoconfigured(0)
+	pod, _ := attach(t, l.node, p)
+	s, err := l.conn.Solicit(t.Context(), pod, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = s.Wait(ctx)
+	var opErr *tombolo.OpError
+	if !errors.Is(err, addr.ErrNoRouter) || !errors.Is(err, context.Canceled) || !errors.As(err, &opErr) || opErr.Object != "eth0" {
+		t.Errorf("error is %v, want %v of eth0", err, addr.ErrNoRouter)
+	}
+	if _, err := l.conn.Solicit(ctx, pod, p); !errors.Is(err, context.Canceled) {
+		t.Errorf("error is %v, want %v", err, context.Canceled)
+	}
+	// It may come later all the same.
+	l.advertises(t)
+	if got, err := s.Wait(t.Context()); err != nil || len(got.Addresses) != 1 {
+		t.Errorf("got %+v, %v", got, err)
+	}
+}
+
+func TestDuplicateOfAFormedAddressIsAnError(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	l.advertises(t)
+	p := autoconfigured(0)
+	p.DAD = true
+	nstest.Run(t, l.router, "ip", "address", "add", formed(p).String()+"/64", "dev", "eth0", "nodad")
+	pod, _ := attach(t, l.node, p)
+	if _, err := autoconfigure(t, l.conn, pod, p); !errors.Is(err, addr.ErrDuplicate) || !strings.Contains(err.Error(), formed(p).String()) {
+		t.Errorf("error is %v, want %v of %s", err, addr.ErrDuplicate, formed(p))
+	}
+}
+
+func TestAutoconfThatCannotBeIsRefused(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	down, small, static := autoconfigured(0), autoconfigured(0), port(0)
+	down.Down, small.MTU = true, 1279
+	for name, p := range map[string]bridge.Port{"an interface that stays down": down, "an MTU that IPv6 has not": small} {
+		if _, err := n.conn.Attach(t.Context(), nstest.New(t), p); !errors.Is(err, bridge.ErrInvalid) {
+			t.Errorf("%s: error is %v, want %v", name, err, bridge.ErrInvalid)
+		}
+	}
+	// The kernel has no IPv6, and so no parameters of it, on a link that is too small.
+	nstest.Run(t, n.ns, "ip", "link", "set", "br0", "mtu", "1000")
+	inherited := autoconfigured(0)
+	if _, err := n.conn.Attach(t.Context(), nstest.New(t), inherited); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("an MTU that IPv6 has not, the bridge's: error is %v, want %v", err, os.ErrNotExist)
+	}
+	if _, err := n.conn.Link(t.Context(), inherited.Name); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the port is left: %v", err)
+	}
+	nstest.Run(t, n.ns, "ip", "link", "set", "br0", "mtu", "1400")
+	pod, _ := attach(t, n, static)
+	if _, err := n.conn.Solicit(t.Context(), pod, static); !errors.Is(err, bridge.ErrInvalid) {
+		t.Errorf("a port without Autoconf: error is %v, want %v", err, bridge.ErrInvalid)
+	}
+	static.Autoconf, static.Peer = &bridge.Autoconf{}, "eth7"
+	if _, err := n.conn.Solicit(t.Context(), pod, static); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("an interface that is not there: error is %v, want %v", err, os.ErrNotExist)
+	}
+}
+
+func TestSolicitSaysWhatTheKernelRefuses(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	p := autoconfigured(0)
+	pod, _ := attach(t, n, p)
+	for name, fault := range map[string]*nltest.Fault{
+		"the look at the interface": {Type: unix.RTM_GETLINK, Errno: unix.ENOBUFS},
+		"the solicitation":          {Type: unix.RTM_NEWLINK, Errno: unix.ENOBUFS},
+	} {
+		_, err := faultyConn(t, n, nil, []*nltest.Fault{fault}).Solicit(t.Context(), pod, p)
+		nltest.MustHaveFired(t, fault)
+		if !errors.Is(err, unix.ENOBUFS) {
+			t.Errorf("%s: error is %v, want %v", name, err, unix.ENOBUFS)
+		}
+	}
+	list := &nltest.Fault{Type: unix.RTM_GETADDR, Errno: unix.ENOBUFS}
+	s, err := faultyConn(t, n, nil, []*nltest.Fault{list}).Solicit(t.Context(), pod, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if _, err := s.Wait(t.Context()); !errors.Is(err, unix.ENOBUFS) {
+		t.Errorf("error is %v, want %v", err, unix.ENOBUFS)
+	}
+}
+
+func TestCheckFindsWhatKeepsAPodFromItsRouters(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	l.advertises(t)
+	p := autoconfigured(0)
+	p.NoRedirects = true
+	pod, _ := attach(t, l.node, p)
+	mustAutoconfigure(t, l.conn, pod, p)
+	for path, value := range map[string]string{
+		"net/ipv6/conf/eth0/accept_ra":          "0",
+		"net/ipv6/conf/eth0/accept_ra_defrtr":   "1",
+		"net/ipv6/conf/eth0/accept_redirects":   "1",
+		"net/ipv4/conf/eth0/accept_redirects":   "1",
+		"net/ipv4/conf/all/accept_redirects":    "1",
+		"net/ipv6/conf/eth0/proxy_ndp":          "1", // nobody asked about it
+		"net/ipv6/conf/eth0/accept_ra_rtr_pref": "0",
+	} {
+		nstest.Sysctl(t, pod, path, value)
+	}
+	nstest.Run(t, pod, "ip", "address", "del", formed(p).String()+"/64", "dev", "eth0")
+	got, err := l.conn.Check(t.Context(), pod, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const object = "interface eth0"
+	want := []tombolo.Difference{
+		{Object: object, What: "IPv6 accept_ra_defrtr", Want: "0", Have: "1"},
+		{Object: object, What: "IPv6 accept_ra", Want: "2", Have: "0"},
+		{Object: object, What: "IPv4 accept_redirects", Want: "0", Have: "1"},
+		{Object: object, What: "IPv4 accept_redirects of all", Want: "0", Have: "1"},
+		{Object: object, What: "IPv6 accept_redirects", Want: "0", Have: "1"},
+		{Object: object, What: "address", Want: "by router advertisement"},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("differences (-want +got):\n%s", diff)
+	}
+}
+
+// A plugin behind ours (tuning) may set what was left open.
+func TestCheckPassesOverParametersThatWereNotAskedFor(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	p := port(0)
+	pod, _ := attach(t, n, p)
+	nstest.Sysctl(t, pod, "net/ipv6/conf/eth0/accept_ra", "2")
+	nstest.Sysctl(t, pod, "net/ipv6/conf/eth0/autoconf", "0")
+	if diffs, err := n.conn.Check(t.Context(), pod, p); err != nil || len(diffs) > 0 {
+		t.Errorf("differences: %v, %v", diffs, err)
+	}
+}
+
+// A pod without IPv6 gets no address of it by the way.
+func TestAttachAloneGivesAPodWithAutoconfALinkLocalAddressOnly(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	p := autoconfigured(0)
+	pod, _ := attach(t, n, p)
+	out := nstest.Run(t, pod, "ip", "-6", "-o", "address", "show", "dev", "eth0")
+	if strings.Count(out, "inet6") != 1 || !strings.Contains(out, bridge.LinkLocal(p.PeerMAC).String()+"/64 scope link nodad") {
+		t.Errorf("the pod has:\n%s", out)
+	}
+}

@@ -1,0 +1,156 @@
+package bridge
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/internal/sysctl"
+	"github.com/tombolo-cni/tombolo/route"
+)
+
+// Routing is what a host needs that pods route through. What is left at its zero
+// value is left as it is.
+type Routing struct {
+	// IPv4 and IPv6 have the host forward packets of the family, on all its links
+	// (net.ipv4.ip_forward, net.ipv6.conf.all.forwarding).
+	IPv4, IPv6 bool
+	// NoRedirects names a link on which the host, for IPv4, tells nobody of a shorter
+	// way than through itself: the bridge, where the router is on it as well as the
+	// pods. For that the parameter send_redirects must be 0 on the link and in "all",
+	// so that other links keep to their own from then on. IPv6 has no such parameter:
+	// see Port.NoRedirects.
+	NoRedirects string
+}
+
+const (
+	forwarding4   = "net/ipv4/ip_forward"
+	forwarding6   = "net/ipv6/conf/all/forwarding"
+	sendRedirects = "send_redirects"
+)
+
+// hostParameter is a file below /proc/sys and what is to be in it.
+type hostParameter struct{ path, value string }
+
+func (r *Routing) parameters() []hostParameter {
+	var list []hostParameter
+	if r.NoRedirects != "" {
+		list = append(list, hostParameter{sysctl.Link("ipv4", "all", sendRedirects), "0"},
+			hostParameter{sysctl.Link("ipv4", r.NoRedirects, sendRedirects), "0"})
+	}
+	if r.IPv4 {
+		list = append(list, hostParameter{forwarding4, "1"})
+	}
+	if r.IPv6 {
+		list = append(list, hostParameter{forwarding6, "1"})
+	}
+	return list
+}
+
+// EnsureRouting makes the host as r describes it, and says whether it had to change
+// anything. A host that begins to forward IPv6 keeps what routers have advertised to
+// it, and goes on listening to them.
+//
+// The calling thread has to be in the namespace of the bridges. It needs /proc/sys,
+// to write there only where something is to be changed.
+func (c *Conn) EnsureRouting(ctx context.Context, r Routing) (changed bool, _ error) {
+	for _, d := range r.parameters() {
+		have, err := sysctl.Read(d.path)
+		if err != nil {
+			return changed, err
+		}
+		if have == d.value {
+			continue
+		}
+		if d.path == forwarding6 {
+			if err := c.keepAdvertised(ctx); err != nil {
+				return changed, err
+			}
+		}
+		if err := sysctl.Write(d.path, d.value); err != nil {
+			return changed, err
+		}
+		changed = true
+	}
+	return changed, nil
+}
+
+// CheckRouting compares the host with what r describes, and lists the differences:
+// what EnsureRouting would change. The calling thread has to be in the host's
+// namespace.
+func CheckRouting(r Routing) ([]tombolo.Difference, error) {
+	var list []tombolo.Difference
+	for _, p := range r.parameters() {
+		have, err := sysctl.Read(p.path)
+		if err != nil {
+			return list, err
+		}
+		if have != p.value {
+			list = append(list, tombolo.Difference{Object: "kernel parameters", What: p.path, Want: p.value, Have: have})
+		}
+	}
+	return list, nil
+}
+
+// keepAdvertised lets the links that have something from router advertisements keep
+// it. As soon as a host forwards, the kernel drops the default routes that it learnt
+// on links whose accept_ra is 1, so perhaps its only one, and hears no more
+// advertisements there, so that the addresses run out later on. 2 is to hear them all
+// the same. Where it is 0, routes are kept by somebody (systemd-networkd and its
+// like), and the kernel is to stay out of it.
+func (c *Conn) keepAdvertised(ctx context.Context) error {
+	links, err := c.advertised()
+	if err != nil {
+		return err
+	}
+	for index := range links {
+		if err := c.keepHearing(ctx, index); err != nil && !errors.Is(err, fs.ErrNotExist) { // gone meanwhile
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *Conn) keepHearing(ctx context.Context, link int) error {
+	l, err := c.LinkByIndex(ctx, link)
+	if err != nil {
+		return err
+	}
+	path := sysctl.Link("ipv6", l.Name, "accept_ra")
+	if have, err := sysctl.Read(path); err != nil || have != "1" {
+		return err
+	}
+	return sysctl.Write(path, "2")
+}
+
+// advertised gives the indexes of the links that have routes or addresses from
+// router advertisements.
+func (c *Conn) advertised() (map[int]bool, error) {
+	links := map[int]bool{}
+	routes, err := c.Routes().List(route.Filter{Family: unix.AF_INET6, Protocol: route.ProtocolRA})
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range routes {
+		if len(r.Nexthops) == 0 {
+			links[r.Link] = true
+		}
+		for _, nh := range r.Nexthops {
+			links[nh.Link] = true
+		}
+	}
+	addresses, err := c.Addresses().List(addr.Filter{Family: unix.AF_INET6})
+	if err != nil {
+		return nil, err
+	}
+	for _, a := range addresses {
+		if a.Protocol == addr.ProtocolRA {
+			links[a.Link] = true
+		}
+	}
+	return links, nil
+}

@@ -1,0 +1,317 @@
+package bridge_test
+
+import (
+	"errors"
+	"io/fs"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/route"
+)
+
+// guest is a host whose eth0 is on the link of a router that advertises itself.
+type guest struct{ host, router *netns.NS }
+
+func newGuest(t *testing.T, options ...string) *guest {
+	t.Helper()
+	g := &guest{nstest.New(t), nstest.New(t)}
+	nstest.Veth(t, g.host, "eth0", g.router, "eth0")
+	nstest.Sysctl(t, g.host, "net/ipv6/conf/eth0/accept_dad", "0")
+	for _, a := range []string{lanRouter, routerLink} {
+		nstest.Run(t, g.router, "ip", "address", "add", a+"/64", "dev", "eth0", "nodad")
+	}
+	nstest.Run(t, g.host, "ip", "address", "add", "fe80::a/64", "dev", "eth0", "nodad")
+	advertising(t, g.router, append([]string{"--dhcp-range=2001:db8:7::,ra-only,64,2h"}, options...)...)
+	g.solicit(t)
+	until(t, "the host forms an address", func() bool {
+		return strings.Contains(nstest.Run(t, g.host, "ip", "-6", "address", "show", "dev", "eth0", "scope", "global"), "2001:db8:7::")
+	})
+	return g
+}
+
+// solicit has the kernel ask for an advertisement.
+func (g *guest) solicit(t *testing.T) {
+	t.Helper()
+	nstest.Run(t, g.host, "ip", "token", "set", "::a", "dev", "eth0")
+}
+
+func (g *guest) defaultRoute(t *testing.T) string {
+	t.Helper()
+	return nstest.Run(t, g.host, "ip", "-6", "route", "show", "default")
+}
+
+// routing makes a host as described.
+func routing(t *testing.T, host *netns.NS, r bridge.Routing) (changed bool, _ error) {
+	t.Helper()
+	err := host.Do(func() error {
+		conn, err := bridge.Dial(nil)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		changed, err = conn.EnsureRouting(t.Context(), r)
+		return err
+	})
+	return changed, err
+}
+
+func TestHostThatBeginsToForwardKeepsItsAdvertisedRoute(t *testing.T) {
+	t.Parallel()
+	g := newGuest(t)
+	if out := g.defaultRoute(t); !strings.Contains(out, "via "+routerLink+" dev eth0 proto ra") {
+		t.Fatalf("the host did not learn its default route:\n%s", out)
+	}
+	if changed, err := routing(t, g.host, bridge.Routing{IPv6: true}); !changed || err != nil {
+		t.Fatalf("changed %t, %v", changed, err)
+	}
+	if got := nstest.Sysctl(t, g.host, "net/ipv6/conf/eth0/forwarding"); got != "1" {
+		t.Errorf("forwarding is %s", got)
+	}
+	if out := g.defaultRoute(t); !strings.Contains(out, "via "+routerLink+" dev eth0 proto ra") {
+		t.Errorf("the default route is gone:\n%s", out)
+	}
+	// The next advertisement is heard as well.
+	nstest.Run(t, g.host, "ip", "-6", "route", "del", "default")
+	g.solicit(t)
+	until(t, "the default route is learnt again", func() bool { return strings.Contains(g.defaultRoute(t), routerLink) })
+	if changed, err := routing(t, g.host, bridge.Routing{IPv6: true}); changed || err != nil {
+		t.Errorf("the second time: changed %t, %v", changed, err)
+	}
+}
+
+func TestForwardingAloneLosesTheAdvertisedRoute(t *testing.T) {
+	t.Parallel()
+	g := newGuest(t)
+	nstest.Sysctl(t, g.host, "net/ipv6/conf/all/forwarding", "1")
+	if out := g.defaultRoute(t); out != "" {
+		t.Errorf("nothing has to be done against it here, the host has:\n%s", out)
+	}
+}
+
+func TestHostThatBeginsToForwardKeepsItsAdvertisedAddress(t *testing.T) {
+	t.Parallel()
+	g := newGuest(t, "--ra-param=eth0,60,0") // a router, but no way to everywhere
+	if out := g.defaultRoute(t); out != "" {
+		t.Fatalf("the host has:\n%s", out)
+	}
+	if _, err := routing(t, g.host, bridge.Routing{IPv6: true}); err != nil {
+		t.Fatal(err)
+	}
+	if got := nstest.Sysctl(t, g.host, "net/ipv6/conf/eth0/accept_ra"); got != "2" {
+		t.Errorf("accept_ra is %s: the address will run out", got)
+	}
+}
+
+func TestLinksWithoutAdvertisementsAreLeftAlone(t *testing.T) {
+	t.Parallel()
+	host := nstest.New(t)
+	nstest.Veth(t, host, "eth0", host, "eth1")
+	// As systemd-networkd does, which reads the advertisements itself.
+	nstest.Sysctl(t, host, "net/ipv6/conf/eth0/accept_ra", "0")
+	nstest.Run(t, host, "ip", "-6", "route", "add", "default", "via", "fe80::1", "dev", "eth0", "proto", "ra", "expires", "1800")
+	if _, err := routing(t, host, bridge.Routing{IPv6: true}); err != nil {
+		t.Fatal(err)
+	}
+	for link, want := range map[string]string{"eth0": "0", "eth1": "1"} {
+		if got := nstest.Sysctl(t, host, "net/ipv6/conf/"+link+"/accept_ra"); got != want {
+			t.Errorf("accept_ra of %s is %s, want %s", link, got, want)
+		}
+	}
+	if out := nstest.Run(t, host, "ip", "-6", "route", "show", "default"); !strings.Contains(out, "fe80::1") {
+		t.Errorf("the route is gone: %s", out)
+	}
+}
+
+func TestRoutingIsComparedAndMade(t *testing.T) {
+	t.Parallel()
+	host := nstest.New(t)
+	nstest.Veth(t, host, "br0", host, "eth1")
+	for path, value := range map[string]string{"ip_forward": "0", "conf/all/send_redirects": "1", "conf/br0/send_redirects": "1", "conf/eth1/send_redirects": "1"} {
+		nstest.Sysctl(t, host, "net/ipv4/"+path, value)
+	}
+	all := bridge.Routing{IPv4: true, IPv6: true, NoRedirects: "br0"}
+	check := func(r bridge.Routing) (list []tombolo.Difference) {
+		err := host.Do(func() error {
+			var err error
+			list, err = bridge.CheckRouting(r)
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return list
+	}
+	const object = "kernel parameters"
+	want := []tombolo.Difference{
+		{Object: object, What: "net/ipv4/conf/all/send_redirects", Want: "0", Have: "1"},
+		{Object: object, What: "net/ipv4/conf/br0/send_redirects", Want: "0", Have: "1"},
+		{Object: object, What: "net/ipv4/ip_forward", Want: "1", Have: "0"},
+		{Object: object, What: "net/ipv6/conf/all/forwarding", Want: "1", Have: "0"},
+	}
+	if diff := cmp.Diff(want, check(all)); diff != "" {
+		t.Errorf("before (-want +got):\n%s", diff)
+	}
+	for _, changed := range []bool{true, false} {
+		if got, err := routing(t, host, all); got != changed || err != nil {
+			t.Errorf("changed %t, %v; want %t", got, err, changed)
+		}
+	}
+	if got := check(all); len(got) != 0 {
+		t.Errorf("after: %v", got)
+	}
+	if got := check(bridge.Routing{}); len(got) != 0 {
+		t.Errorf("nothing was asked for: %v", got)
+	}
+	if got := nstest.Sysctl(t, host, "net/ipv4/conf/eth1/send_redirects"); got != "1" {
+		t.Errorf("send_redirects of another link is %s", got)
+	}
+	if _, err := routing(t, host, bridge.Routing{NoRedirects: "br1"}); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a bridge that is not there: %v", err)
+	}
+	err := host.Do(func() error {
+		_, err := bridge.CheckRouting(bridge.Routing{NoRedirects: "br1"})
+		return err
+	})
+	if !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a bridge that is not there: %v", err)
+	}
+}
+
+// detour is a pod whose gateway is the node, on the same link as the router that the
+// node itself goes through to the internet.
+type detour struct {
+	*lan
+	pod      *netns.NS
+	internet map[string]string // an address of each family
+}
+
+func newDetour(t *testing.T, p bridge.Port) *detour {
+	t.Helper()
+	const node6 = "fe80::44:1"
+	d := &detour{lan: newLAN(t), internet: map[string]string{"-4": "198.51.100.1", "-6": "2001:db8:99::1"}}
+	internet := nstest.New(t)
+	nstest.Veth(t, d.router, "eth1", internet, "eth0")
+	type addresses struct {
+		ns   *netns.NS
+		link string
+		list []string
+	}
+	for _, a := range []addresses{
+		{d.ns, "br0", []string{node6 + "/64"}},
+		{d.router, "eth0", []string{"10.44.0.254/24", "fd44::254/64"}},
+		// Routers ask for their neighbours from link-local addresses only.
+		{d.router, "eth1", []string{"198.51.100.254/24", "2001:db8:99::254/64", "fe80::99:1/64"}},
+		{internet, "eth0", []string{"198.51.100.1/24", "2001:db8:99::1/64"}},
+	} {
+		for _, one := range a.list {
+			nodad := []string{}
+			if strings.Contains(one, ":") {
+				nodad = []string{"nodad"}
+			}
+			nstest.Run(t, a.ns, "ip", append([]string{"address", "add", one, "dev", a.link}, nodad...)...)
+		}
+	}
+	for _, ns := range []*netns.NS{d.ns, d.router} {
+		nstest.Sysctl(t, ns, "net/ipv4/ip_forward", "1")
+		nstest.Sysctl(t, ns, "net/ipv6/conf/all/forwarding", "1")
+		for _, link := range []string{"all", "default"} {
+			nstest.Sysctl(t, ns, "net/ipv4/conf/"+link+"/rp_filter", "0")
+		}
+	}
+	nstest.Run(t, d.ns, "ip", "route", "add", "default", "via", "10.44.0.254")
+	nstest.Run(t, d.ns, "ip", "-6", "route", "add", "default", "via", routerLink, "dev", "br0")
+	nstest.Run(t, internet, "ip", "route", "add", "10.44.0.0/24", "via", "198.51.100.254")
+	nstest.Run(t, internet, "ip", "-6", "route", "add", "fd44::/64", "via", "2001:db8:99::254")
+	p.Routes = []route.Route{{Gateway: nstest.Addr("10.44.0.1")}, {Gateway: nstest.Addr(node6)}}
+	d.pod = nstest.New(t)
+	nstest.Sysctl(t, d.pod, "net/ipv4/conf/all/accept_redirects", "1")
+	nstest.Sysctl(t, d.pod, "net/ipv4/conf/default/accept_redirects", "1")
+	if _, err := d.conn.Attach(t.Context(), d.pod, p); err != nil {
+		t.Fatal(err)
+	}
+	// No redirect is to wait until the node has found the pod.
+	meet(t, d.ns, addrs(p)...)
+	return d
+}
+
+// goesPast has the pod send by way of the node, and says whether it is told to go past
+// it, and whether it does. To be told once is enough for IPv6, while IPv4 looks for the
+// router at first and heeds a later redirect.
+func (d *detour) goesPast(t *testing.T, family string) (told, past bool) {
+	t.Helper()
+	router, counter, enough := "10.44.0.254", "IcmpInRedirects", 5
+	if family == "-6" {
+		router, counter, enough = routerLink, "Icmp6InRedirects", 1
+	}
+	heard := 0
+	until(t, "the pod goes past the node, or is told to often enough", func() bool {
+		if err := nstest.Ping(t, d.pod, nstest.Addr(d.internet[family])); err != nil {
+			t.Fatal(err)
+		}
+		past = strings.Contains(nstest.Run(t, d.pod, "ip", family, "route", "get", d.internet[family]), "via "+router+" ")
+		heard = redirects(t, d.pod, counter)
+		// The first packet is worth a redirect, which leaves before the packet does.
+		return past || heard == 0 || heard >= enough
+	})
+	return heard > 0, past
+}
+
+// redirects reads one of the namespace's counters.
+func redirects(t *testing.T, ns *netns.NS, counter string) int {
+	t.Helper()
+	fields := strings.Fields(nstest.Run(t, ns, "nstat", "--ignore", "--zeros", "--noupdate", counter))
+	i := slices.Index(fields, counter)
+	if i < 0 || i+1 >= len(fields) {
+		t.Fatalf("no counter %s in %q", counter, fields)
+	}
+	n, err := strconv.Atoi(fields[i+1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func TestPodGoesPastItsGatewayUnlessRedirectsAreOff(t *testing.T) {
+	t.Parallel()
+	type outcome struct{ told, past bool }
+	for _, tt := range []struct {
+		name         string
+		pod          bool // disregards redirects
+		node         bool // sends none
+		want4, want6 outcome
+	}{
+		{"redirects", false, false, outcome{true, true}, outcome{true, true}},
+		{"the pod disregards them", true, false, outcome{true, false}, outcome{true, false}},
+		{"the node sends none, which it cannot help over IPv6", false, true, outcome{}, outcome{true, true}},
+		{"both", true, true, outcome{}, outcome{true, false}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			p := port(0)
+			p.NoRedirects = tt.pod
+			d := newDetour(t, p)
+			for _, link := range []string{"all", "br0"} {
+				nstest.Sysctl(t, d.ns, "net/ipv4/conf/"+link+"/send_redirects", "1")
+			}
+			if tt.node {
+				if _, err := routing(t, d.ns, bridge.Routing{NoRedirects: "br0"}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for family, want := range map[string]outcome{"-4": tt.want4, "-6": tt.want6} {
+				told, past := d.goesPast(t, family)
+				if got := (outcome{told, past}); got != want {
+					t.Errorf("%s: the pod is told to go past the node, and does so: %t; want %t", family, got, want)
+				}
+			}
+		})
+	}
+}

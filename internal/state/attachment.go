@@ -49,9 +49,21 @@ type Attachment struct {
 	Addresses []Address `json:"addresses,omitempty"` // in the order of the result
 	Port      Port      `json:"port,omitzero"`
 
+	// Moving says that the keeper is at work on, or died at, a change of Addresses:
+	// they are those of after and of before, and the kernel may have either.
+	Moving bool `json:"moving,omitempty"`
+
 	Up         bool `json:"up,omitempty"`         // false only with disableContainerInterface
 	Masquerade bool `json:"masquerade,omitempty"` // its addresses are masqueraded
 	Guarded    bool `json:"guarded,omitempty"`    // it may use its own MAC and addresses only
+	Untrusted  bool `json:"untrusted,omitempty"`  // guarded, and it may not be a server or router of the LAN
+	// DefaultRoute is where it leads for a pod on a LAN: "host" or "router"; empty where
+	// it is on none.
+	DefaultRoute string `json:"defaultRoute,omitempty"`
+	// SLAAC says that it forms IPv6 addresses by router advertisements: of Addresses,
+	// those that end in the interface identifier made of MAC. They come and go with what
+	// is advertised.
+	SLAAC bool `json:"slaac,omitempty"`
 
 	Published []Published `json:"published,omitempty"` // its host ports
 	Bandwidth Bandwidth   `json:"bandwidth,omitzero"`
@@ -115,9 +127,13 @@ func (a *Attachment) fields(c *codec) {
 	c.string("hostMAC", &a.HostMAC)
 	objects(c, "addresses", &a.Addresses, (*Address).fields)
 	c.object("port", a.Port.fields)
+	c.bool("moving", &a.Moving)
 	c.bool("up", &a.Up)
 	c.bool("masquerade", &a.Masquerade)
 	c.bool("guarded", &a.Guarded)
+	c.bool("untrusted", &a.Untrusted)
+	c.string("defaultRoute", &a.DefaultRoute)
+	c.bool("slaac", &a.SLAAC)
 	objects(c, "published", &a.Published, (*Published).fields)
 	c.object("bandwidth", a.Bandwidth.fields)
 	c.string("ifb", &a.IFB)

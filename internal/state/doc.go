@@ -8,6 +8,8 @@
 //	epoch                              the life that the state belongs to
 //	networks/<network>.json            one network
 //	attachments/<network>/<hash>.json  one attachment; <hash> is [ident.Hash]
+//	uplinks/<nic>.json                 one NIC that was taken over, or is being
+//	uplinks/<nic>.lock                 locked by who works on that NIC
 //	lock                               locked by everybody, never replaced
 //	.tmp-*                             being written, or left by a crash
 //

@@ -53,7 +53,7 @@ func (e *Epoch) fields(c *codec) {
 func (d *Dir) Epoch() (Epoch, error) {
 	e, err := d.loadEpoch()
 	if err == nil {
-		err = d.checkLife(e)
+		err = d.checkLife(d.epochPath(), e)
 	}
 	if err != nil {
 		return e, fmt.Errorf("read epoch: %w", err)
@@ -85,17 +85,17 @@ func decodeEpoch(data []byte) (Epoch, error) {
 	return e, nil
 }
 
-// checkLife fails with ErrStale if e is over. That pid 1 is younger than the
+// checkLife fails with ErrStale if e, which stands in a file, is over. That pid 1 is younger than the
 // epoch is not enough: so it is for a caller in a pod with a PID namespace of its
 // own. A node that restarted has another network namespace besides. (The one
 // exception, a nested node on its machine's own network, is left to GC.)
-func (d *Dir) checkLife(e Epoch) error {
+func (d *Dir) checkLife(path string, e Epoch) error {
 	boot, err := d.sources.bootID()
 	if err != nil {
 		return err
 	}
 	if e.Boot != boot {
-		return fmt.Errorf("%s: %w: of boot %s, and this is %s", d.epochPath(), ErrStale, e.Boot, boot)
+		return fmt.Errorf("%s: %w: of boot %s, and this is %s", path, ErrStale, e.Boot, boot)
 	}
 	// The cheaper question first: it settles the matter in nearly every call.
 	cookie, err := d.sources.netns()
@@ -107,7 +107,7 @@ func (d *Dir) checkLife(e Epoch) error {
 		return err
 	}
 	return fmt.Errorf("%s: %w: made %v after boot in network namespace %d, and pid 1 started at %v in %d",
-		d.epochPath(), ErrStale, e.Made, e.NetNS, start, cookie)
+		path, ErrStale, e.Made, e.NetNS, start, cookie)
 }
 
 // newEpoch describes the life that we are in. The start of pid 1 is never before

@@ -28,7 +28,10 @@ const (
 
 // readFile reads a small file whole. It follows no symbolic link and does not
 // hang on a FIFO. A file over maxRecord is an ErrDamaged, and not read further.
-func readFile(path string) ([]byte, error) {
+func readFile(path string) ([]byte, error) { return readUpTo(path, maxRecord) }
+
+// readUpTo is readFile of a file of up to limit bytes.
+func readUpTo(path string, limit int) ([]byte, error) {
 	fd, err := openFile(path, unix.O_RDONLY|unix.O_NONBLOCK)
 	if err != nil {
 		return nil, err
@@ -42,13 +45,13 @@ func readFile(path string) ([]byte, error) {
 			return nil, &os.PathError{Op: "read", Path: path, Err: err}
 		}
 		filled += n
+		if filled > limit {
+			return nil, fmt.Errorf("%w: it is larger than %d bytes", ErrDamaged, limit)
+		}
 		// A short read is the end of the file, on every local file system and
 		// in /proc; asking again would double the system calls.
 		if filled < len(buf) {
 			return buf[:filled], nil
-		}
-		if filled > maxRecord {
-			return nil, fmt.Errorf("%w: it is larger than %d bytes", ErrDamaged, maxRecord)
 		}
 		buf = append(buf, make([]byte, len(buf))...)
 	}
@@ -94,7 +97,13 @@ func writeAll(fd int, path string, data []byte) error {
 // state directory and rename(2). Readers see the old or the new one.
 func (d *Dir) replaceFile(path string, data []byte) error {
 	temp := fmt.Sprintf("%s/%s%016x", d.path, tempPrefix, rand.Uint64())
-	fd, err := createFile(temp, unix.O_WRONLY|unix.O_EXCL)
+	return replaceBy(temp, unix.O_EXCL, path, data)
+}
+
+// replaceBy puts a file in place by way of temp, which is opened with these flags
+// besides and gone afterwards.
+func replaceBy(temp string, flags int, path string, data []byte) error {
+	fd, err := createFile(temp, unix.O_WRONLY|flags)
 	if err != nil {
 		return err
 	}

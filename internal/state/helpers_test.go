@@ -22,6 +22,9 @@ func runHelper(name string, args []string) int {
 		"churn":    helpChurn,
 		"full":     helpFull,
 		"add":      helpAdd,
+		"uplink":   helpUplink,
+
+		"uplink-private": helpUplinkPrivate,
 	}
 	if err := helpers[name](args); err != nil {
 		fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
@@ -238,4 +241,41 @@ func helpAdd(args []string) error {
 	err = l.Close()
 	unix.Access("/tombolo-add-ends", 0)
 	return err
+}
+
+// helpUplink saves an uplink's record under its lock until it is killed, and prints a
+// line after each: dir, socket, NIC.
+func helpUplink(args []string) error {
+	d, err := openFor(args)
+	if err != nil {
+		return err
+	}
+	if _, err := d.LockUplink(context.Background(), args[2]); err != nil {
+		return err
+	}
+	f := d.Uplink(args[2])
+	for step := 0; ; step++ {
+		if err := f.Save(fmt.Appendf(nil, `{"step":%d}`, step)); err != nil {
+			return err
+		}
+		fmt.Println(step)
+	}
+}
+
+// helpUplinkPrivate holds a NIC's lock with a file system of its own at dir: dir,
+// socket, NIC.
+func helpUplinkPrivate(args []string) error {
+	if err := privateMount(args[0], ""); err != nil {
+		return err
+	}
+	d, err := openFor(args)
+	if err != nil {
+		return err
+	}
+	l, err := d.LockUplink(context.Background(), args[2])
+	if err != nil {
+		return err
+	}
+	sign("held")
+	return l.Close()
 }

@@ -134,10 +134,10 @@ func (d *Dir) staleAttachments(life NewLife) ([]*Attachment, error) {
 // dropStale removes the records of earlier lives: everything, damaged or not, when
 // an epoch is known to be over, else those whose token says so.
 func (d *Dir) dropStale(life NewLife) error {
+	errs := []error{d.dropStaleUplinks()}
 	if life.Previous != nil {
-		return errors.Join(os.RemoveAll(d.attachmentsPath()), os.RemoveAll(d.networksPath()))
+		return errors.Join(append(errs, os.RemoveAll(d.attachmentsPath()), os.RemoveAll(d.networksPath()))...)
 	}
-	var errs []error
 	for _, a := range life.Stale {
 		errs = append(errs, d.Remove(a.Network, a.Hash()))
 	}

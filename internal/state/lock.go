@@ -60,8 +60,10 @@ func (m Mode) String() string {
 // A Lock is not safe for use by several goroutines at once.
 type Lock struct {
 	dir    *Dir
-	fd     int // of the lock file, -1 once it is given up
-	socket int // -1 unless exclusive
+	path   string // of the lock file
+	name   string // of the socket
+	fd     int    // of the lock file, -1 once it is given up
+	socket int    // -1 unless exclusive
 	mode   Mode
 }
 
@@ -70,11 +72,10 @@ type Lock struct {
 // the context's. The calling thread's network namespace is the one that exclusive
 // holders share. Never take it while holding it: use Ensure or Upgrade.
 func (d *Dir) Lock(ctx context.Context, mode Mode) (*Lock, error) {
-	fd, err := createFile(d.lockPath(), unix.O_RDWR)
+	l, err := d.openLock(d.lockPath(), d.socketName)
 	if err != nil {
 		return nil, fmt.Errorf("lock state directory: %w", err)
 	}
-	l := &Lock{dir: d, fd: fd, socket: -1}
 	if mode == Exclusive {
 		err = l.takeExclusive(ctx)
 	} else {
@@ -84,6 +85,15 @@ func (d *Dir) Lock(ctx context.Context, mode Mode) (*Lock, error) {
 		return nil, errors.Join(err, l.Close())
 	}
 	return l, nil
+}
+
+// openLock opens a lock file, and takes nothing yet.
+func (d *Dir) openLock(path, socketName string) (*Lock, error) {
+	fd, err := createFile(path, unix.O_RDWR)
+	if err != nil {
+		return nil, err
+	}
+	return &Lock{dir: d, path: path, name: socketName, fd: fd, socket: -1}, nil
 }
 
 // Mode tells how the lock is held now.
@@ -203,10 +213,7 @@ func (l *Lock) takeShared(ctx context.Context) error {
 
 // takeExclusive shuts the gate, takes the file, and binds the socket.
 func (l *Lock) takeExclusive(ctx context.Context) error {
-	taken, err := tryGate(l.fd)
-	if err == nil && taken {
-		taken, err = tryFlock(l.fd, unix.LOCK_EX)
-	}
+	taken, err := l.tryExclusive()
 	if err != nil {
 		return err
 	}
@@ -226,8 +233,23 @@ func (l *Lock) takeExclusive(ctx context.Context) error {
 			return err
 		}
 	}
+	return l.bind(ctx)
+}
+
+// tryExclusive shuts the gate and takes the file, where nobody has either.
+func (l *Lock) tryExclusive() (bool, error) {
+	taken, err := tryGate(l.fd)
+	if err == nil && taken {
+		taken, err = tryFlock(l.fd, unix.LOCK_EX)
+	}
+	return taken, err
+}
+
+// bind binds the socket, which makes the lock exclusive, or gives the file up.
+func (l *Lock) bind(ctx context.Context) error {
+	var err error
 	// On the caller's thread: it alone is sure to be in the right namespace.
-	if l.socket, err = bindAlone(ctx, l.dir.socketName); err != nil {
+	if l.socket, err = bindAlone(ctx, l.name); err != nil {
 		return errors.Join(err, l.release())
 	}
 	l.mode = Exclusive
@@ -267,9 +289,8 @@ func (l *Lock) wait(ctx context.Context, mode Mode, take func(fd int) error) err
 
 // failed is the error of a lock that was not had.
 func (l *Lock) failed(mode Mode, waited time.Duration, cause error) error {
-	path := l.dir.lockPath()
 	err := fmt.Errorf("lock %s (%s): %w: waited %v (`fuser -v %s` shows who has it open)",
-		path, mode, ErrLocked, waited.Round(time.Millisecond), path)
+		l.path, mode, ErrLocked, waited.Round(time.Millisecond), l.path)
 	if cause != nil {
 		err = fmt.Errorf("%w: %w", err, cause)
 	}

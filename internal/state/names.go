@@ -3,7 +3,10 @@ package state
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/ident"
 )
@@ -33,6 +36,25 @@ func checkNetwork(name string) error {
 		if c := name[i]; !isAlphanumeric(c) && c != '_' && c != '.' && c != '-' {
 			return fmt.Errorf("network %q: %w: only letters, digits, '_', '.' and '-' are allowed", name, ErrName)
 		}
+	}
+	return nil
+}
+
+// maxNIC is IFNAMSIZ without its NUL.
+const maxNIC = unix.IFNAMSIZ - 1
+
+// checkNIC accepts what the kernel takes for a link's name (dev_valid_name in
+// net/core/dev.c), but for what is not UTF-8. That keeps ".." and '/' out of paths.
+func checkNIC(name string) error {
+	switch {
+	case name == "":
+		return fmt.Errorf("uplink: %w: it is empty", ErrName)
+	case len(name) > maxNIC:
+		return fmt.Errorf("uplink %.20q: %w: %d bytes, at most %d are a link's name", name, ErrName, len(name), maxNIC)
+	case name == "." || name == "..":
+		return fmt.Errorf("uplink %q: %w: no link has it", name, ErrName)
+	case !utf8.ValidString(name), strings.ContainsAny(name, "/:\x00 \t\n\v\f\r"):
+		return fmt.Errorf("uplink %q: %w: '/', ':', white space and what is no text are not allowed", name, ErrName)
 	}
 	return nil
 }

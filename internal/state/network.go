@@ -38,6 +38,14 @@ type Network struct {
 	NFCall        *bool          `json:"nfCall,omitempty"`        // bridged packets pass the firewall; nil is not ours to say
 	Promiscuous   *bool          `json:"promiscuous,omitempty"`   // of the bridge; nil is not ours to say
 
+	// Uplink is the NIC that is the bridge's port to a LAN; empty is none.
+	Uplink string `json:"uplink,omitempty"`
+	// DefaultRoute is where the default route of pods on a LAN leads: "host" or
+	// "router"; empty where they are on none.
+	DefaultRoute string `json:"defaultRoute,omitempty"`
+	// SLAAC says that pods form IPv6 addresses by router advertisements.
+	SLAAC bool `json:"slaac,omitempty"`
+
 	// Held says for each gateway who needs it.
 	Held []Held `json:"held,omitempty"`
 
@@ -87,6 +95,9 @@ func (n *Network) fields(c *codec) {
 	c.uint64("mark", &n.Mark)
 	c.optional("nfCall", &n.NFCall)
 	c.optional("promiscuous", &n.Promiscuous)
+	c.string("uplink", &n.Uplink)
+	c.string("defaultRoute", &n.DefaultRoute)
+	c.bool("slaac", &n.SLAAC)
 	objects(c, "held", &n.Held, (*Held).fields)
 	objects(c, "admissions", &n.Admissions, (*Admission).fields)
 }

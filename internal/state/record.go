@@ -27,6 +27,8 @@ type RecordError struct {
 	// record, and both are for a file that has no record's name.
 	Network, Hash string
 
+	NIC string // of an uplink's record
+
 	Err error
 }
 
@@ -40,6 +42,8 @@ func (e *RecordError) Error() string {
 		return text + "; a DEL or GC of the attachment removes it"
 	case e.Network != "":
 		return text + "; the next ADD to the network builds it again and replaces the file"
+	case e.NIC != "":
+		return text + "; look what `ip address` and `ip route` say, then remove the file"
 	default:
 		return text + "; remove the file by hand if nobody else needs it"
 	}

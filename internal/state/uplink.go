@@ -1,0 +1,262 @@
+package state
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// maxUplink bounds an uplink's file, in bytes. Its record has the NIC's addresses
+	// and routes of before: some 200 bytes a route.
+	maxUplink = 16 << 20
+
+	lockSuffix    = ".lock"
+	tempSuffix    = ".tmp"
+	damagedSuffix = ".damaged"
+)
+
+// An UplinkFile keeps the record of one takeover, which package uplink writes and
+// reads, whole: readers see the old or the new one. Before the record stands the life
+// of the node that it belongs to, since addresses and routes of an earlier one must
+// not be put back.
+//
+// Who writes or removes it holds the NIC's lock ([Dir.LockUplink]). It is not safe for
+// use by several goroutines at once.
+type UplinkFile struct {
+	dir  *Dir
+	nic  string
+	life []byte // the first line, once it is known
+}
+
+// Uplink returns the file of a NIC, which need not exist. A NIC whose name cannot be
+// one is an error that matches ErrName, from every method.
+func (d *Dir) Uplink(nic string) *UplinkFile { return &UplinkFile{dir: d, nic: nic} }
+
+// Save puts a record in place, which is a JSON document.
+func (f *UplinkFile) Save(record []byte) error {
+	if err := f.save(record); err != nil {
+		return fmt.Errorf("save record of uplink: %w", err)
+	}
+	return nil
+}
+
+func (f *UplinkFile) save(record []byte) error {
+	path, err := f.path(suffix)
+	if err != nil {
+		return err
+	}
+	if f.life == nil {
+		epoch, err := f.dir.newEpoch()
+		if err != nil {
+			return err
+		}
+		f.life = encode(epochVersion, epoch.fields)
+	}
+	data := append(bytes.Clone(f.life), record...)
+	switch {
+	case len(data) > maxUplink:
+		return fmt.Errorf("%s: its record has %d bytes, at most %d are kept", f.nic, len(record), maxUplink-len(f.life))
+	case !json.Valid(record):
+		return fmt.Errorf("%s: its record is not JSON: %.60q", f.nic, record)
+	}
+	// In the same directory: Clean takes the others away, under another lock. One that
+	// a crash has left is written over.
+	return replaceBy(path+tempSuffix, unix.O_TRUNC, path, data)
+}
+
+// Load reads the record. A missing one matches os.ErrNotExist, and one of an earlier
+// life of the node ErrStale; what cannot be used is a *RecordError. Whether the
+// record is one that package uplink wrote is for that to say.
+func (f *UplinkFile) Load() ([]byte, error) {
+	path, err := f.path(suffix)
+	if err != nil {
+		return nil, fmt.Errorf("load record of uplink: %w", err)
+	}
+	record, err := f.load(path)
+	switch {
+	case errors.Is(err, os.ErrNotExist), errors.Is(err, ErrStale):
+		return nil, fmt.Errorf("load record of uplink: %w", err)
+	case err != nil:
+		return nil, fmt.Errorf("load record of uplink: %w", &RecordError{Path: path, NIC: f.nic, Err: bare(err)})
+	}
+	return record, nil
+}
+
+func (f *UplinkFile) load(path string) ([]byte, error) {
+	data, err := readUpTo(path, maxUplink)
+	if err != nil {
+		return nil, err
+	}
+	epoch, record, err := splitUplink(data)
+	if err != nil {
+		return nil, err
+	}
+	if err := f.dir.checkLife(path, epoch); err != nil {
+		return nil, err
+	}
+	return record, nil
+}
+
+// splitUplink takes a file's content apart.
+func splitUplink(data []byte) (Epoch, []byte, error) {
+	first, record, _ := bytes.Cut(data, []byte("\n"))
+	epoch, err := decodeEpoch(first)
+	if err != nil {
+		return Epoch{}, nil, err
+	}
+	if !json.Valid(record) {
+		return Epoch{}, nil, fmt.Errorf("%w: it is not whole JSON: %.60q", ErrDamaged, record)
+	}
+	return epoch, record, nil
+}
+
+// Remove removes the record; that it is gone already is success.
+func (f *UplinkFile) Remove() error {
+	path, err := f.path(suffix)
+	if err == nil {
+		err = removeFile(path)
+	}
+	if err != nil {
+		return fmt.Errorf("remove record of uplink: %w", err)
+	}
+	return nil
+}
+
+// SetAside renames a record that cannot be used, for an operator to look at, and
+// returns its new path. Nothing reads it again; the next one replaces it.
+func (f *UplinkFile) SetAside() (string, error) {
+	from, err := f.path(suffix)
+	if err != nil {
+		return "", fmt.Errorf("set record of uplink aside: %w", err)
+	}
+	to := from + damagedSuffix
+	if err := os.Rename(from, to); err != nil {
+		return "", fmt.Errorf("set record of uplink aside: %w", err)
+	}
+	return to, nil
+}
+
+// path is that of a file of the NIC's, whose name ends in suffix.
+func (f *UplinkFile) path(suffix string) (string, error) {
+	if err := checkNIC(f.nic); err != nil {
+		return "", err
+	}
+	return f.dir.UplinksPath() + "/" + f.nic + suffix, nil
+}
+
+// Uplinks lists the NICs that have a record, in the order of their names, without
+// reading one. It needs no lock.
+func (d *Dir) Uplinks() ([]string, error) {
+	entries, err := readDir(d.UplinksPath())
+	if err != nil {
+		return nil, fmt.Errorf("list uplinks: %w", err)
+	}
+	var nics []string
+	for _, e := range entries {
+		if nic, ok := UplinkNIC(e.Name()); ok {
+			nics = append(nics, nic)
+		}
+	}
+	return nics, nil
+}
+
+// UplinkNIC returns the NIC whose record a file of UplinksPath holds. It is false for
+// every other file.
+func UplinkNIC(name string) (nic string, ok bool) {
+	nic, ok = strings.CutSuffix(name, suffix)
+	if !ok || checkNIC(nic) != nil {
+		return "", false
+	}
+	return nic, true
+}
+
+// An UplinkLock is the lock of one NIC, until Close or the end of the process. Like
+// an exclusive [Lock] it is a file, which stays, and an abstract unix socket, for
+// those who see other directories at the same path.
+//
+// It comes after the directory's: who holds it takes no other lock.
+type UplinkLock struct{ lock *Lock }
+
+// LockUplink takes the lock of a NIC, waiting until ctx ends; then the error matches
+// ErrLocked and the context's. The calling thread's network namespace is that of the
+// NIC.
+func (d *Dir) LockUplink(ctx context.Context, nic string) (*UplinkLock, error) {
+	l, err := d.openUplinkLock(nic)
+	if err != nil {
+		return nil, err
+	}
+	if err := l.takeExclusive(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("lock uplink %s: %w", nic, err), l.Close())
+	}
+	return &UplinkLock{l}, nil
+}
+
+// TryLockUplink is LockUplink that does not wait: both results are nil where another
+// holds the lock.
+func (d *Dir) TryLockUplink(nic string) (*UplinkLock, error) {
+	l, err := d.openUplinkLock(nic)
+	if err != nil {
+		return nil, err
+	}
+	taken, err := l.tryExclusive()
+	if err == nil && taken {
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel() // for no wait
+		err = l.bind(ctx)
+	}
+	switch {
+	case errors.Is(err, ErrLocked), err == nil && !taken:
+		return nil, l.Close()
+	case err != nil:
+		return nil, errors.Join(fmt.Errorf("lock uplink %s: %w", nic, err), l.Close())
+	}
+	return &UplinkLock{l}, nil
+}
+
+func (d *Dir) openUplinkLock(nic string) (*Lock, error) {
+	path, err := d.Uplink(nic).path(lockSuffix)
+	if err != nil {
+		return nil, fmt.Errorf("lock uplink: %w", err)
+	}
+	l, err := d.openLock(path, d.socketName+"/"+nic)
+	if err != nil {
+		return nil, fmt.Errorf("lock uplink: %w", err)
+	}
+	return l, nil
+}
+
+// Close gives the lock up. Closing twice does nothing.
+func (l *UplinkLock) Close() error { return l.lock.Close() }
+
+// dropStaleUplinks removes the records of earlier lives. One whose NIC somebody works
+// on is being replaced, or dropped.
+func (d *Dir) dropStaleUplinks() error {
+	nics, err := d.Uplinks()
+	errs := []error{err}
+	for _, nic := range nics {
+		if _, err := d.Uplink(nic).Load(); !errors.Is(err, ErrStale) {
+			continue // what is damaged is for who finds it
+		}
+		errs = append(errs, d.dropStaleUplink(nic))
+	}
+	return errors.Join(errs...)
+}
+
+func (d *Dir) dropStaleUplink(nic string) error {
+	l, err := d.TryLockUplink(nic)
+	if l == nil {
+		return err
+	}
+	f := d.Uplink(nic)
+	if _, err := f.Load(); errors.Is(err, ErrStale) {
+		return errors.Join(f.Remove(), l.Close())
+	}
+	return l.Close()
+}

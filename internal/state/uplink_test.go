@@ -1,0 +1,369 @@
+package state
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+const sampleUplink = `{"version":1,"nic":"eth0","bridge":"br0","state":"taken"}`
+
+func saveUplink(t testing.TB, d *Dir, nic, record string) {
+	t.Helper()
+	if err := d.Uplink(nic).Save([]byte(record)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func uplinkPath(d *Dir, nic string) string { return d.UplinksPath() + "/" + nic + suffix }
+
+func lockUplink(t testing.TB, d *Dir, nic string) *UplinkLock {
+	t.Helper()
+	l, err := d.LockUplink(t.Context(), nic)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return l
+}
+
+func TestAnUplinksRecordIsKeptWhole(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	f := d.Uplink("eth0")
+	if _, err := f.Load(); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("Load of none: %v", err)
+	}
+	if err := f.Remove(); err != nil {
+		t.Errorf("Remove of none: %v", err)
+	}
+	for _, record := range []string{sampleUplink, "{\n  \"pretty\": true\n}\n", sampleUplink} {
+		if err := f.Save([]byte(record)); err != nil {
+			t.Fatal(err)
+		}
+		got, err := again(d).Uplink("eth0").Load()
+		if err != nil || string(got) != record {
+			t.Errorf("Load = %q, %v; want %q", got, err, record)
+		}
+	}
+	if st, err := os.Stat(uplinkPath(d, "eth0")); err != nil || st.Mode().Perm() != 0o600 {
+		t.Errorf("the file: %v, %v", st.Mode(), err)
+	}
+	for range 2 {
+		if err := f.Remove(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if nics, err := d.Uplinks(); len(nics) > 0 || err != nil {
+		t.Errorf("after Remove: %v, %v", nics, err)
+	}
+}
+
+func TestUplinksAreListedByTheirNICs(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	if nics, err := d.Uplinks(); len(nics) > 0 || err != nil {
+		t.Errorf("of a directory that is not there: %v, %v", nics, err)
+	}
+	for _, nic := range []string{"eth1", "eth0", "a.json", "eth0.lock", ".tmp-x"} {
+		saveUplink(t, d, nic, sampleUplink)
+	}
+	lockUplink(t, d, "wan0") // has a file, and no record
+	for _, other := range []string{"eth9.json.tmp", "eth9.json.damaged", ".json", "..json", "eth9", "a name.json", "sixteen-bytes-ok.json"} {
+		writeFile(t, d.UplinksPath()+"/"+other, sampleUplink)
+	}
+	nics, err := d.Uplinks()
+	if want := []string{".tmp-x", "a.json", "eth0", "eth0.lock", "eth1"}; err != nil || !slices.Equal(nics, want) {
+		t.Errorf("Uplinks = %q, %v; want %q", nics, err, want)
+	}
+}
+
+func TestNamesThatNoNICHasAreRefused(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	for _, nic := range []string{"", ".", "..", "../x", "a/b", "eth0:1", "a b", "a\n", "\x00", "\xff", "sixteen-bytes-ok"} {
+		f := d.Uplink(nic)
+		_, loadErr := f.Load()
+		_, asideErr := f.SetAside()
+		_, lockErr := d.LockUplink(t.Context(), nic)
+		_, tryErr := d.TryLockUplink(nic)
+		for what, err := range map[string]error{
+			"Save": f.Save([]byte("{}")), "Load": loadErr, "Remove": f.Remove(), "SetAside": asideErr,
+			"LockUplink": lockErr, "TryLockUplink": tryErr,
+		} {
+			if !errors.Is(err, ErrName) {
+				t.Errorf("%s of %q: %v", what, nic, err)
+			}
+		}
+	}
+	if _, err := os.Stat(d.Path()); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("something was made: %v", err)
+	}
+	saveUplink(t, d, "fifteen-bytes-x", sampleUplink)
+}
+
+func TestAnUplinksDamagedRecordIsNamed(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	saveUplink(t, d, "eth0", sampleUplink)
+	path := uplinkPath(d, "eth0")
+	whole := mustRead(t, path)
+	check := func(what, content string, want error) {
+		t.Helper()
+		writeFile(t, path, content)
+		_, err := d.Uplink("eth0").Load()
+		var damaged *RecordError
+		if !errors.Is(err, want) || !errors.As(err, &damaged) || damaged.NIC != "eth0" || damaged.Path != path || !strings.Contains(err.Error(), path) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	for i := range len(whole) {
+		check(fmt.Sprintf("%d of %d bytes", i, len(whole)), whole[:i], ErrDamaged)
+	}
+	check("rubbish after it", whole+"}", ErrDamaged)
+	check("rubbish", "\x00\xff\n\x00", ErrDamaged)
+	check("too large", whole+strings.Repeat(" ", maxUplink), ErrDamaged)
+	check("of a newer version", strings.Replace(whole, `"version":1`, `"version":7`, 1), ErrVersion)
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(path, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Uplink("eth0").Load(); !errors.Is(err, unix.EISDIR) {
+		t.Errorf("a directory in its place: %v", err)
+	}
+}
+
+func TestADamagedUplinkIsSetAsideByWhoeverOwnsIt(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	if _, err := d.Uplink("eth0").SetAside(); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("of none: %v", err)
+	}
+	writeFile(t, uplinkPath(d, "eth0"), "{")
+	// Neither reading nor listing does it.
+	for range 2 {
+		if _, err := d.Uplink("eth0").Load(); !errors.Is(err, ErrDamaged) {
+			t.Fatal(err)
+		}
+	}
+	aside, err := d.Uplink("eth0").SetAside()
+	if err != nil || mustRead(t, aside) != "{" {
+		t.Errorf("SetAside = %s, %v", aside, err)
+	}
+	if _, err := d.Uplink("eth0").Load(); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("afterwards: %v", err)
+	}
+	if nics, err := d.Uplinks(); len(nics) > 0 || err != nil {
+		t.Errorf("afterwards listed: %v, %v", nics, err)
+	}
+}
+
+func TestAnUplinksRecordThatCannotBeReadBackIsNotWritten(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	saveUplink(t, d, "eth0", sampleUplink)
+	for what, record := range map[string]string{
+		"nothing": "", "half": sampleUplink[:20], "two": "{}\n{}", "too much": `"` + strings.Repeat("x", maxUplink) + `"`,
+	} {
+		if err := d.Uplink("eth0").Save([]byte(record)); err == nil {
+			t.Errorf("Save of %s", what)
+		}
+	}
+	if got, err := d.Uplink("eth0").Load(); err != nil || string(got) != sampleUplink {
+		t.Errorf("what was there: %q, %v", got, err)
+	}
+	// As much as fits is read back.
+	large := `"` + strings.Repeat("x", maxUplink-1024) + `"`
+	saveUplink(t, d, "eth0", large)
+	if got, err := d.Uplink("eth0").Load(); err != nil || string(got) != large {
+		t.Errorf("a large one: %d bytes, %v", len(got), err)
+	}
+}
+
+func TestALeftoverTemporaryFileOfAnUplinkIsHarmless(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	writeFile(t, uplinkPath(d, "eth0")+tempSuffix, strings.Repeat("longer than what comes next ", 100))
+	saveUplink(t, d, "eth0", sampleUplink)
+	if got, err := d.Uplink("eth0").Load(); err != nil || string(got) != sampleUplink {
+		t.Errorf("Load = %q, %v", got, err)
+	}
+	if left, err := filepath.Glob(d.UplinksPath() + "/*" + tempSuffix); len(left) > 0 || err != nil {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+func TestAnUplinkOfAnEarlierLifeIsNotPutBack(t *testing.T) {
+	t.Parallel()
+	d, n := newDirOn(t)
+	enter(t, d)
+	for _, nic := range []string{"eth0", "eth1"} {
+		saveUplink(t, d, nic, sampleUplink)
+	}
+	writeFile(t, uplinkPath(d, "eth2"), "{")
+	if _, err := d.Uplink("eth0").Load(); err != nil {
+		t.Fatal(err)
+	}
+	n.setBoot(otherBoot)
+	if _, err := d.Uplink("eth0").Load(); !errors.Is(err, ErrStale) || !strings.Contains(err.Error(), uplinkPath(d, "eth0")) {
+		t.Errorf("after a boot: %v", err)
+	}
+	// eth1 is being taken over again.
+	busy := lockUplink(t, again(d), "eth1")
+	enter(t, d)
+	nics, err := d.Uplinks()
+	if want := []string{"eth1", "eth2"}; err != nil || !slices.Equal(nics, want) {
+		t.Errorf("after Enter: %v, %v; want %v", nics, err, want)
+	}
+	saveUplink(t, again(d), "eth1", sampleUplink)
+	if err := busy.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Uplink("eth1").Load(); err != nil {
+		t.Errorf("of the new life: %v", err)
+	}
+	// The container of a nested node restarts: the same boot, another pid 1.
+	n.cookie, n.uptime = 2, n.uptime+2e9
+	n.setInit(n.uptime - 1e9)
+	if _, err := d.Uplink("eth1").Load(); !errors.Is(err, ErrStale) {
+		t.Errorf("after a restart of the node's container: %v", err)
+	}
+}
+
+func TestAnUplinkOfThisLifeOutlivesALostEpoch(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	enter(t, d)
+	saveUplink(t, d, "eth0", sampleUplink)
+	if err := os.Remove(d.epochPath()); err != nil {
+		t.Fatal(err)
+	}
+	enter(t, d)
+	if _, err := d.Uplink("eth0").Load(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestSaveFailsWithoutALife(t *testing.T) {
+	t.Parallel()
+	d, n := newDirOn(t)
+	if err := os.Remove(n.dir + "/boot_id"); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Uplink("eth0").Save([]byte("{}")); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "/proc") {
+		t.Errorf("Save: %v", err)
+	}
+}
+
+func TestOneAtATimeWorksOnANIC(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	held := lockUplink(t, d, "eth0")
+	if l, err := again(d).TryLockUplink("eth0"); l != nil || err != nil {
+		t.Errorf("TryLockUplink = %v, %v; want neither", l, err)
+	}
+	other := again(d)
+	if _, err := other.LockUplink(canceled(), "eth0"); !errors.Is(err, ErrLocked) || !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "eth0.lock") {
+		t.Errorf("LockUplink: %v", err)
+	}
+	// Neither other NICs nor the directory's own lock are held up.
+	lockUplink(t, again(d), "eth1")
+	lock(t, again(d), Exclusive)
+	for range 2 {
+		if err := held.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	until(t, "the end of the abandoned wait", func() bool { return other.abandoned.Load() == 0 })
+	l, err := again(d).TryLockUplink("eth0")
+	if l == nil || err != nil {
+		t.Fatalf("TryLockUplink of what is free = %v, %v", l, err)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestANICsLockIsSharedAcrossMounts(t *testing.T) {
+	t.Parallel()
+	needRoot(t)
+	d := newDir(t)
+	p := start(t, &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS}, "uplink-private", d.Path(), d.socketName, "eth0")
+	p.expect("held")
+	if _, err := os.Stat(d.UplinksPath()); !errors.Is(err, fs.ErrNotExist) {
+		t.Fatalf("its directory is this one: %v", err)
+	}
+	if l, err := d.TryLockUplink("eth0"); l != nil || err != nil {
+		t.Errorf("TryLockUplink = %v, %v; want neither", l, err)
+	}
+	if _, err := d.LockUplink(canceled(), "eth0"); !errors.Is(err, ErrLocked) {
+		t.Errorf("LockUplink: %v", err)
+	}
+	p.kill()
+	lockUplink(t, d, "eth0")
+}
+
+// A process that is killed anywhere in Save leaves the record of before or after, and
+// the lock free.
+func TestAKilledProcessLeavesAWholeUplink(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	kills := 20
+	if testing.Short() {
+		kills = 3
+	}
+	for kill := range kills {
+		p := start(t, nil, "uplink", d.Path(), d.socketName, "eth0")
+		for range 1 + kill*7%30 {
+			p.line()
+		}
+		p.kill()
+		l, err := d.TryLockUplink("eth0")
+		if l == nil || err != nil {
+			t.Fatalf("kill %d: TryLockUplink = %v, %v", kill, l, err)
+		}
+		// The helper lives on this node, not on the made-up one.
+		data, err := os.ReadFile(uplinkPath(d, "eth0"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := splitUplink(data); err != nil {
+			t.Errorf("kill %d: %v", kill, err)
+		}
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func FuzzLoadUplink(f *testing.F) {
+	d := newDir(f)
+	path := uplinkPath(d, "eth0")
+	f.Fuzz(func(t *testing.T, data []byte) {
+		writeFile(t, path, string(data))
+		record, err := d.Uplink("eth0").Load()
+		var damaged *RecordError
+		switch {
+		case err == nil:
+			if err := d.Uplink("eth0").Save(record); err != nil {
+				t.Errorf("what was loaded cannot be saved: %v", err)
+			}
+			if again, err := d.Uplink("eth0").Load(); err != nil || string(again) != string(record) {
+				t.Errorf("saved %q, loaded %q, %v", record, again, err)
+			}
+		case !errors.As(err, &damaged) && !errors.Is(err, ErrStale):
+			t.Errorf("Load of %q: %v", data, err)
+		}
+	})
+}

@@ -1,0 +1,46 @@
+package endpoint
+
+import (
+	"net/netip"
+	"strings"
+
+	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/state"
+)
+
+// The alias of a port says whose it is, so that a node whose state was lost can
+// still tell: tombolo:1:<hash>:<network>:<addresses>.
+
+// AliasPrefix begins every alias of ours.
+const AliasPrefix = "tombolo:1:"
+
+const aliasMax = 255 // IFALIASZ without its NUL
+
+// AliasOwner is the beginning of an attachment's alias, which no other has.
+func AliasOwner(hash string) string { return AliasPrefix + hash + ":" }
+
+// AliasOf is the alias of an attachment's port, from its record.
+func AliasOf(a *state.Attachment) string { return Alias(a.Hash(), a.Network, Addresses(a)) }
+
+// Alias leaves the addresses out where they do not fit; nf_tables has them too.
+func Alias(hash, network string, addresses []netip.Addr) string {
+	head := AliasOwner(hash) + NetworkToken(network) + ":"
+	texts := make([]string, len(addresses))
+	for i, a := range addresses {
+		texts[i] = a.String()
+	}
+	if full := head + strings.Join(texts, ","); len(full) <= aliasMax {
+		return full
+	}
+	return head
+}
+
+// NetworkToken is a network's name where it is short, else a hash of it: no name
+// begins with '#'.
+func NetworkToken(network string) string {
+	const longest = 64
+	if len(network) <= longest {
+		return network
+	}
+	return "#" + ident.Hash(network, "", "")
+}

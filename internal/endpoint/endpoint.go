@@ -1,0 +1,81 @@
+package endpoint
+
+import (
+	"net"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/nft"
+)
+
+// dhcp is ipam.type of attachments whose IPv4 address is leased.
+const dhcp = "dhcp"
+
+// Of is an attachment as the firewall sees it, from its record. One that has lost its
+// lease publishes nothing, and may ask for another and send nothing else of IPv4.
+func Of(a *state.Attachment) nft.Endpoint {
+	mac, _ := net.ParseMAC(a.MAC)
+	ep := nft.Endpoint{
+		Owner: nft.Owner(a.Hash()), Network: a.Network, Bridge: a.Bridge,
+		Addrs: Addresses(a), MAC: mac, Masquerade: a.Masquerade, Ports: Ports(a),
+	}
+	if a.Guarded {
+		ep.GuardedPort, ep.SLAAC, ep.Untrusted = a.HostIf, a.SLAAC, a.Untrusted
+		if a.IPAMType == dhcp && !slices.ContainsFunc(ep.Addrs, netip.Addr.Is4) {
+			// Without it, who has no address at all could send from any.
+			ep.Untrusted = true
+		}
+	}
+	if len(ep.Addrs) == 0 {
+		ep.Ports = nil
+	}
+	return ep
+}
+
+// In is Of in its network as that is now: what has been switched off there since the
+// pod came has no set any more.
+func In(a *state.Attachment, n *state.Network) nft.Endpoint {
+	ep := Of(a)
+	ep.Masquerade = ep.Masquerade && n.Masquerade
+	if !n.Guard {
+		ep.GuardedPort, ep.SLAAC, ep.Untrusted = "", false, false
+	}
+	return ep
+}
+
+// Addresses lists an attachment's addresses.
+func Addresses(a *state.Attachment) []netip.Addr {
+	list := make([]netip.Addr, len(a.Addresses))
+	for i, address := range a.Addresses {
+		list[i] = address.Prefix.Addr()
+	}
+	return list
+}
+
+// Ports lists an attachment's host ports.
+func Ports(a *state.Attachment) []nft.Port {
+	list := make([]nft.Port, 0, len(a.Published))
+	for _, p := range a.Published {
+		list = append(list, nft.Port{
+			Protocol: Protocol(p.Protocol), HostAddr: p.HostIP,
+			HostPort: uint16(p.HostPort), PodPort: uint16(p.PodPort),
+		})
+	}
+	return list
+}
+
+// Protocol gives the number of a protocol that has ports (IPPROTO_*); 0 is none.
+func Protocol(name string) uint8 {
+	switch name {
+	case "tcp":
+		return unix.IPPROTO_TCP
+	case "udp":
+		return unix.IPPROTO_UDP
+	case "sctp":
+		return unix.IPPROTO_SCTP
+	}
+	return 0
+}

@@ -1,0 +1,86 @@
+package endpoint
+
+import (
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/nft"
+)
+
+func attachment() *state.Attachment {
+	return &state.Attachment{
+		Network: "lan", ContainerID: "c1", IfName: "eth0", HostIf: "veth0", Bridge: "br0", MAC: "02:00:00:00:00:01",
+		Addresses: []state.Address{{Prefix: netip.MustParsePrefix("192.0.2.5/24")}, {Prefix: netip.MustParsePrefix("fd00::5/64")}},
+		Published: []state.Published{
+			{Protocol: "tcp", HostPort: 8080, PodPort: 80},
+			{Protocol: "udp", HostIP: netip.MustParseAddr("192.0.2.1"), HostPort: 53, PodPort: 5353},
+			{Protocol: "sctp", HostPort: 9, PodPort: 9},
+		},
+		Masquerade: true, Guarded: true,
+	}
+}
+
+func same(t *testing.T, want, got nft.Endpoint) {
+	t.Helper()
+	if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestTheFirewallSeesWhatIsOnRecord(t *testing.T) {
+	t.Parallel()
+	a := attachment()
+	want := nft.Endpoint{
+		Owner: nft.Owner(a.Hash()), Network: "lan", Bridge: "br0", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1},
+		Addrs:       []netip.Addr{netip.MustParseAddr("192.0.2.5"), netip.MustParseAddr("fd00::5")},
+		GuardedPort: "veth0", Masquerade: true,
+		Ports: []nft.Port{
+			{Protocol: unix.IPPROTO_TCP, HostPort: 8080, PodPort: 80},
+			{Protocol: unix.IPPROTO_UDP, HostAddr: netip.MustParseAddr("192.0.2.1"), HostPort: 53, PodPort: 5353},
+			{Protocol: unix.IPPROTO_SCTP, HostPort: 9, PodPort: 9},
+		},
+	}
+	same(t, want, Of(a))
+	same(t, want, In(a, &state.Network{Masquerade: true, Guard: true}))
+	want.GuardedPort, want.Masquerade = "", false
+	same(t, want, In(a, &state.Network{}))
+	a.Guarded, a.Masquerade = false, false
+	same(t, want, In(a, &state.Network{Masquerade: true, Guard: true}))
+	a.Addresses = nil
+	want.Addrs, want.Ports = []netip.Addr{}, nil
+	same(t, want, Of(a))
+	a.IPAMType, a.Guarded = dhcp, true
+	want.GuardedPort, want.Untrusted = "veth0", true
+	same(t, want, Of(a))
+	a.Addresses = []state.Address{{Prefix: netip.MustParsePrefix("fd00::5/64")}}
+	want.Addrs, want.Ports = Addresses(a), Ports(a)
+	same(t, want, Of(a))
+	if got := Protocol("icmp"); got != 0 {
+		t.Errorf("icmp has ports, by number %d", got)
+	}
+}
+
+func TestAnAliasTellsWhoseAPortIs(t *testing.T) {
+	t.Parallel()
+	a := attachment()
+	if got, want := AliasOf(a), "tombolo:1:"+a.Hash()+":lan:192.0.2.5,fd00::5"; got != want {
+		t.Errorf("alias %q, want %q", got, want)
+	}
+	for range 20 {
+		a.Addresses = append(a.Addresses, state.Address{Prefix: netip.MustParsePrefix("fd00::1234:5678:9abc:def0/64")})
+	}
+	a.Network = strings.Repeat("n", 65)
+	got := AliasOf(a)
+	if !strings.HasPrefix(got, AliasOwner(a.Hash())+"#") || !strings.HasSuffix(got, ":") || len(got) > aliasMax {
+		t.Errorf("alias of what does not fit: %q", got)
+	}
+	if a.Network = a.Network[:64]; !strings.HasPrefix(AliasOf(a), AliasOwner(a.Hash())+a.Network+":") {
+		t.Errorf("alias of the longest name that fits: %q", AliasOf(a))
+	}
+}

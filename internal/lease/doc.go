@@ -25,6 +25,14 @@
 // its record says Adding until it says Bound; so a record that says Adding while its lock
 // is free was left by one that died.
 //
+// # The host's own lease
+//
+// A NIC that becomes a port of a bridge leaves its DHCP client deaf. Adopt writes a
+// record of the lease that it had, with Record.Host set, and HandBack removes it; the
+// keeper renews the lease in between, on the bridge. Such a record is of format version
+// 2: an older keeper would take it for that of a pod which is gone, and leaves alone what
+// it cannot read. HostTrouble tells operators how it fares.
+//
 // # Needs
 //
 // No capability beyond write access to the directory, and a local file system, for

@@ -64,23 +64,38 @@ func WriteJSON(w io.Writer, records []*Record, now time.Time) error {
 	return nil
 }
 
-// WriteTable writes records as a table for people.
+// WriteTable writes records as a table for people, with their troubles below.
 func WriteTable(w io.Writer, records []*Record, now time.Time) error {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(t, "NETWORK\tPOD\tINTERFACE\tADDRESS\tMAC\tSERVER\tSTATE\tLEFT")
 	for _, r := range records {
 		e := EntryOf(r, now)
-		pod := e.Pod
-		if pod == "" {
-			pod = e.ContainerID
-		}
+		pod := podOf(r)
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
 			e.Network, pod, e.IfName, orDash(e.Address.IsValid(), e.Address), e.MAC, orDash(e.Server.IsValid(), e.Server), e.State, left(r, now))
 	}
 	if err := t.Flush(); err != nil {
 		return fmt.Errorf("write leases: %w", err)
 	}
+	gap := "\n"
+	for _, r := range records {
+		if r.Error == "" {
+			continue
+		}
+		if _, err := fmt.Fprintf(w, "%s%s %s: %s\n", gap, podOf(r), r.IfName, r.Error); err != nil {
+			return fmt.Errorf("write leases: %w", err)
+		}
+		gap = ""
+	}
 	return nil
+}
+
+// podOf names a record's pod, as well as its runtime let us know.
+func podOf(r *Record) string {
+	if r.Pod != "" {
+		return r.Pod
+	}
+	return r.ContainerID
 }
 
 func orDash(valid bool, v fmt.Stringer) string {

@@ -60,14 +60,14 @@ func TestAKeeperThatIsSilentIsNotAlive(t *testing.T) {
 	t.Parallel()
 	d := open(t)
 	p := keep(t, d)
-	now, err := uptime()
-	if err != nil {
-		t.Fatal(err)
-	}
 	for _, tt := range []struct {
 		silent time.Duration
 		alive  bool
-	}{{0, true}, {Silence - time.Second, true}, {Silence + time.Second, false}} {
+	}{{0, true}, {Silence / 2, true}, {Silence + time.Second, false}} {
+		now, err := uptime()
+		if err != nil {
+			t.Fatal(err)
+		}
 		if err := p.beatAt(now - tt.silent); err != nil {
 			t.Fatal(err)
 		}
@@ -137,9 +137,9 @@ func TestAKilledKeeperIsNotAlive(t *testing.T) {
 	if _, err := out.Read(make([]byte, 16)); err != nil {
 		t.Error(err)
 	}
-	alive, _, err := d.Alive()
-	if !alive || err != nil {
-		t.Errorf("while it runs: alive %t, %v", alive, err)
+	// Whether it has beaten lately is a matter of the machine's speed, and of another test.
+	if runs, _, err := d.pulse(); !runs || err != nil {
+		t.Errorf("while it runs: %t, %v", runs, err)
 	}
 	// Stopped, it holds its lock and beats no more: that is for its last beat to tell.
 	if err := cmd.Process.Signal(unix.SIGSTOP); err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/ident"
 )
 
-// version is the version of a record that we write.
+// version is the version of a record that we write; see hostVersion.
 const version = 1
 
 // State says what a record is about.
@@ -31,6 +31,10 @@ const (
 	// Expired is a pod whose lease ran out or was refused, and for which the keeper
 	// tries to get another. Lease is the last one.
 	Expired State = "expired"
+
+	// Adopting is a lease of the host's own that the keeper has yet to confirm with its
+	// server: see Adopt.
+	Adopting State = "adopting"
 
 	// Sticky is the last lease of a pod that is gone, kept so that its next one is
 	// asked for the same address. It has no namespace and is nobody's to renew.
@@ -62,6 +66,10 @@ type Record struct {
 	Lease   *dhcpc.Lease `json:"lease,omitempty"`
 	Policy  Policy       `json:"policy,omitzero"`
 	Applied Applied      `json:"applied,omitzero"` // what the pod has of the lease
+
+	// Host is for a lease of the host's own: then no field above is of a pod. NetNSCookie
+	// is the host's, and the link that has the address is Bridge.
+	Host *Host `json:"host,omitempty"`
 
 	Created time.Time `json:"created,omitzero"`
 	Updated time.Time `json:"updated,omitzero"` // by the last ADD or renewal
@@ -211,7 +219,11 @@ func encode(r *Record) ([]byte, error) {
 	if err := r.check(); err != nil {
 		return nil, err
 	}
-	data, err := json.Marshal(&document{Version: version, Record: r})
+	written := version
+	if r.Host != nil {
+		written = hostVersion
+	}
+	data, err := json.Marshal(&document{Version: written, Record: r})
 	if err != nil {
 		return nil, fmt.Errorf("encode: %w", err)
 	}
@@ -233,8 +245,8 @@ func decode(data []byte) (*Record, error) {
 	err := json.Unmarshal(data, &doc)
 	// The version first: what else is wrong may be a newer version's business.
 	switch {
-	case doc.Version > version:
-		return nil, fmt.Errorf("%w: version %d, and this tombolo reads up to %d", ErrVersion, doc.Version, version)
+	case doc.Version > hostVersion:
+		return nil, fmt.Errorf("%w: version %d, and this tombolo reads up to %d", ErrVersion, doc.Version, hostVersion)
 	case err != nil:
 		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
 	case doc.Version < 1:
@@ -261,7 +273,7 @@ func (r *Record) check() error {
 	}
 	switch r.State {
 	case Adding:
-	case Bound, Expired, Sticky:
+	case Bound, Expired, Sticky, Adopting:
 		if r.Lease == nil {
 			errs = append(errs, fmt.Errorf("it is %s and has no lease", r.State))
 		}
@@ -274,7 +286,7 @@ func (r *Record) check() error {
 	if r.Lease != nil {
 		errs = append(errs, r.checkLease())
 	}
-	errs = append(errs, r.Client.check(), r.Applied.check(), r.Policy.check())
+	errs = append(errs, r.Client.check(), r.Applied.check(), r.Policy.check(), r.Host.check(r))
 	return errors.Join(errs...)
 }
 

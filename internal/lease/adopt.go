@@ -1,0 +1,241 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"time"
+
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/netns"
+)
+
+// Adoption is what Adopt has to know about a NIC that became a port of a bridge.
+type Adoption struct {
+	// NIC is the port's name, and Index its index: systemd-networkd's files go by that.
+	NIC   string
+	Index int
+	// MAC is the NIC's: the hardware address that its client leased with.
+	MAC net.HardwareAddr
+	// Bridge is the link that has the NIC's addresses now.
+	Bridge string
+	// Addresses are those that were the NIC's, as the kernel lists them now. Others than
+	// IPv4 are disregarded, and of those without an end all that no manager's file calls
+	// leased.
+	Addresses []addr.Address
+	// HostName is sent to the server (option 12) where the lease that was found says
+	// nothing about it; empty is none.
+	HostName string
+	// NetNS is the host's network namespace; nil is the caller's.
+	NetNS *netns.NS
+	// Root is the directory below which the network managers' files are looked for; empty
+	// is /.
+	Root string
+}
+
+// Adopt makes the keeper responsible for the lease that a NIC had before it was taken
+// over: it writes a record (Record.Host, Adopting) for the keeper to confirm with the
+// server and to renew. Call it right after the takeover, and again whenever the
+// takeover is found in place: a record of this boot, bridge and address stays as it is.
+//
+// Who the client was, and of which server, is read from what the network manager left:
+//
+//	/run/systemd/netif/leases/<index>                    systemd-networkd
+//	/var/lib/NetworkManager/internal-<uuid>-<nic>.lease  NetworkManager: the address only
+//	/var/lib/NetworkManager/dhclient-<uuid>-<nic>.lease  the same with dhclient
+//	/var/lib/dhcp/, /var/lib/dhclient/: dhclient*.lease* dhclient
+//	/var/lib/dhcpcd/<nic>.lease                          dhcpcd
+//
+// The newest one counts whose address is among Addresses. Without one, the first address
+// that the kernel will end (Address.Valid) is taken for a lease of the NIC's MAC address,
+// which ends then.
+//
+// The result is nil where nothing was leased. That no keeper runs is no error: see
+// HostTrouble. After a boot the keeper drops the record, without a RELEASE, since the
+// host's own client has begun anew.
+func Adopt(ctx context.Context, dir *Dir, a *Adoption) (*Record, error) {
+	r, err := a.record(time.Now())
+	if err != nil {
+		return nil, fmt.Errorf("adopt DHCP lease of %s: %w", a.NIC, err)
+	}
+	if r == nil {
+		return nil, nil
+	}
+	held, err := dir.Lock(ctx, r.Hash())
+	if err == nil {
+		var kept *Record
+		if kept, err = held.adopt(r, a); kept != nil {
+			r = kept
+		}
+		err = errors.Join(err, held.Close())
+	}
+	if err != nil {
+		return nil, fmt.Errorf("adopt DHCP lease of %s: %w", a.NIC, err)
+	}
+	return r, nil
+}
+
+// adopt writes a record unless the one that there is says the same; then it gives that.
+func (h *Held) adopt(r *Record, a *Adoption) (*Record, error) {
+	have, err := h.Load()
+	if err == nil && have.Host != nil && have.Boot == r.Boot && have.NetNSCookie == r.NetNSCookie && have.Bridge == r.Bridge &&
+		have.Client.MAC.String() == r.Client.MAC.String() && a.find(have.Lease.Address.Addr()) != nil {
+		return have, nil
+	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, ErrDamaged) {
+		return nil, err
+	}
+	return nil, h.Create(r)
+}
+
+// record makes the record of a lease that the NIC had; nil if it had none.
+func (a *Adoption) record(now time.Time) (*Record, error) {
+	boot, err := Boot()
+	if err != nil {
+		return nil, err
+	}
+	cookie, err := a.cookie()
+	if err != nil {
+		return nil, err
+	}
+	f := a.newest(now)
+	at := a.leased(f)
+	if at == nil {
+		return nil, nil
+	}
+	if f == nil {
+		f = &found{}
+	}
+	l := f.lease(now.Round(0).UTC(), at)
+	if l == nil {
+		return nil, nil
+	}
+	l.MAC = dhcpc.Hex(a.MAC)
+	r := &Record{
+		State: Adopting, Network: hostName, ContainerID: hostName, IfName: a.NIC, NetNSCookie: cookie, Boot: boot, Bridge: a.Bridge,
+		Client: Client{MAC: l.MAC, ClientID: f.clientID, HostName: f.hostName}, Lease: l,
+		// The routes are the host's: Host.Routes has them.
+		Policy:  Policy{NoRoutes: true},
+		Applied: Applied{Addresses: []netip.Prefix{at.Prefix}},
+		Host:    &Host{NIC: a.NIC, From: f.path, Permanent: at.Valid == nil},
+	}
+	if f.path == "" {
+		r.Client.HostName = a.HostName
+	}
+	if !f.identified {
+		r.Host.Guesses = f.guesses(a.MAC)
+		r.Client.ClientID = r.Host.Guesses[0]
+	}
+	l.ClientID = r.Client.ClientID
+	return r, nil
+}
+
+func (a *Adoption) cookie() (uint64, error) {
+	if a.NetNS != nil {
+		return a.NetNS.Cookie()
+	}
+	ns, err := netns.Current()
+	if err != nil {
+		return 0, err
+	}
+	cookie, err := ns.Cookie()
+	return cookie, errors.Join(err, ns.Close())
+}
+
+// find gives the IPv4 address that is as one of the NIC's; nil if none is.
+func (a *Adoption) find(want netip.Addr) *addr.Address {
+	for i := range a.Addresses {
+		if one := &a.Addresses[i]; one.Prefix.Addr() == want && want.Is4() {
+			return one
+		}
+	}
+	return nil
+}
+
+// leased gives the address that was leased: the one that a file tells of, or the first
+// that has an end.
+func (a *Adoption) leased(f *found) *addr.Address {
+	if f != nil {
+		return a.find(f.address)
+	}
+	for i := range a.Addresses {
+		if one := &a.Addresses[i]; one.Prefix.Addr().Is4() && one.Valid != nil {
+			return one
+		}
+	}
+	return nil
+}
+
+// HandBack ends the keeper's part in the lease that a NIC had: the record goes, nothing
+// is released, and the address keeps the lifetime that the kernel gives it. Call it
+// before the NIC is given back, or the keeper may put the address on the bridge again.
+// That there is no record is success.
+func HandBack(ctx context.Context, dir *Dir, nic string) error {
+	held, err := dir.Lock(ctx, HostHash(nic))
+	if err == nil {
+		err = errors.Join(held.Remove(), held.Close())
+	}
+	if err != nil {
+		return fmt.Errorf("hand DHCP lease of %s back: %w", nic, err)
+	}
+	return nil
+}
+
+// Trouble is what an operator has to know about a lease of the host's own.
+type Trouble struct {
+	NIC     string
+	Bridge  string
+	Address netip.Prefix
+	// Left is the time until the host loses the address: 0, it has; -1, it will not.
+	Left time.Duration
+	Why  string
+}
+
+// String says it in a line.
+func (t Trouble) String() string {
+	when := "ended"
+	switch {
+	case t.Left < 0:
+		when = "has no end"
+	case t.Left > 0:
+		when = "ends in " + t.Left.Round(time.Second).String()
+	}
+	return fmt.Sprintf("the host's own DHCP lease of %s, of %s and on %s now, %s: %s", t.Address, t.NIC, t.Bridge, when, t.Why)
+}
+
+// HostTrouble tells what is wrong with the host's own leases; without an entry all is
+// well. It is for CHECK and STATUS: it reads, and asks nobody.
+func HostTrouble(dir *Dir) ([]Trouble, error) {
+	records, err := dir.hosts()
+	if err != nil || len(records) == 0 {
+		return nil, err
+	}
+	kept := dir.Kept()
+	var list []Trouble
+	for _, r := range records {
+		if why := r.trouble(time.Now(), kept); why != "" {
+			list = append(list, Trouble{NIC: r.Host.NIC, Bridge: r.Bridge, Address: r.Lease.Address, Left: r.Lease.Left(time.Now()), Why: why})
+		}
+	}
+	return list, nil
+}
+
+// trouble says what is wrong with the host's own lease, if anything is; kept is what
+// Dir.Kept says.
+func (r *Record) trouble(now time.Time, kept error) string {
+	switch {
+	case kept != nil:
+		return kept.Error()
+	case r.Error != "":
+		return r.Error
+	case r.State == Expired || r.Lease.Left(now) == 0:
+		return "it ran out, and the keeper asks for another"
+	case !r.Lease.Infinite() && now.After(r.Lease.Rebind):
+		return "no server has renewed it yet, though it is time"
+	}
+	return ""
+}

@@ -1,0 +1,351 @@
+package lease
+
+import (
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+var nicMAC = net.HardwareAddr{2, 0, 0, 0, 0, 9}
+
+// leasedAddress is what a NIC has of a lease, with so much time left; -1 is for ever.
+func leasedAddress(prefix string, left time.Duration) addr.Address {
+	a := addr.Address{Prefix: netip.MustParsePrefix(prefix), Link: 3}
+	if left >= 0 {
+		a.Valid, a.Preferred = &left, &left
+	}
+	return a
+}
+
+// host is one with files of network managers, below a root.
+func host(t *testing.T, files map[string]string) *Adoption {
+	t.Helper()
+	a := &Adoption{NIC: "eth0", Index: 2, MAC: nicMAC, Bridge: "br0", NetNS: nstest.New(t), Root: t.TempDir()}
+	for path, text := range files {
+		path = filepath.Join(a.Root, path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return a
+}
+
+// written sets the time of a file.
+func (a *Adoption) written(t *testing.T, path string, at time.Time) {
+	t.Helper()
+	if err := os.Chtimes(filepath.Join(a.Root, path), at, at); err != nil {
+		t.Fatal(err)
+	}
+}
+
+const networkdFile = "run/systemd/netif/leases/2"
+
+func TestALeaseIsAdoptedFromSystemdNetworkd(t *testing.T) {
+	t.Parallel()
+	a := host(t, map[string]string{networkdFile: networkd252})
+	a.Addresses = []addr.Address{leasedAddress("fd00::1/64", time.Hour), leasedAddress("192.0.2.77/24", -1), leasedAddress("10.9.0.32/24", 50*time.Minute)}
+	d := open(t)
+	before := time.Now()
+	r, err := Adopt(t.Context(), d, a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := d.Load(HostHash("eth0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.Token != r.Token || got.State != Adopting || got.Bridge != "br0" || got.IfName != "eth0" || got.Host.From != filepath.Join(a.Root, networkdFile) {
+		t.Errorf("the record is %+v, %+v", got, got.Host)
+	}
+	if id := got.Client.ClientID.String(); id != "ff:73:1a:04:cb:00:02:00:00:ab:11:00:33:bd:eb:f9:5e:19:2c" || got.Host.Guesses != nil || got.Client.HostName != "vm" {
+		t.Errorf("its client is %s, %q; or %v", id, got.Client.HostName, got.Host.Guesses)
+	}
+	l := got.Lease
+	if l.Address.String() != "10.9.0.32/24" || l.Server.String() != "10.9.0.1" || l.MAC.String() != nicMAC.String() {
+		t.Errorf("its lease is %+v", l)
+	}
+	same(t, []dhcpc.Route{to("10.5.0.0/16", "10.9.0.2"), to("0.0.0.0/0", "10.9.0.1")}, l.Routes)
+	// It ends when the kernel ends the address; T1 and T2 are the server's.
+	if l.Expire.Before(before.Add(50*time.Minute).Truncate(time.Second)) || l.Renew.Sub(l.Obtained) != 30*time.Minute || l.Rebind.Sub(l.Obtained) != 3150*time.Second || l.Expire.Sub(l.Obtained) != time.Hour {
+		t.Errorf("its times are %v, %v, %v, %v", l.Obtained, l.Renew, l.Rebind, l.Expire)
+	}
+	same(t, prefixes("10.9.0.32/24"), got.Applied.Addresses)
+	if cookie, err := a.NetNS.Cookie(); err != nil || got.NetNSCookie != cookie {
+		t.Errorf("of namespace %d, want %d, %v", got.NetNSCookie, cookie, err)
+	}
+}
+
+func TestWithoutAFileTheAddressTellsOfTheLease(t *testing.T) {
+	t.Parallel()
+	a := host(t, nil)
+	a.HostName = "box"
+	a.Addresses = []addr.Address{leasedAddress("192.0.2.77/24", -1), leasedAddress("10.9.0.32/24", 40*time.Minute), leasedAddress("10.9.0.33/24", time.Hour)}
+	r, err := Adopt(t.Context(), open(t), a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := r.Lease
+	if l.Address.String() != "10.9.0.32/24" || !l.Server.IsUnspecified() || r.Host.From != "" || r.Client.HostName != "box" {
+		t.Errorf("the record is %+v, %+v", r, l)
+	}
+	if l.Expire.Sub(l.Obtained) != 40*time.Minute || l.Renew.Sub(l.Obtained) != 20*time.Minute || l.Rebind.Sub(l.Obtained) != 35*time.Minute {
+		t.Errorf("its times are %v, %v, %v, %v", l.Obtained, l.Renew, l.Rebind, l.Expire)
+	}
+	if got := guessed(r); got != "none, 01:02:00:00:00:00:09" {
+		t.Errorf("guesses: %s", got)
+	}
+}
+
+func guessed(r *Record) string {
+	var list []string
+	for _, id := range r.Host.Guesses {
+		if len(id) == 0 {
+			list = append(list, "none")
+			continue
+		}
+		list = append(list, id.String())
+	}
+	return strings.Join(list, ", ")
+}
+
+func TestTheNewestFileInForceCounts(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	lasting := strings.ReplaceAll(dhclientFile, "2026/03/01 13:00:00", now.UTC().Add(time.Hour).Format("2006/01/02 15:04:05"))
+	networkManager := "# This is private data. Do not parse.\nADDRESS=10.9.0.32\n"
+	const nm = "var/lib/NetworkManager/internal-0c6d8a02-eth0.lease"
+	for _, tt := range []struct {
+		name    string
+		files   map[string]string
+		old     string // written a day ago
+		address addr.Address
+		from    string // "" is none of them
+		ids     string
+	}{
+		{"NetworkManager", map[string]string{nm: networkManager}, "", leasedAddress("10.9.0.32/24", time.Hour), nm, "01:02:00:00:00:00:09, none"},
+		{"NetworkManager's of another NIC", map[string]string{"var/lib/NetworkManager/internal-1-eth00.lease": networkManager}, "", leasedAddress("10.9.0.32/24", time.Hour), "", "none, 01:02:00:00:00:00:09"},
+		{"networkd's of another NIC", map[string]string{"run/systemd/netif/leases/3": networkd252}, "", leasedAddress("10.9.0.32/24", time.Hour), "", "none, 01:02:00:00:00:00:09"},
+		{"another address", map[string]string{networkdFile: networkd252}, "", leasedAddress("10.9.0.99/24", time.Hour), "", "none, 01:02:00:00:00:00:09"},
+		{"NetworkManager with dhclient", map[string]string{"var/lib/NetworkManager/dhclient-7-eth0.lease": dhclientFile}, "", leasedAddress("10.9.0.32/24", time.Hour), "var/lib/NetworkManager/dhclient-7-eth0.lease", ""},
+		{"dhclient", map[string]string{"var/lib/dhcp/dhclient.eth0.leases": dhclientFile}, "", leasedAddress("10.9.0.32/24", time.Hour), "var/lib/dhcp/dhclient.eth0.leases", ""},
+		{"dhclient elsewhere", map[string]string{"var/lib/dhclient/dhclient--eth0.lease": dhclientFile}, "", leasedAddress("10.9.0.32/24", time.Hour), "var/lib/dhclient/dhclient--eth0.lease", ""},
+		{"dhcpcd", map[string]string{"var/lib/dhcpcd/eth0.lease": string(packet(t))}, "", leasedAddress("10.9.0.32/24", time.Hour), "var/lib/dhcpcd/eth0.lease", ""},
+		{"older dhcpcd", map[string]string{"var/lib/dhcpcd5/dhcpcd-eth0.lease": string(packet(t))}, "", leasedAddress("10.9.0.32/24", time.Hour), "var/lib/dhcpcd5/dhcpcd-eth0.lease", ""},
+		{"two, and the first is older", map[string]string{networkdFile: networkd252, nm: networkManager}, networkdFile, leasedAddress("10.9.0.32/24", time.Hour), nm, "01:02:00:00:00:00:09, none"},
+		{"two, and the second is older", map[string]string{networkdFile: networkd252, nm: networkManager}, nm, leasedAddress("10.9.0.32/24", time.Hour), networkdFile, ""},
+		{"rubbish", map[string]string{networkdFile: "ADDRESS=", nm: "\x00\xff"}, "", leasedAddress("10.9.0.32/24", time.Hour), "", "none, 01:02:00:00:00:00:09"},
+		// Some clients tell the kernel of no lifetime.
+		{"in force, without an end in the kernel", map[string]string{networkdFile: networkd252}, "", leasedAddress("10.9.0.32/24", -1), networkdFile, ""},
+		{"dhclient's in force", map[string]string{"var/lib/dhcp/dhclient.eth0.leases": lasting}, "", leasedAddress("10.9.0.32/24", -1), "var/lib/dhcp/dhclient.eth0.leases", ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			a := host(t, tt.files)
+			if tt.old != "" {
+				a.written(t, tt.old, now.Add(-24*time.Hour))
+			}
+			a.Addresses = []addr.Address{tt.address}
+			r, err := Adopt(t.Context(), open(t), a)
+			if err != nil || r == nil {
+				t.Fatalf("Adopt: %v, %v", r, err)
+			}
+			want := tt.from
+			if want != "" {
+				want = filepath.Join(a.Root, want)
+			}
+			if r.Host.From != want || guessed(r) != tt.ids || r.Host.Permanent != (tt.address.Valid == nil) {
+				t.Errorf("from %q with guesses %q, permanent %t; want %q with %q", r.Host.From, guessed(r), r.Host.Permanent, want, tt.ids)
+			}
+		})
+	}
+}
+
+func TestAnAddressThatIsNotLeasedIsNotAdopted(t *testing.T) {
+	t.Parallel()
+	day := time.Now().Add(-24 * time.Hour)
+	for name, tt := range map[string]struct {
+		file string
+		has  []addr.Address
+	}{
+		"without an end, and no file":        {"", []addr.Address{leasedAddress("10.9.0.32/24", -1)}},
+		"without an end, and the file's has": {networkd252, []addr.Address{leasedAddress("10.9.0.32/24", -1)}},
+		"without an end, as the lease":       {strings.Replace(networkd252, "LIFETIME=3600", "LIFETIME=4294967295", 1), []addr.Address{leasedAddress("10.9.0.32/24", -1)}},
+		"IPv6":                               {"", []addr.Address{leasedAddress("fd00::1/64", time.Hour)}},
+		"none":                               {networkd252, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			files := map[string]string{}
+			if tt.file != "" {
+				files[networkdFile] = tt.file
+			}
+			a := host(t, files)
+			if tt.file != "" {
+				a.written(t, networkdFile, day)
+			}
+			a.Addresses = tt.has
+			d := open(t)
+			if r, err := Adopt(t.Context(), d, a); r != nil || err != nil {
+				t.Errorf("Adopt: %+v, %v; want nothing", r, err)
+			}
+			if hashes, err := d.Hashes(); len(hashes) > 0 || err != nil {
+				t.Errorf("records: %v, %v", hashes, err)
+			}
+		})
+	}
+}
+
+func TestAdoptingAgainLeavesTheRecordAlone(t *testing.T) {
+	t.Parallel()
+	d := open(t)
+	a := host(t, nil)
+	a.Addresses = []addr.Address{leasedAddress("10.9.0.32/24", time.Hour)}
+	adopt := func() *Record {
+		t.Helper()
+		r, err := Adopt(t.Context(), d, a)
+		if err != nil || r == nil {
+			t.Fatalf("Adopt: %v, %v", r, err)
+		}
+		return r
+	}
+	first := adopt()
+	if again := adopt(); again.Token != first.Token {
+		t.Error("another record was written")
+	}
+	// What the keeper has made of it meanwhile stays.
+	h := lock(t, d, first)
+	first.State, first.Host.Guesses = Bound, nil
+	if err := h.Replace(first); err != nil {
+		t.Fatal(err)
+	}
+	h.Close()
+	if again := adopt(); again.State != Bound {
+		t.Errorf("its state is %s", again.State)
+	}
+	for name, change := range map[string]func(){
+		"another address":   func() { a.Addresses = []addr.Address{leasedAddress("10.9.0.33/24", time.Hour)} },
+		"another bridge":    func() { a.Bridge = "br1" },
+		"another MAC":       func() { a.MAC = net.HardwareAddr{2, 0, 0, 0, 0, 8} },
+		"another namespace": func() { a.NetNS = nstest.New(t) },
+		"damage": func() {
+			if err := os.WriteFile(d.recordPath(HostHash("eth0")), []byte("{"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		change()
+		last := adopt()
+		if last.Token == first.Token || last.State != Adopting {
+			t.Errorf("%s: the record of before stayed", name)
+		}
+		first = last
+	}
+}
+
+func TestHandingBackForgetsTheLease(t *testing.T) {
+	t.Parallel()
+	d := open(t)
+	a := host(t, nil)
+	a.Addresses = []addr.Address{leasedAddress("10.9.0.32/24", time.Hour)}
+	if _, err := Adopt(t.Context(), d, a); err != nil {
+		t.Fatal(err)
+	}
+	create(t, d, sample())
+	for range 2 {
+		if err := HandBack(t.Context(), d, "eth0"); err != nil {
+			t.Error(err)
+		}
+	}
+	if got := names(t, d); !slices.Equal(got, []string{sample().Hash() + lockSuffix, sample().Hash() + recordSuffix}) &&
+		!slices.Equal(got, []string{sample().Hash() + recordSuffix, sample().Hash() + lockSuffix}) {
+		t.Errorf("the directory has %v", got)
+	}
+}
+
+func TestTheHostsTroubleIsTold(t *testing.T) {
+	t.Parallel()
+	d := open(t)
+	told := func() string {
+		t.Helper()
+		list, err := HostTrouble(d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var text []string
+		for _, one := range list {
+			text = append(text, one.String())
+		}
+		return strings.Join(text, "\n")
+	}
+	if got := told(); got != "" {
+		t.Errorf("without a directory: %q", got)
+	}
+	pod := sample()
+	pod.Error = "a pod's"
+	create(t, d, pod)
+	if got := told(); got != "" {
+		t.Errorf("without a lease of the host's: %q", got)
+	}
+	a := host(t, nil)
+	a.Addresses = []addr.Address{leasedAddress("10.9.0.32/24", time.Hour)}
+	r, err := Adopt(t.Context(), d, a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := told(); !strings.Contains(got, "10.9.0.32/24, of eth0 and on br0 now, ends in ") || !strings.Contains(got, "start tombolod") {
+		t.Errorf("without a keeper: %q", got)
+	}
+	keep(t, d)
+	if got := told(); got != "" {
+		t.Errorf("just adopted: %q", got)
+	}
+	for name, tt := range map[string]struct {
+		change func(*Record)
+		want   string
+	}{
+		"refused": {func(r *Record) { r.Error = "refused" }, "refused"},
+		"lost":    {func(r *Record) { r.State, r.Error = Expired, "" }, "asks for another"},
+		"ran out": {func(r *Record) { r.State, r.Lease = Bound, aged(r.Lease, 2*time.Hour) }, "ended"},
+		"not yet": {func(r *Record) { r.State, r.Lease = Bound, aged(r.Lease, 59*time.Minute) }, "no server has renewed it yet"},
+		"for ever": {func(r *Record) {
+			l := *r.Lease
+			l.Renew, l.Rebind, l.Expire = time.Time{}, time.Time{}, time.Time{}
+			r.State, r.Lease = Bound, &l
+		}, ""},
+		"and is why": {func(r *Record) {
+			l := *r.Lease
+			l.Renew, l.Rebind, l.Expire = time.Time{}, time.Time{}, time.Time{}
+			r.State, r.Lease, r.Error = Bound, &l, "odd"
+		}, "has no end: odd"},
+	} {
+		changed := *r
+		tt.change(&changed)
+		h := lock(t, d, r)
+		if err := h.Replace(&changed); err != nil {
+			t.Fatal(err)
+		}
+		h.Close()
+		if got := told(); !strings.Contains(got, tt.want) || (got == "") != (tt.want == "") {
+			t.Errorf("%s: %q, want %q", name, got, tt.want)
+		}
+	}
+}
+
+// aged is a lease that was granted so much earlier.
+func aged(l *dhcpc.Lease, by time.Duration) *dhcpc.Lease {
+	o := *l
+	o.Obtained, o.Renew, o.Rebind, o.Expire = o.Obtained.Add(-by), o.Renew.Add(-by), o.Rebind.Add(-by), o.Expire.Add(-by)
+	return &o
+}

@@ -1,0 +1,300 @@
+package uplink
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/sockdiag"
+)
+
+// Socket is one that hears only what comes in by the NIC: nothing any more, once
+// the bridge has it.
+type Socket struct {
+	// What is the protocol, with the local address and port if there is one: "packet",
+	// "udp 0.0.0.0:68".
+	What string `json:"what"`
+	// Process has it open: its name and number, empty where that is not seen from here.
+	Process string `json:"process,omitempty"`
+}
+
+// Group is a multicast group that was joined on the NIC.
+type Group struct {
+	Addr netip.Addr `json:"addr"`
+}
+
+// hooks lists the queueing disciplines of a link that run programs on its packets.
+func (c *Conn) hooks(ctx context.Context, link int) ([]string, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	var list []string
+	err := c.nl.Dump("list queueing disciplines", unix.RTM_GETQDISC, func(e *nl.Encoder) {
+		e.Raw(make([]byte, tcMsgLen))
+	}, func(m nl.Message) error {
+		if m.Type != unix.RTM_NEWQDISC || len(m.Data) < tcMsgLen || int(binary.NativeEndian.Uint32(m.Data[4:])) != link {
+			return nil
+		}
+		attrs := nl.ParseAttrs(m.Data[tcMsgLen:])
+		for attrs.Next() {
+			if kind := attrs.String(); attrs.Type == unix.TCA_KIND && (kind == "clsact" || kind == "ingress") {
+				list = append(list, kind)
+			}
+		}
+		return attrs.Err()
+	})
+	return list, err
+}
+
+const tcMsgLen = 20 // sizeof struct tcmsg
+
+// sockets lists those that are bound to a link: of TCP, UDP and packets.
+func (c *Conn) sockets(ctx context.Context, link int) ([]Socket, error) {
+	conn, err := nl.Dial(unix.NETLINK_SOCK_DIAG, &nl.Config{NetNS: c.ns})
+	var list []Socket
+	if err == nil {
+		defer conn.Close()
+		list, err = boundSockets(ctx, conn, link)
+	}
+	if errors.Is(err, unix.EPROTONOSUPPORT) {
+		err = nil // a kernel without it: these warnings are not to be had
+	}
+	if err != nil {
+		return nil, err
+	}
+	err = c.ns.Do(func() error {
+		packets, err := packetSockets(link)
+		list = append(list, packets...)
+		return err
+	})
+	slices.SortFunc(list, func(a, b Socket) int { return strings.Compare(a.What+a.Process, b.What+b.Process) })
+	return slices.Compact(list), err
+}
+
+const (
+	diagReqLen   = 56 // struct inet_diag_req_v2
+	diagMsgLen   = 72 // struct inet_diag_msg
+	diagBytecode = 1  // INET_DIAG_REQ_BYTECODE
+	diagDevice   = 9  // INET_DIAG_BC_DEV_COND
+)
+
+func boundSockets(ctx context.Context, conn *nl.Conn, link int) ([]Socket, error) {
+	var list []Socket
+	for _, proto := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
+		for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+			if err := ctx.Err(); err != nil {
+				return nil, err
+			}
+			err := conn.Dump("list sockets", unix.SOCK_DIAG_BY_FAMILY, func(e *nl.Encoder) {
+				b := make([]byte, diagReqLen)
+				b[0], b[1] = family, proto
+				binary.NativeEndian.PutUint32(b[4:], 0xffffffff) // in every state
+				e.Raw(b)
+				// A program of one condition: the device, whose index is in the next
+				// instruction's place. "no" jumps past the end.
+				code := []byte{diagDevice, 8, 12, 0, 0, 0, 0, 0}
+				binary.NativeEndian.PutUint32(code[4:], uint32(link))
+				e.Bytes(diagBytecode, code)
+			}, func(m nl.Message) error {
+				s, bound, err := decodeSocket(proto, link, m)
+				if bound {
+					list = append(list, s)
+				}
+				return err
+			})
+			// ENOENT: no module for the protocol; EINVAL: none for the condition.
+			if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) {
+				return nil, err
+			}
+		}
+	}
+	return list, nil
+}
+
+// decodeSocket reads struct inet_diag_msg (include/uapi/linux/inet_diag.h).
+func decodeSocket(proto uint8, link int, m nl.Message) (Socket, bool, error) {
+	if m.Type != unix.SOCK_DIAG_BY_FAMILY {
+		return Socket{}, false, nil
+	}
+	if len(m.Data) < diagMsgLen {
+		return Socket{}, false, fmt.Errorf("%w: a socket of %d bytes", nl.ErrMalformed, len(m.Data))
+	}
+	const id = 4 // struct inet_diag_sockid
+	port := binary.BigEndian.Uint16(m.Data[id:])
+	bytes := m.Data[id+4 : id+8]
+	if m.Data[0] == unix.AF_INET6 {
+		bytes = m.Data[id+4 : id+20]
+	}
+	local, _ := netip.AddrFromSlice(bytes)
+	name := "tcp"
+	if proto == unix.IPPROTO_UDP {
+		name = "udp"
+	}
+	if int(binary.NativeEndian.Uint32(m.Data[id+36:])) != link {
+		return Socket{}, false, nil // a kernel that disregards the condition
+	}
+	return Socket{
+		What:    name + " " + netip.AddrPortFrom(local.Unmap(), port).String(),
+		Process: processOf(binary.NativeEndian.Uint32(m.Data[68:])),
+	}, true, nil
+}
+
+// processOf names the process that has a socket open.
+func processOf(inode uint32) string {
+	pid, name, ok := sockdiag.Process(inode)
+	if !ok {
+		return ""
+	}
+	return fmt.Sprintf("%s (pid %d)", name, pid)
+}
+
+// packetSockets reads /proc/net/packet of the calling thread's namespace:
+//
+//	sk RefCnt Type Proto Iface R Rmem User Inode
+func packetSockets(link int) ([]Socket, error) {
+	var list []Socket
+	err := eachLine("packet", func(f []string) {
+		const iface, inode = 4, 8
+		if len(f) <= inode || f[iface] != strconv.Itoa(link) {
+			return
+		}
+		n, _ := strconv.ParseUint(f[inode], 10, 32)
+		list = append(list, Socket{What: "packet", Process: processOf(uint32(n))})
+	})
+	return list, err
+}
+
+// readGroups reads the groups that were joined on a link, without those that the
+// kernel joins by itself.
+func readGroups(link string) ([]Group, error) {
+	var list []Group
+	current := ""
+	err := eachLine("igmp", func(f []string) {
+		// A line "index name : count querier" for the link, then "group users …" for
+		// each of its groups, as a number of the machine in hexadecimal.
+		if len(f) > 2 && f[2] == ":" {
+			current = f[1]
+			return
+		}
+		n, err := strconv.ParseUint(f[0], 16, 32)
+		if current != link || err != nil || len(f[0]) != 8 {
+			return
+		}
+		var b [4]byte
+		binary.NativeEndian.PutUint32(b[:], uint32(n))
+		list = append(list, Group{netip.AddrFrom4(b)})
+	})
+	if err == nil {
+		err = eachLine("igmp6", func(f []string) {
+			// index name group users flags timer
+			if len(f) < 4 || f[1] != link {
+				return
+			}
+			if b, err := hex.DecodeString(f[2]); err == nil && len(b) == 16 {
+				list = append(list, Group{netip.AddrFrom16([16]byte(b))})
+			}
+		})
+	}
+	return slices.DeleteFunc(list, func(g Group) bool { return isKernelGroup(g.Addr) }), err
+}
+
+// isKernelGroup says that the kernel joins a group on its own: all hosts, all
+// routers, all snoopers, and the solicited-node groups of its addresses.
+func isKernelGroup(a netip.Addr) bool {
+	switch a.String() {
+	case "224.0.0.1", "224.0.0.106", "ff01::1", "ff02::1", "ff01::2", "ff02::2", "ff05::2", "ff02::6a":
+		return true
+	}
+	return netip.MustParsePrefix("ff02::1:ff00:0/104").Contains(a)
+}
+
+// eachLine gives the fields of each line of a file of /proc/net, in the namespace
+// of the calling thread, but for the headline of those that have one. A file that
+// is not there, because the kernel has no such protocol, is empty.
+func eachLine(name string, line func([]string)) error {
+	f, err := os.Open("/proc/thread-self/net/" + name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return &tombolo.OpError{Op: "read", Object: "/proc/net/" + name, Err: err}
+	}
+	defer f.Close()
+	scan := bufio.NewScanner(f)
+	for scan.Scan() {
+		if fields := strings.Fields(scan.Text()); len(fields) > 0 {
+			line(fields)
+		}
+	}
+	return scan.Err()
+}
+
+// isWireless asks for the name of the protocol on a link, the oldest of the wireless
+// extensions, which the kernel answers for most Wi-Fi devices
+// (CONFIG_CFG80211_WEXT), and looks into sysfs where that shows the same link.
+func isWireless(link string, index int) bool {
+	const siocGIWName = 0x8b01
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fd)
+	if request, err := unix.NewIfreq(link); err == nil && unix.IoctlIfreq(fd, siocGIWName, request) == nil {
+		return true
+	}
+	const dir = "/sys/class/net/"
+	shown, err := os.ReadFile(dir + link + "/ifindex")
+	if err != nil || strings.TrimSpace(string(shown)) != strconv.Itoa(index) {
+		return false // sysfs is of the namespace that it was mounted in
+	}
+	_, err = os.Stat(dir + link + "/phy80211")
+	return err == nil
+}
+
+// lookElsewhere asks for the bridge's forwarding table: what was learnt at ports
+// other than the NIC is not to be looked for behind the NIC.
+func (c *Conn) lookElsewhere(s *Snapshot) error {
+	if s.Bridge == nil || s.Bridge.Kind != "bridge" {
+		return nil
+	}
+	seen := map[string]bool{}
+	err := c.nl.Dump("list the forwarding table", unix.RTM_GETNEIGH, func(e *nl.Encoder) {
+		b := make([]byte, unix.SizeofNdMsg)
+		b[0] = unix.AF_BRIDGE
+		e.Raw(b)
+		e.Uint32(unix.NDA_MASTER, uint32(s.Bridge.Index))
+	}, func(m nl.Message) error {
+		if m.Type != unix.RTM_NEWNEIGH || len(m.Data) < unix.SizeofNdMsg {
+			return nil
+		}
+		port := int(int32(binary.NativeEndian.Uint32(m.Data[4:])))
+		if port == s.NIC.Index || port == s.Bridge.Index {
+			return nil
+		}
+		attrs := nl.ParseAttrs(m.Data[unix.SizeofNdMsg:])
+		for attrs.Next() {
+			if attrs.Type == unix.NDA_LLADDR && len(attrs.Data) == 6 && attrs.Data[0]&1 == 0 {
+				seen[macString(attrs.Data)] = true
+			}
+		}
+		return attrs.Err()
+	})
+	for mac := range seen {
+		s.Elsewhere = append(s.Elsewhere, mac)
+	}
+	slices.Sort(s.Elsewhere)
+	return err
+}

@@ -1,0 +1,207 @@
+package uplink
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/addr"
+)
+
+// ErrNotTaken is the cause of an error about a takeover that is not finished: Recover
+// is for that.
+var ErrNotTaken = errors.New("the takeover is not finished")
+
+// Check says what is no longer as Take left it: what a network manager has given the
+// NIC back, has taken from the bridge, or has deleted. Addresses and routes that the
+// bridge has got since are no difference, nor is what was leased or learnt and has run
+// out.
+func (c *Conn) Check(ctx context.Context, rec *Record) ([]tombolo.Difference, error) {
+	if err := rec.mustBeTaken(); err != nil {
+		return nil, fmt.Errorf("check %s: %w", rec.NIC, err)
+	}
+	s, err := c.look(ctx, rec.NIC, rec.Bridge)
+	if isGone(err) {
+		return []tombolo.Difference{{Object: "link " + rec.NIC, What: "interface", Want: rec.NIC}}, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("check %s: %w", rec.NIC, err)
+	}
+	return s.differences(rec), nil
+}
+
+func (rec *Record) mustBeTaken() error {
+	if err := rec.validate(); err != nil {
+		return err
+	}
+	if rec.State != Taken {
+		return fmt.Errorf("%w: its state is %s", ErrNotTaken, rec.State)
+	}
+	return nil
+}
+
+// differences is Check without a kernel.
+func (s *Snapshot) differences(rec *Record) []tombolo.Difference {
+	nic, br := "link "+rec.NIC, "bridge "+rec.Bridge
+	var list []tombolo.Difference
+	add := func(object, what, want, have string) {
+		list = append(list, tombolo.Difference{Object: object, What: what, Want: want, Have: have})
+	}
+	if !s.NIC.Up() {
+		add(nic, "state", "up", "down")
+	}
+	switch {
+	case s.Bridge == nil:
+		add(br, "link", rec.Bridge, "")
+	case s.Bridge.Kind != "bridge":
+		add(br, "kind", "bridge", s.Bridge.Kind)
+	case s.NIC.Master == 0:
+		add(nic, "master", rec.Bridge, "")
+	case s.NIC.Master != s.Bridge.Index:
+		add(nic, "master", rec.Bridge, s.master())
+	}
+	if s.Bridge != nil {
+		if !s.Bridge.Up() {
+			add(br, "state", "up", "down")
+		}
+		if rec.MadeBridge && s.Bridge.MAC != rec.Before.NIC.MAC {
+			add(br, "MAC", rec.Before.NIC.MAC, s.Bridge.MAC)
+		}
+	}
+	s.onNIC(rec, func(what, have string) { add(nic, what, "", have) })
+	s.missing(rec, func(what, want string) { add(br, what, want, "") })
+	return list
+}
+
+// onNIC tells what the NIC has of layer 3.
+func (s *Snapshot) onNIC(rec *Record, tell func(what, have string)) {
+	m := newMove(s, s.NIC, Link{Index: noLink})
+	for _, a := range m.addresses() {
+		kept := rec.KeepAddress && !a.Prefix.Addr().IsLinkLocalUnicast() && s.Bridge != nil && s.address(s.Bridge.Index, a) != nil
+		if !kept {
+			tell("address", a.Prefix.String())
+		}
+	}
+	for _, r := range m.routes() {
+		tell("route", m.names.on(r.String()))
+	}
+	for _, n := range s.Nexthops {
+		if n.Link == s.NIC.Index {
+			tell("nexthop object", m.names.on(n.String()))
+		}
+	}
+	for _, r := range m.rules() {
+		tell("rule", r.String())
+	}
+	for _, l := range s.Links {
+		if l.Lower == s.NIC.Index && isMovable(&l) {
+			tell("tunnel", l.Name)
+		}
+	}
+}
+
+// missing tells what the bridge has no longer. Without a bridge that is all of it,
+// and told already.
+func (s *Snapshot) missing(rec *Record, tell func(what, want string)) {
+	if s.Bridge == nil {
+		return
+	}
+	want := s.withLost(rec, s.Bridge.Index, false)
+	m := newMove(want, *s.Bridge, s.NIC)
+	for _, a := range want.Addresses[len(s.Addresses):] {
+		tell("address", a.Prefix.String())
+	}
+	for _, r := range want.Routes[len(s.Routes):] {
+		tell("route", m.names.on(r.String()))
+	}
+	for _, n := range want.Nexthops[len(s.Nexthops):] {
+		tell("nexthop object", m.names.on(n.String()))
+	}
+	for _, r := range want.Rules[len(s.Rules):] {
+		tell("rule", r.String())
+	}
+}
+
+// Mend puts right what Check finds, by the steps of a takeover, and says whether
+// there was anything. What the NIC has got goes to the bridge, and what the bridge has
+// lost comes back as the record has it. The record is saved before each step, so that
+// Recover can finish it. A NIC that is gone cannot be mended (fs.ErrNotExist).
+func (c *Conn) Mend(ctx context.Context, rec *Record, j Journal) (changed bool, _ error) {
+	if err := rec.mustBeTaken(); err != nil {
+		return false, fmt.Errorf("mend %s: %w", rec.NIC, err)
+	}
+	s, err := c.Snapshot(ctx, rec.NIC, rec.Bridge)
+	if err != nil {
+		return false, fmt.Errorf("mend %s: %w", rec.NIC, err)
+	}
+	if len(s.differences(rec)) == 0 {
+		return false, nil
+	}
+	if err := s.cannotMend(rec); err != nil {
+		return false, fmt.Errorf("mend %s: %w", rec.NIC, err)
+	}
+	for _, a := range s.stale(rec) {
+		if err := c.addrs.Remove(a); err != nil {
+			return true, fmt.Errorf("mend %s: %w", rec.NIC, err)
+		}
+	}
+	all := s.Bridge == nil
+	n := *rec
+	n.Notes = slices.Clone(rec.Notes)
+	// There is no other way than forward, for Recover too.
+	n.Committed = true
+	n.MadeBridge = n.MadeBridge || all
+	r := c.run(&n, j, n.Before.Settings)
+	r.lost = func(s *Snapshot) *Snapshot { return s.withLost(rec, s.NIC.Index, all) }
+	if all {
+		// The parameters of a bridge that is there are its owner's matter by now.
+		r.settings = forgotten(n.Before.Settings, rec.Bridge)
+	}
+	if err := r.forward(ctx, takeSteps()); err != nil {
+		return true, fmt.Errorf("mend %s: %w", rec.NIC, err)
+	}
+	*rec = n
+	return true, nil
+}
+
+// stale are the NIC's copies of leased addresses that the bridge has no longer: a new
+// lease has another.
+func (s *Snapshot) stale(rec *Record) []addr.Address {
+	if !rec.KeepAddress || s.Bridge == nil {
+		return nil
+	}
+	var list []addr.Address
+	for _, a := range s.Addresses {
+		was := rec.Before.address(rec.Before.NIC.Index, a)
+		if a.Link == s.NIC.Index && a.Valid == nil && was != nil && was.Valid != nil && s.address(s.Bridge.Index, a) == nil {
+			list = append(list, a)
+		}
+	}
+	return list
+}
+
+// cannotMend says what only the operator can decide.
+func (s *Snapshot) cannotMend(rec *Record) error {
+	switch {
+	case s.Bridge != nil && s.Bridge.Kind != "bridge":
+		return fmt.Errorf("%w: %s is not a bridge any more; delete it", ErrRefused, rec.Bridge)
+	case s.NIC.Master != 0 && (s.Bridge == nil || s.NIC.Master != s.Bridge.Index):
+		return fmt.Errorf("%w: %s is a port of %s now; take it off with `ip link set %s nomaster`", ErrRefused, rec.NIC, s.master(), rec.NIC)
+	case !s.NIC.Up():
+		return fmt.Errorf("%w: %s is down; set it up with `ip link set %s up`", ErrRefused, rec.NIC, rec.NIC)
+	}
+	return nil
+}
+
+// forgotten are parameters without those of a link, which has them no longer.
+func forgotten(settings map[string]string, link string) map[string]string {
+	kept := map[string]string{}
+	for path, value := range settings {
+		if _, ours := renamed(path, link, link); !ours {
+			kept[path] = value
+		}
+	}
+	return kept
+}

@@ -1,0 +1,71 @@
+// Package uplink makes a host's NIC a port of a bridge, with all that the host has
+// on it, while traffic goes on: addresses, routes of every table, rules, neighbours,
+// nexthop objects and parameters move to the bridge. And it gives the NIC back.
+//
+//	rec, err := conn.Take(ctx, uplink.Uplink{NIC: "eth0", Bridge: "br0"}, journal)
+//	…
+//	err = conn.Restore(ctx, rec, journal)
+//
+// # How
+//
+// Make before break: no link goes down, and at each moment packets find a way out and
+// are taken when they come in.
+//
+//	bridge       the bridge is made, with the NIC's MAC, MTU and parameters, loose ones meanwhile
+//	addresses    the bridge gets the addresses and the rules; the NIC still has them too
+//	port         the bridge gets the neighbours, and the NIC becomes its port
+//	connections  masqueraded connections are freed from the NIC
+//	routes       each route is replaced by the bridge's; what nobody may replace is added, then deleted
+//	verify       the gateways that answered through the NIC have to answer through the bridge
+//	release      the NIC's addresses and rules are deleted
+//	settle       the bridge gets the strict parameters
+//
+// While the NIC is a port, what is sent through it goes out, and what comes in is
+// delivered through the bridge. So it is no matter how long the steps take. Giving it
+// back goes the other way round: the NIC stops being a port when nothing goes by the
+// bridge any more. A datagram that is within the port at that moment may be lost: the
+// kernel disables a port before it lets go of its frames.
+//
+// Plan and PlanRestore compute the steps from a Snapshot, and touch nothing. They are
+// made anew before each step, from what the kernel has by then and from the Record, so
+// that every step may be repeated, and what daemons change meanwhile is not lost.
+//
+// # The point of no return
+//
+// The record of a takeover is saved before each step. Before the step "release", all
+// is undone where something fails, the context is done, or nothing answers in time;
+// and Recover undoes what a crash cut short. With that step the takeover is
+// committed (Record.Committed): from there Take heeds no context, and Recover finishes
+// it. What Restore began, Recover finishes too. The host is reachable all the while.
+//
+// # What does not come along
+//
+// A Snapshot finds what cannot move, and Plan refuses it or warns of it, by name:
+// sockets that are bound to the NIC, and DHCP clients above all, hear nothing more;
+// multicast groups stay joined on the NIC; XDP and tc programs stay on the NIC, where
+// they see the same packets as before, and those of pods too; VLANs stay on the NIC;
+// of tunnels that are bound to the NIC, only those of VXLAN without a remote end of
+// their own (flannel's) come along. Also:
+//   - IPv6 addresses of a privacy extension become ordinary ones until they run out.
+//   - A congestion control that a route has of its own is lost.
+//   - The kernel's exceptions (path MTUs, redirects) are learnt anew.
+//   - nft and iptables rules that name the NIC are not looked at.
+//   - A default route that the kernel learnt from a router has a priority of one more,
+//     until the router's next advertisement brings the kernel's own again.
+//   - A masqueraded connection is no longer checked for its TCP window; and a packet of
+//     it may come between the few microseconds in which the kernel's entry is written
+//     anew. Flows without ports (ICMP) begin anew.
+//   - Tests run with veth pairs. A real NIC may reset its receive rings as it becomes
+//     promiscuous, and what a cloud, a hypervisor or an access point does with foreign
+//     MACs is its own matter.
+//
+// # Needs
+//
+// CAP_NET_ADMIN in the user namespace that owns the network namespace, CAP_SYS_ADMIN
+// where a Config names a namespace, and /proc with a writable /proc/sys/net. Without
+// the right to see other processes (CAP_SYS_PTRACE) warnings about sockets do not name
+// them. Linux 6.1 and later, with bridge; ctnetlink for the connections. Errors of the
+// kernel are *tombolo.OpError, or wrap one.
+//
+// It keeps no files, and takes no locks: see Journal and Conn.
+package uplink

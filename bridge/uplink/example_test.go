@@ -1,0 +1,92 @@
+package uplink_test
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"strings"
+
+	"github.com/tombolo-cni/tombolo/bridge/uplink"
+	"github.com/tombolo-cni/tombolo/netns"
+)
+
+// inMemory keeps the record as long as the process lives. A real one writes a file.
+type inMemory struct{ record []byte }
+
+func (j *inMemory) Save(record []byte) error { j.record = record; return nil }
+func (j *inMemory) Remove() error            { j.record = nil; return nil }
+
+// A host gives its NIC to a bridge, so that pods may be on its LAN, and gets it back.
+func Example() {
+	if err := takeAndGiveBack(context.Background()); err != nil {
+		fmt.Println(err)
+	}
+	// Output:
+	// 1. bridge: make bridge br0 with MAC 02:00:00:00:00:05 and MTU 1500, and set it up
+	// 2. addresses: add 192.168.7.5/24 dev br0
+	// 3. port: make eth0 a port of br0
+	// 5. routes: replace route default via 192.168.7.1 dev br0
+	// 7. release: delete 192.168.7.5/24 dev eth0
+	// taken
+	// as it should be: true
+	// given back: true
+}
+
+func takeAndGiveBack(ctx context.Context) error {
+	// A namespace of the example's own stands for the host. A program for a real one
+	// would leave NetNS out.
+	host, err := netns.New()
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	for _, command := range []string{
+		"link add eth0 address 02:00:00:00:00:05 type veth peer name cable", "link set eth0 addrgenmode none", "link set cable up", "link set eth0 up",
+		"addr add 192.168.7.5/24 dev eth0", "route add default via 192.168.7.1",
+	} {
+		cmd := exec.Command("ip", strings.Fields(command)...)
+		if err := host.Do(cmd.Start); err != nil {
+			return err
+		}
+		if err := cmd.Wait(); err != nil {
+			return err
+		}
+	}
+
+	conn, err := uplink.Dial(&uplink.Config{NetNS: host})
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+
+	// What would be done?
+	u := uplink.Uplink{NIC: "eth0", Bridge: "br0"}
+	snapshot, err := conn.Snapshot(ctx, u.NIC, u.Bridge)
+	if err != nil {
+		return err
+	}
+	steps, err := uplink.Plan(snapshot, u)
+	if err != nil {
+		return err
+	}
+	for i, step := range steps.List {
+		for _, what := range step.Do {
+			// Without the parameters, which are many, and what there is none of here.
+			if step.Name != uplink.StepSettle && step.Name != uplink.StepFlows && step.Name != uplink.StepVerify && !strings.Contains(what, "parameters") && !strings.HasPrefix(what, "set net/") && !strings.HasPrefix(what, "delete route") {
+				fmt.Printf("%d. %s: %s\n", i+1, step.Name, what)
+			}
+		}
+	}
+
+	var journal inMemory
+	rec, err := conn.Take(ctx, u, &journal)
+	if err != nil {
+		return err
+	}
+	fmt.Println(rec.State)
+	differences, err := conn.Check(ctx, rec)
+	fmt.Println("as it should be:", err == nil && len(differences) == 0)
+
+	fmt.Println("given back:", conn.Restore(ctx, rec, &journal) == nil && journal.record == nil)
+	return nil
+}

@@ -1,0 +1,216 @@
+package uplink_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/bridge/uplink"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// victimVariable has what the test binary is to do as its own helper, and die of.
+const victimVariable = "TOMBOLO_UPLINK_VICTIM"
+
+// mortal is a journal in a file that kills the process at one of its calls, with the
+// record saved: what a kill -9 after it leaves is then the same as before the step.
+type mortal struct {
+	path string
+	left int
+}
+
+func (m *mortal) Save(b []byte) error {
+	if err := os.WriteFile(m.path+".new", b, 0o600); err != nil {
+		return err
+	}
+	if err := os.Rename(m.path+".new", m.path); err != nil {
+		return err
+	}
+	m.die()
+	return nil
+}
+
+func (m *mortal) Remove() error {
+	m.die()
+	return os.Remove(m.path)
+}
+
+func (m *mortal) die() {
+	if m.left--; m.left == 0 {
+		unix.Kill(os.Getpid(), unix.SIGKILL)
+		select {}
+	}
+}
+
+// victim runs in the host's namespace: it takes eth0 over, or gives it back, until the
+// journal kills it. It ends with 0 if it came to its end.
+func victim() int {
+	left, err := strconv.Atoi(os.Getenv(victimVariable + "_LEFT"))
+	if err == nil {
+		err = doomed(os.Getenv(victimVariable), &mortal{path: os.Getenv(victimVariable + "_JOURNAL"), left: left})
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+func doomed(what string, j *mortal) error {
+	ctx := context.Background()
+	conn, err := uplink.Dial(nil)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	u := toBridge()
+	switch what {
+	case "take and keep":
+		u.KeepAddress = true
+		fallthrough
+	case "take":
+		_, err = conn.Take(ctx, u, j)
+		return err
+	}
+	b, err := os.ReadFile(j.path)
+	if err != nil {
+		return err
+	}
+	rec, err := uplink.ParseRecord(b)
+	if err != nil {
+		return err
+	}
+	switch what {
+	case "recover":
+		_, err = conn.Recover(ctx, rec, j)
+	case "mend":
+		_, err = conn.Mend(ctx, rec, j)
+	default:
+		err = conn.Restore(ctx, rec, j)
+	}
+	return err
+}
+
+// killAt runs the helper in the host's namespace, and is true if it was killed at the
+// n-th call of its journal, false if it came to its end before.
+func (l *lan) killAt(tb testing.TB, what string, n int, journal string) bool {
+	tb.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), victimVariable+"="+what, victimVariable+"_LEFT="+strconv.Itoa(n), victimVariable+"_JOURNAL="+journal)
+	cmd.Stderr = os.Stderr
+	within(tb, l.host, cmd.Start)
+	err := cmd.Wait()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && exit.ProcessState.Sys() != nil && !exit.Exited() {
+		return true
+	}
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return false
+}
+
+func (l *lan) mustReach(tb testing.TB, when string) {
+	tb.Helper()
+	for _, a := range []string{"192.0.2.1", "2001:db8::1"} {
+		if err := nstest.Ping(tb, l.host, nstest.Addr(a)); err != nil {
+			tb.Errorf("%s: the host to %s: %v\n%s", when, a, err, state(tb, l.host))
+		}
+	}
+	for _, a := range []string{"10.0.0.5", "fd00::5"} {
+		if err := nstest.Ping(tb, l.router, nstest.Addr(a)); err != nil {
+			tb.Errorf("%s: the router to %s: %v\n%s", when, a, err, state(tb, l.host))
+		}
+	}
+}
+
+func loadRecord(tb testing.TB, path string) *uplink.Record {
+	tb.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	rec, err := uplink.ParseRecord(b)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return rec
+}
+
+func TestKilledAtAnyStepTheHostIsReachableAndNothingIsLeft(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		what  string
+		setUp func(testing.TB, *lan, string) // nil: nothing is taken over yet
+	}{
+		{what: "take"},
+		{what: "take and keep"},
+		{what: "restore", setUp: func(tb testing.TB, l *lan, journal string) {
+			if l.killAt(tb, "take", 0, journal) {
+				tb.Fatal("killed too early")
+			}
+		}},
+	} {
+		t.Run(tt.what, func(t *testing.T) {
+			t.Parallel()
+			for n := 1; ; n++ {
+				l := newLAN(t)
+				journal := filepath.Join(t.TempDir(), "journal")
+				before := state(t, l.host)
+				l.mustReach(t, "before")
+				if tt.setUp != nil {
+					tt.setUp(t, l, journal)
+				}
+				if !l.killAt(t, tt.what, n, journal) {
+					if n < 8 {
+						t.Errorf("it came to its end at call %d of its journal", n)
+					}
+					return
+				}
+				killed := loadRecord(t, journal)
+				when := fmt.Sprintf("killed at call %d, %s, step %q", n, killed.State, killed.Step)
+				l.mustReach(t, when)
+				rec, err := l.conn.Recover(t.Context(), killed, &mortal{path: journal})
+				if err != nil {
+					t.Fatalf("%s: recover: %v", when, err)
+				}
+				l.mustReach(t, when+", recovered")
+				if rec != nil {
+					l.mustBeTaken(t, when, rec)
+					if err := l.conn.Restore(t.Context(), rec, &mortal{path: journal}); err != nil {
+						t.Errorf("%s: restore: %v", when, err)
+					}
+				}
+				if diff := cmp.Diff(before, state(t, l.host)); diff != "" {
+					t.Errorf("%s: the host in the end (-want +got):\n%s", when, diff)
+				}
+				if _, err := os.Stat(journal); !errors.Is(err, os.ErrNotExist) {
+					t.Errorf("%s: the journal is still there: %v", when, err)
+				}
+			}
+		})
+	}
+}
+
+// mustBeTaken fails unless a takeover is as one that was never interrupted.
+func (l *lan) mustBeTaken(tb testing.TB, when string, rec *uplink.Record) {
+	tb.Helper()
+	if rec.State != uplink.Taken {
+		tb.Errorf("%s: the record's state is %s", when, rec.State)
+	}
+	list, err := l.conn.Check(tb.Context(), rec)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	for _, d := range list {
+		tb.Errorf("%s: %s", when, d)
+	}
+}

@@ -1,0 +1,182 @@
+package uplink_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// hosts are hosts whose every item has to come along, as commands of ip(8).
+func hosts() map[string][]string {
+	many := plainHost()
+	for i := range 200 {
+		many = append(many, fmt.Sprintf("route add 10.%d.%d.0/24 via 10.0.0.%d metric %d", 100+i/100, i%100, 1+i%3, i%5))
+	}
+	second := func(commands ...string) []string {
+		return append([]string{"link add eth1 type veth peer name peer1", "link set eth1 addrgenmode none", "link set peer1 addrgenmode none",
+			"link set peer1 up", "link set eth1 up", "addr add 10.1.0.5/24 dev eth1", "addr add fd01::5/64 dev eth1 nodad"}, commands...)
+	}
+	return map[string][]string{
+		"plain":        plainHost(),
+		"IPv4 only":    {"addr add 10.0.0.5/24 dev eth0", "route add default via 10.0.0.1"},
+		"IPv6 only":    {"addr add fd00::5/64 dev eth0 nodad", "addr add fe80::5/64 dev eth0 nodad", "-6 route add default via fd00::1"},
+		"no addresses": {"link set eth0 up"},
+		"no gateway":   {"addr add 10.0.0.5/24 dev eth0"},
+		"200 routes":   many,
+		"labels, secondaries, scopes and metrics": {
+			"addr add 10.0.0.5/24 brd + dev eth0", "addr add 10.0.0.6/24 dev eth0 label eth0:1", "addr add 10.0.0.7/24 dev eth0 label eth0:web",
+			"addr add 10.7.0.5/16 dev eth0 scope site", "addr add 10.8.0.5/24 dev eth0 metric 77", "addr add 10.9.0.5/24 dev eth0 noprefixroute",
+			"addr add 10.10.0.5/24 dev eth0 valid_lft 3600 preferred_lft 1800",
+			"addr add fd00::5/64 dev eth0 nodad", "addr add fd00::6/64 dev eth0 nodad", "addr add fd00:1::5/64 dev eth0 nodad noprefixroute",
+			"addr add fd00:2::5/64 dev eth0 nodad metric 99", "addr add fd00:3::5/64 dev eth0 nodad valid_lft 3600 preferred_lft 1800",
+			"addr add fd00:4::5/128 dev eth0 nodad", "addr add fd00:5::5/64 dev eth0 nodad home",
+			"route add default via 10.0.0.1 src 10.0.0.6 metric 100", "-6 route add default via fd00::1 src fd00::6 metric 10",
+		},
+		"point to point": {
+			"addr add 10.0.0.5 peer 10.0.0.1/32 dev eth0", "route add default via 10.0.0.1 dev eth0",
+			"addr add fd00::5 peer fd00::1 dev eth0 nodad", "settle", "-6 route add default via fd00::1",
+		},
+		"an address of its own and a gateway on the link": {
+			"addr add 10.0.0.5/32 dev eth0", "route add default via 10.0.0.1 dev eth0 onlink",
+			"addr add fd00::5/128 dev eth0 nodad", "-6 route add default via fd00::1 dev eth0 onlink",
+		},
+		"connected routes of one's own": {
+			// As network managers have it: the address without a route, and a route.
+			"addr add 10.0.0.5/24 dev eth0 noprefixroute", "route add 10.0.0.0/24 dev eth0 proto kernel scope link src 10.0.0.5 metric 100",
+			"route add default via 10.0.0.1 proto dhcp metric 100 src 10.0.0.5",
+			"addr add fd00::5/64 dev eth0 nodad noprefixroute", "-6 route add fd00::/64 dev eth0 proto ra metric 100",
+			"-6 route add default via fd00::1 proto ra metric 100 pref high",
+		},
+		"a connected route that was deleted": {
+			"addr add 10.0.0.5/24 dev eth0", "route del 10.0.0.0/24 dev eth0", "route add 10.0.0.1/32 dev eth0", "route add default via 10.0.0.1",
+		},
+		"policy routing with five tables": append(plainHost(),
+			"route add default via 10.0.0.1 table 100", "route add 10.0.0.0/24 dev eth0 table 100 src 10.0.0.5",
+			"route add default via 10.0.0.2 table 101", "route add default via 10.0.0.3 table 1000", "route add 172.16.0.0/12 via 10.0.0.1 table 1000 mtu lock 1400 advmss 1300",
+			"-6 route add default via fd00::1 table 102", "-6 route add fd77::/32 via fd00::2 table 102 mtu 1300",
+			"route add default via 10.0.0.1 table 103 tos 8",
+			"rule add from 10.0.0.5 table 100 pref 100", "rule add iif eth0 table 101 pref 101", "rule add oif eth0 fwmark 7/0xff table 1000 pref 102",
+			"rule add iif eth0 to 10.44.0.0/16 unreachable pref 103", "-6 rule add iif eth0 table 102 pref 100", "-6 rule add oif eth0 from fd00::5 lookup 102 pref 90 suppress_prefixlength 0",
+			"rule add iif lo oif eth0 ipproto tcp dport 80-90 table 103 pref 104"),
+		"routes of all sorts": append(plainHost(),
+			"route add blackhole 172.20.0.0/16", "route add unreachable 172.21.0.0/16", "route add prohibit 172.22.0.0/16", "-6 route add blackhole fd99::/32",
+			"route add 172.23.0.0/16 dev eth0 scope link", "route add 172.24.0.0/16 via 10.0.0.9 initcwnd 20 quickack 1", "route add 172.25.0.0/16 via 192.168.99.1 dev eth0 onlink",
+			"route add 172.26.0.0/16 via inet6 fd00::1 dev eth0", "route add 172.27.0.0/16 via inet6 fe80::1 dev eth0", "-6 route add fd55::/32 via fe80::1 dev eth0 metric 5",
+			"route add local 172.28.0.0/16 dev eth0", "-6 route add fd56::/32 dev eth0 metric 7", "-6 route add fd57::/64 from fd00::/16 via fd00::1",
+			"route add 172.29.0.0/16 via 10.0.0.1 metric 5", "route add 172.29.0.0/16 via 10.0.0.2 metric 6", "route append 172.29.0.0/16 via 10.0.0.3 metric 6"),
+		"multipath": append(plainHost(), second(
+			"route add 172.20.0.0/16 nexthop via 10.0.0.1 weight 2 nexthop via 10.0.0.2", "route add 172.21.0.0/16 nexthop via 10.0.0.1 nexthop via 10.1.0.1 weight 5",
+			"-6 route add fd55::/32 nexthop via fd00::1 nexthop via fd00::2 weight 3", "-6 route add fd56::/32 nexthop via fd00::1 nexthop via fd01::1",
+			"route add 172.22.0.0/16 nexthop via 10.9.9.9 dev eth0 onlink nexthop via 10.0.0.3")...),
+		"nexthop objects": append(plainHost(), second(
+			"nexthop add id 1 via 10.0.0.1 dev eth0", "nexthop add id 2 via 10.1.0.1 dev eth1", "nexthop add id 7 via 10.0.0.3 dev eth0", "nexthop add id 3 group 1/2/7", "nexthop add id 4 via fd00::1 dev eth0",
+			"nexthop add id 5 dev eth0", "nexthop add id 6 blackhole", "nexthop add id 8 via 10.0.0.9 dev eth0 onlink proto static",
+			"route add 172.20.0.0/16 nhid 1", "route add 172.21.0.0/16 nhid 3", "-6 route add fd55::/32 nhid 4", "route add 172.22.0.0/16 nhid 5", "route add 172.23.0.0/16 nhid 8")...),
+		"two NICs in one network": append(second("addr add 10.0.0.6/24 dev eth1"), plainHost()...),
+		"another NIC comes first": append(plainHost(), second("addr add 10.0.0.6/24 dev eth1")...),
+		"neighbours by hand": append(plainHost(),
+			"neigh add 10.0.0.77 lladdr 02:00:00:00:00:77 dev eth0", "neigh add fd00::77 lladdr 02:00:00:00:00:78 dev eth0 router",
+			"neigh add proxy 10.0.0.88 dev eth0", "-6 neigh add proxy fd00::88 dev eth0"),
+	}
+}
+
+func TestEverythingComesAlongAndBack(t *testing.T) {
+	t.Parallel()
+	for name, commands := range hosts() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLAN(t, commands...)
+			before, order := state(t, l.host), l.order(t)
+			rec, j := take(t, l, toBridge())
+			if diff := cmp.Diff(order, strings.ReplaceAll(l.order(t), "br0", "eth0")); diff != "" {
+				t.Errorf("order on the bridge (-want +got):\n%s", diff)
+			}
+			// That of the bridge is that of the NIC, by another name.
+			taken := strings.ReplaceAll(state(t, l.host), "br0", "eth0")
+			if diff := cmp.Diff(comparable(before), comparable(taken)); diff != "" {
+				t.Errorf("what the bridge has (-NIC before +bridge):\n%s", diff)
+			}
+			l.mustBeTaken(t, "taken", rec)
+			if err := l.conn.Restore(t.Context(), rec, j); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(comparable(before), comparable(state(t, l.host))); diff != "" {
+				t.Errorf("the host after it was given back (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(order, l.order(t)); diff != "" {
+				t.Errorf("order after it was given back (-want +got):\n%s", diff)
+			}
+			if _, err := j.load(); err == nil {
+				t.Error("the journal is still there")
+			}
+		})
+	}
+}
+
+// order is what the kernel decides by: which route is the first of its kind, which
+// address is primary.
+func (l *lan) order(tb testing.TB) string {
+	tb.Helper()
+	dev := "eth0"
+	if _, err := nstest.Try(l.host, "ip", "link", "show", "br0"); err == nil {
+		dev = "br0"
+	}
+	return normal(nstest.Run(tb, l.host, "ip", "-4", "route")) +
+		normal(nstest.Run(tb, l.host, "ip", "-o", "-4", "addr", "show", "dev", dev)) +
+		normal(nstest.Run(tb, l.host, "ip", "-o", "-6", "addr", "show", "dev", dev))
+}
+
+// comparable is a state without what is between the two links and not configuration,
+// and without order where the kernel's is by the links' age.
+func comparable(state string) string {
+	var lines []string
+	section := ""
+	for line := range strings.Lines(state) {
+		switch {
+		case strings.HasPrefix(line, "#"):
+			section = line
+		case strings.Contains(line, "multicast ff00::/8"), strings.Contains(line, "bridge"), strings.HasPrefix(line, "veth"), strings.HasPrefix(line, "alias"):
+			continue
+		}
+		if strings.Contains(section, "-d addr") || strings.Contains(section, "table all") {
+			line = strings.TrimSpace(section) + ": " + line
+		}
+		lines = append(lines, strings.TrimSuffix(line, "\n"))
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}
+
+func TestTheHostIsReachableOnTheBridgeAndAfterwards(t *testing.T) {
+	t.Parallel()
+	for _, keep := range []bool{false, true} {
+		t.Run(fmt.Sprint("addresses kept: ", keep), func(t *testing.T) {
+			t.Parallel()
+			l := newLAN(t)
+			before := state(t, l.host)
+			u := toBridge()
+			u.KeepAddress = keep
+			rec, j := take(t, l, u)
+			l.mustReach(t, "taken over")
+			l.mustBeTaken(t, "taken over", rec)
+			shown := nstest.Run(t, l.host, "ip", "addr", "show", "dev", "eth0")
+			for _, a := range []string{"10.0.0.5/24", "fd00::5/64"} {
+				if strings.Contains(shown, a) != keep {
+					t.Errorf("%s on the NIC: %t, want %t", a, !keep, keep)
+				}
+			}
+			if err := l.conn.Restore(t.Context(), rec, j); err != nil {
+				t.Fatal(err)
+			}
+			l.mustReach(t, "given back")
+			if diff := cmp.Diff(before, state(t, l.host)); diff != "" {
+				t.Errorf("the host after it was given back (-want +got):\n%s", diff)
+			}
+		})
+	}
+}

@@ -1,0 +1,296 @@
+package uplink_test
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/bridge/uplink"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/route"
+)
+
+var (
+	update = flag.Bool("update", false, "write the golden files anew")
+	record = flag.Bool("record", false, "record the snapshots that plans are made from anew, as root")
+)
+
+// recorded gives the snapshots of hosts, by name.
+func recorded(tb testing.TB) map[string]*uplink.Snapshot {
+	tb.Helper()
+	files, err := filepath.Glob("testdata/snapshots/*.json")
+	if err != nil || len(files) == 0 {
+		tb.Fatalf("no snapshots: %v", err)
+	}
+	list := map[string]*uplink.Snapshot{}
+	for _, f := range files {
+		list[strings.TrimSuffix(filepath.Base(f), ".json")] = load(tb, f)
+	}
+	return list
+}
+
+func load(tb testing.TB, file string) *uplink.Snapshot {
+	tb.Helper()
+	b, err := os.ReadFile(file)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	var s uplink.Snapshot
+	if err := json.Unmarshal(b, &s); err != nil {
+		tb.Fatalf("%s: %v", file, err)
+	}
+	return &s
+}
+
+func plain(tb testing.TB) *uplink.Snapshot { return load(tb, "testdata/snapshots/plain.json") }
+
+// TestRecordSnapshots writes what plans are tested with. Parameters are left out, but
+// for a few.
+func TestRecordSnapshots(t *testing.T) {
+	if !*record {
+		t.Skip("records only with -record")
+	}
+	for name, commands := range hosts() {
+		if name == "200 routes" {
+			continue
+		}
+		l := newLAN(t, commands...)
+		s, err := l.conn.Snapshot(t.Context(), "eth0", "br0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		maps.DeleteFunc(s.Settings, func(path, _ string) bool {
+			return !slices.Contains([]string{"rp_filter", "arp_filter", "accept_ra", "forwarding", "disable_ipv6", "addr_gen_mode", "mtu", "ra_defrtr_metric", "hop_limit"}, filepath.Base(path))
+		})
+		s.Neighbours = slices.DeleteFunc(s.Neighbours, func(n route.Neighbour) bool { return len(n.MAC) == 0 && n.Flags&route.Proxy == 0 })
+		b, err := json.MarshalIndent(s, "", " ")
+		if err != nil {
+			t.Fatal(err)
+		}
+		file := strings.NewReplacer(" ", "-", ",", "").Replace(name)
+		if err := os.WriteFile("testdata/snapshots/"+file+".json", append(b, '\n'), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	file := filepath.Join("testdata", "plans", name+".txt")
+	if *update {
+		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", file, diff)
+	}
+}
+
+func TestPlansOfRecordedHosts(t *testing.T) {
+	t.Parallel()
+	for name, s := range recorded(t) {
+		steps, err := uplink.Plan(s, toBridge())
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		golden(t, name, steps.String())
+	}
+}
+
+func TestPlanThatKeepsAddresses(t *testing.T) {
+	t.Parallel()
+	u := toBridge()
+	u.KeepAddress = true
+	steps, err := uplink.Plan(load(t, "testdata/snapshots/labels-secondaries-scopes-and-metrics.json"), u)
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "keep-address", steps.String())
+}
+
+func TestPlanOfTheWayBackFromABridgeThatIsGone(t *testing.T) {
+	t.Parallel()
+	before := load(t, "testdata/snapshots/policy-routing-with-five-tables.json")
+	rec := &uplink.Record{Version: 1, Uplink: toBridge(), State: uplink.Taken, MadeBridge: true, Before: *before}
+	now := *before
+	now.Addresses, now.Routes, now.Rules, now.Nexthops = nil, nil, nil, nil
+	steps, err := uplink.PlanRestore(&now, rec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "restore-without-bridge", steps.String())
+}
+
+// link adds a link to a snapshot.
+func link(l uplink.Link) func(*uplink.Snapshot, *uplink.Uplink) {
+	return func(s *uplink.Snapshot, _ *uplink.Uplink) {
+		l.Index = 99
+		if l.Lower != 0 {
+			l.Lower = s.NIC.Index
+		}
+		s.Links = append(s.Links, l)
+	}
+}
+
+// existing gives the snapshot a bridge.
+func existing(change func(*uplink.Link)) func(*uplink.Snapshot, *uplink.Uplink) {
+	return func(s *uplink.Snapshot, _ *uplink.Uplink) {
+		s.Bridge = &uplink.Link{Index: 50, Name: "br0", Kind: "bridge", Type: unix.ARPHRD_ETHER, MAC: s.NIC.MAC, MTU: 1500, Flags: unix.IFF_UP}
+		change(s.Bridge)
+	}
+}
+
+func TestWhatCannotBeTakenIsRefusedByName(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name   string
+		change func(*uplink.Snapshot, *uplink.Uplink)
+		want   string
+	}{
+		{"loopback", func(s *uplink.Snapshot, _ *uplink.Uplink) { s.NIC.Flags |= unix.IFF_LOOPBACK }, "is the loopback interface"},
+		{"a tunnel", func(s *uplink.Snapshot, _ *uplink.Uplink) { s.NIC.Type = 65534 }, "is not Ethernet (its type is 65534)"},
+		{"Wi-Fi", func(s *uplink.Snapshot, _ *uplink.Uplink) { s.NIC.Wireless = true }, "is a Wi-Fi interface"},
+		{"a bridge", func(s *uplink.Snapshot, _ *uplink.Uplink) { s.NIC.Kind = "bridge" }, "is a bridge itself"},
+		{"a macvlan", func(s *uplink.Snapshot, _ *uplink.Uplink) { s.NIC.Kind = "macvlan" }, "of kind macvlan, which cannot carry other MACs"},
+		{"a bond's slave", func(s *uplink.Snapshot, _ *uplink.Uplink) {
+			s.NIC.Master, s.NIC.PortOf = 98, "bond"
+			s.Links = append(s.Links, uplink.Link{Index: 98, Name: "bond0", Kind: "bond"})
+		}, "is a port of bond0 (bond) already; name that one"},
+		{"a port of a bridge that cannot be seen", func(s *uplink.Snapshot, _ *uplink.Uplink) { s.NIC.Master, s.NIC.PortOf = 98, "openvswitch" }, "a port of link 98 (openvswitch)"},
+		{"a port of the bridge", func(s *uplink.Snapshot, u *uplink.Uplink) {
+			existing(func(*uplink.Link) {})(s, u)
+			s.NIC.Master, s.NIC.PortOf = 50, "bridge"
+		}, "is a port of br0 already, and no record says"},
+		{"down", func(s *uplink.Snapshot, _ *uplink.Uplink) { s.NIC.Flags &^= unix.IFF_UP }, "set it up with `ip link set eth0 up`"},
+		{"no cable", func(s *uplink.Snapshot, _ *uplink.Uplink) { s.NIC.Flags &^= unix.IFF_LOWER_UP }, "see to its cable"},
+		{"a macvlan above", link(uplink.Link{Name: "mv0", Kind: "macvlan", Lower: 1}), "mv0, of kind macvlan, rests on eth0"},
+		{"an ipvlan above", link(uplink.Link{Name: "iv0", Kind: "ipvlan", Lower: 1}), "iv0, of kind ipvlan, rests on eth0"},
+		{"a tunnel above", link(uplink.Link{Name: "gre1", Kind: "gre", Lower: 1}), "the tunnel gre1, of kind gre, sends by eth0 alone"},
+		{"a VXLAN tunnel to one host", link(uplink.Link{Name: "vx0", Kind: "vxlan", Remote: true, Lower: 1}), "the tunnel vx0, of kind vxlan, sends by eth0 alone"},
+		{"another kind of link with the bridge's name", existing(func(l *uplink.Link) { l.Kind = "veth" }), "br0 is there and is not a bridge"},
+		{"a bridge that is a port", existing(func(l *uplink.Link) { l.Master = 51 }), "br0 is a port of another link"},
+		{"a bridge with STP", existing(func(l *uplink.Link) { l.STP = true }), "stp_state 0"},
+		{"a bridge with a tiny MTU", existing(func(l *uplink.Link) { l.MTU = 600 }), "has an MTU of 600"},
+		{"a bridge with another MAC and ports", func(s *uplink.Snapshot, u *uplink.Uplink) {
+			existing(func(l *uplink.Link) { l.MAC = "02:00:00:00:00:09" })(s, u)
+			s.Links = append(s.Links, uplink.Link{Index: 60, Name: "vethpod", Master: 50})
+		}, "ip link set br0 address 02:00:0a:00:00:05"},
+		{"a rule that is not understood", func(s *uplink.Snapshot, _ *uplink.Uplink) {
+			s.Rules = append(s.Rules, route.Rule{Family: unix.AF_INET, Priority: 5, IIF: "eth0", Unknown: []uint16{25}})
+		}, "has selectors that this program does not know (types [25])"},
+		{"a route with realms", func(s *uplink.Snapshot, _ *uplink.Uplink) { s.Routes[0].Unknown = []uint16{unix.RTA_FLOW} }, "(attributes of types [11]), which this program would lose"},
+		{"a nexthop object that encapsulates", func(s *uplink.Snapshot, _ *uplink.Uplink) {
+			s.Nexthops = append(s.Nexthops, route.NexthopObject{ID: 9, Link: s.NIC.Index, Encapsulated: true})
+		}, "nexthop object 9 encapsulates"},
+		{"no NIC", func(_ *uplink.Snapshot, u *uplink.Uplink) { u.NIC = "" }, `its name is ""`},
+		{"no bridge", func(_ *uplink.Snapshot, u *uplink.Uplink) { u.Bridge = "" }, `the bridge's name is ""`},
+		{"a bridge with the NIC's name", func(_ *uplink.Snapshot, u *uplink.Uplink) { u.Bridge = "eth0" }, `the bridge's name is "eth0"`},
+		{"a long name", func(_ *uplink.Snapshot, u *uplink.Uplink) { u.Bridge = "sixteen-letters-" }, `the bridge's name is "sixteen-letters-"`},
+		{"a timeout in the past", func(_ *uplink.Snapshot, u *uplink.Uplink) { u.Timeout = -time.Second }, "a timeout of -1s"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			s, u := plain(t), toBridge()
+			tt.change(s, &u)
+			_, err := uplink.Plan(s, u)
+			if !errors.Is(err, uplink.ErrRefused) && !errors.Is(err, uplink.ErrInvalid) || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("plan: %v\nwant %s", err, tt.want)
+			}
+		})
+	}
+}
+
+func TestEveryReasonIsGiven(t *testing.T) {
+	t.Parallel()
+	s := plain(t)
+	s.NIC.Wireless = true
+	s.NIC.Flags &^= unix.IFF_LOWER_UP
+	link(uplink.Link{Name: "mv0", Kind: "macvlan", Lower: 1})(s, nil)
+	_, err := uplink.Plan(s, toBridge())
+	for _, want := range []string{"Wi-Fi", "cable", "mv0"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("plan: %v, want %s among the reasons", err, want)
+		}
+	}
+}
+
+func TestWhatChangesIsWarnedOf(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name   string
+		change func(*uplink.Snapshot, *uplink.Uplink)
+		want   string
+	}{
+		{"XDP", func(s *uplink.Snapshot, _ *uplink.Uplink) { s.NIC.XDP = true }, "the XDP program on eth0 stays there"},
+		{"tc", func(s *uplink.Snapshot, _ *uplink.Uplink) { s.Hooks = []string{"clsact"} }, "the programs of qdisc clsact on eth0 stay there"},
+		{"a VLAN", link(uplink.Link{Name: "eth0.7", Kind: "vlan", Lower: 1}), "VLAN eth0.7 stays on eth0"},
+		{"a socket", func(s *uplink.Snapshot, _ *uplink.Uplink) {
+			s.Sockets = []uplink.Socket{{What: "udp 0.0.0.0:68", Process: "dhclient (pid 7)"}}
+		}, "dhclient (pid 7) has a socket (udp 0.0.0.0:68) that hears eth0 alone"},
+		{"a socket of nobody", func(s *uplink.Snapshot, _ *uplink.Uplink) { s.Sockets = []uplink.Socket{{What: "packet"}} }, "a process that cannot be seen from here has a socket (packet)"},
+		{"a group", func(s *uplink.Snapshot, _ *uplink.Uplink) {
+			s.Groups = []uplink.Group{{Addr: nstest.Addr("224.0.0.251")}, {Addr: nstest.Addr("ff02::fb")}}
+		}, "the multicast groups 224.0.0.251, ff02::fb were joined on eth0"},
+		{"an address of another host", func(s *uplink.Snapshot, _ *uplink.Uplink) {
+			s.Addresses = append(s.Addresses, addr.Address{Prefix: nstest.Prefix("fd00::66/64"), Link: s.NIC.Index, Flags: addr.DADFailed})
+		}, "address fd00::66/64 is left behind"},
+		{"a temporary address", func(s *uplink.Snapshot, _ *uplink.Uplink) {
+			s.Addresses = append(s.Addresses, addr.Address{Prefix: nstest.Prefix("fd00::66/64"), Link: s.NIC.Index, Flags: addr.Secondary})
+		}, "the temporary address fd00::66"},
+		{"another MTU", existing(func(l *uplink.Link) { l.MTU = 1400 }), "keeps its MTU of 1400"},
+		{"VLANs", existing(func(l *uplink.Link) { l.VLANFiltering = true }), "filters VLANs"},
+		{"addresses of the bridge", func(s *uplink.Snapshot, u *uplink.Uplink) {
+			existing(func(*uplink.Link) {})(s, u)
+			s.Addresses = append(s.Addresses, addr.Address{Prefix: nstest.Prefix("10.9.9.9/24"), Link: 50})
+		}, "has addresses of its own"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			s, u := plain(t), toBridge()
+			tt.change(s, &u)
+			steps, err := uplink.Plan(s, u)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !strings.Contains(steps.String(), "warning: ") || !strings.Contains(strings.Join(steps.Warnings, "\n"), tt.want) {
+				t.Errorf("warnings: %q, want %q", steps.Warnings, tt.want)
+			}
+		})
+	}
+	if steps, err := uplink.Plan(plain(t), toBridge()); err != nil || len(steps.Warnings) > 0 {
+		t.Errorf("a plain host: %v, %q", err, steps.Warnings)
+	}
+}
+
+func TestPlanDoesNotTouchTheSnapshot(t *testing.T) {
+	t.Parallel()
+	for name, s := range recorded(t) {
+		was, err := json.Marshal(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := uplink.Plan(s, toBridge()); err != nil {
+			t.Fatal(err)
+		}
+		if is, _ := json.Marshal(s); string(is) != string(was) {
+			t.Errorf("%s: the snapshot is another", name)
+		}
+	}
+}

@@ -1,0 +1,75 @@
+package uplink
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+)
+
+// recordVersion is that of the records which are written.
+const recordVersion = 1
+
+// State is how far a takeover is.
+type State string
+
+// The states.
+const (
+	Taking    State = "taking"    // on the way to the bridge
+	Taken     State = "taken"     // the bridge has it all
+	Restoring State = "restoring" // on the way back to the NIC, because it was asked for
+	Undoing   State = "undoing"   // on the way back because the takeover failed, or was cut short
+)
+
+// Record is what the journal keeps: what was asked for, how far it is, and what was
+// there before. What is to be done is planned from this and from what the kernel
+// has at the time, so that each step may be repeated.
+type Record struct {
+	Version int `json:"version"`
+	Uplink
+	State State `json:"state"`
+	// Step is the step that is about to be done, or was under way when the process
+	// ended; from Committed on there is no way back but Restore.
+	Step StepName `json:"step,omitempty"`
+	// Committed says that the way is forward: see the package's comment.
+	Committed bool `json:"committed,omitempty"`
+	// MadeBridge says that the bridge was not there before.
+	MadeBridge bool `json:"madeBridge,omitempty"`
+	// Notes are what the operator should know of how it went.
+	Notes []string `json:"notes,omitempty"`
+	// Before is what there was before the takeover.
+	Before Snapshot `json:"before"`
+}
+
+// ParseRecord reads what a Journal has kept.
+func ParseRecord(b []byte) (*Record, error) {
+	var r Record
+	if err := json.Unmarshal(b, &r); err != nil {
+		return nil, fmt.Errorf("read the record of a takeover: %w", err)
+	}
+	if err := r.validate(); err != nil {
+		return nil, fmt.Errorf("read the record of a takeover: %w", err)
+	}
+	return &r, nil
+}
+
+func (r *Record) validate() error {
+	switch {
+	case r.Version != recordVersion:
+		return fmt.Errorf("%w: version %d, where this program knows %d", ErrInvalid, r.Version, recordVersion)
+	case !isLinkName(r.NIC) || !isLinkName(r.Bridge) || r.NIC == r.Bridge:
+		return fmt.Errorf("%w: NIC %q, bridge %q", ErrInvalid, r.NIC, r.Bridge)
+	}
+	switch r.State {
+	case Taking, Taken, Restoring, Undoing:
+		return nil
+	}
+	return fmt.Errorf("%w: state %q", ErrInvalid, r.State)
+}
+
+func (r *Record) encode() ([]byte, error) { return json.Marshal(r) }
+
+// isLinkName keeps to what the kernel takes (dev_valid_name()): names are parts of
+// paths below /proc/sys.
+func isLinkName(s string) bool {
+	return s != "" && len(s) <= 15 && s != "." && s != ".." && !strings.ContainsAny(s, "/: \t\n\v\f\r\x00")
+}

@@ -1,0 +1,128 @@
+package uplink_test
+
+import (
+	"errors"
+	"io/fs"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/bridge/uplink"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// socket opens one in the host's namespace, until the test ends.
+func (l *lan) socket(t *testing.T, family, typ, proto int, set func(fd, link int) error) {
+	t.Helper()
+	within(t, l.host, func() error {
+		fd, err := unix.Socket(family, typ|unix.SOCK_CLOEXEC, proto)
+		if err != nil {
+			return err
+		}
+		t.Cleanup(func() { unix.Close(fd) })
+		return set(fd, nstest.Index(t, l.host, "eth0"))
+	})
+}
+
+func TestSnapshotFindsWhatDependsOnTheNIC(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	bound := func(fd, _ int) error {
+		if err := unix.BindToDevice(fd, "eth0"); err != nil {
+			return err
+		}
+		return unix.Bind(fd, &unix.SockaddrInet4{Port: 5068})
+	}
+	l.socket(t, unix.AF_INET, unix.SOCK_DGRAM, 0, bound)
+	l.socket(t, unix.AF_INET, unix.SOCK_STREAM, 0, func(fd, link int) error {
+		if err := bound(fd, link); err != nil {
+			return err
+		}
+		return unix.Listen(fd, 1)
+	})
+	l.socket(t, unix.AF_PACKET, unix.SOCK_DGRAM, 0, func(fd, link int) error {
+		return unix.Bind(fd, &unix.SockaddrLinklayer{Ifindex: link, Protocol: 0x0008})
+	})
+	l.socket(t, unix.AF_INET, unix.SOCK_DGRAM, 0, func(fd, link int) error {
+		return unix.SetsockoptIPMreqn(fd, unix.IPPROTO_IP, unix.IP_ADD_MEMBERSHIP, &unix.IPMreqn{Multiaddr: netip.MustParseAddr("224.0.0.251").As4(), Ifindex: int32(link)})
+	})
+	l.socket(t, unix.AF_INET6, unix.SOCK_DGRAM, 0, func(fd, link int) error {
+		return unix.SetsockoptIPv6Mreq(fd, unix.IPPROTO_IPV6, unix.IPV6_JOIN_GROUP, &unix.IPv6Mreq{Multiaddr: netip.MustParseAddr("ff02::fb").As16(), Interface: uint32(link)})
+	})
+	// Those that are bound to nothing, or to another link, do not count.
+	l.socket(t, unix.AF_INET, unix.SOCK_DGRAM, 0, func(fd, _ int) error { return unix.Bind(fd, &unix.SockaddrInet4{Port: 5069}) })
+	l.socket(t, unix.AF_INET, unix.SOCK_DGRAM, 0, func(fd, _ int) error {
+		if err := unix.BindToDevice(fd, "lo"); err != nil {
+			return err
+		}
+		return unix.Bind(fd, &unix.SockaddrInet4{Port: 5070})
+	})
+	nstest.Run(t, l.host, "tc", "qdisc", "add", "dev", "eth0", "clsact")
+	run(t, l.host, "link add mv0 link eth0 type macvlan")
+
+	s, err := l.conn.Snapshot(t.Context(), "eth0", "br0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var sockets []string
+	for _, sock := range s.Sockets {
+		sockets = append(sockets, sock.What)
+		if !strings.Contains(sock.Process, "pid") {
+			t.Errorf("socket %s: process %q", sock.What, sock.Process)
+		}
+	}
+	if want := []string{"packet", "tcp 0.0.0.0:5068", "udp 0.0.0.0:5068"}; !slices.Equal(sockets, want) {
+		t.Errorf("sockets: %q, want %q", sockets, want)
+	}
+	if want := []uplink.Group{{Addr: nstest.Addr("224.0.0.251")}, {Addr: nstest.Addr("ff02::fb")}}; !slices.Equal(s.Groups, want) {
+		t.Errorf("groups: %v, want %v", s.Groups, want)
+	}
+	if !slices.Equal(s.Hooks, []string{"clsact"}) {
+		t.Errorf("hooks: %q", s.Hooks)
+	}
+	if _, err := uplink.Plan(s, toBridge()); !errors.Is(err, uplink.ErrRefused) || !strings.Contains(err.Error(), "mv0, of kind macvlan, rests on eth0") {
+		t.Errorf("plan: %v", err)
+	}
+	// It is right to refuse: the kernel does.
+	run(t, l.host, "link add br0 type bridge")
+	if _, err := nstest.Try(l.host, "ip", "link", "set", "eth0", "master", "br0"); err == nil {
+		t.Error("the kernel makes a NIC with a macvlan a port")
+	}
+	var j memory
+	if _, err := l.conn.Take(t.Context(), toBridge(), &j); !errors.Is(err, uplink.ErrRefused) || j.saves > 0 {
+		t.Errorf("take: %v, after %d saves; want %v after none", err, j.saves, uplink.ErrRefused)
+	}
+}
+
+func TestThereIsNoSnapshotWithoutANIC(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	if _, err := l.conn.Snapshot(t.Context(), "eth7", "br0"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("snapshot: %v, want %v", err, fs.ErrNotExist)
+	}
+	if _, err := l.conn.Take(t.Context(), uplink.Uplink{NIC: "eth7", Bridge: "br0"}, &memory{}); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("take: %v, want %v", err, fs.ErrNotExist)
+	}
+}
+
+func TestANewLeaseReplacesTheKeptAddressOfTheOld(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t, "addr add 10.0.0.5/24 dev eth0 valid_lft 3600 preferred_lft 3600", "route add default via 10.0.0.1")
+	u := toBridge()
+	u.KeepAddress = true
+	rec, j := take(t, l, u)
+	// As a DHCP client does it.
+	run(t, l.host, "addr del 10.0.0.5/24 dev br0", "addr add 10.0.0.55/24 dev br0", "route replace default via 10.0.0.1")
+	if changed, err := l.conn.Mend(t.Context(), rec, j); !changed || err != nil {
+		t.Fatalf("mend: %t, %v", changed, err)
+	}
+	l.mustBeTaken(t, "mended", rec)
+	for _, dev := range []string{"eth0", "br0"} {
+		if shown := nstest.Run(t, l.host, "ip", "addr", "show", "dev", dev); strings.Contains(shown, "10.0.0.5/") {
+			t.Errorf("%s has the old address:\n%s", dev, shown)
+		}
+	}
+}

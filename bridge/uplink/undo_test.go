@@ -1,0 +1,219 @@
+package uplink_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo/bridge/uplink"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// deafBridge drops whatever comes in by a port of a bridge: what an access point or a
+// switch does to a host behind a bridge.
+func deafBridge(tb testing.TB, l *lan) {
+	tb.Helper()
+	for _, rule := range []string{"add table bridge deaf", "add chain bridge deaf in { type filter hook prerouting priority 0; policy drop; }"} {
+		nstest.Run(tb, l.host, "nft", strings.Fields(rule)...)
+	}
+}
+
+func TestWithoutAnAnswerItIsUndone(t *testing.T) {
+	t.Parallel()
+	for name, commands := range map[string][]string{
+		"with gateways":          nil,
+		"with a gateway of IPv6": {"addr add fd00::5/64 dev eth0 nodad", "addr add fe80::5/64 dev eth0 nodad", "-6 route add default via fd00::1"},
+		"with a neighbour":       {"addr add 10.0.0.5/24 dev eth0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLAN(t, commands...)
+			if strings.Contains(name, "neighbour") {
+				if err := nstest.Ping(t, l.host, nstest.Addr("10.0.0.1")); err != nil {
+					t.Fatal(err)
+				}
+			}
+			deafBridge(t, l)
+			before := state(t, l.host)
+			var j memory
+			u := toBridge()
+			u.Timeout = time.Second
+			rec, err := l.conn.Take(t.Context(), u, &j)
+			if !errors.Is(err, uplink.ErrUnreachable) || rec != nil {
+				t.Errorf("take: %v, %v, want %v and no record", rec, err, uplink.ErrUnreachable)
+			}
+			if diff := cmp.Diff(before, state(t, l.host)); diff != "" {
+				t.Errorf("the host after it was undone (-want +got):\n%s", diff)
+			}
+			if _, err := j.load(); err == nil {
+				t.Error("the journal is still there")
+			}
+		})
+	}
+}
+
+func TestAGatewayThatWasUnreachableBeforeIsNoReasonToUndo(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t, "addr add 10.0.0.5/24 dev eth0", "route add default via 10.0.0.99")
+	take(t, l, toBridge())
+}
+
+func TestWithoutAJournalItIsUndone(t *testing.T) {
+	t.Parallel()
+	full := errors.New("no space left")
+	for n := 1; n <= 9; n++ {
+		t.Run(fmt.Sprint("save ", n), func(t *testing.T) {
+			t.Parallel()
+			l := newLAN(t)
+			before := state(t, l.host)
+			j := memory{onSave: func(i int) error {
+				if i == n {
+					return full
+				}
+				return nil
+			}}
+			rec, err := l.conn.Take(t.Context(), toBridge(), &j)
+			if !errors.Is(err, full) {
+				t.Fatalf("take: %v, want %v", err, full)
+			}
+			l.mustReach(t, "afterwards")
+			// Past the point of no return there is no way but forward.
+			if committed := n > 7; (rec != nil) != committed {
+				t.Fatalf("take: record %v", rec)
+			}
+			if rec != nil {
+				if rec, err = l.conn.Recover(t.Context(), rec, &j); err != nil {
+					t.Fatal(err)
+				}
+				l.mustBeTaken(t, "recovered", rec)
+				if err := l.conn.Restore(t.Context(), rec, &j); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if diff := cmp.Diff(before, state(t, l.host)); diff != "" {
+				t.Errorf("the host in the end (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestCancelledItIsUndone(t *testing.T) {
+	t.Parallel()
+	for n := 1; n <= 6; n++ {
+		t.Run(fmt.Sprint("at save ", n), func(t *testing.T) {
+			t.Parallel()
+			l := newLAN(t)
+			before := state(t, l.host)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			j := memory{onSave: func(i int) error {
+				if i == n {
+					cancel()
+				}
+				return nil
+			}}
+			rec, err := l.conn.Take(ctx, toBridge(), &j)
+			if !errors.Is(err, context.Canceled) || rec != nil {
+				t.Errorf("take: %v, %v, want %v", rec, err, context.Canceled)
+			}
+			if diff := cmp.Diff(before, state(t, l.host)); diff != "" {
+				t.Errorf("the host in the end (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestABridgeThatWasThereStaysAsItWas(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	run(t, l.host, "link add br0 type bridge", "link set br0 addrgenmode none", "link set br0 address 02:00:00:00:00:99 mtu 1400", "link set br0 up", "addr add 10.50.0.1/24 dev br0",
+		"route add 10.51.0.0/16 via 10.50.0.9", "rule add iif br0 table 7 pref 70")
+	nstest.Sysctl(t, l.host, "net/ipv4/conf/br0/rp_filter", "1")
+	nstest.Sysctl(t, l.host, "net/ipv4/conf/br0/send_redirects", "0")
+	nstest.Sysctl(t, l.host, "net/ipv4/conf/eth0/send_redirects", "1")
+	before := state(t, l.host)
+	rec, j := take(t, l, toBridge())
+	l.mustReach(t, "taken over")
+	l.mustBeTaken(t, "taken over", rec)
+	if err := l.conn.Restore(t.Context(), rec, j); err != nil {
+		t.Fatal(err)
+	}
+	l.mustReach(t, "given back")
+	if diff := cmp.Diff(comparable(before), comparable(state(t, l.host))); diff != "" {
+		t.Errorf("the host after it was given back (-want +got):\n%s", diff)
+	}
+	for name, want := range map[string]string{"rp_filter": "1", "send_redirects": "0"} {
+		if got := nstest.Sysctl(t, l.host, "net/ipv4/conf/br0/"+name); got != want {
+			t.Errorf("%s of the bridge is %s, want %s as before", name, got, want)
+		}
+	}
+}
+
+func TestABridgeWithOtherPortsStays(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	rec, j := take(t, l, toBridge())
+	run(t, l.host, "link add port0 type veth peer name port1", "link set port0 master br0 up")
+	if err := l.conn.Restore(t.Context(), rec, j); err != nil {
+		t.Fatal(err)
+	}
+	l.mustReach(t, "given back")
+	if shown := nstest.Run(t, l.host, "ip", "-4", "addr", "show", "dev", "br0"); strings.Contains(shown, "inet") {
+		t.Errorf("the bridge still has addresses:\n%s", shown)
+	}
+	if ports := nstest.Run(t, l.host, "ip", "link", "show", "master", "br0"); !strings.Contains(ports, "port0") {
+		t.Errorf("the other port is gone:\n%s", ports)
+	}
+}
+
+func TestParametersComeAlong(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	want := map[string]string{
+		"ipv4/conf/%s/rp_filter": "1", "ipv4/conf/%s/arp_filter": "1", "ipv4/conf/%s/arp_announce": "2", "ipv4/conf/%s/promote_secondaries": "1",
+		"ipv6/conf/%s/accept_ra": "0", "ipv6/conf/%s/hop_limit": "33", "ipv4/neigh/%s/base_reachable_time_ms": "12000", "ipv6/neigh/%s/gc_stale_time": "77",
+	}
+	for path, value := range want {
+		nstest.Sysctl(t, l.host, "net/"+fmt.Sprintf(path, "eth0"), value)
+	}
+	rec, j := take(t, l, toBridge())
+	l.mustReach(t, "with strict parameters")
+	for path, value := range want {
+		if got := nstest.Sysctl(t, l.host, "net/"+fmt.Sprintf(path, "br0")); got != value {
+			t.Errorf("%s is %s, want %s", fmt.Sprintf(path, "br0"), got, value)
+		}
+	}
+	if err := l.conn.Restore(t.Context(), rec, j); err != nil {
+		t.Fatal(err)
+	}
+	l.mustReach(t, "given back")
+	for path, value := range want {
+		if got := nstest.Sysctl(t, l.host, "net/"+fmt.Sprintf(path, "eth0")); got != value {
+			t.Errorf("%s is %s after it was given back, want %s", fmt.Sprintf(path, "eth0"), got, value)
+		}
+	}
+}
+
+func TestANICThatIsGoneIsNoReasonToKeepTheBridge(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	rec, j := take(t, l, toBridge())
+	run(t, l.host, "link del eth0")
+	if list, err := l.conn.Check(t.Context(), rec); err != nil || len(list) != 1 {
+		t.Errorf("check: %v, %v, want one difference", list, err)
+	}
+	if err := l.conn.Restore(t.Context(), rec, j); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := nstest.Try(l.host, "ip", "link", "show", "br0"); err == nil {
+		t.Error("the bridge is still there")
+	}
+	if _, err := j.load(); err == nil {
+		t.Error("the journal is still there")
+	}
+}

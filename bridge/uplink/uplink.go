@@ -1,0 +1,120 @@
+package uplink
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/route"
+)
+
+// DefaultTimeout is an Uplink's Timeout where it says none.
+const DefaultTimeout = 5 * time.Second
+
+// What errors of this package match.
+var (
+	// ErrRefused is the cause where a NIC cannot be taken over as it is. Nothing was
+	// changed, and the text says what to do.
+	ErrRefused = errors.New("it cannot be taken over as it is")
+	// ErrUnreachable is the cause where what had answered through the NIC did not
+	// answer through the bridge, and all was put back.
+	ErrUnreachable = errors.New("no answer through the bridge")
+	// ErrInvalid is the cause of an error about what was asked for.
+	ErrInvalid = errors.New("invalid")
+)
+
+// Uplink says what is to be taken over, and how.
+type Uplink struct {
+	// NIC is the interface that becomes a port: an Ethernet device that is up.
+	NIC string
+	// Bridge is made if it is not there, with the NIC's MAC and MTU. One that is there
+	// keeps what it has, but for its MAC and its parameters, which are the NIC's until
+	// Restore; with ports of its own it has to have that MAC already.
+	Bridge string
+	// Alias is given to a bridge that is made: see bridge.Bridge.
+	Alias string
+	// KeepAddress leaves the NIC its addresses, except link-local ones, beside those on
+	// the bridge, for agents that read them there. The routes go by the bridge all the
+	// same, and a lease that is renewed on the bridge does not show on the NIC.
+	KeepAddress bool
+	// Timeout is how long what was reachable through the NIC may take to answer through
+	// the bridge before the takeover is undone; 0 is DefaultTimeout.
+	Timeout time.Duration
+}
+
+// String gives "eth0 to br0".
+func (u Uplink) String() string { return u.NIC + " to " + u.Bridge }
+
+func (u *Uplink) timeout() time.Duration {
+	if u.Timeout == 0 {
+		return DefaultTimeout
+	}
+	return u.Timeout
+}
+
+// Journal keeps the record of one takeover over a crash of the process. Save is
+// called before each step, with the whole record: it must replace the one before
+// at once or not at all. After Remove there is none.
+type Journal interface {
+	Save(record []byte) error
+	Remove() error
+}
+
+// Config says where the NIC is. The zero value, and a nil *Config, is the caller's
+// network namespace.
+type Config struct {
+	// NetNS is the NIC's namespace; nil is that of the calling thread. It may be closed
+	// after Dial.
+	NetNS *netns.NS
+}
+
+// Conn works on the NICs of one network namespace. Its methods may be called from
+// several goroutines, but for one NIC or bridge only one may change anything at a
+// time, of all processes: a lock is the caller's matter.
+type Conn struct {
+	nl     *nl.Conn
+	ns     *netns.NS
+	addrs  *addr.Conn
+	routes *route.Conn
+	bridge *bridge.Conn
+}
+
+// Dial opens the socket. It needs CAP_SYS_ADMIN where cfg names a namespace.
+func Dial(cfg *Config) (*Conn, error) {
+	ns, err := own(cfg)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns})
+	if err != nil {
+		ns.Close()
+		return nil, err
+	}
+	return &Conn{nl: conn, ns: ns, addrs: addr.On(conn), routes: route.On(conn), bridge: bridge.On(conn, nil)}, nil
+}
+
+// own opens the namespace again, for what is read and written below /proc later.
+func own(cfg *Config) (*netns.NS, error) {
+	if cfg == nil || cfg.NetNS == nil {
+		return netns.Current()
+	}
+	return netns.Open(fmt.Sprintf("/proc/self/fd/%d", cfg.NetNS.FD()))
+}
+
+// Close closes the socket.
+func (c *Conn) Close() error { return errors.Join(c.nl.Close(), c.ns.Close()) }
+
+// execute sends a batch unless ctx is done.
+func (c *Conn) execute(ctx context.Context, b *nl.Batch) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return c.nl.Execute(b)
+}

@@ -1,4 +1,5 @@
-// Command tombolod keeps DHCP leases of pods renewed: see tombolod --help.
+// Command tombolod keeps DHCP leases of pods renewed, and NICs on their bridges: see
+// tombolod --help.
 package main
 
 import (
@@ -28,13 +29,15 @@ const (
 
 const usage = `Usage: tombolod [flags]
 
-Keeps the DHCP leases of pods renewed, for as long as the pods live. It finds them in
-the directory where the plugin tombolo writes them, so that either may start first and
-be restarted at any time. It runs in the foreground and logs to standard error.
+Keeps the DHCP leases of pods renewed, for as long as the pods live, and has their host
+ports and guards follow to other addresses. Finishes takeovers of NICs that were cut
+short, and mends those that a network manager has undone. It finds both in directories
+where the plugin tombolo writes them, so that either may start first and be restarted at
+any time. It runs in the foreground and logs to standard error.
 
 Flags:
   --leases DIR     directory of the lease records (%s)
-  --state DIR      state directory of the plugin, for the default of --metrics (%s)
+  --state DIR      state directory of the plugin: attachments and uplinks (%s)
   --metrics WHERE  serve /metrics and /healthz at unix:PATH or HOST:PORT, or
                    "none" (unix:DIR/tombolod.sock, where DIR is that of --state)
   --log-level L    debug, info, warn or error (info)
@@ -128,6 +131,10 @@ func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error 
 	if err != nil {
 		return err
 	}
+	plugins, err := state.Open(o.state)
+	if err != nil {
+		return err
+	}
 	systemd, err := newNotifier(p.getenv)
 	if err != nil {
 		log.Warn("cannot tell the service manager how it goes", "err", err)
@@ -138,6 +145,7 @@ func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error 
 	var k *keeper.Keeper
 	k, err = keeper.New(&keeper.Config{
 		Leases: dir,
+		State:  plugins,
 		Log:    log,
 		// Not before: now no other keeper can have the same socket.
 		Ready: func() {
@@ -145,7 +153,7 @@ func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error 
 				// Leases are worth more than knowing how they fare.
 				log.Error("no metrics", "err", err)
 			}
-			log.Info("keeping leases", "dir", dir.Path(), "metrics", o.metrics)
+			log.Info("keeping leases", "dir", dir.Path(), "state", plugins.Path(), "metrics", o.metrics)
 			systemd.tell("READY=1")
 		},
 		Alive: func() { systemd.tell("WATCHDOG=1") },

@@ -21,6 +21,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
 func TestMain(m *testing.M) { nstest.Main(m) }
@@ -82,7 +83,7 @@ func start(t *testing.T, dir string, args ...string) *daemon {
 // hears waits for a word to the service manager.
 func (d *daemon) hears(t *testing.T, want string) {
 	t.Helper()
-	if err := d.told.SetReadDeadline(time.Now().Add(30 * time.Second)); err != nil {
+	if err := d.told.SetReadDeadline(time.Now().Add(3 * time.Minute)); err != nil {
 		t.Fatal(err)
 	}
 	buf := make([]byte, 256)
@@ -306,6 +307,30 @@ func TestEndpoints(t *testing.T) {
 	}
 }
 
+func TestUplinksAreLookedAfterInTheStateDirectory(t *testing.T) {
+	t.Parallel()
+	dir := shortDir(t)
+	file := dir + "/uplinks/tombolodtest.json"
+	err := os.Mkdir(dir+"/uplinks", 0o700)
+	if err == nil {
+		err = os.WriteFile(file, []byte("{"), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := start(t, dir)
+	d.hears(t, "READY=1")
+	deadline := time.Now().Add(3 * time.Minute)
+	for body := ""; !strings.Contains(body, "tombolo_uplink_errors_total 1\n"); _, body = fetch(t, "unix", dir+"/tombolod.sock", "/metrics") {
+		if time.Now().After(deadline) {
+			t.Fatalf("the record was not looked at: %s; log: %s", body, d.log)
+		}
+	}
+	if _, err := os.Stat(file + ".damaged"); err != nil {
+		t.Errorf("the damaged record was not set aside: %v; log: %s", err, d.log)
+	}
+}
+
 const unitFile = "../../deploy/systemd/tombolod.service"
 
 // unit gives a copy of the unit whose program is there.
@@ -368,6 +393,13 @@ func TestTheUnitAgreesWithTheProgram(t *testing.T) {
 	}
 	if got := "/var/lib/" + strings.Fields(value("StateDirectory"))[1]; got != lease.DefaultDir {
 		t.Errorf("StateDirectory is %s, and the leases are in %s", got, lease.DefaultDir)
+	}
+	if got := "/run/" + value("RuntimeDirectory"); got != state.DefaultDir {
+		t.Errorf("RuntimeDirectory is %s, and the plugin's state is in %s", got, state.DefaultDir)
+	}
+	// An uplink's parameters are there; the rest of the kernel's stays out of reach.
+	if value("ReadWritePaths") != "/proc/sys/net" || value("ProtectKernelTunables") != "yes" {
+		t.Errorf("of /proc/sys %s is writable", value("ReadWritePaths"))
 	}
 	if value("Type") != "notify" || value("Restart") != "always" || value("RuntimeDirectoryPreserve") != "yes" {
 		t.Error("the unit does not restart it, or removes the plugin's state")

@@ -1,6 +1,7 @@
-// Package keeper keeps DHCP leases renewed for as long as their pods live. It knows of
-// them by the directory of package lease alone, and so it may start before or after the
-// plugin, be killed and be upgraded at any time: it takes up each lease where it stands.
+// Package keeper keeps DHCP leases renewed for as long as their pods live, and NICs on
+// the bridges that they were put on. It knows of both by directories alone, those of
+// packages lease and state, and so it may start before or after the plugin, be killed
+// and be upgraded at any time: it takes up each where it stands.
 //
 // # How it works
 //
@@ -17,9 +18,37 @@
 // host's namespace is gone too; or if the machine has booted since. What is merely out
 // of reach is left alone.
 //
+// A lease that moves to another address takes along what the plugin made for the old one
+// in the host's namespace: the attachment's record, its elements in the firewall, the
+// alias of its port. One that is lost leaves nothing that leads to its address.
+//
+// # Uplinks
+//
+// Beside the leases the keeper looks after NICs that were taken over (package uplink). It
+// finishes, forward or back, what somebody was killed at, which it knows by the record's
+// state and by the lock that nobody holds. It hears from the kernel when links and
+// addresses change, compares, and puts right what network managers undo, but does not
+// fight them: after some mends in a row it waits longer and longer, and logs an error
+// that says how to have them leave the NIC alone. Without an uplink it listens to
+// nothing.
+//
+// # The host's own lease
+//
+// A lease of the host's own (lease.Adopt) is confirmed at once, by a renewal in the name
+// of the client that had it, or, if nobody knows that, in those that it may have had; then
+// it is renewed on the bridge like any other. The keeper refreshes the lifetimes of the
+// address, wherever the host has it, and leaves everything else as it finds it, resolver
+// and MTU too. It changes addresses and routes only where the server grants another
+// address or router, and then adds before it takes away. Until somebody grants another, a
+// host whose lease was refused keeps its address for as long as the kernel was told to.
+// The lease is never released. What goes wrong is in the log, in the record, and in the
+// metrics tombolo_host_lease_seconds and tombolo_host_lease_trouble, from the first
+// attempt on that fails.
+//
 // # Needs
 //
-// CAP_SYS_ADMIN to enter namespaces, CAP_NET_ADMIN to change addresses and routes there,
-// CAP_NET_RAW and CAP_NET_BIND_SERVICE for sockets, and the host's network namespace.
+// CAP_SYS_ADMIN to enter namespaces, CAP_NET_ADMIN to change links, addresses, routes and
+// the firewall there and in the host's, CAP_NET_RAW and CAP_NET_BIND_SERVICE for sockets,
+// a writable /proc/sys/net for uplinks, and the host's network namespace.
 // Linux 6.1 and later.
 package keeper

@@ -41,7 +41,7 @@ type exchange struct {
 func (v *visit) exchange(p pod) error {
 	began := now()
 	x := &exchange{visit: v, pod: p, limit: began.Add(renewWait)}
-	if v.r.State != lease.Bound {
+	if v.r.State == lease.Expired {
 		x.limit = began.Add(acquireWait)
 	}
 	err := errors.Join(x.run(), x.hangUp())
@@ -146,7 +146,7 @@ func (x *exchange) send(p *dhcpc.Packet) error {
 		// Somebody took the address, or a route, away.
 		x.log.Warn("cannot send renewal: putting address and routes back", append(x.who(), "err", err)...)
 		x.metrics.count(&x.metrics.errors)
-		if err = x.pod.apply(x.r.Applied, x.r.Lease.Left(now())); err == nil {
+		if err = x.putBack(); err == nil {
 			err = errors.Join(x.hangUp(), x.sendFrom(local, p))
 		}
 	}
@@ -154,6 +154,14 @@ func (x *exchange) send(p *dhcpc.Packet) error {
 		return fmt.Errorf("send to DHCP servers: %w", err)
 	}
 	return nil
+}
+
+// putBack makes the pod have again what it is to have.
+func (x *exchange) putBack() error {
+	if host, ok := x.pod.(hostLink); ok {
+		return x.putHostBack(host)
+	}
+	return x.pod.apply(x.r.Applied, x.r.Lease.Left(now()))
 }
 
 func (x *exchange) sendFrom(local netip.Addr, p *dhcpc.Packet) error {
@@ -190,6 +198,9 @@ func (x *exchange) hangUp() error {
 func (x *exchange) unheard() error {
 	x.metrics.count(&x.metrics.unanswered)
 	x.m.slow = true
+	if x.r.Host != nil {
+		return x.hostUnheard()
+	}
 	who := append(x.who(), "state", x.m.session.State())
 	if x.m.session.Lease() != nil {
 		x.log.Warn("no server renews the lease yet", append(who, "left", x.r.Lease.Left(now()).Round(time.Second), "next", x.m.session.Wake())...)
@@ -200,8 +211,8 @@ func (x *exchange) unheard() error {
 
 // bound applies a lease and writes it down.
 func (x *exchange) bound(l *dhcpc.Lease) error {
-	before := x.r.Lease
-	fresh := x.r.State != lease.Bound
+	before, was := x.r.Lease, x.r.State
+	fresh := was != lease.Bound
 	err := x.underLockOf(func(held *lease.Held) error { return x.apply(held, x.pod, l) })
 	switch {
 	case errors.Is(err, errDeleted):
@@ -211,6 +222,8 @@ func (x *exchange) bound(l *dhcpc.Lease) error {
 		return err
 	}
 	switch {
+	case x.r.Host != nil:
+		x.hostBound(was, before)
 	case fresh:
 		x.metrics.count(&x.metrics.acquisitions)
 		x.log.Info("lease got again", append(x.who(), "before", before.Address)...)
@@ -223,6 +236,9 @@ func (x *exchange) bound(l *dhcpc.Lease) error {
 
 // giveBack releases what a DEL has released already: the server renewed it after that.
 func (x *exchange) giveBack(l *dhcpc.Lease) {
+	if x.r.Host != nil {
+		return // its own client has it now
+	}
 	x.log.Info("lease deleted while it was being renewed: releasing it again", x.who()...)
 	if err := x.release(l); err != nil {
 		// It runs out: nobody is left to try again.
@@ -235,6 +251,9 @@ func (x *exchange) giveBack(l *dhcpc.Lease) {
 // first says that the pod has both, so that a keeper that is killed here leaves
 // nothing behind which its successor does not know of.
 func (v *visit) apply(held *lease.Held, p pod, l *dhcpc.Lease) error {
+	if v.r.Host != nil {
+		return v.applyHost(held, p, l)
+	}
 	want := v.r.Policy.Apply(l)
 	stale := v.r.Applied.Without(want)
 	if !stale.Empty() {
@@ -279,13 +298,16 @@ func (x *exchange) lost(out dhcpc.Output) error {
 	case errors.Is(out.Err, dhcpc.ErrExpired):
 		x.metrics.count(&x.metrics.expired)
 	}
+	if x.r.Host != nil {
+		return x.hostLost(out)
+	}
 	x.log.Warn("lease lost: trying to get another", append(x.who(), "err", out.Err)...)
 	x.m.slow, x.asked = true, false
 	x.limit = now().Add(acquireWait)
 	if out.Lost == nil && x.r.State == lease.Expired {
 		return nil
 	}
-	return x.underLockOf(func(held *lease.Held) error {
+	err := x.underLockOf(func(held *lease.Held) error {
 		err := x.pod.withdraw(x.r.Applied)
 		if err == nil {
 			x.r.Applied = lease.Applied{}
@@ -293,6 +315,11 @@ func (x *exchange) lost(out dhcpc.Output) error {
 		x.r.State, x.r.Error = lease.Expired, fmt.Sprint(out.Err)
 		return errors.Join(err, held.Replace(x.r))
 	})
+	// The search for another goes on whatever becomes of what led to this one.
+	if followErr := x.follow(); followErr != nil {
+		x.failed("cannot take the lost address out of the firewall", append(x.who(), "err", followErr)...)
+	}
+	return err
 }
 
 // earliest gives the earliest of some times; the zero time never comes.

@@ -26,6 +26,9 @@ func TestMain(m *testing.M) {
 	if dir := os.Getenv("TOMBOLO_TEST_KEEPER"); dir != "" {
 		os.Exit(keeperProcess(dir))
 	}
+	if dir := os.Getenv("TOMBOLO_TEST_UPLINK"); dir != "" {
+		os.Exit(uplinkProcess(dir, os.Args[1], os.Args[2]))
+	}
 	nstest.Main(m)
 }
 
@@ -219,10 +222,14 @@ func (w *world) kill(r *lease.Record) {
 func (w *world) enter(r *lease.Record) (pod, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if p := w.pods[r.Hash()]; p != nil {
-		return p, nil
+	p := w.pods[r.Hash()]
+	switch {
+	case p == nil:
+		return nil, errGone
+	case p.host != nil:
+		return p.host.enter(r)
 	}
-	return nil, errGone
+	return p, nil
 }
 
 func (w *world) release(_ context.Context, _ *lease.Record, l *dhcpc.Lease) error {
@@ -279,6 +286,7 @@ type fakePod struct {
 	applyErr error
 	dialErr  error
 	deaf     bool // to answers at its own address
+	host     *fakeHost
 }
 
 func (p *fakePod) dial(_ context.Context, local netip.Addr) (dhcpc.Transport, error) {

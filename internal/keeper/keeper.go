@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/netns"
 )
 
 // DefaultWorkers is how many leases are worked on at a time. Few would do for servers
@@ -18,6 +20,9 @@ const DefaultWorkers = 64
 // Config says what to keep. Leases is needed; the rest has defaults.
 type Config struct {
 	Leases *lease.Dir
+	// State is the plugin's state directory: of attachments, which follow their leases
+	// to other addresses, and of uplinks. Nil: neither is looked after.
+	State *state.Dir
 	// Log is told what happens to leases; nil is nobody.
 	Log *slog.Logger
 	// Workers bounds the leases that are worked on at a time, and with them the sockets
@@ -33,6 +38,8 @@ type Config struct {
 // Keeper keeps the leases of one directory.
 type Keeper struct {
 	leases  *lease.Dir
+	state   *state.Dir // may be nil
+	host    *netns.NS  // nil: the keeper's own
 	log     *slog.Logger
 	workers int
 	ready   func()
@@ -51,7 +58,7 @@ func New(cfg *Config) (*Keeper, error) {
 	if err != nil {
 		return nil, fmt.Errorf("keep leases: %w", err)
 	}
-	k := &Keeper{leases: cfg.Leases, log: cfg.Log, workers: cfg.Workers, ready: cfg.Ready, alive: cfg.Alive, node: kernel{}, boot: boot}
+	k := &Keeper{leases: cfg.Leases, state: cfg.State, log: cfg.Log, workers: cfg.Workers, ready: cfg.Ready, alive: cfg.Alive, node: kernel{}, boot: boot}
 	if k.log == nil {
 		k.log = slog.New(slog.DiscardHandler)
 	}
@@ -87,9 +94,25 @@ func (k *Keeper) Run(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(err, closer.Close(), pulse.Close())
 	}
+	stop := k.besides(ctx)
 	err = k.loop(ctx, w.changes, pulse.Beat)
+	stop()
 	// The pulse last: whoever sees no keeper may begin as one.
 	return errors.Join(err, w.close(), closer.Close(), pulse.Close())
+}
+
+// besides begins what goes on beside the leases, and gives the function that ends it.
+func (k *Keeper) besides(ctx context.Context) (stop func()) {
+	if k.state == nil {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		k.keepUplinks(ctx)
+	}()
+	return func() { cancel(); <-ended }
 }
 
 // now is the time by the clock on the wall, which the times in records are by.

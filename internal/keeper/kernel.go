@@ -29,6 +29,9 @@ type kernel struct {
 // enter opens the namespace that the record's path names, and makes sure that it is
 // the one of old.
 func (k kernel) enter(r *lease.Record) (pod, error) {
+	if r.Host != nil {
+		return k.enterHost(r)
+	}
 	ns, err := netns.Open(r.NetNS)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS) {
 		return nil, k.unlessPort(r, err)

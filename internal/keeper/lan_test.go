@@ -23,6 +23,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/route"
 )
@@ -34,6 +35,7 @@ type lan struct {
 	host, remote *netns.NS
 	bridge       string
 	dir          *lease.Dir
+	state        *state.Dir // nil: the keeper is used without the plugin
 }
 
 func newLAN(t *testing.T) *lan {
@@ -184,11 +186,11 @@ func due(r *lease.Record) {
 // keeper runs a keeper on the host until the function that it returns is called.
 func (l *lan) keeper() (stop func()) {
 	l.Helper()
-	k, err := New(&Config{Leases: l.dir, Log: slog.New(slog.NewTextHandler(l.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))})
+	k, err := New(&Config{Leases: l.dir, State: l.state, Log: slog.New(slog.NewTextHandler(l.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))})
 	if err != nil {
 		l.Fatal(err)
 	}
-	k.node = kernel{l.host}
+	k.node, k.host = kernel{l.host}, l.host
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	ready := make(chan struct{})
@@ -212,7 +214,8 @@ func (l *lan) keeper() (stop func()) {
 // until waits for something that is about to happen.
 func until(t *testing.T, what string, happened func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(2 * lease.Silence)
+	// For machines of any speed: only a test that fails waits so long.
+	deadline := time.Now().Add(3 * time.Minute)
 	poll := time.NewTicker(5 * time.Millisecond)
 	defer poll.Stop()
 	for !happened() {
@@ -284,14 +287,16 @@ type server struct {
 	lease   time.Duration
 	given   map[string]netip.Addr // by client identifier
 	heard   map[string]int        // by kind
-	refuse  bool                  // NAK renewals
-	base    netip.Addr            // the next address
+	refuse  bool                  // NAK the next renewal
+	early   []string              // see tooEarly
+	dir     *lease.Dir
+	base    netip.Addr // the next address
 	silence bool
 }
 
 func (l *lan) serve(lease time.Duration) *server {
 	l.Helper()
-	s := &server{lease: lease, given: map[string]netip.Addr{}, heard: map[string]int{}, base: netip.MustParseAddr("10.9.1.1"), done: make(chan struct{})}
+	s := &server{lease: lease, dir: l.dir, given: map[string]netip.Addr{}, heard: map[string]int{}, base: netip.MustParseAddr("10.9.1.1"), done: make(chan struct{})}
 	listen := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		return c.Control(func(fd uintptr) {
 			if err := unix.BindToDevice(int(fd), "eth0"); err != nil {
@@ -348,6 +353,7 @@ func (s *server) answer(d *dhcpv4.DHCPv4) *dhcpv4.DHCPv4 {
 	kind := d.MessageType()
 	s.heard[kind.String()]++
 	id := string(d.Options.Get(dhcpv4.OptionClientIdentifier))
+	s.watch(d)
 	if kind == dhcpv4.MessageTypeRelease {
 		delete(s.given, id)
 	}
@@ -376,6 +382,7 @@ func (s *server) answer(d *dhcpv4.DHCPv4) *dhcpv4.DHCPv4 {
 		return nil
 	}
 	if answer == dhcpv4.MessageTypeNak {
+		s.refuse = false
 		delete(s.given, id)
 		s.heard["sent NAK"]++
 		return r
@@ -385,6 +392,37 @@ func (s *server) answer(d *dhcpv4.DHCPv4) *dhcpv4.DHCPv4 {
 	r.UpdateOption(dhcpv4.OptRouter(me))
 	r.UpdateOption(dhcpv4.OptIPAddressLeaseTime(s.lease))
 	return r
+}
+
+// watch notes what only a client without a lease has any business to send: a DISCOVER,
+// or a REQUEST for another address. Whether it has one is what its record says, and not a
+// matter of how long anything took: a record is never ahead of what its client has sent.
+func (s *server) watch(d *dhcpv4.DHCPv4) {
+	id := string(d.Options.Get(dhcpv4.OptionClientIdentifier))
+	hash := lease.Hash("lan", strings.TrimPrefix(id, "\x00"), "eth0")
+	if id == string(hostID()) {
+		hash = lease.HostHash(nic)
+	}
+	r, err := s.dir.Load(hash)
+	if err != nil || r.State != lease.Bound && r.State != lease.Adopting || r.Lease.Left(time.Now()) == 0 {
+		return
+	}
+	asked := d.ClientIPAddr
+	if a := d.RequestedIPAddress(); a != nil {
+		asked = a
+	}
+	kind := d.MessageType()
+	other := kind == dhcpv4.MessageTypeRequest && !slices.Equal(asked.To4(), r.Lease.Address.Addr().AsSlice())
+	if kind == dhcpv4.MessageTypeDiscover || other {
+		s.early = append(s.early, fmt.Sprintf("%s of %q for %s, with %v left of %s", kind, id, asked, r.Lease.Left(time.Now()), r.Lease.Address))
+	}
+}
+
+// tooEarly tells of clients that asked for an address while they had one.
+func (s *server) tooEarly() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.early)
 }
 
 func (s *server) count(kind string) int {

@@ -9,9 +9,10 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lease"
 )
 
-// change is what the watch tells: a record was written or removed, or, with an empty
-// hash, something was lost and everything is to be looked at.
-type change struct{ hash string }
+// change is what a watch tells: a record was written or removed, or, with an empty name,
+// something was lost and everything is to be looked at. A lease's name is its hash, an
+// uplink's the NIC.
+type change struct{ name string }
 
 // entry is what the loop knows of one record.
 type entry struct {
@@ -105,12 +106,12 @@ func (l *loop) beat(beat func() error) error {
 
 // changed has a record looked at.
 func (l *loop) changed(c change) error {
-	if c.hash == "" {
+	if c.name == "" {
 		l.log.Warn("changes of lease records were lost: reading all of them")
 		l.metrics.count(&l.metrics.rescans)
 		return l.rescan()
 	}
-	l.look(c.hash)
+	l.look(c.name)
 	return nil
 }
 

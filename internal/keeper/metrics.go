@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 )
 
@@ -16,12 +17,16 @@ import (
 type metrics struct {
 	mu     sync.Mutex
 	states map[lease.State]int
-	next   time.Time // of the next visit
-	turn   time.Time // when the loop last turned
+	hosts  map[string]hostLease // by record hash
+	next   time.Time            // of the next visit
+	turn   time.Time            // when the loop last turned
 
 	renewals, acquisitions, releases uint64
 	naks, expired, unanswered        uint64
-	errors, damaged, rescans         uint64
+	errors, damaged, rescans, moves  uint64
+
+	uplinks                                    map[uplink.State]int
+	uplinkMends, uplinksFinished, uplinkErrors uint64
 }
 
 // count adds one to a counter of m.
@@ -61,6 +66,18 @@ func (m *metrics) turned() {
 	m.mu.Unlock()
 }
 
+// counter is one that goes up alone.
+type counter struct {
+	name, help string
+	value      uint64
+}
+
+func writeCounters(b *strings.Builder, list []counter) {
+	for _, c := range list {
+		fmt.Fprintf(b, "# HELP %s %s\n# TYPE %s counter\n%s %d\n", c.name, c.help, c.name, c.name, c.value)
+	}
+}
+
 // write writes Prometheus' text format. It is written here, and not by Prometheus'
 // library, since that would be a third of the keeper.
 func (m *metrics) write(w io.Writer) error {
@@ -68,7 +85,7 @@ func (m *metrics) write(w io.Writer) error {
 	defer m.mu.Unlock()
 	var b strings.Builder
 	b.WriteString("# HELP tombolo_leases Leases by state.\n# TYPE tombolo_leases gauge\n")
-	for _, s := range []lease.State{lease.Adding, lease.Bound, lease.Expired, lease.Sticky} {
+	for _, s := range []lease.State{lease.Adding, lease.Bound, lease.Expired, lease.Sticky, lease.Adopting} {
 		fmt.Fprintf(&b, "tombolo_leases{state=%q} %d\n", s, m.states[s])
 	}
 	b.WriteString("# HELP tombolo_lease_next_seconds Time until a lease is due; 0 if one is, or there is none.\n# TYPE tombolo_lease_next_seconds gauge\n")
@@ -77,22 +94,20 @@ func (m *metrics) write(w io.Writer) error {
 		next = max(m.next.Sub(now()), 0)
 	}
 	fmt.Fprintf(&b, "tombolo_lease_next_seconds %.3f\n", next.Seconds())
-	for _, c := range []struct {
-		name, help string
-		value      uint64
-	}{
+	writeCounters(&b, []counter{
 		{"tombolo_lease_renewals_total", "Leases that a server renewed.", m.renewals},
 		{"tombolo_lease_acquisitions_total", "Leases got after one was lost.", m.acquisitions},
 		{"tombolo_lease_releases_total", "Leases released because their pod was gone.", m.releases},
+		{"tombolo_lease_moves_total", "Attachments that followed their leases to other addresses.", m.moves},
 		{"tombolo_lease_naks_total", "Leases that a server refused.", m.naks},
 		{"tombolo_lease_expired_total", "Leases that ran out.", m.expired},
 		{"tombolo_lease_unanswered_total", "Exchanges that no server answered in time.", m.unanswered},
 		{"tombolo_lease_errors_total", "Things that went wrong; the log says what.", m.errors},
 		{"tombolo_lease_damaged_total", "Records that could not be read and were set aside.", m.damaged},
 		{"tombolo_lease_rescans_total", "Times that changes were lost and all records read anew.", m.rescans},
-	} {
-		fmt.Fprintf(&b, "# HELP %s %s\n# TYPE %s counter\n%s %d\n", c.name, c.help, c.name, c.name, c.value)
-	}
+	})
+	m.writeHosts(&b)
+	m.writeUplinks(&b)
 	_, err := io.WriteString(w, b.String())
 	return err
 }

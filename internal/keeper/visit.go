@@ -35,6 +35,8 @@ type memory struct {
 	look     time.Time      // when to look for the pod again
 	failures int            // in a row
 	slow     bool           // the last visit waited in vain
+	hold     time.Time      // a failed lease of the host's is not tried again before
+	lost     error          // why a lease of the host's was lost
 }
 
 // outcome is what a visit came to.
@@ -59,6 +61,7 @@ func (k *Keeper) visit(ctx context.Context, hash string, m memory) outcome {
 	r, err := k.leases.Load(hash)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
+		k.metrics.hostGone(hash)
 		return outcome{gone: true}
 	case errors.Is(err, lease.ErrDamaged):
 		return k.setAside(ctx, hash)
@@ -71,6 +74,8 @@ func (k *Keeper) visit(ctx context.Context, hash string, m memory) outcome {
 	}
 	v := &visit{Keeper: k, ctx: ctx, r: r, m: m}
 	switch {
+	case r.Host != nil:
+		return v.keepHost()
 	case r.State == lease.Sticky:
 		return v.remembered()
 	case r.Boot != k.boot:
@@ -199,10 +204,11 @@ func (v *visit) work(p pod) error {
 		}
 		v.m.right = true
 	}
+	var err error
 	if wakes(v.m.session, now()) {
-		return v.exchange(p)
+		err = v.exchange(p)
 	}
-	return nil
+	return errors.Join(err, v.follow())
 }
 
 // restore makes a session of the record: of a lease that the pod has, or, where that

@@ -14,6 +14,7 @@ import (
 
 // watcher hears of records that are written and removed (inotify(7)).
 type watcher struct {
+	record  func(file string) (name string, ok bool) // tells the name of a record from a file's
 	file    *os.File
 	changes chan change // closed when the directory is gone
 	stop    chan struct{}
@@ -24,8 +25,11 @@ type watcher struct {
 // aside.
 const mask = unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_DELETE | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_ONLYDIR
 
-// watch begins to hear.
-func watch(dir string) (*watcher, error) {
+// watch begins to hear of leases.
+func watch(dir string) (*watcher, error) { return watchFor(dir, lease.RecordHash) }
+
+// watchFor begins to hear of records whose names record tells from those of files.
+func watchFor(dir string, record func(file string) (name string, ok bool)) (*watcher, error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
 		return nil, fmt.Errorf("watch %s: inotify: %w", dir, err)
@@ -34,7 +38,7 @@ func watch(dir string) (*watcher, error) {
 	if _, err := unix.InotifyAddWatch(fd, dir, mask); err != nil {
 		return nil, errors.Join(fmt.Errorf("watch %s: inotify: %w", dir, err), file.Close())
 	}
-	w := &watcher{file: file, changes: make(chan change, 64), stop: make(chan struct{}), ended: make(chan struct{})}
+	w := &watcher{record: record, file: file, changes: make(chan change, 64), stop: make(chan struct{}), ended: make(chan struct{})}
 	go w.run()
 	return w, nil
 }
@@ -55,7 +59,7 @@ func (w *watcher) run() {
 		if err != nil {
 			return
 		}
-		changes, gone := parse(buf[:n])
+		changes, gone := parse(buf[:n], w.record)
 		for _, c := range changes {
 			select {
 			case w.changes <- c:
@@ -71,7 +75,7 @@ func (w *watcher) run() {
 
 // parse reads events (struct inotify_event). It leaves out what is no record, and what
 // stands next to its like. gone says that the directory is.
-func parse(b []byte) (changes []change, gone bool) {
+func parse(b []byte, record func(string) (string, bool)) (changes []change, gone bool) {
 	const maskAt, lenAt, nameAt = 4, 12, unix.SizeofInotifyEvent
 	for len(b) >= nameAt {
 		bits, length := binary.NativeEndian.Uint32(b[maskAt:]), uint64(binary.NativeEndian.Uint32(b[lenAt:]))
@@ -85,11 +89,10 @@ func parse(b []byte) (changes []change, gone bool) {
 		case bits&(unix.IN_DELETE_SELF|unix.IN_MOVE_SELF|unix.IN_UNMOUNT|unix.IN_IGNORED) != 0:
 			return changes, true
 		case bits&unix.IN_Q_OVERFLOW == 0:
-			hash, ok := lease.RecordHash(name)
-			if !ok {
+			var ok bool
+			if c.name, ok = record(name); !ok {
 				continue
 			}
-			c.hash = hash
 		}
 		if len(changes) == 0 || changes[len(changes)-1] != c {
 			changes = append(changes, c)

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
@@ -50,14 +51,14 @@ func TestRecordsAreHeardOf(t *testing.T) {
 	t.Parallel()
 	w, dir := watching(t)
 	put(t, dir, hashA+".json")
-	if got := <-w.changes; got.hash != hashA {
+	if got := <-w.changes; got.name != hashA {
 		t.Errorf("written: %v", got)
 	}
 	put(t, dir, hashB+".lock") // no record
 	if err := os.Remove(filepath.Join(dir, hashA+".json")); err != nil {
 		t.Fatal(err)
 	}
-	if got := <-w.changes; got.hash != hashA {
+	if got := <-w.changes; got.name != hashA {
 		t.Errorf("removed: %v", got)
 	}
 	if err := w.close(); err != nil {
@@ -114,7 +115,7 @@ func TestALossOfEventsIsHeardOf(t *testing.T) {
 	lost := false
 	for !lost {
 		c := <-w.changes
-		lost = c.hash == ""
+		lost = c.name == ""
 	}
 	if err := w.close(); err != nil {
 		t.Error(err)
@@ -150,7 +151,7 @@ func TestEventsAreParsed(t *testing.T) {
 		{"a header cut short", a[:10], nil, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got, gone := parse(tt.in)
+			got, gone := parse(tt.in, lease.RecordHash)
 			if fmt.Sprint(got) != fmt.Sprint(tt.want) || gone != tt.gone {
 				t.Errorf("%v, %t; want %v, %t", got, gone, tt.want, tt.gone)
 			}
@@ -167,7 +168,7 @@ func FuzzParseEvents(f *testing.F) {
 		}
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		changes, _ := parse(data)
+		changes, _ := parse(data, lease.RecordHash)
 		if len(changes) > len(data)/unix.SizeofInotifyEvent+1 {
 			t.Errorf("%d changes in %d bytes", len(changes), len(data))
 		}

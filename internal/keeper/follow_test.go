@@ -1,0 +1,462 @@
+package keeper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/nft"
+)
+
+const (
+	firstAddress = "10.9.1.1"
+	nextAddress  = "10.9.2.1"
+	hostAddress  = "10.9.0.2"
+	clientsHost  = "192.0.2.1" // the host's, to the client
+	clientsOwn   = "192.0.2.2"
+)
+
+// movable is a LAN with a pod that the plugin attached, published, masquerades and
+// guards, and a client elsewhere.
+type movable struct {
+	*lan
+	pod    *testPod
+	client *netns.NS
+	fw     *nft.Conn
+}
+
+func newMovable(t *testing.T) (*movable, *server) {
+	t.Helper()
+	l := newLAN(t)
+	var err error
+	if l.state, err = state.Open(inMemory(t) + "/state"); err != nil {
+		t.Fatal(err)
+	}
+	m := &movable{lan: l, client: nstest.New(t)}
+	nstest.Run(t, l.host, "ip", "address", "add", hostAddress+"/16", "dev", l.bridge)
+	nstest.Veth(t, l.host, "client0", m.client, "eth0")
+	nstest.Run(t, l.host, "ip", "address", "add", clientsHost+"/24", "dev", "client0")
+	nstest.Run(t, m.client, "ip", "address", "add", clientsOwn+"/24", "dev", "eth0")
+	nstest.Sysctl(t, l.host, "net/ipv4/ip_forward", "1")
+	s := l.serve(3 * time.Second)
+	p := l.connect(1)
+	p.record.Policy.Gateway = netip.MustParseAddr(hostAddress)
+	l.lease(p)
+	m.pod = p
+	m.attach()
+	nstest.Serve(t, p.ns, "tcp4", netip.MustParseAddrPort("0.0.0.0:80"))
+	nstest.Serve(t, m.client, "tcp4", netip.MustParseAddrPort(clientsOwn+":99"))
+	return m, s
+}
+
+// attach does what an ADD does besides the lease.
+func (m *movable) attach() {
+	m.Helper()
+	r := m.pod.record
+	a := &state.Attachment{
+		Network: r.Network, ContainerID: r.ContainerID, IfName: r.IfName, NetNSCookie: r.NetNSCookie, HostIf: r.HostIf, Bridge: r.Bridge,
+		MAC: r.Client.MAC.String(), Addresses: []state.Address{{Prefix: r.Lease.Address, Gateway: r.Policy.Gateway}},
+		Up: true, Masquerade: true, Guarded: true, Published: []state.Published{{Protocol: "tcp", HostPort: 8080, PodPort: 80}},
+		IPAMType: dhcpIPAM, DataDir: m.dir.Path(),
+	}
+	n := &state.Network{Name: r.Network, Bridge: r.Bridge, Masquerade: true, Guard: true}
+	err := m.host.Do(func() error {
+		lock, epoch, err := m.state.Enter(m.Context(), nil)
+		if err != nil {
+			return err
+		}
+		a.Epoch, n.Epoch = epoch.Token(), epoch.Token()
+		p, err := m.state.Create(a)
+		if err == nil {
+			err = errors.Join(p.Commit(a), lock.Upgrade(m.Context()), m.state.SaveNetwork(n))
+		}
+		return errors.Join(err, lock.Close())
+	})
+	if err != nil {
+		m.Fatal(err)
+	}
+	nstest.Run(m, m.host, "ip", "link", "set", r.HostIf, "alias", endpoint.AliasOf(a))
+	if m.fw, err = nft.Dial(&nft.Config{NetNS: m.host}); err != nil {
+		m.Fatal(err)
+	}
+	m.Cleanup(func() { m.fw.Close() })
+	if _, err := m.fw.Ensure(m.Context(), m.network()); err != nil {
+		m.Fatal(err)
+	}
+	if err := m.fw.Add(m.Context(), endpoint.In(a, n)); err != nil {
+		m.Fatal(err)
+	}
+}
+
+// network keeps pods' addresses within the LAN: what is bridged there passes the
+// firewall too, since a new namespace has bridge-nf-call-iptables.
+func (m *movable) network() nft.Network {
+	return nft.Network{Name: "lan", Bridge: m.bridge, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}, Masquerade: true, Guard: true}
+}
+
+func (m *movable) attachment() *state.Attachment {
+	m.Helper()
+	a, err := m.state.Load(m.pod.record.Network, m.pod.record.Hash())
+	if err != nil {
+		m.Fatal(err)
+	}
+	return a
+}
+
+// settled waits until the attachment has an address on record, or none, for good.
+func (m *movable) settled(address string) {
+	m.Helper()
+	want := []netip.Prefix{}
+	if address != "" {
+		want = append(want, netip.MustParsePrefix(address+"/16"))
+	}
+	until(m.T, "the attachment has "+address, func() bool {
+		a := m.attachment()
+		return !a.Moving && slices.Equal(prefixes(a.Addresses), want)
+	})
+}
+
+// refuseFirst has the server take the address away and give another.
+func (m *movable) refuseFirst(s *server) {
+	s.set(func(s *server) { s.refuse, s.base = true, netip.MustParseAddr(nextAddress) })
+	until(m.T, "another address", func() bool { _, ok := m.addresses(m.pod)[netip.MustParsePrefix(nextAddress+"/16")]; return ok })
+	s.set(func(s *server) { s.refuse = false })
+}
+
+// worksAt checks, by packets and by listings, that all of it goes by one address and
+// nothing by the other.
+func (m *movable) worksAt(address, other string) {
+	m.Helper()
+	if _, err := nstest.Ask(m, m.client, "tcp", netip.MustParseAddrPort(clientsHost+":8080")); err != nil {
+		m.Errorf("the published port: %v", err)
+	}
+	seen, err := nstest.Ask(m, m.pod.ns, "tcp", netip.MustParseAddrPort(clientsOwn+":99"))
+	if err != nil || seen.Addr() != netip.MustParseAddr(clientsHost) {
+		m.Errorf("a server elsewhere sees the pod as %v, %v; want it masqueraded", seen, err)
+	}
+	ruleset := nstest.Run(m, m.host, "nft", "list", "ruleset")
+	if !strings.Contains(ruleset, address+" ") || strings.Contains(ruleset, other+" ") {
+		m.Errorf("the firewall has not %s alone:\n%s", address, ruleset)
+	}
+	a := m.attachment()
+	want := fmt.Sprintf("tombolo:1:%s:lan:%s", a.Hash(), address)
+	if got := nstest.Run(m, m.host, "ip", "link", "show", a.HostIf); !strings.Contains(got, "alias "+want+"\n") {
+		m.Errorf("the port has not alias %s:\n%s", want, got)
+	}
+	if gw := a.Addresses[0].Gateway; gw != netip.MustParseAddr(hostAddress) {
+		m.Errorf("the attachment's gateway: %v", gw)
+	}
+	if first := m.firstHeard(other, address); first != address {
+		m.Errorf("the guard lets the pod send from %s", first)
+	}
+}
+
+// firstHeard has the pod send from one address, then from another, and gives the one
+// whose datagram arrives first: they take one way, so what did not come before is lost.
+func (m *movable) firstHeard(addresses ...string) string {
+	m.Helper()
+	var in net.PacketConn
+	err := m.remote.Do(func() error {
+		var err error
+		in, err = net.ListenPacket("udp4", "10.9.0.1:0")
+		return err
+	})
+	if err != nil {
+		m.Fatal(err)
+	}
+	defer in.Close()
+	for _, a := range addresses {
+		// Whoever has it not gets it for as long as it takes to send.
+		given := false
+		if _, ok := m.addresses(m.pod)[netip.MustParsePrefix(a+"/16")]; !ok {
+			nstest.Run(m, m.pod.ns, "ip", "address", "add", a+"/32", "dev", "eth0")
+			given = true
+		}
+		err := m.pod.ns.Do(func() error {
+			out, err := (&net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(a), 0))}).Dial("udp4", in.LocalAddr().String())
+			if err == nil {
+				_, err = out.Write([]byte("?"))
+				err = errors.Join(err, out.Close())
+			}
+			return err
+		})
+		if err != nil {
+			m.Fatal(err)
+		}
+		if given {
+			nstest.Run(m, m.pod.ns, "ip", "address", "del", a+"/32", "dev", "eth0")
+		}
+	}
+	if err := in.SetReadDeadline(time.Now().Add(2 * lease.Silence)); err != nil {
+		m.Fatal(err)
+	}
+	_, from, err := in.ReadFrom(make([]byte, 16))
+	if err != nil {
+		m.Fatalf("nothing arrived: %v", err)
+	}
+	return from.(*net.UDPAddr).IP.String()
+}
+
+func TestWhatGoesByAPodsAddressFollowsItsLease(t *testing.T) {
+	t.Parallel()
+	m, s := newMovable(t)
+	m.worksAt(firstAddress, nextAddress)
+	m.keeper()
+	m.refuseFirst(s)
+	m.settled(nextAddress)
+	m.worksAt(nextAddress, firstAddress)
+}
+
+// Of a lease that is lost the address may be another's: nothing may lead there.
+func TestNothingLeadsToAnAddressThatWasLost(t *testing.T) {
+	t.Parallel()
+	m, s := newMovable(t)
+	m.keeper()
+	s.set(func(s *server) { s.refuse, s.silence = true, true })
+	m.settled("")
+	if ruleset := nstest.Run(t, m.host, "nft", "list", "ruleset"); strings.Contains(ruleset, firstAddress+" ") {
+		t.Errorf("the firewall has the lost address:\n%s", ruleset)
+	}
+	s.set(func(s *server) { s.refuse, s.silence = false, false })
+	m.settled(firstAddress)
+	m.worksAt(firstAddress, nextAddress)
+}
+
+// A keeper that is killed in between leaves one of these, and its successor goes on.
+func TestAMoveThatWasCutShortIsFinished(t *testing.T) {
+	for cut := range 5 {
+		t.Run(fmt.Sprintf("after %d parts", cut), func(t *testing.T) {
+			t.Parallel()
+			m, s := newMovable(t)
+			both, next := m.half(s)
+			k, err := New(&Config{Leases: m.dir, State: m.state})
+			if err != nil {
+				t.Fatal(err)
+			}
+			k.host = m.host
+			v := &visit{Keeper: k, ctx: t.Context(), r: m.pod.record}
+			gone := []netip.Prefix{netip.MustParsePrefix(firstAddress + "/16")}
+			parts := []func() error{
+				func() error { return m.update(both) },
+				func() error { return v.moveElements(next, gone) },
+				func() error { return v.forgetFlows(gone) },
+				func() error { return v.renameAliases(next) },
+			}
+			for _, part := range parts[:cut] {
+				if err := part(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			// By this a DEL knows what to look for.
+			if a := m.attachment(); a.Moving != (cut > 0) || !a.Moving && a.Addresses[0].Prefix != gone[0] {
+				t.Errorf("the record has %v, moving %t", a.Addresses, a.Moving)
+			}
+			m.keeper()
+			m.settled(nextAddress)
+			m.worksAt(nextAddress, firstAddress)
+		})
+	}
+}
+
+// half has the pod and the lease's record at the next address, and the rest at the
+// first, and gives the attachment as it is on the way and at the end.
+func (m *movable) half(s *server) (both, next *state.Attachment) {
+	m.Helper()
+	p := m.pod
+	s.set(func(s *server) { s.given[string(p.record.Client.ClientID)] = netip.MustParseAddr(nextAddress) })
+	moved := *p.record.Lease
+	moved.Address = netip.MustParsePrefix(nextAddress + "/16")
+	moved.Expire = moved.Expire.Add(time.Hour)
+	moved.Renew, moved.Rebind = moved.Renew.Add(time.Hour), moved.Rebind.Add(time.Hour)
+	pod := m.enter(p)
+	defer pod.close()
+	a := p.record.Policy.Apply(&moved)
+	if err := errors.Join(pod.withdraw(p.record.Applied), pod.apply(a, time.Hour)); err != nil {
+		m.Fatal(err)
+	}
+	p.record.Lease, p.record.Applied = &moved, a
+	m.write(p.record)
+	b, n := *m.attachment(), *m.attachment()
+	n.Addresses = leased(&n, p.record)
+	b.Addresses, b.Moving = append(slices.Clone(n.Addresses), b.Addresses...), true
+	return &b, &n
+}
+
+func (m *movable) update(a *state.Attachment) error {
+	return m.host.Do(func() error {
+		lock, err := m.state.Lock(m.Context(), state.Exclusive)
+		if err != nil {
+			return err
+		}
+		return errors.Join(m.state.Update(a), lock.Close())
+	})
+}
+
+// following gives a visit that has nothing else to do.
+func (m *movable) following(ctx context.Context) *visit {
+	m.Helper()
+	k, err := New(&Config{Leases: m.dir, State: m.state})
+	if err != nil {
+		m.Fatal(err)
+	}
+	k.host = m.host
+	return &visit{Keeper: k, ctx: ctx, r: m.load(m.pod)}
+}
+
+func TestAMoveWaitsForThePluginAndNotForEver(t *testing.T) {
+	t.Parallel()
+	m, s := newMovable(t)
+	m.half(s)
+	lock, err := m.state.Lock(t.Context(), state.Shared)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := m.following(ctx).follow(); !errors.Is(err, state.ErrLocked) {
+		t.Errorf("while an ADD works: %v", err)
+	}
+	if got := prefixes(m.attachment().Addresses); got[0].Addr() != netip.MustParseAddr(firstAddress) {
+		t.Errorf("meanwhile the record has %v", got)
+	}
+	if err := lock.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.following(t.Context()).follow(); err != nil {
+		t.Error(err)
+	}
+	m.worksAt(nextAddress, firstAddress)
+}
+
+func TestAMoveOutlivesAFlushedFirewall(t *testing.T) {
+	t.Parallel()
+	m, s := newMovable(t)
+	m.half(s)
+	nstest.Run(t, m.host, "nft", "flush", "ruleset")
+	if err := m.following(t.Context()).follow(); err != nil {
+		t.Error(err)
+	}
+	m.settled(nextAddress)
+	// What a repair does then.
+	a := m.attachment()
+	if _, err := m.fw.Ensure(t.Context(), m.network()); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.fw.Replace(t.Context(), endpoint.Of(a)); err != nil {
+		t.Fatal(err)
+	}
+	m.worksAt(nextAddress, firstAddress)
+}
+
+func TestOnlyItsOwnAttachmentFollowsALease(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(*state.Attachment){
+		"of another IPAM":      func(a *state.Attachment) { a.IPAMType = "host-local" },
+		"of another directory": func(a *state.Attachment) { a.DataDir = "/elsewhere" },
+		"of another namespace": func(a *state.Attachment) { a.NetNSCookie++ },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m, s := newMovable(t)
+			m.half(s)
+			a := m.attachment()
+			change(a)
+			if err := m.update(a); err != nil {
+				t.Fatal(err)
+			}
+			if err := m.following(t.Context()).follow(); err != nil {
+				t.Error(err)
+			}
+			if got := m.attachment(); got.Addresses[0] != a.Addresses[0] || got.Moving {
+				t.Errorf("it followed to %v", got.Addresses)
+			}
+		})
+	}
+}
+
+func TestALeaseWithoutAnAttachmentIsNoError(t *testing.T) {
+	t.Parallel()
+	dir, err := lease.Open(t.TempDir() + "/leases")
+	if err != nil {
+		t.Fatal(err)
+	}
+	st, err := state.Open(t.TempDir() + "/state")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range []*state.Dir{nil, st} {
+		k, err := New(&Config{Leases: dir, State: s})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, network := range []string{"lan", "(host)"} { // the host's own is of no network
+			v := &visit{Keeper: k, ctx: t.Context(), r: &lease.Record{State: lease.Bound, Network: network, ContainerID: "c", IfName: "eth0", Lease: &dhcpc.Lease{}}}
+			if err := v.follow(); err != nil {
+				t.Errorf("%s: %v", network, err)
+			}
+		}
+	}
+}
+
+func TestWhatAnAttachmentHasByItsLease(t *testing.T) {
+	t.Parallel()
+	const v6 = "fd00::5/64"
+	bound := func(address string) *lease.Record {
+		return &lease.Record{State: lease.Bound, Lease: &dhcpc.Lease{Address: netip.MustParsePrefix(address), Routers: []netip.Addr{netip.MustParseAddr(hostAddress)}}}
+	}
+	for _, tt := range []struct {
+		name   string
+		has    []string
+		moving bool
+		lease  *lease.Record
+		behind bool
+		want   string
+	}{
+		{"as it was", []string{"10.9.1.1/16"}, false, bound("10.9.1.1/16"), false, "[10.9.1.1/16]"},
+		{"another address", []string{"10.9.1.1/16"}, false, bound("10.9.2.1/16"), true, "[10.9.2.1/16]"},
+		{"another prefix", []string{"10.9.1.1/16"}, false, bound("10.9.1.1/24"), true, "[10.9.1.1/24]"},
+		{"addresses of IPv6 stay", []string{"10.9.1.1/16", v6}, false, bound("10.9.2.1/16"), true, "[10.9.2.1/16 " + v6 + "]"},
+		{"with IPv6, as it was", []string{"10.9.1.1/16", v6}, false, bound("10.9.1.1/16"), false, "[10.9.1.1/16 " + v6 + "]"},
+		{"cut short", []string{"10.9.2.1/16", v6, "10.9.1.1/16"}, true, bound("10.9.2.1/16"), true, "[10.9.2.1/16 " + v6 + "]"},
+		{"cut short, and back", []string{"10.9.2.1/16", "10.9.1.1/16"}, true, bound("10.9.1.1/16"), true, "[10.9.1.1/16]"},
+		{"cut short with nothing to go", []string{"10.9.1.1/16"}, true, bound("10.9.1.1/16"), true, "[10.9.1.1/16]"},
+		{"lost", []string{"10.9.1.1/16", v6}, false, &lease.Record{State: lease.Expired}, true, "[" + v6 + "]"},
+		{"lost before", nil, false, &lease.Record{State: lease.Expired}, false, "[]"},
+		{"got again", nil, false, bound("10.9.1.1/16"), true, "[10.9.1.1/16]"},
+		{"being added", []string{"10.9.1.1/16"}, false, &lease.Record{State: lease.Adding}, false, "[]"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			a := &state.Attachment{Moving: tt.moving}
+			for _, p := range tt.has {
+				a.Addresses = append(a.Addresses, state.Address{Prefix: netip.MustParsePrefix(p)})
+			}
+			if got := behind(a, tt.lease); got != tt.behind {
+				t.Errorf("behind: %t", got)
+			}
+			if got := fmt.Sprint(prefixes(leased(a, tt.lease))); got != tt.want {
+				t.Errorf("it has %s by its lease, want %s", got, tt.want)
+			}
+		})
+	}
+	r := bound("10.9.1.1/16")
+	if got := leased(&state.Attachment{}, r)[0].Gateway; got != netip.MustParseAddr(hostAddress) {
+		t.Errorf("gateway by the lease: %v", got)
+	}
+	r.Policy.Gateway = netip.MustParseAddr("10.9.0.7")
+	if got := leased(&state.Attachment{}, r)[0].Gateway; got != r.Policy.Gateway {
+		t.Errorf("gateway by the configuration: %v", got)
+	}
+}

@@ -1,0 +1,149 @@
+package keeper
+
+import (
+	"encoding/binary"
+	"errors"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nl"
+)
+
+// news is what the kernel announces of a link, or of a link's addresses.
+type news struct {
+	lost  bool // something was, and everything is to be looked at; the rest says nothing
+	index int
+	facts *linkFacts // nil: it is about addresses
+	gone  bool       // the link
+}
+
+// linkFacts are what matters of a link.
+type linkFacts struct {
+	name   string
+	master int
+	mtu    int
+	mac    string
+	up     bool
+}
+
+// feed hears of all links and addresses of the host (rtnetlink(7)). A nil one hears
+// nothing.
+type feed struct {
+	source source
+	heard  chan []news
+	stop   chan struct{}
+	ended  chan struct{}
+}
+
+// source is what an nl.Feed is.
+type source interface {
+	Next() ([]nl.Message, error)
+	Close() error
+}
+
+func newFeed(cfg *nl.Config) (*feed, error) {
+	conn, err := nl.Follow(unix.NETLINK_ROUTE, cfg, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
+	if err != nil {
+		return nil, err
+	}
+	return feedFrom(conn), nil
+}
+
+func feedFrom(s source) *feed {
+	f := &feed{source: s, heard: make(chan []news, 16), stop: make(chan struct{}), ended: make(chan struct{})}
+	go f.run()
+	return f
+}
+
+// news gives what is heard; it is closed when there is nothing to hear any more.
+func (f *feed) news() <-chan []news {
+	if f == nil {
+		return nil
+	}
+	return f.heard
+}
+
+func (f *feed) close() {
+	close(f.stop)
+	_ = f.source.Close() // of a socket that is only read from
+	<-f.ended
+}
+
+func (f *feed) run() {
+	defer close(f.ended)
+	defer close(f.heard)
+	for {
+		messages, err := f.source.Next()
+		list := newsOf(messages)
+		switch {
+		case errors.Is(err, unix.ENOBUFS):
+			list = []news{{lost: true}}
+		case err != nil:
+			return
+		case len(list) == 0:
+			continue
+		}
+		select {
+		case f.heard <- list:
+		case <-f.stop:
+			return
+		}
+	}
+}
+
+// newsOf reads announcements. What does not parse is as good as lost.
+func newsOf(messages []nl.Message) []news {
+	var list []news
+	for _, m := range messages {
+		switch m.Type {
+		case unix.RTM_NEWLINK, unix.RTM_DELLINK:
+			n, err := linkNews(m)
+			switch {
+			case err != nil:
+				list = append(list, news{lost: true})
+			case n != nil:
+				list = append(list, *n)
+			}
+		case unix.RTM_NEWADDR, unix.RTM_DELADDR:
+			// struct ifaddrmsg
+			if len(m.Data) < unix.SizeofIfAddrmsg {
+				list = append(list, news{lost: true})
+				continue
+			}
+			list = append(list, news{index: index(m.Data)})
+		}
+	}
+	return list
+}
+
+// index is at the same place in both structs.
+func index(b []byte) int { return int(int32(binary.NativeEndian.Uint32(b[4:]))) }
+
+// linkNews reads a struct ifinfomsg and its attributes; nil for what is about the port of
+// a bridge and not about a link.
+func linkNews(m nl.Message) (*news, error) {
+	const flagsAt = 8
+	if len(m.Data) < unix.SizeofIfInfomsg {
+		return nil, nl.ErrMalformed
+	}
+	if m.Data[0] == unix.AF_BRIDGE {
+		return nil, nil
+	}
+	n := &news{index: index(m.Data), gone: m.Type == unix.RTM_DELLINK, facts: &linkFacts{
+		up: binary.NativeEndian.Uint32(m.Data[flagsAt:])&unix.IFF_UP != 0,
+	}}
+	attrs := nl.ParseAttrs(m.Data[unix.SizeofIfInfomsg:])
+	for attrs.Next() {
+		switch attrs.Type {
+		case unix.IFLA_IFNAME:
+			n.facts.name = attrs.String()
+		case unix.IFLA_MASTER:
+			n.facts.master = int(attrs.Uint32())
+		case unix.IFLA_MTU:
+			n.facts.mtu = int(attrs.Uint32())
+		case unix.IFLA_ADDRESS:
+			n.facts.mac = string(attrs.Data)
+		}
+	}
+	return n, attrs.Err()
+}

@@ -1,0 +1,106 @@
+package keeper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/bridge/uplink"
+	"github.com/tombolo-cni/tombolo/internal/lease"
+)
+
+// kernelUplinks works on the uplinks of the host that the keeper runs on. It opens what
+// it needs each time, since that is seldom.
+type kernelUplinks struct{ *Keeper }
+
+func (k kernelUplinks) with(fn func(*uplink.Conn) error) error {
+	conn, err := uplink.Dial(&uplink.Config{NetNS: k.host})
+	if err != nil {
+		return err
+	}
+	return errors.Join(fn(conn), conn.Close())
+}
+
+func (k kernelUplinks) check(ctx context.Context, rec *uplink.Record) (diffs []tombolo.Difference, _ error) {
+	err := k.with(func(c *uplink.Conn) error {
+		var err error
+		diffs, err = c.Check(ctx, rec)
+		return err
+	})
+	return diffs, err
+}
+
+func (k kernelUplinks) mend(ctx context.Context, rec *uplink.Record, j uplink.Journal) (changed bool, _ error) {
+	err := k.with(func(c *uplink.Conn) error {
+		var err error
+		changed, err = c.Mend(ctx, rec, j)
+		return err
+	})
+	return changed, err
+}
+
+func (k kernelUplinks) finish(ctx context.Context, rec *uplink.Record, j uplink.Journal) (after *uplink.Record, _ error) {
+	err := k.with(func(c *uplink.Conn) error {
+		var err error
+		after, err = c.Recover(ctx, rec, j)
+		return err
+	})
+	return after, err
+}
+
+func (k kernelUplinks) adopt(ctx context.Context, rec *uplink.Record) error {
+	a, err := k.adoption(ctx, rec)
+	if err != nil {
+		return fmt.Errorf("adopt DHCP lease of %s: %w", rec.NIC, err)
+	}
+	_, err = lease.Adopt(ctx, k.leases, a)
+	return err
+}
+
+// adoption says what there is to adopt.
+func (k kernelUplinks) adoption(ctx context.Context, rec *uplink.Record) (*lease.Adoption, error) {
+	conn, err := bridge.Dial(&bridge.Config{NetNS: k.host})
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	nic, err := conn.Link(ctx, rec.NIC)
+	if err != nil {
+		return nil, err
+	}
+	br, err := conn.Link(ctx, rec.Bridge)
+	if err != nil {
+		return nil, err
+	}
+	list, err := conn.Addresses().List(addr.Filter{Link: br.Index, Family: unix.AF_INET})
+	if err != nil {
+		return nil, err
+	}
+	name, err := os.Hostname()
+	if err != nil {
+		return nil, err
+	}
+	return &lease.Adoption{
+		NIC: rec.NIC, Index: nic.Index, MAC: nic.MAC, Bridge: rec.Bridge, Addresses: list, HostName: name, NetNS: k.host,
+	}, nil
+}
+
+func (k kernelUplinks) disown(ctx context.Context, nic string) error {
+	return lease.HandBack(ctx, k.leases, nic)
+}
+
+func (k kernelUplinks) links(rec *uplink.Record) (found [2]int) {
+	for i, name := range []string{rec.NIC, rec.Bridge} {
+		// What is not there is for check to say.
+		if index, err := (kernel{k.host}).link(name); err == nil {
+			found[i] = index
+		}
+	}
+	return found
+}

@@ -1,0 +1,237 @@
+package keeper
+
+import (
+	"errors"
+	"time"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/bridge/uplink"
+	"github.com/tombolo-cni/tombolo/internal/state"
+)
+
+// visit looks at an uplink and does what is due; then t.due says when to look again, and
+// is zero if there is no such uplink any more.
+func (u *uplinks) visit(t *taken) {
+	rec := u.load(t)
+	if rec == nil {
+		return
+	}
+	// Before it is looked at, so that nothing falls in between.
+	u.hear()
+	t.links = u.work.links(rec)
+	if rec.State != uplink.Taken {
+		u.alone(t, func() { u.finish(t) })
+		return
+	}
+	diffs, err := u.work.check(u.ctx, rec)
+	switch {
+	case err != nil:
+		u.later(t, "cannot look at uplink", err)
+	case len(diffs) == 0:
+		u.fine(t)
+	case t.patience.waits(now()):
+		t.due = t.patience.until
+	default:
+		u.alone(t, func() { u.mend(t) })
+	}
+}
+
+// fine is an uplink that is as it was made.
+func (u *uplinks) fine(t *taken) {
+	t.failures = 0
+	t.patience.calm(now())
+	t.due = now().Add(lookAtUplinks)
+	if !t.adopted {
+		u.alone(t, func() { u.adopt(t) })
+	}
+}
+
+// adopt has the lease that the NIC had looked after. It holds the lock: somebody may be
+// about to give the NIC back, and has handed the lease back before.
+func (u *uplinks) adopt(t *taken) {
+	rec := u.load(t)
+	if rec == nil {
+		return
+	}
+	if rec.State != uplink.Taken {
+		t.due = now()
+		return
+	}
+	err := u.work.adopt(u.ctx, rec)
+	if err != nil {
+		u.trouble("cannot adopt the DHCP lease of the host's NIC: it runs out unless a later try succeeds", "nic", t.nic, "err", err)
+	}
+	t.adopted = err == nil
+}
+
+// finish brings a takeover, or a return, to its end that somebody was killed at. It holds
+// the lock: nobody else is at it.
+func (u *uplinks) finish(t *taken) {
+	rec := u.load(t)
+	if rec == nil {
+		return
+	}
+	if rec.State == uplink.Taken {
+		t.due = now() // the one who had the lock did it
+		return
+	}
+	u.log.Warn("the work on an uplink was cut short: finishing it", "nic", rec.NIC, "bridge", rec.Bridge, "state", rec.State, "step", rec.Step)
+	if rec.State != uplink.Taking {
+		// Before the NIC has its addresses back, or the keeper would look for them on the
+		// bridge.
+		if err := u.work.disown(u.ctx, t.nic); err != nil {
+			u.later(t, "cannot hand the DHCP lease of the host's NIC back", err)
+			return
+		}
+	}
+	t.adopted = false
+	after, err := u.work.finish(u.ctx, rec, u.state.Uplink(t.nic))
+	if err != nil {
+		u.later(t, "cannot finish the work on an uplink", err)
+		return
+	}
+	u.metrics.count(&u.metrics.uplinksFinished)
+	if after == nil {
+		u.log.Info("uplink given back", "nic", rec.NIC, "bridge", rec.Bridge)
+		t.due = time.Time{}
+		return
+	}
+	u.log.Info("uplink taken over", "nic", rec.NIC, "bridge", rec.Bridge)
+	t.state, t.due = after.State, now()
+}
+
+// mend puts right what somebody undid. It holds the lock, so that what is different now is
+// not the middle of somebody's work.
+func (u *uplinks) mend(t *taken) {
+	rec := u.load(t)
+	if rec == nil {
+		return
+	}
+	if rec.State != uplink.Taken {
+		t.due = now()
+		return
+	}
+	diffs, err := u.work.check(u.ctx, rec)
+	if err != nil {
+		u.later(t, "cannot look at uplink", err)
+		return
+	}
+	if len(diffs) == 0 {
+		t.due = now().Add(settleUplinks)
+		return
+	}
+	who := []any{"nic", rec.NIC, "bridge", rec.Bridge}
+	u.log.Warn("somebody changed an uplink: mending it", append(who, "found", texts(diffs))...)
+	changed, err := u.work.mend(u.ctx, rec, u.state.Uplink(t.nic))
+	if err != nil {
+		u.later(t, "cannot mend uplink", err)
+		return
+	}
+	t.failures, t.adopted = 0, false
+	// To see that it is well, and for how long.
+	t.due = now().Add(settleUplinks)
+	if changed {
+		u.metrics.count(&u.metrics.uplinkMends)
+		u.log.Info("uplink mended", who...)
+	}
+	if wait := t.patience.mended(now()); wait > 0 {
+		u.log.Error("something keeps undoing the takeover of an uplink: have the network manager leave it alone "+
+			"(NetworkManager: nmcli device set NIC managed no; systemd-networkd: Unmanaged=yes for the NIC), or give it back (tombolo uplink restore NIC BRIDGE)",
+			append(who, "mends", t.patience.mends, "next", wait)...)
+	}
+}
+
+func texts(diffs []tombolo.Difference) []string {
+	list := make([]string, len(diffs))
+	for i, d := range diffs {
+		list[i] = d.String()
+	}
+	return list
+}
+
+// drop forgets the takeover of an earlier life of the node: the NIC was set up anew since.
+func (u *uplinks) drop(t *taken) {
+	file := u.state.Uplink(t.nic)
+	if _, err := file.Load(); !errors.Is(err, state.ErrStale) {
+		t.due = now()
+		return
+	}
+	if err := errors.Join(file.Remove(), u.work.disown(u.ctx, t.nic)); err != nil {
+		u.later(t, "cannot drop the record of an uplink", err)
+		return
+	}
+	u.log.Info("uplink of an earlier life of the node forgotten", "nic", t.nic)
+	t.due = time.Time{}
+}
+
+// setAside moves a record out of the way that cannot be read. It is read once more, in
+// case somebody was mending it.
+func (u *uplinks) setAside(t *taken) {
+	file := u.state.Uplink(t.nic)
+	_, why := file.Load()
+	if !errors.Is(why, state.ErrDamaged) {
+		t.due = now()
+		return
+	}
+	path, err := file.SetAside()
+	if err != nil {
+		u.later(t, "cannot set the record of an uplink aside", err)
+		return
+	}
+	u.trouble("an uplink's record is damaged and was set aside: the NIC stays as it is, and nobody gives it back", "nic", t.nic, "file", path, "err", why)
+	t.due = time.Time{}
+}
+
+// later has an uplink looked at again after a failure.
+func (u *uplinks) later(t *taken, what string, err error) {
+	if u.ctx.Err() != nil {
+		return // that the keeper ends is no failure
+	}
+	pause := min(time.Second<<min(t.failures, 10), lastRetry)
+	t.failures++
+	t.due = now().Add(pause)
+	u.trouble(what, "nic", t.nic, "tries", t.failures, "again", pause, "err", err)
+}
+
+// patience says how soon an uplink may be mended again. Two programs that undo each
+// other's work in turns would keep the host from the network, and a CPU busy.
+type patience struct {
+	mends int
+	last  time.Time
+	until time.Time
+}
+
+const (
+	// mendsAtOnce are mended without a pause: a network manager that is restarted may
+	// do its work in several goes.
+	mendsAtOnce = 3
+
+	// Then they wait for the first of these, doubled up to the second.
+	firstPatience = 30 * time.Second
+	lastPatience  = 10 * time.Minute
+
+	// calmAfter without a mend, what was before is forgotten.
+	calmAfter = 15 * time.Minute
+)
+
+// mended counts a mend, and gives how long to wait before the next.
+func (p *patience) mended(t time.Time) time.Duration {
+	p.mends++
+	p.last = t
+	if p.mends < mendsAtOnce {
+		return 0
+	}
+	wait := min(firstPatience<<min(p.mends-mendsAtOnce, 10), lastPatience)
+	p.until = t.Add(wait)
+	return wait
+}
+
+// waits says that it is too early for another.
+func (p *patience) waits(t time.Time) bool { return t.Before(p.until) }
+
+// calm forgets mends that are long ago.
+func (p *patience) calm(t time.Time) {
+	if t.Sub(p.last) > calmAfter {
+		*p = patience{}
+	}
+}

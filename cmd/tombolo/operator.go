@@ -32,6 +32,15 @@ usage:
   tombolo remove [--state DIR] NETWORK
                                       take a network down that has no attachments left:
                                       rules, gateways, record, and the bridge if it is empty
+  tombolo uplink plan [--keep-address] [--timeout 5s] NIC BRIDGE
+                                      say in words how a NIC would become a port of a bridge,
+                                      which takes over its addresses and routes
+  tombolo uplink take [--keep-address] [--timeout 5s] [--state DIR] [--leases DIR] NIC BRIDGE
+                                      do it, as the first ADD of a network with this uplink would
+  tombolo uplink restore [--state DIR] [--leases DIR] NIC [BRIDGE]
+                                      give the NIC back what it had
+  tombolo uplink status [--json] [--state DIR] [--leases DIR] [NIC]
+                                      the NICs that are taken over, and what is not as it was
   tombolo demo [--pods N]             five pods in a sandbox of their own, in a few seconds
   tombolo help                        this text
 
@@ -42,8 +51,8 @@ exit status:
   0  done
   1  it failed; stderr says why
   2  the command line is wrong
-  3  remove: the network still has attachments
-  4  check: something differs
+  3  remove, uplink restore: there are still attachments
+  4  check, uplink status: something differs
 `
 
 const (
@@ -87,6 +96,9 @@ func run(plugin *cni.Plugin, args []string, out io.Writer) error {
 	name, rest := args[0], args[1:]
 	if name == "-h" || name == "--help" {
 		name = "help"
+	}
+	if name == "uplink" {
+		return runUplink(plugin, rest, out)
 	}
 	flags := flag.NewFlagSet("tombolo "+name, flag.ContinueOnError)
 	flags.SetOutput(io.Discard)

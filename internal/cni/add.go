@@ -49,7 +49,8 @@ type adding struct {
 	mac     net.HardwareAddr // of the pod; nil: ours to choose
 	dns     types.DNS
 	shape   tc.Shape
-	leasing *leasing // nil unless the address comes by DHCP
+	leasing *leasing      // nil unless the address comes by DHCP
+	guarded *nft.Endpoint // what the firewall has of the pod before it has an address
 	prev    *current.Result
 	ipam    ipam.Allocator
 	pending *state.Pending
@@ -212,11 +213,20 @@ func (a *adding) tie(ctx context.Context) (*tied, error) {
 	if err := a.call.step("network"); err != nil {
 		return nil, err
 	}
+	if err := a.routeThroughHost(ctx, b.bridge, leased, port); err != nil {
+		return nil, err
+	}
 	att, err := a.attach(ctx, b, port)
 	if err != nil {
 		return nil, err
 	}
-	return &tied{leased, n, b, att}, a.call.step("link")
+	t := &tied{leased, n, b, att}
+	if a.settings.SLAAC {
+		if err := a.autoconfigure(ctx, t, port); err != nil {
+			return nil, err
+		}
+	}
+	return t, a.call.step("link")
 }
 
 // writeRecord puts the attachment on record before anything is made for it, so
@@ -296,7 +306,9 @@ func (a *adding) plan(leased *current.Result) (*network, *bridge.Port, error) {
 		p.PeerMAC = addressMAC(addresses)
 	}
 	a.rec.Addresses = addresses
-	a.rec.Masquerade, a.rec.Guarded = s.Masquerade, s.Guard
+	a.rec.Masquerade, a.rec.Guarded, a.rec.Untrusted = s.Masquerade, s.Guard, s.Untrusted
+	a.rec.DefaultRoute, a.rec.SLAAC = s.DefaultRoute, s.SLAAC
+	lanPort(p, a.rec)
 	if len(addresses) > 0 || a.leasing == nil {
 		if err := a.checkPublished(); err != nil {
 			return nil, nil, err
@@ -351,9 +363,36 @@ func explainRoute(err error) error {
 	return err
 }
 
+// guard holds the pod to its MAC while it has no address yet: what it may send until
+// then is what gets it one.
+func (a *adding) guard(ctx context.Context, n *network) error {
+	if !a.rec.Guarded {
+		return nil
+	}
+	ep := endpointOf(a.rec)
+	ep.Ports, ep.Masquerade = nil, false
+	a.guarded = &ep
+	return a.enlist(ctx, n, ep)
+}
+
 // admit enters the pod into the firewall's sets.
 func (a *adding) admit(ctx context.Context, n *network) error {
 	ep := endpointOf(a.rec)
+	switch {
+	case a.guarded != nil && len(ep.Ports) == 0:
+		a.undo.push(func(ctx context.Context) error { return a.fw.Remove(ctx, ep) })
+		return a.fw.Move(ctx, *a.guarded, ep)
+	case a.guarded != nil:
+		// A port that another pod has is for enlist to find.
+		if err := a.fw.Remove(ctx, *a.guarded); err != nil {
+			return err
+		}
+	}
+	return a.enlist(ctx, n, ep)
+}
+
+// enlist adds an endpoint, in the place of what a pod that is gone left.
+func (a *adding) enlist(ctx context.Context, n *network, ep nft.Endpoint) error {
 	a.undo.push(func(ctx context.Context) error { return a.fw.Remove(ctx, ep) })
 	err := a.fw.Add(ctx, ep)
 	if errors.Is(err, fs.ErrNotExist) {

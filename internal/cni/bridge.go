@@ -19,7 +19,7 @@ import (
 // buildBridge makes the bridge, or corrects it, and says whether it had to.
 func (h *host) buildBridge(ctx context.Context, rec *state.Network) (*bridge.Link, bool, error) {
 	want := bridge.Bridge{
-		Name: rec.Bridge, MTU: rec.MTU, Alias: bridgeAlias, NoIPv6: true,
+		Name: rec.Bridge, MTU: bridgeMTU(rec), Alias: bridgeAlias, NoIPv6: true,
 		Promiscuous: rec.Promiscuous, NFCall: rec.NFCall,
 	}
 	if _, err := h.br.Link(ctx, rec.Bridge); errors.Is(err, fs.ErrNotExist) {
@@ -37,8 +37,8 @@ func (h *host) buildBridge(ctx context.Context, rec *state.Network) (*bridge.Lin
 		return nil, false, err
 	}
 	// A pod must not give the host addresses and routes. The kernel need not have
-	// IPv6.
-	if path := sysctl.Link("ipv6", rec.Bridge, "accept_ra"); ownsBridge(rec, l) && sysctl.Exists(path) {
+	// IPv6. By a bridge with an uplink it is the LAN's router that does.
+	if path := sysctl.Link("ipv6", rec.Bridge, "accept_ra"); rec.Uplink == "" && ownsBridge(rec, l) && sysctl.Exists(path) {
 		if _, err := sysctl.Ensure(path, "0"); err != nil {
 			return nil, false, err
 		}
@@ -66,6 +66,15 @@ func ownsBridge(rec *state.Network, l *bridge.Link) bool {
 	return l.Alias == bridgeAlias || len(rec.Gateways) > 0
 }
 
+// bridgeMTU is what the bridge's MTU is to be; 0 where it is the host's own link to its
+// LAN, whose MTU pods have no say in.
+func bridgeMTU(rec *state.Network) int {
+	if rec.Uplink != "" {
+		return 0
+	}
+	return rec.MTU
+}
+
 // bridgeAsRecorded says whether a bridge has the attributes that its network gave
 // it.
 func bridgeAsRecorded(l *bridge.Link, rec *state.Network) bool {
@@ -87,10 +96,11 @@ func (h *host) chooseBridge(ctx context.Context, n *network) (*network, error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	if err == nil && l.Kind == "bridge" && l.Alias != bridgeAlias {
-		if n.MTU == 0 {
-			chosen.MTU = l.MTU
-		}
+	foreign := err == nil && l.Kind == "bridge" && l.Alias != bridgeAlias
+	if n.MTU == 0 && err == nil && (foreign || n.Uplink != "") {
+		chosen.MTU = l.MTU
+	}
+	if foreign {
 		return &chosen, nil
 	}
 	if n.Promiscuous == nil {
@@ -100,7 +110,7 @@ func (h *host) chooseBridge(ctx context.Context, n *network) (*network, error) {
 		on := n.GatewayMode
 		chosen.NFCall = &on
 	}
-	if n.MTU != 0 {
+	if chosen.MTU != 0 {
 		return &chosen, nil
 	}
 	chosen.MTU, err = h.defaultMTU(ctx)

@@ -123,7 +123,7 @@ func (k *checking) link(ctx context.Context, pod *netns.NS, found *findings) err
 	}
 	for _, a := range k.addressesIn(k.prev) {
 		for _, ours := range k.rec.Addresses {
-			if ours.Prefix.Addr() == a {
+			if ours.Prefix.Addr() == a && !autoconfigured(k.rec, ours.Prefix) {
 				port.Addresses = append(port.Addresses, ours.Prefix)
 			}
 		}

@@ -98,15 +98,26 @@ func (a *adding) lease(ctx context.Context) (*tied, error) {
 	if err := a.call.step("link"); err != nil {
 		return nil, err
 	}
+	if err := a.guard(ctx, n); err != nil {
+		return nil, err
+	}
+	solicited, err := a.solicit(ctx, port)
+	if err != nil {
+		return nil, err
+	}
+	defer solicited.close()
 	a.lock.Close()
 	a.lock = nil
-	if err := a.acquire(ctx, att); err != nil {
+	if err := a.acquire(ctx, b, att); err != nil {
+		return nil, err
+	}
+	t := &tied{leased: a.leasing.result(), built: b, attachment: att}
+	if err := a.advertised(ctx, solicited, t); err != nil {
 		return nil, err
 	}
 	if err := a.enter(ctx); err != nil {
 		return nil, err
 	}
-	t := &tied{leased: a.leasing.result(), attachment: att}
 	if t.network, port, err = a.plan(t.leased); err != nil {
 		return nil, err
 	}
@@ -159,7 +170,7 @@ func (a *adding) recordLease(ctx context.Context, port *bridge.Port) error {
 }
 
 // acquire gets the lease from inside the pod.
-func (a *adding) acquire(ctx context.Context, att *bridge.Attachment) error {
+func (a *adding) acquire(ctx context.Context, b *built, att *bridge.Attachment) error {
 	l := a.leasing
 	l.rec.Client.LinkMTU = att.MTU
 	sockets := &transport.Config{NetNS: a.pod, Link: att.PeerIndex, MAC: att.PeerMAC, ARP: l.conf.DetectConflicts}
@@ -177,6 +188,9 @@ func (a *adding) acquire(ctx context.Context, att *bridge.Attachment) error {
 	a.undo.push(func(ctx context.Context) error { return transport.Release(ctx, sockets, got) })
 	for _, why := range got.Ignored {
 		a.call.log.warn("lease of " + got.Address.String() + ": " + why)
+	}
+	if l.rec.Policy.Gateway, err = a.throughHost(ctx, b.bridge, got.Address); err != nil {
+		return err
 	}
 	l.rec.Lease, l.rec.Applied = got, l.rec.Policy.Apply(got)
 	return nil
@@ -236,7 +250,10 @@ func (f *fallback) Close() error {
 func (l *leasing) result() *current.Result {
 	got := l.rec.Lease
 	r := &current.Result{IPs: []*current.IPConfig{{Address: ipNet(got.Address)}}}
-	if len(got.Routers) > 0 {
+	switch gateway := l.rec.Policy.Gateway; {
+	case gateway.IsValid():
+		r.IPs[0].Gateway = gateway.AsSlice()
+	case len(got.Routers) > 0:
 		r.IPs[0].Gateway = got.Routers[0].AsSlice()
 	}
 	onLink := int(route.ScopeLink)

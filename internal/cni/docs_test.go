@@ -265,7 +265,7 @@ func TestDocsNameEveryCommand(t *testing.T) {
 		if len(forms) == 0 {
 			t.Errorf("neither README.md nor docs has `tombolo %s`", c[1])
 		}
-		for _, flag := range regexp.MustCompile(`--[a-z]+`).FindAllString(c[2], -1) {
+		for _, flag := range regexp.MustCompile(`--[a-z-]+`).FindAllString(c[2], -1) {
 			if !slices.ContainsFunc(forms, func(form []string) bool { return strings.Contains(form[1], flag) }) {
 				t.Errorf("neither README.md nor docs has `tombolo %s` with %s", c[1], flag)
 			}

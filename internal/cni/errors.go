@@ -11,6 +11,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/nft"
 )
@@ -37,6 +38,7 @@ const (
 	codeNoGateway     = uint(115) // a gateway is needed and the IPAM named none
 	codeNotAttachable = uint(116) // the bridge is full, or is not a bridge
 	codeObstructed    = uint(117) // another firewall would drop what pods send
+	codeUplink        = uint(118) // the NIC cannot become a port of the bridge as it is
 )
 
 func newError(code uint, format string, args ...any) *types.Error {
@@ -61,6 +63,10 @@ func coded(err error) *types.Error {
 		return &types.Error{Code: codeNotAttachable, Msg: msg}
 	case errors.Is(err, bridge.ErrForeign), errors.As(err, new(*nft.ConflictError)), errors.Is(err, addr.ErrDuplicate):
 		return &types.Error{Code: codeConflict, Msg: msg}
+	case errors.Is(err, uplink.ErrUnreachable):
+		return &types.Error{Code: codeTryAgainLater, Msg: msg}
+	case errors.Is(err, uplink.ErrRefused), errors.Is(err, uplink.ErrInvalid):
+		return &types.Error{Code: codeUplink, Msg: msg}
 	case errors.Is(err, state.ErrDamaged), errors.As(err, new(*fs.PathError)):
 		return &types.Error{Code: codeIO, Msg: msg}
 	}

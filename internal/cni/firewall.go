@@ -16,7 +16,7 @@ func rules(rec *state.Network, l *bridge.Link) nft.Network {
 	n := nft.Network{
 		Name: rec.Name, Bridge: rec.Bridge, Prefixes: rec.Subnets,
 		Masquerade: rec.Masquerade, NonMasquerade: rec.NonMasquerade,
-		Policy: policyOf(rec.Policy), Guard: rec.Guard,
+		Policy: policyOf(rec.Policy), Guard: rec.Guard, LAN: rec.DefaultRoute != "",
 		NFCall: l.Bridge != nil && l.Bridge.NFCallIPTables && l.Bridge.NFCallIP6Tables && bridge.ProbeNetfilter() == nil,
 	}
 	if !l.Promiscuous {

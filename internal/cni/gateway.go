@@ -137,47 +137,8 @@ func (h *host) staleGateways(rec *state.Network) ([]netip.Prefix, error) {
 
 // forward has the host forward packets of an address's family.
 func (h *host) forward(ctx context.Context, a netip.Addr) error {
-	if a.Is4() {
-		_, err := sysctl.Ensure(forwarding4, "1")
-		return err
-	}
-	if forwards(a) {
-		return nil
-	}
-	if err := h.keepAdvertisedRoutes(ctx); err != nil {
-		return err
-	}
-	return sysctl.Write(forwarding6, "1")
-}
-
-// keepAdvertisedRoutes lets the links that have routes from router advertisements
-// keep them: a host that forwards otherwise drops them at once, its own default
-// route among them. accept_ra 2 is to accept them all the same.
-func (h *host) keepAdvertisedRoutes(ctx context.Context) error {
-	list, err := h.br.Routes().List(route.Filter{Family: unix.AF_INET6, Protocol: route.ProtocolRA})
-	if err != nil {
-		return err
-	}
-	done := map[int]bool{}
-	for _, r := range list {
-		for _, index := range links(r) {
-			if done[index] {
-				continue
-			}
-			done[index] = true
-			l, err := h.br.LinkByIndex(ctx, index)
-			if errors.Is(err, fs.ErrNotExist) {
-				continue // gone meanwhile
-			}
-			if err != nil {
-				return err
-			}
-			if _, err := sysctl.Ensure(sysctl.Link("ipv6", l.Name, "accept_ra"), "2"); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
+	_, err := h.br.EnsureRouting(ctx, bridge.Routing{IPv4: a.Is4(), IPv6: a.Is6()})
+	return err
 }
 
 // links are the links that a route leads out of.

@@ -13,6 +13,7 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/ipam"
 	"github.com/tombolo-cni/tombolo/internal/state"
@@ -150,11 +151,8 @@ func (h *host) live() ([]ipam.Live, error) {
 	return list, nil
 }
 
-// The alias of a port says whose it is, so that a node whose state was lost can
-// still tell: tombolo:1:<hash>:<network>:<addresses>.
-const aliasPrefix = "tombolo:1:"
-
-const aliasMax = 255
+// aliasPrefix begins every alias of ours; see package endpoint.
+const aliasPrefix = endpoint.AliasPrefix
 
 // bridgeAlias marks a bridge that we made. One that was there before is its
 // owner's: it keeps its MTU and its router advertisements, and is never deleted.
@@ -167,20 +165,10 @@ type alias struct {
 }
 
 // aliasOwner is the beginning of an attachment's alias, which no other has.
-func aliasOwner(hash string) string { return aliasPrefix + hash + ":" }
+func aliasOwner(hash string) string { return endpoint.AliasOwner(hash) }
 
-// formatAlias leaves the addresses out where they do not fit; nf_tables has them
-// too.
 func formatAlias(hash, network string, addresses []netip.Addr) string {
-	head := aliasOwner(hash) + networkToken(network) + ":"
-	texts := make([]string, len(addresses))
-	for i, a := range addresses {
-		texts[i] = a.String()
-	}
-	if full := head + strings.Join(texts, ","); len(full) <= aliasMax {
-		return full
-	}
-	return head
+	return endpoint.Alias(hash, network, addresses)
 }
 
 func parseAlias(s string) (alias, bool) {
@@ -209,33 +197,19 @@ func isHash(s string) bool {
 	return len(s) == ident.Digits && strings.Trim(s, "0123456789abcdef") == ""
 }
 
-// networkToken is a network's name where it is short, else a hash of it: no name
-// begins with '#'.
-func networkToken(network string) string {
-	const longest = 64
-	if len(network) <= longest {
-		return network
-	}
-	return "#" + ident.Hash(network, "", "")
-}
+func networkToken(network string) string { return endpoint.NetworkToken(network) }
 
 // removeElements takes an attachment out of the firewall's sets: by its keys where
 // its record tells them, else by its owner's name, which is a search.
 func (h *host) removeElements(ctx context.Context, hash string, rec *state.Attachment) error {
-	if rec == nil || rec.State != state.Ready {
+	if rec == nil || rec.State != state.Ready || rec.Moving {
 		return h.fw.RemoveOwners(ctx, nft.Owner(hash))
 	}
 	return h.fw.Remove(ctx, endpointOf(rec))
 }
 
 // addressesOf lists an attachment's addresses.
-func addressesOf(a *state.Attachment) []netip.Addr {
-	list := make([]netip.Addr, len(a.Addresses))
-	for i, address := range a.Addresses {
-		list[i] = address.Prefix.Addr()
-	}
-	return list
-}
+func addressesOf(a *state.Attachment) []netip.Addr { return endpoint.Addresses(a) }
 
 // parsePrevResult reads the result of an earlier ADD, or of the plugins before
 // this one; nil if there is none.

@@ -168,7 +168,9 @@ func (h *host) attachmentDifferences(ctx context.Context, n nft.Network, rec *st
 		defer pod.Close()
 		port := portOf(rec)
 		for _, a := range rec.Addresses {
-			port.Addresses = append(port.Addresses, a.Prefix)
+			if !autoconfigured(rec, a.Prefix) {
+				port.Addresses = append(port.Addresses, a.Prefix)
+			}
 		}
 		diffs, err := h.br.Check(ctx, pod, port)
 		if err != nil {
@@ -198,7 +200,7 @@ func (h *host) attachmentDifferences(ctx context.Context, n nft.Network, rec *st
 // where there is none.
 func (h *host) bridgeDifferences(ctx context.Context, rec *state.Network, found *findings) (*bridge.Link, error) {
 	diffs, err := h.br.CheckBridge(ctx, bridge.Bridge{
-		Name: rec.Bridge, MTU: rec.MTU, Promiscuous: rec.Promiscuous, NFCall: rec.NFCall,
+		Name: rec.Bridge, MTU: bridgeMTU(rec), Promiscuous: rec.Promiscuous, NFCall: rec.NFCall,
 	})
 	if err != nil {
 		return nil, err
@@ -208,6 +210,14 @@ func (h *host) bridgeDifferences(ctx context.Context, rec *state.Network, found 
 		if err := bridge.ProbeNetfilter(); err != nil {
 			found.add("%v", err)
 		}
+	}
+	if diffs, err = lanDifferences(rec); err == nil {
+		found.addAll(diffs)
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return nil, err // but for a bridge that is not there, which is said
+	}
+	if err := h.uplinkDifferences(ctx, rec, found); err != nil {
+		return nil, err
 	}
 	l, err := h.br.Link(ctx, rec.Bridge)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -60,7 +60,8 @@ type NetConf struct {
 	PreserveDefaultVLAN bool            `json:"preserveDefaultVlan"`
 
 	// Fields of ours.
-	Mode               string   `json:"mode"`
+	Mode string `json:"mode"`
+	LANConf
 	NonMasqueradeCIDRs []Prefix `json:"nonMasqueradeCIDRs"`
 	BridgeNFCall       *bool    `json:"bridgeNFCall"`
 	StateDir           string   `json:"stateDir"`
@@ -76,6 +77,7 @@ const DefaultStateDir = "/run/tombolo"
 
 const (
 	modeGateway = "gateway"
+	modeLAN     = "lan"
 	modeL2      = "l2"
 
 	policyOpen       = "open"
@@ -158,6 +160,7 @@ func parseStrict(data []byte) (*NetConf, error) {
 	if err := strict.Unmarshal(data, &conf, exempt); err != nil {
 		return nil, configError(err)
 	}
+	conf.complete()
 	if err := conf.validate(); err != nil {
 		return nil, err
 	}
@@ -173,7 +176,15 @@ func parseLenient(data []byte) (*NetConf, error) {
 	if errors.As(err, &syntax) {
 		return nil, newError(codeDecoding, "decode the network's configuration: %v", syntax)
 	}
+	conf.complete()
 	return &conf, nil
+}
+
+// complete fills in what a mode has in place of a section that is missing.
+func (c *NetConf) complete() {
+	if c.Mode == modeLAN && isEmptyJSON(c.IPAM) {
+		c.IPAM = json.RawMessage(`{"type":"` + ipamDHCP + `"}`)
+	}
 }
 
 func configError(err error) error {
@@ -196,8 +207,8 @@ func (c *NetConf) validate() error {
 		return err
 	}
 	switch {
-	case c.Mode != "" && c.Mode != modeGateway && c.Mode != modeL2:
-		return newError(codeInvalidConfig, `mode %q is not known: use "gateway" or "l2"`, c.Mode)
+	case c.Mode != "" && c.Mode != modeGateway && c.Mode != modeLAN && c.Mode != modeL2:
+		return newError(codeInvalidConfig, `mode %q is not known: use "gateway", "lan" or "l2"`, c.Mode)
 	case c.IPMasqBackend != nil && *c.IPMasqBackend != "nftables" && *c.IPMasqBackend != "":
 		return newError(codeInvalidConfig, `ipMasqBackend %q is not supported: masquerade is done with nf_tables, so leave the field out or set it to "nftables"`, *c.IPMasqBackend)
 	case c.MTU != 0 && (c.MTU < mtuMin || c.MTU > mtuMax):
@@ -216,6 +227,9 @@ func (c *NetConf) validate() error {
 		return newError(codeInvalidConfig, `ingressPolicy %q is not known: use "open", "same-bridge" or "isolated"`, c.IngressPolicy)
 	case c.DisableContainerInterface && c.ipamType() != "":
 		return newError(codeInvalidConfig, "disableContainerInterface leaves the pod's interface down, so it cannot have addresses: leave out ipam, or disableContainerInterface")
+	}
+	if err := c.validateLAN(); err != nil {
+		return err
 	}
 	if _, err := c.Bandwidth.shape("the configuration"); err != nil {
 		return err
@@ -296,14 +310,15 @@ type settings struct {
 	Policy              string // empty is open
 	Guard               bool
 	GatewayMode         bool
-	Isolated            bool
-	DAD                 bool
-	Down                bool
-	DNS                 types.DNS
+	LANSettings
+	Isolated bool
+	DAD      bool
+	Down     bool
+	DNS      types.DNS
 }
 
 func (c *NetConf) settings() settings {
-	gateway := c.Mode != modeL2
+	gateway := c.Mode != modeL2 && c.Mode != modeLAN
 	// The router that a DHCP server names is somebody else's address in general.
 	dhcp := c.ipamType() == ipamDHCP
 	s := settings{
@@ -317,7 +332,7 @@ func (c *NetConf) settings() settings {
 		IsGateway:    orDefault(c.IsGateway, gateway && !dhcp),
 		ForceAddress: c.ForceAddress,
 		Masquerade:   orDefault(c.IPMasq, gateway),
-		Hairpin:      orDefault(c.HairpinMode, gateway && !c.PromiscMode),
+		Hairpin:      orDefault(c.HairpinMode, c.Mode != modeL2 && !c.PromiscMode),
 		NFCall:       c.BridgeNFCall,
 		Guard:        c.MACSpoofCheck,
 		GatewayMode:  gateway,
@@ -343,6 +358,7 @@ func (c *NetConf) settings() settings {
 		s.Promiscuous = &c.PromiscMode
 	}
 	s.NoDefaultRoute = dhcp && !orDefault(c.IsDefaultGateway, true)
+	c.lan(&s)
 	if s.StateDir == "" || !filepath.IsAbs(s.StateDir) {
 		s.StateDir = DefaultStateDir
 	}

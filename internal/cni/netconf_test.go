@@ -154,7 +154,7 @@ func TestErrorsOfABadConfiguration(t *testing.T) {
 		{"deadline without a unit", string(with(`"deadline": "5"`))},
 		{"forwardMark of two bits", string(with(`"forwardMark": "0x3"`))},
 		{"mode unknown", string(with(`"mode": "macvlan"`))},
-		{"mode of a later version", string(with(`"mode": "lan"`))},
+		{"mode of a later version", string(with(`"mode": "wan"`))},
 		{"mtu too small", string(with(`"mtu": 67`))},
 		{"mtu too large", string(with(`"mtu": 65536`))},
 		{"mtu negative", string(with(`"mtu": -1`))},

@@ -30,8 +30,12 @@ type built struct {
 
 // config describes what a network was built from, in a form that can be compared.
 func (n *network) config() string {
-	return fmt.Sprintf("bridge=%s mtu=%d gateway=%t masquerade=%t except=%v mark=%#x policy=%s guard=%t nfcall=%s promiscuous=%s",
+	text := fmt.Sprintf("bridge=%s mtu=%d gateway=%t masquerade=%t except=%v mark=%#x policy=%s guard=%t nfcall=%s promiscuous=%s",
 		n.Bridge, n.MTU, n.IsGateway, n.Masquerade, n.NonMasquerade, n.Mark, n.Policy, n.Guard, onOff(n.NFCall), onOff(n.Promiscuous))
+	if n.Uplink != "" {
+		text += fmt.Sprintf(" uplink=%s keep=%t default=%s slaac=%t", n.Uplink, n.KeepAddress, n.DefaultRoute, n.SLAAC)
+	}
+	return text
 }
 
 func onOff(v *bool) string {
@@ -77,8 +81,14 @@ func (h *host) look(ctx context.Context, n *network) (*built, error) {
 	if err != nil {
 		return nil, err
 	}
-	if l.Kind != "bridge" || !l.Up || l.MTU != rec.MTU || !bridgeAsRecorded(l, rec) || n.loopback && !leadsLoopback(l.Name) {
+	if l.Kind != "bridge" || !l.Up || l.MTU != bridgeMTU(rec) && bridgeMTU(rec) != 0 || !bridgeAsRecorded(l, rec) || n.loopback && !leadsLoopback(l.Name) {
 		return nil, nil
+	}
+	if ok, err := h.hasUplink(ctx, rec, l); err != nil || !ok {
+		return nil, err
+	}
+	if diffs, err := lanDifferences(rec); err != nil || len(diffs) > 0 {
+		return nil, err
 	}
 	if slices.ContainsFunc(n.reached, func(a netip.Addr) bool { return !forwards(a) }) {
 		return nil, nil
@@ -115,6 +125,9 @@ func (h *host) holds(rec *state.Network, n *network) bool {
 // build makes the network, or mends it, under the exclusive lock. Every part is
 // idempotent, so that a build which was cut short is finished by the next.
 func (h *host) build(ctx context.Context, n *network) (*built, error) {
+	if err := h.takeUplink(ctx); err != nil {
+		return nil, err
+	}
 	chosen, err := h.chooseBridge(ctx, n)
 	if err != nil {
 		return nil, err
@@ -157,6 +170,9 @@ func (h *host) raise(ctx context.Context, rec *state.Network, attachments []*sta
 		return nil, false, err
 	}
 	if err := h.buildGateways(ctx, rec, l, n != nil && n.ForceAddress); err != nil {
+		return nil, false, err
+	}
+	if err := h.buildLAN(ctx, rec); err != nil {
 		return nil, false, err
 	}
 	outcome, err := h.fw.Ensure(ctx, rules(rec, l))
@@ -220,6 +236,7 @@ func (h *host) record(n *network, attachments []*state.Attachment) *state.Networ
 		Masquerade: n.Masquerade, NonMasquerade: n.NonMasquerade,
 		Policy: n.Policy, Guard: n.Guard, Mark: uint64(n.Mark),
 		NFCall: n.NFCall, Promiscuous: n.Promiscuous,
+		Uplink: n.Uplink, DefaultRoute: n.DefaultRoute, SLAAC: n.SLAAC,
 	}
 	for _, gw := range n.gateways {
 		rec.Held = append(rec.Held, state.Held{Gateway: gw, Attachment: h.call.hash()})

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/conntrack"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/sockdiag"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
@@ -71,17 +72,7 @@ func (m *PortMapping) published() (state.Published, error) {
 	return p, nil
 }
 
-func protocolNumber(name string) uint8 {
-	switch name {
-	case "tcp":
-		return unix.IPPROTO_TCP
-	case "udp":
-		return unix.IPPROTO_UDP
-	case "sctp":
-		return unix.IPPROTO_SCTP
-	}
-	return 0
-}
+func protocolNumber(name string) uint8 { return endpoint.Protocol(name) }
 
 // portText names a host port in messages: 8080/tcp, 192.0.2.1:8080/tcp.
 func portText(p state.Published) string {
@@ -89,17 +80,6 @@ func portText(p state.Published) string {
 		return fmt.Sprintf("%d/%s", p.HostPort, p.Protocol)
 	}
 	return netip.AddrPortFrom(p.HostIP, uint16(p.HostPort)).String() + "/" + p.Protocol
-}
-
-func portsOf(rec *state.Attachment) []nft.Port {
-	list := make([]nft.Port, 0, len(rec.Published))
-	for _, p := range rec.Published {
-		list = append(list, nft.Port{
-			Protocol: protocolNumber(p.Protocol), HostAddr: p.HostIP,
-			HostPort: uint16(p.HostPort), PodPort: uint16(p.PodPort),
-		})
-	}
-	return list
 }
 
 // publishesIPv4 says whether a port of the host's IPv4 addresses leads to the pod.

@@ -8,6 +8,7 @@ import (
 	"net"
 
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/nft"
 )
@@ -32,13 +33,7 @@ func (h *host) reattach(ctx context.Context, rec *state.Network, attachments []*
 		if err := h.enslave(ctx, a, l); err != nil {
 			return err
 		}
-		ep := endpointOf(a)
-		// What has been switched off since the pod came has no set any more.
-		ep.Masquerade = ep.Masquerade && rec.Masquerade
-		if !rec.Guard {
-			ep.GuardedPort = ""
-		}
-		if err := h.fw.Replace(ctx, ep); err != nil {
+		if err := h.fw.Replace(ctx, endpoint.In(a, rec)); err != nil {
 			return err
 		}
 		if err := h.restoreLimits(ctx, a, l); err != nil {
@@ -97,6 +92,9 @@ func (h *host) mendOthers(ctx context.Context, except string) error {
 
 // restore brings a network back that is on record.
 func (h *host) restore(ctx context.Context, rec *state.Network, attachments []*state.Attachment) error {
+	if err := h.mendUplink(ctx, rec.Uplink); err != nil {
+		return fmt.Errorf("network %s: %w", rec.Name, err)
+	}
 	if _, _, err := h.raise(ctx, rec, attachments, nil); err != nil {
 		return fmt.Errorf("network %s: %w", rec.Name, err)
 	}
@@ -124,20 +122,11 @@ func portOf(a *state.Attachment) bridge.Port {
 		Hairpin: on(a.Port.Hairpin), Isolated: on(a.Port.Isolated), ForwardGroups: a.Guarded,
 		Down: !a.Up,
 	}
+	lanPort(&p, a)
 	p.MAC, _ = net.ParseMAC(a.HostMAC)
 	p.PeerMAC, _ = net.ParseMAC(a.MAC)
 	return p
 }
 
 // endpointOf is an attachment as the firewall sees it, from its record.
-func endpointOf(a *state.Attachment) nft.Endpoint {
-	mac, _ := net.ParseMAC(a.MAC)
-	ep := nft.Endpoint{
-		Owner: nft.Owner(a.Hash()), Network: a.Network, Bridge: a.Bridge,
-		Addrs: addressesOf(a), MAC: mac, Masquerade: a.Masquerade, Ports: portsOf(a),
-	}
-	if a.Guarded {
-		ep.GuardedPort = a.HostIf
-	}
-	return ep
-}
+func endpointOf(a *state.Attachment) nft.Endpoint { return endpoint.Of(a) }

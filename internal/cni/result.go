@@ -136,24 +136,31 @@ func withDefaultRoutes(s settings, addresses []state.Address, routes []*types.Ro
 	}
 	list := slices.Clone(routes)
 	for _, bits := range []int{32, 128} {
-		isDefault := func(r *types.Route) bool {
-			dst, ok := prefixOf(r.Dst)
-			return ok && dst.Bits() == 0 && dst.Addr().BitLen() == bits && inMain(r)
-		}
-		if slices.ContainsFunc(list, isDefault) {
+		if hasDefault(list, bits) {
 			continue
 		}
 		for _, a := range addresses {
 			if a.Prefix.Addr().BitLen() == bits && a.Gateway.IsValid() {
-				list = append(list, &types.Route{
-					Dst: net.IPNet{IP: make(net.IP, bits/8), Mask: net.CIDRMask(0, bits)},
-					GW:  a.Gateway.AsSlice(),
-				})
+				list = append(list, defaultRoute(a.Gateway))
 				break
 			}
 		}
 	}
 	return list
+}
+
+// hasDefault says whether there is a default route among them, of the family whose
+// addresses have so many bits.
+func hasDefault(routes []*types.Route, bits int) bool {
+	return slices.ContainsFunc(routes, func(r *types.Route) bool {
+		dst, ok := prefixOf(r.Dst)
+		return ok && dst.Bits() == 0 && dst.Addr().BitLen() == bits && inMain(r)
+	})
+}
+
+func defaultRoute(gateway netip.Addr) *types.Route {
+	bits := gateway.BitLen()
+	return &types.Route{Dst: net.IPNet{IP: make(net.IP, bits/8), Mask: net.CIDRMask(0, bits)}, GW: gateway.AsSlice()}
 }
 
 func inMain(r *types.Route) bool {

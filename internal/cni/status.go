@@ -19,6 +19,9 @@ func (c *call) status(ctx context.Context, conf *NetConf) error {
 	if err := c.probe(ctx, conf.settings()); err != nil {
 		return err
 	}
+	if err := c.uplinkStatus(ctx, conf.settings()); err != nil {
+		return err
+	}
 	if conf.ipamType() == ipamDHCP {
 		return c.keeperStatus(conf)
 	}
@@ -63,7 +66,11 @@ func (c *call) probe(ctx context.Context, s settings) error {
 	}
 	if orDefault(s.NFCall, s.GatewayMode) {
 		if err := bridge.ProbeNetfilter(); err != nil {
-			return newError(codeNotAvailable, "bridgeNFCall: %v; or set bridgeNFCall to false, if no service and no policy concerns pods of one node", err)
+			remedy := "set bridgeNFCall to false, if no service and no policy concerns pods of one node"
+			if s.DefaultRoute == defaultRouteHost {
+				remedy = `set defaultRoute to "router" and bridgeNFCall to false: through the host, a firewall that drops what conntrack calls invalid stops every connection`
+			}
+			return newError(codeNotAvailable, "bridgeNFCall: %v; or %s", err, remedy)
 		}
 	}
 	return unavailable(refuseObstacles(ctx, s.Mark, nft.Path{Bridge: s.Bridge}))

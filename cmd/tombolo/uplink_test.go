@@ -1,0 +1,128 @@
+package main
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo/internal/cni"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/netns"
+)
+
+// uplinkHost is a host with a NIC, and a machine that it is the gateway of.
+func uplinkHost(t *testing.T) *netns.NS {
+	t.Helper()
+	host, gateway := nstest.New(t), nstest.New(t)
+	for _, ns := range []*netns.NS{host, gateway} {
+		nstest.Sysctl(t, ns, "net/ipv6/conf/all/disable_ipv6", "1")
+		nstest.Sysctl(t, ns, "net/ipv6/conf/default/disable_ipv6", "1")
+	}
+	nstest.Run(t, host, "ip", "link", "add", "eth0", "address", "02:00:5e:10:00:01", "type", "veth", "peer", "name", "lan0", "netns", nstest.Path(t, gateway))
+	for _, at := range []struct {
+		ns         *netns.NS
+		link, addr string
+	}{{host, "eth0", "192.0.2.2/24"}, {gateway, "lan0", "192.0.2.1/24"}} {
+		nstest.Run(t, at.ns, "ip", "address", "add", at.addr, "dev", at.link)
+		nstest.Run(t, at.ns, "ip", "link", "set", at.link, "up")
+	}
+	nstest.Run(t, host, "ip", "route", "add", "default", "via", "192.0.2.1")
+	if err := nstest.Ping(t, host, nstest.Addr("192.0.2.1")); err != nil {
+		t.Fatal(err)
+	}
+	return host
+}
+
+func TestUplinkIsPlannedTakenLookedAtAndGivenBack(t *testing.T) {
+	t.Parallel()
+	host := uplinkHost(t)
+	dirs := []string{"--state", t.TempDir() + "/state", "--leases", t.TempDir() + "/leases"}
+	uplink := func(verb string, args ...string) outcome {
+		t.Helper()
+		return tombolo(t, host, nil, "", append(append([]string{"uplink", verb}, dirs...), args...)...)
+	}
+	addresses := func() string { return nstest.Run(t, host, "ip", "-4", "-br", "address", "show", "scope", "global") }
+
+	before := addresses()
+	plan := tombolo(t, host, nil, "", "uplink", "plan", "eth0", "br0")
+	if plan.status != 0 || !strings.Contains(plan.stdout, "make eth0 a port of br0") || !strings.Contains(plan.stdout, "add 192.0.2.2/24 dev br0") {
+		t.Errorf("plan: %+v", plan)
+	}
+	if after := addresses(); after != before {
+		t.Errorf("a plan changed the host: %s, before it %s", after, before)
+	}
+	for _, step := range []struct {
+		name string
+		got  func() outcome
+		want outcome
+	}{
+		{"status before", func() outcome { return uplink("status", "eth0") }, outcome{0, "eth0 is not taken over\n", ""}},
+		{"restore before", func() outcome { return uplink("restore", "eth0") },
+			outcome{exitFailed, "", "tombolo: uplink eth0 has not been taken over: there is nothing to give back\n"}},
+		{"take", func() outcome { return uplink("take", "eth0", "br0") },
+			outcome{0, "eth0 is a port of br0, which has its addresses and routes\n", ""}},
+		{"take again", func() outcome { return uplink("take", "eth0", "br0") },
+			outcome{0, "eth0 is a port of br0, which has its addresses and routes\n", ""}},
+		{"status", func() outcome { return uplink("status") }, outcome{0, "eth0 on br0: taken\n", ""}},
+		{"restore from another bridge", func() outcome { return uplink("restore", "eth0", "br1") },
+			outcome{exitFailed, "", "tombolo: uplink eth0 is a port of bridge br0, not of br1\n"}},
+	} {
+		if diff := cmp.Diff(step.want, step.got(), cmp.AllowUnexported(outcome{})); diff != "" {
+			t.Fatalf("%s (-want +got):\n%s", step.name, diff)
+		}
+	}
+	if got := addresses(); !strings.Contains(got, "br0") || strings.Contains(got, "eth0") {
+		t.Errorf("taken, the host has %s", got)
+	}
+
+	// As a network manager might.
+	nstest.Run(t, host, "ip", "link", "set", "eth0", "nomaster")
+	differs := uplink("status", "--json")
+	var reports []cni.UplinkReport
+	if err := json.Unmarshal([]byte(differs.stdout), &reports); err != nil || differs.status != exitDiffers || len(reports) != 1 || len(reports[0].Differences) == 0 {
+		t.Errorf("status of a NIC that was taken off its bridge: %+v, %v", differs, err)
+	}
+	if got := uplink("take", "eth0", "br0"); got.status != 0 {
+		t.Errorf("take mends: %+v", got)
+	}
+	if got := uplink("status"); got.stdout != "eth0 on br0: taken\n" || got.status != 0 {
+		t.Errorf("status of what was mended: %+v", got)
+	}
+
+	if got := uplink("restore", "eth0", "br0"); got.status != 0 || got.stdout != "eth0 has its addresses and routes back\n" {
+		t.Errorf("restore: %+v", got)
+	}
+	if after := addresses(); after != before {
+		t.Errorf("given back: %s, before it %s", after, before)
+	}
+	if err := nstest.Ping(t, host, nstest.Addr("192.0.2.1")); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestUplinkCommandsThatAreWrong(t *testing.T) {
+	t.Parallel()
+	host := uplinkHost(t)
+	for _, tt := range []struct {
+		args   []string
+		status int
+		stderr string
+	}{
+		{[]string{"uplink"}, exitUsage, "tombolo: uplink: plan, take, restore or status: see tombolo help\n"},
+		{[]string{"uplink", "give"}, exitUsage, "tombolo: no command \"uplink give\": see tombolo help\n"},
+		{[]string{"uplink", "take", "eth0"}, exitUsage, "tombolo: uplink take: 1 arguments, where 2 are due: see tombolo help\n"},
+		{[]string{"uplink", "restore"}, exitUsage, "tombolo: uplink restore: 0 arguments, where 1 to 2 are due: see tombolo help\n"},
+		{[]string{"uplink", "take", "--force", "eth0", "br0"}, exitUsage, "tombolo: uplink take: flag provided but not defined: -force: see tombolo help\n"},
+	} {
+		want := outcome{tt.status, "", tt.stderr}
+		if diff := cmp.Diff(want, tombolo(t, host, nil, "", tt.args...), cmp.AllowUnexported(outcome{})); diff != "" {
+			t.Errorf("%v (-want +got):\n%s", tt.args, diff)
+		}
+	}
+	got := tombolo(t, host, nil, "", "uplink", "take", "--state", t.TempDir()+"/state", "lan7", "br0")
+	if got.status != exitFailed || !strings.Contains(got.stderr, "lan7") {
+		t.Errorf("take of a NIC that is not there: %+v", got)
+	}
+}

@@ -1,0 +1,108 @@
+package cni
+
+import (
+	"context"
+	"net/netip"
+
+	current "github.com/containernetworking/cni/pkg/types/100"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/state"
+)
+
+// A pod of a LAN is a neighbour of the host's neighbours. Its default route may lead
+// through the host all the same (defaultRoute "host"), so that the host's firewall and
+// its services see what it sends; what comes back is bridged, and seen because the
+// bridge calls the firewall.
+
+// routingOf is what the host has to be for a network's pods; ok is false where they do
+// not go through it.
+func routingOf(rec *state.Network) (r bridge.Routing, ok bool) {
+	return bridge.Routing{IPv4: true, IPv6: rec.SLAAC, NoRedirects: rec.Bridge}, rec.DefaultRoute == defaultRouteHost
+}
+
+// buildLAN has the host be the pods' way to everywhere.
+func (h *host) buildLAN(ctx context.Context, rec *state.Network) error {
+	r, ok := routingOf(rec)
+	if !ok {
+		return nil
+	}
+	_, err := h.br.EnsureRouting(ctx, r)
+	return err
+}
+
+// lanDifferences lists what of it is not so.
+func lanDifferences(rec *state.Network) ([]tombolo.Difference, error) {
+	r, ok := routingOf(rec)
+	if !ok {
+		return nil, nil
+	}
+	return bridge.CheckRouting(r)
+}
+
+// hostAddress finds the host's own address in the subnet of a pod's; it is invalid where
+// there is none.
+func (h *host) hostAddress(l *bridge.Link, pod netip.Prefix) (netip.Addr, error) {
+	family := uint8(unix.AF_INET)
+	if pod.Addr().Is6() {
+		family = unix.AF_INET6
+	}
+	list, err := h.br.Addresses().List(addr.Filter{Link: l.Index, Family: family})
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	for _, a := range list {
+		own := a.Prefix.Addr()
+		if pod.Contains(own) && own != pod.Addr() && a.Flags&(addr.Tentative|addr.DADFailed) == 0 {
+			return own, nil
+		}
+	}
+	return netip.Addr{}, nil
+}
+
+// throughHost is hostAddress for a pod that is to have its default route by it; it is
+// invalid where the network is not of that kind.
+func (h *host) throughHost(ctx context.Context, l *bridge.Link, pod netip.Prefix) (netip.Addr, error) {
+	s := &h.settings
+	if s.DefaultRoute != defaultRouteHost || s.NoDefaultRoute {
+		return netip.Addr{}, nil
+	}
+	own, err := h.hostAddress(l, pod)
+	if err == nil && !own.IsValid() {
+		// A network manager may have put it back on the NIC.
+		if err := h.mendUplink(ctx, s.Uplink); err != nil {
+			return own, err
+		}
+		own, err = h.hostAddress(l, pod)
+	}
+	if err == nil && !own.IsValid() {
+		err = newError(codeNoGateway, `defaultRoute "host": the host has no address on bridge %s in %s, the subnet of the pod's address: give it one, or set defaultRoute to "router"`, s.Bridge, pod.Masked())
+	}
+	return own, err
+}
+
+// routeThroughHost adds the default routes that the IPAM has left to the mode.
+func (a *adding) routeThroughHost(ctx context.Context, l *bridge.Link, leased *current.Result, port *bridge.Port) error {
+	routes := len(leased.Routes)
+	for _, address := range a.rec.Addresses {
+		if hasDefault(leased.Routes, address.Prefix.Addr().BitLen()) {
+			continue
+		}
+		own, err := a.throughHost(ctx, l, address.Prefix)
+		if err != nil {
+			return err
+		}
+		if own.IsValid() {
+			leased.Routes = append(leased.Routes, defaultRoute(own))
+		}
+	}
+	if len(leased.Routes) == routes {
+		return nil
+	}
+	var err error
+	port.Routes, err = podRoutes(a.settings, a.rec.Addresses, leased.Routes)
+	return err
+}

@@ -1,0 +1,111 @@
+package cni
+
+import (
+	"time"
+
+	"github.com/tombolo-cni/tombolo/bridge/uplink"
+)
+
+// LANConf are the fields of a network whose bridge has a NIC of the host's for a port,
+// so that its pods are on the host's own LAN.
+type LANConf struct {
+	Uplink              string   `json:"uplink"`
+	KeepAddressOnUplink bool     `json:"keepAddressOnUplink"`
+	UplinkTimeout       Duration `json:"uplinkTimeout"`
+	DefaultRoute        string   `json:"defaultRoute"`
+	LANGuard            *bool    `json:"lanGuard"`
+	IPv6                string   `json:"ipv6"`
+}
+
+const (
+	defaultRouteHost   = "host"
+	defaultRouteRouter = "router"
+
+	ipv6SLAAC = "slaac"
+)
+
+// LANSettings are the same with the mode's defaults.
+type LANSettings struct {
+	Uplink        string // the NIC; empty: none
+	UplinkTimeout time.Duration
+	KeepAddress   bool
+	// DefaultRoute is where the default route of the pods leads: to the host or to the
+	// LAN's router. It is empty in other modes.
+	DefaultRoute string
+	SLAAC        bool
+	Untrusted    bool // pods may not be servers or routers of the LAN
+}
+
+// uplink describes the takeover to the package that carries it out.
+func (s *settings) uplink() uplink.Uplink {
+	return uplink.Uplink{NIC: s.Uplink, Bridge: s.Bridge, Alias: bridgeAlias, KeepAddress: s.KeepAddress, Timeout: s.UplinkTimeout}
+}
+
+// validateLAN checks what belongs to an uplink, and that there is one.
+func (c *NetConf) validateLAN() error {
+	lan := c.Mode == modeLAN
+	switch {
+	case lan && c.Uplink == "":
+		return newError(codeInvalidConfig, `mode "lan" needs an uplink: the NIC by which this node is on the LAN, such as "eth0"`)
+	case c.Uplink != "" && !lan && c.Mode != modeL2:
+		return newError(codeInvalidConfig, `uplink %q: in mode "gateway" pods are on a network of their own: use mode "lan", or "l2"`, c.Uplink)
+	case c.Uplink != "" && !isLinkName(c.Uplink):
+		return newError(codeInvalidConfig, "uplink %q cannot name a link: it takes 1 to 15 bytes without '/', ':' and space", c.Uplink)
+	case c.Uplink != "" && c.Uplink == c.settings().Bridge:
+		return newError(codeInvalidConfig, "uplink and bridge are both %q: the uplink is the NIC that becomes a port of the bridge", c.Uplink)
+	case c.DefaultRoute != "" && c.DefaultRoute != defaultRouteHost && c.DefaultRoute != defaultRouteRouter:
+		return newError(codeInvalidConfig, `defaultRoute %q is not known: use "host" or "router"`, c.DefaultRoute)
+	case c.IPv6 != "" && c.IPv6 != ipv6SLAAC:
+		return newError(codeInvalidConfig, `ipv6 %q is not known: use "slaac", or leave it out`, c.IPv6)
+	case lan && (orDefault(c.IsGateway, false) || orDefault(c.IPMasq, false)):
+		return newError(codeInvalidConfig, `mode "lan" has neither isGateway nor ipMasq: the LAN has its own router, and pods are on it with addresses of their own`)
+	case lan && c.PromiscMode:
+		return newError(codeInvalidConfig, `mode "lan" and promiscMode exclude each other: the host would get every frame of the LAN twice`)
+	}
+	for _, only := range []struct {
+		field string
+		set   bool
+	}{{"defaultRoute", c.DefaultRoute != ""}, {"ipv6", c.IPv6 != ""}} {
+		if only.set && !lan {
+			return newError(codeInvalidConfig, `%s is a field of mode "lan"`, only.field)
+		}
+	}
+	for _, only := range []struct {
+		field string
+		set   bool
+	}{{"keepAddressOnUplink", c.KeepAddressOnUplink}, {"uplinkTimeout", c.UplinkTimeout != 0}, {"lanGuard", orDefault(c.LANGuard, false)}} {
+		if only.set && c.Uplink == "" {
+			return newError(codeInvalidConfig, "%s says nothing without an uplink", only.field)
+		}
+	}
+	if lan && c.DisableContainerInterface {
+		return newError(codeInvalidConfig, `mode "lan" and disableContainerInterface exclude each other: use mode "l2"`)
+	}
+	return nil
+}
+
+// lan fills in what a network on a LAN has.
+func (c *NetConf) lan(s *settings) {
+	s.LANSettings = LANSettings{
+		Uplink: c.Uplink, UplinkTimeout: time.Duration(c.UplinkTimeout), KeepAddress: c.KeepAddressOnUplink,
+	}
+	if c.Mode != modeLAN {
+		s.Untrusted = orDefault(c.LANGuard, false)
+		s.Guard = s.Guard || s.Untrusted
+		return
+	}
+	s.SLAAC = c.IPv6 == ipv6SLAAC
+	s.DefaultRoute = c.DefaultRoute
+	if s.DefaultRoute == "" {
+		s.DefaultRoute = defaultRouteHost
+	}
+	s.NoDefaultRoute = !orDefault(c.IsDefaultGateway, true)
+	// The gateway of an IPAM that is not DHCP is the router.
+	s.IsGateway, s.IsDefaultGateway = false, s.DefaultRoute == defaultRouteRouter && !s.NoDefaultRoute
+	s.Untrusted = orDefault(c.LANGuard, true)
+	s.Guard = s.Guard || s.Untrusted
+	if s.NFCall == nil {
+		on := true
+		s.NFCall = &on
+	}
+}

@@ -1,0 +1,107 @@
+package cni
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo/bridge/uplink"
+)
+
+func TestSettingsOfModeLAN(t *testing.T) {
+	t.Parallel()
+	lan := settings{Network: "pods", StateDir: "/run/tombolo", LeaseDir: "/var/lib/tombolo/leases", Deadline: time.Minute, Mark: 0x1000,
+		Bridge: "br0", Hairpin: true, Guard: true, NFCall: ptr(true),
+		LANSettings: LANSettings{Uplink: "eth0", DefaultRoute: "host", Untrusted: true}}
+	l2 := settings{Network: "pods", StateDir: "/run/tombolo", LeaseDir: "/var/lib/tombolo/leases", Deadline: time.Minute, Mark: 0x1000,
+		Bridge: "br0", LANSettings: LANSettings{Uplink: "eth0"}}
+	for _, tt := range []struct {
+		name   string
+		fields string
+		from   settings
+		change func(*settings)
+	}{
+		{"an uplink is all that it needs", `"mode": "lan", "uplink": "eth0"`, lan, nil},
+		{"without a guard", `"mode": "lan", "uplink": "eth0", "lanGuard": false`, lan, func(s *settings) { s.Guard, s.Untrusted = false, false }},
+		{"the reference's guard alone", `"mode": "lan", "uplink": "eth0", "lanGuard": false, "macspoofchk": true`, lan, func(s *settings) { s.Untrusted = false }},
+		{"to the router", `"mode": "lan", "uplink": "eth0", "defaultRoute": "router"`, lan,
+			func(s *settings) { s.DefaultRoute, s.IsDefaultGateway = "router", true }},
+		{"to nobody", `"mode": "lan", "uplink": "eth0", "isDefaultGateway": false`, lan, func(s *settings) { s.NoDefaultRoute = true }},
+		{"no firewall for what is bridged", `"mode": "lan", "uplink": "eth0", "bridgeNFCall": false`, lan, func(s *settings) { s.NFCall = ptr(false) }},
+		{"with IPv6", `"mode": "lan", "uplink": "eth0", "ipv6": "slaac"`, lan, func(s *settings) { s.SLAAC = true }},
+		{"every field", `"mode": "lan", "uplink": "enp1s0", "bridge": "lan0", "keepAddressOnUplink": true, "uplinkTimeout": "20s", "hairpinMode": false, "mtu": 1400`, lan,
+			func(s *settings) {
+				s.Bridge, s.Uplink, s.KeepAddress, s.UplinkTimeout, s.Hairpin, s.MTU = "lan0", "enp1s0", true, 20*time.Second, false, 1400
+			}},
+		{"an uplink of a plain bridge", `"mode": "l2", "uplink": "eth0"`, l2, nil},
+		{"a guarded one", `"mode": "l2", "uplink": "eth0", "lanGuard": true`, l2, func(s *settings) { s.Guard, s.Untrusted = true, true }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			want := tt.from
+			if tt.change != nil {
+				tt.change(&want)
+			}
+			if diff := cmp.Diff(want, parsed(t, tt.fields).settings(), cmp.AllowUnexported(settings{})); diff != "" {
+				t.Errorf("settings (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestModeLANLeasesUnlessToldOtherwise(t *testing.T) {
+	t.Parallel()
+	for fields, want := range map[string]string{
+		`"mode": "lan", "uplink": "eth0"`:             "dhcp",
+		`"mode": "lan", "uplink": "eth0", "ipam": {}`: "dhcp",
+		`"mode": "lan", "uplink": "eth0", "ipam": {"type": "static", "addresses": [{"address": "10.0.0.2/24"}]}`: "static",
+		`"mode": "l2", "uplink": "eth0"`: "",
+	} {
+		if got := parsed(t, fields).ipamType(); got != want {
+			t.Errorf("%s: ipam %q, want %q", fields, got, want)
+		}
+	}
+	// DEL has to find the lease by the same default.
+	conf, err := parseLenient([]byte(`{"cniVersion": "1.1.0", "name": "pods", "type": "tombolo", "mode": "lan"}`))
+	if err != nil || conf.ipamType() != ipamDHCP {
+		t.Errorf("for DEL: ipam %q, %v", conf.ipamType(), err)
+	}
+}
+
+func TestTakeoverAsConfigured(t *testing.T) {
+	t.Parallel()
+	s := parsed(t, `"mode": "lan", "uplink": "eth0", "bridge": "lan0", "keepAddressOnUplink": true, "uplinkTimeout": "2s"`).settings()
+	want := uplink.Uplink{NIC: "eth0", Bridge: "lan0", Alias: "tombolo:1:bridge", KeepAddress: true, Timeout: 2 * time.Second}
+	if diff := cmp.Diff(want, s.uplink()); diff != "" {
+		t.Errorf("uplink (-want +got):\n%s", diff)
+	}
+}
+
+func TestFieldsOfALANThatDoNotGoTogether(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ fields, want string }{
+		{`"mode": "lan"`, `mode "lan" needs an uplink`},
+		{`"uplink": "eth0"`, `in mode "gateway" pods are on a network of their own`},
+		{`"mode": "lan", "uplink": "et/h0"`, `uplink "et/h0" cannot name a link`},
+		{`"mode": "lan", "uplink": "br0"`, `uplink and bridge are both "br0"`},
+		{`"mode": "lan", "uplink": "eth0", "defaultRoute": "gateway"`, `defaultRoute "gateway" is not known: use "host" or "router"`},
+		{`"mode": "lan", "uplink": "eth0", "ipv6": "dhcp"`, `ipv6 "dhcp" is not known: use "slaac"`},
+		{`"mode": "lan", "uplink": "eth0", "isGateway": true`, `neither isGateway nor ipMasq`},
+		{`"mode": "lan", "uplink": "eth0", "ipMasq": true`, `neither isGateway nor ipMasq`},
+		{`"mode": "lan", "uplink": "eth0", "promiscMode": true`, `promiscMode exclude each other`},
+		{`"mode": "lan", "uplink": "eth0", "uplinkTimeout": "0s"`, `uplinkTimeout`},
+		{`"mode": "l2", "uplink": "eth0", "defaultRoute": "host"`, `defaultRoute is a field of mode "lan"`},
+		{`"mode": "l2", "ipv6": "slaac"`, `ipv6 is a field of mode "lan"`},
+		{`"mode": "l2", "lanGuard": true`, `lanGuard says nothing without an uplink`},
+		{`"keepAddressOnUplink": true`, `keepAddressOnUplink says nothing without an uplink`},
+		{`"mode": "l2", "uplinkTimeout": "5s"`, `uplinkTimeout says nothing without an uplink`},
+		{`"mode": "lan", "uplink": "eth0", "disableContainerInterface": true`, `disableContainerInterface`},
+	} {
+		_, err := parseStrict(with(tt.fields))
+		if err == nil || coded(err).Code != codeInvalidConfig || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %v, want one of code %d that says %s", tt.fields, err, codeInvalidConfig, tt.want)
+		}
+	}
+}

@@ -1,9 +1,17 @@
 #!/usr/bin/env bash
 # Runs what takes long, for as long as it is given (90s, 10m): every fuzz target,
 # the race detector, kills and churn over and over, ADD and DEL with many pods there,
-# and the virtual machine with an older kernel. A run that has less
-# time than all of it takes begins where the commit's number points, so that
-# successive commits go through everything.
+# takeovers of a NIC, and the virtual machine with an older kernel.
+#
+# A run that has less time than all of it takes begins where TURN points, which is the
+# number of commits unless it is set, so that successive commits go through
+# everything. Jobs of all kinds are mixed, so that each run has some of each; but a
+# part of the machine takes half of ten minutes or more: one comes first in every
+# third turn, and those that are missing come last.
+#
+# No job begins with less time left than it usually takes. One that the budget's end
+# stops has neither passed nor failed. One that reaches a limit of its own hangs: it
+# has failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH=$PATH:/usr/sbin:/sbin
@@ -16,36 +24,92 @@ case $budget in
 esac
 end=$((SECONDS + seconds))
 fuzz_time=${FUZZTIME:-20}
+turn=${TURN:-$(git rev-list --count HEAD 2>/dev/null || echo 0)}
+
+# --- the jobs: NEED LIMIT KIND WHERE WHAT, the first two in seconds ---
 
 jobs=()
-for file in $(git ls-files '*_test.go'); do
+for file in $(git ls-files -co --exclude-standard '*_test.go'); do
+	[ -e "$file" ] || continue # deleted, and not committed
 	for target in $(sed -n 's/^func \(Fuzz[A-Za-z0-9_]*\)(.*/\1/p' "$file"); do
-		jobs+=("fuzz $(dirname "$file") $target")
+		jobs+=("$((fuzz_time + 20)) $((fuzz_time + 120)) fuzz $(dirname "$file") $target")
 	done
 done
-for package in . ./netns ./addr ./route ./bridge ./nft ./dhcpc/... ./internal/... ./cmd/...; do jobs+=("race $package"); done
-jobs+=("churn test/cni")
-for pods in 50 200 500 900; do jobs+=("growth . $pods"); done
-for part in libraries leases plugin; do jobs+=("vm test/vm $part"); done
-
-offset=$(($(git rev-list --count HEAD 2>/dev/null || echo 0) * 7 % ${#jobs[@]}))
-passed=0 failed=0
-for i in "${!jobs[@]}"; do
-	left=$((end - SECONDS))
-	[ $left -gt $((fuzz_time + 20)) ] || { echo "the budget of $budget is used up; ${#jobs[@]} jobs in all"; break; }
-	read -r kind where what <<<"${jobs[$(((i + offset) % ${#jobs[@]}))]}"
-	if [ "$kind" = vm ] && [ $left -lt 600 ]; then
-		echo "== vm $what: left out, it takes up to ten minutes"
-		continue
-	fi
-	echo "== $kind $where $what"
-	case $kind in
-	fuzz) (cd "$where" && timeout $((fuzz_time + 120)) go test -run '^$' -fuzz "^$what\$" -fuzztime "${fuzz_time}s" .) ;;
-	race) go test -race -short -timeout "${left}s" "$where" ;;
-	vm) test/vm/run.sh "$what" ;;
-	churn) (cd "$where" && TOMBOLO_PODS=100 go test -count 5 -run 'Kill|Churn|AtOnce|Beside|Deleted' -timeout "${left}s" ./...) ;;
-	growth) go run ./bench -n 10 -scenarios "pods=$what" -contenders floor,tombolo -peers "$TOMBOLO_PEERS" -tombolo "$TOMBOLO_BIN" ;;
-	esac && passed=$((passed + 1)) || { failed=$((failed + 1)); echo "FAILED: $kind $where $what" >&2; }
+# What measures, and what reads the sources, gains nothing from the race detector.
+for package in $(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | grep -v -e /bench -e /internal/repotest); do
+	jobs+=("60 300 race $package")
 done
-echo "$passed passed, $failed failed"
+jobs+=("180 500 churn test/cni")
+for pods in 50 200 500 900; do jobs+=("30 300 growth . $pods"); done
+[ ! -d test/lan ] || jobs+=("120 500 takeovers test/lan")
+# The order is by a hash of each line: more jobs leave that of the others as it is.
+mapfile -t jobs < <(printf '%s\n' "${jobs[@]}" | LC_ALL=C sort -R --random-source=<(yes))
+
+parts=(libraries leases plugin pods)
+[ ! -d bridge/uplink ] || parts+=(lan)
+vm=()
+for i in "${!parts[@]}"; do vm+=("420 900 vm test/vm ${parts[(turn / 3 + i) % ${#parts[@]}]}"); done
+from=$((turn * 7 % ${#jobs[@]}))
+jobs=("${jobs[@]:from}" "${jobs[@]:0:from}")
+if [ $((turn % 3)) = 0 ]; then jobs=("${vm[0]}" "${jobs[@]}" "${vm[@]:1}"); else jobs+=("${vm[@]}"); fi
+
+# --- the run ---
+
+said=$(mktemp)
+trap 'rm -f "$said"' EXIT
+
+# A job is in a process group of its own, which an interrupt does not reach.
+running=
+trap '[ -z "$running" ] || kill "$running" 2>/dev/null; exit 130' INT TERM
+
+# within runs a command, and its children, for some seconds at most.
+within() {
+	timeout -k 10 "$@" &
+	running=$!
+	wait "$running"
+}
+
+# fuzz runs a target. Before 1.27, Go may take the end of -fuzztime for a failure, and
+# then says nothing but that (https://go.dev/issue/75804).
+fuzz() {
+	local status=0
+	within "$@" >"$said" 2>&1 || status=$?
+	cat "$said"
+	[ $status = 1 ] && grep -A 2 '^--- FAIL: ' "$said" | tr '\n' ' ' | grep -q '^--- FAIL: [^ ]* ([0-9.]*s)     context deadline exceeded FAIL' && return
+	return $status
+}
+
+# run_job runs one for some seconds at most. Its status is 124, 137 or, the machine's,
+# 75 if that was not enough. Before its limit go test says where it hangs.
+run_job() {
+	local limit=$1 kind=$2 where=$3 what=$4 most=$5 hangs=$(($1 - 20))s
+	case $kind in
+	fuzz) fuzz "$most" go test -C "$where" -run '^$' -fuzz "^$what\$" -fuzztime "${fuzz_time}s" . ;;
+	race) within "$most" go test -race -short -timeout "$hangs" "$where" ;;
+	churn) TOMBOLO_PODS=100 within "$most" go test -C "$where" -count 5 -run 'Kill|Churn|AtOnce|Beside|Deleted' -timeout "$hangs" ./... ;;
+	growth) within "$most" go run ./bench -n 10 -scenarios "pods=$what" -contenders floor,tombolo -peers "$TOMBOLO_PEERS" -tombolo "$TOMBOLO_BIN" ;;
+	takeovers) TOMBOLO_TAKEOVERS=20 within "$most" go test -count 1 -timeout "$hangs" "./$where" ;;
+	vm) VM_LIMIT=$most test/vm/run.sh "$what" ;;
+	esac
+}
+
+passed=0 failed=0 stopped=0 no_time=0
+for job in "${jobs[@]}"; do
+	read -r need limit kind where what <<<"$job"
+	left=$((end - SECONDS))
+	[ $left -ge "$need" ] || { no_time=$((no_time + 1)); continue; }
+	echo "== $kind $where $what"
+	most=$((left < limit ? left : limit)) begin=$SECONDS status=0
+	run_job "$limit" "$kind" "$where" "$what" "$most" || status=$?
+	if [ $status = 0 ]; then
+		passed=$((passed + 1))
+	elif [[ $status =~ ^(75|124|137)$ && $most -lt $limit ]]; then
+		stopped=$((stopped + 1))
+		echo "STOPPED after $((SECONDS - begin)) s, since the budget is used up: $kind $where $what"
+	else
+		failed=$((failed + 1))
+		echo "FAILED after $((SECONDS - begin)) s: $kind $where $what" >&2
+	fi
+done
+echo "turn $turn, $SECONDS s of $budget: $passed passed, $failed failed, $stopped stopped, no time for $no_time"
 [ $failed = 0 ]

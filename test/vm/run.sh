@@ -1,29 +1,31 @@
 #!/usr/bin/env bash
 # Runs tests on another kernel than this machine's: Debian's, in a virtual machine.
 # It is emulated, as KVM within a virtual machine may hang. Arguments are packages,
-# as folders, or libraries, leases or plugin: all that speak with the kernel, in parts,
-# as together they take too long for one machine. Without any, there is a machine for
-# each part. Before the tests comes tombolo demo, on a kernel that has no module loaded
-# yet.
+# as folders, where FOLDER:2/3 means the second third of its tests; or libraries, lan,
+# leases, plugin or pods: all that speak with the kernel, in parts, as together they
+# take too long for one machine. Without any, there is a machine for each part. Before
+# the tests comes tombolo demo, on a kernel that has no module loaded yet.
 #
-#   test/vm/run.sh [libraries | leases | plugin | FOLDER…]
+#   test/vm/run.sh [libraries | lan | leases | plugin | pods | FOLDER…]
 #   VM_KERNEL=linux-image-6.12-cloud-amd64 test/vm/run.sh bridge
 #
-# VM_KERNEL is a package that apt can download, VM_LIMIT how many seconds the machine
-# may run, VM_FLAGS has more flags for the tests (-test.run=Attach -test.count=5). What
-# is left out stands in skips.txt, with reasons.
+# VM_KERNEL is a package that apt can download, VM_LIMIT how many seconds a machine may
+# take with all that is built for it, VM_FLAGS has more flags for the tests
+# (-test.run=Attach -test.count=5). What is left out stands in skips.txt, with reasons.
 #
 # The guest's init, beside this file, writes marks that begin with "@vm " to its
 # second serial port, where the tests write too; the first is the kernel's alone. A
-# run without the last mark has failed, whatever came before.
+# run without the last mark has failed, whatever came before. If nothing failed but the
+# time, the status is 75: a slow machine does that, and so does a test that hangs.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export PATH=$PATH:/usr/sbin:/sbin
 
 oldest=6.1
 kernel_package=${VM_KERNEL:-linux-image-cloud-amd64}
-limit=${VM_LIMIT:-540}
-per_package=$((limit - 60)) # seconds
+limit=${VM_LIMIT:-900}
+per_package=$((limit > 900 ? limit - 60 : 840)) # seconds, after which tests hang
+out_of_time=75                                  # the exit status
 skips=test/vm/skips.txt
 cache=$PWD/.cache/vm
 
@@ -33,7 +35,7 @@ cache=$PWD/.cache/vm
 # but br_netfilter, which kernels do not load by themselves.
 modules=(bridge br_netfilter veth dummy tun ifb macvlan nf_tables nf_conntrack nf_conntrack_netlink
 	nf_conntrack_bridge nf_nat nft_chain_nat nft_compat nft_connlimit nft_ct nft_fib nft_fib_inet nft_fib_ipv4
-	nft_fib_ipv6 nft_hash nft_limit nft_log nft_masq nft_meta_bridge nft_nat nft_numgen nft_objref nft_quota
+	nft_fib_ipv6 nft_fwd_netdev nft_hash nft_limit nft_log nft_masq nft_meta_bridge nft_nat nft_numgen nft_objref nft_quota
 	nft_redir nft_reject nft_reject_bridge nft_reject_inet nft_reject_ipv4 nft_reject_ipv6 nf_log_syslog ip_tables
 	iptable_filter iptable_mangle iptable_nat ipt_REJECT ip6_tables ip6table_filter ip6table_mangle ip6table_nat
 	ip6t_REJECT xt_LOG xt_MASQUERADE xt_REDIRECT xt_addrtype xt_comment xt_connmark xt_conntrack xt_limit xt_mark
@@ -43,7 +45,7 @@ modules=(bridge br_netfilter veth dummy tun ifb macvlan nf_tables nf_conntrack n
 loaded=("${modules[@]}")
 case ${1:-all} in
 all)
-	for part in libraries leases plugin; do test/vm/run.sh $part || exit; done
+	for part in libraries lan leases plugin pods; do test/vm/run.sh $part || exit; done
 	exit
 	;;
 libraries)
@@ -51,8 +53,17 @@ libraries)
 		internal/nstest internal/tc internal/conntrack internal/sockdiag)
 	;;
 leases) packages=(dhcpc dhcpc/transport internal/lease internal/keeper cmd/tombolod) ;;
+lan)
+	packages=()
+	for folder in bridge/uplink test/lan; do [ ! -d $folder ] || packages+=($folder); done
+	[ ${#packages[@]} -gt 0 ] || { echo "vm: there is nothing of lan"; exit; }
+	;;
 plugin)
-	packages=(internal/cni cmd/tombolo test/cni)
+	packages=(internal/cni cmd/tombolo test/cni:1/2)
+	loaded=(br_netfilter)
+	;;
+pods)
+	packages=(test/cni:2/2)
 	loaded=(br_netfilter)
 	;;
 *) packages=("$@") ;;
@@ -224,18 +235,30 @@ add_modules() {
 	echo "${loaded[*]}" >"$root/etc/modules"
 }
 
-# add_tests builds a package's tests, and tells init of them: FOLDER SKIP.
+# add_tests builds a package's tests, or a share of them, and tells init of them: FOLDER
+# SKIP.
 add_tests() {
-	local folder=$1 binary="$root/tests/${1//\//-}" skip
+	local folder=${1%:*} share=1/1 binary skip
+	[ "$folder" = "$1" ] || share=${1#*:}
+	binary=$root/tests/${folder//\//-}
 	build "test -C $folder -c" . "$binary"
 	[ -e "$binary" ] || { echo "vm: $folder has no tests"; return; }
-	skip=$(skip_pattern "$folder")
+	skip=$(skip_pattern "$folder" "$share")
 	echo "$folder $skip" >>"$root/tests/list"
 }
 
-# skip_pattern makes a value of -test.skip of a folder's lines in skips.txt.
+# not_in_share names the tests of a folder that others run: 2/3 is each third test, from
+# the second on.
+not_in_share() {
+	cat "$1"/*_test.go | sed -n 's/^func \(Test[A-Za-z0-9_]*\)(.*/\1/p' | grep -vx TestMain | LC_ALL=C sort |
+		awk -v "i=${2%/*}" -v "n=${2#*/}" 'NR % n != i % n'
+}
+
+# skip_pattern makes a value of -test.skip of a folder's lines in skips.txt, and of what
+# is not in the share.
 skip_pattern() {
 	local line patterns=() form='^([^ ]+) ([^ ]+)( <([0-9.]+))?: .+$'
+	for line in $(not_in_share "$@"); do patterns+=("^$line\$"); done
 	while read -r line; do
 		[[ $line != "#"* && -n $line ]] || continue
 		[[ $line =~ $form ]] || fail "$skips: ${line@Q} is not FOLDER TEST: REASON"
@@ -253,10 +276,10 @@ skip_pattern() {
 
 # --- the run ---
 
-# boot runs the machine, and prints what comes from its second serial port. It ends
-# with the machine or, with status 124, at the limit.
+# boot runs the machine for some seconds at most, and prints what comes from its second
+# serial port. It ends with the machine or, with status 124, at the limit.
 boot() {
-	timeout --foreground -k 5 "$limit" nice -n 10 qemu-system-x86_64 \
+	timeout --foreground -k 5 "$1" nice -n 10 qemu-system-x86_64 \
 		-accel tcg,thread=multi -cpu max -smp 2 -m 2048 -nodefaults -no-user-config -display none -no-reboot \
 		-kernel "$kernel_dir/boot/vmlinuz-$release" -initrd "$work/initramfs" \
 		-append "console=ttyS0 panic=-1 oops=panic mitigations=off tsc=reliable" \
@@ -286,22 +309,47 @@ events() { { grep -v '^@vm ' "$(output "$1")" || true; } | go tool test2json -p 
 
 # judge prints what failed. Tests may have passed and the package not: it may leak.
 judge() {
-	local folder=$1
-	[ -e "$(output "$folder")" ] || { echo "FAIL  $folder did not run"; return 1; }
+	local folder=$1 passed=0
+	begun "$folder" || { missing "$folder" "did not run"; return; }
 	events "$folder" >"$work/events"
 	cat "$work/events" >>"$work/all"
-	"$work/report" -skips test/skips.txt <"$work/events" >"$work/verdict" && ended_well "$folder" && return
+	"$work/report" -skips test/skips.txt <"$work/events" >"$work/verdict" || passed=$?
+	[ $passed != 0 ] || ! ended_well "$folder" || return 0
+	if ! ended "$folder" && ! grep -q '^FAIL' "$work/verdict"; then
+		missing "$folder" "did not get past $(unfinished)"
+		return
+	fi
 	cat "$work/verdict"
 	ended_well "$folder" || { tail -30 "$(output "$folder")"; echo "FAIL  $folder"; }
 	return 1
 }
 
+begun() { [ -e "$(output "$1")" ]; }
+ended() { grep -qs "^@vm $1: exit " "$(output "$1")"; }
+
+# missing says what did not happen, and is the status for it.
+missing() {
+	if [ $in_time = yes ]; then echo "FAIL  $*"; return 1; fi
+	echo "vm: $*"
+	return $out_of_time
+}
+
+# unfinished names the tests that the last events leave without a verdict.
+unfinished() {
+	sed -n 's/.*"Action":"\(run\|pass\|fail\|skip\)".*"Test":"\([^"/]*\)".*/\1 \2/p' "$work/events" |
+		awk '{ last[$2] = $1 } END { for (t in last) if (last[t] == "run") print t }' | sort | tr '\n' ' '
+}
+
 judge_all() {
-	local status=0 folder
-	while read -r folder _; do judge "$folder" || status=1; done <"$root/tests/list"
+	local status=0 folder how
+	while read -r folder _; do
+		how=0
+		judge "$folder" || how=$?
+		[ $how = 0 ] || [ $status = 1 ] || status=$how
+	done <"$root/tests/list"
 	cat "$(output demo)" || true
-	ended_well demo || { echo "FAIL  tombolo demo"; status=1; }
-	if ! grep -qx "@vm end" "$work"/output/*; then
+	ended_well demo || { ! ended demo && [ $in_time = no ]; } || { echo "FAIL  tombolo demo"; status=1; }
+	if [ $in_time = yes ] && ! grep -qx "@vm end" "$work"/output/*; then
 		echo "FAIL  the machine did not get to its end. The kernel's last words:"
 		tail -40 "$work/console"
 		status=1
@@ -309,7 +357,7 @@ judge_all() {
 	# Not ours to judge, but somebody should look.
 	cp "$work/console" "$cache/console"
 	grep -E 'WARNING: |BUG: |rcu.*stall' "$work/console" || true
-	"$work/report" -summary -skips test/skips.txt <"$work/all" || status=1
+	"$work/report" -summary -skips test/skips.txt <"$work/all" || [ $status != 0 ] || status=1
 	return $status
 }
 
@@ -329,11 +377,23 @@ make_root
 (cd "$root" && find . | cpio --quiet -o -H newc) >"$work/initramfs"
 
 echo "vm: booting, with $(($(stat -c %s "$work/initramfs") >> 20)) MiB of files"
-start=$SECONDS
-boot | follow || echo "vm: the machine ended with status ${PIPESTATUS[0]} (124: the limit of $limit s)"
+start=$SECONDS in_time=yes status=0
+left=$((limit - SECONDS - 15)) # less what it takes to judge
+[ $left -gt 0 ] || { echo "vm: to build all took longer than the limit of $limit s"; exit $out_of_time; }
+boot $left | follow || {
+	status=${PIPESTATUS[0]}
+	echo "vm: the machine ended with status $status"
+	[ "$status" != 124 ] && [ "$status" != 137 ] || in_time=no
+}
 echo "vm: it ran for $((SECONDS - start)) s"
-judge_all && { echo "vm: all passed on Linux $release"; exit; }
+status=0
+judge_all || status=$?
+[ $status != 0 ] || { echo "vm: all passed on Linux $release"; exit; }
 
 rm -rf "$root" "$work/initramfs"
 mv "$work" "$cache/failed"
+[ $status != $out_of_time ] || {
+	echo "vm: nothing failed on Linux $release, but the time of $limit s is up; .cache/vm/failed has the output"
+	exit $out_of_time
+}
 fail "FAILED on Linux $release; .cache/vm/failed has the output, and the kernel's (console)"

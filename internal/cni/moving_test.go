@@ -1,0 +1,40 @@
+package cni
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/state"
+)
+
+// Where a keeper died at moving a pod to another address, the kernel may have elements
+// that the record does not tell of. DEL finds them by their owner, and not without the
+// word of it in the record: there it goes by the addresses, which is quicker.
+func TestDELOfAPodThatWasOnTheMove(t *testing.T) {
+	t.Parallel()
+	for moving, left := range map[bool]int{false: 1, true: 0} {
+		t.Run(fmt.Sprintf("moving %t", moving), func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.run(t, n.plugin(), "ADD", everything()).must(t)
+			dir, err := state.Open(n.stateDir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			rec, err := dir.Load("pods", ident.Hash("pods", "c1", "eth0"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			rec.Addresses, rec.Moving = []state.Address{{Prefix: nstest.Prefix("10.61.0.77/24")}}, moving
+			if err := dir.Update(rec); err != nil {
+				t.Fatal(err)
+			}
+			n.run(t, n.plugin(), "DEL", everything()).must(t)
+			if got := n.elements(t); len(got) != left {
+				t.Errorf("after DEL there are elements of %d endpoints, want %d: %v", len(got), left, got)
+			}
+		})
+	}
+}

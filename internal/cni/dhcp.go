@@ -143,6 +143,8 @@ func (a *adding) recordLease(ctx context.Context, port *bridge.Port) error {
 	if err != nil {
 		return err
 	}
+	// By this the keeper knows that the attachment is the lease's.
+	a.rec.NetNSCookie = cookie
 	boot, err := lease.Boot()
 	if err != nil {
 		return err

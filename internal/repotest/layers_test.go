@@ -51,7 +51,7 @@ func layers() []layer {
 		{[]string{"internal/nstest"}, []string{"netns", "internal/icmp"}, "fixtures for tests of any layer above namespaces"},
 		{[]string{"bench"}, []string{"netns", "route", "bridge", "internal/icmp"}, "it measures the plugin from outside, and Attach"},
 		{[]string{"test/report"}, nil, "it reads what go test prints"},
-		{[]string{"test/lan"}, []string{"bridge/uplink", "internal/cni"}, "it has tests only: of takeovers, and of the plugin as it is built"},
+		{[]string{"test/lan"}, []string{"bridge/uplink", "internal/cni", "internal/keeper", "internal/lease", "internal/state"}, "it has tests only: of takeovers, and of the plugin as it is built"},
 		{[]string{"internal/repotest"}, nil, "it has tests only"},
 	}
 }

@@ -13,7 +13,7 @@
 //
 //	bridge       the bridge is made, with the NIC's MAC, MTU and parameters, loose ones meanwhile
 //	addresses    the bridge gets the addresses and the rules; the NIC still has them too
-//	port         the bridge gets the neighbours, and the NIC becomes its port
+//	port         the bridge gets the neighbours, and the NIC becomes its port, with a detour meanwhile
 //	connections  masqueraded connections are freed from the NIC
 //	routes       each route is replaced by the bridge's; what nobody may replace is added, then deleted
 //	verify       the gateways that answered through the NIC have to answer through the bridge
@@ -23,8 +23,15 @@
 // While the NIC is a port, what is sent through it goes out, and what comes in is
 // delivered through the bridge. So it is no matter how long the steps take. Giving it
 // back goes the other way round: the NIC stops being a port when nothing goes by the
-// bridge any more. A datagram that is within the port at that moment may be lost: the
-// kernel disables a port before it lets go of its frames.
+// bridge any more.
+//
+// As a link becomes a port, or ceases to be one, the kernel drops what comes in by it
+// for some ten microseconds, and for longer where the caller loses its processor just
+// then. So what is sent to the host takes a detour until that is over: a rule of nf_tables
+// (table netdev tombolo-uplink-2, after the NIC's index) sends it by a veth pair (tombo2
+// and tombi2) to the bridge. With it neither direction loses anything. A kernel without
+// nft_fwd_netdev loses a datagram now and then. After a crash Recover takes the detour
+// away, and the host is reachable until then.
 //
 // Plan and PlanRestore compute the steps from a Snapshot, and touch nothing. They are
 // made anew before each step, from what the kernel has by then and from the Record, so
@@ -64,8 +71,8 @@
 // CAP_NET_ADMIN in the user namespace that owns the network namespace, CAP_SYS_ADMIN
 // where a Config names a namespace, and /proc with a writable /proc/sys/net. Without
 // the right to see other processes (CAP_SYS_PTRACE) warnings about sockets do not name
-// them. Linux 6.1 and later, with bridge; ctnetlink for the connections. Errors of the
-// kernel are *tombolo.OpError, or wrap one.
+// them. Linux 6.1 and later, with bridge; ctnetlink for the connections; veth and nf_tables
+// with nft_fwd_netdev for the detour. Errors of the kernel are *tombolo.OpError, or wrap one.
 //
 // It keeps no files, and takes no locks: see Journal and Conn.
 package uplink

@@ -22,28 +22,42 @@ const victimVariable = "TOMBOLO_UPLINK_VICTIM"
 
 // mortal is a journal in a file that kills the process at one of its calls, with the
 // record saved: what a kill -9 after it leaves is then the same as before the step.
+//
+// With inPort it is not the journal's calls that count, but what is asked of the kernel
+// in the step "port".
 type mortal struct {
-	path string
-	left int
+	path   string
+	left   int
+	inPort bool
+	step   uplink.StepName
 }
 
 func (m *mortal) Save(b []byte) error {
+	rec, err := uplink.ParseRecord(b)
+	if err != nil {
+		return err
+	}
+	m.step = rec.Step
 	if err := os.WriteFile(m.path+".new", b, 0o600); err != nil {
 		return err
 	}
 	if err := os.Rename(m.path+".new", m.path); err != nil {
 		return err
 	}
-	m.die()
+	m.die(!m.inPort)
 	return nil
 }
 
 func (m *mortal) Remove() error {
-	m.die()
+	m.die(!m.inPort)
 	return os.Remove(m.path)
 }
 
-func (m *mortal) die() {
+// die counts what is to be counted.
+func (m *mortal) die(counts bool) {
+	if !counts {
+		return
+	}
 	if m.left--; m.left == 0 {
 		unix.Kill(os.Getpid(), unix.SIGKILL)
 		select {}
@@ -55,7 +69,7 @@ func (m *mortal) die() {
 func victim() int {
 	left, err := strconv.Atoi(os.Getenv(victimVariable + "_LEFT"))
 	if err == nil {
-		err = doomed(os.Getenv(victimVariable), &mortal{path: os.Getenv(victimVariable + "_JOURNAL"), left: left})
+		err = doomed(os.Getenv(victimVariable), &mortal{path: os.Getenv(victimVariable + "_JOURNAL"), left: left, inPort: os.Getenv(victimVariable+"_IN_PORT") != ""})
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -66,7 +80,7 @@ func victim() int {
 
 func doomed(what string, j *mortal) error {
 	ctx := context.Background()
-	conn, err := uplink.Dial(nil)
+	conn, err := uplink.DialThrough(nil, j.through)
 	if err != nil {
 		return err
 	}
@@ -101,10 +115,11 @@ func doomed(what string, j *mortal) error {
 
 // killAt runs the helper in the host's namespace, and is true if it was killed at the
 // n-th call of its journal, false if it came to its end before.
-func (l *lan) killAt(tb testing.TB, what string, n int, journal string) bool {
+func (l *lan) killAt(tb testing.TB, what string, n int, journal string, env ...string) bool {
 	tb.Helper()
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), victimVariable+"="+what, victimVariable+"_LEFT="+strconv.Itoa(n), victimVariable+"_JOURNAL="+journal)
+	cmd.Env = append(cmd.Env, env...)
 	cmd.Stderr = os.Stderr
 	within(tb, l.host, cmd.Start)
 	err := cmd.Wait()
@@ -145,59 +160,108 @@ func loadRecord(tb testing.TB, path string) *uplink.Record {
 	return rec
 }
 
-func TestKilledAtAnyStepTheHostIsReachableAndNothingIsLeft(t *testing.T) {
-	t.Parallel()
-	for _, tt := range []struct {
-		what  string
-		setUp func(testing.TB, *lan, string) // nil: nothing is taken over yet
-	}{
+// deaths are what may be killed.
+func deaths() []death {
+	taken := func(tb testing.TB, l *lan, journal string) {
+		if l.killAt(tb, "take", 0, journal) {
+			tb.Fatal("killed too early")
+		}
+	}
+	return []death{
 		{what: "take"},
 		{what: "take and keep"},
-		{what: "restore", setUp: func(tb testing.TB, l *lan, journal string) {
-			if l.killAt(tb, "take", 0, journal) {
-				tb.Fatal("killed too early")
-			}
+		{what: "restore", setUp: taken},
+		{what: "mend", cutOff: true, setUp: func(tb testing.TB, l *lan, journal string) {
+			taken(tb, l, journal)
+			run(tb, l.host, "link set eth0 nomaster")
 		}},
-	} {
-		t.Run(tt.what, func(t *testing.T) {
+	}
+}
+
+type death struct {
+	what  string
+	setUp func(testing.TB, *lan, string) // nil: nothing is taken over yet
+	// cutOff says that the host was not reachable before.
+	cutOff bool
+}
+
+func TestKilledAtAnyStepTheHostIsReachableAndNothingIsLeft(t *testing.T) {
+	t.Parallel()
+	for _, d := range deaths() {
+		t.Run(d.what, func(t *testing.T) {
 			t.Parallel()
-			for n := 1; ; n++ {
-				l := newLAN(t)
-				journal := filepath.Join(t.TempDir(), "journal")
-				before := state(t, l.host)
-				l.mustReach(t, "before")
-				if tt.setUp != nil {
-					tt.setUp(t, l, journal)
-				}
-				if !l.killAt(t, tt.what, n, journal) {
-					if n < 8 {
-						t.Errorf("it came to its end at call %d of its journal", n)
-					}
-					return
-				}
-				killed := loadRecord(t, journal)
-				when := fmt.Sprintf("killed at call %d, %s, step %q", n, killed.State, killed.Step)
-				l.mustReach(t, when)
-				rec, err := l.conn.Recover(t.Context(), killed, &mortal{path: journal})
-				if err != nil {
-					t.Fatalf("%s: recover: %v", when, err)
-				}
-				l.mustReach(t, when+", recovered")
-				if rec != nil {
-					l.mustBeTaken(t, when, rec)
-					if err := l.conn.Restore(t.Context(), rec, &mortal{path: journal}); err != nil {
-						t.Errorf("%s: restore: %v", when, err)
-					}
-				}
-				if diff := cmp.Diff(before, state(t, l.host)); diff != "" {
-					t.Errorf("%s: the host in the end (-want +got):\n%s", when, diff)
-				}
-				if _, err := os.Stat(journal); !errors.Is(err, os.ErrNotExist) {
-					t.Errorf("%s: the journal is still there: %v", when, err)
+			for n := 1; d.dies(t, n); n++ {
+				if n > 100 {
+					t.Fatal("it never comes to its end")
 				}
 			}
 		})
 	}
+}
+
+// The step in which the NIC becomes a port, or ceases to be one, has parts of which each
+// leaves something: see the detour.
+func TestKilledWithinTheDetourTheHostIsReachableAndNothingIsLeft(t *testing.T) {
+	t.Parallel()
+	for _, d := range deaths() {
+		t.Run(d.what, func(t *testing.T) {
+			t.Parallel()
+			// The pair, the pair's setup, the rule, the NIC, and both taken away again.
+			const parts = 6
+			for n := 1; d.dies(t, n, victimVariable+"_IN_PORT=1"); n++ {
+				if n > parts+1 {
+					t.Fatalf("killed at change %d, where there are %d", n, parts)
+				}
+			}
+		})
+	}
+}
+
+// dies kills it at the n-th call of its journal, recovers, and looks at what is left. It
+// is false if it came to its end before.
+func (d *death) dies(t *testing.T, n int, env ...string) bool {
+	t.Helper()
+	l := newLAN(t)
+	journal := filepath.Join(t.TempDir(), "journal")
+	before := state(t, l.host)
+	l.mustReach(t, "before")
+	if d.setUp != nil {
+		d.setUp(t, l, journal)
+	}
+	if !l.killAt(t, d.what, n, journal, env...) {
+		if n < 6 {
+			t.Errorf("it came to its end at %d", n)
+		}
+		return false
+	}
+	killed := loadRecord(t, journal)
+	when := fmt.Sprintf("killed at %d, %s, step %q", n, killed.State, killed.Step)
+	if !d.cutOff {
+		l.mustReach(t, when)
+	}
+	if len(env) > 0 {
+		t.Logf("%s: %s", when, l.detour(t))
+	}
+	rec, err := l.conn.Recover(t.Context(), killed, &mortal{path: journal})
+	if err != nil {
+		t.Fatalf("%s: recover: %v", when, err)
+	}
+	l.mustReach(t, when+", recovered")
+	l.mustHaveNoDetour(t, when+", recovered")
+	if rec != nil {
+		l.mustBeTaken(t, when, rec)
+		if err := l.conn.Restore(t.Context(), rec, &mortal{path: journal}); err != nil {
+			t.Errorf("%s: restore: %v", when, err)
+		}
+	}
+	if diff := cmp.Diff(before, state(t, l.host)); diff != "" {
+		t.Errorf("%s: the host in the end (-want +got):\n%s", when, diff)
+	}
+	l.mustHaveNoDetour(t, when+", in the end")
+	if _, err := os.Stat(journal); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%s: the journal is still there: %v", when, err)
+	}
+	return true
 }
 
 // mustBeTaken fails unless a takeover is as one that was never interrupted.

@@ -18,6 +18,8 @@ type operation struct {
 	// repeated. nil is no error.
 	done    func(error) bool
 	setting *setting
+	// deaf says that the NIC takes nothing in while the kernel does it: see detour.
+	deaf bool
 }
 
 func set(list ...setting) []operation {

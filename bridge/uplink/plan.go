@@ -98,6 +98,16 @@ func (s *Steps) add(name StepName, words []string, ops ...[]operation) {
 	s.List = append(s.List, step)
 }
 
+// addDeaf adds a step in which the NIC may take nothing in for a moment, and says what
+// is done about it.
+func (s *Steps) addDeaf(name StepName, words string, ops ...[]operation) {
+	if !slices.ContainsFunc(slices.Concat(ops...), func(op operation) bool { return op.deaf }) {
+		s.add(name, nil, ops...)
+		return
+	}
+	s.add(name, []string{words}, ops...)
+}
+
 // noLink stands for the index of a bridge that is not there yet.
 const noLink = -1
 
@@ -144,11 +154,14 @@ func planTake(s *Snapshot, u *Uplink, made bool) *Steps {
 	copied := s.copied(u.Bridge)
 	words := []string{make}
 	if len(copied) > 0 {
-		words = append(words, fmt.Sprintf("give %s the kernel parameters of %s (%d of them)", u.Bridge, u.NIC, len(copied)))
+		words = append(words, fmt.Sprintf("give %s the kernel parameters of %s", u.Bridge, u.NIC))
+	}
+	for _, p := range s.told(copied, u.Bridge) {
+		words = append(words, p.String())
 	}
 	steps.add(StepBridge, words, unsaid(set(copied...)), set(s.loose(u.Bridge)...))
 	steps.add(StepAddresses, nil, m.addAddresses(), m.addRules())
-	steps.add(StepPort, nil, m.copyNeighbours(), m.enslave())
+	steps.addDeaf(StepPort, detour{s.NIC.Index}.words(s.NIC), m.copyNeighbours(), m.enslave())
 	steps.add(StepFlows, []string{"let masqueraded connections of the NIC's addresses go out by any link"})
 	steps.add(StepRoutes, nil, m.moveRoutes())
 	steps.add(StepVerify, verifyWords(m, u))
@@ -161,7 +174,7 @@ func planTake(s *Snapshot, u *Uplink, made bool) *Steps {
 	return &steps
 }
 
-// unsaid are operations that were told of all together.
+// unsaid are operations that were told of otherwise.
 func unsaid(ops []operation) []operation {
 	for i := range ops {
 		ops[i].text = ""
@@ -176,6 +189,7 @@ func (m *move) enslave() []operation {
 	}
 	return []operation{{
 		text:    fmt.Sprintf("make %s a port of %s", m.from.Name, m.to.Name),
+		deaf:    true,
 		request: func(b *nl.Batch) { appendMaster(b, m.from.Name, m.from.Index, m.to.Index) },
 	}}
 }
@@ -285,7 +299,7 @@ func planRestore(s *Snapshot, rec *Record) *Steps {
 	steps.add(StepAddresses, nil, m.addAddresses(), m.addRules(), m.copyNeighbours())
 	steps.add(StepFlows, []string{"let masqueraded connections of the bridge's addresses go out by any link"})
 	steps.add(StepRoutes, nil, m.moveRoutes())
-	steps.add(StepPort, nil, m.release())
+	steps.addDeaf(StepPort, rec.detour().words(s.NIC), m.release())
 	steps.add(StepRelease, nil, m.settleAddresses(), m.delAddresses(), m.delRules(), m.delNeighbours())
 	steps.add(StepSettle, settleWords(s, rec), m.removeBridge(rec), m.macBack(rec), set(s.settingsBack(rec)...))
 	return &steps
@@ -313,6 +327,7 @@ func (m *move) release() []operation {
 	}
 	return []operation{{
 		text:    fmt.Sprintf("make %s no port of %s any more", m.to.Name, m.from.Name),
+		deaf:    true,
 		request: func(b *nl.Batch) { appendMaster(b, m.to.Name, m.to.Index, 0) },
 	}}
 }

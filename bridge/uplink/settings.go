@@ -74,6 +74,27 @@ func readSetting(settings map[string]string, path string) error {
 	return nil
 }
 
+// readDefaults reads what a new link gets of parameters, where a link has others: the
+// rest need nobody be told of.
+func readDefaults(settings map[string]string, link string) error {
+	all := map[string]string{}
+	for _, dir := range []string{conf4, conf6, neigh4, neigh6} {
+		if err := readDir(all, dir+newLink); err != nil {
+			return err
+		}
+	}
+	for path, value := range all {
+		if own, _ := renamed(path, newLink, link); settings[own] != value {
+			settings[path] = value
+		}
+	}
+	return nil
+}
+
+// newLink stands in a path for links that are made from now on; no link can have the
+// name.
+const newLink = "default"
+
 // setting is a parameter that is to be set.
 type setting struct{ path, value string }
 
@@ -140,6 +161,17 @@ func (s *Snapshot) copied(bridge string) []setting {
 		return first(a) - first(b)
 	})
 	return list
+}
+
+// told are those of what is copied that an operator has to be told of: of a bridge that
+// is not there yet, those that a new link gets otherwise. What it gets for its neighbours
+// the kernel shows in the first namespace only, and elsewhere nothing is told of them.
+func (s *Snapshot) told(list []setting, bridge string) []setting {
+	return slices.DeleteFunc(slices.Clone(list), func(p setting) bool {
+		path, _ := renamed(p.path, bridge, newLink)
+		_, differs := s.Settings[path]
+		return s.Bridge == nil && !differs
+	})
 }
 
 // renamed gives the path of the same parameter of another link; false for one that

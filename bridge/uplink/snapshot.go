@@ -43,7 +43,8 @@ type Snapshot struct {
 	// Nexthops are the nexthop objects on the NIC or the bridge.
 	Nexthops []route.NexthopObject `json:"nexthops,omitempty"`
 	// Settings are kernel parameters by their path below /proc/sys/net: those of the
-	// NIC and of the bridge, and those of all links that matter.
+	// NIC and of the bridge, and those of all links that matter; and without a bridge those
+	// that a new link gets ("ipv4/conf/default/rp_filter") where the NIC has others.
 	Settings map[string]string `json:"settings,omitempty"`
 	// Hooks are the queueing disciplines of the NIC that run programs: "clsact",
 	// "ingress".
@@ -80,6 +81,11 @@ func (c *Conn) Snapshot(ctx context.Context, nic, bridge string) (*Snapshot, err
 		s.NIC.Wireless = isWireless(nic, s.NIC.Index)
 		if s.Settings, err = readSettings(names); err != nil {
 			return err
+		}
+		if s.Bridge == nil {
+			if err := readDefaults(s.Settings, nic); err != nil {
+				return err
+			}
 		}
 		s.Groups, err = readGroups(nic)
 		return err
@@ -124,7 +130,7 @@ func (c *Conn) look(ctx context.Context, nic, bridge string) (*Snapshot, error) 
 // concerns says which other links are kept.
 func (s *Snapshot) concerns(l *Link) bool {
 	switch {
-	case l.Index == s.NIC.Index, s.Bridge != nil && l.Index == s.Bridge.Index:
+	case l.Index == s.NIC.Index, s.Bridge != nil && l.Index == s.Bridge.Index, isStandIn(l):
 		return false
 	case l.Lower == s.NIC.Index, l.Index == s.NIC.Master:
 		return true

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
@@ -124,5 +125,70 @@ func TestANewLeaseReplacesTheKeptAddressOfTheOld(t *testing.T) {
 		if shown := nstest.Run(t, l.host, "ip", "addr", "show", "dev", dev); strings.Contains(shown, "10.0.0.5/") {
 			t.Errorf("%s has the old address:\n%s", dev, shown)
 		}
+	}
+}
+
+// A plan is for people: of a hundred parameters, it tells of those that a bridge would
+// not have by itself.
+func TestPlanTellsOfParametersThatDiffer(t *testing.T) {
+	t.Parallel()
+	for name, commands := range map[string][]string{
+		"a new bridge":                nil,
+		"a bridge that is there":      {"link add br0 type bridge", "link set br0 addrgenmode none address " + hostMAC + " up"},
+		"a bridge without parameters": {"link add br0 mtu 1280 type bridge"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLAN(t)
+			run(t, l.host, commands...)
+			for path, value := range map[string]string{"ipv4/conf/eth0/arp_announce": "2", "ipv6/conf/eth0/hop_limit": "33", "ipv4/neigh/eth0/gc_stale_time": "77"} {
+				nstest.Sysctl(t, l.host, "net/"+path, value)
+			}
+			s, err := l.conn.Snapshot(t.Context(), "eth0", "br0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			steps, err := uplink.Plan(s, toBridge())
+			if err != nil {
+				t.Fatal(err)
+			}
+			var told []string
+			for _, line := range steps.List[0].Do {
+				if strings.HasPrefix(line, "set net/") && !strings.Contains(line, "rp_filter") && !strings.Contains(line, "arp_filter") && !strings.Contains(line, "accept_ra") {
+					told = append(told, line)
+				}
+			}
+			want := []string{"set net/ipv4/conf/br0/arp_announce to 2", "set net/ipv4/neigh/br0/gc_stale_time to 77", "set net/ipv6/conf/br0/hop_limit to 33"}
+			if len(commands) == 0 {
+				want = slices.Delete(want, 1, 2) // what a new link gets is shown in the first namespace alone
+			}
+			if diff := cmp.Diff(want, told); diff != "" {
+				t.Errorf("parameters (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// The MTU of a bridge is the lowest of its ports' unless it is pinned. The host's own
+// must not follow that of a pod.
+func TestAPortWithASmallerMTUDoesNotLowerTheBridges(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	mtus := map[string]string{}
+	note := func(when string) {
+		shown := strings.Fields(nstest.Run(t, l.host, "ip", "-o", "link", "show", "br0"))
+		mtus[when] = shown[slices.Index(shown, "mtu")+1]
+	}
+	rec, j := take(t, l, toBridge())
+	note("taken")
+	run(t, l.host, "link add pod0 mtu 1400 type veth peer name pod1 mtu 1400", "link set pod0 master br0")
+	note("with a pod's port")
+	run(t, l.host, "link set eth0 nomaster")
+	if _, err := l.conn.Mend(t.Context(), rec, j); err != nil {
+		t.Fatal(err)
+	}
+	note("mended")
+	if diff := cmp.Diff(map[string]string{"taken": "1500", "with a pod's port": "1500", "mended": "1500"}, mtus); diff != "" {
+		t.Errorf("the bridge's MTU (-want +got):\n%s", diff)
 	}
 }

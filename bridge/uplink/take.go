@@ -73,6 +73,9 @@ func (c *Conn) run(rec *Record, j Journal, settings map[string]string) *run {
 func (r *run) forward(ctx context.Context, steps []StepName) error {
 	rec := r.rec
 	rec.State = Taking
+	if err := r.clear(ctx); err != nil {
+		r.note("%v", err)
+	}
 	for _, name := range steps {
 		if err := ctx.Err(); err != nil && !rec.Committed {
 			return err
@@ -135,7 +138,7 @@ func (r *run) takeStep(ctx context.Context, name StepName) error {
 		r.freeFlows(ctx, s, s.NIC.Index) // those that began meanwhile
 		return nil
 	}
-	if err := r.apply(ctx, steps.step(name)); err != nil {
+	if err := r.applyRound(ctx, s, steps.step(name)); err != nil {
 		return err
 	}
 	switch name {
@@ -196,6 +199,9 @@ func (c *Conn) Restore(ctx context.Context, rec *Record, j Journal) error {
 // back does the steps of a restoration.
 func (c *Conn) back(ctx context.Context, rec *Record, j Journal) error {
 	var errs []error
+	if err := c.run(rec, j, nil).clear(ctx); err != nil {
+		return fmt.Errorf("give back %s: %w", rec.NIC, err) // it goes by the bridge
+	}
 	first, err := c.Snapshot(ctx, rec.NIC, rec.Bridge)
 	if isGone(err) {
 		return c.backWithoutNIC(ctx, rec, j)
@@ -260,7 +266,7 @@ func (r *run) restoreStep(ctx context.Context, name StepName) error {
 	case StepRoutes:
 		return r.untilDone(ctx, name, plan)
 	}
-	if err := r.apply(ctx, steps.step(name)); err != nil || name != StepAddresses {
+	if err := r.applyRound(ctx, s, steps.step(name)); err != nil || name != StepAddresses {
 		return err
 	}
 	return r.waitUntilLocal(ctx, s.NIC.Index, backMove(s, r.rec))
@@ -277,7 +283,7 @@ func (c *Conn) Recover(ctx context.Context, rec *Record, j Journal) (*Record, er
 	n := *rec
 	switch {
 	case n.State == Taken:
-		return &n, nil
+		return &n, c.run(&n, j, nil).clear(ctx)
 	case n.State == Taking && n.Committed:
 		if err := c.run(&n, j, n.Before.Settings).forward(ctx, n.rest()); err != nil {
 			return &n, fmt.Errorf("finish the takeover of %s: %w", n.NIC, err)

@@ -79,14 +79,17 @@ type Config struct {
 // several goroutines, but for one NIC or bridge only one may change anything at a
 // time, of all processes: a lock is the caller's matter.
 type Conn struct {
-	nl     *nl.Conn
-	ns     *netns.NS
-	addrs  *addr.Conn
-	routes *route.Conn
-	bridge *bridge.Conn
+	nl *nl.Conn
+	// netfilter is for detours. Without it there are none, and noNetfilter says why.
+	netfilter   *nl.Conn
+	noNetfilter error
+	ns          *netns.NS
+	addrs       *addr.Conn
+	routes      *route.Conn
+	bridge      *bridge.Conn
 }
 
-// Dial opens the socket. It needs CAP_SYS_ADMIN where cfg names a namespace.
+// Dial opens the sockets. It needs CAP_SYS_ADMIN where cfg names a namespace.
 func Dial(cfg *Config) (*Conn, error) {
 	ns, err := own(cfg)
 	if err != nil {
@@ -94,10 +97,17 @@ func Dial(cfg *Config) (*Conn, error) {
 	}
 	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns})
 	if err != nil {
-		ns.Close()
-		return nil, err
+		return nil, errors.Join(err, ns.Close())
 	}
-	return &Conn{nl: conn, ns: ns, addrs: addr.On(conn), routes: route.On(conn), bridge: bridge.On(conn, nil)}, nil
+	netfilter, err := nl.Dial(unix.NETLINK_NETFILTER, &nl.Config{NetNS: ns})
+	c := over(ns, conn, netfilter)
+	c.noNetfilter = err
+	return c, nil
+}
+
+// over makes a Conn of what Dial opens.
+func over(ns *netns.NS, conn, netfilter *nl.Conn) *Conn {
+	return &Conn{nl: conn, netfilter: netfilter, ns: ns, addrs: addr.On(conn), routes: route.On(conn), bridge: bridge.On(conn, nil)}
 }
 
 // own opens the namespace again, for what is read and written below /proc later.
@@ -108,8 +118,14 @@ func own(cfg *Config) (*netns.NS, error) {
 	return netns.Open(fmt.Sprintf("/proc/self/fd/%d", cfg.NetNS.FD()))
 }
 
-// Close closes the socket.
-func (c *Conn) Close() error { return errors.Join(c.nl.Close(), c.ns.Close()) }
+// Close closes the sockets.
+func (c *Conn) Close() error {
+	var err error
+	if c.netfilter != nil {
+		err = c.netfilter.Close()
+	}
+	return errors.Join(err, c.nl.Close(), c.ns.Close())
+}
 
 // execute sends a batch unless ctx is done.
 func (c *Conn) execute(ctx context.Context, b *nl.Batch) error {

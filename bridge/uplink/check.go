@@ -153,12 +153,8 @@ func (c *Conn) Mend(ctx context.Context, rec *Record, j Journal) (changed bool, 
 	// There is no other way than forward, for Recover too.
 	n.Committed = true
 	n.MadeBridge = n.MadeBridge || all
-	r := c.run(&n, j, n.Before.Settings)
+	r := c.run(&n, j, s.settingsToMend(rec))
 	r.lost = func(s *Snapshot) *Snapshot { return s.withLost(rec, s.NIC.Index, all) }
-	if all {
-		// The parameters of a bridge that is there are its owner's matter by now.
-		r.settings = forgotten(n.Before.Settings, rec.Bridge)
-	}
 	if err := r.forward(ctx, takeSteps()); err != nil {
 		return true, fmt.Errorf("mend %s: %w", rec.NIC, err)
 	}
@@ -195,13 +191,33 @@ func (s *Snapshot) cannotMend(rec *Record) error {
 	return nil
 }
 
-// forgotten are parameters without those of a link, which has them no longer.
-func forgotten(settings map[string]string, link string) map[string]string {
-	kept := map[string]string{}
-	for path, value := range settings {
-		if _, ours := renamed(path, link, link); !ours {
-			kept[path] = value
+// settingsToMend are the parameters that a mend is planned by. Those of a bridge that is
+// there are its owner's matter by now: pods are routed, and told no shorter ways, by what
+// somebody has set since. A new one gets what the first one got, but is a router if the
+// NIC is one now.
+func (s *Snapshot) settingsToMend(rec *Record) map[string]string {
+	settings := map[string]string{}
+	if s.Bridge == nil {
+		for path, value := range rec.Before.Settings {
+			if _, ours := renamed(path, rec.Bridge, rec.Bridge); !ours {
+				settings[path] = value
+			}
+		}
+		for path, value := range s.Settings {
+			if name(path) == "forwarding" {
+				settings[path] = value
+			}
+		}
+		return settings
+	}
+	for path, value := range s.Settings {
+		if _, ours := renamed(path, rec.NIC, rec.NIC); ours {
+			continue
+		}
+		settings[path] = value
+		if of, ours := renamed(path, rec.Bridge, rec.NIC); ours {
+			settings[of] = value
 		}
 	}
-	return kept
+	return settings
 }

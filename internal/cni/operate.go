@@ -64,6 +64,8 @@ func (p *Plugin) UplinkRestore(ctx context.Context, stateDir, leaseDir, nic, bri
 	}
 	return h.withUplink(ctx, nic, func(w *uplinkWork) error {
 		switch {
+		case w.undone:
+			return w.disown(ctx, nic)
 		case w.rec == nil:
 			return newError(codeConflict, "uplink %s has not been taken over: there is nothing to give back", nic)
 		case bridgeName != "" && bridgeName != w.rec.Bridge:

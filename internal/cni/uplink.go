@@ -22,6 +22,9 @@ type uplinkWork struct {
 	conn *uplink.Conn
 	file *state.UplinkFile
 	rec  *uplink.Record // nil: it has not been taken
+	// undone says that a takeover, or a return, was cut short and has just been brought
+	// to its end, so that the NIC has all back.
+	undone bool
 }
 
 // withUplink does something with a NIC under its lock. What somebody began and was killed
@@ -45,6 +48,7 @@ func (h *host) withUplink(ctx context.Context, nic string, do func(*uplinkWork) 
 		if w.rec, err = conn.Recover(ctx, w.rec, w.file); err != nil {
 			return err
 		}
+		w.undone = w.rec == nil
 	}
 	return do(w)
 }

@@ -12,12 +12,16 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/cni"
 	"github.com/tombolo-cni/tombolo/internal/keeper"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/nft"
 )
 
 // The exit statuses that usage lists.
@@ -125,6 +129,14 @@ func (p *program) logger(level slog.Level) *slog.Logger {
 	}))
 }
 
+// plugin is what repairs networks, as the operator's command does.
+func (p *program) plugin() *cni.Plugin {
+	return &cni.Plugin{
+		Getenv: p.getenv, Stdin: strings.NewReader(""), Stdout: io.Discard,
+		DialBridge: func() (*bridge.Conn, error) { return bridge.Dial(nil) }, DialNFT: nft.Dial,
+	}
+}
+
 // keep runs the keeper until ctx is done.
 func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error {
 	dir, err := lease.Open(o.leases)
@@ -156,7 +168,8 @@ func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error 
 			log.Info("keeping leases", "dir", dir.Path(), "state", plugins.Path(), "metrics", o.metrics)
 			systemd.tell("READY=1")
 		},
-		Alive: func() { systemd.tell("WATCHDOG=1") },
+		Alive:  func() { systemd.tell("WATCHDOG=1") },
+		Repair: func(ctx context.Context) error { return p.plugin().Repair(ctx, plugins.Path()) },
 	})
 	if err != nil {
 		return err

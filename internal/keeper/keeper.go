@@ -33,6 +33,9 @@ type Config struct {
 	Ready func()
 	// Alive is called every lease.Beat for as long as the loop turns; nil is nothing.
 	Alive func()
+	// Repair is called after an uplink had to be mended: a bridge that was made anew has
+	// neither the pods' ports nor what their networks set of it. Nil is nothing.
+	Repair func(context.Context) error
 }
 
 // Keeper keeps the leases of one directory.
@@ -44,6 +47,7 @@ type Keeper struct {
 	workers int
 	ready   func()
 	alive   func()
+	repair  func(context.Context) error
 	node    node
 	boot    string
 	metrics metrics
@@ -70,6 +74,9 @@ func New(cfg *Config) (*Keeper, error) {
 	}
 	if k.alive == nil {
 		k.alive = func() {}
+	}
+	if k.repair = cfg.Repair; k.repair == nil {
+		k.repair = func(context.Context) error { return nil }
 	}
 	return k, nil
 }

@@ -61,6 +61,7 @@ type taken struct {
 	failures int // in a row
 	patience patience
 	adopted  bool // the lease that the NIC had is looked after
+	mended   bool // and the pods behind it may have to be put back
 }
 
 // takeovers is what is done to uplinks.

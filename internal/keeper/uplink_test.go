@@ -136,6 +136,32 @@ func TestAnUplinkThatSomebodyChangedIsMended(t *testing.T) {
 	})
 }
 
+// A bridge that is made anew has no pods.
+func TestPodsOfAMendedUplinkArePutBack(t *testing.T) {
+	inSite(t, func(t *testing.T, s *site) {
+		s.save(uplink.Taken)
+		s.start()
+		if s.repairs != 0 {
+			t.Errorf("%d repairs of what is well", s.repairs)
+		}
+		s.set(func() { s.differs, s.fails["repair"] = true, errors.New("directory is locked") })
+		s.announce(link(unix.RTM_NEWLINK, 3, s.nic, 0))
+		s.later(settled)
+		if s.repairs != 1 || !s.logged("directory is locked") {
+			t.Errorf("%d repairs after a mend, log: %s", s.repairs, &s.log)
+		}
+		s.set(func() { delete(s.fails, "repair") })
+		s.later(lastRetry)
+		if s.repairs != 2 {
+			t.Errorf("%d repairs, want one more after the one that failed", s.repairs)
+		}
+		s.later(time.Hour)
+		if s.repairs != 2 {
+			t.Errorf("%d repairs, though nothing happened", s.repairs)
+		}
+	})
+}
+
 func TestTwoThatUndoEachOthersWorkDoNotDoSoForEver(t *testing.T) {
 	inSite(t, func(t *testing.T, s *site) {
 		s.save(uplink.Taken)

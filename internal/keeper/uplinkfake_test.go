@@ -45,7 +45,8 @@ type site struct {
 	fails    map[string]error      // by what is done
 	index    [2]int                // of NIC and bridge
 	feeds    int                   // that were opened
-	source   *fakeSource           // nil while nobody listens
+	repairs  int
+	source   *fakeSource // nil while nobody listens
 	began    time.Time
 }
 
@@ -126,7 +127,7 @@ func (s *site) start() {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	if s.keep, err = New(&Config{Leases: leases, State: s.dir, Log: slog.New(slog.NewTextHandler(&s.log, nil))}); err != nil {
+	if s.keep, err = New(&Config{Leases: leases, State: s.dir, Log: slog.New(slog.NewTextHandler(&s.log, nil)), Repair: s.repair}); err != nil {
 		s.t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -204,6 +205,20 @@ func (s *site) wants(want ...string) {
 	if got := s.did(); !slices.Equal(got, want) {
 		s.t.Errorf("done: %q, want %q", got, want)
 	}
+}
+
+// repair is not among what was done: it is what somebody else does. How often, is counted.
+func (s *site) repair(context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.repairs++
+	// Who repairs takes the NIC's lock.
+	l, err := s.dir.TryLockUplink(s.nic)
+	if err != nil || l == nil {
+		s.t.Errorf("the keeper has the NIC's lock while it has pods put back: %v", err)
+		return err
+	}
+	return errors.Join(s.fails["repair"], l.Close())
 }
 
 func (s *site) set(fn func()) {

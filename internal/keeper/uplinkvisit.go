@@ -33,11 +33,28 @@ func (u *uplinks) visit(t *taken) {
 		t.due = t.patience.until
 	default:
 		u.alone(t, func() { u.mend(t) })
+		u.putBack(t)
 	}
+}
+
+// putBack has the pods of a mended uplink put back. It is done without the NIC's lock,
+// since who repairs takes that of the directory before it.
+func (u *uplinks) putBack(t *taken) {
+	if !t.mended {
+		return
+	}
+	if err := u.repair(u.ctx); err != nil {
+		u.later(t, "cannot put the pods of a mended uplink back: tombolo repair, or their network's next ADD, does it", err)
+		return
+	}
+	t.mended = false
 }
 
 // fine is an uplink that is as it was made.
 func (u *uplinks) fine(t *taken) {
+	if u.putBack(t); t.mended {
+		return // it is to be tried again
+	}
 	t.failures = 0
 	t.patience.calm(now())
 	t.due = now().Add(lookAtUplinks)
@@ -131,6 +148,7 @@ func (u *uplinks) mend(t *taken) {
 	// To see that it is well, and for how long.
 	t.due = now().Add(settleUplinks)
 	if changed {
+		t.mended = true
 		u.metrics.count(&u.metrics.uplinkMends)
 		u.log.Info("uplink mended", who...)
 	}

@@ -35,7 +35,7 @@ func layers() []layer {
 		{[]string{"internal/lease"}, []string{"addr", "dhcpc", "netns", "route", "internal/ident"}, "records of leases are read by two programs, and do nothing themselves"},
 		{[]string{"internal/keeper"}, []string{".", "addr", "route", "nft", "netns", "dhcpc", "dhcpc/transport", "internal/conntrack", "bridge", "bridge/uplink", "internal/endpoint", "internal/lease", "internal/nl", "internal/state"},
 			"it composes, like internal/cni, and neither knows the other"},
-		{[]string{"cmd/tombolod"}, []string{"internal/keeper", "internal/lease", "internal/state"}, "the command wires"},
+		{[]string{"cmd/tombolod"}, []string{"bridge", "nft", "internal/cni", "internal/keeper", "internal/lease", "internal/state"}, "the command wires, what keeps leases and what repairs too"},
 		{[]string{"internal/icmp"}, []string{"netns"}, "it asks the kernel's view of the network, so it must not share ours"},
 		{[]string{"internal/state"}, []string{"internal/ident", "internal/jsontext"}, "what was meant is kept apart from how it is done"},
 		{[]string{"internal/ipam/delegate"}, nil, "it runs plugins of others by the CNI protocol, for anybody"},

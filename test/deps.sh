@@ -21,6 +21,7 @@ need containerd containerd
 need runc runc
 need dnsmasq dnsmasq-base
 need kea-dhcp4 kea-dhcp4-server
+need busybox busybox-static
 need nsenter util-linux
 need git git
 [ -e /usr/include/stdio.h ] || missing+=(libc6-dev)

@@ -35,8 +35,9 @@ for file in $(git ls-files -co --exclude-standard '*_test.go'); do
 		jobs+=("$((fuzz_time + 20)) $((fuzz_time + 120)) fuzz $(dirname "$file") $target")
 	done
 done
-# What measures, and what reads the sources, gains nothing from the race detector.
-for package in $(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | grep -v -e /bench -e /internal/repotest); do
+# What measures, what reads the sources, and what runs programs gains nothing from the
+# race detector.
+for package in $(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | grep -v -e /bench -e /internal/repotest -e /test/lan); do
 	jobs+=("60 300 race $package")
 done
 jobs+=("180 500 churn test/cni")
@@ -45,7 +46,7 @@ for pods in 50 200 500 900; do jobs+=("30 300 growth . $pods"); done
 # The order is by a hash of each line: more jobs leave that of the others as it is.
 mapfile -t jobs < <(printf '%s\n' "${jobs[@]}" | LC_ALL=C sort -R --random-source=<(yes))
 
-parts=(libraries leases plugin pods)
+parts=(libraries leases plugin firewall pods)
 [ ! -d bridge/uplink ] || parts+=(lan)
 vm=()
 for i in "${!parts[@]}"; do vm+=("420 900 vm test/vm ${parts[(turn / 3 + i) % ${#parts[@]}]}"); done

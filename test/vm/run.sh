@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Runs tests on another kernel than this machine's: Debian's, in a virtual machine.
 # It is emulated, as KVM within a virtual machine may hang. Arguments are packages,
-# as folders, where FOLDER:2/3 means the second third of its tests; or libraries, lan,
-# leases, plugin or pods: all that speak with the kernel, in parts, as together they
-# take too long for one machine. Without any, there is a machine for each part. Before
-# the tests comes tombolo demo, on a kernel that has no module loaded yet.
+# as folders, where FOLDER:2/3 means the second third of its tests; or the name of a
+# part: together all that speak with the kernel take too long for one machine. Without
+# any, there is a machine for each part. Before the tests comes tombolo demo, on a
+# kernel that has no module loaded yet.
 #
-#   test/vm/run.sh [libraries | lan | leases | plugin | pods | FOLDER…]
+#   test/vm/run.sh [libraries | firewall | leases | plugin | pods | lan | FOLDER…]
 #   VM_KERNEL=linux-image-6.12-cloud-amd64 test/vm/run.sh bridge
 #
 # VM_KERNEL is a package that apt can download, VM_LIMIT how many seconds a machine may
@@ -45,13 +45,11 @@ modules=(bridge br_netfilter veth dummy tun ifb macvlan nf_tables nf_conntrack n
 loaded=("${modules[@]}")
 case ${1:-all} in
 all)
-	for part in libraries lan leases plugin pods; do test/vm/run.sh $part || exit; done
+	for part in libraries firewall leases plugin pods lan; do test/vm/run.sh $part || exit; done
 	exit
 	;;
-libraries)
-	packages=(netns addr route bridge nft internal/nl internal/sysctl internal/state internal/ipam internal/icmp
-		internal/nstest internal/tc internal/conntrack internal/sockdiag)
-	;;
+libraries) packages=(netns addr route bridge nft:1/2 internal/nl internal/sysctl internal/state internal/ipam) ;;
+firewall) packages=(nft:2/2 internal/icmp internal/nstest internal/tc internal/conntrack internal/sockdiag) ;;
 leases) packages=(dhcpc dhcpc/transport internal/lease internal/keeper cmd/tombolod) ;;
 lan)
 	packages=()
@@ -157,7 +155,7 @@ make_root() {
 	install test/vm/init "$root/init"
 	install "$(command -v busybox)" "$root/bin/busybox"
 	local program path folder
-	for program in ip bridge tc ss nft conntrack dnsmasq kea-dhcp4 strace unshare setpriv bash; do
+	for program in ip bridge tc ss nstat nft conntrack dnsmasq kea-dhcp4 strace unshare setpriv bash; do
 		add_program "$program" /usr/sbin
 	done
 	add_iptables

@@ -1,0 +1,93 @@
+package lan
+
+import (
+	"encoding/json"
+	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// both is both families.
+func both() []int { return []int{4, 6} }
+
+// usual are the flows of most tests: between the host and a machine of its LAN, and
+// between the host and one behind the router.
+func (l *lan) usual() []between {
+	return []between{{l.host, l.other}, {l.host, l.internet}}
+}
+
+// usualFlows starts them, once everybody knows everybody.
+func (l *lan) usualFlows(families ...int) *meter {
+	l.Helper()
+	for _, pair := range l.usual() {
+		l.meet(families, pair)
+	}
+	return l.measure(families, l.usual()...)
+}
+
+// Without it, no count of what is lost would mean anything.
+func TestMeterLosesNothingByItself(t *testing.T) {
+	l := newHost(t)
+	m := l.usualFlows(both()...)
+	idle := m.during(func() {
+		// About as long as a takeover and its restore.
+		m.pass(m.position())
+	})
+	wantWithin(t, "nothing happens", limit{}, idle)
+	if len(idle) != 16 {
+		t.Errorf("%d flows, want UDP and TCP, IPv4 and IPv6, in both directions, with two peers", len(idle))
+	}
+	for _, r := range idle {
+		if r.sent < tail {
+			t.Errorf("%s: too little to say anything", r)
+		}
+	}
+}
+
+// The control of all that follows: what it is like without make before break.
+func TestMeterSeesANaiveTakeover(t *testing.T) {
+	l := newHost(t)
+	m := l.usualFlows(both()...)
+	reports := m.during(func() {
+		ip(t, l.host.ns,
+			"link add "+bridge+" type bridge forward_delay 0",
+			"link set "+bridge+" address "+macOf(t, l.host, nic)+" up",
+			"address flush dev "+nic)
+		// Whoever types this is slower than the flows.
+		m.sendOnce()
+		ip(t, l.host.ns,
+			"link set "+nic+" master "+bridge,
+			"address add "+hostIP4+"/24 brd + dev "+bridge,
+			"address add "+hostIP6+"/64 dev "+bridge,
+			// The kernel has taken IPv4's away with its address, and has left IPv6's.
+			"route add default via "+routerIP4,
+			"route replace default via "+routerIP6)
+	})
+	if lost(reports) == 0 {
+		t.Errorf("the meter sees no loss:\n%s", lines(reports))
+	}
+	retransmitted := 0
+	for _, r := range reports {
+		retransmitted += r.retransmitted
+	}
+	if retransmitted == 0 {
+		t.Errorf("the meter sees no retransmission:\n%s", lines(reports))
+	}
+	t.Logf("a naive takeover: %d datagrams lost, %d segments retransmitted\n%s", lost(reports), retransmitted, lines(reports))
+	// It is the takeover that lost them: they flow again.
+	wantWithin(t, "after it", limit{}, m.during(func() {}))
+}
+
+func macOf(t testing.TB, p place, link string) string {
+	t.Helper()
+	var list []struct{ Address string }
+	unmarshal(t, nstest.Run(t, p.ns, "ip", "-json", "link", "show", "dev", link), &list)
+	return list[0].Address
+}
+
+func unmarshal(t testing.TB, text string, into any) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(text), into); err != nil {
+		t.Fatalf("%v: %s", err, text)
+	}
+}

@@ -1,0 +1,382 @@
+package lan
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+
+	// As for the plugin: see TestMain.
+	_ "github.com/tombolo-cni/tombolo/internal/keeper"
+)
+
+// keeper is tombolod on the host.
+type keeper struct {
+	*network
+	cmd *exec.Cmd
+	log string
+}
+
+// kept is a network that wants a keeper, as is the default.
+func kept(fields object) object {
+	all := object{"ipam": object{"type": "dhcp"}}
+	for k, v := range fields {
+		all[k] = v
+	}
+	return all
+}
+
+// keeper starts one for the network's directories, and waits until it is at work.
+func (n *network) keeper() *keeper {
+	n.Helper()
+	k := &keeper{network: n, log: filepath.Join(n.TempDir(), "keeper")}
+	out, err := os.Create(k.log)
+	if err != nil {
+		n.Fatal(err)
+	}
+	defer out.Close()
+	k.cmd = exec.Command(keeperProgram(n), "--leases", n.leases, "--state", n.state, "--metrics", "none", "--log-level", "debug")
+	k.cmd.Stdout, k.cmd.Stderr = out, out
+	if err := n.host.ns.Do(k.cmd.Start); err != nil {
+		n.Fatal(err)
+	}
+	n.Cleanup(func() {
+		k.kill()
+		if n.Failed() {
+			n.Logf("the keeper's log:\n%s", readIf(n, k.log))
+		}
+	})
+	n.eventually("a keeper", func() bool { return strings.Contains(readIf(n, k.log), "keeping leases") })
+	return k
+}
+
+// kill ends it without a word; it may have been killed already.
+func (k *keeper) kill() {
+	k.cmd.Process.Kill()
+	k.cmd.Wait()
+}
+
+// lease gives a record as `tombolo leases` shows it.
+func (n *network) lease(hash string) (lease.Entry, bool) {
+	n.Helper()
+	out, err := n.exec(nil, nil, "leases", "--json", "--leases", n.leases)
+	if err != nil {
+		n.Fatal(err)
+	}
+	var list []lease.Entry
+	unmarshal(n, out, &list)
+	i := slices.IndexFunc(list, func(e lease.Entry) bool { return e.Hash == hash })
+	if i < 0 {
+		return lease.Entry{}, false
+	}
+	return list[i], true
+}
+
+// leaseOf is the one of a pod.
+func (n *network) leaseOf(p *pod) lease.Entry {
+	n.Helper()
+	e, ok := n.lease(lease.Hash(n.conf["name"].(string), p.id, nic))
+	if !ok {
+		n.Fatalf("no lease of %s is on record", p.id)
+	}
+	return e
+}
+
+// hostIsKept says whether a server has confirmed the host's own lease to the keeper.
+func (n *network) hostIsKept() bool {
+	n.Helper()
+	e, ok := n.lease(lease.HostHash(nic))
+	return ok && e.State == lease.Bound && e.Error == ""
+}
+
+// makeDue has the next keeper renew a lease as soon as it begins: nobody waits here for
+// half of the shortest lease that dnsmasq grants, two minutes. No keeper runs meanwhile.
+func (n *network) makeDue(hash string) {
+	n.Helper()
+	dir, err := lease.Open(n.leases)
+	if err != nil {
+		n.Fatal(err)
+	}
+	held, err := dir.Lock(n.Context(), hash)
+	if err != nil {
+		n.Fatal(err)
+	}
+	r, err := held.Load()
+	if err == nil {
+		r.Lease.Renew = time.Now().UTC()
+		err = held.Replace(r)
+	}
+	if err := errors.Join(err, held.Close()); err != nil {
+		n.Fatal(err)
+	}
+}
+
+// messages are the DHCP messages of and to a client, as the server logs them.
+func (d *dhcp) messages(mac string) []string {
+	d.Helper()
+	var list []string
+	for _, m := range regexp.MustCompile(`(DHCP[A-Z]+)\(`+nic+`\)[^\n]* `+mac).FindAllStringSubmatch(readIf(d, d.log), -1) {
+		list = append(list, m[1])
+	}
+	return list
+}
+
+// renewed waits until a client's lease has been renewed, and nothing else happened to it
+// since there were so many messages.
+func (d *dhcp) renewed(mac string, since int) {
+	d.Helper()
+	d.eventually("the server renews the lease of "+mac, func() bool { return slices.Contains(d.messages(mac)[since:], "DHCPACK") })
+	d.wantOnlyRenewals(mac, since)
+}
+
+func (d *dhcp) wantOnlyRenewals(mac string, since int) {
+	d.Helper()
+	for _, m := range d.messages(mac)[since:] {
+		if m != "DHCPREQUEST" && m != "DHCPACK" {
+			d.Errorf("the server has heard or sent %s, and all of %v", m, d.messages(mac)[since:])
+		}
+	}
+}
+
+// udhcpc is the host's own DHCP client, on its NIC.
+type udhcpc struct {
+	*lan
+	cmd *exec.Cmd
+	did string // a file of what its script was called for
+}
+
+// udhcpc has the host lease its address, as a host does. The client runs on: what it is
+// on a port, it has to find out.
+func (l *lan) udhcpc() *udhcpc {
+	l.Helper()
+	need(l, "busybox")
+	iproute, err := exec.LookPath("ip") // some shells have one of their own
+	if err != nil {
+		l.Fatal(err)
+	}
+	dir := l.TempDir()
+	script := filepath.Join(dir, "script")
+	c := &udhcpc{lan: l, did: filepath.Join(dir, "did")}
+	text := strings.NewReplacer("IP", iproute, "DID", c.did).Replace(`#!/bin/sh
+case $1 in
+bound | renew)
+	IP address replace $ip/$mask broadcast + dev $interface valid_lft $lease preferred_lft $lease
+	IP route replace default via $router dev $interface proto dhcp src $ip metric 1024
+	;;
+esac
+echo $1 $ip >>DID
+`)
+	if err := os.WriteFile(script, []byte(text), 0o700); err != nil {
+		l.Fatal(err)
+	}
+	c.cmd = exec.Command("busybox", "udhcpc", "-i", nic, "-f", "-t", "60", "-T", "1", "-s", script)
+	c.cmd.Stdout, c.cmd.Stderr = l.Output(), l.Output()
+	if err := l.host.ns.Do(c.cmd.Start); err != nil {
+		l.Fatal(err)
+	}
+	l.Cleanup(func() {
+		c.cmd.Process.Kill()
+		c.cmd.Wait()
+	})
+	l.eventually("the host leases its address", func() bool {
+		_, err := fmt.Sscanf(last(c.calls()), "bound %s", new(string))
+		return err == nil
+	})
+	l.host.ip4 = netip.MustParseAddr(strings.TrimPrefix(last(c.calls()), "bound "))
+	return c
+}
+
+// calls are what the script was called for.
+func (c *udhcpc) calls() []string {
+	c.Helper()
+	return strings.Split(strings.TrimSpace(readIf(c, c.did)), "\n")
+}
+
+func last(list []string) string { return list[len(list)-1] }
+
+// renew tells the client to renew its lease now, and waits until it has.
+func (c *udhcpc) renew() {
+	c.Helper()
+	before := len(c.calls())
+	if err := c.cmd.Process.Signal(syscall.SIGUSR1); err != nil {
+		c.Fatal(err)
+	}
+	c.eventually("the host's own client renews its lease", func() bool { return len(c.calls()) > before })
+	if got := strings.Fields(last(c.calls())); len(got) != 2 || got[1] != c.host.ip4.String() {
+		c.Errorf("the client's script was called for %q, want a renewal of %s", got, c.host.ip4)
+	}
+}
+
+// leasedOn fails the test unless a link has the host's leased address, with an end.
+func (l *lan) leasedOn(link string) {
+	l.Helper()
+	if out := l.hostRun("ip", "-4", "-o", "address", "show", "dev", link); !strings.Contains(out, l.host.ip4.String()+"/24 ") || !strings.Contains(out, " dynamic ") {
+		l.Errorf("%s has not the leased %s, with the lease's end:\n%s", link, l.host.ip4, out)
+	}
+}
+
+func TestKeeperKeepsTheHostsOwnLeaseAndHandsItBack(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	d := l.dnsmasq()
+	l.plug(l.host.ns)
+	client := l.udhcpc()
+	for _, p := range []place{l.other, l.internet} {
+		l.serve(p, servicePort, 4)
+	}
+	before, mac := l.moved(nic), macOf(t, l.host, nic)
+	n := l.network(kept(nil))
+	k := n.keeper()
+
+	heard := len(d.messages(mac))
+	a := n.add(l.newPod("a"))
+	d.renewed(mac, heard)
+	l.eventually("the keeper knows", n.hostIsKept)
+	if out, err := n.exec(nil, nil, "leases", "--leases", n.leases); err != nil || !strings.Contains(out, l.host.ip4.String()+"/24") || !strings.Contains(out, a.ip4.String()+"/24") {
+		t.Errorf("tombolo leases: %v\n%s\nwant %s and %s", err, out, l.host.ip4, a.ip4)
+	}
+	l.wantBare4(nic)
+	l.leasedOn(bridge)
+	wantSame(t, "what moved to the bridge", before, l.moved(bridge))
+	l.ask(l.host, l.internet.ip4, servicePort, l.host.ip4)
+	l.ask(a.place, l.internet.ip4, servicePort, a.ip4)
+	n.wantStatus("")
+	n.check(a)
+
+	k.kill()
+	n.wantStatus("no keeper runs")
+	heard = len(d.messages(mac))
+	n.makeDue(lease.HostHash(nic))
+	n.keeper()
+	d.renewed(mac, heard)
+	l.eventually("the next keeper knows", n.hostIsKept)
+	l.leasedOn(bridge)
+	n.wantStatus("")
+	l.ask(l.host, l.other.ip4, servicePort, l.host.ip4)
+
+	n.del(a)
+	n.operate("uplink restore", nic, bridge)
+	d.wantOnlyRenewals(mac, heard)
+	if e, ok := n.lease(lease.HostHash(nic)); ok {
+		t.Errorf("given back, and the keeper has the lease still: %+v", e)
+	}
+	l.wantNoLink(bridge)
+	l.leasedOn(nic)
+	wantSame(t, "the host after the restore", before, l.moved(nic))
+	client.renew()
+	l.leasedOn(nic)
+	l.ask(l.host, l.internet.ip4, servicePort, l.host.ip4)
+	if text := readIf(t, d.leases); strings.Count(text, " "+mac+" ") != 1 || !strings.Contains(text, l.host.ip4.String()) {
+		t.Errorf("the server's leases, want the host's as it was:\n%s", text)
+	}
+}
+
+// wantBare4 is wantBare for a link that may have IPv6.
+func (l *lan) wantBare4(link string) {
+	l.Helper()
+	if out := l.hostRun("ip", "-4", "-o", "address", "show", "dev", link); out != "" {
+		l.Errorf("%s still has addresses:\n%s", link, out)
+	}
+}
+
+// wantStatus calls STATUS, which is to say something; nothing: that all is well.
+func (n *network) wantStatus(says string) {
+	n.Helper()
+	out, err := n.verb("STATUS", &pod{})
+	switch {
+	case says == "" && err != nil:
+		n.Errorf("%v", err)
+	case says != "" && (err == nil || !strings.Contains(err.Error(), `"code":50`) || !strings.Contains(err.Error(), says)):
+		n.Errorf("STATUS: %s %v, want code 50 and %q", out, err, says)
+	}
+}
+
+func TestKeeperRenewsPodsWhichFollowTheServerToOtherAddresses(t *testing.T) {
+	t.Parallel()
+	l, d := newLab(t)
+	n := l.network(kept(nil))
+	k := n.keeper()
+	a := n.add(l.newPod("a", published()...))
+	b := n.add(l.newPod("b"))
+	for _, p := range []*pod{a, b} {
+		l.serve(p.place, servicePort, 4)
+	}
+	works := func() {
+		t.Helper()
+		l.everybodyTalks(4, a.place, b.place)
+		l.publishedPortIsReached(4, a.place, b.place)
+	}
+	works()
+
+	mac, hash := macOf(t, a.place, nic), n.leaseOf(a).Hash
+	was, heard := n.leaseOf(a), len(d.messages(mac))
+	k.kill()
+	n.makeDue(hash)
+	k = n.keeper()
+	d.renewed(mac, heard)
+	l.eventually("the keeper knows", func() bool {
+		e := n.leaseOf(a)
+		return e.State == lease.Bound && e.Renew.After(time.Now()) && e.Address == was.Address
+	})
+	works()
+
+	// The operator wants the pod elsewhere.
+	k.kill()
+	d.stop()
+	old, next := a.ip4, nstest.Addr("192.168.50.55")
+	d.start("--dhcp-host=" + mac + "," + next.String())
+	n.makeDue(hash)
+	n.keeper()
+	l.eventually("the pod's attachment follows", func() bool { return n.attached(a) == next.String() })
+	if got := d.messages(mac); !slices.Contains(got, "DHCPNAK") {
+		t.Errorf("the server was to refuse the old address: %v", got)
+	}
+	a.ip4 = next
+	works()
+	n.check(a)
+	n.check(b)
+
+	// What it was it may not be any more, and would be if the guard had not followed.
+	ip(t, a.ns, "address add "+old.String()+"/32 dev "+nic, "route add "+l.other.ip4.String()+" dev "+nic+" src "+old.String())
+	l.wantNoAnswer(a.place, l.other.ip4, servicePort)
+	ip(t, a.ns, "route del "+l.other.ip4.String(), "address del "+old.String()+"/32 dev "+nic)
+	works()
+	n.del(a)
+	if text := readIf(t, d.leases); strings.Contains(text, mac) {
+		t.Errorf("leases are left:\n%s", text)
+	}
+}
+
+// attached gives a pod's addresses as `tombolo ls` has them.
+func (n *network) attached(p *pod) string {
+	n.Helper()
+	out, err := n.exec(nil, nil, "ls", "--json", "--state", n.state)
+	if err != nil {
+		n.Fatal(err)
+	}
+	var list []struct {
+		ContainerID string
+		Addresses   []struct{ Prefix netip.Prefix }
+	}
+	unmarshal(n, out, &list)
+	var texts []string
+	for _, a := range list {
+		for _, o := range a.Addresses {
+			if a.ContainerID == p.id {
+				texts = append(texts, o.Prefix.Addr().String())
+			}
+		}
+	}
+	return strings.Join(texts, " ")
+}

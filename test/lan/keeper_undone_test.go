@@ -1,0 +1,131 @@
+package lan
+
+import (
+	"strings"
+	"testing"
+)
+
+// undone is what a network manager does that does not know of the bridge.
+type undone struct {
+	name     string
+	commands []string
+	tells    string // CHECK and STATUS, of it
+}
+
+func allUndone() []undone {
+	return []undone{
+		{"the NIC is no port", []string{"link set " + nic + " nomaster"}, nic},
+		{"the host's address is on the NIC", []string{"address add " + hostIP4 + "/24 dev " + nic, "address flush dev " + bridge}, hostIP4},
+		{"the bridge is deleted", []string{"link delete " + bridge}, bridge},
+	}
+}
+
+// undo is what the manager does.
+func (u *undone) undo(l *lan) {
+	l.Helper()
+	ip(l, l.host.ns, u.commands...)
+}
+
+// mended is a host with pods whose takeover is to be undone.
+type mended struct {
+	*network
+	a, b *pod
+}
+
+func newMended(t *testing.T, fields object) *mended {
+	t.Helper()
+	l, _ := newLab(t)
+	return &mended{network: l.network(fields), a: l.newPod("a", published()...), b: l.newPod("b")}
+}
+
+func (m *mended) addPods() {
+	m.Helper()
+	for _, p := range []*pod{m.a, m.b} {
+		m.add(p)
+		m.serve(p.place, servicePort, both()...)
+	}
+}
+
+// works fails the test unless everything is as before.
+func (m *mended) works() {
+	m.Helper()
+	for _, family := range both() {
+		m.everybodyTalks(family, m.a.place, m.b.place)
+		m.publishedPortIsReached(family, m.a.place, m.b.place)
+	}
+	m.hostTalks()
+	m.wantBare4(nic)
+	m.check(m.a)
+	m.check(m.b)
+	m.wantStatus("")
+}
+
+// hostTalks has the host call, and be called.
+func (l *lan) hostTalks() {
+	l.Helper()
+	for _, family := range both() {
+		l.ask(l.other, l.host.at(family), servicePort+1, l.other.at(family))
+		l.ask(l.host, l.internet.at(family), servicePort, l.host.at(family))
+	}
+}
+
+// asTaken says whether the uplink is as the takeover made it.
+func (m *mended) asTaken() bool {
+	m.Helper()
+	out, fine := m.uplinkStatus()
+	return fine && strings.Contains(out, nic+" on "+bridge+": taken")
+}
+
+func TestNextADDMendsWhatANetworkManagerUndoes(t *testing.T) {
+	for _, u := range allUndone() {
+		t.Run(u.name, func(t *testing.T) {
+			t.Parallel()
+			m := newMended(t, dualStack(nil))
+			m.addPods()
+			m.works()
+			u.undo(m.lan)
+
+			m.wantStatus(u.tells)
+			if _, err := m.verb("CHECK", m.a); err == nil || !strings.Contains(err.Error(), u.tells) {
+				t.Errorf("CHECK: %v, want that it tells of %s", err, u.tells)
+			}
+			if m.asTaken() {
+				t.Error("tombolo uplink status tells nothing")
+			}
+			m.wantNoAnswer(m.a.place, m.internet.ip4, servicePort)
+
+			c := m.add(m.newPod("c"))
+			m.works()
+			m.ask(c.place, m.internet.ip4, servicePort, c.ip4)
+		})
+	}
+}
+
+func TestKeeperMendsWhatANetworkManagerUndoes(t *testing.T) {
+	for _, u := range allUndone() {
+		t.Run(u.name, func(t *testing.T) {
+			t.Parallel()
+			m := newMended(t, dualStack(kept(nil)))
+			k := m.keeper()
+			m.addPods()
+			m.works()
+			u.undo(m.lan)
+			m.eventually("the keeper mends it", func() bool {
+				return strings.Contains(readIf(t, k.log), "uplink mended") && m.asTaken()
+			})
+			m.hostTalks()
+			m.works()
+		})
+	}
+}
+
+// Without it every answer to a pod bypasses the host's conntrack. The module cannot be
+// taken away here; who has something else mounted over its parameters sees none.
+func TestStatusTellsThatTheBridgeCannotCallTheFirewall(t *testing.T) {
+	t.Parallel()
+	l := newHost(t)
+	n := l.network(nil)
+	n.wantStatus("")
+	n.by = []string{"unshare", "--mount", "--propagation", "private", "sh", "-c", `mount -t tmpfs none /proc/sys/net/bridge && exec "$0" "$@"`}
+	n.wantStatus("br_netfilter")
+}

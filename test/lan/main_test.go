@@ -1,0 +1,66 @@
+package lan
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	// The plugin is a program that the go command does not see: so that it does not
+	// take an old run's result for that of a changed plugin.
+	_ "github.com/tombolo-cni/tombolo/internal/cni"
+)
+
+// binVar names the plugin under test. Unset, it is built by the first test that runs
+// it.
+const binVar = "TOMBOLO_BIN"
+
+// built is where it is built.
+var built string
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	var err error
+	if built, err = os.MkdirTemp("", "tombolo-lan-"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	code := m.Run()
+	if err := os.RemoveAll(built); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// program gives the path of the plugin.
+func program(t testing.TB) string {
+	t.Helper()
+	path, err := findProgram()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// keeperProgram gives the path of the keeper, which is beside the plugin.
+func keeperProgram(t testing.TB) string { t.Helper(); return program(t) + "d" }
+
+var findProgram = sync.OnceValues(func() (string, error) {
+	if path := os.Getenv(binVar); path != "" {
+		path, err := filepath.Abs(path)
+		if err == nil {
+			_, err = os.Stat(path)
+		}
+		return path, err
+	}
+	cmd := exec.Command("go", "build", "-C", "../..", "-trimpath", "-o", built+"/", "./cmd/tombolo", "./cmd/tombolod")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%s: %w\n%s", cmd, err, out)
+	}
+	return filepath.Join(built, "tombolo"), nil
+})

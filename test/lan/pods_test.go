@@ -1,0 +1,374 @@
+package lan
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// servicePort is what servers on the LAN listen at; hostPort is published for one.
+const servicePort, hostPort = 80, 8080
+
+// newLab is a host on a LAN whose router leases and advertises, and servers on it and
+// beyond.
+func newLab(t testing.TB) (*lan, *dhcp) {
+	t.Helper()
+	l := newHost(t)
+	d := l.dnsmasq()
+	for _, p := range []place{l.other, l.internet} {
+		l.serve(p, servicePort, both()...)
+	}
+	l.serve(l.host, servicePort+1, both()...)
+	return l, d
+}
+
+func TestPodsOnTheLANFromTheFirstToTheLast(t *testing.T) {
+	l, d := newLab(t)
+	n := l.network(dualStack(nil))
+	before := l.moved(nic)
+	m := l.usualFlows(both()...)
+
+	a := l.newPod("a", published()...)
+	wantWithin(t, "the first ADD", duringTake(), m.during(func() { n.add(a) }))
+	b := n.add(l.newPod("b"))
+	for _, p := range []*pod{a, b} {
+		wantWithinSubnets(t, p.place, subnet4, subnet6)
+		if !strings.Contains(readIf(t, d.leases), p.ip4.String()) {
+			t.Errorf("the router knows of no lease of %s:\n%s", p.ip4, readIf(t, d.leases))
+		}
+		l.serve(p.place, servicePort, both()...)
+		n.check(p)
+	}
+
+	for _, family := range both() {
+		l.everybodyTalks(family, a.place, b.place)
+		l.publishedPortIsReached(family, a.place, b.place)
+	}
+	all := l.measure(both(), between{a.place, l.other}, between{a.place, l.internet}, between{a.place, l.host}, between{a.place, b.place})
+	wantWithin(t, "pods talk", limit{}, all.during(func() { all.pass(all.position()) }))
+	for _, p := range []*pod{a, b} {
+		l.wantVia(p.place, l.internet.ip4, l.host.ip4)
+		n.check(p)
+	}
+	all.end()
+
+	if _, err := n.exec(nil, nil, "uplink", "restore", "--state", n.state, "--leases", n.leases, nic); err == nil || !strings.Contains(err.Error(), "remove the pods first") {
+		t.Errorf("restore with pods there: %v, want a refusal", err)
+	}
+	wantWithin(t, "DEL", limit{}, m.during(func() { n.del(a); n.del(b) }))
+	if text := readIf(t, d.leases); strings.Contains(text, a.ip4.String()) || strings.Contains(text, b.ip4.String()) {
+		t.Errorf("leases are left:\n%s", text)
+	}
+	wantWithin(t, "restore", duringRestore(), m.during(func() { n.operate("uplink restore", nic, bridge) }))
+	l.wantNoLink(bridge)
+	// It forwards now, and has anycast addresses for that.
+	wantSame(t, "the host after the restore", before, l.moved(nic))
+}
+
+// published is a pod's servicePort as the host's hostPort.
+func published() []string {
+	return []string{fmt.Sprintf("%d:%d/tcp", hostPort, servicePort), fmt.Sprintf("%d:%d/udp", hostPort, servicePort)}
+}
+
+// everybodyTalks has two pods talk to everybody, and everybody to them, by their own
+// addresses.
+func (l *lan) everybodyTalks(family int, a, b place) {
+	l.Helper()
+	own := a.at(family)
+	for _, to := range []place{l.other, l.internet, b} {
+		l.ask(a, to.at(family), servicePort, own)
+		l.ask(to, own, servicePort, to.at(family))
+	}
+	l.ask(a, l.host.at(family), servicePort+1, own)
+	l.ask(l.host, own, servicePort)
+	if err := nstest.Ping(l, a.ns, l.router.at(family)); err != nil {
+		l.Errorf("%s to the router: %v", a.name, err)
+	}
+}
+
+// publishedPortIsReached has everybody call a pod by the host's address.
+func (l *lan) publishedPortIsReached(family int, a, b place) {
+	l.Helper()
+	for _, from := range []place{l.other, l.internet, l.host, b, a} {
+		l.ask(from, l.host.at(family), hostPort)
+	}
+}
+
+// Once a host forwards, the kernel takes away the default routes that it has from
+// router advertisements, unless it is told that they are wanted all the same.
+func TestFirstADDKeepsWhatTheRouterAdvertisedToTheHost(t *testing.T) {
+	l := newLAN(t)
+	advertised(l)
+	for _, p := range []place{l.other, l.internet} {
+		l.serve(p, servicePort, both()...)
+	}
+	n := l.network(dualStack(nil))
+	m := l.usualFlows(both()...)
+	a := l.newPod("a")
+	wantWithin(t, "the first ADD", duringTake(), m.during(func() { n.add(a) }))
+	if nstest.Sysctl(t, l.host.ns, "net/ipv6/conf/all/forwarding") != "1" {
+		t.Error("the host does not forward: the test shows nothing")
+	}
+	if got := l.hostRun("ip", "-6", "route", "show", "default"); !strings.Contains(got, "dev "+bridge+" proto ra") {
+		t.Errorf("the host's default routes are:\n%s\nwant the router's, on the bridge", got)
+	}
+	routerRenews(t, l)
+	for _, family := range both() {
+		l.ask(a.place, l.internet.at(family), servicePort, a.at(family))
+		l.ask(l.host, l.internet.at(family), servicePort, l.host.at(family))
+	}
+	n.del(a)
+	wantWithin(t, "restore", duringRestore(), m.during(func() { n.operate("uplink restore", nic) }))
+	if got := l.hostRun("ip", "-6", "route", "show", "default"); !strings.Contains(got, "dev "+nic+" proto ra") {
+		t.Errorf("the host's default routes are:\n%s\nwant the router's, on the NIC", got)
+	}
+}
+
+// Several first pods at once, as after a boot: the NIC is taken over once.
+func TestFirstADDsAtOnceTakeTheNICOverOnce(t *testing.T) {
+	l, _ := newLab(t)
+	n := l.network(nil)
+	m := l.usualFlows(both()...)
+	pods := make([]*pod, 4)
+	for i := range pods {
+		pods[i] = l.newPod(fmt.Sprintf("pod-%d", i))
+	}
+	program(t)
+	wantWithin(t, "four ADDs at once", duringTake(), m.during(func() {
+		outputs, failed := make([]string, len(pods)), make([]error, len(pods))
+		var all sync.WaitGroup
+		for i, p := range pods {
+			all.Go(func() { outputs[i], failed[i] = n.verb("ADD", p) })
+		}
+		all.Wait()
+		if err := errors.Join(failed...); err != nil {
+			t.Fatal(err)
+		}
+		for i, p := range pods {
+			p.learn(t, outputs[i])
+		}
+	}))
+	for _, p := range pods {
+		l.ask(p.place, l.internet.ip4, servicePort, p.ip4)
+	}
+}
+
+// What comes back to a pod is bridged past the host. Unless the host's conntrack sees
+// it, it has seen half of each connection, and kube-proxy's and ufw's rule kills it.
+func TestAnswersPassTheHostsConntrack(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name   string
+		fields object
+		sysctl string
+		works  bool
+	}{
+		{"by default, sysctl 0", nil, "0", true},
+		{"by default, sysctl 1", nil, "1", true},
+		{"bridgeNFCall false, sysctl 0", object{"bridgeNFCall": false}, "0", false},
+		{"bridgeNFCall false, sysctl 1", object{"bridgeNFCall": false}, "1", true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			l, _ := newLab(t)
+			l.callIPTables(tt.sysctl)
+			l.dropInvalid()
+			n := l.network(dualStack(tt.fields))
+			a, b := l.newPod("a", published()...), l.newPod("b")
+			for _, p := range []*pod{a, b} {
+				n.add(p)
+				l.serve(p.place, servicePort, both()...)
+			}
+			for _, family := range both() {
+				if !tt.works {
+					l.wantNoAnswer(a.place, l.internet.at(family), servicePort)
+					continue
+				}
+				l.everybodyTalks(family, a.place, b.place)
+				l.publishedPortIsReached(family, a.place, b.place)
+			}
+		})
+	}
+}
+
+// callIPTables sets for the whole host whether bridged packets pass the firewall.
+func (l *lan) callIPTables(value string) {
+	l.Helper()
+	for _, name := range []string{"iptables", "ip6tables"} {
+		nstest.Sysctl(l, l.host.ns, "net/bridge/bridge-nf-call-"+name, value)
+	}
+}
+
+// dropInvalid has the host do what kube-proxy and ufw do.
+func (l *lan) dropInvalid() {
+	l.Helper()
+	l.nft(`table inet kube { chain forward { type filter hook forward priority filter; ct state invalid drop; }; }`)
+}
+
+func (l *lan) nft(text string) { l.Helper(); l.hostRun("nft", text) }
+
+func TestForwardPolicyOfDropStopsNoPod(t *testing.T) {
+	t.Parallel()
+	for _, sysctl := range []string{"0", "1"} {
+		t.Run("sysctl "+sysctl, func(t *testing.T) {
+			t.Parallel()
+			l, _ := newLab(t)
+			l.callIPTables(sysctl)
+			for _, command := range []string{"iptables-nft", "ip6tables-nft"} {
+				l.hostRun(command, "-P", "FORWARD", "DROP")
+			}
+			n := l.network(dualStack(nil))
+			a := l.newPod("a", published()...)
+			n.add(a)
+			b := n.add(l.newPod("b"))
+			for _, p := range []*pod{a, b} {
+				l.serve(p.place, servicePort, both()...)
+			}
+			for _, family := range both() {
+				l.everybodyTalks(family, a.place, b.place)
+				l.publishedPortIsReached(family, a.place, b.place)
+			}
+			// It is our rule that lets them through, DHCP included.
+			for _, command := range []string{"iptables-nft", "ip6tables-nft"} {
+				l.hostRun(command, "-F", "FORWARD")
+			}
+			l.wantNoAnswer(a.place, l.internet.ip4, servicePort)
+			l.wantNoAnswer(a.place, l.other.ip6, servicePort)
+			c := n.add(l.newPod("c"))
+			for _, family := range both() {
+				l.ask(a.place, l.internet.at(family), servicePort, a.at(family))
+				l.ask(c.place, l.other.at(family), servicePort, c.at(family))
+			}
+		})
+	}
+}
+
+// A cluster address, as kube-proxy makes one: it is nobody's, and the host translates
+// it to one of its backends. A pod that is its own backend is masqueraded.
+const clusterIP4, clusterIP6 = "10.96.0.1", "fd96::1"
+
+func TestClusterAddressLeadsToBackendsEverywhere(t *testing.T) {
+	t.Parallel()
+	for _, sysctl := range []string{"0", "1"} {
+		t.Run("sysctl "+sysctl, func(t *testing.T) {
+			t.Parallel()
+			l, _ := newLab(t)
+			l.callIPTables(sysctl)
+			l.dropInvalid()
+			n := l.network(dualStack(nil))
+			a, b := n.add(l.newPod("a")), n.add(l.newPod("b"))
+			for _, p := range []*pod{a, b} {
+				l.serve(p.place, servicePort, both()...)
+			}
+			for _, backend := range []place{b.place, l.other, l.internet, a.place} {
+				l.nft(fmt.Sprintf(`table inet cluster { chain prerouting { type nat hook prerouting priority dstnat;
+					meta l4proto { tcp, udp } th dport 443 ip daddr %s dnat ip to %s:%d;
+					meta l4proto { tcp, udp } th dport 443 ip6 daddr %s dnat ip6 to [%s]:%d; };
+					chain postrouting { type nat hook postrouting priority srcnat;
+					ct status dnat ip saddr %s ip daddr %s masquerade; ct status dnat ip6 saddr %s ip6 daddr %s masquerade; }; }`,
+					clusterIP4, backend.ip4, servicePort, clusterIP6, backend.ip6, servicePort, a.ip4, a.ip4, a.ip6, a.ip6))
+				for _, cluster := range []string{clusterIP4, clusterIP6} {
+					l.ask(a.place, nstest.Addr(cluster), 443)
+				}
+				if t.Failed() {
+					t.Logf("the backend is %s", backend.name)
+				}
+				l.nft("delete table inet cluster")
+			}
+		})
+	}
+}
+
+// A host that forwards a packet to where it came from tells the sender of the shorter
+// way, after which nothing of the pod's passes the host any more.
+func TestHostTellsNoPodToPassItBy(t *testing.T) {
+	t.Parallel()
+	l, _ := newLab(t)
+	n := l.network(nil)
+	a := n.add(l.newPod("a"))
+	// One connection that goes on: a redirect that belongs to the first packet of one
+	// does not leave a host that tracks connections.
+	m := l.measure([]int{4}, between{a.place, l.internet})
+	wantWithin(t, "by way of the host", limit{}, m.during(func() {}))
+	l.wantVia(a.place, l.internet.ip4, l.host.ip4)
+	if sent := l.redirects(); sent != 0 {
+		t.Errorf("the host has sent %d redirects", sent)
+	}
+
+	// What it would be like: both ends have it off, each alone would do.
+	for _, side := range []struct {
+		p        place
+		of, name string
+	}{{l.host, bridge, "send_redirects"}, {a.place, nic, "accept_redirects"}} {
+		for _, conf := range []string{"all", side.of} {
+			path := "net/ipv4/conf/" + conf + "/" + side.name
+			if got := nstest.Sysctl(t, side.p.ns, path); got != "0" {
+				t.Errorf("%s of %s is %s, want 0", path, side.p.name, got)
+			}
+			nstest.Sysctl(t, side.p.ns, path, "1")
+		}
+	}
+	l.eventually("a redirect", func() bool {
+		return l.redirects() > 0 && strings.Contains(l.routeOf(a.place, l.internet.ip4), "redirected")
+	})
+}
+
+// redirects is how many the host has sent.
+func (l *lan) redirects() int {
+	l.Helper()
+	lines := strings.Split(l.hostRun("grep", "^Icmp:", "/proc/net/snmp"), "\n")
+	names, values := strings.Fields(lines[0]), strings.Fields(lines[1])
+	n, err := strconv.Atoi(values[slices.Index(names, "OutRedirects")])
+	if err != nil {
+		l.Fatal(err)
+	}
+	return n
+}
+
+func TestDefaultRouteToTheRouter(t *testing.T) {
+	t.Parallel()
+	l, _ := newLab(t)
+	n := l.network(dualStack(object{"defaultRoute": "router"}))
+	a := l.newPod("a", published()...)
+	n.add(a)
+	b := n.add(l.newPod("b"))
+	for _, p := range []*pod{a, b} {
+		l.serve(p.place, servicePort, both()...)
+		l.wantVia(p.place, l.internet.ip4, l.router.ip4)
+	}
+	for _, family := range both() {
+		l.everybodyTalks(family, a.place, b.place)
+		l.publishedPortIsReached(family, a.place, b.place)
+	}
+	n.check(a)
+}
+
+func TestPodsOfTheLANGetTheirAddressBackAndLeaveNothing(t *testing.T) {
+	t.Parallel()
+	l, d := newLab(t)
+	n := l.network(nil)
+	var addresses []netip.Addr
+	for range 3 {
+		p := n.add(l.newPod("a"))
+		addresses = append(addresses, p.ip4)
+		l.ask(p.place, l.internet.ip4, servicePort, p.ip4)
+		n.del(p)
+		if text := readIf(t, d.leases); strings.Contains(text, p.ip4.String()) {
+			t.Errorf("the lease of %s is left:\n%s", p.ip4, text)
+		}
+	}
+	for _, address := range addresses {
+		if !nstest.Prefix(subnet4).Contains(address) {
+			t.Errorf("address %s is not of the LAN", address)
+		}
+	}
+	n.operate("uplink restore", nic)
+	l.wantNoLink(bridge)
+}

@@ -1,0 +1,221 @@
+package lan
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// variant is a host that a takeover must know how to handle.
+type variant struct {
+	name string
+	// bare is a host whose NIC has no addresses and routes as yet.
+	bare bool
+	// families of the flows; none: both.
+	families []int
+	// set up the host, before its flows begin.
+	setUp func(l *lan)
+	// more flows than the usual ones.
+	flows func(l *lan) []between
+	// taken is what is checked while the NIC is a port.
+	taken while
+}
+
+func variants() []variant {
+	return []variant{
+		{name: "FORWARD is DROP, and bridged packets pass it", setUp: dropping},
+		{name: "strict rp_filter", setUp: strictly},
+		{name: "five route tables and rules", setUp: fiveTables, flows: secondAddress},
+		{name: "multipath and nexthop objects", setUp: nexthops},
+		{name: "200 routes", setUp: manyRoutes},
+		{name: "IPv6 only", bare: true, families: []int{6}, setUp: onlyIPv6},
+		{name: "a default route by router advertisement", bare: true, setUp: advertised, taken: routerRenews},
+		{name: "a masqueraded connection of a pod in another network", setUp: masquerading, flows: fromPod},
+	}
+}
+
+func TestTakeoverOfAllKindsOfHosts(t *testing.T) {
+	for _, v := range variants() {
+		t.Run(v.name, func(t *testing.T) {
+			l := newLAN(t)
+			if v.families == nil {
+				v.families = both()
+			}
+			if v.bare {
+				v.setUp(l)
+			} else {
+				l.plug(l.host.ns)
+				l.static(l.host)
+				defaultRoutes(t, l.host.ns)
+				v.setUp(l)
+			}
+			l.ready(l.host.ns)
+			pairs := l.usual()
+			if v.flows != nil {
+				pairs = append(pairs, v.flows(l)...)
+			}
+			for _, pair := range pairs {
+				l.meet(v.families, pair)
+			}
+			m := l.measure(v.families, pairs...)
+			k := l.taker()
+			for range max(1, runs(t)/3) {
+				k.takeAndRestore(m, v.taken)
+			}
+		})
+	}
+}
+
+// dropping is what a host with Docker or ufw is like, and its own rules count what
+// they would take for a stranger's.
+func dropping(l *lan) {
+	for _, f := range []struct{ command, sysctl string }{{"iptables-nft", "iptables"}, {"ip6tables-nft", "ip6tables"}} {
+		nstest.Sysctl(l, l.host.ns, "net/bridge/bridge-nf-call-"+f.sysctl, "1")
+		l.hostRun(f.command, "-P", "FORWARD", "DROP")
+		l.hostRun(f.command, "-A", "INPUT", "-m", "conntrack", "--ctstate", "INVALID", "-j", "DROP")
+		l.hostRun(f.command, "-A", "INPUT", "-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED", "-j", "ACCEPT")
+	}
+}
+
+func strictly(l *lan) {
+	// The new bridge is to be as strict as everything else, at last.
+	for _, conf := range []string{"all", "default", nic} {
+		nstest.Sysctl(l, l.host.ns, "net/ipv4/conf/"+conf+"/rp_filter", "1")
+	}
+}
+
+// The host's second address, which a table of its own has the routes for.
+const second4, second6 = "192.168.50.11", "fd50::11"
+
+func fiveTables(l *lan) {
+	lines := []string{
+		"address add " + second4 + "/24 dev eth0 label eth0:second", "address add " + second6 + "/64 dev eth0",
+	}
+	for table := 101; table <= 105; table++ {
+		t := fmt.Sprint(table)
+		lines = append(lines,
+			"route add "+subnet4+" dev eth0 src "+second4+" table "+t,
+			"route add default via "+routerIP4+" dev eth0 src "+second4+" table "+t+" metric 50 mtu 1400",
+			"-6 route add "+subnet6+" dev eth0 table "+t,
+			"-6 route add default via "+routerIP6+" dev eth0 table "+t+" metric 50")
+	}
+	for i, of := range []string{"from " + second4, "from 192.168.50.12 fwmark 0x5", "iif eth0 to 203.0.113.0/24", "oif eth0 to 203.0.113.9", "iif eth0"} {
+		lines = append(lines, fmt.Sprintf("rule add %s lookup %d pref %d", of, 101+i, 1001+i))
+	}
+	for i, of := range []string{"from " + second6, "from fd50::12 fwmark 0x5", "iif eth0 to 2001:db8:113::/64", "oif eth0 to 2001:db8:113::9", "iif eth0"} {
+		lines = append(lines, fmt.Sprintf("-6 rule add %s lookup %d pref %d", of, 101+i, 1001+i))
+	}
+	ip(l, l.host.ns, lines...)
+	l.ready(l.host.ns)
+}
+
+func secondAddress(l *lan) []between {
+	p := place{"host's second address", l.host.ns, nstest.Addr(second4), nstest.Addr(second6)}
+	return []between{{p, l.internet}}
+}
+
+func nexthops(l *lan) {
+	ip(l, l.host.ns,
+		"nexthop add id 10 via "+routerIP4+" dev eth0",
+		"nexthop add id 11 via "+otherIP4+" dev eth0",
+		"nexthop add id 12 group 10,3/11,1",
+		"nexthop add id 20 via "+routerIP6+" dev eth0",
+		"nexthop add id 21 via "+otherIP6+" dev eth0",
+		"nexthop add id 22 group 20/21",
+		// The flows to the internet go by one, and nobody goes by the others.
+		"route add 198.51.100.0/24 nhid 10",
+		"route add 203.0.113.0/24 nhid 12 metric 7",
+		"route add 192.0.2.0/24 nexthop via "+routerIP4+" dev eth0 weight 2 nexthop via "+otherIP4+" dev eth0",
+		"-6 route add 2001:db8:51::/64 nhid 20",
+		"-6 route add 2001:db8:113::/64 nhid 22 metric 7",
+		"-6 route add 2001:db8:2::/64 nexthop via "+routerIP6+" dev eth0 weight 2 nexthop via "+otherIP6+" dev eth0",
+	)
+}
+
+func manyRoutes(l *lan) {
+	var lines []string
+	for i := range 100 {
+		lines = append(lines,
+			fmt.Sprintf("route add 203.0.%d.0/24 via %s metric %d", i, []string{routerIP4, otherIP4}[i%2], i),
+			fmt.Sprintf("route add 2001:db8:%x::/64 via %s metric %d", 0x1000+i, []string{routerIP6, otherIP6}[i%2], i+1))
+	}
+	ip(l, l.host.ns, lines...)
+}
+
+func onlyIPv6(l *lan) {
+	l.plug(l.host.ns)
+	ip(l, l.host.ns, "address add "+hostIP6+"/64 dev eth0", "route add default via "+routerIP6)
+}
+
+// advertised has the host make its IPv6 address and default route of what the router
+// says.
+func advertised(l *lan) {
+	l.dnsmasq()
+	l.plug(l.host.ns)
+	ip(l, l.host.ns, "address add "+hostIP4+"/24 brd + dev eth0", "route add default via "+routerIP4)
+	l.eventually("a default route and an address by advertisement", func() bool {
+		return strings.Contains(l.hostRun("ip", "-6", "route", "show", "default", "proto", "ra"), "via fe80::") && l.autoconf(nic) != ""
+	})
+	l.host.ip6 = nstest.Addr(l.autoconf(nic))
+}
+
+// autoconf is the address that a link has formed by itself; empty if there is none
+// that is ready.
+func (l *lan) autoconf(link string) string {
+	l.Helper()
+	fields := strings.Fields(l.hostRun("ip", "-6", "-o", "address", "show", "scope", "global", "dynamic", "-tentative", "dev", link))
+	for _, f := range fields {
+		if address, ok := strings.CutSuffix(f, "/64"); ok {
+			return address
+		}
+	}
+	return ""
+}
+
+// routerRenews shows that advertisements are heard on the bridge: they put a
+// lifetime up again.
+func routerRenews(t testing.TB, l *lan) {
+	t.Helper()
+	address := l.host.ip6.String()
+	ip(t, l.host.ns, "address change "+address+"/64 dev "+bridge+" mngtmpaddr valid_lft 100 preferred_lft 50")
+	l.solicit(bridge)
+	l.eventually("the router renews the address on the bridge", func() bool {
+		return !strings.Contains(l.hostRun("ip", "-6", "-o", "address", "show", "dev", bridge, "to", address), "valid_lft 1")
+	})
+}
+
+// masquerading has a pod in a network that the host routes and hides.
+func masquerading(l *lan) {
+	pod := quiet(l)
+	ip(l, l.host.ns, "link add pod0 type veth peer name eth0 netns "+fd(pod), "link set pod0 up",
+		"address add 10.88.0.1/24 dev pod0", "address add fd88::1/64 dev pod0")
+	ip(l, pod, "link set eth0 up", "address add "+podIP4+"/24 dev eth0", "address add "+podIP6+"/64 dev eth0",
+		"route add default via 10.88.0.1", "route add default via fd88::1")
+	l.ready(pod)
+	for _, name := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
+		nstest.Sysctl(l, l.host.ns, "net/"+name, "1")
+	}
+	path := filepath.Join(l.TempDir(), "nft")
+	writeFile(l, path, `
+table inet hide {
+	chain postrouting {
+		type nat hook postrouting priority srcnat
+		ip saddr 10.88.0.0/24 ip daddr != 10.88.0.0/24 masquerade
+		ip6 saddr fd88::/64 ip6 daddr != fd88::/64 masquerade
+	}
+	chain forward {
+		type filter hook forward priority filter
+		ct state invalid drop
+	}
+}
+`)
+	l.hostRun("nft", "-f", path)
+	l.pod = place{masqueraded, pod, nstest.Addr(podIP4), nstest.Addr(podIP6)}
+}
+
+const podIP4, podIP6 = "10.88.0.2", "fd88::2"
+
+func fromPod(l *lan) []between { return []between{{l.pod, l.internet}, {l.pod, l.other}} }

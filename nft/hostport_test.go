@@ -254,6 +254,13 @@ func TestIPv6LoopbackIsRefusedAtOnce(t *testing.T) {
 	if err := refused(p.host, toLoopback); err != nil {
 		t.Error(err)
 	}
+	// The kernel leaves the route to link-local addresses to a worker.
+	for began := time.Now(); nstest.Run(t, p.outside, "ip", "-6", "route", "show", "fe80::/64", "dev", "eth0") == ""; {
+		if time.Since(began) > time.Minute {
+			t.Fatal("the outside gets no route to link-local addresses")
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
 	if err := refused(p.outside, toLinkLocal); err != nil {
 		t.Error(err)
 	}

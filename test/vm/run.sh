@@ -51,11 +51,7 @@ all)
 libraries) packages=(netns addr route bridge nft:1/2 internal/nl internal/sysctl internal/state internal/ipam) ;;
 firewall) packages=(nft:2/2 internal/icmp internal/nstest internal/tc internal/conntrack internal/sockdiag) ;;
 leases) packages=(dhcpc dhcpc/transport internal/lease internal/keeper cmd/tombolod) ;;
-lan)
-	packages=()
-	for folder in bridge/uplink test/lan; do [ ! -d $folder ] || packages+=($folder); done
-	[ ${#packages[@]} -gt 0 ] || { echo "vm: there is nothing of lan"; exit; }
-	;;
+lan) packages=(bridge/uplink) ;; # test/lan counts datagrams, which an emulated machine loses by itself
 plugin)
 	packages=(internal/cni cmd/tombolo test/cni:1/2)
 	loaded=(br_netfilter)

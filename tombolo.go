@@ -10,6 +10,7 @@
 //	addr           addresses on links
 //	route          routes, rules and neighbours
 //	bridge         a bridge, and the veth pair that ties a pod to it
+//	bridge/uplink  a NIC of the host's as a port of a bridge, and back
 //	nft            forwarding and masquerade for pods, as nf_tables set elements
 //	dhcpc          a DHCP client: a state machine, without sockets
 //	dhcpc/transport  its sockets, opened inside a namespace

@@ -38,16 +38,15 @@ done
 # What measures, what reads the sources, and what runs programs gains nothing from the
 # race detector.
 for package in $(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | grep -v -e /bench -e /internal/repotest -e /test/lan); do
-	jobs+=("60 300 race $package")
+	jobs+=("90 400 race $package")
 done
 jobs+=("180 500 churn test/cni")
 for pods in 50 200 500 900; do jobs+=("30 300 growth . $pods"); done
-[ ! -d test/lan ] || jobs+=("120 500 takeovers test/lan")
+jobs+=("300 900 takeovers test/lan")
 # The order is by a hash of each line: more jobs leave that of the others as it is.
 mapfile -t jobs < <(printf '%s\n' "${jobs[@]}" | LC_ALL=C sort -R --random-source=<(yes))
 
-parts=(libraries leases plugin firewall pods)
-[ ! -d bridge/uplink ] || parts+=(lan)
+parts=(libraries leases plugin firewall pods lan)
 vm=()
 for i in "${!parts[@]}"; do vm+=("420 900 vm test/vm ${parts[(turn / 3 + i) % ${#parts[@]}]}"); done
 from=$((turn * 7 % ${#jobs[@]}))

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -14,7 +15,8 @@ import (
 // thread, and nothing wakes it but an announcement.
 type Feed struct {
 	file *os.File
-	buf  []byte
+	raw  syscall.RawConn
+	queue
 }
 
 // feedSize is room for what the kernel puts into one datagram of announcements.
@@ -30,21 +32,35 @@ func Follow(protocol int, cfg *Config, groups ...int) (*Feed, error) {
 	if err := unix.SetNonblock(w.fd, true); err != nil {
 		return nil, errors.Join(&tombolo.OpError{Op: "subscribe to netlink", Err: err}, w.Close())
 	}
-	return &Feed{file: os.NewFile(uintptr(w.fd), "netlink"), buf: make([]byte, feedSize)}, nil
+	file := os.NewFile(uintptr(w.fd), "netlink")
+	raw, err := file.SyscallConn()
+	if err != nil {
+		return nil, errors.Join(&tombolo.OpError{Op: "subscribe to netlink", Err: err}, file.Close())
+	}
+	return &Feed{file: file, raw: raw, queue: queue{buf: make([]byte, feedSize)}}, nil
 }
 
 // Close ends the subscription, and a Next that waits.
 func (f *Feed) Close() error { return f.file.Close() }
 
 // Next waits for the next announcements, which are good until the Next after it. An
-// error matching unix.ENOBUFS says that some were lost, and that the caller has to look
-// for itself; after Close it matches os.ErrClosed.
-func (f *Feed) Next() ([]Message, error) {
-	n, err := f.file.Read(f.buf)
-	if err != nil {
-		return nil, fmt.Errorf("receive announcement: %w", err)
+// error matching unix.ENOBUFS says that some were lost, of those since the one before it,
+// and that the caller has to look for itself; after Close it matches os.ErrClosed.
+func (f *Feed) Next() (list []Message, err error) {
+	if !f.lost {
+		n, err := f.file.Read(f.buf)
+		switch {
+		case err == nil:
+			return messages(f.buf[:n])
+		case !errors.Is(err, unix.ENOBUFS):
+			return nil, fmt.Errorf("receive announcement: %w", err)
+		}
+		f.lost = true
 	}
-	return messages(f.buf[:n])
+	if f.raw.Control(func(fd uintptr) { list, err = f.receive(int(fd), 0) }) != nil {
+		return nil, fmt.Errorf("receive announcement: %w", os.ErrClosed)
+	}
+	return list, err
 }
 
 // messages takes a datagram apart.

@@ -15,8 +15,8 @@ import (
 // waits; it does so in the system call, on the caller's thread, so that no poller
 // is set up for a wait of some hundred microseconds.
 type Watch struct {
-	fd  int
-	buf []byte
+	fd int
+	queue
 }
 
 // lookUp is how often a wait that hears nothing looks whether its context is done.
@@ -25,7 +25,7 @@ const lookUp = 50 * time.Millisecond
 // Subscribe opens a socket that belongs to groups (unix.RTNLGRP_*). What happens
 // after it has returned is announced to it.
 func Subscribe(protocol int, cfg *Config, groups ...int) (*Watch, error) {
-	w := &Watch{fd: -1, buf: make([]byte, answerSize)}
+	w := &Watch{fd: -1, queue: queue{buf: make([]byte, answerSize)}}
 	open := func() error { return w.open(protocol, groups) }
 	var err error
 	if cfg == nil || cfg.NetNS == nil {
@@ -68,14 +68,15 @@ func (w *Watch) open(protocol int, groups []int) error {
 func (w *Watch) Close() error { return unix.Close(w.fd) }
 
 // Next waits for the next announcements, which are good until the Next after it.
-// An error matching unix.ENOBUFS says that some were lost, and that the caller has
-// to look for itself; the error of a ctx that is done is ctx's own.
+// An error matching unix.ENOBUFS says that some were lost, of those since the one
+// before it, and that the caller has to look for itself; the error of a ctx that is
+// done is ctx's own.
 func (w *Watch) Next(ctx context.Context) ([]Message, error) {
 	for {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		list, err := w.receive(0)
+		list, err := w.receive(w.fd, 0)
 		if !errors.Is(err, unix.EAGAIN) {
 			return list, err
 		}
@@ -84,29 +85,42 @@ func (w *Watch) Next(ctx context.Context) ([]Message, error) {
 
 // Queued is Next that does not wait: it gives none where nothing has been announced.
 func (w *Watch) Queued() ([]Message, error) {
-	list, err := w.receive(unix.MSG_DONTWAIT)
+	list, err := w.receive(w.fd, unix.MSG_DONTWAIT)
 	if errors.Is(err, unix.EAGAIN) {
 		return nil, nil
 	}
 	return list, err
 }
 
-// receive reads one datagram. The error is EAGAIN where there is none.
-func (w *Watch) receive(flags int) ([]Message, error) {
-	n, _, err := unix.Recvfrom(w.fd, w.buf, flags)
-	if errors.Is(err, unix.EINTR) {
-		err = unix.EAGAIN
-	}
-	if err != nil {
-		return nil, fmt.Errorf("receive announcement: %w", err)
-	}
-	var list []Message
-	for rest := w.buf[:n]; len(rest) > 0; {
-		var m Message
-		if m, rest, err = next(rest); err != nil {
+// queue reads what the kernel has queued for a socket.
+//
+// The kernel says once that it lost something, ahead of what is still queued, and goes
+// on losing, in silence, until that has been read. So the caller is told where the queue
+// ends: who looks for itself any earlier may miss what is lost after that.
+type queue struct {
+	buf  []byte
+	lost bool // something was, and the caller has not been told
+}
+
+// receive reads one datagram. The error matches unix.EAGAIN where there is none.
+func (q *queue) receive(fd, flags int) ([]Message, error) {
+	for {
+		if q.lost {
+			flags |= unix.MSG_DONTWAIT
+		}
+		n, _, err := unix.Recvfrom(fd, q.buf, flags)
+		switch {
+		case errors.Is(err, unix.ENOBUFS):
+			q.lost = true
+			continue
+		case errors.Is(err, unix.EAGAIN) && q.lost:
+			q.lost, err = false, unix.ENOBUFS
+		case errors.Is(err, unix.EINTR):
+			err = unix.EAGAIN
+		}
+		if err != nil {
 			return nil, fmt.Errorf("receive announcement: %w", err)
 		}
-		list = append(list, m)
+		return messages(q.buf[:n])
 	}
-	return list, nil
 }

@@ -3,8 +3,10 @@ package nl_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
@@ -85,41 +87,103 @@ func TestWatchEndsWithItsContext(t *testing.T) {
 	}
 }
 
-func TestWatchSaysThatItMissedSomething(t *testing.T) {
+// Once something is lost the kernel goes on losing until the queue has been read. Who
+// looks for itself when it is told must not have to look again.
+func TestLossIsToldOnceNothingMoreCanBeLost(t *testing.T) {
 	t.Parallel()
 	nstest.RequireInitialUserNS(t)
-	ns := nstest.New(t)
-	w, err := nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns}, unix.RTNLGRP_LINK)
-	if err != nil {
-		t.Fatal(err)
+	type listener struct {
+		next  func() ([]nl.Message, error)
+		close func() error
 	}
-	defer w.Close()
-	c := dial(t, ns)
-	var b nl.Batch
-	addBridge(&b, "br0")
-	if err := c.Execute(&b); err != nil {
-		t.Fatal(err)
-	}
-	// More announcements than its buffer holds.
-	b.Reset()
-	for i := range 400 {
-		b.Request("set link", nl.Name("br0"), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
-			e.Raw(make([]byte, unix.SizeofIfInfomsg))
-			e.String(unix.IFLA_IFNAME, "br0")
-			e.Uint32(unix.IFLA_TXQLEN, uint32(100+i))
+	for name, subscribe := range map[string]func(*nl.Config) (listener, error){
+		"watch, waiting": func(cfg *nl.Config) (listener, error) {
+			w, err := nl.Subscribe(unix.NETLINK_ROUTE, cfg, unix.RTNLGRP_LINK)
+			return listener{func() ([]nl.Message, error) { return w.Next(t.Context()) }, w.Close}, err
+		},
+		"watch, not waiting": func(cfg *nl.Config) (listener, error) {
+			w, err := nl.Subscribe(unix.NETLINK_ROUTE, cfg, unix.RTNLGRP_LINK)
+			return listener{w.Queued, w.Close}, err
+		},
+		"feed": func(cfg *nl.Config) (listener, error) {
+			f, err := nl.Follow(unix.NETLINK_ROUTE, cfg, unix.RTNLGRP_LINK)
+			return listener{f.Next, f.Close}, err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ns := nstest.New(t)
+			l, err := subscribe(&nl.Config{NetNS: ns})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.close()
+			c := dial(t, ns)
+			var b nl.Batch
+			addBridge(&b, "br0")
+			// More than there is room for.
+			for i := range 400 {
+				setQueueLength(&b, "br0", uint32(100+i))
+			}
+			if err := c.Execute(&b); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := l.next(); err != nil {
+				t.Fatalf("the first announcement: %v", err)
+			}
+			const unheard, heard = 1000, 2000
+			b.Reset()
+			setQueueLength(&b, "br0", unheard)
+			if err := c.Execute(&b); err != nil {
+				t.Fatal(err)
+			}
+			for {
+				list, err := l.next()
+				if errors.Is(err, unix.ENOBUFS) {
+					break
+				}
+				if err != nil || len(list) == 0 {
+					t.Fatalf("got %v, %v before %v", list, err, unix.ENOBUFS)
+				}
+				if slices.Contains(queueLengths(t, list), unheard) {
+					t.Fatal("the kernel announced what came after a loss: the fault did not fire")
+				}
+			}
+			b.Reset()
+			setQueueLength(&b, "br0", heard)
+			if err := c.Execute(&b); err != nil {
+				t.Fatal(err)
+			}
+			list, err := l.next()
+			if diff := cmp.Diff([]uint32{heard}, queueLengths(t, list)); diff != "" || err != nil {
+				t.Errorf("heard after the loss was told: (-want +got)\n%s, %v", diff, err)
+			}
 		})
 	}
-	if err := c.Execute(&b); err != nil {
-		t.Fatal(err)
-	}
-	for range 1000 {
-		if _, err = w.Next(t.Context()); err != nil {
-			break
+}
+
+func setQueueLength(b *nl.Batch, link string, n uint32) {
+	b.Request("set link", nl.Name(link), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
+		e.Raw(make([]byte, unix.SizeofIfInfomsg))
+		e.String(unix.IFLA_IFNAME, link)
+		e.Uint32(unix.IFLA_TXQLEN, n)
+	})
+}
+
+func queueLengths(t *testing.T, list []nl.Message) (lengths []uint32) {
+	t.Helper()
+	for _, m := range list {
+		attrs := nl.ParseAttrs(m.Data[unix.SizeofIfInfomsg:])
+		for attrs.Next() {
+			if attrs.Type == unix.IFLA_TXQLEN {
+				lengths = append(lengths, attrs.Uint32())
+			}
+		}
+		if err := attrs.Err(); err != nil {
+			t.Fatal(err)
 		}
 	}
-	if !errors.Is(err, unix.ENOBUFS) {
-		t.Errorf("Next: %v, want %v", err, unix.ENOBUFS)
-	}
+	return lengths
 }
 
 func TestSubscribeSaysWhatItCannotDo(t *testing.T) {

@@ -502,9 +502,8 @@ func TestKeaGoneTheAddressGoesAndComesBackWithIt(t *testing.T) {
 				t.Errorf("the pod has %v, want %s again", globals(t, p.NS, "eth0"), prefix(r))
 			}
 			wantPing(t, p.NS, router4)
-			if err := w.check(p); err != nil {
-				t.Error(err)
-			}
+			// The attachment follows its lease.
+			l.eventually(t, func() bool { return w.check(p) == nil })
 			w.del(p)
 			l.wantHeld(t)
 			l.wantNothing()

@@ -11,7 +11,7 @@
 #
 # No job begins with less time left than it usually takes. One that the budget's end
 # stops has neither passed nor failed. One that reaches a limit of its own hangs: it
-# has failed.
+# has failed. AGAIN=N has up to N jobs that failed run once more, as in test/all.sh.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH=$PATH:/usr/sbin:/sbin
@@ -25,6 +25,7 @@ esac
 end=$((SECONDS + seconds))
 fuzz_time=${FUZZTIME:-20}
 turn=${TURN:-$(git rev-list --count HEAD 2>/dev/null || echo 0)}
+again=${AGAIN:-0}
 
 # --- the jobs: NEED LIMIT KIND WHERE WHAT, the first two in seconds ---
 
@@ -40,13 +41,13 @@ done
 for package in $(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | grep -v -e /bench -e /internal/repotest -e /test/lan); do
 	jobs+=("90 400 race $package")
 done
-jobs+=("180 500 churn test/cni")
+jobs+=("180 900 churn test/cni")
 for pods in 50 200 500 900; do jobs+=("30 300 growth . $pods"); done
 jobs+=("300 900 takeovers test/lan")
 # The order is by a hash of each line: more jobs leave that of the others as it is.
 mapfile -t jobs < <(printf '%s\n' "${jobs[@]}" | LC_ALL=C sort -R --random-source=<(yes))
 
-parts=(libraries leases plugin firewall pods lan)
+parts=(libraries leases plugin firewall pods lan noipv6)
 vm=()
 for i in "${!parts[@]}"; do vm+=("420 900 vm test/vm ${parts[(turn / 3 + i) % ${#parts[@]}]}"); done
 from=$((turn * 7 % ${#jobs[@]}))
@@ -93,23 +94,45 @@ run_job() {
 	esac
 }
 
-passed=0 failed=0 stopped=0 no_time=0
+# try runs a job in the time that is left, and sets its outcome.
+try() {
+	local left=$((end - SECONDS)) most begin=$SECONDS status=0
+	most=$((left < limit ? left : limit))
+	run_job "$limit" "$kind" "$where" "$what" "$most" || status=$?
+	took=$((SECONDS - begin))
+	if [ $status = 0 ]; then
+		outcome=passed
+	elif [[ $status =~ ^(75|124|137)$ && $most -lt $limit ]]; then
+		outcome=stopped
+	else
+		outcome=failed
+	fi
+}
+
+passed=0 flaky=0 failed=0 stopped=0 no_time=0
 for job in "${jobs[@]}"; do
 	read -r need limit kind where what <<<"$job"
-	left=$((end - SECONDS))
-	[ $left -ge "$need" ] || { no_time=$((no_time + 1)); continue; }
+	[ $((end - SECONDS)) -ge "$need" ] || { no_time=$((no_time + 1)); continue; }
 	echo "== $kind $where $what"
-	most=$((left < limit ? left : limit)) begin=$SECONDS status=0
-	run_job "$limit" "$kind" "$where" "$what" "$most" || status=$?
-	if [ $status = 0 ]; then
-		passed=$((passed + 1))
-	elif [[ $status =~ ^(75|124|137)$ && $most -lt $limit ]]; then
-		stopped=$((stopped + 1))
-		echo "STOPPED after $((SECONDS - begin)) s, since the budget is used up: $kind $where $what"
-	else
-		failed=$((failed + 1))
-		echo "FAILED after $((SECONDS - begin)) s: $kind $where $what" >&2
+	try
+	if [ $outcome = failed ] && [ "$again" -gt 0 ] && [ $((end - SECONDS)) -ge "$need" ]; then
+		again=$((again - 1))
+		echo "== once more, after it failed in $took s: $kind $where $what"
+		try
+		[ $outcome != passed ] || { flaky=$((flaky + 1)); echo "FLAKY $kind $where $what" >&2; }
+		[ $outcome != stopped ] || outcome=failed # the first time
 	fi
+	case $outcome in
+	passed) passed=$((passed + 1)) ;;
+	stopped)
+		stopped=$((stopped + 1))
+		echo "STOPPED after $took s, since the budget is used up: $kind $where $what"
+		;;
+	failed)
+		failed=$((failed + 1))
+		echo "FAILED after $took s: $kind $where $what" >&2
+		;;
+	esac
 done
-echo "turn $turn, $SECONDS s of $budget: $passed passed, $failed failed, $stopped stopped, no time for $no_time"
+echo "turn $turn, $SECONDS s of $budget: $passed passed ($flaky of them the second time), $failed failed, $stopped stopped, no time for $no_time"
 [ $failed = 0 ]

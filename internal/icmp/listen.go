@@ -16,6 +16,8 @@ type Listener struct {
 	fd4, fd6 int
 }
 
+const none = -1 // for fd6: the kernel has no IPv6
+
 // Listen begins to hear: what comes in from now on is kept, as far as the socket's
 // buffer goes (net.core.rmem_default), until Sources takes it.
 func Listen(ns *netns.NS) (*Listener, error) {
@@ -24,6 +26,9 @@ func Listen(ns *netns.NS) (*Listener, error) {
 		return nil, fmt.Errorf("listen for ICMP: %w", err)
 	}
 	fd6, err := open(ns, false)
+	if errors.Is(err, unix.EAFNOSUPPORT) {
+		return &Listener{fd4: fd4, fd6: none}, nil
+	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("listen for ICMPv6: %w", err), unix.Close(fd4))
 	}
@@ -31,13 +36,21 @@ func Listen(ns *netns.NS) (*Listener, error) {
 }
 
 // Close ends it. Call it once.
-func (l *Listener) Close() error { return errors.Join(unix.Close(l.fd4), unix.Close(l.fd6)) }
+func (l *Listener) Close() error {
+	if l.fd6 == none {
+		return unix.Close(l.fd4)
+	}
+	return errors.Join(unix.Close(l.fd4), unix.Close(l.fd6))
+}
 
 // Sources gives the source addresses of the requests that came in since Listen or
 // the last call, IPv4 first, each family in the order of arrival. It does not wait:
 // a request that has been answered has been heard.
 func (l *Listener) Sources() ([]netip.Addr, error) {
 	v4, err4 := sources(l.fd4, true)
+	if l.fd6 == none {
+		return v4, err4
+	}
 	v6, err6 := sources(l.fd6, false)
 	return append(v4, v6...), errors.Join(err4, err6)
 }

@@ -3,9 +3,12 @@ package icmp
 import (
 	"bytes"
 	"encoding/hex"
+	"errors"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // header4 is an IPv4 header of so many bytes, as far as it is looked at.
@@ -119,6 +122,30 @@ func TestOnlyTheAnswerIsTakenForIt(t *testing.T) {
 		if _, ok := p.answered(m.encode(false)); ok {
 			t.Errorf("%s was taken for the answer", name)
 		}
+	}
+}
+
+// A machine that is busy with others may give no CPU until the time is up.
+func TestAnswerThatIsThereCountsThoughTheTimeIsUp(t *testing.T) {
+	t.Parallel()
+	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(ends[0])
+	defer unix.Close(ends[1])
+	p := &pinger{fd: ends[0], id: 5, data: []byte("token123"), buf: make([]byte, packetMax)}
+	if _, err := p.try(t.Context(), 0); !errors.Is(err, ErrNoReply) {
+		t.Errorf("without an answer: %v, want %v", err, ErrNoReply)
+	}
+	other, answer := message{kind: reply, id: 6, data: p.data}, message{kind: reply, id: 5, seq: 1, data: p.data}
+	for _, m := range []message{other, answer} {
+		if err := unix.Send(ends[1], m.encode(false), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := p.try(t.Context(), 0); err != nil {
+		t.Errorf("with one: %v", err)
 	}
 }
 

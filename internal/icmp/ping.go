@@ -147,7 +147,8 @@ func sockaddr(a netip.Addr) unix.Sockaddr {
 	return &unix.SockaddrInet6{Addr: a.As16()}
 }
 
-// try sends one request, and waits a while for the answer to it or to one before.
+// try sends one request, and waits a while for the answer to it or to one before. An
+// answer that is there counts, even if the caller got no CPU while there was time.
 func (p *pinger) try(ctx context.Context, wait time.Duration) (time.Duration, error) {
 	if err := ctx.Err(); err != nil {
 		return 0, err
@@ -160,17 +161,15 @@ func (p *pinger) try(ctx context.Context, wait time.Duration) (time.Duration, er
 	}
 	deadline := time.Now().Add(wait)
 	for {
-		left := time.Until(deadline)
-		if left <= 0 {
-			return 0, ErrNoReply
-		}
-		timeout := unix.NsecToTimeval(max(left, time.Microsecond).Nanoseconds()) // 0 would be for ever
+		timeout := unix.NsecToTimeval(max(time.Until(deadline), time.Microsecond).Nanoseconds()) // 0 would be for ever
 		if err := unix.SetsockoptTimeval(p.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout); err != nil {
 			return 0, fmt.Errorf("set time-out: %w", err)
 		}
 		n, err := unix.Read(p.fd, p.buf)
 		now := time.Now()
 		switch {
+		case err == unix.EAGAIN && !now.Before(deadline):
+			return 0, ErrNoReply
 		case err == unix.EAGAIN || err == unix.EINTR:
 			continue
 		case err != nil:

@@ -34,19 +34,20 @@ func Main(m *testing.M) {
 }
 
 func leaks(before map[string]string) int {
+	// Goroutines that have been told to end may need a moment to do so, and have files
+	// open as long.
+	for deadline := time.Now().Add(patience); runtime.NumGoroutine() > 1; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			buf := make([]byte, 1<<20)
+			fmt.Fprintf(os.Stderr, "leak: %d goroutines:\n%s\n", runtime.NumGoroutine(), buf[:runtime.Stack(buf, true)])
+			return 1
+		}
+	}
 	code := 0
 	for fd, what := range FDs() {
 		if before[fd] != what {
 			fmt.Fprintf(os.Stderr, "leak: file descriptor %s: %s\n", fd, what)
 			code = 1
-		}
-	}
-	// Goroutines that have been told to end may need a moment to do so.
-	for deadline := time.Now().Add(5 * time.Second); runtime.NumGoroutine() > 1; runtime.Gosched() {
-		if time.Now().After(deadline) {
-			buf := make([]byte, 1<<20)
-			fmt.Fprintf(os.Stderr, "leak: %d goroutines:\n%s\n", runtime.NumGoroutine(), buf[:runtime.Stack(buf, true)])
-			return 1
 		}
 	}
 	return code

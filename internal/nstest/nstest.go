@@ -48,6 +48,13 @@ func RequireInitialUserNS(tb testing.TB) {
 	tb.Fatal("needs the initial user namespace, to go past net.core.rmem_max; TOMBOLO_ALLOW_SKIPS=1 skips such tests")
 }
 
+// HasIPv6 says whether the kernel has IPv6, which ipv6.disable=1 on its command line
+// switches off in all namespaces: test/vm/run.sh noipv6 boots such a one.
+func HasIPv6() bool {
+	_, err := os.Stat("/proc/self/net/if_inet6")
+	return err == nil
+}
+
 // New makes a network namespace for the test. Its loopback interface is down.
 func New(tb testing.TB) *netns.NS {
 	tb.Helper()
@@ -124,7 +131,9 @@ func Veth(tb testing.TB, a *netns.NS, nameA string, b *netns.NS, nameB string) (
 		ns   *netns.NS
 		name string
 	}{{a, nameA}, {b, nameB}} {
-		Run(tb, end.ns, "ip", "link", "set", end.name, "addrgenmode", "none")
+		if HasIPv6() {
+			Run(tb, end.ns, "ip", "link", "set", end.name, "addrgenmode", "none")
+		}
 		Run(tb, end.ns, "ip", "link", "set", end.name, "up")
 	}
 	return Index(tb, a, nameA), Index(tb, b, nameB)

@@ -2,6 +2,7 @@ package nstest_test
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -27,6 +28,7 @@ func pair(t *testing.T) (a, b *netns.NS) {
 		nstest.Run(t, ns, "ip", "address", "add", "10.9.0."+host+"/24", "dev", "eth0")
 		nstest.Run(t, ns, "ip", "address", "add", "fd09::"+host+"/64", "dev", "eth0", "nodad")
 	}
+	nstest.Settle(t, a, b)
 	return a, b
 }
 
@@ -88,6 +90,28 @@ func TestServerSeesTheCaller(t *testing.T) {
 	}
 }
 
+func TestSettledAddressesHaveTheirLocalRoutes(t *testing.T) {
+	t.Parallel()
+	ns := nstest.New(t)
+	nstest.Veth(t, ns, "eth0", ns, "eth1")
+	nstest.Settle(t, ns) // with no address at all
+	var want []string
+	for _, link := range []string{"eth0", "eth1"} {
+		for i := range 20 {
+			address := fmt.Sprintf("fd09::%s:%x", link[3:], i+1)
+			nstest.Run(t, ns, "ip", "address", "add", address+"/64", "dev", link, "nodad")
+			want = append(want, "local "+netip.MustParseAddr(address).String()+" dev "+link+" ")
+		}
+	}
+	nstest.Settle(t, ns)
+	routes := nstest.Run(t, ns, "ip", "-6", "route", "show", "table", "local")
+	for _, w := range want {
+		if !strings.Contains(routes, w) {
+			t.Errorf("no %q in:\n%s", w, routes)
+		}
+	}
+}
+
 func TestPathOpensTheSameNamespace(t *testing.T) {
 	t.Parallel()
 	ns := nstest.New(t)
@@ -132,5 +156,60 @@ func TestSysctlIsTheNamespacesOwn(t *testing.T) {
 	nstest.Sysctl(t, b, "net/ipv4/ip_forward", "0")
 	if got := nstest.Sysctl(t, a, "net/ipv4/ip_forward"); got != "1" {
 		t.Errorf("ip_forward is %s, want 1", got)
+	}
+}
+
+func TestFloodCountsWhatIsLost(t *testing.T) {
+	t.Parallel()
+	a, b := pair(t)
+	sockets := func(t *testing.T) (out, in int) {
+		t.Helper()
+		for _, end := range []struct {
+			ns   *netns.NS
+			fd   *int
+			bind string
+		}{{a, &out, "10.9.0.1"}, {b, &in, "10.9.0.2"}} {
+			err := end.ns.Do(func() error {
+				fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+				*end.fd = fd
+				return err
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { unix.Close(*end.fd) })
+			if err := unix.Bind(*end.fd, &unix.SockaddrInet4{Addr: nstest.Addr(end.bind).As4(), Port: 7}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := unix.Connect(out, &unix.SockaddrInet4{Addr: nstest.Addr("10.9.0.2").As4(), Port: 7}); err != nil {
+			t.Fatal(err)
+		}
+		return out, in
+	}
+	if err := nstest.Ping(t, a, nstest.Addr("10.9.0.2")); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name string
+		do   func()
+		lost bool
+	}{
+		{"nothing happens", func() {}, false},
+		// What a link that is down could not pass on is no processor's fault.
+		{"the link is down", func() {
+			nstest.Run(t, b, "ip", "link", "set", "eth0", "down")
+			const dropped = 12 // the column, of what was sent
+			for strings.Fields(nstest.Run(t, a, "grep", "eth0:", "/proc/net/dev"))[dropped] == "0" {
+			}
+			nstest.Run(t, b, "ip", "link", "set", "eth0", "up")
+		}, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			out, in := sockets(t)
+			if sent, lost := nstest.Flood(t, out, in, tt.do, a, b); (lost > 0) != tt.lost {
+				t.Errorf("%d of %d lost, want any: %t", lost, sent, tt.lost)
+			}
+		})
 	}
 }

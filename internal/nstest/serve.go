@@ -1,9 +1,11 @@
 package nstest
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -69,37 +71,69 @@ func answerStreams(l net.Listener) {
 	}
 }
 
-// patience is how long either side waits for the other.
-const patience = 3 * time.Second
+// patience is how long either side waits for the other: far longer than any machine
+// needs, however busy.
+const patience = time.Minute
 
-// Ask calls a server of Serve from a namespace, within 3 s, and gives the source
-// address that the server saw: what masquerade made of the caller's.
+// Ask calls a server of Serve from a namespace and gives the source address that the
+// server saw: what masquerade made of the caller's. It is for callers who are to be
+// answered: it waits for a minute.
 func Ask(tb testing.TB, ns *netns.NS, network string, to netip.AddrPort) (seen netip.AddrPort, _ error) {
 	tb.Helper()
+	return AskWithin(tb, ns, network, to, patience)
+}
+
+// AskWithin is Ask for callers who may not be answered, and wait no longer than that.
+func AskWithin(tb testing.TB, ns *netns.NS, network string, to netip.AddrPort, wait time.Duration) (seen netip.AddrPort, _ error) {
+	tb.Helper()
+	deadline := time.Now().Add(wait)
 	var conn net.Conn
 	err := ns.Do(func() error {
 		var err error
-		conn, err = net.DialTimeout(network, to.String(), patience)
+		conn, err = (&net.Dialer{Deadline: deadline}).Dial(network, to.String())
 		return err
 	})
 	if err != nil {
 		return netip.AddrPort{}, err
 	}
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
-		return netip.AddrPort{}, err
-	}
-	if _, err := conn.Write([]byte("?")); err != nil {
-		return netip.AddrPort{}, err
-	}
-	buf := make([]byte, 128)
-	n, err := conn.Read(buf)
+	answer, err := question(conn, deadline)
 	if err != nil {
 		return netip.AddrPort{}, err
 	}
-	seen, err = netip.ParseAddrPort(string(buf[:n]))
+	seen, err = netip.ParseAddrPort(answer)
 	if err != nil {
 		return netip.AddrPort{}, fmt.Errorf("answer of %s: %w", to, err)
 	}
 	return netip.AddrPortFrom(seen.Addr().Unmap(), seen.Port()), nil
+}
+
+// again is how long a datagram may take, or its answer, before it counts as lost: one
+// may be while a neighbour is looked for.
+const again = time.Second
+
+// question asks once over a stream, and over and over by datagrams, until there is an
+// answer.
+func question(conn net.Conn, deadline time.Time) (string, error) {
+	_, datagrams := conn.(*net.UDPConn)
+	buf := make([]byte, 128)
+	for {
+		until := deadline
+		if soon := time.Now().Add(again); datagrams && soon.Before(deadline) {
+			until = soon
+		}
+		if err := conn.SetDeadline(until); err != nil {
+			return "", err
+		}
+		if _, err := conn.Write([]byte("?")); err != nil {
+			return "", err
+		}
+		n, err := conn.Read(buf)
+		if err == nil {
+			return string(buf[:n]), nil
+		}
+		if !errors.Is(err, os.ErrDeadlineExceeded) || !until.Before(deadline) {
+			return "", err
+		}
+	}
 }

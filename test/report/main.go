@@ -1,6 +1,9 @@
 // Command report reads the events of go test -json from stdin, prints what failed
 // in full and the rest in a line a package, and fails if a test failed, or was
 // skipped without a reason on the list.
+//
+// A test that failed and, further down, passes was run again. It counts as flaky: it
+// does not fail the run, and is named in the end, to be mended.
 package main
 
 import (
@@ -9,7 +12,9 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 )
 
@@ -25,7 +30,8 @@ type event struct {
 
 func main() {
 	skips := flag.String("skips", "", "file of the tests that may be skipped")
-	summary := flag.Bool("summary", false, "print the closing line only")
+	summary := flag.Bool("summary", false, "print the end only: what was flaky, and the counts")
+	list := flag.String("failed", "", "file to write what failed to, as lines of PACKAGE TEST")
 	flag.Parse()
 	allowed, err := readSkips(*skips)
 	if err != nil {
@@ -36,15 +42,21 @@ func main() {
 	if *summary {
 		out = io.Discard
 	}
-	r := &run{allowed: allowed, out: out, output: map[string]*strings.Builder{}}
+	r := newRun(allowed, out)
 	if err := r.read(os.Stdin); err != nil {
 		fmt.Fprintln(os.Stderr, "report:", err)
 		os.Exit(2)
 	}
-	if *summary {
-		fmt.Printf("%d passed, %d failed, %d skipped\n", r.passed, r.failed, r.skipped)
+	if *list != "" {
+		if err := os.WriteFile(*list, []byte(strings.Join(r.toRunAgain(), "")), 0o600); err != nil {
+			fmt.Fprintln(os.Stderr, "report:", err)
+			os.Exit(2)
+		}
 	}
-	if r.failed > 0 || r.passed == 0 {
+	if *summary {
+		r.conclude(os.Stdout)
+	}
+	if len(r.failed) > 0 || r.passed == 0 {
 		os.Exit(1)
 	}
 }
@@ -74,10 +86,15 @@ func readSkips(path string) (map[string]bool, error) {
 
 // run is the state of one reading.
 type run struct {
-	allowed                 map[string]bool
-	out                     io.Writer
-	output                  map[string]*strings.Builder // by package and test
-	passed, failed, skipped int
+	allowed         map[string]bool
+	out             io.Writer
+	output          map[string]*strings.Builder // by package and test
+	failed, flaky   map[string]bool             // by package and test
+	passed, skipped int
+}
+
+func newRun(allowed map[string]bool, out io.Writer) *run {
+	return &run{allowed: allowed, out: out, output: map[string]*strings.Builder{}, failed: map[string]bool{}, flaky: map[string]bool{}}
 }
 
 func (r *run) read(in io.Reader) error {
@@ -104,10 +121,10 @@ func (r *run) take(e *event) {
 		}
 		r.output[key].WriteString(e.Output)
 	case "build-fail":
-		r.failed++
+		r.failed[key] = true
 		fmt.Fprint(r.out, r.output[key])
 	case "fail":
-		r.failed++
+		r.failed[key] = true
 		if out := r.output[key]; out != nil {
 			fmt.Fprint(r.out, out)
 		}
@@ -115,6 +132,10 @@ func (r *run) take(e *event) {
 	case "skip":
 		r.skip(e, key)
 	case "pass":
+		if r.failed[key] {
+			delete(r.failed, key)
+			r.flaky[key] = true
+		}
 		if e.Test != "" {
 			r.passed++
 		} else {
@@ -135,6 +156,43 @@ func (r *run) skip(e *event, key string) {
 			return
 		}
 	}
-	r.failed++
+	r.failed[key] = true
 	fmt.Fprintf(r.out, "%sFAIL  %s %s was skipped, and is not on the list of tests that may be\n", r.output[key], e.Package, e.Test)
+}
+
+// toRunAgain lists the tests that failed, without those within others, and the packages
+// that failed though none of their tests did, without a test's name: in one of them
+// something hung, or the program died.
+func (r *run) toRunAgain() []string {
+	var lines []string
+	blamed := map[string]bool{}
+	for key := range r.failed {
+		pkg, test, _ := strings.Cut(key, " ")
+		if test == "" {
+			continue
+		}
+		blamed[pkg] = true
+		if !strings.Contains(test, "/") {
+			lines = append(lines, key+"\n")
+		}
+	}
+	for key := range r.failed {
+		if pkg, test, _ := strings.Cut(key, " "); test == "" && !blamed[pkg] {
+			lines = append(lines, pkg+"\n")
+		}
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+// conclude names what was flaky, and counts.
+func (r *run) conclude(out io.Writer) {
+	flaky := 0
+	for _, key := range slices.Sorted(maps.Keys(r.flaky)) {
+		if _, test, _ := strings.Cut(key, " "); test != "" {
+			flaky++
+			fmt.Fprintf(out, "FLAKY %s failed, and passed when it was run again alone\n", key)
+		}
+	}
+	fmt.Fprintf(out, "%d passed, %d failed, %d flaky, %d skipped\n", r.passed, len(r.failed), flaky, r.skipped)
 }

@@ -34,9 +34,12 @@ func (c *Conn) Add(ctx context.Context, ep Endpoint) error {
 		if !clear {
 			return explainMissing(c.addLooking(&ep, elements, comment))
 		}
+		if generation == nil {
+			generation = c.seal.generation()
+		}
 		t := begin(generation)
 		t.addEndpoint(elements, comment)
-		err = c.commit(t)
+		err = c.commitEndpoints(t)
 		if errors.Is(err, fs.ErrExist) {
 			err = c.addLooking(&ep, elements, comment)
 		}
@@ -93,7 +96,7 @@ func (c *Conn) addLooking(ep *Endpoint, elements []element, comment string) erro
 		t.delElement(claim.element)
 	}
 	t.addEndpoint(elements, comment)
-	return c.commit(t)
+	return c.commitEndpoints(t)
 }
 
 // explainMissing tells what to do about a missing set.
@@ -182,6 +185,10 @@ func (c *Conn) replace(ctx context.Context, group, gone []commented) error {
 		if err != nil {
 			return err
 		}
+		unclaimed, err := c.unclaimed(elements)
+		if err != nil {
+			return err
+		}
 		t := begin(&generation)
 		t.delRivals(rivals, elements)
 		for i, el := range have[len(elements):] {
@@ -194,6 +201,9 @@ func (c *Conn) replace(ctx context.Context, group, gone []commented) error {
 			switch {
 			case have[i] == nil:
 			case have[i].comment == want.comment && bytes.Equal(have[i].data, want.data):
+				if claim, ok := want.claim(); ok && slices.ContainsFunc(unclaimed, claim.equal) {
+					t.shareElement(claim, claimComment)
+				}
 				continue
 			case slices.ContainsFunc(elements[:i], want.equal):
 				// Two of these contradict each other: the kernel says so.
@@ -207,7 +217,7 @@ func (c *Conn) replace(ctx context.Context, group, gone []commented) error {
 				t.refuseRival(want.element, want.comment)
 			}
 		}
-		return c.commit(t)
+		return c.commitEndpoints(t)
 	})
 }
 

@@ -110,6 +110,8 @@ func (s *set) differences(have *state) []tombolo.Difference {
 		return []tombolo.Difference{{
 			Object: label{"set", s.place}.String(), What: "type", Want: s.state().describe(), Have: got.describe(),
 		}}
+	case !have.sentinels[s.place]:
+		return []tombolo.Difference{{Object: label{"set", s.place}.String(), What: "element", Want: s.sentinel().keyText()}}
 	}
 	return nil
 }
@@ -222,6 +224,13 @@ func (c *Conn) checkEndpoint(ep *Endpoint) ([]tombolo.Difference, error) {
 				Want: strconv.Quote(comment), Have: strconv.Quote(have[i].comment),
 			})
 		}
+	}
+	missing, err := c.unclaimed(want)
+	if err != nil {
+		return nil, err
+	}
+	for _, claim := range missing {
+		list = append(list, tombolo.Difference{Object: label{"set", claim.set}.String(), What: "element", Want: claim.keyText()})
 	}
 	for _, el := range have[len(want):] {
 		if el != nil && el.comment == comment {

@@ -111,6 +111,28 @@ func (e elementState) isHeld(entries []elementState) bool {
 
 func hostAddrPlaces() []place { return []place{inInet(hostAddrs4Map), inInet(hostAddrs6Map)} }
 
+// unclaimed gives those claims that should stand for entries of several elements, and are
+// not there: somebody emptied their set.
+func (c *Conn) unclaimed(elements []element) ([]element, error) {
+	var claims []element
+	for _, el := range elements {
+		if claim, ok := el.claim(); ok && !slices.ContainsFunc(claims, claim.equal) {
+			claims = append(claims, claim)
+		}
+	}
+	have, err := c.lookup(claims)
+	if err != nil {
+		return nil, err
+	}
+	var missing []element
+	for i, claim := range claims {
+		if have[i] == nil {
+			missing = append(missing, claim)
+		}
+	}
+	return missing, nil
+}
+
 // found are the rivals that there are: entries, and claims, of which those are
 // abandoned that no entry stands behind any more.
 type found struct {
@@ -171,7 +193,7 @@ func (c *Conn) sweepClaims(ctx context.Context) error {
 				t.delElement(claim.element)
 			}
 		}
-		return c.commit(t)
+		return c.commitEndpoints(t)
 	})
 }
 

@@ -36,6 +36,7 @@ type Config struct {
 type Conn struct {
 	nl   *nl.Conn
 	mark uint32
+	seal sealKeeper
 }
 
 // Dial opens a connection. It needs CAP_SYS_ADMIN where cfg names a namespace;

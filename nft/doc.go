@@ -149,10 +149,13 @@
 //	}
 //
 // and, behind each rule, a comment that says what it is for. A chain's comment says
-// which version made its rules, of what settings, and how many: a caller learns by one
-// look at each chain that all is there (Conn.Ready), and builds or mends only where it
-// is not (Conn.Ensure). The table is Tombolo's own: what others put into its chains is
-// taken out again.
+// which version made its rules, of what settings, and how many; and in each set and map
+// there is one more element, a sentinel ("/sentinel" . 0.0.0.0 and the like), which
+// matches nothing, and is gone once somebody has emptied the set. So a caller learns by
+// one look at each chain and each set that all is there (Conn.Ready), and builds or mends
+// only where it is not (Conn.Ensure). Of what nobody has changed since, one look at a
+// number does for all (Conn.Trust). The table is Tombolo's own: what others put into its
+// chains is taken out again.
 //
 // The forward chain admits nothing. An accept in one table never overrides a drop
 // in another; so it marks what may pass, for a rule in whichever table would drop it:

@@ -107,7 +107,7 @@ func (ep *Endpoint) check() error {
 		return invalid("endpoint %s: bridge %q is no name of a link", ep.Owner, ep.Bridge)
 	}
 	for _, a := range ep.Addrs {
-		if !a.IsValid() || a.Zone() != "" || a.Is4In6() {
+		if !a.IsValid() || a.IsUnspecified() || a.Zone() != "" || a.Is4In6() {
 			return invalid("endpoint %s: address %q", ep.Owner, a)
 		}
 	}

@@ -13,8 +13,9 @@ import (
 type Outcome struct {
 	// Changed says that something was built or mended.
 	Changed bool
-	// Emptied says that a set had to be made anew, the first time too. What any
-	// endpoint of any network had in it is gone: Replace all that are known.
+	// Emptied says that a set had to be made anew, the first time too, or that somebody
+	// had emptied it. What any endpoint of any network had in it is gone: Replace all
+	// that are known.
 	Emptied bool
 }
 
@@ -25,7 +26,23 @@ type Outcome struct {
 //
 // The rules that all networks share come with the first network; a change of the
 // Config's Mark changes them for all.
+//
+// From then on Ready says that all is there, the elements of sets that were emptied
+// included. Whoever has many of them to put back should use Prepare first.
 func (c *Conn) Ensure(ctx context.Context, n Network) (Outcome, error) {
+	return c.ensure(ctx, n, true)
+}
+
+// Prepare does all that Ensure does, but for what says that no set has been emptied.
+// So Ready stays false, for every network that has a part in an emptied set, until
+// Ensure is called: after endpoints have been put back with Replace. If somebody is
+// stopped in between, the next caller finds it as it was.
+func (c *Conn) Prepare(ctx context.Context, n Network) (Outcome, error) {
+	return c.ensure(ctx, n, false)
+}
+
+// ensure is both, the one with sentinels.
+func (c *Conn) ensure(ctx context.Context, n Network, sentinels bool) (Outcome, error) {
 	want, err := c.ruleset(&n)
 	if err != nil {
 		return Outcome{}, err
@@ -37,13 +54,16 @@ func (c *Conn) Ensure(ctx context.Context, n Network) (Outcome, error) {
 			return err
 		}
 		p := plan(want, have)
-		if p.nothing() {
-			return nil
+		found := Outcome{Changed: !p.nothing(), Emptied: len(p.sets)+len(p.emptied) > 0}
+		if !sentinels {
+			p.emptied = nil
 		}
-		if err := c.commit(p.transaction(have)); err != nil {
-			return explainKernel(explainBusy(err))
+		if !p.nothing() {
+			if err := c.commit(p.transaction(have, sentinels)); err != nil {
+				return explainKernel(explainBusy(err))
+			}
 		}
-		out = Outcome{Changed: true, Emptied: len(p.sets) > 0}
+		out = found
 		return nil
 	})
 	return out, err
@@ -51,8 +71,9 @@ func (c *Conn) Ensure(ctx context.Context, n Network) (Outcome, error) {
 
 // Ready says whether the network can do without Ensure, by single gets of the
 // table and its chains: whether they are there, awake and hooked in, made for this
-// network and this mark by this version, and with as many rules as then. It sees neither
-// elements nor what a rule was replaced by: see Check.
+// network and this mark by this version, and with as many rules as then, and whether
+// nobody has emptied a set. It sees neither single elements nor what a rule was replaced
+// by: see Check.
 func (c *Conn) Ready(ctx context.Context, n Network) (bool, error) {
 	want, err := c.ruleset(&n)
 	if err != nil {
@@ -61,14 +82,38 @@ func (c *Conn) Ready(ctx context.Context, n Network) (bool, error) {
 	if err := ctx.Err(); err != nil {
 		return false, err
 	}
+	if !c.seal.isOn() {
+		have, err := c.outline(want)
+		return err == nil && have.looksRight(want), err
+	}
+	generation, err := c.generation()
+	if err != nil {
+		return false, err
+	}
+	sum := want.sum()
+	if c.seal.covers(generation, sum) {
+		return true, nil
+	}
+	// What is seen from here on is of this generation, or of a later one.
+	settled := c.unchanged(generation)
+	if settled != nil && !isOvertaken(settled) {
+		return false, settled
+	}
 	have, err := c.outline(want)
-	return err == nil && have.looksRight(want), err
+	if err != nil || !have.looksRight(want) {
+		return false, err
+	}
+	if settled == nil {
+		c.seal.add(generation, sum)
+	}
+	return true, nil
 }
 
 // changes are what makes a ruleset of what is there.
 type changes struct {
 	tables    []uint8 // make or wake them, by family
 	sets      []set
+	emptied   []set // those that are there, and lack their sentinels
 	chains    []*chain
 	oldSets   []place // to be deleted, and most of them made anew
 	oldChains []place
@@ -78,13 +123,13 @@ type changes struct {
 }
 
 func (p *changes) nothing() bool {
-	return len(p.tables)+len(p.sets)+len(p.chains)+len(p.oldChains)+len(p.add)+len(p.del) == 0
+	return len(p.tables)+len(p.sets)+len(p.emptied)+len(p.chains)+len(p.oldChains)+len(p.add)+len(p.del) == 0
 }
 
 // plan finds the changes. A chain is never mended, but made anew: so it is all as
 // it should be, and carries the comment that says so, which cannot be changed.
 func plan(want *ruleset, have *state) *changes {
-	p := &changes{}
+	p := &changes{emptied: have.emptied(want)}
 	for _, family := range want.tables {
 		if t, ok := have.tables[family]; !ok || t.dormant() {
 			p.tables = append(p.tables, family)
@@ -122,8 +167,9 @@ func plan(want *ruleset, have *state) *changes {
 	return p
 }
 
-// transaction makes the changes to what was seen in a state.
-func (p *changes) transaction(seen *state) *transaction {
+// transaction makes the changes to what was seen in a state, with or without sentinels
+// in new sets.
+func (p *changes) transaction(seen *state, sentinels bool) *transaction {
 	t := begin(&seen.generation)
 	for _, family := range p.tables {
 		t.newTable(family)
@@ -136,6 +182,12 @@ func (p *changes) transaction(seen *state) *transaction {
 	}
 	for i, s := range p.sets {
 		t.newSet(s, uint32(i+1))
+		if sentinels {
+			t.newElement(s.sentinel(), sentinelComment)
+		}
+	}
+	for _, s := range p.emptied {
+		t.newElement(s.sentinel(), sentinelComment)
 	}
 	for _, ch := range p.chains {
 		list := ch.rules()

@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"runtime"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -128,8 +127,8 @@ func openWire(tb testing.TB, ns *netns.NS, link string) *wire {
 	if err := unix.Bind(w.fd, &unix.SockaddrLinklayer{Protocol: proto, Ifindex: w.index}); err != nil {
 		tb.Fatal(err)
 	}
-	patience := unix.NsecToTimeval(int64(10 * time.Second))
-	if err := unix.SetsockoptTimeval(w.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &patience); err != nil {
+	timeout := unix.NsecToTimeval(int64(patience))
+	if err := unix.SetsockoptTimeval(w.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout); err != nil {
 		tb.Fatal(err)
 	}
 	return w

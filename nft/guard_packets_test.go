@@ -45,6 +45,7 @@ func newGuardSite(tb testing.TB) *guardSite {
 		ip addr add `+other6+`/64 dev eth0 nodad
 		ip route add default via `+bridge6+`
 		ip addr add fe80::ff:fe00:6/64 dev eth0 nodad`)
+	nstest.Settle(tb, s.pod, s.other)
 	s.pod1, s.pod2, s.bridge = openWire(tb, s.pod, "eth0"), openWire(tb, s.other, "eth0"), openWire(tb, s.host, "cbr0")
 	mustEnsure(tb, s.c, s.network)
 	return s
@@ -354,17 +355,16 @@ func TestGuardKeepsNeighboursFromBeingPoisoned(t *testing.T) {
 			if guarded {
 				want = tc.owns
 			}
-			// Within the same tick of the kernel's clock, they stay with what they have.
-			poisoned := func() bool {
-				s.arrives(poison(tc.mac, tc.address))
-				return macAt(t, tc.ns, tc.link, tc.address) == podMAC
-			}
+			// Within the same tick of the kernel's clock, they stay with what they have; and
+			// whose address it is may say so itself at any time.
+			got := ""
 			for range 100 {
-				if poisoned() {
+				s.arrives(poison(tc.mac, tc.address))
+				if got = macAt(t, tc.ns, tc.link, tc.address); got == podMAC {
 					break
 				}
 			}
-			if got := macAt(t, tc.ns, tc.link, tc.address); got != want {
+			if got != want {
 				t.Errorf("guarded: %v: %s is at %s, want %s", guarded, tc.address, got, want)
 			}
 			nstest.Run(t, tc.ns, "ip", "neigh", "flush", "dev", tc.link)
@@ -433,7 +433,7 @@ func TestGuardNeedsGroupFramesForwarded(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer server.Close()
-	if err := server.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+	if err := server.SetReadDeadline(time.Now().Add(patience)); err != nil {
 		t.Fatal(err)
 	}
 	// heard counts datagrams from another pod's address at the host, before one of the
@@ -506,7 +506,7 @@ func TestGuardedPodLivesAsBefore(t *testing.T) {
 // became of it.
 func (s *guardSite) settled(tb testing.TB, address string) string {
 	tb.Helper()
-	for deadline := time.Now().Add(10 * time.Second); ; runtime.Gosched() {
+	for deadline := time.Now().Add(patience); ; runtime.Gosched() {
 		line := nstest.Run(tb, s.pod, "ip", "-o", "addr", "show", "dev", "eth0", "to", address)
 		switch {
 		case strings.Contains(line, "dadfailed"):
@@ -535,6 +535,7 @@ func TestGuardedPodDetectsDuplicateAddresses(t *testing.T) {
 		}
 	}
 	nstest.Run(t, s.other, "ip", "addr", "add", pod6+"/64", "dev", "eth0", "nodad")
+	nstest.Settle(t, s.other)
 	if got := state(pod6); got != "duplicate" {
 		t.Errorf("another has %s: it is %s", pod6, got)
 	}
@@ -550,6 +551,7 @@ func TestGuardedPodThatChangesItselfIsCutOff(t *testing.T) {
 			"ip addr add 10.22.0.66/16 dev eth0; ip addr add fd00:22::66/64 dev eth0 nodad",
 	} {
 		nstest.Run(t, s.pod, "sh", "-ec", change)
+		nstest.Settle(t, s.pod)
 		nstest.Run(t, s.other, "ip", "neigh", "flush", "dev", "eth0")
 		nstest.Run(t, s.host, "ip", "neigh", "flush", "dev", "cbr0")
 		for _, guarded := range []bool{false, true} {

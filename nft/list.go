@@ -130,7 +130,8 @@ func (c *Conn) setNames(family uint8) ([]place, error) {
 	return sets, err
 }
 
-// elementsOf lists the elements of those sets that are ours; others may be anything.
+// elementsOf lists the elements of those sets that are ours, but for sentinels; others
+// may be anything.
 func (c *Conn) elementsOf(sets []place) ([]elementState, error) {
 	var all []elementState
 	for _, at := range sets {
@@ -141,7 +142,11 @@ func (c *Conn) elementsOf(sets []place) ([]elementState, error) {
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
 		}
-		all = append(all, list...)
+		for _, el := range list {
+			if el.comment != sentinelComment {
+				all = append(all, el)
+			}
+		}
 	}
 	return all, nil
 }

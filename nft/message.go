@@ -61,12 +61,15 @@ func header(e *nl.Encoder, family uint8, resource uint16) {
 // transaction is a row of changes of which the kernel makes all or none, and which
 // packets, listings and other programs see at once. The attributes of its messages
 // are those of include/uapi/linux/netfilter/nf_tables.h.
-type transaction struct{ b nl.Batch }
+type transaction struct {
+	b          nl.Batch
+	generation *uint32 // nil: any
+}
 
 // begin starts a transaction. One with a generation is refused (ERESTART) if
 // anything of this namespace's nf_tables has changed since: see Conn.settle.
 func begin(generation *uint32) *transaction {
-	t := new(transaction)
+	t := &transaction{generation: generation}
 	t.b.Silent("change", nfTables, unix.NFNL_MSG_BATCH_BEGIN, 0, func(e *nl.Encoder) {
 		header(e, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES)
 		if generation != nil {

@@ -83,6 +83,7 @@ func newSite(tb testing.TB) *site {
 		ip addr add 10.22.0.6/16 dev eth0
 		ip addr add 203.0.113.6/32 dev eth0
 		ip route add default via 10.22.0.1`)
+	nstest.Settle(tb, s.host, s.outside, s.pod)
 	return s
 }
 
@@ -194,7 +195,8 @@ func TestMulticastAndBroadcastKeepTheirSource(t *testing.T) {
 		t.Fatalf("a bridged datagram to elsewhere is seen as %s, want it masqueraded as %s", got, bridge4)
 	}
 
-	for _, group := range []netip.AddrPort{netip.MustParseAddrPort("239.1.2.3:5353"), netip.MustParseAddrPort("255.255.255.255:5353")} {
+	// Two ports: a child that another test starts may keep a socket open that is closed here.
+	for _, group := range []netip.AddrPort{netip.MustParseAddrPort("239.1.2.3:5353"), netip.MustParseAddrPort("255.255.255.255:5354")} {
 		if got := heardFrom(t, s.pod, s.other, group); got != pod4 {
 			t.Errorf("what %s sends to %s is seen as %s", pod4, group, got)
 		}
@@ -234,7 +236,7 @@ func heardFrom(tb testing.TB, from, at *netns.NS, to netip.AddrPort) string {
 	if _, err := sender.Write([]byte("?")); err != nil {
 		tb.Fatal(err)
 	}
-	if err := receiver.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+	if err := receiver.SetReadDeadline(time.Now().Add(patience)); err != nil {
 		tb.Fatal(err)
 	}
 	_, source, err := receiver.ReadFromUDPAddrPort(make([]byte, 16))
@@ -293,27 +295,29 @@ func TestMarkIsForWhatPodsSendAndForReplies(t *testing.T) {
 	mustCall := func(t *testing.T, server string) {
 		t.Helper()
 		to := nstest.Serve(t, s.outside, "udp", netip.AddrPortFrom(nstest.Addr(server), 0))
-		if _, err := nstest.Ask(t, s.pod, "udp", to); err != nil {
+		if err := call(s.pod, "udp", to.String(), patience); err != nil {
 			t.Fatal(err)
 		}
 	}
 	unanswered := func(t *testing.T, server string) {
 		t.Helper()
-		// Nobody listens, and nobody says so: the pod sends no answer at all.
-		err := s.outside.Do(func() error {
-			conn, err := net.Dial("udp", netip.AddrPortFrom(nstest.Addr(server), 9).String())
-			if err != nil {
+		answering := nstest.Serve(t, s.pod, "udp", netip.AddrPortFrom(nstest.Addr(server), 0))
+		err := onOneCPU(func() error {
+			err := s.outside.Do(func() error {
+				// Nobody listens, and nobody says so: the pod sends no answer at all.
+				conn, err := net.Dial("udp", netip.AddrPortFrom(nstest.Addr(server), 9).String())
+				if err != nil {
+					return err
+				}
+				defer conn.Close()
+				_, err = conn.Write([]byte("?"))
 				return err
-			}
-			defer conn.Close()
-			_, err = conn.Write([]byte("?"))
-			return err
+			})
+			// What is answered passes behind it, so it has passed. (Not a ping, which on a
+			// slow machine sends more than one.)
+			return errors.Join(err, call(s.outside, "udp", answering.String(), patience))
 		})
 		if err != nil {
-			t.Fatal(err)
-		}
-		// A ping passes behind it, so it has passed.
-		if err := nstest.PingWith(t, s.outside, nstest.Addr(server), nstest.Echo{From: nstest.Addr(far(server))}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -340,7 +344,7 @@ func TestMarkIsForWhatPodsSendAndForReplies(t *testing.T) {
 					"add rule inet muffle f icmpv6 type destination-unreachable drop")
 			},
 			do: func(t *testing.T) { unanswered(t, pod4); unanswered(t, pod6) },
-			// Of each, a datagram and an echo request in, and an echo reply out.
+			// Of each, two datagrams in, and the answer to the second out.
 			want: map[string]int{"in_unmarked": 4, "out_marked": 2, "before_last": 2},
 		}, {
 			name: "another agent had set the bit",
@@ -366,13 +370,6 @@ func TestMarkIsForWhatPodsSendAndForReplies(t *testing.T) {
 			}
 		})
 	}
-}
-
-func far(server string) string {
-	if nstest.Addr(server).Is4() {
-		return far4
-	}
-	return far6
 }
 
 func TestMarkLeavesOtherBitsAlone(t *testing.T) {
@@ -409,8 +406,9 @@ func TestMarkOfPodsWithoutAddressesGoesByMAC(t *testing.T) {
 	ask := func() map[string]int {
 		t.Helper()
 		counts(t, s.host)
-		if got := seenAs(t, s.pod, s.other, other4); got != pod4 {
-			t.Fatalf("seen as %s", got)
+		at := nstest.Serve(t, s.other, "udp", netip.AddrPortFrom(nstest.Addr(other4), 0))
+		if err := call(s.pod, "udp", at.String(), patience); err != nil {
+			t.Fatal(err)
 		}
 		return counts(t, s.host)
 	}

@@ -85,7 +85,7 @@ func (c *Conn) removeElements(ctx context.Context, elements []element, match fun
 					t.delElement(el.element)
 				}
 			}
-			return c.commit(t)
+			return c.commitEndpoints(t)
 		}))
 	}
 	if hasClaims(elements) {
@@ -110,6 +110,7 @@ func (c *Conn) RemoveNetwork(ctx context.Context, name string) error {
 		_, network, ok := el.owner()
 		return ok && network == key || el.isNetwork(key)
 	})
+	c.seal.drop() // what is known of the bridge was more than an endpoint's
 	if err != nil {
 		return err
 	}

@@ -58,7 +58,7 @@ func sctpListen(tb testing.TB, ns *netns.NS, addr string) *net.IPConn {
 // sctpReceive gives the next packet, and fails if its checksum is wrong. A kernel that
 // has SCTP aborts what none of its own sockets knows of; that is passed over.
 func sctpReceive(conn *net.IPConn) (from netip.AddrPort, to uint16, b []byte, _ error) {
-	if err := conn.SetReadDeadline(time.Now().Add(3 * time.Second)); err != nil {
+	if err := conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
 		return from, 0, nil, err
 	}
 	for {

@@ -18,6 +18,7 @@ type state struct {
 	chains     map[place]chainState
 	sets       map[place]setState
 	rules      map[place][]string // the comments of the rules of each chain, in their order
+	sentinels  map[place]bool     // the sets that have theirs
 	// bridges are the elements of the sets of bridges: those that the ruleset names,
 	// or, from read, all.
 	bridges []elementState
@@ -25,8 +26,9 @@ type state struct {
 
 func newState(rs *ruleset) *state {
 	return &state{
-		tables: make(map[uint8]tableState, len(rs.tables)),
-		chains: make(map[place]chainState, len(rs.chains)),
+		tables:    make(map[uint8]tableState, len(rs.tables)),
+		chains:    make(map[place]chainState, len(rs.chains)),
+		sentinels: map[place]bool{},
 	}
 }
 
@@ -36,6 +38,7 @@ func (c *Conn) outline(rs *ruleset) (*state, error) {
 	var b nl.Batch
 	st.getOutline(&b, rs)
 	st.getBridge(&b, rs)
+	st.getSentinels(&b, rs.sets())
 	return st, c.execute(&b, unix.EINVAL) // EINVAL: a set with other keys
 }
 
@@ -91,7 +94,8 @@ func (c *Conn) read(rs *ruleset) (*state, error) {
 			return err
 		})
 	}
-	if err := c.execute(&b); err != nil {
+	st.getSentinels(&b, rs.sets())
+	if err := c.execute(&b, unix.EINVAL); err != nil {
 		return nil, err
 	}
 	for _, family := range rs.tables {
@@ -132,7 +136,8 @@ func (c *Conn) execute(b *nl.Batch, same ...error) error {
 }
 
 // looksRight says that the tables and the chains are as they should be, as far as
-// an outline tells. Rules that look into a set hold it, so it is there too.
+// an outline tells, and that nobody has emptied a set. Rules that look into a set hold
+// it, so it is there too.
 func (st *state) looksRight(rs *ruleset) bool {
 	for _, family := range rs.tables {
 		if t, ok := st.tables[family]; !ok || t.dormant() {
@@ -146,7 +151,7 @@ func (st *state) looksRight(rs *ruleset) bool {
 		}
 	}
 	add, del := st.bridgeChanges(rs)
-	return !slices.ContainsFunc(rs.gone, st.hasChain) && len(add)+len(del) == 0
+	return !slices.ContainsFunc(rs.gone, st.hasChain) && len(add)+len(del) == 0 && len(st.sentinels) == len(rs.sets())
 }
 
 // bridgeChanges are the elements that are missing from the sets of bridges, and those

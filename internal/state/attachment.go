@@ -77,6 +77,20 @@ type Attachment struct {
 type Address struct {
 	Prefix  netip.Prefix `json:"prefix"`
 	Gateway netip.Addr   `json:"gateway,omitzero"` // invalid for none
+
+	// Through is the host's address that the pod's default route leads to, where a pod
+	// of a LAN goes out through the host; else it is invalid. ThroughAtADD is what that
+	// was when it was added, and in the result, if it was another.
+	Through      netip.Addr `json:"through,omitzero"`
+	ThroughAtADD netip.Addr `json:"throughAtADD,omitzero"`
+}
+
+// GoThrough notes that the pod's default route leads to another address of the host.
+func (a *Address) GoThrough(own netip.Addr) {
+	if a.Through.IsValid() && own != a.Through && !a.ThroughAtADD.IsValid() {
+		a.ThroughAtADD = a.Through
+	}
+	a.Through = own
 }
 
 // Published is a port of the host that leads to the pod.
@@ -144,6 +158,8 @@ func (a *Attachment) fields(c *codec) {
 func (a *Address) fields(c *codec) {
 	c.prefix("prefix", &a.Prefix)
 	c.addr("gateway", &a.Gateway)
+	c.addr("through", &a.Through)
+	c.addr("throughAtADD", &a.ThroughAtADD)
 }
 
 func (p *Published) fields(c *codec) {

@@ -103,8 +103,13 @@ func (l *Lock) Mode() Mode { return l.mode }
 func (l *Lock) Close() error {
 	// The socket first: who waits for the file next wants to bind it.
 	err := l.closeSocket()
-	if l.fd >= 0 {
+	switch {
+	case l.fd < 0:
+	case l.mode == Shared:
+		// Every ADD comes this way, and who finds it held for a moment longer waits for it.
 		err = errors.Join(err, unix.Close(l.fd))
+	default:
+		err = errors.Join(err, closeFile(l.fd))
 	}
 	l.fd, l.mode = -1, unlocked
 	return err
@@ -281,7 +286,7 @@ func (l *Lock) wait(ctx context.Context, mode Mode, take func(fd int) error) err
 	err := setGate(fd, unix.F_OFD_SETLK, unix.F_UNLCK)
 	go func() {
 		<-granted
-		unix.Close(fd)
+		closeFile(fd)
 		l.dir.abandoned.Add(-1)
 	}()
 	return errors.Join(l.failed(mode, time.Since(start), context.Cause(ctx)), err)
@@ -309,7 +314,15 @@ func (l *Lock) closeSocket() error {
 	}
 	fd := l.socket
 	l.socket = -1
-	return unix.Close(fd)
+	// Such a child keeps the name taken. From now on those who want it do not take it for
+	// one who works.
+	return errors.Join(unix.Shutdown(fd, unix.SHUT_RDWR), unix.Close(fd))
+}
+
+// closeFile gives up what is held of a lock file, and closes it. A child that is just
+// being started has the descriptor too, so closing is not enough.
+func closeFile(fd int) error {
+	return errors.Join(flock(fd, unix.LOCK_UN), setGate(fd, unix.F_OFD_SETLK, unix.F_UNLCK), unix.Close(fd))
 }
 
 // tryFlock is a flock(2) that does not wait; false is that it would have to.

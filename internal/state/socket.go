@@ -17,7 +17,8 @@ const socketName = "@tombolo/lock"
 
 const (
 	// retryAfter is how long to leave a holder that cannot be waited on: it
-	// has bound the socket and does not listen yet, for a few microseconds.
+	// has bound the socket and does not listen yet, for a few microseconds; or
+	// has closed it, and a child that was just being started has it still.
 	retryAfter = time.Millisecond
 
 	// maxRetries is when such a holder is taken for a stranger.
@@ -86,12 +87,15 @@ func bindAndListen(fd int, name string) error {
 
 // waitForHolder returns when the process that listens at name has closed. It fails
 // with ErrLocked when ctx has ended, with errStranger at once, and with errNoAnswer
-// after a moment.
+// after a moment, also after ctx has ended where there is none.
 func waitForHolder(ctx context.Context, fd int, name string) error {
 	_, err := restart(func() (int, error) { return 0, unix.Connect(fd, &unix.SockaddrUnix{Name: name}) })
 	switch err {
 	case nil:
-	case unix.ECONNREFUSED, unix.EAGAIN: // it does not listen; or its queue is full
+	case unix.ECONNREFUSED: // it does not listen: nobody's work is waited for
+		time.Sleep(retryAfter)
+		return errNoAnswer
+	case unix.EAGAIN: // its queue is full
 		select {
 		case <-time.After(retryAfter):
 			return errNoAnswer

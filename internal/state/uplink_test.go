@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -293,6 +295,35 @@ func TestOneAtATimeWorksOnANIC(t *testing.T) {
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// A child has copies of all descriptors between fork and exec.
+func TestALockIsFreeAtOnceThoughChildrenAreStarted(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	var children sync.WaitGroup
+	for range 4 {
+		children.Go(func() {
+			for range 50 {
+				if err := exec.Command("/bin/true").Run(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	go func() { children.Wait(); cancel() }()
+	for ctx.Err() == nil {
+		l, err := d.TryLockUplink("eth0")
+		if l == nil || err != nil {
+			t.Errorf("TryLockUplink of what is free = %v, %v", l, err)
+			break
+		}
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	children.Wait()
 }
 
 func TestANICsLockIsSharedAcrossMounts(t *testing.T) {

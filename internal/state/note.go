@@ -1,0 +1,70 @@
+package state
+
+import (
+	"encoding/binary"
+	"fmt"
+	"hash/fnv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// A note is a line that whoever has the lock leaves to those who come later, in the lock's
+// own file, which is open already: reading and writing it take one system call each. It
+// holds what is dear to find out of a network namespace, and no harm to lose. Holders of
+// the shared lock write at the same time; a sum keeps readers from parts of two notes, and
+// from those of callers in another namespace.
+
+// maxNote is the length of a note, in bytes.
+const maxNote = 256
+
+// noteSum fills the front of a note: 16 digits and a space.
+const noteSum = 17
+
+// Note reads the note. It is empty where there is none, or none that is whole and of the
+// calling thread's network namespace.
+func (l *Lock) Note() string {
+	if l.fd < 0 {
+		return ""
+	}
+	netns, err := l.dir.sources.netns()
+	if err != nil {
+		return ""
+	}
+	buf := make([]byte, noteSum+maxNote+1)
+	n, err := restart(func() (int, error) { return unix.Pread(l.fd, buf, 0) })
+	if err != nil || n <= noteSum {
+		return ""
+	}
+	text, _, whole := strings.Cut(string(buf[noteSum:n]), "\n")
+	if !whole || sumOf(text, netns) != string(buf[:noteSum]) {
+		return ""
+	}
+	return text
+}
+
+// SetNote writes the note, in place of the one that is there.
+func (l *Lock) SetNote(text string) error {
+	if len(text) > maxNote || strings.Contains(text, "\n") {
+		return fmt.Errorf("note of %d bytes: it must be a line of %d at most", len(text), maxNote)
+	}
+	if l.fd < 0 {
+		return fmt.Errorf("write note to %s: the lock is %s", l.path, l.mode)
+	}
+	netns, err := l.dir.sources.netns()
+	if err == nil {
+		_, err = restart(func() (int, error) {
+			return unix.Pwrite(l.fd, []byte(sumOf(text, netns)+text+"\n"), 0)
+		})
+	}
+	if err != nil {
+		return fmt.Errorf("write note to %s: %w", l.path, err)
+	}
+	return nil
+}
+
+func sumOf(text string, netns uint64) string {
+	sum := fnv.New64a()
+	sum.Write(binary.NativeEndian.AppendUint64([]byte(text), netns))
+	return fmt.Sprintf("%016x ", sum.Sum64())
+}

@@ -1,0 +1,301 @@
+package nft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
+	"github.com/tombolo-cni/tombolo/netns"
+)
+
+// trusting is a Conn that goes by a Seal, and counts what it sends.
+type trusting struct {
+	*Conn
+	rec *nltest.Recorder
+}
+
+func newTrusting(t *testing.T, ns *netns.NS, s Seal) *trusting {
+	t.Helper()
+	transport, err := nl.Open(unix.NETLINK_NETFILTER, &nl.Config{NetNS: ns})
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec := nltest.Record(transport)
+	c := &trusting{on(nl.New(rec), 0), rec}
+	t.Cleanup(func() { c.Close() })
+	c.Trust(s)
+	return c
+}
+
+// wantLooks has a network ready, by one look at the generation or by a look at all.
+func (c *trusting) wantLooks(t *testing.T, when string, n Network, one bool) {
+	t.Helper()
+	c.rec.Sent()
+	if ready, err := c.Ready(context.Background(), n); err != nil || !ready {
+		t.Errorf("%s: Ready: %v, %v", when, ready, err)
+	}
+	if sent := len(c.rec.Sent()); (sent == 1) != one {
+		t.Errorf("%s: Ready sends %d datagrams", when, sent)
+	}
+}
+
+func TestReadyGoesByItsSeal(t *testing.T) {
+	t.Parallel()
+	others, ns := dialNew(t)
+	n, second := podnet(), Network{Name: "second", Bridge: "cbr0"}
+	mustEnsure(t, others, n)
+	mustEnsure(t, others, second)
+	c := newTrusting(t, ns, Seal{})
+	c.wantLooks(t, "at first", n, false)
+	c.wantLooks(t, "then", n, true)
+	c.wantLooks(t, "another network", second, false)
+	c.wantLooks(t, "then", second, true)
+	c.wantLooks(t, "the first one again", n, true)
+	changed := n
+	changed.NonMasquerade = prefixes("192.0.2.0/24")
+	mustBeReady(t, c.Conn, changed, false)
+	c.wantLooks(t, "after one that is not ready", n, true)
+
+	// What anybody changes may be ours.
+	nft(t, ns, "add table ip others")
+	c.wantLooks(t, "after others' change", n, false)
+	c.wantLooks(t, "then", n, true)
+	c.wantLooks(t, "the other network", second, false)
+
+	// The next one learns it.
+	heir := newTrusting(t, ns, c.Seal())
+	heir.wantLooks(t, "with another's seal", n, true)
+	heir.wantLooks(t, "with another's seal", second, true)
+	nft(t, ns, "delete table ip others")
+	heir = newTrusting(t, ns, c.Seal())
+	heir.wantLooks(t, "with an old seal", n, false)
+}
+
+func TestSealFollowsWhatBecomesOfEndpoints(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	others, ns := dialNew(t)
+	n := podnet()
+	mustEnsure(t, others, n)
+	c := newTrusting(t, ns, Seal{})
+	c.wantLooks(t, "at first", n, false)
+	a, b := pod("00000000001", "10.22.0.5"), publisher(2, tcpPort("", 8080), tcpPort("192.0.2.1", 8081))
+	moved := pod("00000000001", "10.22.0.6")
+	for _, step := range []struct {
+		name string
+		do   func() error
+	}{
+		{"Add", func() error { return c.Add(ctx, a) }},
+		{"Add with ports", func() error { return c.Add(ctx, b) }},
+		{"Replace", func() error { return c.Replace(ctx, a, b) }},
+		{"Move", func() error { return c.Move(ctx, a, moved) }},
+		{"Remove", func() error { return c.Remove(ctx, b) }},
+		{"RemoveOwners", func() error { return c.RemoveOwners(ctx, moved.Owner) }},
+	} {
+		if err := step.do(); err != nil {
+			t.Fatalf("%s: %v", step.name, err)
+		}
+		c.wantLooks(t, step.name, n, true)
+	}
+	// Another's change is not the Conn's own, of the same kind as it may be.
+	mustAdd(t, others, a)
+	c.wantLooks(t, "another's Add", n, false)
+	mustAdd(t, others, b)
+	if err := c.Remove(ctx, a); err != nil {
+		t.Fatal(err)
+	}
+	c.wantLooks(t, "Remove after another's Add", n, false)
+}
+
+func TestSealDoesNotHideDamage(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	by := func(command string) func(*testing.T, *trusting, *netns.NS) {
+		return func(t *testing.T, _ *trusting, ns *netns.NS) { nft(t, ns, command) }
+	}
+	for name, damage := range map[string]func(*testing.T, *trusting, *netns.NS){
+		"flushed ruleset":       by("flush ruleset"),
+		"flushed set":           by("flush set inet tombolo pods4"),
+		"flushed map":           by("flush map inet tombolo hostports6"),
+		"flushed guard":         by("flush set bridge tombolo guarded"),
+		"flushed chain":         by("flush chain inet tombolo unmark"),
+		"an element of bridges": by(`delete element inet tombolo bridges { "cbr0" . "cbr0" }`),
+		"its own RemoveNetwork": func(t *testing.T, c *trusting, _ *netns.NS) {
+			if err := c.RemoveNetwork(ctx, guardNet().Name); err != nil {
+				t.Error(err)
+			}
+		},
+		"its own RemoveNetwork, while there are others": func(t *testing.T, c *trusting, _ *netns.NS) {
+			mustEnsure(t, c.Conn, Network{Name: "other", Masquerade: true})
+			mustBeReady(t, c.Conn, guardNet(), true)
+			if err := c.RemoveNetwork(ctx, guardNet().Name); err != nil {
+				t.Error(err)
+			}
+		},
+		"its own Prepare": func(t *testing.T, c *trusting, ns *netns.NS) {
+			nft(t, ns, "flush set inet tombolo pods4")
+			if _, err := c.Prepare(ctx, guardNet()); err != nil {
+				t.Error(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			others, ns := dialNew(t)
+			n := guardNet()
+			n.Bridge = "cbr0"
+			mustEnsure(t, others, n)
+			c := newTrusting(t, ns, Seal{})
+			c.wantLooks(t, "at first", n, false)
+			c.wantLooks(t, "then", n, true)
+			damage(t, c, ns)
+			mustBeReady(t, c.Conn, n, false)
+		})
+	}
+}
+
+// What it takes of a network that is nothing but a bridge's name is elements alone.
+func TestSealEndsWithTheNetwork(t *testing.T) {
+	t.Parallel()
+	others, ns := dialNew(t)
+	n := Network{Name: "plain", Bridge: "cbr0"}
+	mustEnsure(t, others, podnet())
+	mustEnsure(t, others, n)
+	c := newTrusting(t, ns, Seal{})
+	c.wantLooks(t, "at first", n, false)
+	if err := c.RemoveNetwork(context.Background(), n.Name); err != nil {
+		t.Fatal(err)
+	}
+	mustBeReady(t, c.Conn, n, false)
+}
+
+// Each Add says which generation it is for, and others are not held up by that.
+func TestAddsWithSealsOvertakeEachOther(t *testing.T) {
+	t.Parallel()
+	const many, each = 8, 20
+	others, ns := dialNew(t)
+	n := podnet()
+	mustEnsure(t, others, n)
+	before := newTrusting(t, ns, Seal{})
+	before.wantLooks(t, "at first", n, false)
+	conns := make([]*trusting, many)
+	for i := range conns {
+		conns[i] = newTrusting(t, ns, before.Seal())
+	}
+	var wg sync.WaitGroup
+	for i, c := range conns {
+		wg.Go(func() {
+			for j := range each {
+				if ready, err := c.Ready(context.Background(), n); err != nil || !ready {
+					t.Errorf("Ready: %v, %v", ready, err)
+				}
+				ep := pod(Owner(fmt.Sprintf("%011x", i*each+j)), fmt.Sprintf("10.22.%d.%d", i, j+1))
+				if err := c.Add(context.Background(), ep); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	eps, err := others.Endpoints(context.Background(), "")
+	if err != nil || len(eps) != many*each {
+		t.Errorf("%d endpoints, %v", len(eps), err)
+	}
+}
+
+func TestSealsAreText(t *testing.T) {
+	t.Parallel()
+	for _, s := range []Seal{
+		{}, {Generation: 7}, {Generation: math.MaxUint32, Networks: []uint64{0, 1, math.MaxUint64}},
+		{Generation: 1, Networks: make([]uint64, maxSealed)},
+	} {
+		got, err := ParseSeal(s.String())
+		if err != nil || got.Generation != s.Generation || fmt.Sprint(got.Networks) != fmt.Sprint(s.Networks) {
+			t.Errorf("%v became %v, %v", s, got, err)
+		}
+		if len(s.String()) > 146 {
+			t.Errorf("%q is too long", s)
+		}
+	}
+	for _, text := range []string{"", " ", "x", "-1", "4294967296", "1 ", "1  2", "1 x", "1 " + strings.Repeat("1 ", maxSealed) + "1", "1 10000000000000000"} {
+		if s, err := ParseSeal(text); !errors.Is(err, ErrInvalid) {
+			t.Errorf("%q: %v, %v", text, s, err)
+		}
+	}
+}
+
+func TestSealHoldsTheNewestNetworks(t *testing.T) {
+	t.Parallel()
+	var k sealKeeper
+	for i := range uint64(maxSealed + 3) {
+		k.add(1, i)
+		k.add(1, 2) // which is looked at all the time
+	}
+	if got := k.get(); len(got.Networks) != maxSealed || !k.covers(1, 2) || k.covers(1, 0) || !k.covers(1, maxSealed+2) {
+		t.Errorf("%v", got)
+	}
+	if k.covers(2, 2) {
+		t.Error("another generation")
+	}
+	k.follow(math.MaxUint32)
+	if !k.covers(1, 2) {
+		t.Error("followed another generation")
+	}
+	k.trust(Seal{math.MaxUint32, []uint64{5}})
+	k.follow(math.MaxUint32)
+	if diff := cmp.Diff(Seal{1, []uint64{5}}, k.get()); diff != "" {
+		t.Errorf("the kernel passes over 0: %s", diff)
+	}
+}
+
+// Whatever a network is made of is part of its sum.
+func TestSumsTellNetworksApart(t *testing.T) {
+	t.Parallel()
+	c := on(nil, 0)
+	sums := map[uint64]string{}
+	for _, n := range []Network{
+		{Name: "a"}, {Name: "b"}, {Name: "a", Masquerade: true}, {Name: "a", Guard: true},
+		{Name: "a", Masquerade: true, Prefixes: prefixes("10.0.0.0/8")},
+		{Name: "a", Bridge: "br0"}, {Name: "a", Bridge: "br1"}, {Name: "a", Bridge: "br0", NFCall: true},
+		{Name: "a", Bridge: "br0", LAN: true}, {Name: "a", Bridge: "br0", Policy: SameBridge}, {Name: "a", Bridge: "br0", Policy: Isolated},
+		{Name: "a", Dedup: dedups()},
+	} {
+		rs, err := c.ruleset(&n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if same, ok := sums[rs.sum()]; ok {
+			t.Errorf("%+v has the sum of %s", n, same)
+		}
+		sums[rs.sum()] = fmt.Sprintf("%+v", n)
+	}
+	rs, err := on(nil, 0x20000).ruleset(&Network{Name: "a"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if same, ok := sums[rs.sum()]; ok {
+		t.Errorf("another mark has the sum of %s", same)
+	}
+}
+
+func FuzzSeal(f *testing.F) {
+	f.Add(Seal{1, make([]uint64, maxSealed)}.String())
+	f.Fuzz(func(t *testing.T, text string) {
+		s, err := ParseSeal(text)
+		if err != nil {
+			return
+		}
+		if again, err := ParseSeal(s.String()); err != nil || !cmp.Equal(s, again) {
+			t.Errorf("%q: %v, then %v, %v", text, s, again, err)
+		}
+	})
+}

@@ -1,0 +1,252 @@
+package nft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo"
+)
+
+// sentinelNet has a part in every set that there is.
+func sentinelNet() Network {
+	n := guardNet()
+	n.Masquerade = true
+	return n
+}
+
+// sentinelPods have something in most.
+func sentinelPods() []Endpoint {
+	a := guardedPod("00000000001", "veth1", podMAC, pod4, pod6)
+	a.Masquerade = true
+	a.Ports = []Port{tcpPort("", 8080), tcpPort("192.0.2.1", 8081), tcpPort("2001:db8::1", 8081)}
+	return []Endpoint{a, guardedPod("00000000002", "veth2", otherMAC)}
+}
+
+func allSets(t *testing.T, c *Conn, n Network) []set {
+	t.Helper()
+	rs, err := c.ruleset(&n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rs.sets()
+}
+
+func flushCommand(s set) string {
+	kind := "set"
+	if s.dataLen > 0 {
+		kind = "map"
+	}
+	return fmt.Sprintf("flush %s %s tombolo %s", kind, familyName(s.family), s.name)
+}
+
+func TestEmptiedSetIsFoundAndMended(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	c, ns := dialNew(t)
+	n, pods := sentinelNet(), sentinelPods()
+	other := Network{Name: "other", Guard: true}
+	mustEnsure(t, c, n)
+	mustEnsure(t, c, other)
+	mustAdd(t, c, pods...)
+	before := normal(nft(t, ns, "list", "ruleset"))
+	for _, s := range allSets(t, c, n) {
+		nft(t, ns, flushCommand(s))
+		if ready, err := c.Ready(ctx, n); ready || err != nil {
+			t.Errorf("%s: Ready: %v, %v", s.name, ready, err)
+		}
+		// Those of masquerade are one network's own.
+		if ready, err := c.Ready(ctx, other); ready != isMasqueradeSet(s.name) || err != nil {
+			t.Errorf("%s: Ready of another network: %v, %v", s.name, ready, err)
+		}
+		if diffs, err := c.Check(ctx, n, nil); err != nil || !names(diffs, s.name) {
+			t.Errorf("%s: Check: %v, %v", s.name, diffs, err)
+		}
+		if out, err := c.Prepare(ctx, n); err != nil || out != (Outcome{Changed: true, Emptied: true}) {
+			t.Errorf("%s: Prepare: %+v, %v", s.name, out, err)
+		}
+		if err := c.Replace(ctx, pods...); err != nil {
+			t.Fatal(err)
+		}
+		if ready, err := c.Ready(ctx, n); ready || err != nil {
+			t.Errorf("%s: Ready before Ensure: %v, %v", s.name, ready, err)
+		}
+		if out := mustEnsure(t, c, n); !out.Emptied {
+			t.Errorf("%s: Ensure: %+v", s.name, out)
+		}
+		wantReady(t, c, n, pods...)
+		wantReady(t, c, other)
+		if diff := cmp.Diff(before, normal(nft(t, ns, "list", "ruleset"))); diff != "" {
+			t.Errorf("%s (-before +mended):\n%s", s.name, diff)
+		}
+	}
+}
+
+func names(diffs []tombolo.Difference, what string) bool {
+	for _, d := range diffs {
+		if strings.Contains(d.String(), what) {
+			return true
+		}
+	}
+	return false
+}
+
+// A table that the version before this one made has no sentinels, and pods that run.
+func TestSetsWithoutSentinelsGetTheirs(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	c, ns := dialNew(t)
+	n, pods := sentinelNet(), sentinelPods()
+	mustEnsure(t, c, n)
+	mustAdd(t, c, pods...)
+	for _, s := range allSets(t, c, n) {
+		key := s.sentinel()
+		tx := begin(nil)
+		tx.delElement(key)
+		if err := c.commit(tx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := normal(nft(t, ns, "list", "ruleset"))
+	if strings.Contains(before, "sentinel") {
+		t.Fatalf("sentinels are left:\n%s", before)
+	}
+	handles := nft(t, ns, "-a", "list", "chain", "inet", "tombolo", "forward")
+	if ready, err := c.Ready(ctx, n); ready || err != nil {
+		t.Errorf("Ready: %v, %v", ready, err)
+	}
+	if out := mustEnsure(t, c, n); out != (Outcome{Changed: true, Emptied: true}) {
+		t.Errorf("Ensure: %+v", out)
+	}
+	wantReady(t, c, n, pods...)
+	if got := withoutSentinels(normal(nft(t, ns, "list", "ruleset"))); got != before {
+		t.Errorf("but for sentinels (-before +after):\n%s", cmp.Diff(before, got))
+	}
+	if got := nft(t, ns, "-a", "list", "chain", "inet", "tombolo", "forward"); got != handles {
+		t.Errorf("rules were made anew:\n%s", got)
+	}
+}
+
+// Whoever is stopped between the two leaves it to the next.
+func TestPrepareIsNotTheEnd(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	for _, damage := range []string{"", "flush ruleset", "delete table bridge tombolo", "flush set inet tombolo pods4"} {
+		c, ns := dialNew(t)
+		n, pods := sentinelNet(), sentinelPods()
+		if damage != "" {
+			mustEnsure(t, c, n)
+			mustAdd(t, c, pods...)
+			nft(t, ns, damage)
+		}
+		for range 2 {
+			if out, err := c.Prepare(ctx, n); err != nil || !out.Emptied || !out.Changed {
+				t.Errorf("%q: Prepare: %+v, %v", damage, out, err)
+			}
+			if ready, err := c.Ready(ctx, n); ready || err != nil {
+				t.Errorf("%q: Ready: %v, %v", damage, ready, err)
+			}
+		}
+		if err := c.Replace(ctx, pods...); err != nil {
+			t.Fatal(err)
+		}
+		mustEnsure(t, c, n)
+		wantReady(t, c, n, pods...)
+		if out, err := c.Prepare(ctx, n); err != nil || out != (Outcome{}) {
+			t.Errorf("%q: Prepare of what is there: %+v, %v", damage, out, err)
+		}
+	}
+}
+
+func TestSentinelsAreNobodys(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	c, ns := dialNew(t)
+	n, pods := sentinelNet(), sentinelPods()
+	mustEnsure(t, c, n)
+	mustAdd(t, c, pods...)
+	if err := c.Remove(ctx, pods[0]); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.RemoveOwners(ctx, pods[1].Owner); err != nil {
+		t.Fatal(err)
+	}
+	wantEndpoints(t, c)
+	wantNoElements(t, c)
+	wantReady(t, c, n)
+	if err := c.RemoveNetwork(ctx, n.Name); err != nil {
+		t.Fatal(err)
+	}
+	if left := nft(t, ns, "list", "ruleset"); left != "" {
+		t.Errorf("the last network leaves:\n%s", left)
+	}
+}
+
+// No endpoint has a key that is a sentinel's.
+func TestEndpointOfNoAddressIsInvalid(t *testing.T) {
+	t.Parallel()
+	for _, a := range []string{"0.0.0.0", "::"} {
+		ep := pod("00000000001", a)
+		if err := ep.check(); !errors.Is(err, ErrInvalid) {
+			t.Errorf("%s: %v", a, err)
+		}
+	}
+	ep := pod("00000000001", "10.22.0.5")
+	ep.Bridge = sentinelLink
+	if err := ep.check(); !errors.Is(err, ErrInvalid) {
+		t.Errorf("%s: %v", ep.Bridge, err)
+	}
+}
+
+func TestLostClaimsAreFoundAndRestored(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	c, ns := dialNew(t)
+	mustEnsure(t, c, podnet())
+	holder, rival := publisher(1, tcpPort("192.0.2.1", 8080), tcpPort("192.0.2.1", 8081)), publisher(2, tcpPort("", 8080))
+	mustAdd(t, c, holder)
+	nft(t, ns, "flush set inet tombolo hostclaims")
+	if err := c.Add(ctx, rival); err != nil {
+		t.Fatalf("without the claim, the port is not free: %v", err)
+	}
+	if err := c.Remove(ctx, rival); err != nil {
+		t.Fatal(err)
+	}
+	if diffs, err := c.CheckEndpoint(ctx, holder); err != nil || len(diffs) != 2 || !names(diffs, "set hostclaims of table inet tombolo: element ipv4 . tcp . 8080") {
+		t.Errorf("CheckEndpoint: %v, %v", diffs, err)
+	}
+	if err := c.Replace(ctx, holder); err != nil {
+		t.Fatal(err)
+	}
+	if diffs, err := c.CheckEndpoint(ctx, holder); err != nil || len(diffs) > 0 {
+		t.Errorf("CheckEndpoint after Replace: %v, %v", diffs, err)
+	}
+	var conflict *ConflictError
+	if err := c.Add(ctx, rival); !errors.As(err, &conflict) || conflict.Owner != holder.Owner {
+		t.Errorf("a port that is claimed: %v", err)
+	}
+	generation := mustGeneration(t, c)
+	if err := c.Replace(ctx, holder); err != nil || mustGeneration(t, c) != generation {
+		t.Errorf("Replace of what is there changed something, or failed: %v", err)
+	}
+}
+
+func mustGeneration(t *testing.T, c *Conn) uint32 {
+	t.Helper()
+	generation, err := c.generation()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return generation
+}
+
+func mustBeReady(t *testing.T, c *Conn, n Network, want bool) {
+	t.Helper()
+	if ready, err := c.Ready(context.Background(), n); err != nil || ready != want {
+		t.Errorf("Ready of %s: %v, %v", n.Name, ready, err)
+	}
+}

@@ -110,11 +110,11 @@ func (c *Conn) List(f Filter) ([]Address, error) {
 			return nil
 		}
 		a, err := decode(m.Data)
-		if err != nil {
-			return err
+		// A kernel that has no IPv6 lists all families where IPv6 is asked for.
+		if err == nil && (f.Family == 0 || f.Family == a.family()) {
+			list = append(list, a)
 		}
-		list = append(list, a)
-		return nil
+		return err
 	})
 	return list, err
 }

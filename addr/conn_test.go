@@ -222,6 +222,20 @@ func TestInterruptedListIsTriedAgain(t *testing.T) {
 	}
 }
 
+// A kernel without IPv6 answers for IPv6 as if it were asked for all families.
+func TestListIsOfTheFamilyThatWasAskedFor(t *testing.T) {
+	t.Parallel()
+	data := append([]byte{unix.AF_INET, 24, 0, 0, 1, 0, 0, 0}, nltest.Encode(func(e *nl.Encoder) { e.Addr(unix.IFA_LOCAL, nstest.Addr("10.1.0.1")) })...)
+	c := addr.On(nl.New(nltest.NewFake(func(r []nl.Message) [][]byte {
+		return [][]byte{nltest.Reply(r[0], unix.RTM_NEWADDR, unix.NLM_F_MULTI, data), nltest.Done(r[0], 0)}
+	})))
+	for family, want := range map[uint8]int{0: 1, unix.AF_INET: 1, unix.AF_INET6: 0} {
+		if list, err := c.List(addr.Filter{Family: family}); err != nil || len(list) != want {
+			t.Errorf("family %d: listed %v, %v, want %d addresses", family, list, err, want)
+		}
+	}
+}
+
 func TestListRefusesWhatIsMalformed(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {

@@ -43,6 +43,7 @@ func newRouted(t *testing.T) *routed {
 	}
 	nstest.Run(t, r.router.ns, "ip", "address", "add", routerLinkAddr+"/64", "dev", "eth1", "nodad")
 	nstest.Run(t, r.ns, "ip", "address", "add", hostLinkAddr+"/64", "dev", "eth1", "nodad")
+	nstest.Settle(t, r.router.ns, r.ns)
 	var err error
 	if r.heard, err = addr.HearRouters(&addr.Config{NetNS: r.ns}); err != nil {
 		t.Fatal(err)
@@ -60,7 +61,7 @@ func (r *routed) solicit(t *testing.T, token string) {
 // advertised waits, and not for ever.
 func (r *routed) advertised(t *testing.T) (*addr.Advertised, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	return r.heard.Advertised(ctx, r.c, r.eth1)
 }
@@ -240,6 +241,7 @@ func TestAddressIsWaitedForUntilItIsKnownToBeUnique(t *testing.T) {
 	nstest.Sysctl(t, r.ns, "net/ipv6/conf/eth1/accept_dad", "1")
 	r.solicit(t, "::a")
 	nstest.Run(t, r.router.ns, "ip", "address", "add", "2001:db8:1::a/64", "dev", "eth1", "nodad")
+	nstest.Settle(t, r.router.ns)
 	// One is a duplicate, the other is not.
 	r.advertise(t, 0, prefix("2001:db8:1::/64", autonomous, 3600, 1800), prefix("2001:db8:2::/64", autonomous, 3600, 1800))
 	got, err := r.advertised(t)
@@ -303,7 +305,7 @@ func (r *routed) witness(t *testing.T) (through func()) {
 	t.Cleanup(func() { w.Close() })
 	return func() {
 		t.Helper()
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		if _, err := w.Next(ctx); err != nil {
 			t.Fatalf("the advertisement did not arrive: %v", err)
@@ -317,6 +319,7 @@ func TestDuplicateOfAnAdvertisedAddressIsAnError(t *testing.T) {
 	nstest.Sysctl(t, r.ns, "net/ipv6/conf/eth1/accept_dad", "1")
 	r.solicit(t, "::a")
 	nstest.Run(t, r.router.ns, "ip", "address", "add", "2001:db8:1::a/64", "dev", "eth1", "nodad")
+	nstest.Settle(t, r.router.ns)
 	r.advertise(t, 0, prefix("2001:db8:1::/64", autonomous, 3600, 1800))
 	_, err := r.advertised(t)
 	if !errors.Is(err, addr.ErrDuplicate) || !strings.Contains(fmt.Sprint(err), "2001:db8:1::a/64") {

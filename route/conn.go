@@ -134,7 +134,8 @@ func (c *Conn) List(f Filter) ([]Route, error) {
 			return nil
 		}
 		r, known, err := decode(m.Data)
-		if known {
+		// A kernel that has no IPv6 lists all families where IPv6 is asked for.
+		if known && (f.Family == 0 || f.Family == r.Family) {
 			list = append(list, r)
 		}
 		return err

@@ -174,6 +174,18 @@ func TestLookUpsCanBePipelined(t *testing.T) {
 	}
 }
 
+// A kernel without IPv6 answers for IPv6 as if it were asked for all families.
+func TestListIsOfTheFamilyThatWasAskedFor(t *testing.T) {
+	t.Parallel()
+	c := reply(unix.RTM_NEWROUTE, message([]byte{unix.AF_INET, 0, 0, 0, unix.RT_TABLE_MAIN, 0, 0, unix.RTN_UNICAST}, unix.SizeofRtMsg,
+		func(e *nl.Encoder) { e.Addr(unix.RTA_GATEWAY, nstest.Addr("10.1.0.1")) }))
+	for family, want := range map[uint8]int{0: 1, unix.AF_INET: 1, unix.AF_INET6: 0} {
+		if list, err := c.List(route.Filter{Family: family}); err != nil || len(list) != want {
+			t.Errorf("family %d: listed %v, %v, want %d routes", family, list, err, want)
+		}
+	}
+}
+
 // reply is a kernel that answers a dump, or a get, with one message.
 func reply(typ uint16, data []byte) *route.Conn {
 	return route.On(nl.New(nltest.NewFake(func(r []nl.Message) [][]byte {

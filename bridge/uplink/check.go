@@ -16,8 +16,8 @@ var ErrNotTaken = errors.New("the takeover is not finished")
 
 // Check says what is no longer as Take left it: what a network manager has given the
 // NIC back, has taken from the bridge, or has deleted. Addresses and routes that the
-// bridge has got since are no difference, nor is what was leased or learnt and has run
-// out.
+// bridge has got since, beside those on record or in their place, are no difference, nor
+// is what was leased or learnt and has run out.
 func (c *Conn) Check(ctx context.Context, rec *Record) ([]tombolo.Difference, error) {
 	if err := rec.mustBeTaken(); err != nil {
 		return nil, fmt.Errorf("check %s: %w", rec.NIC, err)
@@ -44,6 +44,7 @@ func (rec *Record) mustBeTaken() error {
 
 // differences is Check without a kernel.
 func (s *Snapshot) differences(rec *Record) []tombolo.Difference {
+	rec = rec.withoutReplaced(s)
 	nic, br := "link "+rec.NIC, "bridge "+rec.Bridge
 	var list []tombolo.Difference
 	add := func(object, what, want, have string) {
@@ -126,8 +127,9 @@ func (s *Snapshot) missing(rec *Record, tell func(what, want string)) {
 
 // Mend puts right what Check finds, by the steps of a takeover, and says whether
 // there was anything. What the NIC has got goes to the bridge, and what the bridge has
-// lost comes back as the record has it. The record is saved before each step, so that
-// Recover can finish it. A NIC that is gone cannot be mended (fs.ErrNotExist).
+// lost comes back as the record has it, unless the host has another address or route in
+// its place by now. The record is saved before each step, so that Recover can finish it.
+// A NIC that is gone cannot be mended (fs.ErrNotExist).
 func (c *Conn) Mend(ctx context.Context, rec *Record, j Journal) (changed bool, _ error) {
 	if err := rec.mustBeTaken(); err != nil {
 		return false, fmt.Errorf("mend %s: %w", rec.NIC, err)
@@ -146,32 +148,57 @@ func (c *Conn) Mend(ctx context.Context, rec *Record, j Journal) (changed bool, 
 		if err := c.addrs.Remove(a); err != nil {
 			return true, fmt.Errorf("mend %s: %w", rec.NIC, err)
 		}
+		s.Addresses = slices.DeleteFunc(s.Addresses, func(have addr.Address) bool {
+			return have.Link == a.Link && have.Prefix == a.Prefix && have.Peer == a.Peer
+		})
 	}
-	all := s.Bridge == nil
-	n := *rec
-	n.Notes = slices.Clone(rec.Notes)
-	// There is no other way than forward, for Recover too.
-	n.Committed = true
-	n.MadeBridge = n.MadeBridge || all
-	r := c.run(&n, j, s.settingsToMend(rec))
-	r.lost = func(s *Snapshot) *Snapshot { return s.withLost(rec, s.NIC.Index, all) }
-	if err := r.forward(ctx, takeSteps()); err != nil {
+	n := s.toMend(rec)
+	if err := c.mending(n, j).forward(ctx, takeSteps()); err != nil {
 		return true, fmt.Errorf("mend %s: %w", rec.NIC, err)
 	}
-	*rec = n
+	*rec = *n
 	return true, nil
 }
 
-// stale are the NIC's copies of leased addresses that the bridge has no longer: a new
-// lease has another.
+// toMend is the record that a Mend goes by. A bridge that is made anew gets the NIC's MAC
+// and MTU of now, as with a takeover.
+func (s *Snapshot) toMend(rec *Record) *Record {
+	n := *rec.withoutReplaced(s)
+	n.Notes = slices.Clone(rec.Notes)
+	n.Mending = &Mending{Anew: s.Bridge == nil, Settings: s.settingsToMend(rec)}
+	// There is no other way than forward, for Recover too.
+	n.Committed = true
+	if s.Bridge == nil {
+		n.MadeBridge = true
+		n.Before.NIC.MAC, n.Before.NIC.MTU, n.Before.NIC.Flags = s.NIC.MAC, s.NIC.MTU, s.NIC.Flags
+	}
+	return &n
+}
+
+// mending walks through the steps of a Mend, or through the rest of them.
+func (c *Conn) mending(rec *Record, j Journal) *run {
+	r := c.run(rec, j, rec.Mending.Settings)
+	anew := rec.Mending.Anew
+	r.lost = func(s *Snapshot) *Snapshot { return s.withLost(rec, s.NIC.Index, anew) }
+	return r
+}
+
+// stale are the NIC's copies of addresses that the bridge has no longer: a new lease, or
+// an administrator, has given the host another.
 func (s *Snapshot) stale(rec *Record) []addr.Address {
 	if !rec.KeepAddress || s.Bridge == nil {
 		return nil
 	}
+	onBridge := *s
+	onBridge.Addresses = slices.DeleteFunc(slices.Clone(s.Addresses), func(a addr.Address) bool { return a.Link != s.Bridge.Index })
+	look := &replacement{s: &onBridge, rec: rec, inPlace: s.NIC.Master == s.Bridge.Index}
 	var list []addr.Address
 	for _, a := range s.Addresses {
 		was := rec.Before.address(rec.Before.NIC.Index, a)
-		if a.Link == s.NIC.Index && a.Valid == nil && was != nil && was.Valid != nil && s.address(s.Bridge.Index, a) == nil {
+		if a.Link != s.NIC.Index || a.Valid != nil || was == nil || s.address(s.Bridge.Index, a) != nil {
+			continue
+		}
+		if was.Valid != nil || look.isReplaced(a) {
 			list = append(list, a)
 		}
 	}
@@ -194,7 +221,7 @@ func (s *Snapshot) cannotMend(rec *Record) error {
 // settingsToMend are the parameters that a mend is planned by. Those of a bridge that is
 // there are its owner's matter by now: pods are routed, and told no shorter ways, by what
 // somebody has set since. A new one gets what the first one got, but is a router if the
-// NIC is one now.
+// NIC is one now, and has the NIC's present MTU for IPv6: it may not have the old one.
 func (s *Snapshot) settingsToMend(rec *Record) map[string]string {
 	settings := map[string]string{}
 	if s.Bridge == nil {
@@ -204,7 +231,7 @@ func (s *Snapshot) settingsToMend(rec *Record) map[string]string {
 			}
 		}
 		for path, value := range s.Settings {
-			if name(path) == "forwarding" {
+			if name(path) == "forwarding" || path == conf6+rec.NIC+"/mtu" {
 				settings[path] = value
 			}
 		}

@@ -181,8 +181,15 @@ func (c *Conn) addStandIn(ctx context.Context, d detour, s *Snapshot) error {
 		return err
 	}
 	b.Reset()
-	d.setUp(&b, s.Bridge.Index)
-	if err := c.execute(ctx, &b); err != nil {
+	d.setUp(&b, s.Bridge.Index, true)
+	err := c.execute(ctx, &b)
+	if errors.Is(err, unix.EAFNOSUPPORT) {
+		// The kernel has no IPv6.
+		b.Reset()
+		d.setUp(&b, s.Bridge.Index, false)
+		err = c.execute(ctx, &b)
+	}
+	if err != nil {
 		return err
 	}
 	// Until the kernel has taken note of the carriers, the pair sends nothing, and the
@@ -200,7 +207,7 @@ const (
 
 // setUp has the pair say nothing by itself, which is no link-local address and, as
 // nothing floods to it, nothing that the bridge sends; and then sets it up.
-func (d detour) setUp(b *nl.Batch, bridge int) {
+func (d detour) setUp(b *nl.Batch, bridge int, ipv6 bool) {
 	change := func(op, name string, flags uint32, body func(*nl.Encoder)) {
 		b.Request(op, nl.Name(name), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
 			linkFlags(e, flags)
@@ -211,6 +218,9 @@ func (d detour) setUp(b *nl.Batch, bridge int) {
 	for _, name := range []string{d.port(), d.peer()} {
 		change("set link", name, 0, func(e *nl.Encoder) {
 			e.String(unix.IFLA_IFALIAS, standInAlias)
+			if !ipv6 {
+				return
+			}
 			e.Nest(unix.IFLA_AF_SPEC, func(e *nl.Encoder) {
 				e.Nest(unix.AF_INET6, func(e *nl.Encoder) { e.Uint8(unix.IFLA_INET6_ADDR_GEN_MODE, addrGenModeNone) })
 			})

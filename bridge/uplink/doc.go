@@ -45,6 +45,13 @@
 // committed (Record.Committed): from there Take heeds no context, and Recover finishes
 // it. What Restore began, Recover finishes too. The host is reachable all the while.
 //
+// # What changes while it is taken
+//
+// The host may get other addresses and another router on the bridge. Check and Mend take
+// what has something else in its place for changed on purpose, and Restore gives the NIC
+// what the bridge has by then. What Mend puts back where nothing is in its place comes
+// from the Record: Present tells when that is out of date, and gives another.
+//
 // # What does not come along
 //
 // A Snapshot finds what cannot move, and Plan refuses it or warns of it, by name:

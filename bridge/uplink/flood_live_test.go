@@ -1,13 +1,7 @@
 package uplink_test
 
 import (
-	"os"
-	"strconv"
-	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -15,61 +9,15 @@ import (
 )
 
 // flood sends datagrams to the host as fast as one processor can, some microseconds
-// apart, while something is done, and gives how many were sent and lost. A gap of some
-// microseconds shows in it, and hardly ever in flows of a moderate pace.
+// apart, while something is done, and gives how many were sent and lost.
 func (l *lan) flood(tb testing.TB, do func()) (sent, lost int) {
 	tb.Helper()
-	before := dropped(tb)
-	f := newFlood(tb, l)
-	f.waitFor(tb, 1000)
-	do()
-	f.waitFor(tb, f.arrived.Load()+1000)
-	close(f.done)
-	f.work.Wait()
-	// What the kernel drops because it cannot keep up is no fault of a plan's. Others'
-	// drops are among them.
-	return f.sent, max(f.sent-int(f.arrived.Load())-(dropped(tb)-before), 0)
-}
-
-// dropped counts what all processors have dropped because their queues were full (second
-// column, in hexadecimal).
-func dropped(tb testing.TB) int {
-	tb.Helper()
-	b, err := os.ReadFile("/proc/net/softnet_stat")
-	if err != nil {
-		tb.Fatal(err)
-	}
-	total := 0
-	for line := range strings.Lines(string(b)) {
-		n, err := strconv.ParseInt(strings.Fields(line)[1], 16, 64)
-		if err != nil {
-			tb.Fatal(err)
-		}
-		total += int(n)
-	}
-	return total
-}
-
-type flooding struct {
-	done    chan struct{} // the sender has to end
-	ended   chan struct{} // the reader has ended
-	work    sync.WaitGroup
-	sent    int
-	arrived atomic.Int64
-}
-
-func newFlood(tb testing.TB, l *lan) *flooding {
-	f := &flooding{done: make(chan struct{}), ended: make(chan struct{})}
 	host := unix.SockaddrInet4{Addr: nstest.Addr("10.0.0.5").As4()}
 	var in, out int
 	within(tb, l.host, func() error {
 		var err error
 		if in, err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0); err != nil {
 			return err
-		}
-		// For a reader that does not run for a while.
-		if unix.SetsockoptInt(in, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 256<<20) != nil {
-			tb.Skip("the receive buffer cannot be large here, so that a slow reader would count as a loss")
 		}
 		if err = unix.Bind(in, &host); err != nil {
 			return err
@@ -78,6 +26,7 @@ func newFlood(tb testing.TB, l *lan) *flooding {
 		host = *bound.(*unix.SockaddrInet4)
 		return err
 	})
+	defer unix.Close(in)
 	within(tb, l.router, func() error {
 		var err error
 		if out, err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0); err != nil {
@@ -85,50 +34,8 @@ func newFlood(tb testing.TB, l *lan) *flooding {
 		}
 		return unix.Connect(out, &host)
 	})
-	f.work.Go(func() {
-		defer unix.Close(out)
-		for {
-			select {
-			case <-f.done:
-				// What is behind all others tells the reader to end.
-				for {
-					select {
-					case <-f.ended:
-						return
-					case <-time.After(time.Millisecond):
-						unix.Write(out, []byte("end"))
-					}
-				}
-			default:
-			}
-			if _, err := unix.Write(out, []byte("datagram")); err == nil {
-				f.sent++
-			}
-			for begin := time.Now(); time.Since(begin) < 5*time.Microsecond; { // a timer would be a hundred times as slow
-			}
-		}
-	})
-	f.work.Go(func() {
-		defer close(f.ended)
-		defer unix.Close(in)
-		b := make([]byte, 16)
-		for {
-			if n, err := unix.Read(in, b); err != nil || n == len("end") {
-				return
-			}
-			f.arrived.Add(1)
-		}
-	})
-	return f
-}
-
-func (f *flooding) waitFor(tb testing.TB, n int64) {
-	tb.Helper()
-	for begin := time.Now(); f.arrived.Load() < n; time.Sleep(time.Millisecond) {
-		if time.Since(begin) > patience {
-			tb.Fatalf("%d of %d datagrams arrived", f.arrived.Load(), f.sent)
-		}
-	}
+	defer unix.Close(out)
+	return nstest.Flood(tb, out, in, do, l.host, l.router)
 }
 
 func TestNoDatagramOfAFloodIsLost(t *testing.T) {

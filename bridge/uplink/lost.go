@@ -64,24 +64,30 @@ func (s *Snapshot) withLost(rec *Record, link int, all bool) *Snapshot {
 		name = s.NIC.Name
 	}
 	passed := s.Time.Sub(rec.Before.Time)
-	var lost []addr.Address // on the NIC, as they were
+	var with []addr.Address // on the NIC, as they were: those whose routes belong to them
 	for _, a := range before.Addresses {
 		was := a
 		a.Label = (&move{from: rec.Before.NIC, to: Link{Name: name}}).label(a.Label)
-		if a.Valid != nil && !all || a.Flags&addr.DADFailed != 0 || s.somewhere(a) {
+		if a.Valid != nil && !all || a.Flags&addr.DADFailed != 0 {
+			continue
+		}
+		if s.somewhere(a) {
+			// Its route may be gone all the same: one that was being moved when somebody
+			// took the bridge's end of it away.
+			with = append(with, was)
 			continue
 		}
 		if !left(&a.Valid, passed) {
 			continue
 		}
 		left(&a.Preferred, passed)
-		lost = append(lost, was)
+		with = append(with, was)
 		a.Link = link
 		n.Addresses = append(n.Addresses, a)
 	}
 	back := &move{s: &Snapshot{}, from: rec.Before.NIC, to: Link{Index: link}}
 	for _, r := range before.Routes {
-		withAddress := slices.ContainsFunc(lost, func(a addr.Address) bool { return comesWith(&r, &a) })
+		withAddress := slices.ContainsFunc(with, func(a addr.Address) bool { return comesWith(&r, &a) })
 		if !all && comesAndGoes(&r) && !withAddress || isKernelMulticast(&r) || s.hasPlace(&r) || !left(&r.Expires, passed) {
 			continue
 		}

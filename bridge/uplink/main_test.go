@@ -68,13 +68,18 @@ func newLAN(tb testing.TB, commands ...string) *lan {
 	return l
 }
 
-// settle waits until the kernel's worker has added the local route of each IPv6
-// address.
+// settle waits until the kernel's workers have added the local route of each IPv6
+// address, and that of multicast for each link whose carrier they have taken note of.
 func settle(tb testing.TB, ns *netns.NS) {
 	tb.Helper()
 	for begin := time.Now(); ; {
 		var missing []string
 		local := nstest.Run(tb, ns, "ip", "-6", "route", "show", "table", "local")
+		for _, m := range regexp.MustCompile(`(?m)^[0-9]+: ([^:@]+)\S*: <.*\bMULTICAST\b.*\bLOWER_UP\b.*>`).FindAllStringSubmatch(nstest.Run(tb, ns, "ip", "-o", "link", "show", "up"), -1) {
+			if !strings.Contains(local, "multicast ff00::/8 dev "+m[1]+" ") {
+				missing = append(missing, "multicast by "+m[1])
+			}
+		}
 		for _, m := range regexp.MustCompile(`inet6 ([0-9a-f:]+)`).FindAllStringSubmatch(nstest.Run(tb, ns, "ip", "-6", "-o", "addr", "show", "up"), -1) {
 			if !strings.Contains(local, "local "+m[1]+" ") {
 				missing = append(missing, m[1])
@@ -107,7 +112,10 @@ func run(tb testing.TB, ns *netns.NS, commands ...string) {
 	}
 }
 
-func toBridge() uplink.Uplink { return uplink.Uplink{NIC: "eth0", Bridge: "br0", Alias: "test"} }
+// toBridge has patience with a gateway on a machine that is busy with other things.
+func toBridge() uplink.Uplink {
+	return uplink.Uplink{NIC: "eth0", Bridge: "br0", Alias: "test", Timeout: patience}
+}
 
 // memory is a journal.
 type memory struct {

@@ -22,6 +22,8 @@ func withPod(tb testing.TB, l *lan) *netns.NS {
 	run(tb, l.host, "addr add 10.88.0.1/24 dev pod", "addr add fd88::1/64 dev pod nodad")
 	run(tb, pod, "addr add 10.88.0.2/24 dev eth0", "addr add fd88::2/64 dev eth0 nodad",
 		"route add default via 10.88.0.1", "-6 route add default via fd88::1")
+	settle(tb, l.host)
+	settle(tb, pod)
 	for _, rule := range []string{
 		"add table inet nat", "add chain inet nat post { type nat hook postrouting priority srcnat; }",
 		"add rule inet nat post oifname != pod ip saddr 10.88.0.0/24 masquerade fully-random",

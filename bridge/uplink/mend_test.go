@@ -99,3 +99,51 @@ func TestWhatCannotBeMendedIsLeft(t *testing.T) {
 		t.Errorf("check what is being given back: %v", err)
 	}
 }
+
+// meddler is a journal with a network manager that goes on with its work before a step.
+type meddler struct {
+	uplink.Journal
+	before uplink.StepName
+	does   func()
+}
+
+func (m *meddler) Save(record []byte) error {
+	rec, err := uplink.ParseRecord(record)
+	if err == nil && rec.Step == m.before && m.does != nil {
+		does := m.does
+		m.does = nil
+		does()
+	}
+	return errors.Join(err, m.Journal.Save(record))
+}
+
+func TestAMendThatSomebodyUndidMeanwhileIsFinished(t *testing.T) {
+	t.Parallel()
+	for _, before := range []uplink.StepName{uplink.StepPort, uplink.StepFlows, uplink.StepRoutes, uplink.StepVerify, uplink.StepRelease, uplink.StepSettle} {
+		t.Run(string(before), func(t *testing.T) {
+			t.Parallel()
+			l := newLAN(t)
+			rec, j := take(t, l, toBridge())
+			run(t, l.host, "link set eth0 nomaster")
+			m := &meddler{j, before, func() {
+				run(t, l.host, "link set eth0 nomaster", "addr flush dev br0", "addr add 10.0.0.5/24 brd + dev eth0")
+			}}
+			_, err := l.conn.Mend(t.Context(), rec, m)
+			if err == nil && before == uplink.StepRoutes {
+				t.Error("the fault did not fire")
+			}
+			if err != nil {
+				if rec, err = uplink.ParseRecord(j.record); err == nil {
+					rec, err = l.conn.Recover(t.Context(), rec, j)
+				}
+			} else {
+				_, err = l.conn.Mend(t.Context(), rec, j)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			l.mustBeTaken(t, "finished", rec)
+			l.mustReach(t, "finished")
+		})
+	}
+}

@@ -285,6 +285,9 @@ func PlanRestore(s *Snapshot, rec *Record) (*Steps, error) {
 	if err := rec.validate(); err != nil {
 		return nil, fmt.Errorf("give back %s: %w", rec.NIC, err)
 	}
+	if s.Bridge == nil {
+		rec = rec.withoutReplaced(s)
+	}
 	return planRestore(s, rec), nil
 }
 

@@ -102,10 +102,17 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
+// byDefault is toBridge with the patience that there is by default.
+func byDefault() uplink.Uplink {
+	u := toBridge()
+	u.Timeout = 0
+	return u
+}
+
 func TestPlansOfRecordedHosts(t *testing.T) {
 	t.Parallel()
 	for name, s := range recorded(t) {
-		steps, err := uplink.Plan(s, toBridge())
+		steps, err := uplink.Plan(s, byDefault())
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
@@ -116,7 +123,7 @@ func TestPlansOfRecordedHosts(t *testing.T) {
 
 func TestPlanThatKeepsAddresses(t *testing.T) {
 	t.Parallel()
-	u := toBridge()
+	u := byDefault()
 	u.KeepAddress = true
 	steps, err := uplink.Plan(load(t, "testdata/snapshots/labels-secondaries-scopes-and-metrics.json"), u)
 	if err != nil {

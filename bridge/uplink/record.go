@@ -34,10 +34,23 @@ type Record struct {
 	Committed bool `json:"committed,omitempty"`
 	// MadeBridge says that the bridge was not there before.
 	MadeBridge bool `json:"madeBridge,omitempty"`
+	// Mending says that what is under way puts a takeover right that was finished once.
+	Mending *Mending `json:"mending,omitempty"`
 	// Notes are what the operator should know of how it went.
 	Notes []string `json:"notes,omitempty"`
-	// Before is what there was before the takeover.
+	// Before is what there was before the takeover, or, where the host has got other
+	// addresses or routes since, what there would have been: see Conn.Present.
 	Before Snapshot `json:"before"`
+}
+
+// Mending is what a Mend goes by, which whoever finishes it could not tell any more: by
+// then there is a bridge, half made.
+type Mending struct {
+	// Anew says that the bridge was gone, and all that it had with it.
+	Anew bool `json:"anew,omitempty"`
+	// Settings are the kernel parameters that the bridge is to have, by their paths for
+	// the NIC: see Snapshot.
+	Settings map[string]string `json:"settings,omitempty"`
 }
 
 // ParseRecord reads what a Journal has kept.

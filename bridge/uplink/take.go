@@ -93,7 +93,7 @@ func (r *run) forward(ctx context.Context, steps []StepName) error {
 			return fmt.Errorf("step %s: %w", name, err)
 		}
 	}
-	rec.State, rec.Step = Taken, ""
+	rec.State, rec.Step, rec.Mending = Taken, "", nil
 	return rec.save(r.journal)
 }
 
@@ -192,7 +192,7 @@ func (c *Conn) Restore(ctx context.Context, rec *Record, j Journal) error {
 		return fmt.Errorf("give back %s: %w", rec.NIC, err)
 	}
 	n := *rec
-	n.State = Restoring
+	n.State, n.Mending = Restoring, nil
 	return c.back(ctx, &n, j)
 }
 
@@ -208,6 +208,9 @@ func (c *Conn) back(ctx context.Context, rec *Record, j Journal) error {
 	}
 	if err != nil {
 		return fmt.Errorf("give back %s: %w", rec.NIC, err)
+	}
+	if first.Bridge == nil {
+		rec.Before = rec.withoutReplaced(first).Before
 	}
 	r := c.run(rec, j, first.Settings)
 	for _, name := range restoreSteps() {
@@ -284,6 +287,13 @@ func (c *Conn) Recover(ctx context.Context, rec *Record, j Journal) (*Record, er
 	switch {
 	case n.State == Taken:
 		return &n, c.run(&n, j, nil).clear(ctx)
+	case n.State == Taking && n.Mending != nil:
+		// From the beginning, as a Mend does that finds little to do: whoever undid the
+		// takeover may have gone on at it, and then the steps that were done are undone.
+		if err := c.mending(&n, j).forward(ctx, takeSteps()); err != nil {
+			return &n, fmt.Errorf("finish mending %s: %w", n.NIC, err)
+		}
+		return &n, nil
 	case n.State == Taking && n.Committed:
 		if err := c.run(&n, j, n.Before.Settings).forward(ctx, n.rest()); err != nil {
 			return &n, fmt.Errorf("finish the takeover of %s: %w", n.NIC, err)

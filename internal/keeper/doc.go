@@ -29,8 +29,10 @@
 // state and by the lock that nobody holds. It hears from the kernel when links and
 // addresses change, compares, and puts right what network managers undo, but does not
 // fight them: after some mends in a row it waits longer and longer, and logs an error
-// that says how to have them leave the NIC alone. Without an uplink it listens to
-// nothing.
+// that says how to have them leave the NIC alone. Where the host has other addresses on
+// the bridge on purpose, it has the pods behind it put right (Config.Repair), since their
+// default routes lead there, and then brings the record up to date, by which it would mend
+// the next time. Without an uplink it listens to nothing.
 //
 // # The host's own lease
 //

@@ -219,6 +219,11 @@ func (x *exchange) bound(l *dhcpc.Lease) error {
 		x.giveBack(l)
 		return err
 	case err != nil:
+		if x.r.Host == nil {
+			// Neither the record nor, it may be, the pod knows of it: at T1 of the new
+			// lease, the pod's address would have come to its end by the old one.
+			x.m.session = nil
+		}
 		return err
 	}
 	switch {
@@ -281,6 +286,7 @@ func (v *visit) apply(held *lease.Held, p pod, l *dhcpc.Lease) error {
 		trouble, v.m.right = err.Error(), false
 	} else {
 		v.r.Applied = want
+		v.m.look = now().Add(confirmAfter)
 	}
 	if l == v.r.Lease && v.r.State == lease.Bound && stale.Empty() && v.r.Error == trouble {
 		return err // nothing new to write
@@ -344,6 +350,14 @@ type pod interface {
 	// withdraw takes addresses and routes away; that they are gone is success.
 	withdraw(a lease.Applied) error
 	close() error
+}
+
+// confirmed is a pod in whose namespace the keeper is not at home: of the host's own
+// lease, everything is put right whenever it is looked at.
+type confirmed interface {
+	pod
+	// lacks says whether one of the addresses is not there.
+	lacks(a lease.Applied) (bool, error)
 }
 
 // node is where the pods are.

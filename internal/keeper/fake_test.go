@@ -307,6 +307,12 @@ func (p *fakePod) dial(_ context.Context, local netip.Addr) (dhcpc.Transport, er
 	return c, nil
 }
 
+func (p *fakePod) lacks(a lease.Applied) (bool, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(a.Without(p.has).Addresses) > 0, nil
+}
+
 func (p *fakePod) apply(a lease.Applied, left time.Duration) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -104,6 +104,12 @@ func leased(a *state.Attachment, r *lease.Record) []state.Address {
 	var list []state.Address
 	if r.State == lease.Bound {
 		own := state.Address{Prefix: r.Lease.Address, Gateway: r.Policy.Gateway}
+		for _, before := range a.Addresses {
+			if before.Prefix.Addr().Is4() {
+				own.Through, own.ThroughAtADD = before.Through, before.ThroughAtADD
+				break
+			}
+		}
 		if !own.Gateway.IsValid() && len(r.Lease.Routers) > 0 {
 			own.Gateway = r.Lease.Routers[0]
 		}
@@ -133,6 +139,12 @@ func (v *visit) move(a *state.Attachment, r *lease.Record) error {
 	}
 	if err := v.state.Update(&next); err != nil {
 		return err
+	}
+	if gateway := r.Policy.Gateway; r.State == lease.Bound && gateway.IsValid() && !r.Lease.Address.Contains(gateway) {
+		select {
+		case v.strayed <- struct{}{}:
+		default: // it is to be heard of already
+		}
 	}
 	v.metrics.count(&v.metrics.moves)
 	v.log.Info("attachment follows its lease", append(v.who(), "from", prefixes(gone), "to", prefixes(next.Addresses))...)

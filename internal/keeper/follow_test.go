@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -37,7 +38,7 @@ type movable struct {
 	fw     *nft.Conn
 }
 
-func newMovable(t *testing.T) (*movable, *server) {
+func newMovable(t *testing.T, length time.Duration) (*movable, *server) {
 	t.Helper()
 	l := newLAN(t)
 	var err error
@@ -50,7 +51,7 @@ func newMovable(t *testing.T) (*movable, *server) {
 	nstest.Run(t, l.host, "ip", "address", "add", clientsHost+"/24", "dev", "client0")
 	nstest.Run(t, m.client, "ip", "address", "add", clientsOwn+"/24", "dev", "eth0")
 	nstest.Sysctl(t, l.host, "net/ipv4/ip_forward", "1")
-	s := l.serve(3 * time.Second)
+	s := l.serve(length)
 	p := l.connect(1)
 	p.record.Policy.Gateway = netip.MustParseAddr(hostAddress)
 	l.lease(p)
@@ -128,13 +129,6 @@ func (m *movable) settled(address string) {
 	})
 }
 
-// refuseFirst has the server take the address away and give another.
-func (m *movable) refuseFirst(s *server) {
-	s.set(func(s *server) { s.refuse, s.base = true, netip.MustParseAddr(nextAddress) })
-	until(m.T, "another address", func() bool { _, ok := m.addresses(m.pod)[netip.MustParsePrefix(nextAddress+"/16")]; return ok })
-	s.set(func(s *server) { s.refuse = false })
-}
-
 // worksAt checks, by packets and by listings, that all of it goes by one address and
 // nothing by the other.
 func (m *movable) worksAt(address, other string) {
@@ -163,9 +157,11 @@ func (m *movable) worksAt(address, other string) {
 	}
 }
 
-// firstHeard has the pod send from one address, then from another, and gives the one
-// whose datagram arrives first: they take one way, so what did not come before is lost.
-func (m *movable) firstHeard(addresses ...string) string {
+// firstHeard has the pod send from one address, then from another until something
+// arrives, and gives the one whose datagram came first: they take one way, so what did
+// not come before is lost. The last is sent again for the sake of ARP, whose requests the
+// guard may have dropped on behalf of the one before.
+func (m *movable) firstHeard(not, last string) string {
 	m.Helper()
 	var in net.PacketConn
 	err := m.remote.Do(func() error {
@@ -177,44 +173,56 @@ func (m *movable) firstHeard(addresses ...string) string {
 		m.Fatal(err)
 	}
 	defer in.Close()
-	for _, a := range addresses {
-		// Whoever has it not gets it for as long as it takes to send.
-		given := false
-		if _, ok := m.addresses(m.pod)[netip.MustParsePrefix(a+"/16")]; !ok {
-			nstest.Run(m, m.pod.ns, "ip", "address", "add", a+"/32", "dev", "eth0")
-			given = true
-		}
-		err := m.pod.ns.Do(func() error {
-			out, err := (&net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(a), 0))}).Dial("udp4", in.LocalAddr().String())
-			if err == nil {
-				_, err = out.Write([]byte("?"))
-				err = errors.Join(err, out.Close())
-			}
-			return err
-		})
-		if err != nil {
+	m.sayFrom(not, in.LocalAddr())
+	for deadline := time.Now().Add(longEnough); time.Now().Before(deadline); {
+		m.sayFrom(last, in.LocalAddr())
+		if err := in.SetReadDeadline(time.Now().Add(time.Second)); err != nil {
 			m.Fatal(err)
 		}
-		if given {
-			nstest.Run(m, m.pod.ns, "ip", "address", "del", a+"/32", "dev", "eth0")
+		_, from, err := in.ReadFrom(make([]byte, 16))
+		if err == nil {
+			return from.(*net.UDPAddr).IP.String()
+		}
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			m.Fatal(err)
 		}
 	}
-	if err := in.SetReadDeadline(time.Now().Add(2 * lease.Silence)); err != nil {
+	m.Fatal("nothing arrived")
+	return ""
+}
+
+// sayFrom has the pod send a datagram from an address. If it has not that one, it gets it
+// for as long as it takes to send.
+func (m *movable) sayFrom(a string, to net.Addr) {
+	m.Helper()
+	_, has := m.addresses(m.pod)[netip.MustParsePrefix(a+"/16")]
+	if !has {
+		nstest.Run(m, m.pod.ns, "ip", "address", "add", a+"/32", "dev", "eth0")
+	}
+	err := m.pod.ns.Do(func() error {
+		out, err := (&net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(a), 0))}).Dial("udp4", to.String())
+		if err == nil {
+			_, err = out.Write([]byte("?"))
+			err = errors.Join(err, out.Close())
+		}
+		return err
+	})
+	if err != nil {
 		m.Fatal(err)
 	}
-	_, from, err := in.ReadFrom(make([]byte, 16))
-	if err != nil {
-		m.Fatalf("nothing arrived: %v", err)
+	if !has {
+		nstest.Run(m, m.pod.ns, "ip", "address", "del", a+"/32", "dev", "eth0")
 	}
-	return from.(*net.UDPAddr).IP.String()
 }
 
 func TestWhatGoesByAPodsAddressFollowsItsLease(t *testing.T) {
 	t.Parallel()
-	m, s := newMovable(t)
+	m, s := newMovable(t, time.Hour)
 	m.worksAt(firstAddress, nextAddress)
+	due(m.pod.record)
+	m.write(m.pod.record)
+	s.set(func(s *server) { s.refuse, s.base = true, netip.MustParseAddr(nextAddress) })
 	m.keeper()
-	m.refuseFirst(s)
 	m.settled(nextAddress)
 	m.worksAt(nextAddress, firstAddress)
 }
@@ -222,14 +230,15 @@ func TestWhatGoesByAPodsAddressFollowsItsLease(t *testing.T) {
 // Of a lease that is lost the address may be another's: nothing may lead there.
 func TestNothingLeadsToAnAddressThatWasLost(t *testing.T) {
 	t.Parallel()
-	m, s := newMovable(t)
+	m, s := newMovable(t, 3*time.Second)
 	m.keeper()
-	s.set(func(s *server) { s.refuse, s.silence = true, true })
+	s.set(func(s *server) { s.silence = true })
 	m.settled("")
 	if ruleset := nstest.Run(t, m.host, "nft", "list", "ruleset"); strings.Contains(ruleset, firstAddress+" ") {
 		t.Errorf("the firewall has the lost address:\n%s", ruleset)
 	}
-	s.set(func(s *server) { s.refuse, s.silence = false, false })
+	// For an hour, so that it does not end while it is looked at.
+	s.set(func(s *server) { s.silence, s.lease = false, time.Hour })
 	m.settled(firstAddress)
 	m.worksAt(firstAddress, nextAddress)
 }
@@ -239,7 +248,7 @@ func TestAMoveThatWasCutShortIsFinished(t *testing.T) {
 	for cut := range 5 {
 		t.Run(fmt.Sprintf("after %d parts", cut), func(t *testing.T) {
 			t.Parallel()
-			m, s := newMovable(t)
+			m, s := newMovable(t, time.Hour)
 			both, next := m.half(s)
 			k, err := New(&Config{Leases: m.dir, State: m.state})
 			if err != nil {
@@ -317,7 +326,7 @@ func (m *movable) following(ctx context.Context) *visit {
 
 func TestAMoveWaitsForThePluginAndNotForEver(t *testing.T) {
 	t.Parallel()
-	m, s := newMovable(t)
+	m, s := newMovable(t, time.Hour)
 	m.half(s)
 	lock, err := m.state.Lock(t.Context(), state.Shared)
 	if err != nil {
@@ -342,7 +351,7 @@ func TestAMoveWaitsForThePluginAndNotForEver(t *testing.T) {
 
 func TestAMoveOutlivesAFlushedFirewall(t *testing.T) {
 	t.Parallel()
-	m, s := newMovable(t)
+	m, s := newMovable(t, time.Hour)
 	m.half(s)
 	nstest.Run(t, m.host, "nft", "flush", "ruleset")
 	if err := m.following(t.Context()).follow(); err != nil {
@@ -369,7 +378,7 @@ func TestOnlyItsOwnAttachmentFollowsALease(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			m, s := newMovable(t)
+			m, s := newMovable(t, time.Hour)
 			m.half(s)
 			a := m.attachment()
 			change(a)

@@ -100,10 +100,12 @@ func (v *visit) workOnHost(p pod) error {
 		return err
 	}
 	v.m.right = true
-	if wakes(v.m.session, now()) {
-		return v.exchange(p)
+	if !wakes(v.m.session, now()) {
+		return nil
 	}
-	return nil
+	err := v.exchange(p)
+	v.m.look = now().Add(confirmAfter)
+	return err
 }
 
 // attempt is one way to have a lease confirmed.

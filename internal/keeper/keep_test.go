@@ -611,6 +611,72 @@ func TestALeaseThatCannotBeAppliedIsTriedAgain(t *testing.T) {
 	})
 }
 
+func TestARenewalThatCannotBeWrittenDownIsMadeAgain(t *testing.T) {
+	in(t, func(t *testing.T, w *world) {
+		r := w.record(1)
+		p := w.add(r)
+		w.start()
+		w.later(29 * time.Minute)
+		// Somebody has the record's lock, for longer than is waited for it.
+		w.lock(r, func(*lease.Held) error {
+			w.later(3 * time.Minute)
+			return nil
+		})
+		only(t, w.said(), "REQUEST")
+		if left := w.load(r).Lease.Left(now()); left > 30*time.Minute {
+			t.Fatalf("the record says %v, though it was locked", left)
+		}
+		w.later(3 * time.Minute)
+		if left := w.load(r).Lease.Left(now()); left < 55*time.Minute || p.left < 55*time.Minute {
+			t.Errorf("%v are left by the record, and the pod has the address for %v", left, p.left)
+		}
+		only(t, w.said(), "REQUEST")
+	})
+}
+
+// So the kernel does now and then with an address that has just been set.
+func TestAnAddressThatGoesByItselfIsPutBack(t *testing.T) {
+	in(t, func(t *testing.T, w *world) {
+		r := w.record(1)
+		p := w.add(r)
+		w.start()
+		lose := func() {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			p.has.Addresses = nil
+		}
+		has := func() string {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			return fmt.Sprint(p.has.Addresses)
+		}
+		want := has()
+		lose()
+		w.later(confirmAfter + time.Second)
+		if got := has(); got != want {
+			t.Errorf("lost when the keeper began, the pod has %s, want %s", got, want)
+		}
+		for range 3600 {
+			if w.later(time.Second); len(w.heard) > 0 {
+				break
+			}
+		}
+		only(t, w.said(), "REQUEST")
+		lose()
+		w.later(confirmAfter + time.Second)
+		if got := has(); got != want {
+			t.Errorf("lost at a renewal, the pod has %s, want %s", got, want)
+		}
+		// Long after that too, if not as soon.
+		w.later(time.Minute)
+		lose()
+		w.later(lookEvery + time.Second)
+		if got := has(); got != want {
+			t.Errorf("lost between renewals, the pod has %s, want %s", got, want)
+		}
+	})
+}
+
 func TestAPodOutOfReachIsNotTakenForDead(t *testing.T) {
 	in(t, func(t *testing.T, w *world) {
 		r := w.record(1)

@@ -34,7 +34,9 @@ type Config struct {
 	// Alive is called every lease.Beat for as long as the loop turns; nil is nothing.
 	Alive func()
 	// Repair is called after an uplink had to be mended: a bridge that was made anew has
-	// neither the pods' ports nor what their networks set of it. Nil is nothing.
+	// neither the pods' ports nor what their networks set of it. And it is called when the
+	// host has other addresses on such a bridge: default routes of pods lead there. Nil is
+	// nothing.
 	Repair func(context.Context) error
 }
 
@@ -51,6 +53,9 @@ type Keeper struct {
 	node    node
 	boot    string
 	metrics metrics
+	// strayed is told of a pod that its lease took out of the subnet of the host's address
+	// which its default route leads to.
+	strayed chan struct{}
 }
 
 // New checks a configuration. Nothing is opened yet.
@@ -62,7 +67,8 @@ func New(cfg *Config) (*Keeper, error) {
 	if err != nil {
 		return nil, fmt.Errorf("keep leases: %w", err)
 	}
-	k := &Keeper{leases: cfg.Leases, state: cfg.State, log: cfg.Log, workers: cfg.Workers, ready: cfg.Ready, alive: cfg.Alive, node: kernel{}, boot: boot}
+	k := &Keeper{leases: cfg.Leases, state: cfg.State, log: cfg.Log, workers: cfg.Workers, ready: cfg.Ready, alive: cfg.Alive, node: kernel{}, boot: boot,
+		strayed: make(chan struct{}, 1)}
 	if k.log == nil {
 		k.log = slog.New(slog.DiscardHandler)
 	}

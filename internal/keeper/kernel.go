@@ -8,6 +8,7 @@ import (
 	"math"
 	"net/netip"
 	"os"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -144,6 +145,13 @@ func (p *kernelPod) apply(a lease.Applied, left time.Duration) error {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
+}
+
+func (p *kernelPod) lacks(a lease.Applied) (bool, error) {
+	have, err := addr.On(p.conn).List(addr.Filter{Link: p.link, Family: unix.AF_INET})
+	return slices.ContainsFunc(a.Addresses, func(want netip.Prefix) bool {
+		return !slices.ContainsFunc(have, func(a addr.Address) bool { return a.Prefix == want })
+	}), err
 }
 
 func (p *kernelPod) route(r dhcpc.Route) route.Route {

@@ -137,7 +137,7 @@ func (l *lan) add(i int) *testPod {
 func (l *lan) lease(p *testPod) {
 	l.Helper()
 	cfg := p.record.Client.Config(nil)
-	cfg.Retransmit = 500 * time.Millisecond
+	cfg.Retransmit, cfg.Timeout = 500*time.Millisecond, longEnough
 	pod := l.enter(p)
 	defer pod.close()
 	cfg.Dial = pod.dial
@@ -211,11 +211,13 @@ func (l *lan) keeper() (stop func()) {
 	return stop
 }
 
+// longEnough is for machines of any speed: only a test that fails waits so long.
+const longEnough = 3 * time.Minute
+
 // until waits for something that is about to happen.
 func until(t *testing.T, what string, happened func() bool) {
 	t.Helper()
-	// For machines of any speed: only a test that fails waits so long.
-	deadline := time.Now().Add(3 * time.Minute)
+	deadline := time.Now().Add(longEnough)
 	poll := time.NewTicker(5 * time.Millisecond)
 	defer poll.Stop()
 	for !happened() {
@@ -285,6 +287,7 @@ type server struct {
 
 	mu      sync.Mutex
 	lease   time.Duration
+	renew   time.Duration         // T1, so that what is renewed often does not run out on a slow machine; 0 is half of the lease
 	given   map[string]netip.Addr // by client identifier
 	heard   map[string]int        // by kind
 	refuse  bool                  // NAK the next renewal
@@ -391,6 +394,10 @@ func (s *server) answer(d *dhcpv4.DHCPv4) *dhcpv4.DHCPv4 {
 	r.UpdateOption(dhcpv4.OptSubnetMask(net.CIDRMask(16, 32)))
 	r.UpdateOption(dhcpv4.OptRouter(me))
 	r.UpdateOption(dhcpv4.OptIPAddressLeaseTime(s.lease))
+	if s.renew != 0 {
+		r.UpdateOption(dhcpv4.OptRenewTimeValue(s.renew))
+		r.UpdateOption(dhcpv4.OptRebindingTimeValue(3 * s.renew))
+	}
 	return r
 }
 

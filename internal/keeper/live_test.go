@@ -69,7 +69,8 @@ func TestTheKeeperHearsOfAnAddAndOfADel(t *testing.T) {
 func TestWhatIsTakenFromAPodIsPutBack(t *testing.T) {
 	t.Parallel()
 	l := newLAN(t)
-	s := l.serve(6 * time.Second)
+	s := l.serve(time.Hour)
+	s.set(func(s *server) { s.renew = 2 * time.Second })
 	p := l.add(1)
 	stop := l.keeper()
 	defer stop()
@@ -86,11 +87,11 @@ func TestWhatIsTakenFromAPodIsPutBack(t *testing.T) {
 func TestAnAddressThatTheServerTakesAwayIsReplaced(t *testing.T) {
 	t.Parallel()
 	l := newLAN(t)
-	s := l.serve(3 * time.Second)
+	s := l.serve(time.Hour)
+	s.set(func(s *server) { s.renew = time.Second })
 	p := l.add(1)
 	l.keeper()
-	// For an hour, so that it does not end while it is looked at.
-	s.set(func(s *server) { s.refuse, s.base, s.lease = true, netip.MustParseAddr("10.9.2.1"), time.Hour })
+	s.set(func(s *server) { s.refuse, s.base = true, netip.MustParseAddr("10.9.2.1") })
 	until(t, "the record says so", func() bool {
 		r := l.load(p)
 		return r.State == lease.Bound && r.Lease.Address == netip.MustParsePrefix("10.9.2.1/16") && r.Error == ""
@@ -229,7 +230,7 @@ func (l *lan) dnsmasq() (leases func() string) {
 	}
 	file := l.TempDir() + "/leases"
 	cmd := exec.Command(bin, "--keep-in-foreground", "--port=0", "--no-ping", "--conf-file=/dev/null", "--user=root", "--pid-file=",
-		"--interface=eth0", "--bind-interfaces", "--dhcp-authoritative", "--dhcp-range=10.9.1.1,10.9.1.50,255.255.0.0,120", "--dhcp-leasefile="+file)
+		"--interface=eth0", "--bind-interfaces", "--dhcp-authoritative", "--dhcp-range=10.9.1.1,10.9.1.50,255.255.0.0,3600", "--dhcp-leasefile="+file)
 	cmd.Stdout, cmd.Stderr = l.Output(), l.Output()
 	if err := l.remote.Do(cmd.Start); err != nil {
 		l.Fatal(err)
@@ -250,9 +251,7 @@ func TestDnsmasqRenewsAndTakesBack(t *testing.T) {
 	leases := l.dnsmasq()
 	p := l.add(1)
 	address := p.record.Lease.Address
-	if !strings.Contains(leases(), address.Addr().String()) {
-		t.Fatalf("its lease file says %q", leases())
-	}
+	until(t, "its lease file has it", func() bool { return strings.Contains(leases(), address.Addr().String()) })
 	due(p.record)
 	p.record.Lease.Expire = p.record.Lease.Expire.Add(-10 * time.Second)
 	l.write(p.record)

@@ -16,9 +16,12 @@ import (
 
 // The keeper finishes takeovers of NICs that somebody was killed at, and mends those
 // that are undone: network managers put their addresses back on the NIC, or take it out
-// of the bridge, when they are restarted or told to reload. It hears of records by
-// inotify(7) and of links and addresses from the kernel, and looks once in a while, for
-// what neither tells (routes). On a host without uplinks it hears of records alone.
+// of the bridge, when they are restarted or told to reload. What the host's lease or its
+// administrator changes on the bridge is not undone: the takeover's record follows, for
+// the next mend, and so do the pods whose default route leads to the host's address. It
+// hears of records by inotify(7) and of links and addresses from the kernel, and looks
+// once in a while, for what neither tells (routes). On a host without uplinks it hears of
+// records alone.
 
 const (
 	// lookAtUplinks is how often a takeover is looked at of which nothing was heard.
@@ -61,7 +64,7 @@ type taken struct {
 	failures int // in a row
 	patience patience
 	adopted  bool // the lease that the NIC had is looked after
-	mended   bool // and the pods behind it may have to be put back
+	putBack  bool // the pods behind it may have lost their port, or their way out
 }
 
 // takeovers is what is done to uplinks.
@@ -69,6 +72,8 @@ type takeovers interface {
 	// check gives what is not as the takeover made it.
 	check(ctx context.Context, rec *uplink.Record) ([]tombolo.Difference, error)
 	mend(ctx context.Context, rec *uplink.Record, j uplink.Journal) (changed bool, err error)
+	// present gives the record as it would be by now; rec itself if that is the same.
+	present(ctx context.Context, rec *uplink.Record) (*uplink.Record, error)
 	// finish brings one to its end that was cut short; nil: the NIC has all back.
 	finish(ctx context.Context, rec *uplink.Record, j uplink.Journal) (*uplink.Record, error)
 	// adopt has the keeper renew the lease that the NIC had, if it had one, and disown
@@ -141,6 +146,11 @@ func (u *uplinks) loop(changes <-chan change) {
 				break
 			}
 			u.heard(news)
+		case <-u.strayed:
+			for _, t := range u.all {
+				t.putBack = true
+			}
+			u.lookAtAll(settleUplinks)
 		}
 	}
 }

@@ -36,18 +36,20 @@ type site struct {
 	log     bytes.Buffer
 	changes chan change
 
-	mu       sync.Mutex
-	differs  bool                  // what check finds
-	journals bool                  // mend writes before it does anything
-	undo     func()                // what happens after a mend
-	done     []string              // "mend", in order, and when
-	finished func() *uplink.Record // what Recover leaves
-	fails    map[string]error      // by what is done
-	index    [2]int                // of NIC and bridge
-	feeds    int                   // that were opened
-	repairs  int
-	source   *fakeSource // nil while nobody listens
-	began    time.Time
+	mu           sync.Mutex
+	differs      bool                  // what check finds
+	journals     bool                  // mend writes before it does anything
+	undo         func()                // what happens after a mend
+	done         []string              // "mend", in order, and when
+	finished     func() *uplink.Record // what Recover leaves
+	fails        map[string]error      // by what is done
+	index        [2]int                // of NIC and bridge
+	feeds        int                   // that were opened
+	repairs      int
+	noRepairLock bool                                // the NIC's lock is somebody else's while it repairs
+	now          func(*uplink.Record) *uplink.Record // what the record would be by now; nil: the same
+	source       *fakeSource                         // nil while nobody listens
+	began        time.Time
 }
 
 // fakeSource announces what a test says.
@@ -212,6 +214,9 @@ func (s *site) repair(context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.repairs++
+	if s.noRepairLock {
+		return s.fails["repair"]
+	}
 	// Who repairs takes the NIC's lock.
 	l, err := s.dir.TryLockUplink(s.nic)
 	if err != nil || l == nil {

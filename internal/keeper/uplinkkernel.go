@@ -45,6 +45,15 @@ func (k kernelUplinks) mend(ctx context.Context, rec *uplink.Record, j uplink.Jo
 	return changed, err
 }
 
+func (k kernelUplinks) present(ctx context.Context, rec *uplink.Record) (now *uplink.Record, _ error) {
+	err := k.with(func(c *uplink.Conn) error {
+		var err error
+		now, err = c.Present(ctx, rec)
+		return err
+	})
+	return now, err
+}
+
 func (k kernelUplinks) finish(ctx context.Context, rec *uplink.Record, j uplink.Journal) (after *uplink.Record, _ error) {
 	err := k.with(func(c *uplink.Conn) error {
 		var err error

@@ -2,6 +2,8 @@ package keeper
 
 import (
 	"errors"
+	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/tombolo-cni/tombolo"
@@ -28,7 +30,7 @@ func (u *uplinks) visit(t *taken) {
 	case err != nil:
 		u.later(t, "cannot look at uplink", err)
 	case len(diffs) == 0:
-		u.fine(t)
+		u.fine(t, rec)
 	case t.patience.waits(now()):
 		t.due = t.patience.until
 	default:
@@ -37,29 +39,64 @@ func (u *uplinks) visit(t *taken) {
 	}
 }
 
-// putBack has the pods of a mended uplink put back. It is done without the NIC's lock,
-// since who repairs takes that of the directory before it.
+// putBack has the pods of an uplink put back that was mended, or whose host has other
+// addresses. It is done without the NIC's lock, since who repairs takes that of the
+// directory before it.
 func (u *uplinks) putBack(t *taken) {
-	if !t.mended {
+	if !t.putBack {
 		return
 	}
 	if err := u.repair(u.ctx); err != nil {
-		u.later(t, "cannot put the pods of a mended uplink back: tombolo repair, or their network's next ADD, does it", err)
+		u.later(t, "cannot put the pods of an uplink back: tombolo repair, or their network's next ADD, does it", err)
 		return
 	}
-	t.mended = false
+	t.putBack = false
 }
 
-// fine is an uplink that is as it was made.
-func (u *uplinks) fine(t *taken) {
-	if u.putBack(t); t.mended {
-		return // it is to be tried again
+// fine is an uplink that is as it was made, or as somebody has changed it on purpose.
+func (u *uplinks) fine(t *taken, rec *uplink.Record) {
+	present, err := u.work.present(u.ctx, rec)
+	if err != nil {
+		u.later(t, "cannot look at uplink", err)
+		return
 	}
-	t.failures = 0
-	t.patience.calm(now())
-	t.due = now().Add(lookAtUplinks)
-	if !t.adopted {
+	from, to := rec.HostAddresses(), present.HostAddresses()
+	if !slices.Equal(from, to) {
+		u.log.Info("the host has other addresses: its pods follow", "nic", rec.NIC, "bridge", rec.Bridge, "from", from, "to", to)
+		t.putBack = true
+	}
+	// First the pods: as long as the record is of before, a successor sees that there is
+	// something to do.
+	u.putBack(t)
+	if !t.putBack { // else it is to be tried again
+		t.failures = 0
+		t.patience.calm(now())
+		t.due = now().Add(lookAtUplinks)
+	}
+	if present != rec {
+		u.alone(t, func() { u.record(t, to) })
+	}
+	if !t.putBack && !t.adopted {
 		u.alone(t, func() { u.adopt(t) })
+	}
+}
+
+// record brings the record of a takeover up to date. It holds the lock. Pods have followed
+// the host to some addresses: if it has others by now, they have to follow first.
+func (u *uplinks) record(t *taken, followed []netip.Prefix) {
+	rec := u.load(t)
+	if rec == nil || rec.State != uplink.Taken {
+		return // somebody else was at it, of whom is heard
+	}
+	present, err := u.work.present(u.ctx, rec)
+	switch {
+	case err == nil && !slices.Equal(present.HostAddresses(), followed):
+		t.due = now()
+	case err == nil && present != rec:
+		err = present.Save(u.state.Uplink(t.nic))
+	}
+	if err != nil {
+		u.later(t, "cannot write down what the host has on its bridge", err)
 	}
 }
 
@@ -148,7 +185,7 @@ func (u *uplinks) mend(t *taken) {
 	// To see that it is well, and for how long.
 	t.due = now().Add(settleUplinks)
 	if changed {
-		t.mended = true
+		t.putBack = true
 		u.metrics.count(&u.metrics.uplinkMends)
 		u.log.Info("uplink mended", who...)
 	}

@@ -16,6 +16,13 @@ const (
 	// lookEvery is how often a pod is looked after that is not due.
 	lookEvery = 5 * time.Minute
 
+	// confirmAfter is how long after its address was set a pod is looked at again. The
+	// kernel, where it ends addresses of the namespace whose time is up, first reads the
+	// clock and then waits for its lock: an address that was set in between seems to be
+	// older than any, and goes with them (check_lifetime in net/ipv4/devinet.c, Linux
+	// 6.18; some hundred of a million renewals, on a busy machine).
+	confirmAfter = 5 * time.Second
+
 	// After a failure a lease is visited again after the first of these, doubled up to
 	// the second, and a random part of it more or less.
 	firstRetry = 5 * time.Second
@@ -177,7 +184,7 @@ func (v *visit) keep() outcome {
 	case err != nil:
 		return v.failedWith("cannot enter the pod", err)
 	}
-	v.m.look = t.Add(lookEvery)
+	v.m.look = t.Add(lookEvery) // unless something is set
 	err = errors.Join(v.work(pod), pod.close())
 	switch {
 	case errors.Is(err, errDeleted):
@@ -196,6 +203,16 @@ func (v *visit) work(p pod) error {
 	if v.m.session == nil {
 		if err := v.restore(); err != nil {
 			return err
+		}
+	}
+	if v.m.right && v.r.State == lease.Bound {
+		gone, err := p.(confirmed).lacks(v.r.Applied)
+		if err != nil {
+			return err
+		}
+		if gone {
+			v.failed("the pod has lost its address, and gets it again", v.who()...)
+			v.m.right = false
 		}
 	}
 	if !v.m.right {
@@ -320,7 +337,23 @@ func (v *visit) underLockOf(fn func(*lease.Held) error) error {
 	case err != nil:
 		return err
 	}
+	if err := v.heed(held); err != nil {
+		return err
+	}
 	return fn(held)
+}
+
+// heed takes over what others write into a record that is the keeper's else: where the
+// pod's default route leads, when the host has another address.
+func (v *visit) heed(held *lease.Held) error {
+	if !v.r.Policy.Gateway.IsValid() {
+		return nil
+	}
+	now, err := held.Load()
+	if err == nil && now.Policy.Gateway != v.r.Policy.Gateway {
+		v.r.Policy.Gateway, v.r.Applied.Routes = now.Policy.Gateway, now.Applied.Routes
+	}
+	return err
 }
 
 func (k *Keeper) unlock(held *lease.Held) {

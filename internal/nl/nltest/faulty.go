@@ -49,6 +49,30 @@ type Fault struct {
 	marks []uint32 // sequence numbers of the dumps to mark
 }
 
+// NoIPv6 refuses, as a kernel without IPv6, what is said of a link's IPv6.
+func NoIPv6() *Fault {
+	return &Fault{Type: unix.RTM_NEWLINK, Match: speaksOfIPv6, Errno: unix.EAFNOSUPPORT}
+}
+
+func speaksOfIPv6(m nl.Message) bool {
+	if len(m.Data) < unix.SizeofIfInfomsg {
+		return false // nf_tables' begin of a transaction has the same type
+	}
+	attrs := nl.ParseAttrs(m.Data[unix.SizeofIfInfomsg:])
+	for attrs.Next() {
+		if attrs.Type != unix.IFLA_AF_SPEC {
+			continue
+		}
+		families := attrs.Nested()
+		for families.Next() {
+			if families.Type == unix.AF_INET6 {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // NewFaulty wraps a transport.
 func NewFaulty(t nl.Transport, faults ...*Fault) *Faulty { return &Faulty{t: t, faults: faults} }
 

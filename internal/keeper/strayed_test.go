@@ -1,0 +1,102 @@
+package keeper
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/insomniacslk/dhcp/dhcpv4"
+
+	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/state"
+)
+
+// leadTo is what a repair does to a lease's record when the host has another address.
+func leadTo(h *lease.Held, own string) error {
+	r, err := h.Load()
+	if err != nil {
+		return err
+	}
+	r.Policy.Gateway = netip.MustParseAddr(own)
+	r.Applied = r.Policy.Apply(r.Lease)
+	return h.Replace(r)
+}
+
+// The host gets another address while a pod's lease is being renewed: what the keeper has
+// read before must not bring the old way out back.
+func TestARenewalDoesNotBringAnOldDefaultRouteBack(t *testing.T) {
+	in(t, func(t *testing.T, w *world) {
+		r := w.record(1)
+		r.Policy.Gateway = netip.MustParseAddr("192.0.2.5")
+		r.Applied = r.Policy.Apply(r.Lease)
+		p := w.add(r)
+		led := false
+		w.serve(func(d *dhcpv4.DHCPv4) *dhcpv4.DHCPv4 {
+			if !led {
+				led = true
+				w.lock(r, func(h *lease.Held) error { return leadTo(h, "192.0.2.6") })
+				p.has.Routes = nil // the repair has replaced it in the pod, too
+			}
+			return w.grant(d)
+		})
+		w.start()
+		w.later(31 * time.Minute)
+		if !led {
+			t.Fatal("nothing was renewed")
+		}
+		want := dhcpc.Route{Dst: netip.MustParsePrefix("0.0.0.0/0"), Via: netip.MustParseAddr("192.0.2.6")}
+		got := w.load(r)
+		if got.Policy.Gateway != want.Via || len(got.Applied.Routes) != 1 || got.Applied.Routes[0] != want {
+			t.Errorf("on record is %+v, %+v", got.Policy, got.Applied)
+		}
+		if !got.Lease.Renew.After(r.Lease.Renew) {
+			t.Errorf("the lease was not renewed: %v", got.Lease.Renew)
+		}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if len(p.has.Routes) != 1 || p.has.Routes[0] != want {
+			t.Errorf("the pod has %+v", p.has)
+		}
+	})
+}
+
+func TestAMovedAddressKeepsItsWayOut(t *testing.T) {
+	t.Parallel()
+	host, before := netip.MustParseAddr("10.0.0.6"), netip.MustParseAddr("10.0.0.5")
+	a := &state.Attachment{Addresses: []state.Address{
+		{Prefix: netip.MustParsePrefix("10.0.0.9/24"), Through: host, ThroughAtADD: before}, {Prefix: netip.MustParsePrefix("fd00::9/64")},
+	}}
+	r := &lease.Record{State: lease.Bound, Lease: &dhcpc.Lease{Address: netip.MustParsePrefix("10.0.0.10/24")}}
+	got := leased(a, r)
+	want := state.Address{Prefix: r.Lease.Address, Through: host, ThroughAtADD: before}
+	if len(got) != 2 || got[0] != want {
+		t.Errorf("the addresses are %+v, want %+v first", got, want)
+	}
+}
+
+// A pod that its lease takes to another network than the host's address is of has nobody
+// else to tell of it.
+func TestAPodThatItsLeaseTakesAwayIsTold(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		gateway string
+		told    int
+	}{{hostAddress, 0}, {"10.8.0.2", 1}, {"", 0}} {
+		m, s := newMovable(t, time.Hour)
+		m.half(s)
+		v := m.following(t.Context())
+		v.r.Policy.Gateway = netip.Addr{}
+		if tt.gateway != "" {
+			v.r.Policy.Gateway = netip.MustParseAddr(tt.gateway)
+		}
+		m.write(v.r)
+		v = m.following(t.Context())
+		if err := v.follow(); err != nil {
+			t.Fatal(err)
+		}
+		if len(v.strayed) != tt.told {
+			t.Errorf("through %q: told %d times, want %d", tt.gateway, len(v.strayed), tt.told)
+		}
+	}
+}

@@ -37,6 +37,10 @@ var ErrPeerExists = errors.New("the pod has an interface of this name already")
 // another port.
 var ErrBridgeFull = errors.New("the bridge holds 1023 ports, the most that Linux allows")
 
+// ErrNoIPv6 is the cause of an Attach with IPv6 addresses or Autoconf where the kernel
+// has no IPv6.
+var ErrNoIPv6 = errors.New("IPv6 is switched off in this kernel (ipv6.disable=1 on its command line, or built without)")
+
 // Attach ties a pod to a bridge: it makes the veth pair, one end a port of the
 // bridge and up, the other born in the pod's namespace, and gives the latter its
 // addresses and routes. When it returns, the pod's addresses are usable and the
@@ -56,8 +60,7 @@ func (c *Conn) Attach(ctx context.Context, pod *netns.NS, port Port) (*Attachmen
 	}
 	var b nl.Batch
 	port.create(&b, port.BridgeIndex, pod.FD())
-	port.configure(&b, true)
-	if err := c.execute(ctx, &b); err != nil {
+	if err := c.configure(ctx, &b, &port, true); err != nil {
 		if b.Err(0) != nil {
 			return nil, c.explain(&port, err)
 		}
@@ -68,6 +71,24 @@ func (c *Conn) Attach(ctx context.Context, pod *netns.NS, port Port) (*Attachmen
 		return nil, c.undo(&port, err)
 	}
 	return a, nil
+}
+
+// configure sends a batch, to whose end it adds a port's configuration. A kernel without
+// IPv6 refuses that for what it says of IPv6 (EAFNOSUPPORT), and gets it once more
+// without: others are not asked first what they have.
+func (c *Conn) configure(ctx context.Context, b *nl.Batch, p *Port, fresh bool) error {
+	p.configure(b, fresh)
+	err := c.execute(ctx, b)
+	if !errors.Is(err, unix.EAFNOSUPPORT) || p.noIPv6 || b.Err(b.Len()-1) == nil {
+		return err
+	}
+	if p.usesIPv6() {
+		return &tombolo.OpError{Op: "attach", Object: p.Name, Err: ErrNoIPv6}
+	}
+	p.noIPv6 = true
+	var again nl.Batch
+	p.configure(&again, fresh)
+	return c.execute(ctx, &again)
 }
 
 // fillIn chooses what the caller left open.
@@ -124,6 +145,7 @@ func (c *Conn) explain(p *Port, err error) error {
 // undo deletes the pair: everything else goes with it. It does not look at a
 // context, since it has to be done all the same.
 func (c *Conn) undo(p *Port, cause error) error {
+	c.forget(p.Name)
 	var b nl.Batch
 	delLink(&b, p.Name)
 	if err := c.nl.Execute(&b); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -133,54 +155,65 @@ func (c *Conn) undo(p *Port, cause error) error {
 }
 
 func (c *Conn) setUpPod(ctx context.Context, pod *netns.NS, p *Port) (*Attachment, error) {
-	var usable *addr.Watch
-	podConn, err := c.enterPod(pod, func() error {
+	in := &unsettled{}
+	var err error
+	in.pod, err = c.enterPod(pod, func() error {
 		if p.usesIPv6() {
 			var err error
-			if usable, err = addr.Listen(nil); err != nil {
+			if in.usable, err = addr.Listen(nil); err != nil {
 				return err
 			}
 		}
 		return p.writeSysctls()
 	})
-	if usable != nil {
-		defer usable.Close()
-	}
 	if err != nil {
+		in.pod = nil // enterPod has closed it
+		in.close()
 		return nil, err
 	}
-	defer podConn.Close()
 	a := &Attachment{Name: p.Name, MAC: p.MAC, Peer: p.Peer, PeerMAC: p.PeerMAC, MTU: p.MTU}
-	if a.PeerIndex, err = indexOf(podConn, p.Peer); err != nil {
+	if err := c.configurePod(ctx, in.pod, p, a); err != nil {
+		in.close()
 		return nil, err
+	}
+	if in.usable == nil {
+		in.close()
+	} else {
+		in.link, in.addresses = a.PeerIndex, addrsOf(p.podAddresses())
+		c.settleLater(p.Name, in)
+	}
+	if p.Unsettled {
+		return a, nil
+	}
+	return a, c.Settle(ctx, p.Name)
+}
+
+func (c *Conn) configurePod(ctx context.Context, pod *nl.Conn, p *Port, a *Attachment) error {
+	var err error
+	if a.PeerIndex, err = indexOf(pod, p.Peer); err != nil {
+		return err
 	}
 	if a.Index, err = indexOf(c.nl, p.Name); err != nil {
-		return nil, err
+		return err
 	}
 	if err := ctx.Err(); err != nil {
-		return nil, err
+		return err
 	}
 	var b nl.Batch
 	p.podLinkUp(&b, a.PeerIndex)
-	if err := podConn.Execute(&b); err != nil {
-		return nil, err
+	if err := pod.Execute(&b); err != nil {
+		return err
 	}
-	if p.StaticFDB {
-		b.Reset()
-		p.staticFDB(&b, a.Index)
-		if err := c.execute(ctx, &b); err != nil {
-			return nil, err
-		}
+	if p.usesIPv6() {
+		// IPv6 takes the interface for ready once that is settled, and begins only then.
+		pod.SettleCarrier(p.Peer)
 	}
-	if usable != nil {
-		if err := usable.Settled(ctx, addr.On(podConn), a.PeerIndex, addrsOf(p.podAddresses())...); err != nil {
-			return nil, err
-		}
+	if !p.StaticFDB {
+		return nil
 	}
-	if !p.Unsettled {
-		c.Settle(p.Name)
-	}
-	return a, nil
+	b.Reset()
+	p.staticFDB(&b, a.Index)
+	return c.execute(ctx, &b)
 }
 
 // SetMTU sets the MTU of both ends of a port's veth, in bytes: what is longer than
@@ -210,12 +243,6 @@ func setMTU(b *nl.Batch, name string, mtu int) {
 		e.Uint32(unix.IFLA_MTU, uint32(mtu))
 	})
 }
-
-// Settle sees to it that a port forwards. It is up before it has a carrier, so that
-// the kernel leaves it to a worker to start it: until that has run, milliseconds
-// later on a busy machine, the port drops what it is to send. Settle does the
-// worker's part if it is still to do; Attach calls it, unless Port.Unsettled.
-func (c *Conn) Settle(port string) { c.nl.SettleCarrier(port) }
 
 // indexOf asks for a link's index in the way that is quickest on conn.
 func indexOf(conn *nl.Conn, name string) (int, error) {
@@ -248,13 +275,19 @@ func (p *Port) writeSysctls() error {
 	if errors.Is(err, fs.ErrNotExist) && !p.usesIPv6() {
 		err = nil // a kernel without IPv6
 	} else if err == nil && p.usesIPv6() {
-		// Some runtimes create namespaces with IPv6 switched off.
-		err = errors.Join(v6("disable_ipv6", "0"), v6("keep_addr_on_down", "1"),
-			sysctl.Write(sysctl.Link("ipv6", "lo", "disable_ipv6"), "0"))
+		err = errors.Join(v6("keep_addr_on_down", "1"), enableIPv6(p.Peer), enableIPv6("lo"))
 	}
 	if err == nil && p.NoRedirects {
 		err = p.refuseRedirects()
 	}
+	return err
+}
+
+// enableIPv6 is for runtimes that create namespaces with IPv6 switched off. Elsewhere
+// it must not write: the kernel takes its lock on all links for that, and has who does
+// not get it try again and again.
+func enableIPv6(link string) error {
+	_, err := sysctl.Ensure(sysctl.Link("ipv6", link, "disable_ipv6"), "0")
 	return err
 }
 
@@ -266,50 +299,9 @@ func (p *Port) staticFDB(b *nl.Batch, index int) {
 	})
 }
 
-// Detach deletes a port and with it the pod's interface, its addresses and its
-// routes. One that is gone already is success. A link of the name whose alias does
-// not begin with owner is somebody else's, stays, and is an ErrForeign; owner ""
-// takes any. It takes the kernel some 12 to 36 ms, nearly all of them waiting.
-func (c *Conn) Detach(ctx context.Context, name, owner string) error {
-	l, err := c.Link(ctx, name)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	if err := l.ownedBy("delete link", owner); err != nil {
-		return err
-	}
-	var b nl.Batch
-	delLinkByIndex(&b, l)
-	if err := c.execute(ctx, &b); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
-}
-
-// ErrForeign is the cause of a Detach or SetAlias of a link whose alias names another
-// owner.
-var ErrForeign = errors.New("the link belongs to somebody else")
-
-func (l *Link) ownedBy(op, owner string) error {
-	if len(l.Alias) >= len(owner) && l.Alias[:len(owner)] == owner {
-		return nil
-	}
-	return &tombolo.OpError{Op: op, Object: l.Name, Err: ErrForeign,
-		Message: fmt.Sprintf("its alias is %q, where %q is expected", l.Alias, owner)}
-}
-
 func delLink(b *nl.Batch, name string) {
 	b.Request("delete link", nl.Name(name), unix.RTM_DELLINK, 0, func(e *nl.Encoder) {
 		ifInfo(e, 0, 0, 0)
 		e.String(unix.IFLA_IFNAME, name)
 	})
-}
-
-// delLinkByIndex deletes the very link that was looked at, whatever has its name
-// by now.
-func delLinkByIndex(b *nl.Batch, l *Link) {
-	b.Request("delete link", nl.Name(l.Name), unix.RTM_DELLINK, 0, func(e *nl.Encoder) { ifInfo(e, l.Index, 0, 0) })
 }

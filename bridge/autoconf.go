@@ -61,7 +61,7 @@ func (c *Conn) Solicit(ctx context.Context, pod *netns.NS, port Port) (*Solicita
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	c.Settle(port.Name)
+	c.nl.SettleCarrier(port.Name)
 	s := &Solicitation{autoconf: *port.Autoconf, peer: port.Peer}
 	if err := s.ask(c, pod, &port); err != nil {
 		return nil, errors.Join(err, s.Close())

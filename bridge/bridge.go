@@ -137,24 +137,31 @@ func (c *Conn) createBridge(ctx context.Context, br Bridge) (bool, error) {
 		return false, err
 	}
 	noIPv6 := br.NoIPv6 && hasIPv6(mtu)
-	if noIPv6 || br.Alias != "" {
-		// Before it is up; the request that creates takes neither.
-		b.Reset()
-		b.Request("set bridge", nl.Name(br.Name), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
-			ifInfo(e, 0, 0, 0)
-			e.String(unix.IFLA_IFNAME, br.Name)
-			if br.Alias != "" {
-				e.String(unix.IFLA_IFALIAS, br.Alias)
-			}
-			if noIPv6 {
-				noLinkLocal(e)
-			}
-		})
-		if err := c.execute(ctx, &b); err != nil {
-			return true, err
-		}
+	if !noIPv6 && br.Alias == "" {
+		return true, nil
 	}
-	return true, nil
+	err = c.christen(ctx, &br, noIPv6)
+	if noIPv6 && errors.Is(err, unix.EAFNOSUPPORT) {
+		err = c.christen(ctx, &br, false) // the kernel has no IPv6
+	}
+	return true, err
+}
+
+// christen gives a new bridge, before it is up, what the request that creates does not
+// take: its alias, and that it is to have no link-local address.
+func (c *Conn) christen(ctx context.Context, br *Bridge, noIPv6 bool) error {
+	var b nl.Batch
+	b.Request("set bridge", nl.Name(br.Name), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
+		ifInfo(e, 0, 0, 0)
+		e.String(unix.IFLA_IFNAME, br.Name)
+		if br.Alias != "" {
+			e.String(unix.IFLA_IFALIAS, br.Alias)
+		}
+		if noIPv6 {
+			noLinkLocal(e)
+		}
+	})
+	return c.execute(ctx, &b)
 }
 
 // newMTU is that of a bridge which is made.
@@ -305,8 +312,7 @@ func (c *Conn) Enslave(ctx context.Context, port Port) error {
 		e.String(unix.IFLA_IFNAME, port.Name)
 		e.Uint32(unix.IFLA_MASTER, uint32(port.BridgeIndex))
 	})
-	port.configure(&b, false)
-	if err := c.execute(ctx, &b); err != nil || !port.StaticFDB {
+	if err := c.configure(ctx, &b, &port, false); err != nil || !port.StaticFDB {
 		return err
 	}
 	l, err := c.Link(ctx, port.Name)

@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"context"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -25,6 +26,9 @@ type Conn struct {
 	nl *nl.Conn
 	// dialPod opens the socket in a pod's namespace. It is called there.
 	dialPod func() (*nl.Conn, error)
+
+	mu        sync.Mutex
+	unsettled map[string]*unsettled // by port; of attachments that are not settled yet
 }
 
 // Dial opens the socket. It needs CAP_SYS_ADMIN where cfg names a namespace.
@@ -66,8 +70,16 @@ func (c *Conn) enterPod(pod *netns.NS, within func() error) (*nl.Conn, error) {
 	return podConn, err
 }
 
-// Close closes the socket.
-func (c *Conn) Close() error { return c.nl.Close() }
+// Close closes the socket. Attachments that have not been settled are as they are.
+func (c *Conn) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, u := range c.unsettled {
+		u.close()
+	}
+	c.unsettled = nil
+	return c.nl.Close()
+}
 
 // Addresses works on the addresses of the bridges' namespace, over this
 // connection's socket. It needs no Close of its own.

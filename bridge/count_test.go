@@ -83,7 +83,7 @@ func (c *counter) count(tb testing.TB, from *netns.NS, service netip.AddrPort, p
 // readUntil counts what arrives before a marker. A copy of an earlier marker is
 // nothing to count.
 func (c *counter) readUntil(mark string, arrived map[netip.Addr]int) error {
-	if err := c.in.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+	if err := c.in.SetReadDeadline(time.Now().Add(patience)); err != nil {
 		return err
 	}
 	buf := make([]byte, 128)

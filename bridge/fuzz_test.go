@@ -24,3 +24,13 @@ func FuzzLink(f *testing.F) {
 		_, _ = pod.ipv6.at(0)
 	})
 }
+
+// FuzzForwarding holds the same for what the kernel says of a family's configuration.
+func FuzzForwarding(f *testing.F) {
+	f.Add([]byte{})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if on, _ := decodeForwarding(b); on && len(b) < 12 {
+			t.Errorf("%x has no room for an attribute, and says that the host forwards", b)
+		}
+	})
+}

@@ -26,8 +26,11 @@ type Link struct {
 	Master      int // the index of the bridge that it is a port of, 0 if none
 	Peer        int // of a veth: the other end's index, in the namespace that it is in
 	Alias       string
-	Port        *PortState   // of a bridge's port; nil otherwise
-	Bridge      *BridgeState // of a bridge; nil otherwise
+	// RouteLocalnet says that the kernel routes 127.0.0.0/8 on it
+	// (net.ipv4.conf.<link>.route_localnet).
+	RouteLocalnet bool
+	Port          *PortState   // of a bridge's port; nil otherwise
+	Bridge        *BridgeState // of a bridge; nil otherwise
 }
 
 // BridgeState is what the kernel says of a link as a bridge.
@@ -185,6 +188,30 @@ func (l *Link) decode(b []byte) error {
 			if err := l.decodeInfo(attrs.Nested()); err != nil {
 				return err
 			}
+		case unix.IFLA_AF_SPEC:
+			if err := l.decodeFamilies(attrs.Nested()); err != nil {
+				return err
+			}
+		}
+	}
+	return attrs.Err()
+}
+
+// decodeFamilies reads what the families have of the link.
+func (l *Link) decodeFamilies(attrs *nl.Attrs) error {
+	for attrs.Next() {
+		if attrs.Type != unix.AF_INET {
+			continue
+		}
+		conf := attrs.Nested()
+		for conf.Next() {
+			if conf.Type == unix.IFLA_INET_CONF {
+				v, _ := parameters(conf.Data).at(ipv4ConfRouteLocalnet - 1)
+				l.RouteLocalnet = v != 0
+			}
+		}
+		if err := conf.Err(); err != nil {
+			return err
 		}
 	}
 	return attrs.Err()

@@ -70,8 +70,9 @@ type Port struct {
 	// Down leaves the pod's interface down. It may then have no addresses and no
 	// routes.
 	Down bool
-	// Unsettled has Attach return before the port forwards for certain. Who has other
-	// things to do first calls Settle after them, and finds it done in general.
+	// Unsettled has Attach return before the port forwards and the pod's IPv6 addresses
+	// are usable for certain. Who has other things to do first calls Settle after them,
+	// and finds it done in general.
 	Unsettled bool
 	// DAD has the kernel detect duplicates of the pod's IPv6 addresses, which are
 	// of no use until it is done: Attach waits for it, a second or two.
@@ -86,6 +87,8 @@ type Port struct {
 	// the router is on too, would lose the host's firewall and services. IPv4 hosts can
 	// be kept from it (see Routing), IPv6 ones cannot.
 	NoRedirects bool
+
+	noIPv6 bool // the kernel has none: see Conn.configure
 }
 
 // HasIPv6 says whether one of the addresses is an IPv6 one.
@@ -182,7 +185,7 @@ func (p *Port) configure(b *nl.Batch, fresh bool) {
 		if p.Alias != "" {
 			e.String(unix.IFLA_IFALIAS, p.Alias)
 		}
-		if p.MTU == 0 || hasIPv6(p.MTU) {
+		if !p.noIPv6 && (p.MTU == 0 || hasIPv6(p.MTU)) {
 			noLinkLocal(e)
 		}
 		flags := p.flags()
@@ -275,7 +278,7 @@ func (p *Port) podLinkUp(b *nl.Batch, index int) {
 			if p.Announce || p.NoRedirects {
 				e.Nest(unix.AF_INET, func(e *nl.Encoder) { e.Nest(unix.IFLA_INET_CONF, p.ipv4Conf) })
 			}
-			if hasIPv6(p.MTU) {
+			if !p.noIPv6 && hasIPv6(p.MTU) {
 				e.Nest(unix.AF_INET6, func(e *nl.Encoder) { e.Uint8(unix.IFLA_INET6_ADDR_GEN_MODE, addrGenModeNone) })
 			}
 		})

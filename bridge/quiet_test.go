@@ -192,6 +192,7 @@ func TestRouterAdvertisementsGiveThePodNothing(t *testing.T) {
 	nstest.Run(t, n.ns, "ip", "addr", "add", "fe80::1/64", "dev", "br0", "nodad")
 	p := port(0)
 	pod, _ := attach(t, n, p)
+	nstest.Settle(t, n.ns)
 	got := func() string {
 		return nstest.Run(t, pod, "ip", "-6", "route", "show", "proto", "ra") + nstest.Run(t, pod, "ip", "-6", "addr", "show", "dev", "eth0", "dynamic")
 	}
@@ -203,7 +204,7 @@ func TestRouterAdvertisementsGiveThePodNothing(t *testing.T) {
 	// The very same is taken by a pod that hears routers.
 	nstest.Sysctl(t, pod, "net/ipv6/conf/eth0/accept_ra", "1")
 	advertise(t, n)
-	for deadline := time.Now().Add(10 * time.Second); !strings.Contains(got(), "via fe80::1"); {
+	for deadline := time.Now().Add(patience); !strings.Contains(got(), "via fe80::1"); {
 		if time.Now().After(deadline) {
 			t.Fatal("the advertisement gives nobody a route: the test is none")
 		}

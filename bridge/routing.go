@@ -3,12 +3,14 @@ package bridge
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/route"
 )
@@ -94,6 +96,65 @@ func CheckRouting(r Routing) ([]tombolo.Difference, error) {
 		}
 	}
 	return list, nil
+}
+
+// Forwards says whether the host forwards packets of the families that r names: by one
+// request for each, in one message, where CheckRouting reads files.
+func (c *Conn) Forwards(ctx context.Context, r Routing) (bool, error) {
+	var b nl.Batch
+	forwards := true
+	for _, family := range r.families() {
+		b.Get("get configuration of", familyName(family), unix.RTM_GETNETCONF, 0, func(e *nl.Encoder) {
+			e.Raw([]byte{family, 0, 0, 0}) // struct netconfmsg of include/uapi/linux/netconf.h
+			e.Uint32(netconfIndex, netconfAll)
+		}, func(m nl.Message) error {
+			on, err := decodeForwarding(m.Data)
+			forwards = forwards && on
+			return err
+		})
+	}
+	err := c.execute(ctx, &b)
+	return err == nil && forwards, err
+}
+
+// Of include/uapi/linux/netconf.h.
+const (
+	netconfIndex      = 1 // NETCONFA_IFINDEX
+	netconfForwarding = 2 // NETCONFA_FORWARDING
+
+	netconfAll = 1<<32 - 1 // NETCONFA_IFINDEX_ALL
+)
+
+func (r *Routing) families() []uint8 {
+	var list []uint8
+	if r.IPv4 {
+		list = append(list, unix.AF_INET)
+	}
+	if r.IPv6 {
+		list = append(list, unix.AF_INET6)
+	}
+	return list
+}
+
+func familyName(family uint8) nl.Name {
+	if family == unix.AF_INET6 {
+		return "IPv6"
+	}
+	return "IPv4"
+}
+
+// decodeForwarding reads the body of an RTM_NEWNETCONF.
+func decodeForwarding(b []byte) (on bool, _ error) {
+	if len(b) < 4 {
+		return false, fmt.Errorf("%w: a configuration of %d bytes", nl.ErrMalformed, len(b))
+	}
+	attrs := nl.ParseAttrs(b[4:])
+	for attrs.Next() {
+		if attrs.Type == netconfForwarding {
+			on = attrs.Uint32() != 0
+		}
+	}
+	return on, attrs.Err()
 }
 
 // keepAdvertised lets the links that have something from router advertisements keep

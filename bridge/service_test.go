@@ -62,6 +62,7 @@ func newCluster(tb testing.TB) *cluster {
 	// The host looks for the neighbours of others from a link-local address, and the
 	// kernel's own is not usable yet.
 	nstest.Run(tb, c.ns, "ip", "addr", "add", "fe80::1/64", "dev", "br0", "nodad")
+	nstest.Settle(tb, c.ns)
 	c.meetAll(tb)
 	return c
 }
@@ -218,7 +219,7 @@ func answersFrom(tb testing.TB, ns *netns.NS, server netip.AddrPort) netip.Addr 
 		return err
 	})
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
 		tb.Fatal(err)
 	}
 	if _, err := conn.WriteToUDPAddrPort([]byte("?"), server); err != nil {

@@ -6,7 +6,9 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
+	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -151,6 +153,26 @@ func TestTheServiceManagerIsTold(t *testing.T) {
 	}
 }
 
+// One that is stuck keeps no lease from being renewed.
+func TestAServiceManagerThatDoesNotListenIsNotWaitedForForEver(t *testing.T) {
+	t.Parallel()
+	path := shortDir(t) + "/notify"
+	deaf, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer deaf.Close()
+	n, err := newNotifier(func(string) string { return path })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.close()
+	n.within = time.Millisecond
+	for range 600 { // more than a socket's queue has room for (net.unix.max_dgram_qlen)
+		n.tell("WATCHDOG=1")
+	}
+}
+
 func TestMetricsAndHealthAreServed(t *testing.T) {
 	t.Parallel()
 	dir := shortDir(t)
@@ -182,12 +204,8 @@ func TestMetricsAndHealthAreServed(t *testing.T) {
 
 func TestMetricsAreServedOverTCPWhenAskedFor(t *testing.T) {
 	t.Parallel()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := l.Addr().String()
-	l.Close()
+	// Of an address that nobody else has, since a port that was free may be another's by now.
+	address := fmt.Sprintf("127.%d.%d.%d:9100", 1+rand.N(254), rand.N(256), 1+rand.N(254))
 	d := start(t, shortDir(t), "--metrics", address)
 	d.hears(t, "READY=1")
 	if code, _ := fetch(t, "tcp", address, "/metrics"); code != http.StatusOK {

@@ -3,11 +3,21 @@ package main
 import (
 	"fmt"
 	"net"
+	"time"
+
+	"github.com/tombolo-cni/tombolo/internal/lease"
 )
+
+// tellWithin is how long a manager may leave its socket full. Leases are renewed without
+// one, too: for a keeper that waits longer nobody would hear a heartbeat.
+const tellWithin = lease.Silence / 2
 
 // notifier speaks sd_notify(3): datagrams to the socket that the service manager names.
 // A nil one, for who runs without such a manager, does nothing.
-type notifier struct{ conn *net.UnixConn }
+type notifier struct {
+	conn   *net.UnixConn
+	within time.Duration
+}
 
 // newNotifier is nil where nobody listens.
 func newNotifier(getenv func(string) string) (*notifier, error) {
@@ -20,12 +30,13 @@ func newNotifier(getenv func(string) string) (*notifier, error) {
 	if err != nil {
 		return nil, fmt.Errorf("NOTIFY_SOCKET: %w", err)
 	}
-	return &notifier{conn}, nil
+	return &notifier{conn, tellWithin}, nil
 }
 
 // tell sends a state. What does not arrive the manager notices, by its time-outs.
 func (n *notifier) tell(state string) {
 	if n != nil {
+		_ = n.conn.SetWriteDeadline(time.Now().Add(n.within))
 		_, _ = n.conn.Write([]byte(state))
 	}
 }

@@ -159,7 +159,9 @@ func (a *adding) run(ctx context.Context) ([]byte, error) {
 	if err := a.call.step("firewall"); err != nil {
 		return nil, err
 	}
-	a.br.Settle(att.Name)
+	if err := a.br.Settle(ctx, att.Name); err != nil {
+		return nil, err
+	}
 	// Before the point of no return: not every version can say every result.
 	result, err := a.call.encode(a.result(t.leased, b, att))
 	if err != nil {
@@ -305,7 +307,7 @@ func (a *adding) plan(leased *current.Result) (*network, *bridge.Port, error) {
 	if p.PeerMAC == nil {
 		p.PeerMAC = addressMAC(addresses)
 	}
-	a.rec.Addresses = addresses
+	a.rec.Addresses = sameWay(addresses, a.rec.Addresses)
 	a.rec.Masquerade, a.rec.Guarded, a.rec.Untrusted = s.Masquerade, s.Guard, s.Untrusted
 	a.rec.DefaultRoute, a.rec.SLAAC = s.DefaultRoute, s.SLAAC
 	lanPort(p, a.rec)

@@ -88,24 +88,6 @@ func shapeOf(rec *state.Attachment) tc.Shape {
 	}
 }
 
-// unlimit removes what shapes an attachment and does not go with its port. One
-// without a record may have had limits. It takes the kernel as long to delete that
-// link as to delete the port, and it does both at once.
-func unlimit(ctx context.Context, v *victim) <-chan error {
-	if v.rec != nil && v.rec.State == state.Ready && v.rec.IFB == "" {
-		return nothingToDo()
-	}
-	// Opened here: another goroutine may be in another namespace.
-	conn, err := tc.Dial(nil)
-	return inBackground(func() error {
-		if err != nil {
-			return err
-		}
-		defer conn.Close()
-		return conn.Remove(ctx, tc.Target{IFB: tc.IFBName(v.hash), Owner: aliasOwner(v.hash)})
-	})
-}
-
 func removeLimits(ctx context.Context, target tc.Target) error {
 	conn, err := tc.Dial(nil)
 	if err != nil {

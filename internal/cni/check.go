@@ -129,7 +129,7 @@ func (k *checking) link(ctx context.Context, pod *netns.NS, found *findings) err
 		}
 	}
 	var err error
-	if port.Routes, err = podRoutes(k.settings, nil, k.prev.Routes); err != nil {
+	if port.Routes, err = podRoutes(k.settings, nil, k.rerouted(k.prev.Routes)); err != nil {
 		return err
 	}
 	diffs, err := k.br.Check(ctx, pod, port)
@@ -151,10 +151,10 @@ func (k *checking) network(ctx context.Context, found *findings) error {
 	}
 	own := *rec
 	own.Gateways = k.gateways()
-	if err := k.gatewayDifferences(&own, l, found); err != nil {
+	if err := k.gatewayDifferences(ctx, &own, l, found); err != nil {
 		return err
 	}
-	if publishesIPv4(k.rec) && !leadsLoopback(rec.Bridge) {
+	if publishesIPv4(k.rec) && !l.RouteLocalnet {
 		found.add("bridge %s: route_localnet is off, so that 127.0.0.1 does not lead to the pod's ports", rec.Bridge)
 	}
 	ep := endpointOf(k.rec)
@@ -180,7 +180,7 @@ func (k *checking) gateways() []netip.Prefix {
 }
 
 // gatewayDifferences looks for a bridge's addresses, and whether the host forwards.
-func (h *host) gatewayDifferences(rec *state.Network, l *bridge.Link, found *findings) error {
+func (h *host) gatewayDifferences(ctx context.Context, rec *state.Network, l *bridge.Link, found *findings) error {
 	if l.Index == 0 {
 		return nil // found already
 	}
@@ -192,7 +192,10 @@ func (h *host) gatewayDifferences(rec *state.Network, l *bridge.Link, found *fin
 		if !ok {
 			found.add("bridge %s: the gateway %s is missing", rec.Bridge, gw)
 		}
-		if !forwards(gw.Addr()) {
+		if ok, err = h.br.Forwards(ctx, bridge.Routing{IPv4: gw.Addr().Is4(), IPv6: gw.Addr().Is6()}); err != nil {
+			return err
+		}
+		if !ok {
 			found.add("the host does not forward packets of the family of %s", gw.Addr())
 		}
 	}

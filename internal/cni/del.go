@@ -11,6 +11,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/ipam"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/tc"
 )
 
 // del carries out DEL. It needs neither the pod's namespace nor a result: the
@@ -51,11 +52,19 @@ type victim struct {
 	release   func([]netip.Addr) error
 }
 
+// shapers are the links that shape the victim's traffic. One without a record may have
+// had limits.
+func (v *victim) shapers() []string {
+	if v.rec != nil && v.rec.State == state.Ready && v.rec.IFB == "" {
+		return nil
+	}
+	return []string{tc.IFBName(v.hash)}
+}
+
 // takeDown does every step. The address is given back after the link and the
 // elements that use it are gone, and the record goes last, and only if all else
 // did: it is what a later DEL or GC finds the rest by.
 func (h *host) takeDown(ctx context.Context, v *victim) error {
-	unlimited := unlimit(ctx, v)
 	flushed := nothingToDo()
 	err := joinSteps(
 		// From the pod's own interface, while it is there.
@@ -63,8 +72,7 @@ func (h *host) takeDown(ctx context.Context, v *victim) error {
 		func() error { return h.removeElements(ctx, v.hash, v.rec) },
 		func() error { flushed = flushOwnFlows(ctx, v.rec); return nil },
 		func() error { h.call.log.step("firewall"); return nil },
-		func() error { return h.br.Detach(ctx, v.port, aliasOwner(v.hash)) },
-		func() error { return <-unlimited },
+		func() error { return h.br.Detach(ctx, v.port, aliasOwner(v.hash), v.shapers()...) },
 		func() error { return <-flushed },
 		func() error { h.call.log.step("link"); return nil },
 		func() error { return v.release(v.addresses) },

@@ -121,6 +121,7 @@ func (a *adding) lease(ctx context.Context) (*tied, error) {
 	if t.network, port, err = a.plan(t.leased); err != nil {
 		return nil, err
 	}
+	a.rec.Addresses[0].GoThrough(a.leasing.rec.Policy.Gateway)
 	if err := a.applyLease(ctx, att); err != nil {
 		return nil, err
 	}
@@ -408,10 +409,12 @@ func (h *host) followLease(ctx context.Context, a *state.Attachment) error {
 	if err := h.fw.Remove(ctx, endpointOf(a)); err != nil {
 		return err
 	}
-	a.Addresses[0] = state.Address{Prefix: rec.Lease.Address}
+	moved := a.Addresses[0]
+	moved.Prefix, moved.Gateway = rec.Lease.Address, netip.Addr{}
 	if len(rec.Lease.Routers) > 0 {
-		a.Addresses[0].Gateway = rec.Lease.Routers[0]
+		moved.Gateway = rec.Lease.Routers[0]
 	}
+	a.Addresses[0] = moved
 	if err := h.dir.Update(a); err != nil {
 		return newError(codeIO, "%v", err)
 	}

@@ -12,7 +12,6 @@ import (
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/state"
-	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -38,16 +37,6 @@ const (
 	forwarding4 = "net/ipv4/ip_forward"
 	forwarding6 = "net/ipv6/conf/all/forwarding"
 )
-
-// forwards says whether the host forwards packets of the address's family.
-func forwards(a netip.Addr) bool {
-	path := forwarding6
-	if a.Is4() {
-		path = forwarding4
-	}
-	v, err := sysctl.Read(path)
-	return err == nil && v == "1"
-}
 
 // ensureLinkLocal gives a bridge the address from which the host, as a router, asks
 // for pods (RFC 4861, section 7.2.2). One that the kernel makes would not do: it is

@@ -30,6 +30,7 @@ type host struct {
 	dir      *state.Dir
 	lock     *state.Lock
 	epoch    state.Epoch
+	note     string // of the lock, as this verb found it
 }
 
 // openHost opens the kernel and the state directory, without the lock.
@@ -52,6 +53,7 @@ func (c *call) openHost(s settings) (*host, error) {
 
 // Close gives everything back, the lock last.
 func (h *host) Close() {
+	h.leaveNote()
 	h.br.Close()
 	if h.fw != nil {
 		h.fw.Close()
@@ -69,7 +71,34 @@ func (h *host) enter(ctx context.Context) error {
 	}
 	var err error
 	h.lock, h.epoch, err = h.dir.Enter(ctx, h.begin)
+	if err == nil {
+		h.readNote()
+	}
 	return err
+}
+
+// The note is which networks the firewall was ready for, in this epoch and namespace,
+// when the last verb was done with it: so the next one asks for a single number, unless
+// others have changed nf_tables since.
+
+func (h *host) readNote() {
+	h.note = h.lock.Note()
+	var seal nft.Seal
+	if text, ok := strings.CutPrefix(h.note, h.epoch.Token()+" "); ok {
+		seal, _ = nft.ParseSeal(text) // else as if there were none
+	}
+	h.fw.Trust(seal)
+}
+
+func (h *host) leaveNote() {
+	if h.lock == nil || h.fw == nil {
+		return
+	}
+	seal := h.fw.Seal()
+	if note := h.epoch.Token() + " " + seal.String(); len(seal.Networks) > 0 && note != h.note {
+		// Without it, the next verb looks for itself.
+		_ = h.lock.SetNote(note)
+	}
 }
 
 // begin takes down, when a life of the node begins, what pods of an earlier one

@@ -143,7 +143,7 @@ func (h *host) networkDifferences(ctx context.Context, rec *state.Network) (nft.
 	}
 	n := rules(rec, l)
 	err = joinSteps(
-		func() error { return h.gatewayDifferences(rec, l, found) },
+		func() error { return h.gatewayDifferences(ctx, rec, l, found) },
 		func() error {
 			diffs, err := h.fw.Check(ctx, n, nil)
 			found.addAll(diffs)
@@ -298,17 +298,22 @@ func (p *Plugin) Repair(ctx context.Context, stateDir string) error {
 	for _, d := range damaged {
 		errs = append(errs, d)
 	}
+	var mended []nft.Network
 	for _, rec := range records {
 		if rec.Epoch != h.epoch.Token() {
 			continue // of an earlier life: its next ADD builds it
 		}
 		attachments, err := h.listed(rec.Name)
 		if err == nil {
-			err = h.restore(ctx, rec, attachments)
+			var n nft.Network
+			if n, err = h.restore(ctx, rec, attachments); err == nil {
+				mended = append(mended, n)
+				err = h.followHost(ctx, attachments)
+			}
 		}
 		errs = append(errs, err)
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, h.declareMended(ctx, mended))...)
 }
 
 // Summary says in a line how many things an inspection found.

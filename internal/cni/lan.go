@@ -46,21 +46,31 @@ func lanDifferences(rec *state.Network) ([]tombolo.Difference, error) {
 // hostAddress finds the host's own address in the subnet of a pod's; it is invalid where
 // there is none.
 func (h *host) hostAddress(l *bridge.Link, pod netip.Prefix) (netip.Addr, error) {
+	list, err := h.hostAddresses(l, pod)
+	if err != nil || len(list) == 0 {
+		return netip.Addr{}, err
+	}
+	return list[0], nil
+}
+
+// hostAddresses are all of them.
+func (h *host) hostAddresses(l *bridge.Link, pod netip.Prefix) ([]netip.Addr, error) {
 	family := uint8(unix.AF_INET)
 	if pod.Addr().Is6() {
 		family = unix.AF_INET6
 	}
-	list, err := h.br.Addresses().List(addr.Filter{Link: l.Index, Family: family})
+	all, err := h.br.Addresses().List(addr.Filter{Link: l.Index, Family: family})
 	if err != nil {
-		return netip.Addr{}, err
+		return nil, err
 	}
-	for _, a := range list {
+	var list []netip.Addr
+	for _, a := range all {
 		own := a.Prefix.Addr()
 		if pod.Contains(own) && own != pod.Addr() && a.Flags&(addr.Tentative|addr.DADFailed) == 0 {
-			return own, nil
+			list = append(list, own)
 		}
 	}
-	return netip.Addr{}, nil
+	return list, nil
 }
 
 // throughHost is hostAddress for a pod that is to have its default route by it; it is
@@ -87,7 +97,7 @@ func (h *host) throughHost(ctx context.Context, l *bridge.Link, pod netip.Prefix
 // routeThroughHost adds the default routes that the IPAM has left to the mode.
 func (a *adding) routeThroughHost(ctx context.Context, l *bridge.Link, leased *current.Result, port *bridge.Port) error {
 	routes := len(leased.Routes)
-	for _, address := range a.rec.Addresses {
+	for i, address := range a.rec.Addresses {
 		if hasDefault(leased.Routes, address.Prefix.Addr().BitLen()) {
 			continue
 		}
@@ -97,6 +107,7 @@ func (a *adding) routeThroughHost(ctx context.Context, l *bridge.Link, leased *c
 		}
 		if own.IsValid() {
 			leased.Routes = append(leased.Routes, defaultRoute(own))
+			a.rec.Addresses[i].GoThrough(own)
 		}
 	}
 	if len(leased.Routes) == routes {

@@ -22,6 +22,22 @@ type network struct {
 	reached  []netip.Addr   // the pod's addresses that ports of the host lead to
 }
 
+// routing is what the host has to forward for the ADD's sake.
+func (n *network) routing() bridge.Routing {
+	var r bridge.Routing
+	need := func(a netip.Addr) {
+		r.IPv4 = r.IPv4 || a.Is4()
+		r.IPv6 = r.IPv6 || a.Is6()
+	}
+	for _, a := range n.reached {
+		need(a)
+	}
+	for _, gw := range n.gateways {
+		need(gw.Addr())
+	}
+	return r
+}
+
 // built is a network that is there.
 type built struct {
 	bridge *bridge.Link
@@ -81,7 +97,7 @@ func (h *host) look(ctx context.Context, n *network) (*built, error) {
 	if err != nil {
 		return nil, err
 	}
-	if l.Kind != "bridge" || !l.Up || l.MTU != bridgeMTU(rec) && bridgeMTU(rec) != 0 || !bridgeAsRecorded(l, rec) || n.loopback && !leadsLoopback(l.Name) {
+	if l.Kind != "bridge" || !l.Up || l.MTU != bridgeMTU(rec) && bridgeMTU(rec) != 0 || !bridgeAsRecorded(l, rec) || n.loopback && !l.RouteLocalnet {
 		return nil, nil
 	}
 	if ok, err := h.hasUplink(ctx, rec, l); err != nil || !ok {
@@ -90,11 +106,11 @@ func (h *host) look(ctx context.Context, n *network) (*built, error) {
 	if diffs, err := lanDifferences(rec); err != nil || len(diffs) > 0 {
 		return nil, err
 	}
-	if slices.ContainsFunc(n.reached, func(a netip.Addr) bool { return !forwards(a) }) {
-		return nil, nil
+	if ok, err := h.br.Forwards(ctx, n.routing()); err != nil || !ok {
+		return nil, nil // where the kernel cannot, building tells why
 	}
 	for _, gw := range n.gateways {
-		if ok, err := h.hasGateway(gw, l); err != nil || !ok || !forwards(gw.Addr()) {
+		if ok, err := h.hasGateway(gw, l); err != nil || !ok {
 			return nil, err
 		}
 	}
@@ -125,6 +141,9 @@ func (h *host) holds(rec *state.Network, n *network) bool {
 // build makes the network, or mends it, under the exclusive lock. Every part is
 // idempotent, so that a build which was cut short is finished by the next.
 func (h *host) build(ctx context.Context, n *network) (*built, error) {
+	if err := n.refuseIPv6(); err != nil {
+		return nil, err
+	}
 	if err := h.takeUplink(ctx); err != nil {
 		return nil, err
 	}
@@ -155,6 +174,14 @@ func (h *host) build(ctx context.Context, n *network) (*built, error) {
 			return nil, err
 		}
 	}
+	if err := h.followHost(ctx, attachments); err != nil {
+		// The keeper tries again, and the ADD needs none of it.
+		h.call.log.warn(oneLine(err))
+	}
+	// Only now: whoever is stopped before leaves it to the next ADD.
+	if _, err := h.fw.Ensure(ctx, rules(rec, l)); err != nil {
+		return nil, err
+	}
 	if err := h.dir.SaveNetwork(rec); err != nil {
 		return nil, newError(codeIO, "%v", err)
 	}
@@ -163,7 +190,8 @@ func (h *host) build(ctx context.Context, n *network) (*built, error) {
 
 // raise makes what a record describes, or mends it, and puts the network's pods
 // back. It says whether anything was missing that other networks have a part in.
-// The ADD that it is for is nil where there is none.
+// The ADD that it is for is nil where there is none. What the firewall's sets lost is
+// for the caller to declare mended, once all networks are (nft.Conn.Prepare).
 func (h *host) raise(ctx context.Context, rec *state.Network, attachments []*state.Attachment, n *network) (*bridge.Link, bool, error) {
 	l, rebuilt, err := h.buildBridge(ctx, rec)
 	if err != nil {
@@ -175,7 +203,7 @@ func (h *host) raise(ctx context.Context, rec *state.Network, attachments []*sta
 	if err := h.buildLAN(ctx, rec); err != nil {
 		return nil, false, err
 	}
-	outcome, err := h.fw.Ensure(ctx, rules(rec, l))
+	outcome, err := h.fw.Prepare(ctx, rules(rec, l))
 	if err != nil {
 		return nil, false, err
 	}

@@ -154,11 +154,6 @@ func leadLoopback(bridge string) error {
 	return err
 }
 
-func leadsLoopback(bridge string) bool {
-	v, err := sysctl.Read(sysctl.Link("ipv4", bridge, routeLocalnet))
-	return err == nil && v == "1"
-}
-
 // checkPublished refuses a host port that no address of the pod could serve.
 func (a *adding) checkPublished() error {
 	for _, p := range a.rec.Published {

@@ -71,6 +71,7 @@ func (h *host) mendOthers(ctx context.Context, except string) error {
 	for _, d := range damaged {
 		h.call.log.warn(d.Error())
 	}
+	var mended []nft.Network
 	for _, o := range others {
 		if o.Name == except {
 			continue
@@ -82,27 +83,52 @@ func (h *host) mendOthers(ctx context.Context, except string) error {
 		if len(attachments) == 0 {
 			continue
 		}
-		if err := h.restore(ctx, o, attachments); err != nil {
+		n, err := h.restore(ctx, o, attachments)
+		if err != nil {
 			// Its own next ADD says so.
 			h.call.log.warn(oneLine(err))
+			continue
+		}
+		mended = append(mended, n)
+	}
+	return h.declareMended(ctx, mended)
+}
+
+// declareMended says that the sets of networks have all that belongs there.
+func (h *host) declareMended(ctx context.Context, networks []nft.Network) error {
+	for _, n := range networks {
+		if _, err := h.fw.Ensure(ctx, n); err != nil {
+			return fmt.Errorf("network %s: %w", n.Name, err)
 		}
 	}
 	return nil
 }
 
-// restore brings a network back that is on record.
-func (h *host) restore(ctx context.Context, rec *state.Network, attachments []*state.Attachment) error {
-	if err := h.mendUplink(ctx, rec.Uplink); err != nil {
-		return fmt.Errorf("network %s: %w", rec.Name, err)
+// restore brings a network back that is on record, and gives what it is to the firewall:
+// see declareMended. After a failure, the network's own next ADD tries again: others may
+// declare mended what all share.
+func (h *host) restore(ctx context.Context, rec *state.Network, attachments []*state.Attachment) (nft.Network, error) {
+	n, err := h.bringBack(ctx, rec, attachments)
+	if err != nil {
+		rec.ConfigHash = ""
+		return n, errors.Join(fmt.Errorf("network %s: %w", rec.Name, err), h.dir.SaveNetwork(rec))
 	}
-	if _, _, err := h.raise(ctx, rec, attachments, nil); err != nil {
-		return fmt.Errorf("network %s: %w", rec.Name, err)
+	return n, nil
+}
+
+func (h *host) bringBack(ctx context.Context, rec *state.Network, attachments []*state.Attachment) (nft.Network, error) {
+	if err := h.mendUplink(ctx, rec.Uplink); err != nil {
+		return nft.Network{}, err
+	}
+	l, _, err := h.raise(ctx, rec, attachments, nil)
+	if err != nil {
+		return nft.Network{}, err
 	}
 	// Rules in the chains of others have new numbers.
 	if err := h.dir.SaveNetwork(rec); err != nil {
-		return newError(codeIO, "%v", err)
+		return nft.Network{}, newError(codeIO, "%v", err)
 	}
-	return nil
+	return rules(rec, l), nil
 }
 
 // isPort says whether a link is a port of the bridge with the flags that it

@@ -19,6 +19,9 @@ func (c *call) status(ctx context.Context, conf *NetConf) error {
 	if err := c.probe(ctx, conf.settings()); err != nil {
 		return err
 	}
+	if err := c.ipv6Status(conf.settings()); err != nil {
+		return err
+	}
 	if err := c.uplinkStatus(ctx, conf.settings()); err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -124,13 +125,35 @@ func (w *uplinkWork) onItsBridge(ctx context.Context, want uplink.Uplink) (bool,
 	return err == nil && l.Kind == "bridge" && nic.Master == l.Index, err
 }
 
-// mend puts right what somebody undid of the takeover.
+// mend puts right what somebody undid of the takeover, and has the record say what the
+// host has by now: what it had before is nobody's to put back. Other addresses are left to
+// the keeper, if there is one: by the record it sees that pods have to follow them.
 func (w *uplinkWork) mend(ctx context.Context) error {
 	if _, err := w.conn.Mend(ctx, w.rec, w.file); err != nil {
 		return err
 	}
+	now, err := w.conn.Present(ctx, w.rec)
+	if err != nil {
+		return err
+	}
+	if now != w.rec && (slices.Equal(now.HostAddresses(), w.rec.HostAddresses()) || !w.isKept()) {
+		if err := now.Save(w.file); err != nil {
+			return err
+		}
+		w.rec = now
+	}
 	w.adopt(ctx)
 	return nil
+}
+
+// isKept says that a keeper looks after uplinks, or that nobody can tell: an operator's
+// command does not know its directory, and the keeper itself calls one.
+func (w *uplinkWork) isKept() bool {
+	if w.settings.LeaseDir == "" {
+		return true
+	}
+	dir, err := lease.Open(w.settings.LeaseDir)
+	return err == nil && dir.Kept() == nil
 }
 
 // adopt makes the keeper responsible for the lease that the host has by the NIC, if it has

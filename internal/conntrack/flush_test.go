@@ -137,7 +137,7 @@ func TestFlowOfAZoneIsDeletedInItsZone(t *testing.T) {
 	ns := nstest.New(t)
 	f := plain("udp", "198.51.100.1:4000", "192.0.2.1:53")
 	insert(t, ns, f)
-	nstest.Run(t, ns, "conntrack", "-I", "-t", "600", "-p", "udp", "-s", "198.51.100.1", "-d", "192.0.2.1", "--sport", "4000", "--dport", "53", "--zone", "7")
+	nstest.Run(t, ns, "conntrack", "-I", "-t", "36000", "-p", "udp", "-s", "198.51.100.1", "-d", "192.0.2.1", "--sport", "4000", "--dport", "53", "--zone", "7")
 	c := dial(t, ns)
 	filter := Filter{Orig: Match{Dst: nstest.Addr("192.0.2.1")}, Where: func(f Flow) bool { return f.Zone == 7 }}
 	mustFlush(t, c, 1, filter)

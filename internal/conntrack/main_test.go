@@ -134,7 +134,7 @@ func insert(tb testing.TB, ns *netns.NS, flows ...string) {
 	for _, flow := range flows {
 		f := strings.Fields(flow)
 		value := func(i int) string { _, v, _ := strings.Cut(f[i], "="); return v }
-		args := []string{"-I", "-t", "600", "-p", f[0], "-s", value(1), "-d", value(2)}
+		args := []string{"-I", "-t", "36000", "-p", f[0], "-s", value(1), "-d", value(2)}
 		switch f[0] {
 		case "icmp":
 			args = append(args, "--icmp-type", value(3), "--icmp-code", value(4), "--icmp-id", value(5))

@@ -34,7 +34,7 @@ func fill(tb testing.TB, ns *netns.NS, n int) {
 			encodeTuple(e, attrTupleOrig, src, dst, sport, 53)
 			encodeTuple(e, attrTupleReply, dst, src, 53, sport)
 			const timeout = 7 // CTA_TIMEOUT, in seconds
-			e.Uint32BE(timeout, 600)
+			e.Uint32BE(timeout, 36000)
 		})
 		if b.Len() == 200 || i == n-1 {
 			if err := conn.Execute(&b); err != nil {

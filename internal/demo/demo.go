@@ -4,10 +4,9 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strings"
 	"text/tabwriter"
 	"time"
-
-	"github.com/tombolo-cni/tombolo/internal/icmp"
 )
 
 // maxPods keeps the demonstration from being felt outside: the kernel counts
@@ -15,11 +14,15 @@ import (
 // and a pod that pings has four.
 const maxPods = 100
 
+// patience is how long a ping may take on a busy machine: whatever is broken answers
+// later still, or never.
+const patience = 30 * time.Second
+
 // Run adds so many pods with this very program as their CNI plugin, and writes to
 // out how they get on. It stops with the first thing that is not as it should be,
 // which is its error, and when ctx ends.
 func Run(ctx context.Context, out io.Writer, pods int) error {
-	s := &show{out: out, pods: pods, plugin: "/proc/self/exe", patience: icmp.DefaultWait}
+	s := &show{out: out, pods: pods, plugin: "/proc/self/exe", patience: patience}
 	return s.run(ctx)
 }
 
@@ -41,7 +44,14 @@ func (s *show) run(ctx context.Context) error {
 // play is the demonstration from its beginning to its end.
 func (s *show) play(ctx context.Context, box *sandbox) error {
 	fmt.Fprintf(s.out, "A node, a host outside and %s, each in a network namespace of its own.\n", plural(s.pods, "pod"))
-	fmt.Fprintf(s.out, "The pods are of network %q: %s and %s behind bridge %s, masqueraded.\n\n", network, subnets()[v4], subnets()[v6], podBridge)
+	if box.families < families {
+		fmt.Fprintln(s.out, "IPv6 is switched off in this kernel, and so all is of IPv4 alone.")
+	}
+	var ranges []string
+	for _, subnet := range subnets()[:box.families] {
+		ranges = append(ranges, subnet.String())
+	}
+	fmt.Fprintf(s.out, "The pods are of network %q: %s behind bridge %s, masqueraded.\n\n", network, strings.Join(ranges, " and "), podBridge)
 	if err := s.addPods(ctx, box); err != nil {
 		return err
 	}

@@ -17,7 +17,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/tombolo-cni/tombolo/internal/icmp"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
@@ -149,7 +148,7 @@ func testBroken(t *testing.T, tombolo string) {
 				plugin = broken(t, tombolo, tt.plugin)
 			}
 			var out bytes.Buffer
-			s := &show{out: &out, pods: 2, plugin: plugin, patience: icmp.DefaultWait}
+			s := &show{out: &out, pods: 2, plugin: plugin, patience: time.Minute}
 			err := s.run(t.Context())
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("got  %v\nwant …%s…", err, tt.want)

@@ -35,7 +35,7 @@ func (s *show) takeDown(ctx context.Context, box *sandbox) error {
 		return nil
 	}
 	n := s.pods
-	if err := stage("with "+plural(n, "pod"), inventory{2 * n, n, int(families) * n, n, podBridge}); err != nil {
+	if err := stage("with "+plural(n, "pod"), inventory{2 * n, n, box.families * n, n, podBridge}); err != nil {
 		return err
 	}
 	mean, err := s.delPods(ctx, box)

@@ -16,7 +16,7 @@ import (
 func (s *show) pingAll(ctx context.Context, box *sandbox) error {
 	w := s.table()
 	defer w.Flush()
-	fmt.Fprintln(w, "\nPING (IPv4, IPv6)\tNEXT POD\tGATEWAY\tOUTSIDE\tWHICH SEES IT AS")
+	fmt.Fprintln(w, "\nPING ("+strings.Join([]string{"IPv4", "IPv6"}[:box.families], ", ")+")\tNEXT POD\tGATEWAY\tOUTSIDE\tWHICH SEES IT AS")
 	for i, p := range box.pods {
 		next := "-"
 		if s.pods > 1 {
@@ -42,7 +42,7 @@ func (s *show) pingAll(ctx context.Context, box *sandbox) error {
 
 // ping pings an address of each family, and gives the round trips as a cell of the
 // table.
-func (s *show) ping(ctx context.Context, from *pod, who string, to [families]netip.Addr) (string, error) {
+func (s *show) ping(ctx context.Context, from *pod, who string, to []netip.Addr) (string, error) {
 	var cell []string
 	for _, address := range to {
 		rtt, err := icmp.Ping(ctx, from.ns, address, icmp.Echo{Wait: s.patience})
@@ -60,8 +60,8 @@ func roundTrip(rtt time.Duration) string { return milliseconds(rtt, 2) }
 // no route to any other, so that only masquerade brings the answers home.
 func (s *show) pingOutside(ctx context.Context, box *sandbox, from *pod) (times, seen string, _ error) {
 	var rtts, sources []string
-	for i, to := range outsideAddresses() {
-		rtt, source, err := s.pingHeard(ctx, box, from, to.Addr())
+	for i, to := range outsideAddresses()[:box.families] {
+		rtt, source, err := s.pingHeard(ctx, box, from, i, to.Addr())
 		if source == from.addresses[i] {
 			err = errors.Join(fmt.Errorf("not masqueraded: the host outside sees the pod's own address %s", source), err)
 		} else if want := nodeAddresses()[i].Addr(); err == nil && source != want {
@@ -76,20 +76,28 @@ func (s *show) pingOutside(ctx context.Context, box *sandbox, from *pod) (times,
 }
 
 // pingHeard also gives the source address by which the request reached the host
-// outside; it is invalid if none did.
-func (s *show) pingHeard(ctx context.Context, box *sandbox, from *pod, to netip.Addr) (time.Duration, netip.Addr, error) {
+// outside; it is invalid if none did. If that is the pod's own, of this family, nobody
+// waits for an answer any longer.
+func (s *show) pingHeard(ctx context.Context, box *sandbox, from *pod, family int, to netip.Addr) (time.Duration, netip.Addr, error) {
 	if _, err := box.heard.Sources(); err != nil {
 		return 0, netip.Addr{}, err
 	}
-	rtt, pingErr := icmp.Ping(ctx, from.ns, to, icmp.Echo{Wait: s.patience})
-	heard, err := box.heard.Sources()
-	heard = slices.Compact(heard) // a request may have been sent again
-	if len(heard) > 1 {
-		err = errors.Join(err, fmt.Errorf("the host outside sees it as each of %v", heard))
+	var heard []netip.Addr
+	for deadline := time.Now().Add(s.patience); ; {
+		rtt, pingErr := icmp.Ping(ctx, from.ns, to, icmp.Echo{Wait: min(s.patience, time.Second)})
+		more, err := box.heard.Sources()
+		heard = slices.Compact(append(heard, more...)) // a request may have been sent again
+		own := slices.Contains(heard, from.addresses[family])
+		if err == nil && errors.Is(pingErr, icmp.ErrNoReply) && !own && time.Now().Before(deadline) {
+			continue
+		}
+		if len(heard) > 1 {
+			err = errors.Join(err, fmt.Errorf("the host outside sees it as each of %v", heard))
+		}
+		source := netip.Addr{}
+		if len(heard) > 0 {
+			source = heard[0]
+		}
+		return rtt, source, errors.Join(pingErr, err)
 	}
-	source := netip.Addr{}
-	if len(heard) > 0 {
-		source = heard[0]
-	}
-	return rtt, source, errors.Join(pingErr, err)
 }

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	current "github.com/containernetworking/cni/pkg/types/100"
@@ -22,24 +23,28 @@ const (
 
 // subnets are those that the pods have their addresses from. The gateway of each is
 // its first address.
-func subnets() [families]netip.Prefix {
-	return [families]netip.Prefix{netip.MustParsePrefix("10.22.0.0/16"), netip.MustParsePrefix("fd22::/64")}
+func subnets() []netip.Prefix {
+	return []netip.Prefix{netip.MustParsePrefix("10.22.0.0/16"), netip.MustParsePrefix("fd22::/64")}
 }
 
 // netconf is the network's configuration, as a runtime hands it to the plugin.
-func netconf(stateDir string) []byte {
+func (b *sandbox) netconf() []byte {
+	var ranges []string
+	for _, subnet := range subnets()[:b.families] {
+		ranges = append(ranges, fmt.Sprintf(`[{"subnet": %q}]`, subnet))
+	}
 	return fmt.Appendf(nil, `{
   "cniVersion": "1.1.0", "name": %q, "type": "tombolo", "bridge": %q, "stateDir": %q,
-  "ipam": {"type": "host-local", "ranges": [[{"subnet": %q}], [{"subnet": %q}]]}
-}`, network, podBridge, stateDir, subnets()[v4], subnets()[v6])
+  "ipam": {"type": "host-local", "ranges": [%s]}
+}`, network, podBridge, b.stateDir, strings.Join(ranges, ", "))
 }
 
 // pod is a namespace, and what its ADD said.
 type pod struct {
 	name      string
 	ns        *netns.NS
-	addresses [families]netip.Addr
-	gateways  [families]netip.Addr
+	addresses []netip.Addr // one of each family
+	gateways  []netip.Addr
 }
 
 // call is the plugin with the parameters of a pod.
@@ -51,7 +56,7 @@ func (s *show) call(box *sandbox, p *pod) *delegate.Plugin {
 		// A runtime would have mounted the namespace somewhere.
 		NetNS:  fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), p.ns.FD()),
 		IfName: podInterface,
-		Stdin:  netconf(box.stateDir),
+		Stdin:  box.netconf(),
 	}
 }
 
@@ -70,10 +75,22 @@ func (s *show) addPods(ctx context.Context, box *sandbox) error {
 		if i == 0 {
 			note = " (the first also builds the network)"
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s, %s\t%5s ms%s\n", p.name, p.addresses[v4], p.addresses[v6],
-			p.gateways[v4], p.gateways[v6], milliseconds(took, 1), note)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%5s ms%s\n", p.name, cell(p.addresses[:v6]), cell(p.addresses[v6:]),
+			cell(p.gateways), milliseconds(took, 1), note)
 	}
 	return nil
+}
+
+// cell gives addresses as the table has them.
+func cell(list []netip.Addr) string {
+	if len(list) == 0 {
+		return "-"
+	}
+	var texts []string
+	for _, a := range list {
+		texts = append(texts, a.String())
+	}
+	return strings.Join(texts, ", ")
 }
 
 // add makes a pod and calls the plugin. The time is that of the call alone: from
@@ -91,24 +108,25 @@ func (s *show) add(ctx context.Context, box *sandbox, p *pod) (time.Duration, er
 	if err != nil {
 		return 0, err
 	}
-	return took, p.read(result)
+	return took, p.read(result, subnets()[:box.families])
 }
 
 // read takes a result's addresses, of which there must be one from each subnet,
 // IPv4 first.
-func (p *pod) read(result *current.Result) error {
-	if len(result.IPs) != int(families) {
+func (p *pod) read(result *current.Result, subnets []netip.Prefix) error {
+	if len(result.IPs) != len(subnets) {
 		return fmt.Errorf("the result has %d addresses, where one of each family is due", len(result.IPs))
 	}
-	for i, subnet := range subnets() {
+	for i, subnet := range subnets {
 		ip := result.IPs[i]
 		address, _ := netip.AddrFromSlice(ip.Address.IP)
 		gateway, _ := netip.AddrFromSlice(ip.Gateway)
-		p.addresses[i], p.gateways[i] = address.Unmap(), gateway.Unmap()
-		if !subnet.Contains(p.addresses[i]) || p.gateways[i] != subnet.Addr().Next() {
+		address, gateway = address.Unmap(), gateway.Unmap()
+		if !subnet.Contains(address) || gateway != subnet.Addr().Next() {
 			return fmt.Errorf("the result has address %s by gateway %s, where one of %s by %s is due",
-				p.addresses[i], p.gateways[i], subnet, subnet.Addr().Next())
+				address, gateway, subnet, subnet.Addr().Next())
 		}
+		p.addresses, p.gateways = append(p.addresses, address), append(p.gateways, gateway)
 	}
 	return nil
 }

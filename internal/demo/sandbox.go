@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"io/fs"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"runtime"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -24,6 +26,15 @@ const (
 	families
 )
 
+// familiesHere counts the families that the kernel has: all, or IPv4 alone, as with
+// ipv6.disable=1.
+func familiesHere() int {
+	if _, err := os.Stat("/proc/self/net/if_inet6"); errors.Is(err, fs.ErrNotExist) {
+		return v4 + 1
+	}
+	return families
+}
+
 const (
 	outsideBridge = "outside0" // of the node, to the host outside
 	outsidePort   = "veth-outside"
@@ -32,18 +43,19 @@ const (
 // nodeAddresses are the node's towards the outside (documentation prefixes, RFC 5737
 // and RFC 3849), and outsideAddresses those of the host there. It has no others, and
 // no route but that to its own network: it can answer the node, and nobody behind it.
-func nodeAddresses() [families]netip.Prefix {
-	return [families]netip.Prefix{netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("2001:db8::1/64")}
+func nodeAddresses() []netip.Prefix {
+	return []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("2001:db8::1/64")}
 }
 
-func outsideAddresses() [families]netip.Prefix {
-	return [families]netip.Prefix{netip.MustParsePrefix("192.0.2.2/24"), netip.MustParsePrefix("2001:db8::2/64")}
+func outsideAddresses() []netip.Prefix {
+	return []netip.Prefix{netip.MustParsePrefix("192.0.2.2/24"), netip.MustParsePrefix("2001:db8::2/64")}
 }
 
 // sandbox is a node to put pods on, and a host outside.
 type sandbox struct {
 	outside  *netns.NS
 	heard    *icmp.Listener // outside
+	families int            // how many of them there are
 	stateDir string
 	links    []string // what the node has before its first pod
 	pods     []*pod
@@ -79,6 +91,7 @@ func inSandbox(ctx context.Context, fn func(*sandbox) error) error {
 }
 
 func (b *sandbox) open(ctx context.Context) error {
+	b.families = familiesHere()
 	var err error
 	if b.stateDir, err = privateDir(); err != nil {
 		return err
@@ -141,16 +154,37 @@ func (b *sandbox) connectOutside(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, prefix := range nodeAddresses() {
+	for _, prefix := range nodeAddresses()[:b.families] {
 		if err := node.Addresses().Add(addr.Address{Prefix: prefix, Link: link.Index, Flags: addr.NoDAD}); err != nil {
 			return err
 		}
 	}
-	addresses := outsideAddresses()
 	_, err = node.Attach(ctx, b.outside, bridge.Port{
 		Bridge: outsideBridge, BridgeIndex: link.Index,
 		Name: outsidePort, Peer: podInterface,
-		Addresses: addresses[:],
+		Addresses: outsideAddresses()[:b.families],
 	})
-	return err
+	if err != nil {
+		return err
+	}
+	return b.awaitOutside(ctx)
+}
+
+// awaitOutside waits until the host outside and the node reach each other: the kernel
+// leaves some of what an IPv6 address needs to a worker, and on a busy machine neighbours
+// give up before that is done.
+func (b *sandbox) awaitOutside(ctx context.Context) error {
+	deadline := time.Now().Add(patience)
+	for _, prefix := range nodeAddresses()[:b.families] {
+		for {
+			_, err := icmp.Ping(ctx, b.outside, prefix.Addr(), icmp.Echo{Wait: time.Second})
+			if err == nil {
+				break
+			}
+			if ctx.Err() != nil || time.Now().After(deadline) {
+				return fmt.Errorf("reach the node from the host outside: %w", err)
+			}
+		}
+	}
+	return nil
 }

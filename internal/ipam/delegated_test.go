@@ -108,7 +108,7 @@ func TestADelegatedAddThatIsCutOffIsUndone(t *testing.T) {
 	if err := makeFIFO(fifo); err != nil {
 		t.Fatal(err)
 	}
-	n, r, verbs := withPlugin(t, "[ $CNI_COMMAND = DEL ] && exit 0\necho x >"+fifo+"\nexec sleep 20")
+	n, r, verbs := withPlugin(t, "[ $CNI_COMMAND = DEL ] && exit 0\necho x >"+fifo+"\nexec sleep 600")
 	ctx, cancel := context.WithCancel(context.Background())
 	a := n.allocator(r)
 	failed := make(chan error, 1)

@@ -61,6 +61,7 @@ func (n *node) request(id string) *Request {
 		Live:           n.live,
 		OwnerHash:      hashOf,
 		Warn:           n.warn,
+		LockWait:       time.Hour, // however busy the machine is
 	}
 }
 

@@ -116,16 +116,14 @@ func (c *Conn) ensureIFB(ctx context.Context, t *Target, have *installed) (chang
 	}
 	var b nl.Batch
 	if have.ifb != nil {
-		setIFB(&b, t.IFB, t.Alias, have.ifb.mtu)
-		return true, c.execute(ctx, &b)
+		return true, c.setIFB(ctx, &b, t, have.ifb.mtu)
 	}
 	mac, err := randomMAC()
 	if err != nil {
 		return false, err
 	}
 	addIFB(&b, t.IFB, mac, t.MTU)
-	setIFB(&b, t.IFB, t.Alias, t.MTU)
-	if err := c.execute(ctx, &b); err != nil {
+	if err := c.setIFB(ctx, &b, t, t.MTU); err != nil {
 		if b.Err(0) != nil || b.Err(1) == nil {
 			return false, unsupported(err, "ifb")
 		}
@@ -137,6 +135,19 @@ func (c *Conn) ensureIFB(ctx context.Context, t *Target, have *installed) (chang
 	have.ifb = &link{name: t.IFB}
 	have.ifb.index, err = c.indexOf(ctx, t.IFB)
 	return true, err
+}
+
+// setIFB sends a batch, to whose end it adds what an ifb needs. A kernel without IPv6
+// refuses that for what it says of IPv6, and gets it once more without.
+func (c *Conn) setIFB(ctx context.Context, b *nl.Batch, t *Target, mtu int) error {
+	setIFB(b, t.IFB, t.Alias, mtu)
+	err := c.execute(ctx, b)
+	if !errors.Is(err, unix.EAFNOSUPPORT) || b.Err(b.Len()-1) == nil {
+		return err
+	}
+	var again nl.Batch
+	setIFB(&again, t.IFB, t.Alias, 0)
+	return c.execute(ctx, &again)
 }
 
 // indexOf asks for a link's index in the way that is quickest.

@@ -182,3 +182,27 @@ func TestEnsureStaysWithinItsAllocations(t *testing.T) {
 		t.Errorf("%.0f allocations for an Ensure and a Remove, where %d are the most", allocs, most)
 	}
 }
+
+// test/vm/run.sh noipv6 has a kernel that is like this in truth.
+func TestKernelWithoutIPv6GetsAllElse(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	refusal := nltest.NoIPv6()
+	conn := n.faulty(t, refusal)
+	// Made, and then given another alias.
+	for i, alias := range []string{n.target.Alias, n.target.Owner + "other:"} {
+		n.target.Alias = alias
+		if changed, err := conn.Ensure(t.Context(), n.target, both); !changed || err != nil {
+			t.Errorf("Ensure gives %v, %v", changed, err)
+		}
+		if got := refusal.Fired(); got != i+1 {
+			t.Errorf("the kernel has refused %d requests, want %d", got, i+1)
+		}
+		if got := nstest.Run(t, n.ns, "ip", "link", "show", n.target.IFB); !strings.Contains(got, "alias "+alias) {
+			t.Errorf("the ifb has not the alias %s:\n%s", alias, got)
+		}
+	}
+	if diffs, err := n.conn.Check(t.Context(), n.target, both); len(diffs) > 0 || err != nil {
+		t.Errorf("Check finds %v, %v", diffs, err)
+	}
+}

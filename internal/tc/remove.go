@@ -14,9 +14,9 @@ import (
 // ours is left. What is gone already is success. It goes on past errors, and joins
 // them. An ifb that is not Target.Owner's stays, and is an ErrForeign.
 //
-// It takes the kernel some 20 ms to delete an ifb, nearly all of them waiting. To
-// delete the port at the same time, over a connection of its own and with Port ""
-// here, takes no longer than either alone; one after the other takes twice that.
+// It takes the kernel some 20 ms to delete an ifb, nearly all of them waiting. Who
+// deletes the port too has less to wait for if both go together, as one group of links
+// (bridge.Conn.Detach): what shapes at the port goes with it.
 func (c *Conn) Remove(ctx context.Context, t Target) error {
 	var errs []error
 	if t.Port != "" {

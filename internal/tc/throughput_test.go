@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/internal/tc"
@@ -56,12 +57,16 @@ func throughput(tb testing.TB, from, to *netns.NS, addr string) float64 {
 	return r.End.Received.Rate
 }
 
-// keepsTo fails the test unless in one of three runs the traffic reaches the rate,
-// and stays below it but for 10 %.
+// patience is for how long a machine may be too busy to measure anything.
+const patience = 2 * time.Minute
+
+// keepsTo fails the test unless in some run the traffic reaches the rate, and stays below
+// it but for 10 %. A run while the machine is busy elsewhere shows nothing: the sender
+// did not send, or the receiver took longer to look at its clock than at what it received.
 func keepsTo(tb testing.TB, rate uint64, measure func() float64) {
 	tb.Helper()
 	var ratios []string
-	for range 3 {
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
 		ratio := measure() / float64(rate)
 		if ratio >= 0.8 && ratio <= 1.1 {
 			return
@@ -106,8 +111,14 @@ func TestLongBurstDoesNotDefeatTheRate(t *testing.T) {
 	n := newNode(t)
 	give(t, n)
 	nstest.Run(t, n.ns, "tc", "qdisc", "add", "dev", n.target.Port, "root", "tbf", "rate", "10mbit", "burst", "255mb", "limit", "256mb")
-	if got := throughput(t, n.ns, n.pod, podAddr); got < 20e6 {
-		t.Fatalf("without the guard %.0f bit/s pass, and a limit of 10 Mbit/s should have been defeated", got)
+	for deadline := time.Now().Add(patience); ; {
+		got := throughput(t, n.ns, n.pod, podAddr)
+		if got >= 20e6 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("without the guard %.0f bit/s pass, and a limit of 10 Mbit/s should have been defeated", got)
+		}
 	}
 	n.ensure(t, tc.Shape{Ingress: tc.Limit{Rate: 10e6, Burst: 255 << 23}})
 	keepsTo(t, 10e6, func() float64 { return throughput(t, n.ns, n.pod, podAddr) })

@@ -22,8 +22,9 @@ const (
 	// stderrKept is how much of stderr an error quotes, of its end.
 	stderrKept = 2 << 10
 	// pipeGrace is how long a process that has ended may leave its stdout to a
-	// child of its own.
-	pipeGrace = 500 * time.Millisecond
+	// child of its own. What it printed itself is read within that time, too, on
+	// a machine that is busy.
+	pipeGrace = 3 * time.Second
 	// busyTries and busyPause bound the wait for a binary that is open for
 	// writing.
 	busyTries = 20
@@ -86,7 +87,7 @@ func run(ctx context.Context, path string, env []string, stdin []byte, stderr io
 func start(ctx context.Context, command func() *exec.Cmd) error {
 	for try := 0; ; try++ {
 		err := command().Run()
-		if !errors.Is(err, syscall.ETXTBSY) || try == busyTries {
+		if !errors.Is(err, syscall.ETXTBSY) || try == busyTries || ctx.Err() != nil {
 			return err
 		}
 		pause := time.NewTimer(busyPause)

@@ -80,7 +80,8 @@ func fake() int {
 		_ = child.Wait()
 		return 0
 	case "linger":
-		if err := sleeper("5").Start(); err != nil {
+		// For longer than the caller waits, and not for ever.
+		if err := sleeper("60").Start(); err != nil {
 			return 98
 		}
 		fmt.Print(text)

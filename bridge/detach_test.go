@@ -1,0 +1,137 @@
+package bridge_test
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// shaped has a port and a link that was made for it.
+func shaped(t *testing.T) (*node, bridge.Port) {
+	t.Helper()
+	n := newNode(t)
+	p := port(0)
+	attach(t, n, p)
+	nstest.Run(t, n.ns, "ip", "link", "add", "ifb-a", "type", "ifb")
+	nstest.Run(t, n.ns, "ip", "link", "set", "ifb-a", "alias", p.Alias)
+	return n, p
+}
+
+func (n *node) has(t *testing.T, link string) bool {
+	t.Helper()
+	_, err := n.conn.Link(t.Context(), link)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal(err)
+	}
+	return err == nil
+}
+
+func TestDetachDeletesOtherLinksOfThePort(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name    string
+		before  func(t *testing.T, n *node, p *bridge.Port)
+		want    error
+		port    bool // is there afterwards
+		ifb     bool
+		refused *nltest.Fault
+	}{
+		{name: "both"},
+		{name: "the port is gone", before: func(t *testing.T, n *node, p *bridge.Port) {
+			nstest.Run(t, n.ns, "ip", "link", "del", p.Name)
+		}},
+		{name: "the other is gone", before: func(t *testing.T, n *node, p *bridge.Port) {
+			nstest.Run(t, n.ns, "ip", "link", "del", "ifb-a")
+		}},
+		{name: "both are gone", before: func(t *testing.T, n *node, p *bridge.Port) {
+			nstest.Run(t, n.ns, "ip", "link", "del", p.Name)
+			nstest.Run(t, n.ns, "ip", "link", "del", "ifb-a")
+		}},
+		{name: "the other is somebody else's", ifb: true, want: bridge.ErrForeign, before: func(t *testing.T, n *node, p *bridge.Port) {
+			nstest.Run(t, n.ns, "ip", "link", "set", "ifb-a", "alias", "theirs")
+		}},
+		{name: "the port is somebody else's", port: true, want: bridge.ErrForeign, before: func(t *testing.T, n *node, p *bridge.Port) {
+			nstest.Run(t, n.ns, "ip", "link", "set", p.Name, "alias", "theirs")
+		}},
+		{name: "they are in groups", before: func(t *testing.T, n *node, p *bridge.Port) {
+			nstest.Run(t, n.ns, "ip", "link", "set", p.Name, "group", "7")
+			nstest.Run(t, n.ns, "ip", "link", "set", "ifb-a", "group", "8")
+		}},
+		{name: "one goes meanwhile", refused: &nltest.Fault{Type: unix.RTM_NEWLINK, Errno: unix.ENODEV, Times: 1}, port: true},
+		{name: "both go meanwhile", refused: &nltest.Fault{Type: unix.RTM_DELLINK, Errno: unix.ENODEV}, port: true, ifb: true},
+		{name: "the kernel refuses", refused: &nltest.Fault{Type: unix.RTM_DELLINK, Errno: unix.EBUSY}, port: true, ifb: true, want: unix.EBUSY},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			n, p := shaped(t)
+			for i, group := range []string{"0", "7", "8"} {
+				name := fmt.Sprint("bystander", i)
+				nstest.Run(t, n.ns, "ip", "link", "add", name, "type", "ifb")
+				nstest.Run(t, n.ns, "ip", "link", "set", name, "alias", p.Alias, "group", group)
+			}
+			if tt.before != nil {
+				tt.before(t, n, &p)
+			}
+			conn := n.conn
+			if tt.refused != nil {
+				conn = faultyConn(t, n, []*nltest.Fault{tt.refused}, nil)
+			}
+			err := conn.Detach(t.Context(), p.Name, p.Alias, "ifb-a")
+			if tt.refused != nil {
+				nltest.MustHaveFired(t, tt.refused)
+			}
+			if !errors.Is(err, tt.want) {
+				t.Errorf("Detach: %v, want %v", err, tt.want)
+			}
+			if port, ifb := n.has(t, p.Name), n.has(t, "ifb-a"); port != tt.port || ifb != tt.ifb {
+				t.Errorf("the port is there: %t, the other link: %t; want %t and %t", port, ifb, tt.port, tt.ifb)
+			}
+			for i := range 3 {
+				if !n.has(t, fmt.Sprint("bystander", i)) {
+					t.Errorf("bystander%d is gone", i)
+				}
+			}
+		})
+	}
+}
+
+func TestPortsDetachedAtOnceTakeNobodyElseAlong(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	const ports = 8
+	for i := range byte(ports) {
+		p := port(i)
+		attach(t, n, p)
+		nstest.Run(t, n.ns, "ip", "link", "add", fmt.Sprint("ifb-", i), "type", "ifb")
+	}
+	var group sync.WaitGroup
+	for i := range byte(ports - 1) {
+		conn, err := bridge.Dial(&bridge.Config{NetNS: n.ns})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		group.Go(func() {
+			if err := conn.Detach(t.Context(), port(i).Name, "", fmt.Sprint("ifb-", i)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	group.Wait()
+	out := nstest.Run(t, n.ns, "ip", "-o", "link", "show", "type", "ifb")
+	if n := strings.Count(out, "ifb-"); n != 1 {
+		t.Errorf("%d links are left, want one:\n%s", n, out)
+	}
+	if !n.has(t, port(ports-1).Name) || !n.has(t, fmt.Sprint("ifb-", ports-1)) {
+		t.Errorf("the port that was not detached is gone, or its other link:\n%s", out)
+	}
+}

@@ -1,0 +1,48 @@
+package bridge_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+func TestHostForwardsWhatItsParametersSay(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	for _, v4 := range []bool{false, true} {
+		for _, v6 := range []bool{false, true} {
+			nstest.Sysctl(t, n.ns, "net/ipv4/ip_forward", digit(v4))
+			nstest.Sysctl(t, n.ns, "net/ipv6/conf/all/forwarding", digit(v6))
+			for _, r := range []bridge.Routing{{}, {IPv4: true}, {IPv6: true}, {IPv4: true, IPv6: true}} {
+				want := (v4 || !r.IPv4) && (v6 || !r.IPv6)
+				if got, err := n.conn.Forwards(t.Context(), r); err != nil || got != want {
+					t.Errorf("IPv4 %t, IPv6 %t: Forwards(%+v): %t, %v; want %t", v4, v6, r, got, err, want)
+				}
+			}
+		}
+	}
+}
+
+func digit(on bool) string {
+	if on {
+		return "1"
+	}
+	return "0"
+}
+
+func TestLinkSaysWhetherTheKernelRoutesLocalnetOnIt(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	for _, on := range []bool{true, false} {
+		nstest.Sysctl(t, n.ns, fmt.Sprintf("net/ipv4/conf/%s/route_localnet", n.link.Name), digit(on))
+		l, err := n.conn.Link(t.Context(), n.link.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if l.RouteLocalnet != on {
+			t.Errorf("RouteLocalnet is %t where the parameter is %s", l.RouteLocalnet, digit(on))
+		}
+	}
+}

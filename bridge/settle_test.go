@@ -1,0 +1,99 @@
+package bridge_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+func TestAttachmentIsSettledLater(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	p := port(0)
+	p.Unsettled = true
+	pod, _ := attach(t, n, p)
+	for range 2 { // the second has nothing to wait for
+		if err := n.conn.Settle(t.Context(), p.Name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c, err := addr.Dial(&addr.Config{NetNS: pod})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	list, err := c.List(addr.Filter{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	for _, a := range list {
+		if a.Flags&addr.Tentative != 0 {
+			t.Errorf("%v is tentative", a)
+		}
+		if a.Prefix.Addr() == p.Addresses[1].Addr() {
+			found++
+		}
+	}
+	if found != 1 {
+		t.Errorf("the pod has %v, want %v among them", list, p.Addresses[1])
+	}
+}
+
+func TestWaitForAnAttachmentEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	p := port(0)
+	p.Unsettled, p.DAD = true, true // which takes a second at least
+	attach(t, n, p)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := n.conn.Settle(ctx, p.Name); !errors.Is(err, context.Canceled) {
+		t.Errorf("Settle: %v, want %v", err, context.Canceled)
+	}
+}
+
+func TestDuplicateIsFoundWhenTheAttachmentIsSettled(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	first, second := port(0), port(1)
+	attach(t, n, first)
+	second.Addresses[1] = first.Addresses[1]
+	second.Unsettled, second.DAD = true, true
+	attach(t, n, second)
+	if err := n.conn.Settle(t.Context(), second.Name); !errors.Is(err, addr.ErrDuplicate) {
+		t.Errorf("Settle: %v, want %v", err, addr.ErrDuplicate)
+	}
+}
+
+func TestNobodyWaitsForAPortThatWasDetached(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	p := port(0)
+	p.Unsettled, p.DAD = true, true
+	attach(t, n, p)
+	if err := n.conn.Detach(t.Context(), p.Name, p.Alias); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.conn.Settle(t.Context(), p.Name); err != nil {
+		t.Errorf("Settle: %v", err)
+	}
+	// One that is waited for when its connection is closed stays.
+	conn, err := bridge.Dial(&bridge.Config{NetNS: n.ns})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Attach(t.Context(), nstest.New(t), p); err != nil {
+		t.Fatal(err)
+	}
+	if err := conn.Close(); err != nil {
+		t.Error(err)
+	}
+	if !n.has(t, p.Name) {
+		t.Error("the port is gone")
+	}
+}

@@ -1,0 +1,241 @@
+package cni
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/route"
+)
+
+// The default route of a pod on a LAN leads to an address of the host's, which is not the
+// pod's to choose: a DHCP server, or an administrator, may give the host another while
+// the pod runs. Then the route is replaced, in the pod, and on record where it is.
+
+// sameWay gives the addresses of a pod with what is known of their way out.
+func sameWay(now, before []state.Address) []state.Address {
+	for i := range now {
+		j := slices.IndexFunc(before, func(b state.Address) bool { return b.Prefix == now[i].Prefix })
+		if j >= 0 {
+			now[i].Through, now[i].ThroughAtADD = before[j].Through, before[j].ThroughAtADD
+		}
+	}
+	return now
+}
+
+// followHost has the default routes of a network's pods lead to the host's addresses of
+// now. It goes on past pods for which that cannot be done. Where the host has none in the
+// pod's subnet, the pod's route stays as it is: there may be one again.
+func (h *host) followHost(ctx context.Context, attachments []*state.Attachment) error {
+	var errs []error
+	for _, a := range attachments {
+		if a.State != state.Ready || a.DefaultRoute != defaultRouteHost {
+			continue
+		}
+		if err := h.reroute(ctx, a); err != nil {
+			errs = append(errs, fmt.Errorf("lead the default route of container %s to the host's address: %w", a.ContainerID, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// reroute does it for one pod. Its record is written last: who is stopped before that
+// leaves it to the next.
+func (h *host) reroute(ctx context.Context, a *state.Attachment) error {
+	l, err := h.br.Link(ctx, a.Bridge)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	changed := false
+	for i := range a.Addresses {
+		address := &a.Addresses[i]
+		if !address.Through.IsValid() {
+			continue
+		}
+		own, err := h.hostAddresses(l, address.Prefix)
+		if err != nil {
+			return err
+		}
+		if len(own) == 0 || slices.Contains(own, address.Through) {
+			continue
+		}
+		if err := h.leadTo(ctx, a, address, own[0]); err != nil {
+			return err
+		}
+		address.GoThrough(own[0])
+		changed = true
+	}
+	if !changed {
+		return nil
+	}
+	return h.dir.Update(a)
+}
+
+// leadTo replaces the default route of an address of a pod's. That of a lease is on the
+// lease's record too, by which the keeper renews it.
+func (h *host) leadTo(ctx context.Context, a *state.Attachment, address *state.Address, own netip.Addr) error {
+	pod, link, err := openPod(ctx, a)
+	if err != nil {
+		return err
+	}
+	defer pod.Close()
+	routes, err := route.Dial(&route.Config{NetNS: pod})
+	if err != nil {
+		return err
+	}
+	defer routes.Close()
+	if a.IPAMType == ipamDHCP && address.Prefix.Addr().Is4() {
+		return leadLeaseTo(ctx, a, routes, link, own)
+	}
+	list, err := routes.List(route.Filter{Family: familyOf(own), Table: route.TableMain, Link: link})
+	if err != nil {
+		return err
+	}
+	for _, r := range list {
+		// One that a program in the pod has made of it since is the pod's own.
+		if r.Dst.Bits() == 0 && r.Gateway == address.Through {
+			n := r
+			n.Gateway, n.Flags = own, 0
+			if err := replace(routes, r, n); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func familyOf(a netip.Addr) uint8 {
+	if a.Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+// replace takes a route's place with another of the same destination. For IPv6, the
+// kernel would add it beside.
+func replace(routes *route.Conn, old, next route.Route) error {
+	if err := routes.Replace(next); err != nil {
+		return err
+	}
+	return routes.Remove(old)
+}
+
+// leaseLockWait is more than the keeper has a record locked for.
+const leaseLockWait = 5 * time.Second
+
+// leadLeaseTo changes what the pod is to have of its lease. The record says first that it
+// may have both, as the keeper's does.
+func leadLeaseTo(ctx context.Context, a *state.Attachment, routes *route.Conn, link int, own netip.Addr) error {
+	dir, err := lease.Open(a.DataDir)
+	if err != nil {
+		return err
+	}
+	short, cancel := context.WithTimeout(ctx, leaseLockWait)
+	defer cancel()
+	held, err := dir.Lock(short, a.Hash())
+	if err != nil {
+		return err
+	}
+	defer held.Close()
+	rec, err := held.Load()
+	if err != nil || !rec.Policy.Gateway.IsValid() {
+		return err
+	}
+	rec.Policy.Gateway = own
+	if rec.State != lease.Bound {
+		return held.Replace(rec) // its next lease has it
+	}
+	want := rec.Policy.Apply(rec.Lease)
+	stale := lease.Applied{Routes: rec.Applied.Without(want).Routes}
+	rec.Applied.Routes = slices.Concat(want.Routes, stale.Routes)
+	if err := held.Replace(rec); err != nil {
+		return err
+	}
+	for _, r := range want.Routes {
+		if _, err := routes.Ensure(lease.RouteOf(r, link, rec.Policy.Priority)); err != nil {
+			return err
+		}
+	}
+	for _, r := range slices.Backward(stale.Routes) {
+		if err := routes.Remove(lease.RouteOf(r, link, rec.Policy.Priority)); err != nil {
+			return err
+		}
+	}
+	rec.Applied.Routes = want.Routes
+	return held.Replace(rec)
+}
+
+// openPod opens a pod's namespace, and gives the index of its interface. A path may name
+// another pod's by now.
+func openPod(ctx context.Context, a *state.Attachment) (*netns.NS, int, error) {
+	pod, err := netns.Open(a.NetNS)
+	if err != nil {
+		return nil, 0, err
+	}
+	link, err := linkOf(ctx, pod, a)
+	if err != nil {
+		return nil, 0, errors.Join(err, pod.Close())
+	}
+	return pod, link, nil
+}
+
+func linkOf(ctx context.Context, pod *netns.NS, a *state.Attachment) (int, error) {
+	if a.NetNSCookie != 0 {
+		cookie, err := pod.Cookie()
+		if err != nil {
+			return 0, err
+		}
+		if cookie != a.NetNSCookie {
+			return 0, fmt.Errorf("%s is another pod's by now", a.NetNS)
+		}
+	}
+	conn, err := bridge.Dial(&bridge.Config{NetNS: pod})
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Close()
+	l, err := conn.Link(ctx, a.IfName)
+	if err != nil {
+		return 0, err
+	}
+	if mac, err := net.ParseMAC(a.MAC); a.NetNSCookie == 0 && (err != nil || l.MAC.String() != mac.String()) {
+		return 0, fmt.Errorf("%s in %s has MAC %s, and the pod's had %s: it is another's by now", a.IfName, a.NetNS, l.MAC, a.MAC)
+	}
+	return l.Index, nil
+}
+
+// rerouted gives the routes of a result as they are to be now: where a default route led to
+// the host, the host may have another address since.
+func (k *checking) rerouted(routes []*types.Route) []*types.Route {
+	list := slices.Clone(routes)
+	for i, r := range list {
+		gateway, ok := netip.AddrFromSlice(r.GW)
+		ones, _ := r.Dst.Mask.Size()
+		if !ok || ones != 0 {
+			continue
+		}
+		for _, a := range k.rec.Addresses {
+			if a.ThroughAtADD.IsValid() && a.ThroughAtADD == gateway.Unmap() {
+				n := *r
+				n.GW = a.Through.AsSlice()
+				list[i] = &n
+			}
+		}
+	}
+	return list
+}

@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	startLimit = 10 * time.Second     // for a daemon to be ready
+	startLimit = time.Minute          // for a daemon to be ready, on a busy machine
 	startPause = 5 * time.Millisecond // between two looks at it
 	lastWords  = 2 << 10              // bytes of a daemon's output that an error shows
 )

@@ -15,6 +15,7 @@ func outsideNode(t *testing.T, s scenario) *node {
 	if err := n.connect(nstest.Path(t, out)); err != nil {
 		t.Fatal(err)
 	}
+	nstest.Settle(t, n.ns.NS, out)
 	return n
 }
 

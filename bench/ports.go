@@ -22,7 +22,7 @@ const (
 )
 
 // patience is how long either end waits for a datagram.
-const patience = 10 * time.Second
+const patience = time.Minute
 
 // portsOf are the host ports of a pod of a number, the last pod having the rest.
 func (n *node) portsOf(pod int) []portMapping {

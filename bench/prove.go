@@ -111,7 +111,7 @@ func (n *node) inventory() (string, error) {
 
 const (
 	pingAgain = 20 * time.Millisecond // the pause after an error
-	pingLimit = 10 * time.Second      // longer than duplicate address detection on a bridge
+	pingLimit = time.Minute           // on a busy machine; longer than duplicate address detection on a bridge
 )
 
 // ping sends ICMP echo requests from a namespace until one is answered. Errors are

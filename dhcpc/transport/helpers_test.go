@@ -55,7 +55,9 @@ func (l *lan) config() *transport.Config {
 // client makes a client in the pod that gets its first lease by dial.
 func (l *lan) client(t testing.TB, change func(*dhcpc.Config)) *dhcpc.Client {
 	t.Helper()
-	cfg := &dhcpc.Config{MAC: clientMAC(), ClientID: []byte("\x00pod-7"), HostName: "pod-7", Dial: transport.Dialer(l.config())}
+	cfg := &dhcpc.Config{
+		MAC: clientMAC(), ClientID: []byte("\x00pod-7"), HostName: "pod-7", Dial: transport.Dialer(l.config()), Timeout: longEnough,
+	}
 	if change != nil {
 		change(cfg)
 	}
@@ -89,11 +91,26 @@ type seen struct {
 	m    *dhcpv4.DHCPv4
 }
 
+// said is what a message has in common with itself sent again.
+type said struct {
+	kind dhcpv4.MessageType
+	id   dhcpv4.TransactionID
+}
+
+// hearing is what a server heard, all of it, and what of that a test has looked at.
+type hearing struct {
+	heard  chan seen
+	before map[said]bool
+}
+
+// listening has serve's messages told apart.
+func listening(heard chan seen) *hearing { return &hearing{heard, map[said]bool{}} }
+
 // serve runs a server that gives everybody the same address, and reports what it
 // hears. Before an answer leaves, change may change it.
 func serve(t testing.TB, ns *netns.NS, link string, change func(req, resp *dhcpv4.DHCPv4)) chan seen {
 	t.Helper()
-	heard := make(chan seen, 100)
+	heard := make(chan seen, 10_000) // more than anybody says
 	handle := func(conn net.PacketConn, peer net.Addr, m *dhcpv4.DHCPv4) {
 		heard <- seen{m.MessageType(), peer.String(), m}
 		kind := dhcpv4.MessageTypeOffer
@@ -137,13 +154,41 @@ func serve(t testing.TB, ns *netns.NS, link string, change func(req, resp *dhcpv
 	return heard
 }
 
+// next gives the next message that the server hears, or has heard, and that is not one
+// of before sent again: on a slow machine a client does not wait for its answer.
+func (h *hearing) next(t testing.TB) seen {
+	t.Helper()
+	for {
+		select {
+		case s := <-h.heard:
+			if !h.before[said{s.kind, s.m.TransactionID}] {
+				h.before[said{s.kind, s.m.TransactionID}] = true
+				return s
+			}
+		case <-time.After(longEnough):
+			t.Fatal("the server hears nothing more")
+		}
+	}
+}
+
+// forget passes over what was heard of a conversation that has ended in an ACK.
+func (h *hearing) forget() {
+	for len(h.heard) > 0 {
+		s := <-h.heard
+		h.before[said{s.kind, s.m.TransactionID}] = true
+	}
+}
+
 // deaf takes an answer back.
 func deaf(_, resp *dhcpv4.DHCPv4) { resp.OpCode = 0 }
+
+// longEnough is for machines of any speed: only a test that fails waits so long.
+const longEnough = 3 * time.Minute
 
 // soon is a context for what takes milliseconds, on a machine that may be busy.
 func soon(t testing.TB) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), longEnough)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -186,9 +231,9 @@ func dnsmasq(t testing.TB, ns *netns.NS, link string, args ...string) func() str
 // until waits for what another process does.
 func until(t testing.TB, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !ok(); {
+	for deadline := time.Now().Add(longEnough); !ok(); {
 		if time.Now().After(deadline) {
-			t.Fatal("it did not happen within 20 s")
+			t.Fatal("it did not happen")
 		}
 		time.Sleep(2 * time.Millisecond) // only so as not to keep a CPU from who makes it happen
 	}
@@ -196,8 +241,8 @@ func until(t testing.TB, ok func() bool) {
 
 func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 
-// counting counts what is sent by packet sockets.
-type counting struct{ sent int }
+// counting tells what is sent by packet sockets.
+type counting struct{ sent []dhcpv4.MessageType }
 
 func (c *counting) dial(l *lan) func(context.Context, netip.Addr) (dhcpc.Transport, error) {
 	return func(context.Context, netip.Addr) (dhcpc.Transport, error) {
@@ -212,7 +257,11 @@ type countingRaw struct {
 }
 
 func (r *countingRaw) Send(ctx context.Context, p *dhcpc.Packet) error {
-	r.c.sent++
+	m, err := dhcpv4.FromBytes(p.Payload)
+	if err != nil {
+		return err
+	}
+	r.c.sent = append(r.c.sent, m.MessageType())
 	return r.Raw.Send(ctx, p)
 }
 

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -55,9 +56,7 @@ func TestDnsmasq(t *testing.T) {
 		t.Fatal(err)
 	}
 	ip := lease.Address.Addr().String()
-	if want := " 02:00:0a:09:00:07 " + ip + " pod-7 00:70:6f:64:2d:37\n"; !strings.Contains(leases(), want) {
-		t.Errorf("lease file %q, want %q", leases(), want)
-	}
+	until(t, func() bool { return strings.Contains(leases(), " 02:00:0a:09:00:07 "+ip+" pod-7 00:70:6f:64:2d:37\n") })
 	if got := lease.Expire.Sub(lease.Obtained); got != 2*time.Minute || lease.MTU != 1400 || lease.Domain != "lan" ||
 		strings.Join(lease.Search, " ") != "pod.lan lan" || len(lease.DNS) != 1 || len(lease.Routes) != 2 || len(lease.Ignored) != 0 {
 		t.Errorf("lease %+v", lease)
@@ -87,9 +86,10 @@ func TestDnsmasqHearsTheBridgeReleaseForAPodThatIsGone(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(lease.ServerMAC) == 0 || leases() == "" {
-			t.Fatalf("server at %s, lease file %q", lease.ServerMAC, leases())
+		if len(lease.ServerMAC) == 0 {
+			t.Fatal("the server's MAC address is not known")
 		}
+		until(t, func() bool { return leases() != "" })
 		nstest.Run(t, l.host, "ip", "link", "del", "pod")
 		if !knowsMAC {
 			gone := *lease
@@ -164,9 +164,7 @@ func TestDnsmasqIgnoresAReleaseThatIsWrong(t *testing.T) {
 	}).Acquire(soon(t)); err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(leases(), lease.Address.Addr().String()) {
-		t.Errorf("lease file %q", leases())
-	}
+	until(t, func() bool { return strings.Contains(leases(), lease.Address.Addr().String()) })
 }
 
 func TestDnsmasqRefusesAnAddressOfAnotherNetwork(t *testing.T) {
@@ -197,8 +195,10 @@ func TestDnsmasqCommitsRapidly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(leases(), lease.Address.Addr().String()) || count.sent != 1 {
-		t.Errorf("lease file %q after %d messages, want one", leases(), count.sent)
+	until(t, func() bool { return strings.Contains(leases(), lease.Address.Addr().String()) })
+	// One, unless the answer takes so long that it is sent again.
+	if slices.ContainsFunc(count.sent, func(m dhcpv4.MessageType) bool { return m != dhcpv4.MessageTypeDiscover }) {
+		t.Errorf("sent %v, want DISCOVER alone", count.sent)
 	}
 }
 

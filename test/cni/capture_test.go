@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"net"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -48,8 +47,8 @@ func capture(t testing.TB, ns *netns.NS, link string) *tap {
 		t.Fatal(err)
 	}
 	// Nobody waits longer than this for a frame that is to come.
-	patience := unix.NsecToTimeval((10 * time.Second).Nanoseconds())
-	if err := unix.SetsockoptTimeval(c.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &patience); err != nil {
+	limit := unix.NsecToTimeval(patience.Nanoseconds())
+	if err := unix.SetsockoptTimeval(c.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit); err != nil {
 		t.Fatal(err)
 	}
 	return c

@@ -334,8 +334,8 @@ func watchLinks(t testing.TB, ns interface{ Do(func() error) error }) *linkWatch
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unix.Close(w.fd) })
-	patience := unix.NsecToTimeval(10e9)
-	if err := unix.SetsockoptTimeval(w.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &patience); err != nil {
+	limit := unix.NsecToTimeval(patience.Nanoseconds())
+	if err := unix.SetsockoptTimeval(w.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit); err != nil {
 		t.Fatal(err)
 	}
 	return w

@@ -49,13 +49,14 @@ func (n *node) newKea(port, address string) *kea {
 	return k
 }
 
-// A lease of half a minute is renewed after 2 s and rebound after 4: as often as if it
-// were short, and nobody loses it where all is slow.
+// A lease is renewed after 2 s, as often as if it were short. Where server and keeper are
+// too slow for that they have three more tries, by REBINDING after 20 s and then after
+// half of what is left: nobody loses a lease for want of CPU.
 const keaPool = "192.168.50.10 - 192.168.50.250"
 
-// short has leases end soon, in a test of their end.
+// short has leases end soon, in a test of their end; but not before the ADD does.
 func short(fields conf) conf {
-	changed := conf{"valid-lifetime": 6}
+	changed := conf{"valid-lifetime": 15, "rebind-timer": 4}
 	maps.Copy(changed, fields)
 	return changed
 }
@@ -66,7 +67,7 @@ func (k *kea) start(fields conf) {
 	k.Helper()
 	subnet := conf{
 		"id": 1, "subnet": lanPrefix, "pools": []conf{{"pool": keaPool}},
-		"valid-lifetime": 30, "renew-timer": 2, "rebind-timer": 4, "authoritative": true,
+		"valid-lifetime": 150, "renew-timer": 2, "rebind-timer": 20, "authoritative": true,
 		"option-data": []conf{{"name": "routers", "data": router4}},
 	}
 	maps.Copy(subnet, fields)
@@ -116,11 +117,13 @@ const (
 )
 
 // count is how many lines of the log have all the words.
-func (k *kea) count(words ...string) int {
-	k.Helper()
+func (k *kea) count(words ...string) int { k.Helper(); return countIn(k.log(), words...) }
+
+// countIn is count for a part of a log.
+func countIn(log string, words ...string) int {
 	n := 0
 lines:
-	for line := range strings.Lines(k.log()) {
+	for line := range strings.Lines(log) {
 		for _, w := range words {
 			if !strings.Contains(line, w) {
 				continue lines
@@ -237,7 +240,7 @@ func (l *keaLAN) watch(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer out.Close()
-	cmd := exec.Command("ip", "-o", "-4", "monitor", "address", "all-nsid")
+	cmd := exec.Command("ip", "-o", "-4", "-tshort", "monitor", "address", "all-nsid")
 	cmd.Stdout, cmd.Stderr = out, out
 	if err := l.lan.ns.Do(cmd.Start); err != nil {
 		t.Fatal(err)
@@ -276,13 +279,13 @@ func (l *keaLAN) leasing(ipam conf) *network {
 	return l.network(conf{"ipam": section})
 }
 
-// kept is a keeper for a LAN of kea's. If the test fails, it has its say.
+// kept is a keeper for a LAN of kea's. If the test fails, it has its say, and the kernel.
 func (l *keaLAN) kept(t *testing.T) *keeper {
 	t.Helper()
 	k := l.keep(t)
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("the keeper %d says:\n%s", k.cmd.Process.Pid, readFileIf(t, k.log))
+			t.Logf("the keeper %d says:\n%s\nthe kernel of addresses:\n%s", k.cmd.Process.Pid, readFileIf(t, k.log), readFileIf(t, l.watched))
 		}
 	})
 	return k
@@ -301,6 +304,22 @@ func has(t testing.TB, p *pod, address string) bool {
 	t.Helper()
 	got := globals(t, p.NS, "eth0")
 	return len(got) == 1 && got[0] == address
+}
+
+// wantPut waits until a pod that leased anew has the address and no other, and the route.
+// It had both before its record said so. But the kernel's work on addresses that end
+// (check_lifetime in net/ipv4/devinet.c) goes by the time at which it began, and where it
+// has to wait, as on a busy machine, takes an address that was set since for one long
+// ended: then the pod has them back by its next renewal.
+func (l *keaLAN) wantPut(t *testing.T, p *pod, address string) {
+	t.Helper()
+	put := func() bool {
+		got := routes(t, p.NS, "-4", "default")
+		return has(t, p, address) && len(got) == 1 && strings.Contains(got[0], "via "+router4+" ")
+	}
+	if !l.eventually(t, put) {
+		t.Errorf("the pod has %v and default routes %q, want %s and one by %s", globals(t, p.NS, "eth0"), routes(t, p.NS, "-4", "default"), address, router4)
+	}
 }
 
 // recordOf is a pod's lease as the operator sees it.
@@ -334,19 +353,21 @@ func TestKeaLeasesAndTheKeeperRenews(t *testing.T) {
 			if diff := cmp.Diff(want, l.held(), cmp.AllowUnexported(keaLease{})); diff != "" {
 				t.Errorf("what the server holds (-want +got):\n%s", diff)
 			}
+			// Renewals are unicast from the pod's address.
+			renewal := "from " + address + " to " + router4 + " "
+			l.eventually(t, func() bool { return l.count(keaHeard, "DHCPREQUEST (", renewal) >= 3 })
+			toGet, toKeep, _ := strings.Cut(l.kea.log(), renewal)
 			to := map[string]string{"unicast": address, "broadcast": "255.255.255.255"}[answered]
 			for _, kind := range []string{"DHCPOFFER (", "DHCPACK ("} {
-				if l.count(keaSends, kind, " to "+to+":68 ") != 1 {
-					t.Errorf("the server sent no %s to %s:\n%s", kind, to, l.kea.log())
+				// To a slow server the pod says everything again, and is answered again.
+				if got := countIn(toGet, keaSends, kind, " to "+to+":68 "); got == 0 || got != countIn(toGet, keaSends, kind) {
+					t.Errorf("the server did not send its %s to %s:\n%s", kind, to, toGet)
 				}
 			}
+			if a, b := countIn(toKeep, keaHeard, "DHCPDISCOVER ("), countIn(toKeep, keaHeard, "DHCPREQUEST (", "from 0.0.0.0 "); a+b > 0 {
+				t.Errorf("%d DISCOVERs and %d REQUESTs without an address, where the pod has one:\n%s", a, b, toKeep)
+			}
 			l.eventually(t, func() bool { return l.times(address) > 3 })
-			if got := l.count(keaHeard, "DHCPREQUEST (", "from "+address+" to "+router4+" "); got < 3 {
-				t.Errorf("%d renewals were unicast from the pod's address:\n%s", got, l.kea.log())
-			}
-			if got := l.count(keaHeard, "DHCPREQUEST (", "from 0.0.0.0 "); l.discovers() != 1 || got != 1 {
-				t.Errorf("%d DISCOVERs and %d REQUESTs without an address:\n%s", l.discovers(), got, l.kea.log())
-			}
 			if l.went(t, prefix(r)) != 0 || !has(t, p, prefix(r)) {
 				t.Errorf("the address did not stay:\n%s", readFileIf(t, l.watched))
 			}
@@ -380,7 +401,8 @@ func TestKeaIsToldOfReleases(t *testing.T) {
 	l.wantHeld(t, address[stays], address[collected])
 	w.gc(stays)
 	l.wantHeld(t, address[stays])
-	if got := l.count(keaHeard, "DHCPRELEASE ("); got != 3 {
+	// Of what is just being renewed there are two.
+	if got := l.count(keaHeard, "DHCPRELEASE ("); got < 3 {
 		t.Errorf("%d RELEASEs, want 3", got)
 	}
 	w.del(stays)
@@ -394,16 +416,18 @@ func TestKeaIsToldOfReleases(t *testing.T) {
 func TestKeaReplacedByAnotherServerRebinds(t *testing.T) {
 	t.Parallel()
 	const successor4 = "192.168.50.2"
-	l := newKeaLAN(t, nil)
-	l.kept(t)
+	l := newKeaLAN(t, conf{"rebind-timer": 4})
+	k := l.kept(t)
 	w := l.leasing(nil)
 	p := l.pod("a")
 	r := w.add(p)
 	next := l.newKea("lan1", successor4)
+	k.freeze(t) // nobody asks while there is no server, however long it takes to start
 	l.stop()
 	l.ip("link del lan0")
 	next.leases = l.kea.leases
 	next.start(conf{"option-data": []conf{{"name": "routers", "data": successor4}}})
+	k.thaw(t)
 	l.eventually(t, func() bool { return l.recordOf(t, p).Server == successor4 })
 	if next.count(keaHeard, "DHCPREQUEST (", "from "+ip4(r).String()+" to 255.255.255.255 ") == 0 {
 		t.Errorf("no REQUEST of REBINDING:\n%s", next.log())
@@ -429,26 +453,28 @@ func TestKeaThatRefusesGivesAnotherAddress(t *testing.T) {
 	t.Parallel()
 	const low, high = "192.168.50.10 - 192.168.50.10", "192.168.50.200 - 192.168.50.209"
 	for _, tt := range []struct {
-		because string
-		now     conf
-		naks    bool
+		because     string
+		before, now conf
+		naks        bool
 	}{
-		{"it is another's", conf{
+		{"it is another's", conf{"pools": []conf{{"pool": low}}}, conf{
 			"pools":        []conf{{"pool": low}, {"pool": high}},
 			"reservations": []conf{{"hw-address": "02:00:00:00:00:01", "ip-address": "192.168.50.10"}},
 		}, true},
 		// Of an address that is none of its own kea says nothing, and waits for the end.
-		{"the pool moved", conf{"pools": []conf{{"pool": high}}}, false},
+		{"the pool moved", short(conf{"pools": []conf{{"pool": low}}}), conf{"pools": []conf{{"pool": high}}}, false},
 	} {
 		t.Run(tt.because, func(t *testing.T) {
 			t.Parallel()
-			l := newKeaLAN(t, short(conf{"pools": []conf{{"pool": low}}}))
-			l.kept(t)
+			l := newKeaLAN(t, tt.before)
+			k := l.kept(t)
 			w := l.leasing(nil)
 			p := l.pod("a")
 			before := w.add(p)
+			k.freeze(t)
 			l.stop()
 			l.start(tt.now)
+			k.thaw(t)
 			l.eventually(t, func() bool {
 				e := l.recordOf(t, p)
 				return e.State == "bound" && strings.HasPrefix(e.Address, "192.168.50.20")
@@ -457,13 +483,11 @@ func TestKeaThatRefusesGivesAnotherAddress(t *testing.T) {
 			if naks := l.count(keaSends, "DHCPNAK ("); naks > 0 != tt.naks {
 				t.Errorf("the server sent %d NAKs:\n%s", naks, l.kea.log())
 			}
-			if !has(t, p, e.Address) || e.Error != "" {
-				t.Errorf("the pod has %v, its lease is %+v", globals(t, p.NS, "eth0"), e)
+			if e.Error != "" {
+				t.Errorf("its lease is %+v", e)
 			}
+			l.wantPut(t, p, e.Address)
 			l.eventually(t, func() bool { return l.went(t, prefix(before)) == 1 })
-			if got := routes(t, p.NS, "-4", "default"); len(got) != 1 || !strings.Contains(got[0], "via "+router4+" ") {
-				t.Errorf("default routes %q", got)
-			}
 			wantPing(t, p.NS, router4)
 			w.del(p)
 			l.eventually(t, func() bool { _, held := l.held()[netip.MustParsePrefix(e.Address).Addr().String()]; return !held })
@@ -498,9 +522,7 @@ func TestKeaGoneTheAddressGoesAndComesBackWithIt(t *testing.T) {
 			wantError(t, w.check(p), 113, ip4(r).String())
 			l.start(nil)
 			l.eventually(t, func() bool { return l.recordOf(t, p).State == "bound" })
-			if !has(t, p, prefix(r)) {
-				t.Errorf("the pod has %v, want %s again", globals(t, p.NS, "eth0"), prefix(r))
-			}
+			l.wantPut(t, p, prefix(r))
 			wantPing(t, p.NS, router4)
 			// The attachment follows its lease.
 			l.eventually(t, func() bool { return w.check(p) == nil })

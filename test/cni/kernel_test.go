@@ -196,18 +196,22 @@ const (
 	uplink4, uplink6   = "192.0.2.1", "2001:db8::1" // the node's own addresses
 )
 
-// outside makes a machine that the node reaches by its link eth0.
+// outside makes a machine that the node reaches by its link eth0, over IPv4 alone where
+// the kernel has no IPv6.
 func (n *node) outside() *netns.NS {
 	n.Helper()
 	out := nstest.New(n)
 	nstest.Veth(n, n.ns, "eth0", out, "eth0")
 	n.ip("address add " + uplink4 + "/24 dev eth0")
+	n.ip("route add default via " + outside4)
+	nstest.Run(n, out, "ip", "address", "add", outside4+"/24", "dev", "eth0")
+	if !nstest.HasIPv6() {
+		return out
+	}
 	n.ip("address add " + uplink6 + "/64 dev eth0 nodad")
 	// A router asks for its neighbours from a link-local address.
 	n.ip("address add fe80::1/64 dev eth0 nodad")
-	n.ip("route add default via " + outside4)
 	n.ip("-6 route add default via " + outside6)
-	nstest.Run(n, out, "ip", "address", "add", outside4+"/24", "dev", "eth0")
 	nstest.Run(n, out, "ip", "address", "add", outside6+"/64", "dev", "eth0", "nodad")
 	return out
 }

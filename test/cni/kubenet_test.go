@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/containernetworking/cni/libcni"
 
@@ -40,7 +41,7 @@ func TestForwardPolicyOfDropDoesNotStopPods(t *testing.T) {
 			}
 			// What nobody asked for stays under the policy.
 			wantNoPing(t, out, ip4(ra).String(), ip6(ra).String())
-			if _, err := dial(out, addrPort(ip4(ra).String(), 80)); err == nil {
+			if err := dial(out, addrPort(ip4(ra).String(), 80), 500*time.Millisecond); err == nil {
 				t.Error("the outside reaches the pod's port past the host port")
 			}
 			n.wantIPTablesWork(chain)

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/invoke"
@@ -220,12 +221,18 @@ type network struct {
 	after   []conf // plugins that are chained behind
 }
 
+// patience is how long tests wait for what is to come: far longer than any machine
+// needs, however busy.
+const patience = 5 * time.Minute
+
 // podnet is a dual-stack network in gateway mode, with other fields than that where
 // they are given; nil takes a field out.
 func (n *node) podnet(fields conf) *network { return n.network("podnet", fields) }
 
 func (n *node) network(name string, fields conf) *network {
-	w := &network{node: n, name: name, version: "1.1.0", plugin: conf{"type": "tombolo", "stateDir": n.state, "ipam": dualStack()}}
+	w := &network{node: n, name: name, version: "1.1.0", plugin: conf{
+		"type": "tombolo", "stateDir": n.state, "deadline": patience.String(), "ipam": dualStack(),
+	}}
 	for k, v := range fields {
 		w.plugin[k] = v
 		if v == nil {

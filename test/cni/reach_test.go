@@ -186,6 +186,8 @@ func TestHairpinGivesAPodItsOwnFrames(t *testing.T) {
 			a, b := n.pod("a"), n.pod("b")
 			ra := w.add(a)
 			rb := w.add(b)
+			// Until something got there and back, a frame may be lost on the way.
+			wantPing(t, a.NS, gateway4)
 			seen := capture(t, a.NS, "eth0")
 			mac, err := net.ParseMAC(ra.Interfaces[2].Mac)
 			if err != nil {

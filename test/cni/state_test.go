@@ -247,7 +247,7 @@ func TestRubbishInTheStateDirectoryIsNotFatal(t *testing.T) {
 // reference is the same network as the reference's bridge plugin and host-local have
 // it: what nodes come from, or go back to.
 func (n *node) reference(dataDir string) *network {
-	w := n.network("podnet", conf{"type": "bridge", "bridge": "cbr0", "isDefaultGateway": true, "hairpinMode": true, "stateDir": nil})
+	w := n.network("podnet", conf{"type": "bridge", "bridge": "cbr0", "isDefaultGateway": true, "hairpinMode": true, "stateDir": nil, "deadline": nil})
 	w.version = "1.0.0"
 	ipam := dualStack()
 	ipam["dataDir"] = dataDir

@@ -33,7 +33,7 @@ func dial(t testing.TB, socket string) *cri {
 	conn, err := grpc.NewClient("unix://"+socket,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)),
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: soon, MinConnectTimeout: time.Second}))
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: soon, MinConnectTimeout: time.Minute}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,7 +43,7 @@ func dial(t testing.TB, socket string) *cri {
 
 // limited bounds one call, so that a test that fails does not hang.
 func limited() (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.Background(), 90*time.Second)
+	return context.WithTimeout(context.Background(), patience)
 }
 
 // awaitReady waits until containerd has started.

@@ -110,13 +110,20 @@ func (n *node) makeDir() {
 }
 
 // containerdConfig is config.toml: of the node's directory, the template, and the
-// image of pods.
+// image of pods. A containerd that starts gives up a shim, and with it a pod, that does
+// not answer for some seconds: none does where all is slow.
 const containerdConfig = `version = 2
 root = "%[1]s/root"
 state = "%[1]s/state"
 
 [grpc]
   address = "%[1]s/` + socketName + `"
+
+[timeouts]
+  "io.containerd.timeout.shim.cleanup" = "5m"
+  "io.containerd.timeout.shim.load" = "5m"
+  "io.containerd.timeout.shim.shutdown" = "5m"
+  "io.containerd.timeout.task.state" = "5m"
 
 [plugins."io.containerd.internal.v1.opt"]
   path = "%[1]s/opt"
@@ -260,11 +267,13 @@ func renderTemplate(t testing.TB, cidrs string) string {
 	return out.String()
 }
 
-// await waits for something that another process does, for as long as it may
-// take on a busy machine.
+// patience is how long tests wait for what is to come: far longer than any machine
+// needs, however busy.
+const patience = 5 * time.Minute
+
+// await waits for something that another process does.
 func await(t testing.TB, what string, try func() error) {
 	t.Helper()
-	const patience = 15 * time.Second
 	deadline := time.Now().Add(patience)
 	for {
 		err := try()

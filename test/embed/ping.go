@@ -2,15 +2,24 @@ package main
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"time"
 
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// ping sends an ICMP echo request from a namespace and waits for the answer.
+// A request may be lost, as long as a port is not quite up, and a busy machine takes its
+// time for an answer.
+const (
+	pingAgain  = time.Second
+	pingGiveUp = time.Minute
+)
+
+// ping sends ICMP echo requests from a namespace until one is answered.
 func ping(from *netns.NS, to netip.Addr) error {
 	network, request, reply := "ip6:ipv6-icmp", byte(128), byte(129) // RFC 4443
 	if to.Is4() {
@@ -26,23 +35,36 @@ func ping(from *netns.NS, to netip.Addr) error {
 		return fmt.Errorf("ping %s: %w", to, err)
 	}
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
-		return fmt.Errorf("ping %s: %w", to, err)
-	}
 	message := []byte{request, 0, 0, 0, 0x70, 0x6f, 0, 1}
 	// Of ICMPv6 the kernel computes the checksum, since addresses are part of it.
 	if to.Is4() {
 		binary.BigEndian.PutUint16(message[2:], checksum(message))
 	}
+	for giveUp := time.Now().Add(pingGiveUp); ; {
+		err := try(conn, message, reply)
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, os.ErrDeadlineExceeded) || time.Now().After(giveUp) {
+			return fmt.Errorf("ping %s: %w", to, err)
+		}
+	}
+}
+
+// try sends one request, and waits a while for an answer.
+func try(conn *net.IPConn, message []byte, reply byte) error {
+	if err := conn.SetDeadline(time.Now().Add(pingAgain)); err != nil {
+		return err
+	}
 	if _, err := conn.Write(message); err != nil {
-		return fmt.Errorf("ping %s: %w", to, err)
+		return err
 	}
 	buf := make([]byte, 1500)
 	for {
 		// Unlike Read, it takes the IPv4 header off.
 		n, _, err := conn.ReadFromIP(buf)
 		if err != nil {
-			return fmt.Errorf("ping %s: %w", to, err)
+			return err
 		}
 		if n >= len(message) && buf[0] == reply && string(buf[4:8]) == string(message[4:]) {
 			return nil

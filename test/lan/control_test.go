@@ -78,6 +78,30 @@ func TestMeterSeesANaiveTakeover(t *testing.T) {
 	wantWithin(t, "after it", limit{}, m.during(func() {}))
 }
 
+// A sender that hears nothing of what it sent sends it again, also if it was the answer
+// that was late: on a busy machine, that befalls any stream.
+func TestMeterCountsNoSegmentThatWasSentAgainInVain(t *testing.T) {
+	t.Parallel()
+	l := newHost(t)
+	l.meet([]int{4}, [2]place{l.other, l.host})
+	f := connect(t, "tcp", 4, l.other, l.host)
+	defer f.out.Close()
+	defer f.in.Close()
+	// The answers get lost but for those that say what came twice.
+	nstest.Run(t, l.other.ns, "nft", `table inet late { chain in { type filter hook input priority 0; meta l4proto tcp tcp option sack missing drop; }; }`)
+	if _, err := f.out.Write(make([]byte, messageLen)); err != nil {
+		t.Fatal(err)
+	}
+	l.eventually("a segment is sent again in vain, and not counted", func() bool {
+		all, inVain, err := f.sentAgain()
+		if err != nil {
+			t.Fatal(err)
+		}
+		due, err := f.retransmissions()
+		return err == nil && all > 0 && inVain > 0 && due == 0
+	})
+}
+
 func macOf(t testing.TB, p place, link string) string {
 	t.Helper()
 	var list []struct{ Address string }

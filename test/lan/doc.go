@@ -9,8 +9,10 @@
 // The meter (meter_test.go, flow_test.go) counts every datagram of its flows. That it
 // sees what is lost is shown beside what is not: see TestMeterSeesANaiveTakeover.
 // How long a gap a takeover makes is in the log of its test, and no test's verdict: a
-// busy machine makes gaps by itself, but loses nothing. A stall is the part of it that
-// is not the sender's own: something was under way, and nothing arrived.
+// busy machine makes gaps by itself, but loses nothing; where it does, as its processors
+// cannot keep up with a flood of others', it says so, and as much is excused. A stall is
+// the part of a gap that is not the sender's own: something was under way, and nothing
+// arrived.
 //
 //	go test -v ./test/lan/
 //

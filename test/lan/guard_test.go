@@ -21,7 +21,7 @@ func TestGuardedPodIsNotTakenForTheRouter(t *testing.T) {
 		t.Run(fmt.Sprintf("lanGuard %t", guarded), func(t *testing.T) {
 			l := newHost(t)
 			l.dnsmasq()
-			fields := object{"ipam": object{"type": "dhcp", "keeper": "optional", "timeout": "2s"}}
+			fields := object{}
 			if !guarded {
 				fields["lanGuard"] = false // the default is true
 			}
@@ -33,13 +33,20 @@ func TestGuardedPodIsNotTakenForTheRouter(t *testing.T) {
 			}
 			impersonate(t, l, evil)
 
+			wait := aMinute
+			if guarded {
+				wait = aMoment
+			}
 			for _, who := range []struct {
 				place
 				asks netip.Addr
 			}{{l.other, l.router.ip4}, {l.other, l.router.ip6}, {l.host, l.router.ip4}} {
-				if believed := nstest.Ping(t, who.ns, who.asks) == nil; believed == guarded {
+				if believed := nstest.PingWith(t, who.ns, who.asks, nstest.Echo{Wait: wait}) == nil; believed == guarded {
 					t.Errorf("%s takes the pod for %s: %t", who.name, who.asks, believed)
 				}
+			}
+			if guarded {
+				n.conf["ipam"].(object)["timeout"] = "2s" // nobody is to answer
 			}
 			victim := l.newPod("victim")
 			out, err := n.verb("ADD", victim)
@@ -72,6 +79,7 @@ func impersonate(t *testing.T, l *lan, evil *pod) {
 	nstest.Sysctl(t, evil.ns, "net/ipv6/conf/"+nic+"/disable_ipv6", "0")
 	nstest.Sysctl(t, evil.ns, "net/ipv6/conf/"+nic+"/accept_dad", "0")
 	ip(t, evil.ns, "address add "+routerIP4+"/24 dev "+nic, "address add "+routerIP6+"/64 dev "+nic+" nodad")
+	nstest.Settle(t, evil.ns)
 	cmd := exec.Command("dnsmasq", "--keep-in-foreground", "--conf-file=/dev/null", "--no-resolv", "--no-hosts", "--no-ping", "--port=0",
 		"--bind-interfaces", "--interface="+nic, "--except-interface=lo", "--dhcp-authoritative", "--pid-file=", "--user=root", "--leasefile-ro",
 		"--log-facility="+t.TempDir()+"/log", "--dhcp-range="+rogueFirst+","+rogueLast+",2m")

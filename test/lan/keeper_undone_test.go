@@ -113,6 +113,12 @@ func TestKeeperMendsWhatANetworkManagerUndoes(t *testing.T) {
 			m.eventually("the keeper mends it", func() bool {
 				return strings.Contains(readIf(t, k.log), "uplink mended") && m.asTaken()
 			})
+			// The host first, and then its pods.
+			m.eventually("the keeper puts the pods back", func() bool {
+				_, errA := m.verb("CHECK", m.a)
+				_, errB := m.verb("CHECK", m.b)
+				return errA == nil && errB == nil
+			})
 			m.hostTalks()
 			m.works()
 		})

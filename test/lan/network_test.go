@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -48,7 +49,20 @@ type lan struct {
 	wire                          *netns.NS // the switch
 	router, other, internet, host place
 	pod                           place // of the host's, where a test makes one
+	pods                          []*pod
 	ports                         int
+}
+
+// namespaces are all of the LAN's.
+func (l *lan) namespaces() []*netns.NS {
+	list := []*netns.NS{l.wire, l.router.ns, l.other.ns, l.internet.ns, l.host.ns}
+	if l.pod.ns != nil {
+		list = append(list, l.pod.ns)
+	}
+	for _, p := range l.pods {
+		list = append(list, p.ns)
+	}
+	return list
 }
 
 // newLAN makes the LAN with all but the host, which has no NIC yet.
@@ -71,6 +85,8 @@ func newLAN(t testing.TB) *lan {
 		"link set wan0 up", "address add "+wanIP4+"/24 dev wan0", "address add "+wanIP6+"/64 dev wan0")
 	ip(t, l.internet.ns, "link set eth0 up", "address add "+internetIP4+"/24 dev eth0", "address add "+internetIP6+"/64 dev eth0",
 		"route add "+subnet4+" via "+wanIP4, "route add "+subnet6+" via "+wanIP6)
+	l.ready(l.router.ns)
+	l.ready(l.internet.ns)
 	defaultRoutes(t, l.other.ns)
 	return l
 }
@@ -123,6 +139,7 @@ func (l *lan) plug(ns *netns.NS) {
 	port := fmt.Sprintf("port%d", l.ports)
 	ip(l, l.wire, "link add "+port+" type veth peer name "+nic+" netns "+fd(ns), "link set "+port+" master switch up")
 	ip(l, ns, "link set "+nic+" up")
+	l.ready(ns)
 }
 
 // static gives a machine of the LAN its addresses.
@@ -134,11 +151,30 @@ func (l *lan) static(p place) {
 	l.ready(p.ns)
 }
 
-// ready waits until the kernel is done with a namespace's IPv6 addresses.
+// ready waits until the kernel is done with a namespace's IPv6 addresses: its workers
+// give each link that has a carrier its link-local one, unless it is to have none, check
+// each address, and add the local route of each, all in their own time.
 func (l *lan) ready(ns *netns.NS) {
 	l.Helper()
-	l.eventually("no address is tentative", func() bool {
-		return nstest.Run(l, ns, "ip", "-6", "-o", "address", "show", "tentative") == ""
+	l.eventually("all IPv6 addresses are there, and received at", func() bool {
+		local := nstest.Run(l, ns, "ip", "-6", "-o", "route", "show", "table", "local")
+		has := map[string]bool{}
+		for line := range strings.Lines(nstest.Run(l, ns, "ip", "-6", "-o", "address", "show", "up")) {
+			f := strings.Fields(line)
+			link, address := f[1], strings.Split(f[3], "/")[0]
+			if slices.Contains(f, "tentative") || !strings.Contains(local, "local "+address+" dev "+link+" ") {
+				return false
+			}
+			has[link] = has[link] || strings.HasPrefix(address, "fe80:")
+		}
+		// Ports of pods are to have none.
+		for line := range strings.Lines(nstest.Run(l, ns, "ip", "-details", "-o", "link", "show", "up")) {
+			link, _, _ := strings.Cut(strings.TrimSuffix(strings.Fields(line)[1], ":"), "@")
+			if !has[link] && link != "lo" && strings.Contains(line, "LOWER_UP") && strings.Contains(line, "addrgenmode eui64") {
+				return false
+			}
+		}
+		return true
 	})
 }
 
@@ -148,7 +184,7 @@ func (l *lan) eventually(what string, is func() bool) {
 	poll := time.NewTicker(10 * time.Millisecond)
 	defer poll.Stop()
 	for began := time.Now(); !is(); <-poll.C {
-		if time.Since(began) > time.Minute {
+		if time.Since(began) > 3*time.Minute {
 			l.Fatalf("did not come to be: %s", what)
 		}
 	}

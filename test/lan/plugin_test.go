@@ -26,7 +26,8 @@ type network struct {
 }
 
 // network is what a home-lab user writes, and other fields than that where they are
-// given. The state is the test's own, and the leases are not renewed.
+// given. The state is the test's own, the leases are not renewed, and nobody gives up
+// because the machine is busy with other things.
 func (l *lan) network(fields object) *network {
 	l.Helper()
 	dir := l.TempDir()
@@ -34,9 +35,13 @@ func (l *lan) network(fields object) *network {
 	n.conf = object{
 		"cniVersion": "1.1.0", "name": "home", "type": "tombolo", "mode": "lan", "uplink": nic,
 		"ipam": object{"type": "dhcp", "keeper": "optional"}, "stateDir": n.state, "leaseDir": n.leases,
+		"deadline": "5m", "uplinkTimeout": "1m",
 	}
 	for k, v := range fields {
 		n.conf[k] = v
+	}
+	if ipam := n.conf["ipam"].(object); ipam["type"] == "dhcp" && ipam["timeout"] == nil {
+		ipam["timeout"] = "2m"
 	}
 	return n
 }
@@ -92,6 +97,7 @@ func (l *lan) newPod(id string, ports ...string) *pod {
 	l.Helper()
 	ns := nstest.New(l)
 	p := &pod{place: place{name: id, ns: ns}, path: nstest.Path(l, ns), id: id}
+	l.pods = append(l.pods, p)
 	// As in every namespace here: see quiet.
 	nstest.Sysctl(l, ns, "net/ipv4/tcp_early_retrans", "0")
 	for _, port := range ports {

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
@@ -24,12 +25,12 @@ func (l *lan) serve(p place, port uint16, families ...int) {
 }
 
 // ask calls a server over TCP and UDP, which must see the caller as one of these;
-// none: whoever. UDP is asked until it answers or has not for long: what is first on
+// none: whoever. UDP is asked until it answers, or has not for long: what is first on
 // a flow may be lost to a neighbour that is unknown.
 func (l *lan) ask(from place, at netip.Addr, port uint16, seenAs ...netip.Addr) {
 	l.Helper()
 	for _, network := range []string{"tcp", "udp"} {
-		seen, err := l.tryAsk(from, network, at, port)
+		seen, err := l.tryAsk(from, network, at, port, aMinute)
 		if err != nil {
 			l.Errorf("%s to %s: %v", from.name, at, err)
 			continue
@@ -44,13 +45,16 @@ func (l *lan) ask(from place, at netip.Addr, port uint16, seenAs ...netip.Addr) 
 	}
 }
 
-func (l *lan) tryAsk(from place, network string, at netip.Addr, port uint16) (netip.Addr, error) {
+// How long to wait for an answer that is to come, and for one that is not.
+const aMinute, aMoment = time.Minute, 3 * time.Second
+
+func (l *lan) tryAsk(from place, network string, at netip.Addr, port uint16, wait time.Duration) (netip.Addr, error) {
 	l.Helper()
 	family := 4
 	if at.Is6() {
 		family = 6
 	}
-	seen, err := nstest.Ask(l, from.ns, fmt.Sprint(network, family), netip.AddrPortFrom(at, port))
+	seen, err := nstest.AskWithin(l, from.ns, fmt.Sprint(network, family), netip.AddrPortFrom(at, port), wait)
 	return seen.Addr(), err
 }
 
@@ -58,7 +62,7 @@ func (l *lan) tryAsk(from place, network string, at netip.Addr, port uint16) (ne
 // to see the fault without it.
 func (l *lan) wantNoAnswer(from place, at netip.Addr, port uint16) {
 	l.Helper()
-	if seen, err := l.tryAsk(from, "tcp", at, port); err == nil {
+	if seen, err := l.tryAsk(from, "tcp", at, port, aMoment); err == nil {
 		l.Errorf("%s reaches %s, as %s: the test shows nothing", from.name, at, seen)
 	} else if !isNoAnswer(err) {
 		l.Errorf("%s to %s: %v, want no answer at all", from.name, at, err)

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -55,6 +56,15 @@ func (d *dhcp) start(more ...string) {
 func (d *dhcp) stop() {
 	d.cmd.Process.Kill()
 	d.cmd.Wait()
+}
+
+// forgets waits until the server has no lease of an address, or of a MAC: nobody answers
+// a release.
+func (d *dhcp) forgets(who string) {
+	d.Helper()
+	d.eventually("the server ends the lease of "+who, func() bool {
+		return !slices.ContainsFunc(strings.Fields(readIf(d, d.leases)), func(field string) bool { return field == who })
+	})
 }
 
 func readIf(t testing.TB, path string) string {

@@ -156,10 +156,19 @@ func advertised(l *lan) {
 	l.dnsmasq()
 	l.plug(l.host.ns)
 	ip(l, l.host.ns, "address add "+hostIP4+"/24 brd + dev eth0", "route add default via "+routerIP4)
+	l.heedsRouter()
+	l.host.ip6 = nstest.Addr(l.autoconf(nic))
+}
+
+// heedsRouter waits until the host has what its kernel makes of the router's
+// advertisements.
+func (l *lan) heedsRouter() {
+	l.Helper()
 	l.eventually("a default route and an address by advertisement", func() bool {
+		l.solicit(nic)
 		return strings.Contains(l.hostRun("ip", "-6", "route", "show", "default", "proto", "ra"), "via fe80::") && l.autoconf(nic) != ""
 	})
-	l.host.ip6 = nstest.Addr(l.autoconf(nic))
+	l.ready(l.host.ns)
 }
 
 // autoconf is the address that a link has formed by itself; empty if there is none
@@ -179,11 +188,19 @@ func (l *lan) autoconf(link string) string {
 // lifetime up again.
 func routerRenews(t testing.TB, l *lan) {
 	t.Helper()
+	const short = 1000 // seconds; the router says 3600
 	address := l.host.ip6.String()
-	ip(t, l.host.ns, "address change "+address+"/64 dev "+bridge+" mngtmpaddr valid_lft 100 preferred_lft 50")
-	l.solicit(bridge)
+	ip(t, l.host.ns, fmt.Sprintf("address change %s/64 dev %s mngtmpaddr valid_lft %d preferred_lft %d", address, bridge, short, short))
 	l.eventually("the router renews the address on the bridge", func() bool {
-		return !strings.Contains(l.hostRun("ip", "-6", "-o", "address", "show", "dev", bridge, "to", address), "valid_lft 1")
+		l.solicit(bridge)
+		for _, link := range l.show("address show dev " + bridge + " to " + address) {
+			for _, a := range link["addr_info"].([]any) {
+				if valid, ok := a.(object)["valid_life_time"].(float64); ok && valid > short {
+					return true
+				}
+			}
+		}
+		return false
 	})
 }
 

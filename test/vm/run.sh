@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
 # Runs tests on another kernel than this machine's: Debian's, in a virtual machine.
 # It is emulated, as KVM within a virtual machine may hang. Arguments are packages,
-# as folders, where FOLDER:2/3 means the second third of its tests; or the name of a
-# part: together all that speak with the kernel take too long for one machine. Without
-# any, there is a machine for each part. Before the tests comes tombolo demo, on a
+# as folders, where FOLDER:2/3 means the second third of its tests, and FOLDER@TEXT
+# those whose names have the text; or the name of a part: together all that speak with
+# the kernel take too long for one machine. Without any, there is a machine for each
+# part; that of noipv6 has IPv6 switched off. Before the tests comes tombolo demo, on a
 # kernel that has no module loaded yet.
 #
-#   test/vm/run.sh [libraries | firewall | leases | plugin | pods | lan | FOLDER…]
+#   test/vm/run.sh [libraries | firewall | leases | plugin | pods | lan | noipv6 | FOLDER…]
 #   VM_KERNEL=linux-image-6.12-cloud-amd64 test/vm/run.sh bridge
 #
 # VM_KERNEL is a package that apt can download, VM_LIMIT how many seconds a machine may
 # take with all that is built for it, VM_FLAGS has more flags for the tests
-# (-test.run=Attach -test.count=5). What is left out stands in skips.txt, with reasons.
+# (-test.run=Attach -test.count=5), VM_BOOT more for the kernel (ipv6.disable=1). What
+# is left out stands in skips.txt, with reasons.
 #
 # The guest's init, beside this file, writes marks that begin with "@vm " to its
 # second serial port, where the tests write too; the first is the kernel's alone. A
@@ -43,9 +45,10 @@ modules=(bridge br_netfilter veth dummy tun ifb macvlan nf_tables nf_conntrack n
 	sctp_diag vxlan sch_htb sch_ingress sch_prio sch_sfq sch_tbf cls_u32 cls_matchall act_gact act_mirred)
 
 loaded=("${modules[@]}")
+cmdline="console=ttyS0 panic=-1 oops=panic mitigations=off tsc=reliable ${VM_BOOT:-}"
 case ${1:-all} in
 all)
-	for part in libraries firewall leases plugin pods lan; do test/vm/run.sh $part || exit; done
+	for part in libraries firewall leases plugin pods lan noipv6; do test/vm/run.sh $part || exit; done
 	exit
 	;;
 libraries) packages=(netns addr route bridge nft:1/2 internal/nl internal/sysctl internal/state internal/ipam) ;;
@@ -59,6 +62,11 @@ plugin)
 pods)
 	packages=(test/cni:2/2)
 	loaded=(br_netfilter)
+	;;
+noipv6)
+	packages=(test/cni@WithIPv4Alone)
+	loaded=(br_netfilter)
+	cmdline+=" ipv6.disable=1"
 	;;
 *) packages=("$@") ;;
 esac
@@ -229,16 +237,17 @@ add_modules() {
 	echo "${loaded[*]}" >"$root/etc/modules"
 }
 
-# add_tests builds a package's tests, or a share of them, and tells init of them: FOLDER
-# SKIP.
+# add_tests builds a package's tests, or some of them, and tells init of them: FOLDER
+# RUN SKIP.
 add_tests() {
-	local folder=${1%:*} share=1/1 binary skip
-	[ "$folder" = "$1" ] || share=${1#*:}
+	local folder=${1%%[:@]*} share=1/1 run=. binary skip
+	[[ $1 != *:* ]] || share=${1#*:}
+	[[ $1 != *@* ]] || run=${1#*@}
 	binary=$root/tests/${folder//\//-}
 	build "test -C $folder -c" . "$binary"
 	[ -e "$binary" ] || { echo "vm: $folder has no tests"; return; }
 	skip=$(skip_pattern "$folder" "$share")
-	echo "$folder $skip" >>"$root/tests/list"
+	echo "$folder $run $skip" >>"$root/tests/list"
 }
 
 # not_in_share names the tests of a folder that others run: 2/3 is each third test, from
@@ -276,7 +285,7 @@ boot() {
 	timeout --foreground -k 5 "$1" nice -n 10 qemu-system-x86_64 \
 		-accel tcg,thread=multi -cpu max -smp 2 -m 2048 -nodefaults -no-user-config -display none -no-reboot \
 		-kernel "$kernel_dir/boot/vmlinuz-$release" -initrd "$work/initramfs" \
-		-append "console=ttyS0 panic=-1 oops=panic mitigations=off tsc=reliable" \
+		-append "$cmdline" \
 		-serial "file:$work/console" -serial stdio -monitor none </dev/null | tr -d '\r'
 }
 

@@ -1,0 +1,220 @@
+package cni
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// These run on any kernel, and test/vm/run.sh noipv6 runs them on one that has IPv6
+// switched off (ipv6.disable=1): nothing of IPv6 may be asked of it.
+
+// ipv4Alone is a network without IPv6, with all that a pod can have in gateway mode.
+func (n *node) ipv4Alone(fields conf) *network {
+	return n.portnet(conf{"ipam": hostLocal(subnet4), "macspoofchk": true}).with(fields)
+}
+
+func TestPodWithIPv4AloneHasAllThatPodsHave(t *testing.T) {
+	t.Parallel()
+	for name, fields := range map[string]conf{
+		"plain":       nil,
+		"promiscuous": {"promiscMode": true, "hairpinMode": false},
+		"small MTU":   {"mtu": 1000},
+		"unguarded":   {"macspoofchk": false},
+		"isolated":    {"ingressPolicy": "isolated"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			out := n.outside()
+			w := n.ipv4Alone(fields)
+			if err := w.status(); err != nil {
+				t.Error(err)
+			}
+			a, b := n.pod("a"), n.pod("b")
+			r := w.add(a, publish(t, "8080:80/tcp", "5300:53/udp"), limited(1e8, 2e8))
+			rb := w.add(b)
+			a.serve(t, "tcp", 80)
+			a.serve(t, "udp", 53)
+			wantPing(t, a.NS, gateway4, outside4)
+			wantPing(t, n.ns, ip4(r).String(), ip4(rb).String())
+			if name != "isolated" {
+				wantPing(t, b.NS, ip4(r).String())
+			}
+			if got := seenAs(t, b.NS, out, outside4); got != uplink4 {
+				t.Errorf("the outside sees %s, want the node's %s", got, uplink4)
+			}
+			for protocol, port := range map[string]int{"tcp": 8080, "udp": 5300} {
+				if _, err := askPort(t, out, protocol, uplink4, port); err != nil {
+					t.Errorf("%s: %v", protocol, err)
+				}
+			}
+			if _, err := askPort(t, n.ns, "tcp", "127.0.0.1", 8080); err != nil {
+				t.Error(err)
+			}
+			if got := n.rates(); len(got) != 2 {
+				t.Errorf("rates %v, want two", got)
+			}
+			n.ipv4AloneIsMended(w, a)
+			w.gc(a)
+			w.del(a)
+			w.del(b)
+			n.wantNothing()
+			if o := n.remove(w.name); o.status != 0 {
+				t.Error(o.stderr)
+			}
+			if _, left := links(t, n.ns)["cbr0"]; left {
+				t.Error("the bridge is left")
+			}
+		})
+	}
+}
+
+// ipv4AloneIsMended takes a pod's rules and port away, and has them put back.
+func (n *node) ipv4AloneIsMended(w *network, p *pod) {
+	n.Helper()
+	if err := w.check(p); err != nil {
+		n.Error(err)
+	}
+	n.nft("flush ruleset")
+	n.ip("link set " + w.port(p) + " nomaster")
+	wantError(n, w.check(p), 113, "")
+	if o := n.operate("ls", "--state", n.state); o.status != 0 || !strings.Contains(o.stdout, "differs") {
+		n.Errorf("ls: status %d\n%s%s", o.status, o.stdout, o.stderr)
+	}
+	if o := n.operate("repair", "--state", n.state); o.status != 0 {
+		n.Error(o.stderr)
+	}
+	if o := n.operate("check", "--state", n.state); o.status != 0 {
+		n.Errorf("check: status %d\n%s%s", o.status, o.stdout, o.stderr)
+	}
+	if err := w.check(p); err != nil {
+		n.Error(err)
+	}
+	wantPing(n, p.NS, gateway4, outside4)
+}
+
+func TestLayer2WithIPv4Alone(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	a, b := n.pod("a"), n.pod("b")
+	for i, p := range []*pod{a, b} {
+		w := n.network("l2net", conf{"mode": "l2", "ipam": fixed(conf{"address": []string{"10.77.0.2/24", "10.77.0.3/24"}[i]})})
+		w.add(p)
+		if err := w.check(p); err != nil {
+			t.Error(err)
+		}
+	}
+	wantPing(t, a.NS, "10.77.0.3")
+}
+
+// homeLAN is a LAN on which the node has an address by its NIC, eth0.
+func homeLAN(t *testing.T) *lan {
+	t.Helper()
+	need(t, "dnsmasq")
+	n := newNode(t)
+	l := &lan{node: n, router: nstest.New(t), leases: filepath.Join(t.TempDir(), "leases"), log: filepath.Join(t.TempDir(), "log")}
+	nstest.Veth(t, n.ns, "eth0", l.router, "eth0")
+	n.ip("address add 192.168.50.10/24 dev eth0")
+	n.ip("route add default via " + router4)
+	nstest.Run(t, l.router, "ip", "address", "add", router4+"/24", "dev", "eth0")
+	nstest.Run(t, l.router, "ip", "link", "set", "lo", "up")
+	l.serve(t)
+	return l
+}
+
+func TestNICWithIPv4AloneIsTakenOverAndGivenBack(t *testing.T) {
+	t.Parallel()
+	for _, by := range []string{"router", "host"} {
+		t.Run("default route by the "+by, func(t *testing.T) {
+			t.Parallel()
+			l := homeLAN(t)
+			l.keep(t)
+			before := l.run("ip", "-4", "address", "show", "dev", "eth0")
+			w := l.node.network("home", conf{
+				"mode": "lan", "uplink": "eth0", "bridge": "br0", "defaultRoute": by, "leaseDir": l.state + "-leases",
+				"ipam": conf{"type": "dhcp"}, "macspoofchk": true, "capabilities": conf{"portMappings": true, "bandwidth": true},
+			})
+			if err := w.status(); err != nil {
+				t.Error(err)
+			}
+			p := l.pod("a")
+			w.add(p, publish(t, "8080:80/tcp"), limited(1e8, 2e8))
+			p.serve(t, "tcp", 80)
+			wantPing(t, p.NS, router4, "192.168.50.10")
+			wantPing(t, l.ns, router4)
+			wantPing(t, l.router, "192.168.50.10")
+			if _, err := askPort(t, l.router, "tcp", "192.168.50.10", 8080); err != nil {
+				t.Error(err)
+			}
+			if err := w.check(p); err != nil {
+				t.Error(err)
+			}
+			dirs := []string{"--state", l.state, "--leases", l.state + "-leases"}
+			if o := l.operate(append([]string{"uplink", "status"}, dirs...)...); o.status != 0 {
+				t.Errorf("uplink status: %d\n%s%s", o.status, o.stdout, o.stderr)
+			}
+			w.del(p)
+			l.wantNothing()
+			if o := l.operate(append(append([]string{"uplink", "restore"}, dirs...), "eth0")...); o.status != 0 {
+				t.Fatalf("uplink restore: %d\n%s%s", o.status, o.stdout, o.stderr)
+			}
+			if after := l.run("ip", "-4", "address", "show", "dev", "eth0"); after != before {
+				t.Errorf("the NIC had\n%sand has\n%s", before, after)
+			}
+			wantPing(t, l.ns, router4)
+		})
+	}
+}
+
+// refusal is what asking for IPv6 is answered with, apart from what was asked for.
+const refusal = "IPv6 is switched off in this kernel"
+
+func TestKernelWithIPv4AloneSaysThatIPv6IsOff(t *testing.T) {
+	t.Parallel()
+	if nstest.HasIPv6() {
+		t.Skip("this kernel has IPv6: test/vm/run.sh noipv6 boots one that has not")
+	}
+	for name, tt := range map[string]struct {
+		fields conf
+		asked  string
+	}{
+		"range beside an IPv4 one": {nil, "fd77::"},
+		"range alone":              {conf{"ipam": hostLocal(subnet6)}, "fd77::"},
+		"range, layer 2":           {conf{"mode": "l2", "ipam": hostLocal(subnet6)}, "fd77::"},
+		"address":                  {conf{"ipam": fixed(conf{"address": "fd77::9/64", "gateway": gateway6})}, "an address in fd77::/64"},
+		"address, layer 2":         {conf{"mode": "l2", "ipam": fixed(conf{"address": "fd77::9/64"})}, "an address in fd77::/64"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			w := n.podnet(tt.fields)
+			wantError(t, w.status(), 50, refusal)
+			for _, says := range []string{refusal, tt.asked, "ipv6.disable=1"} {
+				_, err := w.tryAdd(n.pod("a"))
+				wantError(t, err, 7, says)
+			}
+			n.wantNothing()
+			// Without it, the same network goes.
+			w.with(conf{"ipam": hostLocal(subnet4)}).add(n.pod("b"))
+		})
+	}
+	t.Run("slaac", func(t *testing.T) {
+		t.Parallel()
+		l := homeLAN(t)
+		w := l.node.network("home", conf{"mode": "lan", "uplink": "eth0", "bridge": "br0", "ipv6": "slaac", "leaseDir": l.state + "-leases",
+			"ipam": conf{"type": "dhcp", "keeper": "optional"}})
+		wantError(t, w.status(), 50, refusal)
+		_, err := w.tryAdd(l.pod("a"))
+		wantError(t, err, 7, refusal)
+		wantError(t, err, 7, "slaac")
+		if got := l.leased(); got != "" {
+			t.Errorf("a lease was taken:\n%s", got)
+		}
+		if _, made := links(t, l.ns)["br0"]; made {
+			t.Error("the NIC was taken over")
+		}
+	})
+}

@@ -34,6 +34,10 @@ type Port struct {
 	Peer string
 	// Alias is kept by the kernel with the port, at most 255 bytes: who owns it.
 	Alias string
+	// Group is the group of links that Attach makes the port in (IFLA_GROUP), by which
+	// rules of the firewall know it (nft.QuietGroup); 0 is that of most links. Whoever
+	// puts it into another later on is left in peace.
+	Group uint32
 
 	// MAC and PeerMAC are set at creation, random where nil: never left to the
 	// kernel, whose choice udev may overrule after it has been reported.
@@ -157,6 +161,9 @@ func (p *Port) create(b *nl.Batch, bridge, podNS int) {
 		e.Bytes(unix.IFLA_ADDRESS, p.MAC)
 		e.Uint32(unix.IFLA_MTU, uint32(p.MTU))
 		e.Uint32(unix.IFLA_MASTER, uint32(bridge))
+		if p.Group != 0 {
+			e.Uint32(unix.IFLA_GROUP, p.Group)
+		}
 		e.Nest(unix.IFLA_LINKINFO, func(e *nl.Encoder) {
 			e.String(unix.IFLA_INFO_KIND, "veth")
 			e.Nest(unix.IFLA_INFO_DATA, func(e *nl.Encoder) {

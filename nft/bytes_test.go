@@ -231,6 +231,7 @@ func TestMessagesAreAsRecorded(t *testing.T) {
 				`# nft list chain inet tombolo hairpin`,
 				`# nft list chain inet tombolo masq-podnet`,
 				`# nft list chain bridge tombolo dedup-podnet`,
+				`# nft list chain bridge tombolo quiet-podnet`,
 				`# nft list set inet tombolo pods4`,
 				`# nft list set inet tombolo pods6`,
 				`# nft list set inet tombolo ports`,

@@ -191,7 +191,9 @@
 // under any client identifier, which is where a rule cannot look. Nor does it read what
 // is said by name, of mDNS, LLMNR or NetBIOS, or routing protocols over TCP and UDP.
 //
-// The chains dedup-NETWORK drop what a promiscuous bridge would deliver twice (Dedup).
+// The chains dedup-NETWORK drop what a promiscuous bridge would deliver twice (Dedup), and
+// the chains quiet-NETWORK what it would deliver to pods that have no use for it
+// (Network.Quiet).
 //
 // It needs CAP_NET_ADMIN in the user namespace that owns the network namespace, and
 // Linux 6.1 or later with nf_tables (CONFIG_NF_TABLES_INET, CONFIG_NFT_CT,

@@ -48,6 +48,14 @@ type Network struct {
 	// Guard has what Endpoint.GuardedPort, SLAAC and Untrusted need. Without it, ports
 	// that were guarded before stay so.
 	Guard bool
+	// Quiet keeps the multicast listener reports of others (MLDv2, RFC 3810) from those
+	// ports of the bridge that are in QuietGroup. Each pod with IPv6 sends some when it
+	// starts, and a bridge that has heard of no querier sends them to all ports, where
+	// every pod looks at them, and none reads them: with hundreds of pods, most of what the
+	// start of one costs. The bridge itself has seen them before, and a port with a
+	// multicast router behind it has to be in another group (RFC 4541, section 2.1.1: such
+	// ports alone are to get reports).
+	Quiet bool
 	// Dedup is for a promiscuous bridge that calls iptables, and for as long as it is
 	// both: see there.
 	Dedup []Dedup

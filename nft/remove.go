@@ -202,7 +202,7 @@ func (inv *inventory) inUse(key string) bool {
 // networkOf gives the key of the network that a chain or a set belongs to, "" if
 // all share it.
 func networkOf(name string) string {
-	for _, prefix := range []string{masqueradePrefix, masquerade4Prefix, masquerade6Prefix, dedupPrefix} {
+	for _, prefix := range []string{masqueradePrefix, masquerade4Prefix, masquerade6Prefix, dedupPrefix, quietPrefix} {
 		if key, ok := strings.CutPrefix(name, prefix); ok {
 			return key
 		}

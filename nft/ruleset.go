@@ -177,6 +177,7 @@ func (c *Conn) ruleset(n *Network) (*ruleset, error) {
 	}
 	rs.addGuard(n)
 	rs.addDedup(n, key)
+	rs.addQuiet(n, key)
 	return rs, nil
 }
 

@@ -2,6 +2,7 @@ package cni
 
 import (
 	"context"
+	"slices"
 	"strings"
 
 	"github.com/tombolo-cni/tombolo/bridge"
@@ -18,6 +19,7 @@ func rules(rec *state.Network, l *bridge.Link) nft.Network {
 		Masquerade: rec.Masquerade, NonMasquerade: rec.NonMasquerade,
 		Policy: policyOf(rec.Policy), Guard: rec.Guard, LAN: rec.DefaultRoute != "",
 		NFCall: l.Bridge != nil && l.Bridge.NFCallIPTables && l.Bridge.NFCallIP6Tables && bridge.ProbeNetfilter() == nil,
+		Quiet:  rec.SLAAC || slices.ContainsFunc(rec.Subnets, isIPv6),
 	}
 	if !l.Promiscuous {
 		return n

@@ -1,0 +1,88 @@
+package nft
+
+import (
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// inGroup puts the other pod's port into a group of links.
+func (s *guardSite) inGroup(tb testing.TB, group int) {
+	tb.Helper()
+	nstest.Run(tb, s.host, "ip", "link", "set", "veth2", "group", strconv.Itoa(group))
+}
+
+func TestReportsKeepAwayFromPodsThatDoNotReadThem(t *testing.T) {
+	t.Parallel()
+	s := newGuardSite(t)
+	report, rest := namedFrame{}, decent()
+	for i, f := range rest {
+		if f.name == "multicast listener report" {
+			report = f
+		}
+		if strings.HasPrefix(f.name, "multicast listener report") && !strings.Contains(f.name, "version 1") {
+			rest[i].frame = nil
+		}
+	}
+	s.inGroup(t, QuietGroup)
+	s.want(t, []namedFrame{report}, true)
+	s.network.Quiet = true
+	mustEnsure(t, s.c, s.network)
+	wantReady(t, s.c, s.network)
+	s.want(t, []namedFrame{report}, false)
+	for _, f := range rest {
+		if f.frame != nil {
+			s.want(t, []namedFrame{f}, true)
+		}
+	}
+	s.inGroup(t, 0)
+	s.want(t, []namedFrame{report}, true)
+	s.inGroup(t, QuietGroup)
+	s.network.Quiet = false
+	mustEnsure(t, s.c, s.network)
+	s.want(t, []namedFrame{report}, true)
+}
+
+func TestBridgeReadsReportsThatItKeepsFromPods(t *testing.T) {
+	t.Parallel()
+	s := newGuardSite(t)
+	s.network.Quiet = true
+	mustEnsure(t, s.c, s.network)
+	s.inGroup(t, QuietGroup)
+	nstest.Run(t, s.host, "ip", "link", "set", "cbr0", "type", "bridge", "mcast_snooping", "1")
+	nstest.Run(t, s.pod, "ip", "address", "add", "fd00:77::77/64", "dev", "eth0", "nodad")
+	const group = "ff02::1:ff00:77"
+	deadline := time.Now().Add(patience)
+	for !strings.Contains(nstest.Run(t, s.host, "bridge", "mdb", "show", "dev", "cbr0"), group) {
+		if time.Now().After(deadline) {
+			t.Fatalf("the bridge knows of no port with %s", group)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+func TestNetworksAreQuietByThemselves(t *testing.T) {
+	t.Parallel()
+	ns := nstest.New(t)
+	c := dial(t, ns)
+	a, b := Network{Name: "a", Bridge: "cbr0", Quiet: true}, Network{Name: "b", Bridge: "br1", Quiet: true}
+	mustEnsure(t, c, a)
+	mustEnsure(t, c, b)
+	wantReady(t, c, a)
+	if err := c.RemoveNetwork(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	wantReady(t, c, b)
+	if out := nft(t, ns, "list", "ruleset"); strings.Contains(out, "quiet-a") {
+		t.Errorf("something of a network is left that was removed:\n%s", out)
+	}
+	if err := c.RemoveNetwork(t.Context(), "b"); err != nil {
+		t.Fatal(err)
+	}
+	if out := nft(t, ns, "list", "ruleset"); out != "" {
+		t.Errorf("after both are removed:\n%s", out)
+	}
+}

@@ -11,9 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
-	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/nl"
-	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
@@ -58,15 +56,17 @@ func (c *Conn) Attach(ctx context.Context, pod *netns.NS, port Port) (*Attachmen
 	if err := port.fillIn(ctx, c); err != nil {
 		return nil, err
 	}
+	entered := c.enter(pod, &port)
 	var b nl.Batch
 	port.create(&b, port.BridgeIndex, pod.FD())
 	if err := c.configure(ctx, &b, &port, true); err != nil {
+		entered.abandon()
 		if b.Err(0) != nil {
 			return nil, c.explain(&port, err)
 		}
 		return nil, c.undo(&port, err)
 	}
-	a, err := c.setUpPod(ctx, pod, &port)
+	a, err := c.setUpPod(ctx, entered, &port)
 	if err != nil {
 		return nil, c.undo(&port, err)
 	}
@@ -154,25 +154,13 @@ func (c *Conn) undo(p *Port, cause error) error {
 	return cause
 }
 
-func (c *Conn) setUpPod(ctx context.Context, pod *netns.NS, p *Port) (*Attachment, error) {
-	in := &unsettled{}
-	var err error
-	in.pod, err = c.enterPod(pod, func() error {
-		if p.usesIPv6() {
-			var err error
-			if in.usable, err = addr.Listen(nil); err != nil {
-				return err
-			}
-		}
-		return p.writeSysctls()
-	})
+func (c *Conn) setUpPod(ctx context.Context, entered entered, p *Port) (*Attachment, error) {
+	in, err := entered.wait()
 	if err != nil {
-		in.pod = nil // enterPod has closed it
-		in.close()
 		return nil, err
 	}
 	a := &Attachment{Name: p.Name, MAC: p.MAC, Peer: p.Peer, PeerMAC: p.PeerMAC, MTU: p.MTU}
-	if err := c.configurePod(ctx, in.pod, p, a); err != nil {
+	if err := c.configurePod(ctx, in, p, a); err != nil {
 		in.close()
 		return nil, err
 	}
@@ -188,9 +176,12 @@ func (c *Conn) setUpPod(ctx context.Context, pod *netns.NS, p *Port) (*Attachmen
 	return a, c.Settle(ctx, p.Name)
 }
 
-func (c *Conn) configurePod(ctx context.Context, pod *nl.Conn, p *Port, a *Attachment) error {
-	var err error
-	if a.PeerIndex, err = indexOf(pod, p.Peer); err != nil {
+func (c *Conn) configurePod(ctx context.Context, in *inPod, p *Port, a *Attachment) error {
+	err := p.writeSysctls(in)
+	if err != nil {
+		return err
+	}
+	if a.PeerIndex, err = indexOf(in.conn, p.Peer); err != nil {
 		return err
 	}
 	if a.Index, err = indexOf(c.nl, p.Name); err != nil {
@@ -201,12 +192,12 @@ func (c *Conn) configurePod(ctx context.Context, pod *nl.Conn, p *Port, a *Attac
 	}
 	var b nl.Batch
 	p.podLinkUp(&b, a.PeerIndex)
-	if err := pod.Execute(&b); err != nil {
+	if err := in.conn.Execute(&b); err != nil {
 		return err
 	}
 	if p.usesIPv6() {
 		// IPv6 takes the interface for ready once that is settled, and begins only then.
-		pod.SettleCarrier(p.Peer)
+		in.conn.SettleCarrier(p.Peer)
 	}
 	if !p.StaticFDB {
 		return nil
@@ -264,30 +255,30 @@ func addrsOf(prefixes []netip.Prefix) []netip.Addr {
 	return list
 }
 
-// writeSysctls sets, from within the pod's namespace and before the interface
-// comes up, what netlink has no attribute for.
-func (p *Port) writeSysctls() error {
-	v6 := func(name, value string) error {
-		return sysctl.Write(sysctl.Link("ipv6", p.Peer, name), value)
+// writeSysctls sets, before the interface comes up, what netlink has no attribute for.
+func (p *Port) writeSysctls(in *inPod) error {
+	var errs []error
+	if in.ipv6 != nil {
+		// A router advertisement would add addresses and routes that nobody gave.
+		err := in.ipv6.Write(p.Peer+"/accept_ra", "0")
+		if p.usesIPv6() || !errors.Is(err, fs.ErrNotExist) { // an MTU that is too small for IPv6
+			errs = append(errs, err)
+		}
 	}
-	// A router advertisement would add addresses and routes that nobody gave.
-	err := v6("accept_ra", "0")
-	if errors.Is(err, fs.ErrNotExist) && !p.usesIPv6() {
-		err = nil // a kernel without IPv6
-	} else if err == nil && p.usesIPv6() {
-		err = errors.Join(v6("keep_addr_on_down", "1"), enableIPv6(p.Peer), enableIPv6("lo"))
+	if p.usesIPv6() {
+		errs = append(errs, in.ipv6.Write(p.Peer+"/keep_addr_on_down", "1"), in.enableIPv6(p.Peer), in.enableIPv6("lo"))
 	}
-	if err == nil && p.NoRedirects {
-		err = p.refuseRedirects()
+	if p.NoRedirects {
+		errs = append(errs, p.refuseRedirects(in))
 	}
-	return err
+	return errors.Join(errs...)
 }
 
 // enableIPv6 is for runtimes that create namespaces with IPv6 switched off. Elsewhere
 // it must not write: the kernel takes its lock on all links for that, and has who does
 // not get it try again and again.
-func enableIPv6(link string) error {
-	_, err := sysctl.Ensure(sysctl.Link("ipv6", link, "disable_ipv6"), "0")
+func (in *inPod) enableIPv6(link string) error {
+	_, err := in.ipv6.Ensure(link+"/disable_ipv6", "0")
 	return err
 }
 

@@ -28,7 +28,7 @@ type Conn struct {
 	dialPod func() (*nl.Conn, error)
 
 	mu        sync.Mutex
-	unsettled map[string]*unsettled // by port; of attachments that are not settled yet
+	unsettled map[string]*inPod // by port; of attachments that are not settled yet
 }
 
 // Dial opens the socket. It needs CAP_SYS_ADMIN where cfg names a namespace.
@@ -74,8 +74,8 @@ func (c *Conn) enterPod(pod *netns.NS, within func() error) (*nl.Conn, error) {
 func (c *Conn) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, u := range c.unsettled {
-		u.close()
+	for _, in := range c.unsettled {
+		in.close()
 	}
 	c.unsettled = nil
 	return c.nl.Close()

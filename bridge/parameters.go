@@ -8,7 +8,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
-	"github.com/tombolo-cni/tombolo/internal/sysctl"
 )
 
 // parameter is a kernel parameter of a link (net.ipv6.conf.<link>.<name>) as it is
@@ -167,14 +166,14 @@ func (c *comparison) parameter(have parameters, want parameter) {
 	}
 }
 
-// refuseRedirects sets what netlink has no attribute for, in the pod's namespace.
-func (p *Port) refuseRedirects() error {
-	if err := sysctl.Write(allRedirects, "0"); err != nil {
+// refuseRedirects sets what netlink has no attribute for.
+func (p *Port) refuseRedirects(in *inPod) error {
+	if err := in.ipv4.Write("all/accept_redirects", "0"); err != nil {
 		return err
 	}
 	if !p.usesIPv6() {
 		return nil
 	}
 	refuse := acceptRedirects()
-	return sysctl.Write(sysctl.Link("ipv6", p.Peer, refuse.name), refuse.value())
+	return in.ipv6.Write(p.Peer+"/"+refuse.name, refuse.value())
 }

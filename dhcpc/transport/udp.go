@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"syscall"
+	"os"
 	"time"
 
 	"golang.org/x/net/bpf"
@@ -44,23 +44,38 @@ func DialUDP(cfg *Config) (*UDP, error) {
 	if err != nil {
 		return nil, fmt.Errorf("assemble filter: %w", err)
 	}
-	listen := net.ListenConfig{Control: func(_, _ string, conn syscall.RawConn) error {
-		var result error
-		if err := conn.Control(func(fd uintptr) { result = prepare(int(fd), c.Link, filter) }); err != nil {
-			return err
-		}
-		return result
-	}}
-	var conn net.PacketConn
+	var conn *net.UDPConn
 	err = c.do(func() error {
 		var err error
-		conn, err = listen.ListenPacket(context.Background(), "udp4", fmt.Sprintf("0.0.0.0:%d", dhcpc.ClientPort))
+		conn, err = open(c.Link, filter)
 		return err
 	})
 	if err != nil {
 		return nil, &tombolo.OpError{Op: "open UDP socket on", Object: c.object(), Err: err}
 	}
-	return &UDP{conn: conn.(*net.UDPConn), buf: make([]byte, frameMax)}, nil
+	return &UDP{conn: conn, buf: make([]byte, frameMax)}, nil
+}
+
+// open makes the socket by hand: net.ListenConfig would bring a resolver of names into
+// every program, with what that takes at each start.
+func open(link int, filter []bpf.RawInstruction) (*net.UDPConn, error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, fmt.Errorf("socket: %w", err)
+	}
+	file := os.NewFile(uintptr(fd), "udp")
+	defer file.Close()
+	if err := prepare(fd, link, filter); err != nil {
+		return nil, err
+	}
+	if err := unix.Bind(fd, &unix.SockaddrInet4{Port: dhcpc.ClientPort}); err != nil {
+		return nil, fmt.Errorf("bind to port %d: %w", dhcpc.ClientPort, err)
+	}
+	conn, err := net.FilePacketConn(file) // of its own descriptor
+	if err != nil {
+		return nil, err
+	}
+	return conn.(*net.UDPConn), nil
 }
 
 // prepare sets a socket's options, before it is bound to its port.
@@ -78,7 +93,9 @@ func prepare(fd, link int, filter []bpf.RawInstruction) error {
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
 		return fmt.Errorf("share the port: %w", err)
 	}
-	// Go has set SO_BROADCAST by now, as it does for every UDP socket.
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BROADCAST, 1); err != nil {
+		return fmt.Errorf("allow broadcasts: %w", err)
+	}
 	return nil
 }
 

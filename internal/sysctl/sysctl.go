@@ -5,46 +5,23 @@
 package sysctl
 
 import (
-	"bytes"
 	"errors"
 	"io/fs"
 	"strings"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/tombolo-cni/tombolo"
 )
 
 const root = "/proc/sys/"
 
 // Read gives a parameter's value without the newline. path is below /proc/sys,
 // with slashes: an interface's name may hold dots.
-func Read(path string) (string, error) {
-	fd, err := unix.Open(root+path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return "", &tombolo.OpError{Op: "read", Object: root + path, Err: err}
-	}
-	defer unix.Close(fd)
-	var b [256]byte
-	n, err := unix.Read(fd, b[:])
-	if err != nil {
-		return "", &tombolo.OpError{Op: "read", Object: root + path, Err: err}
-	}
-	return string(bytes.TrimSpace(b[:n])), nil
-}
+func Read(path string) (string, error) { return read(unix.AT_FDCWD, root+path, root+path) }
 
 // Write sets a parameter. It needs to be root of the user namespace that owns the
 // network namespace.
 func Write(path, value string) error {
-	fd, err := unix.Open(root+path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
-	if err == nil {
-		_, err = unix.Write(fd, []byte(value))
-		err = errors.Join(err, unix.Close(fd))
-	}
-	if err != nil {
-		return &tombolo.OpError{Op: "write " + value + " to", Object: root + path, Err: err}
-	}
-	return nil
+	return write(unix.AT_FDCWD, root+path, root+path, value)
 }
 
 // Ensure sets a parameter unless it has the value, and says whether it had to. So

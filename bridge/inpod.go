@@ -1,0 +1,139 @@
+package bridge
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net/netip"
+
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/sysctl"
+	"github.com/tombolo-cni/tombolo/netns"
+)
+
+// inPod is what is open in a pod's namespace.
+type inPod struct {
+	conn *nl.Conn
+	// usable hears of the pod's addresses: nil if none has to be waited for.
+	usable *addr.Watch
+	// The parameters of the pod's links; nil where they are not needed, or the kernel
+	// has no IPv6.
+	ipv4, ipv6 *sysctl.Dir
+
+	link      int // of the pod's interface
+	addresses []netip.Addr
+}
+
+// entered is an inPod that is on its way.
+type entered <-chan func() (*inPod, error)
+
+// enter opens, at the same time as others work, what Attach needs in a pod: to enter it
+// costs a thread, and to find its parameters takes some time. The caller has to wait for
+// what comes.
+func (c *Conn) enter(pod *netns.NS, p *Port) entered {
+	done := make(chan func() (*inPod, error), 1)
+	ipv6, redirects := p.usesIPv6(), p.NoRedirects
+	go func() {
+		in := &inPod{}
+		err := pod.Do(func() error { return in.open(c.dialPod, ipv6, redirects) })
+		if err != nil {
+			in.close()
+		}
+		done <- func() (*inPod, error) { return in, err }
+	}()
+	return done
+}
+
+func (e entered) wait() (*inPod, error) { return (<-e)() }
+
+// abandon is wait for who has no use for it any more.
+func (e entered) abandon() {
+	if in, err := e.wait(); err == nil {
+		in.close()
+	}
+}
+
+// open is called in the pod's namespace.
+func (in *inPod) open(dial func() (*nl.Conn, error), ipv6, redirects bool) error {
+	var err error
+	if in.conn, err = dial(); err != nil {
+		return err
+	}
+	if in.ipv6, err = sysctl.OpenDir("net/ipv6/conf"); err != nil && (ipv6 || !errors.Is(err, fs.ErrNotExist)) {
+		return err
+	}
+	if redirects {
+		if in.ipv4, err = sysctl.OpenDir("net/ipv4/conf"); err != nil {
+			return err
+		}
+	}
+	if ipv6 {
+		in.usable, err = addr.Listen(nil)
+		return err
+	}
+	return nil
+}
+
+// close leaves the pod as it is.
+func (in *inPod) close() {
+	var errs []error
+	if in.conn != nil {
+		errs = append(errs, in.conn.Close())
+	}
+	if in.usable != nil {
+		errs = append(errs, in.usable.Close())
+	}
+	for _, d := range []*sysctl.Dir{in.ipv4, in.ipv6} {
+		if d != nil {
+			errs = append(errs, d.Close())
+		}
+	}
+	_ = errors.Join(errs...) // what was to be written has been answered
+}
+
+// settleLater keeps what Settle waits with.
+func (c *Conn) settleLater(port string, in *inPod) {
+	c.forget(port)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.unsettled == nil {
+		c.unsettled = map[string]*inPod{}
+	}
+	c.unsettled[port] = in
+}
+
+// take gives what settleLater has kept, which is nil where there is nothing to wait for.
+func (c *Conn) take(port string) *inPod {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	in := c.unsettled[port]
+	delete(c.unsettled, port)
+	return in
+}
+
+// forget ends the wait for a port that goes.
+func (c *Conn) forget(port string) {
+	if in := c.take(port); in != nil {
+		in.close()
+	}
+}
+
+// Settle waits until a port forwards, and the pod's IPv6 addresses are usable. The
+// kernel leaves both to its workers, which takes them milliseconds on a busy machine: a
+// packet that is sent before is lost, and sent again a second later. The error matches
+// addr.ErrDuplicate where duplicate address detection found another node, and that of
+// ctx when it is done.
+//
+// Attach calls Settle, unless Port.Unsettled: then the caller does, on the same Conn,
+// which has sockets open for it until then, or until a Detach or Close. A second Settle
+// has nothing to wait for.
+func (c *Conn) Settle(ctx context.Context, port string) error {
+	c.nl.SettleCarrier(port)
+	in := c.take(port)
+	if in == nil {
+		return nil
+	}
+	defer in.close()
+	return in.usable.Settled(ctx, addr.On(in.conn), in.link, in.addresses...)
+}

@@ -26,13 +26,18 @@ type inPod struct {
 }
 
 // entered is an inPod that is on its way.
-type entered <-chan func() (*inPod, error)
+type entered <-chan entry
+
+type entry struct {
+	in  *inPod
+	err error
+}
 
 // enter opens, at the same time as others work, what Attach needs in a pod: to enter it
 // costs a thread, and to find its parameters takes some time. The caller has to wait for
 // what comes.
 func (c *Conn) enter(pod *netns.NS, p *Port) entered {
-	done := make(chan func() (*inPod, error), 1)
+	done := make(chan entry, 1)
 	ipv6, redirects := p.usesIPv6(), p.NoRedirects
 	go func() {
 		in := &inPod{}
@@ -40,12 +45,15 @@ func (c *Conn) enter(pod *netns.NS, p *Port) entered {
 		if err != nil {
 			in.close()
 		}
-		done <- func() (*inPod, error) { return in, err }
+		done <- entry{in, err}
 	}()
 	return done
 }
 
-func (e entered) wait() (*inPod, error) { return (<-e)() }
+func (e entered) wait() (*inPod, error) {
+	got := <-e
+	return got.in, got.err
+}
 
 // abandon is wait for who has no use for it any more.
 func (e entered) abandon() {
@@ -77,19 +85,18 @@ func (in *inPod) open(dial func() (*nl.Conn, error), ipv6, redirects bool) error
 
 // close leaves the pod as it is.
 func (in *inPod) close() {
-	var errs []error
+	// Nothing is lost by an error: what was to be written has been answered.
 	if in.conn != nil {
-		errs = append(errs, in.conn.Close())
+		_ = in.conn.Close()
 	}
 	if in.usable != nil {
-		errs = append(errs, in.usable.Close())
+		_ = in.usable.Close()
 	}
-	for _, d := range []*sysctl.Dir{in.ipv4, in.ipv6} {
+	for _, d := range [...]*sysctl.Dir{in.ipv4, in.ipv6} {
 		if d != nil {
-			errs = append(errs, d.Close())
+			_ = d.Close()
 		}
 	}
-	_ = errors.Join(errs...) // what was to be written has been answered
 }
 
 // settleLater keeps what Settle waits with.

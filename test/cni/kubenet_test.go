@@ -398,7 +398,7 @@ func TestPromiscuousBridgeDeduplicatesOnlyWhereThereAreTwo(t *testing.T) {
 	nstest.Sysctl(t, n.ns, "net/bridge/bridge-nf-call-ip6tables", "0")
 	w := n.podnet(conf{"promiscMode": true, "bridgeNFCall": false})
 	dedups := func() int {
-		out, _ := nstest.Try(n.ns, "nft", "list", "table", "bridge", "tombolo")
+		out, _ := nstest.Try(n.ns, "nft", "list", "chain", "bridge", "tombolo", "dedup-podnet")
 		return strings.Count(out, " drop")
 	}
 	p := n.pod("a")

@@ -204,6 +204,12 @@ func TestFloodCountsWhatIsLost(t *testing.T) {
 			}
 			nstest.Run(t, b, "ip", "link", "set", "eth0", "up")
 		}, true},
+		{"a rule drops some", func() {
+			nstest.Run(t, b, "nft", "table inet x { counter c {}; chain in { type filter hook input priority 0; udp dport 7 counter name c drop; }; }")
+			for strings.Contains(nstest.Run(t, b, "nft", "list", "counter", "inet", "x", "c"), "packets 0 ") {
+			}
+			nstest.Run(t, b, "nft", "delete", "table", "inet", "x")
+		}, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			out, in := sockets(t)

@@ -17,10 +17,22 @@ import (
 type delegated struct {
 	network string
 	plugin  *delegate.Plugin
+	warn    func(string)
 }
 
+// DepthVariable and Depth tell how many delegated plugins lead to a process, so
+// that one which leads back here cannot go on for ever.
+const DepthVariable = delegate.DepthVariable
+
+// Depth reads the value of DepthVariable.
+func Depth(value string) (int, error) { return delegate.Depth(value) }
+
+// self is this program, as the kernel knows it.
+const self = "/proc/self/exe"
+
 func newDelegated(r *Request, kind string) Allocator {
-	return &delegated{network: r.Network, plugin: &delegate.Plugin{
+	return &delegated{network: r.Network, warn: r.warn, plugin: &delegate.Plugin{
+		Self:        self,
 		Name:        kind,
 		Path:        r.Path,
 		ContainerID: r.ContainerID,
@@ -58,7 +70,7 @@ func (d *delegated) Add(ctx context.Context) (*current.Result, error) {
 // reported.
 func (d *delegated) undo(ctx context.Context, cause error) error {
 	wrapped := d.wrap(cause)
-	if errors.Is(cause, delegate.ErrNotFound) {
+	if errors.Is(cause, delegate.ErrNotFound) || errors.Is(cause, delegate.ErrSelf) {
 		return wrapped
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
@@ -70,7 +82,19 @@ func (d *delegated) undo(ctx context.Context, cause error) error {
 }
 
 // Del runs the plugin, which keeps its own books: the hint is of no use to it.
-func (d *delegated) Del(ctx context.Context, _ []netip.Addr) error { return d.wrap(d.plugin.Del(ctx)) }
+func (d *delegated) Del(ctx context.Context, _ []netip.Addr) error {
+	return d.wrap(d.unlessSelf(d.plugin.Del(ctx)))
+}
+
+// unlessSelf makes a warning of ErrSelf, for teardown: of this program no ADD has
+// ever got an address, so there is none to give back.
+func (d *delegated) unlessSelf(err error) error {
+	if errors.Is(err, delegate.ErrSelf) {
+		d.warn(d.wrap(err).Error())
+		return nil
+	}
+	return err
+}
 
 // Check runs the plugin, which finds prevResult in the netconf.
 func (d *delegated) Check(ctx context.Context, _ *current.Result) error {
@@ -78,7 +102,9 @@ func (d *delegated) Check(ctx context.Context, _ *current.Result) error {
 }
 
 // GC runs the plugin, which finds the valid attachments in the netconf.
-func (d *delegated) GC(ctx context.Context, _ []Owner) error { return d.wrap(d.plugin.GC(ctx)) }
+func (d *delegated) GC(ctx context.Context, _ []Owner) error {
+	return d.wrap(d.unlessSelf(d.plugin.GC(ctx)))
+}
 
 // Status runs the plugin. That it is missing is code 50; what it says itself
 // keeps its code.
@@ -99,6 +125,8 @@ func (d *delegated) wrap(err error) error {
 		return err
 	case errors.Is(err, delegate.ErrNotFound):
 		return newError(CodePluginMissing, err, "network %q: ipam.type: %s", d.network, err)
+	case errors.Is(err, delegate.ErrSelf):
+		return newError(codeInvalidConfig, err, "network %q: ipam.type: %s: name an IPAM plugin", d.network, err)
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return newError(codeTryAgain, err, "network %q: ipam.type: %s", d.network, err)
 	case errors.Is(err, delegate.ErrBadResult):

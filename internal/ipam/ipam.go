@@ -19,6 +19,7 @@ const (
 	typeNone      = ""
 	typeHostLocal = "host-local"
 	typeStatic    = "static"
+	typeDHCP      = "dhcp"
 )
 
 // An Allocator gives addresses to one attachment, following the ipam section of
@@ -152,9 +153,21 @@ func New(r *Request) (Allocator, error) {
 		return newHostLocal(r)
 	case typeStatic:
 		return newStatic(r)
+	case typeDHCP:
+		return newDHCP(r)
 	default:
 		return newDelegated(r, kind), nil
 	}
+}
+
+// newDHCP gives the type that is served in process too, but not by this package,
+// no plugin to run: its callers see to leases before they come here, but where a
+// configuration has changed to this type since its pods were made.
+func newDHCP(r *Request) (Allocator, error) {
+	if r.Strict {
+		return nil, newError(codeInvalidConfig, nil, `network %q: ipam.type is "dhcp", and the attachment's addresses were not leased: DEL it and ADD it again`, r.Network)
+	}
+	return none{}, nil
 }
 
 // checkNetwork refuses names that would lead out of the data directory. The

@@ -35,6 +35,10 @@ type Plugin struct {
 	Environ     []string // what else is in the environment; the variables above replace those in it
 	Stdin       []byte   // the netconf: that of the calling plugin, whole
 
+	// Self is the path of the program that must not be run, since it is the one
+	// that runs plugins: "/proc/self/exe". Empty allows every program.
+	Self string
+
 	// Stderr gets the plugin's stderr as it comes; nil drops it. Errors quote
 	// its end in any case.
 	Stderr io.Writer
@@ -115,11 +119,30 @@ func (p *Plugin) run(ctx context.Context, verb string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := p.refuseSelf(file); err != nil {
+		return nil, err
+	}
 	stderr := p.Stderr
 	if stderr == nil {
 		stderr = io.Discard
 	}
 	return run(ctx, file, p.environ(verb), p.Stdin, stderr)
+}
+
+// refuseSelf keeps a program from running itself for ever. A program that cannot
+// be compared is not run.
+func (p *Plugin) refuseSelf(file string) error {
+	if p.Self == "" {
+		return nil
+	}
+	same, err := sameProgram(p.Self, file)
+	if err != nil {
+		return fmt.Errorf("compare plugin %q with the program that would run it: %w", p.Name, err)
+	}
+	if same {
+		return fmt.Errorf("run plugin %q: %s: %w", p.Name, file, ErrSelf)
+	}
+	return nil
 }
 
 // environ is the environment for one verb. What the specification does not
@@ -133,7 +156,7 @@ func (p *Plugin) environ(verb string) []string {
 		{"CNI_ARGS", p.Args},
 		{"CNI_PATH", p.Path},
 	}
-	env := slices.DeleteFunc(slices.Clone(p.Environ), func(entry string) bool {
+	env := slices.DeleteFunc(Deeper(p.Environ), func(entry string) bool {
 		for _, parameter := range parameters {
 			if strings.HasPrefix(entry, parameter.key+"=") {
 				return true

@@ -1,0 +1,101 @@
+package delegate
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// ErrSelf means that the plugin which was to be run is the very program that
+// would run it, under whatever name.
+var ErrSelf = errors.New("the plugin is this program itself")
+
+// DepthVariable is the environment variable that counts how many plugins lead
+// to a process: one that a plugin of ours starts has 1, one that such a process
+// has started through a plugin, 2.
+const DepthVariable = "TOMBOLO_DEPTH"
+
+// Depth reads a value of DepthVariable. What is no count is an error, since
+// nobody but this package sets it.
+func Depth(value string) (int, error) {
+	if value == "" {
+		return 0, nil
+	}
+	n, err := strconv.Atoi(value)
+	if err != nil || n < 0 {
+		return 0, fmt.Errorf("%s=%.40q is not a count", DepthVariable, value)
+	}
+	return n, nil
+}
+
+// Deeper is an environment whose depth is one more than that of environ. One
+// that cannot be read stays, for who is started to refuse it.
+func Deeper(environ []string) []string {
+	const prefix = DepthVariable + "="
+	depth := 0
+	for _, entry := range environ {
+		if value, ok := strings.CutPrefix(entry, prefix); ok {
+			n, err := Depth(value)
+			if err != nil {
+				return environ
+			}
+			depth = n
+		}
+	}
+	environ = slices.DeleteFunc(slices.Clone(environ), func(entry string) bool { return strings.HasPrefix(entry, prefix) })
+	return append(environ, prefix+strconv.Itoa(depth+1))
+}
+
+// sameProgram says whether two paths lead to one program: to one file, by links
+// of either kind, or to copies of it. Contents are compared only where the sizes
+// are equal.
+func sameProgram(a, b string) (bool, error) {
+	x, err := os.Stat(a)
+	if err != nil {
+		return false, err
+	}
+	y, err := os.Stat(b)
+	if err != nil {
+		return false, err
+	}
+	switch {
+	case os.SameFile(x, y):
+		return true, nil
+	case x.Size() != y.Size():
+		return false, nil
+	}
+	return sameContent(a, b)
+}
+
+func sameContent(a, b string) (bool, error) {
+	x, err := os.Open(a)
+	if err != nil {
+		return false, err
+	}
+	defer x.Close()
+	y, err := os.Open(b)
+	if err != nil {
+		return false, err
+	}
+	defer y.Close()
+	const piece = 64 << 10
+	left, right := make([]byte, piece), make([]byte, piece)
+	for {
+		n, err := io.ReadFull(x, left)
+		m, _ := io.ReadFull(y, right)
+		if !bytes.Equal(left[:n], right[:m]) {
+			return false, nil
+		}
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			return true, nil
+		}
+		if err != nil {
+			return false, err
+		}
+	}
+}

@@ -1,0 +1,136 @@
+package delegate_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
+)
+
+// install puts a program into a directory as "fake" in one of many ways.
+func install(t *testing.T, how func(program, name string) error) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	program := filepath.Join(dir, "program")
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A copy, since a hard link cannot leave its file system.
+	if err := copyFile(self, program); err != nil {
+		t.Fatal(err)
+	}
+	if err := how(program, filepath.Join(dir, "fake")); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func copyFile(from, to string) error {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.OpenFile(to, os.O_CREATE|os.O_WRONLY, 0o755)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(out, in)
+	return errors.Join(err, out.Close())
+}
+
+func TestAProgramIsNeverRunByItself(t *testing.T) {
+	t.Parallel()
+	for name, how := range map[string]func(program, name string) error{
+		"symbolic link": os.Symlink,
+		"hard link":     os.Link,
+		"copy":          copyFile,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			plugin, calls := fakePlugin(t, nil)
+			dir := install(t, how)
+			plugin.Path = dir
+			if err := plugin.Del(t.Context()); err != nil || verbs(calls()) != "DEL" {
+				t.Fatalf("the fake does not run: %v, calls %q", err, verbs(calls()))
+			}
+			plugin.Self = filepath.Join(dir, "program")
+			ctx := t.Context()
+			_, err := plugin.Add(ctx)
+			for _, err := range []error{err, plugin.Del(ctx), plugin.Check(ctx), plugin.GC(ctx), plugin.Status(ctx)} {
+				if !errors.Is(err, delegate.ErrSelf) {
+					t.Errorf("error %v", err)
+				}
+			}
+			if got := verbs(calls()); got != "DEL" {
+				t.Errorf("calls %q", got)
+			}
+		})
+	}
+}
+
+// A program that is as long as this one, and differs in its last byte, is another.
+func TestAnotherProgramOfTheSameLengthIsRun(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for name, text := range map[string]string{"program": "#!/bin/sh\nexit 0\n#1", "fake": "#!/bin/sh\nexit 0\n#2"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	plugin := &delegate.Plugin{Name: "fake", Path: dir, Self: filepath.Join(dir, "program")}
+	if err := plugin.Del(context.Background()); err != nil {
+		t.Error(err)
+	}
+	plugin.Self = filepath.Join(dir, "none")
+	if err := plugin.Del(context.Background()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("without a program to compare with: %v", err)
+	}
+}
+
+func TestDepthIsCountedAndReplaced(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ in, want []string }{
+		{nil, []string{"TOMBOLO_DEPTH=1"}},
+		{[]string{"A=B", "TOMBOLO_DEPTH=1", "TOMBOLO_DEPTHS=7"}, []string{"A=B", "TOMBOLO_DEPTHS=7", "TOMBOLO_DEPTH=2"}},
+		{[]string{"TOMBOLO_DEPTH="}, []string{"TOMBOLO_DEPTH=1"}},
+		{[]string{"TOMBOLO_DEPTH=x"}, []string{"TOMBOLO_DEPTH=x"}},
+		{[]string{"TOMBOLO_DEPTH=-1"}, []string{"TOMBOLO_DEPTH=-1"}},
+	} {
+		before := slices.Clone(tt.in)
+		if got := delegate.Deeper(tt.in); !slices.Equal(got, tt.want) {
+			t.Errorf("Deeper(%q) = %q, want %q", before, got, tt.want)
+		}
+		if !slices.Equal(tt.in, before) {
+			t.Errorf("Deeper changed its argument: %q", tt.in)
+		}
+	}
+	for _, bad := range []string{"x", "-1", "1 ", "99999999999999999999"} {
+		if n, err := delegate.Depth(bad); err == nil {
+			t.Errorf("Depth(%q) = %d", bad, n)
+		}
+	}
+}
+
+func TestAPluginIsToldItsDepth(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	script := "#!/bin/sh\nprintf %s \"$TOMBOLO_DEPTH\" >$0.depth\n"
+	if err := os.WriteFile(filepath.Join(dir, "fake"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	plugin := &delegate.Plugin{Name: "fake", Path: dir, Environ: append(exec.Command("true").Environ(), "TOMBOLO_DEPTH=4")}
+	if err := plugin.Del(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(filepath.Join(dir, "fake.depth")); err != nil || string(got) != "5" {
+		t.Errorf("depth %q, %v", got, err)
+	}
+}

@@ -1,0 +1,168 @@
+package cni
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// A leadback is a node whose CNI_PATH has a plugin that is, or leads to, the plugin
+// under test.
+type leadback struct {
+	*node
+	dir, log string
+}
+
+// newLeadback has a script that counts its runs, gives up after 40, so that the fault
+// it shows has an end, and runs the plugin. The line before is the script's own.
+func newLeadback(t *testing.T, line string) *leadback {
+	t.Helper()
+	l := &leadback{node: newNode(t), dir: t.TempDir()}
+	l.log = filepath.Join(l.dir, "log")
+	script := fmt.Sprintf("#!/bin/sh\necho $CNI_COMMAND >>%[1]s\n[ $(wc -l <%[1]s) -lt 40 ] || exit 1\n%[2]s\nexec %[3]s\n", l.log, line, plugin())
+	if err := os.WriteFile(filepath.Join(l.dir, "round"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// runs counts those of the script, and forgets them.
+func (l *leadback) runs() int {
+	l.Helper()
+	data, err := os.ReadFile(l.log)
+	if err != nil && !os.IsNotExist(err) {
+		l.Fatal(err)
+	}
+	if err := os.Remove(l.log); err != nil && !os.IsNotExist(err) {
+		l.Fatal(err)
+	}
+	return strings.Count(string(data), "\n")
+}
+
+// verb runs one verb of a network whose ipam.type is kind.
+func (l *leadback) verb(verb, kind string, p *pod) outcome {
+	l.Helper()
+	w := l.podnet(conf{"ipam": conf{"type": kind}, "deadline": "20s"})
+	c := call{verb: verb, id: p.id, netns: p.path, ifName: "eth0"}
+	fields := conf{}
+	switch verb {
+	case "GC":
+		fields["cni.dev/valid-attachments"] = []any{}
+	}
+	c.stdin = w.stdin(fields)
+	environ := append(c.environ(), "CNI_PATH="+l.dir)
+	o, err := l.exec(l.Context(), plugin(), c.stdin, environ)
+	if err != nil {
+		l.Fatal(err)
+	}
+	return o
+}
+
+func TestAnIPAMThatLeadsBackComesToAnEnd(t *testing.T) {
+	t.Parallel()
+	for _, verb := range []string{"ADD", "DEL", "STATUS"} {
+		t.Run(verb, func(t *testing.T) {
+			t.Parallel()
+			// Without what tells the depth, each plugin runs the next.
+			endless := newLeadback(t, "unset TOMBOLO_DEPTH")
+			if o := endless.verb(verb, "round", endless.pod("a")); o.status == 0 {
+				t.Errorf("%s succeeded: %+v", verb, o)
+			}
+			if got := endless.runs(); verb != "ADD" && got < 40 {
+				// ADD ends by itself: the attachment is on record.
+				t.Fatalf("the fault is not there: %d runs of the plugin", got)
+			}
+			l := newLeadback(t, "")
+			o := l.verb(verb, "round", l.pod("a"))
+			if got := l.runs(); got == 0 || got > 4 {
+				t.Errorf("%d runs of the plugin", got)
+			}
+			if o.status == 0 || verb != "ADD" && !strings.Contains(o.stdout, "has to name a plugin that does not lead back here") {
+				t.Errorf("%s: %+v", verb, o)
+			}
+		})
+	}
+}
+
+func TestThePluginNeverRunsItselfForAnIPAM(t *testing.T) {
+	t.Parallel()
+	binary, err := filepath.EvalSymlinks(plugin())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, install := range map[string]func(from, to string) error{"link": os.Symlink, "copy": copyProgram} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLeadback(t, "")
+			if err := install(binary, filepath.Join(l.dir, "tombolo")); err != nil {
+				t.Fatal(err)
+			}
+			p := l.pod("a")
+			before := l.traces()
+			for _, verb := range []string{"ADD", "STATUS"} {
+				var failure struct {
+					Code uint   `json:"code"`
+					Msg  string `json:"msg"`
+				}
+				o := l.verb(verb, "tombolo", p)
+				if err := json.Unmarshal([]byte(o.stdout), &failure); err != nil || failure.Code != 7 || !strings.Contains(failure.Msg, "is this program itself: name an IPAM plugin") {
+					t.Errorf("%s: %+v, %v", verb, o, err)
+				}
+			}
+			l.wantTraces(before)
+			for _, verb := range []string{"DEL", "GC"} {
+				if o := l.verb(verb, "tombolo", p); o.status != 0 {
+					t.Errorf("%s: %+v", verb, o)
+				}
+			}
+			l.wantTraces(before)
+		})
+	}
+}
+
+func copyProgram(from, to string) error {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.OpenFile(to, os.O_CREATE|os.O_WRONLY, 0o755)
+	if err != nil {
+		return err
+	}
+	if _, err := io.Copy(out, in); err != nil {
+		return err
+	}
+	return out.Close()
+}
+
+// The names that are built in are never those of programs.
+func TestBuiltInIPAMsAreNeverRun(t *testing.T) {
+	t.Parallel()
+	for _, kind := range []string{"host-local", "static", "dhcp"} {
+		l := newLeadback(t, "")
+		if err := os.Rename(filepath.Join(l.dir, "round"), filepath.Join(l.dir, kind)); err != nil {
+			t.Fatal(err)
+		}
+		p := l.pod("a")
+		for _, verb := range []string{"STATUS", "ADD", "DEL", "GC"} {
+			l.verb(verb, kind, p)
+		}
+		// The addresses came otherwise, and then the configuration changed.
+		w := l.podnet(nil)
+		result := w.add(p)
+		stdin := l.podnet(conf{"ipam": conf{"type": kind}}).stdin(conf{"prevResult": result})
+		c := call{verb: "CHECK", id: p.id, netns: p.path, ifName: "eth0", stdin: stdin}
+		o, err := l.exec(t.Context(), plugin(), stdin, append(c.environ(), "CNI_PATH="+l.dir))
+		if err != nil || o.status == 0 && kind == "dhcp" {
+			t.Errorf("CHECK by %s: %+v, %v", kind, o, err)
+		}
+		if got := l.runs(); got != 0 {
+			t.Errorf("a program named %s was run %d times", kind, got)
+		}
+	}
+}

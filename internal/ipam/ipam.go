@@ -154,20 +154,25 @@ func New(r *Request) (Allocator, error) {
 	case typeStatic:
 		return newStatic(r)
 	case typeDHCP:
-		return newDHCP(r)
+		return elsewhere{r.Network}, nil
 	default:
 		return newDelegated(r, kind), nil
 	}
 }
 
-// newDHCP gives the type that is served in process too, but not by this package,
-// no plugin to run: its callers see to leases before they come here, but where a
-// configuration has changed to this type since its pods were made.
-func newDHCP(r *Request) (Allocator, error) {
-	if r.Strict {
-		return nil, newError(codeInvalidConfig, nil, `network %q: ipam.type is "dhcp", and the attachment's addresses were not leased: DEL it and ADD it again`, r.Network)
-	}
-	return none{}, nil
+// elsewhere is the allocator of the type that is served in process too, but not by
+// this package: so no program of that name is run. Callers see to leases before
+// they come here, but for a pod that was made under another type.
+type elsewhere struct{ network string }
+
+func (e elsewhere) Add(context.Context) (*current.Result, error) { return nil, e.refusal() }
+func (elsewhere) Del(context.Context, []netip.Addr) error        { return nil }
+func (e elsewhere) Check(context.Context, *current.Result) error { return e.refusal() }
+func (elsewhere) GC(context.Context, []Owner) error              { return nil }
+func (e elsewhere) Status(context.Context) error                 { return e.refusal() }
+
+func (e elsewhere) refusal() error {
+	return newError(codeInvalidConfig, nil, `network %q: ipam.type is "dhcp", and the attachment's addresses are not leased: DEL it and ADD it again`, e.network)
 }
 
 // checkNetwork refuses names that would lead out of the data directory. The

@@ -250,6 +250,32 @@ func TestAddressIsWaitedForUntilItIsKnownToBeUnique(t *testing.T) {
 	}
 }
 
+func TestUsableAddressAloneIsNotEnoughWhileAnotherIsBeingChecked(t *testing.T) {
+	t.Parallel()
+	r := newRouted(t)
+	r.solicit(t, "::a")
+	r.advertise(t, 0, prefix("2001:db8:1::/64", autonomous, 3600, 1800))
+	if _, err := r.advertised(t); err != nil {
+		t.Fatal(err)
+	}
+	nstest.Sysctl(t, r.ns, "net/ipv6/conf/eth1/accept_dad", "1")
+	nstest.Sysctl(t, r.ns, "net/ipv6/conf/eth1/dad_transmits", "3")
+	through := r.witness(t)
+	r.advertise(t, 0, prefix("2001:db8:2::/64", autonomous, 3600, 1800), resolvers(600, "2001:db8::53"))
+	through()
+	got, err := r.advertised(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var prefixes []string
+	for _, a := range got.Addresses {
+		prefixes = append(prefixes, a.Prefix.String())
+	}
+	if diff := cmp.Diff([]string{"2001:db8:1::a/64", "2001:db8:2::a/64"}, prefixes); diff != "" {
+		t.Errorf("addresses (-want +got):\n%s", diff)
+	}
+}
+
 func TestWaitForAnAdvertisementSaysWhatItHeard(t *testing.T) {
 	t.Parallel()
 	anyResolver := resolvers(600, "2001:db8::53")

@@ -33,6 +33,8 @@ func TestServersWithOddOptions(t *testing.T) {
 		{name: "a mask with a hole", ack: []change{set(1, raw4("255.0.255.0"))}, prefix: "10.9.0.7/8", end: hour, ignored: "option 1: ff:00:ff:00 is no subnet mask"},
 		{name: "a mask of zeros", ack: []change{set(1, raw4("0.0.0.0"))}, prefix: "10.9.0.7/8", end: hour, ignored: "is no subnet mask"},
 		{name: "T1 over T2 over the lease", ack: []change{set(58, seconds(9000)), set(59, seconds(8000))}, t1: 30 * min, t2: 3150 * time.Second, end: hour, ignored: "T2 of 2h13m20s in a lease of 1h0m0s"},
+		{name: "T2 at the lease's end", ack: []change{set(59, seconds(3600))}, t1: 30 * min, t2: 3150 * time.Second, end: hour, ignored: "T2 of 1h0m0s in a lease of 1h0m0s"},
+		{name: "T1 at T2", ack: []change{set(58, seconds(2400)), set(59, seconds(2400))}, t1: 22*min + 51*time.Second, t2: 40 * min, end: hour, ignored: "T1 of 40m0s with T2 of 40m0s"},
 		{name: "T1 over T2", ack: []change{set(58, seconds(3000)), set(59, seconds(2400))}, t1: 22*min + 51*time.Second, t2: 40 * min, end: hour, ignored: "T1 of 50m0s with T2 of 40m0s"},
 		{name: "T1 and T2 of zero", ack: []change{set(58, seconds(0)), set(59, seconds(0))}, t1: 30 * min, t2: 3150 * time.Second, end: hour, ignored: "T1 of 0s"},
 		{name: "T1 and T2 for ever", ack: []change{set(58, seconds(-1)), set(59, seconds(-1))}, t1: 30 * min, t2: 3150 * time.Second, end: hour},

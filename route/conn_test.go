@@ -43,6 +43,13 @@ func TestRequestBytes(t *testing.T) {
 		{"ip -6 route replace default via fe80::1 dev 3 proto 116 expires 60 pref high", unix.SizeofRtMsg, func(c *route.Conn) error {
 			return c.Replace(route.Route{Gateway: a("fe80::1"), Link: 3, Expires: ptr(time.Minute), Pref: route.PrefHigh})
 		}},
+		// Any fraction of a second is a second more: a route must not end before its time.
+		{"ip -6 route replace default via fe80::1 dev 3 proto 116 expires 61", unix.SizeofRtMsg, func(c *route.Conn) error {
+			return c.Replace(route.Route{Gateway: a("fe80::1"), Link: 3, Expires: ptr(time.Minute + time.Nanosecond)})
+		}},
+		{"ip -6 route replace default via fe80::1 dev 3 proto 116 expires 1", unix.SizeofRtMsg, func(c *route.Conn) error {
+			return c.Replace(route.Route{Gateway: a("fe80::1"), Link: 3, Expires: ptr(time.Duration(0))})
+		}},
 		{"ip route add 10.0.0.0/8 tos 8 via 10.1.0.1 dev 3 onlink src 10.1.0.2 metric 7 table 1000 scope site proto static" +
 			" mtu 1400 advmss 1360 initcwnd 10", unix.SizeofRtMsg, func(c *route.Conn) error { return c.Add(full) }},
 		{"ip route add 10.0.0.0/8 via inet6 fd00::1 dev 3 proto 116", unix.SizeofRtMsg,

@@ -512,9 +512,9 @@ func TestRefusedRouteSaysWhy(t *testing.T) {
 
 func TestDelMatchesWhatIsSet(t *testing.T) {
 	t.Parallel()
-	p, a := nstest.Prefix, nstest.Addr
+	a := nstest.Addr
 	h := newHost(t)
-	dst := p("192.0.2.0/24")
+	dst, dst6 := nstest.Prefix("192.0.2.0/24"), nstest.Prefix("2001:db8::/32")
 	for _, tt := range []struct {
 		name string
 		del  route.Route
@@ -528,9 +528,14 @@ func TestDelMatchesWhatIsSet(t *testing.T) {
 		{"by protocol", route.Route{Dst: dst, Protocol: route.ProtocolStatic}, []int{5, 7}, nil},
 		{"by type", route.Route{Dst: dst, Type: route.Blackhole}, []int{5, 6, 7}, fs.ErrNotExist},
 		{"by another table", route.Route{Dst: dst, Table: 1000}, []int{5, 6, 7}, fs.ErrNotExist},
+		{"by an IPv6 destination, the first", route.Route{Dst: dst6}, []int{6, 7}, nil},
+		{"by an IPv6 priority", route.Route{Dst: dst6, Priority: 6}, []int{5, 7}, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			for _, r := range []route.Route{
+				{Dst: dst6, Priority: 5, Gateway: a("fd01::1")},
+				{Dst: dst6, Priority: 6, Gateway: a("fd01::3")},
+				{Dst: dst6, Priority: 7, Gateway: a("fd02::1")},
 				{Dst: dst, Priority: 5, Gateway: a("10.1.0.1")},
 				{Dst: dst, Priority: 6, Gateway: a("10.1.0.3"), Protocol: route.ProtocolStatic},
 				{Dst: dst, Priority: 7, Gateway: a("10.2.0.1")},
@@ -542,13 +547,13 @@ func TestDelMatchesWhatIsSet(t *testing.T) {
 			if err := h.c.Del(tt.del); !errors.Is(err, tt.err) {
 				t.Fatalf("Del: %v, want %v", err, tt.err)
 			}
-			list, err := h.c.List(route.Filter{Table: route.TableMain, Family: unix.AF_INET})
+			list, err := h.c.List(route.Filter{Table: route.TableMain})
 			if err != nil {
 				t.Fatal(err)
 			}
 			var left []int
 			for _, r := range list {
-				if r.Dst == dst {
+				if r.Dst == tt.del.Dst {
 					left = append(left, int(r.Priority))
 				}
 			}

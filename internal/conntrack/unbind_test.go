@@ -207,6 +207,39 @@ func TestUnboundConnectionsGoOn(t *testing.T) {
 	}
 }
 
+// What comes next is out of the window that a flow begins with, in either direction:
+// the flow counts no packet from before.
+func TestUnboundConnectionsTakeAnySequenceNumber(t *testing.T) {
+	t.Parallel()
+	m := newMasquerading(t)
+	for _, to := range targets() {
+		m.connect(t, to)
+	}
+	c := dial(t, m.host)
+	liberal := func() (list [][2]bool) {
+		t.Helper()
+		for _, q := range bindings(outside()) {
+			bound, err := c.bound(&q)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, b := range bound {
+				list = append(list, [2]bool{b.info.flags[0]&tcpFlagLiberal != 0, b.info.flags[1]&tcpFlagLiberal != 0})
+			}
+		}
+		return list
+	}
+	if got, want := liberal(), slices.Repeat([][2]bool{{false, false}}, len(targets())); !slices.Equal(got, want) {
+		t.Fatalf("before, by direction: %v, want %v", got, want)
+	}
+	if _, err := c.Unbind(t.Context(), outside(), nil); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := liberal(), slices.Repeat([][2]bool{{true, true}}, len(targets())); !slices.Equal(got, want) {
+		t.Errorf("after, by direction: %v, want %v", got, want)
+	}
+}
+
 func TestUnbindLeavesOthersAlone(t *testing.T) {
 	t.Parallel()
 	m := newMasquerading(t)

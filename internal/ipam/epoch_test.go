@@ -46,6 +46,7 @@ func TestReservationsOfAnEarlierEpochAreDropped(t *testing.T) {
 		liveAt("10.1.0.13", Owner{"newcomer", "eth0"}),
 		liveAt("10.1.0.14", Owner{"anyone", "eth0"}),
 		liveAt("10.1.0.18", Owner{"byhash", "eth0"}),
+		liveAt("10.1.0.21", Owner{"newcomer", "eth0"}),
 	)
 	n.put(markerName, oldMarker)
 	n.put("10.1.0.10", "gone\r\neth0", beforeIt)
@@ -58,8 +59,9 @@ func TestReservationsOfAnEarlierEpochAreDropped(t *testing.T) {
 	n.put("10.1.0.17", "who knows?", beforeIt)
 	n.put("10.1.0.18", "tombolo:"+hashOf(Owner{"byhash", "eth0"})+"\r\neth0", beforeIt)
 	n.put("10.1.0.19", "tombolo:abc\r\n", beforeIt)
-	n.put("10.1.0.20", "at the very start\r\neth0", boot)
-	n.put("10.9.0.1", "gone\r\neth0", beforeIt) // outside of the ranges
+	n.put("10.1.0.20", "at-the-very-start\r\neth0", boot)
+	n.put("10.1.0.21", "tombolo:"+hashOf(Owner{"gone", "eth0"})+"\r\n", beforeIt) // its address is now another's
+	n.put("10.9.0.1", "gone\r\neth0", beforeIt)                                   // outside of the ranges
 	n.put("note", "x", beforeIt)
 	n.put("last_reserved_ip.0", "10.1.0.9", beforeIt)
 	if got := n.add("a"); got != "10.1.0.10" {
@@ -73,13 +75,14 @@ func TestReservationsOfAnEarlierEpochAreDropped(t *testing.T) {
 		"10.1.0.14": "old-form",
 		"10.1.0.17": "who knows?",
 		"10.1.0.18": "tombolo:" + hashOf(Owner{"byhash", "eth0"}) + "\r\neth0",
-		"10.1.0.20": "at the very start\r\neth0",
+		"10.1.0.20": "at-the-very-start\r\neth0",
+		"10.1.0.21": "tombolo:" + hashOf(Owner{"newcomer", "eth0"}) + "\r\n",
 		"note":      "x", "last_reserved_ip.0": "10.1.0.10",
 	})
 	if got, want := n.marker(), `{"version":1,"epoch":"boot-2"}`; got != want {
 		t.Errorf("marker %s, want %s", got, want)
 	}
-	if !n.warned("dropped 6 reservations from before 2026-01-02 03:04:05 UTC") {
+	if !n.warned("dropped 7 reservations from before 2026-01-02 03:04:05 UTC") {
 		t.Error("no warning")
 	}
 	// In the same epoch nothing is dropped again.
@@ -221,10 +224,11 @@ func TestInAnEpochOfUnknownStartNothingIsDropped(t *testing.T) {
 	n := newNode(t, ranged(small))
 	n.epoch = Epoch{Token: "boot-2"}
 	n.put(markerName, oldMarker)
-	n.put("10.1.0.2", "perhaps gone\r\neth0", beforeIt)
+	n.put("10.1.0.2", "perhaps-gone\r\neth0", beforeIt)
 	if got := n.add("a"); got != "10.1.0.3" {
 		t.Errorf("got %s", got)
 	}
+	n.expect(map[string]string{"10.1.0.2": "perhaps-gone\r\neth0", "10.1.0.3": "a\r\neth0", "last_reserved_ip.0": "10.1.0.3"})
 }
 
 func TestWithoutATokenThereAreNoEpochs(t *testing.T) {

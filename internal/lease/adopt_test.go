@@ -239,6 +239,16 @@ func TestAdoptingAgainLeavesTheRecordAlone(t *testing.T) {
 		"another bridge":    func() { a.Bridge = "br1" },
 		"another MAC":       func() { a.MAC = net.HardwareAddr{2, 0, 0, 0, 0, 8} },
 		"another namespace": func() { a.NetNS = nstest.New(t) },
+		"another boot": func() {
+			// The bridge, the MAC and the address are the same after a boot; what the kernel has of them is not.
+			h := lock(t, d, first)
+			defer h.Close()
+			earlier := *first
+			earlier.Boot, earlier.State = "00000000-1111-2222-3333-444444444444", Bound
+			if err := h.Replace(&earlier); err != nil {
+				t.Fatal(err)
+			}
+		},
 		"damage": func() {
 			if err := os.WriteFile(d.recordPath(HostHash("eth0")), []byte("{"), 0o600); err != nil {
 				t.Fatal(err)

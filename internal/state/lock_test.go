@@ -304,6 +304,37 @@ func TestAnAbandonedWaitLeavesTheGateOpen(t *testing.T) {
 	lock(t, again(d), Exclusive)
 }
 
+// A gate that is granted to nobody must not be followed by a wait for the file: new
+// shared holders would wait behind it for as long as there are old ones.
+func TestALateGateIsGivenBackThoughTheFileIsHeld(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	lock(t, d, Shared)
+	wait := func(kind string) (*Dir, func()) {
+		other := again(d)
+		ctx, cancel := context.WithCancel(t.Context())
+		got := make(chan error)
+		go func() {
+			_, err := other.Lock(ctx, Exclusive)
+			got <- err
+		}()
+		until(t, "the waiter", func() bool { return waiters(t, d, kind) == 1 })
+		return other, func() {
+			t.Helper()
+			cancel()
+			if err := <-got; !errors.Is(err, ErrLocked) {
+				t.Errorf("got %v, want ErrLocked", err)
+			}
+		}
+	}
+	_, endFirst := wait("FLOCK")        // has the gate, and waits for the file
+	second, endSecond := wait("OFDLCK") // waits for the gate
+	endSecond()
+	endFirst()
+	until(t, "the end of the wait for the gate", func() bool { return second.abandoned.Load() == 0 })
+	lock(t, again(d), Shared)
+}
+
 func TestAbandonedWaitsDoNotPileUp(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)

@@ -54,6 +54,12 @@ func TestCheckFindsAndEnsureMends(t *testing.T) {
 		"filter for one address": {[]string{"tc filter del dev PORT ingress",
 			"tc filter add dev PORT ingress pref 29807 protocol all u32 match ip src 10.1.1.1/32 action mirred egress redirect dev IFB"},
 			[]string{"port PORT: filter is another, should be to IFB"}},
+		"a filter of another kind": {[]string{"tc filter del dev PORT ingress",
+			"tc filter add dev PORT ingress pref 29807 protocol all bpf bytecode 1,6_0_0_4294967295, action mirred egress redirect dev lo"},
+			[]string{"port PORT: filter is another, should be to IFB"}},
+		"ifb made anew, and the filter leads to the one of before": {[]string{"ip link del IFB",
+			"ip link add IFB type ifb", "ip link set IFB alias ALIAS", "ip link set IFB up", "tc qdisc add dev IFB root handle 746f: tbf rate 20mbit burst 12500 limit 37500"},
+			[]string{"port PORT: filter is another, should be to IFB"}},
 		"a second filter of our priority": {[]string{"tc filter add dev PORT ingress pref 29807 protocol all u32 match u32 0 0 action mirred egress redirect dev lo"},
 			[]string{"port PORT: filter is another, should be to IFB"}},
 		"ifb down": {[]string{"ip link set IFB down"},
@@ -68,9 +74,12 @@ func TestCheckFindsAndEnsureMends(t *testing.T) {
 			n := newNode(t)
 			give(t, n)
 			n.ensure(t, both)
-			names := strings.NewReplacer("PORT", port, "IFB", ifb)
+			names := strings.NewReplacer("PORT", port, "IFB", ifb, "ALIAS", n.target.Alias)
 			for _, command := range c.spoil {
 				args := strings.Fields(names.Replace(command))
+				for i := range args {
+					args[i] = strings.ReplaceAll(args[i], "_", " ")
+				}
 				nstest.Run(t, n.ns, args[0], args[1:]...)
 			}
 			diffs, err := n.conn.Check(t.Context(), n.target, both)

@@ -12,6 +12,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/internal/tc"
 )
@@ -483,16 +485,37 @@ func TestMissingPortIsToldAndLeavesNothing(t *testing.T) {
 func TestCancelledContextSendsNothing(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
+	var rec *nltest.Recorder
+	conn := n.through(t, func(tr nl.Transport) nl.Transport { rec = nltest.Record(tr); return rec })
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := n.conn.Ensure(ctx, n.target, both); !errors.Is(err, context.Canceled) {
-		t.Errorf("Ensure: %v", err)
+	all := func() {
+		t.Helper()
+		for name, do := range map[string]func() error{
+			"Ensure": func() error { _, err := conn.Ensure(ctx, n.target, tc.Shape{Egress: both.Egress}); return err },
+			"Remove": func() error { return conn.Remove(ctx, n.target) },
+			"Check":  func() error { _, err := conn.Check(ctx, n.target, both); return err },
+			"Get":    func() error { _, err := conn.Get(ctx, n.target); return err },
+			"IFBs":   func() error { _, err := conn.IFBs(ctx); return err },
+		} {
+			if err := do(); !errors.Is(err, context.Canceled) {
+				t.Errorf("%s: %v, want %v", name, err, context.Canceled)
+			}
+			if sent := rec.Sent(); len(sent) > 0 {
+				t.Errorf("%s sent %d datagrams", name, len(sent))
+			}
+		}
 	}
-	if err := n.conn.Remove(ctx, n.target); !errors.Is(err, context.Canceled) {
-		t.Errorf("Remove: %v", err)
-	}
-	if _, err := n.conn.IFBs(ctx); !errors.Is(err, context.Canceled) {
-		t.Errorf("IFBs: %v", err)
-	}
+	all()
 	n.nothingLeft(t)
+	// Of what is there, nothing goes and nothing changes.
+	n.ensure(t, both)
+	before := n.qdiscs(t)
+	all()
+	if diff := cmp.Diff(before, n.qdiscs(t)); diff != "" {
+		t.Errorf("qdiscs (-before +after):\n%s", diff)
+	}
+	if diffs, err := n.conn.Check(t.Context(), n.target, both); len(diffs) > 0 || err != nil {
+		t.Errorf("Check finds %v, %v", diffs, err)
+	}
 }

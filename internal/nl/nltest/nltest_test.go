@@ -108,6 +108,21 @@ func TestFaultLeavesOthersAlone(t *testing.T) {
 	if err := c.Execute(&b); err != nil || fault.Fired() != 0 {
 		t.Errorf("Execute: %v; fired %d times", err, fault.Fired())
 	}
+	if diff := cmp.Diff([]string{"b0"}, bridges(t, c)); diff != "" {
+		t.Errorf("links (-want +got):\n%s", diff)
+	}
+	// It is one that strikes what it is meant for.
+	b.Reset()
+	b.Request("delete link", nl.Name("b0"), unix.RTM_DELLINK, 0, func(e *nl.Encoder) {
+		e.Raw(make([]byte, unix.SizeofIfInfomsg))
+		e.String(unix.IFLA_IFNAME, "b0")
+	})
+	if err := c.Execute(&b); !errors.Is(err, unix.EBUSY) || fault.Fired() != 1 {
+		t.Errorf("deletion: %v; fired %d times", err, fault.Fired())
+	}
+	if diff := cmp.Diff([]string{"b0"}, bridges(t, c)); diff != "" {
+		t.Errorf("links after the deletion that failed (-want +got):\n%s", diff)
+	}
 }
 
 func TestAnswersComeInTheOrderOfTheRequests(t *testing.T) {

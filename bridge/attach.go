@@ -199,6 +199,14 @@ func (c *Conn) configurePod(ctx context.Context, in *inPod, p *Port, a *Attachme
 		// IPv6 takes the interface for ready once that is settled, and begins only then.
 		in.conn.SettleCarrier(p.Peer)
 	}
+	if p.Announce && !p.Down {
+		c.nl.SettleCarrier(p.Name)
+		b.Reset()
+		p.announce(&b, a.PeerIndex)
+		if err := in.conn.Execute(&b); err != nil {
+			return err
+		}
+	}
 	if !p.StaticFDB {
 		return nil
 	}

@@ -391,6 +391,19 @@ func TestCheckFindsEachDifference(t *testing.T) {
 		"route": {func(t *testing.T, _ *node, pod *netns.NS, p bridge.Port) {
 			nstest.Run(t, pod, "ip", "-6", "route", "del", "default")
 		}, "route default via fd44::1 is missing"},
+		"metric of a route": {func(t *testing.T, _ *node, pod *netns.NS, p bridge.Port) {
+			nstest.Run(t, pod, "ip", "route", "del", "192.0.2.0/24")
+			nstest.Run(t, pod, "ip", "route", "add", "192.0.2.0/24", "via", "10.44.0.1", "metric", "51", "mtu", "1300", "advmss", "1200")
+		}, "route 192.0.2.0/24 via 10.44.0.1"},
+		"MTU of a route": {func(t *testing.T, _ *node, pod *netns.NS, p bridge.Port) {
+			nstest.Run(t, pod, "ip", "route", "replace", "192.0.2.0/24", "via", "10.44.0.1", "metric", "50", "mtu", "1299", "advmss", "1200")
+		}, "route 192.0.2.0/24 via 10.44.0.1"},
+		"segment size of a route": {func(t *testing.T, _ *node, pod *netns.NS, p bridge.Port) {
+			nstest.Run(t, pod, "ip", "route", "replace", "192.0.2.0/24", "via", "10.44.0.1", "metric", "50", "mtu", "1300", "advmss", "1199")
+		}, "route 192.0.2.0/24 via 10.44.0.1"},
+		"gateway of a route": {func(t *testing.T, _ *node, pod *netns.NS, p bridge.Port) {
+			nstest.Run(t, pod, "ip", "route", "replace", "192.0.2.0/24", "via", "10.44.0.9", "metric", "50", "mtu", "1300", "advmss", "1200")
+		}, "route 192.0.2.0/24 via 10.44.0.1"},
 		"route that moved to another table is none": {func(t *testing.T, _ *node, pod *netns.NS, p bridge.Port) {
 			nstest.Run(t, pod, "ip", "route", "del", "default")
 			nstest.Run(t, pod, "ip", "route", "add", "default", "via", "10.44.0.1", "table", "200")
@@ -405,6 +418,7 @@ func TestCheckFindsEachDifference(t *testing.T) {
 			n := newNode(t)
 			p := port(0)
 			p.Hairpin, p.MTU = true, 1400
+			p.Routes = append(p.Routes, route.Route{Dst: nstest.Prefix("192.0.2.0/24"), Gateway: nstest.Addr("10.44.0.1"), Priority: 50, MTU: 1300, AdvMSS: 1200})
 			p.MAC, p.PeerMAC = mac("02:00:00:00:00:01"), mac("02:00:00:00:00:02")
 			pod, _ := attach(t, n, p)
 			if diffs, err := n.conn.Check(t.Context(), pod, p); err != nil || len(diffs) > 0 {

@@ -45,9 +45,9 @@ type Port struct {
 	// MTU is that of both ends, in bytes; 0 means that of the bridge.
 	MTU int
 
-	// Announce has the pod's interface send a gratuitous ARP when it comes up, for
-	// neighbours that know one of its addresses with another MAC. It is flooded to
-	// every port of the bridge.
+	// Announce has the pod's interface send a gratuitous ARP when it comes up, and once
+	// more when its port forwards, for neighbours that know one of its addresses with
+	// another MAC. It is flooded to every port of the bridge.
 	Announce bool
 
 	Hairpin  bool // frames may leave by the port that they came in by
@@ -306,6 +306,17 @@ func (p *Port) podLinkUp(b *nl.Batch, index int) {
 	for _, r := range p.podRoutes(index) {
 		r.AppendAdd(b)
 	}
+}
+
+// announce appends what has the kernel send a gratuitous ARP for each address: it does
+// when it is told the MAC, though that be the one of before. What it sends when the
+// interface comes up gets no further than to the port, which forwards only once the
+// kernel has taken notice of its carrier.
+func (p *Port) announce(b *nl.Batch, index int) {
+	b.Request("announce addresses of", nl.Name(p.Peer), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
+		ifInfo(e, index, 0, 0)
+		e.Bytes(unix.IFLA_ADDRESS, p.PeerMAC)
+	})
 }
 
 const loopbackIndex = 1 // LOOPBACK_IFINDEX, include/net/flow.h: in every namespace

@@ -1,6 +1,7 @@
 package bridge_test
 
 import (
+	"bytes"
 	"encoding/binary"
 	"net/netip"
 	"slices"
@@ -35,6 +36,99 @@ func TestPodsLoopbackWorks(t *testing.T) {
 				t.Errorf("%s: %s: %v", name, loopback, err)
 			}
 		}
+	}
+}
+
+// Some runtimes make namespaces in which IPv6 is off.
+func TestPodWithIPv6HasItsLoopbackThoughIPv6WasOff(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	for name, tt := range map[string]struct {
+		port bridge.Port
+		on   bool
+	}{"IPv6": {port(0), true}, "IPv4 alone": {alone(port(1)), false}} {
+		pod := nstest.New(t)
+		nstest.Sysctl(t, pod, "net/ipv6/conf/all/disable_ipv6", "1")
+		if _, err := n.conn.Attach(t.Context(), pod, tt.port); err != nil {
+			t.Fatal(err)
+		}
+		err := nstest.PingWith(t, pod, nstest.Addr("::1"), nstest.Echo{Wait: patience})
+		if on := err == nil; on != tt.on {
+			t.Errorf("%s: ::1 answers: %t (%v), want %t", name, on, err, tt.on)
+		}
+	}
+}
+
+// alone gives a port its IPv4 addresses and routes alone.
+func alone(p bridge.Port) bridge.Port {
+	p.Addresses, p.Routes = p.Addresses[:1], p.Routes[:1]
+	return p
+}
+
+// A neighbour that has the address with another MAC learns of the new one.
+func TestAnnouncedAddressIsToldToAllPortsAtOnce(t *testing.T) {
+	t.Parallel()
+	for name, announce := range map[string]bool{"announced": true, "not announced": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			other, _ := attach(t, n, port(1))
+			heard := listen(t, other, 2, unix.ETH_P_ARP)
+			p := port(0)
+			p.Announce, p.PeerMAC = announce, mac("02:00:00:00:00:77")
+			pod := nstest.New(t)
+			n.attachLate(t, pod, p)
+			// Its question for the other pod's MAC comes after all that Attach made it send.
+			if err := nstest.Ping(t, pod, addrs(port(1))[0]); err != nil {
+				t.Fatal(err)
+			}
+			own := addrs(p)[0].As4()
+			gratuitous := slices.Concat(p.PeerMAC, own[:])
+			told, asked := 0, 0
+			for _, frame := range heard() {
+				switch {
+				case len(frame) < 28 || !bytes.Equal(frame[8:18], gratuitous):
+				case bytes.Equal(frame[24:28], own[:]):
+					told++
+				default:
+					asked++
+				}
+			}
+			if (told > 0) != announce || asked == 0 {
+				t.Errorf("%d announcements of %s at %s, and %d questions", told, addrs(p)[0], p.PeerMAC, asked)
+			}
+		})
+	}
+}
+
+// attachLate attaches a pod when the kernel has had time to notice that the port has no
+// carrier yet, so that it does not forward when the pod's interface comes up.
+func (n *node) attachLate(tb testing.TB, pod *netns.NS, p bridge.Port) {
+	tb.Helper()
+	tr, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: n.ns})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	host := nl.New(tr)
+	forwards := true
+	conn := bridge.On(host, func() (*nl.Conn, error) {
+		tr, err := nl.Open(unix.NETLINK_ROUTE, nil)
+		if err != nil {
+			return nil, err
+		}
+		return nl.New(onlooker{tr, func(m nl.Message) {
+			if setsUp(m, 2) {
+				host.SettleCarrier(p.Name)
+				forwards = strings.Contains(nstest.Run(tb, n.ns, "bridge", "link", "show", "dev", p.Name), "state forwarding")
+			}
+		}}), nil
+	})
+	defer conn.Close()
+	if _, err := conn.Attach(tb.Context(), pod, p); err != nil {
+		tb.Fatal(err)
+	}
+	if forwards {
+		tb.Error("the port forwards before the pod's interface is up, which proves nothing")
 	}
 }
 
@@ -143,9 +237,14 @@ func TestDuplicateDetectionSendsNothingUnlessAskedFor(t *testing.T) {
 	}
 }
 
-// listenToIPv6 gathers the IPv6 packets that a link hears, from now on. What it
-// gives gives those so far.
 func listenToIPv6(tb testing.TB, ns *netns.NS, link int) func() [][]byte {
+	tb.Helper()
+	return listen(tb, ns, link, unix.ETH_P_IPV6)
+}
+
+// listen gathers the packets of one protocol that a link hears, from now on. What it
+// gives gives those so far.
+func listen(tb testing.TB, ns *netns.NS, link int, etherType uint16) func() [][]byte {
 	tb.Helper()
 	fd := -1
 	inside(tb, ns, func() error {
@@ -154,7 +253,7 @@ func listenToIPv6(tb testing.TB, ns *netns.NS, link int) func() [][]byte {
 		return err
 	})
 	tb.Cleanup(func() { unix.Close(fd) })
-	protocol := binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, unix.ETH_P_IPV6))
+	protocol := binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, etherType))
 	if err := unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: protocol, Ifindex: link}); err != nil {
 		tb.Fatal(err)
 	}

@@ -132,7 +132,7 @@ func (c *Conn) Replace(ctx context.Context, eps ...Endpoint) error {
 		if len(group) < groupSize && i < len(eps)-1 {
 			continue
 		}
-		if err := c.replace(ctx, group, gone); err != nil {
+		if err := c.replace(ctx, group, gone, nil); err != nil {
 			return explainMissing(err)
 		}
 		group, gone = group[:0], gone[:0]
@@ -169,8 +169,9 @@ func withoutComments(list []commented) []element {
 }
 
 // replace adds elements whatever is there, and removes those that are gone, if they
-// are there with their comments. None is in both lists.
-func (c *Conn) replace(ctx context.Context, group, gone []commented) error {
+// are there with their comments. None is in both lists. Unless it is nil, refuse says
+// what stands against it, by what is there in the places of the group, and by its rivals.
+func (c *Conn) replace(ctx context.Context, group, gone []commented, refuse func([]*elementState, *found) error) error {
 	elements := withoutComments(group)
 	return retry(ctx, func() error {
 		generation, err := c.settle()
@@ -184,6 +185,11 @@ func (c *Conn) replace(ctx context.Context, group, gone []commented) error {
 		rivals, err := c.findRivals(elements)
 		if err != nil {
 			return err
+		}
+		if refuse != nil {
+			if err := refuse(have[:len(elements)], rivals); err != nil {
+				return err
+			}
 		}
 		unclaimed, err := c.unclaimed(elements)
 		if err != nil {

@@ -19,6 +19,39 @@ import (
 // The error matches fs.ErrNotExist where the table or a set is missing, for which
 // Ensure is the cure; nothing has changed then.
 func (c *Conn) Move(ctx context.Context, old, new Endpoint) error {
+	return c.move(ctx, old, new, nil)
+}
+
+// Update is Move for an endpoint that takes nothing from others: as with Add, the error
+// is a *ConflictError where another owner has an element of the new one, or what excludes
+// it, and nothing has changed then. What the owner itself has already is no conflict. So
+// an endpoint that was guarded by Add before its port was there gets its host ports by
+// this, and is guarded throughout.
+func (c *Conn) Update(ctx context.Context, old, new Endpoint) error {
+	return c.move(ctx, old, new, func(have []*elementState, rivals *found) error {
+		return new.conflict(have, rivals)
+	})
+}
+
+// conflict is what keeps an endpoint from having its elements, of which those are given
+// that are there, by place.
+func (ep *Endpoint) conflict(have []*elementState, rivals *found) error {
+	comment := ownerComment(ep.Owner, networkKey(ep.Network))
+	for _, el := range have {
+		if el != nil && el.comment != comment {
+			return newConflict(*el, ep.portOf(el.element))
+		}
+	}
+	for _, el := range rivals.held {
+		if el.comment != comment {
+			return newConflict(el, ep.portAgainst(el.element))
+		}
+	}
+	return nil
+}
+
+// move is both; refuse is nil where everything is taken over.
+func (c *Conn) move(ctx context.Context, old, new Endpoint, refuse func([]*elementState, *found) error) error {
 	for _, ep := range []*Endpoint{&old, &new} {
 		if err := ep.check(); err != nil {
 			return err
@@ -35,7 +68,7 @@ func (c *Conn) Move(ctx context.Context, old, new Endpoint) error {
 			gone = append(gone, commented{el, group[0].comment})
 		}
 	}
-	if err := c.replace(ctx, group, gone); err != nil {
+	if err := c.replace(ctx, group, gone, refuse); err != nil {
 		return explainMissing(err)
 	}
 	if hasClaims(withoutComments(gone)) {

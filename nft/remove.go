@@ -80,8 +80,9 @@ func (c *Conn) removeElements(ctx context.Context, elements []element, match fun
 				return err
 			}
 			t := begin(&generation)
-			for _, el := range have {
-				if el != nil && match(el) {
+			for i, el := range have {
+				// Endpoints of one owner may share some.
+				if el != nil && match(el) && !slices.ContainsFunc(group[:i], group[i].equal) {
 					t.delElement(el.element)
 				}
 			}

@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"hash/fnv"
@@ -67,6 +68,24 @@ func (c *Conn) Trust(s Seal) { c.seal.trust(s) }
 // Seal gives what the Conn knows by now, if it was told to Trust: by what Ready saw, and
 // what this Conn has done since.
 func (c *Conn) Seal() Seal { return c.seal.get() }
+
+// Untouched says whether nobody has changed nf_tables since this Conn's own last
+// transaction, or since Ready looked, by one number. It is false where the Conn does not
+// know.
+func (c *Conn) Untouched(ctx context.Context) (bool, error) {
+	generation := c.seal.generation()
+	if generation == nil {
+		return false, nil
+	}
+	if err := ctx.Err(); err != nil {
+		return false, err
+	}
+	err := c.unchanged(*generation)
+	if isOvertaken(err) {
+		return false, nil
+	}
+	return err == nil, err
+}
 
 // sealKeeper has the Seal of a Conn.
 type sealKeeper struct {

@@ -44,18 +44,19 @@ func (u undo) run(cause error) error {
 // adding is one ADD under way.
 type adding struct {
 	*host
-	conf    *NetConf
-	pod     *netns.NS
-	mac     net.HardwareAddr // of the pod; nil: ours to choose
-	dns     types.DNS
-	shape   tc.Shape
-	leasing *leasing      // nil unless the address comes by DHCP
-	guarded *nft.Endpoint // what the firewall has of the pod before it has an address
-	prev    *current.Result
-	ipam    ipam.Allocator
-	pending *state.Pending
-	rec     *state.Attachment
-	undo    undo
+	conf     *NetConf
+	pod      *netns.NS
+	mac      net.HardwareAddr // of the pod; nil: ours to choose
+	dns      types.DNS
+	shape    tc.Shape
+	leasing  *leasing      // nil unless the address comes by DHCP
+	attached bool          // the port is there
+	guarded  *nft.Endpoint // what the firewall has of the pod since before its port was there
+	prev     *current.Result
+	ipam     ipam.Allocator
+	pending  *state.Pending
+	rec      *state.Attachment
+	undo     undo
 }
 
 // add carries out ADD: it makes the interface and gives the written result, or leaves
@@ -218,7 +219,7 @@ func (a *adding) tie(ctx context.Context) (*tied, error) {
 	if err := a.routeThroughHost(ctx, b.bridge, leased, port); err != nil {
 		return nil, err
 	}
-	att, err := a.attach(ctx, b, port)
+	att, err := a.attach(ctx, n, b, port)
 	if err != nil {
 		return nil, err
 	}
@@ -339,8 +340,11 @@ func addressMAC(addresses []state.Address) net.HardwareAddr {
 // attach makes the link. One of the same name that an ADD or a DEL of this very
 // attachment left when it was killed is deleted first: the record, which was made
 // anew, says that nobody else is at it.
-func (a *adding) attach(ctx context.Context, b *built, p *bridge.Port) (*bridge.Attachment, error) {
+func (a *adding) attach(ctx context.Context, n *network, b *built, p *bridge.Port) (*bridge.Attachment, error) {
 	p.BridgeIndex, p.MTU = b.bridge.Index, b.mtu
+	if err := a.guard(ctx, n, p); err != nil {
+		return nil, err
+	}
 	att, err := a.br.Attach(ctx, a.pod, *p)
 	if errors.Is(err, fs.ErrExist) && !errors.Is(err, bridge.ErrPeerExists) {
 		if err := a.br.Detach(ctx, p.Name, aliasOwner(a.call.hash())); err != nil {
@@ -351,7 +355,12 @@ func (a *adding) attach(ctx context.Context, b *built, p *bridge.Port) (*bridge.
 	if err != nil {
 		return nil, explainRoute(err)
 	}
-	a.undo.push(func(ctx context.Context) error { return a.br.Detach(ctx, p.Name, aliasOwner(a.call.hash())) })
+	a.attached = true
+	a.undo.push(func(ctx context.Context) error {
+		err := a.br.Detach(ctx, p.Name, aliasOwner(a.call.hash()))
+		a.attached = err != nil
+		return err
+	})
 	a.rec.MTU, a.rec.MAC, a.rec.HostMAC = att.MTU, att.PeerMAC.String(), att.MAC.String()
 	return att, nil
 }
@@ -363,86 +372,4 @@ func explainRoute(err error) error {
 		return newError(codeConflict, "%v: the pod has such a route by another of its interfaces: set isDefaultGateway to false for this network, or give the route another priority", err)
 	}
 	return err
-}
-
-// guard holds the pod to its MAC while it has no address yet: what it may send until
-// then is what gets it one.
-func (a *adding) guard(ctx context.Context, n *network) error {
-	if !a.rec.Guarded {
-		return nil
-	}
-	ep := endpointOf(a.rec)
-	ep.Ports, ep.Masquerade = nil, false
-	a.guarded = &ep
-	return a.enlist(ctx, n, ep)
-}
-
-// admit enters the pod into the firewall's sets.
-func (a *adding) admit(ctx context.Context, n *network) error {
-	ep := endpointOf(a.rec)
-	switch {
-	case a.guarded != nil && len(ep.Ports) == 0:
-		a.undo.push(func(ctx context.Context) error { return a.fw.Remove(ctx, ep) })
-		return a.fw.Move(ctx, *a.guarded, ep)
-	case a.guarded != nil:
-		// A port that another pod has is for enlist to find.
-		if err := a.fw.Remove(ctx, *a.guarded); err != nil {
-			return err
-		}
-	}
-	return a.enlist(ctx, n, ep)
-}
-
-// enlist adds an endpoint, in the place of what a pod that is gone left.
-func (a *adding) enlist(ctx context.Context, n *network, ep nft.Endpoint) error {
-	a.undo.push(func(ctx context.Context) error { return a.fw.Remove(ctx, ep) })
-	err := a.fw.Add(ctx, ep)
-	if errors.Is(err, fs.ErrNotExist) {
-		// A set went missing since we looked.
-		if _, err := a.ready(ctx, n); err != nil {
-			return err
-		}
-		err = a.fw.Add(ctx, ep)
-	}
-	var conflict *nft.ConflictError
-	for errors.As(err, &conflict) {
-		stale, lookErr := a.isStale(ctx, conflict)
-		if lookErr != nil {
-			return errors.Join(err, lookErr)
-		}
-		if !stale {
-			return a.explainConflict(conflict)
-		}
-		// Whatever else it left, nobody will miss.
-		if err := a.fw.RemoveOwners(ctx, conflict.Owner); err != nil {
-			return err
-		}
-		err = a.fw.Add(ctx, ep)
-	}
-	return err
-}
-
-// isStale says whether the owner of an element is gone: it has no port, and no record
-// of an ADD that may be about to make one. The attachment itself is its own
-// predecessor, of which a killed ADD left something.
-func (a *adding) isStale(ctx context.Context, conflict *nft.ConflictError) (bool, error) {
-	switch string(conflict.Owner) {
-	case "":
-		return false, nil
-	case a.call.hash():
-		return true, nil
-	}
-	rec, err := a.dir.Load(conflict.Network, string(conflict.Owner))
-	if err == nil && rec.State != state.Ready {
-		return false, nil
-	}
-	l, err := a.br.Link(ctx, "veth"+string(conflict.Owner))
-	if errors.Is(err, fs.ErrNotExist) {
-		return true, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	owner, ours := parseAlias(l.Alias)
-	return !ours || owner.hash != string(conflict.Owner), nil
 }

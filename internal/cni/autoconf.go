@@ -112,9 +112,6 @@ func (a *adding) routeIPv6(att *bridge.Attachment, gateway netip.Addr) error {
 
 // autoconfigure does all of it for a pod whose other addresses are there already.
 func (a *adding) autoconfigure(ctx context.Context, t *tied, port *bridge.Port) error {
-	if err := a.guard(ctx, t.network); err != nil {
-		return err
-	}
 	s, err := a.solicit(ctx, port)
 	if err != nil {
 		return err

@@ -9,6 +9,7 @@ import (
 
 	current "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/ipam"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/tc"
@@ -63,16 +64,17 @@ func (v *victim) shapers() []string {
 
 // takeDown does every step. The address is given back after the link and the
 // elements that use it are gone, and the record goes last, and only if all else
-// did: it is what a later DEL or GC finds the rest by.
+// did: it is what a later DEL or GC finds the rest by. What guards the pod goes after its
+// port, and stays if that does.
 func (h *host) takeDown(ctx context.Context, v *victim) error {
 	flushed := nothingToDo()
 	err := joinSteps(
 		// From the pod's own interface, while it is there.
 		func() error { return h.releaseLease(ctx, v.leaseDir, v.hash) },
-		func() error { return h.removeElements(ctx, v.hash, v.rec) },
+		func() error { return h.unlist(ctx, v) },
 		func() error { flushed = flushOwnFlows(ctx, v.rec); return nil },
 		func() error { h.call.log.step("firewall"); return nil },
-		func() error { return h.br.Detach(ctx, v.port, aliasOwner(v.hash), v.shapers()...) },
+		func() error { return h.detach(ctx, v) },
 		func() error { return <-flushed },
 		func() error { h.call.log.step("link"); return nil },
 		func() error { return v.release(v.addresses) },
@@ -85,6 +87,29 @@ func (h *host) takeDown(ctx context.Context, v *victim) error {
 		return newError(codeIO, "%v", err)
 	}
 	return nil
+}
+
+// isKnown says whether the record tells all that the firewall's sets have of the victim.
+func (v *victim) isKnown() bool { return v.rec != nil && v.rec.State == state.Ready && !v.rec.Moving }
+
+// unlist takes the victim out of the firewall's sets, but for its guard; one that is
+// not known, detach does.
+func (h *host) unlist(ctx context.Context, v *victim) error {
+	if !v.isKnown() {
+		return nil
+	}
+	ep := endpointOf(v.rec)
+	ep.GuardedPort = ""
+	return h.fw.Remove(ctx, ep)
+}
+
+// detach deletes the victim's port, and then what is left of it in the firewall's sets.
+func (h *host) detach(ctx context.Context, v *victim) error {
+	err := h.br.Detach(ctx, v.port, aliasOwner(v.hash), v.shapers()...)
+	if err != nil && !errors.Is(err, bridge.ErrForeign) || v.isKnown() && !v.rec.Guarded {
+		return err
+	}
+	return errors.Join(err, h.removeElements(ctx, v.hash, v.rec))
 }
 
 // inBackground does a step beside others: the kernel mostly waits in it.

@@ -19,6 +19,7 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -55,6 +56,9 @@ func (a *adding) prepareDHCP(args map[string]string) error {
 	}
 	a.leasing = &leasing{conf: conf, client: client, dir: dir}
 	a.rec.DataDir = dir.Path()
+	// On record from the first on: others may have to put the guard back while the
+	// server is waited for.
+	a.rec.MAC, a.rec.Guarded, a.rec.Untrusted, a.rec.SLAAC = a.mac.String(), s.Guard, s.Untrusted, s.SLAAC
 	return a.leasing.refuseUnkept()
 }
 
@@ -91,14 +95,11 @@ func (a *adding) lease(ctx context.Context) (*tied, error) {
 		return nil, err
 	}
 	port.Unsettled = false // or the first frame would be lost
-	att, err := a.attach(ctx, b, port)
+	att, err := a.attach(ctx, n, b, port)
 	if err != nil {
 		return nil, err
 	}
 	if err := a.call.step("link"); err != nil {
-		return nil, err
-	}
-	if err := a.guard(ctx, n); err != nil {
 		return nil, err
 	}
 	solicited, err := a.solicit(ctx, port)
@@ -394,7 +395,7 @@ func (h *host) leases() ([]*lease.Record, error) {
 // followLease brings an attachment's record up to its lease: where the server gave the
 // pod another address since its ADD, the keeper has changed the pod's, and what else
 // goes by the address follows here.
-func (h *host) followLease(ctx context.Context, a *state.Attachment) error {
+func (h *host) followLease(ctx context.Context, n *state.Network, a *state.Attachment) error {
 	if a.IPAMType != ipamDHCP || len(a.Addresses) == 0 {
 		return nil
 	}
@@ -406,15 +407,16 @@ func (h *host) followLease(ctx context.Context, a *state.Attachment) error {
 	if err != nil || rec.State != lease.Bound || rec.Lease.Address == a.Addresses[0].Prefix {
 		return nil // what is wrong with a lease is for CHECK to say
 	}
-	if err := h.fw.Remove(ctx, endpointOf(a)); err != nil {
-		return err
-	}
+	old := endpointOf(a)
 	moved := a.Addresses[0]
 	moved.Prefix, moved.Gateway = rec.Lease.Address, netip.Addr{}
 	if len(rec.Lease.Routers) > 0 {
 		moved.Gateway = rec.Lease.Routers[0]
 	}
 	a.Addresses[0] = moved
+	if err := h.fw.Move(ctx, old, endpoint.In(a, n)); err != nil {
+		return err
+	}
 	if err := h.dir.Update(a); err != nil {
 		return newError(codeIO, "%v", err)
 	}

@@ -17,7 +17,7 @@ import (
 // elements, their ports' membership and flags, and their limits.
 func (h *host) reattach(ctx context.Context, rec *state.Network, attachments []*state.Attachment) error {
 	for _, a := range attachments {
-		if a.State != state.Ready {
+		if a.State != state.Ready && (!a.Guarded || !rec.Guard) {
 			continue // its own ADD is at it, or never came to its end
 		}
 		l, err := h.br.Link(ctx, a.HostIf)
@@ -27,13 +27,21 @@ func (h *host) reattach(ctx context.Context, rec *state.Network, attachments []*
 		if err != nil {
 			return err
 		}
-		if err := h.followLease(ctx, a); err != nil {
+		if a.State != state.Ready {
+			// Its ADD waits for its lease, and the pod has its interface already.
+			if err := h.fw.Replace(ctx, endpoint.In(a, rec)); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := h.followLease(ctx, rec, a); err != nil {
+			return err
+		}
+		// Before the port is on the bridge again: what it may send goes by this.
+		if err := h.fw.Replace(ctx, endpoint.In(a, rec)); err != nil {
 			return err
 		}
 		if err := h.enslave(ctx, a, l); err != nil {
-			return err
-		}
-		if err := h.fw.Replace(ctx, endpoint.In(a, rec)); err != nil {
 			return err
 		}
 		if err := h.restoreLimits(ctx, a, l); err != nil {

@@ -1,0 +1,149 @@
+package lan
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"net"
+	"net/netip"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/netns"
+)
+
+// spoofer is a process of a pod that waits for the pod's interface, brings it up before
+// anybody else does, and sends what no pod may, until it is stopped.
+type spoofer struct {
+	testing.TB
+	sent atomic.Int64
+	stop chan struct{}
+	done sync.WaitGroup
+}
+
+// spoof has a pod say, as fast as it can, that it is the router: by its own MAC, and by
+// nobody's.
+func (l *lan) spoof(p *pod) *spoofer {
+	s := &spoofer{TB: l, stop: make(chan struct{})}
+	s.done.Go(func() {
+		if err := p.ns.Do(s.run); err != nil {
+			l.Error(err)
+		}
+	})
+	return s
+}
+
+func (s *spoofer) run() error {
+	raw, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(raw)
+	control, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(control)
+	for {
+		select {
+		case <-s.stop:
+			return nil
+		default:
+		}
+		if own, err := net.InterfaceByName(nic); err == nil && bringUp(control, own) {
+			s.flood(raw, own)
+		}
+		runtime.Gosched() // others have work to do on this processor
+	}
+}
+
+// bringUp has the interface up, whatever the plugin is at.
+func bringUp(control int, own *net.Interface) bool {
+	if own.Flags&net.FlagUp != 0 {
+		return true
+	}
+	ifr, err := unix.NewIfreq(own.Name)
+	if err != nil || unix.IoctlIfreq(control, unix.SIOCGIFFLAGS, ifr) != nil {
+		return false
+	}
+	ifr.SetUint16(ifr.Uint16() | unix.IFF_UP)
+	return unix.IoctlIfreq(control, unix.SIOCSIFFLAGS, ifr) == nil
+}
+
+// flood sends a few frames.
+func (s *spoofer) flood(raw int, own *net.Interface) {
+	for range 10 {
+		for _, source := range []net.HardwareAddr{own.HardwareAddr, {2, 0x66, 0x66, 0x66, 0x66, 0x66}} {
+			if unix.Sendto(raw, claimOf(source, netip.MustParseAddr(routerIP4)), 0, &unix.SockaddrLinklayer{Ifindex: own.Index}) == nil {
+				s.sent.Add(1)
+			}
+		}
+	}
+}
+
+// end stops it, and gives how many frames it has sent.
+func (s *spoofer) end() int64 {
+	close(s.stop)
+	s.done.Wait()
+	return s.sent.Load()
+}
+
+// spoofed ends each frame of a spoofer's.
+const spoofed = "spoofed"
+
+// claimOf is an ARP reply to all by which an address is at a MAC.
+func claimOf(mac net.HardwareAddr, address netip.Addr) []byte {
+	return bytes.Join([][]byte{
+		{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, mac, {0x08, 0x06},
+		{0, 1, 8, 0, 6, 4, 0, 2}, mac, address.AsSlice(), make([]byte, 6), address.AsSlice(), []byte(spoofed),
+	}, nil)
+}
+
+// ear hears ARP on a link of a machine's.
+type ear struct {
+	testing.TB
+	fd int
+}
+
+func (l *lan) listen(ns *netns.NS, link string) *ear {
+	l.Helper()
+	e := &ear{TB: l, fd: -1}
+	protocol := binary.NativeEndian.Uint16([]byte{0x08, 0x06})
+	err := ns.Do(func() error {
+		i, err := net.InterfaceByName(link)
+		if err != nil {
+			return err
+		}
+		if e.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0); err != nil {
+			return err
+		}
+		return unix.Bind(e.fd, &unix.SockaddrLinklayer{Protocol: protocol, Ifindex: i.Index})
+	})
+	if err != nil {
+		l.Fatal(err)
+	}
+	l.Cleanup(func() { unix.Close(e.fd) })
+	return e
+}
+
+// spoofs is how many frames of a spoofer's were heard since the last call.
+func (e *ear) spoofs() (n int) {
+	e.Helper()
+	buf := make([]byte, 256)
+	for {
+		length, _, err := unix.Recvfrom(e.fd, buf, 0)
+		switch {
+		case errors.Is(err, unix.EAGAIN):
+			return n
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			e.Fatal(err)
+		case bytes.HasSuffix(buf[:length], []byte(spoofed)):
+			n++
+		}
+	}
+}

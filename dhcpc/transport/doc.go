@@ -10,6 +10,8 @@
 //     cheaply, where the server is told to broadcast (Config.Broadcast of package dhcpc)
 //     and rp_filter is 0 in the namespace.
 //   - UDPThenRaw begins as UDP, and goes on as Raw when nothing answers.
+//   - Witness hears at the other end of the client's link, where what is in the client's
+//     namespace cannot make up an answer, and goes with any of the others to send by.
 //
 // Dialer gives the Dial of a dhcpc.Config. Release sends a RELEASE for a client whose
 // interface is gone.

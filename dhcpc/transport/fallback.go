@@ -75,10 +75,12 @@ func (f *UDPThenRaw) Send(ctx context.Context, p *dhcpc.Packet) error {
 func (f *UDPThenRaw) Receive(ctx context.Context, until time.Time) (*dhcpc.Packet, error) {
 	p, err := f.now.Receive(ctx, until)
 	if err == nil {
-		f.unheard = 0
+		f.heard()
 	}
 	return p, err
 }
+
+func (f *UDPThenRaw) heard() { f.unheard = 0 }
 
 // Close closes the socket in use.
 func (f *UDPThenRaw) Close() error { return f.now.Close() }

@@ -2,6 +2,7 @@ package transport
 
 import (
 	"encoding/binary"
+	"math"
 
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
@@ -57,6 +58,23 @@ func incoming() program {
 		bpf.JumpIf{Cond: bpf.JumpLessOrEqual, Val: unix.PACKET_MULTICAST, SkipTrue: 1},
 		bpf.RetConstant{Val: reject},
 	}
+}
+
+// leaving rejects what does not leave this machine's interface for a MAC address or for
+// all. A tag that the kernel keeps beside the frame would have the receiver take it for
+// another VLAN's.
+func leaving(mac []byte) program {
+	p := program{bpf.LoadExtension{Num: bpf.ExtType}}
+	p.need(unix.PACKET_OUTGOING)
+	p.add(bpf.LoadExtension{Num: bpf.ExtVLANTagPresent})
+	p.need(0)
+	high, low := bpf.LoadAbsolute{Off: 0, Size: 4}, bpf.LoadAbsolute{Off: 4, Size: 2}
+	p.add(high, bpf.JumpIf{Cond: bpf.JumpEqual, Val: math.MaxUint32, SkipTrue: 5})
+	p.need(binary.BigEndian.Uint32(mac))
+	p.add(low, bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(binary.BigEndian.Uint16(mac[4:])), SkipTrue: 4}, bpf.RetConstant{Val: reject})
+	p.add(low) // of the broadcast address
+	p.need(math.MaxUint16)
+	return p
 }
 
 // frames takes Ethernet frames with DHCP answers to a MAC address, of whatever source

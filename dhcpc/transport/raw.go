@@ -78,12 +78,19 @@ func DialRaw(cfg *Config) (*Raw, error) {
 	if err := c.check(); err != nil {
 		return nil, err
 	}
-	filter, err := bpf.Assemble(append(incoming(), frames(c.MAC, c.ARP)...))
+	return dialRaw(&c, incoming(), c.ARP)
+}
+
+// dialRaw opens a packet socket for those DHCP answers, and with ARP such packets, that a
+// direction lets through. What leaves an interface is shown to sockets for all protocols
+// alone.
+func dialRaw(c *Config, direction program, allProtocols bool) (*Raw, error) {
+	filter, err := bpf.Assemble(append(direction, frames(c.MAC, c.ARP)...))
 	if err != nil {
 		return nil, fmt.Errorf("assemble filter: %w", err)
 	}
 	protocol := unix.ETH_P_IP
-	if c.ARP {
+	if allProtocols {
 		protocol = unix.ETH_P_ALL
 	}
 	var conn *packet.Conn

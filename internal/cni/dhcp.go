@@ -54,6 +54,11 @@ func (a *adding) prepareDHCP(args map[string]string) error {
 	if err != nil {
 		return newError(codeInvalidConfig, "%v", err)
 	}
+	for _, p := range a.rec.Published {
+		if p.Protocol == "udp" && p.PodPort == dhcpc.ClientPort {
+			return newError(codeInvalidConfig, "runtimeConfig.portMappings: port %s leads to the pod's UDP port %d, where DHCP servers answer: with ipam.type \"dhcp\" it cannot be published", portText(p), p.PodPort)
+		}
+	}
 	a.leasing = &leasing{conf: conf, client: client, dir: dir}
 	a.rec.DataDir = dir.Path()
 	// On record from the first on: others may have to put the guard back while the
@@ -180,7 +185,7 @@ func (a *adding) acquire(ctx context.Context, b *built, att *bridge.Attachment) 
 	sockets := &transport.Config{NetNS: a.pod, Link: att.PeerIndex, MAC: att.PeerMAC, ARP: l.conf.DetectConflicts}
 	cfg := l.rec.Client.Config(l.rec.Lease)
 	cfg.Timeout = l.conf.timeout()
-	cfg.Dial = l.dialer(sockets)
+	cfg.Dial = l.dialer(sockets, att)
 	client, err := dhcpc.New(cfg)
 	if err != nil {
 		return newError(codeInvalidConfig, "ipam: %v", err)
@@ -198,56 +203,6 @@ func (a *adding) acquire(ctx context.Context, b *built, att *bridge.Attachment) 
 	}
 	l.rec.Lease, l.rec.Applied = got, l.rec.Policy.Apply(got)
 	return nil
-}
-
-// dialer opens the sockets, and has the keeper close a packet socket, which takes the
-// kernel longer than all the rest.
-func (l *leasing) dialer(sockets *transport.Config) func(context.Context, netip.Addr) (dhcpc.Transport, error) {
-	return func(ctx context.Context, local netip.Addr) (dhcpc.Transport, error) {
-		if local.IsValid() || l.conf.Transport == transportRaw {
-			t, err := transport.Dialer(sockets)(ctx, local)
-			if raw, ok := t.(*transport.Raw); ok && err == nil {
-				return &handedOver{raw, raw, l.dir}, nil
-			}
-			return t, err
-		}
-		both, err := transport.DialUDPThenRaw(sockets)
-		if err != nil {
-			return nil, err
-		}
-		return &fallback{both, l.dir}, nil
-	}
-}
-
-// handedOver is a transport whose packet socket is closed by the keeper.
-type handedOver struct {
-	dhcpc.Transport
-	raw *transport.Raw
-	dir *lease.Dir
-}
-
-// Close hands the socket over.
-func (h *handedOver) Close() error {
-	fd, err := h.raw.Detach()
-	if err != nil {
-		return h.raw.Close()
-	}
-	return h.dir.HandOver(fd)
-}
-
-// fallback is a UDP socket that may have become a packet socket.
-type fallback struct {
-	*transport.UDPThenRaw
-	dir *lease.Dir
-}
-
-// Close closes either.
-func (f *fallback) Close() error {
-	raw := f.Raw()
-	if raw == nil {
-		return f.UDPThenRaw.Close()
-	}
-	return (&handedOver{raw, raw, f.dir}).Close()
 }
 
 // result is the lease as an IPAM's result.
@@ -469,7 +424,7 @@ func releaseFromPod(ctx context.Context, dir *lease.Dir, sockets *transport.Conf
 	if err != nil {
 		return err
 	}
-	return errors.Join(raw.Send(ctx, p), (&handedOver{raw, raw, dir}).Close())
+	return errors.Join(raw.Send(ctx, p), handOver(dir, raw))
 }
 
 // linkIndexIn looks an interface of a pod up.

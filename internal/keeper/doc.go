@@ -18,6 +18,10 @@
 // host's namespace is gone too; or if the machine has booted since. What is merely out
 // of reach is left alone.
 //
+// What a pod's namespace says is not believed: answers are heard at the pod's port, as they
+// leave it towards the pod, and a lease that has ended is withdrawn from the host's side
+// whatever is in the pod.
+//
 // A lease that moves to another address takes along what the plugin made for the old one
 // in the host's namespace: the attachment's record, its elements in the firewall, the
 // alias of its port. One that is lost leaves nothing that leads to its address.

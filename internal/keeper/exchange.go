@@ -122,17 +122,30 @@ func (x *exchange) resend() error {
 
 // receive is nil at the end of its time.
 func (x *exchange) receive(until time.Time) (*dhcpc.Packet, error) {
-	if x.conn == nil {
-		return nil, nil
+	for x.conn != nil {
+		p, err := x.conn.Receive(x.ctx, until)
+		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return nil, nil
+		case err != nil:
+			return nil, fmt.Errorf("hear from DHCP servers: %w", err)
+		case x.r.Host != nil || credible(p, x.m.session.Lease()):
+			return p, nil
+		}
 	}
-	p, err := x.conn.Receive(x.ctx, until)
-	switch {
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		return nil, nil
-	case err != nil:
-		return nil, fmt.Errorf("hear from DHCP servers: %w", err)
+	return nil, nil
+}
+
+// credible says whether an answer to a pod that has a lease can come from the LAN's
+// servers. A pod that has an address may have a friend elsewhere, whose packets come to
+// its port like any other's, from a DHCP server's port too if they so agree; and it sees
+// what is asked. But nobody elsewhere sends from an address of the LAN, or to all of it.
+func credible(p *dhcpc.Packet, held *dhcpc.Lease) bool {
+	if held == nil || p.ARP != nil || !p.Dst.IsValid() || p.Dst.Addr() == netip.AddrFrom4([4]byte{255, 255, 255, 255}) {
+		return true
 	}
-	return p, nil
+	from := p.Src.Addr()
+	return p.Src.Port() == dhcpc.ServerPort && (from == held.Server || from != held.Address.Addr() && held.Address.Contains(from))
 }
 
 // send sends from the address that the packet has as its source.

@@ -9,13 +9,16 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -120,11 +123,51 @@ func (p *kernelPod) open() error {
 
 func (p *kernelPod) close() error { return errors.Join(p.conn.Close(), p.ns.Close()) }
 
+// dial has the pod send from its own interface, and hears at the host's end of its link.
+// In the pod's namespace a name says little: the pod may give it to a link of its own, and
+// answer itself.
 func (p *kernelPod) dial(ctx context.Context, local netip.Addr) (dhcpc.Transport, error) {
-	return transport.Dialer(&transport.Config{
-		NetNS: p.ns, Link: p.link, MAC: []byte(p.r.Client.MAC), ARP: p.r.Client.DetectConflicts,
-	})(ctx, local)
+	port, err := p.port(ctx)
+	if err != nil {
+		return nil, err
+	}
+	sockets := transport.Config{NetNS: p.host, Link: port, MAC: []byte(p.r.Client.MAC), ARP: p.r.Client.DetectConflicts}
+	witness, err := transport.DialWitness(&sockets)
+	if err != nil {
+		return nil, err
+	}
+	sockets.NetNS, sockets.Link = p.ns, p.link
+	send, err := transport.Dialer(&sockets)(ctx, local)
+	if err != nil {
+		return nil, errors.Join(err, witness.Close())
+	}
+	return &heardOutside{witness.For(send), witness}, nil
 }
+
+// port gives the index of the host's end of the pod's link, which says by its alias that
+// it is.
+func (p *kernelPod) port(ctx context.Context) (int, error) {
+	conn, err := bridge.Dial(&bridge.Config{NetNS: p.host})
+	if err != nil {
+		return 0, err
+	}
+	l, err := conn.Link(ctx, p.r.HostIf)
+	if err := errors.Join(err, conn.Close()); err != nil {
+		return 0, fmt.Errorf("find the pod's port: %w", err)
+	}
+	if !strings.HasPrefix(l.Alias, endpoint.AliasOwner(p.r.Hash())) {
+		return 0, fmt.Errorf("find the pod's port: %s is another's: its alias is %q", p.r.HostIf, l.Alias)
+	}
+	return l.Index, nil
+}
+
+// heardOutside is a transport with the witness that it hears by.
+type heardOutside struct {
+	dhcpc.Transport
+	witness *transport.Witness
+}
+
+func (h *heardOutside) Close() error { return errors.Join(h.Transport.Close(), h.witness.Close()) }
 
 func (p *kernelPod) apply(a lease.Applied, left time.Duration) error {
 	var errs []error

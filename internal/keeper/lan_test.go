@@ -20,6 +20,7 @@ import (
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
@@ -36,6 +37,7 @@ type lan struct {
 	bridge       string
 	dir          *lease.Dir
 	state        *state.Dir // nil: the keeper is used without the plugin
+	node         node       // nil: the kernel
 }
 
 func newLAN(t *testing.T) *lan {
@@ -84,6 +86,7 @@ func (l *lan) connect(i int) *testPod {
 	mac := dhcpc.Hex{2, 0, 0, 9, byte(i >> 8), byte(i)}
 	host := fmt.Sprintf("veth%d", i)
 	nstest.Run(l, l.host, "ip", "link", "add", host, "up", "master", l.bridge, "type", "veth", "peer", "name", "eth0", "address", mac.String(), "netns", path)
+	nstest.Run(l, l.host, "ip", "link", "set", host, "alias", endpoint.Alias(lease.Hash("lan", fmt.Sprintf("c%d", i), "eth0"), "lan", nil))
 	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns})
 	if err != nil {
 		l.Fatal(err)
@@ -191,6 +194,9 @@ func (l *lan) keeper() (stop func()) {
 		l.Fatal(err)
 	}
 	k.node, k.host = kernel{l.host}, l.host
+	if l.node != nil {
+		k.node = l.node
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	ready := make(chan struct{})
@@ -295,9 +301,12 @@ type server struct {
 	dir     *lease.Dir
 	base    netip.Addr // the next address
 	silence bool
+	from    netip.AddrPort // not valid: its own
 }
 
-func (l *lan) serve(lease time.Duration) *server {
+func (l *lan) serve(lease time.Duration) *server { l.Helper(); return l.serveIn(l.remote, lease) }
+
+func (l *lan) serveIn(ns *netns.NS, lease time.Duration) *server {
 	l.Helper()
 	s := &server{lease: lease, dir: l.dir, given: map[string]netip.Addr{}, heard: map[string]int{}, base: netip.MustParseAddr("10.9.1.1"), done: make(chan struct{})}
 	listen := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
@@ -307,7 +316,7 @@ func (l *lan) serve(lease time.Duration) *server {
 			}
 		})
 	}}
-	err := l.remote.Do(func() error {
+	err := ns.Do(func() error {
 		var err error
 		s.conn, err = listen.ListenPacket(l.Context(), "udp4", "0.0.0.0:67")
 		return err
@@ -315,7 +324,7 @@ func (l *lan) serve(lease time.Duration) *server {
 	if err != nil {
 		l.Fatal(err)
 	}
-	s.raw, err = transport.DialRaw(&transport.Config{NetNS: l.remote, Link: nstest.Index(l, l.remote, "eth0")})
+	s.raw, err = transport.DialRaw(&transport.Config{NetNS: ns, Link: nstest.Index(l, ns, "eth0")})
 	if err != nil {
 		l.Fatal(err)
 	}
@@ -345,8 +354,14 @@ func (s *server) run() {
 		if ciaddr, _ := netip.AddrFromSlice(d.ClientIPAddr.To4()); !ciaddr.IsUnspecified() && a.MessageType() == dhcpv4.MessageTypeAck {
 			to, mac = netip.AddrPortFrom(ciaddr, dhcpc.ClientPort), dhcpc.Hex(d.ClientHWAddr)
 		}
+		from := netip.MustParseAddrPort("10.9.0.1:67")
+		s.set(func(s *server) {
+			if s.from.IsValid() {
+				from = s.from
+			}
+		})
 		// As lossy as a network may be.
-		_ = s.raw.Send(context.Background(), &dhcpc.Packet{Src: netip.MustParseAddrPort("10.9.0.1:67"), Dst: to, DstMAC: mac, Payload: a.ToBytes()})
+		_ = s.raw.Send(context.Background(), &dhcpc.Packet{Src: from, Dst: to, DstMAC: mac, Payload: a.ToBytes()})
 	}
 }
 

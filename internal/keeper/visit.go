@@ -182,18 +182,48 @@ func (v *visit) keep() outcome {
 	case errors.Is(err, errGone):
 		return v.bury("its pod is gone")
 	case err != nil:
-		return v.failedWith("cannot enter the pod", err)
+		return v.unkept("cannot enter the pod", err)
 	}
 	v.m.look = t.Add(lookEvery) // unless something is set
-	err = errors.Join(v.work(pod), pod.close())
-	switch {
-	case errors.Is(err, errDeleted):
-		return outcome{state: v.r.State, wake: now()} // to see what is there in its place
-	case err != nil:
-		return v.failedWith("cannot keep lease", err)
+	if err = errors.Join(v.work(pod), pod.close()); err != nil {
+		return v.unkept("cannot keep lease", err)
 	}
 	v.m.failures = 0
 	return v.idle()
+}
+
+// unkept is the outcome of a visit that did not do what was due.
+func (v *visit) unkept(what string, err error) outcome {
+	if !errors.Is(err, errDeleted) {
+		err = errors.Join(err, v.endUnseen(err))
+	}
+	if errors.Is(err, errDeleted) {
+		return outcome{state: v.r.State, wake: now()} // to see what is there in its place
+	}
+	return v.failedWith(what, err)
+}
+
+// endUnseen ends a lease whose time is up where the keeper does not get at the pod's
+// interface: its owner may have renamed it, moved it or shut the keeper out. The address
+// may be another's from now on, so nothing of the host's may go by it. What is in the pod
+// is the kernel's to end.
+func (v *visit) endUnseen(cause error) error {
+	switch {
+	case v.ctx.Err() != nil:
+		return nil
+	case v.r.State == lease.Expired:
+		return v.follow() // what a keeper was killed at, or could not do
+	case v.r.State != lease.Bound || v.r.Lease.Left(now()) != 0:
+		return nil
+	}
+	v.log.Warn("lease ended, and its pod is out of reach: nothing leads to its address any more", append(v.who(), "err", cause)...)
+	v.metrics.count(&v.metrics.expired)
+	v.m.session = nil
+	err := v.underLockOf(func(held *lease.Held) error {
+		v.r.State, v.r.Error = lease.Expired, cause.Error()
+		return held.Replace(v.r)
+	})
+	return errors.Join(err, v.follow())
 }
 
 // wakes says whether a session has something to do.
@@ -391,6 +421,10 @@ func (v *visit) failedWith(what string, err error) outcome {
 	// A lease that is due before that is not to run out for want of a try.
 	if s := v.m.session; s != nil && s.Wake().After(now()) && s.Wake().Before(o.wake) {
 		o.wake = s.Wake()
+	}
+	// Nor is it to be found out late that it has.
+	if ends := v.r.Expires(); v.r.State == lease.Bound && ends.After(now()) && ends.Before(o.wake) {
+		o.wake = ends
 	}
 	return o
 }

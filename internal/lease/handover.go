@@ -28,19 +28,23 @@ type taken struct {
 	due time.Time
 }
 
-// HandOver closes a file descriptor of the caller's, by way of the keeper: it is the last
+// HandOver closes file descriptors of the caller's, by way of the keeper: it is the last
 // close of an AF_PACKET socket that takes the kernel 10 to 20 ms. Where no keeper lives,
 // or it is busy, the caller's own close is the last. The error is one of closing; that
-// the keeper did not take the descriptor is none.
-func (d *Dir) HandOver(fd int) error {
-	// A stopped keeper would keep it, and the pod's namespace with it.
-	if d.Kept() == nil {
-		_ = d.send(fd)
+// the keeper did not take the descriptors is none.
+func (d *Dir) HandOver(fds ...int) error {
+	// A stopped keeper would keep them, and the pod's namespace with them.
+	if len(fds) > 0 && d.Kept() == nil {
+		_ = d.send(fds)
 	}
-	return unix.Close(fd)
+	var errs []error
+	for _, fd := range fds {
+		errs = append(errs, unix.Close(fd))
+	}
+	return errors.Join(errs...)
 }
 
-func (d *Dir) send(fd int) error {
+func (d *Dir) send(fds []int) error {
 	dir, addr, err := d.socketAddr()
 	if err != nil {
 		return err
@@ -52,7 +56,7 @@ func (d *Dir) send(fd int) error {
 	}
 	defer unix.Close(s)
 	_, err = restart(func() (int, error) {
-		return 0, unix.Sendmsg(s, []byte{0}, unix.UnixRights(fd), &unix.SockaddrUnix{Name: addr}, unix.MSG_DONTWAIT)
+		return 0, unix.Sendmsg(s, []byte{0}, unix.UnixRights(fds...), &unix.SockaddrUnix{Name: addr}, unix.MSG_DONTWAIT)
 	})
 	return err
 }

@@ -1,0 +1,65 @@
+package transport
+
+import (
+	"context"
+	"time"
+
+	"github.com/tombolo-cni/tombolo/dhcpc"
+)
+
+// Witness hears, at the other end of a client's link, what leaves there towards the
+// client: at the host's end of a veth pair, answers that came to a pod by the bridge, and
+// nothing that the pod says. What is behind the client's own interface is the pod's to
+// choose: it may rename it and put another in its place, redirect packets, and answer
+// itself. By a Witness none of that is heard. Use it from one goroutine.
+//
+// It hears DHCP answers, and with Config.ARP what Ethernet's ARP says, that are sent to
+// the client's MAC address or to all, without a VLAN tag. What others on the same bridge
+// may say is not its business.
+type Witness struct{ raw *Raw }
+
+// DialWitness opens a packet socket in Config.NetNS, on the other end of the client's
+// link. Config.MAC is needed, and is the client's own. Open it before the first packet is
+// sent. Its errors are those of DialRaw.
+func DialWitness(cfg *Config) (*Witness, error) {
+	if err := cfg.check(); err != nil {
+		return nil, err
+	}
+	raw, err := dialRaw(cfg, leaving(cfg.MAC), true)
+	if err != nil {
+		return nil, err
+	}
+	return &Witness{raw}, nil
+}
+
+// Receive is that of a dhcpc.Transport.
+func (w *Witness) Receive(ctx context.Context, until time.Time) (*dhcpc.Packet, error) {
+	return w.raw.Receive(ctx, until)
+}
+
+// Detach is Raw.Detach.
+func (w *Witness) Detach() (int, error) { return w.raw.Detach() }
+
+// Close closes the socket, which takes the kernel as long as that of a Raw.
+func (w *Witness) Close() error { return w.raw.Close() }
+
+// For gives a transport that sends by another one and hears by the witness. Its Close
+// closes the other one alone: the witness stays its owner's.
+func (w *Witness) For(send dhcpc.Transport) dhcpc.Transport { return &witnessed{send, w} }
+
+type witnessed struct {
+	dhcpc.Transport
+	witness *Witness
+}
+
+// hearer is a transport that goes by whether it is answered.
+type hearer interface{ heard() }
+
+// Receive hears by the witness.
+func (t *witnessed) Receive(ctx context.Context, until time.Time) (*dhcpc.Packet, error) {
+	p, err := t.witness.Receive(ctx, until)
+	if h, ok := t.Transport.(hearer); ok && err == nil {
+		h.heard()
+	}
+	return p, err
+}

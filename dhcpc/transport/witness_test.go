@@ -1,0 +1,232 @@
+package transport_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/insomniacslk/dhcp/dhcpv4"
+
+	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/dhcpc/transport"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// witness listens at the host's end of the pod's link.
+func (l *lan) witness(t testing.TB, change func(*transport.Config)) *transport.Witness {
+	t.Helper()
+	cfg := &transport.Config{NetNS: l.host, Link: l.index, MAC: clientMAC()}
+	if change != nil {
+		change(cfg)
+	}
+	w, err := transport.DialWitness(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { w.Close() })
+	return w
+}
+
+// outside dials what sends in the pod and hears outside of it.
+func (l *lan) outside(t testing.TB, send func(context.Context, netip.Addr) (dhcpc.Transport, error)) func(context.Context, netip.Addr) (dhcpc.Transport, error) {
+	return func(ctx context.Context, local netip.Addr) (dhcpc.Transport, error) {
+		conn, err := send(ctx, local)
+		if err != nil {
+			return nil, err
+		}
+		return l.witness(t, nil).For(conn), nil
+	}
+}
+
+func TestAWitnessHearsAnswersToItsClientAlone(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	w := l.witness(t, nil)
+	server, pod := raw(t, &transport.Config{NetNS: l.host, Link: l.index}), raw(t, l.config())
+	ctx := soon(t)
+	to := func(mac dhcpc.Hex) *dhcpc.Packet {
+		p := packet(clientMAC())
+		p.DstMAC = mac
+		return p
+	}
+	for _, p := range []*dhcpc.Packet{
+		packet(net.HardwareAddr{2, 0, 10, 9, 0, 8}),
+		to(dhcpc.Hex{2, 0, 10, 9, 0, 9}), // as an answer to another, of which the bridge does not know where it is
+		to(dhcpc.Hex{2, 0, 10, 10, 0, 7}),
+		to(dhcpc.Hex{2, 0, 10, 9, 0xff, 0xff}),
+		to(dhcpc.Hex{0xff, 0xff, 0xff, 0xff, 0, 7}),
+		to(dhcpc.Hex{1, 0, 0x5e, 0, 0, 1}),
+		{ARP: &dhcpc.ARP{SenderMAC: dhcpc.Hex(clientMAC()), SenderIP: addr(serverIP), TargetIP: addr(clientIP)}},
+	} {
+		if err := server.Send(ctx, p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// What the pod says comes in by the port, to whomever it is.
+	for _, mac := range []dhcpc.Hex{nil, dhcpc.Hex(clientMAC()), {1, 0, 0x5e, 0, 0, 1}, {2, 0, 10, 9, 0, 9}} {
+		if err := pod.Send(ctx, to(mac)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, mac := range []string{"ff:ff:ff:ff:ff:ff", clientMAC().String()} {
+		own, _ := net.ParseMAC(mac)
+		if err := server.Send(ctx, to(dhcpc.Hex(own))); err != nil {
+			t.Fatal(err)
+		}
+		got, err := w.Receive(ctx, time.Time{})
+		if err != nil || got.DstMAC.String() != mac || string(got.Payload) != string(packet(clientMAC()).Payload) {
+			t.Fatalf("received %v, %v, want what was sent to %s", got, err, mac)
+		}
+	}
+	if p, err := w.Receive(ctx, time.Now()); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("received %v, %v", p, err)
+	}
+}
+
+func TestAWitnessOfARPHearsIt(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	w := l.witness(t, func(c *transport.Config) { c.ARP = true })
+	arp := func(sender string) *dhcpc.Packet {
+		return &dhcpc.Packet{ARP: &dhcpc.ARP{Reply: true, SenderMAC: dhcpc.Hex(clientMAC()), SenderIP: addr(sender), TargetIP: addr(clientIP)}}
+	}
+	ctx := soon(t)
+	// The pod does not make its servers believe that an address is taken.
+	if err := raw(t, l.config()).Send(ctx, arp("10.9.0.66")); err != nil {
+		t.Fatal(err)
+	}
+	if err := raw(t, &transport.Config{NetNS: l.host, Link: l.index}).Send(ctx, arp("10.9.0.67")); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := w.Receive(ctx, time.Time{}); err != nil || got.ARP == nil || got.ARP.SenderIP != addr("10.9.0.67") {
+		t.Errorf("received %v, %v", got, err)
+	}
+}
+
+func TestAWitnessNeedsTheClientsMAC(t *testing.T) {
+	t.Parallel()
+	if w, err := transport.DialWitness(&transport.Config{Link: 1}); err == nil {
+		w.Close()
+		t.Error("no error without the client's MAC address")
+	}
+	l := newLAN(t)
+	_, err := transport.DialWitness(&transport.Config{NetNS: l.host, Link: 4711, MAC: clientMAC()})
+	if !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("of a link that is not there: %v", err)
+	}
+}
+
+// The pod gets its address by either socket, and by UDP although the server answers to the
+// address that the pod does not have yet, and although it hears nothing itself.
+func TestAClientLeasesByWhatItsWitnessHears(t *testing.T) {
+	t.Parallel()
+	for name, dial := range map[string]func(*lan) func(context.Context, netip.Addr) (dhcpc.Transport, error){
+		"raw": func(l *lan) func(context.Context, netip.Addr) (dhcpc.Transport, error) {
+			return transport.Dialer(l.config())
+		},
+		"udp":      udpOnly,
+		"fallback": func(l *lan) func(context.Context, netip.Addr) (dhcpc.Transport, error) { return dialFallback(l) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLAN(t)
+			nstest.Sysctl(t, l.pod, "net/ipv4/conf/all/rp_filter", "1")
+			dnsmasq(t, l.host, l.link)
+			lease, err := l.client(t, func(c *dhcpc.Config) { c.Dial = l.outside(t, dial(l)) }).Acquire(soon(t))
+			if err != nil || !netip.MustParsePrefix("10.9.0.0/24").Contains(lease.Address.Addr()) {
+				t.Errorf("%v, %v", lease, err)
+			}
+		})
+	}
+}
+
+func dialFallback(l *lan) func(context.Context, netip.Addr) (dhcpc.Transport, error) {
+	return func(context.Context, netip.Addr) (dhcpc.Transport, error) {
+		return transport.DialUDPThenRaw(l.config())
+	}
+}
+
+// A client that is answered goes on by UDP.
+func TestWhatAWitnessHearsKeepsAClientFromChangingItsSocket(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	both, err := transport.DialUDPThenRaw(l.config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer both.Close()
+	conn := l.witness(t, nil).For(both)
+	server := raw(t, &transport.Config{NetNS: l.host, Link: l.index})
+	ctx := soon(t)
+	question := &dhcpc.Packet{
+		Src: netip.MustParseAddrPort("0.0.0.0:68"), Dst: netip.MustParseAddrPort("255.255.255.255:67"), Payload: packet(clientMAC()).Payload,
+	}
+	for range 5 {
+		if err := conn.Send(ctx, question); err != nil {
+			t.Fatal(err)
+		}
+		if err := server.Send(ctx, packet(clientMAC())); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := conn.Receive(ctx, time.Time{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if both.Raw() != nil {
+		t.Error("it has a packet socket although every question was answered")
+	}
+}
+
+func TestADetachedWitnessIsOpenUntilItsCloseElsewhere(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	w := l.witness(t, nil)
+	fd, err := w.Detach()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Close(fd); err != nil {
+		t.Error(err)
+	}
+}
+
+// Somebody has all rights in a pod's namespace, and has the pod's own server give it the
+// router's address. A client that hears in the pod believes it.
+func TestAPodThatAnswersItselfIsNotBelieved(t *testing.T) {
+	t.Parallel()
+	for _, way := range nstest.Diversions() {
+		t.Run(way, func(t *testing.T) {
+			t.Parallel()
+			l := newLAN(t)
+			rogue := nstest.Divert(t, l.pod, "eth0", way)
+			l.eth0 = nstest.Index(t, l.pod, "eth0")
+			nstest.Run(t, rogue, "ip", "address", "add", serverIP+"/24", "dev", "eth0")
+			asked := serve(t, rogue, "eth0", func(_, resp *dhcpv4.DHCPv4) { resp.YourIPAddr = net.ParseIP("10.9.0.66") })
+			for _, inPod := range []bool{true, false} {
+				change := func(c *dhcpc.Config) { c.Retransmit = 100 * time.Millisecond }
+				if !inPod {
+					change = func(c *dhcpc.Config) {
+						c.Retransmit, c.Timeout = 100*time.Millisecond, time.Second
+						c.Dial = l.outside(t, c.Dial)
+					}
+				}
+				before := len(asked)
+				lease, err := l.client(t, change).Acquire(soon(t))
+				switch {
+				case inPod && (err != nil || lease.Address.Addr() != addr("10.9.0.66")):
+					t.Fatalf("the attack does not work, so that the test shows nothing: %v, %v", lease, err)
+				case !inPod && !errors.Is(err, dhcpc.ErrTimeout):
+					t.Errorf("%v, %v, want that nobody answered", lease, err)
+				case len(asked) == before:
+					t.Error("the pod's server was not asked")
+				}
+			}
+		})
+	}
+}

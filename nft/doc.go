@@ -73,7 +73,7 @@
 //			type ipv6_addr
 //		}
 //		chain forward {
-//			comment "tombolo rules 3, mark 0x1000, 12 in all"
+//			comment "tombolo rules 4, mark 0x1000, 12 in all"
 //			type filter hook forward priority filter - 10; policy accept;
 //			meta mark set meta mark & 0xffffefff
 //			iifname . oifname @isolated drop
@@ -89,18 +89,23 @@
 //			iifname . oifname @bridges meta mark set meta mark | 0x00001000
 //		}
 //		chain unmark {
-//			comment "tombolo rules 3, mark 0x1000, 1 in all"
+//			comment "tombolo rules 4, mark 0x1000, 1 in all"
 //			type filter hook postrouting priority 300; policy accept;
 //			meta mark set meta mark & 0xffffefff
 //		}
 //		chain loopback { # what is local stays local
-//			comment "tombolo rules 3, shared, 2 in all"
+//			comment "tombolo rules 4, shared, 2 in all"
 //			type filter hook prerouting priority raw; policy accept;
 //			iifname != "lo" ip daddr 127.0.0.0/8 drop
 //			iifname != "lo" ip saddr 127.0.0.0/8 drop
 //		}
+//		chain loopback-answers {
+//			comment "tombolo rules 4, mark 0x1000, 1 in all"
+//			type filter hook prerouting priority dstnat + 1; policy accept;
+//			iifname != "lo" ip daddr 127.0.0.0/8 meta mark set meta mark | 0x00001000
+//		}
 //		chain hostports {
-//			comment "tombolo rules 3, shared, 7 in all"
+//			comment "tombolo rules 4, shared, 7 in all"
 //			type nat hook prerouting priority dstnat; policy accept;
 //			fib daddr type != local return
 //			ip6 daddr ::1 return
@@ -111,7 +116,7 @@
 //			meta nfproto ipv6 dnat ip6 to meta l4proto . th dport map @hostports6
 //		}
 //		chain hostports-local {
-//			comment "tombolo rules 3, shared, 7 in all"
+//			comment "tombolo rules 4, shared, 7 in all"
 //			type nat hook output priority -100; policy accept;
 //			fib daddr type != local return
 //			ip6 daddr ::1 return
@@ -122,7 +127,7 @@
 //			meta nfproto ipv6 dnat ip6 to meta l4proto . th dport map @hostports6
 //		}
 //		chain hairpin {
-//			comment "tombolo rules 3, shared, 8 in all"
+//			comment "tombolo rules 4, shared, 8 in all"
 //			type nat hook postrouting priority srcnat - 1; policy accept;
 //			ct status dnat oifname != "lo" ip saddr 127.0.0.0/8 masquerade
 //			ct status dnat oifname . ip saddr . ip daddr @selves4 masquerade
@@ -134,7 +139,7 @@
 //			ct status dnat oifname @lans oifname @bypass masquerade
 //		}
 //		chain masq-podnet {
-//			comment "tombolo rules 3, prefixes 62702694, 9 in all"
+//			comment "tombolo rules 4, prefixes 62702694, 9 in all"
 //			type nat hook postrouting priority srcnat; policy accept;
 //			ip saddr != @masq4-podnet return
 //			ct status dnat oifname . ip daddr . meta l4proto . th dport @published4 return
@@ -165,7 +170,9 @@
 // A port is reached by every address that is local to the host, but for ::1 and
 // link-local ones of IPv6. By 127.0.0.1 it is reached from the host alone, and after
 // the caller has switched route_localnet on for the bridge: not before Ensure, whose
-// chain loopback keeps pods from what else listens there. Whoever calls keeps his
+// chain loopback keeps pods from what else listens there. That lasts as long as the
+// table: a caller that wants more has the mark to go by, which chain loopback-answers
+// gives to what may come to 127.0.0.0/8 by a bridge. Whoever calls keeps his
 // address, unless the answer would not come back by the host then: the host by
 // 127.0.0.1, a pod that calls itself, and, where bridged packets do not pass the
 // firewall's hooks (Network.NFCall), another pod on the same bridge. Where the bridge is

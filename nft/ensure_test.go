@@ -47,6 +47,7 @@ var damages = []struct {
 			`chain unmark of table inet tombolo: rule "clear the mark bit" is missing`,
 			`chain loopback of table inet tombolo: rule "others must not reach what is local to the host" is missing`,
 			`rule "nor pass for it" is missing`,
+			`chain loopback-answers of table inet tombolo: rule "what the firewall itself leads to what is local to the host" is missing`,
 			`chain hostports of table inet tombolo: rule "only what is sent to the host" is missing`,
 			`rule "cannot be forwarded: ::1/128" is missing`,
 			`rule "cannot be forwarded: fe80::/10" is missing`,
@@ -108,7 +109,7 @@ var damages = []struct {
 	}, {
 		name: "another hook",
 		do: "delete chain inet tombolo unmark; add chain inet tombolo unmark { type filter hook input priority 7; " +
-			`comment "tombolo rules 3, mark 0x1000, 1 in all"; }; add rule inet tombolo unmark counter comment "clear the mark bit"`,
+			`comment "tombolo rules 4, mark 0x1000, 1 in all"; }; add rule inet tombolo unmark counter comment "clear the mark bit"`,
 		unready: true,
 		found:   []string{"chain unmark of table inet tombolo: hook is type filter hook input priority 7, should be type filter hook postrouting priority 300"},
 	}, {
@@ -116,7 +117,7 @@ var damages = []struct {
 		do:   `delete chain inet tombolo masq-podnet; add chain inet tombolo masq-podnet { comment "x"; }`, unready: true,
 		found: []string{
 			"chain masq-podnet of table inet tombolo: hook is none, should be type nat hook postrouting priority 100",
-			`comment (version and settings) is "x", should be "tombolo rules 3, prefixes `,
+			`comment (version and settings) is "x", should be "tombolo rules 4, prefixes `,
 			`rule "not sent by`, `rule "pods keep`, `rule "pods keep`, `rule "multicast`, `rule "broadcast`,
 			`rule "not sent by`, `rule "pods keep`, `rule "pods keep`, `rule "multicast`, `rule "masquerade`,
 		},
@@ -124,7 +125,7 @@ var damages = []struct {
 		name: "another version", unready: true,
 		do: "delete chain inet tombolo unmark; add chain inet tombolo unmark { type filter hook postrouting priority 300; " +
 			`comment "tombolo rules 0, mark 0x1000, 1 in all"; }; add rule inet tombolo unmark counter comment "clear the mark bit"`,
-		found: []string{`chain unmark of table inet tombolo: comment (version and settings) is "tombolo rules 0, mark 0x1000, 1 in all", should be "tombolo rules 3, mark 0x1000, 1 in all"`},
+		found: []string{`chain unmark of table inet tombolo: comment (version and settings) is "tombolo rules 0, mark 0x1000, 1 in all", should be "tombolo rules 4, mark 0x1000, 1 in all"`},
 	}, {
 		name: "no set", do: "flush table inet tombolo; delete set inet tombolo pods4", unready: true, emptied: true,
 		found: []string{"table inet tombolo: set pods4 is missing"},
@@ -280,8 +281,9 @@ func TestEnsureFollowsTheMark(t *testing.T) {
 	mustAdd(t, c, pod("00000000001", "10.22.0.5"))
 	other := dialMark(t, ns, 0x20000)
 	checkFinds(t, other, podnet(), nil, []string{
-		`chain forward of table inet tombolo: comment (version and settings) is "tombolo rules 3, mark 0x1000, 12 in all", should be "tombolo rules 3, mark 0x20000, 12 in all"`,
+		`chain forward of table inet tombolo: comment (version and settings) is "tombolo rules 4, mark 0x1000, 12 in all", should be "tombolo rules 4, mark 0x20000, 12 in all"`,
 		`chain unmark of table inet tombolo: comment`,
+		`chain loopback-answers of table inet tombolo: comment`,
 	})
 	if out := mustEnsure(t, other, podnet()); out != (Outcome{Changed: true}) {
 		t.Errorf("%+v", out)

@@ -32,6 +32,22 @@ func (c *Conn) Endpoints(ctx context.Context, network string) ([]Endpoint, error
 	return collect(elements, network), nil
 }
 
+// HasPorts says whether any endpoint behind a bridge, of whatever network, has ports of
+// the host's IPv4 addresses that lead to it. It lists an element for each that has.
+func (c *Conn) HasPorts(ctx context.Context, bridge string) (bool, error) {
+	if bridge == "" || len(bridge) >= unix.IFNAMSIZ {
+		return false, invalid("%.40q cannot be the name of a bridge", bridge)
+	}
+	name := interfaceName(bridge)
+	found := false
+	err := retry(ctx, func() error {
+		list, err := c.elementsOf([]place{inInet(selves4Set)})
+		found = slices.ContainsFunc(list, func(el elementState) bool { return bytes.HasPrefix(el.key, name) })
+		return err
+	})
+	return found, err
+}
+
 // collect makes endpoints of elements.
 func collect(elements []elementState, network string) []Endpoint {
 	type id struct {

@@ -26,6 +26,7 @@ const (
 	selves6Set = "selves6"
 
 	loopbackChain       = "loopback"
+	answersChain        = "loopback-answers"
 	hostPortsChain      = "hostports"
 	hostPortsLocalChain = "hostports-local"
 	hairpinChain        = "hairpin"
@@ -55,9 +56,10 @@ func portSets() []set {
 }
 
 // portChains are what publishes ports, for all networks.
-func portChains() []chain {
+func portChains(mark uint32) []chain {
 	return []chain{
 		loopback(),
+		answers(mark),
 		publish(hostPortsChain, unix.NF_INET_PRE_ROUTING),
 		publish(hostPortsLocalChain, unix.NF_INET_LOCAL_OUT),
 		hairpin(),
@@ -86,6 +88,26 @@ func (list *rules) addLoopback() {
 		x.isLink(unix.NFT_META_IIFNAME, unix.NFT_CMP_NEQ, loopbackLink)
 		x.isFrom(ip, local)
 		x.drop()
+	})
+}
+
+// answers tells what the host's own calls from 127.0.0.1 get back from what others
+// send to 127.0.0.0/8. Where bridged packets pass the firewall, they have their
+// destination back before the bridge hands them to the host, and whoever keeps others
+// out there by a means of its own, which stands without this table, has nothing else
+// to go by.
+func answers(mark uint32) chain {
+	return chain{
+		place: inInet(answersChain), kind: "filter", hook: unix.NF_INET_PRE_ROUTING, priority: priorityDestinationNAT + 1,
+		settings: markSettings(mark), write: func(list *rules) { list.addAnswers(mark) },
+	}
+}
+
+func (list *rules) addAnswers(mark uint32) {
+	list.add("what the firewall itself leads to what is local to the host", func(x expressions) {
+		x.isLink(unix.NFT_META_IIFNAME, unix.NFT_CMP_NEQ, loopbackLink)
+		x.isTo(families()[0], loopbackPrefix())
+		x.addMark(mark)
 	})
 }
 

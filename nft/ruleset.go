@@ -111,7 +111,7 @@ func (list *rules) add(comment string, write func(expressions)) {
 
 // rulesVersion is raised with every change of the rules that are made from the
 // same settings; a test knows the rules of each version.
-const rulesVersion = 3
+const rulesVersion = 4
 
 // comment is that of a chain with so many rules. It tells a chain of another version,
 // or made with other settings, apart, and the number one whose rules have been changed
@@ -166,7 +166,7 @@ func (c *Conn) ruleset(n *Network) (*ruleset, error) {
 	key := networkKey(n.Name)
 	rs := &ruleset{
 		of: n, tables: []uint8{unix.NFPROTO_INET},
-		chains:  append([]chain{forward(c.mark), unmark(c.mark)}, portChains()...),
+		chains:  append([]chain{forward(c.mark), unmark(c.mark)}, portChains(c.mark)...),
 		network: key, bridge: n.bridgeElements(), bridgeComment: n.bridgeComment(),
 	}
 	if n.Masquerade {

@@ -147,7 +147,7 @@ func TestNumberOfRulesDoesNotDependOnPods(t *testing.T) {
 		return counts
 	}
 	want := count()
-	if want["rule"] == 0 || want["set"] != 15 || want["map"] != 4 || want["chain"] != 7 {
+	if want["rule"] == 0 || want["set"] != 15 || want["map"] != 4 || want["chain"] != 8 {
 		t.Fatalf("at no pods: %v", want)
 	}
 	for i := range 500 {
@@ -172,7 +172,7 @@ func TestNumberOfRulesDoesNotDependOnPods(t *testing.T) {
 // A chain whose rules changed without its comment would be taken for right.
 func TestRulesVersionIsRaisedWithTheRules(t *testing.T) {
 	t.Parallel()
-	known := map[int]uint32{1: 0x5c90372e, 2: 0x26888ca2, 3: 0x69afb477}
+	known := map[int]uint32{1: 0x5c90372e, 2: 0x26888ca2, 3: 0x69afb477, 4: 0x7d9163f1}
 	sum := fnv.New32a()
 	c := on(nil, 0)
 	for _, n := range []Network{podnet(), {

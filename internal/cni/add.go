@@ -129,6 +129,10 @@ func (a *adding) run(ctx context.Context) ([]byte, error) {
 	if err := a.enter(ctx); err != nil {
 		return nil, err
 	}
+	if len(a.rec.Published) > 0 {
+		// After all else is undone, the record included.
+		a.undo.push(func(ctx context.Context) error { return a.closeLoopback(ctx, a.rec.Bridge, false) })
+	}
 	if err := a.writeRecord(); err != nil {
 		return nil, err
 	}

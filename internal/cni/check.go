@@ -154,8 +154,10 @@ func (k *checking) network(ctx context.Context, found *findings) error {
 	if err := k.gatewayDifferences(ctx, &own, l, found); err != nil {
 		return err
 	}
-	if publishesIPv4(k.rec) && !l.RouteLocalnet {
-		found.add("bridge %s: route_localnet is off, so that 127.0.0.1 does not lead to the pod's ports", rec.Bridge)
+	if publishesIPv4(k.rec) {
+		if err := k.loopbackDifferences(ctx, rec, l, found); err != nil {
+			return err
+		}
 	}
 	ep := endpointOf(k.rec)
 	diffs, err := k.fw.Check(ctx, rules(rec, l), &ep)

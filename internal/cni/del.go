@@ -34,13 +34,17 @@ func (c *call) del(ctx context.Context, conf *NetConf) error {
 		}
 		rec = nil
 	}
-	return h.takeDown(ctx, &victim{
+	err = h.takeDown(ctx, &victim{
 		hash: c.hash(), port: c.hostName(), rec: rec, leaseDir: h.leaseDir(conf, rec),
 		addresses: h.knownAddresses(ctx, conf, rec),
 		release: func(addresses []netip.Addr) error {
 			return h.release(ctx, conf, rec, addresses)
 		},
 	})
+	if err != nil {
+		return err
+	}
+	return h.closeLoopbackAfter(ctx, rec)
 }
 
 // victim is an attachment that is to go.

@@ -69,17 +69,19 @@ func (c *NetConf) validAttachments() ([]types.GCAttachment, error) {
 func (h *host) collect(ctx context.Context, conf *NetConf, valid map[string]bool) error {
 	victims, err := h.attachments(ctx)
 	errs := []error{err}
+	var gone []*state.Attachment
 	for hash, v := range victims {
 		if valid[hash] {
 			continue
 		}
+		gone = append(gone, v.rec)
 		if v.leaseDir == "" {
 			v.leaseDir = h.leaseDir(conf, v.rec)
 		}
 		v.release = func(addresses []netip.Addr) error { return h.releaseFor(ctx, conf, v.rec, addresses) }
 		errs = append(errs, h.takeDown(ctx, v))
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, h.closeLoopbackAfter(ctx, gone...))...)
 }
 
 // attachments finds all attachments of the call's network, by their short names.

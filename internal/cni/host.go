@@ -110,6 +110,14 @@ func (h *host) begin(life state.NewLife) error {
 			h.call.log.warn("drop elements of an earlier life: " + err.Error())
 		}
 	}
+	for _, a := range life.Stale {
+		if a.Bridge == "" || !publishesIPv4(a) {
+			continue
+		}
+		if err := h.shutLoopback(context.Background(), a.Bridge, true); err != nil {
+			h.call.log.warn("close the loopback of an earlier life: " + err.Error())
+		}
+	}
 	return nil
 }
 

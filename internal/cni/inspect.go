@@ -108,7 +108,7 @@ func (h *host) inspectNetwork(ctx context.Context, in *Inspection, name string, 
 		rec = nil
 	default:
 		var diffs []string
-		if n, diffs, err = h.networkDifferences(ctx, rec); err != nil {
+		if n, diffs, err = h.networkDifferences(ctx, rec, attachments); err != nil {
 			return err
 		}
 		if len(diffs) > 0 {
@@ -135,7 +135,7 @@ func (h *host) inspectNetwork(ctx context.Context, in *Inspection, name string, 
 
 // networkDifferences finds what of a network's own parts is not as its record has
 // it. It gives the rules that were compared, too.
-func (h *host) networkDifferences(ctx context.Context, rec *state.Network) (nft.Network, []string, error) {
+func (h *host) networkDifferences(ctx context.Context, rec *state.Network, attachments []*state.Attachment) (nft.Network, []string, error) {
 	found := &findings{}
 	l, err := h.bridgeDifferences(ctx, rec, found)
 	if err != nil {
@@ -144,6 +144,12 @@ func (h *host) networkDifferences(ctx context.Context, rec *state.Network) (nft.
 	n := rules(rec, l)
 	err = joinSteps(
 		func() error { return h.gatewayDifferences(ctx, rec, l, found) },
+		func() error {
+			if !loopbackUse(rec, nil, attachments) {
+				return nil
+			}
+			return h.loopbackDifferences(ctx, rec, l, found)
+		},
 		func() error {
 			diffs, err := h.fw.Check(ctx, n, nil)
 			found.addAll(diffs)

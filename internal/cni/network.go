@@ -97,8 +97,13 @@ func (h *host) look(ctx context.Context, n *network) (*built, error) {
 	if err != nil {
 		return nil, err
 	}
-	if l.Kind != "bridge" || !l.Up || l.MTU != bridgeMTU(rec) && bridgeMTU(rec) != 0 || !bridgeAsRecorded(l, rec) || n.loopback && !l.RouteLocalnet {
+	if l.Kind != "bridge" || !l.Up || l.MTU != bridgeMTU(rec) && bridgeMTU(rec) != 0 || !bridgeAsRecorded(l, rec) {
 		return nil, nil
+	}
+	if n.loopback {
+		if ok, err := h.loopbackOpen(ctx, rec, l); err != nil || !ok {
+			return nil, err
+		}
 	}
 	if ok, err := h.hasUplink(ctx, rec, l); err != nil || !ok {
 		return nil, err
@@ -212,8 +217,8 @@ func (h *host) raise(ctx context.Context, rec *state.Network, attachments []*sta
 			return nil, false, err
 		}
 	}
-	if n != nil && n.loopback || slices.ContainsFunc(attachments, publishesIPv4) {
-		if err := leadLoopback(rec.Bridge); err != nil {
+	if loopbackUse(rec, n, attachments) {
+		if err := h.openLoopback(ctx, rec, l); err != nil {
 			return nil, false, err
 		}
 	}

@@ -14,7 +14,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/sockdiag"
 	"github.com/tombolo-cni/tombolo/internal/state"
-	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/nft"
 	"github.com/tombolo-cni/tombolo/route"
 )
@@ -142,16 +141,6 @@ func describePod(rec *state.Attachment) string {
 		return "container " + id
 	}
 	return "pod " + rec.Pod + " (container " + id + ")"
-}
-
-const routeLocalnet = "route_localnet"
-
-// leadLoopback has the kernel route packets between 127.0.0.1 and a bridge, which
-// it takes for forged otherwise. The firewall must be there: it is what keeps pods
-// from the host's own 127.0.0.1.
-func leadLoopback(bridge string) error {
-	_, err := sysctl.Ensure(sysctl.Link("ipv4", bridge, routeLocalnet), "1")
-	return err
 }
 
 // checkPublished refuses a host port that no address of the pod could serve.

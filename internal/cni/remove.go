@@ -55,6 +55,7 @@ func (p *Plugin) RemoveNetwork(ctx context.Context, stateDir, name string) error
 	err = joinSteps(
 		func() error { return h.fw.RemoveNetwork(ctx, name) },
 		func() error { return h.withdraw(ctx, name) },
+		func() error { return h.closeLoopback(ctx, rec.Bridge, false) },
 		func() error { return h.releaseUplink(ctx, rec) },
 		func() error { return h.removeBridge(ctx, rec) },
 		func() error { return removeEmptyReservations(h.dir.Path() + "/ipam/" + name) },

@@ -46,6 +46,10 @@ type Network struct {
 	// SLAAC says that pods form IPv6 addresses by router advertisements.
 	SLAAC bool `json:"slaac,omitempty"`
 
+	// LoopbackUnkept says that the kernel has no filter that would keep others from the
+	// host's 127.0.0.1 without nf_tables.
+	LoopbackUnkept bool `json:"loopbackUnkept,omitempty"`
+
 	// Held says for each gateway who needs it.
 	Held []Held `json:"held,omitempty"`
 
@@ -98,6 +102,7 @@ func (n *Network) fields(c *codec) {
 	c.string("uplink", &n.Uplink)
 	c.string("defaultRoute", &n.DefaultRoute)
 	c.bool("slaac", &n.SLAAC)
+	c.bool("loopbackUnkept", &n.LoopbackUnkept)
 	objects(c, "held", &n.Held, (*Held).fields)
 	objects(c, "admissions", &n.Admissions, (*Admission).fields)
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/bits"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -155,8 +156,10 @@ type filter struct {
 	protocol uint16
 	handle   uint32
 	kind     string
-	matchAll bool // it is u32, and has a single key, of no bits
-	redirect int  // the index of the link that its only action redirects to, 0 if none
+	matchAll bool   // it is u32, and has a single key, of no bits
+	redirect int    // the index of the link that its only action redirects to, 0 if none
+	program  []byte // of a bpf in the classic form
+	direct   bool   // it is bpf, and what its program returns is what becomes of the packet
 }
 
 // decode reads the body of an RTM_NEWTFILTER.
@@ -176,12 +179,29 @@ func (f *filter) decode(b []byte) error {
 		case tcaKind:
 			f.kind = attrs.String()
 		case tcaOptions:
-			if f.kind != "u32" {
-				continue
+			// The kernel writes the kind first; other kinds number theirs anew.
+			var err error
+			switch f.kind {
+			case "u32":
+				err = f.decodeU32(attrs.Nested())
+			case "bpf":
+				err = f.decodeBPF(attrs.Nested())
 			}
-			if err := f.decodeU32(attrs.Nested()); err != nil {
+			if err != nil {
 				return err
 			}
+		}
+	}
+	return attrs.Err()
+}
+
+func (f *filter) decodeBPF(attrs *nl.Attrs) error {
+	for attrs.Next() {
+		switch attrs.Type {
+		case bpfOps:
+			f.program = slices.Clone(attrs.Data)
+		case bpfFlags:
+			f.direct = attrs.Uint32()&bpfActDirect != 0
 		}
 	}
 	return attrs.Err()

@@ -74,7 +74,7 @@ func (c *Conn) look(ctx context.Context, t *Target) (*installed, error) {
 		// A fresh port comes by here, and is spared the two lists.
 		return &have, nil
 	}
-	return &have, c.filters(ctx, t.PortIndex, &have)
+	return &have, c.filters(ctx, t.PortIndex, &have, parentIngress, parentEgress)
 }
 
 // read executes a batch of gets, of what need not be there.
@@ -93,10 +93,10 @@ func (c *Conn) read(ctx context.Context, b *nl.Batch) error {
 	return errors.Join(errs...)
 }
 
-// filters lists the filters of one port, of ingress and of egress. The kernel lists
-// those of one place at a time, so that this does not grow with the node.
-func (c *Conn) filters(ctx context.Context, index int, have *installed) error {
-	for _, parent := range []uint32{parentIngress, parentEgress} {
+// filters lists the filters of one port, of ingress, of egress or of both. The kernel
+// lists those of one place at a time, so that this does not grow with the node.
+func (c *Conn) filters(ctx context.Context, index int, have *installed, parents ...uint32) error {
+	for _, parent := range parents {
 		if err := ctx.Err(); err != nil {
 			return err
 		}

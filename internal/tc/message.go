@@ -41,6 +41,10 @@ const (
 	u32Sel = 5 // TCA_U32_SEL
 	u32Act = 7 // TCA_U32_ACT
 
+	bpfOpsLen = 4 // TCA_BPF_OPS_LEN
+	bpfOps    = 5 // TCA_BPF_OPS
+	bpfFlags  = 8 // TCA_BPF_FLAGS
+
 	actKind    = 1 // TCA_ACT_KIND
 	actOptions = 2 // TCA_ACT_OPTIONS
 
@@ -48,16 +52,18 @@ const (
 )
 
 const (
-	sizeofTCMsg     = 20 // struct tcmsg, include/uapi/linux/rtnetlink.h
-	sizeofTBFQopt   = 36 // struct tc_tbf_qopt, include/uapi/linux/pkt_sched.h
-	sizeofU32Sel    = 16 // struct tc_u32_sel without its keys, include/uapi/linux/pkt_cls.h
-	sizeofU32Key    = 16 // struct tc_u32_key
-	sizeofTCMirred  = 28 // struct tc_mirred, include/uapi/linux/tc_act/tc_mirred.h
-	linkEthernet    = 1  // TC_LINKLAYER_ETHERNET
-	u32Terminal     = 1  // TC_U32_TERMINAL
-	actStolen       = 4  // TC_ACT_STOLEN
-	mirredRedirect  = 1  // TCA_EGRESS_REDIR
-	addrGenModeNone = 1  // IN6_ADDR_GEN_MODE_NONE, include/uapi/linux/if_link.h
+	sizeofTCMsg      = 20 // struct tcmsg, include/uapi/linux/rtnetlink.h
+	sizeofTBFQopt    = 36 // struct tc_tbf_qopt, include/uapi/linux/pkt_sched.h
+	sizeofU32Sel     = 16 // struct tc_u32_sel without its keys, include/uapi/linux/pkt_cls.h
+	sizeofU32Key     = 16 // struct tc_u32_key
+	sizeofTCMirred   = 28 // struct tc_mirred, include/uapi/linux/tc_act/tc_mirred.h
+	sizeofSockFilter = 8  // struct sock_filter, include/uapi/linux/filter.h
+	linkEthernet     = 1  // TC_LINKLAYER_ETHERNET
+	u32Terminal      = 1  // TC_U32_TERMINAL
+	actStolen        = 4  // TC_ACT_STOLEN
+	bpfActDirect     = 1  // TCA_BPF_FLAG_ACT_DIRECT
+	mirredRedirect   = 1  // TCA_EGRESS_REDIR
+	addrGenModeNone  = 1  // IN6_ADDR_GEN_MODE_NONE, include/uapi/linux/if_link.h
 )
 
 // tcMsg appends struct tcmsg.

@@ -1,0 +1,327 @@
+package tc_test
+
+import (
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"io/fs"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/tc"
+	"github.com/tombolo-cni/tombolo/netns"
+)
+
+// A loopbackNode is a node whose bridge has route_localnet on and an address, with a
+// program of the host's that listens on all addresses, 127.0.0.0/8 included.
+type loopbackNode struct {
+	*node
+	keep    tc.Keep
+	heard   *net.UDPConn
+	raw     int // a packet socket on the pod's eth0
+	to      *unix.SockaddrLinklayer
+	mac     net.HardwareAddr // of the bridge
+	counter int
+}
+
+const listenPort = 4711
+
+func newLoopbackNode(t *testing.T) *loopbackNode {
+	t.Helper()
+	n := &loopbackNode{node: newNode(t), raw: -1}
+	nstest.Run(t, n.ns, "ip", "link", "set", "lo", "up")
+	nstest.Run(t, n.ns, "ip", "address", "add", "10.9.0.1/24", "dev", "br0")
+	nstest.Run(t, n.ns, "ip", "link", "set", n.target.Port, "up")
+	nstest.Run(t, n.pod, "ip", "link", "set", "eth0", "up")
+	for _, param := range []string{"all/rp_filter", "br0/rp_filter"} {
+		nstest.Sysctl(t, n.ns, "net/ipv4/conf/"+param, "0")
+	}
+	nstest.Sysctl(t, n.ns, "net/ipv4/conf/br0/route_localnet", "1")
+	err := n.ns.Do(func() error {
+		link, err := net.InterfaceByName("br0")
+		if err != nil {
+			return err
+		}
+		n.mac = link.HardwareAddr
+		n.keep = tc.Keep{Bridge: "br0", Index: link.Index, Mark: 0x1000}
+		n.heard, err = net.ListenUDP("udp4", &net.UDPAddr{Port: listenPort})
+		return err
+	})
+	if err == nil {
+		err = n.pod.Do(func() error {
+			link, err := net.InterfaceByName("eth0")
+			if err != nil {
+				return err
+			}
+			n.to = &unix.SockaddrLinklayer{Ifindex: link.Index}
+			n.raw, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+			return err
+		})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { n.heard.Close(); unix.Close(n.raw) })
+	// Until the port forwards, nothing comes through at all.
+	for !n.hears(t, n.frame("", "10.9.0.5", "10.9.0.1")) {
+		time.Sleep(10 * time.Millisecond)
+	}
+	return n
+}
+
+// frame is a datagram in a frame to the bridge, behind tags such as "8100 0000". Its
+// payload is a number of its own.
+func (n *loopbackNode) frame(tags, from, to string) []byte {
+	n.counter++
+	payload := binary.BigEndian.AppendUint32(nil, uint32(n.counter))
+	udp := binary.BigEndian.AppendUint16(nil, 5000)
+	udp = binary.BigEndian.AppendUint16(udp, listenPort)
+	udp = binary.BigEndian.AppendUint16(udp, uint16(8+len(payload)))
+	udp = append(append(udp, 0, 0), payload...)
+	ip := []byte{0x45, 0, 0, byte(20 + len(udp)), 0, 0, 0, 0, 64, unix.IPPROTO_UDP, 0, 0}
+	ip = append(ip, netip.MustParseAddr(from).AsSlice()...)
+	ip = append(ip, netip.MustParseAddr(to).AsSlice()...)
+	sum := uint32(0)
+	for i := 0; i < len(ip); i += 2 {
+		sum += uint32(ip[i])<<8 | uint32(ip[i+1])
+	}
+	sum = sum&0xffff + sum>>16
+	binary.BigEndian.PutUint16(ip[10:], ^uint16(sum+sum>>16))
+	frame := append(append([]byte{}, n.mac...), 0x02, 0, 0, 0, 0, 9)
+	frame = append(frame, unhex(tags)...)
+	frame = append(frame, 0x08, 0x00)
+	return append(append(frame, ip...), udp...)
+}
+
+func unhex(text string) []byte {
+	out, err := hex.DecodeString(strings.ReplaceAll(text, " ", ""))
+	if err != nil {
+		panic(err)
+	}
+	return out
+}
+
+func (n *loopbackNode) send(t *testing.T, frame []byte) {
+	t.Helper()
+	if err := unix.Sendto(n.raw, frame, 0, n.to); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// hears says whether a frame's datagram is received. It waits for another one that is
+// sent after it, by the same way, and is received for sure.
+func (n *loopbackNode) hears(t *testing.T, frame []byte) bool {
+	t.Helper()
+	n.send(t, frame)
+	want := n.counter
+	fence := n.frame("", "10.9.0.5", "10.9.0.1")
+	last := n.counter
+	n.send(t, fence)
+	heard := false
+	for {
+		var b [16]byte
+		if err := n.heard.SetReadDeadline(time.Now().Add(time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		size, err := n.heard.Read(b[:])
+		if errors.Is(err, unix.EAGAIN) || isTimeout(err) {
+			return false
+		}
+		if err != nil || size != 4 {
+			t.Fatal(size, err)
+		}
+		switch int(binary.BigEndian.Uint32(b[:])) {
+		case want:
+			heard = true
+		case last:
+			return heard
+		}
+	}
+}
+
+func isTimeout(err error) bool {
+	var timeout net.Error
+	return errors.As(err, &timeout) && timeout.Timeout()
+}
+
+func TestKeepDropsWhatOthersSendToTheHostsLoopback(t *testing.T) {
+	t.Parallel()
+	n := newLoopbackNode(t)
+	attacks := []struct{ name, tags, from, to string }{
+		{"plain", "", "10.9.0.5", "127.0.0.1"},
+		{"another address of 127.0.0.0/8", "", "10.9.0.5", "127.9.9.9"},
+		{"from 127.0.0.0/8", "", "127.0.0.9", "10.9.0.1"},
+		{"from and to", "", "127.0.0.9", "127.0.0.1"},
+		{"with a priority", "8100 e000", "10.9.0.5", "127.0.0.1"},
+		{"with a service provider's priority", "88a8 0000", "10.9.0.5", "127.0.0.1"},
+		{"with two priorities", "8100 0000 8100 0000", "10.9.0.5", "127.0.0.1"},
+		{"with three", "88a8 0000 8100 2000 8100 0000", "10.9.0.5", "127.0.0.1"},
+	}
+	for _, a := range attacks {
+		if !n.hears(t, n.frame(a.tags, a.from, a.to)) {
+			t.Errorf("%s: the attack does not work without the filter", a.name)
+		}
+	}
+	if changed, err := n.conn.Keep(t.Context(), n.keep, true); err != nil || !changed {
+		t.Fatalf("Keep: %t, %v", changed, err)
+	}
+	for _, a := range attacks {
+		if n.hears(t, n.frame(a.tags, a.from, a.to)) {
+			t.Errorf("%s: the host hears it", a.name)
+		}
+	}
+	for _, ok := range []struct{ name, tags, to string }{
+		{"plain", "", "10.9.0.1"}, {"with a priority", "8100 e000", "10.9.0.1"},
+	} {
+		if !n.hears(t, n.frame(ok.tags, "10.9.0.5", ok.to)) {
+			t.Errorf("%s: what is sent to the host's other addresses is dropped", ok.name)
+		}
+	}
+	if err := n.conn.Unkeep(t.Context(), n.keep); err != nil {
+		t.Fatal(err)
+	}
+	if !n.hears(t, n.frame("", "10.9.0.5", "127.0.0.1")) {
+		t.Error("the filter outlives Unkeep")
+	}
+}
+
+// What the firewall has marked passes: answers to the host's own calls.
+func TestKeepLetsMarkedPacketsPass(t *testing.T) {
+	t.Parallel()
+	n := newLoopbackNode(t)
+	if _, err := n.conn.Keep(t.Context(), n.keep, true); err != nil {
+		t.Fatal(err)
+	}
+	nstest.Run(t, n.ns, "nft", "add table netdev t; add chain netdev t c { type filter hook ingress device "+n.target.Port+" priority 0; }; "+
+		"add rule netdev t c ip daddr 127.0.0.1 meta mark set 0x3000; add rule netdev t c ip daddr 127.0.0.2 meta mark set 0x2000; add rule netdev t c ip saddr 127.0.0.0/8 meta mark set 0x1000")
+	for _, tt := range []struct {
+		from, to string
+		want     bool
+	}{{"10.9.0.5", "127.0.0.1", true}, {"10.9.0.5", "127.0.0.2", false}, {"10.9.0.5", "127.0.0.3", false}, {"127.0.0.5", "10.9.0.1", false}} {
+		if got := n.hears(t, n.frame("", tt.from, tt.to)); got != tt.want {
+			t.Errorf("%s to %s: heard is %t", tt.from, tt.to, got)
+		}
+	}
+}
+
+// filters is what tc prints of a bridge's ingress.
+func ingress(t *testing.T, ns *netns.NS) string {
+	t.Helper()
+	return nstest.Run(t, ns, "tc", "filter", "show", "dev", "br0", "ingress")
+}
+
+func TestKeepIsIdempotentAndNotesWhatGoesWithIt(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	k := tc.Keep{Bridge: "br0", Index: nstest.Index(t, n.ns, "br0"), Mark: 0x1000}
+	for _, step := range []struct {
+		routed, changes bool
+		mark            uint32
+	}{{true, true, 0x1000}, {true, false, 0x1000}, {false, true, 0x1000}, {false, false, 0x1000}, {false, true, 0x4000}, {true, true, 0x4000}} {
+		k.Mark = step.mark
+		changed, err := n.conn.Keep(t.Context(), k, step.routed)
+		if err != nil || changed != step.changes {
+			t.Errorf("Keep %+v: %t, %v", step, changed, err)
+		}
+		kept, err := n.conn.Kept(t.Context(), k)
+		if err != nil || !kept.There || kept.Routed != step.routed {
+			t.Errorf("after %+v: %+v, %v", step, kept, err)
+		}
+		if list := ingress(t, n.ns); strings.Count(list, "bytecode") != 1 {
+			t.Errorf("after %+v: not one filter:\n%s", step, list)
+		}
+	}
+	k.Mark = 0x1000
+	if kept, err := n.conn.Kept(t.Context(), k); err != nil || kept.There {
+		t.Errorf("a filter of another mark counts: %+v, %v", kept, err)
+	}
+	for range 2 {
+		if err := n.conn.Unkeep(t.Context(), k); err != nil {
+			t.Fatal(err)
+		}
+		if got := nstest.Run(t, n.ns, "tc", "qdisc", "show", "dev", "br0"); strings.Contains(got, "clsact") {
+			t.Errorf("a qdisc of ours is left: %s", got)
+		}
+	}
+	if kept, err := n.conn.Kept(t.Context(), k); err != nil || kept.There || kept.Routed {
+		t.Errorf("after Unkeep: %+v, %v", kept, err)
+	}
+}
+
+func TestKeepLeavesOthersAtTheIngressAlone(t *testing.T) {
+	t.Parallel()
+	const theirs = "pref 7 u32 match ip dst 192.0.2.0/24 classid 1:1"
+	for _, tt := range []struct{ name, qdisc, filter string }{
+		{"clsact, empty", "clsact", ""},
+		{"clsact, with a filter at the ingress", "clsact", "ingress"},
+		{"clsact, with a filter at the egress", "clsact", "egress"},
+		{"ingress, empty", "ingress", ""},
+		{"ingress, with a filter", "ingress", "ingress"},
+		{"a filter that came later", "", "ingress"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			k := tc.Keep{Bridge: "br0", Index: nstest.Index(t, n.ns, "br0"), Mark: 0x1000}
+			state := func() string {
+				return nstest.Run(t, n.ns, "tc", "qdisc", "show", "dev", "br0") + nstest.Run(t, n.ns, "tc", "filter", "show", "dev", "br0", "ingress") +
+					nstest.Run(t, n.ns, "tc", "filter", "show", "dev", "br0", "egress")
+			}
+			prepare := func() {
+				if tt.filter != "" {
+					nstest.Run(t, n.ns, "tc", strings.Fields("filter add dev br0 "+tt.filter+" "+theirs)...)
+				}
+			}
+			if tt.qdisc != "" {
+				nstest.Run(t, n.ns, "tc", "qdisc", "add", "dev", "br0", tt.qdisc)
+				prepare()
+			}
+			before := state()
+			if _, err := n.conn.Keep(t.Context(), k, true); err != nil {
+				t.Fatal(err)
+			}
+			if kept, err := n.conn.Kept(t.Context(), k); err != nil || !kept.There {
+				t.Fatalf("%+v, %v\n%s", kept, err, state())
+			}
+			if tt.qdisc == "" {
+				prepare()
+			}
+			if err := n.conn.Unkeep(t.Context(), k); err != nil {
+				t.Fatal(err)
+			}
+			after := state()
+			if tt.qdisc != "" && after != before {
+				t.Errorf("before:\n%s\nafter:\n%s", before, after)
+			}
+			if tt.qdisc == "" && (!strings.Contains(after, "pref 7") || strings.Contains(after, "bytecode")) {
+				t.Errorf("after:\n%s", after)
+			}
+		})
+	}
+}
+
+func TestKeepOfNoBridge(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	for _, k := range []tc.Keep{{}, {Bridge: "br0"}, {Bridge: "br0", Index: -1}, {Bridge: strings.Repeat("x", 16), Index: 1}} {
+		if _, err := n.conn.Keep(t.Context(), k, true); !errors.Is(err, tc.ErrInvalid) {
+			t.Errorf("Keep(%+v): %v", k, err)
+		}
+		if err := n.conn.Unkeep(t.Context(), k); !errors.Is(err, tc.ErrInvalid) {
+			t.Errorf("Unkeep(%+v): %v", k, err)
+		}
+	}
+	gone := tc.Keep{Bridge: "br9", Index: 9999, Mark: 1}
+	if _, err := n.conn.Keep(t.Context(), gone, true); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("Keep of a bridge that is gone: %v", err)
+	}
+	if err := n.conn.Unkeep(t.Context(), gone); err != nil {
+		t.Errorf("Unkeep of a bridge that is gone: %v", err)
+	}
+}

@@ -1,0 +1,261 @@
+package cni
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/netns"
+)
+
+const routeLocalnet = "net/ipv4/conf/cbr0/route_localnet"
+
+// mayTry removes what of a neighbour's own keeps it from sending to 127.0.0.0/8.
+func mayTry(t testing.TB, ns *netns.NS, link, src string) {
+	t.Helper()
+	nstest.Sysctl(t, ns, "net/ipv4/conf/"+link+"/route_localnet", "1")
+	nstest.Run(t, ns, "ip", "address", "flush", "dev", "lo")
+	nstest.Run(t, ns, "ip", "route", "add", "127.0.0.0/8", "via", gateway4, "src", src)
+}
+
+// wantLoopback compares whether a bridge has route_localnet, and our filter.
+func (n *node) wantLoopback(when, routed string, filter bool) {
+	n.Helper()
+	if got := nstest.Sysctl(n, n.ns, routeLocalnet); got != routed {
+		n.Errorf("%s: route_localnet is %s, want %s", when, got, routed)
+	}
+	if got := strings.Contains(n.run("tc", "filter", "show", "dev", "cbr0", "ingress"), "bytecode"); got != filter {
+		n.Errorf("%s: a filter at the bridge's ingress: %t, want %t", when, got, filter)
+	}
+	if got := strings.Contains(n.run("tc", "qdisc", "show", "dev", "cbr0"), "clsact"); got != filter {
+		n.Errorf("%s: clsact on the bridge: %t, want %t", when, got, filter)
+	}
+}
+
+// A machine on the bridge and a pod are kept from what the host has on 127.0.0.1 when
+// the firewall has gone, and the port on 127.0.0.1 is back with the next ADD.
+func TestAFlushedFirewallDoesNotOpenTheHostsLoopback(t *testing.T) {
+	t.Parallel()
+	for _, call := range []bool{true, false} {
+		t.Run(fmt.Sprintf("bridgeNFCall %t", call), func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			nstest.Sysctl(t, n.ns, "net/bridge/bridge-nf-call-iptables", "0")
+			secret := nstest.Serve(t, n.ns, "tcp", netip.MustParseAddrPort("127.0.0.1:0"))
+			w := n.portnet(conf{"bridgeNFCall": call})
+			p := n.pod("a")
+			r := w.add(p, publish(t, "8080:80/tcp"))
+			p.serve(t, "tcp", 80)
+			if _, err := askPort(t, n.ns, "tcp", "127.0.0.1", 8080); err != nil {
+				t.Errorf("by 127.0.0.1: %v", err)
+			}
+			machine := nstest.New(t)
+			nstest.Veth(t, n.ns, "lan0", machine, "eth0")
+			n.ip("link set lan0 master cbr0 up")
+			nstest.Run(t, machine, "ip", "address", "add", "10.77.0.200/24", "dev", "eth0")
+			nstest.Run(t, machine, "ip", "link", "set", "eth0", "up")
+			mayTry(t, machine, "eth0", "10.77.0.200")
+			mayTry(t, p.NS, "eth0", ip4(r).String())
+			attackers := map[string]*netns.NS{"a pod": p.NS, "a machine": machine}
+			n.nft("flush ruleset")
+			for name, ns := range attackers {
+				if err := dial(ns, secret, 300*time.Millisecond); err == nil {
+					t.Errorf("%s reaches what the host has bound to 127.0.0.1", name)
+				}
+			}
+			n.run("tc", "qdisc", "del", "dev", "cbr0", "clsact")
+			for name, ns := range attackers {
+				if err := dial(ns, secret, patience); err != nil {
+					t.Errorf("%s: the attack does not work without the filter: %v", name, err)
+				}
+			}
+			wantError(t, w.check(p, publish(t, "8080:80/tcp")), 113, "the filter is missing at its ingress")
+			w.add(n.pod("b"), publish(t, "8081:80/tcp"))
+			if _, err := askPort(t, n.ns, "tcp", "127.0.0.1", 8080); err != nil {
+				t.Errorf("by 127.0.0.1, mended: %v", err)
+			}
+			n.wantLoopback("mended", "1", true)
+			if err := w.check(p, publish(t, "8080:80/tcp")); err != nil {
+				t.Error(err)
+			}
+			// A filter that is gone alone is put back by the next ADD with a port.
+			n.run("tc", "qdisc", "del", "dev", "cbr0", "clsact")
+			w.add(n.pod("c"), publish(t, "8082:80/tcp"))
+			n.wantLoopback("mended again", "1", true)
+		})
+	}
+}
+
+func TestCHECKTellsOfRouteLocalnet(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.portnet(nil)
+	p, without := n.pod("a"), n.pod("b")
+	w.add(p, publish(t, "8080:80/tcp"))
+	w.add(without)
+	nstest.Sysctl(t, n.ns, routeLocalnet, "0")
+	wantError(t, w.check(p, publish(t, "8080:80/tcp")), 113, "route_localnet is off")
+	if err := w.check(without); err != nil {
+		t.Errorf("of a pod without ports: %v", err)
+	}
+	n.run(plugin(), "repair", "--state", n.state)
+	if err := w.check(p, publish(t, "8080:80/tcp")); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestRouteLocalnetGoesWithTheLastPort(t *testing.T) {
+	t.Parallel()
+	port := func(t *testing.T, host int) option { return publish(t, fmt.Sprintf("%d:80/tcp", host)) }
+	for name, run := range map[string]func(t *testing.T, n *node, w *network){
+		"DEL": func(t *testing.T, n *node, w *network) {
+			a, b := n.pod("a"), n.pod("b")
+			w.add(a, port(t, 1))
+			w.add(b, port(t, 2))
+			w.del(a)
+			n.wantLoopback("with one left", "1", true)
+			w.del(b)
+			n.wantLoopback("with none", "0", false)
+		},
+		"DEL, without elements": func(t *testing.T, n *node, w *network) {
+			a, b := n.pod("a"), n.pod("b")
+			w.add(a, port(t, 1))
+			w.add(b, port(t, 2))
+			n.nft("flush ruleset")
+			w.del(a)
+			n.wantLoopback("with one left", "1", true)
+			w.del(b)
+			n.wantLoopback("with none", "0", false)
+		},
+		"DEL without a record": func(t *testing.T, n *node, w *network) {
+			a := n.pod("a")
+			w.add(a, port(t, 1))
+			removeAll(t, n.state+"/attachments")
+			w.del(a)
+			n.wantLoopback("after it", "0", false)
+		},
+		"GC": func(t *testing.T, n *node, w *network) {
+			a, b := n.pod("a"), n.pod("b")
+			w.add(a, port(t, 1))
+			w.add(b, port(t, 2))
+			w.gc(b)
+			n.wantLoopback("with one left", "1", true)
+			w.gc()
+			n.wantLoopback("with none", "0", false)
+		},
+		"an ADD that fails": func(t *testing.T, n *node, w *network) {
+			w.add(n.pod("a"))
+			p := n.pod("b")
+			nstest.Run(t, p.NS, "ip", "link", "add", "eth0", "type", "bridge")
+			_, err := w.tryAdd(p, port(t, 1))
+			wantError(t, err, 111, "already")
+			n.wantLoopback("after it", "0", false)
+		},
+		"another network on the bridge": func(t *testing.T, n *node, w *network) {
+			other := n.network("other", conf{"bridge": "cbr0", "capabilities": conf{"portMappings": true}, "ipam": hostLocal("10.78.0.0/24")})
+			a, b := n.pod("a"), n.pod("b")
+			w.add(a, port(t, 1))
+			other.add(b, port(t, 2))
+			w.del(a)
+			n.run(plugin(), "remove", "--state", n.state, "podnet")
+			n.wantLoopback("with one left", "1", true)
+			other.del(b)
+			n.wantLoopback("with none", "0", false)
+		},
+		"an IPv6 port, or one of another protocol": func(t *testing.T, n *node, w *network) {
+			a, b := n.pod("a"), n.pod("b")
+			w.add(a, publish(t, ":::1:80/tcp"))
+			n.wantLoopback("with one for IPv6", "0", false)
+			w.add(b, publish(t, "1:80/udp"))
+			n.wantLoopback("with one for both", "1", true)
+			w.del(b)
+			n.wantLoopback("with one for IPv6 again", "0", false)
+		},
+		"an operator's own setting": func(t *testing.T, n *node, w *network) {
+			w.add(n.pod("a"))
+			nstest.Sysctl(t, n.ns, routeLocalnet, "1")
+			b := n.pod("b")
+			w.add(b, port(t, 1))
+			n.wantLoopback("with a port", "1", true)
+			w.del(b)
+			n.wantLoopback("with none", "1", false)
+		},
+		"that of an earlier version": func(t *testing.T, n *node, w *network) {
+			a, b := n.pod("a"), n.pod("b")
+			w.add(a, port(t, 1))
+			n.run("tc", "qdisc", "del", "dev", "cbr0", "clsact")
+			w.add(b, port(t, 2))
+			n.wantLoopback("with two", "1", true)
+			w.del(a)
+			w.del(b)
+			n.wantLoopback("with none", "0", false)
+			w.add(a, port(t, 1))
+			n.run("tc", "qdisc", "del", "dev", "cbr0", "clsact")
+			w.del(a)
+			n.wantLoopback("with none again", "0", false)
+		},
+		"a bridge of somebody else's": func(t *testing.T, n *node, w *network) {
+			n.ip("link add cbr0 type bridge")
+			n.run("tc", "qdisc", "add", "dev", "cbr0", "ingress")
+			n.ip("link set cbr0 up")
+			before := n.run("tc", "qdisc", "show", "dev", "cbr0")
+			a := n.pod("a")
+			w.add(a, port(t, 1))
+			if got := nstest.Sysctl(n, n.ns, routeLocalnet); got != "1" {
+				t.Errorf("route_localnet is %s", got)
+			}
+			w.del(a)
+			if after := n.run("tc", "qdisc", "show", "dev", "cbr0"); after != before {
+				t.Errorf("qdiscs before:\n%s\nafter:\n%s", before, after)
+			}
+			n.wantLoopback("after it", "0", false)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			run(t, n, n.portnet(nil))
+		})
+	}
+}
+
+// A pod with a port that comes while the last one goes must find it open.
+func TestPortsThatComeAndGoAtOnceLeaveTheLoopbackRight(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.portnet(nil)
+	rounds := 8
+	if testing.Short() {
+		rounds = 2
+	}
+	for round := range rounds {
+		stays := n.pod(fmt.Sprintf("stays-%d", round))
+		var all sync.WaitGroup
+		for i := range 3 {
+			p := n.pod(fmt.Sprintf("goes-%d-%d", round, i))
+			opt := publish(t, fmt.Sprintf("%d:80/tcp", 9000+i))
+			all.Go(func() {
+				if _, err := w.tryAdd(p, opt); err != nil {
+					t.Error(err)
+				}
+				if err := w.tryDel(p, opt); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		opt := publish(t, "8080:80/tcp")
+		all.Go(func() {
+			if _, err := w.tryAdd(stays, opt); err != nil {
+				t.Error(err)
+			}
+		})
+		all.Wait()
+		n.wantLoopback("with one that stays", "1", true)
+		w.del(stays)
+		n.wantLoopback("with none", "0", false)
+	}
+}

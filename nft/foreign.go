@@ -3,9 +3,10 @@ package nft
 import (
 	"context"
 	"fmt"
+	"hash/fnv"
+	"maps"
+	"slices"
 	"strconv"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -15,50 +16,30 @@ import (
 const (
 	iptablesTable   = "filter"
 	iptablesForward = "FORWARD"
-	// dockerUser is the chain that Docker keeps for others' rules: it calls it before
-	// its own, and never empties it.
-	dockerUser = "DOCKER-USER"
 )
 
 // admissionComment is by what our rule is known, whatever mark it accepts. Saving
 // and restoring make a match of iptables' own of it, which counts as well.
 const admissionComment = "tombolo: admit what table inet tombolo marks"
 
-// Admission is our rule in somebody else's chain: enough to find it again by one
-// get. There is one for each family; without a Chain it says that there was no chain
-// to put a rule into.
-type Admission struct {
-	IPv6   bool   `json:"ipv6,omitempty"`
-	Chain  string `json:"chain,omitempty"` // of the table filter
-	Handle uint64 `json:"handle,omitempty"`
-	// Jump is the handle of the rule in the chain FORWARD by which packets get to
-	// Chain, unless that is FORWARD itself.
-	Jump uint64 `json:"jump,omitempty"`
-}
-
-func (a Admission) family() uint8 {
-	if a.IPv6 {
-		return unix.NFPROTO_IPV6
-	}
-	return unix.NFPROTO_IPV4
-}
-
 // Admit sees to it that iptables, where it works over nf_tables, lets pass what our
-// forward chain marks: by one rule in the chain FORWARD of its table filter, for IPv4
-// and for IPv6, where that chain is there. It makes neither table nor chain. What
-// it gives is for Admitted.
+// forward chain marks: by one rule in its table filter, for IPv4 and for IPv6. It makes
+// neither table nor chain.
 //
-// A new rule goes to the head of DOCKER-USER, where FORWARD is sure to call that, or
-// else to the head of FORWARD. There it may stay behind what others insert later, as
-// long as every packet gets to it or is accepted before: whoever has to be first
-// as well would otherwise move his rule and we ours, for ever. A rule that packets no
-// longer get to is moved: one in DOCKER-USER that FORWARD no longer calls, or one
-// behind an unconditional drop, reject or return. Rules of ours beyond that one, and
-// those for another mark, are taken out.
+// What a rule accepts, no rule behind it sees. So ours stands before the first point where
+// every packet is dropped for certain, be it a rule of the chain FORWARD, or of one that it
+// calls, or FORWARD's policy; and where there is no such point, there is no rule. It stays
+// where it is for as long as nothing between it and that point could stop a packet or change
+// one; what is not known could. Otherwise it goes to right before that point, and before
+// the rules that only log what is dropped there. Whatever drops packets ahead of it
+// is left to do so: see Obstacles.
+//
+// If that point is in a chain that other rules call too, and which drops some packets before
+// it, nothing can be accepted there for FORWARD alone: Admit does nothing then, and Obstacles
+// names the chain. Rules of ours beyond the one, and those for another mark, are taken out.
 //
 // It does all of that in one transaction, however many do the same at once.
-func (c *Conn) Admit(ctx context.Context) (_ []Admission, changed bool, _ error) {
-	var list []Admission
+func (c *Conn) Admit(ctx context.Context) (changed bool, _ error) {
 	err := retry(ctx, func() error {
 		p, err := c.planAdmissions(ctx)
 		if err != nil {
@@ -66,70 +47,59 @@ func (c *Conn) Admit(ctx context.Context) (_ []Admission, changed bool, _ error)
 		}
 		t := p.transaction(c.mark)
 		if t.empty() {
-			list = p.admissions()
 			return c.unchanged(p.generation)
 		}
 		if err := c.commit(t); err != nil {
 			return err
 		}
 		changed = true
-		return errOvertaken // by ourselves: what handle the rule got is to be read
+		return nil
 	})
-	if err != nil {
-		return nil, changed, err
-	}
-	return list, changed, nil
+	return changed, err
 }
 
-// Admitted says whether the rules that Admit gave are all still there, or where
-// there was no chain, that there still is none: by a get of each. It sees neither
-// what is put before them nor that the chain DOCKER-USER got a better place: see
-// CheckAdmission.
-func (c *Conn) Admitted(ctx context.Context, list []Admission) (bool, error) {
-	if err := ctx.Err(); err != nil {
-		return false, err
-	}
-	if len(list) != 2 || list[0].IPv6 == list[1].IPv6 {
-		return false, nil // of another version, or none yet
-	}
-	var b nl.Batch
-	found, want, unexpected := 0, 0, false
-	for _, a := range list {
-		forward := foreignChain{a.family(), iptablesTable, iptablesForward}
-		if a.Chain == "" {
-			getForeignChain(&b, forward, func(data []byte) error {
-				ch, err := decodeChain(data)
-				unexpected = unexpected || ch.isForwardHook()
+// Admitted says whether Admit would do nothing. Where a Seal (Conn.Trust) knows, it costs one
+// look at the generation; otherwise it reads the chain FORWARD, those chains that every
+// packet gets to, and what is behind our rule, but no others. So it does not see
+// rules of ours in the rest: see CheckAdmission.
+func (c *Conn) Admitted(ctx context.Context) (bool, error) {
+	right := false
+	err := retry(ctx, func() error {
+		generation, err := c.generation()
+		if err != nil {
+			return err
+		}
+		known := c.seal.isOn() && c.seal.at(generation)
+		if known && c.seal.covers(generation, c.admissionSum()) {
+			right = true
+			return nil
+		}
+		if !known {
+			// What is seen from here on is of this generation, or of a later one.
+			switch err := c.unchanged(generation); {
+			case isOvertaken(err):
+				generation = 0 // the kernel has none of that number
+			case err != nil:
 				return err
-			})
-			continue
-		}
-		ours := forward
-		ours.name = a.Chain
-		want++
-		getForeignRule(&b, foreignHandle{ours, a.Handle}, func(data []byte) error {
-			r, err := decodeForeignRule(a.family(), data)
-			if r.admits(c.mark) {
-				found++
 			}
-			return err
-		})
-		if a.Jump == 0 {
-			continue
 		}
-		want++
-		getForeignRule(&b, foreignHandle{forward, a.Jump}, func(data []byte) error {
-			r, err := decodeForeignRule(a.family(), data)
-			if len(r.conditions) == 0 && (r.verdict == jumps || r.verdict == goesTo) {
-				found++
-			}
+		p, err := c.admissionsAt(ctx, generation, c.readChains)
+		if err != nil {
 			return err
-		})
-	}
-	if err := c.execute(&b); err != nil {
-		return false, err
-	}
-	return found == want && !unexpected, nil
+		}
+		if right = p.transaction(c.mark).empty(); right && generation != 0 && c.seal.isOn() {
+			c.seal.add(generation, c.admissionSum())
+		}
+		return nil
+	})
+	return right, err
+}
+
+// admissionSum is what a Seal has of the rules that Admit makes.
+func (c *Conn) admissionSum() uint64 {
+	sum := fnv.New64a()
+	fmt.Fprintf(sum, "admission %d %x", rulesVersion, c.mark)
+	return sum.Sum64()
 }
 
 // CheckAdmission lists what Admit would mend.
@@ -190,7 +160,8 @@ func (r *foreignRule) at(family uint8) foreignHandle {
 // oursIn gives our rules, those in FORWARD first.
 func oursIn(chains map[string][]foreignRule) []*foreignRule {
 	var first, others []*foreignRule
-	for name, rules := range chains {
+	for _, name := range slices.Sorted(maps.Keys(chains)) {
+		rules := chains[name]
 		for i := range rules {
 			switch {
 			case !rules[i].isOurs():
@@ -210,14 +181,21 @@ type admissionPlan struct {
 	families   []familyAdmission
 }
 
-// familyAdmission is that of one family. Unless there is no chain FORWARD, one of
-// keep and insertInto is set.
+// familyAdmission is that of one family.
 type familyAdmission struct {
-	family     uint8
-	keep       *foreignRule
-	jump       uint64 // by which packets get to it, if it is not in FORWARD
-	insertInto string
-	surplus    []*foreignRule
+	family  uint8
+	keep    *foreignRule
+	insert  *insertion // nil: nothing is to be put anywhere
+	surplus []*foreignRule
+	placer  *placer // nil: there is no chain FORWARD
+	to      destination
+	policy  uint32
+}
+
+// insertion is a rule to be made.
+type insertion struct {
+	into   foreignChain
+	before uint64 // the handle of a rule; 0 is the chain's end
 }
 
 // planAdmissions reads what there is and decides what should be. It may be torn by a
@@ -227,12 +205,19 @@ func (c *Conn) planAdmissions(ctx context.Context) (*admissionPlan, error) {
 	if err != nil {
 		return nil, err
 	}
+	return c.admissionsAt(ctx, generation, c.readTables)
+}
+
+// admissionsAt decides by what a reader has the placers know of chains.
+func (c *Conn) admissionsAt(ctx context.Context, generation uint32, read func(context.Context, *placer) error) (*admissionPlan, error) {
 	var b nl.Batch
-	forwards := map[uint8]bool{}
+	policies := map[uint8]uint32{}
 	for _, f := range families() {
 		getForeignChain(&b, foreignChain{f.proto, iptablesTable, iptablesForward}, func(data []byte) error {
 			ch, err := decodeChain(data)
-			forwards[f.proto] = ch.isForwardHook()
+			if ch.isForwardHook() {
+				policies[f.proto] = ch.policy
+			}
 			return err
 		})
 	}
@@ -242,47 +227,67 @@ func (c *Conn) planAdmissions(ctx context.Context) (*admissionPlan, error) {
 	p := &admissionPlan{generation: generation}
 	for _, f := range families() {
 		plan := familyAdmission{family: f.proto}
-		if forwards[f.proto] {
-			chains, err := c.foreignRules(ctx, f.proto, iptablesTable)
-			if err != nil {
+		if policy, ok := policies[f.proto]; ok {
+			plan.placer, plan.policy = newPlacer(f.proto, c.mark), policy
+			if err := read(ctx, plan.placer); err != nil {
 				return nil, err
 			}
-			plan.decide(chains, c.mark)
+			if plan.decide(c.mark); plan.placer.err != nil {
+				return nil, plan.placer.err
+			}
 		}
 		p.families = append(p.families, plan)
 	}
 	return p, nil
 }
 
-// decide chooses the rule to keep, or the chain that one is to be put into.
-func (p *familyAdmission) decide(chains map[string][]foreignRule, mark uint32) {
-	w := newWalk(&podPacket{mark: mark, family: p.family}, chains)
-	f := w.chain(iptablesForward)
-	ours := oursIn(chains)
-	if f.how == admitted && f.by.admits(mark) {
-		p.keep = f.by
-		if f.via != f.by {
-			p.jump = f.via.handle
-		}
-	} else if f.how == admitted {
-		// Nothing that a rule of ours could be behind stops the packet: it need only be there.
-		for _, r := range ours {
-			if r.admits(mark) {
-				p.keep = r
-				break
-			}
-		}
+// readTables reads a whole table: whichever chain has rules of ours, they are found.
+func (c *Conn) readTables(ctx context.Context, p *placer) error {
+	if err := c.readChains(ctx, p); err != nil {
+		return err
 	}
-	if p.keep == nil {
-		p.insertInto = iptablesForward
-		if w.jumpTo(iptablesForward, dockerUser) != nil {
-			p.insertInto = dockerUser
-		}
+	chains, err := c.foreignRules(ctx, p.packet.family, iptablesTable)
+	p.chains = chains
+	p.load = func(string) ([]foreignRule, error) { return nil, nil } // it has none
+	return err
+}
+
+// readChains reads those that the placer asks for.
+func (c *Conn) readChains(ctx context.Context, p *placer) error {
+	at := func(name string) foreignChain { return foreignChain{p.packet.family, iptablesTable, name} }
+	p.load = func(name string) ([]foreignRule, error) { return c.foreignRulesOf(ctx, at(name)) }
+	p.references = func(name string) (int, error) {
+		var b nl.Batch
+		uses := 0
+		getForeignChain(&b, at(name), func(data []byte) error {
+			ch, err := decodeChain(data)
+			uses = int(ch.uses)
+			return err
+		})
+		err := c.execute(&b)
+		return uses - len(p.rules(name)), err
 	}
-	for _, r := range ours {
-		if r != p.keep {
-			p.surplus = append(p.surplus, r)
+	return nil
+}
+
+// decide chooses the rule to keep, or where one is to be put.
+func (p *familyAdmission) decide(mark uint32) {
+	p.to = p.placer.find(p.policy)
+	p.surplus = nil
+	needed := p.to.path != nil && p.to.blocked == ""
+	for _, r := range oursIn(p.placer.chains) {
+		if needed && p.keep == nil && r.admits(mark) && p.placer.suits(&p.to, r.chain, indexOf(p.placer.chains[r.chain], r)) {
+			p.keep = r
+			continue
 		}
+		p.surplus = append(p.surplus, r)
+	}
+	if !needed || p.keep != nil {
+		return
+	}
+	p.insert = &insertion{into: foreignChain{p.family, iptablesTable, p.to.at.chain}}
+	if rules := p.placer.rules(p.to.at.chain); p.to.at.index < len(rules) {
+		p.insert.before = rules[p.to.at.index].handle
 	}
 }
 
@@ -291,8 +296,8 @@ func (p *admissionPlan) transaction(mark uint32) *transaction {
 	t := begin(&p.generation)
 	for i := range p.families {
 		f := &p.families[i]
-		if f.insertInto != "" {
-			t.insertAdmission(foreignChain{f.family, iptablesTable, f.insertInto}, mark)
+		if f.insert != nil {
+			t.insertAdmission(f.insert, mark)
 		}
 		for _, r := range f.surplus {
 			t.delForeignRule(r.at(f.family))
@@ -301,33 +306,20 @@ func (p *admissionPlan) transaction(mark uint32) *transaction {
 	return t
 }
 
-// admissions gives the rules, once nothing is left to do.
-func (p *admissionPlan) admissions() []Admission {
-	var list []Admission
-	for i := range p.families {
-		f := &p.families[i]
-		a := Admission{IPv6: f.family == unix.NFPROTO_IPV6}
-		if f.keep != nil {
-			a.Chain, a.Handle, a.Jump = f.keep.chain, f.keep.handle, f.jump
-		}
-		list = append(list, a)
-	}
-	return list
-}
-
 func (p *admissionPlan) differences(mark uint32) []tombolo.Difference {
 	var list []tombolo.Difference
 	for i := range p.families {
 		f := &p.families[i]
 		rule := fmt.Sprintf("%q for mark 0x%x", admissionComment, mark)
-		missing := f.insertInto != ""
+		missing := f.insert != nil
 		for _, r := range f.surplus {
 			object := r.at(f.family).foreignChain.String()
 			if missing && r.admits(mark) {
 				missing = false
 				list = append(list, tombolo.Difference{
 					Object: object, What: "place of rule " + rule,
-					Want: "before what every packet is dropped or returned by", Have: "where no packet gets to it",
+					Want: "right before what every packet is dropped by, in " + f.insert.into.String(),
+					Have: "where it spares packets other rules, or where they do not get to it",
 				})
 				continue
 			}
@@ -336,9 +328,7 @@ func (p *admissionPlan) differences(mark uint32) []tombolo.Difference {
 			})
 		}
 		if missing {
-			list = append(list, tombolo.Difference{
-				Object: foreignChain{f.family, iptablesTable, f.insertInto}.String(), What: "rule", Want: rule,
-			})
+			list = append(list, tombolo.Difference{Object: f.insert.into.String(), What: "rule", Want: rule})
 		}
 	}
 	return list

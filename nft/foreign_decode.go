@@ -110,15 +110,36 @@ func (rr *ruleReader) read(name string, own *nl.Attrs) error {
 	case "reject":
 		rr.rule.verdict = drops
 	case "queue":
-		rr.rule.verdict = accepts
-	case "counter", "log", "last", "notrack", "dup":
+		rr.rule.verdict = queues
+	case "counter", "log", "last":
+	case "notrack", "dup", "flow_offload":
+		rr.rule.alters = true
+	case "ct", "exthdr", "dynset", "fib", "rt", "socket", "osf", "numgen", "hash", "xfrm", "tunnel", "inner",
+		"range", "byteorder", "limit", "quota", "connlimit":
+		return rr.lookElsewhere(name, own)
 	default:
 		// It may end the rule, or load any register.
+		rr.rule.opaque = true
 		rr.condition(condition{})
 		clear(rr.registers)
 	}
 	return nil
 }
+
+// lookElsewhere is for expressions that load something, or compare it. Some write it, if
+// they have a source.
+func (rr *ruleReader) lookElsewhere(name string, attrs *nl.Attrs) error {
+	rr.condition(condition{})
+	clear(rr.registers)
+	source, known := map[string]uint16{"ct": unix.NFTA_CT_SREG, "exthdr": exthdrSource}[name]
+	rr.rule.alters = rr.rule.alters || name == "dynset"
+	for attrs.Next() {
+		rr.rule.alters = rr.rule.alters || known && attrs.Type == source
+	}
+	return attrs.Err()
+}
+
+const exthdrSource = 7 // NFTA_EXTHDR_SREG, Linux 4.13
 
 func (rr *ruleReader) condition(c condition) { rr.rule.conditions = append(rr.rule.conditions, c) }
 
@@ -131,7 +152,8 @@ func (rr *ruleReader) meta(attrs *nl.Attrs) error {
 		case unix.NFTA_META_DREG:
 			to = attrs.Uint32BE()
 		case unix.NFTA_META_SREG:
-			return nil // it changes the packet
+			rr.rule.alters = true
+			return attrs.Err()
 		}
 	}
 	on := onOther
@@ -164,6 +186,9 @@ func (rr *ruleReader) payload(attrs *nl.Attrs) error {
 			offset = attrs.Uint32BE()
 		case unix.NFTA_PAYLOAD_LEN:
 			length = attrs.Uint32BE()
+		case unix.NFTA_PAYLOAD_SREG:
+			rr.rule.alters = true
+			return attrs.Err()
 		}
 	}
 	l := loaded{}
@@ -376,9 +401,12 @@ func verdictOf(code int32) foreignVerdict {
 	case unix.NFT_CONTINUE, unix.NFT_BREAK:
 		return goesOn
 	}
-	const nfDrop, mask = 0, 0xff
-	if code&mask == nfDrop {
+	const nfDrop, nfStolen, nfQueue, mask = 0, 2, 3, 0xff
+	switch code & mask {
+	case nfDrop, nfStolen:
 		return drops
+	case nfQueue:
+		return queues
 	}
 	return accepts
 }
@@ -419,22 +447,26 @@ func (rr *ruleReader) xtMatch(name string, info []byte) {
 func (rr *ruleReader) target(attrs *nl.Attrs) error {
 	for attrs.Next() {
 		if attrs.Type == unix.NFTA_TARGET_NAME {
-			rr.rule.verdict = xtTarget(attrs.String())
+			rr.xtTarget(attrs.String())
 		}
 	}
 	return attrs.Err()
 }
 
-// xtTarget is what a target of x_tables, other than those that are mere verdicts,
-// does with a packet.
-func xtTarget(name string) foreignVerdict {
+// xtTarget reads a target of x_tables, other than those that are mere verdicts.
+func (rr *ruleReader) xtTarget(name string) {
 	switch name {
 	case "REJECT":
-		return drops
+		rr.rule.verdict = drops
 	case "NFQUEUE":
-		return accepts
+		rr.rule.verdict = queues
+	case "LOG", "NFLOG", "ULOG", "TRACE", "AUDIT", "LED":
+	case "TCPMSS", "MARK", "CONNMARK", "SECMARK", "CONNSECMARK", "CLASSIFY", "DSCP", "TOS", "TTL", "HL", "ECN", "SET",
+		"CT", "NOTRACK", "CHECKSUM", "RATEEST", "TEE", "HMARK", "IDLETIMER", "TCPOPTSTRIP", "NETMAP":
+		rr.rule.alters = true
+	default:
+		rr.rule.opaque = true // TARPIT, say: packets end there
 	}
-	return goesOn
 }
 
 // object is a counter, or something that may have had enough.

@@ -3,6 +3,7 @@ package nft
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -14,7 +15,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
-func admit(c *Conn) error { _, _, err := c.Admit(context.Background()); return err }
+func admit(c *Conn) error { _, err := c.Admit(context.Background()); return err }
 
 func checkAdmission(c *Conn) error { _, err := c.CheckAdmission(context.Background()); return err }
 
@@ -23,12 +24,7 @@ func withdraw(c *Conn) error { return c.Withdraw(context.Background()) }
 func TestAdmissionErrorsNameWhatFailed(t *testing.T) {
 	t.Parallel()
 	const comment = `"tombolo: admit what table inet tombolo marks"`
-	admitted := func(jump uint64) func(c *Conn) error {
-		return func(c *Conn) error {
-			_, err := c.Admitted(context.Background(), []Admission{{Chain: "FORWARD", Handle: 2, Jump: jump}, {IPv6: true}})
-			return err
-		}
-	}
+	admitted := func(c *Conn) error { _, err := c.Admitted(context.Background()); return err }
 	for _, tc := range []struct {
 		msg  uint16
 		nth  int
@@ -43,9 +39,11 @@ func TestAdmissionErrorsNameWhatFailed(t *testing.T) {
 		{unix.NFT_MSG_NEWRULE, 2, admit, "insert rule " + comment + " into chain FORWARD of table ip6 filter: "},
 		{unix.NFT_MSG_GETRULE, 2, checkAdmission, "list rules of table ip6 filter: "},
 		{unix.NFT_MSG_GETRULE, 2, withdraw, "list rules of table ip6 filter: "},
-		{unix.NFT_MSG_GETRULE, 1, admitted(0), "get rule 2 of chain FORWARD of table ip filter: "},
-		{unix.NFT_MSG_GETRULE, 2, admitted(3), "get rule 3 of chain FORWARD of table ip filter: "},
-		{unix.NFT_MSG_GETCHAIN, 1, admitted(0), "get chain FORWARD of table ip6 filter: "},
+		{unix.NFT_MSG_GETGEN, 1, admitted, "get generation of nf_tables: "},
+		{unix.NFT_MSG_GETRULE, 1, admitted, "list rules of chain FORWARD of table ip filter: "},
+		{unix.NFT_MSG_GETRULE, 2, admitted, "list rules of chain FORWARD of table ip6 filter: "},
+		{unix.NFT_MSG_GETCHAIN, 1, admitted, "get chain FORWARD of table ip filter: "},
+		{unix.NFT_MSG_GETCHAIN, 2, admitted, "get chain FORWARD of table ip6 filter: "},
 	} {
 		t.Run(tc.want, func(t *testing.T) {
 			t.Parallel()
@@ -135,8 +133,8 @@ func TestAdmissionWithAContextThatIsDone(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	for name, do := range map[string]func() error{
-		"Admit":          func() error { _, _, err := c.Admit(ctx); return err },
-		"Admitted":       func() error { _, err := c.Admitted(ctx, nil); return err },
+		"Admit":          func() error { _, err := c.Admit(ctx); return err },
+		"Admitted":       func() error { _, err := c.Admitted(ctx); return err },
 		"CheckAdmission": func() error { _, err := c.CheckAdmission(ctx); return err },
 		"Withdraw":       func() error { return c.Withdraw(ctx) },
 	} {
@@ -155,15 +153,21 @@ func BenchmarkAdmitted(b *testing.B) {
 		b.Run("in="+name, func(b *testing.B) {
 			c, ns := dialNew(b)
 			script(b, ns, lines...)
-			list, _, err := c.Admit(context.Background())
-			if err != nil {
+			if _, err := c.Admit(context.Background()); err != nil {
 				b.Fatal(err)
 			}
-			b.ReportAllocs()
-			for b.Loop() {
-				if ok, err := c.Admitted(context.Background(), list); err != nil || !ok {
-					b.Fatal(ok, err)
-				}
+			for _, sealed := range []bool{false, true} {
+				b.Run(fmt.Sprintf("sealed=%t", sealed), func(b *testing.B) {
+					if sealed {
+						c.Trust(Seal{})
+					}
+					b.ReportAllocs()
+					for b.Loop() {
+						if ok, err := c.Admitted(context.Background()); err != nil || !ok {
+							b.Fatal(ok, err)
+						}
+					}
+				})
 			}
 		})
 	}
@@ -174,7 +178,7 @@ func BenchmarkAdmit(b *testing.B) {
 	script(b, ns, docker()...)
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, _, err := c.Admit(context.Background()); err != nil {
+		if _, err := c.Admit(context.Background()); err != nil {
 			b.Fatal(err)
 		}
 	}

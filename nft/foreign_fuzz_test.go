@@ -22,14 +22,19 @@ func wantSane(t *testing.T, chains map[string][]foreignRule, start string) {
 		if (f.how == comesBack) != (f.by == nil) || (f.by == nil) != (f.via == nil) {
 			t.Errorf("fate %+v", f)
 		}
-		w.jumpTo(start, dockerUser)
 	}
 	content := foreignContent{chains: chains}
 	content.mentions(&podPacket{bridge: "cbr0"})
-	var p familyAdmission
-	p.decide(chains, DefaultMark)
-	if (p.keep == nil) == (p.insertInto == "") {
-		t.Errorf("decided on %+v", p)
+	for _, policy := range []uint32{0, policyAccept} {
+		p := familyAdmission{family: unix.NFPROTO_IPV4, policy: policy, placer: newPlacer(unix.NFPROTO_IPV4, DefaultMark)}
+		p.placer.chains = chains
+		p.placer.load = func(string) ([]foreignRule, error) { return nil, nil }
+		p.placer.references = func(string) (int, error) { return 1, nil }
+		p.decide(DefaultMark)
+		if p.keep != nil && p.insert != nil || (p.to.path == nil || p.to.blocked != "") != (p.keep == nil && p.insert == nil) {
+			t.Errorf("decided on %+v", p)
+		}
+		p.obstacle(&foreignContent{p.placer.chains, nil}, &podPacket{mark: DefaultMark, bridge: "cbr0"}, DefaultMark)
 	}
 }
 
@@ -100,7 +105,7 @@ func TestWhatIsForeignIsRead(t *testing.T) {
 		ct state vmap { established : accept, invalid : drop }; ip6 saddr fe80::/10 accept; limit rate 1/second return
 	}; }`)
 	script(t, ns, docker()...)
-	script(t, ns, "iptables -A FORWARD "+ourRule, "iptables -A FORWARD ! -i eth0 -p tcp -m conntrack --ctstate NEW -j REJECT")
+	script(t, ns, "iptables -A FORWARD ! -i eth0 -p tcp -m conntrack --ctstate NEW -j REJECT", "iptables -A FORWARD "+ourRule)
 	mustAdmit(t, c, false)
 	dump := func(family uint8, msg uint16, body func(*nl.Encoder), each func([]byte) error) {
 		t.Helper()

@@ -40,10 +40,6 @@ func (h foreignHandle) body(e *nl.Encoder) {
 	e.Uint64BE(unix.NFTA_RULE_HANDLE, h.handle)
 }
 
-func getForeignRule(b *nl.Batch, h foreignHandle, reply func([]byte) error) {
-	get(b, h, h.family, unix.NFT_MSG_GETRULE, h.body, reply)
-}
-
 func getForeignChain(b *nl.Batch, ch foreignChain, reply func([]byte) error) {
 	get(b, ch, ch.family, unix.NFT_MSG_GETCHAIN, func(e *nl.Encoder) {
 		e.String(unix.NFTA_CHAIN_TABLE, ch.table)
@@ -70,12 +66,36 @@ func (c *Conn) foreignRules(ctx context.Context, family uint8, table string) (ma
 	return chains, err
 }
 
-// insertAdmission puts our rule at the head of a chain.
-func (t *transaction) insertAdmission(ch foreignChain, mark uint32) {
-	op := fmt.Sprintf("insert rule %q into", admissionComment)
-	t.add(op, ch, ch.family, unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE, func(e *nl.Encoder) {
+// foreignRulesOf lists the rules of one chain; none if there is no such chain.
+func (c *Conn) foreignRulesOf(ctx context.Context, ch foreignChain) ([]foreignRule, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	var rules []foreignRule
+	err := c.dump("list rules of "+ch.String(), ch.family, unix.NFT_MSG_GETRULE, func(e *nl.Encoder) {
 		e.String(unix.NFTA_RULE_TABLE, ch.table)
 		e.String(unix.NFTA_RULE_CHAIN, ch.name)
+	}, func(data []byte) error {
+		r, err := decodeForeignRule(ch.family, data)
+		rules = append(rules, r)
+		return err
+	})
+	return rules, err
+}
+
+// insertAdmission puts our rule into a chain.
+func (t *transaction) insertAdmission(to *insertion, mark uint32) {
+	op := fmt.Sprintf("insert rule %q into", admissionComment)
+	flags := uint16(unix.NLM_F_CREATE)
+	if to.before == 0 {
+		flags |= unix.NLM_F_APPEND
+	}
+	t.add(op, to.into, to.into.family, unix.NFT_MSG_NEWRULE, flags, func(e *nl.Encoder) {
+		e.String(unix.NFTA_RULE_TABLE, to.into.table)
+		e.String(unix.NFTA_RULE_CHAIN, to.into.name)
+		if to.before != 0 {
+			e.Uint64BE(unix.NFTA_RULE_POSITION, to.before)
+		}
 		e.Nest(unix.NFTA_RULE_EXPRESSIONS, func(e *nl.Encoder) { expressions{e}.admission(mark) })
 		e.Bytes(unix.NFTA_RULE_USERDATA, encodeComment(admissionComment))
 	})

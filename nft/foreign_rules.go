@@ -14,15 +14,19 @@ type foreignRule struct {
 	conditions []condition
 	verdict    foreignVerdict
 	target     string // the chain of a jump or a goto
+	// opaque says that it has a part which is not known, and may end it in any way, and
+	// alters, that it does something to the packet, or keeps something of it.
+	opaque, alters bool
 }
 
 // foreignVerdict is what a rule does with a packet that meets its conditions.
 type foreignVerdict uint8
 
 const (
-	goesOn  foreignVerdict = iota // to the next rule: the rule counts or logs, say
-	accepts                       // also: hands to a program (queue), which may accept
-	drops                         // or rejects
+	goesOn foreignVerdict = iota // to the next rule: the rule counts or logs, say
+	accepts
+	queues // hands to a program, which may accept
+	drops  // or rejects
 	returns
 	jumps
 	goesTo
@@ -262,7 +266,7 @@ func (w *walk) rule(r *foreignRule) (f fate, end bool) {
 		return fate{}, false
 	}
 	switch r.verdict {
-	case accepts, varies:
+	case accepts, queues, varies:
 		return fate{how: admitted, by: r}, true
 	case drops:
 		if m == always {
@@ -278,20 +282,4 @@ func (w *walk) rule(r *foreignRule) (f fate, end bool) {
 		return f, m == always && r.verdict == goesTo
 	}
 	return fate{}, false
-}
-
-// jumpTo finds the rule by which every packet gets from one chain to another, if
-// there is one.
-func (w *walk) jumpTo(from, to string) *foreignRule {
-	rules := w.chains[from]
-	for i := range rules {
-		r := &rules[i]
-		if r.verdict == jumps && r.target == to && w.packet.meetsAll(r) == always {
-			return r
-		}
-		if f, end := w.rule(r); end || f.how != comesBack {
-			return nil
-		}
-	}
-	return nil
 }

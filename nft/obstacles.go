@@ -16,7 +16,7 @@ import (
 )
 
 // Obstacle is a firewall that stops what pods send, and that Admit does nothing
-// about.
+// about: because it cannot, or because that is not its to decide.
 type Obstacle struct {
 	Kind ObstacleKind
 	// Chain is what stops it, as errors name chains: "chain forward of table inet
@@ -39,6 +39,9 @@ const (
 	// Firewalld is firewalld's table, which it makes anew whenever it is reloaded, and
 	// from version 2 on lets nobody else change.
 	Firewalld ObstacleKind = "firewalld"
+	// IPTables is the table filter of iptables over nf_tables, where Admit puts its rule: a
+	// rule ahead of that, which is left to its owner, or a chain that no rule can go into.
+	IPTables ObstacleKind = "iptables"
 	// OtherChain is any other chain of nf_tables: a script's, or a distribution's.
 	OtherChain ObstacleKind = "chain"
 )
@@ -60,8 +63,9 @@ type Path struct {
 }
 
 // Obstacles looks for what else would stop the packets that pods send to elsewhere,
-// through whichever table. It reads, and changes nothing. The table filter of
-// iptables over nf_tables is not among them, since Admit sees to that.
+// through whichever table. It reads, and changes nothing. The table filter of iptables over
+// nf_tables is looked at as it is once Admit has put its rule there: what stops pods then is a
+// rule before that, or, for bridges that they all come by, one of the owner's will.
 //
 // What it finds stops such packets for certain, as far as rules can be understood:
 // a rule that may let them pass counts as one that does if it names the bridge, the
@@ -95,7 +99,11 @@ func Obstacles(ctx context.Context, cfg *Config, path Path) ([]Obstacle, error) 
 	}
 	var others []Obstacle
 	err = retry(ctx, func() error {
-		others, err = c.chainObstacles(ctx, &p)
+		if others, err = c.iptablesObstacles(ctx, &p); err != nil {
+			return err
+		}
+		more, err := c.chainObstacles(ctx, &p)
+		others = append(others, more...)
 		return err
 	})
 	if err != nil {
@@ -135,11 +143,11 @@ func (c *Conn) chainObstacles(ctx context.Context, p *podPacket) ([]Obstacle, er
 		if err != nil {
 			return nil, err
 		}
-		effect := ch.stops(t, p)
+		effect, by := ch.stops(t, p)
 		if effect == "" || ch.table == firewalldTable && t.mentions(p) {
 			continue
 		}
-		list = append(list, ch.obstacle(effect, p))
+		list = append(list, ch.obstacle(effect, by, t, p))
 	}
 	return list, nil
 }
@@ -196,19 +204,25 @@ func (c *Conn) readTable(ctx context.Context, ch foreignChain, p *podPacket) (*f
 		return nil, err
 	}
 	t := &foreignContent{chains, map[string]bool{}}
-	for _, rules := range chains {
+	return t, c.readSets(t, ch, p)
+}
+
+// readSets looks into the sets that rules look into.
+func (c *Conn) readSets(t *foreignContent, ch foreignChain, p *podPacket) error {
+	for _, rules := range t.chains {
 		for i := range rules {
 			for _, cond := range rules[i].conditions {
 				if _, known := t.sets[cond.name]; cond.on != onSet || known {
 					continue
 				}
+				var err error
 				if t.sets[cond.name], err = c.setMentions(ch, cond.name, p.bridge); err != nil {
-					return nil, err
+					return err
 				}
 			}
 		}
 	}
-	return t, nil
+	return nil
 }
 
 // setMentions says whether the name of a link is in a set, or in a map, alone or as a
@@ -259,8 +273,8 @@ func keyNames(key []byte, link string) bool {
 }
 
 // stops says in words what the chain does to pods' packets, and nothing if they
-// may pass.
-func (ch *hookedChain) stops(t *foreignContent, p *podPacket) string {
+// may pass; and before which rule an accept helps, nil for the chain's end.
+func (ch *hookedChain) stops(t *foreignContent, p *podPacket) (effect string, by *foreignRule) {
 	pods := *p
 	pods.sets = t.sets
 	if ch.beforeOurs() {
@@ -273,12 +287,27 @@ func (ch *hookedChain) stops(t *foreignContent, p *podPacket) string {
 		pods.family = f.proto
 		switch fate := newWalk(&pods, t.chains).chain(ch.name); {
 		case fate.how == dropped:
-			return effectOfRule
+			return effectOfRule, fate.by
 		case fate.how == comesBack && ch.policy != policyAccept:
-			return effectOfPolicy
+			return effectOfPolicy, returnIn(t.chains[ch.name])
 		}
 	}
-	return ""
+	return "", nil
+}
+
+// returnIn gives the rule that has all packets go to a policy, if there is one.
+func returnIn(rules []foreignRule) *foreignRule {
+	for i := range rules {
+		if len(rules[i].conditions) == 0 && (rules[i].verdict == returns || rules[i].verdict == goesTo) {
+			return &rules[i]
+		}
+	}
+	return nil
+}
+
+// indexOf is where a rule is among those of its chain.
+func indexOf(rules []foreignRule, r *foreignRule) int {
+	return slices.IndexFunc(rules, func(other foreignRule) bool { return other.handle == r.handle })
 }
 
 const (
@@ -309,10 +338,15 @@ func (t *foreignContent) mentions(p *podPacket) bool {
 	return false
 }
 
-func (ch *hookedChain) obstacle(effect string, p *podPacket) Obstacle {
+// obstacle names the chain, and an accept that helps: right before the rule that stops pods,
+// or at the chain's end, so that it overrides nothing else.
+func (ch *hookedChain) obstacle(effect string, by *foreignRule, t *foreignContent, p *podPacket) Obstacle {
 	o := Obstacle{Kind: OtherChain, Chain: ch.foreignChain.String(), Effect: effect}
 	bridge := shellWord(p.bridge)
-	insert := fmt.Sprintf("nft insert rule %s %s %s", familyName(ch.family), shellWord(ch.table), shellWord(ch.name))
+	insert := fmt.Sprintf("nft add rule %s %s %s", familyName(ch.family), shellWord(ch.table), shellWord(ch.name))
+	if by != nil {
+		insert = fmt.Sprintf("nft insert rule %s %s %s handle %d", familyName(ch.family), shellWord(ch.table), shellWord(by.chain), by.handle)
+	}
 	switch {
 	case ch.table == firewalldTable:
 		o.Kind = Firewalld
@@ -321,16 +355,21 @@ func (ch *hookedChain) obstacle(effect string, p *podPacket) Obstacle {
 		o.Remedy = fmt.Sprintf("%s 'meta mark & 0x%x == 0x%x counter accept'", insert, p.mark, p.mark)
 	case ch.family != unix.NFPROTO_INET && ch.name == iptablesForward:
 		// iptables' own, which could not print what nft would put there.
-		insert = "iptables"
-		if ch.family == unix.NFPROTO_IPV6 {
-			insert = "ip6tables"
-		}
-		insert += " -t " + shellWord(ch.table) + " -I " + iptablesForward
+		insert = iptablesProgram(ch.family) + " -t " + shellWord(ch.table) + " " + iptablesPlace(t.chains, by)
 		o.Remedy = fmt.Sprintf("%s -i %s -j ACCEPT && %s -o %s -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT", insert, bridge, insert, bridge)
 	default:
 		o.Remedy = fmt.Sprintf("%s iifname %s accept && %s oifname %s ct state established,related accept", insert, bridge, insert, bridge)
 	}
 	return o
+}
+
+// iptablesPlace is where iptables puts a rule that goes before another one, or to the end of
+// FORWARD.
+func iptablesPlace(chains map[string][]foreignRule, before *foreignRule) string {
+	if before == nil {
+		return "-A " + iptablesForward
+	}
+	return fmt.Sprintf("-I %s %d", shellWord(before.chain), indexOf(chains[before.chain], before)+1)
 }
 
 // shellWord quotes a name that a shell would not take as it is: the kernel lets

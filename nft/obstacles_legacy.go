@@ -34,10 +34,10 @@ func legacyObstacles(ctx context.Context, cfg *Config, p *podPacket) ([]Obstacle
 		if err != nil {
 			return nil, fmt.Errorf("read what %s -S prints: %w", f.program, err)
 		}
-		if effect := t.stops(p); effect != "" {
+		if effect, by := t.stops(p); effect != "" {
 			list = append(list, Obstacle{
 				Kind: LegacyIPTables, Chain: "chain FORWARD of " + f.program, Effect: effect,
-				Remedy: fmt.Sprintf("%s -I FORWARD -m mark --mark 0x%x/0x%x -j ACCEPT", f.program, p.mark, p.mark),
+				Remedy: fmt.Sprintf("%s %s -m mark --mark 0x%x/0x%x -j ACCEPT", f.program, iptablesPlace(t.chains, by), p.mark, p.mark),
 			})
 		}
 	}
@@ -83,15 +83,15 @@ type legacyContent struct {
 }
 
 // stops says in words what FORWARD does to pods' packets, and nothing if they may
-// pass.
-func (t *legacyContent) stops(p *podPacket) string {
+// pass; and before which rule an accept helps, nil for the chain's end.
+func (t *legacyContent) stops(p *podPacket) (effect string, by *foreignRule) {
 	switch fate := newWalk(p, t.chains).chain(iptablesForward); {
 	case fate.how == dropped && fate.by.handle != t.policy:
-		return effectOfRule
+		return effectOfRule, fate.by
 	case fate.how == dropped, fate.how == comesBack && t.policyDrops():
-		return effectOfPolicy
+		return effectOfPolicy, returnIn(t.chains[iptablesForward])
 	}
-	return ""
+	return "", nil
 }
 
 // policyDrops is for packets that got to the policy by a return or a goto.
@@ -311,7 +311,7 @@ func (l *legacyLayout) target(r *legacyRule, b []byte, isGoto bool) error {
 			r.verdict, r.jump = jumps, uint32(code)
 		}
 	default:
-		r.verdict = xtTarget(name)
+		(&ruleReader{rule: &r.foreignRule}).xtTarget(name)
 	}
 	return nil
 }

@@ -295,9 +295,9 @@ func TestChainsInTheWayBeforeOurs(t *testing.T) {
 	nft(t, ns, `table inet early { chain f { type filter hook forward priority -10; policy drop; meta mark & 0x1000 == 0x1000 accept; }; }`)
 	script(t, ns, "iptables -t mangle -P FORWARD DROP", "iptables -t mangle -A FORWARD -m mark --mark 0x1000/0x1000 -j ACCEPT")
 	found := wantObstacles(t, ns, Path{},
-		"chain f of table inet early drops, by its policy, what pods send; this helps: nft insert rule inet early f iifname cbr0 accept && nft insert rule inet early f oifname cbr0 ct state established,related accept",
-		"chain FORWARD of table ip mangle drops, by its policy, what pods send; this helps: iptables -t mangle -I FORWARD -i cbr0 -j ACCEPT && iptables -t mangle -I FORWARD -o cbr0 -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT",
-		"chain FORWARD of table ip6 mangle drops, by its policy, what pods send; this helps: ip6tables -t mangle -I FORWARD -i cbr0 -j ACCEPT && ip6tables -t mangle -I FORWARD -o cbr0 -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT")
+		"chain f of table inet early drops, by its policy, what pods send; this helps: nft add rule inet early f iifname cbr0 accept && nft add rule inet early f oifname cbr0 ct state established,related accept",
+		"chain FORWARD of table ip mangle drops, by its policy, what pods send; this helps: iptables -t mangle -A FORWARD -i cbr0 -j ACCEPT && iptables -t mangle -A FORWARD -o cbr0 -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT",
+		"chain FORWARD of table ip6 mangle drops, by its policy, what pods send; this helps: ip6tables -t mangle -A FORWARD -i cbr0 -j ACCEPT && ip6tables -t mangle -A FORWARD -o cbr0 -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT")
 	for _, o := range found {
 		nstest.Run(t, ns, "sh", "-ec", strings.ReplaceAll(o.Remedy, "tables -t", "tables-nft -t"))
 	}
@@ -377,5 +377,36 @@ func TestObstaclesErrors(t *testing.T) {
 	cancel()
 	if list, err := Obstacles(ctx, &Config{NetNS: ns}, Path{}); err == nil || list != nil {
 		t.Errorf("with a context that is done: %v, %v", list, err)
+	}
+}
+
+// The accept that is proposed goes to where it overrides nothing.
+func TestRemediesOverrideNoDropAhead(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct{ name, legacy, ruleset, want string }{
+		{name: "legacy, a policy", legacy: "iptables -P FORWARD DROP", want: "iptables-legacy -A FORWARD -m mark --mark 0x1000/0x1000 -j ACCEPT"},
+		{name: "legacy, a closing reject", legacy: "iptables -A FORWARD -j REJECT", want: "iptables-legacy -I FORWARD 2 -m mark --mark 0x1000/0x1000 -j ACCEPT"},
+		{name: "legacy, a reject in a chain", legacy: "iptables -N no; iptables -A no -p tcp -j DROP; iptables -A no -j REJECT; iptables -A FORWARD -j no", want: "iptables-legacy -I no 2 -m mark --mark 0x1000/0x1000 -j ACCEPT"},
+		{name: "legacy, a return to the policy", legacy: "iptables -P FORWARD DROP; iptables -A FORWARD -j RETURN", want: "iptables-legacy -I FORWARD 2 -m mark --mark 0x1000/0x1000 -j ACCEPT"},
+		{name: "a policy", ruleset: "udp dport 4444 drop", want: "nft add rule inet filter forward 'meta mark & 0x1000 == 0x1000 counter accept'"},
+		{name: "a closing drop", ruleset: "udp dport 4444 drop; counter drop", want: "nft insert rule inet filter forward handle 3 'meta mark & 0x1000 == 0x1000 counter accept'"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			ns := nstest.New(t)
+			if tc.ruleset != "" {
+				nft(t, ns, "table inet filter { chain forward { type filter hook forward priority filter; policy drop; "+tc.ruleset+"; }; }")
+			} else {
+				legacy(t, ns, "iptables -A FORWARD -p udp --dport 4444 -j DROP", "sh -c '"+tc.legacy+"'")
+			}
+			list, err := Obstacles(context.Background(), &Config{NetNS: ns}, Path{Bridge: "cbr0", Prefixes: prefixes("10.22.0.0/16")})
+			if err != nil || len(list) != 1 || list[0].Remedy != tc.want {
+				t.Fatalf("%v, %v; want %s", list, err, tc.want)
+			}
+			nstest.Run(t, ns, "sh", "-ec", list[0].Remedy)
+			if list, err = Obstacles(context.Background(), &Config{NetNS: ns}, Path{Bridge: "cbr0", Prefixes: prefixes("10.22.0.0/16")}); err != nil || len(list) > 0 {
+				t.Errorf("it did not help: %v, %v", list, err)
+			}
+		})
 	}
 }

@@ -113,6 +113,13 @@ func (k *sealKeeper) covers(generation uint32, network uint64) bool {
 	return k.seal.Generation == generation && slices.Contains(k.seal.Networks, network)
 }
 
+// at says whether the Seal is for a generation: nothing has changed since it was looked at.
+func (k *sealKeeper) at(generation uint32) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.seal.Generation == generation && len(k.seal.Networks) > 0
+}
+
 func (k *sealKeeper) isOn() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()

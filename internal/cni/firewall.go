@@ -56,26 +56,9 @@ func policyOf(name string) nft.Policy {
 	return nft.Open
 }
 
-// admitForwarded puts our rule into the chains of others that would drop what pods
-// send, and refuses where that would not help.
-func (h *host) admitForwarded(ctx context.Context, rec *state.Network) error {
-	admissions, _, err := h.fw.Admit(ctx)
-	if err != nil {
-		return err
-	}
-	rec.Admissions = rec.Admissions[:0]
-	for _, a := range admissions {
-		rec.Admissions = append(rec.Admissions, state.Admission(a))
-	}
+// refuseObstaclesOf is refuseObstacles for a network on record.
+func refuseObstaclesOf(ctx context.Context, rec *state.Network) error {
 	return refuseObstacles(ctx, uint32(rec.Mark), nft.Path{Bridge: rec.Bridge, Prefixes: rec.Subnets})
-}
-
-func admissionsOf(rec *state.Network) []nft.Admission {
-	list := make([]nft.Admission, len(rec.Admissions))
-	for i, a := range rec.Admissions {
-		list[i] = nft.Admission(a)
-	}
-	return list
 }
 
 // refuseObstacles says what would stop the pods' packets and is out of our reach.

@@ -160,6 +160,13 @@ func (h *host) networkDifferences(ctx context.Context, rec *state.Network, attac
 			found.addAll(diffs)
 			return err
 		},
+		func() error {
+			obstacles, err := nft.Obstacles(ctx, &nft.Config{Mark: uint32(rec.Mark)}, nft.Path{Bridge: rec.Bridge, Prefixes: rec.Subnets})
+			for _, o := range obstacles {
+				found.add("%s", o)
+			}
+			return err
+		},
 	)
 	return n, found.list, err
 }
@@ -314,7 +321,7 @@ func (p *Plugin) Repair(ctx context.Context, stateDir string) error {
 			var n nft.Network
 			if n, err = h.restore(ctx, rec, attachments); err == nil {
 				mended = append(mended, n)
-				err = h.followHost(ctx, attachments)
+				err = errors.Join(h.followHost(ctx, attachments), refuseObstaclesOf(ctx, rec))
 			}
 		}
 		errs = append(errs, err)

@@ -122,7 +122,7 @@ func (h *host) look(ctx context.Context, n *network) (*built, error) {
 	if ok, err := h.fw.Ready(ctx, rules(rec, l)); err != nil || !ok {
 		return nil, err
 	}
-	if ok, err := h.fw.Admitted(ctx, admissionsOf(rec)); err != nil || !ok {
+	if ok, err := h.fw.Admitted(ctx); err != nil || !ok {
 		return nil, err
 	}
 	return &built{bridge: l, mtu: rec.MTU}, nil
@@ -170,6 +170,9 @@ func (h *host) build(ctx context.Context, n *network) (*built, error) {
 	rec.ConfigHash = n.config()
 	l, changed, err := h.raise(ctx, rec, attachments, n)
 	if err != nil {
+		return nil, err
+	}
+	if err := refuseObstaclesOf(ctx, rec); err != nil {
 		return nil, err
 	}
 	if changed {
@@ -222,7 +225,7 @@ func (h *host) raise(ctx context.Context, rec *state.Network, attachments []*sta
 			return nil, false, err
 		}
 	}
-	if err := h.admitForwarded(ctx, rec); err != nil {
+	if _, err := h.fw.Admit(ctx); err != nil {
 		return nil, false, err
 	}
 	if err := h.reattach(ctx, rec, attachments); err != nil {

@@ -165,15 +165,15 @@ func golden(t *testing.T, name, got string) {
 func TestDecodeReadsJSONAsPeopleWriteIt(t *testing.T) {
 	t.Parallel()
 	text := " {\n\t\"version\" : 1 ,\r\n \"unknown\": {\"a\": [1, {\"}\": \"]\"}], \"b\": null},\n" +
-		"\"n\\u0061me\": \"first\", \"name\" :\"\\u0063br0\" , \"mtu\": null, \"gateways\": [ \"10.1.0.1/24\" , \"fd00::1/64\"] ,\"admissions\": [ {\"ipv6\":true , \"handle\": 7}, { } ] }\n"
+		"\"n\\u0061me\": \"first\", \"name\" :\"\\u0063br0\" , \"mtu\": null, \"gateways\": [ \"10.1.0.1/24\" , \"fd00::1/64\"] ,\"held\": [ {\"gateway\":\"10.1.0.1/24\" , \"attachment\": \"a\"}, { } ] ,\"admissions\": [ {\"ipv6\":true , \"handle\": 7}, { } ] }\n"
 	n, err := decodeNetwork([]byte(text))
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := &Network{
-		Name:       "cbr0",
-		Gateways:   []netip.Prefix{netip.MustParsePrefix("10.1.0.1/24"), netip.MustParsePrefix("fd00::1/64")},
-		Admissions: []Admission{{IPv6: true, Handle: 7}, {}},
+		Name:     "cbr0",
+		Gateways: []netip.Prefix{netip.MustParsePrefix("10.1.0.1/24"), netip.MustParsePrefix("fd00::1/64")},
+		Held:     []Held{{Gateway: netip.MustParsePrefix("10.1.0.1/24"), Attachment: "a"}, {}},
 	}
 	if d := diff(want, n); d != "" {
 		t.Errorf("(-want +got):\n%s", d)

@@ -141,8 +141,7 @@ func sampleNetwork(name string) *Network {
 		Subnets:    []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24"), netip.MustParsePrefix("fd00:1::/64")},
 		Masquerade: true, NonMasquerade: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")},
 		Policy: "isolated", Guard: true, Mark: 0x1000, NFCall: &yes, Promiscuous: &no,
-		Held:       []Held{{Gateway: netip.MustParsePrefix("10.1.0.1/24"), Attachment: "0123456789a"}},
-		Admissions: []Admission{{Chain: "FORWARD", Handle: 7}, {IPv6: true, Chain: "DOCKER-USER", Handle: 9, Jump: 12}},
+		Held: []Held{{Gateway: netip.MustParsePrefix("10.1.0.1/24"), Attachment: "0123456789a"}},
 	}
 }
 

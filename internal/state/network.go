@@ -52,9 +52,6 @@ type Network struct {
 
 	// Held says for each gateway who needs it.
 	Held []Held `json:"held,omitempty"`
-
-	// Admissions are our rules in other programs' chains.
-	Admissions []Admission `json:"admissions,omitempty"`
 }
 
 // Held is a gateway that is there for an attachment's sake, one of those that need
@@ -67,21 +64,6 @@ type Held struct {
 func (h *Held) fields(c *codec) {
 	c.prefix("gateway", &h.Gateway)
 	c.string("attachment", &h.Attachment)
-}
-
-// An Admission is one rule of ours in another program's chain.
-type Admission struct {
-	IPv6   bool   `json:"ipv6,omitempty"`
-	Chain  string `json:"chain,omitempty"`
-	Handle uint64 `json:"handle,omitempty"` // the kernel's number of it
-	Jump   uint64 `json:"jump,omitempty"`   // and of the rule that leads to the chain
-}
-
-func (a *Admission) fields(c *codec) {
-	c.bool("ipv6", &a.IPv6)
-	c.string("chain", &a.Chain)
-	c.uint64("handle", &a.Handle)
-	c.uint64("jump", &a.Jump)
 }
 
 func (n *Network) fields(c *codec) {
@@ -104,7 +86,6 @@ func (n *Network) fields(c *codec) {
 	c.bool("slaac", &n.SLAAC)
 	c.bool("loopbackUnkept", &n.LoopbackUnkept)
 	objects(c, "held", &n.Held, (*Held).fields)
-	objects(c, "admissions", &n.Admissions, (*Admission).fields)
 }
 
 func (n *Network) check() error {

@@ -44,16 +44,21 @@ func TestForwardPolicyOfDropDoesNotStopPods(t *testing.T) {
 			if err := dial(out, addrPort(ip4(ra).String(), 80), 500*time.Millisecond); err == nil {
 				t.Error("the outside reaches the pod's port past the host port")
 			}
-			n.wantIPTablesWork(chain)
+			n.wantIPTablesWork("FORWARD")
+			// What others drop stays dropped, beside Docker too.
+			n.run("iptables", "-A", chain, "-d", outside4, "-j", "DROP")
+			w.add(n.pod("later"))
+			wantNoPing(t, a.NS, outside4)
+			n.run("iptables", "-D", chain, "-d", outside4, "-j", "DROP")
+			wantPing(t, a.NS, outside4)
 			// Flushed, CHECK says so, and the next ADD mends it.
 			if err := w.check(a); err != nil {
 				t.Error(err)
 			}
-			n.run("iptables", "-F", chain)
+			n.run("iptables", "-F", "FORWARD")
 			wantNoPing(t, a.NS, outside4)
-			wantError(t, w.check(a), 113, chain)
+			wantError(t, w.check(a), 113, "FORWARD")
 			if chain != "FORWARD" {
-				n.run("iptables", "-F", "FORWARD")
 				n.run("iptables", "-A", "FORWARD", "-j", chain)
 			}
 			w.add(n.pod("c"))
@@ -62,7 +67,7 @@ func TestForwardPolicyOfDropDoesNotStopPods(t *testing.T) {
 				t.Error(err)
 			}
 			// The last network takes its rules along.
-			for _, id := range []string{"a", "b", "c"} {
+			for _, id := range []string{"a", "b", "c", "later"} {
 				n.callOK(call{verb: "DEL", id: id, ifName: "eth0", stdin: w.stdin(nil)})
 			}
 			if o := n.remove(w.name); o.status != 0 {
@@ -449,10 +454,10 @@ func TestLegacyIPTablesInTheWayIsNamed(t *testing.T) {
 	w := n.podnet(nil)
 	p := n.pod("a")
 	_, err := w.tryAdd(p)
-	wantError(t, err, 117, "iptables-legacy -I FORWARD")
-	wantError(t, w.status(), 50, "iptables-legacy -I FORWARD")
+	wantError(t, err, 117, "iptables-legacy -A FORWARD")
+	wantError(t, w.status(), 50, "iptables-legacy -A FORWARD")
 	n.wantNothing()
-	n.run("iptables-legacy", "-I", "FORWARD", "-m", "mark", "--mark", "0x1000/0x1000", "-j", "ACCEPT")
+	n.run("iptables-legacy", "-A", "FORWARD", "-m", "mark", "--mark", "0x1000/0x1000", "-j", "ACCEPT")
 	if err := w.status(); err != nil {
 		t.Error(err)
 	}

@@ -1,0 +1,218 @@
+package nft
+
+import "slices"
+
+// What our rule accepts, no rule behind it sees. So it stands as late as it can: right
+// before the point where every packet is dropped, and what its owner drops before that
+// stays dropped.
+
+// spot is a place in a chain: before the rule with that index, or at the chain's end.
+type spot struct {
+	chain string
+	index int
+}
+
+// ending is how a chain ends for a packet that meets no condition but those that are
+// sure.
+type ending uint8
+
+const (
+	endsOpen    ending = iota // at its end, or by a return
+	endsDecided               // by an accept, or by a program (queue)
+	endsStopped               // by a drop or a reject
+)
+
+// course is how a packet ends, and where: the last spot is that in the last chain, and
+// those before it are the jumps that lead there.
+type course struct {
+	end  ending
+	path []spot
+}
+
+// placer finds where our rule belongs in one table. Conditions that a packet may or may
+// not meet are taken for not met where that would end its way, and for met where a rule
+// could stop it.
+type placer struct {
+	packet podPacket
+	// load gives the rules of a chain, and references how many rules or maps call it.
+	load       func(chain string) ([]foreignRule, error)
+	references func(chain string) (int, error)
+
+	chains  map[string][]foreignRule // those read so far
+	courses map[string]course        // the same of scan
+	stops   map[string]bool          // and of chainMayStop
+	err     error                    // the first of load and references
+}
+
+func newPlacer(family uint8, mark uint32) *placer {
+	return &placer{
+		packet: podPacket{mark: mark, family: family},
+		chains: map[string][]foreignRule{}, courses: map[string]course{}, stops: map[string]bool{},
+	}
+}
+
+func (p *placer) rules(chain string) []foreignRule {
+	rules, ok := p.chains[chain]
+	if !ok && p.err == nil {
+		rules, p.err = p.load(chain)
+		p.chains[chain] = rules
+	}
+	return rules
+}
+
+// scan follows a packet through a chain as if there were no rule of ours. The kernel keeps
+// jumps from going in circles; here one that does comes back.
+func (p *placer) scan(chain string) course {
+	if c, ok := p.courses[chain]; ok {
+		return c
+	}
+	p.courses[chain] = course{}
+	c := p.scanRules(chain, p.rules(chain))
+	p.courses[chain] = c
+	return c
+}
+
+func (p *placer) scanRules(chain string, rules []foreignRule) course {
+	for i := range rules {
+		r := &rules[i]
+		if r.isOurs() || p.packet.meetsAll(r) != always {
+			continue
+		}
+		here := []spot{{chain, i}}
+		switch r.verdict {
+		case accepts, queues:
+			return course{endsDecided, here}
+		case drops:
+			return course{endsStopped, here}
+		case returns:
+			return course{endsOpen, here}
+		case jumps, goesTo:
+			if c := p.scan(r.target); c.end != endsOpen || r.verdict == goesTo {
+				return course{c.end, append(here, c.path...)}
+			}
+		}
+	}
+	return course{endsOpen, []spot{{chain, len(rules)}}}
+}
+
+// mayStop says that a rule could do something to a packet that an accept before it would
+// spare it: drop it, hand it to a program, or change it. What it merely counts, logs or
+// accepts does not matter.
+func (p *placer) mayStop(r *foreignRule) bool {
+	if r.isOurs() || p.packet.meetsAll(r) == never {
+		return false
+	}
+	switch r.verdict {
+	case drops, queues, varies:
+		return true
+	case jumps, goesTo:
+		if p.chainMayStop(r.target) {
+			return true
+		}
+	}
+	return r.opaque || r.alters
+}
+
+func (p *placer) chainMayStop(chain string) bool {
+	if stops, ok := p.stops[chain]; ok {
+		return stops
+	}
+	p.stops[chain] = false
+	rules := p.rules(chain)
+	stops := p.anyMayStop(rules)
+	p.stops[chain] = stops
+	return stops
+}
+
+func (p *placer) anyMayStop(rules []foreignRule) bool {
+	for i := range rules {
+		if p.mayStop(&rules[i]) {
+			return true
+		}
+	}
+	return false
+}
+
+// isQuiet says that a rule decides nothing: our rule goes before those that only log what
+// is about to be dropped.
+func (p *placer) isQuiet(r *foreignRule) bool {
+	if r.isOurs() || p.packet.meetsAll(r) == never {
+		return true
+	}
+	switch r.verdict {
+	case goesOn:
+		return !r.opaque && !r.alters
+	case jumps:
+		rules := p.rules(r.target)
+		// One level is enough: what firewalls log, they log in a chain of its own.
+		return !slices.ContainsFunc(rules, func(r foreignRule) bool {
+			return !r.isOurs() && (r.verdict != goesOn || r.opaque || r.alters)
+		})
+	}
+	return false
+}
+
+// destination is where our rule belongs. Without path none is needed.
+type destination struct {
+	// path leads to the point where every packet is dropped.
+	path []spot
+	// at is where a new rule goes. It is not set where there is no such place (blocked).
+	at spot
+	// blocked is the chain that has that point, where nothing can be put before it: other
+	// rules call it too, and before it the chain may stop packets.
+	blocked string
+}
+
+// find looks for the first point where every packet is dropped, the policy included.
+func (p *placer) find(policy uint32) destination {
+	c := p.scan(iptablesForward)
+	if c.end == endsDecided || c.end == endsOpen && policy == policyAccept {
+		return destination{}
+	}
+	w := destination{path: c.path}
+	for i := len(w.path) - 1; ; i-- {
+		s := w.path[i]
+		rules := p.rules(s.chain)
+		if i > 0 && !p.anyMayStop(rules[:s.index]) {
+			continue // it can stand before the jump as well
+		}
+		if i > 0 && p.isShared(s.chain) {
+			w.blocked = s.chain
+			return w
+		}
+		w.at = s
+		for j := s.index - 1; j >= 0 && p.isQuiet(&rules[j]); j-- {
+			if !rules[j].isOurs() {
+				w.at.index = j
+			}
+		}
+		return w
+	}
+}
+
+// isShared says that more than one rule leads to a chain: what is accepted there, is for
+// all of them.
+func (p *placer) isShared(chain string) bool {
+	n, err := p.references(chain)
+	if p.err == nil {
+		p.err = err
+	}
+	return n != 1
+}
+
+// suits says that a rule, which is at an index of its chain, may stay there: every packet
+// gets to it before the point, and nothing in between could stop one.
+func (p *placer) suits(w *destination, chain string, index int) bool {
+	level := slices.IndexFunc(w.path, func(s spot) bool { return s.chain == chain })
+	if level < 0 || index >= w.path[level].index {
+		return false
+	}
+	from := index + 1
+	for _, s := range w.path[level:] {
+		if rules := p.rules(s.chain); from < s.index && p.anyMayStop(rules[from:s.index]) {
+			return false
+		}
+		from = 0
+	}
+	return level == 0 || !p.isShared(chain)
+}

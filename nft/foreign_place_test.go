@@ -1,0 +1,359 @@
+package nft
+
+import (
+	"context"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
+	"github.com/tombolo-cni/tombolo/netns"
+)
+
+// docker is the gist of what Docker makes: the call of DOCKER-USER at the head, and in it
+// the return that versions before 28 put there.
+func docker() []string {
+	return []string{
+		"iptables -P FORWARD DROP", "iptables -N DOCKER-USER", "iptables -A DOCKER-USER -j RETURN",
+		"iptables -A FORWARD -j DOCKER-USER", "iptables -A FORWARD -o docker0 -j DROP",
+	}
+}
+
+// restore loads a recorded layout for both families.
+func restore(tb testing.TB, ns *netns.NS, layout string) {
+	tb.Helper()
+	path := "testdata/layouts/" + layout + ".rules"
+	if _, err := os.Stat(path); err != nil {
+		tb.Fatal(err)
+	}
+	script(tb, ns, "iptables-restore <"+path)
+}
+
+func TestAdmissionStandsRightBeforeWhatDropsAll(t *testing.T) {
+	t.Parallel()
+	const policy = "iptables -P FORWARD DROP"
+	const block = "iptables -A FORWARD -p udp --dport 4444 -j DROP"
+	const blocked = "-p udp -m udp --dport 4444 -j DROP"
+	chain := func(name string, rules ...string) []string {
+		lines := []string{"iptables -N " + name}
+		for _, r := range rules {
+			lines = append(lines, "iptables -A "+name+" "+r)
+		}
+		return lines
+	}
+	join := func(lists ...[]string) (all []string) {
+		for _, l := range lists {
+			all = append(all, l...)
+		}
+		return all
+	}
+	for _, tc := range []struct {
+		name  string
+		lines []string
+		chain string // FORWARD, if it is not said
+		want  []string
+	}{
+		{name: "an empty chain with a policy of drop", lines: []string{policy}, want: []string{ourRule}},
+		{name: "behind a drop of some, and the policy", lines: []string{policy, block}, want: []string{blocked, ourRule}},
+		{name: "before a drop of all", lines: []string{block, "iptables -A FORWARD -j DROP"}, want: []string{blocked, ourRule, "-j DROP"}},
+		{name: "before the first of two", lines: []string{"iptables -A FORWARD -j DROP", block, "iptables -A FORWARD -j DROP"},
+			want: []string{ourRule, "-j DROP", blocked, "-j DROP"}},
+		{name: "before the log of what is dropped", lines: []string{block, "iptables -A FORWARD -m limit --limit 1/s -j LOG", "iptables -A FORWARD -j LOG", "iptables -A FORWARD -j DROP"},
+			want: []string{blocked, ourRule, "-m limit --limit 1/sec -j LOG", "-j LOG", "-j DROP"}},
+		{name: "before the log of what the policy drops", lines: []string{policy, block, "iptables -A FORWARD -j LOG"}, want: []string{blocked, ourRule, "-j LOG"}},
+		{name: "behind what changes packets", lines: []string{policy, "iptables -A FORWARD -p tcp -m tcp --tcp-flags SYN,RST SYN -j TCPMSS --clamp-mss-to-pmtu"},
+			want: []string{"-p tcp -m tcp --tcp-flags SYN,RST SYN -j TCPMSS --clamp-mss-to-pmtu", ourRule}},
+		{name: "behind what asks a program about some", lines: []string{policy, "iptables -A FORWARD -p udp -j NFQUEUE --queue-num 7"},
+			want: []string{"-p udp -j NFQUEUE --queue-num 7", ourRule}},
+		{name: "before a chain that rejects all", lines: join(chain("no", "-j LOG", "-j DROP"), []string{block, "iptables -A FORWARD -j no"}),
+			want: []string{blocked, ourRule, "-j no"}},
+		{name: "before a chain that others call, and that accepts some and drops the rest",
+			lines: join(chain("all", "-i lo -j ACCEPT", "-j DROP"), []string{"iptables -A INPUT -p udp -j all", "iptables -A FORWARD -j all"}),
+			want:  []string{ourRule, "-j all"}},
+		{name: "before a chain that returns some to the policy", lines: join(chain("most", "-i lo -j RETURN", "-j DROP"), []string{policy, "iptables -A FORWARD -j most"}),
+			want: []string{ourRule, "-j most"}},
+		{name: "in a chain that drops some, then all", lines: join(chain("no", "-p udp -m udp --dport 4444 -j DROP", "-j DROP"), []string{"iptables -A FORWARD -j no"}),
+			chain: "no", want: []string{blocked, ourRule, "-j DROP"}},
+		{name: "in a chain of a chain", lines: join(chain("in", "-p udp -m udp --dport 4444 -j DROP", "-j DROP"), chain("out", "-j in"), []string{"iptables -A FORWARD -j out"}),
+			chain: "in", want: []string{blocked, ourRule, "-j DROP"}},
+		{name: "at the end of a chain that is gone to", lines: join(chain("rest", "-p udp -m udp --dport 4444 -j DROP"), []string{policy, "iptables -A FORWARD -g rest"}),
+			chain: "rest", want: []string{blocked, ourRule}},
+		{name: "before a return to the policy", lines: []string{policy, block, "iptables -A FORWARD -j RETURN"}, want: []string{blocked, ourRule, "-j RETURN"}},
+		{name: "behind a chain that returns", lines: join(chain("some", "-p udp -m udp --dport 4444 -j DROP", "-j RETURN", "-j DROP"), []string{policy, "iptables -A FORWARD -j some"}),
+			want: []string{"-j some", ourRule}},
+
+		{name: "none under a policy of accept", lines: []string{block}, want: []string{blocked}},
+		{name: "none where all is accepted", lines: []string{policy, block, "iptables -A FORWARD -j ACCEPT"}, want: []string{blocked, "-j ACCEPT"}},
+		{name: "none where a program decides", lines: []string{policy, "iptables -A FORWARD -j NFQUEUE --queue-num 7"}, want: []string{"-j NFQUEUE --queue-num 7"}},
+		{name: "none where a chain accepts all", lines: join(chain("yes", "-j ACCEPT"), []string{policy, "iptables -A FORWARD -j yes"}), want: []string{"-j yes"}},
+		{name: "none where others call the chain that drops some, then all",
+			lines: join(chain("no", "-p udp -m udp --dport 4444 -j DROP", "-j DROP"), []string{"iptables -A FORWARD -p tcp -j no", "iptables -A FORWARD -j no"}),
+			want:  []string{"-p tcp -j no", "-j no"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			c, ns := dialNew(t)
+			script(t, ns, tc.lines...)
+			if tc.chain == "" {
+				tc.chain = "FORWARD"
+			}
+			mustAdmit(t, c, strings.Contains(strings.Join(tc.want, "\n"), "tombolo"))
+			wantRules(t, ns, tc.chain, tc.want...)
+			mustAdmit(t, c, false)
+
+			// Of the rule at the head that earlier versions made, nothing remains.
+			if err := c.Withdraw(context.Background()); err != nil {
+				t.Fatal(err)
+			}
+			script(t, ns, "iptables -I FORWARD "+ourRule)
+			if _, err := c.Admit(context.Background()); err != nil {
+				t.Fatal(err)
+			}
+			mustAdmit(t, c, false)
+			hazard := tc.chain != "FORWARD" || len(tc.want) > 1
+			if hazard && !strings.HasPrefix(tc.want[0], "-m mark") && tc.want[0] != "-j most" {
+				wantRules(t, ns, tc.chain, tc.want...)
+			}
+		})
+	}
+}
+
+func TestWhereTheAdmissionGoesInRecordedLayouts(t *testing.T) {
+	t.Parallel()
+	for layout, before := range map[string]string{ // what follows our rule
+		"docker-20.10": "", "docker-26": "", "docker-28": "",
+		"rhel-7": "-j REJECT", "rhel-5": "-j RH-Firewall-1-INPUT",
+	} {
+		t.Run(layout, func(t *testing.T) {
+			t.Parallel()
+			c, ns := dialNew(t)
+			restore(t, ns, layout)
+			mustAdmit(t, c, true)
+			for _, program := range programs() {
+				_, after, _ := strings.Cut(iptables(t, ns, program, "-S", "FORWARD"), "-A FORWARD "+ourRule+"\n")
+				if got := strings.TrimSpace(after); got != before && !strings.HasPrefix(got, "-A FORWARD "+before+" ") && got != "-A FORWARD "+before {
+					t.Errorf("%s: behind our rule: %q, want %q", program, got, before)
+				}
+			}
+			// Docker makes its rules anew at the head when it starts.
+			script(t, ns, "iptables-save -t filter >/tmp/layout.$$; iptables-restore </tmp/layout.$$; rm /tmp/layout.$$")
+			mustAdmit(t, c, false)
+		})
+	}
+}
+
+func TestWhatBecomesOfTheAdmission(t *testing.T) {
+	t.Parallel()
+	const (
+		rule    = `rule "tombolo: admit what table inet tombolo marks"`
+		missing = ": " + rule + " for mark 0x1000 is missing"
+		surplus = ": " + rule + " with handle N does not belong there"
+		forward = "chain FORWARD of table "
+	)
+	both := func(what, text string) []string {
+		return []string{what + "ip filter" + text, what + "ip6 filter" + text}
+	}
+	misplaced := func(in, to string) []string {
+		var list []string
+		for _, family := range []string{"ip", "ip6"} {
+			list = append(list, "chain "+in+" of table "+family+" filter: place of "+rule+" for mark 0x1000 is where it spares packets other rules, or where they do not get to it, "+
+				"should be right before what every packet is dropped by, in chain "+to+" of table "+family+" filter")
+		}
+		return list
+	}
+	const drop = "-p udp -m udp --dport 4444 -j DROP"
+	for _, tc := range []struct {
+		name   string
+		before []string
+		after  []string
+		diffs  []string // none: nothing is wrong
+		none   bool     // no rule is needed, in the end
+		rules  []string // of FORWARD, in the end
+	}{
+		{name: "flushed", after: []string{"iptables -F"}, diffs: both(forward, missing), rules: []string{ourRule}},
+		{name: "deleted", after: []string{"iptables -D FORWARD 1"}, diffs: both(forward, missing), rules: []string{ourRule}},
+		{
+			name: "restored from a file without it", after: []string{`printf '*filter\n:FORWARD DROP\n-A FORWARD -i eth0 -j ACCEPT\nCOMMIT\n' | iptables-restore`},
+			diffs: both(forward, missing), rules: []string{"-i eth0 -j ACCEPT", ourRule},
+		},
+		{name: "restored from a file with it", after: []string{saveRestore}, rules: []string{ourRule}},
+		{
+			name: "restored from a file with it, on top", after: []string{strings.ReplaceAll(saveRestore, "-restore", "-restore -n")},
+			diffs: both(forward, surplus), rules: []string{ourRule},
+		},
+		{
+			name: "others insert before it, and stop some", after: []string{
+				"iptables -N KUBE-ROUTER-FORWARD", "iptables -A KUBE-ROUTER-FORWARD -d 0/0 -i kube -j REJECT",
+				"iptables -I FORWARD -j KUBE-ROUTER-FORWARD", "iptables -I FORWARD -m conntrack --ctstate INVALID -j DROP",
+			}, rules: []string{"-m conntrack --ctstate INVALID -j DROP", "-j KUBE-ROUTER-FORWARD", ourRule},
+		},
+		{name: "others append an accept", after: []string{"iptables -A FORWARD -i eth0 -j ACCEPT"}, rules: []string{ourRule, "-i eth0 -j ACCEPT"}},
+		{
+			name: "others append a chain that accepts some", after: []string{"iptables -N yes", "iptables -A yes -i eth0 -j ACCEPT", "iptables -A FORWARD -j yes"},
+			rules: []string{ourRule, "-j yes"},
+		},
+		{name: "others append a drop", after: []string{"iptables -A FORWARD " + drop}, diffs: misplaced("FORWARD", "FORWARD"), rules: []string{drop, ourRule}},
+		{
+			name: "others put a drop into a chain behind it", before: []string{"iptables -P FORWARD DROP", "iptables -N mine", "iptables -A FORWARD -j mine"},
+			after: []string{"iptables -A mine " + drop}, diffs: misplaced("FORWARD", "FORWARD"), rules: []string{"-j mine", ourRule},
+		},
+		{
+			name: "others replace a rule behind it by a drop", before: []string{"iptables -P FORWARD DROP", "iptables -A FORWARD -j LOG"},
+			after: []string{"iptables -R FORWARD 2 " + drop}, diffs: misplaced("FORWARD", "FORWARD"), rules: []string{drop, ourRule},
+		},
+		{name: "others append what asks a program", after: []string{"iptables -A FORWARD -p udp -j NFQUEUE --queue-num 7"}, diffs: misplaced("FORWARD", "FORWARD"), rules: []string{"-p udp -j NFQUEUE --queue-num 7", ourRule}},
+		{name: "others append what logs", after: []string{"iptables -A FORWARD -j LOG"}, rules: []string{ourRule, "-j LOG"}},
+		{name: "others append a drop of all", after: []string{"iptables -A FORWARD -j DROP"}, rules: []string{ourRule, "-j DROP"}},
+		{name: "others append a drop of all that is not ours", after: []string{"iptables -A FORWARD -m mark ! --mark 0x1000/0x1000 -j DROP"}, rules: []string{ourRule, "-m mark ! --mark 0x1000/0x1000 -j DROP"}},
+		{name: "others insert a drop of all before it", after: []string{"iptables -I FORWARD -j DROP"}, diffs: misplaced("FORWARD", "FORWARD"), rules: []string{ourRule, "-j DROP"}},
+		{name: "others insert a return before it", after: []string{"iptables -I FORWARD -j RETURN"}, diffs: misplaced("FORWARD", "FORWARD"), rules: []string{ourRule, "-j RETURN"}},
+		{
+			name: "others insert a chain that drops before it", after: []string{"iptables -N no", "iptables -A no -j REJECT", "iptables -I FORWARD -j no"},
+			diffs: misplaced("FORWARD", "FORWARD"), rules: []string{ourRule, "-j no"},
+		},
+		{name: "others accept all before it", after: []string{"iptables -I FORWARD -j ACCEPT"}, diffs: both(forward, surplus), none: true, rules: []string{"-j ACCEPT"}},
+		{name: "the policy turns to accept", after: []string{"iptables -P FORWARD ACCEPT"}, diffs: both(forward, surplus), none: true},
+		{name: "the policy turns to drop", before: []string{"iptables -P FORWARD ACCEPT", "iptables -A FORWARD " + drop}, after: []string{"iptables -P FORWARD DROP"},
+			diffs: both(forward, missing), rules: []string{drop, ourRule}},
+		{
+			name: "changed to something else", after: []string{"iptables -R FORWARD 1 " + strings.Replace(ourRule, "0x1000/0x1000", "0x1/0x1", 1)},
+			diffs: []string{forward + "ip filter" + surplus, forward + "ip filter" + missing, forward + "ip6 filter" + surplus, forward + "ip6 filter" + missing},
+			rules: []string{ourRule},
+		},
+		{name: "Docker comes", after: docker()[1:], diffs: misplaced("FORWARD", "FORWARD"), rules: []string{"-j DOCKER-USER", "-o docker0 -j DROP", ourRule}},
+		{
+			name: "Docker moves its call to the head again", before: docker(),
+			after: []string{"iptables -D FORWARD -j DOCKER-USER", "iptables -I FORWARD -j DOCKER-USER"},
+			rules: []string{"-j DOCKER-USER", "-o docker0 -j DROP", ourRule},
+		},
+		{
+			name: "an earlier version made it at the head", before: docker(),
+			after: []string{"iptables -D FORWARD 3", "iptables -I FORWARD " + ourRule},
+			diffs: misplaced("FORWARD", "FORWARD"), rules: []string{"-j DOCKER-USER", "-o docker0 -j DROP", ourRule},
+		},
+		{
+			name: "an earlier version made it in DOCKER-USER", before: docker(),
+			after: []string{"iptables -D FORWARD 3", "iptables -I DOCKER-USER " + ourRule},
+			diffs: misplaced("DOCKER-USER", "FORWARD"), rules: []string{"-j DOCKER-USER", "-o docker0 -j DROP", ourRule},
+		},
+		{name: "Docker is gone", before: docker(), after: []string{"iptables -F", "iptables -X DOCKER-USER"}, diffs: both(forward, missing), rules: []string{ourRule}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			c, ns := dialNew(t)
+			c.Trust(Seal{})
+			if tc.before == nil {
+				tc.before = []string{"iptables -P FORWARD DROP"}
+			}
+			script(t, ns, tc.before...)
+			mustAdmit(t, c, !strings.Contains(tc.before[0], "ACCEPT"))
+			script(t, ns, tc.after...)
+			wantAdmitted(t, c, len(tc.diffs) == 0)
+			wantDifferences(t, c, tc.diffs...)
+			mustAdmit(t, c, len(tc.diffs) > 0)
+			wantRules(t, ns, "FORWARD", tc.rules...)
+			want := 1
+			if tc.none {
+				want = 0
+			}
+			if got := strings.Count(iptables(t, ns, "iptables", "-S"), admissionComment); got != want {
+				t.Errorf("our rule is there %d times", got)
+			}
+		})
+	}
+}
+
+// Between the old rule and the new one there is no moment without either.
+func TestAdmissionIsMovedInOneTransaction(t *testing.T) {
+	t.Parallel()
+	c, ns := dialNew(t)
+	script(t, ns, docker()...)
+	script(t, ns, "iptables -I DOCKER-USER "+ourRule)
+	before, err := c.generation()
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustAdmit(t, c, true)
+	if after, err := c.generation(); err != nil || after != next(before) {
+		t.Errorf("generation %d became %d (%v): want one transaction", before, after, err)
+	}
+	wantRules(t, ns, "DOCKER-USER", "-j RETURN")
+}
+
+// What is not known may drop: it is never spared, and never relied on either.
+func TestAdmissionGoesBehindWhatIsNotKnown(t *testing.T) {
+	t.Parallel()
+	for name, rule := range map[string]string{
+		"a map of verdicts":         `udp dport vmap { 4444 : drop }`,
+		"a jump by a map":           `udp dport vmap { 4444 : jump elsewhere }`,
+		"a set that is changed":     `update @seen { ip saddr }`,
+		"a mark that is set":        `meta mark set meta mark | 0x4`,
+		"a connection mark":         `ct mark set 0x4`,
+		"a changed header":          `ip ttl set 7`,
+		"a drop of an unknown kind": `fib saddr oif missing drop`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c, ns := dialNew(t)
+			nft(t, ns, `table ip filter { set seen { type ipv4_addr; size 8; flags dynamic; }; chain elsewhere { drop; };
+				chain FORWARD { type filter hook forward priority filter; policy drop; `+rule+`; }; }`)
+			mustAdmit(t, c, true)
+			list := nft(t, ns, "list", "chain", "ip", "filter", "FORWARD")
+			if lines := strings.Split(strings.TrimSpace(list), "\n"); !strings.Contains(lines[len(lines)-3], "tombolo") {
+				t.Errorf("our rule is not the last one:\n%s", list)
+			}
+			// Nor is one that stands before it left there.
+			if err := c.Withdraw(context.Background()); err != nil {
+				t.Fatal(err)
+			}
+			nft(t, ns, `insert rule ip filter FORWARD meta mark & 0x1000 == 0x1000 counter accept comment "`+admissionComment+`"`)
+			wantAdmitted(t, c, false)
+			mustAdmit(t, c, true)
+			if diff := cmp.Diff(list, nft(t, ns, "list", "chain", "ip", "filter", "FORWARD")); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestSealSparesTheLookAtTheAdmission(t *testing.T) {
+	t.Parallel()
+	c, ns := dialNew(t)
+	c.Trust(Seal{})
+	script(t, ns, docker()...)
+	mustAdmit(t, c, true)
+	seal := c.Seal()
+	if len(seal.Networks) != 1 {
+		t.Fatalf("sealed: %v", seal)
+	}
+	// Trusted, until anything changes: whoever looked would look for rules.
+	looks := 0
+	tr, err := nl.Open(unix.NETLINK_NETFILTER, &nl.Config{NetNS: ns})
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := on(nl.New(nltest.NewFaulty(tr, &nltest.Fault{Type: messageType(unix.NFT_MSG_GETCHAIN), Match: func(nl.Message) bool { looks++; return false }})), 0)
+	t.Cleanup(func() { other.Close() })
+	other.Trust(seal)
+	wantAdmitted(t, other, true)
+	if looks != 0 {
+		t.Errorf("looked %d times at what is sealed", looks)
+	}
+	script(t, ns, "iptables -A FORWARD -p udp --dport 4444 -j DROP")
+	wantAdmitted(t, dialTrusting(t, ns, seal), false)
+	// Another mark's is another.
+	marked := dialMark(t, ns, 0x2000)
+	marked.Trust(Seal{Generation: seal.Generation + 2, Networks: seal.Networks})
+	wantAdmitted(t, marked, false)
+}
+
+func dialTrusting(tb testing.TB, ns *netns.NS, seal Seal) *Conn {
+	tb.Helper()
+	c := dial(tb, ns)
+	c.Trust(seal)
+	return c
+}

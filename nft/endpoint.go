@@ -50,8 +50,11 @@ type Endpoint struct {
 	// router is to be (DHCP snooping, RFC 6105's RA guard, RFC 7610's DHCPv6 shield): a
 	// guarded pod that sends no answers of DHCP or DHCPv6 servers and relays, by no
 	// port, no DHCP requests for another's MAC, no queries of IGMP and MLD, no ICMP
-	// redirects, and nothing of PIM, OSPF, EIGRP and VRRP. Router advertisements and
-	// redirects of IPv6 no guarded pod sends whose addresses are known.
+	// redirects, and nothing of what routers and firewalls tell each other: not by a
+	// protocol of IP (PIM, OSPF, EIGRP, VRRP and CARP, IS-IS, NHRP, pfsync and the like),
+	// nor to the UDP ports of RIP, OLSR, LDP, HSRP, GLBP, Babel, WCCP and the like,
+	// wherever that is. Router advertisements and redirects of IPv6 no guarded pod sends
+	// whose addresses are known. TCP is not looked at, nor what IPsec hides.
 	//
 	// Without addresses of IPv4 it is about to get one: it may ask DHCP servers for it
 	// and look whether another host has it (RFC 5227), and nothing else of IPv4.

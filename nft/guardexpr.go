@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"bytes"
 	"encoding/binary"
 	"net"
 
@@ -128,13 +129,16 @@ func (x expressions) firstByte(from, to byte) {
 }
 
 // within holds if the byte in the first register is one of a row.
-func (x expressions) within(from, to byte) {
-	if from == to {
-		x.compare(unix.NFT_CMP_EQ, []byte{from})
+func (x expressions) within(from, to byte) { x.among([]byte{from}, []byte{to}) }
+
+// among is the same for a number of several bytes.
+func (x expressions) among(from, to []byte) {
+	if bytes.Equal(from, to) {
+		x.compare(unix.NFT_CMP_EQ, from)
 		return
 	}
-	x.compare(unix.NFT_CMP_GTE, []byte{from})
-	x.compare(unix.NFT_CMP_LTE, []byte{to})
+	x.compare(unix.NFT_CMP_GTE, from)
+	x.compare(unix.NFT_CMP_LTE, to)
 }
 
 // longer compares the length that an IPv6 header gives for what is behind it.

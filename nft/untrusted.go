@@ -29,6 +29,7 @@ func (list *rules) addUntrusted() {
 	// Most of all packets, which the rest is not about.
 	list.add("TCP", func(x expressions) { x.isL4(unix.IPPROTO_TCP); x.leave() })
 	list.addDHCP()
+	list.addRouting()
 	list.add("other UDP", func(x expressions) { x.isL4(unix.IPPROTO_UDP); x.leave() })
 	list.addARPProbes()
 	list.addRouters()
@@ -46,6 +47,8 @@ func (list *rules) addUntrusted() {
 const (
 	dhcpServer   = 67
 	dhcpClient   = 68
+	pxeServer    = 4011 // Intel's Preboot Execution Environment 2.1, section 2.2.3
+	ipvsSync     = 8848 // Linux's, the highest of those that are dropped
 	dhcp6Client  = 546
 	dhcp6Server  = 547
 	udpSource    = 0 // offsets in the UDP header
@@ -65,6 +68,7 @@ func (list *rules) addDHCP() {
 	}{
 		{"from a DHCP server's port", udpSource, dhcpServer},
 		{"to a DHCP client's port", udpTarget, dhcpClient},
+		{"from a boot server's port", udpSource, pxeServer},
 		{"from a DHCPv6 server's port", udpSource, dhcp6Server},
 		{"to a DHCPv6 client's port", udpTarget, dhcp6Client},
 	} {
@@ -105,6 +109,43 @@ func (list *rules) addDHCP() {
 		x.compare(unix.NFT_CMP_GT, []byte{informationRequest})
 		x.drop()
 	})
+}
+
+// addRouting is for what routers, and firewalls, tell each other by UDP: which ways they
+// know, which of them answers for an address that they share, what connections there are.
+// Most of it is believed if it comes by the right link. It goes to these ports, from
+// whichever, to groups, and some of it to one router as well.
+func (list *rules) addRouting() {
+	list.add("UDP to higher ports", func(x expressions) {
+		x.isL4(unix.IPPROTO_UDP)
+		x.payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, udpTarget, 2, first)
+		x.compare(unix.NFT_CMP_GT, number16(ipvsSync))
+		x.leave()
+	})
+	for _, protocol := range []struct {
+		comment  string
+		from, to uint16
+	}{
+		{"MANET and OLSR 2", 269, 269}, // RFC 5498
+		{"RIP and RIPng", 520, 521},    // RFC 2453, RFC 2080
+		{"LDP", 646, 646},              // RFC 5036
+		{"AODV", 654, 654},             // RFC 3561
+		{"OLSR", 698, 698},             // RFC 3626
+		{"HSRP", 1985, 1985},           // RFC 2281; version 2 too
+		{"HSRP over IPv6", 2029, 2029},
+		{"WCCP", 2048, 2048},
+		{"GLBP", 3222, 3222},
+		{"conntrackd", 3780, 3780}, // of its examples
+		{"Babel", 6696, 6696},      // RFC 8966
+		{"IPVS synchronization", ipvsSync, ipvsSync},
+	} {
+		list.add(protocol.comment, func(x expressions) {
+			x.isL4(unix.IPPROTO_UDP)
+			x.payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, udpTarget, 2, first)
+			x.among(number16(protocol.from), number16(protocol.to))
+			x.drop()
+		})
+	}
 }
 
 // addARPProbes lets a host that has an address ask for its own alone. Who asks for
@@ -180,9 +221,19 @@ func (list *rules) addRouters() {
 		comment  string
 		from, to byte
 	}{
+		{"GGP", 3, 3},
+		{"EGP and IGRP", 8, 9},
+		{"IDRP", 45, 45},
+		{"DSR", 48, 48}, // RFC 4728
+		{"NHRP", 54, 54},
+		{"NSFNET-IGP and DGP", 85, 86},
 		{"EIGRP and OSPF", 88, 89},
+		{"LARP", 91, 91},
 		{"PIM", 103, 103},
 		{"VRRP and CARP", 112, 112},
+		{"IS-IS over IP", 124, 124},
+		{"MANET", 138, 138}, // RFC 5498
+		{"pfsync", 240, 240},
 	} {
 		list.add(protocol.comment, func(x expressions) {
 			x.meta(unix.NFT_META_L4PROTO, first)

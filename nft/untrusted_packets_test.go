@@ -2,6 +2,7 @@ package nft
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -61,11 +62,13 @@ func serverFrames() []namedFrame {
 		return packet4("0.0.0.0", "255.255.255.255", 0, 17, udpMessage(68, 67, payload))
 	}
 	advertise := udpMessage(547, 546, []byte{2, 0, 0, 7})
-	return []namedFrame{
+	return append(routingFrames(), []namedFrame{
 		{"DHCP answer", ipv4(udp4(67, 68, offer))},
 		{"DHCP answer from another port", ipv4(udp4(1067, 68, offer))},
 		{"DHCP answer to another port", ipv4(udp4(67, 1068, offer))},
 		{"DHCP answer from the client's port", ipv4(udp4(68, 68, offer))},
+		{"answer of a boot server", ipv4(udp4(4011, 4011, offer))},
+		{"answer of a boot server to another port", ipv4(udp4(4011, 30000, offer))},
 		{"DHCP answer to a relay", ipv4(udp4(1067, 67, offer))},
 		{"DHCP answer to one client", ether(otherMAC, podMAC, unix.ETH_P_IP, packet4(pod4, other4, 0, 17, udpMessage(1067, 68, offer)))},
 		{"DHCP answer behind options", ipv4(packet4with(routerAlert(), pod4, "255.255.255.255", 0, 17, udpMessage(1067, 68, offer)))},
@@ -127,7 +130,65 @@ func serverFrames() []namedFrame {
 		{"IPv4 with too short a header", ipv4(with(packet4(pod4, other4, 0, 17, udpMessage(67, 68, offer)), 0, 0x44))},
 		{"IPv6 that is longer than its frame", ipv6(with(udp6(547, 546, 2, 0, 0, 7), 4, 0x20, 0))},
 		{"IPv6 whose headers do not end", ipv6(packet6(podLocal, allNodes, unix.IPPROTO_DSTOPTS, []byte{unix.IPPROTO_DSTOPTS, 99, 1, 4, 0, 0, 0, 0}, advertise))},
+	}...)
+}
+
+// routingFrames are frames by which a pod passes for a router, or for one of a pair of
+// routers, firewalls or load balancers.
+func routingFrames() []namedFrame {
+	to4 := func(group string, packet []byte) []byte {
+		b := ip(group)
+		return ether(fmt.Sprintf("01:00:5e:%02x:%02x:%02x", b[1]&0x7f, b[2], b[3]), podMAC, unix.ETH_P_IP, packet)
 	}
+	to6 := func(group string, packet []byte) []byte {
+		b := ip(group)
+		return ether(fmt.Sprintf("33:33:%02x:%02x:%02x:%02x", b[12], b[13], b[14], b[15]), podMAC, unix.ETH_P_IPV6, packet)
+	}
+	body := make([]byte, 24)
+	var frames []namedFrame
+	for _, protocol := range []struct {
+		name   string
+		port   int
+		group4 string
+		group6 string
+	}{
+		{"MANET neighbourhood discovery", 269, "224.0.0.109", "ff02::6d"},
+		{"RIP", 520, "224.0.0.9", ""}, {"RIP of version 1", 520, "255.255.255.255", ""}, {"RIPng", 521, "", "ff02::9"},
+		{"LDP", 646, "224.0.0.2", "ff02::2"}, {"AODV", 654, "255.255.255.255", "ff02::6d"}, {"OLSR", 698, "224.0.0.109", "ff02::6d"},
+		{"HSRP", 1985, "224.0.0.2", ""}, {"HSRP of version 2", 1985, "224.0.0.102", ""}, {"HSRP over IPv6", 2029, "", "ff02::66"},
+		{"WCCP", 2048, "224.0.1.87", ""}, {"GLBP", 3222, "224.0.0.102", "ff02::66"}, {"connections of a firewall", 3780, "225.0.0.50", ""},
+		{"Babel", 6696, "224.0.0.111", "ff02::1:6"}, {"connections of a load balancer", 8848, "224.0.0.81", ""},
+	} {
+		if protocol.group4 != "" {
+			frames = append(frames,
+				namedFrame{protocol.name, to4(protocol.group4, packet4(pod4, protocol.group4, 0, 17, udpMessage(protocol.port, protocol.port, body)))},
+				namedFrame{protocol.name + " from another port", to4(protocol.group4, packet4(pod4, protocol.group4, 0, 17, udpMessage(30000, protocol.port, body)))},
+				namedFrame{protocol.name + " behind a router alert", to4(protocol.group4, packet4with(routerAlert(), pod4, protocol.group4, 0, 17, udpMessage(protocol.port, protocol.port, body)))},
+				namedFrame{protocol.name + " in a fragment", to4(protocol.group4, packet4(pod4, protocol.group4, 0x2000, 17, udpMessage(protocol.port, protocol.port, body)[:8]))})
+		}
+		if protocol.group6 != "" {
+			frames = append(frames,
+				namedFrame{protocol.name + " to IPv6's group", to6(protocol.group6, packet6(podLocal, protocol.group6, 17, udpMessage(protocol.port, protocol.port, body)))},
+				namedFrame{protocol.name + " to IPv6's group, behind options", to6(protocol.group6,
+					packet6(podLocal, protocol.group6, unix.IPPROTO_HOPOPTS, padding6(17), udpMessage(protocol.port, protocol.port, body)))},
+				namedFrame{protocol.name + " to IPv6's group, in a fragment", to6(protocol.group6,
+					packet6(podLocal, protocol.group6, unix.IPPROTO_FRAGMENT, fragment6(17, 1), udpMessage(protocol.port, protocol.port, body)[:8]))})
+		}
+		frames = append(frames, namedFrame{protocol.name + " to one router",
+			ether(otherMAC, podMAC, unix.ETH_P_IP, packet4(pod4, other4, 0, 17, udpMessage(protocol.port, protocol.port, body)))})
+	}
+	for _, protocol := range []struct {
+		name   string
+		number byte
+	}{
+		{"GGP", 3}, {"EGP", 8}, {"IGRP", 9}, {"IDRP", 45}, {"DSR", 48}, {"NHRP", 54}, {"NSFNET-IGP", 85}, {"DGP", 86},
+		{"LARP", 91}, {"IS-IS over IP", 124}, {"MANET", 138}, {"pfsync", 240},
+	} {
+		frames = append(frames,
+			namedFrame{protocol.name, to4("224.0.0.2", packet4(pod4, "224.0.0.2", 0, protocol.number, body))},
+			namedFrame{protocol.name + " over IPv6", to6("ff02::2", packet6(podLocal, "ff02::2", protocol.number, body))})
+	}
+	return frames
 }
 
 // hostFrames are frames that a pod must be able to send, which is nothing but a host.
@@ -139,6 +200,43 @@ func hostFrames() []namedFrame {
 	}
 	icmp4 := func(typ byte) []byte { return ipv4(packet4(pod4, other4, 0, 1, join([]byte{typ}, make([]byte, 40)))) }
 	frames := slices.DeleteFunc(decent(), func(f namedFrame) bool { return strings.HasPrefix(f.name, "DHCP") })
+	// Whatever a pod wants of the world, and what is next to what it must not say.
+	for _, port := range []int{
+		53, 69, 123, 268, 270, 319, 320, 443, 500, 519, 522, 645, 647, 653, 655, 697, 699, 1701, 1900, 1984, 1986, 2028, 2030, 2047, 2049, 3221, 3223,
+		3779, 3781, 3784, 4010, 4011, 4012, 4500, 4789, 5353, 5355, 6695, 6697, 8847, 8849, 33434, 51820, 65535,
+	} {
+		frames = append(frames,
+			namedFrame{fmt.Sprintf("UDP to port %d", port), ether(otherMAC, podMAC, unix.ETH_P_IP, packet4(pod4, other4, 0, 17, datagram(40000, port)))},
+			namedFrame{fmt.Sprintf("UDP to port %d over IPv6", port), ether(otherMAC, podMAC, unix.ETH_P_IPV6, packet6(pod6, other6, 17, datagram(40000, port)))})
+	}
+	for _, port := range []int{66, 67, 68, 520, 521, 546, 547, 646, 1985, 3222, 4011, 6696, 8848} {
+		tcp := join(be16(port), be16(port), make([]byte, 16))
+		frames = append(frames,
+			namedFrame{fmt.Sprintf("TCP, port %d", port), ether(otherMAC, podMAC, unix.ETH_P_IP, packet4(pod4, other4, 0, 6, tcp))},
+			namedFrame{fmt.Sprintf("TCP, port %d, over IPv6", port), ether(otherMAC, podMAC, unix.ETH_P_IPV6, packet6(pod6, other6, 6, tcp))})
+	}
+	for _, port := range []int{269, 520, 521, 646, 698, 1985, 3222, 6696, 8848} {
+		// A server there answers.
+		frames = append(frames, namedFrame{fmt.Sprintf("UDP from port %d", port),
+			ether(otherMAC, podMAC, unix.ETH_P_IP, packet4(pod4, other4, 0, 17, datagram(port, 40000)))})
+	}
+	for name, protocol := range map[string]byte{
+		"IPv4 in IPv4": 4, "IPv6 in IPv4": 41, "AH": 51, "RSVP": 46, "SCTP to a router": 132, "UDP-Lite": 136, "L2TP": 115, "protocol 90": 90, "protocol 104": 104,
+	} {
+		frames = append(frames, namedFrame{name, ipv4(packet4(pod4, other4, 0, protocol, make([]byte, 40)))})
+	}
+	to := func(group string, dst, port int) []byte {
+		return packet6(podLocal, group, 17, datagram(dst, port))
+	}
+	frames = append(frames, []namedFrame{
+		{"multicast DNS over IPv6", ipv6(to("ff02::fb", 5353, 5353))},
+		{"LLMNR", ipv4(packet4(pod4, "224.0.0.252", 0, 17, datagram(40000, 5355)))}, {"LLMNR over IPv6", ipv6(to("ff02::1:3", 40000, 5355))},
+		{"SSDP", ipv4(packet4(pod4, "239.255.255.250", 0, 17, datagram(40000, 1900)))}, {"SSDP over IPv6", ipv6(to("ff02::c", 40000, 1900))},
+		// Whoever reads it has a key of the pod's.
+		{"AH over IPv6", ipv6(packet6(pod6, other6, unix.IPPROTO_AH, []byte{17, 1, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1}, datagram(1024, 9)))},
+		{"ESP over IPv6", ipv6(packet6(pod6, other6, unix.IPPROTO_ESP, make([]byte, 40)))},
+		{"router solicitation of IPv4", icmp4(10)}, {"timestamp", icmp4(13)},
+	}...)
 	return append(append(frames, leasingFrames()[:4]...), []namedFrame{
 		{"DHCP renewal, to the server", ether(otherMAC, podMAC, unix.ETH_P_IP, packet4(pod4, other4, 0, 17, udpMessage(68, 67, dhcpMessage(1, podMAC, 53, 1, 3))))},
 		{"DHCP renewal, to all", ipv4(packet4(pod4, "255.255.255.255", 0, 17, udpMessage(68, 67, dhcpMessage(1, podMAC, 53, 1, 3))))},

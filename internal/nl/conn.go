@@ -76,7 +76,9 @@ func (c *Conn) Execute(b *Batch) error {
 	defer c.mu.Unlock()
 	base := c.number(b)
 	if err := c.t.Send(b.enc.b); err != nil {
-		return opError(b.reqs[0].op, b.reqs[0].object, fmt.Errorf("send: %w", err), "")
+		err = fmt.Errorf("send: %w", err)
+		b.unanswered(err)
+		return opError(b.reqs[0].op, b.reqs[0].object, err, "")
 	}
 	if err := c.collect(b, base); err != nil {
 		c.drain()

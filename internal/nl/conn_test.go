@@ -299,3 +299,25 @@ func TestDumpThatCannotBeEncodedIsNotSent(t *testing.T) {
 		t.Errorf("Dump: %v, want %v and nothing sent", err, broken)
 	}
 }
+
+// mute is a transport that sends nothing.
+type mute struct{ nl.Transport }
+
+func (mute) Send([]byte) error { return unix.ENOBUFS }
+
+// A caller that passes over the errors of some requests, "not there" say, must not take
+// the rest for carried out.
+func TestBatchThatCouldNotBeSentIsAnErrorOfEachRequest(t *testing.T) {
+	t.Parallel()
+	var b nl.Batch
+	change(&b, 2)
+	b.Get("get", nl.Name("c"), unix.RTM_GETLINK, 0, func(e *nl.Encoder) { e.Raw(make([]byte, 16)) }, func(nl.Message) error { return nil })
+	if err := nl.New(mute{nltest.NewFake(nltest.AckAll)}).Execute(&b); !errors.Is(err, unix.ENOBUFS) {
+		t.Errorf("error %v, want ENOBUFS", err)
+	}
+	for i := range b.Len() {
+		if err := b.Err(i); !errors.Is(err, unix.ENOBUFS) {
+			t.Errorf("request %d: error %v, want ENOBUFS", i, err)
+		}
+	}
+}

@@ -75,13 +75,16 @@ func (c *Conn) Ensure(ctx context.Context, br Bridge) (*Link, bool, error) {
 	l, err := c.Link(ctx, br.Name)
 	created := false
 	if errors.Is(err, fs.ErrNotExist) {
-		if created, err = c.createBridge(ctx, br); err != nil {
-			return nil, created, err
+		if err = c.createBridge(ctx, br); err == nil {
+			l, err = c.Link(ctx, br.Name)
 		}
-		if created {
+	}
+	if err == nil && l.Group == unfinishedGroup && l.Kind == "bridge" {
+		if err = c.finish(ctx, &br, l.Index); err == nil {
+			created = true
 			br.MTU = br.newMTU()
+			l, err = c.Link(ctx, br.Name)
 		}
-		l, err = c.Link(ctx, br.Name)
 	}
 	if err != nil {
 		return nil, created, err
@@ -112,54 +115,60 @@ func (br *Bridge) validate() error {
 	return nil
 }
 
-// createBridge is false where another caller was quicker.
-func (c *Conn) createBridge(ctx context.Context, br Bridge) (bool, error) {
+// unfinishedGroup is the group of links that a bridge is in from when it is made until it
+// has what the request that makes it does not take. A caller that is killed in between
+// leaves it for the next one to finish: it would pass for somebody else's bridge.
+const unfinishedGroup = 29808
+
+// createBridge makes a bridge, to be finished. That another caller was quicker is success.
+func (c *Conn) createBridge(ctx context.Context, br Bridge) error {
 	var err error
 	if br.MAC == nil {
 		if br.MAC, err = randomMAC(); err != nil {
-			return false, err
+			return err
 		}
 	}
-	mtu := otherMTU(br.newMTU())
 	var b nl.Batch
 	b.Request("add bridge", nl.Name(br.Name), unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(e *nl.Encoder) {
 		ifInfo(e, 0, 0, 0)
 		e.String(unix.IFLA_IFNAME, br.Name)
 		e.Bytes(unix.IFLA_ADDRESS, br.MAC)
-		e.Uint32(unix.IFLA_MTU, uint32(mtu))
+		e.Uint32(unix.IFLA_MTU, uint32(otherMTU(br.newMTU())))
+		e.Uint32(unix.IFLA_GROUP, unfinishedGroup)
 		e.Nest(unix.IFLA_LINKINFO, func(e *nl.Encoder) { e.String(unix.IFLA_INFO_KIND, "bridge") })
 	})
 	err = c.execute(ctx, &b)
 	if errors.Is(err, fs.ErrExist) {
-		return false, nil
+		return nil
 	}
-	if err != nil {
-		return false, err
-	}
-	noIPv6 := br.NoIPv6 && hasIPv6(mtu)
-	if !noIPv6 && br.Alias == "" {
-		return true, nil
-	}
-	err = c.christen(ctx, &br, noIPv6)
-	if noIPv6 && errors.Is(err, unix.EAFNOSUPPORT) {
-		err = c.christen(ctx, &br, false) // the kernel has no IPv6
-	}
-	return true, err
+	return err
 }
 
-// christen gives a new bridge, before it is up, what the request that creates does not
-// take: its alias, and that it is to have no link-local address.
-func (c *Conn) christen(ctx context.Context, br *Bridge, noIPv6 bool) error {
+// finish gives a new bridge, before it is up, what the request that creates does not
+// take: its alias, and that it is to have no link-local address. Several callers may do
+// so at once.
+func (c *Conn) finish(ctx context.Context, br *Bridge, index int) error {
+	noIPv6 := br.NoIPv6 && hasIPv6(otherMTU(br.newMTU()))
+	err := c.christen(ctx, br, index, noIPv6)
+	if noIPv6 && errors.Is(err, unix.EAFNOSUPPORT) {
+		err = c.christen(ctx, br, index, false) // the kernel has no IPv6
+	}
+	return err
+}
+
+// christen goes by the index: a request with a group and the name of a link that is gone
+// is one for all links of that group.
+func (c *Conn) christen(ctx context.Context, br *Bridge, index int, noIPv6 bool) error {
 	var b nl.Batch
 	b.Request("set bridge", nl.Name(br.Name), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
-		ifInfo(e, 0, 0, 0)
-		e.String(unix.IFLA_IFNAME, br.Name)
+		ifInfo(e, index, 0, 0)
 		if br.Alias != "" {
 			e.String(unix.IFLA_IFALIAS, br.Alias)
 		}
 		if noIPv6 {
 			noLinkLocal(e)
 		}
+		e.Uint32(unix.IFLA_GROUP, 0)
 	})
 	return c.execute(ctx, &b)
 }

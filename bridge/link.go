@@ -26,6 +26,7 @@ type Link struct {
 	Master      int // the index of the bridge that it is a port of, 0 if none
 	Peer        int // of a veth: the other end's index, in the namespace that it is in
 	Alias       string
+	Group       uint32 // of links, 0 unless it was given one
 	// RouteLocalnet says that the kernel routes 127.0.0.0/8 on it
 	// (net.ipv4.conf.<link>.route_localnet).
 	RouteLocalnet bool
@@ -184,6 +185,8 @@ func (l *Link) decode(b []byte) error {
 			l.Peer = int(attrs.Uint32())
 		case unix.IFLA_IFALIAS:
 			l.Alias = attrs.String()
+		case unix.IFLA_GROUP:
+			l.Group = attrs.Uint32()
 		case unix.IFLA_LINKINFO:
 			if err := l.decodeInfo(attrs.Nested()); err != nil {
 				return err

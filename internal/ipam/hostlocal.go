@@ -195,7 +195,9 @@ func (h *hostLocal) Del(ctx context.Context, hint []netip.Addr) error {
 			}
 		}
 	}
-	exact, old := s.ownedBy(candidates, h.request.owner())
+	exact, old, err := s.ownedBy(candidates, h.request.owner())
+	// What could not be read may be this attachment's.
+	errs = append(errs, err)
 	if len(hint) > 0 {
 		exact = append(exact, old...)
 	} else if len(exact) == 0 {
@@ -208,10 +210,14 @@ func (h *hostLocal) Del(ctx context.Context, hint []netip.Addr) error {
 }
 
 // ownedBy picks the addresses that owner has, and those whose file names its
-// container only.
-func (s *store) ownedBy(addrs []netip.Addr, owner Owner) (exact, old []netip.Addr) {
+// container only. The error is of files that could not be read.
+func (s *store) ownedBy(addrs []netip.Addr, owner Owner) (exact, old []netip.Addr, _ error) {
+	var errs []error
 	for _, addr := range addrs {
 		held, state, err := s.read(addr)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
 		if err != nil || state != stateHeld {
 			continue
 		}
@@ -222,7 +228,7 @@ func (s *store) ownedBy(addrs []netip.Addr, owner Owner) (exact, old []netip.Add
 			exact = append(exact, addr)
 		}
 	}
-	return exact, old
+	return exact, old, errors.Join(errs...)
 }
 
 // GC releases every reservation whose owner is not in valid. Files of the old
@@ -246,7 +252,9 @@ func (h *hostLocal) GC(ctx context.Context, valid []Owner) error {
 	for _, addr := range addrs {
 		held, state, err := s.read(addr)
 		switch {
+		case errors.Is(err, fs.ErrNotExist):
 		case err != nil:
+			errs = append(errs, err)
 		case state == stateForeign:
 			s.warnf("%s holds no reservation: left alone", s.path(addr))
 		case state == stateTruncated:
@@ -317,7 +325,10 @@ func (h *hostLocal) checkSet(set rangeSet, prev *current.Result) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	exact, old := h.store.ownedBy(addrs, owner)
+	exact, old, err := h.store.ownedBy(addrs, owner)
+	if err != nil {
+		return err
+	}
 	inSet := func(addr netip.Addr) bool { return set.rangeOf(addr) != nil }
 	if slices.ContainsFunc(exact, inSet) || slices.ContainsFunc(old, inSet) {
 		return nil

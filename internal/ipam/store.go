@@ -68,18 +68,29 @@ func (s *store) create() error {
 // address, on which package netip and the reference agree, IPv6 included.
 func (s *store) path(addr netip.Addr) string { return s.dir + "/" + addr.String() }
 
-// read returns who holds addr. A file that cannot be read is a foreign one. The
-// error is only that there is no file.
+// read returns who holds addr. A file that cannot be read, since it is a directory, say,
+// is a foreign one. The error is that there is no file; or that it could not be read this
+// time, so that nobody knows whose it is.
 func (s *store) read(addr netip.Addr) (reservation, reservationState, error) {
 	data, err := readFile(s.path(addr), maxReservation)
 	if errors.Is(err, fs.ErrNotExist) {
 		return reservation{}, 0, err
+	}
+	if isFault(err) {
+		return reservation{}, stateForeign, s.ioError("read the reservation of "+addr.String(), err)
 	}
 	if err != nil {
 		return reservation{}, stateForeign, nil
 	}
 	held, state := parseReservation(data)
 	return held, state, nil
+}
+
+// isFault says that an error is the disk's or the machine's, and not about what the file
+// is.
+func isFault(err error) bool {
+	return slices.ContainsFunc([]error{unix.EIO, unix.ENOMEM, unix.EMFILE, unix.ENFILE, unix.ESTALE, unix.ETIMEDOUT},
+		func(fault error) bool { return errors.Is(err, fault) })
 }
 
 // isOwner reports whether r is a reservation of owner; old says that it names

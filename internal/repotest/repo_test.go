@@ -48,7 +48,9 @@ func publicPackages() []string {
 func tools() []string { return []string{"bench", "test/report"} }
 
 // fixtures are what tests share.
-func fixtures() []string { return []string{"internal/nstest", "internal/nl/nltest"} }
+func fixtures() []string {
+	return []string{"internal/nstest", "internal/nstest/fault", "internal/nl/nltest"}
+}
 
 // pkg is a package, ours or another, as go list has it.
 type pkg struct {

@@ -12,6 +12,7 @@ import (
 	// The plugin is a program that the go command does not see: so that it does not
 	// take an old run's result for that of a changed plugin.
 	_ "github.com/tombolo-cni/tombolo/internal/cni"
+	"github.com/tombolo-cni/tombolo/internal/nstest/fault"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files")
@@ -27,6 +28,7 @@ const (
 var cniPath string
 
 func TestMain(m *testing.M) {
+	fault.Main()
 	if filepath.Base(os.Args[0]) == fakeIPAM {
 		os.Exit(runFakeIPAM())
 	}

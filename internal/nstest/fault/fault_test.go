@@ -1,0 +1,122 @@
+package fault_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/nstest/fault"
+)
+
+// stepsVar has this program write some files, one after the other.
+const stepsVar = "TOMBOLO_FAULT_STEPS"
+
+const steps = 5
+
+func TestMain(m *testing.M) {
+	fault.Main()
+	if dir := os.Getenv(stepsVar); dir != "" {
+		os.Exit(walk(dir))
+	}
+	nstest.Main(m)
+}
+
+// walk ends with the number of the step that failed.
+func walk(dir string) int {
+	for i := range steps {
+		if err := os.Mkdir(fmt.Sprintf("%s/%d", dir, i), 0o700); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return i + 1
+		}
+	}
+	return 0
+}
+
+// run runs it with a fault, and gives how many steps it has made.
+func run(t *testing.T, f fault.Fault) (o fault.Outcome, made int) {
+	t.Helper()
+	nstest.RequireRoot(t)
+	dir := t.TempDir()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), stepsVar+"="+dir)
+	r, err := fault.Start(nil, cmd, f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o = r.Wait()
+	files, err := filepath.Glob(dir + "/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o, len(files)
+}
+
+func TestWithoutAFaultTheCallsAreCounted(t *testing.T) {
+	t.Parallel()
+	o, made := run(t, fault.Fault{})
+	if o.Err != nil || o.Fired || o.Calls < steps || made != steps {
+		t.Errorf("%+v, %d steps", o, made)
+	}
+}
+
+func TestFaultBeyondTheLastCallDoesNotFire(t *testing.T) {
+	t.Parallel()
+	for _, kind := range fault.Kinds() {
+		o, made := run(t, fault.Fault{At: 100000, Kind: kind})
+		if o.Err != nil || o.Fired || made != steps {
+			t.Errorf("%s: %+v, %d steps", kind, o, made)
+		}
+	}
+}
+
+// TestEachCallIsMet sweeps: every number of steps is what some fault leaves.
+func TestEachCallIsMet(t *testing.T) {
+	t.Parallel()
+	whole, _ := run(t, fault.Fault{})
+	for _, kind := range fault.Kinds() {
+		left := map[int]bool{}
+		for at := 1; at <= whole.Calls; at++ {
+			o, made := run(t, fault.Fault{At: at, Kind: kind})
+			if !o.Fired {
+				// Which calls the runtime makes differs by one or two.
+				continue
+			}
+			left[made] = true
+			var exit *exec.ExitError
+			isExit := errors.As(o.Err, &exit)
+			mkdir := strings.HasPrefix(o.Call, "mkdirat(")
+			switch kind {
+			case fault.Kill:
+				if status, ok := exitStatus(exit); !isExit || !ok || status.Signal() != syscall.SIGKILL || o.Calls < at {
+					t.Errorf("killed at %d: %+v", at, o)
+				}
+			case fault.Error:
+				if mkdir && (!isExit || exit.ExitCode() != made+1 || !strings.HasSuffix(o.Call, ": ENOSPC")) {
+					t.Errorf("an error at %d, with %d steps made: %+v", at, made, o)
+				}
+			}
+			if mkdir && !strings.Contains(o.Call, fmt.Sprintf("/%d)", made)) {
+				t.Errorf("%s at %d, with %d steps made: %s", kind, at, made, o.Call)
+			}
+		}
+		for i := range steps {
+			if !left[i] {
+				t.Errorf("%s: no fault left %d steps", kind, i)
+			}
+		}
+	}
+}
+
+func exitStatus(exit *exec.ExitError) (syscall.WaitStatus, bool) {
+	if exit == nil {
+		return 0, false
+	}
+	status, ok := exit.Sys().(syscall.WaitStatus)
+	return status, ok && status.Signaled()
+}

@@ -1,0 +1,339 @@
+package cni
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/nstest/fault"
+)
+
+// sweepVar says at which system calls of a verb there is a fault: "all", or "17" for the
+// 17th alone. Otherwise it is a sample, another one in each run.
+const sweepVar = "TOMBOLO_SWEEP"
+
+// sample is how many faults of each kind a sample has.
+const sample = 7
+
+// points are the calls of so many at which there is to be a fault.
+func points(t *testing.T, calls int) []int {
+	t.Helper()
+	var list []int
+	var one int
+	switch value := os.Getenv(sweepVar); {
+	case value == "all":
+		for at := 1; at <= calls; at++ {
+			list = append(list, at)
+		}
+	case value == "":
+		from := rand.N(calls)
+		for i := range sample {
+			list = append(list, 1+(from+i*calls/sample)%calls)
+		}
+	default:
+		if _, err := fmt.Sscanf(value, "%d", &one); err != nil {
+			t.Fatalf("%s=%q: want all, or a number", sweepVar, value)
+		}
+		list = append(list, one)
+	}
+	return list
+}
+
+// faulty is a verb that met a fault, and how it ended.
+type faulty struct {
+	fault.Outcome
+	fault.Fault
+	stdout, stderr string
+	status         int // -1: killed
+}
+
+func (f *faulty) String() string {
+	return fmt.Sprintf("%s at call %d of %d, %s (status %d%s)", f.Kind, f.At, f.Calls, f.Call, f.status, strings.TrimSpace(f.stdout))
+}
+
+// callFaulty calls a verb with a fault.
+func (n *node) callFaulty(c call, f fault.Fault) *faulty {
+	n.Helper()
+	var out, errOut bytes.Buffer
+	cmd := exec.Command(plugin())
+	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = c.environ(), bytes.NewReader(c.stdin), &out, &errOut
+	run, err := fault.Start(n.ns, cmd, f)
+	if err != nil {
+		n.Fatal(err)
+	}
+	o := run.Wait()
+	return &faulty{Outcome: o, Fault: f, stdout: out.String(), stderr: errOut.String(), status: cmd.ProcessState.ExitCode()}
+}
+
+// wantProperEnd fails the test unless a verb that met an error ended as the CNI
+// specification has it: with success, or with an error object, and without a panic.
+func (f *faulty) wantProperEnd(t *testing.T) {
+	t.Helper()
+	var failure struct {
+		CNIVersion, Msg string
+		Code            uint
+	}
+	unprinted := f.unprinted()
+	switch {
+	case f.Kind == fault.Kill && f.status != -1:
+		t.Errorf("%s: it was to be killed", f)
+	case f.Kind == fault.Kill:
+	case f.stderr != "" && !unprinted:
+		t.Errorf("%s: stderr: %s", f, f.stderr)
+	case f.status != 0 && !unprinted && (json.Unmarshal([]byte(f.stdout), &failure) != nil || failure.Code == 0 || failure.Msg == ""):
+		t.Errorf("%s: no error object", f)
+	}
+}
+
+// unprinted says that it was the output which failed: after all else was done, so that the
+// runtime owes the DEL which clears up, and without a chance to say so.
+func (f *faulty) unprinted() bool { return strings.HasPrefix(f.Call, "write(pipe:") }
+
+// sweeper has a verb meet faults, one in each round.
+type sweeper struct {
+	*node
+	// verb makes what the round's verb is about, and gives the verb.
+	verb func(round string) call
+	// after looks at what it left, and clears up. before is the node before verb.
+	after func(f *faulty, round string, before snapshot)
+	talks []*nstest.Talk
+}
+
+// sweep has the faults, and fails the test if they do not happen.
+func (s *sweeper) sweep(t *testing.T) {
+	t.Helper()
+	// Twice, since the first finds the firewall as another left it, and looks at all of it.
+	var calls int
+	for _, round := range []string{"first", "second"} {
+		whole := s.callFaulty(s.verb(round), fault.Fault{})
+		if whole.status != 0 {
+			t.Fatalf("without a fault: %s", whole)
+		}
+		s.after(whole, round, s.snapshot())
+		calls = whole.Calls
+	}
+	before := s.snapshot()
+	met, missed := 0, 0
+	for _, kind := range fault.Kinds() {
+		for _, at := range points(t, calls) {
+			round := fmt.Sprintf("%s-%d", kind, at)
+			f := s.callFaulty(s.verb(round), fault.Fault{At: at, Kind: kind})
+			switch {
+			case f.Fired:
+				met++
+				f.wantProperEnd(t)
+			case at <= calls-calls/10:
+				t.Errorf("%s: of %d calls", f, calls)
+				fallthrough
+			default:
+				// Two threads share the work, so that one run has some calls more than another.
+				missed++
+			}
+			s.after(f, round, before)
+			s.wantSnapshot(f.String(), before)
+			if t.Failed() {
+				t.Fatalf("%s; %s=%d repeats it, or nearly so", f, sweepVar, at)
+			}
+		}
+	}
+	for _, talk := range s.talks {
+		talk.Check(t)
+	}
+	if met == 0 {
+		t.Error("no fault happened")
+	}
+	t.Logf("%d calls, %d faults, %d beyond the last call", calls, met, missed)
+}
+
+// standing is a node with a network that has everything, and a pod on it that talks all
+// the time: to the outside, and as who publishes a port.
+func standing(t *testing.T) (n *node, w *network, stays *pod, talks []*nstest.Talk) {
+	t.Helper()
+	n = newNode(t)
+	out := n.outside()
+	w = n.portnet(conf{"macspoofchk": true})
+	stays = n.pod("stays")
+	r, err := w.tryAdd(stays, publish(t, "8080:80/tcp", "8080:80/udp"), limited(1e9, 1e9))
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := addrPort(ip4(r).String(), 80)
+	return n, w, stays, []*nstest.Talk{
+		nstest.NewTalk(t, "udp", out, addrPort(outside4, 7), stays.NS, addrPort(outside4, 7)),
+		nstest.NewTalk(t, "tcp", out, addrPort(outside6, 7), stays.NS, addrPort(outside6, 7)),
+		nstest.NewTalk(t, "udp", stays.NS, at, out, addrPort(uplink4, 8080)),
+		nstest.NewTalk(t, "tcp", stays.NS, at, out, addrPort(uplink4, 8080)),
+	}
+}
+
+// rich is what an attachment of standing's asks for, by a port that others do not have.
+func rich(w *network, port int) []byte {
+	return w.stdin(conf{"runtimeConfig": conf{
+		"portMappings": []conf{{"hostPort": port, "containerPort": 80, "protocol": "udp"}},
+		"bandwidth":    conf{"ingressRate": 1e8, "ingressBurst": 1e8, "egressRate": 1e8, "egressBurst": 1e8},
+	}})
+}
+
+const freePort = 9000
+
+func TestADDMayMeetAFaultAtAnyCall(t *testing.T) {
+	t.Parallel()
+	n, w, stays, talks := standing(t)
+	var p *pod
+	del := func() call { return call{verb: "DEL", id: p.id, ifName: "eth0", stdin: w.stdin(nil)} }
+	rounds := 0
+	s := &sweeper{node: n, talks: talks}
+	s.verb = func(round string) call {
+		p = n.pod(round)
+		return call{verb: "ADD", id: p.id, netns: p.path, ifName: "eth0", stdin: rich(w, freePort)}
+	}
+	s.after = func(f *faulty, round string, before snapshot) {
+		defer p.Close()
+		if f.Kind == fault.Error && f.status > 0 && !f.unprinted() {
+			// It undoes what it did itself.
+			n.wantSnapshot(f.String()+", undone", before)
+		}
+		// Who finds what a kill left.
+		switch rounds++; rounds % 3 {
+		case 0:
+			n.callOK(del())
+			w.gc(stays)
+		case 1:
+			w.gc(stays)
+		case 2:
+			if o := n.call(call{verb: "ADD", id: p.id, netns: p.path, ifName: "eth0", stdin: rich(w, freePort)}); o.status == 0 {
+				if links(t, n.ns)[w.port(p)].Master != "cbr0" {
+					t.Errorf("%s: an ADD after it has made no port", f)
+				}
+			}
+			n.callOK(del())
+			w.gc(stays)
+		}
+	}
+	s.sweep(t)
+}
+
+func TestDELMayMeetAFaultAtAnyCall(t *testing.T) {
+	t.Parallel()
+	n, w, stays, talks := standing(t)
+	s := &sweeper{node: n, talks: talks}
+	var c call
+	var without snapshot
+	s.verb = func(round string) call {
+		if without == nil {
+			without = n.snapshot()
+		}
+		p := n.pod(round)
+		n.callOK(call{verb: "ADD", id: p.id, netns: p.path, ifName: "eth0", stdin: rich(w, freePort)})
+		c = call{verb: "DEL", id: p.id, ifName: "eth0", stdin: rich(w, freePort)}
+		return c
+	}
+	s.after = func(f *faulty, round string, _ snapshot) {
+		if f.status == 0 {
+			n.wantSnapshot(f.String()+", which said that all is gone", without)
+		}
+		n.callOK(c)
+		n.wantSnapshot(f.String()+", and the next DEL", without.plus(n.leavings()...))
+		w.gc(stays)
+	}
+	s.sweep(t)
+}
+
+func TestGCMayMeetAFaultAtAnyCall(t *testing.T) {
+	t.Parallel()
+	n, w, stays, talks := standing(t)
+	s := &sweeper{node: n, talks: talks}
+	collect := call{verb: "GC", stdin: w.stdin(conf{"cni.dev/valid-attachments": []conf{{"containerID": stays.id, "ifname": "eth0"}}})}
+	var without snapshot
+	s.verb = func(round string) call {
+		if without == nil {
+			without = n.snapshot()
+		}
+		for i := range 2 {
+			p := n.pod(fmt.Sprintf("%s-%d", round, i))
+			n.callOK(call{verb: "ADD", id: p.id, netns: p.path, ifName: "eth0", stdin: rich(w, freePort+i)})
+		}
+		return collect
+	}
+	s.after = func(f *faulty, round string, _ snapshot) {
+		if f.status == 0 {
+			n.wantSnapshot(f.String()+", which said that all is gone", without)
+		}
+		n.callOK(collect)
+	}
+	s.sweep(t)
+}
+
+func TestCHECKMayMeetAFaultAtAnyCall(t *testing.T) {
+	t.Parallel()
+	n, w, _, talks := standing(t)
+	p := n.pod("checked")
+	result := n.callOK(call{verb: "ADD", id: p.id, netns: p.path, ifName: "eth0", stdin: rich(w, freePort)})
+	var fields conf
+	unmarshal(t, string(rich(w, freePort)), &fields)
+	fields["prevResult"] = json.RawMessage(result)
+	check := call{verb: "CHECK", id: p.id, netns: p.path, ifName: "eth0", stdin: w.stdin(fields)}
+	s := &sweeper{node: n, talks: talks}
+	s.verb = func(string) call { return check }
+	s.after = func(*faulty, string, snapshot) { n.callOK(check) }
+	s.sweep(t)
+}
+
+// TestFirstADDMayMeetAFaultAtAnyCall is about the one that builds the network.
+func TestFirstADDMayMeetAFaultAtAnyCall(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.outside()
+	w := n.portnet(conf{"macspoofchk": true})
+	s := &sweeper{node: n}
+	var p *pod
+	clear := func() {
+		w.gc()
+		if o := n.remove("podnet"); o.status != 0 {
+			t.Fatal(o.stderr)
+		}
+		removeAll(t, n.state)
+	}
+	first := n.pod("first")
+	w.add(first)
+	clear()
+	s.verb = func(round string) call {
+		p = n.pod(round)
+		return call{verb: "ADD", id: p.id, netns: p.path, ifName: "eth0", stdin: rich(w, freePort)}
+	}
+	s.after = func(f *faulty, round string, _ snapshot) {
+		next := n.pod("next-" + round)
+		w.add(next)
+		if err := w.check(next); err != nil {
+			t.Errorf("%s: CHECK of the next pod: %v", f, err)
+		}
+		wantPing(t, next.NS, gateway4, gateway6, outside4, outside6)
+		n.callOK(call{verb: "DEL", id: p.id, ifName: "eth0", stdin: w.stdin(nil)})
+		w.del(next)
+		clear()
+	}
+	s.sweep(t)
+}
+
+// leavings are the files that a kill left half written, which the next GC takes.
+func (n *node) leavings() []string {
+	n.Helper()
+	var list []string
+	for _, line := range n.snapshot() {
+		if strings.HasPrefix(line, "file .tmp-") || strings.Contains(line, "/.tmp-") {
+			list = append(list, line)
+		}
+	}
+	return list
+}
+
+// plus is a snapshot with more lines.
+func (s snapshot) plus(lines ...string) snapshot {
+	return append(s[:len(s):len(s)], lines...)
+}

@@ -46,7 +46,7 @@ func (n *network) keeper() *keeper {
 		n.Fatal(err)
 	}
 	defer out.Close()
-	k.cmd = exec.Command(keeperProgram(n), "--leases", n.leases, "--state", n.state, "--metrics", "none", "--log-level", "debug")
+	k.cmd = exec.Command(n.program()+"d", "--leases", n.leases, "--state", n.state, "--metrics", "none", "--log-level", "debug")
 	k.cmd.Stdout, k.cmd.Stderr = out, out
 	if err := n.host.ns.Do(k.cmd.Start); err != nil {
 		n.Fatal(err)

@@ -12,6 +12,7 @@ import (
 	// The plugin is a program that the go command does not see: so that it does not
 	// take an old run's result for that of a changed plugin.
 	_ "github.com/tombolo-cni/tombolo/internal/cni"
+	"github.com/tombolo-cni/tombolo/internal/nstest/fault"
 )
 
 // binVar names the plugin under test. Unset, it is built by the first test that runs
@@ -22,6 +23,7 @@ const binVar = "TOMBOLO_BIN"
 var built string
 
 func TestMain(m *testing.M) {
+	fault.Main()
 	flag.Parse()
 	var err error
 	if built, err = os.MkdirTemp("", "tombolo-lan-"); err != nil {
@@ -36,7 +38,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// program gives the path of the plugin.
+// program gives the path of the plugin. The keeper is beside it, with a d.
 func program(t testing.TB) string {
 	t.Helper()
 	path, err := findProgram()
@@ -45,9 +47,6 @@ func program(t testing.TB) string {
 	}
 	return path
 }
-
-// keeperProgram gives the path of the keeper, which is beside the plugin.
-func keeperProgram(t testing.TB) string { t.Helper(); return program(t) + "d" }
 
 var findProgram = sync.OnceValues(func() (string, error) {
 	if path := os.Getenv(binVar); path != "" {

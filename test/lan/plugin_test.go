@@ -23,6 +23,16 @@ type network struct {
 	state, leases string
 	conf          object
 	by            []string // a command that runs the program; none: nobody
+	bin           string   // the program, and with a d the keeper; empty: those under test
+}
+
+// program gives the path of the plugin.
+func (n *network) program() string {
+	n.Helper()
+	if n.bin != "" {
+		return n.bin
+	}
+	return program(n)
 }
 
 // network is what a home-lab user writes, and other fields than that where they are
@@ -59,7 +69,7 @@ func dualStack(fields object) object {
 func (n *network) exec(environ []string, stdin []byte, args ...string) (string, error) {
 	n.Helper()
 	var out, errOut bytes.Buffer
-	line := slices.Concat(n.by, []string{program(n)}, args)
+	line := slices.Concat(n.by, []string{n.program()}, args)
 	cmd := exec.Command(line[0], line[1:]...)
 	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = append(os.Environ(), environ...), bytes.NewReader(stdin), &out, &errOut
 	err := n.host.ns.Do(cmd.Start)

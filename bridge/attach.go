@@ -66,6 +66,10 @@ func (c *Conn) Attach(ctx context.Context, pod *netns.NS, port Port) (*Attachmen
 		}
 		return nil, c.undo(&port, err)
 	}
+	if err := c.refuseIPv6(port.Name, false); err != nil {
+		entered.abandon()
+		return nil, c.undo(&port, err)
+	}
 	a, err := c.setUpPod(ctx, entered, &port)
 	if err != nil {
 		return nil, c.undo(&port, err)
@@ -229,10 +233,14 @@ func (c *Conn) SetMTU(ctx context.Context, pod *netns.NS, port, peer string, mtu
 		return err
 	}
 	setMTU(&onHost, port, mtu)
-	if err := c.execute(ctx, &onHost); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := c.execute(ctx, &onHost); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
 		return err
 	}
-	return nil
+	// An MTU that was too small for IPv6 until now had the kernel forget what was refused.
+	return c.mendHostEnd(ctx, port)
 }
 
 func setMTU(b *nl.Batch, name string, mtu int) {

@@ -166,7 +166,7 @@ func (c *Conn) christen(ctx context.Context, br *Bridge, index int, noIPv6 bool)
 			e.String(unix.IFLA_IFALIAS, br.Alias)
 		}
 		if noIPv6 {
-			noLinkLocal(e)
+			e.Nest(unix.IFLA_AF_SPEC, noLinkLocal)
 		}
 		e.Uint32(unix.IFLA_GROUP, 0)
 	})
@@ -317,11 +317,14 @@ func (c *Conn) Enslave(ctx context.Context, port Port) error {
 	}
 	var b nl.Batch
 	b.Request("enslave", nl.Name(port.Name), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
-		ifInfo(e, 0, unix.IFF_UP, unix.IFF_UP)
+		ifInfo(e, 0, 0, 0)
 		e.String(unix.IFLA_IFNAME, port.Name)
 		e.Uint32(unix.IFLA_MASTER, uint32(port.BridgeIndex))
 	})
-	if err := c.configure(ctx, &b, &port, false); err != nil || !port.StaticFDB {
+	if err := c.configure(ctx, &b, &port, false); err != nil {
+		return err
+	}
+	if err := c.mendHostEnd(ctx, port.Name); err != nil || !port.StaticFDB {
 		return err
 	}
 	l, err := c.Link(ctx, port.Name)

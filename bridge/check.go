@@ -149,6 +149,7 @@ func (c *Conn) checkPort(ctx context.Context, p *Port) ([]tombolo.Difference, er
 		}
 		cmp.port(p, l.Port)
 	}
+	cmp.hostEnd(l)
 	return cmp.list, nil
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/route"
 )
@@ -28,6 +29,7 @@ type Conn struct {
 	dialPod func() (*nl.Conn, error)
 
 	mu        sync.Mutex
+	ipv6      *sysctl.Dir       // see hostIPv6
 	unsettled map[string]*inPod // by port; of attachments that are not settled yet
 }
 
@@ -78,6 +80,10 @@ func (c *Conn) Close() error {
 		in.close()
 	}
 	c.unsettled = nil
+	if c.ipv6 != nil {
+		_ = c.ipv6.Close() // nothing is lost by an error: what was to be written has been answered
+		c.ipv6 = nil
+	}
 	return c.nl.Close()
 }
 

@@ -30,8 +30,15 @@ type Link struct {
 	// RouteLocalnet says that the kernel routes 127.0.0.0/8 on it
 	// (net.ipv4.conf.<link>.route_localnet).
 	RouteLocalnet bool
-	Port          *PortState   // of a bridge's port; nil otherwise
-	Bridge        *BridgeState // of a bridge; nil otherwise
+	// ReversePath is how the kernel checks where IPv4 packets come from that come in by
+	// it (net.ipv4.conf.<link>.rp_filter; the larger of this and that of "all" counts).
+	ReversePath int
+	// IPv6 says that the kernel has IPv6 on it (net.ipv6.conf.<link>.disable_ipv6 is 0), and
+	// AcceptRA whether it takes router advertisements there: 0, 1 or 2 (accept_ra).
+	IPv6     bool
+	AcceptRA int
+	Port     *PortState   // of a bridge's port; nil otherwise
+	Bridge   *BridgeState // of a bridge; nil otherwise
 }
 
 // BridgeState is what the kernel says of a link as a bridge.
@@ -53,7 +60,7 @@ type PortState struct {
 	Forwarding     bool // the port's state is forwarding: it is up and has a carrier
 	Hairpin        bool
 	Isolated       bool
-	ForwardGroups  bool // all groups that can be, see Port
+	ForwardGroups  bool // those of STP and LLDP and no others, see Port
 	Learning       bool
 	Flood          bool // unknown unicast goes out of it
 	MulticastFlood bool // unknown multicast goes out of it
@@ -203,14 +210,22 @@ func (l *Link) decode(b []byte) error {
 // decodeFamilies reads what the families have of the link.
 func (l *Link) decodeFamilies(attrs *nl.Attrs) error {
 	for attrs.Next() {
-		if attrs.Type != unix.AF_INET {
+		if attrs.Type != unix.AF_INET && attrs.Type != unix.AF_INET6 {
 			continue
 		}
 		conf := attrs.Nested()
 		for conf.Next() {
-			if conf.Type == unix.IFLA_INET_CONF {
+			switch {
+			case attrs.Type == unix.AF_INET && conf.Type == unix.IFLA_INET_CONF:
 				v, _ := parameters(conf.Data).at(ipv4ConfRouteLocalnet - 1)
 				l.RouteLocalnet = v != 0
+				v, _ = parameters(conf.Data).at(ipv4ConfRPFilter - 1)
+				l.ReversePath = int(v)
+			case attrs.Type == unix.AF_INET6 && conf.Type == inet6Conf:
+				off, known := parameters(conf.Data).at(disableIPv6().index)
+				l.IPv6 = known && off == 0
+				v, _ := parameters(conf.Data).at(acceptRA().index)
+				l.AcceptRA = int(v)
 			}
 		}
 		if err := conf.Err(); err != nil {

@@ -123,7 +123,7 @@ func TestAttachMakesWhatItReports(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantLink := &bridge.Link{Index: a.Index, Name: p.Name, Kind: "veth", MAC: p.MAC, MTU: 1400, Up: true,
-		Master: n.link.Index, Peer: a.PeerIndex, Alias: p.Alias,
+		Master: n.link.Index, Peer: a.PeerIndex, Alias: p.Alias, ReversePath: 1,
 		Port: &bridge.PortState{Forwarding: true, Hairpin: true, Isolated: true, ForwardGroups: true, Learning: true, Flood: true, MulticastFlood: true}}
 	if diff := cmp.Diff(wantLink, l); diff != "" {
 		t.Errorf("port (-want +got):\n%s", diff)

@@ -25,6 +25,7 @@ func (p parameter) value() string { return strconv.Itoa(int(p.want)) }
 const (
 	ipv4ConfARPNotify       = 22 // IPV4_DEVCONF_ARP_NOTIFY
 	ipv4ConfAcceptRedirects = 4  // IPV4_DEVCONF_ACCEPT_REDIRECTS
+	ipv4ConfRPFilter        = 8  // IPV4_DEVCONF_RP_FILTER
 	ipv4ConfRouteLocalnet   = 26 // IPV4_DEVCONF_ROUTE_LOCALNET
 
 	inet6Conf  = 2 // IFLA_INET6_CONF

@@ -52,10 +52,13 @@ type Port struct {
 
 	Hairpin  bool // frames may leave by the port that they came in by
 	Isolated bool // no frames to and from other isolated ports
-	// ForwardGroups has frames to the link-local groups (01:80:c2:00:00:00 to :0f, but
-	// for pause frames) go the way of all others (IFLA_BRPORT_GROUP_FWD_MASK, Linux
-	// 4.15). Without it they get to the host past the firewall of the bridge, which a
-	// guard against forged frames has to see.
+	// ForwardGroups has frames to two of the link-local groups go the way of all others
+	// (IFLA_BRPORT_GROUP_FWD_MASK, Linux 4.15), those of STP (01:80:c2:00:00:00) and of
+	// LLDP (:0e), so that the firewall of the bridge sees them and can drop them
+	// (nft.Network's Groups). Without it the host gets them past any rule: :0e always,
+	// and :00 where the bridge has STP on. Of the other groups, which the firewall sees
+	// in the bridge's input anyway, the port forwards nothing: without the rules the
+	// LAN's switches would get what pods say by LACP and 802.1X.
 	ForwardGroups bool
 	// StaticFDB enters PeerMAC into the bridge's forwarding database for good, so
 	// that the port works with NoFlood and NoLearning.
@@ -156,7 +159,7 @@ func checkName(name string) error {
 // and a rename. It cannot be born up.
 func (p *Port) create(b *nl.Batch, bridge, podNS int) {
 	b.Request("add link", nl.Name(p.Name), unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(e *nl.Encoder) {
-		ifInfo(e, 0, unix.IFF_UP, unix.IFF_UP)
+		ifInfo(e, 0, 0, 0)
 		e.String(unix.IFLA_IFNAME, p.Name)
 		e.Bytes(unix.IFLA_ADDRESS, p.MAC)
 		e.Uint32(unix.IFLA_MTU, uint32(p.MTU))
@@ -184,17 +187,20 @@ const vethInfoPeer = 1 // VETH_INFO_PEER, include/uapi/linux/veth.h
 // configure appends what the kernel passes over in a request that creates: the
 // alias, and the attributes of the port; of a fresh port only those which it does
 // not have by itself. The link is found by its name, so that this can stand in the
-// same sendmsg.
+// same sendmsg. With all that, and not before, it comes up.
 func (p *Port) configure(b *nl.Batch, fresh bool) {
 	b.Request("set port", nl.Name(p.Name), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
-		ifInfo(e, 0, 0, 0)
+		ifInfo(e, 0, unix.IFF_UP, unix.IFF_UP)
 		e.String(unix.IFLA_IFNAME, p.Name)
 		if p.Alias != "" {
 			e.String(unix.IFLA_IFALIAS, p.Alias)
 		}
-		if !p.noIPv6 && (p.MTU == 0 || hasIPv6(p.MTU)) {
-			noLinkLocal(e)
-		}
+		e.Nest(unix.IFLA_AF_SPEC, func(e *nl.Encoder) {
+			noIPv4(e)
+			if !p.noIPv6 && (p.MTU == 0 || hasIPv6(p.MTU)) {
+				noLinkLocal(e)
+			}
+		})
 		flags := p.flags()
 		if fresh {
 			flags = slices.DeleteFunc(flags, portFlag.isInitial)
@@ -217,12 +223,11 @@ func (p *Port) configure(b *nl.Batch, fresh bool) {
 	})
 }
 
-// groupMask has a bit for each of the 16 groups. The kernel refuses to forward pause
-// frames.
+// groupMask has a bit for each of the 16 groups.
 func (p *Port) groupMask() uint16 {
-	const pause = 1 << 1
+	const stp, lldp = 1 << 0x0, 1 << 0xe
 	if p.ForwardGroups {
-		return ^uint16(pause)
+		return stp | lldp
 	}
 	return 0
 }
@@ -256,11 +261,10 @@ func asUint8(on bool) uint8 {
 // address when the link comes up, and with it no duplicate detection, no
 // multicast reports and no router solicitations, which would be flooded to every
 // port of the bridge.
+// It stands within IFLA_AF_SPEC.
 func noLinkLocal(e *nl.Encoder) {
-	e.Nest(unix.IFLA_AF_SPEC, func(e *nl.Encoder) {
-		e.Nest(unix.AF_INET6, func(e *nl.Encoder) {
-			e.Uint8(unix.IFLA_INET6_ADDR_GEN_MODE, addrGenModeNone)
-		})
+	e.Nest(unix.AF_INET6, func(e *nl.Encoder) {
+		e.Uint8(unix.IFLA_INET6_ADDR_GEN_MODE, addrGenModeNone)
 	})
 }
 

@@ -183,7 +183,9 @@
 //
 // # Guards
 //
-// A second table, bridge tombolo, is there for networks that need it. Its chain guard
+// A second table, bridge tombolo, is there for networks that need it. Its chains groups and
+// groups-input keep pods from the link-local groups, by which they reach the host past the
+// bridge (Network.Groups). Its chain guard
 // holds pods to their own MAC and addresses (Endpoint.GuardedPort), in Ethernet, ARP,
 // IP and neighbour discovery. The chain untrusted keeps those that are to be nothing but
 // hosts (Endpoint.Untrusted) from passing for servers and routers: of DHCP and DHCPv6,

@@ -36,9 +36,8 @@ type Endpoint struct {
 	// to its MAC alone, unless SLAAC or Untrusted says more; one without any of IPv6
 	// sends none.
 	//
-	// The bridge takes frames to 01:80:c2:00:00:00 to :0f before any rule sees them,
-	// learns from them, and hands them to the host, unless the port's group_fwd_mask has
-	// them forwarded (0xfffd): it must be set for the guard to be complete.
+	// Frames to 01:80:c2:00:00:00 to :0f do not come by the guard: the bridge learns from
+	// them and hands them to the host. See Network.Groups.
 	GuardedPort string
 	// SLAAC lets a guarded pod use every IPv6 address, link-local or not, that ends in
 	// the interface identifier made of its MAC (modified EUI-64, RFC 4291, appendix A):

@@ -261,6 +261,7 @@ func (s *guardSite) want(t *testing.T, frames []namedFrame, want bool) {
 func TestGuardStopsWhatPassesForAnother(t *testing.T) {
 	t.Parallel()
 	s := newGuardSite(t)
+	nft(t, s.host, "flush chain bridge tombolo groups") // of which one is about spanning tree
 	// Each does arrive where nothing guards the port, though another is guarded.
 	mustAdd(t, s.c, Endpoint{Owner: "00000000002", Network: "podnet", Bridge: "cbr0", MAC: mac(otherMAC), GuardedPort: "veth2", Addrs: addrs(other4, other6)})
 	s.want(t, attacks(), true)
@@ -450,8 +451,9 @@ func TestGuardKeepsTheBridgeFromLearning(t *testing.T) {
 	}
 }
 
-// The bridge takes frames to 01:80:c2:00:00:0x before anyone is asked, unless it has
-// to forward them; nobody but the one who enslaves a port can say that it has to.
+// The bridge does not show frames to 01:80:c2:00:00:0x to the guard, unless it has to
+// forward them; nobody but the one who enslaves a port can say that it has to. So the
+// guard comes with rules for those that the bridge's input sees, and two groups are left.
 func TestGuardNeedsGroupFramesForwarded(t *testing.T) {
 	t.Parallel()
 	s := newGuardSite(t)
@@ -487,11 +489,17 @@ func TestGuardNeedsGroupFramesForwarded(t *testing.T) {
 			}
 		}
 	}
+	nft(t, s.host, "flush chain bridge tombolo groups; flush chain bridge tombolo groups-input")
 	if n, macs := heard(), s.learnt(t, "veth1"); n != 14 || len(macs) != 15 {
 		t.Errorf("the host hears %d datagrams, and the bridge learns %v: this kernel differs from what is documented", n, macs)
 	}
+	mustEnsure(t, s.c, s.network)
+	nstest.Run(t, s.host, "bridge", "fdb", "flush", "dev", "cbr0", "nopermanent")
+	if n, macs := heard(), s.learnt(t, "veth1"); n != 1 || len(macs) != 2 {
+		t.Errorf("with rules for groups, the host hears %d datagrams, and the bridge learns %v, want one of LLDP's", n, macs)
+	}
 	nstest.Run(t, s.host, "sh", "-ec", "ip link set veth1 nomaster; ip link set veth1 master cbr0; "+
-		"ip link set veth1 type bridge_slave group_fwd_mask 0xfffd")
+		"ip link set veth1 type bridge_slave group_fwd_mask 0x4001")
 	if n, macs := heard(), s.learnt(t, "veth1"); n != 0 || !slices.Equal(macs, []string{podMAC}) {
 		t.Errorf("where they are forwarded, the host hears %d datagrams, and the bridge learns %v", n, macs)
 	}

@@ -13,6 +13,7 @@ import (
 // Offsets in headers, in bytes; those of neighbour discovery are from the start of
 // an IPv6 header that no other header stands behind.
 const (
+	etherTarget   = 0
 	etherSource   = 6
 	etherType     = 12
 	ip4Source     = 12
@@ -196,7 +197,7 @@ func typeofPortAnd(offset, length uint32) []byte {
 // isSentBy holds for what a bridge of a MAC sends out by a pod's port.
 func (x expressions) isSentBy(mac net.HardwareAddr) {
 	x.meta(unix.NFT_META_OIFNAME, first)
-	x.compare(unix.NFT_CMP_EQ, []byte("veth")) // as far as it goes: nft's "veth*"
+	x.compare(unix.NFT_CMP_EQ, []byte(podPorts)) // as far as it goes: nft's "veth*"
 	x.payload(unix.NFT_PAYLOAD_LL_HEADER, etherSource, etherLen, first)
 	x.compare(unix.NFT_CMP_EQ, mac)
 }

@@ -48,6 +48,14 @@ type Network struct {
 	// Guard has what Endpoint.GuardedPort, SLAAC and Untrusted need. Without it, ports
 	// that were guarded before stay so.
 	Guard bool
+	// Groups, which Guard implies, drops what pods send to the link-local groups (01:80:c2:00:00:00 to :0f):
+	// frames that a bridge does not forward, but hands to the host as from the port, past
+	// every rule that names the bridge. It holds for each port of each bridge whose name
+	// begins with "veth", whoever made it and whether the firewall knows the pod or not:
+	// a veth that is no pod's, and whose STP a bridge without STP has to pass on, or LLDP,
+	// needs another name. For the groups of STP and LLDP the port has to be told to
+	// forward them (bridge.Port's ForwardGroups), or no rule is asked.
+	Groups bool
 	// Quiet keeps the multicast listener reports of others (MLDv2, RFC 3810) from those
 	// ports of the bridge that are in QuietGroup. Each pod with IPv6 sends some when it
 	// starts, and a bridge that has heard of no querier sends them to all ports, where

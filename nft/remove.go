@@ -120,13 +120,19 @@ func (c *Conn) RemoveNetwork(ctx context.Context, name string) error {
 		if err != nil {
 			return err
 		}
-		t := begin(&generation)
+		var inventories []*inventory
+		inUse := false
 		for _, family := range ourFamilies() {
 			inv, err := c.inventory(family)
 			if err != nil {
 				return err
 			}
-			inv.removeNetwork(t, key)
+			inventories = append(inventories, inv)
+			inUse = inUse || inv.inUse(key)
+		}
+		t := begin(&generation)
+		for _, inv := range inventories {
+			inv.removeNetwork(t, key, inUse)
 		}
 		return explainBusy(c.commit(t))
 	})
@@ -168,12 +174,13 @@ func (c *Conn) inventory(family uint8) (*inventory, error) {
 }
 
 // removeNetwork deletes what a network has in the table, and with the last one the
-// table itself.
-func (inv *inventory) removeNetwork(t *transaction, key string) {
+// table itself: the last in any of the tables, since in each there are chains that are
+// for all networks and name none.
+func (inv *inventory) removeNetwork(t *transaction, key string, inUse bool) {
 	switch {
 	case !inv.table:
 		return
-	case !inv.inUse(key):
+	case !inUse:
 		t.delTable(inv.family)
 		return
 	}

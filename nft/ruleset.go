@@ -175,6 +175,7 @@ func (c *Conn) ruleset(n *Network) (*ruleset, error) {
 		// The sets may stay: what is in them belongs to endpoints, not to rules.
 		rs.gone = append(rs.gone, inInet(masqueradePrefix+key))
 	}
+	rs.addGroups(n)
 	rs.addGuard(n)
 	rs.addDedup(n, key)
 	rs.addQuiet(n, key)

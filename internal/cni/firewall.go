@@ -17,7 +17,7 @@ func rules(rec *state.Network, l *bridge.Link) nft.Network {
 	n := nft.Network{
 		Name: rec.Name, Bridge: rec.Bridge, Prefixes: rec.Subnets,
 		Masquerade: rec.Masquerade, NonMasquerade: rec.NonMasquerade,
-		Policy: policyOf(rec.Policy), Guard: rec.Guard, LAN: rec.DefaultRoute != "",
+		Policy: policyOf(rec.Policy), Guard: rec.Guard, Groups: true, LAN: rec.DefaultRoute != "",
 		NFCall: l.Bridge != nil && l.Bridge.NFCallIPTables && l.Bridge.NFCallIP6Tables && bridge.ProbeNetfilter() == nil,
 		Quiet:  rec.SLAAC || slices.ContainsFunc(rec.Subnets, isIPv6),
 	}

@@ -144,7 +144,7 @@ func (h *host) bringBack(ctx context.Context, rec *state.Network, attachments []
 func isPort(l, br *bridge.Link, p *bridge.Port) bool {
 	return l.Master == br.Index && l.Up && l.Port != nil &&
 		l.Port.Hairpin == p.Hairpin && l.Port.Isolated == p.Isolated &&
-		l.Port.ForwardGroups == p.ForwardGroups && l.Alias == p.Alias
+		l.Port.ForwardGroups == p.ForwardGroups && l.ClosedToIP() && l.Alias == p.Alias
 }
 
 // portOf is the host's side of an attachment, from its record.
@@ -153,7 +153,7 @@ func portOf(a *state.Attachment) bridge.Port {
 	p := bridge.Port{
 		Bridge: a.Bridge, Name: a.HostIf, Peer: a.IfName, MTU: a.MTU,
 		Alias:   formatAlias(a.Hash(), a.Network, addressesOf(a)),
-		Hairpin: on(a.Port.Hairpin), Isolated: on(a.Port.Isolated), ForwardGroups: a.Guarded,
+		Hairpin: on(a.Port.Hairpin), Isolated: on(a.Port.Isolated), ForwardGroups: true,
 		Down: !a.Up,
 	}
 	lanPort(&p, a)

@@ -1,11 +1,14 @@
 package nl
 
 import (
+	"errors"
+	"strconv"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/netns"
 )
 
 // device is a Transport that knows the old requests of a network interface
@@ -13,6 +16,7 @@ import (
 type device interface {
 	settleCarrier(link string)
 	linkIndex(name string) (int, error)
+	within(fn func() error) error
 }
 
 // LinkIndex gives the index of a link of the socket's namespace, or the errno
@@ -39,6 +43,38 @@ func (s *socket) linkIndex(name string) (int, error) {
 	err = ignoringEINTR(func() error { return unix.IoctlIfreq(s.fd, unix.SIOCGIFINDEX, request) })
 	return int(request.Uint32()), err
 }
+
+// Within runs fn on a thread that is in the namespace of the socket: the calling one where
+// it is there anyway, and where the transport has no namespace.
+func (c *Conn) Within(fn func() error) error {
+	if d, ok := c.t.(device); ok {
+		return d.within(fn)
+	}
+	return fn()
+}
+
+func (s *socket) within(fn func() error) error {
+	own, err := unix.IoctlRetInt(s.fd, siocGSKNS)
+	if err != nil {
+		return &tombolo.OpError{Op: "find network namespace of", Object: "netlink socket", Err: err}
+	}
+	defer unix.Close(own)
+	var here, there unix.Stat_t
+	if err := errors.Join(unix.Stat("/proc/thread-self/ns/net", &here), unix.Fstat(own, &there)); err != nil {
+		return &tombolo.OpError{Op: "compare network namespaces", Err: err}
+	}
+	if here.Ino == there.Ino && here.Dev == there.Dev {
+		return fn()
+	}
+	ns, err := netns.Open("/proc/thread-self/fd/" + strconv.Itoa(own))
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	return ns.Do(fn)
+}
+
+const siocGSKNS = 0x894c // SIOCGSKNS, include/uapi/linux/sockios.h (Linux 4.9); needs CAP_NET_ADMIN
 
 // SettleCarrier has the kernel take notice at once of a carrier that a link has
 // just got. A link that was set up before it had one sends nothing until then, and

@@ -1,0 +1,106 @@
+package bridge
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/sysctl"
+)
+
+// The host's end of a veth pair is a port of a bridge, and nothing else: what the pod
+// sends is for the bridge. But some frames reach the host's own IP stack as from the port,
+// past the bridge and past every rule that names it: those to link-local groups
+// (01:80:c2:00:00:00 to :0f), which a bridge does not forward, and all of them where the
+// port has fallen off its bridge. Rules of the firewall stop the former (nft.Network's
+// Groups); this is what is left when somebody has flushed those. The kernel then drops
+//
+//   - IPv4 from whatever source, since the answer would not leave by the port, which has
+//     no address and no route (rp_filter, RFC 3704). Set by netlink, it costs nothing.
+//     Only what a host without an address sends to 255.255.255.255 passes.
+//   - all of IPv6 (disable_ipv6), and router advertisements in particular (accept_ra):
+//     one of them gives a host that does not forward a default route through the pod.
+//     Two parameters, as somebody who switches IPv6 off and on for all links at once
+//     (net.ipv6.conf.all.disable_ipv6) sets the first for each of them.
+
+// noIPv4 appends what the host's end gets of it, within IFLA_AF_SPEC.
+func noIPv4(e *nl.Encoder) {
+	e.Nest(unix.AF_INET, func(e *nl.Encoder) {
+		e.Nest(unix.IFLA_INET_CONF, func(e *nl.Encoder) { e.Uint32(ipv4ConfRPFilter, 1) })
+	})
+}
+
+// hostEnd are the parameters of a port that the kernel has no netlink attribute for.
+func hostEnd() [2]parameter { return [...]parameter{acceptRA(), disableIPv6()} }
+
+func acceptRA() parameter    { return parameter{"accept_ra", 3, 0} }
+func disableIPv6() parameter { return parameter{"disable_ipv6", 26, 1} }
+
+// refuseIPv6 sets them on a port, which has none of them where the kernel has no IPv6,
+// or the port's MTU is too small for it. read has it look first: to write disable_ipv6
+// takes the kernel's lock on all links.
+func (c *Conn) refuseIPv6(port string, read bool) error {
+	dir, err := c.hostIPv6()
+	if err != nil || dir == nil {
+		return err
+	}
+	for _, p := range hostEnd() {
+		if read {
+			_, err = dir.Ensure(port+"/"+p.name, p.value())
+		} else {
+			err = dir.Write(port+"/"+p.name, p.value())
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// hostIPv6 is the directory of IPv6's parameters in the bridges' namespace, nil where
+// the kernel has no IPv6. It stays open for the next port.
+func (c *Conn) hostIPv6() (*sysctl.Dir, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ipv6 != nil {
+		return c.ipv6, nil
+	}
+	err := c.nl.Within(func() error {
+		var err error
+		c.ipv6, err = sysctl.OpenDir("net/ipv6/conf")
+		return err
+	})
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return c.ipv6, err
+}
+
+// ClosedToIP says whether a link is as the host's end of a pod's veth is to be: the host
+// takes no IP packets from it, as far as that is for the link to say. Conn.Enslave makes it
+// so.
+func (l *Link) ClosedToIP() bool { return l.ReversePath != 0 && !l.IPv6 && l.AcceptRA == 0 }
+
+// hostEnd compares it. A loose rp_filter, as some systems set it on each new link, does as
+// well as a strict one.
+func (c *comparison) hostEnd(l *Link) {
+	if l.ReversePath == 0 {
+		c.differs("IPv4 rp_filter", "1", "0")
+	}
+	c.flag("IPv6", false, l.IPv6)
+	if l.AcceptRA != 0 {
+		c.differs("IPv6 accept_ra", "0", strconv.Itoa(l.AcceptRA))
+	}
+}
+
+// mendHostEnd is refuseIPv6 for a port that is there.
+func (c *Conn) mendHostEnd(ctx context.Context, port string) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return c.refuseIPv6(port, true)
+}

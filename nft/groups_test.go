@@ -1,0 +1,328 @@
+package nft
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// groupSite is a guard's site whose host listens for datagrams that come in by the pod's
+// port, and not by the bridge, and takes router advertisements there.
+type groupSite struct {
+	*guardSite
+	past4, past6 net.PacketConn
+	heard        net.PacketConn // by the bridge
+	round        int
+}
+
+const groupPort = 9
+
+func newGroupSite(tb testing.TB) *groupSite {
+	tb.Helper()
+	s := &groupSite{guardSite: newGuardSite(tb)}
+	nft(tb, s.host, "flush ruleset")
+	nstest.Sysctl(tb, s.host, "net/ipv6/conf/veth1/accept_ra", "2")
+	s.past4, s.past6 = s.listenOn(tb, "veth1", "udp4"), s.listenOn(tb, "veth1", "udp6")
+	s.heard = s.listenOn(tb, "cbr0", "udp4")
+	if err := s.heard.SetReadDeadline(time.Now().Add(2 * patience)); err != nil {
+		tb.Fatal(err)
+	}
+	return s
+}
+
+// listenOn gives a socket of the host that hears what comes in by one link.
+func (s *groupSite) listenOn(tb testing.TB, link, network string) net.PacketConn {
+	tb.Helper()
+	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		var failed error
+		err := c.Control(func(fd uintptr) { failed = unix.BindToDevice(int(fd), link) })
+		return errors.Join(err, failed)
+	}}
+	var conn net.PacketConn
+	err := s.host.Do(func() error {
+		var err error
+		conn, err = config.ListenPacket(tb.Context(), network, fmt.Sprintf(":%d", groupPort))
+		return err
+	})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// udp is a datagram with a checksum, as IPv6 demands it.
+func udp(src, dst string, port int, text string) []byte {
+	d := join(be16(1024), be16(port), be16(8+len(text)), be16(0), []byte(text))
+	pseudo := join(ip(src), ip(dst), be16(0), be16(len(d)), be16(0), be16(unix.IPPROTO_UDP))
+	return with(d, 6, checksum(join(pseudo, d), 0)...)
+}
+
+// advertisement is that of a router of high preference.
+func advertisement(src string) []byte {
+	return packet6(src, allNodes, unix.IPPROTO_ICMPV6, icmp6(src, allNodes, routerAdvert, []byte{64, 0x08}, be16(1800), make([]byte, 8)))
+}
+
+func linkLocalGroup(last int) string { return fmt.Sprintf("01:80:c2:00:00:%02x", last) }
+
+// reached is what came of frames to link-local groups, by the last digits of these.
+type reached struct {
+	host    map[string][]string // what the host took, by kind
+	flooded []string            // what other pods saw
+	learnt  bool                // whether the bridge learnt of their source
+}
+
+// attack sends to each of the 16 groups all kinds of frames, and one to the host that
+// passes in any case.
+func (s *groupSite) attack(tb testing.TB) reached {
+	tb.Helper()
+	const from = "02:66:66:66:66:66"
+	s.round++
+	nstest.Run(tb, s.host, "ip", "-6", "route", "flush", "proto", "ra")
+	nstest.Run(tb, s.host, "bridge", "fdb", "flush", "dev", "cbr0", "nopermanent")
+	token := fmt.Sprintf("of round %d", s.round)
+	last := fmt.Sprintf("end %d", s.round)
+	var frames [][]byte
+	for group := range 16 {
+		to, text := linkLocalGroup(group), func(kind string) string { return fmt.Sprintf("%s %x %s", kind, group, token) }
+		v4 := func(kind string) []byte {
+			return packet4(pod4, bridge4, 0, 17, udp(pod4, bridge4, groupPort, text(kind)))
+		}
+		v6 := packet6(pod6, bridge6, 17, udp(pod6, bridge6, groupPort, text("IPv6")))
+		frames = append(frames,
+			ether(to, from, unix.ETH_P_IP, v4("IPv4")),
+			ether(to, from, unix.ETH_P_IPV6, v6),
+			ether(to, from, unix.ETH_P_8021Q, be16(0), be16(unix.ETH_P_IP), v4("tagged")),
+			ether(to, from, unix.ETH_P_8021AD, be16(0), be16(unix.ETH_P_IP), v4("outer tag")),
+			ether(to, from, unix.ETH_P_IPV6, advertisement(fmt.Sprintf("fe80::66:%x", group))),
+			ether(to, from, 0x88cc, []byte(text("LLDP"))),
+			ether(to, from, unix.ETH_P_PAE, []byte(text("802.1X"))),
+		)
+	}
+	s.pod1.send(append(frames,
+		ether(bridgeMAC, podMAC, unix.ETH_P_IP, packet4(pod4, bridge4, 0, 17, udp(pod4, bridge4, groupPort, last))), // by the bridge
+		join(leasingFrames()[0].frame, []byte(last)))...)
+	for b := make([]byte, 64); ; {
+		n, _, err := s.heard.ReadFrom(b)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		if string(b[:n]) == last {
+			break
+		}
+	}
+	got := reached{host: map[string][]string{}, learnt: slices.Contains(s.learnt(tb, "veth1"), from)}
+	for _, conn := range []net.PacketConn{s.past4, s.past6} {
+		for _, text := range queued(tb, conn) {
+			if kind, ok := strings.CutSuffix(text, " "+token); ok {
+				at := strings.LastIndex(kind, " ")
+				got.host[kind[:at]] = append(got.host[kind[:at]], kind[at+1:])
+			}
+		}
+	}
+	routes := nstest.Run(tb, s.host, "ip", "-6", "route", "show", "default", "proto", "ra")
+	for group := range 16 {
+		if strings.Contains(routes, fmt.Sprintf("via fe80::66:%x ", group)) {
+			got.host["route"] = append(got.host["route"], fmt.Sprintf("%x", group))
+		}
+	}
+	got.flooded = s.pod2.textsBefore(token, last)
+	return got
+}
+
+// queued gives the datagrams that are there.
+func queued(tb testing.TB, conn net.PacketConn) []string {
+	tb.Helper()
+	raw, err := conn.(syscall.Conn).SyscallConn()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	var list []string
+	err = raw.Control(func(fd uintptr) {
+		b := make([]byte, 64)
+		for {
+			n, _, err := unix.Recvfrom(int(fd), b, unix.MSG_DONTWAIT)
+			if err != nil {
+				return
+			}
+			list = append(list, string(b[:n]))
+		}
+	})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return list
+}
+
+// textsBefore gives the frames that end with a text behind a token, until one came that
+// ends with another.
+func (w *wire) textsBefore(token, last string) []string {
+	w.tb.Helper()
+	var list []string
+	buf := make([]byte, 1<<16)
+	for {
+		n, _, err := unix.Recvfrom(w.fd, buf, 0)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			w.tb.Fatalf("waiting for the last frame: %v", err)
+		}
+		text := string(buf[:n])
+		if strings.HasSuffix(text, last) {
+			return list
+		}
+		if _, isToken := strings.CutSuffix(text, token); isToken {
+			list = append(list, groupOf(buf[:n]))
+		}
+	}
+}
+
+// groupOf is the last digit of the group that a frame is for.
+func groupOf(frame []byte) string { return fmt.Sprintf("%x", frame[5]) }
+
+// groupsBut gives the last digits of all groups but some.
+func groupsBut(others string) []string {
+	return slices.DeleteFunc(strings.Split("0123456789abcdef", ""), func(g string) bool { return strings.Contains(others, g) })
+}
+
+// wantGroups compares what came of an attack: to the host in each of its kinds, and to
+// others. The kernel drops pause frames (:01) itself.
+func (got reached) want(t *testing.T, when string, host, flooded []string) {
+	t.Helper()
+	for _, kind := range []string{"IPv4", "IPv6", "tagged", "outer tag", "route"} {
+		if !slices.Equal(got.host[kind], host) {
+			t.Errorf("%s: the host takes %s by the groups %v, want %v", when, kind, got.host[kind], host)
+		}
+	}
+	if have := slices.Compact(got.flooded); !slices.Equal(have, flooded) {
+		t.Errorf("%s: another pod sees frames to %v, want %v", when, have, flooded)
+	}
+	if learnt := len(host)+len(flooded) > 0; got.learnt != learnt {
+		t.Errorf("%s: the bridge learnt the source: %t, want %t", when, got.learnt, learnt)
+	}
+}
+
+func (s *groupSite) mask(tb testing.TB, mask string) {
+	tb.Helper()
+	nstest.Run(tb, s.host, "ip", "link", "set", "veth1", "type", "bridge_slave", "group_fwd_mask", mask)
+}
+
+// forwards waits until both pods' ports forward, as they do some time after STP came on.
+func (s *groupSite) forwards(tb testing.TB) {
+	tb.Helper()
+	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		if out := nstest.Run(tb, s.host, "bridge", "link", "show"); strings.Count(out, "state forwarding") == 2 {
+			return
+		}
+		if time.Now().After(deadline) {
+			tb.Fatal("the ports do not forward")
+		}
+	}
+}
+
+// The firewall knows neither pod, and their ports are in no group of links: by their
+// names alone it knows what they are.
+func TestFramesToLinkLocalGroupsReachNobody(t *testing.T) {
+	t.Parallel()
+	const both = "0x4001" // of STP and LLDP
+	s := newGroupSite(t)
+	n := Network{Name: "podnet", Groups: true}
+	none := []string(nil)
+
+	s.attack(t).want(t, "without rules", groupsBut("01"), []string{"0"})
+	s.mask(t, both)
+	s.attack(t).want(t, "without rules, two groups forwarded", groupsBut("01e"), []string{"0", "e"})
+	mustEnsure(t, s.c, n)
+	wantReady(t, s.c, n)
+	s.attack(t).want(t, "with rules", none, none)
+	s.mask(t, "0")
+	s.attack(t).want(t, "with rules, no group forwarded", []string{"e"}, none)
+
+	nstest.Run(t, s.host, "ip", "link", "set", "cbr0", "type", "bridge", "stp_state", "1", "forward_delay", "200")
+	s.forwards(t)
+	s.attack(t).want(t, "with STP, no group forwarded", []string{"0", "e"}, none)
+	s.mask(t, both)
+	s.attack(t).want(t, "with STP", none, none)
+	// An administrator's mask for the whole bridge has others pass by prerouting.
+	nstest.Run(t, s.host, "ip", "link", "set", "cbr0", "type", "bridge", "group_fwd_mask", "0xfff8")
+	s.attack(t).want(t, "with all groups forwarded by the bridge", none, none)
+	nft(t, s.host, "delete table bridge tombolo")
+	s.attack(t).want(t, "with all groups forwarded by the bridge, without rules", []string{"2"}, groupsBut("12"))
+}
+
+// What is no pod's may say there what it likes: a switch behind the host's NIC, say.
+func TestOtherPortsMaySendToLinkLocalGroups(t *testing.T) {
+	t.Parallel()
+	s := newGroupSite(t)
+	mustEnsure(t, s.c, Network{Name: "podnet", Groups: true})
+	nstest.Run(t, s.host, "sh", "-ec", "ip link set up0 master cbr0; ip link set up0 type bridge_slave group_fwd_mask 0x4000")
+	switchPort := openWire(t, s.outside, "eth0")
+	for group, wanted := range map[int]bool{0x0: true, 0xe: true, 0x3: false} {
+		text := fmt.Sprintf("group %x", group)
+		switchPort.send(ether(linkLocalGroup(group), foreignMAC, 0x88cc, []byte(text)), ether(broadcastMAC, foreignMAC, 0x88cc, []byte("last "+text)))
+		if got := len(s.pod2.textsBefore(text, "last "+text)) > 0; got != wanted {
+			t.Errorf("a pod gets the frame to group %x: %t, want %t", group, got, wanted)
+		}
+	}
+}
+
+func TestGroupRulesAreMended(t *testing.T) {
+	t.Parallel()
+	n := Network{Name: "podnet", Bridge: "cbr0", Groups: true}
+	for _, harm := range []string{
+		"flush ruleset",
+		"delete table bridge tombolo",
+		"flush chain bridge tombolo groups",
+		"delete chain bridge tombolo groups-input",
+		"insert rule bridge tombolo groups-input accept",
+		"add table bridge tombolo { flags dormant; }",
+	} {
+		t.Run(harm, func(t *testing.T) {
+			t.Parallel()
+			c, ns := dialNew(t)
+			mustEnsure(t, c, n)
+			wantReady(t, c, n)
+			nft(t, ns, harm)
+			if ready, err := c.Ready(t.Context(), n); err != nil || ready {
+				t.Errorf("Ready: %v, %v", ready, err)
+			}
+			if diffs, err := c.Check(t.Context(), n, nil); err != nil || len(diffs) == 0 {
+				t.Errorf("Check: %v, %v", diffs, err)
+			}
+			if out := mustEnsure(t, c, n); !out.Changed {
+				t.Errorf("Ensure: %+v", out)
+			}
+			wantReady(t, c, n)
+		})
+	}
+}
+
+// The rules name no network and hold no elements, so the table does not say whether
+// another network needs them.
+func TestGroupRulesStayAsLongAsThereIsANetwork(t *testing.T) {
+	t.Parallel()
+	c, ns := dialNew(t)
+	first, second := Network{Name: "a", Bridge: "cbr0", Groups: true}, Network{Name: "b", Bridge: "br1", Groups: true}
+	mustEnsure(t, c, first)
+	mustEnsure(t, c, second)
+	if err := c.RemoveNetwork(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	wantReady(t, c, second)
+	if err := c.RemoveNetwork(t.Context(), "b"); err != nil {
+		t.Fatal(err)
+	}
+	if out := nft(t, ns, "list", "ruleset"); out != "" {
+		t.Errorf("after both are removed:\n%s", out)
+	}
+}

@@ -57,10 +57,12 @@ type world struct {
 	stop func()
 
 	changes chan change
+	atBeat  func(*loop) // if not nil: called by the loop with each sign of life, before it looks at the clock
 
 	mu       sync.Mutex
 	pods     map[string]*fakePod // by record hash
 	heard    []string            // "REQUEST 192.0.2.9", in order
+	entered  int                 // how often a pod was looked for
 	releases []netip.Addr
 	// answer is the server; nil does not answer.
 	answer     func(d *dhcpv4.DHCPv4) *dhcpv4.DHCPv4
@@ -102,7 +104,15 @@ func (w *world) start() {
 	k.node, k.boot = w, thisBoot
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- k.loop(ctx, w.changes, func() error { return nil }) }()
+	l := k.newLoop(ctx)
+	go func() {
+		done <- l.run(w.changes, func() error {
+			if w.atBeat != nil {
+				w.atBeat(l)
+			}
+			return nil
+		})
+	}()
 	w.keep = k
 	w.stop = sync.OnceFunc(func() {
 		cancel()
@@ -222,6 +232,7 @@ func (w *world) kill(r *lease.Record) {
 func (w *world) enter(r *lease.Record) (pod, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.entered++
 	p := w.pods[r.Hash()]
 	switch {
 	case p == nil:
@@ -284,6 +295,7 @@ type fakePod struct {
 	left     time.Duration
 	applied  int
 	applyErr error
+	slow     time.Duration // what apply takes
 	dialErr  error
 	deaf     bool // to answers at its own address
 	host     *fakeHost
@@ -314,6 +326,7 @@ func (p *fakePod) lacks(a lease.Applied) (bool, error) {
 }
 
 func (p *fakePod) apply(a lease.Applied, left time.Duration) error {
+	time.Sleep(p.slow)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.applyErr != nil {

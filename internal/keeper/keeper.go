@@ -108,7 +108,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 		return errors.Join(err, closer.Close(), pulse.Close())
 	}
 	stop := k.besides(ctx)
-	err = k.loop(ctx, w.changes, pulse.Beat)
+	err = k.newLoop(ctx).run(w.changes, pulse.Beat)
 	stop()
 	// The pulse last: whoever sees no keeper may begin as one.
 	return errors.Join(err, w.close(), closer.Close(), pulse.Close())

@@ -21,6 +21,7 @@ type entry struct {
 	at    int       // in the heap, -1 if not
 	busy  bool      // a worker is at it
 	again bool      // its record changed meanwhile
+	stale bool      // the clock was set meanwhile
 	mind  memory
 	state lease.State // of its last visit, for the metrics
 	next  time.Time   // of its next renewal, likewise
@@ -48,9 +49,13 @@ type loop struct {
 	clock   clock
 }
 
-// loop runs until ctx is done or beat fails.
-func (k *Keeper) loop(ctx context.Context, changes <-chan change, beat func() error) error {
-	l := &loop{Keeper: k, ctx: ctx, entries: map[string]*entry{}, done: make(chan visited, k.workers), clock: newClock()}
+func (k *Keeper) newLoop(ctx context.Context) *loop {
+	return &loop{Keeper: k, ctx: ctx, entries: map[string]*entry{}, done: make(chan visited, k.workers), clock: newClock()}
+}
+
+// run runs until the context is done or beat fails.
+func (l *loop) run(changes <-chan change, beat func() error) error {
+	k, ctx := l.Keeper, l.ctx
 	if err := l.rescan(); err != nil {
 		return err
 	}
@@ -97,6 +102,10 @@ func (l *loop) beat(beat func() error) error {
 	if jump := l.clock.jump(); jump != 0 {
 		l.log.Warn("the clock was set, or the machine slept: looking at every lease", "by", jump)
 		for _, e := range l.entries {
+			if e.busy {
+				e.stale = true // a worker has the session
+				continue
+			}
 			e.mind.session = nil
 			l.wake(e, now())
 		}
@@ -172,7 +181,7 @@ func (l *loop) dispatch() {
 			l.waiting = append(l.waiting, e)
 			continue
 		}
-		e.busy, e.again = true, false
+		e.busy, e.again, e.stale = true, false, false
 		l.running++
 		if slow {
 			l.slow++
@@ -206,7 +215,10 @@ func (l *loop) settle(v visited) {
 		return
 	}
 	e.mind, e.state, e.next = v.mind, v.state, v.next
-	if e.again {
+	if e.stale {
+		e.mind.session = nil
+	}
+	if e.again || e.stale {
 		v.wake = now()
 	}
 	l.wake(e, v.wake)

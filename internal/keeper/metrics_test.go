@@ -104,7 +104,7 @@ func TestTheLoopEndsWhenItsHeartbeatDoes(t *testing.T) {
 		}
 		k.node = w
 		beats := 0
-		err = k.loop(t.Context(), w.changes, func() error {
+		err = k.newLoop(t.Context()).run(w.changes, func() error {
 			if beats++; beats > 3 {
 				return io.ErrUnexpectedEOF
 			}
@@ -114,7 +114,7 @@ func TestTheLoopEndsWhenItsHeartbeatDoes(t *testing.T) {
 			t.Errorf("ended with %v", err)
 		}
 		close(w.changes)
-		if err := k.loop(t.Context(), w.changes, func() error { return nil }); err == nil || !strings.Contains(err.Error(), "directory is gone") {
+		if err := k.newLoop(t.Context()).run(w.changes, func() error { return nil }); err == nil || !strings.Contains(err.Error(), "directory is gone") {
 			t.Errorf("without its directory it ended with %v", err)
 		}
 	})

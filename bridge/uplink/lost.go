@@ -64,7 +64,7 @@ func (s *Snapshot) withLost(rec *Record, link int, all bool) *Snapshot {
 		name = s.NIC.Name
 	}
 	passed := s.Time.Sub(rec.Before.Time)
-	var with []addr.Address // on the NIC, as they were: those whose routes belong to them
+	var with, over []addr.Address // on the NIC, as they were: those whose routes belong to them, and those whose time is up
 	for _, a := range before.Addresses {
 		was := a
 		a.Label = (&move{from: rec.Before.NIC, to: Link{Name: name}}).label(a.Label)
@@ -78,6 +78,7 @@ func (s *Snapshot) withLost(rec *Record, link int, all bool) *Snapshot {
 			continue
 		}
 		if !left(&a.Valid, passed) {
+			over = append(over, was)
 			continue
 		}
 		left(&a.Preferred, passed)
@@ -88,7 +89,7 @@ func (s *Snapshot) withLost(rec *Record, link int, all bool) *Snapshot {
 	back := &move{s: &Snapshot{}, from: rec.Before.NIC, to: Link{Index: link}}
 	for _, r := range before.Routes {
 		withAddress := slices.ContainsFunc(with, func(a addr.Address) bool { return comesWith(&r, &a) })
-		if !all && comesAndGoes(&r) && !withAddress || isKernelMulticast(&r) || s.hasPlace(&r) || !left(&r.Expires, passed) {
+		if !all && comesAndGoes(&r) && !withAddress || isKernelMulticast(&r) || s.hasPlace(&r) || restsOn(&r, over, with) || !left(&r.Expires, passed) {
 			continue
 		}
 		if r.NexthopID != 0 {
@@ -110,6 +111,15 @@ func (s *Snapshot) withLost(rec *Record, link int, all bool) *Snapshot {
 		}
 	}
 	return &n
+}
+
+// restsOn says that a route cannot be without an address whose time is up: the kernel
+// refuses one that has it as its source, or a gateway in its network alone.
+func restsOn(r *route.Route, over, with []addr.Address) bool {
+	return slices.ContainsFunc(over, func(a addr.Address) bool {
+		reaches := func(other addr.Address) bool { return other.Prefix.Contains(r.Gateway) }
+		return r.Source == a.Prefix.Addr() || comesWith(r, &a) || reaches(a) && !r.OnLink && !slices.ContainsFunc(with, reaches)
+	})
 }
 
 // asRecorded is the snapshot with the NIC's addresses as they were, where they are

@@ -220,7 +220,10 @@ func (c *Conn) back(ctx context.Context, rec *Record, j Journal) error {
 		}
 		if err := r.restoreStep(ctx, name); err != nil {
 			errs = append(errs, fmt.Errorf("step %s: %w", name, err))
-			if name == StepRoutes || ctx.Err() != nil {
+			if name == StepRoutes && first.Bridge != nil {
+				errs = append(errs, r.returnRoutes(ctx))
+			}
+			if name == StepRoutes || name == StepAddresses && first.Bridge != nil || ctx.Err() != nil {
 				break // what is still on the bridge must not be cut off
 			}
 		}
@@ -232,6 +235,13 @@ func (c *Conn) back(ctx context.Context, rec *Record, j Journal) error {
 		return fmt.Errorf("remove the journal: %w", err)
 	}
 	return nil
+}
+
+// returnRoutes gives the bridge the routes again that had moved when another was refused.
+// While the NIC is a port, they serve only as long as its neighbours are known: answers to
+// what it asks come in by the bridge.
+func (r *run) returnRoutes(ctx context.Context) error {
+	return r.untilDone(ctx, StepRoutes, func(s *Snapshot) *Steps { return planTake(s, &r.rec.Uplink, r.rec.MadeBridge) })
 }
 
 // backWithoutNIC is for a NIC that was unplugged: there is nobody to give anything

@@ -1,0 +1,98 @@
+package uplink_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/bridge/uplink"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// Whichever step of the way back the kernel refuses, the host stays reachable, and once
+// the kernel relents, the rest is done.
+func TestARestoreThatTheKernelRefusesCutsNobodyOff(t *testing.T) {
+	t.Parallel()
+	const nic = 2 // veths are the first links of a namespace but for lo
+	for name, fault := range map[string]*nltest.Fault{
+		"the NIC's addresses":      {Type: unix.RTM_NEWADDR},
+		"the NIC's IPv4 addresses": {Type: unix.RTM_NEWADDR, Match: isIPv4},
+		"the NIC's routes":         {Type: unix.RTM_NEWROUTE, Match: func(m nl.Message) bool { return by(m, nic) }},
+		"the NIC's IPv6 routes":    {Type: unix.RTM_NEWROUTE, Match: func(m nl.Message) bool { return by(m, nic) && !isIPv4(m) }},
+		"that the NIC is no port":  {Type: unix.RTM_NEWLINK, Match: releases},
+		"the bridge's addresses":   {Type: unix.RTM_DELADDR},
+		"the bridge's deletion":    {Type: unix.RTM_DELLINK},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLAN(t)
+			before := state(t, l.host)
+			rec, j := take(t, l, toBridge())
+			bridge := nstest.Index(t, l.host, "br0")
+			if fault.Type == unix.RTM_DELLINK {
+				// There are other links to delete: those of the detour.
+				fault.Match = func(m nl.Message) bool { return len(m.Data) >= unix.SizeofIfInfomsg && index(m) == bridge }
+			}
+			fault.Errno = unix.ENOBUFS
+			nltest.MustHaveFired(t, fault)
+			conn, err := uplink.DialThrough(&uplink.Config{NetNS: l.host}, func(tr nl.Transport) nl.Transport { return nltest.NewFaulty(settling{tr, l}, fault) })
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			if err := conn.Restore(t.Context(), rec, j); !errors.Is(err, unix.ENOBUFS) {
+				t.Errorf("restore: %v, want %v", err, unix.ENOBUFS)
+			}
+			l.mustReach(t, "when the kernel had refused it")
+			b, err := j.load()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if rec, err = uplink.ParseRecord(b); err != nil || rec.State != uplink.Restoring {
+				t.Fatalf("the journal has %v, %v", rec, err)
+			}
+			if err := l.conn.Restore(t.Context(), rec, j); err != nil {
+				t.Fatal(err)
+			}
+			l.mustReach(t, "given back")
+			if diff := cmp.Diff(comparable(before), comparable(state(t, l.host))); diff != "" {
+				t.Errorf("the host after it was given back (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// isIPv4 is of a message about an address or a route.
+func isIPv4(m nl.Message) bool { return len(m.Data) > 0 && m.Data[0] == unix.AF_INET }
+
+// by says that a route leads out of a link.
+func by(m nl.Message, link int) bool {
+	attrs := nl.ParseAttrs(m.Data[unix.SizeofRtMsg:])
+	for attrs.Next() {
+		if attrs.Type == unix.RTA_OIF {
+			return int(attrs.Uint32()) == link
+		}
+	}
+	return false
+}
+
+func index(m nl.Message) int { return int(binary.NativeEndian.Uint32(m.Data[4:])) }
+
+// releases says that a request makes a link no port any more.
+func releases(m nl.Message) bool {
+	if len(m.Data) < unix.SizeofIfInfomsg {
+		return false // nf_tables' begin of a transaction has the same type
+	}
+	attrs := nl.ParseAttrs(m.Data[unix.SizeofIfInfomsg:])
+	for attrs.Next() {
+		if attrs.Type == unix.IFLA_MASTER {
+			return attrs.Uint32() == 0
+		}
+	}
+	return false
+}

@@ -250,6 +250,7 @@ type stream struct {
 	name         string
 	conn, server net.Conn
 	work         sync.WaitGroup
+	turn         sync.Mutex // held from a question to its answer
 
 	mu    sync.Mutex
 	cond  *sync.Cond
@@ -300,10 +301,12 @@ func (s *stream) echo() {
 func (s *stream) talk() {
 	b := make([]byte, 100)
 	for {
+		s.turn.Lock()
 		_, err := s.conn.Write(b)
 		if err == nil {
 			_, err = io.ReadFull(s.conn, b)
 		}
+		s.turn.Unlock()
 		s.mu.Lock()
 		s.count++
 		s.err = err
@@ -314,6 +317,26 @@ func (s *stream) talk() {
 		}
 		time.Sleep(time.Millisecond) // the pace of the traffic
 	}
+}
+
+// quiet has nothing of the connection under way while something is done: neither data
+// nor an acknowledgement.
+func (s *stream) quiet(tb testing.TB, do func()) {
+	tb.Helper()
+	s.turn.Lock()
+	defer s.turn.Unlock()
+	for begin := time.Now(); s.unacked(tb) > 0; time.Sleep(time.Millisecond) {
+		if time.Since(begin) > patience {
+			tb.Fatalf("%s: %d segments are not acknowledged", s.name, s.unacked(tb))
+		}
+	}
+	do()
+}
+
+// unacked is how many segments either side has sent whose receipt it does not know of.
+func (s *stream) unacked(tb testing.TB) (n int) {
+	s.info(tb, func(info *unix.TCPInfo) { n += int(info.Unacked) })
+	return n
 }
 
 func (s *stream) echoes() int {
@@ -338,8 +361,13 @@ func (s *stream) waitFor(tb testing.TB, n int) {
 }
 
 // stop gives how many segments either side sent again.
-func (s *stream) stop(tb testing.TB) int {
-	again := 0
+func (s *stream) stop(tb testing.TB) (again int) {
+	s.info(tb, func(info *unix.TCPInfo) { again += int(info.Total_retrans) })
+	return again
+}
+
+// info shows what the kernel knows of either side.
+func (s *stream) info(tb testing.TB, look func(*unix.TCPInfo)) {
 	for _, c := range []net.Conn{s.conn, s.server} {
 		raw, err := c.(syscall.Conn).SyscallConn()
 		if err != nil {
@@ -347,13 +375,12 @@ func (s *stream) stop(tb testing.TB) int {
 		}
 		if err := raw.Control(func(fd uintptr) {
 			if info, err := unix.GetsockoptTCPInfo(int(fd), unix.SOL_TCP, unix.TCP_INFO); err == nil {
-				again += int(info.Total_retrans)
+				look(info)
 			}
 		}); err != nil {
 			tb.Fatal(err)
 		}
 	}
-	return again
 }
 
 func (s *stream) end() {

@@ -1,0 +1,110 @@
+package cni
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
+	"github.com/tombolo-cni/tombolo/internal/state"
+)
+
+// Whichever step of a DEL fails, the record stays: by it a later DEL or GC finds the rest.
+func TestDELThatFailsIsFinishedByTheNextDELOrGC(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		side  string
+		typ   uint16 // of the requests that fail
+		spoil func(*testing.T, *node) (mend func())
+	}{
+		"the firewall": {side: "firewall", typ: nftType(unix.NFT_MSG_DELSETELEM)},
+		"the port":     {side: "host", typ: unix.RTM_DELLINK},
+		"the reservation": {spoil: func(t *testing.T, n *node) func() {
+			return replaceByDirectory(t, filepath.Join(n.stateDir, "ipam", "pods", "lock"))
+		}},
+	} {
+		for _, verb := range []string{"DEL", "GC"} {
+			t.Run(name+", then "+verb, func(t *testing.T) {
+				t.Parallel()
+				n := newNode(t)
+				addNeighbour(t, n)
+				before := n.belongings(t)
+				n.run(t, n.plugin(), "ADD", everything()).must(t)
+				p, mend := n.plugin(), func() {}
+				if tt.spoil != nil {
+					mend = tt.spoil(t, n)
+				} else {
+					fault := &nltest.Fault{Type: tt.typ, Errno: unix.ENOBUFS}
+					nltest.MustHaveFired(t, fault)
+					p = n.faulty(tt.side, fault)
+				}
+				if a := n.run(t, p, "DEL", everything()); a.err == nil {
+					t.Fatal("DEL succeeded")
+				}
+				hash := ident.Hash("pods", "c1", "eth0")
+				if left := n.belongings(t).Records; !strings.Contains(strings.Join(left, " "), hash) {
+					t.Errorf("the record is gone: %v", left)
+				}
+				mend()
+				if verb == "DEL" {
+					n.run(t, n.plugin(), "DEL", everything()).must(t)
+				} else {
+					n.runWith(t, n.plugin(), map[string]string{"CNI_COMMAND": "GC", "CNI_PATH": "/opt/cni/bin"}, map[string]any{
+						"cni.dev/valid-attachments": []any{map[string]any{"containerID": "neighbour", "ifname": "eth0"}},
+					}).must(t)
+				}
+				n.mustHave(t, before)
+			})
+		}
+	}
+}
+
+// replaceByDirectory puts a directory in a file's place, and gives what takes it away.
+func replaceByDirectory(t *testing.T, path string) func() {
+	t.Helper()
+	if err := errors.Join(os.Rename(path, path+".aside"), os.Mkdir(path, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		if err := errors.Join(os.Remove(path), os.Rename(path+".aside", path)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// After a boot no ADD comes before STATUS says that there can be one.
+func TestSTATUSAfterABootIsReady(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.run(t, n.plugin(), "ADD", nil).must(t)
+	dir, err := state.Open(n.stateDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	epoch, err := dir.Epoch()
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(n.stateDir, "epoch")
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for content, want := range map[string]error{
+		strings.ReplaceAll(string(content), epoch.Boot, "00000000-1111-2222-3333-444444444444"): state.ErrStale,
+		"{": state.ErrDamaged, // by a power failure
+	} {
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := dir.Epoch(); !errors.Is(err, want) {
+			t.Errorf("the epoch is read with %v, want %v", err, want)
+		}
+		n.run(t, n.plugin(), "STATUS", nil).must(t)
+	}
+}

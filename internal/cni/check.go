@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 
 	current "github.com/containernetworking/cni/pkg/types/100"
@@ -113,28 +114,116 @@ func (k *checking) link(ctx context.Context, pod *netns.NS, found *findings) err
 	port.Bridge = k.settings.Bridge
 	port.Hairpin, port.Isolated = k.settings.Hairpin, k.settings.Isolated
 	port.PeerMAC = nil
-	for _, in := range k.prev.Interfaces {
-		switch {
-		case in.Sandbox != "" && in.Name == k.call.ifName:
-			port.PeerMAC, _ = net.ParseMAC(in.Mac)
-		case in.Sandbox == "" && in.Name == port.Name && in.Mac != "":
-			port.MAC, _ = net.ParseMAC(in.Mac)
-		}
+	k.readInterfaces(&port, found)
+	has, err := addressesOn(pod, k.call.ifName)
+	if err != nil {
+		return err
 	}
-	for _, a := range k.addressesIn(k.prev) {
-		for _, ours := range k.rec.Addresses {
-			if ours.Prefix.Addr() == a && !autoconfigured(k.rec, ours.Prefix) {
-				port.Addresses = append(port.Addresses, ours.Prefix)
-			}
-		}
-	}
-	var err error
+	port.Addresses = k.expectedAddresses(has, found)
 	if port.Routes, err = podRoutes(k.settings, nil, k.rerouted(k.prev.Routes)); err != nil {
 		return err
 	}
 	diffs, err := k.br.Check(ctx, pod, port)
 	found.addAll(diffs)
 	return err
+}
+
+// isOurs says whether an interface of a result is the pod's that ADD made.
+func (k *checking) isOurs(in *current.Interface) bool {
+	return in.Sandbox != "" && in.Name == k.call.ifName
+}
+
+// readInterfaces takes from the result what a plugin after this one may have changed.
+// That it names the pod's interface is what the rest of it goes by.
+func (k *checking) readInterfaces(port *bridge.Port, found *findings) {
+	if !slices.ContainsFunc(k.prev.Interfaces, k.isOurs) {
+		found.add("prevResult has no interface %s of the pod", k.call.ifName)
+	}
+	for _, in := range k.prev.Interfaces {
+		var into *net.HardwareAddr
+		switch {
+		case k.isOurs(in):
+			into = &port.PeerMAC
+		case in.Sandbox == "" && in.Name == port.Name:
+			into = &port.MAC
+		}
+		if into == nil || in.Mac == "" {
+			continue
+		}
+		mac, err := net.ParseMAC(in.Mac)
+		if err != nil || len(mac) != 6 {
+			found.add("prevResult gives the interface %s the MAC %.40q, which is none", in.Name, in.Mac)
+			continue
+		}
+		*into = mac
+	}
+}
+
+// expectedAddresses are those that the pod's interface should have: what the result
+// names, with what plugins after this one have added. They may have taken some of ADD's
+// away too, but not if the interface has them still. A lease and an advertised prefix
+// come and go, and are compared elsewhere.
+func (k *checking) expectedAddresses(has []netip.Prefix, found *findings) []netip.Prefix {
+	named := k.namedAddresses()
+	if k.rec.IPAMType == ipamDHCP || k.rec.SLAAC {
+		return slices.DeleteFunc(named, func(p netip.Prefix) bool {
+			return autoconfigured(k.rec, p) || !slices.ContainsFunc(k.rec.Addresses, func(a state.Address) bool { return a.Prefix == p })
+		})
+	}
+	for _, a := range k.rec.Addresses {
+		if !slices.Contains(named, a.Prefix) && slices.Contains(has, a.Prefix) {
+			found.add("prevResult lacks the address %s of the interface %s", a.Prefix, k.call.ifName)
+		}
+	}
+	return named
+}
+
+// addressesOn lists the addresses of a pod's interface; none if it is not there, which
+// is found elsewhere.
+func addressesOn(pod *netns.NS, name string) ([]netip.Prefix, error) {
+	var list []netip.Prefix
+	err := pod.Do(func() error {
+		l, err := net.InterfaceByName(name)
+		if err != nil {
+			return nil
+		}
+		addresses, err := l.Addrs()
+		if err != nil {
+			return nil
+		}
+		for _, a := range addresses {
+			if n, ok := a.(*net.IPNet); ok {
+				if p, ok := prefixOf(*n); ok {
+					list = append(list, p)
+				}
+			}
+		}
+		return nil
+	})
+	return list, err
+}
+
+// namedAddresses are those that the result gives to the pod's interface. One that says
+// of no interface can only mean that, if the pod has no other.
+func (k *checking) namedAddresses() []netip.Prefix {
+	inPod := 0
+	for _, in := range k.prev.Interfaces {
+		if in.Sandbox != "" {
+			inPod++
+		}
+	}
+	var list []netip.Prefix
+	for _, ip := range k.prev.IPs {
+		p, ok := prefixOf(ip.Address)
+		switch {
+		case !ok:
+		case ip.Interface == nil && inPod <= 1, ip.Interface != nil && k.isOurs(k.prev.Interfaces[*ip.Interface]):
+			list = append(list, p)
+		case slices.ContainsFunc(k.rec.Addresses, func(a state.Address) bool { return a.Prefix == p }) && ip.Interface == nil:
+			list = append(list, p)
+		}
+	}
+	return list
 }
 
 // network compares the parts that the attachment shares with others, and its own
@@ -212,7 +301,13 @@ func (k *checking) reservations(ctx context.Context, found *findings) error {
 	if err != nil {
 		return err
 	}
-	err = allocator.Check(ctx, k.prev)
+	// What other plugins have added is not this one's to have reserved.
+	own := *k.prev
+	own.IPs = slices.DeleteFunc(slices.Clone(own.IPs), func(ip *current.IPConfig) bool {
+		p, ok := prefixOf(ip.Address)
+		return !ok || !slices.ContainsFunc(k.rec.Addresses, func(a state.Address) bool { return a.Prefix.Addr() == p.Addr() })
+	})
+	err = allocator.Check(ctx, &own)
 	if err != nil && !ipam.Delegated(allocator) {
 		found.add("%v", err)
 		return nil

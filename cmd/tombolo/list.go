@@ -14,6 +14,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/cni"
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
@@ -25,7 +26,7 @@ func list(plugin *cni.Plugin, out io.Writer, dir string, asJSON bool) error {
 		return err
 	}
 	for _, line := range apart(in) {
-		fmt.Fprintln(os.Stderr, "tombolo:", line)
+		fmt.Fprintln(os.Stderr, "tombolo:", printable.Line(line))
 	}
 	if asJSON {
 		return json.NewEncoder(out).Encode(in.Attachments)
@@ -37,7 +38,7 @@ func list(plugin *cni.Plugin, out io.Writer, dir string, asJSON bool) error {
 		if len(r.Differences) > 0 && r.State == state.Ready {
 			mark = "differs"
 		}
-		fmt.Fprintf(w, "%s\t%s\t%.12s\t%s\t%s\t%s\t%s\t%s\t%s\n", r.Network, orDash(r.Pod), r.ContainerID, r.IfName, r.HostIf,
+		fmt.Fprintf(w, "%s\t%s\t%.12s\t%s\t%s\t%s\t%s\t%s\t%s\n", r.Network, orDash(printable.Line(r.Pod)), r.ContainerID, r.IfName, r.HostIf,
 			orDash(addresses(r.Attachment)), orDash(hostPorts(r.Attachment)), limits(r.Bandwidth), mark)
 	}
 	if err := w.Flush(); err != nil {
@@ -90,7 +91,7 @@ func printDifferences(out io.Writer, in *cni.Inspection) error {
 			name = "container " + r.ContainerID
 		}
 		for _, d := range r.Differences {
-			if _, err := fmt.Fprintf(out, "%s, %s of network %s: %s\n", name, r.IfName, r.Network, d); err != nil {
+			if _, err := fmt.Fprintf(out, "%s, %s of network %s: %s\n", printable.Line(name), r.IfName, r.Network, printable.Line(d)); err != nil {
 				return err
 			}
 		}
@@ -110,11 +111,11 @@ func leases(out io.Writer, dir string, asJSON bool) error {
 		return err
 	}
 	for _, bad := range damaged {
-		fmt.Fprintln(os.Stderr, "tombolo:", bad)
+		fmt.Fprintln(os.Stderr, "tombolo:", printable.Line(bad.Error()))
 	}
 	if len(records) > 0 {
 		if err := d.Kept(); err != nil {
-			fmt.Fprintln(os.Stderr, "tombolo:", err)
+			fmt.Fprintln(os.Stderr, "tombolo:", printable.Line(err.Error()))
 		}
 	}
 	if asJSON {

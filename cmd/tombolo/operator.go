@@ -15,6 +15,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/cni"
 	"github.com/tombolo-cni/tombolo/internal/demo"
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/printable"
 )
 
 const usage = `tombolo puts pods on a Linux bridge. Container runtimes run it as a CNI plugin.
@@ -70,15 +71,15 @@ var errUsage = errors.New("see tombolo help")
 
 // operator runs one command of the operator's and gives the exit status.
 func operator(plugin *cni.Plugin, args []string) int {
-	err := run(plugin, args, os.Stdout)
+	err := run(plugin, args, printable.Writer(os.Stdout))
 	switch {
 	case err == nil:
 		return 0
 	case errors.Is(err, errUsage):
-		fmt.Fprintln(os.Stderr, "tombolo:", err)
+		fmt.Fprintln(os.Stderr, "tombolo:", printable.Line(err.Error()))
 		return exitUsage
 	}
-	fmt.Fprintln(os.Stderr, "tombolo:", strings.ReplaceAll(err.Error(), "\n", "; "))
+	fmt.Fprintln(os.Stderr, "tombolo:", printable.Line(err.Error()))
 	switch {
 	case cni.IsAttached(err):
 		return exitAttached

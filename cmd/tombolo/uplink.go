@@ -12,6 +12,7 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/cni"
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/printable"
 )
 
 // runUplink runs one of the commands about uplinks.
@@ -58,7 +59,7 @@ func runUplink(plugin *cni.Plugin, args []string, out io.Writer) error {
 			return err
 		}
 		for _, note := range notes {
-			fmt.Fprintln(os.Stderr, "tombolo:", note)
+			fmt.Fprintln(os.Stderr, "tombolo:", printable.Line(note))
 		}
 		_, err = fmt.Fprintf(out, "%s is a port of %s, which has its addresses and routes\n", u.NIC, u.Bridge)
 		return err

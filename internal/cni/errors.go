@@ -5,13 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
+	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/nft"
 )
@@ -63,17 +63,18 @@ func coded(err error) *types.Error {
 		return &types.Error{Code: codeNotAttachable, Msg: msg}
 	case errors.Is(err, bridge.ErrForeign), errors.As(err, new(*nft.ConflictError)), errors.Is(err, addr.ErrDuplicate):
 		return &types.Error{Code: codeConflict, Msg: msg}
+	case errors.Is(err, nft.ErrInvalid), errors.Is(err, bridge.ErrInvalid):
+		return &types.Error{Code: codeInvalidConfig, Msg: msg}
 	case errors.Is(err, uplink.ErrUnreachable):
 		return &types.Error{Code: codeTryAgainLater, Msg: msg}
 	case errors.Is(err, uplink.ErrRefused), errors.Is(err, uplink.ErrInvalid):
 		return &types.Error{Code: codeUplink, Msg: msg}
-	case errors.Is(err, state.ErrDamaged), errors.As(err, new(*fs.PathError)):
+	case errors.Is(err, state.ErrDamaged), errors.As(err, new(*state.RecordError)), errors.As(err, new(*fs.PathError)):
 		return &types.Error{Code: codeIO, Msg: msg}
 	}
 	return &types.Error{Code: codeKernel, Msg: msg}
 }
 
-// oneLine writes joined errors, which come a line each, on one.
-func oneLine(err error) string {
-	return strings.ReplaceAll(err.Error(), "\n", "; ")
-}
+// oneLine writes joined errors, which come a line each, on one, and nothing of what
+// they quote that a terminal would obey.
+func oneLine(err error) string { return printable.Line(err.Error()) }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/tombolo-cni/tombolo/internal/printable"
 )
 
 // stepLog writes one line a verb, with how long each of its steps took. A nil
@@ -82,7 +84,7 @@ func (l *stepLog) step(name string) {
 // warn writes a line about something that was worked around.
 func (l *stepLog) warn(msg string) {
 	if l != nil {
-		l.logger.Warn(msg)
+		l.logger.Warn(printable.Line(msg))
 	}
 }
 

@@ -35,11 +35,29 @@ func (rc *runtimeConfig) published() ([]state.Published, error) {
 		if err != nil {
 			return nil, newError(codeInvalidConfig, "runtimeConfig.portMappings[%d]: %v", i, err)
 		}
-		if !slices.Contains(list, p) {
-			list = append(list, p)
+		if slices.Contains(list, p) {
+			continue
 		}
+		for _, other := range list {
+			if overlap(p, other) {
+				return nil, newError(codeInvalidConfig, "runtimeConfig.portMappings[%d]: port %s is to lead to port %d of the pod, and %s to %d: publish a port of the host once", i, portText(p), p.PodPort, portText(other), other.PodPort)
+			}
+		}
+		list = append(list, p)
 	}
 	return list, nil
+}
+
+// overlap says whether two mappings would lead one port of the host to different ports
+// of the pod.
+func overlap(a, b state.Published) bool {
+	if a.Protocol != b.Protocol || a.HostPort != b.HostPort || a.PodPort == b.PodPort {
+		return false
+	}
+	if !a.HostIP.IsValid() || !b.HostIP.IsValid() {
+		return true
+	}
+	return a.HostIP.Is4() == b.HostIP.Is4() && (a.HostIP == b.HostIP || a.HostIP.IsUnspecified() || b.HostIP.IsUnspecified())
 }
 
 func (m *PortMapping) published() (state.Published, error) {

@@ -18,7 +18,7 @@ func layers() []layer {
 	kernel := []string{".", "netns", "internal/nl"}
 	return []layer{
 		{[]string{"."}, nil, "everything imports the root for its errors, so it can import nothing"},
-		{[]string{"internal/ident", "internal/jsontext", "internal/strict"}, nil, "they compute, and know nothing of kernels, files and each other"},
+		{[]string{"internal/ident", "internal/jsontext", "internal/printable", "internal/strict"}, nil, "they compute, and know nothing of kernels, files and each other"},
 		{[]string{"netns", "internal/sysctl"}, []string{"."}, "the lowest layer to touch the kernel"},
 		{[]string{"internal/nl"}, []string{".", "netns"}, "netlink, whatever is said over it"},
 		{[]string{"addr", "route"}, kernel, "each is one kind of object of rtnetlink, of use without the others"},
@@ -41,11 +41,11 @@ func layers() []layer {
 		{[]string{"internal/ipam/delegate"}, nil, "it runs plugins of others by the CNI protocol, for anybody"},
 		{[]string{"internal/ipam"}, []string{"internal/strict", "internal/ipam/delegate"},
 			"addresses come from a configuration and a directory; the kernel's are told to it"},
-		{[]string{"internal/cni"}, []string{".", "addr", "bridge", "bridge/uplink", "dhcpc", "dhcpc/transport", "nft", "netns", "route", "internal/conntrack", "internal/endpoint", "internal/ident", "internal/ipam", "internal/jsontext", "internal/lease", "internal/sockdiag", "internal/state", "internal/strict", "internal/sysctl", "internal/tc"},
+		{[]string{"internal/cni"}, []string{".", "addr", "bridge", "bridge/uplink", "dhcpc", "dhcpc/transport", "nft", "netns", "route", "internal/conntrack", "internal/endpoint", "internal/ident", "internal/ipam", "internal/jsontext", "internal/lease", "internal/printable", "internal/sockdiag", "internal/state", "internal/strict", "internal/sysctl", "internal/tc"},
 			"it composes, and is the only one of the plugin's packages that does"},
 		{[]string{"internal/demo"}, []string{"addr", "bridge", "nft", "netns", "internal/cni", "internal/icmp", "internal/ipam/delegate", "internal/state"},
 			"it is a user of the rest, like a runtime and an operator"},
-		{[]string{"cmd/tombolo"}, []string{"bridge", "bridge/uplink", "nft", "internal/cni", "internal/demo", "internal/lease", "internal/state"},
+		{[]string{"cmd/tombolo"}, []string{"bridge", "bridge/uplink", "nft", "internal/cni", "internal/demo", "internal/lease", "internal/printable", "internal/state"},
 			"the command wires and prints"},
 		{[]string{"internal/nl/nltest"}, []string{".", "internal/nl"}, "a kernel for tests of any layer above netlink"},
 		{[]string{"internal/nstest"}, []string{"netns", "internal/icmp"}, "fixtures for tests of any layer above namespaces"},

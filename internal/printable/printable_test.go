@@ -1,0 +1,58 @@
+package printable_test
+
+import (
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+	"unicode"
+
+	"github.com/tombolo-cni/tombolo/internal/printable"
+)
+
+func TestLine(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("x", 300)
+	for _, tt := range []struct{ in, want string }{
+		{"bridge \"br0\": Müller’s 10 µs", "bridge \"br0\": Müller’s 10 µs"},
+		{errors.Join(errors.New("one"), errors.New("two")).Error(), "one; two"},
+		{"\x1b[2Jcls", `\u001b[2Jcls`},
+		{"a\rb\tc\x00", `a\u000db\u0009c\u0000`},
+		{"\u009b31m \u202eevil \u2028", `\u009b31m \u202eevil \u2028`},
+		{"bad \xff utf-8", `bad \ufffd utf-8`},
+		{"\U000e0001", `\udb40\udc01`},
+		{`mode "` + long + `" is not known`, `mode "` + long[:200] + `…" is not known`},
+		{`mode "` + strings.Repeat(`\"`, 150) + `" is not known`, `mode "` + strings.Repeat(`\"`, 99) + `…" is not known`},
+		{"file /" + long + ": no", "file " + "/" + long[:198] + "… no"},
+		{"a " + strings.Repeat("word ", 60) + "z", "a " + strings.Repeat("word ", 60) + "z"},
+		{strings.Repeat("é", 150), strings.Repeat("é", 100) + "…"},
+	} {
+		if got := printable.Line(tt.in); got != tt.want {
+			t.Errorf("Line(%.60q):\n got %q\nwant %q", tt.in, got, tt.want)
+		}
+	}
+	if got := printable.Line(strings.Repeat("many words ", 10000)); len(got) > 17<<10 {
+		t.Errorf("a line of %d bytes", len(got))
+	}
+}
+
+func TestWriterKeepsLinesAndJSON(t *testing.T) {
+	t.Parallel()
+	var out strings.Builder
+	w := printable.Writer(&out)
+	in := map[string]string{"name": "\x1b[31m\u202e\U000e0001 é"}
+	if err := json.NewEncoder(w).Encode(in); err != nil {
+		t.Fatal(err)
+	}
+	var back map[string]string
+	if err := json.Unmarshal([]byte(out.String()), &back); err != nil || back["name"] != in["name"] {
+		t.Errorf("%q, %v", out.String(), err)
+	}
+	if strings.ContainsFunc(strings.TrimSuffix(out.String(), "\n"), func(r rune) bool { return !unicode.IsPrint(r) }) {
+		t.Errorf("not printable: %q", out.String())
+	}
+	out.Reset()
+	if n, err := w.Write([]byte("a\tb\n\x1b")); n != 5 || err != nil || out.String() != "a\tb\n"+`\u001b` {
+		t.Errorf("%d, %v, %q", n, err, out.String())
+	}
+}

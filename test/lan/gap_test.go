@@ -3,7 +3,10 @@ package lan
 import (
 	"fmt"
 	"path/filepath"
+	"strings"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
 // A process in the pod's namespace sends from before the pod has an interface until after
@@ -15,7 +18,7 @@ func TestGuardHoldsFromTheFirstFrameToTheLast(t *testing.T) {
 				l, _ := newLab(t)
 				fields := object{"lanGuard": guarded}
 				if ipam != "dhcp" {
-					fields["ipam"] = static(filepath.Join(t.TempDir(), "ipam"))
+					fields["ipam"] = staticAddresses(filepath.Join(t.TempDir(), "ipam"))
 				}
 				n := l.network(fields)
 				n.add(l.newPod("another")) // has the NIC be a port
@@ -54,8 +57,75 @@ func TestGuardHoldsFromTheFirstFrameToTheLast(t *testing.T) {
 	}
 }
 
-// static is an IPAM that gives addresses of the LAN of which its router knows nothing.
-func static(dir string) object {
+// staticAddresses is an IPAM that gives addresses of the LAN of which its router knows nothing.
+func staticAddresses(dir string) object {
 	return object{"type": "host-local", "dataDir": dir, "ranges": []any{[]any{
 		object{"subnet": subnet4, "rangeStart": "192.168.50.150", "rangeEnd": "192.168.50.160"}}}}
+}
+
+// While an ADD waits for its server, somebody flushes the firewall or deletes the bridge,
+// and whoever mends it puts the guard back of the pod that waits.
+func TestGuardOfAPodThatWaitsForItsLeaseIsPutBack(t *testing.T) {
+	for _, mend := range []string{"an ADD", "repair"} {
+		t.Run(mend, func(t *testing.T) {
+			l, d := newLab(t)
+			n := l.network(object{"deadline": "5m"})
+			n.add(l.newPod("another"))
+			e := l.listen(l.other.ns, nic)
+			d.stop()
+			p := l.newPod("evil")
+			done := make(chan error, 1)
+			go func() {
+				out, err := n.verb("ADD", p)
+				if err == nil {
+					p.learn(t, out)
+				}
+				done <- err
+			}()
+			port := n.portOf(p)
+			s := l.spoof(p)
+			l.eventually("the pod sends", func() bool { return s.sent.Load() > 0 })
+			l.eventually("the ADD waits for its lease", func() bool { return guards(t, l, port) })
+			l.hostRun("nft", "flush", "ruleset")
+			l.eventually("without a guard, the pod passes for the router", func() bool { return e.spoofs() > 0 })
+			if mend == "repair" {
+				n.operate("repair")
+			} else {
+				static := *n
+				static.conf = object{}
+				for k, v := range n.conf {
+					static.conf[k] = v
+				}
+				static.conf["lanGuard"], static.conf["name"] = true, "fixed"
+				static.conf["ipam"] = staticAddresses(filepath.Join(t.TempDir(), "ipam"))
+				static.add(l.newPod("next"))
+			}
+			if !guards(t, l, port) {
+				t.Error("the guard of the pod that waits is not there")
+			}
+			e.spoofs()
+			l.meet([]int{4}, [2]place{l.other, l.host})
+			before := s.sent.Load()
+			l.eventually("the pod goes on", func() bool { return s.sent.Load() > before+100 })
+			if got := e.spoofs(); got > 0 {
+				t.Errorf("mended, a machine of the LAN hears %d frames by which the pod is the router", got)
+			}
+			d.start()
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+			if s.end(); e.spoofs() > 0 {
+				t.Error("with its lease, the pod passes for the router")
+			}
+			n.del(p)
+			n.wantGone(t, p, port)
+		})
+	}
+}
+
+// guards says whether a port is held to its MAC.
+func guards(t *testing.T, l *lan, port string) bool {
+	t.Helper()
+	out, err := nstest.Try(l.host.ns, "nft", "list", "set", "bridge", "tombolo", "guarded")
+	return err == nil && strings.Contains(out, `"`+port+`"`)
 }

@@ -1,5 +1,5 @@
-// Command tombolod keeps DHCP leases of pods renewed, and NICs on their bridges: see
-// tombolod --help.
+// Command tombolod keeps DHCP leases of pods renewed, NICs on their bridges, and the
+// firewall as pods need it: see tombolod --help.
 package main
 
 import (
@@ -35,7 +35,8 @@ const usage = `Usage: tombolod [flags]
 
 Keeps the DHCP leases of pods renewed, for as long as the pods live, and has their host
 ports and guards follow to other addresses. Finishes takeovers of NICs that were cut
-short, and mends those that a network manager has undone. It finds both in directories
+short, and mends those that a network manager has undone. Hears when others change the
+firewall, and puts right within a second what pods need of it. It finds all in directories
 where the plugin tombolo writes them, so that either may start first and be restarted at
 any time. It runs in the foreground and logs to standard error.
 
@@ -137,6 +138,22 @@ func (p *program) plugin() *cni.Plugin {
 	}
 }
 
+// firewall looks at it as the plugin does.
+type firewall struct {
+	*program
+	state string
+}
+
+// Look is Plugin.LookAtFirewall.
+func (f firewall) Look(ctx context.Context) (uint32, []string, error) {
+	return f.plugin().LookAtFirewall(ctx, f.state)
+}
+
+// Obstacles is Plugin.FirewallObstacles.
+func (f firewall) Obstacles(ctx context.Context) ([]string, error) {
+	return f.plugin().FirewallObstacles(ctx, f.state)
+}
+
 // keep runs the keeper until ctx is done.
 func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error {
 	dir, err := lease.Open(o.leases)
@@ -168,8 +185,9 @@ func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error 
 			log.Info("keeping leases", "dir", dir.Path(), "state", plugins.Path(), "metrics", o.metrics)
 			systemd.tell("READY=1")
 		},
-		Alive:  func() { systemd.tell("WATCHDOG=1") },
-		Repair: func(ctx context.Context) error { return p.plugin().Repair(ctx, plugins.Path()) },
+		Alive:    func() { systemd.tell("WATCHDOG=1") },
+		Repair:   func(ctx context.Context) error { return p.plugin().Repair(ctx, plugins.Path()) },
+		Firewall: firewall{p, plugins.Path()},
 	})
 	if err != nil {
 		return err

@@ -25,12 +25,15 @@ func (c *call) status(ctx context.Context, conf *NetConf) error {
 	if err := c.uplinkStatus(ctx, conf.settings()); err != nil {
 		return err
 	}
-	if conf.ipamType() == ipamDHCP {
-		return c.keeperStatus(conf)
-	}
 	dir, err := state.Open(conf.settings().StateDir)
 	if err != nil {
 		return newError(codeNotAvailable, "%v", err)
+	}
+	if err := refuseContested(dir); err != nil {
+		return err
+	}
+	if conf.ipamType() == ipamDHCP {
+		return c.keeperStatus(conf)
 	}
 	h := &host{call: c, settings: conf.settings(), dir: dir}
 	h.epoch, err = dir.Epoch()

@@ -1,5 +1,5 @@
-// Package keeper keeps DHCP leases renewed for as long as their pods live, and NICs on
-// the bridges that they were put on. It knows of both by directories alone, those of
+// Package keeper keeps DHCP leases renewed for as long as their pods live, NICs on
+// the bridges that they were put on, and what pods need of the firewall. It knows of both by directories alone, those of
 // packages lease and state, and so it may start before or after the plugin, be killed
 // and be upgraded at any time: it takes up each where it stands.
 //
@@ -37,6 +37,12 @@
 // the bridge on purpose, it has the pods behind it put right (Config.Repair), since their
 // default routes lead there, and then brings the record up to date, by which it would mend
 // the next time. Without an uplink it listens to nothing.
+//
+// # The firewall
+//
+// The keeper hears when nf_tables changes, whoever changes it, has what pods need of it looked at
+// (Config.Firewall) and put right (Config.Repair). What is undone three times within a minute is
+// put right once in a minute from then on, and written down for STATUS (state.Contested).
 //
 // # The host's own lease
 //

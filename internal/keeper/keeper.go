@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/lease"
@@ -38,21 +39,25 @@ type Config struct {
 	// host has other addresses on such a bridge: default routes of pods lead there. Nil is
 	// nothing.
 	Repair func(context.Context) error
+	// Firewall is looked at when nf_tables has changed, and Repair called if anything is lacking.
+	// It needs State; nil: it is not looked after.
+	Firewall Firewall
 }
 
 // Keeper keeps the leases of one directory.
 type Keeper struct {
-	leases  *lease.Dir
-	state   *state.Dir // may be nil
-	host    *netns.NS  // nil: the keeper's own
-	log     *slog.Logger
-	workers int
-	ready   func()
-	alive   func()
-	repair  func(context.Context) error
-	node    node
-	boot    string
-	metrics metrics
+	leases   *lease.Dir
+	state    *state.Dir // may be nil
+	host     *netns.NS  // nil: the keeper's own
+	log      *slog.Logger
+	workers  int
+	ready    func()
+	alive    func()
+	repair   func(context.Context) error
+	firewall Firewall // may be nil
+	node     node
+	boot     string
+	metrics  metrics
 	// strayed is told of a pod that its lease took out of the subnet of the host's address
 	// which its default route leads to.
 	strayed chan struct{}
@@ -69,6 +74,7 @@ func New(cfg *Config) (*Keeper, error) {
 	}
 	k := &Keeper{leases: cfg.Leases, state: cfg.State, log: cfg.Log, workers: cfg.Workers, ready: cfg.Ready, alive: cfg.Alive, node: kernel{}, boot: boot,
 		strayed: make(chan struct{}, 1)}
+	k.firewall = cfg.Firewall
 	if k.log == nil {
 		k.log = slog.New(slog.DiscardHandler)
 	}
@@ -120,12 +126,12 @@ func (k *Keeper) besides(ctx context.Context) (stop func()) {
 		return func() {}
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		k.keepUplinks(ctx)
-	}()
-	return func() { cancel(); <-ended }
+	var all sync.WaitGroup
+	all.Go(func() { k.keepUplinks(ctx) })
+	if k.firewall != nil {
+		all.Go(func() { k.keepFirewall(ctx) })
+	}
+	return func() { cancel(); all.Wait() }
 }
 
 // now is the time by the clock on the wall, which the times in records are by.

@@ -27,6 +27,10 @@ type metrics struct {
 
 	uplinks                                    map[uplink.State]int
 	uplinkMends, uplinksFinished, uplinkErrors uint64
+
+	firewallContested                                              bool
+	firewallObstacles                                              int
+	firewallLooks, firewallMends, firewallContests, firewallErrors uint64
 }
 
 // count adds one to a counter of m.
@@ -108,6 +112,7 @@ func (m *metrics) write(w io.Writer) error {
 	})
 	m.writeHosts(&b)
 	m.writeUplinks(&b)
+	m.writeFirewall(&b)
 	_, err := io.WriteString(w, b.String())
 	return err
 }

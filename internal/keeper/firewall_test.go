@@ -1,0 +1,287 @@
+package keeper
+
+import (
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
+	"github.com/tombolo-cni/tombolo/internal/state"
+)
+
+// wall is a firewall that a test changes. Everything happens in a bubble of its own time.
+type wall struct {
+	t          *testing.T
+	keep       *Keeper
+	dir        *state.Dir
+	announced  chan any // []nl.Message or error
+	generation uint32
+	lacking    bool
+	stubborn   bool // repairing does not help
+	fails      error
+	obstacles  []string
+	looks      []time.Duration // since the start
+	repairs    []time.Duration
+	start      time.Time
+}
+
+func (w *wall) Look(context.Context) (uint32, []string, error) {
+	w.looks = append(w.looks, time.Since(w.start))
+	if w.lacking {
+		return 0, []string{"the rule"}, w.fails
+	}
+	return w.generation, nil, w.fails
+}
+
+func (w *wall) Obstacles(context.Context) ([]string, error) { return w.obstacles, nil }
+
+func (w *wall) Next() ([]nl.Message, error) {
+	switch x := (<-w.announced).(type) {
+	case []nl.Message:
+		return x, nil
+	case error:
+		return nil, x
+	}
+	return nil, os.ErrClosed
+}
+
+func (w *wall) Close() error { close(w.announced); return nil }
+
+// change is one by a program.
+func (w *wall) change(by string) {
+	w.generation++
+	w.announced <- []nl.Message{{Type: newGeneration, Data: nltest.Encode(func(e *nl.Encoder) {
+		e.Raw([]byte{0, 0, 0, 0})
+		e.Uint32BE(unix.NFTA_GEN_ID, w.generation)
+		e.Uint32BE(unix.NFTA_GEN_PROC_PID, 7)
+		e.String(unix.NFTA_GEN_PROC_NAME, by)
+	})}}
+}
+
+// inWall runs a test whose keeper has looked once.
+func inWall(t *testing.T, test func(t *testing.T, w *wall)) {
+	t.Helper()
+	t.Parallel()
+	// Not in the bubble, since they begin goroutines.
+	leases, err := lease.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := state.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		w := &wall{t: t, dir: dir, announced: make(chan any), generation: 100, start: time.Now()}
+		w.keep, err = New(&Config{Leases: leases, State: dir, Firewall: w, Repair: func(context.Context) error {
+			w.repairs = append(w.repairs, time.Since(w.start))
+			if !w.stubborn {
+				w.lacking = false
+				w.generation++
+			}
+			return nil
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			(&firewall{Keeper: w.keep, ctx: ctx, look: w, heard: make(chan generation, 64), listen: func() (source, error) { return w, nil }}).run()
+		}()
+		synctest.Wait()
+		test(t, w)
+		cancel()
+		<-ended
+	})
+}
+
+func (w *wall) after(d time.Duration) { time.Sleep(d); synctest.Wait() }
+
+func (w *wall) wantLooks(want ...time.Duration) {
+	w.t.Helper()
+	if !slices.Equal(w.looks, want) {
+		w.t.Errorf("looked at %v, want %v", w.looks, want)
+	}
+}
+
+func TestFirewallIsLookedAtAfterABurst(t *testing.T) {
+	inWall(t, func(_ *testing.T, w *wall) {
+		w.after(time.Second)
+		w.change("nft")
+		w.after(100 * time.Millisecond)
+		w.change("nft")
+		w.after(time.Second)
+		w.wantLooks(0, 1300*time.Millisecond)
+	})
+}
+
+func TestFirewallIsLookedAtThoughABurstDoesNotEnd(t *testing.T) {
+	inWall(t, func(t *testing.T, w *wall) {
+		for range 100 {
+			w.change("nft")
+			w.after(50 * time.Millisecond)
+		}
+		for i := 1; i < len(w.looks); i++ {
+			if gap := w.looks[i] - w.looks[i-1]; gap > time.Second {
+				t.Errorf("not looked for %v", gap)
+			}
+		}
+		if len(w.looks) < 5 || len(w.looks) > 10 {
+			t.Errorf("looked %d times: %v", len(w.looks), w.looks)
+		}
+	})
+}
+
+func TestFirewallIsLookedAtOnceInAWhile(t *testing.T) {
+	inWall(t, func(_ *testing.T, w *wall) {
+		w.after(61 * time.Second)
+		w.wantLooks(0, 30*time.Second, 60*time.Second)
+	})
+}
+
+// A name can be forged: it delays the look, by a little.
+func TestChangesInOurNameAreLookedAtLater(t *testing.T) {
+	inWall(t, func(_ *testing.T, w *wall) {
+		for range 10 {
+			w.change("tombolo")
+			w.after(100 * time.Millisecond)
+		}
+		w.after(10 * time.Second)
+		w.wantLooks(0, 3*time.Second)
+		w.change("tombolod")
+		w.change("nft")
+		w.change("tombolo")
+		w.after(time.Second)
+		w.wantLooks(0, 3*time.Second, 11200*time.Millisecond)
+	})
+}
+
+func TestWhatWasLookedAtSinceIsNoNews(t *testing.T) {
+	inWall(t, func(_ *testing.T, w *wall) {
+		w.generation -= 3
+		w.change("nft")
+		w.change("nft")
+		w.change("nft") // that of the look
+		w.after(time.Second)
+		w.wantLooks(0)
+		w.change("nft")
+		w.after(time.Second)
+		w.wantLooks(0, 1200*time.Millisecond)
+	})
+}
+
+func TestLostAndBrokenNewsAreNews(t *testing.T) {
+	inWall(t, func(_ *testing.T, w *wall) {
+		w.announced <- unix.ENOBUFS
+		w.after(time.Second)
+		w.announced <- []nl.Message{{Type: newGeneration, Data: []byte{1}}, {Type: newGeneration + 1}}
+		w.after(time.Second)
+		w.announced <- nl.ErrMalformed
+		w.after(time.Second)
+		w.announced <- []nl.Message{{Type: newGeneration, Data: []byte{0, 0, 0, 0}}}
+		w.after(time.Second)
+		w.wantLooks(0, 200*time.Millisecond, 1200*time.Millisecond, 2200*time.Millisecond, 3200*time.Millisecond)
+	})
+}
+
+func TestWhatIsUndoneAgainAndAgainIsLeftAloneForAMinute(t *testing.T) {
+	inWall(t, func(t *testing.T, w *wall) {
+		undo := func() { w.lacking = true; w.change("fighter"); w.after(time.Second) }
+		undo()
+		undo()
+		if c, err := w.dir.Contested(); c != nil || err != nil || len(w.repairs) != 2 {
+			t.Fatalf("after two: %+v, %v; %d repairs", c, err, len(w.repairs))
+		}
+		undo()
+		c, err := w.dir.Contested()
+		if err != nil || c == nil || c.Times != 3 || c.By != "fighter" || c.What != "the rule" || len(w.repairs) != 3 {
+			t.Fatalf("after three: %+v, %v; %d repairs", c, err, len(w.repairs))
+		}
+		last := w.repairs[2]
+		for range 5 {
+			undo()
+		}
+		if len(w.repairs) != 3 {
+			t.Errorf("put right at %v", w.repairs)
+		}
+		// Then once in a minute.
+		w.after(150 * time.Second)
+		if want := append(w.repairs[:3:3], last+time.Minute); !slices.Equal(w.repairs, want) {
+			t.Errorf("put right at %v, want %v", w.repairs, want)
+		}
+		// Left alone for a minute, it is not contested any more.
+		if c, err = w.dir.Contested(); c != nil || err != nil {
+			t.Errorf("in the end: %+v, %v", c, err)
+		}
+		undo()
+		if len(w.repairs) != 5 {
+			t.Errorf("put right at %v", w.repairs)
+		}
+		var b strings.Builder
+		w.keep.metrics.writeFirewall(&b)
+		for _, line := range []string{"tombolo_firewall_mends_total 5", "tombolo_firewall_contests_total 1", "tombolo_firewall_contested 0", "tombolo_firewall_errors_total 0"} {
+			if !strings.Contains(b.String(), line+"\n") {
+				t.Errorf("no %s in\n%s", line, &b)
+			}
+		}
+	})
+}
+
+func TestThreeTimesInMoreThanAMinuteIsNoFight(t *testing.T) {
+	inWall(t, func(t *testing.T, w *wall) {
+		for range 6 {
+			w.lacking = true
+			w.change("nft")
+			w.after(31 * time.Second)
+		}
+		if c, err := w.dir.Contested(); c != nil || err != nil || len(w.repairs) != 6 {
+			t.Errorf("%+v, %v; %d repairs", c, err, len(w.repairs))
+		}
+	})
+}
+
+func TestAContestOfAnEarlierKeeperIsOver(t *testing.T) {
+	inWall(t, func(t *testing.T, w *wall) {
+		if err := w.dir.SetContested(&state.Contested{Times: 7}); err != nil {
+			t.Fatal(err)
+		}
+		f := &firewall{Keeper: w.keep, ctx: canceled(), look: w, listen: func() (source, error) { return nil, errors.New("no") }}
+		f.run()
+		if c, err := w.dir.Contested(); c != nil || err != nil {
+			t.Errorf("%+v, %v", c, err)
+		}
+		// Who cannot hear says so.
+		var b strings.Builder
+		w.keep.metrics.writeFirewall(&b)
+		if !strings.Contains(b.String(), "tombolo_firewall_errors_total 1\n") {
+			t.Errorf("%s", &b)
+		}
+	})
+}
+
+func canceled() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}
+
+func TestObstaclesAreCountedOnceInAWhile(t *testing.T) {
+	inWall(t, func(t *testing.T, w *wall) {
+		w.obstacles = []string{"one", "two"}
+		w.after(31 * time.Second)
+		if got := w.keep.metrics.firewallObstacles; got != 2 {
+			t.Errorf("%d obstacles", got)
+		}
+	})
+}

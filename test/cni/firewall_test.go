@@ -1,0 +1,263 @@
+package cni
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// minder is a tombolod that keeps no leases.
+type minder struct {
+	*node
+	log, socket string
+}
+
+// mind starts tombolod on the node, and waits until it has looked at the firewall once.
+func (n *node) mind(t *testing.T) *minder {
+	t.Helper()
+	// Short: a socket's address has room for 107 bytes.
+	dir, err := os.MkdirTemp("", "m")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	m := &minder{node: n, log: filepath.Join(dir, "log"), socket: filepath.Join(dir, "s")}
+	out, err := os.Create(m.log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	cmd := exec.Command(plugin()+"d", "--leases", n.state+"-leases", "--state", n.state, "--metrics", "unix:"+m.socket)
+	cmd.Stdout, cmd.Stderr = out, out
+	if err := n.ns.Do(cmd.Start); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+		if t.Failed() {
+			t.Logf("tombolod: %s", readFileIf(t, m.log))
+		}
+	})
+	m.until(t, "it looks", func() bool { return m.metric("firewall_looks_total") > 0 })
+	return m
+}
+
+// metric is 0 where it cannot be had.
+func (m *minder) metric(name string) int {
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", m.socket)
+	}}}
+	r, err := client.Get("http://tombolod/metrics")
+	if err != nil {
+		return 0
+	}
+	defer r.Body.Close()
+	text, _ := io.ReadAll(r.Body)
+	found := regexp.MustCompile(`(?m)^tombolo_` + name + ` (\d+)$`).FindSubmatch(text)
+	if found == nil {
+		return 0
+	}
+	value, _ := strconv.Atoi(string(found[1]))
+	return value
+}
+
+func (m *minder) until(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !ok(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("it did not come in %s: %s", patience, what)
+		}
+	}
+}
+
+func TestTombolodPutsRightWhatOthersDoToTheFirewall(t *testing.T) {
+	t.Parallel()
+	const drop = "iptables -A FORWARD -d 203.0.113.1 -j DROP"
+	for _, tc := range []struct {
+		name, before, harm string
+		cut                bool // pods are, until it is put right
+	}{
+		{"the ruleset is flushed, and drops", "", "nft flush ruleset; iptables -P FORWARD DROP", true},
+		{"our table is flushed", "iptables -P FORWARD DROP", "nft flush table inet tombolo", true},
+		{"our table is deleted", "iptables -P FORWARD DROP", "nft delete table inet tombolo", true},
+		{"our table is put to sleep", "iptables -P FORWARD DROP", "nft 'add table inet tombolo { flags dormant; }'", true},
+		{"a policy turns to DROP", "iptables -P FORWARD ACCEPT", "iptables -P FORWARD DROP", true},
+		{"our rule is deleted", "iptables -P FORWARD DROP", "iptables -D FORWARD 1", true},
+		{"a drop comes behind our rule", "iptables -P FORWARD DROP", drop, false},
+		{"an earlier version's rule is put back", "iptables -P FORWARD DROP; " + drop,
+			`iptables -I FORWARD -m mark --mark 0x1000/0x1000 -m comment --comment "tombolo: admit what table inet tombolo marks" -j ACCEPT`, false},
+		{"a program of another name calls itself ours", "iptables -P FORWARD DROP",
+			"cp $(command -v nft) ./tombolo; ./tombolo flush table inet tombolo; rm tombolo", true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.outside()
+			if tc.before != "" {
+				n.run("sh", "-ec", tc.before)
+			}
+			w := n.podnet(nil)
+			p := n.pod("a")
+			w.add(p)
+			wantPing(t, p.NS, outside4)
+			inDir := "cd " + t.TempDir() + "; "
+			n.run("sh", "-ec", inDir+tc.harm)
+			if tc.cut {
+				wantNoPing(t, p.NS, outside4)
+			}
+			wantError(t, w.check(p), 113, "")
+			// What was done before it began, it finds as well; and again while it runs.
+			m := n.mind(t)
+			m.until(t, "CHECK succeeds", func() bool { return w.check(p) == nil })
+			wantPing(t, p.NS, outside4)
+			if strings.Contains(tc.harm, "-P FORWARD DROP") {
+				n.run("iptables", "-P", "FORWARD", "ACCEPT")
+				m.until(t, "CHECK succeeds", func() bool { return w.check(p) == nil })
+			}
+			mends := m.metric("firewall_mends_total")
+			n.run("sh", "-ec", inDir+tc.harm)
+			m.until(t, "it is put right", func() bool { return m.metric("firewall_mends_total") > mends })
+			m.until(t, "CHECK succeeds", func() bool { return w.check(p) == nil })
+			wantPing(t, p.NS, outside4)
+			// And then it is done: its own changes are none to it.
+			mends = m.metric("firewall_mends_total")
+			w.add(n.pod("b"))
+			looks := m.metric("firewall_looks_total")
+			n.nft("add table ip another")
+			m.until(t, "it looks", func() bool { return m.metric("firewall_looks_total") > looks })
+			if got := m.metric("firewall_mends_total"); got != mends {
+				t.Errorf("it put something right %d times for nothing", got-mends)
+			}
+		})
+	}
+}
+
+func TestTombolodYieldsToAProgramThatUndoesItAgainAndAgain(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.outside()
+	n.run("iptables", "-P", "FORWARD", "DROP")
+	w := n.podnet(nil)
+	p := n.pod("a")
+	w.add(p)
+	m := n.mind(t)
+	if err := w.status(); err != nil {
+		t.Errorf("STATUS before: %v", err)
+	}
+	for i := 1; i <= 3; i++ {
+		n.run("iptables", "-F", "FORWARD")
+		m.until(t, "it is put right", func() bool { return m.metric("firewall_mends_total") == i })
+		m.until(t, "CHECK succeeds", func() bool { return w.check(p) == nil })
+	}
+	m.until(t, "it is contested", func() bool { return m.metric("firewall_contested") == 1 })
+	wantError(t, w.status(), 50, "undoes what pods need of the firewall")
+	wantError(t, w.status(), 50, `"iptables"`)
+	if got := m.metric("firewall_contests_total"); got != 1 {
+		t.Errorf("counted %d times", got)
+	}
+	// Now it is left alone.
+	n.run("iptables", "-F", "FORWARD")
+	time.Sleep(3 * time.Second)
+	if got := m.metric("firewall_mends_total"); got != 3 {
+		t.Errorf("put right %d times, want 3", got)
+	}
+	wantError(t, w.check(p), 113, "FORWARD")
+	// An ADD needs it, and so it mends it: a fight that is not tombolod's.
+	w.add(n.pod("b"))
+	wantPing(t, p.NS, outside4)
+	if testing.Short() || os.Getenv("TOMBOLO_LONG") == "" {
+		return
+	}
+	m.until(t, "it is no more contested", func() bool { return m.metric("firewall_contested") == 0 })
+	if err := w.status(); err != nil {
+		t.Errorf("STATUS after: %v", err)
+	}
+}
+
+func TestTombolodHearsThroughAStormOfRules(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.outside()
+	n.run("iptables", "-P", "FORWARD", "ACCEPT")
+	w := n.podnet(nil)
+	p := n.pod("a")
+	w.add(p)
+	m := n.mind(t)
+	file := filepath.Join(t.TempDir(), "rules")
+	var rules strings.Builder
+	rules.WriteString("table ip storm { chain c { }; }\n")
+	for i := range 10_000 {
+		fmt.Fprintf(&rules, "add rule ip storm c udp dport %d counter\n", i+1)
+	}
+	if err := os.WriteFile(file, []byte(rules.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.run("sh", "-ec", "nft -f "+file+"; for i in $(seq 100); do echo 'add rule ip storm c counter'; done | nft -i >/dev/null; nft flush chain ip storm c; iptables -P FORWARD DROP")
+	m.until(t, "CHECK succeeds", func() bool { return w.check(p) == nil })
+	wantPing(t, p.NS, outside4)
+	if log := readFileIf(t, m.log); strings.Contains(log, "cannot hear") {
+		t.Error(log)
+	}
+}
+
+func TestTombolodNamesLegacyTablesThatStopPods(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.outside()
+	w := n.podnet(nil)
+	w.add(n.pod("a"))
+	n.run("iptables-legacy", "-P", "FORWARD", "DROP")
+	m := n.mind(t)
+	m.until(t, "it is counted", func() bool { return m.metric("firewall_obstacles") == 1 })
+	if log := readFileIf(t, m.log); !strings.Contains(log, "iptables-legacy -A FORWARD") {
+		t.Errorf("not named: %s", log)
+	}
+}
+
+// A FORWARD that the reference plugin makes, which is chained behind us, is no difference.
+func TestCHECKBeforeTheReferenceFirewall(t *testing.T) {
+	t.Parallel()
+	for _, policy := range []string{"", "same-bridge"} {
+		t.Run("policy="+policy, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.outside()
+			n.searchAlso(referenceDir(t))
+			w := n.podnet(nil)
+			after := conf{"type": "firewall", "backend": "iptables"}
+			if policy != "" {
+				after["ingressPolicy"] = policy
+			}
+			w.after = []conf{after}
+			a := n.pod("a")
+			w.add(a)
+			if err := w.check(a); err != nil {
+				t.Errorf("CHECK right after ADD: %v", err)
+			}
+			if rules := n.run("iptables", "-S"); strings.Contains(rules, "tombolo") || !strings.Contains(rules, "CNI-FORWARD") {
+				t.Errorf("where nothing is dropped, there is a rule of ours, or none of the reference's:\n%s", rules)
+			}
+			wantPing(t, a.NS, outside4)
+			// The administrator's chain counts, under both policies.
+			for _, target := range []string{"ACCEPT", "DROP"} {
+				n.run("iptables", "-P", "FORWARD", target)
+				w.add(n.pod("b" + target))
+				wantPing(t, a.NS, outside4)
+				n.run("iptables", "-A", "CNI-ADMIN", "-d", outside4, "-j", "DROP")
+				wantNoPing(t, a.NS, outside4)
+				n.run("iptables", "-F", "CNI-ADMIN")
+			}
+		})
+	}
+}

@@ -37,8 +37,11 @@ const (
 // its daemon is told to ask again after a second.
 const dhcpShare = 2
 
-// hurry says whether that is so of a scenario.
-func hurry(s scenario, rounds int) bool { return s.leases || s.dhcp && s.rounds(rounds) <= quickRounds }
+// hurried is a scenario in which the reference's daemon is, where that is so of it.
+func (s scenario) hurried(rounds int) scenario {
+	s.impatient = s.leases || s.dhcp && s.rounds(rounds) <= quickRounds
+	return s
+}
 
 // What dnsmasq logs of messages.
 const (
@@ -145,17 +148,22 @@ func (n *node) keep(dir string) error {
 	var err error
 	switch {
 	case n.contender == reference:
-		argv := []string{n.binaries.plugin("dhcp"), "daemon", "-socketpath", n.lan.socket}
-		if n.scenario.impatient {
-			argv = append(argv, "-timeout", "1s")
-		}
-		n.lan.keeper, err = startDaemon(n.ns, output, n.lan.answers, argv...)
+		n.lan.keeper, err = startDaemon(n.ns, output, n.lan.answers, n.referenceDaemon()...)
 	case n.binaries.kept():
 		ready := func() bool { _, err := os.Stat(filepath.Join(n.lan.records, "keeper.sock")); return err == nil }
 		n.lan.keeper, err = startDaemon(n.ns, output, ready,
 			n.binaries.tombolod, "--leases", n.lan.records, "--state", n.state, "--log-level", "warn")
 	}
 	return err
+}
+
+// referenceDaemon is how the reference's daemon is started.
+func (n *node) referenceDaemon() []string {
+	argv := []string{n.binaries.plugin("dhcp"), "daemon", "-socketpath", n.lan.socket}
+	if n.scenario.impatient {
+		argv = append(argv, "-timeout", "1s")
+	}
+	return argv
 }
 
 // answers says whether the reference's daemon listens.

@@ -125,12 +125,11 @@ func TestReferenceIsHurriedWhereRoundsAreFewOrItsADDIsNotMeasured(t *testing.T) 
 	}{
 		{"dhcp", quickRounds, true}, {"dhcp", 80, false}, {"dhcp-rapid", 80, false}, {"leases=9", 80, true}, {"ipv4", 1, false},
 	} {
-		s, err := parseScenario(test.scenario)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := hurry(s, test.rounds); got != test.want {
-			t.Errorf("%s, %d rounds: %t", test.scenario, test.rounds, got)
+		n := leasing(t, reference, test.scenario)
+		n.scenario = n.scenario.hurried(test.rounds)
+		command := strings.Join(n.referenceDaemon(), " ")
+		if got := strings.HasSuffix(command, " -timeout 1s"); got != test.want || !strings.Contains(command, "dhcp daemon -socketpath ") {
+			t.Errorf("%s, %d rounds: the daemon is started by %q, want hurried %t", test.scenario, test.rounds, command, test.want)
 		}
 	}
 }

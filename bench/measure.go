@@ -49,7 +49,7 @@ func (r *runner) measure(s scenario) error {
 		r.report.skip("%s", why)
 		return nil
 	}
-	if s.impatient = hurry(s, r.rounds); s.impatient && slices.Contains(r.contenders, reference) {
+	if s = s.hurried(r.rounds); s.impatient && slices.Contains(r.contenders, reference) {
 		r.report.note("%s: %s's daemon asks again after a second, not ten, when it loses its first packet", s.name, reference)
 	}
 	nodes, err := r.nodes(s)

@@ -205,6 +205,10 @@ func TestACrashWhileWritingLeavesTheRecordBefore(t *testing.T) {
 	t.Parallel()
 	d, r := open(t), sample()
 	create(t, d, r)
+	before, err := d.Load(r.Hash())
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := os.WriteFile(d.tempPath(r.Hash()), []byte(`{"version":1,"sta`), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -212,9 +216,19 @@ func TestACrashWhileWritingLeavesTheRecordBefore(t *testing.T) {
 	if err != nil || len(bad) > 0 || len(got) != 1 {
 		t.Fatalf("List: %v, %v, %v", got, bad, err)
 	}
+	same(t, before, got[0])
+	again, err := d.Load(r.Hash())
+	if err != nil {
+		t.Fatal(err)
+	}
+	same(t, before, again)
 	h := lock(t, d, r)
+	r.Error = "what the crash kept from being written"
 	if err := h.Replace(r); err != nil {
 		t.Errorf("Replace beside what a crash left: %v", err)
+	}
+	if again, err = d.Load(r.Hash()); err != nil || again.Error != r.Error {
+		t.Errorf("after Replace the record has the error %q, %v", again.Error, err)
 	}
 	if slices.Contains(names(t, d), filepath.Base(d.tempPath(r.Hash()))) {
 		t.Error("what the crash left is still there")

@@ -62,7 +62,7 @@ func TestDELAfterADDAndDELAtOnceLeavesNothing(t *testing.T) {
 }
 
 // TestGCBesideEverything has collections that claim some pods run beside ADDs and
-// DELs of others, which a runtime should not do.
+// DELs of others, which a runtime should not do. Each has a pod to collect.
 func TestGCBesideEverything(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -77,9 +77,16 @@ func TestGCBesideEverything(t *testing.T) {
 	for i := range 24 {
 		churn = append(churn, n.pod(fmt.Sprintf("churn-%d", i)))
 	}
+	var garbage []*pod
+	for i := range 12 {
+		garbage = append(garbage, n.pod(fmt.Sprintf("garbage-%d", i)))
+	}
 	var all sync.WaitGroup
 	all.Go(func() {
-		for range 12 {
+		for _, p := range garbage {
+			if _, err := w.tryAdd(p); err != nil {
+				t.Errorf("ADD of %s: %v", p.id, err)
+			}
 			w.gc(stays...)
 		}
 	})

@@ -107,7 +107,9 @@ func TestGCThroughTheRuntime(t *testing.T) {
 	t.Parallel()
 	n, w, pods, _, _ := twoNetworks(t, "cbr1")
 	others := of("othernet", n.traces())
-	// libcni DELs what it has in its cache, and then calls GC.
+	// libcni DELs what it has in its cache, and then calls GC. Of one pod it knows, of
+	// another it does not any more: that one is left to GC.
+	forget(n, pods[1])
 	err := n.cni.GCNetworkList(t.Context(), w.list(), &libcni.GCArgs{ValidAttachments: []types.GCAttachment{{ContainerID: pods[0].id, IfName: "eth0"}}})
 	if err != nil {
 		t.Fatal(err)
@@ -115,10 +117,25 @@ func TestGCThroughTheRuntime(t *testing.T) {
 	if err := w.check(pods[0]); err != nil {
 		t.Error(err)
 	}
+	for _, p := range pods[1:] {
+		if _, ok := links(t, n.ns)[w.port(p)]; ok {
+			t.Errorf("the port of %s is left", p.id)
+		}
+	}
 	if err := n.cni.GCNetworkList(t.Context(), w.list(), nil); err != nil {
 		t.Fatal(err)
 	}
 	n.wantTraces(others)
+}
+
+// forget has the runtime lose what it knows of a pod.
+func forget(n *node, p *pod) {
+	n.Helper()
+	files, err := filepath.Glob(filepath.Join(n.cache, "results", "*"+p.id+"*"))
+	if err != nil || len(files) != 1 {
+		n.Fatalf("the runtime's cache has %v of %s, %v", files, p.id, err)
+	}
+	removeAll(n, files[0])
 }
 
 func TestGCIsOfOneInterfaceAtATime(t *testing.T) {

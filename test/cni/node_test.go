@@ -32,6 +32,7 @@ type node struct {
 	ns    *netns.NS
 	state string
 	cni   *libcni.CNIConfig
+	cache string // of the runtime
 }
 
 func newNode(t testing.TB) *node {
@@ -45,7 +46,8 @@ func newNode(t testing.TB) *node {
 // searchAlso has the runtime look for plugins in more directories.
 func (n *node) searchAlso(dirs ...string) {
 	n.Helper()
-	n.cni = libcni.NewCNIConfigWithCacheDir(append([]string{cniPath}, dirs...), filepath.Join(n.TempDir(), "cache"), &execIn{node: n})
+	n.cache = filepath.Join(n.TempDir(), "cache")
+	n.cni = libcni.NewCNIConfigWithCacheDir(append([]string{cniPath}, dirs...), n.cache, &execIn{node: n})
 }
 
 // run runs a command on the node.

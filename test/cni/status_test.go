@@ -86,19 +86,31 @@ func TestSTATUSIsNotReadyWhereStateCannotBeWritten(t *testing.T) {
 func TestSTATUSOfARunningNode(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	w := n.podnet(nil)
+	w := n.podnet(conf{"ipam": small("3")})
+	unchanged := func() func() {
+		before, rules, files := n.traces(), n.ruleset(), n.files(n.state)
+		return func() {
+			t.Helper()
+			n.wantTraces(before)
+			if diff := cmp.Diff(rules, n.ruleset()); diff != "" {
+				t.Errorf("rules (-before +after):\n%s", diff)
+			}
+			if diff := cmp.Diff(files, n.files(n.state)); diff != "" {
+				t.Errorf("files (-before +after):\n%s", diff)
+			}
+		}
+	}
 	w.add(n.pod("a"))
-	before, rules, files := n.traces(), n.ruleset(), n.files(n.state)
+	compare := unchanged()
 	if err := w.status(); err != nil {
 		t.Error(err)
 	}
-	n.wantTraces(before)
-	if diff := cmp.Diff(rules, n.ruleset()); diff != "" {
-		t.Errorf("rules (-before +after):\n%s", diff)
-	}
-	if diff := cmp.Diff(files, n.files(n.state)); diff != "" {
-		t.Errorf("files (-before +after):\n%s", diff)
-	}
+	compare()
+	// It looks, whatever it answers.
+	w.add(n.pod("b"))
+	compare = unchanged()
+	wantError(t, w.status(), 50, "is full")
+	compare()
 }
 
 // The kernel of the test has br_netfilter built in, so what shows it is hidden.

@@ -1,6 +1,8 @@
 package dhcpc
 
 import (
+	"fmt"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -47,11 +49,18 @@ func (t *step) selecting(m *message) {
 	if l == nil {
 		return
 	}
-	t.note(describe(m))
+	refused, heard := t.refusal(l), describe(m)
+	if refused != nil {
+		heard += ": " + refused.Error()
+	}
+	t.note(heard)
 	switch {
+	case rapid && refused != nil:
+		t.decline(l, refused)
 	case rapid:
 		t.accept(l)
-	case slices.Contains(t.s.avoid, l.Server):
+	case refused != nil || slices.Contains(t.s.avoid, l.Server):
+		// Only a DECLINE tells the server, and only of an address that it granted.
 		if t.s.other == nil {
 			t.s.other = l
 			if soon := t.now.Add(betterOffer); soon.Before(t.s.wake) {
@@ -112,7 +121,7 @@ func (t *step) requesting(m *message) {
 	switch m.kind {
 	case dhcpv4.MessageTypeAck:
 		if l := t.acknowledged(m, offer); l != nil {
-			t.accept(l)
+			t.acceptUnlessRefused(l)
 		}
 	case dhcpv4.MessageTypeNak:
 		t.note(describe(m))
@@ -152,6 +161,35 @@ func (t *step) requestingTimeUp() {
 	t.shun(t.s.offer.Server)
 	t.forget()
 	t.discover()
+}
+
+// refusal is the caller's word on a lease, nil if it may be taken.
+func (t *step) refusal(l *Lease) error {
+	if t.cfg.Refuse == nil {
+		return nil
+	}
+	return t.cfg.Refuse(l, t.s.lease)
+}
+
+// acceptUnlessRefused takes an acknowledged lease, if the caller does.
+func (t *step) acceptUnlessRefused(l *Lease) {
+	if refused := t.refusal(l); refused != nil {
+		t.decline(l, refused)
+		return
+	}
+	t.accept(l)
+}
+
+// decline tells the server that an address which it granted is not taken, and starts over.
+func (t *step) decline(l *Lease, why error) {
+	t.newXID()
+	t.send("DECLINE", t.declineOf(l, t.s.xid))
+	t.lose()
+	t.shun(l.Server)
+	if t.s.hint = t.cfg.Address; t.s.hint == l.Address.Addr() {
+		t.s.hint = netip.Addr{}
+	}
+	t.startOver(fmt.Errorf("%w: %s, by %s: %w", ErrRefused, l.Address.Addr(), l.Server, why), declineBackOff)
 }
 
 // accept takes an acknowledged lease, or first looks whether its address is free.

@@ -63,6 +63,12 @@ type Config struct {
 	// LinkMTU bounds Lease.MTU; 0 leaves it alone.
 	LinkMTU int
 
+	// Refuse says why a lease is not to be taken, whatever a server says, and nil of one
+	// that may be; nil takes all. held is the lease that the client has, nil if none. It is
+	// asked about each OFFER and each ACK: what is offered is passed over for as long as
+	// another server may offer better, and what is granted is declined.
+	Refuse func(l, held *Lease) error
+
 	// Timeout bounds Acquire and Resume, together with their context; 0 is
 	// DefaultTimeout.
 	Timeout time.Duration

@@ -60,7 +60,7 @@ func (t *step) hearARP(a *ARP) {
 		return
 	}
 	t.newXID()
-	t.send("DECLINE", t.decline(t.s.offer, t.s.xid))
+	t.send("DECLINE", t.declineOf(t.s.offer, t.s.xid))
 	t.lose()
 	t.s.hint = t.cfg.Address
 	t.startOver(fmt.Errorf("%w: %s, by %s", ErrDeclined, address, a.SenderMAC), declineBackOff)

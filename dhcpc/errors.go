@@ -14,12 +14,15 @@ import (
 // Causes to branch on with errors.Is.
 var (
 	// ErrTimeout: no lease came in time. The Error around it says what was sent and
-	// heard, and matches ErrNAK or ErrDeclined too if that is what happened on the way.
+	// heard, and matches ErrNAK, ErrDeclined or ErrRefused too if that is what happened on the way.
 	ErrTimeout = errors.New("no lease in time")
 	// ErrNAK: a server refused the address that was asked for.
 	ErrNAK = errors.New("server refused the address")
 	// ErrDeclined: the address was in use by another host and was declined.
 	ErrDeclined = errors.New("address is in use by another host")
+	// ErrRefused: a server granted an address that Config.Refuse does not take, and that
+	// was declined.
+	ErrRefused = errors.New("address not taken")
 	// ErrExpired: a lease ran out before any server renewed it.
 	ErrExpired = errors.New("lease expired")
 )

@@ -22,6 +22,9 @@ type Lease struct {
 	// Routers is option 3 as it was sent, best first. Install Routes, not these: a
 	// server that sends classless routes as well means these not to be used.
 	Routers []netip.Addr `json:"routers,omitempty"`
+	// OwnRouter says that the server named the leased address itself as a router, in any
+	// of these options: then Routes have its destinations on the link.
+	OwnRouter bool `json:"ownRouter,omitempty"`
 	// DNS are the name servers, best first (option 6).
 	DNS []netip.Addr `json:"dns,omitempty"`
 	// Domain is the domain name (option 15).

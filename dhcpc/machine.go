@@ -72,8 +72,8 @@ type Output struct {
 	Bound *Lease
 	// Lost is a lease that has ended: nothing may use its address any more.
 	Lost *Lease
-	// Err is why a lease was lost or refused: it matches ErrNAK, ErrDeclined or
-	// ErrExpired. The Session goes on and tries to get another.
+	// Err is why a lease was lost or refused: it matches ErrNAK, ErrDeclined,
+	// ErrRefused or ErrExpired. The Session goes on and tries to get another.
 	Err error
 	// Wake is when to call Step again if nothing comes before; the zero time: never.
 	Wake time.Time

@@ -173,8 +173,8 @@ func packet(d *dhcpv4.DHCPv4, src, dst netip.Addr) *Packet {
 	}
 }
 
-// decline makes the message that refuses an address which a server granted.
-func (m *Machine) decline(l *Lease, xid uint32) *Packet {
+// declineOf makes the message that refuses an address which a server granted.
+func (m *Machine) declineOf(l *Lease, xid uint32) *Packet {
 	d := draft(dhcpv4.MessageTypeDecline, xid, l.MAC, l.ClientID)
 	d.UpdateOption(dhcpv4.OptRequestedIPAddress(ip(l.Address.Addr())))
 	d.UpdateOption(dhcpv4.OptServerIdentifier(ip(l.Server)))

@@ -67,9 +67,15 @@ func (t *step) renewing(m *message) {
 	}
 	switch m.kind {
 	case dhcpv4.MessageTypeAck:
-		if renewed := t.acknowledged(m, l); renewed != nil {
-			t.bind(renewed)
+		renewed := t.acknowledged(m, l)
+		if renewed == nil {
+			return
 		}
+		if refused := t.refusal(renewed); refused != nil {
+			t.decline(renewed, refused)
+			return
+		}
+		t.bind(renewed)
 	case dhcpv4.MessageTypeNak:
 		t.refuse(m)
 	default:
@@ -136,7 +142,7 @@ func (t *step) rebooting(m *message) {
 	switch m.kind {
 	case dhcpv4.MessageTypeAck:
 		if l := t.acknowledged(m, t.s.lease); l != nil {
-			t.accept(l)
+			t.acceptUnlessRefused(l)
 		}
 	case dhcpv4.MessageTypeNak:
 		t.refuse(m)

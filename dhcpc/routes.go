@@ -17,6 +17,7 @@ func (r *reader) routes(l *Lease) []Route {
 		}
 		list, err := classlessRoutes(v)
 		if err == nil && len(list) > 0 {
+			l.noteRouters(list)
 			return onLinkFirst(list, l.Address)
 		}
 		if err == nil {
@@ -29,7 +30,14 @@ func (r *reader) routes(l *Lease) []Route {
 	if len(l.Routers) > 0 {
 		list = append(list, Route{Dst: netip.PrefixFrom(netip.IPv4Unspecified(), 0), Via: l.Routers[0]})
 	}
+	l.noteRouters(list)
 	return onLinkFirst(list, l.Address)
+}
+
+// noteRouters looks whether the address itself is among the routers.
+func (l *Lease) noteRouters(list []Route) {
+	own := l.Address.Addr()
+	l.OwnRouter = slices.Contains(l.Routers, own) || slices.ContainsFunc(list, func(r Route) bool { return r.Via == own })
 }
 
 // classlessRoutes reads a list of prefix length, as many bytes of the destination as

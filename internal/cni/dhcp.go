@@ -185,7 +185,7 @@ func (a *adding) acquire(ctx context.Context, b *built, att *bridge.Attachment) 
 	sockets := &transport.Config{NetNS: a.pod, Link: att.PeerIndex, MAC: att.PeerMAC, ARP: l.conf.DetectConflicts}
 	cfg := l.rec.Client.Config(l.rec.Lease)
 	cfg.Timeout = l.conf.timeout()
-	cfg.Dial = l.dialer(sockets, att)
+	cfg.Dial, cfg.Refuse = l.dialer(sockets, att), a.refuse(ctx, b, l.rec.Lease)
 	client, err := dhcpc.New(cfg)
 	if err != nil {
 		return newError(codeInvalidConfig, "ipam: %v", err)

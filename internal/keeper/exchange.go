@@ -377,6 +377,9 @@ type confirmed interface {
 type node interface {
 	// enter finds a record's pod. The error matches errGone where it is gone for sure.
 	enter(r *lease.Record) (pod, error)
+	// taken says why no pod behind a bridge may have an address, by what the host has. had
+	// is the address that it had.
+	taken(bridge string, a, had netip.Addr) error
 	// release sends the RELEASE of a lease whose pod is gone.
 	release(ctx context.Context, r *lease.Record, l *dhcpc.Lease) error
 }

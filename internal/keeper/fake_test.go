@@ -94,6 +94,8 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
+func (w *world) taken(string, netip.Addr, netip.Addr) error { return nil }
+
 // start runs a keeper until the test's end, or stop.
 func (w *world) start() {
 	w.t.Helper()

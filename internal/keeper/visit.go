@@ -261,7 +261,11 @@ func (v *visit) work(p pod) error {
 // restore makes a session of the record: of a lease that the pod has, or, where that
 // was lost, of the search for another.
 func (v *visit) restore() error {
-	machine, err := dhcpc.NewMachine(v.r.Client.Config(v.r.Lease))
+	cfg := v.r.Client.Config(v.r.Lease)
+	if v.r.Host == nil {
+		cfg.Refuse = v.refuse(v.r)
+	}
+	machine, err := dhcpc.NewMachine(cfg)
 	if err != nil {
 		return err
 	}

@@ -14,10 +14,13 @@ import (
 type Policy struct {
 	// NoRoutes leaves the lease's routes out, its default route too.
 	NoRoutes bool `json:"noRoutes,omitempty"`
-	// NoDefault leaves the lease's default route out.
+	// NoDefault leaves the lease's default route out, and what is as good as one: routes
+	// to more than a whole class A network.
 	NoDefault bool `json:"noDefault,omitempty"`
 	// Gateway is to be the default route's, in place of the lease's router: the host,
-	// where pods of a LAN go out through it.
+	// where pods of a LAN go out through it. Then the lease's other routes are left out
+	// too: by some that are longer, a server could have any part of what the pod sends
+	// pass the host by. The host has routes of its own.
 	Gateway netip.Addr `json:"gateway,omitzero"`
 	// Routes are the configuration's own.
 	Routes []dhcpc.Route `json:"routes,omitempty"`
@@ -26,6 +29,10 @@ type Policy struct {
 	// MTU is the configuration's own, which counts before the lease's.
 	MTU int `json:"mtu,omitempty"`
 }
+
+// shortestRoute is the length, in bits, from which on a destination is no part of a
+// default route.
+const shortestRoute = 8
 
 // Applied is what a lease comes to in the pod.
 type Applied struct {
@@ -42,9 +49,10 @@ func (p *Policy) Apply(l *dhcpc.Lease) Applied {
 	if a.MTU == 0 {
 		a.MTU = l.MTU
 	}
-	if !p.NoRoutes {
+	if !p.NoRoutes && (p.NoDefault || !p.Gateway.IsValid()) {
 		a.Routes = slices.DeleteFunc(slices.Clone(l.Routes), func(r dhcpc.Route) bool {
-			return r.Dst.Bits() == 0 && (p.NoDefault || p.Gateway.IsValid())
+			// Two halves make a default route, and so do four quarters.
+			return p.NoDefault && r.Dst.Bits() < shortestRoute
 		})
 	}
 	add := func(r dhcpc.Route) {

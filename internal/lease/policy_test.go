@@ -2,6 +2,7 @@ package lease
 
 import (
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
@@ -21,7 +22,9 @@ func TestPolicySaysWhatAPodGetsOfALease(t *testing.T) {
 		{"no default route", Policy{NoDefault: true}, Applied{address, fromLease[:1], 1400}},
 		{"no route", Policy{NoRoutes: true}, Applied{address, nil, 1400}},
 		{"out through the host", Policy{Gateway: host},
-			Applied{address, []dhcpc.Route{fromLease[0], to("0.0.0.0/0", "192.0.2.2")}, 1400}},
+			Applied{address, []dhcpc.Route{to("0.0.0.0/0", "192.0.2.2")}, 1400}},
+		{"out through the host, but where the configuration says otherwise", Policy{Gateway: host, Routes: []dhcpc.Route{to("10.0.0.0/8", "192.0.2.4")}},
+			Applied{address, []dhcpc.Route{to("0.0.0.0/0", "192.0.2.2"), to("10.0.0.0/8", "192.0.2.4")}, 1400}},
 		{"out through a host that is not on the link", Policy{Gateway: netip.MustParseAddr("169.254.1.1"), NoRoutes: true},
 			Applied{address, []dhcpc.Route{to("169.254.1.1/32", ""), to("0.0.0.0/0", "169.254.1.1")}, 1400}},
 		{"a gateway, but no default route", Policy{Gateway: host, NoDefault: true}, Applied{address, fromLease[:1], 1400}},
@@ -35,6 +38,41 @@ func TestPolicySaysWhatAPodGetsOfALease(t *testing.T) {
 			same(t, tt.want, tt.policy.Apply(l))
 			same(t, []dhcpc.Route{to("10.0.0.0/8", "192.0.2.3"), to("0.0.0.0/0", "192.0.2.1")}, l.Routes)
 		})
+	}
+}
+
+// A server that wants what pods send for itself.
+func TestRoutesOfALeaseDoNotMakeUpADefaultRoute(t *testing.T) {
+	t.Parallel()
+	host := netip.MustParseAddr("192.0.2.2")
+	viaHost := to("0.0.0.0/0", "192.0.2.2")
+	for name, routes := range map[string][]dhcpc.Route{
+		"halves":   {to("0.0.0.0/1", "192.0.2.66"), to("128.0.0.0/1", "192.0.2.66")},
+		"quarters": {to("0.0.0.0/2", ""), to("64.0.0.0/2", ""), to("128.0.0.0/2", ""), to("192.0.0.0/2", "")},
+		"sevenths": {to("2.0.0.0/7", "192.0.2.66"), to("126.0.0.0/7", "192.0.2.66")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := sampleLease()
+			l.Routes = routes
+			for _, tt := range []struct {
+				policy Policy
+				want   []dhcpc.Route
+			}{
+				{Policy{}, routes}, // without a word about the default route, the server has it
+				{Policy{NoDefault: true}, nil},
+				{Policy{Gateway: host}, []dhcpc.Route{viaHost}},
+			} {
+				if got := tt.policy.Apply(l).Routes; !slices.Equal(got, tt.want) {
+					t.Errorf("with %+v: %v, want %v", tt.policy, got, tt.want)
+				}
+			}
+		})
+	}
+	// Nor does one take the way to the host, or to what the host serves.
+	l := sampleLease()
+	l.Routes = []dhcpc.Route{to("192.0.2.2/32", "192.0.2.66"), to("10.96.0.0/12", "192.0.2.66")}
+	if got := (&Policy{Gateway: host}).Apply(l).Routes; !slices.Equal(got, []dhcpc.Route{viaHost}) {
+		t.Errorf("routes %v", got)
 	}
 }
 

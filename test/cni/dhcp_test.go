@@ -27,6 +27,7 @@ const (
 type lan struct {
 	*node
 	router *netns.NS
+	server *exec.Cmd
 	leases string // dnsmasq's file
 	log    string
 }
@@ -57,12 +58,16 @@ func (l *lan) serve(t *testing.T, options ...string) {
 		"--dhcp-range=192.168.50.100,192.168.50.200,1h", // which no test outlives that has no keeper
 	}, options...)
 	args = removeString(args, "--leasefile-ro=0")
+	if strings.Contains(strings.Join(options, " "), "--dhcp-range=") {
+		args = removeString(args, "--dhcp-range=192.168.50.100,192.168.50.200,1h")
+	}
 	cmd := exec.Command("dnsmasq", args...)
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
 	if err := l.router.Do(cmd.Start); err != nil {
 		t.Fatal(err)
 	}
+	l.server = cmd
 	t.Cleanup(func() {
 		cmd.Process.Kill()
 		cmd.Wait()

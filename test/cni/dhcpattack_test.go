@@ -67,3 +67,24 @@ func TestThePortWhereDHCPServersAnswerIsNotPublished(t *testing.T) {
 	wantError(t, err, 7, "where DHCP servers answer")
 	w.add(l.pod("b"), publish(t, "8068:68/tcp", "68:8068/udp"))
 }
+
+// The server's range has the host's own address in it, and it forgets what it has given.
+func TestADDDeclinesWhatTheHostOrAnotherPodHas(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t, "--dhcp-sequential-ip", "--dhcp-range=set:few,192.168.50.2,192.168.50.4,1h")
+	l.ip("address add 192.168.50.2/24 dev br0")
+	w := l.network(conf{"ipam": conf{"type": "dhcp", "keeper": "optional", "timeout": "2m"}})
+	w.plugin["ipam"].(conf)["timeout"] = "2m"
+	a := w.add(l.pod("a"))
+	if got := readFileIf(t, l.log); ip4(a).String() != "192.168.50.3" || !strings.Contains(got, "DHCPDECLINE(eth0) 192.168.50.2 ") {
+		t.Errorf("the pod has %s, want the one behind the host's; the server says:\n%s", ip4(a), got)
+	}
+	again := &lan{node: l.node, router: l.router, leases: t.TempDir() + "/leases", log: t.TempDir() + "/log"}
+	l.server.Process.Kill()
+	l.server.Wait()
+	again.serve(t, "--dhcp-sequential-ip", "--dhcp-range=set:few,192.168.50.3,192.168.50.4,1h")
+	b := w.add(l.pod("b"))
+	if got := readFileIf(t, again.log); ip4(b).String() != "192.168.50.4" || !strings.Contains(got, "DHCPDECLINE(eth0) 192.168.50.3 ") {
+		t.Errorf("the pod has %s, want the one behind the other pod's; the server says:\n%s", ip4(b), got)
+	}
+}

@@ -1,0 +1,143 @@
+package dhcpc
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/insomniacslk/dhcp/dhcpv4"
+)
+
+var errNotThat = errors.New("it is the host's own address")
+
+// declining refuses one address, or all if that is empty.
+func declining(address string) func(*Config) {
+	return func(c *Config) {
+		c.Refuse = func(l, _ *Lease) error {
+			if address == "" || l.Address.Addr() == addr(address) {
+				return errNotThat
+			}
+			return nil
+		}
+	}
+}
+
+// declined fails the test unless what is granted was declined just now.
+func (b *bench) declined(lost bool) {
+	b.t.Helper()
+	b.want(Init)
+	b.wantSent(dhcpv4.MessageTypeDecline)
+	b.option(50, raw4(clientIP))
+	b.option(54, raw4(serverIP))
+	if !errors.Is(b.out.Err, ErrRefused) || !errors.Is(b.out.Err, errNotThat) || b.out.Bound != nil || (b.out.Lost != nil) != lost || b.s.Lease() != nil {
+		b.t.Errorf("output %+v", b.out)
+	}
+	if got := b.out.Wake.Sub(b.now); got < declineBackOff {
+		b.t.Errorf("it starts over after %s, want %s at least", got, declineBackOff)
+	}
+	b.tick()
+	b.want(Selecting)
+	b.option(50, nil) // nor is it asked for
+}
+
+func TestAnotherServersOfferIsTakenInPlaceOfARefusedOne(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, declining(clientIP))
+	b.tick()
+	b.hear(offer)
+	b.want(Selecting)
+	b.hear(offer, yiaddr(otherIP), from(rogueIP))
+	b.want(Requesting)
+	b.option(50, raw4(otherIP))
+}
+
+func TestARefusedAddressIsDeclinedOnceItIsGranted(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		config func(*Config)
+		grant  func(*bench)
+	}{
+		"where nobody offers another": {func(*Config) {}, func(b *bench) {
+			b.tick()
+			b.hear(offer)
+			b.tick()
+			b.want(Requesting)
+			b.hear(ack)
+		}},
+		"with the hint": {func(c *Config) { c.Address = addr(clientIP) }, func(b *bench) {
+			b.tick()
+			b.hear(offer)
+			b.tick()
+			b.hear(ack)
+		}},
+		"with rapid commit":           {func(c *Config) { c.RapidCommit = true }, func(b *bench) { b.tick(); b.hear(ack, set(80, []byte{})) }},
+		"before anybody is asked for": {func(c *Config) { c.DetectConflicts = true }, func(b *bench) { b.tick(); b.hear(offer); b.tick(); b.hear(ack) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, declining(clientIP), tt.config)
+			tt.grant(b)
+			b.declined(false)
+		})
+	}
+}
+
+// What may be had depends on what else there is, and that changes.
+func TestARefusedLeaseIsDeclinedWhenItIsRenewed(t *testing.T) {
+	t.Parallel()
+	for _, state := range []State{Renewing, Rebinding, Rebooting} {
+		t.Run(state.String(), func(t *testing.T) {
+			t.Parallel()
+			var held []*Lease
+			refuse := false
+			b := newBench(t, func(c *Config) {
+				c.Refuse = func(_, has *Lease) error {
+					held = append(held, has)
+					if refuse {
+						return errNotThat
+					}
+					return nil
+				}
+			})
+			if state == Rebooting {
+				s, err := b.m.Reboot(b.now, 1, testLease())
+				if err != nil {
+					t.Fatal(err)
+				}
+				b.s = s
+				b.tick()
+			} else {
+				b.bound()
+				if held[0] != nil {
+					t.Errorf("asked with %v, want no lease that is held", held[0])
+				}
+				b.tick()
+				for b.s.State() != state {
+					b.tick()
+				}
+			}
+			b.want(state)
+			refuse = true
+			had := b.s.Lease()
+			b.hear(ack)
+			if held[len(held)-1] != had {
+				t.Errorf("asked with %v, want the lease that is held", held[len(held)-1])
+			}
+			b.declined(true)
+		})
+	}
+}
+
+func TestAcquireSaysWhatWasRefusedAndWhy(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, declining(""))
+	b.tick()
+	b.hear(offer)
+	b.tick()
+	b.hear(ack)
+	err := error(b.s.failure("acquire lease", b.now.Add(time.Second), ErrTimeout))
+	want := "acquire lease: no lease after 1 DISCOVER, 1 REQUEST, 1 DECLINE in 2s; heard 1 OFFER of 10.9.0.7 from 10.9.0.1: it is the host's own address; before: address not taken: 10.9.0.7, by 10.9.0.1: it is the host's own address"
+	if err.Error() != want || !errors.Is(err, ErrRefused) {
+		t.Errorf("got  %q\nwant %q", err, want)
+	}
+}

@@ -1,0 +1,28 @@
+package nft
+
+import (
+	"context"
+	"net/netip"
+)
+
+// Holder says whose an address is behind a bridge, in one request: the error of an Add of
+// it would be the *ConflictError that it returns. It is nil where the address is nobody's,
+// and where the table or a set is missing; what belongs to another program counts as
+// somebody's.
+func (c *Conn) Holder(ctx context.Context, bridge string, a netip.Addr) (*ConflictError, error) {
+	if !isLinkName(bridge) || !a.IsValid() {
+		return nil, invalid("address %s behind bridge %q", a, bridge)
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	set := pods6Set
+	if a = a.Unmap().WithZone(""); a.Is4() {
+		set = pods4Set
+	}
+	have, err := c.lookup([]element{{set: inInet(set), key: concat(bridge, a.AsSlice(), 0)}})
+	if err != nil || have[0] == nil {
+		return nil, err
+	}
+	return newConflict(*have[0], ""), nil
+}

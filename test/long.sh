@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs what takes long, for as long as it is given (90s, 10m): every fuzz target,
-# the race detector, kills and churn over and over, ADD and DEL with many pods there,
-# takeovers of a NIC, and the virtual machine with an older kernel.
+# the race detector, kills and churn over and over, a fault at every system call, ADD and
+# DEL with many pods there, takeovers of a NIC, and the virtual machine with an older
+# kernel.
 #
 # A run that has less time than all of it takes begins where TURN points, which is the
 # number of commits unless it is set, so that successive commits go through
@@ -44,6 +45,14 @@ done
 jobs+=("180 900 churn test/cni")
 for pods in 50 200 500 900; do jobs+=("30 300 growth . $pods"); done
 jobs+=("300 900 takeovers test/lan")
+# A part of all system calls of what a test sweeps, another one in each turn; make test
+# has a sample of them. A takeover makes thousands.
+for dir in test/cni test/lan; do
+	[ $dir = test/cni ] && of=3 || of=16
+	for sweep in $(sed -n 's/^func \(Test[A-Za-z]*MayMeetAFaultAtAnyCall\)(.*/\1/p' "$dir"/*_test.go); do
+		jobs+=("120 900 sweep $dir $sweep/$of")
+	done
+done
 # The order is by a hash of each line: more jobs leave that of the others as it is.
 mapfile -t jobs < <(printf '%s\n' "${jobs[@]}" | LC_ALL=C sort -R --random-source=<(yes))
 
@@ -89,6 +98,7 @@ run_job() {
 	race) within "$most" go test -race -short -timeout "$hangs" "$where" ;;
 	churn) TOMBOLO_PODS=100 within "$most" go test -C "$where" -count 5 -run 'Kill|Churn|AtOnce|Beside|Deleted' -timeout "$hangs" ./... ;;
 	growth) within "$most" go run ./bench -n 10 -scenarios "pods=$what" -contenders floor,tombolo -peers "$TOMBOLO_PEERS" -tombolo "$TOMBOLO_BIN" ;;
+	sweep) TOMBOLO_SWEEP=$((turn % ${what#*/} + 1))/${what#*/} within "$most" go test -C "$where" -count 1 -run "^${what%/*}\$" -timeout "$hangs" . ;;
 	takeovers) TOMBOLO_TAKEOVERS=20 within "$most" go test -count 1 -timeout "$hangs" "./$where" ;;
 	vm) VM_LIMIT=$most test/vm/run.sh "$what" ;;
 	esac

@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"math/rand/v2"
-	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -14,36 +12,9 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nstest/fault"
 )
 
-// sweepVar says at which system calls of a verb there is a fault: "all", or "17" for the
-// 17th alone. Otherwise it is a sample, another one in each run.
-const sweepVar = "TOMBOLO_SWEEP"
-
-// sample is how many faults of each kind a sample has.
+// sample is how many faults of each kind a verb meets, unless it meets all: see
+// fault.Points.
 const sample = 7
-
-// points are the calls of so many at which there is to be a fault.
-func points(t *testing.T, calls int) []int {
-	t.Helper()
-	var list []int
-	var one int
-	switch value := os.Getenv(sweepVar); {
-	case value == "all":
-		for at := 1; at <= calls; at++ {
-			list = append(list, at)
-		}
-	case value == "":
-		from := rand.N(calls)
-		for i := range sample {
-			list = append(list, 1+(from+i*calls/sample)%calls)
-		}
-	default:
-		if _, err := fmt.Sscanf(value, "%d", &one); err != nil {
-			t.Fatalf("%s=%q: want all, or a number", sweepVar, value)
-		}
-		list = append(list, one)
-	}
-	return list
-}
 
 // faulty is a verb that met a fault, and how it ended.
 type faulty struct {
@@ -101,7 +72,7 @@ type sweeper struct {
 	// verb makes what the round's verb is about, and gives the verb.
 	verb func(round string) call
 	// after looks at what it left, and clears up. before is the node before verb.
-	after func(f *faulty, round string, before snapshot)
+	after func(f *faulty, round string, before nstest.Snapshot)
 	talks []*nstest.Talk
 }
 
@@ -121,7 +92,11 @@ func (s *sweeper) sweep(t *testing.T) {
 	before := s.snapshot()
 	met, missed := 0, 0
 	for _, kind := range fault.Kinds() {
-		for _, at := range points(t, calls) {
+		points, err := fault.Points(calls, sample)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, at := range points {
 			round := fmt.Sprintf("%s-%d", kind, at)
 			f := s.callFaulty(s.verb(round), fault.Fault{At: at, Kind: kind})
 			switch {
@@ -138,7 +113,7 @@ func (s *sweeper) sweep(t *testing.T) {
 			s.after(f, round, before)
 			s.wantSnapshot(f.String(), before)
 			if t.Failed() {
-				t.Fatalf("%s; %s=%d repeats it, or nearly so", f, sweepVar, at)
+				t.Fatalf("%s; %s=%d repeats it, or nearly so", f, fault.Variable, at)
 			}
 		}
 	}
@@ -193,7 +168,7 @@ func TestADDMayMeetAFaultAtAnyCall(t *testing.T) {
 		p = n.pod(round)
 		return call{verb: "ADD", id: p.id, netns: p.path, ifName: "eth0", stdin: rich(w, freePort)}
 	}
-	s.after = func(f *faulty, round string, before snapshot) {
+	s.after = func(f *faulty, round string, before nstest.Snapshot) {
 		defer p.Close()
 		if f.Kind == fault.Error && f.status > 0 && !f.unprinted() {
 			// It undoes what it did itself.
@@ -224,7 +199,7 @@ func TestDELMayMeetAFaultAtAnyCall(t *testing.T) {
 	n, w, stays, talks := standing(t)
 	s := &sweeper{node: n, talks: talks}
 	var c call
-	var without snapshot
+	var without nstest.Snapshot
 	s.verb = func(round string) call {
 		if without == nil {
 			without = n.snapshot()
@@ -234,12 +209,12 @@ func TestDELMayMeetAFaultAtAnyCall(t *testing.T) {
 		c = call{verb: "DEL", id: p.id, ifName: "eth0", stdin: rich(w, freePort)}
 		return c
 	}
-	s.after = func(f *faulty, round string, _ snapshot) {
+	s.after = func(f *faulty, round string, _ nstest.Snapshot) {
 		if f.status == 0 {
 			n.wantSnapshot(f.String()+", which said that all is gone", without)
 		}
 		n.callOK(c)
-		n.wantSnapshot(f.String()+", and the next DEL", without.plus(n.leavings()...))
+		n.wantSnapshot(f.String()+", and the next DEL", without.Plus(n.leavings()...))
 		w.gc(stays)
 	}
 	s.sweep(t)
@@ -250,7 +225,7 @@ func TestGCMayMeetAFaultAtAnyCall(t *testing.T) {
 	n, w, stays, talks := standing(t)
 	s := &sweeper{node: n, talks: talks}
 	collect := call{verb: "GC", stdin: w.stdin(conf{"cni.dev/valid-attachments": []conf{{"containerID": stays.id, "ifname": "eth0"}}})}
-	var without snapshot
+	var without nstest.Snapshot
 	s.verb = func(round string) call {
 		if without == nil {
 			without = n.snapshot()
@@ -261,7 +236,7 @@ func TestGCMayMeetAFaultAtAnyCall(t *testing.T) {
 		}
 		return collect
 	}
-	s.after = func(f *faulty, round string, _ snapshot) {
+	s.after = func(f *faulty, round string, _ nstest.Snapshot) {
 		if f.status == 0 {
 			n.wantSnapshot(f.String()+", which said that all is gone", without)
 		}
@@ -281,7 +256,7 @@ func TestCHECKMayMeetAFaultAtAnyCall(t *testing.T) {
 	check := call{verb: "CHECK", id: p.id, netns: p.path, ifName: "eth0", stdin: w.stdin(fields)}
 	s := &sweeper{node: n, talks: talks}
 	s.verb = func(string) call { return check }
-	s.after = func(*faulty, string, snapshot) { n.callOK(check) }
+	s.after = func(*faulty, string, nstest.Snapshot) { n.callOK(check) }
 	s.sweep(t)
 }
 
@@ -307,7 +282,7 @@ func TestFirstADDMayMeetAFaultAtAnyCall(t *testing.T) {
 		p = n.pod(round)
 		return call{verb: "ADD", id: p.id, netns: p.path, ifName: "eth0", stdin: rich(w, freePort)}
 	}
-	s.after = func(f *faulty, round string, _ snapshot) {
+	s.after = func(f *faulty, round string, _ nstest.Snapshot) {
 		next := n.pod("next-" + round)
 		w.add(next)
 		if err := w.check(next); err != nil {
@@ -331,9 +306,4 @@ func (n *node) leavings() []string {
 		}
 	}
 	return list
-}
-
-// plus is a snapshot with more lines.
-func (s snapshot) plus(lines ...string) snapshot {
-	return append(s[:len(s):len(s)], lines...)
 }

@@ -1,0 +1,44 @@
+package fault_test
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest/fault"
+)
+
+func TestPointsOfASweep(t *testing.T) {
+	points := func(value string, calls int) []int {
+		t.Helper()
+		t.Setenv(fault.Variable, value)
+		list, err := fault.Points(calls, 4)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return list
+	}
+	var parts []int
+	for _, part := range []string{"1/3", "2/3", "3/3"} {
+		parts = append(parts, points(part, 10)...)
+	}
+	slices.Sort(parts)
+	if all := points("all", 10); !slices.Equal(all, []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}) || !slices.Equal(all, parts) {
+		t.Errorf("all: %v; the parts together: %v", all, parts)
+	}
+	if one := points("7", 10); !slices.Equal(one, []int{7}) {
+		t.Errorf("the 7th: %v", one)
+	}
+	for range 100 {
+		sample := points("", 10)
+		slices.Sort(sample)
+		if len(slices.Compact(sample)) != 4 || sample[0] < 1 || sample[3] > 10 {
+			t.Errorf("a sample of four: %v", sample)
+		}
+	}
+	for _, value := range []string{"0", "some", "4/3", "0/3", "1/0", "/", "-1"} {
+		t.Setenv(fault.Variable, value)
+		if list, err := fault.Points(10, 4); err == nil {
+			t.Errorf("%q: %v, want an error", value, list)
+		}
+	}
+}

@@ -44,8 +44,8 @@ func (n *network) verbCommand(verb string, p *pod) *exec.Cmd {
 	return n.command(n.program(), []string{"CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + p.id, "CNI_NETNS=" + p.path, "CNI_IFNAME=" + nic, "CNI_PATH=/"}, stdin)
 }
 
-// meet starts a command on the host with a fault.
-func (n *network) meet(cmd *exec.Cmd, f fault.Fault) (run *fault.Run, output *bytes.Buffer) {
+// begin starts a command on the host with a fault.
+func (n *network) begin(cmd *exec.Cmd, f fault.Fault) (run *fault.Run, output *bytes.Buffer) {
 	n.Helper()
 	output = new(bytes.Buffer)
 	cmd.Stdout, cmd.Stderr = output, output
@@ -95,7 +95,7 @@ func TestTakeoverMayMeetAFaultAtAnyCall(t *testing.T) {
 	first := l.moved(nic)
 	sweep(t, func(name string, f fault.Fault) fault.Outcome {
 		p := l.newPod(name)
-		run, out := n.meet(n.verbCommand("ADD", p), f)
+		run, out := n.begin(n.verbCommand("ADD", p), f)
 		o := run.Wait()
 		l.hostTalks()
 		if t.Failed() {
@@ -129,7 +129,7 @@ func TestRestoreMayMeetAFaultAtAnyCall(t *testing.T) {
 	sweep(t, func(name string, f fault.Fault) fault.Outcome {
 		p := n.add(l.newPod(name))
 		n.del(p)
-		run, out := n.meet(n.command(n.program(), nil, nil, "uplink", "restore", "--state", n.state, "--leases", n.leases, nic), f)
+		run, out := n.begin(n.command(n.program(), nil, nil, "uplink", "restore", "--state", n.state, "--leases", n.leases, nic), f)
 		o := run.Wait()
 		l.hostTalks()
 		n.giveBack()
@@ -214,7 +214,7 @@ func TestADDWithALeaseMayMeetAFaultAtAnyCall(t *testing.T) {
 	before, leases := s.snapshot(), s.leaseFiles()
 	sweep(t, func(name string, f fault.Fault) fault.Outcome {
 		p := s.newPod(name)
-		run, out := s.meet(s.verbCommand("ADD", p), f)
+		run, out := s.begin(s.verbCommand("ADD", p), f)
 		o := run.Wait()
 		s.del(p)
 		s.wantAsBefore(fmt.Sprintf("%s at %s (%s)", f.Kind, o.Call, out), before, leases)
@@ -228,7 +228,7 @@ func TestDELWithALeaseMayMeetAFaultAtAnyCall(t *testing.T) {
 	before, leases := s.snapshot(), s.leaseFiles()
 	sweep(t, func(name string, f fault.Fault) fault.Outcome {
 		p := s.add(s.newPod(name))
-		run, out := s.meet(s.verbCommand("DEL", p), f)
+		run, out := s.begin(s.verbCommand("DEL", p), f)
 		o := run.Wait()
 		if o.Err == nil {
 			s.wantAsBefore(fmt.Sprintf("%s at %s, which said that all is gone", f.Kind, o.Call), before, leases)
@@ -252,7 +252,7 @@ func TestRenewalMayMeetAFaultAtAnyCall(t *testing.T) {
 		s.makeDue(hash)
 		heard := len(s.d.messages(mac))
 		cmd := s.command(s.program()+"d", nil, nil, "--leases", s.leases, "--state", s.state, "--metrics", "none", "--log-level", "debug")
-		run, out := s.meet(cmd, f)
+		run, out := s.begin(cmd, f)
 		ended := make(chan fault.Outcome, 1)
 		go func() { ended <- run.Wait() }()
 		var o fault.Outcome

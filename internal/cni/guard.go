@@ -31,14 +31,17 @@ func (a *adding) guard(ctx context.Context, n *network, p *bridge.Port) error {
 	if a.getsMore() {
 		ep.Ports, ep.Masquerade = nil, false
 	}
+	if err := a.enlist(ctx, n, func() error { return a.fw.Add(ctx, ep) }); err != nil {
+		return err
+	}
+	a.guarded = &ep
 	a.undo.push(func(ctx context.Context) error {
 		if a.attached {
 			return nil // it could not be deleted, and stays guarded
 		}
-		return a.fw.Remove(ctx, *a.guarded, endpointOf(a.rec))
+		return a.fw.Remove(ctx, ep, endpointOf(a.rec))
 	})
-	a.guarded = &ep
-	return a.enlist(ctx, n, func() error { return a.fw.Add(ctx, ep) })
+	return nil
 }
 
 // getsMore says whether the pod gets addresses after it got its port.

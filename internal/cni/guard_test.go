@@ -1,0 +1,72 @@
+package cni
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// isGuarded says whether the pod's port is held to its MAC.
+func (n *node) isGuarded(t *testing.T) bool {
+	t.Helper()
+	port := `"veth` + ident.Hash("pods", "c1", "eth0") + `"`
+	guarded := nstest.Run(t, n.host, "nft", "list", "set", "bridge", "tombolo", "guarded")
+	macs := nstest.Run(t, n.host, "nft", "list", "set", "bridge", "tombolo", "guard-mac")
+	return strings.Contains(guarded, port) && strings.Contains(macs, port)
+}
+
+// A port that cannot be deleted stays guarded, and is deleted by the next who tries.
+func TestPortThatStaysIsGuarded(t *testing.T) {
+	t.Parallel()
+	undeletable := func(n *node, t *testing.T) *Plugin {
+		fault := &nltest.Fault{Type: unix.RTM_DELLINK, Errno: unix.ENOBUFS}
+		nltest.MustHaveFired(t, fault)
+		return n.faulty("host", fault)
+	}
+	for name, leave := range map[string]func(*testing.T, *node){
+		"by a DEL": func(t *testing.T, n *node) {
+			n.run(t, n.plugin(), "ADD", everything()).must(t)
+			mustHaveFailed(t, n.run(t, undeletable(n, t), "DEL", nil), []uint{codeKernel, codeTryAgainLater}, unix.ENOBUFS.Error())
+		},
+		"by an ADD that undoes itself": func(t *testing.T, n *node) {
+			p := undeletable(n, t)
+			p.After = func(step string) error {
+				if step == "firewall" {
+					return unix.EIO
+				}
+				return nil
+			}
+			mustHaveFailed(t, n.run(t, p, "ADD", everything()), []uint{codeKernel, codeIO}, unix.EIO.Error(), unix.ENOBUFS.Error())
+		},
+		"by an ADD that finds what a killed one left": func(t *testing.T, n *node) {
+			// Its MAC is another each time.
+			bare := map[string]any{"mode": "l2", "ipam": nil, "macspoofchk": true}
+			n.run(t, n.plugin(), "ADD", bare).must(t)
+			if err := os.RemoveAll(filepath.Join(n.stateDir, "attachments", "pods")); err != nil {
+				t.Fatal(err)
+			}
+			mustHaveFailed(t, n.run(t, undeletable(n, t), "ADD", bare), []uint{codeKernel, codeTryAgainLater}, unix.ENOBUFS.Error())
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			leave(t, n)
+			if len(n.ports(t)) == 0 {
+				t.Fatal("the port is gone: the test shows nothing")
+			}
+			if !n.isGuarded(t) {
+				t.Error("the port is there, and its guard is not")
+			}
+			n.run(t, n.plugin(), "DEL", nil).must(t)
+			n.mustHave(t, nothing())
+		})
+	}
+}

@@ -129,3 +129,33 @@ func guards(t *testing.T, l *lan, port string) bool {
 	out, err := nstest.Try(l.host.ns, "nft", "list", "set", "bridge", "tombolo", "guarded")
 	return err == nil && strings.Contains(out, `"`+port+`"`)
 }
+
+// Somebody deletes the bridge and flushes the firewall: what a pod may send is there
+// again before its port is on a bridge.
+func TestGuardIsPutBackBeforeThePort(t *testing.T) {
+	for _, guarded := range []bool{false, true} {
+		t.Run(fmt.Sprintf("lanGuard %t", guarded), func(t *testing.T) {
+			l, _ := newLab(t)
+			n := l.network(object{"lanGuard": guarded})
+			good := n.add(l.newPod("good"))
+			p := n.add(l.newPod("evil"))
+			e := l.listen(l.other.ns, nic)
+			heard := 0
+			for range 3 * runs(t) {
+				l.hostRun("ip", "link", "del", bridge)
+				l.hostRun("nft", "flush", "ruleset")
+				e.spoofs()
+				s := l.spoof(p)
+				l.eventually("the pod sends", func() bool { return s.sent.Load() > 0 })
+				n.operate("repair")
+				s.end()
+				heard += e.spoofs()
+			}
+			if (heard > 0) == guarded {
+				t.Errorf("a machine of the LAN hears %d frames by which the pod is the router", heard)
+			}
+			n.check(good)
+			n.check(p)
+		})
+	}
+}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
@@ -356,4 +357,75 @@ func dialTrusting(tb testing.TB, ns *netns.NS, seal Seal) *Conn {
 	c := dial(tb, ns)
 	c.Trust(seal)
 	return c
+}
+
+// What real ufw made: our rule goes behind what its user denies, and before what it logs as
+// blocked.
+func TestWhereTheAdmissionGoesInUfw(t *testing.T) {
+	t.Parallel()
+	for _, layout := range []string{"ufw-drop", "ufw-reject"} {
+		t.Run(layout, func(t *testing.T) {
+			t.Parallel()
+			c, ns := dialNew(t)
+			nstest.Run(t, ns, "sh", "-ec", "iptables-nft-restore <testdata/layouts/"+layout+".rules")
+			mustAdmit(t, c, true)
+			before, after, _ := strings.Cut(iptables(t, ns, "iptables", "-S", "FORWARD"), "-A FORWARD "+ourRule+"\n")
+			if !strings.HasSuffix(before, "-A FORWARD -j ufw-before-forward\n") || !strings.HasPrefix(after, "-A FORWARD -j ufw-after-forward\n") {
+				t.Errorf("before it:\n%s\nbehind it:\n%s", before, after)
+			}
+			mustAdmit(t, c, false)
+		})
+	}
+}
+
+// In a chain that several rules call, an accept of ours would count for all of them.
+func TestAdmissionLeavesAChainThatOthersCall(t *testing.T) {
+	t.Parallel()
+	c, ns := dialNew(t)
+	script(t, ns, "iptables -N no", "iptables -A no "+ourRule, "iptables -A no -j DROP", "iptables -A FORWARD -s 0/0 -j no")
+	mustAdmit(t, c, false)
+	script(t, ns, "iptables -A INPUT -p udp --dport 4444 -j no")
+	wantAdmitted(t, c, false)
+	mustAdmit(t, c, true)
+	wantRules(t, ns, "FORWARD", ourRule, "-j no")
+	wantRules(t, ns, "no", "-j DROP")
+}
+
+func TestWhatIsNotRightIsNotSealed(t *testing.T) {
+	t.Parallel()
+	c, ns := dialNew(t)
+	c.Trust(Seal{})
+	script(t, ns, "iptables -P FORWARD DROP")
+	wantAdmitted(t, c, false)
+	wantAdmitted(t, c, false)
+}
+
+func TestUnknownPartsOfARuleMayStopPackets(t *testing.T) {
+	t.Parallel()
+	p := newPlacer(unix.NFPROTO_IPV4, DefaultMark)
+	for name, want := range map[string]bool{"LOG": false, "TARPIT": true, "TCPMSS": true, "REJECT": true, "NFQUEUE": true} {
+		r := foreignRule{}
+		(&ruleReader{rule: &r}).xtTarget(name)
+		if got := p.mayStop(&r); got != want {
+			t.Errorf("target %s: %v, want %v", name, got, want)
+		}
+	}
+	for name, want := range map[string]bool{"counter": false, "log": false, "ct": false, "limit": false, "synproxy": true, "tproxy": true, "of the future": true, "flow_offload": true, "queue": true} {
+		r := foreignRule{}
+		if err := (&ruleReader{rule: &r, registers: map[uint32]loaded{}}).read(name, nl.ParseAttrs(nil)); err != nil || p.mayStop(&r) != want {
+			t.Errorf("expression %s: %v, want %v (%v)", name, !want, want, err)
+		}
+	}
+}
+
+func TestATableThatSleepsIsNoObstacle(t *testing.T) {
+	t.Parallel()
+	ns := nstest.New(t)
+	nstest.Run(t, ns, "ip", "link", "add", "cbr0", "type", "bridge")
+	script(t, ns, "iptables -A FORWARD -i cbr0 -j DROP")
+	if list, err := Obstacles(context.Background(), &Config{NetNS: ns}, Path{Bridge: "cbr0"}); err != nil || len(list) != 2 {
+		t.Errorf("awake: %v, %v", list, err)
+	}
+	nft(t, ns, "add table ip filter { flags dormant; }; add table ip6 filter { flags dormant; }")
+	wantObstacles(t, ns, Path{Bridge: "cbr0"})
 }

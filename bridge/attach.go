@@ -227,13 +227,19 @@ func (c *Conn) SetMTU(ctx context.Context, pod *netns.NS, port, peer string, mtu
 		return err
 	}
 	defer podConn.Close()
-	var inPod, onHost nl.Batch
-	setMTU(&inPod, peer, mtu)
-	if err := podConn.Execute(&inPod); err != nil {
+	var b nl.Batch
+	setMTU(&b, peer, mtu)
+	if err := podConn.Execute(&b); err != nil {
 		return err
 	}
-	setMTU(&onHost, port, mtu)
-	if err := c.execute(ctx, &onHost); err != nil {
+	return c.SetPortMTU(ctx, port, mtu)
+}
+
+// SetPortMTU sets the MTU of a port alone, in bytes. One that is gone is passed over.
+func (c *Conn) SetPortMTU(ctx context.Context, port string, mtu int) error {
+	var b nl.Batch
+	setMTU(&b, port, mtu)
+	if err := c.execute(ctx, &b); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}

@@ -251,6 +251,8 @@ func TestInvalidPortsAreRefusedBeforeTheKernelIsAsked(t *testing.T) {
 	pod := nstest.New(t)
 	cases := map[string]func(*bridge.Port){
 		"empty name":           func(p *bridge.Port) { p.Name = "" },
+		"name to be numbered":  func(p *bridge.Port) { p.Name = "veth%d" },
+		"peer to be numbered":  func(p *bridge.Port) { p.Peer = "eth%d" },
 		"long name":            func(p *bridge.Port) { p.Name = "sixteen-bytes-xy" },
 		"name with a slash":    func(p *bridge.Port) { p.Peer = "eth/0" },
 		"long alias":           func(p *bridge.Port) { p.Alias = strings.Repeat("x", 256) },

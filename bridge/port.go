@@ -148,6 +148,8 @@ func checkName(name string) error {
 		return fmt.Errorf("%w: %q names no link", ErrInvalid, name)
 	case len(name) >= unix.IFNAMSIZ:
 		return fmt.Errorf("%w: %q is longer than %d bytes", ErrInvalid, name, unix.IFNAMSIZ-1)
+	case strings.Contains(name, "%"):
+		return fmt.Errorf("%w: %q has a percent sign, for which the kernel would choose a number at each call", ErrInvalid, name)
 	case strings.ContainsAny(name, "/: \t\n\v\f\r\x00"):
 		return fmt.Errorf("%w: %q has a character that no link's name may have", ErrInvalid, name)
 	}

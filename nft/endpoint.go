@@ -91,9 +91,10 @@ const (
 	portsLen  = ifnameLen + etherSlot
 )
 
-// isLinkName says that a link can have the name.
+// isLinkName says that a link can have the name. In one that is asked for, the kernel
+// replaces %d by a number of its choice, so none has a percent sign.
 func isLinkName(name string) bool {
-	return name != "" && len(name) < ifnameLen && !strings.ContainsAny(name, "/ \x00")
+	return name != "" && len(name) < ifnameLen && !strings.ContainsAny(name, "/% \x00")
 }
 
 // check says what is wrong with an endpoint. What passes makes a key of the right

@@ -303,6 +303,7 @@ func TestInvalidArgumentsAreRefusedBeforeTheKernelIsAsked(t *testing.T) {
 		"network with a dash":     endpoint(func(ep *Endpoint) { ep.Network = "-a" }),
 		"no bridge":               endpoint(func(ep *Endpoint) { ep.Bridge = "" }),
 		"long bridge":             endpoint(func(ep *Endpoint) { ep.Bridge = "0123456789abcdef" }),
+		"bridge to be numbered":   endpoint(func(ep *Endpoint) { ep.Bridge = "br%d" }),
 		"bridge with a NUL":       endpoint(func(ep *Endpoint) { ep.Bridge = "a\x00b" }),
 		"zero address":            endpoint(func(ep *Endpoint) { ep.Addrs = make([]netip.Addr, 1) }),
 		"mapped address":          endpoint(func(ep *Endpoint) { ep.Addrs = addrs("10.22.0.5", "::ffff:10.0.0.1") }),

@@ -209,6 +209,8 @@ func TestWhatCannotBeTakenIsRefusedByName(t *testing.T) {
 		{"no NIC", func(_ *uplink.Snapshot, u *uplink.Uplink) { u.NIC = "" }, `its name is ""`},
 		{"no bridge", func(_ *uplink.Snapshot, u *uplink.Uplink) { u.Bridge = "" }, `the bridge's name is ""`},
 		{"a bridge with the NIC's name", func(_ *uplink.Snapshot, u *uplink.Uplink) { u.Bridge = "eth0" }, `the bridge's name is "eth0"`},
+		{"a bridge to be numbered", func(_ *uplink.Snapshot, u *uplink.Uplink) { u.Bridge = "br%d" }, `the bridge's name is "br%d"`},
+		{"a NIC to be numbered", func(_ *uplink.Snapshot, u *uplink.Uplink) { u.NIC = "eth%d" }, `"eth%d"`},
 		{"a long name", func(_ *uplink.Snapshot, u *uplink.Uplink) { u.Bridge = "sixteen-letters-" }, `the bridge's name is "sixteen-letters-"`},
 		{"a timeout in the past", func(_ *uplink.Snapshot, u *uplink.Uplink) { u.Timeout = -time.Second }, "a timeout of -1s"},
 	} {

@@ -82,7 +82,7 @@ func (r *Record) validate() error {
 func (r *Record) encode() ([]byte, error) { return json.Marshal(r) }
 
 // isLinkName keeps to what the kernel takes (dev_valid_name()): names are parts of
-// paths below /proc/sys.
+// paths below /proc/sys. In one with a percent sign the kernel would choose a number.
 func isLinkName(s string) bool {
-	return s != "" && len(s) <= 15 && s != "." && s != ".." && !strings.ContainsAny(s, "/: \t\n\v\f\r\x00")
+	return s != "" && len(s) <= 15 && s != "." && s != ".." && !strings.ContainsAny(s, "/:% \t\n\v\f\r\x00")
 }

@@ -50,7 +50,7 @@ func (c *NetConf) validateLAN() error {
 	case c.Uplink != "" && !lan && c.Mode != modeL2:
 		return newError(codeInvalidConfig, `uplink %q: in mode "gateway" pods are on a network of their own: use mode "lan", or "l2"`, c.Uplink)
 	case c.Uplink != "" && !isLinkName(c.Uplink):
-		return newError(codeInvalidConfig, "uplink %q cannot name a link: it takes 1 to 15 bytes without '/', ':' and space", c.Uplink)
+		return newError(codeInvalidConfig, "uplink %q cannot name a link: it takes 1 to 15 bytes without '/', ':', '%%' and space", c.Uplink)
 	case c.Uplink != "" && c.Uplink == c.settings().Bridge:
 		return newError(codeInvalidConfig, "uplink and bridge are both %q: the uplink is the NIC that becomes a port of the bridge", c.Uplink)
 	case c.DefaultRoute != "" && c.DefaultRoute != defaultRouteHost && c.DefaultRoute != defaultRouteRouter:

@@ -214,7 +214,7 @@ func (c *NetConf) validate() error {
 	case c.MTU != 0 && (c.MTU < mtuMin || c.MTU > mtuMax):
 		return newError(codeInvalidConfig, "mtu %d is not within %d and %d: use 0 for that of the default route's link", c.MTU, mtuMin, mtuMax)
 	case c.Bridge != "" && !isLinkName(c.Bridge):
-		return newError(codeInvalidConfig, "bridge %q cannot name a link: it takes 1 to 15 bytes without '/', ':' and space", c.Bridge)
+		return newError(codeInvalidConfig, "bridge %q cannot name a link: it takes 1 to 15 bytes without '/', ':', '%%' and space", c.Bridge)
 	case c.StateDir != "" && !filepath.IsAbs(c.StateDir):
 		return newError(codeInvalidConfig, "stateDir %q is not an absolute path", c.StateDir)
 	case c.LeaseDir != "" && !filepath.IsAbs(c.LeaseDir):

@@ -162,7 +162,7 @@ func (c *call) readEnvironment() error {
 		return newError(codeEnvironment, "CNI_CONTAINERID=%q: it takes letters, digits, '_', '.' and '-', and begins with a letter or a digit", c.containerID)
 	}
 	if !isLinkName(c.ifName) {
-		return newError(codeEnvironment, "CNI_IFNAME=%q cannot name a link: it takes 1 to 15 bytes without '/', ':' and space", c.ifName)
+		return newError(codeEnvironment, "CNI_IFNAME=%q cannot name a link: it takes 1 to 15 bytes without '/', ':', '%%' and space", c.ifName)
 	}
 	return nil
 }
@@ -198,8 +198,10 @@ func isIdentifier(s string) bool {
 	return s != ""
 }
 
+// isLinkName keeps to what the kernel takes (dev_valid_name()), but for percent signs: of
+// a link that is made as "br%d" it chooses the number itself, a new one at each call.
 func isLinkName(s string) bool {
-	return s != "" && len(s) <= 15 && s != "." && s != ".." && !strings.ContainsAny(s, "/: \t\n\v\f\r\x00")
+	return s != "" && len(s) <= 15 && s != "." && s != ".." && !strings.ContainsAny(s, "/:% \t\n\v\f\r\x00")
 }
 
 // readStdin reads the configuration, and of it what every verb needs: the version

@@ -209,7 +209,7 @@ func TestLinkNames(t *testing.T) {
 			t.Errorf("%q is refused", s)
 		}
 	}
-	for _, s := range []string{"", ".", "..", "sixteen-bytes-xx", "a/b", "a:b", "a b", "a\tb", "a\n", "a\v", "a\f", "a\r", "a\x00"} {
+	for _, s := range []string{"", ".", "..", "sixteen-bytes-xx", "a/b", "a:b", "a b", "a\tb", "a\n", "a\v", "a\f", "a\r", "a\x00", "br%d", "%", "100%"} {
 		if isLinkName(s) {
 			t.Errorf("%q is accepted", s)
 		}

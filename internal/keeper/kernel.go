@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"math"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -219,15 +218,12 @@ func (p *kernelPod) setMTU(mtu int) error {
 	if p.r.HostIf == "" {
 		return err
 	}
-	host, dialErr := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: p.host})
+	host, dialErr := bridge.Dial(&bridge.Config{NetNS: p.host})
 	if dialErr != nil {
 		return errors.Join(err, dialErr)
 	}
-	hostErr := setMTU(host, p.r.HostIf, mtu)
-	if errors.Is(hostErr, unix.ENODEV) || errors.Is(hostErr, os.ErrNotExist) {
-		hostErr = nil // the pod's is what counts for what the pod sends
-	}
-	return errors.Join(err, hostErr, host.Close())
+	// A port that is gone is passed over: the pod's end is what counts for what it sends.
+	return errors.Join(err, host.SetPortMTU(context.Background(), p.r.HostIf, mtu), host.Close())
 }
 
 func setMTU(conn *nl.Conn, name string, mtu int) error {

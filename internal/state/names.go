@@ -44,7 +44,8 @@ func checkNetwork(name string) error {
 const maxNIC = unix.IFNAMSIZ - 1
 
 // checkNIC accepts what the kernel takes for a link's name (dev_valid_name in
-// net/core/dev.c), but for what is not UTF-8. That keeps ".." and '/' out of paths.
+// net/core/dev.c), but for what is not UTF-8 and for "eth%d", in which it would choose a
+// number. That keeps ".." and '/' out of paths.
 func checkNIC(name string) error {
 	switch {
 	case name == "":
@@ -53,8 +54,8 @@ func checkNIC(name string) error {
 		return fmt.Errorf("uplink %.20q: %w: %d bytes, at most %d are a link's name", name, ErrName, len(name), maxNIC)
 	case name == "." || name == "..":
 		return fmt.Errorf("uplink %q: %w: no link has it", name, ErrName)
-	case !utf8.ValidString(name), strings.ContainsAny(name, "/:\x00 \t\n\v\f\r"):
-		return fmt.Errorf("uplink %q: %w: '/', ':', white space and what is no text are not allowed", name, ErrName)
+	case !utf8.ValidString(name), strings.ContainsAny(name, "/:%\x00 \t\n\v\f\r"):
+		return fmt.Errorf("uplink %q: %w: '/', ':', '%%', white space and what is no text are not allowed", name, ErrName)
 	}
 	return nil
 }

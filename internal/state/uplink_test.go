@@ -92,7 +92,7 @@ func TestUplinksAreListedByTheirNICs(t *testing.T) {
 func TestNamesThatNoNICHasAreRefused(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)
-	for _, nic := range []string{"", ".", "..", "../x", "a/b", "eth0:1", "a b", "a\n", "\x00", "\xff", "sixteen-bytes-ok"} {
+	for _, nic := range []string{"", ".", "..", "../x", "a/b", "eth0:1", "eth%d", "a b", "a\n", "\x00", "\xff", "sixteen-bytes-ok"} {
 		f := d.Uplink(nic)
 		_, loadErr := f.Load()
 		_, asideErr := f.SetAside()

@@ -22,10 +22,13 @@ import (
 //   - IPv4 from whatever source, since the answer would not leave by the port, which has
 //     no address and no route (rp_filter, RFC 3704). Set by netlink, it costs nothing.
 //     Only what a host without an address sends to 255.255.255.255 passes.
-//   - all of IPv6 (disable_ipv6), and router advertisements in particular (accept_ra):
-//     one of them gives a host that does not forward a default route through the pod.
-//     Two parameters, as somebody who switches IPv6 off and on for all links at once
-//     (net.ipv6.conf.all.disable_ipv6) sets the first for each of them.
+//   - router advertisements (accept_ra 0), one of which gives a host that does not forward
+//     a default route through the pod.
+//   - IPv6 for a single address in a frame that is not for a single MAC
+//     (drop_unicast_in_l2_multicast). Multicast passes, and a port that has fallen off its
+//     bridge takes what is sent to its own MAC: disable_ipv6 would end that too, but to
+//     write it takes the kernel's lock on all links, and a writer who does not get it tries
+//     again and again. Of 8 ADDs and DELs at once, each took a quarter longer by that.
 
 // noIPv4 appends what the host's end gets of it, within IFLA_AF_SPEC.
 func noIPv4(e *nl.Encoder) {
@@ -35,14 +38,13 @@ func noIPv4(e *nl.Encoder) {
 }
 
 // hostEnd are the parameters of a port that the kernel has no netlink attribute for.
-func hostEnd() [2]parameter { return [...]parameter{acceptRA(), disableIPv6()} }
+func hostEnd() [2]parameter { return [...]parameter{acceptRA(), dropUnicast()} }
 
 func acceptRA() parameter    { return parameter{"accept_ra", 3, 0} }
-func disableIPv6() parameter { return parameter{"disable_ipv6", 26, 1} }
+func dropUnicast() parameter { return parameter{"drop_unicast_in_l2_multicast", 40, 1} }
 
 // refuseIPv6 sets them on a port, which has none of them where the kernel has no IPv6,
-// or the port's MTU is too small for it. read has it look first: to write disable_ipv6
-// takes the kernel's lock on all links.
+// or the port's MTU is too small for it. read has it look first.
 func (c *Conn) refuseIPv6(port string, read bool) error {
 	dir, err := c.hostIPv6()
 	if err != nil || dir == nil {
@@ -83,7 +85,9 @@ func (c *Conn) hostIPv6() (*sysctl.Dir, error) {
 // ClosedToIP says whether a link is as the host's end of a pod's veth is to be: the host
 // takes no IP packets from it, as far as that is for the link to say. Conn.Enslave makes it
 // so.
-func (l *Link) ClosedToIP() bool { return l.ReversePath != 0 && !l.IPv6 && l.AcceptRA == 0 }
+func (l *Link) ClosedToIP() bool {
+	return l.ReversePath != 0 && !l.UnicastInMulticast && l.AcceptRA == 0
+}
 
 // hostEnd compares it. A loose rp_filter, as some systems set it on each new link, does as
 // well as a strict one.
@@ -91,7 +95,7 @@ func (c *comparison) hostEnd(l *Link) {
 	if l.ReversePath == 0 {
 		c.differs("IPv4 rp_filter", "1", "0")
 	}
-	c.flag("IPv6", false, l.IPv6)
+	c.flag("IPv6 drop_unicast_in_l2_multicast", true, !l.UnicastInMulticast)
 	if l.AcceptRA != 0 {
 		c.differs("IPv6 accept_ra", "0", strconv.Itoa(l.AcceptRA))
 	}

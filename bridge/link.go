@@ -33,12 +33,14 @@ type Link struct {
 	// ReversePath is how the kernel checks where IPv4 packets come from that come in by
 	// it (net.ipv4.conf.<link>.rp_filter; the larger of this and that of "all" counts).
 	ReversePath int
-	// IPv6 says that the kernel has IPv6 on it (net.ipv6.conf.<link>.disable_ipv6 is 0), and
-	// AcceptRA whether it takes router advertisements there: 0, 1 or 2 (accept_ra).
-	IPv6     bool
-	AcceptRA int
-	Port     *PortState   // of a bridge's port; nil otherwise
-	Bridge   *BridgeState // of a bridge; nil otherwise
+	// UnicastInMulticast says that IPv6 takes what is for a single address in a frame that
+	// is not for a single MAC (net.ipv6.conf.<link>.drop_unicast_in_l2_multicast is 0), and
+	// AcceptRA whether it takes router advertisements: 0, 1 or 2 (accept_ra). They are
+	// false and 0 where the kernel has no IPv6 on the link.
+	UnicastInMulticast bool
+	AcceptRA           int
+	Port               *PortState   // of a bridge's port; nil otherwise
+	Bridge             *BridgeState // of a bridge; nil otherwise
 }
 
 // BridgeState is what the kernel says of a link as a bridge.
@@ -222,8 +224,8 @@ func (l *Link) decodeFamilies(attrs *nl.Attrs) error {
 				v, _ = parameters(conf.Data).at(ipv4ConfRPFilter - 1)
 				l.ReversePath = int(v)
 			case attrs.Type == unix.AF_INET6 && conf.Type == inet6Conf:
-				off, known := parameters(conf.Data).at(disableIPv6().index)
-				l.IPv6 = known && off == 0
+				drop, known := parameters(conf.Data).at(dropUnicast().index)
+				l.UnicastInMulticast = known && drop == 0
 				v, _ := parameters(conf.Data).at(acceptRA().index)
 				l.AcceptRA = int(v)
 			}

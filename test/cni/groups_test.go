@@ -142,7 +142,7 @@ func (w *network) asBefore(p *pod) {
 	n.nft("add table bridge tombolo; delete table bridge tombolo")
 	n.ip("link set " + port + " type bridge_slave group_fwd_mask 0")
 	nstest.Sysctl(w, n.ns, "net/ipv4/conf/"+port+"/rp_filter", "0")
-	nstest.Sysctl(w, n.ns, "net/ipv6/conf/"+port+"/disable_ipv6", "0")
+	nstest.Sysctl(w, n.ns, "net/ipv6/conf/"+port+"/drop_unicast_in_l2_multicast", "0")
 	nstest.Sysctl(w, n.ns, "net/ipv6/conf/"+port+"/accept_ra", "2") // as the host forwards
 }
 
@@ -173,7 +173,7 @@ func TestHostTakesNothingPastTheBridge(t *testing.T) {
 			want("after ADD", nil, nil)
 			// What the rules do by themselves, whatever becomes of the port.
 			nstest.Sysctl(t, n.ns, "net/ipv4/conf/"+port+"/rp_filter", "0")
-			nstest.Sysctl(t, n.ns, "net/ipv6/conf/"+port+"/disable_ipv6", "0")
+			nstest.Sysctl(t, n.ns, "net/ipv6/conf/"+port+"/drop_unicast_in_l2_multicast", "0")
 			nstest.Sysctl(t, n.ns, "net/ipv6/conf/"+port+"/accept_ra", "2")
 			n.ip("link set " + port + " group 0")
 			want("with rules alone", nil, nil)
@@ -214,7 +214,7 @@ func TestPortsOfPodsThatRunAreClosed(t *testing.T) {
 				t.Fatalf("the host takes datagrams by the groups %v, and routes by %v: nothing is to be mended", datagrams, routes)
 			}
 			err := w.check(a)
-			for _, says := range []string{"rp_filter", "accept_ra", "IPv6", "link-local groups", "bridge tombolo"} {
+			for _, says := range []string{"rp_filter", "accept_ra", "drop_unicast_in_l2_multicast", "link-local groups", "bridge tombolo"} {
 				wantError(t, err, 113, says)
 			}
 			mend(w)

@@ -1,6 +1,8 @@
 package state
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -264,9 +266,19 @@ func loadAttachment(path, network, hash string) (*Attachment, error) {
 }
 
 // Update writes an attachment's record over the one that there is, whole or not at
-// all: what has become of it since its ADD. It needs the exclusive lock, so that no
-// DEL comes in between.
+// all: what has become of it since its ADD. It needs the shared lock, and locks the
+// record meanwhile: where a DEL has it, the error matches ErrBusy.
 func (d *Dir) Update(a *Attachment) error {
+	lock, err := d.LockAttachment(a.Network, a.Hash())
+	if err != nil {
+		return fmt.Errorf("update attachment: %w", err)
+	}
+	return errors.Join(d.UpdateLocked(a), lock.Close())
+}
+
+// UpdateLocked is Update for who has the record's lock. It is of the record of before:
+// from then on, it keeps nobody from the new one.
+func (d *Dir) UpdateLocked(a *Attachment) error {
 	path, err := d.attachmentPath(a.Network, a.Hash())
 	if err == nil {
 		err = a.check()
@@ -285,6 +297,24 @@ func (d *Dir) Update(a *Attachment) error {
 		return fmt.Errorf("update attachment: %w", err)
 	}
 	return nil
+}
+
+// Unfinished says whether a record is what an ADD leaves that is killed: one that says
+// Adding, or that has no whole line. Of one that is locked, the ADD goes on.
+func (d *Dir) Unfinished(network, hash string) (bool, error) {
+	path, err := d.attachmentPath(network, hash)
+	if err != nil {
+		return false, fmt.Errorf("load attachment: %w", err)
+	}
+	data, err := readFile(path)
+	if err != nil {
+		return false, fmt.Errorf("load attachment: %w", err)
+	}
+	if !bytes.ContainsRune(data, '\n') && !json.Valid(data) {
+		return true, nil
+	}
+	a, err := loadAttachment(path, network, hash)
+	return err == nil && a.State == Adding, nil
 }
 
 // Remove removes an attachment's record; that it is gone already is success. It

@@ -162,7 +162,6 @@ func TestAnAddKeepsToItsSystemCalls(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.socketName = newSocketName()
 	enter(t, d)
 	if err := d.SaveNetwork(sampleNetwork("cbr0")); err != nil {
 		t.Fatal(err)
@@ -180,12 +179,12 @@ func TestAnAddKeepsToItsSystemCalls(t *testing.T) {
 	}
 	calls := between(mustRead(t, trace), "/tombolo-add-begins", "/tombolo-add-ends")
 	want := []string{
-		"openat", "fcntl", "flock", // lock
-		"openat", "read", "close", // epoch
+		"openat", "fstat", "fcntl", "flock", // lock
+		"openat", "fstat", "read", "close", // epoch
 		"openat", "read", "close", // boot id
 		"socket", "getsockopt", "close", // the namespace's cookie
-		"openat", "write", // create
-		"openat", "read", "close", // network
+		"openat", "fstat", "flock", "fstat", "write", // create
+		"openat", "fstat", "read", "close", // network
 		"write", "fstat", "close", // commit
 		"close", // unlock
 	}

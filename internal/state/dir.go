@@ -20,10 +20,6 @@ type Dir struct {
 	path    string
 	sources sources
 
-	// socketName is the abstract socket that exclusive holders bind. It is
-	// the same for every directory, on purpose; only tests change it.
-	socketName string
-
 	// abandoned counts the goroutines whose caller gave up waiting for the lock.
 	abandoned atomic.Int32
 }
@@ -39,7 +35,7 @@ func Open(dir string) (*Dir, error) {
 	case strings.ContainsRune(dir, 0):
 		return nil, fmt.Errorf("open state directory %q: the path has a NUL in it", dir)
 	}
-	return &Dir{path: filepath.Clean(dir), sources: hostSources(), socketName: socketName}, nil
+	return &Dir{path: filepath.Clean(dir), sources: hostSources()}, nil
 }
 
 // Path returns the directory's path, cleaned.

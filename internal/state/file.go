@@ -32,11 +32,25 @@ func readFile(path string) ([]byte, error) { return readUpTo(path, maxRecord) }
 
 // readUpTo is readFile of a file of up to limit bytes.
 func readUpTo(path string, limit int) ([]byte, error) {
-	fd, err := openFile(path, unix.O_RDONLY|unix.O_NONBLOCK)
+	fd, err := openFile(path, unix.O_RDONLY)
 	if err != nil {
 		return nil, err
 	}
 	defer unix.Close(fd)
+	return readFrom(fd, path, limit)
+}
+
+// readKernel reads a file of the kernel's, whose owner a user namespace may not know.
+func readKernel(path string) ([]byte, error) {
+	fd, err := openAny(path, unix.O_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	return readFrom(fd, path, maxRecord)
+}
+
+func readFrom(fd int, path string, limit int) ([]byte, error) {
 	buf := make([]byte, firstRead)
 	filled := 0
 	for {
@@ -57,10 +71,35 @@ func readUpTo(path string, limit int) ([]byte, error) {
 	}
 }
 
-// openFile is open(2) with the flags that every file of ours wants.
+// openFile opens a file that only a Tombolo has written. It does not wait for the other
+// end of a FIFO, nor takes one for a file.
 func openFile(path string, flags int) (int, error) {
+	fd, err := openAny(path, flags)
+	if err != nil {
+		return -1, err
+	}
+	var st unix.Stat_t
+	err = unix.Fstat(fd, &st)
+	switch {
+	case err != nil:
+	case st.Mode&unix.S_IFMT == unix.S_IFDIR:
+		err = unix.EISDIR
+	case st.Mode&unix.S_IFMT != unix.S_IFREG:
+		err = fmt.Errorf("%w: it is not a regular file", ErrDamaged)
+	case st.Uid != 0 && int(st.Uid) != os.Geteuid():
+		err = fmt.Errorf("%w: it belongs to user %d, who is neither root nor the caller", ErrDamaged, st.Uid)
+	}
+	if err != nil {
+		unix.Close(fd) // with nothing written
+		return -1, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	return fd, nil
+}
+
+// openAny is open(2) with the flags that every file wants.
+func openAny(path string, flags int) (int, error) {
 	fd, err := restart(func() (int, error) {
-		return unix.Open(path, flags|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0o600)
+		return unix.Open(path, flags|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
 	})
 	if err != nil {
 		return -1, &os.PathError{Op: "open", Path: path, Err: err}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -14,17 +15,15 @@ import (
 // runHelper is a process of its own in the tests of locks and crashes.
 func runHelper(name string, args []string) int {
 	helpers := map[string]func([]string) error{
-		"hold":     helpHold,
-		"private":  helpPrivate,
-		"wait":     helpWait,
-		"stranger": helpStranger,
-		"enter":    helpEnter,
-		"churn":    helpChurn,
-		"full":     helpFull,
-		"add":      helpAdd,
-		"uplink":   helpUplink,
-
-		"uplink-private": helpUplinkPrivate,
+		"hold":   helpHold,
+		"wait":   helpWait,
+		"enter":  helpEnter,
+		"listen": helpListen,
+		"begin":  helpBegin,
+		"churn":  helpChurn,
+		"full":   helpFull,
+		"add":    helpAdd,
+		"uplink": helpUplink,
 	}
 	if err := helpers[name](args); err != nil {
 		fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
@@ -33,14 +32,8 @@ func runHelper(name string, args []string) int {
 	return 0
 }
 
-// openFor opens a directory with the socket named by the second argument, if any.
-func openFor(args []string) (*Dir, error) {
-	d, err := Open(args[0])
-	if err == nil && len(args) > 1 && args[1] != "" {
-		d.socketName = args[1]
-	}
-	return d, err
-}
+// openFor opens the directory that the first argument names.
+func openFor(args []string) (*Dir, error) { return Open(args[0]) }
 
 // sign says something to the test and waits for its sign to go on.
 func sign(text string) {
@@ -55,13 +48,13 @@ func modeOf(s string) Mode {
 	return Shared
 }
 
-// helpHold takes the lock without waiting: dir, socket, mode.
+// helpHold takes the lock without waiting: dir, mode.
 func helpHold(args []string) error {
 	d, err := openFor(args)
 	if err != nil {
 		return err
 	}
-	l, err := d.Lock(canceled(), modeOf(args[2]))
+	l, err := d.Lock(canceled(), modeOf(args[1]))
 	if errors.Is(err, ErrLocked) {
 		sign("locked")
 		return nil
@@ -71,14 +64,6 @@ func helpHold(args []string) error {
 	}
 	sign("held")
 	return l.Close()
-}
-
-// helpPrivate is helpHold with a file system of its own at dir.
-func helpPrivate(args []string) error {
-	if err := privateMount(args[0], ""); err != nil {
-		return err
-	}
-	return helpHold(args)
 }
 
 // privateMount hides a directory under a tmpfs that only this process sees. It needs
@@ -93,14 +78,14 @@ func privateMount(dir, options string) error {
 	return unix.Mount("tmpfs", dir, "tmpfs", 0, options)
 }
 
-// helpWait takes the lock however long it takes: dir, socket, mode.
+// helpWait takes the lock however long it takes: dir, mode.
 func helpWait(args []string) error {
 	d, err := openFor(args)
 	if err != nil {
 		return err
 	}
 	fmt.Println("waiting")
-	l, err := d.Lock(context.Background(), modeOf(args[2]))
+	l, err := d.Lock(context.Background(), modeOf(args[1]))
 	if err != nil {
 		return err
 	}
@@ -108,29 +93,31 @@ func helpWait(args []string) error {
 	return l.Close()
 }
 
-// helpStranger binds a socket name as another user: name, "listen" or not.
-func helpStranger(args []string) error {
-	if err := unix.Setuid(65534); err != nil {
+// helpListen listens on abstract sockets as root, without a capability: names.
+func helpListen(args []string) error {
+	runtime.LockOSThread()
+	none := [2]unix.CapUserData{}
+	if err := unix.Capset(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &none[0]); err != nil {
 		return err
 	}
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM, 0)
-	if err != nil {
-		return err
-	}
-	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: args[0]}); err != nil {
-		return err
-	}
-	if args[1] == "listen" {
-		if err := unix.Listen(fd, 1); err != nil {
+	for _, name := range args {
+		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+		if err != nil {
+			return err
+		}
+		if err := unix.Bind(fd, &unix.SockaddrUnix{Name: name}); err != nil {
+			return err
+		}
+		if err := unix.Listen(fd, 8); err != nil {
 			return err
 		}
 	}
-	sign("bound")
+	sign("listening")
 	return nil
 }
 
-// helpEnter enters on a sign, and prints the token: dir, socket, file. It adds a line
-// to the file if it is the one that begins. With a fourth argument it stays there.
+// helpEnter enters on a sign, and prints the token: dir, file. It adds a line
+// to the file if it is the one that begins. With a third argument it stays there.
 func helpEnter(args []string) error {
 	d, err := openFor(args)
 	if err != nil {
@@ -138,11 +125,11 @@ func helpEnter(args []string) error {
 	}
 	sign("ready")
 	l, epoch, err := d.Enter(context.Background(), func(NewLife) error {
-		if len(args) > 3 {
+		if len(args) > 2 {
 			fmt.Println("beginning")
 			return unix.Pause()
 		}
-		f, err := os.OpenFile(args[2], os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+		f, err := os.OpenFile(args[1], os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
 		if err != nil {
 			return err
 		}
@@ -180,6 +167,20 @@ func helpChurn(args []string) error {
 		}
 		fmt.Println(round)
 	}
+}
+
+// helpBegin begins an ADD and stays there: dir.
+func helpBegin(args []string) error {
+	d, err := openFor(args)
+	if err != nil {
+		return err
+	}
+	p, err := d.Create(sample("begun"))
+	if err != nil {
+		return err
+	}
+	sign("begun")
+	return p.Close()
 }
 
 // helpFull runs out of space, in Create and in Commit: dir.
@@ -244,38 +245,20 @@ func helpAdd(args []string) error {
 }
 
 // helpUplink saves an uplink's record under its lock until it is killed, and prints a
-// line after each: dir, socket, NIC.
+// line after each: dir, NIC.
 func helpUplink(args []string) error {
 	d, err := openFor(args)
 	if err != nil {
 		return err
 	}
-	if _, err := d.LockUplink(context.Background(), args[2]); err != nil {
+	if _, err := d.LockUplink(context.Background(), args[1]); err != nil {
 		return err
 	}
-	f := d.Uplink(args[2])
+	f := d.Uplink(args[1])
 	for step := 0; ; step++ {
 		if err := f.Save(fmt.Appendf(nil, `{"step":%d}`, step)); err != nil {
 			return err
 		}
 		fmt.Println(step)
 	}
-}
-
-// helpUplinkPrivate holds a NIC's lock with a file system of its own at dir: dir,
-// socket, NIC.
-func helpUplinkPrivate(args []string) error {
-	if err := privateMount(args[0], ""); err != nil {
-		return err
-	}
-	d, err := openFor(args)
-	if err != nil {
-		return err
-	}
-	l, err := d.LockUplink(context.Background(), args[2])
-	if err != nil {
-		return err
-	}
-	sign("held")
-	return l.Close()
 }

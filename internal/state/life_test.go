@@ -198,10 +198,9 @@ func TestEnterFailsWhereNothingCanBeWritten(t *testing.T) {
 func TestOf64FirstProcessesOneBegins(t *testing.T) {
 	t.Parallel()
 	dir, begun := filepath.Join(t.TempDir(), "run", "tombolo"), filepath.Join(t.TempDir(), "begun")
-	socket := newSocketName()
 	var processes []*process
 	for range 64 {
-		processes = append(processes, start(t, nil, "enter", dir, socket, begun))
+		processes = append(processes, start(t, nil, "enter", dir, begun))
 	}
 	for _, p := range processes {
 		p.expect("ready")
@@ -225,12 +224,11 @@ func TestOf64FirstProcessesOneBegins(t *testing.T) {
 func TestABeginnerThatIsKilledIsFollowedByAnother(t *testing.T) {
 	t.Parallel()
 	dir, begun := filepath.Join(t.TempDir(), "tombolo"), filepath.Join(t.TempDir(), "begun")
-	socket := newSocketName()
-	first := start(t, nil, "enter", dir, socket, begun, "stuck")
+	first := start(t, nil, "enter", dir, begun, "stuck")
 	first.expect("ready")
 	first.proceed()
 	first.expect("beginning")
-	second := start(t, nil, "enter", dir, socket, begun)
+	second := start(t, nil, "enter", dir, begun)
 	second.expect("ready")
 	second.proceed()
 	first.kill()

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/lockorder"
 )
 
 // ErrLocked says that the lock was not to be had before the context ended.
@@ -44,38 +46,42 @@ func (m Mode) String() string {
 }
 
 // A Lock is the lock of a state directory, until Close or the end of the process,
-// however that comes. It is three things:
+// however that comes. It is two things:
 //
 //   - flock(2) on the file `lock`, shared or exclusive;
 //   - the gate, a write lock on that file's first byte (F_OFD_SETLK): an exclusive
 //     holder has it from before it waits until it is done, and who wants the shared
 //     lock waits for it first. The kernel grants a shared flock past a waiting
-//     exclusive one, so without the gate a stream of ADDs would starve a GC;
-//   - for exclusive holders, an abstract unix socket. Callers that see different
-//     directories at the same path (a /run of their own) still share the kernel
-//     objects of one network namespace, and it keeps two of them from building those
-//     at once. Shared holders do without: each works on objects of its own name, and
-//     on shared ones only by atomic requests that anybody may repeat.
+//     exclusive one, so without the gate a stream of ADDs would starve a GC.
+//
+// Nothing but these two files can keep it from being had, and they are root's. Callers that
+// see different directories at the same path (a /run of their own) do not exclude each
+// other, though they may share the kernel objects of one network namespace: what is built
+// there is built by requests that may be repeated and by transactions that name the
+// generation they were made for, so that two may build it at once. A name in the network
+// namespace, such as an abstract unix socket, would exclude them; but any process in that
+// namespace can take it, and hold up the node.
 //
 // A Lock is not safe for use by several goroutines at once.
 type Lock struct {
-	dir    *Dir
-	path   string // of the lock file
-	name   string // of the socket
-	fd     int    // of the lock file, -1 once it is given up
-	socket int    // -1 unless exclusive
-	mode   Mode
+	dir   *Dir
+	path  string // of the lock file
+	fd    int    // of the lock file, -1 once it is given up
+	mode  Mode
+	order *lockorder.Held
 }
 
 // Lock takes the lock. Uncontended that is an open(2), an fcntl(2) and a
 // flock(2); else it waits until ctx ends, and then the error matches ErrLocked and
-// the context's. The calling thread's network namespace is the one that exclusive
-// holders share. Never take it while holding it: use Ensure or Upgrade.
+// the context's. Never take it while holding it: use Ensure or Upgrade. Nothing slow is
+// to be waited for as long as it is held, nor a lock that comes before it (see package
+// lockorder): all of the node's calls would wait along.
 func (d *Dir) Lock(ctx context.Context, mode Mode) (*Lock, error) {
-	l, err := d.openLock(d.lockPath(), d.socketName)
+	l, err := d.openLock(d.lockPath())
 	if err != nil {
 		return nil, fmt.Errorf("lock state directory: %w", err)
 	}
+	l.order = lockorder.Wait(lockorder.State)
 	if mode == Exclusive {
 		err = l.takeExclusive(ctx)
 	} else {
@@ -88,12 +94,12 @@ func (d *Dir) Lock(ctx context.Context, mode Mode) (*Lock, error) {
 }
 
 // openLock opens a lock file, and takes nothing yet.
-func (d *Dir) openLock(path, socketName string) (*Lock, error) {
+func (d *Dir) openLock(path string) (*Lock, error) {
 	fd, err := createFile(path, unix.O_RDWR)
 	if err != nil {
 		return nil, err
 	}
-	return &Lock{dir: d, path: path, name: socketName, fd: fd, socket: -1}, nil
+	return &Lock{dir: d, path: path, fd: fd}, nil
 }
 
 // Mode tells how the lock is held now.
@@ -101,17 +107,18 @@ func (l *Lock) Mode() Mode { return l.mode }
 
 // Close gives the lock up. Closing twice does nothing.
 func (l *Lock) Close() error {
-	// The socket first: who waits for the file next wants to bind it.
-	err := l.closeSocket()
+	var err error
 	switch {
 	case l.fd < 0:
 	case l.mode == Shared:
 		// Every ADD comes this way, and who finds it held for a moment longer waits for it.
-		err = errors.Join(err, unix.Close(l.fd))
+		err = unix.Close(l.fd)
 	default:
-		err = errors.Join(err, closeFile(l.fd))
+		err = closeFile(l.fd)
 	}
 	l.fd, l.mode = -1, unlocked
+	l.order.Release()
+	l.order = nil
 	return err
 }
 
@@ -126,6 +133,7 @@ func (l *Lock) Upgrade(ctx context.Context) error {
 	if err := l.release(); err != nil {
 		return err
 	}
+	l.order.WaitAgain()
 	return l.takeExclusive(ctx)
 }
 
@@ -135,14 +143,13 @@ func (l *Lock) Downgrade() error {
 	if l.mode != Exclusive {
 		return fmt.Errorf("downgrade lock of %s: it is %s", l.dir.path, l.mode)
 	}
-	err := l.closeSocket()
 	// flock(2) gives the lock up before it takes it in the other mode, but to
 	// take it between the two, one would need the gate, and that is ours.
 	if ok, lockErr := tryFlock(l.fd, unix.LOCK_SH); lockErr != nil || !ok {
-		return errors.Join(err, l.failed(Shared, 0, lockErr), l.Close())
+		return errors.Join(l.failed(Shared, 0, lockErr), l.Close())
 	}
 	l.mode = Shared
-	return errors.Join(err, setGate(l.fd, unix.F_OFD_SETLK, unix.F_UNLCK))
+	return setGate(l.fd, unix.F_OFD_SETLK, unix.F_UNLCK)
 }
 
 // Ensure sees to it, from the shared lock, that something is done that one process
@@ -163,6 +170,7 @@ func (l *Lock) Ensure(ctx context.Context, done func() (bool, error), work func(
 		if err := l.release(); err != nil {
 			return err
 		}
+		l.order.WaitAgain()
 		first, err := tryGate(l.fd)
 		if err != nil {
 			return err
@@ -216,7 +224,7 @@ func (l *Lock) takeShared(ctx context.Context) error {
 	return nil
 }
 
-// takeExclusive shuts the gate, takes the file, and binds the socket.
+// takeExclusive shuts the gate and takes the file.
 func (l *Lock) takeExclusive(ctx context.Context) error {
 	taken, err := l.tryExclusive()
 	if err != nil {
@@ -238,7 +246,8 @@ func (l *Lock) takeExclusive(ctx context.Context) error {
 			return err
 		}
 	}
-	return l.bind(ctx)
+	l.mode = Exclusive
+	return nil
 }
 
 // tryExclusive shuts the gate and takes the file, where nobody has either.
@@ -248,17 +257,6 @@ func (l *Lock) tryExclusive() (bool, error) {
 		taken, err = tryFlock(l.fd, unix.LOCK_EX)
 	}
 	return taken, err
-}
-
-// bind binds the socket, which makes the lock exclusive, or gives the file up.
-func (l *Lock) bind(ctx context.Context) error {
-	var err error
-	// On the caller's thread: it alone is sure to be in the right namespace.
-	if l.socket, err = bindAlone(ctx, l.name); err != nil {
-		return errors.Join(err, l.release())
-	}
-	l.mode = Exclusive
-	return nil
 }
 
 // wait runs take, which blocks, on a thread of its own until ctx ends. No signal
@@ -306,17 +304,6 @@ func (l *Lock) failed(mode Mode, waited time.Duration, cause error) error {
 func (l *Lock) release() error {
 	l.mode = unlocked
 	return errors.Join(flock(l.fd, unix.LOCK_UN), setGate(l.fd, unix.F_OFD_SETLK, unix.F_UNLCK))
-}
-
-func (l *Lock) closeSocket() error {
-	if l.socket < 0 {
-		return nil
-	}
-	fd := l.socket
-	l.socket = -1
-	// Such a child keeps the name taken. From now on those who want it do not take it for
-	// one who works.
-	return errors.Join(unix.Shutdown(fd, unix.SHUT_RDWR), unix.Close(fd))
 }
 
 // closeFile gives up what is held of a lock file, and closes it. A child that is just

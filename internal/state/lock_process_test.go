@@ -1,125 +1,22 @@
 package state
 
 import (
-	"context"
 	"errors"
 	"path/filepath"
-	"strings"
-	"sync"
-	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
 )
 
-func TestTheSocketExcludesOtherDirectories(t *testing.T) {
-	t.Parallel()
-	d, other := newDir(t), newDir(t)
-	other.socketName = d.socketName
-	held := lock(t, d, Exclusive)
-	// Of no concern to each other. Another test's child may inherit a file that is only closed.
-	beside := lock(t, other, Shared)
-	if err := errors.Join(beside.release(), beside.Close()); err != nil {
-		t.Fatal(err)
-	}
-	_, err := other.Lock(canceled(), Exclusive)
-	if !errors.Is(err, ErrLocked) || !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), d.socketName) {
-		t.Errorf("Lock: %v, want ErrLocked that names %s", err, d.socketName)
-	}
-	before := connections(t, d.socketName) // of who has given up since
-	got := make(chan error)
-	go func() {
-		l, err := other.Lock(t.Context(), Exclusive)
-		if err == nil {
-			err = l.Close()
-		}
-		got <- err
-	}()
-	until(t, "the waiter's connection", func() bool { return connections(t, d.socketName) == before+1 })
-	if err := held.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-got; err != nil {
-		t.Error(err)
-	}
-}
-
-// connections counts the connections to a socket of this thread's network namespace
-// that wait to be accepted: they show under the name that they came in by, and unlike
-// the listener without __SO_ACCEPTCON in their flags.
-func connections(t testing.TB, name string) int {
-	t.Helper()
-	n := 0
-	for line := range strings.Lines(mustRead(t, "/proc/thread-self/net/unix")) {
-		fields := strings.Fields(line)
-		if len(fields) == 8 && fields[7] == name && fields[3] == "00000000" {
-			n++
-		}
-	}
-	return n
-}
-
-func TestManyDirectoriesTakeTurns(t *testing.T) {
-	t.Parallel()
-	name := newSocketName()
-	inside := 0 // guarded by the lock under test; the race detector looks on
-	var mu sync.Mutex
-	var wait sync.WaitGroup
-	for range 16 {
-		d := newDir(t)
-		d.socketName = name
-		wait.Go(func() {
-			for range 8 {
-				l, err := d.Lock(t.Context(), Exclusive)
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				if !mu.TryLock() {
-					t.Error("two hold it exclusively")
-					return
-				}
-				inside++
-				mu.Unlock()
-				l.Close()
-			}
-		})
-	}
-	wait.Wait()
-	if inside != 16*8 {
-		t.Errorf("%d turns, want %d", inside, 16*8)
-	}
-}
-
-func TestAWaitForTheSocketEndsWithItsContext(t *testing.T) {
-	t.Parallel()
-	d, other := newDir(t), newDir(t)
-	other.socketName = d.socketName
-	lock(t, d, Exclusive)
-	ctx, cancel := context.WithCancelCause(t.Context())
-	got := make(chan error)
-	go func() {
-		_, err := other.Lock(ctx, Exclusive)
-		got <- err
-	}()
-	until(t, "the waiter's connection", func() bool { return connections(t, d.socketName) == 1 })
-	enough := errors.New("enough")
-	cancel(enough)
-	if err := <-got; !errors.Is(err, ErrLocked) || !errors.Is(err, enough) {
-		t.Errorf("got %v, want ErrLocked and the cause", err)
-	}
-	lock(t, again(other), Shared) // the file was given back
-}
-
 func TestAKilledHolderFreesTheLock(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []Mode{Shared, Exclusive} {
-		dir, socket := filepath.Join(t.TempDir(), "tombolo"), newSocketName()
-		holder := start(t, nil, "hold", dir, socket, mode.String())
+		dir := filepath.Join(t.TempDir(), "tombolo")
+		holder := start(t, nil, "hold", dir, mode.String())
 		holder.expect("held")
-		waiter := start(t, nil, "wait", dir, socket, Exclusive.String())
+		waiter := start(t, nil, "wait", dir, Exclusive.String())
 		waiter.expect("waiting")
-		third := start(t, nil, "hold", dir, socket, Exclusive.String())
+		third := start(t, nil, "hold", dir, Exclusive.String())
 		third.expect("locked")
 		holder.kill()
 		waiter.expect("held")
@@ -127,25 +24,12 @@ func TestAKilledHolderFreesTheLock(t *testing.T) {
 	}
 }
 
-func TestAKilledHolderFreesTheSocket(t *testing.T) {
-	t.Parallel()
-	socket := newSocketName()
-	holder := start(t, nil, "hold", filepath.Join(t.TempDir(), "a"), socket, Exclusive.String())
-	holder.expect("held")
-	waiter := start(t, nil, "wait", filepath.Join(t.TempDir(), "b"), socket, Exclusive.String())
-	waiter.expect("waiting")
-	until(t, "the waiter's connection", func() bool { return connections(t, socket) == 1 })
-	holder.kill()
-	waiter.expect("held")
-	waiter.finish()
-}
-
 // A killed waiter does not keep its gate shut.
 func TestAKilledWaiterFreesTheGate(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)
 	lock(t, d, Shared)
-	waiter := start(t, nil, "wait", d.Path(), d.socketName, Exclusive.String())
+	waiter := start(t, nil, "wait", d.Path(), Exclusive.String())
 	waiter.expect("waiting")
 	until(t, "the waiter in flock(2)", func() bool { return waiters(t, d, "FLOCK") == 1 })
 	if _, err := again(d).Lock(canceled(), Shared); !errors.Is(err, ErrLocked) {
@@ -155,68 +39,56 @@ func TestAKilledWaiterFreesTheGate(t *testing.T) {
 	lock(t, again(d), Shared)
 }
 
-// A pod with a /run of its own runs a second Tombolo on the host's network.
-func TestPrivateMountsShareTheSocketOfTheirNetworkNamespace(t *testing.T) {
-	t.Parallel()
-	inNewNetNS(t, func() {
-		private := &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS}
-		dir := filepath.Join(t.TempDir(), "run", "tombolo")
-		holder := start(t, private, "private", dir, "", Exclusive.String())
-		holder.expect("held")
-		if out := start(t, private, "private", dir, "", Exclusive.String()).line(); out != "locked" {
-			t.Errorf("exclusive beside exclusive: %s", out)
-		}
-		if out := start(t, private, "private", dir, "", Shared.String()).line(); out != "held" {
-			t.Errorf("shared beside exclusive, in other directories: %s", out)
-		}
-		elsewhere := &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWNET}
-		if out := start(t, elsewhere, "private", dir, "", Exclusive.String()).line(); out != "held" {
-			t.Errorf("exclusive in another network namespace: %s", out)
-		}
-		holder.kill()
-		if out := start(t, private, "private", dir, "", Exclusive.String()).line(); out != "held" {
-			t.Errorf("after the holder was killed: %s", out)
-		}
-	})
-}
-
-func TestTheSocketIsThatOfTheThreadsNamespace(t *testing.T) {
-	t.Parallel()
-	d, other := newDir(t), newDir(t)
-	other.socketName = d.socketName
-	lock(t, d, Exclusive)
-	inNewNetNS(t, func() {
-		l, err := other.Lock(canceled(), Exclusive)
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		l.Close()
-	})
-}
-
-func TestStrangersCannotHoldTheSocketAgainstUs(t *testing.T) {
+// Up to now, who built something bound a socket in the network namespace too, and waited
+// for a process of root's that had it: as any container on the host's network is, with no
+// capability at all.
+func TestAListenerOfRootsWithoutCapabilitiesKeepsNoLockFromBeingHad(t *testing.T) {
 	t.Parallel()
 	needRoot(t)
-	if ids := strings.Fields(mustRead(t, "/proc/self/uid_map")); len(ids) == 3 && ids[2] == "1" {
-		t.Skip("needs a second user, and this user namespace has one")
-	}
-	for _, how := range []string{"listen", "bind only"} {
+	inNewNetNS(t, func() {
+		names := []string{"@tombolo/lock", "@tombolo/lock/eth0"}
+		listener := start(t, nil, "listen", names...)
+		listener.expect("listening")
+		for _, name := range names {
+			if !isHeldByRoot(t, name) {
+				t.Fatalf("%s: the attack does not work on who binds it", name)
+			}
+		}
 		d := newDir(t)
-		stranger := start(t, nil, "stranger", d.socketName, how)
-		stranger.expect("bound")
-		l, err := d.Lock(t.Context(), Exclusive)
+		l, err := d.Lock(canceled(), Exclusive)
 		if err != nil {
-			t.Errorf("%s: %v", how, err)
-			continue
+			t.Fatal(err)
 		}
-		if l.socket >= 0 {
-			t.Errorf("%s: the fault did not fire: we have the socket", how)
+		defer l.Close()
+		u, err := d.LockUplink(canceled(), "eth0")
+		if err != nil {
+			t.Fatal(err)
 		}
-		if _, err := again(d).Lock(canceled(), Exclusive); !errors.Is(err, ErrLocked) {
-			t.Errorf("%s: the file does not exclude: %v", how, err)
-		}
-		l.Close()
-		stranger.kill()
+		u.Close()
+		listener.kill()
+	})
+}
+
+// isHeldByRoot says whether a socket is taken, and by a process of root's that listens and
+// never answers: the version before would have waited for it.
+func isHeldByRoot(t *testing.T, name string) bool {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
 	}
+	defer unix.Close(fd)
+	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: name}); !errors.Is(err, unix.EADDRINUSE) {
+		t.Errorf("bind %s: %v, want EADDRINUSE", name, err)
+	}
+	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: name}); err != nil {
+		t.Fatal(err)
+	}
+	holder, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var nothing [1]byte
+	_, _, err = unix.Recvfrom(fd, nothing[:], unix.MSG_DONTWAIT)
+	return holder.Uid == 0 && errors.Is(err, unix.EAGAIN)
 }

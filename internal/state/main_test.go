@@ -6,7 +6,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -67,8 +66,7 @@ func (n *node) sources() sources {
 	}
 }
 
-// newDir returns a state directory that does not exist yet, on a made-up node, with
-// a socket of its own.
+// newDir returns a state directory that does not exist yet, on a made-up node.
 func newDir(t testing.TB) *Dir {
 	d, _ := newDirOn(t)
 	return d
@@ -82,15 +80,12 @@ func newDirOn(t testing.TB) (*Dir, *node) {
 	}
 	n := newNode(t)
 	d.sources = n.sources()
-	d.socketName = newSocketName()
 	return d, n
 }
 
-func newSocketName() string { return fmt.Sprintf("@tombolo-test/%016x", rand.Uint64()) }
-
 // again opens a directory once more, as another process would.
 func again(d *Dir) *Dir {
-	return &Dir{path: d.path, sources: d.sources, socketName: d.socketName}
+	return &Dir{path: d.path, sources: d.sources}
 }
 
 // sample returns an attachment with everything set that a usual one has.

@@ -8,23 +8,28 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/lockorder"
 )
 
 // A Pending is the record of an attachment between Create and Commit. It holds
 // the file open, so that what it commits is the record that it created: not one
-// that was removed meanwhile, nor a later one of the same name.
+// that was removed meanwhile, nor a later one of the same name. And it holds the
+// record's lock, until Commit, Close or the end of the process, so that nobody takes the
+// ADD for one that was killed.
 type Pending struct {
-	fd   int
-	path string
-	hash string
-	size int64 // of what Create wrote, in bytes
+	fd    int
+	path  string
+	hash  string
+	size  int64 // of what Create wrote, in bytes
+	order *lockorder.Held
 }
 
 // Create writes the record of an attachment that an ADD begins, in state Adding,
-// setting a.State and, if it is zero, a.Created. If there is a record already, even
-// a damaged one, the error matches os.ErrExist: the attachment exists, or a DEL is
-// due. It needs the shared lock. The caller has to Commit or Close the result;
-// Close leaves the record, so an undo calls [Dir.Remove] too.
+// setting a.State and, if it is zero, a.Created, and locks it. If there is a record
+// already, even a damaged one, the error matches os.ErrExist: the attachment exists, or a
+// DEL is due, or an ADD was killed ([Dir.LockAttachment] tells). It needs the shared lock.
+// The caller has to Commit, Close or Abandon the result.
 func (d *Dir) Create(a *Attachment) (*Pending, error) {
 	p, err := d.create(a)
 	if err != nil {
@@ -54,10 +59,56 @@ func (d *Dir) create(a *Attachment) (*Pending, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := lockNew(fd, path); err != nil {
+		return nil, errors.Join(err, unix.Close(fd))
+	}
 	if err := writeAll(fd, path, line); err != nil {
 		return nil, errors.Join(err, unix.Close(fd), removeFile(path))
 	}
-	return &Pending{fd: fd, path: path, hash: hash, size: int64(len(line))}, nil
+	return &Pending{fd: fd, path: path, hash: hash, size: int64(len(line)), order: lockorder.Tried(lockorder.Attachment)}, nil
+}
+
+// lockNew locks a record that was just made. Another call of the same attachment may have
+// been faster, which took the empty file for what a killed ADD left: it is that one's.
+func lockNew(fd int, path string) error {
+	locked, err := tryFlock(fd, unix.LOCK_EX)
+	var st unix.Stat_t
+	if err == nil {
+		err = unix.Fstat(fd, &st)
+	}
+	if err == nil && (!locked || st.Nlink == 0) {
+		err = os.ErrExist
+	}
+	if err != nil {
+		return &os.PathError{Op: "lock", Path: path, Err: err}
+	}
+	return nil
+}
+
+// Gone says whether the record was removed since Create: by a DEL or a GC, which want the
+// ADD to end.
+func (p *Pending) Gone() (bool, error) {
+	if p.fd < 0 {
+		return false, nil
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(p.fd, &st); err != nil {
+		return false, &os.PathError{Op: "stat", Path: p.path, Err: err}
+	}
+	return st.Nlink == 0, nil
+}
+
+// Abandon removes the record, if it is still this one, and closes p. It needs the shared
+// lock.
+func (p *Pending) Abandon() error {
+	gone, err := p.Gone()
+	if err == nil && !gone && p.fd >= 0 {
+		err = removeFile(p.path)
+	}
+	if err = errors.Join(err, p.Close()); err != nil {
+		return fmt.Errorf("abandon attachment: %w", err)
+	}
+	return nil
 }
 
 // Commit makes the record Ready, with everything that a says now, and closes p. It
@@ -92,14 +143,11 @@ func (p *Pending) commit(a *Attachment) error {
 		// What a full file system took of the line would spoil a later one.
 		return errors.Join(err, unix.Ftruncate(p.fd, p.size))
 	}
-	var st unix.Stat_t
-	if err := unix.Fstat(p.fd, &st); err != nil {
-		return &os.PathError{Op: "stat", Path: p.path, Err: err}
+	gone, err := p.Gone()
+	if err == nil && gone {
+		err = &os.PathError{Op: "write", Path: p.path, Err: os.ErrNotExist}
 	}
-	if st.Nlink == 0 {
-		return &os.PathError{Op: "write", Path: p.path, Err: os.ErrNotExist}
-	}
-	return nil
+	return err
 }
 
 // Close closes the file and leaves the record as it is. Closing twice, or after
@@ -110,6 +158,8 @@ func (p *Pending) Close() error {
 	}
 	fd := p.fd
 	p.fd = -1
+	p.order.Release()
+	p.order = nil
 	return unix.Close(fd)
 }
 

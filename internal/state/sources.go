@@ -37,7 +37,7 @@ func hostSources() sources {
 // bootID returns the id that the kernel draws at each boot. A container that
 // restarts keeps it.
 func (s *sources) bootID() (string, error) {
-	data, err := readFile(s.bootIDPath)
+	data, err := readKernel(s.bootIDPath)
 	if err != nil {
 		return "", fmt.Errorf("%w: is /proc mounted?", err)
 	}
@@ -51,7 +51,7 @@ func (s *sources) bootID() (string, error) {
 // initStart returns when pid 1 started, since boot, rounded down to 10 ms. Where
 // /proc does not show pid 1 that is zero, as on a node that is its own machine.
 func (s *sources) initStart() (time.Duration, error) {
-	data, err := readFile(s.initPath)
+	data, err := readKernel(s.initPath)
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) {
 		return 0, nil
 	}

@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/lockorder"
 )
 
 const (
@@ -178,20 +180,19 @@ func UplinkNIC(name string) (nic string, ok bool) {
 }
 
 // An UplinkLock is the lock of one NIC, until Close or the end of the process. Like
-// an exclusive [Lock] it is a file, which stays, and an abstract unix socket, for
-// those who see other directories at the same path.
+// an exclusive [Lock] it is a file, which stays.
 //
-// It comes after the directory's: who holds it takes no other lock.
+// It comes after the directory's: who holds it waits for no other lock.
 type UplinkLock struct{ lock *Lock }
 
 // LockUplink takes the lock of a NIC, waiting until ctx ends; then the error matches
-// ErrLocked and the context's. The calling thread's network namespace is that of the
-// NIC.
+// ErrLocked and the context's.
 func (d *Dir) LockUplink(ctx context.Context, nic string) (*UplinkLock, error) {
 	l, err := d.openUplinkLock(nic)
 	if err != nil {
 		return nil, err
 	}
+	l.order = lockorder.Wait(lockorder.Uplink)
 	if err := l.takeExclusive(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("lock uplink %s: %w", nic, err), l.Close())
 	}
@@ -206,17 +207,13 @@ func (d *Dir) TryLockUplink(nic string) (*UplinkLock, error) {
 		return nil, err
 	}
 	taken, err := l.tryExclusive()
-	if err == nil && taken {
-		ctx, cancel := context.WithCancel(context.Background())
-		cancel() // for no wait
-		err = l.bind(ctx)
-	}
 	switch {
-	case errors.Is(err, ErrLocked), err == nil && !taken:
-		return nil, l.Close()
 	case err != nil:
 		return nil, errors.Join(fmt.Errorf("lock uplink %s: %w", nic, err), l.Close())
+	case !taken:
+		return nil, l.Close()
 	}
+	l.mode, l.order = Exclusive, lockorder.Tried(lockorder.Uplink)
 	return &UplinkLock{l}, nil
 }
 
@@ -225,7 +222,7 @@ func (d *Dir) openUplinkLock(nic string) (*Lock, error) {
 	if err != nil {
 		return nil, fmt.Errorf("lock uplink: %w", err)
 	}
-	l, err := d.openLock(path, d.socketName+"/"+nic)
+	l, err := d.openLock(path)
 	if err != nil {
 		return nil, fmt.Errorf("lock uplink: %w", err)
 	}

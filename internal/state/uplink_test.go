@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -326,25 +325,6 @@ func TestALockIsFreeAtOnceThoughChildrenAreStarted(t *testing.T) {
 	children.Wait()
 }
 
-func TestANICsLockIsSharedAcrossMounts(t *testing.T) {
-	t.Parallel()
-	needRoot(t)
-	d := newDir(t)
-	p := start(t, &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS}, "uplink-private", d.Path(), d.socketName, "eth0")
-	p.expect("held")
-	if _, err := os.Stat(d.UplinksPath()); !errors.Is(err, fs.ErrNotExist) {
-		t.Fatalf("its directory is this one: %v", err)
-	}
-	if l, err := d.TryLockUplink("eth0"); l != nil || err != nil {
-		t.Errorf("TryLockUplink = %v, %v; want neither", l, err)
-	}
-	if _, err := d.LockUplink(canceled(), "eth0"); !errors.Is(err, ErrLocked) {
-		t.Errorf("LockUplink: %v", err)
-	}
-	p.kill()
-	lockUplink(t, d, "eth0")
-}
-
 // A process that is killed anywhere in Save leaves the record of before or after, and
 // the lock free.
 func TestAKilledProcessLeavesAWholeUplink(t *testing.T) {
@@ -355,7 +335,7 @@ func TestAKilledProcessLeavesAWholeUplink(t *testing.T) {
 		kills = 3
 	}
 	for kill := range kills {
-		p := start(t, nil, "uplink", d.Path(), d.socketName, "eth0")
+		p := start(t, nil, "uplink", d.Path(), "eth0")
 		for range 1 + kill*7%30 {
 			p.line()
 		}

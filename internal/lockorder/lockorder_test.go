@@ -1,0 +1,87 @@
+package lockorder
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+)
+
+func panics(fn func()) (said string) {
+	defer func() {
+		if r := recover(); r != nil {
+			said = fmt.Sprint(r)
+		}
+	}()
+	fn()
+	return ""
+}
+
+func TestOrder(t *testing.T) {
+	t.Setenv(Variable, "1")
+	for _, tt := range []struct {
+		name   string
+		held   Rank
+		do     func() *Held
+		panics string
+	}{
+		{"outer to inner", Lease, func() *Held { return Wait(State) }, ""},
+		{"the next rank", Attachment, func() *Held { return Wait(Lease) }, ""},
+		{"inner to outer", State, func() *Held { return Wait(Lease) }, "waits for the lock of lease with that of state held"},
+		{"two of a kind", Lease, func() *Held { return Wait(Lease) }, "waits for the lock of lease with that of lease held"},
+		{"tried for only", State, func() *Held { return Tried(Lease) }, ""},
+		{"slow with the state's", State, func() *Held { Slow("a server"); return nil }, "waits for a server with the lock of state held"},
+		{"slow with a NIC's", Uplink, func() *Held { Slow("a server"); return nil }, "with the lock of uplink held"},
+		{"slow with a lease's", Lease, func() *Held { Slow("a server"); return nil }, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			outer := Wait(tt.held)
+			defer outer.Release()
+			var inner *Held
+			said := panics(func() { inner = tt.do() })
+			inner.Release()
+			if (said == "") != (tt.panics == "") || !strings.Contains(said, tt.panics) {
+				t.Errorf("panic %q, want %q", said, tt.panics)
+			}
+		})
+	}
+	if len(table.held) > 0 {
+		t.Errorf("held after all: %v", table.held)
+	}
+}
+
+func TestWhatIsTakenAgainMindsTheOthersAlone(t *testing.T) {
+	t.Setenv(Variable, "1")
+	state := Wait(State)
+	defer state.Release()
+	if said := panics(state.WaitAgain); said != "" {
+		t.Error(said)
+	}
+	uplink := Wait(Uplink)
+	defer uplink.Release()
+	if said := panics(state.WaitAgain); !strings.Contains(said, "uplink held") {
+		t.Errorf("panic %q, want one about the NIC's lock", said)
+	}
+}
+
+func TestOthersLocksAreTheirs(t *testing.T) {
+	t.Setenv(Variable, "1")
+	state := Wait(State)
+	done := make(chan string)
+	go func() { done <- panics(func() { Wait(Lease).Release() }) }()
+	if said := <-done; said != "" {
+		t.Error(said)
+	}
+	// Given up by another than took it.
+	go func() { state.Release(); done <- "" }()
+	<-done
+	if said := panics(func() { Wait(Lease).Release() }); said != "" {
+		t.Error(said)
+	}
+}
+
+func TestWithoutTheVariableNothingIsKept(t *testing.T) {
+	t.Setenv(Variable, "")
+	if h := Wait(Uplink); h != nil || panics(func() { Wait(State); Slow("x"); h.WaitAgain(); h.Release() }) != "" {
+		t.Error("locks are kept account of")
+	}
+}

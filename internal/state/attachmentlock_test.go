@@ -1,0 +1,209 @@
+package state
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestARunningADDHasItsRecordLocked(t *testing.T) {
+	t.Parallel()
+	for _, end := range []string{"commit", "close", "abandon"} {
+		d := newDir(t)
+		a := sample("c1")
+		if _, err := d.LockAttachment(a.Network, a.Hash()); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("before: %v", err)
+		}
+		p := begin(t, d, a)
+		if l, err := again(d).LockAttachment(a.Network, a.Hash()); l != nil || !errors.Is(err, ErrBusy) {
+			t.Errorf("LockAttachment = %v, %v, want ErrBusy", l, err)
+		}
+		if err := again(d).Update(a); !errors.Is(err, ErrBusy) {
+			t.Errorf("Update: %v, want ErrBusy", err)
+		}
+		ends := map[string]func() error{"commit": func() error { return p.Commit(a) }, "close": p.Close, "abandon": p.Abandon}
+		if err := ends[end](); err != nil {
+			t.Fatal(err)
+		}
+		l, err := again(d).LockAttachment(a.Network, a.Hash())
+		if end == "abandon" {
+			if !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("after %s: %v", end, err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatalf("after %s: %v", end, err)
+		}
+		if _, err := d.LockAttachment(a.Network, a.Hash()); !errors.Is(err, ErrBusy) {
+			t.Errorf("while it is held: %v, want ErrBusy", err)
+		}
+		unfinished, err := d.Unfinished(a.Network, a.Hash())
+		if err != nil || unfinished != (end == "close") {
+			t.Errorf("after %s: unfinished = %t, %v", end, unfinished, err)
+		}
+		for range 2 {
+			if err := l.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
+func TestAKilledADDsRecordIsFree(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	p := start(t, nil, "begin", d.Path())
+	p.expect("begun")
+	a := sample("begun")
+	if _, err := d.LockAttachment(a.Network, a.Hash()); !errors.Is(err, ErrBusy) {
+		t.Fatalf("while it runs: %v, want ErrBusy", err)
+	}
+	p.kill()
+	l, err := d.LockAttachment(a.Network, a.Hash())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if unfinished, err := d.Unfinished(a.Network, a.Hash()); !unfinished || err != nil {
+		t.Errorf("unfinished = %t, %v", unfinished, err)
+	}
+}
+
+// Of a record that only half was written of, nobody has seen a result; of one that was
+// damaged later, a pod may run.
+func TestUnfinishedIsWhatAnADDWrites(t *testing.T) {
+	t.Parallel()
+	whole := string(mustEncode(t, sample("c1")))
+	for _, tt := range []struct {
+		name, text string
+		want       bool
+	}{
+		{"empty", "", true},
+		{"half a line", whole[:len(whole)/2], true},
+		{"adding", strings.Replace(whole, `"state":"ready"`, `"state":"adding"`, 1), true},
+		{"ready", whole, false},
+		{"adding, and half of ready", strings.Replace(whole, `"ready"`, `"adding"`, 1) + whole[:40], true},
+		{"a line of rubbish", "rubbish\n", false},
+		{"a newer version", strings.Replace(whole, `"version":1`, `"version":99`, 1), false},
+	} {
+		d := newDir(t)
+		a := sample("c1")
+		path, err := d.attachmentPath(a.Network, a.Hash())
+		if err != nil {
+			t.Fatal(err)
+		}
+		writeFile(t, path, tt.text)
+		if got, err := d.Unfinished(a.Network, a.Hash()); got != tt.want || err != nil {
+			t.Errorf("%s: %t, %v, want %t", tt.name, got, err, tt.want)
+		}
+	}
+}
+
+func mustEncode(t *testing.T, a *Attachment) []byte {
+	t.Helper()
+	a.State = Ready
+	line, err := encodeAttachment(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return line
+}
+
+// The undo of an ADD that was told to end must not take the record of the next.
+func TestAbandonLeavesALaterRecordAlone(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	a := sample("c1")
+	first := begin(t, d, a)
+	if gone, err := first.Gone(); gone || err != nil {
+		t.Errorf("Gone = %t, %v", gone, err)
+	}
+	if err := d.Remove(a.Network, a.Hash()); err != nil {
+		t.Fatal(err)
+	}
+	second := begin(t, d, a)
+	if gone, err := first.Gone(); !gone || err != nil {
+		t.Errorf("Gone after Remove = %t, %v", gone, err)
+	}
+	if err := first.Abandon(); err != nil {
+		t.Fatal(err)
+	}
+	if err := second.Commit(a); err != nil {
+		t.Errorf("the later one: %v", err)
+	}
+}
+
+// Between open(2) and flock(2) of Create, the file looks like one of a killed ADD.
+func TestARecordThatAnotherLockedFirstIsThatOnes(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	for _, removed := range []bool{false, true} {
+		path := filepath.Join(d.Path(), "record")
+		if err := os.MkdirAll(d.Path(), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		fd, err := openFile(path, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		other, err := openFile(path, unix.O_RDONLY)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ok, err := tryFlock(other, unix.LOCK_EX); !ok || err != nil {
+			t.Fatalf("the fault did not fire: %t, %v", ok, err)
+		}
+		if removed {
+			if err := errors.Join(os.Remove(path), flock(other, unix.LOCK_UN)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := lockNew(fd, path); !errors.Is(err, os.ErrExist) {
+			t.Errorf("removed %t: %v, want ErrExist", removed, err)
+		}
+		unix.Close(fd)
+		unix.Close(other)
+		os.Remove(path)
+	}
+}
+
+func TestFilesOfOthersAreNotOurs(t *testing.T) {
+	t.Parallel()
+	needRoot(t)
+	d := newDir(t)
+	lock(t, d, Shared).Close()
+	for _, tt := range []struct {
+		name string
+		make func() error
+		says string
+	}{
+		{"a FIFO", func() error { return unix.Mkfifo(d.lockPath(), 0o600) }, "not a regular file"},
+		{"another user's", func() error {
+			writeFile(t, d.lockPath(), "")
+			return os.Chown(d.lockPath(), 12345, 0)
+		}, "belongs to user 12345"},
+		{"a directory", func() error { return os.Mkdir(d.lockPath(), 0o700) }, "is a directory"},
+	} {
+		if err := errors.Join(os.Remove(d.lockPath()), tt.make()); err != nil {
+			t.Fatal(err)
+		}
+		if l, err := d.Lock(t.Context(), Shared); l != nil || err == nil || !strings.Contains(err.Error(), tt.says) {
+			t.Errorf("%s: Lock = %v, %v, want %q", tt.name, l, err, tt.says)
+		}
+	}
+}
+
+func begin(t *testing.T, d *Dir, a *Attachment) *Pending {
+	t.Helper()
+	p, err := d.Create(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	return p
+}

@@ -181,7 +181,7 @@ func (d *Dir) Same(r *Record) ([]*Record, error) {
 
 // Boot reads the id that the kernel draws at each boot.
 func Boot() (string, error) {
-	data, err := readFile("/proc/sys/kernel/random/boot_id")
+	data, err := readKernel("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return "", fmt.Errorf("read boot id: %w: is /proc mounted?", err)
 	}
@@ -190,7 +190,7 @@ func Boot() (string, error) {
 
 // sync makes what was renamed in the directory outlive a power cut.
 func (d *Dir) sync() error {
-	fd, err := openFile(d.path, unix.O_RDONLY|unix.O_DIRECTORY)
+	fd, err := openAny(d.path, unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
 		return err
 	}

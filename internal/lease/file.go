@@ -6,6 +6,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/lockorder"
 )
 
 // As in package internal/state, these are thin wraps of system calls rather than
@@ -21,11 +23,25 @@ const firstRead = 4 << 10
 // readFile reads a small file whole. It follows no symbolic link and does not hang on
 // a FIFO. A file over maxRecord is an ErrDamaged, and not read further.
 func readFile(path string) ([]byte, error) {
-	fd, err := openFile(path, unix.O_RDONLY|unix.O_NONBLOCK)
+	fd, err := openFile(path, unix.O_RDONLY)
 	if err != nil {
 		return nil, err
 	}
 	defer unix.Close(fd)
+	return readFrom(fd, path)
+}
+
+// readKernel reads a file of the kernel's, whose owner a user namespace may not know.
+func readKernel(path string) ([]byte, error) {
+	fd, err := openAny(path, unix.O_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	return readFrom(fd, path)
+}
+
+func readFrom(fd int, path string) ([]byte, error) {
 	buf := make([]byte, firstRead)
 	filled := 0
 	for {
@@ -45,9 +61,35 @@ func readFile(path string) ([]byte, error) {
 	}
 }
 
+// openFile opens a file that only a Tombolo has written. It does not wait for the other
+// end of a FIFO, nor takes one for a file.
 func openFile(path string, flags int) (int, error) {
+	fd, err := openAny(path, flags)
+	if err != nil {
+		return -1, err
+	}
+	var st unix.Stat_t
+	err = unix.Fstat(fd, &st)
+	switch {
+	case err != nil:
+	case st.Mode&unix.S_IFMT == unix.S_IFDIR:
+		err = unix.EISDIR
+	case st.Mode&unix.S_IFMT != unix.S_IFREG:
+		err = fmt.Errorf("%w: it is not a regular file", ErrDamaged)
+	case st.Uid != 0 && int(st.Uid) != os.Geteuid():
+		err = fmt.Errorf("%w: it belongs to user %d, who is neither root nor the caller", ErrDamaged, st.Uid)
+	}
+	if err != nil {
+		unix.Close(fd) // with nothing written
+		return -1, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	return fd, nil
+}
+
+// openAny is open(2) with the flags that every file wants.
+func openAny(path string, flags int) (int, error) {
 	fd, err := restart(func() (int, error) {
-		return unix.Open(path, flags|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0o600)
+		return unix.Open(path, flags|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
 	})
 	if err != nil {
 		return -1, &os.PathError{Op: "open", Path: path, Err: err}
@@ -76,6 +118,7 @@ func (d *Dir) putFile(temp, path string, data []byte, durable bool) error {
 	}
 	err = writeAll(fd, temp, data)
 	if err == nil && durable {
+		lockorder.Slow("the disk")
 		if err = unix.Fsync(fd); err != nil {
 			err = &os.PathError{Op: "sync", Path: temp, Err: err}
 		}

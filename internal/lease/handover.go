@@ -64,7 +64,7 @@ func (d *Dir) send(fds []int) error {
 // socketAddr gives the socket's address by way of a descriptor of the directory, since
 // sun_path has room for 107 bytes only.
 func (d *Dir) socketAddr() (dir int, addr string, _ error) {
-	dir, err := openFile(d.path, unix.O_PATH|unix.O_DIRECTORY)
+	dir, err := openAny(d.path, unix.O_PATH|unix.O_DIRECTORY)
 	if err != nil {
 		return -1, "", err
 	}

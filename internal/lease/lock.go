@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/lockorder"
 )
 
 // ErrLocked says that a record's lock was not to be had before the context ended.
@@ -24,24 +26,37 @@ const (
 )
 
 // Held is the lock of one record, until Close or the end of the process. It is not
-// safe for use by several goroutines at once.
+// safe for use by several goroutines at once. It comes before the lock of a state
+// directory: an ADD has it for as long as its server takes.
 type Held struct {
-	dir  *Dir
-	hash string
-	fd   int
+	dir   *Dir
+	hash  string
+	fd    int
+	order *lockorder.Held
 }
 
 // Lock takes the lock of a record, which need not exist. It waits until ctx ends, and
 // then its error matches ErrLocked and ctx's.
 func (d *Dir) Lock(ctx context.Context, hash string) (*Held, error) {
+	return d.lock(ctx, hash, lockorder.Lease)
+}
+
+func (d *Dir) lock(ctx context.Context, hash string, rank lockorder.Rank) (*Held, error) {
+	order := lockorder.Wait(rank)
 	pause := firstPause
 	for {
-		h, err := d.TryLock(hash)
-		if h != nil || err != nil {
-			return h, err
+		h, err := d.tryLock(hash)
+		switch {
+		case err != nil:
+			order.Release()
+			return nil, fmt.Errorf("lock lease record %s: %w", hash, err)
+		case h != nil:
+			h.order = order
+			return h, nil
 		}
 		select {
 		case <-ctx.Done():
+			order.Release()
 			return nil, fmt.Errorf("lock lease record %s: %w: %w (`fuser -v %s` shows who has it open)",
 				hash, ErrLocked, context.Cause(ctx), d.lockPath(hash))
 		case <-time.After(pause):
@@ -56,6 +71,9 @@ func (d *Dir) TryLock(hash string) (*Held, error) {
 	h, err := d.tryLock(hash)
 	if err != nil {
 		return nil, fmt.Errorf("lock lease record %s: %w", hash, err)
+	}
+	if h != nil {
+		h.order = lockorder.Tried(lockorder.Lease)
 	}
 	return h, nil
 }
@@ -164,7 +182,7 @@ func (h *Held) Remember(ctx context.Context, r *Record) error {
 	r.State = Sticky
 	r.NetNS, r.NetNSCookie, r.HostIf, r.Error = "", 0, "", ""
 	r.Applied, r.Policy = Applied{}, Policy{}
-	sticky, err := h.dir.Lock(ctx, r.Hash())
+	sticky, err := h.dir.lock(ctx, r.Hash(), lockorder.Remembered)
 	if err == nil {
 		err = errors.Join(sticky.Create(r), sticky.Close())
 	}
@@ -194,6 +212,7 @@ func (h *Held) Close() error {
 	}
 	fd := h.fd
 	h.fd = -1
+	h.order.Release()
 	// A child that is just being forked has the descriptor too, so closing is not enough.
 	return errors.Join(err, unix.Flock(fd, unix.LOCK_UN), unix.Close(fd))
 }

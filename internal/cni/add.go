@@ -78,6 +78,9 @@ func (c *call) add(ctx context.Context, conf *NetConf) ([]byte, error) {
 	if err := c.step("open"); err != nil {
 		return nil, err
 	}
+	if a.leasing != nil {
+		defer a.leasing.unlock()
+	}
 	result, err := a.run(ctx)
 	if err != nil {
 		return nil, a.undo.run(err)
@@ -126,14 +129,11 @@ func (a *adding) prepare(c *call) error {
 }
 
 func (a *adding) run(ctx context.Context) ([]byte, error) {
-	if err := a.enter(ctx); err != nil {
-		return nil, err
-	}
 	if len(a.rec.Published) > 0 {
 		// After all else is undone, the record included.
 		a.undo.push(func(ctx context.Context) error { return a.closeLoopback(ctx, a.rec.Bridge, false) })
 	}
-	if err := a.writeRecord(); err != nil {
+	if err := a.begin(ctx); err != nil {
 		return nil, err
 	}
 	if err := a.call.step("record"); err != nil {
@@ -173,13 +173,13 @@ func (a *adding) run(ctx context.Context) ([]byte, error) {
 		return nil, err
 	}
 	if a.leasing != nil {
-		if err := a.commitLease(); err != nil {
+		if err := a.commitLease(ctx); err != nil {
 			return nil, err
 		}
 	}
 	if err := a.pending.Commit(a.rec); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil, newError(codeTryAgainLater, "the attachment was deleted, or collected as garbage, while it was being made")
+			return nil, errDeleted()
 		}
 		return nil, newError(codeIO, "%v", err)
 	}
@@ -236,23 +236,6 @@ func (a *adding) tie(ctx context.Context) (*tied, error) {
 	return t, a.call.step("link")
 }
 
-// writeRecord puts the attachment on record before anything is made for it, so
-// that whatever comes, nothing is left that nobody can name.
-func (a *adding) writeRecord() error {
-	a.rec.Epoch = a.epoch.Token()
-	var err error
-	if a.pending, err = a.dir.Create(a.rec); err != nil {
-		if errors.Is(err, fs.ErrExist) {
-			return newError(codeExists, "container %s has an attachment %s to network %q already: DEL it first", a.call.containerID, a.call.ifName, a.call.network)
-		}
-		return newError(codeIO, "%v", err)
-	}
-	a.undo.push(func(context.Context) error {
-		return errors.Join(a.pending.Close(), a.dir.Remove(a.call.network, a.call.hash()))
-	})
-	return nil
-}
-
 // allocate gets the pod's addresses. Of a plugin that runs by itself nobody knows
 // how long it takes, so the lock is not held meanwhile.
 func (a *adding) allocate(ctx context.Context) (*current.Result, error) {
@@ -262,14 +245,18 @@ func (a *adding) allocate(ctx context.Context) (*current.Result, error) {
 		return nil, err
 	}
 	if ipam.Delegated(a.ipam) {
-		a.lock.Close()
-		a.lock = nil
+		a.leave()
 	}
 	res, err := a.ipam.Add(ctx)
 	if err != nil {
 		return nil, err
 	}
-	a.undo.push(func(ctx context.Context) error { return a.ipam.Del(ctx, leasedAddresses(res)) })
+	a.undo.push(func(ctx context.Context) error {
+		if ipam.Delegated(a.ipam) {
+			a.leave()
+		}
+		return a.ipam.Del(ctx, leasedAddresses(res))
+	})
 	if err := a.enter(ctx); err != nil {
 		return nil, err
 	}

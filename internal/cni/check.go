@@ -295,11 +295,15 @@ func (h *host) gatewayDifferences(ctx context.Context, rec *state.Network, l *br
 
 func (k *checking) reservations(ctx context.Context, found *findings) error {
 	if k.rec.IPAMType == ipamDHCP {
+		k.leave() // leases are on a disk
 		return k.leaseDifferences(k.rec, k.dhcp, found)
 	}
 	allocator, err := ipam.New(k.ipamRequest(true))
 	if err != nil {
 		return err
+	}
+	if ipam.Delegated(allocator) {
+		k.leave()
 	}
 	// What other plugins have added is not this one's to have reserved.
 	own := *k.prev

@@ -24,96 +24,149 @@ func (c *call) del(ctx context.Context, conf *NetConf) error {
 		return err
 	}
 	defer h.Close()
-	if err := h.enter(ctx); err != nil {
+	lock, err := h.dir.LockAttachment(c.network, c.hash())
+	if err == nil {
+		defer lock.Close()
+	}
+	remains := h.ownRemains(ctx, conf)
+	remains.unlocked = errors.Is(err, state.ErrBusy)
+	switch {
+	case err == nil, errors.Is(err, fs.ErrNotExist):
+	case errors.Is(err, state.ErrBusy) && remains.rec != nil && remains.rec.State == state.Adding:
+		// An ADD is at work, which ends when it finds its record gone, and undoes what it
+		// makes after this.
+		if err := h.forget(ctx, c.hash()); err != nil {
+			return err
+		}
+	case !errors.Is(err, state.ErrBusy): // another DEL does the same
+		c.log.warn(err.Error())
+	}
+	if err := h.takeDown(ctx, conf, remains); err != nil {
 		return err
 	}
-	rec, err := h.dir.Load(c.network, c.hash())
+	return h.closeLoopbackAfter(ctx, remains.rec)
+}
+
+// remains is an attachment that is to go.
+type remains struct {
+	hash        string
+	port        string
+	containerID string // empty if it is not known
+	ifName      string
+	rec         *state.Attachment // nil if it has no record
+	addresses   []netip.Addr      // nil if they are not known
+	leaseDir    string            // where its lease is on record; empty if it has none
+	// unrecorded says that the attachment had no record to lock: so that no ADD of it
+	// begins meanwhile, all others are kept away.
+	unrecorded bool
+	unlocked   bool // it has a record, whose lock another has
+}
+
+// ownRemains is what there may be of the call's own attachment.
+func (h *host) ownRemains(ctx context.Context, conf *NetConf) *remains {
+	rec, err := h.dir.Load(h.call.network, h.call.hash())
 	if err != nil {
 		if !errors.Is(err, fs.ErrNotExist) {
-			c.log.warn(err.Error())
+			h.call.log.warn(err.Error())
 		}
 		rec = nil
 	}
-	err = h.takeDown(ctx, &victim{
-		hash: c.hash(), port: c.hostName(), rec: rec, leaseDir: h.leaseDir(conf, rec),
-		addresses: h.knownAddresses(ctx, conf, rec),
-		release: func(addresses []netip.Addr) error {
-			return h.release(ctx, conf, rec, addresses)
-		},
-	})
-	if err != nil {
-		return err
+	return &remains{
+		hash: h.call.hash(), port: h.call.hostName(), containerID: h.call.containerID, ifName: h.call.ifName,
+		rec: rec, leaseDir: h.leaseDir(conf, rec), addresses: h.knownAddresses(ctx, conf, rec),
 	}
-	return h.closeLoopbackAfter(ctx, rec)
 }
 
-// victim is an attachment that is to go.
-type victim struct {
-	hash      string
-	port      string
-	rec       *state.Attachment // nil if it has no record
-	addresses []netip.Addr      // nil if they are not known
-	leaseDir  string            // where its lease is on record; empty if it has none
-	release   func([]netip.Addr) error
-}
-
-// shapers are the links that shape the victim's traffic. One without a record may have
+// shapers are the links that shape the attachment's traffic. One without a record may have
 // had limits.
-func (v *victim) shapers() []string {
-	if v.rec != nil && v.rec.State == state.Ready && v.rec.IFB == "" {
+func (r *remains) shapers() []string {
+	if r.rec != nil && r.rec.State == state.Ready && r.rec.IFB == "" {
 		return nil
 	}
-	return []string{tc.IFBName(v.hash)}
+	return []string{tc.IFBName(r.hash)}
 }
 
 // takeDown does every step. The address is given back after the link and the
 // elements that use it are gone, and the record goes last, and only if all else
 // did: it is what a later DEL or GC finds the rest by. What guards the pod goes after its
 // port, and stays if that does.
-func (h *host) takeDown(ctx context.Context, v *victim) error {
+//
+// The caller has the record's lock, if there is a record, and no other: it is for takeDown
+// to take them, in their order. Neither a disk nor a plugin is waited for with the state's.
+func (h *host) takeDown(ctx context.Context, conf *NetConf, r *remains) error {
+	// From the pod's own interface, while it is there.
+	leaseErr := h.releaseLease(ctx, r.leaseDir, r.hash)
+	if err := h.enter(ctx); err != nil {
+		return errors.Join(leaseErr, err)
+	}
+	if r.unrecorded {
+		if err := h.lock.Upgrade(ctx); err != nil {
+			h.leave()
+			return errors.Join(leaseErr, err)
+		}
+		if _, err := h.dir.Load(h.call.network, r.hash); !errors.Is(err, fs.ErrNotExist) {
+			h.leave()
+			return leaseErr // an ADD of it has come
+		}
+	}
+	if r.unlocked {
+		// The keeper may have moved it meanwhile.
+		if now, err := h.dir.Load(h.call.network, r.hash); err == nil {
+			r.rec, r.addresses = now, addressesOf(now)
+		}
+	}
 	flushed := nothingToDo()
 	err := joinSteps(
-		// From the pod's own interface, while it is there.
-		func() error { return h.releaseLease(ctx, v.leaseDir, v.hash) },
-		func() error { return h.unlist(ctx, v) },
-		func() error { flushed = flushOwnFlows(ctx, v.rec); return nil },
+		func() error { return leaseErr },
+		func() error { return h.unlist(ctx, r) },
+		func() error { flushed = flushOwnFlows(ctx, r.rec); return nil },
 		func() error { h.call.log.step("firewall"); return nil },
-		func() error { return h.detach(ctx, v) },
+		func() error { return h.detach(ctx, r) },
 		func() error { return <-flushed },
 		func() error { h.call.log.step("link"); return nil },
-		func() error { return v.release(v.addresses) },
+		func() error { return h.release(ctx, conf, r) },
 		func() error { h.call.log.step("ipam"); return nil },
 	)
 	if err != nil {
+		h.leave()
 		return err
 	}
-	if err := h.dir.Remove(h.call.network, v.hash); err != nil {
+	return h.forget(ctx, r.hash)
+}
+
+// forget removes an attachment's record, and gives the lock up.
+func (h *host) forget(ctx context.Context, hash string) error {
+	if err := h.enter(ctx); err != nil {
+		return err
+	}
+	defer h.leave()
+	if err := h.dir.Remove(h.call.network, hash); err != nil {
 		return newError(codeIO, "%v", err)
 	}
 	return nil
 }
 
-// isKnown says whether the record tells all that the firewall's sets have of the victim.
-func (v *victim) isKnown() bool { return v.rec != nil && v.rec.State == state.Ready && !v.rec.Moving }
+// isKnown says whether the record tells all that the firewall's sets have of the attachment.
+func (r *remains) isKnown() bool { return r.rec != nil && r.rec.State == state.Ready && !r.rec.Moving }
 
-// unlist takes the victim out of the firewall's sets, but for its guard; one that is
+// unlist takes the attachment out of the firewall's sets, but for its guard; one that is
 // not known, detach does.
-func (h *host) unlist(ctx context.Context, v *victim) error {
-	if !v.isKnown() {
+func (h *host) unlist(ctx context.Context, r *remains) error {
+	if !r.isKnown() {
 		return nil
 	}
-	ep := endpointOf(v.rec)
+	ep := endpointOf(r.rec)
 	ep.GuardedPort = ""
 	return h.fw.Remove(ctx, ep)
 }
 
-// detach deletes the victim's port, and then what is left of it in the firewall's sets.
-func (h *host) detach(ctx context.Context, v *victim) error {
-	err := h.br.Detach(ctx, v.port, aliasOwner(v.hash), v.shapers()...)
-	if err != nil && !errors.Is(err, bridge.ErrForeign) || v.isKnown() && !v.rec.Guarded {
+// detach deletes the attachment's port, and then what is left of it in the firewall's sets.
+func (h *host) detach(ctx context.Context, r *remains) error {
+	err := h.br.Detach(ctx, r.port, aliasOwner(r.hash), r.shapers()...)
+	if err != nil && !errors.Is(err, bridge.ErrForeign) || r.isKnown() && !r.rec.Guarded {
 		return err
 	}
-	return errors.Join(err, h.removeElements(ctx, v.hash, v.rec))
+	return errors.Join(err, h.removeElements(ctx, r.hash, r.rec))
 }
 
 // inBackground does a step beside others: the kernel mostly waits in it.
@@ -164,20 +217,32 @@ func (h *host) addressesIn(prev *current.Result) []netip.Addr {
 }
 
 // release gives the addresses back to the IPAM: that of the record, should the
-// configuration have changed since, or lost it.
-func (h *host) release(ctx context.Context, conf *NetConf, rec *state.Attachment, addresses []netip.Addr) error {
-	if rec != nil && rec.IPAMType == ipamDHCP || rec == nil && conf.ipamType() == ipamDHCP {
+// configuration have changed since, or lost it. For a plugin it gives up the lock.
+func (h *host) release(ctx context.Context, conf *NetConf, r *remains) error {
+	if r.rec != nil && r.rec.IPAMType == ipamDHCP || r.rec == nil && conf.ipamType() == ipamDHCP {
 		return nil // done, before the link went
 	}
-	req := h.ipamRequest(false)
-	if rec != nil && (rec.IPAMType != conf.ipamType() || rec.DataDir != conf.dataDir()) {
-		req.Stdin = recordedConfig(h.call.cniVersion, rec)
+	if r.containerID == "" {
+		return nil // no IPAM knows it by its short name
+	}
+	one := *h
+	if r.containerID != h.call.containerID || r.ifName != h.call.ifName {
+		c := *h.call
+		c.containerID, c.ifName, c.netns = r.containerID, r.ifName, ""
+		one.call = &c
+	}
+	req := one.ipamRequest(false)
+	if r.rec != nil && (r.rec.IPAMType != conf.ipamType() || r.rec.DataDir != conf.dataDir()) {
+		req.Stdin = recordedConfig(h.call.cniVersion, r.rec)
 	}
 	allocator, err := ipam.New(req)
 	if err != nil {
 		return err
 	}
-	return allocator.Del(ctx, addresses)
+	if ipam.Delegated(allocator) {
+		h.leave()
+	}
+	return allocator.Del(ctx, r.addresses)
 }
 
 // recordedConfig is a configuration with the IPAM by which an attachment got its

@@ -21,6 +21,7 @@ import (
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/lockorder"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/route"
@@ -112,9 +113,9 @@ func (a *adding) lease(ctx context.Context) (*tied, error) {
 		return nil, err
 	}
 	defer solicited.close()
-	a.lock.Close()
-	a.lock = nil
-	if err := a.acquire(ctx, b, att); err != nil {
+	a.leave()
+	err = whileWanted(ctx, a.pending, func(ctx context.Context) error { return a.acquire(ctx, b, att) })
+	if err != nil {
 		return nil, err
 	}
 	t := &tied{leased: a.leasing.result(), built: b, attachment: att}
@@ -167,15 +168,29 @@ func (a *adding) recordLease(ctx context.Context, port *bridge.Port) error {
 			l.rec.Lease = last.Lease
 		}
 	}
-	if l.held, err = l.dir.Lock(ctx, l.rec.Hash()); err != nil {
-		return newError(codeTryAgainLater, "%v", err)
-	}
 	if err := l.held.Create(l.rec); err != nil {
-		l.held.Close()
 		return newError(codeIO, "%v", err)
 	}
-	a.undo.push(func(context.Context) error { return errors.Join(l.held.Remove(), l.held.Close()) })
+	a.undo.push(func(context.Context) error { return l.held.Remove() })
 	return nil
+}
+
+// lock takes the lock of the lease's record, which a DEL or the keeper may have for a
+// while. It comes before the state's.
+func (l *leasing) lock(ctx context.Context, hash string) error {
+	var err error
+	if l.held, err = l.dir.Lock(ctx, hash); err != nil {
+		return newError(codeTryAgainLater, "%v", err)
+	}
+	return nil
+}
+
+// unlock gives it back.
+func (l *leasing) unlock() {
+	if l.held != nil {
+		l.held.Close()
+		l.held = nil
+	}
 }
 
 // acquire gets the lease from inside the pod.
@@ -190,11 +205,15 @@ func (a *adding) acquire(ctx context.Context, b *built, att *bridge.Attachment) 
 	if err != nil {
 		return newError(codeInvalidConfig, "ipam: %v", err)
 	}
+	lockorder.Slow("a DHCP server")
 	got, err := client.Acquire(ctx)
 	if err != nil {
 		return newError(codeTryAgainLater, "%v", err)
 	}
-	a.undo.push(func(ctx context.Context) error { return transport.Release(ctx, sockets, got) })
+	a.undo.push(func(ctx context.Context) error {
+		a.leave()
+		return transport.Release(ctx, sockets, got)
+	})
 	for _, why := range got.Ignored {
 		a.call.log.warn("lease of " + got.Address.String() + ": " + why)
 	}
@@ -276,19 +295,21 @@ func validFor(l *dhcpc.Lease) *time.Duration {
 	return &left
 }
 
-// commitLease hands the lease over to the keeper.
-func (a *adding) commitLease() error {
+// commitLease hands the lease over to the keeper. That waits for the disk, so the state's
+// lock is not held meanwhile.
+func (a *adding) commitLease(ctx context.Context) error {
+	a.leave()
 	rec := a.leasing.rec
 	rec.State, rec.Updated = lease.Bound, time.Now().UTC()
 	if err := a.leasing.held.Replace(rec); err != nil {
 		return newError(codeIO, "%v", err)
 	}
-	return nil
+	return a.enter(ctx)
 }
 
 // releaseLease gives back what an attachment leased, from the pod's interface as long
 // as that is there, else from the bridge; and its record goes. A server that does not
-// hear of it has the address back when the lease ends.
+// hear of it has the address back when the lease ends. The state's lock must not be held.
 func (h *host) releaseLease(ctx context.Context, path, hash string) error {
 	if path == "" {
 		return nil

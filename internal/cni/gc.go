@@ -4,18 +4,27 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"net/netip"
+	"io/fs"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/ipam"
+	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
+
+// collectWait is what GC gives one attachment, so that one that cannot be had leaves time
+// for the others.
+const collectWait = 10 * time.Second
 
 // gc carries out GC: it frees what this network owns and no valid attachment
 // claims. Without a list it does nothing: a runtime that names none may have
 // lost it. An empty list is one: then every attachment goes.
+//
+// What there is gets listed first, and goes one by one, so that other calls get their turn
+// in between; each is looked at again under its own lock.
 func (c *call) gc(ctx context.Context, conf *NetConf) error {
 	list, err := conf.validAttachments()
 	if err != nil || list == nil {
@@ -26,23 +35,36 @@ func (c *call) gc(ctx context.Context, conf *NetConf) error {
 		return err
 	}
 	defer h.Close()
-	if err := h.enter(ctx); err != nil {
-		return err
-	}
-	if err := h.lock.Upgrade(ctx); err != nil {
-		return err
-	}
 	var owners []ipam.Owner
 	valid := map[string]bool{}
 	for _, a := range list {
 		owners = append(owners, ipam.Owner{ContainerID: a.ContainerID, IfName: a.IfName})
 		valid[ident.Hash(c.network, a.ContainerID, a.IfName)] = true
 	}
-	return errors.Join(
-		h.collect(ctx, conf, valid),
+	found, err := h.listAttachments(ctx)
+	errs := []error{err}
+	var gone []*state.Attachment
+	for hash, r := range found {
+		if !valid[hash] {
+			errs = append(errs, h.collect(ctx, conf, r))
+			gone = append(gone, r.rec)
+		}
+	}
+	errs = append(errs, h.closeLoopbackAfter(ctx, gone...))
+	h.leave()
+	return errors.Join(append(errs,
 		h.collectReservations(ctx, conf, owners),
-		h.lock.Clean(),
-	)
+		h.clean(ctx),
+	)...)
+}
+
+// clean removes what crashes left of files that were being written.
+func (h *host) clean(ctx context.Context) error {
+	if err := h.enterAlone(ctx); err != nil {
+		return err
+	}
+	defer h.leave()
+	return h.lock.Clean()
 }
 
 // validAttachments is nil where the runtime gave no list. One that cannot be read
@@ -64,32 +86,54 @@ func (c *NetConf) validAttachments() ([]types.GCAttachment, error) {
 	return list, nil
 }
 
-// collect takes down every attachment that is not valid: those on record, and
-// those which the kernel alone knows of.
-func (h *host) collect(ctx context.Context, conf *NetConf, valid map[string]bool) error {
-	victims, err := h.attachments(ctx)
-	errs := []error{err}
-	var gone []*state.Attachment
-	for hash, v := range victims {
-		if valid[hash] {
-			continue
+// collect takes down one attachment that is not valid, if it is still what was listed. One
+// whose ADD or DEL is at work is not garbage, nor is one whose ADD came since.
+func (h *host) collect(ctx context.Context, conf *NetConf, r *remains) error {
+	lock, err := h.dir.LockAttachment(h.call.network, r.hash)
+	switch {
+	case errors.Is(err, state.ErrBusy):
+		return nil
+	case errors.Is(err, fs.ErrNotExist):
+		r.rec, r.unrecorded = nil, true
+	case err != nil:
+		h.call.log.warn(err.Error()) // of a record that is no file
+	default:
+		defer lock.Close()
+		now, err := h.dir.Load(h.call.network, r.hash)
+		if err == nil && (r.rec == nil || !r.rec.Created.Equal(now.Created)) {
+			return nil
 		}
-		gone = append(gone, v.rec)
-		if v.leaseDir == "" {
-			v.leaseDir = h.leaseDir(conf, v.rec)
+		if r.rec = now; err == nil {
+			r.addresses, r.containerID, r.ifName = addressesOf(now), now.ContainerID, now.IfName
 		}
-		v.release = func(addresses []netip.Addr) error { return h.releaseFor(ctx, conf, v.rec, addresses) }
-		errs = append(errs, h.takeDown(ctx, v))
 	}
-	return errors.Join(append(errs, h.closeLoopbackAfter(ctx, gone...))...)
+	if r.leaseDir == "" {
+		r.leaseDir = h.leaseDir(conf, r.rec)
+	}
+	// The keeper has a lease's lock for as long as the disk takes.
+	ctx, cancel := context.WithTimeout(ctx, collectWait)
+	defer cancel()
+	return h.takeDown(ctx, conf, r)
 }
 
-// attachments finds all attachments of the call's network, by their short names.
-func (h *host) attachments(ctx context.Context) (map[string]*victim, error) {
-	all := map[string]*victim{}
-	at := func(hash string) *victim {
+// listAttachments finds all attachments of the network.
+func (h *host) listAttachments(ctx context.Context) (map[string]*remains, error) {
+	leases, err := h.leases()
+	if enterErr := h.enter(ctx); enterErr != nil {
+		return nil, errors.Join(err, enterErr)
+	}
+	defer h.leave()
+	found, listErr := h.attachments(ctx, leases)
+	return found, errors.Join(err, listErr)
+}
+
+// attachments finds all attachments of the call's network, by their short names. Leases are
+// on a disk, and listed before.
+func (h *host) attachments(ctx context.Context, leases []*lease.Record) (map[string]*remains, error) {
+	all := map[string]*remains{}
+	at := func(hash string) *remains {
 		if all[hash] == nil {
-			all[hash] = &victim{hash: hash, port: "veth" + hash}
+			all[hash] = &remains{hash: hash, port: "veth" + hash}
 		}
 		return all[hash]
 	}
@@ -122,8 +166,6 @@ func (h *host) attachments(ctx context.Context) (map[string]*victim, error) {
 			v.addresses = e.Addrs
 		}
 	}
-	leases, err := h.leases()
-	errs = append(errs, err)
 	for _, l := range leases {
 		at(l.Hash()).leaseDir = h.settings.LeaseDir
 	}
@@ -137,26 +179,27 @@ func (h *host) attachments(ctx context.Context) (map[string]*victim, error) {
 	return all, errors.Join(errs...)
 }
 
-// releaseFor gives back what an attachment on record has from a plugin of its
-// own; what is reserved in process, collectReservations sees to.
-func (h *host) releaseFor(ctx context.Context, conf *NetConf, rec *state.Attachment, addresses []netip.Addr) error {
-	if rec == nil {
-		return nil
-	}
-	c := *h.call
-	c.containerID, c.ifName, c.netns = rec.ContainerID, rec.IfName, ""
-	one := *h
-	one.call = &c
-	return one.release(ctx, conf, rec, addresses)
-}
-
+// collectReservations gives back what no valid attachment has reserved, and none on record:
+// one may be under way, or have come since the runtime made its list.
 func (h *host) collectReservations(ctx context.Context, conf *NetConf, valid []ipam.Owner) error {
 	if conf.ipamType() == ipamDHCP {
 		return nil // leases are attachments like others
 	}
-	allocator, err := ipam.New(h.ipamRequest(false))
+	if err := h.enter(ctx); err != nil {
+		return err
+	}
+	defer h.leave()
+	req := h.ipamRequest(false)
+	req.InUse = func(hash string) bool {
+		_, err := h.dir.Load(h.call.network, hash)
+		return !errors.Is(err, fs.ErrNotExist)
+	}
+	allocator, err := ipam.New(req)
 	if err != nil {
 		return err
+	}
+	if ipam.Delegated(allocator) {
+		h.leave()
 	}
 	return allocator.GC(ctx, valid)
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/ipam"
+	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/nft"
 )
@@ -31,6 +32,12 @@ type host struct {
 	lock     *state.Lock
 	epoch    state.Epoch
 	note     string // of the lock, as this verb found it
+
+	// hostLease is the lock of the lease that the host has by a NIC, where a command has it
+	// all the time.
+	hostLease *lease.Held
+	// later is done once no lock is held: it takes locks that come before the state's.
+	later []func() error
 }
 
 // openHost opens the kernel and the state directory, without the lock.
@@ -51,15 +58,20 @@ func (c *call) openHost(s settings) (*host, error) {
 	return h, nil
 }
 
-// Close gives everything back, the lock last.
+// Close gives everything back, the locks first, and does what was left for then.
 func (h *host) Close() {
-	h.leaveNote()
+	h.leave()
+	if h.hostLease != nil {
+		h.hostLease.Close()
+	}
+	for _, do := range h.later {
+		if err := do(); err != nil {
+			h.call.log.warn(oneLine(err))
+		}
+	}
 	h.br.Close()
 	if h.fw != nil {
 		h.fw.Close()
-	}
-	if h.lock != nil {
-		h.lock.Close()
 	}
 }
 
@@ -75,6 +87,25 @@ func (h *host) enter(ctx context.Context) error {
 		h.readNote()
 	}
 	return err
+}
+
+// leave gives the lock up, so that something slow can be waited for, or a lock that
+// comes before it. What was seen under it may be otherwise after the next enter.
+func (h *host) leave() {
+	if h.lock == nil {
+		return
+	}
+	h.leaveNote()
+	h.lock.Close()
+	h.lock = nil
+}
+
+// enterAlone takes the lock exclusively.
+func (h *host) enterAlone(ctx context.Context) error {
+	if err := h.enter(ctx); err != nil {
+		return err
+	}
+	return h.lock.Upgrade(ctx)
 }
 
 // The note is which networks the firewall was ready for, in this epoch and namespace,

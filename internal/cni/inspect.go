@@ -297,10 +297,7 @@ func (p *Plugin) Repair(ctx context.Context, stateDir string) error {
 		return err
 	}
 	defer h.Close()
-	if err := h.enter(ctx); err != nil {
-		return err
-	}
-	if err := h.lock.Upgrade(ctx); err != nil {
+	if err := h.enterAlone(ctx); err != nil {
 		return err
 	}
 	records, damaged, err := h.dir.ListNetworks()
@@ -312,6 +309,7 @@ func (p *Plugin) Repair(ctx context.Context, stateDir string) error {
 		errs = append(errs, d)
 	}
 	var mended []nft.Network
+	var followers []*state.Attachment
 	for _, rec := range records {
 		if rec.Epoch != h.epoch.Token() {
 			continue // of an earlier life: its next ADD builds it
@@ -321,12 +319,15 @@ func (p *Plugin) Repair(ctx context.Context, stateDir string) error {
 			var n nft.Network
 			if n, err = h.restore(ctx, rec, attachments); err == nil {
 				mended = append(mended, n)
-				err = errors.Join(h.followHost(ctx, attachments), refuseObstaclesOf(ctx, rec))
+				followers = append(followers, attachments...)
+				err = refuseObstaclesOf(ctx, rec)
 			}
 		}
 		errs = append(errs, err)
 	}
-	return errors.Join(append(errs, h.declareMended(ctx, mended))...)
+	errs = append(errs, h.declareMended(ctx, mended))
+	h.leave()
+	return errors.Join(append(errs, h.followHost(ctx, followers))...)
 }
 
 // Summary says in a line how many things an inspection found.

@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/lockorder"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/nft"
@@ -23,7 +24,10 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files and the seeds of the fuzz targets anew")
 
-func TestMain(m *testing.M) { nstest.Main(m) }
+func TestMain(m *testing.M) {
+	os.Setenv(lockorder.Variable, "1")
+	nstest.Main(m)
+}
 
 // golden compares text with a file in testdata.
 func golden(t *testing.T, name, got string) {

@@ -182,10 +182,8 @@ func (h *host) build(ctx context.Context, n *network) (*built, error) {
 			return nil, err
 		}
 	}
-	if err := h.followHost(ctx, attachments); err != nil {
-		// The keeper tries again, and the ADD needs none of it.
-		h.call.log.warn(oneLine(err))
-	}
+	// The keeper tries again where that fails, and the ADD needs none of it.
+	h.later = append(h.later, func() error { return h.followHost(ctx, attachments) })
 	// Only now: whoever is stopped before leaves it to the next ADD.
 	if _, err := h.fw.Ensure(ctx, rules(rec, l)); err != nil {
 		return nil, err

@@ -34,7 +34,7 @@ func (p *Plugin) UplinkPlan(ctx context.Context, u uplink.Uplink) (string, error
 // UplinkTake takes a NIC over, as the first ADD of a network with that uplink would, and
 // gives what the operator should know of how it went.
 func (p *Plugin) UplinkTake(ctx context.Context, stateDir, leaseDir string, u uplink.Uplink) ([]string, error) {
-	h, err := p.openUplinks(ctx, "uplink take", stateDir, leaseDir)
+	h, err := p.openUplinks(ctx, "uplink take", stateDir, leaseDir, u.NIC)
 	if err != nil {
 		return nil, err
 	}
@@ -54,7 +54,7 @@ func (p *Plugin) UplinkTake(ctx context.Context, stateDir, leaseDir string, u up
 // UplinkRestore gives a NIC back. It refuses while pods are on the LAN by it. A bridge
 // may be named, to be sure that it is the one that is meant.
 func (p *Plugin) UplinkRestore(ctx context.Context, stateDir, leaseDir, nic, bridgeName string) error {
-	h, err := p.openUplinks(ctx, "uplink restore", stateDir, leaseDir)
+	h, err := p.openUplinks(ctx, "uplink restore", stateDir, leaseDir, nic)
 	if err != nil {
 		return err
 	}
@@ -65,7 +65,7 @@ func (p *Plugin) UplinkRestore(ctx context.Context, stateDir, leaseDir, nic, bri
 	return h.withUplink(ctx, nic, func(w *uplinkWork) error {
 		switch {
 		case w.undone:
-			return w.disown(ctx, nic)
+			return w.disown(nic)
 		case w.rec == nil:
 			return newError(codeConflict, "uplink %s has not been taken over: there is nothing to give back", nic)
 		case bridgeName != "" && bridgeName != w.rec.Bridge:
@@ -76,16 +76,16 @@ func (p *Plugin) UplinkRestore(ctx context.Context, stateDir, leaseDir, nic, bri
 }
 
 // openUplinks opens the host for a command about an uplink, under the lock that keeps
-// ADDs away.
-func (p *Plugin) openUplinks(ctx context.Context, verb, stateDir, leaseDir string) (*host, error) {
+// ADDs away, and, before that, the one of the lease that the host has by the NIC.
+func (p *Plugin) openUplinks(ctx context.Context, verb, stateDir, leaseDir, nic string) (*host, error) {
 	h, err := p.openOperator(verb, stateDir)
 	if err != nil {
 		return nil, err
 	}
 	h.settings.LeaseDir = leaseDir
-	err = h.enter(ctx)
+	err = h.lockHostLease(ctx, nic)
 	if err == nil {
-		err = h.lock.Upgrade(ctx)
+		err = h.enterAlone(ctx)
 	}
 	if err != nil {
 		h.Close()

@@ -287,7 +287,7 @@ func (c *call) timed(conf *NetConf, verb func(context.Context, *NetConf) error) 
 	ctx := withDeadline(conf.settings().Deadline)
 	defer ctx.cancel()
 	if err := verb(ctx, conf); err != nil {
-		if errors.Is(err, context.DeadlineExceeded) {
+		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil {
 			return newError(codeTryAgainLater, "%s of network %q was not done within its deadline of %s: %v", c.verb, c.network, conf.settings().Deadline, oneLine(err))
 		}
 		return err

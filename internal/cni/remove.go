@@ -28,13 +28,22 @@ func (p *Plugin) RemoveNetwork(ctx context.Context, stateDir, name string) error
 		return err
 	}
 	defer h.Close()
-	if err := h.enter(ctx); err != nil {
+	// The locks that come first: of the lease that the host has by the network's uplink.
+	uplink := h.uplinkOf(name)
+	if err := h.lockHostLease(ctx, uplink); err != nil {
 		return err
 	}
-	if err := h.lock.Upgrade(ctx); err != nil {
+	leases, err := h.leases()
+	if err != nil {
 		return err
 	}
-	left, err := h.attachments(ctx)
+	if err := h.enterAlone(ctx); err != nil {
+		return err
+	}
+	if now := h.uplinkOf(name); now != uplink {
+		return newError(codeTryAgainLater, "network %q was given another uplink meanwhile: try again", name)
+	}
+	left, err := h.attachments(ctx, leases)
 	if err != nil {
 		return err
 	}
@@ -64,6 +73,15 @@ func (p *Plugin) RemoveNetwork(ctx context.Context, stateDir, name string) error
 		return err
 	}
 	return h.dir.RemoveNetwork(name)
+}
+
+// uplinkOf is the NIC of a network on record; empty where it has none.
+func (h *host) uplinkOf(name string) string {
+	rec, err := h.dir.LoadNetwork(name)
+	if err != nil {
+		return "" // for who needs the record to say
+	}
+	return rec.Uplink
 }
 
 // withdraw takes our rules out of the chains of others, with the last network.

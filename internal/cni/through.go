@@ -35,9 +35,10 @@ func sameWay(now, before []state.Address) []state.Address {
 	return now
 }
 
-// followHost has the default routes of a network's pods lead to the host's addresses of
-// now. It goes on past pods for which that cannot be done. Where the host has none in the
-// pod's subnet, the pod's route stays as it is: there may be one again.
+// followHost has the default routes of pods lead to the host's addresses of now. It goes on
+// past pods for which that cannot be done. Where the host has none in the pod's subnet, the
+// pod's route stays as it is: there may be one again. The state's lock must not be held: a
+// lease's comes before it, and its record is on a disk.
 func (h *host) followHost(ctx context.Context, attachments []*state.Attachment) error {
 	var errs []error
 	for _, a := range attachments {
@@ -51,9 +52,20 @@ func (h *host) followHost(ctx context.Context, attachments []*state.Attachment) 
 	return errors.Join(errs...)
 }
 
-// reroute does it for one pod. Its record is written last: who is stopped before that
-// leaves it to the next.
+// reroute does it for one pod, whose record it locks. The record is written last: who is
+// stopped before that leaves it to the next.
 func (h *host) reroute(ctx context.Context, a *state.Attachment) error {
+	lock, err := h.dir.LockAttachment(a.Network, a.Hash())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // its pod has gone
+	}
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if a, err = h.dir.Load(a.Network, a.Hash()); err != nil || a.State != state.Ready {
+		return err
+	}
 	l, err := h.br.Link(ctx, a.Bridge)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -83,7 +95,11 @@ func (h *host) reroute(ctx context.Context, a *state.Attachment) error {
 	if !changed {
 		return nil
 	}
-	return h.dir.Update(a)
+	if err := h.enter(ctx); err != nil {
+		return err
+	}
+	defer h.leave()
+	return h.dir.UpdateLocked(a)
 }
 
 // leadTo replaces the default route of an address of a pod's. That of a lease is on the

@@ -95,7 +95,7 @@ func (w *uplinkWork) ensure(ctx context.Context, want uplink.Uplink) error {
 		return err
 	}
 	// Of an earlier takeover that somebody undid by hand.
-	if err := w.disown(ctx, want.NIC); err != nil {
+	if err := w.disown(want.NIC); err != nil {
 		return err
 	}
 	var err error
@@ -158,31 +158,30 @@ func (w *uplinkWork) isKept() bool {
 
 // adopt makes the keeper responsible for the lease that the host has by the NIC, if it has
 // one: its own client hears nothing there any more. Pods need not wait for that, so what
-// goes wrong is for STATUS, CHECK and the operator's commands to say.
+// goes wrong is for STATUS, CHECK and the operator's commands to say. It is done once no
+// lock is held: that of the lease comes before the others.
 func (w *uplinkWork) adopt(ctx context.Context) {
 	if w.settings.LeaseDir == "" {
 		return
 	}
-	err := w.adoptLease(ctx)
-	if err != nil {
-		w.call.log.warn(oneLine(err))
-	}
+	rec := w.rec
+	w.later = append(w.later, func() error { return w.adoptLease(ctx, rec) })
 }
 
-func (w *uplinkWork) adoptLease(ctx context.Context) error {
-	dir, err := lease.Open(w.settings.LeaseDir)
+func (h *host) adoptLease(ctx context.Context, rec *uplink.Record) error {
+	dir, err := lease.Open(h.settings.LeaseDir)
 	if err != nil {
 		return err
 	}
-	nic, err := w.br.Link(ctx, w.rec.NIC)
+	nic, err := h.br.Link(ctx, rec.NIC)
 	if err != nil {
 		return err
 	}
-	l, err := w.br.Link(ctx, w.rec.Bridge)
+	l, err := h.br.Link(ctx, rec.Bridge)
 	if err != nil {
 		return err
 	}
-	list, err := w.br.Addresses().List(addr.Filter{Link: l.Index, Family: unix.AF_INET})
+	list, err := h.br.Addresses().List(addr.Filter{Link: l.Index, Family: unix.AF_INET})
 	if err != nil {
 		return err
 	}
@@ -190,20 +189,60 @@ func (w *uplinkWork) adoptLease(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	_, err = lease.Adopt(ctx, dir, &lease.Adoption{NIC: nic.Name, Index: nic.Index, MAC: nic.MAC, Bridge: l.Name, Addresses: list, HostName: hostName})
+	_, err = lease.Adopt(ctx, dir, &lease.Adoption{
+		NIC: nic.Name, Index: nic.Index, MAC: nic.MAC, Bridge: l.Name, Addresses: list, HostName: hostName,
+		Wanted: func() (bool, error) { return isTaken(h.dir.Uplink(rec.NIC), rec.Bridge) },
+	})
 	return err
 }
 
-// disown ends the keeper's part in the lease that the host has by the NIC.
-func (w *uplinkWork) disown(ctx context.Context, nic string) error {
+// isTaken says whether a NIC is taken over, for a bridge: who gives one back hands its lease
+// back first, and has the lease's lock until it is done.
+func isTaken(file *state.UplinkFile, bridgeName string) (bool, error) {
+	rec, err := loadUplink(file)
+	return err == nil && rec != nil && rec.State == uplink.Taken && rec.Bridge == bridgeName, err
+}
+
+// lockHostLease locks the record of the lease that the host has by a NIC, until Close: for
+// who may have to hand it back while holding the state's lock, which comes after it.
+func (h *host) lockHostLease(ctx context.Context, nic string) error {
+	if h.settings.LeaseDir == "" || nic == "" {
+		return nil
+	}
+	dir, err := lease.Open(h.settings.LeaseDir)
+	if err != nil {
+		return err
+	}
+	if h.hostLease, err = dir.Lock(ctx, lease.HostHash(nic)); err != nil {
+		return newError(codeTryAgainLater, "%v", err)
+	}
+	return nil
+}
+
+// disown ends the keeper's part in the lease that the host has by the NIC. It waits for no
+// lock, since it comes late.
+func (w *uplinkWork) disown(nic string) error {
 	if w.settings.LeaseDir == "" {
 		return nil
+	}
+	if w.hostLease != nil {
+		return lease.HandBackLocked(w.hostLease, nic)
 	}
 	dir, err := lease.Open(w.settings.LeaseDir)
 	if err != nil {
 		return err
 	}
-	return lease.HandBack(ctx, dir, nic)
+	if _, err := dir.Load(lease.HostHash(nic)); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	held, err := dir.TryLock(lease.HostHash(nic))
+	if err != nil {
+		return err
+	}
+	if held == nil {
+		return newError(codeTryAgainLater, "the lease that the host had by uplink %s is being renewed: try again", nic)
+	}
+	return errors.Join(lease.HandBackLocked(held, nic), held.Close())
 }
 
 // leaseTrouble tells what is wrong with the leases that the host has by uplinks.
@@ -305,7 +344,7 @@ func (h *host) releaseUplink(ctx context.Context, rec *state.Network) error {
 
 // giveBack restores the NIC, whose own client then hears again.
 func (w *uplinkWork) giveBack(ctx context.Context) error {
-	if err := w.disown(ctx, w.rec.NIC); err != nil {
+	if err := w.disown(w.rec.NIC); err != nil {
 		return err
 	}
 	if err := w.conn.Restore(ctx, w.rec, w.file); err != nil {

@@ -11,6 +11,7 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
+	"github.com/tombolo-cni/tombolo/internal/lockorder"
 )
 
 // delegated runs a plugin of another project.
@@ -49,10 +50,14 @@ func newDelegated(r *Request, kind string) Allocator {
 // caller's deadline.
 const undoTime = 10 * time.Second
 
+// slow is what a plugin is to who has locks.
+const slow = "a plugin"
+
 // Add runs the plugin, and where that fails runs it with DEL, as section 4 of
 // the CNI specification 1.1.0 asks. Of the result, what is not an IPAM plugin's
 // to say is dropped.
 func (d *delegated) Add(ctx context.Context) (*current.Result, error) {
+	lockorder.Slow(slow)
 	result, err := d.plugin.Add(ctx)
 	if err != nil {
 		return nil, d.undo(ctx, err)
@@ -83,6 +88,7 @@ func (d *delegated) undo(ctx context.Context, cause error) error {
 
 // Del runs the plugin, which keeps its own books: the hint is of no use to it.
 func (d *delegated) Del(ctx context.Context, _ []netip.Addr) error {
+	lockorder.Slow(slow)
 	return d.wrap(d.unlessSelf(d.plugin.Del(ctx)))
 }
 
@@ -98,17 +104,20 @@ func (d *delegated) unlessSelf(err error) error {
 
 // Check runs the plugin, which finds prevResult in the netconf.
 func (d *delegated) Check(ctx context.Context, _ *current.Result) error {
+	lockorder.Slow(slow)
 	return d.wrap(d.plugin.Check(ctx))
 }
 
 // GC runs the plugin, which finds the valid attachments in the netconf.
 func (d *delegated) GC(ctx context.Context, _ []Owner) error {
+	lockorder.Slow(slow)
 	return d.wrap(d.unlessSelf(d.plugin.GC(ctx)))
 }
 
 // Status runs the plugin. That it is missing is code 50; what it says itself
 // keeps its code.
 func (d *delegated) Status(ctx context.Context) error {
+	lockorder.Slow(slow)
 	err := d.wrap(d.plugin.Status(ctx))
 	var own *types.Error
 	if errors.As(err, &own) && (own.Code == CodePluginMissing || own.Code == CodePluginFailed) {

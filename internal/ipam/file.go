@@ -30,9 +30,10 @@ func pathError(op, path string, err error) error {
 	return &fs.PathError{Op: op, Path: path, Err: err}
 }
 
-// openFile opens path, and returns a descriptor that a child does not inherit.
+// openFile opens path, and returns a descriptor that a child does not inherit. It does not
+// wait for the other end of a FIFO.
 func openFile(path string, flags int, mode uint32) (int, error) {
-	fd, err := retry(func() (int, error) { return unix.Open(path, flags|unix.O_CLOEXEC, mode) })
+	fd, err := retry(func() (int, error) { return unix.Open(path, flags|unix.O_CLOEXEC|unix.O_NONBLOCK, mode) })
 	return fd, pathError("open", path, err)
 }
 
@@ -51,7 +52,7 @@ func readAt(fd int, path string, limit int) ([]byte, error) {
 // readFile reads up to limit+1 bytes of the file at path. It does not wait for
 // the writer of a pipe.
 func readFile(path string, limit int) ([]byte, error) {
-	fd, err := openFile(path, unix.O_RDONLY|unix.O_NONBLOCK, 0)
+	fd, err := openFile(path, unix.O_RDONLY, 0)
 	if err != nil {
 		return nil, err
 	}

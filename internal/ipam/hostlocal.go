@@ -231,7 +231,8 @@ func (s *store) ownedBy(addrs []netip.Addr, owner Owner) (exact, old []netip.Add
 	return exact, old, errors.Join(errs...)
 }
 
-// GC releases every reservation whose owner is not in valid. Files of the old
+// GC releases every reservation whose owner is not in valid, nor on record (Request.InUse).
+// Files of the old
 // form stay while any valid owner is of that container. What its creator did
 // not live to write goes, what is foreign stays.
 func (h *hostLocal) GC(ctx context.Context, valid []Owner) error {
@@ -259,11 +260,25 @@ func (h *hostLocal) GC(ctx context.Context, valid []Owner) error {
 			s.warnf("%s holds no reservation: left alone", s.path(addr))
 		case state == stateTruncated:
 			errs = append(errs, s.reclaim(addr))
-		case !claims[held.claim()]:
+		case !claims[held.claim()] && !s.isInUse(held):
 			errs = append(errs, s.release(addr))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// isInUse says that a reservation's owner is on record. It is reserved after that, and
+// given back before, so that what GC sees here under the lock is nobody's otherwise.
+func (s *store) isInUse(r reservation) bool {
+	switch {
+	case s.inUse == nil:
+		return false
+	case r.hash != "":
+		return s.inUse(r.hash)
+	case s.hash == nil || r.ifName == "":
+		return false
+	}
+	return s.inUse(s.hash(Owner{ContainerID: r.containerID, IfName: r.ifName}))
 }
 
 // claim is the reservation reduced to what GC compares.

@@ -115,6 +115,9 @@ type Request struct {
 	// we own in the kernel: hexadecimal digits. If nil, reservations that name
 	// their owner by its hash are nobody's.
 	OwnerHash func(Owner) string
+	// InUse says whether an attachment, by its OwnerHash, is on record: GC leaves what it
+	// has reserved, listed or not. If nil, GC goes by its list alone.
+	InUse func(hash string) bool
 
 	// Warn gets what an operator should know although the verb goes on; nil
 	// drops it.

@@ -35,12 +35,13 @@ type store struct {
 	network string
 	wait    time.Duration // for the lock
 	hash    func(Owner) string
+	inUse   func(hash string) bool
 	warn    func(string)
 }
 
 // newStore does not touch the disk.
 func newStore(r *Request, dataDir string) *store {
-	s := &store{dir: r.dataDir(dataDir), network: r.Network, wait: r.LockWait, hash: r.OwnerHash, warn: r.warn}
+	s := &store{dir: r.dataDir(dataDir), network: r.Network, wait: r.LockWait, hash: r.OwnerHash, inUse: r.InUse, warn: r.warn}
 	if s.wait == 0 {
 		s.wait = defaultLockWait
 	}

@@ -41,7 +41,7 @@ func (v *visit) follow() error {
 	ctx, cancel := context.WithTimeout(v.ctx, lockedFor)
 	defer cancel()
 	// The lock of the lease's record is free meanwhile: a DEL takes it when it has this one.
-	lock, err := v.lockState(ctx)
+	lock, err := v.state.Lock(ctx, state.Exclusive)
 	if err != nil {
 		return fmt.Errorf("move attachment to its new address: %w", err)
 	}
@@ -226,24 +226,4 @@ func (v *visit) renameAliases(a *state.Attachment) error {
 		}
 	}
 	return errors.Join(append(errs, conn.Close())...)
-}
-
-// lockState takes the exclusive lock of the state directory, as the plugin does: on a
-// thread in the host's namespace, where its socket is.
-func (k *Keeper) lockState(ctx context.Context) (*state.Lock, error) {
-	var lock *state.Lock
-	err := k.inHost(func() error {
-		var err error
-		lock, err = k.state.Lock(ctx, state.Exclusive)
-		return err
-	})
-	return lock, err
-}
-
-// inHost runs a function on a thread in the host's network namespace.
-func (k *Keeper) inHost(fn func() error) error {
-	if k.host == nil {
-		return fn()
-	}
-	return k.host.Do(fn)
 }

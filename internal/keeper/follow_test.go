@@ -328,8 +328,14 @@ func TestAMoveWaitsForThePluginAndNotForEver(t *testing.T) {
 	t.Parallel()
 	m, s := newMovable(t, time.Hour)
 	m.half(s)
-	lock, err := m.state.Lock(t.Context(), state.Shared)
-	if err != nil {
+	var lock *state.Lock
+	var err error
+	plugin := make(chan struct{}) // somebody else's goroutine, as to the order of locks
+	go func() {
+		defer close(plugin)
+		lock, err = m.state.Lock(t.Context(), state.Shared)
+	}()
+	if <-plugin; err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())

@@ -314,6 +314,10 @@ func (u *uplinks) load(t *taken) *uplink.Record {
 	case errors.Is(err, fs.ErrNotExist):
 		t.due = time.Time{} // forgotten
 	case errors.Is(err, state.ErrStale):
+		if err := u.work.disown(u.ctx, t.nic); err != nil {
+			u.later(t, "cannot drop the lease of an uplink", err)
+			return nil
+		}
 		u.alone(t, func() { u.drop(t) })
 	case errors.Is(err, state.ErrDamaged):
 		u.alone(t, func() { u.setAside(t) })
@@ -325,12 +329,7 @@ func (u *uplinks) load(t *taken) *uplink.Record {
 
 // alone does something under the uplink's lock, or comes back later.
 func (u *uplinks) alone(t *taken, fn func()) {
-	var lock *state.UplinkLock
-	err := u.inHost(func() error {
-		var err error
-		lock, err = u.state.TryLockUplink(t.nic)
-		return err
-	})
+	lock, err := u.state.TryLockUplink(t.nic)
 	if err != nil {
 		u.later(t, "cannot lock uplink", err)
 		return

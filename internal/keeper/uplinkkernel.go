@@ -97,7 +97,18 @@ func (k kernelUplinks) adoption(ctx context.Context, rec *uplink.Record) (*lease
 	}
 	return &lease.Adoption{
 		NIC: rec.NIC, Index: nic.Index, MAC: nic.MAC, Bridge: rec.Bridge, Addresses: list, HostName: name, NetNS: k.host,
+		Wanted: func() (bool, error) { return k.isTaken(rec) },
 	}, nil
+}
+
+// isTaken says whether a takeover is still the one that was looked at.
+func (k kernelUplinks) isTaken(rec *uplink.Record) (bool, error) {
+	data, err := k.state.Uplink(rec.NIC).Load()
+	if err != nil {
+		return false, err
+	}
+	now, err := uplink.ParseRecord(data)
+	return err == nil && now.State == uplink.Taken && now.Bridge == rec.Bridge, err
 }
 
 func (k kernelUplinks) disown(ctx context.Context, nic string) error {

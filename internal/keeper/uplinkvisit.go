@@ -22,7 +22,9 @@ func (u *uplinks) visit(t *taken) {
 	u.hear()
 	t.links = u.work.links(rec)
 	if rec.State != uplink.Taken {
-		u.alone(t, func() { u.finish(t) })
+		if u.handBack(t, rec) {
+			u.alone(t, func() { u.finish(t) })
+		}
 		return
 	}
 	diffs, err := u.work.check(u.ctx, rec)
@@ -77,8 +79,24 @@ func (u *uplinks) fine(t *taken, rec *uplink.Record) {
 		u.alone(t, func() { u.record(t, to) })
 	}
 	if !t.putBack && !t.adopted {
-		u.alone(t, func() { u.adopt(t) })
+		u.adopt(t)
 	}
+}
+
+// handBack hands the lease back that the host has by a NIC whose return was cut short: before
+// the NIC has its addresses back, or the keeper would look for them on the bridge. The
+// lease's lock comes before the NIC's, so it is done without that; nobody adopts a lease
+// whose takeover's record says that it is over.
+func (u *uplinks) handBack(t *taken, rec *uplink.Record) bool {
+	t.adopted = false
+	if rec.State == uplink.Taking {
+		return true
+	}
+	if err := u.work.disown(u.ctx, t.nic); err != nil {
+		u.later(t, "cannot hand the DHCP lease of the host's NIC back", err)
+		return false
+	}
+	return true
 }
 
 // record brings the record of a takeover up to date. It holds the lock. Pods have followed
@@ -100,8 +118,8 @@ func (u *uplinks) record(t *taken, followed []netip.Prefix) {
 	}
 }
 
-// adopt has the lease that the NIC had looked after. It holds the lock: somebody may be
-// about to give the NIC back, and has handed the lease back before.
+// adopt has the lease that the NIC had looked after. Somebody may be about to give the NIC
+// back: whoever does has the lease's lock, and under that the work looks again.
 func (u *uplinks) adopt(t *taken) {
 	rec := u.load(t)
 	if rec == nil {
@@ -130,15 +148,6 @@ func (u *uplinks) finish(t *taken) {
 		return
 	}
 	u.log.Warn("the work on an uplink was cut short: finishing it", "nic", rec.NIC, "bridge", rec.Bridge, "state", rec.State, "step", rec.Step)
-	if rec.State != uplink.Taking {
-		// Before the NIC has its addresses back, or the keeper would look for them on the
-		// bridge.
-		if err := u.work.disown(u.ctx, t.nic); err != nil {
-			u.later(t, "cannot hand the DHCP lease of the host's NIC back", err)
-			return
-		}
-	}
-	t.adopted = false
 	after, err := u.work.finish(u.ctx, rec, u.state.Uplink(t.nic))
 	if err != nil {
 		u.later(t, "cannot finish the work on an uplink", err)
@@ -211,7 +220,7 @@ func (u *uplinks) drop(t *taken) {
 		t.due = now()
 		return
 	}
-	if err := errors.Join(file.Remove(), u.work.disown(u.ctx, t.nic)); err != nil {
+	if err := file.Remove(); err != nil {
 		u.later(t, "cannot drop the record of an uplink", err)
 		return
 	}

@@ -32,6 +32,9 @@ type Adoption struct {
 	HostName string
 	// NetNS is the host's network namespace; nil is the caller's.
 	NetNS *netns.NS
+	// Wanted is asked under the lock of the record: where it says no, the NIC has been given
+	// back meanwhile, and nothing is written. Nil is yes.
+	Wanted func() (bool, error)
 	// Root is the directory below which the network managers' files are looked for; empty
 	// is /.
 	Root string
@@ -67,10 +70,7 @@ func Adopt(ctx context.Context, dir *Dir, a *Adoption) (*Record, error) {
 	}
 	held, err := dir.Lock(ctx, r.Hash())
 	if err == nil {
-		var kept *Record
-		if kept, err = held.adopt(r, a); kept != nil {
-			r = kept
-		}
+		r, err = held.adopt(r, a)
 		err = errors.Join(err, held.Close())
 	}
 	if err != nil {
@@ -79,8 +79,14 @@ func Adopt(ctx context.Context, dir *Dir, a *Adoption) (*Record, error) {
 	return r, nil
 }
 
-// adopt writes a record unless the one that there is says the same; then it gives that.
+// adopt writes a record unless the one that there is says the same, and gives the one that
+// there is afterwards.
 func (h *Held) adopt(r *Record, a *Adoption) (*Record, error) {
+	if a.Wanted != nil {
+		if wanted, err := a.Wanted(); !wanted || err != nil {
+			return nil, err
+		}
+	}
 	have, err := h.Load()
 	if err == nil && have.Host != nil && have.Boot == r.Boot && have.NetNSCookie == r.NetNSCookie && have.Bridge == r.Bridge &&
 		have.Client.MAC.String() == r.Client.MAC.String() && a.find(have.Lease.Address.Addr()) != nil {
@@ -89,7 +95,7 @@ func (h *Held) adopt(r *Record, a *Adoption) (*Record, error) {
 	if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, ErrDamaged) {
 		return nil, err
 	}
-	return nil, h.Create(r)
+	return r, h.Create(r)
 }
 
 // record makes the record of a lease that the NIC had; nil if it had none.
@@ -176,10 +182,19 @@ func (a *Adoption) leased(f *found) *addr.Address {
 // That there is no record is success.
 func HandBack(ctx context.Context, dir *Dir, nic string) error {
 	held, err := dir.Lock(ctx, HostHash(nic))
-	if err == nil {
-		err = errors.Join(held.Remove(), held.Close())
-	}
 	if err != nil {
+		return fmt.Errorf("hand DHCP lease of %s back: %w", nic, err)
+	}
+	return errors.Join(HandBackLocked(held, nic), held.Close())
+}
+
+// HandBackLocked is HandBack for who has the lock of the record, HostHash's, and keeps it
+// until the NIC is given back: nobody adopts the lease meanwhile.
+func HandBackLocked(held *Held, nic string) error {
+	if held.hash != HostHash(nic) {
+		return fmt.Errorf("hand DHCP lease of %s back: the lock is that of record %s", nic, held.hash)
+	}
+	if err := held.Remove(); err != nil {
 		return fmt.Errorf("hand DHCP lease of %s back: %w", nic, err)
 	}
 	return nil

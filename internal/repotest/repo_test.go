@@ -49,7 +49,7 @@ func tools() []string { return []string{"bench", "test/report"} }
 
 // fixtures are what tests share.
 func fixtures() []string {
-	return []string{"internal/nstest", "internal/nstest/fault", "internal/nl/nltest"}
+	return []string{"internal/lockorder", "internal/nstest", "internal/nstest/fault", "internal/nl/nltest"}
 }
 
 // pkg is a package, ours or another, as go list has it.

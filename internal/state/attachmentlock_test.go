@@ -136,6 +136,30 @@ func TestAbandonLeavesALaterRecordAlone(t *testing.T) {
 	if err := second.Commit(a); err != nil {
 		t.Errorf("the later one: %v", err)
 	}
+	// The same where Commit found it.
+	if err := d.Remove(a.Network, a.Hash()); err != nil {
+		t.Fatal(err)
+	}
+	third := begin(t, d, a)
+	if err := d.Remove(a.Network, a.Hash()); err != nil {
+		t.Fatal(err)
+	}
+	fourth := begin(t, d, a)
+	if err := third.Commit(a); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("Commit of a removed record: %v", err)
+	}
+	if err := third.Abandon(); err != nil {
+		t.Fatal(err)
+	}
+	if err := fourth.Commit(a); err != nil {
+		t.Errorf("the later one: %v", err)
+	}
+	if err := fourth.Abandon(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Load(a.Network, a.Hash()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("after Abandon of a ready one: %v", err)
+	}
 }
 
 // Between open(2) and flock(2) of Create, the file looks like one of a killed ADD.

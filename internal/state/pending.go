@@ -22,6 +22,7 @@ type Pending struct {
 	path  string
 	hash  string
 	size  int64 // of what Create wrote, in bytes
+	lost  bool  // Commit found it removed
 	order *lockorder.Held
 }
 
@@ -98,11 +99,11 @@ func (p *Pending) Gone() (bool, error) {
 	return st.Nlink == 0, nil
 }
 
-// Abandon removes the record, if it is still this one, and closes p. It needs the shared
+// Abandon removes the record, also after Commit, if it is still this one, and closes p. It needs the shared
 // lock.
 func (p *Pending) Abandon() error {
 	gone, err := p.Gone()
-	if err == nil && !gone && p.fd >= 0 {
+	if err == nil && !gone && !p.lost {
 		err = removeFile(p.path)
 	}
 	if err = errors.Join(err, p.Close()); err != nil {
@@ -145,6 +146,7 @@ func (p *Pending) commit(a *Attachment) error {
 	}
 	gone, err := p.Gone()
 	if err == nil && gone {
+		p.lost = true
 		err = &os.PathError{Op: "write", Path: p.path, Err: os.ErrNotExist}
 	}
 	return err

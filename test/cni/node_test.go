@@ -21,6 +21,7 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/lockorder"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -121,7 +122,7 @@ type call struct {
 }
 
 func (c *call) environ() []string {
-	environ := []string{"PATH=" + os.Getenv("PATH"), "CNI_PATH=" + cniPath}
+	environ := []string{"PATH=" + os.Getenv("PATH"), "CNI_PATH=" + cniPath, lockorder.Variable + "=1"}
 	for name, value := range map[string]string{
 		"CNI_COMMAND": c.verb, "CNI_CONTAINERID": c.id, "CNI_NETNS": c.netns, "CNI_IFNAME": c.ifName, "CNI_ARGS": c.args,
 	} {

@@ -21,6 +21,11 @@ const maxRemains = 3
 func (a *adding) begin(ctx context.Context) error {
 	for range maxRemains {
 		if a.leasing != nil {
+			// An ADD of the same that runs has the lease's lock for as long as its server
+			// takes: so look first.
+			if err := a.takeKilledDown(ctx); err != nil {
+				return err
+			}
 			if err := a.leasing.lock(ctx, a.call.hash()); err != nil {
 				return err
 			}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"os/exec"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -87,8 +88,12 @@ func TestADDMayBeKilledAtAnyPoint(t *testing.T) {
 			"DEL": func(p *pod) { n.callOK(del(p)) },
 			"GC":  func(*pod) { w.gc(stays) },
 			"ADD": func(p *pod) {
-				// A runtime does not do this; the message says what it should do.
+				// Only one that came to its end, of which nobody heard, is in the way.
 				if o := n.call(add(p)); o.status != 0 {
+					rec := readFileIf(t, n.state+"/attachments/podnet/"+strings.TrimPrefix(w.port(p), "veth")+".json")
+					if !strings.Contains(rec, `"state":"ready"`) {
+						t.Errorf("ADD after one that was killed: %s; record %s", o.stdout, rec)
+					}
 					n.callOK(del(p))
 					n.callOK(add(p))
 				}

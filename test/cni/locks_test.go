@@ -1,0 +1,338 @@
+package cni
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/state"
+)
+
+// running is a verb under way.
+type running struct {
+	testing.TB
+	cmd  *exec.Cmd
+	out  bytes.Buffer
+	done chan struct{}
+}
+
+// start runs a verb beside others.
+func (n *node) start(c call) *running {
+	n.Helper()
+	r := &running{TB: n, cmd: exec.Command(plugin()), done: make(chan struct{})}
+	r.cmd.Env, r.cmd.Stdin, r.cmd.Stdout = c.environ(), bytes.NewReader(c.stdin), &r.out
+	r.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // with the plugins that it runs
+	if err := n.ns.Do(r.cmd.Start); err != nil {
+		n.Fatal(err)
+	}
+	go func() {
+		_ = r.cmd.Wait()
+		close(r.done)
+	}()
+	n.Cleanup(r.kill)
+	return r
+}
+
+// kill ends the verb, and waits until it has.
+func (r *running) kill() {
+	_ = syscall.Kill(-r.cmd.Process.Pid, syscall.SIGKILL)
+	<-r.done
+}
+
+// wantRunning says that the verb has not come to its end.
+func (r *running) wantRunning() {
+	r.Helper()
+	select {
+	case <-r.done:
+		r.Fatalf("it has ended: %s", r.out.String())
+	default:
+	}
+}
+
+// failure is the error that the verb ends with.
+func (r *running) failure() error {
+	r.Helper()
+	<-r.done
+	var e struct {
+		Code uint   `json:"code"`
+		Msg  string `json:"msg"`
+	}
+	if err := json.Unmarshal(r.out.Bytes(), &e); err != nil || e.Code == 0 {
+		r.Fatalf("no error: %q", r.out.String())
+	}
+	return &coded{e.Code, e.Msg}
+}
+
+type coded struct {
+	code uint
+	msg  string
+}
+
+func (e *coded) Error() string { return fmt.Sprintf("code %d: %s", e.code, e.msg) }
+
+// slow is a network whose ADDs wait for somebody who never answers, and what it has of
+// one that does.
+type slow struct {
+	name string
+	w    *network
+	look func(p *pod)      // before it is started, if that matters
+	wait func(p *pod) bool // it waits
+}
+
+// adds counts the ADDs that a plugin was run for.
+func adds(calls []string, p *pod) int {
+	count := 0
+	for _, line := range calls {
+		if strings.HasPrefix(line, "ADD "+p.id+" ") {
+			count++
+		}
+	}
+	return count
+}
+
+// slowNetworks are those: by DHCP without a server, and by a plugin that hangs.
+func slowNetworks(t *testing.T, n *node) []slow {
+	dir, err := lease.Open(n.state + "-leases")
+	if err != nil {
+		t.Fatal(err)
+	}
+	leased := n.network("lan", conf{"bridge": "br0", "ipMasq": false, "leaseDir": dir.Path(), "deadline": "1h",
+		"ipam": conf{"type": "dhcp", "keeper": "optional", "timeout": "1h"}})
+	ipam, calls := fake(t, fakeConf{Hang: "ADD"})
+	heard := map[*pod]int{}
+	delegated := n.network("delegated", conf{"bridge": "br1", "ipMasq": false, "deadline": "1h", "ipam": ipam})
+	return []slow{
+		{"a DHCP server", leased, nil, func(p *pod) bool {
+			// The attack: it has the lock of its lease, which a DEL and a GC want.
+			hash := ident.Hash("lan", p.id, "eth0")
+			if _, err := dir.Load(hash); err != nil {
+				return false
+			}
+			held, err := dir.TryLock(hash)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if held != nil {
+				held.Close()
+			}
+			return held == nil && hasPort(n, leased, p)
+		}},
+		{"a plugin", delegated, func(p *pod) { heard[p] = adds(calls(), p) }, func(p *pod) bool { return adds(calls(), p) > heard[p] }},
+	}
+}
+
+func hasPort(n *node, w *network, p *pod) bool {
+	_, ok := links(n, n.ns)[w.port(p)]
+	return ok
+}
+
+func (n *node) waits(s slow, p *pod) *running {
+	n.Helper()
+	if s.look != nil {
+		s.look(p)
+	}
+	r := n.start(call{verb: "ADD", id: p.id, netns: p.path, ifName: "eth0", stdin: s.w.stdin(nil)})
+	if !(&lan{node: n}).eventually(n, func() bool { r.wantRunning(); return s.wait(p) }) {
+		n.Fatalf("ADD never waited for %s", s.name)
+	}
+	return r
+}
+
+// TestNobodyWaitsForAnADDThatWaits is about the order of locks: an ADD that waits for
+// somebody has those of its attachment, and none that others need.
+func TestNobodyWaitsForAnADDThatWaits(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	for _, s := range slowNetworks(t, n) {
+		p := n.pod("waits-" + s.w.name)
+		add := n.waits(s, p)
+		others := n.network("others-"+s.w.name, conf{"bridge": "cbr-" + s.w.name[:3]})
+		first := n.pod("first-" + s.w.name)
+		others.add(first) // it builds a network
+		s.w.gc()          // claims nobody, least of all the one that waits
+		add.wantRunning()
+		others.gc(first)
+		var all sync.WaitGroup
+		for i := range 8 {
+			q := n.pod(fmt.Sprintf("beside-%s-%d", s.w.name, i))
+			all.Go(func() {
+				if _, err := others.tryAdd(q); err != nil {
+					t.Errorf("ADD: %v", err)
+				}
+				s.w.gc()
+				if err := others.tryDel(q); err != nil {
+					t.Errorf("DEL: %v", err)
+				}
+			})
+		}
+		all.Wait()
+		if err := others.check(first); err != nil {
+			t.Error(err)
+		}
+		if o, err := n.exec(t.Context(), plugin(), nil, os.Environ(), "repair", "--state", n.state); err != nil || o.status != 0 {
+			t.Errorf("repair: %v, %d, %s", err, o.status, o.stderr)
+		}
+		add.wantRunning()
+		add.kill()
+		s.w.gc()
+		others.del(first)
+	}
+	n.wantNothing()
+	(&lan{node: n}).wantNoLeaseRecords()
+}
+
+// TestDELEndsAnADDThatWaits has a runtime give a pod up whose ADD goes on.
+func TestDELEndsAnADDThatWaits(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	s := slowNetworks(t, n)[0]
+	p := n.pod("a")
+	add := n.waits(s, p)
+	s.w.del(p)
+	var e *coded
+	if err := add.failure(); !errors.As(err, &e) || e.code != 11 || !strings.Contains(e.msg, "deleted") {
+		t.Errorf("ADD: %v", err)
+	}
+	n.wantNothing()
+	(&lan{node: n}).wantNoLeaseRecords()
+}
+
+// TestAnADDAfterOneThatWasKilledUndoesWhatThatLeft has a runtime, or the machine's OOM
+// killer, kill ADDs where they wait.
+func TestAnADDAfterOneThatWasKilledUndoesWhatThatLeft(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	for _, s := range slowNetworks(t, n) {
+		p := n.pod("killed-" + s.w.name)
+		add := n.waits(s, p)
+		dir, err := state.Open(n.state)
+		if err != nil {
+			t.Fatal(err)
+		}
+		hash := ident.Hash(s.w.name, p.id, "eth0")
+		if _, err := dir.LockAttachment(s.w.name, hash); !errors.Is(err, state.ErrBusy) {
+			t.Errorf("its record's lock: %v, want ErrBusy", err)
+		}
+		// Beside one that runs, another is refused.
+		_, err = s.w.tryAdd(p)
+		wantError(t, err, 111, "DEL it first")
+		add.wantRunning()
+		add.kill()
+		rec, err := dir.Load(s.w.name, hash)
+		if err != nil || rec.State != state.Adding {
+			t.Fatalf("the kill left record %v, %v", rec, err)
+		}
+		next := n.waits(s, p) // it got past the record
+		now, err := dir.Load(s.w.name, hash)
+		if err != nil || now.Created.Equal(rec.Created) {
+			t.Errorf("record %v, %v: that of before", now, err)
+		}
+		next.kill()
+		// Also by another configuration than that of the one that was killed.
+		if s.look == nil {
+			s.w.with(conf{"ipam": hostLocal("10.79.0.0/24")}).add(p)
+		}
+		s.w.del(p)
+	}
+	n.wantNothing()
+	(&lan{node: n}).wantNoLeaseRecords()
+}
+
+// TestRecordsThatAreInTheWay are those of which a pod may run.
+func TestRecordsThatAreInTheWay(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(nil)
+	for name, tt := range map[string]struct {
+		text string
+		ok   bool
+	}{
+		"empty":         {"", true},
+		"half a line":   {`{"version":1,"state":"add`, true},
+		"rubbish":       {"rubbish\n", false},
+		"newer version": {`{"version":99,"state":"adding"}` + "\n", false},
+	} {
+		p := n.pod("pod-" + strings.ReplaceAll(name, " ", "-"))
+		path := n.state + "/attachments/podnet/" + strings.TrimPrefix(w.port(p), "veth") + ".json"
+		if err := errors.Join(os.MkdirAll(n.state+"/attachments/podnet", 0o700), os.WriteFile(path, []byte(tt.text), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		_, err := w.tryAdd(p)
+		if tt.ok && err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if !tt.ok {
+			wantError(t, err, 111, "DEL it first")
+		}
+		w.del(p)
+	}
+	n.wantNothing()
+}
+
+// TestAListenerOnTheOldLockStopsNobody has a container on the host's network do what
+// stopped first ADDs, GC and repair of the version before.
+func TestAListenerOnTheOldLockStopsNobody(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	err := n.ns.Do(func() error {
+		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		t.Cleanup(func() { unix.Close(fd) })
+		return errors.Join(unix.Bind(fd, &unix.SockaddrUnix{Name: "@tombolo/lock"}), unix.Listen(fd, 8))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := n.podnet(nil)
+	p := n.pod("a")
+	w.add(p)
+	w.gc()
+	n.wantNothing()
+}
+
+// TestTwoStateDirectoriesBuildInOneNamespace has callers with a /run of their own build at
+// once what is the network namespace's. Only what the kernel promises keeps them apart.
+func TestTwoStateDirectoriesBuildInOneNamespace(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	const directories = 6
+	var networks []*network
+	var pods []*pod
+	for i := range directories {
+		w := n.network(fmt.Sprintf("net%d", i), conf{
+			"bridge": "cbr0", "stateDir": fmt.Sprintf("%s-%d", n.state, i),
+			"ipam": hostLocal(fmt.Sprintf("10.81.%d.0/24", i), fmt.Sprintf("fd81:%d::/64", i)),
+		})
+		networks, pods = append(networks, w), append(pods, n.pod(fmt.Sprintf("pod-%d", i)))
+	}
+	var all sync.WaitGroup
+	for i, w := range networks {
+		all.Go(func() {
+			if _, err := w.tryAdd(pods[i]); err != nil {
+				t.Errorf("ADD: %v", err)
+			}
+		})
+	}
+	all.Wait()
+	for i, w := range networks {
+		if err := w.check(pods[i]); err != nil {
+			t.Error(err)
+		}
+	}
+	for i, w := range networks {
+		w.del(pods[i])
+	}
+}

@@ -3,7 +3,6 @@ package state
 import (
 	"errors"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -162,37 +161,22 @@ func TestAbandonLeavesALaterRecordAlone(t *testing.T) {
 	}
 }
 
-// Between open(2) and flock(2) of Create, the file looks like one of a killed ADD.
-func TestARecordThatAnotherLockedFirstIsThatOnes(t *testing.T) {
+// Where O_TMPFILE is not to be had, a record gets its name whole and locked as well.
+func TestARecordByATemporaryName(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)
-	for _, removed := range []bool{false, true} {
-		path := filepath.Join(d.Path(), "record")
-		if err := os.MkdirAll(d.Path(), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		fd, err := openFile(path, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL)
-		if err != nil {
-			t.Fatal(err)
-		}
-		other, err := openFile(path, unix.O_RDONLY)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if ok, err := tryFlock(other, unix.LOCK_EX); !ok || err != nil {
-			t.Fatalf("the fault did not fire: %t, %v", ok, err)
-		}
-		if removed {
-			if err := errors.Join(os.Remove(path), flock(other, unix.LOCK_UN)); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if err := lockNew(fd, path); !errors.Is(err, os.ErrExist) {
-			t.Errorf("removed %t: %v, want ErrExist", removed, err)
-		}
-		unix.Close(fd)
-		unix.Close(other)
-		os.Remove(path)
+	path := d.Path() + "/attachments/net/record"
+	temp := d.Path() + "/temp"
+	fd, err := createFile(temp, unix.O_WRONLY|unix.O_EXCL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if err := link(fd, temp, path); err != nil {
+		t.Fatal(err)
+	}
+	if err := link(fd, temp, path); !errors.Is(err, os.ErrExist) {
+		t.Errorf("link over a record: %v, want ErrExist", err)
 	}
 }
 

@@ -183,7 +183,7 @@ func TestAnAddKeepsToItsSystemCalls(t *testing.T) {
 		"openat", "fstat", "read", "close", // epoch
 		"openat", "read", "close", // boot id
 		"socket", "getsockopt", "close", // the namespace's cookie
-		"openat", "fstat", "flock", "fstat", "write", // create
+		"openat", "flock", "write", "linkat", // create
 		"openat", "fstat", "read", "close", // network
 		"write", "fstat", "close", // commit
 		"close", // unlock

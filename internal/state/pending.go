@@ -5,7 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
+	"path/filepath"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -56,32 +59,61 @@ func (d *Dir) create(a *Attachment) (*Pending, error) {
 	if err != nil {
 		return nil, err
 	}
-	fd, err := createFile(path, unix.O_WRONLY|unix.O_EXCL|unix.O_APPEND)
+	fd, err := d.createLocked(path, line)
 	if err != nil {
 		return nil, err
-	}
-	if err := lockNew(fd, path); err != nil {
-		return nil, errors.Join(err, unix.Close(fd))
-	}
-	if err := writeAll(fd, path, line); err != nil {
-		return nil, errors.Join(err, unix.Close(fd), removeFile(path))
 	}
 	return &Pending{fd: fd, path: path, hash: hash, size: int64(len(line)), order: lockorder.Tried(lockorder.Attachment)}, nil
 }
 
-// lockNew locks a record that was just made. Another call of the same attachment may have
-// been faster, which took the empty file for what a killed ADD left: it is that one's.
-func lockNew(fd int, path string) error {
-	locked, err := tryFlock(fd, unix.LOCK_EX)
-	var st unix.Stat_t
-	if err == nil {
-		err = unix.Fstat(fd, &st)
-	}
-	if err == nil && (!locked || st.Nlink == 0) {
-		err = os.ErrExist
+// createLocked makes a record's file that appears whole and locked: an empty one, or one
+// without its lock, would be taken for what a killed ADD left.
+func (d *Dir) createLocked(path string, line []byte) (int, error) {
+	dir, temp := filepath.Dir(path), ""
+	fd, err := makeUnnamed(dir)
+	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EISDIR) {
+		// A file system without O_TMPFILE.
+		temp = fmt.Sprintf("%s/%s%016x", d.path, tempPrefix, rand.Uint64())
+		fd, err = createFile(temp, unix.O_WRONLY|unix.O_EXCL|unix.O_APPEND)
 	}
 	if err != nil {
-		return &os.PathError{Op: "lock", Path: path, Err: err}
+		return -1, err
+	}
+	err = errors.Join(flock(fd, unix.LOCK_EX|unix.LOCK_NB), writeAll(fd, path, line))
+	if err == nil {
+		err = link(fd, temp, path)
+	}
+	if temp != "" {
+		err = errors.Join(err, removeFile(temp))
+	}
+	if err != nil {
+		return -1, errors.Join(err, unix.Close(fd))
+	}
+	return fd, nil
+}
+
+// makeUnnamed opens a file that has no name yet, in a directory that may be missing.
+func makeUnnamed(dir string) (int, error) {
+	fd, err := openAny(dir, unix.O_TMPFILE|unix.O_WRONLY|unix.O_APPEND)
+	if !errors.Is(err, os.ErrNotExist) {
+		return fd, err
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return -1, err
+	}
+	return openAny(dir, unix.O_TMPFILE|unix.O_WRONLY|unix.O_APPEND)
+}
+
+// link gives a file its name, which must be free. It has a temporary one, or none.
+func link(fd int, temp, path string) error {
+	flags := 0
+	if temp == "" {
+		temp, flags = "/proc/self/fd/"+strconv.Itoa(fd), unix.AT_SYMLINK_FOLLOW
+	} else if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return err
+	}
+	if err := unix.Linkat(unix.AT_FDCWD, temp, unix.AT_FDCWD, path, flags); err != nil {
+		return &os.PathError{Op: "link", Path: path, Err: err}
 	}
 	return nil
 }

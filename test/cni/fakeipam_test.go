@@ -7,8 +7,7 @@ import (
 	"os"
 	"strings"
 	"testing"
-
-	"golang.org/x/sys/unix"
+	"time"
 )
 
 // fakeIPAM is the name by which this program is an IPAM plugin of a third party. What
@@ -63,9 +62,11 @@ func runFakeIPAM() int {
 	}
 	fmt.Fprintln(log, strings.TrimSpace(verb+" "+os.Getenv("CNI_CONTAINERID")+" "+os.Getenv("CNI_IFNAME")))
 	if conf.IPAM.Hang == verb {
-		for {
-			unix.Pause()
+		// Until the plugin is killed.
+		for parent := os.Getppid(); os.Getppid() == parent; {
+			time.Sleep(50 * time.Millisecond)
 		}
+		return 1
 	}
 	if failure, ok := conf.IPAM.Fail[verb]; ok {
 		fmt.Printf("%s\n", failure)

@@ -52,6 +52,11 @@ type Bridge struct {
 	// help against the parameters net.bridge.bridge-nf-call-iptables and -ip6tables,
 	// which are 1 in a new namespace and hold for each bridge in it.
 	NFCall *bool
+	// MaxLearned is how many MACs the bridge learns from what its ports send
+	// (IFLA_BR_FDB_MAX_LEARNED, Linux 6.7; an older kernel has no such limit): who sends
+	// as ever new ones fills the host's memory otherwise. Frames to a MAC for which there
+	// is no room go to all ports. 0 leaves it as it is, and a new bridge without.
+	MaxLearned uint32
 }
 
 // ErrNotBridge is the cause of an Ensure whose name is taken by another kind of
@@ -222,8 +227,18 @@ func (c *Conn) correctBridge(ctx context.Context, br Bridge, l *Link, pinned boo
 			e.Bytes(unix.IFLA_ADDRESS, want.MAC)
 		}
 		e.Uint32(unix.IFLA_MTU, uint32(want.MTU))
-		if br.NFCall != nil {
-			nfCall(e, *br.NFCall)
+		if br.NFCall != nil || br.limits(l) {
+			e.Nest(unix.IFLA_LINKINFO, func(e *nl.Encoder) {
+				e.String(unix.IFLA_INFO_KIND, "bridge")
+				e.Nest(unix.IFLA_INFO_DATA, func(e *nl.Encoder) {
+					if br.NFCall != nil {
+						nfCall(e, *br.NFCall)
+					}
+					if br.limits(l) {
+						e.Uint32(unix.IFLA_BR_FDB_MAX_LEARNED, br.MaxLearned)
+					}
+				})
+			})
 		}
 	})
 	if err := c.execute(ctx, &b); err != nil {
@@ -249,6 +264,9 @@ func (br *Bridge) over(l *Link) Link {
 	if br.NFCall != nil {
 		state.NFCallIPTables, state.NFCallIP6Tables = *br.NFCall, *br.NFCall
 	}
+	if br.limits(l) {
+		state.MaxLearned = new(br.MaxLearned)
+	}
 	return want
 }
 
@@ -265,14 +283,12 @@ func (br *Bridge) setFlags() (flags, change uint32) {
 }
 
 func nfCall(e *nl.Encoder, on bool) {
-	e.Nest(unix.IFLA_LINKINFO, func(e *nl.Encoder) {
-		e.String(unix.IFLA_INFO_KIND, "bridge")
-		e.Nest(unix.IFLA_INFO_DATA, func(e *nl.Encoder) {
-			e.Uint8(unix.IFLA_BR_NF_CALL_IPTABLES, asUint8(on))
-			e.Uint8(unix.IFLA_BR_NF_CALL_IP6TABLES, asUint8(on))
-		})
-	})
+	e.Uint8(unix.IFLA_BR_NF_CALL_IPTABLES, asUint8(on))
+	e.Uint8(unix.IFLA_BR_NF_CALL_IP6TABLES, asUint8(on))
 }
+
+// limits says whether br asks for a limit that the kernel has.
+func (br *Bridge) limits(l *Link) bool { return br.MaxLearned != 0 && l.Bridge.MaxLearned != nil }
 
 // Remove deletes a bridge, and lets its ports go. One that is not there is
 // success; another kind of link of the name is ErrNotBridge, and stays.

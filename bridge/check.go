@@ -111,6 +111,9 @@ func (br *Bridge) differences(l *Link) []tombolo.Difference {
 		cmp.flag("nf_call_iptables", *br.NFCall, l.Bridge.NFCallIPTables)
 		cmp.flag("nf_call_ip6tables", *br.NFCall, l.Bridge.NFCallIP6Tables)
 	}
+	if br.limits(l) {
+		cmp.limit("fdb_max_learned", br.MaxLearned, *l.Bridge.MaxLearned)
+	}
 	return cmp.list
 }
 
@@ -163,6 +166,12 @@ func (c *comparison) port(p *Port, have *PortState) {
 	c.flag("learning", !p.NoLearning, have.Learning)
 	c.flag("flood", !p.NoFlood, have.Flood)
 	c.flag("multicast flood", !p.NoMulticastFlood, have.MulticastFlood)
+}
+
+func (c *comparison) limit(what string, want, have uint32) {
+	if want != have {
+		c.differs(what, strconv.FormatUint(uint64(want), 10), strconv.FormatUint(uint64(have), 10))
+	}
 }
 
 // checkPod gets IPv4's accept_redirects of all interfaces along, if it is to be

@@ -55,6 +55,9 @@ type BridgeState struct {
 	// -ip6tables, of which nothing is said here.
 	NFCallIPTables  bool
 	NFCallIP6Tables bool
+	// MaxLearned is how many MACs the bridge learns at most (IFLA_BR_FDB_MAX_LEARNED);
+	// 0 is without limit, and nil where the kernel has none (before Linux 6.7).
+	MaxLearned *uint32
 }
 
 // PortState is what the kernel says of a link as a bridge's port.
@@ -279,6 +282,8 @@ func (s *BridgeState) decode(attrs *nl.Attrs) error {
 			s.NFCallIPTables = attrs.Uint8() != 0
 		case unix.IFLA_BR_NF_CALL_IP6TABLES:
 			s.NFCallIP6Tables = attrs.Uint8() != 0
+		case unix.IFLA_BR_FDB_MAX_LEARNED:
+			s.MaxLearned = new(attrs.Uint32())
 		}
 	}
 	return attrs.Err()

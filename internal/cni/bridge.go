@@ -22,10 +22,14 @@ func (h *host) buildBridge(ctx context.Context, rec *state.Network) (*bridge.Lin
 		Name: rec.Bridge, MTU: bridgeMTU(rec), Alias: bridgeAlias, NoIPv6: true,
 		Promiscuous: rec.Promiscuous, NFCall: rec.NFCall,
 	}
-	if _, err := h.br.Link(ctx, rec.Bridge); errors.Is(err, fs.ErrNotExist) {
-		want.MAC = h.bridgeMAC(rec.Bridge)
-	} else if err != nil {
+	there, err := h.br.Link(ctx, rec.Bridge)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		want.MAC, want.MaxLearned = h.bridgeMAC(rec.Bridge), maxLearned
+	case err != nil:
 		return nil, false, err
+	default:
+		want.MaxLearned = learnedLimit(there)
 	}
 	l, changed, err := h.br.Ensure(ctx, want)
 	if errors.Is(err, bridge.ErrNoNetfilter) {
@@ -50,6 +54,21 @@ func (h *host) buildBridge(ctx context.Context, rec *state.Network) (*bridge.Lin
 		return l, changed, h.ensureLinkLocal(l)
 	}
 	return l, changed, nil
+}
+
+// maxLearned is how many MACs a bridge of ours learns, as many as a large switch: a pod
+// that macspoofchk or lanGuard does not hold to its own may send as any number of them.
+// There is no such limit of multicast groups: the kernel counts those of a port
+// (mcast_max_groups) after it has made the entry that fills the bridge's table.
+const maxLearned = 16384
+
+// learnedLimit is the limit of a bridge that is there: one that somebody else made keeps
+// what it has, and so does one of ours to which an operator gave another.
+func learnedLimit(l *bridge.Link) uint32 {
+	if l.Alias != bridgeAlias || l.Bridge == nil || l.Bridge.MaxLearned == nil || *l.Bridge.MaxLearned != 0 {
+		return 0
+	}
+	return maxLearned
 }
 
 // bridgeMAC is the MAC of a bridge that is made, the same whenever that happens in

@@ -236,6 +236,9 @@ func (h *host) bridgeDifferences(ctx context.Context, rec *state.Network, found 
 	if errors.Is(err, fs.ErrNotExist) {
 		return &bridge.Link{Name: rec.Bridge}, nil
 	}
+	if err == nil && learnedLimit(l) != 0 {
+		found.add("bridge %s: fdb_max_learned is 0, so that one pod can have it learn MACs without end", rec.Bridge)
+	}
 	return l, err
 }
 

@@ -1,0 +1,112 @@
+package cni
+
+import (
+	"encoding/binary"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// flood sends frames from a pod, as many as are asked for.
+func (p *pod) flood(tb testing.TB, count int, frame func(i int) []byte) {
+	tb.Helper()
+	out := rawSocket(tb, p.NS, "eth0")
+	err := nstest.OnOneCPU(func() error {
+		for i := range count {
+			if _, err := unix.Write(out, frame(i)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// link is what the kernel says of a link of the node.
+func (n *node) link(name string) *bridge.Link {
+	n.Helper()
+	conn, err := bridge.Dial(&bridge.Config{NetNS: n.ns})
+	if err != nil {
+		n.Fatal(err)
+	}
+	defer conn.Close()
+	l, err := conn.Link(n.Context(), name)
+	if err != nil {
+		n.Fatal(err)
+	}
+	return l
+}
+
+// setBridgeLimit sets what iproute2 6.1 does not know of a bridge.
+func (n *node) setBridgeLimit(name string, attribute uint16, value uint32) {
+	n.Helper()
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: n.ns})
+	if err != nil {
+		n.Fatal(err)
+	}
+	defer conn.Close()
+	var b nl.Batch
+	b.Request("set", nl.Name(name), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
+		e.Raw(make([]byte, unix.SizeofIfInfomsg))
+		e.String(unix.IFLA_IFNAME, name)
+		e.Nest(unix.IFLA_LINKINFO, func(e *nl.Encoder) {
+			e.String(unix.IFLA_INFO_KIND, "bridge")
+			e.Nest(unix.IFLA_INFO_DATA, func(e *nl.Encoder) { e.Uint32(attribute, value) })
+		})
+	})
+	if err := conn.Execute(&b); err != nil {
+		n.Fatal(err)
+	}
+}
+
+// fromAnyone is a frame to nobody, of a MAC of its own.
+func fromAnyone(i int) []byte {
+	return slices.Concat([]byte{2, 0x77, 0, 0, 0, 1}, []byte{2, 0x55}, binary.BigEndian.AppendUint32(nil, uint32(i)), be16(0x88b5), make([]byte, 46))
+}
+
+func TestBridgeLearnsNoEndOfMACsFromAPod(t *testing.T) {
+	t.Parallel()
+	const most, more = 16384, 20000
+	for name, fields := range map[string]conf{"gateway": {"bridge": "cbr0"}, "layer 2": {"bridge": "cbr0", "mode": "l2"}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			w := n.podnet(fields)
+			a := n.pod("a")
+			w.add(a)
+			if n.link("cbr0").Bridge.MaxLearned == nil {
+				t.Skip("the kernel has no limit of what a bridge learns (before Linux 6.7)")
+			}
+			learnt := func() int {
+				n.run("bridge", "fdb", "flush", "dev", "cbr0", "nopermanent")
+				a.flood(t, more, fromAnyone)
+				return strings.Count(n.run("bridge", "fdb", "show", "dev", w.port(a)), "02:55:")
+			}
+			if got := learnt(); got > most || got < most/2 {
+				t.Errorf("the bridge learns %d MACs of %d, where %d are the most", got, more, most)
+			}
+			if err := w.check(a); err != nil {
+				t.Errorf("CHECK: %v", err)
+			}
+			n.setBridgeLimit("cbr0", unix.IFLA_BR_FDB_MAX_LEARNED, 0)
+			if got := learnt(); got < more {
+				t.Errorf("without a limit, the bridge learns %d MACs of %d: nothing is to be limited", got, more)
+			}
+			wantError(t, w.check(a), 113, "fdb_max_learned")
+			if out := n.operate("repair", "--state", n.state); out.status != 0 {
+				t.Fatalf("repair: %+v", out)
+			}
+			if got := learnt(); got > most {
+				t.Errorf("after a repair, the bridge learns %d MACs", got)
+			}
+		})
+	}
+}

@@ -110,3 +110,31 @@ func TestBridgeLearnsNoEndOfMACsFromAPod(t *testing.T) {
 		})
 	}
 }
+
+func TestBridgeOfSomebodyElsesLearnsAsItDid(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.ip("link add cbr0 type bridge")
+	w := n.podnet(conf{"bridge": "cbr0"})
+	a := n.pod("a")
+	w.add(a)
+	if limit := n.link("cbr0").Bridge.MaxLearned; limit != nil && *limit != 0 {
+		t.Errorf("it learns %d MACs at most", *limit)
+	}
+	if err := w.check(a); err != nil {
+		t.Errorf("CHECK: %v", err)
+	}
+	// Nor does an operator's own number change.
+	own := n.network("own", conf{"bridge": "br1", "ipam": hostLocal("10.78.0.0/24")})
+	own.add(n.pod("b"))
+	if n.link("br1").Bridge.MaxLearned == nil {
+		t.Skip("the kernel has no limit of what a bridge learns (before Linux 6.7)")
+	}
+	n.setBridgeLimit("br1", unix.IFLA_BR_FDB_MAX_LEARNED, 77)
+	if out := n.operate("repair", "--state", n.state); out.status != 0 {
+		t.Fatalf("repair: %+v", out)
+	}
+	if limit := *n.link("br1").Bridge.MaxLearned; limit != 77 {
+		t.Errorf("an operator's limit of 77 has become %d", limit)
+	}
+}

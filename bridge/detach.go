@@ -47,6 +47,26 @@ func (c *Conn) Detach(ctx context.Context, name, owner string, also ...string) e
 	return errors.Join(errs...)
 }
 
+// Shut sets a port down, whatever its peer does: nothing passes it any more, and what
+// guards it can go before the port does, for which the kernel takes much longer. One that
+// is gone already is success. A link whose alias does not begin with owner is somebody
+// else's, stays as it is, and is an ErrForeign; owner "" takes any.
+func (c *Conn) Shut(ctx context.Context, name, owner string) error {
+	l, err := c.Link(ctx, name)
+	if err == nil {
+		err = l.ownedBy("set link down", owner)
+	}
+	if err == nil {
+		var b nl.Batch
+		b.Request("set link down", nl.Name(name), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) { ifInfo(e, l.Index, 0, unix.IFF_UP) })
+		err = c.execute(ctx, &b)
+	}
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
+		return nil
+	}
+	return err
+}
+
 // delLinks deletes links of ours. What goes meanwhile is success.
 func (c *Conn) delLinks(ctx context.Context, list []*Link) error {
 	var b nl.Batch

@@ -135,3 +135,21 @@ func TestPortsDetachedAtOnceTakeNobodyElseAlong(t *testing.T) {
 		t.Errorf("the port that was not detached is gone, or its other link:\n%s", out)
 	}
 }
+
+// A pod cannot send by a port that was set down, whatever it does.
+func TestShutSetsOnlyItsOwnPortDown(t *testing.T) {
+	t.Parallel()
+	n, p := shaped(t)
+	up := func() bool { return strings.Contains(nstest.Run(t, n.ns, "ip", "link", "show", "up"), p.Name) }
+	if err := n.conn.Shut(t.Context(), p.Name, "theirs"); !errors.Is(err, bridge.ErrForeign) || !up() {
+		t.Errorf("another's: %v, and it is up: %t", err, up())
+	}
+	for range 2 {
+		if err := n.conn.Shut(t.Context(), p.Name, p.Alias); err != nil || up() {
+			t.Errorf("%v, and it is up: %t", err, up())
+		}
+	}
+	if err := n.conn.Shut(t.Context(), "gone", p.Alias); err != nil {
+		t.Errorf("one that is gone: %v", err)
+	}
+}

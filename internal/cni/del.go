@@ -88,8 +88,8 @@ func (r *remains) shapers() []string {
 
 // takeDown does every step. The address is given back after the link and the
 // elements that use it are gone, and the record goes last, and only if all else
-// did: it is what a later DEL or GC finds the rest by. What guards the pod goes after its
-// port, and stays if that does.
+// did: it is what a later DEL or GC finds the rest by. What guards the pod goes when
+// nothing passes its port any more.
 //
 // The caller has the record's lock, if there is a record, and no other: it is for takeDown
 // to take them, in their order. Neither a disk nor a plugin is waited for with the state's.
@@ -121,7 +121,7 @@ func (h *host) takeDown(ctx context.Context, conf *NetConf, r *remains) error {
 		func() error { return h.unlist(ctx, r) },
 		func() error { flushed = flushOwnFlows(ctx, r.rec); return nil },
 		func() error { h.call.log.step("firewall"); return nil },
-		func() error { return h.detach(ctx, r) },
+		func() error { return h.br.Detach(ctx, r.port, aliasOwner(r.hash), r.shapers()...) },
 		func() error { return <-flushed },
 		func() error { h.call.log.step("link"); return nil },
 		func() error { return h.release(ctx, conf, r) },
@@ -149,22 +149,16 @@ func (h *host) forget(ctx context.Context, hash string) error {
 // isKnown says whether the record tells all that the firewall's sets have of the attachment.
 func (r *remains) isKnown() bool { return r.rec != nil && r.rec.State == state.Ready && !r.rec.Moving }
 
-// unlist takes the attachment out of the firewall's sets, but for its guard; one that is
-// not known, detach does.
+// unlist takes the attachment out of the firewall's sets. One that is guarded, or may be, is
+// shut before: it would send what it likes until its port is gone. If that fails, the
+// guard stays with the port.
 func (h *host) unlist(ctx context.Context, r *remains) error {
-	if !r.isKnown() {
-		return nil
-	}
-	ep := endpointOf(r.rec)
-	ep.GuardedPort = ""
-	return h.fw.Remove(ctx, ep)
-}
-
-// detach deletes the attachment's port, and then what is left of it in the firewall's sets.
-func (h *host) detach(ctx context.Context, r *remains) error {
-	err := h.br.Detach(ctx, r.port, aliasOwner(r.hash), r.shapers()...)
-	if err != nil && !errors.Is(err, bridge.ErrForeign) || r.isKnown() && !r.rec.Guarded {
-		return err
+	var err error
+	if !r.isKnown() || r.rec.Guarded {
+		err = h.br.Shut(ctx, r.port, aliasOwner(r.hash))
+		if err != nil && !errors.Is(err, bridge.ErrForeign) {
+			return err
+		}
 	}
 	return errors.Join(err, h.removeElements(ctx, r.hash, r.rec))
 }

@@ -22,7 +22,7 @@ func (n *node) isGuarded(t *testing.T) bool {
 	return strings.Contains(guarded, port) && strings.Contains(macs, port)
 }
 
-// A port that cannot be deleted stays guarded, and is deleted by the next who tries.
+// A port that cannot be deleted is shut or stays guarded, and is deleted by the next who tries.
 func TestPortThatStaysIsGuarded(t *testing.T) {
 	t.Parallel()
 	undeletable := func(n *node, t *testing.T) *Plugin {
@@ -34,6 +34,12 @@ func TestPortThatStaysIsGuarded(t *testing.T) {
 		"by a DEL": func(t *testing.T, n *node) {
 			n.run(t, n.plugin(), "ADD", everything()).must(t)
 			mustHaveFailed(t, n.run(t, undeletable(n, t), "DEL", nil), []uint{codeKernel, codeTryAgainLater}, unix.ENOBUFS.Error())
+		},
+		"by a DEL that cannot shut it": func(t *testing.T, n *node) {
+			n.run(t, n.plugin(), "ADD", everything()).must(t)
+			shut := &nltest.Fault{Type: unix.RTM_NEWLINK, Nth: 1, Errno: unix.EPERM}
+			nltest.MustHaveFired(t, shut)
+			mustHaveFailed(t, n.run(t, n.faulty("host", shut), "DEL", nil), []uint{codeKernel, codeTryAgainLater}, unix.EPERM.Error())
 		},
 		"by an ADD that undoes itself": func(t *testing.T, n *node) {
 			p := undeletable(n, t)
@@ -59,11 +65,15 @@ func TestPortThatStaysIsGuarded(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
 			leave(t, n)
-			if len(n.ports(t)) == 0 {
-				t.Fatal("the port is gone: the test shows nothing")
+			const noShut = "by a DEL that cannot shut it" // which deletes it in the next step
+			if there := len(n.ports(t)) > 0; there == (name == noShut) {
+				t.Fatalf("the port is there: %t", there)
 			}
-			if !n.isGuarded(t) {
-				t.Error("the port is there, and its guard is not")
+			// A DEL has shut it.
+			if up := strings.Contains(nstest.Run(t, n.host, "ip", "link", "show", "up"), "veth"+ident.Hash("pods", "c1", "eth0")); up == strings.HasPrefix(name, "by a DEL") {
+				t.Errorf("the port is up: %t", up)
+			} else if (up || name == noShut) && !n.isGuarded(t) {
+				t.Error("the guard went while the port was up")
 			}
 			n.run(t, n.plugin(), "DEL", nil).must(t)
 			n.mustHave(t, nothing())

@@ -17,6 +17,7 @@ func main() {
 		Stdout:     os.Stdout,
 		DialBridge: func() (*bridge.Conn, error) { return bridge.Dial(nil) },
 		DialNFT:    nft.Dial,
+		Exit:       os.Exit,
 	}
 	if os.Getenv("CNI_COMMAND") != "" {
 		os.Exit(plugin.Run())

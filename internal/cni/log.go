@@ -1,6 +1,7 @@
 package cni
 
 import (
+	"fmt"
 	"io"
 	"log/slog"
 	"os"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
+	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/printable"
 )
@@ -38,7 +40,7 @@ func openLog(conf *NetConf, c *call) (*stepLog, error) {
 	}
 	// O_APPEND, and one write a line, so that plugins running at once do not
 	// overwrite each other.
-	f, err := os.OpenFile(conf.LogFile, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	f, err := openLogFile(conf.LogFile)
 	if err != nil {
 		if lenient {
 			return nil, nil
@@ -52,6 +54,29 @@ func openLog(conf *NetConf, c *call) (*stepLog, error) {
 	}
 	now := time.Now()
 	return &stepLog{file: f, logger: logger, start: now, last: now}, nil
+}
+
+// openLogFile opens a file that is root's, or our own user's. It does not wait for the reader
+// of a FIFO, nor follow a link of its name: who could make one would have us write elsewhere.
+func openLogFile(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	var st unix.Stat_t
+	err = unix.Fstat(int(f.Fd()), &st)
+	switch {
+	case err != nil:
+	case st.Mode&unix.S_IFMT != unix.S_IFREG:
+		err = fmt.Errorf("%s is not a regular file", path)
+	case st.Uid != 0 && int(st.Uid) != os.Geteuid():
+		err = fmt.Errorf("%s belongs to user %d, who is neither root nor the caller", path, st.Uid)
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
 }
 
 func parseLevel(s string) (slog.Level, error) {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/tombolo-cni/tombolo/bridge"
@@ -30,6 +31,9 @@ type Plugin struct {
 	// After is called with the name of each step of ADD when it is done; an error
 	// of it fails the ADD there. It is for tests of what is undone.
 	After func(step string) error
+	// Exit ends the process, where a call hangs past its deadline in something that cannot
+	// be called off; it must not return. Nil leaves it hanging.
+	Exit func(status int)
 }
 
 // SupportedVersions are the versions of the CNI specification that are spoken.
@@ -59,6 +63,7 @@ type call struct {
 	cniVersion  string // of the configuration
 	network     string
 	log         *stepLog
+	watchdog    *watchdog
 }
 
 // Run carries out the verb that the environment names, with the configuration
@@ -66,32 +71,36 @@ type call struct {
 // an error has then been printed, as the specification wants it, to stdout.
 func (p *Plugin) Run() int {
 	c := &call{Plugin: p}
-	err := c.run()
+	err := c.readEnvironment()
+	if err == nil {
+		c.watch()
+		defer c.watchdog.stop()
+		err = c.run()
+	}
 	if err == nil {
 		return 0
 	}
 	e := coded(err)
 	c.log.done(e)
+	c.watchdog.speak()
+	c.printError(c.cniVersion, e)
+	return 1
+}
+
+// printError prints an error as the specification wants it, in the configuration's version.
+func (c *call) printError(cniVersion string, e *types.Error) {
+	if !slices.Contains(SupportedVersions(), cniVersion) {
+		cniVersion = SupportedVersions()[len(SupportedVersions())-1]
+	}
 	out, _ := json.Marshal(struct {
 		CNIVersion string `json:"cniVersion"`
 		Code       uint   `json:"code"`
 		Msg        string `json:"msg"`
-	}{c.versionForErrors(), e.Code, e.Msg})
-	fmt.Fprintf(p.Stdout, "%s\n", out)
-	return 1
-}
-
-func (c *call) versionForErrors() string {
-	if slices.Contains(SupportedVersions(), c.cniVersion) {
-		return c.cniVersion
-	}
-	return SupportedVersions()[len(SupportedVersions())-1]
+	}{cniVersion, e.Code, e.Msg})
+	fmt.Fprintf(c.Stdout, "%s\n", out)
 }
 
 func (c *call) run() error {
-	if err := c.readEnvironment(); err != nil {
-		return err
-	}
 	if c.verb == "VERSION" {
 		return c.versionVerb()
 	}
@@ -280,6 +289,7 @@ func (c *call) lenientVerb(verb func(context.Context, *NetConf) error) error {
 
 // timed gives a verb its deadline and its log.
 func (c *call) timed(conf *NetConf, verb func(context.Context, *NetConf) error) error {
+	c.watchdog.until(conf.settings().Deadline, c.cniVersion)
 	var err error
 	if c.log, err = openLog(conf, c); err != nil {
 		return err
@@ -306,6 +316,7 @@ func (c *call) addVerb() error {
 	if err != nil {
 		return err
 	}
+	c.watchdog.speak()
 	if _, err := c.Stdout.Write(result); err != nil {
 		return newError(codeIO, "print the result: %v", err)
 	}

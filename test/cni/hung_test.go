@@ -1,0 +1,123 @@
+package cni
+
+import (
+	"encoding/binary"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// hang has every open(2) of what is in a directory wait for ever, as a file system does
+// whose server is gone. It says whether somebody waits.
+func hang(t *testing.T, dir string) (waits func() bool) {
+	t.Helper()
+	fd, err := unix.FanotifyInit(unix.FAN_CLASS_CONTENT|unix.FAN_CLOEXEC|unix.FAN_NONBLOCK, unix.O_RDONLY|unix.O_CLOEXEC)
+	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EINVAL) {
+		t.Skip("needs fanotify's permission events, to hang a file system")
+	}
+	if err == nil {
+		err = unix.FanotifyMark(fd, unix.FAN_MARK_ADD, unix.FAN_OPEN_PERM|unix.FAN_EVENT_ON_CHILD, unix.AT_FDCWD, dir)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(fd) }) // which lets all pass
+	buf := make([]byte, 4096)
+	return func() bool {
+		n, err := unix.Read(fd, buf)
+		if n < 24 || err != nil {
+			return false
+		}
+		// struct fanotify_event_metadata, whose descriptor is ours to close.
+		unix.Close(int(int32(binary.NativeEndian.Uint32(buf[16:]))))
+		return true
+	}
+}
+
+// TestAFileSystemThatHangsEndsWithTheDeadline has each path that an operator or a runtime
+// names on a file system that does not answer.
+func TestAFileSystemThatHangsEndsWithTheDeadline(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name string
+		file string
+		with func(path string, c *call) conf
+	}{
+		{"logFile", "log", func(path string, _ *call) conf { return conf{"logFile": path} }},
+		{"CNI_NETNS", "netns", func(path string, c *call) conf { c.netns = path; return nil }},
+		{"stateDir", "lock", func(path string, _ *call) conf { return conf{"stateDir": filepath.Dir(path)} }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			w := n.podnet(nil)
+			p := n.pod("a")
+			path := filepath.Join(t.TempDir(), "hung", tt.file)
+			if err := errors.Join(os.Mkdir(filepath.Dir(path), 0o700), os.WriteFile(path, nil, 0o600)); err != nil {
+				t.Fatal(err)
+			}
+			waits := hang(t, filepath.Dir(path))
+			c := call{verb: "ADD", id: p.id, netns: p.path, ifName: "eth0"}
+			fields := conf{"deadline": "100ms"}
+			for name, value := range tt.with(path, &c) {
+				fields[name] = value
+			}
+			c.stdin = w.stdin(fields)
+			add := n.start(c)
+			if !(&lan{node: n}).eventually(t, waits) {
+				t.Fatal("nothing hangs")
+			}
+			var e *coded
+			if err := add.failure(); !errors.As(err, &e) || e.code != 11 {
+				t.Errorf("ADD: %v", err)
+			}
+			if status := add.cmd.ProcessState.ExitCode(); status != 1 {
+				t.Errorf("exit status %d", status)
+			}
+		})
+	}
+}
+
+// TestWhatIsNoFileIsNotWaitedFor has a FIFO, and what else is no file of ours, in the place
+// of each. Nobody has its other end.
+func TestWhatIsNoFileIsNotWaitedFor(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name string
+		make func(path string) error
+		says string
+	}{
+		{"a FIFO", func(path string) error { return unix.Mkfifo(path, 0o600) }, ""},
+		{"a link", func(path string) error { return os.Symlink("/dev/null", path) }, "too many levels"},
+		{"another's", func(path string) error {
+			return errors.Join(os.WriteFile(path, nil, 0o600), os.Chown(path, 4711, 0))
+		}, "belongs to user 4711"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			w := n.podnet(nil)
+			p := n.pod("a")
+			log := filepath.Join(t.TempDir(), "log")
+			lock := filepath.Join(t.TempDir(), "lock")
+			if err := errors.Join(tt.make(log), tt.make(lock)); err != nil {
+				t.Fatal(err)
+			}
+			_, err := w.with(conf{"logFile": log}).tryAdd(p)
+			wantError(t, err, 5, tt.says)
+			_, err = w.with(conf{"stateDir": filepath.Dir(lock)}).tryAdd(p)
+			wantError(t, err, 5, tt.says)
+			// Teardown goes on without a log.
+			w.add(p)
+			w.with(conf{"logFile": log}).del(p)
+			n.wantNothing()
+			o := n.call(call{verb: "ADD", id: p.id, netns: log, ifName: "eth0", stdin: w.stdin(nil)})
+			if o.status == 0 {
+				t.Error("ADD took it for a namespace")
+			}
+		})
+	}
+}

@@ -113,13 +113,26 @@ func (list *rules) add(comment string, write func(expressions)) {
 // same settings; a test knows the rules of each version.
 const rulesVersion = 4
 
+// natRulesVersion is that of chains that translate, which have one of their own. While such
+// a chain is made anew, established connections that are translated lose a packet now and
+// then, which those of other chains do not: so an upgrade leaves them alone if it can.
+const natRulesVersion = 3
+
+// version is that of the chain's rules.
+func (ch *chain) version() int {
+	if ch.kind == "nat" {
+		return natRulesVersion
+	}
+	return rulesVersion
+}
+
 // comment is that of a chain with so many rules. It tells a chain of another version,
 // or made with other settings, apart, and the number one whose rules have been changed
 // since: so one look at the chain does for all its rules, and nobody has to make them
 // for it. What has the right version and settings had the right number, too: a chain
 // and its comment are made once.
 func (ch *chain) comment(rules int) string {
-	return "tombolo rules " + strconv.Itoa(rulesVersion) + ", " + ch.settings + ", " + strconv.Itoa(rules) + " in all"
+	return "tombolo rules " + strconv.Itoa(ch.version()) + ", " + ch.settings + ", " + strconv.Itoa(rules) + " in all"
 }
 
 // nft's numbers of its data types (enum datatypes in its include/datatype.h);

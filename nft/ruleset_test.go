@@ -174,7 +174,7 @@ func TestNumberOfRulesDoesNotDependOnPods(t *testing.T) {
 func TestRulesVersionIsRaisedWithTheRules(t *testing.T) {
 	t.Parallel()
 	known := map[int]uint32{1: 0x5c90372e, 2: 0x26888ca2, 3: 0x69afb477, 4: 0x02f2c492}
-	sum := fnv.New32a()
+	sum, nat := fnv.New32a(), fnv.New32a()
 	c := on(nil, 0)
 	for _, n := range []Network{podnet(), {
 		Name: "x", Masquerade: true, Prefixes: prefixes("10.0.0.0/9", "fd00::/61"), NonMasquerade: prefixes("::/0"),
@@ -187,8 +187,16 @@ func TestRulesVersionIsRaisedWithTheRules(t *testing.T) {
 			for _, r := range ch.rules() {
 				sum.Write([]byte(r.comment))
 				sum.Write(nltest.Encode(func(e *nl.Encoder) { r.write(expressions{e}) }))
+				if ch.kind == "nat" {
+					nat.Write([]byte(r.comment))
+					nat.Write(nltest.Encode(func(e *nl.Encoder) { r.write(expressions{e}) }))
+				}
 			}
 		}
+	}
+	if knownNAT := map[int]uint32{3: 0xe55777d7}; knownNAT[natRulesVersion] != nat.Sum32() {
+		t.Errorf("rules of chains that translate, of version %d, have the sum %#08x, and had %#08x: a change of them needs "+
+			"a new natRulesVersion", natRulesVersion, nat.Sum32(), knownNAT[natRulesVersion])
 	}
 	if known[rulesVersion] != sum.Sum32() {
 		t.Errorf("rules of version %d have the sum %#08x, and had %#08x: once a version has been released, "+

@@ -59,7 +59,8 @@ type world struct {
 	stop func()
 
 	changes chan change
-	atBeat  func(*loop) // if not nil: called by the loop with each sign of life, before it looks at the clock
+	atEnter func(*lease.Record) // if not nil: called when a pod was looked for, before the answer
+	atBeat  func(*loop)         // if not nil: called by the loop with each sign of life, before it looks at the clock
 
 	mu       sync.Mutex
 	pods     map[string]*fakePod // by record hash
@@ -238,9 +239,16 @@ func (w *world) enter(r *lease.Record) (pod, error) {
 	defer w.mu.Unlock()
 	w.entered++
 	p := w.pods[r.Hash()]
+	if enter := w.atEnter; enter != nil {
+		w.mu.Unlock()
+		enter(r)
+		w.mu.Lock()
+	}
 	switch {
 	case p == nil:
 		return nil, errGone
+	case p.outOfReach != nil:
+		return nil, p.outOfReach
 	case p.host != nil:
 		return p.host.enter(r)
 	}
@@ -295,14 +303,15 @@ func reply(d *dhcpv4.DHCPv4, kind dhcpv4.MessageType, address net.IP) *dhcpv4.DH
 // fakePod is a pod that remembers what was done to it.
 type fakePod struct {
 	*world
-	has      lease.Applied
-	left     time.Duration
-	applied  int
-	applyErr error
-	slow     time.Duration // what apply takes
-	dialErr  error
-	deaf     bool // to answers at its own address
-	host     *fakeHost
+	has        lease.Applied
+	left       time.Duration
+	applied    int
+	applyErr   error
+	slow       time.Duration // what apply takes
+	dialErr    error
+	outOfReach error
+	deaf       bool // to answers at its own address
+	host       *fakeHost
 }
 
 func (p *fakePod) dial(_ context.Context, local netip.Addr) (dhcpc.Transport, error) {

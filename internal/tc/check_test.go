@@ -60,6 +60,8 @@ func TestCheckFindsAndEnsureMends(t *testing.T) {
 		"ifb made anew, and the filter leads to the one of before": {[]string{"ip link del IFB",
 			"ip link add IFB type ifb", "ip link set IFB alias ALIAS", "ip link set IFB up", "tc qdisc add dev IFB root handle 746f: tbf rate 20mbit burst 12500 limit 37500"},
 			[]string{"port PORT: filter is another, should be to IFB"}},
+		"the filter twice": {[]string{"tc filter add dev PORT ingress pref 29807 protocol all u32 match u32 0 0 action mirred egress redirect dev IFB"},
+			[]string{"port PORT: filter is another, should be to IFB"}},
 		"a second filter of our priority": {[]string{"tc filter add dev PORT ingress pref 29807 protocol all u32 match u32 0 0 action mirred egress redirect dev lo"},
 			[]string{"port PORT: filter is another, should be to IFB"}},
 		"ifb down": {[]string{"ip link set IFB down"},

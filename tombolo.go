@@ -36,6 +36,11 @@ import (
 	"syscall"
 )
 
+// ErrInvalid is the cause of an error about an argument that cannot be meant: no
+// context, no namespace, a Conn that was never opened or has been closed. Nothing has
+// been done then.
+var ErrInvalid = errors.New("invalid argument")
+
 // OpError is the error of an operation that the kernel refused, or that could
 // not be put to it. Every error of a kernel operation in this module is one, or
 // wraps one or several: use errors.As to reach the fields, and errors.Is with an
@@ -58,6 +63,9 @@ type OpError struct {
 // Error gives all four fields in one line: "add link vethab: file exists
 // (kernel: …)".
 func (e *OpError) Error() string {
+	if e == nil {
+		return "no error"
+	}
 	var b strings.Builder
 	b.WriteString(e.Op)
 	if e.Object != "" {
@@ -79,13 +87,18 @@ func (e *OpError) Error() string {
 }
 
 // Unwrap gives the cause, so that errors.Is sees the errno.
-func (e *OpError) Unwrap() error { return e.Err }
+func (e *OpError) Unwrap() error {
+	if e == nil {
+		return nil
+	}
+	return e.Err
+}
 
 // Is makes the errnos by which the kernel says that a link (ENODEV), a route
 // (ESRCH) or an address (EADDRNOTAVAIL) is not there match fs.ErrNotExist; ENOENT
 // and EEXIST match their sentinels by themselves.
 func (e *OpError) Is(target error) bool {
-	if target != fs.ErrNotExist {
+	if e == nil || target != fs.ErrNotExist {
 		return false
 	}
 	var errno syscall.Errno

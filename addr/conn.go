@@ -46,6 +46,9 @@ func On(conn *nl.Conn) *Conn { return &Conn{nl: conn, shared: true} }
 
 // Close closes the connection, unless it is another's.
 func (c *Conn) Close() error {
+	if c == nil {
+		return c.usable()
+	}
 	if c.shared {
 		return nil
 	}
@@ -55,6 +58,10 @@ func (c *Conn) Close() error {
 // Add adds an address. The error matches fs.ErrExist where the link has it
 // already, and fs.ErrNotExist where there is no such link.
 func (c *Conn) Add(a Address) error {
+	if err := c.usable(); err != nil {
+		return err
+	}
+
 	var b nl.Batch
 	a.AppendAdd(&b)
 	return c.nl.Execute(&b)
@@ -64,6 +71,10 @@ func (c *Conn) Add(a Address) error {
 // one that is there: lifetimes, Metric and Protocol, for IPv6 also Flags and Peer.
 // The rest is left as it is, without an error; Ensure corrects that too.
 func (c *Conn) Replace(a Address) error {
+	if err := c.usable(); err != nil {
+		return err
+	}
+
 	var b nl.Batch
 	a.AppendReplace(&b)
 	return c.nl.Execute(&b)
@@ -76,6 +87,10 @@ func (c *Conn) Replace(a Address) error {
 // is the first of its network on the link and net.ipv4.conf.*.promote_secondaries
 // is off, the others of that network.
 func (c *Conn) Del(a Address) error {
+	if err := c.usable(); err != nil {
+		return err
+	}
+
 	var b nl.Batch
 	a.AppendDel(&b)
 	return c.nl.Execute(&b)
@@ -83,6 +98,10 @@ func (c *Conn) Del(a Address) error {
 
 // Remove is Del for which an address or a link that is not there is success.
 func (c *Conn) Remove(a Address) error {
+	if err := c.usable(); err != nil {
+		return err
+	}
+
 	if err := c.Del(a); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -102,6 +121,10 @@ type Filter struct {
 // and tombolo.ErrInterrupted where the addresses changed faster than they could be
 // read.
 func (c *Conn) List(f Filter) ([]Address, error) {
+	if err := c.usable(); err != nil {
+		return nil, err
+	}
+
 	var list []Address
 	err := c.nl.Dump("list addresses", unix.RTM_GETADDR, func(e *nl.Encoder) {
 		header(e, f.Family, 0, 0, f.Link)
@@ -122,6 +145,10 @@ func (c *Conn) List(f Filter) ([]Address, error) {
 // Has says whether the link has the address, by its Prefix and Link: for IPv6 by
 // one get, for IPv4, which has none, by a list of the link's.
 func (c *Conn) Has(a Address) (bool, error) {
+	if err := c.usable(); err != nil {
+		return false, err
+	}
+
 	have, err := c.find(&a)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
@@ -177,4 +204,12 @@ func (c *Conn) get(a *Address) (Address, error) {
 	})
 	err := c.nl.Execute(&b)
 	return have, err
+}
+
+// usable refuses a Conn that nothing can be done with.
+func (c *Conn) usable() error {
+	if c == nil {
+		return (*nl.Conn)(nil).Usable()
+	}
+	return c.nl.Usable()
 }

@@ -22,6 +22,10 @@ const ensureTries = 3
 // has an IPv6 address only once), and an address that is not usable: one whose
 // duplicate address detection failed, or is under way though NoDAD is asked for.
 func (c *Conn) Ensure(a Address) (changed bool, _ error) {
+	if err := c.usable(); err != nil {
+		return false, err
+	}
+
 	var err error
 	for range ensureTries {
 		if err = c.Add(a); !errors.Is(err, fs.ErrExist) {

@@ -66,7 +66,12 @@ func HearRouters(cfg *Config) (*Routers, error) {
 }
 
 // Close stops to hear.
-func (r *Routers) Close() error { return r.nl.Close() }
+func (r *Routers) Close() error {
+	if err := r.usable(context.Background()); err != nil {
+		return err
+	}
+	return r.nl.Close()
+}
 
 // Advertised waits until a link has a usable address from a router advertisement,
 // and none that is about to become usable. conn is asked for the addresses.
@@ -75,6 +80,10 @@ func (r *Routers) Close() error { return r.nl.Close() }
 // matches ErrNoRouter or ErrNoPrefix too. It matches ErrDuplicate, at once, where
 // another node has the only address.
 func (r *Routers) Advertised(ctx context.Context, conn *Conn, link int) (*Advertised, error) {
+	if err := r.usable(ctx); err != nil {
+		return nil, err
+	}
+
 	for {
 		usable, pending, err := conn.formed(link)
 		if err != nil {
@@ -203,4 +212,12 @@ func (r *Routers) explain(conn *Conn, link int) error {
 		text = fmt.Errorf("%w; they say that addresses are given by DHCPv6", text)
 	}
 	return text
+}
+
+// usable refuses one, or a context, that nothing can be done with.
+func (r *Routers) usable(ctx context.Context) error {
+	if r == nil {
+		return (*nl.Watch)(nil).Usable(ctx)
+	}
+	return r.nl.Usable(ctx)
 }

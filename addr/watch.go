@@ -39,7 +39,12 @@ func Listen(cfg *Config) (*Watch, error) {
 }
 
 // Close stops to hear.
-func (w *Watch) Close() error { return w.nl.Close() }
+func (w *Watch) Close() error {
+	if err := w.usable(context.Background()); err != nil {
+		return err
+	}
+	return w.nl.Close()
+}
 
 // Settled waits until all the addresses of a link are usable, and does not heed
 // IPv4 ones, which always are. conn is asked where announcements do not tell. The
@@ -47,6 +52,10 @@ func (w *Watch) Close() error { return w.nl.Close() }
 // and fs.ErrNotExist where an address went before it was usable: somebody deleted
 // it, or its link, or set the link down. It is that of ctx when it is done.
 func (w *Watch) Settled(ctx context.Context, conn *Conn, link int, addrs ...netip.Addr) error {
+	if err := w.usable(ctx); err != nil {
+		return err
+	}
+
 	pending := slices.DeleteFunc(slices.Clone(addrs), netip.Addr.Is4)
 	for len(pending) > 0 {
 		heard, err := w.heard(ctx, conn, link, pending)
@@ -120,4 +129,12 @@ func (c *Conn) look(last Address) (Address, error) {
 		return Address{}, &tombolo.OpError{Op: "add address", Object: last.String(), Err: ErrDuplicate}
 	}
 	return Address{}, &tombolo.OpError{Op: "add address", Object: last.String(), Err: fmt.Errorf("deleted by somebody else: %w", fs.ErrNotExist)}
+}
+
+// usable refuses one, or a context, that nothing can be done with.
+func (w *Watch) usable(ctx context.Context) error {
+	if w == nil {
+		return (*nl.Watch)(nil).Usable(ctx)
+	}
+	return w.nl.Usable(ctx)
 }

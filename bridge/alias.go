@@ -14,6 +14,10 @@ import (
 // of it; see Port.Alias. A link that is gone is success. One of another owner's stays
 // as it is, and is an ErrForeign; owner "" takes any.
 func (c *Conn) SetAlias(ctx context.Context, name, owner, alias string) error {
+	if err := c.usable(ctx); err != nil {
+		return err
+	}
+
 	l, err := c.Link(ctx, name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

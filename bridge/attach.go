@@ -50,6 +50,10 @@ var ErrNoIPv6 = errors.New("IPv6 is switched off in this kernel (ipv6.disable=1 
 //
 // It needs CAP_NET_ADMIN in both namespaces and CAP_SYS_ADMIN to enter the pod's.
 func (c *Conn) Attach(ctx context.Context, pod *netns.NS, port Port) (*Attachment, error) {
+	if err := c.usablePod(ctx, pod, port.SameNetNS); err != nil {
+		return nil, err
+	}
+
 	if err := port.validate(); err != nil {
 		return nil, &tombolo.OpError{Op: "attach", Object: port.Name, Err: err}
 	}
@@ -222,6 +226,10 @@ func (c *Conn) configurePod(ctx context.Context, in *inPod, p *Port, a *Attachme
 // SetMTU sets the MTU of both ends of a port's veth, in bytes: what is longer than
 // the receiving end's is dropped. A port that is gone is passed over.
 func (c *Conn) SetMTU(ctx context.Context, pod *netns.NS, port, peer string, mtu int) error {
+	if err := c.usablePod(ctx, pod, true); err != nil {
+		return err
+	}
+
 	podConn, err := c.enterPod(pod, nil)
 	if err != nil {
 		return err

@@ -55,6 +55,10 @@ type Solicitation struct {
 // It needs what Attach needs, for the pod's side. A second Solicit asks for nothing,
 // but waits for what routers advertise by themselves.
 func (c *Conn) Solicit(ctx context.Context, pod *netns.NS, port Port) (*Solicitation, error) {
+	if err := c.usablePod(ctx, pod, true); err != nil {
+		return nil, err
+	}
+
 	if port.Autoconf == nil {
 		return nil, &tombolo.OpError{Op: "solicit routers for", Object: port.Peer, Err: fmt.Errorf("%w: the port is not to be configured by them", ErrInvalid)}
 	}
@@ -130,6 +134,10 @@ func token(l *Link) (netip.Addr, error) {
 // error says what came until then: it matches addr.ErrNoRouter, addr.ErrNoPrefix or
 // addr.ErrDuplicate, and ctx's own.
 func (s *Solicitation) Wait(ctx context.Context) (*Autoconfigured, error) {
+	if err := s.usable(ctx); err != nil {
+		return nil, err
+	}
+
 	advertised, err := s.heard.Advertised(ctx, addr.On(s.conn), s.link)
 	if err != nil {
 		return nil, &tombolo.OpError{Op: "autoconfigure", Object: s.peer, Err: err}
@@ -158,6 +166,9 @@ func (s *Solicitation) Wait(ctx context.Context) (*Autoconfigured, error) {
 
 // Close ends the wait, and leaves the pod as it is. No Wait may be under way.
 func (s *Solicitation) Close() error {
+	if s == nil || s.heard == nil && s.conn == nil {
+		return (*nl.Conn)(nil).Usable()
+	}
 	var errs []error
 	if s.heard != nil {
 		errs = append(errs, s.heard.Close())
@@ -166,4 +177,15 @@ func (s *Solicitation) Close() error {
 		errs = append(errs, s.conn.Close())
 	}
 	return errors.Join(errs...)
+}
+
+// usable refuses one, or a context, that nothing can be done with.
+func (s *Solicitation) usable(ctx context.Context) error {
+	switch {
+	case s == nil || s.heard == nil:
+		return (*nl.Conn)(nil).Usable()
+	case ctx == nil:
+		return nl.NoContext()
+	}
+	return s.conn.Usable()
 }

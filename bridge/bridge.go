@@ -74,6 +74,10 @@ var ErrNotBridge = errors.New("the link is not a bridge")
 // NFCall asks for, all else is done and the error is ErrNoNetfilter. It needs
 // CAP_NET_ADMIN.
 func (c *Conn) Ensure(ctx context.Context, br Bridge) (*Link, bool, error) {
+	if err := c.usable(ctx); err != nil {
+		return nil, false, err
+	}
+
 	if err := br.validate(); err != nil {
 		return nil, false, &tombolo.OpError{Op: "ensure bridge", Object: br.Name, Err: err}
 	}
@@ -293,6 +297,10 @@ func (br *Bridge) limits(l *Link) bool { return br.MaxLearned != 0 && l.Bridge.M
 // Remove deletes a bridge, and lets its ports go. One that is not there is
 // success; another kind of link of the name is ErrNotBridge, and stays.
 func (c *Conn) Remove(ctx context.Context, name string) error {
+	if err := c.usable(ctx); err != nil {
+		return err
+	}
+
 	l, err := c.Link(ctx, name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -318,6 +326,10 @@ func (c *Conn) Remove(ctx context.Context, name string) error {
 // peer is left alone. StaticFDB needs PeerMAC. It takes one sendmsg if BridgeIndex is
 // given, two more with StaticFDB.
 func (c *Conn) Enslave(ctx context.Context, port Port) error {
+	if err := c.usable(ctx); err != nil {
+		return err
+	}
+
 	if err := checkName(port.Name); err != nil {
 		return &tombolo.OpError{Op: "enslave", Object: port.Name, Err: err}
 	}
@@ -363,6 +375,10 @@ func describeKind(l *Link) string {
 // any: both kinds refuse a multicast MAC (EADDRNOTAVAIL), and a kind that the
 // kernel does not have is refused before (EOPNOTSUPP).
 func (c *Conn) Probe() error {
+	if err := c.usable(context.Background()); err != nil {
+		return err
+	}
+
 	for _, kind := range []string{"bridge", "veth"} {
 		var b nl.Batch
 		b.Request("make links of kind", nl.Name(kind), unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(e *nl.Encoder) {

@@ -26,6 +26,13 @@ import (
 // More than was asked for is no difference: other addresses and routes, a pod's
 // interface with a smaller MTU, a route that was moved to another table.
 func (c *Conn) Check(ctx context.Context, pod *netns.NS, port Port) ([]tombolo.Difference, error) {
+	err := c.usable(ctx)
+	if err == nil && pod != nil {
+		err = c.usablePod(ctx, pod, true)
+	}
+	if err != nil {
+		return nil, err
+	}
 	diffs, err := c.checkPort(ctx, &port)
 	if err != nil || pod == nil {
 		return diffs, err
@@ -77,6 +84,10 @@ func onOff(on bool) string {
 // CheckBridge compares a bridge with what br describes, and lists the differences:
 // what Ensure would set. None is what should be. It takes one request.
 func (c *Conn) CheckBridge(ctx context.Context, br Bridge) ([]tombolo.Difference, error) {
+	if err := c.usable(ctx); err != nil {
+		return nil, err
+	}
+
 	l, err := c.Link(ctx, br.Name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return []tombolo.Difference{{Object: "bridge " + br.Name, What: "link", Want: br.Name}}, nil

@@ -2,10 +2,13 @@ package bridge
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"sync"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
@@ -28,6 +31,8 @@ type Conn struct {
 	// dialPod opens the socket in a pod's namespace. It is called there.
 	dialPod func() (*nl.Conn, error)
 
+	home netns.ID // where the bridges are; the zero ID if that is not known
+
 	mu        sync.Mutex
 	ipv6      *sysctl.Dir       // see hostIPv6
 	unsettled map[string]*inPod // by port; of attachments that are not settled yet
@@ -42,7 +47,43 @@ func Dial(cfg *Config) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return On(c, nil), nil
+	conn := On(c, nil)
+	if err := conn.settleDown(cfg.NetNS); err != nil {
+		c.Close()
+		return nil, err
+	}
+	return conn, nil
+}
+
+// settleDown notes which namespace the bridges are in, so that it is not taken for a
+// pod's.
+func (c *Conn) settleDown(ns *netns.NS) error {
+	if ns != nil {
+		c.home = ns.ID()
+		return nil
+	}
+	own, err := netns.Current()
+	if err != nil {
+		return err
+	}
+	c.home = own.ID()
+	return own.Close()
+}
+
+// usablePod refuses what is no namespace, and where it matters the bridge's own, besides
+// what usable does.
+func (c *Conn) usablePod(ctx context.Context, pod *netns.NS, same bool) error {
+	err := c.usable(ctx)
+	if err == nil {
+		err = pod.Usable()
+	}
+	if err == nil && !same && pod.ID() == c.home {
+		err = fmt.Errorf("%w: it is the namespace that the bridge is in", ErrInvalid)
+	}
+	if err != nil {
+		return &tombolo.OpError{Op: "use pod's network namespace", Object: pod.String(), Err: err}
+	}
+	return nil
 }
 
 // On works over a connection that is there already; dialPod, called within a
@@ -74,6 +115,9 @@ func (c *Conn) enterPod(pod *netns.NS, within func() error) (*nl.Conn, error) {
 
 // Close closes the socket. Attachments that have not been settled are as they are.
 func (c *Conn) Close() error {
+	if c == nil {
+		return c.usable(context.Background())
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, in := range c.unsettled {
@@ -89,11 +133,21 @@ func (c *Conn) Close() error {
 
 // Addresses works on the addresses of the bridges' namespace, over this
 // connection's socket. It needs no Close of its own.
-func (c *Conn) Addresses() *addr.Conn { return addr.On(c.nl) }
+func (c *Conn) Addresses() *addr.Conn {
+	if c == nil {
+		return nil
+	}
+	return addr.On(c.nl)
+}
 
 // Routes works on the routes of the bridges' namespace, over this connection's
 // socket. It needs no Close of its own.
-func (c *Conn) Routes() *route.Conn { return route.On(c.nl) }
+func (c *Conn) Routes() *route.Conn {
+	if c == nil {
+		return nil
+	}
+	return route.On(c.nl)
+}
 
 // execute sends a batch unless ctx is done: the kernel's work on it cannot be
 // interrupted.
@@ -102,4 +156,20 @@ func (c *Conn) execute(ctx context.Context, b *nl.Batch) error {
 		return err
 	}
 	return c.nl.Execute(b)
+}
+
+// usable refuses a Conn or a context that nothing can be done with.
+func (c *Conn) usable(ctx context.Context) error {
+	switch {
+	case c == nil:
+		return (*nl.Conn)(nil).Usable()
+	case ctx == nil:
+		return nl.NoContext()
+	}
+	err := c.nl.Usable()
+	if err != nil && ctx.Err() != nil {
+		// What is over is over, whatever it would have been done by.
+		err = errors.Join(ctx.Err(), err)
+	}
+	return err
 }

@@ -86,7 +86,7 @@ func (c *Conn) hostIPv6() (*sysctl.Dir, error) {
 // takes no IP packets from it, as far as that is for the link to say. Conn.Enslave makes it
 // so.
 func (l *Link) ClosedToIP() bool {
-	return l.ReversePath != 0 && !l.UnicastInMulticast && l.AcceptRA == 0
+	return l != nil && l.ReversePath != 0 && !l.UnicastInMulticast && l.AcceptRA == 0
 }
 
 // hostEnd compares it. A loose rp_filter, as some systems set it on each new link, does as

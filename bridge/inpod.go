@@ -136,6 +136,10 @@ func (c *Conn) forget(port string) {
 // which has sockets open for it until then, or until a Detach or Close. A second Settle
 // has nothing to wait for.
 func (c *Conn) Settle(ctx context.Context, port string) error {
+	if err := c.usable(ctx); err != nil {
+		return err
+	}
+
 	c.nl.SettleCarrier(port)
 	in := c.take(port)
 	if in == nil {

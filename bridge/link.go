@@ -92,6 +92,10 @@ const (
 // Link looks a link up by its name, in one request. The error matches
 // fs.ErrNotExist if there is none.
 func (c *Conn) Link(ctx context.Context, name string) (*Link, error) {
+	if err := c.usable(ctx); err != nil {
+		return nil, err
+	}
+
 	var b nl.Batch
 	var l Link
 	getLink(&b, name, &l)
@@ -111,6 +115,10 @@ func getLink(b *nl.Batch, name string, into *Link) {
 
 // LinkByIndex looks a link up by its index, in one request.
 func (c *Conn) LinkByIndex(ctx context.Context, index int) (*Link, error) {
+	if err := c.usable(ctx); err != nil {
+		return nil, err
+	}
+
 	var b nl.Batch
 	var l Link
 	b.Get("get link", nl.Name(strconv.Itoa(index)), unix.RTM_GETLINK, 0, func(e *nl.Encoder) {
@@ -126,11 +134,19 @@ func (c *Conn) LinkByIndex(ctx context.Context, index int) (*Link, error) {
 // Veths lists the veth ends in the bridges' namespace. It is a dump: keep it off
 // a path that has to be fast.
 func (c *Conn) Veths(ctx context.Context) ([]Link, error) {
+	if err := c.usable(ctx); err != nil {
+		return nil, err
+	}
+
 	return c.links(ctx, "list veth links", "veth", 0)
 }
 
 // Ports lists the ports of a bridge, by its index.
 func (c *Conn) Ports(ctx context.Context, bridge int) ([]Link, error) {
+	if err := c.usable(ctx); err != nil {
+		return nil, err
+	}
+
 	return c.links(ctx, "list ports", "", bridge)
 }
 

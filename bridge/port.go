@@ -1,7 +1,6 @@
 package bridge
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -10,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/route"
@@ -17,7 +17,7 @@ import (
 
 // ErrInvalid is the cause of every error about a Port or a Bridge that cannot be
 // meant: nothing was sent to the kernel.
-var ErrInvalid = errors.New("invalid argument")
+var ErrInvalid = tombolo.ErrInvalid
 
 // Port describes one pod's tie to a bridge: a veth pair, of which one end is a
 // port of the bridge and the other, the peer, is the pod's interface. What is left
@@ -77,6 +77,10 @@ type Port struct {
 	// Down leaves the pod's interface down. It may then have no addresses and no
 	// routes.
 	Down bool
+	// SameNetNS lets the pod be the very namespace that the bridge is in, which Attach
+	// takes for a mistake otherwise.
+	SameNetNS bool
+
 	// Unsettled has Attach return before the port forwards and the pod's IPv6 addresses
 	// are usable for certain. Who has other things to do first calls Settle after them,
 	// and finds it done in general.
@@ -100,6 +104,9 @@ type Port struct {
 
 // HasIPv6 says whether one of the addresses is an IPv6 one.
 func (p *Port) HasIPv6() bool {
+	if p == nil {
+		return false
+	}
 	for _, a := range p.Addresses {
 		if a.Addr().Is6() {
 			return true
@@ -358,8 +365,11 @@ func (p *Port) podRoutes(index int) []route.Route {
 }
 
 // LinkLocal forms the link-local address of a MAC of six bytes (RFC 4291,
-// appendix A).
+// appendix A). Of any other it is the zero Addr.
 func LinkLocal(mac net.HardwareAddr) netip.Addr {
+	if len(mac) != 6 {
+		return netip.Addr{}
+	}
 	return netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80,
 		8: mac[0] ^ 2, 9: mac[1], 10: mac[2], 11: 0xff, 12: 0xfe, 13: mac[3], 14: mac[4], 15: mac[5]})
 }

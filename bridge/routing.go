@@ -60,6 +60,10 @@ func (r *Routing) parameters() []hostParameter {
 // The calling thread has to be in the namespace of the bridges. It needs /proc/sys,
 // to write there only where something is to be changed.
 func (c *Conn) EnsureRouting(ctx context.Context, r Routing) (changed bool, _ error) {
+	if err := c.usable(ctx); err != nil {
+		return false, err
+	}
+
 	for _, d := range r.parameters() {
 		have, err := sysctl.Read(d.path)
 		if err != nil {
@@ -101,6 +105,10 @@ func CheckRouting(r Routing) ([]tombolo.Difference, error) {
 // Forwards says whether the host forwards packets of the families that r names: by one
 // request for each, in one message, where CheckRouting reads files.
 func (c *Conn) Forwards(ctx context.Context, r Routing) (bool, error) {
+	if err := c.usable(ctx); err != nil {
+		return false, err
+	}
+
 	var b nl.Batch
 	forwards := true
 	for _, family := range r.families() {

@@ -31,13 +31,21 @@ func New(cfg *Config) (*Client, error) {
 }
 
 // Machine gives the client's state machine, for who runs it without a goroutine.
-func (c *Client) Machine() *Machine { return c.machine }
+func (c *Client) Machine() *Machine {
+	if c == nil {
+		return nil
+	}
+	return c.machine
+}
 
 // Acquire gets a lease. It tries until one comes, Config.Timeout has passed or ctx is
 // done, also after a NAK or a conflict. The error is an *Error; it matches ErrTimeout,
 // or is ctx's or a transport's, and matches ErrNAK or ErrDeclined too if such a thing
 // happened last.
 func (c *Client) Acquire(ctx context.Context) (*Lease, error) {
+	if err := c.usable(ctx); err != nil {
+		return nil, fmt.Errorf("acquire lease: %w", err)
+	}
 	return c.obtain(ctx, "acquire lease", c.machine.Start(c.cfg.Clock.Now(), rand.Uint64()))
 }
 
@@ -50,6 +58,9 @@ func (c *Client) Acquire(ctx context.Context) (*Lease, error) {
 //
 // The error is that of Acquire, or matches ErrInvalid.
 func (c *Client) Resume(ctx context.Context, l *Lease) (*Lease, error) {
+	if err := c.usable(ctx, l); err != nil {
+		return nil, fmt.Errorf("resume lease: %w", err)
+	}
 	now := c.cfg.Clock.Now()
 	take := c.machine.Restore
 	if l.Infinite() || now.Before(l.Renew) {
@@ -95,6 +106,12 @@ func (c *Client) obtain(ctx context.Context, op string, s Session) (*Lease, erro
 // Run ends with the error of apply, or with ctx's. That no server answers, and that a
 // transport fails, is no reason: it tries again in time. ErrInvalid is one.
 func (c *Client) Run(ctx context.Context, l *Lease, apply func(old, new *Lease) error) error {
+	if err := c.usable(ctx, l); err != nil {
+		return fmt.Errorf("keep lease: %w", err)
+	}
+	if apply == nil {
+		apply = func(_, _ *Lease) error { return nil }
+	}
 	s, err := c.machine.Restore(c.cfg.Clock.Now(), rand.Uint64(), l)
 	if err != nil {
 		return fmt.Errorf("keep lease: %w", err)
@@ -124,6 +141,9 @@ func (c *Client) Run(ctx context.Context, l *Lease, apply func(old, new *Lease) 
 // Servers do not answer, so that success means no more than that it was sent. See the
 // function Release where the interface is gone.
 func (c *Client) Release(ctx context.Context, l *Lease) error {
+	if err := c.usable(ctx, l); err != nil {
+		return fmt.Errorf("release lease: %w", err)
+	}
 	p, err := Release(l, rand.Uint32())
 	if err != nil {
 		return fmt.Errorf("release lease: %w", err)

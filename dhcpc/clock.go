@@ -21,6 +21,9 @@ func (SystemClock) Now() time.Time { return time.Now() }
 
 // Wait waits for a time or for ctx.
 func (SystemClock) Wait(ctx context.Context, until time.Time) error {
+	if ctx == nil {
+		return argument("no context")
+	}
 	if until.IsZero() {
 		<-ctx.Done()
 		return ctx.Err()

@@ -39,6 +39,9 @@ type Error struct {
 
 // Error gives all of it in one line.
 func (e *Error) Error() string {
+	if e == nil {
+		return "no error"
+	}
 	var b strings.Builder
 	b.WriteString(e.Op + ": ")
 	waited := e.Waited.Round(time.Millisecond)
@@ -51,7 +54,7 @@ func (e *Error) Error() string {
 		if len(e.Sent) > 0 {
 			b.WriteString(": ")
 		}
-		b.WriteString(e.Err.Error())
+		fmt.Fprint(&b, e.Err)
 	} else if len(e.Heard) == 0 {
 		b.WriteString(" (does a DHCP server serve this network, and do bridge and firewall let UDP ports 67 and 68 pass?)")
 	}
@@ -63,6 +66,9 @@ func (e *Error) Error() string {
 
 // Unwrap gives both causes.
 func (e *Error) Unwrap() []error {
+	if e == nil {
+		return nil
+	}
 	if e.Last == nil {
 		return []error{e.Err}
 	}

@@ -19,6 +19,9 @@ func (h Hex) MarshalText() ([]byte, error) { return []byte(h.String()), nil }
 
 // UnmarshalText reads the text form.
 func (h *Hex) UnmarshalText(text []byte) error {
+	if h == nil {
+		return argument("nothing to read it into")
+	}
 	*h = nil
 	if len(text) == 0 {
 		return nil

@@ -88,6 +88,8 @@ var ErrInvalid = errors.New("invalid lease")
 // server, MAC and times are there and possible. Its error matches ErrInvalid.
 func (l *Lease) Validate() error {
 	switch {
+	case l == nil:
+		return argument("no lease")
 	case !usable(l.Address.Addr()):
 		return fmt.Errorf("%w: address %s", ErrInvalid, l.Address)
 	case !l.Server.Is4():
@@ -106,12 +108,17 @@ func (l *Lease) Validate() error {
 }
 
 // Infinite says whether the lease never ends.
-func (l *Lease) Infinite() bool { return l.Renew.IsZero() && l.Rebind.IsZero() && l.Expire.IsZero() }
+func (l *Lease) Infinite() bool {
+	return l != nil && l.Renew.IsZero() && l.Rebind.IsZero() && l.Expire.IsZero()
+}
 
 // Left gives the time until the lease ends, 0 where it has ended, and -1 where it
 // never will.
 func (l *Lease) Left(now time.Time) time.Duration {
-	if l.Infinite() {
+	switch {
+	case l == nil:
+		return 0
+	case l.Infinite():
 		return -1
 	}
 	return max(l.Expire.Sub(now), 0)

@@ -48,14 +48,29 @@ type Session struct {
 }
 
 // State gives the state.
-func (s *Session) State() State { return s.state }
+func (s *Session) State() State {
+	if s == nil {
+		return Init
+	}
+	return s.state
+}
 
 // Lease gives the lease that is held: in BOUND, RENEWING and REBINDING, and from
 // INIT-REBOOT on the one that is being asked about; else nil.
-func (s *Session) Lease() *Lease { return s.lease }
+func (s *Session) Lease() *Lease {
+	if s == nil {
+		return nil
+	}
+	return s.lease
+}
 
 // Wake gives the time of the next Step, as the last Output did.
-func (s *Session) Wake() time.Time { return s.wake }
+func (s *Session) Wake() time.Time {
+	if s == nil {
+		return time.Time{}
+	}
+	return s.wake
+}
 
 // Event is what a Session is told; the zero value is that time has passed. What
 // was received is looked at critically: anything at all may be fed to Step.
@@ -85,7 +100,11 @@ type Output struct {
 // Start begins a Session without an address. The seed makes transaction
 // identifiers and pauses differ between clients: a random number.
 func (m *Machine) Start(now time.Time, seed uint64) Session {
-	return Session{state: Init, random: seed, now: now, wake: now, hint: m.cfg.Address, trace: trace{began: now}}
+	var hint netip.Addr
+	if m.made() {
+		hint = m.cfg.Address
+	}
+	return Session{state: Init, random: seed, now: now, wake: now, hint: hint, trace: trace{began: now}}
 }
 
 // Restore takes up a lease whose address this client still has, as a restarted
@@ -94,6 +113,9 @@ func (m *Machine) Start(now time.Time, seed uint64) Session {
 // lease of the future is asked about at once: somebody set the clock. The error
 // matches ErrInvalid.
 func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error) {
+	if !m.made() {
+		return Session{}, argument("NewMachine made no such machine")
+	}
 	if err := l.Validate(); err != nil {
 		return Session{}, err
 	}
@@ -312,3 +334,6 @@ func (t *step) renewAt(l *Lease) time.Time {
 	}
 	return l.Renew.Add(t.between(0, min(l.Rebind.Sub(l.Renew)/8, time.Minute)))
 }
+
+// made says whether a Machine is one of NewMachine.
+func (m *Machine) made() bool { return m != nil && m.cfg != nil }

@@ -95,20 +95,54 @@ func identify(fd int) (ID, error) {
 
 // ID gives the device and inode of the namespace: equal for two handles of the
 // same living namespace.
-func (ns *NS) ID() ID { return ns.id }
+func (ns *NS) ID() ID {
+	if ns == nil {
+		return ID{}
+	}
+	return ns.id
+}
 
 // FD gives the file descriptor, which is good until Close, for requests that name
 // a namespace (IFLA_NET_NS_FD).
-func (ns *NS) FD() int { return ns.fd }
+func (ns *NS) FD() int {
+	if ns.Usable() != nil {
+		return -1
+	}
+	return ns.fd
+}
 
 // Path gives the path by which Open found the namespace; it is empty for the
 // handles of New and Current.
-func (ns *NS) Path() string { return ns.path }
+func (ns *NS) Path() string {
+	if ns == nil {
+		return ""
+	}
+	return ns.path
+}
+
+// Usable says what is wrong with a handle that is nil, that none of Open, Current and
+// New gave, or that has been closed. The error matches tombolo.ErrInvalid.
+func (ns *NS) Usable() error {
+	switch {
+	case ns == nil || ns.id == ID{}:
+		return fmt.Errorf("%w: no network namespace", tombolo.ErrInvalid)
+	case ns.fd < 0:
+		return closedError{}
+	}
+	return nil
+}
+
+// closedError is about a handle after Close: it says what the kernel would, and matches
+// tombolo.ErrInvalid too.
+type closedError struct{}
+
+func (closedError) Error() string   { return unix.EBADF.Error() }
+func (closedError) Unwrap() []error { return []error{unix.EBADF, tombolo.ErrInvalid} }
 
 // String gives the path, or the ID where there is none.
 func (ns *NS) String() string {
-	if ns.path == "" {
-		return ns.id.String()
+	if ns.Path() == "" {
+		return ns.ID().String()
 	}
 	return ns.path
 }
@@ -116,6 +150,9 @@ func (ns *NS) String() string {
 // Close gives the handle up. The namespace lives on while anything else holds it.
 // Whatever is done with the handle afterwards fails with EBADF.
 func (ns *NS) Close() error {
+	if err := ns.Usable(); err != nil {
+		return &tombolo.OpError{Op: "close network namespace", Object: ns.String(), Err: err}
+	}
 	fd := ns.fd
 	ns.fd = -1 // the number may be another file's by then
 	return unix.Close(fd)
@@ -135,6 +172,13 @@ var ErrStranded = errors.New("the thread could not return to its own network nam
 // Prefer it for opening things, and use them outside: fn's thread is taken from
 // the Go scheduler meanwhile.
 func (ns *NS) Do(fn func() error) error {
+	err := ns.Usable()
+	if err == nil && fn == nil {
+		err = fmt.Errorf("%w: nothing to run", tombolo.ErrInvalid)
+	}
+	if err != nil {
+		return &tombolo.OpError{Op: "enter network namespace", Object: ns.String(), Err: err}
+	}
 	return andReturn(func() error {
 		if err := unix.Setns(ns.fd, unix.CLONE_NEWNET); err != nil {
 			return &tombolo.OpError{Op: "enter network namespace", Object: ns.String(), Err: err}

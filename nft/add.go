@@ -20,6 +20,10 @@ import (
 // one of the same family. See Replace. It matches fs.ErrNotExist where the table or a set is
 // missing, for which Ensure is the cure. Nothing is added then.
 func (c *Conn) Add(ctx context.Context, ep Endpoint) error {
+	if err := c.usable(ctx); err != nil {
+		return err
+	}
+
 	if err := ep.check(); err != nil {
 		return err
 	}
@@ -118,6 +122,10 @@ func explainMissing(err error) error {
 // a new pod's way, or everything after Ensure had to make a set anew. The error
 // matches fs.ErrNotExist where the table or a set is missing.
 func (c *Conn) Replace(ctx context.Context, eps ...Endpoint) error {
+	if err := c.usable(ctx); err != nil {
+		return err
+	}
+
 	for i := range eps {
 		if err := eps[i].check(); err != nil {
 			return err

@@ -18,6 +18,10 @@ import (
 // endpoint's are no difference, but for what a guard would let it do as another one. What Check finds of chains, rules and sets, Ensure
 // mends; what it finds of elements, Replace.
 func (c *Conn) Check(ctx context.Context, n Network, ep *Endpoint) ([]tombolo.Difference, error) {
+	if err := c.usable(ctx); err != nil {
+		return nil, err
+	}
+
 	want, err := c.ruleset(&n)
 	if err != nil {
 		return nil, err
@@ -190,6 +194,10 @@ func (ch chainState) describe() string {
 // CheckEndpoint compares what is there with what an endpoint needs, and lists the
 // differences, as Check does. It looks at its elements alone.
 func (c *Conn) CheckEndpoint(ctx context.Context, ep Endpoint) ([]tombolo.Difference, error) {
+	if err := c.usable(ctx); err != nil {
+		return nil, err
+	}
+
 	if err := ep.check(); err != nil {
 		return nil, err
 	}

@@ -68,12 +68,21 @@ func on(conn *nl.Conn, mark uint32) *Conn {
 // Close closes the connection. If anyone has just deleted something, the kernel
 // makes it wait until that is freed, for an RCU grace period (some 10 ms): so it is
 // best done after whatever else takes as long, such as deleting a link.
-func (c *Conn) Close() error { return c.nl.Close() }
+func (c *Conn) Close() error {
+	if c == nil {
+		return c.usable(context.Background())
+	}
+	return c.nl.Close()
+}
 
 // Probe says whether the firewall can be worked with at all: nil if the kernel has
 // nf_tables and lets the caller use it. The error matches errors.ErrUnsupported
 // where nf_tables is missing, and fs.ErrPermission without CAP_NET_ADMIN.
 func (c *Conn) Probe() error {
+	if err := c.usable(context.Background()); err != nil {
+		return err
+	}
+
 	_, err := c.generation()
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
 		// nfnetlink knows no such subsystem, and could not load it.
@@ -113,4 +122,20 @@ func isOvertaken(err error) bool {
 	return errors.Is(err, errOvertaken) ||
 		errors.Is(err, unix.ERESTART) || // a transaction with an old generation
 		errors.Is(err, tombolo.ErrInterrupted)
+}
+
+// usable refuses a Conn or a context that nothing can be done with.
+func (c *Conn) usable(ctx context.Context) error {
+	switch {
+	case c == nil:
+		return (*nl.Conn)(nil).Usable()
+	case ctx == nil:
+		return nl.NoContext()
+	}
+	err := c.nl.Usable()
+	if err != nil && ctx.Err() != nil {
+		// What is over is over, whatever it would have been done by.
+		err = errors.Join(ctx.Err(), err)
+	}
+	return err
 }

@@ -30,6 +30,10 @@ type Outcome struct {
 // From then on Ready says that all is there, the elements of sets that were emptied
 // included. Whoever has many of them to put back should use Prepare first.
 func (c *Conn) Ensure(ctx context.Context, n Network) (Outcome, error) {
+	if err := c.usable(ctx); err != nil {
+		return Outcome{}, err
+	}
+
 	return c.ensure(ctx, n, true)
 }
 
@@ -38,6 +42,10 @@ func (c *Conn) Ensure(ctx context.Context, n Network) (Outcome, error) {
 // Ensure is called: after endpoints have been put back with Replace. If somebody is
 // stopped in between, the next caller finds it as it was.
 func (c *Conn) Prepare(ctx context.Context, n Network) (Outcome, error) {
+	if err := c.usable(ctx); err != nil {
+		return Outcome{}, err
+	}
+
 	return c.ensure(ctx, n, false)
 }
 
@@ -75,6 +83,10 @@ func (c *Conn) ensure(ctx context.Context, n Network, sentinels bool) (Outcome, 
 // nobody has emptied a set. It sees neither single elements nor what a rule was replaced
 // by: see Check.
 func (c *Conn) Ready(ctx context.Context, n Network) (bool, error) {
+	if err := c.usable(ctx); err != nil {
+		return false, err
+	}
+
 	want, err := c.ruleset(&n)
 	if err != nil {
 		return false, err

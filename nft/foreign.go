@@ -40,6 +40,10 @@ const admissionComment = "tombolo: admit what table inet tombolo marks"
 //
 // It does all of that in one transaction, however many do the same at once.
 func (c *Conn) Admit(ctx context.Context) (changed bool, _ error) {
+	if err := c.usable(ctx); err != nil {
+		return false, err
+	}
+
 	err := retry(ctx, func() error {
 		p, err := c.planAdmissions(ctx)
 		if err != nil {
@@ -63,6 +67,10 @@ func (c *Conn) Admit(ctx context.Context) (changed bool, _ error) {
 // packet gets to, and what is behind our rule, but no others. So it does not see
 // rules of ours in the rest: see CheckAdmission.
 func (c *Conn) Admitted(ctx context.Context) (bool, error) {
+	if err := c.usable(ctx); err != nil {
+		return false, err
+	}
+
 	right := false
 	err := retry(ctx, func() error {
 		generation, err := c.generation()
@@ -104,6 +112,10 @@ func (c *Conn) admissionSum() uint64 {
 
 // CheckAdmission lists what Admit would mend.
 func (c *Conn) CheckAdmission(ctx context.Context) ([]tombolo.Difference, error) {
+	if err := c.usable(ctx); err != nil {
+		return nil, err
+	}
+
 	var diffs []tombolo.Difference
 	err := retry(ctx, func() error {
 		p, err := c.planAdmissions(ctx)
@@ -124,6 +136,10 @@ func (c *Conn) CheckAdmission(ctx context.Context) ([]tombolo.Difference, error)
 // Withdraw takes our rules out of iptables' tables filter, for whatever mark they
 // are and in whichever chain.
 func (c *Conn) Withdraw(ctx context.Context) error {
+	if err := c.usable(ctx); err != nil {
+		return err
+	}
+
 	return retry(ctx, func() error {
 		generation, err := c.settle()
 		if err != nil {

@@ -20,6 +20,10 @@ import (
 // A network whose name is too long for a comment goes by a shortened form of it,
 // with a hash, unless it was asked for by name.
 func (c *Conn) Endpoints(ctx context.Context, network string) ([]Endpoint, error) {
+	if err := c.usable(ctx); err != nil {
+		return nil, err
+	}
+
 	if network != "" {
 		if err := checkName(network); err != nil {
 			return nil, err
@@ -35,6 +39,10 @@ func (c *Conn) Endpoints(ctx context.Context, network string) ([]Endpoint, error
 // HasPorts says whether any endpoint behind a bridge, of whatever network, has ports of
 // the host's IPv4 addresses that lead to it. It lists an element for each that has.
 func (c *Conn) HasPorts(ctx context.Context, bridge string) (bool, error) {
+	if err := c.usable(ctx); err != nil {
+		return false, err
+	}
+
 	if bridge == "" || len(bridge) >= unix.IFNAMSIZ {
 		return false, invalid("%.40q cannot be the name of a bridge", bridge)
 	}

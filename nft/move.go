@@ -19,6 +19,10 @@ import (
 // The error matches fs.ErrNotExist where the table or a set is missing, for which
 // Ensure is the cure; nothing has changed then.
 func (c *Conn) Move(ctx context.Context, old, new Endpoint) error {
+	if err := c.usable(ctx); err != nil {
+		return err
+	}
+
 	return c.move(ctx, old, new, nil)
 }
 
@@ -28,6 +32,10 @@ func (c *Conn) Move(ctx context.Context, old, new Endpoint) error {
 // an endpoint that was guarded by Add before its port was there gets its host ports by
 // this, and is guarded throughout.
 func (c *Conn) Update(ctx context.Context, old, new Endpoint) error {
+	if err := c.usable(ctx); err != nil {
+		return err
+	}
+
 	return c.move(ctx, old, new, func(have []*elementState, rivals *found) error {
 		return new.conflict(have, rivals)
 	})

@@ -2,11 +2,12 @@ package nft
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"hash/fnv"
 	"net/netip"
 	"slices"
+
+	"github.com/tombolo-cni/tombolo"
 )
 
 // Network is what rules are made for.
@@ -71,7 +72,7 @@ type Network struct {
 
 // ErrInvalid is the cause of every error about an argument that cannot be what it
 // is meant to be, found before the kernel is asked.
-var ErrInvalid = errors.New("invalid argument")
+var ErrInvalid = tombolo.ErrInvalid
 
 func invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...)

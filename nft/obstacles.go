@@ -78,6 +78,9 @@ func Obstacles(ctx context.Context, cfg *Config, path Path) ([]Obstacle, error) 
 	if cfg == nil {
 		cfg = &Config{}
 	}
+	if ctx == nil {
+		return nil, nl.NoContext()
+	}
 	c, err := Dial(cfg)
 	if err != nil {
 		return nil, err

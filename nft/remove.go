@@ -17,6 +17,10 @@ import (
 // The kernel frees what was deleted after an RCU grace period. It does not make
 // the caller wait for that, until the connection is closed (see Close).
 func (c *Conn) Remove(ctx context.Context, eps ...Endpoint) error {
+	if err := c.usable(ctx); err != nil {
+		return err
+	}
+
 	var elements []element
 	owners := map[Owner]bool{}
 	for i := range eps {
@@ -36,6 +40,10 @@ func (c *Conn) Remove(ctx context.Context, eps ...Endpoint) error {
 // elements: for when nothing is known of an endpoint but its owner, and for what a
 // crash left behind.
 func (c *Conn) RemoveOwners(ctx context.Context, owners ...Owner) error {
+	if err := c.usable(ctx); err != nil {
+		return err
+	}
+
 	doomed := make(map[Owner]bool, len(owners))
 	for _, o := range owners {
 		if err := o.check(); err != nil {
@@ -103,6 +111,10 @@ func (c *Conn) removeElements(ctx context.Context, elements []element, match fun
 // the table may go before such a network does. Of networks that share a bridge, one
 // takes along what is known of the bridge. Ready then says so, for what is left.
 func (c *Conn) RemoveNetwork(ctx context.Context, name string) error {
+	if err := c.usable(ctx); err != nil {
+		return err
+	}
+
 	if err := checkName(name); err != nil {
 		return err
 	}

@@ -63,16 +63,30 @@ func ParseSeal(text string) (Seal, error) {
 
 // Trust has Ready go by a Seal, as far as it goes, and has the Conn keep one. From then
 // on Ready takes longer where there is none that fits.
-func (c *Conn) Trust(s Seal) { c.seal.trust(s) }
+func (c *Conn) Trust(s Seal) {
+	if c == nil {
+		return
+	}
+	c.seal.trust(s)
+}
 
 // Seal gives what the Conn knows by now, if it was told to Trust: by what Ready saw, and
 // what this Conn has done since.
-func (c *Conn) Seal() Seal { return c.seal.get() }
+func (c *Conn) Seal() Seal {
+	if c == nil {
+		return Seal{}
+	}
+	return c.seal.get()
+}
 
 // Untouched says whether nobody has changed nf_tables since this Conn's own last
 // transaction, or since Ready looked, by one number. It is false where the Conn does not
 // know.
 func (c *Conn) Untouched(ctx context.Context) (bool, error) {
+	if err := c.usable(ctx); err != nil {
+		return false, err
+	}
+
 	generation := c.seal.generation()
 	if generation == nil {
 		return false, nil

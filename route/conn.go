@@ -45,6 +45,9 @@ func On(conn *nl.Conn) *Conn { return &Conn{nl: conn, shared: true} }
 
 // Close closes the connection, unless it is another's.
 func (c *Conn) Close() error {
+	if c == nil {
+		return c.usable()
+	}
 	if c.shared {
 		return nil
 	}
@@ -55,6 +58,10 @@ func (c *Conn) Close() error {
 // same Dst, TOS and Priority (for IPv6: Dst, From and Priority), whatever that
 // one's gateway or link.
 func (c *Conn) Add(r Route) error {
+	if err := c.usable(); err != nil {
+		return err
+	}
+
 	var b nl.Batch
 	r.AppendAdd(&b)
 	return c.nl.Execute(&b)
@@ -63,6 +70,10 @@ func (c *Conn) Add(r Route) error {
 // Replace adds a route, or puts it in the place of the one that Add would find in
 // its way. Packets find one or the other at any moment.
 func (c *Conn) Replace(r Route) error {
+	if err := c.usable(); err != nil {
+		return err
+	}
+
 	var b nl.Batch
 	r.AppendReplace(&b)
 	return c.nl.Execute(&b)
@@ -72,6 +83,10 @@ func (c *Conn) Replace(r Route) error {
 // change anything: see Route.Matches for what counts as the same. Another in its
 // place is replaced.
 func (c *Conn) Ensure(r Route) (changed bool, _ error) {
+	if err := c.usable(); err != nil {
+		return false, err
+	}
+
 	err := c.Add(r)
 	if !errors.Is(err, fs.ErrExist) {
 		return err == nil, err
@@ -96,13 +111,22 @@ func (c *Conn) Ensure(r Route) (changed bool, _ error) {
 // fields that are set; MTU, AdvMSS, Metrics, Pref and Expires are not compared. The
 // error matches fs.ErrNotExist where there is none.
 func (c *Conn) Del(r Route) error {
+	if err := c.usable(); err != nil {
+		return err
+	}
+
 	var b nl.Batch
 	r.AppendDel(&b)
 	return c.nl.Execute(&b)
 }
 
 // Remove is Del for which a route or a link that is not there is success.
-func (c *Conn) Remove(r Route) error { return absentIsSuccess(c.Del(r)) }
+func (c *Conn) Remove(r Route) error {
+	if err := c.usable(); err != nil {
+		return err
+	}
+	return absentIsSuccess(c.Del(r))
+}
 
 func absentIsSuccess(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
@@ -128,6 +152,10 @@ type Filter struct {
 // fs.ErrNotExist where there is no such link, and tombolo.ErrInterrupted where the
 // routes changed faster than they could be read.
 func (c *Conn) List(f Filter) ([]Route, error) {
+	if err := c.usable(); err != nil {
+		return nil, err
+	}
+
 	var list []Route
 	err := c.nl.Dump("list routes", unix.RTM_GETROUTE, f.encode, func(m nl.Message) error {
 		if m.Type != unix.RTM_NEWROUTE {
@@ -168,6 +196,10 @@ func (f Filter) encode(e *nl.Encoder) {
 // address of the host itself. The error is an unix.ENETUNREACH or the like where
 // there is none.
 func (c *Conn) Get(dst netip.Addr) (Route, error) {
+	if err := c.usable(); err != nil {
+		return Route{}, err
+	}
+
 	var b nl.Batch
 	var r Route
 	AppendGet(&b, dst, &r)
@@ -191,4 +223,12 @@ func AppendGet(b *nl.Batch, dst netip.Addr, into *Route) {
 		*into = r
 		return err
 	})
+}
+
+// usable refuses a Conn that nothing can be done with.
+func (c *Conn) usable() error {
+	if c == nil {
+		return (*nl.Conn)(nil).Usable()
+	}
+	return c.nl.Usable()
 }

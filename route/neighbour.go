@@ -67,6 +67,10 @@ type NeighbourFilter struct {
 // Neighbours gives the neighbours that match a filter, which the kernel applies. A
 // link that is not there has none.
 func (c *Conn) Neighbours(f NeighbourFilter) ([]Neighbour, error) {
+	if err := c.usable(); err != nil {
+		return nil, err
+	}
+
 	var list []Neighbour
 	err := c.nl.Dump("list neighbours", unix.RTM_GETNEIGH, func(e *nl.Encoder) {
 		// Strict checking refuses a link in the header: it has to be an attribute.
@@ -94,6 +98,10 @@ func (c *Conn) Neighbours(f NeighbourFilter) ([]Neighbour, error) {
 // Neighbour gives the entry of an address on a link (Linux 5.0). The error matches
 // fs.ErrNotExist where there is none.
 func (c *Conn) Neighbour(link int, a netip.Addr) (Neighbour, error) {
+	if err := c.usable(); err != nil {
+		return Neighbour{}, err
+	}
+
 	want := Neighbour{Addr: a, Link: link}
 	var got Neighbour
 	var b nl.Batch
@@ -112,6 +120,10 @@ func (c *Conn) Neighbour(link int, a netip.Addr) (Neighbour, error) {
 // AddNeighbour adds an entry. The error matches fs.ErrExist where the link has one
 // for the address, in whatever state.
 func (c *Conn) AddNeighbour(n Neighbour) error {
+	if err := c.usable(); err != nil {
+		return err
+	}
+
 	var b nl.Batch
 	n.AppendAdd(&b)
 	return c.nl.Execute(&b)
@@ -119,6 +131,10 @@ func (c *Conn) AddNeighbour(n Neighbour) error {
 
 // ReplaceNeighbour adds an entry or overwrites the one of its address.
 func (c *Conn) ReplaceNeighbour(n Neighbour) error {
+	if err := c.usable(); err != nil {
+		return err
+	}
+
 	var b nl.Batch
 	n.AppendReplace(&b)
 	return c.nl.Execute(&b)
@@ -127,6 +143,10 @@ func (c *Conn) ReplaceNeighbour(n Neighbour) error {
 // DelNeighbour deletes the entry of an address on a link. The error matches
 // fs.ErrNotExist where there is none.
 func (c *Conn) DelNeighbour(n Neighbour) error {
+	if err := c.usable(); err != nil {
+		return err
+	}
+
 	var b nl.Batch
 	n.AppendDel(&b)
 	return c.nl.Execute(&b)
@@ -134,7 +154,12 @@ func (c *Conn) DelNeighbour(n Neighbour) error {
 
 // RemoveNeighbour is DelNeighbour for which an entry or a link that is not there
 // is success.
-func (c *Conn) RemoveNeighbour(n Neighbour) error { return absentIsSuccess(c.DelNeighbour(n)) }
+func (c *Conn) RemoveNeighbour(n Neighbour) error {
+	if err := c.usable(); err != nil {
+		return err
+	}
+	return absentIsSuccess(c.DelNeighbour(n))
+}
 
 // AppendAdd appends the request of Conn.AddNeighbour to a batch, for packages of
 // this module.

@@ -103,6 +103,10 @@ type NexthopFilter struct {
 // NexthopObjects gives the nexthop objects that match a filter, which the kernel
 // applies, by number. Where the kernel has no such objects, there are none.
 func (c *Conn) NexthopObjects(f NexthopFilter) ([]NexthopObject, error) {
+	if err := c.usable(); err != nil {
+		return nil, err
+	}
+
 	var list []NexthopObject
 	err := c.nl.Dump("list nexthop objects", unix.RTM_GETNEXTHOP, func(e *nl.Encoder) {
 		nhmsg{}.encode(e)
@@ -126,6 +130,10 @@ func (c *Conn) NexthopObjects(f NexthopFilter) ([]NexthopObject, error) {
 // AddNexthopObject adds an object. The error matches fs.ErrExist where its number is
 // taken.
 func (c *Conn) AddNexthopObject(n NexthopObject) error {
+	if err := c.usable(); err != nil {
+		return err
+	}
+
 	var b nl.Batch
 	n.AppendAdd(&b)
 	return c.nl.Execute(&b)
@@ -134,6 +142,10 @@ func (c *Conn) AddNexthopObject(n NexthopObject) error {
 // ReplaceNexthopObject adds an object, or changes the one of its number, and with
 // it each route that has it.
 func (c *Conn) ReplaceNexthopObject(n NexthopObject) error {
+	if err := c.usable(); err != nil {
+		return err
+	}
+
 	var b nl.Batch
 	n.AppendReplace(&b)
 	return c.nl.Execute(&b)
@@ -142,6 +154,10 @@ func (c *Conn) ReplaceNexthopObject(n NexthopObject) error {
 // DelNexthopObject deletes an object by its number, and the routes that have it. The
 // error matches fs.ErrNotExist where there is none.
 func (c *Conn) DelNexthopObject(id uint32) error {
+	if err := c.usable(); err != nil {
+		return err
+	}
+
 	var b nl.Batch
 	NexthopObject{ID: id}.AppendDel(&b)
 	return c.nl.Execute(&b)
@@ -149,7 +165,12 @@ func (c *Conn) DelNexthopObject(id uint32) error {
 
 // RemoveNexthopObject is DelNexthopObject for which an object that is not there is
 // success.
-func (c *Conn) RemoveNexthopObject(id uint32) error { return absentIsSuccess(c.DelNexthopObject(id)) }
+func (c *Conn) RemoveNexthopObject(id uint32) error {
+	if err := c.usable(); err != nil {
+		return err
+	}
+	return absentIsSuccess(c.DelNexthopObject(id))
+}
 
 // AppendAdd appends the request of Conn.AddNexthopObject to a batch, for packages of
 // this module.

@@ -155,6 +155,10 @@ func (r *Rule) family() uint8 {
 // Rules gives the rules of a family, unix.AF_INET or unix.AF_INET6, or with 0 of
 // both, in the order in which the kernel goes through them.
 func (c *Conn) Rules(family uint8) ([]Rule, error) {
+	if err := c.usable(); err != nil {
+		return nil, err
+	}
+
 	var list []Rule
 	err := c.nl.Dump("list rules", unix.RTM_GETRULE, func(e *nl.Encoder) {
 		e.Raw([]byte{family, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0})
@@ -175,6 +179,10 @@ func (c *Conn) Rules(family uint8) ([]Rule, error) {
 // same Priority, selectors, action and table. Without a Priority there never is:
 // the kernel gives each a new one, and so takes the same rule again and again.
 func (c *Conn) AddRule(r Rule) error {
+	if err := c.usable(); err != nil {
+		return err
+	}
+
 	var b nl.Batch
 	r.AppendAdd(&b)
 	return c.nl.Execute(&b)
@@ -183,6 +191,10 @@ func (c *Conn) AddRule(r Rule) error {
 // EnsureRule adds a rule unless there is one that AddRule would find in its way,
 // and says whether it did. It needs a Priority.
 func (c *Conn) EnsureRule(r Rule) (changed bool, _ error) {
+	if err := c.usable(); err != nil {
+		return false, err
+	}
+
 	if r.Priority == 0 {
 		return false, &tombolo.OpError{Op: "ensure rule", Object: r.String(), Err: errRulePriority}
 	}
@@ -197,13 +209,22 @@ func (c *Conn) EnsureRule(r Rule) (changed bool, _ error) {
 // matches fs.ErrNotExist where there is none. A rule with neither a Priority nor a
 // selector is refused: it would match the kernel's own.
 func (c *Conn) DelRule(r Rule) error {
+	if err := c.usable(); err != nil {
+		return err
+	}
+
 	var b nl.Batch
 	r.AppendDel(&b)
 	return c.nl.Execute(&b)
 }
 
 // RemoveRule is DelRule for which a rule that is not there is success.
-func (c *Conn) RemoveRule(r Rule) error { return absentIsSuccess(c.DelRule(r)) }
+func (c *Conn) RemoveRule(r Rule) error {
+	if err := c.usable(); err != nil {
+		return err
+	}
+	return absentIsSuccess(c.DelRule(r))
+}
 
 // AppendAdd appends the request of Conn.AddRule to a batch, for packages of this
 // module.

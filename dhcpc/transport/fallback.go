@@ -24,6 +24,9 @@ const unanswered = 2
 
 // DialUDPThenRaw opens the UDP socket; where that is refused, the packet socket.
 func DialUDPThenRaw(cfg *Config) (*UDPThenRaw, error) {
+	if cfg == nil {
+		return nil, argument("no configuration, which has to name the link")
+	}
 	f := &UDPThenRaw{cfg: *cfg}
 	udp, udpErr := DialUDP(cfg)
 	if udpErr == nil {
@@ -37,7 +40,12 @@ func DialUDPThenRaw(cfg *Config) (*UDPThenRaw, error) {
 }
 
 // Raw gives the packet socket, or nil where none has been opened: for Raw.Detach.
-func (f *UDPThenRaw) Raw() *Raw { return f.raw }
+func (f *UDPThenRaw) Raw() *Raw {
+	if f == nil {
+		return nil
+	}
+	return f.raw
+}
 
 // change goes on with a packet socket.
 func (f *UDPThenRaw) change() error {
@@ -54,6 +62,12 @@ func (f *UDPThenRaw) change() error {
 
 // Send sends a packet by the socket in use, after changing it if need be.
 func (f *UDPThenRaw) Send(ctx context.Context, p *dhcpc.Packet) error {
+	if err := dialedFor(ctx, f != nil && f.now != nil); err != nil {
+		return err
+	}
+	if p == nil {
+		return noPacket()
+	}
 	if f.raw == nil && (f.unheard >= unanswered || p.ARP != nil) {
 		if err := f.change(); err != nil {
 			return err
@@ -73,6 +87,9 @@ func (f *UDPThenRaw) Send(ctx context.Context, p *dhcpc.Packet) error {
 
 // Receive receives from the socket in use.
 func (f *UDPThenRaw) Receive(ctx context.Context, until time.Time) (*dhcpc.Packet, error) {
+	if err := dialedFor(ctx, f != nil && f.now != nil); err != nil {
+		return nil, err
+	}
 	p, err := f.now.Receive(ctx, until)
 	if err == nil {
 		f.heard()
@@ -83,4 +100,9 @@ func (f *UDPThenRaw) Receive(ctx context.Context, until time.Time) (*dhcpc.Packe
 func (f *UDPThenRaw) heard() { f.unheard = 0 }
 
 // Close closes the socket in use.
-func (f *UDPThenRaw) Close() error { return f.now.Close() }
+func (f *UDPThenRaw) Close() error {
+	if err := dialed(f != nil && f.now != nil); err != nil {
+		return err
+	}
+	return f.now.Close()
+}

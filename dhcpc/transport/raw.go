@@ -67,6 +67,9 @@ const frameMax = 1 << 14
 // DialRaw opens a packet socket. The error matches unix.EPERM without CAP_NET_RAW, and
 // fs.ErrNotExist where there is no such link.
 func DialRaw(cfg *Config) (*Raw, error) {
+	if cfg == nil {
+		return nil, argument("no configuration, which has to name the link")
+	}
 	c := *cfg
 	if c.MAC == nil {
 		mac, err := c.linkMAC()
@@ -148,6 +151,12 @@ func (r *Raw) control(fn func(fd int) error) error {
 
 // Send sends a packet as a frame of its own: no route, neighbour or address is needed.
 func (r *Raw) Send(_ context.Context, p *dhcpc.Packet) error {
+	if err := dialed(r != nil && r.conn != nil); err != nil {
+		return err
+	}
+	if p == nil {
+		return noPacket()
+	}
 	frame, err := encode(p, r.mac)
 	if err != nil {
 		return fmt.Errorf("send: %w", err)
@@ -159,6 +168,9 @@ func (r *Raw) Send(_ context.Context, p *dhcpc.Packet) error {
 // Receive gives the next DHCP answer to the client's MAC address, or ARP packet. What
 // is damaged is passed over.
 func (r *Raw) Receive(ctx context.Context, until time.Time) (*dhcpc.Packet, error) {
+	if err := dialedFor(ctx, r != nil && r.conn != nil); err != nil {
+		return nil, err
+	}
 	done, err := deadline(ctx, r.conn, until)
 	if err != nil {
 		return nil, err
@@ -220,6 +232,9 @@ func complete(oob []byte) bool {
 // last close that takes the kernel's 10 to 20 ms. It is closed on exec. Close does
 // nothing then.
 func (r *Raw) Detach() (int, error) {
+	if err := dialed(r != nil && r.conn != nil); err != nil {
+		return -1, err
+	}
 	dup := -1
 	err := r.control(func(fd int) error {
 		var err error
@@ -238,4 +253,9 @@ func (r *Raw) Detach() (int, error) {
 }
 
 // Close closes the socket.
-func (r *Raw) Close() error { return r.conn.Close() }
+func (r *Raw) Close() error {
+	if err := dialed(r != nil && r.conn != nil); err != nil {
+		return err
+	}
+	return r.conn.Close()
+}

@@ -29,6 +29,9 @@ type UDP struct {
 // namespace has the port to itself. A link that is not there shows only at the first
 // Send, which fails with unix.ENODEV or ENETUNREACH.
 func DialUDP(cfg *Config) (*UDP, error) {
+	if cfg == nil {
+		return nil, argument("no configuration, which has to name the link")
+	}
 	c := *cfg
 	if c.MAC == nil {
 		mac, err := c.linkMAC()
@@ -101,6 +104,12 @@ func prepare(fd, link int, filter []bpf.RawInstruction) error {
 
 // Send sends a packet by the kernel's routes, from the packet's source address.
 func (u *UDP) Send(_ context.Context, p *dhcpc.Packet) error {
+	if err := dialed(u != nil && u.conn != nil); err != nil {
+		return err
+	}
+	if p == nil {
+		return noPacket()
+	}
 	if p.ARP != nil {
 		return fmt.Errorf("send ARP packet from a UDP socket: %w", unix.EOPNOTSUPP)
 	}
@@ -115,6 +124,9 @@ func (u *UDP) Send(_ context.Context, p *dhcpc.Packet) error {
 
 // Receive gives the next DHCP answer to the client's MAC address.
 func (u *UDP) Receive(ctx context.Context, until time.Time) (*dhcpc.Packet, error) {
+	if err := dialedFor(ctx, u != nil && u.conn != nil); err != nil {
+		return nil, err
+	}
 	done, err := deadline(ctx, u.conn, until)
 	if err != nil {
 		return nil, err
@@ -129,4 +141,9 @@ func (u *UDP) Receive(ctx context.Context, until time.Time) (*dhcpc.Packet, erro
 }
 
 // Close closes the socket, at once.
-func (u *UDP) Close() error { return u.conn.Close() }
+func (u *UDP) Close() error {
+	if err := dialed(u != nil && u.conn != nil); err != nil {
+		return err
+	}
+	return u.conn.Close()
+}

@@ -22,6 +22,9 @@ type Witness struct{ raw *Raw }
 // link. Config.MAC is needed, and is the client's own. Open it before the first packet is
 // sent. Its errors are those of DialRaw.
 func DialWitness(cfg *Config) (*Witness, error) {
+	if cfg == nil {
+		return nil, argument("no configuration, which has to name the link")
+	}
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
@@ -34,18 +37,36 @@ func DialWitness(cfg *Config) (*Witness, error) {
 
 // Receive is that of a dhcpc.Transport.
 func (w *Witness) Receive(ctx context.Context, until time.Time) (*dhcpc.Packet, error) {
+	if err := dialed(w != nil); err != nil {
+		return nil, err
+	}
 	return w.raw.Receive(ctx, until)
 }
 
 // Detach is Raw.Detach.
-func (w *Witness) Detach() (int, error) { return w.raw.Detach() }
+func (w *Witness) Detach() (int, error) {
+	if err := dialed(w != nil); err != nil {
+		return -1, err
+	}
+	return w.raw.Detach()
+}
 
 // Close closes the socket, which takes the kernel as long as that of a Raw.
-func (w *Witness) Close() error { return w.raw.Close() }
+func (w *Witness) Close() error {
+	if err := dialed(w != nil); err != nil {
+		return err
+	}
+	return w.raw.Close()
+}
 
 // For gives a transport that sends by another one and hears by the witness. Its Close
 // closes the other one alone: the witness stays its owner's.
-func (w *Witness) For(send dhcpc.Transport) dhcpc.Transport { return &witnessed{send, w} }
+func (w *Witness) For(send dhcpc.Transport) dhcpc.Transport {
+	if send == nil {
+		send = unopened{}
+	}
+	return &witnessed{send, w}
+}
 
 type witnessed struct {
 	dhcpc.Transport

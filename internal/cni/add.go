@@ -270,7 +270,7 @@ func (a *adding) plan(leased *current.Result) (*network, *bridge.Port, error) {
 	p := &bridge.Port{
 		Bridge: s.Bridge, Name: a.rec.HostIf, Peer: a.call.ifName,
 		Hairpin: s.Hairpin, Isolated: s.Isolated, ForwardGroups: true, Down: s.Down, DAD: s.DAD,
-		PeerMAC: a.mac, Group: nft.QuietGroup, Unsettled: true,
+		PeerMAC: a.mac, Group: nft.QuietGroup, Unsettled: true, SameNetNS: a.call.sameNetNS(),
 	}
 	addresses, err := readAddresses(leased)
 	if err != nil {

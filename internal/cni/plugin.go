@@ -345,8 +345,7 @@ func (c *call) openPod() (*netns.NS, error) {
 	if err != nil {
 		return nil, newError(codeInvalidNetNS, "CNI_NETNS: %v", err)
 	}
-	override := c.Getenv("CNI_NETNS_OVERRIDE")
-	if override == "1" || strings.EqualFold(override, "true") {
+	if c.sameNetNS() {
 		return pod, nil
 	}
 	own, err := netns.Current()
@@ -360,6 +359,13 @@ func (c *call) openPod() (*netns.NS, error) {
 		return nil, newError(codeInvalidNetNS, "CNI_NETNS=%s is the namespace that the plugin itself runs in: a pod needs one of its own", c.netns)
 	}
 	return pod, nil
+}
+
+// sameNetNS says whether the runtime wants it so that a pod is in the plugin's own
+// namespace.
+func (c *call) sameNetNS() bool {
+	override := c.Getenv("CNI_NETNS_OVERRIDE")
+	return override == "1" || strings.EqualFold(override, "true")
 }
 
 // step says that a part of ADD is done.

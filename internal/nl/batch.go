@@ -65,6 +65,9 @@ func (b *Batch) Silent(op string, obj fmt.Stringer, typ, flags uint16, body func
 }
 
 func (b *Batch) add(r request, typ, flags uint16, body func(*Encoder)) {
+	if b == nil {
+		return // nobody will send it
+	}
 	r.start = len(b.enc.b)
 	b.enc.b = binary.NativeEndian.AppendUint32(b.enc.b, 0) // the length, set below
 	b.enc.b = binary.NativeEndian.AppendUint16(b.enc.b, typ)

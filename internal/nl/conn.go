@@ -42,8 +42,48 @@ type Conn struct {
 // New makes a Conn over a transport, which it then owns.
 func New(t Transport) *Conn { return &Conn{t: t} }
 
-// Close closes the transport.
-func (c *Conn) Close() error { return c.t.Close() }
+// Close closes the transport. What is asked of the Conn afterwards, another Close too,
+// fails with tombolo.ErrInvalid.
+func (c *Conn) Close() error {
+	if err := c.Usable(); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	t := c.t
+	c.t = closed{}
+	c.mu.Unlock()
+	return t.Close()
+}
+
+// Usable says what is wrong with a Conn that is nil, was never opened, or has been
+// closed. The error matches tombolo.ErrInvalid.
+func (c *Conn) Usable() error {
+	if c == nil {
+		return errNoConn()
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch c.t.(type) {
+	case nil:
+		return errNoConn()
+	case closed:
+		return closed{}.Close()
+	}
+	return nil
+}
+
+func errNoConn() error {
+	return &tombolo.OpError{Op: "use connection", Err: fmt.Errorf("%w: it was not opened by Dial", tombolo.ErrInvalid)}
+}
+
+// closed is the transport of a Conn after Close.
+type closed struct{}
+
+func (closed) Send([]byte) error           { return closed{}.Close() }
+func (closed) Receive([]byte) (int, error) { return 0, closed{}.Close() }
+func (closed) Close() error {
+	return &tombolo.OpError{Op: "use connection", Err: fmt.Errorf("%w: it is closed: %w", tombolo.ErrInvalid, unix.EBADF)}
+}
 
 // receiveSize is as much as the kernel puts into one part of a dump, twice:
 // with small buffers nearly every listing is interrupted under churn.

@@ -65,7 +65,12 @@ func (w *Watch) open(protocol int, groups []int) error {
 }
 
 // Close ends the subscription. No Next may be waiting.
-func (w *Watch) Close() error { return unix.Close(w.fd) }
+func (w *Watch) Close() error {
+	if w == nil {
+		return errNoConn()
+	}
+	return unix.Close(w.fd)
+}
 
 // Next waits for the next announcements, which are good until the Next after it.
 // An error matching unix.ENOBUFS says that some were lost, of those since the one
@@ -123,4 +128,21 @@ func (q *queue) receive(fd, flags int) ([]Message, error) {
 		}
 		return messages(q.buf[:n])
 	}
+}
+
+// Usable says what is wrong with a Watch that is nil, or with a context that is. The
+// error matches tombolo.ErrInvalid.
+func (w *Watch) Usable(ctx context.Context) error {
+	switch {
+	case w == nil:
+		return errNoConn()
+	case ctx == nil:
+		return NoContext()
+	}
+	return nil
+}
+
+// NoContext is the error about a context that is nil.
+func NoContext() error {
+	return &tombolo.OpError{Op: "use context", Err: fmt.Errorf("%w: it is nil", tombolo.ErrInvalid)}
 }

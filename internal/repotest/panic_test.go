@@ -1,0 +1,313 @@
+package repotest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/dhcpc/transport"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/nft"
+	"github.com/tombolo-cni/tombolo/route"
+)
+
+// exported is everything that can be called, by package: functions by their names, and a
+// zero of each type with methods. The API's golden files say whether any is missing.
+func exported() map[string]map[string]any {
+	return map[string]map[string]any{
+		"tombolo": {"OpError": tombolo.OpError{}, "Difference": tombolo.Difference{}},
+		"netns": {
+			"Open": netns.Open, "ID": netns.ID{}, "NS": netns.NS{},
+			// Current and New take nothing.
+			"Current": nil, "New": nil,
+		},
+		"addr": {
+			"Dial": addr.Dial, "HearRouters": addr.HearRouters, "Listen": addr.Listen, "On": addr.On,
+			"Address": addr.Address{}, "Conn": addr.Conn{}, "Flags": addr.Flags(0), "Routers": addr.Routers{}, "Scope": addr.Scope(0), "Watch": addr.Watch{},
+		},
+		"route": {
+			"Dial": route.Dial, "On": route.On, "AppendGet": route.AppendGet,
+			"Conn": route.Conn{}, "Neighbour": route.Neighbour{}, "NexthopObject": route.NexthopObject{}, "Route": route.Route{}, "Rule": route.Rule{}, "Type": route.Type(0),
+		},
+		"bridge": {
+			"CheckRouting": bridge.CheckRouting, "Dial": bridge.Dial, "HostName": bridge.HostName, "LinkLocal": bridge.LinkLocal, "On": bridge.On, "ProbeNetfilter": bridge.ProbeNetfilter,
+			"Conn": bridge.Conn{}, "Link": bridge.Link{}, "Port": bridge.Port{}, "Solicitation": bridge.Solicitation{},
+		},
+		"nft": {
+			"Dial": nft.Dial, "Obstacles": nft.Obstacles, "On": nft.On, "ParseSeal": nft.ParseSeal,
+			"ConflictError": nft.ConflictError{}, "Conn": nft.Conn{}, "Obstacle": nft.Obstacle{}, "Policy": nft.Policy(0), "Port": nft.Port{}, "Seal": nft.Seal{},
+		},
+		"dhcpc": {
+			"Lend": dhcpc.Lend, "New": dhcpc.New, "NewMachine": dhcpc.NewMachine, "Release": dhcpc.Release,
+			"Client": dhcpc.Client{}, "Error": dhcpc.Error{}, "Hex": dhcpc.Hex{}, "Lease": dhcpc.Lease{}, "Machine": dhcpc.Machine{}, "Route": dhcpc.Route{},
+			"Session": dhcpc.Session{}, "State": dhcpc.State(0), "SystemClock": dhcpc.SystemClock{},
+			// Interfaces have nothing to call.
+			"Clock": nil, "Transport": nil,
+		},
+		"transport": {
+			"DialRaw": transport.DialRaw, "DialUDP": transport.DialUDP, "DialUDPThenRaw": transport.DialUDPThenRaw, "DialWitness": transport.DialWitness, "Dialer": transport.Dialer, "Release": transport.Release,
+			"Raw": transport.Raw{}, "UDP": transport.UDP{}, "UDPThenRaw": transport.UDPThenRaw{}, "Witness": transport.Witness{},
+		},
+	}
+}
+
+// callable are the names in an API file of which something can be called.
+func callable(t *testing.T, name string) []string {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join("testdata", "api", name+".txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for line := range strings.Lines(string(data)) {
+		var found string
+		if rest, ok := strings.CutPrefix(line, "func "); ok {
+			found, _, _ = strings.Cut(rest, "(")
+		} else if rest, ok := strings.CutPrefix(line, "method ("); ok {
+			found, _, _ = strings.Cut(strings.TrimPrefix(rest, "*"), ")")
+		}
+		if found != "" && !slices.Contains(names, found) {
+			names = append(names, found)
+		}
+	}
+	return names
+}
+
+func TestNothingExportedIsMissingFromThePanicTest(t *testing.T) {
+	t.Parallel()
+	all := exported()
+	for name, list := range all {
+		want := callable(t, name)
+		for _, n := range want {
+			if _, ok := list[n]; !ok {
+				t.Errorf("%s.%s can be called, and is not on the list", name, n)
+			}
+		}
+		for n := range list {
+			if !slices.Contains(want, n) {
+				t.Errorf("%s.%s is on the list, and cannot be called", name, n)
+			}
+		}
+	}
+	files, err := filepath.Glob(filepath.Join("testdata", "api", "*.txt"))
+	if err != nil || len(files) != len(all) {
+		t.Errorf("%d files of API, %d packages, %v", len(files), len(all), err)
+	}
+}
+
+// No exported function panics, whatever it is called with, and what can say so says that
+// an argument cannot be meant.
+func TestNoExportedFunctionPanics(t *testing.T) {
+	ns := nstest.New(t)
+	err := ns.Do(func() error {
+		for name, list := range exported() {
+			for symbol, v := range list {
+				if v == nil {
+					continue
+				}
+				if reflect.TypeOf(v).Kind() == reflect.Func {
+					callAll(t, name+"."+symbol, reflect.ValueOf(v), nil)
+					continue
+				}
+				callMethods(t, name+"."+symbol, v)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// callMethods calls those of a zero, and of a nil pointer, and of a closed one.
+func callMethods(t *testing.T, name string, zero any) {
+	pointer := reflect.PointerTo(reflect.TypeOf(zero))
+	value := reflect.TypeOf(zero)
+	for i := range pointer.NumMethod() {
+		method := pointer.Method(i)
+		of := func(receiver reflect.Value) {
+			must := error(nil)
+			if handle(zero) {
+				must = tombolo.ErrInvalid
+			}
+			callAll(t, name+"."+method.Name, receiver.Method(i), must)
+		}
+		of(reflect.New(value))
+		// A method of the value is the language's to refuse for a nil pointer.
+		if _, byValue := value.MethodByName(method.Name); !byValue {
+			of(reflect.Zero(pointer))
+		}
+		if closed := closedOne(t, zero); closed.IsValid() {
+			of(closed)
+		}
+	}
+}
+
+// handle says whether a type's zero stands for nothing, so that all that is asked of it
+// has to fail.
+func handle(zero any) bool {
+	switch zero.(type) {
+	case netns.NS, addr.Conn, addr.Watch, addr.Routers, route.Conn, bridge.Conn, bridge.Solicitation, nft.Conn:
+		return true
+	}
+	return false
+}
+
+func closedOne(t *testing.T, zero any) reflect.Value {
+	t.Helper()
+	var v any
+	var err error
+	switch zero.(type) {
+	case netns.NS:
+		v, err = netns.New()
+	case addr.Conn:
+		v, err = addr.Dial(nil)
+	case route.Conn:
+		v, err = route.Dial(nil)
+	case bridge.Conn:
+		v, err = bridge.Dial(nil)
+	case nft.Conn:
+		v, err = nft.Dial(nil)
+	default:
+		return reflect.Value{}
+	}
+	if err == nil {
+		err = v.(interface{ Close() error }).Close()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return reflect.ValueOf(v)
+}
+
+// callAll calls a function with zeros of all its arguments, with a context and without.
+func callAll(t *testing.T, name string, f reflect.Value, must error) {
+	done, cancel := context.WithCancel(context.Background())
+	cancel()
+	for _, ctx := range []context.Context{nil, done} {
+		typ := f.Type()
+		var args []reflect.Value
+		takesContext := false
+		for i := range typ.NumIn() {
+			in := typ.In(i)
+			switch {
+			case typ.IsVariadic() && i == typ.NumIn()-1:
+				continue
+			case in == reflect.TypeFor[context.Context]():
+				takesContext = true
+				v := reflect.New(in).Elem()
+				if ctx != nil {
+					v.Set(reflect.ValueOf(ctx))
+				}
+				args = append(args, v)
+			default:
+				args = append(args, reflect.Zero(in))
+			}
+		}
+		if ctx == nil && !takesContext && typ.NumIn() > 0 && must == nil {
+			// The second round is the same.
+			continue
+		}
+		out, panicked := call(f, args)
+		if panicked != "" {
+			t.Errorf("%s (context %v): %s", name, ctx, panicked)
+			continue
+		}
+		want := must
+		if takesContext && ctx == nil {
+			want = tombolo.ErrInvalid
+		}
+		checkError(t, name, out, want)
+	}
+}
+
+func checkError(t *testing.T, name string, out []reflect.Value, want error) {
+	t.Helper()
+	for _, o := range out {
+		err, isError := o.Interface().(error)
+		switch {
+		case o.Type() != reflect.TypeFor[error]():
+			if c, ok := o.Interface().(interface{ Close() error }); ok && !o.IsNil() {
+				_ = c.Close()
+			}
+		case want != nil && !strings.HasPrefix(name, "dhcpc.") && !strings.HasPrefix(name, "transport.") && (!isError || !errors.Is(err, want)):
+			t.Errorf("%s: error %v, want one that is %q", name, err, want)
+		}
+	}
+}
+
+func call(f reflect.Value, args []reflect.Value) (out []reflect.Value, panicked string) {
+	defer func() {
+		if r := recover(); r != nil {
+			lines := strings.Split(string(debug.Stack()), "\n")
+			at := ""
+			for _, l := range lines {
+				if strings.Contains(l, ".go:") && !strings.Contains(l, "/src/") && !strings.Contains(l, "panic_test.go") {
+					at += strings.TrimSpace(l) + " "
+				}
+			}
+			panicked = fmt.Sprintf("panic: %v at %.300s", r, at)
+		}
+	}()
+	return f.Call(args), ""
+}
+
+// What takes a pod's namespace refuses one that is none, before anything is made.
+func TestWhatIsNoPodIsRefused(t *testing.T) {
+	t.Parallel()
+	host := nstest.New(t)
+	nstest.Run(t, host, "ip", "link", "add", "br0", "type", "bridge")
+	conn, err := bridge.Dial(&bridge.Config{NetNS: host})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	closed, err := netns.New()
+	if err == nil {
+		err = closed.Close()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := bridge.Port{Bridge: "br0", BridgeIndex: nstest.Index(t, host, "br0"), Name: "veth0", Peer: "eth0", MTU: 1500}
+	before := nstest.Run(t, host, "ip", "link")
+	ctx := t.Context()
+	for name, pod := range map[string]*netns.NS{"nil": nil, "zero": {}, "closed": closed, "the host's own": host} {
+		_, attach := conn.Attach(ctx, pod, port)
+		_, check := conn.Check(ctx, pod, port)
+		_, solicit := conn.Solicit(ctx, pod, port)
+		for verb, err := range map[string]error{"Attach": attach, "Check": check, "Solicit": solicit, "SetMTU": conn.SetMTU(ctx, pod, "veth0", "eth0", 1400)} {
+			if verb == "Check" && pod == nil {
+				continue // it leaves the pod out
+			}
+			if pod == host && verb != "Attach" {
+				continue // there is nothing of the pod's to be found
+			}
+			if !errors.Is(err, tombolo.ErrInvalid) {
+				t.Errorf("%s of a pod that is %s: %v", verb, name, err)
+			}
+		}
+		var config bridge.Config
+		if config.NetNS = pod; name == "nil" || name == "the host's own" {
+			continue
+		}
+		if _, err := bridge.Dial(&config); !errors.Is(err, tombolo.ErrInvalid) {
+			t.Errorf("Dial in one that is %s: %v", name, err)
+		}
+	}
+	if after := nstest.Run(t, host, "ip", "link"); after != before {
+		t.Errorf("links before:\n%s\nafter:\n%s", before, after)
+	}
+}

@@ -245,6 +245,9 @@ func (c *Conn) SetMTU(ctx context.Context, pod *netns.NS, port, peer string, mtu
 
 // SetPortMTU sets the MTU of a port alone, in bytes. One that is gone is passed over.
 func (c *Conn) SetPortMTU(ctx context.Context, port string, mtu int) error {
+	if err := c.usable(ctx); err != nil {
+		return err
+	}
 	var b nl.Batch
 	setMTU(&b, port, mtu)
 	if err := c.execute(ctx, &b); err != nil {

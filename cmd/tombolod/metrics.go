@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -9,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -46,14 +48,9 @@ func serve(where string, handler http.Handler) (*server, error) {
 			return nil, fmt.Errorf("serve metrics at %s: %w", where, err)
 		}
 	}
-	l, err := net.Listen(network, address)
+	l, err := listen(network, address)
 	if err != nil {
 		return nil, fmt.Errorf("serve metrics: %w", err)
-	}
-	if network == "unix" {
-		if err := os.Chmod(address, 0o600); err != nil {
-			return nil, errors.Join(fmt.Errorf("serve metrics: %w", err), l.Close())
-		}
 	}
 	s := &server{
 		http: &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 8 << 10},
@@ -64,6 +61,20 @@ func serve(where string, handler http.Handler) (*server, error) {
 		_ = s.http.Serve(l) // until close
 	}()
 	return s, nil
+}
+
+// listen makes a Unix socket that is root's from the first on: the kernel gives the file the
+// mode that the socket has when it is bound.
+func listen(network, address string) (net.Listener, error) {
+	var cfg net.ListenConfig
+	if network == "unix" {
+		cfg.Control = func(_, _ string, c syscall.RawConn) error {
+			var chmod error
+			err := c.Control(func(fd uintptr) { chmod = syscall.Fchmod(int(fd), 0o600) })
+			return errors.Join(err, chmod)
+		}
+	}
+	return cfg.Listen(context.Background(), network, address)
 }
 
 // makeRoom makes a socket's directory, and removes the socket that a killed tombolod

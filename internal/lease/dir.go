@@ -55,6 +55,20 @@ func (d *Dir) Make() error {
 	return nil
 }
 
+// private refuses a directory in which others may put records: by those the keeper enters
+// namespaces, and changes them and the host's firewall.
+func (d *Dir) private() error {
+	var st unix.Stat_t
+	if err := unix.Stat(d.path, &st); err != nil {
+		return &os.PathError{Op: "stat", Path: d.path, Err: err}
+	}
+	const others = 0o022
+	if st.Mode&others != 0 || st.Uid != 0 && int(st.Uid) != unix.Geteuid() {
+		return fmt.Errorf("others than root may write to %s (owner %d, mode %03o): chown root %[1]s && chmod 700 %[1]s", d.path, st.Uid, st.Mode&0o777)
+	}
+	return nil
+}
+
 // RecordHash returns the hash of the record that a file of the directory holds. It is
 // false for every other file.
 func RecordHash(name string) (hash string, ok bool) {

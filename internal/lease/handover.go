@@ -89,7 +89,7 @@ func (p *Pulse) Closer() (*Closer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("take sockets to close: %w", err)
 	}
-	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: addr, Net: "unixgram"})
+	conn, err := listenPrivately(addr)
 	if err := errors.Join(err, unix.Close(dir)); err != nil {
 		return nil, fmt.Errorf("take sockets to close: %w", err)
 	}
@@ -107,35 +107,68 @@ func (p *Pulse) Closer() (*Closer, error) {
 	return c, nil
 }
 
+// listenPrivately listens at a socket that nobody else may send to, whatever the umask is:
+// the kernel takes the mode of the file from that of the socket, which is set before there
+// is a file. And it has the kernel say who sends.
+func listenPrivately(addr string) (*net.UnixConn, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, fmt.Errorf("socket: %w", err)
+	}
+	file := os.NewFile(uintptr(fd), "keeper")
+	defer file.Close()
+	if err := unix.Fchmod(fd, 0o600); err != nil {
+		return nil, fmt.Errorf("chmod: %w", err)
+	}
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSCRED, 1); err != nil {
+		return nil, fmt.Errorf("ask for who sends: %w", err)
+	}
+	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: addr}); err != nil {
+		return nil, fmt.Errorf("bind: %w", err)
+	}
+	conn, err := net.FilePacketConn(file) // of its own descriptor
+	if err != nil {
+		return nil, err
+	}
+	return conn.(*net.UnixConn), nil
+}
+
 func (c *Closer) receive(fds chan<- taken) {
 	defer close(fds)
 	// Room for more descriptors than are sent, so that none gets lost open.
-	buf, oob := make([]byte, 16), make([]byte, unix.CmsgSpace(64*4))
+	buf, oob := make([]byte, 16), make([]byte, unix.CmsgSpace(64*4)+unix.CmsgSpace(unix.SizeofUcred))
 	for {
 		_, n, _, _, err := c.conn.ReadMsgUnix(buf, oob)
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		for _, fd := range rights(oob[:max(n, 0)]) {
+		own, list := rights(oob[:max(n, 0)])
+		for _, fd := range list {
+			if !own {
+				unix.Close(fd) // who passed a socket that was not meant for others pays for it
+				continue
+			}
 			fds <- taken{fd, time.Now().Add(grace)}
 		}
 	}
 }
 
-// rights gives the descriptors that came with a message.
-func rights(oob []byte) []int {
+// rights gives the descriptors that came with a message, and whether it came from root or
+// from the keeper's own user.
+func rights(oob []byte) (own bool, fds []int) {
 	messages, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {
-		return nil
+		return false, nil
 	}
-	var fds []int
 	for i := range messages {
-		got, err := unix.ParseUnixRights(&messages[i])
-		if err == nil {
+		if who, err := unix.ParseUnixCredentials(&messages[i]); err == nil {
+			own = who.Uid == 0 || int(who.Uid) == unix.Geteuid()
+		}
+		if got, err := unix.ParseUnixRights(&messages[i]); err == nil {
 			fds = append(fds, got...)
 		}
 	}
-	return fds
+	return own, fds
 }
 
 // Close stops, after everything that was taken is closed.

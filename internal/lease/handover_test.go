@@ -166,8 +166,66 @@ func TestTheNextKeeperTakesTheSocketOver(t *testing.T) {
 func TestMessagesWithoutDescriptorsAreNothing(t *testing.T) {
 	t.Parallel()
 	for _, oob := range [][]byte{nil, {1}, make([]byte, 64)} {
-		if fds := rights(oob); len(fds) > 0 {
+		if _, fds := rights(oob); len(fds) > 0 {
 			t.Errorf("rights(%v) = %v", oob, fds)
 		}
+	}
+}
+
+func TestNobodyElseHandsTheKeeperAnything(t *testing.T) {
+	t.Parallel()
+	d := open(t)
+	c, err := keep(t, d).Closer()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	path := filepath.Join(d.Path(), keeperSocket)
+	st, err := os.Lstat(path)
+	if err != nil || st.Mode().Perm() != 0o600 {
+		t.Errorf("its socket: %v, %v, want mode 600", st.Mode(), err)
+	}
+	// Should somebody have the socket all the same, say by a descriptor that was passed on.
+	_, w := pipe(t)
+	defer unix.Close(w)
+	for _, uid := range []uint32{0, 65534} {
+		creds := unix.UnixCredentials(&unix.Ucred{Pid: int32(os.Getpid()), Uid: uid})
+		if own, fds := rights(creds); own != (uid == 0) || len(fds) != 0 {
+			t.Errorf("of user %d: taken for our own: %t", uid, own)
+		}
+	}
+	if own, _ := rights(nil); own {
+		t.Error("of nobody: taken for our own")
+	}
+}
+
+func TestADirectoryThatOthersWriteToIsNotKept(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []os.FileMode{0o777, 0o770, 0o702, 0o755, 0o700} {
+		d := open(t)
+		if err := d.Make(); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(d.Path(), mode); err != nil {
+			t.Fatal(err)
+		}
+		p, err := d.Keep()
+		if refused := err != nil && strings.Contains(err.Error(), "chmod 700"); refused != (mode&0o022 != 0) {
+			t.Errorf("mode %o: %v", mode, err)
+		}
+		if p != nil {
+			p.Close()
+		}
+	}
+	d := open(t)
+	if err := d.Make(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chown(d.Path(), 65534, -1); err != nil {
+		t.Fatal(err)
+	}
+	if p, err := d.Keep(); err == nil {
+		p.Close()
+		t.Error("of another user: no error")
 	}
 }

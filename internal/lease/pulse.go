@@ -136,6 +136,9 @@ func (d *Dir) Keep() (*Pulse, error) {
 		}
 		return nil, errors.Join(fmt.Errorf("keep leases: %w", err), unix.Close(fd))
 	}
+	if err := d.private(); err != nil {
+		return nil, errors.Join(fmt.Errorf("keep leases: %w", err), unix.Close(fd))
+	}
 	p := &Pulse{dir: d, fd: fd}
 	if err := p.Beat(); err != nil {
 		return nil, errors.Join(err, p.Close())

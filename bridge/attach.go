@@ -224,7 +224,9 @@ func (c *Conn) configurePod(ctx context.Context, in *inPod, p *Port, a *Attachme
 }
 
 // SetMTU sets the MTU of both ends of a port's veth, in bytes: what is longer than
-// the receiving end's is dropped. A port that is gone is passed over.
+// the receiving end's is dropped. A port that is gone is passed over. With port "" it is the
+// pod's end alone, which does for packets from and to the pod: a bridge whose own MTU nobody
+// has set follows the lowest of its ports.
 func (c *Conn) SetMTU(ctx context.Context, pod *netns.NS, port, peer string, mtu int) error {
 	if err := c.usablePod(ctx, pod, true); err != nil {
 		return err
@@ -239,6 +241,9 @@ func (c *Conn) SetMTU(ctx context.Context, pod *netns.NS, port, peer string, mtu
 	setMTU(&b, peer, mtu)
 	if err := podConn.Execute(&b); err != nil {
 		return err
+	}
+	if port == "" {
+		return nil
 	}
 	return c.SetPortMTU(ctx, port, mtu)
 }

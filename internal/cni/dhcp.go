@@ -256,10 +256,10 @@ func (l *leasing) result() *current.Result {
 func (a *adding) applyLease(ctx context.Context, att *bridge.Attachment) error {
 	rec := a.leasing.rec
 	if mtu := rec.Applied.MTU; mtu > 0 && mtu < att.MTU {
-		if err := a.br.SetMTU(ctx, a.pod, att.Name, att.Peer, mtu); err != nil {
+		// The pod's alone: the host's bridge, and with it the host, is not the server's.
+		if err := a.br.SetMTU(ctx, a.pod, "", att.Peer, mtu); err != nil {
 			return err
 		}
-		att.MTU, a.rec.MTU = mtu, mtu
 	}
 	addresses, err := addr.Dial(&addr.Config{NetNS: a.pod})
 	if err != nil {

@@ -201,7 +201,7 @@ func (a *adding) result(leased *current.Result, b *built, att *bridge.Attachment
 	r.Interfaces = append(r.Interfaces,
 		&current.Interface{Name: b.bridge.Name, Mac: b.bridge.MAC.String(), Mtu: b.mtu},
 		&current.Interface{Name: att.Name, Mac: att.MAC.String(), Mtu: att.MTU},
-		&current.Interface{Name: att.Peer, Mac: att.PeerMAC.String(), Mtu: att.MTU, Sandbox: a.call.netns},
+		&current.Interface{Name: att.Peer, Mac: att.PeerMAC.String(), Mtu: a.podMTU(att), Sandbox: a.call.netns},
 	)
 	podInterface := len(r.Interfaces) - 1
 	if a.rec.IFB != "" {
@@ -226,4 +226,12 @@ func (a *adding) result(leased *current.Result, b *built, att *bridge.Attachment
 
 func isEmptyDNS(d types.DNS) bool {
 	return len(d.Nameservers)+len(d.Search)+len(d.Options) == 0 && d.Domain == ""
+}
+
+// podMTU is that of the pod's interface, which a lease may have made lower than the port's.
+func (a *adding) podMTU(att *bridge.Attachment) int {
+	if a.leasing != nil && a.leasing.rec.Applied.MTU > 0 {
+		return min(a.leasing.rec.Applied.MTU, att.MTU)
+	}
+	return att.MTU
 }

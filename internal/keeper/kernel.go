@@ -171,7 +171,9 @@ func (h *heardOutside) Close() error { return errors.Join(h.Transport.Close(), h
 func (p *kernelPod) apply(a lease.Applied, left time.Duration) error {
 	var errs []error
 	if a.MTU != 0 && a.MTU != p.r.Applied.MTU {
-		errs = append(errs, p.setMTU(a.MTU))
+		// The pod's end alone: the host's bridge may follow the lowest of its ports, and is
+		// not the server's.
+		errs = append(errs, setMTU(p.conn, p.r.IfName, a.MTU))
 	}
 	for _, prefix := range a.Addresses {
 		address := addr.Address{Prefix: prefix, Link: p.link}
@@ -209,21 +211,6 @@ func (p *kernelPod) withdraw(a lease.Applied) error {
 		errs = append(errs, addr.On(p.conn).Remove(addr.Address{Prefix: prefix, Link: p.link}))
 	}
 	return errors.Join(errs...)
-}
-
-// setMTU sets that of both ends of the pod's veth: what is longer than the receiving
-// end's is dropped.
-func (p *kernelPod) setMTU(mtu int) error {
-	err := setMTU(p.conn, p.r.IfName, mtu)
-	if p.r.HostIf == "" {
-		return err
-	}
-	host, dialErr := bridge.Dial(&bridge.Config{NetNS: p.host})
-	if dialErr != nil {
-		return errors.Join(err, dialErr)
-	}
-	// A port that is gone is passed over: the pod's end is what counts for what it sends.
-	return errors.Join(err, host.SetPortMTU(context.Background(), p.r.HostIf, mtu), host.Close())
 }
 
 func setMTU(conn *nl.Conn, name string, mtu int) error {

@@ -88,3 +88,47 @@ func TestADDDeclinesWhatTheHostOrAnotherPodHas(t *testing.T) {
 		t.Errorf("the pod has %s, want the one behind the other pod's; the server says:\n%s", ip4(b), got)
 	}
 }
+
+// A server that says what may do harm: the pod gets what can be had of it, and the host
+// nothing. A bridge whose MTU nobody has set follows the lowest of its ports.
+func TestAServersWordsChangeNothingOfTheHosts(t *testing.T) {
+	t.Parallel()
+	before := func(l *lan) string {
+		return nstest.Run(t, l.ns, "sh", "-c", "ip -o link show br0 | grep -o 'mtu [0-9]*'; ip -4 route; ip -4 address; cat /etc/resolv.conf")
+	}
+	for name, options := range map[string][]string{
+		"MTU of 68":    {"--dhcp-option-force=option:mtu,68"},
+		"MTU of 576":   {"--dhcp-option-force=option:mtu,576"},
+		"MTU of 65535": {"--dhcp-option-force=option:mtu,65535"},
+		"half of the world each": {"--dhcp-option-force=option:classless-static-route,0.0.0.0/1,192.168.50.66,128.0.0.0/1,192.168.50.66",
+			"--dhcp-option-force=option:router,8.8.8.8"},
+		"names with line breaks": {"--dhcp-option-force=15,61:0a:6e:20:62",
+			"--dhcp-option-force=119,03:61:0a:62:00", "--dhcp-option-force=6,0.0.0.0,127.0.0.1,255.255.255.255"},
+		"time servers, a host name and other options": {"--dhcp-option-force=42,127.0.0.1", "--dhcp-option-force=12,root", "--dhcp-option-force=66,evil",
+			"--dhcp-option-force=252,http://192.0.2.66/"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLAN(t, options...)
+			was := before(l)
+			w, p := l.network(nil), l.pod("a")
+			r := w.add(p)
+			if now := before(l); now != was {
+				t.Errorf("the host was\n%s\nand is\n%s", was, now)
+			}
+			if err := w.check(p); err != nil {
+				t.Error(err)
+			}
+			if mtu := r.Interfaces[2].Mtu; mtu < 576 || mtu > 1500 {
+				t.Errorf("the pod's MTU is %d", mtu)
+			}
+			for _, text := range append(append([]string{r.DNS.Domain}, r.DNS.Search...), r.DNS.Nameservers...) {
+				if strings.ContainsAny(text, " \n") || text == "127.0.0.1" || text == "0.0.0.0" {
+					t.Errorf("the result says %q", text)
+				}
+			}
+			w.del(p)
+			l.wantNothing()
+		})
+	}
+}

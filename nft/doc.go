@@ -105,7 +105,7 @@
 //			iifname != "lo" ip daddr 127.0.0.0/8 meta mark set meta mark | 0x00001000
 //		}
 //		chain hostports {
-//			comment "tombolo rules 4, shared, 7 in all"
+//			comment "tombolo rules 3, shared, 7 in all"
 //			type nat hook prerouting priority dstnat; policy accept;
 //			fib daddr type != local return
 //			ip6 daddr ::1 return
@@ -116,7 +116,7 @@
 //			meta nfproto ipv6 dnat ip6 to meta l4proto . th dport map @hostports6
 //		}
 //		chain hostports-local {
-//			comment "tombolo rules 4, shared, 7 in all"
+//			comment "tombolo rules 3, shared, 7 in all"
 //			type nat hook output priority -100; policy accept;
 //			fib daddr type != local return
 //			ip6 daddr ::1 return
@@ -127,7 +127,7 @@
 //			meta nfproto ipv6 dnat ip6 to meta l4proto . th dport map @hostports6
 //		}
 //		chain hairpin {
-//			comment "tombolo rules 4, shared, 8 in all"
+//			comment "tombolo rules 3, shared, 8 in all"
 //			type nat hook postrouting priority srcnat - 1; policy accept;
 //			ct status dnat oifname != "lo" ip saddr 127.0.0.0/8 masquerade
 //			ct status dnat oifname . ip saddr . ip daddr @selves4 masquerade
@@ -139,7 +139,7 @@
 //			ct status dnat oifname @lans oifname @bypass masquerade
 //		}
 //		chain masq-podnet {
-//			comment "tombolo rules 4, prefixes 62702694, 9 in all"
+//			comment "tombolo rules 3, prefixes 62702694, 9 in all"
 //			type nat hook postrouting priority srcnat; policy accept;
 //			ip saddr != @masq4-podnet return
 //			ct status dnat oifname . ip daddr . meta l4proto . th dport @published4 return

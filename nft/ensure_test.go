@@ -117,7 +117,7 @@ var damages = []struct {
 		do:   `delete chain inet tombolo masq-podnet; add chain inet tombolo masq-podnet { comment "x"; }`, unready: true,
 		found: []string{
 			"chain masq-podnet of table inet tombolo: hook is none, should be type nat hook postrouting priority 100",
-			`comment (version and settings) is "x", should be "tombolo rules 4, prefixes `,
+			`comment (version and settings) is "x", should be "tombolo rules 3, prefixes `,
 			`rule "not sent by`, `rule "pods keep`, `rule "pods keep`, `rule "multicast`, `rule "broadcast`,
 			`rule "not sent by`, `rule "pods keep`, `rule "pods keep`, `rule "multicast`, `rule "masquerade`,
 		},

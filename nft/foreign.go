@@ -32,7 +32,8 @@ const admissionComment = "tombolo: admit what table inet tombolo marks"
 // where it is for as long as nothing between it and that point could stop a packet or change
 // one; what is not known could. Otherwise it goes to right before that point, and before
 // the rules that only log what is dropped there. Whatever drops packets ahead of it
-// is left to do so: see Obstacles.
+// is left to do so, even if it drops all: see Obstacles. To have ours put ahead of that, delete
+// ours: only where there is none, the place is chosen anew.
 //
 // If that point is in a chain that other rules call too, and which drops some packets before
 // it, nothing can be accepted there for FORWARD alone: Admit does nothing then, and Obstacles

@@ -1,10 +1,14 @@
 package nft
 
-import "slices"
+import (
+	"cmp"
+	"slices"
+)
 
 // What our rule accepts, no rule behind it sees. So it stands as late as it can: right
 // before the point where every packet is dropped, and what its owner drops before that
-// stays dropped.
+// stays dropped. Whoever puts a drop of everything ahead of a rule of ours means it: then
+// ours stays behind it.
 
 // spot is a place in a chain: before the rule with that index, or at the chain's end.
 type spot struct {
@@ -67,13 +71,15 @@ func (p *placer) scan(chain string) course {
 		return c
 	}
 	p.courses[chain] = course{}
-	c := p.scanRules(chain, p.rules(chain))
+	c := p.scanFrom(chain, 0)
 	p.courses[chain] = c
 	return c
 }
 
-func (p *placer) scanRules(chain string, rules []foreignRule) course {
-	for i := range rules {
+// scanFrom is scan from a rule of the chain on.
+func (p *placer) scanFrom(chain string, first int) course {
+	rules := p.rules(chain)
+	for i := first; i < len(rules); i++ {
 		r := &rules[i]
 		if r.isOurs() || p.packet.meetsAll(r) != always {
 			continue
@@ -161,15 +167,96 @@ type destination struct {
 	// blocked is the chain that has that point, where nothing can be put before it: other
 	// rules call it too, and before it the chain may stop packets.
 	blocked string
+	// stays says that nothing is to be moved: path leads to a rule of ours, and what is behind
+	// it has no place for one.
+	stays bool
 }
 
-// find looks for the first point where every packet is dropped, the policy included.
+// find looks for the first point where every packet is dropped, the policy included, and that
+// no rule of ours is behind.
 func (p *placer) find(policy uint32) destination {
 	c := p.scan(iptablesForward)
 	if c.end == endsDecided || c.end == endsOpen && policy == policyAccept {
 		return destination{}
 	}
-	w := destination{path: c.path}
+	ours := p.findOurs()
+	if ours == nil || slices.CompareFunc(ours, c.path, compareSpots) < 0 {
+		return p.place(c.path)
+	}
+	// It is needed even if nothing else stops packets: without it, the next one would be put
+	// before the drop that is ahead of it now.
+	w := p.place(p.scanBehind(ours).path)
+	if w.blocked != "" || w.leads(ours) {
+		return destination{path: ours, at: ours[len(ours)-1], stays: true}
+	}
+	return w
+}
+
+// leads says that a place is before a jump which leads to a rule: what stops packets between
+// the two would be passed over.
+func (w *destination) leads(to []spot) bool {
+	level := slices.IndexFunc(w.path, func(s spot) bool { return s.chain == w.at.chain })
+	return level < len(to)-1 && slices.Equal(w.path[:level], to[:level]) && w.at.index <= to[level].index
+}
+
+// compareSpots orders spots of one chain; only where these are the same, what they jump to
+// matters.
+func compareSpots(a, b spot) int { return cmp.Compare(a.index, b.index) }
+
+// findOurs gives the first rule of ours that packets get to, and the jumps that lead there, as
+// if nothing stopped them before. Chains that not every packet is sent to are read
+// only if there is none in the others.
+func (p *placer) findOurs() []spot {
+	for _, least := range []likelihood{always, maybe} {
+		if path := p.findOursIn(iptablesForward, least, map[string]bool{}); path != nil {
+			return path
+		}
+	}
+	return nil
+}
+
+func (p *placer) findOursIn(chain string, least likelihood, seen map[string]bool) []spot {
+	if seen[chain] {
+		return nil
+	}
+	seen[chain] = true
+	rules := p.rules(chain)
+	for i := range rules {
+		r := &rules[i]
+		here := []spot{{chain, i}}
+		switch {
+		case r.isOurs():
+			return here
+		case r.verdict != jumps && r.verdict != goesTo || p.packet.meetsAll(r) < least:
+		default:
+			if path := p.findOursIn(r.target, least, seen); path != nil {
+				return append(here, path...)
+			}
+		}
+	}
+	return nil
+}
+
+// scanBehind is scan of what is behind a rule of ours.
+func (p *placer) scanBehind(ours []spot) course {
+	for level := len(ours) - 1; ; level-- {
+		c := p.scanFrom(ours[level].chain, ours[level].index+1)
+		c.path = slices.Concat(ours[:level], c.path)
+		for ; c.end == endsOpen && level > 0; level-- {
+			if from := ours[level-1]; p.rules(from.chain)[from.index].verdict != goesTo {
+				break
+			}
+		}
+		if c.end != endsOpen || level == 0 {
+			return c
+		}
+	}
+}
+
+// place finds where a rule can stand that is to be reached before the end of a path, and to
+// spare packets as little as possible.
+func (p *placer) place(path []spot) destination {
+	w := destination{path: path}
 	for i := len(w.path) - 1; ; i-- {
 		s := w.path[i]
 		rules := p.rules(s.chain)
@@ -203,6 +290,9 @@ func (p *placer) isShared(chain string) bool {
 // suits says that a rule, which is at an index of its chain, may stay there: every packet
 // gets to it before the point, and nothing in between could stop one.
 func (p *placer) suits(w *destination, chain string, index int) bool {
+	if w.stays {
+		return w.at == spot{chain, index}
+	}
 	level := slices.IndexFunc(w.path, func(s spot) bool { return s.chain == chain })
 	if level < 0 || index >= w.path[level].index {
 		return false

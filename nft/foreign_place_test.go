@@ -167,6 +167,7 @@ func TestWhatBecomesOfTheAdmission(t *testing.T) {
 		return list
 	}
 	const drop = "-p udp -m udp --dport 4444 -j DROP"
+	inChain := []string{"iptables -N no", "iptables -A no " + drop, "iptables -A no -j DROP", "iptables -A FORWARD -j no"}
 	for _, tc := range []struct {
 		name   string
 		before []string
@@ -210,11 +211,50 @@ func TestWhatBecomesOfTheAdmission(t *testing.T) {
 		{name: "others append what logs", after: []string{"iptables -A FORWARD -j LOG"}, rules: []string{ourRule, "-j LOG"}},
 		{name: "others append a drop of all", after: []string{"iptables -A FORWARD -j DROP"}, rules: []string{ourRule, "-j DROP"}},
 		{name: "others append a drop of all that is not ours", after: []string{"iptables -A FORWARD -m mark ! --mark 0x1000/0x1000 -j DROP"}, rules: []string{ourRule, "-m mark ! --mark 0x1000/0x1000 -j DROP"}},
-		{name: "others insert a drop of all before it", after: []string{"iptables -I FORWARD -j DROP"}, diffs: misplaced("FORWARD", "FORWARD"), rules: []string{ourRule, "-j DROP"}},
-		{name: "others insert a return before it", after: []string{"iptables -I FORWARD -j RETURN"}, diffs: misplaced("FORWARD", "FORWARD"), rules: []string{ourRule, "-j RETURN"}},
+		{name: "others insert a drop of all before it", after: []string{"iptables -I FORWARD -j DROP"}, rules: []string{"-j DROP", ourRule}},
+		{name: "others insert a return before it", after: []string{"iptables -I FORWARD -j RETURN"}, rules: []string{"-j RETURN", ourRule}},
 		{
 			name: "others insert a chain that drops before it", after: []string{"iptables -N no", "iptables -A no -j REJECT", "iptables -I FORWARD -j no"},
-			diffs: misplaced("FORWARD", "FORWARD"), rules: []string{ourRule, "-j no"},
+			rules: []string{"-j no", ourRule},
+		},
+		{
+			name: "others insert a drop of all before it, and append a drop", after: []string{"iptables -I FORWARD -j DROP", "iptables -A FORWARD " + drop},
+			diffs: misplaced("FORWARD", "FORWARD"), rules: []string{"-j DROP", drop, ourRule},
+		},
+		{name: "others insert a drop of all before it, and nothing else drops", after: []string{"iptables -I FORWARD -j DROP", "iptables -P FORWARD ACCEPT"}, rules: []string{"-j DROP", ourRule}},
+		{
+			name: "the closing drop moves ahead", before: []string{"iptables -A FORWARD -j DROP"},
+			after: []string{"iptables -D FORWARD -j DROP", "iptables -I FORWARD -j DROP"}, rules: []string{"-j DROP", ourRule},
+		},
+		{
+			name: "others insert a drop of all before an accept of all and it", after: []string{"iptables -I FORWARD -j DROP", "iptables -I FORWARD 2 -j ACCEPT"},
+			rules: []string{"-j DROP", "-j ACCEPT", ourRule},
+		},
+		{
+			name: "others change it behind a drop of all", after: []string{"iptables -R FORWARD 1 " + strings.Replace(ourRule, "0x1000/0x1000", "0x1/0x1", 1), "iptables -I FORWARD -j DROP"},
+			diffs: []string{forward + "ip filter" + surplus, forward + "ip filter" + missing, forward + "ip6 filter" + surplus, forward + "ip6 filter" + missing},
+			rules: []string{"-j DROP", ourRule},
+		},
+		{
+			name: "one that was there twice has a drop between", after: []string{"iptables -A FORWARD -j DROP", "iptables -A FORWARD " + ourRule},
+			diffs: both(forward, surplus), rules: []string{ourRule, "-j DROP"},
+		},
+		{
+			name: "an earlier version's in DOCKER-USER has a drop of all ahead of it", before: docker(),
+			after: []string{"iptables -D FORWARD 3", "iptables -I DOCKER-USER " + ourRule, "iptables -I DOCKER-USER -j DROP"},
+			diffs: misplaced("DOCKER-USER", "FORWARD"), rules: []string{"-j DOCKER-USER", "-o docker0 -j DROP", ourRule},
+		},
+		{
+			name: "in a chain that others call by now, behind a drop of all", before: inChain,
+			after: []string{"iptables -I FORWARD -j DROP", "iptables -A INPUT -p udp -j no"}, rules: []string{"-j DROP", "-j no"},
+		},
+		{
+			name: "in a chain that only some packets get to by now, behind a drop of all", before: inChain,
+			after: []string{"iptables -R FORWARD 1 -p tcp -j no", "iptables -I FORWARD -j DROP"}, rules: []string{"-j DROP", "-p tcp -j no"},
+		},
+		{
+			name: "behind a return to the policy in a chain that is gone to", before: []string{"iptables -P FORWARD DROP", "iptables -N rest", "iptables -A rest " + drop, "iptables -A FORWARD -g rest"},
+			after: []string{"iptables -R rest 1 -j RETURN"}, rules: []string{"-g rest"},
 		},
 		{name: "others accept all before it", after: []string{"iptables -I FORWARD -j ACCEPT"}, diffs: both(forward, surplus), none: true, rules: []string{"-j ACCEPT"}},
 		{name: "the policy turns to accept", after: []string{"iptables -P FORWARD ACCEPT"}, diffs: both(forward, surplus), none: true},

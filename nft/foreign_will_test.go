@@ -3,6 +3,7 @@ package nft
 import (
 	"context"
 	"net/netip"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -192,5 +193,93 @@ func TestDropsAheadCountForTheirFamily(t *testing.T) {
 	if len(wantObstacles(t, ns, Path{Bridge: "cbr0"},
 		"chain FORWARD of table ip6 filter drops or rejects, by its rule number 1, which is left to its owner, what pods send; this helps: ip6tables -D FORWARD 1")) != 1 {
 		t.Error("not named")
+	}
+}
+
+// TestADropOfAllAheadOfOursStaysInForce has an operator stop everything at once, ahead of our
+// rule. Without that rule, and so if it were made anew there, pods pass.
+func TestADropOfAllAheadOfOursStaysInForce(t *testing.T) {
+	t.Parallel()
+	policy := []string{"iptables -P FORWARD DROP"}
+	shared := []string{"iptables -N lock", "iptables -A lock -i mgmt -j ACCEPT", "iptables -A lock -j DROP", "iptables -I INPUT -i eth9 -j lock", "iptables -I FORWARD -j lock"}
+	for _, tc := range []struct {
+		name    string
+		lines   []string
+		layout  string
+		old     string // the chain at whose head an earlier version put it
+		stop    []string
+		by      string // for IPv4: what stops pods, and what helps
+		forPods bool   // what stops is for pods alone, and nothing is put ahead of it
+	}{
+		{name: "drop", lines: policy, stop: []string{"iptables -I FORWARD -j DROP"}, by: "FORWARD 1 FORWARD 1"},
+		{name: "reject, with a comment", lines: policy, stop: []string{"iptables -I FORWARD -m comment --comment panic -j REJECT"}, by: "FORWARD 1 FORWARD 1"},
+		{name: "drop behind a log", lines: policy, stop: []string{"iptables -I FORWARD -j DROP", "iptables -I FORWARD -j LOG"}, by: "FORWARD 2 FORWARD 2"},
+		{name: "a chain that drops", lines: policy, stop: []string{"iptables -N no", "iptables -A no -j DROP", "iptables -I FORWARD -j no"}, by: "no 1 no 1"},
+		{name: "a chain that drops, which INPUT calls too", lines: policy, stop: shared, by: "lock 2 FORWARD 1"},
+		{name: "return to the policy", lines: policy, stop: []string{"iptables -I FORWARD -j RETURN"}},
+		{name: "drop of what the bridge sends", lines: policy, stop: []string{"iptables -I FORWARD -i cbr0 -j DROP"}, by: "FORWARD 1 FORWARD 1", forPods: true},
+		{name: "drop, under a closing reject", layout: "rhel-7", stop: []string{"iptables -I FORWARD -j DROP"}, by: "FORWARD 1 FORWARD 1"},
+		{name: "the closing reject, moved ahead", layout: "rhel-7", lines: policy, stop: []string{"iptables -D FORWARD -j REJECT", "iptables -I FORWARD -j REJECT"}, by: "FORWARD 1 FORWARD 1"},
+		{name: "drop at the head of DOCKER-USER", layout: "docker-26", stop: []string{"iptables -I DOCKER-USER -j DROP"}, by: "DOCKER-USER 1 DOCKER-USER 1"},
+		{name: "drop ahead of an earlier version's", layout: "rhel-7", old: "FORWARD", stop: []string{"iptables -I FORWARD -j DROP"}, by: "FORWARD 1 FORWARD 1"},
+		{name: "drop ahead of an earlier version's in DOCKER-USER", layout: "docker-26", old: "DOCKER-USER", stop: []string{"iptables -I FORWARD -j DROP"}, by: "FORWARD 1 FORWARD 1"},
+		{name: "drop in DOCKER-USER ahead of an earlier version's", layout: "docker-28", old: "DOCKER-USER", stop: []string{"iptables -I DOCKER-USER -j DROP"}, by: "DOCKER-USER 1 DOCKER-USER 1"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t)
+			mustEnsure(t, s.c, podnet())
+			ep := pod("0123456789a", pod4, pod6)
+			ep.Masquerade = false
+			mustAdd(t, s.c, ep)
+			if tc.layout != "" {
+				restore(t, s.host, tc.layout)
+			}
+			script(t, s.host, tc.lines...)
+			if tc.old != "" {
+				script(t, s.host, "iptables -I "+tc.old+" "+ourRule)
+			} else {
+				mustAdmit(t, s.c, true)
+			}
+			s.podsReach(t, true)
+
+			script(t, s.host, tc.stop...)
+			path := Path{Prefixes: prefixes("10.22.0.0/16", "fd00:22::/64")}
+			var want []string
+			for _, program := range programs() {
+				table := strings.ReplaceAll(program, "tables", "")
+				line := "chain FORWARD of table " + table + " filter drops, by its policy, what pods send; this helps: " + program + " -I FORWARD -m mark --mark 0x1000/0x1000 -j ACCEPT"
+				if by := strings.Fields(tc.by); len(by) > 0 {
+					line = "chain " + by[0] + " of table " + table + " filter drops or rejects, by its rule number " + by[1] +
+						", which is left to its owner, what pods send; this helps: " + program + " -D " + by[2] + " " + by[3]
+				}
+				want = append(want, line)
+			}
+			for _, meanwhile := range []string{"", saveRestore} {
+				if meanwhile != "" {
+					script(t, s.host, meanwhile)
+				}
+				mustAdmitAnyhow(t, s.c)
+				s.podsReach(t, false)
+				wantObstacles(t, s.host, path, want...)
+			}
+			// Whoever wants ours ahead of it deletes ours, and has it made anew. That is also what
+			// a place that goes by the drop alone would come to.
+			file := filepath.Join(t.TempDir(), "iptables")
+			script(t, s.host, "iptables-save -t filter >"+file, "grep -v tombolo "+file+" | iptables-restore")
+			s.podsReach(t, false)
+			mustAdmit(t, s.c, true)
+			s.podsReach(t, !tc.forPods)
+			script(t, s.host, "iptables-restore <"+file)
+			s.podsReach(t, false)
+
+			for _, o := range wantObstacles(t, s.host, path, want...) {
+				nstest.Run(t, s.host, "sh", "-ec", strings.ReplaceAll(o.Remedy, "tables -", "tables-nft -"))
+			}
+			s.podsReach(t, true)
+			mustAdmitAnyhow(t, s.c)
+			wantObstacles(t, s.host, path)
+			s.podsReach(t, true)
+		})
 	}
 }

@@ -35,6 +35,9 @@ func (c *Conn) iptablesObstacles(ctx context.Context, p *podPacket) ([]Obstacle,
 		if o := f.obstacle(t, p, c.mark); o != nil {
 			list = append(list, *o)
 		}
+		if f.placer.err != nil {
+			return nil, f.placer.err
+		}
 	}
 	return list, nil
 }
@@ -58,10 +61,14 @@ func (f *familyAdmission) obstacle(t *foreignContent, p *podPacket, mark uint32)
 	switch fate := newWalk(&pods, f.mended(mark)).chain(iptablesForward); {
 	case fate.how == dropped:
 		index := indexOf(f.placer.chains[fate.by.chain], fate.by)
+		remove := fate.by
+		if fate.by.chain != iptablesForward && f.placer.isShared(fate.by.chain) {
+			remove = fate.via // the others that call the chain need what it drops
+		}
 		return &Obstacle{
 			Kind: IPTables, Chain: foreignChain{f.family, iptablesTable, fate.by.chain}.String(),
 			Effect: fmt.Sprintf("drops or rejects, by its rule number %d, which is left to its owner,", index+1),
-			Remedy: fmt.Sprintf("%s -D %s %d", program, shellWord(fate.by.chain), index+1),
+			Remedy: fmt.Sprintf("%s -D %s %d", program, shellWord(remove.chain), indexOf(f.placer.chains[remove.chain], remove)+1),
 		}
 	case fate.how == comesBack && f.policy != policyAccept:
 		// They return before our rule.

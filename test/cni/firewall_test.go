@@ -261,3 +261,80 @@ func TestCHECKBeforeTheReferenceFirewall(t *testing.T) {
 		})
 	}
 }
+
+// looksAgain waits until tombolod has begun two looks: the second one is at all that was there
+// before.
+func (m *minder) looksAgain(t *testing.T) {
+	t.Helper()
+	before := m.metric("firewall_looks_total")
+	m.until(t, "it looks", func() bool {
+		m.nft("add table ip another; delete table ip another")
+		return m.metric("firewall_looks_total") > before+1
+	})
+}
+
+// An operator who stops everything at once, ahead of our rule, has it stopped for as long as
+// that stands, whoever looks.
+func TestTombolodLeavesADropAheadOfOurRule(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name, stop string
+		forPods    bool // our rule is never put ahead of it
+	}{
+		{"of everything", "-j DROP", false},
+		{"of what the bridge sends", "-i cbr0 -j DROP", true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.outside()
+			n.run("iptables", "-P", "FORWARD", "DROP")
+			w := n.podnet(nil)
+			p := n.pod("a")
+			w.add(p)
+			wantPing(t, p.NS, outside4)
+			m := n.mind(t)
+			mends := m.metric("firewall_mends_total")
+			n.run("sh", "-ec", "iptables -I FORWARD "+tc.stop)
+			m.looksAgain(t)
+			w.add(n.pod("b"))
+			const remedy = "by its rule number 1, which is left to its owner, what pods send; this helps: iptables -D FORWARD 1"
+			wantError(t, w.status(), 50, remedy)
+			for _, verb := range []string{"check", "repair"} {
+				if o := n.operate(verb, "--state", n.state); o.status == 0 || !strings.Contains(o.stdout+o.stderr, remedy) {
+					t.Errorf("tombolo %s does not name it: %+v", verb, o)
+				}
+			}
+			// An ADD that has to build refuses; and what is flushed comes back behind the drop.
+			n.nft("flush table inet tombolo")
+			_, err := w.tryAdd(n.pod("c"))
+			if err != nil { // unless tombolod was faster
+				wantError(t, err, 117, remedy)
+			}
+			m.until(t, "CHECK succeeds", func() bool { return w.check(p) == nil })
+			m.looksAgain(t)
+			wantNoPing(t, p.NS, outside4)
+			if got := m.metric("firewall_mends_total"); got > mends+1 {
+				t.Errorf("it put something right %d times", got-mends)
+			}
+
+			// Without the drop, pods pass at once; without our rule, the next one goes ahead of
+			// a drop of everything.
+			n.run("sh", "-ec", "iptables -D FORWARD 1")
+			wantPing(t, p.NS, outside4)
+			if err := w.status(); err != nil {
+				t.Errorf("STATUS: %v", err)
+			}
+			n.run("sh", "-ec", "iptables -I FORWARD "+tc.stop+"; iptables -D FORWARD 2")
+			wantNoPing(t, p.NS, outside4)
+			if o := n.operate("repair", "--state", n.state); (o.status == 0) == tc.forPods {
+				t.Errorf("tombolo repair: %+v", o)
+			}
+			if tc.forPods {
+				wantNoPing(t, p.NS, outside4)
+			} else {
+				wantPing(t, p.NS, outside4)
+			}
+		})
+	}
+}

@@ -553,3 +553,27 @@ func TestManyAtOnceGetDifferentAddresses(t *testing.T) {
 		t.Errorf("left: %v", got)
 	}
 }
+
+// An ADD that is under way is on no runtime's list.
+func TestGCLeavesWhatIsOnRecord(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, ranged(small))
+	n.add("a")
+	n.put("10.1.0.10", "b\r\neth0")
+	n.put("10.1.0.11", "tombolo:"+hashOf(Owner{"c", "eth0"})+"\r\n")
+	n.put("10.1.0.12", "b\r\nnet1")
+	n.put("10.1.0.13", "b")
+	r := n.request("")
+	r.InUse = func(hash string) bool {
+		return hash == hashOf(Owner{"b", "eth0"}) || hash == hashOf(Owner{"c", "eth0"})
+	}
+	if err := n.allocator(r).GC(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	for address, want := range map[string]bool{"10.1.0.2": false, "10.1.0.10": true, "10.1.0.11": true, "10.1.0.12": false, "10.1.0.13": false} {
+		_, err := os.Stat(filepath.Join(n.dataDir, n.request("").Network, address))
+		if (err == nil) != want {
+			t.Errorf("%s is reserved: %v, want %t", address, err, want)
+		}
+	}
+}

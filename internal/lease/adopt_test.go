@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"os"
@@ -361,4 +362,31 @@ func aged(l *dhcpc.Lease, by time.Duration) *dhcpc.Lease {
 	o := *l
 	o.Obtained, o.Renew, o.Rebind, o.Expire = o.Obtained.Add(-by), o.Renew.Add(-by), o.Rebind.Add(-by), o.Expire.Add(-by)
 	return &o
+}
+
+// Between a takeover and the adoption, which waits for the lock of the lease, the NIC may
+// have been given back.
+func TestNothingIsAdoptedOfANICThatWasGivenBack(t *testing.T) {
+	t.Parallel()
+	d, a := open(t), host(t, nil)
+	a.Addresses = []addr.Address{leasedAddress("10.9.0.32/24", time.Hour)}
+	asked := false
+	a.Wanted = func() (bool, error) {
+		held, err := d.TryLock(HostHash("eth0"))
+		asked = held == nil && err == nil
+		return false, nil
+	}
+	if r, err := Adopt(t.Context(), d, a); r != nil || err != nil {
+		t.Errorf("Adopt = %v, %v", r, err)
+	}
+	if !asked {
+		t.Error("it was not asked under the record's lock")
+	}
+	if _, err := d.Load(HostHash("eth0")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a record: %v", err)
+	}
+	a.Wanted = func() (bool, error) { return true, nil }
+	if r, err := Adopt(t.Context(), d, a); r == nil || err != nil {
+		t.Errorf("Adopt = %v, %v", r, err)
+	}
 }

@@ -128,6 +128,9 @@ func (a *adding) refuseListeners(ctx context.Context) error {
 		if s.Local.Addr() == netip.IPv6Loopback() {
 			continue // nothing of ours gets there
 		}
+		if s.HeldByMonitor(a.call.containerID) {
+			continue // it keeps the port for this very container: podman network reload
+		}
 		return newError(codeConflict, "publish port %d of the host: %s: stop that program, or choose another hostPort", s.Local.Port(), s.InUse())
 	}
 	return nil

@@ -1,0 +1,83 @@
+package cni
+
+import (
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// monitorName is the name by which this program stands in for podman's conmon: it holds
+// what it was started with until its standard input ends.
+const monitorName = "conmon"
+
+func runMonitor() int {
+	os.Stdout.WriteString("1")
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	return 0
+}
+
+// podman network reload is DEL and ADD of a container that runs, whose conmon has had a
+// listening socket at each of its ports since it was started (podman 4.3, seen with the
+// real ones).
+func TestAContainersOwnMonitorIsNoConflict(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.portnet(nil)
+	p := n.pod(strings.Repeat("0123456789abcdef", 4))
+	opt := publish(t, "8080:80/tcp")
+	w.add(p, opt)
+	n.startMonitor(p.id)
+	w.del(p, opt)
+	// Anybody else is refused: another container, and one whose ID begins the same.
+	for _, id := range []string{"b", p.id[:12]} {
+		_, err := w.tryAdd(n.pod(id), opt)
+		wantError(t, err, 112, "in use by conmon")
+	}
+	w.add(p, opt)
+	p.serve(t, "tcp", 80)
+	if _, err := askPort(t, n.ns, "tcp", "127.0.0.1", 8080); err != nil {
+		t.Errorf("the port does not lead to the container: %v", err)
+	}
+}
+
+func (n *node) startMonitor(id string) {
+	n.Helper()
+	path := filepath.Join(n.TempDir(), monitorName)
+	if err := copyProgram("/proc/self/exe", path); err != nil {
+		n.Fatal(err)
+	}
+	var socket *os.File
+	err := n.ns.Do(func() error {
+		l, err := net.Listen("tcp4", ":8080")
+		if err != nil {
+			return err
+		}
+		defer l.Close()
+		socket, err = l.(*net.TCPListener).File()
+		return err
+	})
+	if err != nil {
+		n.Fatal(err)
+	}
+	defer socket.Close()
+	cmd := &exec.Cmd{Path: path, Args: []string{path, "--api-version", "1", "-c", id, "-u", id}, ExtraFiles: []*os.File{socket}}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		n.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		n.Fatal(err)
+	}
+	n.Cleanup(func() { in.Close(); _ = cmd.Wait() })
+	if _, err := io.ReadFull(out, make([]byte, 1)); err != nil {
+		n.Fatal(err)
+	}
+}

@@ -115,7 +115,7 @@ func (k *checking) link(ctx context.Context, pod *netns.NS, found *findings) err
 	port.Hairpin, port.Isolated = k.settings.Hairpin, k.settings.Isolated
 	port.PeerMAC = nil
 	k.readInterfaces(&port, found)
-	has, err := addressesOn(pod, k.call.ifName)
+	has, err := podAddresses(pod)
 	if err != nil {
 		return err
 	}
@@ -161,7 +161,7 @@ func (k *checking) readInterfaces(port *bridge.Port, found *findings) {
 
 // expectedAddresses are those that the pod's interface should have: what the result
 // names, with what plugins after this one have added. They may have taken some of ADD's
-// away too, but not if the interface has them still. A lease and an advertised prefix
+// away too, but not if the pod has them still. A lease and an advertised prefix
 // come and go, and are compared elsewhere.
 func (k *checking) expectedAddresses(has []netip.Prefix, found *findings) []netip.Prefix {
 	named := k.namedAddresses()
@@ -178,28 +178,18 @@ func (k *checking) expectedAddresses(has []netip.Prefix, found *findings) []neti
 	return named
 }
 
-// addressesOn lists the addresses of a pod's interface; none if it is not there, which
-// is found elsewhere.
-func addressesOn(pod *netns.NS, name string) ([]netip.Prefix, error) {
+// podAddresses lists the addresses of a pod, by whichever interface it has them.
+func podAddresses(pod *netns.NS) ([]netip.Prefix, error) {
+	conn, err := addr.Dial(&addr.Config{NetNS: pod})
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	have, err := conn.List(addr.Filter{})
 	var list []netip.Prefix
-	err := pod.Do(func() error {
-		l, err := net.InterfaceByName(name)
-		if err != nil {
-			return nil
-		}
-		addresses, err := l.Addrs()
-		if err != nil {
-			return nil
-		}
-		for _, a := range addresses {
-			if n, ok := a.(*net.IPNet); ok {
-				if p, ok := prefixOf(*n); ok {
-					list = append(list, p)
-				}
-			}
-		}
-		return nil
-	})
+	for _, a := range have {
+		list = append(list, a.Prefix)
+	}
 	return list, err
 }
 

@@ -6,8 +6,8 @@ package printable
 import (
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
-	"unicode"
 	"unicode/utf8"
 )
 
@@ -77,7 +77,7 @@ func whole(text string) string {
 // JSON too, but for the characters of keep. A byte that is no UTF-8 is \ufffd.
 func escape(text, keep string) string {
 	ok := func(r rune) bool {
-		return r != utf8.RuneError && unicode.IsPrint(r) || strings.ContainsRune(keep, r)
+		return r != utf8.RuneError && strconv.IsPrint(r) || strings.ContainsRune(keep, r)
 	}
 	if strings.IndexFunc(text, func(r rune) bool { return !ok(r) }) < 0 {
 		return text

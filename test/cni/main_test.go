@@ -33,6 +33,9 @@ func TestMain(m *testing.M) {
 	if filepath.Base(os.Args[0]) == fakeIPAM {
 		os.Exit(runFakeIPAM())
 	}
+	if filepath.Base(os.Args[0]) == monitorName {
+		os.Exit(runMonitor())
+	}
 	flag.Parse()
 	os.Setenv(lockorder.Variable, "1")
 	dir, err := os.MkdirTemp("", "tombolo-test-")

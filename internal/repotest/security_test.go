@@ -1,0 +1,50 @@
+package repotest
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// TestSecurityPageNamesTestsThatExist holds docs/security.md to the tree: what shows a
+// promise there is a test that is run.
+func TestSecurityPageNamesTestsThatExist(t *testing.T) {
+	t.Parallel()
+	root := filepath.Join("..", "..")
+	page, err := os.ReadFile(filepath.Join(root, "docs", "security.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	have := map[string]bool{}
+	function := regexp.MustCompile(`(?m)^func (Test\w+)\(`)
+	err = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && strings.HasPrefix(d.Name(), ".") && path != root:
+			return filepath.SkipDir
+		case !strings.HasSuffix(path, "_test.go"):
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		for _, found := range function.FindAllSubmatch(text, -1) {
+			have[string(found[1])] = true
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := regexp.MustCompile("`(Test[A-Z]\\w+)`").FindAllSubmatch(page, -1)
+	if len(named) < 40 {
+		t.Errorf("docs/security.md names %d tests, which is too few to be read right", len(named))
+	}
+	for _, name := range named {
+		if !have[string(name[1])] {
+			t.Errorf("docs/security.md names %s, which is no test", name[1])
+		}
+	}
+}

@@ -154,6 +154,7 @@ func TestWhatBecomesOfTheAdmission(t *testing.T) {
 		missing = ": " + rule + " for mark 0x1000 is missing"
 		surplus = ": " + rule + " with handle N does not belong there"
 		forward = "chain FORWARD of table "
+		rest    = "chain rest of table "
 	)
 	both := func(what, text string) []string {
 		return []string{what + "ip filter" + text, what + "ip6 filter" + text}
@@ -255,6 +256,12 @@ func TestWhatBecomesOfTheAdmission(t *testing.T) {
 		{
 			name: "behind a return to the policy in a chain that is gone to", before: []string{"iptables -P FORWARD DROP", "iptables -N rest", "iptables -A rest " + drop, "iptables -A FORWARD -g rest"},
 			after: []string{"iptables -R rest 1 -j RETURN"}, rules: []string{"-g rest"},
+		},
+		{
+			name: "the same, and it is changed", before: []string{"iptables -P FORWARD DROP", "iptables -N rest", "iptables -A rest " + drop, "iptables -A FORWARD -g rest"},
+			after: []string{"iptables -R rest 1 -j RETURN", "iptables -R rest 2 " + strings.Replace(ourRule, "0x1000/0x1000", "0x1/0x1", 1)},
+			diffs: []string{rest + "ip filter" + surplus, rest + "ip filter" + missing, rest + "ip6 filter" + surplus, rest + "ip6 filter" + missing},
+			rules: []string{"-g rest"},
 		},
 		{name: "others accept all before it", after: []string{"iptables -I FORWARD -j ACCEPT"}, diffs: both(forward, surplus), none: true, rules: []string{"-j ACCEPT"}},
 		{name: "the policy turns to accept", after: []string{"iptables -P FORWARD ACCEPT"}, diffs: both(forward, surplus), none: true},

@@ -26,6 +26,20 @@ func shaped(t *testing.T) (*node, bridge.Port) {
 	return n, p
 }
 
+// Who takes it for gone would forget it.
+func TestDetachOfWhatCannotBeLookedAtIsAnError(t *testing.T) {
+	t.Parallel()
+	n, p := shaped(t)
+	fault := &nltest.Fault{Type: unix.RTM_GETLINK, Nth: 1, Errno: unix.ENOBUFS}
+	nltest.MustHaveFired(t, fault)
+	if err := faultyConn(t, n, []*nltest.Fault{fault}, nil).Detach(t.Context(), p.Name, p.Alias, "ifb-a"); !errors.Is(err, unix.ENOBUFS) {
+		t.Errorf("Detach: %v, want %v", err, unix.ENOBUFS)
+	}
+	if !n.has(t, p.Name) || n.has(t, "ifb-a") {
+		t.Error("the one that could not be looked at is gone, or the other is left")
+	}
+}
+
 func (n *node) has(t *testing.T, link string) bool {
 	t.Helper()
 	_, err := n.conn.Link(t.Context(), link)

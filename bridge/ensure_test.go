@@ -3,6 +3,7 @@ package bridge_test
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -373,4 +374,26 @@ func TestProbeOfNetfilterSeesWhatIsThere(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+func TestNewBridgeOfTheLeastMTUForIPv6HasNoLinkLocalAddress(t *testing.T) {
+	t.Parallel()
+	for _, mtu := range []int{1280, 1281, 1500} {
+		ns := nstest.New(t)
+		conn, err := bridge.Dial(&bridge.Config{NetNS: ns})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if _, _, err := conn.Ensure(t.Context(), bridge.Bridge{Name: "br0", MTU: mtu, NoIPv6: true}); err != nil {
+			t.Fatal(err)
+		}
+		shown := nstest.Run(t, ns, "ip", "-d", "link", "show", "br0")
+		if !strings.Contains(shown, "addrgenmode none") || !strings.Contains(shown, fmt.Sprintf(" mtu %d ", mtu)) {
+			t.Errorf("of MTU %d, the bridge is:\n%s", mtu, shown)
+		}
+		if got := nstest.Run(t, ns, "ip", "-6", "addr", "show", "dev", "br0"); got != "" {
+			t.Errorf("of MTU %d, the bridge has:\n%s", mtu, got)
+		}
+	}
 }

@@ -232,6 +232,9 @@ func TestBoundToRenewing(t *testing.T) {
 	if got := b.to.Src.String() + " " + b.to.Dst.String(); got != "10.9.0.7:68 10.9.0.1:67" {
 		t.Errorf("sent from and to %s, want unicast to the server", got)
 	}
+	if b.to.DstMAC.String() != serverMAC().String() {
+		t.Errorf("sent to the MAC %s, want %s, by which the ACK came: a packet socket asks nobody", b.to.DstMAC, serverMAC())
+	}
 	if !b.sent.ClientIPAddr.Equal(addr(clientIP).AsSlice()) || b.sent.IsBroadcast() {
 		t.Errorf("ciaddr %s, broadcast %v", b.sent.ClientIPAddr, b.sent.IsBroadcast())
 	}
@@ -409,13 +412,30 @@ func TestRebootingToBoundWithoutAnAnswer(t *testing.T) {
 	t.Parallel()
 	l := testLease()
 	b := rebooting(t, l, epoch().Add(time.Minute))
+	xid := b.sent.TransactionID
 	b.tick()
 	b.want(Rebooting)
 	b.wantSent(request)
+	if b.sent.TransactionID != xid {
+		t.Error("the same question has another transaction: an answer to the first is not heard any more")
+	}
 	b.tick()
 	b.want(Bound)
 	if b.out.Bound != l || b.s.Wake().Before(l.Renew) {
 		t.Errorf("bound to %v until %s, want the old lease, unchanged", b.out.Bound, b.s.Wake())
+	}
+}
+
+func TestRebootingToBoundForEver(t *testing.T) {
+	t.Parallel()
+	l := testLease()
+	l.Renew, l.Rebind, l.Expire = time.Time{}, time.Time{}, time.Time{}
+	b := rebooting(t, l, epoch().Add(time.Minute))
+	b.tick()
+	b.tick()
+	b.want(Bound)
+	if b.out.Bound != l || b.out.Lost != nil || b.out.Err != nil {
+		t.Errorf("bound to %v, lost %v, %v", b.out.Bound, b.out.Lost, b.out.Err)
 	}
 }
 

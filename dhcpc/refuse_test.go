@@ -38,6 +38,11 @@ func (b *bench) declined(lost bool) {
 	b.tick()
 	b.want(Selecting)
 	b.option(50, nil) // nor is it asked for
+	// Another server's word is worth more by now.
+	b.hear(offer, yiaddr(otherIP))
+	b.want(Selecting)
+	b.hear(offer, yiaddr(otherIP), from(rogueIP))
+	b.want(Requesting)
 }
 
 func TestAnotherServersOfferIsTakenInPlaceOfARefusedOne(t *testing.T) {
@@ -91,9 +96,9 @@ func TestARefusedLeaseIsDeclinedWhenItIsRenewed(t *testing.T) {
 			var held []*Lease
 			refuse := false
 			b := newBench(t, func(c *Config) {
-				c.Refuse = func(_, has *Lease) error {
+				c.Refuse = func(l, has *Lease) error {
 					held = append(held, has)
-					if refuse {
+					if refuse && l.Address.Addr() == addr(clientIP) {
 						return errNotThat
 					}
 					return nil
@@ -139,5 +144,31 @@ func TestAcquireSaysWhatWasRefusedAndWhy(t *testing.T) {
 	want := "acquire lease: no lease after 1 DISCOVER, 1 REQUEST, 1 DECLINE in 2s; heard 1 OFFER of 10.9.0.7 from 10.9.0.1: it is the host's own address; before: address not taken: 10.9.0.7, by 10.9.0.1: it is the host's own address"
 	if err.Error() != want || !errors.Is(err, ErrRefused) {
 		t.Errorf("got  %q\nwant %q", err, want)
+	}
+}
+
+func TestALeaseSaysThatItsAddressIsARouters(t *testing.T) {
+	t.Parallel()
+	classless := func(via string) []byte { return append([]byte{8, 10}, raw4(via)...) }
+	for name, tt := range map[string]struct {
+		add  []change
+		want bool
+	}{
+		"another's":                       {nil, false},
+		"router":                          {[]change{set(3, raw4(clientIP))}, true},
+		"second router":                   {[]change{set(3, raw4(serverIP, clientIP))}, true},
+		"classless route":                 {[]change{set(121, classless(clientIP))}, true},
+		"classless route as 249":          {[]change{set(249, classless(clientIP))}, true},
+		"static route":                    {[]change{set(33, raw4("10.0.0.0", clientIP))}, true},
+		"router beside a classless route": {[]change{set(3, raw4(clientIP)), set(121, classless(serverIP))}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			b.bound(tt.add...)
+			if got := b.s.Lease().OwnRouter; got != tt.want {
+				t.Errorf("own router: %t", got)
+			}
+		})
 	}
 }

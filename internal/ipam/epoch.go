@@ -234,7 +234,7 @@ func (s *session) writeMarker(epoch Epoch) error {
 
 // writeSynced writes a file anew and waits until it is on disk.
 func writeSynced(path, content string) error {
-	fd, err := openFile(path, unix.O_WRONLY|unix.O_CREAT|unix.O_TRUNC, 0o600)
+	fd, err := openFile(path, unix.O_WRONLY|unix.O_CREAT|unix.O_TRUNC|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return err
 	}

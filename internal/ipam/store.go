@@ -216,7 +216,7 @@ type lastFile struct {
 // openLast reads last_reserved_ip.<index>.
 func (s *session) openLast(index int) *lastFile {
 	l := &lastFile{store: s.store, path: s.dir + "/" + lastPrefix + strconv.Itoa(index), fd: -1}
-	fd, err := openFile(l.path, unix.O_RDWR|unix.O_CREAT, 0o600)
+	fd, err := openFile(l.path, unix.O_RDWR|unix.O_CREAT|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		s.warnf("addresses are not given in turn: %s", err)
 		return l

@@ -30,6 +30,12 @@ const (
 	settleFirewall = 200 * time.Millisecond
 	urgeFirewall   = 700 * time.Millisecond
 
+	// The same if it was put right within the last minute. A reload of ufw runs a dozen programs
+	// one after the other, and what is put right between two of them, the next undoes: that is no
+	// fight, and what counts is that pods have what they need when it is done.
+	settleAgain = 900 * time.Millisecond
+	urgeAgain   = 5 * time.Second
+
 	// settleOwn is the same for changes by programs that are called like ours: pods that
 	// come and go change nothing that is looked at. The name can be forged, so they are
 	// looked at all the same.
@@ -186,7 +192,11 @@ func (f *firewall) news(g generation) {
 			f.first = now()
 		}
 		f.by = g.by
-		due = earliest(now().Add(settleFirewall), f.first.Add(urgeFirewall))
+		settle, urge := settleFirewall, urgeFirewall
+		if n := len(f.undone); n > 0 && now().Sub(f.undone[n-1]) < contestedFor {
+			settle, urge = settleAgain, urgeAgain
+		}
+		due = earliest(now().Add(settle), f.first.Add(urge))
 	} else if !due.Before(f.due) {
 		return
 	}

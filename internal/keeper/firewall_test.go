@@ -238,6 +238,46 @@ func TestWhatIsUndoneAgainAndAgainIsLeftAloneForAMinute(t *testing.T) {
 	})
 }
 
+// As ufw does it: what is put right between two of its programs, the next undoes.
+func TestAReloadOfManyStepsIsNoFight(t *testing.T) {
+	inWall(t, func(t *testing.T, w *wall) {
+		reload := func() {
+			for range 6 {
+				w.lacking = true
+				w.change("iptables-restor")
+				w.after(400 * time.Millisecond)
+			}
+			w.after(2 * time.Second)
+		}
+		reload()
+		if c, err := w.dir.Contested(); c != nil || err != nil || w.lacking || len(w.repairs) != 2 {
+			t.Errorf("after a reload: %+v, %v; lacking %v, put right at %v", c, err, w.lacking, w.repairs)
+		}
+		// Another one in the same minute is a third time, but pods have what they need after it.
+		reload()
+		if w.lacking || len(w.repairs) != 3 {
+			t.Errorf("after two: lacking %v, put right at %v", w.lacking, w.repairs)
+		}
+	})
+}
+
+// Who does not stop changing is not waited for.
+func TestFirewallIsPutRightAgainThoughABurstDoesNotEnd(t *testing.T) {
+	inWall(t, func(t *testing.T, w *wall) {
+		w.lacking = true
+		for range 60 {
+			w.change("nft")
+			w.after(100 * time.Millisecond)
+			if len(w.repairs) == 1 {
+				w.lacking = true
+			}
+		}
+		if len(w.repairs) != 2 || w.repairs[1]-w.repairs[0] > 6*time.Second {
+			t.Errorf("put right at %v", w.repairs)
+		}
+	})
+}
+
 func TestThreeTimesInMoreThanAMinuteIsNoFight(t *testing.T) {
 	inWall(t, func(t *testing.T, w *wall) {
 		for range 6 {

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs what takes long, for as long as it is given (90s, 10m): every fuzz target,
-# the race detector, kills and churn over and over, a fault at every system call, ADD and
+# the race detector, kills and churn over and over, many calls at once
+# that are killed or of two versions, a fault at every system call, ADD and
 # DEL with many pods there, takeovers of a NIC, and the virtual machine with an older
 # kernel.
 #
@@ -45,6 +46,7 @@ done
 jobs+=("180 900 churn test/cni")
 for pods in 50 200 500 900; do jobs+=("30 300 growth . $pods"); done
 jobs+=("300 900 takeovers test/lan")
+jobs+=("200 600 many test/cni TestEightAtOnceUnderRandomKills" "200 600 many test/cni TestTwoVersionsAtOnce")
 # A part of all system calls of what a test sweeps, another one in each turn; make test
 # has a sample of them. A takeover makes thousands.
 for dir in test/cni test/lan; do
@@ -96,7 +98,8 @@ run_job() {
 	case $kind in
 	fuzz) fuzz "$most" go test -C "$where" -run '^$' -fuzz "^$what\$" -fuzztime "${fuzz_time}s" . ;;
 	race) within "$most" go test -race -short -timeout "$hangs" "$where" ;;
-	churn) TOMBOLO_PODS=100 within "$most" go test -C "$where" -count 5 -run 'Kill|Churn|AtOnce|Beside|Deleted' -timeout "$hangs" ./... ;;
+	churn) TOMBOLO_PODS=100 within "$most" go test -C "$where" -count 5 -run 'Kill|Churn|AtOnce|Beside|Deleted' -skip 'UnderRandomKills|TwoVersions' -timeout "$hangs" ./... ;;
+	many) TOMBOLO_LONG=1 within "$most" go test -C "$where" -count 1 -v -run "^$what\$" -timeout "$hangs" . ;;
 	growth) within "$most" go run ./bench -n 10 -scenarios "pods=$what" -contenders floor,tombolo -peers "$TOMBOLO_PEERS" -tombolo "$TOMBOLO_BIN" ;;
 	sweep) TOMBOLO_SWEEP=$((turn % ${what#*/} + 1))/${what#*/} within "$most" go test -C "$where" -count 1 -run "^${what%/*}\$" -timeout "$hangs" . ;;
 	takeovers) TOMBOLO_TAKEOVERS=20 within "$most" go test -count 1 -timeout "$hangs" "./$where" ;;

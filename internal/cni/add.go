@@ -83,9 +83,22 @@ func (c *call) add(ctx context.Context, conf *NetConf) ([]byte, error) {
 	}
 	result, err := a.run(ctx)
 	if err != nil {
-		return nil, a.undo.run(err)
+		return nil, a.undo.run(a.reason(err))
 	}
 	return result, nil
+}
+
+// reason is why an ADD failed. One whose record is gone may fail at anything that was taken
+// down along with it, as by an earlier version, which knows nothing of the record's lock.
+func (a *adding) reason(err error) error {
+	if a.pending == nil {
+		return err
+	}
+	if gone, lookErr := a.pending.Gone(); !gone || lookErr != nil {
+		return err
+	}
+	a.call.log.warn("the attachment's record is gone: " + err.Error())
+	return errDeleted()
 }
 
 // prepare reads what can be wrong before anything is touched.

@@ -84,7 +84,9 @@ func (a *adding) takeKilledDown(ctx context.Context) error {
 		return a.existsAlready()
 	}
 	a.call.log.warn("an earlier ADD of this attachment was killed: undoing what it left")
-	return a.takeDown(ctx, a.conf, a.ownRemains(ctx, a.conf))
+	remains := a.ownRemains(ctx, a.conf)
+	remains.unfinished = true
+	return a.takeDown(ctx, a.conf, remains)
 }
 
 func (a *adding) existsAlready() error {

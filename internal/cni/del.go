@@ -59,6 +59,10 @@ type remains struct {
 	// unrecorded says that the attachment had no record to lock: so that no ADD of it
 	// begins meanwhile, all others are kept away.
 	unrecorded bool
+	// unfinished says that its ADD never came to its end, as the free lock of its record
+	// tells. An ADD of an earlier version, which locks no record, has the state's lock: all
+	// others are kept away here, too.
+	unfinished bool
 	unlocked   bool // it has a record, whose lock another has
 }
 
@@ -99,14 +103,11 @@ func (h *host) takeDown(ctx context.Context, conf *NetConf, r *remains) error {
 	if err := h.enter(ctx); err != nil {
 		return errors.Join(leaseErr, err)
 	}
-	if r.unrecorded {
-		if err := h.lock.Upgrade(ctx); err != nil {
+	if r.unrecorded || r.unfinished {
+		still, err := h.alone(ctx, r)
+		if err != nil || !still {
 			h.leave()
 			return errors.Join(leaseErr, err)
-		}
-		if _, err := h.dir.Load(h.call.network, r.hash); !errors.Is(err, fs.ErrNotExist) {
-			h.leave()
-			return leaseErr // an ADD of it has come
 		}
 	}
 	if r.unlocked {
@@ -132,6 +133,19 @@ func (h *host) takeDown(ctx context.Context, conf *NetConf, r *remains) error {
 		return err
 	}
 	return h.forget(ctx, r.hash)
+}
+
+// alone keeps all others away from what has no record, or that of an ADD that never came to
+// its end, and says whether it is so still.
+func (h *host) alone(ctx context.Context, r *remains) (bool, error) {
+	if err := h.lock.Upgrade(ctx); err != nil {
+		return false, err
+	}
+	now, err := h.dir.Load(h.call.network, r.hash)
+	if r.unrecorded || errors.Is(err, fs.ErrNotExist) {
+		return r.unrecorded && errors.Is(err, fs.ErrNotExist), nil
+	}
+	return err != nil || now.State == state.Adding, nil
 }
 
 // forget removes an attachment's record, and gives the lock up.

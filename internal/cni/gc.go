@@ -105,6 +105,7 @@ func (h *host) collect(ctx context.Context, conf *NetConf, r *remains) error {
 		}
 		if r.rec = now; err == nil {
 			r.addresses, r.containerID, r.ifName = addressesOf(now), now.ContainerID, now.IfName
+			r.unfinished = now.State == state.Adding
 		}
 	}
 	if r.leaseDir == "" {

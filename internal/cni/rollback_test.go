@@ -512,6 +512,37 @@ func TestADDThatIsOvertakenByADELLeavesNothing(t *testing.T) {
 	n.mustHave(t, nothing())
 }
 
+// An earlier version collects without regard to the record's lock, the port along with it.
+func TestADDFromUnderWhichEverythingIsTakenIsToBeTriedAgain(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	p := n.plugin()
+	remove := false
+	p.After = func(step string) error {
+		if step != "link" {
+			return nil
+		}
+		hash := ident.Hash("pods", "c1", "eth0")
+		nstest.Run(t, n.host, "ip", "link", "del", "veth"+hash)
+		if !remove {
+			return nil
+		}
+		d, err := state.Open(n.stateDir)
+		if err != nil {
+			return err
+		}
+		return d.Remove("pods", hash)
+	}
+	limited := map[string]any{"ingressRate": 1000000, "ingressBurst": 1000000}
+	for code, removed := range map[uint]bool{codeTryAgainLater: true, codeKernel: false} {
+		remove = removed
+		if a := n.run(t, p, "ADD", limited); a.err == nil || a.err.Code != code {
+			t.Errorf("removed %t: got %s, want code %d", remove, a.stdout, code)
+		}
+		n.mustHave(t, nothing())
+	}
+}
+
 // Versions before 0.3.0 cannot say that a pod has no address.
 func TestADDWhoseResultCannotBeWrittenLeavesNothing(t *testing.T) {
 	t.Parallel()

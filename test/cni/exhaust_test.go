@@ -138,3 +138,16 @@ func TestBridgeOfSomebodyElsesLearnsAsItDid(t *testing.T) {
 		t.Errorf("an operator's limit of 77 has become %d", limit)
 	}
 }
+
+// A killed ADD may leave a bridge that has neither our alias nor a limit.
+func TestBridgeThatAKilledADDBeganLearnsNoMoreThanOthers(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.ip("link add cbr0 mtu 1499 group 29808 type bridge")
+	w := n.podnet(nil)
+	p := n.pod("a")
+	w.add(p)
+	if err := w.check(p); err != nil {
+		t.Error(err)
+	}
+}

@@ -14,7 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
-// newer is the version under test, among those of earlier.
+// newer is the version under test, among those of nstest.Earlier.
 const newer = ""
 
 // upgrade is a node with pods of all kinds, whose programs are replaced while the pods
@@ -216,7 +216,7 @@ func (u *upgrade) reach(number int) {
 // TestNodeIsUpgradedAndGoesBackWithPodsRunning takes a node from each earlier version to
 // this one and back, with flows that must not lose a datagram.
 func TestNodeIsUpgradedAndGoesBackWithPodsRunning(t *testing.T) {
-	for name, older := range earlier(t) {
+	for name, older := range nstest.Earlier(t) {
 		t.Run(name, func(t *testing.T) {
 			u := newUpgrade(t)
 			u.by(older)
@@ -269,7 +269,7 @@ func TestNodeIsUpgradedAndGoesBackWithPodsRunning(t *testing.T) {
 // TestNodeIsUpgradedByAnADDAlone is for who restarts nothing and repairs nothing: the next
 // ADD of each network finds what the older version made.
 func TestNodeIsUpgradedByAnADDAlone(t *testing.T) {
-	for name, older := range earlier(t) {
+	for name, older := range nstest.Earlier(t) {
 		t.Run(name, func(t *testing.T) {
 			u := newUpgrade(t)
 			u.by(older)

@@ -1,4 +1,4 @@
-package lan
+package nstest
 
 import (
 	"errors"
@@ -15,10 +15,10 @@ import (
 // .cache/earlier, and is filled by the first test that runs an earlier version.
 const earlierVar = "TOMBOLO_EARLIER"
 
-// earlier gives the programs of the versions that nodes may come from, by name. Without a
-// history to build them from, the test is skipped; where the history is cut short, it
-// fails.
-func earlier(t *testing.T) map[string]string {
+// Earlier gives the plugins of the versions that nodes may come from, by name; the keeper
+// is beside each. It is for the directories below test. Without a history to build them
+// from, the test is skipped; where the history is cut short, it fails.
+func Earlier(t testing.TB) map[string]string {
 	t.Helper()
 	if _, err := os.Stat("../../.git"); errors.Is(err, fs.ErrNotExist) {
 		t.Skip("no clone but sources alone: there is no earlier version to build")

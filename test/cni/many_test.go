@@ -1,0 +1,491 @@
+package cni
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	current "github.com/containernetworking/cni/pkg/types/100"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/state"
+)
+
+// seedVar has a test make the choices of an earlier run, which says its seed.
+const seedVar = "TOMBOLO_SEED"
+
+// many are callers of verbs for attachments of two networks, eight at once. Each caller
+// has attachments of its own, as a runtime sees to it; collections name all that are
+// claimed, and take the others.
+type many struct {
+	*node
+	seed     uint64
+	programs []string // each call is by one of them
+	kills    bool     // some calls are killed
+	// refuses says that an error is right, of a call that nobody killed.
+	refuses  func(verb string, a *attachment, e *coded) bool
+	networks []*network
+	always   map[*network]*pod // whom collections claim besides
+	callers  [8][]*attachment
+
+	mu     sync.Mutex
+	usual  map[string]time.Duration // how long a verb takes
+	made   map[string]int           // calls that came to an end
+	killed map[string]int
+	owners map[netip.Addr]*attachment // claimed ones, until their DEL begins
+}
+
+// attachment is one that is made and deleted again and again.
+type attachment struct {
+	*pod
+	w       *network
+	port    int
+	claimed bool
+	maybe   bool            // an ADD was begun after the last DEL
+	result  json.RawMessage // of an ADD after which nothing was begun but CHECK
+}
+
+func newMany(t *testing.T, n *node, networks []*network, always map[*network]*pod) *many {
+	m := &many{
+		node: n, seed: rand.Uint64(), programs: []string{plugin()}, networks: networks, always: always,
+		usual: map[string]time.Duration{}, made: map[string]int{}, killed: map[string]int{}, owners: map[netip.Addr]*attachment{},
+	}
+	if text := os.Getenv(seedVar); text != "" {
+		var err error
+		if m.seed, err = strconv.ParseUint(text, 10, 64); err != nil {
+			t.Fatalf("%s: %v", seedVar, err)
+		}
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("%s=%d makes the same choices", seedVar, m.seed)
+		}
+	})
+	for i := range m.callers {
+		for j := range 3 {
+			m.callers[i] = append(m.callers[i], &attachment{
+				pod: n.pod(fmt.Sprintf("pod-%d-%d", i, j)), w: networks[j%len(networks)], port: freePort + 10*i + j, claimed: (i+j)%3 != 0,
+			})
+		}
+	}
+	return m
+}
+
+func (m *many) all() []*attachment {
+	var list []*attachment
+	for _, own := range m.callers {
+		list = append(list, own...)
+	}
+	return list
+}
+
+// round has each caller make some calls, and looks at what there is then.
+func (m *many) round(number int) {
+	m.Helper()
+	var callers sync.WaitGroup
+	for i, own := range m.callers {
+		random := rand.New(rand.NewPCG(m.seed, uint64(number*len(m.callers)+i)))
+		callers.Go(func() {
+			for range 5 {
+				m.next(random, own[random.IntN(len(own))])
+			}
+		})
+	}
+	callers.Wait()
+	m.wantNoAddressTwice()
+	if len(m.programs) > 1 {
+		// Each finds the rules of the other.
+		if o := m.operate("repair", "--state", m.state); o.status != 0 {
+			m.Errorf("round %d: repair: %s", number, o.stderr)
+		}
+	}
+	m.each(func(a *attachment) {
+		if a.claimed && a.result != nil {
+			if e, _ := m.run(call{verb: "CHECK"}, a, plugin(), -1); e != nil {
+				m.Errorf("round %d: CHECK of %s, after all: %v", number, a.id, e)
+			}
+		}
+	})
+}
+
+// each does something for all attachments, eight at once.
+func (m *many) each(do func(a *attachment)) {
+	var callers sync.WaitGroup
+	for _, own := range m.callers {
+		callers.Go(func() {
+			for _, a := range own {
+				do(a)
+			}
+		})
+	}
+	callers.Wait()
+}
+
+// next makes one call.
+func (m *many) next(random *rand.Rand, a *attachment) {
+	m.Helper()
+	verb := "ADD"
+	switch chance := random.IntN(100); {
+	case chance < 15:
+		verb = "GC"
+	case a.maybe && chance < 40, chance < 20:
+		verb = "CHECK"
+	case a.maybe && chance < 90, chance < 25:
+		verb = "DEL"
+	}
+	program := m.programs[random.IntN(len(m.programs))]
+	part := -1.0
+	if m.kills && random.IntN(2) == 0 {
+		part = 1.2 * random.Float64()
+	}
+	before := *a
+	switch verb {
+	case "ADD":
+		a.maybe, a.result = true, nil
+	case "DEL":
+		a.result = nil
+		m.giveUp(a)
+	}
+	e, out := m.run(call{verb: verb}, &before, program, part)
+	switch {
+	case e != nil && e.code == 0: // killed
+	case e != nil && !m.refuses(verb, &before, e):
+		m.Errorf("%s of %s by %s: %v", verb, a.id, program, e)
+	case e != nil:
+	case verb == "ADD":
+		a.result = json.RawMessage(out)
+		m.takes(a)
+	case verb == "DEL":
+		a.maybe = false
+	}
+}
+
+// run makes a call for an attachment, and kills it after a part of the time that such a
+// one takes; less than nothing: never. Of a call that was killed the error's code is 0.
+func (m *many) run(c call, a *attachment, program string, part float64) (*coded, string) {
+	m.Helper()
+	c.id, c.netns, c.ifName, c.stdin = a.id, a.path, "eth0", rich(a.w, a.port)
+	switch c.verb {
+	case "CHECK":
+		var fields conf
+		unmarshal(m, string(c.stdin), &fields)
+		fields["prevResult"] = a.result
+		c.stdin = marshal(m, fields)
+	case "GC":
+		c = call{verb: "GC", stdin: a.w.stdin(conf{"cni.dev/valid-attachments": m.valid(a.w)})}
+	}
+	var out, errOut bytes.Buffer
+	cmd := exec.Command(program)
+	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = c.environ(), bytes.NewReader(c.stdin), &out, &errOut
+	begun := time.Now()
+	if err := m.ns.Do(cmd.Start); err != nil {
+		m.Error(err)
+		return nil, ""
+	}
+	if part >= 0 {
+		m.mu.Lock()
+		after := time.Duration(part * float64(m.usual[c.verb]))
+		m.mu.Unlock()
+		timer := time.AfterFunc(after, func() { _ = cmd.Process.Kill() })
+		defer timer.Stop()
+	}
+	_ = cmd.Wait()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+		if m.killed[c.verb]++; part < 0 || status.Signal() != syscall.SIGKILL {
+			m.Errorf("%s: %v", c.verb, status.Signal())
+		}
+		return &coded{0, "killed"}, ""
+	}
+	m.made[c.verb]++
+	m.usual[c.verb] += (time.Since(begun) - m.usual[c.verb]) / 4
+	if errOut.Len() > 0 {
+		m.Errorf("%s by %s: stderr: %s", c.verb, program, &errOut)
+	}
+	if cmd.ProcessState.ExitCode() == 0 {
+		return nil, out.String()
+	}
+	var failure struct {
+		Code uint
+		Msg  string
+	}
+	if err := json.Unmarshal(out.Bytes(), &failure); err != nil || failure.Code == 0 {
+		m.Errorf("%s by %s: exit status %d without an error object: %s", c.verb, program, cmd.ProcessState.ExitCode(), &out)
+	}
+	return &coded{failure.Code, failure.Msg}, ""
+}
+
+// valid are those that a collection claims.
+func (m *many) valid(w *network) []conf {
+	list := []conf{}
+	if p := m.always[w]; p != nil {
+		list = append(list, conf{"containerID": p.id, "ifname": "eth0"})
+	}
+	for _, a := range m.all() {
+		if a.claimed && a.w == w {
+			list = append(list, conf{"containerID": a.id, "ifname": "eth0"})
+		}
+	}
+	return list
+}
+
+// takes notes the addresses that an ADD gave, which nobody else has.
+func (m *many) takes(a *attachment) {
+	m.Helper()
+	parsed, err := current.NewResult(a.result)
+	if err != nil {
+		m.Error(err)
+		return
+	}
+	r, err := current.NewResultFromResult(parsed)
+	if err != nil {
+		m.Error(err)
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, ip := range ips(r) {
+		if other := m.owners[ip]; other != nil {
+			m.Errorf("%s was given to %s, which %s has", ip, a.id, other.id)
+		}
+		if a.claimed {
+			m.owners[ip] = a
+		}
+	}
+}
+
+func (m *many) giveUp(a *attachment) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	maps.DeleteFunc(m.owners, func(_ netip.Addr, owner *attachment) bool { return owner == a })
+}
+
+// wantNoAddressTwice looks at the pods themselves.
+func (m *many) wantNoAddressTwice() {
+	m.Helper()
+	has := map[netip.Addr]string{}
+	look := func(p *pod) {
+		conn, err := addr.Dial(&addr.Config{NetNS: p.NS})
+		if err != nil {
+			m.Fatal(err)
+		}
+		defer conn.Close()
+		list, err := conn.List(addr.Filter{})
+		if err != nil {
+			m.Fatal(err)
+		}
+		for _, a := range list {
+			ip := a.Prefix.Addr()
+			if other, ok := has[ip]; ok && !ip.IsLoopback() && !ip.IsLinkLocalUnicast() {
+				m.Errorf("%s is %s's and %s's", ip, other, p.id)
+			}
+			has[ip] = p.id
+		}
+	}
+	for _, a := range m.all() {
+		look(a.pod)
+	}
+	for _, p := range m.always {
+		look(p)
+	}
+}
+
+// end deletes what is owed a DEL, and collects the rest.
+func (m *many) end(program string) {
+	m.Helper()
+	m.each(func(a *attachment) {
+		if e, _ := m.run(call{verb: "DEL"}, a, program, -1); e != nil {
+			m.Errorf("the last DEL of %s by %s: %v", a.id, program, e)
+		}
+		a.maybe, a.result = false, nil
+		m.giveUp(a)
+	})
+	for _, w := range m.networks {
+		valid := []conf{}
+		if p := m.always[w]; p != nil {
+			valid = append(valid, conf{"containerID": p.id, "ifname": "eth0"})
+		}
+		c := call{verb: "GC", stdin: w.stdin(conf{"cni.dev/valid-attachments": valid})}
+		if o, err := m.exec(m.Context(), program, c.stdin, c.environ()); err != nil || o.status != 0 {
+			m.Errorf("the last GC of %s by %s: %v, %s", w.name, program, err, o.stdout)
+		}
+	}
+}
+
+// length is how long the callers go on.
+func (m *many) length() time.Duration {
+	if os.Getenv("TOMBOLO_LONG") != "" {
+		return 2 * time.Minute
+	}
+	return 3 * time.Second
+}
+
+// wantNoLock fails the test if anybody has a lock of the state directory, or of a file in
+// it.
+func (n *node) wantNoLock() {
+	n.Helper()
+	err := filepath.WalkDir(n.state, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+			n.Errorf("the lock of %s: %v", path, err)
+		}
+		return nil
+	})
+	if err != nil {
+		n.Fatal(err)
+	}
+	dir, err := state.Open(n.state)
+	if err != nil {
+		n.Fatal(err)
+	}
+	lock, err := dir.Lock(n.Context(), state.Exclusive)
+	if err != nil {
+		n.Fatal(err)
+	}
+	if err := lock.Close(); err != nil {
+		n.Error(err)
+	}
+}
+
+// two are the networks of many: that of a pod that stays and talks, and one of which
+// collections may claim nobody.
+func two(t *testing.T) (n *node, networks []*network, stays map[*network]*pod, talks []*nstest.Talk) {
+	t.Helper()
+	n, w, p, talks := standing(t)
+	other := n.network("other", w.plugin).with(conf{"bridge": "cbr1", "ipam": hostLocal("10.78.0.0/24", "fd78::/64")})
+	return n, []*network{w, other}, map[*network]*pod{w: p}, talks
+}
+
+// TestEightAtOnceUnderRandomKills has calls for many attachments killed at any moment
+// while others go on. What they leave is found by DEL and GC, and stands in nobody's way.
+func TestEightAtOnceUnderRandomKills(t *testing.T) {
+	t.Parallel()
+	n, networks, stays, talks := two(t)
+	m := newMany(t, n, networks, stays)
+	m.refuses = func(verb string, a *attachment, e *coded) bool {
+		switch verb {
+		case "ADD":
+			// It is there already; or a collection that did not claim it came meanwhile.
+			return e.code == 111 && a.maybe || e.code == 11 && !a.claimed
+		case "CHECK":
+			return !a.claimed || a.result == nil
+		}
+		return false
+	}
+	for number := range 2 { // of verbs that build something, and of those that find it
+		m.round(number)
+		m.end(plugin())
+	}
+	before := n.snapshot()
+	m.kills = true
+	struck := func() bool {
+		return m.killed["ADD"] > 0 && m.killed["DEL"] > 0 && m.killed["GC"] > 0 && m.killed["CHECK"] > 0
+	}
+	number, begun := 2, time.Now()
+	for ; time.Since(begun) < m.length() || !struck() && time.Since(begun) < patience; number++ {
+		m.round(number)
+		if t.Failed() {
+			return
+		}
+	}
+	m.kills = false
+	m.end(plugin())
+	n.wantSnapshot("all were deleted", before)
+	if left := n.reservations(n.state + "/ipam/other"); len(left) != 0 {
+		t.Errorf("addresses that were not given back: %v", left)
+	}
+	n.wantNoLock()
+	for _, w := range networks {
+		p := n.pod("next-" + w.name)
+		w.add(p, publish(t, "7000:80/udp"))
+		wantPing(t, p.NS, outside4, outside6)
+		w.del(p)
+	}
+	for _, talk := range talks {
+		talk.Check(t)
+	}
+	if !struck() {
+		t.Errorf("calls that were killed: %v", m.killed)
+	}
+	t.Logf("%s=%d: %d rounds, came to their end %v, killed %v", seedVar, m.seed, number, m.made, m.killed)
+}
+
+// TestTwoVersionsAtOnce has half of the calls made by an earlier version, as while a node is
+// upgraded, or where two runtimes have each their own.
+func TestTwoVersionsAtOnce(t *testing.T) {
+	t.Parallel()
+	for name, older := range nstest.Earlier(t) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n, networks, stays, talks := two(t)
+			m := newMany(t, n, networks, stays)
+			m.programs = append(m.programs, older)
+			m.refuses = func(verb string, a *attachment, e *coded) bool {
+				switch verb {
+				case "ADD":
+					return e.code == 111 && a.maybe || e.code == 11
+				case "CHECK":
+					// Each wants rules of its own.
+					return !a.claimed || a.result == nil || e.code == 113 && strings.Contains(e.msg, "tombolo rules ")
+				}
+				return e.code == 11
+			}
+			traces, number, begun := n.traces(), 0, time.Now()
+			var before nstest.Snapshot
+			for ; time.Since(begun) < m.length() || number < 4; number++ {
+				m.round(number)
+				if t.Failed() {
+					return
+				}
+				// By either in turn.
+				last := m.programs[(number+1)%2]
+				m.end(last)
+				n.wantTraces(traces)
+				switch {
+				case last != plugin():
+				case before == nil:
+					before = n.snapshot()
+				default:
+					n.wantSnapshot("all were deleted", before)
+				}
+				if t.Failed() {
+					t.Fatalf("all were deleted by %s", last)
+				}
+			}
+			for _, w := range networks {
+				p := n.pod("next-" + w.name)
+				w.add(p, publish(t, "7000:80/udp"))
+				wantPing(t, p.NS, outside4, outside6)
+				w.del(p)
+			}
+			n.wantNoLock()
+			for _, talk := range talks {
+				talk.Check(t)
+			}
+			t.Logf("%s=%d: %d rounds, %v", seedVar, m.seed, number, m.made)
+		})
+	}
+}

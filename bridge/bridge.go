@@ -88,7 +88,7 @@ func (c *Conn) Ensure(ctx context.Context, br Bridge) (*Link, bool, error) {
 			l, err = c.Link(ctx, br.Name)
 		}
 	}
-	if err == nil && l.Group == unfinishedGroup && l.Kind == "bridge" {
+	if err == nil && l.Unfinished() {
 		if err = c.finish(ctx, &br, l.Index); err == nil {
 			created = true
 			br.MTU = br.newMTU()
@@ -128,6 +128,10 @@ func (br *Bridge) validate() error {
 // has what the request that makes it does not take. A caller that is killed in between
 // leaves it for the next one to finish: it would pass for somebody else's bridge.
 const unfinishedGroup = 29808
+
+// Unfinished says that the link is a bridge whose maker (Conn.Ensure) is at work, or was
+// killed: it has no alias yet, and Ensure finishes it.
+func (l *Link) Unfinished() bool { return l != nil && l.Kind == "bridge" && l.Group == unfinishedGroup }
 
 // createBridge makes a bridge, to be finished. That another caller was quicker is success.
 func (c *Conn) createBridge(ctx context.Context, br Bridge) error {

@@ -68,9 +68,10 @@ func (h *host) buildBridge(ctx context.Context, rec *state.Network) (*bridge.Lin
 const maxLearned = 16384
 
 // learnedLimit is the limit of a bridge that is there: one that somebody else made keeps
-// what it has, and so does one of ours to which an operator gave another.
+// what it has, and so does one of ours to which an operator gave another. One that was
+// left half made has no alias yet.
 func learnedLimit(l *bridge.Link) uint32 {
-	if l.Alias != bridgeAlias || l.Bridge == nil || l.Bridge.MaxLearned == nil || *l.Bridge.MaxLearned != 0 {
+	if l.Alias != bridgeAlias && !l.Unfinished() || l.Bridge == nil || l.Bridge.MaxLearned == nil || *l.Bridge.MaxLearned != 0 {
 		return 0
 	}
 	return maxLearned

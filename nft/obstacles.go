@@ -359,9 +359,11 @@ func (ch *hookedChain) obstacle(effect string, by *foreignRule, t *foreignConten
 	case ch.family != unix.NFPROTO_INET && ch.name == iptablesForward:
 		// iptables' own, which could not print what nft would put there.
 		insert = iptablesProgram(ch.family) + " -t " + shellWord(ch.table) + " " + iptablesPlace(t.chains, by)
-		o.Remedy = fmt.Sprintf("%s -i %s -j ACCEPT && %s -o %s -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT", insert, bridge, insert, bridge)
+		o.Remedy = fmt.Sprintf("%s -i %s -j ACCEPT && %s -o %s -m conntrack --ctstate ESTABLISHED,RELATED,DNAT -j ACCEPT", insert, bridge, insert, bridge)
 	default:
-		o.Remedy = fmt.Sprintf("%s iifname %s accept && %s oifname %s ct state established,related accept", insert, bridge, insert, bridge)
+		// A published port's first packet is no reply.
+		o.Remedy = fmt.Sprintf("%s iifname %s accept && %s oifname %s ct state established,related accept && %s oifname %s ct status dnat accept",
+			insert, bridge, insert, bridge, insert, bridge)
 	}
 	return o
 }

@@ -298,9 +298,9 @@ func TestChainsInTheWayBeforeOurs(t *testing.T) {
 	nft(t, ns, `table inet early { chain f { type filter hook forward priority -10; policy drop; meta mark & 0x1000 == 0x1000 accept; }; }`)
 	script(t, ns, "iptables -t mangle -P FORWARD DROP", "iptables -t mangle -A FORWARD -m mark --mark 0x1000/0x1000 -j ACCEPT")
 	found := wantObstacles(t, ns, Path{},
-		"chain f of table inet early drops, by its policy, what pods send; this helps: nft add rule inet early f iifname cbr0 accept && nft add rule inet early f oifname cbr0 ct state established,related accept",
-		"chain FORWARD of table ip mangle drops, by its policy, what pods send; this helps: iptables -t mangle -A FORWARD -i cbr0 -j ACCEPT && iptables -t mangle -A FORWARD -o cbr0 -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT",
-		"chain FORWARD of table ip6 mangle drops, by its policy, what pods send; this helps: ip6tables -t mangle -A FORWARD -i cbr0 -j ACCEPT && ip6tables -t mangle -A FORWARD -o cbr0 -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT")
+		"chain f of table inet early drops, by its policy, what pods send; this helps: nft add rule inet early f iifname cbr0 accept && nft add rule inet early f oifname cbr0 ct state established,related accept && nft add rule inet early f oifname cbr0 ct status dnat accept",
+		"chain FORWARD of table ip mangle drops, by its policy, what pods send; this helps: iptables -t mangle -A FORWARD -i cbr0 -j ACCEPT && iptables -t mangle -A FORWARD -o cbr0 -m conntrack --ctstate ESTABLISHED,RELATED,DNAT -j ACCEPT",
+		"chain FORWARD of table ip6 mangle drops, by its policy, what pods send; this helps: ip6tables -t mangle -A FORWARD -i cbr0 -j ACCEPT && ip6tables -t mangle -A FORWARD -o cbr0 -m conntrack --ctstate ESTABLISHED,RELATED,DNAT -j ACCEPT")
 	for _, o := range found {
 		nstest.Run(t, ns, "sh", "-ec", strings.ReplaceAll(o.Remedy, "tables -t", "tables-nft -t"))
 	}

@@ -64,7 +64,7 @@ const (
 )
 
 // errDiffers says that check found something.
-var errDiffers = errors.New("not all is as it should be: tombolo repair mends it")
+var errDiffers = errors.New("not all is as it should be: tombolo repair mends it, but for what other firewalls stop")
 
 // errUsage is the cause of an error about the command line itself.
 var errUsage = errors.New("see tombolo help")

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"slices"
 	"strings"
@@ -92,12 +91,13 @@ func (c *call) printError(cniVersion string, e *types.Error) {
 	if !slices.Contains(SupportedVersions(), cniVersion) {
 		cniVersion = SupportedVersions()[len(SupportedVersions())-1]
 	}
-	out, _ := json.Marshal(struct {
+	out := json.NewEncoder(c.Stdout)
+	out.SetEscapeHTML(false) // a message may have a command with &&
+	_ = out.Encode(struct {
 		CNIVersion string `json:"cniVersion"`
 		Code       uint   `json:"code"`
 		Msg        string `json:"msg"`
 	}{cniVersion, e.Code, e.Msg})
-	fmt.Fprintf(c.Stdout, "%s\n", out)
 }
 
 func (c *call) run() error {

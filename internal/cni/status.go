@@ -79,7 +79,19 @@ func (c *call) probe(ctx context.Context, s settings) error {
 			return newError(codeNotAvailable, "bridgeNFCall: %v; or %s", err, remedy)
 		}
 	}
-	return unavailable(refuseObstacles(ctx, s.Mark, nft.Path{Bridge: s.Bridge}))
+	return unavailable(refuseObstacles(ctx, s.Mark, c.podPath(s)))
+}
+
+// podPath is how pods' packets go, as far as is known: another firewall may let pass the subnets
+// of those that there are, and not the bridge.
+func (c *call) podPath(s settings) nft.Path {
+	path := nft.Path{Bridge: s.Bridge}
+	if dir, err := state.Open(s.StateDir); err == nil {
+		if rec, err := dir.LoadNetwork(c.network); err == nil && rec.Bridge == s.Bridge {
+			path.Prefixes = rec.Subnets
+		}
+	}
+	return path
 }
 
 // keeperStatus says whether leases would be renewed.

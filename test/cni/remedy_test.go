@@ -1,0 +1,78 @@
+package cni
+
+import (
+	"encoding/json"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// advised gives the command that STATUS advises, as it stands in the plugin's output.
+func (w *network) advised(t *testing.T) string {
+	t.Helper()
+	o := w.call(call{verb: "STATUS", stdin: w.stdin(nil)})
+	var failure struct{ Msg string }
+	if err := json.Unmarshal([]byte(o.stdout), &failure); err != nil || o.status == 0 {
+		t.Fatalf("STATUS: %+v, %v", o, err)
+	}
+	_, command, ok := strings.Cut(failure.Msg, "this helps: ")
+	if !ok || !strings.Contains(o.stdout, command) {
+		t.Fatalf("no command, or another one than in the message: %s", o.stdout)
+	}
+	return command
+}
+
+func TestAdvisedCommandLetsPodsAndTheirPublishedPortsPass(t *testing.T) {
+	t.Parallel()
+	for name, chain := range map[string]string{
+		"before our chain": "nft 'add table inet fw; add chain inet fw f { type filter hook forward priority -300; policy accept; };" +
+			" add rule inet fw f counter drop'",
+		"behind our chain": "nft 'add table inet fw; add chain inet fw f { type filter hook forward priority 0; policy drop; }'",
+		"of iptables":      "iptables -t mangle -P FORWARD DROP",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			out := n.outside()
+			w := n.portnet(nil)
+			p := n.pod("a")
+			w.add(p, publish(t, "8080:80/tcp"))
+			p.serve(t, "tcp", 80)
+			n.run("sh", "-ec", chain)
+			wantNoPing(t, p.NS, outside4)
+			if _, err := nstest.AskWithin(t, out, "tcp", netip.AddrPortFrom(nstest.Addr(uplink4), 8080), time.Second); err == nil {
+				t.Fatal("it stops nothing")
+			}
+			n.run("sh", "-ec", w.advised(t))
+			wantPing(t, p.NS, outside4)
+			if _, err := askPort(t, out, "tcp", uplink4, 8080); err != nil {
+				t.Error(err)
+			}
+			if err := w.status(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestStatusKnowsThatThePodsSubnetsMayPass(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.outside()
+	n.run("sh", "-ec", "nft 'add table inet fw; add chain inet fw f { type filter hook forward priority 0; policy drop; };"+
+		" add rule inet fw f ip saddr "+subnet4+" accept; add rule inet fw f ip daddr "+subnet4+" accept;"+
+		" add rule inet fw f ip6 saddr "+subnet6+" accept; add rule inet fw f ip6 daddr "+subnet6+" accept'")
+	w := n.podnet(nil)
+	p := n.pod("a")
+	w.add(p)
+	wantPing(t, p.NS, outside4)
+	if err := w.status(); err != nil {
+		t.Error(err)
+	}
+	n.run("nft", "flush chain inet fw f")
+	wantNoPing(t, p.NS, outside4)
+	wantError(t, w.status(), 50, "chain f of table inet fw drops")
+}

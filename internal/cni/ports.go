@@ -99,9 +99,11 @@ func portText(p state.Published) string {
 	return netip.AddrPortFrom(p.HostIP, uint16(p.HostPort)).String() + "/" + p.Protocol
 }
 
-// publishesIPv4 says whether a port of the host's IPv4 addresses leads to the pod.
+// publishesIPv4 says whether a port of the host's IPv4 addresses leads to the pod, or will
+// once more: one whose lease has ended has no address until the keeper has got another.
 func publishesIPv4(rec *state.Attachment) bool {
-	return slices.ContainsFunc(rec.Addresses, func(a state.Address) bool { return a.Prefix.Addr().Is4() }) &&
+	leased := rec.IPAMType == ipamDHCP
+	return (leased || slices.ContainsFunc(rec.Addresses, func(a state.Address) bool { return a.Prefix.Addr().Is4() })) &&
 		slices.ContainsFunc(rec.Published, func(p state.Published) bool { return !p.HostIP.IsValid() || p.HostIP.Is4() })
 }
 

@@ -32,11 +32,6 @@ func (h *host) buildBridge(ctx context.Context, rec *state.Network) (*bridge.Lin
 		want.MaxLearned = learnedLimit(there)
 	}
 	l, changed, err := h.br.Ensure(ctx, want)
-	if err == nil && want.MaxLearned == 0 && learnedLimit(l) != 0 {
-		// A killed ADD had begun it, and only now it is seen to be ours.
-		want.MaxLearned = learnedLimit(l)
-		l, _, err = h.br.Ensure(ctx, want)
-	}
 	if errors.Is(err, bridge.ErrNoNetfilter) {
 		// Everything else is done; and what a kernel cannot do is not asked for again.
 		h.call.log.warn(err.Error())

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io/fs"
 	"net"
+	"net/netip"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -39,6 +40,11 @@ func (h *host) buildBridge(ctx context.Context, rec *state.Network) (*bridge.Lin
 	}
 	if err != nil {
 		return nil, false, err
+	}
+	if want.MAC != nil && slices.ContainsFunc(rec.Gateways, func(gw netip.Prefix) bool { return gw.Addr().Is4() }) {
+		if err := placeLoopback(ctx, l); err != nil {
+			return nil, false, err
+		}
 	}
 	// A pod must not give the host addresses and routes. The kernel need not have
 	// IPv6. By a bridge with an uplink it is the LAN's router that does.

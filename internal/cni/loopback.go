@@ -29,12 +29,29 @@ func loopbackUse(rec *state.Network, n *network, attachments []*state.Attachment
 }
 
 func keepOf(l *bridge.Link, mark uint64) tc.Keep {
-	return tc.Keep{Bridge: l.Name, Index: l.Index, Mark: uint32(mark)}
+	return tc.Keep{Bridge: l.Name, Index: l.Index, Mark: uint32(mark), Stays: l.Alias == bridgeAlias}
+}
+
+// placeLoopback makes the place for the filter on a bridge that has just been made: later, it
+// would cost the pods packets.
+func placeLoopback(ctx context.Context, l *bridge.Link) error {
+	conn, err := tc.Dial(nil)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if err := conn.Place(ctx, keepOf(l, 0)); !errors.Is(err, tc.ErrNotSupported) {
+		return err
+	}
+	return nil
 }
 
 // openLoopback makes 127.0.0.1 lead to pods behind a bridge. The firewall must be there.
 // It needs the exclusive lock. Of what the kernel lacks the record takes note, so that
 // it is not asked for again.
+//
+// Where an earlier version opened it, for pods that are there, the firewall alone keeps it
+// until the last of these has gone, as it did: see tc.Conn.Place.
 func (h *host) openLoopback(ctx context.Context, rec *state.Network, l *bridge.Link) error {
 	path := sysctl.Link("ipv4", l.Name, routeLocalnet)
 	value, err := sysctl.Read(path)
@@ -58,6 +75,12 @@ func (h *host) openLoopback(ctx context.Context, rec *state.Network, l *bridge.L
 		if routed, err = h.publishes(l.Name); err != nil {
 			return err
 		}
+		if routed && !kept.HasPlace() && !h.keptBefore(rec) {
+			rec.LoopbackUnkept = true
+			h.call.log.warn("bridge " + l.Name + " has published ports of an earlier version: should nf_tables be flushed, the host's 127.0.0.1 would be open to what is behind it, " +
+				"until all of these ports have gone once: to make the filter that keeps it now would cost the pods packets")
+			return nil
+		}
 	}
 	// The filter first: there must be no moment without it.
 	_, err = conn.Keep(ctx, keep, routed)
@@ -67,8 +90,16 @@ func (h *host) openLoopback(ctx context.Context, rec *state.Network, l *bridge.L
 	} else if err != nil {
 		return err
 	}
+	rec.LoopbackKept = !rec.LoopbackUnkept
 	_, err = sysctl.Ensure(path, "1")
 	return err
+}
+
+// keptBefore says whether the network had the filter: then somebody has taken it away, and it
+// is worth a few packets.
+func (h *host) keptBefore(rec *state.Network) bool {
+	before, err := h.dir.LoadNetwork(rec.Name)
+	return err == nil && before.LoopbackKept && before.Bridge == rec.Bridge
 }
 
 // loopbackOpen says whether all that openLoopback makes is there.

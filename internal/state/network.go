@@ -46,8 +46,10 @@ type Network struct {
 	// SLAAC says that pods form IPv6 addresses by router advertisements.
 	SLAAC bool `json:"slaac,omitempty"`
 
-	// LoopbackUnkept says that the kernel has no filter that would keep others from the
-	// host's 127.0.0.1 without nf_tables.
+	// LoopbackKept says that the bridge has got a filter that keeps others from the host's
+	// 127.0.0.1 without nf_tables, and LoopbackUnkept that it is to do without: the kernel has
+	// none, or an earlier version made none.
+	LoopbackKept   bool `json:"loopbackKept,omitempty"`
 	LoopbackUnkept bool `json:"loopbackUnkept,omitempty"`
 
 	// Held says for each gateway who needs it.
@@ -84,6 +86,7 @@ func (n *Network) fields(c *codec) {
 	c.string("uplink", &n.Uplink)
 	c.string("defaultRoute", &n.DefaultRoute)
 	c.bool("slaac", &n.SLAAC)
+	c.bool("loopbackKept", &n.LoopbackKept)
 	c.bool("loopbackUnkept", &n.LoopbackUnkept)
 	objects(c, "held", &n.Held, (*Held).fields)
 }

@@ -24,6 +24,8 @@ type Keep struct {
 	// Where bridged packets pass the firewall, answers to the host's own calls have that
 	// destination again before they come by here, and the firewall gives them the mark.
 	Mark uint32
+	// Stays says that a clsact which is made for the filter stays when that goes: see Place.
+	Stays bool
 }
 
 // Kept is what the kernel has of a Keep.
@@ -70,10 +72,12 @@ func (c *Conn) Keep(ctx context.Context, k Keep, routed bool) (changed bool, _ e
 	if routed {
 		notes |= keepRouted
 	}
-	if have.place.kind == "" {
+	made := have.madePlace()
+	if !have.HasPlace() {
 		addClsact(&b, k.Bridge, k.Index)
-		notes |= keepPlace
-	} else if have.madePlace() {
+		made = true
+	}
+	if made && !k.Stays {
 		notes |= keepPlace
 	}
 	handle := uint32(keepBase | notes)
@@ -124,6 +128,26 @@ func (c *Conn) Kept(ctx context.Context, k Keep) (*Kept, error) {
 		have.Routed = have.Routed || f.handle&keepRouted != 0
 	}
 	return &have, nil
+}
+
+// HasPlace says whether there is a place for the filter, be it for others' filters alone.
+func (have *Kept) HasPlace() bool { return have.place.kind != "" }
+
+// Place gives a bridge the place of the filter (clsact), for as long as there is the bridge.
+// While one comes to a link that is up, or goes, the kernel drops what the host sends by the
+// link, for 5 to 20 ms on a busy machine: so it is to be there before anybody is behind the
+// bridge. What is there already is success.
+func (c *Conn) Place(ctx context.Context, k Keep) error {
+	have, err := c.Kept(ctx, k)
+	if err != nil || have.HasPlace() {
+		return err
+	}
+	var b nl.Batch
+	addClsact(&b, k.Bridge, k.Index)
+	if err := c.execute(ctx, &b); err != nil && !errors.Is(err, unix.EEXIST) {
+		return unsupported(err, "sch_ingress and cls_bpf")
+	}
+	return nil
 }
 
 // Any says whether there is a filter of ours, whatever its mark.

@@ -1,8 +1,10 @@
 package cni
 
 import (
+	"bytes"
 	"fmt"
 	"net/netip"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -31,7 +33,9 @@ func (n *node) wantLoopback(when, routed string, filter bool) {
 	if got := strings.Contains(n.run("tc", "filter", "show", "dev", "cbr0", "ingress"), "bytecode"); got != filter {
 		n.Errorf("%s: a filter at the bridge's ingress: %t, want %t", when, got, filter)
 	}
-	if got := strings.Contains(n.run("tc", "qdisc", "show", "dev", "cbr0"), "clsact"); got != filter {
+	// On a bridge of ours it stays: see TestPortsThatComeAndGoCostOtherPodsNothing.
+	ours := strings.Contains(n.run("ip", "link", "show", "dev", "cbr0"), "alias")
+	if got := strings.Contains(n.run("tc", "qdisc", "show", "dev", "cbr0"), "clsact"); got != filter && !ours {
 		n.Errorf("%s: clsact on the bridge: %t, want %t", when, got, filter)
 	}
 }
@@ -221,6 +225,75 @@ func TestRouteLocalnetGoesWithTheLastPort(t *testing.T) {
 			run(t, n, n.portnet(nil))
 		})
 	}
+}
+
+// While a clsact comes to the bridge or goes, the kernel drops what the host sends to pods.
+func TestPortsThatComeAndGoCostOtherPodsNothing(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.portnet(nil)
+	stays := n.pod("stays")
+	at := addrPort(ip4(w.add(stays)).String(), 7)
+	talk := nstest.NewTalk(t, "udp", stays.NS, at, n.ns, at)
+	qdiscs := n.run("tc", "qdisc", "show", "dev", "cbr0")
+	if !strings.Contains(qdiscs, "clsact") {
+		t.Errorf("qdiscs of a bridge whose pods have no ports: %s", qdiscs)
+	}
+	for range 3 {
+		p := n.pod("a")
+		for _, step := range []struct {
+			name string
+			do   func()
+		}{
+			{"the first port comes", func() { w.add(p, publish(t, "8080:80/tcp")) }},
+			{"the last port goes", func() { w.del(p) }},
+		} {
+			step.do()
+			if got := n.run("tc", "qdisc", "show", "dev", "cbr0"); got != qdiscs {
+				t.Errorf("%s: qdiscs\n%s\nwant\n%s", step.name, got, qdiscs)
+			}
+			talk.Check(t)
+		}
+	}
+}
+
+// On a bridge with ports that an earlier version opened, and pods, there is no place for the
+// filter, and to make one would cost them packets: it comes when all of these ports have gone.
+func TestLoopbackThatAnEarlierVersionOpenedIsLeftToTheFirewall(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.portnet(nil)
+	a, b := n.pod("a"), n.pod("b")
+	w.add(a, publish(t, "8080:80/tcp"))
+	n.run("tc", "qdisc", "del", "dev", "cbr0", "clsact")
+	file := n.state + "/networks/podnet.json"
+	record, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	earlier := bytes.Replace(record, []byte(`"loopbackKept":true,`), nil, 1)
+	if len(earlier) == len(record) {
+		t.Fatalf("the record does not say that there is a filter: %s", record)
+	}
+	if err := os.WriteFile(file, earlier, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	qdiscs := n.run("tc", "qdisc", "show", "dev", "cbr0")
+	w.add(b, publish(t, "8081:80/tcp"))
+	n.run(plugin(), "repair", "--state", n.state)
+	if got := n.run("tc", "qdisc", "show", "dev", "cbr0"); got != qdiscs {
+		t.Errorf("qdiscs\n%s\nwant\n%s", got, qdiscs)
+	}
+	for p, port := range map[*pod]string{a: "8080:80/tcp", b: "8081:80/tcp"} {
+		if err := w.check(p, publish(t, port)); err != nil {
+			t.Error(err)
+		}
+	}
+	w.del(a)
+	w.del(b)
+	n.wantLoopback("with none", "0", false)
+	w.add(a, publish(t, "8080:80/tcp"))
+	n.wantLoopback("with one again", "1", true)
 }
 
 // A pod with a port that comes while the last one goes must find it open.

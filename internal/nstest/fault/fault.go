@@ -30,6 +30,11 @@ func Kinds() []Kind { return []Kind{Kill, Error} }
 type Fault struct {
 	At   int // the number of the call, from 1
 	Kind Kind
+
+	// Before is told each call that counts, in words, before it is carried out: it waits
+	// until this returns, and so do all others. So a test sees each state between two calls.
+	// nil: nobody is told.
+	Before func(call string)
 }
 
 // Outcome is what came of it.

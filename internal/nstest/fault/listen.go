@@ -76,6 +76,9 @@ func (r *Run) decide(n *notification) *response {
 	if ofRuntime(n) {
 		return goes
 	}
+	if r.fault.Before != nil {
+		r.fault.Before(describe(n))
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	o := &r.outcome

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/internal/nstest/fault"
 )
 
@@ -14,7 +15,7 @@ import (
 // two of its changes is seen however short it is.
 func TestNoStateBetweenTwoCallsOfAnUpgradeLosesAPacket(t *testing.T) {
 	t.Parallel()
-	for name, older := range earlier(t) {
+	for name, older := range nstest.Earlier(t) {
 		for _, order := range [][]string{{"home", "pods", "wire"}, {"pods", "wire", "home"}} {
 			t.Run(name+", first "+order[0], func(t *testing.T) {
 				u := newUpgrade(t)

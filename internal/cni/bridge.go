@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io/fs"
 	"net"
-	"net/netip"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -41,10 +40,8 @@ func (h *host) buildBridge(ctx context.Context, rec *state.Network) (*bridge.Lin
 	if err != nil {
 		return nil, false, err
 	}
-	if want.MAC != nil && slices.ContainsFunc(rec.Gateways, func(gw netip.Prefix) bool { return gw.Addr().Is4() }) {
-		if err := placeLoopback(ctx, l); err != nil {
-			return nil, false, err
-		}
+	if want.MAC != nil && len(rec.Gateways) > 0 {
+		placeLoopback(ctx, l)
 	}
 	// A pod must not give the host addresses and routes. The kernel need not have
 	// IPv6. By a bridge with an uplink it is the LAN's router that does.

@@ -18,7 +18,10 @@ import (
 // a rule, and, should all rules be flushed, by a filter at the bridge's ingress. Both are
 // there for as long as a pod behind the bridge has such ports.
 
-const routeLocalnet = "route_localnet"
+const (
+	routeLocalnet = "route_localnet"
+	openIfFlushed = "should nf_tables be flushed, the host's 127.0.0.1 would be open to what is behind "
+)
 
 // loopbackUse says whether a network needs that: for the ADD, which may be nil, or for
 // the pods that are there.
@@ -33,17 +36,13 @@ func keepOf(l *bridge.Link, mark uint64) tc.Keep {
 }
 
 // placeLoopback makes the place for the filter on a bridge that has just been made: later, it
-// would cost the pods packets.
-func placeLoopback(ctx context.Context, l *bridge.Link) error {
-	conn, err := tc.Dial(nil)
-	if err != nil {
-		return err
+// would cost the pods packets. Where it fails, the first port does it, or says what the kernel
+// lacks.
+func placeLoopback(ctx context.Context, l *bridge.Link) {
+	if conn, err := tc.Dial(nil); err == nil {
+		_ = conn.Place(ctx, keepOf(l, 0))
+		_ = conn.Close()
 	}
-	defer conn.Close()
-	if err := conn.Place(ctx, keepOf(l, 0)); !errors.Is(err, tc.ErrNotSupported) {
-		return err
-	}
-	return nil
 }
 
 // openLoopback makes 127.0.0.1 lead to pods behind a bridge. The firewall must be there.
@@ -77,8 +76,7 @@ func (h *host) openLoopback(ctx context.Context, rec *state.Network, l *bridge.L
 		}
 		if routed && !kept.HasPlace() && !h.keptBefore(rec) {
 			rec.LoopbackUnkept = true
-			h.call.log.warn("bridge " + l.Name + " has published ports of an earlier version: should nf_tables be flushed, the host's 127.0.0.1 would be open to what is behind it, " +
-				"until all of these ports have gone once: to make the filter that keeps it now would cost the pods packets")
+			h.call.log.warn(openIfFlushed + l.Name + ": an earlier version published ports there; once all have gone, this is mended")
 			return nil
 		}
 	}
@@ -86,7 +84,7 @@ func (h *host) openLoopback(ctx context.Context, rec *state.Network, l *bridge.L
 	_, err = conn.Keep(ctx, keep, routed)
 	rec.LoopbackUnkept = errors.Is(err, tc.ErrNotSupported)
 	if rec.LoopbackUnkept {
-		h.call.log.warn("should nf_tables be flushed, the host's 127.0.0.1 would be open to what is behind " + l.Name + ": " + oneLine(err))
+		h.call.log.warn(openIfFlushed + l.Name + ": " + oneLine(err))
 	} else if err != nil {
 		return err
 	}

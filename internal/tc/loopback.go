@@ -133,21 +133,15 @@ func (c *Conn) Kept(ctx context.Context, k Keep) (*Kept, error) {
 // HasPlace says whether there is a place for the filter, be it for others' filters alone.
 func (have *Kept) HasPlace() bool { return have.place.kind != "" }
 
-// Place gives a bridge the place of the filter (clsact), for as long as there is the bridge.
+// Place gives a new bridge the place of the filter (clsact), for as long as there is the bridge.
 // While one comes to a link that is up, or goes, the kernel drops what the host sends by the
 // link, for 5 to 20 ms on a busy machine: so it is to be there before anybody is behind the
-// bridge. What is there already is success.
+// bridge. The error is of the kernel's,
+// which may have none, or one already.
 func (c *Conn) Place(ctx context.Context, k Keep) error {
-	have, err := c.Kept(ctx, k)
-	if err != nil || have.HasPlace() {
-		return err
-	}
 	var b nl.Batch
 	addClsact(&b, k.Bridge, k.Index)
-	if err := c.execute(ctx, &b); err != nil && !errors.Is(err, unix.EEXIST) {
-		return unsupported(err, "sch_ingress and cls_bpf")
-	}
-	return nil
+	return c.execute(ctx, &b)
 }
 
 // Any says whether there is a filter of ours, whatever its mark.

@@ -66,7 +66,9 @@ const (
 	addrGenModeNone  = 1  // IN6_ADDR_GEN_MODE_NONE, include/uapi/linux/if_link.h
 )
 
-// tcMsg appends struct tcmsg.
+// tcMsg appends struct tcmsg. Inlined, it would be in the program a dozen times.
+//
+//go:noinline
 func tcMsg(e *nl.Encoder, index int, handle, parent, info uint32) {
 	var b [sizeofTCMsg]byte
 	binary.NativeEndian.PutUint32(b[4:], uint32(index))

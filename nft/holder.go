@@ -10,6 +10,9 @@ import (
 // and where the table or a set is missing; what belongs to another program counts as
 // somebody's.
 func (c *Conn) Holder(ctx context.Context, bridge string, a netip.Addr) (*ConflictError, error) {
+	if err := c.usable(ctx); err != nil {
+		return nil, err
+	}
 	if !isLinkName(bridge) || !a.IsValid() {
 		return nil, invalid("address %s behind bridge %q", a, bridge)
 	}

@@ -19,8 +19,8 @@ var ErrNotTaken = errors.New("the takeover is not finished")
 // bridge has got since, beside those on record or in their place, are no difference, nor
 // is what was leased or learnt and has run out.
 func (c *Conn) Check(ctx context.Context, rec *Record) ([]tombolo.Difference, error) {
-	if err := rec.mustBeTaken(); err != nil {
-		return nil, fmt.Errorf("check %s: %w", rec.NIC, err)
+	if err := c.taken(ctx, rec); err != nil {
+		return nil, err
 	}
 	s, err := c.look(ctx, rec.NIC, rec.Bridge)
 	if isGone(err) {
@@ -32,12 +32,13 @@ func (c *Conn) Check(ctx context.Context, rec *Record) ([]tombolo.Difference, er
 	return s.differences(rec), nil
 }
 
-func (rec *Record) mustBeTaken() error {
-	if err := rec.validate(); err != nil {
+// taken is given for what takes a finished takeover.
+func (c *Conn) taken(ctx context.Context, rec *Record) error {
+	if err := c.given(ctx, rec); err != nil {
 		return err
 	}
 	if rec.State != Taken {
-		return fmt.Errorf("%w: its state is %s", ErrNotTaken, rec.State)
+		return fmt.Errorf("look at %s: %w: its state is %s", rec.NIC, ErrNotTaken, rec.State)
 	}
 	return nil
 }
@@ -131,22 +132,33 @@ func (s *Snapshot) missing(rec *Record, tell func(what, want string)) {
 // its place by now. The record is saved before each step, so that Recover can finish it.
 // A NIC that is gone cannot be mended (fs.ErrNotExist).
 func (c *Conn) Mend(ctx context.Context, rec *Record, j Journal) (changed bool, _ error) {
-	if err := rec.mustBeTaken(); err != nil {
-		return false, fmt.Errorf("mend %s: %w", rec.NIC, err)
+	if j == nil {
+		return false, missing("journal")
 	}
+	if err := c.taken(ctx, rec); err != nil {
+		return false, err
+	}
+	changed, err := c.mend(ctx, rec, j)
+	if err != nil {
+		err = fmt.Errorf("mend %s: %w", rec.NIC, err)
+	}
+	return changed, err
+}
+
+func (c *Conn) mend(ctx context.Context, rec *Record, j Journal) (changed bool, _ error) {
 	s, err := c.Snapshot(ctx, rec.NIC, rec.Bridge)
 	if err != nil {
-		return false, fmt.Errorf("mend %s: %w", rec.NIC, err)
+		return false, err
 	}
 	if len(s.differences(rec)) == 0 {
 		return false, nil
 	}
 	if err := s.cannotMend(rec); err != nil {
-		return false, fmt.Errorf("mend %s: %w", rec.NIC, err)
+		return false, err
 	}
 	for _, a := range s.stale(rec) {
 		if err := c.addrs.Remove(a); err != nil {
-			return true, fmt.Errorf("mend %s: %w", rec.NIC, err)
+			return true, err
 		}
 		s.Addresses = slices.DeleteFunc(s.Addresses, func(have addr.Address) bool {
 			return have.Link == a.Link && have.Prefix == a.Prefix && have.Peer == a.Peer
@@ -154,7 +166,7 @@ func (c *Conn) Mend(ctx context.Context, rec *Record, j Journal) (changed bool, 
 	}
 	n := s.toMend(rec)
 	if err := c.mending(n, j).forward(ctx, takeSteps()); err != nil {
-		return true, fmt.Errorf("mend %s: %w", rec.NIC, err)
+		return true, err
 	}
 	*rec = *n
 	return true, nil

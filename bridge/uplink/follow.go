@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"fmt"
 	"net/netip"
 	"slices"
 	"time"
@@ -24,8 +23,8 @@ import (
 // It is the very record that was given where there is nothing new, or where the takeover
 // is undone in part: then Mend is first. It changes nothing.
 func (c *Conn) Present(ctx context.Context, rec *Record) (*Record, error) {
-	if err := rec.mustBeTaken(); err != nil {
-		return nil, fmt.Errorf("look at %s: %w", rec.NIC, err)
+	if err := c.taken(ctx, rec); err != nil {
+		return nil, err
 	}
 	s, err := c.look(ctx, rec.NIC, rec.Bridge)
 	if err != nil {
@@ -45,6 +44,9 @@ func (c *Conn) Present(ctx context.Context, rec *Record) (*Record, error) {
 
 // HostAddresses are those that the host had, by the record, without link-local ones.
 func (r *Record) HostAddresses() []netip.Prefix {
+	if r == nil {
+		return nil
+	}
 	var list []netip.Prefix
 	for _, a := range r.Before.Addresses {
 		if a.Link == r.Before.NIC.Index && !a.Prefix.Addr().IsLinkLocalUnicast() && !slices.Contains(list, a.Prefix) {
@@ -56,7 +58,12 @@ func (r *Record) HostAddresses() []netip.Prefix {
 }
 
 // Save writes the record by a journal.
-func (r *Record) Save(j Journal) error { return r.save(j) }
+func (r *Record) Save(j Journal) error {
+	if r == nil || j == nil {
+		return missing("record or journal")
+	}
+	return r.save(j)
+}
 
 // asBefore is what a record would have of before, were the NIC taken over now. What the
 // bridge had of its own then is its own still.

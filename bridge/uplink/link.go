@@ -48,10 +48,10 @@ type Link struct {
 }
 
 // Up says that it was set up (IFF_UP).
-func (l *Link) Up() bool { return l.Flags&unix.IFF_UP != 0 }
+func (l Link) Up() bool { return l.Flags&unix.IFF_UP != 0 }
 
 // Carrier says that there is something at the other end (IFF_LOWER_UP).
-func (l *Link) Carrier() bool { return l.Flags&unix.IFF_LOWER_UP != 0 }
+func (l Link) Carrier() bool { return l.Flags&unix.IFF_LOWER_UP != 0 }
 
 // links lists all of the namespace.
 func (c *Conn) links(ctx context.Context) ([]Link, error) {

@@ -67,6 +67,9 @@ type Step struct {
 // String tells all of it, a line for each thing that is done.
 func (s *Steps) String() string {
 	var b strings.Builder
+	if s == nil {
+		return ""
+	}
 	for i, step := range s.List {
 		fmt.Fprintf(&b, "%d. %s\n", i+1, step.Name)
 		for _, what := range step.Do {
@@ -116,6 +119,9 @@ const noLink = -1
 func Plan(s *Snapshot, u Uplink) (*Steps, error) {
 	if err := u.validate(); err != nil {
 		return nil, err
+	}
+	if s == nil {
+		return nil, missing("snapshot")
 	}
 	if err := s.refuse(&u); err != nil {
 		return nil, fmt.Errorf("take over %s: %w", u.NIC, err)
@@ -283,7 +289,10 @@ func verifyWords(m *move, u *Uplink) []string {
 // not it came from there, but for what the bridge had before.
 func PlanRestore(s *Snapshot, rec *Record) (*Steps, error) {
 	if err := rec.validate(); err != nil {
-		return nil, fmt.Errorf("give back %s: %w", rec.NIC, err)
+		return nil, err
+	}
+	if s == nil {
+		return nil, missing("snapshot")
 	}
 	if s.Bridge == nil {
 		rec = rec.withoutReplaced(s)

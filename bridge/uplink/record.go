@@ -56,10 +56,11 @@ type Mending struct {
 // ParseRecord reads what a Journal has kept.
 func ParseRecord(b []byte) (*Record, error) {
 	var r Record
-	if err := json.Unmarshal(b, &r); err != nil {
-		return nil, fmt.Errorf("read the record of a takeover: %w", err)
+	err := json.Unmarshal(b, &r)
+	if err == nil {
+		err = r.validate()
 	}
-	if err := r.validate(); err != nil {
+	if err != nil {
 		return nil, fmt.Errorf("read the record of a takeover: %w", err)
 	}
 	return &r, nil
@@ -67,16 +68,15 @@ func ParseRecord(b []byte) (*Record, error) {
 
 func (r *Record) validate() error {
 	switch {
+	case r == nil:
+		return missing("record of a takeover")
 	case r.Version != recordVersion:
 		return fmt.Errorf("%w: version %d, where this program knows %d", ErrInvalid, r.Version, recordVersion)
 	case !isLinkName(r.NIC) || !isLinkName(r.Bridge) || r.NIC == r.Bridge:
-		return fmt.Errorf("%w: NIC %q, bridge %q", ErrInvalid, r.NIC, r.Bridge)
-	}
-	switch r.State {
-	case Taking, Taken, Restoring, Undoing:
+	case r.State == Taking, r.State == Taken, r.State == Restoring, r.State == Undoing:
 		return nil
 	}
-	return fmt.Errorf("%w: state %q", ErrInvalid, r.State)
+	return fmt.Errorf("%w: NIC %q, bridge %q, state %q", ErrInvalid, r.NIC, r.Bridge, r.State)
 }
 
 func (r *Record) encode() ([]byte, error) { return json.Marshal(r) }

@@ -62,6 +62,9 @@ type Snapshot struct {
 // nothing, and needs no capability but to see whose a socket is. The error matches
 // fs.ErrNotExist where there is no such NIC.
 func (c *Conn) Snapshot(ctx context.Context, nic, bridge string) (*Snapshot, error) {
+	if err := c.usable(ctx); err != nil {
+		return nil, err
+	}
 	s, err := c.look(ctx, nic, bridge)
 	if err != nil {
 		return nil, err

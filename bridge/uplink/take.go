@@ -17,7 +17,14 @@ import (
 // only if something is left that Recover has to finish. A ctx that is done before
 // the point of no return undoes it too.
 func (c *Conn) Take(ctx context.Context, u Uplink, j Journal) (*Record, error) {
-	if err := u.validate(); err != nil {
+	err := c.usable(ctx)
+	if err == nil {
+		err = u.validate()
+	}
+	if err == nil && j == nil {
+		err = missing("journal")
+	}
+	if err != nil {
 		return nil, err
 	}
 	s, err := c.Snapshot(ctx, u.NIC, u.Bridge)
@@ -188,8 +195,8 @@ func (rec *Record) save(j Journal) error {
 // a port of it; else it stays, without addresses. It goes on past errors; where there
 // are any, the journal stays, and Restore may be called again.
 func (c *Conn) Restore(ctx context.Context, rec *Record, j Journal) error {
-	if err := rec.validate(); err != nil {
-		return fmt.Errorf("give back %s: %w", rec.NIC, err)
+	if err := c.journaled(ctx, rec, j); err != nil {
+		return err
 	}
 	n := *rec
 	n.State, n.Mending = Restoring, nil
@@ -199,12 +206,13 @@ func (c *Conn) Restore(ctx context.Context, rec *Record, j Journal) error {
 // back does the steps of a restoration.
 func (c *Conn) back(ctx context.Context, rec *Record, j Journal) error {
 	var errs []error
-	if err := c.run(rec, j, nil).clear(ctx); err != nil {
-		return fmt.Errorf("give back %s: %w", rec.NIC, err) // it goes by the bridge
-	}
-	first, err := c.Snapshot(ctx, rec.NIC, rec.Bridge)
-	if isGone(err) {
-		return c.backWithoutNIC(ctx, rec, j)
+	var first *Snapshot
+	err := c.run(rec, j, nil).clear(ctx) // it goes by the bridge
+	if err == nil {
+		first, err = c.Snapshot(ctx, rec.NIC, rec.Bridge)
+		if isGone(err) {
+			return c.backWithoutNIC(ctx, rec, j)
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("give back %s: %w", rec.NIC, err)
@@ -290,8 +298,8 @@ func (r *run) restoreStep(ctx context.Context, name StepName) error {
 // the takeover if there is one, and nil if the NIC has been given back. One that was
 // finished is left as it is.
 func (c *Conn) Recover(ctx context.Context, rec *Record, j Journal) (*Record, error) {
-	if err := rec.validate(); err != nil {
-		return rec, fmt.Errorf("recover %s: %w", rec.NIC, err)
+	if err := c.journaled(ctx, rec, j); err != nil {
+		return rec, err
 	}
 	n := *rec
 	switch {

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -26,8 +27,8 @@ var (
 	// ErrUnreachable is the cause where what had answered through the NIC did not
 	// answer through the bridge, and all was put back.
 	ErrUnreachable = errors.New("no answer through the bridge")
-	// ErrInvalid is the cause of an error about what was asked for.
-	ErrInvalid = errors.New("invalid")
+	// ErrInvalid is the cause of an error about what was asked for, or about a record.
+	ErrInvalid = tombolo.ErrInvalid
 )
 
 // Uplink says what is to be taken over, and how.
@@ -115,17 +116,52 @@ func own(cfg *Config) (*netns.NS, error) {
 	if cfg == nil || cfg.NetNS == nil {
 		return netns.Current()
 	}
+	if err := cfg.NetNS.Usable(); err != nil {
+		return nil, err
+	}
 	return netns.Open(fmt.Sprintf("/proc/self/fd/%d", cfg.NetNS.FD()))
 }
 
 // Close closes the sockets.
 func (c *Conn) Close() error {
+	if err := c.usable(context.Background()); err != nil {
+		return err
+	}
 	var err error
 	if c.netfilter != nil {
 		err = c.netfilter.Close()
 	}
 	return errors.Join(err, c.nl.Close(), c.ns.Close())
 }
+
+// usable refuses a Conn or a context that nothing can be done with.
+func (c *Conn) usable(ctx context.Context) error {
+	switch {
+	case c == nil:
+		return (*nl.Conn)(nil).Usable()
+	case ctx == nil:
+		return nl.NoContext()
+	}
+	return c.nl.Usable()
+}
+
+// given refuses what a takeover cannot be gone on with.
+func (c *Conn) given(ctx context.Context, rec *Record) error {
+	if err := c.usable(ctx); err != nil {
+		return err
+	}
+	return rec.validate()
+}
+
+// journaled is given for what is about to change something, and so to write it down.
+func (c *Conn) journaled(ctx context.Context, rec *Record, j Journal) error {
+	if j == nil {
+		return missing("journal")
+	}
+	return c.given(ctx, rec)
+}
+
+func missing(what string) error { return fmt.Errorf("%w: no %s", ErrInvalid, what) }
 
 // execute sends a batch unless ctx is done.
 func (c *Conn) execute(ctx context.Context, b *nl.Batch) error {

@@ -67,7 +67,7 @@ func coded(err error) *types.Error {
 		return &types.Error{Code: codeInvalidConfig, Msg: msg}
 	case errors.Is(err, uplink.ErrUnreachable):
 		return &types.Error{Code: codeTryAgainLater, Msg: msg}
-	case errors.Is(err, uplink.ErrRefused), errors.Is(err, uplink.ErrInvalid):
+	case errors.Is(err, uplink.ErrRefused):
 		return &types.Error{Code: codeUplink, Msg: msg}
 	case errors.Is(err, state.ErrDamaged), errors.As(err, new(*state.RecordError)), errors.As(err, new(*fs.PathError)):
 		return &types.Error{Code: codeIO, Msg: msg}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -15,6 +16,7 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
@@ -44,6 +46,12 @@ func exported() map[string]map[string]any {
 		"bridge": {
 			"CheckRouting": bridge.CheckRouting, "Dial": bridge.Dial, "HostName": bridge.HostName, "LinkLocal": bridge.LinkLocal, "On": bridge.On, "ProbeNetfilter": bridge.ProbeNetfilter,
 			"Conn": bridge.Conn{}, "Link": bridge.Link{}, "Port": bridge.Port{}, "Solicitation": bridge.Solicitation{},
+		},
+		"uplink": {
+			"Dial": uplink.Dial, "ParseRecord": uplink.ParseRecord, "Plan": uplink.Plan, "PlanRestore": uplink.PlanRestore,
+			"Conn": uplink.Conn{}, "Link": uplink.Link{}, "Record": uplink.Record{}, "Steps": uplink.Steps{}, "Uplink": uplink.Uplink{},
+			// Interfaces have nothing to call.
+			"Journal": nil,
 		},
 		"nft": {
 			"Dial": nft.Dial, "Obstacles": nft.Obstacles, "On": nft.On, "ParseSeal": nft.ParseSeal,
@@ -159,7 +167,7 @@ func callMethods(t *testing.T, name string, zero any) {
 // has to fail.
 func handle(zero any) bool {
 	switch zero.(type) {
-	case netns.NS, addr.Conn, addr.Watch, addr.Routers, route.Conn, bridge.Conn, bridge.Solicitation, nft.Conn:
+	case netns.NS, addr.Conn, addr.Watch, addr.Routers, route.Conn, bridge.Conn, bridge.Solicitation, nft.Conn, uplink.Conn:
 		return true
 	}
 	return false
@@ -180,6 +188,8 @@ func closedOne(t *testing.T, zero any) reflect.Value {
 		v, err = bridge.Dial(nil)
 	case nft.Conn:
 		v, err = nft.Dial(nil)
+	case uplink.Conn:
+		v, err = uplink.Dial(nil)
 	default:
 		return reflect.Value{}
 	}
@@ -192,8 +202,16 @@ func closedOne(t *testing.T, zero any) reflect.Value {
 	return reflect.ValueOf(v)
 }
 
-// callAll calls a function with zeros of all its arguments, with a context and without.
+// callAll calls a function with zeros of all its arguments, with a context and without;
+// and one that has to fail whatever it is asked, with arguments that could be meant too.
 func callAll(t *testing.T, name string, f reflect.Value, must error) {
+	callWith(t, name, f, must, reflect.Zero)
+	if must != nil {
+		callWith(t, name, f, must, meant)
+	}
+}
+
+func callWith(t *testing.T, name string, f reflect.Value, must error, argument func(reflect.Type) reflect.Value) {
 	done, cancel := context.WithCancel(context.Background())
 	cancel()
 	for _, ctx := range []context.Context{nil, done} {
@@ -213,7 +231,7 @@ func callAll(t *testing.T, name string, f reflect.Value, must error) {
 				}
 				args = append(args, v)
 			default:
-				args = append(args, reflect.Zero(in))
+				args = append(args, argument(in))
 			}
 		}
 		if ctx == nil && !takesContext && typ.NumIn() > 0 && must == nil {
@@ -231,6 +249,36 @@ func callAll(t *testing.T, name string, f reflect.Value, must error) {
 		}
 		checkError(t, name, out, want)
 	}
+}
+
+// meant gives an argument that passes for one, so that a call gets past the look at it.
+func meant(in reflect.Type) reflect.Value {
+	v := reflect.New(in).Elem()
+	switch in {
+	case reflect.TypeFor[netip.Addr]():
+		return reflect.ValueOf(netip.MustParseAddr("192.0.2.1"))
+	case reflect.TypeFor[netip.Prefix]():
+		return reflect.ValueOf(netip.MustParsePrefix("192.0.2.1/24"))
+	case reflect.TypeFor[uplink.Uplink]():
+		return reflect.ValueOf(uplink.Uplink{NIC: "eth0", Bridge: "br0"})
+	case reflect.TypeFor[*uplink.Record]():
+		return reflect.ValueOf(&uplink.Record{Version: 1, Uplink: uplink.Uplink{NIC: "eth0", Bridge: "br0"}, State: uplink.Taken})
+	}
+	switch in.Kind() {
+	case reflect.String:
+		v.SetString("eth0")
+	case reflect.Int, reflect.Int64:
+		v.SetInt(1)
+	case reflect.Uint8, reflect.Uint32:
+		v.SetUint(2)
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if v.Field(i).CanSet() {
+				v.Field(i).Set(meant(in.Field(i).Type))
+			}
+		}
+	}
+	return v
 }
 
 func checkError(t *testing.T, name string, out []reflect.Value, want error) {

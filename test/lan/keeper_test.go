@@ -122,6 +122,24 @@ func (n *network) makeDue(hash string) {
 	}
 }
 
+// dueUntil waits like eventually, with the lease due again every 15 s: an answer that does
+// not come within the seconds that a keeper waits for it, as on a machine that is busy, has
+// it try again at half of what is left of the lease, and that is long.
+func (n *network) dueUntil(hash, what string, is func() bool) {
+	n.Helper()
+	due := time.Now()
+	n.eventually(what, func() bool {
+		if is() {
+			return true
+		}
+		if time.Since(due) > 15*time.Second {
+			n.makeDue(hash)
+			due = time.Now()
+		}
+		return false
+	})
+}
+
 // messages are the DHCP messages of and to a client, as the server logs them.
 func (d *dhcp) messages(mac string) []string {
 	d.Helper()

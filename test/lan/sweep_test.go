@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -267,7 +268,7 @@ func TestRenewalMayMeetAFaultAtAnyCall(t *testing.T) {
 			}
 		})
 		if !run.Outcome().Fired {
-			s.eventually("the renewal is on record", func() bool { return s.leaseOf(s.stays).Renew.After(time.Now()) })
+			s.dueUntil(hash, "the renewal is on record", func() bool { return s.leaseOf(s.stays).Renew.After(time.Now().Add(time.Minute)) })
 		}
 		run.Kill()
 		o = <-ended
@@ -275,6 +276,9 @@ func TestRenewalMayMeetAFaultAtAnyCall(t *testing.T) {
 		s.makeDue(hash)
 		heard = len(s.d.messages(mac))
 		k := s.keeper()
+		s.dueUntil(hash, fmt.Sprintf("the next keeper renews, after %s at %s", f.Kind, o.Call), func() bool {
+			return slices.Contains(s.d.messages(mac)[heard:], "DHCPACK")
+		})
 		s.d.renewed(mac, heard)
 		k.kill()
 		if s.leaseOf(s.stays).State != lease.Bound {

@@ -129,7 +129,7 @@ func (c *Conn) List(f Filter) ([]Address, error) {
 	err := c.nl.Dump("list addresses", unix.RTM_GETADDR, func(e *nl.Encoder) {
 		header(e, f.Family, 0, 0, f.Link)
 	}, func(m nl.Message) error {
-		if m.Type != unix.RTM_NEWADDR {
+		if m.Header.Type != unix.RTM_NEWADDR {
 			return nil
 		}
 		a, err := decode(m.Data)

@@ -446,7 +446,7 @@ func TestRecordSeeds(t *testing.T) {
 		}
 		for _, d := range rec.Received() {
 			for _, m := range nltest.Split(d) {
-				if m.Type == unix.RTM_NEWADDR {
+				if m.Header.Type == unix.RTM_NEWADDR {
 					nstest.SaveCorpus(t, "FuzzAddress", fmt.Sprint("kernel-", i), m.Data)
 				}
 			}

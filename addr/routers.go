@@ -158,7 +158,7 @@ func (r *Routers) hear(link int, next func() ([]nl.Message, error)) (bool, error
 
 // take is true for an announcement about an address of the link.
 func (r *Routers) take(m nl.Message, link int) (bool, error) {
-	switch m.Type {
+	switch m.Header.Type {
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
 		a, err := decode(m.Data)
 		if err != nil || a.Link != link {

@@ -412,7 +412,7 @@ func TestRecordRouterSeeds(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, m := range messages {
-			target := map[uint16]string{unix.RTM_NEWPREFIX: "FuzzPrefix", unix.RTM_NEWNDUSEROPT: "FuzzUserOptions"}[m.Type]
+			target := map[uint16]string{unix.RTM_NEWPREFIX: "FuzzPrefix", unix.RTM_NEWNDUSEROPT: "FuzzUserOptions"}[uint16(m.Header.Type)]
 			nstest.SaveCorpus(t, target, fmt.Sprint("kernel-", i), m.Data)
 			i++
 		}
@@ -432,7 +432,7 @@ func TestRecordRouterSeeds(t *testing.T) {
 	}
 	for _, d := range rec.Received() {
 		for _, m := range nltest.Split(d) {
-			if m.Type == unix.RTM_NEWLINK {
+			if m.Header.Type == unix.RTM_NEWLINK {
 				nstest.SaveCorpus(t, "FuzzLinkFlags", "kernel-0", m.Data)
 			}
 		}

@@ -103,9 +103,9 @@ func (w *Watch) heard(ctx context.Context, conn *Conn, link int, pending []netip
 		switch {
 		case err != nil:
 			return nil, err
-		case m.Type == unix.RTM_NEWADDR:
+		case m.Header.Type == unix.RTM_NEWADDR:
 			list = append(list, a)
-		case m.Type == unix.RTM_DELADDR && a.Link == link && slices.Contains(pending, a.Prefix.Addr()):
+		case m.Header.Type == unix.RTM_DELADDR && a.Link == link && slices.Contains(pending, a.Prefix.Addr()):
 			// Ensure deletes some to add them again.
 			if err := look(a); err != nil {
 				return nil, err

@@ -107,7 +107,7 @@ func TestInterruptedListIsAskedForAgain(t *testing.T) {
 	}
 }
 
-func isDump(m nl.Message) bool { return m.Flags&unix.NLM_F_DUMP == unix.NLM_F_DUMP }
+func isDump(m nl.Message) bool { return m.Header.Flags&unix.NLM_F_DUMP == unix.NLM_F_DUMP }
 
 // The thousandth pod costs what the first did only if nothing on the way asks for
 // a list, and if the number of datagrams stays what it is.
@@ -140,7 +140,7 @@ func TestAttachAndDetachListNothing(t *testing.T) {
 		for _, sent := range r.Sent() {
 			for _, m := range nltest.Split(sent) {
 				if isDump(m) {
-					t.Errorf("a dump of type %d", m.Type)
+					t.Errorf("a dump of type %d", m.Header.Type)
 				}
 			}
 		}

@@ -166,7 +166,7 @@ func TestPodIsQuietBeforeItIsUp(t *testing.T) {
 			return nil, err
 		}
 		return nl.New(onlooker{tr, func(m nl.Message) {
-			sent = append(sent, m.Type)
+			sent = append(sent, uint16(m.Header.Type))
 			if !setsUp(m, 2) {
 				return
 			}
@@ -203,7 +203,7 @@ func TestPodIsQuietBeforeItIsUp(t *testing.T) {
 
 // setsUp says whether a message sets a link up, by its index.
 func setsUp(m nl.Message, index uint32) bool {
-	return m.Type == unix.RTM_NEWLINK && binary.NativeEndian.Uint32(m.Data[4:]) == index &&
+	return m.Header.Type == unix.RTM_NEWLINK && binary.NativeEndian.Uint32(m.Data[4:]) == index &&
 		binary.NativeEndian.Uint32(m.Data[8:])&unix.IFF_UP != 0
 }
 

@@ -25,7 +25,7 @@ const fakeGeneration = 7
 func (k *fakeKernel) answer(requests []nl.Message) [][]byte {
 	var out [][]byte
 	for _, r := range requests {
-		switch r.Type {
+		switch uint16(r.Header.Type) {
 		case messageType(unix.NFT_MSG_GETGEN):
 			out = append(out, nltest.Reply(r, messageType(unix.NFT_MSG_NEWGEN), 0, nltest.Encode(func(e *nl.Encoder) {
 				header(e, unix.AF_UNSPEC, 0)
@@ -37,7 +37,7 @@ func (k *fakeKernel) answer(requests []nl.Message) [][]byte {
 			messageType(unix.NFT_MSG_GETSET), messageType(unix.NFT_MSG_GETRULE):
 			out = append(out, nltest.AckAll([]nl.Message{r})...)
 		default: // in a transaction
-			if r.Flags&unix.NLM_F_ACK != 0 {
+			if r.Header.Flags&unix.NLM_F_ACK != 0 {
 				out = append(out, nltest.Ack(r))
 			}
 		}
@@ -387,7 +387,7 @@ func TestMessagesAreAsRecorded(t *testing.T) {
 					if n == len(tc.messages) {
 						t.Fatalf("more than the %d messages that are described", n)
 					}
-					fmt.Fprintf(&out, "%s\ntype %#04x flags %#04x\n%s", tc.messages[n], m.Type, m.Flags, hex.Dump(m.Data))
+					fmt.Fprintf(&out, "%s\ntype %#04x flags %#04x\n%s", tc.messages[n], m.Header.Type, m.Header.Flags, hex.Dump(m.Data))
 					n++
 				}
 			}

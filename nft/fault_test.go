@@ -179,7 +179,7 @@ func TestListingWithAnElementTwiceIsAskedForAgain(t *testing.T) {
 				body(e)
 			})))
 		}
-		switch r.Type {
+		switch uint16(r.Header.Type) {
 		case messageType(unix.NFT_MSG_GETSET):
 			reply(unix.NFT_MSG_NEWSET, func(e *nl.Encoder) { e.String(unix.NFTA_SET_NAME, pods4Set) })
 		case messageType(unix.NFT_MSG_GETSETELEM):
@@ -226,11 +226,11 @@ func TestRepliesThatDoNotParseAreErrors(t *testing.T) {
 				var out [][]byte
 				for _, r := range requests {
 					switch {
-					case r.Type < unix.NLMSG_MIN_TYPE+2: // the begin and end of a transaction
-					case r.Flags&unix.NLM_F_DUMP == unix.NLM_F_DUMP:
-						out = append(out, nltest.Reply(r, r.Type-1, unix.NLM_F_MULTI, tc.data), nltest.Done(r, 0))
+					case r.Header.Type < unix.NLMSG_MIN_TYPE+2: // the begin and end of a transaction
+					case r.Header.Flags&unix.NLM_F_DUMP == unix.NLM_F_DUMP:
+						out = append(out, nltest.Reply(r, uint16(r.Header.Type)-1, unix.NLM_F_MULTI, tc.data), nltest.Done(r, 0))
 					default:
-						out = append(out, nltest.Reply(r, r.Type-1, 0, tc.data))
+						out = append(out, nltest.Reply(r, uint16(r.Header.Type)-1, 0, tc.data))
 					}
 				}
 				return out

@@ -158,7 +158,7 @@ func (c *Conn) List(f Filter) ([]Route, error) {
 
 	var list []Route
 	err := c.nl.Dump("list routes", unix.RTM_GETROUTE, f.encode, func(m nl.Message) error {
-		if m.Type != unix.RTM_NEWROUTE {
+		if m.Header.Type != unix.RTM_NEWROUTE {
 			return nil
 		}
 		r, known, err := decode(m.Data)

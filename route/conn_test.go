@@ -196,7 +196,7 @@ func TestListIsOfTheFamilyThatWasAskedFor(t *testing.T) {
 // reply is a kernel that answers a dump, or a get, with one message.
 func reply(typ uint16, data []byte) *route.Conn {
 	return route.On(nl.New(nltest.NewFake(func(r []nl.Message) [][]byte {
-		if r[0].Flags&unix.NLM_F_DUMP == unix.NLM_F_DUMP {
+		if r[0].Header.Flags&unix.NLM_F_DUMP == unix.NLM_F_DUMP {
 			return [][]byte{nltest.Reply(r[0], typ, unix.NLM_F_MULTI, data), nltest.Done(r[0], 0)}
 		}
 		return [][]byte{nltest.Reply(r[0], typ, 0, data)}
@@ -439,7 +439,7 @@ func TestRecordSeeds(t *testing.T) {
 	save := func(target, name string, typ uint16, mark func(nl.Message) bool) {
 		for _, d := range rec.Received() {
 			for _, m := range nltest.Split(d) {
-				if m.Type == typ && mark(m) {
+				if uint16(m.Header.Type) == typ && mark(m) {
 					nstest.SaveCorpus(t, target, "kernel-"+strings.NewReplacer(" ", "-", ",", "").Replace(name), m.Data)
 				}
 			}

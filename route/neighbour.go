@@ -83,7 +83,7 @@ func (c *Conn) Neighbours(f NeighbourFilter) ([]Neighbour, error) {
 			e.Uint32(unix.NDA_IFINDEX, uint32(f.Link))
 		}
 	}, func(m nl.Message) error {
-		if m.Type != unix.RTM_NEWNEIGH {
+		if m.Header.Type != unix.RTM_NEWNEIGH {
 			return nil
 		}
 		n, known, err := decodeNeighbour(m.Data)

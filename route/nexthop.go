@@ -114,7 +114,7 @@ func (c *Conn) NexthopObjects(f NexthopFilter) ([]NexthopObject, error) {
 			e.Uint32(nhaLink, uint32(f.Link))
 		}
 	}, func(m nl.Message) error {
-		if m.Type != unix.RTM_NEWNEXTHOP {
+		if m.Header.Type != unix.RTM_NEWNEXTHOP {
 			return nil
 		}
 		n, err := decodeNexthop(m.Data)

@@ -287,7 +287,7 @@ func TestRecordNexthopSeeds(t *testing.T) {
 	}
 	for _, d := range rec.Received() {
 		for i, m := range nltest.Split(d) {
-			if m.Type == unix.RTM_NEWNEXTHOP {
+			if m.Header.Type == unix.RTM_NEWNEXTHOP {
 				nstest.SaveCorpus(t, "FuzzNexthopObject", "kernel-"+strings.ReplaceAll(nexthopObjects(h)[i].name, " ", "-"), m.Data)
 			}
 		}

@@ -163,7 +163,7 @@ func (c *Conn) Rules(family uint8) ([]Rule, error) {
 	err := c.nl.Dump("list rules", unix.RTM_GETRULE, func(e *nl.Encoder) {
 		e.Raw([]byte{family, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0})
 	}, func(m nl.Message) error {
-		if m.Type != unix.RTM_NEWRULE {
+		if m.Header.Type != unix.RTM_NEWRULE {
 			return nil
 		}
 		r, known, err := decodeRule(m.Data)

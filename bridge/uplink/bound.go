@@ -45,7 +45,7 @@ func (c *Conn) hooks(ctx context.Context, link int) ([]string, error) {
 	err := c.nl.Dump("list queueing disciplines", unix.RTM_GETQDISC, func(e *nl.Encoder) {
 		e.Raw(make([]byte, tcMsgLen))
 	}, func(m nl.Message) error {
-		if m.Type != unix.RTM_NEWQDISC || len(m.Data) < tcMsgLen || int(binary.NativeEndian.Uint32(m.Data[4:])) != link {
+		if m.Header.Type != unix.RTM_NEWQDISC || len(m.Data) < tcMsgLen || int(binary.NativeEndian.Uint32(m.Data[4:])) != link {
 			return nil
 		}
 		attrs := nl.ParseAttrs(m.Data[tcMsgLen:])
@@ -126,7 +126,7 @@ func boundSockets(ctx context.Context, conn *nl.Conn, link int) ([]Socket, error
 
 // decodeSocket reads struct inet_diag_msg (include/uapi/linux/inet_diag.h).
 func decodeSocket(proto uint8, link int, m nl.Message) (Socket, bool, error) {
-	if m.Type != unix.SOCK_DIAG_BY_FAMILY {
+	if m.Header.Type != unix.SOCK_DIAG_BY_FAMILY {
 		return Socket{}, false, nil
 	}
 	if len(m.Data) < diagMsgLen {
@@ -277,7 +277,7 @@ func (c *Conn) lookElsewhere(s *Snapshot) error {
 		e.Raw(b)
 		e.Uint32(unix.NDA_MASTER, uint32(s.Bridge.Index))
 	}, func(m nl.Message) error {
-		if m.Type != unix.RTM_NEWNEIGH || len(m.Data) < unix.SizeofNdMsg {
+		if m.Header.Type != unix.RTM_NEWNEIGH || len(m.Data) < unix.SizeofNdMsg {
 			return nil
 		}
 		port := int(int32(binary.NativeEndian.Uint32(m.Data[4:])))

@@ -323,7 +323,7 @@ func (s settling) Send(b []byte) error {
 // isNew says that a request is to make a link whose name begins so.
 func isNew(prefix string) func(nl.Message) bool {
 	return func(m nl.Message) bool {
-		if m.Flags&unix.NLM_F_CREATE == 0 || len(m.Data) < unix.SizeofIfInfomsg {
+		if m.Header.Flags&unix.NLM_F_CREATE == 0 || len(m.Data) < unix.SizeofIfInfomsg {
 			return false
 		}
 		attrs := nl.ParseAttrs(m.Data[unix.SizeofIfInfomsg:])

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
@@ -26,7 +27,7 @@ func FuzzLink(f *testing.F) {
 func FuzzSocket(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		// Its process is looked for only for those that are bound to the link.
-		_, _, err := decodeSocket(unix.IPPROTO_UDP, 1<<30, nl.Message{Type: unix.SOCK_DIAG_BY_FAMILY, Data: data})
+		_, _, err := decodeSocket(unix.IPPROTO_UDP, 1<<30, nltest.Message(unix.SOCK_DIAG_BY_FAMILY, data))
 		if err != nil && !errors.Is(err, nl.ErrMalformed) {
 			t.Fatalf("%v is not %v", err, nl.ErrMalformed)
 		}

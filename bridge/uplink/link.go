@@ -64,7 +64,7 @@ func (c *Conn) links(ctx context.Context) ([]Link, error) {
 		// Without the counters an answer is half as long.
 		e.Uint32(unix.IFLA_EXT_MASK, skipStats)
 	}, func(m nl.Message) error {
-		if m.Type != unix.RTM_NEWLINK {
+		if m.Header.Type != unix.RTM_NEWLINK {
 			return nil
 		}
 		l, err := decodeLink(m.Data)

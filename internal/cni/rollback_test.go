@@ -332,7 +332,7 @@ func nftType(msg uint16) uint16 { return unix.NFNL_SUBSYS_NFTABLES<<8 | msg }
 // isCreation matches requests that make a link of a kind.
 func isCreation(kind string) func(nl.Message) bool {
 	return func(m nl.Message) bool {
-		return m.Flags&unix.NLM_F_CREATE != 0 && strings.Contains(string(m.Data), kind)
+		return m.Header.Flags&unix.NLM_F_CREATE != 0 && strings.Contains(string(m.Data), kind)
 	}
 }
 

@@ -131,7 +131,7 @@ func (c *Conn) ask(q *question) ([]Flow, error) {
 func (c *Conn) dump(q *question, request func(*nl.Encoder)) ([]Flow, error) {
 	var list []Flow
 	err := c.nl.Dump("list flows "+q.String(), messageGet, request, func(m nl.Message) error {
-		if m.Type != messageNew {
+		if m.Header.Type != messageNew {
 			return nil
 		}
 		flow, err := decode(m.Data)

@@ -181,10 +181,10 @@ func saveSeeds(t *testing.T, received [][]byte) {
 	saved := map[string]bool{}
 	for _, datagram := range received {
 		for _, m := range nltest.Split(datagram) {
-			if m.Type == messageStats {
+			if m.Header.Type == messageStats {
 				nstest.SaveCorpus(t, "FuzzStats", "kernel", m.Data)
 			}
-			if m.Type != messageNew {
+			if m.Header.Type != messageNew {
 				continue
 			}
 			flow, err := decode(m.Data)

@@ -81,7 +81,7 @@ func dialCrowded(tb testing.TB, ns *netns.NS) *Conn {
 // fakeKernel has a number of flows, and never one that is asked for.
 func fakeKernel(count uint32) *nltest.Fake {
 	return nltest.NewFake(func(requests []nl.Message) [][]byte {
-		if r := requests[0]; r.Type == messageStats {
+		if r := requests[0]; r.Header.Type == messageStats {
 			return [][]byte{nltest.Reply(r, messageStats, 0, nltest.Encode(func(e *nl.Encoder) {
 				header(e, unix.AF_UNSPEC)
 				e.Uint32BE(statsEntries, count)

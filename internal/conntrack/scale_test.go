@@ -68,7 +68,7 @@ func received(rec *nltest.Recorder) int {
 	n := 0
 	for _, datagram := range rec.Received() {
 		for _, m := range nltest.Split(datagram) {
-			if m.Type == messageNew {
+			if m.Header.Type == messageNew {
 				n++
 			}
 		}

@@ -147,7 +147,7 @@ func bindings(addrs []netip.Addr) []question {
 func (c *Conn) bound(q *question) ([]binding, error) {
 	var list []binding
 	err := c.nl.Dump("list translated flows", messageGet, q.encode, func(m nl.Message) error {
-		if m.Type != messageNew {
+		if m.Header.Type != messageNew {
 			return nil
 		}
 		b, err := decodeBinding(m.Data)

@@ -15,6 +15,7 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
@@ -86,7 +87,7 @@ func TestNewsOfAnUplinkHaveItLookedAt(t *testing.T) {
 			{"an address of the bridge", address(4), true},
 			{"an address of another", address(9), false},
 			{"something was lost", nil, true},
-			{"what is no announcement", []nl.Message{{Type: unix.RTM_NEWLINK, Data: []byte{1}}}, true},
+			{"what is no announcement", []nl.Message{nltest.Message(unix.RTM_NEWLINK, []byte{1})}, true},
 		} {
 			s.announce(tt.m)
 			s.wants() // not in the middle of it

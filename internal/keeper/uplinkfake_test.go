@@ -22,6 +22,7 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
@@ -315,14 +316,14 @@ func link(typ uint16, index int, name string, master uint32) []nl.Message {
 			e.Uint32(unix.IFLA_MASTER, master)
 		}
 	})
-	return []nl.Message{{Type: typ, Data: b.Bytes()[unix.NLMSG_HDRLEN:]}}
+	return []nl.Message{nltest.Message(typ, b.Bytes()[unix.NLMSG_HDRLEN:])}
 }
 
 // address is an announcement of an address.
 func address(index int) []nl.Message {
 	data := make([]byte, unix.SizeofIfAddrmsg)
 	data[4] = byte(index)
-	return []nl.Message{{Type: unix.RTM_NEWADDR, Data: data}}
+	return []nl.Message{nltest.Message(unix.RTM_NEWADDR, data)}
 }
 
 func (s *site) logged(text string) bool { return strings.Contains(s.log.String(), text) }

@@ -95,7 +95,7 @@ func (f *feed) run() {
 func newsOf(messages []nl.Message) []news {
 	var list []news
 	for _, m := range messages {
-		switch m.Type {
+		switch m.Header.Type {
 		case unix.RTM_NEWLINK, unix.RTM_DELLINK:
 			n, err := linkNews(m)
 			switch {
@@ -129,7 +129,7 @@ func linkNews(m nl.Message) (*news, error) {
 	if m.Data[0] == unix.AF_BRIDGE {
 		return nil, nil
 	}
-	n := &news{index: index(m.Data), gone: m.Type == unix.RTM_DELLINK, facts: &linkFacts{
+	n := &news{index: index(m.Data), gone: m.Header.Type == unix.RTM_DELLINK, facts: &linkFacts{
 		up: binary.NativeEndian.Uint32(m.Data[flagsAt:])&unix.IFF_UP != 0,
 	}}
 	attrs := nl.ParseAttrs(m.Data[unix.SizeofIfInfomsg:])

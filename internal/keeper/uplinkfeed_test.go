@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
@@ -100,10 +101,10 @@ func TestAnnouncementsAreRead(t *testing.T) {
 		"a link's end":      {link(unix.RTM_DELLINK, 3, "eth0", 0), []news{{index: 3, gone: true, facts: &linkFacts{name: "eth0", mtu: 1500, mac: "\x02\x00\x00\x00\x00\x01", up: true}}}},
 		"an address":        {address(7), []news{{index: 7}}},
 		"a bridge's port":   {port, nil},
-		"something else":    {[]nl.Message{{Type: unix.RTM_NEWROUTE, Data: make([]byte, 64)}}, nil},
-		"a short link":      {[]nl.Message{{Type: unix.RTM_NEWLINK, Data: make([]byte, unix.SizeofIfInfomsg-1)}}, []news{{lost: true}}},
-		"a short address":   {[]nl.Message{{Type: unix.RTM_DELADDR, Data: make([]byte, unix.SizeofIfAddrmsg-1)}}, []news{{lost: true}}},
-		"a short attribute": {[]nl.Message{{Type: unix.RTM_NEWLINK, Data: append(make([]byte, unix.SizeofIfInfomsg), 9, 0, 3, 0)}}, []news{{lost: true}}},
+		"something else":    {[]nl.Message{nltest.Message(unix.RTM_NEWROUTE, make([]byte, 64))}, nil},
+		"a short link":      {[]nl.Message{nltest.Message(unix.RTM_NEWLINK, make([]byte, unix.SizeofIfInfomsg-1))}, []news{{lost: true}}},
+		"a short address":   {[]nl.Message{nltest.Message(unix.RTM_DELADDR, make([]byte, unix.SizeofIfAddrmsg-1))}, []news{{lost: true}}},
+		"a short attribute": {[]nl.Message{nltest.Message(unix.RTM_NEWLINK, append(make([]byte, unix.SizeofIfInfomsg), 9, 0, 3, 0))}, []news{{lost: true}}},
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
@@ -136,13 +137,13 @@ func FuzzNews(f *testing.F) {
 	for name, m := range map[string][]nl.Message{
 		"link": link(unix.RTM_NEWLINK, 3, "eth0", 4), "gone": link(unix.RTM_DELLINK, 3, "eth0", 0), "address": address(3),
 	} {
-		f.Add(m[0].Type, m[0].Data)
+		f.Add(m[0].Header.Type, m[0].Data)
 		if *update {
-			nstest.SaveCorpus(f, "FuzzNews", name, m[0].Type, m[0].Data)
+			nstest.SaveCorpus(f, "FuzzNews", name, m[0].Header.Type, m[0].Data)
 		}
 	}
 	f.Fuzz(func(t *testing.T, typ uint16, data []byte) {
-		list := newsOf([]nl.Message{{Type: typ, Data: data}})
+		list := newsOf([]nl.Message{nltest.Message(typ, data)})
 		if len(list) > 1 {
 			t.Errorf("%d news in one announcement", len(list))
 		}

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
@@ -22,7 +23,7 @@ func (n Name) String() string { return string(n) }
 // Build a batch, hand it to Conn.Execute, look at Err. It can be used again
 // after Reset.
 type Batch struct {
-	enc  Encoder
+	buf  []byte // the messages as they go to the kernel
 	reqs []request
 }
 
@@ -40,48 +41,47 @@ type request struct {
 	object fmt.Stringer
 	start  int // where its header is in the batch
 	want   answer
-	reply  func(Message) error
+	reply  func(netlink.Message) error
 	done   bool
 	err    error
 }
 
-// Request appends a request that changes something, and that the kernel is to
-// acknowledge. op and object describe it in errors; a nil object is left out.
-// NLM_F_REQUEST and NLM_F_ACK are set for it.
-func (b *Batch) Request(op string, obj fmt.Stringer, typ, flags uint16, body func(*Encoder)) {
-	b.add(request{op: op, object: obj, want: acknowledgement}, typ, flags|unix.NLM_F_ACK, body)
+// Add appends a request that changes something, and that the kernel acknowledges. op
+// and obj describe it in errors; a nil obj is left out. Request and Acknowledge are set
+// in the message's flags. err is what building the message returned: it becomes the
+// error of the request, and then nothing of the batch is sent.
+func (b *Batch) Add(op string, obj fmt.Stringer, m netlink.Message, err error) {
+	m.Header.Flags |= netlink.Acknowledge
+	b.append(request{op: op, object: obj, want: acknowledgement, err: err}, m)
 }
 
-// Get appends a request for one object, whose message goes to reply. NLM_F_ACK
-// is not set: an acknowledgement would follow the object.
-func (b *Batch) Get(op string, obj fmt.Stringer, typ, flags uint16, body func(*Encoder), reply func(Message) error) {
-	b.add(request{op: op, object: obj, want: object, reply: reply}, typ, flags, body)
+// AddGet appends a request for one object, whose message goes to reply, which must not
+// keep its data. Acknowledge is not set: an acknowledgement would follow the object.
+func (b *Batch) AddGet(op string, obj fmt.Stringer, m netlink.Message, err error, reply func(netlink.Message) error) {
+	b.append(request{op: op, object: obj, want: object, reply: reply, err: err}, m)
 }
 
-// Silent appends a request that is answered only if it fails. Something behind
-// it in the batch must be acknowledged, or an error of it is lost.
-func (b *Batch) Silent(op string, obj fmt.Stringer, typ, flags uint16, body func(*Encoder)) {
-	b.add(request{op: op, object: obj, want: nothing}, typ, flags, body)
+// AddSilent appends a request that is answered only if it fails. A request behind it in
+// the batch must be acknowledged, or its error is lost.
+func (b *Batch) AddSilent(op string, obj fmt.Stringer, m netlink.Message, err error) {
+	b.append(request{op: op, object: obj, want: nothing, err: err}, m)
 }
 
-func (b *Batch) add(r request, typ, flags uint16, body func(*Encoder)) {
+// append writes a message behind the others. Its sequence number is set by Execute.
+func (b *Batch) append(r request, m netlink.Message) {
 	if b == nil {
 		return // nobody will send it
 	}
-	r.start = len(b.enc.b)
-	b.enc.b = binary.NativeEndian.AppendUint32(b.enc.b, 0) // the length, set below
-	b.enc.b = binary.NativeEndian.AppendUint16(b.enc.b, typ)
-	b.enc.b = binary.NativeEndian.AppendUint16(b.enc.b, flags|unix.NLM_F_REQUEST)
-	b.enc.b = append(b.enc.b, 0, 0, 0, 0, 0, 0, 0, 0) // sequence (set by Execute) and port
-	if body != nil {
-		body(&b.enc)
+	r.start = len(b.buf)
+	n := unix.NLMSG_HDRLEN + align(len(m.Data))
+	b.buf = binary.NativeEndian.AppendUint32(b.buf, uint32(n))
+	b.buf = binary.NativeEndian.AppendUint16(b.buf, uint16(m.Header.Type))
+	b.buf = binary.NativeEndian.AppendUint16(b.buf, uint16(m.Header.Flags|netlink.Request))
+	b.buf = append(b.buf, 0, 0, 0, 0, 0, 0, 0, 0) // sequence and port
+	b.buf = append(b.buf, m.Data...)
+	for len(b.buf) < r.start+n {
+		b.buf = append(b.buf, 0)
 	}
-	if b.enc.err != nil && r.err == nil {
-		r.err = b.enc.err
-		b.enc.err = nil
-	}
-	b.enc.pad()
-	binary.NativeEndian.PutUint32(b.enc.b[r.start:], uint32(len(b.enc.b)-r.start))
 	b.reqs = append(b.reqs, r)
 }
 
@@ -89,14 +89,14 @@ func (b *Batch) add(r request, typ, flags uint16, body func(*Encoder)) {
 func (b *Batch) Len() int { return len(b.reqs) }
 
 // Size gives the bytes that the batch has so far.
-func (b *Batch) Size() int { return len(b.enc.b) }
+func (b *Batch) Size() int { return len(b.buf) }
 
 // Bytes gives the messages as they would be sent, for tests that record them.
-func (b *Batch) Bytes() []byte { return b.enc.b }
+func (b *Batch) Bytes() []byte { return b.buf }
 
 // Reset empties the batch and keeps its memory.
 func (b *Batch) Reset() {
-	b.enc = Encoder{b: b.enc.b[:0]}
+	b.buf = b.buf[:0]
 	clear(b.reqs)
 	b.reqs = b.reqs[:0]
 }

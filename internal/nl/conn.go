@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
@@ -115,7 +116,7 @@ func (c *Conn) Execute(b *Batch) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	base := c.number(b)
-	if err := c.t.Send(b.enc.b); err != nil {
+	if err := c.t.Send(b.buf); err != nil {
 		err = fmt.Errorf("send: %w", err)
 		b.unanswered(err)
 		return opError(b.reqs[0].op, b.reqs[0].object, err, "")
@@ -133,7 +134,7 @@ func (c *Conn) number(b *Batch) uint32 {
 	base := c.seq + 1
 	for i := range b.reqs {
 		c.seq++
-		binary.NativeEndian.PutUint32(b.enc.b[b.reqs[i].start+8:], c.seq)
+		binary.NativeEndian.PutUint32(b.buf[b.reqs[i].start+8:], c.seq)
 	}
 	return base
 }
@@ -157,11 +158,11 @@ func (c *Conn) collect(b *Batch, base uint32) error {
 			return fmt.Errorf("receive: %w", err)
 		}
 		for rest := buf[:n]; len(rest) > 0; {
-			var m Message
+			var m netlink.Message
 			if m, rest, err = next(rest); err != nil {
 				return err
 			}
-			if i := m.Seq - base; i < uint32(len(b.reqs)) {
+			if i := m.Header.Sequence - base; i < uint32(len(b.reqs)) {
 				b.reqs[i].take(m)
 			}
 		}
@@ -183,16 +184,16 @@ func (c *Conn) drain() {
 	}
 }
 
-func (r *request) take(m Message) {
+func (r *request) take(m netlink.Message) {
 	switch {
-	case m.Type == unix.NLMSG_ERROR:
+	case m.Header.Type == netlink.Error:
 		errno, text, err := ackError(m)
 		if err != nil {
 			r.err = err
 		} else if errno != 0 && r.err == nil {
 			r.err = opError(r.op, r.object, errno, text)
 		}
-	case m.Type < unix.NLMSG_MIN_TYPE:
+	case m.Header.Type < unix.NLMSG_MIN_TYPE:
 		return // NLMSG_NOOP and the like
 	case r.reply != nil && !r.done:
 		if err := r.reply(m); err != nil {
@@ -206,13 +207,15 @@ func (r *request) take(m Message) {
 // links that interrupted half of all dumps, ten in a row failed never.
 const dumpTries = 20
 
-// Dump asks for a list of objects and calls each for every one, after the whole
+// List asks for a list of objects and calls each for every one, after the whole
 // list has arrived. A list that changed while the kernel wrote it is asked for
 // again; tombolo.ErrInterrupted says that this did not help. An error of each ends
-// it. The Message's Data is the callback's to keep.
-func (c *Conn) Dump(op string, typ uint16, body func(*Encoder), each func(Message) error) error {
+// it. The message's data is the callback's to keep. Dump is set in the flags of m; err is
+// what building m returned.
+func (c *Conn) List(op string, m netlink.Message, err error, each func(netlink.Message) error) error {
 	var b Batch
-	b.add(request{op: op, want: object}, typ, unix.NLM_F_DUMP, body)
+	m.Header.Flags |= netlink.Dump
+	b.append(request{op: op, want: object, err: err}, m)
 	if err := b.firstErr(); err != nil {
 		return err
 	}
@@ -234,10 +237,10 @@ func (c *Conn) Dump(op string, typ uint16, body func(*Encoder), each func(Messag
 	return nil
 }
 
-func (c *Conn) dump(b *Batch) ([]Message, error) {
+func (c *Conn) dump(b *Batch) ([]netlink.Message, error) {
 	for range dumpTries {
 		seq := c.number(b)
-		if err := c.t.Send(b.enc.b); err != nil {
+		if err := c.t.Send(b.buf); err != nil {
 			return nil, fmt.Errorf("send: %w", err)
 		}
 		list, interrupted, err := c.readDump(b.reqs[0].op, seq)
@@ -251,7 +254,7 @@ func (c *Conn) dump(b *Batch) ([]Message, error) {
 	return nil, tombolo.ErrInterrupted
 }
 
-func (c *Conn) readDump(op string, seq uint32) (list []Message, interrupted bool, _ error) {
+func (c *Conn) readDump(op string, seq uint32) (list []netlink.Message, interrupted bool, _ error) {
 	buf := c.buffer(receiveSize)
 	for {
 		n, err := c.t.Receive(buf)
@@ -263,18 +266,18 @@ func (c *Conn) readDump(op string, seq uint32) (list []Message, interrupted bool
 		}
 		part := append([]byte(nil), buf[:n]...)
 		for len(part) > 0 {
-			var m Message
+			var m netlink.Message
 			if m, part, err = next(part); err != nil {
 				return nil, false, err
 			}
-			if m.Seq != seq {
+			if m.Header.Sequence != seq {
 				continue
 			}
-			interrupted = interrupted || m.Flags&unix.NLM_F_DUMP_INTR != 0
-			switch m.Type {
-			case unix.NLMSG_DONE:
+			interrupted = interrupted || m.Header.Flags&netlink.DumpInterrupted != 0
+			switch m.Header.Type {
+			case netlink.Done:
 				return list, interrupted, dumpError(op, m)
-			case unix.NLMSG_ERROR:
+			case netlink.Error:
 				errno, text, err := ackError(m)
 				if err == nil {
 					err = opError(op, nil, errno, text)
@@ -289,7 +292,7 @@ func (c *Conn) readDump(op string, seq uint32) (list []Message, interrupted bool
 
 // dumpError reads the errno that ends a dump: 0, or why the kernel gave up
 // within it.
-func dumpError(op string, m Message) error {
+func dumpError(op string, m netlink.Message) error {
 	if len(m.Data) < 4 {
 		return nil
 	}
@@ -298,7 +301,7 @@ func dumpError(op string, m Message) error {
 		return nil
 	}
 	text := ""
-	if m.Flags&unix.NLM_F_ACK_TLVS != 0 {
+	if m.Header.Flags&netlink.AcknowledgeTLVs != 0 {
 		text = extAck(m.Data[4:])
 	}
 	return opError(op, nil, errno, text)

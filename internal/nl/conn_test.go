@@ -58,8 +58,8 @@ func TestExecuteReportsEachRequest(t *testing.T) {
 			err: "change a: operation not permitted"},
 		{name: "answers to something else are left out", answer: func(r []nl.Message) [][]byte {
 			before, behind := r[0], r[2]
-			before.Seq--
-			behind.Seq++
+			before.Header.Sequence--
+			behind.Header.Sequence++
 			return [][]byte{nltest.Error(before, unix.EIO, ""), nltest.Ack(r[0]), nltest.Error(behind, unix.EIO, ""), nltest.Ack(r[1]), nltest.Ack(r[2])}
 		}, want: []string{"", "", ""}},
 		{name: "no answer", answer: func(r []nl.Message) [][]byte { return [][]byte{nltest.Ack(r[0]), nltest.Ack(r[2])} },
@@ -72,8 +72,8 @@ func TestExecuteReportsEachRequest(t *testing.T) {
 		}, want: []string{"change a: malformed netlink message: an acknowledgement of 4 bytes", "", ""},
 			err: "change a: malformed netlink message: an acknowledgement of 4 bytes"},
 		{name: "no messages at all", answer: func([]nl.Message) [][]byte { return [][]byte{{1, 2, 3}} },
-			want: slices.Repeat([]string{"change %: malformed netlink message: 3 bytes where a header of 16 is due"}, 3),
-			err:  "change a: malformed netlink message: 3 bytes where a header of 16 is due"},
+			want: slices.Repeat([]string{"change %: malformed netlink message: not enough data to create a netlink message"}, 3),
+			err:  "change a: malformed netlink message: not enough data to create a netlink message"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var b nl.Batch
@@ -112,7 +112,7 @@ func TestExecuteNumbersRequestsOnward(t *testing.T) {
 	var seqs []uint32
 	for _, d := range rec.Sent() {
 		for _, m := range nltest.Split(d) {
-			seqs = append(seqs, m.Seq)
+			seqs = append(seqs, m.Header.Sequence)
 		}
 	}
 	if diff := cmp.Diff([]uint32{1, 2, 3, 4, 5, 6}, seqs); diff != "" {
@@ -148,8 +148,8 @@ func TestGetHandsItsObjectOver(t *testing.T) {
 			var b nl.Batch
 			b.Get("get link", nl.Name("eth0"), unix.RTM_GETLINK, 0, nil, func(m nl.Message) error {
 				calls++
-				if diff := cmp.Diff(object, m.Data); diff != "" || m.Type != unix.RTM_NEWLINK {
-					t.Errorf("message %d (-want +got):\n%s", m.Type, diff)
+				if diff := cmp.Diff(object, m.Data); diff != "" || m.Header.Type != unix.RTM_NEWLINK {
+					t.Errorf("message %d (-want +got):\n%s", m.Header.Type, diff)
 				}
 				return tt.reply
 			})
@@ -226,7 +226,7 @@ func TestDumpGivesTheWholeList(t *testing.T) {
 		}, "123", 1, nil},
 		{"with the end of another before it", func(m nl.Message, _ int) [][]byte {
 			old := m
-			old.Seq--
+			old.Header.Sequence--
 			return [][]byte{part(old, 0, 9), nltest.Done(old, 0), part(m, 0, 1), nltest.Done(m, 0)}
 		}, "1", 1, nil},
 		{"interrupted once", func(m nl.Message, try int) [][]byte {
@@ -254,8 +254,8 @@ func TestDumpGivesTheWholeList(t *testing.T) {
 			tries := 0
 			c := fake(func(r []nl.Message) [][]byte {
 				tries++
-				if r[0].Flags != unix.NLM_F_REQUEST|unix.NLM_F_DUMP {
-					t.Errorf("flags %#x are not those of a dump", r[0].Flags)
+				if r[0].Header.Flags != unix.NLM_F_REQUEST|unix.NLM_F_DUMP {
+					t.Errorf("flags %#x are not those of a dump", r[0].Header.Flags)
 				}
 				return tt.answer(r[0], tries-1)
 			})

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -136,11 +137,11 @@ func TestBatchIsARowOfMessages(t *testing.T) {
 	})
 	b.Get("get", nil, unix.RTM_GETLINK, 0, nil, nil)
 	b.Silent("begin", nil, unix.NFNL_MSG_BATCH_BEGIN, 0, func(e *nl.Encoder) { e.Raw([]byte{0, 0, 0, 10}) })
-	want := []nl.Message{
-		{Type: unix.RTM_NEWADDR, Flags: unix.NLM_F_REQUEST | unix.NLM_F_ACK | unix.NLM_F_CREATE | unix.NLM_F_EXCL,
+	want := []netlink.Message{
+		{Header: netlink.Header{Length: 28, Type: unix.RTM_NEWADDR, Flags: netlink.Request | netlink.Acknowledge | netlink.Create | netlink.Excl},
 			Data: concat([]byte{2, 24, 0, 0}, native(5, 1), []byte{7, 0, 0, 0})},
-		{Type: unix.RTM_GETLINK, Flags: unix.NLM_F_REQUEST, Data: []byte{}},
-		{Type: unix.NFNL_MSG_BATCH_BEGIN, Flags: unix.NLM_F_REQUEST, Data: []byte{0, 0, 0, 10}},
+		{Header: netlink.Header{Length: 16, Type: unix.RTM_GETLINK, Flags: netlink.Request}, Data: []byte{}},
+		{Header: netlink.Header{Length: 20, Type: unix.NFNL_MSG_BATCH_BEGIN, Flags: netlink.Request}, Data: []byte{0, 0, 0, 10}},
 	}
 	if diff := cmp.Diff(want, nltest.Split(b.Bytes())); diff != "" {
 		t.Errorf("messages (-want +got):\n%s", diff)

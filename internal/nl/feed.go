@@ -6,6 +6,7 @@ import (
 	"os"
 	"syscall"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
@@ -46,7 +47,7 @@ func (f *Feed) Close() error { return f.file.Close() }
 // Next waits for the next announcements, which are good until the Next after it. An
 // error matching unix.ENOBUFS says that some were lost, of those since the one before it,
 // and that the caller has to look for itself; after Close it matches os.ErrClosed.
-func (f *Feed) Next() (list []Message, err error) {
+func (f *Feed) Next() (list []netlink.Message, err error) {
 	if !f.lost {
 		n, err := f.file.Read(f.buf)
 		switch {
@@ -64,8 +65,8 @@ func (f *Feed) Next() (list []Message, err error) {
 }
 
 // messages takes a datagram apart.
-func messages(b []byte) ([]Message, error) {
-	var list []Message
+func messages(b []byte) ([]netlink.Message, error) {
+	var list []netlink.Message
 	for len(b) > 0 {
 		m, rest, err := next(b)
 		if err != nil {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -69,10 +70,10 @@ func walk(t *testing.T, b []byte, depth int) {
 
 func FuzzAckError(f *testing.F) {
 	f.Fuzz(func(t *testing.T, flags uint16, data []byte) {
-		errno, text, err := ackError(Message{Type: unix.NLMSG_ERROR, Flags: flags, Data: data})
+		errno, text, err := ackError(netlink.Message{Header: netlink.Header{Type: netlink.Error, Flags: netlink.HeaderFlags(flags)}, Data: data})
 		if err != nil && (errno != 0 || text != "" || !errors.Is(err, ErrMalformed)) {
 			t.Fatalf("errno %d, text %q and %v", errno, text, err)
 		}
-		_ = dumpError("list", Message{Type: unix.NLMSG_DONE, Flags: flags, Data: data})
+		_ = dumpError("list", netlink.Message{Header: netlink.Header{Type: netlink.Done, Flags: netlink.HeaderFlags(flags)}, Data: data})
 	})
 }

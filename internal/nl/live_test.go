@@ -366,9 +366,9 @@ func TestRecordSeeds(t *testing.T) {
 		nstest.SaveCorpus(t, "FuzzMessages", fmt.Sprint("kernel-", i), d)
 		for j, m := range nltest.Split(d) {
 			name := fmt.Sprintf("kernel-%d-%d", i, j)
-			switch m.Type {
+			switch m.Header.Type {
 			case unix.NLMSG_ERROR, unix.NLMSG_DONE:
-				nstest.SaveCorpus(t, "FuzzAckError", name, m.Flags, m.Data)
+				nstest.SaveCorpus(t, "FuzzAckError", name, m.Header.Flags, m.Data)
 			case unix.RTM_NEWLINK:
 				nstest.SaveCorpus(t, "FuzzAttrs", name, m.Data[unix.SizeofIfInfomsg:])
 			}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
@@ -76,7 +77,7 @@ func (w *Watch) Close() error {
 // An error matching unix.ENOBUFS says that some were lost, of those since the one
 // before it, and that the caller has to look for itself; the error of a ctx that is
 // done is ctx's own.
-func (w *Watch) Next(ctx context.Context) ([]Message, error) {
+func (w *Watch) Next(ctx context.Context) ([]netlink.Message, error) {
 	for {
 		if err := ctx.Err(); err != nil {
 			return nil, err
@@ -89,7 +90,7 @@ func (w *Watch) Next(ctx context.Context) ([]Message, error) {
 }
 
 // Queued is Next that does not wait: it gives none where nothing has been announced.
-func (w *Watch) Queued() ([]Message, error) {
+func (w *Watch) Queued() ([]netlink.Message, error) {
 	list, err := w.receive(w.fd, unix.MSG_DONTWAIT)
 	if errors.Is(err, unix.EAGAIN) {
 		return nil, nil
@@ -108,7 +109,7 @@ type queue struct {
 }
 
 // receive reads one datagram. The error matches unix.EAGAIN where there is none.
-func (q *queue) receive(fd, flags int) ([]Message, error) {
+func (q *queue) receive(fd, flags int) ([]netlink.Message, error) {
 	for {
 		if q.lost {
 			flags |= unix.MSG_DONTWAIT

@@ -63,7 +63,7 @@ func TestWatchGivesWhatIsQueuedWithoutWaiting(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The kernel announces before it acknowledges.
-	if list, err := w.Queued(); err != nil || len(list) == 0 || list[0].Type != unix.RTM_NEWLINK {
+	if list, err := w.Queued(); err != nil || len(list) == 0 || list[0].Header.Type != unix.RTM_NEWLINK {
 		t.Errorf("after a link was added: %v, %v", list, err)
 	}
 }

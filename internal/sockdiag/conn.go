@@ -100,7 +100,7 @@ func (c *Conn) answer(q *question) ([]Socket, error) {
 	}
 	var list []Socket
 	err := c.nl.Dump("list "+q.String(), unix.SOCK_DIAG_BY_FAMILY, q.encode, func(m nl.Message) error {
-		if m.Type != unix.SOCK_DIAG_BY_FAMILY {
+		if m.Header.Type != unix.SOCK_DIAG_BY_FAMILY {
 			return nil
 		}
 		sockets, err := decode(q.proto, m.Data)

@@ -48,7 +48,7 @@ func saveSeeds(t *testing.T, received [][]byte) {
 	saved := map[string]int{}
 	for _, datagram := range received {
 		for _, m := range nltest.Split(datagram) {
-			if m.Type != unix.SOCK_DIAG_BY_FAMILY {
+			if m.Header.Type != unix.SOCK_DIAG_BY_FAMILY {
 				continue
 			}
 			name := fmt.Sprintf("kernel-%d-%d", m.Data[0], m.Data[1])

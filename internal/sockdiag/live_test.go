@@ -336,7 +336,7 @@ func TestKernelSendsOnlyWhatIsWanted(t *testing.T) {
 		sent := 0
 		for _, datagram := range rec.Received() {
 			for _, m := range nltest.Split(datagram) {
-				if m.Type == unix.SOCK_DIAG_BY_FAMILY {
+				if m.Header.Type == unix.SOCK_DIAG_BY_FAMILY {
 					sent++
 				}
 			}

@@ -158,7 +158,7 @@ func dumps(datagrams [][]byte) int {
 	var n int
 	for _, d := range datagrams {
 		for _, m := range nltest.Split(d) {
-			if m.Flags&unix.NLM_F_DUMP == unix.NLM_F_DUMP {
+			if m.Header.Flags&unix.NLM_F_DUMP == unix.NLM_F_DUMP {
 				n++
 			}
 		}

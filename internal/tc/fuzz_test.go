@@ -87,15 +87,15 @@ func TestDecodersReadTheKernelsReplies(t *testing.T) {
 	for _, d := range rec.Received() {
 		for _, m := range nltest.Split(d) {
 			if err := decodes(m); err != nil {
-				t.Errorf("message of type %d: %v", m.Type, err)
+				t.Errorf("message of type %d: %v", m.Header.Type, err)
 			}
-			name := map[uint16]string{unix.RTM_NEWQDISC: "FuzzQdisc", unix.RTM_NEWTFILTER: "FuzzFilter", unix.RTM_NEWLINK: "FuzzLink"}[m.Type]
+			name := map[uint16]string{unix.RTM_NEWQDISC: "FuzzQdisc", unix.RTM_NEWTFILTER: "FuzzFilter", unix.RTM_NEWLINK: "FuzzLink"}[uint16(m.Header.Type)]
 			if name == "" {
 				continue
 			}
-			seen[m.Type]++
+			seen[uint16(m.Header.Type)]++
 			if *update {
-				nstest.SaveCorpus(t, name, "kernel"+string(rune('0'+seen[m.Type])), m.Data)
+				nstest.SaveCorpus(t, name, "kernel"+string(rune('0'+seen[uint16(m.Header.Type)])), m.Data)
 			}
 		}
 	}
@@ -105,7 +105,7 @@ func TestDecodersReadTheKernelsReplies(t *testing.T) {
 }
 
 func decodes(m nl.Message) error {
-	switch m.Type {
+	switch m.Header.Type {
 	case unix.RTM_NEWQDISC:
 		return new(qdisc).decode(m.Data)
 	case unix.RTM_NEWTFILTER:

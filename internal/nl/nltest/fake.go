@@ -3,6 +3,7 @@ package nltest
 import (
 	"sync"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -11,24 +12,24 @@ import (
 // Fake is a kernel that is made up.
 type Fake struct {
 	mu     sync.Mutex
-	answer func([]nl.Message) [][]byte
+	answer func([]netlink.Message) [][]byte
 	queue  [][]byte
 	closed bool
 }
 
 // NewFake makes a kernel of a function that gets the requests of one datagram and
 // gives the datagrams that answer them.
-func NewFake(answer func(requests []nl.Message) [][]byte) *Fake { return &Fake{answer: answer} }
+func NewFake(answer func(requests []netlink.Message) [][]byte) *Fake { return &Fake{answer: answer} }
 
 // AckAll is a kernel with which everything succeeds. Its dumps are empty, and a
 // get of one object finds none.
-func AckAll(requests []nl.Message) [][]byte {
+func AckAll(requests []netlink.Message) [][]byte {
 	var out [][]byte
 	for _, r := range requests {
 		switch {
-		case r.Flags&unix.NLM_F_DUMP == unix.NLM_F_DUMP:
+		case r.Header.Flags&unix.NLM_F_DUMP == unix.NLM_F_DUMP:
 			out = append(out, Done(r, 0))
-		case r.Flags&unix.NLM_F_ACK != 0:
+		case r.Header.Flags&unix.NLM_F_ACK != 0:
 			out = append(out, Ack(r))
 		default:
 			out = append(out, Error(r, unix.ENOENT, ""))

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -33,7 +34,7 @@ type Fault struct {
 	// Nth fails the nth of the requests that match, from 1, and 0 each of them.
 	Nth int
 	// Match looks at the request itself.
-	Match func(nl.Message) bool
+	Match func(netlink.Message) bool
 
 	Errno unix.Errno // what the request is answered with
 	Text  string     // and the kernel's words
@@ -54,7 +55,7 @@ func NoIPv6() *Fault {
 	return &Fault{Type: unix.RTM_NEWLINK, Match: speaksOfIPv6, Errno: unix.EAFNOSUPPORT}
 }
 
-func speaksOfIPv6(m nl.Message) bool {
+func speaksOfIPv6(m netlink.Message) bool {
 	if len(m.Data) < unix.SizeofIfInfomsg {
 		return false // nf_tables' begin of a transaction has the same type
 	}
@@ -96,10 +97,10 @@ func MustHaveFired(tb testing.TB, faults ...*Fault) {
 }
 
 // strikes says whether the fault takes a request, and counts it.
-func (f *Fault) strikes(m nl.Message) bool {
+func (f *Fault) strikes(m netlink.Message) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.Type != 0 && f.Type != m.Type || f.Match != nil && !f.Match(m) {
+	if f.Type != 0 && f.Type != uint16(m.Header.Type) || f.Match != nil && !f.Match(m) {
 		return false
 	}
 	f.seen++
@@ -108,7 +109,7 @@ func (f *Fault) strikes(m nl.Message) bool {
 	}
 	f.fired++
 	if f.Interrupt {
-		f.marks = append(f.marks, m.Seq)
+		f.marks = append(f.marks, m.Header.Sequence)
 	}
 	return true
 }
@@ -142,7 +143,7 @@ func (f *Faulty) Send(b []byte) error {
 	return f.sendOthers(requests, answers)
 }
 
-func (f *Faulty) sendOthers(requests []nl.Message, answers [][]byte) error {
+func (f *Faulty) sendOthers(requests []netlink.Message, answers [][]byte) error {
 	held := heldBack(requests, answers)
 	var pass []byte
 	for i, m := range requests {
@@ -150,7 +151,7 @@ func (f *Faulty) sendOthers(requests []nl.Message, answers [][]byte) error {
 			pass = append(pass, Bytes(m)...)
 		}
 	}
-	var fromKernel []nl.Message
+	var fromKernel []netlink.Message
 	if len(pass) > 0 {
 		if err := f.t.Send(pass); err != nil {
 			return err
@@ -165,7 +166,7 @@ func (f *Faulty) sendOthers(requests []nl.Message, answers [][]byte) error {
 			f.queue = append(f.queue, answers[i])
 		}
 		for _, k := range fromKernel {
-			if k.Seq == m.Seq {
+			if k.Header.Sequence == m.Header.Sequence {
 				f.queue = append(f.queue, Bytes(k))
 			}
 		}
@@ -175,7 +176,7 @@ func (f *Faulty) sendOthers(requests []nl.Message, answers [][]byte) error {
 
 // heldBack says which requests the kernel is not to see: those that fail, and the
 // transactions that they belong to.
-func heldBack(requests []nl.Message, answers [][]byte) []bool {
+func heldBack(requests []netlink.Message, answers [][]byte) []bool {
 	held := make([]bool, len(requests))
 	begin := -1
 	for i, m := range requests {
@@ -183,9 +184,9 @@ func heldBack(requests []nl.Message, answers [][]byte) []bool {
 		switch {
 		case len(m.Data) >= unix.SizeofIfInfomsg:
 			// An RTM_NEWLINK or RTM_DELLINK, which have the same numbers.
-		case m.Type == unix.NFNL_MSG_BATCH_BEGIN:
+		case m.Header.Type == unix.NFNL_MSG_BATCH_BEGIN:
 			begin = i
-		case m.Type == unix.NFNL_MSG_BATCH_END:
+		case m.Header.Type == unix.NFNL_MSG_BATCH_END:
 			if begin >= 0 && slices.Contains(held[begin:i+1], true) {
 				for j := begin; j <= i; j++ {
 					held[j] = true
@@ -197,8 +198,8 @@ func heldBack(requests []nl.Message, answers [][]byte) []bool {
 	return held
 }
 
-func (f *Faulty) drain() ([]nl.Message, error) {
-	var list []nl.Message
+func (f *Faulty) drain() ([]netlink.Message, error) {
+	var list []netlink.Message
 	for {
 		buf := make([]byte, 1<<16)
 		n, err := f.t.Receive(buf)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -13,8 +14,8 @@ import (
 // Split takes a datagram apart into its messages, by its own reading of the
 // format and not by package nl's. It panics at what no kernel would take, since a
 // test that sends such a thing is broken.
-func Split(b []byte) []nl.Message {
-	var list []nl.Message
+func Split(b []byte) []netlink.Message {
+	var list []netlink.Message
 	for len(b) > 0 {
 		if len(b) < 16 {
 			panic(fmt.Sprintf("nltest: %d bytes after the last message", len(b)))
@@ -23,24 +24,32 @@ func Split(b []byte) []nl.Message {
 		if n < 16 || n > len(b) {
 			panic(fmt.Sprintf("nltest: message of length %d in %d bytes", n, len(b)))
 		}
-		list = append(list, nl.Message{
-			Type:  binary.NativeEndian.Uint16(b[4:]),
-			Flags: binary.NativeEndian.Uint16(b[6:]),
-			Seq:   binary.NativeEndian.Uint32(b[8:]),
-			Data:  b[16:n],
-		})
+		list = append(list, message(binary.NativeEndian.Uint16(b[4:]), binary.NativeEndian.Uint16(b[6:]),
+			binary.NativeEndian.Uint32(b[8:]), b[16:n]))
 		b = b[min((n+3)/4*4, len(b)):]
 	}
 	return list
 }
 
+// Message is one with a type and data alone.
+func Message(typ uint16, data []byte) netlink.Message { return message(typ, 0, 0, data) }
+
+func message(typ, flags uint16, seq uint32, data []byte) netlink.Message {
+	return netlink.Message{
+		Header: netlink.Header{
+			Length: uint32(16 + len(data)), Type: netlink.HeaderType(typ), Flags: netlink.HeaderFlags(flags), Sequence: seq,
+		},
+		Data: data,
+	}
+}
+
 // Bytes is the inverse of Split, for one message.
-func Bytes(m nl.Message) []byte {
+func Bytes(m netlink.Message) []byte {
 	b := make([]byte, 16, 16+len(m.Data)+3)
 	binary.NativeEndian.PutUint32(b[0:], uint32(16+len(m.Data)))
-	binary.NativeEndian.PutUint16(b[4:], m.Type)
-	binary.NativeEndian.PutUint16(b[6:], m.Flags)
-	binary.NativeEndian.PutUint32(b[8:], m.Seq)
+	binary.NativeEndian.PutUint16(b[4:], uint16(m.Header.Type))
+	binary.NativeEndian.PutUint16(b[6:], uint16(m.Header.Flags))
+	binary.NativeEndian.PutUint32(b[8:], m.Header.Sequence)
 	b = append(b, m.Data...)
 	for len(b)%4 != 0 {
 		b = append(b, 0)
@@ -56,29 +65,29 @@ func Encode(fn func(*nl.Encoder)) []byte {
 }
 
 // Reply is a message of some type that answers a request.
-func Reply(req nl.Message, typ, flags uint16, data []byte) []byte {
-	return Bytes(nl.Message{Type: typ, Flags: flags, Seq: req.Seq, Data: data})
+func Reply(req netlink.Message, typ, flags uint16, data []byte) []byte {
+	return Bytes(message(typ, flags, req.Header.Sequence, data))
 }
 
 // Ack is the acknowledgement of a request.
-func Ack(req nl.Message) []byte { return Error(req, 0, "") }
+func Ack(req netlink.Message) []byte { return Error(req, 0, "") }
 
 // Error is the kernel's answer to a request that failed, as a socket with
 // NETLINK_EXT_ACK and NETLINK_CAP_ACK gets it.
-func Error(req nl.Message, errno unix.Errno, text string) []byte {
+func Error(req netlink.Message, errno unix.Errno, text string) []byte {
 	data := binary.NativeEndian.AppendUint32(nil, uint32(-int32(errno)))
-	data = append(data, Bytes(nl.Message{Type: req.Type, Flags: req.Flags, Seq: req.Seq})...)
+	data = append(data, Bytes(netlink.Message{Header: req.Header})...)
 	binary.NativeEndian.PutUint32(data[4:], uint32(16+len(req.Data)))
 	flags := uint16(unix.NLM_F_CAPPED)
 	if text != "" {
 		flags |= unix.NLM_F_ACK_TLVS
 		data = append(data, Encode(func(e *nl.Encoder) { e.String(unix.NLMSGERR_ATTR_MSG, text) })...)
 	}
-	return Bytes(nl.Message{Type: unix.NLMSG_ERROR, Flags: flags, Seq: req.Seq, Data: data})
+	return Reply(req, unix.NLMSG_ERROR, flags, data)
 }
 
 // Done ends a dump, with an errno or 0.
-func Done(req nl.Message, errno unix.Errno) []byte {
+func Done(req netlink.Message, errno unix.Errno) []byte {
 	data := binary.NativeEndian.AppendUint32(nil, uint32(-int32(errno)))
 	return Reply(req, unix.NLMSG_DONE, unix.NLM_F_MULTI, data)
 }
@@ -100,7 +109,7 @@ func Text(header int, datagrams ...[]byte) string {
 	var b strings.Builder
 	for _, d := range datagrams {
 		for _, m := range Split(d) {
-			fmt.Fprintf(&b, "%d flags %#x:", m.Type, m.Flags)
+			fmt.Fprintf(&b, "%d flags %#x:", uint16(m.Header.Type), uint16(m.Header.Flags))
 			h := min(header, len(m.Data))
 			for i := 0; i < h; i += 4 {
 				fmt.Fprintf(&b, " %x", m.Data[i:min(i+4, h)])

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
@@ -41,7 +42,7 @@ func addBridges(b *nl.Batch, names ...string) {
 func bridges(t *testing.T, c *nl.Conn) []string {
 	t.Helper()
 	var names []string
-	err := c.Dump("list links", unix.RTM_GETLINK, func(e *nl.Encoder) { e.Raw(make([]byte, unix.SizeofIfInfomsg)) }, func(m nl.Message) error {
+	err := c.Dump("list links", unix.RTM_GETLINK, func(e *nl.Encoder) { e.Raw(make([]byte, unix.SizeofIfInfomsg)) }, func(m netlink.Message) error {
 		attrs := nl.ParseAttrs(m.Data[unix.SizeofIfInfomsg:])
 		for attrs.Next() {
 			if attrs.Type == unix.IFLA_IFNAME && attrs.String()[0] == 'b' {
@@ -75,7 +76,7 @@ func TestFaultTakesOneRequestOfABatch(t *testing.T) {
 			[]string{"add link b0: device or resource busy", "add link b1: device or resource busy", "add link b2: device or resource busy"}, nil},
 		{"two of them", &nltest.Fault{Errno: unix.EBUSY, Times: 2},
 			[]string{"add link b0: device or resource busy", "add link b1: device or resource busy", "<nil>"}, []string{"b2"}},
-		{"by what it says", &nltest.Fault{Match: func(m nl.Message) bool { return slices.Contains(m.Data, '1') }, Errno: unix.EBUSY},
+		{"by what it says", &nltest.Fault{Match: func(m netlink.Message) bool { return slices.Contains(m.Data, '1') }, Errno: unix.EBUSY},
 			[]string{"<nil>", "add link b1: device or resource busy", "<nil>"}, []string{"b0", "b2"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -136,7 +137,7 @@ func TestAnswersComeInTheOrderOfTheRequests(t *testing.T) {
 	var seqs []uint32
 	for _, d := range rec.Received() {
 		for _, m := range nltest.Split(d) {
-			seqs = append(seqs, m.Seq)
+			seqs = append(seqs, m.Header.Sequence)
 		}
 	}
 	if diff := cmp.Diff([]uint32{1, 2, 3}, seqs); diff != "" {
@@ -154,7 +155,7 @@ func TestInterruptedDumpIsTriedAgain(t *testing.T) {
 		c := nl.New(nltest.NewFaulty(kernel(t), fault))
 		links := 0
 		err := c.Dump("list links", unix.RTM_GETLINK, func(e *nl.Encoder) { e.Raw(make([]byte, unix.SizeofIfInfomsg)) },
-			func(nl.Message) error { links++; return nil })
+			func(netlink.Message) error { links++; return nil })
 		if !errors.Is(err, tt.want) || fault.Fired() < tt.times || (err == nil) != (links > 0) {
 			t.Errorf("interrupted %d times: %v and %d links, want %v; fired %d times", tt.times, err, links, tt.want, fault.Fired())
 		}
@@ -163,8 +164,8 @@ func TestInterruptedDumpIsTriedAgain(t *testing.T) {
 
 func TestTransactionIsHeldBackWhole(t *testing.T) {
 	t.Parallel()
-	var reached []nl.Message
-	fake := nltest.NewFake(func(r []nl.Message) [][]byte { reached = append(reached, r...); return nltest.AckAll(r) })
+	var reached []netlink.Message
+	fake := nltest.NewFake(func(r []netlink.Message) [][]byte { reached = append(reached, r...); return nltest.AckAll(r) })
 	fault := &nltest.Fault{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWRULE, Errno: unix.ENOENT}
 	c := nl.New(nltest.NewFaulty(fake, fault))
 	var b nl.Batch
@@ -195,10 +196,10 @@ func TestFakeRefusesEverythingOnceClosed(t *testing.T) {
 
 func TestSplitIsTheInverseOfBytes(t *testing.T) {
 	t.Parallel()
-	want := []nl.Message{
-		{Type: 1, Flags: 2, Seq: 3, Data: []byte{1, 2, 3}},
-		{Type: 4, Flags: 5, Seq: 6, Data: []byte{}},
-		{Type: 7, Flags: 8, Seq: 9, Data: []byte{1, 2, 3, 4}},
+	want := []netlink.Message{
+		{Header: netlink.Header{Length: 19, Type: 1, Flags: 2, Sequence: 3}, Data: []byte{1, 2, 3}},
+		{Header: netlink.Header{Length: 16, Type: 4, Flags: 5, Sequence: 6}, Data: []byte{}},
+		{Header: netlink.Header{Length: 20, Type: 7, Flags: 8, Sequence: 9}, Data: []byte{1, 2, 3, 4}},
 	}
 	var b []byte
 	for _, m := range want {

@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"net/netip"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
@@ -58,26 +59,16 @@ func (c *Conn) Close() error {
 // Add adds an address. The error matches fs.ErrExist where the link has it
 // already, and fs.ErrNotExist where there is no such link.
 func (c *Conn) Add(a Address) error {
-	if err := c.usable(); err != nil {
-		return err
-	}
-
-	var b nl.Batch
-	a.AppendAdd(&b)
-	return c.nl.Execute(&b)
+	m, err := a.AddMessage()
+	return c.change("add address", &a, m, err)
 }
 
 // Replace adds an address, or overwrites what the kernel lets be overwritten of
 // one that is there: lifetimes, Metric and Protocol, for IPv6 also Flags and Peer.
 // The rest is left as it is, without an error; Ensure corrects that too.
 func (c *Conn) Replace(a Address) error {
-	if err := c.usable(); err != nil {
-		return err
-	}
-
-	var b nl.Batch
-	a.AppendReplace(&b)
-	return c.nl.Execute(&b)
+	m, err := a.ReplaceMessage()
+	return c.change("replace address", &a, m, err)
 }
 
 // Del deletes an address, by its Prefix, Peer and Link. The error matches
@@ -87,12 +78,17 @@ func (c *Conn) Replace(a Address) error {
 // is the first of its network on the link and net.ipv4.conf.*.promote_secondaries
 // is off, the others of that network.
 func (c *Conn) Del(a Address) error {
+	m, err := a.DelMessage()
+	return c.change("delete address", &a, m, err)
+}
+
+// change carries out one request.
+func (c *Conn) change(op string, a *Address, m netlink.Message, err error) error {
 	if err := c.usable(); err != nil {
 		return err
 	}
-
 	var b nl.Batch
-	a.AppendDel(&b)
+	b.Add(op, a, m, err)
 	return c.nl.Execute(&b)
 }
 
@@ -126,9 +122,8 @@ func (c *Conn) List(f Filter) ([]Address, error) {
 	}
 
 	var list []Address
-	err := c.nl.Dump("list addresses", unix.RTM_GETADDR, func(e *nl.Encoder) {
-		header(e, f.Family, 0, 0, f.Link)
-	}, func(m nl.Message) error {
+	ask, err := nl.Marshal(unix.RTM_GETADDR, 0, header(f.Family, 0, 0, f.Link), nil)
+	err = c.nl.List("list addresses", ask, err, func(m netlink.Message) error {
 		if m.Header.Type != unix.RTM_NEWADDR {
 			return nil
 		}
@@ -192,17 +187,18 @@ func (a *Address) network() netip.Prefix {
 // get asks for one IPv6 address, of whatever prefix length.
 func (c *Conn) get(a *Address) (Address, error) {
 	var have Address
+	// Strict checking wants the prefix length to be 0 here, and takes no other attribute:
+	// so not the one of no type, which the library adds to those that it has.
+	m, err := nl.Marshal(unix.RTM_GETADDR, 0, header(unix.AF_INET6, 0, 0, a.Link), func(ae *netlink.AttributeEncoder) {
+		nl.PutAddr(ae, unix.IFA_ADDRESS, a.Prefix.Addr())
+	})
 	var b nl.Batch
-	b.Get("find address", a, unix.RTM_GETADDR, 0, func(e *nl.Encoder) {
-		// Strict checking wants the prefix length to be 0 here.
-		header(e, unix.AF_INET6, 0, 0, a.Link)
-		e.Addr(unix.IFA_ADDRESS, a.Prefix.Addr())
-	}, func(m nl.Message) error {
+	b.AddGet("find address", a, m, err, func(m netlink.Message) error {
 		var err error
 		have, err = decode(m.Data)
 		return err
 	})
-	err := c.nl.Execute(&b)
+	err = c.nl.Execute(&b)
 	return have, err
 }
 

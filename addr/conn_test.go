@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/addr"
@@ -82,15 +83,16 @@ func TestRequestBytes(t *testing.T) {
 	}
 }
 
-func TestAppendedAddressesGoInOneMessage(t *testing.T) {
+func TestMessagesGoInOneDatagram(t *testing.T) {
 	t.Parallel()
 	rec := nltest.Record(nltest.NewFake(nltest.AckAll))
 	var b nl.Batch
 	one := addr.Address{Prefix: nstest.Prefix("10.1.0.1/24"), Link: 7}
 	two := addr.Address{Prefix: nstest.Prefix("fd01::1/64"), Link: 7, Flags: addr.NoDAD}
-	one.AppendAdd(&b)
-	two.AppendAdd(&b)
-	one.AppendDel(&b)
+	for _, message := range []func() (netlink.Message, error){one.AddMessage, two.AddMessage, one.DelMessage} {
+		m, err := message()
+		b.Add("change", nil, m, err)
+	}
 	if err := nl.New(rec).Execute(&b); err != nil {
 		t.Fatal(err)
 	}

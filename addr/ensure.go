@@ -54,8 +54,10 @@ func (c *Conn) Ensure(a Address) (changed bool, _ error) {
 // exchange deletes one address and adds another in its place.
 func (c *Conn) exchange(from, to Address) error {
 	var b nl.Batch
-	from.AppendDel(&b)
-	to.AppendAdd(&b)
+	m, err := from.DelMessage()
+	b.Add("delete address", &from, m, err)
+	m, err = to.AddMessage()
+	b.Add("add address", &to, m, err)
 	c.nl.Execute(&b)
 	delErr, addErr := b.Err(0), b.Err(1)
 	if addErr != nil && delErr == nil {

@@ -7,85 +7,95 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/jsimonetti/rtnetlink/v2"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-const (
-	ifaRTPriority = 9  // IFA_RT_PRIORITY, Linux 4.18
-	ifaProto      = 11 // IFA_PROTO, Linux 5.18
-)
+const ifaProto = 11 // IFA_PROTO, Linux 5.18
 
 const forever = 0xffffffff // INFINITY_LIFE_TIME, in seconds
 
 var errPrefix = errors.New("address and prefix length do not fit together")
 
-// AppendAdd appends the request of Conn.Add to a batch, for packages of this
-// module that put several requests into one message.
-func (a Address) AppendAdd(b *nl.Batch) {
-	b.Request("add address", &a, unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL, a.encode)
+// AddMessage gives the request of Conn.Add, for those who put several requests into one
+// datagram.
+func (a Address) AddMessage() (netlink.Message, error) {
+	return a.newMessage(netlink.Create | netlink.Excl)
 }
 
-// AppendReplace appends the request of Conn.Replace to a batch, for packages of
-// this module.
-func (a Address) AppendReplace(b *nl.Batch) {
-	b.Request("replace address", &a, unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, a.encode)
+// ReplaceMessage gives the request of Conn.Replace.
+func (a Address) ReplaceMessage() (netlink.Message, error) {
+	return a.newMessage(netlink.Create | netlink.Replace)
 }
 
-// AppendDel appends the request of Conn.Del to a batch, for packages of this
-// module.
-func (a Address) AppendDel(b *nl.Batch) {
-	b.Request("delete address", &a, unix.RTM_DELADDR, 0, a.encodeIdentity)
-}
-
-// encodeIdentity writes what tells the address from others on the link.
-func (a *Address) encodeIdentity(e *nl.Encoder) {
-	if !a.Prefix.IsValid() {
-		e.Fail(errPrefix)
-		return
+// DelMessage gives the request of Conn.Del.
+func (a Address) DelMessage() (netlink.Message, error) {
+	body, err := a.identity()
+	if err != nil {
+		return netlink.Message{}, err
 	}
-	header(e, a.family(), uint8(a.Prefix.Bits()), a.Scope, a.Link)
+	return nl.Marshal(unix.RTM_DELADDR, 0, body, a.mapped)
+}
+
+// identity says what tells the address from others on the link.
+func (a *Address) identity() (*rtnetlink.AddressMessage, error) {
+	if !a.Prefix.IsValid() {
+		return nil, errPrefix
+	}
+	body := header(a.family(), uint8(a.Prefix.Bits()), a.Scope, a.Link)
+	body.Attributes = &rtnetlink.AddressAttributes{Address: a.peer().AsSlice()}
 	if a.is4() || a.Peer.IsValid() {
 		// For IPv6 the pair of the two means that there is a peer.
-		e.Addr(unix.IFA_LOCAL, a.Prefix.Addr())
+		body.Attributes.Local = a.Prefix.Addr().AsSlice()
 	}
-	e.Addr(unix.IFA_ADDRESS, a.peer())
+	return body, nil
 }
 
-// header writes struct ifaddrmsg (include/uapi/linux/if_addr.h).
-func header(e *nl.Encoder, family, bits uint8, scope Scope, link int) {
-	h := [unix.SizeofIfAddrmsg]byte{family, bits, 0, uint8(scope)}
-	binary.NativeEndian.PutUint32(h[4:], uint32(link))
-	e.Raw(h[:])
+// mapped writes what the library shortens to 4 bytes: an IPv6 address that maps an IPv4
+// one. The kernel takes the last attribute of a type.
+func (a *Address) mapped(ae *netlink.AttributeEncoder) {
+	if local := a.Prefix.Addr(); local.Is4In6() && a.Peer.IsValid() {
+		nl.PutAddr(ae, unix.IFA_LOCAL, local)
+	}
+	if peer := a.peer(); peer.Is4In6() {
+		nl.PutAddr(ae, unix.IFA_ADDRESS, peer)
+	}
 }
 
-func (a *Address) encode(e *nl.Encoder) {
-	a.encodeIdentity(e)
+// header is a message without attributes.
+func header(family, bits uint8, scope Scope, link int) *rtnetlink.AddressMessage {
+	return &rtnetlink.AddressMessage{Family: family, PrefixLength: bits, Scope: uint8(scope), Index: uint32(link)}
+}
+
+func (a *Address) newMessage(flags netlink.HeaderFlags) (netlink.Message, error) {
+	body, err := a.identity()
+	if err != nil {
+		return netlink.Message{}, err
+	}
 	if a.is4() {
 		if a.Broadcast.IsValid() {
-			e.Addr(unix.IFA_BROADCAST, a.Broadcast)
+			body.Attributes.Broadcast = a.Broadcast.AsSlice()
 		}
-		if a.Label != "" {
-			e.String(unix.IFA_LABEL, a.Label)
+		body.Attributes.Label = a.Label
+	}
+	// The header has room for eight of them only.
+	body.Attributes.Flags = uint32(a.askedFlags())
+	body.Attributes.Priority = a.Metric
+	return nl.Marshal(unix.RTM_NEWADDR, flags, body, func(ae *netlink.AttributeEncoder) {
+		a.mapped(ae)
+		if a.Valid != nil || a.Preferred != nil {
+			var ci [unix.SizeofIfaCacheinfo]byte
+			binary.NativeEndian.PutUint32(ci[0:], seconds(a.Preferred, a.Valid))
+			binary.NativeEndian.PutUint32(ci[4:], seconds(a.Valid, nil))
+			ae.Bytes(unix.IFA_CACHEINFO, ci[:])
 		}
-	}
-	if f := a.askedFlags(); f != 0 {
-		// The header has room for eight of them only.
-		e.Uint32(unix.IFA_FLAGS, uint32(f))
-	}
-	if a.Valid != nil || a.Preferred != nil {
-		var ci [unix.SizeofIfaCacheinfo]byte
-		binary.NativeEndian.PutUint32(ci[0:], seconds(a.Preferred, a.Valid))
-		binary.NativeEndian.PutUint32(ci[4:], seconds(a.Valid, nil))
-		e.Bytes(unix.IFA_CACHEINFO, ci[:])
-	}
-	if a.Protocol != 0 {
-		e.Uint8(ifaProto, a.Protocol)
-	}
-	if a.Metric != 0 {
-		e.Uint32(ifaRTPriority, a.Metric)
-	}
+		if a.Protocol != 0 {
+			ae.Uint8(ifaProto, a.Protocol)
+		}
+	})
 }
 
 // seconds gives a lifetime as the kernel counts it. One that is over is 0. A
@@ -124,32 +134,28 @@ func decode(data []byte) (Address, error) {
 		Link:  int(int32(binary.NativeEndian.Uint32(data[4:]))),
 	}
 	var local, address netip.Addr
-	attrs := nl.ParseAttrs(data[unix.SizeofIfAddrmsg:])
-	for attrs.Next() {
-		switch attrs.Type {
+	err := nl.Decode(data[unix.SizeofIfAddrmsg:], func(ad *netlink.AttributeDecoder) error {
+		switch ad.Type() {
 		case unix.IFA_LOCAL:
-			local = attrs.Addr()
+			ad.Do(nl.Addr(&local))
 		case unix.IFA_ADDRESS:
-			address = attrs.Addr()
+			ad.Do(nl.Addr(&address))
 		case unix.IFA_BROADCAST:
-			a.Broadcast = attrs.Addr()
+			ad.Do(nl.Addr(&a.Broadcast))
 		case unix.IFA_LABEL:
-			a.Label = attrs.String()
+			a.Label = ad.String()
 		case unix.IFA_FLAGS:
-			a.Flags = Flags(attrs.Uint32())
+			a.Flags = Flags(ad.Uint32())
 		case unix.IFA_CACHEINFO:
-			if len(attrs.Data) < unix.SizeofIfaCacheinfo {
-				return Address{}, fmt.Errorf("%w: lifetimes of %d bytes", nl.ErrMalformed, len(attrs.Data))
-			}
-			a.Preferred = lifetime(binary.NativeEndian.Uint32(attrs.Data[0:]))
-			a.Valid = lifetime(binary.NativeEndian.Uint32(attrs.Data[4:]))
+			ad.Do(a.decodeLifetimes)
 		case ifaProto:
-			a.Protocol = attrs.Uint8()
-		case ifaRTPriority:
-			a.Metric = attrs.Uint32()
+			a.Protocol = ad.Uint8()
+		case unix.IFA_RT_PRIORITY:
+			a.Metric = ad.Uint32()
 		}
-	}
-	if err := attrs.Err(); err != nil {
+		return nil
+	})
+	if err != nil {
 		return Address{}, err
 	}
 	if a.Flags&Deprecated != 0 && a.Preferred == nil {
@@ -166,4 +172,14 @@ func decode(data []byte) (Address, error) {
 		return Address{}, fmt.Errorf("%w: family %d, address %s/%d", nl.ErrMalformed, data[0], local, data[1])
 	}
 	return a, nil
+}
+
+// decodeLifetimes reads a struct ifa_cacheinfo (include/uapi/linux/if_addr.h).
+func (a *Address) decodeLifetimes(b []byte) error {
+	if len(b) < unix.SizeofIfaCacheinfo {
+		return fmt.Errorf("lifetimes of %d bytes", len(b))
+	}
+	a.Preferred = lifetime(binary.NativeEndian.Uint32(b[0:]))
+	a.Valid = lifetime(binary.NativeEndian.Uint32(b[4:]))
+	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
@@ -101,7 +102,7 @@ func (r *Routers) Advertised(ctx context.Context, conn *Conn, link int) (*Advert
 		case r.duplicate != nil:
 			return nil, &tombolo.OpError{Op: "form address", Object: r.duplicate.String(), Err: ErrDuplicate}
 		}
-		if _, err := r.hear(link, func() ([]nl.Message, error) { return r.nl.Next(ctx) }); err != nil {
+		if _, err := r.hear(link, func() ([]netlink.Message, error) { return r.nl.Next(ctx) }); err != nil {
 			if ctx.Err() != nil {
 				err = fmt.Errorf("%w: %w", r.explain(conn, link), err)
 			}
@@ -133,7 +134,7 @@ func (c *Conn) formed(link int) (usable, pending []Address, _ error) {
 
 // hear takes in what is announced about a link, as next gives it, until that is
 // nothing, or something after which its addresses have to be listed anew.
-func (r *Routers) hear(link int, next func() ([]nl.Message, error)) (bool, error) {
+func (r *Routers) hear(link int, next func() ([]netlink.Message, error)) (bool, error) {
 	for {
 		messages, err := next()
 		switch {
@@ -157,7 +158,7 @@ func (r *Routers) hear(link int, next func() ([]nl.Message, error)) (bool, error
 }
 
 // take is true for an announcement about an address of the link.
-func (r *Routers) take(m nl.Message, link int) (bool, error) {
+func (r *Routers) take(m netlink.Message, link int) (bool, error) {
 	switch m.Header.Type {
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
 		a, err := decode(m.Data)

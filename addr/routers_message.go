@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/jsimonetti/rtnetlink/v2"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -34,15 +36,17 @@ func decodePrefix(data []byte) (advertisedPrefix, error) {
 		link:       int(int32(binary.NativeEndian.Uint32(data[4:]))),
 		autonomous: data[10]&prefixAutoconf != 0,
 	}
-	attrs := nl.ParseAttrs(data[sizeofPrefixMsg:])
-	for attrs.Next() {
-		if attrs.Type == unix.PREFIX_ADDRESS {
-			p.prefix = netip.PrefixFrom(attrs.Addr(), int(data[9])).Masked()
+	var address netip.Addr
+	err := nl.Decode(data[sizeofPrefixMsg:], func(ad *netlink.AttributeDecoder) error {
+		if ad.Type() == unix.PREFIX_ADDRESS {
+			ad.Do(nl.Addr(&address))
 		}
-	}
-	if err := attrs.Err(); err != nil {
+		return nil
+	})
+	if err != nil {
 		return advertisedPrefix{}, err
 	}
+	p.prefix = netip.PrefixFrom(address, int(data[9])).Masked()
 	if !p.prefix.IsValid() {
 		return advertisedPrefix{}, fmt.Errorf("%w: a prefix of length %d without an address", nl.ErrMalformed, data[9])
 	}
@@ -182,17 +186,15 @@ const (
 // linkFlags asks for what IPv6 notes about a link.
 func (c *Conn) linkFlags(link int) (uint32, error) {
 	var flags uint32
+	m, err := nl.Marshal(unix.RTM_GETLINK, 0, &rtnetlink.LinkMessage{Index: uint32(link)}, nil)
 	var b nl.Batch
-	b.Get("get link", nl.Name(fmt.Sprint(link)), unix.RTM_GETLINK, 0, func(e *nl.Encoder) {
-		var h [unix.SizeofIfInfomsg]byte
-		binary.NativeEndian.PutUint32(h[4:], uint32(link))
-		e.Raw(h[:])
-	}, func(m nl.Message) error {
+	b.AddGet("get link", nl.Name(fmt.Sprint(link)), m, err, func(m netlink.Message) error {
 		var err error
 		flags, err = decodeLinkFlags(m.Data)
 		return err
 	})
-	return flags, c.nl.Execute(&b)
+	err = c.nl.Execute(&b)
+	return flags, err
 }
 
 // decodeLinkFlags reads the data of an RTM_NEWLINK. They are 0 for a link without
@@ -201,26 +203,22 @@ func decodeLinkFlags(data []byte) (uint32, error) {
 	if len(data) < unix.SizeofIfInfomsg {
 		return 0, fmt.Errorf("%w: a link of %d bytes", nl.ErrMalformed, len(data))
 	}
-	attrs := nl.ParseAttrs(data[unix.SizeofIfInfomsg:])
-	for _, within := range []uint16{unix.IFLA_AF_SPEC, unix.AF_INET6} {
-		if !goTo(attrs, within) {
-			return 0, attrs.Err()
+	var flags uint32
+	err := nl.Decode(data[unix.SizeofIfInfomsg:], within(unix.IFLA_AF_SPEC, within(unix.AF_INET6, func(ad *netlink.AttributeDecoder) error {
+		if ad.Type() == inet6Flags {
+			flags = ad.Uint32()
 		}
-		attrs = attrs.Nested()
-	}
-	if !goTo(attrs, inet6Flags) {
-		return 0, attrs.Err()
-	}
-	flags := attrs.Uint32()
-	return flags, attrs.Err()
+		return nil
+	})))
+	return flags, err
 }
 
-// goTo walks to the next attribute of a type.
-func goTo(attrs *nl.Attrs, typ uint16) bool {
-	for attrs.Next() {
-		if attrs.Type == typ {
-			return true
+// within walks over the attributes inside one of a type.
+func within(typ uint16, fn func(*netlink.AttributeDecoder) error) func(*netlink.AttributeDecoder) error {
+	return func(ad *netlink.AttributeDecoder) error {
+		if ad.Type() == typ {
+			ad.Do(func(b []byte) error { return nl.Decode(b, fn) })
 		}
+		return nil
 	}
-	return false
 }

@@ -137,7 +137,7 @@ func FuzzNews(f *testing.F) {
 	for name, m := range map[string][]nl.Message{
 		"link": link(unix.RTM_NEWLINK, 3, "eth0", 4), "gone": link(unix.RTM_DELLINK, 3, "eth0", 0), "address": address(3),
 	} {
-		f.Add(m[0].Header.Type, m[0].Data)
+		f.Add(uint16(m[0].Header.Type), m[0].Data)
 		if *update {
 			nstest.SaveCorpus(f, "FuzzNews", name, m[0].Header.Type, m[0].Data)
 		}

@@ -311,13 +311,15 @@ func (p *Port) podLinkUp(b *nl.Batch, index int) {
 		if a.Addr().Is6() && !p.DAD {
 			one.Flags = addr.NoDAD
 		}
-		one.AppendAdd(b)
+		m, err := one.AddMessage()
+		b.Add("add address", &one, m, err)
 	}
 	b.Request("set link up", nl.Name(p.Peer), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
 		ifInfo(e, index, unix.IFF_UP, unix.IFF_UP)
 	})
 	for _, r := range p.podRoutes(index) {
-		r.AppendAdd(b)
+		m, err := r.AddMessage()
+		b.Add("add route", &r, m, err)
 	}
 }
 

@@ -2,9 +2,12 @@ package route
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"net/netip"
 
+	"github.com/jsimonetti/rtnetlink/v2"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -58,25 +61,15 @@ func (c *Conn) Close() error {
 // same Dst, TOS and Priority (for IPv6: Dst, From and Priority), whatever that
 // one's gateway or link.
 func (c *Conn) Add(r Route) error {
-	if err := c.usable(); err != nil {
-		return err
-	}
-
-	var b nl.Batch
-	r.AppendAdd(&b)
-	return c.nl.Execute(&b)
+	m, err := r.AddMessage()
+	return c.change("add route", &r, m, err)
 }
 
 // Replace adds a route, or puts it in the place of the one that Add would find in
 // its way. Packets find one or the other at any moment.
 func (c *Conn) Replace(r Route) error {
-	if err := c.usable(); err != nil {
-		return err
-	}
-
-	var b nl.Batch
-	r.AppendReplace(&b)
-	return c.nl.Execute(&b)
+	m, err := r.ReplaceMessage()
+	return c.change("replace route", &r, m, err)
 }
 
 // Ensure makes a table have a route as it is given, and says whether it had to
@@ -111,12 +104,17 @@ func (c *Conn) Ensure(r Route) (changed bool, _ error) {
 // fields that are set; MTU, AdvMSS, Metrics, Pref and Expires are not compared. The
 // error matches fs.ErrNotExist where there is none.
 func (c *Conn) Del(r Route) error {
+	m, err := r.DelMessage()
+	return c.change("delete route", &r, m, err)
+}
+
+// change carries out one request.
+func (c *Conn) change(op string, obj fmt.Stringer, m netlink.Message, err error) error {
 	if err := c.usable(); err != nil {
 		return err
 	}
-
 	var b nl.Batch
-	r.AppendDel(&b)
+	b.Add(op, obj, m, err)
 	return c.nl.Execute(&b)
 }
 
@@ -157,7 +155,8 @@ func (c *Conn) List(f Filter) ([]Route, error) {
 	}
 
 	var list []Route
-	err := c.nl.Dump("list routes", unix.RTM_GETROUTE, f.encode, func(m nl.Message) error {
+	ask, err := f.message()
+	err = c.nl.List("list routes", ask, err, func(m netlink.Message) error {
 		if m.Header.Type != unix.RTM_NEWROUTE {
 			return nil
 		}
@@ -174,21 +173,13 @@ func (c *Conn) List(f Filter) ([]Route, error) {
 	return list, err
 }
 
-// encode writes the header and the attributes that the kernel filters by (Linux
-// 4.20). Strict checking makes it refuse any that it does not know, where it would
-// otherwise list everything.
-func (f Filter) encode(e *nl.Encoder) {
-	h := rtmsg{family: f.Family, protocol: uint8(f.Protocol), typeOf: uint8(f.Type)}
-	if f.Table < 256 {
-		h.table = uint8(f.Table)
-	}
-	h.encode(e)
-	if f.Table > 255 {
-		e.Uint32(unix.RTA_TABLE, f.Table)
-	}
-	if f.Link != 0 {
-		e.Uint32(unix.RTA_OIF, uint32(f.Link))
-	}
+// message has what the kernel filters by (Linux 4.20). Strict checking makes it refuse
+// any attribute that it does not know, where it would otherwise list everything.
+func (f Filter) message() (netlink.Message, error) {
+	q := request{RouteMessage: rtnetlink.RouteMessage{Family: f.Family, Protocol: uint8(f.Protocol), Type: uint8(f.Type)}}
+	q.table(f.Table)
+	q.Attributes.OutIface = uint32(f.Link)
+	return nl.Marshal(unix.RTM_GETROUTE, 0, &q, nil)
 }
 
 // Get asks the kernel which route a packet of this host to an address would take:
@@ -202,27 +193,29 @@ func (c *Conn) Get(dst netip.Addr) (Route, error) {
 
 	var b nl.Batch
 	var r Route
-	AppendGet(&b, dst, &r)
-	err := c.nl.Execute(&b)
+	m, err := GetMessage(dst)
+	b.AddGet("look up route to", dst, m, err, func(m netlink.Message) error { return r.Read(m) })
+	err = c.nl.Execute(&b)
 	return r, err
 }
 
-// AppendGet appends the request of Conn.Get to a batch, whose execution fills
-// into; it is for packages of this module.
-func AppendGet(b *nl.Batch, dst netip.Addr, into *Route) {
-	b.Get("look up route to", dst, unix.RTM_GETROUTE, 0, func(e *nl.Encoder) {
-		h := rtmsg{family: familyOf(dst), dstLen: uint8(dst.BitLen())}
-		if dst.Is4() {
-			// Without it, IPv4 says main whatever the table; IPv6 refuses it.
-			h.flags = unix.RTM_F_LOOKUP_TABLE
-		}
-		h.encode(e)
-		e.Addr(unix.RTA_DST, dst)
-	}, func(m nl.Message) error {
-		r, _, err := decode(m.Data)
-		*into = r
-		return err
-	})
+// GetMessage gives the request of Conn.Get, for those who put several requests into one
+// datagram. Read takes in the answer.
+func GetMessage(dst netip.Addr) (netlink.Message, error) {
+	q := request{RouteMessage: rtnetlink.RouteMessage{Family: familyOf(dst), DstLength: uint8(dst.BitLen())}}
+	if dst.Is4() {
+		// Without it, IPv4 says main whatever the table; IPv6 refuses it.
+		q.Flags = unix.RTM_F_LOOKUP_TABLE
+	}
+	q.more(func(ae *netlink.AttributeEncoder) { nl.PutAddr(ae, unix.RTA_DST, dst) })
+	return nl.Marshal(unix.RTM_GETROUTE, 0, &q, q.write)
+}
+
+// Read takes in the data of an RTM_NEWROUTE.
+func (r *Route) Read(m netlink.Message) error {
+	read, _, err := decode(m.Data)
+	*r = read
+	return err
 }
 
 // usable refuses a Conn that nothing can be done with.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -21,6 +22,11 @@ import (
 )
 
 var update = flag.Bool("update", false, "write the golden files and the seeds of the fuzz targets anew")
+
+// add puts a request into a batch.
+func add(b *nl.Batch, op string) func(netlink.Message, error) {
+	return func(m netlink.Message, err error) { b.Add(op, nil, m, err) }
+}
 
 // TestRequestBytes compares what is sent with a file that says for each request
 // which ip(8) command it stands for.
@@ -137,16 +143,17 @@ func TestAppendedRequestsGoInOneMessage(t *testing.T) {
 	dst := route.Route{Dst: nstest.Prefix("10.0.0.0/8"), Link: 3}
 	rule := route.Rule{From: nstest.Prefix("10.0.0.0/8"), Priority: 5}
 	neighbour := route.Neighbour{Addr: nstest.Addr("10.1.0.9"), MAC: mac(9), Link: 3}
-	dst.AppendAdd(&b)
-	dst.AppendReplace(&b)
-	dst.AppendDel(&b)
-	rule.AppendAdd(&b)
-	rule.AppendDel(&b)
-	neighbour.AppendAdd(&b)
-	neighbour.AppendReplace(&b)
-	neighbour.AppendDel(&b)
-	route.AppendGet(&b, nstest.Addr("10.0.0.1"), &looked)
-	err := nl.New(rec).Execute(&b)
+	add(&b, "add route")(dst.AddMessage())
+	add(&b, "replace route")(dst.ReplaceMessage())
+	add(&b, "delete route")(dst.DelMessage())
+	add(&b, "add rule")(rule.AddMessage())
+	add(&b, "delete rule")(rule.DelMessage())
+	add(&b, "add neighbour")(neighbour.AddMessage())
+	add(&b, "replace neighbour")(neighbour.ReplaceMessage())
+	add(&b, "delete neighbour")(neighbour.DelMessage())
+	m, err := route.GetMessage(nstest.Addr("10.0.0.1"))
+	b.AddGet("look up route to", nil, m, err, looked.Read)
+	err = nl.New(rec).Execute(&b)
 	if b.Err(8) == nil || err != b.Err(8) {
 		t.Errorf("Execute: %v, want the look-up's error %v", err, b.Err(8))
 	}
@@ -167,7 +174,8 @@ func TestLookUpsCanBePipelined(t *testing.T) {
 	var b nl.Batch
 	got := make([]route.Route, 4)
 	for i, dst := range []string{"10.1.0.2", "10.1.0.1", "192.0.2.1", "fd02::2"} {
-		route.AppendGet(&b, nstest.Addr(dst), &got[i])
+		m, err := route.GetMessage(nstest.Addr(dst))
+		b.AddGet("look up route to", nil, m, err, got[i].Read)
 	}
 	conn.Execute(&b)
 	want := []struct {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -36,25 +37,20 @@ func decode(data []byte) (r Route, known bool, _ error) {
 	if r.Family == unix.AF_INET {
 		dst = netip.IPv4Unspecified()
 	}
-	attrs := nl.ParseAttrs(data[unix.SizeofRtMsg:])
-	for attrs.Next() {
-		var err error
-		switch attrs.Type {
+	err := nl.Decode(data[unix.SizeofRtMsg:], func(ad *netlink.AttributeDecoder) error {
+		switch ad.Type() {
 		case unix.RTA_DST:
-			dst = attrs.Addr()
+			ad.Do(nl.Addr(&dst))
 		case unix.RTA_SRC:
-			src = attrs.Addr()
+			ad.Do(nl.Addr(&src))
 		default:
-			err = r.decodeAttr(attrs)
+			r.decodeAttr(ad)
 		}
-		if err != nil {
-			return Route{}, false, err
-		}
-	}
-	if err := attrs.Err(); err != nil {
+		return nil
+	})
+	if err != nil {
 		return Route{}, false, err
 	}
-	var err error
 	if r.Dst, err = prefix(r.Family, dst, data[1]); err == nil && src.IsValid() {
 		r.From, err = prefix(r.Family, src, data[2])
 	}
@@ -66,35 +62,37 @@ func decode(data []byte) (r Route, known bool, _ error) {
 
 // decodeAttr reads an attribute, and passes over those that Route has no field for,
 // such as congestion control. Of some it keeps in mind that they were there.
-func (r *Route) decodeAttr(attrs *nl.Attrs) error {
-	var err error
-	switch attrs.Type {
+func (r *Route) decodeAttr(ad *netlink.AttributeDecoder) {
+	switch ad.Type() {
 	case unix.RTA_OIF:
-		r.Link = int(int32(attrs.Uint32()))
+		r.Link = int(int32(ad.Uint32()))
 	case unix.RTA_GATEWAY:
-		r.Gateway = attrs.Addr()
+		ad.Do(nl.Addr(&r.Gateway))
 	case unix.RTA_VIA:
-		r.Gateway, err = via(attrs.Data)
+		ad.Do(via(&r.Gateway))
 	case unix.RTA_MULTIPATH:
-		r.Nexthops, err = r.nexthops(attrs.Data)
+		ad.Do(func(b []byte) error {
+			var err error
+			r.Nexthops, err = r.nexthops(b)
+			return err
+		})
 	case rtaNHID:
-		r.NexthopID = attrs.Uint32()
+		r.NexthopID = ad.Uint32()
 	case unix.RTA_PREFSRC:
-		r.Source = attrs.Addr()
+		ad.Do(nl.Addr(&r.Source))
 	case unix.RTA_PRIORITY:
-		r.Priority = attrs.Uint32()
+		r.Priority = ad.Uint32()
 	case unix.RTA_TABLE:
-		r.Table = attrs.Uint32()
+		r.Table = ad.Uint32()
 	case unix.RTA_PREF:
-		r.Pref = Pref(attrs.Uint8())
+		r.Pref = Pref(ad.Uint8())
 	case unix.RTA_METRICS:
-		err = r.decodeMetrics(attrs.Nested())
+		ad.Nested(r.decodeMetrics)
 	case unix.RTA_CACHEINFO:
-		r.Expires = expires(attrs.Data)
+		r.Expires = expires(ad.Bytes())
 	default:
-		r.note(attrs.Type)
+		r.note(ad.Type())
 	}
-	return err
 }
 
 // note keeps in mind that a route is more than is read of it.
@@ -107,18 +105,19 @@ func (r *Route) note(typ uint16) {
 	}
 }
 
-func (r *Route) decodeMetrics(attrs *nl.Attrs) error {
-	for attrs.Next() {
-		switch {
-		case attrs.Type == unix.RTAX_MTU:
-			r.MTU = attrs.Uint32()
-		case attrs.Type == unix.RTAX_ADVMSS:
-			r.AdvMSS = attrs.Uint32()
-		case attrs.Type != unix.RTAX_CC_ALGO: // the only one that is a string
-			r.Metrics = append(r.Metrics, Metric{Number: attrs.Type, Value: attrs.Uint32()})
+func (r *Route) decodeMetrics(ad *netlink.AttributeDecoder) error {
+	for ad.Next() {
+		switch ad.Type() {
+		case unix.RTAX_MTU:
+			r.MTU = ad.Uint32()
+		case unix.RTAX_ADVMSS:
+			r.AdvMSS = ad.Uint32()
+		case unix.RTAX_CC_ALGO: // the only one that is a string
+		default:
+			r.Metrics = append(r.Metrics, Metric{Number: ad.Type(), Value: ad.Uint32()})
 		}
 	}
-	return attrs.Err()
+	return nil // Nested looks for the decoder's own
 }
 
 // expires reads struct rta_cacheinfo, whose third number is in USER_HZ, which is
@@ -147,15 +146,18 @@ func prefix(family uint8, a netip.Addr, bits uint8) (netip.Prefix, error) {
 }
 
 // via reads struct rtvia: a family and an address of it.
-func via(b []byte) (netip.Addr, error) {
-	if len(b) < 2 {
-		return netip.Addr{}, fmt.Errorf("%w: a gateway of %d bytes", nl.ErrMalformed, len(b))
+func via(into *netip.Addr) func([]byte) error {
+	return func(b []byte) error {
+		if len(b) < 2 {
+			return fmt.Errorf("a gateway of %d bytes", len(b))
+		}
+		a, ok := netip.AddrFromSlice(b[2:])
+		if !ok || uint16(familyOf(a)) != binary.NativeEndian.Uint16(b) {
+			return fmt.Errorf("a gateway of family %d and %d bytes", binary.NativeEndian.Uint16(b), len(b)-2)
+		}
+		*into = a
+		return nil
 	}
-	a, ok := netip.AddrFromSlice(b[2:])
-	if !ok || uint16(familyOf(a)) != binary.NativeEndian.Uint16(b) {
-		return netip.Addr{}, fmt.Errorf("%w: a gateway of family %d and %d bytes", nl.ErrMalformed, binary.NativeEndian.Uint16(b), len(b)-2)
-	}
-	return a, nil
 }
 
 // nexthops reads an array of struct rtnexthop, each with its attributes.
@@ -163,11 +165,11 @@ func (r *Route) nexthops(b []byte) ([]Nexthop, error) {
 	var hops []Nexthop
 	for len(b) > 0 {
 		if len(b) < unix.SizeofRtNexthop {
-			return nil, fmt.Errorf("%w: %d bytes after the last next hop", nl.ErrMalformed, len(b))
+			return nil, fmt.Errorf("%d bytes after the last next hop", len(b))
 		}
 		n := int(binary.NativeEndian.Uint16(b))
 		if n < unix.SizeofRtNexthop || n > len(b) {
-			return nil, fmt.Errorf("%w: next hop of length %d in %d bytes", nl.ErrMalformed, n, len(b))
+			return nil, fmt.Errorf("next hop of length %d in %d bytes", n, len(b))
 		}
 		h := Nexthop{
 			Flags:  Flags(b[2]),
@@ -175,21 +177,18 @@ func (r *Route) nexthops(b []byte) ([]Nexthop, error) {
 			Weight: int(b[3]) + 1,
 			Link:   int(int32(binary.NativeEndian.Uint32(b[4:]))),
 		}
-		attrs := nl.ParseAttrs(b[unix.SizeofRtNexthop:n])
-		for attrs.Next() {
-			switch attrs.Type {
+		err := nl.Decode(b[unix.SizeofRtNexthop:n], func(ad *netlink.AttributeDecoder) error {
+			switch ad.Type() {
 			case unix.RTA_GATEWAY:
-				h.Gateway = attrs.Addr()
+				ad.Do(nl.Addr(&h.Gateway))
 			case unix.RTA_VIA:
-				var err error
-				if h.Gateway, err = via(attrs.Data); err != nil {
-					return nil, err
-				}
+				ad.Do(via(&h.Gateway))
 			default:
-				r.note(attrs.Type)
+				r.note(ad.Type())
 			}
-		}
-		if err := attrs.Err(); err != nil {
+			return nil
+		})
+		if err != nil {
 			return nil, err
 		}
 		hops = append(hops, h)

@@ -4,9 +4,12 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"time"
 
+	"github.com/jsimonetti/rtnetlink/v2"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -20,59 +23,22 @@ var (
 	errFrom   = errors.New("source prefix is not of the destination's family")
 )
 
-// AppendAdd appends the request of Conn.Add to a batch, for packages of this
-// module that put several requests into one message.
-func (r Route) AppendAdd(b *nl.Batch) {
-	b.Request("add route", &r, unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, r.encode)
-}
-
-// AppendReplace appends the request of Conn.Replace to a batch, for packages of
-// this module.
-func (r Route) AppendReplace(b *nl.Batch) {
-	b.Request("replace route", &r, unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, r.encode)
-}
-
-// AppendDel appends the request of Conn.Del to a batch, for packages of this
-// module.
-func (r Route) AppendDel(b *nl.Batch) {
-	b.Request("delete route", &r, unix.RTM_DELROUTE, 0, r.encodeDel)
-}
-
-// rtmsg is struct rtmsg (include/uapi/linux/rtnetlink.h).
-type rtmsg struct {
-	family, dstLen, srcLen, tos    uint8
-	table, protocol, scope, typeOf uint8
-	flags                          uint32
-}
-
-func (m rtmsg) encode(e *nl.Encoder) {
-	h := [unix.SizeofRtMsg]byte{m.family, m.dstLen, m.srcLen, m.tos, m.table, m.protocol, m.scope, m.typeOf}
-	binary.NativeEndian.PutUint32(h[8:], m.flags)
-	e.Raw(h[:])
-}
-
-func (r *Route) encode(e *nl.Encoder) {
+// AddMessage gives the request of Conn.Add, for those who put several requests into one
+// datagram.
+func (r Route) AddMessage() (netlink.Message, error) {
 	n := r.normal()
-	n.encodeAll(e)
+	return n.message(unix.RTM_NEWROUTE, netlink.Create|netlink.Excl, n.attributes)
 }
 
-// encodeAll writes a normal route.
-func (n *Route) encodeAll(e *nl.Encoder) {
-	n.encodeKey(e)
-	n.encodeMetrics(e)
-	if n.Family == unix.AF_INET6 {
-		if n.Pref != 0 {
-			e.Uint8(unix.RTA_PREF, uint8(n.Pref))
-		}
-		if n.Expires != nil {
-			e.Uint32(unix.RTA_EXPIRES, seconds(*n.Expires))
-		}
-	}
+// ReplaceMessage gives the request of Conn.Replace.
+func (r Route) ReplaceMessage() (netlink.Message, error) {
+	n := r.normal()
+	return n.message(unix.RTM_NEWROUTE, netlink.Create|netlink.Replace, n.attributes)
 }
 
-// encodeDel writes what a route to be deleted must match. What r leaves open, the
-// kernel does not compare.
-func (r *Route) encodeDel(e *nl.Encoder) {
+// DelMessage gives the request of Conn.Del. What r leaves open, the kernel does not
+// compare.
+func (r Route) DelMessage() (netlink.Message, error) {
 	n := r.normal()
 	// In a deletion 0 is any, also for the priority, which for IPv6 has a default.
 	n.Protocol, n.Type, n.Priority = r.Protocol, r.Type, r.Priority
@@ -80,134 +46,191 @@ func (r *Route) encodeDel(e *nl.Encoder) {
 		scope := scopeAny
 		n.Scope = &scope
 	}
-	n.encodeKey(e)
+	return n.message(unix.RTM_DELROUTE, 0, n.keyAttributes)
 }
 
-// encodeKey writes all that tells a route from others. r is a normal one, but for
-// the wildcards of a deletion.
-func (r *Route) encodeKey(e *nl.Encoder) {
+// message puts together a request for a normal route, but for the wildcards of a
+// deletion.
+func (n *Route) message(typ netlink.HeaderType, flags netlink.HeaderFlags, attributes func(*request) error) (netlink.Message, error) {
 	switch {
-	case r.Family == 0:
-		e.Fail(errFamily)
-		return
-	case !r.Dst.IsValid():
-		e.Fail(errPrefix)
-		return
-	case r.From.IsValid() && familyOf(r.From.Addr()) != r.Family:
-		e.Fail(errFrom)
-		return
+	case n.Family == 0:
+		return netlink.Message{}, errFamily
+	case !n.Dst.IsValid():
+		return netlink.Message{}, errPrefix
+	case n.From.IsValid() && familyOf(n.From.Addr()) != n.Family:
+		return netlink.Message{}, errFrom
 	}
-	h := rtmsg{
-		family: r.Family, dstLen: uint8(r.Dst.Bits()), tos: r.TOS,
-		protocol: uint8(r.Protocol), scope: uint8(*r.Scope), typeOf: uint8(r.Type),
+	q := request{RouteMessage: rtnetlink.RouteMessage{
+		Family: n.Family, DstLength: uint8(n.Dst.Bits()), SrcLength: uint8(max(n.From.Bits(), 0)), Tos: n.TOS,
+		Protocol: uint8(n.Protocol), Scope: uint8(*n.Scope), Type: uint8(n.Type),
+	}}
+	q.table(n.Table)
+	if n.OnLink {
+		q.Flags = uint32(onLink)
 	}
-	if r.From.IsValid() {
-		h.srcLen = uint8(r.From.Bits())
+	if err := attributes(&q); err != nil {
+		return netlink.Message{}, err
 	}
-	// The header has one byte for the table; the attribute, where there is one, wins.
-	if r.Table < 256 {
-		h.table = uint8(r.Table)
-	}
-	if r.OnLink {
-		h.flags = uint32(onLink)
-	}
-	h.encode(e)
-	if r.Table > 255 {
-		e.Uint32(unix.RTA_TABLE, r.Table)
-	}
-	if r.Dst.Bits() > 0 {
-		e.Addr(unix.RTA_DST, r.Dst.Addr())
-	}
-	if r.From.IsValid() {
-		e.Addr(unix.RTA_SRC, r.From.Addr())
-	}
-	if r.Source.IsValid() {
-		e.Addr(unix.RTA_PREFSRC, r.Source)
-	}
-	if r.Priority != 0 {
-		e.Uint32(unix.RTA_PRIORITY, r.Priority)
-	}
-	r.encodeHops(e)
+	return nl.Marshal(typ, flags, &q, q.write)
 }
 
-func (r *Route) encodeHops(e *nl.Encoder) {
-	if r.NexthopID != 0 {
+// request is the library's message, and what it has no word for.
+type request struct {
+	rtnetlink.RouteMessage
+	rest []func(*netlink.AttributeEncoder)
+}
+
+func (q *request) write(ae *netlink.AttributeEncoder) {
+	for _, fn := range q.rest {
+		fn(ae)
+	}
+}
+
+func (q *request) more(fn func(*netlink.AttributeEncoder)) { q.rest = append(q.rest, fn) }
+
+// table puts a table where it belongs: the header has one byte for it.
+func (q *request) table(table uint32) {
+	if table < 256 {
+		q.Table = uint8(table)
+	} else {
+		q.Attributes.Table = table
+	}
+}
+
+// address hands an address to the library, or writes one that it would shorten to 4
+// bytes: an IPv6 address that maps an IPv4 one.
+func (q *request) address(into *net.IP, typ uint16, a netip.Addr) {
+	if a.Is4In6() {
+		q.more(func(ae *netlink.AttributeEncoder) { nl.PutAddr(ae, typ, a) })
+		return
+	}
+	*into = a.AsSlice()
+}
+
+// attributes are those of a route that is added.
+func (n *Route) attributes(q *request) error {
+	if err := n.keyAttributes(q); err != nil {
+		return err
+	}
+	n.metrics(q)
+	if n.Family == unix.AF_INET6 {
+		if n.Pref != 0 {
+			pref := uint8(n.Pref)
+			q.Attributes.Pref = &pref
+		}
+		if n.Expires != nil {
+			in := seconds(*n.Expires)
+			q.Attributes.Expires = &in
+		}
+	}
+	return nil
+}
+
+// keyAttributes are those that tell a route from others.
+func (n *Route) keyAttributes(q *request) error {
+	if n.Dst.Bits() > 0 {
+		q.address(&q.Attributes.Dst, unix.RTA_DST, n.Dst.Addr())
+	}
+	if n.From.IsValid() {
+		q.more(func(ae *netlink.AttributeEncoder) { nl.PutAddr(ae, unix.RTA_SRC, n.From.Addr()) })
+	}
+	if n.Source.IsValid() {
+		q.address(&q.Attributes.Src, unix.RTA_PREFSRC, n.Source)
+	}
+	q.Attributes.Priority = n.Priority
+	switch {
+	case n.NexthopID != 0:
 		// The kernel refuses the others beside it, and List gives them.
-		e.Uint32(rtaNHID, r.NexthopID)
-		return
-	}
-	if len(r.Nexthops) > 0 {
-		encodeNexthops(e, r.Family, r.Nexthops)
-		return
-	}
-	switch {
-	case !r.Gateway.IsValid():
-	case familyOf(r.Gateway) == r.Family:
-		e.Addr(unix.RTA_GATEWAY, r.Gateway)
+		q.more(func(ae *netlink.AttributeEncoder) { ae.Uint32(rtaNHID, n.NexthopID) })
+		return nil
+	case len(n.Nexthops) > 0:
+		return n.multipath(q)
+	case !n.Gateway.IsValid():
+	case familyOf(n.Gateway) == n.Family:
+		q.address(&q.Attributes.Gateway, unix.RTA_GATEWAY, n.Gateway)
 	default:
-		typ, value := gatewayAttr(r.Family, r.Gateway)
-		e.Bytes(typ, value)
+		q.more(func(ae *netlink.AttributeEncoder) { ae.Bytes(unix.RTA_VIA, rtvia(n.Gateway)) })
 	}
-	if r.Link != 0 {
-		e.Uint32(unix.RTA_OIF, uint32(r.Link))
-	}
+	q.Attributes.OutIface = uint32(n.Link)
+	return nil
 }
 
-// encodeNexthops writes an array of struct rtnexthop, each with its attributes.
-func encodeNexthops(e *nl.Encoder, family uint8, hops []Nexthop) {
-	var b []byte
-	for _, h := range hops {
+// rtvia is struct rtvia, for a gateway that is not of the route's own family.
+func rtvia(gateway netip.Addr) []byte {
+	return append(binary.NativeEndian.AppendUint16(nil, uint16(familyOf(gateway))), gateway.AsSlice()...)
+}
+
+// multipath has the library write the next hops, unless one of them has a gateway that
+// it cannot say.
+func (n *Route) multipath(q *request) error {
+	plain := true
+	for _, h := range n.Nexthops {
 		if h.Weight < 0 || h.Weight > 256 {
-			e.Fail(fmt.Errorf("weight %d of a next hop is not within 1 and 256", h.Weight))
-			return
+			return fmt.Errorf("weight %d of a next hop is not within 1 and 256", h.Weight)
 		}
-		var flags uint8
+		one := rtnetlink.NextHop{Hop: rtnetlink.RTNextHop{Hops: uint8(max(h.Weight, 1) - 1), IfIndex: uint32(h.Link)}}
 		if h.OnLink {
-			flags = uint8(onLink)
+			one.Hop.Flags = uint8(onLink)
 		}
-		start := len(b)
-		b = append(b, 0, 0, flags, uint8(max(h.Weight, 1)-1)) // the length first, set below
-		b = binary.NativeEndian.AppendUint32(b, uint32(h.Link))
 		if h.Gateway.IsValid() {
-			typ, value := gatewayAttr(family, h.Gateway)
-			b = binary.NativeEndian.AppendUint16(b, uint16(unix.NLA_HDRLEN+len(value)))
-			b = binary.NativeEndian.AppendUint16(b, typ)
-			b = append(b, value...)
-			for len(b)%unix.NLA_ALIGNTO != 0 {
-				b = append(b, 0)
-			}
+			one.Gateway = h.Gateway.AsSlice()
+			plain = plain && familyOf(h.Gateway) == n.Family && !h.Gateway.Is4In6()
 		}
-		binary.NativeEndian.PutUint16(b[start:], uint16(len(b)-start))
+		q.Attributes.Multipath = append(q.Attributes.Multipath, one)
 	}
-	e.Bytes(unix.RTA_MULTIPATH, b)
-}
-
-// gatewayAttr gives the attribute for a gateway: RTA_VIA, with struct rtvia, where
-// it is not of the route's own family.
-func gatewayAttr(family uint8, gateway netip.Addr) (typ uint16, value []byte) {
-	if familyOf(gateway) == family {
-		return unix.RTA_GATEWAY, gateway.AsSlice()
+	if plain {
+		return nil
 	}
-	via := binary.NativeEndian.AppendUint16(nil, uint16(familyOf(gateway)))
-	return unix.RTA_VIA, append(via, gateway.AsSlice()...)
-}
-
-// encodeMetrics writes the nest only where there is something in it.
-func (r *Route) encodeMetrics(e *nl.Encoder) {
-	if r.MTU == 0 && r.AdvMSS == 0 && len(r.Metrics) == 0 {
-		return
-	}
-	e.Nest(unix.RTA_METRICS, func(e *nl.Encoder) {
-		if r.MTU != 0 {
-			e.Uint32(unix.RTAX_MTU, r.MTU)
-		}
-		if r.AdvMSS != 0 {
-			e.Uint32(unix.RTAX_ADVMSS, r.AdvMSS)
-		}
-		for _, m := range r.Metrics {
-			e.Uint32(m.Number, m.Value)
-		}
+	hops := q.Attributes.Multipath
+	q.Attributes.Multipath = nil
+	q.more(func(ae *netlink.AttributeEncoder) {
+		ae.Do(unix.RTA_MULTIPATH, func() ([]byte, error) { return n.rtnexthops(hops) })
 	})
+	return nil
+}
+
+// rtnexthops writes an array of struct rtnexthop, each with its attributes.
+func (n *Route) rtnexthops(hops []rtnetlink.NextHop) ([]byte, error) {
+	var b []byte
+	for i, h := range hops {
+		ae := netlink.NewAttributeEncoder()
+		switch gateway := n.Nexthops[i].Gateway; {
+		case !gateway.IsValid():
+		case familyOf(gateway) == n.Family:
+			ae.Bytes(unix.RTA_GATEWAY, h.Gateway)
+		default:
+			ae.Bytes(unix.RTA_VIA, rtvia(gateway))
+		}
+		attrs, err := ae.Encode()
+		if err != nil {
+			return nil, err
+		}
+		b = binary.NativeEndian.AppendUint16(b, uint16(unix.SizeofRtNexthop+len(attrs)))
+		b = append(b, h.Hop.Flags, h.Hop.Hops)
+		b = binary.NativeEndian.AppendUint32(b, h.Hop.IfIndex)
+		b = append(b, attrs...)
+	}
+	return b, nil
+}
+
+// metrics has the library write the two that it knows, where there are no others: each
+// request has one nest of them.
+func (n *Route) metrics(q *request) {
+	switch {
+	case len(n.Metrics) > 0:
+		q.more(func(ae *netlink.AttributeEncoder) {
+			ae.Nested(unix.RTA_METRICS, func(ae *netlink.AttributeEncoder) error {
+				for _, m := range append([]Metric{{unix.RTAX_MTU, n.MTU}, {unix.RTAX_ADVMSS, n.AdvMSS}}, n.Metrics...) {
+					if m.Value != 0 || m.Number != unix.RTAX_MTU && m.Number != unix.RTAX_ADVMSS {
+						ae.Uint32(m.Number, m.Value)
+					}
+				}
+				return nil
+			})
+		})
+	case n.MTU != 0 || n.AdvMSS != 0:
+		q.Attributes.Metrics = &rtnetlink.RouteMetrics{MTU: n.MTU, AdvMSS: n.AdvMSS}
+	}
 }
 
 // seconds rounds up; what is over already is 1 s, since 0 would mean never.

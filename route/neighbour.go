@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"strconv"
 
+	"github.com/jsimonetti/rtnetlink/v2"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -72,17 +74,17 @@ func (c *Conn) Neighbours(f NeighbourFilter) ([]Neighbour, error) {
 	}
 
 	var list []Neighbour
-	err := c.nl.Dump("list neighbours", unix.RTM_GETNEIGH, func(e *nl.Encoder) {
+	body := &rtnetlink.NeighMessage{Family: uint16(f.Family)}
+	if f.Proxy {
+		body.Flags = uint8(Proxy)
+	}
+	ask, err := nl.Marshal(unix.RTM_GETNEIGH, 0, body, func(ae *netlink.AttributeEncoder) {
 		// Strict checking refuses a link in the header: it has to be an attribute.
-		header := ndmsg{family: f.Family}
-		if f.Proxy {
-			header.flags = Proxy
-		}
-		header.encode(e)
 		if f.Link != 0 {
-			e.Uint32(unix.NDA_IFINDEX, uint32(f.Link))
+			ae.Uint32(unix.NDA_IFINDEX, uint32(f.Link))
 		}
-	}, func(m nl.Message) error {
+	})
+	err = c.nl.List("list neighbours", ask, err, func(m netlink.Message) error {
 		if m.Header.Type != unix.RTM_NEWNEIGH {
 			return nil
 		}
@@ -104,52 +106,35 @@ func (c *Conn) Neighbour(link int, a netip.Addr) (Neighbour, error) {
 
 	want := Neighbour{Addr: a, Link: link}
 	var got Neighbour
+	m, err := want.identity(unix.RTM_GETNEIGH, 0)
 	var b nl.Batch
-	b.Get("find neighbour", &want, unix.RTM_GETNEIGH, 0, func(e *nl.Encoder) {
-		ndmsg{family: familyOf(a), link: link}.encode(e)
-		e.Addr(unix.NDA_DST, a)
-	}, func(m nl.Message) error {
+	b.AddGet("find neighbour", &want, m, err, func(m netlink.Message) error {
 		var err error
 		got, _, err = decodeNeighbour(m.Data)
 		return err
 	})
-	err := c.nl.Execute(&b)
+	err = c.nl.Execute(&b)
 	return got, err
 }
 
 // AddNeighbour adds an entry. The error matches fs.ErrExist where the link has one
 // for the address, in whatever state.
 func (c *Conn) AddNeighbour(n Neighbour) error {
-	if err := c.usable(); err != nil {
-		return err
-	}
-
-	var b nl.Batch
-	n.AppendAdd(&b)
-	return c.nl.Execute(&b)
+	m, err := n.AddMessage()
+	return c.change("add neighbour", &n, m, err)
 }
 
 // ReplaceNeighbour adds an entry or overwrites the one of its address.
 func (c *Conn) ReplaceNeighbour(n Neighbour) error {
-	if err := c.usable(); err != nil {
-		return err
-	}
-
-	var b nl.Batch
-	n.AppendReplace(&b)
-	return c.nl.Execute(&b)
+	m, err := n.ReplaceMessage()
+	return c.change("replace neighbour", &n, m, err)
 }
 
 // DelNeighbour deletes the entry of an address on a link. The error matches
 // fs.ErrNotExist where there is none.
 func (c *Conn) DelNeighbour(n Neighbour) error {
-	if err := c.usable(); err != nil {
-		return err
-	}
-
-	var b nl.Batch
-	n.AppendDel(&b)
-	return c.nl.Execute(&b)
+	m, err := n.DelMessage()
+	return c.change("delete neighbour", &n, m, err)
 }
 
 // RemoveNeighbour is DelNeighbour for which an entry or a link that is not there
@@ -161,58 +146,49 @@ func (c *Conn) RemoveNeighbour(n Neighbour) error {
 	return absentIsSuccess(c.DelNeighbour(n))
 }
 
-// AppendAdd appends the request of Conn.AddNeighbour to a batch, for packages of
-// this module.
-func (n Neighbour) AppendAdd(b *nl.Batch) {
-	b.Request("add neighbour", &n, unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_EXCL, n.encode)
+// AddMessage gives the request of Conn.AddNeighbour, for those who put several requests
+// into one datagram.
+func (n Neighbour) AddMessage() (netlink.Message, error) {
+	return n.newMessage(netlink.Create | netlink.Excl)
 }
 
-// AppendReplace appends the request of Conn.ReplaceNeighbour to a batch, for
-// packages of this module.
-func (n Neighbour) AppendReplace(b *nl.Batch) {
-	b.Request("replace neighbour", &n, unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, n.encode)
+// ReplaceMessage gives the request of Conn.ReplaceNeighbour.
+func (n Neighbour) ReplaceMessage() (netlink.Message, error) {
+	return n.newMessage(netlink.Create | netlink.Replace)
 }
 
-// AppendDel appends the request of Conn.DelNeighbour to a batch, for packages of
-// this module.
-func (n Neighbour) AppendDel(b *nl.Batch) {
-	b.Request("delete neighbour", &n, unix.RTM_DELNEIGH, 0, func(e *nl.Encoder) {
-		ndmsg{family: familyOf(n.Addr), link: n.Link, flags: n.Flags & Proxy}.encode(e)
-		e.Addr(unix.NDA_DST, n.Addr)
+// DelMessage gives the request of Conn.DelNeighbour.
+func (n Neighbour) DelMessage() (netlink.Message, error) {
+	return n.identity(unix.RTM_DELNEIGH, n.Flags&Proxy)
+}
+
+// identity is a request about the entry of an address. The library's attributes have
+// others beside it, which a strict get and a proxy's entry do not take.
+func (n *Neighbour) identity(typ netlink.HeaderType, flags NeighbourFlags) (netlink.Message, error) {
+	body := &rtnetlink.NeighMessage{Family: uint16(familyOf(n.Addr)), Index: uint32(n.Link), Flags: uint8(flags)}
+	return nl.Marshal(typ, 0, body, func(ae *netlink.AttributeEncoder) { nl.PutAddr(ae, unix.NDA_DST, n.Addr) })
+}
+
+// newMessage writes the address as it is: 4 bytes for IPv4. Of 16 the kernel would take
+// the first four. An entry without a MAC the library cannot say.
+func (n *Neighbour) newMessage(flags netlink.HeaderFlags) (netlink.Message, error) {
+	body := &rtnetlink.NeighMessage{
+		Family: uint16(familyOf(n.Addr)), Index: uint32(n.Link), State: uint16(n.State), Flags: uint8(n.Flags),
+	}
+	if n.State == 0 {
+		body.State = uint16(Permanent)
+	}
+	if len(n.MAC) > 0 && n.Addr.IsValid() {
+		body.Attributes = &rtnetlink.NeighAttributes{Address: n.Addr.AsSlice(), LLAddress: n.MAC, IfIndex: uint32(n.Link)}
+	}
+	return nl.Marshal(unix.RTM_NEWNEIGH, flags, body, func(ae *netlink.AttributeEncoder) {
+		if body.Attributes == nil {
+			nl.PutAddr(ae, unix.NDA_DST, n.Addr)
+		}
+		if n.Protocol != 0 {
+			ae.Uint8(ndaProtocol, uint8(n.Protocol))
+		}
 	})
-}
-
-// ndmsg is struct ndmsg (include/uapi/linux/neighbour.h).
-type ndmsg struct {
-	family uint8
-	link   int
-	state  State
-	flags  NeighbourFlags
-}
-
-func (m ndmsg) encode(e *nl.Encoder) {
-	h := [unix.SizeofNdMsg]byte{m.family}
-	binary.NativeEndian.PutUint32(h[4:], uint32(m.link))
-	binary.NativeEndian.PutUint16(h[8:], uint16(m.state))
-	h[10] = uint8(m.flags)
-	e.Raw(h[:])
-}
-
-// encode writes the address as it is: 4 bytes for IPv4. Of 16 the kernel would take
-// the first four.
-func (n *Neighbour) encode(e *nl.Encoder) {
-	state := n.State
-	if state == 0 {
-		state = Permanent
-	}
-	ndmsg{family: familyOf(n.Addr), link: n.Link, state: state, flags: n.Flags}.encode(e)
-	e.Addr(unix.NDA_DST, n.Addr)
-	if len(n.MAC) > 0 {
-		e.Bytes(unix.NDA_LLADDR, n.MAC)
-	}
-	if n.Protocol != 0 {
-		e.Uint8(ndaProtocol, uint8(n.Protocol))
-	}
 }
 
 // decodeNeighbour reads the data of an RTM_NEWNEIGH. known is false for the
@@ -230,18 +206,18 @@ func decodeNeighbour(data []byte) (n Neighbour, known bool, _ error) {
 		State: State(binary.NativeEndian.Uint16(data[8:])),
 		Flags: NeighbourFlags(data[10]),
 	}
-	attrs := nl.ParseAttrs(data[unix.SizeofNdMsg:])
-	for attrs.Next() {
-		switch attrs.Type {
+	err := nl.Decode(data[unix.SizeofNdMsg:], func(ad *netlink.AttributeDecoder) error {
+		switch ad.Type() {
 		case unix.NDA_DST:
-			n.Addr = attrs.Addr()
+			ad.Do(nl.Addr(&n.Addr))
 		case unix.NDA_LLADDR:
-			n.MAC = net.HardwareAddr(append([]byte(nil), attrs.Data...))
+			n.MAC = ad.Bytes()
 		case ndaProtocol:
-			n.Protocol = Protocol(attrs.Uint8())
+			n.Protocol = Protocol(ad.Uint8())
 		}
-	}
-	if err := attrs.Err(); err != nil {
+		return nil
+	})
+	if err != nil {
 		return Neighbour{}, false, err
 	}
 	if !n.Addr.IsValid() || familyOf(n.Addr) != family {

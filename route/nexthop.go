@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -108,12 +109,12 @@ func (c *Conn) NexthopObjects(f NexthopFilter) ([]NexthopObject, error) {
 	}
 
 	var list []NexthopObject
-	err := c.nl.Dump("list nexthop objects", unix.RTM_GETNEXTHOP, func(e *nl.Encoder) {
-		nhmsg{}.encode(e)
+	ask, err := nl.Encode(unix.RTM_GETNEXTHOP, 0, nhmsg(0, 0, 0), func(ae *netlink.AttributeEncoder) {
 		if f.Link != 0 {
-			e.Uint32(nhaLink, uint32(f.Link))
+			ae.Uint32(nhaLink, uint32(f.Link))
 		}
-	}, func(m nl.Message) error {
+	})
+	err = c.nl.List("list nexthop objects", ask, err, func(m netlink.Message) error {
 		if m.Header.Type != unix.RTM_NEWNEXTHOP {
 			return nil
 		}
@@ -130,37 +131,23 @@ func (c *Conn) NexthopObjects(f NexthopFilter) ([]NexthopObject, error) {
 // AddNexthopObject adds an object. The error matches fs.ErrExist where its number is
 // taken.
 func (c *Conn) AddNexthopObject(n NexthopObject) error {
-	if err := c.usable(); err != nil {
-		return err
-	}
-
-	var b nl.Batch
-	n.AppendAdd(&b)
-	return c.nl.Execute(&b)
+	m, err := n.AddMessage()
+	return c.change("add nexthop object", &n, m, err)
 }
 
 // ReplaceNexthopObject adds an object, or changes the one of its number, and with
 // it each route that has it.
 func (c *Conn) ReplaceNexthopObject(n NexthopObject) error {
-	if err := c.usable(); err != nil {
-		return err
-	}
-
-	var b nl.Batch
-	n.AppendReplace(&b)
-	return c.nl.Execute(&b)
+	m, err := n.ReplaceMessage()
+	return c.change("replace nexthop object", &n, m, err)
 }
 
 // DelNexthopObject deletes an object by its number, and the routes that have it. The
 // error matches fs.ErrNotExist where there is none.
 func (c *Conn) DelNexthopObject(id uint32) error {
-	if err := c.usable(); err != nil {
-		return err
-	}
-
-	var b nl.Batch
-	NexthopObject{ID: id}.AppendDel(&b)
-	return c.nl.Execute(&b)
+	n := NexthopObject{ID: id}
+	m, err := n.DelMessage()
+	return c.change("delete nexthop object", &n, m, err)
 }
 
 // RemoveNexthopObject is DelNexthopObject for which an object that is not there is
@@ -172,39 +159,29 @@ func (c *Conn) RemoveNexthopObject(id uint32) error {
 	return absentIsSuccess(c.DelNexthopObject(id))
 }
 
-// AppendAdd appends the request of Conn.AddNexthopObject to a batch, for packages of
-// this module.
-func (n NexthopObject) AppendAdd(b *nl.Batch) {
+// AddMessage gives the request of Conn.AddNexthopObject, for those who put several
+// requests into one datagram.
+func (n NexthopObject) AddMessage() (netlink.Message, error) {
 	n.Protocol = n.protocol()
-	b.Request("add nexthop object", &n, unix.RTM_NEWNEXTHOP, unix.NLM_F_CREATE|unix.NLM_F_EXCL, n.encode)
+	return n.message(netlink.Create | netlink.Excl)
 }
 
-// AppendReplace appends the request of Conn.ReplaceNexthopObject to a batch, for
-// packages of this module.
-func (n NexthopObject) AppendReplace(b *nl.Batch) {
+// ReplaceMessage gives the request of Conn.ReplaceNexthopObject.
+func (n NexthopObject) ReplaceMessage() (netlink.Message, error) {
 	n.Protocol = n.protocol()
-	b.Request("replace nexthop object", &n, unix.RTM_NEWNEXTHOP, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, n.encode)
+	return n.message(netlink.Create | netlink.Replace)
 }
 
-// AppendDel appends the request of Conn.DelNexthopObject to a batch, for packages of
-// this module.
-func (n NexthopObject) AppendDel(b *nl.Batch) {
-	b.Request("delete nexthop object", &n, unix.RTM_DELNEXTHOP, 0, func(e *nl.Encoder) {
-		nhmsg{}.encode(e)
-		e.Uint32(nhaID, n.ID)
-	})
+// DelMessage gives the request of Conn.DelNexthopObject.
+func (n NexthopObject) DelMessage() (netlink.Message, error) {
+	return nl.Encode(unix.RTM_DELNEXTHOP, 0, nhmsg(0, 0, 0), func(ae *netlink.AttributeEncoder) { ae.Uint32(nhaID, n.ID) })
 }
 
 // nhmsg is struct nhmsg.
-type nhmsg struct {
-	family, scope, protocol uint8
-	flags                   uint32
-}
-
-func (m nhmsg) encode(e *nl.Encoder) {
-	h := [nhMsgLen]byte{m.family, m.scope, m.protocol}
-	binary.NativeEndian.PutUint32(h[4:], m.flags)
-	e.Raw(h[:])
+func nhmsg(family, protocol uint8, flags Flags) []byte {
+	h := [nhMsgLen]byte{family, 0, protocol}
+	binary.NativeEndian.PutUint32(h[4:], uint32(flags))
+	return h[:]
 }
 
 func (n *NexthopObject) family() uint8 {
@@ -221,54 +198,56 @@ func (n *NexthopObject) protocol() Protocol {
 	return n.Protocol
 }
 
-func (n *NexthopObject) encode(e *nl.Encoder) {
-	h := nhmsg{family: n.family(), protocol: uint8(n.Protocol)}
+func (n *NexthopObject) message(flags netlink.HeaderFlags) (netlink.Message, error) {
+	family := n.family()
 	switch {
 	case n.ID == 0:
-		e.Fail(errNexthopID)
+		return netlink.Message{}, errNexthopID
 	case n.Encapsulated:
-		e.Fail(errNexthopEncap)
+		return netlink.Message{}, errNexthopEncap
 	case n.Resilient:
-		e.Fail(errNexthopRes)
+		return netlink.Message{}, errNexthopRes
 	case len(n.Group) > 0:
-		h.family = unix.AF_UNSPEC
-	case h.family == 0:
-		e.Fail(errNexthopFamily)
+		family = unix.AF_UNSPEC
+	case family == 0:
+		return netlink.Message{}, errNexthopFamily
 	}
+	var hop Flags
 	if n.OnLink {
-		h.flags = uint32(onLink)
+		hop = onLink
 	}
-	h.encode(e)
-	e.Uint32(nhaID, n.ID)
-	if n.FDB {
-		e.Flag(nhaFDB)
-	}
+	return nl.Encode(unix.RTM_NEWNEXTHOP, flags, nhmsg(family, uint8(n.Protocol), hop), n.attributes)
+}
+
+func (n *NexthopObject) attributes(ae *netlink.AttributeEncoder) {
+	ae.Uint32(nhaID, n.ID)
+	ae.Flag(nhaFDB, n.FDB)
 	switch {
 	case len(n.Group) > 0:
-		n.encodeGroup(e)
+		ae.Do(nhaGroup, n.group)
 		return
 	case n.Blackhole:
-		e.Flag(nhaBlackhole)
+		ae.Flag(nhaBlackhole, true)
 		return
 	case n.Link != 0:
-		e.Uint32(nhaLink, uint32(n.Link))
+		ae.Uint32(nhaLink, uint32(n.Link))
 	}
 	if n.Gateway.IsValid() {
-		e.Addr(nhaGateway, n.Gateway)
+		nl.PutAddr(ae, nhaGateway, n.Gateway)
 	}
 }
 
-func (n *NexthopObject) encodeGroup(e *nl.Encoder) {
+// group is an array of struct nexthop_grp.
+func (n *NexthopObject) group() ([]byte, error) {
 	b := make([]byte, 0, nhGroupLen*len(n.Group))
 	for _, m := range n.Group {
 		if m.Weight < 0 || m.Weight > 256 {
-			e.Fail(fmt.Errorf("weight %d of a group's member is not within 1 and 256", m.Weight))
-			return
+			return nil, fmt.Errorf("weight %d of a group's member is not within 1 and 256", m.Weight)
 		}
 		b = binary.NativeEndian.AppendUint32(b, m.ID)
 		b = append(b, uint8(max(m.Weight, 1)-1), 0, 0, 0)
 	}
-	e.Bytes(nhaGroup, b)
+	return b, nil
 }
 
 // decodeNexthop reads the data of an RTM_NEWNEXTHOP.
@@ -282,32 +261,32 @@ func decodeNexthop(data []byte) (NexthopObject, error) {
 		Flags:    Flags(binary.NativeEndian.Uint32(data[4:])),
 	}
 	n.OnLink = n.Flags&onLink != 0
-	attrs := nl.ParseAttrs(data[nhMsgLen:])
-	for attrs.Next() {
-		var err error
-		switch attrs.Type {
+	err := nl.Decode(data[nhMsgLen:], func(ad *netlink.AttributeDecoder) error {
+		switch ad.Type() {
 		case nhaID:
-			n.ID = attrs.Uint32()
+			n.ID = ad.Uint32()
 		case nhaGroup:
-			n.Group, err = decodeGroup(attrs.Data)
+			ad.Do(func(b []byte) error {
+				var err error
+				n.Group, err = decodeGroup(b)
+				return err
+			})
 		case nhaGroupType:
-			n.Resilient = attrs.Uint16() == nhGroupResilient
+			n.Resilient = ad.Uint16() == nhGroupResilient
 		case nhaBlackhole:
 			n.Blackhole = true
 		case nhaLink:
-			n.Link = int(int32(attrs.Uint32()))
+			n.Link = int(int32(ad.Uint32()))
 		case nhaGateway:
-			n.Gateway = attrs.Addr()
+			ad.Do(nl.Addr(&n.Gateway))
 		case nhaEncap:
 			n.Encapsulated = true
 		case nhaFDB:
 			n.FDB = true
 		}
-		if err != nil {
-			return NexthopObject{}, err
-		}
-	}
-	if err := attrs.Err(); err != nil {
+		return nil
+	})
+	if err != nil {
 		return NexthopObject{}, err
 	}
 	if n.ID == 0 {

@@ -214,11 +214,11 @@ func TestCopyKeepsThatNobodyMadeIt(t *testing.T) {
 	}
 	defer conn.Close()
 	var b nl.Batch
-	route.Route{Dst: nstest.Prefix("192.0.2.0/24"), Gateway: nstest.Addr("10.1.0.1")}.AppendCopy(&b, false)
-	route.Route{Dst: nstest.Prefix("192.0.2.0/24"), Gateway: nstest.Addr("10.2.0.1")}.AppendCopy(&b, true)
-	route.Route{Dst: nstest.Prefix("192.0.2.0/24"), Gateway: nstest.Addr("10.1.0.9")}.AppendCopy(&b, false)
-	route.Rule{Family: unix.AF_INET, Priority: 50, IIF: "eth0", Table: 7}.AppendCopy(&b)
-	route.NexthopObject{ID: 7, Gateway: nstest.Addr("10.1.0.1"), Link: h.eth0}.AppendCopy(&b)
+	add(&b, "copy")(route.Route{Dst: nstest.Prefix("192.0.2.0/24"), Gateway: nstest.Addr("10.1.0.1")}.CopyMessage(false))
+	add(&b, "copy")(route.Route{Dst: nstest.Prefix("192.0.2.0/24"), Gateway: nstest.Addr("10.2.0.1")}.CopyMessage(true))
+	add(&b, "copy")(route.Route{Dst: nstest.Prefix("192.0.2.0/24"), Gateway: nstest.Addr("10.1.0.9")}.CopyMessage(false))
+	add(&b, "copy")(route.Rule{Family: unix.AF_INET, Priority: 50, IIF: "eth0", Table: 7}.CopyMessage())
+	add(&b, "copy")(route.NexthopObject{ID: 7, Gateway: nstest.Addr("10.1.0.1"), Link: h.eth0}.CopyMessage())
 	if err := conn.Execute(&b); err != nil {
 		t.Fatal(err)
 	}
@@ -233,7 +233,7 @@ func TestCopyKeepsThatNobodyMadeIt(t *testing.T) {
 		t.Errorf("nexthop objects: %q", shown)
 	}
 	b.Reset()
-	route.Route{Dst: nstest.Prefix("192.0.2.0/24"), Gateway: nstest.Addr("10.2.0.1")}.AppendCopy(&b, true)
+	add(&b, "copy")(route.Route{Dst: nstest.Prefix("192.0.2.0/24"), Gateway: nstest.Addr("10.2.0.1")}.CopyMessage(true))
 	if err := conn.Execute(&b); !errors.Is(err, fs.ErrExist) {
 		t.Errorf("the very same: %v, want %v", err, fs.ErrExist)
 	}

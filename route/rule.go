@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/jsimonetti/rtnetlink/v2"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
@@ -160,9 +162,8 @@ func (c *Conn) Rules(family uint8) ([]Rule, error) {
 	}
 
 	var list []Rule
-	err := c.nl.Dump("list rules", unix.RTM_GETRULE, func(e *nl.Encoder) {
-		e.Raw([]byte{family, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0})
-	}, func(m nl.Message) error {
+	ask, err := nl.Marshal(unix.RTM_GETRULE, 0, &rtnetlink.RuleMessage{Family: family}, nil)
+	err = c.nl.List("list rules", ask, err, func(m netlink.Message) error {
 		if m.Header.Type != unix.RTM_NEWRULE {
 			return nil
 		}
@@ -179,13 +180,8 @@ func (c *Conn) Rules(family uint8) ([]Rule, error) {
 // same Priority, selectors, action and table. Without a Priority there never is:
 // the kernel gives each a new one, and so takes the same rule again and again.
 func (c *Conn) AddRule(r Rule) error {
-	if err := c.usable(); err != nil {
-		return err
-	}
-
-	var b nl.Batch
-	r.AppendAdd(&b)
-	return c.nl.Execute(&b)
+	m, err := r.AddMessage()
+	return c.change("add rule", &r, m, err)
 }
 
 // EnsureRule adds a rule unless there is one that AddRule would find in its way,
@@ -209,13 +205,8 @@ func (c *Conn) EnsureRule(r Rule) (changed bool, _ error) {
 // matches fs.ErrNotExist where there is none. A rule with neither a Priority nor a
 // selector is refused: it would match the kernel's own.
 func (c *Conn) DelRule(r Rule) error {
-	if err := c.usable(); err != nil {
-		return err
-	}
-
-	var b nl.Batch
-	r.AppendDel(&b)
-	return c.nl.Execute(&b)
+	m, err := r.DelMessage()
+	return c.change("delete rule", &r, m, err)
 }
 
 // RemoveRule is DelRule for which a rule that is not there is success.
@@ -226,109 +217,91 @@ func (c *Conn) RemoveRule(r Rule) error {
 	return absentIsSuccess(c.DelRule(r))
 }
 
-// AppendAdd appends the request of Conn.AddRule to a batch, for packages of this
-// module.
-func (r Rule) AppendAdd(b *nl.Batch) {
+// AddMessage gives the request of Conn.AddRule, for those who put several requests into
+// one datagram.
+func (r Rule) AddMessage() (netlink.Message, error) {
 	if r.Protocol == 0 {
 		r.Protocol = ProtocolTombolo
 	}
-	b.Request("add rule", &r, unix.RTM_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, r.encode)
+	return r.message(unix.RTM_NEWRULE, netlink.Create|netlink.Excl)
 }
 
-// AppendDel appends the request of Conn.DelRule to a batch, for packages of this
-// module.
-func (r Rule) AppendDel(b *nl.Batch) {
-	b.Request("delete rule", &r, unix.RTM_DELRULE, 0, func(e *nl.Encoder) {
-		if r.Priority == 0 && r.From.Bits() <= 0 && r.To.Bits() <= 0 && r.IIF == "" && r.OIF == "" && r.mask() == 0 {
-			e.Fail(errRuleWide)
+// DelMessage gives the request of Conn.DelRule.
+func (r Rule) DelMessage() (netlink.Message, error) {
+	if r.Priority == 0 && r.From.Bits() <= 0 && r.To.Bits() <= 0 && r.IIF == "" && r.OIF == "" && r.mask() == 0 {
+		return netlink.Message{}, errRuleWide
+	}
+	return r.message(unix.RTM_DELRULE, 0)
+}
+
+func (r *Rule) message(typ netlink.HeaderType, flags netlink.HeaderFlags) (netlink.Message, error) {
+	family := r.family()
+	switch {
+	case family == 0:
+		return netlink.Message{}, errRuleFamily
+	case r.From.IsValid() && familyOf(r.From.Addr()) != family, r.To.IsValid() && familyOf(r.To.Addr()) != family:
+		return netlink.Message{}, errRuleMixed
+	}
+	body := &rtnetlink.RuleMessage{
+		Family: family, DstLength: uint8(max(r.To.Bits(), 0)), SrcLength: uint8(max(r.From.Bits(), 0)), TOS: r.TOS,
+		Action: uint8(max(r.Action, ToTable)), Attributes: r.attributes(),
+	}
+	if r.table() < 256 {
+		body.Table = uint8(r.table())
+	}
+	if r.Invert {
+		body.Flags = unix.FIB_RULE_INVERT
+	}
+	return nl.Marshal(typ, flags, body, func(ae *netlink.AttributeEncoder) {
+		// The library shortens an IPv6 address that maps an IPv4 one, and has ids of
+		// users of 16 bits.
+		if body.DstLength > 0 {
+			nl.PutAddr(ae, unix.FRA_DST, r.To.Masked().Addr())
 		}
-		r.encode(e)
+		if body.SrcLength > 0 {
+			nl.PutAddr(ae, unix.FRA_SRC, r.From.Masked().Addr())
+		}
+		if r.UIDs != nil {
+			b := binary.NativeEndian.AppendUint32(nil, r.UIDs.First)
+			ae.Bytes(unix.FRA_UID_RANGE, binary.NativeEndian.AppendUint32(b, r.UIDs.Last))
+		}
 	})
 }
 
-// encode writes struct fib_rule_hdr (include/uapi/linux/fib_rules.h) and the
-// attributes.
-func (r *Rule) encode(e *nl.Encoder) {
-	h := [12]byte{r.family(), 0, 0, r.TOS}
-	switch {
-	case h[0] == 0:
-		e.Fail(errRuleFamily)
-	case r.From.IsValid() && familyOf(r.From.Addr()) != h[0], r.To.IsValid() && familyOf(r.To.Addr()) != h[0]:
-		e.Fail(errRuleMixed)
+// attributes are the selectors that are set. A selector of zero is left out rather than
+// sent as zero: the kernel would compare it.
+func (r *Rule) attributes() *rtnetlink.RuleAttributes {
+	a := &rtnetlink.RuleAttributes{
+		Priority: nonZero(r.Priority), IIFName: nonZero(r.IIF), OIFName: nonZero(r.OIF), IPProto: nonZero(r.IPProto),
+		Goto: nonZero(r.Goto), Protocol: nonZero(uint8(r.Protocol)),
+		SuppressPrefixLen: r.SuppressPrefixLength, SuppressIFGroup: r.SuppressGroup,
+		SPortRange: ports(r.SrcPorts), DPortRange: ports(r.DstPorts),
 	}
-	h[1], h[2] = uint8(max(r.To.Bits(), 0)), uint8(max(r.From.Bits(), 0))
-	if r.table() < 256 {
-		h[4] = uint8(r.table())
+	if mask := r.mask(); mask != 0 {
+		a.FwMark, a.FwMask = &r.Mark, &mask
 	}
-	h[7] = uint8(max(r.Action, ToTable))
-	var flags uint32
-	if r.Invert {
-		flags = unix.FIB_RULE_INVERT
+	if table := r.table(); table > 255 {
+		a.Table = &table
 	}
-	binary.NativeEndian.PutUint32(h[8:], flags)
-	e.Raw(h[:])
-	if h[1] > 0 {
-		e.Addr(unix.FRA_DST, r.To.Masked().Addr())
+	if r.L3MDev {
+		a.L3MDev = nonZero(uint8(1))
 	}
-	if h[2] > 0 {
-		e.Addr(unix.FRA_SRC, r.From.Masked().Addr())
-	}
-	r.encodeAttrs(e)
+	return a
 }
 
-// encodeAttrs writes the selectors that are set. A selector of zero is left out
-// rather than sent as zero: the kernel would compare it.
-func (r *Rule) encodeAttrs(e *nl.Encoder) {
-	number := func(typ uint16, v uint32) {
-		if v != 0 {
-			e.Uint32(typ, v)
-		}
+func ports(p PortRange) *rtnetlink.RulePortRange {
+	if p == (PortRange{}) {
+		return nil
 	}
-	optional := func(typ uint16, v *uint32) {
-		if v != nil {
-			e.Uint32(typ, *v)
-		}
+	return &rtnetlink.RulePortRange{Start: p.First, End: p.Last}
+}
+
+// nonZero gives nil for a value that is left out.
+func nonZero[T comparable](v T) *T {
+	if v == *new(T) {
+		return nil
 	}
-	name := func(typ uint16, s string) {
-		if s != "" {
-			e.String(typ, s)
-		}
-	}
-	octet := func(typ uint16, v uint8) {
-		if v != 0 {
-			e.Uint8(typ, v)
-		}
-	}
-	ports := func(typ uint16, p PortRange) {
-		if p != (PortRange{}) {
-			b := binary.NativeEndian.AppendUint16(nil, p.First)
-			e.Bytes(typ, binary.NativeEndian.AppendUint16(b, p.Last))
-		}
-	}
-	number(unix.FRA_PRIORITY, r.Priority)
-	name(unix.FRA_IIFNAME, r.IIF)
-	name(unix.FRA_OIFNAME, r.OIF)
-	if r.mask() != 0 {
-		e.Uint32(unix.FRA_FWMARK, r.Mark)
-		e.Uint32(unix.FRA_FWMASK, r.mask())
-	}
-	octet(unix.FRA_IP_PROTO, r.IPProto)
-	ports(unix.FRA_SPORT_RANGE, r.SrcPorts)
-	ports(unix.FRA_DPORT_RANGE, r.DstPorts)
-	if r.UIDs != nil {
-		b := binary.NativeEndian.AppendUint32(nil, r.UIDs.First)
-		e.Bytes(unix.FRA_UID_RANGE, binary.NativeEndian.AppendUint32(b, r.UIDs.Last))
-	}
-	if r.table() > 255 {
-		e.Uint32(unix.FRA_TABLE, r.table())
-	}
-	number(unix.FRA_GOTO, r.Goto)
-	if r.L3MDev {
-		e.Uint8(unix.FRA_L3MDEV, 1)
-	}
-	optional(unix.FRA_SUPPRESS_PREFIXLEN, r.SuppressPrefixLength)
-	optional(unix.FRA_SUPPRESS_IFGROUP, r.SuppressGroup)
-	octet(unix.FRA_PROTOCOL, uint8(r.Protocol))
+	return &v
 }
 
 // decodeRule reads the data of an RTM_NEWRULE. known is false for the families
@@ -347,22 +320,25 @@ func decodeRule(data []byte) (r Rule, known bool, _ error) {
 	if r.Family != unix.AF_INET && r.Family != unix.AF_INET6 {
 		return Rule{}, false, nil
 	}
-	attrs := nl.ParseAttrs(data[12:])
-	for attrs.Next() {
-		var err error
-		switch attrs.Type {
+	var from, to netip.Addr
+	err := nl.Decode(data[12:], func(ad *netlink.AttributeDecoder) error {
+		switch ad.Type() {
 		case unix.FRA_DST:
-			r.To, err = prefix(r.Family, attrs.Addr(), data[1])
+			ad.Do(nl.Addr(&to))
 		case unix.FRA_SRC:
-			r.From, err = prefix(r.Family, attrs.Addr(), data[2])
+			ad.Do(nl.Addr(&from))
 		default:
-			err = r.decodeAttr(attrs)
+			r.decodeAttr(ad)
 		}
-		if err != nil {
-			return Rule{}, false, err
-		}
+		return nil
+	})
+	if err == nil && to.IsValid() {
+		r.To, err = prefix(r.Family, to, data[1])
 	}
-	if err := attrs.Err(); err != nil {
+	if err == nil && from.IsValid() {
+		r.From, err = prefix(r.Family, from, data[2])
+	}
+	if err != nil {
 		return Rule{}, false, err
 	}
 	return r, true, nil
@@ -370,56 +346,65 @@ func decodeRule(data []byte) (r Rule, known bool, _ error) {
 
 // decodeAttr reads an attribute. One that is not known is kept in mind: a rule
 // without one of its selectors would match more than the rule that was read.
-func (r *Rule) decodeAttr(attrs *nl.Attrs) error {
-	switch attrs.Type {
+func (r *Rule) decodeAttr(ad *netlink.AttributeDecoder) {
+	switch ad.Type() {
 	case unix.FRA_PRIORITY:
-		r.Priority = attrs.Uint32()
+		r.Priority = ad.Uint32()
 	case unix.FRA_IIFNAME:
-		r.IIF = attrs.String()
+		r.IIF = ad.String()
 	case unix.FRA_OIFNAME:
-		r.OIF = attrs.String()
+		r.OIF = ad.String()
 	case unix.FRA_FWMARK:
-		r.Mark = attrs.Uint32()
+		r.Mark = ad.Uint32()
 	case unix.FRA_FWMASK:
-		r.Mask = attrs.Uint32()
+		r.Mask = ad.Uint32()
 	case unix.FRA_IP_PROTO:
-		r.IPProto = attrs.Uint8()
-	case unix.FRA_SPORT_RANGE, unix.FRA_DPORT_RANGE:
-		if len(attrs.Data) != 4 {
-			return fmt.Errorf("%w: a range of ports of %d bytes", nl.ErrMalformed, len(attrs.Data))
-		}
-		p := PortRange{binary.NativeEndian.Uint16(attrs.Data), binary.NativeEndian.Uint16(attrs.Data[2:])}
-		if attrs.Type == unix.FRA_SPORT_RANGE {
-			r.SrcPorts = p
-		} else {
-			r.DstPorts = p
-		}
+		r.IPProto = ad.Uint8()
+	case unix.FRA_SPORT_RANGE:
+		ad.Do(r.SrcPorts.decode)
+	case unix.FRA_DPORT_RANGE:
+		ad.Do(r.DstPorts.decode)
 	case unix.FRA_UID_RANGE:
-		if len(attrs.Data) != 8 {
-			return fmt.Errorf("%w: a range of users of %d bytes", nl.ErrMalformed, len(attrs.Data))
-		}
-		r.UIDs = &UIDRange{binary.NativeEndian.Uint32(attrs.Data), binary.NativeEndian.Uint32(attrs.Data[4:])}
+		r.UIDs = new(UIDRange)
+		ad.Do(r.UIDs.decode)
 	case unix.FRA_TABLE:
-		r.Table = attrs.Uint32()
+		r.Table = ad.Uint32()
 	case unix.FRA_GOTO:
-		r.Goto = attrs.Uint32()
+		r.Goto = ad.Uint32()
 	case unix.FRA_L3MDEV:
-		r.L3MDev = attrs.Uint8() != 0
+		r.L3MDev = ad.Uint8() != 0
 	case unix.FRA_SUPPRESS_PREFIXLEN:
-		r.SuppressPrefixLength = suppress(attrs.Uint32())
+		r.SuppressPrefixLength = suppress(ad.Uint32())
 	case unix.FRA_SUPPRESS_IFGROUP:
-		r.SuppressGroup = suppress(attrs.Uint32())
+		r.SuppressGroup = suppress(ad.Uint32())
 	case unix.FRA_PROTOCOL:
-		r.Protocol = Protocol(attrs.Uint8())
+		r.Protocol = Protocol(ad.Uint8())
 	case unix.FRA_PAD:
 	case fraSportMask, fraDportMask:
 		// What the kernel makes of a range of one port selects no other.
-		if attrs.Uint16() != 0xffff {
-			r.Unknown = append(r.Unknown, attrs.Type)
+		if ad.Uint16() != 0xffff {
+			r.Unknown = append(r.Unknown, ad.Type())
 		}
 	default:
-		r.Unknown = append(r.Unknown, attrs.Type)
+		r.Unknown = append(r.Unknown, ad.Type())
 	}
+}
+
+// decode reads struct fib_rule_port_range.
+func (p *PortRange) decode(b []byte) error {
+	if len(b) != 4 {
+		return fmt.Errorf("a range of ports of %d bytes", len(b))
+	}
+	*p = PortRange{binary.NativeEndian.Uint16(b), binary.NativeEndian.Uint16(b[2:])}
+	return nil
+}
+
+// decode reads struct fib_rule_uid_range.
+func (u *UIDRange) decode(b []byte) error {
+	if len(b) != 8 {
+		return fmt.Errorf("a range of users of %d bytes", len(b))
+	}
+	*u = UIDRange{binary.NativeEndian.Uint32(b), binary.NativeEndian.Uint32(b[4:])}
 	return nil
 }
 

@@ -6,8 +6,9 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/mdlayher/netlink"
+
 	"github.com/tombolo-cni/tombolo/addr"
-	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -141,12 +142,12 @@ func (m *move) addAddresses() []operation {
 	var ops []operation
 	for _, a := range inOrder(m.addresses()) {
 		n := m.moved(a)
-		ops = append(ops, operation{text: "add " + m.words(n), request: n.AppendReplace})
+		ops = append(ops, operation{text: "add " + m.words(n), request: put("replace address", &n, n.ReplaceMessage)})
 		r, comes := prefixRoute(&n)
 		if comes && m.s.address(m.to.Index, a) == nil && hasPrefixRoute(a) && !m.bringsRoute(a) {
 			// Somebody deleted this link's, or another link has one too, which it must not
 			// fall behind.
-			ops = append(ops, operation{text: "delete the route that comes with it, " + m.names.on(r.String()), request: r.AppendDel, done: gone})
+			ops = append(ops, operation{text: "delete the route that comes with it, " + m.names.on(r.String()), request: put("delete route", &r, r.DelMessage), done: gone})
 		}
 	}
 	return ops
@@ -167,7 +168,7 @@ func (m *move) settleAddresses() []operation {
 		if a.Prefix.Addr().Is4() || (have.Flags^a.Flags)&(addr.NoDAD|addr.NoPrefixRoute) == 0 {
 			continue
 		}
-		ops = append(ops, operation{text: "make " + m.words(n) + " an ordinary address", request: n.AppendReplace})
+		ops = append(ops, operation{text: "make " + m.words(n) + " an ordinary address", request: put("replace address", &n, n.ReplaceMessage)})
 	}
 	return ops
 }
@@ -177,7 +178,7 @@ func (m *move) settleAddresses() []operation {
 func (m *move) delAddresses() []operation {
 	var ops []operation
 	for _, a := range slices.Backward(m.addresses()) {
-		ops = append(ops, operation{text: "delete " + m.words(a), request: a.AppendDel, done: gone})
+		ops = append(ops, operation{text: "delete " + m.words(a), request: put("delete address", &a, a.DelMessage), done: gone})
 	}
 	return ops
 }
@@ -201,7 +202,7 @@ func (m *move) addRules() []operation {
 	for _, r := range m.rules() {
 		n := r
 		n.IIF, n.OIF = m.rename(r.IIF), m.rename(r.OIF)
-		ops = append(ops, operation{text: "add rule " + n.String(), request: n.AppendCopy, done: exists})
+		ops = append(ops, operation{text: "add rule " + n.String(), request: put("add rule", &n, n.CopyMessage), done: exists})
 	}
 	return ops
 }
@@ -209,7 +210,7 @@ func (m *move) addRules() []operation {
 func (m *move) delRules() []operation {
 	var ops []operation
 	for _, r := range m.rules() {
-		ops = append(ops, operation{text: "delete rule " + r.String(), request: r.AppendDel, done: gone})
+		ops = append(ops, operation{text: "delete rule " + r.String(), request: put("delete rule", &r, r.DelMessage), done: gone})
 	}
 	return ops
 }
@@ -248,7 +249,7 @@ func (m *move) copyNeighbours() []operation {
 		if to.Flags&route.Proxy != 0 {
 			text = "answer for " + m.names.on(to.String())
 		}
-		ops = append(ops, operation{text: text, request: to.AppendReplace})
+		ops = append(ops, operation{text: text, request: put("replace neighbour", &to, to.ReplaceMessage)})
 	}
 	return ops
 }
@@ -284,7 +285,7 @@ func (m *move) delNeighbours() []operation {
 	var ops []operation
 	for _, n := range m.s.Neighbours {
 		if n.Link == m.from.Index && (n.State == route.Permanent || n.Flags&(route.Proxy|route.ExternalLearned) != 0) {
-			ops = append(ops, operation{text: "delete neighbour " + m.names.on(n.String()), request: n.AppendDel, done: gone})
+			ops = append(ops, operation{text: "delete neighbour " + m.names.on(n.String()), request: put("delete neighbour", &n, n.DelMessage), done: gone})
 		}
 	}
 	return ops
@@ -311,7 +312,7 @@ func (m *move) moveRoutes() []operation {
 	}
 	ops = append(ops, m.moveTunnels()...)
 	for _, r := range m.s.byObject {
-		ops = append(ops, operation{text: "replace route " + r.String(), request: func(b *nl.Batch) { r.AppendCopy(b, false) }})
+		ops = append(ops, operation{text: "replace route " + r.String(), request: put("replace route", &r, func() (netlink.Message, error) { return r.CopyMessage(false) })})
 	}
 	return ops
 }
@@ -366,7 +367,7 @@ func (m *move) moveNexthops() []operation {
 			continue
 		}
 		n.Link = m.to.Index
-		ops = append(ops, operation{text: "replace nexthop object " + m.names.on(n.String()), request: n.AppendCopy})
+		ops = append(ops, operation{text: "replace nexthop object " + m.names.on(n.String()), request: put("replace nexthop object", &n, n.CopyMessage)})
 	}
 	return ops
 }
@@ -375,15 +376,15 @@ func (m *move) moveNexthops() []operation {
 // the kernel can: packets find one or the other at any moment.
 func (m *move) moveRoute(r *route.Route) []operation {
 	n := m.movedRoute(r)
-	add := operation{text: "add route " + m.names.on(n.String()), request: func(b *nl.Batch) { n.AppendCopy(b, true) }, done: exists}
-	del := operation{text: "delete route " + m.names.on(r.String()), request: r.AppendDel, done: gone}
+	add := operation{text: "add route " + m.names.on(n.String()), request: put("append route", &n, func() (netlink.Message, error) { return n.CopyMessage(true) }), done: exists}
+	del := operation{text: "delete route " + m.names.on(r.String()), request: put("delete route", r, r.DelMessage), done: gone}
 	switch {
 	case m.arrives(r) || m.isThere(&n):
 		return []operation{del}
 	case n.Priority != r.Priority, len(r.Nexthops) == 0 && (onEachLink(r) || !m.isFirst(r)):
 		return []operation{add, del}
 	}
-	return []operation{{text: "replace route " + m.names.on(n.String()), request: func(b *nl.Batch) { n.AppendCopy(b, false) }, done: exists}}
+	return []operation{{text: "replace route " + m.names.on(n.String()), request: put("replace route", &n, func() (netlink.Message, error) { return n.CopyMessage(false) }), done: exists}}
 }
 
 // movedRoute is the route by the other link.

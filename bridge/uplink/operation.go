@@ -2,9 +2,12 @@ package uplink
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"strconv"
 	"strings"
+
+	"github.com/mdlayher/netlink"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
@@ -20,6 +23,14 @@ type operation struct {
 	setting *setting
 	// deaf says that the NIC takes nothing in while the kernel does it: see detour.
 	deaf bool
+}
+
+// put gives what appends one request to a batch.
+func put(op string, obj fmt.Stringer, message func() (netlink.Message, error)) func(*nl.Batch) {
+	return func(b *nl.Batch) {
+		m, err := message()
+		b.Add(op, obj, m, err)
+	}
 }
 
 func set(list ...setting) []operation {

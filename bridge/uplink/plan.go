@@ -259,7 +259,7 @@ func (m *move) keepAddresses() []operation {
 	var ops []operation
 	for _, a := range slices.Backward(m.addresses()) {
 		if a.Prefix.Addr().IsLinkLocalUnicast() {
-			ops = append(ops, operation{text: "delete " + m.words(a), request: a.AppendDel, done: gone})
+			ops = append(ops, operation{text: "delete " + m.words(a), request: put("delete address", &a, a.DelMessage), done: gone})
 			continue
 		}
 		n := a
@@ -270,7 +270,7 @@ func (m *move) keepAddresses() []operation {
 		if n.Flags == a.Flags && a.Valid == nil {
 			continue
 		}
-		ops = append(ops, operation{text: "keep " + m.words(n), request: n.AppendReplace})
+		ops = append(ops, operation{text: "keep " + m.words(n), request: put("replace address", &n, n.ReplaceMessage)})
 	}
 	return ops
 }

@@ -132,7 +132,8 @@ func (c *Conn) probe(ctx context.Context, link int, list []target) error {
 		if len(n.MAC) == 0 {
 			ask = route.Neighbour{Addr: a, Link: link, State: route.Failed, Flags: useFlag}
 		}
-		ask.AppendReplace(&b)
+		m, err := ask.ReplaceMessage()
+		b.Add("replace neighbour", &ask, m, err)
 	}
 	return c.execute(ctx, &b)
 }

@@ -33,17 +33,22 @@ func align(n int) int { return (n + 3) &^ 3 }
 func Decode(b []byte, fn func(ad *netlink.AttributeDecoder) error) error {
 	ad, err := netlink.NewAttributeDecoder(b)
 	if err != nil {
-		return fmt.Errorf("%w: %w", ErrMalformed, err)
+		return malformed(err)
 	}
 	for ad.Next() {
 		if err := fn(ad); err != nil {
 			return err
 		}
 	}
-	if err := ad.Err(); err != nil {
-		return fmt.Errorf("%w: %w", ErrMalformed, err)
+	return malformed(ad.Err())
+}
+
+// malformed has an error of the library's match ErrMalformed.
+func malformed(err error) error {
+	if err == nil || errors.Is(err, ErrMalformed) {
+		return err
 	}
-	return nil
+	return fmt.Errorf("%w: %w", ErrMalformed, err)
 }
 
 // Addr reads an attribute of an address of 4 or of 16 bytes, for AttributeDecoder.Do. An

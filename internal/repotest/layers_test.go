@@ -145,8 +145,8 @@ func bans() []ban {
 			"everything is netlink: only the IPAM plugin that a user named is run"},
 		{"shipped packages", shippedBut(), []string{"testing", module + "/internal/nstest", module + "/internal/nstest/fault", module + "/internal/nl/nltest"}, "fixtures are for tests"},
 		{"shipped packages", shippedBut("internal/nl"), []string{"unsafe", "C"}, "only the ioctls of internal/nl take pointers; who else needs it gets an exception here, with a reason"},
-		{"shipped packages", shippedBut(), []string{"github.com/vishvananda", "github.com/google/nftables", "github.com/mdlayher/netlink", "github.com/jsimonetti"},
-			"netlink is spoken by internal/nl; these are for tests to compare with"},
+		{"shipped packages", shippedBut(), []string{"github.com/vishvananda", "github.com/ti-mo", "github.com/florianl"},
+			"netlink is mdlayher's, and what is said over it jsimonetti's and google's: one way is enough"},
 		{"shipped packages", shippedBut("dhcpc/transport"), []string{"github.com/mdlayher/packet"}, "packet sockets take the kernel long to close: they are for DHCP and ARP"},
 	}
 }
@@ -227,6 +227,8 @@ func binaryModules() map[string]string {
 		"github.com/u-root/uio":              "of insomniacslk/dhcp's",
 		"github.com/pierrec/lz4/v4":          "of u-root/uio's",
 		"github.com/josharian/native":        "of mdlayher/packet's",
+		"github.com/jsimonetti/rtnetlink/v2": "the messages of rtnetlink",
+		"github.com/mdlayher/netlink":        "netlink's messages and attributes",
 		"github.com/mdlayher/packet":         "packet sockets",
 		"github.com/mdlayher/socket":         "of mdlayher/packet's",
 	}

@@ -4,6 +4,14 @@ go 1.26.0
 
 require github.com/tombolo-cni/tombolo v0.0.0
 
-require golang.org/x/sys v0.49.0 // indirect
+require (
+	github.com/google/go-cmp v0.7.0 // indirect
+	github.com/jsimonetti/rtnetlink/v2 v2.2.0 // indirect
+	github.com/mdlayher/netlink v1.11.2 // indirect
+	github.com/mdlayher/socket v0.7.0 // indirect
+	golang.org/x/net v0.59.0 // indirect
+	golang.org/x/sync v0.23.0 // indirect
+	golang.org/x/sys v0.49.0 // indirect
+)
 
 replace github.com/tombolo-cni/tombolo => ../..

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
@@ -103,12 +104,13 @@ func (c *Conn) List(ctx context.Context, filters ...Filter) ([]Flow, error) {
 func (c *Conn) count() (uint32, error) {
 	var count uint32
 	var b nl.Batch
-	b.Get("count flows", nil, messageStats, 0, func(e *nl.Encoder) { header(e, unix.AF_UNSPEC) }, func(m nl.Message) error {
+	m, err := encode(messageStats, 0, unix.AF_UNSPEC, nil)
+	b.AddGet("count flows", nil, m, err, func(m netlink.Message) error {
 		var err error
 		count, err = decodeStats(m.Data)
 		return err
 	})
-	err := c.nl.Execute(&b)
+	err = c.nl.Execute(&b)
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
 		// nfnetlink knows no such subsystem, and could not load it.
 		return 0, &tombolo.OpError{Op: "count flows", Err: fmt.Errorf(
@@ -121,16 +123,18 @@ func (c *Conn) count() (uint32, error) {
 // ask puts a question to the kernel, or where it refuses it, asks for all flows of
 // the family.
 func (c *Conn) ask(q *question) ([]Flow, error) {
-	list, err := c.dump(q, q.encode)
+	m, err := q.message()
+	list, err := c.dump(q, m, err)
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
-		list, err = c.dump(q, func(e *nl.Encoder) { header(e, q.common.Family) })
+		m, err = encode(messageGet, 0, q.common.Family, nil)
+		list, err = c.dump(q, m, err)
 	}
 	return list, err
 }
 
-func (c *Conn) dump(q *question, request func(*nl.Encoder)) ([]Flow, error) {
+func (c *Conn) dump(q *question, ask netlink.Message, err error) ([]Flow, error) {
 	var list []Flow
-	err := c.nl.Dump("list flows "+q.String(), messageGet, request, func(m nl.Message) error {
+	err = c.nl.List("list flows "+q.String(), ask, err, func(m netlink.Message) error {
 		if m.Header.Type != messageNew {
 			return nil
 		}
@@ -188,7 +192,8 @@ func (c *Conn) delete(ctx context.Context, list []Flow) (int, error) {
 func (c *Conn) deleteAtOnce(list []Flow) (deleted, failed int, _ error) {
 	var b nl.Batch
 	for i := range list {
-		b.Request("delete flow", &list[i], messageDelete, 0, list[i].encodeDelete)
+		m, err := list[i].deleteMessage()
+		b.Add("delete flow", &list[i], m, err)
 	}
 	err := c.nl.Execute(&b)
 	var first error

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -226,12 +227,14 @@ func FuzzFlow(f *testing.F) {
 			t.Fatalf("deleted %d, %v", n, err)
 		}
 		sent := nltest.Split(rec.Sent()[0])[0].Data
-		attrs := nl.ParseAttrs(sent[headerLen:])
-		if !attrs.Next() || attrs.Type != attrTupleOrig {
-			t.Fatalf("the request to delete it begins with attribute %d", attrs.Type)
+		attrs, err := netlink.NewAttributeDecoder(sent[headerLen:])
+		if err != nil || !attrs.Next() || attrs.Type() != attrTupleOrig {
+			t.Fatalf("the request to delete it begins with %x, %v", sent[headerLen:], err)
 		}
-		if tuple, proto, err := decodeTuple(attrs.Nested()); err != nil || tuple != flow.Orig || proto != flow.Proto {
-			t.Errorf("%s is deleted as %s of protocol %d, %v", flow, tuple, proto, err)
+		var tuple Tuple
+		var proto uint8
+		if attrs.Do(decodeTuple(&tuple, &proto)); attrs.Err() != nil || tuple != flow.Orig || proto != flow.Proto {
+			t.Errorf("%s is deleted as %s of protocol %d, %v", flow, tuple, proto, attrs.Err())
 		}
 	})
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
@@ -237,7 +238,7 @@ func TestErrors(t *testing.T) {
 		stay := plain("udp", "198.51.100.1:4001", "192.0.2.1:53")
 		insert(t, ns, stay)
 		insert(t, ns, plain("udp", "198.51.100.1:4000", "192.0.2.1:53"))
-		c := dialFaulty(t, ns, &nltest.Fault{Type: messageDelete, Errno: unix.EBUSY, Match: func(m nl.Message) bool {
+		c := dialFaulty(t, ns, &nltest.Fault{Type: messageDelete, Errno: unix.EBUSY, Match: func(m netlink.Message) bool {
 			return strings.Contains(string(m.Data), "\x0f\xa1") // 4001
 		}})
 		n, err := c.Flush(ctx, udp53)

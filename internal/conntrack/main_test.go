@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -80,11 +81,10 @@ func dialCrowded(tb testing.TB, ns *netns.NS) *Conn {
 
 // fakeKernel has a number of flows, and never one that is asked for.
 func fakeKernel(count uint32) *nltest.Fake {
-	return nltest.NewFake(func(requests []nl.Message) [][]byte {
+	return nltest.NewFake(func(requests []netlink.Message) [][]byte {
 		if r := requests[0]; r.Header.Type == messageStats {
-			return [][]byte{nltest.Reply(r, messageStats, 0, nltest.Encode(func(e *nl.Encoder) {
-				header(e, unix.AF_UNSPEC)
-				e.Uint32BE(statsEntries, count)
+			return [][]byte{nltest.Reply(r, messageStats, 0, nltest.Body(header(unix.AF_UNSPEC), func(ae *netlink.AttributeEncoder) {
+				ae.Bytes(statsEntries, binary.BigEndian.AppendUint32(nil, count))
 			}))}
 		}
 		return nltest.AckAll(requests)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -56,25 +57,53 @@ const (
 // headerLen is the length of struct nfgenmsg.
 const headerLen = 4
 
-// header appends struct nfgenmsg (include/uapi/linux/netfilter/nfnetlink.h). The
-// kernel lists flows of that family only.
-func header(e *nl.Encoder, family uint8) { e.Raw([]byte{family, unix.NFNETLINK_V0, 0, 0}) }
+// header is struct nfgenmsg (include/uapi/linux/netfilter/nfnetlink.h). The kernel
+// lists flows of that family only.
+func header(family uint8) []byte { return []byte{family, unix.NFNETLINK_V0, 0, 0} }
 
-func port(e *nl.Encoder, typ, v uint16) { e.Bytes(typ, binary.BigEndian.AppendUint16(nil, v)) }
+// encode puts a request together. Numbers are in network order in all attributes but
+// those of a filter.
+func encode(typ netlink.HeaderType, flags netlink.HeaderFlags, family uint8, fn func(ae *netlink.AttributeEncoder)) (netlink.Message, error) {
+	return nl.Encode(typ, flags, header(family), func(ae *netlink.AttributeEncoder) {
+		ae.ByteOrder = binary.BigEndian
+		if fn != nil {
+			fn(ae)
+		}
+	})
+}
 
-// encodeDelete names the flow by its tuple, zone and number. It must never go without
+// nested writes a nest that has no errors of its own.
+func nested(ae *netlink.AttributeEncoder, typ uint16, fn func(ae *netlink.AttributeEncoder)) {
+	ae.Nested(typ, func(ae *netlink.AttributeEncoder) error {
+		fn(ae)
+		return nil
+	})
+}
+
+// deleteMessage names the flow by its tuple, zone and number. It must never go without
 // the tuple: the kernel then deletes all flows.
-func (f *Flow) encodeDelete(e *nl.Encoder) {
+func (f *Flow) deleteMessage() (netlink.Message, error) {
 	if len(f.tuple) == 0 {
-		e.Fail(fmt.Errorf("%w: a flow without a tuple", nl.ErrMalformed))
-		return
+		return netlink.Message{}, fmt.Errorf("%w: a flow without a tuple", nl.ErrMalformed)
 	}
-	header(e, familyOf(f.Orig.Src.Addr()))
-	e.Bytes(attrTupleOrig|unix.NLA_F_NESTED, f.tuple)
-	if f.Zone != 0 {
-		port(e, attrZone, f.Zone)
-	}
-	e.Uint32BE(attrID, f.ID)
+	return encode(messageDelete, 0, familyOf(f.Orig.Src.Addr()), func(ae *netlink.AttributeEncoder) {
+		f.encodeTuple(ae)
+		ae.Uint32(attrID, f.ID)
+	})
+}
+
+// walk goes over attributes whose numbers are in network order.
+func walk(b []byte, fn func(ad *netlink.AttributeDecoder)) error {
+	return nl.Decode(b, func(ad *netlink.AttributeDecoder) error {
+		ad.ByteOrder = binary.BigEndian
+		fn(ad)
+		return nil
+	})
+}
+
+// inside walks over the attributes within one.
+func inside(ad *netlink.AttributeDecoder, fn func(ad *netlink.AttributeDecoder)) {
+	ad.Do(func(b []byte) error { return walk(b, fn) })
 }
 
 // decodeStats reads the answer to IPCTNL_MSG_CT_GET_STATS: how many flows there are.
@@ -84,50 +113,45 @@ func decodeStats(b []byte) (uint32, error) {
 	}
 	var entries uint32
 	seen := false
-	attrs := nl.ParseAttrs(b[headerLen:])
-	for attrs.Next() {
-		if attrs.Type == statsEntries {
-			entries, seen = attrs.Uint32BE(), true
+	err := walk(b[headerLen:], func(ad *netlink.AttributeDecoder) {
+		if ad.Type() == statsEntries {
+			entries, seen = ad.Uint32(), true
 		}
-	}
-	if attrs.Err() == nil && !seen {
+	})
+	if err == nil && !seen {
 		return 0, fmt.Errorf("%w: statistics without the number of flows", nl.ErrMalformed)
 	}
-	return entries, attrs.Err()
+	return entries, err
 }
 
-// decode reads a message of type IPCTNL_MSG_CT_NEW. The flow keeps a part of b.
+// decode reads a message of type IPCTNL_MSG_CT_NEW.
 func decode(b []byte) (Flow, error) {
 	var f Flow
 	if len(b) < headerLen {
 		return f, fmt.Errorf("%w: a flow of %d bytes", nl.ErrMalformed, len(b))
 	}
 	var proto uint8
-	var err error
 	seen := 0
-	attrs := nl.ParseAttrs(b[headerLen:])
-	for attrs.Next() && err == nil {
-		switch attrs.Type {
+	err := walk(b[headerLen:], func(ad *netlink.AttributeDecoder) {
+		switch ad.Type() {
 		case attrTupleOrig:
-			f.tuple = attrs.Data
-			f.Orig, f.Proto, err = decodeTuple(attrs.Nested())
+			f.tuple = ad.Bytes()
+			ad.Do(decodeTuple(&f.Orig, &f.Proto))
 			seen |= 1
 		case attrTupleReply:
-			f.Reply, proto, err = decodeTuple(attrs.Nested())
+			ad.Do(decodeTuple(&f.Reply, &proto))
 			seen |= 2
 		case attrStatus:
-			f.Status = attrs.Uint32BE()
+			f.Status = ad.Uint32()
 		case attrID:
-			f.ID = attrs.Uint32BE()
+			f.ID = ad.Uint32()
 			seen |= 4
 		case attrZone:
-			f.Zone, err = uint16BE(attrs)
+			f.Zone = ad.Uint16()
 		}
-	}
+	})
 	switch {
 	case err != nil:
-	case attrs.Err() != nil:
-		err = attrs.Err()
 	case seen != 7:
 		err = fmt.Errorf("%w: a flow without both of its tuples and its number", nl.ErrMalformed)
 	case proto != f.Proto:
@@ -141,75 +165,48 @@ func decode(b []byte) (Flow, error) {
 
 // decodeTuple reads CTA_TUPLE_ORIG or CTA_TUPLE_REPLY. A tuple has both addresses, of
 // one family; that the reply's is of the same holds for every kernel without NAT64.
-func decodeTuple(attrs *nl.Attrs) (t Tuple, proto uint8, _ error) {
-	var src, dst netip.Addr
-	var srcPort, dstPort uint16
-	var err error
-	for attrs.Next() && err == nil {
-		switch attrs.Type {
-		case tupleIP:
-			src, dst, err = decodeAddrs(attrs.Nested())
-		case tupleProto:
-			proto, srcPort, dstPort, err = decodeProto(attrs.Nested())
+func decodeTuple(t *Tuple, proto *uint8) func([]byte) error {
+	return func(b []byte) error {
+		var src, dst netip.Addr
+		var srcPort, dstPort uint16
+		err := walk(b, func(ad *netlink.AttributeDecoder) {
+			switch ad.Type() {
+			case tupleIP:
+				inside(ad, func(ad *netlink.AttributeDecoder) {
+					switch ad.Type() {
+					case ipV4Src, ipV6Src:
+						ad.Do(address(&src, ad.Type() == ipV4Src))
+					case ipV4Dst, ipV6Dst:
+						ad.Do(address(&dst, ad.Type() == ipV4Dst))
+					}
+				})
+			case tupleProto:
+				inside(ad, func(ad *netlink.AttributeDecoder) {
+					switch ad.Type() {
+					case protoNum:
+						*proto = ad.Uint8()
+					case protoSrcPort:
+						srcPort = ad.Uint16()
+					case protoDstPort:
+						dstPort = ad.Uint16()
+					}
+				})
+			}
+		})
+		if err == nil && (!src.IsValid() || !dst.IsValid() || src.Is4() != dst.Is4()) {
+			err = fmt.Errorf("%w: a tuple without two addresses", nl.ErrMalformed)
 		}
+		*t = Tuple{netip.AddrPortFrom(src, srcPort), netip.AddrPortFrom(dst, dstPort)}
+		return err
 	}
-	if err == nil {
-		err = attrs.Err()
-	}
-	if err == nil && (!src.IsValid() || !dst.IsValid() || src.Is4() != dst.Is4()) {
-		err = fmt.Errorf("%w: a tuple without two addresses", nl.ErrMalformed)
-	}
-	if err != nil {
-		return Tuple{}, 0, err
-	}
-	return Tuple{netip.AddrPortFrom(src, srcPort), netip.AddrPortFrom(dst, dstPort)}, proto, nil
 }
 
-func decodeAddrs(attrs *nl.Attrs) (src, dst netip.Addr, _ error) {
-	for attrs.Next() {
-		var is4 bool
-		switch attrs.Type {
-		case ipV4Src, ipV4Dst:
-			is4 = true
-		case ipV6Src, ipV6Dst:
-		default:
-			continue
+// address reads an attribute of an address of one family.
+func address(into *netip.Addr, is4 bool) func([]byte) error {
+	return func(b []byte) error {
+		if (len(b) == 4) != is4 {
+			return fmt.Errorf("an address of %d bytes", len(b))
 		}
-		a := attrs.Addr()
-		if a.IsValid() && a.Is4() != is4 {
-			return src, dst, fmt.Errorf("%w: attribute %d of %d bytes", nl.ErrMalformed, attrs.Type, len(attrs.Data))
-		}
-		if attrs.Type == ipV4Src || attrs.Type == ipV6Src {
-			src = a
-		} else {
-			dst = a
-		}
+		return nl.Addr(into)(b)
 	}
-	return src, dst, attrs.Err()
-}
-
-func decodeProto(attrs *nl.Attrs) (proto uint8, srcPort, dstPort uint16, _ error) {
-	var err error
-	for attrs.Next() && err == nil {
-		switch attrs.Type {
-		case protoNum:
-			proto = attrs.Uint8()
-		case protoSrcPort:
-			srcPort, err = uint16BE(attrs)
-		case protoDstPort:
-			dstPort, err = uint16BE(attrs)
-		}
-	}
-	if err == nil {
-		err = attrs.Err()
-	}
-	return proto, srcPort, dstPort, err
-}
-
-// uint16BE reads a value of two bytes in network order.
-func uint16BE(a *nl.Attrs) (uint16, error) {
-	if len(a.Data) != 2 {
-		return 0, fmt.Errorf("%w: attribute %d: %d bytes where 2 are due", nl.ErrMalformed, a.Type, len(a.Data))
-	}
-	return binary.BigEndian.Uint16(a.Data), nil
 }

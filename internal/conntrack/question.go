@@ -1,10 +1,12 @@
 package conntrack
 
 import (
+	"encoding/binary"
 	"net/netip"
 	"slices"
 	"strings"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -125,26 +127,25 @@ func (q *question) String() string {
 	return strings.Join(list, ", or ")
 }
 
-// encode writes the request.
-func (q *question) encode(e *nl.Encoder) {
+// message is the request.
+func (q *question) message() (netlink.Message, error) {
 	f := &q.common
-	header(e, f.Family)
-	if f.Family == unix.AF_UNSPEC {
-		return
-	}
 	orig, reply := flags(f.Orig, f.Family), flags(f.Reply, f.Family)
 	// The protocol is the same in both tuples, so that one may name it for both.
 	if f.Proto != 0 && reply&filterProto == 0 {
 		orig |= filterProto
 	}
-	if orig == 0 && reply == 0 {
-		return
-	}
-	encodeFilter(e, attrTupleOrig, f.Proto, f.Orig, orig)
-	encodeFilter(e, attrTupleReply, f.Proto, f.Reply, reply)
-	e.Nest(attrFilter, func(e *nl.Encoder) {
-		e.Uint32(filterOrigFlags, orig)
-		e.Uint32(filterReplyFlags, reply)
+	return encode(messageGet, 0, f.Family, func(ae *netlink.AttributeEncoder) {
+		if f.Family == unix.AF_UNSPEC || orig == 0 && reply == 0 {
+			return
+		}
+		encodeFilter(ae, attrTupleOrig, f.Proto, f.Orig, orig)
+		encodeFilter(ae, attrTupleReply, f.Proto, f.Reply, reply)
+		nested(ae, attrFilter, func(ae *netlink.AttributeEncoder) {
+			ae.ByteOrder = binary.NativeEndian
+			ae.Uint32(filterOrigFlags, orig)
+			ae.Uint32(filterReplyFlags, reply)
+		})
 	})
 }
 
@@ -164,30 +165,30 @@ func flags(m Match, family uint8) uint32 {
 }
 
 // encodeFilter writes the tuple that the flags are about.
-func encodeFilter(e *nl.Encoder, typ uint16, proto uint8, m Match, flags uint32) {
+func encodeFilter(ae *netlink.AttributeEncoder, typ uint16, proto uint8, m Match, flags uint32) {
 	if flags == 0 {
 		return
 	}
 	has := func(bit uint32) bool { return flags&bit != 0 }
-	e.Nest(typ, func(e *nl.Encoder) {
+	nested(ae, typ, func(ae *netlink.AttributeEncoder) {
 		if has(filterSrc | filterDst) {
-			e.Nest(tupleIP, func(e *nl.Encoder) {
+			nested(ae, tupleIP, func(ae *netlink.AttributeEncoder) {
 				if has(filterSrc) {
-					e.Addr(ipV4Src, m.Src)
+					nl.PutAddr(ae, ipV4Src, m.Src)
 				}
 				if has(filterDst) {
-					e.Addr(ipV4Dst, m.Dst)
+					nl.PutAddr(ae, ipV4Dst, m.Dst)
 				}
 			})
 		}
 		if has(filterProto) {
-			e.Nest(tupleProto, func(e *nl.Encoder) {
-				e.Uint8(protoNum, proto)
+			nested(ae, tupleProto, func(ae *netlink.AttributeEncoder) {
+				ae.Uint8(protoNum, proto)
 				if has(filterSrcPort) {
-					port(e, protoSrcPort, m.SrcPort)
+					ae.Uint16(protoSrcPort, m.SrcPort)
 				}
 				if has(filterDstPort) {
-					port(e, protoDstPort, m.DstPort)
+					ae.Uint16(protoDstPort, m.DstPort)
 				}
 			})
 		}

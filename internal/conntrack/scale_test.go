@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -29,13 +30,14 @@ func fill(tb testing.TB, ns *netns.NS, n int) {
 			src, dst = netip.AddrFrom16([16]byte{0xfd, 14: byte(i >> 16), 15: byte(i >> 8)}), nstest.Addr("2001:db8::8")
 		}
 		sport := uint16(1024 + i&0xff)
-		b.Request("add flow", nil, messageNew, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(e *nl.Encoder) {
-			header(e, familyOf(src))
-			encodeTuple(e, attrTupleOrig, src, dst, sport, 53)
-			encodeTuple(e, attrTupleReply, dst, src, 53, sport)
+		there, back := netip.AddrPortFrom(src, sport), netip.AddrPortFrom(dst, 53)
+		m, err := encode(messageNew, netlink.Create|netlink.Excl, familyOf(src), func(ae *netlink.AttributeEncoder) {
+			nested(ae, attrTupleOrig, Tuple{Src: there, Dst: back}.encode(unix.IPPROTO_UDP))
+			nested(ae, attrTupleReply, Tuple{Src: back, Dst: there}.encode(unix.IPPROTO_UDP))
 			const timeout = 7 // CTA_TIMEOUT, in seconds
-			e.Uint32BE(timeout, 36000)
+			ae.Uint32(timeout, 36000)
 		})
+		b.Add("add flow", nil, m, err)
 		if b.Len() == 200 || i == n-1 {
 			if err := conn.Execute(&b); err != nil {
 				tb.Fatal(err)
@@ -43,24 +45,6 @@ func fill(tb testing.TB, ns *netns.NS, n int) {
 			b.Reset()
 		}
 	}
-}
-
-func encodeTuple(e *nl.Encoder, typ uint16, src, dst netip.Addr, sport, dport uint16) {
-	first := uint16(ipV4Src)
-	if src.Is6() {
-		first = ipV6Src
-	}
-	e.Nest(typ, func(e *nl.Encoder) {
-		e.Nest(tupleIP, func(e *nl.Encoder) {
-			e.Addr(first, src)
-			e.Addr(first+1, dst)
-		})
-		e.Nest(tupleProto, func(e *nl.Encoder) {
-			e.Uint8(protoNum, unix.IPPROTO_UDP)
-			port(e, protoSrcPort, sport)
-			port(e, protoDstPort, dport)
-		})
-	})
 }
 
 // received counts the flows that the kernel has sent.

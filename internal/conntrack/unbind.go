@@ -2,11 +2,11 @@ package conntrack
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
@@ -146,7 +146,8 @@ func bindings(addrs []netip.Addr) []question {
 
 func (c *Conn) bound(q *question) ([]binding, error) {
 	var list []binding
-	err := c.nl.Dump("list translated flows", messageGet, q.encode, func(m nl.Message) error {
+	ask, err := q.message()
+	err = c.nl.List("list translated flows", ask, err, func(m netlink.Message) error {
 		if m.Header.Type != messageNew {
 			return nil
 		}
@@ -164,8 +165,10 @@ func (c *Conn) unbindAtOnce(list []binding) ([]Flow, error) {
 	var b nl.Batch
 	for i := range list {
 		f := &list[i]
-		b.Request("delete flow", &f.flow, messageDelete, 0, f.flow.encodeDelete)
-		b.Request("write flow", &f.flow, messageNew, unix.NLM_F_CREATE|unix.NLM_F_EXCL, f.encode)
+		m, err := f.flow.deleteMessage()
+		b.Add("delete flow", &f.flow, m, err)
+		m, err = f.message()
+		b.Add("write flow", &f.flow, m, err)
 	}
 	err := c.nl.Execute(&b)
 	var opErr *tombolo.OpError
@@ -191,137 +194,142 @@ func (c *Conn) unbindAtOnce(list []binding) ([]Flow, error) {
 
 func (c *Conn) deleteWritten(f *Flow) error {
 	var b nl.Batch
-	b.Request("delete flow", f, messageDelete, 0, f.encodeTuple)
+	m, err := encode(messageDelete, 0, familyOf(f.Orig.Src.Addr()), f.encodeTuple)
+	b.Add("delete flow", f, m, err)
 	if err := c.nl.Execute(&b); err != nil && !errors.Is(err, unix.ENOENT) {
 		return err
 	}
 	return nil
 }
 
-// encode writes a flow as it was: its tuple, the reverse of that, and how the two are
+// message writes a flow as it was: its tuple, the reverse of that, and how the two are
 // translated.
-func (b *binding) encode(e *nl.Encoder) {
+func (b *binding) message() (netlink.Message, error) {
 	f := &b.flow
-	f.encodeTuple(e)
-	reverse := Tuple{Src: f.Orig.Dst, Dst: f.Orig.Src}
-	e.Nest(attrTupleReply, func(e *nl.Encoder) { writeTuple(e, f.Proto, reverse) })
-	if f.Reply.Src != f.Orig.Dst {
-		e.Nest(attrNATDst, func(e *nl.Encoder) { encodeNAT(e, f.Reply.Src) })
-	}
-	e.Nest(attrNATSrc, func(e *nl.Encoder) { encodeNAT(e, f.Reply.Dst) })
-	// Other bits are the kernel's to set, and to name them is an error.
-	e.Uint32BE(attrStatus, statusConfirmed|f.Status&(statusSeenReply|statusAssured|statusFixedTime))
-	if b.info != nil {
-		e.Nest(attrProtoInfo, func(e *nl.Encoder) { e.Nest(protoInfoTCP, b.info.encode) })
-	}
-	for _, a := range b.same {
-		e.Bytes(a.typ, a.value)
-	}
+	return encode(messageNew, netlink.Create|netlink.Excl, familyOf(f.Orig.Src.Addr()), func(ae *netlink.AttributeEncoder) {
+		f.encodeTuple(ae)
+		nested(ae, attrTupleReply, Tuple{Src: f.Orig.Dst, Dst: f.Orig.Src}.encode(f.Proto))
+		if f.Reply.Src != f.Orig.Dst {
+			nested(ae, attrNATDst, encodeNAT(f.Reply.Src))
+		}
+		nested(ae, attrNATSrc, encodeNAT(f.Reply.Dst))
+		// Other bits are the kernel's to set, and to name them is an error.
+		ae.Uint32(attrStatus, statusConfirmed|f.Status&(statusSeenReply|statusAssured|statusFixedTime))
+		if b.info != nil {
+			nested(ae, attrProtoInfo, func(ae *netlink.AttributeEncoder) { nested(ae, protoInfoTCP, b.info.encode) })
+		}
+		for _, a := range b.same {
+			ae.Bytes(a.typ, a.value)
+		}
+	})
 }
 
 // encodeTuple writes what names the flow, whichever one has the tuple.
-func (f *Flow) encodeTuple(e *nl.Encoder) {
-	header(e, familyOf(f.Orig.Src.Addr()))
-	e.Bytes(attrTupleOrig|unix.NLA_F_NESTED, f.tuple)
+func (f *Flow) encodeTuple(ae *netlink.AttributeEncoder) {
+	ae.Bytes(attrTupleOrig|netlink.Nested, f.tuple)
 	if f.Zone != 0 {
-		port(e, attrZone, f.Zone)
+		ae.Uint16(attrZone, f.Zone)
 	}
 }
 
-func writeTuple(e *nl.Encoder, proto uint8, t Tuple) {
+func (t Tuple) encode(proto uint8) func(*netlink.AttributeEncoder) {
 	src, dst := uint16(ipV4Src), uint16(ipV4Dst)
 	if t.Src.Addr().Is6() {
 		src, dst = ipV6Src, ipV6Dst
 	}
-	e.Nest(tupleIP, func(e *nl.Encoder) {
-		e.Addr(src, t.Src.Addr())
-		e.Addr(dst, t.Dst.Addr())
-	})
-	e.Nest(tupleProto, func(e *nl.Encoder) {
-		e.Uint8(protoNum, proto)
-		port(e, protoSrcPort, t.Src.Port())
-		port(e, protoDstPort, t.Dst.Port())
-	})
+	return func(ae *netlink.AttributeEncoder) {
+		nested(ae, tupleIP, func(ae *netlink.AttributeEncoder) {
+			nl.PutAddr(ae, src, t.Src.Addr())
+			nl.PutAddr(ae, dst, t.Dst.Addr())
+		})
+		nested(ae, tupleProto, func(ae *netlink.AttributeEncoder) {
+			ae.Uint8(protoNum, proto)
+			ae.Uint16(protoSrcPort, t.Src.Port())
+			ae.Uint16(protoDstPort, t.Dst.Port())
+		})
+	}
 }
 
 // encodeNAT writes a range of one address and one port.
-func encodeNAT(e *nl.Encoder, to netip.AddrPort) {
+func encodeNAT(to netip.AddrPort) func(*netlink.AttributeEncoder) {
 	low, high := uint16(natV4Min), uint16(natV4Max)
 	if to.Addr().Is6() {
 		low, high = natV6Min, natV6Max
 	}
-	e.Addr(low, to.Addr())
-	e.Addr(high, to.Addr())
-	e.Nest(natProto, func(e *nl.Encoder) {
-		port(e, natPortMin, to.Port())
-		port(e, natPortMax, to.Port())
-	})
+	return func(ae *netlink.AttributeEncoder) {
+		nl.PutAddr(ae, low, to.Addr())
+		nl.PutAddr(ae, high, to.Addr())
+		nested(ae, natProto, func(ae *netlink.AttributeEncoder) {
+			ae.Uint16(natPortMin, to.Port())
+			ae.Uint16(natPortMax, to.Port())
+		})
+	}
 }
 
-func (i *tcpInfo) encode(e *nl.Encoder) {
-	e.Uint8(tcpState, i.state)
+func (i *tcpInfo) encode(ae *netlink.AttributeEncoder) {
+	ae.Uint8(tcpState, i.state)
 	if i.scaled {
-		e.Uint8(tcpScaleOrig, i.scale[0])
-		e.Uint8(tcpScaleReply, i.scale[1])
+		ae.Uint8(tcpScaleOrig, i.scale[0])
+		ae.Uint8(tcpScaleReply, i.scale[1])
 	}
 	// struct nf_ct_tcp_flags: the flags, and which of them are meant.
-	e.Bytes(tcpFlagsOrig, []byte{i.flags[0] | tcpFlagLiberal, 0xff})
-	e.Bytes(tcpFlagsReply, []byte{i.flags[1] | tcpFlagLiberal, 0xff})
+	ae.Bytes(tcpFlagsOrig, []byte{i.flags[0] | tcpFlagLiberal, 0xff})
+	ae.Bytes(tcpFlagsReply, []byte{i.flags[1] | tcpFlagLiberal, 0xff})
 }
 
-// decodeBinding reads a message of type IPCTNL_MSG_CT_NEW, and keeps parts of it.
+// decodeBinding reads a message of type IPCTNL_MSG_CT_NEW.
 func decodeBinding(data []byte) (binding, error) {
 	flow, err := decode(data)
 	if err != nil {
 		return binding{}, err
 	}
 	b := binding{flow: flow}
-	attrs := nl.ParseAttrs(data[headerLen:])
-	for attrs.Next() {
-		switch attrs.Type {
+	keep := func(ad *netlink.AttributeDecoder, flags uint16) {
+		b.same = append(b.same, attribute{ad.Type() | flags, ad.Bytes()})
+	}
+	err = walk(data[headerLen:], func(ad *netlink.AttributeDecoder) {
+		switch ad.Type() {
 		case attrTimeout, attrLabels:
-			b.same = append(b.same, attribute{attrs.Type, attrs.Data})
+			keep(ad, 0)
 		case attrMark:
-			if len(attrs.Data) == 4 && binary.BigEndian.Uint32(attrs.Data) != 0 {
-				b.same = append(b.same, attribute{attrs.Type, attrs.Data})
+			if ad.Uint32() != 0 {
+				keep(ad, 0)
 			}
 		case attrHelp, attrSeqAdjOrig, attrSeqAdjReply, attrSynProxy:
-			b.same = append(b.same, attribute{attrs.Type | unix.NLA_F_NESTED, attrs.Data})
+			keep(ad, netlink.Nested)
 		case attrProtoInfo:
-			if flow.Proto == unix.IPPROTO_TCP {
-				if b.info, err = decodeTCP(attrs.Nested()); err != nil {
-					return binding{}, err
-				}
-			} else {
-				b.same = append(b.same, attribute{attrs.Type | unix.NLA_F_NESTED, attrs.Data})
+			if flow.Proto != unix.IPPROTO_TCP {
+				keep(ad, netlink.Nested)
+				return
 			}
+			inside(ad, func(ad *netlink.AttributeDecoder) {
+				if ad.Type() == protoInfoTCP {
+					b.info = new(tcpInfo)
+					inside(ad, b.info.decode)
+				}
+			})
 		}
+	})
+	if err != nil {
+		return binding{}, err
 	}
-	return b, attrs.Err()
+	return b, nil
 }
 
-func decodeTCP(attrs *nl.Attrs) (*tcpInfo, error) {
-	for attrs.Next() {
-		if attrs.Type != protoInfoTCP {
-			continue
-		}
-		var i tcpInfo
-		inner := attrs.Nested()
-		for inner.Next() {
-			switch inner.Type {
-			case tcpState:
-				i.state = inner.Uint8()
-			case tcpScaleOrig, tcpScaleReply:
-				i.scale[inner.Type-tcpScaleOrig] = inner.Uint8()
-				i.scaled = true
-			case tcpFlagsOrig, tcpFlagsReply:
-				if len(inner.Data) != 2 {
-					return nil, fmt.Errorf("%w: flags of %d bytes", nl.ErrMalformed, len(inner.Data))
-				}
-				i.flags[inner.Type-tcpFlagsOrig] = inner.Data[0]
+func (i *tcpInfo) decode(ad *netlink.AttributeDecoder) {
+	switch ad.Type() {
+	case tcpState:
+		i.state = ad.Uint8()
+	case tcpScaleOrig, tcpScaleReply:
+		i.scale[ad.Type()-tcpScaleOrig] = ad.Uint8()
+		i.scaled = true
+	case tcpFlagsOrig, tcpFlagsReply:
+		ad.Do(func(b []byte) error {
+			if len(b) != 2 {
+				return fmt.Errorf("flags of %d bytes", len(b))
 			}
-		}
-		return &i, inner.Err()
+			i.flags[ad.Type()-tcpFlagsOrig] = b[0]
+			return nil
+		})
 	}
-	return nil, attrs.Err()
 }

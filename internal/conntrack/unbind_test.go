@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
+	"github.com/mdlayher/netlink"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
@@ -276,7 +276,7 @@ func TestUnbindOfAFlowThatEndsMeanwhileLeavesNothing(t *testing.T) {
 
 func TestUnbindByAKernelThatSaysNothing(t *testing.T) {
 	t.Parallel()
-	c := On(nl.New(nltest.NewFake(func([]nl.Message) [][]byte { return nil })))
+	c := On(nl.New(nltest.NewFake(func([]netlink.Message) [][]byte { return nil })))
 	if _, err := c.Unbind(t.Context(), outside(), nil); err == nil {
 		t.Error("no error")
 	}
@@ -294,13 +294,11 @@ func FuzzBinding(f *testing.F) {
 		if !hasPorts(b.flow.Proto) {
 			return
 		}
-		var batch nl.Batch
-		batch.Request("write flow", &b.flow, messageNew, unix.NLM_F_CREATE, b.encode)
-		sent := nltest.Split(batch.Bytes())
-		if batch.Err(0) != nil {
+		sent, err := b.message()
+		if err != nil {
 			return
 		}
-		again, err := decodeTupleOf(sent[0].Data)
+		again, err := decodeTupleOf(sent.Data)
 		if err != nil || again != b.flow.Orig {
 			t.Fatalf("written %v, %v, want %v", again, err, b.flow.Orig)
 		}
@@ -309,12 +307,12 @@ func FuzzBinding(f *testing.F) {
 
 // decodeTupleOf reads the first tuple of a request.
 func decodeTupleOf(data []byte) (Tuple, error) {
-	attrs := nl.ParseAttrs(data[headerLen:])
-	for attrs.Next() {
-		if attrs.Type == attrTupleOrig {
-			t, _, err := decodeTuple(attrs.Nested())
-			return t, err
+	var t Tuple
+	var proto uint8
+	err := walk(data[headerLen:], func(ad *netlink.AttributeDecoder) {
+		if ad.Type() == attrTupleOrig {
+			ad.Do(decodeTuple(&t, &proto))
 		}
-	}
-	return Tuple{}, attrs.Err()
+	})
+	return t, err
 }

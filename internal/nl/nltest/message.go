@@ -64,6 +64,15 @@ func Encode(fn func(*nl.Encoder)) []byte {
 	return append([]byte(nil), b.Bytes()[16:]...)
 }
 
+// Body is a fixed header and the attributes that fn writes.
+func Body(head []byte, fn func(*netlink.AttributeEncoder)) []byte {
+	m, err := nl.Encode(0, 0, head, fn)
+	if err != nil {
+		panic(fmt.Sprintf("nltest: %v", err))
+	}
+	return m.Data
+}
+
 // Reply is a message of some type that answers a request.
 func Reply(req netlink.Message, typ, flags uint16, data []byte) []byte {
 	return Bytes(message(typ, flags, req.Header.Sequence, data))

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
@@ -99,7 +100,8 @@ func (c *Conn) answer(q *question) ([]Socket, error) {
 		return c.readProc(q)
 	}
 	var list []Socket
-	err := c.nl.Dump("list "+q.String(), unix.SOCK_DIAG_BY_FAMILY, q.encode, func(m nl.Message) error {
+	ask, err := q.message()
+	err = c.nl.List("list "+q.String(), ask, err, func(m netlink.Message) error {
 		if m.Header.Type != unix.SOCK_DIAG_BY_FAMILY {
 			return nil
 		}

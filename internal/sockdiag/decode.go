@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -42,18 +43,20 @@ func decode(proto uint8, b []byte) ([]Socket, error) {
 		Inode: binary.NativeEndian.Uint32(b[inodeOffset:]),
 	}
 	locals := []netip.Addr{local}
-	attrs := nl.ParseAttrs(b[msgLen:])
-	for attrs.Next() {
-		switch attrs.Type {
+	err = nl.Decode(b[msgLen:], func(ad *netlink.AttributeDecoder) error {
+		switch ad.Type() {
 		case attrV6Only:
-			s.V6Only = attrs.Uint8() != 0
+			s.V6Only = ad.Uint8() != 0
 		case attrLocals:
-			if locals, err = addresses(attrs.Data); err != nil {
-				return nil, err
-			}
+			ad.Do(func(b []byte) error {
+				var err error
+				locals, err = addresses(b)
+				return err
+			})
 		}
-	}
-	if err := attrs.Err(); err != nil {
+		return nil
+	})
+	if err != nil {
 		return nil, err
 	}
 	var list []Socket

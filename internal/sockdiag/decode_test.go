@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -60,8 +61,8 @@ func saveSeeds(t *testing.T, received [][]byte) {
 }
 
 func FuzzSocket(f *testing.F) {
-	f.Add(message(unix.AF_INET6, stateListen, 80, "::", nltest.Encode(func(e *nl.Encoder) {
-		e.Bytes(attrLocals, append(storage("10.0.0.1"), storage("fd00::1")...))
+	f.Add(message(unix.AF_INET6, stateListen, 80, "::", nltest.Body(nil, func(ae *netlink.AttributeEncoder) {
+		ae.Bytes(attrLocals, append(storage("10.0.0.1"), storage("fd00::1")...))
 	})))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		for _, proto := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP} {
@@ -114,12 +115,12 @@ func TestMalformedSocketsAreErrors(t *testing.T) {
 		"short":                      good[:msgLen-1],
 		"of an unknown family":       message(unix.AF_UNIX, stateListen, 80, "10.0.0.1", nil),
 		"with half an attribute":     append(good[:msgLen:msgLen], 8, 0),
-		"with addresses that do not": append(good[:msgLen:msgLen], nltest.Encode(func(e *nl.Encoder) { e.Bytes(attrLocals, make([]byte, 100)) })...),
-		"with an address of nothing": append(good[:msgLen:msgLen], nltest.Encode(func(e *nl.Encoder) { e.Bytes(attrLocals, make([]byte, 128)) })...),
-		"with an address of no byte": append(good[:msgLen:msgLen], nltest.Encode(func(e *nl.Encoder) {
-			e.Bytes(attrLocals, append([]byte{0xff, 0xff}, make([]byte, 126)...))
+		"with addresses that do not": append(good[:msgLen:msgLen], nltest.Body(nil, func(ae *netlink.AttributeEncoder) { ae.Bytes(attrLocals, make([]byte, 100)) })...),
+		"with an address of nothing": append(good[:msgLen:msgLen], nltest.Body(nil, func(ae *netlink.AttributeEncoder) { ae.Bytes(attrLocals, make([]byte, 128)) })...),
+		"with an address of no byte": append(good[:msgLen:msgLen], nltest.Body(nil, func(ae *netlink.AttributeEncoder) {
+			ae.Bytes(attrLocals, append([]byte{0xff, 0xff}, make([]byte, 126)...))
 		})...),
-		"with a flag of two bytes": append(good[:msgLen:msgLen], nltest.Encode(func(e *nl.Encoder) { e.Uint16(attrV6Only, 1) })...),
+		"with a flag of two bytes": append(good[:msgLen:msgLen], nltest.Body(nil, func(ae *netlink.AttributeEncoder) { ae.Uint16(attrV6Only, 1) })...),
 	} {
 		if list, err := decode(unix.IPPROTO_TCP, b); !errors.Is(err, nl.ErrMalformed) {
 			t.Errorf("%s: %v, %v, want %v", name, list, err, nl.ErrMalformed)

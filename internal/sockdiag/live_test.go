@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -434,17 +435,17 @@ func TestSCTPIsNothingWithoutItsModule(t *testing.T) {
 func TestSocketsOfSCTP(t *testing.T) {
 	t.Parallel()
 	// One endpoint with an address of each family, which no kernel of ours can open.
-	fake := nltest.NewFake(func(requests []nl.Message) [][]byte {
+	fake := nltest.NewFake(func(requests []netlink.Message) [][]byte {
 		r := requests[0]
 		if r.Data[0] != unix.AF_INET6 {
 			return [][]byte{nltest.Done(r, 0)}
 		}
-		one := message(unix.AF_INET6, stateListen, 80, "::", nltest.Encode(func(e *nl.Encoder) {
-			e.Uint8(attrV6Only, 0)
-			e.Bytes(attrLocals, append(storage("10.0.0.1"), storage("fd00::1")...))
+		one := message(unix.AF_INET6, stateListen, 80, "::", nltest.Body(nil, func(ae *netlink.AttributeEncoder) {
+			ae.Uint8(attrV6Only, 0)
+			ae.Bytes(attrLocals, append(storage("10.0.0.1"), storage("fd00::1")...))
 		}))
-		other := message(unix.AF_INET6, stateListen, 81, "::", nltest.Encode(func(e *nl.Encoder) {
-			e.Bytes(attrLocals, storage("::"))
+		other := message(unix.AF_INET6, stateListen, 81, "::", nltest.Body(nil, func(ae *netlink.AttributeEncoder) {
+			ae.Bytes(attrLocals, storage("::"))
 		}))
 		association := message(unix.AF_INET6, 1, 80, "fd00::1", nil)
 		return [][]byte{

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -88,19 +89,20 @@ const (
 	reqBytecode = 1  // INET_DIAG_REQ_BYTECODE
 )
 
-// encode writes struct inet_diag_req_v2. The kernel has a field for one port; more
-// need a program. SCTP disregards that, and lists all that listen.
-func (q *question) encode(e *nl.Encoder) {
+// message has struct inet_diag_req_v2. The kernel has a field for one port; more need a
+// program. SCTP disregards that, and lists all that listen.
+func (q *question) message() (netlink.Message, error) {
 	b := make([]byte, reqLen)
 	b[0], b[1] = q.family, q.proto
 	binary.NativeEndian.PutUint32(b[4:], 1<<state(q.proto))
 	if len(q.ports) == 1 {
 		binary.BigEndian.PutUint16(b[8:], q.ports[0])
 	}
-	e.Raw(b)
-	if len(q.ports) > 1 {
-		e.Bytes(reqBytecode, program(q.ports))
-	}
+	return nl.Encode(unix.SOCK_DIAG_BY_FAMILY, 0, b, func(ae *netlink.AttributeEncoder) {
+		if len(q.ports) > 1 {
+			ae.Bytes(reqBytecode, program(q.ports))
+		}
+	})
 }
 
 // Instructions of a filter (INET_DIAG_BC_*). Each is struct inet_diag_bc_op: code,

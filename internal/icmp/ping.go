@@ -154,7 +154,10 @@ func (p *pinger) try(ctx context.Context, wait time.Duration) (time.Duration, er
 		return 0, err
 	}
 	m := message{kind: request, id: p.id, seq: uint16(len(p.sent)), data: p.data}
-	packet := m.encode(p.is4)
+	packet, err := m.encode(p.is4)
+	if err != nil {
+		return 0, err
+	}
 	p.sent = append(p.sent, time.Now())
 	if err := unix.Send(p.fd, packet, 0); err != nil {
 		return 0, err

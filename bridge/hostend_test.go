@@ -270,12 +270,12 @@ func TestPortIsDownUntilItIsClosed(t *testing.T) {
 	ups := 0
 	for _, datagram := range sent.Sent() {
 		for _, m := range nltest.Split(datagram) {
-			if m.Type != unix.RTM_NEWLINK {
+			if m.Header.Type != unix.RTM_NEWLINK {
 				continue
 			}
 			if up := binary.NativeEndian.Uint32(m.Data[8:])&unix.IFF_UP != 0; up {
 				ups++
-				if m.Flags&unix.NLM_F_CREATE != 0 {
+				if m.Header.Flags&unix.NLM_F_CREATE != 0 {
 					t.Error("the pair is made up")
 				}
 			}

@@ -140,7 +140,7 @@ func (f *firewall) follow() (stop func()) {
 				return // it is closed, or as good as that
 			}
 			for _, m := range messages {
-				if m.Type == newGeneration {
+				if m.Header.Type == newGeneration {
 					f.tell(generationOf(m.Data))
 				}
 			}

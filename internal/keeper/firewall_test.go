@@ -59,12 +59,12 @@ func (w *wall) Close() error { close(w.announced); return nil }
 // change is one by a program.
 func (w *wall) change(by string) {
 	w.generation++
-	w.announced <- []nl.Message{{Type: newGeneration, Data: nltest.Encode(func(e *nl.Encoder) {
+	w.announced <- []nl.Message{nltest.Message(newGeneration, nltest.Encode(func(e *nl.Encoder) {
 		e.Raw([]byte{0, 0, 0, 0})
 		e.Uint32BE(unix.NFTA_GEN_ID, w.generation)
 		e.Uint32BE(unix.NFTA_GEN_PROC_PID, 7)
 		e.String(unix.NFTA_GEN_PROC_NAME, by)
-	})}}
+	}))}
 }
 
 // inWall runs a test whose keeper has looked once.
@@ -185,11 +185,11 @@ func TestLostAndBrokenNewsAreNews(t *testing.T) {
 	inWall(t, func(_ *testing.T, w *wall) {
 		w.announced <- unix.ENOBUFS
 		w.after(time.Second)
-		w.announced <- []nl.Message{{Type: newGeneration, Data: []byte{1}}, {Type: newGeneration + 1}}
+		w.announced <- []nl.Message{nltest.Message(newGeneration, []byte{1}), nltest.Message(newGeneration+1, nil)}
 		w.after(time.Second)
 		w.announced <- nl.ErrMalformed
 		w.after(time.Second)
-		w.announced <- []nl.Message{{Type: newGeneration, Data: []byte{0, 0, 0, 0}}}
+		w.announced <- []nl.Message{nltest.Message(newGeneration, []byte{0, 0, 0, 0})}
 		w.after(time.Second)
 		w.wantLooks(0, 200*time.Millisecond, 1200*time.Millisecond, 2200*time.Millisecond, 3200*time.Millisecond)
 	})

@@ -48,7 +48,7 @@ func TestAFeedOfOneTypeIsNotFloodedByOthers(t *testing.T) {
 	}
 	for range 2 {
 		list, err := one.Next()
-		if err != nil || len(list) != 1 || list[0].Type != newGeneration {
+		if err != nil || len(list) != 1 || list[0].Header.Type != newGeneration {
 			t.Errorf("got %v, %v", list, err)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -213,6 +214,9 @@ func GetMessage(dst netip.Addr) (netlink.Message, error) {
 
 // Read takes in the data of an RTM_NEWROUTE.
 func (r *Route) Read(m netlink.Message) error {
+	if r == nil {
+		return &tombolo.OpError{Op: "read route", Err: tombolo.ErrInvalid}
+	}
 	read, _, err := decode(m.Data)
 	*r = read
 	return err

@@ -40,7 +40,7 @@ func exported() map[string]map[string]any {
 			"Address": addr.Address{}, "Conn": addr.Conn{}, "Flags": addr.Flags(0), "Routers": addr.Routers{}, "Scope": addr.Scope(0), "Watch": addr.Watch{},
 		},
 		"route": {
-			"Dial": route.Dial, "On": route.On, "AppendGet": route.AppendGet,
+			"Dial": route.Dial, "On": route.On, "GetMessage": route.GetMessage,
 			"Conn": route.Conn{}, "Neighbour": route.Neighbour{}, "NexthopObject": route.NexthopObject{}, "Route": route.Route{}, "Rule": route.Rule{}, "Type": route.Type(0),
 		},
 		"bridge": {

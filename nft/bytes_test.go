@@ -387,7 +387,7 @@ func TestMessagesAreAsRecorded(t *testing.T) {
 					if n == len(tc.messages) {
 						t.Fatalf("more than the %d messages that are described", n)
 					}
-					fmt.Fprintf(&out, "%s\ntype %#04x flags %#04x\n%s", tc.messages[n], m.Header.Type, m.Header.Flags, hex.Dump(m.Data))
+					fmt.Fprintf(&out, "%s\ntype %#04x flags %#04x\n%s", tc.messages[n], uint16(m.Header.Type), uint16(m.Header.Flags), hex.Dump(m.Data))
 					n++
 				}
 			}

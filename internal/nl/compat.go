@@ -250,34 +250,46 @@ func (e *Encoder) Fail(err error) {
 // Message is the library's.
 type Message = netlink.Message
 
-func encode(typ, flags uint16, body func(*Encoder)) (netlink.Message, error) {
-	var e Encoder
+// encode writes a message into memory that the next one uses again: to append it to the
+// batch copies it.
+func (b *Batch) encode(typ, flags uint16, body func(*Encoder)) (netlink.Message, error) {
+	b.enc = Encoder{b: b.enc.b[:0]}
 	if body != nil {
-		body(&e)
+		body(&b.enc)
 	}
-	return netlink.Message{Header: netlink.Header{Type: netlink.HeaderType(typ), Flags: netlink.HeaderFlags(flags)}, Data: e.b}, e.err
+	return netlink.Message{Header: netlink.Header{Type: netlink.HeaderType(typ), Flags: netlink.HeaderFlags(flags)}, Data: b.enc.b}, b.enc.err
 }
 
 // Request is Add, by the encoder above.
 func (b *Batch) Request(op string, obj fmt.Stringer, typ, flags uint16, body func(*Encoder)) {
-	m, err := encode(typ, flags, body)
+	if b == nil {
+		return // nobody will send it
+	}
+	m, err := b.encode(typ, flags, body)
 	b.Add(op, obj, m, err)
 }
 
 // Get is AddGet, by the encoder above.
 func (b *Batch) Get(op string, obj fmt.Stringer, typ, flags uint16, body func(*Encoder), reply func(Message) error) {
-	m, err := encode(typ, flags, body)
+	if b == nil {
+		return // nobody will send it
+	}
+	m, err := b.encode(typ, flags, body)
 	b.AddGet(op, obj, m, err, reply)
 }
 
 // Silent is AddSilent, by the encoder above.
 func (b *Batch) Silent(op string, obj fmt.Stringer, typ, flags uint16, body func(*Encoder)) {
-	m, err := encode(typ, flags, body)
+	if b == nil {
+		return // nobody will send it
+	}
+	m, err := b.encode(typ, flags, body)
 	b.AddSilent(op, obj, m, err)
 }
 
 // Dump is List, by the encoder above.
 func (c *Conn) Dump(op string, typ uint16, body func(*Encoder), each func(Message) error) error {
-	m, err := encode(typ, 0, body)
+	var b Batch
+	m, err := b.encode(typ, 0, body)
 	return c.List(op, m, err, each)
 }

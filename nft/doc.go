@@ -73,7 +73,7 @@
 //			type ipv6_addr
 //		}
 //		chain forward {
-//			comment "tombolo rules 4, mark 0x1000, 12 in all"
+//			comment "tombolo rules 5, mark 0x1000, 12 in all"
 //			type filter hook forward priority filter - 10; policy accept;
 //			meta mark set meta mark & 0xffffefff
 //			iifname . oifname @isolated drop
@@ -89,18 +89,18 @@
 //			iifname . oifname @bridges meta mark set meta mark | 0x00001000
 //		}
 //		chain unmark {
-//			comment "tombolo rules 4, mark 0x1000, 1 in all"
+//			comment "tombolo rules 5, mark 0x1000, 1 in all"
 //			type filter hook postrouting priority 300; policy accept;
 //			meta mark set meta mark & 0xffffefff
 //		}
 //		chain loopback { # what is local stays local
-//			comment "tombolo rules 4, shared, 2 in all"
+//			comment "tombolo rules 5, shared, 2 in all"
 //			type filter hook prerouting priority raw; policy accept;
 //			iifname != "lo" ip daddr 127.0.0.0/8 drop
 //			iifname != "lo" ip saddr 127.0.0.0/8 drop
 //		}
 //		chain loopback-answers {
-//			comment "tombolo rules 4, mark 0x1000, 1 in all"
+//			comment "tombolo rules 5, mark 0x1000, 1 in all"
 //			type filter hook prerouting priority dstnat + 1; policy accept;
 //			iifname != "lo" ip daddr 127.0.0.0/8 meta mark set meta mark | 0x00001000
 //		}
@@ -185,7 +185,9 @@
 //
 // A second table, bridge tombolo, is there for networks that need it. Its chains groups and
 // groups-input keep pods from the link-local groups, by which they reach the host past the
-// bridge (Network.Groups). Its chain guard
+// bridge (Network.Groups). Its chain from-pods drops IP behind tags of VLAN 0, which bridged
+// packets would pass the firewall's hooks by, and multicast queries of ports in QuietGroup,
+// by which one pod would have the bridge keep multicast from the others. Its chain guard
 // holds pods to their own MAC and addresses (Endpoint.GuardedPort), in Ethernet, ARP,
 // IP and neighbour discovery. The chain untrusted keeps those that are to be nothing but
 // hosts (Endpoint.Untrusted) from passing for servers and routers: of DHCP and DHCPv6,

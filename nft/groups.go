@@ -28,14 +28,15 @@ const (
 // pod, and no group of links, which an operator may change.
 const podPorts = "veth"
 
-// addGroups adds what keeps pods from those groups: the same for all networks.
+// addGroups adds what keeps pods from those groups, and what else no pod may send: the
+// same for all networks.
 func (rs *ruleset) addGroups(n *Network) {
 	if !n.Groups && !n.Guard {
 		// The chains may be another network's too, and go with the table.
 		return
 	}
 	rs.needTable(unix.NFPROTO_BRIDGE)
-	rs.chains = append(rs.chains, groups(groupsChain, bridgePreRouting), groups(groupsInputChain, bridgeInput))
+	rs.chains = append(rs.chains, groups(groupsChain, bridgePreRouting), groups(groupsInputChain, bridgeInput), fromPods())
 }
 
 func groups(name string, hook uint32) chain {

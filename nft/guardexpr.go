@@ -163,8 +163,7 @@ func (x expressions) fragment(offset, length uint32) {
 func (x expressions) isLaterFragment() {
 	x.isEtherType(unix.ETH_P_IPV6)
 	x.fragment(2, 2)
-	x.bitwise([]byte{0xff, 0xf8}, make([]byte, 2)) // behind it are flags
-	x.compare(unix.NFT_CMP_NEQ, make([]byte, 2))
+	x.hasAny(0xfff8) // behind it are flags
 }
 
 // typeofPortAnd is the userdata of a set by which nft knows that a key is a port and

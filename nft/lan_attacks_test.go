@@ -109,6 +109,7 @@ func (v *victim) poison(target *victim) []namedFrame {
 func TestGuardedPodPoisonsNobody(t *testing.T) {
 	t.Parallel()
 	l := newAttackedLAN(t)
+	nft(t, l.host, "flush chain bridge tombolo from-pods") // which drops IP with a priority, guarded or not
 	poisoned := func(v, target *victim, f namedFrame, tries int) string {
 		t.Helper()
 		address := target.ip4
@@ -162,6 +163,7 @@ func TestGuardedPodPoisonsNobody(t *testing.T) {
 func TestGuardedPodIsNobodysRouter(t *testing.T) {
 	t.Parallel()
 	l := newAttackedLAN(t)
+	nft(t, l.host, "flush chain bridge tombolo from-pods") // which drops IP with a priority, guarded or not
 	const own = "fe80::50"
 	body := icmp6(own, allNodes, routerAdvert, []byte{64, 0x08, 7, 8}, make([]byte, 8), option(1, mac(podMAC))) // of high preference
 	ipv6 := func(packet []byte) []byte { return ether(allNodesMAC, podMAC, unix.ETH_P_IPV6, packet) }

@@ -56,6 +56,9 @@ type Network struct {
 	// a veth that is no pod's, and whose STP a bridge without STP has to pass on, or LLDP,
 	// needs another name. For the groups of STP and LLDP the port has to be told to
 	// forward them (bridge.Port's ForwardGroups), or no rule is asked.
+	//
+	// It also drops, from such ports, IP behind a tag of VLAN 0, which reaches other pods past
+	// the firewall's hooks, and, from ports in QuietGroup, multicast queries.
 	Groups bool
 	// Quiet keeps the multicast listener reports of others (MLDv2, RFC 3810) from those
 	// ports of the bridge that are in QuietGroup. Each pod with IPv6 sends some when it

@@ -111,7 +111,7 @@ func (list *rules) add(comment string, write func(expressions)) {
 
 // rulesVersion is raised with every change of the rules that are made from the
 // same settings; a test knows the rules of each version.
-const rulesVersion = 4
+const rulesVersion = 5
 
 // natRulesVersion is that of chains that translate, which have one of their own. While such
 // a chain is made anew, established connections that are translated lose a packet now and

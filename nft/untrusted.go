@@ -256,6 +256,5 @@ func (x expressions) isMore() {
 	const flags = 6
 	x.isProtocol(unix.ETH_P_IP)
 	x.payload(unix.NFT_PAYLOAD_NETWORK_HEADER, flags, 2, first)
-	x.bitwise([]byte{0x20, 0}, make([]byte, 2))
-	x.compare(unix.NFT_CMP_NEQ, make([]byte, 2))
+	x.hasAny(0x2000)
 }

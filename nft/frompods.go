@@ -1,0 +1,115 @@
+package nft
+
+import (
+	"encoding/binary"
+
+	"golang.org/x/sys/unix"
+)
+
+// The chain from-pods is for frames that no port of a pod's, guarded or not, is to have
+// the bridge, or other pods, act upon.
+//
+// Whoever gets a frame with a tag of VLAN 0 (IEEE 802.1Q's priority tag), and has no link
+// for it, takes the tag off and reads what is behind it, and any number of them in a row
+// (__netif_receive_skb_core). A bridge without VLANs passes such a frame on as it is, and
+// does not show it to the firewall, since to br_netfilter it is no IP: so between pods it
+// would be a way past every rule, policy and connection tracking. A tag in front of
+// another protocol is let pass, and so is that of any other VLAN, since its receiver has
+// to have a link for it.
+//
+// A multicast query makes the bridge take its sender for the querier, and from then on
+// send no group but to ports that have reported it. Whoever asks once, and then so that
+// the answers may take hours (RFC 3810, section 5.1.3), has it forget all reports after
+// some minutes (mcast_membership_interval) all the same: then solicitations of neighbours,
+// which are multicast, reach nobody any more, neither from pods nor from the host. It goes
+// by QuietGroup, like what keeps reports from pods, so that an operator can have a pod that
+// is a multicast router.
+const fromPodsChain = "from-pods"
+
+// priorityFromPods is behind the guards.
+const priorityFromPods = priorityUntrusted + 1
+
+func fromPods() chain {
+	return chain{
+		place: inBridge(fromPodsChain), kind: "filter", hook: bridgePreRouting, priority: priorityFromPods,
+		settings: "tags, queries", write: (*rules).addFromPods,
+	}
+}
+
+const (
+	igmpQuery     = 0x11 // RFC 3376, section 4
+	listenerQuery = 130  // RFC 3810, section 5.1
+
+	vlanTag  = etherType + 2 // behind the type of a tag: its priority and VLAN
+	vlanType = vlanTag + 2   // and what is in it
+)
+
+func (list *rules) addFromPods() {
+	list.add("IGMP queries of pods", func(x expressions) {
+		x.isOfQuietGroup()
+		x.isProtocol(unix.ETH_P_IP)
+		x.isL4(unix.IPPROTO_IGMP)
+		x.firstByte(igmpQuery, igmpQuery)
+		x.drop()
+	})
+	// The bridge reads a later one as if it were a whole packet.
+	list.add("IGMP fragments of pods", func(x expressions) {
+		const flagsAndOffset = 6
+		x.isOfQuietGroup()
+		x.isProtocol(unix.ETH_P_IP)
+		x.payload(unix.NFT_PAYLOAD_NETWORK_HEADER, flagsAndOffset, 2, first)
+		x.hasAny(0x3fff)
+		x.isL4(unix.IPPROTO_IGMP)
+		x.drop()
+	})
+	// The bridge reads those alone that have hop-by-hop options.
+	list.add("MLD queries of pods", func(x expressions) {
+		x.isOfQuietGroup()
+		x.isProtocol(unix.ETH_P_IPV6)
+		x.payload(unix.NFT_PAYLOAD_NETWORK_HEADER, ip6NextHeader, 1, first)
+		x.compare(unix.NFT_CMP_EQ, []byte{unix.IPPROTO_HOPOPTS})
+		x.isICMPv6(listenerQuery, listenerQuery)
+		x.drop()
+	})
+	list.add("no tag", func(x expressions) {
+		x.payload(unix.NFT_PAYLOAD_LL_HEADER, etherType, 2, first)
+		x.compare(unix.NFT_CMP_NEQ, number16(unix.ETH_P_8021Q))
+		x.payload(unix.NFT_PAYLOAD_LL_HEADER, etherType, 2, first)
+		x.compare(unix.NFT_CMP_NEQ, number16(unix.ETH_P_8021AD))
+		x.leave()
+	})
+	list.add("of a VLAN", func(x expressions) {
+		x.payload(unix.NFT_PAYLOAD_LL_HEADER, vlanTag, 2, first)
+		x.hasAny(0x0fff)
+		x.leave()
+	})
+	for _, inner := range []struct {
+		comment string
+		typ     uint16
+	}{
+		{"tagged IPv4", unix.ETH_P_IP},
+		{"tagged IPv6", unix.ETH_P_IPV6},
+		{"tags in a row", unix.ETH_P_8021Q},
+		{"outer tags in a row", unix.ETH_P_8021AD},
+	} {
+		list.add(inner.comment, func(x expressions) {
+			x.payload(unix.NFT_PAYLOAD_LL_HEADER, vlanType, 2, first)
+			x.compare(unix.NFT_CMP_EQ, number16(inner.typ))
+			x.meta(unix.NFT_META_IIFNAME, first)
+			x.compare(unix.NFT_CMP_EQ, []byte(podPorts))
+			x.drop()
+		})
+	}
+}
+
+// isOfQuietGroup holds for what comes in by a port of QuietGroup.
+func (x expressions) isOfQuietGroup() {
+	x.meta(unix.NFT_META_IIFGROUP, first)
+	x.compare(unix.NFT_CMP_EQ, binary.NativeEndian.AppendUint32(nil, QuietGroup))
+}
+
+// hasAny holds if any of some bits is set in the two bytes in the first register.
+func (x expressions) hasAny(bits uint16) {
+	x.bitwise(number16(bits), number16(0))
+	x.compare(unix.NFT_CMP_NEQ, number16(0))
+}

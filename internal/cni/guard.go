@@ -31,16 +31,23 @@ func (a *adding) guard(ctx context.Context, n *network, p *bridge.Port) error {
 	if a.getsMore() {
 		ep.Ports, ep.Masquerade = nil, false
 	}
-	if err := a.enlist(ctx, n, func() error { return a.fw.Add(ctx, ep) }); err != nil {
-		return err
-	}
-	a.guarded = &ep
 	a.undo.push(func(ctx context.Context) error {
 		if a.attached {
 			return nil // it could not be deleted, and stays guarded
 		}
+		if a.guarded == nil {
+			// The kernel's answer may have been lost, and the elements be there. But what a
+			// killed ADD left may have a port yet, whose guard these are.
+			if _, err := a.br.Link(ctx, a.rec.HostIf); !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+		}
 		return a.fw.Remove(ctx, ep, endpointOf(a.rec))
 	})
+	if err := a.enlist(ctx, n, func() error { return a.fw.Add(ctx, ep) }); err != nil {
+		return err
+	}
+	a.guarded = &ep
 	return nil
 }
 

@@ -3,14 +3,17 @@ package cni
 import (
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/nft"
 )
 
 // isGuarded says whether the pod's port is held to its MAC.
@@ -78,5 +81,49 @@ func TestPortThatStaysIsGuarded(t *testing.T) {
 			n.run(t, n.plugin(), "DEL", nil).must(t)
 			n.mustHave(t, nothing())
 		})
+	}
+}
+
+// lossy loses the first of the kernel's answers to a transaction that enters a pod, which
+// the kernel has carried out.
+type lossy struct {
+	nl.Transport
+	due, fired bool
+}
+
+var podsComment = regexp.MustCompile(`tombolo:1:[0-9a-f]{11}:`)
+
+func (l *lossy) Send(b []byte) error {
+	l.due = !l.fired && podsComment.Match(b)
+	return l.Transport.Send(b)
+}
+
+func (l *lossy) Receive(b []byte) (int, error) {
+	if l.due {
+		l.due, l.fired = false, true
+		return 0, unix.ENOBUFS
+	}
+	return l.Transport.Receive(b)
+}
+
+func TestADDThatIsNotToldOfItsElementsLeavesNone(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	var loses *lossy
+	p := n.plugin()
+	p.DialNFT = func(cfg *nft.Config) (*nft.Conn, error) {
+		socket, err := nl.Open(unix.NETLINK_NETFILTER, nil)
+		if err != nil {
+			return nil, err
+		}
+		loses = &lossy{Transport: socket}
+		return nft.On(nl.New(loses), cfg.Mark), nil
+	}
+	mustHaveFailed(t, n.run(t, p, "ADD", everything()), []uint{codeKernel}, unix.ENOBUFS.Error())
+	if loses == nil || !loses.fired {
+		t.Fatal("no answer was lost")
+	}
+	if left := podsComment.FindAllString(nstest.Run(t, n.host, "nft", "list", "ruleset"), -1); len(left) > 0 {
+		t.Errorf("%d elements are left", len(left))
 	}
 }

@@ -111,7 +111,15 @@ func TestEndOfALeaseMayMeetAFaultAtAnyCall(t *testing.T) {
 	k.kill()
 	s.d.start()
 	s.del(holds)
-	if diff := first.Diff(s.snapshot()); diff != "" {
-		s.Errorf("the host without publishers (- before, + after):\n%s", diff)
+	// The qdisc stays for as long as the bridge is there: the kernel drops packets where one
+	// comes or goes. The filter in it, which the ruleset has no part in, does not.
+	const stays = "+ qdisc clsact ffff: dev br0 parent ffff:fff1"
+	for line := range strings.Lines(first.Diff(s.snapshot())) {
+		if line = strings.TrimSpace(line); line != "" && line != stays {
+			s.Errorf("the host without publishers (- before, + after): %s", line)
+		}
+	}
+	if left := s.hostRun("tc", "filter", "show", "dev", "br0", "ingress"); left != "" {
+		s.Errorf("filters without publishers:\n%s", left)
 	}
 }

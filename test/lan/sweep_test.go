@@ -180,8 +180,13 @@ func newLeasing(t *testing.T) *leasing {
 // snapshot is the host, with the files of the state directory.
 func (s *leasing) snapshot() nstest.Snapshot {
 	s.Helper()
-	return nstest.Snap(s, s.host.ns, s.state, func(name string) bool {
+	all := nstest.Snap(s, s.host.ns, s.state, func(name string) bool {
 		return filepath.Base(name) == "lock" || strings.HasPrefix(name, "networks/") || strings.HasPrefix(name, "uplinks/")
+	})
+	// A file that was about to replace another when the kill came is for GC to delete.
+	return slices.DeleteFunc(all, func(line string) bool {
+		name, isFile := strings.CutPrefix(line, "file ")
+		return isFile && strings.HasPrefix(filepath.Base(strings.Fields(name)[0]), ".tmp-")
 	})
 }
 

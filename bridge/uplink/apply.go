@@ -83,6 +83,9 @@ func (c *Conn) makeBridge(ctx context.Context, rec *Record) error {
 	if rec.MadeBridge {
 		want.MTU = rec.Before.NIC.MTU
 	}
-	_, _, err = c.bridge.Ensure(ctx, want)
+	l, _, err := c.bridge.Ensure(ctx, want)
+	if err == nil && rec.MadeBridge && c.made != nil {
+		c.made(ctx, l)
+	}
 	return err
 }

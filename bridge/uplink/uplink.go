@@ -74,6 +74,10 @@ type Config struct {
 	// NetNS is the NIC's namespace; nil is that of the calling thread. It may be closed
 	// after Dial.
 	NetNS *netns.NS
+	// Made is called for a bridge that Take has made, before anything of the host's moves to
+	// it: for what costs packets once the bridge has some, such as a queueing discipline.
+	// nil is nothing.
+	Made func(ctx context.Context, l *bridge.Link)
 }
 
 // Conn works on the NICs of one network namespace. Its methods may be called from
@@ -88,6 +92,7 @@ type Conn struct {
 	addrs       *addr.Conn
 	routes      *route.Conn
 	bridge      *bridge.Conn
+	made        func(context.Context, *bridge.Link)
 }
 
 // Dial opens the sockets. It needs CAP_SYS_ADMIN where cfg names a namespace.
@@ -103,6 +108,9 @@ func Dial(cfg *Config) (*Conn, error) {
 	netfilter, err := nl.Dial(unix.NETLINK_NETFILTER, &nl.Config{NetNS: ns})
 	c := over(ns, conn, netfilter)
 	c.noNetfilter = err
+	if cfg != nil {
+		c.made = cfg.Made
+	}
 	return c, nil
 }
 

@@ -80,6 +80,13 @@ func (h *host) openLoopback(ctx context.Context, rec *state.Network, l *bridge.L
 			return nil
 		}
 	}
+	// What the host itself sends by the bridge of an uplink would be lost while the place is made.
+	if rec.Uplink != "" && !kept.HasPlace() && !h.keptBefore(rec) {
+		rec.LoopbackUnkept = true
+		h.call.log.warn(openIfFlushed + l.Name + ": to keep it would cost the host packets there, unless Tombolo makes the bridge anew")
+		_, err := sysctl.Ensure(path, "1")
+		return err
+	}
 	// The filter first: there must be no moment without it.
 	_, err = conn.Keep(ctx, keep, routed)
 	rec.LoopbackUnkept = errors.Is(err, tc.ErrNotSupported)

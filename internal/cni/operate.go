@@ -14,7 +14,7 @@ import (
 // UplinkPlan gives the steps by which a NIC would be taken over, in words. Nothing is
 // changed.
 func (p *Plugin) UplinkPlan(ctx context.Context, u uplink.Uplink) (string, error) {
-	conn, err := uplink.Dial(nil)
+	conn, err := uplink.Dial(&uplink.Config{Made: placeLoopback})
 	if err != nil {
 		return "", err
 	}
@@ -139,7 +139,7 @@ func (p *Plugin) Uplinks(ctx context.Context, stateDir, leaseDir, nic string) ([
 	if nic != "" {
 		nics = slices.DeleteFunc(nics, func(n string) bool { return n != nic })
 	}
-	conn, err := uplink.Dial(nil)
+	conn, err := uplink.Dial(&uplink.Config{Made: placeLoopback})
 	if err != nil {
 		return nil, err
 	}

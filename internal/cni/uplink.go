@@ -36,7 +36,7 @@ func (h *host) withUplink(ctx context.Context, nic string, do func(*uplinkWork) 
 		return err
 	}
 	defer lock.Close()
-	conn, err := uplink.Dial(nil)
+	conn, err := uplink.Dial(&uplink.Config{Made: placeLoopback})
 	if err != nil {
 		return err
 	}
@@ -315,7 +315,7 @@ func (h *host) uplinkDifferences(ctx context.Context, rec *state.Network, found 
 		found.add("the takeover of uplink %s was cut short (%s): the next ADD, or tombolo uplink restore, finishes it", rec.Uplink, taken.State)
 		return nil
 	}
-	conn, err := uplink.Dial(nil)
+	conn, err := uplink.Dial(&uplink.Config{Made: placeLoopback})
 	if err != nil {
 		return err
 	}
@@ -390,7 +390,7 @@ func (c *call) uplinkStatus(ctx context.Context, s settings) error {
 // couldTake says whether the NIC could be taken over, without a change to anything.
 func (h *host) couldTake(ctx context.Context) error {
 	want := h.settings.uplink()
-	conn, err := uplink.Dial(nil)
+	conn, err := uplink.Dial(&uplink.Config{Made: placeLoopback})
 	if err != nil {
 		return err
 	}

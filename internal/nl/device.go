@@ -3,6 +3,7 @@ package nl
 import (
 	"errors"
 	"strconv"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -82,15 +83,41 @@ const siocGSKNS = 0x894c // SIOCGSKNS, include/uapi/linux/sockios.h (Linux 4.9);
 // ARP request that is lost meanwhile is sent again a second later.
 //
 // It asks for the link's state by the oldest way there is (ETHTOOL_GLINK), which
-// runs the worker's part for this link before it answers. The answer itself is of
-// no use, and neither is an error.
+// runs the worker's part for this link before it answers. On kernels before 6.8 it does
+// not, and nothing else does: there SettleCarrier waits for the worker, for as long as
+// carrierPatience. What the link's state is, is of no use here, and neither is an error.
 func (c *Conn) SettleCarrier(link string) {
 	if d, ok := c.t.(device); ok {
 		d.settleCarrier(link)
 	}
 }
 
+// carrierPatience is many times what the worker needs on a machine that is not overloaded.
+const carrierPatience = 100 * time.Millisecond
+
 func (s *socket) settleCarrier(link string) {
+	if !s.hasCarrier(link) {
+		return
+	}
+	flags, err := unix.NewIfreq(link)
+	if err != nil {
+		return
+	}
+	for pause, end := 50*time.Microsecond, time.Now().Add(carrierPatience); ; pause = min(2*pause, time.Millisecond) {
+		if err := unix.IoctlIfreq(s.fd, unix.SIOCGIFFLAGS, flags); err != nil && err != unix.EINTR {
+			return
+		}
+		// Running is what the worker has taken notice of.
+		if got := flags.Uint16(); got&unix.IFF_UP == 0 || got&unix.IFF_RUNNING != 0 || time.Now().After(end) {
+			return
+		}
+		time.Sleep(pause)
+		s.hasCarrier(link) // It takes the lock that the worker holds while it is at it.
+	}
+}
+
+// hasCarrier is ETHTOOL_GLINK.
+func (s *socket) hasCarrier(link string) bool {
 	// struct ethtool_value of linux/ethtool.h and, of linux/if.h, the part of struct
 	// ifreq that is used; the kernel copies all 40 bytes of the latter.
 	value := struct{ cmd, data uint32 }{cmd: unix.ETHTOOL_GLINK}
@@ -100,7 +127,8 @@ func (s *socket) settleCarrier(link string) {
 		_    [16]byte
 	}{data: unsafe.Pointer(&value)}
 	copy(request.name[:unix.IFNAMSIZ-1], link)
-	_, _, _ = unix.Syscall(unix.SYS_IOCTL, uintptr(s.fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&request)))
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(s.fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&request)))
+	return errno == 0 && value.data != 0
 }
 
 // SocketOption asks for an option of any socket whose value holds the question too:

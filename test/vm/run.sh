@@ -36,13 +36,14 @@ cache=$PWD/.cache/vm
 # with all of them loaded; for the plugin the kernel has to fetch what it needs, all
 # but br_netfilter, which kernels do not load by themselves.
 modules=(bridge br_netfilter veth dummy tun ifb macvlan nf_tables nf_conntrack nf_conntrack_netlink
-	nf_conntrack_bridge nf_nat nft_chain_nat nft_compat nft_connlimit nft_ct nft_fib nft_fib_inet nft_fib_ipv4
-	nft_fib_ipv6 nft_fwd_netdev nft_hash nft_limit nft_log nft_masq nft_meta_bridge nft_nat nft_numgen nft_objref nft_quota
-	nft_redir nft_reject nft_reject_bridge nft_reject_inet nft_reject_ipv4 nft_reject_ipv6 nf_log_syslog ip_tables
-	iptable_filter iptable_mangle iptable_nat ipt_REJECT ip6_tables ip6table_filter ip6table_mangle ip6table_nat
-	ip6t_REJECT xt_LOG xt_MASQUERADE xt_REDIRECT xt_addrtype xt_comment xt_connmark xt_conntrack xt_limit xt_mark
-	xt_multiport xt_nat xt_physdev xt_statistic xt_tcpudp tcp_diag udp_diag raw_diag unix_diag netlink_diag sctp
-	sctp_diag vxlan sch_htb sch_ingress sch_prio sch_sfq sch_tbf cls_u32 cls_matchall act_gact act_mirred)
+	nf_conntrack_bridge nf_nat nfnetlink_queue nft_chain_nat nft_compat nft_connlimit nft_ct nft_fib nft_fib_inet
+	nft_fib_ipv4 nft_fib_ipv6 nft_fwd_netdev nft_hash nft_limit nft_log nft_masq nft_meta_bridge nft_nat nft_numgen
+	nft_objref nft_queue nft_quota nft_redir nft_reject nft_reject_bridge nft_reject_inet nft_reject_ipv4
+	nft_reject_ipv6 nf_log_syslog ip_tables iptable_filter iptable_mangle iptable_nat ipt_REJECT ip6_tables
+	ip6table_filter ip6table_mangle ip6table_nat ip6t_REJECT xt_LOG xt_MASQUERADE xt_NFQUEUE xt_REDIRECT xt_TCPMSS
+	xt_addrtype xt_comment xt_connmark xt_conntrack xt_limit xt_mark xt_multiport xt_nat xt_physdev xt_statistic
+	xt_tcpudp tcp_diag udp_diag raw_diag unix_diag netlink_diag sctp sctp_diag vxlan sch_htb sch_ingress sch_prio
+	sch_sfq sch_tbf cls_u32 cls_matchall act_gact act_mirred)
 
 loaded=("${modules[@]}")
 cmdline="console=ttyS0 panic=-1 oops=panic mitigations=off tsc=reliable ${VM_BOOT:-}"

@@ -218,9 +218,7 @@ func (c *Conn) configurePod(ctx context.Context, in *inPod, p *Port, a *Attachme
 	if !p.StaticFDB {
 		return nil
 	}
-	b.Reset()
-	p.staticFDB(&b, a.Index)
-	return c.execute(ctx, &b)
+	return c.addStaticFDB(ctx, p, a.Index)
 }
 
 // SetMTU sets the MTU of both ends of a port's veth, in bytes: what is longer than
@@ -318,14 +316,6 @@ func (p *Port) writeSysctls(in *inPod) error {
 func (in *inPod) enableIPv6(link string) error {
 	_, err := in.ipv6.Ensure(link+"/disable_ipv6", "0")
 	return err
-}
-
-// staticFDB appends an entry of the bridge's forwarding database that never ages.
-func (p *Port) staticFDB(b *nl.Batch, index int) {
-	b.Request("add FDB entry", nl.Name(p.PeerMAC.String()+" of "+p.Name), unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, func(e *nl.Encoder) {
-		fdbEntry(e, index)
-		e.Bytes(unix.NDA_LLADDR, p.PeerMAC)
-	})
 }
 
 func delLink(b *nl.Batch, name string) {

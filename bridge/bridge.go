@@ -363,9 +363,7 @@ func (c *Conn) Enslave(ctx context.Context, port Port) error {
 	if err != nil {
 		return err
 	}
-	b.Reset()
-	port.staticFDB(&b, l.Index)
-	return c.execute(ctx, &b)
+	return c.addStaticFDB(ctx, &port, l.Index)
 }
 
 func describeKind(l *Link) string {

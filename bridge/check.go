@@ -162,6 +162,9 @@ func (c *Conn) checkPort(ctx context.Context, p *Port) ([]tombolo.Difference, er
 			cmp.list = append(cmp.list, tombolo.Difference{Object: "bridge " + p.Bridge, What: "link", Want: "up", Have: "down"})
 		}
 		cmp.port(p, l.Port)
+		if err := cmp.staticFDB(ctx, c, p, l.Index); err != nil {
+			return nil, err
+		}
 	}
 	cmp.hostEnd(l)
 	return cmp.list, nil

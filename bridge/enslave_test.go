@@ -130,7 +130,7 @@ func TestEnslaveBringsPodsBackToABridgeMadeAnew(t *testing.T) {
 		}
 	}
 	static := nstest.Run(t, n.ns, "bridge", "fdb", "show", "br", "br0", "brport", port(2).Name)
-	if !strings.Contains(static, "02:00:00:00:01:02 master br0 static") {
+	if !strings.Contains(static, "02:00:00:00:01:02 sticky master br0 static") {
 		t.Errorf("the static entry is missing:\n%s", static)
 	}
 }

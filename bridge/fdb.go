@@ -1,22 +1,103 @@
 package bridge
 
 import (
+	"context"
 	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-const nudNoARP = 0x40 // NUD_NOARP, include/uapi/linux/neighbour.h: static, in an FDB
+// Values of include/uapi/linux/neighbour.h.
+const (
+	nudNoARP     = 0x40 // NUD_NOARP: static, in an FDB
+	nudPermanent = 0x80 // NUD_PERMANENT: the bridge's own MAC, or a port's
+	ntfSticky    = 0x40 // NTF_STICKY: frames that come in elsewhere do not move it (Linux 5.0)
+)
 
-// fdbEntry appends struct ndmsg (include/uapi/linux/neighbour.h) of a static
-// entry that the port's bridge is to hold (NTF_MASTER).
-func fdbEntry(e *nl.Encoder, port int) {
-	var b [unix.SizeofNdMsg]byte
+// fdbHeader gives struct ndmsg (include/uapi/linux/neighbour.h) of an entry that the
+// port's bridge holds (NTF_MASTER).
+func fdbHeader(port int, state uint16, flags uint8) []byte {
+	b := make([]byte, unix.SizeofNdMsg)
 	b[0] = unix.AF_BRIDGE
 	binary.NativeEndian.PutUint32(b[4:], uint32(port))
-	binary.NativeEndian.PutUint16(b[8:], nudNoARP)
-	b[10] = unix.NTF_MASTER
-	e.Raw(b[:])
+	binary.NativeEndian.PutUint16(b[8:], state)
+	b[10] = unix.NTF_MASTER | flags
+	return b
+}
+
+// addStaticFDB enters the pod's MAC for good. An entry of the MAC that the bridge has
+// learnt is replaced. One that is its own, or somebody entered for another port, is left
+// alone: a pod with such a MAC would get what is not its own.
+func (c *Conn) addStaticFDB(ctx context.Context, p *Port, index int) error {
+	err := c.sendStaticFDB(ctx, p, index, unix.NLM_F_EXCL)
+	if !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	there, err := c.fdbEntry(ctx, p, index)
+	switch {
+	case errors.Is(err, fs.ErrNotExist): // It has aged out meanwhile.
+	case err != nil:
+		return err
+	case there.static():
+		return nil
+	}
+	return c.sendStaticFDB(ctx, p, index, unix.NLM_F_REPLACE)
+}
+
+func (c *Conn) sendStaticFDB(ctx context.Context, p *Port, index int, flag uint16) error {
+	var b nl.Batch
+	b.Request("add FDB entry", p.fdbName(), unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|flag, func(e *nl.Encoder) {
+		e.Raw(fdbHeader(index, nudNoARP, ntfSticky))
+		e.Bytes(unix.NDA_LLADDR, p.PeerMAC)
+	})
+	return c.execute(ctx, &b)
+}
+
+func (p *Port) fdbName() nl.Name { return nl.Name(p.PeerMAC.String() + " of " + p.Name) }
+
+// fdbEntry is what a bridge knows of a MAC.
+type fdbEntry struct {
+	port  int // or the bridge itself
+	state uint16
+}
+
+// static says whether it neither ages nor is learnt anew.
+func (f fdbEntry) static() bool { return f.state&(nudNoARP|nudPermanent) != 0 }
+
+// fdbEntry gets what the bridge of a port knows of the pod's MAC.
+func (c *Conn) fdbEntry(ctx context.Context, p *Port, index int) (fdbEntry, error) {
+	var f fdbEntry
+	var b nl.Batch
+	b.Get("get FDB entry", p.fdbName(), unix.RTM_GETNEIGH, 0, func(e *nl.Encoder) {
+		e.Raw(fdbHeader(index, 0, 0))
+		e.Bytes(unix.NDA_LLADDR, p.PeerMAC)
+	}, func(m nl.Message) error {
+		if len(m.Data) < unix.SizeofNdMsg {
+			return fmt.Errorf("%w: an FDB entry of %d bytes", nl.ErrMalformed, len(m.Data))
+		}
+		f.port = int(binary.NativeEndian.Uint32(m.Data[4:]))
+		f.state = binary.NativeEndian.Uint16(m.Data[8:])
+		return nil
+	})
+	return f, c.execute(ctx, &b)
+}
+
+// staticFDB compares what the bridge knows of the pod's MAC.
+func (c *comparison) staticFDB(ctx context.Context, conn *Conn, p *Port, index int) error {
+	if !p.StaticFDB || len(p.PeerMAC) != 6 {
+		return nil
+	}
+	f, err := conn.fdbEntry(ctx, p, index)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err != nil || !f.static() || f.port != index {
+		c.missing("static FDB entry", p.PeerMAC.String())
+	}
+	return nil
 }

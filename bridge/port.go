@@ -60,8 +60,10 @@ type Port struct {
 	// in the bridge's input anyway, the port forwards nothing: without the rules the
 	// LAN's switches would get what pods say by LACP and 802.1X.
 	ForwardGroups bool
-	// StaticFDB enters PeerMAC into the bridge's forwarding database for good, so
-	// that the port works with NoFlood and NoLearning.
+	// StaticFDB enters PeerMAC into the bridge's forwarding database for good, so that the
+	// port works with NoFlood and NoLearning, and frames of others with that MAC do not
+	// lead it away. It passes over a MAC that is the bridge's own, or has a static entry
+	// for another port.
 	StaticFDB  bool
 	NoLearning bool // the bridge does not learn MACs from the port
 	NoFlood    bool // no unknown unicast goes out of the port

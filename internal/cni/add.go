@@ -345,7 +345,7 @@ func addressMAC(addresses []state.Address) net.HardwareAddr {
 // attachment left when it was killed is deleted first: the record, which was made
 // anew, says that nobody else is at it.
 func (a *adding) attach(ctx context.Context, n *network, b *built, p *bridge.Port) (*bridge.Attachment, error) {
-	p.BridgeIndex, p.MTU = b.bridge.Index, b.mtu
+	a.onto(b, p)
 	if err := a.guard(ctx, n, p); err != nil {
 		return nil, err
 	}
@@ -367,6 +367,12 @@ func (a *adding) attach(ctx context.Context, n *network, b *built, p *bridge.Por
 	})
 	a.rec.MTU, a.rec.MAC, a.rec.HostMAC = att.MTU, att.PeerMAC.String(), att.MAC.String()
 	return att, nil
+}
+
+// onto is what a port needs to know of its bridge.
+func (a *adding) onto(b *built, p *bridge.Port) {
+	p.BridgeIndex, p.MTU = b.bridge.Index, b.mtu
+	keepTable(p, a.rec, b.bridge)
 }
 
 // explainRoute tells what to do where the pod has a route by another interface.

@@ -125,7 +125,8 @@ func (a *adding) autoconfigure(ctx context.Context, t *tied, port *bridge.Port) 
 		return err
 	}
 	t.network = n
-	port.BridgeIndex, port.MTU = t.built.bridge.Index, t.built.mtu
+	port.PeerMAC = t.attachment.PeerMAC
+	a.onto(t.built, port)
 	if err := a.br.Enslave(ctx, *port); err != nil {
 		return err
 	}

@@ -65,6 +65,15 @@ func (h *host) buildBridge(ctx context.Context, rec *state.Network) (*bridge.Lin
 // (mcast_max_groups) after it has made the entry that fills the bridge's table.
 const maxLearned = 16384
 
+// keepTable is what a kernel without such a limit (before Linux 6.7) needs in its place: the
+// bridge learns nothing from a pod that nothing holds to its own MAC, and has an entry of
+// that MAC for good. Frames for other MACs behind the port then go to all ports.
+func keepTable(p *bridge.Port, a *state.Attachment, br *bridge.Link) {
+	if br.Bridge != nil && br.Bridge.MaxLearned == nil && !a.Guarded {
+		p.NoLearning, p.StaticFDB = true, true
+	}
+}
+
 // learnedLimit is the limit of a bridge that is there: one that somebody else made keeps
 // what it has, and so does one of ours to which an operator gave another. One that was
 // left half made has no alias yet.

@@ -1,6 +1,7 @@
 package cni
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -110,11 +111,17 @@ type checking struct {
 // configuration of today; what the pod's interface should be, from the result,
 // where a chained plugin has told what it changed.
 func (k *checking) link(ctx context.Context, pod *netns.NS, found *findings) error {
-	port := portOf(k.rec)
+	port, err := k.portAsRecorded(ctx, k.rec)
+	if err != nil {
+		return err
+	}
 	port.Bridge = k.settings.Bridge
 	port.Hairpin, port.Isolated = k.settings.Hairpin, k.settings.Isolated
+	own := port.PeerMAC
 	port.PeerMAC = nil
 	k.readInterfaces(&port, found)
+	// The entry is of the MAC that ADD gave, whatever a plugin after it gave instead.
+	port.StaticFDB = port.StaticFDB && bytes.Equal(own, port.PeerMAC)
 	has, err := podAddresses(pod)
 	if err != nil {
 		return err
@@ -126,6 +133,18 @@ func (k *checking) link(ctx context.Context, pod *netns.NS, found *findings) err
 	diffs, err := k.br.Check(ctx, pod, port)
 	found.addAll(diffs)
 	return err
+}
+
+// portAsRecorded is the port of an attachment, on the bridge that it was attached to.
+func (h *host) portAsRecorded(ctx context.Context, rec *state.Attachment) (bridge.Port, error) {
+	br, err := h.br.Link(ctx, rec.Bridge)
+	if errors.Is(err, fs.ErrNotExist) {
+		return portOf(rec), nil
+	}
+	if err != nil {
+		return bridge.Port{}, err
+	}
+	return portOn(rec, br), nil
 }
 
 // isOurs says whether an interface of a result is the pod's that ADD made.

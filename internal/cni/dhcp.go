@@ -133,7 +133,8 @@ func (a *adding) lease(ctx context.Context) (*tied, error) {
 		return nil, err
 	}
 	// Only now can the port tell whose address is behind it.
-	port.BridgeIndex, port.MTU = b.bridge.Index, b.mtu
+	port.PeerMAC = att.PeerMAC
+	a.onto(b, port)
 	if err := a.br.Enslave(ctx, *port); err != nil {
 		return nil, err
 	}

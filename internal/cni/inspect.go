@@ -179,7 +179,10 @@ func (h *host) attachmentDifferences(ctx context.Context, n nft.Network, rec *st
 		found.add("its namespace is gone: %v", err)
 	} else {
 		defer pod.Close()
-		port := portOf(rec)
+		port, err := h.portAsRecorded(ctx, rec)
+		if err != nil {
+			return nil, err
+		}
 		for _, a := range rec.Addresses {
 			if !autoconfigured(rec, a.Prefix) {
 				port.Addresses = append(port.Addresses, a.Prefix)

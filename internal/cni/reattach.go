@@ -61,8 +61,9 @@ func (h *host) enslave(ctx context.Context, a *state.Attachment, l *bridge.Link)
 	if err != nil {
 		return err
 	}
-	port := portOf(a)
-	if br.Kind != "bridge" || isPort(l, br, &port) {
+	port := portOn(a, br)
+	// Of an entry there is no knowing here.
+	if br.Kind != "bridge" || isPort(l, br, &port) && !port.StaticFDB {
 		return nil
 	}
 	port.BridgeIndex = br.Index
@@ -159,6 +160,15 @@ func portOf(a *state.Attachment) bridge.Port {
 	lanPort(&p, a)
 	p.MAC, _ = net.ParseMAC(a.HostMAC)
 	p.PeerMAC, _ = net.ParseMAC(a.MAC)
+	return p
+}
+
+// portOn is portOf, with what depends on the bridge that is there.
+func portOn(a *state.Attachment, br *bridge.Link) bridge.Port {
+	p := portOf(a)
+	if p.PeerMAC != nil {
+		keepTable(&p, a, br)
+	}
 	return p
 }
 

@@ -72,21 +72,34 @@ func fromAnyone(i int) []byte {
 	return slices.Concat([]byte{2, 0x77, 0, 0, 0, 1}, []byte{2, 0x55}, binary.BigEndian.AppendUint32(nil, uint32(i)), be16(0x88b5), make([]byte, 46))
 }
 
+// limitsLearning says whether the kernel bounds what a bridge learns (Linux 6.7). Where it
+// does not, bridges learn nothing from pods.
+func (n *node) limitsLearning(bridge string) bool {
+	n.Helper()
+	return n.link(bridge).Bridge.MaxLearned != nil
+}
+
 func TestBridgeLearnsNoEndOfMACsFromAPod(t *testing.T) {
 	t.Parallel()
-	const most, more = 16384, 20000
-	for name, fields := range map[string]conf{"gateway": {"bridge": "cbr0"}, "layer 2": {"bridge": "cbr0", "mode": "l2"}} {
+	for name, fields := range map[string]conf{
+		"gateway": {"bridge": "cbr0"}, "layer 2": {"bridge": "cbr0", "mode": "l2"}, "promiscuous": {"bridge": "cbr0", "promiscMode": true},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
 			w := n.podnet(fields)
 			a := n.pod("a")
 			w.add(a)
-			if n.link("cbr0").Bridge.MaxLearned == nil {
-				t.Skip("the kernel has no limit of what a bridge learns (before Linux 6.7)")
+			most, more := 16384, 20000
+			unlimit := func() { n.setBridgeLimit("cbr0", unix.IFLA_BR_FDB_MAX_LEARNED, 0) }
+			difference := "fdb_max_learned"
+			if !n.limitsLearning("cbr0") {
+				most, more = 0, 4096
+				unlimit = func() { n.run("bridge", "link", "set", "dev", w.port(a), "learning", "on") }
+				difference = "learning"
 			}
 			learnt := func() int {
-				n.run("bridge", "fdb", "flush", "dev", "cbr0", "nopermanent")
+				n.run("ip", "link", "set", "cbr0", "type", "bridge", "fdb_flush")
 				a.flood(t, more, fromAnyone)
 				return strings.Count(n.run("bridge", "fdb", "show", "dev", w.port(a)), "02:55:")
 			}
@@ -96,18 +109,38 @@ func TestBridgeLearnsNoEndOfMACsFromAPod(t *testing.T) {
 			if err := w.check(a); err != nil {
 				t.Errorf("CHECK: %v", err)
 			}
-			n.setBridgeLimit("cbr0", unix.IFLA_BR_FDB_MAX_LEARNED, 0)
+			unlimit()
 			if got := learnt(); got < more {
 				t.Errorf("without a limit, the bridge learns %d MACs of %d: nothing is to be limited", got, more)
 			}
-			wantError(t, w.check(a), 113, "fdb_max_learned")
+			wantError(t, w.check(a), 113, difference)
 			if out := n.operate("repair", "--state", n.state); out.status != 0 {
 				t.Fatalf("repair: %+v", out)
 			}
 			if got := learnt(); got > most {
 				t.Errorf("after a repair, the bridge learns %d MACs", got)
 			}
+			if err := w.check(a); err != nil {
+				t.Errorf("CHECK after a repair: %v", err)
+			}
 		})
+	}
+}
+
+// A pod that the guard holds to its MAC can teach the bridge that one only.
+func TestBridgeLearnsAGuardedPodsMAC(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(conf{"bridge": "cbr0", "macspoofchk": true})
+	a := n.pod("a")
+	w.add(a)
+	a.flood(t, 100, fromAnyone)
+	known := n.run("bridge", "fdb", "show", "dev", w.port(a))
+	if strings.Contains(known, "02:55:") || !n.link(w.port(a)).Port.Learning {
+		t.Errorf("the bridge knows of the port, which is to learn:\n%s", known)
+	}
+	if err := w.check(a); err != nil {
+		t.Errorf("CHECK: %v", err)
 	}
 }
 
@@ -127,8 +160,8 @@ func TestBridgeOfSomebodyElsesLearnsAsItDid(t *testing.T) {
 	// Nor does an operator's own number change.
 	own := n.network("own", conf{"bridge": "br1", "ipam": hostLocal("10.78.0.0/24")})
 	own.add(n.pod("b"))
-	if n.link("br1").Bridge.MaxLearned == nil {
-		t.Skip("the kernel has no limit of what a bridge learns (before Linux 6.7)")
+	if !n.limitsLearning("br1") {
+		return
 	}
 	n.setBridgeLimit("br1", unix.IFLA_BR_FDB_MAX_LEARNED, 77)
 	if out := n.operate("repair", "--state", n.state); out.status != 0 {

@@ -13,9 +13,9 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/ipam"
 	"github.com/tombolo-cni/tombolo/internal/state"
-	"github.com/tombolo-cni/tombolo/internal/tc"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/nft"
 )
@@ -48,7 +48,7 @@ type adding struct {
 	pod      *netns.NS
 	mac      net.HardwareAddr // of the pod; nil: ours to choose
 	dns      types.DNS
-	shape    tc.Shape
+	shape    bandwidth.Shape
 	leasing  *leasing      // nil unless the address comes by DHCP
 	attached bool          // the port is there
 	guarded  *nft.Endpoint // what the firewall has of the pod since before its port was there

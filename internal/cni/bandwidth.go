@@ -4,8 +4,8 @@ import (
 	"context"
 
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/state"
-	"github.com/tombolo-cni/tombolo/internal/tc"
 )
 
 // Bandwidth limits a pod's traffic, in bits and bits a second; 0 for none. These
@@ -19,21 +19,21 @@ type Bandwidth struct {
 }
 
 // shape gives the limits that somebody asked for: where says who.
-func (b Bandwidth) shape(where string) (tc.Shape, error) {
-	s := tc.Shape{
-		Ingress: tc.Limit{Rate: b.IngressRate, Burst: b.IngressBurst},
-		Egress:  tc.Limit{Rate: b.EgressRate, Burst: b.EgressBurst},
+func (b Bandwidth) shape(where string) (bandwidth.Shape, error) {
+	s := bandwidth.Shape{
+		Ingress: bandwidth.Limit{Rate: b.IngressRate, Burst: b.IngressBurst},
+		Egress:  bandwidth.Limit{Rate: b.EgressRate, Burst: b.EgressBurst},
 	}
 	// Of any MTU: what is wrong with rates and bursts is wrong with all.
 	if _, _, err := s.Effective(ethernetMTU); err != nil {
-		return tc.Shape{}, newError(codeInvalidConfig, "bandwidth of %s: %v", where, err)
+		return bandwidth.Shape{}, newError(codeInvalidConfig, "bandwidth of %s: %v", where, err)
 	}
 	return s, nil
 }
 
 // shape gives the limits of one pod: those of the configuration, which an operator
 // sets for all pods, else those that the runtime passes on.
-func (c *NetConf) shape(rc *runtimeConfig) (tc.Shape, error) {
+func (c *NetConf) shape(rc *runtimeConfig) (bandwidth.Shape, error) {
 	s, err := c.Bandwidth.shape("the configuration")
 	if err != nil || !s.IsZero() || rc.Bandwidth == nil {
 		return s, err
@@ -59,7 +59,7 @@ func (a *adding) limit(ctx context.Context, att *bridge.Attachment) error {
 	}
 	target := targetOf(a.rec)
 	target.PortIndex = att.Index
-	conn, err := tc.Dial(nil)
+	conn, err := bandwidth.Dial(nil)
 	if err != nil {
 		return err
 	}
@@ -73,23 +73,23 @@ func (a *adding) limit(ctx context.Context, att *bridge.Attachment) error {
 }
 
 // targetOf says where an attachment's traffic is shaped.
-func targetOf(rec *state.Attachment) tc.Target {
-	return tc.Target{
-		Port: rec.HostIf, MTU: rec.MTU, IFB: tc.IFBName(rec.Hash()),
+func targetOf(rec *state.Attachment) bandwidth.Target {
+	return bandwidth.Target{
+		Port: rec.HostIf, MTU: rec.MTU, IFB: bandwidth.IFBName(rec.Hash()),
 		Alias: formatAlias(rec.Hash(), rec.Network, addressesOf(rec)), Owner: aliasOwner(rec.Hash()),
 	}
 }
 
-func shapeOf(rec *state.Attachment) tc.Shape {
+func shapeOf(rec *state.Attachment) bandwidth.Shape {
 	b := rec.Bandwidth
-	return tc.Shape{
-		Ingress: tc.Limit{Rate: b.IngressRate, Burst: b.IngressBurst},
-		Egress:  tc.Limit{Rate: b.EgressRate, Burst: b.EgressBurst},
+	return bandwidth.Shape{
+		Ingress: bandwidth.Limit{Rate: b.IngressRate, Burst: b.IngressBurst},
+		Egress:  bandwidth.Limit{Rate: b.EgressRate, Burst: b.EgressBurst},
 	}
 }
 
-func removeLimits(ctx context.Context, target tc.Target) error {
-	conn, err := tc.Dial(nil)
+func removeLimits(ctx context.Context, target bandwidth.Target) error {
+	conn, err := bandwidth.Dial(nil)
 	if err != nil {
 		return err
 	}
@@ -105,7 +105,7 @@ func (h *host) restoreLimits(ctx context.Context, rec *state.Attachment, port *b
 	if shape.IsZero() {
 		return nil
 	}
-	conn, err := tc.Dial(nil)
+	conn, err := bandwidth.Dial(nil)
 	if err != nil {
 		return err
 	}
@@ -118,7 +118,7 @@ func (h *host) restoreLimits(ctx context.Context, rec *state.Attachment, port *b
 
 // listIFBs lists whose links for egress there are, by the links' names.
 func listIFBs(ctx context.Context) (map[string]alias, error) {
-	conn, err := tc.Dial(nil)
+	conn, err := bandwidth.Dial(nil)
 	if err != nil {
 		return nil, err
 	}

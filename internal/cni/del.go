@@ -10,9 +10,9 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/ipam"
 	"github.com/tombolo-cni/tombolo/internal/state"
-	"github.com/tombolo-cni/tombolo/internal/tc"
 )
 
 // del carries out DEL. It needs neither the pod's namespace nor a result: the
@@ -87,7 +87,7 @@ func (r *remains) shapers() []string {
 	if r.rec != nil && r.rec.State == state.Ready && r.rec.IFB == "" {
 		return nil
 	}
-	return []string{tc.IFBName(r.hash)}
+	return []string{bandwidth.IFBName(r.hash)}
 }
 
 // takeDown does every step. The address is given back after the link and the

@@ -9,8 +9,8 @@ import (
 	"strings"
 
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/state"
-	"github.com/tombolo-cni/tombolo/internal/tc"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/nft"
 )
@@ -250,7 +250,7 @@ func (h *host) limitDifferences(ctx context.Context, rec *state.Attachment, foun
 	if shapeOf(rec).IsZero() {
 		return nil
 	}
-	conn, err := tc.Dial(nil)
+	conn, err := bandwidth.Dial(nil)
 	if err != nil {
 		return err
 	}

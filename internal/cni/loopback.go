@@ -7,9 +7,9 @@ import (
 	"slices"
 
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/localnet"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
-	"github.com/tombolo-cni/tombolo/internal/tc"
 )
 
 // A port of the host leads to a pod from 127.0.0.1 too, for which the bridge needs
@@ -31,15 +31,15 @@ func loopbackUse(rec *state.Network, n *network, attachments []*state.Attachment
 	})
 }
 
-func keepOf(l *bridge.Link, mark uint64) tc.Keep {
-	return tc.Keep{Bridge: l.Name, Index: l.Index, Mark: uint32(mark), Stays: l.Alias == bridgeAlias}
+func keepOf(l *bridge.Link, mark uint64) localnet.Filter {
+	return localnet.Filter{Bridge: l.Name, Index: l.Index, Mark: uint32(mark), Stays: l.Alias == bridgeAlias}
 }
 
 // placeLoopback makes the place for the filter on a bridge that has just been made: later, it
 // would cost the pods packets. Where it fails, the first port does it, or says what the kernel
 // lacks.
 func placeLoopback(ctx context.Context, l *bridge.Link) {
-	if conn, err := tc.Dial(nil); err == nil {
+	if conn, err := localnet.Dial(nil); err == nil {
 		_ = conn.Place(ctx, keepOf(l, 0))
 		_ = conn.Close()
 	}
@@ -50,20 +50,20 @@ func placeLoopback(ctx context.Context, l *bridge.Link) {
 // it is not asked for again.
 //
 // Where an earlier version opened it, for pods that are there, the firewall alone keeps it
-// until the last of these has gone, as it did: see tc.Conn.Place.
+// until the last of these has gone, as it did: see localnet.Conn.Place.
 func (h *host) openLoopback(ctx context.Context, rec *state.Network, l *bridge.Link) error {
 	path := sysctl.Link("ipv4", l.Name, routeLocalnet)
 	value, err := sysctl.Read(path)
 	if err != nil {
 		return err
 	}
-	conn, err := tc.Dial(nil)
+	conn, err := localnet.Dial(nil)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
 	keep := keepOf(l, rec.Mark)
-	kept, err := conn.Kept(ctx, keep)
+	kept, err := conn.Get(ctx, keep)
 	if err != nil {
 		return err
 	}
@@ -88,8 +88,8 @@ func (h *host) openLoopback(ctx context.Context, rec *state.Network, l *bridge.L
 		return err
 	}
 	// The filter first: there must be no moment without it.
-	_, err = conn.Keep(ctx, keep, routed)
-	rec.LoopbackUnkept = errors.Is(err, tc.ErrNotSupported)
+	_, err = conn.Ensure(ctx, keep, routed)
+	rec.LoopbackUnkept = errors.Is(err, localnet.ErrNotSupported)
 	if rec.LoopbackUnkept {
 		h.call.log.warn(openIfFlushed + l.Name + ": " + oneLine(err))
 	} else if err != nil {
@@ -112,12 +112,12 @@ func (h *host) loopbackOpen(ctx context.Context, rec *state.Network, l *bridge.L
 	if !l.RouteLocalnet || rec.LoopbackUnkept {
 		return l.RouteLocalnet, nil
 	}
-	conn, err := tc.Dial(nil)
+	conn, err := localnet.Dial(nil)
 	if err != nil {
 		return false, err
 	}
 	defer conn.Close()
-	kept, err := conn.Kept(ctx, keepOf(l, rec.Mark))
+	kept, err := conn.Get(ctx, keepOf(l, rec.Mark))
 	return err == nil && kept.There, err
 }
 
@@ -209,13 +209,13 @@ func (h *host) shutLoopback(ctx context.Context, bridgeName string, known bool) 
 	if err != nil {
 		return err
 	}
-	conn, err := tc.Dial(nil)
+	conn, err := localnet.Dial(nil)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
 	keep := keepOf(l, 0)
-	kept, err := conn.Kept(ctx, keep)
+	kept, err := conn.Get(ctx, keep)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -227,7 +227,7 @@ func (h *host) shutLoopback(ctx context.Context, bridgeName string, known bool) 
 			return err
 		}
 	}
-	return conn.Unkeep(ctx, keep)
+	return conn.Remove(ctx, keep)
 }
 
 // loopbackDifferences finds what is missing of what openLoopback made.

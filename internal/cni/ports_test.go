@@ -9,10 +9,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/conntrack"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/internal/state"
-	"github.com/tombolo-cni/tombolo/internal/tc"
 )
 
 func parsedRuntimeConfig(t *testing.T, text string) *runtimeConfig {
@@ -44,7 +44,7 @@ func TestCapabilitiesAsContainerdWritesThem(t *testing.T) {
 		t.Errorf("ports (-want +got):\n%s", diff)
 	}
 	shape, err := new(NetConf).shape(rc)
-	wantShape := tc.Shape{Ingress: tc.Limit{Rate: 8e6, Burst: 4294967295}, Egress: tc.Limit{Rate: 4e6, Burst: 4294967295}}
+	wantShape := bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 8e6, Burst: 4294967295}, Egress: bandwidth.Limit{Rate: 4e6, Burst: 4294967295}}
 	if err != nil || shape != wantShape {
 		t.Errorf("limits %+v, %v; want %+v", shape, err, wantShape)
 	}
@@ -120,7 +120,7 @@ func TestTheConfigurationsLimitsGoBeforeTheRuntimes(t *testing.T) {
 	t.Parallel()
 	rc := parsedRuntimeConfig(t, `{"bandwidth": {"ingressRate": 8000000}}`)
 	s, err := (&NetConf{Bandwidth: Bandwidth{EgressRate: 5e6}}).shape(rc)
-	if want := (tc.Shape{Egress: tc.Limit{Rate: 5e6}}); err != nil || s != want {
+	if want := (bandwidth.Shape{Egress: bandwidth.Limit{Rate: 5e6}}); err != nil || s != want {
 		t.Errorf("got %+v, %v; want %+v", s, err, want)
 	}
 	_, err = new(NetConf).shape(parsedRuntimeConfig(t, `{"bandwidth": {"egressRate": 5}}`))

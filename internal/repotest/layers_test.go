@@ -24,10 +24,11 @@ func layers() []layer {
 		{[]string{"addr", "route"}, kernel, "each is one kind of object of rtnetlink, of use without the others"},
 		{[]string{"bridge"}, []string{".", "netns", "internal/nl", "internal/sysctl", "internal/ident", "addr", "route"},
 			"other CNIs embed it: it must not bring a firewall, an IPAM, files or CNI along"},
-		{[]string{"bridge/uplink"}, []string{".", "netns", "internal/nl", "internal/sysctl", "addr", "route", "bridge", "internal/conntrack", "internal/icmp", "internal/sockdiag"},
+		{[]string{"bridge/uplink"}, []string{".", "netns", "internal/nl", "internal/sysctl", "addr", "route", "bridge", "internal/conntrack", "internal/icmp", "internal/sockdiag", "internal/tc"},
 			"a host's NIC is taken over for any bridge, whoever keeps the journal"},
 		{[]string{"nft"}, kernel, "the firewall goes by names and addresses, and knows nothing of links"},
-		{[]string{"internal/tc"}, slices.Concat(kernel, []string{"internal/ident"}), "shaping goes by links' names, and knows no bridge and no firewall"},
+		{[]string{"internal/tc"}, kernel, "qdiscs and filters, whatever they are for"},
+		{[]string{"bridge/bandwidth", "internal/localnet"}, slices.Concat(kernel, []string{"internal/tc"}), "each goes by a link's name, and knows no bridge and no firewall"},
 		{[]string{"internal/conntrack", "internal/sockdiag"}, kernel, "each is one view of what the kernel has, of use without the others"},
 		{[]string{"dhcpc"}, nil, "a protocol, its times and its packets: who opens sockets and sets addresses is up to its user"},
 		{[]string{"dhcpc/transport"}, []string{".", "netns", "dhcpc"}, "sockets, and nothing about links and addresses"},
@@ -41,7 +42,7 @@ func layers() []layer {
 		{[]string{"internal/ipam/delegate"}, nil, "it runs plugins of others by the CNI protocol, for anybody"},
 		{[]string{"internal/ipam"}, []string{"internal/strict", "internal/ipam/delegate", "internal/lockorder"},
 			"addresses come from a configuration and a directory; the kernel's are told to it"},
-		{[]string{"internal/cni"}, []string{".", "addr", "bridge", "bridge/uplink", "dhcpc", "dhcpc/transport", "nft", "netns", "route", "internal/conntrack", "internal/endpoint", "internal/ident", "internal/ipam", "internal/jsontext", "internal/lease", "internal/lockorder", "internal/printable", "internal/sockdiag", "internal/state", "internal/strict", "internal/sysctl", "internal/tc"},
+		{[]string{"internal/cni"}, []string{".", "addr", "bridge", "bridge/bandwidth", "bridge/uplink", "dhcpc", "dhcpc/transport", "nft", "netns", "route", "internal/conntrack", "internal/endpoint", "internal/ident", "internal/ipam", "internal/jsontext", "internal/lease", "internal/localnet", "internal/lockorder", "internal/printable", "internal/sockdiag", "internal/state", "internal/strict", "internal/sysctl"},
 			"it composes, and is the only one of the plugin's packages that does"},
 		{[]string{"internal/demo"}, []string{"addr", "bridge", "nft", "netns", "internal/cni", "internal/icmp", "internal/ipam/delegate", "internal/state"},
 			"it is a user of the rest, like a runtime and an operator"},
@@ -53,9 +54,12 @@ func layers() []layer {
 		{[]string{"bench"}, []string{"netns", "route", "bridge", "internal/icmp"}, "it measures the plugin from outside, and Attach"},
 		{[]string{"test/report"}, nil, "it reads what go test prints"},
 		{[]string{"test/lan"}, []string{"bridge/uplink", "internal/cni", "internal/keeper", "internal/lease", "internal/state"}, "it has tests only: of takeovers, and of the plugin as it is built"},
-		{[]string{"internal/repotest"}, []string{".", "addr", "bridge", "bridge/uplink", "dhcpc", "dhcpc/transport", "netns", "nft", "route"}, "it has tests only, one of which calls all that is public"},
+		{[]string{"internal/repotest"}, []string{".", "addr", "bridge", "bridge/bandwidth", "bridge/uplink", "dhcpc", "dhcpc/transport", "netns", "nft", "route"}, "it has tests only, one of which calls all that is public"},
 	}
 }
+
+// shown are packages that a package's example shows it together with.
+func shown() map[string][]string { return map[string][]string{"bridge/bandwidth": {"bridge"}} }
 
 // checkLayers finds imports that no layer allows, and packages that are in none.
 // Tests may import fixtures besides, and the plainest views of the kernel.
@@ -76,7 +80,7 @@ func checkLayers(layers []layer, list []*pkg) []string {
 				found = append(found, fmt.Sprintf("%s imports %s: %s", p.rel(), to, l.why))
 			}
 		}
-		forTests := slices.Concat(l.may, fixtures(), []string{p.rel(), ".", "netns", "internal/nl", "addr", "route"})
+		forTests := slices.Concat(l.may, fixtures(), shown()[p.rel()], []string{p.rel(), ".", "netns", "internal/nl", "addr", "route"})
 		for _, imported := range slices.Concat(p.TestImports, p.XTestImports) {
 			if to := relative(imported); to != "" && !slices.Contains(forTests, to) {
 				found = append(found, fmt.Sprintf("%s imports %s in a test: %s", p.rel(), to, l.why))

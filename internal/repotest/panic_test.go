@@ -16,6 +16,7 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
@@ -46,6 +47,10 @@ func exported() map[string]map[string]any {
 		"bridge": {
 			"CheckRouting": bridge.CheckRouting, "Dial": bridge.Dial, "HostName": bridge.HostName, "LinkLocal": bridge.LinkLocal, "On": bridge.On, "ProbeNetfilter": bridge.ProbeNetfilter,
 			"Conn": bridge.Conn{}, "Link": bridge.Link{}, "Port": bridge.Port{}, "Solicitation": bridge.Solicitation{},
+		},
+		"bandwidth": {
+			"Dial": bandwidth.Dial, "IFBName": bandwidth.IFBName,
+			"Adjustment": bandwidth.Adjustment{}, "Conn": bandwidth.Conn{}, "Shape": bandwidth.Shape{},
 		},
 		"uplink": {
 			"Dial": uplink.Dial, "ParseRecord": uplink.ParseRecord, "Plan": uplink.Plan, "PlanRestore": uplink.PlanRestore,
@@ -167,7 +172,7 @@ func callMethods(t *testing.T, name string, zero any) {
 // has to fail.
 func handle(zero any) bool {
 	switch zero.(type) {
-	case netns.NS, addr.Conn, addr.Watch, addr.Routers, route.Conn, bridge.Conn, bridge.Solicitation, nft.Conn, uplink.Conn:
+	case netns.NS, addr.Conn, addr.Watch, addr.Routers, route.Conn, bridge.Conn, bridge.Solicitation, bandwidth.Conn, nft.Conn, uplink.Conn:
 		return true
 	}
 	return false
@@ -186,6 +191,8 @@ func closedOne(t *testing.T, zero any) reflect.Value {
 		v, err = route.Dial(nil)
 	case bridge.Conn:
 		v, err = bridge.Dial(nil)
+	case bandwidth.Conn:
+		v, err = bandwidth.Dial(nil)
 	case nft.Conn:
 		v, err = nft.Dial(nil)
 	case uplink.Conn:

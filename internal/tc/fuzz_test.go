@@ -3,12 +3,15 @@ package tc
 import (
 	"testing"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
+
+func TestMain(m *testing.M) { nstest.Main(m) }
 
 // FuzzQdisc holds that no reply of the kernel, or of what takes itself for it,
 // makes the decoder or what works on its result panic. The corpora have replies of
@@ -17,17 +20,13 @@ func FuzzQdisc(f *testing.F) {
 	f.Add([]byte{})
 	f.Add(make([]byte, sizeofTCMsg))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		var q qdisc
-		if q.decode(b) != nil {
+		var q Qdisc
+		if q.Decode(b) != nil {
 			return
 		}
-		_ = q.String()
-		s := q.shapes()
-		if s.Rate != 0 && !q.ours() {
-			t.Errorf("it shapes %+v and is not ours: %+v", s, q)
-		}
-		q.is(bucket{rate: 1250000, burst: 6250, limit: 18750})
-		q.is(bucket{})
+		q.Burst()
+		q.Is(Bucket{Rate: 1250000, Burst: 6250, Limit: 18750})
+		q.Is(Bucket{})
 	})
 }
 
@@ -35,26 +34,12 @@ func FuzzFilter(f *testing.F) {
 	f.Add([]byte{})
 	f.Add(make([]byte, sizeofTCMsg))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		var flt filter
-		if flt.decode(b) != nil {
+		var flt Filter
+		if flt.Decode(b) != nil {
 			return
 		}
-		if flt.redirect != 0 && flt.kind != "u32" {
+		if flt.Redirect != 0 && flt.Kind != "u32" {
 			t.Errorf("a redirect of another kind: %+v", flt)
-		}
-	})
-}
-
-func FuzzLink(f *testing.F) {
-	f.Add([]byte{})
-	f.Add(make([]byte, unix.SizeofIfInfomsg))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		var l link
-		if l.decode(b) != nil {
-			return
-		}
-		if len(l.name)+len(l.kind)+len(l.alias) > len(b) {
-			t.Errorf("more came out than went in: %+v", l)
 		}
 	})
 }
@@ -63,87 +48,94 @@ func FuzzLink(f *testing.F) {
 func TestDecodersReadTheKernelsReplies(t *testing.T) {
 	t.Parallel()
 	ns, pod := nstest.New(t), nstest.New(t)
-	nstest.Veth(t, ns, "port", pod, "eth0")
+	index, _ := nstest.Veth(t, ns, "port", pod, "eth0")
 	tr, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns})
 	if err != nil {
 		t.Fatal(err)
 	}
 	rec := nltest.Record(tr)
-	raw := nl.New(rec)
-	defer raw.Close()
-	conn := On(raw)
-	target := Target{Port: "port", IFB: "ifbx", Alias: "mine"}
-	for _, rate := range []uint64{10e6, 40e9} {
-		s := Shape{Ingress: Limit{Rate: rate}, Egress: Limit{Rate: rate}}
-		if _, err := conn.Ensure(t.Context(), target, s); err != nil {
+	conn := nl.New(rec)
+	defer conn.Close()
+	l, lo := Link{Name: "port", Index: index}, nstest.Index(t, ns, "lo")
+	for _, w := range []Bucket{{Rate: 1250000, Burst: 6250, Limit: 18750}, {Rate: 5e9, Burst: 25e6, Limit: 75e6}} {
+		var b nl.Batch
+		l.SetTBF(&b, w)
+		if w.Rate < 5e9 {
+			l.AddClsact(&b)
+			l.AddRedirect(&b, lo)
+		}
+		if err := conn.Execute(&b); err != nil {
 			t.Fatal(err)
 		}
+		b.Reset()
 		rec.Received()
-		if diffs, err := conn.Check(t.Context(), target, s); len(diffs) > 0 || err != nil {
-			t.Fatalf("Check finds %v, %v", diffs, err)
+		var root, clsact Qdisc
+		l.GetQdisc(&b, Root, &root)
+		l.GetQdisc(&b, Clsact, &clsact)
+		if err := Look(t.Context(), conn, &b); err != nil {
+			t.Fatal(err)
+		}
+		if !root.Is(w) || root.Link != index || clsact.Kind != "clsact" {
+			t.Errorf("of %+v the kernel has made %+v and %+v", w, root, clsact)
 		}
 	}
-	seen := map[uint16]int{}
+	own, others, err := l.Filters(t.Context(), conn, Ingress, Egress)
+	if err != nil || others != 0 {
+		t.Errorf("%d other filters, %v", others, err)
+	}
+	if last := own[len(own)-1]; last.Kind != "u32" || !last.MatchAll || last.Redirect != lo || last.Protocol != unix.ETH_P_ALL {
+		t.Errorf("the filter is read as %+v", last)
+	}
+	kinds := map[string]bool{}
+	if err := Qdiscs(conn, func(link int, q Qdisc) { kinds[q.Kind] = kinds[q.Kind] || link == index }); err != nil || !kinds["tbf"] || !kinds["clsact"] {
+		t.Errorf("qdiscs of the port: %v, %v", kinds, err)
+	}
+	seen := map[netlink.HeaderType]int{}
 	for _, d := range rec.Received() {
 		for _, m := range nltest.Split(d) {
-			if err := decodes(m); err != nil {
-				t.Errorf("message of type %d: %v", m.Header.Type, err)
-			}
-			name := map[uint16]string{unix.RTM_NEWQDISC: "FuzzQdisc", unix.RTM_NEWTFILTER: "FuzzFilter", unix.RTM_NEWLINK: "FuzzLink"}[uint16(m.Header.Type)]
+			name := map[netlink.HeaderType]string{unix.RTM_NEWQDISC: "FuzzQdisc", unix.RTM_NEWTFILTER: "FuzzFilter"}[m.Header.Type]
 			if name == "" {
 				continue
 			}
-			seen[uint16(m.Header.Type)]++
-			if *update {
-				nstest.SaveCorpus(t, name, "kernel"+string(rune('0'+seen[uint16(m.Header.Type)])), m.Data)
+			if seen[m.Header.Type]++; *update {
+				nstest.SaveCorpus(t, name, "kernel"+string(rune('0'+seen[m.Header.Type])), m.Data)
 			}
 		}
 	}
-	if len(seen) != 3 {
-		t.Errorf("replies by type: %v, want three types", seen)
+	if len(seen) != 2 {
+		t.Errorf("replies by type: %v, want two types", seen)
 	}
 }
 
-func decodes(m nl.Message) error {
-	switch m.Header.Type {
-	case unix.RTM_NEWQDISC:
-		return new(qdisc).decode(m.Data)
-	case unix.RTM_NEWTFILTER:
-		return new(filter).decode(m.Data)
-	case unix.RTM_NEWLINK:
-		return new(link).decode(m.Data)
+// reply is a message's body as the kernel would write it.
+func reply(t *testing.T, options func(*netlink.AttributeEncoder)) []byte {
+	t.Helper()
+	m, err := nl.Encode(unix.RTM_NEWQDISC, 0, Link{Index: 7}.header(Handle, Root, 0), options)
+	if err != nil {
+		t.Fatal(err)
 	}
-	return nil
+	return m.Data
 }
 
 // Every cut of a real reply is refused or read, and never read beyond its end.
 func TestCutRepliesAreErrors(t *testing.T) {
 	t.Parallel()
-	body := nltest.Encode(func(e *nl.Encoder) {
-		tcMsg(e, 7, ownHandle, parentRoot, 0)
-		e.String(tcaKind, "tbf")
-		e.Nest(tcaOptions, bucket{rate: 5e9, burst: 25e6, limit: 75e6}.encode)
-	})
-	var q qdisc
-	if err := q.decode(body); err != nil || q.rate != 5e9 || q.limit != 75e6 || !q.ours() {
+	body := reply(t, Bucket{Rate: 5e9, Burst: 25e6, Limit: 75e6}.encode)
+	var q Qdisc
+	if err := q.Decode(body); err != nil || q.Rate != 5e9 || q.Limit != 75e6 || !q.Ours() {
 		t.Fatalf("the whole is read as %+v, %v", q, err)
 	}
 	for n := range body {
 		// A cut between attributes leaves a message that is whole.
-		if err := q.decode(body[:n]); err == nil && n != sizeofTCMsg && n != sizeofTCMsg+8 {
+		if err := q.Decode(body[:n]); err == nil && n != sizeofTCMsg && n != sizeofTCMsg+8 {
 			t.Errorf("%d of %d bytes are read as %+v", n, len(body), q)
 		}
 	}
-	for name, options := range map[string]func(*nl.Encoder){
-		"short parameters": func(e *nl.Encoder) { e.Uint32(tbfParms, 1) },
-		"short rate":       func(e *nl.Encoder) { e.Uint32(tbfRate64, 1) },
-	} {
-		body := nltest.Encode(func(e *nl.Encoder) {
-			tcMsg(e, 7, ownHandle, parentRoot, 0)
-			e.String(tcaKind, "tbf")
-			e.Nest(tcaOptions, options)
+	for name, attr := range map[string]uint16{"short parameters": tbfParms, "short rate": tbfRate64} {
+		body := reply(t, func(ae *netlink.AttributeEncoder) {
+			options(ae, "tbf", func(ae *netlink.AttributeEncoder) error { ae.Uint32(attr, 1); return nil })
 		})
-		if err := q.decode(body); err == nil {
+		if err := q.Decode(body); err == nil {
 			t.Errorf("%s: read as %+v", name, q)
 		}
 	}

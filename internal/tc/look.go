@@ -3,83 +3,49 @@ package tc
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// installed is what the kernel has at a target. Of a part that is missing it has the
-// zero value.
-type installed struct {
-	ifb    *link // nil if no link has the name
-	egress qdisc // the ifb's root
+// ErrNotSupported is the cause of an error about what the kernel lacks, and could not
+// or would not load.
+var ErrNotSupported = errors.New("the kernel lacks it")
 
-	ingress qdisc // the port's root
-	// place is what is in the place of clsact: that, or somebody else's ingress, which
-	// holds filters as well.
-	place qdisc
-	// own are the filters of our priority at the port's ingress, and what u32 lists
-	// beside them.
-	own []filter
-	// others counts the filters that keep us from deleting clsact.
-	others int
-}
-
-// findPort fills in what the caller left open about the port. The error matches
-// fs.ErrNotExist if it is not there.
-func (c *Conn) findPort(ctx context.Context, t *Target) error {
-	if t.PortIndex != 0 && t.MTU != 0 {
-		return nil
-	}
-	var l link
-	var b nl.Batch
-	getLink(&b, t.Port, &l)
-	if err := c.execute(ctx, &b); err != nil {
+// Unsupported says of a refused creation that the kernel lacks a module, which by
+// itself it says with an errno that has other meanings too.
+func Unsupported(err error, modules string) error {
+	if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EOPNOTSUPP) {
 		return err
 	}
-	t.PortIndex = l.index
-	if t.MTU == 0 {
-		t.MTU = l.mtu
-	}
-	return nil
+	return fmt.Errorf("%w: %w: load %s (modprobe, or modules-load.d for good)", ErrNotSupported, err, modules)
 }
 
-// look reads the target's state, in one sendmsg where nothing was ever shaped. The
-// error matches fs.ErrNotExist if the port, whose index is known, is not there.
-func (c *Conn) look(ctx context.Context, t *Target) (*installed, error) {
-	var have installed
-	var ifb link
-	var b nl.Batch
-	getLink(&b, t.IFB, &ifb)
-	getQdisc(&b, t.Port, t.PortIndex, parentRoot, &have.ingress)
-	getQdisc(&b, t.Port, t.PortIndex, parentClsact, &have.place)
-	if err := c.read(ctx, &b); err != nil {
-		return nil, err
+// PassAbsent makes success of an error about what is not there.
+func PassAbsent(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
 	}
-	if err := b.Err(1); errors.Is(err, unix.ENODEV) {
-		return nil, err
-	}
-	if b.Err(0) == nil {
-		// Somebody else's is looked at too: it is for the caller to refuse it.
-		have.ifb = &ifb
-		b.Reset()
-		getQdisc(&b, t.IFB, ifb.index, parentRoot, &have.egress)
-		if err := c.read(ctx, &b); err != nil {
-			return nil, err
-		}
-	}
-	if have.place.kind == "" {
-		// A fresh port comes by here, and is spared the two lists.
-		return &have, nil
-	}
-	return &have, c.filters(ctx, t.PortIndex, &have, parentIngress, parentEgress)
+	return err
 }
 
-// read executes a batch of gets, of what need not be there.
-func (c *Conn) read(ctx context.Context, b *nl.Batch) error {
-	if err := c.execute(ctx, b); err == nil || ctx.Err() != nil {
+// Execute sends a batch unless ctx is done: the kernel's work on it cannot be
+// interrupted.
+func Execute(ctx context.Context, c *nl.Conn, b *nl.Batch) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return c.Execute(b)
+}
+
+// Look executes a batch of gets, of what need not be there. The errors of each are in the
+// batch.
+func Look(ctx context.Context, c *nl.Conn, b *nl.Batch) error {
+	if err := Execute(ctx, c, b); err == nil || ctx.Err() != nil {
 		return err
 	}
 	var errs []error
@@ -93,49 +59,48 @@ func (c *Conn) read(ctx context.Context, b *nl.Batch) error {
 	return errors.Join(errs...)
 }
 
-// filters lists the filters of one port, of ingress, of egress or of both. The kernel
-// lists those of one place at a time, so that this does not grow with the node.
-func (c *Conn) filters(ctx context.Context, index int, have *installed, parents ...uint32) error {
-	for _, parent := range parents {
+// Filters lists the filters of the link in some places, which are Ingress and Egress: those
+// of our priority at the ingress, with what their classifiers list beside them, and how many
+// others there are. The kernel lists those of one place at a time, so that this does not grow
+// with the node.
+func (l Link) Filters(ctx context.Context, c *nl.Conn, places ...uint32) (own []Filter, others int, _ error) {
+	for _, place := range places {
 		if err := ctx.Err(); err != nil {
-			return err
+			return nil, 0, err
 		}
-		err := c.nl.Dump("list filters", unix.RTM_GETTFILTER, func(e *nl.Encoder) { tcMsg(e, index, 0, parent, 0) }, func(m nl.Message) error {
-			var f filter
-			if err := f.decode(m.Data); err != nil {
+		m, err := nl.Encode(unix.RTM_GETTFILTER, 0, l.header(0, place, 0), nil)
+		err = c.List("list filters", m, err, func(m netlink.Message) error {
+			var f Filter
+			if err := f.Decode(m.Data); err != nil {
 				return err
 			}
-			if parent == parentIngress && f.priority == ownPriority {
-				have.own = append(have.own, f)
+			if place == Ingress && f.Priority == Priority {
+				own = append(own, f)
 			} else {
-				have.others++
+				others++
 			}
 			return nil
 		})
 		if err != nil {
-			return err
+			return nil, 0, err
 		}
 	}
-	return nil
+	return own, others, nil
 }
 
-// nothing says that there is nothing of ours.
-func (have *installed) nothing() bool {
-	return have.ifb == nil && !have.ingress.ours() && len(have.own) == 0
-}
-
-// redirects says whether all that comes in by the port goes to the ifb, once.
-func (have *installed) redirects() bool {
-	var n int
-	for _, f := range have.own {
-		// Before its filter, u32 lists itself and its table.
-		if f.handle&0xfff == 0 {
-			continue
+// Qdiscs calls each for every qdisc of the namespace, with the index of its link. It is
+// a dump.
+func Qdiscs(c *nl.Conn, each func(link int, q Qdisc)) error {
+	m, err := nl.Encode(unix.RTM_GETQDISC, 0, Link{}.header(0, 0, 0), nil)
+	return c.List("list queueing disciplines", m, err, func(m netlink.Message) error {
+		if m.Header.Type != unix.RTM_NEWQDISC {
+			return nil
 		}
-		n++
-		if f.kind != "u32" || f.protocol != unix.ETH_P_ALL || !f.matchAll || have.ifb == nil || f.redirect != have.ifb.index {
-			return false
+		var q Qdisc
+		err := q.Decode(m.Data)
+		if err == nil {
+			each(q.Link, q)
 		}
-	}
-	return n == 1
+		return err
+	})
 }

@@ -3,8 +3,8 @@ package tc
 import (
 	"encoding/binary"
 	"math"
-	"net"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -14,26 +14,21 @@ import (
 // people or agents choose. Other agents' filters are mostly of priority 1, and so
 // come before ours; those that leave it to the kernel get 49152, and come after.
 const (
-	ownMinor    = 0x746f
-	ownHandle   = ownMinor << 16
-	ownPriority = ownMinor
+	minor    = 0x746f
+	Handle   = minor << 16
+	Priority = minor
 )
 
-// Parents and handles of include/uapi/linux/pkt_sched.h.
+// Places of a link, parents of include/uapi/linux/pkt_sched.h.
 const (
-	parentRoot    = 0xffffffff // TC_H_ROOT
-	parentClsact  = 0xfffffff1 // TC_H_CLSACT, which is TC_H_INGRESS
-	parentIngress = 0xfffffff2 // TC_H_CLSACT and TC_H_MIN_INGRESS
-	parentEgress  = 0xfffffff3 // TC_H_CLSACT and TC_H_MIN_EGRESS
-	handleClsact  = 0xffff0000
+	Root    = 0xffffffff // TC_H_ROOT
+	Clsact  = 0xfffffff1 // TC_H_CLSACT, which is TC_H_INGRESS
+	Ingress = 0xfffffff2 // TC_H_CLSACT and TC_H_MIN_INGRESS
+	Egress  = 0xfffffff3 // TC_H_CLSACT and TC_H_MIN_EGRESS
 )
 
-// Attributes of include/uapi/linux/{rtnetlink,pkt_sched,pkt_cls}.h and
-// tc_act/tc_mirred.h.
+// Attributes of include/uapi/linux/{pkt_sched,pkt_cls}.h and tc_act/tc_mirred.h.
 const (
-	tcaKind    = 1 // TCA_KIND
-	tcaOptions = 2 // TCA_OPTIONS
-
 	tbfParms  = 1 // TCA_TBF_PARMS
 	tbfRate64 = 4 // TCA_TBF_RATE64
 	tbfBurst  = 6 // TCA_TBF_BURST, Linux 3.14
@@ -58,111 +53,127 @@ const (
 	sizeofU32Key     = 16 // struct tc_u32_key
 	sizeofTCMirred   = 28 // struct tc_mirred, include/uapi/linux/tc_act/tc_mirred.h
 	sizeofSockFilter = 8  // struct sock_filter, include/uapi/linux/filter.h
-	linkEthernet     = 1  // TC_LINKLAYER_ETHERNET
-	u32Terminal      = 1  // TC_U32_TERMINAL
-	actStolen        = 4  // TC_ACT_STOLEN
-	bpfActDirect     = 1  // TCA_BPF_FLAG_ACT_DIRECT
-	mirredRedirect   = 1  // TCA_EGRESS_REDIR
-	addrGenModeNone  = 1  // IN6_ADDR_GEN_MODE_NONE, include/uapi/linux/if_link.h
+	handleClsact     = 0xffff0000
+	linkEthernet     = 1 // TC_LINKLAYER_ETHERNET
+	u32Terminal      = 1 // TC_U32_TERMINAL
+	actStolen        = 4 // TC_ACT_STOLEN
+	bpfActDirect     = 1 // TCA_BPF_FLAG_ACT_DIRECT
+	mirredRedirect   = 1 // TCA_EGRESS_REDIR
 )
 
-// tcMsg appends struct tcmsg. Inlined, it would be in the program a dozen times.
-//
-//go:noinline
-func tcMsg(e *nl.Encoder, index int, handle, parent, info uint32) {
-	var b [sizeofTCMsg]byte
-	binary.NativeEndian.PutUint32(b[4:], uint32(index))
+// Link is whose qdiscs and filters are meant: those of the link of that index. The name
+// is for errors.
+type Link struct {
+	Name  string
+	Index int
+}
+
+// String gives the name.
+func (l Link) String() string { return l.Name }
+
+// header is struct tcmsg.
+func (l Link) header(handle, parent, info uint32) []byte {
+	b := make([]byte, sizeofTCMsg, 64)
+	binary.NativeEndian.PutUint32(b[4:], uint32(l.Index))
 	binary.NativeEndian.PutUint32(b[8:], handle)
 	binary.NativeEndian.PutUint32(b[12:], parent)
 	binary.NativeEndian.PutUint32(b[16:], info)
-	e.Raw(b[:])
+	return b
 }
 
-// ifInfo appends struct ifinfomsg (include/uapi/linux/rtnetlink.h).
-func ifInfo(e *nl.Encoder, index int, flags, change uint32) {
-	var b [unix.SizeofIfInfomsg]byte
-	binary.NativeEndian.PutUint32(b[4:], uint32(index))
-	binary.NativeEndian.PutUint32(b[8:], flags)
-	binary.NativeEndian.PutUint32(b[12:], change)
-	e.Raw(b[:])
+// add appends a request about the link.
+func (l Link) add(b *nl.Batch, op string, typ netlink.HeaderType, flags netlink.HeaderFlags, head []byte, attrs func(*netlink.AttributeEncoder)) {
+	m, err := nl.Encode(typ, flags, head, attrs)
+	b.Add(op, l, m, err)
 }
 
-// setTBF appends a request that makes a token bucket filter the root qdisc of a
+// Bucket is the parameters of a token bucket filter (tbf), in bytes.
+type Bucket struct {
+	Rate  uint64 // per second
+	Burst uint32
+	Limit uint32 // what may wait
+}
+
+// SetTBF appends a request that makes a token bucket filter the root qdisc of a
 // link, or gives new parameters to the one of ours that is there, whose queue and
 // tokens it keeps.
-func setTBF(b *nl.Batch, name string, index int, w bucket) {
-	b.Request("set qdisc tbf of", nl.Name(name), unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, func(e *nl.Encoder) {
-		tcMsg(e, index, ownHandle, parentRoot, 0)
-		e.String(tcaKind, "tbf")
-		e.Nest(tcaOptions, w.encode)
-	})
+func (l Link) SetTBF(b *nl.Batch, w Bucket) {
+	l.add(b, "set qdisc tbf of", unix.RTM_NEWQDISC, netlink.Create|netlink.Replace, l.header(Handle, Root, 0), w.encode)
 }
 
-func (w bucket) encode(e *nl.Encoder) {
+func (w Bucket) encode(ae *netlink.AttributeEncoder) {
 	var q [sizeofTBFQopt]byte
 	q[1] = linkEthernet // otherwise the kernel wants a table of transmission times
-	binary.NativeEndian.PutUint32(q[8:], uint32(min(w.rate, math.MaxUint32)))
-	binary.NativeEndian.PutUint32(q[24:], w.limit)
-	e.Bytes(tbfParms, q[:])
-	// In bytes, so that no clock tick comes between us and what is meant.
-	e.Uint32(tbfBurst, w.burst)
-	if w.rate > math.MaxUint32 {
-		var rate [8]byte
-		binary.NativeEndian.PutUint64(rate[:], w.rate)
-		e.Bytes(tbfRate64, rate[:])
-	}
-}
-
-// delQdisc appends the deletion of the root qdisc, or with parentClsact of what is
-// in the place of clsact.
-func delQdisc(b *nl.Batch, name string, index int, parent uint32) {
-	b.Request("delete qdisc of", nl.Name(name), unix.RTM_DELQDISC, 0, func(e *nl.Encoder) {
-		tcMsg(e, index, 0, parent, 0)
+	binary.NativeEndian.PutUint32(q[8:], uint32(min(w.Rate, math.MaxUint32)))
+	binary.NativeEndian.PutUint32(q[24:], w.Limit)
+	options(ae, "tbf", func(ae *netlink.AttributeEncoder) error {
+		ae.Bytes(tbfParms, q[:])
+		// In bytes, so that no clock tick comes between us and what is meant.
+		ae.Uint32(tbfBurst, w.Burst)
+		if w.Rate > math.MaxUint32 {
+			ae.Uint64(tbfRate64, w.Rate)
+		}
+		return nil
 	})
 }
 
-// getQdisc appends a request for the root qdisc, or for what is in the place of
-// clsact. The kernel takes the answer for news that it multicasts: without asking
-// for an echo, who asked is left out (Linux 6.1 and 6.18).
-func getQdisc(b *nl.Batch, name string, index int, parent uint32, into *qdisc) {
-	b.Get("get qdisc of", nl.Name(name), unix.RTM_GETQDISC, unix.NLM_F_ECHO, func(e *nl.Encoder) {
-		tcMsg(e, index, 0, parent, 0)
-	}, func(m nl.Message) error { return into.decode(m.Data) })
+// options writes the kind of a qdisc or filter, and the attributes of that kind.
+func options(ae *netlink.AttributeEncoder, kind string, fn func(*netlink.AttributeEncoder) error) {
+	ae.String(unix.TCA_KIND, kind)
+	ae.Nested(unix.TCA_OPTIONS, fn)
 }
 
-// addClsact appends a request that gives a port the place for filters.
-func addClsact(b *nl.Batch, name string, index int) {
-	b.Request("add qdisc clsact to", nl.Name(name), unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(e *nl.Encoder) {
-		tcMsg(e, index, handleClsact, parentClsact, 0)
-		e.String(tcaKind, "clsact")
+// DelQdisc appends the deletion of the qdisc in a place: Root, or Clsact.
+func (l Link) DelQdisc(b *nl.Batch, place uint32) {
+	l.add(b, "delete qdisc of", unix.RTM_DELQDISC, 0, l.header(0, place, 0), nil)
+}
+
+// GetQdisc appends a request for the qdisc in a place: Root, or Clsact. The kernel takes
+// the answer for news that it multicasts: without asking for an echo, who asked is left
+// out (Linux 6.1 and 6.18). See Look.
+func (l Link) GetQdisc(b *nl.Batch, place uint32, into *Qdisc) {
+	m, err := nl.Encode(unix.RTM_GETQDISC, netlink.Echo, l.header(0, place, 0), nil)
+	b.AddGet("get qdisc of", l, m, err, func(m netlink.Message) error { return into.Decode(m.Data) })
+}
+
+// AddClsact appends a request that gives a link the place for filters.
+func (l Link) AddClsact(b *nl.Batch) {
+	l.add(b, "add qdisc clsact to", unix.RTM_NEWQDISC, netlink.Create|netlink.Excl, l.header(handleClsact, Clsact, 0), func(ae *netlink.AttributeEncoder) {
+		ae.String(unix.TCA_KIND, "clsact")
 	})
 }
 
-// filterInfo is the field tcm_info of a filter of our priority.
-func filterInfo(protocol uint16) uint32 { return ownPriority<<16 | uint32(htons(protocol)) }
+// filter is the header of a request about filters of our priority at the ingress.
+func (l Link) filter(handle uint32, protocol uint16) []byte {
+	return l.header(handle, Ingress, Priority<<16|uint32(htons(protocol)))
+}
 
 func htons(v uint16) uint16 {
 	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, v))
 }
 
-// addFilter appends a request for a filter that redirects all that comes in by a
-// port to the egress of another link. u32 matches everything by a key of no bits;
+// AddRedirect appends a request for a filter that redirects all that comes in by a
+// link to the egress of another link. u32 matches everything by a key of no bits;
 // matchall would say it better, and is not in every kernel.
-func addFilter(b *nl.Batch, name string, index, to int) {
-	b.Request("add filter to", nl.Name(name), unix.RTM_NEWTFILTER, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(e *nl.Encoder) {
-		tcMsg(e, index, 0, parentIngress, filterInfo(unix.ETH_P_ALL))
-		e.String(tcaKind, "u32")
-		e.Nest(tcaOptions, func(e *nl.Encoder) {
+func (l Link) AddRedirect(b *nl.Batch, to int) {
+	l.add(b, "add filter to", unix.RTM_NEWTFILTER, netlink.Create|netlink.Excl, l.filter(0, unix.ETH_P_ALL), func(ae *netlink.AttributeEncoder) {
+		options(ae, "u32", func(ae *netlink.AttributeEncoder) error {
 			var sel [sizeofU32Sel + sizeofU32Key]byte
 			sel[0] = u32Terminal
 			sel[2] = 1 // a single key, all zero
-			e.Bytes(u32Sel, sel[:])
-			e.Nest(u32Act, func(e *nl.Encoder) {
-				e.Nest(1, func(e *nl.Encoder) {
-					e.String(actKind, "mirred")
-					e.Nest(actOptions, func(e *nl.Encoder) { e.Bytes(mirredParms, redirect(to)) })
+			ae.Bytes(u32Sel, sel[:])
+			ae.Nested(u32Act, func(ae *netlink.AttributeEncoder) error {
+				ae.Nested(1, func(ae *netlink.AttributeEncoder) error {
+					ae.String(actKind, "mirred")
+					ae.Nested(actOptions, func(ae *netlink.AttributeEncoder) error {
+						ae.Bytes(mirredParms, redirect(to))
+						return nil
+					})
+					return nil
 				})
+				return nil
 			})
+			return nil
 		})
 	})
 }
@@ -175,70 +186,29 @@ func redirect(to int) []byte {
 	return p
 }
 
-// delFilters appends the deletion of all that a port has in our priority, whose
+// DelFilters appends the deletion of all that a link has in our priority, whose
 // filters are of one protocol.
-func delFilters(b *nl.Batch, name string, index int, protocol uint16) {
-	b.Request("delete filter of", nl.Name(name), unix.RTM_DELTFILTER, 0, func(e *nl.Encoder) {
-		tcMsg(e, index, 0, parentIngress, filterInfo(protocol))
-	})
+func (l Link) DelFilters(b *nl.Batch, protocol uint16) {
+	l.add(b, "delete filter of", unix.RTM_DELTFILTER, 0, l.filter(0, protocol), nil)
 }
 
-// addIFB appends a request for an ifb, still down. Its MAC is given, so that udev
-// does not change it later.
-func addIFB(b *nl.Batch, name string, mac net.HardwareAddr, mtu int) {
-	b.Request("add link", nl.Name(name), unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(e *nl.Encoder) {
-		ifInfo(e, 0, 0, 0)
-		e.String(unix.IFLA_IFNAME, name)
-		e.Bytes(unix.IFLA_ADDRESS, mac)
-		e.Uint32(unix.IFLA_MTU, uint32(mtu))
-		e.Nest(unix.IFLA_LINKINFO, func(e *nl.Encoder) { e.String(unix.IFLA_INFO_KIND, "ifb") })
-	})
-}
-
-// setIFB appends what the kernel passes over in a request that creates: the alias,
-// and that no link-local address is to be made.
-func setIFB(b *nl.Batch, name, alias string, mtu int) {
-	b.Request("set link", nl.Name(name), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
-		ifInfo(e, 0, 0, 0)
-		e.String(unix.IFLA_IFNAME, name)
-		if alias != "" {
-			e.String(unix.IFLA_IFALIAS, alias)
-		}
-		// Below the least MTU of IPv6 (RFC 8200, section 5) a link has no IPv6 to set.
-		if mtu < 1280 {
-			return
-		}
-		e.Nest(unix.IFLA_AF_SPEC, func(e *nl.Encoder) {
-			e.Nest(unix.AF_INET6, func(e *nl.Encoder) { e.Uint8(unix.IFLA_INET6_ADDR_GEN_MODE, addrGenModeNone) })
+// SetProgram appends a request for a filter that is a program of classic BPF, a row of
+// struct sock_filter: what it returns becomes of the packet. One of the same handle is
+// replaced.
+func (l Link) SetProgram(b *nl.Batch, handle uint32, program []byte) {
+	l.add(b, "set filter of", unix.RTM_NEWTFILTER, netlink.Create, l.filter(handle, unix.ETH_P_ALL), func(ae *netlink.AttributeEncoder) {
+		options(ae, "bpf", func(ae *netlink.AttributeEncoder) error {
+			ae.Uint16(bpfOpsLen, uint16(len(program)/sizeofSockFilter))
+			ae.Bytes(bpfOps, program)
+			ae.Uint32(bpfFlags, bpfActDirect)
+			return nil
 		})
 	})
 }
 
-// setUp appends a request by index: whatever has the name by now, it is meant for
-// the link that the qdisc was given to.
-func setUp(b *nl.Batch, name string, index int) {
-	b.Request("set link up", nl.Name(name), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
-		ifInfo(e, index, unix.IFF_UP, unix.IFF_UP)
+// DelProgram appends the deletion of such a filter.
+func (l Link) DelProgram(b *nl.Batch, handle uint32) {
+	l.add(b, "delete filter of", unix.RTM_DELTFILTER, 0, l.filter(handle, unix.ETH_P_ALL), func(ae *netlink.AttributeEncoder) {
+		ae.String(unix.TCA_KIND, "bpf")
 	})
-}
-
-// delLink appends the deletion of a link by its index; by its name if that is 0.
-func delLink(b *nl.Batch, name string, index int) {
-	b.Request("delete link", nl.Name(name), unix.RTM_DELLINK, 0, func(e *nl.Encoder) {
-		ifInfo(e, index, 0, 0)
-		if index == 0 {
-			e.String(unix.IFLA_IFNAME, name)
-		}
-	})
-}
-
-// skipStats is RTEXT_FILTER_SKIP_STATS: a reply without the counters is half as long.
-const skipStats = 1 << 3
-
-func getLink(b *nl.Batch, name string, into *link) {
-	b.Get("get link", nl.Name(name), unix.RTM_GETLINK, 0, func(e *nl.Encoder) {
-		ifInfo(e, 0, 0, 0)
-		e.String(unix.IFLA_IFNAME, name)
-		e.Uint32(unix.IFLA_EXT_MASK, skipStats)
-	}, func(m nl.Message) error { return into.decode(m.Data) })
 }

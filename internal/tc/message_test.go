@@ -2,7 +2,6 @@ package tc
 
 import (
 	"flag"
-	"net"
 	"os"
 	"path/filepath"
 	"testing"
@@ -17,39 +16,30 @@ import (
 var update = flag.Bool("update", false, "write the golden files and the seeds of the fuzz targets anew")
 
 // TestRequestBytes compares what is sent with a file that says for each request
-// which tc(8) or ip-link(8) command it stands for.
+// which tc(8) command it stands for.
 func TestRequestBytes(t *testing.T) {
 	t.Parallel()
-	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
+	l := Link{Name: "p", Index: 7}
 	var text string
 	for _, c := range []struct {
 		command string
-		header  int
 		append  func(*nl.Batch)
 	}{
-		{"tc qdisc replace dev 7 root handle 746f: tbf rate 10mbit burst 6250 limit 18750", sizeofTCMsg,
-			func(b *nl.Batch) { setTBF(b, "p", 7, bucket{rate: 1250000, burst: 6250, limit: 18750}) }},
-		{"tc qdisc replace dev 7 root handle 746f: tbf rate 40gbit burst 25mb limit 75mb", sizeofTCMsg,
-			func(b *nl.Batch) { setTBF(b, "p", 7, bucket{rate: 5e9, burst: 25e6, limit: 75e6}) }},
-		{"tc qdisc del dev 7 root", sizeofTCMsg, func(b *nl.Batch) { delQdisc(b, "p", 7, parentRoot) }},
-		{"tc qdisc add dev 7 clsact", sizeofTCMsg, func(b *nl.Batch) { addClsact(b, "p", 7) }},
-		{"tc qdisc del dev 7 clsact", sizeofTCMsg, func(b *nl.Batch) { delQdisc(b, "p", 7, parentClsact) }},
-		{"tc qdisc show dev 7 root", sizeofTCMsg, func(b *nl.Batch) { getQdisc(b, "p", 7, parentRoot, &qdisc{}) }},
-		{"tc filter add dev 7 ingress pref 29807 protocol all u32 match u32 0 0 action mirred egress redirect dev 8", sizeofTCMsg,
-			func(b *nl.Batch) { addFilter(b, "p", 7, 8) }},
-		{"tc filter del dev 7 ingress pref 29807 protocol all", sizeofTCMsg, func(b *nl.Batch) { delFilters(b, "p", 7, unix.ETH_P_ALL) }},
-		{"ip link add ifbx address 02:00:00:00:00:01 mtu 1500 type ifb", unix.SizeofIfInfomsg,
-			func(b *nl.Batch) { addIFB(b, "ifbx", mac, 1500) }},
-		{"ip link set ifbx alias whose addrgenmode none", unix.SizeofIfInfomsg, func(b *nl.Batch) { setIFB(b, "ifbx", "whose", 1500) }},
-		{"ip link set ifbx alias whose # an MTU without IPv6", unix.SizeofIfInfomsg, func(b *nl.Batch) { setIFB(b, "ifbx", "whose", 1279) }},
-		{"ip link set 8 up", unix.SizeofIfInfomsg, func(b *nl.Batch) { setUp(b, "ifbx", 8) }},
-		{"ip link del 8", unix.SizeofIfInfomsg, func(b *nl.Batch) { delLink(b, "ifbx", 8) }},
-		{"ip link del ifbx", unix.SizeofIfInfomsg, func(b *nl.Batch) { delLink(b, "ifbx", 0) }},
-		{"ip link show ifbx", unix.SizeofIfInfomsg, func(b *nl.Batch) { getLink(b, "ifbx", &link{}) }},
+		{"tc qdisc replace dev 7 root handle 746f: tbf rate 10mbit burst 6250 limit 18750",
+			func(b *nl.Batch) { l.SetTBF(b, Bucket{Rate: 1250000, Burst: 6250, Limit: 18750}) }},
+		{"tc qdisc replace dev 7 root handle 746f: tbf rate 40gbit burst 25mb limit 75mb",
+			func(b *nl.Batch) { l.SetTBF(b, Bucket{Rate: 5e9, Burst: 25e6, Limit: 75e6}) }},
+		{"tc qdisc del dev 7 root", func(b *nl.Batch) { l.DelQdisc(b, Root) }},
+		{"tc qdisc add dev 7 clsact", func(b *nl.Batch) { l.AddClsact(b) }},
+		{"tc qdisc del dev 7 clsact", func(b *nl.Batch) { l.DelQdisc(b, Clsact) }},
+		{"tc qdisc show dev 7 root", func(b *nl.Batch) { l.GetQdisc(b, Root, &Qdisc{}) }},
+		{"tc filter add dev 7 ingress pref 29807 protocol all u32 match u32 0 0 action mirred egress redirect dev 8",
+			func(b *nl.Batch) { l.AddRedirect(b, 8) }},
+		{"tc filter del dev 7 ingress pref 29807 protocol all", func(b *nl.Batch) { l.DelFilters(b, unix.ETH_P_ALL) }},
 	} {
 		var b nl.Batch
 		c.append(&b)
-		text += "# " + c.command + "\n" + nltest.Text(c.header, b.Bytes())
+		text += "# " + c.command + "\n" + nltest.Text(sizeofTCMsg, b.Bytes())
 	}
 	golden := filepath.Join("testdata", "requests.golden")
 	if *update {
@@ -66,61 +56,5 @@ func TestRequestBytes(t *testing.T) {
 	}
 	if diff := cmp.Diff(string(want), text); diff != "" {
 		t.Errorf("requests differ from %s (-want +got; -update writes it anew):\n%s", golden, diff)
-	}
-}
-
-// A packet that passes the bucket whole must find room in the queue, or it could
-// never pass.
-func TestQueueHoldsWhatTheBucketLetsThrough(t *testing.T) {
-	t.Parallel()
-	for rate := MinRate; rate <= MaxRate; rate *= 2 {
-		for _, burst := range []uint64{0, 1, 1e6, 1 << 40} {
-			for _, mtu := range []int{68, 1500, 9000, 65535} {
-				s, _, err := Shape{Egress: Limit{Rate: rate, Burst: burst}}.Effective(mtu)
-				if err != nil {
-					t.Fatal(err)
-				}
-				b := s.Egress.bucket(mtu)
-				if longest := min(b.burst, segmented); b.limit < longest {
-					t.Fatalf("%d bit/s, burst %d, MTU %d: %v has no room for a packet of %d bytes", rate, burst, mtu, b, longest)
-				}
-				if b.rate != rate/8 || uint64(b.burst)*8 != s.Egress.Burst {
-					t.Fatalf("%+v became %v", s.Egress, b)
-				}
-			}
-		}
-	}
-}
-
-func TestQueueIsShort(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		rate uint64
-		want uint32
-	}{
-		{1e6, 8 * 1518},   // frames count: 97 ms, for want of shorter frames
-		{10e6, 18750},     // 15 ms
-		{1e9, 1875000},    // 15 ms
-		{40e9, 75000000},  // 15 ms
-		{1e15, mostBytes}, // what 32 bits hold
-	} {
-		s, _, err := Shape{Ingress: Limit{Rate: c.rate}}.Effective(1500)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := s.Ingress.bucket(1500).limit; got != c.want {
-			t.Errorf("at %d bit/s the queue is %d bytes, want %d", c.rate, got, c.want)
-		}
-	}
-}
-
-func TestRatesAreWrittenWithTheLargestUnit(t *testing.T) {
-	t.Parallel()
-	for rate, want := range map[uint64]string{
-		0: "0 bit/s", 999: "999 bit/s", 1500: "1500 bit/s", 15000: "15 kbit/s", 1e9: "1 Gbit/s", 25e8: "2500 Mbit/s", 1e15: "1000 Tbit/s",
-	} {
-		if got := formatRate(rate); got != want {
-			t.Errorf("%d is %q, want %q", rate, got, want)
-		}
 	}
 }

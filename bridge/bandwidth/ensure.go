@@ -1,4 +1,4 @@
-package tc
+package bandwidth
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/tc"
 )
 
 // Ensure makes a target's traffic be shaped, and says whether it had to change
@@ -57,6 +58,9 @@ func (c *Conn) prepare(ctx context.Context, t *Target, s Shape) (Shape, error) {
 	invalid := func(err error) (Shape, error) {
 		return Shape{}, &tombolo.OpError{Op: "shape", Object: t.Port, Err: err}
 	}
+	if err := c.usable(ctx); err != nil {
+		return Shape{}, err
+	}
 	if err := t.validate(); err != nil {
 		return invalid(err)
 	}
@@ -95,13 +99,13 @@ func (c *Conn) install(ctx context.Context, t *Target, want Shape, have *install
 		t.appendEgress(&b, want.Egress.bucket(t.MTU), have)
 	}
 	if want.Ingress.Rate != 0 {
-		replaceRoot(&b, t.Port, t.PortIndex, have.ingress, want.Ingress.bucket(t.MTU))
-	} else if have.ingress.ours() {
-		delQdisc(&b, t.Port, t.PortIndex, parentRoot)
+		replaceRoot(&b, t.port(), have.ingress, want.Ingress.bucket(t.MTU))
+	} else if have.ingress.Ours() {
+		t.port().DelQdisc(&b, tc.Root)
 	}
 	changed = changed || b.Len() > 0
-	if err := c.execute(ctx, &b); err != nil {
-		return changed, unsupported(err, modules)
+	if err := tc.Execute(ctx, c.nl, &b); err != nil {
+		return changed, tc.Unsupported(err, modules)
 	}
 	if want.Egress.Rate != 0 || have.ifb == nil && len(have.own) == 0 {
 		return changed, nil
@@ -125,7 +129,7 @@ func (c *Conn) ensureIFB(ctx context.Context, t *Target, have *installed) (chang
 	addIFB(&b, t.IFB, mac, t.MTU)
 	if err := c.setIFB(ctx, &b, t, t.MTU); err != nil {
 		if b.Err(0) != nil || b.Err(1) == nil {
-			return false, unsupported(err, "ifb")
+			return false, tc.Unsupported(err, "ifb")
 		}
 		// Without its alias nobody would take it for ours again.
 		b.Reset()
@@ -141,13 +145,13 @@ func (c *Conn) ensureIFB(ctx context.Context, t *Target, have *installed) (chang
 // refuses that for what it says of IPv6, and gets it once more without.
 func (c *Conn) setIFB(ctx context.Context, b *nl.Batch, t *Target, mtu int) error {
 	setIFB(b, t.IFB, t.Alias, mtu)
-	err := c.execute(ctx, b)
+	err := tc.Execute(ctx, c.nl, b)
 	if !errors.Is(err, unix.EAFNOSUPPORT) || b.Err(b.Len()-1) == nil {
 		return err
 	}
 	var again nl.Batch
 	setIFB(&again, t.IFB, t.Alias, 0)
-	return c.execute(ctx, &again)
+	return tc.Execute(ctx, c.nl, &again)
 }
 
 // indexOf asks for a link's index in the way that is quickest.
@@ -158,40 +162,40 @@ func (c *Conn) indexOf(ctx context.Context, name string) (int, error) {
 	var l link
 	var b nl.Batch
 	getLink(&b, name, &l)
-	err := c.execute(ctx, &b)
+	err := tc.Execute(ctx, c.nl, &b)
 	return l.index, err
 }
 
 // appendEgress appends what is missing of the way through the ifb, the filter last:
 // what came by it before all else is there would be lost.
-func (t *Target) appendEgress(b *nl.Batch, w bucket, have *installed) {
-	replaceRoot(b, t.IFB, have.ifb.index, have.egress, w)
+func (t *Target) appendEgress(b *nl.Batch, w tc.Bucket, have *installed) {
+	replaceRoot(b, tc.Link{Name: t.IFB, Index: have.ifb.index}, have.egress, w)
 	if !have.ifb.up {
 		setUp(b, t.IFB, have.ifb.index)
 	}
-	if have.place.kind == "" {
-		addClsact(b, t.Port, t.PortIndex)
+	if have.place.Kind == "" {
+		t.port().AddClsact(b)
 	}
 	if have.redirects() {
 		return
 	}
 	if len(have.own) > 0 {
-		delFilters(b, t.Port, t.PortIndex, have.own[0].protocol)
+		t.port().DelFilters(b, have.own[0].Protocol)
 	}
-	addFilter(b, t.Port, t.PortIndex, have.ifb.index)
+	t.port().AddRedirect(b, have.ifb.index)
 }
 
 // replaceRoot appends what makes a tbf of the root qdisc that is there.
-func replaceRoot(b *nl.Batch, name string, index int, have qdisc, w bucket) {
-	if have.is(w) {
+func replaceRoot(b *nl.Batch, of tc.Link, have tc.Qdisc, w tc.Bucket) {
+	if have.Is(w) {
 		return
 	}
-	if have.handle == ownHandle && have.kind != "tbf" {
+	if have.Handle == tc.Handle && have.Kind != "tbf" {
 		// The kernel replaces a qdisc of another handle. One of the same it would change,
 		// and refuses to, since it is of another kind.
-		delQdisc(b, name, index, parentRoot)
+		of.DelQdisc(b, tc.Root)
 	}
-	setTBF(b, name, index, w)
+	of.SetTBF(b, w)
 }
 
 // randomMAC gives a unicast MAC of the locally administered kind.

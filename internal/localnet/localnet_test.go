@@ -1,4 +1,4 @@
-package tc_test
+package localnet_test
 
 import (
 	"encoding/binary"
@@ -13,16 +13,42 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/localnet"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
-	"github.com/tombolo-cni/tombolo/internal/tc"
 	"github.com/tombolo-cni/tombolo/netns"
 )
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+// node is a namespace with a bridge and a pod at a port of it.
+type node struct {
+	ns, pod *netns.NS
+	conn    *localnet.Conn
+}
+
+const port = "veth0123456789a"
+
+func newNode(tb testing.TB) *node {
+	tb.Helper()
+	n := &node{ns: nstest.New(tb), pod: nstest.New(tb)}
+	nstest.Run(tb, n.ns, "ip", "link", "add", "br0", "type", "bridge")
+	nstest.Run(tb, n.ns, "ip", "link", "set", "br0", "up")
+	nstest.Veth(tb, n.ns, port, n.pod, "eth0")
+	nstest.Run(tb, n.ns, "ip", "link", "set", port, "master", "br0")
+	var err error
+	if n.conn, err = localnet.Dial(&localnet.Config{NetNS: n.ns}); err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { n.conn.Close() })
+	return n
+}
 
 // A loopbackNode is a node whose bridge has route_localnet on and an address, with a
 // program of the host's that listens on all addresses, 127.0.0.0/8 included.
 type loopbackNode struct {
 	*node
-	keep    tc.Keep
+	keep    localnet.Filter
 	heard   *net.UDPConn
 	raw     int // a packet socket on the pod's eth0
 	to      *unix.SockaddrLinklayer
@@ -37,7 +63,7 @@ func newLoopbackNode(t *testing.T) *loopbackNode {
 	n := &loopbackNode{node: newNode(t), raw: -1}
 	nstest.Run(t, n.ns, "ip", "link", "set", "lo", "up")
 	nstest.Run(t, n.ns, "ip", "address", "add", "10.9.0.1/24", "dev", "br0")
-	nstest.Run(t, n.ns, "ip", "link", "set", n.target.Port, "up")
+	nstest.Run(t, n.ns, "ip", "link", "set", port, "up")
 	nstest.Run(t, n.pod, "ip", "link", "set", "eth0", "up")
 	for _, param := range []string{"all/rp_filter", "br0/rp_filter"} {
 		nstest.Sysctl(t, n.ns, "net/ipv4/conf/"+param, "0")
@@ -49,7 +75,7 @@ func newLoopbackNode(t *testing.T) *loopbackNode {
 			return err
 		}
 		n.mac = link.HardwareAddr
-		n.keep = tc.Keep{Bridge: "br0", Index: link.Index, Mark: 0x1000}
+		n.keep = localnet.Filter{Bridge: "br0", Index: link.Index, Mark: 0x1000}
 		n.heard, err = net.ListenUDP("udp4", &net.UDPAddr{Port: listenPort})
 		return err
 	})
@@ -150,7 +176,7 @@ func isTimeout(err error) bool {
 	return errors.As(err, &timeout) && timeout.Timeout()
 }
 
-func TestKeepDropsWhatOthersSendToTheHostsLoopback(t *testing.T) {
+func TestFilterDropsWhatOthersSendToTheHostsLoopback(t *testing.T) {
 	t.Parallel()
 	n := newLoopbackNode(t)
 	attacks := []struct{ name, tags, from, to string }{
@@ -168,8 +194,8 @@ func TestKeepDropsWhatOthersSendToTheHostsLoopback(t *testing.T) {
 			t.Errorf("%s: the attack does not work without the filter", a.name)
 		}
 	}
-	if changed, err := n.conn.Keep(t.Context(), n.keep, true); err != nil || !changed {
-		t.Fatalf("Keep: %t, %v", changed, err)
+	if changed, err := n.conn.Ensure(t.Context(), n.keep, true); err != nil || !changed {
+		t.Fatalf("Ensure: %t, %v", changed, err)
 	}
 	for _, a := range attacks {
 		if n.hears(t, n.frame(a.tags, a.from, a.to)) {
@@ -183,22 +209,22 @@ func TestKeepDropsWhatOthersSendToTheHostsLoopback(t *testing.T) {
 			t.Errorf("%s: what is sent to the host's other addresses is dropped", ok.name)
 		}
 	}
-	if err := n.conn.Unkeep(t.Context(), n.keep); err != nil {
+	if err := n.conn.Remove(t.Context(), n.keep); err != nil {
 		t.Fatal(err)
 	}
 	if !n.hears(t, n.frame("", "10.9.0.5", "127.0.0.1")) {
-		t.Error("the filter outlives Unkeep")
+		t.Error("the filter outlives Remove")
 	}
 }
 
 // What the firewall has marked passes: answers to the host's own calls.
-func TestKeepLetsMarkedPacketsPass(t *testing.T) {
+func TestFilterLetsMarkedPacketsPass(t *testing.T) {
 	t.Parallel()
 	n := newLoopbackNode(t)
-	if _, err := n.conn.Keep(t.Context(), n.keep, true); err != nil {
+	if _, err := n.conn.Ensure(t.Context(), n.keep, true); err != nil {
 		t.Fatal(err)
 	}
-	nstest.Run(t, n.ns, "nft", "add table netdev t; add chain netdev t c { type filter hook ingress device "+n.target.Port+" priority 0; }; "+
+	nstest.Run(t, n.ns, "nft", "add table netdev t; add chain netdev t c { type filter hook ingress device "+port+" priority 0; }; "+
 		"add rule netdev t c ip daddr 127.0.0.1 meta mark set 0x3000; add rule netdev t c ip daddr 127.0.0.2 meta mark set 0x2000; add rule netdev t c ip saddr 127.0.0.0/8 meta mark set 0x1000")
 	for _, tt := range []struct {
 		from, to string
@@ -216,20 +242,20 @@ func ingress(t *testing.T, ns *netns.NS) string {
 	return nstest.Run(t, ns, "tc", "filter", "show", "dev", "br0", "ingress")
 }
 
-func TestKeepIsIdempotentAndNotesWhatGoesWithIt(t *testing.T) {
+func TestFilterIsIdempotentAndNotesWhatGoesWithIt(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	k := tc.Keep{Bridge: "br0", Index: nstest.Index(t, n.ns, "br0"), Mark: 0x1000}
+	k := localnet.Filter{Bridge: "br0", Index: nstest.Index(t, n.ns, "br0"), Mark: 0x1000}
 	for _, step := range []struct {
 		routed, changes bool
 		mark            uint32
 	}{{true, true, 0x1000}, {true, false, 0x1000}, {false, true, 0x1000}, {false, false, 0x1000}, {false, true, 0x4000}, {true, true, 0x4000}} {
 		k.Mark = step.mark
-		changed, err := n.conn.Keep(t.Context(), k, step.routed)
+		changed, err := n.conn.Ensure(t.Context(), k, step.routed)
 		if err != nil || changed != step.changes {
-			t.Errorf("Keep %+v: %t, %v", step, changed, err)
+			t.Errorf("Ensure %+v: %t, %v", step, changed, err)
 		}
-		kept, err := n.conn.Kept(t.Context(), k)
+		kept, err := n.conn.Get(t.Context(), k)
 		if err != nil || !kept.There || kept.Routed != step.routed {
 			t.Errorf("after %+v: %+v, %v", step, kept, err)
 		}
@@ -238,23 +264,23 @@ func TestKeepIsIdempotentAndNotesWhatGoesWithIt(t *testing.T) {
 		}
 	}
 	k.Mark = 0x1000
-	if kept, err := n.conn.Kept(t.Context(), k); err != nil || kept.There {
+	if kept, err := n.conn.Get(t.Context(), k); err != nil || kept.There {
 		t.Errorf("a filter of another mark counts: %+v, %v", kept, err)
 	}
 	for range 2 {
-		if err := n.conn.Unkeep(t.Context(), k); err != nil {
+		if err := n.conn.Remove(t.Context(), k); err != nil {
 			t.Fatal(err)
 		}
 		if got := nstest.Run(t, n.ns, "tc", "qdisc", "show", "dev", "br0"); strings.Contains(got, "clsact") {
 			t.Errorf("a qdisc of ours is left: %s", got)
 		}
 	}
-	if kept, err := n.conn.Kept(t.Context(), k); err != nil || kept.There || kept.Routed {
-		t.Errorf("after Unkeep: %+v, %v", kept, err)
+	if kept, err := n.conn.Get(t.Context(), k); err != nil || kept.There || kept.Routed {
+		t.Errorf("after Remove: %+v, %v", kept, err)
 	}
 }
 
-func TestKeepLeavesOthersAtTheIngressAlone(t *testing.T) {
+func TestFilterLeavesOthersAtTheIngressAlone(t *testing.T) {
 	t.Parallel()
 	const theirs = "pref 7 u32 match ip dst 192.0.2.0/24 classid 1:1"
 	for _, tt := range []struct{ name, qdisc, filter string }{
@@ -268,7 +294,7 @@ func TestKeepLeavesOthersAtTheIngressAlone(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
-			k := tc.Keep{Bridge: "br0", Index: nstest.Index(t, n.ns, "br0"), Mark: 0x1000}
+			k := localnet.Filter{Bridge: "br0", Index: nstest.Index(t, n.ns, "br0"), Mark: 0x1000}
 			state := func() string {
 				return nstest.Run(t, n.ns, "tc", "qdisc", "show", "dev", "br0") + nstest.Run(t, n.ns, "tc", "filter", "show", "dev", "br0", "ingress") +
 					nstest.Run(t, n.ns, "tc", "filter", "show", "dev", "br0", "egress")
@@ -283,16 +309,16 @@ func TestKeepLeavesOthersAtTheIngressAlone(t *testing.T) {
 				prepare()
 			}
 			before := state()
-			if _, err := n.conn.Keep(t.Context(), k, true); err != nil {
+			if _, err := n.conn.Ensure(t.Context(), k, true); err != nil {
 				t.Fatal(err)
 			}
-			if kept, err := n.conn.Kept(t.Context(), k); err != nil || !kept.There {
+			if kept, err := n.conn.Get(t.Context(), k); err != nil || !kept.There {
 				t.Fatalf("%+v, %v\n%s", kept, err, state())
 			}
 			if tt.qdisc == "" {
 				prepare()
 			}
-			if err := n.conn.Unkeep(t.Context(), k); err != nil {
+			if err := n.conn.Remove(t.Context(), k); err != nil {
 				t.Fatal(err)
 			}
 			after := state()
@@ -306,22 +332,22 @@ func TestKeepLeavesOthersAtTheIngressAlone(t *testing.T) {
 	}
 }
 
-func TestKeepOfNoBridge(t *testing.T) {
+func TestFilterOfNoBridge(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	for _, k := range []tc.Keep{{}, {Bridge: "br0"}, {Bridge: "br0", Index: -1}, {Bridge: strings.Repeat("x", 16), Index: 1}} {
-		if _, err := n.conn.Keep(t.Context(), k, true); !errors.Is(err, tc.ErrInvalid) {
-			t.Errorf("Keep(%+v): %v", k, err)
+	for _, k := range []localnet.Filter{{}, {Bridge: "br0"}, {Bridge: "br0", Index: -1}, {Bridge: strings.Repeat("x", 16), Index: 1}} {
+		if _, err := n.conn.Ensure(t.Context(), k, true); !errors.Is(err, tombolo.ErrInvalid) {
+			t.Errorf("Ensure(%+v): %v", k, err)
 		}
-		if err := n.conn.Unkeep(t.Context(), k); !errors.Is(err, tc.ErrInvalid) {
-			t.Errorf("Unkeep(%+v): %v", k, err)
+		if err := n.conn.Remove(t.Context(), k); !errors.Is(err, tombolo.ErrInvalid) {
+			t.Errorf("Remove(%+v): %v", k, err)
 		}
 	}
-	gone := tc.Keep{Bridge: "br9", Index: 9999, Mark: 1}
-	if _, err := n.conn.Keep(t.Context(), gone, true); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("Keep of a bridge that is gone: %v", err)
+	gone := localnet.Filter{Bridge: "br9", Index: 9999, Mark: 1}
+	if _, err := n.conn.Ensure(t.Context(), gone, true); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("Ensure of a bridge that is gone: %v", err)
 	}
-	if err := n.conn.Unkeep(t.Context(), gone); err != nil {
-		t.Errorf("Unkeep of a bridge that is gone: %v", err)
+	if err := n.conn.Remove(t.Context(), gone); err != nil {
+		t.Errorf("Remove of a bridge that is gone: %v", err)
 	}
 }

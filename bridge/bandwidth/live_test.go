@@ -1,4 +1,4 @@
-package tc_test
+package bandwidth_test
 
 import (
 	"context"
@@ -12,10 +12,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
-	"github.com/tombolo-cni/tombolo/internal/tc"
 )
 
 // shown is a qdisc as tc prints it.
@@ -70,21 +70,21 @@ func (n *node) nothingLeft(tb testing.TB) {
 func TestEnsureInstallsExactlyTheRate(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		limit       tc.Limit
+		limit       bandwidth.Limit
 		rate, burst uint64 // bytes
 		lat         uint64 // µs
 	}{
-		"10 Mbit/s":              {tc.Limit{Rate: 10e6}, 1250000, 6250, 10000},
-		"1 Gbit/s":               {tc.Limit{Rate: 1e9}, 125e6, 625000, 10000},
-		"40 Gbit/s, of 64 bits":  {tc.Limit{Rate: 40e9}, 5e9, 25e6, 10000},
-		"1 kbit/s":               {tc.Limit{Rate: 1e3}, 125, 3036, 72864000},
-		"a burst that is capped": {tc.Limit{Rate: 100e6, Burst: math.MaxInt32}, 12500000, 625000, 0},
-		"a burst that is given":  {tc.Limit{Rate: 100e6, Burst: 800e3}, 12500000, 100000, 7000},
+		"10 Mbit/s":              {bandwidth.Limit{Rate: 10e6}, 1250000, 6250, 10000},
+		"1 Gbit/s":               {bandwidth.Limit{Rate: 1e9}, 125e6, 625000, 10000},
+		"40 Gbit/s, of 64 bits":  {bandwidth.Limit{Rate: 40e9}, 5e9, 25e6, 10000},
+		"1 kbit/s":               {bandwidth.Limit{Rate: 1e3}, 125, 3036, 72864000},
+		"a burst that is capped": {bandwidth.Limit{Rate: 100e6, Burst: math.MaxInt32}, 12500000, 625000, 0},
+		"a burst that is given":  {bandwidth.Limit{Rate: 100e6, Burst: 800e3}, 12500000, 100000, 7000},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
-			s := tc.Shape{Ingress: c.limit, Egress: c.limit}
+			s := bandwidth.Shape{Ingress: c.limit, Egress: c.limit}
 			if !n.ensure(t, s) {
 				t.Error("it says that nothing changed")
 			}
@@ -130,7 +130,7 @@ func TestEnsureMakesTheIFBAsOurs(t *testing.T) {
 		t.Errorf("the ifb has an address:\n%s", out)
 	}
 	list, err := n.conn.IFBs(t.Context())
-	want := []tc.IFB{{Name: n.target.IFB, Index: nstest.Index(t, n.ns, n.target.IFB), Alias: n.target.Alias}}
+	want := []bandwidth.IFB{{Name: n.target.IFB, Index: nstest.Index(t, n.ns, n.target.IFB), Alias: n.target.Alias}}
 	if diff := cmp.Diff(want, list); diff != "" || err != nil {
 		t.Errorf("IFBs: %v (-want +got):\n%s", err, diff)
 	}
@@ -155,8 +155,8 @@ func TestEnsureTwiceChangesNothing(t *testing.T) {
 	}
 }
 
-func shapes() map[string]tc.Shape {
-	return map[string]tc.Shape{
+func shapes() map[string]bandwidth.Shape {
+	return map[string]bandwidth.Shape{
 		"ingress": {Ingress: both.Ingress},
 		"egress":  {Egress: both.Egress},
 		"both":    both,
@@ -169,7 +169,7 @@ func shapes() map[string]tc.Shape {
 func TestEnsureGoesFromAnyShapeToAnyOther(t *testing.T) {
 	t.Parallel()
 	all := shapes()
-	all["faster"] = tc.Shape{Ingress: tc.Limit{Rate: 50e6, Burst: 1e6}, Egress: tc.Limit{Rate: 60e6}}
+	all["faster"] = bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 50e6, Burst: 1e6}, Egress: bandwidth.Limit{Rate: 60e6}}
 	for from := range all {
 		t.Run(from, func(t *testing.T) {
 			t.Parallel()
@@ -210,7 +210,7 @@ func TestEnsureChangesARateInPlace(t *testing.T) {
 		t.Fatal(err)
 	}
 	index := nstest.Index(t, n.ns, n.target.IFB)
-	if !n.ensure(t, tc.Shape{Ingress: tc.Limit{Rate: 30e6}, Egress: tc.Limit{Rate: 40e6, Burst: 1e6}}) {
+	if !n.ensure(t, bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 30e6}, Egress: bandwidth.Limit{Rate: 40e6, Burst: 1e6}}) {
 		t.Error("it says that nothing changed")
 	}
 	if got := nstest.Index(t, n.ns, n.target.IFB); got != index {
@@ -257,7 +257,7 @@ func TestTargetsDoNotCollide(t *testing.T) {
 	n := newNode(t)
 	other, _ := n.addPod(t, "0123456789b")
 	n.ensure(t, both)
-	s := tc.Shape{Ingress: tc.Limit{Rate: 1e6}, Egress: tc.Limit{Rate: 2e6}}
+	s := bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 1e6}, Egress: bandwidth.Limit{Rate: 2e6}}
 	if changed, err := n.conn.Ensure(t.Context(), other, s); err != nil || !changed {
 		t.Fatal(changed, err)
 	}
@@ -294,10 +294,10 @@ func TestRemoveLeavesNothing(t *testing.T) {
 
 func TestRemoveOnceThePortIsGone(t *testing.T) {
 	t.Parallel()
-	for name, change := range map[string]func(*tc.Target){
-		"named, with its index": func(*tc.Target) {},
-		"named":                 func(t *tc.Target) { t.PortIndex, t.MTU = 0, 0 },
-		"not named":             func(t *tc.Target) { t.Port, t.PortIndex, t.MTU = "", 0, 0 },
+	for name, change := range map[string]func(*bandwidth.Target){
+		"named, with its index": func(*bandwidth.Target) {},
+		"named":                 func(t *bandwidth.Target) { t.PortIndex, t.MTU = 0, 0 },
+		"not named":             func(t *bandwidth.Target) { t.Port, t.PortIndex, t.MTU = "", 0, 0 },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -317,7 +317,7 @@ func TestRemoveKnowsThePortByNameAlone(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.ensure(t, both)
-	if err := n.conn.Remove(t.Context(), tc.Target{Port: n.target.Port, IFB: n.target.IFB}); err != nil {
+	if err := n.conn.Remove(t.Context(), bandwidth.Target{Port: n.target.Port, IFB: n.target.IFB}); err != nil {
 		t.Fatal(err)
 	}
 	n.nothingLeft(t)
@@ -328,7 +328,7 @@ func TestEnsureAsksForWhatTheCallerDoesNotKnow(t *testing.T) {
 	n := newNode(t)
 	nstest.Run(t, n.ns, "ip", "link", "set", n.target.Port, "mtu", "9000")
 	n.target.PortIndex, n.target.MTU = 0, 0
-	n.ensure(t, tc.Shape{Ingress: tc.Limit{Rate: 1e6}})
+	n.ensure(t, bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 1e6}})
 	if got := n.qdiscs(t)[n.target.Port+" root"].Options.Burst; differs(got, 2*9018, 125e3) {
 		t.Errorf("the burst is %d bytes, want two frames of the port's MTU", got)
 	}
@@ -342,7 +342,7 @@ func TestForeignFiltersAndQdiscsStay(t *testing.T) {
 	nstest.Run(t, n.ns, "tc", "qdisc", "add", "dev", port, "root", "handle", "5:", "pfifo", "limit", "77")
 	nstest.Run(t, n.ns, "tc", "qdisc", "add", "dev", port, "clsact")
 	nstest.Run(t, n.ns, "tc", "filter", "add", "dev", port, "egress", "pref", "9", "u32", "match", "u32", "0", "0", "flowid", "1:1")
-	s := tc.Shape{Egress: both.Egress}
+	s := bandwidth.Shape{Egress: both.Egress}
 	n.ensure(t, s)
 	if diffs, err := n.conn.Check(t.Context(), n.target, s); len(diffs) > 0 || err != nil {
 		t.Errorf("Check finds %v, %v", diffs, err)
@@ -368,7 +368,7 @@ func TestEgressWorksOverAnIngressQdiscThatIsThere(t *testing.T) {
 	n := newNode(t)
 	give(t, n)
 	nstest.Run(t, n.ns, "tc", "qdisc", "add", "dev", n.target.Port, "ingress")
-	s := tc.Shape{Egress: both.Egress}
+	s := bandwidth.Shape{Egress: both.Egress}
 	n.ensure(t, s)
 	if err := nstest.Ping(t, n.pod, nstest.Addr("10.77.0.1")); err != nil {
 		t.Error(err)
@@ -406,10 +406,10 @@ func TestForeignLinkOfTheIFBsNameIsLeftAlone(t *testing.T) {
 			if strings.Contains(name, "our") {
 				nstest.Run(t, n.ns, "ip", "link", "set", n.target.IFB, "alias", n.target.Alias)
 			}
-			if changed, err := n.conn.Ensure(t.Context(), n.target, both); changed || !errors.Is(err, tc.ErrForeign) {
+			if changed, err := n.conn.Ensure(t.Context(), n.target, both); changed || !errors.Is(err, bandwidth.ErrForeign) {
 				t.Errorf("Ensure: %v, %v, want ErrForeign", changed, err)
 			}
-			if err := n.conn.Remove(t.Context(), n.target); !errors.Is(err, tc.ErrForeign) {
+			if err := n.conn.Remove(t.Context(), n.target); !errors.Is(err, bandwidth.ErrForeign) {
 				t.Errorf("Remove: %v, want ErrForeign", err)
 			}
 			nstest.Index(t, n.ns, n.target.IFB) // it is still there
@@ -417,8 +417,8 @@ func TestForeignLinkOfTheIFBsNameIsLeftAlone(t *testing.T) {
 				t.Errorf("qdiscs: %v", got)
 			}
 			// Who wants no egress shaped does not need the name.
-			n.ensure(t, tc.Shape{Ingress: both.Ingress})
-			n.ensure(t, tc.Shape{})
+			n.ensure(t, bandwidth.Shape{Ingress: both.Ingress})
+			n.ensure(t, bandwidth.Shape{})
 		})
 	}
 }
@@ -442,21 +442,21 @@ func TestEnsureGivesTheIFBANewAlias(t *testing.T) {
 func TestTargetsThatCannotBeMeantAreRefused(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	for name, change := range map[string]func(*tc.Target){
-		"no port":         func(t *tc.Target) { t.Port = "" },
-		"no ifb":          func(t *tc.Target) { t.IFB = "" },
-		"a long name":     func(t *tc.Target) { t.IFB = "ifb0123456789abc" },
-		"one name":        func(t *tc.Target) { t.IFB = t.Port },
-		"a long alias":    func(t *tc.Target) { t.Alias = t.Owner + strings.Repeat("x", 255) },
-		"another's alias": func(t *tc.Target) { t.Alias = "tombolo:1:ffffffffff0:" },
+	for name, change := range map[string]func(*bandwidth.Target){
+		"no port":         func(t *bandwidth.Target) { t.Port = "" },
+		"no ifb":          func(t *bandwidth.Target) { t.IFB = "" },
+		"a long name":     func(t *bandwidth.Target) { t.IFB = "ifb0123456789abc" },
+		"one name":        func(t *bandwidth.Target) { t.IFB = t.Port },
+		"a long alias":    func(t *bandwidth.Target) { t.Alias = t.Owner + strings.Repeat("x", 255) },
+		"another's alias": func(t *bandwidth.Target) { t.Alias = "tombolo:1:ffffffffff0:" },
 	} {
 		target := n.target
 		change(&target)
-		if _, err := n.conn.Ensure(t.Context(), target, both); !errors.Is(err, tc.ErrInvalid) {
+		if _, err := n.conn.Ensure(t.Context(), target, both); !errors.Is(err, bandwidth.ErrInvalid) {
 			t.Errorf("%s: error is %v, want ErrInvalid", name, err)
 		}
 	}
-	if _, err := n.conn.Ensure(t.Context(), n.target, tc.Shape{Ingress: tc.Limit{Rate: 1}}); !errors.Is(err, tc.ErrInvalid) {
+	if _, err := n.conn.Ensure(t.Context(), n.target, bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 1}}); !errors.Is(err, bandwidth.ErrInvalid) {
 		t.Errorf("a rate of 1 bit/s: error is %v, want ErrInvalid", err)
 	}
 	n.nothingLeft(t)
@@ -492,7 +492,7 @@ func TestCancelledContextSendsNothing(t *testing.T) {
 	all := func() {
 		t.Helper()
 		for name, do := range map[string]func() error{
-			"Ensure": func() error { _, err := conn.Ensure(ctx, n.target, tc.Shape{Egress: both.Egress}); return err },
+			"Ensure": func() error { _, err := conn.Ensure(ctx, n.target, bandwidth.Shape{Egress: both.Egress}); return err },
 			"Remove": func() error { return conn.Remove(ctx, n.target) },
 			"Check":  func() error { _, err := conn.Check(ctx, n.target, both); return err },
 			"Get":    func() error { _, err := conn.Get(ctx, n.target); return err },

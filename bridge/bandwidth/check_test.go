@@ -1,4 +1,4 @@
-package tc_test
+package bandwidth_test
 
 import (
 	"strings"
@@ -6,8 +6,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
-	"github.com/tombolo-cni/tombolo/internal/tc"
 )
 
 // Each way in which others can spoil a target is found, told in the operator's
@@ -119,7 +119,7 @@ func TestCheckFindsWhatDoesNotBelongThere(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.ensure(t, both)
-	diffs, err := n.conn.Check(t.Context(), n.target, tc.Shape{})
+	diffs, err := n.conn.Check(t.Context(), n.target, bandwidth.Shape{})
 	var got []string
 	for _, d := range diffs {
 		got = append(got, d.String())
@@ -147,8 +147,8 @@ func TestGetGivesZeroForWhatShapesNothing(t *testing.T) {
 			n := newNode(t)
 			n.ensure(t, both)
 			nstest.Run(t, n.ns, spoil[0], spoil[1:]...)
-			got, err := n.conn.Get(t.Context(), tc.Target{Port: n.target.Port, IFB: n.target.IFB})
-			if err != nil || got.Egress != (tc.Limit{}) || got.Ingress.Rate != 10e6 {
+			got, err := n.conn.Get(t.Context(), bandwidth.Target{Port: n.target.Port, IFB: n.target.IFB})
+			if err != nil || got.Egress != (bandwidth.Limit{}) || got.Ingress.Rate != 10e6 {
 				t.Errorf("Get gives %+v, %v", got, err)
 			}
 		})

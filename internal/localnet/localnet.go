@@ -1,4 +1,12 @@
-package tc
+// Package localnet keeps others from the host's 127.0.0.0/8 by a filter at the ingress of
+// a bridge. A host that has route_localnet on for a bridge takes what others send there,
+// but for its firewall; this holds where the firewall has been flushed.
+//
+//	conn, err := localnet.Dial(nil)
+//	changed, err := conn.Ensure(ctx, localnet.Filter{Bridge: "cbr0", Index: 7, Mark: 1 << 29}, true)
+//	state, err := conn.Get(ctx, filter) // is it there, and whose was route_localnet?
+//	err = conn.Remove(ctx, filter)
+package localnet
 
 import (
 	"bytes"
@@ -11,12 +19,43 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/tc"
+	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// Keep is what a filter at the ingress of a bridge is to keep from the host's
-// 127.0.0.0/8. A host that has route_localnet on for a bridge takes what others send
-// there, but for its firewall; this holds where the firewall has been flushed.
-type Keep struct {
+// Config says how to open a Conn. The zero value, and nil, mean the caller's own
+// namespace.
+type Config struct {
+	// NetNS is the namespace of the bridges. Nil is that of the calling thread. It may be
+	// closed after Dial.
+	NetNS *netns.NS
+}
+
+// Conn works on the bridges of one network namespace.
+type Conn struct{ nl *nl.Conn }
+
+// Dial opens a connection.
+func Dial(cfg *Config) (*Conn, error) {
+	var c nl.Config
+	if cfg != nil {
+		c.NetNS = cfg.NetNS
+	}
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, &c)
+	if err != nil {
+		return nil, err
+	}
+	return &Conn{nl: conn}, nil
+}
+
+// Close closes the connection.
+func (c *Conn) Close() error { return c.nl.Close() }
+
+// ErrNotSupported is the cause of an error about what the kernel lacks, and could not
+// or would not load.
+var ErrNotSupported = tc.ErrNotSupported
+
+// Filter says which filter is meant.
+type Filter struct {
 	// Bridge is the bridge's name and Index its index.
 	Bridge string
 	Index  int
@@ -28,39 +67,40 @@ type Keep struct {
 	Stays bool
 }
 
-// Kept is what the kernel has of a Keep.
-type Kept struct {
+func (k Filter) link() tc.Link { return tc.Link{Name: k.Bridge, Index: k.Index} }
+
+// State is what the kernel has of a Filter.
+type State struct {
 	// There says that the filter is in place, with the mark that was asked for.
 	There bool
 	// Routed says that route_localnet was switched on for the sake of it, and so is to
 	// go with it.
 	Routed bool
 
-	filters []filter // of ours, whatever they do
-	place   qdisc
+	filters []tc.Filter // of ours, whatever they do
+	place   tc.Qdisc
 	others  int
 }
 
 // Handles of our filters: what else is to go with them is noted in the lowest bits,
 // since the kernel keeps no other note of a filter.
 const (
-	keepHandle = ownHandle
-	// keepRouted stands for route_localnet, keepPlace for the clsact.
-	keepRouted = 1 << 0
-	keepPlace  = 1 << 1
-	keepNotes  = keepRouted | keepPlace
-	// keepBase is there because a handle of 0 would have the kernel choose one.
-	keepBase = keepHandle | 1<<8
+	// noteRouted stands for route_localnet, notePlace for the clsact.
+	noteRouted = 1 << 0
+	notePlace  = 1 << 1
+	noteMask   = noteRouted | notePlace
+	// handleBase is there because a handle of 0 would have the kernel choose one.
+	handleBase = tc.Handle | 1<<8
 )
 
-// Keep puts the filter in place, and says whether it had to. routed is noted with it:
-// see Kept.Routed. What others have at the bridge's ingress stays as it is; there, a
+// Ensure puts the filter in place, and says whether it had to. routed is noted with it:
+// see State.Routed. What others have at the bridge's ingress stays as it is; there, a
 // filter of an earlier priority may accept what this one would drop.
 //
 // The filter is there before an old one of ours with another note goes. ErrNotSupported
 // is the cause where the kernel has no cls_bpf or no clsact.
-func (c *Conn) Keep(ctx context.Context, k Keep, routed bool) (changed bool, _ error) {
-	have, err := c.Kept(ctx, k)
+func (c *Conn) Ensure(ctx context.Context, k Filter, routed bool) (changed bool, _ error) {
+	have, err := c.Get(ctx, k)
 	if err != nil {
 		return false, err
 	}
@@ -70,149 +110,127 @@ func (c *Conn) Keep(ctx context.Context, k Keep, routed bool) (changed bool, _ e
 	var b nl.Batch
 	notes := uint32(0)
 	if routed {
-		notes |= keepRouted
+		notes |= noteRouted
 	}
 	made := have.madePlace()
 	if !have.HasPlace() {
-		addClsact(&b, k.Bridge, k.Index)
+		k.link().AddClsact(&b)
 		made = true
 	}
 	if made && !k.Stays {
-		notes |= keepPlace
+		notes |= notePlace
 	}
-	handle := uint32(keepBase | notes)
+	handle := uint32(handleBase | notes)
 	// Whatever ours had this handle is replaced, with what it does.
-	setKeeper(&b, k, handle)
+	k.link().SetProgram(&b, handle, program(k.Mark))
 	for _, f := range have.filters {
-		if f.handle != handle {
-			delKeeper(&b, k, f.handle)
+		if f.Handle != handle {
+			k.link().DelProgram(&b, f.Handle)
 		}
 	}
-	if err := c.execute(ctx, &b); err != nil {
-		return false, unsupported(err, "sch_ingress and cls_bpf")
+	if err := tc.Execute(ctx, c.nl, &b); err != nil {
+		return false, tc.Unsupported(err, "sch_ingress and cls_bpf")
 	}
 	return true, nil
 }
 
-// Kept says what is in place. The error matches fs.ErrNotExist if the bridge is not
+// Get says what is in place. The error matches fs.ErrNotExist if the bridge is not
 // there.
-func (c *Conn) Kept(ctx context.Context, k Keep) (*Kept, error) {
+func (c *Conn) Get(ctx context.Context, k Filter) (*State, error) {
 	if k.Bridge == "" || len(k.Bridge) >= unix.IFNAMSIZ || k.Index <= 0 {
-		return nil, &tombolo.OpError{Op: "keep others from 127.0.0.0/8 by", Object: k.Bridge, Err: fmt.Errorf("%w: it names no link", ErrInvalid)}
+		return nil, &tombolo.OpError{Op: "keep others from 127.0.0.0/8 by", Object: k.Bridge, Err: fmt.Errorf("%w: it names no link", tombolo.ErrInvalid)}
 	}
-	var have Kept
+	var have State
 	var b nl.Batch
-	getQdisc(&b, k.Bridge, k.Index, parentClsact, &have.place)
-	if err := c.read(ctx, &b); err != nil {
+	k.link().GetQdisc(&b, tc.Clsact, &have.place)
+	if err := tc.Look(ctx, c.nl, &b); err != nil {
 		return nil, err
 	}
 	if err := b.Err(0); errors.Is(err, unix.ENODEV) {
 		return nil, err
 	}
-	if have.place.kind == "" {
+	if have.place.Kind == "" {
 		return &have, nil
 	}
-	var at installed
-	if err := c.filters(ctx, k.Index, &at, parentIngress); err != nil {
+	own, others, err := k.link().Filters(ctx, c.nl, tc.Ingress)
+	if err != nil {
 		return nil, err
 	}
-	have.others = at.others
-	program := keeper(k.Mark)
-	for _, f := range at.own {
-		if f.kind != "bpf" || f.handle&^uint32(keepNotes) != keepBase {
+	have.others = others
+	want := program(k.Mark)
+	for _, f := range own {
+		if f.Kind != "bpf" || f.Handle&^uint32(noteMask) != handleBase {
 			// Before its filters, each classifier lists itself.
 			continue
 		}
 		have.filters = append(have.filters, f)
-		have.There = have.There || f.protocol == unix.ETH_P_ALL && f.direct && bytes.Equal(f.program, program)
-		have.Routed = have.Routed || f.handle&keepRouted != 0
+		have.There = have.There || f.Protocol == unix.ETH_P_ALL && f.Direct && bytes.Equal(f.Program, want)
+		have.Routed = have.Routed || f.Handle&noteRouted != 0
 	}
 	return &have, nil
 }
 
 // HasPlace says whether there is a place for the filter, be it for others' filters alone.
-func (have *Kept) HasPlace() bool { return have.place.kind != "" }
+func (have *State) HasPlace() bool { return have.place.Kind != "" }
 
 // Place gives a new bridge the place of the filter (clsact), for as long as there is the bridge.
 // While one comes to a link that is up, or goes, the kernel drops what the host sends by the
 // link, for 5 to 20 ms on a busy machine: so it is to be there before anybody is behind the
 // bridge. The error is of the kernel's,
 // which may have none, or one already.
-func (c *Conn) Place(ctx context.Context, k Keep) error {
+func (c *Conn) Place(ctx context.Context, k Filter) error {
 	var b nl.Batch
-	addClsact(&b, k.Bridge, k.Index)
-	return c.execute(ctx, &b)
+	k.link().AddClsact(&b)
+	return tc.Execute(ctx, c.nl, &b)
 }
 
 // Any says whether there is a filter of ours, whatever its mark.
-func (have *Kept) Any() bool { return len(have.filters) > 0 }
+func (have *State) Any() bool { return len(have.filters) > 0 }
 
 // madePlace says whether the clsact was made for the filter.
-func (have *Kept) madePlace() bool {
+func (have *State) madePlace() bool {
 	for _, f := range have.filters {
-		if f.handle&keepPlace != 0 {
+		if f.Handle&notePlace != 0 {
 			return true
 		}
 	}
 	return false
 }
 
-// Unkeep takes the filter away, and the clsact if that was made for it and nobody else
+// Remove takes the filter away, and the clsact if that was made for it and nobody else
 // uses it. What is gone already is success.
-func (c *Conn) Unkeep(ctx context.Context, k Keep) error {
-	have, err := c.Kept(ctx, k)
+func (c *Conn) Remove(ctx context.Context, k Filter) error {
+	have, err := c.Get(ctx, k)
 	if err != nil {
-		return passAbsent(err)
+		return tc.PassAbsent(err)
 	}
 	var b nl.Batch
 	if have.madePlace() && have.others == 0 {
-		var at installed
-		if err := c.filters(ctx, k.Index, &at, parentEgress); err != nil {
-			return passAbsent(err)
+		if _, have.others, err = k.link().Filters(ctx, c.nl, tc.Egress); err != nil {
+			return tc.PassAbsent(err)
 		}
-		have.others = at.others
 	}
 	if have.madePlace() && have.others == 0 {
-		delQdisc(&b, k.Bridge, k.Index, parentClsact)
-		return passAbsent(c.execute(ctx, &b))
+		k.link().DelQdisc(&b, tc.Clsact)
+		return tc.PassAbsent(tc.Execute(ctx, c.nl, &b))
 	}
 	for _, f := range have.filters {
-		delKeeper(&b, k, f.handle)
+		k.link().DelProgram(&b, f.Handle)
 	}
 	if b.Len() == 0 {
 		return nil
 	}
-	return passAbsent(c.execute(ctx, &b))
+	return tc.PassAbsent(tc.Execute(ctx, c.nl, &b))
 }
 
-func setKeeper(b *nl.Batch, k Keep, handle uint32) {
-	program := keeper(k.Mark)
-	b.Request("set filter of", nl.Name(k.Bridge), unix.RTM_NEWTFILTER, unix.NLM_F_CREATE, func(e *nl.Encoder) {
-		tcMsg(e, k.Index, handle, parentIngress, filterInfo(unix.ETH_P_ALL))
-		e.String(tcaKind, "bpf")
-		e.Nest(tcaOptions, func(e *nl.Encoder) {
-			e.Uint16(bpfOpsLen, uint16(len(program)/sizeofSockFilter))
-			e.Bytes(bpfOps, program)
-			e.Uint32(bpfFlags, bpfActDirect)
-		})
-	})
-}
-
-func delKeeper(b *nl.Batch, k Keep, handle uint32) {
-	b.Request("delete filter of", nl.Name(k.Bridge), unix.RTM_DELTFILTER, 0, func(e *nl.Encoder) {
-		tcMsg(e, k.Index, handle, parentIngress, filterInfo(unix.ETH_P_ALL))
-		e.String(tcaKind, "bpf")
-	})
-}
-
-// keeper is the filter as a program of classic BPF (struct sock_filter of
+// program is the filter as a program of classic BPF (struct sock_filter of
 // include/uapi/linux/filter.h), which every kernel runs without a verifier's leave.
 //
 // What is in a VLAN goes to a link of the VLAN's, whose route_localnet is another, or
 // nowhere. But the kernel takes tags of VLAN 0, which are a priority and no VLAN, off one
 // after the other, and only the first before it comes by here. Nobody sends two; what
 // comes so is dropped.
-func keeper(mark uint32) []byte {
+func program(mark uint32) []byte {
 	const (
 		ld, ldh, ldb = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, unix.BPF_LD | unix.BPF_H | unix.BPF_ABS, unix.BPF_LD | unix.BPF_B | unix.BPF_ABS
 		and          = unix.BPF_ALU | unix.BPF_AND | unix.BPF_K
@@ -257,11 +275,11 @@ func keeper(mark uint32) []byte {
 		16: {Code: ret, K: goOn},
 		17: {Code: ret, K: drop},
 	}
-	var program []byte
+	var code []byte
 	for _, op := range list {
-		program = binary.NativeEndian.AppendUint16(program, op.Code)
-		program = append(program, op.Jt, op.Jf)
-		program = binary.NativeEndian.AppendUint32(program, op.K)
+		code = binary.NativeEndian.AppendUint16(code, op.Code)
+		code = append(code, op.Jt, op.Jf)
+		code = binary.NativeEndian.AppendUint32(code, op.K)
 	}
-	return program
+	return code
 }

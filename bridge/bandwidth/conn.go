@@ -1,4 +1,4 @@
-package tc
+package bandwidth
 
 import (
 	"context"
@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
-	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/tc"
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
@@ -24,10 +24,7 @@ type Config struct {
 
 // Conn shapes at the ports of one network namespace. Its methods may be called from
 // several goroutines, though not for one target at a time.
-type Conn struct {
-	nl     *nl.Conn
-	shared bool
-}
+type Conn struct{ nl *nl.Conn }
 
 // Dial opens a connection of its own. It needs CAP_SYS_ADMIN where cfg names a
 // namespace.
@@ -43,25 +40,23 @@ func Dial(cfg *Config) (*Conn, error) {
 	return &Conn{nl: conn}, nil
 }
 
-// On makes a Conn over a connection that is open already and that stays with its
-// owner: Close does nothing then.
-func On(conn *nl.Conn) *Conn { return &Conn{nl: conn, shared: true} }
-
-// Close closes the connection, unless it is another's.
+// Close closes the connection.
 func (c *Conn) Close() error {
-	if c.shared {
-		return nil
+	if c == nil {
+		return c.usable(context.Background())
 	}
 	return c.nl.Close()
 }
 
-// execute sends a batch unless ctx is done: the kernel's work on it cannot be
-// interrupted.
-func (c *Conn) execute(ctx context.Context, b *nl.Batch) error {
-	if err := ctx.Err(); err != nil {
-		return err
+// usable refuses a Conn or a context that nothing can be done with.
+func (c *Conn) usable(ctx context.Context) error {
+	switch {
+	case c == nil:
+		return (*nl.Conn)(nil).Usable()
+	case ctx == nil:
+		return nl.NoContext()
 	}
-	return c.nl.Execute(b)
+	return c.nl.Usable()
 }
 
 // Target says where the traffic of one attachment is shaped.
@@ -83,24 +78,22 @@ type Target struct {
 	Owner string
 }
 
+// ErrInvalid is the cause of every error about an argument that cannot be meant, a Shape or
+// a Target say: nothing was sent to the kernel.
+var ErrInvalid = tombolo.ErrInvalid
+
 // ErrForeign is the cause of an error about a link that has the name of our ifb and
 // is somebody else's.
 var ErrForeign = errors.New("the link belongs to somebody else")
 
 // ErrNotSupported is the cause of an error about what the kernel lacks, and could not
 // or would not load.
-var ErrNotSupported = errors.New("the kernel lacks it")
+var ErrNotSupported = tc.ErrNotSupported
 
-// IFBName derives the name of an attachment's ifb from the attachment's hash (see
-// package ident), which is different for each interface of a pod: "ifb" and the
-// hash, 14 of the 15 bytes that a name may have.
-func IFBName(hash string) string { return "ifb" + hash }
-
-// IFBHash gives back the hash of an IFBName.
-func IFBHash(name string) (hash string, ok bool) {
-	hash, ok = strings.CutPrefix(name, "ifb")
-	return hash, ok && len(hash) == ident.Digits && strings.Trim(hash, "0123456789abcdef") == ""
-}
+// IFBName derives the name of a port's ifb from the port's: "ifb" and what is behind
+// "veth", where it begins so (bridge.HostName). Of the 15 bytes that a name may have, that
+// takes one less.
+func IFBName(port string) string { return "ifb" + strings.TrimPrefix(port, "veth") }
 
 const aliasMax = 255 // IFALIASZ - 1
 
@@ -133,13 +126,4 @@ func (t *Target) checkOwner(l *link) error {
 		return nil
 	}
 	return &tombolo.OpError{Op: "shape by", Object: t.IFB, Err: fmt.Errorf("%w: %s", ErrForeign, what)}
-}
-
-// unsupported says of a refused creation that the kernel lacks a module, which by
-// itself it says with an errno that has other meanings too.
-func unsupported(err error, modules string) error {
-	if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EOPNOTSUPP) {
-		return err
-	}
-	return fmt.Errorf("%w: %w: load %s (modprobe, or modules-load.d for good)", ErrNotSupported, err, modules)
 }

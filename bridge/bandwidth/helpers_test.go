@@ -1,10 +1,10 @@
-package tc_test
+package bandwidth_test
 
 import (
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
-	"github.com/tombolo-cni/tombolo/internal/tc"
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
@@ -12,13 +12,13 @@ func TestMain(m *testing.M) { nstest.Main(m) }
 
 const hash = "0123456789a"
 
-var both = tc.Shape{Ingress: tc.Limit{Rate: 10e6}, Egress: tc.Limit{Rate: 20e6}}
+var both = bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 10e6}, Egress: bandwidth.Limit{Rate: 20e6}}
 
 // node is a namespace with a bridge and a pod at a port of it.
 type node struct {
 	ns, pod *netns.NS
-	conn    *tc.Conn
-	target  tc.Target
+	conn    *bandwidth.Conn
+	target  bandwidth.Target
 }
 
 func newNode(tb testing.TB) *node {
@@ -27,7 +27,7 @@ func newNode(tb testing.TB) *node {
 	nstest.Run(tb, n.ns, "ip", "link", "add", "br0", "type", "bridge")
 	nstest.Run(tb, n.ns, "ip", "link", "set", "br0", "up")
 	var err error
-	if n.conn, err = tc.Dial(&tc.Config{NetNS: n.ns}); err != nil {
+	if n.conn, err = bandwidth.Dial(&bandwidth.Config{NetNS: n.ns}); err != nil {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() { n.conn.Close() })
@@ -35,17 +35,17 @@ func newNode(tb testing.TB) *node {
 	return n
 }
 
-func (n *node) addPod(tb testing.TB, hash string) (tc.Target, *netns.NS) {
+func (n *node) addPod(tb testing.TB, hash string) (bandwidth.Target, *netns.NS) {
 	tb.Helper()
 	pod := nstest.New(tb)
 	port := "veth" + hash
 	index, _ := nstest.Veth(tb, n.ns, port, pod, "eth0")
 	nstest.Run(tb, n.ns, "ip", "link", "set", port, "master", "br0")
 	owner := "tombolo:1:" + hash + ":"
-	return tc.Target{Port: port, PortIndex: index, MTU: 1500, IFB: tc.IFBName(hash), Owner: owner, Alias: owner + "net:"}, pod
+	return bandwidth.Target{Port: port, PortIndex: index, MTU: 1500, IFB: bandwidth.IFBName(hash), Owner: owner, Alias: owner + "net:"}, pod
 }
 
-func (n *node) ensure(tb testing.TB, s tc.Shape) (changed bool) {
+func (n *node) ensure(tb testing.TB, s bandwidth.Shape) (changed bool) {
 	tb.Helper()
 	changed, err := n.conn.Ensure(tb.Context(), n.target, s)
 	if err != nil {

@@ -1,10 +1,11 @@
-package tc
+package bandwidth
 
 import (
-	"errors"
 	"fmt"
 	"strconv"
 	"time"
+
+	"github.com/tombolo-cni/tombolo/internal/tc"
 )
 
 // Limit bounds the traffic of one direction.
@@ -32,10 +33,6 @@ const (
 	MinRate uint64 = 1e3
 	MaxRate uint64 = 1e15
 )
-
-// ErrInvalid is the cause of every error about a Shape or a Target that cannot be
-// meant: nothing was sent to the kernel.
-var ErrInvalid = errors.New("invalid argument")
 
 const (
 	// defaultBurst is how long the rate takes to send the burst that nobody gave. At
@@ -168,23 +165,16 @@ func sentIn(rate uint64, d time.Duration) uint64 {
 	return rate * uint64(d/time.Millisecond) / 1000
 }
 
-// bucket is the parameters of a token bucket filter (tbf), in bytes.
-type bucket struct {
-	rate  uint64 // per second
-	burst uint32
-	limit uint32 // what may wait
-}
-
 // bucket turns an effective limit into the kernel's terms.
-func (l Limit) bucket(mtu int) bucket {
-	b := bucket{rate: l.Rate / 8, burst: uint32(l.Burst / 8)}
-	queue := max(sentIn(b.rate, queueTime), leastQueue*frame(mtu))
-	if uint64(b.burst) < segmented {
+func (l Limit) bucket(mtu int) tc.Bucket {
+	b := tc.Bucket{Rate: l.Rate / 8, Burst: uint32(l.Burst / 8)}
+	queue := max(sentIn(b.Rate, queueTime), leastQueue*frame(mtu))
+	if uint64(b.Burst) < segmented {
 		// Longer packets are cut into frames when they come.
-		b.limit = uint32(max(queue, uint64(b.burst)))
+		b.Limit = uint32(max(queue, uint64(b.Burst)))
 		return b
 	}
 	// A packet that fits into the bucket is queued whole, and must find room.
-	b.limit = uint32(min(max(queue, segmented), mostBytes))
+	b.Limit = uint32(min(max(queue, segmented), mostBytes))
 	return b
 }

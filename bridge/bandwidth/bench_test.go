@@ -1,20 +1,20 @@
-package tc_test
+package bandwidth_test
 
 import (
 	"testing"
 
-	"github.com/tombolo-cni/tombolo/internal/tc"
+	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 )
 
 // BenchmarkEnsure is what shaping adds to an ADD, on a port that is up.
 func BenchmarkEnsure(b *testing.B) {
 	for _, c := range []struct {
 		name  string
-		shape tc.Shape
+		shape bandwidth.Shape
 	}{
-		{"ingress", tc.Shape{Ingress: tc.Limit{Rate: 10e6}}},
-		{"egress", tc.Shape{Egress: tc.Limit{Rate: 10e6}}},
-		{"both", tc.Shape{Ingress: tc.Limit{Rate: 10e6}, Egress: tc.Limit{Rate: 10e6}}},
+		{"ingress", bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 10e6}}},
+		{"egress", bandwidth.Shape{Egress: bandwidth.Limit{Rate: 10e6}}},
+		{"both", bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 10e6}, Egress: bandwidth.Limit{Rate: 10e6}}},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			n := newNode(b)

@@ -1,13 +1,15 @@
-package tc
+package bandwidth
 
 import (
 	"context"
 	"errors"
 	"io/fs"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/tc"
 )
 
 // Remove takes a target's shapers away: after it no qdisc, no filter and no ifb of
@@ -18,6 +20,9 @@ import (
 // deletes the port too has less to wait for if both go together, as one group of links
 // (bridge.Conn.Detach): what shapes at the port goes with it.
 func (c *Conn) Remove(ctx context.Context, t Target) error {
+	if err := c.usable(ctx); err != nil {
+		return err
+	}
 	var errs []error
 	if t.Port != "" {
 		errs = append(errs, c.removeFromPort(ctx, t))
@@ -28,7 +33,7 @@ func (c *Conn) Remove(ctx context.Context, t Target) error {
 	var l link
 	var b nl.Batch
 	getLink(&b, t.IFB, &l)
-	err := c.execute(ctx, &b)
+	err := tc.Execute(ctx, c.nl, &b)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:
@@ -48,30 +53,23 @@ func (c *Conn) removeIFB(ctx context.Context, t *Target, l *link) error {
 	}
 	var b nl.Batch
 	delLink(&b, t.IFB, l.index)
-	return passAbsent(c.execute(ctx, &b))
-}
-
-func passAbsent(err error) error {
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
+	return tc.PassAbsent(tc.Execute(ctx, c.nl, &b))
 }
 
 func (c *Conn) removeFromPort(ctx context.Context, t Target) error {
 	t.MTU = max(t.MTU, 1) // of no use here
 	if err := c.findPort(ctx, &t); err != nil {
-		return passAbsent(err)
+		return tc.PassAbsent(err)
 	}
 	have, err := c.look(ctx, &t)
 	if err != nil {
-		return passAbsent(err)
+		return tc.PassAbsent(err)
 	}
 	var errs []error
-	if have.ingress.ours() {
+	if have.ingress.Ours() {
 		var b nl.Batch
-		delQdisc(&b, t.Port, t.PortIndex, parentRoot)
-		errs = append(errs, passAbsent(c.execute(ctx, &b)))
+		t.port().DelQdisc(&b, tc.Root)
+		errs = append(errs, tc.PassAbsent(tc.Execute(ctx, c.nl, &b)))
 	}
 	return errors.Join(append(errs, c.removeRedirect(ctx, &t, have))...)
 }
@@ -81,14 +79,14 @@ func (c *Conn) removeFromPort(ctx context.Context, t Target) error {
 func (c *Conn) removeRedirect(ctx context.Context, t *Target, have *installed) error {
 	var b nl.Batch
 	switch {
-	case have.place.kind == "clsact" && have.others == 0:
-		delQdisc(&b, t.Port, t.PortIndex, parentClsact)
+	case have.place.Kind == "clsact" && have.others == 0:
+		t.port().DelQdisc(&b, tc.Clsact)
 	case len(have.own) > 0:
-		delFilters(&b, t.Port, t.PortIndex, have.own[0].protocol)
+		t.port().DelFilters(&b, have.own[0].Protocol)
 	default:
 		return nil
 	}
-	return passAbsent(c.execute(ctx, &b))
+	return tc.PassAbsent(tc.Execute(ctx, c.nl, &b))
 }
 
 // IFB is a link that shapes the egress of a target.
@@ -102,16 +100,20 @@ type IFB struct {
 // who owns one is in its alias. It is for finding those that were left behind, and a
 // dump: keep it off a path that has to be fast.
 func (c *Conn) IFBs(ctx context.Context) ([]IFB, error) {
-	if err := ctx.Err(); err != nil {
+	err := c.usable(ctx)
+	if err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
 		return nil, err
 	}
 	var list []IFB
-	err := c.nl.Dump("list ifb links", unix.RTM_GETLINK, func(e *nl.Encoder) {
-		ifInfo(e, 0, 0, 0)
-		e.Uint32(unix.IFLA_EXT_MASK, skipStats)
+	m, err := nl.Encode(unix.RTM_GETLINK, 0, ifInfo(0, 0, 0), func(ae *netlink.AttributeEncoder) {
+		ae.Uint32(unix.IFLA_EXT_MASK, skipStats)
 		// The kernel filters by kind (Linux 4.6), where it has that kind.
-		e.Nest(unix.IFLA_LINKINFO, func(e *nl.Encoder) { e.String(unix.IFLA_INFO_KIND, "ifb") })
-	}, func(m nl.Message) error {
+		ofKind(ae, "ifb")
+	})
+	err = c.nl.List("list ifb links", m, err, func(m netlink.Message) error {
 		var l link
 		if err := l.decode(m.Data); err != nil {
 			return err

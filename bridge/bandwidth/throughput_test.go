@@ -1,4 +1,4 @@
-package tc_test
+package bandwidth_test
 
 import (
 	"bufio"
@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
-	"github.com/tombolo-cni/tombolo/internal/tc"
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
@@ -94,10 +94,10 @@ func TestTrafficReachesTheRateAndDoesNotPassIt(t *testing.T) {
 			n := newNode(t)
 			give(t, n)
 			// Each direction has a rate that the other would be caught with.
-			limit, other := tc.Limit{Rate: c.rate, Burst: c.burst}, tc.Limit{Rate: c.rate * 4}
-			n.ensure(t, tc.Shape{Ingress: limit, Egress: other})
+			limit, other := bandwidth.Limit{Rate: c.rate, Burst: c.burst}, bandwidth.Limit{Rate: c.rate * 4}
+			n.ensure(t, bandwidth.Shape{Ingress: limit, Egress: other})
 			keepsTo(t, c.rate, func() float64 { return throughput(t, n.ns, n.pod, podAddr) })
-			n.ensure(t, tc.Shape{Ingress: other, Egress: limit})
+			n.ensure(t, bandwidth.Shape{Ingress: other, Egress: limit})
 			keepsTo(t, c.rate, func() float64 { return throughput(t, n.pod, n.ns, hostAddr) })
 		})
 	}
@@ -120,7 +120,7 @@ func TestLongBurstDoesNotDefeatTheRate(t *testing.T) {
 			t.Fatalf("without the guard %.0f bit/s pass, and a limit of 10 Mbit/s should have been defeated", got)
 		}
 	}
-	n.ensure(t, tc.Shape{Ingress: tc.Limit{Rate: 10e6, Burst: 255 << 23}})
+	n.ensure(t, bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 10e6, Burst: 255 << 23}})
 	keepsTo(t, 10e6, func() float64 { return throughput(t, n.ns, n.pod, podAddr) })
 }
 
@@ -132,8 +132,8 @@ func TestTrafficBetweenPodsKeepsToTheLowerRate(t *testing.T) {
 	give(t, n)
 	other, pod := n.addPod(t, "0123456789b")
 	nstest.Run(t, pod, "ip", "addr", "add", "10.77.0.3/24", "dev", "eth0")
-	n.ensure(t, tc.Shape{Egress: tc.Limit{Rate: 50e6}})
-	if _, err := n.conn.Ensure(t.Context(), other, tc.Shape{Ingress: tc.Limit{Rate: 15e6}}); err != nil {
+	n.ensure(t, bandwidth.Shape{Egress: bandwidth.Limit{Rate: 50e6}})
+	if _, err := n.conn.Ensure(t.Context(), other, bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 15e6}}); err != nil {
 		t.Fatal(err)
 	}
 	keepsTo(t, 15e6, func() float64 { return throughput(t, n.pod, pod, "10.77.0.3") })

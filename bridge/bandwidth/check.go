@@ -1,4 +1,4 @@
-package tc
+package bandwidth
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 	"strconv"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/tc"
 )
 
 // Get gives what the kernel shapes at a target: rates and bursts as Effective makes
@@ -15,6 +16,9 @@ import (
 // shaper is not ours, or does not get the traffic, is zero. The error matches
 // fs.ErrNotExist where there is no such port.
 func (c *Conn) Get(ctx context.Context, t Target) (Shape, error) {
+	if err := c.usable(ctx); err != nil {
+		return Shape{}, err
+	}
 	t.MTU = max(t.MTU, 1) // of no use here
 	if err := c.findPort(ctx, &t); err != nil {
 		return Shape{}, err
@@ -23,18 +27,18 @@ func (c *Conn) Get(ctx context.Context, t Target) (Shape, error) {
 	if err != nil {
 		return Shape{}, err
 	}
-	s := Shape{Ingress: have.ingress.shapes()}
+	s := Shape{Ingress: limit(have.ingress)}
 	if have.ifb != nil && have.ifb.up && have.redirects() {
-		s.Egress = have.egress.shapes()
+		s.Egress = limit(have.egress)
 	}
 	return s, nil
 }
 
-func (q qdisc) shapes() Limit {
-	if !q.ours() {
+func limit(q tc.Qdisc) Limit {
+	if !q.Ours() {
 		return Limit{}
 	}
-	return Limit{Rate: q.rate * 8, Burst: q.burst() * 8}
+	return Limit{Rate: q.Rate * 8, Burst: q.Burst() * 8}
 }
 
 // Check compares what the kernel has at a target with what Ensure would make of it,
@@ -70,12 +74,12 @@ func (c *comparison) differs(what, want, have string) {
 	c.list = append(c.list, tombolo.Difference{Object: c.object, What: what, Want: want, Have: have})
 }
 
-func (c *comparison) shaper(what string, want Limit, mtu int, have qdisc) {
+func (c *comparison) shaper(what string, want Limit, mtu int, have tc.Qdisc) {
 	switch {
-	case want.Rate == 0 && have.ours():
-		c.differs(what, "", have.String())
-	case want.Rate != 0 && !have.is(want.bucket(mtu)):
-		c.differs(what, want.bucket(mtu).String(), have.String())
+	case want.Rate == 0 && have.Ours():
+		c.differs(what, "", describe(have))
+	case want.Rate != 0 && !have.Is(want.bucket(mtu)):
+		c.differs(what, describeBucket(want.bucket(mtu)), describe(have))
 	}
 }
 
@@ -112,20 +116,20 @@ func (c *comparison) ifb(want Limit, t *Target, have *installed) {
 	}
 }
 
-// String is worded after what tc prints, with the rate in bits.
-func (w bucket) String() string {
-	return fmt.Sprintf("tbf rate %s burst %db limit %db", formatRate(w.rate*8), w.burst, w.limit)
+// describeBucket is worded after what tc prints, with the rate in bits.
+func describeBucket(w tc.Bucket) string {
+	return fmt.Sprintf("tbf rate %s burst %db limit %db", formatRate(w.Rate*8), w.Burst, w.Limit)
 }
 
-func (q qdisc) String() string {
+func describe(q tc.Qdisc) string {
 	switch {
-	case q.kind == "" || q.handle == 0:
+	case q.Kind == "" || q.Handle == 0:
 		return "" // the default, which the kernel may not even tell of
-	case !q.ours():
-		return fmt.Sprintf("%s %x:", q.kind, q.handle>>16)
-	case q.peaked:
+	case !q.Ours():
+		return fmt.Sprintf("%s %x:", q.Kind, q.Handle>>16)
+	case q.Peaked:
 		return "tbf with a peak rate"
 	default:
-		return bucket{rate: q.rate, burst: uint32(min(q.burst(), mostBytes)), limit: q.limit}.String()
+		return describeBucket(tc.Bucket{Rate: q.Rate, Burst: uint32(min(q.Burst(), mostBytes)), Limit: q.Limit})
 	}
 }

@@ -1,0 +1,40 @@
+// Package bandwidth limits the traffic of one pod at its port, the host's end of its veth
+// pair, in both directions, over rtnetlink:
+//
+//	conn, err := bandwidth.Dial(nil)
+//	target := bandwidth.Target{Port: port, IFB: bandwidth.IFBName(port), Owner: "mine:", Alias: "mine:pod-1"}
+//	changed, err := conn.Ensure(ctx, target, bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 10e6}})
+//	differences, err := conn.Check(ctx, target, shape)
+//	err = conn.Remove(ctx, target)
+//
+// What the pod receives leaves the host by the port, and waits in a token bucket
+// filter (tbf) that is the port's root qdisc. What the pod sends enters the host by
+// the port, where nothing can wait: a filter there hands it to a link of its own, an
+// intermediate functional block (ifb), which has the tbf and gives it back to the
+// port afterwards. The bridge, and the firewall in its families bridge and inet, see
+// it as if nothing had been; a chain of family netdev at the port's ingress does not
+// see it at all.
+//
+//	pod ── port ── bridge        ingress of the pod: port, root: tbf
+//	        │ ↑                  egress of the pod:  port, clsact: u32, mirred → ifb
+//	        ifb                                      ifb, root: tbf
+//
+// # Choices
+//
+//   - A tbf on the pod's end would need no ifb, and measured the same in rate, delay
+//     and processor time. But it would be the pod's own: whoever has CAP_NET_ADMIN
+//     there takes it away with one command.
+//   - tbf against htb: htb counts long packets after it has sent them, and lost more
+//     of its rate in queues as short as ours; tbf cuts packets that are longer than its
+//     burst into frames, and takes one message where htb takes three.
+//   - The queue is 15 ms of the rate, or eight frames if that is more; see Effective
+//     for the burst.
+//   - clsact, not ingress: an agent that asks for clsact then finds it. The filter's
+//     priority and the qdiscs' handle are 0x746f, by which we know ours.
+//
+// # Needs
+//
+// CAP_NET_ADMIN in the port's namespace. Linux 6.1 and later, with sch_tbf and, to
+// shape egress, ifb, sch_ingress, cls_u32 and act_mirred: the kernel loads modules
+// of these names by itself where it may. Errors are *tombolo.OpError, or wrap one.
+package bandwidth

@@ -1,0 +1,77 @@
+package bandwidth_test
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
+	"github.com/tombolo-cni/tombolo/netns"
+)
+
+// A pod behind a port gets 10 Mbit/s, and may send 5.
+func Example() {
+	if err := run(context.Background()); err != nil {
+		fmt.Println(err)
+	}
+	// Output:
+	// changed: true
+	// it receives at most 10000000 bit/s, and sends 5000000
+	// differences: []
+	// left: 0
+}
+
+func run(ctx context.Context) error {
+	// Two namespaces of the example's own stand for the node and for the pod.
+	node, err := netns.New()
+	if err != nil {
+		return err
+	}
+	defer node.Close()
+	pod, err := netns.New()
+	if err != nil {
+		return err
+	}
+	defer pod.Close()
+	br, err := bridge.Dial(&bridge.Config{NetNS: node})
+	if err != nil {
+		return err
+	}
+	defer br.Close()
+	if _, _, err := br.Ensure(ctx, bridge.Bridge{Name: "pods0", MTU: 1500}); err != nil {
+		return err
+	}
+	port, err := br.Attach(ctx, pod, bridge.Port{Bridge: "pods0", Name: bridge.HostName("example", "container-1", "eth0"), Peer: "eth0"})
+	if err != nil {
+		return err
+	}
+
+	conn, err := bandwidth.Dial(&bandwidth.Config{NetNS: node})
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	target := bandwidth.Target{Port: port.Name, IFB: bandwidth.IFBName(port.Name), Owner: "example:", Alias: "example:container-1"}
+	limits := bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 10e6}, Egress: bandwidth.Limit{Rate: 5e6}}
+	changed, err := conn.Ensure(ctx, target, limits)
+	if err != nil {
+		return err
+	}
+	fmt.Println("changed:", changed)
+	have, err := conn.Get(ctx, target)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("it receives at most %d bit/s, and sends %d\n", have.Ingress.Rate, have.Egress.Rate)
+	differences, err := conn.Check(ctx, target, limits)
+	if err != nil {
+		return err
+	}
+	fmt.Println("differences:", differences)
+	if err := conn.Remove(ctx, target); err != nil {
+		return err
+	}
+	left, err := conn.IFBs(ctx)
+	fmt.Println("left:", len(left))
+	return err
+}

@@ -1,0 +1,114 @@
+package bandwidth
+
+import (
+	"flag"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
+)
+
+var update = flag.Bool("update", false, "write the golden files and the seeds of the fuzz targets anew")
+
+// TestRequestBytes compares what is sent with a file that says for each request
+// which ip-link(8) command it stands for.
+func TestRequestBytes(t *testing.T) {
+	t.Parallel()
+	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
+	var text string
+	for _, c := range []struct {
+		command string
+		append  func(*nl.Batch)
+	}{
+		{"ip link add ifbx address 02:00:00:00:00:01 mtu 1500 type ifb",
+			func(b *nl.Batch) { addIFB(b, "ifbx", mac, 1500) }},
+		{"ip link set ifbx alias whose addrgenmode none", func(b *nl.Batch) { setIFB(b, "ifbx", "whose", 1500) }},
+		{"ip link set ifbx alias whose # an MTU without IPv6", func(b *nl.Batch) { setIFB(b, "ifbx", "whose", 1279) }},
+		{"ip link set 8 up", func(b *nl.Batch) { setUp(b, "ifbx", 8) }},
+		{"ip link del 8", func(b *nl.Batch) { delLink(b, "ifbx", 8) }},
+		{"ip link del ifbx", func(b *nl.Batch) { delLink(b, "ifbx", 0) }},
+		{"ip link show ifbx", func(b *nl.Batch) { getLink(b, "ifbx", &link{}) }},
+	} {
+		var b nl.Batch
+		c.append(&b)
+		text += "# " + c.command + "\n" + nltest.Text(unix.SizeofIfInfomsg, b.Bytes())
+	}
+	golden := filepath.Join("testdata", "requests.golden")
+	if *update {
+		if err := os.MkdirAll("testdata", 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(golden, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), text); diff != "" {
+		t.Errorf("requests differ from %s (-want +got; -update writes it anew):\n%s", golden, diff)
+	}
+}
+
+// A packet that passes the bucket whole must find room in the queue, or it could
+// never pass.
+func TestQueueHoldsWhatTheBucketLetsThrough(t *testing.T) {
+	t.Parallel()
+	for rate := MinRate; rate <= MaxRate; rate *= 2 {
+		for _, burst := range []uint64{0, 1, 1e6, 1 << 40} {
+			for _, mtu := range []int{68, 1500, 9000, 65535} {
+				s, _, err := Shape{Egress: Limit{Rate: rate, Burst: burst}}.Effective(mtu)
+				if err != nil {
+					t.Fatal(err)
+				}
+				b := s.Egress.bucket(mtu)
+				if longest := min(b.Burst, segmented); b.Limit < longest {
+					t.Fatalf("%d bit/s, burst %d, MTU %d: %v has no room for a packet of %d bytes", rate, burst, mtu, b, longest)
+				}
+				if b.Rate != rate/8 || uint64(b.Burst)*8 != s.Egress.Burst {
+					t.Fatalf("%+v became %v", s.Egress, b)
+				}
+			}
+		}
+	}
+}
+
+func TestQueueIsShort(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		rate uint64
+		want uint32
+	}{
+		{1e6, 8 * 1518},   // frames count: 97 ms, for want of shorter frames
+		{10e6, 18750},     // 15 ms
+		{1e9, 1875000},    // 15 ms
+		{40e9, 75000000},  // 15 ms
+		{1e15, mostBytes}, // what 32 bits hold
+	} {
+		s, _, err := Shape{Ingress: Limit{Rate: c.rate}}.Effective(1500)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := s.Ingress.bucket(1500).Limit; got != c.want {
+			t.Errorf("at %d bit/s the queue is %d bytes, want %d", c.rate, got, c.want)
+		}
+	}
+}
+
+func TestRatesAreWrittenWithTheLargestUnit(t *testing.T) {
+	t.Parallel()
+	for rate, want := range map[uint64]string{
+		0: "0 bit/s", 999: "999 bit/s", 1500: "1500 bit/s", 15000: "15 kbit/s", 1e9: "1 Gbit/s", 25e8: "2500 Mbit/s", 1e15: "1000 Tbit/s",
+	} {
+		if got := formatRate(rate); got != want {
+			t.Errorf("%d is %q, want %q", rate, got, want)
+		}
+	}
+}

@@ -19,6 +19,7 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/sockdiag"
+	"github.com/tombolo-cni/tombolo/internal/tc"
 )
 
 // Socket is one that hears only what comes in by the NIC: nothing any more, once
@@ -42,38 +43,28 @@ func (c *Conn) hooks(ctx context.Context, link int) ([]string, error) {
 		return nil, err
 	}
 	var list []string
-	err := c.nl.Dump("list queueing disciplines", unix.RTM_GETQDISC, func(e *nl.Encoder) {
-		e.Raw(make([]byte, tcMsgLen))
-	}, func(m nl.Message) error {
-		if m.Header.Type != unix.RTM_NEWQDISC || len(m.Data) < tcMsgLen || int(binary.NativeEndian.Uint32(m.Data[4:])) != link {
-			return nil
+	err := tc.Qdiscs(c.nl, func(q tc.Qdisc) {
+		if q.Link == link && (q.Kind == "clsact" || q.Kind == "ingress") {
+			list = append(list, q.Kind)
 		}
-		attrs := nl.ParseAttrs(m.Data[tcMsgLen:])
-		for attrs.Next() {
-			if kind := attrs.String(); attrs.Type == unix.TCA_KIND && (kind == "clsact" || kind == "ingress") {
-				list = append(list, kind)
-			}
-		}
-		return attrs.Err()
 	})
 	return list, err
 }
 
-const tcMsgLen = 20 // sizeof struct tcmsg
-
 // sockets lists those that are bound to a link: of TCP, UDP and packets.
 func (c *Conn) sockets(ctx context.Context, link int) ([]Socket, error) {
-	conn, err := nl.Dial(unix.NETLINK_SOCK_DIAG, &nl.Config{NetNS: c.ns})
-	var list []Socket
-	if err == nil {
-		defer conn.Close()
-		list, err = boundSockets(ctx, conn, link)
-	}
-	if errors.Is(err, unix.EPROTONOSUPPORT) {
-		err = nil // a kernel without it: these warnings are not to be had
-	}
+	conn, err := sockdiag.Dial(&sockdiag.Config{NetNS: c.ns})
 	if err != nil {
 		return nil, err
+	}
+	defer conn.Close()
+	bound, err := conn.BoundTo(ctx, link)
+	if err != nil {
+		return nil, err
+	}
+	var list []Socket
+	for _, s := range bound {
+		list = append(list, Socket{What: s.Network() + " " + s.Local.String(), Process: processOf(s.Inode)})
 	}
 	err = c.ns.Do(func() error {
 		packets, err := packetSockets(link)
@@ -82,74 +73,6 @@ func (c *Conn) sockets(ctx context.Context, link int) ([]Socket, error) {
 	})
 	slices.SortFunc(list, func(a, b Socket) int { return strings.Compare(a.What+a.Process, b.What+b.Process) })
 	return slices.Compact(list), err
-}
-
-const (
-	diagReqLen   = 56 // struct inet_diag_req_v2
-	diagMsgLen   = 72 // struct inet_diag_msg
-	diagBytecode = 1  // INET_DIAG_REQ_BYTECODE
-	diagDevice   = 9  // INET_DIAG_BC_DEV_COND
-)
-
-func boundSockets(ctx context.Context, conn *nl.Conn, link int) ([]Socket, error) {
-	var list []Socket
-	for _, proto := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
-		for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-			if err := ctx.Err(); err != nil {
-				return nil, err
-			}
-			err := conn.Dump("list sockets", unix.SOCK_DIAG_BY_FAMILY, func(e *nl.Encoder) {
-				b := make([]byte, diagReqLen)
-				b[0], b[1] = family, proto
-				binary.NativeEndian.PutUint32(b[4:], 0xffffffff) // in every state
-				e.Raw(b)
-				// A program of one condition: the device, whose index is in the next
-				// instruction's place. "no" jumps past the end.
-				code := []byte{diagDevice, 8, 12, 0, 0, 0, 0, 0}
-				binary.NativeEndian.PutUint32(code[4:], uint32(link))
-				e.Bytes(diagBytecode, code)
-			}, func(m nl.Message) error {
-				s, bound, err := decodeSocket(proto, link, m)
-				if bound {
-					list = append(list, s)
-				}
-				return err
-			})
-			// ENOENT: no module for the protocol; EINVAL: none for the condition.
-			if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) {
-				return nil, err
-			}
-		}
-	}
-	return list, nil
-}
-
-// decodeSocket reads struct inet_diag_msg (include/uapi/linux/inet_diag.h).
-func decodeSocket(proto uint8, link int, m nl.Message) (Socket, bool, error) {
-	if m.Header.Type != unix.SOCK_DIAG_BY_FAMILY {
-		return Socket{}, false, nil
-	}
-	if len(m.Data) < diagMsgLen {
-		return Socket{}, false, fmt.Errorf("%w: a socket of %d bytes", nl.ErrMalformed, len(m.Data))
-	}
-	const id = 4 // struct inet_diag_sockid
-	port := binary.BigEndian.Uint16(m.Data[id:])
-	bytes := m.Data[id+4 : id+8]
-	if m.Data[0] == unix.AF_INET6 {
-		bytes = m.Data[id+4 : id+20]
-	}
-	local, _ := netip.AddrFromSlice(bytes)
-	name := "tcp"
-	if proto == unix.IPPROTO_UDP {
-		name = "udp"
-	}
-	if int(binary.NativeEndian.Uint32(m.Data[id+36:])) != link {
-		return Socket{}, false, nil // a kernel that disregards the condition
-	}
-	return Socket{
-		What:    name + " " + netip.AddrPortFrom(local.Unmap(), port).String(),
-		Process: processOf(binary.NativeEndian.Uint32(m.Data[68:])),
-	}, true, nil
 }
 
 // processOf names the process that has a socket open.

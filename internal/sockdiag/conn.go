@@ -94,11 +94,41 @@ func (c *Conn) Listeners(ctx context.Context, wants []Want) ([]Socket, error) {
 	return list, nil
 }
 
+// BoundTo gives the sockets of TCP and UDP that are bound to a link (SO_BINDTODEVICE), in
+// whatever state. A kernel without NETLINK_SOCK_DIAG, or without what it takes of it, shows
+// none.
+func (c *Conn) BoundTo(ctx context.Context, link int) ([]Socket, error) {
+	var list []Socket
+	for _, proto := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
+		for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+			if err := ctx.Err(); err != nil || c.nl == nil {
+				return nil, err
+			}
+			part, err := c.list(&question{proto: proto, family: family, link: link}, decode)
+			// ENOENT: no module for the protocol; EINVAL: none for the condition.
+			if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) {
+				return nil, err
+			}
+			list = append(list, part...)
+		}
+	}
+	// A kernel may disregard the condition.
+	return slices.DeleteFunc(list, func(s Socket) bool { return s.Link != link }), nil
+}
+
 // answer gives the sockets that a question is about, and maybe others.
 func (c *Conn) answer(q *question) ([]Socket, error) {
 	if c.nl == nil {
 		return c.readProc(q)
 	}
+	list, err := c.list(q, decodeReceiver)
+	if errors.Is(err, unix.ENOENT) {
+		return c.readProc(q) // it has no module for the protocol
+	}
+	return list, err
+}
+
+func (c *Conn) list(q *question, decode func(proto uint8, b []byte) ([]Socket, error)) ([]Socket, error) {
 	var list []Socket
 	ask, err := q.message()
 	err = c.nl.List("list "+q.String(), ask, err, func(m netlink.Message) error {
@@ -109,8 +139,5 @@ func (c *Conn) answer(q *question) ([]Socket, error) {
 		list = append(list, sockets...)
 		return err
 	})
-	if errors.Is(err, unix.ENOENT) {
-		return c.readProc(q) // it has no module for the protocol
-	}
 	return list, err
 }

@@ -23,14 +23,20 @@ const (
 	inodeOffset = 68
 )
 
-// decode reads struct inet_diag_msg and its attributes: a socket that receives from
-// anybody, or none. One of SCTP can have several addresses, and is given once for each.
+// decodeReceiver is decode of a socket that receives from anybody. Of another it gives
+// none: SCTP lists other states too.
+func decodeReceiver(proto uint8, b []byte) ([]Socket, error) {
+	if len(b) >= msgLen && b[1] != state(proto) {
+		return nil, nil
+	}
+	return decode(proto, b)
+}
+
+// decode reads struct inet_diag_msg and its attributes: a socket. One of SCTP can have
+// several addresses, and is given once for each.
 func decode(proto uint8, b []byte) ([]Socket, error) {
 	if len(b) < msgLen {
 		return nil, fmt.Errorf("%w: a socket of %d bytes", nl.ErrMalformed, len(b))
-	}
-	if b[1] != state(proto) {
-		return nil, nil // SCTP lists other states too
 	}
 	local, err := address(b[0], b[addrOffset:])
 	if err != nil {

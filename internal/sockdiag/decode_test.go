@@ -122,11 +122,11 @@ func TestMalformedSocketsAreErrors(t *testing.T) {
 		})...),
 		"with a flag of two bytes": append(good[:msgLen:msgLen], nltest.Body(nil, func(ae *netlink.AttributeEncoder) { ae.Uint16(attrV6Only, 1) })...),
 	} {
-		if list, err := decode(unix.IPPROTO_TCP, b); !errors.Is(err, nl.ErrMalformed) {
+		if list, err := decodeReceiver(unix.IPPROTO_TCP, b); !errors.Is(err, nl.ErrMalformed) {
 			t.Errorf("%s: %v, %v, want %v", name, list, err, nl.ErrMalformed)
 		}
 	}
-	if list, err := decode(unix.IPPROTO_TCP, good); err != nil || len(list) != 1 {
+	if list, err := decodeReceiver(unix.IPPROTO_TCP, good); err != nil || len(list) != 1 {
 		t.Errorf("%v, %v, want one socket: the cases above have more than one fault", list, err)
 	}
 }

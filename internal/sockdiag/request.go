@@ -11,11 +11,13 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// question is one dump: sockets of one protocol and family, at any of some ports.
+// question is one dump: sockets of one protocol and family, at any of some ports, or
+// bound to a link.
 type question struct {
 	proto  uint8
 	family uint8
 	ports  []uint16
+	link   int
 }
 
 // portsAtOnce bounds the filter of one question: 12 bytes a port, where the kernel's
@@ -52,7 +54,7 @@ func chunks(proto, family uint8, ports []uint16) []question {
 	slices.Sort(ports)
 	var list []question
 	for part := range slices.Chunk(slices.Compact(ports), portsAtOnce) {
-		list = append(list, question{proto, family, part})
+		list = append(list, question{proto: proto, family: family, ports: part})
 	}
 	return list
 }
@@ -63,7 +65,10 @@ func (q *question) String() string {
 	if q.family == unix.AF_INET6 {
 		family = "IPv6"
 	}
-	if len(q.ports) == 1 {
+	switch {
+	case q.link != 0:
+		return fmt.Sprintf("%s sockets of %s on link %d", protoName(q.proto), family, q.link)
+	case len(q.ports) == 1:
 		return fmt.Sprintf("%s sockets of %s at port %d", protoName(q.proto), family, q.ports[0])
 	}
 	return fmt.Sprintf("%s sockets of %s at %d ports", protoName(q.proto), family, len(q.ports))
@@ -87,6 +92,7 @@ func state(proto uint8) uint8 {
 const (
 	reqLen      = 56 // struct inet_diag_req_v2
 	reqBytecode = 1  // INET_DIAG_REQ_BYTECODE
+	everyState  = 1<<32 - 1
 )
 
 // message has struct inet_diag_req_v2. The kernel has a field for one port; more need a
@@ -94,12 +100,19 @@ const (
 func (q *question) message() (netlink.Message, error) {
 	b := make([]byte, reqLen)
 	b[0], b[1] = q.family, q.proto
-	binary.NativeEndian.PutUint32(b[4:], 1<<state(q.proto))
+	states := uint32(1) << state(q.proto)
+	if q.link != 0 {
+		states = everyState
+	}
+	binary.NativeEndian.PutUint32(b[4:], states)
 	if len(q.ports) == 1 {
 		binary.BigEndian.PutUint16(b[8:], q.ports[0])
 	}
 	return nl.Encode(unix.SOCK_DIAG_BY_FAMILY, 0, b, func(ae *netlink.AttributeEncoder) {
-		if len(q.ports) > 1 {
+		switch {
+		case q.link != 0:
+			ae.Bytes(reqBytecode, boundTo(q.link))
+		case len(q.ports) > 1:
 			ae.Bytes(reqBytecode, program(q.ports))
 		}
 	})
@@ -109,6 +122,7 @@ func (q *question) message() (netlink.Message, error) {
 // and how far to go on in bytes, by "yes" or by "no".
 const (
 	opJump     = 1  // INET_DIAG_BC_JMP: by "no", always
+	opDevice   = 9  // INET_DIAG_BC_DEV_COND: its index is the next instruction
 	opSourceIs = 11 // INET_DIAG_BC_S_EQ: the port is in the "no" of the next instruction
 	opLen      = 4
 	perPort    = 3 * opLen
@@ -136,4 +150,11 @@ func program(ports []uint16) []byte {
 		}
 	}
 	return b
+}
+
+// boundTo accepts a socket that is bound to a link: "no" jumps past the end.
+func boundTo(link int) []byte {
+	b := []byte{opDevice, 2 * opLen}
+	b = binary.NativeEndian.AppendUint16(b, 3*opLen)
+	return binary.NativeEndian.AppendUint32(b, uint32(link))
 }

@@ -59,6 +59,9 @@ type Socket struct {
 	UID uint32
 }
 
+// Network is "tcp", "udp" or "sctp".
+func (s Socket) Network() string { return protoName(s.Proto) }
+
 // String gives address, port and protocol.
 func (s Socket) String() string { return s.Local.String() + "/" + protoName(s.Proto) }
 

@@ -87,7 +87,7 @@ func TestDecodersReadTheKernelsReplies(t *testing.T) {
 		t.Errorf("the filter is read as %+v", last)
 	}
 	kinds := map[string]bool{}
-	if err := Qdiscs(conn, func(link int, q Qdisc) { kinds[q.Kind] = kinds[q.Kind] || link == index }); err != nil || !kinds["tbf"] || !kinds["clsact"] {
+	if err := Qdiscs(conn, func(q Qdisc) { kinds[q.Kind] = kinds[q.Kind] || q.Link == index }); err != nil || !kinds["tbf"] || !kinds["clsact"] {
 		t.Errorf("qdiscs of the port: %v, %v", kinds, err)
 	}
 	seen := map[netlink.HeaderType]int{}

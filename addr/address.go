@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -44,6 +45,9 @@ type Address struct {
 	// Metric is that of the route to the prefix which the kernel adds with the
 	// address; 0 is its default (0 for IPv4, 256 for IPv6).
 	Metric uint32
+	// Other are attributes (IFA_*) that the kernel gave and this package has no field
+	// for. They are sent as they are.
+	Other []netlink.Attribute
 }
 
 // Scope is how far an address is valid (RT_SCOPE_* of linux/rtnetlink.h).

@@ -12,9 +12,16 @@ import (
 )
 
 // FuzzAddress reads what might be an address, and if it is one, asks for it and
-// reads that: nothing that can be asked for gets lost. The seeds are what a kernel
-// sent: see TestRecordSeeds.
+// reads that: nothing that can be asked for gets lost. The seeds are what kernels
+// sent: see TestRecordSeeds and TestRecordMessages.
 func FuzzAddress(f *testing.F) {
+	for _, list := range nltest.Recordings(f) {
+		for _, r := range list {
+			for _, m := range r.Messages {
+				f.Add(m.Data)
+			}
+		}
+	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		a, err := decode(data)
 		if err != nil {
@@ -31,7 +38,9 @@ func FuzzAddress(f *testing.F) {
 			}
 			return
 		}
-		again, err := decode(nltest.Split(rec.Sent()[0])[0].Data)
+		sent := nltest.Split(rec.Sent()[0])[0].Data
+		mustKeepUnknown(t, data, sent)
+		again, err := decode(sent)
 		if err != nil {
 			t.Fatal(err)
 		}

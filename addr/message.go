@@ -37,7 +37,7 @@ func (a Address) DelMessage() (netlink.Message, error) {
 	if err != nil {
 		return netlink.Message{}, err
 	}
-	return nl.Marshal(unix.RTM_DELADDR, 0, body, a.mapped)
+	return nl.Marshal(unix.RTM_DELADDR, 0, body, a.putMapped)
 }
 
 // identity says what tells the address from others on the link.
@@ -46,6 +46,9 @@ func (a *Address) identity() (*rtnetlink.AddressMessage, error) {
 		return nil, errPrefix
 	}
 	body := header(a.family(), uint8(a.Prefix.Bits()), a.Scope, a.Link)
+	if a.isMapped() {
+		return body, nil
+	}
 	body.Attributes = &rtnetlink.AddressAttributes{Address: a.peer().AsSlice()}
 	if a.is4() || a.Peer.IsValid() {
 		// For IPv6 the pair of the two means that there is a peer.
@@ -54,14 +57,18 @@ func (a *Address) identity() (*rtnetlink.AddressMessage, error) {
 	return body, nil
 }
 
-// mapped writes what the library shortens to 4 bytes: an IPv6 address that maps an IPv4
-// one. The kernel takes the last attribute of a type.
-func (a *Address) mapped(ae *netlink.AttributeEncoder) {
-	if local := a.Prefix.Addr(); local.Is4In6() && a.Peer.IsValid() {
-		nl.PutAddr(ae, unix.IFA_LOCAL, local)
+// isMapped says that one of the addresses is an IPv6 address that maps an IPv4 one. The
+// library would shorten it to 4 bytes, which the kernel refuses.
+func (a *Address) isMapped() bool { return a.Prefix.Addr().Is4In6() || a.Peer.Is4In6() }
+
+// putMapped writes the identity of such an address.
+func (a *Address) putMapped(ae *netlink.AttributeEncoder) {
+	if !a.isMapped() {
+		return
 	}
-	if peer := a.peer(); peer.Is4In6() {
-		nl.PutAddr(ae, unix.IFA_ADDRESS, peer)
+	nl.PutAddr(ae, unix.IFA_ADDRESS, a.peer())
+	if a.Peer.IsValid() {
+		nl.PutAddr(ae, unix.IFA_LOCAL, a.Prefix.Addr())
 	}
 }
 
@@ -81,11 +88,19 @@ func (a *Address) newMessage(flags netlink.HeaderFlags) (netlink.Message, error)
 		}
 		body.Attributes.Label = a.Label
 	}
-	// The header has room for eight of them only.
-	body.Attributes.Flags = uint32(a.askedFlags())
-	body.Attributes.Priority = a.Metric
+	// The header has room for eight of the flags only.
+	if body.Attributes != nil {
+		body.Attributes.Flags = uint32(a.askedFlags())
+		body.Attributes.Priority = a.Metric
+	}
 	return nl.Marshal(unix.RTM_NEWADDR, flags, body, func(ae *netlink.AttributeEncoder) {
-		a.mapped(ae)
+		a.putMapped(ae)
+		if body.Attributes == nil {
+			ae.Uint32(unix.IFA_FLAGS, uint32(a.askedFlags()))
+			if a.Metric != 0 {
+				ae.Uint32(unix.IFA_RT_PRIORITY, a.Metric)
+			}
+		}
 		if a.Valid != nil || a.Preferred != nil {
 			var ci [unix.SizeofIfaCacheinfo]byte
 			binary.NativeEndian.PutUint32(ci[0:], seconds(a.Preferred, a.Valid))
@@ -95,6 +110,7 @@ func (a *Address) newMessage(flags netlink.HeaderFlags) (netlink.Message, error)
 		if a.Protocol != 0 {
 			ae.Uint8(ifaProto, a.Protocol)
 		}
+		nl.PutKept(ae, a.Other)
 	})
 }
 
@@ -152,6 +168,9 @@ func decode(data []byte) (Address, error) {
 			a.Protocol = ad.Uint8()
 		case unix.IFA_RT_PRIORITY:
 			a.Metric = ad.Uint32()
+		case unix.IFA_UNSPEC: // rtnetlink writes one into each request
+		default:
+			a.Other = append(a.Other, nl.Keep(ad))
 		}
 		return nil
 	})

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/mdlayher/netlink"
@@ -60,8 +59,7 @@ func decode(data []byte) (r Route, known bool, _ error) {
 	return r, true, err
 }
 
-// decodeAttr reads an attribute, and passes over those that Route has no field for,
-// such as congestion control. Of some it keeps in mind that they were there.
+// decodeAttr reads an attribute, and keeps those that Route has no field for.
 func (r *Route) decodeAttr(ad *netlink.AttributeDecoder) {
 	switch ad.Type() {
 	case unix.RTA_OIF:
@@ -73,7 +71,7 @@ func (r *Route) decodeAttr(ad *netlink.AttributeDecoder) {
 	case unix.RTA_MULTIPATH:
 		ad.Do(func(b []byte) error {
 			var err error
-			r.Nexthops, err = r.nexthops(b)
+			r.Nexthops, err = nexthops(b)
 			return err
 		})
 	case rtaNHID:
@@ -90,18 +88,13 @@ func (r *Route) decodeAttr(ad *netlink.AttributeDecoder) {
 		ad.Nested(r.decodeMetrics)
 	case unix.RTA_CACHEINFO:
 		r.Expires = expires(ad.Bytes())
+	case unix.RTA_EXPIRES: // in requests
+		d := time.Duration(ad.Uint32()) * time.Second
+		r.Expires = &d
+	case unix.RTA_PAD, unix.RTA_IIF, unix.RTA_UID, unix.RTA_MARK:
+		// Of what Get was asked, not of the route.
 	default:
-		r.note(ad.Type())
-	}
-}
-
-// note keeps in mind that a route is more than is read of it.
-func (r *Route) note(typ uint16) {
-	switch typ {
-	case unix.RTA_FLOW, unix.RTA_NEWDST, unix.RTA_ENCAP_TYPE, unix.RTA_ENCAP:
-		if !slices.Contains(r.Unknown, typ) {
-			r.Unknown = append(r.Unknown, typ)
-		}
+		r.Other = append(r.Other, nl.Keep(ad))
 	}
 }
 
@@ -112,7 +105,8 @@ func (r *Route) decodeMetrics(ad *netlink.AttributeDecoder) error {
 			r.MTU = ad.Uint32()
 		case unix.RTAX_ADVMSS:
 			r.AdvMSS = ad.Uint32()
-		case unix.RTAX_CC_ALGO: // the only one that is a string
+		case unix.RTAX_CC_ALGO:
+			r.Congestion = ad.String()
 		default:
 			r.Metrics = append(r.Metrics, Metric{Number: ad.Type(), Value: ad.Uint32()})
 		}
@@ -161,7 +155,7 @@ func via(into *netip.Addr) func([]byte) error {
 }
 
 // nexthops reads an array of struct rtnexthop, each with its attributes.
-func (r *Route) nexthops(b []byte) ([]Nexthop, error) {
+func nexthops(b []byte) ([]Nexthop, error) {
 	var hops []Nexthop
 	for len(b) > 0 {
 		if len(b) < unix.SizeofRtNexthop {
@@ -184,7 +178,7 @@ func (r *Route) nexthops(b []byte) ([]Nexthop, error) {
 			case unix.RTA_VIA:
 				ad.Do(via(&h.Gateway))
 			default:
-				r.note(ad.Type())
+				h.Other = append(h.Other, nl.Keep(ad))
 			}
 			return nil
 		})

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/jsimonetti/rtnetlink/v2"
@@ -113,6 +114,9 @@ func (n *Route) attributes(q *request) error {
 		return err
 	}
 	n.metrics(q)
+	if others := n.others(); len(others) > 0 {
+		q.more(func(ae *netlink.AttributeEncoder) { nl.PutKept(ae, others) })
+	}
 	if n.Family == unix.AF_INET6 {
 		if n.Pref != 0 {
 			pref := uint8(n.Pref)
@@ -176,6 +180,7 @@ func (n *Route) multipath(q *request) error {
 			one.Gateway = h.Gateway.AsSlice()
 			plain = plain && familyOf(h.Gateway) == n.Family && !h.Gateway.Is4In6()
 		}
+		plain = plain && len(h.Other) == 0
 		q.Attributes.Multipath = append(q.Attributes.Multipath, one)
 	}
 	if plain {
@@ -201,6 +206,7 @@ func (n *Route) rtnexthops(hops []rtnetlink.NextHop) ([]byte, error) {
 		default:
 			ae.Bytes(unix.RTA_VIA, rtvia(gateway))
 		}
+		nl.PutKept(ae, n.Nexthops[i].Other)
 		attrs, err := ae.Encode()
 		if err != nil {
 			return nil, err
@@ -213,17 +219,34 @@ func (n *Route) rtnexthops(hops []rtnetlink.NextHop) ([]byte, error) {
 	return b, nil
 }
 
+// others are those of Other that are the route's own: what encapsulates is its nexthop
+// object's, if it has one.
+func (n *Route) others() []netlink.Attribute {
+	if n.NexthopID == 0 {
+		return n.Other
+	}
+	return slices.DeleteFunc(slices.Clone(n.Other), func(a netlink.Attribute) bool {
+		return typeOf(a) == unix.RTA_ENCAP || typeOf(a) == unix.RTA_ENCAP_TYPE
+	})
+}
+
+// typeOf is an attribute's type without its flags.
+func typeOf(a netlink.Attribute) uint16 { return a.Type &^ (netlink.Nested | netlink.NetByteOrder) }
+
 // metrics has the library write the two that it knows, where there are no others: each
 // request has one nest of them.
 func (n *Route) metrics(q *request) {
 	switch {
-	case len(n.Metrics) > 0:
+	case len(n.Metrics) > 0 || n.Congestion != "":
 		q.more(func(ae *netlink.AttributeEncoder) {
 			ae.Nested(unix.RTA_METRICS, func(ae *netlink.AttributeEncoder) error {
 				for _, m := range append([]Metric{{unix.RTAX_MTU, n.MTU}, {unix.RTAX_ADVMSS, n.AdvMSS}}, n.Metrics...) {
 					if m.Value != 0 || m.Number != unix.RTAX_MTU && m.Number != unix.RTAX_ADVMSS {
 						ae.Uint32(m.Number, m.Value)
 					}
+				}
+				if n.Congestion != "" {
+					ae.String(unix.RTAX_CC_ALGO, n.Congestion)
 				}
 				return nil
 			})

@@ -14,8 +14,8 @@ import (
 )
 
 // The targets read what might be an object, and if it is one, ask for it and read
-// that: nothing that can be asked for gets lost. The seeds are what a kernel sent:
-// see TestRecordSeeds.
+// that: nothing that can be asked for gets lost. The seeds are what kernels sent:
+// see TestRecordSeeds and TestRecordMessages.
 
 // asked gives the data of the one message that do sends; nil where it could not be
 // encoded.
@@ -35,6 +35,7 @@ func mustBeMalformed(t *testing.T, err error) {
 }
 
 func FuzzRoute(f *testing.F) {
+	seed(f, unix.RTM_NEWROUTE)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		r, known, err := decode(data)
 		if err != nil {
@@ -52,6 +53,7 @@ func FuzzRoute(f *testing.F) {
 			}
 			return
 		}
+		mustKeepUnknown(t, data, sent, unix.SizeofRtMsg)
 		again, _, err := decode(sent)
 		if err != nil {
 			t.Fatal(err)
@@ -65,7 +67,7 @@ func FuzzRoute(f *testing.F) {
 
 // askable leaves out of a normal route what is not sent.
 func askable(r Route) Route {
-	r.Flags, r.Expires, r.Unknown = 0, nil, nil
+	r.Flags, r.Expires, r.Other = 0, nil, r.others()
 	if r.Family == unix.AF_INET {
 		r.Pref = 0
 	}
@@ -84,6 +86,7 @@ func askable(r Route) Route {
 }
 
 func FuzzRule(f *testing.F) {
+	seed(f, unix.RTM_NEWRULE)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		r, known, err := decodeRule(data)
 		if err != nil {
@@ -101,6 +104,7 @@ func FuzzRule(f *testing.F) {
 			}
 			return
 		}
+		mustKeepUnknown(t, data, sent, 12)
 		again, _, err := decodeRule(sent)
 		if err != nil {
 			t.Fatal(err)
@@ -113,7 +117,7 @@ func FuzzRule(f *testing.F) {
 
 // askableRule spells out the zero values, and leaves out what is not sent.
 func askableRule(r Rule) Rule {
-	r.Table, r.Mask, r.Unknown = r.table(), r.mask(), nil
+	r.Table, r.Mask = r.table(), r.mask()
 	r.Action = max(r.Action, ToTable)
 	if r.Protocol == 0 {
 		r.Protocol = ProtocolTombolo
@@ -131,6 +135,7 @@ func askableRule(r Rule) Rule {
 }
 
 func FuzzNeighbour(f *testing.F) {
+	seed(f, unix.RTM_NEWNEIGH)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		n, known, err := decodeNeighbour(data)
 		if err != nil {
@@ -148,6 +153,7 @@ func FuzzNeighbour(f *testing.F) {
 			}
 			return
 		}
+		mustKeepUnknown(t, data, sent, unix.SizeofNdMsg)
 		again, _, err := decodeNeighbour(sent)
 		if err != nil {
 			t.Fatal(err)

@@ -1,6 +1,12 @@
 package route
 
-import "slices"
+import (
+	"bytes"
+	"slices"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
 
 // Matches says whether have, as the kernel lists it, is what adding r makes: CHECK
 // uses it. A Link of 0 is not compared where there is a Gateway, nor are Flags and
@@ -13,7 +19,7 @@ func (r Route) Matches(have Route) bool {
 		want.Source == have.Source &&
 		want.Protocol == have.Protocol && want.Type == have.Type && *want.Scope == *have.Scope &&
 		want.MTU == have.MTU && want.AdvMSS == have.AdvMSS && slices.Equal(want.Metrics, have.Metrics) &&
-		want.Pref == have.Pref && (want.Expires == nil) == (have.Expires == nil)
+		want.Congestion == have.Congestion && sameOther(want.Other, have.Other) && want.Pref == have.Pref && (want.Expires == nil) == (have.Expires == nil)
 }
 
 func (r *Route) sameKey(have *Route) bool {
@@ -33,12 +39,33 @@ func (r *Route) sameHops(have *Route) bool {
 		slices.EqualFunc(r.Nexthops, have.Nexthops, Nexthop.matches)
 }
 
+// sameOther compares those of which it is known that they decide where packets go: a
+// later kernel may tell more about each route.
+func sameOther(want, have []netlink.Attribute) bool {
+	return slices.EqualFunc(deciding(want), deciding(have), func(a, b netlink.Attribute) bool {
+		return typeOf(a) == typeOf(b) && bytes.Equal(a.Data, b.Data)
+	})
+}
+
+// deciding gives them in the order of their types.
+func deciding(list []netlink.Attribute) []netlink.Attribute {
+	var some []netlink.Attribute
+	for _, a := range list {
+		switch typeOf(a) {
+		case unix.RTA_FLOW, unix.RTA_NEWDST, unix.RTA_ENCAP_TYPE, unix.RTA_ENCAP:
+			some = append(some, a)
+		}
+	}
+	slices.SortStableFunc(some, func(a, b netlink.Attribute) int { return int(typeOf(a)) - int(typeOf(b)) })
+	return some
+}
+
 func (r *Route) sendsNothing() bool {
 	return r.Type == Blackhole || r.Type == Unreachable || r.Type == Prohibit || r.Type == Throw
 }
 
 func (h Nexthop) matches(have Nexthop) bool {
 	return h.Gateway == have.Gateway && h.OnLink == have.OnLink &&
-		max(h.Weight, 1) == max(have.Weight, 1) &&
+		max(h.Weight, 1) == max(have.Weight, 1) && sameOther(h.Other, have.Other) &&
 		(h.Link == have.Link || h.Link == 0 && h.Gateway.IsValid())
 }

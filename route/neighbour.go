@@ -14,7 +14,11 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-const ndaProtocol = 12 // NDA_PROTOCOL, Linux 5.0
+const (
+	ndaProtocol = 12 // NDA_PROTOCOL, Linux 5.0
+	ndaFlagsExt = 15 // NDA_FLAGS_EXT, Linux 5.16
+	ntfExtShift = 8  // NTF_EXT_SHIFT: where the kernel has the flags of that attribute
+)
 
 // Neighbour is an entry of the neighbour table of a link: the ARP cache of IPv4,
 // and that of neighbour discovery of IPv6.
@@ -27,6 +31,9 @@ type Neighbour struct {
 	Flags NeighbourFlags
 	// Protocol says who made the entry. The kernel sets none; nor does this package.
 	Protocol Protocol
+	// Other are attributes (NDA_*) that the kernel gave and this package has no field
+	// for. They are sent as they are.
+	Other []netlink.Attribute
 }
 
 // State is the state of a neighbour (NUD_* of linux/neighbour.h).
@@ -44,14 +51,16 @@ const (
 	Permanent  State = unix.NUD_PERMANENT  // set by hand: never asked, never evicted
 )
 
-// NeighbourFlags are the flags of a neighbour (NTF_*).
-type NeighbourFlags uint8
+// NeighbourFlags are the flags of a neighbour: NTF_*, and from the ninth bit on
+// NTF_EXT_*.
+type NeighbourFlags uint32
 
 // The flags.
 const (
 	Proxy           NeighbourFlags = unix.NTF_PROXY // answer for this address; such entries are in a table of their own
 	Router          NeighbourFlags = unix.NTF_ROUTER
 	ExternalLearned NeighbourFlags = unix.NTF_EXT_LEARNED // kept up to date by a program
+	Managed         NeighbourFlags = 1 << ntfExtShift     // NTF_EXT_MANAGED: kept up to date by the kernel, used or not (Linux 5.16)
 )
 
 // String names the neighbour as errors do: "10.1.0.2 on link 3".
@@ -188,6 +197,10 @@ func (n *Neighbour) newMessage(flags netlink.HeaderFlags) (netlink.Message, erro
 		if n.Protocol != 0 {
 			ae.Uint8(ndaProtocol, uint8(n.Protocol))
 		}
+		if more := n.Flags >> ntfExtShift; more != 0 {
+			ae.Uint32(ndaFlagsExt, uint32(more))
+		}
+		nl.PutKept(ae, n.Other)
 	})
 }
 
@@ -214,6 +227,12 @@ func decodeNeighbour(data []byte) (n Neighbour, known bool, _ error) {
 			n.MAC = ad.Bytes()
 		case ndaProtocol:
 			n.Protocol = Protocol(ad.Uint8())
+		case ndaFlagsExt:
+			n.Flags |= NeighbourFlags(ad.Uint32()) << ntfExtShift
+		case unix.NDA_CACHEINFO, unix.NDA_PROBES: // the kernel's own
+		case unix.NDA_UNSPEC, unix.NDA_IFINDEX: // rtnetlink writes them into each request
+		default:
+			n.Other = append(n.Other, nl.Keep(ad))
 		}
 		return nil
 	})

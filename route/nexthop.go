@@ -41,16 +41,16 @@ type NexthopObject struct {
 	Protocol Protocol
 	// Flags are the kernel's own, and not sent.
 	Flags Flags
-	// Encapsulated says that the kernel wraps what is sent here, in a way that this
-	// package has no field for. Such an object cannot be added.
-	Encapsulated bool
+	// Other are attributes (NHA_*) that the kernel gave and this package has no field
+	// for: encapsulation. They are sent as they are.
+	Other []netlink.Attribute
 }
 
 // NexthopMember is one of a group.
 type NexthopMember struct {
 	ID uint32
-	// Weight is this one's share of the flows: 1 to 256, 0 is 1. Linux 6.12 has more,
-	// which are not read right here.
+	// Weight is this one's share of the flows: 1 to 256, or since Linux 6.12 to 65535;
+	// 0 is 1.
 	Weight int
 }
 
@@ -64,6 +64,9 @@ const (
 	nhaGateway   = 6  // NHA_GATEWAY
 	nhaEncap     = 8  // NHA_ENCAP
 	nhaFDB       = 11 // NHA_FDB
+	nhaOpFlags   = 14 // NHA_OP_FLAGS
+	nhaStats     = 15 // NHA_GROUP_STATS
+	nhaStatsUsed = 17 // NHA_HW_STATS_USED
 
 	nhGroupLen       = 8 // sizeof struct nexthop_grp
 	nhGroupResilient = 1 // NEXTHOP_GRP_TYPE_RES
@@ -74,7 +77,6 @@ var (
 	errNexthopID     = errors.New("a nexthop object needs a number")
 	errNexthopFamily = errors.New("a nexthop object without a gateway needs its family")
 	errNexthopRes    = errors.New("this package cannot say what buckets the group has")
-	errNexthopEncap  = errors.New("this package cannot say how the object encapsulates")
 )
 
 // String names the object as errors do: "7: via 10.1.0.1 on link 3".
@@ -203,8 +205,6 @@ func (n *NexthopObject) message(flags netlink.HeaderFlags) (netlink.Message, err
 	switch {
 	case n.ID == 0:
 		return netlink.Message{}, errNexthopID
-	case n.Encapsulated:
-		return netlink.Message{}, errNexthopEncap
 	case n.Resilient:
 		return netlink.Message{}, errNexthopRes
 	case len(n.Group) > 0:
@@ -222,6 +222,7 @@ func (n *NexthopObject) message(flags netlink.HeaderFlags) (netlink.Message, err
 func (n *NexthopObject) attributes(ae *netlink.AttributeEncoder) {
 	ae.Uint32(nhaID, n.ID)
 	ae.Flag(nhaFDB, n.FDB)
+	nl.PutKept(ae, n.Other)
 	switch {
 	case len(n.Group) > 0:
 		ae.Do(nhaGroup, n.group)
@@ -241,11 +242,12 @@ func (n *NexthopObject) attributes(ae *netlink.AttributeEncoder) {
 func (n *NexthopObject) group() ([]byte, error) {
 	b := make([]byte, 0, nhGroupLen*len(n.Group))
 	for _, m := range n.Group {
-		if m.Weight < 0 || m.Weight > 256 {
-			return nil, fmt.Errorf("weight %d of a group's member is not within 1 and 256", m.Weight)
+		if m.Weight < 0 || m.Weight > 0xffff {
+			return nil, fmt.Errorf("weight %d of a group's member is not within 1 and 65535", m.Weight)
 		}
+		weight := max(m.Weight, 1) - 1
 		b = binary.NativeEndian.AppendUint32(b, m.ID)
-		b = append(b, uint8(max(m.Weight, 1)-1), 0, 0, 0)
+		b = append(b, uint8(weight&0xff), uint8(weight>>8), 0, 0)
 	}
 	return b, nil
 }
@@ -279,10 +281,13 @@ func decodeNexthop(data []byte) (NexthopObject, error) {
 			n.Link = int(int32(ad.Uint32()))
 		case nhaGateway:
 			ad.Do(nl.Addr(&n.Gateway))
-		case nhaEncap:
-			n.Encapsulated = true
 		case nhaFDB:
 			n.FDB = true
+		case nhaOpFlags, nhaStats, nhaStatsUsed: // the kernel's own
+		case nhaEncap: // listed without a flag that a request has to have
+			n.Other = append(n.Other, netlink.Attribute{Type: nhaEncap | netlink.Nested, Data: ad.Bytes()})
+		default:
+			n.Other = append(n.Other, nl.Keep(ad))
 		}
 		return nil
 	})
@@ -304,7 +309,7 @@ func decodeGroup(b []byte) ([]NexthopMember, error) {
 	}
 	var list []NexthopMember
 	for ; len(b) > 0; b = b[nhGroupLen:] {
-		list = append(list, NexthopMember{ID: binary.NativeEndian.Uint32(b), Weight: int(b[4]) + 1})
+		list = append(list, NexthopMember{ID: binary.NativeEndian.Uint32(b), Weight: int(b[4]) + int(b[5])<<8 + 1})
 	}
 	return list, nil
 }

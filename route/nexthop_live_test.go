@@ -111,8 +111,8 @@ func TestResilientGroupIsListed(t *testing.T) {
 	if err != nil || len(list) < 2 || !list[1].Resilient || !slices.Equal(list[1].Group, []route.NexthopMember{{ID: 1, Weight: 3}}) {
 		t.Errorf("%v, %v", list, err)
 	}
-	if len(list) > 2 && !list[2].Encapsulated {
-		t.Errorf("%v does not say that it encapsulates", list[2])
+	if len(list) > 2 && len(list[2].Other) != 2 {
+		t.Errorf("%v does not say how it encapsulates", list[2])
 	}
 }
 
@@ -146,11 +146,10 @@ func TestNexthopObjectsThatMakeNoSenseAreRefused(t *testing.T) {
 	t.Parallel()
 	c := route.On(nl.New(nltest.NewFake(nltest.AckAll)))
 	for want, n := range map[string]route.NexthopObject{
-		"needs a number":    {Gateway: nstest.Addr("10.0.0.1")},
-		"needs its family":  {ID: 1, Link: 3},
-		"weight 257":        {ID: 1, Group: []route.NexthopMember{{ID: 2, Weight: 257}}},
-		"what buckets":      {ID: 1, Group: []route.NexthopMember{{ID: 2}}, Resilient: true},
-		"how the object en": {ID: 1, Gateway: nstest.Addr("10.0.0.1"), Encapsulated: true},
+		"needs a number":   {Gateway: nstest.Addr("10.0.0.1")},
+		"needs its family": {ID: 1, Link: 3},
+		"weight 65536":     {ID: 1, Group: []route.NexthopMember{{ID: 2, Weight: 65536}}},
+		"what buckets":     {ID: 1, Group: []route.NexthopMember{{ID: 2}}, Resilient: true},
 	} {
 		if err := c.AddNexthopObject(n); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", n, err, want)
@@ -178,12 +177,19 @@ func TestRouteThatIsMoreThanIsReadSaysSo(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, r := range list {
-		var want []uint16
+		var want, got []uint16
 		if r.Dst != nstest.Prefix("203.0.113.0/24") {
 			want = []uint16{unix.RTA_FLOW}
 		}
-		if !slices.Equal(r.Unknown, want) {
-			t.Errorf("%s: unknown %v, want %v", r, r.Unknown, want)
+		others := r.Other
+		for _, hop := range r.Nexthops {
+			others = append(others, hop.Other...)
+		}
+		for _, a := range others {
+			got = append(got, a.Type)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: others %v, want %v", r, got, want)
 		}
 	}
 	if len(list) != 3 {

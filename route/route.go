@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -63,15 +64,17 @@ type Route struct {
 	// MTU is the largest packet in bytes, and AdvMSS the TCP segment size to
 	// advertise; 0 is what the link gives.
 	MTU, AdvMSS uint32
-	// Metrics are the others of RTA_METRICS that are numbers, in ascending order.
+	// Congestion names TCP's congestion control on the way; empty is the host's.
+	Congestion string
+	// Metrics are the others of RTA_METRICS, in ascending order.
 	Metrics []Metric
 
 	// Flags are the kernel's own, and not sent.
 	Flags Flags
-	// Unknown are types (RTA_*) of attributes that the kernel gave of the route or one of
-	// its next hops, that decide what becomes of packets, and that this package has no
-	// field for: encapsulation, realms. A route added without them is another.
-	Unknown []uint16
+	// Other are attributes (RTA_*) that the kernel gave and that this package has no field
+	// for: encapsulation, realms. They are sent as they are, since a route without them
+	// is another.
+	Other []netlink.Attribute
 }
 
 // Nexthop is one of several next hops of a route.
@@ -83,6 +86,8 @@ type Nexthop struct {
 	Weight int
 	// Flags are the kernel's own, and not sent.
 	Flags Flags
+	// Other is like Route's.
+	Other []netlink.Attribute
 }
 
 // Metric is one of the numbers (RTAX_* of linux/rtnetlink.h) that go with a route,

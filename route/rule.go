@@ -58,9 +58,9 @@ type Rule struct {
 	// Protocol says who made the rule; 0 is ProtocolTombolo when it is added, and any
 	// when it is deleted.
 	Protocol Protocol
-	// Unknown are types (FRA_*) of attributes that the kernel gave and this package
-	// has no field for. A rule added without them may match more.
-	Unknown []uint16
+	// Other are attributes (FRA_*) that the kernel gave and this package has no field
+	// for. They are sent as they are, since a rule without them may match more.
+	Other []netlink.Attribute
 }
 
 // PortRange is a range of ports, both ends included.
@@ -265,6 +265,7 @@ func (r *Rule) message(typ netlink.HeaderType, flags netlink.HeaderFlags) (netli
 			b := binary.NativeEndian.AppendUint32(nil, r.UIDs.First)
 			ae.Bytes(unix.FRA_UID_RANGE, binary.NativeEndian.AppendUint32(b, r.UIDs.Last))
 		}
+		nl.PutKept(ae, r.Other)
 	})
 }
 
@@ -344,8 +345,8 @@ func decodeRule(data []byte) (r Rule, known bool, _ error) {
 	return r, true, nil
 }
 
-// decodeAttr reads an attribute. One that is not known is kept in mind: a rule
-// without one of its selectors would match more than the rule that was read.
+// decodeAttr reads an attribute. One that is not known is kept: a rule without one of
+// its selectors would match more than the rule that was read.
 func (r *Rule) decodeAttr(ad *netlink.AttributeDecoder) {
 	switch ad.Type() {
 	case unix.FRA_PRIORITY:
@@ -383,10 +384,10 @@ func (r *Rule) decodeAttr(ad *netlink.AttributeDecoder) {
 	case fraSportMask, fraDportMask:
 		// What the kernel makes of a range of one port selects no other.
 		if ad.Uint16() != 0xffff {
-			r.Unknown = append(r.Unknown, ad.Type())
+			r.Other = append(r.Other, nl.Keep(ad))
 		}
 	default:
-		r.Unknown = append(r.Unknown, ad.Type())
+		r.Other = append(r.Other, nl.Keep(ad))
 	}
 }
 

@@ -162,8 +162,8 @@ func oneRule(t *testing.T, c *route.Conn, family uint8) route.Rule {
 	if len(own) != 1 {
 		t.Fatalf("%d rules, want 1: %v", len(own), own)
 	}
-	if len(own[0].Unknown) > 0 {
-		t.Errorf("attributes %d are unknown", own[0].Unknown)
+	if len(own[0].Other) > 0 {
+		t.Errorf("attributes %v are unknown", own[0].Other)
 	}
 	return own[0]
 }

@@ -1,6 +1,7 @@
 package uplink
 
 import (
+	"reflect"
 	"slices"
 	"time"
 
@@ -167,7 +168,7 @@ func (rec *Record) sameRule(a, b *route.Rule) bool {
 			}
 		}
 	}
-	return x.Family == y.Family && x.String() == y.String()
+	return reflect.DeepEqual(x, y)
 }
 
 // left takes the time that passed off a lifetime, and is false where it is over. One

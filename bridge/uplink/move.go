@@ -3,6 +3,7 @@ package uplink
 import (
 	"cmp"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -218,7 +219,7 @@ func (m *move) delRules() []operation {
 func (m *move) rules() []route.Rule {
 	var list []route.Rule
 	for _, r := range m.s.Rules {
-		if (r.IIF == m.from.Name || r.OIF == m.from.Name) && !slices.ContainsFunc(m.stays.Rules, func(o route.Rule) bool { return o.Family == r.Family && o.String() == r.String() }) {
+		if (r.IIF == m.from.Name || r.OIF == m.from.Name) && !slices.ContainsFunc(m.stays.Rules, func(o route.Rule) bool { return reflect.DeepEqual(o, r) }) {
 			list = append(list, r)
 		}
 	}
@@ -284,7 +285,7 @@ func (s *Snapshot) knows(link int, n route.Neighbour) bool {
 func (m *move) delNeighbours() []operation {
 	var ops []operation
 	for _, n := range m.s.Neighbours {
-		if n.Link == m.from.Index && (n.State == route.Permanent || n.Flags&(route.Proxy|route.ExternalLearned) != 0) {
+		if n.Link == m.from.Index && (n.State == route.Permanent || n.Flags&(route.Proxy|route.ExternalLearned|route.Managed) != 0) {
 			ops = append(ops, operation{text: "delete neighbour " + m.names.on(n.String()), request: put("delete neighbour", &n, n.DelMessage), done: gone})
 		}
 	}

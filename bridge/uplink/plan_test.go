@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/addr"
@@ -200,12 +201,18 @@ func TestWhatCannotBeTakenIsRefusedByName(t *testing.T) {
 			s.Links = append(s.Links, uplink.Link{Index: 60, Name: "vethpod", Master: 50})
 		}, "ip link set br0 address 02:00:0a:00:00:05"},
 		{"a rule that is not understood", func(s *uplink.Snapshot, _ *uplink.Uplink) {
-			s.Rules = append(s.Rules, route.Rule{Family: unix.AF_INET, Priority: 5, IIF: "eth0", Unknown: []uint16{25}})
-		}, "has selectors that this program does not know (types [25])"},
-		{"a route with realms", func(s *uplink.Snapshot, _ *uplink.Uplink) { s.Routes[0].Unknown = []uint16{unix.RTA_FLOW} }, "(attributes of types [11]), which this program would lose"},
-		{"a nexthop object that encapsulates", func(s *uplink.Snapshot, _ *uplink.Uplink) {
-			s.Nexthops = append(s.Nexthops, route.NexthopObject{ID: 9, Link: s.NIC.Index, Encapsulated: true})
-		}, "nexthop object 9 encapsulates"},
+			s.Rules = append(s.Rules, route.Rule{Family: unix.AF_INET, Priority: 5, IIF: "eth0", Other: []netlink.Attribute{{Type: 99}}})
+		}, "has selectors that this program does not know (types [99])"},
+		{"a route to a program", func(s *uplink.Snapshot, _ *uplink.Uplink) {
+			s.Routes[0].Other = []netlink.Attribute{{Type: unix.RTA_ENCAP_TYPE, Data: []byte{6, 0}}}
+		}, "encapsulates by a tunnel of type 6, which may name a link or a program"},
+		{"a next hop that encapsulates by a link", func(s *uplink.Snapshot, _ *uplink.Uplink) {
+			s.Routes[0].Nexthops = []route.Nexthop{{Link: s.NIC.Index, Other: []netlink.Attribute{{Type: unix.RTA_ENCAP_TYPE, Data: []byte{10, 0}}}}}
+		}, "encapsulates by a tunnel of type 10, which may name a link or a program"},
+		{"a nexthop object that encapsulates for a program", func(s *uplink.Snapshot, _ *uplink.Uplink) {
+			encap := []netlink.Attribute{{Type: 7, Data: []byte{6, 0}}}
+			s.Nexthops = append(s.Nexthops, route.NexthopObject{ID: 9, Link: s.NIC.Index, Other: encap})
+		}, "nexthop object 9 encapsulates by a tunnel of type 6"},
 		{"no NIC", func(_ *uplink.Snapshot, u *uplink.Uplink) { u.NIC = "" }, `its name is ""`},
 		{"no bridge", func(_ *uplink.Snapshot, u *uplink.Uplink) { u.Bridge = "" }, `the bridge's name is ""`},
 		{"a bridge with the NIC's name", func(_ *uplink.Snapshot, u *uplink.Uplink) { u.Bridge = "eth0" }, `the bridge's name is "eth0"`},

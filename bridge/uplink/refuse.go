@@ -1,12 +1,14 @@
 package uplink
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/addr"
@@ -116,21 +118,65 @@ func (s *Snapshot) refuseAbove(no refusal) {
 // again.
 func (s *Snapshot) refuseRoutes(no refusal) {
 	for _, r := range s.Rules {
-		if len(r.Unknown) > 0 && (r.IIF == s.NIC.Name || r.OIF == s.NIC.Name) {
-			no("rule %s has selectors that this program does not know (types %v) and would lose; delete it, or name no interface in it", r, r.Unknown)
+		if unknown := unknownSelectors(&r); len(unknown) > 0 && (r.IIF == s.NIC.Name || r.OIF == s.NIC.Name) {
+			no("rule %s has selectors that this program does not know (types %v); delete it, or name no interface in it", r, unknown)
 		}
 	}
 	m := newMove(s, s.NIC, Link{Index: noLink})
 	for _, r := range m.routes() {
-		if len(r.Unknown) > 0 {
-			no("route %s encapsulates, or has realms (attributes of types %v), which this program would lose; delete it", m.names.on(r.String()), r.Unknown)
+		others := slices.Clone(r.Other)
+		for _, h := range r.Nexthops {
+			others = append(others, h.Other...)
+		}
+		if kind, ok := encapsulates(others, unix.RTA_ENCAP_TYPE); !ok {
+			no("route %s encapsulates by %s, which may name a link or a program, and cannot be moved; delete it", m.names.on(r.String()), kind)
 		}
 	}
 	for _, n := range s.Nexthops {
-		if n.Encapsulated && n.Link == s.NIC.Index {
-			no("nexthop object %d encapsulates what is sent there, which this program cannot move; delete it", n.ID)
+		if kind, ok := encapsulates(n.Other, nhaEncapType); !ok && n.Link == s.NIC.Index {
+			no("nexthop object %d encapsulates by %s, which may name a link or a program, and cannot be moved; delete it", n.ID, kind)
 		}
 	}
+}
+
+const nhaEncapType = 7 // NHA_ENCAP_TYPE of linux/nexthop.h
+
+// encapsulates says how, and whether that can be copied as the kernel lists it: it lists
+// no program of LWTUNNEL_ENCAP_BPF, and others may name a link by its index.
+func encapsulates(others []netlink.Attribute, attribute uint16) (kind string, copies bool) {
+	copies = true
+	for _, a := range others {
+		if a.Type != attribute || len(a.Data) != 2 {
+			continue
+		}
+		switch number := binary.NativeEndian.Uint16(a.Data); number {
+		case lwtunnelMPLS, lwtunnelIP, lwtunnelIP6, lwtunnelSeg6:
+		default:
+			kind, copies = fmt.Sprintf("a tunnel of type %d", number), false
+		}
+	}
+	return kind, copies
+}
+
+// LWTUNNEL_ENCAP_* of linux/lwtunnel.h that consist of addresses and numbers alone.
+const (
+	lwtunnelMPLS = 1
+	lwtunnelIP   = 2
+	lwtunnelIP6  = 4
+	lwtunnelSeg6 = 5
+)
+
+// unknownSelectors are the types of a rule's attributes of which it is not known that
+// the kernel takes them as it lists them.
+func unknownSelectors(r *route.Rule) []uint16 {
+	const last = 30 // FRA_DSCP_MASK, Linux 6.15
+	var list []uint16
+	for _, a := range r.Other {
+		if typ := a.Type &^ (netlink.Nested | netlink.NetByteOrder); typ > last {
+			list = append(list, typ)
+		}
+	}
+	return list
 }
 
 // warn gives what goes on after a takeover, but otherwise than before.

@@ -64,6 +64,12 @@ func Addr(into *netip.Addr) func([]byte) error {
 	}
 }
 
+// Keep gives an attribute as it is, its flags included: one that the reader has no field
+// for, and that is not to be lost.
+func Keep(ad *netlink.AttributeDecoder) netlink.Attribute {
+	return netlink.Attribute{Type: ad.Type() | ad.TypeFlags(), Data: ad.Bytes()}
+}
+
 // ackError reads the message of type NLMSG_ERROR: nil for an acknowledgement,
 // else the errno, and the kernel's own text where there is one
 // (include/uapi/linux/netlink.h, enum nlmsgerr_attrs).

@@ -45,6 +45,13 @@ func PutAddr(ae *netlink.AttributeEncoder, typ uint16, a netip.Addr) {
 	})
 }
 
+// PutKept writes attributes of Keep.
+func PutKept(ae *netlink.AttributeEncoder, list []netlink.Attribute) {
+	for _, a := range list {
+		ae.Bytes(a.Type, a.Data)
+	}
+}
+
 // Fail makes err the error of what ae encodes, unless it has one already.
 func Fail(ae *netlink.AttributeEncoder, err error) {
 	ae.Do(0, func() ([]byte, error) { return nil, err })

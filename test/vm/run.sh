@@ -12,7 +12,7 @@
 #
 # VM_KERNEL is a package that apt can download, VM_LIMIT how many seconds a machine may
 # take with all that is built for it, VM_FLAGS has more flags for the tests
-# (-test.run=Attach -test.count=5), VM_BOOT more for the kernel (ipv6.disable=1). What
+# (-test.run=Attach -test.count=5; what -update records comes back into the tree), VM_BOOT more for the kernel (ipv6.disable=1). What
 # is left out stands in skips.txt, with reasons.
 #
 # The guest's init, beside this file, writes marks that begin with "@vm " to its
@@ -43,7 +43,7 @@ modules=(bridge br_netfilter veth dummy tun ifb macvlan nf_tables nf_conntrack n
 	ip6table_filter ip6table_mangle ip6table_nat ip6t_REJECT xt_LOG xt_MASQUERADE xt_NFQUEUE xt_REDIRECT xt_TCPMSS
 	xt_addrtype xt_comment xt_connmark xt_conntrack xt_limit xt_mark xt_multiport xt_nat xt_physdev xt_statistic
 	xt_tcpudp tcp_diag udp_diag raw_diag unix_diag netlink_diag sctp sctp_diag vxlan sch_htb sch_ingress sch_prio
-	sch_sfq sch_tbf cls_u32 cls_matchall act_gact act_mirred)
+	sch_sfq sch_tbf cls_u32 cls_matchall act_gact act_mirred vrf mpls_router mpls_iptunnel)
 
 loaded=("${modules[@]}")
 cmdline="console=ttyS0 panic=-1 oops=panic mitigations=off tsc=reliable ${VM_BOOT:-}"
@@ -391,6 +391,7 @@ boot $left | follow || {
 }
 echo "vm: it ran for $((SECONDS - start)) s"
 status=0
+[ ! -e "$(output recordings)" ] || grep -v '^@vm ' "$(output recordings)" | base64 -d | tar -xzf - -C .
 judge_all || status=$?
 [ $status != 0 ] || { echo "vm: all passed on Linux $release"; exit; }
 

@@ -5,6 +5,10 @@ BIN      := bin/tombolo
 PEERS    := $(CURDIR)/.cache/peers
 EARLIER  := $(CURDIR)/.cache/earlier
 BUDGET   ?= 55m
+ROUNDS   ?= 80
+WHAT     ?= .
+KINDNET  ?= kindnet
+PROFILED ?= 5000
 DESTDIR  ?=
 CNI_BIN  ?= /opt/cni/bin
 CNI_CONF ?= /etc/cni/net.d
@@ -12,7 +16,7 @@ CNI_CONF ?= /etc/cni/net.d
 # Static and reproducible; the go command stamps version and commit from git.
 BUILD := CGO_ENABLED=0 $(GO) build -buildvcs=auto -trimpath -ldflags "-s -w"
 
-.PHONY: help build build-arm64 demo test test-long lint bench profile install deps peers earlier clean
+.PHONY: help build build-arm64 demo test test-long lint bench bench-report profile install deps peers earlier clean
 
 help: ## this text
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,13 +41,26 @@ test-long: deps build peers earlier ## sweeps, churn, fuzzing, race detector, fo
 lint: ## gofmt, vet, staticcheck
 	test/lint.sh
 
-bench: deps build peers ## ADD, DEL and Attach beside the reference and the floor, as ratios (needs root)
-	$(GO) run ./bench -peers $(PEERS) -tombolo $(BIN) $(BENCHFLAGS)
+# Standard error is the progress; the lines, which benchstat reads, are in .cache/bench.txt.
+bench: deps build peers ## what a pod costs, beside others, in ROUNDS (80); WHAT='Add|Step' is some of it (needs root)
+	@bench/build.sh $(PEERS) $(KINDNET)
+	$(GO) test -c -o .cache/bench.test ./bench
+	cd bench && TOMBOLO_PEERS=$(PEERS) TOMBOLO_BIN=$(CURDIR)/$(BIN) ../.cache/bench.test \
+		-progress $(BENCHFLAGS) -test.run '^$$' -test.timeout 1h -test.bench '$(value WHAT)' -test.benchtime $(ROUNDS)x >../.cache/bench.txt || { cat ../.cache/bench.txt; exit 1; }
+	@cd bench/report && $(GO) run . ../../.cache/bench.txt
 
-profile: ## CPU and allocation profile of Attach in .cache/
+bench-report: bench ## the same, and docs/benchmarks.md, its plots and README's table of it (12 minutes)
+	cd bench/report && $(GO) run . -write ../.. ../../.cache/bench.txt
+
+profile: ## CPU and allocations of thousands of ADDs in process: .cache/profile-{cpu,alloc}.{txt,svg}
+	@test/deps.sh dot graphviz
 	@mkdir -p .cache
-	$(GO) test ./bench -run '^$$' -bench AttachDetach -benchmem -cpuprofile .cache/cpu.prof -memprofile .cache/mem.prof -o .cache/bench.test
-	$(GO) tool pprof -top -nodecount 25 .cache/bench.test .cache/cpu.prof
+	$(GO) test ./bench -run '^$$' -bench Churn -benchtime $(PROFILED)x -cpuprofile .cache/cpu.prof -memprofile .cache/mem.prof -memprofilerate 8192 -o .cache/bench.test
+	cd .cache && $(GO) tool pprof -tagfocus bench=measured -top -cum -nodecount 80 bench.test cpu.prof >profile-cpu.txt
+	cd .cache && $(GO) tool pprof -tagfocus bench=measured -svg -output profile-cpu.svg bench.test cpu.prof
+	cd .cache && $(GO) tool pprof -sample_index alloc_objects -focus 'cni.*Plugin..Run' -top -cum -nodecount 80 bench.test mem.prof >profile-alloc.txt
+	cd .cache && $(GO) tool pprof -sample_index alloc_objects -focus 'cni.*Plugin..Run' -svg -output profile-alloc.svg bench.test mem.prof
+	@head -40 .cache/profile-cpu.txt
 
 install: build ## into a node's directories, tombolod too: DESTDIR, CNI_BIN, CNI_CONF
 	install -D -m 0755 $(BIN) $(DESTDIR)$(CNI_BIN)/tombolo

@@ -1,12 +1,14 @@
 #!/bin/sh
-# Builds what the benchmark compares with into a directory: the floor program, the
-# memory gauge, and the reference plugins and cnitool at the versions that
-# bench/peers/go.mod pins. Tests find them by TOMBOLO_PEERS=DIRECTORY.
+# Builds what the benchmarks compare with into a directory: the floor program, the
+# memory gauge, an empty plugin, and the reference plugins and cnitool at the versions
+# that bench/peers/go.mod pins; with the second argument also a plugin in kindnet's way,
+# which takes a minute, as SQLite is compiled for it. Tests find them by
+# TOMBOLO_PEERS=DIRECTORY.
 #
-# usage: bench/build.sh DIRECTORY
+# usage: bench/build.sh DIRECTORY [kindnet]
 set -eu
 
-[ $# -eq 1 ] || { echo "usage: $0 DIRECTORY" >&2; exit 2; }
+[ $# -ge 1 ] && [ "${2:-kindnet}" = kindnet ] || { echo "usage: $0 DIRECTORY [kindnet]" >&2; exit 2; }
 mkdir -p "$1"
 out=$(cd "$1" && pwd)
 here=$(cd "$(dirname "$0")" && pwd)
@@ -17,4 +19,8 @@ done
 
 # Static and stripped, as tombolo itself is: a dynamic or larger program takes longer
 # to start, and that would flatter us.
-CGO_ENABLED=0 go build -C "$here/peers" -trimpath -ldflags "-s -w" -o "$out/" tool
+CGO_ENABLED=0 go build -C "$here/peers" -trimpath -ldflags "-s -w" -o "$out/" tool ./empty
+if [ "${2:-}" = kindnet ]; then
+	CGO_ENABLED=1 go build -C "$here/peers/kindnet" -trimpath -tags sqlite_omit_load_extension,osusergo,netgo \
+		-ldflags "-s -w -extldflags=-static" -o "$out/"
+fi

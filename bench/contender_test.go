@@ -1,309 +1,440 @@
-package main
+package bench
 
 import (
+	"bufio"
+	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"maps"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
-	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/containernetworking/cni/libcni"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/types/create"
+	"github.com/containernetworking/cni/pkg/version"
 
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/cni"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/nft"
+	"github.com/tombolo-cni/tombolo/route"
 )
 
-func TestConfigurationsAskForTheSame(t *testing.T) {
-	t.Parallel()
-	var b strings.Builder
-	for _, name := range []string{"ipv4", "dual", "full", "ports=2", "dhcp", "dhcp-rapid"} {
-		s, err := parseScenario(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, contender := range contenders()[1:] {
-			if !s.takes(contender) {
-				continue
-			}
-			n := &node{contender: contender, scenario: s, state: "/state", binaries: binaries{tombolod: "/dev/null"}}
-			n.lan = &lan{records: "/leases", socket: "/dhcp.sock"}
-			b.WriteString(name + ", " + contender + ":\n")
-			for _, c := range n.plugins(0) {
-				config, err := json.MarshalIndent(c, "", "  ")
-				if err != nil {
-					t.Fatal(err)
-				}
-				b.WriteString(string(config) + "\n")
-			}
-		}
-	}
-	golden(t, "netconf.txt", b.String())
+// cost is what a call took.
+type cost struct {
+	wall time.Duration
+	cpu  time.Duration // user and system, of the programs that were executed
+	peak int           // the largest resident memory of any of them, in KiB, where it was gauged
 }
 
-// calls executes a verb of a contender with a runner that only notes the commands:
-// each call prints its number as a result.
-func calls(t *testing.T, n *node, verb string, p *pod) []command {
-	t.Helper()
-	n.ns, n.binaries = namedNS{NS: nstest.New(t)}, binaries{peers: "/peers", tombolo: "/bin/tombolo"}
-	var list []command
-	o, err := n.execute(verb, p, func(c command) (outcome, error) {
-		list = append(list, c)
-		return outcome{stdout: fmt.Append(nil, len(list)), wall: 1, cpu: 10, peak: 7 - len(list)}, nil
+// contender is a way to give a pod its network, and to take it away.
+type contender struct {
+	name       string
+	bridgeless bool     // it needs a bridge that is there
+	idle       bool     // it does nothing, so that nothing can be proven of it
+	needs      []string // of the peers
+	// call carries out a verb for a pod on a node; p.result is that of the ADD.
+	call func(n *node, verb string, p *pod) (cost, error)
+	// plugins are the configurations that a runtime has of it; nil for no plugins.
+	plugins func(n *node, p *pod) []object
+}
+
+type object = map[string]any
+
+// executed says that a contender's work is done in processes of its own.
+func (c *contender) executed() bool { return c.name != "attach" && c.name != "tombolo-in-process" }
+
+func (n *node) call(verb string, p *pod) (cost, error) {
+	c, err := n.contender.call(n, verb, p)
+	if err != nil {
+		err = n.explain(fmt.Errorf("%s, %s of pod %d: %w", n.name, verb, p.number, err))
+	}
+	return c, err
+}
+
+// reference is the contender that the scenarios of DHCP have an exception for.
+const reference = "reference"
+
+// tombolo is the plugin as runtimes execute it.
+func tombolo() contender {
+	return contender{name: "tombolo", call: byRuntime, plugins: ours}
+}
+
+// inProcess is all of the plugin but for its process: the configuration, the records, the
+// locks, the sockets. What composes an ADD is called here and nowhere else.
+func inProcess() contender {
+	return contender{name: "tombolo-in-process", plugins: ours, call: func(n *node, verb string, p *pod) (cost, error) {
+		return n.stepped(verb, p, nil)
+	}}
+}
+
+// stepped is a call in process, which says when each step of an ADD is done.
+func (n *node) stepped(verb string, p *pod, after func(step string) error) (cost, error) {
+	conf := maps.Clone(n.plugins(n, p)[0])
+	maps.Copy(conf, object{"cniVersion": cniVersion, "name": networkName, "runtimeConfig": n.feature.asked(p.number)})
+	if verb != "ADD" && p.result != nil {
+		conf["prevResult"] = json.RawMessage(p.result)
+	}
+	stdin, err := json.Marshal(conf)
+	if err != nil {
+		return cost{}, err
+	}
+	env := map[string]string{"CNI_COMMAND": verb, "CNI_CONTAINERID": p.id(), "CNI_NETNS": p.path(), "CNI_IFNAME": podIfname}
+	var out bytes.Buffer
+	plugin := cni.Plugin{
+		Getenv: func(name string) string { return env[name] }, Stdin: bytes.NewReader(stdin), Stdout: &out, After: after,
+		DialBridge: func() (*bridge.Conn, error) { return bridge.Dial(nil) }, DialNFT: nft.Dial,
+	}
+	var c cost
+	err = n.host.Do(func() error {
+		start := time.Now()
+		status := plugin.Run()
+		c.wall = time.Since(start)
+		if status != 0 {
+			return errors.New(out.String())
+		}
+		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
+	if verb == "ADD" {
+		p.result = out.Bytes()
 	}
-	if count := time.Duration(len(list)); o.wall != count || o.cpu != 10*count || o.peak != 6 {
-		t.Errorf("%d calls cost %+v", count, o)
-	}
-	return list
+	return c, err
 }
 
-func TestCallIsThatOfARuntime(t *testing.T) {
-	t.Parallel()
-	list := calls(t, &node{contender: reference, state: "/state"}, "ADD", &pod{number: 7, path: "/run/netns/x"})
-	if len(list) != 1 || !slices.Equal(list[0].argv, []string{"/peers/bridge"}) {
-		t.Fatalf("calls %v, want one of bridge", list)
-	}
-	for _, want := range []string{
-		"CNI_COMMAND=ADD", "CNI_NETNS=/run/netns/x", "CNI_IFNAME=eth0", "CNI_CONTAINERID=bench-reference-7", "CNI_PATH=/peers",
-	} {
-		if !slices.Contains(list[0].env, want) {
-			t.Errorf("the environment %q lacks %s", list[0].env, want)
-		}
-	}
-	if !json.Valid(list[0].stdin) {
-		t.Errorf("standard input is %q", list[0].stdin)
-	}
-}
-
-// TestChainIsCalledAsARuntimeDoes wants the plugins in their order, each with the
-// result of the one before, and in reverse for DEL, each with the last.
-func TestChainIsCalledAsARuntimeDoes(t *testing.T) {
-	t.Parallel()
-	full, err := parseScenario("full")
-	if err != nil {
-		t.Fatal(err)
-	}
-	n := &node{contender: chainNFTables, scenario: full, state: "/state"}
-	p := &pod{number: 3, path: "/run/netns/x"}
-	type step struct{ Plugin, PrevResult string }
-	steps := func(verb string) []step {
-		var list []step
-		for _, c := range calls(t, n, verb, p) {
-			var config netconf
-			if err := json.Unmarshal(c.stdin, &config); err != nil {
-				t.Fatal(err)
+// attach is a program that embeds package bridge, and holds a connection.
+func attach(tb testing.TB) contender {
+	var conn *bridge.Conn
+	tb.Cleanup(func() { conn.Close() })
+	return contender{name: "attach", bridgeless: true, call: func(n *node, verb string, p *pod) (cost, error) {
+		var err error
+		if conn == nil {
+			if conn, err = bridge.Dial(&bridge.Config{NetNS: n.host}); err != nil {
+				return cost{}, err
 			}
-			if c.argv[0] != "/peers/"+config.Type {
-				t.Errorf("%s is called with the configuration of %s", c.argv[0], config.Type)
+		}
+		name := bridge.HostName(networkName, p.id(), podIfname)
+		p.result = n.fixedResult(p)
+		start := time.Now()
+		if verb == "DEL" {
+			err = conn.Detach(context.Background(), name, "")
+		} else {
+			port := bridge.Port{Bridge: floorBridge, Name: name, Peer: podIfname, MTU: podMTU}
+			for _, subnet := range subnets(n.feature.dual) {
+				port.Addresses = append(port.Addresses, podAddress(subnet, p.number))
+				port.Routes = append(port.Routes, route.Route{Gateway: gatewayOf(subnet)})
 			}
-			list = append(list, step{config.Type, string(config.PrevResult)})
+			_, err = conn.Attach(context.Background(), p.ns, port)
 		}
-		return list
-	}
-	for _, test := range []struct {
-		verb string
-		want []step
-	}{
-		{"ADD", []step{{"bridge", ""}, {"portmap", "1"}, {"firewall", "2"}, {"bandwidth", "3"}}},
-		{"DEL", []step{{"bandwidth", "4"}, {"firewall", "4"}, {"portmap", "4"}, {"bridge", "4"}}},
-	} {
-		if diff := cmp.Diff(test.want, steps(test.verb)); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", test.verb, diff)
-		}
-	}
+		return cost{wall: time.Since(start)}, err
+	}}
 }
 
-func TestFailureOfAPluginEndsTheVerb(t *testing.T) {
-	t.Parallel()
-	n := &node{contender: chainIPTables, scenario: scenario{full: true}, ns: namedNS{NS: nstest.New(t)}}
-	count := 0
-	failure := errors.New("refused")
-	_, err := n.execute("ADD", &pod{}, func(command) (outcome, error) {
-		if count++; count == 2 {
-			return outcome{}, failure
+// floorBridge is the bridge that floor -setup makes.
+const floorBridge = "floor0"
+
+// floor is a static C program that asks the kernel for what nobody can leave out, and does
+// nothing else; the runtime is told its result.
+func floor() contender {
+	return contender{name: "floor", bridgeless: true, needs: []string{"floor"}, call: byRuntime,
+		plugins: func(*node, *pod) []object { return []object{{"type": "floor"}} }}
+}
+
+// kernel is floor's work without a process: one that is there, and is told what to do.
+func kernel(tb testing.TB) contender {
+	var in io.WriteCloser
+	var out *bufio.Scanner
+	start := func(n *node) error {
+		path, _ := peer("floor")
+		cmd := exec.Command(path, append([]string{"-loop"}, floorArgs(false, 0)...)...)
+		var errs [2]error
+		in, errs[0] = cmd.StdinPipe()
+		stdout, err := cmd.StdoutPipe()
+		out, errs[1] = bufio.NewScanner(stdout), err
+		if err := errors.Join(errs[:]...); err != nil {
+			return err
 		}
-		return outcome{stdout: []byte("{}")}, nil
+		cmd.Stderr = os.Stderr
+		tb.Cleanup(func() { in.Close(); _ = cmd.Wait() })
+		return n.host.Do(cmd.Start)
+	}
+	return contender{name: "kernel", bridgeless: true, needs: []string{"floor"}, call: func(n *node, verb string, p *pod) (cost, error) {
+		if in == nil {
+			if err := start(n); err != nil {
+				return cost{}, err
+			}
+		}
+		p.result = n.fixedResult(&pod{})
+		if _, err := fmt.Fprintf(in, "%s %s\n", verb, p.path()); err != nil || !out.Scan() {
+			return cost{}, fmt.Errorf("floor -loop has ended: %w", errors.Join(err, out.Err()))
+		}
+		ns, err := strconv.ParseInt(out.Text(), 10, 64)
+		return cost{wall: time.Duration(ns)}, err
+	}}
+}
+
+func floorArgs(dual bool, pod int) []string {
+	var args []string
+	for i, subnet := range subnets(dual) {
+		family := []string{"", "6"}[i]
+		args = append(args, "-address"+family, podAddress(subnet, pod).String(), "-gateway"+family, gatewayOf(subnet).String())
+	}
+	return args
+}
+
+// fixedResult is that of who has no IPAM.
+func (n *node) fixedResult(p *pod) []byte {
+	var ips []object
+	for _, subnet := range subnets(n.feature.dual) {
+		ips = append(ips, object{"address": podAddress(subnet, p.number), "gateway": gatewayOf(subnet)})
+	}
+	result, err := json.Marshal(object{"cniVersion": cniVersion, "ips": ips})
+	if err != nil {
+		panic(err)
+	}
+	return result
+}
+
+// empty is a plugin in Go that does nothing.
+func empty() contender {
+	return contender{name: "empty", idle: true, needs: []string{"empty"}, call: byRuntime,
+		plugins: func(*node, *pod) []object { return []object{{"type": "empty"}} }}
+}
+
+// kindnet is a plugin in the way of kindnet's; its database is what it keeps.
+func kindnet() contender {
+	return contender{name: "kindnet", needs: []string{"kindnet"}, call: byRuntime, plugins: func(n *node, _ *pod) []object {
+		return []object{{"type": "kindnet", "ranges": []string{subnets(false)[0].String()}, "dataDir": n.dir}}
+	}}
+}
+
+// ours is the plugin's configuration: its defaults, which include masquerade and hairpin.
+func ours(n *node, _ *pod) []object {
+	c := object{"type": "tombolo", "bridge": "tmb0", "mtu": podMTU, "stateDir": filepath.Join(n.dir, "state"), "capabilities": capabilities}
+	if n.lan != nil {
+		maps.Copy(c, object{"mode": "l2", "bridge": lanBridge, "leaseDir": n.lan.records})
+		c["ipam"] = object{"type": "dhcp", "transport": n.feature.transport, "rapidCommit": n.feature.rapid}
+	} else {
+		c["ipam"] = n.hostLocal(nil)
+	}
+	maps.Copy(c, n.feature.options)
+	return []object{c}
+}
+
+func (n *node) hostLocal(more object) object {
+	var ranges [][]object
+	for _, subnet := range subnets(n.feature.dual) {
+		ranges = append(ranges, []object{{"subnet": subnet}})
+	}
+	c := object{"type": "host-local", "ranges": ranges}
+	maps.Copy(c, more)
+	return c
+}
+
+var capabilities = map[string]bool{"portMappings": true, "bandwidth": true}
+
+// theirs is the reference bridge with host-local, or dhcp. Where a pod asks for nothing
+// but an address it does not masquerade: it would exec nft or iptables, and that is the
+// comparison of other scenarios.
+func theirs(n *node, backend string) object {
+	c := object{"type": "bridge", "mtu": podMTU}
+	if n.lan != nil {
+		maps.Copy(c, object{"bridge": lanBridge, "ipam": object{"type": "dhcp", "daemonSocketPath": n.lan.socket}})
+		return c
+	}
+	maps.Copy(c, object{"bridge": "cni0", "isGateway": true, "isDefaultGateway": true, "hairpinMode": true, "ipam": n.hostLocal(object{"dataDir": n.dir})})
+	if n.feature.masquerade {
+		maps.Copy(c, object{"ipMasq": true, "ipMasqBackend": backend})
+	}
+	return c
+}
+
+// referencePlugin is containernetworking's bridge plugin with its IPAM.
+func referencePlugin() contender {
+	return contender{name: reference, needs: []string{"bridge", "host-local", "dhcp"}, call: byRuntime,
+		plugins: func(n *node, _ *pod) []object { return []object{theirs(n, "nftables")} }}
+}
+
+// chain is the reference as nodes run it. The firewall plugin knows iptables alone.
+func chain(backend string) contender {
+	return contender{name: "chain-" + backend, needs: []string{"bridge", "host-local", "portmap", "firewall", "bandwidth"}, call: byRuntime,
+		plugins: func(n *node, _ *pod) []object {
+			return []object{
+				theirs(n, backend),
+				{"type": "portmap", "backend": backend, "capabilities": object{"portMappings": true}},
+				{"type": "firewall", "backend": "iptables"},
+				{"type": "bandwidth", "capabilities": object{"bandwidth": true}},
+			}
+		}}
+}
+
+const cniVersion = "1.1.0"
+
+// byRuntime calls a contender's plugins by libcni, as runtimes do: with the results cached,
+// each with that of the one before.
+func byRuntime(n *node, verb string, p *pod) (cost, error) {
+	version := cniVersion
+	if n.name == "kindnet" {
+		version = "0.4.0"
+	}
+	text, err := json.Marshal(object{"cniVersion": version, "name": networkName, "plugins": n.plugins(n, p)})
+	if err != nil {
+		return cost{}, err
+	}
+	list, err := libcni.NetworkConfFromBytes(text)
+	if err != nil {
+		return cost{}, err
+	}
+	run := &executor{node: n, pod: p}
+	runtime := libcni.NewCNIConfigWithCacheDir([]string{filepath.Dir(run.peer("bridge"))}, filepath.Join(n.dir, "cache"), run)
+	call := &libcni.RuntimeConf{ContainerID: p.id(), NetNS: p.path(), IfName: podIfname, CapabilityArgs: n.feature.asked(p.number)}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	err = n.host.Do(func() error {
+		start := time.Now()
+		err := carryOut(ctx, runtime, verb, list, call, p)
+		run.cost.wall = time.Since(start)
+		return err
 	})
-	if !errors.Is(err, failure) || count != 2 {
-		t.Errorf("after %d calls: %v", count, err)
-	}
+	return run.cost, err
 }
 
-func TestFloorIsToldTheAddresses(t *testing.T) {
-	t.Parallel()
-	list := calls(t, &node{contender: floor, scenario: scenario{dual: true}}, "ADD", &pod{number: 300, path: "/run/netns/x"})
-	want := []string{
-		"/peers/floor",
-		"-address", "10.88.1.46/16", "-gateway", "10.88.0.1",
-		"-address6", "fd00:88::12e/64", "-gateway6", "fd00:88::1",
-	}
-	if diff := cmp.Diff(want, list[0].argv); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-}
-
-func TestPodAddressesAreDistinctAndNoGateway(t *testing.T) {
-	t.Parallel()
-	for _, subnet := range subnets(true) {
-		seen := map[netip.Addr]bool{subnet.Addr(): true, gatewayOf(subnet): true}
-		for pod := range 2 * maxPods {
-			a := podAddress(subnet, pod)
-			if seen[a.Addr()] || !subnet.Contains(a.Addr()) {
-				t.Fatalf("pod %d of %s has %s", pod, subnet, a)
-			}
-			seen[a.Addr()] = true
+func carryOut(ctx context.Context, runtime *libcni.CNIConfig, verb string, list *libcni.NetworkConfigList, call *libcni.RuntimeConf, p *pod) error {
+	switch verb {
+	case "ADD":
+		result, err := runtime.AddNetworkList(ctx, list, call)
+		if err == nil {
+			p.result, err = json.Marshal(result)
 		}
+		return err
+	case "DEL":
+		return runtime.DelNetworkList(ctx, list, call)
+	case "CHECK":
+		return runtime.CheckNetworkList(ctx, list, call)
 	}
+	return runtime.GetStatusNetworkList(ctx, list)
 }
 
-func TestMissingProgramsAreNamed(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "bridge"), nil, 0o755); err != nil {
-		t.Fatal(err)
+// executor executes plugins for libcni and adds up what they cost.
+type executor struct {
+	version.PluginDecoder
+	node *node
+	pod  *pod
+	cost cost
+}
+
+func (e *executor) peer(name string) string {
+	path, _ := peer(name)
+	return path
+}
+
+// FindInPath is part of libcni's interface.
+func (e *executor) FindInPath(plugin string, _ []string) (string, error) {
+	if plugin == "tombolo" {
+		path, err := built()
+		return path, err
 	}
-	b := binaries{peers: dir, tombolo: filepath.Join(dir, "bridge"), tombolod: filepath.Join(dir, "tombolod")}
-	in := func(names ...string) []string {
-		for i := range names {
-			names[i] = filepath.Join(dir, names[i])
+	return e.peer(plugin), nil
+}
+
+// ExecPlugin is part of libcni's interface. As libcni's own does, it belongs to the
+// namespace of its caller's thread.
+func (e *executor) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
+	var args []string
+	if filepath.Base(path) == "floor" {
+		args = floorArgs(e.node.feature.dual, e.pod.number)
+	}
+	cmd := exec.CommandContext(ctx, path, args...)
+	if e.node.gauge {
+		cmd = exec.CommandContext(ctx, e.peer("peak"), append([]string{path}, args...)...)
+	}
+	var out, said bytes.Buffer
+	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = environ, bytes.NewReader(stdin), &out, &said
+	var report *os.File
+	if e.node.gauge {
+		var err error
+		if report, err = os.CreateTemp(e.node.dir, "peak"); err != nil {
+			return nil, err
 		}
-		return names
+		defer os.Remove(report.Name())
+		defer report.Close()
+		cmd.ExtraFiles = []*os.File{report}
 	}
-	for _, test := range []struct {
-		contender, scenario string
-		want                []string
-	}{
-		{floor, "ipv4", in("floor")},
-		{reference, "ipv4", in("host-local")},
-		{tombolo, "ipv4", nil},
-		{chainIPTables, "full", in("host-local", "portmap", "firewall", "bandwidth")},
-		{chainNFTables, "ports=9", in("host-local", "portmap")},
-		{reference, "dhcp", in("dhcp")},
-		{tomboloUDP, "dhcp", nil}, // it can do without its keeper
-		{tombolo, "leases=9", in("tombolod")},
-	} {
-		s, err := parseScenario(test.scenario)
+	if err := cmd.Run(); err != nil {
+		return nil, fmt.Errorf("%s: %w: %s %s", filepath.Base(path), err, bytes.TrimSpace(out.Bytes()), bytes.TrimSpace(said.Bytes()))
+	}
+	if used, ok := cmd.ProcessState.SysUsage().(*syscall.Rusage); ok {
+		e.cost.cpu += time.Duration(used.Utime.Nano() + used.Stime.Nano())
+	}
+	if report != nil {
+		figure, err := os.ReadFile(report.Name())
+		kib, _ := strconv.Atoi(strings.TrimSpace(string(figure)))
+		e.cost.peak = max(e.cost.peak, kib)
 		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(test.want, b.missing(test.contender, s)); diff != "" {
-			t.Errorf("%s in %s (-want +got):\n%s", test.contender, test.scenario, diff)
+			return nil, err
 		}
 	}
-}
-
-func TestToolsThatAreRunMustBeThere(t *testing.T) {
-	t.Setenv("PATH", t.TempDir())
-	b := binaries{tombolo: "/dev/null", peers: "/peers"}
-	for _, test := range []struct {
-		contender, scenario string
-		want                []string
-	}{
-		{tombolo, "dual", nil},
-		{tombolo, "full", []string{"ip", "ip6tables", "iptables", "tc"}},
-		{tombolo, "ports=9", []string{"ip"}},
-		{reference, "dual", []string{"nft"}},
-		{chainNFTables, "ports=9", []string{"ip", "nft"}},
-		{chainIPTables, "ports=9", []string{"ip", "ip6tables", "iptables"}},
-	} {
-		s, err := parseScenario(test.scenario)
-		if err != nil {
-			t.Fatal(err)
-		}
-		missing := b.missing(test.contender, s)
-		missing = slices.DeleteFunc(missing, filepath.IsAbs) // the plugins
-		if diff := cmp.Diff(test.want, missing, cmpopts.EquateEmpty()); diff != "" {
-			t.Errorf("%s in %s (-want +got):\n%s", test.contender, test.scenario, diff)
-		}
+	if filepath.Base(path) == "floor" {
+		return e.node.fixedResult(e.pod), nil
 	}
+	return out.Bytes(), nil
 }
 
-func TestScenariosAreNamed(t *testing.T) {
-	t.Parallel()
-	got, err := parseScenarios("ipv4,dual,attach,pods=200,full,full=200,ports=1000,dhcp,dhcp-rapid,leases=1000")
+// addresses are those of a result, of any version, and their gateways.
+func addresses(result []byte) ([]*types100.IPConfig, error) {
+	parsed, err := create.CreateFromBytes(result)
 	if err != nil {
-		t.Fatal(err)
+		return nil, fmt.Errorf("result %q: %w", result, err)
 	}
-	if len(got) != 10 || !got[1].dual || !got[2].attach || got[3].pods != 200 || got[3].full ||
-		!got[4].full || got[4].pods != 0 || !got[5].full || got[5].pods != 200 || got[6].ports != 1000 ||
-		!got[7].dhcp || got[7].rapid || !got[8].dhcp || !got[8].rapid || !got[9].dhcp || !got[9].leases || got[9].pods != 1000 {
-		t.Errorf("got %+v", got)
+	r, err := types100.NewResultFromResult(parsed)
+	if err != nil {
+		return nil, fmt.Errorf("result %q: %w", result, err)
 	}
-	for _, bad := range []string{
-		"", "ipv6", "pods", "pods=", "pods=0", "pods=1023", "full=", "full=0", "full=1023", "ports", "ports=0", "ports=10001", "leases", "leases=0", "leases=1023", "dhcp=1", "ipv4,,dual", "dual=3",
-	} {
-		if _, err := parseScenarios(bad); err == nil {
-			t.Errorf("%q was taken", bad)
-		}
-	}
+	return r.IPs, nil
 }
 
-func TestSlowScenariosGetAShareOfTheRounds(t *testing.T) {
-	t.Parallel()
-	for _, test := range []struct {
-		scenario    string
-		asked, want int
-	}{
-		{"ipv4", 80, 80}, {"ipv4", 1, 1},
-		{"full", 80, 10}, {"full", quickRounds, 2}, {"full", 1, 1},
-		{"dhcp", 80, 40}, {"dhcp", quickRounds, quickRounds}, {"dhcp", 1, 1},
-		{"leases=9", 80, 8}, {"leases=9", quickRounds, 2}, {"leases=9", 800, 8}, {"leases=9", 1, 1},
-	} {
-		s, err := parseScenario(test.scenario)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := s.rounds(test.asked); got != test.want {
-			t.Errorf("%s: %d of %d rounds, want %d", test.scenario, got, test.asked, test.want)
+// checkResult looks at a plugin's result: one address in each subnet, in order.
+func checkResult(result []byte, wanted []netip.Prefix) error {
+	ips, err := addresses(result)
+	if err == nil && len(ips) != len(wanted) {
+		err = fmt.Errorf("result %s has %d addresses, want %d", result, len(ips), len(wanted))
+	}
+	for i := 0; err == nil && i < len(wanted); i++ {
+		address, _ := netip.AddrFromSlice(ips[i].Address.IP)
+		gateway, _ := netip.AddrFromSlice(ips[i].Gateway)
+		if !wanted[i].Contains(address.Unmap()) || gateway.Unmap() != gatewayOf(wanted[i]) {
+			err = fmt.Errorf("result has %s by %s, want one of %s by %s", address, gateway, wanted[i], gatewayOf(wanted[i]))
 		}
 	}
+	return err
 }
 
-func TestEveryScenarioHasTomboloAndSomebodyToCompareWith(t *testing.T) {
-	t.Parallel()
-	for name, want := range map[string][]string{
-		"ipv4":    {floor, tombolo, reference},
-		"pods=9":  {floor, tombolo, reference},
-		"full":    {floor, tombolo, chainIPTables, chainNFTables},
-		"full=9":  {floor, tombolo, chainIPTables, chainNFTables},
-		"ports=9": {tombolo, chainIPTables, chainNFTables},
-
-		"dhcp":       {tombolo, tomboloUDP, reference},
-		"dhcp-rapid": {tombolo, tomboloUDP, reference},
-		"leases=9":   {tombolo, reference},
-	} {
-		s, err := parseScenario(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		got := slices.DeleteFunc(contenders(), func(c string) bool { return !s.takes(c) })
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
+// missing says what a contender lacks on this machine; empty for nothing.
+func (c contender) missing() string {
+	for _, name := range c.needs {
+		if path, there := peer(name); !there {
+			return path + " is missing: make peers builds it, bench/build.sh DIRECTORY kindnet that one"
 		}
 	}
+	return ""
 }
 
-func TestHostPortsAreDistinct(t *testing.T) {
-	t.Parallel()
-	n := &node{scenario: scenario{ports: 250}}
-	seen := map[int]bool{}
-	for pod, want := range []int{100, 100, 50} {
-		list := n.portsOf(pod)
-		if len(list) != want {
-			t.Errorf("pod %d has %d ports, want %d", pod, len(list), want)
-		}
-		for _, m := range list {
-			seen[m.HostPort] = true
-		}
+// floorBridgeOn makes the bridge with the gateways' addresses.
+func floorBridgeOn(tb testing.TB, n *node) {
+	tb.Helper()
+	path, there := peer("floor")
+	if !there {
+		tb.Skip("floor is missing: make peers builds it")
 	}
-	if len(seen) != 250 || !seen[firstPort] || !seen[firstPort+249] {
-		t.Errorf("%d ports", len(seen))
-	}
+	nstest.Run(tb, n.host, path, append([]string{"-setup"}, floorArgs(n.feature.dual, 0)...)...)
 }

@@ -1,111 +1,184 @@
-package main
+package bench
 
 import (
-	"path/filepath"
-	"strings"
+	"bytes"
+	"flag"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"slices"
 	"testing"
-
-	"github.com/tombolo-cni/tombolo/internal/nstest"
-	"github.com/tombolo-cni/tombolo/netns"
+	"time"
 )
 
-func TestRenewalsAreCountedFromTheFirstRoundOn(t *testing.T) {
-	t.Parallel()
-	n := leasing(t, tombolo, "leases=8")
-	ns := nstest.New(t)
-	var err error
-	if n.lan.keeper, err = shell(t, ns, "echo READY; exec sleep 1000"); err != nil {
-		t.Fatal(err)
-	}
-	defer n.lan.keeper.stop()
-	log := discover + ack(1) + ack(2)
-	write(t, n.lan.log, log)
-	r := &runner{}
-	c := &renewals{node: n}
-	if err := c.begin(); err != nil {
-		t.Fatal(err)
-	}
-	// Two of eight leases are a round, and the first renewal is none of it.
-	for i, step := range []struct {
-		more                 string
-		count, total, rounds int
-	}{
-		{"", 0, 0, 0},
-		{ack(1), 0, 1, 0},
-		{ack(2), 1, 2, 0},
-		{strings.TrimSuffix(ack(3), "\n"), 1, 2, 0}, // a line that is being written
-		{"\n", 0, 3, 1},
-		{ack(4) + ack(5) + ack(6), 0, 6, 2},
-	} {
-		log += step.more
-		write(t, n.lan.log, log)
-		if err := r.watch(n.scenario, c); err != nil {
-			t.Fatal(err)
+var leasePods = flag.Int("leases", 1000, "the `pods` of BenchmarkLeases, 1022 at most")
+
+// What keeping leases costs is measured on some that are renewed every minute. The
+// measurement ends when so many renewals have been counted of every pod.
+const (
+	renewalsEach = 0.5
+	leaseWorkers = 8               // that add pods at once: an ADD waits more than it works
+	renewalsIn   = 5 * time.Minute // all of them, since two of a lease are a minute apart
+)
+
+// BenchmarkLeases measures what keeps the leases of a node's pods, for one contender beside
+// the other: the CPU time of a renewal (ns/op), with all else that it does meanwhile, and
+// what it takes up.
+func BenchmarkLeases(b *testing.B) {
+	skipHeavy(b, "three minutes, most of which it waits for renewals")
+	needDHCP(b)
+	var all []*renewals
+	for _, c := range []contender{tombolo(), referencePlugin()} {
+		if why := c.missing(); why != "" {
+			say("leases: without %s: %s", c.name, why)
+			continue
 		}
-		if c.count != step.count || c.total != step.total || c.rounds != step.rounds {
-			t.Errorf("step %d: %d, %d in all, %d rounds; want %+v", i, c.count, c.total, c.rounds, step)
-		}
+		f := dhcp("leases", "raw", false)
+		f.renewed = true
+		n := newNode(b, c, f)
+		all = append(all, &renewals{node: n, acked: map[netip.Addr]time.Time{}, pods: n.fill(b, nil, *leasePods, leaseWorkers)})
 	}
-	if s := r.report.find("leases=8", "renewal cpu", tombolo); s == nil || len(s.values) != 2 {
-		t.Errorf("figures of the rounds: %+v", s)
-	}
-	for _, metric := range []string{"memory", "threads", "descriptors"} {
-		if s := r.report.find("leases=8", metric, tombolo); s == nil || s.values[0] <= 0 {
-			t.Errorf("%s: %+v", metric, s)
-		}
-	}
-	if c.asked != 0 {
-		t.Errorf("%d DISCOVERs, of before the first round", c.asked)
+	for _, r := range all {
+		b.Run("keeper="+r.node.name, func(b *testing.B) {
+			if r.ended.IsZero() {
+				if err := watch(all); err != nil {
+					b.Fatal(r.node.explain(err))
+				}
+			}
+			b.N = r.count
+			if err := r.report(b); err != nil {
+				b.Fatal(r.node.explain(err))
+			}
+		})
 	}
 }
 
-// TestIntroducedNeighboursAreKnownForGood has a veth between a pod and its router, as
-// if there were no bridge.
-func TestIntroducedNeighboursAreKnownForGood(t *testing.T) {
-	t.Parallel()
-	inside, router := nstest.New(t), nstest.New(t)
-	nstest.Veth(t, inside, podIfname, router, routerIfname)
-	n := leasing(t, tombolo, "leases=8")
-	n.lan.router = namedNS{NS: router}
-	var err error
-	if n.lan.mac, err = hardwareAddress(n.lan.router, routerIfname); err != nil {
-		t.Fatal(err)
+// renewals counts a node's renewals by the server's log, from the first one that comes
+// after the pods are there.
+type renewals struct {
+	node         *node
+	pods         []*pod
+	offset       int64                    // how far the log was read
+	count, asked int                      // of renewals; of DISCOVERs by pods that have a lease, and NAKs
+	acked        map[netip.Addr]time.Time // when the server last granted an address
+	began, ended time.Time
+	cpu          time.Duration // when it began; then, what it took
+	figures      map[string]float64
+}
+
+// watch waits until every node's renewals are done.
+func watch(all []*renewals) error {
+	for _, r := range all {
+		if err := r.read(); err != nil {
+			return err
+		}
+		r.count, r.asked = 0, 0
 	}
-	p := &pod{path: nstest.Path(t, inside), result: []byte(`{"ips":[{"address":"10.88.1.7/16"}]}`)}
-	if err := n.introduce(p); err != nil {
-		t.Fatal(err)
+	limit, said := time.Now().Add(renewalsIn), time.Now()
+	for going := slices.Clone(all); len(going) > 0; time.Sleep(100 * time.Millisecond) {
+		for _, r := range going {
+			if err := r.look(); err != nil {
+				return err
+			}
+			if time.Now().After(limit) {
+				return fmt.Errorf("%s: %d renewals of %d leases in %s", r.node.name, r.count, len(r.pods), renewalsIn)
+			}
+		}
+		if time.Since(said) > spoken {
+			said = time.Now()
+			say("leases: %s has renewed %d", going[0].node.name, going[0].count)
+		}
+		going = slices.DeleteFunc(going, func(r *renewals) bool { return !r.ended.IsZero() })
 	}
-	mac, err := hardwareAddress(namedNS{NS: inside}, podIfname)
+	return nil
+}
+
+// look counts, and takes the figures when there are enough.
+func (r *renewals) look() error {
+	if err := r.read(); err != nil {
+		return err
+	}
+	cpu, err := r.node.lan.keeper.cpu()
+	switch {
+	case err != nil:
+		return err
+	case r.began.IsZero() && r.count > 0: // what came before it is nothing of these renewals
+		r.began, r.cpu, r.count = time.Now(), cpu, 0
+	case !r.began.IsZero() && float64(r.count) >= renewalsEach*float64(len(r.pods)):
+		r.cpu, r.ended = cpu-r.cpu, time.Now()
+		return r.measure()
+	}
+	return nil
+}
+
+// read counts what came to the log, in whole lines.
+func (r *renewals) read() error {
+	log, err := os.Open(r.node.lan.log)
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
-	for _, test := range []struct {
-		ns   *netns.NS
-		want string
-	}{
-		{inside, "10.88.0.1 dev eth0 lladdr " + n.lan.mac.String() + " PERMANENT"},
-		{router, "10.88.1.7 dev eth0 lladdr " + mac.String() + " PERMANENT"},
-	} {
-		if got := nstest.Run(t, test.ns, "ip", "-4", "neigh"); strings.TrimSpace(got) != test.want {
-			t.Errorf("neighbours %q, want %q", got, test.want)
+	defer log.Close()
+	if _, err := log.Seek(r.offset, io.SeekStart); err != nil {
+		return err
+	}
+	text, err := io.ReadAll(log)
+	if err != nil {
+		return err
+	}
+	text = text[:bytes.LastIndexByte(text, '\n')+1]
+	r.offset += int64(len(text))
+	for line := range bytes.Lines(text) {
+		// Of "… DHCPACK(eth0) 10.88.1.7 0a:58:…" and the like.
+		if _, granted, ok := bytes.Cut(line, []byte(" DHCPACK(")); ok {
+			if f := bytes.Fields(granted); len(f) > 1 {
+				address, _ := netip.ParseAddr(string(f[1]))
+				r.acked[address] = time.Now()
+				r.count++
+			}
+		}
+		if bytes.Contains(line, []byte(" DHCPDISCOVER(")) || bytes.Contains(line, []byte(" DHCPNAK(")) {
+			r.asked++
 		}
 	}
-	p.path = filepath.Join(t.TempDir(), "missing")
-	if err := n.introduce(p); err == nil {
-		t.Error("a pod that is not there was introduced")
-	}
+	return nil
 }
 
-func TestLostLeasesAreFound(t *testing.T) {
-	t.Parallel()
-	n := leasing(t, reference, "leases=8")
-	n.resident = []*pod{{result: []byte(`{"ips":[{"address":"10.88.1.7/16"}]}`)}}
-	c := &renewals{node: n}
-	if err := c.prove(); err == nil || !strings.Contains(err.Error(), "no lease of 10.88.1.7") {
-		t.Errorf("the server has none, and the error is %v", err)
+// measure takes what the keeper has and holds.
+func (r *renewals) measure() error {
+	keeper := r.node.lan.keeper
+	kib, err := keeper.status("VmRSS")
+	if err != nil {
+		return err
 	}
-	c.tally([]byte(ack(7) + discover))
-	if err := c.prove(); err == nil || !strings.Contains(err.Error(), "1 DISCOVERs") {
-		t.Errorf("a pod asked for a new one, and the error is %v", err)
+	threads, err := keeper.status("Threads")
+	if err != nil {
+		return err
 	}
+	open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", keeper.cmd.Process.Pid))
+	r.figures = map[string]float64{"memory-MiB": float64(kib) / 1024, "threads": float64(threads), "descriptors": float64(len(open)),
+		"leases": float64(len(r.pods)), "ns/op": float64(r.cpu) / float64(r.count)}
+	return err
+}
+
+// report proves that every pod has its lease still: one that had lost its own would have
+// asked for another, as a server says that does not renew one (DHCPNAK).
+func (r *renewals) report(b *testing.B) error {
+	if r.asked > 0 {
+		return fmt.Errorf("pods that had a lease asked for a new one, or were refused theirs: %d DISCOVERs and NAKs", r.asked)
+	}
+	for _, p := range r.pods {
+		if address, err := leaseOf(p); err != nil || r.acked[address].IsZero() {
+			return fmt.Errorf("the server has granted nothing to pod %d, with %s: %w", p.number, address, err)
+		}
+	}
+	err := r.node.ping(r.pods[len(r.pods)-1])
+	for what, value := range r.figures {
+		b.ReportMetric(value, what)
+	}
+	if r.node.name == "tombolo" {
+		limit{"leases", "tombolo", "memory-MiB", 40}.check(b, interval{value: r.figures["memory-MiB"]})
+		limit{"leases", "tombolo", "CPU of a renewal, in ns", 18e6}.check(b, interval{value: r.figures["ns/op"]})
+	}
+	return err
 }

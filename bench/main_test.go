@@ -1,165 +1,162 @@
-package main
+package bench
 
 import (
-	"bytes"
-	"encoding/json"
-	"errors"
 	"flag"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
+var (
+	gated    = flag.Bool("gate", false, "fail where a figure is beyond its limit")
+	heavy    = flag.Bool("heavy", false, "measure what takes minutes too, a single round of it with -benchtime 1x")
+	progress = flag.Bool("progress", false, "say on standard error how far a benchmark has come")
+)
+
+// usualRounds stands for testing's default of a second, of which an operation of two
+// milliseconds, with a DEL of twenty after it, would make ten.
+const usualRounds = "100x"
+
 func TestMain(m *testing.M) {
-	flag.Bool("update", false, "rewrite the golden files")
+	flag.Parse()
+	if f := flag.Lookup("test.benchtime"); f.Value.String() == f.DefValue {
+		if err := f.Value.Set(usualRounds); err != nil {
+			panic(err)
+		}
+	}
+	if flag.Lookup("test.bench").Value.String() != "" {
+		describeMachine()
+	}
 	nstest.Main(m)
 }
 
-func TestOptionsThatMakeNoSenseAreRefused(t *testing.T) {
-	t.Parallel()
-	for _, args := range [][]string{
-		{"-n", "0"}, {"-scenarios", "ipv5"}, {"-contenders", "flannel"}, {"-gate", "add"}, {"ipv4"}, {"-nosuch"},
-	} {
-		var said bytes.Buffer
-		if _, err := parseOptions(args, &said); err == nil {
-			t.Errorf("%q was taken", args)
+// once says that every benchmark is to run a single time, to see that it works.
+func once() bool { return flag.Lookup("test.benchtime").Value.String() == "1x" }
+
+// skipHeavy skips what takes minutes where every benchmark runs once.
+func skipHeavy(b *testing.B, takes string) {
+	b.Helper()
+	if once() && !*heavy {
+		b.Skipf("it takes %s: -heavy runs it with -benchtime 1x", takes)
+	}
+}
+
+// describeMachine prints what the figures hold for, in the form that benchstat and
+// bench/report read.
+func describeMachine() {
+	var name unix.Utsname
+	_ = unix.Uname(&name)
+	fmt.Printf("kernel: Linux %s\ncpus: %d\ngo: %s\ndate: %s\n", unix.ByteSliceToString(name.Release[:]), runtime.NumCPU(), runtime.Version(), time.Now().UTC().Format(time.DateOnly))
+	if out, err := exec.Command("git", "describe", "--always", "--dirty").Output(); err == nil {
+		fmt.Printf("tombolo: %s", out)
+	}
+	if mod, err := os.ReadFile("peers/go.mod"); err == nil {
+		for line := range strings.Lines(string(mod)) {
+			if f := strings.Fields(line); len(f) > 1 && f[0] == "github.com/containernetworking/plugins" {
+				fmt.Printf("reference: containernetworking/plugins %s\n", f[1])
+			}
 		}
-		if said.Len() == 0 {
-			t.Errorf("nothing was said about %q", args)
+	}
+	for tool, version := range map[string]string{"nft": "--version", "iptables": "--version", "dnsmasq": "--version"} {
+		if out, err := exec.Command(tool, version).Output(); err == nil {
+			first, _, _ := strings.Cut(string(out), "\n")
+			fmt.Printf("%s: %s\n", tool, first)
 		}
 	}
 }
 
-func TestQuickIsFewRounds(t *testing.T) {
-	t.Parallel()
-	o, err := parseOptions([]string{"-quick", "-peers", "x"}, os.Stderr)
+// say writes a line of progress, where that is wanted.
+func say(format string, args ...any) {
+	if *progress {
+		fmt.Fprintf(os.Stderr, "%s  "+format+"\n", append([]any{time.Now().Format(time.TimeOnly)}, args...)...)
+	}
+}
+
+// spoken is how often say is called within a benchmark.
+const spoken = 5 * time.Second
+
+// namespaces is how many network namespaces the kernel has, those included that it takes
+// down, of all who use the machine.
+func namespaces() int {
+	slabs, _ := os.ReadFile("/proc/slabinfo")
+	for line := range strings.Lines(string(slabs)) {
+		if f := strings.Fields(line); len(f) > 1 && f[0] == "net_namespace" {
+			n, _ := strconv.Atoi(f[1])
+			return n
+		}
+	}
+	return 0
+}
+
+// settle waits until the kernel has taken down what a benchmark had, so that the next one
+// has the machine for itself; before is how many namespaces there were.
+func settle(before int) {
+	for until := time.Now().Add(patience); !once() && namespaces() > before+10 && time.Now().Before(until); {
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// The programs are those of TOMBOLO_BIN and TOMBOLO_PEERS. Without the former, ours are
+// built; peers that are not there are left out.
+var built = sync.OnceValues(func() (string, error) {
+	if path := os.Getenv("TOMBOLO_BIN"); path != "" {
+		return filepath.Abs(path)
+	}
+	dir, err := filepath.Abs("../.cache/bench")
 	if err != nil {
-		t.Fatal(err)
+		return "", err
 	}
-	if o.rounds != quickRounds {
-		t.Errorf("%d rounds", o.rounds)
-	}
-	if !filepath.IsAbs(o.binaries.peers) || !filepath.IsAbs(o.binaries.tombolo) {
-		t.Errorf("paths are relative: %+v", o.binaries)
-	}
-}
-
-// TestRun runs the program, since its sandbox is a process of its own, with the one
-// contender that can be built without a network.
-func TestRun(t *testing.T) {
-	t.Parallel()
-	nstest.RequireRoot(t)
-	dir := t.TempDir()
-	if out, err := exec.Command("go", "build", "-o", dir, ".").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	buildC(t, dir, "floor")
-	buildC(t, dir, "peak")
-	for name, test := range map[string]func(*testing.T, string){
-		"floor is measured and proven":               testFloorIsMeasured,
-		"a gate that nobody can judge fails the run": testGateWithoutFigureFails,
-		"a plugin that did nothing fails the run":    testIdlePluginFails,
-		"nobody to measure fails the run":            testNobodyFails,
-		"leases are measured and proven":             testTomboloLeases,
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			test(t, dir)
-		})
-	}
-}
-
-// buildOurs builds a command of this module.
-func buildOurs(t *testing.T, dir, name string) string {
-	t.Helper()
-	if out, err := exec.Command("go", "build", "-o", dir, "../cmd/"+name).CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	return filepath.Join(dir, name)
-}
-
-// runBench runs the program and gives its output, what it said of errors, and its exit
-// status.
-func runBench(t *testing.T, dir string, args ...string) (stdout, stderr string, status int) {
-	t.Helper()
-	var out, said bytes.Buffer
-	c := exec.Command(filepath.Join(dir, "bench"), append([]string{"-peers", dir}, args...)...)
-	c.Stdout, c.Stderr = &out, &said
-	err := c.Run()
-	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
-		t.Fatal(err)
-	}
-	return out.String(), said.String(), c.ProcessState.ExitCode()
-}
-
-// testFloorIsMeasured goes through every scenario. The program itself fails where a
-// pod does not reach its gateway or something is left.
-func testFloorIsMeasured(t *testing.T, dir string) {
-	out, said, status := runBench(t, dir, "-json", "-n", "2", "-tombolo", filepath.Join(dir, "missing"),
-		"-scenarios", "ipv4,dual,attach,pods=3,full=2")
-	if status != 0 {
-		t.Fatalf("exit status %d: %s", status, said)
-	}
-	var document struct {
-		Figures []summary
-		Ratios  []ratio
-		Skipped []string
-	}
-	if err := json.Unmarshal([]byte(out), &document); err != nil {
-		t.Fatal(err)
-	}
-	found := map[string]bool{}
-	for _, f := range document.Figures {
-		found[f.Scenario+" "+f.Metric+" "+f.Contender] = f.Median > 0
-	}
-	for _, want := range []string{
-		"ipv4 add floor", "ipv4 del floor", "ipv4 add cpu floor", "ipv4 peak floor", "dual add floor",
-		"attach attach floor", "attach attach tombolo", "attach detach tombolo", "pods=3 growth floor",
-		"full=2 add at 0 floor", "full=2 add floor",
-	} {
-		if !found[want] {
-			t.Errorf("no figure %q in %s", want, out)
+	for _, name := range []string{"tombolo", "tombolod"} {
+		cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", filepath.Join(dir, name), "../cmd/"+name)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return "", fmt.Errorf("build %s: %w: %s", name, err, out)
 		}
 	}
-	if len(document.Ratios) == 0 {
-		t.Error("no ratios")
+	return filepath.Join(dir, "tombolo"), nil
+})
+
+// program gives the path of a program of ours.
+func program(tb testing.TB, name string) string {
+	tb.Helper()
+	path, err := built()
+	if err != nil {
+		tb.Fatal(err)
 	}
-	skipped := strings.Join(document.Skipped, "\n")
-	for _, who := range []string{"tombolo in ipv4: ", "reference in ipv4: ", "chain-iptables in full=2: "} {
-		if !strings.Contains(skipped, who) {
-			t.Errorf("nothing is said of %s, which is missing: %q", who, document.Skipped)
-		}
-	}
-	if strings.Contains(skipped, "reference in full=2") {
-		t.Errorf("somebody is missed who has no part: %q", document.Skipped)
-	}
+	return filepath.Join(filepath.Dir(path), name)
 }
 
-func testGateWithoutFigureFails(t *testing.T, dir string) {
-	out, _, status := runBench(t, dir, "-n", "1", "-contenders", "floor", "-scenarios", "ipv4", "-gate", "add/floor<=2.7")
-	if status != exitFailed || !strings.Contains(out, "cannot be judged") {
-		t.Errorf("exit status %d, and %s", status, out)
+// peer gives the path of another program, and whether it is there.
+func peer(name string) (path string, there bool) {
+	dir := os.Getenv("TOMBOLO_PEERS")
+	if dir == "" {
+		dir = "../.cache/peers"
 	}
+	path, err := filepath.Abs(filepath.Join(dir, name))
+	if err == nil {
+		_, err = os.Stat(path)
+	}
+	return path, err == nil
 }
 
-func testIdlePluginFails(t *testing.T, dir string) {
-	idle := filepath.Join(dir, "idle")
-	if err := os.WriteFile(idle, []byte("#!/bin/sh\necho '{}'\n"), 0o755); err != nil {
-		t.Fatal(err)
+// scratch is a directory in memory, where a runtime has /run.
+func scratch(tb testing.TB) string {
+	tb.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "tombolo-bench-")
+	if err != nil {
+		return tb.TempDir()
 	}
-	_, said, status := runBench(t, dir, "-n", "1", "-tombolo", idle, "-contenders", "tombolo", "-scenarios", "ipv4")
-	if status != exitFailed || !strings.Contains(said, "result has 0 addresses") {
-		t.Errorf("exit status %d: %s", status, said)
-	}
-}
-
-func testNobodyFails(t *testing.T, dir string) {
-	_, said, status := runBench(t, dir, "-n", "1", "-contenders", "reference", "-scenarios", "ipv4")
-	if status != exitFailed || !strings.Contains(said, "nothing was measured") {
-		t.Errorf("exit status %d: %s", status, said)
-	}
+	tb.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
 }

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Installs what tests and benchmarks need and this machine lacks, and says so. No
 # service is started by it.
+#
+# usage: test/deps.sh [COMMAND PACKAGE], which is that alone
 set -euo pipefail
 
 [ "$(id -u)" = 0 ] || { echo "tests make network namespaces and links: run them as root" >&2; exit 1; }
@@ -10,21 +12,25 @@ need() { # need COMMAND PACKAGE
 	command -v "$1" >/dev/null 2>&1 || missing+=("$2")
 }
 PATH=$PATH:/usr/sbin:/sbin
-need gcc gcc
-need ip iproute2
-need nft nftables
-need iptables iptables
-need strace strace
-need conntrack conntrack
-need iperf3 iperf3
-need containerd containerd
-need runc runc
-need dnsmasq dnsmasq-base
-need kea-dhcp4 kea-dhcp4-server
-need busybox busybox-static
-need nsenter util-linux
-need git git
-[ -e /usr/include/stdio.h ] || missing+=(libc6-dev)
+if [ $# = 2 ]; then
+	need "$1" "$2"
+else
+	need gcc gcc
+	need ip iproute2
+	need nft nftables
+	need iptables iptables
+	need strace strace
+	need conntrack conntrack
+	need iperf3 iperf3
+	need containerd containerd
+	need runc runc
+	need dnsmasq dnsmasq-base
+	need kea-dhcp4 kea-dhcp4-server
+	need busybox busybox-static
+	need nsenter util-linux
+	need git git
+	[ -e /usr/include/stdio.h ] || missing+=(libc6-dev)
+fi
 [ ${#missing[@]} = 0 ] && exit 0
 
 command -v apt-get >/dev/null || { echo "please install: ${missing[*]}" >&2; exit 1; }

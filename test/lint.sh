@@ -9,11 +9,12 @@ unformatted=$(gofmt -l $(git ls-files '*.go'))
 bin=$(pwd)/.cache/tools
 mkdir -p "$bin"
 (cd tools && CGO_ENABLED=0 go build -o "$bin/" tool)
-for module in . bench/peers test/cni test/containerd test/embed tools; do
+for module in . bench/peers bench/report test/cni test/containerd test/embed tools; do
 	[ -n "$(cd $module && go list ./... 2>/dev/null)" ] || continue
 	(cd "$module" && go vet ./... && "$bin/staticcheck" ./...)
 	(cd "$module" && go mod tidy -diff)
 done
+(cd bench/peers/kindnet && go mod tidy -diff) # to vet it is to compile SQLite
 # The programs of units need not be installed here.
 if command -v systemd-analyze >/dev/null; then
 	units=$(mktemp -d)

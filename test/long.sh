@@ -44,7 +44,7 @@ for package in $(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}
 	jobs+=("90 400 race $package")
 done
 jobs+=("180 900 churn test/cni")
-for pods in 50 200 500 900; do jobs+=("30 300 growth . $pods"); done
+for pods in 100 400 900; do jobs+=("30 300 growth bench $pods"); done
 jobs+=("300 900 takeovers test/lan")
 jobs+=("200 600 many test/cni TestEightAtOnceUnderRandomKills" "200 600 many test/cni TestTwoVersionsAtOnce")
 # A part of all system calls of what a test sweeps, another one in each turn; make test
@@ -100,7 +100,7 @@ run_job() {
 	race) within "$most" go test -race -short -timeout "$hangs" "$where" ;;
 	churn) TOMBOLO_PODS=100 within "$most" go test -C "$where" -count 5 -run 'Kill|Churn|AtOnce|Beside|Deleted' -skip 'UnderRandomKills|TwoVersions' -timeout "$hangs" ./... ;;
 	many) TOMBOLO_LONG=1 within "$most" go test -C "$where" -count 1 -v -run "^$what\$" -timeout "$hangs" . ;;
-	growth) within "$most" go run ./bench -n 10 -scenarios "pods=$what" -contenders floor,tombolo -peers "$TOMBOLO_PEERS" -tombolo "$TOMBOLO_BIN" ;;
+	growth) within "$most" go test "./$where" -run '^$' -bench "^BenchmarkPods\$/^pods=$what\$" -benchtime 10x -timeout "$hangs" ;;
 	sweep) TOMBOLO_SWEEP=$((turn % ${what#*/} + 1))/${what#*/} within "$most" go test -C "$where" -count 1 -run "^${what%/*}\$" -timeout "$hangs" . ;;
 	takeovers) TOMBOLO_TAKEOVERS=20 within "$most" go test -count 1 -timeout "$hangs" "./$where" ;;
 	vm) VM_LIMIT=$most test/vm/run.sh "$what" ;;

@@ -14,9 +14,9 @@
 //   floor -bridge NAME -address A/P -gateway A [-address6 A/P -gateway6 A]
 //
 // With -setup it makes the bridge with the gateways' addresses on it and ends.
-// With -loop NETNS... it does one ADD and one DEL in each namespace given, all in
-// this process, and prints the nanoseconds of each as JSON: the kernel's work
-// without exec, what an in-process attach is to be compared with.
+// With -loop it does in this one process what it is told on standard input, and
+// prints the nanoseconds of each: the kernel's work without exec, what an
+// in-process attach is to be compared with.
 //
 // Build: cc -O2 -static -o floor floor.c. Needs Linux 4.11 and CAP_NET_ADMIN and
 // CAP_SYS_ADMIN (setns).
@@ -370,43 +370,36 @@ static uint64_t now(void)
 	return (uint64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-static void print_times(const char *name, const uint64_t *ns, int n)
+// loop obeys lines of standard input, "ADD NETNS" or "DEL NETNS", one pod at a time, and
+// answers each with its nanoseconds. The namespace is opened before the measurement, as
+// the caller of an in-process attach would hand over an open one.
+static void loop(int host, struct network *net)
 {
-	printf("\"%s\":[", name);
-	for (int i = 0; i < n; i++)
-		printf("%s%" PRIu64, i ? "," : "", ns[i]);
-	printf("]");
-}
-
-// loop opens every namespace before the first measurement, as the caller of an
-// in-process attach would hand over an open one.
-static void loop(int host, struct network *net, char **paths, int n)
-{
-	uint64_t *add = calloc(n, sizeof *add), *del = calloc(n, sizeof *del), from;
-	int *netns = calloc(n, sizeof *netns);
+	char line[4096], id[32];
 	struct pod pod = {0};
-	char id[32];
+	uint64_t from, took;
+	int netns;
 
-	if (!add || !del || !netns)
-		die("allocate");
-	for (int i = 0; i < n; i++)
-		if ((netns[i] = open(paths[i], O_RDONLY | O_CLOEXEC)) < 0)
-			die("open namespace %s", paths[i]);
-	for (int i = 0; i < n; i++) {
-		snprintf(id, sizeof id, "loop-%d-%d", (int)getpid(), i);
-		identify(&pod, id, "eth0");
-		from = now();
-		pod_add(host, netns[i], net, &pod);
-		add[i] = now() - from;
-		from = now();
-		pod_del(host, &pod);
-		del[i] = now() - from;
+	for (int i = 0; fgets(line, sizeof line, stdin); i++) {
+		line[strcspn(line, "\n")] = '\0';
+		if (!strncmp(line, "DEL ", 4)) {
+			from = now();
+			pod_del(host, &pod);
+			took = now() - from;
+		} else {
+			netns = open(line + strlen("ADD "), O_RDONLY | O_CLOEXEC);
+			if (netns < 0)
+				die("open namespace %s", line);
+			snprintf(id, sizeof id, "loop-%d-%d", (int)getpid(), i);
+			identify(&pod, id, "eth0");
+			from = now();
+			pod_add(host, netns, net, &pod);
+			took = now() - from;
+			close(netns);
+		}
+		printf("%" PRIu64 "\n", took);
+		fflush(stdout);
 	}
-	printf("{");
-	print_times("addNs", add, n);
-	printf(",");
-	print_times("delNs", del, n);
-	printf("}\n");
 }
 
 static struct address parse(const char *text, int family)
@@ -490,7 +483,7 @@ int main(int argc, char **argv)
 	if (make_bridge)
 		setup(host, &net);
 	else if (in_process)
-		loop(host, &net, argv + optind, argc - optind);
+		loop(host, &net);
 	else
 		plugin(host, &net);
 	return 0;

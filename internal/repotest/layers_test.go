@@ -51,7 +51,7 @@ func layers() []layer {
 		{[]string{"internal/nl/nltest"}, []string{".", "internal/nl"}, "a kernel for tests of any layer above netlink"},
 		{[]string{"internal/nstest"}, []string{"netns", "internal/icmp"}, "fixtures for tests of any layer above namespaces"},
 		{[]string{"internal/nstest/fault"}, []string{"netns"}, "a fixture: it runs programs of any layer"},
-		{[]string{"bench"}, []string{"netns", "route", "bridge", "internal/icmp"}, "it measures the plugin from outside, and Attach"},
+		{[]string{"bench"}, []string{"netns", "route", "bridge", "nft", "internal/cni", "internal/icmp"}, "it has benchmarks only: of the plugin from outside and in process, and of Attach"},
 		{[]string{"test/report"}, nil, "it reads what go test prints"},
 		{[]string{"test/lan"}, []string{"bridge/uplink", "internal/cni", "internal/keeper", "internal/lease", "internal/state"}, "it has tests only: of takeovers, and of the plugin as it is built"},
 		{[]string{"internal/repotest"}, []string{".", "addr", "bridge", "bridge/bandwidth", "bridge/uplink", "dhcpc", "dhcpc/transport", "netns", "nft", "route"}, "it has tests only, one of which calls all that is public"},

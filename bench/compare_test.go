@@ -1,0 +1,418 @@
+package bench
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// scenario is a comparison: contenders whose rounds are interleaved.
+type scenario struct {
+	name       string
+	feature    feature
+	features   map[string]feature // of single contenders, where they differ
+	contenders []contender
+	takes      string // how long it does, where that is minutes
+	pods       int    // so many are there during the second half of the rounds
+	crowd      int    // a round is so many pods, eight at once
+	share      int    // one in so many rounds takes place
+}
+
+const atATime = 8 // pods of a crowd
+
+func scenarios(tb testing.TB) []scenario {
+	named := func(c contender, name string) contender {
+		c.name = name
+		return c
+	}
+	chains := []contender{floor(), tombolo(), chain("iptables"), chain("nftables")}
+	return []scenario{
+		{name: "ipv4", feature: ipv4(), contenders: []contender{kernel(tb), attach(tb), inProcess(), empty(), floor(), tombolo(), referencePlugin(), kindnet()}},
+		{name: "dual", feature: feature{name: "dual", dual: true, masquerade: true}, share: 2, contenders: []contender{floor(), tombolo(), referencePlugin()}},
+		{name: "everything", feature: everything(), share: 8, takes: "half a minute", contenders: chains},
+		{name: "everything-beside-200", feature: everything(), share: 8, pods: 200, takes: "two minutes", contenders: chains},
+		{name: "ipv4-beside-900", feature: ipv4(), share: 2, pods: 900, takes: "a minute", contenders: []contender{floor(), tombolo()}},
+		{name: "crowd", feature: ipv4(), share: 16, crowd: 80, contenders: []contender{floor(), tombolo(), referencePlugin(), kindnet()}},
+		{name: "dhcp", feature: dhcp("dhcp", "raw", false), share: 2, contenders: []contender{tombolo(), named(tombolo(), "tombolo-udp"), named(tombolo(), "tombolo-rapid"), referencePlugin()},
+			features: map[string]feature{"tombolo-udp": dhcp("dhcp", "udp", false), "tombolo-rapid": dhcp("dhcp", "raw", true)}},
+	}
+}
+
+// rounds is how many of the rounds asked for a scenario gets; a few in any case, unless
+// every benchmark is to run once.
+func (s *scenario) rounds(asked int) int {
+	if s.share < 2 {
+		return asked
+	}
+	return max(min(asked, 3), asked/s.share)
+}
+
+// A pod rests before its DEL, nearly all of which the kernel waits for RCU grace periods.
+// Right after an ADD those are still going on, and what starts its work later into them
+// waits less: the reference's DEL then measured shorter than floor's. Grace periods go by
+// the kernel's tick, of up to 10 ms, so the end of the rest is random over one.
+func rest() { time.Sleep(30*time.Millisecond + rand.N(10*time.Millisecond)) }
+
+// figures are the values of one contender, a value a round, by what was measured.
+type figures map[string][]float64
+
+const (
+	addTime  = "ADD-ns"
+	delTime  = "DEL-ns"
+	addCPU   = "ADD-cpu-ns"
+	delCPU   = "DEL-cpu-ns"
+	peakMiB  = "peak-MiB"
+	addFirst = "ADD-at-0-ns" // on the empty node, before its pods are there
+	daemonNs = "keeper-cpu-ns"
+)
+
+// comparison is a scenario under way.
+type comparison struct {
+	scenario
+	tb      testing.TB
+	nodes   []*node
+	pods    []*pod // of each node in turn: what is there
+	done    int    // rounds
+	figures map[string]figures
+	before  []string // the inventory of each node, after the warm-up
+	said    time.Time
+}
+
+func newComparison(b *testing.B, s scenario) *comparison {
+	c := &comparison{scenario: s, tb: b, figures: map[string]figures{}, said: time.Now()}
+	for _, each := range s.contenders {
+		if why := each.missing(); why != "" {
+			say("%s: without %s: %s", s.name, each.name, why)
+			continue
+		}
+		f, own := s.features[each.name]
+		if !own {
+			f = s.feature
+		}
+		n := newNode(b, each, f).warm(b)
+		c.nodes = append(c.nodes, n)
+		c.before = append(c.before, n.inventory(b))
+		c.figures[n.name] = figures{}
+	}
+	return c
+}
+
+// BenchmarkCompare measures contenders beside each other: in each round every one of them
+// adds and deletes a pod, and the order rotates. So a slow spell of the machine hits all of
+// them, and each line's ratios are those of one run. The rounds take place in the first
+// contender's line; the lines of the others report theirs.
+func BenchmarkCompare(b *testing.B) {
+	for _, s := range scenarios(b) {
+		before := namespaces()
+		b.Run("scenario="+s.name, func(b *testing.B) {
+			if s.takes != "" {
+				skipHeavy(b, s.takes)
+			}
+			if s.feature.dhcp {
+				needDHCP(b)
+			}
+			c := newComparison(b, s)
+			for i, n := range c.nodes {
+				b.Run("contender="+n.name, func(b *testing.B) {
+					if i == 0 {
+						c.run(b, s.rounds(b.N))
+					}
+					loud := b.N > 1 || once() // testing calls it once before
+					b.N = c.done              // what stands in the line
+					c.report(b, n, loud)
+				})
+			}
+		})
+		settle(before)
+	}
+}
+
+// run has rounds take place until there were so many.
+func (c *comparison) run(b *testing.B, want int) {
+	if c.pods == nil && c.scenario.pods > 0 {
+		for range want {
+			c.round(b, addFirst)
+		}
+		for _, n := range c.nodes {
+			c.pods = n.fill(c.tb, nil, c.scenario.pods, 2)
+			n.linked = links(b, n.host)
+		}
+		c.done = 0
+		for i, n := range c.nodes {
+			c.before[i] = n.inventory(b)
+		}
+	}
+	for c.done < want {
+		c.round(b, addTime)
+		if time.Since(c.said) > spoken {
+			c.said = time.Now()
+			say("%s: %d of %d rounds", c.name, c.done, want)
+		}
+	}
+	for i, n := range c.nodes {
+		if after := n.inventory(b); after != c.before[i] {
+			b.Fatalf("%s left something behind; before:\n%s\nafter:\n%s", n.name, c.before[i], after)
+		}
+		if len(c.figures[n.name][peakMiB]) == 0 && n.plugins != nil && c.crowd == 0 {
+			c.gauge(b, n)
+		}
+	}
+}
+
+// round has every contender add and delete one pod, or a crowd of them.
+func (c *comparison) round(b *testing.B, add string) {
+	for turn := range c.nodes {
+		n := c.nodes[(c.done+turn)%len(c.nodes)]
+		f := c.figures[n.name]
+		if c.crowd > 0 {
+			c.add(f, addTime, c.throng(b, n))
+			continue
+		}
+		p := n.pod(c.tb)
+		if err := n.measureShapers(p); err != nil {
+			b.Fatal(err)
+		}
+		kept := n.kept(b)
+		added, err := n.call("ADD", p)
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := n.prove(p); err != nil {
+			b.Fatal(err)
+		}
+		rest()
+		deleted, err := n.call("DEL", p)
+		if err != nil {
+			b.Fatal(err)
+		}
+		n.proveGone(b, p)
+		c.add(f, add, added.wall)
+		c.add(f, delTime, deleted.wall)
+		if added.cpu > 0 {
+			c.add(f, addCPU, added.cpu)
+			c.add(f, delCPU, deleted.cpu)
+		}
+		if n.lan != nil {
+			c.add(f, daemonNs, n.kept(b)-kept)
+		}
+	}
+	c.done++
+}
+
+func (c *comparison) add(f figures, what string, took time.Duration) {
+	f[what] = append(f[what], float64(took))
+}
+
+// throng has a crowd come and go, and gives the wall time for all of it.
+func (c *comparison) throng(b *testing.B, n *node) time.Duration {
+	crowd := make([]*pod, c.crowd)
+	for i := range crowd {
+		crowd[i] = n.pod(b)
+	}
+	var took time.Duration
+	for _, verb := range []string{"ADD", "DEL"} {
+		cost, err := n.crowd(verb, crowd, atATime)
+		if err != nil {
+			b.Fatal(err)
+		}
+		took += cost.wall
+		if verb == "ADD" {
+			for _, p := range crowd {
+				if err := n.prove(p); err != nil {
+					b.Fatal(err)
+				}
+			}
+		}
+	}
+	n.proveGone(b, crowd[0])
+	return took
+}
+
+// gauge takes the memory of an ADD, in pods of their own: the gauge costs time.
+func (c *comparison) gauge(b *testing.B, n *node) {
+	if path, there := peer("peak"); !there {
+		b.Logf("no memory: %s is missing", path)
+		return
+	}
+	n.gauge = true
+	defer func() { n.gauge = false }()
+	for range min(5, c.done) {
+		p := n.pod(c.tb)
+		cost, err := n.call("ADD", p)
+		if err == nil {
+			_, err = n.call("DEL", p)
+		}
+		if err != nil {
+			b.Fatal(err)
+		}
+		if cost.peak > 0 {
+			c.figures[n.name][peakMiB] = append(c.figures[n.name][peakMiB], float64(cost.peak)/1024)
+		}
+	}
+}
+
+// kept is the CPU time of what keeps the node's leases.
+func (n *node) kept(b *testing.B) time.Duration {
+	if n.lan == nil {
+		return 0
+	}
+	cpu, err := n.lan.keeper.cpu()
+	if err != nil {
+		b.Fatal(err)
+	}
+	return cpu
+}
+
+// report gives a contender's medians, and its ratios to the others.
+func (c *comparison) report(b *testing.B, n *node, loud bool) {
+	f := c.figures[n.name]
+	b.ReportMetric(median(f[addTime]), "ns/op")
+	for what, values := range f {
+		if what != addTime {
+			b.ReportMetric(median(values), what)
+		}
+	}
+	b.ReportMetric(quantile(f[addTime], 0.95), "p95-ns/op")
+	if before := f[addFirst]; len(before) > 0 {
+		c.ratio(b, n, loud, "growth", f[addTime], before)
+	}
+	over := compared()[n.name]
+	if slices.Contains(over, "go-limit") && c.figures["empty"] != nil && c.figures["kernel"] != nil {
+		c.ratio(b, n, loud, "ADD/go-limit", f[addTime], c.figures["empty"][addTime], c.figures["kernel"][addTime])
+	}
+	for _, other := range c.nodes {
+		if !slices.Contains(over, other.name) {
+			continue
+		}
+		o := c.figures[other.name]
+		for what, verb := range map[string]string{addTime: "ADD", delTime: "DEL", addFirst: "ADD-at-0", peakMiB: "peak"} {
+			if len(f[what]) > 0 && len(o[what]) > 0 {
+				c.ratio(b, n, loud, verb+"/"+other.name, f[what], o[what])
+			}
+		}
+	}
+}
+
+// compared says what a contender's figures are reported as multiples of. The Go limit is an
+// empty plugin and the kernel's work: nothing in Go goes below it.
+func compared() map[string][]string {
+	return map[string][]string{
+		"attach":             {"kernel"},
+		"tombolo-in-process": {"kernel"},
+		"tombolo":            {"go-limit", "floor", reference, "kindnet", "chain-iptables", "chain-nftables"},
+		"tombolo-udp":        {reference},
+		"tombolo-rapid":      {reference},
+		reference:            {"go-limit", "floor"},
+	}
+}
+
+// ratio reports a ratio with its 95 % interval, and holds it to its limit.
+func (c *comparison) ratio(b *testing.B, n *node, loud bool, name string, values []float64, over ...[]float64) {
+	r := ratioOf(values, over...)
+	b.ReportMetric(r.value, name)
+	if !strings.HasPrefix(name, "peak") { // which hardly varies
+		b.ReportMetric(r.low, name+":low")
+		b.ReportMetric(r.high, name+":high")
+	}
+	for _, l := range limits() {
+		if loud && l.scenario == c.name && l.contender == n.name && l.figure == name {
+			l.check(b, r)
+			say("%s: %s of %s is %.3g (%.3g to %.3g), to be at most %g", c.name, name, n.name, r.value, r.low, r.high, l.most)
+		}
+	}
+}
+
+// limit is what a figure must not go beyond. Only with -gate does it fail a run: on a
+// machine that others use, look at the interval first.
+type limit struct {
+	scenario, contender, figure string
+	most                        float64
+}
+
+func limits() []limit {
+	list := []limit{
+		{"ipv4", "tombolo", "ADD/floor", 2.7},
+		{"ipv4", "tombolo", "ADD/go-limit", 1.6},
+		{"ipv4", "tombolo", "ADD/reference", 0.45},
+		{"ipv4", "tombolo", "ADD/kindnet", 0.65},
+		{"ipv4", "tombolo", "DEL/floor", 1.1},
+		{"ipv4", "attach", "ADD/kernel", 1.3},
+		{"ipv4-beside-900", "tombolo", "growth", 1.8},
+		{"crowd", "tombolo", "ADD/floor", 1.5},
+		{"dhcp", "tombolo", "ADD/reference", 0.6},
+		{"dhcp", "tombolo-udp", "ADD/reference", 0.6},
+	}
+	for _, chain := range []string{"chain-iptables", "chain-nftables"} {
+		list = append(list,
+			limit{"everything", "tombolo", "ADD/" + chain, 0.04},
+			limit{"everything-beside-200", "tombolo", "ADD-at-0/" + chain, 0.04},
+			limit{"everything-beside-200", "tombolo", "ADD/" + chain, 0.012},
+			limit{"everything-beside-200", "tombolo", "DEL/" + chain, 0.15})
+	}
+	return list
+}
+
+func (l limit) check(tb testing.TB, got interval) {
+	tb.Helper()
+	if !*gated {
+		return
+	}
+	if !(got.value <= l.most) {
+		tb.Errorf("%s: %s of %s is %.3g (%.3g to %.3g), and has to be at most %g", l.scenario, l.figure, l.contender, got.value, got.low, got.high, l.most)
+	}
+}
+
+// TestLimitsAreOfWhatIsMeasured has every limit name a contender of a scenario, and
+// another to compare it with: a gate that judges nothing must not pass for a good one.
+func TestLimitsAreOfWhatIsMeasured(t *testing.T) {
+	t.Parallel()
+	fits := func(l limit, s scenario) bool {
+		_, other, over := strings.Cut(l.figure, "/")
+		if over && !slices.Contains(compared()[l.contender], other) {
+			return false
+		}
+		has := func(name string) bool {
+			return slices.ContainsFunc(s.contenders, func(c contender) bool { return c.name == name })
+		}
+		grows := l.figure == "growth" && s.pods > 0
+		return s.name == l.scenario && has(l.contender) && (has(other) || grows || other == "go-limit" && has("empty") && has("kernel"))
+	}
+	all := scenarios(&testing.B{})
+	for _, l := range limits() {
+		if !slices.ContainsFunc(all, func(s scenario) bool { return fits(l, s) }) {
+			t.Errorf("%+v is of nothing that is measured", l)
+		}
+	}
+	if fits(limit{"ipv4", "tombolo", "ADD/flannel", 1}, all[0]) {
+		t.Error("a limit over a contender that is not there was taken")
+	}
+}
+
+// fatal is a testing.TB that notes its failures.
+type fatal struct {
+	testing.TB
+	said string
+}
+
+func (f *fatal) Helper()                           {}
+func (f *fatal) Errorf(format string, args ...any) { f.said = fmt.Sprintf(format, args...) }
+
+func TestFiguresBeyondTheirLimitFailAGatedRun(t *testing.T) {
+	l := limit{"ipv4", "tombolo", "ADD/floor", 2.7}
+	for _, test := range []struct {
+		gated bool
+		value float64
+		fails bool
+	}{{true, 2.6, false}, {true, 2.8, true}, {false, 2.8, false}, {true, median(nil), true}} {
+		*gated = test.gated
+		f := &fatal{}
+		l.check(f, interval{value: test.value})
+		if (f.said != "") != test.fails {
+			t.Errorf("gated %t, %g: %q", test.gated, test.value, f.said)
+		}
+	}
+	*gated = false
+}

@@ -1,0 +1,87 @@
+package bench
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// An ADD in process of one IPv4 pod, with the process's part of the work left out: what it
+// allocates is what the garbage collector of a program that embeds it has to do.
+const mostAllocations = 1000
+
+func TestAnAddAllocatesLittle(t *testing.T) {
+	n := newNode(t, inProcess(), ipv4()).warm(t)
+	p := n.pod(t)
+	verb := func(verb string) {
+		if _, err := n.call(verb, p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	both := testing.AllocsPerRun(10, func() {
+		p = n.again(p)
+		verb("ADD")
+		verb("DEL")
+	})
+	del := testing.AllocsPerRun(10, func() { verb("DEL") }) // of what is gone
+	if got := both - del; got > mostAllocations {
+		t.Errorf("an ADD and what its DEL finds allocate %v times, want at most %v", got, mostAllocations)
+	}
+}
+
+// mostMiB is the resident memory that an ADD may have: the budget of one process, of which
+// a node that starts many pods runs as many.
+const mostMiB = 8
+
+func TestAnAddTakesLittleMemory(t *testing.T) {
+	if path, there := peer("peak"); !there {
+		if os.Getenv("TOMBOLO_PEERS") != "" {
+			t.Fatalf("%s is missing, which make peers builds", path)
+		}
+		t.Logf("not measured: %s is missing, which make peers builds", path)
+		return
+	}
+	n := newNode(t, tombolo(), everything()).warm(t)
+	n.gauge = true
+	p := n.pod(t)
+	c, err := n.call("ADD", p)
+	if err == nil {
+		err = n.prove(p)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := float64(c.peak) / 1024; got > mostMiB || got < 1 {
+		t.Errorf("an ADD of everything has %.1f MiB at its peak, want at most %d", got, mostMiB)
+	}
+	if _, err := n.call("DEL", p); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestPodsThatDoNotWorkFailTheirBenchmark has plugins that do less than they say.
+func TestPodsThatDoNotWorkFailTheirBenchmark(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, inProcess(), ipv4())
+	p := n.pod(t)
+	for result, says := range map[string]string{
+		`{}`: "result", `{"cniVersion":"1.1.0"}`: "0 addresses",
+		`{"cniVersion":"1.1.0","ips":[{"address":"10.99.0.2/16","gateway":"10.88.0.1"}]}`: "want one of 10.88.0.0/16",
+		`{"cniVersion":"1.1.0","ips":[{"address":"10.88.0.2/16","gateway":"10.88.0.9"}]}`: "10.88.0.9, want one of",
+	} {
+		p.result = []byte(result)
+		if err := n.prove(p); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v, want an error that says %q", result, err, says)
+		}
+	}
+	nstest.Veth(t, p.ns, podIfname, n.host, "port0")
+	if got := links(t, p.ns); strings.Join(got, " ") != "eth0 lo" {
+		t.Errorf("the pod's links are %v", got)
+	}
+	n.feature = everything()
+	if err := proveLimits(n, p); err == nil {
+		t.Error("a pod without limits was taken for one with them")
+	}
+}

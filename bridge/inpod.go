@@ -34,12 +34,13 @@ type entry struct {
 }
 
 // enter opens, at the same time as others work, what Attach needs in a pod: to enter it
-// costs a thread, and to find its parameters takes some time. The caller has to wait for
-// what comes.
+// costs a thread, and to find its parameters takes some time, as do the host's. The caller
+// has to wait for what comes.
 func (c *Conn) enter(pod *netns.NS, p *Port) entered {
 	done := make(chan entry, 1)
 	ipv6, redirects := p.usesIPv6(), p.NoRedirects
 	go func() {
+		_, _ = c.hostIPv6() // Attach meets the same error, and says it.
 		in := &inPod{}
 		err := pod.Do(func() error { return in.open(c.dialPod, ipv6, redirects) })
 		if err != nil {

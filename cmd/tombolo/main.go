@@ -11,6 +11,7 @@ import (
 )
 
 func main() {
+	prepare()
 	plugin := &cni.Plugin{
 		Getenv:     os.Getenv,
 		Stdin:      os.Stdin,

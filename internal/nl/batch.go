@@ -73,6 +73,9 @@ func (b *Batch) append(r request, m netlink.Message) {
 	if b == nil {
 		return // nobody will send it
 	}
+	if b.buf == nil {
+		b.buf, b.reqs = make([]byte, 0, 1<<10), make([]request, 0, 8) // of a pod, most have room in that
+	}
 	r.start = len(b.buf)
 	n := unix.NLMSG_HDRLEN + align(len(m.Data))
 	b.buf = binary.NativeEndian.AppendUint32(b.buf, uint32(n))

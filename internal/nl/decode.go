@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -41,6 +42,25 @@ func Decode(b []byte, fn func(ad *netlink.AttributeDecoder) error) error {
 		}
 	}
 	return malformed(ad.Err())
+}
+
+// Pick copies the attributes of some types, and what does not parse as one. To decode the
+// rest of them too costs an allocation for each, of which a link has some sixty.
+func Pick(b []byte, types ...uint16) []byte {
+	picked := make([]byte, 0, len(b))
+	for len(b) >= unix.NLA_HDRLEN {
+		n := int(binary.NativeEndian.Uint16(b))
+		if n < unix.NLA_HDRLEN || n > len(b) {
+			break
+		}
+		typ := binary.NativeEndian.Uint16(b[2:]) &^ (unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER)
+		end := min(align(n), len(b))
+		if slices.Contains(types, typ) {
+			picked = append(picked, b[:end]...)
+		}
+		b = b[end:]
+	}
+	return append(picked, b...)
 }
 
 // malformed has an error of the library's match ErrMalformed.

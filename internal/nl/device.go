@@ -131,6 +131,19 @@ func (s *socket) hasCarrier(link string) bool {
 	return errno == 0 && value.data != 0
 }
 
+// receive is recvfrom(2) of a netlink socket, and the port of the sender: unix.Recvfrom
+// makes three allocations for it.
+func receive(fd int, b []byte, flags int) (n int, port uint32, _ error) {
+	var from unix.RawSockaddrNetlink
+	length := uint32(unix.SizeofSockaddrNetlink)
+	got, _, errno := unix.Syscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)),
+		uintptr(flags), uintptr(unsafe.Pointer(&from)), uintptr(unsafe.Pointer(&length)))
+	if errno != 0 {
+		return 0, 0, errno
+	}
+	return int(got), from.Pid, nil
+}
+
 // SocketOption asks for an option of any socket whose value holds the question too:
 // the kernel reads it and writes the answer in its place, of the same length. x/sys
 // has nothing for that.

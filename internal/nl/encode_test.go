@@ -154,3 +154,26 @@ func TestBatchIsARowOfMessages(t *testing.T) {
 		t.Errorf("after Reset: %d requests in %d bytes", b.Len(), b.Size())
 	}
 }
+
+func TestPickKeepsWhatIsWantedAndWhatDoesNotParse(t *testing.T) {
+	t.Parallel()
+	one, two, nested := concat(native(5, 1), []byte{9, 0, 0, 0}), native(4, 2), concat(native(8, 3|unix.NLA_F_NESTED), native(4, 7))
+	for _, tt := range []struct {
+		name       string
+		from, want []byte
+	}{
+		{"nothing", nil, []byte{}},
+		{"some", concat(one, two, nested), concat(one, nested)},
+		{"without padding at the end", one[:5], one[:5]},
+		{"a length that is too long", concat(two, native(9, 2)), native(9, 2)},
+		{"a length that is too short", concat(two, native(3, 2), one), concat(native(3, 2), one)},
+		{"part of a header", concat(two, []byte{4, 0, 1}), []byte{4, 0, 1}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			if diff := cmp.Diff(tt.want, nl.Pick(tt.from, 1, 3)); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}

@@ -124,13 +124,10 @@ func (s *socket) makeRoom(n int) error {
 
 func (s *socket) Receive(b []byte) (int, error) {
 	for {
-		var n int
-		var from unix.Sockaddr
-		err := ignoringEINTR(func() error {
-			var err error
-			n, from, err = unix.Recvfrom(s.fd, b, unix.MSG_DONTWAIT|unix.MSG_TRUNC)
-			return err
-		})
+		n, port, err := receive(s.fd, b, unix.MSG_DONTWAIT|unix.MSG_TRUNC)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
 		if errors.Is(err, unix.EAGAIN) {
 			return 0, ErrEmpty
 		}
@@ -142,7 +139,7 @@ func (s *socket) Receive(b []byte) (int, error) {
 		}
 		// Any process of the namespace may send to a netlink socket; the kernel's
 		// port is 0.
-		if sa, ok := from.(*unix.SockaddrNetlink); ok && sa.Pid == 0 {
+		if port == 0 {
 			return n, nil
 		}
 	}

@@ -114,7 +114,7 @@ func (q *queue) receive(fd, flags int) ([]netlink.Message, error) {
 		if q.lost {
 			flags |= unix.MSG_DONTWAIT
 		}
-		n, _, err := unix.Recvfrom(fd, q.buf, flags)
+		n, _, err := receive(fd, q.buf, flags)
 		switch {
 		case errors.Is(err, unix.ENOBUFS):
 			q.lost = true

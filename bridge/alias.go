@@ -5,8 +5,7 @@ import (
 	"errors"
 	"io/fs"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
@@ -18,7 +17,7 @@ func (c *Conn) SetAlias(ctx context.Context, name, owner, alias string) error {
 		return err
 	}
 
-	l, err := c.Link(ctx, name)
+	l, err := c.owned(ctx, name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -29,10 +28,7 @@ func (c *Conn) SetAlias(ctx context.Context, name, owner, alias string) error {
 		return err
 	}
 	var b nl.Batch
-	b.Request("set alias of link", nl.Name(name), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
-		ifInfo(e, l.Index, 0, 0)
-		e.String(unix.IFLA_IFALIAS, alias)
-	})
+	link.Request{Index: l.Index, Alias: &alias}.Set(&b, "set alias of link", name)
 	if err := c.execute(ctx, &b); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

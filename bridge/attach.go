@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -155,7 +156,7 @@ func (c *Conn) explain(p *Port, err error) error {
 func (c *Conn) undo(p *Port, cause error) error {
 	c.forget(p.Name)
 	var b nl.Batch
-	delLink(&b, p.Name)
+	link.Request{Name: p.Name}.Delete(&b, p.Name)
 	if err := c.nl.Execute(&b); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return errors.Join(cause, fmt.Errorf("undo: %w", err))
 	}
@@ -264,11 +265,7 @@ func (c *Conn) SetPortMTU(ctx context.Context, port string, mtu int) error {
 }
 
 func setMTU(b *nl.Batch, name string, mtu int) {
-	b.Request("set MTU of link", nl.Name(name), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
-		ifInfo(e, 0, 0, 0)
-		e.String(unix.IFLA_IFNAME, name)
-		e.Uint32(unix.IFLA_MTU, uint32(mtu))
-	})
+	link.Request{Name: name, MTU: &mtu}.Set(b, "set MTU of link", name)
 }
 
 // indexOf asks for a link's index in the way that is quickest on conn.
@@ -276,9 +273,9 @@ func indexOf(conn *nl.Conn, name string) (int, error) {
 	if index, known, err := conn.LinkIndex(name); known {
 		return index, err
 	}
-	var l Link
+	var l link.Link
 	var b nl.Batch
-	getLink(&b, name, &l)
+	link.Get(&b, name, 0, &l, unix.IFLA_IFNAME)
 	err := conn.Execute(&b)
 	return l.Index, err
 }
@@ -313,14 +310,7 @@ func (p *Port) writeSysctls(in *inPod) error {
 // enableIPv6 is for runtimes that create namespaces with IPv6 switched off. Elsewhere
 // it must not write: the kernel takes its lock on all links for that, and has who does
 // not get it try again and again.
-func (in *inPod) enableIPv6(link string) error {
-	_, err := in.ipv6.Ensure(link+"/disable_ipv6", "0")
+func (in *inPod) enableIPv6(name string) error {
+	_, err := in.ipv6.Ensure(name+"/disable_ipv6", "0")
 	return err
-}
-
-func delLink(b *nl.Batch, name string) {
-	b.Request("delete link", nl.Name(name), unix.RTM_DELLINK, 0, func(e *nl.Encoder) {
-		ifInfo(e, 0, 0, 0)
-		e.String(unix.IFLA_IFNAME, name)
-	})
 }

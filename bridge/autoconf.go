@@ -10,6 +10,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -75,7 +76,7 @@ func (c *Conn) Solicit(ctx context.Context, pod *netns.NS, port Port) (*Solicita
 
 // ask listens before anything can come.
 func (s *Solicitation) ask(c *Conn, pod *netns.NS, port *Port) error {
-	var l podLink
+	var l *link.Link
 	err := pod.Do(func() error {
 		var err error
 		if s.conn, err = c.dialPod(); err != nil {
@@ -84,11 +85,11 @@ func (s *Solicitation) ask(c *Conn, pod *netns.NS, port *Port) error {
 		if s.heard, err = addr.HearRouters(nil); err != nil {
 			return err
 		}
-		if err := l.get(s.conn, port.Peer); err != nil {
+		if l, err = podLink(s.conn, port.Peer); err != nil {
 			return err
 		}
 		for _, p := range port.hearing() {
-			if l.ipv6.is(p) {
+			if p.isIn(l.IPv6) {
 				continue
 			}
 			if err := sysctl.Write(sysctl.Link("ipv6", port.Peer, p.name), p.value()); err != nil {
@@ -101,26 +102,21 @@ func (s *Solicitation) ask(c *Conn, pod *netns.NS, port *Port) error {
 		return err
 	}
 	s.link = l.Index
-	token, err := token(&l.Link)
-	if err != nil || l.token == token {
+	token, err := token(l)
+	if err != nil || l.Token == token {
 		return err
 	}
 	// The kernel asks only once it takes the interface for ready to send.
 	s.conn.SettleCarrier(port.Peer)
 	var b nl.Batch
-	b.Request("solicit routers for", nl.Name(port.Peer), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
-		ifInfo(e, l.Index, 0, 0)
-		e.Nest(unix.IFLA_AF_SPEC, func(e *nl.Encoder) {
-			e.Nest(unix.AF_INET6, func(e *nl.Encoder) { e.Addr(inet6Token, token) })
-		})
-	})
+	link.Request{Index: l.Index, Token: token}.Set(&b, "solicit routers for", port.Peer)
 	return s.conn.Execute(&b)
 }
 
 // token is the interface identifier by which the kernel is to form addresses. It is
 // what the kernel would take by itself, and to be told of it has it ask for
 // advertisements anew (inet6_set_iftoken).
-func token(l *Link) (netip.Addr, error) {
+func token(l *link.Link) (netip.Addr, error) {
 	if len(l.MAC) != 6 {
 		return netip.Addr{}, &tombolo.OpError{Op: "solicit routers for", Object: l.Name, Err: fmt.Errorf("%w: it has the MAC %q", ErrInvalid, l.MAC)}
 	}

@@ -8,9 +8,11 @@ import (
 	"io/fs"
 	"net"
 
+	"github.com/jsimonetti/rtnetlink/v2/driver"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
@@ -142,14 +144,9 @@ func (c *Conn) createBridge(ctx context.Context, br Bridge) error {
 		}
 	}
 	var b nl.Batch
-	b.Request("add bridge", nl.Name(br.Name), unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(e *nl.Encoder) {
-		ifInfo(e, 0, 0, 0)
-		e.String(unix.IFLA_IFNAME, br.Name)
-		e.Bytes(unix.IFLA_ADDRESS, br.MAC)
-		e.Uint32(unix.IFLA_MTU, uint32(otherMTU(br.newMTU())))
-		e.Uint32(unix.IFLA_GROUP, unfinishedGroup)
-		e.Nest(unix.IFLA_LINKINFO, func(e *nl.Encoder) { e.String(unix.IFLA_INFO_KIND, "bridge") })
-	})
+	link.Request{
+		Name: br.Name, MAC: br.MAC, MTU: new(otherMTU(br.newMTU())), Group: new(uint32(unfinishedGroup)), Kind: "bridge",
+	}.Create(&b, "add bridge", br.Name)
 	err = c.execute(ctx, &b)
 	if errors.Is(err, fs.ErrExist) {
 		return nil
@@ -173,16 +170,11 @@ func (c *Conn) finish(ctx context.Context, br *Bridge, index int) error {
 // is one for all links of that group.
 func (c *Conn) christen(ctx context.Context, br *Bridge, index int, noIPv6 bool) error {
 	var b nl.Batch
-	b.Request("set bridge", nl.Name(br.Name), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
-		ifInfo(e, index, 0, 0)
-		if br.Alias != "" {
-			e.String(unix.IFLA_IFALIAS, br.Alias)
-		}
-		if noIPv6 {
-			e.Nest(unix.IFLA_AF_SPEC, noLinkLocal)
-		}
-		e.Uint32(unix.IFLA_GROUP, 0)
-	})
+	r := link.Request{Index: index, Group: new(uint32(0)), NoLinkLocal: noIPv6}
+	if br.Alias != "" {
+		r.Alias = &br.Alias
+	}
+	r.Set(&b, "set bridge", br.Name)
 	return c.execute(ctx, &b)
 }
 
@@ -227,28 +219,23 @@ func (c *Conn) correctBridge(ctx context.Context, br Bridge, l *Link, pinned boo
 	}
 	want := br.over(l)
 	var b nl.Batch
-	b.Request("set bridge", nl.Name(br.Name), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
-		flags, change := br.setFlags()
-		ifInfo(e, l.Index, flags, change)
-		if !pinned || !bytes.Equal(want.MAC, l.MAC) {
-			// To write the address that it has pins it, and flushes its neighbours.
-			e.Bytes(unix.IFLA_ADDRESS, want.MAC)
+	r := link.Request{Index: l.Index, MTU: &want.MTU}
+	r.Flags, r.Change = br.setFlags()
+	if !pinned || !bytes.Equal(want.MAC, l.MAC) {
+		// To write the address that it has pins it, and flushes its neighbours.
+		r.MAC = want.MAC
+	}
+	if br.NFCall != nil || br.limits(l) {
+		var data driver.Bridge
+		if br.NFCall != nil {
+			data.NfCallIptables, data.NfCallIp6tables = enable(*br.NFCall), enable(*br.NFCall)
 		}
-		e.Uint32(unix.IFLA_MTU, uint32(want.MTU))
-		if br.NFCall != nil || br.limits(l) {
-			e.Nest(unix.IFLA_LINKINFO, func(e *nl.Encoder) {
-				e.String(unix.IFLA_INFO_KIND, "bridge")
-				e.Nest(unix.IFLA_INFO_DATA, func(e *nl.Encoder) {
-					if br.NFCall != nil {
-						nfCall(e, *br.NFCall)
-					}
-					if br.limits(l) {
-						e.Uint32(unix.IFLA_BR_FDB_MAX_LEARNED, br.MaxLearned)
-					}
-				})
-			})
+		if br.limits(l) {
+			data.FdbMaxLearned = &br.MaxLearned
 		}
-	})
+		r.Data = &data
+	}
+	r.Set(&b, "set bridge", br.Name)
 	if err := c.execute(ctx, &b); err != nil {
 		return false, err
 	}
@@ -290,11 +277,6 @@ func (br *Bridge) setFlags() (flags, change uint32) {
 	return flags, change
 }
 
-func nfCall(e *nl.Encoder, on bool) {
-	e.Uint8(unix.IFLA_BR_NF_CALL_IPTABLES, asUint8(on))
-	e.Uint8(unix.IFLA_BR_NF_CALL_IP6TABLES, asUint8(on))
-}
-
 // limits says whether br asks for a limit that the kernel has.
 func (br *Bridge) limits(l *Link) bool { return br.MaxLearned != 0 && l.Bridge.MaxLearned != nil }
 
@@ -316,7 +298,7 @@ func (c *Conn) Remove(ctx context.Context, name string) error {
 		return &tombolo.OpError{Op: "delete bridge", Object: name, Err: ErrNotBridge}
 	}
 	var b nl.Batch
-	delLinkByIndex(&b, l)
+	link.Request{Index: l.Index}.Delete(&b, l.Name)
 	if err := c.execute(ctx, &b); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -348,11 +330,7 @@ func (c *Conn) Enslave(ctx context.Context, port Port) error {
 		port.BridgeIndex = l.Index
 	}
 	var b nl.Batch
-	b.Request("enslave", nl.Name(port.Name), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
-		ifInfo(e, 0, 0, 0)
-		e.String(unix.IFLA_IFNAME, port.Name)
-		e.Uint32(unix.IFLA_MASTER, uint32(port.BridgeIndex))
-	})
+	link.Request{Name: port.Name, Master: &port.BridgeIndex}.Set(&b, "enslave", port.Name)
 	if err := c.configure(ctx, &b, &port, false); err != nil {
 		return err
 	}
@@ -383,11 +361,7 @@ func (c *Conn) Probe() error {
 
 	for _, kind := range []string{"bridge", "veth"} {
 		var b nl.Batch
-		b.Request("make links of kind", nl.Name(kind), unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(e *nl.Encoder) {
-			ifInfo(e, 0, 0, 0)
-			e.Bytes(unix.IFLA_ADDRESS, net.HardwareAddr{1, 0, 0, 0, 0, 0})
-			e.Nest(unix.IFLA_LINKINFO, func(e *nl.Encoder) { e.String(unix.IFLA_INFO_KIND, kind) })
-		})
+		link.Request{MAC: net.HardwareAddr{1, 0, 0, 0, 0, 0}, Kind: kind}.Create(&b, "make links of kind", kind)
 		if err := c.nl.Execute(&b); !errors.Is(err, unix.EADDRNOTAVAIL) {
 			return err
 		}

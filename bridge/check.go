@@ -192,15 +192,14 @@ func (c *comparison) limit(what string, want, have uint32) {
 // compared.
 func checkPod(podConn *nl.Conn, p *Port, redirects string) ([]tombolo.Difference, error) {
 	cmp := &comparison{object: "interface " + p.Peer}
-	var l podLink
-	err := l.get(podConn, p.Peer)
+	l, err := podLink(podConn, p.Peer)
 	if errors.Is(err, fs.ErrNotExist) {
 		return []tombolo.Difference{{Object: "pod", What: "interface", Want: p.Peer}}, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	if !l.Up && !p.Down {
+	if !l.Up() && !p.Down {
 		cmp.differs("link", "up", "down")
 	}
 	if p.MTU != 0 && l.MTU > p.MTU {
@@ -210,7 +209,7 @@ func checkPod(podConn *nl.Conn, p *Port, redirects string) ([]tombolo.Difference
 	if p.PeerMAC != nil && !bytes.Equal(p.PeerMAC, l.MAC) {
 		cmp.differs("MAC", p.PeerMAC.String(), l.MAC.String())
 	}
-	cmp.parameters(p, &l, redirects)
+	cmp.parameters(p, l, redirects)
 	if err := cmp.addresses(podConn, p, l.Index); err != nil {
 		return nil, err
 	}

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
@@ -34,7 +35,7 @@ func (c *Conn) Detach(ctx context.Context, name, owner string, also ...string) e
 	var errs []error
 	var ours []*Link
 	for _, name := range append([]string{name}, also...) {
-		l, err := c.Link(ctx, name)
+		l, err := c.owned(ctx, name)
 		if err == nil {
 			err = l.ownedBy("delete link", owner)
 		}
@@ -56,13 +57,13 @@ func (c *Conn) Detach(ctx context.Context, name, owner string, also ...string) e
 // is gone already is success. A link whose alias does not begin with owner is somebody
 // else's, stays as it is, and is an ErrForeign; owner "" takes any.
 func (c *Conn) Shut(ctx context.Context, name, owner string) error {
-	l, err := c.Link(ctx, name)
+	l, err := c.owned(ctx, name)
 	if err == nil {
 		err = l.ownedBy("set link down", owner)
 	}
 	if err == nil {
 		var b nl.Batch
-		b.Request("set link down", nl.Name(name), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) { ifInfo(e, l.Index, 0, unix.IFF_UP) })
+		link.Request{Index: l.Index, Change: unix.IFF_UP}.Set(&b, "set link down", name)
 		err = c.execute(ctx, &b)
 	}
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
@@ -75,7 +76,8 @@ func (c *Conn) Shut(ctx context.Context, name, owner string) error {
 func (c *Conn) delLinks(ctx context.Context, list []*Link) error {
 	var b nl.Batch
 	if len(list) == 1 {
-		delLinkByIndex(&b, list[0])
+		// The very link that was looked at, whatever has its name by now.
+		link.Request{Index: list[0].Index}.Delete(&b, list[0].Name)
 	} else {
 		delTogether(&b, list)
 	}
@@ -92,12 +94,6 @@ func (c *Conn) delLinks(ctx context.Context, list []*Link) error {
 	return errors.Join(errs...)
 }
 
-// delLinkByIndex deletes the very link that was looked at, whatever has its name
-// by now.
-func delLinkByIndex(b *nl.Batch, l *Link) {
-	b.Request("delete link", nl.Name(l.Name), unix.RTM_DELLINK, 0, func(e *nl.Encoder) { ifInfo(e, l.Index, 0, 0) })
-}
-
 // dyingGroup makes groups of links, by the index of one of them, that nobody else has: a
 // group is a number of 32 bits, and those that people give are small.
 const dyingGroup = 0x746f0000
@@ -105,17 +101,16 @@ const dyingGroup = 0x746f0000
 // delTogether makes a group of links, since the kernel deletes those of one together,
 // and waits once.
 func delTogether(b *nl.Batch, list []*Link) {
-	group := dyingGroup ^ uint32(list[0].Index)
+	group := uint32(dyingGroup) ^ uint32(list[0].Index)
 	for _, l := range list {
-		b.Request("set group of link", nl.Name(l.Name), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
-			ifInfo(e, l.Index, 0, 0)
-			e.Uint32(unix.IFLA_GROUP, group)
-		})
+		link.Request{Index: l.Index, Group: &group}.Set(b, "set group of link", l.Name)
 	}
-	b.Request("delete link", nl.Name(list[0].Name), unix.RTM_DELLINK, 0, func(e *nl.Encoder) {
-		ifInfo(e, 0, 0, 0)
-		e.Uint32(unix.IFLA_GROUP, group)
-	})
+	link.Request{Group: &group}.Delete(b, list[0].Name)
+}
+
+// owned looks a link up for what tells whose it is.
+func (c *Conn) owned(ctx context.Context, name string) (*Link, error) {
+	return c.link(ctx, name, 0, unix.IFLA_IFNAME, unix.IFLA_IFALIAS)
 }
 
 func (l *Link) ownedBy(op, owner string) error {

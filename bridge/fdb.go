@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io/fs"
 
+	"github.com/jsimonetti/rtnetlink/v2"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -19,22 +21,18 @@ const (
 	ntfSticky    = 0x40 // NTF_STICKY: frames that come in elsewhere do not move it (Linux 5.0)
 )
 
-// fdbHeader gives struct ndmsg (include/uapi/linux/neighbour.h) of an entry that the
-// port's bridge holds (NTF_MASTER).
-func fdbHeader(port int, state uint16, flags uint8) []byte {
-	b := make([]byte, unix.SizeofNdMsg)
-	b[0] = unix.AF_BRIDGE
-	binary.NativeEndian.PutUint32(b[4:], uint32(port))
-	binary.NativeEndian.PutUint16(b[8:], state)
-	b[10] = unix.NTF_MASTER | flags
-	return b
+// fdbMessage is about an entry of a MAC that the port's bridge holds (NTF_MASTER). The
+// library's attributes have an address and a link beside the MAC.
+func (p *Port) fdbMessage(typ netlink.HeaderType, header netlink.HeaderFlags, index int, state uint16, flags uint8) (netlink.Message, error) {
+	body := &rtnetlink.NeighMessage{Family: unix.AF_BRIDGE, Index: uint32(index), State: state, Flags: unix.NTF_MASTER | flags}
+	return nl.Marshal(typ, header, body, func(ae *netlink.AttributeEncoder) { ae.Bytes(unix.NDA_LLADDR, p.PeerMAC) })
 }
 
 // addStaticFDB enters the pod's MAC for good. An entry of the MAC that the bridge has
 // learnt is replaced. One that is its own, or somebody entered for another port, is left
 // alone: a pod with such a MAC would get what is not its own.
 func (c *Conn) addStaticFDB(ctx context.Context, p *Port, index int) error {
-	err := c.sendStaticFDB(ctx, p, index, unix.NLM_F_EXCL)
+	err := c.sendStaticFDB(ctx, p, index, netlink.Excl)
 	if !errors.Is(err, fs.ErrExist) {
 		return err
 	}
@@ -46,15 +44,13 @@ func (c *Conn) addStaticFDB(ctx context.Context, p *Port, index int) error {
 	case there.static():
 		return nil
 	}
-	return c.sendStaticFDB(ctx, p, index, unix.NLM_F_REPLACE)
+	return c.sendStaticFDB(ctx, p, index, netlink.Replace)
 }
 
-func (c *Conn) sendStaticFDB(ctx context.Context, p *Port, index int, flag uint16) error {
+func (c *Conn) sendStaticFDB(ctx context.Context, p *Port, index int, flag netlink.HeaderFlags) error {
 	var b nl.Batch
-	b.Request("add FDB entry", p.fdbName(), unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|flag, func(e *nl.Encoder) {
-		e.Raw(fdbHeader(index, nudNoARP, ntfSticky))
-		e.Bytes(unix.NDA_LLADDR, p.PeerMAC)
-	})
+	m, err := p.fdbMessage(unix.RTM_NEWNEIGH, netlink.Create|flag, index, nudNoARP, ntfSticky)
+	b.Add("add FDB entry", p.fdbName(), m, err)
 	return c.execute(ctx, &b)
 }
 
@@ -73,10 +69,8 @@ func (f fdbEntry) static() bool { return f.state&(nudNoARP|nudPermanent) != 0 }
 func (c *Conn) fdbEntry(ctx context.Context, p *Port, index int) (fdbEntry, error) {
 	var f fdbEntry
 	var b nl.Batch
-	b.Get("get FDB entry", p.fdbName(), unix.RTM_GETNEIGH, 0, func(e *nl.Encoder) {
-		e.Raw(fdbHeader(index, 0, 0))
-		e.Bytes(unix.NDA_LLADDR, p.PeerMAC)
-	}, func(m nl.Message) error {
+	ask, err := p.fdbMessage(unix.RTM_GETNEIGH, 0, index, 0, 0)
+	b.AddGet("get FDB entry", p.fdbName(), ask, err, func(m netlink.Message) error {
 		if len(m.Data) < unix.SizeofNdMsg {
 			return fmt.Errorf("%w: an FDB entry of %d bytes", nl.ErrMalformed, len(m.Data))
 		}

@@ -6,9 +6,7 @@ import (
 	"io/fs"
 	"strconv"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 )
 
@@ -30,12 +28,8 @@ import (
 //     write it takes the kernel's lock on all links, and a writer who does not get it tries
 //     again and again. Of 8 ADDs and DELs at once, each took a quarter longer by that.
 
-// noIPv4 appends what the host's end gets of it, within IFLA_AF_SPEC.
-func noIPv4(e *nl.Encoder) {
-	e.Nest(unix.AF_INET, func(e *nl.Encoder) {
-		e.Nest(unix.IFLA_INET_CONF, func(e *nl.Encoder) { e.Uint32(ipv4ConfRPFilter, 1) })
-	})
-}
+// noIPv4 is what the host's end gets of it by netlink.
+func noIPv4() []link.Parameter { return []link.Parameter{{ID: ipv4ConfRPFilter, Value: 1}} }
 
 // hostEnd are the parameters of a port that the kernel has no netlink attribute for.
 func hostEnd() [2]parameter { return [...]parameter{acceptRA(), dropUnicast()} }

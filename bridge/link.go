@@ -2,13 +2,12 @@ package bridge
 
 import (
 	"context"
-	"encoding/binary"
-	"fmt"
 	"net"
-	"strconv"
 
+	"github.com/jsimonetti/rtnetlink/v2/driver"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
@@ -71,259 +70,95 @@ type PortState struct {
 	MulticastFlood bool // unknown multicast goes out of it
 }
 
-// Attributes of include/uapi/linux/if_link.h that x/sys/unix does not name.
-const (
-	brportState      = 1  // IFLA_BRPORT_STATE
-	brportMode       = 4  // IFLA_BRPORT_MODE: hairpin
-	brportLearning   = 8  // IFLA_BRPORT_LEARNING
-	brportFlood      = 9  // IFLA_BRPORT_UNICAST_FLOOD
-	brportMcastFlood = 27 // IFLA_BRPORT_MCAST_FLOOD
-	brportIsolated   = 33 // IFLA_BRPORT_ISOLATED
-
-	brportGroupForward = 31 // IFLA_BRPORT_GROUP_FWD_MASK
-
-	stateForwarding = 3 // BR_STATE_FORWARDING, include/uapi/linux/if_bridge.h
-
-	extMaskSkipStats = 1 << 3 // RTEXT_FILTER_SKIP_STATS: without the counters a reply is half as long
-
-	aliasMax = 255 // IFALIASZ - 1
-)
+const aliasMax = 255 // IFALIASZ - 1
 
 // Link looks a link up by its name, in one request. The error matches
 // fs.ErrNotExist if there is none.
 func (c *Conn) Link(ctx context.Context, name string) (*Link, error) {
-	if err := c.usable(ctx); err != nil {
-		return nil, err
-	}
-
-	var b nl.Batch
-	var l Link
-	getLink(&b, name, &l)
-	if err := c.execute(ctx, &b); err != nil {
-		return nil, err
-	}
-	return &l, nil
-}
-
-func getLink(b *nl.Batch, name string, into *Link) {
-	b.Get("get link", nl.Name(name), unix.RTM_GETLINK, 0, func(e *nl.Encoder) {
-		ifInfo(e, 0, 0, 0)
-		e.String(unix.IFLA_IFNAME, name)
-		e.Uint32(unix.IFLA_EXT_MASK, extMaskSkipStats)
-	}, func(m nl.Message) error { return into.decode(m.Data) })
+	return c.link(ctx, name, 0)
 }
 
 // LinkByIndex looks a link up by its index, in one request.
 func (c *Conn) LinkByIndex(ctx context.Context, index int) (*Link, error) {
+	return c.link(ctx, "", index)
+}
+
+func (c *Conn) link(ctx context.Context, name string, index int, only ...uint16) (*Link, error) {
 	if err := c.usable(ctx); err != nil {
 		return nil, err
 	}
 
 	var b nl.Batch
-	var l Link
-	b.Get("get link", nl.Name(strconv.Itoa(index)), unix.RTM_GETLINK, 0, func(e *nl.Encoder) {
-		ifInfo(e, index, 0, 0)
-		e.Uint32(unix.IFLA_EXT_MASK, extMaskSkipStats)
-	}, func(m nl.Message) error { return l.decode(m.Data) })
+	var l link.Link
+	link.Get(&b, name, index, &l, only...)
 	if err := c.execute(ctx, &b); err != nil {
 		return nil, err
 	}
-	return &l, nil
+	return linkOf(&l), nil
 }
 
 // Veths lists the veth ends in the bridges' namespace. It is a dump: keep it off
 // a path that has to be fast.
 func (c *Conn) Veths(ctx context.Context) ([]Link, error) {
-	if err := c.usable(ctx); err != nil {
-		return nil, err
-	}
-
 	return c.links(ctx, "list veth links", "veth", 0)
 }
 
 // Ports lists the ports of a bridge, by its index.
 func (c *Conn) Ports(ctx context.Context, bridge int) ([]Link, error) {
-	if err := c.usable(ctx); err != nil {
-		return nil, err
-	}
-
 	return c.links(ctx, "list ports", "", bridge)
 }
 
 func (c *Conn) links(ctx context.Context, op, kind string, master int) ([]Link, error) {
+	if err := c.usable(ctx); err != nil {
+		return nil, err
+	}
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	var list []Link
-	err := c.nl.Dump(op, unix.RTM_GETLINK, func(e *nl.Encoder) {
-		ifInfo(e, 0, 0, 0)
-		e.Uint32(unix.IFLA_EXT_MASK, extMaskSkipStats)
-		// The kernel filters by kind and by master (Linux 4.6).
-		if master != 0 {
-			e.Uint32(unix.IFLA_MASTER, uint32(master))
-		}
-		if kind != "" {
-			e.Nest(unix.IFLA_LINKINFO, func(e *nl.Encoder) { e.String(unix.IFLA_INFO_KIND, kind) })
-		}
-	}, func(m nl.Message) error {
-		var l Link
-		if err := l.decode(m.Data); err != nil {
-			return err
-		}
-		list = append(list, l)
-		return nil
-	})
+	err := link.List(c.nl, op, kind, master, func(l *link.Link) { list = append(list, *linkOf(l)) })
 	return list, err
 }
 
-// ifInfo appends struct ifinfomsg (include/uapi/linux/rtnetlink.h).
-func ifInfo(e *nl.Encoder, index int, flags, change uint32) {
-	var b [unix.SizeofIfInfomsg]byte
-	binary.NativeEndian.PutUint32(b[4:], uint32(index))
-	binary.NativeEndian.PutUint32(b[8:], flags)
-	binary.NativeEndian.PutUint32(b[12:], change)
-	e.Raw(b[:])
-}
-
-// decode reads the body of an RTM_NEWLINK.
-func (l *Link) decode(b []byte) error {
-	if len(b) < unix.SizeofIfInfomsg {
-		return fmt.Errorf("%w: a link of %d bytes", nl.ErrMalformed, len(b))
-	}
-	flags := binary.NativeEndian.Uint32(b[8:])
-	*l = Link{
-		Index: int(int32(binary.NativeEndian.Uint32(b[4:]))),
-		Up:    flags&unix.IFF_UP != 0,
+// linkOf takes out what is of use to others.
+func linkOf(l *link.Link) *Link {
+	to := &Link{
+		Index: l.Index, Name: l.Name, Kind: l.Kind, MAC: l.MAC, MTU: l.MTU, Master: l.Master, Peer: l.Lower, Alias: l.Alias, Group: l.Group,
+		Up: l.Up(),
 		// The kernel writes down here what was asked for by flags, and in
 		// IFLA_PROMISCUITY how many want it, sockets included.
-		Promiscuous: flags&unix.IFF_PROMISC != 0,
+		Promiscuous: l.Flags&unix.IFF_PROMISC != 0,
 	}
-	attrs := nl.ParseAttrs(b[unix.SizeofIfInfomsg:])
-	for attrs.Next() {
-		switch attrs.Type {
-		case unix.IFLA_IFNAME:
-			l.Name = attrs.String()
-		case unix.IFLA_ADDRESS:
-			l.MAC = append(net.HardwareAddr(nil), attrs.Data...)
-		case unix.IFLA_MTU:
-			l.MTU = int(attrs.Uint32())
-		case unix.IFLA_MASTER:
-			l.Master = int(attrs.Uint32())
-		case unix.IFLA_LINK:
-			l.Peer = int(attrs.Uint32())
-		case unix.IFLA_IFALIAS:
-			l.Alias = attrs.String()
-		case unix.IFLA_GROUP:
-			l.Group = attrs.Uint32()
-		case unix.IFLA_LINKINFO:
-			if err := l.decodeInfo(attrs.Nested()); err != nil {
-				return err
-			}
-		case unix.IFLA_AF_SPEC:
-			if err := l.decodeFamilies(attrs.Nested()); err != nil {
-				return err
-			}
+	v, _ := l.IPv4.At(ipv4ConfRouteLocalnet - 1)
+	to.RouteLocalnet = v != 0
+	v, _ = l.IPv4.At(ipv4ConfRPFilter - 1)
+	to.ReversePath = int(v)
+	drop, known := l.IPv6.At(dropUnicast().index)
+	to.UnicastInMulticast = known && drop == 0
+	v, _ = l.IPv6.At(acceptRA().index)
+	to.AcceptRA = int(v)
+	if b := l.Bridge; b != nil {
+		to.Bridge = &BridgeState{
+			Netfilter: b.NfCallIptables != nil, NFCallIPTables: isOn(b.NfCallIptables), NFCallIP6Tables: isOn(b.NfCallIp6tables),
+			MaxLearned: b.FdbMaxLearned,
 		}
 	}
-	return attrs.Err()
+	if p := l.Port; p != nil {
+		to.Port = &PortState{
+			Forwarding: p.State != nil && *p.State == driver.BridgePortStateForwarding,
+			Hairpin:    isOn(p.Mode), Isolated: isOn(p.Isolated), Learning: isOn(p.Learning), Flood: isOn(p.UnicastFlood), MulticastFlood: isOn(p.McastFlood),
+			ForwardGroups: p.GroupFwdMask != nil && *p.GroupFwdMask == (&Port{ForwardGroups: true}).groupMask(),
+		}
+	}
+	return to
 }
 
-// decodeFamilies reads what the families have of the link.
-func (l *Link) decodeFamilies(attrs *nl.Attrs) error {
-	for attrs.Next() {
-		if attrs.Type != unix.AF_INET && attrs.Type != unix.AF_INET6 {
-			continue
-		}
-		conf := attrs.Nested()
-		for conf.Next() {
-			switch {
-			case attrs.Type == unix.AF_INET && conf.Type == unix.IFLA_INET_CONF:
-				v, _ := parameters(conf.Data).at(ipv4ConfRouteLocalnet - 1)
-				l.RouteLocalnet = v != 0
-				v, _ = parameters(conf.Data).at(ipv4ConfRPFilter - 1)
-				l.ReversePath = int(v)
-			case attrs.Type == unix.AF_INET6 && conf.Type == inet6Conf:
-				drop, known := parameters(conf.Data).at(dropUnicast().index)
-				l.UnicastInMulticast = known && drop == 0
-				v, _ := parameters(conf.Data).at(acceptRA().index)
-				l.AcceptRA = int(v)
-			}
-		}
-		if err := conf.Err(); err != nil {
-			return err
-		}
-	}
-	return attrs.Err()
-}
+func isOn(e *driver.BridgeEnable) bool { return e != nil && *e != driver.BridgeEnableDisabled }
 
-func (l *Link) decodeInfo(attrs *nl.Attrs) error {
-	var slaveKind string
-	for attrs.Next() {
-		switch attrs.Type {
-		case unix.IFLA_INFO_KIND:
-			l.Kind = attrs.String()
-			if l.Kind == "bridge" {
-				l.Bridge = new(BridgeState)
-			}
-		case unix.IFLA_INFO_DATA:
-			// The kernel writes the kind first; other kinds number theirs anew.
-			if l.Bridge == nil {
-				continue
-			}
-			if err := l.Bridge.decode(attrs.Nested()); err != nil {
-				return err
-			}
-		case unix.IFLA_INFO_SLAVE_KIND:
-			slaveKind = attrs.String()
-		case unix.IFLA_INFO_SLAVE_DATA:
-			// Here too.
-			if slaveKind != "bridge" {
-				continue
-			}
-			port, err := decodePort(attrs.Nested())
-			if err != nil {
-				return err
-			}
-			l.Port = port
-		}
+// enable is isOn's inverse.
+func enable(on bool) *driver.BridgeEnable {
+	if on {
+		return new(driver.BridgeEnableEnabled)
 	}
-	return attrs.Err()
-}
-
-func (s *BridgeState) decode(attrs *nl.Attrs) error {
-	for attrs.Next() {
-		switch attrs.Type {
-		case unix.IFLA_BR_NF_CALL_IPTABLES:
-			s.Netfilter = true
-			s.NFCallIPTables = attrs.Uint8() != 0
-		case unix.IFLA_BR_NF_CALL_IP6TABLES:
-			s.NFCallIP6Tables = attrs.Uint8() != 0
-		case unix.IFLA_BR_FDB_MAX_LEARNED:
-			s.MaxLearned = new(attrs.Uint32())
-		}
-	}
-	return attrs.Err()
-}
-
-func decodePort(attrs *nl.Attrs) (*PortState, error) {
-	var p PortState
-	for attrs.Next() {
-		switch attrs.Type {
-		case brportState:
-			p.Forwarding = attrs.Uint8() == stateForwarding
-		case brportMode:
-			p.Hairpin = attrs.Uint8() != 0
-		case brportLearning:
-			p.Learning = attrs.Uint8() != 0
-		case brportFlood:
-			p.Flood = attrs.Uint8() != 0
-		case brportMcastFlood:
-			p.MulticastFlood = attrs.Uint8() != 0
-		case brportIsolated:
-			p.Isolated = attrs.Uint8() != 0
-		case brportGroupForward:
-			p.ForwardGroups = attrs.Uint16() == (&Port{ForwardGroups: true}).groupMask()
-		}
-	}
-	return &p, attrs.Err()
+	return new(driver.BridgeEnableDisabled)
 }

@@ -7,10 +7,12 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/jsimonetti/rtnetlink/v2/driver"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/route"
 )
@@ -169,69 +171,32 @@ func checkName(name string) error {
 // pod's namespace: moving it there later would cost grace periods of the kernel,
 // and a rename. It cannot be born up.
 func (p *Port) create(b *nl.Batch, bridge, podNS int) {
-	b.Request("add link", nl.Name(p.Name), unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(e *nl.Encoder) {
-		ifInfo(e, 0, 0, 0)
-		e.String(unix.IFLA_IFNAME, p.Name)
-		e.Bytes(unix.IFLA_ADDRESS, p.MAC)
-		e.Uint32(unix.IFLA_MTU, uint32(p.MTU))
-		e.Uint32(unix.IFLA_MASTER, uint32(bridge))
-		if p.Group != 0 {
-			e.Uint32(unix.IFLA_GROUP, p.Group)
-		}
-		e.Nest(unix.IFLA_LINKINFO, func(e *nl.Encoder) {
-			e.String(unix.IFLA_INFO_KIND, "veth")
-			e.Nest(unix.IFLA_INFO_DATA, func(e *nl.Encoder) {
-				e.Nest(vethInfoPeer, func(e *nl.Encoder) {
-					ifInfo(e, 0, 0, 0)
-					e.String(unix.IFLA_IFNAME, p.Peer)
-					e.Bytes(unix.IFLA_ADDRESS, p.PeerMAC)
-					e.Uint32(unix.IFLA_MTU, uint32(p.MTU))
-					e.Uint32(unix.IFLA_NET_NS_FD, uint32(podNS))
-				})
-			})
-		})
-	})
+	link.Request{
+		Name: p.Name, MAC: p.MAC, MTU: &p.MTU, Master: &bridge, Group: unless0(p.Group),
+		Peer: &link.Request{Name: p.Peer, MAC: p.PeerMAC, MTU: &p.MTU, NetNS: &podNS},
+	}.Create(b, "add link", p.Name)
 }
 
-const vethInfoPeer = 1 // VETH_INFO_PEER, include/uapi/linux/veth.h
+func unless0(group uint32) *uint32 {
+	if group == 0 {
+		return nil
+	}
+	return &group
+}
 
 // configure appends what the kernel passes over in a request that creates: the
 // alias, and the attributes of the port; of a fresh port only those which it does
 // not have by itself. The link is found by its name, so that this can stand in the
 // same sendmsg. With all that, and not before, it comes up.
 func (p *Port) configure(b *nl.Batch, fresh bool) {
-	b.Request("set port", nl.Name(p.Name), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
-		ifInfo(e, 0, unix.IFF_UP, unix.IFF_UP)
-		e.String(unix.IFLA_IFNAME, p.Name)
-		if p.Alias != "" {
-			e.String(unix.IFLA_IFALIAS, p.Alias)
-		}
-		e.Nest(unix.IFLA_AF_SPEC, func(e *nl.Encoder) {
-			noIPv4(e)
-			if !p.noIPv6 && (p.MTU == 0 || hasIPv6(p.MTU)) {
-				noLinkLocal(e)
-			}
-		})
-		flags := p.flags()
-		if fresh {
-			flags = slices.DeleteFunc(flags, portFlag.isInitial)
-		}
-		groups := p.ForwardGroups || !fresh
-		if len(flags) == 0 && !groups {
-			return
-		}
-		e.Nest(unix.IFLA_LINKINFO, func(e *nl.Encoder) {
-			e.String(unix.IFLA_INFO_SLAVE_KIND, "bridge")
-			e.Nest(unix.IFLA_INFO_SLAVE_DATA, func(e *nl.Encoder) {
-				for _, f := range flags {
-					e.Uint8(f.attribute, f.value)
-				}
-				if groups {
-					e.Uint16(brportGroupForward, p.groupMask())
-				}
-			})
-		})
-	})
+	r := link.Request{
+		Name: p.Name, Flags: unix.IFF_UP, Change: unix.IFF_UP, Port: p.flags(fresh),
+		IPv4: noIPv4(), NoLinkLocal: !p.noIPv6 && (p.MTU == 0 || hasIPv6(p.MTU)),
+	}
+	if p.Alias != "" {
+		r.Alias = &p.Alias
+	}
+	r.Set(b, "set port", p.Name)
 }
 
 // groupMask has a bit for each of the 16 groups.
@@ -243,40 +208,27 @@ func (p *Port) groupMask() uint16 {
 	return 0
 }
 
-// portFlag is one attribute of a bridge's port that is on (1) or off (0).
-type portFlag struct {
-	attribute      uint16
-	value, initial uint8 // initial is what the kernel gives a new port
-}
-
-func (f portFlag) isInitial() bool { return f.value == f.initial }
-
-func (p *Port) flags() []portFlag {
-	return []portFlag{
-		{brportMode, asUint8(p.Hairpin), 0},
-		{brportIsolated, asUint8(p.Isolated), 0},
-		{brportLearning, asUint8(!p.NoLearning), 1},
-		{brportFlood, asUint8(!p.NoFlood), 1},
-		{brportMcastFlood, asUint8(!p.NoMulticastFlood), 1},
+// flags are those of the port; of a fresh one those that the kernel does not give it, nil
+// if there are none.
+func (p *Port) flags(fresh bool) *driver.BridgePort {
+	var flags driver.BridgePort
+	set := func(flag **driver.BridgeEnable, on, initial bool) {
+		if !fresh || on != initial {
+			*flag = enable(on)
+		}
 	}
-}
-
-func asUint8(on bool) uint8 {
-	if on {
-		return 1
+	set(&flags.Mode, p.Hairpin, false)
+	set(&flags.Isolated, p.Isolated, false)
+	set(&flags.Learning, !p.NoLearning, true)
+	set(&flags.UnicastFlood, !p.NoFlood, true)
+	set(&flags.McastFlood, !p.NoMulticastFlood, true)
+	if p.ForwardGroups || !fresh {
+		flags.GroupFwdMask = new(p.groupMask())
 	}
-	return 0
-}
-
-// noLinkLocal appends addrgenmode none: the kernel then makes no link-local
-// address when the link comes up, and with it no duplicate detection, no
-// multicast reports and no router solicitations, which would be flooded to every
-// port of the bridge.
-// It stands within IFLA_AF_SPEC.
-func noLinkLocal(e *nl.Encoder) {
-	e.Nest(unix.AF_INET6, func(e *nl.Encoder) {
-		e.Uint8(unix.IFLA_INET6_ADDR_GEN_MODE, addrGenModeNone)
-	})
+	if flags == (driver.BridgePort{}) {
+		return nil
+	}
+	return &flags
 }
 
 // hasIPv6 says whether the kernel has IPv6 on a link of an MTU at all: not below
@@ -285,26 +237,15 @@ func hasIPv6(mtu int) bool { return mtu >= ipv6MinMTU }
 
 const ipv6MinMTU = 1280
 
-const addrGenModeNone = 1 // IN6_ADDR_GEN_MODE_NONE, include/uapi/linux/if_link.h
-
 // podLinkUp appends what the pod's interface needs: no kernel-made link-local
 // address before it comes up (see podAddresses), then the addresses, then up, so
 // that they are announced where that is asked for.
 func (p *Port) podLinkUp(b *nl.Batch, index int) {
-	b.Request("set link", nl.Name("lo"), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
-		ifInfo(e, loopbackIndex, unix.IFF_UP, unix.IFF_UP)
-	})
-	b.Request("set link", nl.Name(p.Peer), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
-		ifInfo(e, index, 0, 0)
-		e.Nest(unix.IFLA_AF_SPEC, func(e *nl.Encoder) {
-			if p.Announce || p.NoRedirects {
-				e.Nest(unix.AF_INET, func(e *nl.Encoder) { e.Nest(unix.IFLA_INET_CONF, p.ipv4Conf) })
-			}
-			if !p.noIPv6 && hasIPv6(p.MTU) {
-				e.Nest(unix.AF_INET6, func(e *nl.Encoder) { e.Uint8(unix.IFLA_INET6_ADDR_GEN_MODE, addrGenModeNone) })
-			}
-		})
-	})
+	link.Request{Index: loopbackIndex, Flags: unix.IFF_UP, Change: unix.IFF_UP}.Set(b, "set link", "lo")
+	// addrgenmode none: the kernel then makes no link-local address when the link comes up,
+	// and with it no duplicate detection, no multicast reports and no router solicitations,
+	// which would be flooded to every port of the bridge.
+	link.Request{Index: index, IPv4: p.ipv4Conf(), NoLinkLocal: !p.noIPv6 && hasIPv6(p.MTU)}.Set(b, "set link", p.Peer)
 	if p.Down {
 		return
 	}
@@ -316,9 +257,7 @@ func (p *Port) podLinkUp(b *nl.Batch, index int) {
 		m, err := one.AddMessage()
 		b.Add("add address", &one, m, err)
 	}
-	b.Request("set link up", nl.Name(p.Peer), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
-		ifInfo(e, index, unix.IFF_UP, unix.IFF_UP)
-	})
+	link.Request{Index: index, Flags: unix.IFF_UP, Change: unix.IFF_UP}.Set(b, "set link up", p.Peer)
 	for _, r := range p.podRoutes(index) {
 		m, err := r.AddMessage()
 		b.Add("add route", &r, m, err)
@@ -330,22 +269,21 @@ func (p *Port) podLinkUp(b *nl.Batch, index int) {
 // interface comes up gets no further than to the port, which forwards only once the
 // kernel has taken notice of its carrier.
 func (p *Port) announce(b *nl.Batch, index int) {
-	b.Request("announce addresses of", nl.Name(p.Peer), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
-		ifInfo(e, index, 0, 0)
-		e.Bytes(unix.IFLA_ADDRESS, p.PeerMAC)
-	})
+	link.Request{Index: index, MAC: p.PeerMAC}.Set(b, "announce addresses of", p.Peer)
 }
 
 const loopbackIndex = 1 // LOOPBACK_IFINDEX, include/net/flow.h: in every namespace
 
-// ipv4Conf appends IPv4's parameters of the pod's interface.
-func (p *Port) ipv4Conf(e *nl.Encoder) {
+// ipv4Conf are IPv4's parameters of the pod's interface.
+func (p *Port) ipv4Conf() []link.Parameter {
+	var list []link.Parameter
 	if p.Announce {
-		e.Uint32(ipv4ConfARPNotify, 1)
+		list = append(list, link.Parameter{ID: ipv4ConfARPNotify, Value: 1})
 	}
 	if p.NoRedirects {
-		e.Uint32(ipv4ConfAcceptRedirects, 0)
+		list = append(list, link.Parameter{ID: ipv4ConfAcceptRedirects, Value: 0})
 	}
+	return list
 }
 
 // podAddresses are the port's, and with IPv6 the link-local one: the kernel's own

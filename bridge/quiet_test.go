@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/bridge"
@@ -116,7 +117,7 @@ func (n *node) attachLate(tb testing.TB, pod *netns.NS, p bridge.Port) {
 		if err != nil {
 			return nil, err
 		}
-		return nl.New(onlooker{tr, func(m nl.Message) {
+		return nl.New(onlooker{tr, func(m netlink.Message) {
 			if setsUp(m, 2) {
 				host.SettleCarrier(p.Name)
 				// Linux 6.1 leaves it to its worker.
@@ -139,7 +140,7 @@ func (n *node) attachLate(tb testing.TB, pod *netns.NS, p bridge.Port) {
 // onlooker calls look before each datagram that leaves for the kernel.
 type onlooker struct {
 	nl.Transport
-	look func(nl.Message)
+	look func(netlink.Message)
 }
 
 func (o onlooker) Send(b []byte) error {
@@ -169,7 +170,7 @@ func TestPodIsQuietBeforeItIsUp(t *testing.T) {
 		if err != nil {
 			return nil, err
 		}
-		return nl.New(onlooker{tr, func(m nl.Message) {
+		return nl.New(onlooker{tr, func(m netlink.Message) {
 			sent = append(sent, uint16(m.Header.Type))
 			if !setsUp(m, 2) {
 				return
@@ -206,7 +207,7 @@ func TestPodIsQuietBeforeItIsUp(t *testing.T) {
 }
 
 // setsUp says whether a message sets a link up, by its index.
-func setsUp(m nl.Message, index uint32) bool {
+func setsUp(m netlink.Message, index uint32) bool {
 	return m.Header.Type == unix.RTM_NEWLINK && binary.NativeEndian.Uint32(m.Data[4:]) == index &&
 		binary.NativeEndian.Uint32(m.Data[8:])&unix.IFF_UP != 0
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
@@ -112,10 +113,11 @@ func (c *Conn) Forwards(ctx context.Context, r Routing) (bool, error) {
 	var b nl.Batch
 	forwards := true
 	for _, family := range r.families() {
-		b.Get("get configuration of", familyName(family), unix.RTM_GETNETCONF, 0, func(e *nl.Encoder) {
-			e.Raw([]byte{family, 0, 0, 0}) // struct netconfmsg of include/uapi/linux/netconf.h
-			e.Uint32(netconfIndex, netconfAll)
-		}, func(m nl.Message) error {
+		// struct netconfmsg of include/uapi/linux/netconf.h
+		m, err := nl.Encode(unix.RTM_GETNETCONF, 0, []byte{family, 0, 0, 0}, func(ae *netlink.AttributeEncoder) {
+			ae.Uint32(netconfIndex, netconfAll)
+		})
+		b.AddGet("get configuration of", familyName(family), m, err, func(m netlink.Message) error {
 			on, err := decodeForwarding(m.Data)
 			forwards = forwards && on
 			return err
@@ -156,13 +158,13 @@ func decodeForwarding(b []byte) (on bool, _ error) {
 	if len(b) < 4 {
 		return false, fmt.Errorf("%w: a configuration of %d bytes", nl.ErrMalformed, len(b))
 	}
-	attrs := nl.ParseAttrs(b[4:])
-	for attrs.Next() {
-		if attrs.Type == netconfForwarding {
-			on = attrs.Uint32() != 0
+	err := nl.Decode(b[4:], func(ad *netlink.AttributeDecoder) error {
+		if ad.Type() == netconfForwarding {
+			on = ad.Uint32() != 0
 		}
-	}
-	return on, attrs.Err()
+		return nil
+	})
+	return on, err
 }
 
 // keepAdvertised lets the links that have something from router advertisements keep

@@ -10,8 +10,10 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/jsimonetti/rtnetlink/v2/driver"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
@@ -160,23 +162,12 @@ func (r *run) begin(ctx context.Context, d detour, s *Snapshot) error {
 func (c *Conn) addStandIn(ctx context.Context, d detour, s *Snapshot) error {
 	// The bridge's own MTU follows the lowest of its ports', and frames are as long as
 	// the NIC's may be.
-	mtu := uint32(max(s.Bridge.MTU, s.NIC.MTU))
+	mtu := max(s.Bridge.MTU, s.NIC.MTU)
 	var b nl.Batch
-	b.Request("add link", nl.Name(d.port()), unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(e *nl.Encoder) {
-		end := func(e *nl.Encoder, name string, mac net.HardwareAddr) {
-			linkHeader(e, 0)
-			e.String(unix.IFLA_IFNAME, name)
-			e.Bytes(unix.IFLA_ADDRESS, mac)
-			e.Uint32(unix.IFLA_MTU, mtu)
-		}
-		end(e, d.port(), d.portMAC())
-		e.Nest(unix.IFLA_LINKINFO, func(e *nl.Encoder) {
-			e.String(unix.IFLA_INFO_KIND, "veth")
-			e.Nest(unix.IFLA_INFO_DATA, func(e *nl.Encoder) {
-				e.Nest(vethInfoPeer, func(e *nl.Encoder) { end(e, d.peer(), d.peerMAC()) })
-			})
-		})
-	})
+	link.Request{
+		Name: d.port(), MAC: d.portMAC(), MTU: &mtu,
+		Peer: &link.Request{Name: d.peer(), MAC: d.peerMAC(), MTU: &mtu},
+	}.Create(&b, "add link", d.port())
 	if err := c.execute(ctx, &b); err != nil {
 		return err
 	}
@@ -200,54 +191,18 @@ func (c *Conn) addStandIn(ctx context.Context, d detour, s *Snapshot) error {
 	return nil
 }
 
-const (
-	vethInfoPeer    = 1 // VETH_INFO_PEER, include/uapi/linux/veth.h
-	addrGenModeNone = 1 // IN6_ADDR_GEN_MODE_NONE, include/uapi/linux/if_link.h
-)
-
 // setUp has the pair say nothing by itself, which is no link-local address and, as
 // nothing floods to it, nothing that the bridge sends; and then sets it up.
 func (d detour) setUp(b *nl.Batch, bridge int, ipv6 bool) {
-	change := func(op, name string, flags uint32, body func(*nl.Encoder)) {
-		b.Request(op, nl.Name(name), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
-			linkFlags(e, flags)
-			e.String(unix.IFLA_IFNAME, name)
-			body(e)
-		})
-	}
 	for _, name := range []string{d.port(), d.peer()} {
-		change("set link", name, 0, func(e *nl.Encoder) {
-			e.String(unix.IFLA_IFALIAS, standInAlias)
-			if !ipv6 {
-				return
-			}
-			e.Nest(unix.IFLA_AF_SPEC, func(e *nl.Encoder) {
-				e.Nest(unix.AF_INET6, func(e *nl.Encoder) { e.Uint8(unix.IFLA_INET6_ADDR_GEN_MODE, addrGenModeNone) })
-			})
-		})
+		link.Request{Name: name, Alias: new(standInAlias), NoLinkLocal: ipv6}.Set(b, "set link", name)
 	}
-	change("set master of", d.port(), 0, func(e *nl.Encoder) { e.Uint32(unix.IFLA_MASTER, uint32(bridge)) })
-	change("set port", d.port(), 0, func(e *nl.Encoder) {
-		e.Nest(unix.IFLA_LINKINFO, func(e *nl.Encoder) {
-			e.String(unix.IFLA_INFO_SLAVE_KIND, "bridge")
-			e.Nest(unix.IFLA_INFO_SLAVE_DATA, func(e *nl.Encoder) {
-				for _, off := range []uint16{unix.IFLA_BRPORT_LEARNING, unix.IFLA_BRPORT_UNICAST_FLOOD, unix.IFLA_BRPORT_MCAST_FLOOD, unix.IFLA_BRPORT_BCAST_FLOOD} {
-					e.Uint8(off, 0)
-				}
-			})
-		})
-	})
+	link.Request{Name: d.port(), Master: &bridge}.Set(b, "set master of", d.port())
+	off := new(driver.BridgeEnableDisabled)
+	link.Request{Name: d.port(), Port: &driver.BridgePort{Learning: off, UnicastFlood: off, McastFlood: off, BcastFlood: off}}.Set(b, "set port", d.port())
 	for _, name := range []string{d.peer(), d.port()} {
-		change("set link up", name, unix.IFF_UP, func(*nl.Encoder) {})
+		link.Request{Name: name, Flags: unix.IFF_UP, Change: unix.IFF_UP}.Set(b, "set link up", name)
 	}
-}
-
-// linkFlags is linkHeader with flags to set, for a link that is named by an attribute.
-func linkFlags(e *nl.Encoder, flags uint32) {
-	var b [unix.SizeofIfInfomsg]byte
-	binary.NativeEndian.PutUint32(b[8:], flags)
-	binary.NativeEndian.PutUint32(b[12:], flags) // which of them to change
-	e.Raw(b[:])
 }
 
 // clear takes away what there is of a detour, of a process that was killed too: the rule
@@ -274,6 +229,6 @@ func (c *Conn) delStandIn(ctx context.Context, d detour) error {
 		return err
 	}
 	var b nl.Batch
-	b.Request("delete link", nl.Name(d.port()), unix.RTM_DELLINK, 0, func(e *nl.Encoder) { linkHeader(e, l.Index) })
+	link.Request{Index: l.Index}.Delete(&b, d.port())
 	return c.execute(ctx, &b)
 }

@@ -2,19 +2,17 @@ package uplink
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
-	"fmt"
 	"io/fs"
 	"net"
 	"slices"
 
+	"github.com/jsimonetti/rtnetlink/v2/driver"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
-
-const skipStats = 1 << 3 // RTEXT_FILTER_SKIP_STATS
 
 // Link is a network interface as far as a takeover is concerned with it.
 type Link struct {
@@ -59,18 +57,7 @@ func (c *Conn) links(ctx context.Context) ([]Link, error) {
 		return nil, err
 	}
 	var list []Link
-	err := c.nl.Dump("list links", unix.RTM_GETLINK, func(e *nl.Encoder) {
-		linkHeader(e, 0)
-		// Without the counters an answer is half as long.
-		e.Uint32(unix.IFLA_EXT_MASK, skipStats)
-	}, func(m nl.Message) error {
-		if m.Header.Type != unix.RTM_NEWLINK {
-			return nil
-		}
-		l, err := decodeLink(m.Data)
-		list = append(list, l)
-		return err
-	})
+	err := link.List(c.nl, "list links", "", 0, func(l *link.Link) { list = append(list, linkOf(l)) })
 	return list, err
 }
 
@@ -86,109 +73,32 @@ func (c *Conn) index(ctx context.Context, name string) (int, error) {
 	return l.Index, nil
 }
 
-// linkHeader appends struct ifinfomsg (include/uapi/linux/rtnetlink.h).
-func linkHeader(e *nl.Encoder, index int) {
-	var b [unix.SizeofIfInfomsg]byte
-	binary.NativeEndian.PutUint32(b[4:], uint32(index))
-	e.Raw(b[:])
+// setMaster makes a link a port of another, or with 0 of none. Nothing else of it is
+// touched; above all it stays up.
+func setMaster(b *nl.Batch, l Link, master *int) {
+	link.Request{Index: l.Index, Master: master}.Set(b, "set master of", l.Name)
 }
 
-// appendMaster makes a link a port of another, or with 0 of none. Nothing else of
-// it is touched; above all it stays up.
-func appendMaster(b *nl.Batch, name string, index, master int) {
-	b.Request("set master of", nl.Name(name), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
-		linkHeader(e, index)
-		e.Uint32(unix.IFLA_MASTER, uint32(master))
-	})
-}
-
-// decodeLink reads the data of an RTM_NEWLINK.
-func decodeLink(b []byte) (Link, error) {
-	if len(b) < unix.SizeofIfInfomsg {
-		return Link{}, fmt.Errorf("%w: a link of %d bytes", nl.ErrMalformed, len(b))
+// linkOf takes out what matters here.
+func linkOf(l *link.Link) Link {
+	to := Link{
+		Index: l.Index, Name: l.Name, Kind: l.Kind, Type: l.Type, MAC: l.MAC.String(), MTU: l.MTU, Flags: l.Flags,
+		Master: l.Master, PortOf: l.PortOf, Lower: l.Lower, Alias: l.Alias, XDP: l.XDP,
 	}
-	l := Link{
-		Type:  binary.NativeEndian.Uint16(b[2:]),
-		Index: int(int32(binary.NativeEndian.Uint32(b[4:]))),
-		Flags: binary.NativeEndian.Uint32(b[8:]),
-	}
-	elsewhere := false
-	attrs := nl.ParseAttrs(b[unix.SizeofIfInfomsg:])
-	for attrs.Next() {
-		var err error
-		switch attrs.Type {
-		case unix.IFLA_IFNAME:
-			l.Name = attrs.String()
-		case unix.IFLA_ADDRESS:
-			l.MAC = macString(attrs.Data)
-		case unix.IFLA_MTU:
-			l.MTU = int(attrs.Uint32())
-		case unix.IFLA_MASTER:
-			l.Master = int(attrs.Uint32())
-		case unix.IFLA_LINK:
-			l.Lower = int(attrs.Uint32())
-		case unix.IFLA_LINK_NETNSID:
-			elsewhere = true // Lower is an index of another namespace
-		case unix.IFLA_IFALIAS:
-			l.Alias = attrs.String()
-		case unix.IFLA_XDP:
-			l.XDP, err = decodeXDP(attrs.Nested())
-		case unix.IFLA_LINKINFO:
-			err = l.decodeInfo(attrs.Nested())
-		}
-		if err != nil {
-			return Link{}, err
+	if v := l.VXLAN; v != nil {
+		to.Remote = v.Group != nil || v.Group6 != nil
+		if v.Link != nil {
+			to.Lower = int(*v.Link)
 		}
 	}
-	if elsewhere || l.Kind == "veth" {
-		l.Lower = 0 // of a veth it is the other end
+	if b := l.Bridge; b != nil {
+		to.STP = b.StpState != nil && *b.StpState != driver.BridgeStpStateDisabled
+		to.VLANFiltering = b.VlanFiltering != nil && *b.VlanFiltering != driver.BridgeEnableDisabled
 	}
-	return l, attrs.Err()
-}
-
-func decodeXDP(attrs *nl.Attrs) (attached bool, _ error) {
-	for attrs.Next() {
-		if attrs.Type == unix.IFLA_XDP_ATTACHED {
-			attached = attrs.Uint8() != 0
-		}
+	if l.Elsewhere || l.Kind == "veth" {
+		to.Lower = 0 // an index of another namespace, or the other end
 	}
-	return attached, attrs.Err()
-}
-
-func (l *Link) decodeInfo(attrs *nl.Attrs) error {
-	for attrs.Next() {
-		switch attrs.Type {
-		case unix.IFLA_INFO_KIND:
-			l.Kind = attrs.String()
-		case unix.IFLA_INFO_SLAVE_KIND:
-			l.PortOf = attrs.String()
-		case unix.IFLA_INFO_DATA:
-			// The kernel writes the kind first; each kind numbers its own.
-			if err := l.decodeData(attrs.Nested()); err != nil {
-				return err
-			}
-		}
-	}
-	return attrs.Err()
-}
-
-func (l *Link) decodeData(attrs *nl.Attrs) error {
-	if l.Kind != "bridge" && l.Kind != "vxlan" {
-		return nil
-	}
-	for attrs.Next() {
-		switch {
-		case l.Kind == "vxlan" && attrs.Type == unix.IFLA_VXLAN_LINK:
-			l.Lower = int(attrs.Uint32())
-		case l.Kind == "vxlan" && (attrs.Type == unix.IFLA_VXLAN_GROUP || attrs.Type == unix.IFLA_VXLAN_GROUP6):
-			l.Remote = true
-		case l.Kind == "bridge" && attrs.Type == unix.IFLA_BR_STP_STATE:
-			l.STP = attrs.Uint32() != 0
-		case l.Kind == "bridge" && attrs.Type == unix.IFLA_BR_VLAN_FILTERING:
-			l.VLANFiltering = attrs.Uint8() != 0
-		}
-	}
-	return attrs.Err()
+	return to
 }
 
 // find gives the link of a name.

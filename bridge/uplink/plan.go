@@ -6,9 +6,8 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
@@ -196,7 +195,7 @@ func (m *move) enslave() []operation {
 	return []operation{{
 		text:    fmt.Sprintf("make %s a port of %s", m.from.Name, m.to.Name),
 		deaf:    true,
-		request: func(b *nl.Batch) { appendMaster(b, m.from.Name, m.from.Index, m.to.Index) },
+		request: func(b *nl.Batch) { setMaster(b, m.from, &m.to.Index) },
 	}}
 }
 
@@ -340,7 +339,7 @@ func (m *move) release() []operation {
 	return []operation{{
 		text:    fmt.Sprintf("make %s no port of %s any more", m.to.Name, m.from.Name),
 		deaf:    true,
-		request: func(b *nl.Batch) { appendMaster(b, m.to.Name, m.to.Index, 0) },
+		request: func(b *nl.Batch) { setMaster(b, m.to, new(0)) },
 	}}
 }
 
@@ -367,11 +366,9 @@ func (m *move) removeBridge(rec *Record) []operation {
 		return nil
 	}
 	return []operation{{
-		text: "delete bridge " + m.from.Name,
-		done: gone,
-		request: func(b *nl.Batch) {
-			b.Request("delete link", nl.Name(m.from.Name), unix.RTM_DELLINK, 0, func(e *nl.Encoder) { linkHeader(e, m.from.Index) })
-		},
+		text:    "delete bridge " + m.from.Name,
+		done:    gone,
+		request: func(b *nl.Batch) { link.Request{Index: m.from.Index}.Delete(b, m.from.Name) },
 	}}
 }
 
@@ -388,10 +385,7 @@ func (m *move) macBack(rec *Record) []operation {
 	return []operation{{
 		text: fmt.Sprintf("give %s its MAC %s again", m.from.Name, mac),
 		request: func(b *nl.Batch) {
-			b.Request("set MAC of", nl.Name(m.from.Name), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
-				linkHeader(e, m.from.Index)
-				e.Bytes(unix.IFLA_ADDRESS, mac)
-			})
+			link.Request{Index: m.from.Index, MAC: mac}.Set(b, "set MAC of", m.from.Name)
 		},
 	}}
 }

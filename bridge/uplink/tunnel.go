@@ -3,8 +3,9 @@ package uplink
 import (
 	"fmt"
 
-	"golang.org/x/sys/unix"
+	"github.com/jsimonetti/rtnetlink/v2/driver"
 
+	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
@@ -17,8 +18,11 @@ func (m *move) moveTunnels() []operation {
 			continue
 		}
 		ops = append(ops, operation{
-			text:    fmt.Sprintf("let tunnel %s rest on %s", l.Name, m.to.Name),
-			request: func(b *nl.Batch) { appendVXLANLink(b, l.Name, l.Index, m.to.Index) },
+			text: fmt.Sprintf("let tunnel %s rest on %s", l.Name, m.to.Name),
+			// What is not in the request stays.
+			request: func(b *nl.Batch) {
+				link.Request{Index: l.Index, Data: &driver.Vxlan{Link: new(uint32(m.to.Index))}}.Set(b, "set link of tunnel", l.Name)
+			},
 		})
 	}
 	return ops
@@ -35,15 +39,4 @@ func (s *Snapshot) hasLink(l *Link) bool {
 		}
 	}
 	return false
-}
-
-// appendVXLANLink changes nothing else of the tunnel: what is not in the request stays.
-func appendVXLANLink(b *nl.Batch, name string, index, lower int) {
-	b.Request("set link of tunnel", nl.Name(name), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
-		linkHeader(e, index)
-		e.Nest(unix.IFLA_LINKINFO, func(e *nl.Encoder) {
-			e.String(unix.IFLA_INFO_KIND, "vxlan")
-			e.Nest(unix.IFLA_INFO_DATA, func(e *nl.Encoder) { e.Uint32(unix.IFLA_VXLAN_LINK, uint32(lower)) })
-		})
-	})
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -165,16 +166,17 @@ func generationOf(b []byte) generation {
 		return generation{lost: true}
 	}
 	g := generation{}
-	attrs := nl.ParseAttrs(b[header:])
-	for attrs.Next() {
-		switch {
-		case attrs.Type == unix.NFTA_GEN_ID && len(attrs.Data) == 4:
-			g.id = binary.BigEndian.Uint32(attrs.Data)
-		case attrs.Type == unix.NFTA_GEN_PROC_NAME:
-			g.by = attrs.String()
+	err := nl.Decode(b[header:], func(ad *netlink.AttributeDecoder) error {
+		switch ad.Type() {
+		case unix.NFTA_GEN_ID:
+			ad.ByteOrder = binary.BigEndian
+			g.id = ad.Uint32()
+		case unix.NFTA_GEN_PROC_NAME:
+			g.by = ad.String()
 		}
-	}
-	g.lost = attrs.Err() != nil || g.id == 0
+		return nil
+	})
+	g.lost = err != nil || g.id == 0
 	return g
 }
 

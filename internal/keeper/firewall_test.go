@@ -2,6 +2,7 @@ package keeper
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"os"
 	"slices"
@@ -10,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/lease"
@@ -23,7 +25,7 @@ type wall struct {
 	t          *testing.T
 	keep       *Keeper
 	dir        *state.Dir
-	announced  chan any // []nl.Message or error
+	announced  chan any // []netlink.Message or error
 	generation uint32
 	lacking    bool
 	stubborn   bool // repairing does not help
@@ -44,9 +46,9 @@ func (w *wall) Look(context.Context) (uint32, []string, error) {
 
 func (w *wall) Obstacles(context.Context) ([]string, error) { return w.obstacles, nil }
 
-func (w *wall) Next() ([]nl.Message, error) {
+func (w *wall) Next() ([]netlink.Message, error) {
 	switch x := (<-w.announced).(type) {
-	case []nl.Message:
+	case []netlink.Message:
 		return x, nil
 	case error:
 		return nil, x
@@ -59,11 +61,11 @@ func (w *wall) Close() error { close(w.announced); return nil }
 // change is one by a program.
 func (w *wall) change(by string) {
 	w.generation++
-	w.announced <- []nl.Message{nltest.Message(newGeneration, nltest.Encode(func(e *nl.Encoder) {
-		e.Raw([]byte{0, 0, 0, 0})
-		e.Uint32BE(unix.NFTA_GEN_ID, w.generation)
-		e.Uint32BE(unix.NFTA_GEN_PROC_PID, 7)
-		e.String(unix.NFTA_GEN_PROC_NAME, by)
+	w.announced <- []netlink.Message{nltest.Message(newGeneration, nltest.Body([]byte{0, 0, 0, 0}, func(ae *netlink.AttributeEncoder) {
+		ae.ByteOrder = binary.BigEndian
+		ae.Uint32(unix.NFTA_GEN_ID, w.generation)
+		ae.Uint32(unix.NFTA_GEN_PROC_PID, 7)
+		ae.String(unix.NFTA_GEN_PROC_NAME, by)
 	}))}
 }
 
@@ -185,11 +187,11 @@ func TestLostAndBrokenNewsAreNews(t *testing.T) {
 	inWall(t, func(_ *testing.T, w *wall) {
 		w.announced <- unix.ENOBUFS
 		w.after(time.Second)
-		w.announced <- []nl.Message{nltest.Message(newGeneration, []byte{1}), nltest.Message(newGeneration+1, nil)}
+		w.announced <- []netlink.Message{nltest.Message(newGeneration, []byte{1}), nltest.Message(newGeneration+1, nil)}
 		w.after(time.Second)
 		w.announced <- nl.ErrMalformed
 		w.after(time.Second)
-		w.announced <- []nl.Message{nltest.Message(newGeneration, []byte{0, 0, 0, 0})}
+		w.announced <- []netlink.Message{nltest.Message(newGeneration, []byte{0, 0, 0, 0})}
 		w.after(time.Second)
 		w.wantLooks(0, 200*time.Millisecond, 1200*time.Millisecond, 2200*time.Millisecond, 3200*time.Millisecond)
 	})

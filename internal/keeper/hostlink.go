@@ -2,7 +2,6 @@ package keeper
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -18,6 +17,7 @@ import (
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/route"
@@ -77,43 +77,20 @@ func (k kernel) isHost(r *lease.Record) error {
 
 func (p *bridgedNIC) find() error {
 	var b nl.Batch
-	var master int
-	link := func(name string, index, master *int) {
-		b.Get("get link", nl.Name(name), unix.RTM_GETLINK, 0, func(e *nl.Encoder) {
-			e.Raw(make([]byte, unix.SizeofIfInfomsg))
-			e.String(unix.IFLA_IFNAME, name)
-		}, func(m nl.Message) error {
-			return parseLink(m.Data, index, master)
-		})
-	}
-	var none int
-	link(p.r.Bridge, &p.bridge, &none)
-	link(p.r.Host.NIC, &p.nic, &master)
+	var bridge, nic link.Link
+	link.Get(&b, p.r.Bridge, 0, &bridge, unix.IFLA_MASTER)
+	link.Get(&b, p.r.Host.NIC, 0, &nic, unix.IFLA_MASTER)
 	err := p.conn.Execute(&b)
+	p.bridge, p.nic = bridge.Index, nic.Index
 	switch {
 	case errors.Is(err, unix.ENODEV) || errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("%w: %w", errGone, err)
 	case err != nil:
 		return err
-	case master != p.bridge:
+	case nic.Master != p.bridge:
 		return fmt.Errorf("%s is not a port of %s any more: was it given back? `tombolo uplink status` says how it is", p.r.Host.NIC, p.r.Bridge)
 	}
 	return nil
-}
-
-// parseLink reads a link's index and its master's, 0 if it has none.
-func parseLink(data []byte, index, master *int) error {
-	if len(data) < unix.SizeofIfInfomsg {
-		return fmt.Errorf("link message of %d bytes", len(data))
-	}
-	*index, *master = int(binary.NativeEndian.Uint32(data[4:])), 0
-	a := nl.ParseAttrs(data[unix.SizeofIfInfomsg:])
-	for a.Next() {
-		if a.Type == unix.IFLA_MASTER {
-			*master = int(a.Uint32())
-		}
-	}
-	return a.Err()
 }
 
 func (p *bridgedNIC) close() error { return p.conn.Close() }
@@ -277,8 +254,8 @@ func lastOf(p netip.Prefix) netip.Addr {
 // withdraw takes addresses from bridge and NIC, and nothing else.
 func (p *bridgedNIC) withdraw(a lease.Applied) error {
 	var errs []error
-	for _, link := range []int{p.bridge, p.nic} {
-		errs = append(errs, p.withdrawFrom(link, a.Addresses))
+	for _, index := range []int{p.bridge, p.nic} {
+		errs = append(errs, p.withdrawFrom(index, a.Addresses))
 	}
 	return errors.Join(errs...)
 }
@@ -286,8 +263,8 @@ func (p *bridgedNIC) withdraw(a lease.Applied) error {
 // withdrawFrom takes addresses from a link. With the first of a network the kernel takes
 // all the others away, unless promote_secondaries is set; and if it is, their routes, for
 // a moment in which it promotes one of them: both are put back.
-func (p *bridgedNIC) withdrawFrom(link int, gone []netip.Prefix) error {
-	addrs, err := addr.On(p.conn).List(addr.Filter{Family: unix.AF_INET, Link: link})
+func (p *bridgedNIC) withdrawFrom(index int, gone []netip.Prefix) error {
+	addrs, err := addr.On(p.conn).List(addr.Filter{Family: unix.AF_INET, Link: index})
 	if err != nil {
 		return err
 	}
@@ -295,13 +272,13 @@ func (p *bridgedNIC) withdrawFrom(link int, gone []netip.Prefix) error {
 	if len(rest) == len(addrs) {
 		return nil
 	}
-	routes, err := route.On(p.conn).List(route.Filter{Family: unix.AF_INET, Link: link, Type: route.Unicast})
+	routes, err := route.On(p.conn).List(route.Filter{Family: unix.AF_INET, Link: index, Type: route.Unicast})
 	if err != nil {
 		return err
 	}
-	errs := []error{p.promoteSecondaries(link)}
+	errs := []error{p.promoteSecondaries(index)}
 	for _, prefix := range gone {
-		errs = append(errs, addr.On(p.conn).Remove(addr.Address{Prefix: prefix, Link: link}))
+		errs = append(errs, addr.On(p.conn).Remove(addr.Address{Prefix: prefix, Link: index}))
 	}
 	for _, a := range rest {
 		if err := addr.On(p.conn).Add(a); !errors.Is(err, unix.EEXIST) {
@@ -321,19 +298,10 @@ func (p *bridgedNIC) withdrawFrom(link int, gone []netip.Prefix) error {
 
 // promoteSecondaries sets net.ipv4.conf.<link>.promote_secondaries, as systemd does for
 // every link. It stays set.
-func (p *bridgedNIC) promoteSecondaries(link int) error {
-	const inetConf, promote = 1, 20 // IFLA_INET_CONF, IPV4_DEVCONF_PROMOTE_SECONDARIES
+func (p *bridgedNIC) promoteSecondaries(index int) error {
+	const promote = 20 // IPV4_DEVCONF_PROMOTE_SECONDARIES
 	var b nl.Batch
-	b.Request("set promote_secondaries of link", nl.Name(strconv.Itoa(link)), unix.RTM_SETLINK, 0, func(e *nl.Encoder) {
-		header := make([]byte, unix.SizeofIfInfomsg)
-		binary.NativeEndian.PutUint32(header[4:], uint32(link))
-		e.Raw(header)
-		e.Nest(unix.IFLA_AF_SPEC, func(e *nl.Encoder) {
-			e.Nest(unix.AF_INET, func(e *nl.Encoder) {
-				e.Nest(inetConf, func(e *nl.Encoder) { e.Uint32(promote, 1) })
-			})
-		})
-	})
+	link.Request{Index: index, IPv4: []link.Parameter{{ID: promote, Value: 1}}}.Set(&b, "set promote_secondaries of link", strconv.Itoa(index))
 	return p.conn.Execute(&b)
 }
 

@@ -1,7 +1,6 @@
 package keeper
 
 import (
-	"encoding/binary"
 	"net/netip"
 	"testing"
 
@@ -10,8 +9,6 @@ import (
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/lease"
-	"github.com/tombolo-cni/tombolo/internal/nl"
-	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -125,32 +122,4 @@ func TestBroadcastAddresses(t *testing.T) {
 			t.Errorf("of %s: %s, want none", prefix, got)
 		}
 	}
-}
-
-func FuzzParseLink(f *testing.F) {
-	var b nl.Batch
-	b.Request("a link", nl.Name("x"), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
-		header := make([]byte, unix.SizeofIfInfomsg)
-		binary.NativeEndian.PutUint32(header[4:], 7)
-		e.Raw(header)
-		e.String(unix.IFLA_IFNAME, "eth0")
-		e.Uint32(unix.IFLA_MASTER, 3)
-	})
-	link := b.Bytes()[unix.NLMSG_HDRLEN:]
-	for name, data := range map[string][]byte{"port": link, "no-master": link[:unix.SizeofIfInfomsg], "cut": link[:len(link)-2], "header-cut": link[:7]} {
-		f.Add(data)
-		if *update {
-			nstest.SaveCorpus(f, "FuzzParseLink", name, data)
-		}
-	}
-	var index, master int
-	if err := parseLink(link, &index, &master); err != nil || index != 7 || master != 3 {
-		f.Errorf("link %d of master %d, %v", index, master, err)
-	}
-	f.Fuzz(func(t *testing.T, data []byte) {
-		var index, master int
-		if err := parseLink(data, &index, &master); err == nil && len(data) < unix.SizeofIfInfomsg {
-			t.Errorf("link %d of %d bytes", index, len(data))
-		}
-	})
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/route"
@@ -215,10 +216,6 @@ func (p *kernelPod) withdraw(a lease.Applied) error {
 
 func setMTU(conn *nl.Conn, name string, mtu int) error {
 	var b nl.Batch
-	b.Request("set MTU of link", nl.Name(name), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
-		e.Raw(make([]byte, unix.SizeofIfInfomsg))
-		e.String(unix.IFLA_IFNAME, name)
-		e.Uint32(unix.IFLA_MTU, uint32(mtu))
-	})
+	link.Request{Name: name, MTU: &mtu}.Set(&b, "set MTU of link", name)
 	return conn.Execute(&b)
 }

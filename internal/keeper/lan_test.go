@@ -22,6 +22,7 @@ import (
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/internal/state"
@@ -93,12 +94,7 @@ func (l *lan) connect(i int) *testPod {
 	}
 	defer conn.Close()
 	var b nl.Batch
-	b.Request("set link up", nl.Name("eth0"), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
-		header := make([]byte, unix.SizeofIfInfomsg)
-		header[8], header[12] = unix.IFF_UP, unix.IFF_UP
-		e.Raw(header)
-		e.String(unix.IFLA_IFNAME, "eth0")
-	})
+	link.Request{Name: "eth0", Flags: unix.IFF_UP, Change: unix.IFF_UP}.Set(&b, "set link up", "eth0")
 	if err := conn.Execute(&b); err != nil {
 		l.Fatal(err)
 	}

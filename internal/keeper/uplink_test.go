@@ -10,11 +10,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/lease"
-	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
@@ -71,23 +71,23 @@ func TestNewsOfAnUplinkHaveItLookedAt(t *testing.T) {
 		s.did()
 		for _, tt := range []struct {
 			what string
-			m    []nl.Message
+			m    []netlink.Message
 			look bool
 		}{
-			{"the NIC as it is", link(unix.RTM_NEWLINK, 3, s.nic, 4), true},
-			{"the same again", link(unix.RTM_NEWLINK, 3, s.nic, 4), false},
-			{"the NIC without its master", link(unix.RTM_NEWLINK, 3, s.nic, 0), true},
-			{"the bridge", link(unix.RTM_NEWLINK, 4, "br0", 0), true},
-			{"the bridge again, as pods come and go", link(unix.RTM_NEWLINK, 4, "br0", 0), false},
-			{"a pod's port", link(unix.RTM_NEWLINK, 9, "veth0", 4), false},
-			{"the bridge is deleted", link(unix.RTM_DELLINK, 4, "br0", 0), true},
-			{"another bridge of the name", link(unix.RTM_NEWLINK, 17, "br0", 0), true},
+			{"the NIC as it is", linkMessage(unix.RTM_NEWLINK, 3, s.nic, 4), true},
+			{"the same again", linkMessage(unix.RTM_NEWLINK, 3, s.nic, 4), false},
+			{"the NIC without its master", linkMessage(unix.RTM_NEWLINK, 3, s.nic, 0), true},
+			{"the bridge", linkMessage(unix.RTM_NEWLINK, 4, "br0", 0), true},
+			{"the bridge again, as pods come and go", linkMessage(unix.RTM_NEWLINK, 4, "br0", 0), false},
+			{"a pod's port", linkMessage(unix.RTM_NEWLINK, 9, "veth0", 4), false},
+			{"the bridge is deleted", linkMessage(unix.RTM_DELLINK, 4, "br0", 0), true},
+			{"another bridge of the name", linkMessage(unix.RTM_NEWLINK, 17, "br0", 0), true},
 			{"an address of the NIC", address(3), true},
 			{"an address of the NIC again", address(3), true},
 			{"an address of the bridge", address(4), true},
 			{"an address of another", address(9), false},
 			{"something was lost", nil, true},
-			{"what is no announcement", []nl.Message{nltest.Message(unix.RTM_NEWLINK, []byte{1})}, true},
+			{"what is no announcement", []netlink.Message{nltest.Message(unix.RTM_NEWLINK, []byte{1})}, true},
 		} {
 			s.announce(tt.m)
 			s.wants() // not in the middle of it
@@ -120,7 +120,7 @@ func TestAnUplinkThatSomebodyChangedIsMended(t *testing.T) {
 		s.start()
 		s.did()
 		s.set(func() { s.differs = true })
-		s.announce(link(unix.RTM_NEWLINK, 3, s.nic, 0))
+		s.announce(linkMessage(unix.RTM_NEWLINK, 3, s.nic, 0))
 		s.later(settled)
 		// Once more under the lock: it may have been the middle of somebody's work.
 		s.wants("check", "check", "mend")
@@ -146,7 +146,7 @@ func TestPodsOfAMendedUplinkArePutBack(t *testing.T) {
 			t.Errorf("%d repairs of what is well", s.repairs)
 		}
 		s.set(func() { s.differs, s.fails["repair"] = true, errors.New("directory is locked") })
-		s.announce(link(unix.RTM_NEWLINK, 3, s.nic, 0))
+		s.announce(linkMessage(unix.RTM_NEWLINK, 3, s.nic, 0))
 		s.later(settled)
 		if s.repairs != 1 || !s.logged("directory is locked") {
 			t.Errorf("%d repairs after a mend, log: %s", s.repairs, &s.log)
@@ -223,7 +223,7 @@ func TestAMendThatFailsIsTriedAgainLaterAndLater(t *testing.T) {
 		}
 		// The NIC is plugged in again.
 		s.set(func() { delete(s.fails, "mend") })
-		s.announce(link(unix.RTM_NEWLINK, 21, s.nic, 0))
+		s.announce(linkMessage(unix.RTM_NEWLINK, 21, s.nic, 0))
 		s.later(settled)
 		s.wants("check", "check", "mend")
 		if _, body := get(t, s.keep, "/metrics"); strings.Contains(body, "tombolo_uplink_errors_total 0\n") {

@@ -16,12 +16,12 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/lease"
-	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
@@ -55,12 +55,12 @@ type site struct {
 
 // fakeSource announces what a test says.
 type fakeSource struct {
-	announced chan []nl.Message
+	announced chan []netlink.Message
 	closed    chan struct{}
 	once      sync.Once
 }
 
-func (s *fakeSource) Next() ([]nl.Message, error) {
+func (s *fakeSource) Next() ([]netlink.Message, error) {
 	select {
 	case m := <-s.announced:
 		if m == nil {
@@ -165,12 +165,12 @@ func (s *site) listen() (*feed, error) {
 		return nil, err
 	}
 	s.feeds++
-	s.source = &fakeSource{announced: make(chan []nl.Message), closed: make(chan struct{})}
+	s.source = &fakeSource{announced: make(chan []netlink.Message), closed: make(chan struct{})}
 	return feedFrom(s.source), nil
 }
 
 // announce has the kernel tell something; nil is that it lost something.
-func (s *site) announce(m []nl.Message) {
+func (s *site) announce(m []netlink.Message) {
 	s.mu.Lock()
 	source := s.source
 	s.mu.Unlock()
@@ -303,27 +303,24 @@ func (s *site) links(*uplink.Record) [2]int {
 }
 
 // link is an announcement of a link.
-func link(typ uint16, index int, name string, master uint32) []nl.Message {
-	var b nl.Batch
-	b.Request("", nl.Name(""), typ, 0, func(e *nl.Encoder) {
-		header := make([]byte, unix.SizeofIfInfomsg)
-		header[4], header[8] = byte(index), unix.IFF_UP
-		e.Raw(header)
-		e.String(unix.IFLA_IFNAME, name)
-		e.Uint32(unix.IFLA_MTU, 1500)
-		e.Bytes(unix.IFLA_ADDRESS, []byte{2, 0, 0, 0, 0, 1})
+func linkMessage(typ uint16, index int, name string, master uint32) []netlink.Message {
+	header := make([]byte, unix.SizeofIfInfomsg)
+	header[4], header[8] = byte(index), unix.IFF_UP
+	return []netlink.Message{nltest.Message(typ, nltest.Body(header, func(ae *netlink.AttributeEncoder) {
+		ae.String(unix.IFLA_IFNAME, name)
+		ae.Uint32(unix.IFLA_MTU, 1500)
+		ae.Bytes(unix.IFLA_ADDRESS, []byte{2, 0, 0, 0, 0, 1})
 		if master != 0 {
-			e.Uint32(unix.IFLA_MASTER, master)
+			ae.Uint32(unix.IFLA_MASTER, master)
 		}
-	})
-	return []nl.Message{nltest.Message(typ, b.Bytes()[unix.NLMSG_HDRLEN:])}
+	}))}
 }
 
 // address is an announcement of an address.
-func address(index int) []nl.Message {
+func address(index int) []netlink.Message {
 	data := make([]byte, unix.SizeofIfAddrmsg)
 	data[4] = byte(index)
-	return []nl.Message{nltest.Message(unix.RTM_NEWADDR, data)}
+	return []netlink.Message{nltest.Message(unix.RTM_NEWADDR, data)}
 }
 
 func (s *site) logged(text string) bool { return strings.Contains(s.log.String(), text) }

@@ -4,8 +4,10 @@ import (
 	"encoding/binary"
 	"errors"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
@@ -37,7 +39,7 @@ type feed struct {
 
 // source is what an nl.Feed is.
 type source interface {
-	Next() ([]nl.Message, error)
+	Next() ([]netlink.Message, error)
 	Close() error
 }
 
@@ -92,7 +94,7 @@ func (f *feed) run() {
 }
 
 // newsOf reads announcements. What does not parse is as good as lost.
-func newsOf(messages []nl.Message) []news {
+func newsOf(messages []netlink.Message) []news {
 	var list []news
 	for _, m := range messages {
 		switch m.Header.Type {
@@ -110,40 +112,19 @@ func newsOf(messages []nl.Message) []news {
 				list = append(list, news{lost: true})
 				continue
 			}
-			list = append(list, news{index: index(m.Data)})
+			list = append(list, news{index: int(int32(binary.NativeEndian.Uint32(m.Data[4:])))})
 		}
 	}
 	return list
 }
 
-// index is at the same place in both structs.
-func index(b []byte) int { return int(int32(binary.NativeEndian.Uint32(b[4:]))) }
-
-// linkNews reads a struct ifinfomsg and its attributes; nil for what is about the port of
-// a bridge and not about a link.
-func linkNews(m nl.Message) (*news, error) {
-	const flagsAt = 8
-	if len(m.Data) < unix.SizeofIfInfomsg {
-		return nil, nl.ErrMalformed
+// linkNews is nil for what is about the port of a bridge and not about a link.
+func linkNews(m netlink.Message) (*news, error) {
+	var l link.Link
+	if err := l.Decode(m.Data, unix.IFLA_IFNAME, unix.IFLA_MASTER, unix.IFLA_MTU, unix.IFLA_ADDRESS); err != nil || l.Family == unix.AF_BRIDGE {
+		return nil, err
 	}
-	if m.Data[0] == unix.AF_BRIDGE {
-		return nil, nil
-	}
-	n := &news{index: index(m.Data), gone: m.Header.Type == unix.RTM_DELLINK, facts: &linkFacts{
-		up: binary.NativeEndian.Uint32(m.Data[flagsAt:])&unix.IFF_UP != 0,
-	}}
-	attrs := nl.ParseAttrs(m.Data[unix.SizeofIfInfomsg:])
-	for attrs.Next() {
-		switch attrs.Type {
-		case unix.IFLA_IFNAME:
-			n.facts.name = attrs.String()
-		case unix.IFLA_MASTER:
-			n.facts.master = int(attrs.Uint32())
-		case unix.IFLA_MTU:
-			n.facts.mtu = int(attrs.Uint32())
-		case unix.IFLA_ADDRESS:
-			n.facts.mac = string(attrs.Data)
-		}
-	}
-	return n, attrs.Err()
+	return &news{index: l.Index, gone: m.Header.Type == unix.RTM_DELLINK, facts: &linkFacts{
+		name: l.Name, master: l.Master, mtu: l.MTU, mac: string(l.MAC), up: l.Up(),
+	}}, nil
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -74,11 +75,11 @@ func TestAFeedThatLosesSomethingSaysSo(t *testing.T) {
 	// Nobody takes what it hears: its channel fills, and then the socket's buffer.
 	var b nl.Batch
 	for i := range 400 {
-		b.Request("set link", nl.Name("lo"), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
-			e.Raw(make([]byte, unix.SizeofIfInfomsg))
-			e.String(unix.IFLA_IFNAME, "lo")
-			e.Uint32(unix.IFLA_TXQLEN, uint32(100+i))
+		m, err := nl.Encode(unix.RTM_NEWLINK, 0, make([]byte, unix.SizeofIfInfomsg), func(ae *netlink.AttributeEncoder) {
+			ae.String(unix.IFLA_IFNAME, "lo")
+			ae.Uint32(unix.IFLA_TXQLEN, uint32(100+i))
 		})
+		b.Add("set link", nl.Name("lo"), m, err)
 	}
 	for range 5 {
 		if err := conn.Execute(&b); err != nil {
@@ -90,21 +91,21 @@ func TestAFeedThatLosesSomethingSaysSo(t *testing.T) {
 
 func TestAnnouncementsAreRead(t *testing.T) {
 	t.Parallel()
-	port := link(unix.RTM_NEWLINK, 3, "eth0", 4)
+	port := linkMessage(unix.RTM_NEWLINK, 3, "eth0", 4)
 	port[0].Data[0] = unix.AF_BRIDGE
 	for what, tt := range map[string]struct {
-		m    []nl.Message
+		m    []netlink.Message
 		want []news
 	}{
 		"nothing":           {nil, nil},
-		"a link":            {link(unix.RTM_NEWLINK, 3, "eth0", 4), []news{{index: 3, facts: &linkFacts{name: "eth0", master: 4, mtu: 1500, mac: "\x02\x00\x00\x00\x00\x01", up: true}}}},
-		"a link's end":      {link(unix.RTM_DELLINK, 3, "eth0", 0), []news{{index: 3, gone: true, facts: &linkFacts{name: "eth0", mtu: 1500, mac: "\x02\x00\x00\x00\x00\x01", up: true}}}},
+		"a link":            {linkMessage(unix.RTM_NEWLINK, 3, "eth0", 4), []news{{index: 3, facts: &linkFacts{name: "eth0", master: 4, mtu: 1500, mac: "\x02\x00\x00\x00\x00\x01", up: true}}}},
+		"a link's end":      {linkMessage(unix.RTM_DELLINK, 3, "eth0", 0), []news{{index: 3, gone: true, facts: &linkFacts{name: "eth0", mtu: 1500, mac: "\x02\x00\x00\x00\x00\x01", up: true}}}},
 		"an address":        {address(7), []news{{index: 7}}},
 		"a bridge's port":   {port, nil},
-		"something else":    {[]nl.Message{nltest.Message(unix.RTM_NEWROUTE, make([]byte, 64))}, nil},
-		"a short link":      {[]nl.Message{nltest.Message(unix.RTM_NEWLINK, make([]byte, unix.SizeofIfInfomsg-1))}, []news{{lost: true}}},
-		"a short address":   {[]nl.Message{nltest.Message(unix.RTM_DELADDR, make([]byte, unix.SizeofIfAddrmsg-1))}, []news{{lost: true}}},
-		"a short attribute": {[]nl.Message{nltest.Message(unix.RTM_NEWLINK, append(make([]byte, unix.SizeofIfInfomsg), 9, 0, 3, 0))}, []news{{lost: true}}},
+		"something else":    {[]netlink.Message{nltest.Message(unix.RTM_NEWROUTE, make([]byte, 64))}, nil},
+		"a short link":      {[]netlink.Message{nltest.Message(unix.RTM_NEWLINK, make([]byte, unix.SizeofIfInfomsg-1))}, []news{{lost: true}}},
+		"a short address":   {[]netlink.Message{nltest.Message(unix.RTM_DELADDR, make([]byte, unix.SizeofIfAddrmsg-1))}, []news{{lost: true}}},
+		"a short attribute": {[]netlink.Message{nltest.Message(unix.RTM_NEWLINK, append(make([]byte, unix.SizeofIfInfomsg), 9, 0, 3, 0))}, []news{{lost: true}}},
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
@@ -134,8 +135,8 @@ func TestAFeedThatCannotBeIsAnError(t *testing.T) {
 }
 
 func FuzzNews(f *testing.F) {
-	for name, m := range map[string][]nl.Message{
-		"link": link(unix.RTM_NEWLINK, 3, "eth0", 4), "gone": link(unix.RTM_DELLINK, 3, "eth0", 0), "address": address(3),
+	for name, m := range map[string][]netlink.Message{
+		"link": linkMessage(unix.RTM_NEWLINK, 3, "eth0", 4), "gone": linkMessage(unix.RTM_DELLINK, 3, "eth0", 0), "address": address(3),
 	} {
 		f.Add(uint16(m[0].Header.Type), m[0].Data)
 		if *update {
@@ -143,7 +144,7 @@ func FuzzNews(f *testing.F) {
 		}
 	}
 	f.Fuzz(func(t *testing.T, typ uint16, data []byte) {
-		list := newsOf([]nl.Message{nltest.Message(typ, data)})
+		list := newsOf([]netlink.Message{nltest.Message(typ, data)})
 		if len(list) > 1 {
 			t.Errorf("%d news in one announcement", len(list))
 		}

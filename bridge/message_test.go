@@ -1,0 +1,66 @@
+package bridge
+
+import (
+	"flag"
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/link"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// What goes to the kernel for a pod, message by message (nltest.Text). A diff of it is a
+// change of what the kernel is asked for, or of nothing but the order of attributes.
+func TestRequestsForAPod(t *testing.T) {
+	t.Parallel()
+	plain := Port{Name: "veth0", Peer: "eth0", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, PeerMAC: net.HardwareAddr{2, 0, 0, 0, 0, 2}, MTU: 1400,
+		Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.2/24")}}
+	full := plain
+	full.Alias, full.Group, full.Hairpin, full.Isolated, full.ForwardGroups, full.NoLearning, full.NoFlood, full.NoMulticastFlood = "whose", 29, true, true, true, true, true, true
+	full.Announce, full.NoRedirects, full.StaticFDB = true, true, true
+	small := plain
+	small.MTU, small.noIPv6 = 576, true
+	var text string
+	for _, p := range []*Port{&plain, &full, &small} {
+		var b nl.Batch
+		p.create(&b, 7, 9)
+		p.configure(&b, true)
+		p.configure(&b, false)
+		p.podLinkUp(&b, 3)
+		p.announce(&b, 3)
+		m, err := p.fdbMessage(unix.RTM_NEWNEIGH, netlink.Create|netlink.Excl, 4, nudNoARP, ntfSticky)
+		b.Add("add FDB entry", nil, m, err)
+		setMTU(&b, "veth0", 1300)
+		setMTU(&b, "veth0", 0)
+		link.Get(&b, "veth0", 0, nil)
+		link.Request{Name: "veth0"}.Delete(&b, "veth0")
+		delTogether(&b, []*Link{{Index: 4}, {Index: 5}})
+		link.Request{Index: 4}.Delete(&b, "veth0")
+		if err := b.Err(0); err != nil {
+			t.Fatal(err)
+		}
+		text += nltest.Text(16, b.Bytes()) + "\n"
+	}
+	const golden = "testdata/requests.txt"
+	if *update {
+		if err := os.WriteFile(golden, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), text); diff != "" {
+		t.Error(diff)
+	}
+}

@@ -1,0 +1,216 @@
+package link
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"flag"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/jsimonetti/rtnetlink/v2"
+	"github.com/jsimonetti/rtnetlink/v2/driver"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+var update = flag.Bool("update", false, "write the seeds of the fuzz target anew, by this kernel")
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+// listed makes links of all sorts with iproute2, and reads them.
+func listed(t *testing.T, each func(data []byte)) map[string]*Link {
+	t.Helper()
+	ns, other := nstest.New(t), nstest.New(t)
+	nstest.Veth(t, ns, "eth0", ns, "peer0")
+	nstest.Veth(t, ns, "away0", other, "eth0")
+	for _, args := range []string{
+		"link add br0 type bridge stp_state 1 nf_call_iptables 1", "link set peer0 master br0", "link set peer0 up alias whose group 29",
+		"link set peer0 type bridge_slave hairpin on learning off isolated on", "link set dev peer0 mtu 1400 address 02:00:00:00:00:07",
+		"link set br0 up", "link add vx0 type vxlan id 7 dev eth0 dstport 4789", "link add vx1 type vxlan id 8 remote 192.0.2.1 dstport 4790",
+		"link add mv0 link eth0 type macvlan",
+	} {
+		nstest.Run(t, ns, "ip", strings.Fields(args)...)
+	}
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	all := map[string]*Link{}
+	ask, err := (&Request{Index: 0, mask: skipStats()}).body().MarshalBinary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = conn.List("list", netlink.Message{Header: netlink.Header{Type: unix.RTM_GETLINK}, Data: ask}, nil, func(m netlink.Message) error {
+		var l Link
+		err := l.Decode(m.Data)
+		all[l.Name] = &l
+		each(m.Data)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func TestLinksAreReadAsTheyWereMade(t *testing.T) {
+	t.Parallel()
+	all := listed(t, func(data []byte) {
+		var l Link
+		if err := l.Decode(data); err == nil && *update {
+			nstest.SaveCorpus(t, "FuzzLink", l.Name, data)
+		}
+	})
+	port := all["peer0"]
+	if port.Kind != "veth" || port.PortOf != "bridge" || port.Master != all["br0"].Index || port.Lower != all["eth0"].Index || port.Elsewhere ||
+		port.MTU != 1400 || port.MAC.String() != "02:00:00:00:00:07" || port.Alias != "whose" || port.Group != 29 || !port.Up() || port.Type != 1 {
+		t.Errorf("the port: %+v", port)
+	}
+	if p := port.Port; p == nil || *p.Mode != 1 || *p.Learning != 0 || *p.Isolated != 1 || *p.UnicastFlood != 1 || *p.McastFlood != 1 || p.State == nil || *p.GroupFwdMask != 0 {
+		t.Errorf("the port's flags: %+v", port.Port)
+	}
+	if b := all["br0"].Bridge; b == nil || *b.StpState != driver.BridgeStpStateEnabled || *b.NfCallIptables != 1 || *b.NfCallIp6tables != 0 {
+		t.Errorf("the bridge: %+v", all["br0"].Bridge)
+	}
+	if l := all["vx0"]; l.VXLAN == nil || int(*l.VXLAN.Link) != all["eth0"].Index || l.VXLAN.Group != nil || l.Bridge != nil {
+		t.Errorf("the tunnel: %+v", l)
+	}
+	if l := all["vx1"]; l.VXLAN == nil || l.VXLAN.Group.String() != "192.0.2.1" {
+		t.Errorf("the tunnel with a remote end: %+v", l)
+	}
+	if l := all["away0"]; !l.Elsewhere || l.Lower == 0 || l.Port != nil {
+		t.Errorf("the veth to another namespace: %+v", l)
+	}
+	if v, ok := all["lo"].IPv4.At(0); !ok || all["lo"].Kind != "" {
+		t.Errorf("lo: %d %+v", v, all["lo"])
+	}
+}
+
+// The library reads the same, as far as it reads.
+func TestTheLibraryReadsTheSame(t *testing.T) {
+	t.Parallel()
+	listed(t, func(data []byte) {
+		var l Link
+		var theirs rtnetlink.LinkMessage
+		if err := errors.Join(l.Decode(data), theirs.UnmarshalBinary(data)); err != nil {
+			t.Fatal(err)
+		}
+		a := theirs.Attributes
+		alias, master, kind := "", 0, ""
+		if a.Alias != nil {
+			alias = *a.Alias
+		}
+		if a.Master != nil {
+			master = int(*a.Master)
+		}
+		if a.Info != nil {
+			kind = a.Info.Kind
+		}
+		if a.Name != l.Name || alias != l.Alias || master != l.Master || kind != l.Kind || !bytes.Equal(a.Address, l.MAC) || int(a.MTU) != l.MTU ||
+			theirs.Flags != l.Flags || theirs.Type != l.Type || int(theirs.Index) != l.Index || *a.NetDevGroup != l.Group {
+			t.Errorf("%+v, and to the library %+v", l, theirs)
+		}
+		if a.Info != nil && l.Bridge != nil {
+			b := a.Info.Data.(*driver.Bridge)
+			if *b.NfCallIptables != *l.Bridge.NfCallIptables || *b.StpState != *l.Bridge.StpState {
+				t.Errorf("%+v, and to the library %+v", l.Bridge, b)
+			}
+		}
+	})
+}
+
+func TestOnlyWhatIsAskedForIsRead(t *testing.T) {
+	t.Parallel()
+	data := nltest.Body(make([]byte, unix.SizeofIfInfomsg), func(ae *netlink.AttributeEncoder) {
+		ae.String(unix.IFLA_IFNAME, "a")
+		ae.String(unix.IFLA_IFALIAS, "b")
+		ae.Bytes(unix.IFLA_MTU, []byte{1}) // no number
+	})
+	var l Link
+	binary.NativeEndian.PutUint32(data[4:], 7)
+	if err := l.Decode(data, unix.IFLA_IFALIAS); err != nil || l.Index != 7 || l.Name != "" || l.Alias != "b" {
+		t.Errorf("%+v, %v", l, err)
+	}
+	if err := l.Decode(data); !errors.Is(err, nl.ErrMalformed) {
+		t.Errorf("an MTU of a byte: %v", err)
+	}
+}
+
+func TestTokenAndRouterFlagsAreRead(t *testing.T) {
+	t.Parallel()
+	data := nltest.Body(make([]byte, unix.SizeofIfInfomsg), func(ae *netlink.AttributeEncoder) {
+		ae.Nested(unix.IFLA_AF_SPEC, func(ae *netlink.AttributeEncoder) error {
+			ae.Nested(unix.AF_INET6, func(ae *netlink.AttributeEncoder) error {
+				ae.Uint32(inet6Flags, 0x20)
+				ae.Bytes(inet6Conf, []byte{1, 0, 0, 0})
+				nl.PutAddr(ae, inet6Token, netip.MustParseAddr("::7"))
+				return nil
+			})
+			ae.Bytes(unix.AF_BRIDGE, []byte{1, 2, 3}) // in a shape of its own
+			return nil
+		})
+	})
+	var l Link
+	if err := l.Decode(data); err != nil || l.RouterFlags != 0x20 || l.Token.String() != "::7" {
+		t.Errorf("%+v, %v", l, err)
+	}
+	if v, ok := l.IPv6.At(0); !ok || v != 1 {
+		t.Errorf("parameter 0 is %d, %v", v, ok)
+	}
+	if _, ok := l.IPv6.At(1); ok {
+		t.Error("there is a parameter 1")
+	}
+}
+
+func TestABridgeDecodesInFewAllocations(t *testing.T) {
+	var bridge []byte
+	listed(t, func(data []byte) {
+		var l Link
+		if err := l.Decode(data); err != nil {
+			t.Fatal(err)
+		}
+		if l.Name == "br0" {
+			bridge = bytes.Clone(data)
+		}
+	})
+	var l Link
+	full := testing.AllocsPerRun(100, func() { _ = l.Decode(bridge) })
+	few := testing.AllocsPerRun(100, func() { _ = l.Decode(bridge, unix.IFLA_IFNAME, unix.IFLA_IFALIAS) })
+	t.Logf("%.0f allocations, %.0f for what tells whose it is", full, few)
+	if full > 60 || few > 6 {
+		t.Errorf("%.0f allocations for a bridge, %.0f for what tells whose it is", full, few)
+	}
+}
+
+// FuzzLink holds that no reply of the kernel, or of what takes itself for it, makes the
+// decoder panic. The corpus has replies of a real kernel.
+func FuzzLink(f *testing.F) {
+	f.Add([]byte{})
+	f.Add(make([]byte, 16))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var l Link
+		if err := l.Decode(data); err != nil {
+			if !errors.Is(err, nl.ErrMalformed) {
+				t.Fatalf("%v is not %v", err, nl.ErrMalformed)
+			}
+			return
+		}
+		if len(data) < unix.SizeofIfInfomsg {
+			t.Errorf("link %d of %d bytes", l.Index, len(data))
+		}
+		if len(l.Name)+len(l.Alias)+len(l.IPv4)+len(l.IPv6) > len(data) {
+			t.Errorf("more came out than went in: %+v", l)
+		}
+		if l.Up() != (l.Flags&unix.IFF_UP != 0) {
+			t.Error("up or not")
+		}
+		_, _ = l.IPv6.At(0)
+	})
+}

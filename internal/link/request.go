@@ -1,0 +1,200 @@
+package link
+
+import (
+	"net"
+	"net/netip"
+	"strconv"
+
+	"github.com/jsimonetti/rtnetlink/v2"
+	"github.com/jsimonetti/rtnetlink/v2/driver"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nl"
+)
+
+// Request asks for something about one link. What is left at its zero value is not in it.
+type Request struct {
+	// Index says which link; where it is 0 Name does, or Group all those of a group.
+	Index         int
+	Name          string
+	Flags, Change uint32 // IFF_*, and which of them to change
+	Alias         *string
+	MAC           net.HardwareAddr
+	MTU           *int
+	Master        *int // 0: none
+	Group         *uint32
+	NetNS         *int                 // by its descriptor; where a link is made
+	Kind          string               // that of Data, if there is any
+	Data          rtnetlink.LinkDriver // of the kind
+	Peer          *Request             // a veth's other end: makes Kind and Data
+	Port          *driver.BridgePort   // nil: nothing of it
+	IPv4          []Parameter          // of the link, by IPV4_DEVCONF_*
+	NoLinkLocal   bool                 // addrgenmode none
+	Token         netip.Addr           // how IPv6 addresses are to end
+
+	mask *uint32 // of what is not to be told
+}
+
+// Parameter is one that the kernel has for a link.
+type Parameter struct {
+	ID    uint16
+	Value uint32
+}
+
+// Create appends a request for a new link. The kernel passes over Alias, Port and what is
+// of a family in it, without a word.
+func (r Request) Create(b *nl.Batch, op, object string) {
+	m, err := r.Message(unix.RTM_NEWLINK, netlink.Create|netlink.Excl)
+	b.Add(op, nl.Name(object), m, err)
+}
+
+// Set appends a request for a change.
+func (r Request) Set(b *nl.Batch, op, object string) {
+	m, err := r.Message(unix.RTM_NEWLINK, 0)
+	b.Add(op, nl.Name(object), m, err)
+}
+
+// Delete appends a deletion, for which Index, Name or Group are all that counts.
+func (r Request) Delete(b *nl.Batch, object string) {
+	m, err := r.Message(unix.RTM_DELLINK, 0)
+	b.Add("delete link", nl.Name(object), m, err)
+}
+
+// Get appends a request for one link, by its index, or by its name where that is 0. See
+// Decode for only.
+func Get(b *nl.Batch, name string, index int, into *Link, only ...uint16) {
+	r := Request{Index: index, mask: skipStats()}
+	object := strconv.Itoa(index)
+	if index == 0 {
+		r.Name, object = name, name
+	}
+	m, err := r.Message(unix.RTM_GETLINK, 0)
+	b.AddGet("get link", nl.Name(object), m, err, func(m netlink.Message) error { return into.Decode(m.Data, only...) })
+}
+
+// List gives the links of a kind or of a master, or all; the kernel filters (Linux 4.6).
+func List(c *nl.Conn, op, kind string, master int, each func(*Link)) error {
+	r := Request{Kind: kind, mask: skipStats()}
+	if master != 0 {
+		r.Master = &master
+	}
+	m, err := nl.Marshal(unix.RTM_GETLINK, 0, r.body(), nil)
+	return c.List(op, m, err, func(m netlink.Message) error {
+		if m.Header.Type != unix.RTM_NEWLINK {
+			return nil
+		}
+		var l Link
+		err := l.Decode(m.Data)
+		if err == nil {
+			each(&l)
+		}
+		return err
+	})
+}
+
+// skipStats leaves out the counters, without which an answer is half as long.
+func skipStats() *uint32 { return new(uint32(1 << 3)) } // RTEXT_FILTER_SKIP_STATS
+
+// Message is the request by itself.
+func (r *Request) Message(typ netlink.HeaderType, flags netlink.HeaderFlags) (netlink.Message, error) {
+	more := r.more
+	if r.isWhole() {
+		more = nil
+	}
+	return nl.Marshal(typ, flags, r.body(), more)
+}
+
+// body is what the library can say.
+func (r *Request) body() *rtnetlink.LinkMessage {
+	m := &rtnetlink.LinkMessage{Index: uint32(r.Index), Flags: r.Flags, Change: r.Change}
+	if r.Name == "" && r.Alias == nil && r.MAC == nil && r.MTU == nil && r.Master == nil && r.Kind == "" && r.Data == nil && r.mask == nil {
+		return m
+	}
+	m.Attributes = &rtnetlink.LinkAttributes{Name: r.Name, Alias: r.Alias, Address: r.MAC, ExtMask: r.mask}
+	if r.isUsual() {
+		m.Attributes.MTU = uint32(*r.MTU)
+	}
+	if r.Master != nil {
+		m.Attributes.Master = new(uint32(*r.Master))
+	}
+	if r.NetNS != nil {
+		m.Attributes.NetNS = rtnetlink.NetNSForFD(uint32(*r.NetNS))
+	}
+	switch {
+	case r.Peer != nil:
+		m.Attributes.Info = &rtnetlink.LinkInfo{Kind: "veth", Data: &driver.Veth{PeerInfo: r.Peer.body()}}
+	case r.Data != nil:
+		m.Attributes.Info = &rtnetlink.LinkInfo{Kind: r.Data.Kind(), Data: r.Data}
+	case r.Kind != "":
+		m.Attributes.Info = &rtnetlink.LinkInfo{Kind: r.Kind}
+	}
+	return m
+}
+
+// isUsual says that the library writes the MTU as it is. It leaves out one of 0, and
+// refuses others for a veth in words of its own; the kernel's, which are more exact, are
+// what a user is to read.
+func (r *Request) isUsual() bool {
+	const least, most = 68, 65535
+	return r.MTU != nil && *r.MTU >= least && *r.MTU <= most
+}
+
+// isNameless says that a link of the name "" is meant. The library leaves that out, and
+// then the request would be about something else than a link that is not there.
+func (r *Request) isNameless() bool { return r.Index == 0 && r.Name == "" && r.Group == nil }
+
+func (r *Request) isWhole() bool {
+	return !r.isNameless() && (r.MTU == nil || r.isUsual()) && r.Group == nil && r.Port == nil && r.IPv4 == nil && !r.NoLinkLocal && !r.Token.IsValid()
+}
+
+// more writes what the library cannot say.
+func (r *Request) more(ae *netlink.AttributeEncoder) {
+	if r.isNameless() {
+		ae.String(unix.IFLA_IFNAME, "")
+	}
+	if r.MTU != nil && !r.isUsual() {
+		ae.Uint32(unix.IFLA_MTU, uint32(*r.MTU))
+	}
+	if r.Group != nil {
+		ae.Uint32(unix.IFLA_GROUP, *r.Group)
+	}
+	if r.IPv4 != nil || r.NoLinkLocal || r.Token.IsValid() {
+		ae.Nested(unix.IFLA_AF_SPEC, r.families)
+	}
+	if r.Port != nil {
+		// The library writes an empty IFLA_INFO_KIND beside it, for which Linux 6.13 and
+		// later start modprobe (rtnl_newlink()).
+		ae.Nested(unix.IFLA_LINKINFO, func(ae *netlink.AttributeEncoder) error {
+			ae.String(unix.IFLA_INFO_SLAVE_KIND, r.Port.Kind())
+			ae.Nested(unix.IFLA_INFO_SLAVE_DATA, r.Port.Encode)
+			return nil
+		})
+	}
+}
+
+func (r *Request) families(ae *netlink.AttributeEncoder) error {
+	if r.IPv4 != nil {
+		ae.Nested(unix.AF_INET, func(ae *netlink.AttributeEncoder) error {
+			ae.Nested(unix.IFLA_INET_CONF, func(ae *netlink.AttributeEncoder) error {
+				for _, p := range r.IPv4 {
+					ae.Uint32(p.ID, p.Value)
+				}
+				return nil
+			})
+			return nil
+		})
+	}
+	if r.NoLinkLocal || r.Token.IsValid() {
+		ae.Nested(unix.AF_INET6, func(ae *netlink.AttributeEncoder) error {
+			if r.NoLinkLocal {
+				ae.Uint8(unix.IFLA_INET6_ADDR_GEN_MODE, 1) // IN6_ADDR_GEN_MODE_NONE
+			}
+			if r.Token.IsValid() {
+				nl.PutAddr(ae, inet6Token, r.Token)
+			}
+			return nil
+		})
+	}
+	return nil
+}

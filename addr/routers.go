@@ -188,7 +188,7 @@ func (r *Routers) take(m netlink.Message, link int) (bool, error) {
 
 // explain says why there is no address.
 func (r *Routers) explain(conn *Conn, link int) error {
-	flags, err := conn.linkFlags(link)
+	flags, err := conn.routerFlags(link)
 	switch {
 	case err != nil:
 		return err

@@ -7,10 +7,10 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/jsimonetti/rtnetlink/v2"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
@@ -58,17 +58,17 @@ const sizeofNDUserOptMsg = 16 // struct nduseroptmsg, include/uapi/linux/rtnetli
 // decodeUserOptions reads the data of an RTM_NEWNDUSEROPT: the link that a message
 // of neighbour discovery came by, and those of its options that the kernel leaves
 // to others.
-func decodeUserOptions(data []byte) (link int, options []byte, _ error) {
+func decodeUserOptions(data []byte) (index int, options []byte, _ error) {
 	if len(data) < sizeofNDUserOptMsg {
 		return 0, nil, fmt.Errorf("%w: options of neighbour discovery in %d bytes", nl.ErrMalformed, len(data))
 	}
-	link = int(int32(binary.NativeEndian.Uint32(data[4:])))
+	index = int(int32(binary.NativeEndian.Uint32(data[4:])))
 	length := int(binary.NativeEndian.Uint16(data[2:]))
 	data = data[sizeofNDUserOptMsg:]
 	if length > len(data) {
 		return 0, nil, fmt.Errorf("%w: %d bytes of options in %d", nl.ErrMalformed, length, len(data))
 	}
-	return link, data[:length], nil
+	return index, data[:length], nil
 }
 
 // naming is what routers advertise for resolving names.
@@ -180,45 +180,13 @@ func isLabel(s string) bool {
 const (
 	linkRAReceived = 0x20 // IF_RA_RCVD, include/net/if_inet6.h: since the kernel has asked for one
 	linkRAManaged  = 0x40 // IF_RA_MANAGED: the M flag of the last one
-	inet6Flags     = 1    // IFLA_INET6_FLAGS, include/uapi/linux/if_link.h
 )
 
-// linkFlags asks for what IPv6 notes about a link.
-func (c *Conn) linkFlags(link int) (uint32, error) {
-	var flags uint32
-	m, err := nl.Marshal(unix.RTM_GETLINK, 0, &rtnetlink.LinkMessage{Index: uint32(link)}, nil)
+// routerFlags asks for what IPv6 notes about a link. They are 0 for one without IPv6.
+func (c *Conn) routerFlags(index int) (uint32, error) {
 	var b nl.Batch
-	b.AddGet("get link", nl.Name(fmt.Sprint(link)), m, err, func(m netlink.Message) error {
-		var err error
-		flags, err = decodeLinkFlags(m.Data)
-		return err
-	})
-	err = c.nl.Execute(&b)
-	return flags, err
-}
-
-// decodeLinkFlags reads the data of an RTM_NEWLINK. They are 0 for a link without
-// IPv6.
-func decodeLinkFlags(data []byte) (uint32, error) {
-	if len(data) < unix.SizeofIfInfomsg {
-		return 0, fmt.Errorf("%w: a link of %d bytes", nl.ErrMalformed, len(data))
-	}
-	var flags uint32
-	err := nl.Decode(data[unix.SizeofIfInfomsg:], within(unix.IFLA_AF_SPEC, within(unix.AF_INET6, func(ad *netlink.AttributeDecoder) error {
-		if ad.Type() == inet6Flags {
-			flags = ad.Uint32()
-		}
-		return nil
-	})))
-	return flags, err
-}
-
-// within walks over the attributes inside one of a type.
-func within(typ uint16, fn func(*netlink.AttributeDecoder) error) func(*netlink.AttributeDecoder) error {
-	return func(ad *netlink.AttributeDecoder) error {
-		if ad.Type() == typ {
-			ad.Do(func(b []byte) error { return nl.Decode(b, fn) })
-		}
-		return nil
-	}
+	var l link.Link
+	link.Get(&b, "", index, &l, unix.IFLA_AF_SPEC)
+	err := c.nl.Execute(&b)
+	return l.RouterFlags, err
 }

@@ -96,13 +96,6 @@ func FuzzUserOptions(f *testing.F) {
 	})
 }
 
-func FuzzLinkFlags(f *testing.F) {
-	f.Fuzz(func(t *testing.T, data []byte) {
-		_, err := decodeLinkFlags(data)
-		wantMalformed(t, err)
-	})
-}
-
 func wantMalformed(t *testing.T, err error) {
 	t.Helper()
 	if err != nil && !errors.Is(err, nl.ErrMalformed) {

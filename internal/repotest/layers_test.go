@@ -21,7 +21,7 @@ func layers() []layer {
 		{[]string{"internal/ident", "internal/jsontext", "internal/lockorder", "internal/printable", "internal/strict"}, nil, "they compute, and know nothing of kernels, files and each other"},
 		{[]string{"netns", "internal/sysctl"}, []string{"."}, "the lowest layer to touch the kernel"},
 		{[]string{"internal/nl"}, []string{".", "netns"}, "netlink, whatever is said over it"},
-		{[]string{"addr", "route"}, kernel, "each is one kind of object of rtnetlink, of use without the others"},
+		{[]string{"addr", "route"}, slices.Concat(kernel, []string{"internal/link"}), "each is one kind of object of rtnetlink, of use without the others"},
 		{[]string{"bridge"}, []string{".", "netns", "internal/link", "internal/nl", "internal/sysctl", "internal/ident", "addr", "route"},
 			"other CNIs embed it: it must not bring a firewall, an IPAM, files or CNI along"},
 		{[]string{"bridge/uplink"}, []string{".", "netns", "internal/link", "internal/nl", "internal/sysctl", "addr", "route", "bridge", "internal/conntrack", "internal/icmp", "internal/sockdiag", "internal/tc"},

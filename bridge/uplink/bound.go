@@ -8,12 +8,15 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/jsimonetti/rtnetlink/v2"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
@@ -194,12 +197,10 @@ func (c *Conn) lookElsewhere(s *Snapshot) error {
 		return nil
 	}
 	seen := map[string]bool{}
-	err := c.nl.Dump("list the forwarding table", unix.RTM_GETNEIGH, func(e *nl.Encoder) {
-		b := make([]byte, unix.SizeofNdMsg)
-		b[0] = unix.AF_BRIDGE
-		e.Raw(b)
-		e.Uint32(unix.NDA_MASTER, uint32(s.Bridge.Index))
-	}, func(m nl.Message) error {
+	ask, err := nl.Marshal(unix.RTM_GETNEIGH, 0, &rtnetlink.NeighMessage{Family: unix.AF_BRIDGE}, func(ae *netlink.AttributeEncoder) {
+		ae.Uint32(unix.NDA_MASTER, uint32(s.Bridge.Index))
+	})
+	err = c.nl.List("list the forwarding table", ask, err, func(m netlink.Message) error {
 		if m.Header.Type != unix.RTM_NEWNEIGH || len(m.Data) < unix.SizeofNdMsg {
 			return nil
 		}
@@ -207,13 +208,15 @@ func (c *Conn) lookElsewhere(s *Snapshot) error {
 		if port == s.NIC.Index || port == s.Bridge.Index {
 			return nil
 		}
-		attrs := nl.ParseAttrs(m.Data[unix.SizeofNdMsg:])
-		for attrs.Next() {
-			if attrs.Type == unix.NDA_LLADDR && len(attrs.Data) == 6 && attrs.Data[0]&1 == 0 {
-				seen[macString(attrs.Data)] = true
+		return nl.Decode(m.Data[unix.SizeofNdMsg:], func(ad *netlink.AttributeDecoder) error {
+			if ad.Type() != unix.NDA_LLADDR {
+				return nil
 			}
-		}
-		return attrs.Err()
+			if mac := ad.Bytes(); len(mac) == 6 && mac[0]&1 == 0 {
+				seen[net.HardwareAddr(mac).String()] = true
+			}
+			return nil
+		})
 	})
 	for mac := range seen {
 		s.Elsewhere = append(s.Elsewhere, mac)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"net"
 	"slices"
 
 	"github.com/jsimonetti/rtnetlink/v2/driver"
@@ -109,5 +108,3 @@ func find(list []Link, name string) *Link {
 	}
 	return &list[i]
 }
-
-func macString(b []byte) string { return net.HardwareAddr(b).String() }

@@ -52,9 +52,6 @@ type contender struct {
 
 type object = map[string]any
 
-// executed says that a contender's work is done in processes of its own.
-func (c *contender) executed() bool { return c.name != "attach" && c.name != "tombolo-in-process" }
-
 func (n *node) call(verb string, p *pod) (cost, error) {
 	c, err := n.contender.call(n, verb, p)
 	if err != nil {
@@ -296,7 +293,8 @@ func byRuntime(n *node, verb string, p *pod) (cost, error) {
 		return cost{}, err
 	}
 	run := &executor{node: n, pod: p}
-	runtime := libcni.NewCNIConfigWithCacheDir([]string{filepath.Dir(run.peer("bridge"))}, filepath.Join(n.dir, "cache"), run)
+	peers, _ := peer(".")
+	runtime := libcni.NewCNIConfigWithCacheDir([]string{peers}, filepath.Join(n.dir, "cache"), run)
 	call := &libcni.RuntimeConf{ContainerID: p.id(), NetNS: p.path(), IfName: podIfname, CapabilityArgs: n.feature.asked(p.number)}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -333,18 +331,14 @@ type executor struct {
 	cost cost
 }
 
-func (e *executor) peer(name string) string {
-	path, _ := peer(name)
-	return path
-}
-
 // FindInPath is part of libcni's interface.
 func (e *executor) FindInPath(plugin string, _ []string) (string, error) {
 	if plugin == "tombolo" {
 		path, err := built()
 		return path, err
 	}
-	return e.peer(plugin), nil
+	path, _ := peer(plugin)
+	return path, nil
 }
 
 // ExecPlugin is part of libcni's interface. As libcni's own does, it belongs to the
@@ -356,7 +350,8 @@ func (e *executor) ExecPlugin(ctx context.Context, path string, stdin []byte, en
 	}
 	cmd := exec.CommandContext(ctx, path, args...)
 	if e.node.gauge {
-		cmd = exec.CommandContext(ctx, e.peer("peak"), append([]string{path}, args...)...)
+		gauge, _ := peer("peak")
+		cmd = exec.CommandContext(ctx, gauge, append([]string{path}, args...)...)
 	}
 	var out, said bytes.Buffer
 	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = environ, bytes.NewReader(stdin), &out, &said

@@ -1,16 +1,11 @@
 package bench
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"net/netip"
-	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -23,7 +18,7 @@ type feature struct {
 	masquerade bool   // the reference masquerades; tombolo does by default
 	options    object // of our plugin
 	published  bool   // a host port
-	datagrams  [2]int // host ports by UDP, from one to before the other
+	datagrams  int    // how many more host ports, by UDP
 	limited    bool   // in both directions
 	outside    bool   // a machine outside, and a firewall to pass on the way there
 	prove      func(*node, *pod) error
@@ -60,6 +55,8 @@ const (
 	podPort    = 80
 	limitRate  = 100_000_000
 	limitBurst = 1_000_000
+
+	limitWritten = "100Mbit" // by tc
 )
 
 // asked is what a runtime passes by capabilities for the pod of a number.
@@ -68,17 +65,28 @@ func (f *feature) asked(pod int) object {
 	if f.published {
 		c["portMappings"] = []object{{"hostPort": firstPort + pod, "containerPort": podPort, "protocol": "tcp"}}
 	}
-	var more []object
-	for port := f.datagrams[0]; port < f.datagrams[1]; port++ {
-		more = append(more, object{"hostPort": port, "containerPort": udpPort, "protocol": "udp"})
-	}
-	if more != nil {
-		c["portMappings"] = more
+	if f.datagrams > 0 {
+		var ports []object
+		for i := range f.datagrams {
+			ports = append(ports, object{"hostPort": firstPort + pod*f.datagrams + i, "containerPort": podPort, "protocol": "udp"})
+		}
+		c["portMappings"] = ports
 	}
 	if f.limited {
 		c["bandwidth"] = map[string]uint64{"ingressRate": limitRate, "ingressBurst": limitBurst, "egressRate": limitRate, "egressBurst": limitBurst}
 	}
 	return c
+}
+
+// served is what a pod answers to at its port.
+func (f *feature) served() []string {
+	switch {
+	case f.datagrams > 0:
+		return []string{"udp"}
+	case f.published:
+		return []string{"tcp"}
+	}
+	return nil
 }
 
 // The network between a node and the machine outside.
@@ -118,61 +126,17 @@ func proveEverything(n *node, p *pod) error {
 func provePort(n *node, p *pod) error {
 	for i := range subnets(n.feature.dual) {
 		to := netip.AddrPortFrom(nodeAddresses[i].Addr(), uint16(firstPort+p.number))
-		if err := callPod(p.ns, n.host, []string{"tcp4", "tcp6"}[i], to); err != nil {
+		if _, err := nstest.Ask(n.tb, n.host, "tcp", to); err != nil {
 			return fmt.Errorf("host port %s: %w", to, err)
 		}
 	}
 	return nil
 }
 
-// callPod listens in the pod, calls from the node, and compares what comes.
-func callPod(pod, node *netns.NS, network string, to netip.AddrPort) error {
-	const greeting = "from the pod"
-	var listener net.Listener
-	err := pod.Do(func() error {
-		var err error
-		listener, err = net.Listen(network, ":"+strconv.Itoa(podPort))
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		if conn, err := listener.Accept(); err == nil {
-			_, _ = io.WriteString(conn, greeting)
-			conn.Close()
-		}
-	}()
-	defer func() {
-		listener.Close()
-		<-done
-	}()
-	var conn net.Conn
-	err = node.Do(func() error {
-		var err error
-		conn, err = net.DialTimeout(network, to.String(), patience)
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
-		return err
-	}
-	got, err := io.ReadAll(conn)
-	if err == nil && string(got) != greeting {
-		err = fmt.Errorf("got %q, want %q", got, greeting)
-	}
-	return err
-}
-
 func proveLimits(n *node, p *pod) error {
 	now, err := n.shapers()
 	if err == nil && now != p.shaped+2 {
-		err = fmt.Errorf("%d limits of %d bit/s before the ADD and %d after, want one each way", p.shaped, limitRate, now)
+		err = fmt.Errorf("%d limits of %s before the ADD and %d after, want one each way", p.shaped, limitWritten, now)
 	}
 	return err
 }
@@ -189,24 +153,6 @@ func (n *node) measureShapers(p *pod) error {
 
 // shapers counts the queues of the node that limit to the rate that pods ask for.
 func (n *node) shapers() (int, error) {
-	out, err := nstest.Try(n.host, "tc", "-j", "qdisc", "show")
-	if err != nil {
-		return 0, err
-	}
-	var queues []struct {
-		Kind    string `json:"kind"`
-		Options struct {
-			Rate json.Number `json:"rate"` // in bytes a second
-		} `json:"options"`
-	}
-	if err := json.NewDecoder(strings.NewReader(out)).Decode(&queues); err != nil {
-		return 0, fmt.Errorf("decode tc's output: %w", err)
-	}
-	count := 0
-	for _, q := range queues {
-		if q.Kind == "tbf" && q.Options.Rate.String() == strconv.Itoa(limitRate/8) {
-			count++
-		}
-	}
-	return count, nil
+	out, err := nstest.Try(n.host, "tc", "qdisc", "show")
+	return strings.Count(out, "rate "+limitWritten+" "), err
 }

@@ -52,6 +52,7 @@ func podAddress(subnet netip.Prefix, pod int) netip.Prefix {
 // node is a machine with pods: a namespace, and a directory for its state.
 type node struct {
 	contender
+	tb      testing.TB
 	feature feature
 	host    *netns.NS
 	outside *netns.NS // another machine, where the feature has one
@@ -81,7 +82,7 @@ func (p *pod) path() string {
 // do not know how to.
 func newNode(tb testing.TB, c contender, f feature) *node {
 	tb.Helper()
-	n := &node{contender: c, feature: f, host: nstest.New(tb), dir: scratch(tb)}
+	n := &node{contender: c, tb: tb, feature: f, host: nstest.New(tb), dir: scratch(tb)}
 	if f.outside {
 		n.addOutside(tb)
 	}
@@ -109,7 +110,11 @@ func (n *node) warm(tb testing.TB) *node {
 // kernel would take it down during the next measurement.
 func (n *node) pod(tb testing.TB) *pod {
 	tb.Helper()
-	return n.again(&pod{ns: nstest.New(tb)})
+	p := n.again(&pod{ns: nstest.New(tb)})
+	for _, network := range n.feature.served() {
+		nstest.Serve(tb, p.ns, network, netip.AddrPortFrom(netip.IPv6Unspecified(), podPort))
+	}
+	return p
 }
 
 // again makes another pod of one whose namespace is empty once more.

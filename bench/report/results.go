@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"io"
 	"regexp"
 	"slices"
@@ -35,7 +34,7 @@ func (r *results) read(from io.Reader, name string) error {
 			r.add(line)
 		}
 	}
-	return errors.Join(lines.Err())
+	return lines.Err()
 }
 
 func (r *results) add(line *benchfmt.Result) {

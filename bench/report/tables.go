@@ -3,9 +3,11 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -43,25 +45,19 @@ func (r *results) summary() string {
 	b.WriteString("| what | Tombolo | floor | reference | over the floor | over the reference |\n|---|---|---|---|---|---|\n")
 	for _, row := range rows() {
 		name := compared(row.scenario, row.ours)
-		value, ok := r.get(name, row.unit)
+		_, ok := r.get(name, row.unit)
 		_, beside := r.get(compared(row.scenario, row.theirs), row.unit)
 		if !ok || row.floor == "" && !beside {
 			continue
 		}
-		figure := func(contender string) string {
-			v, ok := r.get(compared(row.scenario, contender), row.unit)
-			if !ok || contender == "" {
-				return "–"
-			}
-			return duration(v)
-		}
+		figure := func(contender string) string { return r.figure(compared(row.scenario, contender), row.unit) }
 		over := func(contender string) string {
-			if contender == "" {
+			if _, ok := r.get(name, row.verb+"/"+contender); !ok {
 				return "–"
 			}
-			return r.ratio(name, row.verb+"/"+contender, false)
+			return r.figure(name, row.verb+"/"+contender) + " ×"
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s |\n", row.what, duration(value), figure(row.floor), figure(row.theirs), over(row.floor), over(row.theirs))
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s |\n", row.what, r.figure(name, row.unit), figure(row.floor), figure(row.theirs), over(row.floor), over(row.theirs))
 	}
 	r.sizes(&b)
 	return b.String()
@@ -83,20 +79,6 @@ func (r *results) sizes(b *strings.Builder) {
 	leases := "Leases/keeper=tombolo"
 	pods, _ := r.get(leases, "leases")
 	line(fmt.Sprintf("memory of the keeper of %.0f leases", pods), leases, "Leases/keeper=reference", "memory-MiB")
-}
-
-// ratio writes a ratio, with its interval where that is wanted and known.
-func (r *results) ratio(name, unit string, interval bool) string {
-	v, ok := r.get(name, unit)
-	if !ok {
-		return "–"
-	}
-	text := digits(v) + " ×"
-	if low, ok := r.get(name, unit+":low"); ok && interval {
-		high, _ := r.get(name, unit+":high")
-		text += fmt.Sprintf(" (%s to %s)", digits(low), digits(high))
-	}
-	return text
 }
 
 // duration writes nanoseconds.
@@ -165,75 +147,46 @@ func (r *results) page(plots []drawn) string {
 	for _, p := range plots {
 		fmt.Fprintf(&b, "\n![%s](benchmarks/%s)\n", p.title, p.file)
 	}
-	r.scenarios(&b)
-	r.singles(&b)
+	last := ""
+	for _, name := range r.names {
+		at := strings.LastIndex(name, "/")
+		title := strings.ReplaceAll(name[:max(at, 0)], "/", ", ")
+		if at < 0 {
+			title = name
+		}
+		if title != last {
+			last = title
+			fmt.Fprintf(&b, "\n## %s\n\n| | median | 95 %% | |\n|---|---|---|---|\n", title)
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", name[at+1:], r.figure(name, "ns/op"), r.figure(name, "p95-ns/op"), strings.Join(r.further(name), ", "))
+	}
 	return b.String()
 }
 
-// scenarios writes a table for each comparison.
-func (r *results) scenarios(b *strings.Builder) {
-	last := ""
-	for _, name := range r.under("Compare/scenario=") {
-		scenario, contender, _ := strings.Cut(name, "/contender=")
-		if scenario != last {
-			fmt.Fprintf(b, "\n## Beside others: %s\n\n| contender | ADD, median | 95 %% | DEL | CPU of ADD and DEL | peak | ratios (95 %% interval) |\n|---|---|---|---|---|---|---|\n", scenario)
-			last = scenario
-		}
-		full := compared(scenario, contender)
-		figure := func(unit string) string {
-			if v, ok := r.get(full, unit); ok {
-				return duration(v)
-			}
-			return "–"
-		}
-		cpu, peak := "–", "–"
-		if add, ok := r.get(full, "ADD-cpu-ns"); ok {
-			del, _ := r.get(full, "DEL-cpu-ns")
-			cpu = duration(add + del)
-		}
-		if mib, ok := r.get(full, "peak-MiB"); ok {
-			peak = fmt.Sprintf("%.1f MiB", mib)
-		}
-		fmt.Fprintf(b, "| %s | %s | %s | %s | %s | %s | %s |\n", contender, figure("ns/op"), figure("p95-ns/op"), figure("DEL-ns"), cpu, peak, r.ratios(full))
+// figure writes a value by its unit.
+func (r *results) figure(name, unit string) string {
+	v, ok := r.get(name, unit)
+	switch {
+	case !ok:
+		return "–"
+	case strings.HasSuffix(unit, "-ns") || strings.HasSuffix(unit, "ns/op"):
+		return duration(v)
 	}
+	return digits(v)
 }
 
-// ratios lists those of a contender, in one cell.
-func (r *results) ratios(name string) string {
+// further writes what a line has besides its times: ratios with their intervals.
+func (r *results) further(name string) []string {
 	var list []string
-	for _, unit := range []string{"growth", "ADD/go-limit", "ADD/kernel", "ADD/floor", "ADD/reference", "ADD/kindnet", "ADD/chain-iptables", "ADD/chain-nftables",
-		"ADD-at-0/chain-iptables", "ADD-at-0/chain-nftables", "DEL/kernel", "DEL/floor", "DEL/reference", "DEL/kindnet", "DEL/chain-iptables", "DEL/chain-nftables"} {
-		if _, ok := r.get(name, unit); ok {
-			list = append(list, unit+" "+r.ratio(name, unit, true))
+	for _, unit := range slices.Sorted(maps.Keys(r.values[name])) {
+		_, interval := r.get(name, unit+":low")
+		switch {
+		case unit == "ns/op" || unit == "p95-ns/op" || strings.Contains(unit, ":"):
+		case interval:
+			list = append(list, fmt.Sprintf("%s %s × (%s to %s)", unit, r.figure(name, unit), r.figure(name, unit+":low"), r.figure(name, unit+":high")))
+		default:
+			list = append(list, unit+" "+r.figure(name, unit))
 		}
 	}
-	return strings.Join(list, "; ")
-}
-
-// singles writes what is measured of Tombolo alone.
-func (r *results) singles(b *strings.Builder) {
-	b.WriteString("\n## Alone\n\n| benchmark | median | 95 % | allocations | bytes | |\n|---|---|---|---|---|---|\n")
-	usual := map[string]bool{"ns/op": true, "p95-ns/op": true, "allocs/op": true, "B/op": true}
-	for _, name := range r.names {
-		if strings.HasPrefix(name, "Compare/") {
-			continue
-		}
-		cell := func(unit string, write func(float64) string) string {
-			if v, ok := r.get(name, unit); ok {
-				return write(v)
-			}
-			return "–"
-		}
-		var more []string
-		for _, unit := range []string{"first-ns", "first-growth", "growth", "restore-ns", "memory-MiB", "threads", "descriptors", "leases"} {
-			if v, ok := r.get(name, unit); ok && !usual[unit] {
-				text := digits(v)
-				if strings.HasSuffix(unit, "-ns") {
-					text = duration(v)
-				}
-				more = append(more, unit+" "+text)
-			}
-		}
-		fmt.Fprintf(b, "| %s | %s | %s | %s | %s | %s |\n", name, cell("ns/op", duration), cell("p95-ns/op", duration), cell("allocs/op", digits), cell("B/op", digits), strings.Join(more, ", "))
-	}
+	return list
 }

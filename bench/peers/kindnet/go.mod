@@ -7,5 +7,6 @@ require (
 	github.com/mattn/go-sqlite3 v1.14.24
 	github.com/vishvananda/netlink v1.3.1
 	github.com/vishvananda/netns v0.0.5
-	golang.org/x/sys v0.35.0
 )
+
+require golang.org/x/sys v0.35.0 // indirect

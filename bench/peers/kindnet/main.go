@@ -24,9 +24,7 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 	_ "github.com/mattn/go-sqlite3"
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
-	"golang.org/x/sys/unix"
 )
 
 type config struct {
@@ -104,20 +102,13 @@ func allocate(db *sql.DB, id string) (ip, gateway net.IP, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	rows, err := db.Query(`SELECT ip FROM pods`)
-	if err != nil {
+	var taken int
+	if err := db.QueryRow(`SELECT COUNT(ip) FROM pods`).Scan(&taken); err != nil {
 		return nil, nil, err
 	}
-	for rows.Next() {
-		var taken sql.NullString
-		if err := rows.Scan(&taken); err != nil {
-			return nil, nil, err
-		}
-	}
-	rows.Close()
 	first := prefix.Masked().Addr().Next()
 	size := 1<<(32-prefix.Bits()) - 8
-	for {
+	for taken < size {
 		at := first.As4()
 		offset := rand.IntN(size) + 6
 		at[2], at[3] = at[2]+byte(offset>>8), at[3]+byte(offset)
@@ -132,42 +123,22 @@ func allocate(db *sql.DB, id string) (ip, gateway net.IP, err error) {
 		_, err := db.Exec(`UPDATE pods SET ip = ?, gateway = ? WHERE container_id = ?`, candidate.String(), first.String(), id)
 		return candidate.AsSlice(), first.AsSlice(), err
 	}
+	return nil, nil, errors.New("no address is free")
 }
 
-// connect makes the pair from within the pod's namespace, and configures both ends.
+// connect makes the pair in one message, and configures both ends, when both are up.
 func connect(path, ifname, host string, ip, gateway net.IP) error {
-	root, err := netns.Get()
-	if err != nil {
-		return err
-	}
 	pod, err := netns.GetFromPath(path)
 	if err != nil {
 		return err
 	}
-	s, err := nl.GetNetlinkSocketAt(pod, root, unix.NETLINK_ROUTE)
-	if err != nil {
+	inside, errInside := netlink.NewHandleAt(pod)
+	outside, errOutside := netlink.NewHandle()
+	if err := errors.Join(errInside, errOutside); err != nil {
 		return err
 	}
-	req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK)
-	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: s}}
-	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
-	req.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(ifname)))
-	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
-	info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("veth"))
-	peer := info.AddRtAttr(nl.IFLA_INFO_DATA, nil).AddRtAttr(nl.VETH_INFO_PEER, nil)
-	nl.NewIfInfomsgChild(peer, unix.AF_UNSPEC)
-	peer.AddRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(host))
-	peer.AddRtAttr(unix.IFLA_NET_NS_FD, nl.Uint32Attr(uint32(root)))
-	req.AddData(info)
-	if _, err := req.Execute(unix.NETLINK_ROUTE, 0); err != nil {
-		return err
-	}
-	inside, err := netlink.NewHandleAt(pod)
-	if err != nil {
-		return err
-	}
-	outside, err := netlink.NewHandle()
-	if err != nil {
+	pair := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: host}, PeerName: ifname, PeerNamespace: netlink.NsFd(pod)}
+	if err := outside.LinkAdd(pair); err != nil {
 		return err
 	}
 	lo, errLo := inside.LinkByName("lo")
@@ -176,13 +147,10 @@ func connect(path, ifname, host string, ip, gateway net.IP) error {
 	if err := errors.Join(errLo, errEth, errPort); err != nil {
 		return err
 	}
-	for range 100 { // until both ends are up
-		if eth, err = inside.LinkByIndex(eth.Attrs().Index); err != nil || eth.Attrs().OperState == netlink.OperUp {
-			break
-		}
-		if err := errors.Join(inside.LinkSetUp(lo), inside.LinkSetUp(eth), outside.LinkSetUp(port)); err != nil {
-			return err
-		}
+	if err := errors.Join(inside.LinkSetUp(lo), inside.LinkSetUp(eth), outside.LinkSetUp(port)); err != nil {
+		return err
+	}
+	for range 10 {
 		if eth, err = inside.LinkByIndex(eth.Attrs().Index); err != nil || eth.Attrs().OperState == netlink.OperUp {
 			break
 		}
@@ -190,26 +158,12 @@ func connect(path, ifname, host string, ip, gateway net.IP) error {
 	}
 	single := net.CIDRMask(32, 32)
 	address, way := &net.IPNet{IP: ip, Mask: single}, &net.IPNet{IP: gateway, Mask: single}
-	steps := []func() error{
-		func() error { return err },
-		func() error { return inside.AddrAdd(eth, &netlink.Addr{IPNet: address}) },
-		func() error { return netlink.AddrAdd(port, &netlink.Addr{IPNet: way}) },
-		func() error {
-			return inside.RouteAdd(&netlink.Route{LinkIndex: eth.Attrs().Index, Scope: netlink.SCOPE_LINK, Dst: way})
-		},
-		func() error {
-			return inside.RouteAdd(&netlink.Route{LinkIndex: eth.Attrs().Index, Src: ip, Gw: gateway, Dst: &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}})
-		},
-		func() error {
-			return outside.RouteAdd(&netlink.Route{LinkIndex: port.Attrs().Index, Src: gateway, Scope: netlink.SCOPE_HOST, Dst: address})
-		},
-	}
-	for _, step := range steps {
-		if err := step(); err != nil {
-			return err
-		}
-	}
-	return nil
+	all := &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}
+	in, out := eth.Attrs().Index, port.Attrs().Index
+	return errors.Join(err, inside.AddrAdd(eth, &netlink.Addr{IPNet: address}), outside.AddrAdd(port, &netlink.Addr{IPNet: way}),
+		inside.RouteAdd(&netlink.Route{LinkIndex: in, Scope: netlink.SCOPE_LINK, Dst: way}),
+		inside.RouteAdd(&netlink.Route{LinkIndex: in, Src: ip, Gw: gateway, Dst: all}),
+		outside.RouteAdd(&netlink.Route{LinkIndex: out, Src: gateway, Scope: netlink.SCOPE_HOST, Dst: address}))
 }
 
 func del(args *skel.CmdArgs) error {

@@ -4,11 +4,13 @@ import (
 	"image/color"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/text"
 	"gonum.org/v1/plot/vg"
 )
 
@@ -95,7 +97,7 @@ func bars(title, file string, names []string, values []float64) error {
 	p.Title.Text = title
 	p.Y.Min = 0
 	for i, name := range names {
-		bar, err := plotter.NewBarChart(plotter.Values{values[i]}, vg.Points(28))
+		bar, err := plotter.NewBarChart(plotter.Values{values[i]}, vg.Points(40))
 		if err != nil {
 			return err
 		}
@@ -110,8 +112,13 @@ func bars(title, file string, names []string, values []float64) error {
 		return err
 	}
 	labels.Offset.Y = vg.Points(2)
+	for i := range labels.TextStyle {
+		labels.TextStyle[i].XAlign = text.XCenter
+	}
 	p.Add(labels)
 	p.NominalX(names...)
+	p.X.Min, p.X.Max = -0.6, float64(len(values))-0.4
+	p.Y.Max = slices.Max(values) * 1.1
 	return p.Save(width, height, file)
 }
 

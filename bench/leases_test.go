@@ -7,7 +7,6 @@ import (
 	"io"
 	"net/netip"
 	"os"
-	"slices"
 	"testing"
 	"time"
 )
@@ -22,13 +21,12 @@ const (
 	renewalsIn   = 5 * time.Minute // all of them, since two of a lease are a minute apart
 )
 
-// BenchmarkLeases measures what keeps the leases of a node's pods, for one contender beside
-// the other: the CPU time of a renewal (ns/op), with all else that it does meanwhile, and
-// what it takes up.
+// BenchmarkLeases measures what keeps the leases of a node's pods, one contender after the
+// other: the CPU time of a renewal (ns/op), with all else that it does meanwhile, and what
+// it takes up.
 func BenchmarkLeases(b *testing.B) {
 	skipHeavy(b, "three minutes, most of which it waits for renewals")
 	needDHCP(b)
-	var all []*renewals
 	for _, c := range []contender{tombolo(), referencePlugin()} {
 		if why := c.missing(); why != "" {
 			say("leases: without %s: %s", c.name, why)
@@ -36,16 +34,12 @@ func BenchmarkLeases(b *testing.B) {
 		}
 		f := dhcp("leases", "raw", false)
 		f.renewed = true
-		n := newNode(b, c, f)
-		all = append(all, &renewals{node: n, acked: map[netip.Addr]time.Time{}, pods: n.fill(b, nil, *leasePods, leaseWorkers)})
-	}
-	for _, r := range all {
-		b.Run("keeper="+r.node.name, func(b *testing.B) {
-			if r.ended.IsZero() {
-				if err := watch(all); err != nil {
-					b.Fatal(r.node.explain(err))
-				}
-			}
+		r := &renewals{node: newNode(b, c, f), acked: map[netip.Addr]time.Time{}}
+		r.pods = r.node.fill(b, nil, *leasePods, leaseWorkers)
+		if err := r.watch(); err != nil {
+			b.Fatal(r.node.explain(err))
+		}
+		b.Run("keeper="+c.name, func(b *testing.B) {
 			b.N = r.count
 			if err := r.report(b); err != nil {
 				b.Fatal(r.node.explain(err))
@@ -67,29 +61,24 @@ type renewals struct {
 	figures      map[string]float64
 }
 
-// watch waits until every node's renewals are done.
-func watch(all []*renewals) error {
-	for _, r := range all {
-		if err := r.read(); err != nil {
+// watch waits until the renewals are done.
+func (r *renewals) watch() error {
+	if err := r.read(); err != nil {
+		return err
+	}
+	r.count, r.asked = 0, 0
+	limit, said := time.Now().Add(renewalsIn), time.Now()
+	for ; r.ended.IsZero(); time.Sleep(100 * time.Millisecond) {
+		if err := r.look(); err != nil {
 			return err
 		}
-		r.count, r.asked = 0, 0
-	}
-	limit, said := time.Now().Add(renewalsIn), time.Now()
-	for going := slices.Clone(all); len(going) > 0; time.Sleep(100 * time.Millisecond) {
-		for _, r := range going {
-			if err := r.look(); err != nil {
-				return err
-			}
-			if time.Now().After(limit) {
-				return fmt.Errorf("%s: %d renewals of %d leases in %s", r.node.name, r.count, len(r.pods), renewalsIn)
-			}
+		if time.Now().After(limit) {
+			return fmt.Errorf("%s: %d renewals of %d leases in %s", r.node.name, r.count, len(r.pods), renewalsIn)
 		}
 		if time.Since(said) > spoken {
 			said = time.Now()
-			say("leases: %s has renewed %d", going[0].node.name, going[0].count)
+			say("leases: %s has renewed %d", r.node.name, r.count)
 		}
-		going = slices.DeleteFunc(going, func(r *renewals) bool { return !r.ended.IsZero() })
 	}
 	return nil
 }

@@ -230,11 +230,10 @@ func TestWhatIsUndoneAgainAndAgainIsLeftAloneForAMinute(t *testing.T) {
 		if len(w.repairs) != 5 {
 			t.Errorf("put right at %v", w.repairs)
 		}
-		var b strings.Builder
-		w.keep.metrics.writeFirewall(&b)
+		text := exposition(t, &w.keep.metrics)
 		for _, line := range []string{"tombolo_firewall_mends_total 5", "tombolo_firewall_contests_total 1", "tombolo_firewall_contested 0", "tombolo_firewall_errors_total 0"} {
-			if !strings.Contains(b.String(), line+"\n") {
-				t.Errorf("no %s in\n%s", line, &b)
+			if !strings.Contains(text, line+"\n") {
+				t.Errorf("no %s in\n%s", line, text)
 			}
 		}
 	})
@@ -304,10 +303,9 @@ func TestAContestOfAnEarlierKeeperIsOver(t *testing.T) {
 			t.Errorf("%+v, %v", c, err)
 		}
 		// Who cannot hear says so.
-		var b strings.Builder
-		w.keep.metrics.writeFirewall(&b)
-		if !strings.Contains(b.String(), "tombolo_firewall_errors_total 1\n") {
-			t.Errorf("%s", &b)
+		text := exposition(t, &w.keep.metrics)
+		if !strings.Contains(text, "tombolo_firewall_errors_total 1\n") {
+			t.Errorf("%s", text)
 		}
 	})
 }

@@ -146,7 +146,7 @@ func (w *world) trouble(r *lease.Record) string {
 	got := w.load(r)
 	_, body := get(w.t, w.keep, "/metrics")
 	checkExposition(w.t, body)
-	metric := `tombolo_host_lease_trouble{nic="eth0",bridge="br0"} `
+	metric := `tombolo_host_lease_trouble{bridge="br0",nic="eth0"} `
 	want := "0"
 	if got.Error != "" {
 		want = "1"
@@ -216,7 +216,7 @@ func TestASilentServerIsToldOfBeforeTheLeaseEnds(t *testing.T) {
 		if got := w.trouble(r); !strings.Contains(got, "asked 192.0.2.254 for 192.0.2.9") && !strings.Contains(got, "asked any server") || !strings.Contains(got, "tombolo uplink restore eth0 br0") {
 			t.Errorf("a minute after the takeover: %q", got)
 		}
-		if _, body := get(t, w.keep, "/metrics"); !strings.Contains(body, `tombolo_host_lease_seconds{nic="eth0",bridge="br0"} 3540`) {
+		if _, body := get(t, w.keep, "/metrics"); !strings.Contains(body, `tombolo_host_lease_seconds{bridge="br0",nic="eth0"} 3540`) {
 			t.Errorf("metrics:\n%s", body)
 		}
 		w.later(55 * time.Minute)

@@ -1,13 +1,11 @@
 package keeper
 
 import (
-	"cmp"
-	"fmt"
-	"maps"
 	"math"
-	"slices"
 	"strings"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tombolo-cni/tombolo/internal/lease"
 )
@@ -36,23 +34,16 @@ func (m *metrics) hostGone(hash string) {
 	delete(m.hosts, hash)
 }
 
-// writeHosts is part of write.
-func (m *metrics) writeHosts(b *strings.Builder) {
-	list := slices.SortedFunc(maps.Values(m.hosts), func(x, y hostLease) int { return cmp.Compare(x.nic, y.nic) })
-	b.WriteString("# HELP tombolo_host_lease_seconds Time until the host's own lease ends, and with it the host's address.\n# TYPE tombolo_host_lease_seconds gauge\n")
-	for _, h := range list {
+// collectHosts is part of Collect.
+func (m *metrics) collectHosts(to sink) {
+	for _, h := range m.hosts {
 		left := math.Inf(1)
 		if !h.expire.IsZero() {
-			left = max(h.expire.Sub(now()), 0).Seconds()
+			left = max(h.expire.Sub(now()), 0).Round(time.Second).Seconds()
 		}
-		fmt.Fprintf(b, "tombolo_host_lease_seconds{nic=%q,bridge=%q} %.0f\n", h.nic, h.bridge, left)
-	}
-	b.WriteString("# HELP tombolo_host_lease_trouble 1 if the host's own lease is not being renewed; `tombolo leases` says why.\n# TYPE tombolo_host_lease_trouble gauge\n")
-	for _, h := range list {
-		trouble := 0
-		if h.trouble {
-			trouble = 1
-		}
-		fmt.Fprintf(b, "tombolo_host_lease_trouble{nic=%q,bridge=%q} %d\n", h.nic, h.bridge, trouble)
+		// The kernel takes any bytes for a link's name.
+		labels := prometheus.Labels{"nic": strings.ToValidUTF8(h.nic, "\uFFFD"), "bridge": strings.ToValidUTF8(h.bridge, "\uFFFD")}
+		to.gauge("tombolo_host_lease_seconds", "Time until the host's own lease ends, and with it the host's address.", left, labels)
+		to.gauge("tombolo_host_lease_trouble", "1 if the host's own lease is not being renewed; `tombolo leases` says why.", truth(h.trouble), labels)
 	}
 }

@@ -2,12 +2,12 @@ package keeper
 
 import (
 	"encoding/json"
-	"fmt"
-	"io"
 	"net/http"
-	"strings"
 	"sync"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/lease"
@@ -70,61 +70,61 @@ func (m *metrics) turned() {
 	m.mu.Unlock()
 }
 
-// counter is one that goes up alone.
-type counter struct {
-	name, help string
-	value      uint64
-}
+// Describe gives no descriptions: which hosts' leases there are is known when asked.
+func (m *metrics) Describe(chan<- *prometheus.Desc) {}
 
-func writeCounters(b *strings.Builder, list []counter) {
-	for _, c := range list {
-		fmt.Fprintf(b, "# HELP %s %s\n# TYPE %s counter\n%s %d\n", c.name, c.help, c.name, c.name, c.value)
-	}
-}
-
-// write writes Prometheus' text format. It is written here, and not by Prometheus'
-// library, since that would be a third of the keeper.
-func (m *metrics) write(w io.Writer) error {
+// Collect gives all that is known, as of one moment.
+func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	var b strings.Builder
-	b.WriteString("# HELP tombolo_leases Leases by state.\n# TYPE tombolo_leases gauge\n")
+	to := sink(ch)
 	for _, s := range []lease.State{lease.Adding, lease.Bound, lease.Expired, lease.Sticky, lease.Adopting} {
-		fmt.Fprintf(&b, "tombolo_leases{state=%q} %d\n", s, m.states[s])
+		to.gauge("tombolo_leases", "Leases by state.", float64(m.states[s]), prometheus.Labels{"state": string(s)})
 	}
-	b.WriteString("# HELP tombolo_lease_next_seconds Time until a lease is due; 0 if one is, or there is none.\n# TYPE tombolo_lease_next_seconds gauge\n")
 	var next time.Duration
 	if !m.next.IsZero() {
-		next = max(m.next.Sub(now()), 0)
+		next = max(m.next.Sub(now()), 0).Round(time.Millisecond)
 	}
-	fmt.Fprintf(&b, "tombolo_lease_next_seconds %.3f\n", next.Seconds())
-	writeCounters(&b, []counter{
-		{"tombolo_lease_renewals_total", "Leases that a server renewed.", m.renewals},
-		{"tombolo_lease_acquisitions_total", "Leases got after one was lost.", m.acquisitions},
-		{"tombolo_lease_releases_total", "Leases released because their pod was gone.", m.releases},
-		{"tombolo_lease_moves_total", "Attachments that followed their leases to other addresses.", m.moves},
-		{"tombolo_lease_naks_total", "Leases that a server refused.", m.naks},
-		{"tombolo_lease_expired_total", "Leases that ran out.", m.expired},
-		{"tombolo_lease_unanswered_total", "Exchanges that no server answered in time.", m.unanswered},
-		{"tombolo_lease_errors_total", "Things that went wrong; the log says what.", m.errors},
-		{"tombolo_lease_damaged_total", "Records that could not be read and were set aside.", m.damaged},
-		{"tombolo_lease_rescans_total", "Times that changes were lost and all records read anew.", m.rescans},
-	})
-	m.writeHosts(&b)
-	m.writeUplinks(&b)
-	m.writeFirewall(&b)
-	_, err := io.WriteString(w, b.String())
-	return err
+	to.gauge("tombolo_lease_next_seconds", "Time until a lease is due; 0 if one is, or there is none.", next.Seconds(), nil)
+	to.counter("tombolo_lease_renewals_total", "Leases that a server renewed.", m.renewals)
+	to.counter("tombolo_lease_acquisitions_total", "Leases got after one was lost.", m.acquisitions)
+	to.counter("tombolo_lease_releases_total", "Leases released because their pod was gone.", m.releases)
+	to.counter("tombolo_lease_moves_total", "Attachments that followed their leases to other addresses.", m.moves)
+	to.counter("tombolo_lease_naks_total", "Leases that a server refused.", m.naks)
+	to.counter("tombolo_lease_expired_total", "Leases that ran out.", m.expired)
+	to.counter("tombolo_lease_unanswered_total", "Exchanges that no server answered in time.", m.unanswered)
+	to.counter("tombolo_lease_errors_total", "Things that went wrong; the log says what.", m.errors)
+	to.counter("tombolo_lease_damaged_total", "Records that could not be read and were set aside.", m.damaged)
+	to.counter("tombolo_lease_rescans_total", "Times that changes were lost and all records read anew.", m.rescans)
+	m.collectHosts(to)
+	m.collectUplinks(to)
+	m.collectFirewall(to)
 }
 
-// Handler serves /metrics, in Prometheus' text format, and /healthz: 200 while the
+// sink takes samples.
+type sink chan<- prometheus.Metric
+
+func (to sink) counter(name, help string, value uint64) {
+	to <- prometheus.MustNewConstMetric(prometheus.NewDesc(name, help, nil, nil), prometheus.CounterValue, float64(value))
+}
+
+func (to sink) gauge(name, help string, value float64, labels prometheus.Labels) {
+	to <- prometheus.MustNewConstMetric(prometheus.NewDesc(name, help, nil, labels), prometheus.GaugeValue, value)
+}
+
+// truth is 1 for true.
+func truth(is bool) float64 {
+	if is {
+		return 1
+	}
+	return 0
+}
+
+// Handler serves /metrics, in Prometheus' formats, and /healthz: 200 while the
 // keeper's loop turns, else 503, with a line of JSON.
 func (k *Keeper) Handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-		_ = k.metrics.write(w) // the caller has gone
-	})
+	mux.Handle("GET /metrics", k.metrics.handler())
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		since, ok := k.metrics.healthy()
 		w.Header().Set("Content-Type", "application/json")
@@ -134,6 +134,14 @@ func (k *Keeper) Handler() http.Handler {
 		_ = json.NewEncoder(w).Encode(map[string]any{"healthy": ok, "silentSeconds": since.Seconds()})
 	})
 	return mux
+}
+
+// handler has a registry of its own: what other packages register with Prometheus' global
+// one is not ours to tell.
+func (m *metrics) handler() http.Handler {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(m)
+	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError, DisableCompression: true})
 }
 
 // healthy says whether the loop turns.

@@ -1,8 +1,7 @@
 package keeper
 
 import (
-	"fmt"
-	"strings"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
 )
@@ -14,15 +13,12 @@ func (m *metrics) uplinksAre(states map[uplink.State]int) {
 	m.mu.Unlock()
 }
 
-// writeUplinks writes what is known of uplinks. It holds m.mu.
-func (m *metrics) writeUplinks(b *strings.Builder) {
-	b.WriteString("# HELP tombolo_uplinks NICs that are taken over, or on the way, by state.\n# TYPE tombolo_uplinks gauge\n")
+// collectUplinks is part of Collect.
+func (m *metrics) collectUplinks(to sink) {
 	for _, s := range []uplink.State{uplink.Taking, uplink.Taken, uplink.Restoring, uplink.Undoing} {
-		fmt.Fprintf(b, "tombolo_uplinks{state=%q} %d\n", s, m.uplinks[s])
+		to.gauge("tombolo_uplinks", "NICs that are taken over, or on the way, by state.", float64(m.uplinks[s]), prometheus.Labels{"state": string(s)})
 	}
-	writeCounters(b, []counter{
-		{"tombolo_uplink_mends_total", "Takeovers put right after somebody had undone part of them.", m.uplinkMends},
-		{"tombolo_uplink_finished_total", "Takeovers and returns finished that were cut short.", m.uplinksFinished},
-		{"tombolo_uplink_errors_total", "Things that went wrong with uplinks; the log says what.", m.uplinkErrors},
-	})
+	to.counter("tombolo_uplink_mends_total", "Takeovers put right after somebody had undone part of them.", m.uplinkMends)
+	to.counter("tombolo_uplink_finished_total", "Takeovers and returns finished that were cut short.", m.uplinksFinished)
+	to.counter("tombolo_uplink_errors_total", "Things that went wrong with uplinks; the log says what.", m.uplinkErrors)
 }

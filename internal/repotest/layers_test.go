@@ -152,6 +152,7 @@ func bans() []ban {
 		{"shipped packages", shippedBut("internal/nl"), []string{"unsafe", "C"}, "only the ioctls of internal/nl take pointers; who else needs it gets an exception here, with a reason"},
 		{"shipped packages", shippedBut(), []string{"github.com/vishvananda", "github.com/ti-mo", "github.com/florianl"},
 			"netlink is mdlayher's, and what is said over it jsimonetti's and google's: one way is enough"},
+		{"shipped packages", shippedBut("internal/keeper"), []string{"github.com/prometheus"}, "metrics are the keeper's: it would cost each ADD 1.7 ms of start-up"},
 		{"shipped packages", shippedBut("dhcpc/transport"), []string{"github.com/mdlayher/packet"}, "packet sockets take the kernel long to close: they are for DHCP and ARP"},
 	}
 }
@@ -252,6 +253,8 @@ func tooHeavy() map[string]string {
 		"github.com/containernetworking/cni/libcni":      "that is the runtime's side",
 		"github.com/containernetworking/cni/pkg/skel":    "the verbs are read in internal/cni",
 		"github.com/prometheus/client_golang/prometheus": "1.7 ms of start-up: metrics are the keeper's",
+		"github.com/prometheus/client_model/go":          "the same",
+		"google.golang.org/protobuf/proto":               "the same",
 		"github.com/vishvananda/netlink":                 "a global handle, and dumps",
 		"github.com/spf13/cobra":                         "there are five commands",
 	}

@@ -128,8 +128,10 @@ func (h *host) chooseBridge(ctx context.Context, n *network) (*network, error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	foreign := err == nil && l.Kind == "bridge" && l.Alias != bridgeAlias
-	if n.MTU == 0 && err == nil && (foreign || n.Uplink != "") {
+	// One that is half made has neither its alias nor its MTU yet (bridge.Conn.Ensure).
+	found := err == nil && !l.Unfinished()
+	foreign := found && l.Kind == "bridge" && l.Alias != bridgeAlias
+	if n.MTU == 0 && found && (foreign || n.Uplink != "") {
 		chosen.MTU = l.MTU
 	}
 	if foreign {

@@ -183,4 +183,8 @@ func TestBridgeThatAKilledADDBeganLearnsNoMoreThanOthers(t *testing.T) {
 	if err := w.check(p); err != nil {
 		t.Error(err)
 	}
+	// Nor does it keep the MTU that it was begun with.
+	if l := n.link("cbr0"); l.MTU != 1500 {
+		t.Errorf("its MTU is %d, want 1500", l.MTU)
+	}
 }

@@ -89,12 +89,7 @@ func TestPodIsRestartedAfterItDied(t *testing.T) {
 	n.setPodCIDRs("10.191.7.0/24,fd18:7::/64")
 	dead := n.runPod("a", publish("tcp", anyPort, ""))
 	dead.kill()
-	await(t, "end of the pod", func() error {
-		if status, _ := dead.status(); status.State == runtime.PodSandboxState_SANDBOX_READY {
-			return errors.New("containerd says that it runs")
-		}
-		return nil
-	})
+	dead.awaitEnd()
 	dead.stop()
 	dead.stop()
 	n.wantNothing()
@@ -176,6 +171,17 @@ func (p *pod) kill() {
 	p.node.inside("kill", "-KILL", strconv.Itoa(p.pid))
 }
 
+// awaitEnd waits until containerd has noticed that the pod has ended.
+func (p *pod) awaitEnd() {
+	p.node.Helper()
+	await(p.node, "end of the pod", func() error {
+		if status, _ := p.status(); status.State == runtime.PodSandboxState_SANDBOX_READY {
+			return errors.New("containerd says that it runs")
+		}
+		return nil
+	})
+}
+
 // vanish ends the pod's process, and its namespace with all that is in it, without a
 // word to containerd. The pod cannot be looked into any more.
 func (p *pod) vanish() {
@@ -187,6 +193,9 @@ func (p *pod) vanish() {
 	}
 	n.inside("umount", p.netns)
 	p.kill()
+	// To stop a pod while containerd puts away what has ended fails with "ttrpc: closed", and
+	// kubelets try again.
+	p.awaitEnd()
 	// The kernel takes namespaces down in its own time.
 	await(n, "end of the namespace", func() error {
 		if now := n.links(); len(now) >= len(links) {

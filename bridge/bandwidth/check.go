@@ -28,7 +28,7 @@ func (c *Conn) Get(ctx context.Context, t Target) (Shape, error) {
 		return Shape{}, err
 	}
 	s := Shape{Ingress: limit(have.ingress)}
-	if have.ifb != nil && have.ifb.up && have.redirects() {
+	if have.ifb != nil && have.ifb.Up() && have.redirects() {
 		s.Egress = limit(have.egress)
 	}
 	return s, nil
@@ -103,14 +103,14 @@ func (c *comparison) ifb(want Limit, t *Target, have *installed) {
 		}
 	case have.ifb == nil:
 		c.differs("link", t.IFB, "")
-	case have.ifb.kind != "ifb":
-		c.differs("kind", "ifb", strconv.Quote(have.ifb.kind))
+	case have.ifb.Kind != "ifb":
+		c.differs("kind", "ifb", strconv.Quote(have.ifb.Kind))
 	default:
-		if !have.ifb.up {
+		if !have.ifb.Up() {
 			c.differs("link", "up", "down")
 		}
-		if t.Alias != "" && have.ifb.alias != t.Alias {
-			c.differs("alias", strconv.Quote(t.Alias), strconv.Quote(have.ifb.alias))
+		if t.Alias != "" && have.ifb.Alias != t.Alias {
+			c.differs("alias", strconv.Quote(t.Alias), strconv.Quote(have.ifb.Alias))
 		}
 		c.shaper("egress shaper", want, t.MTU, have.egress)
 	}

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/tc"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -115,13 +116,13 @@ func (t *Target) validate() error {
 }
 
 // checkOwner refuses a link that is no ifb of the target's owner.
-func (t *Target) checkOwner(l *link) error {
+func (t *Target) checkOwner(l *link.Link) error {
 	var what string
 	switch {
-	case l.kind != "ifb":
-		what = fmt.Sprintf("it is of kind %q, not an ifb", l.kind)
-	case !strings.HasPrefix(l.alias, t.Owner):
-		what = fmt.Sprintf("its alias is %q, where %q is expected", l.alias, t.Owner)
+	case l.Kind != "ifb":
+		what = fmt.Sprintf("it is of kind %q, not an ifb", l.Kind)
+	case !strings.HasPrefix(l.Alias, t.Owner):
+		what = fmt.Sprintf("its alias is %q, where %q is expected", l.Alias, t.Owner)
 	default:
 		return nil
 	}

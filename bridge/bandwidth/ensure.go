@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/tc"
 )
@@ -115,12 +116,12 @@ func (c *Conn) install(ctx context.Context, t *Target, want Shape, have *install
 
 // ensureIFB makes the ifb, and leaves it down, or gives one that is there its alias.
 func (c *Conn) ensureIFB(ctx context.Context, t *Target, have *installed) (changed bool, _ error) {
-	if have.ifb != nil && (t.Alias == "" || have.ifb.alias == t.Alias) {
+	if have.ifb != nil && (t.Alias == "" || have.ifb.Alias == t.Alias) {
 		return false, nil
 	}
 	var b nl.Batch
 	if have.ifb != nil {
-		return true, c.setIFB(ctx, &b, t, have.ifb.mtu)
+		return true, c.setIFB(ctx, &b, t, have.ifb.MTU)
 	}
 	mac, err := randomMAC()
 	if err != nil {
@@ -133,11 +134,11 @@ func (c *Conn) ensureIFB(ctx context.Context, t *Target, have *installed) (chang
 		}
 		// Without its alias nobody would take it for ours again.
 		b.Reset()
-		delLink(&b, t.IFB, 0)
+		link.Request{Name: t.IFB}.Delete(&b, t.IFB)
 		return false, errors.Join(err, c.nl.Execute(&b))
 	}
-	have.ifb = &link{name: t.IFB}
-	have.ifb.index, err = c.indexOf(ctx, t.IFB)
+	have.ifb = &link.Link{Name: t.IFB}
+	have.ifb.Index, err = c.indexOf(ctx, t.IFB)
 	return true, err
 }
 
@@ -159,19 +160,21 @@ func (c *Conn) indexOf(ctx context.Context, name string) (int, error) {
 	if index, known, err := c.nl.LinkIndex(name); known {
 		return index, err
 	}
-	var l link
+	var l link.Link
 	var b nl.Batch
-	getLink(&b, name, &l)
+	link.Get(&b, name, 0, &l)
 	err := tc.Execute(ctx, c.nl, &b)
-	return l.index, err
+	return l.Index, err
 }
 
 // appendEgress appends what is missing of the way through the ifb, the filter last:
 // what came by it before all else is there would be lost.
 func (t *Target) appendEgress(b *nl.Batch, w tc.Bucket, have *installed) {
-	replaceRoot(b, tc.Link{Name: t.IFB, Index: have.ifb.index}, have.egress, w)
-	if !have.ifb.up {
-		setUp(b, t.IFB, have.ifb.index)
+	replaceRoot(b, tc.Link{Name: t.IFB, Index: have.ifb.Index}, have.egress, w)
+	if !have.ifb.Up() {
+		// By its index: whatever has the name by now, it is meant for the link that the
+		// qdisc was given to.
+		link.Request{Index: have.ifb.Index, Flags: unix.IFF_UP, Change: unix.IFF_UP}.Set(b, "set link up", t.IFB)
 	}
 	if have.place.Kind == "" {
 		t.port().AddClsact(b)
@@ -182,7 +185,7 @@ func (t *Target) appendEgress(b *nl.Batch, w tc.Bucket, have *installed) {
 	if len(have.own) > 0 {
 		t.port().DelFilters(b, have.own[0].Protocol)
 	}
-	t.port().AddRedirect(b, have.ifb.index)
+	t.port().AddRedirect(b, have.ifb.Index)
 }
 
 // replaceRoot appends what makes a tbf of the root qdisc that is there.

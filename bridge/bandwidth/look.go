@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/tc"
 )
@@ -13,8 +14,8 @@ import (
 // installed is what the kernel has at a target. Of a part that is missing it has the
 // zero value.
 type installed struct {
-	ifb    *link    // nil if no link has the name
-	egress tc.Qdisc // the ifb's root
+	ifb    *link.Link // nil if no link has the name
+	egress tc.Qdisc   // the ifb's root
 
 	ingress tc.Qdisc // the port's root
 	// place is what is in the place of clsact: that, or somebody else's ingress, which
@@ -36,15 +37,15 @@ func (c *Conn) findPort(ctx context.Context, t *Target) error {
 	if t.PortIndex != 0 && t.MTU != 0 {
 		return nil
 	}
-	var l link
+	var l link.Link
 	var b nl.Batch
-	getLink(&b, t.Port, &l)
+	link.Get(&b, t.Port, 0, &l, unix.IFLA_MTU)
 	if err := tc.Execute(ctx, c.nl, &b); err != nil {
 		return err
 	}
-	t.PortIndex = l.index
+	t.PortIndex = l.Index
 	if t.MTU == 0 {
-		t.MTU = l.mtu
+		t.MTU = l.MTU
 	}
 	return nil
 }
@@ -53,9 +54,9 @@ func (c *Conn) findPort(ctx context.Context, t *Target) error {
 // error matches fs.ErrNotExist if the port, whose index is known, is not there.
 func (c *Conn) look(ctx context.Context, t *Target) (*installed, error) {
 	var have installed
-	var ifb link
+	var ifb link.Link
 	var b nl.Batch
-	getLink(&b, t.IFB, &ifb)
+	link.Get(&b, t.IFB, 0, &ifb)
 	t.port().GetQdisc(&b, tc.Root, &have.ingress)
 	t.port().GetQdisc(&b, tc.Clsact, &have.place)
 	if err := tc.Look(ctx, c.nl, &b); err != nil {
@@ -68,7 +69,7 @@ func (c *Conn) look(ctx context.Context, t *Target) (*installed, error) {
 		// Somebody else's is looked at too: it is for the caller to refuse it.
 		have.ifb = &ifb
 		b.Reset()
-		tc.Link{Name: t.IFB, Index: ifb.index}.GetQdisc(&b, tc.Root, &have.egress)
+		tc.Link{Name: t.IFB, Index: ifb.Index}.GetQdisc(&b, tc.Root, &have.egress)
 		if err := tc.Look(ctx, c.nl, &b); err != nil {
 			return nil, err
 		}
@@ -96,7 +97,7 @@ func (have *installed) redirects() bool {
 			continue
 		}
 		n++
-		if f.Kind != "u32" || f.Protocol != unix.ETH_P_ALL || !f.MatchAll || have.ifb == nil || f.Redirect != have.ifb.index {
+		if f.Kind != "u32" || f.Protocol != unix.ETH_P_ALL || !f.MatchAll || have.ifb == nil || f.Redirect != have.ifb.Index {
 			return false
 		}
 	}

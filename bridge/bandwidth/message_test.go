@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
 )
@@ -30,10 +31,12 @@ func TestRequestBytes(t *testing.T) {
 			func(b *nl.Batch) { addIFB(b, "ifbx", mac, 1500) }},
 		{"ip link set ifbx alias whose addrgenmode none", func(b *nl.Batch) { setIFB(b, "ifbx", "whose", 1500) }},
 		{"ip link set ifbx alias whose # an MTU without IPv6", func(b *nl.Batch) { setIFB(b, "ifbx", "whose", 1279) }},
-		{"ip link set 8 up", func(b *nl.Batch) { setUp(b, "ifbx", 8) }},
-		{"ip link del 8", func(b *nl.Batch) { delLink(b, "ifbx", 8) }},
-		{"ip link del ifbx", func(b *nl.Batch) { delLink(b, "ifbx", 0) }},
-		{"ip link show ifbx", func(b *nl.Batch) { getLink(b, "ifbx", &link{}) }},
+		{"ip link set 8 up", func(b *nl.Batch) {
+			link.Request{Index: 8, Flags: unix.IFF_UP, Change: unix.IFF_UP}.Set(b, "set", "ifbx")
+		}},
+		{"ip link del 8", func(b *nl.Batch) { link.Request{Index: 8}.Delete(b, "ifbx") }},
+		{"ip link del ifbx", func(b *nl.Batch) { link.Request{Name: "ifbx"}.Delete(b, "ifbx") }},
+		{"ip link show ifbx", func(b *nl.Batch) { link.Get(b, "ifbx", 0, new(link.Link)) }},
 	} {
 		var b nl.Batch
 		c.append(&b)

@@ -5,9 +5,7 @@ import (
 	"errors"
 	"io/fs"
 
-	"github.com/mdlayher/netlink"
-	"golang.org/x/sys/unix"
-
+	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/tc"
 )
@@ -30,9 +28,9 @@ func (c *Conn) Remove(ctx context.Context, t Target) error {
 	if t.IFB == "" {
 		return errors.Join(errs...)
 	}
-	var l link
+	var l link.Link
 	var b nl.Batch
-	getLink(&b, t.IFB, &l)
+	link.Get(&b, t.IFB, 0, &l)
 	err := tc.Execute(ctx, c.nl, &b)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -44,7 +42,7 @@ func (c *Conn) Remove(ctx context.Context, t Target) error {
 	return errors.Join(errs...)
 }
 
-func (c *Conn) removeIFB(ctx context.Context, t *Target, l *link) error {
+func (c *Conn) removeIFB(ctx context.Context, t *Target, l *link.Link) error {
 	if l == nil {
 		return nil
 	}
@@ -52,7 +50,7 @@ func (c *Conn) removeIFB(ctx context.Context, t *Target, l *link) error {
 		return err
 	}
 	var b nl.Batch
-	delLink(&b, t.IFB, l.index)
+	link.Request{Index: l.Index}.Delete(&b, t.IFB)
 	return tc.PassAbsent(tc.Execute(ctx, c.nl, &b))
 }
 
@@ -108,20 +106,10 @@ func (c *Conn) IFBs(ctx context.Context) ([]IFB, error) {
 		return nil, err
 	}
 	var list []IFB
-	m, err := nl.Encode(unix.RTM_GETLINK, 0, ifInfo(0, 0, 0), func(ae *netlink.AttributeEncoder) {
-		ae.Uint32(unix.IFLA_EXT_MASK, skipStats)
-		// The kernel filters by kind (Linux 4.6), where it has that kind.
-		ofKind(ae, "ifb")
-	})
-	err = c.nl.List("list ifb links", m, err, func(m netlink.Message) error {
-		var l link
-		if err := l.decode(m.Data); err != nil {
-			return err
+	err = link.List(c.nl, "list ifb links", "ifb", 0, func(l *link.Link) {
+		if l.Kind == "ifb" { // a kernel without that kind lists all
+			list = append(list, IFB{Name: l.Name, Index: l.Index, Alias: l.Alias})
 		}
-		if l.kind == "ifb" {
-			list = append(list, IFB{Name: l.name, Index: l.index, Alias: l.alias})
-		}
-		return nil
 	})
 	return list, err
 }

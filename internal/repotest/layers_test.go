@@ -29,7 +29,7 @@ func layers() []layer {
 		{[]string{"internal/link"}, []string{"internal/nl"}, "links are written and read here, whoever works on them"},
 		{[]string{"nft"}, kernel, "the firewall goes by names and addresses, and knows nothing of links"},
 		{[]string{"internal/tc"}, kernel, "qdiscs and filters, whatever they are for"},
-		{[]string{"bridge/bandwidth", "internal/localnet"}, slices.Concat(kernel, []string{"internal/tc"}), "each goes by a link's name, and knows no bridge and no firewall"},
+		{[]string{"bridge/bandwidth", "internal/localnet"}, slices.Concat(kernel, []string{"internal/link", "internal/tc"}), "each goes by a link's name, and knows no bridge and no firewall"},
 		{[]string{"internal/conntrack", "internal/sockdiag"}, kernel, "each is one view of what the kernel has, of use without the others"},
 		{[]string{"dhcpc"}, nil, "a protocol, its times and its packets: who opens sockets and sets addresses is up to its user"},
 		{[]string{"dhcpc/transport"}, []string{".", "netns", "dhcpc"}, "sockets, and nothing about links and addresses"},

@@ -176,7 +176,7 @@ func TestEnsureStaysWithinItsAllocations(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-	const most = 425
+	const most = 350
 	t.Logf("%.0f allocations for an Ensure and a Remove", allocs)
 	if allocs > most {
 		t.Errorf("%.0f allocations for an Ensure and a Remove, where %d are the most", allocs, most)

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
@@ -321,18 +322,17 @@ func (s settling) Send(b []byte) error {
 }
 
 // isNew says that a request is to make a link whose name begins so.
-func isNew(prefix string) func(nl.Message) bool {
-	return func(m nl.Message) bool {
+func isNew(prefix string) func(netlink.Message) bool {
+	return func(m netlink.Message) bool {
 		if m.Header.Flags&unix.NLM_F_CREATE == 0 || len(m.Data) < unix.SizeofIfInfomsg {
 			return false
 		}
-		attrs := nl.ParseAttrs(m.Data[unix.SizeofIfInfomsg:])
-		for attrs.Next() {
-			if attrs.Type == unix.IFLA_IFNAME {
-				return strings.HasPrefix(attrs.String(), prefix)
-			}
-		}
-		return false
+		var name string
+		err := nl.Decode(nl.Pick(m.Data[unix.SizeofIfInfomsg:], unix.IFLA_IFNAME), func(ad *netlink.AttributeDecoder) error {
+			name = ad.String()
+			return nil
+		})
+		return err == nil && strings.HasPrefix(name, prefix)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
@@ -22,8 +23,8 @@ func TestARestoreThatTheKernelRefusesCutsNobodyOff(t *testing.T) {
 	for name, fault := range map[string]*nltest.Fault{
 		"the NIC's addresses":      {Type: unix.RTM_NEWADDR},
 		"the NIC's IPv4 addresses": {Type: unix.RTM_NEWADDR, Match: isIPv4},
-		"the NIC's routes":         {Type: unix.RTM_NEWROUTE, Match: func(m nl.Message) bool { return by(m, nic) }},
-		"the NIC's IPv6 routes":    {Type: unix.RTM_NEWROUTE, Match: func(m nl.Message) bool { return by(m, nic) && !isIPv4(m) }},
+		"the NIC's routes":         {Type: unix.RTM_NEWROUTE, Match: func(m netlink.Message) bool { return by(m, nic) }},
+		"the NIC's IPv6 routes":    {Type: unix.RTM_NEWROUTE, Match: func(m netlink.Message) bool { return by(m, nic) && !isIPv4(m) }},
 		"that the NIC is no port":  {Type: unix.RTM_NEWLINK, Match: releases},
 		"the bridge's addresses":   {Type: unix.RTM_DELADDR},
 		"the bridge's deletion":    {Type: unix.RTM_DELLINK},
@@ -36,7 +37,7 @@ func TestARestoreThatTheKernelRefusesCutsNobodyOff(t *testing.T) {
 			bridge := nstest.Index(t, l.host, "br0")
 			if fault.Type == unix.RTM_DELLINK {
 				// There are other links to delete: those of the detour.
-				fault.Match = func(m nl.Message) bool { return len(m.Data) >= unix.SizeofIfInfomsg && index(m) == bridge }
+				fault.Match = func(m netlink.Message) bool { return len(m.Data) >= unix.SizeofIfInfomsg && index(m) == bridge }
 			}
 			fault.Errno = unix.ENOBUFS
 			nltest.MustHaveFired(t, fault)
@@ -68,31 +69,30 @@ func TestARestoreThatTheKernelRefusesCutsNobodyOff(t *testing.T) {
 }
 
 // isIPv4 is of a message about an address or a route.
-func isIPv4(m nl.Message) bool { return len(m.Data) > 0 && m.Data[0] == unix.AF_INET }
+func isIPv4(m netlink.Message) bool { return len(m.Data) > 0 && m.Data[0] == unix.AF_INET }
 
 // by says that a route leads out of a link.
-func by(m nl.Message, link int) bool {
-	attrs := nl.ParseAttrs(m.Data[unix.SizeofRtMsg:])
-	for attrs.Next() {
-		if attrs.Type == unix.RTA_OIF {
-			return int(attrs.Uint32()) == link
-		}
-	}
-	return false
+func by(m netlink.Message, link int) bool {
+	v, found := number(m.Data[unix.SizeofRtMsg:], unix.RTA_OIF)
+	return found && int(v) == link
 }
 
-func index(m nl.Message) int { return int(binary.NativeEndian.Uint32(m.Data[4:])) }
+// number finds an attribute of four bytes.
+func number(b []byte, typ uint16) (v uint32, found bool) {
+	err := nl.Decode(nl.Pick(b, typ), func(ad *netlink.AttributeDecoder) error {
+		v, found = ad.Uint32(), true
+		return nil
+	})
+	return v, found && err == nil
+}
+
+func index(m netlink.Message) int { return int(binary.NativeEndian.Uint32(m.Data[4:])) }
 
 // releases says that a request makes a link no port any more.
-func releases(m nl.Message) bool {
+func releases(m netlink.Message) bool {
 	if len(m.Data) < unix.SizeofIfInfomsg {
 		return false // nf_tables' begin of a transaction has the same type
 	}
-	attrs := nl.ParseAttrs(m.Data[unix.SizeofIfInfomsg:])
-	for attrs.Next() {
-		if attrs.Type == unix.IFLA_MASTER {
-			return attrs.Uint32() == 0
-		}
-	}
-	return false
+	master, found := number(m.Data[unix.SizeofIfInfomsg:], unix.IFLA_MASTER)
+	return found && master == 0
 }

@@ -46,8 +46,8 @@ bench: deps build peers ## what a pod costs, beside others, in ROUNDS (80); WHAT
 	@bench/build.sh $(PEERS) $(KINDNET)
 	$(GO) test -c -o .cache/bench.test ./bench
 	cd bench && TOMBOLO_PEERS=$(PEERS) TOMBOLO_BIN=$(CURDIR)/$(BIN) ../.cache/bench.test \
-		-progress $(BENCHFLAGS) -test.run '^$$' -test.timeout 1h -test.bench '$(value WHAT)' -test.benchtime $(ROUNDS)x >../.cache/bench.txt || { cat ../.cache/bench.txt; exit 1; }
-	@cd bench/report && $(GO) run . ../../.cache/bench.txt
+		-progress $(BENCHFLAGS) -test.run '^$$' -test.timeout 1h -test.bench '$(value WHAT)' -test.benchtime $(ROUNDS)x >../.cache/bench.txt; \
+		status=$$?; grep -A 9 -e '^--- FAIL' ../.cache/bench.txt; cd report && $(GO) run . ../../.cache/bench.txt && exit $$status
 
 bench-report: bench ## the same, and docs/benchmarks.md, its plots and README's table of it (12 minutes)
 	cd bench/report && $(GO) run . -write ../.. ../../.cache/bench.txt

@@ -8,26 +8,24 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
-// An ADD in process of one IPv4 pod, with the process's part of the work left out: what it
-// allocates is what the garbage collector of a program that embeds it has to do.
-const mostAllocations = 1000
+// mostAllocations is how often an ADD and a DEL of one IPv4 pod may allocate, in process:
+// what the garbage collector of a program that embeds them has to do. It is 5 % above what
+// they do.
+const mostAllocations = 1300
 
-func TestAnAddAllocatesLittle(t *testing.T) {
+func TestAnAddAndItsDelAllocateLittle(t *testing.T) {
 	n := newNode(t, inProcess(), ipv4()).warm(t)
 	p := n.pod(t)
-	verb := func(verb string) {
-		if _, err := n.call(verb, p); err != nil {
-			t.Fatal(err)
-		}
-	}
-	both := testing.AllocsPerRun(10, func() {
+	got := testing.AllocsPerRun(10, func() {
 		p = n.again(p)
-		verb("ADD")
-		verb("DEL")
+		for _, verb := range []string{"ADD", "DEL"} {
+			if _, err := n.call(verb, p); err != nil {
+				t.Fatal(err)
+			}
+		}
 	})
-	del := testing.AllocsPerRun(10, func() { verb("DEL") }) // of what is gone
-	if got := both - del; got > mostAllocations {
-		t.Errorf("an ADD and what its DEL finds allocate %v times, want at most %v", got, mostAllocations)
+	if got > mostAllocations {
+		t.Errorf("an ADD and its DEL allocate %v times, want at most %v", got, mostAllocations)
 	}
 }
 

@@ -11,8 +11,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
 )
@@ -22,20 +24,17 @@ type fakeKernel struct{ elements []elementState }
 
 const fakeGeneration = 7
 
-func (k *fakeKernel) answer(requests []nl.Message) [][]byte {
+func (k *fakeKernel) answer(requests []netlink.Message) [][]byte {
 	var out [][]byte
 	for _, r := range requests {
 		switch uint16(r.Header.Type) {
 		case messageType(unix.NFT_MSG_GETGEN):
-			out = append(out, nltest.Reply(r, messageType(unix.NFT_MSG_NEWGEN), 0, nltest.Encode(func(e *nl.Encoder) {
-				header(e, unix.AF_UNSPEC, 0)
-				e.Uint32BE(unix.NFTA_GEN_ID, fakeGeneration)
-			})))
+			out = append(out, answerOf(r, unix.NFT_MSG_NEWGEN, 0, nftnl.Uint32(unix.NFTA_GEN_ID, fakeGeneration)))
 		case messageType(unix.NFT_MSG_GETSETELEM):
 			out = append(out, k.element(r))
 		case messageType(unix.NFT_MSG_GETTABLE), messageType(unix.NFT_MSG_GETCHAIN),
 			messageType(unix.NFT_MSG_GETSET), messageType(unix.NFT_MSG_GETRULE):
-			out = append(out, nltest.AckAll([]nl.Message{r})...)
+			out = append(out, nltest.AckAll([]netlink.Message{r})...)
 		default: // in a transaction
 			if r.Header.Flags&unix.NLM_F_ACK != 0 {
 				out = append(out, nltest.Ack(r))
@@ -45,7 +44,7 @@ func (k *fakeKernel) answer(requests []nl.Message) [][]byte {
 	return out
 }
 
-func (k *fakeKernel) element(r nl.Message) []byte {
+func (k *fakeKernel) element(r netlink.Message) []byte {
 	asked, err := decodeElements(unix.NFPROTO_INET, r.Data[4:])
 	if err != nil || len(asked) != 1 {
 		panic(fmt.Sprintf("a request for %d elements, %v", len(asked), err))
@@ -54,10 +53,7 @@ func (k *fakeKernel) element(r nl.Message) []byte {
 	if i < 0 {
 		return nltest.Error(r, unix.ENOENT, "")
 	}
-	return nltest.Reply(r, messageType(unix.NFT_MSG_NEWSETELEM), 0, nltest.Encode(func(e *nl.Encoder) {
-		header(e, unix.NFPROTO_INET, 0)
-		elementBody(e, k.elements[i].element, k.elements[i].comment)
-	}))
+	return answerOf(r, unix.NFT_MSG_NEWSETELEM, 0, elementAttributes(k.elements[i].element, k.elements[i].comment)...)
 }
 
 func elementsOf(eps ...Endpoint) []elementState {

@@ -1,46 +1,24 @@
 package nft
 
 import (
-	"fmt"
-
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
-
-// replyBody hands on a reply's attributes, without struct nfgenmsg.
-func replyBody(m nl.Message, reply func([]byte) error) error {
-	const headerLen = 4
-	if len(m.Data) < headerLen {
-		return fmt.Errorf("%w: a reply of %d bytes", nl.ErrMalformed, len(m.Data))
-	}
-	return reply(m.Data[headerLen:])
-}
-
-// decodeGeneration reads a reply of NFT_MSG_NEWGEN.
-func decodeGeneration(b []byte) (uint32, error) {
-	var generation uint32
-	attrs := nl.ParseAttrs(b)
-	for attrs.Next() {
-		if attrs.Type == unix.NFTA_GEN_ID {
-			generation = attrs.Uint32BE()
-		}
-	}
-	return generation, attrs.Err()
-}
 
 // tableState is our table as the kernel has it: NFT_MSG_NEWTABLE.
 type tableState struct{ flags uint32 }
 
 func decodeTable(b []byte) (tableState, error) {
 	var t tableState
-	attrs := nl.ParseAttrs(b)
-	for attrs.Next() {
-		if attrs.Type == unix.NFTA_TABLE_FLAGS {
-			t.flags = attrs.Uint32BE()
+	err := nftnl.Decode(b, func(ad *netlink.AttributeDecoder) error {
+		if ad.Type() == unix.NFTA_TABLE_FLAGS {
+			t.flags = ad.Uint32()
 		}
-	}
-	return t, attrs.Err()
+		return nil
+	})
+	return t, err
 }
 
 // chainState is a chain as the kernel has it: NFT_MSG_NEWCHAIN. A chain that is no
@@ -57,37 +35,34 @@ type chainState struct {
 
 func decodeChain(b []byte) (chainState, error) {
 	var ch chainState
-	attrs := nl.ParseAttrs(b)
-	for attrs.Next() {
-		switch attrs.Type {
+	err := nftnl.Decode(b, func(ad *netlink.AttributeDecoder) error {
+		switch ad.Type() {
 		case unix.NFTA_CHAIN_TABLE:
-			ch.table = attrs.String()
+			ch.table = ad.String()
 		case unix.NFTA_CHAIN_NAME:
-			ch.name = attrs.String()
+			ch.name = ad.String()
 		case unix.NFTA_CHAIN_TYPE:
-			ch.kind = attrs.String()
+			ch.kind = ad.String()
 		case unix.NFTA_CHAIN_POLICY:
-			ch.policy = attrs.Uint32BE()
+			ch.policy = ad.Uint32()
 		case unix.NFTA_CHAIN_USE:
-			ch.uses = attrs.Uint32BE()
+			ch.uses = ad.Uint32()
 		case chainUserdata:
-			ch.comment, _ = decodeComment(attrs.Data)
+			ch.comment, _ = nftnl.CommentOf(ad.Bytes())
 		case unix.NFTA_CHAIN_HOOK:
-			hook := attrs.Nested()
-			for hook.Next() {
-				switch hook.Type {
+			return nftnl.Nested(ad, func(ad *netlink.AttributeDecoder) error {
+				switch ad.Type() {
 				case unix.NFTA_HOOK_HOOKNUM:
-					ch.hook = hook.Uint32BE()
+					ch.hook = ad.Uint32()
 				case unix.NFTA_HOOK_PRIORITY:
-					ch.priority = int32(hook.Uint32BE())
+					ch.priority = ad.Int32()
 				}
-			}
-			if err := hook.Err(); err != nil {
-				return ch, err
-			}
+				return nil
+			})
 		}
-	}
-	return ch, attrs.Err()
+		return nil
+	})
+	return ch, err
 }
 
 // setState is a set as the kernel has it: NFT_MSG_NEWSET.
@@ -100,39 +75,39 @@ type setState struct {
 }
 
 func decodeSet(b []byte) (name string, s setState, _ error) {
-	attrs := nl.ParseAttrs(b)
-	for attrs.Next() {
-		switch attrs.Type {
+	err := nftnl.Decode(b, func(ad *netlink.AttributeDecoder) error {
+		switch ad.Type() {
 		case unix.NFTA_SET_NAME:
-			name = attrs.String()
+			name = ad.String()
 		case unix.NFTA_SET_FLAGS:
-			s.flags = attrs.Uint32BE()
+			s.flags = ad.Uint32()
 		case unix.NFTA_SET_KEY_TYPE:
-			s.keyType = attrs.Uint32BE()
+			s.keyType = ad.Uint32()
 		case unix.NFTA_SET_KEY_LEN:
-			s.keyLen = attrs.Uint32BE()
+			s.keyLen = ad.Uint32()
 		case unix.NFTA_SET_DATA_TYPE:
-			s.dataType = attrs.Uint32BE()
+			s.dataType = ad.Uint32()
 		case unix.NFTA_SET_DATA_LEN:
-			s.dataLen = attrs.Uint32BE()
+			s.dataLen = ad.Uint32()
 		}
-	}
-	return name, s, attrs.Err()
+		return nil
+	})
+	return name, s, err
 }
 
 // decodeRule gives a rule's chain and its comment; a rule without one has an
 // empty comment.
 func decodeRule(b []byte) (chain, comment string, _ error) {
-	attrs := nl.ParseAttrs(b)
-	for attrs.Next() {
-		switch attrs.Type {
+	err := nftnl.Decode(b, func(ad *netlink.AttributeDecoder) error {
+		switch ad.Type() {
 		case unix.NFTA_RULE_CHAIN:
-			chain = attrs.String()
+			chain = ad.String()
 		case unix.NFTA_RULE_USERDATA:
-			comment, _ = decodeComment(attrs.Data)
+			comment, _ = nftnl.CommentOf(ad.Bytes())
 		}
-	}
-	return chain, comment, attrs.Err()
+		return nil
+	})
+	return chain, comment, err
 }
 
 // elementState is an element as the kernel has it. One without a comment, or with
@@ -150,60 +125,40 @@ func (e elementState) owner() (owner Owner, networkKey string, ok bool) { return
 func decodeElements(family uint8, b []byte) ([]elementState, error) {
 	var list []elementState
 	set := place{family: family}
-	attrs := nl.ParseAttrs(b)
-	for attrs.Next() {
-		switch attrs.Type {
+	err := nftnl.Decode(b, func(ad *netlink.AttributeDecoder) error {
+		switch ad.Type() {
 		case unix.NFTA_SET_ELEM_LIST_SET:
-			set.name = attrs.String()
+			set.name = ad.String()
 		case unix.NFTA_SET_ELEM_LIST_ELEMENTS:
-			elements := attrs.Nested()
-			for elements.Next() {
-				el, err := decodeElement(elements.Data)
-				if err != nil {
-					return nil, err
-				}
+			return nftnl.Nested(ad, func(ad *netlink.AttributeDecoder) error {
+				el, err := decodeElement(ad)
 				list = append(list, el)
-			}
-			if err := elements.Err(); err != nil {
-				return nil, err
-			}
+				return err
+			})
 		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
 	}
 	for i := range list {
 		list[i].set = set
 	}
-	return list, attrs.Err()
+	return list, nil
 }
 
-func decodeElement(b []byte) (elementState, error) {
+func decodeElement(ad *netlink.AttributeDecoder) (elementState, error) {
 	var el elementState
-	attrs := nl.ParseAttrs(b)
-	for attrs.Next() {
-		switch attrs.Type {
+	err := nftnl.Nested(ad, func(ad *netlink.AttributeDecoder) (err error) {
+		switch ad.Type() {
 		case unix.NFTA_SET_ELEM_KEY:
-			var err error
-			if el.key, err = decodeValue(attrs.Nested()); err != nil {
-				return el, err
-			}
+			el.key, err = nftnl.ValueOf(ad)
 		case unix.NFTA_SET_ELEM_DATA:
-			var err error
-			if el.data, err = decodeValue(attrs.Nested()); err != nil {
-				return el, err
-			}
+			el.data, err = nftnl.ValueOf(ad)
 		case unix.NFTA_SET_ELEM_USERDATA:
-			el.comment, _ = decodeComment(attrs.Data)
+			el.comment, _ = nftnl.CommentOf(ad.Bytes())
 		}
-	}
-	return el, attrs.Err()
-}
-
-// decodeValue reads the bytes of a key or of data; a verdict has none.
-func decodeValue(attrs *nl.Attrs) ([]byte, error) {
-	var v []byte
-	for attrs.Next() {
-		if attrs.Type == unix.NFTA_DATA_VALUE {
-			v = append([]byte(nil), attrs.Data...)
-		}
-	}
-	return v, attrs.Err()
+		return err
+	})
+	return el, err
 }

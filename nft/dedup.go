@@ -96,7 +96,7 @@ func (list *rules) addDedup(ds []Dedup) {
 			x.isSentBy(d.BridgeMAC)
 			x.isProtocol(etherTypeOf(d.Subnet))
 			x.inPrefix(f.src, netip.PrefixFrom(d.Gateway, d.Gateway.BitLen()))
-			x.leave()
+			x.Leave()
 		})
 	}
 	for _, d := range ds {
@@ -107,7 +107,7 @@ func (list *rules) addDedup(ds []Dedup) {
 			x.isProtocol(etherTypeOf(d.Subnet))
 			x.inPrefix(f.src, d.Subnet)
 			x.inPrefix(f.dst, d.Subnet)
-			x.drop()
+			x.Drop()
 		})
 	}
 }

@@ -67,7 +67,7 @@ func (c *Conn) ensure(ctx context.Context, n Network, sentinels bool) (Outcome, 
 			p.emptied = nil
 		}
 		if !p.nothing() {
-			if err := c.commit(p.transaction(have, sentinels)); err != nil {
+			if err := p.transaction(have, sentinels).Commit(c.nl); err != nil {
 				return explainKernel(explainBusy(err))
 			}
 		}

@@ -6,9 +6,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
@@ -170,21 +172,15 @@ func TestListingWithAnElementTwiceIsAskedForAgain(t *testing.T) {
 	t.Parallel()
 	elements := elementsOf(pod("00000000001", "10.22.0.5"), pod("00000000002", "10.22.0.6"))
 	listings := [][]elementState{{elements[0], elements[0]}, {elements[0], elements[2]}}
-	c := on(nl.New(nltest.NewFake(func(requests []nl.Message) [][]byte {
+	c := on(nl.New(nltest.NewFake(func(requests []netlink.Message) [][]byte {
 		r := requests[0]
 		var out [][]byte
-		reply := func(msg uint16, body func(*nl.Encoder)) {
-			out = append(out, nltest.Reply(r, messageType(msg), unix.NLM_F_MULTI, nltest.Encode(func(e *nl.Encoder) {
-				header(e, unix.NFPROTO_INET, 0)
-				body(e)
-			})))
-		}
 		switch uint16(r.Header.Type) {
 		case messageType(unix.NFT_MSG_GETSET):
-			reply(unix.NFT_MSG_NEWSET, func(e *nl.Encoder) { e.String(unix.NFTA_SET_NAME, pods4Set) })
+			out = append(out, answerOf(r, unix.NFT_MSG_NEWSET, unix.NLM_F_MULTI, nftnl.String(unix.NFTA_SET_NAME, pods4Set)))
 		case messageType(unix.NFT_MSG_GETSETELEM):
 			for _, el := range listings[0] {
-				reply(unix.NFT_MSG_NEWSETELEM, func(e *nl.Encoder) { elementBody(e, el.element, el.comment) })
+				out = append(out, answerOf(r, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_MULTI, elementAttributes(el.element, el.comment)...))
 			}
 			listings = listings[1:]
 		}
@@ -222,7 +218,7 @@ func TestRepliesThatDoNotParseAreErrors(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
-			c := on(nl.New(nltest.NewFake(func(requests []nl.Message) [][]byte {
+			c := on(nl.New(nltest.NewFake(func(requests []netlink.Message) [][]byte {
 				var out [][]byte
 				for _, r := range requests {
 					switch {

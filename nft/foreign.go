@@ -51,10 +51,10 @@ func (c *Conn) Admit(ctx context.Context) (changed bool, _ error) {
 			return err
 		}
 		t := p.transaction(c.mark)
-		if t.empty() {
+		if t.Empty() {
 			return c.unchanged(p.generation)
 		}
-		if err := c.commit(t); err != nil {
+		if err := t.Commit(c.nl); err != nil {
 			return err
 		}
 		changed = true
@@ -96,7 +96,7 @@ func (c *Conn) Admitted(ctx context.Context) (bool, error) {
 		if err != nil {
 			return err
 		}
-		if right = p.transaction(c.mark).empty(); right && generation != 0 && c.seal.isOn() {
+		if right = p.transaction(c.mark).Empty(); right && generation != 0 && c.seal.isOn() {
 			c.seal.add(generation, c.admissionSum())
 		}
 		return nil
@@ -156,7 +156,7 @@ func (c *Conn) Withdraw(ctx context.Context) error {
 				t.delForeignRule(r.at(f.proto))
 			}
 		}
-		return c.commit(t)
+		return t.Commit(c.nl)
 	})
 }
 

@@ -7,45 +7,34 @@ import (
 	"net/netip"
 	"strings"
 
+	"github.com/google/nftables/expr"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
 // decodeForeignRule reads an NFT_MSG_NEWRULE of a table of some family. What it does
 // not know is a condition that may or may not be met.
 func decodeForeignRule(family uint8, b []byte) (foreignRule, error) {
 	var r foreignRule
-	attrs := nl.ParseAttrs(b)
-	for attrs.Next() {
-		switch attrs.Type {
+	err := nftnl.Decode(b, func(ad *netlink.AttributeDecoder) error {
+		switch ad.Type() {
 		case unix.NFTA_RULE_CHAIN:
-			r.chain = attrs.String()
+			r.chain = ad.String()
 		case unix.NFTA_RULE_HANDLE:
-			r.handle = attrs.Uint64BE()
+			r.handle = ad.Uint64()
 		case unix.NFTA_RULE_USERDATA:
-			if comment, ok := decodeComment(attrs.Data); ok {
+			if comment, ok := nftnl.CommentOf(ad.Bytes()); ok {
 				r.comment = comment
 			}
 		case unix.NFTA_RULE_EXPRESSIONS:
 			reader := ruleReader{rule: &r, family: family, registers: map[uint32]loaded{}}
-			if err := eachOf(attrs, reader.expression); err != nil {
-				return foreignRule{}, err
-			}
+			return nftnl.Nested(ad, reader.expression)
 		}
-	}
-	return r, attrs.Err()
-}
-
-// eachOf calls read with the attributes of every entry of a list.
-func eachOf(list *nl.Attrs, read func(*nl.Attrs) error) error {
-	entries := list.Nested()
-	for entries.Next() {
-		if err := read(entries.Nested()); err != nil {
-			return err
-		}
-	}
-	return entries.Err()
+		return nil
+	})
+	return r, err
 }
 
 // ruleReader makes conditions and a verdict of a rule's expressions.
@@ -64,22 +53,20 @@ type loaded struct {
 }
 
 // expression reads one: its name, then its own attributes.
-func (rr *ruleReader) expression(attrs *nl.Attrs) error {
+func (rr *ruleReader) expression(ad *netlink.AttributeDecoder) error {
 	var name string
-	var own *nl.Attrs
-	for attrs.Next() {
-		switch attrs.Type {
+	var own []byte
+	err := nftnl.Nested(ad, func(ad *netlink.AttributeDecoder) error {
+		switch ad.Type() {
 		case unix.NFTA_EXPR_NAME:
-			name = attrs.String()
+			name = ad.String()
 		case unix.NFTA_EXPR_DATA:
-			own = attrs.Nested()
+			own = ad.Bytes()
 		}
-	}
-	if err := attrs.Err(); err != nil {
+		return nil
+	})
+	if err != nil {
 		return err
-	}
-	if own == nil {
-		own = nl.ParseAttrs(nil)
 	}
 	if err := rr.read(name, own); err != nil {
 		return fmt.Errorf("expression %s: %w", name, err)
@@ -87,7 +74,7 @@ func (rr *ruleReader) expression(attrs *nl.Attrs) error {
 	return nil
 }
 
-func (rr *ruleReader) read(name string, own *nl.Attrs) error {
+func (rr *ruleReader) read(name string, own []byte) error {
 	switch name {
 	case "meta":
 		return rr.meta(own)
@@ -128,146 +115,147 @@ func (rr *ruleReader) read(name string, own *nl.Attrs) error {
 
 // lookElsewhere is for expressions that load something, or compare it. Some write it, if
 // they have a source.
-func (rr *ruleReader) lookElsewhere(name string, attrs *nl.Attrs) error {
+func (rr *ruleReader) lookElsewhere(name string, b []byte) error {
 	rr.condition(condition{})
 	clear(rr.registers)
 	source, known := map[string]uint16{"ct": unix.NFTA_CT_SREG, "exthdr": exthdrSource}[name]
 	rr.rule.alters = rr.rule.alters || name == "dynset"
-	for attrs.Next() {
-		rr.rule.alters = rr.rule.alters || known && attrs.Type == source
-	}
-	return attrs.Err()
+	err := nftnl.Decode(b, func(ad *netlink.AttributeDecoder) error {
+		rr.rule.alters = rr.rule.alters || known && ad.Type() == source
+		return nil
+	})
+	return err
 }
 
 const exthdrSource = 7 // NFTA_EXTHDR_SREG, Linux 4.13
 
 func (rr *ruleReader) condition(c condition) { rr.rule.conditions = append(rr.rule.conditions, c) }
 
-func (rr *ruleReader) meta(attrs *nl.Attrs) error {
+func (rr *ruleReader) meta(b []byte) error {
 	var key, to uint32
-	for attrs.Next() {
-		switch attrs.Type {
+	writes := false
+	err := nftnl.Decode(b, func(ad *netlink.AttributeDecoder) error {
+		switch ad.Type() {
 		case unix.NFTA_META_KEY:
-			key = attrs.Uint32BE()
+			key = ad.Uint32()
 		case unix.NFTA_META_DREG:
-			to = attrs.Uint32BE()
+			to = ad.Uint32()
 		case unix.NFTA_META_SREG:
-			rr.rule.alters = true
-			return attrs.Err()
+			writes = true
 		}
+		return nil
+	})
+	if err != nil || writes {
+		rr.rule.alters = true
+		return err
 	}
 	on := onOther
-	switch key {
-	case unix.NFT_META_MARK:
+	switch expr.MetaKey(key) {
+	case expr.MetaKeyMARK:
 		on = onMark
-	case unix.NFT_META_IIFNAME:
+	case expr.MetaKeyIIFNAME:
 		on = onIn
-	case unix.NFT_META_OIFNAME:
+	case expr.MetaKeyOIFNAME:
 		on = onOut
-	case unix.NFT_META_IIF:
+	case expr.MetaKeyIIF:
 		on = onIndex
-	case unix.NFT_META_NFPROTO:
+	case expr.MetaKeyNFPROTO:
 		on = onFamily
 	}
 	rr.registers[to] = loaded{on: on}
-	return attrs.Err()
+	return nil
 }
 
 // payload: source addresses, or the beginning of them, are known by where they are.
-func (rr *ruleReader) payload(attrs *nl.Attrs) error {
+func (rr *ruleReader) payload(b []byte) error {
 	var to, base, offset, length uint32
-	for attrs.Next() {
-		switch attrs.Type {
+	writes := false
+	err := nftnl.Decode(b, func(ad *netlink.AttributeDecoder) error {
+		switch ad.Type() {
 		case unix.NFTA_PAYLOAD_DREG:
-			to = attrs.Uint32BE()
+			to = ad.Uint32()
 		case unix.NFTA_PAYLOAD_BASE:
-			base = attrs.Uint32BE()
+			base = ad.Uint32()
 		case unix.NFTA_PAYLOAD_OFFSET:
-			offset = attrs.Uint32BE()
+			offset = ad.Uint32()
 		case unix.NFTA_PAYLOAD_LEN:
-			length = attrs.Uint32BE()
+			length = ad.Uint32()
 		case unix.NFTA_PAYLOAD_SREG:
-			rr.rule.alters = true
-			return attrs.Err()
+			writes = true
 		}
+		return nil
+	})
+	if err != nil || writes {
+		rr.rule.alters = true
+		return err
 	}
 	l := loaded{}
 	for _, f := range families() {
-		if f.proto == rr.family && base == unix.NFT_PAYLOAD_NETWORK_HEADER && offset == f.src && length <= f.addrLen {
+		if f.proto == rr.family && expr.PayloadBase(base) == expr.PayloadBaseNetworkHeader && offset == f.src && length <= f.addrLen {
 			l = loaded{on: onSource, addrLen: int(f.addrLen)}
 		}
 	}
 	rr.registers[to] = l
-	return attrs.Err()
+	return err
 }
 
 // bitwise: an and with a mask is known, and nothing else.
-func (rr *ruleReader) bitwise(attrs *nl.Attrs) error {
+func (rr *ruleReader) bitwise(b []byte) error {
 	var from, to, op uint32
 	var mask, xor []byte
-	for attrs.Next() {
-		switch attrs.Type {
+	err := nftnl.Decode(b, func(ad *netlink.AttributeDecoder) (err error) {
+		switch ad.Type() {
 		case unix.NFTA_BITWISE_SREG:
-			from = attrs.Uint32BE()
+			from = ad.Uint32()
 		case unix.NFTA_BITWISE_DREG:
-			to = attrs.Uint32BE()
+			to = ad.Uint32()
 		case bitwiseOp:
-			op = attrs.Uint32BE()
+			op = ad.Uint32()
 		case unix.NFTA_BITWISE_MASK:
-			mask = dataValue(attrs)
+			mask, err = nftnl.ValueOf(ad)
 		case unix.NFTA_BITWISE_XOR:
-			xor = dataValue(attrs)
+			xor, err = nftnl.ValueOf(ad)
 		}
-	}
+		return err
+	})
 	l := rr.registers[from]
 	if op != 0 || l.mask != nil || len(mask) == 0 || !zero(xor) {
 		l = loaded{}
 	}
 	l.mask = mask
 	rr.registers[to] = l
-	return attrs.Err()
+	return err
 }
 
 const bitwiseOp = 6 // NFTA_BITWISE_OP, Linux 5.6; 0 is and with a mask, xor
 
 func zero(b []byte) bool { return strings.Trim(string(b), "\x00") == "" }
 
-// dataValue gives the bytes of an attribute that holds data; none if it is a
-// verdict.
-func dataValue(attrs *nl.Attrs) []byte {
-	data := attrs.Nested()
-	for data.Next() {
-		if data.Type == unix.NFTA_DATA_VALUE {
-			return data.Data
-		}
-	}
-	return nil
-}
-
 // compare makes a condition of what a register holds.
-func (rr *ruleReader) compare(attrs *nl.Attrs) error {
+func (rr *ruleReader) compare(b []byte) error {
 	var from, op uint32
 	var data []byte
-	for attrs.Next() {
-		switch attrs.Type {
+	err := nftnl.Decode(b, func(ad *netlink.AttributeDecoder) (err error) {
+		switch ad.Type() {
 		case unix.NFTA_CMP_SREG:
-			from = attrs.Uint32BE()
+			from = ad.Uint32()
 		case unix.NFTA_CMP_OP:
-			op = attrs.Uint32BE()
+			op = ad.Uint32()
 		case unix.NFTA_CMP_DATA:
-			data = dataValue(attrs)
+			data, err = nftnl.ValueOf(ad)
 		}
-	}
+		return err
+	})
 	c := condition{}
-	if op == unix.NFT_CMP_EQ || op == unix.NFT_CMP_NEQ {
+	if op := expr.CmpOp(op); op == expr.CmpOpEq || op == expr.CmpOpNeq {
 		c = rr.registers[from].equals(data)
-		c.negated = op == unix.NFT_CMP_NEQ
+		c.negated = op == expr.CmpOpNeq
 	}
 	if c.on == onFamily && !c.negated {
 		rr.family = c.family
 	}
 	rr.condition(c)
-	return attrs.Err()
+	return err
 }
 
 // equals is the condition that what was loaded is the data.
@@ -330,101 +318,96 @@ func prefixOf(address, mask []byte, addrLen int) (netip.Prefix, bool) {
 }
 
 // lookup makes a condition of a set, or a verdict of a map.
-func (rr *ruleReader) lookup(attrs *nl.Attrs) error {
+func (rr *ruleReader) lookup(b []byte) error {
 	c := condition{on: onSet}
-	for attrs.Next() {
-		switch attrs.Type {
+	err := nftnl.Decode(b, func(ad *netlink.AttributeDecoder) error {
+		switch ad.Type() {
 		case unix.NFTA_LOOKUP_SET:
-			c.name = attrs.String()
+			c.name = ad.String()
 		case unix.NFTA_LOOKUP_FLAGS:
-			c.negated = attrs.Uint32BE()&unix.NFT_LOOKUP_F_INV != 0
+			c.negated = ad.Uint32()&unix.NFT_LOOKUP_F_INV != 0
 		case unix.NFTA_LOOKUP_DREG:
-			if attrs.Uint32BE() == unix.NFT_REG_VERDICT {
+			if ad.Uint32() == unix.NFT_REG_VERDICT {
 				rr.rule.verdict = varies
 			}
 		}
-	}
+		return nil
+	})
 	rr.condition(c)
-	return attrs.Err()
+	return err
 }
 
 // immediate gives the verdict; with data it loads a register.
-func (rr *ruleReader) immediate(attrs *nl.Attrs) error {
+func (rr *ruleReader) immediate(b []byte) error {
 	var to uint32
-	for attrs.Next() {
-		switch attrs.Type {
+	err := nftnl.Decode(b, func(ad *netlink.AttributeDecoder) error {
+		switch ad.Type() {
 		case unix.NFTA_IMMEDIATE_DREG:
-			to = attrs.Uint32BE()
+			to = ad.Uint32()
 		case unix.NFTA_IMMEDIATE_DATA:
-			data := attrs.Nested()
-			for data.Next() {
-				if data.Type != unix.NFTA_DATA_VERDICT {
-					continue
+			return nftnl.Nested(ad, func(ad *netlink.AttributeDecoder) error {
+				if ad.Type() != unix.NFTA_DATA_VERDICT {
+					return nil
 				}
-				if err := rr.readVerdict(data.Nested()); err != nil {
-					return err
-				}
-			}
-			if err := data.Err(); err != nil {
-				return err
-			}
+				return nftnl.Nested(ad, rr.readVerdict)
+			})
 		}
-	}
+		return nil
+	})
 	if to != unix.NFT_REG_VERDICT {
 		rr.registers[to] = loaded{}
 	}
-	return attrs.Err()
+	return err
 }
 
-func (rr *ruleReader) readVerdict(attrs *nl.Attrs) error {
-	for attrs.Next() {
-		switch attrs.Type {
-		case unix.NFTA_VERDICT_CHAIN:
-			rr.rule.target = attrs.String()
-		case unix.NFTA_VERDICT_CODE:
-			rr.rule.verdict = verdictOf(int32(attrs.Uint32BE()))
-		}
+func (rr *ruleReader) readVerdict(ad *netlink.AttributeDecoder) error {
+	switch ad.Type() {
+	case unix.NFTA_VERDICT_CHAIN:
+		rr.rule.target = ad.String()
+	case unix.NFTA_VERDICT_CODE:
+		rr.rule.verdict = verdictOf(expr.VerdictKind(ad.Int32()))
 	}
-	return attrs.Err()
+	return nil
 }
 
 // verdictOf translates NF_* of linux/netfilter.h and NFT_*. The lower bits of
 // NF_QUEUE and of NF_DROP have company.
-func verdictOf(code int32) foreignVerdict {
+func verdictOf(code expr.VerdictKind) foreignVerdict {
 	switch code {
-	case unix.NFT_JUMP:
+	case expr.VerdictJump:
 		return jumps
-	case unix.NFT_GOTO:
+	case expr.VerdictGoto:
 		return goesTo
-	case unix.NFT_RETURN:
+	case expr.VerdictReturn:
 		return returns
-	case unix.NFT_CONTINUE, unix.NFT_BREAK:
+	case expr.VerdictContinue, expr.VerdictBreak:
 		return goesOn
 	}
-	const nfDrop, nfStolen, nfQueue, mask = 0, 2, 3, 0xff
+	const mask = 0xff
 	switch code & mask {
-	case nfDrop, nfStolen:
+	case expr.VerdictDrop, expr.VerdictStolen:
 		return drops
-	case nfQueue:
+	case expr.VerdictQueue:
 		return queues
 	}
 	return accepts
 }
 
 // match is one of iptables' own (nft_compat). Its comments are as good as nft's.
-func (rr *ruleReader) match(attrs *nl.Attrs) error {
+func (rr *ruleReader) match(b []byte) error {
 	var name string
 	var info []byte
-	for attrs.Next() {
-		switch attrs.Type {
+	err := nftnl.Decode(b, func(ad *netlink.AttributeDecoder) error {
+		switch ad.Type() {
 		case unix.NFTA_MATCH_NAME:
-			name = attrs.String()
+			name = ad.String()
 		case unix.NFTA_MATCH_INFO:
-			info = attrs.Data
+			info = ad.Bytes()
 		}
-	}
+		return nil
+	})
 	rr.xtMatch(name, info)
-	return attrs.Err()
+	return err
 }
 
 // xtMatch reads a match of x_tables: struct xt_comment_info and, of revision 1,
@@ -444,13 +427,14 @@ func (rr *ruleReader) xtMatch(name string, info []byte) {
 	}
 }
 
-func (rr *ruleReader) target(attrs *nl.Attrs) error {
-	for attrs.Next() {
-		if attrs.Type == unix.NFTA_TARGET_NAME {
-			rr.xtTarget(attrs.String())
+func (rr *ruleReader) target(b []byte) error {
+	err := nftnl.Decode(b, func(ad *netlink.AttributeDecoder) error {
+		if ad.Type() == unix.NFTA_TARGET_NAME {
+			rr.xtTarget(ad.String())
 		}
-	}
-	return attrs.Err()
+		return nil
+	})
+	return err
 }
 
 // xtTarget reads a target of x_tables, other than those that are mere verdicts.
@@ -470,15 +454,16 @@ func (rr *ruleReader) xtTarget(name string) {
 }
 
 // object is a counter, or something that may have had enough.
-func (rr *ruleReader) object(attrs *nl.Attrs) error {
+func (rr *ruleReader) object(b []byte) error {
 	counts := false
-	for attrs.Next() {
-		if attrs.Type == unix.NFTA_OBJREF_IMM_TYPE {
-			counts = attrs.Uint32BE() == unix.NFT_OBJECT_COUNTER
+	err := nftnl.Decode(b, func(ad *netlink.AttributeDecoder) error {
+		if ad.Type() == unix.NFTA_OBJREF_IMM_TYPE {
+			counts = ad.Uint32() == unix.NFT_OBJECT_COUNTER
 		}
-	}
+		return nil
+	})
 	if !counts {
 		rr.condition(condition{})
 	}
-	return attrs.Err()
+	return err
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
@@ -99,7 +100,7 @@ func TestAdmissionIsTriedAgainWhenOvertaken(t *testing.T) {
 			iptables(t, ns, "iptables", "-F")
 			// Somebody restores a file that our rule was saved in.
 			restored := 0
-			restore := &nltest.Fault{Type: messageType(tc.msg), Match: func(nl.Message) bool {
+			restore := &nltest.Fault{Type: messageType(tc.msg), Match: func(netlink.Message) bool {
 				if restored++; restored == 1 {
 					nstest.Run(t, ns, "sh", "-ec", "iptables-nft -I FORWARD "+ourRule)
 				}

@@ -5,10 +5,10 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/tombolo-cni/tombolo/internal/nl"
-	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
@@ -39,11 +39,12 @@ func wantSane(t *testing.T, chains map[string][]foreignRule, start string) {
 }
 
 func FuzzForeignRule(f *testing.F) {
-	f.Add(uint8(unix.NFPROTO_IPV4), nltest.Encode(func(e *nl.Encoder) {
-		e.String(unix.NFTA_RULE_CHAIN, iptablesForward)
-		e.Nest(unix.NFTA_RULE_EXPRESSIONS, func(e *nl.Encoder) { expressions{e}.admission(DefaultMark) })
-		e.Bytes(unix.NFTA_RULE_USERDATA, encodeComment(admissionComment))
-	}))
+	expressions, err := nftnl.Marshal(unix.NFPROTO_IPV4, func(x *nftnl.Expressions) { admission(x, DefaultMark) })
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(uint8(unix.NFPROTO_IPV4), marshal(nftnl.String(unix.NFTA_RULE_CHAIN, iptablesForward),
+		nftnl.Bytes(netlink.Nested|unix.NFTA_RULE_EXPRESSIONS, expressions), nftnl.Bytes(unix.NFTA_RULE_USERDATA, nftnl.Comment(admissionComment))))
 	f.Fuzz(func(t *testing.T, family uint8, b []byte) {
 		r, err := decodeForeignRule(family, b)
 		if err != nil {
@@ -107,17 +108,17 @@ func TestWhatIsForeignIsRead(t *testing.T) {
 	script(t, ns, docker()...)
 	script(t, ns, "iptables -A FORWARD ! -i eth0 -p tcp -m conntrack --ctstate NEW -j REJECT", "iptables -A FORWARD "+ourRule)
 	mustAdmit(t, c, false)
-	dump := func(family uint8, msg uint16, body func(*nl.Encoder), each func([]byte) error) {
+	dump := func(family uint8, msg uint16, each func([]byte) error, attrs ...netlink.Attribute) {
 		t.Helper()
 		n := 0
-		err := c.dump("list", family, msg, body, func(data []byte) error { n++; return each(data) })
+		err := c.dump("list", family, msg, func(data []byte) error { n++; return each(data) }, attrs...)
 		if err != nil || n == 0 {
 			t.Fatalf("%d messages, %v", n, err)
 		}
 	}
 	n := 0
 	for _, family := range []uint8{unix.NFPROTO_INET, unix.NFPROTO_IPV4} {
-		dump(family, unix.NFT_MSG_GETRULE, func(*nl.Encoder) {}, func(data []byte) error {
+		dump(family, unix.NFT_MSG_GETRULE, func(data []byte) error {
 			n++
 			r, err := decodeForeignRule(family, data)
 			if len(r.conditions) > 0 && r.chain != "filter_INPUT" {
@@ -130,17 +131,14 @@ func TestWhatIsForeignIsRead(t *testing.T) {
 		})
 	}
 	for _, set := range []string{"__set0", "__map0"} {
-		dump(unix.NFPROTO_INET, unix.NFT_MSG_GETSETELEM, func(e *nl.Encoder) {
-			e.String(unix.NFTA_SET_ELEM_LIST_TABLE, "x")
-			e.String(unix.NFTA_SET_ELEM_LIST_SET, set)
-		}, func(data []byte) error {
+		dump(unix.NFPROTO_INET, unix.NFT_MSG_GETSETELEM, func(data []byte) error {
 			save("FuzzSetKeys", set, data, []byte("cbr0"))
 			return eachKey(data, func(key []byte) {
 				if len(key) == 0 {
 					t.Errorf("a key of set %s is empty", set)
 				}
 			})
-		})
+		}, nftnl.String(unix.NFTA_SET_ELEM_LIST_TABLE, "x"), nftnl.String(unix.NFTA_SET_ELEM_LIST_SET, set))
 	}
 	legacy(t, ns, "iptables -P FORWARD DROP", "iptables -N a", "iptables -A a -m mark --mark 1/1 -j ACCEPT", "iptables -A a -j REJECT",
 		"iptables -A FORWARD -i cb+ ! -o eth0 -p tcp -g a", "iptables -A FORWARD -m comment --comment x -j a")

@@ -6,8 +6,11 @@ import (
 	"fmt"
 	"strconv"
 
+	"github.com/google/nftables/expr"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
@@ -34,17 +37,13 @@ func (h foreignHandle) String() string {
 	return "rule " + strconv.FormatUint(h.handle, 10) + " of " + h.foreignChain.String()
 }
 
-func (h foreignHandle) body(e *nl.Encoder) {
-	e.String(unix.NFTA_RULE_TABLE, h.table)
-	e.String(unix.NFTA_RULE_CHAIN, h.name)
-	e.Uint64BE(unix.NFTA_RULE_HANDLE, h.handle)
+// named gives the attributes that say which table and which chain is meant.
+func (ch foreignChain) named(table, chain uint16) []netlink.Attribute {
+	return []netlink.Attribute{nftnl.String(table, ch.table), nftnl.String(chain, ch.name)}
 }
 
 func getForeignChain(b *nl.Batch, ch foreignChain, reply func([]byte) error) {
-	get(b, ch, ch.family, unix.NFT_MSG_GETCHAIN, func(e *nl.Encoder) {
-		e.String(unix.NFTA_CHAIN_TABLE, ch.table)
-		e.String(unix.NFTA_CHAIN_NAME, ch.name)
-	}, reply)
+	nftnl.Get(b, ch, ch.family, unix.NFT_MSG_GETCHAIN, reply, ch.named(unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME)...)
 }
 
 // foreignRules lists the rules of a table by chains; none if there is no such table.
@@ -54,15 +53,13 @@ func (c *Conn) foreignRules(ctx context.Context, family uint8, table string) (ma
 	}
 	chains := map[string][]foreignRule{}
 	op := fmt.Sprintf("list rules of table %s %s", familyName(family), table)
-	err := c.dump(op, family, unix.NFT_MSG_GETRULE, func(e *nl.Encoder) {
-		e.String(unix.NFTA_RULE_TABLE, table)
-	}, func(data []byte) error {
+	err := c.dump(op, family, unix.NFT_MSG_GETRULE, func(data []byte) error {
 		r, err := decodeForeignRule(family, data)
 		if err == nil {
 			chains[r.chain] = append(chains[r.chain], r)
 		}
 		return err
-	})
+	}, nftnl.String(unix.NFTA_RULE_TABLE, table))
 	return chains, err
 }
 
@@ -72,37 +69,29 @@ func (c *Conn) foreignRulesOf(ctx context.Context, ch foreignChain) ([]foreignRu
 		return nil, err
 	}
 	var rules []foreignRule
-	err := c.dump("list rules of "+ch.String(), ch.family, unix.NFT_MSG_GETRULE, func(e *nl.Encoder) {
-		e.String(unix.NFTA_RULE_TABLE, ch.table)
-		e.String(unix.NFTA_RULE_CHAIN, ch.name)
-	}, func(data []byte) error {
+	err := c.dump("list rules of "+ch.String(), ch.family, unix.NFT_MSG_GETRULE, func(data []byte) error {
 		r, err := decodeForeignRule(ch.family, data)
 		rules = append(rules, r)
 		return err
-	})
+	}, ch.named(unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN)...)
 	return rules, err
 }
 
 // insertAdmission puts our rule into a chain.
 func (t *transaction) insertAdmission(to *insertion, mark uint32) {
 	op := fmt.Sprintf("insert rule %q into", admissionComment)
-	flags := uint16(unix.NLM_F_CREATE)
-	if to.before == 0 {
-		flags |= unix.NLM_F_APPEND
+	attrs := to.into.named(unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN)
+	flags := netlink.Append
+	if to.before != 0 {
+		flags = 0
+		attrs = append(attrs, nftnl.Uint64(unix.NFTA_RULE_POSITION, to.before))
 	}
-	t.add(op, to.into, to.into.family, unix.NFT_MSG_NEWRULE, flags, func(e *nl.Encoder) {
-		e.String(unix.NFTA_RULE_TABLE, to.into.table)
-		e.String(unix.NFTA_RULE_CHAIN, to.into.name)
-		if to.before != 0 {
-			e.Uint64BE(unix.NFTA_RULE_POSITION, to.before)
-		}
-		e.Nest(unix.NFTA_RULE_EXPRESSIONS, func(e *nl.Encoder) { expressions{e}.admission(mark) })
-		e.Bytes(unix.NFTA_RULE_USERDATA, encodeComment(admissionComment))
-	})
+	t.AddRule(op, to.into, to.into.family, flags, admissionComment, func(x *nftnl.Expressions) { admission(x, mark) }, attrs...)
 }
 
 func (t *transaction) delForeignRule(h foreignHandle) {
-	t.add("delete", h, h.family, unix.NFT_MSG_DELRULE, 0, h.body)
+	t.Add("delete", h, h.family, unix.NFT_MSG_DELRULE, 0,
+		append(h.named(unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN), nftnl.Uint64(unix.NFTA_RULE_HANDLE, h.handle))...)
 }
 
 // isForwardHook says that a chain sees what is forwarded.
@@ -112,19 +101,11 @@ func (ch chainState) isForwardHook() bool {
 
 // admission accepts what has all bits of a mark, in the words that iptables uses for
 // it and therefore prints right: every rule of its has a counter.
-func (x expressions) admission(mark uint32) {
+func admission(x *nftnl.Expressions, mark uint32) {
 	bits := binary.NativeEndian.AppendUint32(nil, mark)
-	x.meta(unix.NFT_META_MARK, first)
-	x.bitwise(bits, make([]byte, len(bits)))
-	x.compare(unix.NFT_CMP_EQ, bits)
-	x.add("counter", func(e *nl.Encoder) {
-		e.Uint64BE(unix.NFTA_COUNTER_BYTES, 0)
-		e.Uint64BE(unix.NFTA_COUNTER_PACKETS, 0)
-	})
-	x.add("immediate", func(e *nl.Encoder) {
-		e.Uint32BE(unix.NFTA_IMMEDIATE_DREG, uint32(verdictRegister))
-		e.Nest(unix.NFTA_IMMEDIATE_DATA, func(e *nl.Encoder) {
-			e.Nest(unix.NFTA_DATA_VERDICT, func(e *nl.Encoder) { e.Uint32BE(unix.NFTA_VERDICT_CODE, policyAccept) })
-		})
-	})
+	x.Meta(expr.MetaKeyMARK, nftnl.First)
+	x.Mask(bits, nil)
+	x.Compare(expr.CmpOpEq, bits)
+	x.Add(&expr.Counter{})
+	x.Add(&expr.Verdict{Kind: expr.VerdictAccept})
 }

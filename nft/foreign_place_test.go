@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -384,7 +385,7 @@ func TestSealSparesTheLookAtTheAdmission(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	other := on(nl.New(nltest.NewFaulty(tr, &nltest.Fault{Type: messageType(unix.NFT_MSG_GETCHAIN), Match: func(nl.Message) bool { looks++; return false }})), 0)
+	other := on(nl.New(nltest.NewFaulty(tr, &nltest.Fault{Type: messageType(unix.NFT_MSG_GETCHAIN), Match: func(netlink.Message) bool { looks++; return false }})), 0)
 	t.Cleanup(func() { other.Close() })
 	other.Trust(seal)
 	wantAdmitted(t, other, true)
@@ -459,7 +460,7 @@ func TestUnknownPartsOfARuleMayStopPackets(t *testing.T) {
 	}
 	for name, want := range map[string]bool{"counter": false, "log": false, "ct": false, "limit": false, "synproxy": true, "tproxy": true, "of the future": true, "flow_offload": true, "queue": true} {
 		r := foreignRule{}
-		if err := (&ruleReader{rule: &r, registers: map[uint32]loaded{}}).read(name, nl.ParseAttrs(nil)); err != nil || p.mayStop(&r) != want {
+		if err := (&ruleReader{rule: &r, registers: map[uint32]loaded{}}).read(name, nil); err != nil || p.mayStop(&r) != want {
 			t.Errorf("expression %s: %v, want %v (%v)", name, !want, want, err)
 		}
 	}

@@ -9,9 +9,12 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/xt"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -230,37 +233,19 @@ func TestAdmissionIsKnownWithTheMarkAsAMatch(t *testing.T) {
 	for _, f := range families() {
 		tr := begin(nil)
 		chain := foreignChain{f.proto, iptablesTable, iptablesForward}
-		tr.add("add rule to", chain, f.proto, unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, func(e *nl.Encoder) {
-			e.String(unix.NFTA_RULE_TABLE, chain.table)
-			e.String(unix.NFTA_RULE_CHAIN, chain.name)
-			e.Nest(unix.NFTA_RULE_EXPRESSIONS, func(e *nl.Encoder) {
-				x := expressions{e}
-				// struct xt_mark_mtinfo1, padded as x_tables has it
-				mark := binary.NativeEndian.AppendUint32(nil, 0x1000)
-				x.xtMatch("mark", 1, append(append(mark, mark...), make([]byte, 8)...))
-				x.xtMatch("comment", 0, append([]byte(admissionComment), make([]byte, 256-len(admissionComment))...))
-				x.add("immediate", func(e *nl.Encoder) {
-					e.Uint32BE(unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT)
-					e.Nest(unix.NFTA_IMMEDIATE_DATA, func(e *nl.Encoder) {
-						e.Nest(unix.NFTA_DATA_VERDICT, func(e *nl.Encoder) { e.Uint32BE(unix.NFTA_VERDICT_CODE, policyAccept) })
-					})
-				})
-			})
-		})
-		if err := c.commit(tr); err != nil {
+		tr.AddRule("add rule to", chain, f.proto, netlink.Append, "", func(x *nftnl.Expressions) {
+			mark := xt.Unknown(append(binary.NativeEndian.AppendUint32(binary.NativeEndian.AppendUint32(nil, 0x1000), 0x1000), make([]byte, 8)...))
+			x.Add(&expr.Match{Name: "mark", Rev: 1, Info: &mark}) // struct xt_mark_mtinfo1, padded as x_tables has it
+			comment := xt.Comment(admissionComment)
+			x.Add(&expr.Match{Name: "comment", Info: &comment})
+			x.Add(&expr.Verdict{Kind: expr.VerdictAccept})
+		}, chain.named(unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN)...)
+		if err := tr.Commit(c.nl); err != nil {
 			t.Fatal(err)
 		}
 	}
 	wantRules(t, ns, "FORWARD", ourRule) // so iptables takes it for the same
 	mustAdmit(t, c, false)
-}
-
-func (x expressions) xtMatch(name string, revision uint32, info []byte) {
-	x.add("match", func(e *nl.Encoder) {
-		e.String(unix.NFTA_MATCH_NAME, name)
-		e.Uint32BE(unix.NFTA_MATCH_REV, revision)
-		e.Bytes(unix.NFTA_MATCH_INFO, info)
-	})
 }
 
 func TestAdmitOf32AtOnceMakesOneRule(t *testing.T) {

@@ -3,7 +3,10 @@ package nft
 import (
 	"encoding/binary"
 
+	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
 // The chain from-pods is for frames that no port of a pod's, guarded or not, is to have
@@ -50,38 +53,38 @@ func (list *rules) addFromPods() {
 		x.isProtocol(unix.ETH_P_IP)
 		x.isL4(unix.IPPROTO_IGMP)
 		x.firstByte(igmpQuery, igmpQuery)
-		x.drop()
+		x.Drop()
 	})
 	// The bridge reads a later one as if it were a whole packet.
 	list.add("IGMP fragments of pods", func(x expressions) {
 		const flagsAndOffset = 6
 		x.isOfQuietGroup()
 		x.isProtocol(unix.ETH_P_IP)
-		x.payload(unix.NFT_PAYLOAD_NETWORK_HEADER, flagsAndOffset, 2, first)
+		x.Payload(expr.PayloadBaseNetworkHeader, flagsAndOffset, 2, nftnl.First)
 		x.hasAny(0x3fff)
 		x.isL4(unix.IPPROTO_IGMP)
-		x.drop()
+		x.Drop()
 	})
 	// The bridge reads those alone that have hop-by-hop options.
 	list.add("MLD queries of pods", func(x expressions) {
 		x.isOfQuietGroup()
 		x.isProtocol(unix.ETH_P_IPV6)
-		x.payload(unix.NFT_PAYLOAD_NETWORK_HEADER, ip6NextHeader, 1, first)
-		x.compare(unix.NFT_CMP_EQ, []byte{unix.IPPROTO_HOPOPTS})
+		x.Payload(expr.PayloadBaseNetworkHeader, ip6NextHeader, 1, nftnl.First)
+		x.Compare(expr.CmpOpEq, []byte{unix.IPPROTO_HOPOPTS})
 		x.isICMPv6(listenerQuery, listenerQuery)
-		x.drop()
+		x.Drop()
 	})
 	list.add("no tag", func(x expressions) {
-		x.payload(unix.NFT_PAYLOAD_LL_HEADER, etherType, 2, first)
-		x.compare(unix.NFT_CMP_NEQ, number16(unix.ETH_P_8021Q))
-		x.payload(unix.NFT_PAYLOAD_LL_HEADER, etherType, 2, first)
-		x.compare(unix.NFT_CMP_NEQ, number16(unix.ETH_P_8021AD))
-		x.leave()
+		x.Payload(expr.PayloadBaseLLHeader, etherType, 2, nftnl.First)
+		x.Compare(expr.CmpOpNeq, number16(unix.ETH_P_8021Q))
+		x.Payload(expr.PayloadBaseLLHeader, etherType, 2, nftnl.First)
+		x.Compare(expr.CmpOpNeq, number16(unix.ETH_P_8021AD))
+		x.Leave()
 	})
 	list.add("of a VLAN", func(x expressions) {
-		x.payload(unix.NFT_PAYLOAD_LL_HEADER, vlanTag, 2, first)
+		x.Payload(expr.PayloadBaseLLHeader, vlanTag, 2, nftnl.First)
 		x.hasAny(0x0fff)
-		x.leave()
+		x.Leave()
 	})
 	for _, inner := range []struct {
 		comment string
@@ -93,23 +96,23 @@ func (list *rules) addFromPods() {
 		{"outer tags in a row", unix.ETH_P_8021AD},
 	} {
 		list.add(inner.comment, func(x expressions) {
-			x.payload(unix.NFT_PAYLOAD_LL_HEADER, vlanType, 2, first)
-			x.compare(unix.NFT_CMP_EQ, number16(inner.typ))
-			x.meta(unix.NFT_META_IIFNAME, first)
-			x.compare(unix.NFT_CMP_EQ, []byte(podPorts))
-			x.drop()
+			x.Payload(expr.PayloadBaseLLHeader, vlanType, 2, nftnl.First)
+			x.Compare(expr.CmpOpEq, number16(inner.typ))
+			x.Meta(expr.MetaKeyIIFNAME, nftnl.First)
+			x.Compare(expr.CmpOpEq, []byte(podPorts))
+			x.Drop()
 		})
 	}
 }
 
 // isOfQuietGroup holds for what comes in by a port of QuietGroup.
 func (x expressions) isOfQuietGroup() {
-	x.meta(unix.NFT_META_IIFGROUP, first)
-	x.compare(unix.NFT_CMP_EQ, binary.NativeEndian.AppendUint32(nil, QuietGroup))
+	x.Meta(unix.NFT_META_IIFGROUP, nftnl.First)
+	x.Compare(expr.CmpOpEq, binary.NativeEndian.AppendUint32(nil, QuietGroup))
 }
 
 // hasAny holds if any of some bits is set in the two bytes in the first register.
 func (x expressions) hasAny(bits uint16) {
-	x.bitwise(number16(bits), number16(0))
-	x.compare(unix.NFT_CMP_NEQ, number16(0))
+	x.Mask(number16(bits), number16(0))
+	x.Compare(expr.CmpOpNeq, number16(0))
 }

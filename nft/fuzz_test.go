@@ -8,18 +8,17 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/tombolo-cni/tombolo/internal/nl"
-	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
 // The corpora in testdata hold what a kernel answered, without struct nfgenmsg.
 
 func FuzzElements(f *testing.F) {
-	f.Add(nltest.Encode(func(e *nl.Encoder) { elementBody(e, elementsOf(pod("00000000001", "10.22.0.5"))[0].element, "x") }))
+	f.Add(marshal(elementAttributes(elementsOf(pod("00000000001", "10.22.0.5"))[0].element, "x")...))
 	ep := pod("00000000001", "10.22.0.5", "fd00:22::5")
 	ep.Ports = []Port{tcpPort("", 8080), tcpPort("192.0.2.1", 8081), tcpPort("2001:db8::1", 8081)}
 	for _, el := range elementsOf(ep) {
-		f.Add(nltest.Encode(func(e *nl.Encoder) { elementBody(e, el.element, el.comment) }))
+		f.Add(marshal(elementAttributes(el.element, el.comment)...))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		list, err := decodeElements(unix.NFPROTO_INET, b)
@@ -74,10 +73,7 @@ func paddedWith(a, b element) bool {
 }
 
 func FuzzRule(f *testing.F) {
-	f.Add(nltest.Encode(func(e *nl.Encoder) {
-		e.String(unix.NFTA_RULE_CHAIN, forwardChain)
-		e.Bytes(unix.NFTA_RULE_USERDATA, encodeComment("clear the mark bit"))
-	}))
+	f.Add(marshal(nftnl.String(unix.NFTA_RULE_CHAIN, forwardChain), nftnl.Bytes(unix.NFTA_RULE_USERDATA, nftnl.Comment("clear the mark bit"))))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if chain, comment, err := decodeRule(b); err == nil && strings.ContainsRune(chain+comment, 0) {
 			t.Errorf("a NUL in %q or %q", chain, comment)
@@ -116,26 +112,6 @@ func FuzzSet(f *testing.F) {
 
 func FuzzTable(f *testing.F) {
 	f.Fuzz(func(_ *testing.T, b []byte) { decodeTable(b) })
-}
-
-func FuzzGeneration(f *testing.F) {
-	f.Fuzz(func(_ *testing.T, b []byte) { decodeGeneration(b) })
-}
-
-func FuzzComment(f *testing.F) {
-	f.Add([]byte{})
-	f.Add([]byte{0, 200, 'x'})
-	f.Add([]byte{7, 2, 1, 1, 0, 2, 'x', 0})
-	f.Add(encodeComment(ownerComment("0123456789a", "podnet")))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		comment, ok := decodeComment(b)
-		if !ok && comment != "" {
-			t.Errorf("%q of userdata without a comment", comment)
-		}
-		if again, ok := decodeComment(encodeComment(comment)); len(comment) <= maxComment && (!ok || again != comment) {
-			t.Errorf("%q became %q", comment, again)
-		}
-	})
 }
 
 func FuzzOwnerComment(f *testing.F) {

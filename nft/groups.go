@@ -1,7 +1,10 @@
 package nft
 
 import (
+	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
 // Frames to the link-local groups, 01:80:c2:00:00:00 to :0f, are for whoever is at the
@@ -48,11 +51,11 @@ func groups(name string, hook uint32) chain {
 
 func (list *rules) addGroups() {
 	list.add("to link-local groups, from pods", func(x expressions) {
-		x.payload(unix.NFT_PAYLOAD_LL_HEADER, etherTarget, etherLen, first)
-		x.bitwise([]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xf0}, make([]byte, etherLen))
-		x.compare(unix.NFT_CMP_EQ, []byte{0x01, 0x80, 0xc2, 0, 0, 0})
-		x.meta(unix.NFT_META_IIFNAME, first)
-		x.compare(unix.NFT_CMP_EQ, []byte(podPorts)) // as far as it goes: nft's "veth*"
-		x.drop()
+		x.Payload(expr.PayloadBaseLLHeader, etherTarget, etherLen, nftnl.First)
+		x.Mask([]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xf0}, nil)
+		x.Compare(expr.CmpOpEq, []byte{0x01, 0x80, 0xc2, 0, 0, 0})
+		x.Meta(expr.MetaKeyIIFNAME, nftnl.First)
+		x.Compare(expr.CmpOpEq, []byte(podPorts)) // as far as it goes: nft's "veth*"
+		x.Drop()
 	})
 }

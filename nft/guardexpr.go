@@ -5,9 +5,10 @@ import (
 	"encoding/binary"
 	"net"
 
+	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
 // Offsets in headers, in bytes; those of neighbour discovery are from the start of
@@ -42,41 +43,41 @@ const (
 // nft makes of it, in their order.
 
 // portAnd loads the key of a port that a frame comes in by, and of bytes of a header.
-func (x expressions) portAnd(base, offset, length uint32) {
-	x.port(unix.NFT_META_IIFNAME, base, offset, length)
+func (x expressions) portAnd(base expr.PayloadBase, offset, length uint32) {
+	x.port(expr.MetaKeyIIFNAME, base, offset, length)
 }
 
 // isEtherType holds for frames of a type. That of a frame with a VLAN tag is the
 // tag's.
 func (x expressions) isEtherType(typ uint16) {
-	x.payload(unix.NFT_PAYLOAD_LL_HEADER, etherType, 2, first)
-	x.compare(unix.NFT_CMP_EQ, binary.BigEndian.AppendUint16(nil, typ))
+	x.Payload(expr.PayloadBaseLLHeader, etherType, 2, nftnl.First)
+	x.Compare(expr.CmpOpEq, binary.BigEndian.AppendUint16(nil, typ))
 }
 
 // isProtocol is the same, but for a VLAN tag, which it looks behind.
 func (x expressions) isProtocol(typ uint16) {
-	x.meta(unix.NFT_META_PROTOCOL, first)
-	x.compare(unix.NFT_CMP_EQ, binary.BigEndian.AppendUint16(nil, typ))
+	x.Meta(expr.MetaKeyPROTOCOL, nftnl.First)
+	x.Compare(expr.CmpOpEq, binary.BigEndian.AppendUint16(nil, typ))
 }
 
 // isL4 holds for packets whose last header, behind extensions, is of a protocol.
 func (x expressions) isL4(protocol byte) {
-	x.meta(unix.NFT_META_L4PROTO, first)
-	x.compare(unix.NFT_CMP_EQ, []byte{protocol})
+	x.Meta(expr.MetaKeyL4PROTO, nftnl.First)
+	x.Compare(expr.CmpOpEq, []byte{protocol})
 }
 
 // isOwnID goes on if an address whose interface identifier is at an offset is one of
 // those that SLAAC may give the port.
 func (x expressions) isOwnID(offset uint32) {
-	x.portAnd(unix.NFT_PAYLOAD_NETWORK_HEADER, offset, interfaceIDLen)
-	x.lookup(guardIDSet)
+	x.portAnd(expr.PayloadBaseNetworkHeader, offset, interfaceIDLen)
+	x.Lookup(guardIDSet)
 }
 
 // isFree leaves the chain if the port's addresses are not known.
 func (x expressions) isFree() {
-	x.meta(unix.NFT_META_IIFNAME, first)
-	x.lookup(guardFreeSet)
-	x.leave()
+	x.Meta(expr.MetaKeyIIFNAME, nftnl.First)
+	x.Lookup(guardFreeSet)
+	x.Leave()
 }
 
 // The start of an ARP message between Ethernet and IPv4 (RFC 826): the types of
@@ -86,21 +87,21 @@ func arpForm() []byte { return []byte{0, unix.ARPHRD_ETHER, 8, 0, etherLen, addr
 // isARPForm holds for such messages, so that the rest is where it should be.
 func (x expressions) isARPForm() {
 	form := arpForm()
-	x.payload(unix.NFT_PAYLOAD_NETWORK_HEADER, 0, 4, first)
-	x.compare(unix.NFT_CMP_EQ, form[:4])
-	x.payload(unix.NFT_PAYLOAD_NETWORK_HEADER, 4, 2, first)
-	x.compare(unix.NFT_CMP_EQ, form[4:])
+	x.Payload(expr.PayloadBaseNetworkHeader, 0, 4, nftnl.First)
+	x.Compare(expr.CmpOpEq, form[:4])
+	x.Payload(expr.PayloadBaseNetworkHeader, 4, 2, nftnl.First)
+	x.Compare(expr.CmpOpEq, form[4:])
 }
 
 // isARPProbe holds for requests from no address.
 func (x expressions) isARPProbe() {
 	form := append(arpForm(), 0, 1) // a request
-	x.payload(unix.NFT_PAYLOAD_NETWORK_HEADER, 0, 4, first)
-	x.compare(unix.NFT_CMP_EQ, form[:4])
-	x.payload(unix.NFT_PAYLOAD_NETWORK_HEADER, 4, 4, first)
-	x.compare(unix.NFT_CMP_EQ, form[4:])
-	x.payload(unix.NFT_PAYLOAD_NETWORK_HEADER, arpSenderIP, addr4Len, first)
-	x.compare(unix.NFT_CMP_EQ, make([]byte, addr4Len))
+	x.Payload(expr.PayloadBaseNetworkHeader, 0, 4, nftnl.First)
+	x.Compare(expr.CmpOpEq, form[:4])
+	x.Payload(expr.PayloadBaseNetworkHeader, 4, 4, nftnl.First)
+	x.Compare(expr.CmpOpEq, form[4:])
+	x.Payload(expr.PayloadBaseNetworkHeader, arpSenderIP, addr4Len, nftnl.First)
+	x.Compare(expr.CmpOpEq, make([]byte, addr4Len))
 }
 
 // isDiscovery holds for ICMPv6 of some types, the first and the last of which are
@@ -113,8 +114,8 @@ func (x expressions) isDiscovery(from, to byte) {
 // isUnspecified holds for ICMPv6 of a type, from no address.
 func (x expressions) isUnspecified(typ byte) {
 	x.isProtocol(unix.ETH_P_IPV6)
-	x.payload(unix.NFT_PAYLOAD_NETWORK_HEADER, ip6Source, addr6Len, first)
-	x.compare(unix.NFT_CMP_EQ, make([]byte, addr6Len))
+	x.Payload(expr.PayloadBaseNetworkHeader, ip6Source, addr6Len, nftnl.First)
+	x.Compare(expr.CmpOpEq, make([]byte, addr6Len))
 	x.isICMPv6(typ, typ)
 }
 
@@ -125,7 +126,7 @@ func (x expressions) isICMPv6(from, to byte) {
 
 // firstByte holds if that behind the IP headers is one of a row.
 func (x expressions) firstByte(from, to byte) {
-	x.payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, 0, 1, first)
+	x.Payload(expr.PayloadBaseTransportHeader, 0, 1, nftnl.First)
 	x.within(from, to)
 }
 
@@ -135,28 +136,23 @@ func (x expressions) within(from, to byte) { x.among([]byte{from}, []byte{to}) }
 // among is the same for a number of several bytes.
 func (x expressions) among(from, to []byte) {
 	if bytes.Equal(from, to) {
-		x.compare(unix.NFT_CMP_EQ, from)
+		x.Compare(expr.CmpOpEq, from)
 		return
 	}
-	x.compare(unix.NFT_CMP_GTE, from)
-	x.compare(unix.NFT_CMP_LTE, to)
+	x.Compare(expr.CmpOpGte, from)
+	x.Compare(expr.CmpOpLte, to)
 }
 
 // longer compares the length that an IPv6 header gives for what is behind it.
-func (x expressions) longer(op uint32, length uint16) {
-	x.payload(unix.NFT_PAYLOAD_NETWORK_HEADER, ip6Length, 2, first)
-	x.compare(op, binary.BigEndian.AppendUint16(nil, length))
+func (x expressions) longer(op expr.CmpOp, length uint16) {
+	x.Payload(expr.PayloadBaseNetworkHeader, ip6Length, 2, nftnl.First)
+	x.Compare(op, binary.BigEndian.AppendUint16(nil, length))
 }
 
 // fragment loads bytes of an IPv6 fragment's own header, and ends the rule if the
 // packet is no fragment.
 func (x expressions) fragment(offset, length uint32) {
-	x.add("exthdr", func(e *nl.Encoder) {
-		e.Uint32BE(unix.NFTA_EXTHDR_DREG, uint32(first))
-		e.Uint8(unix.NFTA_EXTHDR_TYPE, unix.IPPROTO_FRAGMENT)
-		e.Uint32BE(unix.NFTA_EXTHDR_OFFSET, offset)
-		e.Uint32BE(unix.NFTA_EXTHDR_LEN, length)
-	})
+	x.Add(&expr.Exthdr{DestRegister: uint32(nftnl.First), Type: unix.IPPROTO_FRAGMENT, Offset: offset, Len: length})
 }
 
 // isLaterFragment holds for fragments of IPv6 packets but for the first ones.
@@ -195,8 +191,8 @@ func typeofPortAnd(offset, length uint32) []byte {
 
 // isSentBy holds for what a bridge of a MAC sends out by a pod's port.
 func (x expressions) isSentBy(mac net.HardwareAddr) {
-	x.meta(unix.NFT_META_OIFNAME, first)
-	x.compare(unix.NFT_CMP_EQ, []byte(podPorts)) // as far as it goes: nft's "veth*"
-	x.payload(unix.NFT_PAYLOAD_LL_HEADER, etherSource, etherLen, first)
-	x.compare(unix.NFT_CMP_EQ, mac)
+	x.Meta(expr.MetaKeyOIFNAME, nftnl.First)
+	x.Compare(expr.CmpOpEq, []byte(podPorts)) // as far as it goes: nft's "veth*"
+	x.Payload(expr.PayloadBaseLLHeader, etherSource, etherLen, nftnl.First)
+	x.Compare(expr.CmpOpEq, mac)
 }

@@ -1,6 +1,11 @@
 package nft
 
-import "golang.org/x/sys/unix"
+import (
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
+)
 
 const (
 	// The bridge's hooks have the numbers of the others' (uapi linux/netfilter_bridge.h).
@@ -21,60 +26,60 @@ func guard() chain {
 
 func (list *rules) addGuard() {
 	list.add("ports that are not guarded", func(x expressions) {
-		x.meta(unix.NFT_META_IIFNAME, first)
-		x.lookupNone(guardedSet)
-		x.leave()
+		x.Meta(expr.MetaKeyIIFNAME, nftnl.First)
+		x.LookupNone(guardedSet)
+		x.Leave()
 	})
 	list.add("from another's MAC", func(x expressions) {
-		x.portAnd(unix.NFT_PAYLOAD_LL_HEADER, etherSource, etherLen)
-		x.lookupNone(guardMACSet)
-		x.drop()
+		x.portAnd(expr.PayloadBaseLLHeader, etherSource, etherLen)
+		x.LookupNone(guardMACSet)
+		x.Drop()
 	})
 	// Others may take the tag off and look at what is behind it; the rules below would
 	// see IP through it, and ARP not at all.
-	list.add("VLAN tags", func(x expressions) { x.isEtherType(unix.ETH_P_8021Q); x.drop() })
-	list.add("outer VLAN tags", func(x expressions) { x.isEtherType(unix.ETH_P_8021AD); x.drop() })
+	list.add("VLAN tags", func(x expressions) { x.isEtherType(unix.ETH_P_8021Q); x.Drop() })
+	list.add("outer VLAN tags", func(x expressions) { x.isEtherType(unix.ETH_P_8021AD); x.Drop() })
 	list.guardIPv4()
 	// Most of IPv6, with nothing in between: the rest takes the long way.
 	list.add("TCP and UDP from its own IPv6 address", func(x expressions) {
 		x.isProtocol(unix.ETH_P_IPV6)
-		x.payload(unix.NFT_PAYLOAD_NETWORK_HEADER, ip6NextHeader, 1, first)
+		x.Payload(expr.PayloadBaseNetworkHeader, ip6NextHeader, 1, nftnl.First)
 		x.within(unix.IPPROTO_TCP, unix.IPPROTO_UDP) // and others, none of them a header of IPv6's own
-		x.portAnd(unix.NFT_PAYLOAD_NETWORK_HEADER, ip6Source, addr6Len)
-		x.lookup(guard6Set)
-		x.leave()
+		x.portAnd(expr.PayloadBaseNetworkHeader, ip6Source, addr6Len)
+		x.Lookup(guard6Set)
+		x.Leave()
 	})
 	list.add("TCP and UDP from an IPv6 address made of its MAC", func(x expressions) {
 		x.isProtocol(unix.ETH_P_IPV6)
-		x.payload(unix.NFT_PAYLOAD_NETWORK_HEADER, ip6NextHeader, 1, first)
+		x.Payload(expr.PayloadBaseNetworkHeader, ip6NextHeader, 1, nftnl.First)
 		x.within(unix.IPPROTO_TCP, unix.IPPROTO_UDP)
 		x.isOwnID(ip6SourceID)
-		x.leave()
+		x.Leave()
 	})
 	list.guardARP()
 	list.guardDiscovery()
 	list.guardIPv6()
 	// Bridging protocols among them, which would reach the LAN's switches.
-	list.add("all else", expressions.drop)
+	list.add("all else", expressions.Drop)
 }
 
 func (list *rules) guardIPv4() {
 	list.add("IPv4 from its own address", func(x expressions) {
 		x.isProtocol(unix.ETH_P_IP)
-		x.portAnd(unix.NFT_PAYLOAD_NETWORK_HEADER, ip4Source, addr4Len)
-		x.lookup(guard4Set)
-		x.leave()
+		x.portAnd(expr.PayloadBaseNetworkHeader, ip4Source, addr4Len)
+		x.Lookup(guard4Set)
+		x.Leave()
 	})
 	// Of a DHCP client that has no address yet. It reaches a server that may as well
 	// refuse it, and says nothing of anyone's address.
 	list.add("DHCP before there is an address", func(x expressions) {
 		x.isProtocol(unix.ETH_P_IP)
-		x.payload(unix.NFT_PAYLOAD_NETWORK_HEADER, ip4Source, addr4Len, first)
-		x.compare(unix.NFT_CMP_EQ, make([]byte, addr4Len))
+		x.Payload(expr.PayloadBaseNetworkHeader, ip4Source, addr4Len, nftnl.First)
+		x.Compare(expr.CmpOpEq, make([]byte, addr4Len))
 		x.isL4(unix.IPPROTO_UDP)
-		x.payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, 0, 4, first)
-		x.compare(unix.NFT_CMP_EQ, []byte{0, 68, 0, 67}) // source and destination port
-		x.leave()
+		x.Payload(expr.PayloadBaseTransportHeader, 0, 4, nftnl.First)
+		x.Compare(expr.CmpOpEq, []byte{0, 68, 0, 67}) // source and destination port
+		x.Leave()
 	})
 	list.add("IPv4 from any address, where none is known", func(x expressions) {
 		x.isEtherType(unix.ETH_P_IP)
@@ -85,22 +90,22 @@ func (list *rules) guardIPv4() {
 func (list *rules) guardARP() {
 	list.add("ARP of another's MAC", func(x expressions) {
 		x.isEtherType(unix.ETH_P_ARP)
-		x.portAnd(unix.NFT_PAYLOAD_NETWORK_HEADER, arpSenderMAC, etherLen)
-		x.lookupNone(guardMACSet)
-		x.drop()
+		x.portAnd(expr.PayloadBaseNetworkHeader, arpSenderMAC, etherLen)
+		x.LookupNone(guardMACSet)
+		x.Drop()
 	})
 	list.add("ARP of its own address", func(x expressions) {
 		x.isEtherType(unix.ETH_P_ARP)
 		x.isARPForm()
-		x.portAnd(unix.NFT_PAYLOAD_NETWORK_HEADER, arpSenderIP, addr4Len)
-		x.lookup(guard4Set)
-		x.leave()
+		x.portAnd(expr.PayloadBaseNetworkHeader, arpSenderIP, addr4Len)
+		x.Lookup(guard4Set)
+		x.Leave()
 	})
 	// RFC 5227: whether anyone has the address. Nobody learns anything by it.
 	list.add("ARP probes", func(x expressions) {
 		x.isEtherType(unix.ETH_P_ARP)
 		x.isARPProbe()
-		x.leave()
+		x.Leave()
 	})
 	list.add("ARP of any address, where none is known", func(x expressions) {
 		x.isEtherType(unix.ETH_P_ARP)
@@ -137,20 +142,20 @@ func (list *rules) guardDiscovery() {
 			x.isEtherType(unix.ETH_P_IPV6)
 			x.fragment(0, 1)
 			x.within(headers.first, headers.last)
-			x.drop()
+			x.Drop()
 		})
 	}
 	// The kernel would take what they start with for a header.
 	list.add("later fragments from its own IPv6 address", func(x expressions) {
 		x.isLaterFragment()
-		x.portAnd(unix.NFT_PAYLOAD_NETWORK_HEADER, ip6Source, addr6Len)
-		x.lookup(guard6Set)
-		x.leave()
+		x.portAnd(expr.PayloadBaseNetworkHeader, ip6Source, addr6Len)
+		x.Lookup(guard6Set)
+		x.Leave()
 	})
 	list.add("later fragments from an IPv6 address made of its MAC", func(x expressions) {
 		x.isLaterFragment()
 		x.isOwnID(ip6SourceID)
-		x.leave()
+		x.Leave()
 	})
 	list.add("later fragments, where no address is known", func(x expressions) {
 		x.isLaterFragment()
@@ -159,20 +164,20 @@ func (list *rules) guardDiscovery() {
 	// RFC 6980, and more: the rules below look at fixed places.
 	list.add("neighbour discovery behind extension headers", func(x expressions) {
 		x.isDiscovery(routerSolicit, redirectMessage)
-		x.payload(unix.NFT_PAYLOAD_NETWORK_HEADER, ip6NextHeader, 1, first)
-		x.compare(unix.NFT_CMP_NEQ, []byte{unix.IPPROTO_ICMPV6})
-		x.drop()
+		x.Payload(expr.PayloadBaseNetworkHeader, ip6NextHeader, 1, nftnl.First)
+		x.Compare(expr.CmpOpNeq, []byte{unix.IPPROTO_ICMPV6})
+		x.Drop()
 	})
 	list.add("whether its own IPv6 address is taken", func(x expressions) {
 		x.isUnspecified(neighbourSolicit)
-		x.portAnd(unix.NFT_PAYLOAD_NETWORK_HEADER, ndTarget, addr6Len)
-		x.lookup(guardNDSet)
-		x.leave()
+		x.portAnd(expr.PayloadBaseNetworkHeader, ndTarget, addr6Len)
+		x.Lookup(guardNDSet)
+		x.Leave()
 	})
 	list.add("whether an IPv6 address made of its MAC is taken", func(x expressions) {
 		x.isUnspecified(neighbourSolicit)
 		x.isOwnID(ndTargetID)
-		x.leave()
+		x.Leave()
 	})
 	list.add("whether an IPv6 address is taken, where none is known", func(x expressions) {
 		x.isUnspecified(neighbourSolicit)
@@ -180,27 +185,27 @@ func (list *rules) guardDiscovery() {
 	})
 	list.add("more than one option, neighbours", func(x expressions) {
 		x.isDiscovery(neighbourSolicit, neighbourAdvert)
-		x.longer(unix.NFT_CMP_GT, ndNeighbourLen+ndOptionLen)
-		x.drop()
+		x.longer(expr.CmpOpGt, ndNeighbourLen+ndOptionLen)
+		x.Drop()
 	})
 	list.add("options with another's MAC, neighbours", func(x expressions) {
 		x.isDiscovery(neighbourSolicit, neighbourAdvert)
-		x.longer(unix.NFT_CMP_NEQ, ndNeighbourLen)
-		x.portAnd(unix.NFT_PAYLOAD_NETWORK_HEADER, ndOption, etherLen)
-		x.lookupNone(guardLinkSet)
-		x.drop()
+		x.longer(expr.CmpOpNeq, ndNeighbourLen)
+		x.portAnd(expr.PayloadBaseNetworkHeader, ndOption, etherLen)
+		x.LookupNone(guardLinkSet)
+		x.Drop()
 	})
 	list.add("more than one option, router solicitations", func(x expressions) {
 		x.isDiscovery(routerSolicit, routerSolicit)
-		x.longer(unix.NFT_CMP_GT, ndRouterLen+ndOptionLen)
-		x.drop()
+		x.longer(expr.CmpOpGt, ndRouterLen+ndOptionLen)
+		x.Drop()
 	})
 	list.add("options with another's MAC, router solicitations", func(x expressions) {
 		x.isDiscovery(routerSolicit, routerSolicit)
-		x.longer(unix.NFT_CMP_NEQ, ndRouterLen)
-		x.portAnd(unix.NFT_PAYLOAD_NETWORK_HEADER, ndRouterOption, etherLen)
-		x.lookupNone(guardLinkSet)
-		x.drop()
+		x.longer(expr.CmpOpNeq, ndRouterLen)
+		x.portAnd(expr.PayloadBaseNetworkHeader, ndRouterOption, etherLen)
+		x.LookupNone(guardLinkSet)
+		x.Drop()
 	})
 }
 
@@ -210,26 +215,26 @@ func (list *rules) guardIPv6() {
 		x.isFree()
 	})
 	// Who may send from its own addresses alone can be nobody's router.
-	list.add("router advertisements", func(x expressions) { x.isDiscovery(routerAdvert, routerAdvert); x.drop() })
-	list.add("redirects", func(x expressions) { x.isDiscovery(redirectMessage, redirectMessage); x.drop() })
+	list.add("router advertisements", func(x expressions) { x.isDiscovery(routerAdvert, routerAdvert); x.Drop() })
+	list.add("redirects", func(x expressions) { x.isDiscovery(redirectMessage, redirectMessage); x.Drop() })
 	list.add("advertisements of another's IPv6 address", func(x expressions) {
 		x.isDiscovery(neighbourAdvert, neighbourAdvert)
-		x.portAnd(unix.NFT_PAYLOAD_NETWORK_HEADER, ndTarget, addr6Len)
-		x.lookupNone(guardNDSet)
-		x.portAnd(unix.NFT_PAYLOAD_NETWORK_HEADER, ndTargetID, interfaceIDLen)
-		x.lookupNone(guardIDSet)
-		x.drop()
+		x.portAnd(expr.PayloadBaseNetworkHeader, ndTarget, addr6Len)
+		x.LookupNone(guardNDSet)
+		x.portAnd(expr.PayloadBaseNetworkHeader, ndTargetID, interfaceIDLen)
+		x.LookupNone(guardIDSet)
+		x.Drop()
 	})
 	list.add("IPv6 from its own address", func(x expressions) {
 		x.isProtocol(unix.ETH_P_IPV6)
-		x.portAnd(unix.NFT_PAYLOAD_NETWORK_HEADER, ip6Source, addr6Len)
-		x.lookup(guard6Set)
-		x.leave()
+		x.portAnd(expr.PayloadBaseNetworkHeader, ip6Source, addr6Len)
+		x.Lookup(guard6Set)
+		x.Leave()
 	})
 	list.add("IPv6 from an address made of its MAC", func(x expressions) {
 		x.isProtocol(unix.ETH_P_IPV6)
 		x.isOwnID(ip6SourceID)
-		x.leave()
+		x.Leave()
 	})
 	// What a host says before it has an address that it can use (RFC 4861, RFC 3590).
 	for _, kind := range []struct {
@@ -243,7 +248,7 @@ func (list *rules) guardIPv6() {
 	} {
 		list.add(kind.name+" before there is an address", func(x expressions) {
 			x.isUnspecified(kind.typ)
-			x.leave()
+			x.Leave()
 		})
 	}
 }

@@ -14,8 +14,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
@@ -25,6 +27,22 @@ import (
 var update = flag.Bool("update", false, "write the golden files anew")
 
 func TestMain(m *testing.M) { nstest.Main(m) }
+
+func messageType(msg uint16) uint16 { return uint16(nftnl.Type(msg)) }
+
+// marshal gives attributes as they are sent.
+func marshal(attrs ...netlink.Attribute) []byte {
+	b, err := netlink.MarshalAttributes(attrs)
+	if err != nil {
+		panic(err)
+	}
+	return b
+}
+
+// answerOf is a message of nf_tables: struct nfgenmsg and attributes.
+func answerOf(r netlink.Message, msg, flags uint16, attrs ...netlink.Attribute) []byte {
+	return nltest.Reply(r, messageType(msg), flags, append([]byte{0, unix.NFNETLINK_V0, 0, 0}, marshal(attrs...)...))
+}
 
 func dial(tb testing.TB, ns *netns.NS) *Conn {
 	tb.Helper()

@@ -10,8 +10,10 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
@@ -163,7 +165,7 @@ func (c *Conn) hookedChains(ctx context.Context) ([]hookedChain, error) {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		err := c.dump("list chains", family, unix.NFT_MSG_GETCHAIN, func(*nl.Encoder) {}, func(data []byte) error {
+		err := c.dump("list chains", family, unix.NFT_MSG_GETCHAIN, func(data []byte) error {
 			ch, err := decodeChain(data)
 			at := foreignChain{family, ch.table, ch.name}
 			ours := family == unix.NFPROTO_INET && ch.table == tableName
@@ -184,13 +186,11 @@ func (c *Conn) hookedChains(ctx context.Context) ([]hookedChain, error) {
 func (c *Conn) isAsleep(ch foreignChain) (bool, error) {
 	asleep := true
 	var b nl.Batch
-	get(&b, nl.Name("table "+familyName(ch.family)+" "+ch.table), ch.family, unix.NFT_MSG_GETTABLE, func(e *nl.Encoder) {
-		e.String(unix.NFTA_TABLE_NAME, ch.table)
-	}, func(data []byte) error {
+	nftnl.Get(&b, nl.Name("table "+familyName(ch.family)+" "+ch.table), ch.family, unix.NFT_MSG_GETTABLE, func(data []byte) error {
 		t, err := decodeTable(data)
 		asleep = t.dormant()
 		return err
-	})
+	}, nftnl.String(unix.NFTA_TABLE_NAME, ch.table))
 	return asleep, c.execute(&b)
 }
 
@@ -232,12 +232,9 @@ func (c *Conn) readSets(t *foreignContent, ch foreignChain, p *podPacket) error 
 // part of what is.
 func (c *Conn) setMentions(ch foreignChain, set, link string) (bool, error) {
 	found := false
-	err := c.dump("list elements of set "+set+" of table "+ch.table, ch.family, unix.NFT_MSG_GETSETELEM, func(e *nl.Encoder) {
-		e.String(unix.NFTA_SET_ELEM_LIST_TABLE, ch.table)
-		e.String(unix.NFTA_SET_ELEM_LIST_SET, set)
-	}, func(data []byte) error {
+	err := c.dump("list elements of set "+set+" of table "+ch.table, ch.family, unix.NFT_MSG_GETSETELEM, func(data []byte) error {
 		return eachKey(data, func(key []byte) { found = found || keyNames(key, link) })
-	})
+	}, nftnl.String(unix.NFTA_SET_ELEM_LIST_TABLE, ch.table), nftnl.String(unix.NFTA_SET_ELEM_LIST_SET, set))
 	if errors.Is(err, fs.ErrNotExist) {
 		err = errOvertaken
 	}
@@ -246,24 +243,21 @@ func (c *Conn) setMentions(ch foreignChain, set, link string) (bool, error) {
 
 // eachKey reads a message that lists elements of a set.
 func eachKey(b []byte, each func(key []byte)) error {
-	attrs := nl.ParseAttrs(b)
-	for attrs.Next() {
-		if attrs.Type != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
-			continue
+	return nftnl.Decode(b, func(ad *netlink.AttributeDecoder) error {
+		if ad.Type() != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
+			return nil
 		}
-		err := eachOf(attrs, func(element *nl.Attrs) error {
-			for element.Next() {
-				if element.Type == unix.NFTA_SET_ELEM_KEY {
-					each(dataValue(element))
+		return nftnl.Nested(ad, func(ad *netlink.AttributeDecoder) error {
+			return nftnl.Nested(ad, func(ad *netlink.AttributeDecoder) error {
+				if ad.Type() != unix.NFTA_SET_ELEM_KEY {
+					return nil
 				}
-			}
-			return element.Err()
+				key, err := nftnl.ValueOf(ad)
+				each(key)
+				return err
+			})
 		})
-		if err != nil {
-			return err
-		}
-	}
-	return attrs.Err()
+	})
 }
 
 // keyNames says that a link's name is somewhere in a key. An interval of names, for

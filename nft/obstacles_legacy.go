@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -304,7 +305,7 @@ func (l *legacyLayout) target(r *legacyRule, b []byte, isGoto bool) error {
 		case code == xtReturn:
 			r.verdict = returns
 		case code < 0:
-			r.verdict = verdictOf(-1 - code)
+			r.verdict = verdictOf(-1 - expr.VerdictKind(code))
 		case isGoto:
 			r.verdict, r.jump = goesTo, uint32(code)
 		default:

@@ -5,7 +5,9 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
+	"github.com/google/nftables/expr"
+
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
 // Policy says from where pods may be sent to, as far as other pods are concerned.
@@ -66,17 +68,17 @@ func bridgeSets() []set {
 func (list *rules) addPolicies() {
 	list.add("drop what would stay on an isolated bridge", func(x expressions) {
 		x.bridged()
-		x.lookup(isolatedSet)
-		x.drop()
+		x.Lookup(isolatedSet)
+		x.Drop()
 	})
 	list.add("drop what goes from one bridge with a policy to another", func(x expressions) {
-		for _, link := range []uint32{unix.NFT_META_IIFNAME, unix.NFT_META_OIFNAME} {
-			x.meta(link, first)
-			x.lookup(policiesSet)
+		for _, link := range []expr.MetaKey{expr.MetaKeyIIFNAME, expr.MetaKeyOIFNAME} {
+			x.Meta(link, nftnl.First)
+			x.Lookup(policiesSet)
 		}
 		x.bridged()
-		x.lookupNone(bridgesSet)
-		x.drop()
+		x.LookupNone(bridgesSet)
+		x.Drop()
 	})
 }
 

@@ -4,7 +4,10 @@ import (
 	"encoding/binary"
 	"net/netip"
 
+	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
 // What publishes ports. Every port is an entry of hash maps, of which a packet that
@@ -80,14 +83,14 @@ func loopback() chain {
 func (list *rules) addLoopback() {
 	ip, local := families()[0], loopbackPrefix()
 	list.add("others must not reach what is local to the host", func(x expressions) {
-		x.isLink(unix.NFT_META_IIFNAME, unix.NFT_CMP_NEQ, loopbackLink)
+		x.isLink(expr.MetaKeyIIFNAME, expr.CmpOpNeq, loopbackLink)
 		x.isTo(ip, local)
-		x.drop()
+		x.Drop()
 	})
 	list.add("nor pass for it", func(x expressions) {
-		x.isLink(unix.NFT_META_IIFNAME, unix.NFT_CMP_NEQ, loopbackLink)
+		x.isLink(expr.MetaKeyIIFNAME, expr.CmpOpNeq, loopbackLink)
 		x.isFrom(ip, local)
-		x.drop()
+		x.Drop()
 	})
 }
 
@@ -105,7 +108,7 @@ func answers(mark uint32) chain {
 
 func (list *rules) addAnswers(mark uint32) {
 	list.add("what the firewall itself leads to what is local to the host", func(x expressions) {
-		x.isLink(unix.NFT_META_IIFNAME, unix.NFT_CMP_NEQ, loopbackLink)
+		x.isLink(expr.MetaKeyIIFNAME, expr.CmpOpNeq, loopbackLink)
 		x.isTo(families()[0], loopbackPrefix())
 		x.addMark(mark)
 	})
@@ -128,8 +131,8 @@ func publish(name string, hook uint32) chain {
 func (list *rules) addPublish() {
 	list.add("only what is sent to the host", func(x expressions) {
 		x.destinationType()
-		x.compare(unix.NFT_CMP_NEQ, binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL))
-		x.leave()
+		x.Compare(expr.CmpOpNeq, binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL))
+		x.Leave()
 	})
 	// What goes to pods must have an address that routers forward: these have the
 	// caller hang where it could have been refused, and have turned to IPv4.
@@ -140,13 +143,13 @@ func (list *rules) addPublish() {
 	} {
 		list.add("cannot be forwarded: "+p.String(), func(x expressions) {
 			x.isTo(ip6, p)
-			x.leave()
+			x.Leave()
 		})
 	}
 	for _, f := range families() {
 		list.add("ports on one address, "+f.name, func(x expressions) {
 			x.is(f)
-			x.payload(unix.NFT_PAYLOAD_NETWORK_HEADER, f.dst, f.addrLen, first)
+			x.Payload(expr.PayloadBaseNetworkHeader, f.dst, f.addrLen, nftnl.First)
 			x.hostPort(f.addrLen)
 			x.lookupData(f.hostAddrs)
 			x.dnat(f)
@@ -174,7 +177,7 @@ func hairpin() chain {
 func (list *rules) addHairpin() {
 	list.add("the host calls by 127.0.0.1", func(x expressions) {
 		x.isRedirected()
-		x.isLink(unix.NFT_META_OIFNAME, unix.NFT_CMP_NEQ, loopbackLink)
+		x.isLink(expr.MetaKeyOIFNAME, expr.CmpOpNeq, loopbackLink)
 		x.isFrom(families()[0], loopbackPrefix())
 		x.masquerade()
 	})
@@ -183,20 +186,20 @@ func (list *rules) addHairpin() {
 		list.add("a pod calls itself, "+f.name, func(x expressions) {
 			x.isRedirected()
 			x.is(f)
-			x.port(unix.NFT_META_OIFNAME, unix.NFT_PAYLOAD_NETWORK_HEADER, f.src, f.addrLen)
-			x.payload(unix.NFT_PAYLOAD_NETWORK_HEADER, f.dst, f.addrLen, behind(ifnameLen+f.addrLen))
-			x.lookup(f.selves)
+			x.port(expr.MetaKeyOIFNAME, expr.PayloadBaseNetworkHeader, f.src, f.addrLen)
+			x.Payload(expr.PayloadBaseNetworkHeader, f.dst, f.addrLen, nftnl.Behind(ifnameLen+f.addrLen))
+			x.Lookup(f.selves)
 			x.masquerade()
 		})
 	}
 	for _, f := range families() {
 		list.add("the answer is bridged past the host, "+f.name, func(x expressions) {
 			x.isRedirected()
-			x.meta(unix.NFT_META_OIFNAME, first)
-			x.lookup(bypassSet)
+			x.Meta(expr.MetaKeyOIFNAME, nftnl.First)
+			x.Lookup(bypassSet)
 			x.is(f)
-			x.port(unix.NFT_META_OIFNAME, unix.NFT_PAYLOAD_NETWORK_HEADER, f.src, f.addrLen)
-			x.lookup(f.pods)
+			x.port(expr.MetaKeyOIFNAME, expr.PayloadBaseNetworkHeader, f.src, f.addrLen)
+			x.Lookup(f.pods)
 			x.masquerade()
 		})
 	}
@@ -210,11 +213,11 @@ func (list *rules) addLAN() {
 	for _, f := range families() {
 		list.add("a machine of the LAN answers past the host, "+f.name, func(x expressions) {
 			x.isRedirected()
-			x.meta(unix.NFT_META_OIFNAME, first)
-			x.lookup(lansSet)
+			x.Meta(expr.MetaKeyOIFNAME, nftnl.First)
+			x.Lookup(lansSet)
 			x.is(f)
-			x.port(unix.NFT_META_OIFNAME, unix.NFT_PAYLOAD_NETWORK_HEADER, f.dst, f.addrLen)
-			x.lookupNone(f.pods)
+			x.port(expr.MetaKeyOIFNAME, expr.PayloadBaseNetworkHeader, f.dst, f.addrLen)
+			x.LookupNone(f.pods)
 			x.masquerade()
 		})
 	}
@@ -222,8 +225,8 @@ func (list *rules) addLAN() {
 	list.add("a pod on the LAN answers past the host", func(x expressions) {
 		x.isRedirected()
 		for _, set := range []string{lansSet, bypassSet} {
-			x.meta(unix.NFT_META_OIFNAME, first)
-			x.lookup(set)
+			x.Meta(expr.MetaKeyOIFNAME, nftnl.First)
+			x.Lookup(set)
 		}
 		x.masquerade()
 	})

@@ -4,7 +4,10 @@ import (
 	"encoding/binary"
 	"strconv"
 
+	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
 // QuietGroup is the group of links (IFLA_GROUP) that ports of pods have to be in for
@@ -42,14 +45,14 @@ func quiet(key string) chain {
 // addQuiet comes behind the bridge's own look at reports (multicast snooping).
 func (list *rules) addQuiet() {
 	list.add("all but ICMPv6", func(x expressions) {
-		x.meta(unix.NFT_META_L4PROTO, first)
-		x.compare(unix.NFT_CMP_NEQ, []byte{unix.IPPROTO_ICMPV6})
-		x.leave()
+		x.Meta(expr.MetaKeyL4PROTO, nftnl.First)
+		x.Compare(expr.CmpOpNeq, []byte{unix.IPPROTO_ICMPV6})
+		x.Leave()
 	})
 	list.add("multicast listener reports to pods", func(x expressions) {
-		x.meta(unix.NFT_META_OIFGROUP, first)
-		x.compare(unix.NFT_CMP_EQ, binary.NativeEndian.AppendUint32(nil, QuietGroup))
+		x.Meta(expr.MetaKeyOIFGROUP, nftnl.First)
+		x.Compare(expr.CmpOpEq, binary.NativeEndian.AppendUint32(nil, QuietGroup))
 		x.isDiscovery(listenerReportTwo, listenerReportTwo)
-		x.drop()
+		x.Drop()
 	})
 }

@@ -146,7 +146,7 @@ func (c *Conn) RemoveNetwork(ctx context.Context, name string) error {
 		for _, inv := range inventories {
 			inv.removeNetwork(t, key, inUse)
 		}
-		return explainBusy(c.commit(t))
+		return explainBusy(t.Commit(c.nl))
 	})
 }
 

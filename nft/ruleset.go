@@ -8,7 +8,10 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
 // The names of our table and of what is in it. Chains and sets that belong to a
@@ -220,8 +223,8 @@ func forward(mark uint32) chain {
 
 func (list *rules) addForward(mark uint32) {
 	const (
-		in, out  = unix.NFT_META_IIFNAME, unix.NFT_META_OIFNAME
-		ip, link = unix.NFT_PAYLOAD_NETWORK_HEADER, unix.NFT_PAYLOAD_LL_HEADER
+		in, out  = expr.MetaKeyIIFNAME, expr.MetaKeyOIFNAME
+		ip, link = expr.PayloadBaseNetworkHeader, expr.PayloadBaseLLHeader
 		linkDst  = 0 // offsets in the Ethernet header
 		linkSrc  = 6
 	)
@@ -232,14 +235,14 @@ func (list *rules) addForward(mark uint32) {
 		list.add("mark what pods send, "+f.name, func(x expressions) {
 			x.is(f)
 			x.port(in, ip, f.src, f.addrLen)
-			x.lookup(f.pods)
+			x.Lookup(f.pods)
 			x.addMark(mark)
 		})
 	}
 	list.add("mark what pods without addresses send", func(x expressions) {
 		x.isEthernet()
 		x.port(in, link, linkSrc, etherLen)
-		x.lookup(portsSet)
+		x.Lookup(portsSet)
 		x.addMark(mark)
 	})
 	for _, f := range families() {
@@ -247,7 +250,7 @@ func (list *rules) addForward(mark uint32) {
 			x.isReply()
 			x.is(f)
 			x.port(out, ip, f.dst, f.addrLen)
-			x.lookup(f.pods)
+			x.Lookup(f.pods)
 			x.addMark(mark)
 		})
 	}
@@ -256,7 +259,7 @@ func (list *rules) addForward(mark uint32) {
 		x.isReply()
 		x.isEthernet()
 		x.port(out, link, linkDst, etherLen)
-		x.lookup(portsSet)
+		x.Lookup(portsSet)
 		x.addMark(mark)
 	})
 	// Connections that reach the same port of a pod by no published one stay under
@@ -266,13 +269,13 @@ func (list *rules) addForward(mark uint32) {
 			x.isRedirected()
 			x.is(f)
 			x.podPort(f)
-			x.lookup(f.published)
+			x.Lookup(f.published)
 			x.addMark(mark)
 		})
 	}
 	list.add("mark what stays on a bridge of ours", func(x expressions) {
 		x.bridged()
-		x.lookup(bridgesSet)
+		x.Lookup(bridgesSet)
 		x.addMark(mark)
 	})
 }
@@ -313,38 +316,38 @@ func (list *rules) addMasquerade(n *Network, key string) {
 		if slices.Contains(exempt, f.all) {
 			list.add("never masquerade "+f.name, func(x expressions) {
 				x.is(f)
-				x.leave()
+				x.Leave()
 			})
 			continue
 		}
 		list.add("not sent by pods of this network, "+f.name, func(x expressions) {
 			x.is(f)
-			x.payload(unix.NFT_PAYLOAD_NETWORK_HEADER, f.src, f.addrLen, first)
-			x.lookupNone(masqueradeSet(f.is4(), key))
-			x.leave()
+			x.Payload(expr.PayloadBaseNetworkHeader, f.src, f.addrLen, nftnl.First)
+			x.LookupNone(masqueradeSet(f.is4(), key))
+			x.Leave()
 		})
 		// It was sent to the host, and is elsewhere only by where the port leads.
 		list.add("pods keep their address towards published ports, "+f.name, func(x expressions) {
 			x.isRedirected()
 			x.is(f)
 			x.podPort(f)
-			x.lookup(f.published)
-			x.leave()
+			x.Lookup(f.published)
+			x.Leave()
 		})
 		for _, p := range exempt {
 			list.add("pods keep their address towards "+p.String(), func(x expressions) {
 				x.isTo(f, p)
-				x.leave()
+				x.Leave()
 			})
 		}
 		list.add("multicast, "+f.name, func(x expressions) {
 			x.isTo(f, f.multicast)
-			x.leave()
+			x.Leave()
 		})
 		if f.is4() {
 			list.add("broadcast", func(x expressions) {
 				x.isTo(f, netip.PrefixFrom(netip.AddrFrom4([4]byte{255, 255, 255, 255}), 32))
-				x.leave()
+				x.Leave()
 			})
 		}
 	}

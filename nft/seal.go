@@ -189,10 +189,10 @@ func next(generation uint32) uint32 {
 
 // commitEndpoints is commit for what changes nothing but elements of endpoints.
 func (c *Conn) commitEndpoints(t *transaction) error {
-	if t.empty() {
+	if t.Empty() {
 		return nil
 	}
-	err := c.commit(t)
+	err := t.Commit(c.nl)
 	switch {
 	case t.generation == nil:
 	case err == nil:

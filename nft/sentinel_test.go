@@ -107,7 +107,7 @@ func TestSetsWithoutSentinelsGetTheirs(t *testing.T) {
 		key := s.sentinel()
 		tx := begin(nil)
 		tx.delElement(key)
-		if err := c.commit(tx); err != nil {
+		if err := tx.Commit(c.nl); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -1,7 +1,10 @@
 package nft
 
 import (
+	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
 // The chain untrusted stands behind the guard, and is for those of its ports behind
@@ -22,25 +25,25 @@ func untrusted() chain {
 
 func (list *rules) addUntrusted() {
 	list.add("ports that are not of hosts only", func(x expressions) {
-		x.meta(unix.NFT_META_IIFNAME, first)
-		x.lookupNone(guardUntrustedSet)
-		x.leave()
+		x.Meta(expr.MetaKeyIIFNAME, nftnl.First)
+		x.LookupNone(guardUntrustedSet)
+		x.Leave()
 	})
 	// Most of all packets, which the rest is not about.
-	list.add("TCP", func(x expressions) { x.isL4(unix.IPPROTO_TCP); x.leave() })
+	list.add("TCP", func(x expressions) { x.isL4(unix.IPPROTO_TCP); x.Leave() })
 	list.addDHCP()
 	list.addRouting()
-	list.add("other UDP", func(x expressions) { x.isL4(unix.IPPROTO_UDP); x.leave() })
+	list.add("other UDP", func(x expressions) { x.isL4(unix.IPPROTO_UDP); x.Leave() })
 	list.addARPProbes()
 	list.addRouters()
 	// The protocol is known of all that a host can read. (255 is nobody's: RFC 5237.)
 	list.add("other protocols", func(x expressions) {
-		x.meta(unix.NFT_META_L4PROTO, first)
-		x.compare(unix.NFT_CMP_NEQ, []byte{unix.IPPROTO_RAW})
-		x.leave()
+		x.Meta(expr.MetaKeyL4PROTO, nftnl.First)
+		x.Compare(expr.CmpOpNeq, []byte{unix.IPPROTO_RAW})
+		x.Leave()
 	})
-	list.add("other ARP", func(x expressions) { x.isEtherType(unix.ETH_P_ARP); x.leave() })
-	list.add("what cannot be read", expressions.drop)
+	list.add("other ARP", func(x expressions) { x.isEtherType(unix.ETH_P_ARP); x.Leave() })
+	list.add("what cannot be read", expressions.Drop)
 }
 
 // Ports of DHCP (RFC 2131, section 4.1) and DHCPv6 (RFC 8415, section 7.2).
@@ -74,40 +77,40 @@ func (list *rules) addDHCP() {
 	} {
 		list.add(port.comment, func(x expressions) {
 			x.isUDP(port.offset, port.number)
-			x.drop()
+			x.Drop()
 		})
 	}
 	list.add("DHCP in fragments", func(x expressions) {
 		x.isMore()
 		x.isUDP(udpTarget, dhcpServer)
-		x.drop()
+		x.Drop()
 	})
 	// Others are for relays. A longer hardware address would be another client.
 	list.add("DHCP but for requests by Ethernet", func(x expressions) {
 		x.isUDP(udpTarget, dhcpServer)
-		x.payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, udpLen, 3, first)
-		x.compare(unix.NFT_CMP_NEQ, []byte{1, unix.ARPHRD_ETHER, etherLen}) // op, htype, hlen
-		x.drop()
+		x.Payload(expr.PayloadBaseTransportHeader, udpLen, 3, nftnl.First)
+		x.Compare(expr.CmpOpNeq, []byte{1, unix.ARPHRD_ETHER, etherLen}) // op, htype, hlen
+		x.Drop()
 	})
 	list.add("DHCP requests for another's MAC", func(x expressions) {
 		x.isUDP(udpTarget, dhcpServer)
-		x.portAnd(unix.NFT_PAYLOAD_TRANSPORT_HEADER, dhcpHardware, etherLen)
-		x.lookupNone(guardLinkSet)
-		x.drop()
+		x.portAnd(expr.PayloadBaseTransportHeader, dhcpHardware, etherLen)
+		x.LookupNone(guardLinkSet)
+		x.Drop()
 	})
 	list.add("DHCPv6 in fragments", func(x expressions) {
 		x.isEtherType(unix.ETH_P_IPV6)
 		x.fragment(0, 1)
-		x.compare(unix.NFT_CMP_EQ, []byte{unix.IPPROTO_UDP})
+		x.Compare(expr.CmpOpEq, []byte{unix.IPPROTO_UDP})
 		x.isUDP(udpTarget, dhcp6Server)
-		x.drop()
+		x.Drop()
 	})
 	list.add("DHCPv6 of relays, and to them", func(x expressions) {
 		const informationRequest = 11 // the last that clients send (RFC 8415, section 7.3)
 		x.isUDP(udpTarget, dhcp6Server)
-		x.payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, udpLen, 1, first)
-		x.compare(unix.NFT_CMP_GT, []byte{informationRequest})
-		x.drop()
+		x.Payload(expr.PayloadBaseTransportHeader, udpLen, 1, nftnl.First)
+		x.Compare(expr.CmpOpGt, []byte{informationRequest})
+		x.Drop()
 	})
 }
 
@@ -118,9 +121,9 @@ func (list *rules) addDHCP() {
 func (list *rules) addRouting() {
 	list.add("UDP to higher ports", func(x expressions) {
 		x.isL4(unix.IPPROTO_UDP)
-		x.payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, udpTarget, 2, first)
-		x.compare(unix.NFT_CMP_GT, number16(ipvsSync))
-		x.leave()
+		x.Payload(expr.PayloadBaseTransportHeader, udpTarget, 2, nftnl.First)
+		x.Compare(expr.CmpOpGt, number16(ipvsSync))
+		x.Leave()
 	})
 	for _, protocol := range []struct {
 		comment  string
@@ -141,9 +144,9 @@ func (list *rules) addRouting() {
 	} {
 		list.add(protocol.comment, func(x expressions) {
 			x.isL4(unix.IPPROTO_UDP)
-			x.payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, udpTarget, 2, first)
+			x.Payload(expr.PayloadBaseTransportHeader, udpTarget, 2, nftnl.First)
 			x.among(number16(protocol.from), number16(protocol.to))
-			x.drop()
+			x.Drop()
 		})
 	}
 }
@@ -153,13 +156,13 @@ func (list *rules) addRouting() {
 func (list *rules) addARPProbes() {
 	list.add("ARP probes for another's address", func(x expressions) {
 		x.isEtherType(unix.ETH_P_ARP)
-		x.payload(unix.NFT_PAYLOAD_NETWORK_HEADER, arpSenderIP, addr4Len, first)
-		x.compare(unix.NFT_CMP_EQ, make([]byte, addr4Len))
-		x.meta(unix.NFT_META_IIFNAME, first)
-		x.lookupNone(guardLeasingSet)
-		x.portAnd(unix.NFT_PAYLOAD_NETWORK_HEADER, arpTargetIP, addr4Len)
-		x.lookupNone(guard4Set)
-		x.drop()
+		x.Payload(expr.PayloadBaseNetworkHeader, arpSenderIP, addr4Len, nftnl.First)
+		x.Compare(expr.CmpOpEq, make([]byte, addr4Len))
+		x.Meta(expr.MetaKeyIIFNAME, nftnl.First)
+		x.LookupNone(guardLeasingSet)
+		x.portAnd(expr.PayloadBaseNetworkHeader, arpTargetIP, addr4Len)
+		x.LookupNone(guard4Set)
+		x.Drop()
 	})
 }
 
@@ -184,7 +187,7 @@ func (list *rules) addRouters() {
 			x.isEtherType(unix.ETH_P_IP)
 			x.isL4(unix.IPPROTO_ICMP)
 			x.firstByte(icmp.typ, icmp.typ)
-			x.drop()
+			x.Drop()
 		})
 	}
 	for _, igmp := range []struct {
@@ -199,11 +202,11 @@ func (list *rules) addRouters() {
 			x.isEtherType(unix.ETH_P_IP)
 			x.isL4(unix.IPPROTO_IGMP)
 			x.firstByte(igmp.from, igmp.to)
-			x.leave()
+			x.Leave()
 		})
 	}
 	// Queries, and routers that advertise themselves (RFC 4286).
-	list.add("other IGMP", func(x expressions) { x.isL4(unix.IPPROTO_IGMP); x.drop() })
+	list.add("other IGMP", func(x expressions) { x.isL4(unix.IPPROTO_IGMP); x.Drop() })
 	for _, icmp6 := range []struct {
 		comment  string
 		from, to byte
@@ -214,7 +217,7 @@ func (list *rules) addRouters() {
 	} {
 		list.add(icmp6.comment, func(x expressions) {
 			x.isDiscovery(icmp6.from, icmp6.to)
-			x.drop()
+			x.Drop()
 		})
 	}
 	for _, protocol := range []struct {
@@ -236,9 +239,9 @@ func (list *rules) addRouters() {
 		{"pfsync", 240, 240},
 	} {
 		list.add(protocol.comment, func(x expressions) {
-			x.meta(unix.NFT_META_L4PROTO, first)
+			x.Meta(expr.MetaKeyL4PROTO, nftnl.First)
 			x.within(protocol.from, protocol.to)
-			x.drop()
+			x.Drop()
 		})
 	}
 }
@@ -247,14 +250,14 @@ func (list *rules) addRouters() {
 // given.
 func (x expressions) isUDP(offset uint32, port uint16) {
 	x.isL4(unix.IPPROTO_UDP)
-	x.payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, offset, 2, first)
-	x.compare(unix.NFT_CMP_EQ, number16(port))
+	x.Payload(expr.PayloadBaseTransportHeader, offset, 2, nftnl.First)
+	x.Compare(expr.CmpOpEq, number16(port))
 }
 
 // isMore holds for fragments of IPv4 packets but for the last ones.
 func (x expressions) isMore() {
 	const flags = 6
 	x.isProtocol(unix.ETH_P_IP)
-	x.payload(unix.NFT_PAYLOAD_NETWORK_HEADER, flags, 2, first)
+	x.Payload(expr.PayloadBaseNetworkHeader, flags, 2, nftnl.First)
 	x.hasAny(0x2000)
 }

@@ -1,0 +1,132 @@
+package nftnl
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nl"
+)
+
+// Bytes is an attribute of bytes, which are kept.
+func Bytes(typ uint16, b []byte) netlink.Attribute { return netlink.Attribute{Type: typ, Data: b} }
+
+// String is an attribute of a string and a NUL.
+func String(typ uint16, s string) netlink.Attribute {
+	b := make([]byte, len(s)+1)
+	copy(b, s)
+	return Bytes(typ, b)
+}
+
+// Uint32 is an attribute of a number, which nf_tables has in network order.
+func Uint32(typ uint16, v uint32) netlink.Attribute {
+	return Bytes(typ, binary.BigEndian.AppendUint32(make([]byte, 0, 4), v))
+}
+
+// Uint64 is the same for eight bytes.
+func Uint64(typ uint16, v uint64) netlink.Attribute {
+	return Bytes(typ, binary.BigEndian.AppendUint64(make([]byte, 0, 8), v))
+}
+
+// Nest is an attribute of attributes. Where those cannot be written, neither can it.
+func Nest(typ uint16, attrs ...netlink.Attribute) netlink.Attribute {
+	b, err := marshal(attrs)
+	if err != nil {
+		return netlink.Attribute{Type: typ, Length: invalid}
+	}
+	return Bytes(netlink.Nested|typ, b)
+}
+
+// Header is Nest without memory of its own, for what an ADD sends: the attribute's header
+// alone, which those that it holds are to follow. Headers among them count as such.
+func Header(typ uint16, held []netlink.Attribute) netlink.Attribute {
+	n := unix.NLA_HDRLEN
+	for i := range held {
+		n += unix.NLA_HDRLEN + (len(held[i].Data)+unix.NLA_ALIGNTO-1)&^(unix.NLA_ALIGNTO-1)
+	}
+	if n > math.MaxUint16 {
+		n = invalid
+	}
+	return netlink.Attribute{Type: netlink.Nested | typ, Length: uint16(n)}
+}
+
+// invalid is a length that MarshalAttributes refuses: it is shorter than a header.
+const invalid = 1
+
+// marshal writes attributes. The library's function cuts lengths down to 16 bits.
+func marshal(attrs []netlink.Attribute) ([]byte, error) {
+	for i := range attrs {
+		if len(attrs[i].Data) > math.MaxUint16-unix.NLA_HDRLEN {
+			return nil, fmt.Errorf("attribute %d: %w", attrs[i].Type&^netlink.Nested, errTooLong)
+		}
+	}
+	return netlink.MarshalAttributes(attrs)
+}
+
+// Value is an attribute of data: a key, say.
+func Value(typ uint16, data []byte) netlink.Attribute {
+	return Nest(typ, Bytes(unix.NFTA_DATA_VALUE, data))
+}
+
+var errTooLong = errors.New("attribute is longer than 65,531 bytes")
+
+// headerLen is the length of struct nfgenmsg (include/uapi/linux/netfilter/nfnetlink.h).
+const headerLen = 4
+
+// message puts a request together in some memory. Messages that begin and end a
+// transaction name a subsystem as their resource.
+func message(buf []byte, typ netlink.HeaderType, flags netlink.HeaderFlags, family uint8, resource uint16, attrs []netlink.Attribute) (netlink.Message, error) {
+	b, err := marshal(attrs)
+	data := binary.BigEndian.AppendUint16(append(slices.Grow(buf[:0], headerLen+len(b)), family, unix.NFNETLINK_V0), resource)
+	return netlink.Message{Header: netlink.Header{Type: typ, Flags: flags}, Data: append(data, b...)}, err
+}
+
+// Type gives the netlink message type of an NFT_MSG_*.
+func Type(msg uint16) netlink.HeaderType {
+	return netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | msg)
+}
+
+// body hands on a reply's attributes, without struct nfgenmsg.
+func body(reply func([]byte) error) func(netlink.Message) error {
+	return func(m netlink.Message) error {
+		if len(m.Data) < headerLen {
+			return fmt.Errorf("%w: a reply of %d bytes", nl.ErrMalformed, len(m.Data))
+		}
+		return reply(m.Data[headerLen:])
+	}
+}
+
+// Decode walks over attributes, with numbers in network order, and calls fn for each.
+func Decode(b []byte, fn func(ad *netlink.AttributeDecoder) error) error {
+	return nl.Decode(b, func(ad *netlink.AttributeDecoder) error {
+		ad.ByteOrder = binary.BigEndian
+		return fn(ad)
+	})
+}
+
+// Nested does the same with the attributes within one.
+func Nested(ad *netlink.AttributeDecoder, fn func(ad *netlink.AttributeDecoder) error) error {
+	var err error
+	ad.Do(func(b []byte) error {
+		err = Decode(b, fn)
+		return err
+	})
+	return err
+}
+
+// ValueOf gives the bytes of an attribute that holds data; none if it is a verdict.
+func ValueOf(ad *netlink.AttributeDecoder) ([]byte, error) {
+	var v []byte
+	err := Nested(ad, func(ad *netlink.AttributeDecoder) error {
+		if ad.Type() == unix.NFTA_DATA_VALUE {
+			v = ad.Bytes()
+		}
+		return nil
+	})
+	return v, err
+}

@@ -1,0 +1,98 @@
+package nftnl
+
+import (
+	"github.com/google/nftables/expr"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Expressions are the steps of a rule, in the kernel's terms: `nft --debug=netlink`
+// prints rules as rows of them. What a step loads goes to a register, which a later
+// step reads (include/uapi/linux/netfilter/nf_tables.h).
+type Expressions struct {
+	family uint8
+	list   []netlink.Attribute
+	err    error
+}
+
+// Add appends a step.
+func (x *Expressions) Add(e expr.Any) {
+	b, err := expr.Marshal(x.family, e)
+	if err != nil && x.err == nil {
+		x.err = err
+	}
+	x.list = append(x.list, Bytes(netlink.Nested|unix.NFTA_LIST_ELEM, b))
+}
+
+// AddOwn appends one that google/nftables does not have: its name, and its attributes.
+func (x *Expressions) AddOwn(name string, attrs ...netlink.Attribute) {
+	x.list = append(x.list, Nest(unix.NFTA_LIST_ELEM, String(unix.NFTA_EXPR_NAME, name), Nest(unix.NFTA_EXPR_DATA, attrs...)))
+}
+
+// Marshal gives the steps as attributes, for tests.
+func Marshal(family uint8, write func(*Expressions)) ([]byte, error) {
+	x := Expressions{family: family}
+	write(&x)
+	b, err := netlink.MarshalAttributes(x.list)
+	if x.err != nil {
+		err = x.err
+	}
+	return b, err
+}
+
+// Register is where steps put what they load, 16 bytes each.
+type Register uint32
+
+// First is the register that most steps go by. Second is right behind: a name of 16
+// bytes and what follows make one key.
+const (
+	First  Register = unix.NFT_REG_1
+	Second Register = unix.NFT_REG_2
+)
+
+// Behind is where a part of a key goes that others of so many bytes come before, a
+// multiple of 4: registers of 16 bytes consist of such of 4.
+func Behind(length uint32) Register {
+	const parts = 4
+	return unix.NFT_REG32_00 + Register(length/parts)
+}
+
+// Meta loads a property of the packet that is not in it.
+func (x *Expressions) Meta(key expr.MetaKey, to Register) {
+	x.Add(&expr.Meta{Key: key, Register: uint32(to)})
+}
+
+// Payload loads bytes of a header.
+func (x *Expressions) Payload(base expr.PayloadBase, offset, length uint32, to Register) {
+	x.Add(&expr.Payload{DestRegister: uint32(to), Base: base, Offset: offset, Len: length})
+}
+
+// Mask makes the first register (it & mask) ^ xor; a nil xor is 0.
+func (x *Expressions) Mask(mask, xor []byte) {
+	if xor == nil {
+		xor = make([]byte, len(mask))
+	}
+	x.Add(&expr.Bitwise{SourceRegister: uint32(First), DestRegister: uint32(First), Len: uint32(len(mask)), Mask: mask, Xor: xor})
+}
+
+// Compare ends the rule unless the first register is (or is not) the data.
+func (x *Expressions) Compare(op expr.CmpOp, data []byte) {
+	x.Add(&expr.Cmp{Op: op, Register: uint32(First), Data: data})
+}
+
+// Lookup ends the rule unless the first register, and those behind it that the
+// set's keys fill, are in the set.
+func (x *Expressions) Lookup(set string) {
+	x.Add(&expr.Lookup{SourceRegister: uint32(First), SetName: set})
+}
+
+// LookupNone ends the rule if they are.
+func (x *Expressions) LookupNone(set string) {
+	x.Add(&expr.Lookup{SourceRegister: uint32(First), SetName: set, Invert: true})
+}
+
+// Leave ends the chain: in a base chain the packet goes on by its policy.
+func (x *Expressions) Leave() { x.Add(&expr.Verdict{Kind: expr.VerdictReturn}) }
+
+// Drop ends the packet.
+func (x *Expressions) Drop() { x.Add(&expr.Verdict{Kind: expr.VerdictDrop}) }

@@ -1,0 +1,145 @@
+package nftnl
+
+import (
+	"fmt"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nl"
+)
+
+// subject is what a transaction as a whole is about.
+const subject = nl.Name("nf_tables")
+
+// Transaction is a row of changes of which the kernel makes all or none, and which
+// packets, listings and other programs see at once. The attributes of its messages
+// are those of include/uapi/linux/netfilter/nf_tables.h.
+type Transaction struct {
+	b   nl.Batch
+	buf []byte // of the message before, which the batch has copied
+}
+
+// Begin starts a transaction. One with a generation is refused (ERESTART) if
+// anything of this namespace's nf_tables has changed since: see Settle.
+func Begin(generation *uint32) *Transaction {
+	t := &Transaction{}
+	if generation != nil {
+		t.edge(unix.NFNL_MSG_BATCH_BEGIN, Uint32(unix.NFNL_BATCH_GENID, *generation))
+	} else {
+		t.edge(unix.NFNL_MSG_BATCH_BEGIN)
+	}
+	return t
+}
+
+func (t *Transaction) edge(typ netlink.HeaderType, attrs ...netlink.Attribute) {
+	m, err := message(t.buf, typ, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES, attrs)
+	t.b.AddSilent("change", subject, m, err)
+}
+
+// Empty says that nothing would change.
+func (t *Transaction) Empty() bool { return t.b.Len() == 1 }
+
+// Add appends a change. One acknowledgement is enough to know that the kernel has
+// worked through all, and one for each would overflow the socket's buffer; Linux
+// before 6.10 gives none for the message that ends a transaction.
+func (t *Transaction) Add(op string, obj fmt.Stringer, family uint8, msg uint16, flags netlink.HeaderFlags, attrs ...netlink.Attribute) {
+	m, err := message(t.buf, Type(msg), flags, family, 0, attrs)
+	t.append(op, obj, m, err)
+}
+
+// AddRule makes a rule of expressions, with a comment unless that is empty. The attributes
+// and flags say where it goes.
+func (t *Transaction) AddRule(op string, obj fmt.Stringer, family uint8, flags netlink.HeaderFlags, comment string, write func(*Expressions), attrs ...netlink.Attribute) {
+	x := Expressions{family: family}
+	write(&x)
+	attrs = append(attrs, Nest(unix.NFTA_RULE_EXPRESSIONS, x.list...))
+	if comment != "" {
+		attrs = append(attrs, Bytes(unix.NFTA_RULE_USERDATA, Comment(comment)))
+	}
+	m, err := message(t.buf, Type(unix.NFT_MSG_NEWRULE), netlink.Create|flags, family, 0, attrs)
+	if x.err != nil {
+		err = x.err
+	}
+	t.append(op, obj, m, err)
+}
+
+func (t *Transaction) append(op string, obj fmt.Stringer, m netlink.Message, err error) {
+	t.buf = m.Data
+	if t.Empty() {
+		t.b.Add(op, obj, m, err)
+	} else {
+		t.b.AddSilent(op, obj, m, err)
+	}
+}
+
+// End gives the batch of the whole transaction, to which nothing may be added.
+func (t *Transaction) End() *nl.Batch {
+	t.edge(unix.NFNL_MSG_BATCH_END)
+	return &t.b
+}
+
+// Commit puts a transaction to the kernel, unless it is empty. Its error is that of the
+// first change that was refused, or of the transaction as a whole.
+func (t *Transaction) Commit(c *nl.Conn) error {
+	if t.Empty() {
+		return nil
+	}
+	return c.Execute(t.End())
+}
+
+// Get appends a request for one object, which is answered by ENOENT where it is not there.
+func Get(b *nl.Batch, obj fmt.Stringer, family uint8, msg uint16, reply func([]byte) error, attrs ...netlink.Attribute) {
+	m, err := message(nil, Type(msg), 0, family, 0, attrs)
+	b.AddGet("get", obj, m, err, body(reply))
+}
+
+// List asks for the objects of a kind that the attributes say.
+func List(c *nl.Conn, op string, family uint8, msg uint16, each func([]byte) error, attrs ...netlink.Attribute) error {
+	m, err := message(nil, Type(msg), 0, family, 0, attrs)
+	return c.List(op, m, err, body(each))
+}
+
+// Generation reads the number that every transaction in this namespace counts up,
+// whoever's it is.
+func Generation(c *nl.Conn) (uint32, error) {
+	var b nl.Batch
+	var generation uint32
+	m, err := message(nil, Type(unix.NFT_MSG_GETGEN), 0, unix.AF_UNSPEC, 0, nil)
+	b.AddGet("get generation of nf_tables", nil, m, err, body(func(data []byte) error {
+		var err error
+		generation, err = decodeGeneration(data)
+		return err
+	}))
+	err = c.Execute(&b)
+	return generation, err
+}
+
+// decodeGeneration reads a reply of NFT_MSG_NEWGEN.
+func decodeGeneration(b []byte) (uint32, error) {
+	var generation uint32
+	err := Decode(b, func(ad *netlink.AttributeDecoder) error {
+		if ad.Type() == unix.NFTA_GEN_ID {
+			generation = ad.Uint32()
+		}
+		return nil
+	})
+	return generation, err
+}
+
+// Settle gives the generation that whatever is read next belongs to, or to a later
+// one. Kernels (6.1 does) count up a moment before the changes can be seen, so that
+// a new number could go with an old view.
+func Settle(c *nl.Conn) (uint32, error) {
+	generation, err := Generation(c)
+	if err == nil {
+		err = Unchanged(c, generation)
+	}
+	return generation, err
+}
+
+// Unchanged waits for a transaction that the kernel is at, and fails (ERESTART)
+// unless it is that of the generation: by one that changes nothing.
+func Unchanged(c *nl.Conn, generation uint32) error {
+	return c.Execute(Begin(&generation).End())
+}

@@ -374,3 +374,11 @@ func TestContextThatIsDoneEndsBeforeTheKernelIsAsked(t *testing.T) {
 		}
 	}
 }
+
+func TestOwnerOfAnAttachmentStaysWhatItIs(t *testing.T) {
+	t.Parallel()
+	// printf "4:cbr0,6:abc123,4:eth0," | sha256sum | cut -c1-11
+	if got := OwnerOf("cbr0", "abc123", "eth0"); got != "835703a4997" || got.check() != nil {
+		t.Errorf("owner %q", got)
+	}
+}

@@ -34,7 +34,7 @@ func Example() {
 		NonMasquerade: []netip.Prefix{netip.MustParsePrefix("192.168.0.0/16")},
 	}
 	pod := nft.Endpoint{
-		Owner:      "0123456789a",
+		Owner:      nft.OwnerOf("podnet", "0123456789abcdef", "eth0"),
 		Network:    "podnet",
 		Bridge:     "cbr0",
 		Addrs:      []netip.Addr{netip.MustParseAddr("10.22.0.5")},

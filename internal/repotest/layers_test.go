@@ -28,7 +28,7 @@ func layers() []layer {
 			"a host's NIC is taken over for any bridge, whoever keeps the journal"},
 		{[]string{"internal/link"}, []string{"internal/nl"}, "links are written and read here, whoever works on them"},
 		{[]string{"internal/nftnl"}, []string{".", "internal/nl"}, "the messages of nf_tables, whatever the tables are for"},
-		{[]string{"nft"}, slices.Concat(kernel, []string{"internal/nftnl"}), "the firewall goes by names and addresses, and knows nothing of links"},
+		{[]string{"nft"}, slices.Concat(kernel, []string{"internal/ident", "internal/nftnl"}), "the firewall goes by names and addresses, and knows nothing of links"},
 		{[]string{"internal/tc"}, kernel, "qdiscs and filters, whatever they are for"},
 		{[]string{"bridge/bandwidth", "internal/localnet"}, slices.Concat(kernel, []string{"internal/link", "internal/tc"}), "each goes by a link's name, and knows no bridge and no firewall"},
 		{[]string{"internal/conntrack", "internal/sockdiag"}, kernel, "each is one view of what the kernel has, of use without the others"},

@@ -59,7 +59,7 @@ func exported() map[string]map[string]any {
 			"Journal": nil,
 		},
 		"nft": {
-			"Dial": nft.Dial, "Obstacles": nft.Obstacles, "On": nft.On, "ParseSeal": nft.ParseSeal,
+			"Dial": nft.Dial, "Obstacles": nft.Obstacles, "On": nft.On, "OwnerOf": nft.OwnerOf, "ParseSeal": nft.ParseSeal,
 			"ConflictError": nft.ConflictError{}, "Conn": nft.Conn{}, "Obstacle": nft.Obstacle{}, "Policy": nft.Policy(0), "Port": nft.Port{}, "Seal": nft.Seal{},
 		},
 		"dhcpc": {

@@ -170,7 +170,7 @@ func TestAddAndReadyAllocateLittle(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-	if limit := 212.0; got > limit {
+	if limit := 160.0; got > limit {
 		t.Errorf("Ready, Add and Remove allocate %v times, want at most %v", got, limit)
 	}
 }

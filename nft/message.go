@@ -183,9 +183,11 @@ func elementAttributes(el element, comment string) []netlink.Attribute {
 }
 
 // named gives the attributes that say which table and which chain or set is meant, and
-// room for those of an element.
+// room for those of an element. Both names share their memory.
 func (p place) named(table, name uint16) []netlink.Attribute {
-	return append(make([]netlink.Attribute, 0, 9), nftnl.String(table, tableName), nftnl.String(name, p.name))
+	names := tableName + "\x00" + p.name + "\x00"
+	b, n := []byte(names), len(tableName)+1
+	return append(make([]netlink.Attribute, 0, 9), nftnl.Bytes(table, b[:n:n]), nftnl.Bytes(name, b[n:]))
 }
 
 func (c *Conn) generation() (uint32, error) { return nftnl.Generation(c.nl) }

@@ -1,0 +1,146 @@
+package repotest
+
+import (
+	"fmt"
+	"go/ast"
+	"go/token"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// handmade is something that a library does, by what gives away that it is done by hand.
+type handmade struct {
+	what, by string
+	// uses matches what is taken out of packages ("unix.NLA_HDRLEN"), functions what is
+	// declared; nil is none.
+	uses, functions *regexp.Regexp
+	// may are the files or folders that docs/dependencies.md gives a reason for.
+	may []string
+	// going are those that are still to change. The list only gets shorter.
+	going []string
+}
+
+func handmades() []handmade {
+	const expressions = `PAYLOAD|META|CMP|BITWISE|IMMEDIATE|LOOKUP|NAT|MASQ|REDIR|CT|COUNTER|LIMIT|RANGE|DYNSET|NUMGEN|FIB|LOG|REJECT|QUEUE|OBJREF|EXTHDR|BYTEORDER|HASH|RT|MATCH|TARGET|DUP`
+	return []handmade{
+		{
+			what: "headers of messages and attributes", by: "github.com/mdlayher/netlink",
+			uses: regexp.MustCompile(`^(unix\.(NLMSG_HDRLEN|NLMSG_ALIGNTO|NLA_.*|RTA_ALIGNTO|NlMsghdr|NlAttr|RtAttr|SizeofNlMsghdr|SizeofNlAttr|SizeofRtAttr)|nlenc\..*)$`),
+			may:  []string{"internal/nl/batch.go", "internal/nl/decode.go", "internal/nftnl"}, going: []string{"internal/nl/compat.go"},
+		},
+		{
+			what: "an encoder of ours", by: "netlink.AttributeEncoder and AttributeDecoder",
+			uses:  regexp.MustCompile(`^nl\.(Encoder|ParseAttrs|Attrs|Message)$`),
+			going: []string{"bridge", "internal/keeper", "internal/nl", "nft"},
+		},
+		{
+			what: "expressions of nf_tables", by: "github.com/google/nftables/expr",
+			uses: regexp.MustCompile(`^unix\.NFTA_(` + expressions + `)_`),
+			// Reading others' rules: where nft/foreign is by then.
+			may: []string{"nft/foreign", "nft/foreign_decode.go", "nft/foreign_message.go"}, going: []string{"nft/expr.go", "nft/guardexpr.go", "bridge/uplink/detour_nft.go"},
+		},
+		{
+			what: "programs of socket filters", by: "golang.org/x/net/bpf",
+			uses: regexp.MustCompile(`^unix\.(SockFilter|BPF_(LD|ALU|JMP|RET))$`),
+			may:  []string{"internal/nl/filter.go", "internal/localnet/localnet.go", "dhcpc/transport/udp.go"},
+		},
+		{
+			what: "checksums", by: "the kernel, or golang.org/x/net/icmp",
+			functions: regexp.MustCompile(`(?i)^(.*checksum.*|csum.*|pseudo)$`),
+			may:       []string{"dhcpc/transport/frame.go"},
+		},
+	}
+}
+
+// find gives where a file does it by hand.
+func (h *handmade) find(fset *token.FileSet, f *ast.File) []string {
+	var found []string
+	ast.Inspect(f, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.SelectorExpr:
+			if x, ok := n.X.(*ast.Ident); ok && h.uses != nil && h.uses.MatchString(x.Name+"."+n.Sel.Name) {
+				found = append(found, fmt.Sprintf("%s: %s.%s: %s by hand, for which there is %s", position(fset, n), x.Name, n.Sel.Name, h.what, h.by))
+			}
+		case *ast.FuncDecl:
+			if h.functions != nil && h.functions.MatchString(n.Name.Name) {
+				found = append(found, fmt.Sprintf("%s: func %s: %s by hand, for which there is %s", position(fset, n), n.Name.Name, h.what, h.by))
+			}
+		}
+		return true
+	})
+	return found
+}
+
+func TestWhatLibrariesDoIsNotDoneByHand(t *testing.T) {
+	t.Parallel()
+	var listed []string
+	for _, row := range tables(t, "docs/dependencies.md")[2] {
+		listed = append(listed, strings.Split(row[1], ", ")...)
+	}
+	within := func(path string, places []string) int {
+		return slices.IndexFunc(places, func(place string) bool { return path == place || strings.HasPrefix(path, place+"/") })
+	}
+	list := handmades()
+	needed := map[string]bool{}
+	for _, p := range shippedPackages(t) {
+		fset, files := p.files(t)
+		for _, f := range files {
+			path := short(t, fset.Position(f.Package).Filename)
+			for i := range list {
+				found := list[i].find(fset, f)
+				if len(found) == 0 || within(path, list[i].going) >= 0 {
+					continue
+				}
+				place := within(path, list[i].may)
+				if place < 0 {
+					t.Errorf("%s. Where it has to be, docs/dependencies.md says why", short(t, found[0]))
+					continue
+				}
+				needed[list[i].what+list[i].may[place]] = true
+				if within(path, listed) < 0 {
+					t.Errorf("docs/dependencies.md gives no reason for %s of %s", list[i].what, path)
+				}
+			}
+		}
+	}
+	_, err := os.Stat(filepath.Join(root(t), "internal/nl/compat.go"))
+	for _, h := range list {
+		for _, place := range h.may {
+			if _, err := os.Stat(filepath.Join(root(t), place)); err == nil && !needed[h.what+place] {
+				t.Errorf("%s has an exception for %s that it does not need", place, h.what)
+			}
+		}
+		if len(h.going) > 0 && err != nil {
+			t.Errorf("internal/nl/compat.go is gone, so nothing is still to change: %v", h.going)
+		}
+	}
+}
+
+func TestWhatIsDoneByHandIsFound(t *testing.T) {
+	t.Parallel()
+	fset, files := parse(t, `package p
+
+var n = unix.NLA_HDRLEN + unix.NLA_F_NESTED
+var m = unix.NFTA_CMP_SREG + unix.NFTA_RULE_TABLE
+
+func f(e *nl.Encoder) { nlenc.Uint32(nil); nl.Decode() }
+
+func checksum(b []byte) uint16 { return 0 }
+`)
+	var found []string
+	for _, h := range handmades() {
+		found = append(found, h.find(fset, files[0])...)
+	}
+	mustFind(t, []string{
+		"made-up.go:3: unix.NLA_HDRLEN: headers of messages and attributes by hand, for which there is github.com/mdlayher/netlink",
+		"made-up.go:3: unix.NLA_F_NESTED: headers of messages and attributes by hand, for which there is github.com/mdlayher/netlink",
+		"made-up.go:6: nlenc.Uint32: headers of messages and attributes by hand, for which there is github.com/mdlayher/netlink",
+		"made-up.go:6: nl.Encoder: an encoder of ours by hand, for which there is netlink.AttributeEncoder and AttributeDecoder",
+		"made-up.go:4: unix.NFTA_CMP_SREG: expressions of nf_tables by hand, for which there is github.com/google/nftables/expr",
+		"made-up.go:8: func checksum: checksums by hand, for which there is the kernel, or golang.org/x/net/icmp",
+	}, found)
+}

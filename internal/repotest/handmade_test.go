@@ -35,7 +35,7 @@ func handmades() []handmade {
 		{
 			what: "an encoder of ours", by: "netlink.AttributeEncoder and AttributeDecoder",
 			uses:  regexp.MustCompile(`^nl\.(Encoder|ParseAttrs|Attrs|Message)$`),
-			going: []string{"bridge", "internal/keeper", "internal/nl", "nft"},
+			going: []string{"internal/nl", "nft", "bridge/uplink/detour_nft.go"},
 		},
 		{
 			what: "expressions of nf_tables", by: "github.com/google/nftables/expr",

@@ -35,13 +35,13 @@ func handmades() []handmade {
 		{
 			what: "an encoder of ours", by: "netlink.AttributeEncoder and AttributeDecoder",
 			uses:  regexp.MustCompile(`^nl\.(Encoder|ParseAttrs|Attrs|Message)$`),
-			going: []string{"internal/nl", "nft", "bridge/uplink/detour_nft.go"},
+			going: []string{"internal/nl"},
 		},
 		{
 			what: "expressions of nf_tables", by: "github.com/google/nftables/expr",
 			uses: regexp.MustCompile(`^unix\.NFTA_(` + expressions + `)_`),
 			// Reading others' rules: where nft/foreign is by then.
-			may: []string{"nft/foreign", "nft/foreign_decode.go", "nft/foreign_message.go"}, going: []string{"nft/expr.go", "nft/guardexpr.go", "bridge/uplink/detour_nft.go"},
+			may: []string{"nft/foreign", "nft/foreign_decode.go"},
 		},
 		{
 			what: "programs of socket filters", by: "golang.org/x/net/bpf",

@@ -79,6 +79,6 @@ func Example() {
 
 	// Output:
 	// built; endpoints to bring back: true
-	// cbr0 . 10.22.0.5 belongs to 0123456789a
-	// 0123456789a cbr0 [10.22.0.5]
+	// cbr0 . 10.22.0.5 belongs to 58fcaeafe32
+	// 58fcaeafe32 cbr0 [10.22.0.5]
 }

@@ -12,12 +12,13 @@
 //	bridge         a bridge, and the veth pair that ties a pod to it
 //	bridge/uplink  a NIC of the host's as a port of a bridge, and back
 //	nft            forwarding and masquerade for pods, as nf_tables set elements
+//	ipam           addresses for pods, kept in the format of the reference's host-local
 //	dhcpc          a DHCP client: a state machine, without sockets
 //	dhcpc/transport  its sockets, opened inside a namespace
 //
 // Each takes a *Config, nil meaning the defaults, in a function Dial that opens
-// one netlink socket; each speaks net/netip; none of them logs, keeps files, or
-// knows what CNI is. The verbs mean the same everywhere:
+// one netlink socket; each speaks net/netip; none of them logs or knows what CNI
+// is, and none but ipam keeps files. The verbs mean the same everywhere:
 //
 //	Add      creates; what is there already is an error (fs.ErrExist)
 //	Ensure   creates or corrects, and says whether it changed anything

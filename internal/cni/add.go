@@ -14,8 +14,9 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
-	"github.com/tombolo-cni/tombolo/internal/ipam"
+	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/nft"
 )
@@ -252,28 +253,29 @@ func (a *adding) tie(ctx context.Context) (*tied, error) {
 // allocate gets the pod's addresses. Of a plugin that runs by itself nobody knows
 // how long it takes, so the lock is not held meanwhile.
 func (a *adding) allocate(ctx context.Context) (*current.Result, error) {
-	req := a.ipamRequest(true)
-	var err error
-	if a.ipam, err = ipam.New(req); err != nil {
-		return nil, err
-	}
-	if ipam.Delegated(a.ipam) {
-		a.leave()
-	}
-	res, err := a.ipam.Add(ctx)
+	conf, err := ipamconf.New(a.ipamRequest(true))
 	if err != nil {
 		return nil, err
 	}
+	a.ipam = conf.Bind(a.ipamNode())
+	if a.ipam.Slow() {
+		a.leave()
+	}
+	given, err := a.ipam.Add(ctx, a.call.owner())
+	if err != nil {
+		return nil, err
+	}
+	result := conf.Said().Result(given)
 	a.undo.push(func(ctx context.Context) error {
-		if ipam.Delegated(a.ipam) {
+		if a.ipam.Slow() {
 			a.leave()
 		}
-		return a.ipam.Del(ctx, leasedAddresses(res))
+		return a.ipam.Del(ctx, a.call.owner(), leasedAddresses(result))
 	})
 	if err := a.enter(ctx); err != nil {
 		return nil, err
 	}
-	return res, nil
+	return result, nil
 }
 
 // plan derives the network and the port from the addresses.

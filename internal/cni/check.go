@@ -16,8 +16,9 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
-	"github.com/tombolo-cni/tombolo/internal/ipam"
+	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
@@ -307,21 +308,24 @@ func (k *checking) reservations(ctx context.Context, found *findings) error {
 		k.leave() // leases are on a disk
 		return k.leaseDifferences(k.rec, k.dhcp, found)
 	}
-	allocator, err := ipam.New(k.ipamRequest(true))
+	allocator, err := ipamconf.New(k.ipamRequest(true))
 	if err != nil {
 		return err
 	}
-	if ipam.Delegated(allocator) {
+	if allocator.Slow() {
 		k.leave()
 	}
-	// What other plugins have added is not this one's to have reserved.
-	own := *k.prev
-	own.IPs = slices.DeleteFunc(slices.Clone(own.IPs), func(ip *current.IPConfig) bool {
+	var held []ipam.Address
+	for _, ip := range k.prev.IPs {
+		// What other plugins have added is not this one's to have reserved.
 		p, ok := prefixOf(ip.Address)
-		return !ok || !slices.ContainsFunc(k.rec.Addresses, func(a state.Address) bool { return a.Prefix.Addr() == p.Addr() })
-	})
-	err = allocator.Check(ctx, &own)
-	if err != nil && !ipam.Delegated(allocator) {
+		if ok && slices.ContainsFunc(k.rec.Addresses, func(a state.Address) bool { return a.Prefix.Addr() == p.Addr() }) {
+			gateway, _ := netip.AddrFromSlice(ip.Gateway)
+			held = append(held, ipam.Address{Prefix: p, Gateway: gateway.Unmap()})
+		}
+	}
+	err = allocator.Bind(k.ipamNode()).Check(ctx, k.call.owner(), held)
+	if err != nil && !allocator.Slow() {
 		found.add("%v", err)
 		return nil
 	}

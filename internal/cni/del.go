@@ -11,7 +11,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
-	"github.com/tombolo-cni/tombolo/internal/ipam"
+	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
@@ -243,14 +243,14 @@ func (h *host) release(ctx context.Context, conf *NetConf, r *remains) error {
 	if r.rec != nil && (r.rec.IPAMType != conf.ipamType() || r.rec.DataDir != conf.dataDir()) {
 		req.Stdin = recordedConfig(h.call.cniVersion, r.rec)
 	}
-	allocator, err := ipam.New(req)
+	allocator, err := ipamconf.New(req)
 	if err != nil {
 		return err
 	}
-	if ipam.Delegated(allocator) {
+	if allocator.Slow() {
 		h.leave()
 	}
-	return allocator.Del(ctx, r.addresses)
+	return allocator.Bind(one.ipamNode()).Del(ctx, one.call.owner(), r.addresses)
 }
 
 // recordedConfig is a configuration with the IPAM by which an attachment got its

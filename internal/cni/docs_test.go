@@ -19,7 +19,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
-	"github.com/tombolo-cni/tombolo/internal/ipam"
+	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 )
 
 // The documentation is held to the code: what the code has must be described, and
@@ -103,7 +103,7 @@ func ipamFields(t *testing.T) []string {
 	t.Helper()
 	structs := []string{"hostLocalConf", "rangeConf", "routeConf", "staticConf", "addressConf", "dnsConf"}
 	var names []string
-	for _, file := range []string{"internal/ipam/config.go", "internal/ipam/static.go"} {
+	for _, file := range []string{"internal/cni/ipamconf/config.go", "internal/cni/ipamconf/static.go"} {
 		ast.Inspect(parseFile(t, file), func(n ast.Node) bool {
 			spec, ok := n.(*ast.TypeSpec)
 			if !ok || !slices.Contains(structs, spec.Name.Name) {
@@ -211,8 +211,8 @@ func codeValue(t *testing.T, name string, e ast.Expr) uint {
 
 func TestDocsNameEveryErrorCode(t *testing.T) {
 	t.Parallel()
-	own, ipams := errorCodes(t, "internal/cni/errors.go"), errorCodes(t, "internal/ipam/errors.go")
-	if own["codeExists"] != codeExists || ipams["CodePoolFull"] != ipam.CodePoolFull {
+	own, ipams := errorCodes(t, "internal/cni/errors.go"), errorCodes(t, "internal/cni/ipamconf/errors.go")
+	if own["codeExists"] != codeExists || ipams["CodePoolFull"] != ipamconf.CodePoolFull {
 		t.Fatalf("the constants were not read right: %v, %v", own, ipams)
 	}
 	var codes []string
@@ -330,7 +330,7 @@ func accepts(t *testing.T, data []byte) error {
 		// Such a network has its ranges from the runtime.
 		data = bytes.Replace(data, []byte("{"), []byte(`{"runtimeConfig": {"ipRanges": [[{"subnet": "10.1.0.0/24"}]]},`), 1)
 	}
-	_, err = ipam.New(&ipam.Request{Network: conf.Name, Stdin: data, Strict: true, DefaultDataDir: t.TempDir()})
+	_, err = ipamconf.New(&ipamconf.Request{Network: conf.Name, Stdin: data, Strict: true, DefaultDataDir: t.TempDir()})
 	return err
 }
 

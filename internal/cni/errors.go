@@ -11,8 +11,10 @@ import (
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
+	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
@@ -29,7 +31,7 @@ const (
 	codeTryAgainLater       = types.ErrTryAgainLater
 	codeNotAvailable        = uint(50) // STATUS: ADD cannot succeed
 
-	// 100 to 109 are package ipam's.
+	// 100 to 109 are package ipamconf's.
 	codeKernel        = uint(110) // the kernel refused something
 	codeExists        = uint(111) // the interface, or the attachment, is there already
 	codeConflict      = uint(112) // an address, or a name, belongs to somebody else
@@ -53,7 +55,15 @@ func coded(err error) *types.Error {
 	switch {
 	case errors.As(err, &own):
 		return &types.Error{Code: own.Code, Msg: msg} // its details are in the message
-	case errors.Is(err, state.ErrLocked):
+	case errors.Is(err, ipam.ErrPoolFull):
+		return &types.Error{Code: ipamconf.CodePoolFull, Msg: msg}
+	case errors.Is(err, ipam.ErrAddressTaken):
+		return &types.Error{Code: ipamconf.CodeAddressTaken, Msg: msg}
+	case errors.Is(err, ipam.ErrDuplicate):
+		return &types.Error{Code: ipamconf.CodeDuplicate, Msg: msg}
+	case errors.Is(err, ipam.ErrNotReserved):
+		return &types.Error{Code: ipamconf.CodeCheckFailed, Msg: msg}
+	case errors.Is(err, state.ErrLocked), errors.Is(err, ipam.ErrLocked), errors.Is(err, ipam.ErrLiveUnknown):
 		return &types.Error{Code: codeTryAgainLater, Msg: msg}
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return &types.Error{Code: codeTryAgainLater, Msg: msg}

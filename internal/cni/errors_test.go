@@ -14,8 +14,9 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
-	"github.com/tombolo-cni/tombolo/internal/ipam"
+	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
@@ -31,7 +32,15 @@ func TestCodesOfErrors(t *testing.T) {
 		{"one that has a code", own, 112, "an address of somebody else's"},
 		{"one that is wrapped", fmt.Errorf("outside: %w", own), 112, "outside: an address of somebody else's"},
 		{"one with details", &types.Error{Code: 150, Msg: "busy", Details: "try later"}, 150, "busy; try later"},
-		{"the ipam's", &ipam.Error{CNI: types.NewError(ipam.CodePoolFull, "full", "")}, 100, "full"},
+		{"the ipam section's", &ipamconf.Error{CNI: types.NewError(ipamconf.CodePoolFull, "full", "")}, 100, "full"},
+		{"no address left", fmt.Errorf("network: %w", ipam.ErrPoolFull), 100, "network: no free address"},
+		{"address is taken", ipam.ErrAddressTaken, 101, "address is taken"},
+		{"has one already", ipam.ErrDuplicate, 102, "attachment already has an address"},
+		{"not reserved", ipam.ErrNotReserved, 103, "address is not reserved by the attachment"},
+		{"reservations locked", ipam.ErrLocked, 11, "reservations are locked by another process"},
+		{"reservations locked, by then", errors.Join(ipam.ErrLocked, context.Canceled), 11, "reservations are locked by another process; context canceled"},
+		{"what is alive is not known", errors.Join(ipam.ErrLiveUnknown, unix.EBUSY), 11, "cannot tell which addresses are in use; device or resource busy"},
+		{"reservations on a full disk", &fs.PathError{Op: "write", Path: "10.1.0.2", Err: unix.ENOSPC}, 5, "write 10.1.0.2: no space left on device"},
 		{"the first of several", errors.Join(own, newError(codeIO, "disk")), 112, "an address of somebody else's; disk"},
 
 		{"lock", fmt.Errorf("wait: %w", state.ErrLocked), 11, "wait: locked by another process"},

@@ -9,10 +9,11 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 	"github.com/tombolo-cni/tombolo/internal/ident"
-	"github.com/tombolo-cni/tombolo/internal/ipam"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
 )
 
 // collectWait is what GC gives one attachment, so that one that cannot be had leaves time
@@ -190,17 +191,12 @@ func (h *host) collectReservations(ctx context.Context, conf *NetConf, valid []i
 		return err
 	}
 	defer h.leave()
-	req := h.ipamRequest(false)
-	req.InUse = func(hash string) bool {
-		_, err := h.dir.Load(h.call.network, hash)
-		return !errors.Is(err, fs.ErrNotExist)
-	}
-	allocator, err := ipam.New(req)
+	allocator, err := ipamconf.New(h.ipamRequest(false))
 	if err != nil {
 		return err
 	}
-	if ipam.Delegated(allocator) {
+	if allocator.Slow() {
 		h.leave()
 	}
-	return allocator.GC(ctx, valid)
+	return allocator.Bind(h.ipamNode()).Collect(ctx, valid)
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"os"
 	"strings"
@@ -13,11 +14,12 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/ident"
-	"github.com/tombolo-cni/tombolo/internal/ipam"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
@@ -159,9 +161,9 @@ func (c *call) hash() string { return ident.Hash(c.network, c.containerID, c.ifN
 func (c *call) hostName() string { return bridge.HostName(c.network, c.containerID, c.ifName) }
 
 // ipamRequest describes the call to the IPAM.
-func (h *host) ipamRequest(strictly bool) *ipam.Request {
+func (h *host) ipamRequest(strictly bool) *ipamconf.Request {
 	c := h.call
-	return &ipam.Request{
+	return &ipamconf.Request{
 		Network:        c.network,
 		ContainerID:    c.containerID,
 		IfName:         c.ifName,
@@ -173,20 +175,34 @@ func (h *host) ipamRequest(strictly bool) *ipam.Request {
 		Stderr:         os.Stderr,
 		DefaultDataDir: h.dir.Path() + "/ipam",
 		Strict:         strictly,
-		Epoch:          ipam.Epoch{Token: h.epoch.Token(), Started: h.epoch.Started},
-		Live:           h.live,
-		OwnerHash: func(o ipam.Owner) string {
-			return ident.Hash(c.network, o.ContainerID, o.IfName)
+		Warn:           c.log.warn,
+	}
+}
+
+// owner is the call's attachment to its allocator.
+func (c *call) owner() ipam.Owner { return ipam.Owner{ContainerID: c.containerID, IfName: c.ifName} }
+
+// ipamNode is what an allocator is told of the node.
+func (h *host) ipamNode() ipam.Node {
+	network := h.call.network
+	return ipam.Node{
+		Epoch: ipam.Epoch{Token: h.epoch.Token(), Started: h.epoch.Started},
+		Live:  h.live,
+		Hash: func(o ipam.Owner) string {
+			return ident.Hash(network, o.ContainerID, o.IfName)
 		},
-		Warn: c.log.warn,
+		InUse: func(hash string) bool {
+			_, err := h.dir.Load(network, hash)
+			return !errors.Is(err, fs.ErrNotExist)
+		},
+		Warn: h.call.log.warn,
 	}
 }
 
 // live lists the addresses that pods of this network have in the kernel: by the
 // aliases of their ports, and by their nf_tables elements where an alias was too
 // short for them.
-func (h *host) live() ([]ipam.Live, error) {
-	ctx := context.Background()
+func (h *host) live(ctx context.Context) ([]ipam.Live, error) {
 	links, err := h.br.Veths(ctx)
 	if err != nil {
 		return nil, err

@@ -12,7 +12,7 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/tombolo-cni/tombolo/bridge"
-	"github.com/tombolo-cni/tombolo/internal/ipam"
+	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/nft"
 )
@@ -184,12 +184,12 @@ const maxDepth = 1
 // refuseDepth ends a chain of calls that a delegated plugin leads back here: a
 // script around this very program, or another version of it.
 func (c *call) refuseDepth() error {
-	depth, err := ipam.Depth(c.Getenv(ipam.DepthVariable))
+	depth, err := ipamconf.Depth(c.Getenv(ipamconf.DepthVariable))
 	if err != nil {
 		return newError(codeEnvironment, "%v", err)
 	}
 	if depth > maxDepth && c.verb != "VERSION" {
-		return newError(codeInvalidConfig, "%s=%d: this %s was started by an IPAM plugin that was itself started by Tombolo, and so on: ipam.type has to name a plugin that does not lead back here", ipam.DepthVariable, depth, c.verb)
+		return newError(codeInvalidConfig, "%s=%d: this %s was started by an IPAM plugin that was itself started by Tombolo, and so on: ipamconf.type has to name a plugin that does not lead back here", ipamconf.DepthVariable, depth, c.verb)
 	}
 	return nil
 }

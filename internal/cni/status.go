@@ -6,7 +6,7 @@ import (
 	"io/fs"
 
 	"github.com/tombolo-cni/tombolo/bridge"
-	"github.com/tombolo-cni/tombolo/internal/ipam"
+	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -40,11 +40,11 @@ func (c *call) status(ctx context.Context, conf *NetConf) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, state.ErrStale) && !errors.Is(err, state.ErrDamaged) {
 		return newError(codeNotAvailable, "%v", err)
 	}
-	allocator, err := ipam.New(h.ipamRequest(true))
+	allocator, err := ipamconf.New(h.ipamRequest(true))
 	if err != nil {
 		return err
 	}
-	return allocator.Status(ctx)
+	return allocator.Bind(h.ipamNode()).Status(ctx)
 }
 
 // probe asks for the facilities of the kernel that an ADD needs.

@@ -42,9 +42,11 @@ func layers() []layer {
 		{[]string{"internal/icmp"}, []string{"netns"}, "it asks the kernel's view of the network, so it must not share ours"},
 		{[]string{"internal/state"}, []string{"internal/ident", "internal/jsontext", "internal/lockorder"}, "what was meant is kept apart from how it is done"},
 		{[]string{"internal/ipam/delegate"}, nil, "it runs plugins of others by the CNI protocol, for anybody"},
-		{[]string{"internal/ipam"}, []string{"internal/strict", "internal/ipam/delegate", "internal/lockorder"},
-			"addresses come from a configuration and a directory; the kernel's are told to it"},
-		{[]string{"internal/cni"}, []string{".", "addr", "bridge", "bridge/bandwidth", "bridge/uplink", "dhcpc", "dhcpc/transport", "nft", "netns", "route", "internal/conntrack", "internal/endpoint", "internal/ident", "internal/ipam", "internal/jsontext", "internal/lease", "internal/localnet", "internal/lockorder", "internal/printable", "internal/sockdiag", "internal/state", "internal/strict", "internal/sysctl"},
+		{[]string{"ipam"}, []string{".", "route", "internal/lockorder", "internal/strict"},
+			"addresses come from a directory; the kernel's are told to it"},
+		{[]string{"internal/cni/ipamconf"}, []string{"ipam", "internal/ipam/delegate", "internal/lockorder", "internal/strict"},
+			"it reads a configuration, and has others act on it"},
+		{[]string{"internal/cni"}, []string{".", "addr", "bridge", "bridge/bandwidth", "bridge/uplink", "dhcpc", "dhcpc/transport", "ipam", "nft", "netns", "route", "internal/conntrack", "internal/cni/ipamconf", "internal/endpoint", "internal/ident", "internal/jsontext", "internal/lease", "internal/localnet", "internal/lockorder", "internal/printable", "internal/sockdiag", "internal/state", "internal/strict", "internal/sysctl"},
 			"it composes, and is the only one of the plugin's packages that does"},
 		{[]string{"internal/demo"}, []string{"addr", "bridge", "nft", "netns", "internal/cni", "internal/icmp", "internal/ipam/delegate", "internal/state"},
 			"it is a user of the rest, like a runtime and an operator"},
@@ -56,7 +58,7 @@ func layers() []layer {
 		{[]string{"bench"}, []string{"netns", "route", "bridge", "nft", "internal/cni", "internal/icmp"}, "it has benchmarks only: of the plugin from outside and in process, and of Attach"},
 		{[]string{"test/report"}, nil, "it reads what go test prints"},
 		{[]string{"test/lan"}, []string{"bridge/uplink", "internal/cni", "internal/keeper", "internal/lease", "internal/state"}, "it has tests only: of takeovers, and of the plugin as it is built"},
-		{[]string{"internal/repotest"}, []string{".", "addr", "bridge", "bridge/bandwidth", "bridge/uplink", "dhcpc", "dhcpc/transport", "netns", "nft", "route"}, "it has tests only, one of which calls all that is public"},
+		{[]string{"internal/repotest"}, []string{".", "addr", "bridge", "bridge/bandwidth", "bridge/uplink", "dhcpc", "dhcpc/transport", "ipam", "netns", "nft", "route"}, "it has tests only, one of which calls all that is public"},
 	}
 }
 
@@ -121,10 +123,10 @@ func TestImportsOutOfLayerAreFound(t *testing.T) {
 	}
 	mustFind(t, []string{
 		"bridge imports nft: " + layers()[5].why,
-		"bridge imports internal/ipam in a test: " + layers()[5].why,
+		"bridge imports ipam in a test: " + layers()[5].why,
 		"uplink is in no layer: give it one, with a reason",
 	}, checkLayers(layers(), []*pkg{
-		{ImportPath: module + "/bridge", Imports: append(ours("addr", "nft"), "fmt"), TestImports: ours("bridge", "internal/nstest"), XTestImports: ours("internal/ipam")},
+		{ImportPath: module + "/bridge", Imports: append(ours("addr", "nft"), "fmt"), TestImports: ours("bridge", "internal/nstest"), XTestImports: ours("ipam")},
 		{ImportPath: module + "/uplink"},
 		{ImportPath: "example.com/other", Imports: ours("internal/cni")},
 	}))

@@ -21,6 +21,7 @@ import (
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/nft"
 	"github.com/tombolo-cni/tombolo/route"
@@ -61,6 +62,12 @@ func exported() map[string]map[string]any {
 		"nft": {
 			"Dial": nft.Dial, "Obstacles": nft.Obstacles, "On": nft.On, "OwnerOf": nft.OwnerOf, "ParseSeal": nft.ParseSeal,
 			"ConflictError": nft.ConflictError{}, "Conn": nft.Conn{}, "Obstacle": nft.Obstacle{}, "Policy": nft.Policy(0), "Port": nft.Port{}, "Seal": nft.Seal{},
+		},
+		"ipam": {
+			"NewHostLocal": ipam.NewHostLocal,
+			"Address":      ipam.Address{}, "HostLocal": ipam.HostLocal{}, "Static": ipam.Static{},
+			// Interfaces have nothing to call.
+			"Allocator": nil,
 		},
 		"dhcpc": {
 			"Lend": dhcpc.Lend, "New": dhcpc.New, "NewMachine": dhcpc.NewMachine, "Release": dhcpc.Release,
@@ -172,7 +179,7 @@ func callMethods(t *testing.T, name string, zero any) {
 // has to fail.
 func handle(zero any) bool {
 	switch zero.(type) {
-	case netns.NS, addr.Conn, addr.Watch, addr.Routers, route.Conn, bridge.Conn, bridge.Solicitation, bandwidth.Conn, nft.Conn, uplink.Conn:
+	case netns.NS, addr.Conn, addr.Watch, addr.Routers, route.Conn, bridge.Conn, bridge.Solicitation, bandwidth.Conn, nft.Conn, uplink.Conn, ipam.HostLocal:
 		return true
 	}
 	return false

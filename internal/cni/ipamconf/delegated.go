@@ -1,0 +1,152 @@
+package ipamconf
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
+	"github.com/tombolo-cni/tombolo/internal/lockorder"
+	"github.com/tombolo-cni/tombolo/ipam"
+)
+
+// delegated runs a plugin of another project.
+type delegated struct {
+	local
+	plugin *delegate.Plugin
+	warn   func(string)
+}
+
+// DepthVariable and Depth tell how many delegated plugins lead to a process, so
+// that one which leads back here cannot go on for ever.
+const DepthVariable = delegate.DepthVariable
+
+// Depth reads the value of DepthVariable.
+func Depth(value string) (int, error) { return delegate.Depth(value) }
+
+// self is this program, as the kernel knows it.
+const self = "/proc/self/exe"
+
+func newDelegated(r *Request, kind string) Allocator {
+	return &delegated{local: newLocal(r), warn: r.warn, plugin: &delegate.Plugin{
+		Self:        self,
+		Name:        kind,
+		Path:        r.Path,
+		ContainerID: r.ContainerID,
+		NetNS:       r.NetNS,
+		IfName:      r.IfName,
+		Args:        r.Args,
+		Environ:     r.Environ,
+		Stdin:       r.Stdin,
+		Stderr:      r.Stderr,
+	}}
+}
+
+// undoTime is what the DEL after a failed ADD may take, whatever is left of the
+// caller's deadline.
+const undoTime = 10 * time.Second
+
+// slow is what a plugin is to who has locks.
+const slow = "a plugin"
+
+// Bind returns d: a plugin looks after itself.
+func (d *delegated) Bind(ipam.Node) ipam.Allocator { return d }
+
+// Slow is true: nobody here knows how long a plugin takes.
+func (d *delegated) Slow() bool { return true }
+
+// Add runs the plugin, and where that fails runs it with DEL, as section 4 of
+// the CNI specification 1.1.0 asks. Of the result, what is not an IPAM plugin's
+// to say is dropped.
+func (d *delegated) Add(ctx context.Context, _ ipam.Owner) (*ipam.Allocation, error) {
+	lockorder.Slow(slow)
+	result, err := d.plugin.Add(ctx)
+	if err != nil {
+		return nil, d.undo(ctx, err)
+	}
+	*d.said = Said{Routes: result.Routes, DNS: result.DNS}
+	addresses, err := readAddresses(result)
+	if err != nil {
+		return nil, d.undo(ctx, err)
+	}
+	return &ipam.Allocation{Addresses: addresses}, nil
+}
+
+// undo runs DEL after an ADD that failed with cause, also where ctx has ended.
+// The cause stays the first error, so that its code is the one that is
+// reported.
+func (d *delegated) undo(ctx context.Context, cause error) error {
+	wrapped := d.wrap(cause)
+	if errors.Is(cause, delegate.ErrNotFound) || errors.Is(cause, delegate.ErrSelf) {
+		return wrapped
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
+	defer cancel()
+	if err := d.plugin.Del(ctx); err != nil {
+		return errors.Join(wrapped, fmt.Errorf("undo the failed ADD: %w", d.wrap(err)))
+	}
+	return wrapped
+}
+
+// Del runs the plugin, which keeps its own books: the hint is of no use to it.
+func (d *delegated) Del(ctx context.Context, _ ipam.Owner, _ []netip.Addr) error {
+	lockorder.Slow(slow)
+	return d.wrap(d.unlessSelf(d.plugin.Del(ctx)))
+}
+
+// unlessSelf makes a warning of ErrSelf, for teardown: of this program no ADD has
+// ever got an address, so there is none to give back.
+func (d *delegated) unlessSelf(err error) error {
+	if errors.Is(err, delegate.ErrSelf) {
+		d.warn(d.wrap(err).Error())
+		return nil
+	}
+	return err
+}
+
+// Check runs the plugin, which finds prevResult in the netconf.
+func (d *delegated) Check(ctx context.Context, _ ipam.Owner, _ []ipam.Address) error {
+	lockorder.Slow(slow)
+	return d.wrap(d.plugin.Check(ctx))
+}
+
+// Collect runs the plugin, which finds the valid attachments in the netconf.
+func (d *delegated) Collect(ctx context.Context, _ []ipam.Owner) error {
+	lockorder.Slow(slow)
+	return d.wrap(d.unlessSelf(d.plugin.GC(ctx)))
+}
+
+// Status runs the plugin. That it is missing is code 50; what it says itself
+// keeps its code.
+func (d *delegated) Status(ctx context.Context) error {
+	lockorder.Slow(slow)
+	err := d.wrap(d.plugin.Status(ctx))
+	var own *types.Error
+	if errors.As(err, &own) && (own.Code == CodePluginMissing || own.Code == CodePluginFailed) {
+		return unavailable(err)
+	}
+	return err
+}
+
+// wrap gives an error that is not the plugin's own a code.
+func (d *delegated) wrap(err error) error {
+	var own *types.Error
+	switch {
+	case err == nil, errors.As(err, &own):
+		return err
+	case errors.Is(err, delegate.ErrNotFound):
+		return newError(CodePluginMissing, err, "network %q: ipam.type: %s", d.network, err)
+	case errors.Is(err, delegate.ErrSelf):
+		return newError(codeInvalidConfig, err, "network %q: ipam.type: %s: name an IPAM plugin", d.network, err)
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		return newError(codeTryAgain, err, "network %q: ipam.type: %s", d.network, err)
+	case errors.Is(err, delegate.ErrBadResult):
+		return newError(codeDecode, err, "network %q: ipam.type: %s", d.network, err)
+	default:
+		return newError(CodePluginFailed, err, "network %q: ipam.type: %s", d.network, err)
+	}
+}

@@ -1,0 +1,240 @@
+package ipamconf
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/tombolo-cni/tombolo/ipam"
+
+	"github.com/containernetworking/cni/pkg/types"
+	current "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/google/go-cmp/cmp"
+)
+
+// A node is a machine with one network: what the requests of a test have in common.
+type node struct {
+	t       *testing.T
+	dataDir string
+	conf    string
+
+	mu       sync.Mutex
+	warnings []string
+}
+
+// ranged is a netconf of host-local with these range sets.
+func ranged(sets string) string {
+	return `{"cniVersion":"1.1.0","name":"lan","type":"tombolo","ipam":{"type":"host-local","ranges":[` + sets + `]}}`
+}
+
+// small is a range of four addresses: 10.1.0.2 to .5, as .1 is the gateway.
+const small = `[{"subnet":"10.1.0.0/29","rangeEnd":"10.1.0.5"}]`
+
+func newNode(t *testing.T, conf string) *node {
+	t.Helper()
+	return &node{t: t, dataDir: t.TempDir(), conf: conf}
+}
+
+// dir is the directory of the network's reservations.
+func (n *node) dir() string { return filepath.Join(n.dataDir, "lan") }
+
+// request is one of interface eth0 of this container.
+func (n *node) request(id string) *Request {
+	return &Request{
+		Network:        "lan",
+		ContainerID:    id,
+		IfName:         "eth0",
+		Stdin:          []byte(n.conf),
+		DefaultDataDir: n.dataDir,
+		Strict:         true,
+		Warn:           n.warn,
+		LockWait:       time.Hour, // however busy the machine is
+	}
+}
+
+func (n *node) warn(message string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.warnings = append(n.warnings, message)
+}
+
+// warned reports whether a warning holds text, and forgets all warnings.
+func (n *node) warned(text string) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	found := strings.Contains(strings.Join(n.warnings, "\n"), text)
+	n.warnings = nil
+	return found
+}
+
+// An asker is an allocator with the attachment that it is asked for, and results as the
+// plugin prints them.
+type asker struct {
+	Allocator
+	owner ipam.Owner
+}
+
+func (a asker) Add(ctx context.Context) (*current.Result, error) {
+	given, err := a.Allocator.Bind(ipam.Node{}).Add(ctx, a.owner)
+	if err != nil {
+		return nil, err
+	}
+	return a.Said().Result(given), nil
+}
+
+func (a asker) Del(ctx context.Context, hint []netip.Addr) error {
+	return a.Allocator.Del(ctx, a.owner, hint)
+}
+
+func (a asker) Check(ctx context.Context, prev *current.Result) error {
+	var held []ipam.Address
+	if prev != nil {
+		for _, ip := range prev.IPs {
+			prefix, _ := prefixOf(ip.Address)
+			gateway, _ := netip.AddrFromSlice(ip.Gateway)
+			held = append(held, ipam.Address{Prefix: prefix, Gateway: gateway.Unmap()})
+		}
+	}
+	return a.Allocator.Check(ctx, a.owner, held)
+}
+
+func (a asker) GC(ctx context.Context, valid []ipam.Owner) error { return a.Collect(ctx, valid) }
+
+func open(r *Request) (asker, error) {
+	a, err := New(r)
+	return asker{a, ipam.Owner{ContainerID: r.ContainerID, IfName: r.IfName}}, err
+}
+
+// allocator calls New and fails the test where that fails.
+func (n *node) allocator(r *Request) asker {
+	n.t.Helper()
+	a, err := open(r)
+	if err != nil {
+		n.t.Fatalf("New: %v", err)
+	}
+	return a
+}
+
+// add gives the container its addresses, and returns them with commas between.
+func (n *node) add(id string) string {
+	n.t.Helper()
+	result, err := n.tryAdd(n.request(id))
+	if err != nil {
+		n.t.Fatalf("Add(%s): %v", id, err)
+	}
+	return addressesOf(result)
+}
+
+func (n *node) tryAdd(r *Request) (*current.Result, error) {
+	n.t.Helper()
+	return n.allocator(r).Add(context.Background())
+}
+
+// del releases the container's addresses, without a hint.
+func (n *node) del(id string) {
+	n.t.Helper()
+	r := n.request(id)
+	r.Strict = false
+	if err := n.allocator(r).Del(context.Background(), nil); err != nil {
+		n.t.Fatalf("Del(%s): %v", id, err)
+	}
+}
+
+func resultAddrs(result *current.Result) []netip.Addr {
+	var list []netip.Addr
+	for _, ip := range result.IPs {
+		prefix, _ := prefixOf(ip.Address)
+		list = append(list, prefix.Addr())
+	}
+	return list
+}
+
+func addressesOf(result *current.Result) string {
+	var texts []string
+	for _, addr := range resultAddrs(result) {
+		texts = append(texts, addr.String())
+	}
+	return strings.Join(texts, ",")
+}
+
+// files reads the network's directory: name and content of each file, without the lock and the marker.
+func (n *node) files() map[string]string {
+	n.t.Helper()
+	entries, err := os.ReadDir(n.dir())
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		n.t.Fatal(err)
+	}
+	files := map[string]string{}
+	for _, entry := range entries {
+		if entry.IsDir() {
+			files[entry.Name()] = "directory"
+			continue
+		}
+		data, err := os.ReadFile(filepath.Join(n.dir(), entry.Name()))
+		if err != nil {
+			n.t.Fatal(err)
+		}
+		if entry.Name() != "lock" && entry.Name() != ".tombolo-epoch" {
+			files[entry.Name()] = string(data)
+		}
+	}
+	return files
+}
+
+// expect compares the directory's files with want.
+func (n *node) expect(want map[string]string) {
+	n.t.Helper()
+	if diff := cmp.Diff(want, n.files()); diff != "" {
+		n.t.Errorf("files (-want +got)\n%s", diff)
+	}
+}
+
+// put writes a file into the network's directory, as of long ago if old.
+func (n *node) put(name, content string, old ...time.Time) {
+	n.t.Helper()
+	if err := os.MkdirAll(n.dir(), 0o755); err != nil {
+		n.t.Fatal(err)
+	}
+	path := filepath.Join(n.dir(), name)
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		n.t.Fatal(err)
+	}
+	for _, when := range old {
+		if err := os.Chtimes(path, when, when); err != nil {
+			n.t.Fatal(err)
+		}
+	}
+}
+
+// wantError checks an error's code, what it matches (nil for nothing), and that its message holds text.
+func wantError(t *testing.T, err error, code uint, sentinel error, text string) {
+	t.Helper()
+	var object *types.Error
+	if !errors.As(err, &object) {
+		t.Errorf("got %v, which holds no CNI error object", err)
+		return
+	}
+	if object.Code != code {
+		t.Errorf("code %d, want %d: %v", object.Code, code, err)
+	}
+	if sentinel != nil && !errors.Is(err, sentinel) {
+		t.Errorf("%v does not match %q", err, sentinel)
+	}
+	if !strings.Contains(object.Msg, text) {
+		t.Errorf("message %q does not hold %q", object.Msg, text)
+	}
+}
+
+func addrs(texts ...string) []netip.Addr {
+	var list []netip.Addr
+	for _, text := range texts {
+		list = append(list, netip.MustParseAddr(text))
+	}
+	return list
+}

@@ -1,0 +1,144 @@
+package ipamconf
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"path/filepath"
+	"slices"
+
+	"github.com/tombolo-cni/tombolo/ipam"
+)
+
+// hostLocal is ipam.HostLocal by a config.
+type hostLocal struct {
+	local
+	reservations ipam.Allocator
+	resolvConf   string
+}
+
+// newHostLocal reads the config. The disk is left alone.
+func newHostLocal(r *Request) (Allocator, error) {
+	h := &hostLocal{local: newLocal(r)}
+	var conf netconf[hostLocalConf]
+	if h.confErr = h.configure(&conf, r); h.confErr == nil {
+		return h, nil
+	}
+	if r.Strict {
+		return nil, h.confErr
+	}
+	r.warn(h.confErr.Error())
+	reservations, err := ipam.NewHostLocal(r.reservations(salvageDataDir(r.Stdin), nil))
+	h.reservations = reservations
+	return h, invalid(err)
+}
+
+// reservations are those of the network, in ipam.dataDir, which may be empty.
+func (r *Request) reservations(dataDir string, sets []ipam.RangeSet) *ipam.Config {
+	if dataDir == "" {
+		dataDir = r.DefaultDataDir
+	}
+	return &ipam.Config{Network: r.Network, Dir: dataDir, Ranges: sets, LockWait: r.LockWait}
+}
+
+// configure decodes the netconf into conf, and fills h.
+func (h *hostLocal) configure(conf *netconf[hostLocalConf], r *Request) error {
+	if err := conf.load(r); err != nil {
+		return err
+	}
+	if dir := conf.IPAM.DataDir; dir != "" && !filepath.IsAbs(dir) {
+		return newError(codeInvalidConfig, nil, "field \"ipam.dataDir\": %q is not an absolute path", dir)
+	}
+	sets := conf.sets(&conf.IPAM)
+	if len(sets) == 0 {
+		return newError(codeInvalidConfig, nil, `host-local has no addresses to give: set "ipam.ranges" (or the capability ipRanges)`)
+	}
+	reservations, err := ipam.NewHostLocal(r.reservations(conf.IPAM.DataDir, sets))
+	if err != nil {
+		return invalid(err)
+	}
+	var one []netip.Addr // of each set
+	for _, set := range sets {
+		one = append(one, set.Ranges[0].Subnet.Addr())
+	}
+	if err := conf.checkFamilies(one); err != nil {
+		return err
+	}
+	args, err := parseArgs(r.Args)
+	if err != nil {
+		return err
+	}
+	wanted, err := parseRequested(slices.Concat(args.ips, conf.Args.CNI.IPs, conf.RuntimeConfig.IPs))
+	if err != nil {
+		return err
+	}
+	if reservations, err = reservations.Want(wanted...); err != nil {
+		return invalid(err)
+	}
+	if h.said.Routes, err = routes(conf.IPAM.Routes); err != nil {
+		return err
+	}
+	h.reservations, h.resolvConf = reservations, conf.IPAM.ResolvConf
+	return nil
+}
+
+// invalid gives what the config cannot mean its code.
+func invalid(err error) error {
+	if err == nil {
+		return nil
+	}
+	return newError(codeInvalidConfig, err, "%s", err)
+}
+
+// Bind returns a copy whose reservations know the node.
+func (h *hostLocal) Bind(node ipam.Node) ipam.Allocator {
+	bound := *h
+	bound.reservations = h.reservations.Bind(node)
+	return &bound
+}
+
+// Add reads the resolv.conf before it reserves anything.
+func (h *hostLocal) Add(ctx context.Context, owner ipam.Owner) (*ipam.Allocation, error) {
+	if h.confErr != nil {
+		return nil, h.confErr
+	}
+	if h.resolvConf != "" {
+		dns, err := readResolvConf(h.resolvConf)
+		if err != nil {
+			return nil, newError(codeIO, err, "network %q: read \"ipam.resolvConf\": %s", h.network, err)
+		}
+		h.said.DNS = *dns
+	}
+	given, err := h.reservations.Add(ctx, owner)
+	if errors.Is(err, ipam.ErrInvalid) {
+		// Of what was not looked at before, that is only the owner.
+		return nil, newError(codeInvalidEnv, err, "%s", err)
+	}
+	return given, err
+}
+
+// Del needs no more of the config than ipam.dataDir.
+func (h *hostLocal) Del(ctx context.Context, owner ipam.Owner, hint []netip.Addr) error {
+	return h.reservations.Del(ctx, owner, hint)
+}
+
+// Check looks at the reservations.
+func (h *hostLocal) Check(ctx context.Context, owner ipam.Owner, held []ipam.Address) error {
+	if h.confErr != nil {
+		return h.confErr
+	}
+	return h.reservations.Check(ctx, owner, held)
+}
+
+// Collect needs no more of the config than Del.
+func (h *hostLocal) Collect(ctx context.Context, valid []ipam.Owner) error {
+	return h.reservations.Collect(ctx, valid)
+}
+
+// Status looks whether there are free addresses, and a place to write to.
+func (h *hostLocal) Status(ctx context.Context) error {
+	if h.confErr != nil {
+		return h.confErr
+	}
+	return unavailable(h.reservations.Status(ctx))
+}

@@ -1,0 +1,190 @@
+package ipamconf
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestTheResultHoldsAllThatTheConfigSays(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, "")
+	resolv := filepath.Join(n.dataDir, "resolv.conf")
+	if err := os.WriteFile(resolv, []byte("nameserver 192.0.2.53\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	n.conf = `{"cniVersion":"1.1.0","ipam":{"type":"host-local","resolvConf":"` + resolv + `",
+		"ranges":[[{"subnet":"fd00::/64","gateway":"fd00::ff"}],[{"subnet":"10.1.0.0/24"}]],
+		"routes":[{"dst":"0.0.0.0/0"},{"dst":"fd00:9::/32","gw":"fd00::1"},
+			{"dst":"10.0.0.0/8","gw":"10.1.0.1","mtu":1400,"advmss":1360,"priority":100,"table":50,"scope":253}]}}`
+	result, err := n.tryAdd(n.request("a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := json.Marshal(result)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `{"cniVersion":"1.1.0","dns":{"nameservers":["192.0.2.53"]},` +
+		`"ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1"},{"address":"fd00::1/64","gateway":"fd00::ff"}],` +
+		`"routes":[{"dst":"0.0.0.0/0"},{"dst":"fd00:9::/32","gw":"fd00::1"},` +
+		`{"advmss":1360,"dst":"10.0.0.0/8","gw":"10.1.0.1","mtu":1400,"priority":100,"scope":253,"table":50}]}`
+	if diff := cmp.Diff(want, string(got)); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+	// The sets keep the index that they have in the config, whatever the order in the result.
+	n.expect(map[string]string{
+		"10.1.0.2": "a\r\neth0", "fd00::1": "a\r\neth0", "last_reserved_ip.0": "fd00::1", "last_reserved_ip.1": "10.1.0.2",
+	})
+}
+
+func TestDataDirOfTheConfigIsUsed(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, "")
+	other := t.TempDir()
+	n.conf = `{"ipam":{"type":"host-local","subnet":"10.1.0.0/24","dataDir":"` + other + `"}}`
+	n.add("a")
+	if _, err := os.Stat(filepath.Join(other, "lan", "10.1.0.2")); err != nil {
+		t.Error(err)
+	}
+	n.expect(map[string]string{})
+	n.del("a")
+	if _, err := os.Stat(filepath.Join(other, "lan", "10.1.0.2")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("not released: %v", err)
+	}
+}
+
+func TestRequestedAddressesAreGiven(t *testing.T) {
+	t.Parallel()
+	const dual = `[{"subnet":"10.1.0.0/24"}],[{"subnet":"fd00::/64"}]`
+	with := func(extra string) string { return strings.TrimSuffix(ranged(dual), "}") + extra + "}" }
+	tests := map[string]struct{ conf, args, want string }{
+		"CNI_ARGS":                  {with(``), "IgnoreUnknown=1;K8S_POD_NAME=x;IP=10.1.0.9", "10.1.0.9,fd00::2"},
+		"CNI_ARGS, both families":   {with(``), "IP=10.1.0.9,fd00::9", "10.1.0.9,fd00::9"},
+		"CNI_ARGS, empty":           {with(``), "IP=;MAC=02:00:00:00:00:01", "10.1.0.2,fd00::2"},
+		"args.cni.ips":              {with(`,"args":{"cni":{"ips":["fd00::9"]},"other":{}}`), "", "10.1.0.2,fd00::9"},
+		"runtimeConfig.ips":         {with(`,"runtimeConfig":{"ips":["10.1.0.9/24","fd00::9/64"]}`), "", "10.1.0.9,fd00::9"},
+		"one from each source":      {with(`,"args":{"cni":{"ips":["fd00::9"]}}`), "IP=10.1.0.9", "10.1.0.9,fd00::9"},
+		"the same from two sources": {with(`,"args":{"cni":{"ips":["10.1.0.9"]}},"runtimeConfig":{"ips":["10.1.0.9/16"]}`), "", "10.1.0.9,fd00::2"},
+		"mapped notation":           {with(``), "IP=::ffff:10.1.0.9", "10.1.0.9,fd00::2"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, tt.conf)
+			r := n.request("a")
+			r.Args = tt.args
+			result, err := n.tryAdd(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := addressesOf(result); got != tt.want {
+				t.Errorf("got %s, want %s", got, tt.want)
+			}
+			if got := n.files()["last_reserved_ip.0"]; got != resultAddrs(result)[0].String() {
+				t.Errorf("last_reserved_ip.0 holds %q", got)
+			}
+		})
+	}
+}
+
+func TestRequestsThatCannotBeMetAreRefusedByNew(t *testing.T) {
+	t.Parallel()
+	const both = `[{"subnet":"10.1.0.0/24","rangeEnd":"10.1.0.9"}],[{"subnet":"fd00::/64"}]`
+	tests := map[string]struct {
+		args string
+		code uint
+		want string
+	}{
+		"gateway":             {"IP=10.1.0.1", 7, `network "lan": the requested address 10.1.0.1 is a gateway`},
+		"no range":            {"IP=10.2.0.1", 7, `the requested address 10.2.0.1 is in no range of it`},
+		"outside of rangeEnd": {"IP=10.1.0.10", 7, `10.1.0.10 is in no range`},
+		"two of one set":      {"IP=10.1.0.2,10.1.0.3", 7, `range 10.1.0.1-10.1.0.9 of 10.1.0.0/24 gives one address to an attachment, but 10.1.0.2 and 10.1.0.3 were requested`},
+		"no address":          {"IP=router", 7, `requested address "router" is not an IP address`},
+		"bad prefix":          {"IP=10.1.0.2/33", 7, `requested address "10.1.0.2/33" is not an IP address`},
+		"zone":                {"IP=fd00::2%eth0", 7, `is not an IP address`},
+		"unknown key":         {"FOO=1;IP=10.1.0.2", 4, `CNI_ARGS: unknown keys ["FOO"], and IgnoreUnknown is not set`},
+		"not ignored":         {"FOO=1;IgnoreUnknown=false", 4, `unknown keys ["FOO"]`},
+		"no pair":             {"IP", 4, `CNI_ARGS: "IP" is not KEY=VALUE`},
+		"neither nor":         {"IgnoreUnknown=maybe", 4, `IgnoreUnknown="maybe" is neither true nor false`},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newNode(t, ranged(both)).request("a")
+			r.Args = tt.args
+			_, err := New(r)
+			wantError(t, err, tt.code, nil, tt.want)
+		})
+	}
+}
+
+func TestDelWorksWhateverIsWrong(t *testing.T) {
+	t.Parallel()
+	for name, conf := range map[string]string{
+		"ranges broken":     `{"ipam":{"type":"host-local","ranges":[[{"subnet":"bogus"}]]}}`,
+		"ranges overlap":    ranged(small + "," + small),
+		"unknown fields":    `{"ipam":{"type":"host-local","foo":1}}`,
+		"no ranges":         `{"ipam":{"type":"host-local"}}`,
+		"types all over":    `{"cniVersion":1,"ipam":{"type":"host-local","dataDir":7,"routes":"x"},"args":"x","runtimeConfig":[]}`,
+		"requested gateway": `{"ipam":{"type":"host-local","subnet":"10.1.0.0/24"},"runtimeConfig":{"ips":["10.1.0.1"]}}`,
+		"cut short":         `{"ipam":{"type":"host-local","ranges":[[`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, conf)
+			n.put("10.1.0.2", "a\r\neth0")
+			n.del("a")
+			n.expect(map[string]string{})
+			r := n.request("a")
+			r.Strict = false
+			a := n.allocator(r)
+			if err := a.GC(context.Background(), nil); err != nil {
+				t.Errorf("GC: %v", err)
+			}
+			if name == "unknown fields" {
+				return
+			}
+			if _, err := a.Add(context.Background()); err == nil {
+				t.Error("Add worked")
+			}
+			if err := a.Check(context.Background(), nil); err == nil {
+				t.Error("Check worked")
+			}
+			if err := a.Status(context.Background()); err == nil {
+				t.Error("Status worked")
+			}
+		})
+	}
+}
+
+func TestABrokenConfigStillNamesItsDataDir(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, "")
+	n.dataDir = t.TempDir()
+	n.conf = `{"ipam":{"type":"host-local","ranges":"bogus","dataDir":"` + n.dataDir + `"}}`
+	n.put("10.1.0.2", "a\r\neth0")
+	r := n.request("a")
+	r.Strict, r.DefaultDataDir = false, "/nonexistent"
+	if err := n.allocator(r).Del(context.Background(), nil); err != nil {
+		t.Fatal(err)
+	}
+	n.expect(map[string]string{})
+	if !n.warned(`field "ipam.ranges": expected a list`) {
+		t.Error("what is wrong with the config is not reported")
+	}
+}
+
+func TestAMissingResolvConfIsAnError(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, `{"ipam":{"type":"host-local","subnet":"10.1.0.0/24","resolvConf":"/nonexistent/resolv.conf"}}`)
+	_, err := n.tryAdd(n.request("a"))
+	wantError(t, err, 5, os.ErrNotExist, `read "ipam.resolvConf"`)
+	n.expect(map[string]string{})
+}

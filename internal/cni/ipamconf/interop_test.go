@@ -1,0 +1,70 @@
+package ipamconf
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
+	"golang.org/x/sys/unix"
+)
+
+func makeFIFO(path string) error { return unix.Mkfifo(path, 0o600) }
+
+// reference is the directory with the reference plugins, of containernetworking/plugins v1.9.1.
+func reference(t *testing.T) string {
+	t.Helper()
+	dir := os.Getenv("TOMBOLO_PEERS")
+	if dir == "" {
+		t.Skip("peers not built: set TOMBOLO_PEERS to a directory with host-local of containernetworking/plugins v1.9.1")
+	}
+	if _, err := delegate.Find("host-local", dir); err != nil {
+		t.Fatalf("TOMBOLO_PEERS: %v", err)
+	}
+	return dir
+}
+
+// shared is a node whose config names its dataDir, so that the reference uses the same.
+func shared(t *testing.T, sets string) *node {
+	t.Helper()
+	n := newNode(t, "")
+	n.conf = `{"cniVersion":"1.1.0","name":"lan","type":"tombolo","ipam":{"type":"host-local","dataDir":"` + n.dataDir + `","ranges":[` + sets + `]}}`
+	return n
+}
+
+func TestTheReferenceCanBeDelegatedTo(t *testing.T) {
+	t.Parallel()
+	dir := reference(t)
+	n := shared(t, `[{"subnet":"fd00::/64"}],[{"subnet":"10.1.0.0/24"}]`)
+	// host-local itself is served in process, so the reference goes by another name here.
+	path := t.TempDir()
+	if err := os.Symlink(filepath.Join(dir, "host-local"), filepath.Join(path, "theirs")); err != nil {
+		t.Fatal(err)
+	}
+	n.conf = strings.Replace(n.conf, `"host-local"`, `"theirs"`, 1)
+	r := n.request("a")
+	r.Path, r.Environ, r.NetNS = path, os.Environ(), "/run/netns/a"
+	a := n.allocator(r)
+	ctx := context.Background()
+	result, err := a.Add(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := addressesOf(result); got != "10.1.0.2,fd00::2" {
+		t.Errorf("got %s", got)
+	}
+	for verb, err := range map[string]error{"Check": a.Check(ctx, result), "Status": a.Status(ctx), "GC": a.GC(ctx, nil)} {
+		if err != nil {
+			t.Errorf("%s: %v", verb, err)
+		}
+	}
+	if _, err := a.Add(ctx); err == nil || !strings.Contains(err.Error(), "duplicate allocation") {
+		t.Errorf("the second ADD: %v", err)
+	}
+	if err := a.Del(ctx, nil); err != nil {
+		t.Error(err)
+	}
+	n.expect(map[string]string{"last_reserved_ip.0": "fd00::2", "last_reserved_ip.1": "10.1.0.2"})
+}

@@ -1,0 +1,173 @@
+package ipamconf
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	current "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/tombolo-cni/tombolo/internal/strict"
+	"github.com/tombolo-cni/tombolo/ipam"
+)
+
+func TestWithoutATypeThereAreNoAddresses(t *testing.T) {
+	t.Parallel()
+	for name, conf := range map[string]string{
+		"no section": `{"name":"lan"}`, "empty section": `{"ipam":{}}`, "null": `{"ipam":null}`, "empty type": `{"ipam":{"type":""}}`,
+		"comment": `{"ipam":{"_why":"layer 2"}}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, conf)
+			a := n.allocator(n.request("a"))
+			ctx := context.Background()
+			result, err := a.Add(ctx)
+			if err != nil || len(result.IPs) != 0 {
+				t.Errorf("Add: %v, %v", result, err)
+			}
+			for verb, err := range map[string]error{
+				"Del": a.Del(ctx, nil), "Check": a.Check(ctx, nil), "GC": a.GC(ctx, nil), "Status": a.Status(ctx),
+			} {
+				if err != nil {
+					t.Errorf("%s: %v", verb, err)
+				}
+			}
+			n.expect(map[string]string{})
+		})
+	}
+}
+
+func TestASectionWithoutItsTypeIsNotTakenForNone(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		conf string
+		code uint
+		want string
+	}{
+		"misspelt":   {`{"ipam":{"typ":"host-local"}}`, 2, `unknown field "ipam.typ": "host-local" (did you mean "type"?)`},
+		"wrong case": {`{"ipam":{"Type":"host-local"}}`, 2, `unknown field "ipam.Type": "host-local" (did you mean "type"?)`},
+		"no string":  {`{"ipam":{"type":1}}`, 7, `field "ipam.type": expected a string, got the number 1`},
+		"no object":  {`{"ipam":"host-local"}`, 7, `field "ipam": expected an object, got the string "host-local"`},
+		"no JSON":    {`{"ipam":`, 6, `not valid JSON at line 1, column 9`},
+		"twice":      {`{"ipam":{"type":"static"},"ipam":{}}`, 7, `field "ipam" is given twice`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newNode(t, tt.conf).request("a")
+			_, err := New(r)
+			wantError(t, err, tt.code, nil, tt.want)
+			r.Strict = false
+			if _, err := New(r); err != nil {
+				t.Errorf("not strict: %v", err)
+			}
+		})
+	}
+}
+
+func TestUnknownFieldsAreErrorsOnlyInsideOfIPAM(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, `{"foo":1,"args":{"foo":1,"cni":{"foo":1}},"runtimeConfig":{"foo":1,"ipRanges":[[{"subnet":"10.2.0.0/24","foo":1}]]},
+		"ipam":{"_foo":1,"type":"host-local","ranges":[[{"_foo":1,"subnet":"fd00::/64"}]]}}`)
+	n.allocator(n.request("a"))
+	for name, conf := range map[string]string{
+		"host-local": `{"ipam":{"type":"host-local","subnet":"10.1.0.0/24","foo":1}}`,
+		"static":     `{"ipam":{"type":"static","addresses":[{"address":"10.1.0.5/24"}],"foo":1}}`,
+	} {
+		n := newNode(t, conf)
+		_, err := New(n.request("a"))
+		wantError(t, err, 2, nil, `unknown field "ipam.foo": 1`)
+		var unknown *strict.UnknownFieldError
+		if !errors.As(err, &unknown) || unknown.Key != "foo" {
+			t.Errorf("%s: the strict error is lost: %v", name, err)
+		}
+		r := n.request("a")
+		r.Strict = false
+		if _, err := n.allocator(r).Add(context.Background()); err != nil {
+			t.Errorf("%s, not strict: %v", name, err)
+		}
+	}
+	// What a plugin of others takes is its own business.
+	n = newNode(t, `{"ipam":{"type":"other","foo":1}}`)
+	n.allocator(n.request("a"))
+}
+
+func TestBadFieldsOfHostLocalAreExplained(t *testing.T) {
+	t.Parallel()
+	with := func(fields string) string {
+		return `{"cniVersion":"0.2.0","ipam":{"type":"host-local","subnet":"10.1.0.0/24",` + fields + `}}`
+	}
+	for name, tt := range map[string]struct{ conf, want string }{
+		"relative dataDir":  {with(`"dataDir":"state"`), `field "ipam.dataDir": "state" is not an absolute path`},
+		"route, no dst":     {with(`"routes":[{"gw":"10.1.0.1"}]`), `field "ipam.routes[0].dst" is required`},
+		"route, odd dst":    {with(`"routes":[{"dst":"default"}]`), `field "ipam.routes[0].dst": expected an address with a prefix length`},
+		"route, zone":       {with(`"routes":[{"dst":"::/0","gw":"fe80::1%eth0"}]`), `field "ipam.routes[0].gw": fe80::1%eth0 has a zone`},
+		"route, bad number": {with(`"routes":[{"dst":"::/0","mtu":"1400"}]`), `field "ipam.routes[0].mtu": expected a whole number, got the string "1400"`},
+		"old version":       {with(`"ranges":[[{"subnet":"10.2.0.0/24"}]]`), `cniVersion "0.2.0" allows one address of each family, the config asks for 2 of IPv4 and 0 of IPv6`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, err := New(newNode(t, tt.conf).request("a"))
+			wantError(t, err, 7, nil, tt.want)
+		})
+	}
+	n := newNode(t, `{"ipam":{"type":"host-local","subnet":"10.1.0.0/24","routes":[{"dst":"::/0","gateway":"fd00::1"}]}}`)
+	_, err := New(n.request("a"))
+	wantError(t, err, 2, nil, `unknown field "ipam.routes[0].gateway": "fd00::1"`)
+}
+
+func TestConfigErrorKeepsNil(t *testing.T) {
+	t.Parallel()
+	if err := ConfigError(nil); err != nil {
+		t.Errorf("got %v", err)
+	}
+}
+
+// FuzzNew: no netconf and no CNI_ARGS make New panic; without Strict New fails for nothing; and what New takes for static,
+// Add gives.
+func FuzzNew(f *testing.F) {
+	for _, conf := range []string{
+		ranged(small + `,[{"subnet":"fd00::/64"}]`),
+		`{"ipam":{"type":"host-local","subnet":"10.1.0.0/24","gateway":"10.1.0.9","routes":[{"dst":"::/0","table":5}]}}`,
+		`{"ipam":{"type":"static","addresses":[{"address":"10.1.0.5/24","gateway":"10.1.0.1"}],"dns":{"domain":"x"}}}`,
+		`{"cniVersion":"1.1.0","ipam":{"type":"host-local"},"runtimeConfig":{"ipRanges":[[{"subnet":"10.1.0.0/30"}]],"ips":["10.1.0.2"]},"args":{"cni":{"ips":[]}}}`,
+		`{"ipam":{}}`, `{}`, `[]`, ``,
+	} {
+		f.Add([]byte(conf), "IgnoreUnknown=1;IP=10.1.0.5;K8S_POD_NAME=x", true)
+	}
+	f.Fuzz(func(t *testing.T, conf []byte, args string, strictly bool) {
+		r := &Request{
+			Network: "lan", ContainerID: "a", IfName: "eth0", Stdin: conf, Args: args, Strict: strictly,
+			DefaultDataDir: "/nonexistent",
+		}
+		a, err := New(r)
+		if err != nil {
+			if !strictly {
+				t.Fatalf("not strict, and %v", err)
+			}
+			return
+		}
+		// What host-local gives is fuzzed in package ipam: a dataDir of here could be any.
+		if a, ok := a.(*static); ok {
+			if given, err := a.Add(context.Background(), ipam.Owner{}); err == nil {
+				checkResult(t, a.Said().Result(given))
+			}
+		}
+	})
+}
+
+func checkResult(t *testing.T, result *current.Result) {
+	t.Helper()
+	v6 := false
+	for _, ip := range result.IPs {
+		if ip.Address.IP.To4() == nil {
+			v6 = true
+		} else if v6 {
+			t.Fatal("IPv4 after IPv6")
+		}
+		if ones, bits := ip.Address.Mask.Size(); bits == 0 || ones > bits || strings.Contains(ip.Address.String(), "nil") {
+			t.Fatalf("bad address %v", ip)
+		}
+	}
+}

@@ -1,0 +1,81 @@
+package ipamconf
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestBadRangesAreExplained(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct {
+		stdin string
+		code  uint
+		want  string
+	}{
+		"no ranges":         {ranged(``), 7, `host-local has no addresses to give: set "ipam.ranges"`},
+		"empty set":         {ranged(`[]`), 7, `ipam.ranges[0] is an empty list of ranges`},
+		"no subnet":         {ranged(`[{"rangeStart":"10.1.0.2"}]`), 7, `ipam.ranges[0][0]: "subnet" is required`},
+		"inline, no subnet": {`{"ipam":{"type":"host-local","gateway":"10.1.0.1","ranges":[[{"subnet":"10.1.0.0/24"}]]}}`, 7, `ipam: "subnet" is required`},
+		"host bits":         {ranged(`[{"subnet":"10.1.0.7/24"}]`), 7, `ipam.ranges[0][0]: subnet 10.1.0.7/24 has host bits set: the network is 10.1.0.0/24`},
+		"/31":               {ranged(`[{"subnet":"10.1.0.0/31"}]`), 7, `subnet 10.1.0.0/31 is too small to allocate from`},
+		"/32":               {ranged(`[{"subnet":"10.1.0.0/32"}]`), 7, `too small`},
+		"/127":              {ranged(`[{"subnet":"fd00::/127"}]`), 7, `too small`},
+		"mapped subnet":     {ranged(`[{"subnet":"::ffff:10.1.0.0/120"}]`), 7, `subnet ::ffff:10.1.0.0/120 is an IPv4 network in IPv6 notation`},
+		"start outside":     {ranged(`[{"subnet":"10.1.0.0/24","rangeStart":"10.2.0.1"}]`), 7, `rangeStart 10.2.0.1 is not in subnet 10.1.0.0/24`},
+		"end outside":       {ranged(`[{"subnet":"10.1.0.0/24","rangeEnd":"10.2.0.1"}]`), 7, `rangeEnd 10.2.0.1 is not in subnet 10.1.0.0/24`},
+		"end before start":  {ranged(`[{"subnet":"10.1.0.0/24","rangeStart":"10.1.0.9","rangeEnd":"10.1.0.8"}]`), 7, `rangeEnd 10.1.0.8 is before rangeStart 10.1.0.9`},
+		"end before default start": {
+			ranged(`[{"subnet":"10.1.0.0/24","rangeEnd":"10.1.0.0"}]`), 7, `rangeEnd 10.1.0.0 is before rangeStart 10.1.0.1`,
+		},
+		"gateway's family": {ranged(`[{"subnet":"10.1.0.0/24","gateway":"fd00::1"}]`), 7, `gateway fd00::1 is not of the family of subnet 10.1.0.0/24`},
+		"zone":             {ranged(`[{"subnet":"fe80::/64","gateway":"fe80::1%eth0"}]`), 7, `gateway fe80::1%eth0 has a zone`},
+		"mixed families": {
+			ranged(`[{"subnet":"10.1.0.0/24"},{"subnet":"fd00::/64"}]`), 7,
+			`ipam.ranges[0] mixes IPv4 and IPv6: put 10.1.0.0/24 and fd00::/64 into sets of their own`,
+		},
+		"overlap in a set": {
+			ranged(`[{"subnet":"10.1.0.0/24"},{"subnet":"10.1.0.0/25"}]`), 7, `ipam.ranges[0]: ranges 10.1.0.0/24 and 10.1.0.0/25 overlap`,
+		},
+		"overlap of sets": {
+			ranged(`[{"subnet":"10.1.0.0/24","rangeStart":"10.1.0.100"}],[{"subnet":"10.0.0.0/8"}]`), 7,
+			`range 10.1.0.100-10.1.0.254 of 10.1.0.0/24 in ipam.ranges[0] overlaps range 10.0.0.0/8 in ipam.ranges[1]`,
+		},
+		"overlap with runtimeConfig": {
+			`{"cniVersion":"1.0.0","ipam":{"type":"host-local","subnet":"10.1.0.0/24"},"runtimeConfig":{"ipRanges":[[{"subnet":"10.1.0.0/24"}]]}}`, 7,
+			`range 10.1.0.0/24 in runtimeConfig.ipRanges[0] overlaps range 10.1.0.0/24 in ipam`,
+		},
+		"misspelt":        {ranged(`[{"subnet":"10.1.0.0/24","rangeStrat":"10.1.0.2"}]`), 2, `unknown field "ipam.ranges[0][0].rangeStrat": "10.1.0.2" (did you mean "rangeStart"?)`},
+		"not an address":  {ranged(`[{"subnet":"10.1.0.0/24","gateway":"router"}]`), 7, `field "ipam.ranges[0][0].gateway": expected an IP address, got the string "router"`},
+		"ranges of one":   {ranged(`{"subnet":"10.1.0.0/24"}`), 7, `field "ipam.ranges[0]": expected a list, got an object`},
+		"not JSON at all": {`{"ipam":{"type":"host-local"`, 6, `not valid JSON`},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, err := New(&Request{Network: "lan", Stdin: []byte(tt.stdin), Strict: true})
+			wantError(t, err, tt.code, nil, tt.want)
+		})
+	}
+}
+
+func TestRangesComeInTheReferencesOrder(t *testing.T) {
+	t.Parallel()
+	var conf netconf[hostLocalConf]
+	err := conf.load(&Request{Strict: true, Stdin: []byte(`{"cniVersion":"1.1.0","ipam":{"type":"host-local","subnet":"10.2.0.0/24","ranges":[[{"subnet":"10.3.0.0/24"}]]},` +
+		`"runtimeConfig":{"ipRanges":[[{"subnet":"10.1.0.0/24"}],[{"subnet":"fd00::/64"}]],"other":{"a":1}}}`)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, set := range conf.sets(&conf.IPAM) {
+		got = append(got, set.Name+" range "+set.Ranges[0].Subnet.String())
+	}
+	want := []string{
+		"runtimeConfig.ipRanges[0] range 10.1.0.0/24", "runtimeConfig.ipRanges[1] range fd00::/64", "ipam range 10.2.0.0/24",
+		"ipam.ranges[0] range 10.3.0.0/24",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+}

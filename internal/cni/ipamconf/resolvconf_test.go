@@ -1,0 +1,69 @@
+package ipamconf
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+// A resolv.conf may be a link, as it is on most systems, and is read if it is a file.
+func TestAResolvConfThatIsNoFileKeepsNobodyWaiting(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	path := filepath.Join(dir, "resolv.conf")
+	if err := unix.Mkfifo(path, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range []string{path, dir, filepath.Join(dir, "none")} {
+		if dns, err := readResolvConf(p); err == nil && len(dns.Nameservers) > 0 {
+			t.Errorf("%s: %+v", p, dns)
+		}
+	}
+	real := filepath.Join(dir, "real")
+	if err := os.WriteFile(real, []byte("nameserver 192.0.2.1\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	link := filepath.Join(dir, "link")
+	if err := os.Symlink(real, link); err != nil {
+		t.Fatal(err)
+	}
+	if dns, err := readResolvConf(link); err != nil || len(dns.Nameservers) != 1 {
+		t.Errorf("%+v, %v", dns, err)
+	}
+}
+
+func TestResolvConfIsUnderstood(t *testing.T) {
+	t.Parallel()
+	const text = "# comment\n; another\n\nnameserver 192.0.2.53\n  nameserver\tfd00::53 trailing\nnameserver\n" +
+		"domain lan.example\r\nsearch a.example b.example\nsearch c.example\noptions ndots:5\noptions timeout:1 attempts:2\nsortlist x\nnameserver 192.0.2.54"
+	want := &types.DNS{
+		Nameservers: []string{"192.0.2.53", "fd00::53", "192.0.2.54"},
+		Domain:      "lan.example",
+		Search:      []string{"a.example", "b.example", "c.example"},
+		Options:     []string{"ndots:5", "timeout:1", "attempts:2"},
+	}
+	if diff := cmp.Diff(want, parseResolvConf(text)); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+}
+
+// FuzzResolvConf: any text gives fields without white space in them.
+func FuzzResolvConf(f *testing.F) {
+	f.Add("nameserver 192.0.2.53\nsearch a b\noptions ndots:5\ndomain x\n")
+	f.Add("# c\n;d\nnameserver")
+	f.Fuzz(func(t *testing.T, text string) {
+		dns := parseResolvConf(text)
+		for _, list := range [][]string{dns.Nameservers, dns.Search, dns.Options} {
+			for _, item := range list {
+				if item == "" || strings.TrimSpace(item) != item {
+					t.Fatalf("%q gave the item %q", text, item)
+				}
+			}
+		}
+	})
+}

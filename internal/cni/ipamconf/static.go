@@ -1,0 +1,175 @@
+package ipamconf
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/tombolo-cni/tombolo/ipam"
+)
+
+// staticConf is the ipam section of static.
+type staticConf struct {
+	Type      string        `json:"type"`
+	Addresses []addressConf `json:"addresses"`
+	Routes    []routeConf   `json:"routes"`
+	DNS       dnsConf       `json:"dns"`
+}
+
+type addressConf struct {
+	Address netip.Prefix `json:"address"`
+	Gateway netip.Addr   `json:"gateway"`
+}
+
+// dnsConf is the library's DNS, here so that a change of that does not change
+// what our configs take.
+type dnsConf struct {
+	Nameservers []string `json:"nameservers"`
+	Domain      string   `json:"domain"`
+	Search      []string `json:"search"`
+	Options     []string `json:"options"`
+}
+
+// static is ipam.Static by a config. Whether the addresses are free is up to who named them.
+type static struct {
+	local
+	addresses ipam.Static
+}
+
+func newStatic(r *Request) (Allocator, error) {
+	s := &static{local: newLocal(r)}
+	s.confErr = s.configure(r)
+	if s.confErr != nil && r.Strict {
+		return nil, s.confErr
+	}
+	return s, nil
+}
+
+// configure decodes the netconf.
+func (s *static) configure(r *Request) error {
+	var conf netconf[staticConf]
+	if err := conf.load(r); err != nil {
+		return err
+	}
+	args, err := parseArgs(r.Args)
+	if err != nil {
+		return err
+	}
+	addresses, err := staticAddresses(&conf, args)
+	if err != nil {
+		return err
+	}
+	var addrs []netip.Addr
+	for i, a := range addresses {
+		if !a.Address.IsValid() {
+			return newError(codeInvalidConfig, nil, "field \"ipam.addresses[%d].address\" is required", i)
+		}
+		if a.Gateway.Zone() != "" {
+			return newError(codeInvalidConfig, nil, "field \"ipam.addresses[%d].gateway\": %s has a zone", i, a.Gateway)
+		}
+		addrs = append(addrs, a.Address.Addr())
+		s.addresses = append(s.addresses, ipam.Address{Prefix: a.Address, Gateway: a.Gateway.Unmap()})
+	}
+	if err := conf.checkFamilies(addrs); err != nil {
+		return err
+	}
+	if s.said.Routes, err = routes(conf.IPAM.Routes); err != nil {
+		return err
+	}
+	s.said.DNS = types.DNS(conf.IPAM.DNS)
+	return nil
+}
+
+// staticAddresses merges the four sources in the order of the reference plugin:
+// CNI_ARGS adds to the config's addresses and sets their gateways, args.cni.ips
+// replaces all of that, and runtimeConfig.ips replaces it again.
+func staticAddresses(conf *netconf[staticConf], args *envArgs) ([]addressConf, error) {
+	addresses := slices.Clone(conf.IPAM.Addresses)
+	added, err := parsePrefixes("CNI_ARGS IP", args.ips)
+	if err != nil {
+		return nil, err
+	}
+	addresses = append(addresses, added...)
+	for _, text := range args.gateways {
+		gateway, err := netip.ParseAddr(text)
+		if err != nil || gateway.Zone() != "" {
+			return nil, newError(codeInvalidEnv, err, "CNI_ARGS GATEWAY: %q is not an IP address", text)
+		}
+		for i := range addresses {
+			if addresses[i].Address.Contains(gateway) {
+				addresses[i].Gateway = gateway
+			}
+		}
+	}
+	for _, source := range []struct {
+		name  string
+		texts []string
+	}{
+		{"args.cni.ips", conf.Args.CNI.IPs},
+		{"runtimeConfig.ips", conf.RuntimeConfig.IPs},
+	} {
+		if len(source.texts) == 0 {
+			continue
+		}
+		if addresses, err = parsePrefixes(source.name, source.texts); err != nil {
+			return nil, err
+		}
+	}
+	return addresses, nil
+}
+
+// parsePrefixes reads addresses that need a prefix length, as there is no range
+// to take it from.
+func parsePrefixes(source string, texts []string) ([]addressConf, error) {
+	var addresses []addressConf
+	for _, text := range texts {
+		prefix, err := netip.ParsePrefix(text)
+		if err != nil {
+			return nil, newError(codeInvalidConfig, err, "%s: %q is not an address with a prefix length, like \"10.1.0.5/24\"", source, text)
+		}
+		addresses = append(addresses, addressConf{Address: prefix})
+	}
+	return addresses, nil
+}
+
+// Bind returns s: nothing here depends on the node.
+func (s *static) Bind(ipam.Node) ipam.Allocator { return s }
+
+// Add returns the addresses. That there are none is an error: static without an
+// address is a mistake.
+func (s *static) Add(ctx context.Context, owner ipam.Owner) (*ipam.Allocation, error) {
+	if s.confErr != nil {
+		return nil, s.confErr
+	}
+	if len(s.addresses) == 0 {
+		return nil, newError(codeInvalidConfig, nil, `network %q: static has no address to give: set "ipam.addresses", or ask for one `+
+			"by the capability ips, args.cni.ips or CNI_ARGS IP", s.network)
+	}
+	return s.addresses.Add(ctx, owner)
+}
+
+// Check compares the addresses and their gateways with those of prevResult.
+func (s *static) Check(ctx context.Context, owner ipam.Owner, held []ipam.Address) error {
+	if s.confErr != nil {
+		return s.confErr
+	}
+	for _, a := range s.addresses {
+		if err := (ipam.Static{a}).Check(ctx, owner, held); err != nil {
+			return newError(CodeCheckFailed, err, "network %q: prevResult has no address %s with gateway %s, which the config names",
+				s.network, a.Prefix, a.Gateway)
+		}
+	}
+	return nil
+}
+
+// Del has nothing to release.
+func (s *static) Del(context.Context, ipam.Owner, []netip.Addr) error { return nil }
+
+// Collect has nothing to release.
+func (s *static) Collect(context.Context, []ipam.Owner) error { return nil }
+
+// Status is always good once the config is: the addresses may come with each
+// ADD.
+func (s *static) Status(context.Context) error { return s.confErr }

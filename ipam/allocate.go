@@ -1,0 +1,133 @@
+package ipam
+
+import (
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+)
+
+// allocate gives owner an address out of the set with this index: wanted, or if
+// that is not valid the next free one in turn.
+func (s *session) allocate(p pool, index int, wanted netip.Addr, owner Owner) (netip.Addr, *ipRange, error) {
+	last := s.openLast(index)
+	defer last.close()
+	set := p[index]
+	if wanted.IsValid() {
+		ok, err := s.reserve(wanted, owner)
+		if err != nil {
+			return netip.Addr{}, nil, err
+		}
+		if !ok {
+			return netip.Addr{}, nil, newError(ErrAddressTaken, "network %q: the requested address %s is taken by %s",
+				s.network, wanted, s.holder(wanted))
+		}
+		last.write(wanted)
+		return wanted, set.rangeOf(wanted), nil
+	}
+	addr, r, err := s.nextFree(p, set, last.addr, owner)
+	if err == nil {
+		last.write(addr)
+	}
+	return addr, r, err
+}
+
+// holder names who has addr, for an error.
+func (s *store) holder(addr netip.Addr) string {
+	held, state, err := s.read(addr)
+	switch {
+	case err != nil || state != stateHeld:
+		return "the file " + s.path(addr)
+	case held.hash != "":
+		return "the attachment with hash " + held.hash
+	default:
+		return "container " + held.containerID
+	}
+}
+
+// Why there are probes at all, and no list of free addresses: the format has
+// none, and the reference plugin, which may run beside us, would not keep it.
+// Addresses are given in turn, so the next one is almost always free: it was
+// released a whole round ago.
+
+// nextFree reserves the first free address after last. It tries some, one by
+// one, and reads the directory only where these are all taken; so the usual
+// cost does not depend on the number of reservations.
+func (s *session) nextFree(p pool, set rangeSet, last netip.Addr, owner Owner) (netip.Addr, *ipRange, error) {
+	candidates := set.from(last, p)
+	for range maxProbes {
+		addr, r, ok := candidates.next()
+		if !ok {
+			return netip.Addr{}, nil, s.fullError(set, set.size(p), set.size(p))
+		}
+		if ok, err := s.reserve(addr, owner); ok || err != nil {
+			return addr, r, err
+		}
+	}
+	// From here on only names are compared, so that a nearly full /16 costs one
+	// listing, not 60,000 attempts.
+	taken, err := s.takenIn(p, set)
+	if err != nil {
+		return netip.Addr{}, nil, err
+	}
+	for {
+		addr, r, ok := candidates.next()
+		if !ok {
+			break
+		}
+		if taken[addr] {
+			continue
+		}
+		if ok, err := s.reserve(addr, owner); ok || err != nil {
+			return addr, r, err
+		}
+	}
+	return s.reclaimed(p, set, taken, owner)
+}
+
+// takenIn reads the directory for the addresses of the set that have a file.
+func (s *store) takenIn(p pool, set rangeSet) (map[netip.Addr]bool, error) {
+	addrs, err := s.list()
+	if err != nil {
+		return nil, err
+	}
+	return takenOf(addrs, p, set), nil
+}
+
+// takenOf picks of the addresses that have a file those that the set could have
+// given.
+func takenOf(addrs []netip.Addr, p pool, set rangeSet) map[netip.Addr]bool {
+	taken := make(map[netip.Addr]bool, len(addrs))
+	for _, addr := range addrs {
+		if set.rangeOf(addr) != nil && !p.isGateway(addr) {
+			taken[addr] = true
+		}
+	}
+	return taken
+}
+
+// reclaimed is the last resort of a full set: the file of a creator that died.
+func (s *session) reclaimed(p pool, set rangeSet, taken map[netip.Addr]bool, owner Owner) (netip.Addr, *ipRange, error) {
+	for addr := range taken {
+		if !s.isEmpty(addr) {
+			continue
+		}
+		if ok, err := s.reserve(addr, owner); ok || err != nil {
+			return addr, set.rangeOf(addr), err
+		}
+	}
+	return netip.Addr{}, nil, s.fullError(set, uint64(len(taken)), set.size(p))
+}
+
+// isEmpty reports whether the file of addr has no content. Nothing is read:
+// there may be many.
+func (s *store) isEmpty(addr netip.Addr) bool {
+	var stat unix.Stat_t
+	err := unix.Lstat(s.path(addr), &stat)
+	return err == nil && stat.Mode&unix.S_IFMT == unix.S_IFREG && stat.Size == 0
+}
+
+// fullError says that a set has nothing left.
+func (s *store) fullError(set rangeSet, taken, size uint64) error {
+	return newError(ErrPoolFull, "network %q: %s is full: %d of %d addresses reserved (in %s): "+
+		"delete pods, run GC, or give the network more addresses", s.network, set, taken, size, s.dir)
+}

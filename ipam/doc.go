@@ -1,0 +1,50 @@
+// Package ipam gives addresses to attachments and takes them back: [HostLocal] out of
+// ranges, [Static] those that are named, and what else implements [Allocator].
+//
+//	subnet := ipam.Range{Subnet: netip.MustParsePrefix("10.1.0.0/24")}
+//	addresses, err := ipam.NewHostLocal(&ipam.Config{Network: "pods", Ranges: []ipam.RangeSet{{Ranges: []ipam.Range{subnet}}}})
+//	given, err := addresses.Add(ctx, ipam.Owner{ContainerID: id, IfName: "eth0"}) // 10.1.0.2/24 via 10.1.0.1
+//	err = addresses.Del(ctx, ipam.Owner{ContainerID: id, IfName: "eth0"}, nil)
+//	err = addresses.Collect(ctx, owners) // of those that are still there
+//
+// # The directory of HostLocal
+//
+// Its state is the directory that the reference plugin host-local keeps
+// (containernetworking/plugins, v1.9.1), byte for byte, so that a node can
+// change from one to the other and back while pods run. In <Dir>/<Network>
+// there are
+//
+//	10.1.0.7            a reservation: "<container>\r\n<interface>"
+//	last_reserved_ip.0  the address that range set 0 gave last
+//	lock                locked with flock by whoever changes anything here
+//	.tombolo-epoch      ours: in which life of the node all this was last used
+//
+// A reservation is made with O_EXCL and written while the lock is held. Two
+// things follow. An address in use is one that has a file, whatever is in it. And
+// a file that is empty or cut short, seen by one who holds the lock, is what a
+// creator left that died; its address is free.
+//
+// Add reads the lock, the marker, last_reserved_ip and the file of its
+// candidate, and never the directory, as long as one of the next few addresses in
+// turn is free. A Del that is told the addresses reads their files only. So the
+// cost of both does not grow with the pods. A search through all reservations is
+// left to Del without a hint, Collect, Status, and an Add that met several taken
+// addresses in a row.
+//
+// What is not of this format (names that are no address, contents that are no
+// reservation, directories, what cannot be read) is reported through
+// Node.Warn, counts as taken if it has the name of an address, and is never
+// deleted.
+//
+// # Lives of the node
+//
+// See [Epoch] for what happens to reservations when the node restarts, or when
+// the directory is deleted under running pods. An allocator knows of that by
+// [HostLocal.Bind].
+//
+// # Needs and errors
+//
+// The package needs write access to the directory and no capability. Its errors
+// match the sentinels of this package; where several are joined, the most important one
+// comes first.
+package ipam

@@ -1,0 +1,306 @@
+package ipam
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// The tests have a boot at this time, and reservations from before and after it.
+var (
+	boot      = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	beforeIt  = boot.Add(-time.Hour)
+	afterIt   = boot.Add(time.Minute)
+	thisEpoch = Epoch{Token: "boot-2", Started: boot}
+)
+
+const oldMarker = `{"version":1,"epoch":"boot-1"}`
+
+// liveAddrs is a Live function.
+func liveAddrs(live ...Live) func(context.Context) ([]Live, error) {
+	return func(context.Context) ([]Live, error) { return live, nil }
+}
+
+func liveAt(addr string, o Owner) Live { return Live{Hash: hashOf(o), Addr: addrs(addr)[0]} }
+
+// marker is the content of the directory's marker file.
+func (n *node) marker() string {
+	n.t.Helper()
+	data, err := os.ReadFile(filepath.Join(n.dir(), markerName))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return string(data)
+}
+
+func TestReservationsOfAnEarlierEpochAreDropped(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, `[{"subnet":"10.1.0.0/24"}]`)
+	n.epoch = thisEpoch
+	n.live = liveAddrs(
+		liveAt("10.1.0.12", Owner{"alive", "eth0"}),
+		liveAt("10.1.0.13", Owner{"newcomer", "eth0"}),
+		liveAt("10.1.0.14", Owner{"anyone", "eth0"}),
+		liveAt("10.1.0.18", Owner{"byhash", "eth0"}),
+		liveAt("10.1.0.21", Owner{"newcomer", "eth0"}),
+	)
+	n.put(markerName, oldMarker)
+	n.put("10.1.0.10", "gone\r\neth0", beforeIt)
+	n.put("10.1.0.11", "young\r\neth0", afterIt)
+	n.put("10.1.0.12", "alive\r\neth0", beforeIt)
+	n.put("10.1.0.13", "gone\r\neth0", beforeIt) // its address is now another's
+	n.put("10.1.0.14", "old-form", beforeIt)     // alive, and whose it is cannot be known
+	n.put("10.1.0.15", "old-form", beforeIt)
+	n.put("10.1.0.16", "", beforeIt)
+	n.put("10.1.0.17", "who knows?", beforeIt)
+	n.put("10.1.0.18", "tombolo:"+hashOf(Owner{"byhash", "eth0"})+"\r\neth0", beforeIt)
+	n.put("10.1.0.19", "tombolo:abc\r\n", beforeIt)
+	n.put("10.1.0.20", "at-the-very-start\r\neth0", boot)
+	n.put("10.1.0.21", "tombolo:"+hashOf(Owner{"gone", "eth0"})+"\r\n", beforeIt) // its address is now another's
+	n.put("10.9.0.1", "gone\r\neth0", beforeIt)                                   // outside of the ranges
+	n.put("note", "x", beforeIt)
+	n.put("last_reserved_ip.0", "10.1.0.9", beforeIt)
+	if got := n.add("a"); got != "10.1.0.10" {
+		t.Errorf("got %s", got)
+	}
+	n.expect(map[string]string{
+		"10.1.0.10": "a\r\neth0",
+		"10.1.0.11": "young\r\neth0",
+		"10.1.0.12": "alive\r\neth0",
+		"10.1.0.13": "tombolo:" + hashOf(Owner{"newcomer", "eth0"}) + "\r\n",
+		"10.1.0.14": "old-form",
+		"10.1.0.17": "who knows?",
+		"10.1.0.18": "tombolo:" + hashOf(Owner{"byhash", "eth0"}) + "\r\neth0",
+		"10.1.0.20": "at-the-very-start\r\neth0",
+		"10.1.0.21": "tombolo:" + hashOf(Owner{"newcomer", "eth0"}) + "\r\n",
+		"note":      "x", "last_reserved_ip.0": "10.1.0.10",
+	})
+	if got, want := n.marker(), `{"version":1,"epoch":"boot-2"}`; got != want {
+		t.Errorf("marker %s, want %s", got, want)
+	}
+	if !n.warned("dropped 7 reservations from before 2026-01-02 03:04:05 UTC") {
+		t.Error("no warning")
+	}
+	// In the same epoch nothing is dropped again.
+	n.put("10.1.0.30", "kept\r\neth0", beforeIt)
+	n.add("b")
+	if n.files()["10.1.0.30"] == "" {
+		t.Error("a reservation was dropped in its own epoch")
+	}
+}
+
+func TestWithoutAMarkerNothingIsDropped(t *testing.T) {
+	t.Parallel()
+	for name, marker := range map[string]string{
+		"missing": "", "torn": `{"version":1,"ep`, "zero bytes": "\x00\x00", "of a later version": `{"version":2,"epoch":"boot-1"}`,
+		"without a token": `{"version":1}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, small)
+			n.epoch = thisEpoch
+			n.live = liveAddrs(liveAt("10.1.0.4", Owner{"alive", "eth0"}))
+			if marker != "" {
+				n.put(markerName, marker)
+			}
+			n.put("10.1.0.2", "reference-pod\r\neth0", beforeIt)
+			if got := n.add("a"); got != "10.1.0.3" {
+				t.Errorf("got %s", got)
+			}
+			n.expect(map[string]string{
+				"10.1.0.2": "reference-pod\r\neth0", "10.1.0.3": "a\r\neth0", "last_reserved_ip.0": "10.1.0.3",
+				"10.1.0.4": "tombolo:" + hashOf(Owner{"alive", "eth0"}) + "\r\n",
+			})
+			if got := n.warned("treated as missing"); got != (marker != "") {
+				t.Errorf("warned of the marker: %v", got)
+			}
+			if got := n.marker(); !strings.Contains(got, "boot-2") {
+				t.Errorf("marker %s", got)
+			}
+		})
+	}
+}
+
+func TestADirectoryDeletedWhilePodsRunIsRebuilt(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, small+`,[{"subnet":"fd00::/64"}]`)
+	n.epoch = thisEpoch
+	n.add("a")
+	n.add("b")
+	if err := os.RemoveAll(n.dataDir); err != nil {
+		t.Fatal(err)
+	}
+	a, b := Owner{"a", "eth0"}, Owner{"b", "eth0"}
+	calls := 0
+	n.live = func(context.Context) ([]Live, error) {
+		calls++
+		return []Live{
+			liveAt("10.1.0.2", a), liveAt("fd00::2", a), liveAt("10.1.0.3", b), liveAt("fd00::3", b), liveAt("10.1.0.1", a),
+			liveAt("10.77.0.1", b), {Hash: "not a hash", Addr: addrs("::ffff:10.1.0.5")[0]}, {},
+		}, nil
+	}
+	if got := n.add("c"); got != "10.1.0.4,fd00::4" {
+		t.Errorf("an address in use was given again: %s", got)
+	}
+	n.expect(map[string]string{
+		"10.1.0.2": "tombolo:" + hashOf(a) + "\r\n", "fd00::2": "tombolo:" + hashOf(a) + "\r\n",
+		"10.1.0.3": "tombolo:" + hashOf(b) + "\r\n", "fd00::3": "tombolo:" + hashOf(b) + "\r\n",
+		"10.1.0.4": "c\r\neth0", "fd00::4": "c\r\neth0", "10.1.0.5": "tombolo:0\r\n",
+		"last_reserved_ip.0": "10.1.0.4", "last_reserved_ip.1": "fd00::4",
+	})
+	if !n.warned("reserved 5 addresses that are in use but had no reservation") {
+		t.Error("no warning")
+	}
+	n.del("a")
+	if err := n.allocator(n.request("b")).Del(context.Background(), addrs("10.1.0.3", "fd00::3")); err != nil {
+		t.Error(err)
+	}
+	n.add("d")
+	if _, ok := n.files()["fd00::2"]; ok || calls != 1 {
+		t.Errorf("after the DELs: %v; Live was called %d times", n.files(), calls)
+	}
+}
+
+func TestARebuiltReservationReplacesAnEmptyFile(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, small)
+	n.epoch = thisEpoch
+	n.live = liveAddrs(liveAt("10.1.0.2", Owner{"alive", "eth0"}))
+	n.put("10.1.0.2", "")
+	if got := n.add("a"); got != "10.1.0.3" {
+		t.Errorf("got %s", got)
+	}
+}
+
+func TestWithoutKnowingWhatIsAliveNothingIsGiven(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, small)
+	n.epoch = thisEpoch
+	broken := errors.New("dump interrupted")
+	n.live = func(context.Context) ([]Live, error) { return nil, broken }
+	_, err := n.tryAdd(n.request("a"))
+	wantError(t, err, broken, `network "lan": cannot tell which addresses are in use: dump interrupted`)
+	n.expect(map[string]string{})
+	if _, err := os.Stat(filepath.Join(n.dir(), markerName)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the epoch counts as entered: %v", err)
+	}
+}
+
+func TestStatusDoesNotCountWhatIsAboutToBeDropped(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, small)
+	n.put(markerName, oldMarker)
+	for _, name := range []string{"10.1.0.2", "10.1.0.3", "10.1.0.4"} {
+		n.put(name, "young\r\neth0", afterIt)
+	}
+	n.put("10.1.0.5", "gone\r\neth0", beforeIt)
+	before := n.files()
+	ready := map[string]Epoch{"a new epoch": thisEpoch, "a new epoch, of unknown start": {Token: "boot-2"}}
+	for name, epoch := range ready {
+		if err := n.allocatorIn(epoch).Status(context.Background()); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	full := map[string]Epoch{
+		"no epochs": {}, "the same epoch": {Token: "boot-1", Started: boot}, "nothing is old": {Token: "boot-2", Started: beforeIt},
+	}
+	for _, epoch := range full {
+		wantError(t, n.allocatorIn(epoch).Status(context.Background()), ErrPoolFull, "4 of 4")
+	}
+	n.expect(before)
+	if n.marker() != oldMarker {
+		t.Errorf("Status changed the marker to %s", n.marker())
+	}
+	n.put(markerName, "torn")
+	wantError(t, n.allocatorIn(thisEpoch).Status(context.Background()), ErrPoolFull, "4 of 4")
+}
+
+func TestInAnEpochOfUnknownStartNothingIsDropped(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, small)
+	n.epoch = Epoch{Token: "boot-2"}
+	n.put(markerName, oldMarker)
+	n.put("10.1.0.2", "perhaps-gone\r\neth0", beforeIt)
+	if got := n.add("a"); got != "10.1.0.3" {
+		t.Errorf("got %s", got)
+	}
+	n.expect(map[string]string{"10.1.0.2": "perhaps-gone\r\neth0", "10.1.0.3": "a\r\neth0", "last_reserved_ip.0": "10.1.0.3"})
+}
+
+func TestWithoutATokenThereAreNoEpochs(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, small)
+	n.live = func(context.Context) ([]Live, error) {
+		t.Error("Live was called")
+		return nil, nil
+	}
+	n.put(markerName, oldMarker)
+	n.put("10.1.0.2", "old\r\neth0", beforeIt)
+	if got := n.add("a"); got != "10.1.0.3" {
+		t.Errorf("got %s", got)
+	}
+	if n.marker() != oldMarker {
+		t.Errorf("marker %s", n.marker())
+	}
+}
+
+func TestWithoutHashesOldReservationsOfLiveAddressesStay(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, small)
+	n.put(markerName, oldMarker)
+	n.put("10.1.0.2", "someone\r\neth0", beforeIt)
+	r := n.request("a")
+	r.Epoch, r.Hash = thisEpoch, nil
+	r.Live = liveAddrs(Live{Hash: "abc", Addr: addrs("10.1.0.2")[0]})
+	result, err := n.tryAdd(r)
+	if err != nil || addressesOf(result) != "10.1.0.3" {
+		t.Errorf("got %v, %v", result, err)
+	}
+}
+
+func TestAMarkerThatCannotBeWrittenIsAWarning(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, small)
+	n.epoch = thisEpoch
+	if err := os.MkdirAll(filepath.Join(n.dir(), markerName+tempSuffix), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if got := n.add("a"); got != "10.1.0.2" {
+		t.Errorf("got %s", got)
+	}
+	if !n.warned("write epoch marker") {
+		t.Error("no warning")
+	}
+	n.del("a")
+	if err := os.Remove(filepath.Join(n.dir(), markerName+tempSuffix)); err != nil {
+		t.Fatal(err)
+	}
+	// One that a crash left there is overwritten.
+	n.put(markerName+tempSuffix, "longer than the marker itself, for it has to be cut, not only overwritten")
+	n.add("b")
+	if got, want := n.marker(), `{"version":1,"epoch":"boot-2"}`; got != want {
+		t.Errorf("marker %s, want %s", got, want)
+	}
+}
+
+// FuzzMarker: the loader takes anything, and reads what is written.
+func FuzzMarker(f *testing.F) {
+	for _, content := range []string{
+		oldMarker, `{"version":2,"epoch":"x"}`, `{"version":1,"epoch":""}`, `{"version":1,"epoch":"x","later":[1]}`, "", "\x00\x00", "[", `{"epoch":1}`,
+	} {
+		f.Add([]byte(content))
+	}
+	f.Fuzz(func(t *testing.T, content []byte) {
+		token, err := parseMarker(content)
+		if (token == "") != (err != nil) {
+			t.Fatalf("%q gave %q, %v", content, token, err)
+		}
+		if err != nil && !errors.Is(err, errMarker) {
+			t.Fatalf("%v does not match errMarker", err)
+		}
+	})
+}

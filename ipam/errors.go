@@ -1,0 +1,46 @@
+package ipam
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/tombolo-cni/tombolo"
+)
+
+// ErrInvalid is the cause of an error about an argument or a configuration that cannot be
+// meant. Nothing has been done then.
+var ErrInvalid = tombolo.ErrInvalid
+
+// Sentinels that errors of this package match with errors.Is. What the system refused
+// matches its errno too, and holds an [*fs.PathError].
+var (
+	ErrPoolFull     = errors.New("no free address")
+	ErrAddressTaken = errors.New("address is taken")
+	ErrDuplicate    = errors.New("attachment already has an address")
+	ErrNotReserved  = errors.New("address is not reserved by the attachment")
+	// ErrLocked and ErrLiveUnknown pass with time: try again.
+	ErrLocked      = errors.New("reservations are locked by another process")
+	ErrLiveUnknown = errors.New("cannot tell which addresses are in use")
+)
+
+// failure is an error whose message says all; cause is for errors.Is.
+type failure struct {
+	message string
+	cause   error
+}
+
+func (e *failure) Error() string { return e.message }
+func (e *failure) Unwrap() error { return e.cause }
+
+func newError(cause error, format string, args ...any) error {
+	return &failure{fmt.Sprintf(format, args...), cause}
+}
+
+// needContext refuses a nil context before anything is done with it.
+func needContext(ctx context.Context, op string) error {
+	if ctx == nil {
+		return newError(ErrInvalid, "%s: %s: the context is nil", op, ErrInvalid)
+	}
+	return nil
+}

@@ -1,0 +1,288 @@
+package ipam
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+// A node is a machine with one network: what the requests of a test have in common.
+type node struct {
+	t       *testing.T
+	dataDir string
+	sets    string // as in a netconf
+	epoch   Epoch
+	live    func(context.Context) ([]Live, error)
+
+	mu       sync.Mutex
+	warnings []string
+}
+
+// rangesOf reads range sets as the ipam section of a netconf has them.
+func rangesOf(t testing.TB, sets string) []RangeSet {
+	t.Helper()
+	var confs [][]struct {
+		Subnet                        netip.Prefix
+		RangeStart, RangeEnd, Gateway netip.Addr
+	}
+	if err := json.Unmarshal([]byte("["+sets+"]"), &confs); err != nil {
+		t.Fatalf("%s: %v", sets, err)
+	}
+	var list []RangeSet
+	for _, conf := range confs {
+		var set RangeSet
+		for _, r := range conf {
+			set.Ranges = append(set.Ranges, Range{Subnet: r.Subnet, RangeStart: r.RangeStart, RangeEnd: r.RangeEnd, Gateway: r.Gateway})
+		}
+		list = append(list, set)
+	}
+	return list
+}
+
+// small is a range of four addresses: 10.1.0.2 to .5, as .1 is the gateway.
+const small = `[{"subnet":"10.1.0.0/29","rangeEnd":"10.1.0.5"}]`
+
+func newNode(t *testing.T, sets string) *node {
+	t.Helper()
+	return &node{t: t, dataDir: t.TempDir(), sets: sets}
+}
+
+// dir is the directory of the network's reservations.
+func (n *node) dir() string { return filepath.Join(n.dataDir, "lan") }
+
+// A request is one attachment's, with what the node knows.
+type request struct {
+	Config
+	Owner
+	Node
+	want []netip.Addr
+}
+
+// request is one of interface eth0 of this container.
+func (n *node) request(id string) *request {
+	return &request{
+		Config: Config{
+			Network:  "lan",
+			Dir:      n.dataDir,
+			Ranges:   rangesOf(n.t, n.sets),
+			LockWait: time.Hour, // however busy the machine is
+		},
+		Owner: Owner{ContainerID: id, IfName: "eth0"},
+		Node:  Node{Epoch: n.epoch, Live: n.live, Hash: hashOf, Warn: n.warn},
+	}
+}
+
+// An asker is an allocator with the attachment that it is asked for.
+type asker struct {
+	Allocator
+	owner Owner
+}
+
+func (a asker) Add(ctx context.Context) (*Allocation, error) { return a.Allocator.Add(ctx, a.owner) }
+func (a asker) Del(ctx context.Context, hint []netip.Addr) error {
+	return a.Allocator.Del(ctx, a.owner, hint)
+}
+func (a asker) Check(ctx context.Context, held []Address) error {
+	return a.Allocator.Check(ctx, a.owner, held)
+}
+
+func (r *request) open() (asker, error) {
+	h, err := NewHostLocal(&r.Config)
+	if err == nil && r.want != nil {
+		h, err = h.Want(r.want...)
+	}
+	return asker{h.Bind(r.Node), r.Owner}, err
+}
+
+// store is the directory of the request.
+func (r *request) store() *store {
+	a, err := r.open()
+	if err != nil {
+		panic(err)
+	}
+	return &a.Allocator.(*HostLocal).store
+}
+
+func (n *node) warn(message string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.warnings = append(n.warnings, message)
+}
+
+// warned reports whether a warning holds text, and forgets all warnings.
+func (n *node) warned(text string) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	found := strings.Contains(strings.Join(n.warnings, "\n"), text)
+	n.warnings = nil
+	return found
+}
+
+// hashOf is a Node.Hash.
+func hashOf(o Owner) string {
+	return fmt.Sprintf("%x", sha256.Sum256([]byte("lan "+o.ContainerID+" "+o.IfName)))[:11]
+}
+
+// allocator opens the reservations and fails the test where that fails.
+func (n *node) allocator(r *request) asker {
+	n.t.Helper()
+	a, err := r.open()
+	if err != nil {
+		n.t.Fatalf("NewHostLocal: %v", err)
+	}
+	return a
+}
+
+// add gives the container its addresses, and returns them with commas between.
+func (n *node) add(id string) string {
+	n.t.Helper()
+	result, err := n.tryAdd(n.request(id))
+	if err != nil {
+		n.t.Fatalf("Add(%s): %v", id, err)
+	}
+	return addressesOf(result)
+}
+
+func (n *node) tryAdd(r *request) (*Allocation, error) {
+	n.t.Helper()
+	return n.allocator(r).Add(context.Background())
+}
+
+// del releases the container's addresses, without a hint.
+func (n *node) del(id string) {
+	n.t.Helper()
+	if err := n.allocator(n.request(id)).Del(context.Background(), nil); err != nil {
+		n.t.Fatalf("Del(%s): %v", id, err)
+	}
+}
+
+func addressesOf(given *Allocation) string {
+	var texts []string
+	for _, addr := range resultAddrs(given) {
+		texts = append(texts, addr.String())
+	}
+	return strings.Join(texts, ",")
+}
+
+func resultAddrs(given *Allocation) []netip.Addr {
+	var list []netip.Addr
+	for _, a := range given.Addresses {
+		list = append(list, a.Prefix.Addr())
+	}
+	return list
+}
+
+// files reads the network's directory: name and content of each file, without the lock and the marker.
+func (n *node) files() map[string]string {
+	n.t.Helper()
+	entries, err := os.ReadDir(n.dir())
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		n.t.Fatal(err)
+	}
+	files := map[string]string{}
+	for _, entry := range entries {
+		if entry.IsDir() {
+			files[entry.Name()] = "directory"
+			continue
+		}
+		data, err := os.ReadFile(filepath.Join(n.dir(), entry.Name()))
+		if err != nil {
+			n.t.Fatal(err)
+		}
+		if entry.Name() != lockName && entry.Name() != markerName {
+			files[entry.Name()] = string(data)
+		}
+	}
+	return files
+}
+
+// expect compares the directory's files with want.
+func (n *node) expect(want map[string]string) {
+	n.t.Helper()
+	if diff := cmp.Diff(want, n.files()); diff != "" {
+		n.t.Errorf("files (-want +got)\n%s", diff)
+	}
+}
+
+// put writes a file into the network's directory, as of long ago if old.
+func (n *node) put(name, content string, old ...time.Time) {
+	n.t.Helper()
+	if err := os.MkdirAll(n.dir(), 0o755); err != nil {
+		n.t.Fatal(err)
+	}
+	path := filepath.Join(n.dir(), name)
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		n.t.Fatal(err)
+	}
+	for _, when := range old {
+		if err := os.Chtimes(path, when, when); err != nil {
+			n.t.Fatal(err)
+		}
+	}
+}
+
+// wantError checks what an error matches, and that its message holds text.
+func wantError(t *testing.T, err error, sentinel error, text string) {
+	t.Helper()
+	if !errors.Is(err, sentinel) {
+		t.Errorf("%v does not match %q", err, sentinel)
+	}
+	if err == nil || !strings.Contains(err.Error(), text) {
+		t.Errorf("message %v does not hold %q", err, text)
+	}
+}
+
+// wantIOError checks that an error is of a file, as well.
+func wantIOError(t *testing.T, err error, sentinel error, text string) {
+	t.Helper()
+	if !errors.As(err, new(*fs.PathError)) {
+		t.Errorf("%v holds no fs.PathError", err)
+	}
+	wantError(t, err, sentinel, text)
+}
+
+func addrs(texts ...string) []netip.Addr {
+	var list []netip.Addr
+	for _, text := range texts {
+		list = append(list, netip.MustParseAddr(text))
+	}
+	return list
+}
+
+// onThread runs f on a thread of its own, which then ends: what f changes of it (capabilities, mounts) goes with it.
+func onThread(t *testing.T, f func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		// Never unlocked, so that the thread ends with the goroutine.
+		runtime.LockOSThread()
+		f()
+	}()
+	<-done
+}
+
+// dropFileCapabilities takes the calling thread root's right to pass over file permissions.
+func dropFileCapabilities() error {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&header, &data[0]); err != nil {
+		return err
+	}
+	data[0].Effective &^= 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_DAC_READ_SEARCH
+	return unix.Capset(&header, &data[0])
+}

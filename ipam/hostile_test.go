@@ -1,0 +1,47 @@
+package ipam
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A directory of reservations that others may write to, as one on a shared disk, leads
+// to no file of somebody else's, and makes nobody wait.
+func TestLinksAndPipesAmongTheReservationsAreNotFollowed(t *testing.T) {
+	t.Parallel()
+	const precious = "precious, and longer than an address"
+	victim := filepath.Join(t.TempDir(), "victim")
+	for name, hostile := range map[string]func(path string) error{
+		"a link": func(path string) error { return os.Symlink(victim, path) },
+		"a pipe": func(path string) error { return unix.Mkfifo(path, 0o666) },
+	} {
+		for _, file := range []string{lastPrefix + "0", markerName + tempSuffix, "10.1.0.2"} {
+			if err := os.WriteFile(victim, []byte(precious), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			n := newNode(t, small)
+			n.epoch = Epoch{Token: "now", Started: time.Now()}
+			if err := os.MkdirAll(n.dir(), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := hostile(filepath.Join(n.dir(), file)); err != nil {
+				t.Fatal(err)
+			}
+			result, err := n.tryAdd(n.request("a"))
+			if err == nil && len(result.Addresses) != 1 {
+				t.Errorf("%s for %s: %+v", name, file, result)
+			}
+			if err != nil && !strings.Contains(err.Error(), file) {
+				t.Errorf("%s for %s: %v", name, file, err)
+			}
+			if data, err := os.ReadFile(victim); err != nil || string(data) != precious {
+				t.Errorf("%s for %s: what it leads to is %q now, %v", name, file, data, err)
+			}
+		}
+	}
+}

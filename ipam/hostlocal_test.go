@@ -1,0 +1,398 @@
+package ipam
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestAddressesAreGivenInTurn(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, small)
+	if got := n.add("a") + " " + n.add("b"); got != "10.1.0.2 10.1.0.3" {
+		t.Errorf("got %s", got)
+	}
+	n.expect(map[string]string{"10.1.0.2": "a\r\neth0", "10.1.0.3": "b\r\neth0", "last_reserved_ip.0": "10.1.0.3"})
+	n.del("a")
+	if got := n.add("c") + " " + n.add("d") + " " + n.add("e"); got != "10.1.0.4 10.1.0.5 10.1.0.2" {
+		t.Errorf("a released address must rest until the others were given: got %s", got)
+	}
+	n.expect(map[string]string{
+		"10.1.0.2": "e\r\neth0", "10.1.0.3": "b\r\neth0", "10.1.0.4": "c\r\neth0", "10.1.0.5": "d\r\neth0",
+		"last_reserved_ip.0": "10.1.0.2",
+	})
+	if len(n.warnings) > 0 {
+		t.Errorf("warnings: %q", n.warnings)
+	}
+}
+
+func TestATakenAddressIsNotGivenToAnother(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, small)
+	r := n.request("a")
+	r.want = addrs("10.1.0.4")
+	if _, err := n.tryAdd(r); err != nil {
+		t.Fatal(err)
+	}
+	r = n.request("b")
+	r.want = addrs("10.1.0.4")
+	_, err := n.tryAdd(r)
+	wantError(t, err, ErrAddressTaken, `network "lan": the requested address 10.1.0.4 is taken by container a`)
+	n.put("10.1.0.5", "tombolo:abc\r\n")
+	r.want = addrs("10.1.0.5")
+	_, err = n.tryAdd(r)
+	wantError(t, err, ErrAddressTaken, `taken by the attachment with hash abc`)
+	n.put("10.1.0.3", "not an owner")
+	r.want = addrs("10.1.0.3")
+	_, err = n.tryAdd(r)
+	wantError(t, err, ErrAddressTaken, `taken by the file `+n.dir()+"/10.1.0.3")
+}
+
+func TestTheSameAttachmentAskingAgainIsNoticedWhereItsAddressIsACandidate(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, `[{"subnet":"10.1.0.0/29","rangeStart":"10.1.0.2","rangeEnd":"10.1.0.2"}]`)
+	n.add("a")
+	_, err := n.tryAdd(n.request("a"))
+	wantError(t, err, ErrDuplicate, `interface eth0 of container a already has 10.1.0.2: DEL it first`)
+	n.put("10.1.0.2", "tombolo:"+hashOf(Owner{"a", "eth0"})+"\r\n")
+	_, err = n.tryAdd(n.request("a"))
+	wantError(t, err, ErrDuplicate, "already has 10.1.0.2")
+	if got := len(n.files()); got != 2 {
+		t.Errorf("a refused ADD changed the directory: %v", n.files())
+	}
+}
+
+func TestAFullPoolSaysHowFull(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		sets, want string
+		size       int
+	}{
+		"fewer than are probed": {small, `network "lan": range 10.1.0.1-10.1.0.5 of 10.1.0.0/29 is full: 4 of 4 addresses reserved`, 4},
+		"a whole subnet":        {`[{"subnet":"10.1.0.0/24"}]`, `network "lan": range 10.1.0.0/24 is full: 253 of 253 addresses reserved`, 253},
+		"two ranges": {
+			`[{"subnet":"10.1.0.0/28"},{"subnet":"10.2.0.0/29"}]`,
+			`network "lan": range set 10.1.0.0/28, 10.2.0.0/29 is full: 18 of 18 addresses reserved`, 18,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, tt.sets)
+			given := map[string]bool{}
+			for i := range tt.size {
+				given[n.add(fmt.Sprintf("pod%d", i))] = true
+			}
+			if len(given) != tt.size {
+				t.Errorf("%d different addresses of %d", len(given), tt.size)
+			}
+			_, err := n.tryAdd(n.request("late"))
+			wantError(t, err, ErrPoolFull, tt.want)
+			err = n.allocator(n.request("")).Status(context.Background())
+			wantError(t, err, ErrPoolFull, tt.want)
+			n.del("pod1")
+			if err := n.allocator(n.request("")).Status(context.Background()); err != nil {
+				t.Errorf("Status with a free address: %v", err)
+			}
+			n.add("late")
+		})
+	}
+}
+
+func TestAFailureInALaterSetReleasesTheEarlierOnes(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, `[{"subnet":"10.1.0.0/24"}],[{"subnet":"10.2.0.0/30"}]`)
+	if got := n.add("a"); got != "10.1.0.2,10.2.0.2" {
+		t.Fatal(got)
+	}
+	_, err := n.tryAdd(n.request("b"))
+	wantError(t, err, ErrPoolFull, "10.2.0.0/30 is full: 1 of 1")
+	n.expect(map[string]string{
+		"10.1.0.2": "a\r\neth0", "10.2.0.2": "a\r\neth0", "last_reserved_ip.0": "10.1.0.3", "last_reserved_ip.1": "10.2.0.2",
+	})
+}
+
+func TestNamesThatCouldNotBeReadAgainAreRefused(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, small)
+	for _, owner := range []Owner{{"", "eth0"}, {"a/b", "eth0"}, {"a", ""}, {"a", "eth 0"}} {
+		r := n.request(owner.ContainerID)
+		r.IfName = owner.IfName
+		_, err := n.tryAdd(r)
+		wantError(t, err, ErrInvalid, "not valid names of an attachment")
+	}
+	for _, network := range []string{"", ".", "..", "a/b", "../x"} {
+		r := n.request("a")
+		r.Network = network
+		_, err := r.open()
+		wantError(t, err, ErrInvalid, "cannot be the name of a directory")
+	}
+}
+
+func TestDelByHintTakesOnlyItsOwn(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, small)
+	n.put("10.1.0.2", "a\r\neth0")
+	n.put("10.1.0.3", "b\r\neth0")
+	n.put("10.1.0.4", "a\r\nnet1")
+	n.put("10.1.0.5", "tombolo:"+hashOf(Owner{"a", "eth0"})+"\r\n")
+	n.put("10.1.0.6", "a")
+	n.put("10.1.0.7", "tombolo:abc\r\n")
+	n.put("10.1.0.8", "a\r\neth0")
+	a := n.allocator(n.request("a"))
+	hint := addrs("10.1.0.2", "10.1.0.3", "10.1.0.4", "10.1.0.5", "10.1.0.6", "10.1.0.7", "10.1.0.99")
+	for range 2 {
+		if err := a.Del(context.Background(), hint); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.expect(map[string]string{
+		"10.1.0.3": "b\r\neth0", "10.1.0.4": "a\r\nnet1", "10.1.0.7": "tombolo:abc\r\n", "10.1.0.8": "a\r\neth0",
+	})
+}
+
+func TestDelWithoutHintSearches(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, small)
+	n.put("10.1.0.2", "a\r\neth0")
+	n.put("10.9.9.9", "a\r\neth0") // outside of today's ranges
+	n.put("10.1.0.3", "b\r\neth0")
+	n.put("10.1.0.4", "a")
+	n.put("fd00::1", "tombolo:"+hashOf(Owner{"a", "eth0"})+"\r\n")
+	n.put("note", "a\r\neth0")
+	n.del("a")
+	left := map[string]string{"10.1.0.3": "b\r\neth0", "10.1.0.4": "a", "note": "a\r\neth0"}
+	n.expect(left)
+	n.del("a")
+	delete(left, "10.1.0.4")
+	n.expect(left) // the old form only where there is nothing that names the interface, as the reference does
+	n.del("a")
+	n.expect(left)
+}
+
+func TestWithoutADirectoryThereIsNothingToDo(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, small)
+	a := n.allocator(n.request("a"))
+	ctx := context.Background()
+	for name, err := range map[string]error{
+		"Del":           a.Del(ctx, nil),
+		"Del by hint":   a.Del(ctx, addrs("10.1.0.2")),
+		"GC":            a.Collect(ctx, nil),
+		"Status":        a.Status(ctx),
+		"Status, epoch": n.allocatorIn(Epoch{Token: "x"}).Status(ctx),
+	} {
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := os.Stat(n.dir()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the directory was made: %v", err)
+	}
+	wantError(t, a.Check(ctx, nil), ErrNotReserved, "has no address of range")
+}
+
+func (n *node) allocatorIn(epoch Epoch) asker {
+	n.t.Helper()
+	r := n.request("")
+	r.Epoch = epoch
+	return n.allocator(r)
+}
+
+func TestGCReleasesWhatNoValidOwnerClaims(t *testing.T) {
+	t.Parallel()
+	fill := func(n *node) {
+		n.add("a")
+		n.put("10.1.0.10", "b\r\neth0")
+		n.put("10.1.0.11", "b\r\nnet1")
+		n.put("10.1.0.12", "b")
+		n.put("10.1.0.13", "c")
+		n.put("10.1.0.14", "tombolo:"+hashOf(Owner{"b", "eth0"})+"\r\n")
+		n.put("10.1.0.15", "tombolo:abc\r\neth0")
+		n.put("10.1.0.16", "")
+		n.put("10.1.0.17", "who knows?")
+		n.put("fd00::7", "d\r\neth0")
+		n.put("note", "c")
+	}
+	always := map[string]string{"last_reserved_ip.0": "10.1.0.2", "note": "c", "10.1.0.17": "who knows?"}
+	for name, tt := range map[string]struct {
+		valid []Owner
+		stays []string
+	}{
+		"some":            {[]Owner{{"a", "eth0"}, {"b", "eth0"}}, []string{"10.1.0.2", "10.1.0.10", "10.1.0.12", "10.1.0.14"}},
+		"other interface": {[]Owner{{"b", "net1"}}, []string{"10.1.0.11", "10.1.0.12"}},
+		"none":            {nil, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, `[{"subnet":"10.1.0.0/24"}]`)
+			fill(n)
+			before := n.files()
+			if err := n.allocator(n.request("")).Collect(context.Background(), tt.valid); err != nil {
+				t.Fatal(err)
+			}
+			want := map[string]string{}
+			for name, content := range always {
+				want[name] = content
+			}
+			for _, name := range tt.stays {
+				want[name] = before[name]
+			}
+			n.expect(want)
+			if !n.warned("10.1.0.17 holds no reservation: left alone") {
+				t.Error("the foreign file is not reported")
+			}
+		})
+	}
+}
+
+func TestGCOfOneNetworkLeavesTheOthersAlone(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, small)
+	r := n.request("a")
+	r.Network = "other"
+	if _, err := n.tryAdd(r); err != nil {
+		t.Fatal(err)
+	}
+	n.add("a")
+	if err := n.allocator(n.request("")).Collect(context.Background(), nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(n.dataDir, "other", "10.1.0.2")); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestCheckFindsWhatIsNotReserved(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, small+`,[{"subnet":"fd00::/64"}]`)
+	given, err := n.tryAdd(n.request("a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	result := given.Addresses
+	without := func(prefix string) []Address {
+		return slices.DeleteFunc(slices.Clone(result), func(a Address) bool {
+			return strings.HasPrefix(a.String(), prefix)
+		})
+	}
+	a := n.allocator(n.request("a"))
+	ctx := context.Background()
+	for name, held := range map[string][]Address{
+		"as given": result, "without the IPv6 address": without("fd00"), "empty": {}, "nil": nil, "with nothing": {{}},
+	} {
+		if err := a.Check(ctx, held); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	n.put("fd00::2", "b\r\neth0")
+	wantError(t, a.Check(ctx, result), ErrNotReserved,
+		`fd00::2 is not reserved for interface eth0 of container a (file `+n.dir()+`/fd00::2)`)
+	wantError(t, a.Check(ctx, without("fd00")), ErrNotReserved, "container a has no address of range fd00::/64")
+	n.put("fd00::2", "tombolo:"+hashOf(Owner{"a", "eth0"})+"\r\n")
+	if err := a.Check(ctx, result); err != nil {
+		t.Errorf("rebuilt from the kernel: %v", err)
+	}
+	n.put("fd00::2", "a")
+	if err := a.Check(ctx, without("fd00")); err != nil {
+		t.Errorf("old form: %v", err)
+	}
+	if err := os.Remove(filepath.Join(n.dir(), "10.1.0.2")); err != nil {
+		t.Fatal(err)
+	}
+	wantError(t, a.Check(ctx, result), ErrNotReserved, "10.1.0.2 is not reserved")
+}
+
+func TestStatusNeedsAPlaceToWrite(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, small)
+	n.add("a")
+	if err := n.allocator(n.request("")).Status(context.Background()); err != nil {
+		t.Errorf("Status: %v", err)
+	}
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.dataDir = file
+	wantError(t, n.allocator(n.request("")).Status(context.Background()), unix.ENOTDIR, "not a directory")
+}
+
+func TestStatusFailsForAPoolWithoutAddresses(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, `[{"subnet":"10.1.0.0/24","rangeEnd":"10.1.0.1"}]`)
+	n.put("10.1.0.9", "a\r\neth0")
+	err := n.allocator(n.request("")).Status(context.Background())
+	wantError(t, err, ErrPoolFull, "is full: 0 of 0")
+}
+
+func TestManyAtOnceGetDifferentAddresses(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, `[{"subnet":"10.1.0.0/24"}],[{"subnet":"fd00::/64"}]`)
+	n.epoch = Epoch{Token: "now"}
+	const pods = 64
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	given := map[string]string{}
+	for i := range pods {
+		id := fmt.Sprintf("pod%d", i)
+		a := n.allocator(n.request(id))
+		wg.Go(func() {
+			result, err := a.Add(context.Background())
+			if err != nil {
+				t.Errorf("%s: %v", id, err)
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			given[addressesOf(result)] = id
+		})
+	}
+	wg.Wait()
+	if len(given) != pods || len(n.files()) != 2*pods+2 {
+		t.Errorf("%d different addresses, %d files", len(given), len(n.files()))
+	}
+	for i := range pods {
+		a := n.allocator(n.request(fmt.Sprintf("pod%d", i)))
+		wg.Go(func() {
+			if err := a.Del(context.Background(), nil); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if got := n.files(); len(got) != 2 {
+		t.Errorf("left: %v", got)
+	}
+}
+
+// An ADD that is under way is on no runtime's list.
+func TestGCLeavesWhatIsOnRecord(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, small)
+	n.add("a")
+	n.put("10.1.0.10", "b\r\neth0")
+	n.put("10.1.0.11", "tombolo:"+hashOf(Owner{"c", "eth0"})+"\r\n")
+	n.put("10.1.0.12", "b\r\nnet1")
+	n.put("10.1.0.13", "b")
+	r := n.request("")
+	r.InUse = func(hash string) bool {
+		return hash == hashOf(Owner{"b", "eth0"}) || hash == hashOf(Owner{"c", "eth0"})
+	}
+	if err := n.allocator(r).Collect(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	for address, want := range map[string]bool{"10.1.0.2": false, "10.1.0.10": true, "10.1.0.11": true, "10.1.0.12": false, "10.1.0.13": false} {
+		_, err := os.Stat(filepath.Join(n.dataDir, n.request("").Network, address))
+		if (err == nil) != want {
+			t.Errorf("%s is reserved: %v, want %t", address, err, want)
+		}
+	}
+}

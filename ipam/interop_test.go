@@ -1,0 +1,156 @@
+package ipam
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// reference is the directory with the reference plugins, of containernetworking/plugins v1.9.1.
+func reference(t *testing.T) string {
+	t.Helper()
+	dir := os.Getenv("TOMBOLO_PEERS")
+	if dir == "" {
+		t.Skip("peers not built: set TOMBOLO_PEERS to a directory with host-local of containernetworking/plugins v1.9.1")
+	}
+	if _, err := os.Stat(filepath.Join(dir, "host-local")); err != nil {
+		t.Fatalf("TOMBOLO_PEERS: %v", err)
+	}
+	return dir
+}
+
+// runReference runs the reference with the verb for eth0 of the container.
+func (n *node) runReference(dir, verb, id string) (*Allocation, error) {
+	n.t.Helper()
+	cmd := exec.Command(filepath.Join(dir, "host-local"))
+	cmd.Env = append(os.Environ(), "CNI_COMMAND="+verb, "CNI_CONTAINERID="+id, "CNI_NETNS=/run/netns/"+id, "CNI_IFNAME=eth0", "CNI_PATH="+dir)
+	cmd.Stdin = strings.NewReader(`{"cniVersion":"1.1.0","name":"lan","type":"tombolo","ipam":{"type":"host-local","dataDir":"` +
+		n.dataDir + `","ranges":[` + n.sets + `]}}`)
+	stdout, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s", err, stdout)
+	}
+	var result struct {
+		IPs []struct{ Address netip.Prefix }
+	}
+	given := &Allocation{}
+	if verb == "ADD" {
+		if err := json.Unmarshal(stdout, &result); err != nil {
+			n.t.Fatalf("reference: %v: %s", err, stdout)
+		}
+	}
+	for _, ip := range result.IPs {
+		given.Addresses = append(given.Addresses, Address{Prefix: ip.Address})
+	}
+	return given, nil
+}
+
+func (n *node) mustRunReference(dir, verb, id string) string {
+	n.t.Helper()
+	result, err := n.runReference(dir, verb, id)
+	if err != nil {
+		n.t.Fatalf("reference %s %s: %v", verb, id, err)
+	}
+	return addressesOf(result)
+}
+
+func TestTheReferenceAndWeWriteTheSameFiles(t *testing.T) {
+	t.Parallel()
+	dir := reference(t)
+	const sets = `[{"subnet":"10.1.0.0/24","rangeStart":"10.1.0.250"},{"subnet":"10.2.0.0/30"}],[{"subnet":"fd00:0:0:0:1::/80"}]`
+	ours, theirs := newNode(t, sets), newNode(t, sets)
+	for i := range 6 {
+		id := fmt.Sprintf("0123456789abcdef%d", i)
+		got, want := ours.add(id), theirs.mustRunReference(dir, "ADD", id)
+		if got != want {
+			t.Errorf("%s: we give %s, the reference %s", id, got, want)
+		}
+		if i == 2 {
+			ours.del(id)
+			theirs.mustRunReference(dir, "DEL", id)
+		}
+	}
+	if diff := cmp.Diff(theirs.files(), ours.files()); diff != "" {
+		t.Errorf("files (-reference +ours)\n%s", diff)
+	}
+}
+
+func TestTheReferenceAndWeSeeEachOthersReservations(t *testing.T) {
+	t.Parallel()
+	dir := reference(t)
+	n := newNode(t, `[{"subnet":"10.1.0.0/29"}],[{"subnet":"fd00::/125"}]`)
+	n.epoch = Epoch{Token: "now", Started: boot}
+	n.live = liveAddrs(liveAt("fd00::6", Owner{"found", "eth0"}))
+	got := strings.Join([]string{
+		n.add("ours1"), n.mustRunReference(dir, "ADD", "theirs1"), n.add("ours2"), n.mustRunReference(dir, "ADD", "theirs2"),
+	}, " ")
+	if want := "10.1.0.2,fd00::2 10.1.0.3,fd00::3 10.1.0.4,fd00::4 10.1.0.5,fd00::5"; got != want {
+		t.Fatalf("got %s, want %s", got, want)
+	}
+	for _, id := range []string{"ours1", "theirs1"} {
+		n.mustRunReference(dir, "CHECK", id)
+		if err := n.allocator(n.request(id)).Check(context.Background(), nil); err != nil {
+			t.Errorf("our CHECK of %s: %v", id, err)
+		}
+	}
+	if _, err := n.runReference(dir, "ADD", "ours1"); err == nil || !strings.Contains(err.Error(), "duplicate allocation") {
+		t.Errorf("the reference does not see that ours1 has an address: %v", err)
+	}
+	// The reference passes over what we found alive, and does not take our marker for anything.
+	if got := n.mustRunReference(dir, "ADD", "theirs3"); got != "10.1.0.6,fd00::7" {
+		t.Errorf("reference ADD gave %s", got)
+	}
+	if _, err := n.tryAdd(n.request("late")); err == nil {
+		t.Error("we gave an address of a full pool")
+	}
+	if _, err := n.runReference(dir, "ADD", "late"); err == nil {
+		t.Error("the reference gave an address of a full pool")
+	}
+	// Each releases what the other reserved.
+	n.mustRunReference(dir, "DEL", "ours1")
+	n.del("theirs1")
+	if err := n.allocator(n.request("theirs2")).Del(context.Background(), addrs("10.1.0.5", "fd00::5")); err != nil {
+		t.Error(err)
+	}
+	n.mustRunReference(dir, "DEL", "ours2")
+	n.mustRunReference(dir, "DEL", "nobody")
+	n.expect(map[string]string{
+		"10.1.0.6": "theirs3\r\neth0", "fd00::7": "theirs3\r\neth0", "fd00::6": "tombolo:" + hashOf(Owner{"found", "eth0"}) + "\r\n",
+		"last_reserved_ip.0": "10.1.0.6", "last_reserved_ip.1": "fd00::7",
+	})
+	if got, want := n.marker(), `{"version":1,"epoch":"now"}`; got != want {
+		t.Errorf("the reference changed our marker to %s", got)
+	}
+}
+
+func TestTheReferenceWaitsForOurLock(t *testing.T) {
+	t.Parallel()
+	dir := reference(t)
+	n := newNode(t, `[{"subnet":"10.1.0.0/24"}]`)
+	n.add("first")
+	s, err := n.request("a").store().lock(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	added := make(chan error, 1)
+	go func() {
+		_, err := n.runReference(dir, "ADD", "theirs")
+		added <- err
+	}()
+	awaitWaiter(t, inode(t, filepath.Join(n.dir(), lockName)))
+	if len(n.files()) != 2 {
+		t.Errorf("the reference did not wait: %v", n.files())
+	}
+	s.unlock()
+	if err := <-added; err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,338 @@
+package ipam
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// The words are the reference's: a network has range sets, a set has ranges.
+
+// A RangeSet is a pool: an attachment gets one address from each set, out of the first
+// range that has one free. All ranges of a set are of one family, and no two ranges of a
+// network overlap.
+type RangeSet struct {
+	Ranges []Range
+	// Name is what errors call the set, its place in a configuration, say; empty is
+	// "ranges[0]" for the first. Its ranges are called by it, as "ranges[0][1]".
+	Name string
+}
+
+// A Range is a run of addresses within a subnet. Only Subnet is required.
+type Range struct {
+	Subnet netip.Prefix
+	// RangeStart and RangeEnd are the first and the last address; by default those of
+	// the subnet, but for its own and the broadcast address.
+	RangeStart, RangeEnd netip.Addr
+	// Gateway is given along with each address, and never as one; by default it is the
+	// subnet's first address. It may lie outside of the subnet.
+	Gateway netip.Addr
+	// Name is what errors call the range; empty is by its set.
+	Name string
+}
+
+// An ipRange is a run of addresses in a subnet, both ends included.
+type ipRange struct {
+	subnet  netip.Prefix
+	start   netip.Addr
+	end     netip.Addr
+	gateway netip.Addr
+}
+
+// A rangeSet is a RangeSet that was found to be good.
+type rangeSet struct {
+	ranges []ipRange
+	name   string
+}
+
+// A pool is all sets of a network. The index of a set is part of the on-disk
+// format (last_reserved_ip.<index>).
+type pool []rangeSet
+
+// newPool checks the ranges and fills in their defaults.
+func newPool(sets []RangeSet) (pool, error) {
+	var p pool
+	for i, conf := range sets {
+		if conf.Name == "" {
+			conf.Name = fmt.Sprintf("ranges[%d]", i)
+		}
+		set, err := newRangeSet(conf)
+		if err != nil {
+			return nil, err
+		}
+		p = append(p, set)
+	}
+	return p, p.checkOverlaps()
+}
+
+// newRangeSet builds one set.
+func newRangeSet(conf RangeSet) (rangeSet, error) {
+	set := rangeSet{name: conf.Name}
+	if len(conf.Ranges) == 0 {
+		return set, newError(ErrInvalid, "%s is an empty list of ranges", set.name)
+	}
+	for i, one := range conf.Ranges {
+		if one.Name == "" {
+			one.Name = fmt.Sprintf("%s[%d]", set.name, i)
+		}
+		r, err := newRange(one)
+		if err != nil {
+			return set, err
+		}
+		for _, other := range set.ranges {
+			if other.start.Is4() != r.start.Is4() {
+				return set, newError(ErrInvalid, "%s mixes IPv4 and IPv6: put %s and %s into sets of their own", set.name, other.subnet, r.subnet)
+			}
+			if other.overlaps(r) {
+				return set, newError(ErrInvalid, "%s: ranges %s and %s overlap", set.name, other, r)
+			}
+		}
+		set.ranges = append(set.ranges, r)
+	}
+	return set, nil
+}
+
+// newRange checks one range and fills in its defaults: the gateway is the
+// subnet's first address, the range all addresses but the network's and, in
+// IPv4, the broadcast address.
+func newRange(conf Range) (ipRange, error) {
+	fail := func(format string, args ...any) (ipRange, error) {
+		return ipRange{}, newError(ErrInvalid, "%s: %s", conf.Name, fmt.Sprintf(format, args...))
+	}
+	subnet := conf.Subnet
+	switch {
+	case !subnet.IsValid():
+		return fail(`"subnet" is required`)
+	case subnet.Addr().Is4In6():
+		return fail("subnet %s is an IPv4 network in IPv6 notation", subnet)
+	case subnet != subnet.Masked():
+		return fail("subnet %s has host bits set: the network is %s", subnet, subnet.Masked())
+	case subnet.Bits() > subnet.Addr().BitLen()-2:
+		return fail("subnet %s is too small to allocate from", subnet)
+	}
+	first, last := subnet.Addr().Next(), lastHost(subnet)
+	r := ipRange{subnet: subnet, start: first, end: last, gateway: first}
+	for _, bound := range []struct {
+		name string
+		from netip.Addr
+		to   *netip.Addr
+		free bool // may lie outside of the subnet
+	}{
+		{"rangeStart", conf.RangeStart, &r.start, false},
+		{"rangeEnd", conf.RangeEnd, &r.end, false},
+		{"gateway", conf.Gateway, &r.gateway, true},
+	} {
+		if !bound.from.IsValid() {
+			continue
+		}
+		addr := bound.from.Unmap()
+		switch {
+		case addr.Zone() != "":
+			return fail("%s %s has a zone", bound.name, addr)
+		case addr.Is4() != subnet.Addr().Is4():
+			return fail("%s %s is not of the family of subnet %s", bound.name, addr, subnet)
+		case !bound.free && !subnet.Contains(addr):
+			return fail("%s %s is not in subnet %s", bound.name, addr, subnet)
+		}
+		*bound.to = addr
+	}
+	if r.end.Less(r.start) {
+		return fail("rangeEnd %s is before rangeStart %s", r.end, r.start)
+	}
+	return r, nil
+}
+
+// lastHost is the last address of a subnet that a range has by default: in IPv4
+// the one before the broadcast address.
+func lastHost(subnet netip.Prefix) netip.Addr {
+	bytes := subnet.Addr().AsSlice()
+	for bit := subnet.Bits(); bit < len(bytes)*8; bit++ {
+		bytes[bit/8] |= 0x80 >> (bit % 8)
+	}
+	last, _ := netip.AddrFromSlice(bytes)
+	if last.Is4() {
+		return last.Prev()
+	}
+	return last
+}
+
+// checkOverlaps refuses sets that could give the same address.
+func (p pool) checkOverlaps() error {
+	for i, set := range p {
+		for _, other := range p[i+1:] {
+			for _, a := range set.ranges {
+				for _, b := range other.ranges {
+					if a.overlaps(b) {
+						return newError(ErrInvalid, "range %s in %s overlaps range %s in %s", a, set.name, b, other.name)
+					}
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// isGateway reports whether any range of the network has addr as its gateway.
+// Such an address is never given, also not out of another range.
+func (p pool) isGateway(addr netip.Addr) bool {
+	for _, set := range p {
+		for _, r := range set.ranges {
+			if r.gateway == addr {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// contains reports whether any set can give addr.
+func (p pool) contains(addr netip.Addr) bool {
+	return slices.ContainsFunc(p, func(s rangeSet) bool { return s.rangeOf(addr) != nil })
+}
+
+// rangeOf returns the range that addr is in, or nil.
+func (s rangeSet) rangeOf(addr netip.Addr) *ipRange {
+	for i := range s.ranges {
+		if s.ranges[i].contains(addr) {
+			return &s.ranges[i]
+		}
+	}
+	return nil
+}
+
+// size is the number of addresses that the set can give, gateways not among
+// them. It saturates.
+func (s rangeSet) size(p pool) uint64 {
+	var total uint64
+	for _, r := range s.ranges {
+		n := r.size()
+		for _, gateway := range p.gateways() {
+			if r.contains(gateway) && n > 0 {
+				n--
+			}
+		}
+		if total+n < total {
+			return math.MaxUint64
+		}
+		total += n
+	}
+	return total
+}
+
+// gateways lists the gateways of all ranges, each once.
+func (p pool) gateways() []netip.Addr {
+	var gateways []netip.Addr
+	for _, set := range p {
+		for _, r := range set.ranges {
+			if !slices.Contains(gateways, r.gateway) {
+				gateways = append(gateways, r.gateway)
+			}
+		}
+	}
+	return gateways
+}
+
+// String names the set for an operator: "range 10.1.0.0/24", or all ranges.
+func (s rangeSet) String() string {
+	names := make([]string, len(s.ranges))
+	for i, r := range s.ranges {
+		names[i] = r.String()
+	}
+	if len(names) == 1 {
+		return "range " + names[0]
+	}
+	return "range set " + strings.Join(names, ", ")
+}
+
+// contains reports whether addr lies between the ends.
+func (r ipRange) contains(addr netip.Addr) bool {
+	return addr.BitLen() == r.start.BitLen() && !addr.Less(r.start) && !r.end.Less(addr)
+}
+
+// overlaps reports whether the ranges share an address. Of two runs that do,
+// one starts inside of the other.
+func (r ipRange) overlaps(other ipRange) bool {
+	return r.contains(other.start) || other.contains(r.start)
+}
+
+// size counts the addresses from start to end, and saturates.
+func (r ipRange) size() uint64 {
+	startHigh, startLow := halves(r.start)
+	endHigh, endLow := halves(r.end)
+	if endHigh != startHigh && (endHigh-startHigh > 1 || endLow >= startLow) || endLow-startLow == math.MaxUint64 {
+		return math.MaxUint64
+	}
+	return endLow - startLow + 1
+}
+
+// halves splits an address into two numbers; that of IPv4 is in the low one,
+// less a constant.
+func halves(addr netip.Addr) (high, low uint64) {
+	bytes := addr.As16()
+	return binary.BigEndian.Uint64(bytes[:8]), binary.BigEndian.Uint64(bytes[8:])
+}
+
+// String is the subnet where the range is all of it, else the ends and the
+// subnet.
+func (r ipRange) String() string {
+	if r.start == r.subnet.Addr().Next() && r.end == lastHost(r.subnet) {
+		return r.subnet.String()
+	}
+	return fmt.Sprintf("%s-%s of %s", r.start, r.end, r.subnet)
+}
+
+// A cursor walks once over the addresses of a set, round and round from the one
+// after the last that was given, so that an address that was just released
+// rests as long as possible.
+type cursor struct {
+	set   rangeSet
+	pool  pool
+	index int        // of the range that at is in
+	at    netip.Addr // the next candidate
+	stop  netip.Addr // the first candidate, once that has been returned
+}
+
+// from starts a cursor. Where last is not in the set (or is no address), it
+// starts at the beginning.
+func (s rangeSet) from(last netip.Addr, p pool) *cursor {
+	c := &cursor{set: s, pool: p, at: s.ranges[0].start}
+	for i, r := range s.ranges {
+		if r.contains(last) {
+			c.index, c.at = i, last
+			c.advance()
+		}
+	}
+	return c
+}
+
+// advance moves to the address after at, which is the start of the next range
+// at the end of one.
+func (c *cursor) advance() {
+	if c.at == c.set.ranges[c.index].end {
+		c.index = (c.index + 1) % len(c.set.ranges)
+		c.at = c.set.ranges[c.index].start
+		return
+	}
+	c.at = c.at.Next()
+}
+
+// next returns the next candidate with its range, or false when each has been
+// returned once.
+func (c *cursor) next() (netip.Addr, *ipRange, bool) {
+	for {
+		if c.at == c.stop {
+			return netip.Addr{}, nil, false
+		}
+		addr, r := c.at, &c.set.ranges[c.index]
+		if !c.stop.IsValid() {
+			c.stop = addr
+		}
+		c.advance()
+		if !c.pool.isGateway(addr) {
+			return addr, r, true
+		}
+	}
+}

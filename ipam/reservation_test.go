@@ -1,0 +1,116 @@
+package ipam
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+)
+
+func TestReservationFilesAreUnderstood(t *testing.T) {
+	t.Parallel()
+	held := func(id, ifName, hash string) reservation {
+		return reservation{containerID: id, ifName: ifName, hash: hash}
+	}
+	tests := map[string]struct {
+		content string
+		want    reservation
+		state   reservationState
+	}{
+		"the reference's":          {"abc123\r\neth0", held("abc123", "eth0", ""), stateHeld},
+		"the old form":             {"abc123", held("abc123", "", ""), stateHeld},
+		"the old form by hand":     {"abc123\n", held("abc123", "", ""), stateHeld},
+		"with space around":        {" abc123\r\neth0\n", held("abc123", "eth0", ""), stateHeld},
+		"by hash":                  {"tombolo:0123456789a\r\n", held("", "", "0123456789a"), stateHeld},
+		"by hash, with interface":  {"tombolo:0123456789a\r\neth0", held("", "eth0", "0123456789a"), stateHeld},
+		"by hash, no line break":   {"tombolo:0123456789a", held("", "", "0123456789a"), stateHeld},
+		"empty":                    {"", reservation{}, stateTruncated},
+		"white space":              {" \r\n", reservation{}, stateTruncated},
+		"zero bytes":               {"\x00\x00\x00\x00", reservation{}, stateTruncated},
+		"cut in the line break":    {"abc123\r", reservation{}, stateTruncated},
+		"cut before the interface": {"abc123\r\n", reservation{}, stateTruncated},
+		"hash of no digits":        {"tombolo:\r\n", reservation{}, stateForeign},
+		"hash in capitals":         {"tombolo:ABC\r\n", reservation{}, stateForeign},
+		"hash, odd interface":      {"tombolo:abc\r\na b", reservation{}, stateForeign},
+		"not an ID":                {"hello world", reservation{}, stateForeign},
+		"leading dot":              {".abc\r\neth0", reservation{}, stateForeign},
+		"other line break":         {"abc123\neth0", reservation{}, stateForeign},
+		"odd interface":            {"abc123\r\neth 0", reservation{}, stateForeign},
+		"long interface":           {"abc123\r\n" + strings.Repeat("e", 16), reservation{}, stateForeign},
+		"three lines":              {"abc123\r\neth0\r\nx", reservation{}, stateForeign},
+		"space before the break":   {"abc123 \r\neth0", reservation{}, stateForeign},
+		"too long":                 {strings.Repeat("a", maxReservation+1), reservation{}, stateForeign},
+		"JSON":                     {`{"version":1}`, reservation{}, stateForeign},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got, state := parseReservation([]byte(tt.content))
+			if got != tt.want || state != tt.state {
+				t.Errorf("got %+v, state %d; want %+v, state %d", got, state, tt.want, tt.state)
+			}
+		})
+	}
+}
+
+// FuzzReservation: what is held can be written again, and reads the same; and where it names a container, the reference
+// would find it by the same container and interface.
+func FuzzReservation(f *testing.F) {
+	for _, content := range []string{"abc\r\neth0", "abc", "tombolo:0123456789a\r\n", "", "\x00", "abc\r", " a_b.c-d\r\nnet1\n"} {
+		f.Add([]byte(content))
+	}
+	f.Fuzz(func(t *testing.T, content []byte) {
+		held, state := parseReservation(content)
+		if state != stateHeld {
+			if held != (reservation{}) {
+				t.Fatalf("%q is not held, but gives %+v", content, held)
+			}
+			return
+		}
+		again, state := parseReservation([]byte(held.content()))
+		if again != held || state != stateHeld {
+			t.Fatalf("%q gave %+v, and written again %+v", content, held, again)
+		}
+		if held.hash == "" && strings.TrimSpace(string(content)) != held.content() {
+			t.Fatalf("the reference would not find %q as %q", content, held.content())
+		}
+	})
+}
+
+// FuzzLast: the loader of last_reserved_ip takes anything, and reads what is written.
+func FuzzLast(f *testing.F) {
+	for _, content := range []string{"10.1.0.2", "fd00::1", "10.1.0.2\n", "", "10.1.0", "::ffff:10.1.0.2", "fe80::1%eth0", "\x00"} {
+		f.Add([]byte(content))
+	}
+	f.Fuzz(func(t *testing.T, content []byte) {
+		addr := parseLast(content)
+		if !addr.IsValid() {
+			return
+		}
+		if addr.Is4In6() || addr.Zone() != "" {
+			t.Fatalf("%q gave %s", content, addr)
+		}
+		if again := parseLast([]byte(addr.String())); again != addr {
+			t.Fatalf("%q gave %s, and written again %s", content, addr, again)
+		}
+		if len(addr.String()) > maxLast {
+			t.Fatalf("%s does not fit", addr)
+		}
+	})
+}
+
+func TestLastReservedAddressesAreUnderstood(t *testing.T) {
+	t.Parallel()
+	for content, want := range map[string]netip.Addr{
+		"10.1.0.2":        netip.MustParseAddr("10.1.0.2"),
+		"fd00::1\n":       netip.MustParseAddr("fd00::1"),
+		"::ffff:10.1.0.2": netip.MustParseAddr("10.1.0.2"),
+		"":                {},
+		"10.1.0":          {},
+		"10.1.0.2x":       {},
+		"fe80::1%eth0":    {},
+	} {
+		if got := parseLast([]byte(content)); got != want {
+			t.Errorf("%q: got %s, want %s", content, got, want)
+		}
+	}
+}

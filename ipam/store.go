@@ -1,0 +1,261 @@
+package ipam
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// lastPrefix and the index of a range set make the name of the file with
+	// the address that was given last.
+	lastPrefix = "last_reserved_ip."
+	// maxLast bounds what is read of it, in bytes; an IPv6 address has at most
+	// 39.
+	maxLast = 64
+	// maxProbes is how many candidates in a row are found taken one by one,
+	// before the directory is read instead. Below that many, probing is cheaper
+	// also than reading a small directory.
+	maxProbes = 8
+	// foreignNamed is how many foreign files a warning names.
+	foreignNamed = 5
+)
+
+// A store is the directory with the reservations of one network.
+type store struct {
+	dir     string
+	network string
+	wait    time.Duration // for the lock
+	node    Node
+}
+
+// ioError is what the system refused.
+func (s *store) ioError(doing string, err error) error {
+	return newError(err, "network %q: %s: %s", s.network, doing, err)
+}
+
+func (s *store) warnf(format string, args ...any) {
+	if s.node.Warn != nil {
+		s.node.Warn(fmt.Sprintf("network %q: %s", s.network, fmt.Sprintf(format, args...)))
+	}
+}
+
+// create makes the directory, with the mode that the reference gives it.
+func (s *store) create() error {
+	if err := os.MkdirAll(s.dir, 0o755); err != nil {
+		return s.ioError("make the directory of the reservations", err)
+	}
+	return nil
+}
+
+// path is the reservation file of addr. Its name is the canonical text of the
+// address, on which package netip and the reference agree, IPv6 included.
+func (s *store) path(addr netip.Addr) string { return s.dir + "/" + addr.String() }
+
+// read returns who holds addr. A file that cannot be read, since it is a directory, say,
+// is a foreign one. The error is that there is no file; or that it could not be read this
+// time, so that nobody knows whose it is.
+func (s *store) read(addr netip.Addr) (reservation, reservationState, error) {
+	data, err := readFile(s.path(addr), maxReservation)
+	if errors.Is(err, fs.ErrNotExist) {
+		return reservation{}, 0, err
+	}
+	if isFault(err) {
+		return reservation{}, stateForeign, s.ioError("read the reservation of "+addr.String(), err)
+	}
+	if err != nil {
+		return reservation{}, stateForeign, nil
+	}
+	held, state := parseReservation(data)
+	return held, state, nil
+}
+
+// isFault says that an error is the disk's or the machine's, and not about what the file
+// is.
+func isFault(err error) bool {
+	return slices.ContainsFunc([]error{unix.EIO, unix.ENOMEM, unix.EMFILE, unix.ENFILE, unix.ESTALE, unix.ETIMEDOUT},
+		func(fault error) bool { return errors.Is(err, fault) })
+}
+
+// isOwner reports whether r is a reservation of owner; old says that it names
+// the container only, so that it may be that of another interface.
+func (s *store) isOwner(r reservation, owner Owner) (is, old bool) {
+	if r.hash != "" {
+		return s.node.Hash != nil && r.hash == s.node.Hash(owner), false
+	}
+	if r.containerID != owner.ContainerID {
+		return false, false
+	}
+	return r.ifName == owner.IfName || r.ifName == "", r.ifName == ""
+}
+
+// list returns the addresses that have a file, in no order, and warns of what
+// else is in the directory.
+func (s *store) list() ([]netip.Addr, error) {
+	dir, err := os.Open(s.dir)
+	if err != nil {
+		return nil, s.ioError("list the reservations", err)
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		return nil, s.ioError("list the reservations", err)
+	}
+	addrs := make([]netip.Addr, 0, len(names))
+	var foreign []string
+	for _, name := range names {
+		addr, err := netip.ParseAddr(name)
+		switch {
+		case err == nil && addr.String() == name && addr.Zone() == "" && !addr.Is4In6():
+			addrs = append(addrs, addr)
+		case name == lockName, name == markerName, name == markerName+tempSuffix, strings.HasPrefix(name, lastPrefix):
+		default:
+			foreign = append(foreign, name)
+		}
+	}
+	s.warnForeign(foreign)
+	return addrs, nil
+}
+
+// warnForeign reports files that are not part of the format.
+func (s *store) warnForeign(names []string) {
+	if len(names) == 0 {
+		return
+	}
+	slices.Sort(names)
+	named := names
+	if len(named) > foreignNamed {
+		named = named[:foreignNamed]
+	}
+	s.warnf("ignored %d foreign files in %s: %q", len(names), s.dir, named)
+}
+
+// reserve gives addr to owner. It reports false if another has it; ErrDuplicate
+// if owner has.
+func (s *session) reserve(addr netip.Addr, owner Owner) (bool, error) {
+	path := s.path(addr)
+	content := reservation{containerID: owner.ContainerID, ifName: owner.IfName}.content()
+	for range 2 {
+		err := createFile(path, content)
+		if err == nil {
+			return true, nil
+		}
+		if !errors.Is(err, fs.ErrExist) {
+			return false, s.ioError("reserve "+addr.String(), err)
+		}
+		held, state, err := s.read(addr)
+		switch {
+		case err != nil:
+			// A link to nowhere: the name is taken, but nothing can be read.
+			s.warnf("%s holds no reservation; %s is not given to anyone", path, addr)
+			return false, nil
+		case state == stateForeign:
+			s.warnf("%s holds no reservation; %s is not given to anyone", path, addr)
+			return false, nil
+		case state == stateHeld:
+			if is, _ := s.isOwner(held, owner); is {
+				return false, newError(ErrDuplicate, "network %q: interface %s of container %s already has %s: "+
+					"DEL it first", s.network, owner.IfName, owner.ContainerID, addr)
+			}
+			return false, nil
+		}
+		// Creators hold the lock until the file is whole, and we hold it now:
+		// this one's is dead.
+		if err := s.reclaim(addr); err != nil {
+			return false, err
+		}
+	}
+	return false, nil
+}
+
+// reclaim removes a file that its creator did not live to write.
+func (s *session) reclaim(addr netip.Addr) error {
+	s.warnf("reclaimed %s: its file is empty or cut short, so whoever reserved it died meanwhile", addr)
+	if err := removeFile(s.path(addr)); err != nil {
+		return s.ioError("reclaim "+addr.String(), err)
+	}
+	return nil
+}
+
+// release removes the reservation of addr. Who calls has seen whose it is.
+func (s *session) release(addr netip.Addr) error {
+	if err := removeFile(s.path(addr)); err != nil {
+		return s.ioError("release "+addr.String(), err)
+	}
+	return nil
+}
+
+// A lastFile is the address that a range set gave last. It is kept open from
+// the reading to the writing. It only spreads the addresses, so whatever is
+// wrong with it is a warning.
+type lastFile struct {
+	store *store
+	path  string
+	fd    int // -1 if it could not be opened
+	addr  netip.Addr
+	size  int // of its content
+}
+
+// openLast reads last_reserved_ip.<index>.
+func (s *session) openLast(index int) *lastFile {
+	l := &lastFile{store: s.store, path: s.dir + "/" + lastPrefix + strconv.Itoa(index), fd: -1}
+	fd, err := openFile(l.path, unix.O_RDWR|unix.O_CREAT|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		s.warnf("addresses are not given in turn: %s", err)
+		return l
+	}
+	data, err := readAt(fd, l.path, maxLast)
+	if err != nil {
+		unix.Close(fd)
+		s.warnf("addresses are not given in turn: %s", err)
+		return l
+	}
+	l.fd, l.size = fd, len(data)
+	l.addr = parseLast(data)
+	if !l.addr.IsValid() && len(data) > 0 {
+		s.warnf("%s holds no address (%.40q): starting at the beginning of the range", l.path, data)
+	}
+	return l
+}
+
+// parseLast reads the content of a last_reserved_ip file; what is no address is
+// the zero Addr.
+func parseLast(data []byte) netip.Addr {
+	addr, err := netip.ParseAddr(strings.TrimSpace(string(data)))
+	if err != nil || addr.Zone() != "" {
+		return netip.Addr{}
+	}
+	return addr.Unmap()
+}
+
+// write stores addr. The content is replaced before the file is cut, never
+// after: on ext4 a file that was cut to nothing is written to disk at its
+// close.
+func (l *lastFile) write(addr netip.Addr) {
+	if l.fd < 0 {
+		return
+	}
+	text := addr.String()
+	err := writeAt(l.fd, l.path, text)
+	if err == nil && len(text) < l.size {
+		_, err = retry(func() (struct{}, error) { return struct{}{}, unix.Ftruncate(l.fd, int64(len(text))) })
+		err = pathError("truncate", l.path, err)
+	}
+	if err != nil {
+		l.store.warnf("addresses are not given in turn: %s", err)
+	}
+}
+
+func (l *lastFile) close() {
+	if l.fd >= 0 {
+		unix.Close(l.fd)
+	}
+}

@@ -1,0 +1,398 @@
+package ipam
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// holdLock takes the lock of the node's directory as another process would, and returns what releases it.
+func (n *node) holdLock() (release func()) {
+	n.t.Helper()
+	if err := os.MkdirAll(n.dir(), 0o755); err != nil {
+		n.t.Fatal(err)
+	}
+	file, err := os.OpenFile(filepath.Join(n.dir(), lockName), os.O_CREATE|os.O_RDONLY, 0o600)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	n.t.Cleanup(func() { file.Close() })
+	// This waits, so a test that calls it after a wait that was given up would hang if the lock had leaked.
+	if err := unix.Flock(int(file.Fd()), unix.LOCK_EX); err != nil {
+		n.t.Fatal(err)
+	}
+	return func() { file.Close() }
+}
+
+func TestALockThatIsNotHadInTimeIsTryAgainLater(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, small)
+	release := n.holdLock()
+	r := n.request("a")
+	r.LockWait = time.Millisecond
+	a := n.allocator(r)
+	_, err := a.Add(context.Background())
+	text := fmt.Sprintf(`network "lan": another process has held the lock %s/lock for 1ms: try again`, n.dir())
+	wantError(t, err, ErrLocked, text)
+	wantError(t, a.Del(context.Background(), nil), ErrLocked, text)
+	wantError(t, a.Collect(context.Background(), nil), ErrLocked, text)
+	if err := a.Status(context.Background()); err != nil {
+		t.Errorf("Status waits for the lock: %v", err)
+	}
+	n.expect(map[string]string{})
+	release()
+	n.holdLock()()
+	if got := n.add("a"); got != "10.1.0.2" {
+		t.Errorf("after the lock was free: %s", got)
+	}
+}
+
+func TestTheWaitForTheLockEndsWithTheContext(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, small)
+	release := n.holdLock()
+	a := n.allocator(n.request("a"))
+	for _, end := range []struct {
+		name string
+		ctx  func() (context.Context, context.CancelFunc)
+		want error
+	}{
+		{"deadline", func() (context.Context, context.CancelFunc) {
+			return context.WithTimeout(context.Background(), time.Millisecond)
+		}, context.DeadlineExceeded},
+		{"cancelled before", func() (context.Context, context.CancelFunc) {
+			ctx, cancel := context.WithCancel(context.Background())
+			cancel()
+			return ctx, cancel
+		}, context.Canceled},
+	} {
+		ctx, cancel := end.ctx()
+		_, err := a.Add(ctx)
+		cancel()
+		wantError(t, err, ErrLocked, "wait for the lock "+n.dir()+"/lock: "+end.want.Error())
+		if !errors.Is(err, end.want) {
+			t.Errorf("%s: %v does not match the context's error", end.name, err)
+		}
+	}
+	release()
+	n.holdLock()()
+}
+
+// awaitWaiter returns once somebody waits for the flock of the file with this inode, as /proc/locks tells.
+func awaitWaiter(t *testing.T, inode uint64) {
+	t.Helper()
+	for {
+		locks, err := os.ReadFile("/proc/locks")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(locks)) {
+			if strings.Contains(line, "-> FLOCK") && strings.Contains(line, fmt.Sprintf(":%d ", inode)) {
+				return
+			}
+		}
+		runtime.Gosched()
+	}
+}
+
+func TestAWaiterGetsTheLockWhenItIsFree(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, small)
+	release := n.holdLock()
+	a := n.allocator(n.request("a"))
+	failed := make(chan error, 1)
+	go func() {
+		_, err := a.Add(context.Background())
+		failed <- err
+	}()
+	awaitWaiter(t, inode(t, filepath.Join(n.dir(), lockName)))
+	release()
+	if err := <-failed; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestALockOfADirectoryThatIsGoneDoesNotCount(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, small)
+	release := n.holdLock()
+	s := n.request("a").store()
+	var got *session
+	failed := make(chan error, 1)
+	go func() {
+		var err error
+		got, err = s.lock(context.Background())
+		failed <- err
+	}()
+	awaitWaiter(t, inode(t, filepath.Join(n.dir(), lockName)))
+	if err := os.RemoveAll(n.dir()); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(n.dir(), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	release()
+	if err := <-failed; err != nil {
+		t.Fatal(err)
+	}
+	defer got.unlock()
+	var held unix.Stat_t
+	if err := unix.Fstat(got.fd, &held); err != nil {
+		t.Fatal(err)
+	}
+	if held.Nlink == 0 || held.Ino != inode(t, filepath.Join(n.dir(), lockName)) {
+		t.Error("the lock that was taken is that of the removed directory")
+	}
+}
+
+func inode(t *testing.T, path string) uint64 {
+	t.Helper()
+	var stat unix.Stat_t
+	if err := unix.Stat(path, &stat); err != nil {
+		t.Fatal(err)
+	}
+	return stat.Ino
+}
+
+func TestALockFileThatCannotBeOpenedIsAnIOError(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, small)
+	n.put("x", "")
+	if err := os.Mkdir(filepath.Join(n.dir(), lockName), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	_, err := n.tryAdd(n.request("a"))
+	wantIOError(t, err, unix.EISDIR, `network "lan": lock the reservations`)
+}
+
+// TestAddNeverReadsTheDirectory takes away the right to read the directory, also root's: only files in it can be opened.
+func TestAddNeverReadsTheDirectory(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, `[{"subnet":"10.1.0.0/16"}],[{"subnet":"fd00::/64"}]`)
+	n.epoch = Epoch{Token: "now"}
+	for i := range 1000 {
+		n.put(fmt.Sprintf("10.1.100.%d", i%250), "other\r\neth0")
+	}
+	n.add("first")
+	if err := os.Chmod(n.dir(), 0o300); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.Chmod(n.dir(), 0o700) })
+	onThread(t, func() {
+		if err := dropFileCapabilities(); err != nil {
+			t.Errorf("drop capabilities: %v", err)
+			return
+		}
+		if _, err := os.ReadDir(n.dir()); !errors.Is(err, os.ErrPermission) {
+			t.Errorf("the directory can be read (%v): this test would prove nothing", err)
+			return
+		}
+		// Two taken candidates in a row do not make it read the directory either.
+		for _, name := range []string{"10.1.0.3", "10.1.0.4"} {
+			if err := os.WriteFile(filepath.Join(n.dir(), name), []byte("x\r\neth0"), 0o600); err != nil {
+				t.Error(err)
+			}
+		}
+		result, err := n.tryAdd(n.request("a"))
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		if got := addressesOf(result); got != "10.1.0.5,fd00::3" {
+			t.Errorf("got %s", got)
+		}
+		if err := n.allocator(n.request("a")).Check(context.Background(), result.Addresses); err != nil {
+			t.Errorf("Check: %v", err)
+		}
+		if err := n.allocator(n.request("a")).Del(context.Background(), resultAddrs(result)); err != nil {
+			t.Errorf("Del by hint: %v", err)
+		}
+		// Past the candidates that are probed the directory is needed, and its absence is an error, not a full pool.
+		for i := range maxProbes {
+			if err := os.WriteFile(filepath.Join(n.dir(), fmt.Sprintf("10.1.0.%d", 6+i)), []byte("x\r\neth0"), 0o600); err != nil {
+				t.Error(err)
+			}
+		}
+		_, err = n.tryAdd(n.request("b"))
+		wantIOError(t, err, os.ErrPermission, "list the reservations")
+	})
+}
+
+func TestManyTakenCandidatesInARowAreSkippedAtOnce(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, `[{"subnet":"10.1.0.0/16"}]`)
+	for i := 2; i < 250; i++ {
+		n.put(fmt.Sprintf("10.1.0.%d", i), "other\r\neth0")
+	}
+	n.put("10.1.0.251", "other\r\neth0")
+	if got := n.add("a") + " " + n.add("b"); got != "10.1.0.250 10.1.0.252" {
+		t.Errorf("got %s", got)
+	}
+}
+
+func TestWhatADeadCreatorLeftIsReclaimed(t *testing.T) {
+	t.Parallel()
+	for name, content := range map[string]string{"empty": "", "zero bytes": "\x00\x00\x00", "cut short": "dead\r", "no interface": "dead\r\n"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, small)
+			n.put("10.1.0.2", content)
+			if got := n.add("a"); got != "10.1.0.2" {
+				t.Errorf("got %s", got)
+			}
+			if !n.warned(`network "lan": reclaimed 10.1.0.2`) {
+				t.Error("no warning")
+			}
+			n.expect(map[string]string{"10.1.0.2": "a\r\neth0", "last_reserved_ip.0": "10.1.0.2"})
+		})
+	}
+}
+
+func TestAFullPoolIsSearchedForEmptyFiles(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, `[{"subnet":"10.1.0.0/24"}]`)
+	for i := 2; i < 255; i++ {
+		n.put(fmt.Sprintf("10.1.0.%d", i), "other\r\neth0")
+	}
+	n.put("10.1.0.99", "")
+	if err := n.allocator(n.request("")).Status(context.Background()); err != nil {
+		t.Errorf("Status: %v", err)
+	}
+	if got := n.add("a"); got != "10.1.0.99" {
+		t.Errorf("got %s", got)
+	}
+	if _, err := n.tryAdd(n.request("b")); !errors.Is(err, ErrPoolFull) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestForeignFilesAreToleratedReportedAndKept(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, small)
+	n.put("note", "x")
+	for _, name := range []string{"b", "c", "d", "e", "f", "::ffff:10.1.0.2", "FD00::1", "fe80::1%eth0", "10.1.0.02"} {
+		n.put(name, "a\r\neth0")
+	}
+	n.put("10.1.0.2", "who knows?")
+	if err := os.MkdirAll(filepath.Join(n.dir(), "10.1.0.3", "sub"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("nowhere", filepath.Join(n.dir(), "10.1.0.4")); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mkfifo(filepath.Join(n.dir(), "10.1.0.99"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(filepath.Join(n.dir(), "last_reserved_ip.0"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if got := n.add("a"); got != "10.1.0.5" {
+		t.Errorf("got %s", got)
+	}
+	warnings := strings.Join(n.warnings, "\n")
+	for _, want := range []string{
+		"addresses are not given in turn", "10.1.0.2 is not given to anyone", "10.1.0.3 is not given to anyone",
+		"10.1.0.4 is not given to anyone",
+	} {
+		if !strings.Contains(warnings, want) {
+			t.Errorf("no warning that %s:\n%s", want, warnings)
+		}
+	}
+	n.warned("")
+	ctx := context.Background()
+	if err := n.allocator(n.request("a")).Del(ctx, addrs("10.1.0.2", "10.1.0.3", "10.1.0.4", "10.1.0.5", "10.1.0.99")); err != nil {
+		t.Error(err)
+	}
+	if err := n.allocator(n.request("")).Collect(ctx, nil); err != nil {
+		t.Error(err)
+	}
+	if !n.warned(`ignored 10 foreign files in ` + n.dir() + `: ["10.1.0.02" "::ffff:10.1.0.2" "FD00::1" "b" "c"]`) {
+		t.Error("no warning of the foreign files")
+	}
+	for _, name := range []string{"note", "b", "fe80::1%eth0", "10.1.0.2", "10.1.0.3/sub", "10.1.0.4", "10.1.0.99", "last_reserved_ip.0"} {
+		if _, err := os.Lstat(filepath.Join(n.dir(), name)); err != nil {
+			t.Errorf("deleted: %v", err)
+		}
+	}
+}
+
+func TestRubbishInLastReservedStartsAtTheBeginning(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, small)
+	n.put("last_reserved_ip.0", strings.Repeat("rubbish", 20))
+	if got := n.add("a"); got != "10.1.0.2" {
+		t.Errorf("got %s", got)
+	}
+	if !n.warned("last_reserved_ip.0 holds no address") {
+		t.Error("no warning")
+	}
+	n.expect(map[string]string{"10.1.0.2": "a\r\neth0", "last_reserved_ip.0": "10.1.0.2"})
+}
+
+// TestAFullDiskLeavesNothingBehind fills a small file system, so that a file can be made in it but not written.
+func TestAFullDiskLeavesNothingBehind(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, small)
+	if err := os.MkdirAll(n.dir(), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	skip := ""
+	onThread(t, func() {
+		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+			skip = "needs CAP_SYS_ADMIN for a mount namespace of its own: " + err.Error()
+			return
+		}
+		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+			t.Error(err)
+			return
+		}
+		if err := unix.Mount("tmpfs", n.dir(), "tmpfs", 0, "size=8k"); err != nil {
+			t.Error(err)
+			return
+		}
+		if err := os.WriteFile(filepath.Join(n.dir(), "ballast"), make([]byte, 1<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
+			t.Errorf("the disk is not full (%v): this test would prove nothing", err)
+			return
+		}
+		_, err := n.tryAdd(n.request("a"))
+		wantIOError(t, err, unix.ENOSPC, `network "lan": reserve 10.1.0.2: write `+n.dir()+"/10.1.0.2")
+		if _, err := os.Lstat(filepath.Join(n.dir(), "10.1.0.2")); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("what could not be written is still there: %v", err)
+		}
+		// With room for the reservation only, the file that spreads the addresses is dispensable.
+		if err := os.Truncate(filepath.Join(n.dir(), "ballast"), 4096); err != nil {
+			t.Error(err)
+		}
+		n.warned("")
+		result, err := n.tryAdd(n.request("a"))
+		if err != nil || addressesOf(result) != "10.1.0.2" {
+			t.Errorf("got %v, %v", result, err)
+		}
+		if !n.warned("addresses are not given in turn: write") {
+			t.Error("no warning")
+		}
+	})
+	if skip != "" {
+		t.Skip(skip)
+	}
+}
+
+func TestADirectoryThatCannotBeMadeIsAnIOError(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, small)
+	n.dataDir = filepath.Join(n.dataDir, "file")
+	if err := os.WriteFile(n.dataDir, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := n.tryAdd(n.request("a"))
+	wantIOError(t, err, unix.ENOTDIR, n.dataDir)
+}

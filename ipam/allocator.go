@@ -3,7 +3,6 @@ package ipam
 import (
 	"context"
 	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/tombolo-cni/tombolo/route"
@@ -65,8 +64,16 @@ func (a Address) String() string {
 
 // ipv4First sorts the addresses, since runtimes take the first for the pod's. The order is
 // otherwise kept.
-func ipv4First(list []Address) {
-	slices.SortStableFunc(list, func(a, b Address) int { return a.Prefix.Addr().BitLen() - b.Prefix.Addr().BitLen() })
+func ipv4First(list []Address) []Address {
+	sorted := make([]Address, 0, len(list))
+	for _, is4 := range []bool{true, false} {
+		for _, a := range list {
+			if a.Prefix.Addr().Is4() == is4 {
+				sorted = append(sorted, a)
+			}
+		}
+	}
+	return sorted
 }
 
 // An Owner is an attachment within its network.

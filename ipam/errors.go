@@ -33,6 +33,9 @@ type failure struct {
 func (e *failure) Error() string { return e.message }
 func (e *failure) Unwrap() error { return e.cause }
 
+// newError is called in so many places that a copy in each takes room in every program.
+//
+//go:noinline
 func newError(cause error, format string, args ...any) error {
 	return &failure{fmt.Sprintf(format, args...), cause}
 }

@@ -172,7 +172,7 @@ func (h *HostLocal) Add(ctx context.Context, owner Owner) (*Allocation, error) {
 		}
 		given.Addresses = append(given.Addresses, Address{Prefix: netip.PrefixFrom(addr, r.subnet.Bits()), Gateway: r.gateway})
 	}
-	ipv4First(given.Addresses)
+	given.Addresses = ipv4First(given.Addresses)
 	return given, nil
 }
 

@@ -29,9 +29,7 @@ func (s Static) Add(ctx context.Context, _ Owner) (*Allocation, error) {
 			return nil, newError(ErrInvalid, "give static addresses: %s: %s", ErrInvalid, a)
 		}
 	}
-	list := slices.Clone([]Address(s))
-	ipv4First(list)
-	return &Allocation{Addresses: list}, nil
+	return &Allocation{Addresses: ipv4First(s)}, nil
 }
 
 // Del has nothing to release.

@@ -17,7 +17,7 @@ import (
 // readAddresses takes the addresses out of an IPAM's result, IPv4 first:
 // runtimes take the first of a result for the pod's.
 func readAddresses(res *current.Result) ([]state.Address, error) {
-	var list []state.Address
+	var v4, v6 []state.Address
 	for i, ip := range res.IPs {
 		prefix, ok := prefixOf(ip.Address)
 		if !ok {
@@ -28,12 +28,13 @@ func readAddresses(res *current.Result) ([]state.Address, error) {
 		if gateway.IsValid() && gateway.BitLen() != prefix.Addr().BitLen() {
 			return nil, newError(codeInvalidConfig, "the ipam's ips[%d]: the gateway %s is not of the family of %s", i, gateway, prefix)
 		}
-		list = append(list, state.Address{Prefix: prefix, Gateway: gateway})
+		if prefix.Addr().Is4() {
+			v4 = append(v4, state.Address{Prefix: prefix, Gateway: gateway})
+		} else {
+			v6 = append(v6, state.Address{Prefix: prefix, Gateway: gateway})
+		}
 	}
-	slices.SortStableFunc(list, func(a, b state.Address) int {
-		return a.Prefix.Addr().BitLen() - b.Prefix.Addr().BitLen()
-	})
-	return list, nil
+	return append(v4, v6...), nil
 }
 
 func prefixOf(n net.IPNet) (netip.Prefix, bool) {
@@ -67,17 +68,20 @@ func leasedAddresses(res *current.Result) []netip.Addr {
 // podRoutes translates the routes of the IPAM's result, and adds the default
 // routes that the mode calls for.
 func podRoutes(s settings, addresses []state.Address, routes []*types.Route) ([]route.Route, error) {
-	var list []route.Route
+	var direct, led []route.Route
 	for _, r := range withDefaultRoutes(s, addresses, routes) {
 		one, err := podRoute(addresses, r)
 		if err != nil {
 			return nil, err
 		}
-		list = append(list, one)
+		if one.Gateway.IsValid() {
+			led = append(led, one)
+		} else {
+			direct = append(direct, one)
+		}
 	}
-	// Those that lead to a gateway come first.
-	slices.SortStableFunc(list, func(a, b route.Route) int { return boolRank(a.Gateway.IsValid()) - boolRank(b.Gateway.IsValid()) })
-	return list, nil
+	// Routes that lead to a gateway come after those by which it is reached.
+	return append(direct, led...), nil
 }
 
 func podRoute(addresses []state.Address, r *types.Route) (route.Route, error) {
@@ -119,13 +123,6 @@ func podRoute(addresses []state.Address, r *types.Route) (route.Route, error) {
 	}
 	one.OnLink = one.Gateway.IsValid() && !reachable(one.Gateway, addresses)
 	return one, nil
-}
-
-func boolRank(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
 }
 
 // withDefaultRoutes adds a default route for each family that has a gateway and

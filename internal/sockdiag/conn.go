@@ -84,14 +84,17 @@ func (c *Conn) Listeners(ctx context.Context, wants []Want) ([]Socket, error) {
 		}
 		for _, s := range part {
 			if slices.ContainsFunc(wants, s.Takes) {
-				list = append(list, s)
+				// They are few, and a sort of them takes 20 kB of the program.
+				at, _ := slices.BinarySearchFunc(list, s, compareSockets)
+				list = slices.Insert(list, at, s)
 			}
 		}
 	}
-	slices.SortFunc(list, func(a, b Socket) int {
-		return cmp.Or(cmp.Compare(a.Proto, b.Proto), a.Local.Compare(b.Local), cmp.Compare(a.Inode, b.Inode))
-	})
 	return list, nil
+}
+
+func compareSockets(a, b Socket) int {
+	return cmp.Or(cmp.Compare(a.Proto, b.Proto), a.Local.Compare(b.Local), cmp.Compare(a.Inode, b.Inode))
 }
 
 // BoundTo gives the sockets of TCP and UDP that are bound to a link (SO_BINDTODEVICE), in

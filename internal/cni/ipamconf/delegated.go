@@ -32,7 +32,7 @@ func Depth(value string) (int, error) { return delegate.Depth(value) }
 const self = "/proc/self/exe"
 
 func newDelegated(r *Request, kind string) Allocator {
-	return &delegated{local: newLocal(r), warn: r.warn, plugin: &delegate.Plugin{
+	return &delegated{local: local{network: r.Network}, warn: r.warn, plugin: &delegate.Plugin{
 		Self:        self,
 		Name:        kind,
 		Path:        r.Path,
@@ -68,7 +68,7 @@ func (d *delegated) Add(ctx context.Context, _ ipam.Owner) (*ipam.Allocation, er
 	if err != nil {
 		return nil, d.undo(ctx, err)
 	}
-	*d.said = Said{Routes: result.Routes, DNS: result.DNS}
+	d.said = Said{Routes: result.Routes, DNS: result.DNS}
 	addresses, err := readAddresses(result)
 	if err != nil {
 		return nil, d.undo(ctx, err)

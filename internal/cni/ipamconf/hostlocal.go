@@ -12,14 +12,14 @@ import (
 
 // hostLocal is ipam.HostLocal by a config.
 type hostLocal struct {
-	local
+	*local
 	reservations ipam.Allocator
 	resolvConf   string
 }
 
 // newHostLocal reads the config. The disk is left alone.
 func newHostLocal(r *Request) (Allocator, error) {
-	h := &hostLocal{local: newLocal(r)}
+	h := &hostLocal{local: &local{network: r.Network}}
 	var conf netconf[hostLocalConf]
 	if h.confErr = h.configure(&conf, r); h.confErr == nil {
 		return h, nil

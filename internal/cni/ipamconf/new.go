@@ -5,7 +5,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"slices"
 	"strings"
 	"time"
 
@@ -56,20 +55,27 @@ func (s *Said) Result(given *ipam.Allocation) *current.Result {
 	return result
 }
 
-// local is what the allocators in this process have in common.
+// local is what the allocators in this process have in common, and by itself one that gives
+// no addresses: that of a network without an ipam section, or of one that is served elsewhere.
 type local struct {
 	network string
-	said    *Said
+	said    Said
 	confErr error // the config is wrong: only Del and Collect can do anything
 }
 
-func newLocal(r *Request) local { return local{network: r.Network, said: &Said{}} }
-
-// Slow is false.
-func (local) Slow() bool { return false }
-
-// Said is what the config says.
-func (l local) Said() *Said { return l.said }
+func (l *local) Bind(ipam.Node) ipam.Allocator { return l }
+func (*local) Slow() bool                      { return false }
+func (l *local) Said() *Said                   { return &l.said }
+func (l *local) Add(context.Context, ipam.Owner) (*ipam.Allocation, error) {
+	if l.confErr != nil {
+		return nil, l.confErr
+	}
+	return &ipam.Allocation{}, nil
+}
+func (*local) Del(context.Context, ipam.Owner, []netip.Addr) error       { return nil }
+func (l *local) Check(context.Context, ipam.Owner, []ipam.Address) error { return l.confErr }
+func (*local) Collect(context.Context, []ipam.Owner) error               { return nil }
+func (l *local) Status(context.Context) error                            { return l.confErr }
 
 // A Request is the configuration of an Allocator, and what a delegated plugin is told of
 // the call. For GC or STATUS, ContainerID, NetNS, IfName and Args are empty.
@@ -131,28 +137,14 @@ func New(r *Request) (Allocator, error) {
 	case typeStatic:
 		return newStatic(r)
 	case typeDHCP:
-		return elsewhere{newLocal(r)}, nil
+		// It is served in process too, but not by this package: so no program of that name is run.
+		// Callers see to leases before they come here, but for a pod that was made under another
+		// type.
+		return &local{network: r.Network, confErr: newError(codeInvalidConfig, nil, `network %q: ipam.type is "dhcp", and the attachment's addresses are not leased: `+
+			"DEL it and ADD it again", r.Network)}, nil
 	default:
 		return newDelegated(r, kind), nil
 	}
-}
-
-// elsewhere is the allocator of the type that is served in process too, but not by
-// this package: so no program of that name is run. Callers see to leases before
-// they come here, but for a pod that was made under another type.
-type elsewhere struct{ local }
-
-func (e elsewhere) Bind(ipam.Node) ipam.Allocator { return e }
-func (e elsewhere) Add(context.Context, ipam.Owner) (*ipam.Allocation, error) {
-	return nil, e.refusal()
-}
-func (elsewhere) Del(context.Context, ipam.Owner, []netip.Addr) error       { return nil }
-func (e elsewhere) Check(context.Context, ipam.Owner, []ipam.Address) error { return e.refusal() }
-func (elsewhere) Collect(context.Context, []ipam.Owner) error               { return nil }
-func (e elsewhere) Status(context.Context) error                            { return e.refusal() }
-
-func (e elsewhere) refusal() error {
-	return newError(codeInvalidConfig, nil, `network %q: ipam.type is "dhcp", and the attachment's addresses are not leased: DEL it and ADD it again`, e.network)
 }
 
 // readType returns ipam.type, which is empty where it cannot be read and r is
@@ -182,9 +174,6 @@ func outsideIPAM(path, key string) bool {
 	return !inside || strings.HasPrefix(key, "_")
 }
 
-// none is the allocator of a network without an ipam section.
-type none struct{ local }
-
 // newNone refuses, where r is strict, a section that has fields but no type:
 // the type was probably misspelt.
 func newNone(r *Request) (Allocator, error) {
@@ -198,30 +187,22 @@ func newNone(r *Request) (Allocator, error) {
 			return nil, ConfigError(err)
 		}
 	}
-	return none{newLocal(r)}, nil
+	return &local{network: r.Network}, nil
 }
-
-func (n none) Bind(ipam.Node) ipam.Allocator { return n }
-func (none) Add(context.Context, ipam.Owner) (*ipam.Allocation, error) {
-	return &ipam.Allocation{}, nil
-}
-func (none) Del(context.Context, ipam.Owner, []netip.Addr) error     { return nil }
-func (none) Check(context.Context, ipam.Owner, []ipam.Address) error { return nil }
-func (none) Collect(context.Context, []ipam.Owner) error             { return nil }
-func (none) Status(context.Context) error                            { return nil }
 
 // readAddresses takes the addresses out of a plugin's result, IPv4 first, since runtimes
 // take the first address of a result for the pod's. The order is otherwise kept.
 func readAddresses(result *current.Result) ([]ipam.Address, error) {
-	family := func(ip *current.IPConfig) int {
-		if ip.Address.IP.To4() != nil {
-			return 4
+	var sorted []*current.IPConfig
+	for _, is4 := range []bool{true, false} {
+		for _, ip := range result.IPs {
+			if (ip.Address.IP.To4() != nil) == is4 {
+				sorted = append(sorted, ip)
+			}
 		}
-		return 6
 	}
-	slices.SortStableFunc(result.IPs, func(a, b *current.IPConfig) int { return family(a) - family(b) })
 	var list []ipam.Address
-	for i, ip := range result.IPs {
+	for i, ip := range sorted {
 		prefix, ok := prefixOf(ip.Address)
 		if !ok {
 			return nil, newError(codeDecode, nil, "the ipam's ips[%d] is no address with a prefix length: %s", i, ip.Address.String())

@@ -39,7 +39,7 @@ type static struct {
 }
 
 func newStatic(r *Request) (Allocator, error) {
-	s := &static{local: newLocal(r)}
+	s := &static{local: local{network: r.Network}}
 	s.confErr = s.configure(r)
 	if s.confErr != nil && r.Strict {
 		return nil, s.confErr
@@ -138,7 +138,7 @@ func parsePrefixes(source string, texts []string) ([]addressConf, error) {
 func (s *static) Bind(ipam.Node) ipam.Allocator { return s }
 
 // Add returns the addresses. That there are none is an error: static without an
-// address is a mistake.
+// address is a mistake. To STATUS it is none, as addresses may come with each ADD.
 func (s *static) Add(ctx context.Context, owner ipam.Owner) (*ipam.Allocation, error) {
 	if s.confErr != nil {
 		return nil, s.confErr
@@ -163,13 +163,3 @@ func (s *static) Check(ctx context.Context, owner ipam.Owner, held []ipam.Addres
 	}
 	return nil
 }
-
-// Del has nothing to release.
-func (s *static) Del(context.Context, ipam.Owner, []netip.Addr) error { return nil }
-
-// Collect has nothing to release.
-func (s *static) Collect(context.Context, []ipam.Owner) error { return nil }
-
-// Status is always good once the config is: the addresses may come with each
-// ADD.
-func (s *static) Status(context.Context) error { return s.confErr }

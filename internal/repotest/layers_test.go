@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// layer says which of our packages some packages may import, and why no others.
+// layer says which of our packages some packages may import, and why no others. The layers
+// come from the ground up: each may import what is above it in the list, and nothing below.
 type layer struct {
 	packages []string
 	may      []string
@@ -21,26 +22,25 @@ func layers() []layer {
 		{[]string{"internal/ident", "internal/jsontext", "internal/lockorder", "internal/printable", "internal/strict"}, nil, "they compute, and know nothing of kernels, files and each other"},
 		{[]string{"netns", "internal/sysctl"}, []string{"."}, "the lowest layer to touch the kernel"},
 		{[]string{"internal/nl"}, []string{".", "netns"}, "netlink, whatever is said over it"},
+		{[]string{"internal/link"}, []string{"internal/nl"}, "links are written and read here, whoever works on them"},
 		{[]string{"addr", "route"}, slices.Concat(kernel, []string{"internal/link"}), "each is one kind of object of rtnetlink, of use without the others"},
+		{[]string{"internal/tc"}, kernel, "qdiscs and filters, whatever they are for"},
+		{[]string{"internal/conntrack", "internal/sockdiag"}, kernel, "each is one view of what the kernel has, of use without the others"},
+		{[]string{"internal/icmp"}, []string{"netns"}, "it asks the kernel's view of the network, so it must not share ours"},
 		{[]string{"bridge"}, []string{".", "netns", "internal/link", "internal/nl", "internal/sysctl", "internal/ident", "addr", "route"},
 			"other CNIs embed it: it must not bring a firewall, an IPAM, files or CNI along"},
 		{[]string{"bridge/uplink"}, []string{".", "netns", "internal/link", "internal/nl", "internal/sysctl", "addr", "route", "bridge", "internal/conntrack", "internal/icmp", "internal/nftnl", "internal/sockdiag", "internal/tc"},
 			"a host's NIC is taken over for any bridge, whoever keeps the journal"},
-		{[]string{"internal/link"}, []string{"internal/nl"}, "links are written and read here, whoever works on them"},
 		{[]string{"internal/nftnl"}, []string{".", "internal/nl"}, "the messages of nf_tables, whatever the tables are for"},
 		{[]string{"nft"}, slices.Concat(kernel, []string{"internal/ident", "internal/nftnl"}), "the firewall goes by names and addresses, and knows nothing of links"},
-		{[]string{"internal/tc"}, kernel, "qdiscs and filters, whatever they are for"},
 		{[]string{"bridge/bandwidth", "internal/localnet"}, slices.Concat(kernel, []string{"internal/link", "internal/tc"}), "each goes by a link's name, and knows no bridge and no firewall"},
-		{[]string{"internal/conntrack", "internal/sockdiag"}, kernel, "each is one view of what the kernel has, of use without the others"},
 		{[]string{"dhcpc"}, nil, "a protocol, its times and its packets: who opens sockets and sets addresses is up to its user"},
 		{[]string{"dhcpc/transport"}, []string{".", "netns", "dhcpc"}, "sockets, and nothing about links and addresses"},
+		{[]string{"internal/state"}, []string{"internal/ident", "internal/jsontext", "internal/lockorder"}, "what was meant is kept apart from how it is done"},
 		{[]string{"internal/endpoint"}, []string{"nft", "internal/ident", "internal/state"}, "what an attachment is to the firewall, for all who compose"},
 		{[]string{"internal/lease"}, []string{"addr", "dhcpc", "netns", "route", "internal/ident", "internal/lockorder"}, "records of leases are read by two programs, and do nothing themselves"},
 		{[]string{"internal/keeper"}, []string{".", "addr", "route", "nft", "netns", "dhcpc", "dhcpc/transport", "internal/conntrack", "bridge", "bridge/uplink", "internal/endpoint", "internal/lease", "internal/link", "internal/nl", "internal/state"},
 			"it composes, like internal/cni, and neither knows the other"},
-		{[]string{"cmd/tombolod"}, []string{"bridge", "nft", "internal/cni", "internal/keeper", "internal/lease", "internal/state"}, "the command wires, what keeps leases and what repairs too"},
-		{[]string{"internal/icmp"}, []string{"netns"}, "it asks the kernel's view of the network, so it must not share ours"},
-		{[]string{"internal/state"}, []string{"internal/ident", "internal/jsontext", "internal/lockorder"}, "what was meant is kept apart from how it is done"},
 		{[]string{"internal/ipam/delegate"}, nil, "it runs plugins of others by the CNI protocol, for anybody"},
 		{[]string{"ipam"}, []string{".", "route", "internal/lockorder", "internal/strict"},
 			"addresses come from a directory; the kernel's are told to it"},
@@ -52,6 +52,7 @@ func layers() []layer {
 			"it is a user of the rest, like a runtime and an operator"},
 		{[]string{"cmd/tombolo"}, []string{"bridge", "bridge/uplink", "nft", "internal/cni", "internal/demo", "internal/lease", "internal/printable", "internal/state"},
 			"the command wires and prints"},
+		{[]string{"cmd/tombolod"}, []string{"bridge", "nft", "internal/cni", "internal/keeper", "internal/lease", "internal/state"}, "the command wires, what keeps leases and what repairs too"},
 		{[]string{"internal/nl/nltest"}, []string{".", "internal/nl"}, "a kernel for tests of any layer above netlink"},
 		{[]string{"internal/nstest"}, []string{"netns", "internal/icmp"}, "fixtures for tests of any layer above namespaces"},
 		{[]string{"internal/nstest/fault"}, []string{"netns"}, "a fixture: it runs programs of any layer"},
@@ -121,9 +122,11 @@ func TestImportsOutOfLayerAreFound(t *testing.T) {
 		}
 		return list
 	}
+	i := slices.IndexFunc(layers(), func(l layer) bool { return slices.Contains(l.packages, "bridge") })
+	why := layers()[i].why
 	mustFind(t, []string{
-		"bridge imports nft: " + layers()[5].why,
-		"bridge imports ipam in a test: " + layers()[5].why,
+		"bridge imports nft: " + why,
+		"bridge imports ipam in a test: " + why,
 		"uplink is in no layer: give it one, with a reason",
 	}, checkLayers(layers(), []*pkg{
 		{ImportPath: module + "/bridge", Imports: append(ours("addr", "nft"), "fmt"), TestImports: ours("bridge", "internal/nstest"), XTestImports: ours("ipam")},
@@ -301,4 +304,44 @@ func TestForbiddenDependenciesOfThePluginAreFound(t *testing.T) {
 		{ImportPath: "example.com/other/x", Module: other},
 	}))
 	mustFind(t, []string{"cmd/tombolo is not there"}, checkClosure(nil))
+}
+
+// checkOrder finds what a layer may import that is not above it in the list, so that an
+// import that runs back up is seen.
+func checkOrder(layers []layer) []string {
+	var found []string
+	place := map[string]int{}
+	for i, l := range layers {
+		for _, name := range l.packages {
+			place[name] = i
+		}
+	}
+	for i, l := range layers {
+		for _, name := range l.may {
+			if at, ok := place[name]; !ok || at >= i {
+				found = append(found, fmt.Sprintf("%s may import %s, which is not below it", strings.Join(l.packages, ", "), name))
+			}
+		}
+	}
+	return found
+}
+
+func TestImportsPointOneWay(t *testing.T) {
+	t.Parallel()
+	for _, finding := range checkOrder(layers()) {
+		t.Error(finding)
+	}
+}
+
+func TestImportsThatRunBackUpAreFound(t *testing.T) {
+	t.Parallel()
+	mustFind(t, []string{
+		"nft, addr may import network, which is not below it",
+		"network may import network, which is not below it",
+		"network may import gone, which is not below it",
+	}, checkOrder([]layer{
+		{packages: []string{"netns"}},
+		{packages: []string{"nft", "addr"}, may: []string{"netns", "network"}},
+		{packages: []string{"network"}, may: []string{"nft", "network", "gone"}},
+	}))
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
@@ -12,7 +13,6 @@ import (
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
-	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
@@ -98,12 +98,20 @@ func vethPair(pod, host *netns.NS) error {
 		{"link", "set", "veth0", "up"},
 		{"address", "add", "10.9.0.1/24", "dev", "veth0"},
 	} {
-		if _, err := nstest.Try(host, "ip", args...); err != nil {
+		if err := ip(host, args...); err != nil {
 			return err
 		}
 	}
-	_, err := nstest.Try(pod, "ip", "link", "set", "eth0", "address", "02:00:0a:09:00:07", "up")
-	return err
+	return ip(pod, "link", "set", "eth0", "address", "02:00:0a:09:00:07", "up")
+}
+
+func ip(ns *netns.NS, args ...string) error {
+	return ns.Do(func() error {
+		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
+			return fmt.Errorf("ip %q: %w: %s", args, err, out)
+		}
+		return nil
+	})
 }
 
 func must(err error) {

@@ -2,6 +2,8 @@ package repotest
 
 import (
 	"fmt"
+	"go/parser"
+	"go/token"
 	goversion "go/version"
 	"path/filepath"
 	"slices"
@@ -131,5 +133,35 @@ func TestTheLeastGoIsThatOfTheDependencies(t *testing.T) {
 	}
 	if ours != least {
 		t.Errorf("go.mod says go %s, and the modules of the programs need %s", ours, least)
+	}
+}
+
+// Who copies an example can import what it imports.
+func TestExamplesImportNothingInternal(t *testing.T) {
+	t.Parallel()
+	seen := 0
+	for _, name := range publicPackages() {
+		paths, err := filepath.Glob(filepath.Join(root(t), name, "example*_test.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range paths {
+			seen++
+			file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ImportsOnly)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, imported := range file.Imports {
+				if strings.Contains(imported.Path.Value, "/internal/") {
+					t.Errorf("%s imports %s", short(t, path), imported.Path.Value)
+				}
+			}
+			if !strings.HasSuffix(file.Name.Name, "_test") {
+				t.Errorf("%s is in package %s, where it sees what users do not", short(t, path), file.Name.Name)
+			}
+		}
+	}
+	if seen < 5 {
+		t.Errorf("only %d files of examples: the list cannot be right", seen)
 	}
 }

@@ -30,9 +30,14 @@ func run(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	defer w.close()
+	dir, err := os.MkdirTemp("", "embed")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
 	node, outside, a, b := w.spaces[0], w.spaces[1], w.spaces[2], w.spaces[3]
 
-	n, err := open(node, "embedded", "pods0", prefix("10.20.0.1/24"), prefix("fd20::1/64"))
+	n, err := open(node, dir, "embedded", "pods0", prefix("10.20.0.1/24"), prefix("fd20::1/64"))
 	if err != nil {
 		return err
 	}
@@ -40,12 +45,15 @@ func run(ctx context.Context, out io.Writer) error {
 	if err := n.build(ctx, node); err != nil {
 		return err
 	}
-	if err := connect(ctx, n.links, node, outside); err != nil {
+	if err := connect(ctx, n.links, node, outside, dir); err != nil {
 		return err
 	}
-	ofA := []netip.Prefix{prefix("10.20.0.2/24"), prefix("fd20::2/64")}
-	ofB := []netip.Prefix{prefix("10.20.0.3/24"), prefix("fd20::3/64")}
-	if err := errors.Join(n.attach(ctx, a, "a", ofA...), n.attach(ctx, b, "b", ofB...)); err != nil {
+	ofA, err := n.attach(ctx, a, "a")
+	if err != nil {
+		return err
+	}
+	ofB, err := n.attach(ctx, b, "b")
+	if err != nil {
 		return err
 	}
 	for _, to := range []string{"10.20.0.3", "fd20::3", "10.20.0.1", "fd20::1", outside4, outside6} {
@@ -54,13 +62,13 @@ func run(ctx context.Context, out io.Writer) error {
 		}
 		fmt.Fprintf(out, "pod a reaches %s\n", to)
 	}
-	differences, err := n.check(ctx, a, "a", ofA...)
+	differences, err := n.check(ctx, a, "a", ofA)
 	if err != nil {
 		return err
 	}
 	fmt.Fprintf(out, "pod a is as it was made: %t\n", len(differences) == 0)
 	for range 2 { // the second time, they are gone
-		if err := errors.Join(n.detach(ctx, "a", ofA...), n.detach(ctx, "b", ofB...)); err != nil {
+		if err := errors.Join(n.detach(ctx, "a", ofA), n.detach(ctx, "b", ofB)); err != nil {
 			return err
 		}
 	}
@@ -81,12 +89,12 @@ func run(ctx context.Context, out io.Writer) error {
 const outside4, outside6 = "192.0.2.2", "2001:db8::2"
 
 // connect gives the node a neighbour, on another bridge.
-func connect(ctx context.Context, links *bridge.Conn, node, outside *netns.NS) error {
+func connect(ctx context.Context, links *bridge.Conn, node, outside *netns.NS, dir string) error {
 	l, _, err := links.Ensure(ctx, bridge.Bridge{Name: "lan0"})
 	if err != nil {
 		return err
 	}
-	lan, err := open(node, "lan", "lan0", prefix("192.0.2.1/24"), prefix("2001:db8::1/64"))
+	lan, err := open(node, dir, "lan", "lan0", prefix("192.0.2.1/24"), prefix("2001:db8::1/64"))
 	if err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/nft"
 	"github.com/tombolo-cni/tombolo/route"
@@ -21,12 +22,21 @@ type network struct {
 	bridge   string
 	gateways []netip.Prefix
 
-	links    *bridge.Conn
-	firewall *nft.Conn
+	links     *bridge.Conn
+	firewall  *nft.Conn
+	addresses *ipam.HostLocal
 }
 
-// open connects to the node's kernel.
-func open(node *netns.NS, name, bridgeName string, gateways ...netip.Prefix) (*network, error) {
+// open connects to the node's kernel. Which addresses are given is kept below dir.
+func open(node *netns.NS, dir, name, bridgeName string, gateways ...netip.Prefix) (*network, error) {
+	var ranges []ipam.RangeSet
+	for _, gw := range gateways {
+		ranges = append(ranges, ipam.RangeSet{Ranges: []ipam.Range{{Subnet: gw.Masked(), Gateway: gw.Addr()}}})
+	}
+	addresses, err := ipam.NewHostLocal(&ipam.Config{Network: name, Dir: dir, Ranges: ranges})
+	if err != nil {
+		return nil, err
+	}
 	links, err := bridge.Dial(&bridge.Config{NetNS: node})
 	if err != nil {
 		return nil, err
@@ -35,7 +45,7 @@ func open(node *netns.NS, name, bridgeName string, gateways ...netip.Prefix) (*n
 	if err != nil {
 		return nil, errors.Join(err, links.Close())
 	}
-	return &network{name: name, bridge: bridgeName, gateways: gateways, links: links, firewall: firewall}, nil
+	return &network{name: name, bridge: bridgeName, gateways: gateways, links: links, firewall: firewall, addresses: addresses}, nil
 }
 
 func (n *network) Close() error { return errors.Join(n.links.Close(), n.firewall.Close()) }
@@ -79,20 +89,27 @@ func forward() error {
 	)
 }
 
-// attach gives a pod an interface eth0 on the network.
-func (n *network) attach(ctx context.Context, pod *netns.NS, id string, addresses ...netip.Prefix) error {
-	port := n.port(id, addresses)
-	if _, err := n.links.Attach(ctx, pod, port); err != nil {
-		return fmt.Errorf("attach %s: %w", id, err)
+// attach gives a pod an interface eth0 on the network, with the next free addresses.
+func (n *network) attach(ctx context.Context, pod *netns.NS, id string) ([]ipam.Address, error) {
+	given, err := n.addresses.Add(ctx, owner(id))
+	if err != nil {
+		return nil, err
 	}
-	if err := n.firewall.Add(ctx, n.endpoint(id, addresses)); err != nil {
-		return errors.Join(fmt.Errorf("admit %s: %w", id, err), n.links.Detach(ctx, port.Name, port.Alias))
+	_, err = n.links.Attach(ctx, pod, n.port(id, given.Addresses))
+	if err == nil {
+		err = n.firewall.Add(ctx, n.endpoint(id, given.Addresses))
 	}
-	return nil
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("attach %s: %w", id, err), n.detach(ctx, id, given.Addresses))
+	}
+	return given.Addresses, nil
 }
 
+// owner is a pod to the allocator.
+func owner(id string) ipam.Owner { return ipam.Owner{ContainerID: id, IfName: "eth0"} }
+
 // check lists what is no longer as attach made it.
-func (n *network) check(ctx context.Context, pod *netns.NS, id string, addresses ...netip.Prefix) ([]string, error) {
+func (n *network) check(ctx context.Context, pod *netns.NS, id string, addresses []ipam.Address) ([]string, error) {
 	var found []string
 	ofLinks, linkErr := n.links.Check(ctx, pod, n.port(id, addresses))
 	for _, d := range ofLinks {
@@ -103,34 +120,36 @@ func (n *network) check(ctx context.Context, pod *netns.NS, id string, addresses
 	for _, d := range ofFirewall {
 		found = append(found, d.String())
 	}
-	return found, errors.Join(linkErr, firewallErr)
+	return found, errors.Join(linkErr, firewallErr, n.addresses.Check(ctx, owner(id), addresses))
 }
 
 // detach takes a pod off the network. It goes on past errors, and a pod that is
 // gone already is none.
-func (n *network) detach(ctx context.Context, id string, addresses ...netip.Prefix) error {
+func (n *network) detach(ctx context.Context, id string, addresses []ipam.Address) error {
 	port := n.port(id, addresses)
 	return errors.Join(
 		n.firewall.Remove(ctx, n.endpoint(id, addresses)),
 		n.links.Detach(ctx, port.Name, port.Alias),
+		n.addresses.Del(ctx, owner(id), nil),
 	)
 }
 
-func (n *network) port(id string, addresses []netip.Prefix) bridge.Port {
+func (n *network) port(id string, addresses []ipam.Address) bridge.Port {
 	p := bridge.Port{
 		Bridge: n.bridge, Name: bridge.HostName(n.name, id, "eth0"), Peer: "eth0",
-		Alias: "embed:" + n.name + ":" + id, Addresses: addresses,
+		Alias: "embed:" + n.name + ":" + id,
 	}
-	for _, gw := range n.gateways {
-		p.Routes = append(p.Routes, route.Route{Gateway: gw.Addr()})
+	for _, a := range addresses {
+		p.Addresses = append(p.Addresses, a.Prefix)
+		p.Routes = append(p.Routes, route.Route{Gateway: a.Gateway})
 	}
 	return p
 }
 
-func (n *network) endpoint(id string, addresses []netip.Prefix) nft.Endpoint {
+func (n *network) endpoint(id string, addresses []ipam.Address) nft.Endpoint {
 	ep := nft.Endpoint{Owner: nft.Owner(id), Network: n.name, Bridge: n.bridge, Masquerade: true}
 	for _, a := range addresses {
-		ep.Addrs = append(ep.Addrs, a.Addr())
+		ep.Addrs = append(ep.Addrs, a.Prefix.Addr())
 	}
 	return ep
 }

@@ -28,12 +28,18 @@ type Routing struct {
 	// so that other links keep to their own from then on. IPv6 has no such parameter:
 	// see Port.NoRedirects.
 	NoRedirects string
+	// RouteLocalnet names a link by which host ports on 127.0.0.1 lead to pods: the bridge
+	// (net.ipv4.conf.<link>.route_localnet). It also has the kernel take packets for
+	// 127.0.0.0/8 from that link, so whatever keeps pods from the host's own services there
+	// comes first: nft.Conn.Ensure does, for as long as its table stands.
+	RouteLocalnet string
 }
 
 const (
 	forwarding4   = "net/ipv4/ip_forward"
 	forwarding6   = "net/ipv6/conf/all/forwarding"
 	sendRedirects = "send_redirects"
+	routeLocalnet = "route_localnet"
 )
 
 // hostParameter is a file below /proc/sys and what is to be in it.
@@ -50,6 +56,9 @@ func (r *Routing) parameters() []hostParameter {
 	}
 	if r.IPv6 {
 		list = append(list, hostParameter{forwarding6, "1"})
+	}
+	if r.RouteLocalnet != "" {
+		list = append(list, hostParameter{sysctl.Link("ipv4", r.RouteLocalnet, routeLocalnet), "1"})
 	}
 	return list
 }

@@ -138,7 +138,7 @@ func TestRoutingIsComparedAndMade(t *testing.T) {
 	for path, value := range map[string]string{"ip_forward": "0", "conf/all/send_redirects": "1", "conf/br0/send_redirects": "1", "conf/eth1/send_redirects": "1"} {
 		nstest.Sysctl(t, host, "net/ipv4/"+path, value)
 	}
-	all := bridge.Routing{IPv4: true, IPv6: true, NoRedirects: "br0"}
+	all := bridge.Routing{IPv4: true, IPv6: true, NoRedirects: "br0", RouteLocalnet: "br0"}
 	check := func(r bridge.Routing) (list []tombolo.Difference) {
 		err := host.Do(func() error {
 			var err error
@@ -156,6 +156,7 @@ func TestRoutingIsComparedAndMade(t *testing.T) {
 		{Object: object, What: "net/ipv4/conf/br0/send_redirects", Want: "0", Have: "1"},
 		{Object: object, What: "net/ipv4/ip_forward", Want: "1", Have: "0"},
 		{Object: object, What: "net/ipv6/conf/all/forwarding", Want: "1", Have: "0"},
+		{Object: object, What: "net/ipv4/conf/br0/route_localnet", Want: "1", Have: "0"},
 	}
 	if diff := cmp.Diff(want, check(all)); diff != "" {
 		t.Errorf("before (-want +got):\n%s", diff)
@@ -171,11 +172,16 @@ func TestRoutingIsComparedAndMade(t *testing.T) {
 	if got := check(bridge.Routing{}); len(got) != 0 {
 		t.Errorf("nothing was asked for: %v", got)
 	}
+	if got := nstest.Sysctl(t, host, "net/ipv4/conf/eth1/route_localnet"); got != "0" {
+		t.Errorf("route_localnet of another link is %s", got)
+	}
 	if got := nstest.Sysctl(t, host, "net/ipv4/conf/eth1/send_redirects"); got != "1" {
 		t.Errorf("send_redirects of another link is %s", got)
 	}
-	if _, err := routing(t, host, bridge.Routing{NoRedirects: "br1"}); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("a bridge that is not there: %v", err)
+	for _, gone := range []bridge.Routing{{NoRedirects: "br1"}, {RouteLocalnet: "br1"}} {
+		if _, err := routing(t, host, gone); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("a bridge that is not there: %v", err)
+		}
 	}
 	err := host.Do(func() error {
 		_, err := bridge.CheckRouting(bridge.Routing{NoRedirects: "br1"})

@@ -9,11 +9,16 @@ type Difference struct {
 	What   string // "MTU", "address", "rule"
 	Want   string // empty where there should be nothing
 	Have   string // empty where there is nothing
+
+	// Text says it all where it is no attribute of an object. Then the others are empty.
+	Text string
 }
 
 // String gives one line: "port vethab…: MTU is 1400, should be 1500".
 func (d Difference) String() string {
 	switch {
+	case d.Text != "":
+		return d.Text
 	case d.Have == "":
 		return fmt.Sprintf("%s: %s %s is missing", d.Object, d.What, d.Want)
 	case d.Want == "":

@@ -5,23 +5,22 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net/netip"
 	"os"
 	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
 
-	"github.com/tombolo-cni/tombolo/internal/cni"
+	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/printable"
-	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/network"
 )
 
 // list prints the attachments of all networks, and marks those that are not as they
 // were made. What no attachment is to blame for goes to stderr.
-func list(plugin *cni.Plugin, out io.Writer, dir string, asJSON bool) error {
-	in, err := plugin.Inspect(context.Background(), dir)
+func list(out io.Writer, dir string, asJSON bool) error {
+	in, err := inspect(dir)
 	if err != nil {
 		return err
 	}
@@ -34,12 +33,15 @@ func list(plugin *cni.Plugin, out io.Writer, dir string, asJSON bool) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "NETWORK\tPOD\tCONTAINER\tINTERFACE\tPORT\tADDRESSES\tHOST PORTS\tIN/OUT\tSTATE")
 	for _, r := range in.Attachments {
-		mark := string(r.State)
-		if len(r.Differences) > 0 && r.State == state.Ready {
+		mark := "adding"
+		switch {
+		case r.Ready && len(r.Differences) > 0:
 			mark = "differs"
+		case r.Ready:
+			mark = "ready"
 		}
-		fmt.Fprintf(w, "%s\t%s\t%.12s\t%s\t%s\t%s\t%s\t%s\t%s\n", r.Network, orDash(printable.Line(r.Pod)), r.ContainerID, r.IfName, r.HostIf,
-			orDash(addresses(r.Attachment)), orDash(hostPorts(r.Attachment)), limits(r.Bandwidth), mark)
+		fmt.Fprintf(w, "%s\t%s\t%.12s\t%s\t%s\t%s\t%s\t%s\t%s\n", r.Network, orDash(printable.Line(r.Pod)), r.ContainerID, r.IfName, r.Port,
+			orDash(addresses(r.Attachment)), orDash(hostPorts(r.Attachment)), limits(r.Limits), mark)
 	}
 	if err := w.Flush(); err != nil {
 		return err
@@ -48,8 +50,8 @@ func list(plugin *cni.Plugin, out io.Writer, dir string, asJSON bool) error {
 }
 
 // check prints what differs, and nothing where nothing does.
-func check(plugin *cni.Plugin, out io.Writer, dir string, asJSON bool) error {
-	in, err := plugin.Inspect(context.Background(), dir)
+func check(out io.Writer, dir string, asJSON bool) error {
+	in, err := inspect(dir)
 	if err != nil {
 		return err
 	}
@@ -72,8 +74,17 @@ func check(plugin *cni.Plugin, out io.Writer, dir string, asJSON bool) error {
 	return err
 }
 
+func inspect(stateDir string) (in *network.Inspection, _ error) {
+	err := onNode(stateDir, "", func(ctx context.Context, node *network.Node) error {
+		var err error
+		in, err = node.Inspect(ctx)
+		return err
+	})
+	return in, err
+}
+
 // apart lists what belongs to no attachment.
-func apart(in *cni.Inspection) []string {
+func apart(in *network.Inspection) []string {
 	var lines []string
 	for _, n := range in.Networks {
 		for _, d := range n.Differences {
@@ -84,7 +95,7 @@ func apart(in *cni.Inspection) []string {
 	return append(lines, in.Damaged...)
 }
 
-func printDifferences(out io.Writer, in *cni.Inspection) error {
+func printDifferences(out io.Writer, in *network.Inspection) error {
 	for _, r := range in.Attachments {
 		name := r.Pod
 		if name == "" {
@@ -131,7 +142,7 @@ func orDash(s string) string {
 	return s
 }
 
-func addresses(a *state.Attachment) string {
+func addresses(a *network.Attachment) string {
 	var texts []string
 	for _, address := range a.Addresses {
 		texts = append(texts, address.Prefix.Addr().String())
@@ -140,24 +151,21 @@ func addresses(a *state.Attachment) string {
 }
 
 // hostPorts reads like docker's: 8080->80/tcp, 192.0.2.1:53->5353/udp.
-func hostPorts(a *state.Attachment) string {
+func hostPorts(a *network.Attachment) string {
 	var texts []string
-	for _, p := range a.Published {
-		host := strconv.Itoa(p.HostPort)
-		if p.HostIP.IsValid() {
-			host = netip.AddrPortFrom(p.HostIP, uint16(p.HostPort)).String()
-		}
-		texts = append(texts, fmt.Sprintf("%s->%d/%s", host, p.PodPort, p.Protocol))
+	for _, p := range a.Ports {
+		host, protocol, _ := strings.Cut(p.String(), "/")
+		texts = append(texts, fmt.Sprintf("%s->%d/%s", host, p.PodPort, protocol))
 	}
 	return strings.Join(texts, ",")
 }
 
 // limits gives both rates, as tc writes them.
-func limits(b state.Bandwidth) string {
-	if b == (state.Bandwidth{}) {
+func limits(s bandwidth.Shape) string {
+	if s.IsZero() {
 		return "-"
 	}
-	return rate(b.IngressRate) + "/" + rate(b.EgressRate)
+	return rate(s.Ingress.Rate) + "/" + rate(s.Egress.Rate)
 }
 
 func rate(bits uint64) string {

@@ -23,5 +23,5 @@ func main() {
 	if os.Getenv("CNI_COMMAND") != "" {
 		os.Exit(plugin.Run())
 	}
-	os.Exit(operator(plugin, os.Args[1:]))
+	os.Exit(operator(os.Args[1:]))
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/demo"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/printable"
+	"github.com/tombolo-cni/tombolo/network"
 )
 
 const usage = `tombolo puts pods on a Linux bridge. Container runtimes run it as a CNI plugin.
@@ -70,8 +71,8 @@ var errDiffers = errors.New("not all is as it should be: tombolo repair mends it
 var errUsage = errors.New("see tombolo help")
 
 // operator runs one command of the operator's and gives the exit status.
-func operator(plugin *cni.Plugin, args []string) int {
-	err := run(plugin, args, printable.Writer(os.Stdout))
+func operator(args []string) int {
+	err := run(args, printable.Writer(os.Stdout))
 	switch {
 	case err == nil:
 		return 0
@@ -81,7 +82,7 @@ func operator(plugin *cni.Plugin, args []string) int {
 	}
 	fmt.Fprintln(os.Stderr, "tombolo:", printable.Line(err.Error()))
 	switch {
-	case cni.IsAttached(err):
+	case errors.Is(err, network.ErrAttached):
 		return exitAttached
 	case errors.Is(err, errDiffers):
 		return exitDiffers
@@ -89,7 +90,7 @@ func operator(plugin *cni.Plugin, args []string) int {
 	return exitFailed
 }
 
-func run(plugin *cni.Plugin, args []string, out io.Writer) error {
+func run(args []string, out io.Writer) error {
 	if len(args) == 0 {
 		fmt.Fprint(os.Stderr, usage)
 		return fmt.Errorf("no command: %w", errUsage)
@@ -99,12 +100,12 @@ func run(plugin *cni.Plugin, args []string, out io.Writer) error {
 		name = "help"
 	}
 	if name == "uplink" {
-		return runUplink(plugin, rest, out)
+		return runUplink(rest, out)
 	}
 	flags := flag.NewFlagSet("tombolo "+name, flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	asJSON := flags.Bool("json", false, "")
-	stateDir := flags.String("state", cni.DefaultStateDir, "")
+	stateDir := flags.String("state", network.DefaultStateDir, "")
 	leaseDir := flags.String("leases", lease.DefaultDir, "")
 	pods := flags.Int("pods", 5, "")
 	if err := flags.Parse(rest); err != nil {
@@ -122,20 +123,30 @@ func run(plugin *cni.Plugin, args []string, out io.Writer) error {
 	case "version":
 		return printVersion(out, *asJSON)
 	case "ls":
-		return list(plugin, out, *stateDir, *asJSON)
+		return list(out, *stateDir, *asJSON)
 	case "check":
-		return check(plugin, out, *stateDir, *asJSON)
+		return check(out, *stateDir, *asJSON)
 	case "repair":
-		return plugin.Repair(context.Background(), *stateDir)
+		return onNode(*stateDir, "", func(ctx context.Context, node *network.Node) error { return node.Repair(ctx) })
 	case "leases":
 		return leases(out, *leaseDir, *asJSON)
 	case "remove":
-		return plugin.RemoveNetwork(context.Background(), *stateDir, flags.Arg(0))
+		return onNode(*stateDir, "", func(ctx context.Context, node *network.Node) error { return node.Remove(ctx, flags.Arg(0)) })
 	case "demo":
 		return demo.Run(context.Background(), out, *pods)
 	}
 	_, err := fmt.Fprint(out, usage)
 	return err
+}
+
+// onNode does something with the node's networks.
+func onNode(stateDir, leaseDir string, do func(context.Context, *network.Node) error) error {
+	ctx := context.Background()
+	node, err := network.Open(ctx, &network.Config{StateDir: stateDir, LeaseDir: leaseDir})
+	if err != nil {
+		return err
+	}
+	return do(ctx, node)
 }
 
 func printVersion(out io.Writer, asJSON bool) error {

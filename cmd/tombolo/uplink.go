@@ -10,13 +10,13 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
-	"github.com/tombolo-cni/tombolo/internal/cni"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/printable"
+	"github.com/tombolo-cni/tombolo/network"
 )
 
 // runUplink runs one of the commands about uplinks.
-func runUplink(plugin *cni.Plugin, args []string, out io.Writer) error {
+func runUplink(args []string, out io.Writer) error {
 	if len(args) == 0 {
 		return fmt.Errorf("uplink: plan, take, restore or status: %w", errUsage)
 	}
@@ -24,7 +24,7 @@ func runUplink(plugin *cni.Plugin, args []string, out io.Writer) error {
 	flags := flag.NewFlagSet("tombolo uplink "+verb, flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	asJSON := flags.Bool("json", false, "")
-	stateDir := flags.String("state", cni.DefaultStateDir, "")
+	stateDir := flags.String("state", network.DefaultStateDir, "")
 	leaseDir := flags.String("leases", lease.DefaultDir, "")
 	keep := flags.Bool("keep-address", false, "")
 	timeout := flags.Duration("timeout", 5*time.Second, "")
@@ -44,33 +44,38 @@ func runUplink(plugin *cni.Plugin, args []string, out io.Writer) error {
 	if n := flags.NArg(); n < least || n > most {
 		return fmt.Errorf("uplink %s: %d arguments, where %s are due: %w", verb, n, between(least, most), errUsage)
 	}
-	ctx := context.Background()
 	u := uplink.Uplink{NIC: flags.Arg(0), Bridge: flags.Arg(1), KeepAddress: *keep, Timeout: *timeout}
-	switch verb {
-	case "plan":
-		text, err := plugin.UplinkPlan(ctx, u)
-		if err == nil {
-			_, err = io.WriteString(out, text)
-		}
-		return err
-	case "take":
-		notes, err := plugin.UplinkTake(ctx, *stateDir, *leaseDir, u)
-		if err != nil {
+	do := map[string]func(context.Context, *network.Node) error{
+		"plan": func(ctx context.Context, node *network.Node) error {
+			steps, err := node.PlanUplink(ctx, u)
+			if err == nil {
+				_, err = io.WriteString(out, steps.String())
+			}
 			return err
-		}
-		for _, note := range notes {
-			fmt.Fprintln(os.Stderr, "tombolo:", printable.Line(note))
-		}
-		_, err = fmt.Fprintf(out, "%s is a port of %s, which has its addresses and routes\n", u.NIC, u.Bridge)
-		return err
-	case "restore":
-		if err := plugin.UplinkRestore(ctx, *stateDir, *leaseDir, u.NIC, u.Bridge); err != nil {
+		},
+		"take": func(ctx context.Context, node *network.Node) error {
+			notes, err := node.TakeUplink(ctx, u)
+			if err != nil {
+				return err
+			}
+			for _, note := range notes {
+				fmt.Fprintln(os.Stderr, "tombolo:", printable.Line(note))
+			}
+			_, err = fmt.Fprintf(out, "%s is a port of %s, which has its addresses and routes\n", u.NIC, u.Bridge)
 			return err
-		}
-		_, err := fmt.Fprintf(out, "%s has its addresses and routes back\n", u.NIC)
-		return err
-	}
-	return uplinkStatus(plugin, out, *stateDir, *leaseDir, u.NIC, *asJSON)
+		},
+		"restore": func(ctx context.Context, node *network.Node) error {
+			if err := node.RestoreUplink(ctx, u.NIC, u.Bridge); err != nil {
+				return err
+			}
+			_, err := fmt.Fprintf(out, "%s has its addresses and routes back\n", u.NIC)
+			return err
+		},
+		"status": func(ctx context.Context, node *network.Node) error {
+			return uplinkStatus(ctx, node, out, u.NIC, *asJSON)
+		},
+	}[verb]
+	return onNode(*stateDir, *leaseDir, do)
 }
 
 func between(least, most int) string {
@@ -81,8 +86,8 @@ func between(least, most int) string {
 }
 
 // uplinkStatus prints a line for each NIC, and what differs below.
-func uplinkStatus(plugin *cni.Plugin, out io.Writer, stateDir, leaseDir, nic string, asJSON bool) error {
-	list, err := plugin.Uplinks(context.Background(), stateDir, leaseDir, nic)
+func uplinkStatus(ctx context.Context, node *network.Node, out io.Writer, nic string, asJSON bool) error {
+	list, err := node.Uplinks(ctx, nic)
 	if err != nil {
 		return err
 	}
@@ -101,7 +106,7 @@ func uplinkStatus(plugin *cni.Plugin, out io.Writer, stateDir, leaseDir, nic str
 	return err
 }
 
-func printUplinks(out io.Writer, list []cni.UplinkReport, nic string) error {
+func printUplinks(out io.Writer, list []network.UplinkReport, nic string) error {
 	if len(list) == 0 && nic != "" {
 		_, err := fmt.Fprintf(out, "%s is not taken over\n", nic)
 		return err

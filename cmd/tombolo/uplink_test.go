@@ -7,8 +7,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/tombolo-cni/tombolo/internal/cni"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/network"
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
@@ -80,7 +80,7 @@ func TestUplinkIsPlannedTakenLookedAtAndGivenBack(t *testing.T) {
 	// As a network manager might.
 	nstest.Run(t, host, "ip", "link", "set", "eth0", "nomaster")
 	differs := uplink("status", "--json")
-	var reports []cni.UplinkReport
+	var reports []network.UplinkReport
 	if err := json.Unmarshal([]byte(differs.stdout), &reports); err != nil || differs.status != exitDiffers || len(reports) != 1 || len(reports[0].Differences) == 0 {
 		t.Errorf("status of a NIC that was taken off its bridge: %+v, %v", differs, err)
 	}

@@ -12,16 +12,13 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/tombolo-cni/tombolo/bridge"
-	"github.com/tombolo-cni/tombolo/internal/cni"
 	"github.com/tombolo-cni/tombolo/internal/keeper"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/state"
-	"github.com/tombolo-cni/tombolo/nft"
+	"github.com/tombolo-cni/tombolo/network"
 )
 
 // The exit statuses that usage lists.
@@ -130,28 +127,17 @@ func (p *program) logger(level slog.Level) *slog.Logger {
 	}))
 }
 
-// plugin is what repairs networks, as the operator's command does.
-func (p *program) plugin() *cni.Plugin {
-	return &cni.Plugin{
-		Getenv: p.getenv, Stdin: strings.NewReader(""), Stdout: io.Discard,
-		DialBridge: func() (*bridge.Conn, error) { return bridge.Dial(nil) }, DialNFT: nft.Dial,
-	}
-}
+// firewall looks at it as an ADD does.
+type firewall struct{ node *network.Node }
 
-// firewall looks at it as the plugin does.
-type firewall struct {
-	*program
-	state string
-}
-
-// Look is Plugin.LookAtFirewall.
+// Look is Node.LookAtFirewall.
 func (f firewall) Look(ctx context.Context) (uint32, []string, error) {
-	return f.plugin().LookAtFirewall(ctx, f.state)
+	return f.node.LookAtFirewall(ctx)
 }
 
-// Obstacles is Plugin.FirewallObstacles.
+// Obstacles is Node.FirewallObstacles.
 func (f firewall) Obstacles(ctx context.Context) ([]string, error) {
-	return f.plugin().FirewallObstacles(ctx, f.state)
+	return f.node.FirewallObstacles(ctx)
 }
 
 // keep runs the keeper until ctx is done.
@@ -161,6 +147,10 @@ func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error 
 		return err
 	}
 	plugins, err := state.Open(o.state)
+	if err != nil {
+		return err
+	}
+	node, err := network.Open(ctx, &network.Config{StateDir: o.state})
 	if err != nil {
 		return err
 	}
@@ -186,8 +176,8 @@ func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error 
 			systemd.tell("READY=1")
 		},
 		Alive:    func() { systemd.tell("WATCHDOG=1") },
-		Repair:   func(ctx context.Context) error { return p.plugin().Repair(ctx, plugins.Path()) },
-		Firewall: firewall{p, plugins.Path()},
+		Repair:   node.Repair,
+		Firewall: firewall{node},
 	})
 	if err != nil {
 		return err

@@ -11,6 +11,7 @@ import (
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/strict"
+	"github.com/tombolo-cni/tombolo/network"
 )
 
 // ipamDHCP is the ipam.type that is served here rather than by package ipam: an
@@ -221,13 +222,19 @@ func (conf *dhcpConf) client(id *identity, mac net.HardwareAddr, args map[string
 	return c, nil
 }
 
-// policy is what of a lease the pod gets.
-func (conf *dhcpConf) policy(s *settings) lease.Policy {
-	p := lease.Policy{NoDefault: s.NoDefaultRoute, Priority: conf.Priority}
-	for _, r := range conf.Routes {
-		p.Routes = append(p.Routes, dhcpc.Route{Dst: r.Dst.Masked(), Via: r.GW})
+// lease is how a pod gets its address.
+func (conf *dhcpConf) lease(id *identity, mac net.HardwareAddr, args map[string]string) (*network.Lease, error) {
+	client, err := conf.client(id, mac, args)
+	if err != nil {
+		return nil, err
 	}
-	return p
+	l := &network.Lease{
+		Client: *client.Config(nil), Sticky: client.Sticky, UDP: conf.Transport == transportUDP,
+		Unkept: conf.Keeper == keeperOptional, Priority: conf.Priority,
+	}
+	l.Client.Timeout = time.Duration(conf.Timeout)
+	for _, r := range conf.Routes {
+		l.Routes = append(l.Routes, dhcpc.Route{Dst: r.Dst.Masked(), Via: r.GW})
+	}
+	return l, nil
 }
-
-func (conf *dhcpConf) timeout() time.Duration { return time.Duration(conf.Timeout) }

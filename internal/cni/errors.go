@@ -15,6 +15,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
+	"github.com/tombolo-cni/tombolo/network"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
@@ -51,10 +52,10 @@ func newError(code uint, format string, args ...any) *types.Error {
 // keeps it, whatever is wrapped around it.
 func coded(err error) *types.Error {
 	msg := oneLine(err)
-	var own *types.Error
+	if code, ok := firstCode(err); ok {
+		return &types.Error{Code: code, Msg: msg} // an own one's details are in the message
+	}
 	switch {
-	case errors.As(err, &own):
-		return &types.Error{Code: own.Code, Msg: msg} // its details are in the message
 	case errors.Is(err, ipam.ErrPoolFull):
 		return &types.Error{Code: ipamconf.CodePoolFull, Msg: msg}
 	case errors.Is(err, ipam.ErrAddressTaken):
@@ -88,3 +89,49 @@ func coded(err error) *types.Error {
 // oneLine writes joined errors, which come a line each, on one, and nothing of what
 // they quote that a terminal would obey.
 func oneLine(err error) string { return printable.Line(err.Error()) }
+
+// kinds are the codes of package network's own errors.
+func kinds() []struct {
+	err  error
+	code uint
+} {
+	return []struct {
+		err  error
+		code uint
+	}{
+		{network.ErrState, codeIO}, {network.ErrTryAgain, codeTryAgainLater}, {network.ErrHostNamespace, codeInvalidNetNS},
+		{network.ErrExists, codeExists}, {network.ErrNotAttached, codeDiffers}, {network.ErrAttached, codeAttached},
+		{network.ErrConflict, codeConflict}, {network.ErrNoGateway, codeNoGateway}, {network.ErrNoLink, codeNotAttachable},
+		{network.ErrObstructed, codeObstructed}, {network.ErrInvalid, codeInvalidConfig},
+	}
+}
+
+// firstCode looks for the first error of a chain or a tree that has a code of its own, or is
+// of a kind that has.
+func firstCode(err error) (code uint, ok bool) {
+	for _, k := range kinds() {
+		if err == k.err {
+			return k.code, true
+		}
+	}
+	switch e := err.(type) {
+	case *types.Error:
+		return e.Code, true
+	case interface{ Unwrap() error }:
+		return firstCode(e.Unwrap())
+	case interface{ Unwrap() []error }:
+		for _, one := range e.Unwrap() {
+			if code, ok := firstCode(one); ok {
+				return code, true
+			}
+		}
+	}
+	return 0, false
+}
+
+func plural(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, many)
+}

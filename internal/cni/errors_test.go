@@ -48,7 +48,6 @@ func TestCodesOfErrors(t *testing.T) {
 		{"cancelled", context.Canceled, 11, "context canceled"},
 		{"interface is there", fmt.Errorf("attach: %w", bridge.ErrPeerExists), 111, "attach: the pod has an interface of this name already"},
 		{"bridge is full", bridge.ErrBridgeFull, 116, "the bridge holds 1023 ports, the most that Linux allows"},
-		{"no bridge", &bridgeTaken{name: "cbr0", kind: "vxlan"}, 116, `cbr0 is no longer a bridge but of kind "vxlan": it is left alone`},
 		{"somebody else's link", bridge.ErrForeign, 112, "the link belongs to somebody else"},
 		{"address is in use", addr.ErrDuplicate, 112, "another node of the network has the address"},
 		{"damaged record", fmt.Errorf("load: %w", state.ErrDamaged), 5, "load: damaged"},
@@ -67,59 +66,6 @@ func TestCodesOfErrors(t *testing.T) {
 	var conflict error = &nft.ConflictError{}
 	if e := coded(fmt.Errorf("add: %w", conflict)); e.Code != 112 {
 		t.Errorf("an element of another owner: code %d", e.Code)
-	}
-}
-
-func TestWhetherANetworkIsStillAttached(t *testing.T) {
-	t.Parallel()
-	if !IsAttached(fmt.Errorf("remove: %w", newError(codeAttached, "2 attachments"))) {
-		t.Error("the error of RemoveNetwork is not known")
-	}
-	for _, err := range []error{nil, fs.ErrNotExist, newError(codeIO, "disk")} {
-		if IsAttached(err) {
-			t.Errorf("%v is taken for it", err)
-		}
-	}
-}
-
-func TestUndoGoesBackThroughAllSteps(t *testing.T) {
-	t.Parallel()
-	var order []int
-	var u undo
-	boom := errors.New("boom")
-	for i := range 3 {
-		u.push(func(ctx context.Context) error {
-			order = append(order, i)
-			if _, limited := ctx.Deadline(); !limited {
-				t.Error("a step back has no time limit")
-			}
-			if i == 1 {
-				return boom
-			}
-			return nil
-		})
-	}
-	cause := context.DeadlineExceeded // which must not keep anything from being undone
-	err := u.run(cause)
-	if diff := cmp.Diff([]int{2, 1, 0}, order); diff != "" {
-		t.Errorf("order (-want +got):\n%s", diff)
-	}
-	if !errors.Is(err, cause) || !errors.Is(err, boom) {
-		t.Errorf("error is %v", err)
-	}
-}
-
-func TestStepsAreJoined(t *testing.T) {
-	t.Parallel()
-	first, last := errors.New("first"), errors.New("last")
-	ran := 0
-	step := func(err error) func() error { return func() error { ran++; return err } }
-	err := joinSteps(step(first), step(nil), step(last))
-	if ran != 3 || !errors.Is(err, first) || !errors.Is(err, last) {
-		t.Errorf("%d steps ran: %v", ran, err)
-	}
-	if err := joinSteps(step(nil)); err != nil {
-		t.Errorf("steps that succeed: %v", err)
 	}
 }
 

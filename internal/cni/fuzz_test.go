@@ -3,10 +3,8 @@ package cni
 import (
 	"bytes"
 	"encoding/json"
-	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -45,11 +43,6 @@ func seeds() map[string]map[string][]any {
 			"kubelet": text("IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0;K8S_POD_INFRA_CONTAINER_ID=0123;K8S_POD_UID=4567"),
 			"ours":    text("IP=10.0.0.2;MAC=02:00:00:00:00:01;GATEWAY=10.0.0.1"),
 			"spoilt":  text("=;IP;a=b=c"),
-		},
-		"FuzzAlias": {
-			"dual-stack":   text("tombolo:1:0123456789a:pods:10.61.0.2,fd61::2"),
-			"long-network": text("tombolo:1:0123456789a:#0123456789a:"),
-			"later":        text("tombolo:1:0123456789a:pods:10.0.0.1,later,fe80::1%eth0"),
 		},
 		"FuzzRun": {
 			"add":     {[]byte("ADD"), []byte("c1"), []byte("eth0"), []byte("/nowhere"), []byte("IgnoreUnknown=1"), with(`"ipam": {"type": "static"}`)},
@@ -99,7 +92,7 @@ func FuzzNetConf(f *testing.F) {
 			t.Errorf("strict and lenient differ (-strict +lenient):\n%s", diff)
 		}
 		usable(t, conf)
-		if s := conf.settings(); !isLinkName(s.Bridge) || s.Mark&(s.Mark-1) != 0 || s.MTU != 0 && (s.MTU < mtuMin || s.MTU > mtuMax) {
+		if s := conf.settings(); !ident.IsLinkName(s.Bridge) || s.Mark&(s.Mark-1) != 0 || s.MTU != 0 && (s.MTU < mtuMin || s.MTU > mtuMax) {
 			t.Errorf("settings are %+v", s)
 		}
 	})
@@ -112,7 +105,7 @@ func usable(t *testing.T, conf *NetConf) {
 	if s.Deadline <= 0 || s.Mark == 0 || s.Bridge == "" || !strings.HasPrefix(s.StateDir, "/") {
 		t.Errorf("settings are %+v", s)
 	}
-	if s.IsDefaultGateway && !s.IsGateway || s.Down && s.Masquerade {
+	if s.DefaultGateway && !s.Gateway || s.Down && s.Masquerade {
 		t.Errorf("settings contradict themselves: %+v", s)
 	}
 	if list, err := conf.validAttachments(); err == nil {
@@ -144,16 +137,17 @@ func FuzzPrevResult(f *testing.F) {
 			return
 		}
 		// What CHECK, DEL and a chained ADD do with it.
-		h := &host{call: &call{ifName: "eth0"}, settings: settings{IsDefaultGateway: true}}
-		for _, a := range h.addressesIn(res) {
+		c := &call{ifName: "eth0", network: "pods", containerID: "c1"}
+		for _, a := range c.addressesIn(res) {
 			if !a.IsValid() {
 				t.Error("an invalid address")
 			}
 		}
-		if list, err := readAddresses(res); err == nil {
-			if _, err := podRoutes(h.settings, list, res.Routes); err != nil && code(err) == 0 {
-				t.Errorf("no code: %v", err)
-			}
+		if _, err := routesOf(res.Routes); err != nil && code(err) == 0 {
+			t.Errorf("no code: %v", err)
+		}
+		if _, _, err := c.reported(res); err != nil && code(err) == 0 {
+			t.Errorf("no code: %v", err)
 		}
 		for _, v := range SupportedVersions() {
 			if out, err := res.GetAsVersion(v); err == nil {
@@ -181,28 +175,6 @@ func FuzzArgs(f *testing.F) {
 		}
 		if name := podName(args); name != "" && !strings.Contains(name, "/") {
 			t.Errorf("pod %q", name)
-		}
-	})
-}
-
-func FuzzAlias(f *testing.F) {
-	f.Fuzz(func(t *testing.T, data []byte) {
-		a, ok := parseAlias(string(data))
-		if !ok {
-			return
-		}
-		if len(a.hash) != ident.Digits || strings.Contains(a.network, ":") || !strings.HasPrefix(string(data), aliasOwner(a.hash)) {
-			t.Errorf("%q gives %+v", data, a)
-		}
-		if networkToken(a.network) != a.network || slices.ContainsFunc(a.addresses, func(ip netip.Addr) bool { return ip.Zone() != "" }) {
-			return // no alias of ours
-		}
-		back, ok := parseAlias(formatAlias(a.hash, a.network, a.addresses))
-		if len(back.addresses) == 0 {
-			a.addresses = nil // they may be too many
-		}
-		if diff := cmp.Diff(a, back, netipValues(), cmp.AllowUnexported(alias{})); diff != "" || !ok {
-			t.Errorf("%q comes back as (-want +got):\n%s", data, diff)
 		}
 	})
 }

@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
+	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/network"
 )
 
 // LANConf are the fields of a network whose bridge has a NIC of the host's for a port,
@@ -17,29 +19,7 @@ type LANConf struct {
 	IPv6                string   `json:"ipv6"`
 }
 
-const (
-	defaultRouteHost   = "host"
-	defaultRouteRouter = "router"
-
-	ipv6SLAAC = "slaac"
-)
-
-// LANSettings are the same with the mode's defaults.
-type LANSettings struct {
-	Uplink        string // the NIC; empty: none
-	UplinkTimeout time.Duration
-	KeepAddress   bool
-	// DefaultRoute is where the default route of the pods leads: to the host or to the
-	// LAN's router. It is empty in other modes.
-	DefaultRoute string
-	SLAAC        bool
-	Untrusted    bool // pods may not be servers or routers of the LAN
-}
-
-// uplink describes the takeover to the package that carries it out.
-func (s *settings) uplink() uplink.Uplink {
-	return uplink.Uplink{NIC: s.Uplink, Bridge: s.Bridge, Alias: bridgeAlias, KeepAddress: s.KeepAddress, Timeout: s.UplinkTimeout}
-}
+const ipv6SLAAC = "slaac"
 
 // validateLAN checks what belongs to an uplink, and that there is one.
 func (c *NetConf) validateLAN() error {
@@ -49,11 +29,11 @@ func (c *NetConf) validateLAN() error {
 		return newError(codeInvalidConfig, `mode "lan" needs an uplink: the NIC by which this node is on the LAN, such as "eth0"`)
 	case c.Uplink != "" && !lan && c.Mode != modeL2:
 		return newError(codeInvalidConfig, `uplink %q: in mode "gateway" pods are on a network of their own: use mode "lan", or "l2"`, c.Uplink)
-	case c.Uplink != "" && !isLinkName(c.Uplink):
+	case c.Uplink != "" && !ident.IsLinkName(c.Uplink):
 		return newError(codeInvalidConfig, "uplink %q cannot name a link: it takes 1 to 15 bytes without '/', ':', '%%' and space", c.Uplink)
 	case c.Uplink != "" && c.Uplink == c.settings().Bridge:
 		return newError(codeInvalidConfig, "uplink and bridge are both %q: the uplink is the NIC that becomes a port of the bridge", c.Uplink)
-	case c.DefaultRoute != "" && c.DefaultRoute != defaultRouteHost && c.DefaultRoute != defaultRouteRouter:
+	case c.DefaultRoute != "" && c.DefaultRoute != string(network.ExitHost) && c.DefaultRoute != string(network.ExitRouter):
 		return newError(codeInvalidConfig, `defaultRoute %q is not known: use "host" or "router"`, c.DefaultRoute)
 	case c.IPv6 != "" && c.IPv6 != ipv6SLAAC:
 		return newError(codeInvalidConfig, `ipv6 %q is not known: use "slaac", or leave it out`, c.IPv6)
@@ -86,8 +66,8 @@ func (c *NetConf) validateLAN() error {
 
 // lan fills in what a network on a LAN has.
 func (c *NetConf) lan(s *settings) {
-	s.LANSettings = LANSettings{
-		Uplink: c.Uplink, UplinkTimeout: time.Duration(c.UplinkTimeout), KeepAddress: c.KeepAddressOnUplink,
+	if c.Uplink != "" {
+		s.Uplink = uplink.Uplink{NIC: c.Uplink, KeepAddress: c.KeepAddressOnUplink, Timeout: time.Duration(c.UplinkTimeout)}
 	}
 	if c.Mode != modeLAN {
 		s.Untrusted = orDefault(c.LANGuard, false)
@@ -95,13 +75,13 @@ func (c *NetConf) lan(s *settings) {
 		return
 	}
 	s.SLAAC = c.IPv6 == ipv6SLAAC
-	s.DefaultRoute = c.DefaultRoute
-	if s.DefaultRoute == "" {
-		s.DefaultRoute = defaultRouteHost
+	s.Exit = network.Exit(c.DefaultRoute)
+	if s.Exit == "" {
+		s.Exit = network.ExitHost
 	}
 	s.NoDefaultRoute = !orDefault(c.IsDefaultGateway, true)
 	// The gateway of an IPAM that is not DHCP is the router.
-	s.IsGateway, s.IsDefaultGateway = false, s.DefaultRoute == defaultRouteRouter && !s.NoDefaultRoute
+	s.Gateway, s.DefaultGateway = false, s.Exit == network.ExitRouter && !s.NoDefaultRoute
 	s.Untrusted = orDefault(c.LANGuard, true)
 	s.Guard = s.Guard || s.Untrusted
 	if s.NFCall == nil {

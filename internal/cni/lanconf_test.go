@@ -8,15 +8,16 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
+	"github.com/tombolo-cni/tombolo/network"
 )
 
 func TestSettingsOfModeLAN(t *testing.T) {
 	t.Parallel()
-	lan := settings{Network: "pods", StateDir: "/run/tombolo", LeaseDir: "/var/lib/tombolo/leases", Deadline: time.Minute, Mark: 0x1000,
-		Bridge: "br0", Hairpin: true, Guard: true, NFCall: ptr(true),
-		LANSettings: LANSettings{Uplink: "eth0", DefaultRoute: "host", Untrusted: true}}
-	l2 := settings{Network: "pods", StateDir: "/run/tombolo", LeaseDir: "/var/lib/tombolo/leases", Deadline: time.Minute, Mark: 0x1000,
-		Bridge: "br0", LANSettings: LANSettings{Uplink: "eth0"}}
+	lan := settings{StateDir: "/run/tombolo", LeaseDir: "/var/lib/tombolo/leases", Deadline: time.Minute, Mark: 0x1000,
+		Network: network.Network{Name: "pods", Origin: network.Origin{Type: "dhcp"}, Bridge: "br0", Hairpin: true, Guard: true, NFCall: ptr(true),
+			Uplink: uplink.Uplink{NIC: "eth0"}, Exit: network.ExitHost, Untrusted: true}}
+	l2 := settings{StateDir: "/run/tombolo", LeaseDir: "/var/lib/tombolo/leases", Deadline: time.Minute, Mark: 0x1000,
+		Network: network.Network{Name: "pods", Bridge: "br0", Uplink: uplink.Uplink{NIC: "eth0"}}}
 	for _, tt := range []struct {
 		name   string
 		fields string
@@ -27,13 +28,13 @@ func TestSettingsOfModeLAN(t *testing.T) {
 		{"without a guard", `"mode": "lan", "uplink": "eth0", "lanGuard": false`, lan, func(s *settings) { s.Guard, s.Untrusted = false, false }},
 		{"the reference's guard alone", `"mode": "lan", "uplink": "eth0", "lanGuard": false, "macspoofchk": true`, lan, func(s *settings) { s.Untrusted = false }},
 		{"to the router", `"mode": "lan", "uplink": "eth0", "defaultRoute": "router"`, lan,
-			func(s *settings) { s.DefaultRoute, s.IsDefaultGateway = "router", true }},
+			func(s *settings) { s.Exit, s.DefaultGateway = network.ExitRouter, true }},
 		{"to nobody", `"mode": "lan", "uplink": "eth0", "isDefaultGateway": false`, lan, func(s *settings) { s.NoDefaultRoute = true }},
 		{"no firewall for what is bridged", `"mode": "lan", "uplink": "eth0", "bridgeNFCall": false`, lan, func(s *settings) { s.NFCall = ptr(false) }},
 		{"with IPv6", `"mode": "lan", "uplink": "eth0", "ipv6": "slaac"`, lan, func(s *settings) { s.SLAAC = true }},
 		{"every field", `"mode": "lan", "uplink": "enp1s0", "bridge": "lan0", "keepAddressOnUplink": true, "uplinkTimeout": "20s", "hairpinMode": false, "mtu": 1400`, lan,
 			func(s *settings) {
-				s.Bridge, s.Uplink, s.KeepAddress, s.UplinkTimeout, s.Hairpin, s.MTU = "lan0", "enp1s0", true, 20*time.Second, false, 1400
+				s.Bridge, s.Uplink, s.Hairpin, s.MTU = "lan0", uplink.Uplink{NIC: "enp1s0", KeepAddress: true, Timeout: 20 * time.Second}, false, 1400
 			}},
 		{"an uplink of a plain bridge", `"mode": "l2", "uplink": "eth0"`, l2, nil},
 		{"a guarded one", `"mode": "l2", "uplink": "eth0", "lanGuard": true`, l2, func(s *settings) { s.Guard, s.Untrusted = true, true }},
@@ -73,8 +74,8 @@ func TestModeLANLeasesUnlessToldOtherwise(t *testing.T) {
 func TestTakeoverAsConfigured(t *testing.T) {
 	t.Parallel()
 	s := parsed(t, `"mode": "lan", "uplink": "eth0", "bridge": "lan0", "keepAddressOnUplink": true, "uplinkTimeout": "2s"`).settings()
-	want := uplink.Uplink{NIC: "eth0", Bridge: "lan0", Alias: "tombolo:1:bridge", KeepAddress: true, Timeout: 2 * time.Second}
-	if diff := cmp.Diff(want, s.uplink()); diff != "" {
+	want := uplink.Uplink{NIC: "eth0", KeepAddress: true, Timeout: 2 * time.Second}
+	if diff := cmp.Diff(want, s.Uplink); diff != "" {
 		t.Errorf("uplink (-want +got):\n%s", diff)
 	}
 }

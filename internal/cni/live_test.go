@@ -11,6 +11,7 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/network"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
@@ -66,7 +67,13 @@ func TestSTATUSWithoutAFacility(t *testing.T) {
 // remove takes a network down in the host's namespace.
 func (n *node) remove(t *testing.T, name string) error {
 	t.Helper()
-	return n.host.Do(func() error { return n.plugin().RemoveNetwork(t.Context(), n.stateDir, name) })
+	return n.host.Do(func() error {
+		node, err := network.Open(t.Context(), &network.Config{StateDir: n.stateDir})
+		if err != nil {
+			return err
+		}
+		return node.Remove(t.Context(), name)
+	})
 }
 
 func hasLink(t *testing.T, ns *netns.NS, name string) bool {

@@ -126,3 +126,11 @@ func (l *stepLog) done(failure *types.Error) {
 	}
 	l.file.Close()
 }
+
+// slog is where to write what was worked around; nil where nothing is written.
+func (l *stepLog) slog() *slog.Logger {
+	if l == nil {
+		return nil
+	}
+	return l.logger
+}

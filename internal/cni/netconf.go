@@ -7,15 +7,17 @@ import (
 	"net"
 	"net/netip"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/strict"
+	"github.com/tombolo-cni/tombolo/network"
+	"github.com/tombolo-cni/tombolo/nft"
 )
 
 // NetConf is a network's configuration as it stands in JSON. Booleans whose
@@ -72,17 +74,10 @@ type NetConf struct {
 	LogLevel           string   `json:"logLevel"`
 }
 
-// DefaultStateDir is where the state is kept unless stateDir says otherwise.
-const DefaultStateDir = "/run/tombolo"
-
 const (
 	modeGateway = "gateway"
 	modeLAN     = "lan"
 	modeL2      = "l2"
-
-	policyOpen       = "open"
-	policySameBridge = "same-bridge"
-	policyIsolated   = "isolated"
 
 	defaultDeadline = 60 * time.Second
 	defaultMark     = Mark(0x1000)
@@ -213,7 +208,7 @@ func (c *NetConf) validate() error {
 		return newError(codeInvalidConfig, `ipMasqBackend %q is not supported: masquerade is done with nf_tables, so leave the field out or set it to "nftables"`, *c.IPMasqBackend)
 	case c.MTU != 0 && (c.MTU < mtuMin || c.MTU > mtuMax):
 		return newError(codeInvalidConfig, "mtu %d is not within %d and %d: use 0 for that of the default route's link", c.MTU, mtuMin, mtuMax)
-	case c.Bridge != "" && !isLinkName(c.Bridge):
+	case c.Bridge != "" && !ident.IsLinkName(c.Bridge):
 		return newError(codeInvalidConfig, "bridge %q cannot name a link: it takes 1 to 15 bytes without '/', ':', '%%' and space", c.Bridge)
 	case c.StateDir != "" && !filepath.IsAbs(c.StateDir):
 		return newError(codeInvalidConfig, "stateDir %q is not an absolute path", c.StateDir)
@@ -223,7 +218,7 @@ func (c *NetConf) validate() error {
 		return newError(codeInvalidConfig, "logFile %q is not an absolute path", c.LogFile)
 	case c.PromiscMode && orDefault(c.HairpinMode, false):
 		return newError(codeInvalidConfig, "promiscMode and hairpinMode exclude each other: leave one of them out")
-	case c.IngressPolicy != "" && !slices.Contains(policies(), c.IngressPolicy):
+	case c.IngressPolicy != "" && policyOf(c.IngressPolicy).String() != c.IngressPolicy:
 		return newError(codeInvalidConfig, `ingressPolicy %q is not known: use "open", "same-bridge" or "isolated"`, c.IngressPolicy)
 	case c.DisableContainerInterface && c.ipamType() != "":
 		return newError(codeInvalidConfig, "disableContainerInterface leaves the pod's interface down, so it cannot have addresses: leave out ipam, or disableContainerInterface")
@@ -287,33 +282,14 @@ func (c *NetConf) ipam() (section struct {
 	return section
 }
 
-// settings are a configuration with its defaults filled in.
+// settings are a configuration with its defaults filled in: the network, and what is not
+// the network's.
 type settings struct {
-	Network   string
-	StateDir  string
-	LeaseDir  string
-	Deadline  time.Duration
-	Mark      uint32
-	Bridge    string
-	MTU       int // 0: that of the default route's link
-	IsGateway bool
-	// IsDefaultGateway gives pods a default route where the IPAM gave none.
-	IsDefaultGateway bool
-	NoDefaultRoute   bool // by DHCP
-	ForceAddress     bool
-	Masquerade       bool
-	NonMasquerade    []netip.Prefix
-	Hairpin          bool
-	// Promiscuous and NFCall, which has what is bridged pass the firewall, are nil
-	// where the configuration leaves them open: see chooseBridge.
-	Promiscuous, NFCall *bool
-	Policy              string // empty is open
-	Guard               bool
-	GatewayMode         bool
-	LANSettings
-	Isolated bool
-	DAD      bool
-	Down     bool
+	network.Network
+	StateDir string
+	LeaseDir string
+	Deadline time.Duration
+	Mark     uint32
 	DNS      types.DNS
 }
 
@@ -322,45 +298,46 @@ func (c *NetConf) settings() settings {
 	// The router that a DHCP server names is somebody else's address in general.
 	dhcp := c.ipamType() == ipamDHCP
 	s := settings{
-		Network:      c.Name,
-		StateDir:     c.StateDir,
-		LeaseDir:     c.LeaseDir,
-		Deadline:     time.Duration(c.Deadline),
-		Mark:         uint32(c.ForwardMark),
-		Bridge:       c.Bridge,
-		MTU:          c.MTU,
-		IsGateway:    orDefault(c.IsGateway, gateway && !dhcp),
-		ForceAddress: c.ForceAddress,
-		Masquerade:   orDefault(c.IPMasq, gateway),
-		Hairpin:      orDefault(c.HairpinMode, c.Mode != modeL2 && !c.PromiscMode),
-		NFCall:       c.BridgeNFCall,
-		Guard:        c.MACSpoofCheck,
-		GatewayMode:  gateway,
-		Isolated:     c.PortIsolation,
-		DAD:          c.EnableDAD,
-		Down:         c.DisableContainerInterface,
-		DNS:          c.DNS,
+		StateDir: c.StateDir,
+		LeaseDir: c.LeaseDir,
+		Deadline: time.Duration(c.Deadline),
+		Mark:     uint32(c.ForwardMark),
+		DNS:      c.DNS,
+		Network: network.Network{
+			Name:         c.Name,
+			Bridge:       c.Bridge,
+			MTU:          c.MTU,
+			Gateway:      orDefault(c.IsGateway, gateway && !dhcp),
+			ForceAddress: c.ForceAddress,
+			Masquerade:   orDefault(c.IPMasq, gateway),
+			Hairpin:      orDefault(c.HairpinMode, c.Mode != modeL2 && !c.PromiscMode),
+			NFCall:       c.BridgeNFCall,
+			Guard:        c.MACSpoofCheck,
+			Routed:       gateway,
+			Isolated:     c.PortIsolation,
+			DAD:          c.EnableDAD,
+			Down:         c.DisableContainerInterface,
+			Policy:       policyOf(c.IngressPolicy),
+			Origin:       network.Origin{Type: c.ipamType(), Dir: c.dataDir()},
+		},
 	}
 	// As in the reference, a default gateway is a gateway. A network that says it
 	// has none gets no default route from the mode.
-	s.IsDefaultGateway = orDefault(c.IsDefaultGateway, gateway && s.IsGateway)
-	s.IsGateway = s.IsGateway || s.IsDefaultGateway
+	s.DefaultGateway = orDefault(c.IsDefaultGateway, gateway && s.Gateway)
+	s.Gateway = s.Gateway || s.DefaultGateway
 	for _, p := range c.NonMasqueradeCIDRs {
 		s.NonMasquerade = append(s.NonMasquerade, netip.Prefix(p))
 	}
-	if c.IngressPolicy != policyOpen {
-		s.Policy = c.IngressPolicy
-	}
 	// The reference's policy needs its traffic to pass the firewall. The bridge
 	// itself keeps isolated ports apart, so this holds without that too.
-	s.Isolated = s.Isolated || s.Policy == policyIsolated
+	s.Isolated = s.Isolated || s.Policy == nft.Isolated
 	if c.PromiscMode {
 		s.Promiscuous = &c.PromiscMode
 	}
 	s.NoDefaultRoute = dhcp && !orDefault(c.IsDefaultGateway, true)
 	c.lan(&s)
 	if s.StateDir == "" || !filepath.IsAbs(s.StateDir) {
-		s.StateDir = DefaultStateDir
+		s.StateDir = network.DefaultStateDir
 	}
 	if s.LeaseDir == "" || !filepath.IsAbs(s.LeaseDir) {
 		s.LeaseDir = lease.DefaultDir
@@ -378,12 +355,22 @@ func (c *NetConf) settings() settings {
 		}
 	}
 	if s.Down {
-		s.Masquerade, s.IsGateway, s.IsDefaultGateway = false, false, false
+		s.Masquerade, s.Gateway, s.DefaultGateway = false, false, false
 	}
 	return s
 }
 
-func policies() []string { return []string{policyOpen, policySameBridge, policyIsolated} }
+func policies() []nft.Policy { return []nft.Policy{nft.Open, nft.SameBridge, nft.Isolated} }
+
+// policyOf is the open one for what names none.
+func policyOf(name string) nft.Policy {
+	for _, p := range policies() {
+		if p.String() == name {
+			return p
+		}
+	}
+	return nft.Open
+}
 
 func orDefault(v *bool, def bool) bool {
 	if v == nil {

@@ -3,7 +3,6 @@ package cni
 import (
 	"encoding/json"
 	"fmt"
-	"net"
 	"net/netip"
 	"strings"
 	"testing"
@@ -14,6 +13,8 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/network"
+	"github.com/tombolo-cni/tombolo/nft"
 )
 
 func ptr[T any](v T) *T { return &v }
@@ -39,10 +40,10 @@ func parsed(t *testing.T, fields string) *NetConf {
 func TestSettingsOfAMode(t *testing.T) {
 	t.Parallel()
 	// What is the same in every mode.
-	common := settings{Network: "pods", StateDir: "/run/tombolo", LeaseDir: "/var/lib/tombolo/leases", Deadline: time.Minute, Mark: 0x1000}
+	common := settings{Network: network.Network{Name: "pods"}, StateDir: "/run/tombolo", LeaseDir: "/var/lib/tombolo/leases", Deadline: time.Minute, Mark: 0x1000}
 	gateway, l2 := common, common
-	gateway.Bridge, gateway.IsGateway, gateway.IsDefaultGateway, gateway.Masquerade, gateway.Hairpin = "cbr0", true, true, true, true
-	gateway.GatewayMode = true
+	gateway.Bridge, gateway.Gateway, gateway.DefaultGateway, gateway.Masquerade, gateway.Hairpin = "cbr0", true, true, true, true
+	gateway.Routed = true
 	l2.Bridge = "br0"
 	for _, tt := range []struct {
 		name   string
@@ -61,24 +62,24 @@ func TestSettingsOfAMode(t *testing.T) {
 		{"ipMasq true in l2", `"mode": "l2", "ipMasq": true`, l2, func(s *settings) { s.Masquerade = true }},
 
 		{"no gateway means no default gateway", `"isGateway": false`, gateway,
-			func(s *settings) { s.IsGateway, s.IsDefaultGateway = false, false }},
+			func(s *settings) { s.Gateway, s.DefaultGateway = false, false }},
 		{"no default gateway leaves the gateway", `"isDefaultGateway": false`, gateway,
-			func(s *settings) { s.IsDefaultGateway = false }},
+			func(s *settings) { s.DefaultGateway = false }},
 		{"a gateway in l2 is no default one", `"mode": "l2", "isGateway": true`, l2,
-			func(s *settings) { s.IsGateway = true }},
+			func(s *settings) { s.Gateway = true }},
 		{"a default gateway is a gateway", `"mode": "l2", "isDefaultGateway": true`, l2,
-			func(s *settings) { s.IsGateway, s.IsDefaultGateway = true, true }},
+			func(s *settings) { s.Gateway, s.DefaultGateway = true, true }},
 		{"a default gateway is one that is denied elsewhere", `"isGateway": false, "isDefaultGateway": true`, gateway, nil},
 
 		{"an interface that stays down has no gateway and no masquerade", `"disableContainerInterface": true`, gateway, func(s *settings) {
-			s.Down, s.IsGateway, s.IsDefaultGateway, s.Masquerade = true, false, false, false
+			s.Down, s.Gateway, s.DefaultGateway, s.Masquerade = true, false, false, false
 		}},
 		{"every field", `"bridge": "br7", "mtu": 9000, "forceAddress": true, "portIsolation": true, "enabledad": true,
 			"promiscMode": true, "bridgeNFCall": false, "macspoofchk": true, "ingressPolicy": "isolated",
 			"nonMasqueradeCIDRs": ["10.0.0.1/8", "fd00::/8"], "ingressRate": 5000, "stateDir": "/srv/t", "leaseDir": "/srv/l", "deadline": "1m30s", "forwardMark": "0x40000", "dns": {"domain": "d"}`, gateway, func(s *settings) {
 			s.Bridge, s.MTU, s.ForceAddress, s.Isolated, s.DAD = "br7", 9000, true, true, true
 			s.Promiscuous, s.NFCall, s.Hairpin = ptr(true), ptr(false), false
-			s.Guard, s.Policy = true, policyIsolated
+			s.Guard, s.Policy = true, nft.Isolated
 			s.NonMasquerade = []netip.Prefix{nstest.Prefix("10.0.0.0/8"), nstest.Prefix("fd00::/8")}
 			s.LeaseDir = "/srv/l"
 			s.StateDir, s.Deadline, s.Mark, s.DNS = "/srv/t", 90*time.Second, 0x40000, types.DNS{Domain: "d"}
@@ -312,7 +313,7 @@ func TestListOfValidAttachments(t *testing.T) {
 func TestTeardownGoesByADirectoryThatItCanUse(t *testing.T) {
 	t.Parallel()
 	conf := &NetConf{StateDir: "relative", Mode: "nonsense"}
-	if got := conf.settings().StateDir; got != DefaultStateDir {
+	if got := conf.settings().StateDir; got != network.DefaultStateDir {
 		t.Errorf("stateDir is %q", got)
 	}
 }
@@ -384,19 +385,5 @@ func TestThePodsMACComesFromTheFirstThatNamesOne(t *testing.T) {
 				t.Errorf("got  %s\nwant %s", got, tt.want)
 			}
 		})
-	}
-}
-
-func TestAddressMACIsThatOfTheFirstIPv4Address(t *testing.T) {
-	t.Parallel()
-	if got := addressMAC(addresses("fd61::2/64", "10.61.0.2/24", "10.61.0.3/24")); got.String() != "0a:58:0a:3d:00:02" {
-		t.Errorf("MAC is %s", got)
-	}
-	if got := addressMAC(addresses("fd61::2/64")); got != nil {
-		t.Errorf("MAC without IPv4 is %s", got)
-	}
-	var none net.HardwareAddr
-	if diff := cmp.Diff(none, addressMAC(nil)); diff != "" {
-		t.Errorf("MAC without addresses: %s", diff)
 	}
 }

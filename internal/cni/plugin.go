@@ -13,7 +13,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
-	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
@@ -167,10 +167,10 @@ func (c *call) readEnvironment() error {
 	if len(required) == 0 {
 		return nil
 	}
-	if !isIdentifier(c.containerID) {
+	if !ident.IsIdentifier(c.containerID) {
 		return newError(codeEnvironment, "CNI_CONTAINERID=%q: it takes letters, digits, '_', '.' and '-', and begins with a letter or a digit", c.containerID)
 	}
-	if !isLinkName(c.ifName) {
+	if !ident.IsLinkName(c.ifName) {
 		return newError(codeEnvironment, "CNI_IFNAME=%q cannot name a link: it takes 1 to 15 bytes without '/', ':', '%%' and space", c.ifName)
 	}
 	return nil
@@ -189,28 +189,9 @@ func (c *call) refuseDepth() error {
 		return newError(codeEnvironment, "%v", err)
 	}
 	if depth > maxDepth && c.verb != "VERSION" {
-		return newError(codeInvalidConfig, "%s=%d: this %s was started by an IPAM plugin that was itself started by Tombolo, and so on: ipamconf.type has to name a plugin that does not lead back here", ipamconf.DepthVariable, depth, c.verb)
+		return newError(codeInvalidConfig, "%s=%d: this %s was started by an IPAM plugin that was itself started by Tombolo, and so on: ipam.type has to name a plugin that does not lead back here", ipamconf.DepthVariable, depth, c.verb)
 	}
 	return nil
-}
-
-// isIdentifier holds container IDs and network names to the specification's
-// ^[a-zA-Z0-9][a-zA-Z0-9_.-]*$.
-func isIdentifier(s string) bool {
-	for i := range len(s) {
-		ch := s[i]
-		alphanumeric := 'a' <= ch && ch <= 'z' || 'A' <= ch && ch <= 'Z' || '0' <= ch && ch <= '9'
-		if !alphanumeric && (i == 0 || !strings.ContainsRune("_.-", rune(ch))) {
-			return false
-		}
-	}
-	return s != ""
-}
-
-// isLinkName keeps to what the kernel takes (dev_valid_name()), but for percent signs: of
-// a link that is made as "br%d" it chooses the number itself, a new one at each call.
-func isLinkName(s string) bool {
-	return s != "" && len(s) <= 15 && s != "." && s != ".." && !strings.ContainsAny(s, "/:% \t\n\v\f\r\x00")
 }
 
 // readStdin reads the configuration, and of it what every verb needs: the version
@@ -242,7 +223,7 @@ func (c *call) accept(conf *NetConf) error {
 	if len(c.network) > maxNetworkName {
 		return newError(codeInvalidConfig, "name: a network's name has at most %d bytes, not %d", maxNetworkName, len(c.network))
 	}
-	if !isIdentifier(c.network) {
+	if !ident.IsIdentifier(c.network) {
 		return newError(codeInvalidConfig, "name %q: a network's name takes letters, digits, '_', '.' and '-', and begins with a letter or a digit", c.network)
 	}
 	return nil
@@ -338,29 +319,6 @@ func (c *call) versionVerb() error {
 	}{conf.CNIVersion, supported})
 }
 
-// openPod opens the pod's namespace, which must not be the one that the bridge
-// is in.
-func (c *call) openPod() (*netns.NS, error) {
-	pod, err := netns.Open(c.netns)
-	if err != nil {
-		return nil, newError(codeInvalidNetNS, "CNI_NETNS: %v", err)
-	}
-	if c.sameNetNS() {
-		return pod, nil
-	}
-	own, err := netns.Current()
-	if err != nil {
-		pod.Close()
-		return nil, err
-	}
-	defer own.Close()
-	if own.ID() == pod.ID() {
-		pod.Close()
-		return nil, newError(codeInvalidNetNS, "CNI_NETNS=%s is the namespace that the plugin itself runs in: a pod needs one of its own", c.netns)
-	}
-	return pod, nil
-}
-
 // sameNetNS says whether the runtime wants it so that a pod is in the plugin's own
 // namespace.
 func (c *call) sameNetNS() bool {
@@ -368,7 +326,7 @@ func (c *call) sameNetNS() bool {
 	return override == "1" || strings.EqualFold(override, "true")
 }
 
-// step says that a part of ADD is done.
+// step says that a part of a verb is done.
 func (c *call) step(name string) error {
 	c.log.step(name)
 	if c.After != nil {

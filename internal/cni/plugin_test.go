@@ -10,7 +10,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
@@ -188,34 +187,6 @@ func TestSupportedVersionsAreTheCallersToChange(t *testing.T) {
 	}
 }
 
-func TestIdentifiers(t *testing.T) {
-	t.Parallel()
-	for _, s := range []string{"a", "0", "Z", "a.b_c-d", "9e6...", "a-"} {
-		if !isIdentifier(s) {
-			t.Errorf("%q is refused", s)
-		}
-	}
-	for _, s := range []string{"", ".", "-a", "_a", "a b", "a/b", "a\x00", "a\n", "ä", "aä", "a:b"} {
-		if isIdentifier(s) {
-			t.Errorf("%q is accepted", s)
-		}
-	}
-}
-
-func TestLinkNames(t *testing.T) {
-	t.Parallel()
-	for _, s := range []string{"e", "eth0", "fifteen-bytes-x", "a.b", "...", "ä"} {
-		if !isLinkName(s) {
-			t.Errorf("%q is refused", s)
-		}
-	}
-	for _, s := range []string{"", ".", "..", "sixteen-bytes-xx", "a/b", "a:b", "a b", "a\tb", "a\n", "a\v", "a\f", "a\r", "a\x00", "br%d", "%", "100%"} {
-		if isLinkName(s) {
-			t.Errorf("%q is accepted", s)
-		}
-	}
-}
-
 func TestVariablesOfEachVerb(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -289,31 +260,32 @@ func TestPreparationReadsWhatTheRuntimeAsksFor(t *testing.T) {
 		"ipam": {"type": "host-local", "dataDir": "/d"},
 		"runtimeConfig": {"mac": "02:00:00:00:00:01", "dns": {"servers": ["10.0.0.2"]}}`)
 	c := &call{
-		Plugin:  &Plugin{DialNFT: func(*nft.Config) (*nft.Conn, error) { return nil, errNoKernel }},
+		Plugin:  &Plugin{Getenv: func(string) string { return "" }, DialNFT: func(*nft.Config) (*nft.Conn, error) { return nil, errNoKernel }},
 		network: "pods", containerID: "c1", ifName: "eth0", netns: "/run/netns/p", cniVersion: "1.1.0",
 		args: "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0",
 	}
-	a := &adding{conf: conf}
-	if err := a.prepare(c); err != nil {
+	a, err := c.asked(conf)
+	if err != nil {
 		t.Fatal(err)
 	}
 	dns, _ := json.Marshal(a.dns)
 	if got, want := string(dns), `{"nameservers":["10.0.0.2"],"domain":"d"}`; got != want {
 		t.Errorf("dns is %s, want %s", got, want)
 	}
-	if got := a.mac.String(); got != "02:00:00:00:00:01" {
+	if got := a.pod.MAC.String(); got != "02:00:00:00:00:01" {
 		t.Errorf("mac is %s", got)
 	}
+	nw := conf.settings().Network
 	for what, is := range map[string][2]string{
-		"network": {a.rec.Network, "pods"}, "container": {a.rec.ContainerID, "c1"}, "interface": {a.rec.IfName, "eth0"},
-		"pod": {a.rec.Pod, "default/web-0"}, "namespace": {a.rec.NetNS, "/run/netns/p"}, "ipam": {a.rec.IPAMType, "host-local"},
-		"dataDir": {a.rec.DataDir, "/d"}, "port": {a.rec.HostIf, bridge.HostName("pods", "c1", "eth0")}, "bridge": {a.rec.Bridge, "cbr0"},
+		"network": {nw.Name, "pods"}, "container": {a.pod.ContainerID, "c1"}, "interface": {a.pod.IfName, "eth0"},
+		"pod": {a.pod.Name, "default/web-0"}, "namespace": {a.pod.Path, "/run/netns/p"}, "ipam": {nw.Origin.Type, "host-local"},
+		"dataDir": {nw.Origin.Dir, "/d"}, "bridge": {nw.Bridge, "cbr0"},
 	} {
 		if is[0] != is[1] {
-			t.Errorf("%s on record is %q, want %q", what, is[0], is[1])
+			t.Errorf("%s is %q, want %q", what, is[0], is[1])
 		}
 	}
-	if !a.rec.Up {
-		t.Error("the interface is on record as down")
+	if nw.Down {
+		t.Error("the interface is to stay down")
 	}
 }

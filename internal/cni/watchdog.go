@@ -3,6 +3,8 @@ package cni
 import (
 	"sync"
 	"time"
+
+	"github.com/tombolo-cni/tombolo/network"
 )
 
 // lastGrace is left to a call that has used up its deadline and the time to undo, and is
@@ -31,7 +33,7 @@ func (c *call) watch() {
 	}
 	w := &watchdog{exit: c.Exit}
 	c.watchdog = w
-	w.timer = time.AfterFunc(defaultDeadline+undoTimeout+lastGrace, func() { c.bite(w) })
+	w.timer = time.AfterFunc(defaultDeadline+network.UndoTimeout+lastGrace, func() { c.bite(w) })
 }
 
 // bite ends the process. A call that hangs while it says how it ended has been heard, or
@@ -42,7 +44,7 @@ func (c *call) bite(w *watchdog) {
 	w.ended = true
 	w.mu.Unlock()
 	if first {
-		c.printError(cniVersion, newError(codeTryAgainLater, "%s hung past its deadline and the %s to undo it: a file system, a disk or a device that it needs does not answer. What it has made is left for DEL", c.verb, undoTimeout))
+		c.printError(cniVersion, newError(codeTryAgainLater, "%s hung past its deadline and the %s to undo it: a file system, a disk or a device that it needs does not answer. What it has made is left for DEL", c.verb, network.UndoTimeout))
 	}
 	w.exit(1)
 }
@@ -55,7 +57,7 @@ func (w *watchdog) until(after time.Duration, cniVersion string) {
 	w.mu.Lock()
 	w.cniVersion = cniVersion
 	w.mu.Unlock()
-	w.timer.Reset(after + undoTimeout + lastGrace)
+	w.timer.Reset(after + network.UndoTimeout + lastGrace)
 }
 
 // speak is called before the call says how it ended. Where the watchdog has begun to, the

@@ -11,9 +11,8 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/tombolo-cni/tombolo/bridge"
-	"github.com/tombolo-cni/tombolo/internal/cni"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	tombolo "github.com/tombolo-cni/tombolo/network"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
@@ -58,12 +57,11 @@ func (s *show) takeDown(ctx context.Context, box *sandbox) error {
 
 // removeNetwork is the operator's tombolo remove.
 func removeNetwork(ctx context.Context, box *sandbox) error {
-	plugin := &cni.Plugin{
-		Getenv:     func(string) string { return "" },
-		DialBridge: func() (*bridge.Conn, error) { return bridge.Dial(nil) },
-		DialNFT:    nft.Dial,
+	node, err := tombolo.Open(ctx, &tombolo.Config{StateDir: box.stateDir})
+	if err != nil {
+		return err
 	}
-	return plugin.RemoveNetwork(ctx, box.stateDir, network)
+	return node.Remove(ctx, network)
 }
 
 const noBridge = "-"

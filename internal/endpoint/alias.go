@@ -14,6 +14,10 @@ import (
 // AliasPrefix begins every alias of ours.
 const AliasPrefix = "tombolo:1:"
 
+// BridgeAlias marks a bridge that we made. One that was there before is its
+// owner's: it keeps its MTU and its router advertisements, and is never deleted.
+const BridgeAlias = AliasPrefix + "bridge"
+
 const aliasMax = 255 // IFALIASZ without its NUL
 
 // AliasOwner is the beginning of an attachment's alias, which no other has.
@@ -43,4 +47,38 @@ func NetworkToken(network string) string {
 		return network
 	}
 	return "#" + ident.Hash(network, "", "")
+}
+
+// Mark is what an alias says.
+type Mark struct {
+	Hash      string
+	Network   string // as NetworkToken gives it
+	Addresses []netip.Addr
+}
+
+// ParseAlias reads the alias of a port; that of others is none.
+func ParseAlias(s string) (Mark, bool) {
+	rest, ok := strings.CutPrefix(s, AliasPrefix)
+	if !ok {
+		return Mark{}, false
+	}
+	var m Mark
+	var addresses string
+	if m.Hash, rest, ok = strings.Cut(rest, ":"); !ok || !isHash(m.Hash) {
+		return Mark{}, false
+	}
+	// An IPv6 address has colons of its own, a network's name has none.
+	if m.Network, addresses, ok = strings.Cut(rest, ":"); !ok {
+		return Mark{}, false
+	}
+	for _, text := range strings.Split(addresses, ",") {
+		if ip, err := netip.ParseAddr(text); err == nil {
+			m.Addresses = append(m.Addresses, ip)
+		}
+	}
+	return m, true
+}
+
+func isHash(s string) bool {
+	return len(s) == ident.Digits && strings.Trim(s, "0123456789abcdef") == ""
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// dhcp is ipam.type of attachments whose IPv4 address is leased.
-const dhcp = "dhcp"
+// Leased is the IPAMType of attachments whose IPv4 address is leased by DHCP.
+const Leased = "dhcp"
 
 // Of is an attachment as the firewall sees it, from its record. One that has lost its
 // lease publishes nothing, and may ask for another and send nothing else of IPv4.
@@ -24,7 +24,7 @@ func Of(a *state.Attachment) nft.Endpoint {
 	}
 	if a.Guarded {
 		ep.GuardedPort, ep.SLAAC, ep.Untrusted = a.HostIf, a.SLAAC, a.Untrusted
-		if a.IPAMType == dhcp && !slices.ContainsFunc(ep.Addrs, netip.Addr.Is4) {
+		if a.IPAMType == Leased && !slices.ContainsFunc(ep.Addrs, netip.Addr.Is4) {
 			// Without it, who has no address at all could send from any.
 			ep.Untrusted = true
 		}
@@ -78,4 +78,22 @@ func Protocol(name string) uint8 {
 		return unix.IPPROTO_SCTP
 	}
 	return 0
+}
+
+// ProtocolName is the other way round; empty for what is none.
+func ProtocolName(number uint8) string {
+	for _, name := range []string{"tcp", "udp", "sctp"} {
+		if Protocol(name) == number {
+			return name
+		}
+	}
+	return ""
+}
+
+// PublishesIPv4 says whether a port of the host's IPv4 addresses leads to the pod, or will
+// once more: one whose lease has ended has no address until the keeper has got another.
+func PublishesIPv4(rec *state.Attachment) bool {
+	leased := rec.IPAMType == Leased
+	return (leased || slices.ContainsFunc(rec.Addresses, func(a state.Address) bool { return a.Prefix.Addr().Is4() })) &&
+		slices.ContainsFunc(rec.Published, func(p state.Published) bool { return !p.HostIP.IsValid() || p.HostIP.Is4() })
 }

@@ -55,7 +55,7 @@ func TestTheFirewallSeesWhatIsOnRecord(t *testing.T) {
 	a.Addresses = nil
 	want.Addrs, want.Ports = []netip.Addr{}, nil
 	same(t, want, Of(a))
-	a.IPAMType, a.Guarded = dhcp, true
+	a.IPAMType, a.Guarded = Leased, true
 	want.GuardedPort, want.Untrusted = "veth0", true
 	same(t, want, Of(a))
 	a.Addresses = []state.Address{{Prefix: netip.MustParsePrefix("fd00::5/64")}}

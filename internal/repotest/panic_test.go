@@ -23,6 +23,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/network"
 	"github.com/tombolo-cni/tombolo/nft"
 	"github.com/tombolo-cni/tombolo/route"
 )
@@ -58,6 +59,10 @@ func exported() map[string]map[string]any {
 			"Conn": uplink.Conn{}, "Link": uplink.Link{}, "Record": uplink.Record{}, "Steps": uplink.Steps{}, "Uplink": uplink.Uplink{},
 			// Interfaces have nothing to call.
 			"Journal": nil,
+		},
+		"network": {
+			"Open":       network.Open,
+			"Inspection": network.Inspection{}, "Node": network.Node{}, "Report": network.Report{},
 		},
 		"nft": {
 			"Dial": nft.Dial, "Obstacles": nft.Obstacles, "On": nft.On, "OwnerOf": nft.OwnerOf, "ParseSeal": nft.ParseSeal,
@@ -179,7 +184,7 @@ func callMethods(t *testing.T, name string, zero any) {
 // has to fail.
 func handle(zero any) bool {
 	switch zero.(type) {
-	case netns.NS, addr.Conn, addr.Watch, addr.Routers, route.Conn, bridge.Conn, bridge.Solicitation, bandwidth.Conn, nft.Conn, uplink.Conn, ipam.HostLocal:
+	case netns.NS, addr.Conn, addr.Watch, addr.Routers, route.Conn, bridge.Conn, bridge.Solicitation, bandwidth.Conn, nft.Conn, uplink.Conn, network.Node, ipam.HostLocal:
 		return true
 	}
 	return false

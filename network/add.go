@@ -1,0 +1,324 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net/netip"
+	"slices"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/route"
+)
+
+// Add attaches a pod to a network, and makes the network first if it is not there: an
+// interface with addresses and routes, limits, and its part in the firewall. Where it fails it
+// has undone what it did. What an Add of the same attachment left that was killed, it undoes
+// first; otherwise an attachment that exists is ErrExists. It needs CAP_NET_ADMIN in both
+// namespaces, and CAP_SYS_ADMIN to enter the pod's.
+func (n *Node) Add(ctx context.Context, nw *Network, pod *Pod) (*Attachment, error) {
+	if err := n.usable(ctx); err != nil {
+		return nil, err
+	}
+	if err := nw.check(); err != nil {
+		return nil, err
+	}
+	if err := pod.check(nw); err != nil {
+		return nil, err
+	}
+	hash := pod.key(nw).hash()
+	a := &adding{node: n, nw: nw, pod: pod, hash: hash, base: pod.record(nw, hash)}
+	if pod.Lease != nil {
+		var err error
+		if a.leasing, err = a.prepareLease(n.leaseDir); err != nil {
+			return nil, err
+		}
+		defer a.leasing.unlock()
+	}
+	var err error
+	if a.s, err = n.open(n.mark); err != nil {
+		return nil, err
+	}
+	defer a.s.Close()
+	if err := n.step("open"); err != nil {
+		return nil, err
+	}
+	made, err := a.run(ctx)
+	if err != nil {
+		return nil, a.back.run(a.reason(err))
+	}
+	return made, nil
+}
+
+// adding is one Add under way.
+type adding struct {
+	node *Node
+	s    *session
+	nw   *Network
+	pod  *Pod
+	hash string
+	// base is the attachment as it was put on record.
+	base    *state.Attachment
+	pending *state.Pending // its record, once there is one
+	leasing *leasing       // nil unless the address comes by DHCP
+	guard   guard
+	back    undo
+}
+
+// reason is why an Add failed. One whose record is gone may fail at anything that was taken
+// down along with it, as by an earlier version, which knows nothing of the record's lock.
+func (a *adding) reason(err error) error {
+	if a.pending == nil {
+		return err
+	}
+	if gone, lookErr := a.pending.Gone(); !gone || lookErr != nil {
+		return err
+	}
+	a.s.warn("the attachment's record is gone: " + err.Error())
+	return errDeleted()
+}
+
+func (a *adding) run(ctx context.Context) (*Attachment, error) {
+	if len(a.pod.Ports) > 0 {
+		// After all else is undone, the record included.
+		a.back.push(func(ctx context.Context) error { return a.s.closeLoopback(ctx, a.nw.Bridge, false) })
+	}
+	if err := a.begin(ctx); err != nil {
+		return nil, err
+	}
+	if err := a.node.step("record"); err != nil {
+		return nil, err
+	}
+	tie := a.tie
+	if a.leasing != nil {
+		tie = a.lease
+	}
+	t, err := tie(ctx)
+	if err != nil {
+		return nil, err
+	}
+	rec := &t.plan.rec
+	limits, ifb, err := a.s.shape(ctx, rec, a.pod.Limits, t.link, &a.back)
+	if err != nil {
+		return nil, err
+	}
+	rec.Bandwidth, rec.IFB = bandwidthOf(limits), ifb
+	if err := a.node.step("bandwidth"); err != nil {
+		return nil, err
+	}
+	if err := a.admit(ctx, t.plan); err != nil {
+		return nil, err
+	}
+	// Only now do the pod's ports lead to it.
+	if err := flushStaleFlows(ctx, a.s.br, rec); err != nil {
+		return nil, err
+	}
+	if err := a.node.step("firewall"); err != nil {
+		return nil, err
+	}
+	if err := a.s.br.Settle(ctx, t.link.Name); err != nil {
+		return nil, err
+	}
+	if t.lease != nil {
+		if err := a.commitLease(ctx, t.lease); err != nil {
+			return nil, err
+		}
+	}
+	if err := a.pending.Commit(rec); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, errDeleted()
+		}
+		return nil, fail.State(err)
+	}
+	if err := a.node.step("commit"); err != nil {
+		return nil, err
+	}
+	return a.made(t), nil
+}
+
+// made is the result of an Add.
+func (a *adding) made(t *tied) *Attachment {
+	at := attachmentOf(&t.plan.rec)
+	at.BridgeMAC, at.BridgeMTU = t.built.bridge.MAC, t.built.mtu
+	at.PortMAC, at.MAC = t.link.MAC, t.link.PeerMAC
+	at.Routes, at.DNS = withDefaultRoutes(a.nw, t.plan.rec.Addresses, t.given.routes), t.given.dns
+	if t.lease != nil && t.lease.Applied.MTU > 0 {
+		at.PodMTU = min(t.lease.Applied.MTU, at.MTU)
+	}
+	return at
+}
+
+// given is what a pod was given: its addresses, IPv4 first, routes as they were asked for, and
+// name servers.
+type given struct {
+	addresses []state.Address
+	routes    []route.Route
+	dns       DNS
+}
+
+// tied is a pod on its network, with addresses.
+type tied struct {
+	given given
+	plan  *plan
+	built *built
+	link  *bridge.Attachment
+	lease *lease.Record // nil unless it is by DHCP
+}
+
+// tie gets the pod its addresses, and then the link with them.
+func (a *adding) tie(ctx context.Context) (*tied, error) {
+	g, err := a.allocate(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := a.node.step("ipam"); err != nil {
+		return nil, err
+	}
+	p, err := a.plan(g, nil)
+	if err != nil {
+		return nil, err
+	}
+	if err := refuseListeners(ctx, a.pod); err != nil {
+		return nil, err
+	}
+	b, err := a.s.ready(ctx, p.need)
+	if err != nil {
+		return nil, err
+	}
+	if err := a.node.step("network"); err != nil {
+		return nil, err
+	}
+	if a.nw.Exit == ExitHost && !a.nw.NoDefaultRoute {
+		if g, err = a.routeThroughHost(ctx, b.bridge, g); err != nil {
+			return nil, err
+		}
+		if p, err = a.plan(g, nil); err != nil {
+			return nil, err
+		}
+	}
+	link, err := a.attach(ctx, p, b)
+	if err != nil {
+		return nil, err
+	}
+	t := &tied{g, p, b, link, nil}
+	if a.nw.SLAAC {
+		if t, err = a.autoconfigure(ctx, t); err != nil {
+			return nil, err
+		}
+	}
+	return t, a.node.step("link")
+}
+
+// allocate gets the pod's addresses. Of an allocator that asks another program nobody knows
+// how long it takes, so the lock is not held meanwhile.
+func (a *adding) allocate(ctx context.Context) (given, error) {
+	if a.nw.Allocator == nil {
+		return givenOf(a.pod.Addresses, a.pod.Routes)
+	}
+	owner := ipam.Owner{ContainerID: a.pod.ContainerID, IfName: a.pod.IfName}
+	allocator := a.nw.Allocator.Bind(a.s.ipamNode(a.nw.Name))
+	if allocator.Slow() {
+		a.s.leave()
+	}
+	got, err := allocator.Add(ctx, owner)
+	if err != nil {
+		return given{}, err
+	}
+	a.back.push(func(ctx context.Context) error {
+		if allocator.Slow() {
+			a.s.leave()
+		}
+		var addrs []netip.Addr
+		for _, one := range got.Addresses {
+			addrs = append(addrs, one.Prefix.Addr())
+		}
+		return allocator.Del(ctx, owner, addrs)
+	})
+	if err := a.s.enter(ctx); err != nil {
+		return given{}, err
+	}
+	return givenOf(got.Addresses, slices.Concat(got.Routes, a.pod.Routes))
+}
+
+// givenOf puts IPv4 first: runtimes take the first address of a result for the pod's.
+func givenOf(addresses []ipam.Address, routes []route.Route) (given, error) {
+	g := given{routes: routes}
+	for i, a := range addresses {
+		if !a.Prefix.IsValid() {
+			return g, fail.Errorf(ErrInvalid, "the ipam's ips[%d] is no address with a prefix length", i)
+		}
+		if a.Gateway.IsValid() && a.Gateway.BitLen() != a.Prefix.Addr().BitLen() {
+			return g, fail.Errorf(ErrInvalid, "the ipam's ips[%d]: the gateway %s is not of the family of %s", i, a.Gateway, a.Prefix)
+		}
+		g.addresses = append(g.addresses, state.Address{Prefix: a.Prefix, Gateway: a.Gateway})
+	}
+	slices.SortStableFunc(g.addresses, func(a, b state.Address) int {
+		return a.Prefix.Addr().BitLen() - b.Prefix.Addr().BitLen()
+	})
+	return g, nil
+}
+
+// routeThroughHost adds the default routes that were left to the network.
+func (a *adding) routeThroughHost(ctx context.Context, l *bridge.Link, g given) (given, error) {
+	g.addresses, g.routes = slices.Clone(g.addresses), slices.Clone(g.routes)
+	asked := len(g.routes)
+	for i := range g.addresses {
+		address := &g.addresses[i]
+		if hasDefault(g.routes[:asked], address.Prefix.Addr().BitLen()) {
+			continue
+		}
+		own, err := a.s.throughHost(ctx, a.nw, l, address.Prefix)
+		if err != nil {
+			return g, err
+		}
+		if own.IsValid() {
+			g.routes = append(g.routes, defaultRoute(own))
+			address.GoThrough(own)
+		}
+	}
+	return g, nil
+}
+
+// attach makes the link. One of the same name that an Add or a Del of this very
+// attachment left when it was killed is deleted first: the record, which was made
+// anew, says that nobody else is at it.
+func (a *adding) attach(ctx context.Context, p *plan, b *built) (*bridge.Attachment, error) {
+	port := p.onto(b)
+	if err := a.holdBefore(ctx, p); err != nil {
+		return nil, err
+	}
+	owner := endpoint.AliasOwner(a.hash)
+	link, err := a.s.br.Attach(ctx, a.pod.NetNS, port)
+	if errors.Is(err, fs.ErrExist) && !errors.Is(err, bridge.ErrPeerExists) {
+		if err := a.s.br.Detach(ctx, port.Name, owner); err != nil {
+			return nil, err
+		}
+		link, err = a.s.br.Attach(ctx, a.pod.NetNS, port)
+	}
+	if err != nil {
+		return nil, explainRoute(err)
+	}
+	a.guard.attached = true
+	a.back.push(func(ctx context.Context) error {
+		err := a.s.br.Detach(ctx, port.Name, owner)
+		a.guard.attached = err != nil
+		return err
+	})
+	p.link(link)
+	return link, nil
+}
+
+// explainRoute tells what to do where the pod has a route by another interface.
+func explainRoute(err error) error {
+	var op *tombolo.OpError
+	if errors.Is(err, fs.ErrExist) && errors.As(err, &op) && op.Op == "add route" {
+		return fail.Errorf(ErrConflict, "%v: the pod has such a route by another of its interfaces: set isDefaultGateway to false for this network, or give the route another priority", err)
+	}
+	return err
+}

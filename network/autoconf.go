@@ -1,0 +1,146 @@
+package network
+
+import (
+	"context"
+	"net"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/route"
+)
+
+// lanPort gives a port what a pod on a LAN needs of its interface.
+func lanPort(p *bridge.Port, a *state.Attachment) {
+	p.NoRedirects = a.DefaultRoute == string(ExitHost)
+	if a.SLAAC {
+		p.Autoconf = &bridge.Autoconf{DefaultRoute: a.DefaultRoute == string(ExitRouter)}
+	}
+}
+
+// solicited is a pod that has asked for router advertisements; nil where it takes none.
+type solicited struct{ *bridge.Solicitation }
+
+func (s *solicited) close() {
+	if s != nil {
+		_ = s.Close()
+	}
+}
+
+// solicit has the pod ask for router advertisements, if it takes any. They are waited for
+// later: other things can be done meanwhile.
+func (a *adding) solicit(ctx context.Context, port bridge.Port) (*solicited, error) {
+	if port.Autoconf == nil {
+		return nil, nil
+	}
+	asked, err := a.s.br.Solicit(ctx, a.pod.NetNS, port)
+	if err != nil {
+		return nil, err
+	}
+	return &solicited{asked}, nil
+}
+
+// advertised waits for the pod's first address by a router advertisement, adds it to
+// what the pod has, and gives the pod its default route.
+func (a *adding) advertised(ctx context.Context, asked *solicited, g given, b *built, link *bridge.Attachment) (given, error) {
+	if asked == nil {
+		return g, nil
+	}
+	got, err := asked.Wait(ctx)
+	if err != nil {
+		return g, fail.Errorf(ErrTryAgain, `ipv6 "slaac": %v`, err)
+	}
+	gateway, err := a.ipv6Gateway(b.bridge, link, got)
+	if err != nil {
+		return g, err
+	}
+	for _, address := range got.Addresses {
+		g.addresses = append(g.addresses, state.Address{Prefix: address.Prefix, Gateway: gateway})
+	}
+	if gateway.IsValid() {
+		g.routes = append(g.routes, defaultRoute(gateway))
+	}
+	g.dns.Servers = append(g.dns.Servers, got.Servers...)
+	return g, nil
+}
+
+// ipv6Gateway is where the pod's default route leads: to the LAN's router, of which the
+// pod's own kernel has learnt it, or to the host, to which it is added here. A link-local
+// address of the host's stays when the LAN gets another prefix.
+func (a *adding) ipv6Gateway(l *bridge.Link, link *bridge.Attachment, got *bridge.Autoconfigured) (netip.Addr, error) {
+	if a.nw.NoDefaultRoute {
+		return netip.Addr{}, nil
+	}
+	if a.nw.Exit == ExitRouter {
+		if len(got.Gateways) == 0 {
+			return netip.Addr{}, nil
+		}
+		return got.Gateways[0], nil
+	}
+	list, err := a.s.br.Addresses().List(addr.Filter{Link: l.Index, Family: unix.AF_INET6})
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	for _, one := range list {
+		if ip := one.Prefix.Addr(); ip.IsLinkLocalUnicast() && one.Flags&(addr.Tentative|addr.DADFailed) == 0 {
+			return ip, a.routeIPv6(link, ip)
+		}
+	}
+	return netip.Addr{}, fail.Errorf(ErrNoGateway, `defaultRoute "host": bridge %s has no link-local IPv6 address to which the pod could send: give it one, or set defaultRoute to "router"`, a.nw.Bridge)
+}
+
+// routeIPv6 adds the default route to the host.
+func (a *adding) routeIPv6(link *bridge.Attachment, gateway netip.Addr) error {
+	routes, err := route.Dial(&route.Config{NetNS: a.pod.NetNS})
+	if err != nil {
+		return err
+	}
+	defer routes.Close()
+	_, err = routes.Ensure(route.Route{Gateway: gateway, Link: link.PeerIndex, Protocol: route.ProtocolTombolo})
+	return explainRoute(err)
+}
+
+// autoconfigure does all of it for a pod whose other addresses are there already.
+func (a *adding) autoconfigure(ctx context.Context, t *tied) (*tied, error) {
+	asked, err := a.solicit(ctx, t.plan.port)
+	if err != nil {
+		return nil, err
+	}
+	defer asked.close()
+	g, err := a.advertised(ctx, asked, t.given, t.built, t.link)
+	if err != nil {
+		return nil, err
+	}
+	return a.again(ctx, g, t.built, t.link)
+}
+
+// again plans for a pod that was given more after it got its link, whose port can tell only
+// now whose addresses are behind it.
+func (a *adding) again(ctx context.Context, g given, b *built, link *bridge.Attachment) (*tied, error) {
+	p, err := a.plan(g, link)
+	if err != nil {
+		return nil, err
+	}
+	if err := a.s.br.Enslave(ctx, p.onto(b)); err != nil {
+		return nil, err
+	}
+	if b, err = a.s.ready(ctx, p.need); err != nil {
+		return nil, err
+	}
+	return &tied{g, p, b, link, nil}, nil
+}
+
+// autoconfigured says whether an address is one that a pod has formed by a router
+// advertisement. What is advertised may change, so it need not have it for ever.
+func autoconfigured(a *state.Attachment, p netip.Prefix) bool {
+	mac, err := net.ParseMAC(a.MAC)
+	if !a.SLAAC || err != nil || !p.Addr().Is6() {
+		return false
+	}
+	own, formed := p.Addr().As16(), bridge.LinkLocal(mac).As16()
+	return [8]byte(own[8:]) == [8]byte(formed[8:])
+}

@@ -1,0 +1,139 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"time"
+
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
+)
+
+// maxRemains is how often an ADD undoes what it finds in its way. Once is enough, unless
+// others are killed at the same attachment meanwhile.
+const maxRemains = 3
+
+// begin takes the locks that the ADD needs, in their order, and puts the attachment on
+// record before anything is made for it, so that whatever comes, nothing is left that
+// nobody can name. The record's lock is held from then on, and is never waited for.
+func (a *adding) begin(ctx context.Context) error {
+	for range maxRemains {
+		if a.leasing != nil {
+			// An ADD of the same that runs has the lease's lock for as long as its server
+			// takes: so look first.
+			if err := a.takeKilledDown(ctx); err != nil {
+				return err
+			}
+			if err := a.leasing.lock(ctx, a.hash); err != nil {
+				return err
+			}
+		}
+		if err := a.s.enter(ctx); err != nil {
+			return err
+		}
+		err := a.writeRecord()
+		if !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+		// What is to be undone may have a lease, and a plugin to ask.
+		a.s.leave()
+		if a.leasing != nil {
+			a.leasing.unlock()
+		}
+		if err := a.takeKilledDown(ctx); err != nil {
+			return err
+		}
+	}
+	return a.existsAlready()
+}
+
+// writeRecord creates the record and locks it. The error matches fs.ErrExist where there
+// is one.
+func (a *adding) writeRecord() error {
+	a.base.Epoch = a.s.epoch.Token()
+	var err error
+	if a.pending, err = a.s.dir.Create(a.base); err != nil {
+		if errors.Is(err, fs.ErrExist) {
+			return err
+		}
+		return fail.State(err)
+	}
+	a.back.push(func(context.Context) error { return a.pending.Abandon() })
+	return nil
+}
+
+// takeKilledDown undoes what an ADD of this very attachment left that was killed. Its
+// record's lock is free, and the record says that it never came to its end. Any other
+// record is in the way.
+func (a *adding) takeKilledDown(ctx context.Context) error {
+	lock, err := a.s.dir.LockAttachment(a.nw.Name, a.hash)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil // it has gone by itself
+	case err != nil:
+		return a.existsAlready()
+	}
+	defer lock.Close()
+	unfinished, err := a.s.dir.Unfinished(a.nw.Name, a.hash)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil || !unfinished:
+		return a.existsAlready()
+	}
+	a.s.warn("an earlier ADD of this attachment was killed: undoing what it left")
+	t := &teardown{node: a.node, s: a.s, network: a.nw.Name, known: a.known()}
+	r := t.ownRemains(ctx, a.pod.key(a.nw), a.hash)
+	r.unfinished = true
+	return t.takeDown(ctx, r)
+}
+
+func (a *adding) existsAlready() error {
+	return fail.Errorf(ErrExists, "container %s has an attachment %s to network %q already: DEL it first", a.pod.ContainerID, a.pod.IfName, a.nw.Name)
+}
+
+// errDeleted is how an ADD ends whose record was removed.
+func errDeleted() error {
+	return fail.Errorf(ErrTryAgain, "the attachment was deleted, or collected as garbage, while it was being made")
+}
+
+// lookEvery is how often an ADD that waits for others looks whether it is wanted still.
+const lookEvery = 100 * time.Millisecond
+
+// whileWanted does something that may take long, and ends it when the attachment's record
+// is removed: who does so wants the ADD to end, and may wait for a lock that it has.
+func whileWanted(ctx context.Context, record *state.Pending, do func(context.Context) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	deleted := errDeleted()
+	done, watched := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(watched)
+		tick := time.NewTicker(lookEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-done:
+				return
+			case <-tick.C:
+			}
+			if gone, err := record.Gone(); gone && err == nil {
+				cancel(deleted)
+				return
+			}
+		}
+	}()
+	err := do(ctx)
+	close(done)
+	<-watched
+	if err != nil && context.Cause(ctx) == deleted {
+		return deleted
+	}
+	return err
+}
+
+// known is what an Add knows of what an earlier one of its attachment left.
+func (a *adding) known() Known {
+	return Known{Bridge: a.nw.Bridge, Leased: a.leasing != nil}
+}

@@ -1,0 +1,294 @@
+package network
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"slices"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
+	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/network/internal/dhcplease"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/network/internal/loopback"
+)
+
+// Check compares an attachment with what Add made of it: its link, addresses and routes, its
+// limits and reservations, its network, and its part in the firewall. What the link should be
+// comes from nw; what the pod's interface should be, from pod.Reported, where others have told
+// what they changed, else from the record. One that is not on record, or whose Add did not
+// come to its end, is ErrNotAttached. It changes nothing.
+func (n *Node) Check(ctx context.Context, nw *Network, pod *Pod) ([]tombolo.Difference, error) {
+	if err := n.usable(ctx); err != nil {
+		return nil, err
+	}
+	if err := nw.check(); err != nil {
+		return nil, err
+	}
+	if err := pod.check(nw); err != nil {
+		return nil, err
+	}
+	s, err := n.open(n.mark)
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close()
+	if err := s.enter(ctx); err != nil {
+		return nil, err
+	}
+	rec, err := s.dir.Load(nw.Name, pod.key(nw).hash())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fail.Errorf(ErrNotAttached, "container %s has no attachment %s to network %q on record: DEL it and ADD it again", pod.ContainerID, pod.IfName, nw.Name)
+	}
+	if err != nil {
+		return nil, fail.State(err)
+	}
+	if rec.State != state.Ready {
+		return nil, fail.Errorf(ErrNotAttached, "the ADD of container %s never came to its end: DEL it and ADD it again", pod.ContainerID)
+	}
+	found := &findings{}
+	k := &checking{s, nw, pod, rec}
+	for _, part := range []func(context.Context, *findings) error{k.link, k.network, k.limits, k.reservations} {
+		if err := part(ctx, found); err != nil {
+			return nil, err
+		}
+	}
+	return found.list, nil
+}
+
+// findings are what is not as it should be.
+type findings struct{ list []tombolo.Difference }
+
+func (f *findings) add(format string, args ...any) {
+	f.list = append(f.list, tombolo.Difference{Text: fmt.Sprintf(format, args...)})
+}
+
+func (f *findings) addAll(diffs []tombolo.Difference) { f.list = append(f.list, diffs...) }
+
+// texts are the findings in words; nil where there are none.
+func (f *findings) texts() []string {
+	var list []string
+	for _, d := range f.list {
+		list = append(list, d.String())
+	}
+	return list
+}
+
+// checking is one Check under way.
+type checking struct {
+	s   *session
+	nw  *Network
+	pod *Pod
+	rec *state.Attachment
+}
+
+// link compares both ends of the veth.
+func (k *checking) link(ctx context.Context, found *findings) error {
+	port, err := k.s.portAsRecorded(ctx, k.rec)
+	if err != nil {
+		return err
+	}
+	port.Bridge = k.nw.Bridge
+	port.Hairpin, port.Isolated = k.nw.Hairpin, k.nw.Isolated
+	if told := k.pod.Reported; told != nil {
+		// The entry is of the MAC that Add gave, whatever others gave instead.
+		port.StaticFDB = port.StaticFDB && bytes.Equal(told.MAC, port.PeerMAC)
+		port.PeerMAC = told.MAC
+		if told.PortMAC != nil {
+			port.MAC = told.PortMAC
+		}
+		has, err := podAddresses(k.pod.NetNS)
+		if err != nil {
+			return err
+		}
+		port.Addresses = k.expectedAddresses(told, has, found)
+		port.Routes = podRoutes(k.nw, nil, rerouted(k.rec, told.Routes))
+	} else {
+		port.Addresses = lasting(k.rec)
+	}
+	diffs, err := k.s.br.Check(ctx, k.pod.NetNS, port)
+	found.addAll(diffs)
+	return err
+}
+
+// lasting are the addresses of an attachment that it is to have for as long as it is there.
+func lasting(rec *state.Attachment) []netip.Prefix {
+	var list []netip.Prefix
+	for _, a := range rec.Addresses {
+		if !autoconfigured(rec, a.Prefix) {
+			list = append(list, a.Prefix)
+		}
+	}
+	return list
+}
+
+// expectedAddresses are those that the pod's interface should have: what the report
+// names, with what others have added. They may have taken some of Add's
+// away too, but not if the pod has them still. A lease and an advertised prefix
+// come and go, and are compared elsewhere.
+func (k *checking) expectedAddresses(told *Reported, has []netip.Prefix, found *findings) []netip.Prefix {
+	onRecord := func(p netip.Prefix) bool {
+		return slices.ContainsFunc(k.rec.Addresses, func(a state.Address) bool { return a.Prefix == p })
+	}
+	named := slices.Clone(told.Addresses)
+	for _, p := range told.Unplaced {
+		if onRecord(p) {
+			named = append(named, p)
+		}
+	}
+	if k.rec.IPAMType == endpoint.Leased || k.rec.SLAAC {
+		return slices.DeleteFunc(named, func(p netip.Prefix) bool { return autoconfigured(k.rec, p) || !onRecord(p) })
+	}
+	for _, a := range k.rec.Addresses {
+		if !slices.Contains(named, a.Prefix) && slices.Contains(has, a.Prefix) {
+			found.add("prevResult lacks the address %s of the interface %s", a.Prefix, k.pod.IfName)
+		}
+	}
+	return named
+}
+
+// podAddresses lists the addresses of a pod, by whichever interface it has them.
+func podAddresses(pod *netns.NS) ([]netip.Prefix, error) {
+	conn, err := addr.Dial(&addr.Config{NetNS: pod})
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	have, err := conn.List(addr.Filter{})
+	var list []netip.Prefix
+	for _, a := range have {
+		list = append(list, a.Prefix)
+	}
+	return list, err
+}
+
+// network compares the parts that the attachment shares with others, and its own
+// share in them.
+func (k *checking) network(ctx context.Context, found *findings) error {
+	rec, err := k.s.dir.LoadNetwork(k.nw.Name)
+	if err != nil {
+		found.add("the record of network %q: %v", k.nw.Name, err)
+		return nil
+	}
+	l, err := k.s.bridgeDifferences(ctx, rec, found)
+	if err != nil {
+		return err
+	}
+	own := *rec
+	own.Gateways = k.gateways()
+	if err := k.s.gatewayDifferences(ctx, &own, l, found); err != nil {
+		return err
+	}
+	if endpoint.PublishesIPv4(k.rec) {
+		if err := loopbackDifferences(ctx, rec, l, found); err != nil {
+			return err
+		}
+	}
+	ep := endpoint.Of(k.rec)
+	diffs, err := k.s.fw.Check(ctx, rules(rec, l), &ep)
+	if err != nil {
+		return err
+	}
+	found.addAll(diffs)
+	diffs, err = k.s.fw.CheckAdmission(ctx)
+	found.addAll(diffs)
+	return err
+}
+
+func (k *checking) limits(ctx context.Context, found *findings) error {
+	return limitDifferences(ctx, k.rec, found)
+}
+
+// gateways are those of the attachment's addresses.
+func (k *checking) gateways() []netip.Prefix {
+	var list []netip.Prefix
+	for _, a := range k.rec.Addresses {
+		if k.nw.Gateway && a.Gateway.IsValid() {
+			list = append(list, netip.PrefixFrom(a.Gateway, a.Prefix.Bits()))
+		}
+	}
+	return list
+}
+
+// reservations asks the allocator, about the addresses that the pod is reported to have. What
+// others have added is not the allocator's to have reserved.
+func (k *checking) reservations(ctx context.Context, found *findings) error {
+	if k.rec.IPAMType == endpoint.Leased {
+		k.s.leave() // leases are on a disk
+		return leaseDifferences(k.rec, k.pod.Lease != nil && k.pod.Lease.Unkept, found)
+	}
+	if k.nw.Allocator == nil {
+		return nil
+	}
+	allocator := k.nw.Allocator.Bind(k.s.ipamNode(k.nw.Name))
+	if allocator.Slow() {
+		k.s.leave()
+	}
+	var held []ipam.Address
+	for _, a := range plain(k.rec.Addresses) {
+		if told := k.pod.Reported; told == nil || told.names(a.Prefix.Addr()) {
+			held = append(held, a)
+		}
+	}
+	err := allocator.Check(ctx, ipam.Owner{ContainerID: k.pod.ContainerID, IfName: k.pod.IfName}, held)
+	if err != nil && !allocator.Slow() {
+		found.add("%v", err)
+		return nil
+	}
+	return err
+}
+
+// names says whether an address is among those that are reported.
+func (r *Reported) names(ip netip.Addr) bool {
+	is := func(p netip.Prefix) bool { return p.Addr() == ip }
+	return slices.ContainsFunc(r.Addresses, is) || slices.ContainsFunc(r.Unplaced, is) || slices.ContainsFunc(r.Others, is)
+}
+
+// gatewayDifferences looks for a bridge's addresses, and whether the host forwards.
+func (s *session) gatewayDifferences(ctx context.Context, rec *state.Network, l *bridge.Link, found *findings) error {
+	if l.Index == 0 {
+		return nil // found already
+	}
+	for _, gw := range rec.Gateways {
+		ok, err := s.br.Addresses().Has(addr.Address{Prefix: gw, Link: l.Index})
+		if err != nil {
+			return err
+		}
+		if !ok {
+			found.add("bridge %s: the gateway %s is missing", rec.Bridge, gw)
+		}
+		if ok, err = s.br.Forwards(ctx, bridge.Routing{IPv4: gw.Addr().Is4(), IPv6: gw.Addr().Is6()}); err != nil {
+			return err
+		}
+		if !ok {
+			found.add("the host does not forward packets of the family of %s", gw.Addr())
+		}
+	}
+	return nil
+}
+
+// loopbackDifferences finds what is missing of the way from 127.0.0.1 to the pods' ports.
+func loopbackDifferences(ctx context.Context, rec *state.Network, l *bridge.Link, found *findings) error {
+	text, err := loopback.Missing(ctx, rec, l)
+	if text != "" {
+		found.add("bridge %s: %s", rec.Bridge, text)
+	}
+	return err
+}
+
+// leaseDifferences compares an attachment with its lease.
+func leaseDifferences(rec *state.Attachment, unkept bool, found *findings) error {
+	texts, err := dhcplease.Differences(rec, unkept)
+	for _, text := range texts {
+		found.add("%s", text)
+	}
+	return err
+}

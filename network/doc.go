@@ -1,0 +1,27 @@
+// Package network is a node's networks and pods: what ties a pod to a bridge, with addresses,
+// host ports, masquerade, limits and a record of it, and what takes it down again, finds what
+// is missing, and puts it back.
+//
+//	node, err := network.Open(ctx, &network.Config{Allocators: pool})
+//	made, err := node.Add(ctx, &network.Network{Name: "pods", Bridge: "cbr0", Gateway: true, Masquerade: true}, &pod)
+//	diffs, err := node.Check(ctx, &pods, &pod)  // what is not as it was made
+//	err = node.Del(ctx, made.Key, nil)          // needs neither the pod nor its network
+//	gone, err := node.Collect(ctx, "pods", keep, nil)
+//
+// It composes the other packages, and adds what they leave to their caller: the records in the
+// state directory, the locks, and whose things are whose. So a kill at any moment leaves
+// nothing that nobody can name, and many calls may run at once, in as many processes. The
+// project's docs/architecture.md tells how; the CNI plugin tombolo is built on this package,
+// and lives on one node with whoever else does, if they share the state directory.
+//
+// # Needs
+//
+// CAP_NET_ADMIN and CAP_SYS_ADMIN, /proc, and Linux 6.1 or later, with bridge, veth and
+// nf_tables. Calls are made in the namespace of the calling thread: that of the host.
+//
+// # Errors
+//
+// An argument that cannot be meant is ErrInvalid, and nothing was done then. See the variables
+// for what else a program can branch on. Messages say what was asked, what the kernel said, and
+// what to do; some name fields of the plugin's configuration.
+package network

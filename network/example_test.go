@@ -1,0 +1,73 @@
+package network_test
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+
+	"github.com/tombolo-cni/tombolo/ipam"
+	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/network"
+)
+
+// A pod gets an interface with an address, a port of the host, and a way out, and loses all of
+// it again. It needs root, and plays in namespaces of its own.
+func Example() {
+	host, err := netns.New()
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer host.Close()
+	pod, err := netns.New()
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer pod.Close()
+	if err := host.Do(func() error { return attach(context.Background(), pod) }); err != nil {
+		fmt.Println(err)
+	}
+	// Output:
+	// c1 has 10.22.0.2/24 via 10.22.0.1 on cbr0
+	// 0 differences
+	// 0 attachments
+}
+
+func attach(ctx context.Context, ns *netns.NS) error {
+	dir, err := os.MkdirTemp("", "state")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	node, err := network.Open(ctx, &network.Config{StateDir: filepath.Join(dir, "tombolo")})
+	if err != nil {
+		return err
+	}
+	pods := network.Network{
+		Name: "pods", Bridge: "cbr0", Gateway: true, DefaultGateway: true, Masquerade: true, Hairpin: true,
+		Allocator: ipam.Static{{Prefix: netip.MustParsePrefix("10.22.0.2/24"), Gateway: netip.MustParseAddr("10.22.0.1")}},
+	}
+	pod := network.Pod{
+		ContainerID: "c1", IfName: "eth0", NetNS: ns,
+		Ports: []network.HostPort{{Protocol: 6, HostPort: 8080, PodPort: 80}},
+	}
+	made, err := node.Add(ctx, &pods, &pod)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("%s has %s on %s\n", made.ContainerID, made.Addresses[0], made.Bridge)
+	differences, err := node.Check(ctx, &pods, &pod)
+	if err != nil {
+		return err
+	}
+	fmt.Println(len(differences), "differences")
+	if err := node.Del(ctx, made.Key, nil); err != nil {
+		return err
+	}
+	left, err := node.Attachments(ctx, "pods")
+	fmt.Println(len(left), "attachments")
+	return err
+}

@@ -1,0 +1,144 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/route"
+)
+
+// hasGateway says whether the bridge has a gateway's address, in one request: for
+// IPv6 by a get of it. IPv4 has no such get, so the routing table is asked whether
+// the host has it; for IPv6 it would not do, since the kernel makes the address's
+// route some milliseconds after the address.
+func hasGateway(links *bridge.Conn, gw netip.Prefix, l *bridge.Link) (bool, error) {
+	if gw.Addr().Is6() {
+		return links.Addresses().Has(addr.Address{Prefix: gw, Link: l.Index})
+	}
+	r, err := links.Routes().Get(gw.Addr())
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	return r.Type == route.Local, nil
+}
+
+const (
+	forwarding4 = "net/ipv4/ip_forward"
+	forwarding6 = "net/ipv6/conf/all/forwarding"
+)
+
+// ensureLinkLocal gives a bridge the address from which the host, as a router, asks
+// for pods (RFC 4861, section 7.2.2). One that the kernel makes would not do: it is
+// of no use until duplicate detection is over, and a bridge that began without
+// IPv6 never gets it.
+func ensureLinkLocal(links *bridge.Conn, l *bridge.Link) error {
+	_, err := links.Addresses().Ensure(addr.Address{Prefix: netip.PrefixFrom(bridge.LinkLocal(l.MAC), 64), Link: l.Index, Flags: addr.NoDAD})
+	return err
+}
+
+// buildGateways puts the gateways on the bridge, takes those off that no pod
+// needs any more, and has the host forward.
+func (s *session) buildGateways(ctx context.Context, rec *state.Network, l *bridge.Link, force bool) error {
+	have, err := s.br.Addresses().List(addr.Filter{Link: l.Index})
+	if err != nil {
+		return err
+	}
+	stale, err := s.staleGateways(rec)
+	if err != nil {
+		return err
+	}
+	usable, err := addr.Listen(nil)
+	if err != nil {
+		return err
+	}
+	defer usable.Close()
+	var added []netip.Addr
+	for _, gw := range rec.Gateways {
+		for _, a := range have {
+			if a.Prefix == gw || a.Prefix.Addr().IsLinkLocalUnicast() || !a.Prefix.Overlaps(gw) || slices.Contains(rec.Gateways, a.Prefix) {
+				continue
+			}
+			if !force && !slices.Contains(stale, a.Prefix) {
+				return fail.Errorf(ErrConflict, "bridge %s has the address %s, which overlaps with the gateway %s of network %q: set forceAddress to replace it, or choose another bridge",
+					rec.Bridge, a.Prefix, gw, rec.Name)
+			}
+			stale = appendNew(stale, a.Prefix)
+		}
+		if err := forward(ctx, s.br, gw.Addr()); err != nil {
+			return err
+		}
+		// Usable at once: nobody but us gives out addresses of the pods' network.
+		changed, err := s.br.Addresses().Ensure(addr.Address{Prefix: gw, Link: l.Index, Flags: addr.NoDAD})
+		if err != nil {
+			return err
+		}
+		if changed {
+			added = append(added, gw.Addr())
+		}
+	}
+	if err := usable.Settled(ctx, s.br.Addresses(), l.Index, added...); err != nil {
+		return err
+	}
+	for _, p := range stale {
+		if err := s.br.Addresses().Remove(addr.Address{Prefix: p, Link: l.Index}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// staleGateways are the addresses that an earlier form of this network put on the
+// bridge, and that neither it nor another network needs now.
+func (s *session) staleGateways(rec *state.Network) ([]netip.Prefix, error) {
+	before, err := s.dir.LoadNetwork(rec.Name)
+	if err != nil || before.Bridge != rec.Bridge {
+		return nil, nil // none, or damaged: then nothing is known to be ours
+	}
+	used := slices.Clone(rec.Gateways)
+	others, _, err := s.dir.ListNetworks()
+	if err != nil {
+		return nil, fail.State(err)
+	}
+	for _, o := range others {
+		if o.Name != rec.Name && o.Bridge == rec.Bridge {
+			used = append(used, o.Gateways...)
+		}
+	}
+	var stale []netip.Prefix
+	for _, gw := range before.Gateways {
+		if !slices.Contains(used, gw) {
+			stale = append(stale, gw)
+		}
+	}
+	return stale, nil
+}
+
+// forward has the host forward packets of an address's family.
+func forward(ctx context.Context, links *bridge.Conn, a netip.Addr) error {
+	_, err := links.EnsureRouting(ctx, bridge.Routing{IPv4: a.Is4(), IPv6: a.Is6()})
+	return err
+}
+
+// linksOf are the links that a route leads out of.
+func linksOf(r route.Route) []int {
+	if len(r.Nexthops) == 0 {
+		return []int{r.Link}
+	}
+	var list []int
+	for _, nh := range r.Nexthops {
+		list = append(list, nh.Link)
+	}
+	return list
+}

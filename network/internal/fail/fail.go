@@ -1,0 +1,50 @@
+// Package fail has the errors that package network makes itself, of which each is of a
+// kind that programs branch by.
+package fail
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/tombolo-cni/tombolo"
+)
+
+// The kinds; package network says what each means.
+var (
+	ErrInvalid       = tombolo.ErrInvalid
+	ErrState         = errors.New("state cannot be read or written")
+	ErrTryAgain      = errors.New("try again later")
+	ErrHostNamespace = errors.New("the pod's namespace is the host's own")
+	ErrExists        = errors.New("the attachment exists")
+	ErrNotAttached   = errors.New("no such attachment")
+	ErrAttached      = errors.New("there are attachments")
+	ErrConflict      = errors.New("it belongs to somebody else")
+	ErrNoGateway     = errors.New("no gateway")
+	ErrNoLink        = errors.New("no link to attach to")
+	ErrObstructed    = errors.New("another firewall is in the way")
+)
+
+// failure is a message for the operator, and a kind for the program.
+type failure struct {
+	kind error
+	text string
+}
+
+func (e *failure) Error() string { return e.text }
+func (e *failure) Unwrap() error { return e.kind }
+
+// Errorf makes an error of a kind, whose message says all.
+func Errorf(kind error, format string, args ...any) error {
+	return &failure{kind, fmt.Sprintf(format, args...)}
+}
+
+// State is for what goes wrong with records.
+func State(err error) error { return Errorf(ErrState, "%v", err) }
+
+// Count says how many there are of something.
+func Count(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, many)
+}

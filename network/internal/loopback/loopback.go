@@ -1,0 +1,196 @@
+// Package loopback has ports that pods publish reached from the host's 127.0.0.1.
+//
+// A port of the host leads to a pod from 127.0.0.1 too, for which the bridge needs
+// route_localnet: by it the kernel routes packets between 127.0.0.1 and a link, which it
+// takes for forged otherwise. What the host has on 127.0.0.1 is then kept from others by
+// a rule, and, should all rules be flushed, by a filter at the bridge's ingress. Both are
+// there for as long as a pod behind the bridge has such ports.
+package loopback
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"slices"
+
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/localnet"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/sysctl"
+)
+
+const (
+	routeLocalnet = "route_localnet"
+	openIfFlushed = "should nf_tables be flushed, the host's 127.0.0.1 would be open to what is behind "
+)
+
+// Uses says whether a network needs that for the pods that are there.
+func Uses(rec *state.Network, attachments []*state.Attachment) bool {
+	return slices.ContainsFunc(attachments, func(a *state.Attachment) bool {
+		return endpoint.PublishesIPv4(a) && a.Bridge == rec.Bridge
+	})
+}
+
+func keepOf(l *bridge.Link, mark uint64) localnet.Filter {
+	return localnet.Filter{Bridge: l.Name, Index: l.Index, Mark: uint32(mark), Stays: l.Alias == endpoint.BridgeAlias}
+}
+
+// Place makes the place for the filter on a bridge that has just been made: later, it
+// would cost the pods packets. Where it fails, the first port does it, or says what the kernel
+// lacks.
+func Place(ctx context.Context, l *bridge.Link) {
+	if conn, err := localnet.Dial(nil); err == nil {
+		_ = conn.Place(ctx, keepOf(l, 0))
+		_ = conn.Close()
+	}
+}
+
+// Open makes 127.0.0.1 lead to pods behind a bridge. The firewall must be there.
+// It needs the exclusive lock. Of what the kernel lacks the record takes note, so that
+// it is not asked for again.
+//
+// Where an earlier version opened it, for pods that are there, the firewall alone keeps it
+// until the last of these has gone, as it did: see localnet.Conn.Place.
+func Open(ctx context.Context, dir *state.Dir, rec *state.Network, l *bridge.Link, warn func(string)) error {
+	path := sysctl.Link("ipv4", l.Name, routeLocalnet)
+	value, err := sysctl.Read(path)
+	if err != nil {
+		return err
+	}
+	conn, err := localnet.Dial(nil)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	keep := keepOf(l, rec.Mark)
+	kept, err := conn.Get(ctx, keep)
+	if err != nil {
+		return err
+	}
+	// An operator's own setting stays when the last port goes. That of an earlier
+	// version has no filter, and pods that have ports.
+	routed := value == "0" || kept.Routed
+	if !routed && !kept.Any() {
+		if routed, err = Published(dir, l.Name, warn); err != nil {
+			return err
+		}
+		if routed && !kept.HasPlace() && !keptBefore(dir, rec) {
+			rec.LoopbackUnkept = true
+			warn(openIfFlushed + l.Name + ": an earlier version published ports there; once all have gone, this is mended")
+			return nil
+		}
+	}
+	// What the host itself sends by the bridge of an uplink would be lost while the place is made.
+	if rec.Uplink != "" && !kept.HasPlace() && !keptBefore(dir, rec) {
+		rec.LoopbackUnkept = true
+		warn(openIfFlushed + l.Name + ": to keep it would cost the host packets there, unless Tombolo makes the bridge anew")
+		_, err := sysctl.Ensure(path, "1")
+		return err
+	}
+	// The filter first: there must be no moment without it.
+	_, err = conn.Ensure(ctx, keep, routed)
+	rec.LoopbackUnkept = errors.Is(err, localnet.ErrNotSupported)
+	if rec.LoopbackUnkept {
+		warn(openIfFlushed + l.Name + ": " + err.Error())
+	} else if err != nil {
+		return err
+	}
+	rec.LoopbackKept = !rec.LoopbackUnkept
+	_, err = sysctl.Ensure(path, "1")
+	return err
+}
+
+// keptBefore says whether the network had the filter: then somebody has taken it away, and it
+// is worth a few packets.
+func keptBefore(dir *state.Dir, rec *state.Network) bool {
+	before, err := dir.LoadNetwork(rec.Name)
+	return err == nil && before.LoopbackKept && before.Bridge == rec.Bridge
+}
+
+// IsOpen says whether all that Open makes is there.
+func IsOpen(ctx context.Context, rec *state.Network, l *bridge.Link) (bool, error) {
+	if !l.RouteLocalnet || rec.LoopbackUnkept {
+		return l.RouteLocalnet, nil
+	}
+	conn, err := localnet.Dial(nil)
+	if err != nil {
+		return false, err
+	}
+	defer conn.Close()
+	kept, err := conn.Get(ctx, keepOf(l, rec.Mark))
+	return err == nil && kept.There, err
+}
+
+// Published says whether a pod on record behind a bridge, of whatever network, has ports
+// of the host's IPv4 addresses. One that is being added, or never was, does not count:
+// its own ADD opens what it needs, under the lock.
+func Published(dir *state.Dir, bridgeName string, warn func(string)) (bool, error) {
+	networks, err := dir.Networks()
+	if err != nil {
+		return false, err
+	}
+	for _, name := range networks {
+		attachments, damaged, err := dir.List(name)
+		if err != nil {
+			return false, err
+		}
+		for _, d := range damaged {
+			warn(d.Error())
+		}
+		if slices.ContainsFunc(attachments, func(a *state.Attachment) bool {
+			return a.State == state.Ready && a.Bridge == bridgeName && endpoint.PublishesIPv4(a)
+		}) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// Shut takes back what Open made for a bridge, without a look at who else may need it. known
+// says that a pod behind the bridge did. Where the kernel
+// has no filters, or an earlier version made none, a bridge of our own tells whose
+// setting it was.
+func Shut(ctx context.Context, links *bridge.Conn, bridgeName string, known bool) error {
+	l, err := links.Link(ctx, bridgeName)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	conn, err := localnet.Dial(nil)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	keep := keepOf(l, 0)
+	kept, err := conn.Get(ctx, keep)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if kept.Routed || !kept.Any() && known && l.Alias == endpoint.BridgeAlias {
+		if _, err := sysctl.Ensure(sysctl.Link("ipv4", bridgeName, routeLocalnet), "0"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return conn.Remove(ctx, keep)
+}
+
+// Missing says what is missing of what Open made; "" if nothing is.
+func Missing(ctx context.Context, rec *state.Network, l *bridge.Link) (string, error) {
+	switch {
+	case l.Index == 0:
+		return "", nil // found already
+	case !l.RouteLocalnet:
+		return "route_localnet is off, so that 127.0.0.1 does not lead to the pods' ports", nil
+	}
+	open, err := IsOpen(ctx, rec, l)
+	if err != nil || open {
+		return "", err
+	}
+	return "the filter is missing at its ingress that keeps others from the host's 127.0.0.1 should nf_tables be flushed", nil
+}

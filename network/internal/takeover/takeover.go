@@ -1,0 +1,460 @@
+// Package takeover makes a NIC of the host's a port of a network's bridge, and gives it back:
+// with the record of it in the state directory, and the lease that the host has by the NIC.
+package takeover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/bridge/uplink"
+	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/network/internal/loopback"
+)
+
+// Node is what takeovers need of a call on a node.
+type Node struct {
+	Dir   *state.Dir
+	Links *bridge.Conn
+	// LeaseDir is where the lease that the host has by a NIC is on record. Where it is not
+	// known, leases are left alone.
+	LeaseDir string
+	// HostLease is the lock of that lease, where the caller has it.
+	HostLease *lease.Held
+	Warn      func(string)
+	// Later is given what is to be done once the caller has no lock of the state any more.
+	Later func(func() error)
+}
+
+// work is the work on one NIC, under its lock.
+type work struct {
+	node *Node
+	conn *uplink.Conn
+	file *state.UplinkFile
+	rec  *uplink.Record // nil: it has not been taken
+	// undone says that a takeover, or a return, was cut short and has just been brought
+	// to its end, so that the NIC has all back.
+	undone bool
+}
+
+// with does something with a NIC under its lock. What somebody began and was killed
+// at is finished first, forward or back.
+func (n *Node) with(ctx context.Context, nic string, do func(*work) error) error {
+	lock, err := n.Dir.LockUplink(ctx, nic)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	conn, err := dial()
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	w := &work{node: n, conn: conn, file: n.Dir.Uplink(nic)}
+	if w.rec, err = loadUplink(w.file); err != nil {
+		return err
+	}
+	if w.rec != nil && w.rec.State != uplink.Taken {
+		if w.rec, err = conn.Recover(ctx, w.rec, w.file); err != nil {
+			return err
+		}
+		w.undone = w.rec == nil
+	}
+	return do(w)
+}
+
+// loadUplink reads the record of a takeover: nil where there is none in this life of
+// the node.
+func loadUplink(file *state.UplinkFile) (*uplink.Record, error) {
+	data, err := file.Load()
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, state.ErrStale) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fail.State(err)
+	}
+	rec, err := uplink.ParseRecord(data)
+	if err != nil {
+		return nil, fail.State(err)
+	}
+	return rec, nil
+}
+
+// dial opens the kernel. A bridge that is made gets the place for the filter of the host's
+// 127.0.0.1 before anything moves to it.
+func dial() (*uplink.Conn, error) { return uplink.Dial(&uplink.Config{Made: loopback.Place}) }
+
+// Ensure sees to it that a NIC is a port of a network's bridge, and that the host has on the
+// bridge what it had on the NIC. It gives what the operator should know of how that went.
+func (n *Node) Ensure(ctx context.Context, network string, want uplink.Uplink) (notes []string, _ error) {
+	err := n.with(ctx, want.NIC, func(w *work) error {
+		err := w.ensure(ctx, network, want)
+		if w.rec != nil {
+			notes = w.rec.Notes
+		}
+		return err
+	})
+	return notes, err
+}
+
+// ensure takes the NIC, unless it is taken, and mends what somebody undid of it. A bridge
+// that the operator has put the NIC on needs nothing.
+func (w *work) ensure(ctx context.Context, network string, want uplink.Uplink) error {
+	switch {
+	case w.rec != nil && w.rec.Bridge != want.Bridge:
+		return fail.Errorf(fail.ErrConflict, "uplink %s is a port of bridge %s already, and network %q wants it on %s: name one bridge, or give it back first (tombolo uplink restore %s %s)",
+			want.NIC, w.rec.Bridge, network, want.Bridge, want.NIC, w.rec.Bridge)
+	case w.rec != nil:
+		return w.mend(ctx)
+	}
+	if on, err := w.node.onItsBridge(ctx, want); err != nil || on {
+		return err
+	}
+	// Of an earlier takeover that somebody undid by hand.
+	if err := w.node.disown(want.NIC); err != nil {
+		return err
+	}
+	var err error
+	if w.rec, err = w.conn.Take(ctx, want, w.file); err != nil {
+		return err
+	}
+	for _, note := range w.rec.Notes {
+		w.node.Warn("uplink " + want.NIC + ": " + note)
+	}
+	w.node.adopt(ctx, w.rec)
+	return nil
+}
+
+// onItsBridge says whether the operator has made the NIC a port of the bridge.
+func (n *Node) onItsBridge(ctx context.Context, want uplink.Uplink) (bool, error) {
+	nic, err := n.Links.Link(ctx, want.NIC)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, fail.Errorf(fail.ErrNoLink, "uplink %s: the host has no such link (ip link shows those that there are)", want.NIC)
+	}
+	if err != nil {
+		return false, err
+	}
+	l, err := n.Links.Link(ctx, want.Bridge)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil && l.Kind == "bridge" && nic.Master == l.Index, err
+}
+
+// mend puts right what somebody undid of the takeover, and has the record say what the
+// host has by now: what it had before is nobody's to put back. Other addresses are left to
+// the keeper, if there is one: by the record it sees that pods have to follow them.
+func (w *work) mend(ctx context.Context) error {
+	if _, err := w.conn.Mend(ctx, w.rec, w.file); err != nil {
+		return err
+	}
+	now, err := w.conn.Present(ctx, w.rec)
+	if err != nil {
+		return err
+	}
+	if now != w.rec && (slices.Equal(now.HostAddresses(), w.rec.HostAddresses()) || !w.node.isKept()) {
+		if err := now.Save(w.file); err != nil {
+			return err
+		}
+		w.rec = now
+	}
+	w.node.adopt(ctx, w.rec)
+	return nil
+}
+
+// isKept says that a keeper looks after uplinks, or that nobody can tell: an operator's
+// command does not know its directory, and the keeper itself calls one.
+func (n *Node) isKept() bool {
+	if n.LeaseDir == "" {
+		return true
+	}
+	dir, err := lease.Open(n.LeaseDir)
+	return err == nil && dir.Kept() == nil
+}
+
+// adopt makes the keeper responsible for the lease that the host has by the NIC, if it has
+// one: its own client hears nothing there any more. Pods need not wait for that, so what
+// goes wrong is for STATUS, CHECK and the operator's commands to say. It is done once no
+// lock is held: that of the lease comes before the others.
+func (n *Node) adopt(ctx context.Context, rec *uplink.Record) {
+	if n.LeaseDir != "" {
+		n.Later(func() error { return n.adoptLease(ctx, rec) })
+	}
+}
+
+func (n *Node) adoptLease(ctx context.Context, rec *uplink.Record) error {
+	dir, err := lease.Open(n.LeaseDir)
+	if err != nil {
+		return err
+	}
+	nic, err := n.Links.Link(ctx, rec.NIC)
+	if err != nil {
+		return err
+	}
+	l, err := n.Links.Link(ctx, rec.Bridge)
+	if err != nil {
+		return err
+	}
+	list, err := n.Links.Addresses().List(addr.Filter{Link: l.Index, Family: unix.AF_INET})
+	if err != nil {
+		return err
+	}
+	hostName, err := os.Hostname()
+	if err != nil {
+		return err
+	}
+	_, err = lease.Adopt(ctx, dir, &lease.Adoption{
+		NIC: nic.Name, Index: nic.Index, MAC: nic.MAC, Bridge: l.Name, Addresses: list, HostName: hostName,
+		Wanted: func() (bool, error) { return isTaken(n.Dir.Uplink(rec.NIC), rec.Bridge) },
+	})
+	return err
+}
+
+// isTaken says whether a NIC is taken over, for a bridge: who gives one back hands its lease
+// back first, and has the lease's lock until it is done.
+func isTaken(file *state.UplinkFile, bridgeName string) (bool, error) {
+	rec, err := loadUplink(file)
+	return err == nil && rec != nil && rec.State == uplink.Taken && rec.Bridge == bridgeName, err
+}
+
+// LockHostLease locks the record of the lease that the host has by a NIC: for those who may
+// have to hand it back while they hold the state's lock, which comes after it. It is nil
+// where nothing is known of leases.
+func LockHostLease(ctx context.Context, leaseDir, nic string) (*lease.Held, error) {
+	if leaseDir == "" || nic == "" {
+		return nil, nil
+	}
+	dir, err := lease.Open(leaseDir)
+	if err != nil {
+		return nil, err
+	}
+	held, err := dir.Lock(ctx, lease.HostHash(nic))
+	if err != nil {
+		return nil, fail.Errorf(fail.ErrTryAgain, "%v", err)
+	}
+	return held, nil
+}
+
+// disown ends the keeper's part in the lease that the host has by the NIC. It waits for no
+// lock, since it comes late.
+func (n *Node) disown(nic string) error {
+	if n.LeaseDir == "" {
+		return nil
+	}
+	if n.HostLease != nil {
+		return lease.HandBackLocked(n.HostLease, nic)
+	}
+	dir, err := lease.Open(n.LeaseDir)
+	if err != nil {
+		return err
+	}
+	if _, err := dir.Load(lease.HostHash(nic)); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	held, err := dir.TryLock(lease.HostHash(nic))
+	if err != nil {
+		return err
+	}
+	if held == nil {
+		return fail.Errorf(fail.ErrTryAgain, "the lease that the host had by uplink %s is being renewed: try again", nic)
+	}
+	return errors.Join(lease.HandBackLocked(held, nic), held.Close())
+}
+
+// LeaseTrouble tells what is wrong with the leases that the host has by uplinks.
+func LeaseTrouble(leaseDir string) []string {
+	dir, err := lease.Open(leaseDir)
+	if err != nil {
+		return nil
+	}
+	found, err := lease.HostTrouble(dir)
+	if err != nil {
+		return []string{err.Error()}
+	}
+	var list []string
+	for _, t := range found {
+		list = append(list, t.String())
+	}
+	return list
+}
+
+// Mend puts right what somebody undid of a takeover that is on record.
+func (n *Node) Mend(ctx context.Context, nic string) error {
+	if nic == "" {
+		return nil
+	}
+	return n.with(ctx, nic, func(w *work) error {
+		if w.rec == nil {
+			return nil // the operator's own bridge
+		}
+		return w.mend(ctx)
+	})
+}
+
+// Has says whether a NIC is a port of the bridge, in one request. No NIC is there always.
+func Has(ctx context.Context, links *bridge.Conn, nic string, l *bridge.Link) (bool, error) {
+	if nic == "" {
+		return true, nil
+	}
+	port, err := links.Link(ctx, nic)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil && port.Master == l.Index, err
+}
+
+// Differences finds what of a takeover is not as it was made. It takes no lock: a
+// keeper may be at work on it.
+func (n *Node) Differences(ctx context.Context, nic, bridgeName string) ([]string, error) {
+	if nic == "" {
+		return nil, nil
+	}
+	taken, err := loadUplink(n.Dir.Uplink(nic))
+	if err != nil {
+		return []string{err.Error()}, nil
+	}
+	if taken == nil {
+		l, err := n.Links.Link(ctx, bridgeName)
+		if err == nil {
+			var ok bool
+			if ok, err = Has(ctx, n.Links, nic, l); err == nil && !ok {
+				return []string{fmt.Sprintf("uplink %s is not a port of bridge %s", nic, bridgeName)}, nil
+			}
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, nil // said already
+		}
+		return nil, err
+	}
+	if taken.State != uplink.Taken {
+		return []string{fmt.Sprintf("the takeover of uplink %s was cut short (%s): the next ADD, or tombolo uplink restore, finishes it", nic, taken.State)}, nil
+	}
+	conn, err := dial()
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	return differences(ctx, conn, taken)
+}
+
+func differences(ctx context.Context, conn *uplink.Conn, rec *uplink.Record) ([]string, error) {
+	diffs, err := conn.Check(ctx, rec)
+	list := make([]string, len(diffs))
+	for i, d := range diffs {
+		list[i] = d.String()
+	}
+	return list, err
+}
+
+// GiveBack gives a NIC back, if it has been taken over.
+func (n *Node) GiveBack(ctx context.Context, nic string) error {
+	return n.with(ctx, nic, func(w *work) error {
+		if w.rec == nil {
+			return nil
+		}
+		return w.giveBack(ctx)
+	})
+}
+
+// giveBack restores the NIC, whose own client then hears again.
+func (w *work) giveBack(ctx context.Context) error {
+	if err := w.node.disown(w.rec.NIC); err != nil {
+		return err
+	}
+	if err := w.conn.Restore(ctx, w.rec, w.file); err != nil {
+		w.node.adopt(ctx, w.rec) // it has the address still
+		return err
+	}
+	return nil
+}
+
+// Restore gives a NIC back for the operator, who may name a bridge, to be sure that it is the
+// one that is meant.
+func (n *Node) Restore(ctx context.Context, nic, bridgeName string) error {
+	return n.with(ctx, nic, func(w *work) error {
+		switch {
+		case w.undone:
+			return n.disown(nic)
+		case w.rec == nil:
+			return fail.Errorf(fail.ErrConflict, "uplink %s has not been taken over: there is nothing to give back", nic)
+		case bridgeName != "" && bridgeName != w.rec.Bridge:
+			return fail.Errorf(fail.ErrConflict, "uplink %s is a port of bridge %s, not of %s", nic, w.rec.Bridge, bridgeName)
+		}
+		return w.giveBack(ctx)
+	})
+}
+
+// Plan gives the steps by which a NIC would be taken over. Nothing is changed.
+func Plan(ctx context.Context, want uplink.Uplink) (*uplink.Steps, error) {
+	conn, err := dial()
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	s, err := conn.Snapshot(ctx, want.NIC, want.Bridge)
+	if err != nil {
+		return nil, err
+	}
+	return uplink.Plan(s, want)
+}
+
+// CouldTake says whether a NIC could be taken over, without a change to anything. It is nil
+// where the operator has made it a port of the bridge.
+func (n *Node) CouldTake(ctx context.Context, want uplink.Uplink) error {
+	if on, err := n.onItsBridge(ctx, want); err != nil || on {
+		return err
+	}
+	_, err := Plan(ctx, want)
+	return err
+}
+
+// IsTaken says whether a NIC has been taken over, wholly or in part.
+func (n *Node) IsTaken(nic string) (bool, error) {
+	rec, err := loadUplink(n.Dir.Uplink(nic))
+	return rec != nil, err
+}
+
+// Report is what is known of one uplink.
+type Report struct {
+	Bridge string
+	State  uplink.State
+	// Differences are what is not as the takeover made it.
+	Differences []string
+}
+
+// Report reports on a NIC that is taken over; nil where none is.
+func (n *Node) Report(ctx context.Context, nic string) (*Report, error) {
+	data, err := n.Dir.Uplink(nic).Load()
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, state.ErrStale):
+		return nil, nil
+	case err != nil:
+		return &Report{Differences: []string{err.Error()}}, nil
+	}
+	rec, err := uplink.ParseRecord(data)
+	if err != nil {
+		return &Report{Differences: []string{err.Error()}}, nil
+	}
+	r := &Report{Bridge: rec.Bridge, State: rec.State, Differences: []string{}}
+	if rec.State != uplink.Taken {
+		r.Differences = []string{"it was cut short: the keeper, the next ADD, or tombolo uplink restore, finishes it"}
+		return r, nil
+	}
+	conn, err := dial()
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	diffs, err := differences(ctx, conn, rec)
+	r.Differences = append(diffs, LeaseTrouble(n.LeaseDir)...)
+	return r, err
+}

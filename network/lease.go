@@ -1,0 +1,309 @@
+package network
+
+import (
+	"context"
+	"math"
+	"net/netip"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/dhcpc/transport"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/lockorder"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/network/internal/dhcplease"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/route"
+)
+
+// leasing is the part of an Add that gets the address by DHCP.
+type leasing struct {
+	asked  *Lease
+	client lease.Client
+	dir    *lease.Dir
+	held   *lease.Held // the lock of its record, while it is held
+}
+
+// prepareLease reads what can be wrong before anything is touched. What is on record from the
+// first on, others need to put the guard back while the server is waited for.
+func (a *adding) prepareLease(leaseDir string) (*leasing, error) {
+	l := &leasing{asked: a.pod.Lease, client: lease.ClientOf(&a.pod.Lease.Client)}
+	if len(a.pod.MAC) != 6 {
+		return nil, fail.Errorf(ErrInvalid, "container %s: a pod that leases its address needs a MAC", a.pod.ContainerID)
+	}
+	l.client.MAC, l.client.Sticky = dhcpc.Hex(a.pod.MAC), l.asked.Sticky
+	var err error
+	if l.dir, err = lease.Open(leaseDir); err != nil {
+		return nil, fail.Errorf(ErrInvalid, "%v", err)
+	}
+	for _, p := range a.pod.Ports {
+		if p.Protocol == unix.IPPROTO_UDP && p.PodPort == dhcpc.ClientPort {
+			return nil, fail.Errorf(ErrInvalid, "runtimeConfig.portMappings: port %s leads to the pod's UDP port %d, where DHCP servers answer: with ipam.type \"dhcp\" it cannot be published", portText(p), p.PodPort)
+		}
+	}
+	a.base.IPAMType, a.base.DataDir = endpoint.Leased, l.dir.Path()
+	a.base.MAC, a.base.Guarded, a.base.Untrusted, a.base.SLAAC = a.pod.MAC.String(), a.nw.Guard, a.nw.Untrusted, a.nw.SLAAC
+	return l, refuseUnkept(l.dir, l.asked)
+}
+
+// refuseUnkept says what to do where nobody would renew the lease.
+func refuseUnkept(dir *lease.Dir, asked *Lease) error {
+	if asked.Unkept {
+		return nil
+	}
+	if err := dir.Kept(); err != nil {
+		return fail.Errorf(ErrTryAgain, `%v; or set ipam.keeper to "optional", if leases need not be renewed`, err)
+	}
+	return nil
+}
+
+// lease gets the pod its address: the link first, up and without one, and from there
+// the lease. Of a server nobody knows how long it takes, so the lock is not held
+// meanwhile.
+func (a *adding) lease(ctx context.Context) (*tied, error) {
+	// By this the keeper knows that the attachment is the lease's.
+	var err error
+	if a.base.NetNSCookie, err = a.pod.NetNS.Cookie(); err != nil {
+		return nil, err
+	}
+	p, err := a.plan(given{}, nil)
+	if err != nil {
+		return nil, err
+	}
+	p.port.Unsettled = false // or the first frame would be lost
+	if err := refuseListeners(ctx, a.pod); err != nil {
+		return nil, err
+	}
+	b, err := a.s.ready(ctx, p.need)
+	if err != nil {
+		return nil, err
+	}
+	if err := a.node.step("network"); err != nil {
+		return nil, err
+	}
+	rec, err := a.recordLease()
+	if err != nil {
+		return nil, err
+	}
+	link, err := a.attach(ctx, p, b)
+	if err != nil {
+		return nil, err
+	}
+	if err := a.node.step("link"); err != nil {
+		return nil, err
+	}
+	asked, err := a.solicit(ctx, p.port)
+	if err != nil {
+		return nil, err
+	}
+	defer asked.close()
+	a.s.leave()
+	if err := whileWanted(ctx, a.pending, func(ctx context.Context) error { return a.acquire(ctx, rec, b, link) }); err != nil {
+		return nil, err
+	}
+	g, err := a.advertised(ctx, asked, givenBy(rec, a.pod.Routes), b, link)
+	if err != nil {
+		return nil, err
+	}
+	if err := a.s.enter(ctx); err != nil {
+		return nil, err
+	}
+	if err := a.applyLease(ctx, rec, link); err != nil {
+		return nil, err
+	}
+	t, err := a.again(ctx, g, b, link)
+	if err != nil {
+		return nil, err
+	}
+	t.lease = rec
+	return t, a.node.step("ipam")
+}
+
+// recordLease says what will be leased before a packet is sent: whatever comes, the
+// keeper and Collect know that it may be there.
+func (a *adding) recordLease() (*lease.Record, error) {
+	l := a.leasing
+	boot, err := lease.Boot()
+	if err != nil {
+		return nil, err
+	}
+	rec := &lease.Record{
+		State: lease.Adding, Network: a.nw.Name, ContainerID: a.pod.ContainerID, IfName: a.pod.IfName, Pod: a.pod.Name,
+		NetNS: a.pod.Path, NetNSCookie: a.base.NetNSCookie, Boot: boot, HostIf: a.base.HostIf, Bridge: a.nw.Bridge,
+		Client:  l.client,
+		Policy:  lease.Policy{NoDefault: a.nw.NoDefaultRoute, Routes: l.asked.Routes, Priority: l.asked.Priority},
+		Created: time.Now().UTC(),
+	}
+	// The client knows a lease of an earlier container of the pod.
+	if l.client.Sticky {
+		if last, err := l.dir.Recall(rec.Network, l.client.ClientID); err == nil && last != nil {
+			rec.Lease = last.Lease
+		}
+	}
+	if err := l.held.Create(rec); err != nil {
+		return nil, fail.State(err)
+	}
+	a.back.push(func(context.Context) error { return l.held.Remove() })
+	return rec, nil
+}
+
+// lock takes the lock of the lease's record, which a Del or the keeper may have for a
+// while. It comes before the state's.
+func (l *leasing) lock(ctx context.Context, hash string) error {
+	var err error
+	if l.held, err = l.dir.Lock(ctx, hash); err != nil {
+		return fail.Errorf(ErrTryAgain, "%v", err)
+	}
+	return nil
+}
+
+// unlock gives it back.
+func (l *leasing) unlock() {
+	if l.held != nil {
+		l.held.Close()
+		l.held = nil
+	}
+}
+
+// acquire gets the lease from inside the pod, and has the record say so.
+func (a *adding) acquire(ctx context.Context, rec *lease.Record, b *built, link *bridge.Attachment) error {
+	l := a.leasing
+	rec.Client.LinkMTU = link.MTU
+	sockets := &transport.Config{NetNS: a.pod.NetNS, Link: link.PeerIndex, MAC: link.PeerMAC, ARP: rec.Client.DetectConflicts}
+	cfg := rec.Client.Config(rec.Lease)
+	cfg.Timeout = l.asked.Client.Timeout
+	cfg.Dial, cfg.Refuse = dhcplease.Dialer(l.dir, sockets, link, l.asked.UDP), a.refuse(ctx, b.bridge, rec.Lease)
+	client, err := dhcpc.New(cfg)
+	if err != nil {
+		return fail.Errorf(ErrInvalid, "ipam: %v", err)
+	}
+	lockorder.Slow("a DHCP server")
+	got, err := client.Acquire(ctx)
+	if err != nil {
+		return fail.Errorf(ErrTryAgain, "%v", err)
+	}
+	a.back.push(func(ctx context.Context) error {
+		a.s.leave()
+		return transport.Release(ctx, sockets, got)
+	})
+	for _, why := range got.Ignored {
+		a.s.warn("lease of " + got.Address.String() + ": " + why)
+	}
+	if rec.Policy.Gateway, err = a.s.throughHost(ctx, a.nw, b.bridge, got.Address); err != nil {
+		return err
+	}
+	rec.Lease, rec.Applied = got, rec.Policy.Apply(got)
+	return nil
+}
+
+// givenBy is what a pod is given by its lease.
+func givenBy(rec *lease.Record, more []route.Route) given {
+	got := rec.Lease
+	address := state.Address{Prefix: got.Address, Gateway: rec.Policy.Gateway}
+	if !address.Gateway.IsValid() && len(got.Routers) > 0 {
+		address.Gateway = got.Routers[0]
+	}
+	address.GoThrough(rec.Policy.Gateway)
+	g := given{addresses: []state.Address{address}, dns: DNS{slices.Clone(got.DNS), got.Domain, got.Search}}
+	for _, r := range rec.Applied.Routes {
+		one := route.Route{Dst: r.Dst, Gateway: r.Via, Priority: uint32(rec.Policy.Priority)}
+		if !r.Via.IsValid() {
+			onLink := route.ScopeLink
+			one.Scope = &onLink
+		}
+		g.routes = append(g.routes, one)
+	}
+	g.routes = append(g.routes, more...)
+	return g
+}
+
+// applyLease gives the pod what it has leased. The address has the lease's lifetime,
+// so that the kernel itself ends it if everything of ours dies.
+func (a *adding) applyLease(ctx context.Context, rec *lease.Record, link *bridge.Attachment) error {
+	if mtu := rec.Applied.MTU; mtu > 0 && mtu < link.MTU {
+		// The pod's alone: the host's bridge, and with it the host, is not the server's.
+		if err := a.s.br.SetMTU(ctx, a.pod.NetNS, "", link.Peer, mtu); err != nil {
+			return err
+		}
+	}
+	addresses, err := addr.Dial(&addr.Config{NetNS: a.pod.NetNS})
+	if err != nil {
+		return err
+	}
+	defer addresses.Close()
+	valid := validFor(rec.Lease)
+	for _, p := range rec.Applied.Addresses {
+		if _, err := addresses.Ensure(addr.Address{Prefix: p, Link: link.PeerIndex, Valid: valid, Preferred: valid}); err != nil {
+			return err
+		}
+	}
+	routes, err := route.Dial(&route.Config{NetNS: a.pod.NetNS})
+	if err != nil {
+		return err
+	}
+	defer routes.Close()
+	for _, rt := range rec.Applied.Routes {
+		if err := routes.Add(lease.RouteOf(rt, link.PeerIndex, rec.Policy.Priority)); err != nil {
+			return explainRoute(err)
+		}
+	}
+	return nil
+}
+
+// validFor is how long the kernel is to keep a lease's address; nil is for ever.
+func validFor(l *dhcpc.Lease) *time.Duration {
+	left := l.Left(time.Now())
+	if left < 0 {
+		return nil
+	}
+	left = min(max(left, time.Second), (math.MaxUint32-1)*time.Second)
+	return &left
+}
+
+// commitLease hands the lease over to the keeper. That waits for the disk, so the state's
+// lock is not held meanwhile.
+func (a *adding) commitLease(ctx context.Context, rec *lease.Record) error {
+	a.s.leave()
+	rec.State, rec.Updated = lease.Bound, time.Now().UTC()
+	if err := a.leasing.held.Replace(rec); err != nil {
+		return fail.State(err)
+	}
+	return a.s.enter(ctx)
+}
+
+// followLease brings an attachment's record up to its lease: where the server gave the
+// pod another address since its Add, the keeper has changed the pod's, and what else
+// goes by the address follows here.
+func (s *session) followLease(ctx context.Context, n *state.Network, a *state.Attachment) error {
+	if a.IPAMType != endpoint.Leased || len(a.Addresses) == 0 {
+		return nil
+	}
+	dir, err := lease.Open(a.DataDir)
+	if err != nil {
+		return err
+	}
+	rec, err := dir.Load(a.Hash())
+	if err != nil || rec.State != lease.Bound || rec.Lease.Address == a.Addresses[0].Prefix {
+		return nil // what is wrong with a lease is for Check to say
+	}
+	old := endpointOf(a)
+	moved := a.Addresses[0]
+	moved.Prefix, moved.Gateway = rec.Lease.Address, netip.Addr{}
+	if len(rec.Lease.Routers) > 0 {
+		moved.Gateway = rec.Lease.Routers[0]
+	}
+	a.Addresses[0] = moved
+	if err := s.fw.Move(ctx, old, endpoint.In(a, n)); err != nil {
+		return err
+	}
+	if err := s.dir.Update(a); err != nil {
+		return fail.State(err)
+	}
+	return nil
+}

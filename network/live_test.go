@@ -1,0 +1,231 @@
+package network
+
+import (
+	"errors"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/lockorder"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
+	"github.com/tombolo-cni/tombolo/netns"
+)
+
+func TestMain(m *testing.M) {
+	os.Setenv(lockorder.Variable, "1")
+	nstest.Main(m)
+}
+
+// bed is a host's namespace with a state directory, a network, and one pod.
+type bed struct {
+	host *netns.NS
+	node *Node
+	nw   Network
+	pod  Pod
+}
+
+func newBed(t *testing.T) *bed {
+	t.Helper()
+	b := &bed{host: nstest.New(t)}
+	pod := nstest.New(t)
+	var err error
+	if b.node, err = Open(t.Context(), &Config{StateDir: filepath.Join(t.TempDir(), "state")}); err != nil {
+		t.Fatal(err)
+	}
+	b.nw = Network{Name: "pods", Bridge: "cbr0", Gateway: true, DefaultGateway: true, Masquerade: true, Hairpin: true, Routed: true}
+	b.pod = Pod{
+		ContainerID: "c1", IfName: "eth0", NetNS: pod, Path: nstest.Path(t, pod),
+		Addresses: []ipam.Address{{Prefix: netip.MustParsePrefix("10.61.0.2/24"), Gateway: netip.MustParseAddr("10.61.0.1")}},
+	}
+	return b
+}
+
+// do runs something in the host's namespace.
+func (b *bed) do(t *testing.T, what func() error) {
+	t.Helper()
+	if err := b.host.Do(what); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (b *bed) add(t *testing.T) *Attachment {
+	t.Helper()
+	var made *Attachment
+	b.do(t, func() (err error) { made, err = b.node.Add(t.Context(), &b.nw, &b.pod); return err })
+	return made
+}
+
+// mustBeAsMade compares the pod with what Add made of it.
+func (b *bed) mustBeAsMade(t *testing.T) {
+	t.Helper()
+	b.do(t, func() error {
+		diffs, err := b.node.Check(t.Context(), &b.nw, &b.pod)
+		if len(diffs) > 0 {
+			t.Errorf("it differs: %v", diffs)
+		}
+		return err
+	})
+}
+
+// inside gives a call's session, without the lock.
+func (b *bed) inside(t *testing.T, do func(*session) error) {
+	t.Helper()
+	b.do(t, func() error {
+		s, err := b.node.open(0)
+		if err != nil {
+			return err
+		}
+		defer s.Close()
+		return do(s)
+	})
+}
+
+func TestAttachmentsComeAndGo(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.pod.Ports = []HostPort{{Protocol: 6, HostPort: 8080, PodPort: 80}}
+	made := b.add(t)
+	if made.Addresses[0] != b.pod.Addresses[0] || made.Port != "veth"+made.hash() || !made.Ready || made.BridgeMTU == 0 || len(made.Routes) != 1 {
+		t.Errorf("made %+v", made)
+	}
+	b.mustBeAsMade(t)
+	b.do(t, func() error {
+		_, err := b.node.Add(t.Context(), &b.nw, &b.pod)
+		if !errors.Is(err, ErrExists) {
+			t.Errorf("the same again: %v", err)
+		}
+		if err := b.node.Remove(t.Context(), "pods"); !errors.Is(err, ErrAttached) {
+			t.Errorf("remove a network that has a pod: %v", err)
+		}
+		names, err := b.node.Networks(t.Context())
+		if err != nil || !slices.Equal(names, []string{"pods"}) {
+			t.Errorf("networks %v, %v", names, err)
+		}
+		list, err := b.node.Attachments(t.Context(), "pods")
+		if err != nil || len(list) != 1 || list[0].Key != made.Key || list[0].Ports[0] != b.pod.Ports[0] {
+			t.Errorf("attachments %v, %v", list, err)
+		}
+		if err := b.node.Repair(t.Context()); err != nil {
+			t.Errorf("repair: %v", err)
+		}
+		for range 2 { // the second time it is gone
+			if err := b.node.Del(t.Context(), made.Key, nil); err != nil {
+				t.Errorf("del: %v", err)
+			}
+		}
+		if _, err := b.node.Check(t.Context(), &b.nw, &b.pod); !errors.Is(err, ErrNotAttached) {
+			t.Errorf("check of what is gone: %v", err)
+		}
+		return b.node.Remove(t.Context(), "pods")
+	})
+	b.inside(t, func(s *session) error {
+		if _, err := s.br.Link(t.Context(), "cbr0"); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("the bridge: %v", err)
+		}
+		return nil
+	})
+}
+
+// Whatever cannot be meant is refused before anything is made.
+func TestWhatCannotBeMeantMakesNothing(t *testing.T) {
+	t.Parallel()
+	for name, spoil := range map[string]func(*bed) (*Network, *Pod){
+		"no network":           func(b *bed) (*Network, *Pod) { return nil, &b.pod },
+		"no pod":               func(b *bed) (*Network, *Pod) { return &b.nw, nil },
+		"a network of no name": func(b *bed) (*Network, *Pod) { b.nw.Name = ""; return &b.nw, &b.pod },
+		"a name that is a way": func(b *bed) (*Network, *Pod) { b.nw.Name = "a/b"; return &b.nw, &b.pod },
+		"no bridge":            func(b *bed) (*Network, *Pod) { b.nw.Bridge = ""; return &b.nw, &b.pod },
+		"no container":         func(b *bed) (*Network, *Pod) { b.pod.ContainerID = ""; return &b.nw, &b.pod },
+		"no interface":         func(b *bed) (*Network, *Pod) { b.pod.IfName = ""; return &b.nw, &b.pod },
+		"no namespace":         func(b *bed) (*Network, *Pod) { b.pod.NetNS = nil; return &b.nw, &b.pod },
+		"a namespace of none":  func(b *bed) (*Network, *Pod) { b.pod.NetNS = new(netns.NS); return &b.nw, &b.pod },
+		"the host's own":       func(b *bed) (*Network, *Pod) { b.pod.NetNS = b.host; return &b.nw, &b.pod },
+		"an address of none":   func(b *bed) (*Network, *Pod) { b.pod.Addresses = make([]ipam.Address, 1); return &b.nw, &b.pod },
+		"a lease without a MAC": func(b *bed) (*Network, *Pod) {
+			b.pod.Lease = &Lease{}
+			return &b.nw, &b.pod
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t)
+			nw, pod := spoil(b)
+			b.do(t, func() error {
+				if _, err := b.node.Add(t.Context(), nw, pod); !errors.Is(err, ErrInvalid) {
+					t.Errorf("add: %v", err)
+				}
+				return nil
+			})
+			b.inside(t, func(s *session) error {
+				if _, err := s.br.Link(t.Context(), "cbr0"); !errors.Is(err, fs.ErrNotExist) {
+					t.Errorf("the bridge: %v", err)
+				}
+				return nil
+			})
+		})
+	}
+}
+
+// Collect lists first, and gives others their turn before it looks at each.
+func TestCollectLeavesAloneWhatCameSinceItsList(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	hash := b.add(t).hash()
+	collect := func(r *remains) {
+		b.inside(t, func(s *session) error {
+			return (&teardown{node: b.node, s: s, network: "pods"}).collect(t.Context(), r)
+		})
+	}
+	list := func() (found map[string]*remains) {
+		b.inside(t, func(s *session) (err error) { found, err = s.listAttachments(t.Context(), "pods"); return err })
+		return found
+	}
+	listed := list()
+	if listed[hash] == nil {
+		t.Fatalf("listed %v", listed)
+	}
+	b.do(t, func() error { return b.node.Del(t.Context(), b.pod.key(&b.nw), nil) })
+	b.add(t)
+	collect(listed[hash])
+	b.mustBeAsMade(t)
+	// What had no record then has one now.
+	collect(&remains{hash: hash, port: "veth" + hash})
+	b.mustBeAsMade(t)
+	// And what it listed as it is, goes.
+	collect(list()[hash])
+	b.inside(t, func(s *session) error {
+		if _, err := s.br.Link(t.Context(), "veth"+hash); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("its port is left: %v", err)
+		}
+		return nil
+	})
+}
+
+// A pod that is being taken down has its record locked, and needs no route.
+func TestARouteIsNotChangedWhileADELIsAtWork(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	hash := b.add(t).hash()
+	b.inside(t, func(s *session) error {
+		rec, err := s.dir.Load("pods", hash)
+		if err != nil {
+			return err
+		}
+		lock, err := s.dir.LockAttachment("pods", hash)
+		if err != nil {
+			return err
+		}
+		if err := s.reroute(t.Context(), rec); !errors.Is(err, state.ErrBusy) {
+			t.Errorf("reroute: %v, want ErrBusy", err)
+		}
+		if err := lock.Close(); err != nil {
+			return err
+		}
+		return s.reroute(t.Context(), rec)
+	})
+}

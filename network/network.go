@@ -1,0 +1,139 @@
+package network
+
+import (
+	"net/netip"
+
+	"github.com/tombolo-cni/tombolo/bridge/uplink"
+	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/ipam"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/nft"
+)
+
+// Network is what the pods of one network have in common: a bridge, and what of it. What is
+// left at its zero value is not asked for, unless a field says otherwise.
+type Network struct {
+	Name   string // 1 to 250 letters, digits, '_', '.' and '-'; it names files
+	Bridge string // made if it is not there
+	MTU    int    // in bytes; 0 is that of the default route's link, or that of a bridge of somebody else's
+
+	// Allocator gives pods their addresses. Nil is for pods that name theirs, have none, or
+	// lease them.
+	Allocator ipam.Allocator
+	// Origin is kept on record with an attachment, and says later which allocator takes its
+	// addresses back: see Config.Allocators.
+	Origin Origin
+
+	// Subnets are those that addresses will come from, as far as that is known: for Ready, which
+	// says whether the kernel has what they need.
+	Subnets []netip.Prefix
+
+	// Gateway has the bridge have the gateways' addresses, and the host forward.
+	Gateway bool
+	// DefaultGateway gives a pod a default route for each family that has a gateway, unless
+	// its allocator gave it one.
+	DefaultGateway bool
+	// NoDefaultRoute leaves out the default route that a lease or the LAN would give.
+	NoDefaultRoute bool
+	// ForceAddress replaces addresses of the bridge that overlap with a gateway's.
+	ForceAddress bool
+
+	Masquerade    bool           // what pods send to elsewhere has the host's address
+	NonMasquerade []netip.Prefix // but to here
+	Policy        nft.Policy     // whom pods of other networks, and of this one, may send to
+
+	// Guard holds pods to their own MAC and addresses. Untrusted, which needs it, keeps them
+	// from being servers or routers of a LAN.
+	Guard, Untrusted bool
+
+	// Promiscuous and NFCall, which has what is bridged pass the firewall, are nil where it is
+	// left open: then a bridge of somebody else's keeps what it has, and one of ours is not
+	// promiscuous, and calls the firewall if Routed.
+	Promiscuous, NFCall *bool
+	Routed              bool
+
+	Hairpin  bool // of each port: a pod reaches itself through a service
+	Isolated bool // of each port: nothing passes from one isolated port to another
+	DAD      bool // detect duplicates of IPv6 addresses
+	Down     bool // the pod's interface stays down, and has no addresses
+
+	// Uplink is a NIC of the host's that is to be a port of the bridge, so that pods are on its
+	// LAN; the zero Uplink is none. Its Bridge and Alias are filled in.
+	Uplink uplink.Uplink
+	// Exit is where the default route of pods on a LAN leads; empty where they are on none.
+	Exit Exit
+	// SLAAC has pods form IPv6 addresses by router advertisements of the LAN.
+	SLAAC bool
+}
+
+// Exit is where the default route of a pod on a LAN leads.
+type Exit string
+
+// The ways out of a LAN.
+const (
+	ExitHost   Exit = "host"   // the host, whose firewall and services see what pods send
+	ExitRouter Exit = "router" // the LAN's own router
+)
+
+// Origin says where an attachment's addresses come from. Both are kept on record.
+type Origin struct {
+	Type string // "host-local", say; empty where there is no allocator. "dhcp" is for leases
+	Dir  string // where it keeps its reservations; empty for <state>/ipam
+}
+
+// Key names an attachment.
+type Key struct {
+	Network     string
+	ContainerID string
+	IfName      string // of the interface in the pod
+}
+
+// HostPort is a port of the host that leads to the pod.
+type HostPort = nft.Port
+
+// IPv6 and Ethernet have a say in MTUs.
+const (
+	ethernetMTU = 1500
+	ipv6MTU     = 1280 // RFC 8200, section 5
+)
+
+const maxName = 250
+
+// check refuses what could not be meant for a network.
+func (nw *Network) check() error {
+	if nw == nil {
+		return fail.Errorf(ErrInvalid, "the network is nil")
+	}
+	if err := checkName(nw.Name); err != nil {
+		return err
+	}
+	if !ident.IsLinkName(nw.Bridge) {
+		return fail.Errorf(ErrInvalid, "bridge %q of network %q cannot name a link", nw.Bridge, nw.Name)
+	}
+	if nw.Exit != "" && nw.Exit != ExitHost && nw.Exit != ExitRouter {
+		return fail.Errorf(ErrInvalid, "network %q: %q is no way out of a LAN", nw.Name, string(nw.Exit))
+	}
+	return nil
+}
+
+// checkName holds a network's name to the CNI specification's form, and to what can name a
+// file.
+func checkName(name string) error {
+	if len(name) > maxName || !ident.IsIdentifier(name) {
+		return fail.Errorf(ErrInvalid, "%q is not the name of a network", name)
+	}
+	return nil
+}
+
+func (k Key) check() error {
+	if err := checkName(k.Network); err != nil {
+		return err
+	}
+	if !ident.IsIdentifier(k.ContainerID) || !ident.IsLinkName(k.IfName) {
+		return fail.Errorf(ErrInvalid, "container %q and interface %q are not names of an attachment", k.ContainerID, k.IfName)
+	}
+	return nil
+}
+
+// hashOf is the short name of an attachment of the network.
+func (nw *Network) hashOf(o ipam.Owner) string { return Key{nw.Name, o.ContainerID, o.IfName}.hash() }

@@ -1,0 +1,138 @@
+package network
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/nft"
+)
+
+// DefaultStateDir is where the state is kept unless a Config says otherwise.
+const DefaultStateDir = "/run/tombolo"
+
+// UndoTimeout bounds what is undone after an Add that failed, whose own deadline may have
+// been what failed it.
+const UndoTimeout = 10 * time.Second
+
+// Config says what a Node works with. The zero value, and nil, mean the defaults.
+type Config struct {
+	// StateDir is where networks and attachments are on record; empty is DefaultStateDir. All
+	// who work on one node have to agree on it.
+	StateDir string
+	// LeaseDir is where leases are on record. Without it no pod can lease its address, and
+	// the lease that the host has by an uplink is left alone.
+	LeaseDir string
+	// Mark is the bit of a packet's mark that says that a pod may have it forwarded, which
+	// all networks of a node share; 0 is that of the networks on record, or nft.DefaultMark.
+	Mark uint32
+	// Allocators gives the allocator that takes addresses back: of a network's attachments
+	// that came from origin, or, if that is nil, of the network as it is now. If Allocators is
+	// nil, or gives nil, nobody takes them back.
+	Allocators func(network string, origin *Origin) (ipam.Allocator, error)
+	// Log gets what an operator should know although a call goes on; nil drops it.
+	Log *slog.Logger
+	// Step is called when a step of Add is done, and when one of what Del takes down is; an
+	// error of it ends the Add there, undone. Nil is nothing.
+	Step func(step string) error
+
+	// DialBridge and DialFirewall open the kernel; nil is bridge.Dial and nft.Dial. Each call
+	// of a Node opens its own, in the namespace of the calling thread.
+	DialBridge   func() (*bridge.Conn, error)
+	DialFirewall func(*nft.Config) (*nft.Conn, error)
+}
+
+// Node is the networks and pods of one network namespace, the host's, with their records. It
+// holds no socket, file or lock between calls, and its methods may be called from several
+// goroutines, and processes.
+type Node struct {
+	dir          *state.Dir
+	leaseDir     string
+	mark         uint32
+	allocators   func(string, *Origin) (ipam.Allocator, error)
+	log          *slog.Logger
+	after        func(string) error
+	dialBridge   func() (*bridge.Conn, error)
+	dialFirewall func(*nft.Config) (*nft.Conn, error)
+}
+
+// Open checks a configuration. Nothing is made before there is something to keep.
+func Open(ctx context.Context, cfg *Config) (*Node, error) {
+	if ctx == nil {
+		return nil, fail.Errorf(ErrInvalid, "open node: the context is nil")
+	}
+	if cfg == nil {
+		cfg = &Config{}
+	}
+	n := &Node{
+		leaseDir: cfg.LeaseDir, mark: cfg.Mark, allocators: cfg.Allocators, log: cfg.Log, after: cfg.Step,
+		dialBridge: cfg.DialBridge, dialFirewall: cfg.DialFirewall,
+	}
+	path := cfg.StateDir
+	if path == "" {
+		path = DefaultStateDir
+	}
+	var err error
+	if n.dir, err = state.Open(path); err != nil {
+		return nil, fail.State(err)
+	}
+	if n.log == nil {
+		n.log = slog.New(slog.DiscardHandler)
+	}
+	if n.dialBridge == nil {
+		n.dialBridge = func() (*bridge.Conn, error) { return bridge.Dial(nil) }
+	}
+	if n.dialFirewall == nil {
+		n.dialFirewall = nft.Dial
+	}
+	return n, nil
+}
+
+// usable refuses a call on what is no open Node, or without a context.
+func (n *Node) usable(ctx context.Context) error {
+	switch {
+	case n == nil || n.dir == nil:
+		return fail.Errorf(ErrInvalid, "the node was not opened")
+	case ctx == nil:
+		return fail.Errorf(ErrInvalid, "the context is nil")
+	}
+	return nil
+}
+
+// step says that a part of a call is done.
+func (n *Node) step(name string) error {
+	if n.after == nil {
+		return nil
+	}
+	return n.after(name)
+}
+
+// allocator gives who takes addresses back; nil where nobody does.
+func (n *Node) allocator(network string, origin *Origin) (ipam.Allocator, error) {
+	if n.allocators == nil {
+		return nil, nil
+	}
+	return n.allocators(network, origin)
+}
+
+// openKnown opens a session for what concerns all networks. They share one mark, so any
+// record tells it.
+func (n *Node) openKnown() (*session, error) {
+	mark := n.mark
+	if mark == 0 {
+		records, _, err := n.dir.ListNetworks()
+		if err != nil {
+			return nil, fail.State(err)
+		}
+		for _, rec := range records {
+			if rec.Mark != 0 {
+				mark = uint32(rec.Mark)
+			}
+		}
+	}
+	return n.open(mark)
+}

@@ -1,0 +1,208 @@
+package network
+
+import (
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/nft"
+	"github.com/tombolo-cni/tombolo/route"
+)
+
+// plan is what an Add makes of what the pod was given.
+type plan struct {
+	need *need
+	port bridge.Port
+	rec  state.Attachment // as it will be on record
+}
+
+// plan derives what the network has to be, the port and the record from what the pod was
+// given. link is the pod's link, if it is there.
+func (a *adding) plan(g given, link *bridge.Attachment) (*plan, error) {
+	nw := a.nw
+	p := &plan{rec: *a.base, need: &need{Network: nw, owner: a.hash, mark: a.s.mark}}
+	p.rec.Addresses = g.addresses
+	p.rec.Masquerade, p.rec.Guarded, p.rec.Untrusted = nw.Masquerade, nw.Guard, nw.Untrusted
+	p.rec.DefaultRoute, p.rec.SLAAC = string(nw.Exit), nw.SLAAC
+	if err := a.checkGiven(g); err != nil {
+		return nil, err
+	}
+	for _, address := range g.addresses {
+		p.need.subnets = appendNew(p.need.subnets, address.Prefix.Masked())
+		if nw.Gateway {
+			p.need.gateways = appendNew(p.need.gateways, netip.PrefixFrom(address.Gateway, address.Prefix.Bits()))
+		}
+	}
+	p.need.loopback = endpoint.PublishesIPv4(&p.rec)
+	p.need.reached = reached(nil, []*state.Attachment{&p.rec})
+
+	mac := a.mac()
+	p.port = bridge.Port{
+		Bridge: nw.Bridge, Name: a.base.HostIf, Peer: a.pod.IfName,
+		Hairpin: nw.Hairpin, Isolated: nw.Isolated, ForwardGroups: true, Down: nw.Down, DAD: nw.DAD,
+		PeerMAC: mac, Group: nft.QuietGroup, Unsettled: true, SameNetNS: a.pod.SameNetNS,
+		// Neighbours know an address's last MAC: that which follows from it, unless another
+		// was asked for, or another plugin gave the address to a pod of its own.
+		Announce: mac != nil || a.base.DataDir != "",
+		Routes:   podRoutes(nw, g.addresses, g.routes),
+	}
+	for _, address := range g.addresses {
+		p.port.Addresses = append(p.port.Addresses, address.Prefix)
+	}
+	if mac == nil {
+		p.port.PeerMAC = addressMAC(g.addresses)
+	}
+	if p.port.PeerMAC == nil && nw.Guard && link == nil {
+		p.port.PeerMAC = randomMAC() // the guard has to know it before the kernel does
+	}
+	lanPort(&p.port, &p.rec)
+	p.rec.Port = state.Port{Hairpin: &p.port.Hairpin, Isolated: &p.port.Isolated}
+	p.rec.MAC = p.port.PeerMAC.String()
+	p.port.Alias = endpoint.Alias(a.hash, nw.Name, endpoint.Addresses(&p.rec))
+	if link != nil {
+		p.port.PeerMAC = link.PeerMAC
+		p.link(link)
+	}
+	return p, nil
+}
+
+// onto is the port on its bridge.
+func (p *plan) onto(b *built) bridge.Port {
+	port := p.port
+	port.BridgeIndex, port.MTU = b.bridge.Index, b.mtu
+	keepTable(&port, p.rec.Guarded, b.bridge)
+	return port
+}
+
+// link notes what the kernel made of the port.
+func (p *plan) link(l *bridge.Attachment) {
+	p.rec.MTU, p.rec.MAC, p.rec.HostMAC = l.MTU, l.PeerMAC.String(), l.MAC.String()
+}
+
+// mac is the one that was asked for, or that a lease goes by; nil: ours to choose.
+func (a *adding) mac() net.HardwareAddr {
+	if a.leasing != nil {
+		return net.HardwareAddr(a.leasing.client.MAC)
+	}
+	return a.pod.MAC
+}
+
+// checkGiven refuses what the pod could not be given.
+func (a *adding) checkGiven(g given) error {
+	if len(g.addresses) == 0 && a.leasing != nil {
+		return nil // they are to come
+	}
+	if len(g.addresses) == 0 && a.nw.Origin.Type != "" {
+		return fail.Errorf(ErrInvalid, "ipam %q gave no address", a.nw.Origin.Type)
+	}
+	for _, address := range g.addresses {
+		if a.nw.Gateway && !address.Gateway.IsValid() {
+			return fail.Errorf(ErrNoGateway, "ipam %q gave %s without a gateway, and the bridge is to be one: name the gateway in the ipam, or set isGateway to false", a.nw.Origin.Type, address.Prefix)
+		}
+	}
+	return checkPublished(a.pod.Ports, g.addresses)
+}
+
+// addressMAC derives the pod's MAC from its IPv4 address: an address that goes to
+// another pod soon afterwards is then no stale entry in anybody's neighbour table, and
+// nobody has to be told of it.
+func addressMAC(addresses []state.Address) net.HardwareAddr {
+	for _, a := range addresses {
+		if a.Prefix.Addr().Is4() {
+			ip := a.Prefix.Addr().As4()
+			return net.HardwareAddr{0x0a, 0x58, ip[0], ip[1], ip[2], ip[3]}
+		}
+	}
+	return nil
+}
+
+// podRoutes are the routes that a pod gets: those that were asked for, and the default routes
+// that its network calls for.
+func podRoutes(nw *Network, addresses []state.Address, routes []route.Route) []route.Route {
+	var list []route.Route
+	for _, r := range withDefaultRoutes(nw, addresses, routes) {
+		list = append(list, podRoute(addresses, r))
+	}
+	// Those that lead to a gateway come last.
+	slices.SortStableFunc(list, func(a, b route.Route) int { return boolRank(a.Gateway.IsValid()) - boolRank(b.Gateway.IsValid()) })
+	return list
+}
+
+func podRoute(addresses []state.Address, r route.Route) route.Route {
+	r.Dst, r.Protocol = r.Dst.Masked(), route.ProtocolTombolo
+	if !r.Gateway.IsValid() && r.Scope == nil {
+		// A route that names no gateway goes by that of the address.
+		r.Gateway = gatewayFor(r.Dst, addresses)
+	}
+	r.OnLink = r.Gateway.IsValid() && !reachable(r.Gateway, addresses)
+	return r
+}
+
+func boolRank(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// withDefaultRoutes adds a default route for each family that has a gateway and
+// for which there is none.
+func withDefaultRoutes(nw *Network, addresses []state.Address, routes []route.Route) []route.Route {
+	if !nw.DefaultGateway {
+		return routes
+	}
+	list := slices.Clone(routes)
+	for _, bits := range []int{32, 128} {
+		if hasDefault(list, bits) {
+			continue
+		}
+		for _, a := range addresses {
+			if a.Prefix.Addr().BitLen() == bits && a.Gateway.IsValid() {
+				list = append(list, defaultRoute(a.Gateway))
+				break
+			}
+		}
+	}
+	return list
+}
+
+// hasDefault says whether there is a default route among them, of the family whose
+// addresses have so many bits.
+func hasDefault(routes []route.Route, bits int) bool {
+	return slices.ContainsFunc(routes, func(r route.Route) bool {
+		return r.Dst.Bits() == 0 && r.Dst.Addr().BitLen() == bits && (r.Table == 0 || r.Table == route.TableMain)
+	})
+}
+
+func defaultRoute(gateway netip.Addr) route.Route {
+	any4or6, _ := gateway.Prefix(0)
+	return route.Route{Dst: any4or6, Gateway: gateway}
+}
+
+func gatewayFor(dst netip.Prefix, addresses []state.Address) netip.Addr {
+	for _, a := range addresses {
+		if a.Gateway.IsValid() && a.Gateway.BitLen() == dst.Addr().BitLen() {
+			return a.Gateway
+		}
+	}
+	return netip.Addr{}
+}
+
+// reachable says whether a gateway is on link by one of the addresses' prefixes.
+// Of link-local gateways only IPv6's always are: its interfaces have a prefix for
+// them.
+func reachable(gw netip.Addr, addresses []state.Address) bool {
+	if gw.Is6() && gw.IsLinkLocalUnicast() {
+		return true
+	}
+	for _, a := range addresses {
+		if a.Prefix.Contains(gw) {
+			return true
+		}
+	}
+	return false
+}

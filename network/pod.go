@@ -1,0 +1,196 @@
+package network
+
+import (
+	"encoding/json"
+	"net"
+	"net/netip"
+
+	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
+	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
+	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/route"
+)
+
+// Pod is who is attached to a network: an interface of it. What is left at its zero value is
+// not asked for, unless a field says otherwise.
+type Pod struct {
+	ContainerID string // a letter or digit, then these and '_', '.', '-'
+	IfName      string // the interface to be made in the pod
+	Name        string // by which an operator knows the pod, "namespace/name"
+
+	// NetNS is the pod's namespace, and Path where it can be opened again, by CHECK and by
+	// those who mend. SameNetNS lets it be the host's own, which is refused otherwise.
+	NetNS     *netns.NS
+	Path      string
+	SameNetNS bool
+
+	// MAC is the pod's; nil is one that follows from its IPv4 address, or a random one.
+	MAC net.HardwareAddr
+	// Addresses are given, where neither an allocator nor a lease gives any. Routes are the
+	// pod's besides those of its network and of what gives it its addresses.
+	Addresses []ipam.Address
+	Routes    []route.Route
+	// Lease has the pod lease its IPv4 address by DHCP.
+	Lease *Lease
+
+	Ports  []HostPort      // of the host, that lead to the pod
+	Limits bandwidth.Shape // of its traffic
+
+	// Reported is for Check: what has become of the pod by others' will. Nil is nothing.
+	Reported *Reported
+}
+
+// Lease is how a pod leases its address.
+type Lease struct {
+	// Client is who the pod is to a server, and what it asks for. Its clock and its sockets
+	// are filled in. Its MAC is the pod's.
+	Client dhcpc.Config
+	// Sticky says that the identity is the pod's and not the container's: its lease is
+	// remembered for the pod's next container, and never released.
+	Sticky bool
+	// UDP has the pod send by a UDP socket rather than a packet socket.
+	UDP bool
+	// Unkept does without a program that renews the lease.
+	Unkept bool
+	// Routes are the pod's besides the lease's; Priority is the metric of both.
+	Routes   []dhcpc.Route
+	Priority int
+}
+
+// Reported is what a pod has by the report of others, who may have changed what Add made.
+type Reported struct {
+	MAC, PortMAC net.HardwareAddr // nil: not told
+	// Addresses are those of the pod's interface, and Unplaced those of which nobody tells
+	// whose they are.
+	Addresses, Unplaced []netip.Prefix
+	// Others are those of the pod's other interfaces.
+	Others []netip.Prefix
+	Routes []route.Route
+}
+
+// Attachment is what Add made.
+type Attachment struct {
+	Key
+	Pod   string // its name
+	Ready bool   // its Add has come to its end
+
+	Bridge    string
+	BridgeMAC net.HardwareAddr
+	BridgeMTU int
+	Port      string // the host's end
+	PortMAC   net.HardwareAddr
+	MTU       int // of the port
+	MAC       net.HardwareAddr
+	PodMTU    int    // of the pod's end
+	IFB       string // the link that shapes what the pod sends; empty: none
+
+	Addresses []ipam.Address // IPv4 first
+	Routes    []route.Route  // as they were asked for
+	Ports     []HostPort
+	Limits    bandwidth.Shape // as the kernel enforces them
+	DNS       DNS             // by a lease and router advertisements
+
+	rec *state.Attachment
+}
+
+// DNS is how a pod resolves names.
+type DNS struct {
+	Servers []netip.Addr
+	Domain  string
+	Search  []string
+}
+
+// attachmentOf is an attachment as its record has it.
+func attachmentOf(rec *state.Attachment) *Attachment {
+	mac, _ := net.ParseMAC(rec.MAC)
+	portMAC, _ := net.ParseMAC(rec.HostMAC)
+	return &Attachment{
+		Key: Key{rec.Network, rec.ContainerID, rec.IfName}, Pod: rec.Pod, Ready: rec.State == state.Ready,
+		Bridge: rec.Bridge, Port: rec.HostIf, PortMAC: portMAC, MTU: rec.MTU, MAC: mac, PodMTU: rec.MTU, IFB: rec.IFB,
+		Addresses: plain(rec.Addresses), Ports: endpoint.Ports(rec), Limits: shapeOf(rec), rec: rec,
+	}
+}
+
+// Report is what is known of one attachment, and what of it is not as it should be.
+type Report struct {
+	*Attachment
+	// Differences are those between the record and what the kernel and the pod's
+	// namespace have.
+	Differences []string
+}
+
+// MarshalJSON gives the attachment as it is on record, with the differences.
+func (r Report) MarshalJSON() ([]byte, error) {
+	var rec *state.Attachment
+	if r.Attachment != nil {
+		rec = r.rec
+	}
+	return json.Marshal(struct {
+		*state.Attachment
+		Differences []string `json:"differences,omitempty"`
+	}{rec, r.Differences})
+}
+
+// plain leaves out what only the record has of an address.
+func plain(list []state.Address) []ipam.Address {
+	var plain []ipam.Address
+	for _, a := range list {
+		plain = append(plain, ipam.Address{Prefix: a.Prefix, Gateway: a.Gateway})
+	}
+	return plain
+}
+
+func (p *Pod) key(nw *Network) Key { return Key{nw.Name, p.ContainerID, p.IfName} }
+
+func (k Key) hash() string { return ident.Hash(k.Network, k.ContainerID, k.IfName) }
+
+// record is the attachment as it is on record from the first on.
+func (p *Pod) record(nw *Network, hash string) *state.Attachment {
+	rec := &state.Attachment{
+		Network: nw.Name, ContainerID: p.ContainerID, IfName: p.IfName, Pod: p.Name, NetNS: p.Path,
+		IPAMType: nw.Origin.Type, DataDir: nw.Origin.Dir,
+		HostIf: "veth" + hash, Bridge: nw.Bridge, Up: !nw.Down,
+		Published: published(p.Ports),
+	}
+	return rec
+}
+
+// check refuses what could not be meant for a pod, before anything is touched.
+func (p *Pod) check(nw *Network) error {
+	if p == nil {
+		return fail.Errorf(ErrInvalid, "the pod is nil")
+	}
+	if err := p.key(nw).check(); err != nil {
+		return err
+	}
+	if p.NetNS == nil {
+		return fail.Errorf(ErrInvalid, "the pod of container %s has no namespace", p.ContainerID)
+	}
+	id := p.NetNS.ID()
+	if id == (netns.ID{}) {
+		return fail.Errorf(ErrInvalid, "the namespace of container %s is not open", p.ContainerID)
+	}
+	if p.SameNetNS {
+		return nil
+	}
+	own, err := netns.Current()
+	if err != nil {
+		return err
+	}
+	defer own.Close()
+	if own.ID() == id {
+		return hostNamespace{}
+	}
+	return nil
+}
+
+// hostNamespace matches both ErrHostNamespace and ErrInvalid.
+type hostNamespace struct{}
+
+func (hostNamespace) Error() string   { return ErrHostNamespace.Error() }
+func (hostNamespace) Unwrap() []error { return []error{ErrHostNamespace, ErrInvalid} }

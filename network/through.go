@@ -1,0 +1,207 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/network/internal/dhcplease"
+	"github.com/tombolo-cni/tombolo/route"
+)
+
+// The default route of a pod on a LAN leads to an address of the host's, which is not the
+// pod's to choose: a DHCP server, or an administrator, may give the host another while
+// the pod runs. Then the route is replaced, in the pod, and on record where it is.
+
+// sameWay gives the addresses of a pod with what is known of their way out.
+func sameWay(now, before []state.Address) []state.Address {
+	for i := range now {
+		j := slices.IndexFunc(before, func(b state.Address) bool { return b.Prefix == now[i].Prefix })
+		if j >= 0 {
+			now[i].Through, now[i].ThroughAtADD = before[j].Through, before[j].ThroughAtADD
+		}
+	}
+	return now
+}
+
+// followHost has the default routes of pods lead to the host's addresses of now. It goes on
+// past pods for which that cannot be done. Where the host has none in the pod's subnet, the
+// pod's route stays as it is: there may be one again. The state's lock must not be held: a
+// lease's comes before it, and its record is on a disk.
+func (s *session) followHost(ctx context.Context, attachments []*state.Attachment) error {
+	var errs []error
+	for _, a := range attachments {
+		if a.State != state.Ready || a.DefaultRoute != string(ExitHost) {
+			continue
+		}
+		if err := s.reroute(ctx, a); err != nil {
+			errs = append(errs, fmt.Errorf("lead the default route of container %s to the host's address: %w", a.ContainerID, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// reroute does it for one pod, whose record it locks. The record is written last: who is
+// stopped before that leaves it to the next.
+func (s *session) reroute(ctx context.Context, a *state.Attachment) error {
+	lock, err := s.dir.LockAttachment(a.Network, a.Hash())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // its pod has gone
+	}
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if a, err = s.dir.Load(a.Network, a.Hash()); err != nil || a.State != state.Ready {
+		return err
+	}
+	l, err := s.br.Link(ctx, a.Bridge)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	changed := false
+	for i := range a.Addresses {
+		address := &a.Addresses[i]
+		if !address.Through.IsValid() {
+			continue
+		}
+		own, err := hostAddresses(s.br, l, address.Prefix)
+		if err != nil {
+			return err
+		}
+		if len(own) == 0 || slices.Contains(own, address.Through) {
+			continue
+		}
+		if err := leadTo(ctx, a, address, own[0]); err != nil {
+			return err
+		}
+		address.GoThrough(own[0])
+		changed = true
+	}
+	if !changed {
+		return nil
+	}
+	if err := s.enter(ctx); err != nil {
+		return err
+	}
+	defer s.leave()
+	return s.dir.UpdateLocked(a)
+}
+
+// leadTo replaces the default route of an address of a pod's. That of a lease is on the
+// lease's record too, by which the keeper renews it.
+func leadTo(ctx context.Context, a *state.Attachment, address *state.Address, own netip.Addr) error {
+	pod, link, err := openPod(ctx, a)
+	if err != nil {
+		return err
+	}
+	defer pod.Close()
+	routes, err := route.Dial(&route.Config{NetNS: pod})
+	if err != nil {
+		return err
+	}
+	defer routes.Close()
+	if a.IPAMType == endpoint.Leased && address.Prefix.Addr().Is4() {
+		return dhcplease.Lead(ctx, a, routes, link, own)
+	}
+	list, err := routes.List(route.Filter{Family: familyOf(own), Table: route.TableMain, Link: link})
+	if err != nil {
+		return err
+	}
+	for _, r := range list {
+		// One that a program in the pod has made of it since is the pod's own.
+		if r.Dst.Bits() == 0 && r.Gateway == address.Through {
+			n := r
+			n.Gateway, n.Flags = own, 0
+			if err := replace(routes, r, n); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func familyOf(a netip.Addr) uint8 {
+	if a.Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+// replace takes a route's place with another of the same destination. For IPv6, the
+// kernel would add it beside.
+func replace(routes *route.Conn, old, next route.Route) error {
+	if err := routes.Replace(next); err != nil {
+		return err
+	}
+	return routes.Remove(old)
+}
+
+// openPod opens a pod's namespace, and gives the index of its interface. A path may name
+// another pod's by now.
+func openPod(ctx context.Context, a *state.Attachment) (*netns.NS, int, error) {
+	pod, err := netns.Open(a.NetNS)
+	if err != nil {
+		return nil, 0, err
+	}
+	link, err := linkOf(ctx, pod, a)
+	if err != nil {
+		return nil, 0, errors.Join(err, pod.Close())
+	}
+	return pod, link, nil
+}
+
+func linkOf(ctx context.Context, pod *netns.NS, a *state.Attachment) (int, error) {
+	if a.NetNSCookie != 0 {
+		cookie, err := pod.Cookie()
+		if err != nil {
+			return 0, err
+		}
+		if cookie != a.NetNSCookie {
+			return 0, fmt.Errorf("%s is another pod's by now", a.NetNS)
+		}
+	}
+	conn, err := bridge.Dial(&bridge.Config{NetNS: pod})
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Close()
+	l, err := conn.Link(ctx, a.IfName)
+	if err != nil {
+		return 0, err
+	}
+	if mac, err := net.ParseMAC(a.MAC); a.NetNSCookie == 0 && (err != nil || l.MAC.String() != mac.String()) {
+		return 0, fmt.Errorf("%s in %s has MAC %s, and the pod's had %s: it is another's by now", a.IfName, a.NetNS, l.MAC, a.MAC)
+	}
+	return l.Index, nil
+}
+
+// rerouted gives the routes that a pod was reported with as they are to be now: where a default
+// route led to the host, the host may have another address since.
+func rerouted(rec *state.Attachment, routes []route.Route) []route.Route {
+	list := slices.Clone(routes)
+	for i, r := range list {
+		if !r.Gateway.IsValid() || r.Dst.Bits() > 0 {
+			continue
+		}
+		for _, a := range rec.Addresses {
+			if a.ThroughAtADD.IsValid() && a.ThroughAtADD == r.Gateway {
+				list[i].Gateway = a.Through
+			}
+		}
+	}
+	return list
+}

@@ -1,0 +1,130 @@
+package network
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/route"
+)
+
+func through(prefix, host, atADD string) state.Address {
+	a := state.Address{Prefix: netip.MustParsePrefix(prefix)}
+	if host != "" {
+		a.Through = netip.MustParseAddr(host)
+	}
+	if atADD != "" {
+		a.ThroughAtADD = netip.MustParseAddr(atADD)
+	}
+	return a
+}
+
+func TestAnAddressRemembersTheHostsOfItsADD(t *testing.T) {
+	t.Parallel()
+	a := through("10.0.0.9/24", "", "")
+	for _, tt := range []struct{ own, want, atADD string }{
+		{"10.0.0.5", "10.0.0.5", ""},
+		{"10.0.0.5", "10.0.0.5", ""},
+		{"10.0.0.6", "10.0.0.6", "10.0.0.5"},
+		{"10.0.0.7", "10.0.0.7", "10.0.0.5"},
+		{"10.0.0.5", "10.0.0.5", "10.0.0.5"},
+	} {
+		a.GoThrough(netip.MustParseAddr(tt.own))
+		if want := through("10.0.0.9/24", tt.want, tt.atADD); a != want {
+			t.Errorf("through %s: %+v, want %+v", tt.own, a, want)
+		}
+	}
+}
+
+// CHECK compares with the result of ADD, of which just this one thing is another by now.
+func TestCheckWantsTheDefaultRouteByTheHostsPresentAddress(t *testing.T) {
+	t.Parallel()
+	rt := func(dst, via string) route.Route {
+		r := route.Route{Dst: netip.MustParsePrefix(dst)}
+		if via != "" {
+			r.Gateway = netip.MustParseAddr(via)
+		}
+		return r
+	}
+	list := []route.Route{rt("0.0.0.0/0", "10.0.0.5"), rt("10.9.0.0/16", "10.0.0.5"), rt("0.0.0.0/0", "10.0.0.1"), rt("::/0", "fe80::1"), rt("0.0.0.0/0", "")}
+	rec := &state.Attachment{Addresses: []state.Address{through("10.0.0.9/24", "10.0.0.6", "10.0.0.5"), through("fd00::9/64", "", "")}}
+	want := []route.Route{rt("0.0.0.0/0", "10.0.0.6"), rt("10.9.0.0/16", "10.0.0.5"), rt("0.0.0.0/0", "10.0.0.1"), rt("::/0", "fe80::1"), rt("0.0.0.0/0", "")}
+	if diff := cmp.Diff(want, rerouted(rec, list), netipValues()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if list[0].Gateway.String() != "10.0.0.5" {
+		t.Error("the result itself was changed")
+	}
+}
+
+// A path of a namespace is used again: another's pod must not be given our routes.
+func TestThePodOfAPathIsTheRecords(t *testing.T) {
+	t.Parallel()
+	pod, host := nstest.New(t), nstest.New(t)
+	nstest.Veth(t, pod, "eth0", host, "veth0")
+	nstest.Run(t, pod, "ip", "link", "set", "eth0", "address", "0a:58:0a:00:00:09")
+	cookie, err := pod.Cookie()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name string
+		a    state.Attachment
+		err  string
+	}{
+		{"by the cookie", state.Attachment{NetNSCookie: cookie}, ""},
+		{"by the MAC", state.Attachment{MAC: "0a:58:0a:00:00:09"}, ""},
+		{"another cookie", state.Attachment{NetNSCookie: cookie + 1, MAC: "0a:58:0a:00:00:09"}, "another pod's"},
+		{"another MAC", state.Attachment{MAC: "0a:58:0a:00:00:08"}, "another's by now"},
+		{"no MAC", state.Attachment{}, "another's by now"},
+	} {
+		tt.a.NetNS, tt.a.IfName = nstest.Path(t, pod), "eth0"
+		ns, link, err := openPod(t.Context(), &tt.a)
+		if err == nil {
+			ns.Close()
+		}
+		if tt.err == "" && (err != nil || link == 0) || tt.err != "" && (err == nil || !strings.Contains(err.Error(), tt.err)) {
+			t.Errorf("%s: link %d, %v, want %q", tt.name, link, err, tt.err)
+		}
+	}
+}
+
+func TestARouteIsReplacedOverBothFamilies(t *testing.T) {
+	t.Parallel()
+	pod, host := nstest.New(t), nstest.New(t)
+	nstest.Veth(t, pod, "eth0", host, "veth0")
+	routes, err := route.Dial(&route.Config{NetNS: pod})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer routes.Close()
+	for _, tt := range []struct{ family, address, old, next string }{
+		{"-4", "10.0.0.9/24", "10.0.0.5", "10.0.0.6"},
+		{"-6", "fd00::9/64", "fd00::5", "fd00::6"},
+	} {
+		nstest.Run(t, pod, "ip", tt.family, "address", "add", tt.address, "dev", "eth0")
+		nstest.Run(t, pod, "ip", tt.family, "route", "add", "default", "via", tt.old, "dev", "eth0", "metric", "77")
+		list, err := routes.List(route.Filter{Family: familyOf(netip.MustParseAddr(tt.old)), Table: route.TableMain})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range list {
+			if r.Dst.Bits() != 0 {
+				continue
+			}
+			n := r
+			n.Gateway, n.Flags = netip.MustParseAddr(tt.next), 0
+			if err := replace(routes, r, n); err != nil {
+				t.Fatal(err)
+			}
+		}
+		out := nstest.Run(t, pod, "ip", tt.family, "route", "show", "default")
+		if strings.Count(out, "default") != 1 || !strings.Contains(out, "via "+tt.next+" dev eth0") || !strings.Contains(out, "metric 77") {
+			t.Errorf("the default routes are:\n%s", out)
+		}
+	}
+}

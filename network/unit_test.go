@@ -1,0 +1,316 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/conntrack"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
+	"github.com/tombolo-cni/tombolo/route"
+)
+
+// comparable values of netip are compared as such.
+func netipValues() cmp.Option { return cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{}) }
+
+// addresses are pods' addresses without gateways.
+func addresses(prefixes ...string) []state.Address {
+	var list []state.Address
+	for _, p := range prefixes {
+		list = append(list, state.Address{Prefix: netip.MustParsePrefix(p)})
+	}
+	return list
+}
+
+// dualStack is what host-local gives: an address of each family, with gateways.
+func dualStack() []state.Address {
+	list := addresses("10.61.0.2/24", "fd61::2/64")
+	list[0].Gateway, list[1].Gateway = netip.MustParseAddr("10.61.0.1"), netip.MustParseAddr("fd61::1")
+	return list
+}
+
+func addrs(texts ...string) []netip.Addr {
+	var list []netip.Addr
+	for _, s := range texts {
+		list = append(list, netip.MustParseAddr(s))
+	}
+	return list
+}
+
+func TestAddressesComeIPv4First(t *testing.T) {
+	t.Parallel()
+	given := []ipam.Address{
+		{Prefix: netip.MustParsePrefix("fd61::2/64"), Gateway: netip.MustParseAddr("fd61::1")},
+		{Prefix: netip.MustParsePrefix("10.61.0.2/24"), Gateway: netip.MustParseAddr("10.61.0.1")},
+		{Prefix: netip.MustParsePrefix("fd62::2/64")},
+		{Prefix: netip.MustParsePrefix("10.62.0.2/24")},
+	}
+	want := addresses("10.61.0.2/24", "10.62.0.2/24", "fd61::2/64", "fd62::2/64")
+	want[0].Gateway, want[2].Gateway = netip.MustParseAddr("10.61.0.1"), netip.MustParseAddr("fd61::1")
+	got, err := givenOf(given, nil)
+	if diff := cmp.Diff(want, got.addresses, netipValues()); diff != "" || err != nil {
+		t.Errorf("%v, addresses (-want +got):\n%s", err, diff)
+	}
+}
+
+// The short name of an attachment is the same wherever it stands.
+func TestHashesAgree(t *testing.T) {
+	t.Parallel()
+	key := Key{Network: "pods", ContainerID: "c1", IfName: "eth0"}
+	rec := &state.Attachment{Network: "pods", ContainerID: "c1", IfName: "eth0"}
+	if rec.Hash() != key.hash() || bridge.HostName("pods", "c1", "eth0") != "veth"+key.hash() {
+		t.Errorf("record %s, key %s, port %s", rec.Hash(), key.hash(), bridge.HostName("pods", "c1", "eth0"))
+	}
+}
+
+func TestDefaultRoutes(t *testing.T) {
+	t.Parallel()
+	on, off := Network{DefaultGateway: true}, Network{}
+	four := route.Route{Dst: netip.MustParsePrefix("0.0.0.0/0"), Gateway: netip.MustParseAddr("10.61.0.1")}
+	six := route.Route{Dst: netip.MustParsePrefix("::/0"), Gateway: netip.MustParseAddr("fd61::1")}
+	given := route.Route{Dst: netip.MustParsePrefix("0.0.0.0/0"), Gateway: netip.MustParseAddr("10.61.0.9")}
+	elsewhere := route.Route{Dst: netip.MustParsePrefix("0.0.0.0/0"), Gateway: netip.MustParseAddr("10.61.0.9"), Table: 100}
+	main := route.Route{Dst: netip.MustParsePrefix("0.0.0.0/0"), Gateway: netip.MustParseAddr("10.61.0.9"), Table: 254}
+	half := route.Route{Dst: netip.MustParsePrefix("0.0.0.0/1")}
+	for _, tt := range []struct {
+		name      string
+		nw        Network
+		addresses []state.Address
+		given     []route.Route
+		want      []route.Route
+	}{
+		{"each family that has a gateway", on, dualStack(), nil, []route.Route{four, six}},
+		{"IPv4 alone", on, dualStack()[:1], nil, []route.Route{four}},
+		{"a family without a gateway", on, addresses("10.61.0.2/24"), nil, nil},
+		{"the first gateway of a family", on, append(addresses("10.60.0.2/24"), dualStack()...), nil, []route.Route{four, six}},
+		{"not where the ipam gave one", on, dualStack(), []route.Route{given}, []route.Route{given, six}},
+		{"nor where it named the main table for it", on, dualStack(), []route.Route{main}, []route.Route{main, six}},
+		{"one of another table is none", on, dualStack()[:1], []route.Route{elsewhere}, []route.Route{elsewhere, four}},
+		{"half of everything is none", on, dualStack()[:1], []route.Route{half}, []route.Route{half, four}},
+		{"no default gateway", off, dualStack(), []route.Route{half}, []route.Route{half}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			before := append([]route.Route(nil), tt.given...)
+			got := withDefaultRoutes(&tt.nw, tt.addresses, tt.given)
+			if diff := cmp.Diff(tt.want, got, netipValues(), cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("routes (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(before, tt.given, netipValues()); diff != "" {
+				t.Errorf("the ipam's own list was changed: %s", diff)
+			}
+		})
+	}
+}
+
+func TestPodRoutes(t *testing.T) {
+	t.Parallel()
+	scope := func(s route.Scope) *route.Scope { return &s }
+	// What every route has, in short.
+	to := func(dst, gw string, change func(*route.Route)) route.Route {
+		r := route.Route{Dst: netip.MustParsePrefix(dst), Protocol: route.ProtocolTombolo}
+		if gw != "" {
+			r.Gateway = netip.MustParseAddr(gw)
+		}
+		if change != nil {
+			change(&r)
+		}
+		return r
+	}
+	onLink := func(r *route.Route) { r.OnLink = true }
+	for _, tt := range []struct {
+		name      string
+		nw        Network
+		addresses []state.Address
+		given     []route.Route
+		want      []route.Route
+	}{
+		{"none", Network{}, dualStack(), nil, nil},
+		{"default routes", Network{DefaultGateway: true}, dualStack(), nil,
+			[]route.Route{to("0.0.0.0/0", "10.61.0.1", nil), to("::/0", "fd61::1", nil)}},
+		{"without a gateway of its own, by the address's", Network{}, dualStack(),
+			[]route.Route{{Dst: netip.MustParsePrefix("192.0.2.0/24")}, {Dst: netip.MustParsePrefix("2001:db8::/32")}},
+			[]route.Route{to("192.0.2.0/24", "10.61.0.1", nil), to("2001:db8::/32", "fd61::1", nil)}},
+		{"without any gateway", Network{}, addresses("10.61.0.2/24"),
+			[]route.Route{{Dst: netip.MustParsePrefix("192.0.2.0/24")}}, []route.Route{to("192.0.2.0/24", "", nil)}},
+		{"a scope says that there is none", Network{}, dualStack(),
+			[]route.Route{{Dst: netip.MustParsePrefix("192.0.2.0/24"), Scope: scope(253)}},
+			[]route.Route{to("192.0.2.0/24", "", func(r *route.Route) { r.Scope = scope(route.ScopeLink) })}},
+		{"host bits are dropped", Network{}, dualStack(),
+			[]route.Route{{Dst: netip.MustParsePrefix("192.0.2.7/24"), Gateway: netip.MustParseAddr("10.61.0.3")}}, []route.Route{to("192.0.2.0/24", "10.61.0.3", nil)}},
+		{"every attribute", Network{}, dualStack(),
+			[]route.Route{{Dst: netip.MustParsePrefix("192.0.2.0/24"), Gateway: netip.MustParseAddr("10.61.0.3"), MTU: 1300, AdvMSS: 1200, Priority: 50, Table: 100, Scope: scope(0)}},
+			[]route.Route{to("192.0.2.0/24", "10.61.0.3", func(r *route.Route) {
+				r.MTU, r.AdvMSS, r.Priority, r.Table, r.Scope = 1300, 1200, 50, 100, scope(route.ScopeGlobal)
+			})}},
+		{"a gateway off link", Network{DefaultGateway: true},
+			[]state.Address{{Prefix: netip.MustParsePrefix("10.61.0.2/32"), Gateway: netip.MustParseAddr("10.99.0.1")}}, nil,
+			[]route.Route{to("0.0.0.0/0", "10.99.0.1", onLink)}},
+		{"a link-local gateway is on link", Network{},
+			dualStack(), []route.Route{{Dst: netip.MustParsePrefix("2001:db8::/32"), Gateway: netip.MustParseAddr("fe80::1")}}, []route.Route{to("2001:db8::/32", "fe80::1", nil)}},
+		{"on link by another route's help", Network{}, dualStack(),
+			// The second can be made only after the first.
+			[]route.Route{{Dst: netip.MustParsePrefix("0.0.0.0/0"), Gateway: netip.MustParseAddr("192.0.2.1")}, {Dst: netip.MustParsePrefix("192.0.2.1/32"), Scope: scope(253)}},
+			[]route.Route{to("192.0.2.1/32", "", func(r *route.Route) { r.Scope = scope(route.ScopeLink) }), to("0.0.0.0/0", "192.0.2.1", onLink)}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			got := podRoutes(&tt.nw, tt.addresses, tt.given)
+			if diff := cmp.Diff(tt.want, got, netipValues(), cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("routes (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestAddressMACIsThatOfTheFirstIPv4Address(t *testing.T) {
+	t.Parallel()
+	if got := addressMAC(addresses("fd61::2/64", "10.61.0.2/24", "10.61.0.3/24")); got.String() != "0a:58:0a:3d:00:02" {
+		t.Errorf("MAC is %s", got)
+	}
+	if got := addressMAC(addresses("fd61::2/64")); got != nil {
+		t.Errorf("MAC without IPv4 is %s", got)
+	}
+	var none net.HardwareAddr
+	if diff := cmp.Diff(none, addressMAC(nil)); diff != "" {
+		t.Errorf("MAC without addresses: %s", diff)
+	}
+}
+
+// Only the flows of UDP are flushed, each to the pod's first address of its family.
+func TestFlowsToFlushAreThoseOfThePodsUDPPorts(t *testing.T) {
+	t.Parallel()
+	address := func(s string) state.Address { return state.Address{Prefix: nstest.Prefix(s)} }
+	rec := &state.Attachment{
+		Addresses: []state.Address{address("10.1.0.5/24"), address("10.2.0.5/24"), address("fd01::5/64")},
+		Published: []state.Published{
+			{Protocol: "tcp", HostPort: 80, PodPort: 80},
+			{Protocol: "udp", HostPort: 53, PodPort: 5353},
+			{Protocol: "udp", HostIP: nstest.Addr("192.0.2.1"), HostPort: 123, PodPort: 123},
+		},
+	}
+	port := netip.MustParseAddrPort
+	want := []conntrack.Publication{
+		{Proto: 17, Host: netip.AddrPortFrom(netip.Addr{}, 53), Pod: port("10.1.0.5:5353")},
+		{Proto: 17, Host: netip.AddrPortFrom(netip.Addr{}, 53), Pod: port("[fd01::5]:5353")},
+		{Proto: 17, Host: port("192.0.2.1:123"), Pod: port("10.1.0.5:123")},
+	}
+	if diff := cmp.Diff(want, publications(rec), cmpopts.EquateComparable(netip.AddrPort{})); diff != "" {
+		t.Errorf("publications (-want +got):\n%s", diff)
+	}
+}
+
+func TestUndoGoesBackThroughAllSteps(t *testing.T) {
+	t.Parallel()
+	var order []int
+	var u undo
+	boom := errors.New("boom")
+	for i := range 3 {
+		u.push(func(ctx context.Context) error {
+			order = append(order, i)
+			if _, limited := ctx.Deadline(); !limited {
+				t.Error("a step back has no time limit")
+			}
+			if i == 1 {
+				return boom
+			}
+			return nil
+		})
+	}
+	cause := context.DeadlineExceeded // which must not keep anything from being undone
+	err := u.run(cause)
+	if diff := cmp.Diff([]int{2, 1, 0}, order); diff != "" {
+		t.Errorf("order (-want +got):\n%s", diff)
+	}
+	if !errors.Is(err, cause) || !errors.Is(err, boom) {
+		t.Errorf("error is %v", err)
+	}
+}
+
+func TestStepsAreJoined(t *testing.T) {
+	t.Parallel()
+	first, last := errors.New("first"), errors.New("last")
+	ran := 0
+	step := func(err error) func() error { return func() error { ran++; return err } }
+	err := joinSteps(step(first), step(nil), step(last))
+	if ran != 3 || !errors.Is(err, first) || !errors.Is(err, last) {
+		t.Errorf("%d steps ran: %v", ran, err)
+	}
+	if err := joinSteps(step(nil)); err != nil {
+		t.Errorf("steps that succeed: %v", err)
+	}
+}
+
+// That it is refused where there is none, test/vm/run.sh noipv6 shows.
+func TestIPv6IsRefusedOnlyWhereItIsAskedFor(t *testing.T) {
+	t.Parallel()
+	with6 := []netip.Prefix{nstest.Prefix("10.1.0.0/16"), nstest.Prefix("fd01::/64")}
+	for name, tt := range map[string]struct {
+		nw      Network
+		subnets []netip.Prefix
+		asked   bool
+	}{
+		"IPv4":         {Network{}, with6[:1], false},
+		"no addresses": {Network{}, nil, false},
+		"both":         {Network{}, with6, true},
+		"slaac":        {Network{SLAAC: true}, nil, true},
+	} {
+		if err := tt.nw.refuseIPv6(tt.subnets); (err != nil) != (tt.asked && !nstest.HasIPv6()) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestWhatTheHostSideOfARecordIs(t *testing.T) {
+	t.Parallel()
+	on := true
+	rec := &state.Attachment{
+		Network: "pods", ContainerID: "c1", IfName: "eth0", HostIf: "veth1", Bridge: "cbr0", MTU: 1400, Up: true, Masquerade: true,
+		MAC: "02:00:00:00:00:01", HostMAC: "02:00:00:00:00:02", Addresses: dualStack(), Port: state.Port{Hairpin: &on},
+	}
+	p := portOf(rec)
+	if p.Alias != endpoint.AliasOf(rec) || p.MAC.String() != rec.HostMAC || p.PeerMAC.String() != rec.MAC ||
+		!p.Hairpin || p.Isolated || p.Down || p.MTU != 1400 || p.Name != "veth1" || p.Peer != "eth0" || p.Bridge != "cbr0" {
+		t.Errorf("port is %+v", p)
+	}
+	ep := endpointOf(rec)
+	if string(ep.Owner) != rec.Hash() || ep.Network != "pods" || ep.Bridge != "cbr0" || ep.MAC.String() != rec.MAC || !ep.Masquerade {
+		t.Errorf("endpoint is %+v", ep)
+	}
+	if diff := cmp.Diff(addrs("10.61.0.2", "fd61::2"), ep.Addrs, netipValues()); diff != "" {
+		t.Errorf("endpoint's addresses (-want +got):\n%s", diff)
+	}
+	// A record without MACs, as one that never came to its end: nothing is made up.
+	if p := portOf(&state.Attachment{}); p.MAC != nil || p.PeerMAC != nil || !p.Down {
+		t.Errorf("port of an empty record is %+v", p)
+	}
+}
+
+// A bridge that is made anew answers under the MAC that its pods have in their
+// neighbour tables.
+func TestBridgesMACIsTheSameForALife(t *testing.T) {
+	t.Parallel()
+	one := state.Epoch{Boot: "b", ID: "1"}.Token()
+	mac := bridgeMAC(one, "cbr0")
+	if len(mac) != 6 || mac[0]&3 != 2 {
+		t.Errorf("%s is not a unicast MAC that is locally administered", mac)
+	}
+	if again := bridgeMAC(one, "cbr0"); again.String() != mac.String() {
+		t.Errorf("%s, then %s", mac, again)
+	}
+	later := state.Epoch{Boot: "b", ID: "2"}.Token()
+	for what, other := range map[string]string{"bridge": bridgeMAC(one, "br0").String(), "life": bridgeMAC(later, "cbr0").String()} {
+		if other == mac.String() {
+			t.Errorf("another %s has the same, %s", what, other)
+		}
+	}
+}

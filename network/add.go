@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io/fs"
 	"net/netip"
-	"slices"
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
@@ -243,12 +242,13 @@ func (a *adding) allocate(ctx context.Context) (given, error) {
 	if err := a.s.enter(ctx); err != nil {
 		return given{}, err
 	}
-	return givenOf(got.Addresses, slices.Concat(got.Routes, a.pod.Routes))
+	return givenOf(got.Addresses, append(got.Routes, a.pod.Routes...))
 }
 
 // givenOf puts IPv4 first: runtimes take the first address of a result for the pod's.
 func givenOf(addresses []ipam.Address, routes []route.Route) (given, error) {
 	g := given{routes: routes}
+	var v6 []state.Address
 	for i, a := range addresses {
 		if !a.Prefix.IsValid() {
 			return g, fail.Errorf(ErrInvalid, "the ipam's ips[%d] is no address with a prefix length", i)
@@ -256,17 +256,19 @@ func givenOf(addresses []ipam.Address, routes []route.Route) (given, error) {
 		if a.Gateway.IsValid() && a.Gateway.BitLen() != a.Prefix.Addr().BitLen() {
 			return g, fail.Errorf(ErrInvalid, "the ipam's ips[%d]: the gateway %s is not of the family of %s", i, a.Gateway, a.Prefix)
 		}
-		g.addresses = append(g.addresses, state.Address{Prefix: a.Prefix, Gateway: a.Gateway})
+		if one := (state.Address{Prefix: a.Prefix, Gateway: a.Gateway}); a.Prefix.Addr().Is4() {
+			g.addresses = append(g.addresses, one)
+		} else {
+			v6 = append(v6, one)
+		}
 	}
-	slices.SortStableFunc(g.addresses, func(a, b state.Address) int {
-		return a.Prefix.Addr().BitLen() - b.Prefix.Addr().BitLen()
-	})
+	g.addresses = append(g.addresses, v6...)
 	return g, nil
 }
 
 // routeThroughHost adds the default routes that were left to the network.
 func (a *adding) routeThroughHost(ctx context.Context, l *bridge.Link, g given) (given, error) {
-	g.addresses, g.routes = slices.Clone(g.addresses), slices.Clone(g.routes)
+	g.addresses, g.routes = append([]state.Address(nil), g.addresses...), append([]route.Route(nil), g.routes...)
 	asked := len(g.routes)
 	for i := range g.addresses {
 		address := &g.addresses[i]

@@ -3,7 +3,6 @@ package network
 import (
 	"net"
 	"net/netip"
-	"slices"
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
@@ -123,13 +122,16 @@ func addressMAC(addresses []state.Address) net.HardwareAddr {
 // podRoutes are the routes that a pod gets: those that were asked for, and the default routes
 // that its network calls for.
 func podRoutes(nw *Network, addresses []state.Address, routes []route.Route) []route.Route {
-	var list []route.Route
+	var direct, led []route.Route
 	for _, r := range withDefaultRoutes(nw, addresses, routes) {
-		list = append(list, podRoute(addresses, r))
+		if one := podRoute(addresses, r); one.Gateway.IsValid() {
+			led = append(led, one)
+		} else {
+			direct = append(direct, one)
+		}
 	}
 	// Those that lead to a gateway come last.
-	slices.SortStableFunc(list, func(a, b route.Route) int { return boolRank(a.Gateway.IsValid()) - boolRank(b.Gateway.IsValid()) })
-	return list
+	return append(direct, led...)
 }
 
 func podRoute(addresses []state.Address, r route.Route) route.Route {
@@ -142,20 +144,13 @@ func podRoute(addresses []state.Address, r route.Route) route.Route {
 	return r
 }
 
-func boolRank(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
-}
-
 // withDefaultRoutes adds a default route for each family that has a gateway and
 // for which there is none.
 func withDefaultRoutes(nw *Network, addresses []state.Address, routes []route.Route) []route.Route {
 	if !nw.DefaultGateway {
 		return routes
 	}
-	list := slices.Clone(routes)
+	list := append([]route.Route(nil), routes...)
 	for _, bits := range []int{32, 128} {
 		if hasDefault(list, bits) {
 			continue
@@ -173,9 +168,13 @@ func withDefaultRoutes(nw *Network, addresses []state.Address, routes []route.Ro
 // hasDefault says whether there is a default route among them, of the family whose
 // addresses have so many bits.
 func hasDefault(routes []route.Route, bits int) bool {
-	return slices.ContainsFunc(routes, func(r route.Route) bool {
-		return r.Dst.Bits() == 0 && r.Dst.Addr().BitLen() == bits && (r.Table == 0 || r.Table == route.TableMain)
-	})
+	for i := range routes {
+		r := &routes[i]
+		if r.Dst.Bits() == 0 && r.Dst.Addr().BitLen() == bits && (r.Table == 0 || r.Table == route.TableMain) {
+			return true
+		}
+	}
+	return false
 }
 
 func defaultRoute(gateway netip.Addr) route.Route {

@@ -192,7 +192,7 @@ func linkOf(ctx context.Context, pod *netns.NS, a *state.Attachment) (int, error
 // rerouted gives the routes that a pod was reported with as they are to be now: where a default
 // route led to the host, the host may have another address since.
 func rerouted(rec *state.Attachment, routes []route.Route) []route.Route {
-	list := slices.Clone(routes)
+	list := append([]route.Route(nil), routes...)
 	for i, r := range list {
 		if !r.Gateway.IsValid() || r.Dst.Bits() > 0 {
 			continue

@@ -13,6 +13,7 @@
 //	bridge/uplink  a NIC of the host's as a port of a bridge, and back
 //	nft            forwarding and masquerade for pods, as nf_tables set elements
 //	ipam           addresses for pods, kept in the format of the reference's host-local
+//	network        a node's networks and pods, by all of these, with records and locks
 //	dhcpc          a DHCP client: a state machine, without sockets
 //	dhcpc/transport  its sockets, opened inside a namespace
 //

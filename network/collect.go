@@ -31,6 +31,7 @@ func (n *Node) Collect(ctx context.Context, network string, keep []Key, known *K
 	if err := checkName(network); err != nil {
 		return nil, err
 	}
+	began := time.Now()
 	s, err := n.open(n.mark)
 	if err != nil {
 		return nil, err
@@ -55,7 +56,7 @@ func (n *Node) Collect(ctx context.Context, network string, keep []Key, known *K
 		if valid[hash] {
 			continue
 		}
-		errs = append(errs, t.collect(ctx, r))
+		errs = append(errs, t.collect(ctx, r, began))
 		gone = append(gone, r.rec)
 		if r.rec != nil {
 			keys = append(keys, Key{network, r.rec.ContainerID, r.rec.IfName})
@@ -79,8 +80,9 @@ func (s *session) clean(ctx context.Context) error {
 }
 
 // collect takes down one attachment that is not valid, if it is still what was listed. One
-// whose ADD or DEL is at work is not garbage, nor is one whose ADD came since.
-func (t *teardown) collect(ctx context.Context, r *remains) error {
+// whose ADD or DEL is at work is not garbage, nor is one whose ADD came since. A record that
+// could not be read for the list, and now can, came since only if it was made since.
+func (t *teardown) collect(ctx context.Context, r *remains, began time.Time) error {
 	now := *r
 	lock, err := t.s.dir.LockAttachment(t.network, r.hash)
 	switch {
@@ -93,7 +95,10 @@ func (t *teardown) collect(ctx context.Context, r *remains) error {
 	default:
 		defer lock.Close()
 		rec, err := t.s.dir.Load(t.network, r.hash)
-		if err == nil && (r.rec == nil || !r.rec.Created.Equal(rec.Created)) {
+		switch {
+		case err != nil:
+		case r.unread && rec.Created.Before(began):
+		case r.rec == nil || !r.rec.Created.Equal(rec.Created):
 			return nil
 		}
 		if now.rec = rec; err == nil {
@@ -141,7 +146,7 @@ func (s *session) attachments(ctx context.Context, network string, leases []*lea
 	for _, d := range damaged {
 		s.warn(d.Error())
 		if d.Hash != "" {
-			at(d.Hash)
+			at(d.Hash).unread = true
 		}
 	}
 	links, err := s.br.Veths(ctx)

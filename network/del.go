@@ -74,6 +74,7 @@ type remains struct {
 	port      string
 	owner     ipam.Owner        // empty if it is not known
 	rec       *state.Attachment // nil if it has no record
+	unread    bool              // it has a record that could not be read
 	addresses []netip.Addr      // nil if they are not known
 	leaseDir  string            // where its lease is on record; empty if it has none
 	// unrecorded says that the attachment had no record to lock: so that no Add of it

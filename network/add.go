@@ -38,13 +38,16 @@ func (n *Node) Add(ctx context.Context, nw *Network, pod *Pod) (*Attachment, err
 		if a.leasing, err = a.prepareLease(n.leaseDir); err != nil {
 			return nil, err
 		}
-		defer a.leasing.unlock()
 	}
 	var err error
 	if a.s, err = n.open(n.mark); err != nil {
 		return nil, err
 	}
 	defer a.s.Close()
+	if a.leasing != nil {
+		// Before Close, which may wait for the lock of the host's lease.
+		defer a.leasing.unlock()
+	}
 	if err := n.step("open"); err != nil {
 		return nil, err
 	}

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
@@ -176,9 +177,10 @@ func TestCollectLeavesAloneWhatCameSinceItsList(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	hash := b.add(t).hash()
+	began := time.Now()
 	collect := func(r *remains) {
 		b.inside(t, func(s *session) error {
-			return (&teardown{node: b.node, s: s, network: "pods"}).collect(t.Context(), r)
+			return (&teardown{node: b.node, s: s, network: "pods"}).collect(t.Context(), r, began)
 		})
 	}
 	list := func() (found map[string]*remains) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 
-	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 )
 
@@ -37,9 +36,6 @@ var (
 	// ErrObstructed says that another firewall would drop what pods send.
 	ErrObstructed = fail.ErrObstructed
 )
-
-// oneLine writes joined errors, which come a line each, on one.
-func oneLine(err error) string { return printable.Line(err.Error()) }
 
 // joinSteps runs each step whatever became of those before it, and joins their
 // errors.

@@ -167,7 +167,7 @@ func (s *session) attachmentDifferences(ctx context.Context, n nft.Network, rec 
 		}
 		found.addAll(diffs)
 	}
-	ep := endpointOf(rec)
+	ep := endpoint.Of(rec)
 	ep.Masquerade = ep.Masquerade && n.Masquerade
 	diffs, err := s.fw.CheckEndpoint(ctx, ep)
 	if err != nil {

@@ -292,7 +292,7 @@ func (s *session) followLease(ctx context.Context, n *state.Network, a *state.At
 	if err != nil || rec.State != lease.Bound || rec.Lease.Address == a.Addresses[0].Prefix {
 		return nil // what is wrong with a lease is for Check to say
 	}
-	old := endpointOf(a)
+	old := endpoint.Of(a)
 	moved := a.Addresses[0]
 	moved.Prefix, moved.Gateway = rec.Lease.Address, netip.Addr{}
 	if len(rec.Lease.Routers) > 0 {

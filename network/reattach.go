@@ -184,6 +184,3 @@ func (s *session) portAsRecorded(ctx context.Context, rec *state.Attachment) (br
 	}
 	return portOn(rec, br), nil
 }
-
-// endpointOf is an attachment as the firewall sees it, from its record.
-func endpointOf(a *state.Attachment) nft.Endpoint { return endpoint.Of(a) }

@@ -152,7 +152,7 @@ func (s *session) removeElements(ctx context.Context, hash string, rec *state.At
 	if rec == nil || rec.State != state.Ready || rec.Moving {
 		return s.fw.RemoveOwners(ctx, nft.Owner(hash))
 	}
-	return s.fw.Remove(ctx, endpointOf(rec))
+	return s.fw.Remove(ctx, endpoint.Of(rec))
 }
 
 // ipamNode is what an allocator of a network is told of the node.

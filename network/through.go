@@ -23,17 +23,6 @@ import (
 // pod's to choose: a DHCP server, or an administrator, may give the host another while
 // the pod runs. Then the route is replaced, in the pod, and on record where it is.
 
-// sameWay gives the addresses of a pod with what is known of their way out.
-func sameWay(now, before []state.Address) []state.Address {
-	for i := range now {
-		j := slices.IndexFunc(before, func(b state.Address) bool { return b.Prefix == now[i].Prefix })
-		if j >= 0 {
-			now[i].Through, now[i].ThroughAtADD = before[j].Through, before[j].ThroughAtADD
-		}
-	}
-	return now
-}
-
 // followHost has the default routes of pods lead to the host's addresses of now. It goes on
 // past pods for which that cannot be done. Where the host has none in the pod's subnet, the
 // pod's route stays as it is: there may be one again. The state's lock must not be held: a

@@ -282,7 +282,7 @@ func TestWhatTheHostSideOfARecordIs(t *testing.T) {
 		!p.Hairpin || p.Isolated || p.Down || p.MTU != 1400 || p.Name != "veth1" || p.Peer != "eth0" || p.Bridge != "cbr0" {
 		t.Errorf("port is %+v", p)
 	}
-	ep := endpointOf(rec)
+	ep := endpoint.Of(rec)
 	if string(ep.Owner) != rec.Hash() || ep.Network != "pods" || ep.Bridge != "cbr0" || ep.MAC.String() != rec.MAC || !ep.Masquerade {
 		t.Errorf("endpoint is %+v", ep)
 	}

@@ -227,8 +227,8 @@ func TestInterruptedListIsTriedAgain(t *testing.T) {
 // A kernel without IPv6 answers for IPv6 as if it were asked for all families.
 func TestListIsOfTheFamilyThatWasAskedFor(t *testing.T) {
 	t.Parallel()
-	data := append([]byte{unix.AF_INET, 24, 0, 0, 1, 0, 0, 0}, nltest.Encode(func(e *nl.Encoder) { e.Addr(unix.IFA_LOCAL, nstest.Addr("10.1.0.1")) })...)
-	c := addr.On(nl.New(nltest.NewFake(func(r []nl.Message) [][]byte {
+	data := nltest.Body([]byte{unix.AF_INET, 24, 0, 0, 1, 0, 0, 0}, func(ae *netlink.AttributeEncoder) { nl.PutAddr(ae, unix.IFA_LOCAL, nstest.Addr("10.1.0.1")) })
+	c := addr.On(nl.New(nltest.NewFake(func(r []netlink.Message) [][]byte {
 		return [][]byte{nltest.Reply(r[0], unix.RTM_NEWADDR, unix.NLM_F_MULTI, data), nltest.Done(r[0], 0)}
 	})))
 	for family, want := range map[uint8]int{0: 1, unix.AF_INET: 1, unix.AF_INET6: 0} {
@@ -246,20 +246,18 @@ func TestListRefusesWhatIsMalformed(t *testing.T) {
 	}{
 		{"short", []byte{2, 24, 0, 0}},
 		{"no address", []byte{2, 24, 0, 0, 1, 0, 0, 0}},
-		{"an address of another family", append([]byte{10, 24, 0, 0, 1, 0, 0, 0},
-			nltest.Encode(func(e *nl.Encoder) { e.Addr(unix.IFA_ADDRESS, nstest.Addr("10.1.0.1")) })...)},
-		{"a prefix too long", append([]byte{2, 33, 0, 0, 1, 0, 0, 0},
-			nltest.Encode(func(e *nl.Encoder) { e.Addr(unix.IFA_ADDRESS, nstest.Addr("10.1.0.1")) })...)},
-		{"a peer of another family", append([]byte{2, 32, 0, 0, 1, 0, 0, 0}, nltest.Encode(func(e *nl.Encoder) {
-			e.Addr(unix.IFA_LOCAL, nstest.Addr("10.1.0.1"))
-			e.Addr(unix.IFA_ADDRESS, nstest.Addr("fd01::1"))
-		})...)},
-		{"lifetimes cut short", append([]byte{2, 32, 0, 0, 1, 0, 0, 0}, nltest.Encode(func(e *nl.Encoder) {
-			e.Bytes(unix.IFA_CACHEINFO, []byte{1, 2, 3})
-		})...)},
+		{"an address of another family", nltest.Body([]byte{10, 24, 0, 0, 1, 0, 0, 0}, func(ae *netlink.AttributeEncoder) { nl.PutAddr(ae, unix.IFA_ADDRESS, nstest.Addr("10.1.0.1")) })},
+		{"a prefix too long", nltest.Body([]byte{2, 33, 0, 0, 1, 0, 0, 0}, func(ae *netlink.AttributeEncoder) { nl.PutAddr(ae, unix.IFA_ADDRESS, nstest.Addr("10.1.0.1")) })},
+		{"a peer of another family", nltest.Body([]byte{2, 32, 0, 0, 1, 0, 0, 0}, func(ae *netlink.AttributeEncoder) {
+			nl.PutAddr(ae, unix.IFA_LOCAL, nstest.Addr("10.1.0.1"))
+			nl.PutAddr(ae, unix.IFA_ADDRESS, nstest.Addr("fd01::1"))
+		})},
+		{"lifetimes cut short", nltest.Body([]byte{2, 32, 0, 0, 1, 0, 0, 0}, func(ae *netlink.AttributeEncoder) {
+			ae.Bytes(unix.IFA_CACHEINFO, []byte{1, 2, 3})
+		})},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			c := addr.On(nl.New(nltest.NewFake(func(r []nl.Message) [][]byte {
+			c := addr.On(nl.New(nltest.NewFake(func(r []netlink.Message) [][]byte {
 				return [][]byte{nltest.Reply(r[0], unix.RTM_NEWADDR, unix.NLM_F_MULTI, tt.data), nltest.Done(r[0], 0)}
 			})))
 			if list, err := c.List(addr.Filter{}); !errors.Is(err, nl.ErrMalformed) {

@@ -193,7 +193,7 @@ func TestLookUpsCanBePipelined(t *testing.T) {
 func TestListIsOfTheFamilyThatWasAskedFor(t *testing.T) {
 	t.Parallel()
 	c := reply(unix.RTM_NEWROUTE, message([]byte{unix.AF_INET, 0, 0, 0, unix.RT_TABLE_MAIN, 0, 0, unix.RTN_UNICAST}, unix.SizeofRtMsg,
-		func(e *nl.Encoder) { e.Addr(unix.RTA_GATEWAY, nstest.Addr("10.1.0.1")) }))
+		func(ae *netlink.AttributeEncoder) { nl.PutAddr(ae, unix.RTA_GATEWAY, nstest.Addr("10.1.0.1")) }))
 	for family, want := range map[uint8]int{0: 1, unix.AF_INET: 1, unix.AF_INET6: 0} {
 		if list, err := c.List(route.Filter{Family: family}); err != nil || len(list) != want {
 			t.Errorf("family %d: listed %v, %v, want %d routes", family, list, err, want)
@@ -203,7 +203,7 @@ func TestListIsOfTheFamilyThatWasAskedFor(t *testing.T) {
 
 // reply is a kernel that answers a dump, or a get, with one message.
 func reply(typ uint16, data []byte) *route.Conn {
-	return route.On(nl.New(nltest.NewFake(func(r []nl.Message) [][]byte {
+	return route.On(nl.New(nltest.NewFake(func(r []netlink.Message) [][]byte {
 		if r[0].Header.Flags&unix.NLM_F_DUMP == unix.NLM_F_DUMP {
 			return [][]byte{nltest.Reply(r[0], typ, unix.NLM_F_MULTI, data), nltest.Done(r[0], 0)}
 		}
@@ -212,12 +212,8 @@ func reply(typ uint16, data []byte) *route.Conn {
 }
 
 // message is a fixed header of some length, and attributes.
-func message(header []byte, length int, attrs func(*nl.Encoder)) []byte {
-	h := append(header, make([]byte, length-len(header))...)
-	if attrs == nil {
-		return h
-	}
-	return append(h, nltest.Encode(attrs)...)
+func message(header []byte, length int, attrs func(*netlink.AttributeEncoder)) []byte {
+	return nltest.Body(append(header, make([]byte, length-len(header))...), attrs)
 }
 
 func TestMalformedRepliesAreErrors(t *testing.T) {
@@ -229,34 +225,34 @@ func TestMalformedRepliesAreErrors(t *testing.T) {
 		data []byte
 	}{
 		{"route, short", unix.RTM_NEWROUTE, []byte{2, 24, 0, 0}},
-		{"route, destination of another family", unix.RTM_NEWROUTE, message([]byte{2, 24}, 12, func(e *nl.Encoder) { e.Addr(unix.RTA_DST, a6) })},
-		{"route, prefix too long", unix.RTM_NEWROUTE, message([]byte{2, 33}, 12, func(e *nl.Encoder) { e.Addr(unix.RTA_DST, a4) })},
-		{"route, gateway of five bytes", unix.RTM_NEWROUTE, message([]byte{2}, 12, func(e *nl.Encoder) { e.Bytes(unix.RTA_GATEWAY, make([]byte, 5)) })},
-		{"route, via of one byte", unix.RTM_NEWROUTE, message([]byte{2}, 12, func(e *nl.Encoder) { e.Bytes(unix.RTA_VIA, []byte{2}) })},
-		{"route, via of another family", unix.RTM_NEWROUTE, message([]byte{2}, 12, func(e *nl.Encoder) { e.Bytes(unix.RTA_VIA, []byte{10, 0, 1, 2, 3, 4}) })},
-		{"route, table of two bytes", unix.RTM_NEWROUTE, message([]byte{2}, 12, func(e *nl.Encoder) { e.Uint16(unix.RTA_TABLE, 1) })},
-		{"route, metric of one byte", unix.RTM_NEWROUTE, message([]byte{2}, 12, func(e *nl.Encoder) {
-			e.Nest(unix.RTA_METRICS, func(e *nl.Encoder) { e.Uint8(unix.RTAX_MTU, 1) })
+		{"route, destination of another family", unix.RTM_NEWROUTE, message([]byte{2, 24}, 12, func(ae *netlink.AttributeEncoder) { nl.PutAddr(ae, unix.RTA_DST, a6) })},
+		{"route, prefix too long", unix.RTM_NEWROUTE, message([]byte{2, 33}, 12, func(ae *netlink.AttributeEncoder) { nl.PutAddr(ae, unix.RTA_DST, a4) })},
+		{"route, gateway of five bytes", unix.RTM_NEWROUTE, message([]byte{2}, 12, func(ae *netlink.AttributeEncoder) { ae.Bytes(unix.RTA_GATEWAY, make([]byte, 5)) })},
+		{"route, via of one byte", unix.RTM_NEWROUTE, message([]byte{2}, 12, func(ae *netlink.AttributeEncoder) { ae.Bytes(unix.RTA_VIA, []byte{2}) })},
+		{"route, via of another family", unix.RTM_NEWROUTE, message([]byte{2}, 12, func(ae *netlink.AttributeEncoder) { ae.Bytes(unix.RTA_VIA, []byte{10, 0, 1, 2, 3, 4}) })},
+		{"route, table of two bytes", unix.RTM_NEWROUTE, message([]byte{2}, 12, func(ae *netlink.AttributeEncoder) { ae.Uint16(unix.RTA_TABLE, 1) })},
+		{"route, metric of one byte", unix.RTM_NEWROUTE, message([]byte{2}, 12, func(ae *netlink.AttributeEncoder) {
+			ae.Nested(unix.RTA_METRICS, func(ae *netlink.AttributeEncoder) error { ae.Uint8(unix.RTAX_MTU, 1); return nil })
 		})},
-		{"route, next hop cut short", unix.RTM_NEWROUTE, message([]byte{2}, 12, func(e *nl.Encoder) { e.Bytes(unix.RTA_MULTIPATH, make([]byte, 7)) })},
-		{"route, next hop of no length", unix.RTM_NEWROUTE, message([]byte{2}, 12, func(e *nl.Encoder) { e.Bytes(unix.RTA_MULTIPATH, make([]byte, 8)) })},
-		{"route, next hop with a via cut short", unix.RTM_NEWROUTE, message([]byte{2}, 12, func(e *nl.Encoder) {
-			e.Bytes(unix.RTA_MULTIPATH, []byte{13, 0, 0, 0, 1, 0, 0, 0, 5, 0, unix.RTA_VIA, 0, 2})
+		{"route, next hop cut short", unix.RTM_NEWROUTE, message([]byte{2}, 12, func(ae *netlink.AttributeEncoder) { ae.Bytes(unix.RTA_MULTIPATH, make([]byte, 7)) })},
+		{"route, next hop of no length", unix.RTM_NEWROUTE, message([]byte{2}, 12, func(ae *netlink.AttributeEncoder) { ae.Bytes(unix.RTA_MULTIPATH, make([]byte, 8)) })},
+		{"route, next hop with a via cut short", unix.RTM_NEWROUTE, message([]byte{2}, 12, func(ae *netlink.AttributeEncoder) {
+			ae.Bytes(unix.RTA_MULTIPATH, []byte{13, 0, 0, 0, 1, 0, 0, 0, 5, 0, unix.RTA_VIA, 0, 2})
 		})},
-		{"route, next hop with half an attribute", unix.RTM_NEWROUTE, message([]byte{2}, 12, func(e *nl.Encoder) {
-			e.Bytes(unix.RTA_MULTIPATH, []byte{10, 0, 0, 0, 1, 0, 0, 0, 5, 0})
+		{"route, next hop with half an attribute", unix.RTM_NEWROUTE, message([]byte{2}, 12, func(ae *netlink.AttributeEncoder) {
+			ae.Bytes(unix.RTA_MULTIPATH, []byte{10, 0, 0, 0, 1, 0, 0, 0, 5, 0})
 		})},
 		{"rule, short", unix.RTM_NEWRULE, []byte{2}},
-		{"rule, source of another family", unix.RTM_NEWRULE, message([]byte{2, 0, 24}, 12, func(e *nl.Encoder) { e.Addr(unix.FRA_SRC, a6) })},
-		{"rule, ports of three bytes", unix.RTM_NEWRULE, message([]byte{2}, 12, func(e *nl.Encoder) { e.Bytes(unix.FRA_DPORT_RANGE, make([]byte, 3)) })},
-		{"rule, users of three bytes", unix.RTM_NEWRULE, message([]byte{2}, 12, func(e *nl.Encoder) { e.Bytes(unix.FRA_UID_RANGE, make([]byte, 3)) })},
-		{"rule, mark of one byte", unix.RTM_NEWRULE, message([]byte{2}, 12, func(e *nl.Encoder) { e.Uint8(unix.FRA_FWMARK, 1) })},
+		{"rule, source of another family", unix.RTM_NEWRULE, message([]byte{2, 0, 24}, 12, func(ae *netlink.AttributeEncoder) { nl.PutAddr(ae, unix.FRA_SRC, a6) })},
+		{"rule, ports of three bytes", unix.RTM_NEWRULE, message([]byte{2}, 12, func(ae *netlink.AttributeEncoder) { ae.Bytes(unix.FRA_DPORT_RANGE, make([]byte, 3)) })},
+		{"rule, users of three bytes", unix.RTM_NEWRULE, message([]byte{2}, 12, func(ae *netlink.AttributeEncoder) { ae.Bytes(unix.FRA_UID_RANGE, make([]byte, 3)) })},
+		{"rule, mark of one byte", unix.RTM_NEWRULE, message([]byte{2}, 12, func(ae *netlink.AttributeEncoder) { ae.Uint8(unix.FRA_FWMARK, 1) })},
 		{"neighbour, short", unix.RTM_NEWNEIGH, []byte{2}},
 		{"neighbour, no address", unix.RTM_NEWNEIGH, message([]byte{2}, 12, nil)},
-		{"neighbour, address of another family", unix.RTM_NEWNEIGH, message([]byte{2}, 12, func(e *nl.Encoder) { e.Addr(unix.NDA_DST, a6) })},
-		{"neighbour, protocol of two bytes", unix.RTM_NEWNEIGH, message([]byte{2}, 12, func(e *nl.Encoder) {
-			e.Addr(unix.NDA_DST, a4)
-			e.Uint16(12, 1)
+		{"neighbour, address of another family", unix.RTM_NEWNEIGH, message([]byte{2}, 12, func(ae *netlink.AttributeEncoder) { nl.PutAddr(ae, unix.NDA_DST, a6) })},
+		{"neighbour, protocol of two bytes", unix.RTM_NEWNEIGH, message([]byte{2}, 12, func(ae *netlink.AttributeEncoder) {
+			nl.PutAddr(ae, unix.NDA_DST, a4)
+			ae.Uint16(12, 1)
 		})},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -444,7 +440,7 @@ func TestRecordSeeds(t *testing.T) {
 	defer conn.Close()
 	c := route.On(conn)
 	// save keeps the message that is about what a test has just added.
-	save := func(target, name string, typ uint16, mark func(nl.Message) bool) {
+	save := func(target, name string, typ uint16, mark func(netlink.Message) bool) {
 		for _, d := range rec.Received() {
 			for _, m := range nltest.Split(d) {
 				if uint16(m.Header.Type) == typ && mark(m) {
@@ -459,7 +455,7 @@ func TestRecordSeeds(t *testing.T) {
 		}
 		rec.Received()
 		c.List(route.Filter{})
-		save("FuzzRoute", tt.name, unix.RTM_NEWROUTE, func(m nl.Message) bool { return m.Data[5] != unix.RTPROT_KERNEL })
+		save("FuzzRoute", tt.name, unix.RTM_NEWROUTE, func(m netlink.Message) bool { return m.Data[5] != unix.RTPROT_KERNEL })
 		c.Del(tt.route)
 	}
 	for _, tt := range rules() {
@@ -469,7 +465,7 @@ func TestRecordSeeds(t *testing.T) {
 		rec.Received()
 		c.Rules(0)
 		// The last of the attributes, FRA_PROTOCOL, is 2 in the kernel's own.
-		save("FuzzRule", tt.name, unix.RTM_NEWRULE, func(m nl.Message) bool { return !strings.Contains(string(m.Data), "\x05\x00\x15\x00\x02") })
+		save("FuzzRule", tt.name, unix.RTM_NEWRULE, func(m netlink.Message) bool { return !strings.Contains(string(m.Data), "\x05\x00\x15\x00\x02") })
 		c.DelRule(tt.rule)
 	}
 	for i, addr := range []string{"10.1.0.9", "fd01::9"} {
@@ -478,6 +474,6 @@ func TestRecordSeeds(t *testing.T) {
 		}
 		rec.Received()
 		c.Neighbour(h.eth0, nstest.Addr(addr))
-		save("FuzzNeighbour", fmt.Sprint(i), unix.RTM_NEWNEIGH, func(nl.Message) bool { return true })
+		save("FuzzNeighbour", fmt.Sprint(i), unix.RTM_NEWNEIGH, func(netlink.Message) bool { return true })
 	}
 }

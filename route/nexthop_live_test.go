@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -159,7 +160,9 @@ func TestNexthopObjectsThatMakeNoSenseAreRefused(t *testing.T) {
 
 func TestKernelWithoutNexthopObjectsHasNone(t *testing.T) {
 	t.Parallel()
-	fake := nltest.NewFake(func(requests []nl.Message) [][]byte { return [][]byte{nltest.Error(requests[0], unix.EOPNOTSUPP, "")} })
+	fake := nltest.NewFake(func(requests []netlink.Message) [][]byte {
+		return [][]byte{nltest.Error(requests[0], unix.EOPNOTSUPP, "")}
+	})
 	list, err := route.On(nl.New(fake)).NexthopObjects(route.NexthopFilter{})
 	if err != nil || len(list) != 0 {
 		t.Errorf("%v, %v", list, err)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/bridge"
@@ -330,8 +331,8 @@ func TestADDThatCannotTakeTheNameLeavesNothing(t *testing.T) {
 func nftType(msg uint16) uint16 { return unix.NFNL_SUBSYS_NFTABLES<<8 | msg }
 
 // isCreation matches requests that make a link of a kind.
-func isCreation(kind string) func(nl.Message) bool {
-	return func(m nl.Message) bool {
+func isCreation(kind string) func(netlink.Message) bool {
+	return func(m netlink.Message) bool {
 		return m.Header.Flags&unix.NLM_F_CREATE != 0 && strings.Contains(string(m.Data), kind)
 	}
 }

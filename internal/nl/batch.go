@@ -24,7 +24,6 @@ func (n Name) String() string { return string(n) }
 // after Reset.
 type Batch struct {
 	buf  []byte // the messages as they go to the kernel
-	enc  Encoder
 	reqs []request
 }
 

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
@@ -17,12 +18,17 @@ import (
 )
 
 // fake is a connection to a kernel that is made up.
-func fake(answer func([]nl.Message) [][]byte) *nl.Conn { return nl.New(nltest.NewFake(answer)) }
+func fake(answer func([]netlink.Message) [][]byte) *nl.Conn { return nl.New(nltest.NewFake(answer)) }
+
+// request is one without attributes.
+func request(typ netlink.HeaderType, head []byte) netlink.Message {
+	return netlink.Message{Header: netlink.Header{Type: typ}, Data: head}
+}
 
 // change appends n acknowledged requests, named a, b, c and so on.
 func change(b *nl.Batch, n int) {
 	for i := range n {
-		b.Request("change", nl.Name(string(rune('a'+i))), unix.RTM_NEWADDR, 0, func(e *nl.Encoder) { e.Raw(make([]byte, 8)) })
+		b.Add("change", nl.Name(string(rune('a'+i))), request(unix.RTM_NEWADDR, make([]byte, 8)), nil)
 	}
 }
 
@@ -40,38 +46,38 @@ func TestExecuteReportsEachRequest(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		name   string
-		answer func([]nl.Message) [][]byte
+		answer func([]netlink.Message) [][]byte
 		want   []string
 		err    string
 	}{
 		{name: "success", answer: nltest.AckAll, want: []string{"", "", ""}},
-		{name: "acknowledgements in one datagram", answer: func(r []nl.Message) [][]byte {
+		{name: "acknowledgements in one datagram", answer: func(r []netlink.Message) [][]byte {
 			return [][]byte{nltest.Join(nltest.Ack(r[0]), nltest.Ack(r[1]), nltest.Ack(r[2]))}
 		}, want: []string{"", "", ""}},
-		{name: "the second and the third fail", answer: func(r []nl.Message) [][]byte {
+		{name: "the second and the third fail", answer: func(r []netlink.Message) [][]byte {
 			return [][]byte{nltest.Ack(r[0]), nltest.Error(r[1], unix.EEXIST, "in the way"), nltest.Error(r[2], unix.EBUSY, "")}
 		}, want: []string{"", "change b: file exists (kernel: in the way)", "change c: device or resource busy"},
 			err: "change b: file exists (kernel: in the way)"},
-		{name: "answers in another order", answer: func(r []nl.Message) [][]byte {
+		{name: "answers in another order", answer: func(r []netlink.Message) [][]byte {
 			return [][]byte{nltest.Error(r[2], unix.EBUSY, ""), nltest.Error(r[0], unix.EPERM, ""), nltest.Ack(r[1])}
 		}, want: []string{"change a: operation not permitted", "", "change c: device or resource busy"},
 			err: "change a: operation not permitted"},
-		{name: "answers to something else are left out", answer: func(r []nl.Message) [][]byte {
+		{name: "answers to something else are left out", answer: func(r []netlink.Message) [][]byte {
 			before, behind := r[0], r[2]
 			before.Header.Sequence--
 			behind.Header.Sequence++
 			return [][]byte{nltest.Error(before, unix.EIO, ""), nltest.Ack(r[0]), nltest.Error(behind, unix.EIO, ""), nltest.Ack(r[1]), nltest.Ack(r[2])}
 		}, want: []string{"", "", ""}},
-		{name: "no answer", answer: func(r []nl.Message) [][]byte { return [][]byte{nltest.Ack(r[0]), nltest.Ack(r[2])} },
+		{name: "no answer", answer: func(r []netlink.Message) [][]byte { return [][]byte{nltest.Ack(r[0]), nltest.Ack(r[2])} },
 			want: []string{"", "change b: the kernel gave no answer", ""}, err: "change b: the kernel gave no answer"},
-		{name: "a failed transaction answers for what failed", answer: func(r []nl.Message) [][]byte {
+		{name: "a failed transaction answers for what failed", answer: func(r []netlink.Message) [][]byte {
 			return [][]byte{nltest.Error(r[1], unix.EEXIST, "")}
 		}, want: []string{"", "change b: file exists", ""}, err: "change b: file exists"},
-		{name: "an acknowledgement cut short", answer: func(r []nl.Message) [][]byte {
+		{name: "an acknowledgement cut short", answer: func(r []netlink.Message) [][]byte {
 			return [][]byte{nltest.Reply(r[0], unix.NLMSG_ERROR, 0, []byte{0, 0, 0, 0}), nltest.Ack(r[1]), nltest.Ack(r[2])}
 		}, want: []string{"change a: malformed netlink message: an acknowledgement of 4 bytes", "", ""},
 			err: "change a: malformed netlink message: an acknowledgement of 4 bytes"},
-		{name: "no messages at all", answer: func([]nl.Message) [][]byte { return [][]byte{{1, 2, 3}} },
+		{name: "no messages at all", answer: func([]netlink.Message) [][]byte { return [][]byte{{1, 2, 3}} },
 			want: slices.Repeat([]string{"change %: malformed netlink message: not enough data to create a netlink message"}, 3),
 			err:  "change a: malformed netlink message: not enough data to create a netlink message"},
 	} {
@@ -126,34 +132,34 @@ func TestGetHandsItsObjectOver(t *testing.T) {
 	refused := errors.New("refused")
 	for _, tt := range []struct {
 		name   string
-		answer func(nl.Message) [][]byte
+		answer func(netlink.Message) [][]byte
 		reply  error
 		calls  int
 		want   error
 	}{
-		{"found", func(m nl.Message) [][]byte { return [][]byte{nltest.Reply(m, unix.RTM_NEWLINK, 0, object)} }, nil, 1, nil},
-		{"only the first counts", func(m nl.Message) [][]byte {
+		{"found", func(m netlink.Message) [][]byte { return [][]byte{nltest.Reply(m, unix.RTM_NEWLINK, 0, object)} }, nil, 1, nil},
+		{"only the first counts", func(m netlink.Message) [][]byte {
 			r := nltest.Reply(m, unix.RTM_NEWLINK, 0, object)
 			return [][]byte{r, r}
 		}, nil, 1, nil},
-		{"nothing to do comes first", func(m nl.Message) [][]byte {
+		{"nothing to do comes first", func(m netlink.Message) [][]byte {
 			return [][]byte{nltest.Reply(m, unix.NLMSG_NOOP, 0, nil), nltest.Reply(m, unix.RTM_NEWLINK, 0, object)}
 		}, nil, 1, nil},
-		{"the callback refuses", func(m nl.Message) [][]byte { return [][]byte{nltest.Reply(m, unix.RTM_NEWLINK, 0, object)} }, refused, 1, refused},
-		{"not found", func(m nl.Message) [][]byte { return [][]byte{nltest.Error(m, unix.ENODEV, "")} }, nil, 0, fs.ErrNotExist},
-		{"no answer", func(nl.Message) [][]byte { return nil }, nil, 0, nl.ErrNoAnswer},
+		{"the callback refuses", func(m netlink.Message) [][]byte { return [][]byte{nltest.Reply(m, unix.RTM_NEWLINK, 0, object)} }, refused, 1, refused},
+		{"not found", func(m netlink.Message) [][]byte { return [][]byte{nltest.Error(m, unix.ENODEV, "")} }, nil, 0, fs.ErrNotExist},
+		{"no answer", func(netlink.Message) [][]byte { return nil }, nil, 0, nl.ErrNoAnswer},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			calls := 0
 			var b nl.Batch
-			b.Get("get link", nl.Name("eth0"), unix.RTM_GETLINK, 0, nil, func(m nl.Message) error {
+			b.AddGet("get link", nl.Name("eth0"), request(unix.RTM_GETLINK, nil), nil, func(m netlink.Message) error {
 				calls++
 				if diff := cmp.Diff(object, m.Data); diff != "" || m.Header.Type != unix.RTM_NEWLINK {
 					t.Errorf("message %d (-want +got):\n%s", m.Header.Type, diff)
 				}
 				return tt.reply
 			})
-			err := fake(func(r []nl.Message) [][]byte { return tt.answer(r[0]) }).Execute(&b)
+			err := fake(func(r []netlink.Message) [][]byte { return tt.answer(r[0]) }).Execute(&b)
 			if !errors.Is(err, tt.want) || calls != tt.calls {
 				t.Errorf("Execute: %v and %d calls, want %v and %d", err, calls, tt.want, tt.calls)
 			}
@@ -165,9 +171,9 @@ func TestSilentRequestIsHeardWhenItFails(t *testing.T) {
 	t.Parallel()
 	for _, fails := range []bool{false, true} {
 		var b nl.Batch
-		b.Silent("begin", nil, unix.NFNL_MSG_BATCH_BEGIN, 0, nil)
+		b.AddSilent("begin", nil, request(unix.NFNL_MSG_BATCH_BEGIN, nil), nil)
 		change(&b, 1)
-		err := fake(func(r []nl.Message) [][]byte {
+		err := fake(func(r []netlink.Message) [][]byte {
 			if fails {
 				return [][]byte{nltest.Error(r[0], unix.EPERM, ""), nltest.Ack(r[1])}
 			}
@@ -196,13 +202,13 @@ func TestClosedConnectionSaysSo(t *testing.T) {
 	if err := c.Execute(&b); !errors.Is(err, unix.EBADF) {
 		t.Errorf("Execute: %v, want %v", err, unix.EBADF)
 	}
-	if err := c.Dump("list", unix.RTM_GETADDR, nil, nil); !errors.Is(err, unix.EBADF) {
-		t.Errorf("Dump: %v, want %v", err, unix.EBADF)
+	if err := c.List("list", request(unix.RTM_GETADDR, nil), nil, nil); !errors.Is(err, unix.EBADF) {
+		t.Errorf("List: %v, want %v", err, unix.EBADF)
 	}
 }
 
 // part is one message of a dump.
-func part(m nl.Message, flags uint16, v byte) []byte {
+func part(m netlink.Message, flags uint16, v byte) []byte {
 	return nltest.Reply(m, unix.RTM_NEWADDR, unix.NLM_F_MULTI|flags, []byte{v, 0, 0, 0})
 }
 
@@ -212,47 +218,47 @@ func TestDumpGivesTheWholeList(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		// answer gives what comes back to the nth try, from 0.
-		answer func(m nl.Message, try int) [][]byte
+		answer func(m netlink.Message, try int) [][]byte
 		want   string
 		tries  int
 		err    error
 	}{
-		{"nothing", func(m nl.Message, _ int) [][]byte { return [][]byte{nltest.Done(m, 0)} }, "", 1, nil},
-		{"in one part", func(m nl.Message, _ int) [][]byte {
+		{"nothing", func(m netlink.Message, _ int) [][]byte { return [][]byte{nltest.Done(m, 0)} }, "", 1, nil},
+		{"in one part", func(m netlink.Message, _ int) [][]byte {
 			return [][]byte{nltest.Join(part(m, 0, 1), part(m, 0, 2), nltest.Done(m, 0))}
 		}, "12", 1, nil},
-		{"in several", func(m nl.Message, _ int) [][]byte {
+		{"in several", func(m netlink.Message, _ int) [][]byte {
 			return [][]byte{nltest.Join(part(m, 0, 1), part(m, 0, 2)), part(m, 0, 3), nltest.Done(m, 0)}
 		}, "123", 1, nil},
-		{"with the end of another before it", func(m nl.Message, _ int) [][]byte {
+		{"with the end of another before it", func(m netlink.Message, _ int) [][]byte {
 			old := m
 			old.Header.Sequence--
 			return [][]byte{part(old, 0, 9), nltest.Done(old, 0), part(m, 0, 1), nltest.Done(m, 0)}
 		}, "1", 1, nil},
-		{"interrupted once", func(m nl.Message, try int) [][]byte {
+		{"interrupted once", func(m netlink.Message, try int) [][]byte {
 			if try == 0 {
 				return [][]byte{part(m, 0, 9), part(m, intr, 8), nltest.Done(m, 0)}
 			}
 			return [][]byte{part(m, 0, 1), nltest.Done(m, 0)}
 		}, "1", 2, nil},
-		{"interrupted at its end", func(m nl.Message, try int) [][]byte {
+		{"interrupted at its end", func(m netlink.Message, try int) [][]byte {
 			if try == 0 {
 				done := nltest.Reply(m, unix.NLMSG_DONE, unix.NLM_F_MULTI|intr, make([]byte, 4))
 				return [][]byte{part(m, 0, 9), done}
 			}
 			return [][]byte{part(m, 0, 1), nltest.Done(m, 0)}
 		}, "1", 2, nil},
-		{"interrupted each time", func(m nl.Message, _ int) [][]byte { return [][]byte{part(m, intr, 9), nltest.Done(m, 0)} },
+		{"interrupted each time", func(m netlink.Message, _ int) [][]byte { return [][]byte{part(m, intr, 9), nltest.Done(m, 0)} },
 			"", 20, tombolo.ErrInterrupted},
-		{"refused", func(m nl.Message, _ int) [][]byte { return [][]byte{nltest.Error(m, unix.EINVAL, "bad filter")} }, "", 1, unix.EINVAL},
-		{"given up within", func(m nl.Message, _ int) [][]byte { return [][]byte{part(m, 0, 1), nltest.Done(m, unix.ENODEV)} }, "", 1, fs.ErrNotExist},
-		{"never ended", func(m nl.Message, _ int) [][]byte { return [][]byte{part(m, 0, 1)} }, "", 1, nl.ErrNoAnswer},
-		{"not even begun", func(nl.Message, int) [][]byte { return nil }, "", 1, nl.ErrNoAnswer},
-		{"malformed", func(nl.Message, int) [][]byte { return [][]byte{{1}} }, "", 1, nl.ErrMalformed},
+		{"refused", func(m netlink.Message, _ int) [][]byte { return [][]byte{nltest.Error(m, unix.EINVAL, "bad filter")} }, "", 1, unix.EINVAL},
+		{"given up within", func(m netlink.Message, _ int) [][]byte { return [][]byte{part(m, 0, 1), nltest.Done(m, unix.ENODEV)} }, "", 1, fs.ErrNotExist},
+		{"never ended", func(m netlink.Message, _ int) [][]byte { return [][]byte{part(m, 0, 1)} }, "", 1, nl.ErrNoAnswer},
+		{"not even begun", func(netlink.Message, int) [][]byte { return nil }, "", 1, nl.ErrNoAnswer},
+		{"malformed", func(netlink.Message, int) [][]byte { return [][]byte{{1}} }, "", 1, nl.ErrMalformed},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			tries := 0
-			c := fake(func(r []nl.Message) [][]byte {
+			c := fake(func(r []netlink.Message) [][]byte {
 				tries++
 				if r[0].Header.Flags != unix.NLM_F_REQUEST|unix.NLM_F_DUMP {
 					t.Errorf("flags %#x are not those of a dump", r[0].Header.Flags)
@@ -260,12 +266,12 @@ func TestDumpGivesTheWholeList(t *testing.T) {
 				return tt.answer(r[0], tries-1)
 			})
 			got := ""
-			err := c.Dump("list", unix.RTM_GETADDR, nil, func(m nl.Message) error {
+			err := c.List("list", request(unix.RTM_GETADDR, nil), nil, func(m netlink.Message) error {
 				got += fmt.Sprint(m.Data[0])
 				return nil
 			})
 			if !errors.Is(err, tt.err) || got != tt.want || tries != tt.tries {
-				t.Errorf("Dump: %v, objects %q after %d tries, want %v, %q after %d", err, got, tries, tt.err, tt.want, tt.tries)
+				t.Errorf("List: %v, objects %q after %d tries, want %v, %q after %d", err, got, tries, tt.err, tt.want, tt.tries)
 			}
 			if tt.err != nil {
 				var opErr *tombolo.OpError
@@ -280,13 +286,13 @@ func TestDumpGivesTheWholeList(t *testing.T) {
 func TestDumpEndsWithTheCallbacksError(t *testing.T) {
 	t.Parallel()
 	refused := errors.New("refused")
-	c := fake(func(r []nl.Message) [][]byte {
+	c := fake(func(r []netlink.Message) [][]byte {
 		return [][]byte{part(r[0], 0, 1), part(r[0], 0, 2), nltest.Done(r[0], 0)}
 	})
 	calls := 0
-	err := c.Dump("list", unix.RTM_GETADDR, nil, func(nl.Message) error { calls++; return refused })
+	err := c.List("list", request(unix.RTM_GETADDR, nil), nil, func(netlink.Message) error { calls++; return refused })
 	if !errors.Is(err, refused) || calls != 1 {
-		t.Errorf("Dump: %v after %d calls, want %v after 1", err, calls, refused)
+		t.Errorf("List: %v after %d calls, want %v after 1", err, calls, refused)
 	}
 }
 
@@ -294,9 +300,9 @@ func TestDumpThatCannotBeEncodedIsNotSent(t *testing.T) {
 	t.Parallel()
 	rec := nltest.Record(nltest.NewFake(nltest.AckAll))
 	broken := errors.New("broken")
-	err := nl.New(rec).Dump("list", unix.RTM_GETADDR, func(e *nl.Encoder) { e.Fail(broken) }, nil)
+	err := nl.New(rec).List("list", request(unix.RTM_GETADDR, nil), broken, nil)
 	if !errors.Is(err, broken) || len(rec.Sent()) > 0 {
-		t.Errorf("Dump: %v, want %v and nothing sent", err, broken)
+		t.Errorf("List: %v, want %v and nothing sent", err, broken)
 	}
 }
 
@@ -311,7 +317,7 @@ func TestBatchThatCouldNotBeSentIsAnErrorOfEachRequest(t *testing.T) {
 	t.Parallel()
 	var b nl.Batch
 	change(&b, 2)
-	b.Get("get", nl.Name("c"), unix.RTM_GETLINK, 0, func(e *nl.Encoder) { e.Raw(make([]byte, 16)) }, func(nl.Message) error { return nil })
+	b.AddGet("get", nl.Name("c"), request(unix.RTM_GETLINK, make([]byte, 16)), nil, func(netlink.Message) error { return nil })
 	if err := nl.New(mute{nltest.NewFake(nltest.AckAll)}).Execute(&b); !errors.Is(err, unix.ENOBUFS) {
 		t.Errorf("error %v, want ENOBUFS", err)
 	}

@@ -1,4 +1,4 @@
-// Package nl speaks netlink: one socket, requests built in place, many of them in
+// Package nl speaks netlink: one socket, requests in the library's types, many of them in
 // one sendmsg, and the kernel's own words in every error.
 //
 // It is small because the kernel answers rtnetlink and nfnetlink requests before
@@ -6,7 +6,8 @@
 // an answer that is not in the socket then will never be.
 //
 //	var b nl.Batch
-//	b.Request("add link", nl.Name(name), unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(e *nl.Encoder) { … })
-//	b.Get("get link", …)
-//	err := conn.Execute(&b)
+//	m, err := nl.Encode(unix.RTM_NEWLINK, netlink.Create|netlink.Excl, head, func(ae *netlink.AttributeEncoder) { … })
+//	b.Add("add link", nl.Name(name), m, err)
+//	b.AddGet("get link", …)
+//	err = conn.Execute(&b)
 package nl

@@ -32,89 +32,94 @@ func concat(parts ...[]byte) []byte {
 	return b
 }
 
-func TestEncoderWritesAttributes(t *testing.T) {
+func TestEncodeWritesAttributes(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		name string
-		body func(*nl.Encoder)
+		body func(*netlink.AttributeEncoder)
 		want []byte
 	}{
-		{"nothing", func(*nl.Encoder) {}, []byte{}},
-		{"raw", func(e *nl.Encoder) { e.Raw([]byte{1, 2, 3, 4}) }, []byte{1, 2, 3, 4}},
-		{"bytes, padded", func(e *nl.Encoder) { e.Bytes(9, []byte{1, 2, 3, 4, 5}) },
+		{"nothing", func(*netlink.AttributeEncoder) {}, nil},
+		{"no function", nil, nil},
+		{"bytes, padded", func(ae *netlink.AttributeEncoder) { ae.Bytes(9, []byte{1, 2, 3, 4, 5}) },
 			concat(native(9, 9), []byte{1, 2, 3, 4, 5, 0, 0, 0})},
-		{"no bytes", func(e *nl.Encoder) { e.Bytes(9, nil) }, native(4, 9)},
-		{"string with its NUL", func(e *nl.Encoder) { e.String(3, "eth0") }, concat(native(9, 3), []byte("eth0\x00\x00\x00\x00"))},
-		{"empty string", func(e *nl.Encoder) { e.String(3, "") }, concat(native(5, 3), []byte{0, 0, 0, 0})},
-		{"flag", func(e *nl.Encoder) { e.Flag(7) }, native(4, 7)},
-		{"uint8", func(e *nl.Encoder) { e.Uint8(1, 0xfe) }, concat(native(5, 1), []byte{0xfe, 0, 0, 0})},
-		{"uint16", func(e *nl.Encoder) { e.Uint16(1, 0x1234) }, concat(native(6, 1, 0x1234), []byte{0, 0})},
-		{"uint32", func(e *nl.Encoder) { e.Uint32(1, 0x12345678) },
+		{"no bytes", func(ae *netlink.AttributeEncoder) { ae.Bytes(9, nil) }, native(4, 9)},
+		{"string with its NUL", func(ae *netlink.AttributeEncoder) { ae.String(3, "eth0") }, concat(native(9, 3), []byte("eth0\x00\x00\x00\x00"))},
+		{"empty string", func(ae *netlink.AttributeEncoder) { ae.String(3, "") }, concat(native(5, 3), []byte{0, 0, 0, 0})},
+		{"flag", func(ae *netlink.AttributeEncoder) { ae.Flag(7, true) }, native(4, 7)},
+		{"uint8", func(ae *netlink.AttributeEncoder) { ae.Uint8(1, 0xfe) }, concat(native(5, 1), []byte{0xfe, 0, 0, 0})},
+		{"uint16", func(ae *netlink.AttributeEncoder) { ae.Uint16(1, 0x1234) }, concat(native(6, 1, 0x1234), []byte{0, 0})},
+		{"uint32", func(ae *netlink.AttributeEncoder) { ae.Uint32(1, 0x12345678) },
 			concat(native(8, 1), binary.NativeEndian.AppendUint32(nil, 0x12345678))},
-		{"uint32 in network order", func(e *nl.Encoder) { e.Uint32BE(1, 0x12345678) }, concat(native(8, 1), []byte{0x12, 0x34, 0x56, 0x78})},
-		{"uint64 in network order", func(e *nl.Encoder) { e.Uint64BE(1, 0x123456789abcdef0) },
+		{"uint32 in network order", func(ae *netlink.AttributeEncoder) { ae.ByteOrder = binary.BigEndian; ae.Uint32(1, 0x12345678) }, concat(native(8, 1), []byte{0x12, 0x34, 0x56, 0x78})},
+		{"uint64 in network order", func(ae *netlink.AttributeEncoder) { ae.ByteOrder = binary.BigEndian; ae.Uint64(1, 0x123456789abcdef0) },
 			concat(native(12, 1), []byte{0x12, 0x34, 0x56, 0x78, 0x9a, 0xbc, 0xde, 0xf0})},
-		{"IPv4 address", func(e *nl.Encoder) { e.Addr(1, netip.MustParseAddr("10.1.2.3")) }, concat(native(8, 1), []byte{10, 1, 2, 3})},
-		{"IPv6 address", func(e *nl.Encoder) { e.Addr(1, netip.MustParseAddr("fd00::1")) },
+		{"IPv4 address", func(ae *netlink.AttributeEncoder) { nl.PutAddr(ae, 1, netip.MustParseAddr("10.1.2.3")) }, concat(native(8, 1), []byte{10, 1, 2, 3})},
+		{"IPv6 address", func(ae *netlink.AttributeEncoder) { nl.PutAddr(ae, 1, netip.MustParseAddr("fd00::1")) },
 			concat(native(20, 1), []byte{0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1})},
-		{"IPv4 address in IPv6 form", func(e *nl.Encoder) { e.Addr(1, netip.MustParseAddr("::ffff:1.2.3.4")) },
+		{"IPv4 address in IPv6 form", func(ae *netlink.AttributeEncoder) { nl.PutAddr(ae, 1, netip.MustParseAddr("::ffff:1.2.3.4")) },
 			concat(native(20, 1), []byte{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 1, 2, 3, 4})},
-		{"nest in a nest", func(e *nl.Encoder) {
-			e.Nest(1, func(e *nl.Encoder) {
-				e.Nest(2, func(e *nl.Encoder) { e.Uint8(3, 4) })
-				e.Flag(5)
+		{"nest in a nest", func(ae *netlink.AttributeEncoder) {
+			ae.Nested(1, func(ae *netlink.AttributeEncoder) error {
+				ae.Nested(2, func(ae *netlink.AttributeEncoder) error { ae.Uint8(3, 4); return nil })
+				ae.Flag(5, true)
+				return nil
 			})
 		}, concat(native(20, 1|unix.NLA_F_NESTED, 12, 2|unix.NLA_F_NESTED, 5, 3), []byte{4, 0, 0, 0}, native(4, 5))},
-		{"empty nest", func(e *nl.Encoder) { e.Nest(1, func(*nl.Encoder) {}) }, native(4, 1|unix.NLA_F_NESTED)},
-		{"the longest attribute", func(e *nl.Encoder) { e.Bytes(1, make([]byte, 65531)) },
+		{"empty nest", func(ae *netlink.AttributeEncoder) { ae.Nested(1, func(*netlink.AttributeEncoder) error { return nil }) }, native(4, 1|unix.NLA_F_NESTED)},
+		{"the longest attribute", func(ae *netlink.AttributeEncoder) { ae.Bytes(1, make([]byte, 65531)) },
 			concat(native(0xffff, 1), make([]byte, 65532))},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var b nl.Batch
-			b.Request("do", nil, unix.RTM_NEWADDR, 0, tt.body)
+			m, err := nl.Encode(unix.RTM_NEWADDR, 0, []byte{2, 24, 0, 0}, tt.body)
+			b.Add("do", nil, m, err)
 			if err := fake(nltest.AckAll).Execute(&b); err != nil {
 				t.Fatal(err)
 			}
 			got := nltest.Split(b.Bytes())[0].Data
-			if diff := cmp.Diff(tt.want, got); diff != "" {
+			if diff := cmp.Diff(append([]byte{2, 24, 0, 0}, tt.want...), got); diff != "" {
 				t.Errorf("bytes (-want +got):\n%s", diff)
 			}
 			// The reader that the kernel's answers get agrees.
-			if len(got) > 0 && tt.name != "raw" {
-				attrs := nl.ParseAttrs(got)
-				for attrs.Next() {
-				}
-				if err := attrs.Err(); err != nil {
-					t.Errorf("reading it back: %v", err)
-				}
+			if err := nl.Decode(got[4:], func(*netlink.AttributeDecoder) error { return nil }); err != nil {
+				t.Errorf("reading it back: %v", err)
 			}
 		})
 	}
 }
 
-func TestEncoderKeepsItsFirstError(t *testing.T) {
+func TestEncodingKeepsItsFirstError(t *testing.T) {
 	t.Parallel()
 	broken := errors.New("broken")
 	for _, tt := range []struct {
 		name string
-		body func(*nl.Encoder)
+		body func(*netlink.AttributeEncoder)
 		want string
 	}{
-		{"address that is none", func(e *nl.Encoder) { e.Addr(1, netip.Addr{}) }, "address is not valid"},
-		{"attribute too long", func(e *nl.Encoder) { e.Bytes(7, make([]byte, 65532)) }, "attribute 7: attribute is longer than 65,531 bytes"},
-		{"string too long", func(e *nl.Encoder) { e.String(7, strings.Repeat("x", 65531)) }, "attribute 7: attribute is longer than 65,531 bytes"},
-		{"nest too long", func(e *nl.Encoder) {
-			e.Nest(7, func(e *nl.Encoder) { e.Bytes(1, make([]byte, 40000)); e.Bytes(2, make([]byte, 40000)) })
-		}, "attribute is longer than 65,531 bytes"},
-		{"the caller's own", func(e *nl.Encoder) { e.Fail(broken); e.Addr(1, netip.Addr{}) }, "broken"},
-		{"within a nest", func(e *nl.Encoder) { e.Nest(1, func(e *nl.Encoder) { e.Fail(broken) }); e.Uint8(1, 1) }, "broken"},
+		{"address that is none", func(ae *netlink.AttributeEncoder) { nl.PutAddr(ae, 1, netip.Addr{}) }, "address is not valid"},
+		{"attribute too long", func(ae *netlink.AttributeEncoder) { ae.Bytes(7, make([]byte, 65532)) }, "byte slice is too large to fit in a netlink attribute"},
+		{"string too long", func(ae *netlink.AttributeEncoder) { ae.String(7, strings.Repeat("x", 65531)) }, "invalid attribute; length too short or too large"},
+		{"nest too long", func(ae *netlink.AttributeEncoder) {
+			ae.Nested(7, func(ae *netlink.AttributeEncoder) error {
+				ae.Bytes(1, make([]byte, 40000))
+				ae.Bytes(2, make([]byte, 40000))
+				return nil
+			})
+		}, "byte slice produced by Do is too large to fit in a netlink attribute"},
+		{"the caller's own", func(ae *netlink.AttributeEncoder) { nl.Fail(ae, broken); nl.PutAddr(ae, 1, netip.Addr{}) }, "broken"},
+		{"within a nest", func(ae *netlink.AttributeEncoder) {
+			ae.Nested(1, func(*netlink.AttributeEncoder) error { return broken })
+			ae.Uint8(1, 1)
+		}, "broken"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			rec := nltest.Record(nltest.NewFake(nltest.AckAll))
 			var b nl.Batch
-			b.Request("do", nl.Name("this"), unix.RTM_NEWADDR, 0, func(*nl.Encoder) {})
-			b.Request("do", nl.Name("that"), unix.RTM_NEWADDR, 0, tt.body)
-			err := nl.New(rec).Execute(&b)
+			b.Add("do", nl.Name("this"), request(unix.RTM_NEWADDR, nil), nil)
+			m, err := nl.Encode(unix.RTM_NEWADDR, 0, nil, tt.body)
+			b.Add("do", nl.Name("that"), m, err)
+			err = nl.New(rec).Execute(&b)
 			if err == nil || err.Error() != "do that: "+tt.want {
 				t.Errorf("Execute: %v, want %s", err, "do that: "+tt.want)
 			}
@@ -131,12 +136,10 @@ func TestEncoderKeepsItsFirstError(t *testing.T) {
 func TestBatchIsARowOfMessages(t *testing.T) {
 	t.Parallel()
 	var b nl.Batch
-	b.Request("add", nil, unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(e *nl.Encoder) {
-		e.Raw([]byte{2, 24, 0, 0})
-		e.Uint8(1, 7)
-	})
-	b.Get("get", nil, unix.RTM_GETLINK, 0, nil, nil)
-	b.Silent("begin", nil, unix.NFNL_MSG_BATCH_BEGIN, 0, func(e *nl.Encoder) { e.Raw([]byte{0, 0, 0, 10}) })
+	m, err := nl.Encode(unix.RTM_NEWADDR, netlink.Create|netlink.Excl, []byte{2, 24, 0, 0}, func(ae *netlink.AttributeEncoder) { ae.Uint8(1, 7) })
+	b.Add("add", nil, m, err)
+	b.AddGet("get", nil, request(unix.RTM_GETLINK, nil), nil, nil)
+	b.AddSilent("begin", nil, request(unix.NFNL_MSG_BATCH_BEGIN, []byte{0, 0, 0, 10}), nil)
 	want := []netlink.Message{
 		{Header: netlink.Header{Length: 28, Type: unix.RTM_NEWADDR, Flags: netlink.Request | netlink.Acknowledge | netlink.Create | netlink.Excl},
 			Data: concat([]byte{2, 24, 0, 0}, native(5, 1), []byte{7, 0, 0, 0})},

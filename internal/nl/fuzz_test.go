@@ -2,6 +2,7 @@ package nl
 
 import (
 	"errors"
+	"net/netip"
 	"testing"
 
 	"github.com/mdlayher/netlink"
@@ -33,38 +34,47 @@ func FuzzAttrs(f *testing.F) {
 }
 
 func walk(t *testing.T, b []byte, depth int) {
-	attrs := ParseAttrs(b)
 	total := 0
-	for attrs.Next() {
-		total += unix.NLA_HDRLEN + len(attrs.Data)
-		if attrs.Type&(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER) != 0 {
-			t.Fatalf("type %#x has its flags left", attrs.Type)
+	err := Decode(b, func(ad *netlink.AttributeDecoder) error {
+		data := ad.Bytes()
+		total += unix.NLA_HDRLEN + len(data)
+		if ad.Type()&(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER) != 0 {
+			t.Fatalf("type %#x has its flags left", ad.Type())
 		}
-		if s := attrs.String(); len(s) > len(attrs.Data) {
-			t.Fatalf("a string of %d bytes out of %d", len(s), len(attrs.Data))
+		if s := ad.String(); len(s) > len(data) {
+			t.Fatalf("a string of %d bytes out of %d", len(s), len(data))
 		}
-		// Each reading is a walk of its own, since one that does not fit ends it.
-		for size, read := range map[int]func(*Attrs){
-			1: func(a *Attrs) { a.Uint8() },
-			2: func(a *Attrs) { a.Uint16() },
-			4: func(a *Attrs) { a.Uint32(); a.Uint32BE(); a.Addr() },
-			8: func(a *Attrs) { a.Uint64BE() },
-		} {
-			one := &Attrs{Type: attrs.Type, Data: attrs.Data}
-			read(one)
-			if fits := len(attrs.Data) == size; fits != (one.Err() == nil) {
-				t.Fatalf("%d bytes read as %d: %v", len(attrs.Data), size, one.Err())
-			}
-		}
+		readings(t, ad.Type(), data)
 		if depth < 4 {
-			walk(t, attrs.Data, depth+1)
+			walk(t, data, depth+1)
 		}
-	}
+		return nil
+	})
 	if total > len(b) {
 		t.Fatalf("%d bytes of attributes in %d", total, len(b))
 	}
-	if err := attrs.Err(); err != nil && !errors.Is(err, ErrMalformed) {
+	if err != nil && !errors.Is(err, ErrMalformed) {
 		t.Fatalf("%v is not %v", err, ErrMalformed)
+	}
+}
+
+// readings reads a value as one of each size. Each is a walk of its own, since one that
+// does not fit ends it.
+func readings(t *testing.T, typ uint16, data []byte) {
+	one, err := netlink.MarshalAttributes([]netlink.Attribute{{Type: typ, Data: data}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for size, read := range map[int]func(*netlink.AttributeDecoder){
+		1: func(ad *netlink.AttributeDecoder) { ad.Uint8() },
+		2: func(ad *netlink.AttributeDecoder) { ad.Uint16() },
+		4: func(ad *netlink.AttributeDecoder) { ad.Uint32(); ad.Do(Addr(new(netip.Addr))) },
+		8: func(ad *netlink.AttributeDecoder) { ad.Uint64() },
+	} {
+		err := Decode(one, func(ad *netlink.AttributeDecoder) error { read(ad); return nil })
+		if fits := len(data) == size; fits != (err == nil) || err != nil && !errors.Is(err, ErrMalformed) {
+			t.Fatalf("%d bytes read as %d: %v", len(data), size, err)
+		}
 	}
 }
 

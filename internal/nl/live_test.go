@@ -9,6 +9,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
@@ -35,29 +36,45 @@ func dial(tb testing.TB, ns *netns.NS) *nl.Conn {
 // addBridge appends a request that makes a bridge, which takes less of a kernel
 // than other links.
 func addBridge(b *nl.Batch, name string) {
-	b.Request("add link", nl.Name(name), unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(e *nl.Encoder) {
-		e.Raw(make([]byte, unix.SizeofIfInfomsg))
-		e.String(unix.IFLA_IFNAME, name)
-		e.Nest(unix.IFLA_LINKINFO, func(e *nl.Encoder) { e.String(unix.IFLA_INFO_KIND, "bridge") })
+	addLink(b, nl.Name(name), netlink.Create|netlink.Excl, func(ae *netlink.AttributeEncoder) {
+		ae.String(unix.IFLA_IFNAME, name)
+		ofKind(ae, "bridge")
 	})
 }
 
-func getLink(b *nl.Batch, name string, reply func(nl.Message) error) {
-	b.Get("get link", nl.Name(name), unix.RTM_GETLINK, 0, func(e *nl.Encoder) {
-		e.Raw(make([]byte, unix.SizeofIfInfomsg))
-		e.String(unix.IFLA_IFNAME, name)
-	}, reply)
+func addLink(b *nl.Batch, name fmt.Stringer, flags netlink.HeaderFlags, attrs func(*netlink.AttributeEncoder)) {
+	m, err := nl.Encode(unix.RTM_NEWLINK, flags, make([]byte, unix.SizeofIfInfomsg), attrs)
+	b.Add("add link", name, m, err)
+}
+
+func ofKind(ae *netlink.AttributeEncoder, kind string) {
+	ae.Nested(unix.IFLA_LINKINFO, func(ae *netlink.AttributeEncoder) error {
+		ae.String(unix.IFLA_INFO_KIND, kind)
+		return nil
+	})
+}
+
+// listLinks is the request for all links.
+func listLinks() netlink.Message {
+	return netlink.Message{Header: netlink.Header{Type: unix.RTM_GETLINK}, Data: make([]byte, unix.SizeofIfInfomsg)}
+}
+
+func getLink(b *nl.Batch, name string, reply func(netlink.Message) error) {
+	m, err := nl.Encode(unix.RTM_GETLINK, 0, make([]byte, unix.SizeofIfInfomsg), func(ae *netlink.AttributeEncoder) {
+		ae.String(unix.IFLA_IFNAME, name)
+	})
+	b.AddGet("get link", nl.Name(name), m, err, reply)
 }
 
 // linkName reads the name out of an RTM_NEWLINK.
-func linkName(m nl.Message) string {
-	attrs := nl.ParseAttrs(m.Data[unix.SizeofIfInfomsg:])
-	for attrs.Next() {
-		if attrs.Type == unix.IFLA_IFNAME {
-			return attrs.String()
+func linkName(m netlink.Message) (name string) {
+	nl.Decode(m.Data[unix.SizeofIfInfomsg:], func(ad *netlink.AttributeDecoder) error {
+		if ad.Type() == unix.IFLA_IFNAME {
+			name = ad.String()
 		}
-	}
-	return ""
+		return nil
+	})
+	return name
 }
 
 func TestSocketBelongsToTheNamespaceItWasOpenedFor(t *testing.T) {
@@ -71,7 +88,7 @@ func TestSocketBelongsToTheNamespaceItWasOpenedFor(t *testing.T) {
 	}
 	var get nl.Batch
 	name := ""
-	getLink(&get, "br0", func(m nl.Message) error { name = linkName(m); return nil })
+	getLink(&get, "br0", func(m netlink.Message) error { name = linkName(m); return nil })
 	if err := ca.Execute(&get); err != nil || name != "br0" {
 		t.Errorf("where it was made: link %q, %v", name, err)
 	}
@@ -101,16 +118,12 @@ func TestKernelsOwnWordsAreInTheError(t *testing.T) {
 		want string
 	}{
 		{"with a text", func(b *nl.Batch) {
-			b.Request("add link", nl.Name("x"), unix.RTM_NEWLINK, unix.NLM_F_CREATE, func(e *nl.Encoder) {
-				e.Raw(make([]byte, unix.SizeofIfInfomsg))
-				e.Nest(unix.IFLA_LINKINFO, func(e *nl.Encoder) { e.String(unix.IFLA_INFO_KIND, "nonsense") })
-			})
+			addLink(b, nl.Name("x"), netlink.Create, func(ae *netlink.AttributeEncoder) { ofKind(ae, "nonsense") })
 		}, "add link x: operation not supported (kernel: Unknown device type)"},
 		{"without", func(b *nl.Batch) { getLink(b, "none", nil) }, "get link none: no such device"},
 		{"of strict checking", func(b *nl.Batch) {
-			b.Get("get link", nl.Name("lo"), unix.RTM_GETLINK, 0, func(e *nl.Encoder) {
-				e.Raw([]byte{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
-			}, nil)
+			m := netlink.Message{Header: netlink.Header{Type: unix.RTM_GETLINK}, Data: []byte{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}}
+			b.AddGet("get link", nl.Name("lo"), m, nil, nil)
 		}, "get link lo: invalid argument (kernel: Invalid values in header for get link request)"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -163,7 +176,7 @@ func TestAnswersOfALargeBatchAllArrive(t *testing.T) {
 			var b nl.Batch
 			got := 0
 			for range n {
-				getLink(&b, "br0", func(m nl.Message) error { got++; return nil })
+				getLink(&b, "br0", func(m netlink.Message) error { got++; return nil })
 			}
 			if err := c.Execute(&b); err != nil || got != n {
 				t.Errorf("%d links, %v, want %d", got, err, n)
@@ -197,7 +210,7 @@ func TestConnectionOutlivesLostAnswers(t *testing.T) {
 	}
 	b.Reset()
 	name := ""
-	getLink(&b, "br0", func(m nl.Message) error { name = linkName(m); return nil })
+	getLink(&b, "br0", func(m netlink.Message) error { name = linkName(m); return nil })
 	if err := c.Execute(&b); err != nil || name != "br0" {
 		t.Errorf("the next request: link %q, %v", name, err)
 	}
@@ -270,8 +283,7 @@ func TestConnectionOutlivesABrokenDump(t *testing.T) {
 	c := nl.New(&corrupting{Transport: tr})
 	links := 0
 	list := func() error {
-		return c.Dump("list links", unix.RTM_GETLINK, func(e *nl.Encoder) { e.Raw(make([]byte, unix.SizeofIfInfomsg)) },
-			func(nl.Message) error { links++; return nil })
+		return c.List("list links", listLinks(), nil, func(netlink.Message) error { links++; return nil })
 	}
 	if err := list(); !errors.Is(err, nl.ErrMalformed) {
 		t.Fatalf("the first dump: %v, want %v: the fault did not fire", err, nl.ErrMalformed)
@@ -299,7 +311,7 @@ func TestConnectionIsSharedByGoroutines(t *testing.T) {
 			for range 50 {
 				got := ""
 				var b nl.Batch
-				getLink(&b, want, func(m nl.Message) error { got = linkName(m); return nil })
+				getLink(&b, want, func(m netlink.Message) error { got = linkName(m); return nil })
 				if err := c.Execute(&b); err != nil || got != want {
 					t.Errorf("link %q, %v, want %s", got, err, want)
 				}
@@ -308,13 +320,12 @@ func TestConnectionIsSharedByGoroutines(t *testing.T) {
 		wg.Go(func() {
 			for range 10 {
 				links := 0
-				err := c.Dump("list links", unix.RTM_GETLINK, func(e *nl.Encoder) { e.Raw(make([]byte, unix.SizeofIfInfomsg)) },
-					func(m nl.Message) error {
-						if strings.HasPrefix(linkName(m), "br") {
-							links++
-						}
-						return nil
-					})
+				err := c.List("list links", listLinks(), nil, func(m netlink.Message) error {
+					if strings.HasPrefix(linkName(m), "br") {
+						links++
+					}
+					return nil
+				})
 				if err != nil || links != n {
 					t.Errorf("%d links, %v, want %d", links, err, n)
 				}
@@ -354,14 +365,11 @@ func TestRecordSeeds(t *testing.T) {
 	var b nl.Batch
 	addBridge(&b, "br0")
 	addBridge(&b, "br0")
-	b.Request("add link", nil, unix.RTM_NEWLINK, unix.NLM_F_CREATE, func(e *nl.Encoder) {
-		e.Raw(make([]byte, unix.SizeofIfInfomsg))
-		e.Nest(unix.IFLA_LINKINFO, func(e *nl.Encoder) { e.String(unix.IFLA_INFO_KIND, "nonsense") })
-	})
+	addLink(&b, nil, netlink.Create, func(ae *netlink.AttributeEncoder) { ofKind(ae, "nonsense") })
 	getLink(&b, "br0", nil)
 	getLink(&b, "none", nil)
 	c.Execute(&b)
-	c.Dump("list", unix.RTM_GETLINK, func(e *nl.Encoder) { e.Raw(make([]byte, unix.SizeofIfInfomsg)) }, func(nl.Message) error { return nil })
+	c.List("list", listLinks(), nil, func(netlink.Message) error { return nil })
 	for i, d := range rec.Received() {
 		nstest.SaveCorpus(t, "FuzzMessages", fmt.Sprint("kernel-", i), d)
 		for j, m := range nltest.Split(d) {

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
@@ -93,13 +94,13 @@ func TestLossIsToldOnceNothingMoreCanBeLost(t *testing.T) {
 	t.Parallel()
 	nstest.RequireInitialUserNS(t)
 	type listener struct {
-		next  func() ([]nl.Message, error)
+		next  func() ([]netlink.Message, error)
 		close func() error
 	}
 	for name, subscribe := range map[string]func(*nl.Config) (listener, error){
 		"watch, waiting": func(cfg *nl.Config) (listener, error) {
 			w, err := nl.Subscribe(unix.NETLINK_ROUTE, cfg, unix.RTNLGRP_LINK)
-			return listener{func() ([]nl.Message, error) { return w.Next(t.Context()) }, w.Close}, err
+			return listener{func() ([]netlink.Message, error) { return w.Next(t.Context()) }, w.Close}, err
 		},
 		"watch, not waiting": func(cfg *nl.Config) (listener, error) {
 			w, err := nl.Subscribe(unix.NETLINK_ROUTE, cfg, unix.RTNLGRP_LINK)
@@ -163,23 +164,23 @@ func TestLossIsToldOnceNothingMoreCanBeLost(t *testing.T) {
 }
 
 func setQueueLength(b *nl.Batch, link string, n uint32) {
-	b.Request("set link", nl.Name(link), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
-		e.Raw(make([]byte, unix.SizeofIfInfomsg))
-		e.String(unix.IFLA_IFNAME, link)
-		e.Uint32(unix.IFLA_TXQLEN, n)
+	m, err := nl.Encode(unix.RTM_NEWLINK, 0, make([]byte, unix.SizeofIfInfomsg), func(ae *netlink.AttributeEncoder) {
+		ae.String(unix.IFLA_IFNAME, link)
+		ae.Uint32(unix.IFLA_TXQLEN, n)
 	})
+	b.Add("set link", nl.Name(link), m, err)
 }
 
-func queueLengths(t *testing.T, list []nl.Message) (lengths []uint32) {
+func queueLengths(t *testing.T, list []netlink.Message) (lengths []uint32) {
 	t.Helper()
 	for _, m := range list {
-		attrs := nl.ParseAttrs(m.Data[unix.SizeofIfInfomsg:])
-		for attrs.Next() {
-			if attrs.Type == unix.IFLA_TXQLEN {
-				lengths = append(lengths, attrs.Uint32())
+		err := nl.Decode(m.Data[unix.SizeofIfInfomsg:], func(ad *netlink.AttributeDecoder) error {
+			if ad.Type() == unix.IFLA_TXQLEN {
+				lengths = append(lengths, ad.Uint32())
 			}
-		}
-		if err := attrs.Err(); err != nil {
+			return nil
+		})
+		if err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -206,7 +207,7 @@ func BenchmarkExecute(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
 			batch.Reset()
-			getLink(&batch, "br0", func(nl.Message) error { return nil })
+			getLink(&batch, "br0", func(netlink.Message) error { return nil })
 			if err := c.Execute(&batch); err != nil {
 				b.Fatal(err)
 			}
@@ -217,11 +218,11 @@ func BenchmarkExecute(b *testing.B) {
 		for b.Loop() {
 			batch.Reset()
 			for range 10 {
-				batch.Request("set link", nl.Name("br0"), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
-					e.Raw(make([]byte, unix.SizeofIfInfomsg))
-					e.String(unix.IFLA_IFNAME, "br0")
-					e.String(unix.IFLA_IFALIAS, "x")
+				m, err := nl.Encode(unix.RTM_NEWLINK, 0, make([]byte, unix.SizeofIfInfomsg), func(ae *netlink.AttributeEncoder) {
+					ae.String(unix.IFLA_IFNAME, "br0")
+					ae.String(unix.IFLA_IFALIAS, "x")
 				})
+				batch.Add("set link", nl.Name("br0"), m, err)
 			}
 			if err := c.Execute(&batch); err != nil {
 				b.Fatal(err)

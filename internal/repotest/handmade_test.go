@@ -20,8 +20,6 @@ type handmade struct {
 	uses, functions *regexp.Regexp
 	// may are the files or folders that docs/dependencies.md gives a reason for.
 	may []string
-	// going are those that are still to change. The list only gets shorter.
-	going []string
 }
 
 func handmades() []handmade {
@@ -30,12 +28,11 @@ func handmades() []handmade {
 		{
 			what: "headers of messages and attributes", by: "github.com/mdlayher/netlink",
 			uses: regexp.MustCompile(`^(unix\.(NLMSG_HDRLEN|NLMSG_ALIGNTO|NLA_.*|RTA_ALIGNTO|NlMsghdr|NlAttr|RtAttr|SizeofNlMsghdr|SizeofNlAttr|SizeofRtAttr)|nlenc\..*)$`),
-			may:  []string{"internal/nl/batch.go", "internal/nl/decode.go", "internal/nftnl"}, going: []string{"internal/nl/compat.go"},
+			may:  []string{"internal/nl/batch.go", "internal/nl/decode.go", "internal/nftnl"},
 		},
 		{
 			what: "an encoder of ours", by: "netlink.AttributeEncoder and AttributeDecoder",
-			uses:  regexp.MustCompile(`^nl\.(Encoder|ParseAttrs|Attrs|Message)$`),
-			going: []string{"internal/nl"},
+			uses: regexp.MustCompile(`^nl\.(Encoder|ParseAttrs|Attrs|Message)$`),
 		},
 		{
 			what: "expressions of nf_tables", by: "github.com/google/nftables/expr",
@@ -92,7 +89,7 @@ func TestWhatLibrariesDoIsNotDoneByHand(t *testing.T) {
 			path := short(t, fset.Position(f.Package).Filename)
 			for i := range list {
 				found := list[i].find(fset, f)
-				if len(found) == 0 || within(path, list[i].going) >= 0 {
+				if len(found) == 0 {
 					continue
 				}
 				place := within(path, list[i].may)
@@ -107,15 +104,11 @@ func TestWhatLibrariesDoIsNotDoneByHand(t *testing.T) {
 			}
 		}
 	}
-	_, err := os.Stat(filepath.Join(root(t), "internal/nl/compat.go"))
 	for _, h := range list {
 		for _, place := range h.may {
 			if _, err := os.Stat(filepath.Join(root(t), place)); err == nil && !needed[h.what+place] {
 				t.Errorf("%s has an exception for %s that it does not need", place, h.what)
 			}
-		}
-		if len(h.going) > 0 && err != nil {
-			t.Errorf("internal/nl/compat.go is gone, so nothing is still to change: %v", h.going)
 		}
 	}
 }

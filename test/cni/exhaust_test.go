@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/bridge"
@@ -54,14 +55,18 @@ func (n *node) setBridgeLimit(name string, attribute uint16, value uint32) {
 	}
 	defer conn.Close()
 	var b nl.Batch
-	b.Request("set", nl.Name(name), unix.RTM_NEWLINK, 0, func(e *nl.Encoder) {
-		e.Raw(make([]byte, unix.SizeofIfInfomsg))
-		e.String(unix.IFLA_IFNAME, name)
-		e.Nest(unix.IFLA_LINKINFO, func(e *nl.Encoder) {
-			e.String(unix.IFLA_INFO_KIND, "bridge")
-			e.Nest(unix.IFLA_INFO_DATA, func(e *nl.Encoder) { e.Uint32(attribute, value) })
+	m, err := nl.Encode(unix.RTM_NEWLINK, 0, make([]byte, unix.SizeofIfInfomsg), func(ae *netlink.AttributeEncoder) {
+		ae.String(unix.IFLA_IFNAME, name)
+		ae.Nested(unix.IFLA_LINKINFO, func(ae *netlink.AttributeEncoder) error {
+			ae.String(unix.IFLA_INFO_KIND, "bridge")
+			ae.Nested(unix.IFLA_INFO_DATA, func(ae *netlink.AttributeEncoder) error {
+				ae.Uint32(attribute, value)
+				return nil
+			})
+			return nil
 		})
 	})
+	b.Add("set", nl.Name(name), m, err)
 	if err := conn.Execute(&b); err != nil {
 		n.Fatal(err)
 	}

@@ -55,23 +55,22 @@ func NoIPv6() *Fault {
 	return &Fault{Type: unix.RTM_NEWLINK, Match: speaksOfIPv6, Errno: unix.EAFNOSUPPORT}
 }
 
-func speaksOfIPv6(m netlink.Message) bool {
+func speaksOfIPv6(m netlink.Message) (speaks bool) {
 	if len(m.Data) < unix.SizeofIfInfomsg {
 		return false // nf_tables' begin of a transaction has the same type
 	}
-	attrs := nl.ParseAttrs(m.Data[unix.SizeofIfInfomsg:])
-	for attrs.Next() {
-		if attrs.Type != unix.IFLA_AF_SPEC {
-			continue
+	nl.Decode(m.Data[unix.SizeofIfInfomsg:], func(ad *netlink.AttributeDecoder) error {
+		if ad.Type() == unix.IFLA_AF_SPEC {
+			ad.Nested(func(families *netlink.AttributeDecoder) error {
+				for families.Next() {
+					speaks = speaks || families.Type() == unix.AF_INET6
+				}
+				return nil
+			})
 		}
-		families := attrs.Nested()
-		for families.Next() {
-			if families.Type == unix.AF_INET6 {
-				return true
-			}
-		}
-	}
-	return false
+		return nil
+	})
+	return speaks
 }
 
 // NewFaulty wraps a transport.

@@ -57,13 +57,6 @@ func Bytes(m netlink.Message) []byte {
 	return b
 }
 
-// Encode gives what fn appends: the body of a message.
-func Encode(fn func(*nl.Encoder)) []byte {
-	var b nl.Batch
-	b.Request("encode", nil, unix.RTM_NEWLINK, 0, fn)
-	return append([]byte(nil), b.Bytes()[16:]...)
-}
-
 // Body is a fixed header and the attributes that fn writes.
 func Body(head []byte, fn func(*netlink.AttributeEncoder)) []byte {
 	m, err := nl.Encode(0, 0, head, fn)
@@ -90,7 +83,7 @@ func Error(req netlink.Message, errno unix.Errno, text string) []byte {
 	flags := uint16(unix.NLM_F_CAPPED)
 	if text != "" {
 		flags |= unix.NLM_F_ACK_TLVS
-		data = append(data, Encode(func(e *nl.Encoder) { e.String(unix.NLMSGERR_ATTR_MSG, text) })...)
+		data = append(data, Body(nil, func(ae *netlink.AttributeEncoder) { ae.String(unix.NLMSGERR_ATTR_MSG, text) })...)
 	}
 	return Reply(req, unix.NLMSG_ERROR, flags, data)
 }

@@ -29,27 +29,34 @@ func kernel(t *testing.T) nl.Transport {
 	return tr
 }
 
+// request is one without attributes.
+func request(typ netlink.HeaderType, head []byte) netlink.Message {
+	return netlink.Message{Header: netlink.Header{Type: typ}, Data: head}
+}
+
 func addBridges(b *nl.Batch, names ...string) {
 	for _, name := range names {
-		b.Request("add link", nl.Name(name), unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(e *nl.Encoder) {
-			e.Raw(make([]byte, unix.SizeofIfInfomsg))
-			e.String(unix.IFLA_IFNAME, name)
-			e.Nest(unix.IFLA_LINKINFO, func(e *nl.Encoder) { e.String(unix.IFLA_INFO_KIND, "bridge") })
+		m, err := nl.Encode(unix.RTM_NEWLINK, netlink.Create|netlink.Excl, make([]byte, unix.SizeofIfInfomsg), func(ae *netlink.AttributeEncoder) {
+			ae.String(unix.IFLA_IFNAME, name)
+			ae.Nested(unix.IFLA_LINKINFO, func(ae *netlink.AttributeEncoder) error {
+				ae.String(unix.IFLA_INFO_KIND, "bridge")
+				return nil
+			})
 		})
+		b.Add("add link", nl.Name(name), m, err)
 	}
 }
 
 func bridges(t *testing.T, c *nl.Conn) []string {
 	t.Helper()
 	var names []string
-	err := c.Dump("list links", unix.RTM_GETLINK, func(e *nl.Encoder) { e.Raw(make([]byte, unix.SizeofIfInfomsg)) }, func(m netlink.Message) error {
-		attrs := nl.ParseAttrs(m.Data[unix.SizeofIfInfomsg:])
-		for attrs.Next() {
-			if attrs.Type == unix.IFLA_IFNAME && attrs.String()[0] == 'b' {
-				names = append(names, attrs.String())
+	err := c.List("list links", request(unix.RTM_GETLINK, make([]byte, unix.SizeofIfInfomsg)), nil, func(m netlink.Message) error {
+		return nl.Decode(m.Data[unix.SizeofIfInfomsg:], func(ad *netlink.AttributeDecoder) error {
+			if name := ad.String(); ad.Type() == unix.IFLA_IFNAME && name[0] == 'b' {
+				names = append(names, name)
 			}
-		}
-		return attrs.Err()
+			return nil
+		})
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -114,10 +121,10 @@ func TestFaultLeavesOthersAlone(t *testing.T) {
 	}
 	// It is one that strikes what it is meant for.
 	b.Reset()
-	b.Request("delete link", nl.Name("b0"), unix.RTM_DELLINK, 0, func(e *nl.Encoder) {
-		e.Raw(make([]byte, unix.SizeofIfInfomsg))
-		e.String(unix.IFLA_IFNAME, "b0")
+	m, err := nl.Encode(unix.RTM_DELLINK, 0, make([]byte, unix.SizeofIfInfomsg), func(ae *netlink.AttributeEncoder) {
+		ae.String(unix.IFLA_IFNAME, "b0")
 	})
+	b.Add("delete link", nl.Name("b0"), m, err)
 	if err := c.Execute(&b); !errors.Is(err, unix.EBUSY) || fault.Fired() != 1 {
 		t.Errorf("deletion: %v; fired %d times", err, fault.Fired())
 	}
@@ -154,8 +161,7 @@ func TestInterruptedDumpIsTriedAgain(t *testing.T) {
 		fault := &nltest.Fault{Type: unix.RTM_GETLINK, Interrupt: true, Times: tt.times}
 		c := nl.New(nltest.NewFaulty(kernel(t), fault))
 		links := 0
-		err := c.Dump("list links", unix.RTM_GETLINK, func(e *nl.Encoder) { e.Raw(make([]byte, unix.SizeofIfInfomsg)) },
-			func(netlink.Message) error { links++; return nil })
+		err := c.List("list links", request(unix.RTM_GETLINK, make([]byte, unix.SizeofIfInfomsg)), nil, func(netlink.Message) error { links++; return nil })
 		if !errors.Is(err, tt.want) || fault.Fired() < tt.times || (err == nil) != (links > 0) {
 			t.Errorf("interrupted %d times: %v and %d links, want %v; fired %d times", tt.times, err, links, tt.want, fault.Fired())
 		}
@@ -169,11 +175,11 @@ func TestTransactionIsHeldBackWhole(t *testing.T) {
 	fault := &nltest.Fault{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWRULE, Errno: unix.ENOENT}
 	c := nl.New(nltest.NewFaulty(fake, fault))
 	var b nl.Batch
-	b.Silent("begin", nil, unix.NFNL_MSG_BATCH_BEGIN, 0, func(e *nl.Encoder) { e.Raw([]byte{0, 0, 0, 10}) })
-	for _, typ := range []uint16{unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_NEWRULE, unix.NFT_MSG_NEWSET} {
-		b.Request("change", nil, unix.NFNL_SUBSYS_NFTABLES<<8|typ, 0, func(e *nl.Encoder) { e.Raw([]byte{1, 0, 0, 0}) })
+	b.AddSilent("begin", nil, request(unix.NFNL_MSG_BATCH_BEGIN, []byte{0, 0, 0, 10}), nil)
+	for _, typ := range []netlink.HeaderType{unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_NEWRULE, unix.NFT_MSG_NEWSET} {
+		b.Add("change", nil, request(unix.NFNL_SUBSYS_NFTABLES<<8|typ, []byte{1, 0, 0, 0}), nil)
 	}
-	b.Silent("end", nil, unix.NFNL_MSG_BATCH_END, 0, func(e *nl.Encoder) { e.Raw([]byte{0, 0, 0, 10}) })
+	b.AddSilent("end", nil, request(unix.NFNL_MSG_BATCH_END, []byte{0, 0, 0, 10}), nil)
 	if err := c.Execute(&b); !errors.Is(err, unix.ENOENT) || fault.Fired() != 1 {
 		t.Errorf("Execute: %v after %d faults, want %v", err, fault.Fired(), unix.ENOENT)
 	}

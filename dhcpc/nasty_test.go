@@ -31,6 +31,8 @@ func TestServersWithOddOptions(t *testing.T) {
 		{name: "a lease time of 3 bytes", ack: []change{set(51, []byte{0, 0, 9})}, t1: 30 * min, t2: 3150 * time.Second, end: hour, ignored: "option 51: 3 bytes, want 4"},
 		{name: "no mask", ack: []change{without(1)}, prefix: "10.9.0.7/8", end: hour, ignored: "no subnet mask: /8 assumed"},
 		{name: "a mask with a hole", ack: []change{set(1, raw4("255.0.255.0"))}, prefix: "10.9.0.7/8", end: hour, ignored: "option 1: ff:00:ff:00 is no subnet mask"},
+		{name: "a mask of half of all addresses", ack: []change{set(1, raw4("128.0.0.0"))}, prefix: "10.9.0.7/8", end: hour, ignored: "option 1: 80:00:00:00 is no subnet mask"},
+		{name: "a mask of two class A networks", ack: []change{set(1, raw4("254.0.0.0"))}, prefix: "10.9.0.7/8", end: hour, ignored: "is no subnet mask"},
 		{name: "a mask of zeros", ack: []change{set(1, raw4("0.0.0.0"))}, prefix: "10.9.0.7/8", end: hour, ignored: "is no subnet mask"},
 		{name: "T1 over T2 over the lease", ack: []change{set(58, seconds(9000)), set(59, seconds(8000))}, t1: 30 * min, t2: 3150 * time.Second, end: hour, ignored: "T2 of 2h13m20s in a lease of 1h0m0s"},
 		{name: "T2 at the lease's end", ack: []change{set(59, seconds(3600))}, t1: 30 * min, t2: 3150 * time.Second, end: hour, ignored: "T2 of 1h0m0s in a lease of 1h0m0s"},

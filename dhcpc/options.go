@@ -102,6 +102,10 @@ func (r *reader) seconds(code uint8) (d time.Duration, known, infinite bool) {
 	return time.Duration(n) * time.Second, true, n == math.MaxUint32
 }
 
+// shortestMask is a class A network's. No link has a larger one; by a mask that claims half
+// of all addresses a server would have what is sent to them go past every router.
+const shortestMask = 8
+
 // prefixLen reads the subnet mask (option 1).
 func (r *reader) prefixLen(a netip.Addr) int {
 	v, ok := r.options[1]
@@ -111,7 +115,7 @@ func (r *reader) prefixLen(a netip.Addr) int {
 		for bits < 32 && mask&(1<<(31-bits)) != 0 {
 			bits++
 		}
-		if bits > 0 && mask<<bits == 0 {
+		if bits >= shortestMask && mask<<bits == 0 {
 			return bits
 		}
 	}

@@ -132,3 +132,30 @@ func TestAServersWordsChangeNothingOfTheHosts(t *testing.T) {
 		})
 	}
 }
+
+// A server that says that half of all addresses are on the pod's link would have the network's
+// pods sent there without masquerade, and the pod itself send past the host.
+func TestAServersMaskTakesNothingFromOtherPods(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	l.ip("address add 192.168.50.10/24 dev br0")
+	w := l.network(conf{"ipMasq": true})
+	w.add(l.pod("good"))
+	rules := func() string { return nstest.Run(t, l.ns, "nft", "list", "chain", "inet", "tombolo", "masq-lan") }
+	before := rules()
+	l.server.Process.Kill()
+	l.server.Wait()
+	evil := &lan{node: l.node, router: l.router, leases: t.TempDir() + "/leases", log: t.TempDir() + "/log"}
+	evil.serve(t, "--dhcp-option-force=1,128.0.0.0")
+	p := l.pod("b")
+	w.add(p)
+	if got := readFileIf(t, evil.log); !strings.Contains(got, "netmask  128.0.0.0") {
+		t.Errorf("the server named no such mask, so that the test shows nothing:\n%s", got)
+	}
+	if now := rules(); now != before {
+		t.Errorf("masquerade was\n%s\nand is\n%s", before, now)
+	}
+	if got := nstest.Run(t, p.NS, "ip", "-4", "route", "show", "scope", "link"); !strings.HasPrefix(got, "192.168.50.0/24 ") || strings.Count(got, "\n") != 1 {
+		t.Errorf("on the pod's link are:\n%s", got)
+	}
+}

@@ -2,6 +2,7 @@ package network
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"net/netip"
 	"slices"
@@ -137,7 +138,7 @@ func (a *adding) recordLease() (*lease.Record, error) {
 		State: lease.Adding, Network: a.nw.Name, ContainerID: a.pod.ContainerID, IfName: a.pod.IfName, Pod: a.pod.Name,
 		NetNS: a.pod.Path, NetNSCookie: a.base.NetNSCookie, Boot: boot, HostIf: a.base.HostIf, Bridge: a.nw.Bridge,
 		Client:  l.client,
-		Policy:  lease.Policy{NoDefault: a.nw.NoDefaultRoute, Routes: l.asked.Routes, Priority: l.asked.Priority},
+		Policy:  lease.Policy{NoDefault: a.nw.NoDefaultRoute, Routes: l.asked.Routes, Priority: l.asked.Priority, IPv6: a.nw.SLAAC},
 		Created: time.Now().UTC(),
 	}
 	// The client knows a lease of an earlier container of the pod.
@@ -199,6 +200,9 @@ func (a *adding) acquire(ctx context.Context, rec *lease.Record, b *built, link 
 		return err
 	}
 	rec.Lease, rec.Applied = got, rec.Policy.Apply(got)
+	if rec.Applied.MTU > got.MTU {
+		a.s.warn(fmt.Sprintf("lease of %s: MTU %d: %d taken, since the pod has IPv6", got.Address, got.MTU, rec.Applied.MTU))
+	}
 	return nil
 }
 

@@ -70,7 +70,7 @@ func sample() *Record {
 		},
 		Lease: l,
 		Policy: Policy{NoRoutes: true, NoDefault: true, Gateway: netip.MustParseAddr("192.0.2.2"),
-			Routes: []dhcpc.Route{to("10.0.0.0/8", "192.0.2.3")}, Priority: 50, MTU: 1300},
+			Routes: []dhcpc.Route{to("10.0.0.0/8", "192.0.2.3")}, Priority: 50, MTU: 1300, IPv6: true},
 		Applied: Applied{Addresses: prefixes("192.0.2.9/24"), Routes: []dhcpc.Route{to("10.0.0.0/8", "192.0.2.3")}, MTU: 1300},
 		Created: at(0), Updated: at(time.Minute), Error: "no answer",
 	}

@@ -28,7 +28,13 @@ type Policy struct {
 	Priority int `json:"priority,omitempty"`
 	// MTU is the configuration's own, which counts before the lease's.
 	MTU int `json:"mtu,omitempty"`
+	// IPv6 says that the pod has IPv6, which the kernel takes from a link whose MTU is
+	// below minMTU6: then a server's is no lower.
+	IPv6 bool `json:"ipv6,omitempty"`
 }
+
+// minMTU6 is IPv6's smallest MTU (RFC 8200, section 5).
+const minMTU6 = 1280
 
 // shortestRoute is the length, in bits, from which on a destination is no part of a
 // default route.
@@ -48,6 +54,9 @@ func (p *Policy) Apply(l *dhcpc.Lease) Applied {
 	a := Applied{Addresses: []netip.Prefix{l.Address}, MTU: p.MTU}
 	if a.MTU == 0 {
 		a.MTU = l.MTU
+	}
+	if p.IPv6 && a.MTU != 0 {
+		a.MTU = max(a.MTU, minMTU6)
 	}
 	if !p.NoRoutes && (p.NoDefault || !p.Gateway.IsValid()) {
 		a.Routes = slices.DeleteFunc(slices.Clone(l.Routes), func(r dhcpc.Route) bool {

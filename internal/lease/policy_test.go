@@ -30,6 +30,8 @@ func TestPolicySaysWhatAPodGetsOfALease(t *testing.T) {
 		{"a gateway, but no default route", Policy{Gateway: host, NoDefault: true}, Applied{address, fromLease[:1], 1400}},
 		{"routes of the configuration", Policy{Routes: []dhcpc.Route{to("172.16.0.0/12", ""), to("10.0.0.0/8", "192.0.2.4")}},
 			Applied{address, append(fromLease[:2:2], to("172.16.0.0/12", "")), 1400}},
+		{"a pod with IPv6", Policy{IPv6: true}, Applied{address, fromLease, 1400}},
+		{"a pod with IPv6, and too small an MTU for it", Policy{MTU: 1279, IPv6: true}, Applied{address, fromLease, 1280}},
 		{"an MTU of the configuration", Policy{MTU: 1280}, Applied{address, fromLease, 1280}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

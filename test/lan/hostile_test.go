@@ -19,6 +19,29 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
+// Below 1280 bytes the kernel takes IPv6 from a link, with all addresses and routes.
+func TestAServersMTULeavesThePodItsIPv6(t *testing.T) {
+	l, d := newLab(t)
+	d.stop()
+	d.start("--dhcp-option-force=option:mtu,600")
+	n := l.network(dualStack(nil))
+	a := n.add(l.newPod("a"))
+	if got := readIf(t, d.log); !strings.Contains(got, "mtu  600") {
+		t.Errorf("the server named no such MTU, so that the test shows nothing:\n%s", got)
+	}
+	if !strings.Contains(string(a.result), `"mtu":1280,"sandbox"`) {
+		t.Errorf("the result has another MTU for the pod than IPv6's smallest: %s", a.result)
+	}
+	n.check(a)
+	l.meet(both(), [2]place{l.other, a.place}, [2]place{a.place, l.internet})
+
+	// So it is the MTU that would have done it.
+	ip(t, a.ns, "link set "+nic+" mtu 600")
+	if out, err := n.verb("CHECK", a); err == nil || !strings.Contains(out, "address by router advertisement is missing") {
+		t.Errorf("with an MTU of 600 CHECK says %q, %v", out, err)
+	}
+}
+
 // deed is what a pod that has all rights in its namespace does to it.
 type deed struct {
 	name string

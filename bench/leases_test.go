@@ -40,7 +40,7 @@ func BenchmarkLeases(b *testing.B) {
 			b.Fatal(r.node.explain(err))
 		}
 		b.Run("keeper="+c.name, func(b *testing.B) {
-			b.N = r.count
+			standInLine(b, r.count)
 			if err := r.report(b); err != nil {
 				b.Fatal(r.node.explain(err))
 			}

@@ -44,6 +44,12 @@ func TestMain(m *testing.M) {
 // once says that every benchmark is to run a single time, to see that it works.
 func once() bool { return flag.Lookup("test.benchtime").Value.String() == "1x" }
 
+// standInLine sets how many rounds the line of a benchmark counts, where these are not the
+// ones that testing asked for: contenders take turns in the rounds of the first one.
+func standInLine(b *testing.B, rounds int) {
+	b.N = rounds //lint:ignore SA3001 the time of a round is reported by us, not computed from it
+}
+
 // skipHeavy skips what takes minutes where every benchmark runs once.
 func skipHeavy(b *testing.B, takes string) {
 	b.Helper()

@@ -180,7 +180,7 @@ func BenchmarkAtOnce(b *testing.B) {
 			for i := range crowd {
 				crowd[i] = n.pod(b)
 			}
-			b.N = max(min(b.N, 5), b.N/pods) // of crowds; so what stands in the line
+			standInLine(b, max(min(b.N, 5), b.N/pods)) // of crowds
 			for range b.N {
 				m.time(func() (cost, error) { return n.crowd("ADD", crowd, pods) })
 				for _, p := range crowd {

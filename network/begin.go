@@ -22,7 +22,7 @@ func (a *adding) begin(ctx context.Context) error {
 		if a.leasing != nil {
 			// An ADD of the same that runs has the lease's lock for as long as its server
 			// takes: so look first.
-			if err := a.takeKilledDown(ctx); err != nil {
+			if err := a.takeRemainsDown(ctx); err != nil {
 				return err
 			}
 			if err := a.leasing.lock(ctx, a.hash); err != nil {
@@ -41,7 +41,7 @@ func (a *adding) begin(ctx context.Context) error {
 		if a.leasing != nil {
 			a.leasing.unlock()
 		}
-		if err := a.takeKilledDown(ctx); err != nil {
+		if err := a.takeRemainsDown(ctx); err != nil {
 			return err
 		}
 	}
@@ -63,10 +63,12 @@ func (a *adding) writeRecord() error {
 	return nil
 }
 
-// takeKilledDown undoes what an ADD of this very attachment left that was killed. Its
-// record's lock is free, and the record says that it never came to its end. Any other
-// record is in the way.
-func (a *adding) takeKilledDown(ctx context.Context) error {
+// takeRemainsDown undoes what an ADD of this very attachment left that was killed: its
+// record's lock is free, and the record says that it never came to its end. So it does with
+// what is left of a pod that died without a DEL, whose port went with its namespace: some
+// runtimes give the next container the same ID, and send no DEL before. Any other record is
+// in the way.
+func (a *adding) takeRemainsDown(ctx context.Context) error {
 	lock, err := a.s.dir.LockAttachment(a.nw.Name, a.hash)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -79,14 +81,23 @@ func (a *adding) takeKilledDown(ctx context.Context) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
-	case err != nil || !unfinished:
+	case err != nil || !unfinished && !a.portIsGone(ctx):
 		return a.existsAlready()
+	case unfinished:
+		a.s.warn("an earlier ADD of this attachment was killed: undoing what it left")
+	default:
+		a.s.warn("the pod of this attachment is gone, without a DEL: undoing what it left")
 	}
-	a.s.warn("an earlier ADD of this attachment was killed: undoing what it left")
 	t := &teardown{node: a.node, s: a.s, network: a.nw.Name, known: a.known()}
 	r := t.ownRemains(ctx, a.pod.key(a.nw), a.hash)
-	r.unfinished = true
+	r.unfinished = unfinished
 	return t.takeDown(ctx, r)
+}
+
+// portIsGone says that the attachment that is on record has no port any more, and so no pod.
+func (a *adding) portIsGone(ctx context.Context) bool {
+	_, err := a.s.br.Link(ctx, "veth"+a.hash)
+	return errors.Is(err, fs.ErrNotExist)
 }
 
 func (a *adding) existsAlready() error {

@@ -164,6 +164,36 @@ func removeAll(t testing.TB, path string) {
 	}
 }
 
+// A runtime may lose a pod without a DEL, and give the next one the same ID, as ctr does
+// that takes a name again.
+func TestADDAfterAPodThatDiedWithoutADEL(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.portnet(nil)
+	limits := capability("bandwidth", map[string]any{"egressRate": 8_000_000, "egressBurst": 80_000})
+	dead := n.pod("web")
+	w.add(dead, publish(t, "8080:80/tcp"), limits)
+	next := n.pod("web")
+	// One whose port is there is in the way, whoever's namespace is asked for.
+	_, err := w.tryAdd(next, publish(t, "8080:80/tcp"))
+	wantError(t, err, 111, "DEL it first")
+
+	gone := watchLinks(t, n.ns)
+	vanish(t, dead.path)
+	dead.NS.Close()
+	gone.wait(w.port(dead))
+	w.add(next, publish(t, "8080:81/tcp"))
+	next.serve(t, "tcp", 81)
+	if _, err := askPort(t, n.ns, "tcp", "127.0.0.1", 8080); err != nil {
+		t.Error(err)
+	}
+	if err := w.check(next); err != nil {
+		t.Error(err)
+	}
+	w.del(next)
+	n.wantNothing()
+}
+
 // vanish takes a namespace's name away, as a runtime does with a pod's.
 func vanish(t testing.TB, path string) {
 	t.Helper()

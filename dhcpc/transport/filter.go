@@ -61,13 +61,21 @@ func incoming() program {
 }
 
 // leaving rejects what does not leave this machine's interface for a MAC address or for
-// all. A tag that the kernel keeps beside the frame would have the receiver take it for
+// all, and what came from that address. A tag that the kernel keeps beside the frame would have the receiver take it for
 // another VLAN's.
 func leaving(mac []byte) program {
 	p := program{bpf.LoadExtension{Num: bpf.ExtType}}
 	p.need(unix.PACKET_OUTGOING)
 	p.add(bpf.LoadExtension{Num: bpf.ExtVLANTagPresent})
 	p.need(0)
+	// What the client itself sent: a bridge may send it back by the port that it came in by.
+	p.add(
+		bpf.LoadAbsolute{Off: 6, Size: 4},
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: binary.BigEndian.Uint32(mac), SkipTrue: 3},
+		bpf.LoadAbsolute{Off: 10, Size: 2},
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: uint32(binary.BigEndian.Uint16(mac[4:])), SkipTrue: 1},
+		bpf.RetConstant{Val: reject},
+	)
 	high, low := bpf.LoadAbsolute{Off: 0, Size: 4}, bpf.LoadAbsolute{Off: 4, Size: 2}
 	p.add(high, bpf.JumpIf{Cond: bpf.JumpEqual, Val: math.MaxUint32, SkipTrue: 5})
 	p.need(binary.BigEndian.Uint32(mac))

@@ -45,6 +45,36 @@ func TestADDDoesNotBelieveThePodsOwnServer(t *testing.T) {
 	l.wantNothing()
 }
 
+// A bridge sends what a pod broadcasts back to the pod where its port is in hairpin mode: so a
+// server that the pod runs hears the ADD's DISCOVER, and its answer leaves by the pod's port.
+func TestADDDoesNotBelieveWhatComesBackToThePod(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	w := l.network(conf{"hairpinMode": true, "ipam": conf{"type": "dhcp", "keeper": "optional"}})
+	w.plugin["ipam"].(conf)["timeout"] = "8s" // two DISCOVERs; nobody is to answer
+	p := l.pod("evil")
+	nstest.Run(t, l.router, "ip", "link", "set", "eth0", "down")
+	added := make(chan error)
+	go func() {
+		_, err := w.tryAdd(p)
+		added <- err
+	}()
+	l.eventually(t, func() bool {
+		out, err := nstest.Try(p.NS, "ip", "-o", "link", "show", "eth0")
+		return err == nil && strings.Contains(out, ",UP")
+	})
+	mac := nstest.MAC(t, p.NS, "eth0")
+	nstest.Run(t, p.NS, "ip", "address", "add", "192.168.50.66/24", "dev", "eth0")
+	rogue := &lan{node: l.node, router: p.NS, leases: t.TempDir() + "/leases", log: t.TempDir() + "/log"}
+	rogue.serve(t, "--dhcp-option=option:router")
+	err := <-added
+	if got := readFileIf(t, rogue.log); !strings.Contains(got, "DHCPOFFER(eth0) ") || !strings.Contains(got, mac) {
+		t.Errorf("the ADD's DISCOVER did not come to the pod's server, so that the test shows nothing:\n%s", got)
+	}
+	wantError(t, err, 11, "no answer to")
+	l.wantNothing()
+}
+
 // leaseInPod leases as one does that believes what it hears in the pod.
 func leaseInPod(t *testing.T, p *pod) (*dhcpc.Lease, error) {
 	t.Helper()

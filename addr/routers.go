@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sort"
 	"strings"
 
 	"github.com/mdlayher/netlink"
@@ -128,7 +129,7 @@ func (c *Conn) formed(link int) (usable, pending []Address, _ error) {
 			usable = append(usable, a)
 		}
 	}
-	slices.SortStableFunc(usable, func(a, b Address) int { return int(a.Flags&Deprecated) - int(b.Flags&Deprecated) })
+	sort.SliceStable(usable, func(i, j int) bool { return usable[i].Flags&Deprecated < usable[j].Flags&Deprecated })
 	return usable, pending, nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"sort"
 
 	"golang.org/x/sys/unix"
 )
@@ -118,7 +119,7 @@ func normalDedup(list []Dedup) []Dedup {
 	for i := range list {
 		list[i].Subnet = list[i].Subnet.Masked()
 	}
-	slices.SortFunc(list, compareDedups)
+	sort.Slice(list, func(i, j int) bool { return compareDedups(list[i], list[j]) < 0 })
 	return slices.CompactFunc(list, func(a, b Dedup) bool { return compareDedups(a, b) == 0 })
 }
 

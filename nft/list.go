@@ -6,8 +6,8 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"net/netip"
 	"slices"
+	"sort"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -81,12 +81,13 @@ func collect(elements []elementState, network string) []Endpoint {
 	}
 	list := make([]Endpoint, 0, len(found))
 	for _, ep := range found {
-		slices.SortFunc(ep.Addrs, netip.Addr.Compare)
+		sort.Slice(ep.Addrs, func(i, j int) bool { return ep.Addrs[i].Less(ep.Addrs[j]) })
 		ep.Ports = mergePorts(ep.Ports, ep.Addrs)
 		list = append(list, *ep)
 	}
-	slices.SortFunc(list, func(a, b Endpoint) int {
-		return cmp.Or(strings.Compare(a.Network, b.Network), strings.Compare(string(a.Owner), string(b.Owner)))
+	sort.Slice(list, func(i, j int) bool {
+		a, b := &list[i], &list[j]
+		return cmp.Or(strings.Compare(a.Network, b.Network), strings.Compare(string(a.Owner), string(b.Owner))) < 0
 	})
 	return list
 }
@@ -188,7 +189,7 @@ func (c *Conn) elementsOfSet(set place) ([]elementState, error) {
 	if err != nil {
 		return nil, err
 	}
-	slices.SortFunc(list, func(a, b elementState) int { return bytes.Compare(a.key, b.key) })
+	sort.Slice(list, func(i, j int) bool { return bytes.Compare(list[i].key, list[j].key) < 0 })
 	all := len(list)
 	list = slices.CompactFunc(list, func(a, b elementState) bool { return a.equal(b.element) })
 	if len(list) < all {

@@ -138,12 +138,14 @@ func networkKey(name string) string {
 func (n *Network) exempt(is4 bool) []netip.Prefix {
 	var list []netip.Prefix
 	for _, p := range slices.Concat(n.Prefixes, n.NonMasquerade) {
-		if p.Addr().Is4() == is4 {
-			list = append(list, p.Masked())
+		if p.Addr().Is4() != is4 {
+			continue
+		}
+		if at, found := slices.BinarySearchFunc(list, p.Masked(), comparePrefixes); !found {
+			list = slices.Insert(list, at, p.Masked())
 		}
 	}
-	slices.SortFunc(list, comparePrefixes)
-	return slices.Compact(list)
+	return list
 }
 
 func comparePrefixes(a, b netip.Prefix) int {

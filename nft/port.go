@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"net/netip"
 	"slices"
+	"sort"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -259,7 +260,7 @@ func familyOf(a netip.Addr) family {
 // asked for: a port that is published on all addresses of each family that the pod
 // has is one port, on any address.
 func mergePorts(ports []Port, addrs []netip.Addr) []Port {
-	slices.SortFunc(ports, comparePorts)
+	sortPorts(ports)
 	ports = slices.Compact(ports)
 	of := func(p Port) int { // how many families it is published over, or would be
 		n := 0
@@ -279,11 +280,14 @@ func mergePorts(ports []Port, addrs []netip.Addr) []Port {
 		}
 		merged = append(merged, p)
 	}
-	slices.SortFunc(merged, comparePorts)
+	sortPorts(merged)
 	return slices.Compact(merged)
 }
 
-func comparePorts(a, b Port) int {
-	return cmp.Or(cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.HostPort, b.HostPort),
-		a.HostAddr.Compare(b.HostAddr), cmp.Compare(a.PodPort, b.PodPort))
+func sortPorts(list []Port) {
+	sort.Slice(list, func(i, j int) bool {
+		a, b := &list[i], &list[j]
+		return cmp.Or(cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.HostPort, b.HostPort),
+			a.HostAddr.Compare(b.HostAddr), cmp.Compare(a.PodPort, b.PodPort)) < 0
+	})
 }

@@ -324,7 +324,7 @@ func TestReplaceBringsPortsBack(t *testing.T) {
 			tcpPort("", uint16(1000+i)), tcpPort("192.0.2.1", uint16(2000+i)), tcpPort(fmt.Sprintf("192.0.2.%d", i+2), 80), tcpPort("2001:db8::1", uint16(2000+i))))
 	}
 	for _, ep := range eps {
-		slices.SortFunc(ep.Ports, comparePorts)
+		sortPorts(ep.Ports)
 	}
 	mustAdd(t, c, eps...)
 	wantEndpoints(t, c, eps...)

@@ -3,6 +3,7 @@ package route
 import (
 	"bytes"
 	"slices"
+	"sort"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -56,7 +57,7 @@ func deciding(list []netlink.Attribute) []netlink.Attribute {
 			some = append(some, a)
 		}
 	}
-	slices.SortStableFunc(some, func(a, b netlink.Attribute) int { return int(typeOf(a)) - int(typeOf(b)) })
+	sort.SliceStable(some, func(i, j int) bool { return typeOf(some[i]) < typeOf(some[j]) })
 	return some
 }
 

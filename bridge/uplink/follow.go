@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"net/netip"
 	"slices"
+	"sort"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -53,7 +54,7 @@ func (r *Record) HostAddresses() []netip.Prefix {
 			list = append(list, a.Prefix)
 		}
 	}
-	slices.SortFunc(list, netip.Prefix.Compare)
+	sort.Slice(list, func(i, j int) bool { return list[i].Compare(list[j]) < 0 })
 	return list
 }
 

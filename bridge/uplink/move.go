@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
+	"sort"
 	"strings"
 
 	"github.com/mdlayher/netlink"
@@ -296,8 +297,9 @@ func (m *move) delNeighbours() []operation {
 // takes them: a gateway has to be on a network that the link has a route to.
 func (m *move) moveRoutes() []operation {
 	list := m.routes()
-	slices.SortStableFunc(list, func(a, b route.Route) int {
-		return cmp.Or(rank(&a)-rank(&b), scope(&b)-scope(&a), cmp.Compare(b.Dst.Bits(), a.Dst.Bits()))
+	sort.SliceStable(list, func(i, j int) bool {
+		a, b := &list[i], &list[j]
+		return cmp.Or(rank(a)-rank(b), scope(b)-scope(a), b.Dst.Bits()-a.Dst.Bits()) < 0
 	})
 	var ops []operation
 	objects := false

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"sort"
 	"strings"
 
 	"github.com/tombolo-cni/tombolo/addr"
@@ -429,6 +430,6 @@ func (s *Snapshot) settingsBack(rec *Record) []setting {
 			list = append(list, setting{path, value})
 		}
 	}
-	slices.SortFunc(list, func(a, b setting) int { return strings.Compare(a.path, b.path) })
+	sort.Slice(list, func(i, j int) bool { return list[i].path < list[j].path })
 	return list
 }

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 
@@ -151,15 +152,8 @@ func (s *Snapshot) copied(bridge string) []setting {
 	}
 	// IPv6 off takes all IPv6 parameters of a link along if it goes first, and is not
 	// to be on for a moment: so it is the first.
-	slices.SortStableFunc(list, func(a, b setting) int {
-		first := func(s setting) int {
-			if name(s.path) == "disable_ipv6" {
-				return 0
-			}
-			return 1
-		}
-		return first(a) - first(b)
-	})
+	first := func(s setting) bool { return name(s.path) == "disable_ipv6" }
+	sort.SliceStable(list, func(i, j int) bool { return first(list[i]) && !first(list[j]) })
 	return list
 }
 

@@ -2,9 +2,10 @@ package network
 
 import (
 	"context"
-	"crypto/rand"
+	"encoding/binary"
 	"errors"
 	"io/fs"
+	"math/rand/v2"
 	"net"
 
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
@@ -60,10 +61,10 @@ func (a *adding) holdBefore(ctx context.Context, p *plan) error {
 // getsMore says whether the pod gets addresses after it got its port.
 func (a *adding) getsMore() bool { return a.leasing != nil || a.nw.SLAAC }
 
-// randomMAC gives a unicast MAC of the locally administered kind.
+// randomMAC gives a unicast MAC of the locally administered kind. It is no secret, so the
+// program goes without crypto/rand.
 func randomMAC() net.HardwareAddr {
-	mac := make(net.HardwareAddr, 6)
-	_, _ = rand.Read(mac) // which never fails
+	mac := binary.NativeEndian.AppendUint64(nil, rand.Uint64())[:6]
 	mac[0] = mac[0]&^1 | 2
 	return mac
 }

@@ -122,7 +122,7 @@ func (c *Conn) List(f Filter) ([]Address, error) {
 	}
 
 	var list []Address
-	ask, err := nl.Marshal(unix.RTM_GETADDR, 0, header(f.Family, 0, 0, f.Link), nil)
+	ask, err := nl.Marshal(unix.RTM_GETADDR, 0, header(f.Family, 0, 0, f.Link).MarshalBinary, nil)
 	err = c.nl.List("list addresses", ask, err, func(m netlink.Message) error {
 		if m.Header.Type != unix.RTM_NEWADDR {
 			return nil
@@ -189,7 +189,7 @@ func (c *Conn) get(a *Address) (Address, error) {
 	var have Address
 	// Strict checking wants the prefix length to be 0 here, and takes no other attribute:
 	// so not the one of no type, which the library adds to those that it has.
-	m, err := nl.Marshal(unix.RTM_GETADDR, 0, header(unix.AF_INET6, 0, 0, a.Link), func(ae *netlink.AttributeEncoder) {
+	m, err := nl.Marshal(unix.RTM_GETADDR, 0, header(unix.AF_INET6, 0, 0, a.Link).MarshalBinary, func(ae *netlink.AttributeEncoder) {
 		nl.PutAddr(ae, unix.IFA_ADDRESS, a.Prefix.Addr())
 	})
 	var b nl.Batch

@@ -37,7 +37,7 @@ func (a Address) DelMessage() (netlink.Message, error) {
 	if err != nil {
 		return netlink.Message{}, err
 	}
-	return nl.Marshal(unix.RTM_DELADDR, 0, body, a.putMapped)
+	return nl.Marshal(unix.RTM_DELADDR, 0, body.MarshalBinary, a.putMapped)
 }
 
 // identity says what tells the address from others on the link.
@@ -93,7 +93,7 @@ func (a *Address) newMessage(flags netlink.HeaderFlags) (netlink.Message, error)
 		body.Attributes.Flags = uint32(a.askedFlags())
 		body.Attributes.Priority = a.Metric
 	}
-	return nl.Marshal(unix.RTM_NEWADDR, flags, body, func(ae *netlink.AttributeEncoder) {
+	return nl.Marshal(unix.RTM_NEWADDR, flags, body.MarshalBinary, func(ae *netlink.AttributeEncoder) {
 		a.putMapped(ae)
 		if body.Attributes == nil {
 			ae.Uint32(unix.IFA_FLAGS, uint32(a.askedFlags()))

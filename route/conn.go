@@ -180,7 +180,7 @@ func (f Filter) message() (netlink.Message, error) {
 	q := request{RouteMessage: rtnetlink.RouteMessage{Family: f.Family, Protocol: uint8(f.Protocol), Type: uint8(f.Type)}}
 	q.table(f.Table)
 	q.Attributes.OutIface = uint32(f.Link)
-	return nl.Marshal(unix.RTM_GETROUTE, 0, &q, nil)
+	return nl.Marshal(unix.RTM_GETROUTE, 0, q.MarshalBinary, nil)
 }
 
 // Get asks the kernel which route a packet of this host to an address would take:
@@ -209,7 +209,7 @@ func GetMessage(dst netip.Addr) (netlink.Message, error) {
 		q.Flags = unix.RTM_F_LOOKUP_TABLE
 	}
 	q.more(func(ae *netlink.AttributeEncoder) { nl.PutAddr(ae, unix.RTA_DST, dst) })
-	return nl.Marshal(unix.RTM_GETROUTE, 0, &q, q.write)
+	return nl.Marshal(unix.RTM_GETROUTE, 0, q.MarshalBinary, q.write)
 }
 
 // Read takes in the data of an RTM_NEWROUTE.

@@ -72,7 +72,7 @@ func (n *Route) message(typ netlink.HeaderType, flags netlink.HeaderFlags, attri
 	if err := attributes(&q); err != nil {
 		return netlink.Message{}, err
 	}
-	return nl.Marshal(typ, flags, &q, q.write)
+	return nl.Marshal(typ, flags, q.MarshalBinary, q.write)
 }
 
 // request is the library's message, and what it has no word for.

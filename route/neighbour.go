@@ -87,7 +87,7 @@ func (c *Conn) Neighbours(f NeighbourFilter) ([]Neighbour, error) {
 	if f.Proxy {
 		body.Flags = uint8(Proxy)
 	}
-	ask, err := nl.Marshal(unix.RTM_GETNEIGH, 0, body, func(ae *netlink.AttributeEncoder) {
+	ask, err := nl.Marshal(unix.RTM_GETNEIGH, 0, body.MarshalBinary, func(ae *netlink.AttributeEncoder) {
 		// Strict checking refuses a link in the header: it has to be an attribute.
 		if f.Link != 0 {
 			ae.Uint32(unix.NDA_IFINDEX, uint32(f.Link))
@@ -175,7 +175,7 @@ func (n Neighbour) DelMessage() (netlink.Message, error) {
 // others beside it, which a strict get and a proxy's entry do not take.
 func (n *Neighbour) identity(typ netlink.HeaderType, flags NeighbourFlags) (netlink.Message, error) {
 	body := &rtnetlink.NeighMessage{Family: uint16(familyOf(n.Addr)), Index: uint32(n.Link), Flags: uint8(flags)}
-	return nl.Marshal(typ, 0, body, func(ae *netlink.AttributeEncoder) { nl.PutAddr(ae, unix.NDA_DST, n.Addr) })
+	return nl.Marshal(typ, 0, body.MarshalBinary, func(ae *netlink.AttributeEncoder) { nl.PutAddr(ae, unix.NDA_DST, n.Addr) })
 }
 
 // newMessage writes the address as it is: 4 bytes for IPv4. Of 16 the kernel would take
@@ -190,7 +190,7 @@ func (n *Neighbour) newMessage(flags netlink.HeaderFlags) (netlink.Message, erro
 	if len(n.MAC) > 0 && n.Addr.IsValid() {
 		body.Attributes = &rtnetlink.NeighAttributes{Address: n.Addr.AsSlice(), LLAddress: n.MAC, IfIndex: uint32(n.Link)}
 	}
-	return nl.Marshal(unix.RTM_NEWNEIGH, flags, body, func(ae *netlink.AttributeEncoder) {
+	return nl.Marshal(unix.RTM_NEWNEIGH, flags, body.MarshalBinary, func(ae *netlink.AttributeEncoder) {
 		if body.Attributes == nil {
 			nl.PutAddr(ae, unix.NDA_DST, n.Addr)
 		}

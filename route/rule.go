@@ -162,7 +162,7 @@ func (c *Conn) Rules(family uint8) ([]Rule, error) {
 	}
 
 	var list []Rule
-	ask, err := nl.Marshal(unix.RTM_GETRULE, 0, &rtnetlink.RuleMessage{Family: family}, nil)
+	ask, err := nl.Marshal(unix.RTM_GETRULE, 0, (&rtnetlink.RuleMessage{Family: family}).MarshalBinary, nil)
 	err = c.nl.List("list rules", ask, err, func(m netlink.Message) error {
 		if m.Header.Type != unix.RTM_NEWRULE {
 			return nil
@@ -252,7 +252,7 @@ func (r *Rule) message(typ netlink.HeaderType, flags netlink.HeaderFlags) (netli
 	if r.Invert {
 		body.Flags = unix.FIB_RULE_INVERT
 	}
-	return nl.Marshal(typ, flags, body, func(ae *netlink.AttributeEncoder) {
+	return nl.Marshal(typ, flags, body.MarshalBinary, func(ae *netlink.AttributeEncoder) {
 		// The library shortens an IPv6 address that maps an IPv4 one, and has ids of
 		// users of 16 bits.
 		if body.DstLength > 0 {

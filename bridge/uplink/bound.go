@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 
@@ -74,7 +75,7 @@ func (c *Conn) sockets(ctx context.Context, link int) ([]Socket, error) {
 		list = append(list, packets...)
 		return err
 	})
-	slices.SortFunc(list, func(a, b Socket) int { return strings.Compare(a.What+a.Process, b.What+b.Process) })
+	sort.Slice(list, func(i, j int) bool { return list[i].What+list[i].Process < list[j].What+list[j].Process })
 	return slices.Compact(list), err
 }
 
@@ -197,7 +198,7 @@ func (c *Conn) lookElsewhere(s *Snapshot) error {
 		return nil
 	}
 	seen := map[string]bool{}
-	ask, err := nl.Marshal(unix.RTM_GETNEIGH, 0, &rtnetlink.NeighMessage{Family: unix.AF_BRIDGE}, func(ae *netlink.AttributeEncoder) {
+	ask, err := nl.Marshal(unix.RTM_GETNEIGH, 0, (&rtnetlink.NeighMessage{Family: unix.AF_BRIDGE}).MarshalBinary, func(ae *netlink.AttributeEncoder) {
 		ae.Uint32(unix.NDA_MASTER, uint32(s.Bridge.Index))
 	})
 	err = c.nl.List("list the forwarding table", ask, err, func(m netlink.Message) error {

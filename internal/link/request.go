@@ -79,7 +79,7 @@ func List(c *nl.Conn, op, kind string, master int, each func(*Link)) error {
 	if master != 0 {
 		r.Master = &master
 	}
-	m, err := nl.Marshal(unix.RTM_GETLINK, 0, r.body(), nil)
+	m, err := nl.Marshal(unix.RTM_GETLINK, 0, r.body().MarshalBinary, nil)
 	return c.List(op, m, err, func(m netlink.Message) error {
 		if m.Header.Type != unix.RTM_NEWLINK {
 			return nil
@@ -102,7 +102,7 @@ func (r *Request) Message(typ netlink.HeaderType, flags netlink.HeaderFlags) (ne
 	if r.isWhole() {
 		more = nil
 	}
-	return nl.Marshal(typ, flags, r.body(), more)
+	return nl.Marshal(typ, flags, r.body().MarshalBinary, more)
 }
 
 // body is what the library can say.

@@ -1,7 +1,6 @@
 package nl
 
 import (
-	"encoding"
 	"errors"
 	"net/netip"
 
@@ -23,9 +22,11 @@ func Encode(typ netlink.HeaderType, flags netlink.HeaderFlags, head []byte, fn f
 }
 
 // Marshal puts a request together of a body that another package writes, and the
-// attributes that it cannot say, which fn writes behind it. fn may be nil.
-func Marshal(typ netlink.HeaderType, flags netlink.HeaderFlags, body encoding.BinaryMarshaler, fn func(ae *netlink.AttributeEncoder)) (netlink.Message, error) {
-	b, err := body.MarshalBinary()
+// attributes that it cannot say, which fn writes behind it. fn may be nil. body is a
+// method MarshalBinary, and not an encoding.BinaryMarshaler: that would keep the methods
+// by which the same types are read, and nobody reads them so, in the program.
+func Marshal(typ netlink.HeaderType, flags netlink.HeaderFlags, body func() ([]byte, error), fn func(ae *netlink.AttributeEncoder)) (netlink.Message, error) {
+	b, err := body()
 	if err != nil {
 		return netlink.Message{}, err
 	}

@@ -155,6 +155,11 @@ func (a *adding) explainConflict(conflict *nft.ConflictError) error {
 	if conflict.Owner != "" {
 		owner = "endpoint " + string(conflict.Owner)
 		if rec, err := a.s.dir.Load(conflict.Network, string(conflict.Owner)); err == nil {
+			if rec.ContainerID == a.pod.ContainerID {
+				// Some runtimes hand a container's ports to all of its networks.
+				return fail.Errorf(ErrConflict, "port %s is already published by this container's %s of network %q: leave portMappings out of the capabilities of one of the two networks",
+					conflict.Port, rec.IfName, rec.Network)
+			}
 			owner = describePod(rec)
 		}
 	}

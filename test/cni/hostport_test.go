@@ -152,6 +152,22 @@ func TestHostPortThatIsTakenNamesWhoHasIt(t *testing.T) {
 	w.add(n.pod("c"), publish(t, "8080:80/udp", gateway4+":9090:90/tcp"))
 }
 
+// Podman hands the ports of a container to each of its networks: who reads that the container
+// itself is in its way has to be told what to do.
+func TestHostPortOfTheContainersOtherNetworkSaysWhatToDo(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.portnet(nil)
+	p := n.pod("web")
+	w.add(p, publish(t, "8080:80/tcp"))
+	other := n.portnet(conf{"name": "other", "bridge": "cbr1", "isDefaultGateway": false, "ipam": conf{
+		"type": "host-local", "subnet": "10.78.0.0/24"}})
+	before := n.traces()
+	_, err := other.tryAdd(p, publish(t, "8080:80/tcp"), func(rt *libcni.RuntimeConf) { rt.IfName = "eth1" })
+	wantError(t, err, 112, `8080/tcp is already published by this container's eth0 of network "podnet": leave portMappings out`)
+	n.wantTraces(before)
+}
+
 func TestHostPortOfAProgramOfTheHostIsRefused(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -301,11 +301,13 @@ func TestHostTellsNoPodToPassItBy(t *testing.T) {
 		t.Errorf("the host has sent %d redirects", sent)
 	}
 
-	// What it would be like: both ends have it off, each alone would do.
+	// What it would be like: both ends have it off, each alone would do. The pod is first to
+	// have it on, since the host sends nine redirects and is then silent for as long as
+	// packets come.
 	for _, side := range []struct {
 		p        place
 		of, name string
-	}{{l.host, bridge, "send_redirects"}, {a.place, nic, "accept_redirects"}} {
+	}{{a.place, nic, "accept_redirects"}, {l.host, bridge, "send_redirects"}} {
 		for _, conf := range []string{"all", side.of} {
 			path := "net/ipv4/conf/" + conf + "/" + side.name
 			if got := nstest.Sysctl(t, side.p.ns, path); got != "0" {

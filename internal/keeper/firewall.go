@@ -246,6 +246,9 @@ func (f *firewall) mend(ctx context.Context, what string) {
 		f.due = now().Add(againFirewall)
 	}
 	f.metrics.count(&f.metrics.firewallMends)
+	if f.known == 0 && f.by == "" {
+		return // it was so when the keeper began: nobody has undone anything
+	}
 	f.undone = append(slices.DeleteFunc(f.undone, func(t time.Time) bool { return now().Sub(t) > contestedFor }), now())
 	if f.times == 0 && len(f.undone) < contestedAfter {
 		return

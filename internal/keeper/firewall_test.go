@@ -69,8 +69,14 @@ func (w *wall) change(by string) {
 	}))}
 }
 
-// inWall runs a test whose keeper has looked once.
+// inWall runs a test whose keeper has looked once, and found all right.
 func inWall(t *testing.T, test func(t *testing.T, w *wall)) {
+	t.Helper()
+	inWallThat(t, false, test)
+}
+
+// inWallThat runs a test whose keeper has looked once.
+func inWallThat(t *testing.T, lacking bool, test func(t *testing.T, w *wall)) {
 	t.Helper()
 	t.Parallel()
 	// Not in the bubble, since they begin goroutines.
@@ -83,7 +89,7 @@ func inWall(t *testing.T, test func(t *testing.T, w *wall)) {
 		t.Fatal(err)
 	}
 	synctest.Test(t, func(t *testing.T) {
-		w := &wall{t: t, dir: dir, announced: make(chan any), generation: 100, start: time.Now()}
+		w := &wall{t: t, dir: dir, announced: make(chan any), generation: 100, start: time.Now(), lacking: lacking}
 		w.keep, err = New(&Config{Leases: leases, State: dir, Firewall: w, Repair: func(context.Context) error {
 			w.repairs = append(w.repairs, time.Since(w.start))
 			if !w.stubborn {
@@ -235,6 +241,25 @@ func TestWhatIsUndoneAgainAndAgainIsLeftAloneForAMinute(t *testing.T) {
 			if !strings.Contains(text, line+"\n") {
 				t.Errorf("no %s in\n%s", line, text)
 			}
+		}
+	})
+}
+
+// A node that comes up with an empty ruleset has been fought by nobody.
+func TestWhatIsPutRightWhenTheKeeperBeginsIsNoFight(t *testing.T) {
+	inWallThat(t, true, func(t *testing.T, w *wall) {
+		undo := func() { w.lacking = true; w.change("nft"); w.after(time.Second) }
+		if len(w.repairs) != 1 {
+			t.Fatalf("put right at %v at the start", w.repairs)
+		}
+		undo()
+		undo()
+		if c, err := w.dir.Contested(); c != nil || err != nil || w.lacking || len(w.repairs) != 3 {
+			t.Fatalf("after two: %+v, %v; lacking %v, put right at %v", c, err, w.lacking, w.repairs)
+		}
+		undo()
+		if c, err := w.dir.Contested(); err != nil || c == nil || c.Times != 3 {
+			t.Errorf("after three: %+v, %v", c, err)
 		}
 	})
 }

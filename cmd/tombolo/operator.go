@@ -65,7 +65,7 @@ const (
 )
 
 // errDiffers says that check found something.
-var errDiffers = errors.New("not all is as it should be: tombolo repair mends it, but for what other firewalls stop")
+var errDiffers = errors.New("not all is as it should be: tombolo repair mends what differs on the host; what differs in a pod comes back when the pod is made again, and what another firewall stops is up to its owner")
 
 // errUsage is the cause of an error about the command line itself.
 var errUsage = errors.New("see tombolo help")

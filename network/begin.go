@@ -81,7 +81,7 @@ func (a *adding) takeRemainsDown(ctx context.Context) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
-	case err != nil || !unfinished && !a.portIsGone(ctx):
+	case err != nil || !unfinished && !a.died(ctx):
 		return a.existsAlready()
 	case unfinished:
 		a.s.warn("an earlier ADD of this attachment was killed: undoing what it left")
@@ -94,8 +94,12 @@ func (a *adding) takeRemainsDown(ctx context.Context) error {
 	return t.takeDown(ctx, r)
 }
 
-// portIsGone says that the attachment that is on record has no port any more, and so no pod.
-func (a *adding) portIsGone(ctx context.Context) bool {
+// died says that the pod whose attachment is on record is gone: the record can be read, and
+// names a port that is not there any more.
+func (a *adding) died(ctx context.Context) bool {
+	if _, err := a.s.dir.Load(a.nw.Name, a.hash); err != nil {
+		return false
+	}
 	_, err := a.s.br.Link(ctx, "veth"+a.hash)
 	return errors.Is(err, fs.ErrNotExist)
 }

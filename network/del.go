@@ -19,9 +19,9 @@ import (
 // Known is what a caller knows of attachments that have no record: from its configuration, or
 // from the result of an Add. The zero Known is nothing.
 type Known struct {
-	Bridge    string       // of their network
-	Addresses []netip.Addr // of the one that Del is for
-	Leased    bool         // their addresses come by DHCP
+	Bridge    string              // of their network
+	Addresses func() []netip.Addr // of the one that Del is for; called only if it has no record
+	Leased    bool                // their addresses come by DHCP
 }
 
 // Del takes an attachment down. It needs neither the pod's namespace nor a configuration: the
@@ -136,7 +136,10 @@ func (t *teardown) knownAddresses(ctx context.Context, r *remains) []netip.Addr 
 			return a.Addresses
 		}
 	}
-	return slices.Clone(t.known.Addresses)
+	if t.known.Addresses == nil {
+		return nil
+	}
+	return slices.Clone(t.known.Addresses())
 }
 
 // leaseDir is where an attachment's lease is on record, by its own record or by what the

@@ -18,8 +18,12 @@ func (c *call) del(ctx context.Context, conf *NetConf) error {
 		return err
 	}
 	known := conf.known()
-	if prev, err := parsePrevResult(conf, c.cniVersion); err == nil && prev != nil {
-		known.Addresses = c.addressesIn(prev)
+	known.Addresses = func() []netip.Addr {
+		prev, err := parsePrevResult(conf, c.cniVersion)
+		if err != nil || prev == nil {
+			return nil
+		}
+		return c.addressesIn(prev)
 	}
 	return node.Del(ctx, c.key(), known)
 }

@@ -72,6 +72,8 @@ type NetConf struct {
 	Deadline           Duration `json:"deadline"`
 	LogFile            string   `json:"logFile"`
 	LogLevel           string   `json:"logLevel"`
+
+	section *ipamSection // what ipam has read
 }
 
 const (
@@ -270,16 +272,21 @@ func (c *NetConf) ipamType() string { return c.ipam().Type }
 // dataDir is where the IPAM was told to keep its reservations, if it was.
 func (c *NetConf) dataDir() string { return c.ipam().DataDir }
 
-// ipam reads what of the ipam section is not the allocator's alone.
-func (c *NetConf) ipam() (section struct {
+// ipamSection is what of the ipam section is not the allocator's alone.
+type ipamSection struct {
 	Type    string `json:"type"`
 	DataDir string `json:"dataDir"`
-}) {
-	if !isEmptyJSON(c.IPAM) {
-		// What is wrong with the section is for the allocator to say.
-		_ = strict.Lenient(c.IPAM, &section)
+}
+
+func (c *NetConf) ipam() *ipamSection {
+	if c.section == nil {
+		c.section = &ipamSection{}
+		if !isEmptyJSON(c.IPAM) {
+			// What is wrong with the section is for the allocator to say.
+			_ = strict.Lenient(c.IPAM, c.section)
+		}
 	}
-	return section
+	return c.section
 }
 
 // settings are a configuration with its defaults filled in: the network, and what is not
@@ -293,6 +300,13 @@ type settings struct {
 	DNS      types.DNS
 }
 
+func (c *NetConf) deadline() time.Duration {
+	if c.Deadline == 0 {
+		return defaultDeadline
+	}
+	return time.Duration(c.Deadline)
+}
+
 func (c *NetConf) settings() settings {
 	gateway := c.Mode != modeL2 && c.Mode != modeLAN
 	// The router that a DHCP server names is somebody else's address in general.
@@ -300,7 +314,7 @@ func (c *NetConf) settings() settings {
 	s := settings{
 		StateDir: c.StateDir,
 		LeaseDir: c.LeaseDir,
-		Deadline: time.Duration(c.Deadline),
+		Deadline: c.deadline(),
 		Mark:     uint32(c.ForwardMark),
 		DNS:      c.DNS,
 		Network: network.Network{
@@ -341,9 +355,6 @@ func (c *NetConf) settings() settings {
 	}
 	if s.LeaseDir == "" || !filepath.IsAbs(s.LeaseDir) {
 		s.LeaseDir = lease.DefaultDir
-	}
-	if s.Deadline == 0 {
-		s.Deadline = defaultDeadline
 	}
 	if s.Mark == 0 {
 		s.Mark = uint32(defaultMark)

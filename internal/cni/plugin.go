@@ -270,16 +270,16 @@ func (c *call) lenientVerb(verb func(context.Context, *NetConf) error) error {
 
 // timed gives a verb its deadline and its log.
 func (c *call) timed(conf *NetConf, verb func(context.Context, *NetConf) error) error {
-	c.watchdog.until(conf.settings().Deadline, c.cniVersion)
+	c.watchdog.until(conf.deadline(), c.cniVersion)
 	var err error
 	if c.log, err = openLog(conf, c); err != nil {
 		return err
 	}
-	ctx := withDeadline(conf.settings().Deadline)
+	ctx := withDeadline(conf.deadline())
 	defer ctx.cancel()
 	if err := verb(ctx, conf); err != nil {
 		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil {
-			return newError(codeTryAgainLater, "%s of network %q was not done within its deadline of %s: %v", c.verb, c.network, conf.settings().Deadline, oneLine(err))
+			return newError(codeTryAgainLater, "%s of network %q was not done within its deadline of %s: %v", c.verb, c.network, conf.deadline(), oneLine(err))
 		}
 		return err
 	}

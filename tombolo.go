@@ -5,7 +5,7 @@
 // The packages, from the kernel upwards; imports point from a line to the lines
 // above it, never the other way:
 //
-//	tombolo        OpError, the error of every kernel operation
+//	tombolo        OpError, the error of every kernel operation; Difference; Socket
 //	netns          handles to network namespaces
 //	addr           addresses on links
 //	route          routes, rules and neighbours
@@ -46,6 +46,15 @@ import (
 // context, no namespace, a Conn that was never opened or has been closed. Nothing has
 // been done then.
 var ErrInvalid = errors.New("invalid argument")
+
+// Socket is a netlink socket that packages of this module share: what they call On takes
+// one. Only those that this module opens will do; any other is answered with ErrInvalid
+// when it is used.
+type Socket interface {
+	// Usable is nil if the socket is open; otherwise the error matches ErrInvalid.
+	Usable() error
+	Close() error
+}
 
 // OpError is the error of an operation that the kernel refused, or that could
 // not be put to it. Every error of a kernel operation in this module is one, or

@@ -47,7 +47,7 @@ func Dial(cfg *Config) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	conn := On(c, nil)
+	conn := &Conn{nl: c, dialPod: dialRoute}
 	if err := conn.settleDown(cfg.NetNS); err != nil {
 		c.Close()
 		return nil, err
@@ -89,12 +89,17 @@ func (c *Conn) usablePod(ctx context.Context, pod *netns.NS, same bool) error {
 // On works over a connection that is there already; dialPod, called within a
 // pod's namespace, opens one there, nil a real one. It is for the packages of this
 // module and for their tests, which put a fake kernel there.
-func On(c *nl.Conn, dialPod func() (*nl.Conn, error)) *Conn {
+func On(s tombolo.Socket, dialPod func() (tombolo.Socket, error)) *Conn {
 	if dialPod == nil {
-		dialPod = func() (*nl.Conn, error) { return nl.Dial(unix.NETLINK_ROUTE, nil) }
+		return &Conn{nl: nl.Of(s), dialPod: dialRoute}
 	}
-	return &Conn{nl: c, dialPod: dialPod}
+	return &Conn{nl: nl.Of(s), dialPod: func() (*nl.Conn, error) {
+		inPod, err := dialPod()
+		return nl.Of(inPod), err
+	}}
 }
+
+func dialRoute() (*nl.Conn, error) { return nl.Dial(unix.NETLINK_ROUTE, nil) }
 
 // enterPod opens the socket in a pod's namespace, and does there what else has to
 // be done from within: to enter it costs a thread, so it is entered once.

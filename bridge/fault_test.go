@@ -9,6 +9,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
@@ -23,7 +24,7 @@ func faultyConn(tb testing.TB, n *node, host, pod []*nltest.Fault) *bridge.Conn 
 	if err != nil {
 		tb.Fatal(err)
 	}
-	conn := bridge.On(nl.New(nltest.NewFaulty(t, host...)), func() (*nl.Conn, error) {
+	conn := bridge.On(nl.New(nltest.NewFaulty(t, host...)), func() (tombolo.Socket, error) {
 		t, err := nl.Open(unix.NETLINK_ROUTE, nil)
 		if err != nil {
 			return nil, err
@@ -125,7 +126,7 @@ func TestAttachAndDetachListNothing(t *testing.T) {
 		recorders = append(recorders, r)
 		return nl.New(r)
 	}
-	conn := bridge.On(record(&nl.Config{NetNS: n.ns}), func() (*nl.Conn, error) { return record(nil), nil })
+	conn := bridge.On(record(&nl.Config{NetNS: n.ns}), func() (tombolo.Socket, error) { return record(nil), nil })
 	defer conn.Close()
 	p := port(0)
 	p.BridgeIndex, p.MTU = n.link.Index, 1400

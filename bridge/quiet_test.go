@@ -12,6 +12,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
@@ -112,7 +113,7 @@ func (n *node) attachLate(tb testing.TB, pod *netns.NS, p bridge.Port) {
 	}
 	host := nl.New(tr)
 	closed := false
-	conn := bridge.On(host, func() (*nl.Conn, error) {
+	conn := bridge.On(host, func() (tombolo.Socket, error) {
 		tr, err := nl.Open(unix.NETLINK_ROUTE, nil)
 		if err != nil {
 			return nil, err
@@ -165,7 +166,7 @@ func TestPodIsQuietBeforeItIsUp(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	conn := bridge.On(nl.New(host), func() (*nl.Conn, error) {
+	conn := bridge.On(nl.New(host), func() (tombolo.Socket, error) {
 		tr, err := nl.Open(unix.NETLINK_ROUTE, nil)
 		if err != nil {
 			return nil, err

@@ -56,7 +56,7 @@ func Dial(cfg *Config) (*Conn, error) {
 // On works over a connection that is there already, and that Close closes; 0 is
 // DefaultMark. It is for the packages of this module and for their tests, which put a
 // fake kernel there.
-func On(conn *nl.Conn, mark uint32) *Conn { return on(conn, mark) }
+func On(s tombolo.Socket, mark uint32) *Conn { return on(nl.Of(s), mark) }
 
 func on(conn *nl.Conn, mark uint32) *Conn {
 	if mark == 0 {

@@ -45,7 +45,7 @@ func Dial(cfg *Config) (*Conn, error) {
 
 // On makes a Conn over a connection that is open already and that stays with its
 // owner: Close does nothing then. It is for packages of this module.
-func On(conn *nl.Conn) *Conn { return &Conn{nl: conn, shared: true} }
+func On(s tombolo.Socket) *Conn { return &Conn{nl: nl.Of(s), shared: true} }
 
 // Close closes the connection, unless it is another's.
 func (c *Conn) Close() error {

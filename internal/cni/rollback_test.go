@@ -16,6 +16,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -246,7 +247,7 @@ func (n *node) faulty(side string, fault *nltest.Fault) *Plugin {
 		if err != nil {
 			return nil, err
 		}
-		return bridge.On(c, func() (*nl.Conn, error) { return open("pod") }), nil
+		return bridge.On(c, func() (tombolo.Socket, error) { return open("pod") }), nil
 	}
 	return p
 }

@@ -43,6 +43,13 @@ type Conn struct {
 // New makes a Conn over a transport, which it then owns.
 func New(t Transport) *Conn { return &Conn{t: t} }
 
+// Of is the connection that a public package was given as a Socket; nil, which Usable
+// refuses, where it is another kind of Socket.
+func Of(s tombolo.Socket) *Conn {
+	c, _ := s.(*Conn)
+	return c
+}
+
 // Close closes the transport. What is asked of the Conn afterwards, another Close too,
 // fails with tombolo.ErrInvalid.
 func (c *Conn) Close() error {

@@ -467,6 +467,13 @@ func TestTwoVersionsAtOnce(t *testing.T) {
 				switch {
 				case last != plugin():
 				case before == nil:
+					// A bridge that the earlier version made gets the place for the filter that
+					// guards 127.0.0.1 (clsact) with its first port, and keeps it.
+					for _, w := range networks {
+						p := n.pod("first-" + w.name)
+						w.add(p, publish(t, "7000:80/udp"))
+						w.del(p)
+					}
 					before = n.snapshot()
 				default:
 					n.wantSnapshot("all were deleted", before)

@@ -49,13 +49,12 @@ type Adoption struct {
 //
 //	/run/systemd/netif/leases/<index>                    systemd-networkd
 //	/var/lib/NetworkManager/internal-<uuid>-<nic>.lease  NetworkManager: the address only
-//	/var/lib/NetworkManager/dhclient-<uuid>-<nic>.lease  the same with dhclient
-//	/var/lib/dhcp/, /var/lib/dhclient/: dhclient*.lease* dhclient
 //	/var/lib/dhcpcd/<nic>.lease                          dhcpcd
 //
 // The newest one counts whose address is among Addresses. Without one, the first address
 // that the kernel will end (Address.Valid) is taken for a lease of the NIC's MAC address,
-// which ends then.
+// which ends then. So it is with dhclient, which names no client unless it is told to, and
+// whose scripts give the kernel the lease's time.
 //
 // The result is nil where nothing was leased. That no keeper runs is no error: see
 // HostTrouble. After a boot the keeper drops the record, without a RELEASE, since the

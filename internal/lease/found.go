@@ -119,8 +119,7 @@ func (a *Adoption) newest(now time.Time) *found {
 		if at == nil || at.Valid == nil && !f.ends().After(now) {
 			continue
 		}
-		// The later one of a file, too: dhclient appends.
-		if best == nil || !f.written.Before(best.written) {
+		if best == nil || f.written.After(best.written) {
 			best = f
 		}
 	}
@@ -134,42 +133,22 @@ func (a *Adoption) files() []*found {
 		root = "/"
 	}
 	var all []*found
-	read := func(path string, parse func([]byte) []*found) {
+	read := func(path string, parse func([]byte) *found) {
 		data, written, err := readForeign(path)
 		if err != nil {
 			return
 		}
-		for _, f := range parse(data) {
+		if f := parse(data); f != nil {
 			f.path, f.written = path, written
 			all = append(all, f)
 		}
 	}
-	one := func(parse func([]byte) *found) func([]byte) []*found {
-		return func(data []byte) []*found {
-			if f := parse(data); f != nil {
-				return []*found{f}
-			}
-			return nil
-		}
-	}
-	dhclient := func(data []byte) []*found { return parseDhclient(data, a.NIC) }
-
-	read(filepath.Join(root, "run/systemd/netif/leases", strconv.Itoa(a.Index)), one(parseKeys))
+	read(filepath.Join(root, "run/systemd/netif/leases", strconv.Itoa(a.Index)), parseKeys)
 	for _, path := range list(root, "var/lib/NetworkManager", "internal-", "-"+a.NIC+".lease") {
-		read(path, one(parseNetworkManager))
-	}
-	for _, path := range list(root, "var/lib/NetworkManager", "dhclient-", "-"+a.NIC+".lease") {
-		read(path, dhclient)
-	}
-	for _, dir := range []string{"var/lib/dhcp", "var/lib/dhclient"} {
-		for _, suffix := range []string{".lease", ".leases"} {
-			for _, path := range list(root, dir, "dhclient", suffix) {
-				read(path, dhclient)
-			}
-		}
+		read(path, parseNetworkManager)
 	}
 	for _, path := range []string{"var/lib/dhcpcd/" + a.NIC + ".lease", "var/lib/dhcpcd5/dhcpcd-" + a.NIC + ".lease"} {
-		read(filepath.Join(root, path), one(parsePacket))
+		read(filepath.Join(root, path), parsePacket)
 	}
 	return all
 }
@@ -190,39 +169,26 @@ func list(root, dir, prefix, suffix string) []string {
 	return paths
 }
 
-// maxForeign bounds what is read of another program's file, in bytes: dhclient appends to
-// its own for years, and what it wrote last is what counts.
+// maxForeign bounds what is read of another program's file, in bytes.
 const maxForeign = 1 << 20
 
 var errNotAFile = errors.New("not a regular file")
 
-// readForeign reads the end of a file, and when it was written. Unlike readFile it follows
-// symbolic links, which administrators put in such places.
+// readForeign reads a file, and when it was written. Unlike readFile it follows symbolic
+// links, which administrators put in such places.
 func readForeign(path string) ([]byte, time.Time, error) {
-	fd, err := restart(func() (int, error) { return unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0) })
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, time.Time{}, &os.PathError{Op: "open", Path: path, Err: err}
+		return nil, time.Time{}, err
 	}
-	defer unix.Close(fd)
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return nil, time.Time{}, &os.PathError{Op: "stat", Path: path, Err: err}
+	defer f.Close()
+	st, err := f.Stat()
+	if err == nil && !st.Mode().IsRegular() {
+		err = &os.PathError{Op: "read", Path: path, Err: errNotAFile}
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return nil, time.Time{}, &os.PathError{Op: "read", Path: path, Err: errNotAFile}
+	if err != nil {
+		return nil, time.Time{}, err
 	}
-	at := max(st.Size-maxForeign, 0)
-	buf := make([]byte, min(st.Size, maxForeign))
-	filled := 0
-	for filled < len(buf) {
-		n, err := restart(func() (int, error) { return unix.Pread(fd, buf[filled:], at+int64(filled)) })
-		if err == nil && n == 0 {
-			err = io.ErrUnexpectedEOF // written over just now
-		}
-		if err != nil {
-			return nil, time.Time{}, &os.PathError{Op: "read", Path: path, Err: err}
-		}
-		filled += n
-	}
-	return buf, time.Unix(st.Mtim.Unix()), nil
+	data, err := io.ReadAll(io.LimitReader(f, maxForeign))
+	return data, st.ModTime(), err
 }

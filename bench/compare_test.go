@@ -36,8 +36,8 @@ func scenarios(tb testing.TB) []scenario {
 		{name: "everything-beside-200", feature: everything(), share: 8, pods: 200, takes: "two minutes", contenders: chains},
 		{name: "ipv4-beside-900", feature: ipv4(), share: 2, pods: 900, takes: "a minute", contenders: []contender{floor(), tombolo()}},
 		{name: "crowd", feature: ipv4(), share: 16, crowd: 80, contenders: []contender{floor(), tombolo(), referencePlugin(), kindnet()}},
-		{name: "dhcp", feature: dhcp("dhcp", "raw", false), share: 2, contenders: []contender{tombolo(), named(tombolo(), "tombolo-udp"), named(tombolo(), "tombolo-rapid"), referencePlugin()},
-			features: map[string]feature{"tombolo-udp": dhcp("dhcp", "udp", false), "tombolo-rapid": dhcp("dhcp", "raw", true)}},
+		{name: "dhcp", feature: dhcp("dhcp", false), share: 2, contenders: []contender{tombolo(), named(tombolo(), "tombolo-rapid"), referencePlugin()},
+			features: map[string]feature{"tombolo-rapid": dhcp("dhcp", true)}},
 	}
 }
 
@@ -343,7 +343,6 @@ func limits() []limit {
 		{"ipv4-beside-900", "tombolo", "growth", 1.8},
 		{"crowd", "tombolo", "ADD/floor", 1.5},
 		{"dhcp", "tombolo", "ADD/reference", 0.6},
-		{"dhcp", "tombolo-udp", "ADD/reference", 0.6},
 	}
 	for _, chain := range []string{"chain-iptables", "chain-nftables"} {
 		list = append(list,

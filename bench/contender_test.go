@@ -220,7 +220,7 @@ func ours(n *node, _ *pod) []object {
 	c := object{"type": "tombolo", "bridge": "tmb0", "mtu": podMTU, "stateDir": filepath.Join(n.dir, "state"), "capabilities": capabilities}
 	if n.lan != nil {
 		maps.Copy(c, object{"mode": "l2", "bridge": lanBridge, "leaseDir": n.lan.records})
-		c["ipam"] = object{"type": "dhcp", "transport": n.feature.transport, "rapidCommit": n.feature.rapid}
+		c["ipam"] = object{"type": "dhcp", "rapidCommit": n.feature.rapid}
 	} else {
 		c["ipam"] = n.hostLocal(nil)
 	}

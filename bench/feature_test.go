@@ -25,7 +25,6 @@ type feature struct {
 
 	dhcp, rapid bool
 	renewed     bool // every minute
-	transport   string
 }
 
 func ipv4() feature { return feature{name: "ipv4"} }

@@ -42,8 +42,8 @@ type lan struct {
 	socket  string  // of the reference's daemon
 }
 
-func dhcp(name, transport string, rapid bool) feature {
-	return feature{name: name, dhcp: true, transport: transport, rapid: rapid}
+func dhcp(name string, rapid bool) feature {
+	return feature{name: name, dhcp: true, rapid: rapid}
 }
 
 func needDHCP(tb testing.TB) {

@@ -32,7 +32,7 @@ func BenchmarkLeases(b *testing.B) {
 			say("leases: without %s: %s", c.name, why)
 			continue
 		}
-		f := dhcp("leases", "raw", false)
+		f := dhcp("leases", false)
 		f.renewed = true
 		r := &renewals{node: newNode(b, c, f), acked: map[netip.Addr]time.Time{}}
 		r.pods = r.node.fill(b, nil, *leasePods, leaseWorkers)

@@ -179,7 +179,7 @@ func (a *adding) acquire(ctx context.Context, rec *lease.Record, b *built, link 
 	sockets := &transport.Config{NetNS: a.pod.NetNS, Link: link.PeerIndex, MAC: link.PeerMAC, ARP: rec.Client.DetectConflicts}
 	cfg := rec.Client.Config(rec.Lease)
 	cfg.Timeout = l.asked.Client.Timeout
-	cfg.Dial, cfg.Refuse = dhcplease.Dialer(l.dir, sockets, link, l.asked.UDP), a.refuse(ctx, b.bridge, rec.Lease)
+	cfg.Dial, cfg.Refuse = dhcplease.Dialer(l.dir, sockets, link), a.refuse(ctx, b.bridge, rec.Lease)
 	client, err := dhcpc.New(cfg)
 	if err != nil {
 		return fail.Errorf(ErrInvalid, "ipam: %v", err)

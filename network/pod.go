@@ -53,8 +53,6 @@ type Lease struct {
 	// Sticky says that the identity is the pod's and not the container's: its lease is
 	// remembered for the pod's next container, and never released.
 	Sticky bool
-	// UDP has the pod send by a UDP socket rather than a packet socket.
-	UDP bool
 	// Unkept does without a program that renews the lease.
 	Unkept bool
 	// Routes are the pod's besides the lease's; Priority is the metric of both.

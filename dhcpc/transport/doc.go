@@ -6,10 +6,9 @@
 //     its own MAC address, by a filter in the kernel that is there before the socket is
 //     bound. Closing one costs the kernel 10 to 20 ms: see Raw.Detach.
 //   - UDP is a UDP socket bound to the interface: for renewals, from the leased address,
-//     through the kernel's routes and neighbours. It can also get a first lease,
-//     cheaply, where the server is told to broadcast (Config.Broadcast of package dhcpc)
-//     and rp_filter is 0 in the namespace.
-//   - UDPThenRaw begins as UDP, and goes on as Raw when nothing answers.
+//     through the kernel's routes and neighbours. It can also get a first lease
+//     where the server is told to broadcast (Config.Broadcast of package dhcpc) and
+//     rp_filter is 0 in the namespace.
 //   - Witness hears at the other end of the client's link, where what is in the client's
 //     namespace cannot make up an answer, and goes with any of the others to send by.
 //

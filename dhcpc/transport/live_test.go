@@ -135,12 +135,7 @@ func TestWaitsEndWithTheirContext(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer udp.Close()
-	fallback, err := transport.DialUDPThenRaw(l.config())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer fallback.Close()
-	for _, conn := range []dhcpc.Transport{raw(t, l.config()), udp, fallback} {
+	for _, conn := range []dhcpc.Transport{raw(t, l.config()), udp} {
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Millisecond, cancel)
 		if _, err := conn.Receive(ctx, time.Time{}); !errors.Is(err, context.Canceled) {
@@ -172,7 +167,7 @@ func TestErrorsOfOpening(t *testing.T) {
 			t.Errorf("%s: %v, %v", name, r, err)
 		}
 		// A UDP socket binds to an index that is none's, and fails when it sends.
-		if u, err := transport.DialUDPThenRaw(&tt.cfg); err == nil {
+		if u, err := transport.DialUDP(&tt.cfg); err == nil {
 			if err := u.Send(t.Context(), packet(clientMAC())); err == nil {
 				t.Errorf("%s: sent", name)
 			}
@@ -254,65 +249,6 @@ func TestUDPLeasesAnAddress(t *testing.T) {
 	}
 }
 
-// With rp_filter the kernel drops the answers before a UDP socket sees them.
-func TestUDPThenRawGoesOnWhereUDPIsDeaf(t *testing.T) {
-	t.Parallel()
-	l := newLAN(t)
-	nstest.Sysctl(t, l.pod, "net/ipv4/conf/all/rp_filter", "1")
-	heard := serve(t, l.host, l.link, nil)
-	var used *transport.UDPThenRaw
-	impatient := func(dial func(context.Context, netip.Addr) (dhcpc.Transport, error)) func(*dhcpc.Config) {
-		return func(c *dhcpc.Config) {
-			c.Broadcast, c.Retransmit, c.Dial, c.Timeout = true, 20*time.Millisecond, dial, longEnough
-		}
-	}
-	alone := impatient(func(context.Context, netip.Addr) (dhcpc.Transport, error) { return transport.DialUDP(l.config()) })
-	if lease, err := l.client(t, func(c *dhcpc.Config) { alone(c); c.Timeout = 200 * time.Millisecond }).Acquire(soon(t)); !errors.Is(err, dhcpc.ErrTimeout) {
-		t.Fatalf("UDP is not deaf here: %v, %v", lease, err)
-	}
-	for len(heard) > 0 {
-		<-heard
-	}
-	lease, err := l.client(t, impatient(func(context.Context, netip.Addr) (dhcpc.Transport, error) {
-		var err error
-		used, err = transport.DialUDPThenRaw(l.config())
-		return used, err
-	})).Acquire(soon(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if used.Raw() == nil || len(lease.ServerMAC) == 0 {
-		t.Error("the lease came by UDP after all")
-	}
-	var kinds []string
-	for len(heard) > 0 {
-		kinds = append(kinds, (<-heard).kind.String())
-	}
-	if got := strings.Join(kinds, " "); !strings.HasPrefix(got, "DISCOVER DISCOVER DISCOVER") {
-		t.Errorf("the server heard %s, want two by UDP first", got)
-	}
-}
-
-func TestUDPThenRawStaysWithUDP(t *testing.T) {
-	t.Parallel()
-	l := newLAN(t)
-	nstest.Sysctl(t, l.pod, "net/ipv4/conf/all/rp_filter", "0")
-	nstest.Sysctl(t, l.pod, "net/ipv4/conf/eth0/rp_filter", "0")
-	serve(t, l.host, l.link, nil)
-	var used *transport.UDPThenRaw
-	_, err := l.client(t, func(c *dhcpc.Config) {
-		c.Broadcast = true
-		c.Dial = func(context.Context, netip.Addr) (dhcpc.Transport, error) {
-			var err error
-			used, err = transport.DialUDPThenRaw(l.config())
-			return used, err
-		}
-	}).Acquire(soon(t))
-	if err != nil || used.Raw() != nil {
-		t.Errorf("error %v, packet socket %v", err, used.Raw())
-	}
-}
-
 func TestAProgramThatHasThePortToItself(t *testing.T) {
 	t.Parallel()
 	l := newLAN(t)
@@ -328,14 +264,6 @@ func TestAProgramThatHasThePortToItself(t *testing.T) {
 	defer other.Close()
 	if u, err := transport.DialUDP(l.config()); !errors.Is(err, unix.EADDRINUSE) {
 		t.Errorf("%v, %v, want %v", u, err, unix.EADDRINUSE)
-	}
-	f, err := transport.DialUDPThenRaw(l.config())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	if f.Raw() == nil {
-		t.Error("it is not the packet socket that is open")
 	}
 }
 

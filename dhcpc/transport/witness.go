@@ -73,14 +73,7 @@ type witnessed struct {
 	witness *Witness
 }
 
-// hearer is a transport that goes by whether it is answered.
-type hearer interface{ heard() }
-
 // Receive hears by the witness.
 func (t *witnessed) Receive(ctx context.Context, until time.Time) (*dhcpc.Packet, error) {
-	p, err := t.witness.Receive(ctx, until)
-	if h, ok := t.Transport.(hearer); ok && err == nil {
-		h.heard()
-	}
-	return p, err
+	return t.witness.Receive(ctx, until)
 }

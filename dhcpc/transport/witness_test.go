@@ -130,8 +130,7 @@ func TestAClientLeasesByWhatItsWitnessHears(t *testing.T) {
 		"raw": func(l *lan) func(context.Context, netip.Addr) (dhcpc.Transport, error) {
 			return transport.Dialer(l.config())
 		},
-		"udp":      udpOnly,
-		"fallback": func(l *lan) func(context.Context, netip.Addr) (dhcpc.Transport, error) { return dialFallback(l) },
+		"udp": udpOnly,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -143,43 +142,6 @@ func TestAClientLeasesByWhatItsWitnessHears(t *testing.T) {
 				t.Errorf("%v, %v", lease, err)
 			}
 		})
-	}
-}
-
-func dialFallback(l *lan) func(context.Context, netip.Addr) (dhcpc.Transport, error) {
-	return func(context.Context, netip.Addr) (dhcpc.Transport, error) {
-		return transport.DialUDPThenRaw(l.config())
-	}
-}
-
-// A client that is answered goes on by UDP.
-func TestWhatAWitnessHearsKeepsAClientFromChangingItsSocket(t *testing.T) {
-	t.Parallel()
-	l := newLAN(t)
-	both, err := transport.DialUDPThenRaw(l.config())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer both.Close()
-	conn := l.witness(t, nil).For(both)
-	server := raw(t, &transport.Config{NetNS: l.host, Link: l.index})
-	ctx := soon(t)
-	question := &dhcpc.Packet{
-		Src: netip.MustParseAddrPort("0.0.0.0:68"), Dst: netip.MustParseAddrPort("255.255.255.255:67"), Payload: packet(clientMAC()).Payload,
-	}
-	for range 5 {
-		if err := conn.Send(ctx, question); err != nil {
-			t.Fatal(err)
-		}
-		if err := server.Send(ctx, packet(clientMAC())); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := conn.Receive(ctx, time.Time{}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if both.Raw() != nil {
-		t.Error("it has a packet socket although every question was answered")
 	}
 }
 

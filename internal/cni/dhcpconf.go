@@ -26,7 +26,6 @@ type dhcpConf struct {
 	ClientID        string    `json:"clientID"`
 	HostName        *string   `json:"hostName"`
 	Timeout         Duration  `json:"timeout"`
-	Transport       string    `json:"transport"`
 	Keeper          string    `json:"keeper"`
 	RapidCommit     bool      `json:"rapidCommit"`
 	DetectConflicts bool      `json:"detectConflicts"`
@@ -96,16 +95,13 @@ const (
 	clientByPod       = "pod"
 	clientByMAC       = "mac"
 
-	transportRaw = "raw"
-	transportUDP = "udp"
-
 	keeperRequired = "required"
 	keeperOptional = "optional"
 )
 
 // dhcp reads the ipam section of a verb that must not guess.
 func (c *NetConf) dhcp() (*dhcpConf, error) {
-	conf := dhcpConf{ClientID: clientByContainer, Transport: transportRaw, Keeper: keeperRequired, Timeout: Duration(dhcpc.DefaultTimeout)}
+	conf := dhcpConf{ClientID: clientByContainer, Keeper: keeperRequired, Timeout: Duration(dhcpc.DefaultTimeout)}
 	if err := strict.Unmarshal(c.IPAM, &conf, nil); err != nil {
 		return nil, configError(err)
 	}
@@ -114,7 +110,6 @@ func (c *NetConf) dhcp() (*dhcpConf, error) {
 		of           []string
 	}{
 		{"clientID", conf.ClientID, []string{clientByContainer, clientByPod, clientByMAC}},
-		{"transport", conf.Transport, []string{transportRaw, transportUDP}},
 		{"keeper", conf.Keeper, []string{keeperRequired, keeperOptional}},
 	} {
 		if !slices.Contains(choice.of, choice.value) {
@@ -183,7 +178,7 @@ func (conf *dhcpConf) client(id *identity, mac net.HardwareAddr, args map[string
 	c := &lease.Client{
 		MAC: dhcpc.Hex(mac), ClientID: clientID, HostName: args["K8S_POD_NAME"],
 		RapidCommit: conf.RapidCommit, DetectConflicts: conf.DetectConflicts,
-		Broadcast: conf.Transport == transportUDP, Sticky: conf.ClientID == clientByPod,
+		Sticky: conf.ClientID == clientByPod,
 	}
 	if conf.HostName != nil {
 		c.HostName = *conf.HostName
@@ -229,7 +224,7 @@ func (conf *dhcpConf) lease(id *identity, mac net.HardwareAddr, args map[string]
 		return nil, err
 	}
 	l := &network.Lease{
-		Client: *client.Config(nil), Sticky: client.Sticky, UDP: conf.Transport == transportUDP,
+		Client: *client.Config(nil), Sticky: client.Sticky,
 		Unkept: conf.Keeper == keeperOptional, Priority: conf.Priority,
 	}
 	l.Client.Timeout = time.Duration(conf.Timeout)

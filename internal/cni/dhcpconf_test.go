@@ -25,7 +25,6 @@ func TestDHCPSectionThatIsWrong(t *testing.T) {
 	for _, tt := range []struct{ fields, want string }{
 		{`"clientid": "pod"`, `code 2: unknown field "clientid": "pod" (did you mean "clientID"?)`},
 		{`"clientID": "host"`, `code 7: ipam.clientID "host" is not known: use one of ["container" "pod" "mac"]`},
-		{`"transport": "tcp"`, `code 7: ipam.transport "tcp" is not known: use one of ["raw" "udp"]`},
 		{`"keeper": "no"`, `code 7: ipam.keeper "no" is not known: use one of ["required" "optional"]`},
 		{`"timeout": 5`, `code 7: field "timeout": expected a length of time such as "5s", got the number 5`},
 		{`"priority": -1`, `code 7: ipam.priority -1 is negative`},
@@ -79,7 +78,7 @@ func TestIdentityOfAPodToItsServer(t *testing.T) {
 
 func TestWhatTheServerIsTold(t *testing.T) {
 	t.Parallel()
-	conf, err := dhcpOf(t, `"clientID": "pod", "transport": "udp", "rapidCommit": true,
+	conf, err := dhcpOf(t, `"clientID": "pod", "rapidCommit": true,
 		"request": [{"skipDefault": true}, {"option": "routers"}, {"option": 6}, {"option": "42"}],
 		"provide": [{"option": "vendor-class-identifier", "value": "v1"}, {"option": "user-class", "fromArg": "COLOUR"},
 			{"option": "host-name", "value": "printer"}]`)
@@ -96,7 +95,7 @@ func TestWhatTheServerIsTold(t *testing.T) {
 	want := &lease.Client{
 		MAC: []byte(mac), ClientID: []byte("\x00default/db-0/lab/eth0"), HostName: "printer", VendorClass: "v1",
 		Request: []int{3, 6, 42}, RequestOnly: true, Provide: []lease.Option{{Code: 77, Value: []byte("red")}},
-		Broadcast: true, RapidCommit: true, Sticky: true,
+		RapidCommit: true, Sticky: true,
 	}
 	if diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
 		t.Errorf("client (-want +got):\n%s", diff)

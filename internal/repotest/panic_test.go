@@ -86,8 +86,8 @@ func exported() map[string]map[string]any {
 			"Clock": nil, "Transport": nil,
 		},
 		"transport": {
-			"DialRaw": transport.DialRaw, "DialUDP": transport.DialUDP, "DialUDPThenRaw": transport.DialUDPThenRaw, "DialWitness": transport.DialWitness, "Dialer": transport.Dialer, "Release": transport.Release,
-			"Raw": transport.Raw{}, "UDP": transport.UDP{}, "UDPThenRaw": transport.UDPThenRaw{}, "Witness": transport.Witness{},
+			"DialRaw": transport.DialRaw, "DialUDP": transport.DialUDP, "DialWitness": transport.DialWitness, "Dialer": transport.Dialer, "Release": transport.Release,
+			"Raw": transport.Raw{}, "UDP": transport.UDP{}, "Witness": transport.Witness{},
 		},
 	}
 }

@@ -128,46 +128,41 @@ func (l *lan) wantNoLeaseRecords() {
 
 func TestPodLeasesItsAddressFromTheLAN(t *testing.T) {
 	t.Parallel()
-	for _, transport := range []string{"raw", "udp"} {
-		t.Run(transport, func(t *testing.T) {
-			t.Parallel()
-			l := newLAN(t, "--dhcp-option=option:dns-server,192.168.50.53", "--dhcp-option=option:domain-name,lan.example",
-				"--dhcp-option=option:mtu,1400", "--dhcp-option=option:classless-static-route,10.9.0.0/16,192.168.50.9,0.0.0.0/0,"+router4)
-			w := l.network(conf{"ipam": conf{"type": "dhcp", "keeper": "optional", "transport": transport}})
-			p := l.pod("a")
-			r := w.add(p, arg("K8S_POD_NAMESPACE", "default"), arg("K8S_POD_NAME", "web-0"), arg("IgnoreUnknown", "1"))
-			if len(r.IPs) != 1 || r.IPs[0].Gateway.String() != router4 || !strings.HasPrefix(r.IPs[0].Address.String(), "192.168.50.") {
-				t.Errorf("result %v", r)
-			}
-			if r.DNS.Domain != "lan.example" || len(r.DNS.Nameservers) != 1 || r.DNS.Nameservers[0] != "192.168.50.53" {
-				t.Errorf("DNS %+v", r.DNS)
-			}
-			if got := r.Interfaces[2].Mtu; got != 1400 {
-				t.Errorf("the pod's MTU is %d, want the server's 1400", got)
-			}
-			wantPing(t, p.NS, router4)
-			for _, want := range []string{"default via " + router4, "10.9.0.0/16 via 192.168.50.9"} {
-				if got := nstest.Run(t, p.NS, "ip", "-4", "route"); !strings.Contains(got, want) {
-					t.Errorf("no %q in:\n%s", want, got)
-				}
-			}
-			address := ip4(r).String()
-			if got := l.leased(); !strings.Contains(got, " "+address+" web-0 ") {
-				t.Errorf("the server's leases do not name %s as web-0:\n%s", address, got)
-			}
-			// The kernel ends it if nobody renews.
-			if got := lifetime(t, p); got < anHourAtLeast || got > 3600 {
-				t.Errorf("the address has a lifetime of %d s, want that of the lease, an hour", got)
-			}
-			if err := w.check(p); err != nil {
-				t.Error(err)
-			}
-			w.del(p)
-			l.wantReleased(t, address)
-			l.wantNothing()
-			l.wantNoLeaseRecords()
-		})
+	l := newLAN(t, "--dhcp-option=option:dns-server,192.168.50.53", "--dhcp-option=option:domain-name,lan.example",
+		"--dhcp-option=option:mtu,1400", "--dhcp-option=option:classless-static-route,10.9.0.0/16,192.168.50.9,0.0.0.0/0,"+router4)
+	w := l.network(conf{"ipam": conf{"type": "dhcp", "keeper": "optional"}})
+	p := l.pod("a")
+	r := w.add(p, arg("K8S_POD_NAMESPACE", "default"), arg("K8S_POD_NAME", "web-0"), arg("IgnoreUnknown", "1"))
+	if len(r.IPs) != 1 || r.IPs[0].Gateway.String() != router4 || !strings.HasPrefix(r.IPs[0].Address.String(), "192.168.50.") {
+		t.Errorf("result %v", r)
 	}
+	if r.DNS.Domain != "lan.example" || len(r.DNS.Nameservers) != 1 || r.DNS.Nameservers[0] != "192.168.50.53" {
+		t.Errorf("DNS %+v", r.DNS)
+	}
+	if got := r.Interfaces[2].Mtu; got != 1400 {
+		t.Errorf("the pod's MTU is %d, want the server's 1400", got)
+	}
+	wantPing(t, p.NS, router4)
+	for _, want := range []string{"default via " + router4, "10.9.0.0/16 via 192.168.50.9"} {
+		if got := nstest.Run(t, p.NS, "ip", "-4", "route"); !strings.Contains(got, want) {
+			t.Errorf("no %q in:\n%s", want, got)
+		}
+	}
+	address := ip4(r).String()
+	if got := l.leased(); !strings.Contains(got, " "+address+" web-0 ") {
+		t.Errorf("the server's leases do not name %s as web-0:\n%s", address, got)
+	}
+	// The kernel ends it if nobody renews.
+	if got := lifetime(t, p); got < anHourAtLeast || got > 3600 {
+		t.Errorf("the address has a lifetime of %d s, want that of the lease, an hour", got)
+	}
+	if err := w.check(p); err != nil {
+		t.Error(err)
+	}
+	w.del(p)
+	l.wantReleased(t, address)
+	l.wantNothing()
+	l.wantNoLeaseRecords()
 }
 
 // anHourAtLeast is what may be left of a lease of an hour, in seconds, at the end of a

@@ -335,52 +335,44 @@ func (l *keaLAN) recordOf(t *testing.T, p *pod) (e struct{ State, Address, Serve
 	return e
 }
 
-// How a server's answers come: to the one who asked, or, to a client that says it cannot
-// hear these yet, to all.
 func TestKeaLeasesAndTheKeeperRenews(t *testing.T) {
 	t.Parallel()
-	for transport, answered := range map[string]string{"raw": "unicast", "udp": "broadcast"} {
-		t.Run(answered, func(t *testing.T) {
-			t.Parallel()
-			l := newKeaLAN(t, nil)
-			l.kept(t)
-			w := l.leasing(conf{"transport": transport})
-			p := l.pod("a")
-			r := w.add(p, named("web-0")...)
-			address := ip4(r).String()
-			mac := r.Interfaces[2].Mac
-			want := map[string]keaLease{address: {mac, "00" + hex.EncodeToString([]byte("a/lan/eth0")), "web-0"}}
-			if diff := cmp.Diff(want, l.held(), cmp.AllowUnexported(keaLease{})); diff != "" {
-				t.Errorf("what the server holds (-want +got):\n%s", diff)
-			}
-			// Renewals are unicast from the pod's address.
-			renewal := "from " + address + " to " + router4 + " "
-			l.eventually(t, func() bool { return l.count(keaHeard, "DHCPREQUEST (", renewal) >= 3 })
-			toGet, toKeep, _ := strings.Cut(l.kea.log(), renewal)
-			to := map[string]string{"unicast": address, "broadcast": "255.255.255.255"}[answered]
-			for _, kind := range []string{"DHCPOFFER (", "DHCPACK ("} {
-				// To a slow server the pod says everything again, and is answered again.
-				if got := countIn(toGet, keaSends, kind, " to "+to+":68 "); got == 0 || got != countIn(toGet, keaSends, kind) {
-					t.Errorf("the server did not send its %s to %s:\n%s", kind, to, toGet)
-				}
-			}
-			if a, b := countIn(toKeep, keaHeard, "DHCPDISCOVER ("), countIn(toKeep, keaHeard, "DHCPREQUEST (", "from 0.0.0.0 "); a+b > 0 {
-				t.Errorf("%d DISCOVERs and %d REQUESTs without an address, where the pod has one:\n%s", a, b, toKeep)
-			}
-			l.eventually(t, func() bool { return l.times(address) > 3 })
-			if l.went(t, prefix(r)) != 0 || !has(t, p, prefix(r)) {
-				t.Errorf("the address did not stay:\n%s", readFileIf(t, l.watched))
-			}
-			if err := w.check(p); err != nil {
-				t.Error(err)
-			}
-			wantPing(t, p.NS, router4)
-			w.del(p)
-			l.wantHeld(t)
-			l.wantNothing()
-			l.wantNoLeaseRecords()
-		})
+	l := newKeaLAN(t, nil)
+	l.kept(t)
+	w := l.leasing(nil)
+	p := l.pod("a")
+	r := w.add(p, named("web-0")...)
+	address := ip4(r).String()
+	mac := r.Interfaces[2].Mac
+	want := map[string]keaLease{address: {mac, "00" + hex.EncodeToString([]byte("a/lan/eth0")), "web-0"}}
+	if diff := cmp.Diff(want, l.held(), cmp.AllowUnexported(keaLease{})); diff != "" {
+		t.Errorf("what the server holds (-want +got):\n%s", diff)
 	}
+	// Renewals are unicast from the pod's address.
+	renewal := "from " + address + " to " + router4 + " "
+	l.eventually(t, func() bool { return l.count(keaHeard, "DHCPREQUEST (", renewal) >= 3 })
+	toGet, toKeep, _ := strings.Cut(l.kea.log(), renewal)
+	for _, kind := range []string{"DHCPOFFER (", "DHCPACK ("} {
+		// To a slow server the pod says everything again, and is answered again.
+		if got := countIn(toGet, keaSends, kind, " to "+address+":68 "); got == 0 || got != countIn(toGet, keaSends, kind) {
+			t.Errorf("the server did not send its %s to %s:\n%s", kind, address, toGet)
+		}
+	}
+	if a, b := countIn(toKeep, keaHeard, "DHCPDISCOVER ("), countIn(toKeep, keaHeard, "DHCPREQUEST (", "from 0.0.0.0 "); a+b > 0 {
+		t.Errorf("%d DISCOVERs and %d REQUESTs without an address, where the pod has one:\n%s", a, b, toKeep)
+	}
+	l.eventually(t, func() bool { return l.times(address) > 3 })
+	if l.went(t, prefix(r)) != 0 || !has(t, p, prefix(r)) {
+		t.Errorf("the address did not stay:\n%s", readFileIf(t, l.watched))
+	}
+	if err := w.check(p); err != nil {
+		t.Error(err)
+	}
+	wantPing(t, p.NS, router4)
+	w.del(p)
+	l.wantHeld(t)
+	l.wantNothing()
+	l.wantNoLeaseRecords()
 }
 
 func TestKeaIsToldOfReleases(t *testing.T) {

@@ -48,6 +48,9 @@ func (n *need) routing() bridge.Routing {
 type built struct {
 	bridge *bridge.Link
 	mtu    int
+	// shut is its record, where nothing is missing but the way from the host's 127.0.0.1
+	// to a port that the pod is to have.
+	shut *state.Network
 }
 
 // config describes what a network was built from, in a form that can be compared.
@@ -75,8 +78,11 @@ func (s *session) ready(ctx context.Context, n *need) (*built, error) {
 	err := s.lock.Ensure(ctx, func() (bool, error) {
 		var err error
 		b, err = s.look(ctx, n)
-		return b != nil, err
+		return b != nil && b.shut == nil, err
 	}, func() error {
+		if b != nil {
+			return s.openLoopback(ctx, b)
+		}
 		var err error
 		b, err = s.build(ctx, n)
 		return err
@@ -106,11 +112,6 @@ func (s *session) look(ctx context.Context, n *need) (*built, error) {
 	if l.Kind != "bridge" || !l.Up || l.MTU != bridgeMTU(rec) && bridgeMTU(rec) != 0 || !bridgeAsRecorded(l, rec) {
 		return nil, nil
 	}
-	if n.loopback {
-		if ok, err := loopback.IsOpen(ctx, rec, l); err != nil || !ok {
-			return nil, err
-		}
-	}
 	if ok, err := takeover.Has(ctx, s.br, rec.Uplink, l); err != nil || !ok {
 		return nil, err
 	}
@@ -131,7 +132,15 @@ func (s *session) look(ctx context.Context, n *need) (*built, error) {
 	if ok, err := s.fw.Admitted(ctx); err != nil || !ok {
 		return nil, err
 	}
-	return &built{bridge: l, mtu: rec.MTU}, nil
+	b := &built{bridge: l, mtu: rec.MTU}
+	if n.loopback {
+		if ok, err := loopback.IsOpen(ctx, rec, l); err != nil {
+			return nil, err
+		} else if !ok {
+			b.shut = rec
+		}
+	}
+	return b, nil
 }
 
 // holds says whether the attachments are still there for whose sake the bridge has

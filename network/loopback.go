@@ -7,8 +7,26 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/loopback"
 )
+
+// openLoopback opens the way from the host's 127.0.0.1 to a network that is there but for
+// it, under the exclusive lock. A network has its first host port time and again, so
+// that does not take building all of it.
+func (s *session) openLoopback(ctx context.Context, b *built) error {
+	before := *b.shut
+	if err := loopback.Open(ctx, s.dir, b.shut, b.bridge, s.warn); err != nil {
+		return err
+	}
+	if b.shut.LoopbackKept == before.LoopbackKept && b.shut.LoopbackUnkept == before.LoopbackUnkept {
+		return nil
+	}
+	if err := s.dir.SaveNetwork(b.shut); err != nil {
+		return fail.State(err)
+	}
+	return nil
+}
 
 // closeLoopbackAfter is for when these attachments have gone. One without a record, or
 // that was never ready, may have got as far as having ports; unknown is the bridge of one that

@@ -38,6 +38,6 @@ func run(root string, files []string) error {
 	if root != "" {
 		return r.write(root)
 	}
-	fmt.Print("\n", r.summary())
+	fmt.Print("\n", r.summary(true))
 	return nil
 }

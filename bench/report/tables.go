@@ -11,9 +11,10 @@ import (
 	"strings"
 )
 
-// row is a line of README's table: a figure of Tombolo's beside those of others.
+// row is a figure of Tombolo's beside those of others.
 type row struct {
 	what     string
+	inReadme bool
 	scenario string
 	ours     string // the contender
 	verb     string // ADD or DEL, as the ratios are called
@@ -25,29 +26,29 @@ type row struct {
 func rows() []row {
 	const chain = "chain-nftables"
 	return []row{
-		{"ADD, one IPv4 pod", "ipv4", "tombolo", "ADD", "ns/op", "floor", "reference"},
-		{"the same beside kindnet's way", "ipv4", "tombolo", "ADD", "ns/op", "", "kindnet"},
-		{"DEL of the same", "ipv4", "tombolo", "DEL", "DEL-ns", "floor", "reference"},
-		{"ADD, dual-stack with masquerade", "dual", "tombolo", "ADD", "ns/op", "floor", "reference"},
-		{"ADD, that with a host port, firewall and bandwidth", "everything", "tombolo", "ADD", "ns/op", "floor", chain},
-		{"DEL of the same", "everything", "tombolo", "DEL", "DEL-ns", "floor", chain},
-		{"ADD of the same, with 200 such pods there", "everything-beside-200", "tombolo", "ADD", "ns/op", "floor", chain},
-		{"ADD, one IPv4 pod, with 900 there", "ipv4-beside-900", "tombolo", "ADD", "ns/op", "floor", ""},
-		{"ADD and DEL of 80 pods, eight at once", "crowd", "tombolo", "ADD", "ns/op", "floor", "reference"},
-		{"ADD by DHCP, dnsmasq", "dhcp", "tombolo", "ADD", "ns/op", "", "reference"},
-		{"Attach, in process", "ipv4", "attach", "ADD", "ns/op", "kernel", ""},
+		{"ADD, one IPv4 pod", true, "ipv4", "tombolo", "ADD", "ns/op", "floor", "reference"},
+		{"the same beside kindnet's way", true, "ipv4", "tombolo", "ADD", "ns/op", "", "kindnet"},
+		{"DEL of the same", false, "ipv4", "tombolo", "DEL", "DEL-ns", "floor", "reference"},
+		{"ADD, dual-stack with masquerade", false, "dual", "tombolo", "ADD", "ns/op", "floor", "reference"},
+		{"ADD, dual-stack with masquerade, host port, firewall, limits", true, "everything", "tombolo", "ADD", "ns/op", "floor", chain},
+		{"DEL of the same", true, "everything", "tombolo", "DEL", "DEL-ns", "floor", chain},
+		{"ADD of the same, with 200 such pods there", true, "everything-beside-200", "tombolo", "ADD", "ns/op", "floor", chain},
+		{"ADD, one IPv4 pod, with 900 there", false, "ipv4-beside-900", "tombolo", "ADD", "ns/op", "floor", ""},
+		{"ADD and DEL of 80 pods, eight at once", false, "crowd", "tombolo", "ADD", "ns/op", "floor", "reference"},
+		{"ADD by DHCP, dnsmasq", true, "dhcp", "tombolo", "ADD", "ns/op", "", "reference"},
+		{"Attach, in process", false, "ipv4", "attach", "ADD", "ns/op", "kernel", ""},
 	}
 }
 
-// summary is README's table, of what there is a figure of.
-func (r *results) summary() string {
+// summary is a table of what there is a figure of: all of it, or what README.md has.
+func (r *results) summary(forReadme bool) string {
 	var b strings.Builder
 	b.WriteString("| what | Tombolo | floor | reference | over the floor | over the reference |\n|---|---|---|---|---|---|\n")
 	for _, row := range rows() {
 		name := compared(row.scenario, row.ours)
 		_, ok := r.get(name, row.unit)
 		_, beside := r.get(compared(row.scenario, row.theirs), row.unit)
-		if !ok || row.floor == "" && !beside {
+		if !ok || row.floor == "" && !beside || forReadme && !row.inReadme {
 			continue
 		}
 		figure := func(contender string) string { return r.figure(compared(row.scenario, contender), row.unit) }
@@ -104,13 +105,23 @@ func digits(x float64) string {
 	return fmt.Sprintf("%.*f", places, x)
 }
 
-// Between these marks README.md has the table.
+// Between these marks README.md has its table, a plot, and the link to the page.
 const (
 	tableBegins = "<!-- make bench-report writes this table -->\n"
 	tableEnds   = "<!-- the table ends -->\n"
+	readmePlot  = "add-ipv4.svg"
 )
 
-// write writes the page, its plots, and README's table.
+// readme is what README.md has between the marks.
+func (r *results) readme(plots []drawn) string {
+	text := r.summary(true) + "\n"
+	if i := slices.IndexFunc(plots, func(p drawn) bool { return p.file == readmePlot }); i >= 0 {
+		text += fmt.Sprintf("![%s](docs/benchmarks/%s)\n\n", plots[i].title, readmePlot)
+	}
+	return text + "All figures and plots: [docs/benchmarks.md](docs/benchmarks.md).\n"
+}
+
+// write writes the page, its plots, and README's part.
 func (r *results) write(root string) error {
 	plots, err := r.draw(filepath.Join(root, "docs", "benchmarks"))
 	if err != nil {
@@ -129,7 +140,7 @@ func (r *results) write(root string) error {
 	if !begins || !ends {
 		return fmt.Errorf("%s lacks the marks %q and %q", path, tableBegins, tableEnds)
 	}
-	return os.WriteFile(path, []byte(string(before)+tableBegins+r.summary()+tableEnds+string(after)), 0o644)
+	return os.WriteFile(path, []byte(string(before)+tableBegins+r.readme(plots)+tableEnds+string(after)), 0o644)
 }
 
 // page is docs/benchmarks.md.
@@ -143,7 +154,7 @@ func (r *results) page(plots []drawn) string {
 			fmt.Fprintf(&b, "| %s | %s |\n", key, value)
 		}
 	}
-	b.WriteString("\n## In short\n\n" + r.summary())
+	b.WriteString("\n## In short\n\n" + r.summary(false))
 	for _, p := range plots {
 		fmt.Fprintf(&b, "\n![%s](benchmarks/%s)\n", p.title, p.file)
 	}

@@ -219,15 +219,15 @@ func TestDocsNameEveryErrorCode(t *testing.T) {
 	for _, code := range slices.Concat(slices.Collect(maps.Values(own)), slices.Collect(maps.Values(ipams))) {
 		codes = append(codes, strconv.Itoa(int(code)))
 	}
-	listed := firstColumn(readDoc(t, "docs/config.md"), "code")
+	listed := firstColumn(readDoc(t, "docs/operating.md"), "code")
 	for _, code := range codes {
 		if !slices.Contains(listed, code) {
-			t.Errorf("docs/config.md has no row for error code %s", code)
+			t.Errorf("docs/operating.md has no row for error code %s", code)
 		}
 	}
 	for _, code := range listed {
 		if !slices.Contains(codes, code) {
-			t.Errorf("docs/config.md has a row for error code %s, which nothing returns", code)
+			t.Errorf("docs/operating.md has a row for error code %s, which nothing returns", code)
 		}
 	}
 }

@@ -20,7 +20,7 @@ import (
 )
 
 // Error codes: those of the CNI specification 1.1, and from 100 on our own, which
-// docs/config.md lists.
+// docs/operating.md lists.
 const (
 	codeIncompatibleVersion = types.ErrIncompatibleCNIVersion
 	codeUnsupportedField    = types.ErrUnsupportedField

@@ -1,0 +1,34 @@
+package repotest
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestREADMEIsForTwoMinutes bounds its words, and has it lead to every page.
+func TestREADMEIsForTwoMinutes(t *testing.T) {
+	t.Parallel()
+	data, err := os.ReadFile(filepath.Join(root(t), "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(data)
+	if n := len(strings.Fields(text)); n > 900 {
+		t.Errorf("README.md has %d words, want 900 at most", n)
+	}
+	pages, err := filepath.Glob(filepath.Join(root(t), "docs", "*.md"))
+	if err != nil || len(pages) < 10 {
+		t.Fatalf("%d pages, %v", len(pages), err)
+	}
+	for _, page := range append(pages, "make demo", "make test") {
+		want := page
+		if strings.HasSuffix(page, ".md") {
+			want = "(docs/" + filepath.Base(page) + ")"
+		}
+		if !strings.Contains(text, want) {
+			t.Errorf("README.md lacks %s", want)
+		}
+	}
+}

@@ -16,6 +16,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"unicode"
 
 	"github.com/containernetworking/cni/pkg/types"
 
@@ -360,12 +361,50 @@ func TestDocsHaveExamplesThatAreAccepted(t *testing.T) {
 	}
 }
 
+// anchors gives the names by which the headings of a page are linked to, as GitHub has them.
+func anchors(text string) []string {
+	var names []string
+	fenced := false
+	for line := range strings.Lines(text) {
+		if strings.HasPrefix(line, "```") {
+			fenced = !fenced
+		}
+		heading := strings.TrimLeft(line, "#")
+		if fenced || heading == line || !strings.HasPrefix(heading, " ") {
+			continue
+		}
+		name := strings.Map(func(r rune) rune {
+			switch {
+			case r == ' ':
+				return '-'
+			case r == '-' || r == '_' || unicode.IsLetter(r) || unicode.IsDigit(r):
+				return unicode.ToLower(r)
+			}
+			return -1
+		}, strings.TrimSpace(heading))
+		names = append(names, name)
+	}
+	return names
+}
+
 func TestDocsLinkToWhatIsThere(t *testing.T) {
 	t.Parallel()
-	link := regexp.MustCompile(`\]\(([^)#:]+)(#[^)]*)?\)`)
-	for file, text := range readDocs(t, "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "bench/README.md") {
+	link := regexp.MustCompile(`\]\(([^)#:]*)(?:#([^)]*))?\)`)
+	pages := readDocs(t, "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "docs/upstream/*.md", "bench/README.md", "deploy/*/README.md")
+	for file, text := range pages {
 		for _, m := range link.FindAllStringSubmatch(text, -1) {
-			if _, err := os.Stat(filepath.Join(docsRoot, filepath.Dir(file), m[1])); err != nil {
+			to := filepath.Join(filepath.Dir(file), m[1])
+			if m[1] == "" {
+				to = file
+			}
+			data, err := os.ReadFile(docsRoot + to)
+			switch {
+			case m[2] != "" && err == nil && !slices.Contains(anchors(string(data)), m[2]):
+				t.Errorf("%s: %s has no heading #%s", file, to, m[2])
+			case m[2] == "":
+				_, err = os.Stat(docsRoot + to)
+			}
+			if err != nil {
 				t.Errorf("%s: %v", file, err)
 			}
 		}

@@ -21,7 +21,8 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// These tests do what docs/kubenet.md says, with its own configurations and scripts.
+// These tests do what docs/kubenet.md says, with its own configurations, and the scripts of
+// deploy/kubenet that it names.
 
 const kubenetDoc = "../../docs/kubenet.md"
 
@@ -118,25 +119,20 @@ func (m *move) elsewhere() *network {
 // script runs one of the document's scripts on the node, with the node's directories.
 func (m *move) script(name string, args ...string) {
 	m.Helper()
-	for _, block := range codeBlocks(m, "sh") {
-		if !strings.Contains(block, "\n# "+name) {
-			continue
-		}
-		for from, to := range map[string]string{
-			"/var/lib/cni/networks": m.dataDir, "/run/tombolo": m.state, "/opt/cni/bin/tombolo": plugin(),
-		} {
-			block = strings.ReplaceAll(block, from, to)
-		}
-		o, err := m.exec(context.Background(), "/bin/sh", nil, os.Environ(), append([]string{"-c", block, name}, args...)...)
-		if err != nil {
-			m.Fatal(err)
-		}
-		if o.status != 0 || o.stderr != "" {
-			m.Fatalf("%s: exit status %d\n%s%s", name, o.status, o.stdout, o.stderr)
-		}
-		return
+	text, err := os.ReadFile("../../deploy/kubenet/" + name)
+	if err != nil {
+		m.Fatal(err)
 	}
-	m.Fatalf("%s has no script %s", kubenetDoc, name)
+	script := strings.NewReplacer(
+		"/var/lib/cni/networks", m.dataDir, "/run/tombolo", m.state, "/opt/cni/bin/tombolo", plugin(),
+	).Replace(string(text))
+	o, err := m.exec(context.Background(), "/bin/sh", nil, os.Environ(), append([]string{"-c", script, name}, args...)...)
+	if err != nil {
+		m.Fatal(err)
+	}
+	if o.status != 0 || o.stderr != "" {
+		m.Fatalf("%s: exit status %d\n%s%s", name, o.status, o.stdout, o.stderr)
+	}
 }
 
 // start adds a pod with a host port and limits.

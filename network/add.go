@@ -12,7 +12,12 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
+	"github.com/tombolo-cni/tombolo/network/internal/build"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/network/internal/flows"
+	"github.com/tombolo-cni/tombolo/network/internal/recorded"
+	"github.com/tombolo-cni/tombolo/network/internal/session"
+	"github.com/tombolo-cni/tombolo/network/internal/teardown"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -61,7 +66,7 @@ func (n *Node) Add(ctx context.Context, nw *Network, pod *Pod) (*Attachment, err
 // adding is one Add under way.
 type adding struct {
 	node *Node
-	s    *session
+	s    *session.Session
 	nw   *Network
 	pod  *Pod
 	hash string
@@ -73,6 +78,11 @@ type adding struct {
 	back    undo
 }
 
+// owner is who the allocator gives addresses to.
+func (a *adding) owner() ipam.Owner {
+	return ipam.Owner{ContainerID: a.pod.ContainerID, IfName: a.pod.IfName}
+}
+
 // reason is why an Add failed. One whose record is gone may fail at anything that was taken
 // down along with it, as by an earlier version, which knows nothing of the record's lock.
 func (a *adding) reason(err error) error {
@@ -82,14 +92,14 @@ func (a *adding) reason(err error) error {
 	if gone, lookErr := a.pending.Gone(); !gone || lookErr != nil {
 		return err
 	}
-	a.s.warn("the attachment's record is gone: " + err.Error())
+	a.s.Warn("the attachment's record is gone: " + err.Error())
 	return errDeleted()
 }
 
 func (a *adding) run(ctx context.Context) (*Attachment, error) {
 	if len(a.pod.Ports) > 0 {
 		// After all else is undone, the record included.
-		a.back.push(func(ctx context.Context) error { return a.s.closeLoopback(ctx, a.nw.Bridge, false) })
+		a.back.push(func(ctx context.Context) error { return teardown.CloseLoopback(ctx, a.s, a.nw.Bridge, false) })
 	}
 	if err := a.begin(ctx); err != nil {
 		return nil, err
@@ -106,11 +116,11 @@ func (a *adding) run(ctx context.Context) (*Attachment, error) {
 		return nil, err
 	}
 	rec := &t.plan.rec
-	limits, ifb, err := a.s.shape(ctx, rec, a.pod.Limits, t.link, &a.back)
+	limits, ifb, err := a.shape(ctx, rec, t.link)
 	if err != nil {
 		return nil, err
 	}
-	rec.Bandwidth, rec.IFB = bandwidthOf(limits), ifb
+	rec.Bandwidth, rec.IFB = recorded.Bandwidth(limits), ifb
 	if err := a.node.step("bandwidth"); err != nil {
 		return nil, err
 	}
@@ -118,13 +128,13 @@ func (a *adding) run(ctx context.Context) (*Attachment, error) {
 		return nil, err
 	}
 	// Only now do the pod's ports lead to it.
-	if err := flushStaleFlows(ctx, a.s.br, rec); err != nil {
+	if err := flows.FlushStale(ctx, a.s.Links, rec); err != nil {
 		return nil, err
 	}
 	if err := a.node.step("firewall"); err != nil {
 		return nil, err
 	}
-	if err := a.s.br.Settle(ctx, t.link.Name); err != nil {
+	if err := a.s.Links.Settle(ctx, t.link.Name); err != nil {
 		return nil, err
 	}
 	if t.lease != nil {
@@ -147,7 +157,7 @@ func (a *adding) run(ctx context.Context) (*Attachment, error) {
 // made is the result of an Add.
 func (a *adding) made(t *tied) *Attachment {
 	at := attachmentOf(&t.plan.rec)
-	at.BridgeMAC, at.BridgeMTU = t.built.bridge.MAC, t.built.mtu
+	at.BridgeMAC, at.BridgeMTU = t.built.Bridge.MAC, t.built.MTU
 	at.PortMAC, at.MAC = t.link.MAC, t.link.PeerMAC
 	at.Routes, at.DNS = withDefaultRoutes(a.nw, t.plan.rec.Addresses, t.given.routes), t.given.dns
 	if t.lease != nil && t.lease.Applied.MTU > 0 {
@@ -168,7 +178,7 @@ type given struct {
 type tied struct {
 	given given
 	plan  *plan
-	built *built
+	built *build.Built
 	link  *bridge.Attachment
 	lease *lease.Record // nil unless it is by DHCP
 }
@@ -189,7 +199,7 @@ func (a *adding) tie(ctx context.Context) (*tied, error) {
 	if err := refuseListeners(ctx, a.pod); err != nil {
 		return nil, err
 	}
-	b, err := a.s.ready(ctx, p.need)
+	b, err := build.Ready(ctx, a.s, p.want)
 	if err != nil {
 		return nil, err
 	}
@@ -197,7 +207,7 @@ func (a *adding) tie(ctx context.Context) (*tied, error) {
 		return nil, err
 	}
 	if a.nw.Exit == ExitHost && !a.nw.NoDefaultRoute {
-		if g, err = a.routeThroughHost(ctx, b.bridge, g); err != nil {
+		if g, err = a.routeThroughHost(ctx, b.Bridge, g); err != nil {
 			return nil, err
 		}
 		if p, err = a.plan(g, nil); err != nil {
@@ -223,10 +233,10 @@ func (a *adding) allocate(ctx context.Context) (given, error) {
 	if a.nw.Allocator == nil {
 		return givenOf(a.pod.Addresses, a.pod.Routes)
 	}
-	owner := ipam.Owner{ContainerID: a.pod.ContainerID, IfName: a.pod.IfName}
-	allocator := a.nw.Allocator.Bind(a.s.ipamNode(a.nw.Name))
+	owner := a.owner()
+	allocator := a.nw.Allocator.Bind(a.s.IPAMNode(a.nw.Name))
 	if allocator.Slow() {
-		a.s.leave()
+		a.s.Leave()
 	}
 	got, err := allocator.Add(ctx, owner)
 	if err != nil {
@@ -234,7 +244,7 @@ func (a *adding) allocate(ctx context.Context) (given, error) {
 	}
 	a.back.push(func(ctx context.Context) error {
 		if allocator.Slow() {
-			a.s.leave()
+			a.s.Leave()
 		}
 		var addrs []netip.Addr
 		for _, one := range got.Addresses {
@@ -242,7 +252,7 @@ func (a *adding) allocate(ctx context.Context) (given, error) {
 		}
 		return allocator.Del(ctx, owner, addrs)
 	})
-	if err := a.s.enter(ctx); err != nil {
+	if err := a.s.Enter(ctx); err != nil {
 		return given{}, err
 	}
 	return givenOf(got.Addresses, append(got.Routes, a.pod.Routes...))
@@ -278,7 +288,7 @@ func (a *adding) routeThroughHost(ctx context.Context, l *bridge.Link, g given) 
 		if hasDefault(g.routes[:asked], address.Prefix.Addr().BitLen()) {
 			continue
 		}
-		own, err := a.s.throughHost(ctx, a.nw, l, address.Prefix)
+		own, err := a.hostAddress(ctx, l, address.Prefix)
 		if err != nil {
 			return g, err
 		}
@@ -290,28 +300,37 @@ func (a *adding) routeThroughHost(ctx context.Context, l *bridge.Link, g given) 
 	return g, nil
 }
 
+// hostAddress is the host's, to which the default route of a pod with this address leads; it
+// is invalid where it leads elsewhere.
+func (a *adding) hostAddress(ctx context.Context, l *bridge.Link, pod netip.Prefix) (netip.Addr, error) {
+	if a.nw.Exit != ExitHost || a.nw.NoDefaultRoute {
+		return netip.Addr{}, nil
+	}
+	return build.HostAddress(ctx, a.s, a.nw.Uplink.NIC, l, pod)
+}
+
 // attach makes the link. One of the same name that an Add or a Del of this very
 // attachment left when it was killed is deleted first: the record, which was made
 // anew, says that nobody else is at it.
-func (a *adding) attach(ctx context.Context, p *plan, b *built) (*bridge.Attachment, error) {
+func (a *adding) attach(ctx context.Context, p *plan, b *build.Built) (*bridge.Attachment, error) {
 	port := p.onto(b)
 	if err := a.holdBefore(ctx, p); err != nil {
 		return nil, err
 	}
 	owner := endpoint.AliasOwner(a.hash)
-	link, err := a.s.br.Attach(ctx, a.pod.NetNS, port)
+	link, err := a.s.Links.Attach(ctx, a.pod.NetNS, port)
 	if errors.Is(err, fs.ErrExist) && !errors.Is(err, bridge.ErrPeerExists) {
-		if err := a.s.br.Detach(ctx, port.Name, owner); err != nil {
+		if err := a.s.Links.Detach(ctx, port.Name, owner); err != nil {
 			return nil, err
 		}
-		link, err = a.s.br.Attach(ctx, a.pod.NetNS, port)
+		link, err = a.s.Links.Attach(ctx, a.pod.NetNS, port)
 	}
 	if err != nil {
 		return nil, explainRoute(err)
 	}
 	a.guard.attached = true
 	a.back.push(func(ctx context.Context) error {
-		err := a.s.br.Detach(ctx, port.Name, owner)
+		err := a.s.Links.Detach(ctx, port.Name, owner)
 		a.guard.attached = err != nil
 		return err
 	})

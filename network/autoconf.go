@@ -2,7 +2,6 @@ package network
 
 import (
 	"context"
-	"net"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
@@ -10,17 +9,10 @@ import (
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/network/internal/build"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/route"
 )
-
-// lanPort gives a port what a pod on a LAN needs of its interface.
-func lanPort(p *bridge.Port, a *state.Attachment) {
-	p.NoRedirects = a.DefaultRoute == string(ExitHost)
-	if a.SLAAC {
-		p.Autoconf = &bridge.Autoconf{DefaultRoute: a.DefaultRoute == string(ExitRouter)}
-	}
-}
 
 // solicited is a pod that has asked for router advertisements; nil where it takes none.
 type solicited struct{ *bridge.Solicitation }
@@ -37,7 +29,7 @@ func (a *adding) solicit(ctx context.Context, port bridge.Port) (*solicited, err
 	if port.Autoconf == nil {
 		return nil, nil
 	}
-	asked, err := a.s.br.Solicit(ctx, a.pod.NetNS, port)
+	asked, err := a.s.Links.Solicit(ctx, a.pod.NetNS, port)
 	if err != nil {
 		return nil, err
 	}
@@ -46,7 +38,7 @@ func (a *adding) solicit(ctx context.Context, port bridge.Port) (*solicited, err
 
 // advertised waits for the pod's first address by a router advertisement, adds it to
 // what the pod has, and gives the pod its default route.
-func (a *adding) advertised(ctx context.Context, asked *solicited, g given, b *built, link *bridge.Attachment) (given, error) {
+func (a *adding) advertised(ctx context.Context, asked *solicited, g given, b *build.Built, link *bridge.Attachment) (given, error) {
 	if asked == nil {
 		return g, nil
 	}
@@ -54,7 +46,7 @@ func (a *adding) advertised(ctx context.Context, asked *solicited, g given, b *b
 	if err != nil {
 		return g, fail.Errorf(ErrTryAgain, `ipv6 "slaac": %v`, err)
 	}
-	gateway, err := a.ipv6Gateway(b.bridge, link, got)
+	gateway, err := a.ipv6Gateway(b.Bridge, link, got)
 	if err != nil {
 		return g, err
 	}
@@ -81,7 +73,7 @@ func (a *adding) ipv6Gateway(l *bridge.Link, link *bridge.Attachment, got *bridg
 		}
 		return got.Gateways[0], nil
 	}
-	list, err := a.s.br.Addresses().List(addr.Filter{Link: l.Index, Family: unix.AF_INET6})
+	list, err := a.s.Links.Addresses().List(addr.Filter{Link: l.Index, Family: unix.AF_INET6})
 	if err != nil {
 		return netip.Addr{}, err
 	}
@@ -120,27 +112,16 @@ func (a *adding) autoconfigure(ctx context.Context, t *tied) (*tied, error) {
 
 // again plans for a pod that was given more after it got its link, whose port can tell only
 // now whose addresses are behind it.
-func (a *adding) again(ctx context.Context, g given, b *built, link *bridge.Attachment) (*tied, error) {
+func (a *adding) again(ctx context.Context, g given, b *build.Built, link *bridge.Attachment) (*tied, error) {
 	p, err := a.plan(g, link)
 	if err != nil {
 		return nil, err
 	}
-	if err := a.s.br.Enslave(ctx, p.onto(b)); err != nil {
+	if err := a.s.Links.Enslave(ctx, p.onto(b)); err != nil {
 		return nil, err
 	}
-	if b, err = a.s.ready(ctx, p.need); err != nil {
+	if b, err = build.Ready(ctx, a.s, p.want); err != nil {
 		return nil, err
 	}
 	return &tied{g, p, b, link, nil}, nil
-}
-
-// autoconfigured says whether an address is one that a pod has formed by a router
-// advertisement. What is advertised may change, so it need not have it for ever.
-func autoconfigured(a *state.Attachment, p netip.Prefix) bool {
-	mac, err := net.ParseMAC(a.MAC)
-	if !a.SLAAC || err != nil || !p.Addr().Is6() {
-		return false
-	}
-	own, formed := p.Addr().As16(), bridge.LinkLocal(mac).As16()
-	return [8]byte(own[8:]) == [8]byte(formed[8:])
 }

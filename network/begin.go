@@ -29,7 +29,7 @@ func (a *adding) begin(ctx context.Context) error {
 				return err
 			}
 		}
-		if err := a.s.enter(ctx); err != nil {
+		if err := a.s.Enter(ctx); err != nil {
 			return err
 		}
 		err := a.writeRecord()
@@ -37,7 +37,7 @@ func (a *adding) begin(ctx context.Context) error {
 			return err
 		}
 		// What is to be undone may have a lease, and a plugin to ask.
-		a.s.leave()
+		a.s.Leave()
 		if a.leasing != nil {
 			a.leasing.unlock()
 		}
@@ -51,9 +51,9 @@ func (a *adding) begin(ctx context.Context) error {
 // writeRecord creates the record and locks it. The error matches fs.ErrExist where there
 // is one.
 func (a *adding) writeRecord() error {
-	a.base.Epoch = a.s.epoch.Token()
+	a.base.Epoch = a.s.Epoch.Token()
 	var err error
-	if a.pending, err = a.s.dir.Create(a.base); err != nil {
+	if a.pending, err = a.s.Dir.Create(a.base); err != nil {
 		if errors.Is(err, fs.ErrExist) {
 			return err
 		}
@@ -69,7 +69,7 @@ func (a *adding) writeRecord() error {
 // runtimes give the next container the same ID, and send no DEL before. Any other record is
 // in the way.
 func (a *adding) takeRemainsDown(ctx context.Context) error {
-	lock, err := a.s.dir.LockAttachment(a.nw.Name, a.hash)
+	lock, err := a.s.Dir.LockAttachment(a.nw.Name, a.hash)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil // it has gone by itself
@@ -77,30 +77,28 @@ func (a *adding) takeRemainsDown(ctx context.Context) error {
 		return a.existsAlready()
 	}
 	defer lock.Close()
-	unfinished, err := a.s.dir.Unfinished(a.nw.Name, a.hash)
+	unfinished, err := a.s.Dir.Unfinished(a.nw.Name, a.hash)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
 	case err != nil || !unfinished && !a.died(ctx):
 		return a.existsAlready()
 	case unfinished:
-		a.s.warn("an earlier ADD of this attachment was killed: undoing what it left")
+		a.s.Warn("an earlier ADD of this attachment was killed: undoing what it left")
 	default:
-		a.s.warn("the pod of this attachment is gone, without a DEL: undoing what it left")
+		a.s.Warn("the pod of this attachment is gone, without a DEL: undoing what it left")
 	}
-	t := &teardown{node: a.node, s: a.s, network: a.nw.Name, known: a.known()}
-	r := t.ownRemains(ctx, a.pod.key(a.nw), a.hash)
-	r.unfinished = unfinished
-	return t.takeDown(ctx, r)
+	known := &Known{Bridge: a.nw.Bridge, Leased: a.leasing != nil}
+	return a.node.teardown(a.s, a.nw.Name, known).Remains(ctx, a.owner(), a.hash, unfinished)
 }
 
 // died says that the pod whose attachment is on record is gone: the record can be read, and
 // names a port that is not there any more.
 func (a *adding) died(ctx context.Context) bool {
-	if _, err := a.s.dir.Load(a.nw.Name, a.hash); err != nil {
+	if _, err := a.s.Dir.Load(a.nw.Name, a.hash); err != nil {
 		return false
 	}
-	_, err := a.s.br.Link(ctx, "veth"+a.hash)
+	_, err := a.s.Links.Link(ctx, "veth"+a.hash)
 	return errors.Is(err, fs.ErrNotExist)
 }
 
@@ -146,9 +144,4 @@ func whileWanted(ctx context.Context, record *state.Pending, do func(context.Con
 		return deleted
 	}
 	return err
-}
-
-// known is what an Add knows of what an earlier one of its attachment left.
-func (a *adding) known() Known {
-	return Known{Bridge: a.nw.Bridge, Leased: a.leasing != nil}
 }

@@ -4,21 +4,21 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"net/netip"
 	"slices"
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
-	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
-	"github.com/tombolo-cni/tombolo/network/internal/dhcplease"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
-	"github.com/tombolo-cni/tombolo/network/internal/loopback"
+	"github.com/tombolo-cni/tombolo/network/internal/inspect"
+	"github.com/tombolo-cni/tombolo/network/internal/recorded"
+	"github.com/tombolo-cni/tombolo/network/internal/reroute"
+	"github.com/tombolo-cni/tombolo/network/internal/session"
 )
 
 // Check compares an attachment with what Add made of it: its link, addresses and routes, its
@@ -41,10 +41,10 @@ func (n *Node) Check(ctx context.Context, nw *Network, pod *Pod) ([]tombolo.Diff
 		return nil, err
 	}
 	defer s.Close()
-	if err := s.enter(ctx); err != nil {
+	if err := s.Enter(ctx); err != nil {
 		return nil, err
 	}
-	rec, err := s.dir.Load(nw.Name, pod.key(nw).hash())
+	rec, err := s.Dir.Load(nw.Name, pod.key(nw).hash())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fail.Errorf(ErrNotAttached, "container %s has no attachment %s to network %q on record: DEL it and ADD it again", pod.ContainerID, pod.IfName, nw.Name)
 	}
@@ -54,45 +54,27 @@ func (n *Node) Check(ctx context.Context, nw *Network, pod *Pod) ([]tombolo.Diff
 	if rec.State != state.Ready {
 		return nil, fail.Errorf(ErrNotAttached, "the ADD of container %s never came to its end: DEL it and ADD it again", pod.ContainerID)
 	}
-	found := &findings{}
+	found := &inspect.Findings{}
 	k := &checking{s, nw, pod, rec}
-	for _, part := range []func(context.Context, *findings) error{k.link, k.network, k.limits, k.reservations} {
+	for _, part := range []func(context.Context, *inspect.Findings) error{k.link, k.network, k.limits, k.reservations} {
 		if err := part(ctx, found); err != nil {
 			return nil, err
 		}
 	}
-	return found.list, nil
-}
-
-// findings are what is not as it should be.
-type findings struct{ list []tombolo.Difference }
-
-func (f *findings) add(format string, args ...any) {
-	f.list = append(f.list, tombolo.Difference{Text: fmt.Sprintf(format, args...)})
-}
-
-func (f *findings) addAll(diffs []tombolo.Difference) { f.list = append(f.list, diffs...) }
-
-// texts are the findings in words; nil where there are none.
-func (f *findings) texts() []string {
-	var list []string
-	for _, d := range f.list {
-		list = append(list, d.String())
-	}
-	return list
+	return found.List, nil
 }
 
 // checking is one Check under way.
 type checking struct {
-	s   *session
+	s   *session.Session
 	nw  *Network
 	pod *Pod
 	rec *state.Attachment
 }
 
 // link compares both ends of the veth.
-func (k *checking) link(ctx context.Context, found *findings) error {
-	port, err := k.s.portAsRecorded(ctx, k.rec)
+func (k *checking) link(ctx context.Context, found *inspect.Findings) error {
+	port, err := inspect.Port(ctx, k.s, k.rec)
 	if err != nil {
 		return err
 	}
@@ -110,31 +92,20 @@ func (k *checking) link(ctx context.Context, found *findings) error {
 			return err
 		}
 		port.Addresses = k.expectedAddresses(told, has, found)
-		port.Routes = podRoutes(k.nw, nil, rerouted(k.rec, told.Routes))
+		port.Routes = podRoutes(k.nw, nil, reroute.Routes(k.rec, told.Routes))
 	} else {
-		port.Addresses = lasting(k.rec)
+		port.Addresses = recorded.Lasting(k.rec)
 	}
-	diffs, err := k.s.br.Check(ctx, k.pod.NetNS, port)
-	found.addAll(diffs)
+	diffs, err := k.s.Links.Check(ctx, k.pod.NetNS, port)
+	found.AddAll(diffs)
 	return err
-}
-
-// lasting are the addresses of an attachment that it is to have for as long as it is there.
-func lasting(rec *state.Attachment) []netip.Prefix {
-	var list []netip.Prefix
-	for _, a := range rec.Addresses {
-		if !autoconfigured(rec, a.Prefix) {
-			list = append(list, a.Prefix)
-		}
-	}
-	return list
 }
 
 // expectedAddresses are those that the pod's interface should have: what the report
 // names, with what others have added. They may have taken some of Add's
 // away too, but not if the pod has them still. A lease and an advertised prefix
 // come and go, and are compared elsewhere.
-func (k *checking) expectedAddresses(told *Reported, has []netip.Prefix, found *findings) []netip.Prefix {
+func (k *checking) expectedAddresses(told *Reported, has []netip.Prefix, found *inspect.Findings) []netip.Prefix {
 	onRecord := func(p netip.Prefix) bool {
 		return slices.ContainsFunc(k.rec.Addresses, func(a state.Address) bool { return a.Prefix == p })
 	}
@@ -145,11 +116,11 @@ func (k *checking) expectedAddresses(told *Reported, has []netip.Prefix, found *
 		}
 	}
 	if k.rec.IPAMType == endpoint.Leased || k.rec.SLAAC {
-		return slices.DeleteFunc(named, func(p netip.Prefix) bool { return autoconfigured(k.rec, p) || !onRecord(p) })
+		return slices.DeleteFunc(named, func(p netip.Prefix) bool { return recorded.Autoconfigured(k.rec, p) || !onRecord(p) })
 	}
 	for _, a := range k.rec.Addresses {
 		if !slices.Contains(named, a.Prefix) && slices.Contains(has, a.Prefix) {
-			found.add("prevResult lacks the address %s of the interface %s", a.Prefix, k.pod.IfName)
+			found.Add("prevResult lacks the address %s of the interface %s", a.Prefix, k.pod.IfName)
 		}
 	}
 	return named
@@ -172,39 +143,39 @@ func podAddresses(pod *netns.NS) ([]netip.Prefix, error) {
 
 // network compares the parts that the attachment shares with others, and its own
 // share in them.
-func (k *checking) network(ctx context.Context, found *findings) error {
-	rec, err := k.s.dir.LoadNetwork(k.nw.Name)
+func (k *checking) network(ctx context.Context, found *inspect.Findings) error {
+	rec, err := k.s.Dir.LoadNetwork(k.nw.Name)
 	if err != nil {
-		found.add("the record of network %q: %v", k.nw.Name, err)
+		found.Add("the record of network %q: %v", k.nw.Name, err)
 		return nil
 	}
-	l, err := k.s.bridgeDifferences(ctx, rec, found)
+	l, err := inspect.Bridge(ctx, k.s, rec, found)
 	if err != nil {
 		return err
 	}
 	own := *rec
 	own.Gateways = k.gateways()
-	if err := k.s.gatewayDifferences(ctx, &own, l, found); err != nil {
+	if err := inspect.Gateways(ctx, k.s, &own, l, found); err != nil {
 		return err
 	}
 	if endpoint.PublishesIPv4(k.rec) {
-		if err := loopbackDifferences(ctx, rec, l, found); err != nil {
+		if err := inspect.Loopback(ctx, rec, l, found); err != nil {
 			return err
 		}
 	}
 	ep := endpoint.Of(k.rec)
-	diffs, err := k.s.fw.Check(ctx, rules(rec, l), &ep)
+	diffs, err := k.s.Firewall.Check(ctx, recorded.Rules(rec, l), &ep)
 	if err != nil {
 		return err
 	}
-	found.addAll(diffs)
-	diffs, err = k.s.fw.CheckAdmission(ctx)
-	found.addAll(diffs)
+	found.AddAll(diffs)
+	diffs, err = k.s.Firewall.CheckAdmission(ctx)
+	found.AddAll(diffs)
 	return err
 }
 
-func (k *checking) limits(ctx context.Context, found *findings) error {
-	return limitDifferences(ctx, k.rec, found)
+func (k *checking) limits(ctx context.Context, found *inspect.Findings) error {
+	return inspect.Limits(ctx, k.rec, found)
 }
 
 // gateways are those of the attachment's addresses.
@@ -220,17 +191,17 @@ func (k *checking) gateways() []netip.Prefix {
 
 // reservations asks the allocator, about the addresses that the pod is reported to have. What
 // others have added is not the allocator's to have reserved.
-func (k *checking) reservations(ctx context.Context, found *findings) error {
+func (k *checking) reservations(ctx context.Context, found *inspect.Findings) error {
 	if k.rec.IPAMType == endpoint.Leased {
-		k.s.leave() // leases are on a disk
-		return leaseDifferences(k.rec, k.pod.Lease != nil && k.pod.Lease.Unkept, found)
+		k.s.Leave() // leases are on a disk
+		return inspect.Lease(k.rec, k.pod.Lease != nil && k.pod.Lease.Unkept, found)
 	}
 	if k.nw.Allocator == nil {
 		return nil
 	}
-	allocator := k.nw.Allocator.Bind(k.s.ipamNode(k.nw.Name))
+	allocator := k.nw.Allocator.Bind(k.s.IPAMNode(k.nw.Name))
 	if allocator.Slow() {
-		k.s.leave()
+		k.s.Leave()
 	}
 	var held []ipam.Address
 	for _, a := range plain(k.rec.Addresses) {
@@ -240,7 +211,7 @@ func (k *checking) reservations(ctx context.Context, found *findings) error {
 	}
 	err := allocator.Check(ctx, ipam.Owner{ContainerID: k.pod.ContainerID, IfName: k.pod.IfName}, held)
 	if err != nil && !allocator.Slow() {
-		found.add("%v", err)
+		found.Add("%v", err)
 		return nil
 	}
 	return err
@@ -250,45 +221,4 @@ func (k *checking) reservations(ctx context.Context, found *findings) error {
 func (r *Reported) names(ip netip.Addr) bool {
 	is := func(p netip.Prefix) bool { return p.Addr() == ip }
 	return slices.ContainsFunc(r.Addresses, is) || slices.ContainsFunc(r.Unplaced, is) || slices.ContainsFunc(r.Others, is)
-}
-
-// gatewayDifferences looks for a bridge's addresses, and whether the host forwards.
-func (s *session) gatewayDifferences(ctx context.Context, rec *state.Network, l *bridge.Link, found *findings) error {
-	if l.Index == 0 {
-		return nil // found already
-	}
-	for _, gw := range rec.Gateways {
-		ok, err := s.br.Addresses().Has(addr.Address{Prefix: gw, Link: l.Index})
-		if err != nil {
-			return err
-		}
-		if !ok {
-			found.add("bridge %s: the gateway %s is missing", rec.Bridge, gw)
-		}
-		if ok, err = s.br.Forwards(ctx, bridge.Routing{IPv4: gw.Addr().Is4(), IPv6: gw.Addr().Is6()}); err != nil {
-			return err
-		}
-		if !ok {
-			found.add("the host does not forward packets of the family of %s", gw.Addr())
-		}
-	}
-	return nil
-}
-
-// loopbackDifferences finds what is missing of the way from 127.0.0.1 to the pods' ports.
-func loopbackDifferences(ctx context.Context, rec *state.Network, l *bridge.Link, found *findings) error {
-	text, err := loopback.Missing(ctx, rec, l)
-	if text != "" {
-		found.add("bridge %s: %s", rec.Bridge, text)
-	}
-	return err
-}
-
-// leaseDifferences compares an attachment with its lease.
-func leaseDifferences(rec *state.Attachment, unkept bool, found *findings) error {
-	texts, err := dhcplease.Differences(rec, unkept)
-	for _, text := range texts {
-		found.add("%s", text)
-	}
-	return err
 }

@@ -2,18 +2,11 @@ package network
 
 import (
 	"context"
-	"errors"
-	"io/fs"
 	"net/netip"
-	"slices"
 
-	"github.com/tombolo-cni/tombolo/bridge"
-	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
-	"github.com/tombolo-cni/tombolo/internal/endpoint"
-	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
-	"github.com/tombolo-cni/tombolo/network/internal/dhcplease"
-	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/network/internal/session"
+	"github.com/tombolo-cni/tombolo/network/internal/teardown"
 )
 
 // Known is what a caller knows of attachments that have no record: from its configuration, or
@@ -39,238 +32,66 @@ func (n *Node) Del(ctx context.Context, key Key, known *Known) error {
 		return err
 	}
 	defer s.Close()
-	t := &teardown{node: n, s: s, network: key.Network}
+	return n.teardown(s, key.Network, known).Attachment(ctx, ipam.Owner{ContainerID: key.ContainerID, IfName: key.IfName}, key.hash())
+}
+
+// teardown takes attachments of a network down.
+func (n *Node) teardown(s *session.Session, network string, known *Known) *teardown.Teardown {
+	t := &teardown.Teardown{
+		Session: s, Network: network, Step: n.step,
+		Allocator: func(o *teardown.Origin) (ipam.Allocator, error) { return n.allocator(network, (*Origin)(o)) },
+	}
 	if known != nil {
-		t.known = *known
+		t.Known = teardown.Known(*known)
 	}
-	hash := key.hash()
-	lock, err := s.dir.LockAttachment(key.Network, hash)
-	if err == nil {
-		defer lock.Close()
-	}
-	r := t.ownRemains(ctx, key, hash)
-	r.unlocked = errors.Is(err, state.ErrBusy)
-	switch {
-	case err == nil, errors.Is(err, fs.ErrNotExist):
-	case errors.Is(err, state.ErrBusy) && r.rec != nil && r.rec.State == state.Adding:
-		// An Add is at work, which ends when it finds its record gone, and undoes what it
-		// makes after this.
-		if err := t.forget(ctx, hash); err != nil {
-			return err
-		}
-	case !errors.Is(err, state.ErrBusy): // another Del does the same
-		s.warn(err.Error())
-	}
-	rec := r.rec
-	if err := t.takeDown(ctx, r); err != nil {
-		return err
-	}
-	return s.closeLoopbackAfter(ctx, t.known.Bridge, rec)
+	return t
 }
 
-// remains is an attachment that is to go.
-type remains struct {
-	hash      string
-	port      string
-	owner     ipam.Owner        // empty if it is not known
-	rec       *state.Attachment // nil if it has no record
-	unread    bool              // it has a record that could not be read
-	addresses []netip.Addr      // nil if they are not known
-	leaseDir  string            // where its lease is on record; empty if it has none
-	// unrecorded says that the attachment had no record to lock: so that no Add of it
-	// begins meanwhile, all others are kept away.
-	unrecorded bool
-	// unfinished says that its Add never came to its end, as the free lock of its record
-	// tells. An Add of an earlier version, which locks no record, has the state's lock: all
-	// others are kept away here, too.
-	unfinished bool
-	unlocked   bool // it has a record, whose lock another has
-}
-
-// shapers are the links that shape the attachment's traffic. One without a record may have
-// had limits.
-func (r *remains) shapers() []string {
-	if r.rec != nil && r.rec.State == state.Ready && r.rec.IFB == "" {
-		return nil
-	}
-	return []string{bandwidth.IFBName(r.hash)}
-}
-
-// isKnown says whether the record tells all that the firewall's sets have of the attachment.
-func (r *remains) isKnown() bool { return r.rec != nil && r.rec.State == state.Ready && !r.rec.Moving }
-
-// teardown takes attachments of one network down.
-type teardown struct {
-	node    *Node
-	s       *session
-	network string
-	known   Known
-}
-
-// ownRemains is what there may be of one attachment.
-func (t *teardown) ownRemains(ctx context.Context, key Key, hash string) *remains {
-	rec, err := t.s.dir.Load(key.Network, hash)
-	if err != nil {
-		if !errors.Is(err, fs.ErrNotExist) {
-			t.s.warn(err.Error())
-		}
-		rec = nil
-	}
-	r := &remains{
-		hash: hash, port: "veth" + hash, owner: ipam.Owner{ContainerID: key.ContainerID, IfName: key.IfName},
-		rec: rec, leaseDir: t.leaseDir(rec),
-	}
-	r.addresses = t.knownAddresses(ctx, r)
-	return r
-}
-
-// knownAddresses looks for the attachment's addresses where they may be written
-// down: its record, its port's alias, what the caller knows. Nil means that none of
-// them tells, and that it takes a search.
-func (t *teardown) knownAddresses(ctx context.Context, r *remains) []netip.Addr {
-	if r.rec != nil && r.rec.State == state.Ready {
-		return endpoint.Addresses(r.rec)
-	}
-	if l, err := t.s.br.Link(ctx, r.port); err == nil {
-		if a, ok := endpoint.ParseAlias(l.Alias); ok && a.Hash == r.hash && len(a.Addresses) > 0 {
-			return a.Addresses
-		}
-	}
-	if t.known.Addresses == nil {
-		return nil
-	}
-	return slices.Clone(t.known.Addresses())
-}
-
-// leaseDir is where an attachment's lease is on record, by its own record or by what the
-// caller knows; "" where it has none.
-func (t *teardown) leaseDir(rec *state.Attachment) string {
-	switch {
-	case rec != nil && rec.IPAMType == endpoint.Leased && rec.DataDir != "":
-		return rec.DataDir
-	case rec == nil && t.known.Leased:
-		return t.s.leaseDir
-	}
-	return ""
-}
-
-// takeDown does every step. The address is given back after the link and the
-// elements that use it are gone, and the record goes last, and only if all else
-// did: it is what a later Del or Collect finds the rest by. What guards the pod goes when
-// nothing passes its port any more.
+// Collect takes down all attachments of a network that are not in keep, by the records, the
+// leases, and what the kernel has, and gives back what no attachment has reserved. It gives
+// those that went, as far as they have names. What is at work, or came since, is left alone.
+// known may be nil.
 //
-// The caller has the record's lock, if there is a record, and no other: it is for takeDown
-// to take them, in their order. Neither a disk nor a plugin is waited for with the state's.
-func (t *teardown) takeDown(ctx context.Context, r *remains) error {
-	s := t.s
-	var leaseErr error
-	if r.leaseDir != "" {
-		// From the pod's own interface, while it is there.
-		leaseErr = dhcplease.Release(ctx, s.br, r.leaseDir, r.hash, s.warn)
+// What there is gets listed first, and goes one by one, so that other calls get their turn
+// in between; each is looked at again under its own lock.
+func (n *Node) Collect(ctx context.Context, network string, keep []Key, known *Known) ([]Key, error) {
+	if err := n.usable(ctx); err != nil {
+		return nil, err
 	}
-	if err := s.enter(ctx); err != nil {
-		return errors.Join(leaseErr, err)
+	if err := checkName(network); err != nil {
+		return nil, err
 	}
-	if r.unrecorded || r.unfinished {
-		still, err := t.alone(ctx, r)
-		if err != nil || !still {
-			s.leave()
-			return errors.Join(leaseErr, err)
-		}
-	}
-	rec, addresses := r.rec, r.addresses
-	if r.unlocked {
-		// The keeper may have moved it meanwhile.
-		if now, err := s.dir.Load(t.network, r.hash); err == nil {
-			rec, addresses = now, endpoint.Addresses(now)
-		}
-	}
-	now := *r
-	now.rec, now.addresses = rec, addresses
-	flushed := nothingToDo()
-	err := joinSteps(
-		func() error { return leaseErr },
-		func() error { return s.unlist(ctx, &now) },
-		func() error { flushed = flushOwnFlows(ctx, rec); return nil },
-		func() error { return t.done("firewall") },
-		func() error { return s.br.Detach(ctx, r.port, endpoint.AliasOwner(r.hash), now.shapers()...) },
-		func() error { return <-flushed },
-		func() error { return t.done("link") },
-		func() error { return t.release(ctx, &now) },
-		func() error { return t.done("ipam") },
-	)
+	s, err := n.open(n.mark)
 	if err != nil {
-		s.leave()
+		return nil, err
+	}
+	defer s.Close()
+	owners := make([]ipam.Owner, len(keep))
+	for i, key := range keep {
+		owners[i] = ipam.Owner{ContainerID: key.ContainerID, IfName: key.IfName}
+	}
+	gone, err := n.teardown(s, network, known).Collect(ctx, owners)
+	var keys []Key
+	for _, o := range gone {
+		keys = append(keys, Key{network, o.ContainerID, o.IfName})
+	}
+	return keys, err
+}
+
+// Remove takes down what Collect leaves of a network: its rules, its gateways,
+// its record, and its bridge where nothing else is on it. It refuses while the
+// network has attachments (ErrAttached).
+func (n *Node) Remove(ctx context.Context, name string) error {
+	if err := n.usable(ctx); err != nil {
 		return err
 	}
-	return t.forget(ctx, r.hash)
-}
-
-// done says that a step is done. Nothing keeps the others from being taken.
-func (t *teardown) done(step string) error {
-	_ = t.node.step(step)
-	return nil
-}
-
-// alone keeps all others away from what has no record, or that of an Add that never came to
-// its end, and says whether it is so still.
-func (t *teardown) alone(ctx context.Context, r *remains) (bool, error) {
-	if err := t.s.lock.Upgrade(ctx); err != nil {
-		return false, err
-	}
-	now, err := t.s.dir.Load(t.network, r.hash)
-	if r.unrecorded || errors.Is(err, fs.ErrNotExist) {
-		return r.unrecorded && errors.Is(err, fs.ErrNotExist), nil
-	}
-	return err != nil || now.State == state.Adding, nil
-}
-
-// forget removes an attachment's record, and gives the lock up.
-func (t *teardown) forget(ctx context.Context, hash string) error {
-	if err := t.s.enter(ctx); err != nil {
+	if err := checkName(name); err != nil {
 		return err
 	}
-	defer t.s.leave()
-	if err := t.s.dir.Remove(t.network, hash); err != nil {
-		return fail.State(err)
-	}
-	return nil
-}
-
-// release gives the addresses back to the allocator: that of the record, should the network
-// have another since. One that asks another program does so without the lock.
-func (t *teardown) release(ctx context.Context, r *remains) error {
-	if r.rec != nil && r.rec.IPAMType == endpoint.Leased || r.rec == nil && t.known.Leased {
-		return nil // done, before the link went
-	}
-	if r.owner.ContainerID == "" {
-		return nil // no allocator knows it by its short name
-	}
-	var origin *Origin
-	if r.rec != nil {
-		origin = &Origin{r.rec.IPAMType, r.rec.DataDir}
-	}
-	allocator, err := t.node.allocator(t.network, origin)
-	if err != nil || allocator == nil {
+	s, err := n.openKnown()
+	if err != nil {
 		return err
 	}
-	allocator = allocator.Bind(t.s.ipamNode(t.network))
-	if allocator.Slow() {
-		t.s.leave()
-	}
-	return allocator.Del(ctx, r.owner, r.addresses)
-}
-
-// unlist takes the attachment out of the firewall's sets. One that is guarded, or may be, is
-// shut before: it would send what it likes until its port is gone. If that fails, the
-// guard stays with the port.
-func (s *session) unlist(ctx context.Context, r *remains) error {
-	var err error
-	if !r.isKnown() || r.rec.Guarded {
-		err = s.br.Shut(ctx, r.port, endpoint.AliasOwner(r.hash))
-		if err != nil && !errors.Is(err, bridge.ErrForeign) {
-			return err
-		}
-	}
-	return errors.Join(err, s.removeElements(ctx, r.hash, r.rec))
+	defer s.Close()
+	return teardown.Network(ctx, s, name)
 }

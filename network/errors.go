@@ -37,16 +37,6 @@ var (
 	ErrObstructed = fail.ErrObstructed
 )
 
-// joinSteps runs each step whatever became of those before it, and joins their
-// errors.
-func joinSteps(steps ...func() error) error {
-	var errs []error
-	for _, step := range steps {
-		errs = append(errs, step())
-	}
-	return errors.Join(errs...)
-}
-
 // undo keeps the way back from each step that was taken.
 type undo []func(context.Context) error
 

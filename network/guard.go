@@ -10,6 +10,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/network/internal/build"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/nft"
 )
@@ -45,13 +46,13 @@ func (a *adding) holdBefore(ctx context.Context, p *plan) error {
 		if g.held == nil {
 			// The kernel's answer may have been lost, and the elements be there. But what a
 			// killed Add left may have a port yet, whose guard these are.
-			if _, err := a.s.br.Link(ctx, p.port.Name); !errors.Is(err, fs.ErrNotExist) {
+			if _, err := a.s.Links.Link(ctx, p.port.Name); !errors.Is(err, fs.ErrNotExist) {
 				return err
 			}
 		}
-		return a.s.fw.Remove(ctx, ep, g.wanted)
+		return a.s.Firewall.Remove(ctx, ep, g.wanted)
 	})
-	if err := a.enlist(ctx, p, func() error { return a.s.fw.Add(ctx, ep) }); err != nil {
+	if err := a.enlist(ctx, p, func() error { return a.s.Firewall.Add(ctx, ep) }); err != nil {
 		return err
 	}
 	g.held = &ep
@@ -73,17 +74,17 @@ func randomMAC() net.HardwareAddr {
 func (a *adding) admit(ctx context.Context, p *plan) error {
 	ep := endpoint.Of(&p.rec)
 	if a.guard.held == nil {
-		a.back.push(func(ctx context.Context) error { return a.s.fw.Remove(ctx, ep) })
-		return a.enlist(ctx, p, func() error { return a.s.fw.Add(ctx, ep) })
+		a.back.push(func(ctx context.Context) error { return a.s.Firewall.Remove(ctx, ep) })
+		return a.enlist(ctx, p, func() error { return a.s.Firewall.Add(ctx, ep) })
 	}
 	a.guard.wanted = ep
 	if !a.getsMore() {
 		// All of it is there, unless somebody has flushed it meanwhile.
-		if same, err := a.s.fw.Untouched(ctx); err != nil || same {
+		if same, err := a.s.Firewall.Untouched(ctx); err != nil || same {
 			return err
 		}
 	}
-	return a.enlist(ctx, p, func() error { return a.s.fw.Update(ctx, *a.guard.held, ep) })
+	return a.enlist(ctx, p, func() error { return a.s.Firewall.Update(ctx, *a.guard.held, ep) })
 }
 
 // enlist enters an endpoint, in the place of what a pod that is gone left.
@@ -91,7 +92,7 @@ func (a *adding) enlist(ctx context.Context, p *plan, enter func() error) error 
 	err := enter()
 	if errors.Is(err, fs.ErrNotExist) {
 		// A set went missing since we looked.
-		if _, err := a.s.ready(ctx, p.need); err != nil {
+		if _, err := build.Ready(ctx, a.s, p.want); err != nil {
 			return err
 		}
 		err = enter()
@@ -107,12 +108,12 @@ func (a *adding) enlist(ctx context.Context, p *plan, enter func() error) error 
 		}
 		if string(conflict.Owner) == a.hash && !a.guard.attached {
 			// What a killed Add left may have a port yet, whose guard this is.
-			if err := a.s.br.Detach(ctx, p.port.Name, endpoint.AliasOwner(a.hash)); err != nil {
+			if err := a.s.Links.Detach(ctx, p.port.Name, endpoint.AliasOwner(a.hash)); err != nil {
 				return err
 			}
 		}
 		// Whatever else it left, nobody will miss.
-		if err := a.s.fw.RemoveOwners(ctx, conflict.Owner); err != nil {
+		if err := a.s.Firewall.RemoveOwners(ctx, conflict.Owner); err != nil {
 			return err
 		}
 		err = enter()
@@ -130,11 +131,11 @@ func (a *adding) isStale(ctx context.Context, conflict *nft.ConflictError) (bool
 	case a.hash:
 		return true, nil
 	}
-	rec, err := a.s.dir.Load(conflict.Network, string(conflict.Owner))
+	rec, err := a.s.Dir.Load(conflict.Network, string(conflict.Owner))
 	if err == nil && rec.State != state.Ready {
 		return false, nil
 	}
-	l, err := a.s.br.Link(ctx, "veth"+string(conflict.Owner))
+	l, err := a.s.Links.Link(ctx, "veth"+string(conflict.Owner))
 	if errors.Is(err, fs.ErrNotExist) {
 		return true, nil
 	}
@@ -154,7 +155,7 @@ func (a *adding) explainConflict(conflict *nft.ConflictError) error {
 	owner := "another program"
 	if conflict.Owner != "" {
 		owner = "endpoint " + string(conflict.Owner)
-		if rec, err := a.s.dir.Load(conflict.Network, string(conflict.Owner)); err == nil {
+		if rec, err := a.s.Dir.Load(conflict.Network, string(conflict.Owner)); err == nil {
 			if rec.ContainerID == a.pod.ContainerID {
 				// Some runtimes hand a container's ports to all of its networks.
 				return fail.Errorf(ErrConflict, "port %s is already published by this container's %s of network %q: leave portMappings out of the capabilities of one of the two networks",

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"net/netip"
 	"slices"
 	"time"
 
@@ -18,6 +17,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/network/internal/build"
 	"github.com/tombolo-cni/tombolo/network/internal/dhcplease"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/route"
@@ -81,7 +81,7 @@ func (a *adding) lease(ctx context.Context) (*tied, error) {
 	if err := refuseListeners(ctx, a.pod); err != nil {
 		return nil, err
 	}
-	b, err := a.s.ready(ctx, p.need)
+	b, err := build.Ready(ctx, a.s, p.want)
 	if err != nil {
 		return nil, err
 	}
@@ -104,7 +104,7 @@ func (a *adding) lease(ctx context.Context) (*tied, error) {
 		return nil, err
 	}
 	defer asked.close()
-	a.s.leave()
+	a.s.Leave()
 	if err := whileWanted(ctx, a.pending, func(ctx context.Context) error { return a.acquire(ctx, rec, b, link) }); err != nil {
 		return nil, err
 	}
@@ -112,7 +112,7 @@ func (a *adding) lease(ctx context.Context) (*tied, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := a.s.enter(ctx); err != nil {
+	if err := a.s.Enter(ctx); err != nil {
 		return nil, err
 	}
 	if err := a.applyLease(ctx, rec, link); err != nil {
@@ -173,13 +173,13 @@ func (l *leasing) unlock() {
 }
 
 // acquire gets the lease from inside the pod, and has the record say so.
-func (a *adding) acquire(ctx context.Context, rec *lease.Record, b *built, link *bridge.Attachment) error {
+func (a *adding) acquire(ctx context.Context, rec *lease.Record, b *build.Built, link *bridge.Attachment) error {
 	l := a.leasing
 	rec.Client.LinkMTU = link.MTU
 	sockets := &transport.Config{NetNS: a.pod.NetNS, Link: link.PeerIndex, MAC: link.PeerMAC, ARP: rec.Client.DetectConflicts}
 	cfg := rec.Client.Config(rec.Lease)
 	cfg.Timeout = l.asked.Client.Timeout
-	cfg.Dial, cfg.Refuse = dhcplease.Dialer(l.dir, sockets, link), a.refuse(ctx, b.bridge, rec.Lease)
+	cfg.Dial, cfg.Refuse = dhcplease.Dialer(l.dir, sockets, link), a.refuse(ctx, b.Bridge, rec.Lease)
 	client, err := dhcpc.New(cfg)
 	if err != nil {
 		return fail.Errorf(ErrInvalid, "ipam: %v", err)
@@ -190,18 +190,18 @@ func (a *adding) acquire(ctx context.Context, rec *lease.Record, b *built, link 
 		return fail.Errorf(ErrTryAgain, "%v", err)
 	}
 	a.back.push(func(ctx context.Context) error {
-		a.s.leave()
+		a.s.Leave()
 		return transport.Release(ctx, sockets, got)
 	})
 	for _, why := range got.Ignored {
-		a.s.warn("lease of " + got.Address.String() + ": " + why)
+		a.s.Warn("lease of " + got.Address.String() + ": " + why)
 	}
-	if rec.Policy.Gateway, err = a.s.throughHost(ctx, a.nw, b.bridge, got.Address); err != nil {
+	if rec.Policy.Gateway, err = a.hostAddress(ctx, b.Bridge, got.Address); err != nil {
 		return err
 	}
 	rec.Lease, rec.Applied = got, rec.Policy.Apply(got)
 	if rec.Applied.MTU > got.MTU {
-		a.s.warn(fmt.Sprintf("lease of %s: MTU %d: %d taken, since the pod has IPv6", got.Address, got.MTU, rec.Applied.MTU))
+		a.s.Warn(fmt.Sprintf("lease of %s: MTU %d: %d taken, since the pod has IPv6", got.Address, got.MTU, rec.Applied.MTU))
 	}
 	return nil
 }
@@ -232,7 +232,7 @@ func givenBy(rec *lease.Record, more []route.Route) given {
 func (a *adding) applyLease(ctx context.Context, rec *lease.Record, link *bridge.Attachment) error {
 	if mtu := rec.Applied.MTU; mtu > 0 && mtu < link.MTU {
 		// The pod's alone: the host's bridge, and with it the host, is not the server's.
-		if err := a.s.br.SetMTU(ctx, a.pod.NetNS, "", link.Peer, mtu); err != nil {
+		if err := a.s.Links.SetMTU(ctx, a.pod.NetNS, "", link.Peer, mtu); err != nil {
 			return err
 		}
 	}
@@ -273,41 +273,10 @@ func validFor(l *dhcpc.Lease) *time.Duration {
 // commitLease hands the lease over to the keeper. That waits for the disk, so the state's
 // lock is not held meanwhile.
 func (a *adding) commitLease(ctx context.Context, rec *lease.Record) error {
-	a.s.leave()
+	a.s.Leave()
 	rec.State, rec.Updated = lease.Bound, time.Now().UTC()
 	if err := a.leasing.held.Replace(rec); err != nil {
 		return fail.State(err)
 	}
-	return a.s.enter(ctx)
-}
-
-// followLease brings an attachment's record up to its lease: where the server gave the
-// pod another address since its Add, the keeper has changed the pod's, and what else
-// goes by the address follows here.
-func (s *session) followLease(ctx context.Context, n *state.Network, a *state.Attachment) error {
-	if a.IPAMType != endpoint.Leased || len(a.Addresses) == 0 {
-		return nil
-	}
-	dir, err := lease.Open(a.DataDir)
-	if err != nil {
-		return err
-	}
-	rec, err := dir.Load(a.Hash())
-	if err != nil || rec.State != lease.Bound || rec.Lease.Address == a.Addresses[0].Prefix {
-		return nil // what is wrong with a lease is for Check to say
-	}
-	old := endpoint.Of(a)
-	moved := a.Addresses[0]
-	moved.Prefix, moved.Gateway = rec.Lease.Address, netip.Addr{}
-	if len(rec.Lease.Routers) > 0 {
-		moved.Gateway = rec.Lease.Routers[0]
-	}
-	a.Addresses[0] = moved
-	if err := s.fw.Move(ctx, old, endpoint.In(a, n)); err != nil {
-		return err
-	}
-	if err := s.dir.Update(a); err != nil {
-		return fail.State(err)
-	}
-	return nil
+	return a.s.Enter(ctx)
 }

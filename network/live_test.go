@@ -8,13 +8,14 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/network/internal/reroute"
+	"github.com/tombolo-cni/tombolo/network/internal/session"
 )
 
 func TestMain(m *testing.M) {
@@ -74,7 +75,7 @@ func (b *bed) mustBeAsMade(t *testing.T) {
 }
 
 // inside gives a call's session, without the lock.
-func (b *bed) inside(t *testing.T, do func(*session) error) {
+func (b *bed) inside(t *testing.T, do func(*session.Session) error) {
 	t.Helper()
 	b.do(t, func() error {
 		s, err := b.node.open(0)
@@ -124,8 +125,8 @@ func TestAttachmentsComeAndGo(t *testing.T) {
 		}
 		return b.node.Remove(t.Context(), "pods")
 	})
-	b.inside(t, func(s *session) error {
-		if _, err := s.br.Link(t.Context(), "cbr0"); !errors.Is(err, fs.ErrNotExist) {
+	b.inside(t, func(s *session.Session) error {
+		if _, err := s.Links.Link(t.Context(), "cbr0"); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("the bridge: %v", err)
 		}
 		return nil
@@ -162,8 +163,8 @@ func TestWhatCannotBeMeantMakesNothing(t *testing.T) {
 				}
 				return nil
 			})
-			b.inside(t, func(s *session) error {
-				if _, err := s.br.Link(t.Context(), "cbr0"); !errors.Is(err, fs.ErrNotExist) {
+			b.inside(t, func(s *session.Session) error {
+				if _, err := s.Links.Link(t.Context(), "cbr0"); !errors.Is(err, fs.ErrNotExist) {
 					t.Errorf("the bridge: %v", err)
 				}
 				return nil
@@ -172,62 +173,26 @@ func TestWhatCannotBeMeantMakesNothing(t *testing.T) {
 	}
 }
 
-// Collect lists first, and gives others their turn before it looks at each.
-func TestCollectLeavesAloneWhatCameSinceItsList(t *testing.T) {
-	t.Parallel()
-	b := newBed(t)
-	hash := b.add(t).hash()
-	began := time.Now()
-	collect := func(r *remains) {
-		b.inside(t, func(s *session) error {
-			return (&teardown{node: b.node, s: s, network: "pods"}).collect(t.Context(), r, began)
-		})
-	}
-	list := func() (found map[string]*remains) {
-		b.inside(t, func(s *session) (err error) { found, err = s.listAttachments(t.Context(), "pods"); return err })
-		return found
-	}
-	listed := list()
-	if listed[hash] == nil {
-		t.Fatalf("listed %v", listed)
-	}
-	b.do(t, func() error { return b.node.Del(t.Context(), b.pod.key(&b.nw), nil) })
-	b.add(t)
-	collect(listed[hash])
-	b.mustBeAsMade(t)
-	// What had no record then has one now.
-	collect(&remains{hash: hash, port: "veth" + hash})
-	b.mustBeAsMade(t)
-	// And what it listed as it is, goes.
-	collect(list()[hash])
-	b.inside(t, func(s *session) error {
-		if _, err := s.br.Link(t.Context(), "veth"+hash); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("its port is left: %v", err)
-		}
-		return nil
-	})
-}
-
 // A pod that is being taken down has its record locked, and needs no route.
 func TestARouteIsNotChangedWhileADELIsAtWork(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	hash := b.add(t).hash()
-	b.inside(t, func(s *session) error {
-		rec, err := s.dir.Load("pods", hash)
+	b.inside(t, func(s *session.Session) error {
+		rec, err := s.Dir.Load("pods", hash)
 		if err != nil {
 			return err
 		}
-		lock, err := s.dir.LockAttachment("pods", hash)
+		lock, err := s.Dir.LockAttachment("pods", hash)
 		if err != nil {
 			return err
 		}
-		if err := s.reroute(t.Context(), rec); !errors.Is(err, state.ErrBusy) {
+		if err := reroute.Attachment(t.Context(), s, rec); !errors.Is(err, state.ErrBusy) {
 			t.Errorf("reroute: %v, want ErrBusy", err)
 		}
 		if err := lock.Close(); err != nil {
 			return err
 		}
-		return s.reroute(t.Context(), rec)
+		return reroute.Attachment(t.Context(), s, rec)
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
@@ -71,8 +72,8 @@ type Exit string
 
 // The ways out of a LAN.
 const (
-	ExitHost   Exit = "host"   // the host, whose firewall and services see what pods send
-	ExitRouter Exit = "router" // the LAN's own router
+	ExitHost   Exit = recorded.ExitHost   // the host, whose firewall and services see what pods send
+	ExitRouter Exit = recorded.ExitRouter // the LAN's own router
 )
 
 // Origin says where an attachment's addresses come from. Both are kept on record.
@@ -90,12 +91,6 @@ type Key struct {
 
 // HostPort is a port of the host that leads to the pod.
 type HostPort = nft.Port
-
-// IPv6 and Ethernet have a say in MTUs.
-const (
-	ethernetMTU = 1500
-	ipv6MTU     = 1280 // RFC 8200, section 5
-)
 
 const maxName = 250
 

@@ -9,6 +9,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/network/internal/session"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
@@ -119,9 +120,16 @@ func (n *Node) allocator(network string, origin *Origin) (ipam.Allocator, error)
 	return n.allocators(network, origin)
 }
 
+// open opens a session for networks with this mark.
+func (n *Node) open(mark uint32) (*session.Session, error) {
+	return session.Open(&session.Config{
+		Dir: n.dir, LeaseDir: n.leaseDir, Mark: mark, Log: n.log, DialBridge: n.dialBridge, DialFirewall: n.dialFirewall,
+	})
+}
+
 // openKnown opens a session for what concerns all networks. They share one mark, so any
 // record tells it.
-func (n *Node) openKnown() (*session, error) {
+func (n *Node) openKnown() (*session.Session, error) {
 	mark := n.mark
 	if mark == 0 {
 		records, _, err := n.dir.ListNetworks()

@@ -7,14 +7,16 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/network/internal/build"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/nft"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
 // plan is what an Add makes of what the pod was given.
 type plan struct {
-	need *need
+	want *build.Want
 	port bridge.Port
 	rec  state.Attachment // as it will be on record
 }
@@ -23,7 +25,7 @@ type plan struct {
 // given. link is the pod's link, if it is there.
 func (a *adding) plan(g given, link *bridge.Attachment) (*plan, error) {
 	nw := a.nw
-	p := &plan{rec: *a.base, need: &need{Network: nw, owner: a.hash, mark: a.s.mark}}
+	p := &plan{rec: *a.base, want: a.want()}
 	p.rec.Addresses = g.addresses
 	p.rec.Masquerade, p.rec.Guarded, p.rec.Untrusted = nw.Masquerade, nw.Guard, nw.Untrusted
 	p.rec.DefaultRoute, p.rec.SLAAC = string(nw.Exit), nw.SLAAC
@@ -31,13 +33,15 @@ func (a *adding) plan(g given, link *bridge.Attachment) (*plan, error) {
 		return nil, err
 	}
 	for _, address := range g.addresses {
-		p.need.subnets = appendNew(p.need.subnets, address.Prefix.Masked())
+		p.want.AddSubnet(address.Prefix.Masked())
 		if nw.Gateway {
-			p.need.gateways = appendNew(p.need.gateways, netip.PrefixFrom(address.Gateway, address.Prefix.Bits()))
+			p.want.AddGateway(netip.PrefixFrom(address.Gateway, address.Prefix.Bits()))
 		}
 	}
-	p.need.loopback = endpoint.PublishesIPv4(&p.rec)
-	p.need.reached = reached(nil, []*state.Attachment{&p.rec})
+	p.want.Loopback = endpoint.PublishesIPv4(&p.rec)
+	if len(p.rec.Published) > 0 {
+		p.want.Reached = endpoint.Addresses(&p.rec)
+	}
 
 	mac := a.mac()
 	p.port = bridge.Port{
@@ -58,7 +62,7 @@ func (a *adding) plan(g given, link *bridge.Attachment) (*plan, error) {
 	if p.port.PeerMAC == nil && nw.Guard && link == nil {
 		p.port.PeerMAC = randomMAC() // the guard has to know it before the kernel does
 	}
-	lanPort(&p.port, &p.rec)
+	recorded.LANPort(&p.port, &p.rec)
 	p.rec.Port = state.Port{Hairpin: &p.port.Hairpin, Isolated: &p.port.Isolated}
 	p.rec.MAC = p.port.PeerMAC.String()
 	p.port.Alias = endpoint.Alias(a.hash, nw.Name, endpoint.Addresses(&p.rec))
@@ -69,11 +73,29 @@ func (a *adding) plan(g given, link *bridge.Attachment) (*plan, error) {
 	return p, nil
 }
 
+// want is the network as it is asked for, before it is known what the pod calls for.
+func (a *adding) want() *build.Want {
+	nw := a.nw
+	w := &build.Want{
+		Record: state.Network{
+			Name: nw.Name, Bridge: nw.Bridge, MTU: nw.MTU,
+			Masquerade: nw.Masquerade, NonMasquerade: nw.NonMasquerade,
+			Policy: recorded.PolicyName(nw.Policy), Guard: nw.Guard, Mark: uint64(a.s.Mark), NFCall: nw.NFCall, Promiscuous: nw.Promiscuous,
+			Uplink: nw.Uplink.NIC, DefaultRoute: string(nw.Exit), SLAAC: nw.SLAAC,
+		},
+		Gateway: nw.Gateway, Routed: nw.Routed, ForceAddress: nw.ForceAddress, Owner: a.hash,
+	}
+	if nw.Uplink.NIC != "" {
+		w.Uplink = ours(nw.Uplink, nw.Bridge)
+	}
+	return w
+}
+
 // onto is the port on its bridge.
-func (p *plan) onto(b *built) bridge.Port {
+func (p *plan) onto(b *build.Built) bridge.Port {
 	port := p.port
-	port.BridgeIndex, port.MTU = b.bridge.Index, b.mtu
-	keepTable(&port, p.rec.Guarded, b.bridge)
+	port.BridgeIndex, port.MTU = b.Bridge.Index, b.MTU
+	recorded.KeepTable(&port, p.rec.Guarded, b.Bridge)
 	return port
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -110,7 +111,7 @@ func attachmentOf(rec *state.Attachment) *Attachment {
 	return &Attachment{
 		Key: Key{rec.Network, rec.ContainerID, rec.IfName}, Pod: rec.Pod, Ready: rec.State == state.Ready,
 		Bridge: rec.Bridge, Port: rec.HostIf, PortMAC: portMAC, MTU: rec.MTU, MAC: mac, PodMTU: rec.MTU, IFB: rec.IFB,
-		Addresses: plain(rec.Addresses), Ports: endpoint.Ports(rec), Limits: shapeOf(rec), rec: rec,
+		Addresses: plain(rec.Addresses), Ports: endpoint.Ports(rec), Limits: recorded.Shape(rec), rec: rec,
 	}
 }
 
@@ -190,5 +191,6 @@ func (p *Pod) check(nw *Network) error {
 // hostNamespace matches both ErrHostNamespace and ErrInvalid.
 type hostNamespace struct{}
 
-func (hostNamespace) Error() string   { return ErrHostNamespace.Error() }
+func (hostNamespace) Error() string { return ErrHostNamespace.Error() }
+
 func (hostNamespace) Unwrap() []error { return []error{ErrHostNamespace, ErrInvalid} }

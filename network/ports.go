@@ -3,17 +3,12 @@ package network
 import (
 	"context"
 	"net/netip"
-	"slices"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/tombolo-cni/tombolo/bridge"
-	"github.com/tombolo-cni/tombolo/internal/conntrack"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/sockdiag"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
-	"github.com/tombolo-cni/tombolo/route"
+	"github.com/tombolo-cni/tombolo/network/internal/flows"
 )
 
 // published are host ports as they are on record.
@@ -69,7 +64,7 @@ func refuseListeners(ctx context.Context, pod *Pod) error {
 // checkPublished refuses a host port that no address of the pod could serve.
 func checkPublished(ports []HostPort, addresses []state.Address) error {
 	for _, p := range ports {
-		if p.HostAddr.IsValid() && !firstOf(addresses, p.HostAddr.Is4()).IsValid() {
+		if p.HostAddr.IsValid() && !flows.FirstOf(addresses, p.HostAddr.Is4()).IsValid() {
 			return fail.Errorf(ErrInvalid, "publish port %s: the pod has no address of that family", portText(p))
 		}
 		if len(addresses) == 0 {
@@ -77,92 +72,4 @@ func checkPublished(ports []HostPort, addresses []state.Address) error {
 		}
 	}
 	return nil
-}
-
-// firstOf is the first address of a family, to which host ports
-// lead; the zero address if there is none.
-func firstOf(addresses []state.Address, is4 bool) netip.Addr {
-	i := slices.IndexFunc(addresses, func(a state.Address) bool { return a.Prefix.Addr().Is4() == is4 })
-	if i < 0 {
-		return netip.Addr{}
-	}
-	return addresses[i].Prefix.Addr()
-}
-
-// publications are an attachment's UDP ports, of each family. A client that keeps
-// on sending keeps its flow alive for ever, to wherever the port led before; TCP has
-// an end.
-func publications(rec *state.Attachment) []conntrack.Publication {
-	var list []conntrack.Publication
-	for _, p := range rec.Published {
-		if p.Protocol != "udp" {
-			continue
-		}
-		for _, is4 := range []bool{true, false} {
-			pod := firstOf(rec.Addresses, is4)
-			if !pod.IsValid() || p.HostIP.IsValid() && p.HostIP.Is4() != is4 {
-				continue
-			}
-			list = append(list, conntrack.Publication{
-				Proto: unix.IPPROTO_UDP,
-				Host:  netip.AddrPortFrom(p.HostIP, uint16(p.HostPort)),
-				Pod:   netip.AddrPortFrom(pod, uint16(p.PodPort)),
-			})
-		}
-	}
-	return list
-}
-
-// flushStaleFlows has the kernel forget the flows to a new pod's ports that lead
-// elsewhere: to the host, or to a pod that was there before.
-func flushStaleFlows(ctx context.Context, links *bridge.Conn, rec *state.Attachment) error {
-	local := func(a netip.Addr) bool {
-		r, err := links.Routes().Get(a)
-		return err == nil && r.Type == route.Local
-	}
-	return flushFlows(ctx, rec, func(p conntrack.Publication) conntrack.Filter { return p.Stale(local) })()
-}
-
-// flushOwnFlows has it forget those that lead to a pod which is going. The kernel
-// goes through all of its table for that, some 10 ms, and so does it when it deletes
-// the link: they are done side by side.
-func flushOwnFlows(ctx context.Context, rec *state.Attachment) <-chan error {
-	if rec == nil || len(publications(rec)) == 0 {
-		return nothingToDo()
-	}
-	return inBackground(flushFlows(ctx, rec, conntrack.Publication.Flows))
-}
-
-// flushFlows opens the kernel, which belongs to the caller's thread, and gives what
-// is to be done, which any can do.
-func flushFlows(ctx context.Context, rec *state.Attachment, which func(conntrack.Publication) conntrack.Filter) func() error {
-	var filters []conntrack.Filter
-	for _, p := range publications(rec) {
-		filters = append(filters, which(p))
-	}
-	if len(filters) == 0 {
-		return func() error { return nil }
-	}
-	conn, err := conntrack.Dial(nil)
-	return func() error {
-		if err != nil {
-			return err
-		}
-		defer conn.Close()
-		_, err := conn.Flush(ctx, filters...)
-		return err
-	}
-}
-
-// inBackground does a step beside others: the kernel mostly waits in it.
-func inBackground(step func() error) <-chan error {
-	done := make(chan error, 1)
-	go func() { done <- step() }()
-	return done
-}
-
-func nothingToDo() <-chan error {
-	done := make(chan error, 1)
-	done <- nil
-	return done
 }

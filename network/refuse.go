@@ -22,7 +22,7 @@ func (a *adding) refuse(ctx context.Context, l *bridge.Link, had *dhcpc.Lease) f
 		if err := lease.Impossible(offer); err != nil {
 			return err
 		}
-		if err := lease.Taken(a.s.br.Routes(), l.Index, own, before); err != nil {
+		if err := lease.Taken(a.s.Links.Routes(), l.Index, own, before); err != nil {
 			return err
 		}
 		return a.anothersAddress(ctx, own)
@@ -31,7 +31,7 @@ func (a *adding) refuse(ctx context.Context, l *bridge.Link, had *dhcpc.Lease) f
 
 // anothersAddress says which pod has an address, of those that are there.
 func (a *adding) anothersAddress(ctx context.Context, own netip.Addr) error {
-	held, err := a.s.fw.Holder(ctx, a.nw.Bridge, own)
+	held, err := a.s.Firewall.Holder(ctx, a.nw.Bridge, own)
 	switch {
 	case err == nil && held == nil:
 		return nil

@@ -2,11 +2,14 @@ package network
 
 import (
 	"context"
-	"errors"
+	"fmt"
+	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/network/internal/build"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
-	"github.com/tombolo-cni/tombolo/nft"
+	"github.com/tombolo-cni/tombolo/network/internal/inspect"
+	"github.com/tombolo-cni/tombolo/network/internal/session"
 )
 
 // Repair makes all networks anew that are on record, as their records have them, and
@@ -21,35 +24,78 @@ func (n *Node) Repair(ctx context.Context) error {
 		return err
 	}
 	defer s.Close()
-	if err := s.enterAlone(ctx); err != nil {
-		return err
+	return build.Repair(ctx, s)
+}
+
+// LookAtFirewall says what of the firewall is not as the networks with pods need it, as far as
+// an ADD would notice, and at which of the kernel's generations that was seen. If nothing is
+// lacking, the next ADD need not look. It changes nothing.
+func (n *Node) LookAtFirewall(ctx context.Context) (generation uint32, lacking []string, _ error) {
+	s, records, err := n.openNetworks(ctx)
+	if err != nil || len(records) == 0 {
+		return 0, nil, err
 	}
-	records, damaged, err := s.dir.ListNetworks()
+	defer s.Close()
+	return inspect.Firewall(ctx, s, records)
+}
+
+// FirewallObstacles lists what stops pods and is out of reach, or left to its owner.
+func (n *Node) FirewallObstacles(ctx context.Context) ([]string, error) {
+	s, records, err := n.openNetworks(ctx)
+	if err != nil || len(records) == 0 {
+		return nil, err
+	}
+	defer s.Close()
+	return inspect.Obstacles(ctx, records)
+}
+
+// openNetworks opens the host, under the shared lock, if any network of this life of the
+// node has attachments, and gives those networks.
+func (n *Node) openNetworks(ctx context.Context) (*session.Session, []*state.Network, error) {
+	if err := n.usable(ctx); err != nil {
+		return nil, nil, err
+	}
+	s, err := n.openKnown()
+	if err != nil {
+		return nil, nil, err
+	}
+	records, _, err := s.Dir.ListNetworks()
+	if err == nil && len(records) > 0 {
+		err = s.Enter(ctx)
+	}
+	var used []*state.Network
+	for _, rec := range records {
+		if err != nil || rec.Epoch != s.Epoch.Token() {
+			continue
+		}
+		var attachments []*state.Attachment
+		if attachments, err = s.Attachments(rec.Name); len(attachments) > 0 {
+			used = append(used, rec)
+		}
+	}
+	if err != nil || len(used) == 0 {
+		s.Close()
+		return nil, nil, err
+	}
+	return s, used, nil
+}
+
+// contestedFor is how long what tombolod wrote down holds: it looks once in a minute.
+const contestedFor = 3 * time.Minute
+
+// refuseContested says who undoes what tombolod puts right of the firewall.
+func refuseContested(dir *state.Dir) error {
+	f, err := dir.Contested()
 	if err != nil {
 		return fail.State(err)
 	}
-	var errs []error
-	for _, d := range damaged {
-		errs = append(errs, d)
+	if f == nil || time.Since(f.At) > contestedFor {
+		return nil
 	}
-	var mended []nft.Network
-	var followers []*state.Attachment
-	for _, rec := range records {
-		if rec.Epoch != s.epoch.Token() {
-			continue // of an earlier life: its next ADD builds it
-		}
-		attachments, err := s.listed(rec.Name)
-		if err == nil {
-			var rules nft.Network
-			if rules, err = s.restore(ctx, rec, attachments); err == nil {
-				mended = append(mended, rules)
-				followers = append(followers, attachments...)
-				err = refuseObstaclesOf(ctx, rec)
-			}
-		}
-		errs = append(errs, err)
+	by := "another program"
+	if f.By != "" {
+		by = fmt.Sprintf("another program (the last to change it: %q)", f.By)
 	}
-	errs = append(errs, s.declareMended(ctx, mended))
-	s.leave()
-	return errors.Join(append(errs, s.followHost(ctx, followers))...)
+	return fail.Errorf(ErrObstructed, "%s undoes what pods need of the firewall: tombolod has put it back %d times, and does so once in a minute only; the last time it was: %.200q: have that program leave it alone",
+		by, f.Times, f.What)
 }

@@ -5,16 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/netip"
-	"slices"
 	"strings"
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/state"
-	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/network/internal/build"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/takeover"
 	"github.com/tombolo-cni/tombolo/nft"
@@ -33,7 +31,7 @@ func (n *Node) Ready(ctx context.Context, nw *Network, leases *Lease) error {
 	if err := n.probe(ctx, nw); err != nil {
 		return err
 	}
-	if err := nw.refuseIPv6(nw.Subnets); err != nil {
+	if err := build.RefuseIPv6(nw.Name, nw.SLAAC, nw.Subnets); err != nil {
 		return err
 	}
 	if err := n.uplinkReady(ctx, nw); err != nil {
@@ -98,7 +96,7 @@ func (n *Node) probe(ctx context.Context, nw *Network) error {
 			return fmt.Errorf("bridgeNFCall: %w; or %s", err, remedy)
 		}
 	}
-	return refuseObstacles(ctx, n.mark, n.podPath(nw))
+	return build.RefuseObstacles(ctx, n.mark, n.podPath(nw))
 }
 
 // podPath is how pods' packets go, as far as is known: another firewall may let pass the subnets
@@ -122,14 +120,14 @@ func (n *Node) uplinkReady(ctx context.Context, nw *Network) error {
 		return err
 	}
 	defer s.Close()
-	taken, err := s.uplinks().IsTaken(nw.Uplink.NIC)
+	taken, err := s.Uplinks().IsTaken(nw.Uplink.NIC)
 	if err != nil {
 		return err
 	}
 	if !taken {
-		return s.uplinks().CouldTake(ctx, ours(nw.Uplink, nw.Bridge))
+		return s.Uplinks().CouldTake(ctx, ours(nw.Uplink, nw.Bridge))
 	}
-	list, err := s.uplinks().Differences(ctx, nw.Uplink.NIC, nw.Bridge)
+	list, err := s.Uplinks().Differences(ctx, nw.Uplink.NIC, nw.Bridge)
 	if err != nil {
 		return err
 	}
@@ -138,30 +136,4 @@ func (n *Node) uplinkReady(ctx context.Context, nw *Network) error {
 		return fmt.Errorf("uplink %s: %s", nw.Uplink.NIC, strings.Join(list, "; "))
 	}
 	return nil
-}
-
-// A kernel that was booted with ipv6.disable=1, or built without IPv6, has none in any
-// namespace. Networks of IPv4 alone work there; for one with IPv6 it is said, before
-// anything is made that the kernel would refuse with a terse errno, or half of it.
-
-// kernelHasIPv6 looks for what every namespace has of IPv6. Without /proc/sys nothing
-// is known, and the kernel may speak for itself.
-func kernelHasIPv6() bool { return sysctl.Exists(forwarding6) || !sysctl.Exists(forwarding4) }
-
-// refuseIPv6 is about a network whose pods have addresses in these subnets. An Add calls it
-// only where something is to be built, since a network with IPv6 is never found ready on such
-// a kernel.
-func (nw *Network) refuseIPv6(subnets []netip.Prefix) error {
-	asked := ""
-	if i := slices.IndexFunc(subnets, isIPv6); i >= 0 {
-		asked = fmt.Sprintf("an address in %s", subnets[i])
-	}
-	if nw.SLAAC {
-		asked = `ipv6 "slaac"`
-	}
-	if asked == "" || kernelHasIPv6() {
-		return nil
-	}
-	return fail.Errorf(ErrInvalid, "network %q asks for %s, and IPv6 is switched off in this kernel: take it out of the configuration, or boot without ipv6.disable=1 on the kernel's command line (and with a kernel that has IPv6)",
-		nw.Name, asked)
 }

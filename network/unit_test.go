@@ -11,9 +11,6 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/tombolo-cni/tombolo/bridge"
-	"github.com/tombolo-cni/tombolo/internal/conntrack"
-	"github.com/tombolo-cni/tombolo/internal/endpoint"
-	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/route"
@@ -35,14 +32,6 @@ func addresses(prefixes ...string) []state.Address {
 func dualStack() []state.Address {
 	list := addresses("10.61.0.2/24", "fd61::2/64")
 	list[0].Gateway, list[1].Gateway = netip.MustParseAddr("10.61.0.1"), netip.MustParseAddr("fd61::1")
-	return list
-}
-
-func addrs(texts ...string) []netip.Addr {
-	var list []netip.Addr
-	for _, s := range texts {
-		list = append(list, netip.MustParseAddr(s))
-	}
 	return list
 }
 
@@ -186,29 +175,6 @@ func TestAddressMACIsThatOfTheFirstIPv4Address(t *testing.T) {
 	}
 }
 
-// Only the flows of UDP are flushed, each to the pod's first address of its family.
-func TestFlowsToFlushAreThoseOfThePodsUDPPorts(t *testing.T) {
-	t.Parallel()
-	address := func(s string) state.Address { return state.Address{Prefix: nstest.Prefix(s)} }
-	rec := &state.Attachment{
-		Addresses: []state.Address{address("10.1.0.5/24"), address("10.2.0.5/24"), address("fd01::5/64")},
-		Published: []state.Published{
-			{Protocol: "tcp", HostPort: 80, PodPort: 80},
-			{Protocol: "udp", HostPort: 53, PodPort: 5353},
-			{Protocol: "udp", HostIP: nstest.Addr("192.0.2.1"), HostPort: 123, PodPort: 123},
-		},
-	}
-	port := netip.MustParseAddrPort
-	want := []conntrack.Publication{
-		{Proto: 17, Host: netip.AddrPortFrom(netip.Addr{}, 53), Pod: port("10.1.0.5:5353")},
-		{Proto: 17, Host: netip.AddrPortFrom(netip.Addr{}, 53), Pod: port("[fd01::5]:5353")},
-		{Proto: 17, Host: port("192.0.2.1:123"), Pod: port("10.1.0.5:123")},
-	}
-	if diff := cmp.Diff(want, publications(rec), cmpopts.EquateComparable(netip.AddrPort{})); diff != "" {
-		t.Errorf("publications (-want +got):\n%s", diff)
-	}
-}
-
 func TestUndoGoesBackThroughAllSteps(t *testing.T) {
 	t.Parallel()
 	var order []int
@@ -233,84 +199,5 @@ func TestUndoGoesBackThroughAllSteps(t *testing.T) {
 	}
 	if !errors.Is(err, cause) || !errors.Is(err, boom) {
 		t.Errorf("error is %v", err)
-	}
-}
-
-func TestStepsAreJoined(t *testing.T) {
-	t.Parallel()
-	first, last := errors.New("first"), errors.New("last")
-	ran := 0
-	step := func(err error) func() error { return func() error { ran++; return err } }
-	err := joinSteps(step(first), step(nil), step(last))
-	if ran != 3 || !errors.Is(err, first) || !errors.Is(err, last) {
-		t.Errorf("%d steps ran: %v", ran, err)
-	}
-	if err := joinSteps(step(nil)); err != nil {
-		t.Errorf("steps that succeed: %v", err)
-	}
-}
-
-// That it is refused where there is none, test/vm/run.sh noipv6 shows.
-func TestIPv6IsRefusedOnlyWhereItIsAskedFor(t *testing.T) {
-	t.Parallel()
-	with6 := []netip.Prefix{nstest.Prefix("10.1.0.0/16"), nstest.Prefix("fd01::/64")}
-	for name, tt := range map[string]struct {
-		nw      Network
-		subnets []netip.Prefix
-		asked   bool
-	}{
-		"IPv4":         {Network{}, with6[:1], false},
-		"no addresses": {Network{}, nil, false},
-		"both":         {Network{}, with6, true},
-		"slaac":        {Network{SLAAC: true}, nil, true},
-	} {
-		if err := tt.nw.refuseIPv6(tt.subnets); (err != nil) != (tt.asked && !nstest.HasIPv6()) {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-}
-
-func TestWhatTheHostSideOfARecordIs(t *testing.T) {
-	t.Parallel()
-	on := true
-	rec := &state.Attachment{
-		Network: "pods", ContainerID: "c1", IfName: "eth0", HostIf: "veth1", Bridge: "cbr0", MTU: 1400, Up: true, Masquerade: true,
-		MAC: "02:00:00:00:00:01", HostMAC: "02:00:00:00:00:02", Addresses: dualStack(), Port: state.Port{Hairpin: &on},
-	}
-	p := portOf(rec)
-	if p.Alias != endpoint.AliasOf(rec) || p.MAC.String() != rec.HostMAC || p.PeerMAC.String() != rec.MAC ||
-		!p.Hairpin || p.Isolated || p.Down || p.MTU != 1400 || p.Name != "veth1" || p.Peer != "eth0" || p.Bridge != "cbr0" {
-		t.Errorf("port is %+v", p)
-	}
-	ep := endpoint.Of(rec)
-	if string(ep.Owner) != rec.Hash() || ep.Network != "pods" || ep.Bridge != "cbr0" || ep.MAC.String() != rec.MAC || !ep.Masquerade {
-		t.Errorf("endpoint is %+v", ep)
-	}
-	if diff := cmp.Diff(addrs("10.61.0.2", "fd61::2"), ep.Addrs, netipValues()); diff != "" {
-		t.Errorf("endpoint's addresses (-want +got):\n%s", diff)
-	}
-	// A record without MACs, as one that never came to its end: nothing is made up.
-	if p := portOf(&state.Attachment{}); p.MAC != nil || p.PeerMAC != nil || !p.Down {
-		t.Errorf("port of an empty record is %+v", p)
-	}
-}
-
-// A bridge that is made anew answers under the MAC that its pods have in their
-// neighbour tables.
-func TestBridgesMACIsTheSameForALife(t *testing.T) {
-	t.Parallel()
-	one := state.Epoch{Boot: "b", ID: "1"}.Token()
-	mac := bridgeMAC(one, "cbr0")
-	if len(mac) != 6 || mac[0]&3 != 2 {
-		t.Errorf("%s is not a unicast MAC that is locally administered", mac)
-	}
-	if again := bridgeMAC(one, "cbr0"); again.String() != mac.String() {
-		t.Errorf("%s, then %s", mac, again)
-	}
-	later := state.Epoch{Boot: "b", ID: "2"}.Token()
-	for what, other := range map[string]string{"bridge": bridgeMAC(one, "br0").String(), "life": bridgeMAC(later, "cbr0").String()} {
-		if other == mac.String() {
-			t.Errorf("another %s has the same, %s", what, other)
-		}
 	}
 }

@@ -53,7 +53,21 @@ func layers() []layer {
 			"uplinks and their records: it knows nothing of networks and pods"},
 		{[]string{"network/internal/dhcplease"}, []string{"bridge", "dhcpc", "dhcpc/transport", "internal/lease", "internal/state", "netns", "network/internal/fail", "route"},
 			"leases of pods: it knows nothing of networks and firewalls"},
-		{[]string{"network"}, []string{".", "addr", "bridge", "bridge/bandwidth", "bridge/uplink", "dhcpc", "dhcpc/transport", "ipam", "nft", "netns", "route", "internal/conntrack", "internal/endpoint", "internal/ident", "internal/lease", "internal/lockorder", "internal/printable", "internal/sockdiag", "internal/state", "internal/sysctl", "network/internal/dhcplease", "network/internal/fail", "network/internal/loopback", "network/internal/takeover"},
+		{[]string{"network/internal/recorded"}, []string{".", "bridge", "bridge/bandwidth", "nft", "internal/endpoint", "internal/state", "internal/sysctl"},
+			"what records call for, for all who make, compare and delete it"},
+		{[]string{"network/internal/session"}, []string{"bridge", "bridge/bandwidth", "ipam", "nft", "internal/endpoint", "internal/ident", "internal/lease", "internal/printable", "internal/state", "network/internal/fail", "network/internal/loopback", "network/internal/takeover"},
+			"the node as one call has it open, whatever the call is"},
+		{[]string{"network/internal/flows"}, []string{"bridge", "internal/conntrack", "internal/state", "route"},
+			"flows to host ports: it knows nothing of what publishes them"},
+		{[]string{"network/internal/reroute"}, []string{"addr", "bridge", "netns", "route", "internal/endpoint", "internal/state", "network/internal/dhcplease", "network/internal/recorded", "network/internal/session"},
+			"the pods' way out, after the host's address has changed"},
+		{[]string{"network/internal/build"}, []string{"addr", "bridge", "bridge/bandwidth", "bridge/uplink", "nft", "route", "internal/endpoint", "internal/lease", "internal/state", "internal/sysctl", "network/internal/fail", "network/internal/loopback", "network/internal/recorded", "network/internal/reroute", "network/internal/session", "network/internal/takeover"},
+			"what pods share: it makes no pod"},
+		{[]string{"network/internal/inspect"}, []string{".", "addr", "bridge", "bridge/bandwidth", "netns", "nft", "internal/endpoint", "internal/state", "network/internal/dhcplease", "network/internal/fail", "network/internal/loopback", "network/internal/recorded", "network/internal/session"},
+			"it compares, and changes nothing"},
+		{[]string{"network/internal/teardown"}, []string{"addr", "bridge", "bridge/bandwidth", "ipam", "internal/endpoint", "internal/ident", "internal/lease", "internal/state", "network/internal/dhcplease", "network/internal/fail", "network/internal/flows", "network/internal/loopback", "network/internal/session", "network/internal/takeover"},
+			"what is gone is gone: it makes nothing"},
+		{[]string{"network"}, []string{".", "addr", "bridge", "bridge/bandwidth", "bridge/uplink", "dhcpc", "dhcpc/transport", "ipam", "nft", "netns", "route", "internal/endpoint", "internal/ident", "internal/lease", "internal/lockorder", "internal/sockdiag", "internal/state", "network/internal/build", "network/internal/dhcplease", "network/internal/fail", "network/internal/flows", "network/internal/inspect", "network/internal/recorded", "network/internal/reroute", "network/internal/session", "network/internal/takeover", "network/internal/teardown"},
 			"it composes, and is the only one for pods that does: it knows nothing of CNI"},
 		{[]string{"internal/cni"}, []string{"addr", "bridge", "bridge/bandwidth", "bridge/uplink", "dhcpc", "ipam", "netns", "network", "nft", "route", "internal/cni/ipamconf", "internal/endpoint", "internal/ident", "internal/jsontext", "internal/lease", "internal/printable", "internal/state", "internal/strict"},
 			"it translates between CNI and package network"},
@@ -73,7 +87,10 @@ func layers() []layer {
 }
 
 // shown are packages that a package's example shows it together with.
-func shown() map[string][]string { return map[string][]string{"bridge/bandwidth": {"bridge"}} }
+// A test of teardown has pods added that it takes down.
+func shown() map[string][]string {
+	return map[string][]string{"bridge/bandwidth": {"bridge"}, "network/internal/teardown": {"network", "nft"}}
+}
 
 // checkLayers finds imports that no layer allows, and packages that are in none.
 // Tests may import fixtures besides, and the plainest views of the kernel.

@@ -48,3 +48,13 @@ func Count(n int, one, many string) string {
 	}
 	return fmt.Sprintf("%d %s", n, many)
 }
+
+// Join runs each step whatever became of those before it, and joins their
+// errors.
+func Join(steps ...func() error) error {
+	var errs []error
+	for _, step := range steps {
+		errs = append(errs, step())
+	}
+	return errors.Join(errs...)
+}

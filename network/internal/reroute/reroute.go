@@ -1,4 +1,5 @@
-package network
+// Package reroute has the default routes of pods on a LAN lead to the host's present address.
+package reroute
 
 import (
 	"context"
@@ -9,41 +10,63 @@ import (
 	"net/netip"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network/internal/dhcplease"
+	"github.com/tombolo-cni/tombolo/network/internal/recorded"
+	"github.com/tombolo-cni/tombolo/network/internal/session"
 	"github.com/tombolo-cni/tombolo/route"
+	"golang.org/x/sys/unix"
 )
+
+// HostAddresses are the host's own addresses on a bridge in the subnet of a pod's.
+func HostAddresses(links *bridge.Conn, l *bridge.Link, pod netip.Prefix) ([]netip.Addr, error) {
+	family := uint8(unix.AF_INET)
+	if pod.Addr().Is6() {
+		family = unix.AF_INET6
+	}
+	all, err := links.Addresses().List(addr.Filter{Link: l.Index, Family: family})
+	if err != nil {
+		return nil, err
+	}
+	var list []netip.Addr
+	for _, a := range all {
+		own := a.Prefix.Addr()
+		if pod.Contains(own) && own != pod.Addr() && a.Flags&(addr.Tentative|addr.DADFailed) == 0 {
+			list = append(list, own)
+		}
+	}
+	return list, nil
+}
 
 // The default route of a pod on a LAN leads to an address of the host's, which is not the
 // pod's to choose: a DHCP server, or an administrator, may give the host another while
 // the pod runs. Then the route is replaced, in the pod, and on record where it is.
 
-// followHost has the default routes of pods lead to the host's addresses of now. It goes on
+// Follow has the default routes of pods lead to the host's addresses of now. It goes on
 // past pods for which that cannot be done. Where the host has none in the pod's subnet, the
 // pod's route stays as it is: there may be one again. The state's lock must not be held: a
 // lease's comes before it, and its record is on a disk.
-func (s *session) followHost(ctx context.Context, attachments []*state.Attachment) error {
+func Follow(ctx context.Context, s *session.Session, attachments []*state.Attachment) error {
 	var errs []error
 	for _, a := range attachments {
-		if a.State != state.Ready || a.DefaultRoute != string(ExitHost) {
+		if a.State != state.Ready || a.DefaultRoute != recorded.ExitHost {
 			continue
 		}
-		if err := s.reroute(ctx, a); err != nil {
+		if err := Attachment(ctx, s, a); err != nil {
 			errs = append(errs, fmt.Errorf("lead the default route of container %s to the host's address: %w", a.ContainerID, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// reroute does it for one pod, whose record it locks. The record is written last: who is
+// Attachment does it for one pod, whose record it locks. The record is written last: who is
 // stopped before that leaves it to the next.
-func (s *session) reroute(ctx context.Context, a *state.Attachment) error {
-	lock, err := s.dir.LockAttachment(a.Network, a.Hash())
+func Attachment(ctx context.Context, s *session.Session, a *state.Attachment) error {
+	lock, err := s.Dir.LockAttachment(a.Network, a.Hash())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // its pod has gone
 	}
@@ -51,10 +74,10 @@ func (s *session) reroute(ctx context.Context, a *state.Attachment) error {
 		return err
 	}
 	defer lock.Close()
-	if a, err = s.dir.Load(a.Network, a.Hash()); err != nil || a.State != state.Ready {
+	if a, err = s.Dir.Load(a.Network, a.Hash()); err != nil || a.State != state.Ready {
 		return err
 	}
-	l, err := s.br.Link(ctx, a.Bridge)
+	l, err := s.Links.Link(ctx, a.Bridge)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -67,7 +90,7 @@ func (s *session) reroute(ctx context.Context, a *state.Attachment) error {
 		if !address.Through.IsValid() {
 			continue
 		}
-		own, err := hostAddresses(s.br, l, address.Prefix)
+		own, err := HostAddresses(s.Links, l, address.Prefix)
 		if err != nil {
 			return err
 		}
@@ -83,11 +106,11 @@ func (s *session) reroute(ctx context.Context, a *state.Attachment) error {
 	if !changed {
 		return nil
 	}
-	if err := s.enter(ctx); err != nil {
+	if err := s.Enter(ctx); err != nil {
 		return err
 	}
-	defer s.leave()
-	return s.dir.UpdateLocked(a)
+	defer s.Leave()
+	return s.Dir.UpdateLocked(a)
 }
 
 // leadTo replaces the default route of an address of a pod's. That of a lease is on the
@@ -178,9 +201,9 @@ func linkOf(ctx context.Context, pod *netns.NS, a *state.Attachment) (int, error
 	return l.Index, nil
 }
 
-// rerouted gives the routes that a pod was reported with as they are to be now: where a default
+// Routes gives the routes that a pod was reported with as they are to be now: where a default
 // route led to the host, the host may have another address since.
-func rerouted(rec *state.Attachment, routes []route.Route) []route.Route {
+func Routes(rec *state.Attachment, routes []route.Route) []route.Route {
 	list := append([]route.Route(nil), routes...)
 	for i, r := range list {
 		if !r.Gateway.IsValid() || r.Dst.Bits() > 0 {

@@ -1,4 +1,4 @@
-package network
+package build
 
 import (
 	"context"
@@ -8,35 +8,36 @@ import (
 	"net"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/network/internal/loopback"
+	"github.com/tombolo-cni/tombolo/network/internal/recorded"
+	"github.com/tombolo-cni/tombolo/network/internal/session"
 	"github.com/tombolo-cni/tombolo/route"
+	"golang.org/x/sys/unix"
 )
 
 // buildBridge makes the bridge, or corrects it, and says whether it had to.
-func (s *session) buildBridge(ctx context.Context, rec *state.Network) (*bridge.Link, bool, error) {
+func buildBridge(ctx context.Context, s *session.Session, rec *state.Network) (*bridge.Link, bool, error) {
 	want := bridge.Bridge{
-		Name: rec.Bridge, MTU: bridgeMTU(rec), Alias: endpoint.BridgeAlias, NoIPv6: true,
+		Name: rec.Bridge, MTU: recorded.BridgeMTU(rec), Alias: endpoint.BridgeAlias, NoIPv6: true,
 		Promiscuous: rec.Promiscuous, NFCall: rec.NFCall,
 	}
-	there, err := s.br.Link(ctx, rec.Bridge)
+	there, err := s.Links.Link(ctx, rec.Bridge)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		want.MAC, want.MaxLearned = bridgeMAC(s.epoch.Token(), rec.Bridge), maxLearned
+		want.MAC, want.MaxLearned = bridgeMAC(s.Epoch.Token(), rec.Bridge), recorded.MaxLearned
 	case err != nil:
 		return nil, false, err
 	default:
-		want.MaxLearned = learnedLimit(there)
+		want.MaxLearned = recorded.LearnedLimit(there)
 	}
-	l, changed, err := s.br.Ensure(ctx, want)
+	l, changed, err := s.Links.Ensure(ctx, want)
 	if errors.Is(err, bridge.ErrNoNetfilter) {
 		// Everything else is done; and what a kernel cannot do is not asked for again.
-		s.warn(err.Error())
+		s.Warn(err.Error())
 		rec.NFCall, err = nil, nil
 	}
 	if err != nil {
@@ -47,43 +48,18 @@ func (s *session) buildBridge(ctx context.Context, rec *state.Network) (*bridge.
 	}
 	// A pod must not give the host addresses and routes. The kernel need not have
 	// IPv6. By a bridge with an uplink it is the LAN's router that does.
-	if path := sysctl.Link("ipv6", rec.Bridge, "accept_ra"); rec.Uplink == "" && ownsBridge(rec, l) && sysctl.Exists(path) {
+	if path := sysctl.Link("ipv6", rec.Bridge, "accept_ra"); rec.Uplink == "" && recorded.OwnsBridge(rec, l) && sysctl.Exists(path) {
 		if _, err := sysctl.Ensure(path, "0"); err != nil {
 			return nil, false, err
 		}
 	}
-	if slices.ContainsFunc(rec.Gateways, isIPv6) {
+	if slices.ContainsFunc(rec.Gateways, recorded.IsIPv6) {
 		if _, err := sysctl.Ensure(sysctl.Link("ipv6", rec.Bridge, "disable_ipv6"), "0"); err != nil {
 			return nil, false, err
 		}
-		return l, changed, ensureLinkLocal(s.br, l)
+		return l, changed, ensureLinkLocal(s.Links, l)
 	}
 	return l, changed, nil
-}
-
-// maxLearned is how many MACs a bridge of ours learns, as many as a large switch: a pod
-// that macspoofchk or lanGuard does not hold to its own may send as any number of them.
-// There is no such limit of multicast groups: the kernel counts those of a port
-// (mcast_max_groups) after it has made the entry that fills the bridge's table.
-const maxLearned = 16384
-
-// keepTable is what a kernel without such a limit (before Linux 6.7) needs in its place: the
-// bridge learns nothing from a pod that nothing holds to its own MAC, and has an entry of
-// that MAC for good. Frames for other MACs behind the port then go to all ports.
-func keepTable(p *bridge.Port, guarded bool, br *bridge.Link) {
-	if br.Bridge != nil && br.Bridge.MaxLearned == nil && !guarded {
-		p.NoLearning, p.StaticFDB = true, true
-	}
-}
-
-// learnedLimit is the limit of a bridge that is there: one that somebody else made keeps
-// what it has, and so does one of ours to which an operator gave another. One that was
-// left half made has no alias yet.
-func learnedLimit(l *bridge.Link) uint32 {
-	if l.Alias != endpoint.BridgeAlias && !l.Unfinished() || l.Bridge == nil || l.Bridge.MaxLearned == nil || *l.Bridge.MaxLearned != 0 {
-		return 0
-	}
-	return maxLearned
 }
 
 // bridgeMAC is the MAC of a bridge that is made, the same whenever that happens in
@@ -94,27 +70,11 @@ func bridgeMAC(epoch, name string) net.HardwareAddr {
 	return sum[:6]
 }
 
-// ownsBridge says whether we made the bridge, or have been told to route on it:
-// then no router is to be heard there but us.
-func ownsBridge(rec *state.Network, l *bridge.Link) bool {
-	return l.Alias == endpoint.BridgeAlias || len(rec.Gateways) > 0
-}
-
-// bridgeMTU is what the bridge's MTU is to be; 0 where it is the host's own link to its
-// LAN, whose MTU pods have no say in.
-func bridgeMTU(rec *state.Network) int {
-	if rec.Uplink != "" {
-		return 0
-	}
-	return rec.MTU
-}
-
-// bridgeAsRecorded says whether a bridge has the attributes that its network gave
-// it.
-func bridgeAsRecorded(l *bridge.Link, rec *state.Network) bool {
-	return (rec.Promiscuous == nil || l.Promiscuous == *rec.Promiscuous) &&
-		(rec.NFCall == nil || l.Bridge != nil && l.Bridge.NFCallIPTables == *rec.NFCall && l.Bridge.NFCallIP6Tables == *rec.NFCall)
-}
+// IPv6 and Ethernet have a say in MTUs.
+const (
+	ethernetMTU = 1500
+	ipv6MTU     = 1280 // RFC 8200, section 5
+)
 
 // choice is what a network leaves open and was settled.
 type choice struct {
@@ -125,16 +85,17 @@ type choice struct {
 // chooseBridge settles what a network leaves open. A bridge that somebody
 // else made must not be changed unasked: it keeps what it has. One of our own gets
 // what is usual, and the MTU of the default route's link.
-func (s *session) chooseBridge(ctx context.Context, nw *Network) (choice, error) {
+func chooseBridge(ctx context.Context, s *session.Session, w *Want) (choice, error) {
+	nw := &w.Record
 	chosen := choice{nw.MTU, nw.Promiscuous, nw.NFCall}
-	l, err := s.br.Link(ctx, nw.Bridge)
+	l, err := s.Links.Link(ctx, nw.Bridge)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return chosen, err
 	}
 	// One that is half made has neither its alias nor its MTU yet (bridge.Conn.Ensure).
 	found := err == nil && !l.Unfinished()
 	foreign := found && l.Kind == "bridge" && l.Alias != endpoint.BridgeAlias
-	if nw.MTU == 0 && found && (foreign || nw.Uplink.NIC != "") {
+	if nw.MTU == 0 && found && (foreign || nw.Uplink != "") {
 		chosen.mtu = l.MTU
 	}
 	if foreign {
@@ -144,13 +105,13 @@ func (s *session) chooseBridge(ctx context.Context, nw *Network) (choice, error)
 		chosen.promiscuous = new(bool)
 	}
 	if nw.NFCall == nil {
-		on := nw.Routed
+		on := w.Routed
 		chosen.nfCall = &on
 	}
 	if chosen.mtu != 0 {
 		return chosen, nil
 	}
-	chosen.mtu, err = defaultMTU(ctx, s.br, nw.Bridge)
+	chosen.mtu, err = defaultMTU(ctx, s.Links, nw.Bridge)
 	return chosen, err
 }
 

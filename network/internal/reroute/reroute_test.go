@@ -1,4 +1,4 @@
-package network
+package reroute
 
 import (
 	"net/netip"
@@ -6,11 +6,13 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/route"
 )
+
+func TestMain(m *testing.M) { nstest.Main(m) }
 
 func through(prefix, host, atADD string) state.Address {
 	a := state.Address{Prefix: netip.MustParsePrefix(prefix)}
@@ -53,7 +55,7 @@ func TestCheckWantsTheDefaultRouteByTheHostsPresentAddress(t *testing.T) {
 	list := []route.Route{rt("0.0.0.0/0", "10.0.0.5"), rt("10.9.0.0/16", "10.0.0.5"), rt("0.0.0.0/0", "10.0.0.1"), rt("::/0", "fe80::1"), rt("0.0.0.0/0", "")}
 	rec := &state.Attachment{Addresses: []state.Address{through("10.0.0.9/24", "10.0.0.6", "10.0.0.5"), through("fd00::9/64", "", "")}}
 	want := []route.Route{rt("0.0.0.0/0", "10.0.0.6"), rt("10.9.0.0/16", "10.0.0.5"), rt("0.0.0.0/0", "10.0.0.1"), rt("::/0", "fe80::1"), rt("0.0.0.0/0", "")}
-	if diff := cmp.Diff(want, rerouted(rec, list), netipValues()); diff != "" {
+	if diff := cmp.Diff(want, Routes(rec, list), cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	if list[0].Gateway.String() != "10.0.0.5" {

@@ -1,4 +1,4 @@
-package network
+package build
 
 import (
 	"context"
@@ -7,13 +7,14 @@ import (
 	"net/netip"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/network/internal/recorded"
+	"github.com/tombolo-cni/tombolo/network/internal/session"
 	"github.com/tombolo-cni/tombolo/route"
+	"golang.org/x/sys/unix"
 )
 
 // hasGateway says whether the bridge has a gateway's address, in one request: for
@@ -50,12 +51,12 @@ func ensureLinkLocal(links *bridge.Conn, l *bridge.Link) error {
 
 // buildGateways puts the gateways on the bridge, takes those off that no pod
 // needs any more, and has the host forward.
-func (s *session) buildGateways(ctx context.Context, rec *state.Network, l *bridge.Link, force bool) error {
-	have, err := s.br.Addresses().List(addr.Filter{Link: l.Index})
+func buildGateways(ctx context.Context, s *session.Session, rec *state.Network, l *bridge.Link, force bool) error {
+	have, err := s.Links.Addresses().List(addr.Filter{Link: l.Index})
 	if err != nil {
 		return err
 	}
-	stale, err := s.staleGateways(rec)
+	stale, err := staleGateways(s, rec)
 	if err != nil {
 		return err
 	}
@@ -71,16 +72,16 @@ func (s *session) buildGateways(ctx context.Context, rec *state.Network, l *brid
 				continue
 			}
 			if !force && !slices.Contains(stale, a.Prefix) {
-				return fail.Errorf(ErrConflict, "bridge %s has the address %s, which overlaps with the gateway %s of network %q: set forceAddress to replace it, or choose another bridge",
+				return fail.Errorf(fail.ErrConflict, "bridge %s has the address %s, which overlaps with the gateway %s of network %q: set forceAddress to replace it, or choose another bridge",
 					rec.Bridge, a.Prefix, gw, rec.Name)
 			}
 			stale = appendNew(stale, a.Prefix)
 		}
-		if err := forward(ctx, s.br, gw.Addr()); err != nil {
+		if err := forward(ctx, s.Links, gw.Addr()); err != nil {
 			return err
 		}
 		// Usable at once: nobody but us gives out addresses of the pods' network.
-		changed, err := s.br.Addresses().Ensure(addr.Address{Prefix: gw, Link: l.Index, Flags: addr.NoDAD})
+		changed, err := s.Links.Addresses().Ensure(addr.Address{Prefix: gw, Link: l.Index, Flags: addr.NoDAD})
 		if err != nil {
 			return err
 		}
@@ -88,11 +89,11 @@ func (s *session) buildGateways(ctx context.Context, rec *state.Network, l *brid
 			added = append(added, gw.Addr())
 		}
 	}
-	if err := usable.Settled(ctx, s.br.Addresses(), l.Index, added...); err != nil {
+	if err := usable.Settled(ctx, s.Links.Addresses(), l.Index, added...); err != nil {
 		return err
 	}
 	for _, p := range stale {
-		if err := s.br.Addresses().Remove(addr.Address{Prefix: p, Link: l.Index}); err != nil {
+		if err := s.Links.Addresses().Remove(addr.Address{Prefix: p, Link: l.Index}); err != nil {
 			return err
 		}
 	}
@@ -101,13 +102,13 @@ func (s *session) buildGateways(ctx context.Context, rec *state.Network, l *brid
 
 // staleGateways are the addresses that an earlier form of this network put on the
 // bridge, and that neither it nor another network needs now.
-func (s *session) staleGateways(rec *state.Network) ([]netip.Prefix, error) {
-	before, err := s.dir.LoadNetwork(rec.Name)
+func staleGateways(s *session.Session, rec *state.Network) ([]netip.Prefix, error) {
+	before, err := s.Dir.LoadNetwork(rec.Name)
 	if err != nil || before.Bridge != rec.Bridge {
 		return nil, nil // none, or damaged: then nothing is known to be ours
 	}
 	used := slices.Clone(rec.Gateways)
-	others, _, err := s.dir.ListNetworks()
+	others, _, err := s.Dir.ListNetworks()
 	if err != nil {
 		return nil, fail.State(err)
 	}
@@ -141,4 +142,14 @@ func linksOf(r route.Route) []int {
 		list = append(list, nh.Link)
 	}
 	return list
+}
+
+// buildLAN has the host be the pods' way to everywhere.
+func buildLAN(ctx context.Context, links *bridge.Conn, rec *state.Network) error {
+	r, ok := recorded.Routing(rec)
+	if !ok {
+		return nil
+	}
+	_, err := links.EnsureRouting(ctx, r)
+	return err
 }

@@ -1,4 +1,4 @@
-package network
+package teardown
 
 import (
 	"context"
@@ -8,50 +8,29 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
+	"github.com/tombolo-cni/tombolo/network/internal/session"
 )
 
 // collectWait is what GC gives one attachment, so that one that cannot be had leaves time
 // for the others.
 const collectWait = 10 * time.Second
 
-// Collect takes down all attachments of a network that are not in keep, by the records, the
-// leases, and what the kernel has, and gives back what no attachment has reserved. It gives
-// those that went, as far as they have names. What is at work, or came since, is left alone.
-// known may be nil.
-//
-// What there is gets listed first, and goes one by one, so that other calls get their turn
-// in between; each is looked at again under its own lock.
-func (n *Node) Collect(ctx context.Context, network string, keep []Key, known *Known) ([]Key, error) {
-	if err := n.usable(ctx); err != nil {
-		return nil, err
-	}
-	if err := checkName(network); err != nil {
-		return nil, err
-	}
+// Collect takes down all attachments of the network that keep does not name, and gives those
+// that went, as far as they have names.
+func (t *Teardown) Collect(ctx context.Context, keep []ipam.Owner) ([]ipam.Owner, error) {
 	began := time.Now()
-	s, err := n.open(n.mark)
-	if err != nil {
-		return nil, err
-	}
-	defer s.Close()
-	t := &teardown{node: n, s: s, network: network}
-	if known != nil {
-		t.known = *known
-	}
-	var owners []ipam.Owner
 	valid := map[string]bool{}
-	for _, key := range keep {
-		key.Network = network
-		owners = append(owners, ipam.Owner{ContainerID: key.ContainerID, IfName: key.IfName})
-		valid[key.hash()] = true
+	for _, o := range keep {
+		valid[ident.Hash(t.Network, o.ContainerID, o.IfName)] = true
 	}
-	found, err := s.listAttachments(ctx, network)
+	found, err := listAttachments(ctx, t.Session, t.Network)
 	errs := []error{err}
 	var gone []*state.Attachment
-	var keys []Key
+	var owners []ipam.Owner
 	for hash, r := range found {
 		if valid[hash] {
 			continue
@@ -59,42 +38,33 @@ func (n *Node) Collect(ctx context.Context, network string, keep []Key, known *K
 		errs = append(errs, t.collect(ctx, r, began))
 		gone = append(gone, r.rec)
 		if r.rec != nil {
-			keys = append(keys, Key{network, r.rec.ContainerID, r.rec.IfName})
+			owners = append(owners, ipam.Owner{ContainerID: r.rec.ContainerID, IfName: r.rec.IfName})
 		}
 	}
-	errs = append(errs, s.closeLoopbackAfter(ctx, t.known.Bridge, gone...))
-	s.leave()
-	return keys, errors.Join(append(errs,
-		t.collectReservations(ctx, owners),
-		s.clean(ctx),
+	errs = append(errs, closeLoopbackAfter(ctx, t.Session, t.Known.Bridge, gone...))
+	t.Session.Leave()
+	return owners, errors.Join(append(errs,
+		t.collectReservations(ctx, keep),
+		t.Session.Clean(ctx),
 	)...)
-}
-
-// clean removes what crashes left of files that were being written.
-func (s *session) clean(ctx context.Context) error {
-	if err := s.enterAlone(ctx); err != nil {
-		return err
-	}
-	defer s.leave()
-	return s.lock.Clean()
 }
 
 // collect takes down one attachment that is not valid, if it is still what was listed. One
 // whose ADD or DEL is at work is not garbage, nor is one whose ADD came since. A record that
 // could not be read for the list, and now can, came since only if it was made since.
-func (t *teardown) collect(ctx context.Context, r *remains, began time.Time) error {
+func (t *Teardown) collect(ctx context.Context, r *remains, began time.Time) error {
 	now := *r
-	lock, err := t.s.dir.LockAttachment(t.network, r.hash)
+	lock, err := t.Session.Dir.LockAttachment(t.Network, r.hash)
 	switch {
 	case errors.Is(err, state.ErrBusy):
 		return nil
 	case errors.Is(err, fs.ErrNotExist):
 		now.rec, now.unrecorded = nil, true
 	case err != nil:
-		t.s.warn(err.Error()) // of a record that is no file
+		t.Session.Warn(err.Error()) // of a record that is no file
 	default:
 		defer lock.Close()
-		rec, err := t.s.dir.Load(t.network, r.hash)
+		rec, err := t.Session.Dir.Load(t.Network, r.hash)
 		switch {
 		case err != nil:
 		case r.unread && rec.Created.Before(began):
@@ -116,19 +86,19 @@ func (t *teardown) collect(ctx context.Context, r *remains, began time.Time) err
 }
 
 // listAttachments finds all attachments of a network.
-func (s *session) listAttachments(ctx context.Context, network string) (map[string]*remains, error) {
-	leases, err := s.leases(network)
-	if enterErr := s.enter(ctx); enterErr != nil {
+func listAttachments(ctx context.Context, s *session.Session, network string) (map[string]*remains, error) {
+	leases, err := leases(s, network)
+	if enterErr := s.Enter(ctx); enterErr != nil {
 		return nil, errors.Join(err, enterErr)
 	}
-	defer s.leave()
-	found, listErr := s.attachments(ctx, network, leases)
+	defer s.Leave()
+	found, listErr := attachments(ctx, s, network, leases)
 	return found, errors.Join(err, listErr)
 }
 
 // attachments finds all attachments of a network, by their short names. Leases are
 // on a disk, and listed before.
-func (s *session) attachments(ctx context.Context, network string, leases []*lease.Record) (map[string]*remains, error) {
+func attachments(ctx context.Context, s *session.Session, network string, leases []*lease.Record) (map[string]*remains, error) {
 	all := map[string]*remains{}
 	at := func(hash string) *remains {
 		if all[hash] == nil {
@@ -137,19 +107,19 @@ func (s *session) attachments(ctx context.Context, network string, leases []*lea
 		return all[hash]
 	}
 	var errs []error
-	records, damaged, err := s.dir.List(network)
+	records, damaged, err := s.Dir.List(network)
 	errs = append(errs, err)
 	for _, rec := range records {
 		v := at(rec.Hash())
 		v.rec, v.addresses = rec, endpoint.Addresses(rec)
 	}
 	for _, d := range damaged {
-		s.warn(d.Error())
+		s.Warn(d.Error())
 		if d.Hash != "" {
 			at(d.Hash).unread = true
 		}
 	}
-	links, err := s.br.Veths(ctx)
+	links, err := s.Links.Veths(ctx)
 	errs = append(errs, err)
 	for i := range links {
 		if a, ok := endpoint.ParseAlias(links[i].Alias); ok && a.Network == endpoint.NetworkToken(network) {
@@ -158,7 +128,7 @@ func (s *session) attachments(ctx context.Context, network string, leases []*lea
 			}
 		}
 	}
-	endpoints, err := s.fw.Endpoints(ctx, network)
+	endpoints, err := s.Firewall.Endpoints(ctx, network)
 	errs = append(errs, err)
 	for _, e := range endpoints {
 		if v := at(string(e.Owner)); v.rec == nil && v.addresses == nil {
@@ -166,9 +136,9 @@ func (s *session) attachments(ctx context.Context, network string, leases []*lea
 		}
 	}
 	for _, l := range leases {
-		at(l.Hash()).leaseDir = s.leaseDir
+		at(l.Hash()).leaseDir = s.LeaseDir
 	}
-	ifbs, err := listIFBs(ctx)
+	ifbs, err := session.IFBs(ctx)
 	errs = append(errs, err)
 	for _, a := range ifbs {
 		if a.Network == endpoint.NetworkToken(network) {
@@ -180,37 +150,37 @@ func (s *session) attachments(ctx context.Context, network string, leases []*lea
 
 // collectReservations gives back what no valid attachment has reserved, and none on record:
 // one may be under way, or have come since the caller made its list.
-func (t *teardown) collectReservations(ctx context.Context, valid []ipam.Owner) error {
-	if t.known.Leased {
+func (t *Teardown) collectReservations(ctx context.Context, valid []ipam.Owner) error {
+	if t.Known.Leased {
 		return nil // leases are attachments like others
 	}
-	if err := t.s.enter(ctx); err != nil {
+	if err := t.Session.Enter(ctx); err != nil {
 		return err
 	}
-	defer t.s.leave()
-	allocator, err := t.node.allocator(t.network, nil)
+	defer t.Session.Leave()
+	allocator, err := t.Allocator(nil)
 	if err != nil || allocator == nil {
 		return err
 	}
-	allocator = allocator.Bind(t.s.ipamNode(t.network))
+	allocator = allocator.Bind(t.Session.IPAMNode(t.Network))
 	if allocator.Slow() {
-		t.s.leave()
+		t.Session.Leave()
 	}
 	return allocator.Collect(ctx, valid)
 }
 
 // leases lists the network's, but for those that only wait for their pod to come back.
-func (s *session) leases(network string) ([]*lease.Record, error) {
-	if s.leaseDir == "" {
+func leases(s *session.Session, network string) ([]*lease.Record, error) {
+	if s.LeaseDir == "" {
 		return nil, nil // an operator's command
 	}
-	dir, err := lease.Open(s.leaseDir)
+	dir, err := lease.Open(s.LeaseDir)
 	if err != nil {
 		return nil, err
 	}
 	all, damaged, err := dir.List()
 	for _, d := range damaged {
-		s.warn(d.Error())
+		s.Warn(d.Error())
 	}
 	return slices.DeleteFunc(all, func(r *lease.Record) bool {
 		return r.Network != network || r.State == lease.Sticky

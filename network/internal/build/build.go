@@ -1,0 +1,339 @@
+// Package build makes what the pods of a network share on the node, and mends it: the look
+// at it that every Add takes, the bridge with its gateways, uplink and rules, and what the pods
+// that are there have of it.
+package build
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"slices"
+
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/bridge/uplink"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/network/internal/loopback"
+	"github.com/tombolo-cni/tombolo/network/internal/recorded"
+	"github.com/tombolo-cni/tombolo/network/internal/reroute"
+	"github.com/tombolo-cni/tombolo/network/internal/session"
+	"github.com/tombolo-cni/tombolo/network/internal/takeover"
+)
+
+// Want is what one Add wants its network to be.
+type Want struct {
+	// Record is the network as it is asked for: with the gateways and subnets of this one
+	// pod, and with an MTU of 0, and no NFCall and Promiscuous, where they are left open.
+	Record state.Network
+	Uplink uplink.Uplink // with the network's bridge; the zero Uplink is none
+
+	Gateway      bool // the bridge has the gateways' addresses
+	Routed       bool // what NFCall is where it is left open
+	ForceAddress bool // addresses of the bridge that overlap with a gateway's are replaced
+
+	Owner    string       // the hash of the attachment that it is for
+	Loopback bool         // the host's 127.0.0.1 leads to a port of the pod's
+	Reached  []netip.Addr // the pod's addresses that ports of the host lead to
+}
+
+// routing is what the host has to forward for the ADD's sake.
+func (w *Want) routing() bridge.Routing {
+	var r bridge.Routing
+	need := func(a netip.Addr) {
+		r.IPv4 = r.IPv4 || a.Is4()
+		r.IPv6 = r.IPv6 || a.Is6()
+	}
+	for _, a := range w.Reached {
+		need(a)
+	}
+	for _, gw := range w.Record.Gateways {
+		need(gw.Addr())
+	}
+	return r
+}
+
+// Built is a network that is there.
+type Built struct {
+	Bridge *bridge.Link
+	MTU    int
+	// shut is its record, where nothing is missing but the way from the host's 127.0.0.1
+	// to a port that the pod is to have.
+	shut *state.Network
+}
+
+// config describes what a network was built from, in a form that can be compared.
+func (w *Want) config() string {
+	r := &w.Record
+	text := fmt.Sprintf("bridge=%s mtu=%d gateway=%t masquerade=%t except=%v mark=%#x policy=%s guard=%t nfcall=%s promiscuous=%s",
+		r.Bridge, r.MTU, w.Gateway, r.Masquerade, r.NonMasquerade, r.Mark, r.Policy, r.Guard, onOff(r.NFCall), onOff(r.Promiscuous))
+	if r.Uplink != "" {
+		text += fmt.Sprintf(" uplink=%s keep=%t default=%s slaac=%t", r.Uplink, w.Uplink.KeepAddress, r.DefaultRoute, r.SLAAC)
+	}
+	return text
+}
+
+func onOff(v *bool) string {
+	if v == nil {
+		return "unset"
+	}
+	return fmt.Sprint(*v)
+}
+
+// Ready sees to it that the network is there. In the common case it is, and a few
+// single requests show it. Where anything is missing, one caller builds it under
+// the exclusive lock while the others wait.
+func Ready(ctx context.Context, s *session.Session, w *Want) (*Built, error) {
+	var b *Built
+	err := s.Ensure(ctx, func() (bool, error) {
+		var err error
+		b, err = look(ctx, s, w)
+		return b != nil && b.shut == nil, err
+	}, func() error {
+		if b != nil {
+			return openLoopback(ctx, s, b)
+		}
+		var err error
+		b, err = buildNetwork(ctx, s, w)
+		return err
+	})
+	return b, err
+}
+
+// look is nil where the network is not as the ADD needs it. It asks for single
+// objects only, so that it costs the same with a thousand pods.
+func look(ctx context.Context, s *session.Session, w *Want) (*Built, error) {
+	rec, err := s.Dir.LoadNetwork(w.Record.Name)
+	if err != nil {
+		// Not built yet, or its record is damaged: building writes it anew.
+		return nil, nil
+	}
+	if rec.ConfigHash != w.config() || rec.Epoch != s.Epoch.Token() ||
+		!containsAll(rec.Gateways, w.Record.Gateways) || !containsAll(rec.Subnets, w.Record.Subnets) || !gatewaysInUse(s, rec, w) {
+		return nil, nil
+	}
+	l, err := s.Links.Link(ctx, rec.Bridge)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if l.Kind != "bridge" || !l.Up || l.MTU != recorded.BridgeMTU(rec) && recorded.BridgeMTU(rec) != 0 || !recorded.BridgeFits(l, rec) {
+		return nil, nil
+	}
+	if ok, err := takeover.Has(ctx, s.Links, rec.Uplink, l); err != nil || !ok {
+		return nil, err
+	}
+	if diffs, err := recorded.RoutingDifferences(rec); err != nil || len(diffs) > 0 {
+		return nil, err
+	}
+	if ok, err := s.Links.Forwards(ctx, w.routing()); err != nil || !ok {
+		return nil, nil // where the kernel cannot, building tells why
+	}
+	for _, gw := range w.Record.Gateways {
+		if ok, err := hasGateway(s.Links, gw, l); err != nil || !ok {
+			return nil, err
+		}
+	}
+	if ok, err := s.Firewall.Ready(ctx, recorded.Rules(rec, l)); err != nil || !ok {
+		return nil, err
+	}
+	if ok, err := s.Firewall.Admitted(ctx); err != nil || !ok {
+		return nil, err
+	}
+	b := &Built{Bridge: l, MTU: rec.MTU}
+	if w.Loopback {
+		if ok, err := loopback.IsOpen(ctx, rec, l); err != nil {
+			return nil, err
+		} else if !ok {
+			b.shut = rec
+		}
+	}
+	return b, nil
+}
+
+// openLoopback opens the way from the host's 127.0.0.1 to a network that is there but for
+// it, under the exclusive lock. A network has its first host port time and again, so
+// that does not take building all of it.
+func openLoopback(ctx context.Context, s *session.Session, b *Built) error {
+	before := *b.shut
+	if err := loopback.Open(ctx, s.Dir, b.shut, b.Bridge, s.Warn); err != nil {
+		return err
+	}
+	if b.shut.LoopbackKept == before.LoopbackKept && b.shut.LoopbackUnkept == before.LoopbackUnkept {
+		return nil
+	}
+	if err := s.Dir.SaveNetwork(b.shut); err != nil {
+		return fail.State(err)
+	}
+	return nil
+}
+
+// gatewaysInUse says whether the attachments are still there for whose sake the bridge has
+// gateways that this ADD has no use for: those of an earlier configuration, or of
+// another subnet.
+func gatewaysInUse(s *session.Session, rec *state.Network, w *Want) bool {
+	for _, held := range rec.Held {
+		if slices.Contains(w.Record.Gateways, held.Gateway) {
+			continue
+		}
+		if _, err := s.Dir.Load(rec.Name, held.Attachment); err != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// buildNetwork makes the network, or mends it, under the exclusive lock. Every part is
+// idempotent, so that a build which was cut short is finished by the next.
+func buildNetwork(ctx context.Context, s *session.Session, w *Want) (*Built, error) {
+	if err := RefuseIPv6(w.Record.Name, w.Record.SLAAC, w.Record.Subnets); err != nil {
+		return nil, err
+	}
+	if err := takeUplink(ctx, s, w); err != nil {
+		return nil, err
+	}
+	chosen, err := chooseBridge(ctx, s, w)
+	if err != nil {
+		return nil, err
+	}
+	if chosen.mtu < ipv6MTU && slices.ContainsFunc(w.Record.Subnets, recorded.IsIPv6) {
+		return nil, fail.Errorf(fail.ErrInvalid, "network %q: an MTU of %d is too small for IPv6, which needs %d", w.Record.Name, chosen.mtu, ipv6MTU)
+	}
+	if err := refuseOtherMarks(s, &w.Record); err != nil {
+		return nil, err
+	}
+	attachments, err := s.Attachments(w.Record.Name)
+	if err != nil {
+		return nil, err
+	}
+	rec := w.record(s.Epoch.Token(), chosen, attachments)
+	l, changed, err := establish(ctx, s, rec, attachments, w)
+	if err != nil {
+		return nil, err
+	}
+	if err := refuseObstaclesOf(ctx, rec); err != nil {
+		return nil, err
+	}
+	if changed {
+		// Who flushed our table took the other networks' rules as well, and who
+		// deleted the bridge, their ports.
+		if err := mendOthers(ctx, s, w.Record.Name); err != nil {
+			return nil, err
+		}
+	}
+	// The keeper tries again where that fails, and the ADD needs none of it.
+	s.Later(func() error { return reroute.Follow(ctx, s, attachments) })
+	// Only now: whoever is stopped before leaves it to the next ADD.
+	if _, err := s.Firewall.Ensure(ctx, recorded.Rules(rec, l)); err != nil {
+		return nil, err
+	}
+	if err := s.Dir.SaveNetwork(rec); err != nil {
+		return nil, fail.State(err)
+	}
+	return &Built{Bridge: l, MTU: rec.MTU}, nil
+}
+
+// establish makes what a record describes, or mends it, and puts the network's pods
+// back. It says whether anything was missing that other networks have a part in.
+// The ADD that it is for is nil where there is none. What the firewall's sets lost is
+// for the caller to declare mended, once all networks are (nft.Conn.Prepare).
+func establish(ctx context.Context, s *session.Session, rec *state.Network, attachments []*state.Attachment, w *Want) (*bridge.Link, bool, error) {
+	l, rebuilt, err := buildBridge(ctx, s, rec)
+	if err != nil {
+		return nil, false, err
+	}
+	if err := buildGateways(ctx, s, rec, l, w != nil && w.ForceAddress); err != nil {
+		return nil, false, err
+	}
+	if err := buildLAN(ctx, s.Links, rec); err != nil {
+		return nil, false, err
+	}
+	outcome, err := s.Firewall.Prepare(ctx, recorded.Rules(rec, l))
+	if err != nil {
+		return nil, false, err
+	}
+	for _, a := range reached(w, attachments) {
+		if err := forward(ctx, s.Links, a); err != nil {
+			return nil, false, err
+		}
+	}
+	if w != nil && w.Loopback || loopback.Uses(rec, attachments) {
+		if err := loopback.Open(ctx, s.Dir, rec, l, s.Warn); err != nil {
+			return nil, false, err
+		}
+	}
+	if _, err := s.Firewall.Admit(ctx); err != nil {
+		return nil, false, err
+	}
+	if err := reattach(ctx, s, rec, attachments); err != nil {
+		return nil, false, err
+	}
+	return l, outcome.Changed || rebuilt, nil
+}
+
+// reached are the addresses that ports of the host lead to, to which it has to
+// forward: those of the ADD, and of the pods that are there.
+func reached(w *Want, attachments []*state.Attachment) []netip.Addr {
+	var list []netip.Addr
+	if w != nil {
+		list = append(list, w.Reached...)
+	}
+	for _, a := range attachments {
+		if len(a.Published) > 0 {
+			list = append(list, endpoint.Addresses(a)...)
+		}
+	}
+	return list
+}
+
+// record is what the network will be: what this Add asks for, and what the pods
+// that are there came from.
+func (w *Want) record(epoch string, chosen choice, attachments []*state.Attachment) *state.Network {
+	rec := w.Record
+	rec.Epoch, rec.ConfigHash = epoch, w.config()
+	rec.MTU, rec.NFCall, rec.Promiscuous = chosen.mtu, chosen.nfCall, chosen.promiscuous
+	rec.Gateways, rec.Subnets = slices.Clone(rec.Gateways), slices.Clone(rec.Subnets)
+	for _, gw := range w.Record.Gateways {
+		rec.Held = append(rec.Held, state.Held{Gateway: gw, Attachment: w.Owner})
+	}
+	for _, a := range attachments {
+		for _, address := range a.Addresses {
+			rec.Subnets = appendNew(rec.Subnets, address.Prefix.Masked())
+			if !w.Gateway || !address.Gateway.IsValid() {
+				continue
+			}
+			gw := netip.PrefixFrom(address.Gateway, address.Prefix.Bits())
+			if !slices.Contains(rec.Gateways, gw) {
+				rec.Gateways = append(rec.Gateways, gw)
+				rec.Held = append(rec.Held, state.Held{Gateway: gw, Attachment: a.Hash()})
+			}
+		}
+	}
+	return &rec
+}
+
+func containsAll(have, want []netip.Prefix) bool {
+	for _, p := range want {
+		if !slices.Contains(have, p) {
+			return false
+		}
+	}
+	return true
+}
+
+// AddSubnet says that the pod has an address of a subnet.
+func (w *Want) AddSubnet(p netip.Prefix) { w.Record.Subnets = appendNew(w.Record.Subnets, p) }
+
+// AddGateway has the bridge have the address of a gateway.
+func (w *Want) AddGateway(p netip.Prefix) { w.Record.Gateways = appendNew(w.Record.Gateways, p) }
+
+func appendNew(list []netip.Prefix, p netip.Prefix) []netip.Prefix {
+	if slices.Contains(list, p) {
+		return list
+	}
+	return append(list, p)
+}

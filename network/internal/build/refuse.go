@@ -1,0 +1,82 @@
+package build
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/sysctl"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/network/internal/recorded"
+	"github.com/tombolo-cni/tombolo/network/internal/session"
+	"github.com/tombolo-cni/tombolo/nft"
+)
+
+// refuseObstaclesOf is RefuseObstacles for a network on record.
+func refuseObstaclesOf(ctx context.Context, rec *state.Network) error {
+	return RefuseObstacles(ctx, uint32(rec.Mark), nft.Path{Bridge: rec.Bridge, Prefixes: rec.Subnets})
+}
+
+// RefuseObstacles says what would stop the pods' packets and is out of our reach.
+func RefuseObstacles(ctx context.Context, mark uint32, path nft.Path) error {
+	obstacles, err := nft.Obstacles(ctx, &nft.Config{Mark: mark}, path)
+	if err != nil || len(obstacles) == 0 {
+		return err
+	}
+	var texts []string
+	for _, o := range obstacles {
+		texts = append(texts, o.String())
+	}
+	return fail.Errorf(fail.ErrObstructed, "%s", strings.Join(texts, "; "))
+}
+
+// refuseOtherMarks holds the networks of a node to one mark, since they share the
+// rules that have it.
+func refuseOtherMarks(s *session.Session, rec *state.Network) error {
+	others, _, err := s.Dir.ListNetworks()
+	if err != nil {
+		return fail.State(err)
+	}
+	for _, o := range others {
+		if o.Name == rec.Name || o.Mark == 0 || o.Mark == rec.Mark {
+			continue
+		}
+		attachments, _, err := s.Dir.List(o.Name)
+		if err != nil {
+			return fail.State(err)
+		}
+		if len(attachments) > 0 {
+			return fail.Errorf(fail.ErrConflict, "forwardMark %#x: network %q, which has pods, uses %#x, and all networks of a node share one: give both the same", rec.Mark, o.Name, o.Mark)
+		}
+	}
+	return nil
+}
+
+// A kernel that was booted with ipv6.disable=1, or built without IPv6, has none in any
+// namespace. Networks of IPv4 alone work there; for one with IPv6 it is said, before
+// anything is made that the kernel would refuse with a terse errno, or half of it.
+
+// kernelHasIPv6 looks for what every namespace has of IPv6. Without /proc/sys nothing
+// is known, and the kernel may speak for itself.
+func kernelHasIPv6() bool { return sysctl.Exists(forwarding6) || !sysctl.Exists(forwarding4) }
+
+// RefuseIPv6 is about a network whose pods have addresses in these subnets. An Add calls it
+// only where something is to be built, since a network with IPv6 is never found ready on such
+// a kernel.
+func RefuseIPv6(network string, slaac bool, subnets []netip.Prefix) error {
+	asked := ""
+	if i := slices.IndexFunc(subnets, recorded.IsIPv6); i >= 0 {
+		asked = fmt.Sprintf("an address in %s", subnets[i])
+	}
+	if slaac {
+		asked = `ipv6 "slaac"`
+	}
+	if asked == "" || kernelHasIPv6() {
+		return nil
+	}
+	return fail.Errorf(fail.ErrInvalid, "network %q asks for %s, and IPv6 is switched off in this kernel: take it out of the configuration, or boot without ipv6.disable=1 on the kernel's command line (and with a kernel that has IPv6)",
+		network, asked)
+}

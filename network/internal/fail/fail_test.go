@@ -1,0 +1,20 @@
+package fail
+
+import (
+	"errors"
+	"testing"
+)
+
+func TestStepsAreJoined(t *testing.T) {
+	t.Parallel()
+	first, last := errors.New("first"), errors.New("last")
+	ran := 0
+	step := func(err error) func() error { return func() error { ran++; return err } }
+	err := Join(step(first), step(nil), step(last))
+	if ran != 3 || !errors.Is(err, first) || !errors.Is(err, last) {
+		t.Errorf("%d steps ran: %v", ran, err)
+	}
+	if err := Join(step(nil)); err != nil {
+		t.Errorf("steps that succeed: %v", err)
+	}
+}

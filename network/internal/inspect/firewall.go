@@ -1,0 +1,70 @@
+package inspect
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/network/internal/recorded"
+	"github.com/tombolo-cni/tombolo/network/internal/session"
+	"github.com/tombolo-cni/tombolo/nft"
+)
+
+// Firewall says what of the firewall is not as networks need it, as far as an ADD would notice,
+// and at which of the kernel's generations that was seen.
+func Firewall(ctx context.Context, s *session.Session, records []*state.Network) (generation uint32, lacking []string, _ error) {
+	for _, rec := range records {
+		l, err := s.Links.Link(ctx, rec.Bridge)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // that is no matter of the firewall
+		}
+		if err != nil {
+			return 0, nil, err
+		}
+		ok, err := s.Firewall.Ready(ctx, recorded.Rules(rec, l))
+		if err != nil {
+			return 0, nil, err
+		}
+		if !ok {
+			diffs, err := s.Firewall.Check(ctx, recorded.Rules(rec, l), nil)
+			if err != nil {
+				return 0, nil, err
+			}
+			lacking = append(lacking, summary("the rules of network "+rec.Name, diffs))
+		}
+	}
+	ok, err := s.Firewall.Admitted(ctx)
+	if err == nil && !ok {
+		diffs, checkErr := s.Firewall.CheckAdmission(ctx)
+		lacking, err = append(lacking, summary("the rule in FORWARD", diffs)), checkErr
+	}
+	return s.Firewall.Seal().Generation, lacking, err
+}
+
+// Obstacles lists what stops pods of networks and is out of reach, or left to its owner.
+func Obstacles(ctx context.Context, records []*state.Network) ([]string, error) {
+	var list []string
+	for _, rec := range records {
+		obstacles, err := nft.Obstacles(ctx, &nft.Config{Mark: uint32(rec.Mark)}, nft.Path{Bridge: rec.Bridge, Prefixes: rec.Subnets})
+		if err != nil {
+			return nil, err
+		}
+		for _, o := range obstacles {
+			list = append(list, fmt.Sprintf("network %s: %s", rec.Name, o))
+		}
+	}
+	return list, nil
+}
+
+// summary says in a line what differs.
+func summary[T fmt.Stringer](what string, diffs []T) string {
+	switch len(diffs) {
+	case 0:
+		return what + " was touched"
+	case 1:
+		return diffs[0].String()
+	}
+	return fmt.Sprintf("%s, and %d more", diffs[0], len(diffs)-1)
+}

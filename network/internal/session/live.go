@@ -1,0 +1,82 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+
+	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/ipam"
+)
+
+// IFBs lists whose links for egress there are, by the links' names.
+func IFBs(ctx context.Context) (map[string]endpoint.Mark, error) {
+	conn, err := bandwidth.Dial(nil)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	ifbs, err := conn.IFBs(ctx)
+	if err != nil {
+		return nil, err
+	}
+	found := map[string]endpoint.Mark{}
+	for _, ifb := range ifbs {
+		if a, ok := endpoint.ParseAlias(ifb.Alias); ok {
+			found[ifb.Name] = a
+		}
+	}
+	return found, nil
+}
+
+// IPAMNode is what an allocator of a network is told of the node.
+func (s *Session) IPAMNode(network string) ipam.Node {
+	return ipam.Node{
+		Epoch: ipam.Epoch{Token: s.Epoch.Token(), Started: s.Epoch.Started},
+		Live:  func(ctx context.Context) ([]ipam.Live, error) { return s.live(ctx, network) },
+		Hash:  func(o ipam.Owner) string { return ident.Hash(network, o.ContainerID, o.IfName) },
+		InUse: func(hash string) bool {
+			_, err := s.Dir.Load(network, hash)
+			return !errors.Is(err, fs.ErrNotExist)
+		},
+		Warn: s.Warn,
+	}
+}
+
+// live lists the addresses that pods of a network have in the kernel: by the
+// aliases of their ports, and by their nf_tables elements where an alias was too
+// short for them.
+func (s *Session) live(ctx context.Context, network string) ([]ipam.Live, error) {
+	links, err := s.Links.Veths(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var list []ipam.Live
+	ports := map[string]bool{}
+	for i := range links {
+		a, ok := endpoint.ParseAlias(links[i].Alias)
+		if !ok || a.Network != endpoint.NetworkToken(network) {
+			continue
+		}
+		ports[a.Hash] = true
+		for _, ip := range a.Addresses {
+			list = append(list, ipam.Live{Hash: a.Hash, Addr: ip})
+		}
+	}
+	endpoints, err := s.Firewall.Endpoints(ctx, network)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range endpoints {
+		// An element outlives its pod where a DEL never came; a port does not.
+		if !ports[string(e.Owner)] {
+			continue
+		}
+		for _, ip := range e.Addrs {
+			list = append(list, ipam.Live{Hash: string(e.Owner), Addr: ip})
+		}
+	}
+	return list, nil
+}

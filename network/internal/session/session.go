@@ -1,0 +1,211 @@
+// Package session has the node open for one call: the kernel, the records, and the lock on
+// them.
+package session
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/printable"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/network/internal/loopback"
+	"github.com/tombolo-cni/tombolo/network/internal/takeover"
+	"github.com/tombolo-cni/tombolo/nft"
+)
+
+// Config says what to open.
+type Config struct {
+	Dir          *state.Dir
+	LeaseDir     string // empty: no pod leases its address, and the host's own lease is left alone
+	Mark         uint32 // of packets; 0 is nft.DefaultMark
+	Log          *slog.Logger
+	DialBridge   func() (*bridge.Conn, error)
+	DialFirewall func(*nft.Config) (*nft.Conn, error)
+}
+
+// Session is what one call holds of the node.
+type Session struct {
+	Links    *bridge.Conn
+	Firewall *nft.Conn
+	Dir      *state.Dir
+	LeaseDir string // see Config
+	Mark     uint32
+	Epoch    state.Epoch // of this life of the node; known after Enter
+
+	// HostLease is the lock of the lease that the host has by a NIC, where a command holds it
+	// from its beginning to its end.
+	HostLease *lease.Held
+
+	log   *slog.Logger
+	lock  *state.Lock
+	note  string // of the lock, as this call found it
+	later []func() error
+}
+
+// Open opens the kernel, without the lock.
+func Open(cfg *Config) (*Session, error) {
+	s := &Session{Dir: cfg.Dir, LeaseDir: cfg.LeaseDir, Mark: cfg.Mark, log: cfg.Log}
+	if s.Mark == 0 {
+		s.Mark = nft.DefaultMark
+	}
+	var err error
+	if s.Links, err = cfg.DialBridge(); err != nil {
+		return nil, err
+	}
+	if s.Firewall, err = cfg.DialFirewall(&nft.Config{Mark: s.Mark}); err != nil {
+		s.Links.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// Close gives everything back, the locks first, and does what was left for then.
+func (s *Session) Close() {
+	s.Leave()
+	if s.HostLease != nil {
+		s.HostLease.Close()
+	}
+	for _, do := range s.later {
+		if err := do(); err != nil {
+			s.Warn(err.Error())
+		}
+	}
+	s.Links.Close()
+	s.Firewall.Close()
+}
+
+// Later leaves something to Close, when no lock is held: it may take those that come before
+// the state's. An error of it is a warning.
+func (s *Session) Later(do func() error) { s.later = append(s.later, do) }
+
+// Warn is for what was worked around.
+func (s *Session) Warn(text string) { s.log.Warn(printable.Line(text)) }
+
+// Enter takes the shared lock and sees to it that the state belongs to this life
+// of the node. It may be called again.
+func (s *Session) Enter(ctx context.Context) error {
+	if s.lock != nil {
+		return nil
+	}
+	var err error
+	s.lock, s.Epoch, err = s.Dir.Enter(ctx, s.begin)
+	if err == nil {
+		s.readNote()
+	}
+	return err
+}
+
+// Leave gives the lock up, so that something slow can be waited for, or a lock that
+// comes before it. What was seen under it may be otherwise after the next Enter.
+func (s *Session) Leave() {
+	if s.lock == nil {
+		return
+	}
+	s.leaveNote()
+	s.lock.Close()
+	s.lock = nil
+}
+
+// EnterAlone takes the lock exclusively.
+func (s *Session) EnterAlone(ctx context.Context) error {
+	if err := s.Enter(ctx); err != nil {
+		return err
+	}
+	return s.lock.Upgrade(ctx)
+}
+
+// Ensure has work done under the exclusive lock, unless done says that it needs none: see
+// state.Lock.Ensure. Where the lock is exclusive already, it stays so.
+func (s *Session) Ensure(ctx context.Context, done func() (bool, error), work func() error) error {
+	if s.lock.Mode() == state.Shared {
+		return s.lock.Ensure(ctx, done, work)
+	}
+	if is, err := done(); is || err != nil {
+		return err
+	}
+	return work()
+}
+
+// Clean removes what crashes left of files that were being written.
+func (s *Session) Clean(ctx context.Context) error {
+	if err := s.EnterAlone(ctx); err != nil {
+		return err
+	}
+	defer s.Leave()
+	return s.lock.Clean()
+}
+
+// The note is which networks the firewall was ready for, in this epoch and namespace,
+// when the last call was done with it: so the next one asks for a single number, unless
+// others have changed nf_tables since.
+
+func (s *Session) readNote() {
+	s.note = s.lock.Note()
+	var seal nft.Seal
+	if text, ok := strings.CutPrefix(s.note, s.Epoch.Token()+" "); ok {
+		seal, _ = nft.ParseSeal(text) // else as if there were none
+	}
+	s.Firewall.Trust(seal)
+}
+
+func (s *Session) leaveNote() {
+	seal := s.Firewall.Seal()
+	if note := s.Epoch.Token() + " " + seal.String(); len(seal.Networks) > 0 && note != s.note {
+		// Without it, the next call looks for itself.
+		_ = s.lock.SetNote(note)
+	}
+}
+
+// begin takes down, when a life of the node begins, what pods of an earlier one
+// left in the kernel. After a reboot there is nothing; where a nested node
+// restarts, its namespace may be the machine's.
+func (s *Session) begin(life state.NewLife) error {
+	for _, a := range life.Stale {
+		if err := s.RemoveElements(context.Background(), a.Hash(), a); err != nil {
+			s.Warn("drop elements of an earlier life: " + err.Error())
+		}
+	}
+	for _, a := range life.Stale {
+		if a.Bridge == "" || !endpoint.PublishesIPv4(a) {
+			continue
+		}
+		if err := loopback.Shut(context.Background(), s.Links, a.Bridge, true); err != nil {
+			s.Warn("close the loopback of an earlier life: " + err.Error())
+		}
+	}
+	return nil
+}
+
+// RemoveElements takes an attachment out of the firewall's sets: by its keys where
+// its record tells them, else by its owner's name, which is a search.
+func (s *Session) RemoveElements(ctx context.Context, hash string, rec *state.Attachment) error {
+	if rec == nil || rec.State != state.Ready || rec.Moving {
+		return s.Firewall.RemoveOwners(ctx, nft.Owner(hash))
+	}
+	return s.Firewall.Remove(ctx, endpoint.Of(rec))
+}
+
+// Attachments gives the records of a network's attachments, and warns of those that are
+// damaged.
+func (s *Session) Attachments(network string) ([]*state.Attachment, error) {
+	attachments, damaged, err := s.Dir.List(network)
+	if err != nil {
+		return nil, fail.State(err)
+	}
+	for _, d := range damaged {
+		s.Warn(d.Error())
+	}
+	return attachments, nil
+}
+
+// Uplinks is what takeovers need of this call.
+func (s *Session) Uplinks() *takeover.Node {
+	return &takeover.Node{
+		Dir: s.Dir, Links: s.Links, LeaseDir: s.LeaseDir, HostLease: s.HostLease, Warn: s.Warn, Later: s.Later,
+	}
+}

@@ -1,0 +1,65 @@
+package teardown
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/network/internal/loopback"
+	"github.com/tombolo-cni/tombolo/network/internal/session"
+)
+
+// closeLoopbackAfter is for when these attachments have gone. One without a record, or
+// that was never ready, may have got as far as having ports; unknown is the bridge of one that
+// does not tell.
+func closeLoopbackAfter(ctx context.Context, s *session.Session, unknown string, gone ...*state.Attachment) error {
+	known := map[string]bool{} // by bridge: that one did
+	for _, rec := range gone {
+		bridgeName := unknown
+		if rec != nil && rec.Bridge != "" {
+			bridgeName = rec.Bridge
+		}
+		ready := rec != nil && rec.State == state.Ready
+		if ready && !endpoint.PublishesIPv4(rec) {
+			continue
+		}
+		if bridgeName == "" {
+			continue
+		}
+		known[bridgeName] = known[bridgeName] || ready
+	}
+	var errs []error
+	for bridgeName, known := range known {
+		errs = append(errs, CloseLoopback(ctx, s, bridgeName, known))
+	}
+	return errors.Join(errs...)
+}
+
+// CloseLoopback takes back what loopback.Open made for a bridge, if no pod needs it any
+// more. known says that one behind the bridge did. With others there it takes a listing
+// of theirs in the firewall; only with none the exclusive lock.
+func CloseLoopback(ctx context.Context, s *session.Session, bridgeName string, known bool) error {
+	if err := s.Enter(ctx); err != nil {
+		return err
+	}
+	needed := func() (bool, error) {
+		l, err := s.Links.Link(ctx, bridgeName)
+		if errors.Is(err, fs.ErrNotExist) || err == nil && !l.RouteLocalnet {
+			return true, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		return s.Firewall.HasPorts(ctx, bridgeName)
+	}
+	work := func() error {
+		// Their elements may have been flushed.
+		if used, err := loopback.Published(s.Dir, bridgeName, s.Warn); used || err != nil {
+			return err
+		}
+		return loopback.Shut(ctx, s.Links, bridgeName, known)
+	}
+	return s.Ensure(ctx, needed, work)
+}

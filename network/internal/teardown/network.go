@@ -1,0 +1,187 @@
+package teardown
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/network/internal/session"
+	"github.com/tombolo-cni/tombolo/network/internal/takeover"
+)
+
+// Network takes down what Collect leaves of a network: see network.Node.Remove.
+func Network(ctx context.Context, s *session.Session, name string) error {
+	// The locks that come first: of the lease that the host has by the network's uplink.
+	uplink := uplinkOf(s, name)
+	var err error
+	if s.HostLease, err = takeover.LockHostLease(ctx, s.LeaseDir, uplink); err != nil {
+		return err
+	}
+	leases, err := leases(s, name)
+	if err != nil {
+		return err
+	}
+	if err := s.EnterAlone(ctx); err != nil {
+		return err
+	}
+	if now := uplinkOf(s, name); now != uplink {
+		return fail.Errorf(fail.ErrTryAgain, "network %q was given another uplink meanwhile: try again", name)
+	}
+	left, err := attachments(ctx, s, name, leases)
+	if err != nil {
+		return err
+	}
+	if len(left) > 0 {
+		return fail.Errorf(fail.ErrAttached, "network %q has %s: remove the pods first, or let the runtime collect what is stale (GC)", name, fail.Count(len(left), "attachment", "attachments"))
+	}
+	rec, err := s.Dir.LoadNetwork(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		// Rules may be left all the same, where the state was lost.
+		return fail.Join(
+			func() error { return s.Firewall.RemoveNetwork(ctx, name) },
+			func() error { return withdraw(ctx, s, name) },
+		)
+	}
+	if err != nil {
+		return fail.State(err)
+	}
+	err = fail.Join(
+		func() error { return s.Firewall.RemoveNetwork(ctx, name) },
+		func() error { return withdraw(ctx, s, name) },
+		func() error { return CloseLoopback(ctx, s, rec.Bridge, false) },
+		func() error { return releaseUplink(ctx, s, rec) },
+		func() error { return removeBridge(ctx, s, rec) },
+		func() error { return removeEmptyReservations(s.Dir.Path() + "/ipam/" + name) },
+	)
+	if err != nil {
+		return err
+	}
+	return s.Dir.RemoveNetwork(name)
+}
+
+// uplinkOf is the NIC of a network on record; empty where it has none.
+func uplinkOf(s *session.Session, name string) string {
+	rec, err := s.Dir.LoadNetwork(name)
+	if err != nil {
+		return "" // for who needs the record to say
+	}
+	return rec.Uplink
+}
+
+// withdraw takes our rules out of the chains of others, with the last network.
+func withdraw(ctx context.Context, s *session.Session, name string) error {
+	networks, _, err := s.Dir.ListNetworks()
+	if err != nil {
+		return fail.State(err)
+	}
+	if slices.ContainsFunc(networks, func(n *state.Network) bool { return n.Name != name }) {
+		return nil
+	}
+	return s.Firewall.Withdraw(ctx)
+}
+
+// removeBridge deletes the network's bridge if we made it, or, where another
+// network or somebody's port is on it, or somebody else made it, only the gateways
+// that are this network's alone.
+func removeBridge(ctx context.Context, s *session.Session, rec *state.Network) error {
+	l, err := s.Links.Link(ctx, rec.Bridge)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if l.Kind != "bridge" {
+		return &bridgeTaken{name: rec.Bridge, kind: l.Kind}
+	}
+	shared, err := sharers(s, rec)
+	if err != nil {
+		return err
+	}
+	ports, err := s.Links.Ports(ctx, l.Index)
+	if err != nil {
+		return err
+	}
+	if len(shared) == 0 && len(ports) == 0 && l.Alias == endpoint.BridgeAlias {
+		return s.Links.Remove(ctx, rec.Bridge)
+	}
+	for _, gw := range rec.Gateways {
+		if slices.ContainsFunc(shared, func(o *state.Network) bool { return slices.Contains(o.Gateways, gw) }) {
+			continue
+		}
+		if err := s.Links.Addresses().Remove(addr.Address{Prefix: gw, Link: l.Index}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sharers are the other networks on the same bridge.
+func sharers(s *session.Session, rec *state.Network) ([]*state.Network, error) {
+	all, _, err := s.Dir.ListNetworks()
+	if err != nil {
+		return nil, fail.State(err)
+	}
+	return slices.DeleteFunc(all, func(o *state.Network) bool {
+		return o.Name == rec.Name || o.Bridge != rec.Bridge
+	}), nil
+}
+
+type bridgeTaken struct{ name, kind string }
+
+func (e *bridgeTaken) Error() string {
+	return fmt.Sprintf("%s is no longer a bridge but of kind %q: it is left alone", e.name, e.kind)
+}
+
+func (e *bridgeTaken) Unwrap() error { return bridge.ErrNotBridge }
+
+// removeEmptyReservations deletes the network's own directory of reservations.
+// What no attachment has is only bookkeeping. A directory that the configuration
+// named stays: it is the operator's.
+func removeEmptyReservations(dir string) error {
+	if err := os.RemoveAll(dir); err != nil {
+		return fail.Errorf(fail.ErrState, "delete the reservations of the network: %v", err)
+	}
+	return nil
+}
+
+// releaseUplink gives a NIC back with the last network that is on its bridge.
+func releaseUplink(ctx context.Context, s *session.Session, rec *state.Network) error {
+	if rec.Uplink == "" {
+		return nil
+	}
+	shared, err := sharers(s, rec)
+	if err != nil || len(shared) > 0 {
+		return err
+	}
+	return s.Uplinks().GiveBack(ctx, rec.Uplink)
+}
+
+// RefusePodsBehind keeps pods from losing their LAN.
+func RefusePodsBehind(s *session.Session, nic string) error {
+	networks, _, err := s.Dir.ListNetworks()
+	if err != nil {
+		return fail.State(err)
+	}
+	for _, n := range networks {
+		if n.Uplink != nic {
+			continue
+		}
+		attachments, _, err := s.Dir.List(n.Name)
+		if err != nil {
+			return fail.State(err)
+		}
+		if len(attachments) > 0 {
+			return fail.Errorf(fail.ErrAttached, "uplink %s: network %q has %s on it: remove the pods first", nic, n.Name, fail.Count(len(attachments), "attachment", "attachments"))
+		}
+	}
+	return nil
+}

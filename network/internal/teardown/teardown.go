@@ -1,0 +1,274 @@
+// Package teardown takes attachments and networks down: by their records, and by what the
+// kernel has of them where there is none.
+package teardown
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net/netip"
+	"slices"
+
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
+	"github.com/tombolo-cni/tombolo/network/internal/dhcplease"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/network/internal/flows"
+	"github.com/tombolo-cni/tombolo/network/internal/session"
+)
+
+// remains is an attachment that is to go.
+type remains struct {
+	hash      string
+	port      string
+	owner     ipam.Owner        // empty if it is not known
+	rec       *state.Attachment // nil if it has no record
+	unread    bool              // it has a record that could not be read
+	addresses []netip.Addr      // nil if they are not known
+	leaseDir  string            // where its lease is on record; empty if it has none
+	// unrecorded says that the attachment had no record to lock: so that no Add of it
+	// begins meanwhile, all others are kept away.
+	unrecorded bool
+	// unfinished says that its Add never came to its end, as the free lock of its record
+	// tells. An Add of an earlier version, which locks no record, has the state's lock: all
+	// others are kept away here, too.
+	unfinished bool
+	unlocked   bool // it has a record, whose lock another has
+}
+
+// shapers are the links that shape the attachment's traffic. One without a record may have
+// had limits.
+func (r *remains) shapers() []string {
+	if r.rec != nil && r.rec.State == state.Ready && r.rec.IFB == "" {
+		return nil
+	}
+	return []string{bandwidth.IFBName(r.hash)}
+}
+
+// isKnown says whether the record tells all that the firewall's sets have of the attachment.
+func (r *remains) isKnown() bool { return r.rec != nil && r.rec.State == state.Ready && !r.rec.Moving }
+
+// Teardown takes attachments of one network down.
+type Teardown struct {
+	Session *session.Session
+	Network string
+	Known   Known
+	// Allocator gives who takes addresses back, nil if nobody does: see network.Config.
+	Allocator func(*Origin) (ipam.Allocator, error)
+	// Step is called when a part of an attachment has gone.
+	Step func(string) error
+}
+
+// Known is network.Known.
+type Known struct {
+	Bridge    string
+	Addresses func() []netip.Addr
+	Leased    bool
+}
+
+// Origin is network.Origin.
+type Origin struct{ Type, Dir string }
+
+// Attachment takes one down, whose Add may be at work.
+func (t *Teardown) Attachment(ctx context.Context, owner ipam.Owner, hash string) error {
+	lock, err := t.Session.Dir.LockAttachment(t.Network, hash)
+	if err == nil {
+		defer lock.Close()
+	}
+	r := t.ownRemains(ctx, owner, hash)
+	r.unlocked = errors.Is(err, state.ErrBusy)
+	switch {
+	case err == nil, errors.Is(err, fs.ErrNotExist):
+	case errors.Is(err, state.ErrBusy) && r.rec != nil && r.rec.State == state.Adding:
+		// An Add is at work, which ends when it finds its record gone, and undoes what it
+		// makes after this.
+		if err := t.forget(ctx, hash); err != nil {
+			return err
+		}
+	case !errors.Is(err, state.ErrBusy): // another Del does the same
+		t.Session.Warn(err.Error())
+	}
+	if err := t.takeDown(ctx, r); err != nil {
+		return err
+	}
+	return closeLoopbackAfter(ctx, t.Session, t.Known.Bridge, r.rec)
+}
+
+// Remains takes down what is left of an attachment, for the next Add of the same, which has the
+// lock of its record. unfinished says that its own Add never came to its end.
+func (t *Teardown) Remains(ctx context.Context, owner ipam.Owner, hash string, unfinished bool) error {
+	r := t.ownRemains(ctx, owner, hash)
+	r.unfinished = unfinished
+	return t.takeDown(ctx, r)
+}
+
+// ownRemains is what there may be of one attachment.
+func (t *Teardown) ownRemains(ctx context.Context, owner ipam.Owner, hash string) *remains {
+	rec, err := t.Session.Dir.Load(t.Network, hash)
+	if err != nil {
+		if !errors.Is(err, fs.ErrNotExist) {
+			t.Session.Warn(err.Error())
+		}
+		rec = nil
+	}
+	r := &remains{
+		hash: hash, port: "veth" + hash, owner: owner,
+		rec: rec, leaseDir: t.leaseDir(rec),
+	}
+	r.addresses = t.knownAddresses(ctx, r)
+	return r
+}
+
+// knownAddresses looks for the attachment's addresses where they may be written
+// down: its record, its port's alias, what the caller knows. Nil means that none of
+// them tells, and that it takes a search.
+func (t *Teardown) knownAddresses(ctx context.Context, r *remains) []netip.Addr {
+	if r.rec != nil && r.rec.State == state.Ready {
+		return endpoint.Addresses(r.rec)
+	}
+	if l, err := t.Session.Links.Link(ctx, r.port); err == nil {
+		if a, ok := endpoint.ParseAlias(l.Alias); ok && a.Hash == r.hash && len(a.Addresses) > 0 {
+			return a.Addresses
+		}
+	}
+	if t.Known.Addresses == nil {
+		return nil
+	}
+	return slices.Clone(t.Known.Addresses())
+}
+
+// leaseDir is where an attachment's lease is on record, by its own record or by what the
+// caller knows; "" where it has none.
+func (t *Teardown) leaseDir(rec *state.Attachment) string {
+	switch {
+	case rec != nil && rec.IPAMType == endpoint.Leased && rec.DataDir != "":
+		return rec.DataDir
+	case rec == nil && t.Known.Leased:
+		return t.Session.LeaseDir
+	}
+	return ""
+}
+
+// takeDown does every step. The address is given back after the link and the
+// elements that use it are gone, and the record goes last, and only if all else
+// did: it is what a later Del or Collect finds the rest by. What guards the pod goes when
+// nothing passes its port any more.
+//
+// The caller has the record's lock, if there is a record, and no other: it is for takeDown
+// to take them, in their order. Neither a disk nor a plugin is waited for with the state's.
+func (t *Teardown) takeDown(ctx context.Context, r *remains) error {
+	s := t.Session
+	var leaseErr error
+	if r.leaseDir != "" {
+		// From the pod's own interface, while it is there.
+		leaseErr = dhcplease.Release(ctx, s.Links, r.leaseDir, r.hash, s.Warn)
+	}
+	if err := s.Enter(ctx); err != nil {
+		return errors.Join(leaseErr, err)
+	}
+	if r.unrecorded || r.unfinished {
+		still, err := t.alone(ctx, r)
+		if err != nil || !still {
+			s.Leave()
+			return errors.Join(leaseErr, err)
+		}
+	}
+	rec, addresses := r.rec, r.addresses
+	if r.unlocked {
+		// The keeper may have moved it meanwhile.
+		if now, err := s.Dir.Load(t.Network, r.hash); err == nil {
+			rec, addresses = now, endpoint.Addresses(now)
+		}
+	}
+	now := *r
+	now.rec, now.addresses = rec, addresses
+	var flushed <-chan error
+	err := fail.Join(
+		func() error { return leaseErr },
+		func() error { return unlist(ctx, s, &now) },
+		func() error { flushed = flows.FlushOwn(ctx, rec); return nil },
+		func() error { return t.done("firewall") },
+		func() error { return s.Links.Detach(ctx, r.port, endpoint.AliasOwner(r.hash), now.shapers()...) },
+		func() error { return <-flushed },
+		func() error { return t.done("link") },
+		func() error { return t.release(ctx, &now) },
+		func() error { return t.done("ipam") },
+	)
+	if err != nil {
+		s.Leave()
+		return err
+	}
+	return t.forget(ctx, r.hash)
+}
+
+// done says that a step is done. Nothing keeps the others from being taken.
+func (t *Teardown) done(step string) error {
+	_ = t.Step(step)
+	return nil
+}
+
+// alone keeps all others away from what has no record, or that of an Add that never came to
+// its end, and says whether it is so still.
+func (t *Teardown) alone(ctx context.Context, r *remains) (bool, error) {
+	if err := t.Session.EnterAlone(ctx); err != nil {
+		return false, err
+	}
+	now, err := t.Session.Dir.Load(t.Network, r.hash)
+	if r.unrecorded || errors.Is(err, fs.ErrNotExist) {
+		return r.unrecorded && errors.Is(err, fs.ErrNotExist), nil
+	}
+	return err != nil || now.State == state.Adding, nil
+}
+
+// forget removes an attachment's record, and gives the lock up.
+func (t *Teardown) forget(ctx context.Context, hash string) error {
+	if err := t.Session.Enter(ctx); err != nil {
+		return err
+	}
+	defer t.Session.Leave()
+	if err := t.Session.Dir.Remove(t.Network, hash); err != nil {
+		return fail.State(err)
+	}
+	return nil
+}
+
+// release gives the addresses back to the allocator: that of the record, should the network
+// have another since. One that asks another program does so without the lock.
+func (t *Teardown) release(ctx context.Context, r *remains) error {
+	if r.rec != nil && r.rec.IPAMType == endpoint.Leased || r.rec == nil && t.Known.Leased {
+		return nil // done, before the link went
+	}
+	if r.owner.ContainerID == "" {
+		return nil // no allocator knows it by its short name
+	}
+	var origin *Origin
+	if r.rec != nil {
+		origin = &Origin{r.rec.IPAMType, r.rec.DataDir}
+	}
+	allocator, err := t.Allocator(origin)
+	if err != nil || allocator == nil {
+		return err
+	}
+	allocator = allocator.Bind(t.Session.IPAMNode(t.Network))
+	if allocator.Slow() {
+		t.Session.Leave()
+	}
+	return allocator.Del(ctx, r.owner, r.addresses)
+}
+
+// unlist takes the attachment out of the firewall's sets. One that is guarded, or may be, is
+// shut before: it would send what it likes until its port is gone. If that fails, the
+// guard stays with the port.
+func unlist(ctx context.Context, s *session.Session, r *remains) error {
+	var err error
+	if !r.isKnown() || r.rec.Guarded {
+		err = s.Links.Shut(ctx, r.port, endpoint.AliasOwner(r.hash))
+		if err != nil && !errors.Is(err, bridge.ErrForeign) {
+			return err
+		}
+	}
+	return errors.Join(err, s.RemoveElements(ctx, r.hash, r.rec))
+}

@@ -26,6 +26,7 @@ type dhcpConf struct {
 	ClientID        string    `json:"clientID"`
 	HostName        *string   `json:"hostName"`
 	Timeout         Duration  `json:"timeout"`
+	Transport       string    `json:"transport"` // of earlier versions, and without effect
 	Keeper          string    `json:"keeper"`
 	RapidCommit     bool      `json:"rapidCommit"`
 	DetectConflicts bool      `json:"detectConflicts"`
@@ -110,6 +111,7 @@ func (c *NetConf) dhcp() (*dhcpConf, error) {
 		of           []string
 	}{
 		{"clientID", conf.ClientID, []string{clientByContainer, clientByPod, clientByMAC}},
+		{"transport", conf.Transport, []string{"", "raw", "udp"}},
 		{"keeper", conf.Keeper, []string{keeperRequired, keeperOptional}},
 	} {
 		if !slices.Contains(choice.of, choice.value) {

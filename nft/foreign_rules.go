@@ -79,10 +79,8 @@ type podPacket struct {
 	family uint8 // unix.NFPROTO_*; 0 is not known
 	bridge string
 	index  uint32 // the bridge's; 0 is not known
-	// prefixes are the pods' addresses, and uplinks the links that the packets may
-	// leave by; empty lists are not known.
+	// prefixes are the pods' addresses; an empty list is not known.
 	prefixes []netip.Prefix
-	uplinks  []string
 	// sets has those sets which the bridge's name is in.
 	sets map[string]bool
 }
@@ -149,25 +147,18 @@ func (c *condition) names(link string) bool {
 	return link == c.name
 }
 
-// leavesBy: whoever accepts all that leaves by some link, and is not known to mean
-// another one, is taken to mean an uplink.
+// leavesBy: a rule for all that leaves by some other link is taken to mean one that leads
+// to elsewhere.
 func (p *podPacket) leavesBy(c *condition) likelihood {
 	switch {
 	case p.bridge == "":
 		return maybe
 	case c.names(p.bridge):
 		return never
-	case len(p.uplinks) == 0 && c.negated:
+	case c.negated:
 		return maybe
-	case len(p.uplinks) == 0:
-		return likely
 	}
-	for _, link := range p.uplinks {
-		if c.names(link) {
-			return always
-		}
-	}
-	return never
+	return likely
 }
 
 // comesFrom: a prefix that holds some of the pods is meant for pods.

@@ -58,10 +58,9 @@ func (o Obstacle) String() string {
 type Path struct {
 	// Bridge is the link that they come in by.
 	Bridge string
-	// Prefixes are the pods' own, and Uplinks the links that lead to elsewhere. A rule
-	// that lets either of them pass is known better with them; they may be empty.
+	// Prefixes are the pods' own. A rule that lets them pass is known better with them;
+	// they may be empty.
 	Prefixes []netip.Prefix
-	Uplinks  []string
 }
 
 // Obstacles looks for what else would stop the packets that pods send to elsewhere,
@@ -71,7 +70,7 @@ type Path struct {
 //
 // What it finds stops such packets for certain, as far as rules can be understood:
 // a rule that may let them pass counts as one that does if it names the bridge, the
-// pods' addresses or an uplink, and of rules that drop only those without other
+// pods' addresses or a link that they may leave by, and of rules that drop only those without other
 // conditions count. A chain of nf_tables that is called before our forward chain can
 // do nothing with the mark; its remedy goes by the bridge's name.
 //
@@ -88,7 +87,7 @@ func Obstacles(ctx context.Context, cfg *Config, path Path) ([]Obstacle, error) 
 		return nil, err
 	}
 	defer c.Close()
-	p := podPacket{mark: c.mark, bridge: path.Bridge, prefixes: path.Prefixes, uplinks: path.Uplinks}
+	p := podPacket{mark: c.mark, bridge: path.Bridge, prefixes: path.Prefixes}
 	if index, known, err := c.nl.LinkIndex(path.Bridge); known && err == nil {
 		p.index = uint32(index)
 	}

@@ -2,17 +2,21 @@ package nft
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"fmt"
 	"slices"
-	"strings"
 
-	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
+
+// Of a table of legacy iptables no more is understood than whether its FORWARD drops what
+// it does not know, and whether an accept in the table names the bridge, the pods' addresses
+// or the mark: that is taken to let them pass. What is dropped in a chain that FORWARD
+// calls is not found.
 
 // legacyObstacles looks at the tables filter of legacy iptables.
 func legacyObstacles(ctx context.Context, cfg *Config, p *podPacket) ([]Obstacle, error) {
@@ -31,14 +35,14 @@ func legacyObstacles(ctx context.Context, cfg *Config, p *podPacket) ([]Obstacle
 		if !found {
 			continue
 		}
-		t, err := decodeLegacyTable(f.proto, info, entries)
+		effect, place, err := legacyStops(f.proto, info, entries, p)
 		if err != nil {
 			return nil, fmt.Errorf("read what %s -S prints: %w", f.program, err)
 		}
-		if effect, by := t.stops(p); effect != "" {
+		if effect != "" {
 			list = append(list, Obstacle{
 				Kind: LegacyIPTables, Chain: "chain FORWARD of " + f.program, Effect: effect,
-				Remedy: fmt.Sprintf("%s %s -m mark --mark 0x%x/0x%x -j ACCEPT", f.program, iptablesPlace(t.chains, by), p.mark, p.mark),
+				Remedy: fmt.Sprintf("%s %s -m mark --mark 0x%x/0x%x -j ACCEPT", f.program, place, p.mark, p.mark),
 			})
 		}
 	}
@@ -76,243 +80,135 @@ func decodeLegacyInfo(b []byte) (legacyInfo, error) {
 	return info, nil
 }
 
-// legacyContent is a table of x_tables. A chain's policy is its last rule, with no
-// conditions.
-type legacyContent struct {
-	chains map[string][]foreignRule
-	policy uint64 // the handle of FORWARD's
-}
-
-// stops says in words what FORWARD does to pods' packets, and nothing if they may
-// pass; and before which rule an accept helps, nil for the chain's end.
-func (t *legacyContent) stops(p *podPacket) (effect string, by *foreignRule) {
-	switch fate := newWalk(p, t.chains).chain(iptablesForward); {
-	case fate.how == dropped && fate.by.handle != t.policy:
-		return effectOfRule, fate.by
-	case fate.how == dropped, fate.how == comesBack && t.policyDrops():
-		return effectOfPolicy, returnIn(t.chains[iptablesForward])
-	}
-	return "", nil
-}
-
-// policyDrops is for packets that got to the policy by a return or a goto.
-func (t *legacyContent) policyDrops() bool {
-	return slices.ContainsFunc(t.chains[iptablesForward], func(r foreignRule) bool {
-		return r.handle == t.policy && r.verdict == drops
-	})
-}
-
-// legacyLayout is what struct ipt_entry and struct ip6t_entry differ in: offsets of
-// their members, on machines of 64 bits.
+// legacyLayout is what struct ipt_entry and struct ip6t_entry differ in, on machines of 64
+// bits: offsets of their members. Both addresses come first, then their masks, the names of
+// both links, and their masks.
 type legacyLayout struct {
-	addrLen              int // source, destination and their masks come first
-	proto                int
-	flags                int
-	protoFlag            byte // says that there is a protocol; 0: one that is not zero does
-	otherFlags           byte // say that there is another condition
-	gotoFlag             byte
+	addrLen              int
+	inverted             int // the byte of IPT_INV_*, which are the same for both
 	targetOffset, length int
 }
 
 func layoutOf(family byte) legacyLayout {
-	const linksLen = 4 * ifnameLen // the names of both links, and their masks
 	if family == unix.NFPROTO_IPV4 {
-		const proto = 4*addr4Len + linksLen
-		return legacyLayout{
-			addrLen: addr4Len, proto: proto, flags: proto + 2, gotoFlag: 0x02, otherFlags: 0x01, // IPT_F_GOTO, IPT_F_FRAG
-			targetOffset: 88, length: 112,
-		}
+		return legacyLayout{addrLen: addr4Len, inverted: 83, targetOffset: 88, length: 112}
 	}
-	const proto = 4*addr6Len + linksLen
-	return legacyLayout{
-		addrLen: addr6Len, proto: proto, flags: proto + 3, gotoFlag: 0x04, otherFlags: 0x02, protoFlag: 0x01, // IP6T_F_GOTO, _TOS, _PROTO
-		targetOffset: 140, length: 168,
-	}
+	return legacyLayout{addrLen: addr6Len, inverted: 132, targetOffset: 140, length: 168}
 }
 
-// decodeLegacyTable takes a table apart. Each entry has its own length, and is
-// followed by its matches and its target (include/uapi/linux/netfilter/x_tables.h).
-func decodeLegacyTable(family byte, info, entries []byte) (*legacyContent, error) {
-	head, err := decodeLegacyInfo(info)
-	if err != nil {
-		return nil, err
-	}
-	layout := layoutOf(family)
-	t := &legacyContent{chains: map[string][]foreignRule{}, policy: uint64(head.underflow[unix.NF_INET_FORWARD])}
-	starts := map[uint32]string{}
-	for i, name := range []string{"PREROUTING", "INPUT", iptablesForward, "OUTPUT", "POSTROUTING"} {
-		starts[head.entry[i]] = name
-	}
-	var rules []legacyRule
-	for offset := 0; offset < len(entries); {
-		r, length, err := layout.decode(entries[offset:])
-		if err != nil {
-			return nil, fmt.Errorf("entry at offset %d: %w", offset, err)
-		}
-		r.offset = uint32(offset)
-		offset += length
-		if r.heads != "" {
-			starts[uint32(offset)] = r.heads
-			continue
-		}
-		rules = append(rules, r)
-	}
-	chain := ""
-	for i := range rules {
-		r := &rules[i]
-		if name, ok := starts[r.offset]; ok {
-			chain = name
-		}
-		r.chain, r.handle = chain, uint64(r.offset)
-		if r.verdict == jumps || r.verdict == goesTo {
-			// A jump to right behind the rule is how no target is put.
-			if r.target = starts[r.jump]; r.jump == r.end() {
-				r.verdict = goesOn
-			}
-		}
-		t.chains[chain] = append(t.chains[chain], r.foreignRule)
-	}
-	return t, nil
-}
-
-// legacyRule is an entry: a rule, or the head of a chain that a user made.
-type legacyRule struct {
-	foreignRule
-	offset, length uint32
-	heads          string // the chain
-	jump           uint32 // the offset to go to
-}
-
-func (r *legacyRule) end() uint32 { return r.offset + r.length }
-
-func short(what string, length int) error {
-	return fmt.Errorf("%w: %s of %d bytes", nl.ErrMalformed, what, length)
+// legacyEntry is a rule, or the head of a chain of a user's.
+type legacyEntry struct {
+	header  []byte // struct ipt_entry or ip6t_entry
+	matches []byte // struct xt_entry_match, and what is its own, one after the other
+	target  []byte // struct xt_entry_target
+	layout  legacyLayout
 }
 
 // decode reads the entry at the beginning of b, and how long it is.
-func (l *legacyLayout) decode(b []byte) (legacyRule, int, error) {
-	var r legacyRule
+func (l legacyLayout) decode(b []byte) (legacyEntry, int, error) {
 	if len(b) < l.length {
-		return r, 0, short("an entry", len(b))
+		return legacyEntry{}, 0, fmt.Errorf("%w: an entry of %d bytes", nl.ErrMalformed, len(b))
 	}
 	target := int(binary.NativeEndian.Uint16(b[l.targetOffset:]))
 	next := int(binary.NativeEndian.Uint16(b[l.targetOffset+2:]))
-	if target < l.length || next < target || next > len(b) {
-		return r, 0, fmt.Errorf("%w: a target at %d and the next entry at %d of %d bytes", nl.ErrMalformed, target, next, len(b))
+	if target < l.length || next < target+extensionHeader+4 || next > len(b) {
+		return legacyEntry{}, 0, fmt.Errorf("%w: a target at %d and the next entry at %d of %d bytes", nl.ErrMalformed, target, next, len(b))
 	}
-	r.length = uint32(next)
-	l.header(&r, b)
-	if err := l.matches(&r, b[l.length:target]); err != nil {
-		return r, 0, err
-	}
-	if err := l.target(&r, b[target:next], b[l.flags]&l.gotoFlag != 0); err != nil {
-		return r, 0, err
-	}
-	return r, next, nil
+	return legacyEntry{b[:l.length], b[l.length:target], b[target:next], l}, next, nil
 }
 
-// header reads the conditions of struct ipt_ip or ip6t_ip6. What inverts them is the
-// byte behind the flags, with the same bits for both.
-func (l *legacyLayout) header(r *legacyRule, b []byte) {
-	const (
-		notIn, notOut, notSource = 0x01, 0x02, 0x08 // IPT_INV_*
-	)
-	inverted := b[l.flags+1]
-	add := func(c condition) { r.conditions = append(r.conditions, c) }
+// extensionHeader is the size of a match or a target, its name and its revision. What is its
+// own follows.
+const extensionHeader = 32
 
-	// In this order: source, destination, and the masks of both.
-	sourceMask, destMask := b[2*l.addrLen:3*l.addrLen], b[3*l.addrLen:4*l.addrLen]
-	if !zero(sourceMask) {
-		c := condition{negated: inverted&notSource != 0}
-		if prefix, ok := prefixOf(b[:l.addrLen], sourceMask, l.addrLen); ok {
-			c.on, c.prefix = onSource, prefix
-		}
-		add(c)
+// verdict of a target without a name is -1 - NF_*, and for a return -1 - NF_REPEAT; others
+// are offsets to jump to.
+func (e legacyEntry) verdict() foreignVerdict {
+	const drop, accept, repeat = 0, 1, 4
+	name, _, _ := bytes.Cut(e.target[2:extensionHeader], []byte{0})
+	switch code := int32(binary.NativeEndian.Uint32(e.target[extensionHeader:])); {
+	case string(name) == "REJECT", len(name) == 0 && code == -1-drop:
+		return drops
+	case len(name) == 0 && code == -1-accept:
+		return accepts
+	case len(name) == 0 && code == -1-repeat:
+		return returns
 	}
-	if !zero(destMask) {
-		add(condition{})
-	}
-	links := b[4*l.addrLen:]
-	for i, on := range []property{onIn, onOut} {
-		name, mask := links[i*ifnameLen:][:ifnameLen], links[(2+i)*ifnameLen:][:ifnameLen]
-		if zero(mask) {
-			continue
-		}
-		// The mask of a name covers its NUL, and that of "br+" only the "br".
-		covered := name[:len(bytes.TrimRight(mask, "\x00"))]
-		c := condition{on: on}
-		text, _, whole := strings.Cut(string(covered), "\x00")
-		c.name, c.wildcard = text, !whole
-		c.negated = inverted&[]byte{notIn, notOut}[i] != 0
-		add(c)
-	}
-	proto := binary.NativeEndian.Uint16(b[l.proto:]) != 0
-	if l.protoFlag != 0 {
-		proto = b[l.flags]&l.protoFlag != 0
-	}
-	if proto || b[l.flags]&l.otherFlags != 0 {
-		add(condition{})
-	}
+	return goesOn
 }
 
-// Of struct xt_entry_match and struct xt_entry_target: the size, the name, the
-// revision, and then what is its own.
-const (
-	extensionName   = 2
-	extensionHeader = 32
-)
-
-// extension reads the name of a match or a target.
-func extension(b []byte) string {
-	name, _, _ := strings.Cut(string(b[extensionName:extensionHeader-1]), "\x00")
-	return name
+// isForAll says that there is no condition.
+func (e legacyEntry) isForAll() bool {
+	const cache = 4 // behind what the conditions are about, before the offset
+	return len(e.matches) == 0 && zero(e.header[:e.layout.targetOffset-cache])
 }
 
-func (l *legacyLayout) matches(r *legacyRule, b []byte) error {
-	reader := ruleReader{rule: &r.foreignRule}
-	for len(b) > 0 {
-		if len(b) < extensionHeader {
-			return short("a match", len(b))
-		}
-		size := int(binary.NativeEndian.Uint16(b))
-		if size < extensionHeader || size > len(b) {
-			return short("a match", size)
-		}
-		reader.xtMatch(extension(b), b[extensionHeader:size])
-		b = b[size:]
+// letsPass says that the rule is about the bridge, the pods or the mark, and does not
+// drop.
+func (e legacyEntry) letsPass(p *podPacket) bool {
+	const notIn, notSource = 0x01, 0x08
+	if v := e.verdict(); v == drops || v == returns {
+		return false
 	}
-	return nil
+	n, inverted := e.layout.addrLen, e.header[e.layout.inverted]
+	source, ok := prefixOf(e.header[:n], e.header[2*n:3*n], n)
+	if ok && source.Bits() > 0 && p.meets(&condition{on: onSource, prefix: source, negated: inverted&notSource != 0}) >= likely {
+		return true
+	}
+	link, mask := e.header[4*n:][:ifnameLen], e.header[4*n+2*ifnameLen:][:ifnameLen]
+	if !zero(mask) {
+		named := true
+		for i, b := range interfaceName(p.bridge) {
+			named = named && (b^link[i])&mask[i] == 0
+		}
+		return named == (inverted&notIn == 0)
+	}
+	// Of revision 1, struct xt_mark_mtinfo1: the mark, the mask, and whether it is inverted.
+	match := append(make([]byte, 0, extensionHeader), "mark"...)
+	match = append(match[:extensionHeader-3], 1)
+	for _, mask := range []uint32{p.mark, 0xffffffff} {
+		info := binary.NativeEndian.AppendUint32(binary.NativeEndian.AppendUint32(nil, p.mark), mask)
+		if bytes.Contains(e.matches, slices.Concat(match, info, []byte{0})) {
+			return true
+		}
+	}
+	return false
 }
 
-// target reads the target. One without a name is a verdict: the offset to jump to,
-// or if it is negative, -1 - NF_*, and for a return -1 - NF_REPEAT.
-func (l *legacyLayout) target(r *legacyRule, b []byte, isGoto bool) error {
-	const (
-		errorTarget = "ERROR" // XT_ERROR_TARGET: it begins a chain, and ends the table
-		xtReturn    = -1 - 4
-	)
-	if len(b) < extensionHeader+4 {
-		return short("a target", len(b))
+// legacyStops says in words what FORWARD does to pods' packets, and nothing if they may pass;
+// and where iptables puts an accept that helps.
+func legacyStops(family byte, info, entries []byte, p *podPacket) (effect, place string, _ error) {
+	head, err := decodeLegacyInfo(info)
+	if err != nil {
+		return "", "", err
 	}
-	switch name := extension(b); name {
-	case errorTarget:
-		r.heads, _, _ = strings.Cut(string(b[extensionHeader:]), "\x00")
-		if r.heads == "" {
-			return short("the name of a chain", 0)
+	layout := layoutOf(family)
+	first, policy := head.entry[unix.NF_INET_FORWARD], head.underflow[unix.NF_INET_FORWARD]
+	rules, passed := 0, false
+	for offset := 0; offset < len(entries); {
+		e, length, err := layout.decode(entries[offset:])
+		if err != nil {
+			return "", "", fmt.Errorf("entry at offset %d: %w", offset, err)
 		}
-	case "":
-		switch code := int32(binary.NativeEndian.Uint32(b[extensionHeader:])); {
-		case code == xtReturn:
-			r.verdict = returns
-		case code < 0:
-			r.verdict = verdictOf(-1 - expr.VerdictKind(code))
-		case isGoto:
-			r.verdict, r.jump = goesTo, uint32(code)
-		default:
-			r.verdict, r.jump = jumps, uint32(code)
+		switch at := uint32(offset); {
+		case at == policy && effect == "" && e.verdict() == drops:
+			effect = effectOfPolicy
+		case at >= first && at < policy && place == "":
+			rules++
+			passed = passed || e.letsPass(p) || e.isForAll() && e.verdict() == accepts
+			if v := e.verdict(); e.isForAll() && (v == drops || v == returns) {
+				place = fmt.Sprintf("-I %s %d", iptablesForward, rules)
+				if v == drops {
+					effect = effectOfRule
+				}
+			}
+		case at > slices.Max(head.underflow[:]):
+			passed = passed || e.letsPass(p) // the chains of users come last
 		}
-	default:
-		(&ruleReader{rule: &r.foreignRule}).xtTarget(name)
+		offset += length
 	}
-	return nil
+	if passed || effect == "" {
+		return "", "", nil
+	}
+	return effect, cmp.Or(place, "-A "+iptablesForward), nil
 }

@@ -169,7 +169,7 @@ func (k *checking) network(ctx context.Context, found *inspect.Findings) error {
 		return err
 	}
 	found.AddAll(diffs)
-	diffs, err = k.s.Firewall.CheckAdmission(ctx)
+	diffs, err = k.s.Foreign().Check(ctx)
 	found.AddAll(diffs)
 	return err
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/takeover"
 	"github.com/tombolo-cni/tombolo/nft"
+	"github.com/tombolo-cni/tombolo/nft/foreign"
 )
 
 // Ready says why an Add to a network could not succeed now; nil if it could. leases is how its
@@ -101,8 +102,8 @@ func (n *Node) probe(ctx context.Context, nw *Network) error {
 
 // podPath is how pods' packets go, as far as is known: another firewall may let pass the subnets
 // of those that there are, and not the bridge.
-func (n *Node) podPath(nw *Network) nft.Path {
-	path := nft.Path{Bridge: nw.Bridge}
+func (n *Node) podPath(nw *Network) foreign.Path {
+	path := foreign.Path{Bridge: nw.Bridge}
 	if rec, err := n.dir.LoadNetwork(nw.Name); err == nil && rec.Bridge == nw.Bridge {
 		path.Prefixes = rec.Subnets
 	}

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
@@ -30,7 +31,7 @@ func (c *Conn) Add(ctx context.Context, ep Endpoint) error {
 	elements := ep.elements()
 	comment := ownerComment(ep.Owner, networkKey(ep.Network))
 	excluded := rivals(elements)
-	return retry(ctx, func() error {
+	return nftnl.Retry(ctx, func() error {
 		generation, clear, err := c.without(excluded)
 		if err != nil {
 			return explainMissing(err)
@@ -39,7 +40,7 @@ func (c *Conn) Add(ctx context.Context, ep Endpoint) error {
 			return explainMissing(c.addLooking(&ep, elements, comment))
 		}
 		if generation == nil {
-			generation = c.seal.generation()
+			generation = c.seal.Generation()
 		}
 		t := begin(generation)
 		t.addEndpoint(elements, comment)
@@ -93,7 +94,7 @@ func (c *Conn) addLooking(ep *Endpoint, elements []element, comment string) erro
 	case len(rivals.held) > 0:
 		return newConflict(rivals.held[0], ep.portAgainst(rivals.held[0].element))
 	case len(rivals.abandoned) == 0:
-		return errOvertaken // gone again
+		return nftnl.ErrOvertaken // gone again
 	}
 	t := begin(&generation)
 	for _, claim := range rivals.abandoned {
@@ -181,7 +182,7 @@ func withoutComments(list []commented) []element {
 // what stands against it, by what is there in the places of the group, and by its rivals.
 func (c *Conn) replace(ctx context.Context, group, gone []commented, refuse func([]*elementState, *found) error) error {
 	elements := withoutComments(group)
-	return retry(ctx, func() error {
+	return nftnl.Retry(ctx, func() error {
 		generation, err := c.settle()
 		if err != nil {
 			return err
@@ -253,7 +254,7 @@ func (c *Conn) lookup(elements []element) ([]*elementState, error) {
 			})
 		}
 		// EINVAL: somebody made the set with keys of another length.
-		if err := c.execute(&b, unix.EINVAL); err != nil {
+		if err := nftnl.Look(c.nl, &b, unix.EINVAL); err != nil {
 			return nil, err
 		}
 	}

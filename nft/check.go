@@ -8,6 +8,7 @@ import (
 	"strconv"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
 // Check compares what is there with what the network needs and, unless it is nil,
@@ -32,7 +33,7 @@ func (c *Conn) Check(ctx context.Context, n Network, ep *Endpoint) ([]tombolo.Di
 		}
 	}
 	var diffs []tombolo.Difference
-	err = retry(ctx, func() error {
+	err = nftnl.Retry(ctx, func() error {
 		have, err := c.read(want)
 		if err != nil {
 			return err
@@ -63,7 +64,7 @@ func (rs *ruleset) differences(have *state) []tombolo.Difference {
 		switch {
 		case !ok:
 			list = append(list, tombolo.Difference{Object: "nf_tables", What: "table", Want: table(family).String()})
-		case t.dormant():
+		case t.IsDormant():
 			list = append(list, tombolo.Difference{Object: "table " + table(family).String(), What: "flag", Have: "dormant"})
 		}
 	}
@@ -140,12 +141,12 @@ func (ch *chain) differences(have *state) []tombolo.Difference {
 			list = append(list, tombolo.Difference{Object: object, What: what, Want: want, Have: have})
 		}
 	}
-	differs("hook", ch.describe(), got.describe())
-	if got.kind != "" {
-		differs("policy", "accept", policyName(got.policy))
+	differs("hook", ch.describe(), describeHook(got))
+	if got.Kind != "" {
+		differs("policy", "accept", policyName(got.Policy))
 	}
 	want := ch.rules()
-	differs("comment (version and settings)", strconv.Quote(ch.comment(len(want))), strconv.Quote(got.comment))
+	differs("comment (version and settings)", strconv.Quote(ch.comment(len(want))), strconv.Quote(got.Comment))
 	return append(list, ruleDifferences(object, want, have.rules[ch.place])...)
 }
 
@@ -176,19 +177,19 @@ func policyName(policy uint32) string {
 }
 
 func (ch *chain) describe() string {
-	return chainState{kind: ch.kind, hook: ch.hook, priority: ch.priority}.describe()
+	return describeHook(nftnl.Chain{Kind: ch.kind, Hook: ch.hook, Priority: ch.priority})
 }
 
-func (ch chainState) describe() string {
-	if ch.kind == "" {
+func describeHook(ch nftnl.Chain) string {
+	if ch.Kind == "" {
 		return "none"
 	}
-	hook := strconv.Itoa(int(ch.hook))
+	hook := strconv.Itoa(int(ch.Hook))
 	// enum nf_inet_hooks
-	if names := [...]string{"prerouting", "input", "forward", "output", "postrouting"}; int(ch.hook) < len(names) {
-		hook = names[ch.hook]
+	if names := [...]string{"prerouting", "input", "forward", "output", "postrouting"}; int(ch.Hook) < len(names) {
+		hook = names[ch.Hook]
 	}
-	return fmt.Sprintf("type %s hook %s priority %d", ch.kind, hook, ch.priority)
+	return fmt.Sprintf("type %s hook %s priority %d", ch.Kind, hook, ch.Priority)
 }
 
 // CheckEndpoint compares what is there with what an endpoint needs, and lists the

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"io/fs"
 	"slices"
+
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
 // A port on all addresses and the same port on one address exclude each other, and
@@ -171,7 +173,7 @@ func (c *Conn) findRivals(elements []element) (*found, error) {
 
 // sweepClaims takes away the abandoned claims.
 func (c *Conn) sweepClaims(ctx context.Context) error {
-	return retry(ctx, func() error {
+	return nftnl.Retry(ctx, func() error {
 		generation, err := c.settle()
 		if err != nil {
 			return err

@@ -1,6 +1,8 @@
 package nft
 
-import "strings"
+import (
+	"strings"
+)
 
 // ownerPrefix starts the comments of our elements; the number is that of their
 // form.

@@ -4,19 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
 // DefaultMark is the mark bit of a Config that names none. It is outside the bits
 // that kube-proxy, portmap, Calico, Cilium and Tailscale use.
-const DefaultMark = 0x1000
+const DefaultMark = nftnl.DefaultMark
 
 // Config says how to open a Conn. The zero value, and nil, mean the caller's own
 // namespace and DefaultMark.
@@ -36,7 +35,7 @@ type Config struct {
 type Conn struct {
 	nl   *nl.Conn
 	mark uint32
-	seal sealKeeper
+	seal nftnl.Seen
 }
 
 // Dial opens a connection. It needs CAP_SYS_ADMIN where cfg names a namespace;
@@ -84,8 +83,7 @@ func (c *Conn) Probe() error {
 	}
 
 	_, err := c.generation()
-	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
-		// nfnetlink knows no such subsystem, and could not load it.
+	if nftnl.IsMissing(err) {
 		return &tombolo.OpError{Op: "use nf_tables", Err: fmt.Errorf(
 			"%w: this kernel has no nf_tables; load the module of that name, or use a kernel with CONFIG_NF_TABLES and CONFIG_NF_TABLES_INET",
 			errors.ErrUnsupported)}
@@ -93,49 +91,18 @@ func (c *Conn) Probe() error {
 	return err
 }
 
-// tries bounds how often something is read, decided on and refused because the
-// firewall had changed in between. Each refusal means that somebody else got on.
-const tries = 200
-
-// retry calls try until it returns something else than a lost race.
-func retry(ctx context.Context, try func() error) error {
-	var err error
-	for i := range tries {
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		if err = try(); !isOvertaken(err) {
-			return err
-		}
-		if i >= 8 {
-			// Out of step with whoever else tries.
-			time.Sleep(rand.N(time.Millisecond))
-		}
+// Socket is the connection, for other packages to work over (foreign.On). It stays with c.
+func (c *Conn) Socket() tombolo.Socket {
+	if c == nil {
+		return nil
 	}
-	return fmt.Errorf("gave up after %d tries, each overtaken by another change of the firewall: %w", tries, err)
-}
-
-// errOvertaken says that what was found is no longer there, or the reverse.
-var errOvertaken = errors.New("overtaken by another change")
-
-func isOvertaken(err error) bool {
-	return errors.Is(err, errOvertaken) ||
-		errors.Is(err, unix.ERESTART) || // a transaction with an old generation
-		errors.Is(err, tombolo.ErrInterrupted)
+	return nftnl.Socket{Conn: c.nl, Seen: &c.seal}
 }
 
 // usable refuses a Conn or a context that nothing can be done with.
 func (c *Conn) usable(ctx context.Context) error {
-	switch {
-	case c == nil:
-		return (*nl.Conn)(nil).Usable()
-	case ctx == nil:
-		return nl.NoContext()
+	if c == nil {
+		return nftnl.Usable(ctx, nil)
 	}
-	err := c.nl.Usable()
-	if err != nil && ctx.Err() != nil {
-		// What is over is over, whatever it would have been done by.
-		err = errors.Join(ctx.Err(), err)
-	}
-	return err
+	return nftnl.Usable(ctx, c.nl)
 }

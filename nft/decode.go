@@ -7,64 +7,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// tableState is our table as the kernel has it: NFT_MSG_NEWTABLE.
-type tableState struct{ flags uint32 }
-
-func decodeTable(b []byte) (tableState, error) {
-	var t tableState
-	err := nftnl.Decode(b, func(ad *netlink.AttributeDecoder) error {
-		if ad.Type() == unix.NFTA_TABLE_FLAGS {
-			t.flags = ad.Uint32()
-		}
-		return nil
-	})
-	return t, err
-}
-
-// chainState is a chain as the kernel has it: NFT_MSG_NEWCHAIN. A chain that is no
-// base chain has no kind, and nothing calls it but rules of the table.
-type chainState struct {
-	table, name string
-	kind        string
-	hook        uint32
-	priority    int32
-	policy      uint32
-	uses        uint32 // how many rules it has, and jumps there are to it
-	comment     string
-}
-
-func decodeChain(b []byte) (chainState, error) {
-	var ch chainState
-	err := nftnl.Decode(b, func(ad *netlink.AttributeDecoder) error {
-		switch ad.Type() {
-		case unix.NFTA_CHAIN_TABLE:
-			ch.table = ad.String()
-		case unix.NFTA_CHAIN_NAME:
-			ch.name = ad.String()
-		case unix.NFTA_CHAIN_TYPE:
-			ch.kind = ad.String()
-		case unix.NFTA_CHAIN_POLICY:
-			ch.policy = ad.Uint32()
-		case unix.NFTA_CHAIN_USE:
-			ch.uses = ad.Uint32()
-		case chainUserdata:
-			ch.comment, _ = nftnl.CommentOf(ad.Bytes())
-		case unix.NFTA_CHAIN_HOOK:
-			return nftnl.Nested(ad, func(ad *netlink.AttributeDecoder) error {
-				switch ad.Type() {
-				case unix.NFTA_HOOK_HOOKNUM:
-					ch.hook = ad.Uint32()
-				case unix.NFTA_HOOK_PRIORITY:
-					ch.priority = ad.Int32()
-				}
-				return nil
-			})
-		}
-		return nil
-	})
-	return ch, err
-}
-
 // setState is a set as the kernel has it: NFT_MSG_NEWSET.
 type setState struct {
 	flags    uint32

@@ -7,6 +7,8 @@ import (
 	"io/fs"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
 // Outcome says what Ensure did.
@@ -56,7 +58,7 @@ func (c *Conn) ensure(ctx context.Context, n Network, sentinels bool) (Outcome, 
 		return Outcome{}, err
 	}
 	var out Outcome
-	err = retry(ctx, func() error {
+	err = nftnl.Retry(ctx, func() error {
 		have, err := c.read(want)
 		if err != nil {
 			return err
@@ -94,7 +96,7 @@ func (c *Conn) Ready(ctx context.Context, n Network) (bool, error) {
 	if err := ctx.Err(); err != nil {
 		return false, err
 	}
-	if !c.seal.isOn() {
+	if !c.seal.IsOn() {
 		have, err := c.outline(want)
 		return err == nil && have.looksRight(want), err
 	}
@@ -103,12 +105,12 @@ func (c *Conn) Ready(ctx context.Context, n Network) (bool, error) {
 		return false, err
 	}
 	sum := want.sum()
-	if c.seal.covers(generation, sum) {
+	if c.seal.Covers(generation, sum) {
 		return true, nil
 	}
 	// What is seen from here on is of this generation, or of a later one.
 	settled := c.unchanged(generation)
-	if settled != nil && !isOvertaken(settled) {
+	if settled != nil && !nftnl.IsOvertaken(settled) {
 		return false, settled
 	}
 	have, err := c.outline(want)
@@ -116,7 +118,7 @@ func (c *Conn) Ready(ctx context.Context, n Network) (bool, error) {
 		return false, err
 	}
 	if settled == nil {
-		c.seal.add(generation, sum)
+		c.seal.Add(generation, sum)
 	}
 	return true, nil
 }
@@ -143,7 +145,7 @@ func (p *changes) nothing() bool {
 func plan(want *ruleset, have *state) *changes {
 	p := &changes{emptied: have.emptied(want)}
 	for _, family := range want.tables {
-		if t, ok := have.tables[family]; !ok || t.dormant() {
+		if t, ok := have.tables[family]; !ok || t.IsDormant() {
 			p.tables = append(p.tables, family)
 		}
 	}

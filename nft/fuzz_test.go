@@ -83,7 +83,7 @@ func FuzzRule(f *testing.F) {
 
 func FuzzChain(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
-		ch, err := decodeChain(b)
+		ch, err := nftnl.DecodeChain(b)
 		if err != nil {
 			return
 		}
@@ -93,8 +93,8 @@ func FuzzChain(f *testing.F) {
 			t.Fatal(err)
 		}
 		st := newState(rs)
-		st.tables[unix.NFPROTO_INET] = tableState{}
-		st.chains[inInet(ch.name)] = ch
+		st.tables[unix.NFPROTO_INET] = nftnl.Table{}
+		st.chains[inInet(ch.Name)] = ch
 		if st.looksRight(rs) {
 			t.Error("one chain was taken for all")
 		}
@@ -111,7 +111,7 @@ func FuzzSet(f *testing.F) {
 }
 
 func FuzzTable(f *testing.F) {
-	f.Fuzz(func(_ *testing.T, b []byte) { decodeTable(b) })
+	f.Fuzz(func(_ *testing.T, b []byte) { nftnl.DecodeTable(b) })
 }
 
 func FuzzOwnerComment(f *testing.F) {

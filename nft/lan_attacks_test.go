@@ -217,7 +217,7 @@ func TestGuardedPodDrawsNobodysFrames(t *testing.T) {
 		if guarded {
 			l.guard(t)
 		}
-		reaches(t, l.host, router4, true)
+		nstest.Reaches(t, l.host, router4, true)
 		if got := at(lanRouterMAC); got != "eth0" {
 			t.Fatalf("the router is at %q", got)
 		}
@@ -351,18 +351,18 @@ func TestGuardedPodGetsItsLease(t *testing.T) {
 	nstest.Run(t, l.pod, "sh", "-ec", "ip addr add "+address+"/24 dev eth0; ip route add default via "+lanHost4)
 	all := []string{router4, machine4, lanHost4, lanOther4}
 	for _, to := range all {
-		reaches(t, l.pod, to, false)
+		nstest.Reaches(t, l.pod, to, false)
 	}
 	leased := l.endpoint("00000000001", "veth1", podMAC, address)
 	if err := l.c.Move(context.Background(), waiting, leased); err != nil {
 		t.Fatal(err)
 	}
 	for _, to := range append(all, internet4) {
-		reaches(t, l.pod, to, true)
+		nstest.Reaches(t, l.pod, to, true)
 	}
 	// Another one, which it does not have.
 	nstest.Run(t, l.pod, "sh", "-ec", "ip addr add 10.7.0.99/24 dev eth0; ip route replace 10.7.0.20 dev eth0 src 10.7.0.99")
-	reaches(t, l.pod, machine4, false)
+	nstest.Reaches(t, l.pod, machine4, false)
 	if got := lease(t, l.pod, leaseTries); got != address {
 		t.Errorf("asked again, the server gives %q, and not %s", got, address)
 	}

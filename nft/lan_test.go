@@ -14,6 +14,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/nft/foreign"
 )
 
 // The addresses of a LAN: of the host's bridge, of pods behind it, and of machines.
@@ -350,7 +351,7 @@ func TestBridgedTrafficOfALANPassesAForwardPolicyOfDrop(t *testing.T) {
 	network := Network{Name: "lan", Bridge: "br0", NFCall: true, LAN: true, Guard: true}
 	mustEnsure(t, l.c, network)
 	mustAdd(t, l.c, l.endpoint("00000000001", "veth1", podMAC))
-	script(t, l.host, "iptables -P FORWARD DROP")
+	nstest.Script(t, l.host, "iptables -P FORWARD DROP")
 	nft(t, l.host, strict)
 
 	for i, ns := range []*netns.NS{l.machine, l.router, l.printer} {
@@ -398,16 +399,18 @@ func TestBridgedTrafficOfALANPassesAForwardPolicyOfDrop(t *testing.T) {
 		}
 	}
 	check(false)
-	mustAdmit(t, l.c, true)
+	if _, err := foreign.On(l.c.Socket(), nil).Ensure(context.Background()); err != nil {
+		t.Fatal(err)
+	}
 	check(true)
 	// Connections, too, before the pods are known.
 	if err := l.c.Remove(context.Background(), l.endpoint("00000000001", "veth1", podMAC)); err != nil {
 		t.Fatal(err)
 	}
 	for _, to := range []string{machine4, machine6, printer4, printer6, internet4, internet6} {
-		reaches(t, l.other, to, true)
+		nstest.Reaches(t, l.other, to, true)
 	}
 	for _, to := range []string{lanOther4, lanOther6, printer4, printer6} {
-		reaches(t, l.machine, to, true)
+		nstest.Reaches(t, l.machine, to, true)
 	}
 }

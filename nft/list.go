@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
 // Endpoints lists what the kernel has of a network's endpoints, or with "" of all
@@ -48,7 +50,7 @@ func (c *Conn) HasPorts(ctx context.Context, bridge string) (bool, error) {
 	}
 	name := interfaceName(bridge)
 	found := false
-	err := retry(ctx, func() error {
+	err := nftnl.Retry(ctx, func() error {
 		list, err := c.elementsOf([]place{inInet(selves4Set)})
 		found = slices.ContainsFunc(list, func(el elementState) bool { return bytes.HasPrefix(el.key, name) })
 		return err
@@ -120,7 +122,7 @@ func (ep *Endpoint) note(el *elementState) {
 // elements lists all elements of our sets.
 func (c *Conn) elements(ctx context.Context) ([]elementState, error) {
 	var all []elementState
-	err := retry(ctx, func() error {
+	err := nftnl.Retry(ctx, func() error {
 		all = nil
 		for _, family := range ourFamilies() {
 			sets, err := c.setNames(family)
@@ -178,7 +180,7 @@ func (c *Conn) elementsOf(sets []place) ([]elementState, error) {
 
 // elementsOfSet lists a set's elements by key. While the kernel grows or shrinks a
 // set's hash table, which it does in the background, a listing may show elements
-// twice and lack as many others, and does not say so. It is errOvertaken then.
+// twice and lack as many others, and does not say so. It is nftnl.ErrOvertaken then.
 func (c *Conn) elementsOfSet(set place) ([]elementState, error) {
 	var list []elementState
 	err := c.dumpElements(set, func(data []byte) error {
@@ -193,7 +195,7 @@ func (c *Conn) elementsOfSet(set place) ([]elementState, error) {
 	all := len(list)
 	list = slices.CompactFunc(list, func(a, b elementState) bool { return a.equal(b.element) })
 	if len(list) < all {
-		return nil, errOvertaken
+		return nil, nftnl.ErrOvertaken
 	}
 	return list, nil
 }

@@ -3,7 +3,6 @@ package nft
 import (
 	"encoding/binary"
 	"fmt"
-	"strconv"
 
 	"github.com/google/nftables/expr"
 	"github.com/google/nftables/userdata"
@@ -24,23 +23,9 @@ func inInet(name string) place   { return place{unix.NFPROTO_INET, name} }
 func inBridge(name string) place { return place{unix.NFPROTO_BRIDGE, name} }
 
 // table is one of our tables, as errors name it.
-func table(family uint8) nl.Name { return nl.Name(familyName(family) + " " + tableName) }
+func table(family uint8) nl.Name { return nl.Name(nftnl.FamilyName(family) + " " + tableName) }
 
 func (p place) table() nl.Name { return table(p.family) }
-
-func familyName(family uint8) string {
-	switch family {
-	case unix.NFPROTO_INET:
-		return "inet"
-	case unix.NFPROTO_BRIDGE:
-		return "bridge"
-	case unix.NFPROTO_IPV4:
-		return "ip"
-	case unix.NFPROTO_IPV6:
-		return "ip6"
-	}
-	return strconv.Itoa(int(family))
-}
 
 // label names an object in errors, by its kind and its place.
 type label struct {
@@ -123,13 +108,10 @@ func (t *transaction) newChain(ch *chain, rules int) {
 		nftnl.Nest(unix.NFTA_CHAIN_HOOK,
 			nftnl.Uint32(unix.NFTA_HOOK_HOOKNUM, ch.hook), nftnl.Uint32(unix.NFTA_HOOK_PRIORITY, uint32(ch.priority))),
 		nftnl.Uint32(unix.NFTA_CHAIN_POLICY, policyAccept), nftnl.String(unix.NFTA_CHAIN_TYPE, ch.kind),
-		nftnl.Bytes(chainUserdata, nftnl.Comment(ch.comment(rules))))
+		nftnl.Bytes(nftnl.ChainUserdata, nftnl.Comment(ch.comment(rules))))
 }
 
-const (
-	policyAccept  = uint32(expr.VerdictAccept)
-	chainUserdata = 12 // NFTA_CHAIN_USERDATA, Linux 5.10
-)
+const policyAccept = uint32(expr.VerdictAccept)
 
 // delChain deletes a chain and its rules. A transaction may make one of the same
 // name: packets see either the old one or the new one.

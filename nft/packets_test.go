@@ -9,9 +9,11 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/nft/foreign"
 )
 
 // site is a host with the bridge cbr0, two pods on it, and a machine outside that
@@ -37,54 +39,8 @@ const (
 
 func newSite(tb testing.TB) *site {
 	tb.Helper()
-	s := &site{host: nstest.New(tb), pod: nstest.New(tb), other: nstest.New(tb), outside: nstest.New(tb)}
-	s.c = dial(tb, s.host)
-	nstest.Run(tb, s.host, "ip", "link", "add", "cbr0", "address", "02:00:00:00:00:01", "type", "bridge", "mcast_snooping", "0", "forward_delay", "0")
-	nstest.Veth(tb, s.host, "veth1", s.pod, "eth0")
-	nstest.Veth(tb, s.host, "veth2", s.other, "eth0")
-	nstest.Veth(tb, s.host, "up0", s.outside, "eth0")
-	nstest.Run(tb, s.host, "sh", "-ec", `
-		ip link set veth1 master cbr0
-		ip link set veth2 master cbr0
-		ip link set cbr0 up
-		ip addr add 10.22.0.1/16 dev cbr0
-		ip addr add fd00:22::1/64 dev cbr0 nodad
-		ip addr add fe80::1/64 dev cbr0 nodad # neighbour discovery for others needs one
-		ip addr add 192.0.2.1/24 dev up0
-		ip addr add 2001:db8:1::1/64 dev up0 nodad
-		ip addr add fe80::1/64 dev up0 nodad
-		ip route add default via 192.0.2.2
-		ip route add default via 2001:db8:1::2
-		# The default in each new namespace is 1 where br_netfilter is there.
-		for family in ip ip6; do
-			sysctl=/proc/sys/net/bridge/bridge-nf-call-${family}tables
-			! test -e $sysctl || echo 0 >$sysctl
-		done
-		echo 1 >/proc/sys/net/ipv4/ip_forward
-		echo 1 >/proc/sys/net/ipv6/conf/all/forwarding`)
-	nstest.Run(tb, s.outside, "sh", "-ec", `
-		ip link set lo up
-		ip addr add 192.0.2.2/24 dev eth0
-		ip addr add 2001:db8:1::2/64 dev eth0 nodad
-		ip addr add fe80::2/64 dev eth0 nodad
-		ip addr add 198.51.100.1/32 dev lo
-		ip addr add 172.16.0.1/32 dev lo
-		ip addr add 2001:db8:2::1/128 dev lo
-		ip addr add fd00:16::1/128 dev lo
-		ip route add 10.22.0.0/16 via 192.0.2.1
-		ip route add fd00:22::/64 via 2001:db8:1::1`)
-	nstest.Run(tb, s.pod, "sh", "-ec", `
-		ip link set eth0 address `+podMAC+`
-		ip addr add 10.22.0.5/16 dev eth0
-		ip addr add fd00:22::5/64 dev eth0 nodad
-		ip route add default via 10.22.0.1
-		ip route add default via fd00:22::1`)
-	nstest.Run(tb, s.other, "sh", "-ec", `
-		ip addr add 10.22.0.6/16 dev eth0
-		ip addr add 203.0.113.6/32 dev eth0
-		ip route add default via 10.22.0.1`)
-	nstest.Settle(tb, s.host, s.outside, s.pod)
-	return s
+	s := nstest.NewSite(tb)
+	return &site{s.Host, s.Pod, s.Other, s.Outside, dial(tb, s.Host)}
 }
 
 // seenAs gives the source address that a server somewhere sees of a caller.
@@ -440,4 +396,85 @@ func TestForeignDropIsPassedWithTheMark(t *testing.T) {
 	if !errors.Is(err, nstest.ErrNoEcho) {
 		t.Errorf("an unasked caller from outside: %v", err)
 	}
+}
+
+// gate counts the datagrams of the test that come, and those that leave.
+const gate = `table inet gate {
+	counter came { }
+	counter left { }
+	chain came { type filter hook prerouting priority -400; udp dport 9999 counter name came; }
+	chain left { type filter hook postrouting priority 400; udp dport 9999 counter name left; }
+}`
+
+// sendMarked sends a datagram whose socket has a mark, and waits for it to have
+// passed: an echo that passes behind it comes back.
+func sendMarked(tb testing.TB, from *netns.NS, to, echo string, mark int) {
+	tb.Helper()
+	send := func() error {
+		domain, dst := unix.AF_INET6, unix.Sockaddr(&unix.SockaddrInet6{Port: 9999, Addr: nstest.Addr(to).As16()})
+		if addr := nstest.Addr(to); addr.Is4() {
+			domain, dst = unix.AF_INET, &unix.SockaddrInet4{Port: 9999, Addr: addr.As4()}
+		}
+		fd, err := unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, mark); err != nil {
+			return err
+		}
+		return unix.Sendto(fd, []byte("?"), 0, dst)
+	}
+	err := onOneCPU(func() error {
+		if err := from.Do(send); err != nil {
+			return err
+		}
+		return nstest.Ping(tb, from, nstest.Addr(echo))
+	})
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
+func TestMarkOfAnotherAgentAdmitsNothing(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	nstest.Script(t, s.host, "iptables -P FORWARD DROP", "iptables -t mangle -A PREROUTING -j MARK --set-xmark 0x1000/0x1000")
+	nft(t, s.host, gate)
+	if _, err := foreign.On(s.c.Socket(), nil).Ensure(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	passes := func(from *netns.NS, to, echo string, mark, want int) {
+		t.Helper()
+		counts(t, s.host)
+		sendMarked(t, from, to, echo, mark)
+		wanted := map[string]int{"came": 1}
+		if want > 0 {
+			wanted["left"] = want
+		}
+		if diff := cmp.Diff(wanted, counts(t, s.host)); diff != "" {
+			t.Errorf("a datagram to %s (-want +got):\n%s", to, diff)
+		}
+	}
+	all := func(stranger, pods int) {
+		t.Helper()
+		passes(s.other, far4, bridge4, 0, stranger)
+		passes(s.outside, pod4, host4, 0, stranger)
+		passes(s.outside, pod6, host6, 0, stranger)
+		passes(s.pod, far4, bridge4, 0, pods)
+		passes(s.pod, far6, "fd00:22::1", 0, pods)
+	}
+	// Without our forward chain, the agent's mark opens everything to everybody.
+	all(1, 1)
+	mustEnsure(t, s.c, podnet())
+	mustAdd(t, s.c, pod("0123456789a", pod4, pod6))
+	all(0, 1)
+	// Nor does one that a pod sets.
+	nstest.Script(t, s.host, "iptables -t mangle -F")
+	passes(s.other, far4, bridge4, 0x1000, 0)
+	passes(s.pod, far4, bridge4, 0x1000, 1)
+	if err := s.c.Remove(context.Background(), pod("0123456789a", pod4, pod6)); err != nil {
+		t.Fatal(err)
+	}
+	passes(s.pod, far4, bridge4, 0x1000, 0)
 }

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
@@ -435,7 +436,7 @@ func TestClaimsSurviveChurn(t *testing.T) {
 // mustExclude checks that nobody has what excludes an endpoint's ports.
 func mustExclude(c *Conn, ep Endpoint) error {
 	rivals, err := c.findRivals(ep.elements())
-	if err != nil && !isOvertaken(err) {
+	if err != nil && !nftnl.IsOvertaken(err) {
 		return err
 	}
 	if err == nil && len(rivals.held) > 0 {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
@@ -78,7 +79,7 @@ func (c *Conn) removeWhere(ctx context.Context, match func(*elementState) bool) 
 func (c *Conn) removeElements(ctx context.Context, elements []element, match func(*elementState) bool) error {
 	var errs []error
 	for group := range slices.Chunk(elements, groupSize) {
-		errs = append(errs, retry(ctx, func() error {
+		errs = append(errs, nftnl.Retry(ctx, func() error {
 			generation, err := c.settle()
 			if err != nil {
 				return err
@@ -123,11 +124,11 @@ func (c *Conn) RemoveNetwork(ctx context.Context, name string) error {
 		_, network, ok := el.owner()
 		return ok && network == key || el.isNetwork(key)
 	})
-	c.seal.drop() // what is known of the bridge was more than an endpoint's
+	c.seal.Drop() // what is known of the bridge was more than an endpoint's
 	if err != nil {
 		return err
 	}
-	return retry(ctx, func() error {
+	return nftnl.Retry(ctx, func() error {
 		generation, err := c.settle()
 		if err != nil {
 			return err
@@ -165,13 +166,13 @@ func (c *Conn) inventory(family uint8) (*inventory, error) {
 	inv := &inventory{family: family}
 	var b nl.Batch
 	getTable(&b, family, func([]byte) error { inv.table = true; return nil })
-	if err := c.execute(&b); err != nil || !inv.table {
+	if err := nftnl.Look(c.nl, &b); err != nil || !inv.table {
 		return inv, err
 	}
 	err := c.dumpChains(family, func(data []byte) error {
-		ch, err := decodeChain(data)
-		if ch.table == tableName {
-			inv.chains = append(inv.chains, place{family, ch.name})
+		ch, err := nftnl.DecodeChain(data)
+		if ch.Table == tableName {
+			inv.chains = append(inv.chains, place{family, ch.Name})
 		}
 		return err
 	})

@@ -17,7 +17,7 @@ import (
 // The names of our table and of what is in it. Chains and sets that belong to a
 // network have its key in their names.
 const (
-	tableName = "tombolo"
+	tableName = nftnl.DefaultTable
 
 	pods4Set = "pods4"
 	pods6Set = "pods6"
@@ -156,7 +156,7 @@ const (
 const (
 	priorityRaw             = -300
 	priorityDestinationNAT  = -100
-	priorityBeforeFilter    = -10
+	priorityBeforeFilter    = nftnl.PriorityForward
 	priorityBeforeSourceNAT = prioritySourceNAT - 1
 	prioritySourceNAT       = 100
 	// priorityLast is behind every other that is in use in postrouting, so that

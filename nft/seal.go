@@ -5,13 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
-	"math"
-	"slices"
 	"strconv"
 	"strings"
-	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
 // Seal says which networks were ready at a generation: a number that every change of a
@@ -30,10 +29,6 @@ type Seal struct {
 	Networks []uint64
 }
 
-// maxSealed bounds how many networks a Seal is for. Those that were looked at last
-// are in it.
-const maxSealed = 8
-
 // String gives the Seal as ParseSeal reads it: at most 146 characters.
 func (s Seal) String() string {
 	b := strconv.AppendUint(nil, uint64(s.Generation), 10)
@@ -47,7 +42,7 @@ func (s Seal) String() string {
 func ParseSeal(text string) (Seal, error) {
 	fields := strings.Split(text, " ")
 	generation, err := strconv.ParseUint(fields[0], 10, 32)
-	if err != nil || len(fields) > 1+maxSealed {
+	if err != nil || len(fields) > 1+nftnl.MaxSeen {
 		return Seal{}, fmt.Errorf("%w: seal %.160q", ErrInvalid, text)
 	}
 	s := Seal{Generation: uint32(generation)}
@@ -67,7 +62,7 @@ func (c *Conn) Trust(s Seal) {
 	if c == nil {
 		return
 	}
-	c.seal.trust(s)
+	c.seal.Trust(s.Generation, s.Networks)
 }
 
 // Seal gives what the Conn knows by now, if it was told to Trust: by what Ready saw, and
@@ -76,7 +71,8 @@ func (c *Conn) Seal() Seal {
 	if c == nil {
 		return Seal{}
 	}
-	return c.seal.get()
+	generation, sums := c.seal.All()
+	return Seal{generation, sums}
 }
 
 // Untouched says whether nobody has changed nf_tables since this Conn's own last
@@ -87,7 +83,7 @@ func (c *Conn) Untouched(ctx context.Context) (bool, error) {
 		return false, err
 	}
 
-	generation := c.seal.generation()
+	generation := c.seal.Generation()
 	if generation == nil {
 		return false, nil
 	}
@@ -95,96 +91,10 @@ func (c *Conn) Untouched(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	err := c.unchanged(*generation)
-	if isOvertaken(err) {
+	if nftnl.IsOvertaken(err) {
 		return false, nil
 	}
 	return err == nil, err
-}
-
-// sealKeeper has the Seal of a Conn.
-type sealKeeper struct {
-	mu   sync.Mutex
-	on   bool
-	seal Seal
-}
-
-func (k *sealKeeper) trust(s Seal) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.on, k.seal = true, Seal{s.Generation, slices.Clone(s.Networks)}
-}
-
-func (k *sealKeeper) get() Seal {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return Seal{k.seal.Generation, slices.Clone(k.seal.Networks)}
-}
-
-// covers says whether a network is known to be ready at a generation.
-func (k *sealKeeper) covers(generation uint32, network uint64) bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.seal.Generation == generation && slices.Contains(k.seal.Networks, network)
-}
-
-// at says whether the Seal is for a generation: nothing has changed since it was looked at.
-func (k *sealKeeper) at(generation uint32) bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.seal.Generation == generation && len(k.seal.Networks) > 0
-}
-
-func (k *sealKeeper) isOn() bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.on
-}
-
-// add notes that a network was seen to be ready at a generation.
-func (k *sealKeeper) add(generation uint32, network uint64) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.seal.Generation != generation {
-		k.seal = Seal{Generation: generation}
-	}
-	rest := slices.DeleteFunc(k.seal.Networks, func(n uint64) bool { return n == network })
-	k.seal.Networks = append(rest[max(0, len(rest)+1-maxSealed):], network)
-}
-
-// generation is that of the Seal, nil if it says nothing.
-func (k *sealKeeper) generation() *uint32 {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if len(k.seal.Networks) == 0 {
-		return nil
-	}
-	generation := k.seal.Generation
-	return &generation
-}
-
-// follow notes that a transaction of a generation was carried out that left all networks
-// as they were, but for endpoints.
-func (k *sealKeeper) follow(generation uint32) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.seal.Generation == generation && len(k.seal.Networks) > 0 {
-		k.seal.Generation = next(generation)
-	}
-}
-
-// drop forgets the Seal.
-func (k *sealKeeper) drop() {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.seal = Seal{}
-}
-
-// next is the generation that a transaction makes: the kernel passes over 0.
-func next(generation uint32) uint32 {
-	if generation == math.MaxUint32 {
-		return 1
-	}
-	return generation + 1
 }
 
 // commitEndpoints is commit for what changes nothing but elements of endpoints.
@@ -196,9 +106,9 @@ func (c *Conn) commitEndpoints(t *transaction) error {
 	switch {
 	case t.generation == nil:
 	case err == nil:
-		c.seal.follow(*t.generation)
+		c.seal.Follow(*t.generation)
 	case errors.Is(err, unix.ERESTART):
-		c.seal.drop() // what it says is over
+		c.seal.Drop() // what it says is over
 	}
 	return err
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -216,7 +217,7 @@ func TestSealsAreText(t *testing.T) {
 	t.Parallel()
 	for _, s := range []Seal{
 		{}, {Generation: 7}, {Generation: math.MaxUint32, Networks: []uint64{0, 1, math.MaxUint64}},
-		{Generation: 1, Networks: make([]uint64, maxSealed)},
+		{Generation: 1, Networks: make([]uint64, nftnl.MaxSeen)},
 	} {
 		got, err := ParseSeal(s.String())
 		if err != nil || got.Generation != s.Generation || fmt.Sprint(got.Networks) != fmt.Sprint(s.Networks) {
@@ -226,34 +227,10 @@ func TestSealsAreText(t *testing.T) {
 			t.Errorf("%q is too long", s)
 		}
 	}
-	for _, text := range []string{"", " ", "x", "-1", "4294967296", "1 ", "1  2", "1 x", "1 " + strings.Repeat("1 ", maxSealed) + "1", "1 10000000000000000"} {
+	for _, text := range []string{"", " ", "x", "-1", "4294967296", "1 ", "1  2", "1 x", "1 " + strings.Repeat("1 ", nftnl.MaxSeen) + "1", "1 10000000000000000"} {
 		if s, err := ParseSeal(text); !errors.Is(err, ErrInvalid) {
 			t.Errorf("%q: %v, %v", text, s, err)
 		}
-	}
-}
-
-func TestSealHoldsTheNewestNetworks(t *testing.T) {
-	t.Parallel()
-	var k sealKeeper
-	for i := range uint64(maxSealed + 3) {
-		k.add(1, i)
-		k.add(1, 2) // which is looked at all the time
-	}
-	if got := k.get(); len(got.Networks) != maxSealed || !k.covers(1, 2) || k.covers(1, 0) || !k.covers(1, maxSealed+2) {
-		t.Errorf("%v", got)
-	}
-	if k.covers(2, 2) {
-		t.Error("another generation")
-	}
-	k.follow(math.MaxUint32)
-	if !k.covers(1, 2) {
-		t.Error("followed another generation")
-	}
-	k.trust(Seal{math.MaxUint32, []uint64{5}})
-	k.follow(math.MaxUint32)
-	if diff := cmp.Diff(Seal{1, []uint64{5}}, k.get()); diff != "" {
-		t.Errorf("the kernel passes over 0: %s", diff)
 	}
 }
 
@@ -288,7 +265,7 @@ func TestSumsTellNetworksApart(t *testing.T) {
 }
 
 func FuzzSeal(f *testing.F) {
-	f.Add(Seal{1, make([]uint64, maxSealed)}.String())
+	f.Add(Seal{1, make([]uint64, nftnl.MaxSeen)}.String())
 	f.Fuzz(func(t *testing.T, text string) {
 		s, err := ParseSeal(text)
 		if err != nil {

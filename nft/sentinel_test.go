@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
 // sentinelNet has a part in every set that there is.
@@ -41,7 +42,7 @@ func flushCommand(s set) string {
 	if s.dataLen > 0 {
 		kind = "map"
 	}
-	return fmt.Sprintf("flush %s %s tombolo %s", kind, familyName(s.family), s.name)
+	return fmt.Sprintf("flush %s %s tombolo %s", kind, nftnl.FamilyName(s.family), s.name)
 }
 
 func TestEmptiedSetIsFoundAndMended(t *testing.T) {

@@ -1,12 +1,11 @@
 package nft
 
 import (
-	"errors"
-	"io/fs"
 	"slices"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
@@ -14,8 +13,8 @@ import (
 // the ruleset names, and not the elements.
 type state struct {
 	generation uint32
-	tables     map[uint8]tableState // by family; those that are there
-	chains     map[place]chainState
+	tables     map[uint8]nftnl.Table // by family; those that are there
+	chains     map[place]nftnl.Chain
 	sets       map[place]setState
 	rules      map[place][]string // the comments of the rules of each chain, in their order
 	sentinels  map[place]bool     // the sets that have theirs
@@ -26,8 +25,8 @@ type state struct {
 
 func newState(rs *ruleset) *state {
 	return &state{
-		tables:    make(map[uint8]tableState, len(rs.tables)),
-		chains:    make(map[place]chainState, len(rs.chains)),
+		tables:    make(map[uint8]nftnl.Table, len(rs.tables)),
+		chains:    make(map[place]nftnl.Chain, len(rs.chains)),
 		sentinels: map[place]bool{},
 	}
 }
@@ -39,20 +38,20 @@ func (c *Conn) outline(rs *ruleset) (*state, error) {
 	st.getOutline(&b, rs)
 	st.getBridge(&b, rs)
 	st.getSentinels(&b, rs.sets())
-	return st, c.execute(&b, unix.EINVAL) // EINVAL: a set with other keys
+	return st, nftnl.Look(c.nl, &b, unix.EINVAL) // EINVAL: a set with other keys
 }
 
 func (st *state) getOutline(b *nl.Batch, rs *ruleset) {
 	for _, family := range rs.tables {
 		getTable(b, family, func(data []byte) error {
-			t, err := decodeTable(data)
+			t, err := nftnl.DecodeTable(data)
 			st.tables[family] = t
 			return err
 		})
 	}
 	getChains := func(p place) {
 		getChain(b, p, func(data []byte) error {
-			ch, err := decodeChain(data)
+			ch, err := nftnl.DecodeChain(data)
 			st.chains[p] = ch
 			return err
 		})
@@ -95,7 +94,7 @@ func (c *Conn) read(rs *ruleset) (*state, error) {
 		})
 	}
 	st.getSentinels(&b, rs.sets())
-	if err := c.execute(&b, unix.EINVAL); err != nil {
+	if err := nftnl.Look(c.nl, &b, unix.EINVAL); err != nil {
 		return nil, err
 	}
 	for _, family := range rs.tables {
@@ -119,28 +118,12 @@ func (c *Conn) read(rs *ruleset) (*state, error) {
 	return st, err
 }
 
-// execute is for requests of which any may find nothing, and whose errors of
-// certain kinds say the same.
-func (c *Conn) execute(b *nl.Batch, same ...error) error {
-	if err := c.nl.Execute(b); err == nil {
-		return nil
-	}
-	same = append(same, fs.ErrNotExist)
-	for i := range b.Len() {
-		err := b.Err(i)
-		if err != nil && !slices.ContainsFunc(same, func(s error) bool { return errors.Is(err, s) }) {
-			return err
-		}
-	}
-	return nil
-}
-
 // looksRight says that the tables and the chains are as they should be, as far as
 // an outline tells, and that nobody has emptied a set. Rules that look into a set hold
 // it, so it is there too.
 func (st *state) looksRight(rs *ruleset) bool {
 	for _, family := range rs.tables {
-		if t, ok := st.tables[family]; !ok || t.dormant() {
+		if t, ok := st.tables[family]; !ok || t.IsDormant() {
 			return false
 		}
 	}
@@ -178,12 +161,12 @@ func (st *state) hasChain(p place) bool {
 // matches says that a chain is hooked in where it should be, was made with these
 // rules, and has as many as then. A flush, a rule that someone added, or one that was
 // deleted shows in the number.
-func (ch *chain) matches(have chainState) bool {
-	return ch.sameHook(have) && have.policy == policyAccept && have.comment == ch.comment(int(have.uses))
+func (ch *chain) matches(have nftnl.Chain) bool {
+	return ch.sameHook(have) && have.Policy == policyAccept && have.Comment == ch.comment(int(have.Uses))
 }
 
-func (ch *chain) sameHook(have chainState) bool {
-	return have.kind == ch.kind && have.hook == ch.hook && have.priority == ch.priority
+func (ch *chain) sameHook(have nftnl.Chain) bool {
+	return have.Kind == ch.kind && have.Hook == ch.hook && have.Priority == ch.priority
 }
 
 // hasRules says that a chain's rules are those that it should have.
@@ -195,6 +178,3 @@ func (st *state) hasRules(ch *chain) bool {
 func (s *set) matches(have setState) bool {
 	return have == s.state()
 }
-
-// dormant says that the table's chains are all unhooked (nft: flags dormant).
-func (t tableState) dormant() bool { return t.flags&unix.NFT_TABLE_F_DORMANT != 0 }

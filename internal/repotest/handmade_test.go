@@ -37,8 +37,8 @@ func handmades() []handmade {
 		{
 			what: "expressions of nf_tables", by: "github.com/google/nftables/expr",
 			uses: regexp.MustCompile(`^unix\.NFTA_(` + expressions + `)_`),
-			// Reading others' rules: where nft/foreign is by then.
-			may: []string{"nft/foreign", "nft/foreign_decode.go"},
+			// Reading others' rules.
+			may: []string{"nft/foreign"},
 		},
 		{
 			what: "programs of socket filters", by: "golang.org/x/net/bpf",

@@ -33,6 +33,7 @@ func layers() []layer {
 		{[]string{"bridge/uplink"}, []string{".", "netns", "internal/link", "internal/nl", "internal/sysctl", "addr", "route", "bridge", "internal/conntrack", "internal/icmp", "internal/nftnl", "internal/sockdiag", "internal/tc"},
 			"a host's NIC is taken over for any bridge, whoever keeps the journal"},
 		{[]string{"nft"}, slices.Concat(kernel, []string{"internal/ident", "internal/nftnl"}), "the firewall goes by names and addresses, and knows nothing of links"},
+		{[]string{"nft/foreign"}, slices.Concat(kernel, []string{"internal/nftnl"}), "other people's firewalls, whatever ours is made of"},
 		{[]string{"bridge/bandwidth", "internal/localnet"}, slices.Concat(kernel, []string{"internal/link", "internal/tc"}), "each goes by a link's name, and knows no bridge and no firewall"},
 		{[]string{"dhcpc"}, nil, "a protocol, its times and its packets: who opens sockets and sets addresses is up to its user"},
 		{[]string{"dhcpc/transport"}, []string{".", "netns", "dhcpc"}, "sockets, and nothing about links and addresses"},
@@ -55,19 +56,19 @@ func layers() []layer {
 			"leases of pods: it knows nothing of networks and firewalls"},
 		{[]string{"network/internal/recorded"}, []string{".", "bridge", "bridge/bandwidth", "nft", "internal/endpoint", "internal/state", "internal/sysctl"},
 			"what records call for, for all who make, compare and delete it"},
-		{[]string{"network/internal/session"}, []string{"bridge", "bridge/bandwidth", "ipam", "nft", "internal/endpoint", "internal/ident", "internal/lease", "internal/printable", "internal/state", "network/internal/fail", "network/internal/loopback", "network/internal/takeover"},
+		{[]string{"network/internal/session"}, []string{"bridge", "bridge/bandwidth", "ipam", "nft", "nft/foreign", "internal/endpoint", "internal/ident", "internal/lease", "internal/printable", "internal/state", "network/internal/fail", "network/internal/loopback", "network/internal/takeover"},
 			"the node as one call has it open, whatever the call is"},
 		{[]string{"network/internal/flows"}, []string{"bridge", "internal/conntrack", "internal/state", "route"},
 			"flows to host ports: it knows nothing of what publishes them"},
 		{[]string{"network/internal/reroute"}, []string{"addr", "bridge", "netns", "route", "internal/endpoint", "internal/state", "network/internal/dhcplease", "network/internal/recorded", "network/internal/session"},
 			"the pods' way out, after the host's address has changed"},
-		{[]string{"network/internal/build"}, []string{"addr", "bridge", "bridge/bandwidth", "bridge/uplink", "nft", "route", "internal/endpoint", "internal/lease", "internal/state", "internal/sysctl", "network/internal/fail", "network/internal/loopback", "network/internal/recorded", "network/internal/reroute", "network/internal/session", "network/internal/takeover"},
+		{[]string{"network/internal/build"}, []string{"addr", "bridge", "bridge/bandwidth", "bridge/uplink", "nft", "nft/foreign", "route", "internal/endpoint", "internal/lease", "internal/state", "internal/sysctl", "network/internal/fail", "network/internal/loopback", "network/internal/recorded", "network/internal/reroute", "network/internal/session", "network/internal/takeover"},
 			"what pods share: it makes no pod"},
-		{[]string{"network/internal/inspect"}, []string{".", "addr", "bridge", "bridge/bandwidth", "netns", "nft", "internal/endpoint", "internal/state", "network/internal/dhcplease", "network/internal/fail", "network/internal/loopback", "network/internal/recorded", "network/internal/session"},
+		{[]string{"network/internal/inspect"}, []string{".", "addr", "bridge", "bridge/bandwidth", "netns", "nft", "nft/foreign", "internal/endpoint", "internal/state", "network/internal/dhcplease", "network/internal/fail", "network/internal/loopback", "network/internal/recorded", "network/internal/session"},
 			"it compares, and changes nothing"},
 		{[]string{"network/internal/teardown"}, []string{"addr", "bridge", "bridge/bandwidth", "ipam", "internal/endpoint", "internal/ident", "internal/lease", "internal/state", "network/internal/dhcplease", "network/internal/fail", "network/internal/flows", "network/internal/loopback", "network/internal/session", "network/internal/takeover"},
 			"what is gone is gone: it makes nothing"},
-		{[]string{"network"}, []string{".", "addr", "bridge", "bridge/bandwidth", "bridge/uplink", "dhcpc", "dhcpc/transport", "ipam", "nft", "netns", "route", "internal/endpoint", "internal/ident", "internal/lease", "internal/lockorder", "internal/sockdiag", "internal/state", "network/internal/build", "network/internal/dhcplease", "network/internal/fail", "network/internal/flows", "network/internal/inspect", "network/internal/recorded", "network/internal/reroute", "network/internal/session", "network/internal/takeover", "network/internal/teardown"},
+		{[]string{"network"}, []string{".", "addr", "bridge", "bridge/bandwidth", "bridge/uplink", "dhcpc", "dhcpc/transport", "ipam", "nft", "nft/foreign", "netns", "route", "internal/endpoint", "internal/ident", "internal/lease", "internal/lockorder", "internal/sockdiag", "internal/state", "network/internal/build", "network/internal/dhcplease", "network/internal/fail", "network/internal/flows", "network/internal/inspect", "network/internal/recorded", "network/internal/reroute", "network/internal/session", "network/internal/takeover", "network/internal/teardown"},
 			"it composes, and is the only one for pods that does: it knows nothing of CNI"},
 		{[]string{"internal/cni"}, []string{"addr", "bridge", "bridge/bandwidth", "bridge/uplink", "dhcpc", "ipam", "netns", "network", "nft", "route", "internal/cni/ipamconf", "internal/endpoint", "internal/ident", "internal/jsontext", "internal/lease", "internal/printable", "internal/state", "internal/strict"},
 			"it translates between CNI and package network"},
@@ -82,14 +83,16 @@ func layers() []layer {
 		{[]string{"bench"}, []string{"netns", "route", "bridge", "nft", "internal/cni", "internal/icmp"}, "it has benchmarks only: of the plugin from outside and in process, and of Attach"},
 		{[]string{"test/report"}, nil, "it reads what go test prints"},
 		{[]string{"test/lan"}, []string{"bridge/uplink", "internal/cni", "internal/keeper", "internal/lease", "internal/state"}, "it has tests only: of takeovers, and of the plugin as it is built"},
-		{[]string{"internal/repotest"}, []string{".", "addr", "bridge", "bridge/bandwidth", "bridge/uplink", "dhcpc", "dhcpc/transport", "ipam", "netns", "network", "nft", "route"}, "it has tests only, one of which calls all that is public"},
+		{[]string{"internal/repotest"}, []string{".", "addr", "bridge", "bridge/bandwidth", "bridge/uplink", "dhcpc", "dhcpc/transport", "ipam", "netns", "network", "nft", "nft/foreign", "route"}, "it has tests only, one of which calls all that is public"},
 	}
 }
 
-// shown are packages that a package's example shows it together with.
-// A test of teardown has pods added that it takes down.
+// shown are packages that a package's example, or its tests, show it together with.
 func shown() map[string][]string {
-	return map[string][]string{"bridge/bandwidth": {"bridge"}, "network/internal/teardown": {"network", "nft"}}
+	return map[string][]string{
+		"bridge/bandwidth": {"bridge"}, "network/internal/teardown": {"network", "nft"},
+		"nft": {"nft/foreign"}, "nft/foreign": {"nft"},
+	}
 }
 
 // checkLayers finds imports that no layer allows, and packages that are in none.

@@ -25,6 +25,7 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network"
 	"github.com/tombolo-cni/tombolo/nft"
+	"github.com/tombolo-cni/tombolo/nft/foreign"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -69,8 +70,12 @@ func exported() map[string]map[string]any {
 			"Inspection": network.Inspection{}, "Node": network.Node{}, "Report": network.Report{},
 		},
 		"nft": {
-			"Dial": nft.Dial, "Obstacles": nft.Obstacles, "On": nft.On, "OwnerOf": nft.OwnerOf, "ParseSeal": nft.ParseSeal,
-			"ConflictError": nft.ConflictError{}, "Conn": nft.Conn{}, "Obstacle": nft.Obstacle{}, "Policy": nft.Policy(0), "Port": nft.Port{}, "Seal": nft.Seal{},
+			"Dial": nft.Dial, "On": nft.On, "OwnerOf": nft.OwnerOf, "ParseSeal": nft.ParseSeal,
+			"ConflictError": nft.ConflictError{}, "Conn": nft.Conn{}, "Policy": nft.Policy(0), "Port": nft.Port{}, "Seal": nft.Seal{},
+		},
+		"foreign": {
+			"Dial": foreign.Dial, "Obstacles": foreign.Obstacles, "On": foreign.On,
+			"Conn": foreign.Conn{}, "Obstacle": foreign.Obstacle{},
 		},
 		"ipam": {
 			"NewHostLocal": ipam.NewHostLocal,
@@ -188,7 +193,7 @@ func callMethods(t *testing.T, name string, zero any) {
 // has to fail.
 func handle(zero any) bool {
 	switch zero.(type) {
-	case netns.NS, addr.Conn, addr.Watch, addr.Routers, route.Conn, bridge.Conn, bridge.Solicitation, bandwidth.Conn, nft.Conn, uplink.Conn, network.Node, ipam.HostLocal:
+	case netns.NS, addr.Conn, addr.Watch, addr.Routers, route.Conn, bridge.Conn, bridge.Solicitation, bandwidth.Conn, nft.Conn, foreign.Conn, uplink.Conn, network.Node, ipam.HostLocal:
 		return true
 	}
 	return false
@@ -211,6 +216,8 @@ func closedOne(t *testing.T, zero any) reflect.Value {
 		v, err = bandwidth.Dial(nil)
 	case nft.Conn:
 		v, err = nft.Dial(nil)
+	case foreign.Conn:
+		v, err = foreign.Dial(nil)
 	case uplink.Conn:
 		v, err = uplink.Dial(nil)
 	default:

@@ -141,7 +141,7 @@ func look(ctx context.Context, s *session.Session, w *Want) (*Built, error) {
 	if ok, err := s.Firewall.Ready(ctx, recorded.Rules(rec, l)); err != nil || !ok {
 		return nil, err
 	}
-	if ok, err := s.Firewall.Admitted(ctx); err != nil || !ok {
+	if ok, err := s.Foreign().Ready(ctx); err != nil || !ok {
 		return nil, err
 	}
 	b := &Built{Bridge: l, MTU: rec.MTU}
@@ -266,7 +266,7 @@ func establish(ctx context.Context, s *session.Session, rec *state.Network, atta
 			return nil, false, err
 		}
 	}
-	if _, err := s.Firewall.Admit(ctx); err != nil {
+	if _, err := s.Foreign().Ensure(ctx); err != nil {
 		return nil, false, err
 	}
 	if err := reattach(ctx, s, rec, attachments); err != nil {

@@ -12,17 +12,17 @@ import (
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
-	"github.com/tombolo-cni/tombolo/nft"
+	"github.com/tombolo-cni/tombolo/nft/foreign"
 )
 
 // refuseObstaclesOf is RefuseObstacles for a network on record.
 func refuseObstaclesOf(ctx context.Context, rec *state.Network) error {
-	return RefuseObstacles(ctx, uint32(rec.Mark), nft.Path{Bridge: rec.Bridge, Prefixes: rec.Subnets})
+	return RefuseObstacles(ctx, uint32(rec.Mark), foreign.Path{Bridge: rec.Bridge, Prefixes: rec.Subnets})
 }
 
 // RefuseObstacles says what would stop the pods' packets and is out of our reach.
-func RefuseObstacles(ctx context.Context, mark uint32, path nft.Path) error {
-	obstacles, err := nft.Obstacles(ctx, &nft.Config{Mark: mark}, path)
+func RefuseObstacles(ctx context.Context, mark uint32, path foreign.Path) error {
+	obstacles, err := foreign.Obstacles(ctx, &foreign.Config{Mark: mark}, path)
 	if err != nil || len(obstacles) == 0 {
 		return err
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
-	"github.com/tombolo-cni/tombolo/nft"
+	"github.com/tombolo-cni/tombolo/nft/foreign"
 )
 
 // Firewall says what of the firewall is not as networks need it, as far as an ADD would notice,
@@ -35,9 +35,9 @@ func Firewall(ctx context.Context, s *session.Session, records []*state.Network)
 			lacking = append(lacking, summary("the rules of network "+rec.Name, diffs))
 		}
 	}
-	ok, err := s.Firewall.Admitted(ctx)
+	ok, err := s.Foreign().Ready(ctx)
 	if err == nil && !ok {
-		diffs, checkErr := s.Firewall.CheckAdmission(ctx)
+		diffs, checkErr := s.Foreign().Check(ctx)
 		lacking, err = append(lacking, summary("the rule in FORWARD", diffs)), checkErr
 	}
 	return s.Firewall.Seal().Generation, lacking, err
@@ -47,7 +47,7 @@ func Firewall(ctx context.Context, s *session.Session, records []*state.Network)
 func Obstacles(ctx context.Context, records []*state.Network) ([]string, error) {
 	var list []string
 	for _, rec := range records {
-		obstacles, err := nft.Obstacles(ctx, &nft.Config{Mark: uint32(rec.Mark)}, nft.Path{Bridge: rec.Bridge, Prefixes: rec.Subnets})
+		obstacles, err := foreign.Obstacles(ctx, &foreign.Config{Mark: uint32(rec.Mark)}, foreign.Path{Bridge: rec.Bridge, Prefixes: rec.Subnets})
 		if err != nil {
 			return nil, err
 		}

@@ -21,6 +21,7 @@ import (
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
 	"github.com/tombolo-cni/tombolo/nft"
+	"github.com/tombolo-cni/tombolo/nft/foreign"
 )
 
 // Findings are what is not as it should be.
@@ -107,12 +108,12 @@ func Network(ctx context.Context, s *session.Session, rec *state.Network, attach
 			return err
 		},
 		func() error {
-			diffs, err := s.Firewall.CheckAdmission(ctx)
+			diffs, err := s.Foreign().Check(ctx)
 			found.AddAll(diffs)
 			return err
 		},
 		func() error {
-			obstacles, err := nft.Obstacles(ctx, &nft.Config{Mark: uint32(rec.Mark)}, nft.Path{Bridge: rec.Bridge, Prefixes: rec.Subnets})
+			obstacles, err := foreign.Obstacles(ctx, &foreign.Config{Mark: uint32(rec.Mark)}, foreign.Path{Bridge: rec.Bridge, Prefixes: rec.Subnets})
 			for _, o := range obstacles {
 				found.Add("%s", o)
 			}

@@ -16,6 +16,7 @@ import (
 	"github.com/tombolo-cni/tombolo/network/internal/loopback"
 	"github.com/tombolo-cni/tombolo/network/internal/takeover"
 	"github.com/tombolo-cni/tombolo/nft"
+	"github.com/tombolo-cni/tombolo/nft/foreign"
 )
 
 // Config says what to open.
@@ -62,6 +63,11 @@ func Open(cfg *Config) (*Session, error) {
 		return nil, err
 	}
 	return s, nil
+}
+
+// Foreign is what other firewalls have to let pods pass by, over the same socket.
+func (s *Session) Foreign() *foreign.Conn {
+	return foreign.On(s.Firewall.Socket(), &foreign.Config{Mark: s.Mark})
 }
 
 // Close gives everything back, the locks first, and does what was left for then.

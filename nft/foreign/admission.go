@@ -1,4 +1,4 @@
-package nft
+package foreign
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 	"strconv"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
@@ -18,11 +19,14 @@ const (
 	iptablesForward = "FORWARD"
 )
 
+// rulesVersion is raised with every change of where and how Ensure makes its rule.
+const rulesVersion = 5
+
 // admissionComment is by what our rule is known, whatever mark it accepts. Saving
 // and restoring make a match of iptables' own of it, which counts as well.
 const admissionComment = "tombolo: admit what table inet tombolo marks"
 
-// Admit sees to it that iptables, where it works over nf_tables, lets pass what our
+// Ensure sees to it that iptables, where it works over nf_tables, lets pass what our
 // forward chain marks: by one rule in its table filter, for IPv4 and for IPv6. It makes
 // neither table nor chain.
 //
@@ -36,23 +40,23 @@ const admissionComment = "tombolo: admit what table inet tombolo marks"
 // ours: only where there is none, the place is chosen anew.
 //
 // If that point is in a chain that other rules call too, and which drops some packets before
-// it, nothing can be accepted there for FORWARD alone: Admit does nothing then, and Obstacles
+// it, nothing can be accepted there for FORWARD alone: Ensure does nothing then, and Obstacles
 // names the chain. Rules of ours beyond the one, and those for another mark, are taken out.
 //
 // It does all of that in one transaction, however many do the same at once.
-func (c *Conn) Admit(ctx context.Context) (changed bool, _ error) {
+func (c *Conn) Ensure(ctx context.Context) (changed bool, _ error) {
 	if err := c.usable(ctx); err != nil {
 		return false, err
 	}
 
-	err := retry(ctx, func() error {
+	err := nftnl.Retry(ctx, func() error {
 		p, err := c.planAdmissions(ctx)
 		if err != nil {
 			return err
 		}
 		t := p.transaction(c.mark)
 		if t.Empty() {
-			return c.unchanged(p.generation)
+			return nftnl.Unchanged(c.nl, p.generation)
 		}
 		if err := t.Commit(c.nl); err != nil {
 			return err
@@ -63,30 +67,30 @@ func (c *Conn) Admit(ctx context.Context) (changed bool, _ error) {
 	return changed, err
 }
 
-// Admitted says whether Admit would do nothing. Where a Seal (Conn.Trust) knows, it costs one
-// look at the generation; otherwise it reads the chain FORWARD, those chains that every
+// Ready says whether Ensure would do nothing. Where that was seen over the same Socket before,
+// it costs one look at the generation; otherwise it reads the chain FORWARD, those chains that every
 // packet gets to, and what is behind our rule, but no others. So it does not see
-// rules of ours in the rest: see CheckAdmission.
-func (c *Conn) Admitted(ctx context.Context) (bool, error) {
+// rules of ours in the rest: see Check.
+func (c *Conn) Ready(ctx context.Context) (bool, error) {
 	if err := c.usable(ctx); err != nil {
 		return false, err
 	}
 
 	right := false
-	err := retry(ctx, func() error {
-		generation, err := c.generation()
+	err := nftnl.Retry(ctx, func() error {
+		generation, err := nftnl.Generation(c.nl)
 		if err != nil {
 			return err
 		}
-		known := c.seal.isOn() && c.seal.at(generation)
-		if known && c.seal.covers(generation, c.admissionSum()) {
+		known := c.seen.IsOn() && c.seen.IsAt(generation)
+		if known && c.seen.Covers(generation, c.admissionSum()) {
 			right = true
 			return nil
 		}
 		if !known {
 			// What is seen from here on is of this generation, or of a later one.
-			switch err := c.unchanged(generation); {
-			case isOvertaken(err):
+			switch err := nftnl.Unchanged(c.nl, generation); {
+			case nftnl.IsOvertaken(err):
 				generation = 0 // the kernel has none of that number
 			case err != nil:
 				return err
@@ -96,29 +100,29 @@ func (c *Conn) Admitted(ctx context.Context) (bool, error) {
 		if err != nil {
 			return err
 		}
-		if right = p.transaction(c.mark).Empty(); right && generation != 0 && c.seal.isOn() {
-			c.seal.add(generation, c.admissionSum())
+		if right = p.transaction(c.mark).Empty(); right && generation != 0 && c.seen.IsOn() {
+			c.seen.Add(generation, c.admissionSum())
 		}
 		return nil
 	})
 	return right, err
 }
 
-// admissionSum is what a Seal has of the rules that Admit makes.
+// admissionSum stands for the rules that Ensure makes, in what was seen of a generation.
 func (c *Conn) admissionSum() uint64 {
 	sum := fnv.New64a()
 	fmt.Fprintf(sum, "admission %d %x", rulesVersion, c.mark)
 	return sum.Sum64()
 }
 
-// CheckAdmission lists what Admit would mend.
-func (c *Conn) CheckAdmission(ctx context.Context) ([]tombolo.Difference, error) {
+// Check lists what Ensure would mend.
+func (c *Conn) Check(ctx context.Context) ([]tombolo.Difference, error) {
 	if err := c.usable(ctx); err != nil {
 		return nil, err
 	}
 
 	var diffs []tombolo.Difference
-	err := retry(ctx, func() error {
+	err := nftnl.Retry(ctx, func() error {
 		p, err := c.planAdmissions(ctx)
 		if err != nil {
 			return err
@@ -126,7 +130,7 @@ func (c *Conn) CheckAdmission(ctx context.Context) ([]tombolo.Difference, error)
 		if diffs = p.differences(c.mark); len(diffs) == 0 {
 			return nil
 		}
-		return c.unchanged(p.generation)
+		return nftnl.Unchanged(c.nl, p.generation)
 	})
 	if err != nil {
 		return nil, err
@@ -134,49 +138,49 @@ func (c *Conn) CheckAdmission(ctx context.Context) ([]tombolo.Difference, error)
 	return diffs, nil
 }
 
-// Withdraw takes our rules out of iptables' tables filter, for whatever mark they
+// Remove takes our rules out of iptables' tables filter, for whatever mark they
 // are and in whichever chain.
-func (c *Conn) Withdraw(ctx context.Context) error {
+func (c *Conn) Remove(ctx context.Context) error {
 	if err := c.usable(ctx); err != nil {
 		return err
 	}
 
-	return retry(ctx, func() error {
-		generation, err := c.settle()
+	return nftnl.Retry(ctx, func() error {
+		generation, err := nftnl.Settle(c.nl)
 		if err != nil {
 			return err
 		}
-		t := begin(&generation)
+		t := nftnl.Begin(&generation)
 		for _, f := range families() {
 			chains, err := c.foreignRules(ctx, f.proto, iptablesTable)
 			if err != nil {
 				return err
 			}
 			for _, r := range oursIn(chains) {
-				t.delForeignRule(r.at(f.proto))
+				delRule(t, r.at(f.proto))
 			}
 		}
 		return t.Commit(c.nl)
 	})
 }
 
-// isOurs says that a rule is one that Admit made, whatever it does by now.
-func (r *foreignRule) isOurs() bool { return r.comment == admissionComment }
+// isOurs says that a rule is one that Ensure made, whatever it does by now.
+func (r *rule) isOurs() bool { return r.comment == admissionComment }
 
 // admits says that it is ours and does what it should.
-func (r *foreignRule) admits(mark uint32) bool {
+func (r *rule) admits(mark uint32) bool {
 	return r.isOurs() && r.verdict == accepts &&
 		len(r.conditions) == 1 && r.conditions[0] == condition{on: onMark, mark: mark, mask: mark}
 }
 
 // at names a rule of the table filter.
-func (r *foreignRule) at(family uint8) foreignHandle {
-	return foreignHandle{foreignChain{family, iptablesTable, r.chain}, r.handle}
+func (r *rule) at(family uint8) handle {
+	return handle{chain{family, iptablesTable, r.chain}, r.handle}
 }
 
 // oursIn gives our rules, those in FORWARD first.
-func oursIn(chains map[string][]foreignRule) []*foreignRule {
-	var first, others []*foreignRule
+func oursIn(chains map[string][]rule) []*rule {
+	var first, others []*rule
 	for _, name := range slices.Sorted(maps.Keys(chains)) {
 		rules := chains[name]
 		for i := range rules {
@@ -201,9 +205,9 @@ type admissionPlan struct {
 // familyAdmission is that of one family.
 type familyAdmission struct {
 	family  uint8
-	keep    *foreignRule
+	keep    *rule
 	insert  *insertion // nil: nothing is to be put anywhere
-	surplus []*foreignRule
+	surplus []*rule
 	placer  *placer // nil: there is no chain FORWARD
 	to      destination
 	policy  uint32
@@ -211,14 +215,14 @@ type familyAdmission struct {
 
 // insertion is a rule to be made.
 type insertion struct {
-	into   foreignChain
+	into   chain
 	before uint64 // the handle of a rule; 0 is the chain's end
 }
 
 // planAdmissions reads what there is and decides what should be. It may be torn by a
 // change meanwhile; a transaction with its generation is then refused.
 func (c *Conn) planAdmissions(ctx context.Context) (*admissionPlan, error) {
-	generation, err := c.settle()
+	generation, err := nftnl.Settle(c.nl)
 	if err != nil {
 		return nil, err
 	}
@@ -230,15 +234,15 @@ func (c *Conn) admissionsAt(ctx context.Context, generation uint32, read func(co
 	var b nl.Batch
 	policies := map[uint8]uint32{}
 	for _, f := range families() {
-		getForeignChain(&b, foreignChain{f.proto, iptablesTable, iptablesForward}, func(data []byte) error {
-			ch, err := decodeChain(data)
-			if ch.isForwardHook() {
-				policies[f.proto] = ch.policy
+		getForeignChain(&b, chain{f.proto, iptablesTable, iptablesForward}, func(data []byte) error {
+			ch, err := nftnl.DecodeChain(data)
+			if isForwardHook(ch) {
+				policies[f.proto] = ch.Policy
 			}
 			return err
 		})
 	}
-	if err := c.execute(&b); err != nil {
+	if err := nftnl.Look(c.nl, &b); err != nil {
 		return nil, err
 	}
 	p := &admissionPlan{generation: generation}
@@ -265,23 +269,23 @@ func (c *Conn) readTables(ctx context.Context, p *placer) error {
 	}
 	chains, err := c.foreignRules(ctx, p.packet.family, iptablesTable)
 	p.chains = chains
-	p.load = func(string) ([]foreignRule, error) { return nil, nil } // it has none
+	p.load = func(string) ([]rule, error) { return nil, nil } // it has none
 	return err
 }
 
 // readChains reads those that the placer asks for.
 func (c *Conn) readChains(ctx context.Context, p *placer) error {
-	at := func(name string) foreignChain { return foreignChain{p.packet.family, iptablesTable, name} }
-	p.load = func(name string) ([]foreignRule, error) { return c.foreignRulesOf(ctx, at(name)) }
+	at := func(name string) chain { return chain{p.packet.family, iptablesTable, name} }
+	p.load = func(name string) ([]rule, error) { return c.foreignRulesOf(ctx, at(name)) }
 	p.references = func(name string) (int, error) {
 		var b nl.Batch
 		uses := 0
 		getForeignChain(&b, at(name), func(data []byte) error {
-			ch, err := decodeChain(data)
-			uses = int(ch.uses)
+			ch, err := nftnl.DecodeChain(data)
+			uses = int(ch.Uses)
 			return err
 		})
-		err := c.execute(&b)
+		err := nftnl.Look(c.nl, &b)
 		return uses - len(p.rules(name)), err
 	}
 	return nil
@@ -302,22 +306,22 @@ func (p *familyAdmission) decide(mark uint32) {
 	if !needed || p.keep != nil {
 		return
 	}
-	p.insert = &insertion{into: foreignChain{p.family, iptablesTable, p.to.at.chain}}
+	p.insert = &insertion{into: chain{p.family, iptablesTable, p.to.at.chain}}
 	if rules := p.placer.rules(p.to.at.chain); p.to.at.index < len(rules) {
 		p.insert.before = rules[p.to.at.index].handle
 	}
 }
 
 // transaction makes of what there is what should be.
-func (p *admissionPlan) transaction(mark uint32) *transaction {
-	t := begin(&p.generation)
+func (p *admissionPlan) transaction(mark uint32) *nftnl.Transaction {
+	t := nftnl.Begin(&p.generation)
 	for i := range p.families {
 		f := &p.families[i]
 		if f.insert != nil {
-			t.insertAdmission(f.insert, mark)
+			insertAdmission(t, f.insert, mark)
 		}
 		for _, r := range f.surplus {
-			t.delForeignRule(r.at(f.family))
+			delRule(t, r.at(f.family))
 		}
 	}
 	return t
@@ -330,7 +334,7 @@ func (p *admissionPlan) differences(mark uint32) []tombolo.Difference {
 		rule := fmt.Sprintf("%q for mark 0x%x", admissionComment, mark)
 		missing := f.insert != nil
 		for _, r := range f.surplus {
-			object := r.at(f.family).foreignChain.String()
+			object := r.at(f.family).chain.String()
 			if missing && r.admits(mark) {
 				missing = false
 				list = append(list, tombolo.Difference{

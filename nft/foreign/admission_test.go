@@ -1,4 +1,4 @@
-package nft
+package foreign
 
 import (
 	"context"
@@ -25,18 +25,6 @@ func iptables(tb testing.TB, ns *netns.NS, program string, args ...string) strin
 	return nstest.Run(tb, ns, program+"-nft", args...)
 }
 
-// script runs lines of "iptables …" for both families.
-func script(tb testing.TB, ns *netns.NS, lines ...string) {
-	tb.Helper()
-	for _, program := range programs() {
-		for _, line := range lines {
-			nstest.Run(tb, ns, "sh", "-ec", strings.ReplaceAll(line, "iptables", program+"-nft"))
-		}
-	}
-}
-
-func programs() []string { return []string{"iptables", "ip6tables"} }
-
 const (
 	// ourRule is how iptables prints and takes our rule.
 	ourRule     = `-m mark --mark 0x1000/0x1000 -m comment --comment "tombolo: admit what table inet tombolo marks" -j ACCEPT`
@@ -45,7 +33,7 @@ const (
 
 func mustAdmit(tb testing.TB, c *Conn, wantChanged bool) {
 	tb.Helper()
-	changed, err := c.Admit(context.Background())
+	changed, err := c.Ensure(context.Background())
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -53,14 +41,14 @@ func mustAdmit(tb testing.TB, c *Conn, wantChanged bool) {
 		tb.Errorf("changed is %v", changed)
 	}
 	wantAdmitted(tb, c, true)
-	if diffs, err := c.CheckAdmission(context.Background()); err != nil || len(diffs) > 0 {
+	if diffs, err := c.Check(context.Background()); err != nil || len(diffs) > 0 {
 		tb.Errorf("after Admit: %v, %v", diffs, err)
 	}
 }
 
 func wantAdmitted(tb testing.TB, c *Conn, want bool) {
 	tb.Helper()
-	if got, err := c.Admitted(context.Background()); err != nil || got != want {
+	if got, err := c.Ready(context.Background()); err != nil || got != want {
 		tb.Errorf("Admitted: %v, %v", got, err)
 	}
 }
@@ -68,7 +56,7 @@ func wantAdmitted(tb testing.TB, c *Conn, want bool) {
 // wantDifferences compares what CheckAdmission says.
 func wantDifferences(tb testing.TB, c *Conn, want ...string) {
 	tb.Helper()
-	diffs, err := c.CheckAdmission(context.Background())
+	diffs, err := c.Check(context.Background())
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -84,7 +72,7 @@ func wantDifferences(tb testing.TB, c *Conn, want ...string) {
 // wantRules compares what iptables prints of a chain.
 func wantRules(tb testing.TB, ns *netns.NS, chain string, want ...string) {
 	tb.Helper()
-	for _, program := range programs() {
+	for _, program := range nstest.Programs() {
 		var got []string
 		for _, line := range strings.Split(strings.TrimSpace(iptables(tb, ns, program, "-S", chain)), "\n") {
 			if rule, ok := strings.CutPrefix(line, "-A "+chain+" "); ok {
@@ -99,7 +87,7 @@ func wantRules(tb testing.TB, ns *netns.NS, chain string, want ...string) {
 
 func TestAdmissionIsARuleThatIptablesCanWorkWith(t *testing.T) {
 	t.Parallel()
-	for _, program := range programs() {
+	for _, program := range nstest.Programs() {
 		t.Run(program, func(t *testing.T) {
 			t.Parallel()
 			c, ns := dialNew(t)
@@ -151,12 +139,12 @@ func TestAdmitMakesNoTableAndNoChain(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			c, ns := dialNew(t)
-			nft(t, ns, tc.ruleset)
+			nftables(t, ns, tc.ruleset)
 			mustAdmit(t, c, false)
-			if err := c.Withdraw(context.Background()); err != nil {
+			if err := c.Remove(context.Background()); err != nil {
 				t.Error(err)
 			}
-			if got := nft(t, ns, "list", "ruleset"); got != tc.ruleset {
+			if got := nftables(t, ns, "list", "ruleset"); got != tc.ruleset {
 				t.Errorf("became:\n%s", got)
 			}
 		})
@@ -165,9 +153,9 @@ func TestAdmitMakesNoTableAndNoChain(t *testing.T) {
 
 func TestAdmittedNoticesAChainThatAppears(t *testing.T) {
 	t.Parallel()
-	for _, program := range programs() {
+	for _, program := range nstest.Programs() {
 		c, ns := dialNew(t)
-		c.Trust(Seal{})
+		c.seen.Trust(0, nil)
 		mustAdmit(t, c, false)
 		// One that drops nothing is no difference.
 		iptables(t, ns, program, "-P", "FORWARD", "ACCEPT")
@@ -180,7 +168,7 @@ func TestAdmittedNoticesAChainThatAppears(t *testing.T) {
 		if rules := iptables(t, ns, program, "-S", "FORWARD"); !strings.HasSuffix(rules, "-A FORWARD "+ourRule+"\n") {
 			t.Errorf("%s: %s", program, rules)
 		}
-		nft(t, ns, "flush", "ruleset")
+		nftables(t, ns, "flush", "ruleset")
 		wantAdmitted(t, c, true)
 		mustAdmit(t, c, false)
 	}
@@ -189,7 +177,7 @@ func TestAdmittedNoticesAChainThatAppears(t *testing.T) {
 func TestAdmissionFollowsTheMark(t *testing.T) {
 	t.Parallel()
 	c, ns := dialNew(t)
-	script(t, ns, "iptables -P FORWARD DROP")
+	nstest.Script(t, ns, "iptables -P FORWARD DROP")
 	mustAdmit(t, c, true)
 	other := dialMark(t, ns, 0x30000)
 	wantAdmitted(t, other, false)
@@ -202,25 +190,25 @@ func TestWithdrawTakesOurRulesOutEverywhere(t *testing.T) {
 	t.Parallel()
 	c, ns := dialNew(t)
 	ctx := context.Background()
-	script(t, ns, docker()...)
+	nstest.Script(t, ns, docker()...)
 	mustAdmit(t, c, true) // in our form
-	script(t, ns,
+	nstest.Script(t, ns,
 		"iptables -I DOCKER-USER "+ourRule, // in iptables' form
 		"iptables -A INPUT "+strings.ReplaceAll(ourRule, "0x1000", "0x2000"),
 		"iptables -A FORWARD -m mark --mark 0x1000/0x1000 -j ACCEPT",
 		"iptables -A FORWARD -m comment --comment tombolo -j ACCEPT",
 		"iptables -t mangle -A FORWARD "+ourRule)
-	if err := c.Withdraw(ctx); err != nil {
+	if err := c.Remove(ctx); err != nil {
 		t.Fatal(err)
 	}
 	wantRules(t, ns, "FORWARD", "-j DOCKER-USER", "-o docker0 -j DROP", "-m mark --mark 0x1000/0x1000 -j ACCEPT", "-m comment --comment tombolo -j ACCEPT")
 	wantRules(t, ns, "DOCKER-USER", "-j RETURN")
 	wantRules(t, ns, "INPUT")
-	before := nft(t, ns, "-a", "list", "ruleset")
-	if err := c.Withdraw(ctx); err != nil {
+	before := nftables(t, ns, "-a", "list", "ruleset")
+	if err := c.Remove(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if after := nft(t, ns, "-a", "list", "ruleset"); after != before || !strings.Contains(after, "mangle") {
+	if after := nftables(t, ns, "-a", "list", "ruleset"); after != before || !strings.Contains(after, "mangle") {
 		t.Errorf("a second time (-before +after):\n%s", cmp.Diff(before, after))
 	}
 }
@@ -229,10 +217,10 @@ func TestWithdrawTakesOurRulesOutEverywhere(t *testing.T) {
 func TestAdmissionIsKnownWithTheMarkAsAMatch(t *testing.T) {
 	t.Parallel()
 	c, ns := dialNew(t)
-	script(t, ns, "iptables -P FORWARD DROP")
+	nstest.Script(t, ns, "iptables -P FORWARD DROP")
 	for _, f := range families() {
-		tr := begin(nil)
-		chain := foreignChain{f.proto, iptablesTable, iptablesForward}
+		tr := nftnl.Begin(nil)
+		chain := chain{f.proto, iptablesTable, iptablesForward}
 		tr.AddRule("add rule to", chain, f.proto, netlink.Append, "", func(x *nftnl.Expressions) {
 			mark := xt.Unknown(append(binary.NativeEndian.AppendUint32(binary.NativeEndian.AppendUint32(nil, 0x1000), 0x1000), make([]byte, 8)...))
 			x.Add(&expr.Match{Name: "mark", Rev: 1, Info: &mark}) // struct xt_mark_mtinfo1, padded as x_tables has it
@@ -255,21 +243,21 @@ func TestAdmitOf32AtOnceMakesOneRule(t *testing.T) {
 	for i := range conns {
 		conns[i] = dial(t, ns)
 	}
-	script(t, ns, docker()...)
+	nstest.Script(t, ns, docker()...)
 	ctx := context.Background()
 	noErrors(t, "admits", atOnce(t, conns, func(i int, c *Conn) error {
 		for range 5 {
-			if _, err := c.Admit(ctx); err != nil {
+			if _, err := c.Ensure(ctx); err != nil {
 				return err
 			}
-			if ok, err := c.Admitted(ctx); err != nil || !ok {
+			if ok, err := c.Ready(ctx); err != nil || !ok {
 				return fmt.Errorf("admitted: %v, %w", ok, err)
 			}
 		}
 		return nil
 	}))
 	wantRules(t, ns, "FORWARD", "-j DOCKER-USER", "-o docker0 -j DROP", ourRule)
-	noErrors(t, "withdrawals", atOnce(t, conns, func(_ int, c *Conn) error { return c.Withdraw(ctx) }))
+	noErrors(t, "withdrawals", atOnce(t, conns, func(_ int, c *Conn) error { return c.Remove(ctx) }))
 	wantRules(t, ns, "FORWARD", "-j DOCKER-USER", "-o docker0 -j DROP")
 }
 
@@ -281,17 +269,17 @@ func TestAdmitBesideIptables(t *testing.T) {
 	for i := range conns {
 		conns[i] = dial(t, ns)
 	}
-	script(t, ns, "iptables -P FORWARD DROP")
+	nstest.Script(t, ns, "iptables -P FORWARD DROP")
 	ctx := context.Background()
 	noErrors(t, "changes", atOnce(t, conns, func(i int, c *Conn) error {
 		for range 8 {
 			if i > 0 {
-				if _, err := c.Admit(ctx); err != nil {
+				if _, err := c.Ensure(ctx); err != nil {
 					return err
 				}
 				continue
 			}
-			for _, program := range programs() {
+			for _, program := range nstest.Programs() {
 				lines := "iptables -w -I FORWARD -i eth0 -j ACCEPT; iptables -w -D FORWARD -i eth0 -j ACCEPT; iptables -w -F FORWARD; " +
 					"iptables-save -t filter | iptables-restore -w"
 				if _, err := nstest.Try(ns, "sh", "-ec", strings.ReplaceAll(lines, "iptables", program+"-nft")); err != nil {
@@ -301,7 +289,7 @@ func TestAdmitBesideIptables(t *testing.T) {
 		}
 		return nil
 	}))
-	if _, err := conns[0].Admit(ctx); err != nil {
+	if _, err := conns[0].Ensure(ctx); err != nil {
 		t.Fatal(err)
 	}
 	mustAdmit(t, conns[0], false)
@@ -312,8 +300,8 @@ func TestAdmitBesideIptables(t *testing.T) {
 // show one.
 func TestWalkEndsWhereJumpsGoInCircles(t *testing.T) {
 	t.Parallel()
-	call := func(from, to string) foreignRule { return foreignRule{chain: from, verdict: jumps, target: to} }
-	chains := map[string][]foreignRule{
+	call := func(from, to string) rule { return rule{chain: from, verdict: jumps, target: to} }
+	chains := map[string][]rule{
 		"a": {call("a", "b"), call("a", "gone")}, "b": {call("b", "b"), call("b", "a"), {chain: "b", verdict: drops}},
 	}
 	f := newWalk(&podPacket{}, chains).chain("a")

@@ -1,4 +1,4 @@
-package nft
+package foreign
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
@@ -32,7 +33,7 @@ func restore(tb testing.TB, ns *netns.NS, layout string) {
 	if _, err := os.Stat(path); err != nil {
 		tb.Fatal(err)
 	}
-	script(tb, ns, "iptables-restore <"+path)
+	nstest.Script(tb, ns, "iptables-restore <"+path)
 }
 
 func TestAdmissionStandsRightBeforeWhatDropsAll(t *testing.T) {
@@ -99,7 +100,7 @@ func TestAdmissionStandsRightBeforeWhatDropsAll(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			c, ns := dialNew(t)
-			script(t, ns, tc.lines...)
+			nstest.Script(t, ns, tc.lines...)
 			if tc.chain == "" {
 				tc.chain = "FORWARD"
 			}
@@ -108,11 +109,11 @@ func TestAdmissionStandsRightBeforeWhatDropsAll(t *testing.T) {
 			mustAdmit(t, c, false)
 
 			// Of the rule at the head that earlier versions made, nothing remains.
-			if err := c.Withdraw(context.Background()); err != nil {
+			if err := c.Remove(context.Background()); err != nil {
 				t.Fatal(err)
 			}
-			script(t, ns, "iptables -I FORWARD "+ourRule)
-			if _, err := c.Admit(context.Background()); err != nil {
+			nstest.Script(t, ns, "iptables -I FORWARD "+ourRule)
+			if _, err := c.Ensure(context.Background()); err != nil {
 				t.Fatal(err)
 			}
 			mustAdmit(t, c, false)
@@ -135,14 +136,14 @@ func TestWhereTheAdmissionGoesInRecordedLayouts(t *testing.T) {
 			c, ns := dialNew(t)
 			restore(t, ns, layout)
 			mustAdmit(t, c, true)
-			for _, program := range programs() {
+			for _, program := range nstest.Programs() {
 				_, after, _ := strings.Cut(iptables(t, ns, program, "-S", "FORWARD"), "-A FORWARD "+ourRule+"\n")
 				if got := strings.TrimSpace(after); got != before && !strings.HasPrefix(got, "-A FORWARD "+before+" ") && got != "-A FORWARD "+before {
 					t.Errorf("%s: behind our rule: %q, want %q", program, got, before)
 				}
 			}
 			// Docker makes its rules anew at the head when it starts.
-			script(t, ns, "iptables-save -t filter >/tmp/layout.$$; iptables-restore </tmp/layout.$$; rm /tmp/layout.$$")
+			nstest.Script(t, ns, "iptables-save -t filter >/tmp/layout.$$; iptables-restore </tmp/layout.$$; rm /tmp/layout.$$")
 			mustAdmit(t, c, false)
 		})
 	}
@@ -294,13 +295,13 @@ func TestWhatBecomesOfTheAdmission(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			c, ns := dialNew(t)
-			c.Trust(Seal{})
+			c.seen.Trust(0, nil)
 			if tc.before == nil {
 				tc.before = []string{"iptables -P FORWARD DROP"}
 			}
-			script(t, ns, tc.before...)
+			nstest.Script(t, ns, tc.before...)
 			mustAdmit(t, c, !strings.Contains(tc.before[0], "ACCEPT"))
-			script(t, ns, tc.after...)
+			nstest.Script(t, ns, tc.after...)
 			wantAdmitted(t, c, len(tc.diffs) == 0)
 			wantDifferences(t, c, tc.diffs...)
 			mustAdmit(t, c, len(tc.diffs) > 0)
@@ -320,14 +321,14 @@ func TestWhatBecomesOfTheAdmission(t *testing.T) {
 func TestAdmissionIsMovedInOneTransaction(t *testing.T) {
 	t.Parallel()
 	c, ns := dialNew(t)
-	script(t, ns, docker()...)
-	script(t, ns, "iptables -I DOCKER-USER "+ourRule)
-	before, err := c.generation()
+	nstest.Script(t, ns, docker()...)
+	nstest.Script(t, ns, "iptables -I DOCKER-USER "+ourRule)
+	before, err := nftnl.Generation(c.nl)
 	if err != nil {
 		t.Fatal(err)
 	}
 	mustAdmit(t, c, true)
-	if after, err := c.generation(); err != nil || after != next(before) {
+	if after, err := nftnl.Generation(c.nl); err != nil || after != nftnl.Next(before) {
 		t.Errorf("generation %d became %d (%v): want one transaction", before, after, err)
 	}
 	wantRules(t, ns, "DOCKER-USER", "-j RETURN")
@@ -348,21 +349,21 @@ func TestAdmissionGoesBehindWhatIsNotKnown(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c, ns := dialNew(t)
-			nft(t, ns, `table ip filter { set seen { type ipv4_addr; size 8; flags dynamic; }; chain elsewhere { drop; };
+			nftables(t, ns, `table ip filter { set seen { type ipv4_addr; size 8; flags dynamic; }; chain elsewhere { drop; };
 				chain FORWARD { type filter hook forward priority filter; policy drop; `+rule+`; }; }`)
 			mustAdmit(t, c, true)
-			list := nft(t, ns, "list", "chain", "ip", "filter", "FORWARD")
+			list := nftables(t, ns, "list", "chain", "ip", "filter", "FORWARD")
 			if lines := strings.Split(strings.TrimSpace(list), "\n"); !strings.Contains(lines[len(lines)-3], "tombolo") {
 				t.Errorf("our rule is not the last one:\n%s", list)
 			}
 			// Nor is one that stands before it left there.
-			if err := c.Withdraw(context.Background()); err != nil {
+			if err := c.Remove(context.Background()); err != nil {
 				t.Fatal(err)
 			}
-			nft(t, ns, `insert rule ip filter FORWARD meta mark & 0x1000 == 0x1000 counter accept comment "`+admissionComment+`"`)
+			nftables(t, ns, `insert rule ip filter FORWARD meta mark & 0x1000 == 0x1000 counter accept comment "`+admissionComment+`"`)
 			wantAdmitted(t, c, false)
 			mustAdmit(t, c, true)
-			if diff := cmp.Diff(list, nft(t, ns, "list", "chain", "ip", "filter", "FORWARD")); diff != "" {
+			if diff := cmp.Diff(list, nftables(t, ns, "list", "chain", "ip", "filter", "FORWARD")); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
@@ -372,12 +373,12 @@ func TestAdmissionGoesBehindWhatIsNotKnown(t *testing.T) {
 func TestSealSparesTheLookAtTheAdmission(t *testing.T) {
 	t.Parallel()
 	c, ns := dialNew(t)
-	c.Trust(Seal{})
-	script(t, ns, docker()...)
+	c.seen.Trust(0, nil)
+	nstest.Script(t, ns, docker()...)
 	mustAdmit(t, c, true)
-	seal := c.Seal()
-	if len(seal.Networks) != 1 {
-		t.Fatalf("sealed: %v", seal)
+	generation, sums := c.seen.All()
+	if len(sums) != 1 {
+		t.Fatalf("seen: %v", sums)
 	}
 	// Trusted, until anything changes: whoever looked would look for rules.
 	looks := 0
@@ -385,25 +386,25 @@ func TestSealSparesTheLookAtTheAdmission(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	other := on(nl.New(nltest.NewFaulty(tr, &nltest.Fault{Type: messageType(unix.NFT_MSG_GETCHAIN), Match: func(netlink.Message) bool { looks++; return false }})), 0)
+	other := owned(On(nl.New(nltest.NewFaulty(tr, &nltest.Fault{Type: messageType(unix.NFT_MSG_GETCHAIN), Match: func(netlink.Message) bool { looks++; return false }})), nil))
 	t.Cleanup(func() { other.Close() })
-	other.Trust(seal)
+	other.seen.Trust(generation, sums)
 	wantAdmitted(t, other, true)
 	if looks != 0 {
 		t.Errorf("looked %d times at what is sealed", looks)
 	}
-	script(t, ns, "iptables -A FORWARD -p udp --dport 4444 -j DROP")
-	wantAdmitted(t, dialTrusting(t, ns, seal), false)
+	nstest.Script(t, ns, "iptables -A FORWARD -p udp --dport 4444 -j DROP")
+	wantAdmitted(t, dialTrusting(t, ns, generation, sums), false)
 	// Another mark's is another.
 	marked := dialMark(t, ns, 0x2000)
-	marked.Trust(Seal{Generation: seal.Generation + 2, Networks: seal.Networks})
+	marked.seen.Trust(generation+2, sums)
 	wantAdmitted(t, marked, false)
 }
 
-func dialTrusting(tb testing.TB, ns *netns.NS, seal Seal) *Conn {
+func dialTrusting(tb testing.TB, ns *netns.NS, generation uint32, sums []uint64) *Conn {
 	tb.Helper()
 	c := dial(tb, ns)
-	c.Trust(seal)
+	c.seen.Trust(generation, sums)
 	return c
 }
 
@@ -430,9 +431,9 @@ func TestWhereTheAdmissionGoesInUfw(t *testing.T) {
 func TestAdmissionLeavesAChainThatOthersCall(t *testing.T) {
 	t.Parallel()
 	c, ns := dialNew(t)
-	script(t, ns, "iptables -N no", "iptables -A no "+ourRule, "iptables -A no -j DROP", "iptables -A FORWARD -s 0/0 -j no")
+	nstest.Script(t, ns, "iptables -N no", "iptables -A no "+ourRule, "iptables -A no -j DROP", "iptables -A FORWARD -s 0/0 -j no")
 	mustAdmit(t, c, false)
-	script(t, ns, "iptables -A INPUT -p udp --dport 4444 -j no")
+	nstest.Script(t, ns, "iptables -A INPUT -p udp --dport 4444 -j no")
 	wantAdmitted(t, c, false)
 	mustAdmit(t, c, true)
 	wantRules(t, ns, "FORWARD", ourRule, "-j no")
@@ -442,24 +443,24 @@ func TestAdmissionLeavesAChainThatOthersCall(t *testing.T) {
 func TestWhatIsNotRightIsNotSealed(t *testing.T) {
 	t.Parallel()
 	c, ns := dialNew(t)
-	c.Trust(Seal{})
-	script(t, ns, "iptables -P FORWARD DROP")
+	c.seen.Trust(0, nil)
+	nstest.Script(t, ns, "iptables -P FORWARD DROP")
 	wantAdmitted(t, c, false)
 	wantAdmitted(t, c, false)
 }
 
 func TestUnknownPartsOfARuleMayStopPackets(t *testing.T) {
 	t.Parallel()
-	p := newPlacer(unix.NFPROTO_IPV4, DefaultMark)
+	p := newPlacer(unix.NFPROTO_IPV4, nftnl.DefaultMark)
 	for name, want := range map[string]bool{"LOG": false, "TARPIT": true, "TCPMSS": true, "REJECT": true, "NFQUEUE": true} {
-		r := foreignRule{}
+		r := rule{}
 		(&ruleReader{rule: &r}).xtTarget(name)
 		if got := p.mayStop(&r); got != want {
 			t.Errorf("target %s: %v, want %v", name, got, want)
 		}
 	}
 	for name, want := range map[string]bool{"counter": false, "log": false, "ct": false, "limit": false, "synproxy": true, "tproxy": true, "of the future": true, "flow_offload": true, "queue": true} {
-		r := foreignRule{}
+		r := rule{}
 		if err := (&ruleReader{rule: &r, registers: map[uint32]loaded{}}).read(name, nil); err != nil || p.mayStop(&r) != want {
 			t.Errorf("expression %s: %v, want %v (%v)", name, !want, want, err)
 		}
@@ -470,10 +471,10 @@ func TestATableThatSleepsIsNoObstacle(t *testing.T) {
 	t.Parallel()
 	ns := nstest.New(t)
 	nstest.Run(t, ns, "ip", "link", "add", "cbr0", "type", "bridge")
-	script(t, ns, "iptables -A FORWARD -i cbr0 -j DROP")
+	nstest.Script(t, ns, "iptables -A FORWARD -i cbr0 -j DROP")
 	if list, err := Obstacles(context.Background(), &Config{NetNS: ns}, Path{Bridge: "cbr0"}); err != nil || len(list) != 2 {
 		t.Errorf("awake: %v, %v", list, err)
 	}
-	nft(t, ns, "add table ip filter { flags dormant; }; add table ip6 filter { flags dormant; }")
+	nftables(t, ns, "add table ip filter { flags dormant; }; add table ip6 filter { flags dormant; }")
 	wantObstacles(t, ns, Path{Bridge: "cbr0"})
 }

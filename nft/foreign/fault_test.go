@@ -1,4 +1,4 @@
-package nft
+package foreign
 
 import (
 	"context"
@@ -16,16 +16,16 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
-func admit(c *Conn) error { _, err := c.Admit(context.Background()); return err }
+func admit(c *Conn) error { _, err := c.Ensure(context.Background()); return err }
 
-func checkAdmission(c *Conn) error { _, err := c.CheckAdmission(context.Background()); return err }
+func checkAdmission(c *Conn) error { _, err := c.Check(context.Background()); return err }
 
-func withdraw(c *Conn) error { return c.Withdraw(context.Background()) }
+func withdraw(c *Conn) error { return c.Remove(context.Background()) }
 
 func TestAdmissionErrorsNameWhatFailed(t *testing.T) {
 	t.Parallel()
 	const comment = `"tombolo: admit what table inet tombolo marks"`
-	admitted := func(c *Conn) error { _, err := c.Admitted(context.Background()); return err }
+	admitted := func(c *Conn) error { _, err := c.Ready(context.Background()); return err }
 	for _, tc := range []struct {
 		msg  uint16
 		nth  int
@@ -49,15 +49,15 @@ func TestAdmissionErrorsNameWhatFailed(t *testing.T) {
 		t.Run(tc.want, func(t *testing.T) {
 			t.Parallel()
 			ns := nstest.New(t)
-			script(t, ns, "iptables -P FORWARD DROP")
+			nstest.Script(t, ns, "iptables -P FORWARD DROP")
 			c := dialFaulty(t, ns, &nltest.Fault{Type: messageType(tc.msg), Nth: tc.nth, Errno: unix.ENOMEM, Text: "made up"})
-			before := nft(t, ns, "list", "ruleset")
+			before := nftables(t, ns, "list", "ruleset")
 			err := tc.do(c)
 			var opErr *tombolo.OpError
 			if !errors.As(err, &opErr) || !errors.Is(err, unix.ENOMEM) || opErr.Message != "made up" || !strings.HasPrefix(err.Error(), tc.want) {
 				t.Errorf("got %v, want %s…", err, tc.want)
 			}
-			if after := nft(t, ns, "list", "ruleset"); after != before {
+			if after := nftables(t, ns, "list", "ruleset"); after != before {
 				t.Errorf("what failed changed something:\n%s\n%s", before, after)
 			}
 		})
@@ -67,7 +67,7 @@ func TestAdmissionErrorsNameWhatFailed(t *testing.T) {
 func TestWithdrawSaysWhatItCouldNotDelete(t *testing.T) {
 	t.Parallel()
 	ns := nstest.New(t)
-	script(t, ns, "iptables -P FORWARD DROP")
+	nstest.Script(t, ns, "iptables -P FORWARD DROP")
 	mustAdmit(t, dial(t, ns), true)
 	c := dialFaulty(t, ns, &nltest.Fault{Type: messageType(unix.NFT_MSG_DELRULE), Nth: 2, Errno: unix.EPERM})
 	const want = "delete rule 2 of chain FORWARD of table ip6 filter: "
@@ -95,7 +95,7 @@ func TestAdmissionIsTriedAgainWhenOvertaken(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			ns := nstest.New(t)
-			script(t, ns, "iptables -P FORWARD DROP")
+			nstest.Script(t, ns, "iptables -P FORWARD DROP")
 			mustAdmit(t, dial(t, ns), true)
 			iptables(t, ns, "iptables", "-F")
 			// Somebody restores a file that our rule was saved in.
@@ -110,7 +110,7 @@ func TestAdmissionIsTriedAgainWhenOvertaken(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			c := on(nl.New(nltest.NewFaulty(tr, restore)), 0)
+			c := owned(On(nl.New(nltest.NewFaulty(tr, restore)), nil))
 			t.Cleanup(func() { c.Close() })
 			if err := tc.do(c); err != nil {
 				t.Fatal(err)
@@ -118,7 +118,7 @@ func TestAdmissionIsTriedAgainWhenOvertaken(t *testing.T) {
 			if restored == 0 {
 				t.Error("nothing came between")
 			}
-			for _, program := range programs() {
+			for _, program := range nstest.Programs() {
 				if got := strings.Count(iptables(t, ns, program, "-S"), admissionComment); got != tc.want {
 					t.Errorf("%s: our rule is there %d times, want %d", program, got, tc.want)
 				}
@@ -130,14 +130,14 @@ func TestAdmissionIsTriedAgainWhenOvertaken(t *testing.T) {
 func TestAdmissionWithAContextThatIsDone(t *testing.T) {
 	t.Parallel()
 	c, ns := dialNew(t)
-	script(t, ns, "iptables -P FORWARD DROP")
+	nstest.Script(t, ns, "iptables -P FORWARD DROP")
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	for name, do := range map[string]func() error{
-		"Admit":          func() error { _, err := c.Admit(ctx); return err },
-		"Admitted":       func() error { _, err := c.Admitted(ctx); return err },
-		"CheckAdmission": func() error { _, err := c.CheckAdmission(ctx); return err },
-		"Withdraw":       func() error { return c.Withdraw(ctx) },
+		"Admit":          func() error { _, err := c.Ensure(ctx); return err },
+		"Admitted":       func() error { _, err := c.Ready(ctx); return err },
+		"CheckAdmission": func() error { _, err := c.Check(ctx); return err },
+		"Withdraw":       func() error { return c.Remove(ctx) },
 	} {
 		if err := do(); !errors.Is(err, context.Canceled) {
 			t.Errorf("%s: %v", name, err)
@@ -153,18 +153,18 @@ func BenchmarkAdmitted(b *testing.B) {
 	} {
 		b.Run("in="+name, func(b *testing.B) {
 			c, ns := dialNew(b)
-			script(b, ns, lines...)
-			if _, err := c.Admit(context.Background()); err != nil {
+			nstest.Script(b, ns, lines...)
+			if _, err := c.Ensure(context.Background()); err != nil {
 				b.Fatal(err)
 			}
 			for _, sealed := range []bool{false, true} {
 				b.Run(fmt.Sprintf("sealed=%t", sealed), func(b *testing.B) {
 					if sealed {
-						c.Trust(Seal{})
+						c.seen.Trust(0, nil)
 					}
 					b.ReportAllocs()
 					for b.Loop() {
-						if ok, err := c.Admitted(context.Background()); err != nil || !ok {
+						if ok, err := c.Ready(context.Background()); err != nil || !ok {
 							b.Fatal(ok, err)
 						}
 					}
@@ -176,10 +176,10 @@ func BenchmarkAdmitted(b *testing.B) {
 
 func BenchmarkAdmit(b *testing.B) {
 	c, ns := dialNew(b)
-	script(b, ns, docker()...)
+	nstest.Script(b, ns, docker()...)
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := c.Admit(context.Background()); err != nil {
+		if _, err := c.Ensure(context.Background()); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -1,4 +1,4 @@
-package nft
+package foreign
 
 import (
 	"context"
@@ -51,20 +51,20 @@ func TestWhatOthersDropStaysDropped(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			s := newSite(t)
-			mustEnsure(t, s.c, podnet())
+			mustEnsure(t, s.fw, podnet())
 			ep := pod("0123456789a", pod4, pod6)
 			ep.Masquerade = false
-			mustAdd(t, s.c, ep)
+			mustAdd(t, s.fw, ep)
 			if tc.layout != "" {
 				restore(t, s.host, tc.layout)
 			}
-			script(t, s.host, tc.lines...)
+			nstest.Script(t, s.host, tc.lines...)
 			s.podsReach(t, false)
 			s.farScript(t, tc.drop...)
-			script(t, s.host, "iptables -I "+tc.head+" "+ourRule)
+			nstest.Script(t, s.host, "iptables -I "+tc.head+" "+ourRule)
 			s.podsReach(t, true) // so the drop is void
 
-			if changed, err := s.c.Admit(context.Background()); err != nil || !changed {
+			if changed, err := s.c.Ensure(context.Background()); err != nil || !changed {
 				t.Fatalf("Admit: %v, %v", changed, err)
 			}
 			s.podsReach(t, false)
@@ -84,7 +84,7 @@ func TestWhatOthersDropStaysDropped(t *testing.T) {
 
 func mustAdmitAnyhow(tb testing.TB, c *Conn) {
 	tb.Helper()
-	if _, err := c.Admit(context.Background()); err != nil {
+	if _, err := c.Ensure(context.Background()); err != nil {
 		tb.Fatal(err)
 	}
 	mustAdmit(tb, c, false)
@@ -96,10 +96,10 @@ func TestLayoutsOfOthersLetPodsPass(t *testing.T) {
 		t.Run(layout, func(t *testing.T) {
 			t.Parallel()
 			s := newSite(t)
-			mustEnsure(t, s.c, podnet())
+			mustEnsure(t, s.fw, podnet())
 			ep := pod("0123456789a", pod4, pod6)
 			ep.Masquerade = false
-			mustAdd(t, s.c, ep)
+			mustAdd(t, s.fw, ep)
 			restore(t, s.host, layout)
 			s.podsReach(t, false)
 			mustAdmit(t, s.c, true)
@@ -107,7 +107,7 @@ func TestLayoutsOfOthersLetPodsPass(t *testing.T) {
 			if strings.HasPrefix(layout, "docker") {
 				// dockerd takes its calls out and inserts them anew when it starts.
 				for _, chain := range []string{"DOCKER-ISOLATION-STAGE-1", "DOCKER-FORWARD", "DOCKER-USER"} {
-					script(t, s.host, "! iptables -D FORWARD -j "+chain+" 2>/dev/null || iptables -I FORWARD -j "+chain)
+					nstest.Script(t, s.host, "! iptables -D FORWARD -j "+chain+" 2>/dev/null || iptables -I FORWARD -j "+chain)
 				}
 				mustAdmit(t, s.c, false)
 				s.podsReach(t, true)
@@ -141,11 +141,11 @@ func TestDropsOfPodsAheadAreNamed(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			s := newSite(t)
-			mustEnsure(t, s.c, podnet())
+			mustEnsure(t, s.fw, podnet())
 			ep := pod("0123456789a", pod4, pod6)
 			ep.Masquerade = false
-			mustAdd(t, s.c, ep)
-			script(t, s.host, tc.lines...)
+			mustAdd(t, s.fw, ep)
+			nstest.Script(t, s.host, tc.lines...)
 			var want []string
 			if tc.want != "" {
 				want = []string{tc.want, strings.NewReplacer("iptables", "ip6tables", "table ip ", "table ip6 ").Replace(tc.want)}
@@ -175,7 +175,7 @@ func TestDropsOfPodsAheadAreNamed(t *testing.T) {
 				mustAdmitAnyhow(t, s.c)
 				wantObstacles(t, s.host, path)
 				for _, to := range []string{far4, far6} {
-					reaches(t, s.pod, to, true)
+					nstest.Reaches(t, s.pod, to, true)
 				}
 			}
 		})
@@ -228,25 +228,25 @@ func TestADropOfAllAheadOfOursStaysInForce(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			s := newSite(t)
-			mustEnsure(t, s.c, podnet())
+			mustEnsure(t, s.fw, podnet())
 			ep := pod("0123456789a", pod4, pod6)
 			ep.Masquerade = false
-			mustAdd(t, s.c, ep)
+			mustAdd(t, s.fw, ep)
 			if tc.layout != "" {
 				restore(t, s.host, tc.layout)
 			}
-			script(t, s.host, tc.lines...)
+			nstest.Script(t, s.host, tc.lines...)
 			if tc.old != "" {
-				script(t, s.host, "iptables -I "+tc.old+" "+ourRule)
+				nstest.Script(t, s.host, "iptables -I "+tc.old+" "+ourRule)
 			} else {
 				mustAdmit(t, s.c, true)
 			}
 			s.podsReach(t, true)
 
-			script(t, s.host, tc.stop...)
+			nstest.Script(t, s.host, tc.stop...)
 			path := Path{Prefixes: prefixes("10.22.0.0/16", "fd00:22::/64")}
 			var want []string
-			for _, program := range programs() {
+			for _, program := range nstest.Programs() {
 				table := strings.ReplaceAll(program, "tables", "")
 				line := "chain FORWARD of table " + table + " filter drops, by its policy, what pods send; this helps: " + program + " -I FORWARD -m mark --mark 0x1000/0x1000 -j ACCEPT"
 				if by := strings.Fields(tc.by); len(by) > 0 {
@@ -257,7 +257,7 @@ func TestADropOfAllAheadOfOursStaysInForce(t *testing.T) {
 			}
 			for _, meanwhile := range []string{"", saveRestore} {
 				if meanwhile != "" {
-					script(t, s.host, meanwhile)
+					nstest.Script(t, s.host, meanwhile)
 				}
 				mustAdmitAnyhow(t, s.c)
 				s.podsReach(t, false)
@@ -266,11 +266,11 @@ func TestADropOfAllAheadOfOursStaysInForce(t *testing.T) {
 			// Whoever wants ours ahead of it deletes ours, and has it made anew. That is also what
 			// a place that goes by the drop alone would come to.
 			file := filepath.Join(t.TempDir(), "iptables")
-			script(t, s.host, "iptables-save -t filter >"+file, "grep -v tombolo "+file+" | iptables-restore")
+			nstest.Script(t, s.host, "iptables-save -t filter >"+file, "grep -v tombolo "+file+" | iptables-restore")
 			s.podsReach(t, false)
 			mustAdmit(t, s.c, true)
 			s.podsReach(t, !tc.forPods)
-			script(t, s.host, "iptables-restore <"+file)
+			nstest.Script(t, s.host, "iptables-restore <"+file)
 			s.podsReach(t, false)
 
 			for _, o := range wantObstacles(t, s.host, path, want...) {

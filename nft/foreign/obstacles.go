@@ -1,4 +1,4 @@
-package nft
+package foreign
 
 import (
 	"bytes"
@@ -17,7 +17,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// Obstacle is a firewall that stops what pods send, and that Admit does nothing
+// Obstacle is a firewall that stops what pods send, and that Ensure does nothing
 // about: because it cannot, or because that is not its to decide.
 type Obstacle struct {
 	Kind ObstacleKind
@@ -41,7 +41,7 @@ const (
 	// Firewalld is firewalld's table, which it makes anew whenever it is reloaded, and
 	// from version 2 on lets nobody else change.
 	Firewalld ObstacleKind = "firewalld"
-	// IPTables is the table filter of iptables over nf_tables, where Admit puts its rule: a
+	// IPTables is the table filter of iptables over nf_tables, where Ensure puts its rule: a
 	// rule ahead of that, which is left to its owner, or a chain that no rule can go into.
 	IPTables ObstacleKind = "iptables"
 	// OtherChain is any other chain of nf_tables: a script's, or a distribution's.
@@ -65,7 +65,7 @@ type Path struct {
 
 // Obstacles looks for what else would stop the packets that pods send to elsewhere,
 // through whichever table. It reads, and changes nothing. The table filter of iptables over
-// nf_tables is looked at as it is once Admit has put its rule there: what stops pods then is a
+// nf_tables is looked at as it is once Ensure has put its rule there: what stops pods then is a
 // rule before that, or, for bridges that they all come by, one of the owner's will.
 //
 // What it finds stops such packets for certain, as far as rules can be understood:
@@ -95,14 +95,14 @@ func Obstacles(ctx context.Context, cfg *Config, path Path) ([]Obstacle, error) 
 	if err != nil {
 		return nil, err
 	}
-	if err := c.Probe(); err != nil {
-		if errors.Is(err, errors.ErrUnsupported) {
+	if _, err := nftnl.Generation(c.nl); err != nil {
+		if nftnl.IsMissing(err) {
 			return legacy, nil
 		}
 		return nil, err
 	}
 	var others []Obstacle
-	err = retry(ctx, func() error {
+	err = nftnl.Retry(ctx, func() error {
 		if others, err = c.iptablesObstacles(ctx, &p); err != nil {
 			return err
 		}
@@ -125,12 +125,12 @@ func (p *podPacket) has(family uint8) bool {
 
 // hookedChain is a base chain that sees what is forwarded.
 type hookedChain struct {
-	foreignChain
+	chain
 	priority int32
 	policy   uint32
 }
 
-// chainObstacles looks at all base chains of nf_tables but ours and those of Admit.
+// chainObstacles looks at all base chains of nf_tables but ours and those of Ensure.
 func (c *Conn) chainObstacles(ctx context.Context, p *podPacket) ([]Obstacle, error) {
 	chains, err := c.hookedChains(ctx)
 	if err != nil {
@@ -138,12 +138,12 @@ func (c *Conn) chainObstacles(ctx context.Context, p *podPacket) ([]Obstacle, er
 	}
 	var list []Obstacle
 	for _, ch := range chains {
-		if asleep, err := c.isAsleep(ch.foreignChain); err != nil {
+		if asleep, err := c.isAsleep(ch.chain); err != nil {
 			return nil, err
 		} else if asleep {
 			continue
 		}
-		t, err := c.readTable(ctx, ch.foreignChain, p)
+		t, err := c.readTable(ctx, ch.chain, p)
 		if err != nil {
 			return nil, err
 		}
@@ -165,12 +165,12 @@ func (c *Conn) hookedChains(ctx context.Context) ([]hookedChain, error) {
 			return nil, err
 		}
 		err := c.dump("list chains", family, unix.NFT_MSG_GETCHAIN, func(data []byte) error {
-			ch, err := decodeChain(data)
-			at := foreignChain{family, ch.table, ch.name}
-			ours := family == unix.NFPROTO_INET && ch.table == tableName
-			admits := family != unix.NFPROTO_INET && ch.table == iptablesTable && ch.name == iptablesForward
-			if ch.isForwardHook() && !ours && !admits {
-				list = append(list, hookedChain{at, ch.priority, ch.policy})
+			ch, err := nftnl.DecodeChain(data)
+			at := chain{family, ch.Table, ch.Name}
+			ours := family == unix.NFPROTO_INET && ch.Table == nftnl.DefaultTable
+			admits := family != unix.NFPROTO_INET && ch.Table == iptablesTable && ch.Name == iptablesForward
+			if isForwardHook(ch) && !ours && !admits {
+				list = append(list, hookedChain{at, ch.Priority, ch.Policy})
 			}
 			return err
 		})
@@ -182,35 +182,35 @@ func (c *Conn) hookedChains(ctx context.Context) ([]hookedChain, error) {
 }
 
 // isAsleep says that the table of a chain is dormant, or gone: nothing calls the chain.
-func (c *Conn) isAsleep(ch foreignChain) (bool, error) {
+func (c *Conn) isAsleep(ch chain) (bool, error) {
 	asleep := true
 	var b nl.Batch
-	nftnl.Get(&b, nl.Name("table "+familyName(ch.family)+" "+ch.table), ch.family, unix.NFT_MSG_GETTABLE, func(data []byte) error {
-		t, err := decodeTable(data)
-		asleep = t.dormant()
+	nftnl.Get(&b, nl.Name("table "+nftnl.FamilyName(ch.family)+" "+ch.table), ch.family, unix.NFT_MSG_GETTABLE, func(data []byte) error {
+		t, err := nftnl.DecodeTable(data)
+		asleep = t.IsDormant()
 		return err
 	}, nftnl.String(unix.NFTA_TABLE_NAME, ch.table))
-	return asleep, c.execute(&b)
+	return asleep, nftnl.Look(c.nl, &b)
 }
 
-// foreignContent is what a table has that a packet may meet.
-type foreignContent struct {
-	chains map[string][]foreignRule
+// content is what a table has that a packet may meet.
+type content struct {
+	chains map[string][]rule
 	sets   map[string]bool // those that name the bridge
 }
 
 // readTable reads the rules of a chain's table, and the sets that they look into.
-func (c *Conn) readTable(ctx context.Context, ch foreignChain, p *podPacket) (*foreignContent, error) {
+func (c *Conn) readTable(ctx context.Context, ch chain, p *podPacket) (*content, error) {
 	chains, err := c.foreignRules(ctx, ch.family, ch.table)
 	if err != nil {
 		return nil, err
 	}
-	t := &foreignContent{chains, map[string]bool{}}
+	t := &content{chains, map[string]bool{}}
 	return t, c.readSets(t, ch, p)
 }
 
 // readSets looks into the sets that rules look into.
-func (c *Conn) readSets(t *foreignContent, ch foreignChain, p *podPacket) error {
+func (c *Conn) readSets(t *content, ch chain, p *podPacket) error {
 	for _, rules := range t.chains {
 		for i := range rules {
 			for _, cond := range rules[i].conditions {
@@ -229,13 +229,13 @@ func (c *Conn) readSets(t *foreignContent, ch foreignChain, p *podPacket) error 
 
 // setMentions says whether the name of a link is in a set, or in a map, alone or as a
 // part of what is.
-func (c *Conn) setMentions(ch foreignChain, set, link string) (bool, error) {
+func (c *Conn) setMentions(ch chain, set, link string) (bool, error) {
 	found := false
 	err := c.dump("list elements of set "+set+" of table "+ch.table, ch.family, unix.NFT_MSG_GETSETELEM, func(data []byte) error {
 		return eachKey(data, func(key []byte) { found = found || keyNames(key, link) })
 	}, nftnl.String(unix.NFTA_SET_ELEM_LIST_TABLE, ch.table), nftnl.String(unix.NFTA_SET_ELEM_LIST_SET, set))
 	if errors.Is(err, fs.ErrNotExist) {
-		err = errOvertaken
+		err = nftnl.ErrOvertaken
 	}
 	return found, err
 }
@@ -270,7 +270,7 @@ func keyNames(key []byte, link string) bool {
 
 // stops says in words what the chain does to pods' packets, and nothing if they
 // may pass; and before which rule an accept helps, nil for the chain's end.
-func (ch *hookedChain) stops(t *foreignContent, p *podPacket) (effect string, by *foreignRule) {
+func (ch *hookedChain) stops(t *content, p *podPacket) (effect string, by *rule) {
 	pods := *p
 	pods.sets = t.sets
 	if ch.beforeOurs() {
@@ -292,7 +292,7 @@ func (ch *hookedChain) stops(t *foreignContent, p *podPacket) (effect string, by
 }
 
 // returnIn gives the rule that has all packets go to a policy, if there is one.
-func returnIn(rules []foreignRule) *foreignRule {
+func returnIn(rules []rule) *rule {
 	for i := range rules {
 		if len(rules[i].conditions) == 0 && (rules[i].verdict == returns || rules[i].verdict == goesTo) {
 			return &rules[i]
@@ -302,8 +302,8 @@ func returnIn(rules []foreignRule) *foreignRule {
 }
 
 // indexOf is where a rule is among those of its chain.
-func indexOf(rules []foreignRule, r *foreignRule) int {
-	return slices.IndexFunc(rules, func(other foreignRule) bool { return other.handle == r.handle })
+func indexOf(rules []rule, r *rule) int {
+	return slices.IndexFunc(rules, func(other rule) bool { return other.handle == r.handle })
 }
 
 const (
@@ -313,10 +313,10 @@ const (
 
 // beforeOurs says that our forward chain has not marked anything by then. Of chains
 // with the same priority, the kernel calls the one first that it was told of last.
-func (ch *hookedChain) beforeOurs() bool { return ch.priority <= priorityBeforeFilter }
+func (ch *hookedChain) beforeOurs() bool { return ch.priority <= nftnl.PriorityForward }
 
 // mentions says that any rule of the table names the bridge.
-func (t *foreignContent) mentions(p *podPacket) bool {
+func (t *content) mentions(p *podPacket) bool {
 	for _, named := range t.sets {
 		if named {
 			return true
@@ -336,12 +336,12 @@ func (t *foreignContent) mentions(p *podPacket) bool {
 
 // obstacle names the chain, and an accept that helps: right before the rule that stops pods,
 // or at the chain's end, so that it overrides nothing else.
-func (ch *hookedChain) obstacle(effect string, by *foreignRule, t *foreignContent, p *podPacket) Obstacle {
-	o := Obstacle{Kind: OtherChain, Chain: ch.foreignChain.String(), Effect: effect}
+func (ch *hookedChain) obstacle(effect string, by *rule, t *content, p *podPacket) Obstacle {
+	o := Obstacle{Kind: OtherChain, Chain: ch.chain.String(), Effect: effect}
 	bridge := shellWord(p.bridge)
-	insert := fmt.Sprintf("nft add rule %s %s %s", familyName(ch.family), shellWord(ch.table), shellWord(ch.name))
+	insert := fmt.Sprintf("nft add rule %s %s %s", nftnl.FamilyName(ch.family), shellWord(ch.table), shellWord(ch.name))
 	if by != nil {
-		insert = fmt.Sprintf("nft insert rule %s %s %s handle %d", familyName(ch.family), shellWord(ch.table), shellWord(by.chain), by.handle)
+		insert = fmt.Sprintf("nft insert rule %s %s %s handle %d", nftnl.FamilyName(ch.family), shellWord(ch.table), shellWord(by.chain), by.handle)
 	}
 	switch {
 	case ch.table == firewalldTable:
@@ -363,7 +363,7 @@ func (ch *hookedChain) obstacle(effect string, by *foreignRule, t *foreignConten
 
 // iptablesPlace is where iptables puts a rule that goes before another one, or to the end of
 // FORWARD.
-func iptablesPlace(chains map[string][]foreignRule, before *foreignRule) string {
+func iptablesPlace(chains map[string][]rule, before *rule) string {
 	if before == nil {
 		return "-A " + iptablesForward
 	}

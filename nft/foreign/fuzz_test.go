@@ -1,4 +1,4 @@
-package nft
+package foreign
 
 import (
 	"fmt"
@@ -13,33 +13,33 @@ import (
 )
 
 // wantSane checks what holds for whatever was read.
-func wantSane(t *testing.T, chains map[string][]foreignRule, start string) {
+func wantSane(t *testing.T, chains map[string][]rule, start string) {
 	t.Helper()
 	for _, prefix := range [][]netip.Prefix{nil, prefixes("10.22.0.0/16")} {
-		p := &podPacket{mark: DefaultMark, bridge: "cbr0", index: 3, prefixes: prefix, family: unix.NFPROTO_IPV4}
+		p := &podPacket{mark: nftnl.DefaultMark, bridge: "cbr0", index: 3, prefixes: prefix, family: unix.NFPROTO_IPV4}
 		w := newWalk(p, chains)
 		f := w.chain(start)
 		if (f.how == comesBack) != (f.by == nil) || (f.by == nil) != (f.via == nil) {
 			t.Errorf("fate %+v", f)
 		}
 	}
-	content := foreignContent{chains: chains}
-	content.mentions(&podPacket{bridge: "cbr0"})
+	all := content{chains: chains}
+	all.mentions(&podPacket{bridge: "cbr0"})
 	for _, policy := range []uint32{0, policyAccept} {
-		p := familyAdmission{family: unix.NFPROTO_IPV4, policy: policy, placer: newPlacer(unix.NFPROTO_IPV4, DefaultMark)}
+		p := familyAdmission{family: unix.NFPROTO_IPV4, policy: policy, placer: newPlacer(unix.NFPROTO_IPV4, nftnl.DefaultMark)}
 		p.placer.chains = chains
-		p.placer.load = func(string) ([]foreignRule, error) { return nil, nil }
+		p.placer.load = func(string) ([]rule, error) { return nil, nil }
 		p.placer.references = func(string) (int, error) { return 1, nil }
-		p.decide(DefaultMark)
+		p.decide(nftnl.DefaultMark)
 		if p.keep != nil && p.insert != nil || (p.to.path == nil || p.to.blocked != "") != (p.keep == nil && p.insert == nil) {
 			t.Errorf("decided on %+v", p)
 		}
-		p.obstacle(&foreignContent{p.placer.chains, nil}, &podPacket{mark: DefaultMark, bridge: "cbr0"}, DefaultMark)
+		p.obstacle(&content{p.placer.chains, nil}, &podPacket{mark: nftnl.DefaultMark, bridge: "cbr0"}, nftnl.DefaultMark)
 	}
 }
 
 func FuzzForeignRule(f *testing.F) {
-	expressions, err := nftnl.Marshal(unix.NFPROTO_IPV4, func(x *nftnl.Expressions) { admission(x, DefaultMark) })
+	expressions, err := nftnl.Marshal(unix.NFPROTO_IPV4, func(x *nftnl.Expressions) { admission(x, nftnl.DefaultMark) })
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -56,10 +56,10 @@ func FuzzForeignRule(f *testing.F) {
 				t.Errorf("condition %+v", c)
 			}
 		}
-		if r.admits(DefaultMark) && (!r.isOurs() || r.admits(DefaultMark<<1)) {
+		if r.admits(nftnl.DefaultMark) && (!r.isOurs() || r.admits(nftnl.DefaultMark<<1)) {
 			t.Errorf("taken for ours: %+v", r)
 		}
-		wantSane(t, map[string][]foreignRule{r.chain: {r}}, r.chain)
+		wantSane(t, map[string][]rule{r.chain: {r}}, r.chain)
 	})
 }
 
@@ -69,7 +69,7 @@ func FuzzLegacyTable(f *testing.F) {
 		if is6 {
 			family = unix.NFPROTO_IPV6
 		}
-		pods := &podPacket{mark: DefaultMark, bridge: "cbr0", prefixes: prefixes("10.22.0.0/16")}
+		pods := &podPacket{mark: nftnl.DefaultMark, bridge: "cbr0", prefixes: prefixes("10.22.0.0/16")}
 		effect, place, err := legacyStops(family, info, entries, pods)
 		if (effect == "" || err != nil) && place != "" || effect != "" && place == "" {
 			t.Errorf("%q at %q, %v", effect, place, err)
@@ -92,13 +92,13 @@ func TestWhatIsForeignIsRead(t *testing.T) {
 		}
 	}
 	c, ns := dialNew(t)
-	nft(t, ns, firewalldFixture(t))
-	nft(t, ns, `table inet x { chain f {
+	nftables(t, ns, firewalldFixture(t))
+	nftables(t, ns, `table inet x { chain f {
 		iifname { "eth0", "cbr*" } ip saddr 10.0.0.0/9 accept; iif "lo" drop; meta mark & 0x1000 != 0 accept
 		ct state vmap { established : accept, invalid : drop }; ip6 saddr fe80::/10 accept; limit rate 1/second return
 	}; }`)
-	script(t, ns, docker()...)
-	script(t, ns, "iptables -A FORWARD ! -i eth0 -p tcp -m conntrack --ctstate NEW -j REJECT", "iptables -A FORWARD "+ourRule)
+	nstest.Script(t, ns, docker()...)
+	nstest.Script(t, ns, "iptables -A FORWARD ! -i eth0 -p tcp -m conntrack --ctstate NEW -j REJECT", "iptables -A FORWARD "+ourRule)
 	mustAdmit(t, c, false)
 	dump := func(family uint8, msg uint16, each func([]byte) error, attrs ...netlink.Attribute) {
 		t.Helper()
@@ -140,7 +140,7 @@ func TestWhatIsForeignIsRead(t *testing.T) {
 			t.Fatal(found, err)
 		}
 		save("FuzzLegacyTable", f.program, f.proto == unix.NFPROTO_IPV6, info, entries)
-		pods := &podPacket{mark: DefaultMark, bridge: "br0"}
+		pods := &podPacket{mark: nftnl.DefaultMark, bridge: "br0"}
 		if effect, place, err := legacyStops(f.proto, info, entries, pods); err != nil || effect != effectOfPolicy || place != "-A FORWARD" {
 			t.Errorf("%s: %q at %q, %v", f.program, effect, place, err)
 		}

@@ -1,4 +1,4 @@
-package nft
+package foreign
 
 import (
 	"bytes"
@@ -123,7 +123,7 @@ const extensionHeader = 32
 
 // verdict of a target without a name is -1 - NF_*, and for a return -1 - NF_REPEAT; others
 // are offsets to jump to.
-func (e legacyEntry) verdict() foreignVerdict {
+func (e legacyEntry) verdict() verdict {
 	const drop, accept, repeat = 0, 1, 4
 	name, _, _ := bytes.Cut(e.target[2:extensionHeader], []byte{0})
 	switch code := int32(binary.NativeEndian.Uint32(e.target[extensionHeader:])); {

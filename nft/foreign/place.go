@@ -1,4 +1,4 @@
-package nft
+package foreign
 
 import (
 	"cmp"
@@ -39,23 +39,23 @@ type course struct {
 type placer struct {
 	packet podPacket
 	// load gives the rules of a chain, and references how many rules or maps call it.
-	load       func(chain string) ([]foreignRule, error)
+	load       func(chain string) ([]rule, error)
 	references func(chain string) (int, error)
 
-	chains  map[string][]foreignRule // those read so far
-	courses map[string]course        // the same of scan
-	stops   map[string]bool          // and of chainMayStop
-	err     error                    // the first of load and references
+	chains  map[string][]rule // those read so far
+	courses map[string]course // the same of scan
+	stops   map[string]bool   // and of chainMayStop
+	err     error             // the first of load and references
 }
 
 func newPlacer(family uint8, mark uint32) *placer {
 	return &placer{
 		packet: podPacket{mark: mark, family: family},
-		chains: map[string][]foreignRule{}, courses: map[string]course{}, stops: map[string]bool{},
+		chains: map[string][]rule{}, courses: map[string]course{}, stops: map[string]bool{},
 	}
 }
 
-func (p *placer) rules(chain string) []foreignRule {
+func (p *placer) rules(chain string) []rule {
 	rules, ok := p.chains[chain]
 	if !ok && p.err == nil {
 		rules, p.err = p.load(chain)
@@ -104,7 +104,7 @@ func (p *placer) scanFrom(chain string, first int) course {
 // mayStop says that a rule could do something to a packet that an accept before it would
 // spare it: drop it, hand it to a program, or change it. What it merely counts, logs or
 // accepts does not matter.
-func (p *placer) mayStop(r *foreignRule) bool {
+func (p *placer) mayStop(r *rule) bool {
 	if r.isOurs() || p.packet.meetsAll(r) == never {
 		return false
 	}
@@ -130,7 +130,7 @@ func (p *placer) chainMayStop(chain string) bool {
 	return stops
 }
 
-func (p *placer) anyMayStop(rules []foreignRule) bool {
+func (p *placer) anyMayStop(rules []rule) bool {
 	for i := range rules {
 		if p.mayStop(&rules[i]) {
 			return true
@@ -141,7 +141,7 @@ func (p *placer) anyMayStop(rules []foreignRule) bool {
 
 // isQuiet says that a rule decides nothing: our rule goes before those that only log what
 // is about to be dropped.
-func (p *placer) isQuiet(r *foreignRule) bool {
+func (p *placer) isQuiet(r *rule) bool {
 	if r.isOurs() || p.packet.meetsAll(r) == never {
 		return true
 	}
@@ -151,7 +151,7 @@ func (p *placer) isQuiet(r *foreignRule) bool {
 	case jumps:
 		rules := p.rules(r.target)
 		// One level is enough: what firewalls log, they log in a chain of its own.
-		return !slices.ContainsFunc(rules, func(r foreignRule) bool {
+		return !slices.ContainsFunc(rules, func(r rule) bool {
 			return !r.isOurs() && (r.verdict != goesOn || r.opaque || r.alters)
 		})
 	}

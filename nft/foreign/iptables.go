@@ -1,4 +1,4 @@
-package nft
+package foreign
 
 import (
 	"context"
@@ -10,7 +10,7 @@ import (
 )
 
 // iptablesObstacles looks at the tables filter of iptables over nf_tables, as they are once
-// Admit has put its rule there.
+// Ensure has put its rule there.
 func (c *Conn) iptablesObstacles(ctx context.Context, p *podPacket) ([]Obstacle, error) {
 	plan, err := c.planAdmissions(ctx)
 	if err != nil {
@@ -22,13 +22,13 @@ func (c *Conn) iptablesObstacles(ctx context.Context, p *podPacket) ([]Obstacle,
 		if f.placer == nil || !p.has(f.family) {
 			continue
 		}
-		forward := foreignChain{f.family, iptablesTable, iptablesForward}
+		forward := chain{f.family, iptablesTable, iptablesForward}
 		if asleep, err := c.isAsleep(forward); err != nil {
 			return nil, err
 		} else if asleep {
 			continue
 		}
-		t := &foreignContent{f.placer.chains, map[string]bool{}}
+		t := &content{f.placer.chains, map[string]bool{}}
 		if err := c.readSets(t, forward, p); err != nil {
 			return nil, err
 		}
@@ -43,14 +43,14 @@ func (c *Conn) iptablesObstacles(ctx context.Context, p *podPacket) ([]Obstacle,
 }
 
 // obstacle is what stops pods' packets although our rule is where it should be.
-func (f *familyAdmission) obstacle(t *foreignContent, p *podPacket, mark uint32) *Obstacle {
+func (f *familyAdmission) obstacle(t *content, p *podPacket, mark uint32) *Obstacle {
 	pods := *p
 	pods.sets, pods.family = t.sets, f.family
 	program := iptablesProgram(f.family)
 	accept := fmt.Sprintf("-m mark --mark 0x%x/0x%x -j ACCEPT", mark, mark)
 	if f.to.blocked != "" {
 		at := f.placer.chains[iptablesForward]
-		o := &Obstacle{Kind: IPTables, Chain: foreignChain{f.family, iptablesTable, f.to.blocked}.String()}
+		o := &Obstacle{Kind: IPTables, Chain: chain{f.family, iptablesTable, f.to.blocked}.String()}
 		o.Effect = "drops or rejects, where an accept would count for all rules that call the chain, or spare packets what it drops before,"
 		o.Remedy = fmt.Sprintf("%s -I %s %d %s", program, iptablesForward, countTheirs(at[:f.to.path[0].index])+1, accept)
 		if (newWalk(&pods, f.placer.chains).chain(iptablesForward)).how == admitted {
@@ -66,14 +66,14 @@ func (f *familyAdmission) obstacle(t *foreignContent, p *podPacket, mark uint32)
 			remove = fate.via // the others that call the chain need what it drops
 		}
 		return &Obstacle{
-			Kind: IPTables, Chain: foreignChain{f.family, iptablesTable, fate.by.chain}.String(),
+			Kind: IPTables, Chain: chain{f.family, iptablesTable, fate.by.chain}.String(),
 			Effect: fmt.Sprintf("drops or rejects, by its rule number %d, which is left to its owner,", index+1),
 			Remedy: fmt.Sprintf("%s -D %s %d", program, shellWord(remove.chain), indexOf(f.placer.chains[remove.chain], remove)+1),
 		}
 	case fate.how == comesBack && f.policy != policyAccept:
 		// They return before our rule.
 		return &Obstacle{
-			Kind: IPTables, Chain: foreignChain{f.family, iptablesTable, iptablesForward}.String(),
+			Kind: IPTables, Chain: chain{f.family, iptablesTable, iptablesForward}.String(),
 			Effect: effectOfPolicy, Remedy: fmt.Sprintf("%s -I %s %s", program, iptablesForward, accept),
 		}
 	}
@@ -81,10 +81,10 @@ func (f *familyAdmission) obstacle(t *foreignContent, p *podPacket, mark uint32)
 }
 
 // mended gives the chains with our rule where it is kept, or goes.
-func (f *familyAdmission) mended(mark uint32) map[string][]foreignRule {
+func (f *familyAdmission) mended(mark uint32) map[string][]rule {
 	chains := maps.Clone(f.placer.chains)
 	for name, rules := range chains {
-		chains[name] = slices.DeleteFunc(slices.Clone(rules), func(r foreignRule) bool {
+		chains[name] = slices.DeleteFunc(slices.Clone(rules), func(r rule) bool {
 			return r.isOurs() && (f.keep == nil || r.handle != f.keep.handle)
 		})
 	}
@@ -92,18 +92,18 @@ func (f *familyAdmission) mended(mark uint32) map[string][]foreignRule {
 		return chains
 	}
 	rules := chains[f.insert.into.name]
-	index := slices.IndexFunc(rules, func(r foreignRule) bool { return r.handle == f.insert.before })
+	index := slices.IndexFunc(rules, func(r rule) bool { return r.handle == f.insert.before })
 	if f.insert.before == 0 || index < 0 {
 		index = len(rules)
 	}
-	chains[f.insert.into.name] = slices.Insert(rules, index, foreignRule{
+	chains[f.insert.into.name] = slices.Insert(rules, index, rule{
 		chain: f.insert.into.name, comment: admissionComment, verdict: accepts,
 		conditions: []condition{{on: onMark, mark: mark, mask: mark}},
 	})
 	return chains
 }
 
-func countTheirs(rules []foreignRule) int {
+func countTheirs(rules []rule) int {
 	n := 0
 	for i := range rules {
 		if !rules[i].isOurs() {

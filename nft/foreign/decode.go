@@ -1,9 +1,9 @@
-package nft
+package foreign
 
 import (
 	"encoding/binary"
 	"fmt"
-	"math/bits"
+	"net"
 	"net/netip"
 	"strings"
 
@@ -16,8 +16,8 @@ import (
 
 // decodeForeignRule reads an NFT_MSG_NEWRULE of a table of some family. What it does
 // not know is a condition that may or may not be met.
-func decodeForeignRule(family uint8, b []byte) (foreignRule, error) {
-	var r foreignRule
+func decodeForeignRule(family uint8, b []byte) (rule, error) {
+	var r rule
 	err := nftnl.Decode(b, func(ad *netlink.AttributeDecoder) error {
 		switch ad.Type() {
 		case unix.NFTA_RULE_CHAIN:
@@ -39,7 +39,7 @@ func decodeForeignRule(family uint8, b []byte) (foreignRule, error) {
 
 // ruleReader makes conditions and a verdict of a rule's expressions.
 type ruleReader struct {
-	rule      *foreignRule
+	rule      *rule
 	family    uint8 // of the table or, where it is inet, of what met the conditions so far
 	registers map[uint32]loaded
 }
@@ -300,16 +300,11 @@ func prefixOf(address, mask []byte, addrLen int) (netip.Prefix, bool) {
 	}
 	length := 8 * len(address)
 	if mask != nil {
-		length = 0
-		for _, b := range mask {
-			length += bits.LeadingZeros8(^b)
-			if b != 0xff {
-				break
-			}
-		}
-		if string(netmask(length, len(mask))) != string(mask) {
+		ones, all := net.IPMask(mask).Size()
+		if all == 0 && len(mask) > 0 {
 			return netip.Prefix{}, false
 		}
+		length = ones
 	}
 	full := make([]byte, addrLen)
 	copy(full, address)
@@ -372,7 +367,7 @@ func (rr *ruleReader) readVerdict(ad *netlink.AttributeDecoder) error {
 
 // verdictOf translates NF_* of linux/netfilter.h and NFT_*. The lower bits of
 // NF_QUEUE and of NF_DROP have company.
-func verdictOf(code expr.VerdictKind) foreignVerdict {
+func verdictOf(code expr.VerdictKind) verdict {
 	switch code {
 	case expr.VerdictJump:
 		return jumps

@@ -1,4 +1,4 @@
-package nft
+package foreign
 
 import (
 	"bytes"
@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -29,6 +30,8 @@ const (
 	getEntries = 65 // IPT_SO_GET_ENTRIES, IP6T_SO_GET_ENTRIES
 
 	tableNameLen = 32 // XT_TABLE_MAXNAMELEN
+
+	tries = 200 // while others change the table
 )
 
 func legacyFamilies() [2]legacyFamily {
@@ -104,5 +107,5 @@ func legacyTable(fd, level int, name string) (info, entries []byte, _ error) {
 		}
 		return info, entries[headerLen:], nil
 	}
-	return nil, nil, errOvertaken
+	return nil, nil, nftnl.ErrOvertaken
 }

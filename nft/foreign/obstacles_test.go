@@ -1,4 +1,4 @@
-package nft
+package foreign
 
 import (
 	"context"
@@ -40,7 +40,7 @@ func wantObstacles(tb testing.TB, ns *netns.NS, path Path, want ...string) []Obs
 
 func legacy(tb testing.TB, ns *netns.NS, lines ...string) {
 	tb.Helper()
-	for _, program := range programs() {
+	for _, program := range nstest.Programs() {
 		for _, line := range lines {
 			nstest.Run(tb, ns, "sh", "-ec", strings.ReplaceAll(line, "iptables", program+"-legacy"))
 		}
@@ -269,7 +269,7 @@ func TestChainsInTheWay(t *testing.T) {
 			t.Parallel()
 			ns := nstest.New(t)
 			nstest.Run(t, ns, "ip", "link", "add", "cbr0", "type", "bridge")
-			nft(t, ns, tc.ruleset)
+			nftables(t, ns, tc.ruleset)
 			mustAdmit(t, dial(t, ns), strings.Contains(tc.ruleset, "FORWARD"))
 			found := wantObstacles(t, ns, tc.path, tc.want...)
 			for _, o := range found {
@@ -289,8 +289,8 @@ func TestChainsInTheWay(t *testing.T) {
 func TestChainsInTheWayBeforeOurs(t *testing.T) {
 	t.Parallel()
 	ns := nstest.New(t)
-	nft(t, ns, `table inet early { chain f { type filter hook forward priority -10; policy drop; meta mark & 0x1000 == 0x1000 accept; }; }`)
-	script(t, ns, "iptables -t mangle -P FORWARD DROP", "iptables -t mangle -A FORWARD -m mark --mark 0x1000/0x1000 -j ACCEPT")
+	nftables(t, ns, `table inet early { chain f { type filter hook forward priority -10; policy drop; meta mark & 0x1000 == 0x1000 accept; }; }`)
+	nstest.Script(t, ns, "iptables -t mangle -P FORWARD DROP", "iptables -t mangle -A FORWARD -m mark --mark 0x1000/0x1000 -j ACCEPT")
 	found := wantObstacles(t, ns, Path{},
 		"chain f of table inet early drops, by its policy, what pods send; this helps: nft add rule inet early f iifname cbr0 accept && nft add rule inet early f oifname cbr0 ct state established,related accept && nft add rule inet early f oifname cbr0 ct status dnat accept",
 		"chain FORWARD of table ip mangle drops, by its policy, what pods send; this helps: iptables -t mangle -A FORWARD -i cbr0 -j ACCEPT && iptables -t mangle -A FORWARD -o cbr0 -m conntrack --ctstate ESTABLISHED,RELATED,DNAT -j ACCEPT",
@@ -299,7 +299,7 @@ func TestChainsInTheWayBeforeOurs(t *testing.T) {
 		nstest.Run(t, ns, "sh", "-ec", strings.ReplaceAll(o.Remedy, "tables -t", "tables-nft -t"))
 	}
 	wantObstacles(t, ns, Path{})
-	script(t, ns, "iptables -t mangle -S")
+	nstest.Script(t, ns, "iptables -t mangle -S")
 }
 
 func TestRemediesAreSafeToPaste(t *testing.T) {
@@ -353,8 +353,8 @@ func TestFirewalldInTheWay(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			ns := nstest.New(t)
-			nft(t, ns, firewalldFixture(t))
-			nft(t, ns, strings.Join(tc.rules, "\n"))
+			nftables(t, ns, firewalldFixture(t))
+			nftables(t, ns, strings.Join(tc.rules, "\n"))
 			for _, o := range wantObstacles(t, ns, tc.path, tc.want...) {
 				if o.Kind != Firewalld {
 					t.Errorf("%s is of kind %s", o, o.Kind)
@@ -389,7 +389,7 @@ func TestRemediesOverrideNoDropAhead(t *testing.T) {
 			t.Parallel()
 			ns := nstest.New(t)
 			if tc.ruleset != "" {
-				nft(t, ns, "table inet filter { chain forward { type filter hook forward priority filter; policy drop; "+tc.ruleset+"; }; }")
+				nftables(t, ns, "table inet filter { chain forward { type filter hook forward priority filter; policy drop; "+tc.ruleset+"; }; }")
 			} else {
 				legacy(t, ns, "iptables -A FORWARD -p udp --dport 4444 -j DROP", "sh -c '"+tc.legacy+"'")
 			}

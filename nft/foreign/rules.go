@@ -1,29 +1,31 @@
-package nft
+package foreign
 
-import "net/netip"
+import (
+	"net/netip"
+)
 
 // What follows is what has to be understood of rules that are not ours, in tables
 // of nf_tables or of legacy iptables: which of them a pod's packet is sure to meet,
 // and what becomes of it there.
 
-// foreignRule is a rule of somebody else's table, or of ours in such a table.
-type foreignRule struct {
+// rule is a rule of somebody else's table, or of ours in such a table.
+type rule struct {
 	chain      string
 	handle     uint64 // legacy: its offset in the table
 	comment    string // of nft's or of iptables' form
 	conditions []condition
-	verdict    foreignVerdict
+	verdict    verdict
 	target     string // the chain of a jump or a goto
 	// opaque says that it has a part which is not known, and may end it in any way, and
 	// alters, that it does something to the packet, or keeps something of it.
 	opaque, alters bool
 }
 
-// foreignVerdict is what a rule does with a packet that meets its conditions.
-type foreignVerdict uint8
+// verdict is what a rule does with a packet that meets its conditions.
+type verdict uint8
 
 const (
-	goesOn foreignVerdict = iota // to the next rule: the rule counts or logs, say
+	goesOn verdict = iota // to the next rule: the rule counts or logs, say
 	accepts
 	queues // hands to a program, which may accept
 	drops  // or rejects
@@ -181,7 +183,7 @@ func (p *podPacket) comesFrom(prefix netip.Prefix) likelihood {
 // meetsAll says whether the packet meets all conditions of a rule. If the bridge is
 // named, others that are not known do not count: a rule for it lets at least some of
 // its packets pass.
-func (p *podPacket) meetsAll(r *foreignRule) likelihood {
+func (p *podPacket) meetsAll(r *rule) likelihood {
 	got, named := always, false
 	for i := range r.conditions {
 		c := &r.conditions[i]
@@ -199,9 +201,9 @@ func (p *podPacket) meetsAll(r *foreignRule) likelihood {
 // fate is what becomes of a packet in a chain.
 type fate struct {
 	how fateKind
-	by  *foreignRule // which rule decided
+	by  *rule // which rule decided
 	// via is the rule of the chain itself that led there: by, or a jump.
-	via *foreignRule
+	via *rule
 }
 
 type fateKind uint8
@@ -216,11 +218,11 @@ const (
 // may or may not meet are taken for not met.
 type walk struct {
 	packet *podPacket
-	chains map[string][]foreignRule
+	chains map[string][]rule
 	seen   map[string]fate // what is known of chains, and of those being walked
 }
 
-func newWalk(p *podPacket, chains map[string][]foreignRule) *walk {
+func newWalk(p *podPacket, chains map[string][]rule) *walk {
 	return &walk{packet: p, chains: chains, seen: map[string]fate{}}
 }
 
@@ -236,7 +238,7 @@ func (w *walk) chain(name string) fate {
 	return f
 }
 
-func (w *walk) rules(rules []foreignRule) fate {
+func (w *walk) rules(rules []rule) fate {
 	for i := range rules {
 		f, end := w.rule(&rules[i])
 		if f.how != comesBack {
@@ -251,7 +253,7 @@ func (w *walk) rules(rules []foreignRule) fate {
 }
 
 // rule says what one rule makes of the packet, and whether the chain ends with it.
-func (w *walk) rule(r *foreignRule) (f fate, end bool) {
+func (w *walk) rule(r *rule) (f fate, end bool) {
 	m := w.packet.meetsAll(r)
 	if m < likely {
 		return fate{}, false

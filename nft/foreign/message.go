@@ -1,4 +1,4 @@
-package nft
+package foreign
 
 import (
 	"context"
@@ -14,45 +14,45 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// foreignChain is a chain of somebody else's table.
-type foreignChain struct {
+// chain is a chain of somebody else's table.
+type chain struct {
 	family uint8 // unix.NFPROTO_*
 	table  string
 	name   string
 }
 
 // String is how errors and differences name it.
-func (ch foreignChain) String() string {
-	return "chain " + ch.name + " of table " + familyName(ch.family) + " " + ch.table
+func (ch chain) String() string {
+	return "chain " + ch.name + " of table " + nftnl.FamilyName(ch.family) + " " + ch.table
 }
 
-// foreignHandle names a rule of such a chain by its handle, which no other rule gets
+// handle names a rule of such a chain by its handle, which no other rule gets
 // as long as the table lives.
-type foreignHandle struct {
-	foreignChain
+type handle struct {
+	chain
 	handle uint64
 }
 
-func (h foreignHandle) String() string {
-	return "rule " + strconv.FormatUint(h.handle, 10) + " of " + h.foreignChain.String()
+func (h handle) String() string {
+	return "rule " + strconv.FormatUint(h.handle, 10) + " of " + h.chain.String()
 }
 
 // named gives the attributes that say which table and which chain is meant.
-func (ch foreignChain) named(table, chain uint16) []netlink.Attribute {
+func (ch chain) named(table, chain uint16) []netlink.Attribute {
 	return []netlink.Attribute{nftnl.String(table, ch.table), nftnl.String(chain, ch.name)}
 }
 
-func getForeignChain(b *nl.Batch, ch foreignChain, reply func([]byte) error) {
+func getForeignChain(b *nl.Batch, ch chain, reply func([]byte) error) {
 	nftnl.Get(b, ch, ch.family, unix.NFT_MSG_GETCHAIN, reply, ch.named(unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME)...)
 }
 
 // foreignRules lists the rules of a table by chains; none if there is no such table.
-func (c *Conn) foreignRules(ctx context.Context, family uint8, table string) (map[string][]foreignRule, error) {
+func (c *Conn) foreignRules(ctx context.Context, family uint8, table string) (map[string][]rule, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	chains := map[string][]foreignRule{}
-	op := fmt.Sprintf("list rules of table %s %s", familyName(family), table)
+	chains := map[string][]rule{}
+	op := fmt.Sprintf("list rules of table %s %s", nftnl.FamilyName(family), table)
 	err := c.dump(op, family, unix.NFT_MSG_GETRULE, func(data []byte) error {
 		r, err := decodeForeignRule(family, data)
 		if err == nil {
@@ -64,11 +64,11 @@ func (c *Conn) foreignRules(ctx context.Context, family uint8, table string) (ma
 }
 
 // foreignRulesOf lists the rules of one chain; none if there is no such chain.
-func (c *Conn) foreignRulesOf(ctx context.Context, ch foreignChain) ([]foreignRule, error) {
+func (c *Conn) foreignRulesOf(ctx context.Context, ch chain) ([]rule, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	var rules []foreignRule
+	var rules []rule
 	err := c.dump("list rules of "+ch.String(), ch.family, unix.NFT_MSG_GETRULE, func(data []byte) error {
 		r, err := decodeForeignRule(ch.family, data)
 		rules = append(rules, r)
@@ -78,7 +78,7 @@ func (c *Conn) foreignRulesOf(ctx context.Context, ch foreignChain) ([]foreignRu
 }
 
 // insertAdmission puts our rule into a chain.
-func (t *transaction) insertAdmission(to *insertion, mark uint32) {
+func insertAdmission(t *nftnl.Transaction, to *insertion, mark uint32) {
 	op := fmt.Sprintf("insert rule %q into", admissionComment)
 	attrs := to.into.named(unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN)
 	flags := netlink.Append
@@ -89,14 +89,14 @@ func (t *transaction) insertAdmission(to *insertion, mark uint32) {
 	t.AddRule(op, to.into, to.into.family, flags, admissionComment, func(x *nftnl.Expressions) { admission(x, mark) }, attrs...)
 }
 
-func (t *transaction) delForeignRule(h foreignHandle) {
+func delRule(t *nftnl.Transaction, h handle) {
 	t.Add("delete", h, h.family, unix.NFT_MSG_DELRULE, 0,
 		append(h.named(unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN), nftnl.Uint64(unix.NFTA_RULE_HANDLE, h.handle))...)
 }
 
 // isForwardHook says that a chain sees what is forwarded.
-func (ch chainState) isForwardHook() bool {
-	return ch.kind == "filter" && ch.hook == unix.NF_INET_FORWARD
+func isForwardHook(ch nftnl.Chain) bool {
+	return ch.Kind == "filter" && ch.Hook == unix.NF_INET_FORWARD
 }
 
 // admission accepts what has all bits of a mark, in the words that iptables uses for

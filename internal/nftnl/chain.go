@@ -1,0 +1,100 @@
+package nftnl
+
+import (
+	"strconv"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// DefaultMark is the bit of a packet's mark that says that a pod may have it forwarded, where
+// a Config names none. It is outside the bits that kube-proxy, portmap, Calico, Cilium and
+// Tailscale use.
+const DefaultMark = 0x1000
+
+// DefaultTable is the name of our tables, where a Config names none.
+const DefaultTable = "tombolo"
+
+// PriorityForward is where pods' packets get that mark: "filter - 10", by nft's names.
+const PriorityForward = -10
+
+// FamilyName is how nft calls a family of tables (unix.NFPROTO_*).
+func FamilyName(family uint8) string {
+	switch family {
+	case unix.NFPROTO_INET:
+		return "inet"
+	case unix.NFPROTO_BRIDGE:
+		return "bridge"
+	case unix.NFPROTO_IPV4:
+		return "ip"
+	case unix.NFPROTO_IPV6:
+		return "ip6"
+	}
+	return strconv.Itoa(int(family))
+}
+
+// Table is a table as the kernel has it: NFT_MSG_NEWTABLE.
+type Table struct{ Flags uint32 }
+
+// IsDormant says that the table's chains are all unhooked (nft: flags dormant).
+func (t Table) IsDormant() bool { return t.Flags&unix.NFT_TABLE_F_DORMANT != 0 }
+
+// DecodeTable reads one.
+func DecodeTable(b []byte) (Table, error) {
+	var t Table
+	err := Decode(b, func(ad *netlink.AttributeDecoder) error {
+		if ad.Type() == unix.NFTA_TABLE_FLAGS {
+			t.Flags = ad.Uint32()
+		}
+		return nil
+	})
+	return t, err
+}
+
+// Chain is a chain as the kernel has it: NFT_MSG_NEWCHAIN. A chain that is no base chain has
+// no kind, and nothing calls it but rules of the table.
+type Chain struct {
+	Table, Name string
+	Kind        string
+	Hook        uint32
+	Priority    int32
+	Policy      uint32
+	Uses        uint32 // how many rules it has, and jumps there are to it
+	Comment     string
+}
+
+// ChainUserdata is NFTA_CHAIN_USERDATA, Linux 5.10.
+const ChainUserdata = 12
+
+// DecodeChain reads one.
+func DecodeChain(b []byte) (Chain, error) {
+	var ch Chain
+	err := Decode(b, func(ad *netlink.AttributeDecoder) error {
+		switch ad.Type() {
+		case unix.NFTA_CHAIN_TABLE:
+			ch.Table = ad.String()
+		case unix.NFTA_CHAIN_NAME:
+			ch.Name = ad.String()
+		case unix.NFTA_CHAIN_TYPE:
+			ch.Kind = ad.String()
+		case unix.NFTA_CHAIN_POLICY:
+			ch.Policy = ad.Uint32()
+		case unix.NFTA_CHAIN_USE:
+			ch.Uses = ad.Uint32()
+		case ChainUserdata:
+			ch.Comment, _ = CommentOf(ad.Bytes())
+		case unix.NFTA_CHAIN_HOOK:
+			return Nested(ad, func(ad *netlink.AttributeDecoder) error {
+				switch ad.Type() {
+				case unix.NFTA_HOOK_HOOKNUM:
+					ch.Hook = ad.Uint32()
+				case unix.NFTA_HOOK_PRIORITY:
+					ch.Priority = ad.Int32()
+				}
+				return nil
+			})
+		}
+		return nil
+	})
+	return ch, err
+}

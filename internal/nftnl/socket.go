@@ -1,0 +1,132 @@
+package nftnl
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+)
+
+// Socket is a connection to nf_tables, and what was seen over it: what one package hands to
+// another as a tombolo.Socket.
+type Socket struct {
+	*nl.Conn
+	*Seen
+}
+
+// Of is the connection that a package was given as a tombolo.Socket. Its own error says what
+// is wrong with another kind of Socket.
+func Of(s tombolo.Socket) Socket {
+	if own, ok := s.(Socket); ok {
+		return own
+	}
+	return Socket{nl.Of(s), &Seen{}}
+}
+
+// Usable refuses a connection or a context that nothing can be done with.
+func Usable(ctx context.Context, c *nl.Conn) error {
+	if ctx == nil {
+		return nl.NoContext()
+	}
+	err := c.Usable()
+	if err != nil && ctx.Err() != nil {
+		// What is over is over, whatever it would have been done by.
+		err = errors.Join(ctx.Err(), err)
+	}
+	return err
+}
+
+// Seen is what was in order at a generation: a number that every change of a namespace's
+// nf_tables counts up. While it is the same, all of that still is. Things go by sums of what
+// they are made of. The zero Seen says nothing, and is off.
+type Seen struct {
+	mu         sync.Mutex
+	on         bool
+	generation uint32
+	sums       []uint64
+}
+
+// MaxSeen bounds how many sums a Seen has. Those that were looked at last are in it.
+const MaxSeen = 8
+
+// Trust replaces what is known, and switches it on.
+func (k *Seen) Trust(generation uint32, sums []uint64) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.on, k.generation, k.sums = true, generation, slices.Clone(sums)
+}
+
+// All gives what is known.
+func (k *Seen) All() (generation uint32, sums []uint64) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.generation, slices.Clone(k.sums)
+}
+
+// Covers says whether something is known to be in order at a generation.
+func (k *Seen) Covers(generation uint32, sum uint64) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.generation == generation && slices.Contains(k.sums, sum)
+}
+
+// IsAt says whether anything is known of a generation: nothing has changed since.
+func (k *Seen) IsAt(generation uint32) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.generation == generation && len(k.sums) > 0
+}
+
+// IsOn says whether anyone goes by it.
+func (k *Seen) IsOn() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.on
+}
+
+// Add notes that something was seen to be in order at a generation.
+func (k *Seen) Add(generation uint32, sum uint64) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.generation != generation {
+		k.generation, k.sums = generation, nil
+	}
+	rest := slices.DeleteFunc(k.sums, func(n uint64) bool { return n == sum })
+	k.sums = append(rest[max(0, len(rest)+1-MaxSeen):], sum)
+}
+
+// Generation is the one that something is known of, nil if there is none.
+func (k *Seen) Generation() *uint32 {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if len(k.sums) == 0 {
+		return nil
+	}
+	generation := k.generation
+	return &generation
+}
+
+// Follow notes that a transaction of a generation was carried out that left all that is
+// known in order.
+func (k *Seen) Follow(generation uint32) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.generation == generation && len(k.sums) > 0 {
+		k.generation = Next(generation)
+	}
+}
+
+// Drop forgets what is known.
+func (k *Seen) Drop() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.generation, k.sums = 0, nil
+}
+
+// Next is the generation that a transaction makes: the kernel passes over 0.
+func Next(generation uint32) uint32 {
+	return max(generation+1, 1)
+}

@@ -1,0 +1,88 @@
+package foreign
+
+import (
+	"context"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/netns"
+)
+
+// Config says how to open a Conn. The zero value, and nil, mean the caller's own
+// namespace, and what package nft's Config means by none.
+type Config struct {
+	// NetNS is the namespace whose firewalls are meant; nil is that of the calling
+	// thread. It may be closed after Dial.
+	NetNS *netns.NS
+	// Mark is that of package nft's Config.
+	Mark uint32
+}
+
+// Conn looks at other people's firewalls, and has one rule in some. Its methods may be
+// called from several goroutines, and from any number of processes at once. Errors of the
+// kernel are *tombolo.OpError, or wrap one.
+type Conn struct {
+	nl     *nl.Conn
+	seen   *nftnl.Seen
+	shared bool
+	mark   uint32
+}
+
+// Dial opens a connection. It needs CAP_SYS_ADMIN where cfg names a namespace;
+// everything that is done over it needs CAP_NET_ADMIN in the user namespace that
+// owns the network namespace.
+func Dial(cfg *Config) (*Conn, error) {
+	if cfg == nil {
+		cfg = &Config{}
+	}
+	conn, err := nl.Dial(unix.NETLINK_NETFILTER, &nl.Config{NetNS: cfg.NetNS})
+	if err != nil {
+		return nil, err
+	}
+	c := On(conn, cfg)
+	c.shared = false
+	return c, nil
+}
+
+// On works over a connection that is open already, and that stays with its owner: Close does
+// nothing then. That of package nft's Conn (its Socket) brings along what was seen over it,
+// so that Ready costs less. The Config's NetNS says nothing.
+func On(s tombolo.Socket, cfg *Config) *Conn {
+	if cfg == nil {
+		cfg = &Config{}
+	}
+	socket := nftnl.Of(s)
+	c := &Conn{nl: socket.Conn, seen: socket.Seen, shared: true, mark: cfg.Mark}
+	if c.mark == 0 {
+		c.mark = nftnl.DefaultMark
+	}
+	return c
+}
+
+// Close closes the connection, unless it is another's.
+func (c *Conn) Close() error {
+	if c == nil {
+		return c.usable(context.Background())
+	}
+	if c.shared {
+		return nil
+	}
+	return c.nl.Close()
+}
+
+// usable refuses a Conn or a context that nothing can be done with.
+func (c *Conn) usable(ctx context.Context) error {
+	if c == nil {
+		return nftnl.Usable(ctx, nil)
+	}
+	return nftnl.Usable(ctx, c.nl)
+}
+
+// dump lists something, by a request with those attributes.
+func (c *Conn) dump(op string, family uint8, msg uint16, each func([]byte) error, attrs ...netlink.Attribute) error {
+	return nftnl.List(c.nl, op, family, msg, each, attrs...)
+}

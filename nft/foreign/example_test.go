@@ -1,0 +1,37 @@
+package foreign_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+
+	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/nft/foreign"
+)
+
+// On a host without another firewall there is nothing to do, and nothing in the way.
+func Example() {
+	host, err := netns.New() // a namespace to try it in; nil is one's own
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer host.Close()
+	config := &foreign.Config{NetNS: host}
+	c, err := foreign.Dial(config)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer c.Close()
+	ctx := context.Background()
+
+	changed, err := c.Ensure(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	obstacles, err := foreign.Obstacles(ctx, config, foreign.Path{Bridge: "cbr0"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("changed:", changed, "obstacles:", len(obstacles))
+	// Output: changed: false obstacles: 0
+}

@@ -1,0 +1,175 @@
+package foreign
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"net/netip"
+	"sync"
+	"testing"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/nft"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+func messageType(msg uint16) uint16 { return uint16(nftnl.Type(msg)) }
+
+// marshal gives attributes as they are sent.
+func marshal(attrs ...netlink.Attribute) []byte {
+	b, err := netlink.MarshalAttributes(attrs)
+	if err != nil {
+		panic(err)
+	}
+	return b
+}
+
+func dial(tb testing.TB, ns *netns.NS) *Conn {
+	tb.Helper()
+	return dialMark(tb, ns, 0)
+}
+
+func dialMark(tb testing.TB, ns *netns.NS, mark uint32) *Conn {
+	tb.Helper()
+	c, err := Dial(&Config{NetNS: ns, Mark: mark})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { c.Close() })
+	return c
+}
+
+// dialNew gives a Conn to a namespace of its own.
+func dialNew(tb testing.TB) (*Conn, *netns.NS) {
+	tb.Helper()
+	ns := nstest.New(tb)
+	return dial(tb, ns), ns
+}
+
+// dialFaulty gives a Conn to a real kernel that fails as the test says.
+func dialFaulty(tb testing.TB, ns *netns.NS, faults ...*nltest.Fault) *Conn {
+	tb.Helper()
+	t, err := nl.Open(unix.NETLINK_NETFILTER, &nl.Config{NetNS: ns})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	c := owned(On(nl.New(nltest.NewFaulty(t, faults...)), nil))
+	tb.Cleanup(func() { c.Close() })
+	nltest.MustHaveFired(tb, faults...)
+	return c
+}
+
+func prefixes(list ...string) []netip.Prefix {
+	var out []netip.Prefix
+	for _, s := range list {
+		out = append(out, nstest.Prefix(s))
+	}
+	return out
+}
+
+// site is nstest's, with our firewall on its host.
+type site struct {
+	host, pod, other, outside *netns.NS
+	c                         *Conn
+	fw                        *nft.Conn
+}
+
+const (
+	pod4 = "10.22.0.5"
+	pod6 = "fd00:22::5"
+	far4 = "198.51.100.1" // addresses outside
+	far6 = "2001:db8:2::1"
+)
+
+func newSite(tb testing.TB) *site {
+	tb.Helper()
+	s := nstest.NewSite(tb)
+	fw, err := nft.Dial(&nft.Config{NetNS: s.Host})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { fw.Close() })
+	return &site{s.Host, s.Pod, s.Other, s.Outside, On(fw.Socket(), nil), fw}
+}
+
+// podnet is the network of most tests: dual-stack, with masquerade.
+func podnet() nft.Network {
+	return nft.Network{Name: "podnet", Prefixes: prefixes("10.22.0.0/16", "fd00:22::/64"), Masquerade: true}
+}
+
+// pod is an endpoint of podnet.
+func pod(owner nft.Owner, addresses ...string) nft.Endpoint {
+	ep := nft.Endpoint{Owner: owner, Network: "podnet", Bridge: "cbr0", Masquerade: true}
+	for _, a := range addresses {
+		ep.Addrs = append(ep.Addrs, nstest.Addr(a))
+	}
+	return ep
+}
+
+func mustEnsure(tb testing.TB, c *nft.Conn, n nft.Network) {
+	tb.Helper()
+	if _, err := c.Ensure(context.Background(), n); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+func mustAdd(tb testing.TB, c *nft.Conn, ep nft.Endpoint) {
+	tb.Helper()
+	if err := c.Add(context.Background(), ep); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+func nftables(tb testing.TB, ns *netns.NS, args ...string) string {
+	tb.Helper()
+	return nstest.Run(tb, ns, "nft", args...)
+}
+
+func atOnce(t *testing.T, conns []*Conn, do func(i int, c *Conn) error) []error {
+	t.Helper()
+	errs := make([]error, len(conns))
+	var start, end sync.WaitGroup
+	start.Add(1)
+	for i, c := range conns {
+		end.Go(func() {
+			start.Wait()
+			errs[i] = do(i, c)
+		})
+	}
+	start.Done()
+	end.Wait()
+	return errs
+}
+
+func many(t *testing.T, n int) []*Conn {
+	t.Helper()
+	ns := nstest.New(t)
+	conns := make([]*Conn, n)
+	for i := range conns {
+		conns[i] = dial(t, ns)
+	}
+	return conns
+}
+
+func noErrors(t *testing.T, what string, errs []error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+}
+
+// owned has Close close the connection.
+func owned(c *Conn) *Conn {
+	c.shared = false
+	return c
+}

@@ -45,7 +45,7 @@ func (a *adding) prepareLease(leaseDir string) (*leasing, error) {
 	}
 	for _, p := range a.pod.Ports {
 		if p.Protocol == unix.IPPROTO_UDP && p.PodPort == dhcpc.ClientPort {
-			return nil, fail.Errorf(ErrInvalid, "runtimeConfig.portMappings: port %s leads to the pod's UDP port %d, where DHCP servers answer: with ipam.type \"dhcp\" it cannot be published", portText(p), p.PodPort)
+			return nil, fail.Errorf(ErrInvalid, "runtimeConfig.portMappings: port %s leads to the pod's UDP port %d, where DHCP servers answer: with ipam.type \"dhcp\" it cannot be published", endpoint.PortText(p), p.PodPort)
 		}
 	}
 	a.base.IPAMType, a.base.DataDir = endpoint.Leased, l.dir.Path()

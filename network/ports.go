@@ -22,14 +22,6 @@ func published(ports []HostPort) []state.Published {
 	return list
 }
 
-// portText names a host port in messages: 8080/tcp, 192.0.2.1:8080/tcp.
-func portText(p HostPort) string {
-	if p.HostAddr.IsValid() && p.HostAddr.IsUnspecified() {
-		p.HostAddr = netip.Addr{}
-	}
-	return p.String()
-}
-
 // refuseListeners looks for sockets of the host that have one of the ports: their
 // packets would go to the pod from now on.
 func refuseListeners(ctx context.Context, pod *Pod) error {
@@ -65,10 +57,10 @@ func refuseListeners(ctx context.Context, pod *Pod) error {
 func checkPublished(ports []HostPort, addresses []state.Address) error {
 	for _, p := range ports {
 		if p.HostAddr.IsValid() && !flows.FirstOf(addresses, p.HostAddr.Is4()).IsValid() {
-			return fail.Errorf(ErrInvalid, "publish port %s: the pod has no address of that family", portText(p))
+			return fail.Errorf(ErrInvalid, "publish port %s: the pod has no address of that family", endpoint.PortText(p))
 		}
 		if len(addresses) == 0 {
-			return fail.Errorf(ErrInvalid, "publish port %s: the pod has no address", portText(p))
+			return fail.Errorf(ErrInvalid, "publish port %s: the pod has no address", endpoint.PortText(p))
 		}
 	}
 	return nil

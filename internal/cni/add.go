@@ -86,18 +86,18 @@ func (c *call) asked(conf *NetConf) (*asked, error) {
 	if rc.DNS.Servers != nil || rc.DNS.Searches != nil || rc.DNS.Options != nil {
 		a.dns = types.DNS{Nameservers: rc.DNS.Servers, Domain: a.dns.Domain, Search: rc.DNS.Searches, Options: rc.DNS.Options}
 	}
-	if conf.ipamType() != ipamDHCP {
+	if conf.ipamType() != ipamconf.TypeDHCP {
 		return a, nil
 	}
-	dhcp, err := conf.dhcp()
+	dhcp, err := ipamconf.ReadDHCP(conf.IPAM)
 	if err != nil {
 		return nil, err
 	}
-	id := &identity{network: c.network, container: c.containerID, ifName: c.ifName, pod: a.pod.Name}
+	id := &ipamconf.Identity{Network: c.network, ContainerID: c.containerID, IfName: c.ifName, Pod: a.pod.Name}
 	if a.pod.MAC == nil {
-		a.pod.MAC = id.mac(dhcp.ClientID)
+		a.pod.MAC = id.MAC(dhcp.ClientID)
 	}
-	a.pod.Lease, err = dhcp.lease(id, a.pod.MAC, args)
+	a.pod.Lease, err = dhcp.Lease(id, a.pod.MAC, args)
 	return a, err
 }
 

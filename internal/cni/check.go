@@ -10,6 +10,7 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
@@ -33,12 +34,12 @@ func (c *call) check(ctx context.Context, conf *NetConf) error {
 		return err
 	}
 	defer pod.NetNS.Close()
-	if conf.ipamType() == ipamDHCP {
-		dhcp, err := conf.dhcp()
+	if conf.ipamType() == ipamconf.TypeDHCP {
+		dhcp, err := ipamconf.ReadDHCP(conf.IPAM)
 		if err != nil {
 			return err
 		}
-		pod.Lease = &network.Lease{Unkept: dhcp.Keeper == keeperOptional}
+		pod.Lease = &network.Lease{Unkept: dhcp.Unkept()}
 	}
 	if _, err := c.allocatorOf(&s); err != nil {
 		return err
@@ -97,7 +98,7 @@ func (c *call) reported(prev *current.Result) (*network.Reported, []string, erro
 		*into = mac
 	}
 	for _, ip := range prev.IPs {
-		p, ok := prefixOf(ip.Address)
+		p, ok := ipamconf.Prefix(ip.Address)
 		switch {
 		case !ok:
 		// One that says of no interface can only mean the pod's, if that has no other.

@@ -8,6 +8,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
@@ -35,7 +36,7 @@ func (c *call) key() network.Key {
 
 // known is what a configuration tells of attachments that have no record.
 func (c *NetConf) known() *network.Known {
-	return &network.Known{Bridge: c.settings().Bridge, Leased: c.ipamType() == ipamDHCP}
+	return &network.Known{Bridge: c.settings().Bridge, Leased: c.ipamType() == ipamconf.TypeDHCP}
 }
 
 // addressesIn gives the addresses of a result that are this attachment's: those
@@ -46,7 +47,7 @@ func (c *call) addressesIn(prev *current.Result) []netip.Addr {
 		if ip.Interface != nil && prev.Interfaces[*ip.Interface].Name != c.ifName {
 			continue
 		}
-		if p, ok := prefixOf(ip.Address); ok {
+		if p, ok := ipamconf.Prefix(ip.Address); ok {
 			list = append(list, p.Addr())
 		}
 	}

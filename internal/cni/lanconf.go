@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
+	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/network"
 )
@@ -11,12 +12,12 @@ import (
 // LANConf are the fields of a network whose bridge has a NIC of the host's for a port,
 // so that its pods are on the host's own LAN.
 type LANConf struct {
-	Uplink              string   `json:"uplink"`
-	KeepAddressOnUplink bool     `json:"keepAddressOnUplink"`
-	UplinkTimeout       Duration `json:"uplinkTimeout"`
-	DefaultRoute        string   `json:"defaultRoute"`
-	LANGuard            *bool    `json:"lanGuard"`
-	IPv6                string   `json:"ipv6"`
+	Uplink              string            `json:"uplink"`
+	KeepAddressOnUplink bool              `json:"keepAddressOnUplink"`
+	UplinkTimeout       ipamconf.Duration `json:"uplinkTimeout"`
+	DefaultRoute        string            `json:"defaultRoute"`
+	LANGuard            *bool             `json:"lanGuard"`
+	IPv6                string            `json:"ipv6"`
 }
 
 const ipv6SLAAC = "slaac"

@@ -13,6 +13,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/strict"
@@ -64,14 +65,14 @@ type NetConf struct {
 	// Fields of ours.
 	Mode string `json:"mode"`
 	LANConf
-	NonMasqueradeCIDRs []Prefix `json:"nonMasqueradeCIDRs"`
-	BridgeNFCall       *bool    `json:"bridgeNFCall"`
-	StateDir           string   `json:"stateDir"`
-	LeaseDir           string   `json:"leaseDir"`
-	ForwardMark        Mark     `json:"forwardMark"`
-	Deadline           Duration `json:"deadline"`
-	LogFile            string   `json:"logFile"`
-	LogLevel           string   `json:"logLevel"`
+	NonMasqueradeCIDRs []Prefix          `json:"nonMasqueradeCIDRs"`
+	BridgeNFCall       *bool             `json:"bridgeNFCall"`
+	StateDir           string            `json:"stateDir"`
+	LeaseDir           string            `json:"leaseDir"`
+	ForwardMark        Mark              `json:"forwardMark"`
+	Deadline           ipamconf.Duration `json:"deadline"`
+	LogFile            string            `json:"logFile"`
+	LogLevel           string            `json:"logLevel"`
 
 	section *ipamSection // what ipam has read
 }
@@ -87,26 +88,6 @@ const (
 	// The kernel's bounds for a veth and a bridge. IPv6 needs 1280.
 	mtuMin, mtuMax = 68, 65535
 )
-
-// Duration is a length of time, written as "5s" or "1m30s".
-type Duration time.Duration
-
-// UnmarshalJSON reads the form of time.ParseDuration.
-func (d *Duration) UnmarshalJSON(b []byte) error {
-	s, err := strconv.Unquote(string(b))
-	if err != nil {
-		return fmt.Errorf("%s is not a string such as %q", b, "5s")
-	}
-	v, err := time.ParseDuration(s)
-	if err != nil || v <= 0 {
-		return fmt.Errorf("%q is not a length of time such as %q", s, "5s")
-	}
-	*d = Duration(v)
-	return nil
-}
-
-// JSONExpects says what to write.
-func (Duration) JSONExpects() string { return `a length of time such as "5s"` }
 
 // Mark is one bit of a packet's mark, written as a number or as "0x1000".
 type Mark uint32
@@ -180,7 +161,7 @@ func parseLenient(data []byte) (*NetConf, error) {
 // complete fills in what a mode has in place of a section that is missing.
 func (c *NetConf) complete() {
 	if c.Mode == modeLAN && isEmptyJSON(c.IPAM) {
-		c.IPAM = json.RawMessage(`{"type":"` + ipamDHCP + `"}`)
+		c.IPAM = json.RawMessage(`{"type":"` + ipamconf.TypeDHCP + `"}`)
 	}
 }
 
@@ -310,7 +291,7 @@ func (c *NetConf) deadline() time.Duration {
 func (c *NetConf) settings() settings {
 	gateway := c.Mode != modeL2 && c.Mode != modeLAN
 	// The router that a DHCP server names is somebody else's address in general.
-	dhcp := c.ipamType() == ipamDHCP
+	dhcp := c.ipamType() == ipamconf.TypeDHCP
 	s := settings{
 		StateDir: c.StateDir,
 		LeaseDir: c.LeaseDir,

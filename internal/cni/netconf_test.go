@@ -98,23 +98,6 @@ func TestSettingsOfAMode(t *testing.T) {
 	}
 }
 
-func TestDurationIsAStringWithAUnit(t *testing.T) {
-	t.Parallel()
-	for _, tt := range []struct {
-		json string
-		want time.Duration // 0: refused
-	}{
-		{`"5s"`, 5 * time.Second}, {`"1m30s"`, 90 * time.Second}, {`"1.5h"`, 90 * time.Minute}, {`"1ns"`, 1},
-		{`"0s"`, 0}, {`"-5s"`, 0}, {`"5"`, 0}, {`""`, 0}, {`5`, 0}, {`null`, 0}, {`true`, 0}, {`["5s"]`, 0}, {`"3000000h"`, 0},
-	} {
-		var d Duration
-		err := d.UnmarshalJSON([]byte(tt.json))
-		if time.Duration(d) != tt.want || (err == nil) != (tt.want != 0) {
-			t.Errorf("%s gives %s, %v; want %s", tt.json, time.Duration(d), err, tt.want)
-		}
-	}
-}
-
 func TestMarkIsOneBit(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {

@@ -34,7 +34,7 @@ func (rc *runtimeConfig) published() ([]network.HostPort, error) {
 		}
 		for _, other := range list {
 			if overlap(p, other) {
-				return nil, newError(codeInvalidConfig, "runtimeConfig.portMappings[%d]: port %s is to lead to port %d of the pod, and %s to %d: publish a port of the host once", i, portText(p), p.PodPort, portText(other), other.PodPort)
+				return nil, newError(codeInvalidConfig, "runtimeConfig.portMappings[%d]: port %s is to lead to port %d of the pod, and %s to %d: publish a port of the host once", i, endpoint.PortText(p), p.PodPort, endpoint.PortText(other), other.PodPort)
 			}
 		}
 		list = append(list, p)
@@ -82,14 +82,6 @@ func (m *PortMapping) published() (network.HostPort, error) {
 	}
 	p.HostAddr = ip
 	return p, nil
-}
-
-// portText names a host port in messages: 8080/tcp, 192.0.2.1:8080/tcp.
-func portText(p network.HostPort) string {
-	if p.HostAddr.IsValid() && p.HostAddr.IsUnspecified() {
-		p.HostAddr = netip.Addr{}
-	}
-	return p.String()
 }
 
 // Bandwidth limits a pod's traffic, in bits and bits a second; 0 for none. These

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/network"
 )
@@ -75,7 +76,7 @@ func TestPortMappings(t *testing.T) {
 		if err != nil {
 			got = strings.TrimPrefix(describe(err), "code 7: runtimeConfig.portMappings[0]: ")
 		} else {
-			got = portText(list[0])
+			got = endpoint.PortText(list[0])
 		}
 		if got != tt.want {
 			t.Errorf("%s:\ngot  %s\nwant %s", tt.json, got, tt.want)

@@ -8,23 +8,10 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 	"github.com/tombolo-cni/tombolo/network"
 	"github.com/tombolo-cni/tombolo/route"
 )
-
-func prefixOf(n net.IPNet) (netip.Prefix, bool) {
-	ip, ok := netip.AddrFromSlice(n.IP)
-	ones, bits := n.Mask.Size()
-	if !ok || bits == 0 {
-		return netip.Prefix{}, false
-	}
-	ip = ip.Unmap()
-	if bits == 128 && ip.Is4() {
-		ones, bits = ones-96, 32
-	}
-	p := netip.PrefixFrom(ip, ones)
-	return p, p.IsValid() && bits == ip.BitLen()
-}
 
 func ipNet(p netip.Prefix) net.IPNet {
 	return net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
@@ -44,7 +31,7 @@ func routesOf(routes []*types.Route) ([]route.Route, error) {
 }
 
 func routeOf(r *types.Route) (route.Route, error) {
-	dst, ok := prefixOf(r.Dst)
+	dst, ok := ipamconf.Prefix(r.Dst)
 	if !ok {
 		return route.Route{}, newError(codeDecoding, "the ipam gave a route whose destination is none: %s", r.Dst.String())
 	}

@@ -64,11 +64,11 @@ func TestPrefixOf(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			got, ok := prefixOf(tt.in)
+			got, ok := ipamconf.Prefix(tt.in)
 			if ok != (tt.want != "") || ok && got.String() != tt.want {
-				t.Errorf("prefixOf(%v) = %v, %t; want %q", tt.in, got, ok, tt.want)
+				t.Errorf("ipamconf.Prefix(%v) = %v, %t; want %q", tt.in, got, ok, tt.want)
 			}
-			if back, _ := prefixOf(ipNet(got)); ok && back != got {
+			if back, _ := ipamconf.Prefix(ipNet(got)); ok && back != got {
 				t.Errorf("ipNet gives %v back", back)
 			}
 		})

@@ -6,6 +6,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
@@ -17,14 +18,14 @@ func (c *call) status(ctx context.Context, conf *NetConf) error {
 		return unavailable(err)
 	}
 	s := conf.settings()
-	s.Subnets = configuredIPv6(c.stdin)
+	s.Subnets = ipamconf.IPv6Subnets(c.stdin)
 	var leases *network.Lease
-	if conf.ipamType() == ipamDHCP {
-		dhcp, err := conf.dhcp()
+	if conf.ipamType() == ipamconf.TypeDHCP {
+		dhcp, err := ipamconf.ReadDHCP(conf.IPAM)
 		if err != nil {
 			return err
 		}
-		leases = &network.Lease{Unkept: dhcp.Keeper == keeperOptional}
+		leases = &network.Lease{Unkept: dhcp.Unkept()}
 	} else if _, err := c.allocatorOf(&s); err != nil {
 		return err
 	}

@@ -97,3 +97,11 @@ func PublishesIPv4(rec *state.Attachment) bool {
 	return (leased || slices.ContainsFunc(rec.Addresses, func(a state.Address) bool { return a.Prefix.Addr().Is4() })) &&
 		slices.ContainsFunc(rec.Published, func(p state.Published) bool { return !p.HostIP.IsValid() || p.HostIP.Is4() })
 }
+
+// PortText names a host port in messages: 8080/tcp, 192.0.2.1:8080/tcp.
+func PortText(p nft.Port) string {
+	if p.HostAddr.IsValid() && p.HostAddr.IsUnspecified() {
+		p.HostAddr = netip.Addr{}
+	}
+	return p.String()
+}

@@ -96,7 +96,7 @@ func (a asker) Check(ctx context.Context, prev *current.Result) error {
 	var held []ipam.Address
 	if prev != nil {
 		for _, ip := range prev.IPs {
-			prefix, _ := prefixOf(ip.Address)
+			prefix, _ := Prefix(ip.Address)
 			gateway, _ := netip.AddrFromSlice(ip.Gateway)
 			held = append(held, ipam.Address{Prefix: prefix, Gateway: gateway.Unmap()})
 		}
@@ -149,7 +149,7 @@ func (n *node) del(id string) {
 func resultAddrs(result *current.Result) []netip.Addr {
 	var list []netip.Addr
 	for _, ip := range result.IPs {
-		prefix, _ := prefixOf(ip.Address)
+		prefix, _ := Prefix(ip.Address)
 		list = append(list, prefix.Addr())
 	}
 	return list

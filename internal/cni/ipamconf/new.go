@@ -21,8 +21,11 @@ const (
 	typeNone      = ""
 	typeHostLocal = "host-local"
 	typeStatic    = "static"
-	typeDHCP      = "dhcp"
 )
+
+// TypeDHCP is the type that is served here rather than by an Allocator: an
+// address comes from the network itself, so that the link has to be there first.
+const TypeDHCP = "dhcp"
 
 // An Allocator is what the ipam section of a netconf stands for. Errors of its Status have
 // code 50.
@@ -136,7 +139,7 @@ func New(r *Request) (Allocator, error) {
 		return newHostLocal(r)
 	case typeStatic:
 		return newStatic(r)
-	case typeDHCP:
+	case TypeDHCP:
 		// It is served in process too, but not by this package: so no program of that name is run.
 		// Callers see to leases before they come here, but for a pod that was made under another
 		// type.
@@ -203,7 +206,7 @@ func readAddresses(result *current.Result) ([]ipam.Address, error) {
 	}
 	var list []ipam.Address
 	for i, ip := range sorted {
-		prefix, ok := prefixOf(ip.Address)
+		prefix, ok := Prefix(ip.Address)
 		if !ok {
 			return nil, newError(codeDecode, nil, "the ipam's ips[%d] is no address with a prefix length: %s", i, ip.Address.String())
 		}
@@ -217,7 +220,8 @@ func readAddresses(result *current.Result) ([]ipam.Address, error) {
 	return list, nil
 }
 
-func prefixOf(n net.IPNet) (netip.Prefix, bool) {
+// Prefix is an address with the length of its network; ok is false where it is none.
+func Prefix(n net.IPNet) (netip.Prefix, bool) {
 	ip, ok := netip.AddrFromSlice(n.IP)
 	ones, bits := n.Mask.Size()
 	if !ok || bits == 0 {

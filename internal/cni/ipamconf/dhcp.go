@@ -1,7 +1,8 @@
-package cni
+package ipamconf
 
 import (
 	"crypto/sha256"
+	"fmt"
 	"net"
 	"net/netip"
 	"slices"
@@ -14,13 +15,9 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// ipamDHCP is the ipam.type that is served here rather than by package ipam: an
-// address comes from the network itself, so that the link has to be there first.
-const ipamDHCP = "dhcp"
-
-// dhcpConf is the ipam section of type dhcp. request, provide and priority are those
+// DHCP is the ipam section of type dhcp. request, provide and priority are those
 // of the reference dhcp plugin.
-type dhcpConf struct {
+type DHCP struct {
 	Type string `json:"type"`
 
 	ClientID        string    `json:"clientID"`
@@ -80,7 +77,7 @@ func (o *option) UnmarshalJSON(b []byte) error {
 	if !known {
 		n, err := strconv.ParseUint(text, 10, 8)
 		if err != nil || n == 0 || n == 255 {
-			return newError(codeInvalidConfig, "%s is no option of DHCP", b)
+			return newError(codeInvalidConfig, nil, "%s is no option of DHCP", b)
 		}
 		code = uint8(n)
 	}
@@ -100,11 +97,11 @@ const (
 	keeperOptional = "optional"
 )
 
-// dhcp reads the ipam section of a verb that must not guess.
-func (c *NetConf) dhcp() (*dhcpConf, error) {
-	conf := dhcpConf{ClientID: clientByContainer, Keeper: keeperRequired, Timeout: Duration(dhcpc.DefaultTimeout)}
-	if err := strict.Unmarshal(c.IPAM, &conf, nil); err != nil {
-		return nil, configError(err)
+// ReadDHCP reads the ipam section of a verb that must not guess.
+func ReadDHCP(section []byte) (*DHCP, error) {
+	conf := DHCP{ClientID: clientByContainer, Keeper: keeperRequired, Timeout: Duration(dhcpc.DefaultTimeout)}
+	if err := strict.Unmarshal(section, &conf, nil); err != nil {
+		return nil, ConfigError(err)
 	}
 	for _, choice := range []struct {
 		field, value string
@@ -115,42 +112,42 @@ func (c *NetConf) dhcp() (*dhcpConf, error) {
 		{"keeper", conf.Keeper, []string{keeperRequired, keeperOptional}},
 	} {
 		if !slices.Contains(choice.of, choice.value) {
-			return nil, newError(codeInvalidConfig, "ipam.%s %q is not known: use one of %q", choice.field, choice.value, choice.of)
+			return nil, newError(codeInvalidConfig, nil, "ipam.%s %q is not known: use one of %q", choice.field, choice.value, choice.of)
 		}
 	}
 	switch {
 	case conf.DaemonSocketPath != "":
-		return nil, newError(codeUnsupportedField, `field "ipam.daemonSocketPath": %q: there is no such socket: tombolod finds leases by their directory, leaseDir`, conf.DaemonSocketPath)
+		return nil, newError(codeUnsupportedField, nil, `field "ipam.daemonSocketPath": %q: there is no such socket: tombolod finds leases by their directory, leaseDir`, conf.DaemonSocketPath)
 	case conf.Priority < 0:
-		return nil, newError(codeInvalidConfig, "ipam.priority %d is negative", conf.Priority)
+		return nil, newError(codeInvalidConfig, nil, "ipam.priority %d is negative", conf.Priority)
 	}
 	for i, r := range conf.Routes {
 		if !r.Dst.IsValid() || !r.Dst.Addr().Is4() || r.GW.IsValid() && !r.GW.Is4() {
-			return nil, newError(codeInvalidConfig, "ipam.routes[%d]: a route of IPv4 needs a dst such as 10.0.0.0/8, and may have a gw", i)
+			return nil, newError(codeInvalidConfig, nil, "ipam.routes[%d]: a route of IPv4 needs a dst such as 10.0.0.0/8, and may have a gw", i)
 		}
 	}
 	return &conf, nil
 }
 
-// identity is who a pod is to a DHCP server.
-type identity struct {
-	network, container, ifName string
-	pod                        string // namespace/name; empty if it is not known
+// Identity is what tells a pod from others to a DHCP server.
+type Identity struct {
+	Network, ContainerID, IfName string
+	Pod                          string // namespace/name; empty if it is not known
 }
 
 // clientID is option 61: type 0, which says that it is no hardware address, and a
 // text that an operator recognises in the server's list and can reserve for.
-func (id *identity) clientID(by string, mac net.HardwareAddr) ([]byte, error) {
-	text := id.container + "/" + id.network + "/" + id.ifName
+func (id *Identity) clientID(by string, mac net.HardwareAddr) ([]byte, error) {
+	text := id.ContainerID + "/" + id.Network + "/" + id.IfName
 	switch by {
 	case clientByMAC:
 		const ethernet = 1
 		return append([]byte{ethernet}, mac...), nil
 	case clientByPod:
-		if id.pod == "" {
-			return nil, newError(codeInvalidConfig, `ipam.clientID "pod": the runtime does not say which pod it is (K8S_POD_NAMESPACE and K8S_POD_NAME in CNI_ARGS): use "container" or "mac"`)
+		if id.Pod == "" {
+			return nil, newError(codeInvalidConfig, nil, `ipam.clientID "pod": the runtime does not say which pod it is (K8S_POD_NAMESPACE and K8S_POD_NAME in CNI_ARGS): use "container" or "mac"`)
 		}
-		text = id.pod + "/" + id.network + "/" + id.ifName
+		text = id.Pod + "/" + id.Network + "/" + id.IfName
 	}
 	const longest = 254 // of 255 bytes that an option holds
 	if len(text) > longest {
@@ -160,19 +157,19 @@ func (id *identity) clientID(by string, mac net.HardwareAddr) ([]byte, error) {
 	return append([]byte{0}, text...), nil
 }
 
-// mac is the same for the same identity, since home routers reserve by it: a
+// MAC is the same for the same identity, since home routers reserve by it: a
 // locally administered address, by the pod where its name is known and counts.
-func (id *identity) mac(by string) net.HardwareAddr {
-	text := id.container + "/" + id.network + "/" + id.ifName
-	if id.pod != "" && by != clientByContainer {
-		text = id.pod + "/" + id.network + "/" + id.ifName
+func (id *Identity) MAC(by string) net.HardwareAddr {
+	text := id.ContainerID + "/" + id.Network + "/" + id.IfName
+	if id.Pod != "" && by != clientByContainer {
+		text = id.Pod + "/" + id.Network + "/" + id.IfName
 	}
 	sum := sha256.Sum256([]byte("tombolo mac " + text))
 	return net.HardwareAddr{0x0a, sum[0], sum[1], sum[2], sum[3], sum[4]}
 }
 
 // client is what a DHCP server is told.
-func (conf *dhcpConf) client(id *identity, mac net.HardwareAddr, args map[string]string) (*lease.Client, error) {
+func (conf *DHCP) client(id *Identity, mac net.HardwareAddr, args map[string]string) (*lease.Client, error) {
 	clientID, err := id.clientID(conf.ClientID, mac)
 	if err != nil {
 		return nil, err
@@ -193,13 +190,13 @@ func (conf *dhcpConf) client(id *identity, mac net.HardwareAddr, args map[string
 	}
 	for i, p := range conf.Provide {
 		if !p.Option.set {
-			return nil, newError(codeInvalidConfig, "ipam.provide[%d] names no option", i)
+			return nil, newError(codeInvalidConfig, nil, "ipam.provide[%d] names no option", i)
 		}
 		value := p.Value
 		if p.FromArg != "" {
 			var found bool
 			if value, found = args[p.FromArg]; !found {
-				return nil, newError(codeInvalidConfig, "ipam.provide[%d]: CNI_ARGS has no %s", i, p.FromArg)
+				return nil, newError(codeInvalidConfig, nil, "ipam.provide[%d]: CNI_ARGS has no %s", i, p.FromArg)
 			}
 		}
 		switch p.Option.code {
@@ -214,20 +211,20 @@ func (conf *dhcpConf) client(id *identity, mac net.HardwareAddr, args map[string
 		}
 	}
 	if _, err := dhcpc.NewMachine(c.Config(nil)); err != nil {
-		return nil, newError(codeInvalidConfig, "ipam: %v", err)
+		return nil, newError(codeInvalidConfig, nil, "ipam: %v", err)
 	}
 	return c, nil
 }
 
-// lease is how a pod gets its address.
-func (conf *dhcpConf) lease(id *identity, mac net.HardwareAddr, args map[string]string) (*network.Lease, error) {
+// Lease is how a pod gets its address.
+func (conf *DHCP) Lease(id *Identity, mac net.HardwareAddr, args map[string]string) (*network.Lease, error) {
 	client, err := conf.client(id, mac, args)
 	if err != nil {
 		return nil, err
 	}
 	l := &network.Lease{
 		Client: *client.Config(nil), Sticky: client.Sticky,
-		Unkept: conf.Keeper == keeperOptional, Priority: conf.Priority,
+		Unkept: conf.Unkept(), Priority: conf.Priority,
 	}
 	l.Client.Timeout = time.Duration(conf.Timeout)
 	for _, r := range conf.Routes {
@@ -235,3 +232,26 @@ func (conf *dhcpConf) lease(id *identity, mac net.HardwareAddr, args map[string]
 	}
 	return l, nil
 }
+
+// Unkept says that leases need not be renewed.
+func (conf *DHCP) Unkept() bool { return conf.Keeper == keeperOptional }
+
+// Duration is a length of time, written as "5s" or "1m30s".
+type Duration time.Duration
+
+// UnmarshalJSON reads the form of time.ParseDuration.
+func (d *Duration) UnmarshalJSON(b []byte) error {
+	s, err := strconv.Unquote(string(b))
+	if err != nil {
+		return fmt.Errorf("%s is not a string such as %q", b, "5s")
+	}
+	v, err := time.ParseDuration(s)
+	if err != nil || v <= 0 {
+		return fmt.Errorf("%q is not a length of time such as %q", s, "5s")
+	}
+	*d = Duration(v)
+	return nil
+}
+
+// JSONExpects says what to write.
+func (Duration) JSONExpects() string { return `a length of time such as "5s"` }

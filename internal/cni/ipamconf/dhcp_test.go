@@ -1,23 +1,27 @@
-package cni
+package ipamconf
 
 import (
+	"errors"
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/containernetworking/cni/pkg/types"
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/tombolo-cni/tombolo/internal/lease"
 )
 
-func dhcpOf(t *testing.T, fields string) (*dhcpConf, error) {
+func dhcpOf(t *testing.T, fields string) (*DHCP, error) {
 	t.Helper()
-	section := `"ipam": {"type": "dhcp"`
+	section := `{"type": "dhcp"`
 	if fields != "" {
 		section += ", " + fields
 	}
-	return parsed(t, section+"}").dhcp()
+	return ReadDHCP([]byte(section + "}"))
 }
 
 func TestDHCPSectionThatIsWrong(t *testing.T) {
@@ -36,7 +40,12 @@ func TestDHCPSectionThatIsWrong(t *testing.T) {
 		{`"daemonSocketPath": "/run/cni/dhcp.sock"`, `code 2: field "ipam.daemonSocketPath": "/run/cni/dhcp.sock": there is no such socket: tombolod finds leases by their directory, leaseDir`},
 	} {
 		_, err := dhcpOf(t, tt.fields)
-		if got := describe(err); got != tt.want {
+		var coded *types.Error
+		if !errors.As(err, &coded) {
+			t.Errorf("%s: %v, want a code", tt.fields, err)
+			continue
+		}
+		if got := fmt.Sprintf("code %d: %s", coded.Code, coded.Msg); got != tt.want {
 			t.Errorf("%s:\ngot  %s\nwant %s", tt.fields, got, tt.want)
 		}
 	}
@@ -44,34 +53,34 @@ func TestDHCPSectionThatIsWrong(t *testing.T) {
 
 func TestIdentityOfAPodToItsServer(t *testing.T) {
 	t.Parallel()
-	id := &identity{network: "lab", container: "c1", ifName: "eth0", pod: "default/db-0"}
-	again := &identity{network: "lab", container: "c2", ifName: "eth0", pod: "default/db-0"}
+	id := &Identity{Network: "lab", ContainerID: "c1", IfName: "eth0", Pod: "default/db-0"}
+	again := &Identity{Network: "lab", ContainerID: "c2", IfName: "eth0", Pod: "default/db-0"}
 	for by, want := range map[string]string{
 		clientByContainer: "\x00c1/lab/eth0",
 		clientByPod:       "\x00default/db-0/lab/eth0",
-		clientByMAC:       "\x01" + string(id.mac(clientByMAC)),
+		clientByMAC:       "\x01" + string(id.MAC(clientByMAC)),
 	} {
-		got, err := id.clientID(by, id.mac(by))
+		got, err := id.clientID(by, id.MAC(by))
 		if err != nil || string(got) != want {
 			t.Errorf("%s: %q, %v; want %q", by, got, err, want)
 		}
-		sameID, err := again.clientID(by, again.mac(by))
+		sameID, err := again.clientID(by, again.MAC(by))
 		if err != nil {
 			t.Fatal(err)
 		}
 		if same := string(got) == string(sameID); same != (by != clientByContainer) {
 			t.Errorf("%s: the pod's next container has the same identity: %t", by, same)
 		}
-		mac := id.mac(by)
+		mac := id.MAC(by)
 		if len(mac) != 6 || mac[0]&3 != 2 {
 			t.Errorf("%s: MAC %s is none of ours to choose", by, mac)
 		}
 	}
-	nobody := &identity{network: "lab", container: "c1", ifName: "eth0"}
+	nobody := &Identity{Network: "lab", ContainerID: "c1", IfName: "eth0"}
 	if _, err := nobody.clientID(clientByPod, nil); err == nil || !strings.Contains(err.Error(), "K8S_POD_NAMESPACE") {
 		t.Errorf("a pod without a name: %v", err)
 	}
-	long := &identity{network: strings.Repeat("n", 250), container: strings.Repeat("c", 64), ifName: "eth0"}
+	long := &Identity{Network: strings.Repeat("n", 250), ContainerID: strings.Repeat("c", 64), IfName: "eth0"}
 	if got, err := long.clientID(clientByContainer, nil); err != nil || len(got) != 33 {
 		t.Errorf("an identity that is too long for an option: %d bytes, %v", len(got), err)
 	}
@@ -86,8 +95,8 @@ func TestWhatTheServerIsTold(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	id := &identity{network: "lab", container: "c1", ifName: "eth0", pod: "default/db-0"}
-	mac := id.mac(clientByPod)
+	id := &Identity{Network: "lab", ContainerID: "c1", IfName: "eth0", Pod: "default/db-0"}
+	mac := id.MAC(clientByPod)
 	args := map[string]string{"K8S_POD_NAME": "db-0", "COLOUR": "red"}
 	got, err := conf.client(id, mac, args)
 	if err != nil {
@@ -118,5 +127,22 @@ func TestWhatTheServerIsTold(t *testing.T) {
 	}
 	if got, err := none.client(id, mac, args); err != nil || got.HostName != "" {
 		t.Errorf("client %+v, %v", got, err)
+	}
+}
+
+func TestDurationIsAStringWithAUnit(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		json string
+		want time.Duration // 0: refused
+	}{
+		{`"5s"`, 5 * time.Second}, {`"1m30s"`, 90 * time.Second}, {`"1.5h"`, 90 * time.Minute}, {`"1ns"`, 1},
+		{`"0s"`, 0}, {`"-5s"`, 0}, {`"5"`, 0}, {`""`, 0}, {`5`, 0}, {`null`, 0}, {`true`, 0}, {`["5s"]`, 0}, {`"3000000h"`, 0},
+	} {
+		var d Duration
+		err := d.UnmarshalJSON([]byte(tt.json))
+		if time.Duration(d) != tt.want || (err == nil) != (tt.want != 0) {
+			t.Errorf("%s gives %s, %v; want %s", tt.json, time.Duration(d), err, tt.want)
+		}
 	}
 }

@@ -1,4 +1,4 @@
-package cni
+package ipamconf
 
 import (
 	"testing"
@@ -20,7 +20,7 @@ func TestConfiguredIPv6IsFound(t *testing.T) {
 		`[`: "",
 	} {
 		got := ""
-		for _, p := range configuredIPv6([]byte(`{"name": "net", "ipam": ` + ipam + `}`)) {
+		for _, p := range IPv6Subnets([]byte(`{"name": "net", "ipam": ` + ipam + `}`)) {
 			got += p.String()
 		}
 		if got != want {

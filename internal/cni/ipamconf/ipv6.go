@@ -1,13 +1,13 @@
-package cni
+package ipamconf
 
 import (
 	"encoding/json"
 	"net/netip"
 )
 
-// configuredIPv6 gives the first IPv6 subnet or address of the ipam section of
+// IPv6Subnets gives the first IPv6 subnet or address of the ipam section of
 // host-local and static; none if there is none. What cannot be read is not for it to say.
-func configuredIPv6(stdin []byte) []netip.Prefix {
+func IPv6Subnets(stdin []byte) []netip.Prefix {
 	type subnet struct {
 		Subnet string `json:"subnet"`
 	}

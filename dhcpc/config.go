@@ -20,6 +20,12 @@ const (
 	DefaultLeaseTime  = time.Hour        // where a server names none
 	minRenewWait      = 60 * time.Second // between REQUESTs of one renewal
 
+	// A server's times below these would have each client ask it again and again: a lease
+	// counts as one that is long enough to be renewed, T1 and T2 as not told.
+	shortestLease = 10 * time.Second
+	shortestT1    = 2 * time.Second
+	shortestT2    = 4 * time.Second
+
 	macLen       = 6
 	maxOption    = 255  // bytes of an option's value that we send
 	minMessage   = 576  // every host takes an IP packet of that size

@@ -102,10 +102,9 @@ func TestProbingOfALeaseThatEndsMeanwhile(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, detect)
 	b.requesting()
-	b.hear(ack, set(51, seconds(1)))
-	for b.s.State() == Probing {
-		b.tick()
-	}
+	b.hear(ack, set(51, seconds(10)))
+	b.want(Probing)
+	b.at(b.s.offer.Expire)
 	b.want(Selecting)
 }
 

@@ -41,7 +41,10 @@ func TestServersWithOddOptions(t *testing.T) {
 		{name: "T1 and T2 of zero", ack: []change{set(58, seconds(0)), set(59, seconds(0))}, t1: 30 * min, t2: 3150 * time.Second, end: hour, ignored: "T1 of 0s"},
 		{name: "T1 and T2 for ever", ack: []change{set(58, seconds(-1)), set(59, seconds(-1))}, t1: 30 * min, t2: 3150 * time.Second, end: hour},
 		{name: "T1 and T2 of its choice", ack: []change{set(58, seconds(60)), set(59, seconds(120))}, t1: min, t2: 2 * min, end: hour},
-		{name: "a lease of 1 s", ack: []change{set(51, seconds(1))}, t1: 500 * time.Millisecond, t2: 875 * time.Millisecond, end: time.Second},
+		{name: "a lease of 1 s", ack: []change{set(51, seconds(1))}, t1: 5 * time.Second, t2: 8750 * time.Millisecond, end: 10 * time.Second, ignored: "option 51: a lease of 1s: 10s assumed"},
+		{name: "T1 and T2 of 1 s", ack: []change{set(58, seconds(1)), set(59, seconds(1))}, t1: 30 * min, t2: 3150 * time.Second, end: hour, ignored: "T1 of 1s"},
+		{name: "T1 of 1 s", ack: []change{set(58, seconds(1)), set(59, seconds(2400))}, t1: 22*min + 51*time.Second, t2: 40 * min, end: hour, ignored: "T1 of 1s with T2 of 40m0s"},
+		{name: "T1 and T2 that may be", ack: []change{set(58, seconds(2)), set(59, seconds(4))}, t1: 2 * time.Second, t2: 4 * time.Second, end: hour},
 		{name: "a lease of 136 years", ack: []change{set(51, seconds(0xfffffffe))}, t1: 0xfffffffe * time.Second / 2, end: 0xfffffffe * time.Second},
 		{name: "classless routes cut short", ack: []change{set(121, []byte{24, 10, 8, 0, 10, 9, 0})}, end: hour, routes: "0.0.0.0/0 via 10.9.0.1", ignored: "option 121: cut short after 0 routes"},
 		{name: "classless routes with 33 bits", ack: []change{set(121, append([]byte{33, 10, 8, 0, 0, 0}, raw4(serverIP)...))}, end: hour, routes: "0.0.0.0/0 via 10.9.0.1", ignored: "option 121: a destination of 33 bits"},
@@ -340,15 +343,16 @@ func TestALeaseOfOneSecondDoesNotSpin(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.bound(set(51, seconds(1)))
-	steps := 0
+	sent := 0
 	for b.now.Sub(epoch()) < time.Minute {
 		b.tick()
-		if steps++; b.out.Send != nil && b.sent.MessageType() == discover {
-			b.hear(offer)
+		if b.out.Send != nil {
+			sent++
+			b.want(Renewing)
 			b.hear(ack, set(51, seconds(1)))
 		}
 	}
-	if steps > 300 {
-		t.Errorf("%d steps in a minute", steps)
+	if sent < 9 || sent > 13 {
+		t.Errorf("%d renewals in a minute, want one each 5 s", sent)
 	}
 }

@@ -69,16 +69,19 @@ func (r *reader) times(l *Lease) error {
 		total = DefaultLeaseTime
 	case total == 0:
 		return errors.New("it is for 0 s")
+	case total < shortestLease:
+		r.ignore(51, "a lease of %s: %s assumed", total, shortestLease)
+		total = shortestLease
 	}
 	t2, known, infinite := r.seconds(59)
-	if !known || infinite || t2 == 0 || t2 >= total {
+	if !known || infinite || t2 < shortestT2 || t2 >= total {
 		if known {
 			r.ignore(59, "T2 of %s in a lease of %s", t2, total)
 		}
 		t2 = total / 8 * 7
 	}
 	t1, known, infinite := r.seconds(58)
-	if !known || infinite || t1 == 0 || t1 >= t2 {
+	if !known || infinite || t1 < shortestT1 || t1 >= t2 {
 		if known {
 			r.ignore(58, "T1 of %s with T2 of %s", t1, t2)
 		}

@@ -230,7 +230,7 @@ func TestWhatGoesByAPodsAddressFollowsItsLease(t *testing.T) {
 // Of a lease that is lost the address may be another's: nothing may lead there.
 func TestNothingLeadsToAnAddressThatWasLost(t *testing.T) {
 	t.Parallel()
-	m, s := newMovable(t, 3*time.Second)
+	m, s := newMovable(t, 10*time.Second)
 	m.keeper()
 	s.set(func(s *server) { s.silence = true })
 	m.settled("")

@@ -18,7 +18,8 @@ import (
 func TestKilledKeepersLoseNoLease(t *testing.T) {
 	pods, kills := 100, 6
 	l := newLAN(t)
-	s := l.serve(6 * time.Second)
+	s := l.serve(10 * time.Second)
+	s.set(func(s *server) { s.renew = 3 * time.Second })
 	cmd := l.process()
 	var all []*testPod
 	want := map[*testPod]netip.Prefix{}
@@ -126,7 +127,10 @@ func TestIdleLeasesCostNextToNothing(t *testing.T) {
 		if i > 0 {
 			l = first.another(i)
 		}
-		lans, servers = append(lans, l), append(servers, l.serve(max(4*time.Second, time.Duration(pods)*40*time.Millisecond)))
+		renew := max(2*time.Second, time.Duration(pods)*20*time.Millisecond)
+		s := l.serve(6 * renew)
+		s.set(func(s *server) { s.renew = renew })
+		lans, servers = append(lans, l), append(servers, s)
 	}
 	var all []*testPod
 	for i := range pods {

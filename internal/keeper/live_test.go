@@ -22,7 +22,8 @@ import (
 func TestAPodsLeaseIsRenewedAgainAndAgain(t *testing.T) {
 	t.Parallel()
 	l := newLAN(t)
-	s := l.serve(4 * time.Second)
+	s := l.serve(12 * time.Second)
+	s.set(func(s *server) { s.renew = 2 * time.Second })
 	p := l.add(1)
 	requests := s.count("REQUEST")
 	l.keeper()
@@ -46,7 +47,8 @@ func TestAPodsLeaseIsRenewedAgainAndAgain(t *testing.T) {
 func TestTheKeeperHearsOfAnAddAndOfADel(t *testing.T) {
 	t.Parallel()
 	l := newLAN(t)
-	s := l.serve(4 * time.Second)
+	s := l.serve(12 * time.Second)
+	s.set(func(s *server) { s.renew = 2 * time.Second })
 	l.keeper()
 	p := l.add(1)
 	requests := s.count("REQUEST")
@@ -87,7 +89,7 @@ func TestAnAddressThatTheServerTakesAwayIsReplaced(t *testing.T) {
 	t.Parallel()
 	l := newLAN(t)
 	s := l.serve(time.Hour)
-	s.set(func(s *server) { s.renew = time.Second })
+	s.set(func(s *server) { s.renew = 2 * time.Second })
 	p := l.add(1)
 	l.keeper()
 	s.set(func(s *server) { s.refuse, s.base = true, netip.MustParseAddr("10.9.2.1") })
@@ -106,7 +108,7 @@ func TestAnAddressThatTheServerTakesAwayIsReplaced(t *testing.T) {
 func TestALeaseRunsOutInTheKernelAndIsGotAgain(t *testing.T) {
 	t.Parallel()
 	l := newLAN(t)
-	s := l.serve(2 * time.Second)
+	s := l.serve(10 * time.Second)
 	p := l.add(1)
 	s.set(func(s *server) { s.silence = true })
 	l.keeper()

@@ -10,8 +10,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/strict"
 )
 
@@ -225,24 +224,8 @@ func (s *session) writeMarker() error {
 	if err != nil {
 		return fmt.Errorf("write epoch marker: %w", err)
 	}
-	if err := writeSynced(path+tempSuffix, string(content)); err != nil {
-		return fmt.Errorf("write epoch marker: %w", errors.Join(err, removeFile(path+tempSuffix)))
-	}
-	if err := os.Rename(path+tempSuffix, path); err != nil {
+	if err := file.ReplaceDurably(path+tempSuffix, path, content); err != nil {
 		return fmt.Errorf("write epoch marker: %w", err)
 	}
 	return nil
-}
-
-// writeSynced writes a file anew and waits until it is on disk.
-func writeSynced(path, content string) error {
-	fd, err := openFile(path, unix.O_WRONLY|unix.O_CREAT|unix.O_TRUNC|unix.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return err
-	}
-	err = writeAt(fd, path, content)
-	if err == nil {
-		err = pathError("sync", path, unix.Fsync(fd))
-	}
-	return errors.Join(err, pathError("close", path, unix.Close(fd)))
 }

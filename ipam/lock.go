@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
 )
 
@@ -64,7 +65,7 @@ func (s *session) unlock() {
 // openLock opens a lock file, which the reference plugin may have made, for any user. It
 // takes nothing else for one.
 func openLock(path string) (int, error) {
-	fd, err := openFile(path, unix.O_RDONLY|unix.O_CREAT|unix.O_NOFOLLOW, 0o600)
+	fd, err := file.OpenAny(path, unix.O_RDONLY|unix.O_CREAT)
 	if err != nil {
 		return -1, err
 	}
@@ -132,6 +133,6 @@ func flock(ctx context.Context, fd int, wait time.Duration) error {
 }
 
 func flockRetry(fd, how int) error {
-	_, err := retry(func() (struct{}, error) { return struct{}{}, unix.Flock(fd, how) })
+	_, err := file.Restart(func() (struct{}, error) { return struct{}{}, unix.Flock(fd, how) })
 	return err
 }

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/file"
 )
 
 const (
@@ -179,7 +181,7 @@ func (s *session) reserve(addr netip.Addr, owner Owner) (bool, error) {
 // reclaim removes a file that its creator did not live to write.
 func (s *session) reclaim(addr netip.Addr) error {
 	s.warnf("reclaimed %s: its file is empty or cut short, so whoever reserved it died meanwhile", addr)
-	if err := removeFile(s.path(addr)); err != nil {
+	if err := file.Remove(s.path(addr)); err != nil {
 		return s.ioError("reclaim "+addr.String(), err)
 	}
 	return nil
@@ -187,7 +189,7 @@ func (s *session) reclaim(addr netip.Addr) error {
 
 // release removes the reservation of addr. Who calls has seen whose it is.
 func (s *session) release(addr netip.Addr) error {
-	if err := removeFile(s.path(addr)); err != nil {
+	if err := file.Remove(s.path(addr)); err != nil {
 		return s.ioError("release "+addr.String(), err)
 	}
 	return nil
@@ -207,7 +209,7 @@ type lastFile struct {
 // openLast reads last_reserved_ip.<index>.
 func (s *session) openLast(index int) *lastFile {
 	l := &lastFile{store: s.store, path: s.dir + "/" + lastPrefix + strconv.Itoa(index), fd: -1}
-	fd, err := openFile(l.path, unix.O_RDWR|unix.O_CREAT|unix.O_NOFOLLOW, 0o600)
+	fd, err := file.OpenAny(l.path, unix.O_RDWR|unix.O_CREAT)
 	if err != nil {
 		s.warnf("addresses are not given in turn: %s", err)
 		return l
@@ -244,9 +246,9 @@ func (l *lastFile) write(addr netip.Addr) {
 		return
 	}
 	text := addr.String()
-	err := writeAt(l.fd, l.path, text)
+	err := file.WriteAll(l.fd, l.path, []byte(text))
 	if err == nil && len(text) < l.size {
-		_, err = retry(func() (struct{}, error) { return struct{}{}, unix.Ftruncate(l.fd, int64(len(text))) })
+		_, err = file.Restart(func() (struct{}, error) { return struct{}{}, unix.Ftruncate(l.fd, int64(len(text))) })
 		err = pathError("truncate", l.path, err)
 	}
 	if err != nil {

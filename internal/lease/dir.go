@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/file"
 )
 
 // DefaultDir is where the records are unless the configuration says otherwise.
@@ -101,7 +103,7 @@ func (d *Dir) Load(hash string) (*Record, error) {
 }
 
 func load(path, hash string) (*Record, error) {
-	data, err := readFile(path)
+	data, err := file.Read(path, file.MaxRecord)
 	if err != nil {
 		return nil, err
 	}
@@ -181,7 +183,7 @@ func (d *Dir) Same(r *Record) ([]*Record, error) {
 	needle := []byte(r.Client.key())
 	var found []*Record
 	for _, hash := range hashes {
-		data, err := readFile(d.recordPath(hash))
+		data, err := file.Read(d.recordPath(hash), file.MaxRecord)
 		if err != nil || !bytes.Contains(data, needle) {
 			continue
 		}
@@ -195,22 +197,9 @@ func (d *Dir) Same(r *Record) ([]*Record, error) {
 
 // Boot reads the id that the kernel draws at each boot.
 func Boot() (string, error) {
-	data, err := readKernel("/proc/sys/kernel/random/boot_id")
+	data, err := file.ReadKernel("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return "", fmt.Errorf("read boot id: %w: is /proc mounted?", err)
 	}
 	return strings.TrimSpace(string(data)), nil
-}
-
-// sync makes what was renamed in the directory outlive a power cut.
-func (d *Dir) sync() error {
-	fd, err := openAny(d.path, unix.O_RDONLY|unix.O_DIRECTORY)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	if err := unix.Fsync(fd); err != nil {
-		return &os.PathError{Op: "sync", Path: d.path, Err: err}
-	}
-	return nil
 }

@@ -174,7 +174,7 @@ const maxForeign = 1 << 20
 
 var errNotAFile = errors.New("not a regular file")
 
-// readForeign reads a file, and when it was written. Unlike readFile it follows symbolic
+// readForeign reads a file, and when it was written. Unlike file.Read it follows symbolic
 // links, which administrators put in such places.
 func readForeign(path string) ([]byte, time.Time, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/file"
 )
 
 // closers is how many sockets are closed at a time, and queue how many wait: each keeps
@@ -55,7 +57,7 @@ func (d *Dir) send(fds []int) error {
 		return err
 	}
 	defer unix.Close(s)
-	_, err = restart(func() (int, error) {
+	_, err = file.Restart(func() (int, error) {
 		return 0, unix.Sendmsg(s, []byte{0}, unix.UnixRights(fds...), &unix.SockaddrUnix{Name: addr}, unix.MSG_DONTWAIT)
 	})
 	return err
@@ -64,7 +66,7 @@ func (d *Dir) send(fds []int) error {
 // socketAddr gives the socket's address by way of a descriptor of the directory, since
 // sun_path has room for 107 bytes only.
 func (d *Dir) socketAddr() (dir int, addr string, _ error) {
-	dir, err := openAny(d.path, unix.O_PATH|unix.O_DIRECTORY)
+	dir, err := file.OpenAny(d.path, unix.O_PATH|unix.O_DIRECTORY)
 	if err != nil {
 		return -1, "", err
 	}
@@ -82,7 +84,7 @@ type Closer struct {
 // an earlier keeper left is removed.
 func (p *Pulse) Closer() (*Closer, error) {
 	path := p.dir.path + "/" + keeperSocket
-	if err := removeFile(path); err != nil {
+	if err := file.Remove(path); err != nil {
 		return nil, fmt.Errorf("take sockets to close: %w", err)
 	}
 	dir, addr, err := p.dir.socketAddr()
@@ -115,8 +117,8 @@ func listenPrivately(addr string) (*net.UnixConn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("socket: %w", err)
 	}
-	file := os.NewFile(uintptr(fd), "keeper")
-	defer file.Close()
+	socket := os.NewFile(uintptr(fd), "keeper")
+	defer socket.Close()
 	if err := unix.Fchmod(fd, 0o600); err != nil {
 		return nil, fmt.Errorf("chmod: %w", err)
 	}
@@ -126,7 +128,7 @@ func listenPrivately(addr string) (*net.UnixConn, error) {
 	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: addr}); err != nil {
 		return nil, fmt.Errorf("bind: %w", err)
 	}
-	conn, err := net.FilePacketConn(file) // of its own descriptor
+	conn, err := net.FilePacketConn(socket) // of its own descriptor
 	if err != nil {
 		return nil, err
 	}

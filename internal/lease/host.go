@@ -7,6 +7,7 @@ import (
 	"net/netip"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -124,7 +125,7 @@ func (d *Dir) hosts() ([]*Record, error) {
 	}
 	var found []*Record
 	for _, hash := range hashes {
-		data, err := readFile(d.recordPath(hash))
+		data, err := file.Read(d.recordPath(hash), file.MaxRecord)
 		if err != nil || !bytes.Contains(data, []byte(hostName)) {
 			continue
 		}

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
 )
 
@@ -83,11 +84,11 @@ func (d *Dir) tryLock(hash string) (*Held, error) {
 		return nil, err
 	}
 	for {
-		fd, err := d.createFile(d.lockPath(hash), unix.O_RDWR)
+		fd, err := file.Create(d.lockPath(hash), unix.O_RDWR)
 		if err != nil {
 			return nil, err
 		}
-		_, err = restart(func() (int, error) { return 0, unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) })
+		_, err = file.Restart(func() (int, error) { return 0, unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) })
 		if err == unix.EWOULDBLOCK {
 			return nil, unix.Close(fd)
 		}
@@ -163,14 +164,19 @@ func (h *Held) put(r *Record) error {
 	if hash := r.Hash(); hash != h.hash {
 		return fmt.Errorf("%s is the record of another lease than %s", h.dir.recordPath(h.hash), hash)
 	}
-	return h.dir.putFile(h.dir.tempPath(h.hash), h.dir.recordPath(h.hash), data, r.State != Adding)
+	temp, path := h.dir.tempPath(h.hash), h.dir.recordPath(h.hash)
+	if r.State == Adding {
+		return file.Replace(temp, unix.O_TRUNC, path, data)
+	}
+	lockorder.Slow("the disk")
+	return file.ReplaceDurably(temp, path, data)
 }
 
 // Remove removes the record; that it is gone already is success. It does not wait for
 // the disk: a record that a power cut brings back is of an earlier boot, and its lease
 // is released once more.
 func (h *Held) Remove() error {
-	if err := errors.Join(removeFile(h.dir.recordPath(h.hash)), removeFile(h.dir.tempPath(h.hash))); err != nil {
+	if err := errors.Join(file.Remove(h.dir.recordPath(h.hash)), file.Remove(h.dir.tempPath(h.hash))); err != nil {
 		return fmt.Errorf("remove lease record: %w", err)
 	}
 	return nil
@@ -207,8 +213,8 @@ func (h *Held) Close() error {
 		return nil
 	}
 	var err error
-	if !exists(h.dir.recordPath(h.hash)) {
-		err = removeFile(h.dir.lockPath(h.hash))
+	if unix.Access(h.dir.recordPath(h.hash), unix.F_OK) == unix.ENOENT {
+		err = file.Remove(h.dir.lockPath(h.hash))
 	}
 	fd := h.fd
 	h.fd = -1

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/file"
 )
 
 // The keeper's lock and heartbeat are open file description locks on one file, so that
@@ -86,7 +88,7 @@ func (e *silenceError) Unwrap() error { return ErrSilent }
 
 // pulse asks the kernel about the keeper's locks.
 func (d *Dir) pulse() (runs bool, since time.Duration, _ error) {
-	fd, err := openFile(d.path+"/"+keeperLock, unix.O_RDWR)
+	fd, err := file.Open(d.path+"/"+keeperLock, unix.O_RDWR)
 	if errors.Is(err, os.ErrNotExist) {
 		return false, 0, nil
 	}
@@ -125,7 +127,7 @@ type Pulse struct {
 // Keep makes the caller the directory's keeper, until Close or the end of the process.
 // The error matches ErrKept where there is one.
 func (d *Dir) Keep() (*Pulse, error) {
-	fd, err := d.createFile(d.path+"/"+keeperLock, unix.O_RDWR)
+	fd, err := file.Create(d.path+"/"+keeperLock, unix.O_RDWR)
 	if err != nil {
 		return nil, fmt.Errorf("keep leases: %w", err)
 	}

@@ -12,6 +12,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 )
 
@@ -182,9 +183,8 @@ func (r *Record) Expires() time.Time {
 // NewToken draws a token.
 func NewToken() string { return fmt.Sprintf("%016x", rand.Uint64()) }
 
-// ErrDamaged says that a file is not what Tombolo writes: edited, of another format,
-// too large, or spoilt on the disk.
-var ErrDamaged = errors.New("damaged")
+// ErrDamaged is file.ErrDamaged.
+var ErrDamaged = file.ErrDamaged
 
 // ErrVersion says that a newer Tombolo wrote a record. It is left alone: its lease
 // runs out, unless that version comes back.
@@ -227,8 +227,8 @@ func encode(r *Record) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode: %w", err)
 	}
-	if len(data) >= maxRecord {
-		return nil, fmt.Errorf("its record has %d bytes, at most %d are kept", len(data), maxRecord)
+	if len(data) >= file.MaxRecord {
+		return nil, fmt.Errorf("its record has %d bytes, at most %d are kept", len(data), file.MaxRecord)
 	}
 	return append(data, '\n'), nil
 }

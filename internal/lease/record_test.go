@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
@@ -97,7 +98,7 @@ func TestRecordsThatCannotBeUsedAreRefused(t *testing.T) {
 		"metric beyond 32 bits":   func(r *Record) { r.Policy.Priority = 1 << 32 },
 		"MTU below 0":             func(r *Record) { r.Policy.MTU = -1 },
 		"MTU beyond the link's":   func(r *Record) { r.Applied.MTU = 1 << 20 },
-		"too long":                func(r *Record) { r.Error = strings.Repeat("x", maxRecord) },
+		"too long":                func(r *Record) { r.Error = strings.Repeat("x", file.MaxRecord) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := sample()
@@ -135,7 +136,7 @@ func TestLoadTellsWhatIsWrong(t *testing.T) {
 		{"another's", write(bytes.Replace(line, []byte("abc123"), []byte("abc124"), 1)), ErrDamaged},
 		{"no version", write(bytes.Replace(line, []byte(`"version":1,`), nil, 1)), ErrDamaged},
 		{"a newer version", write([]byte(`{"version":3,"state":{"new":"shape"}}`)), ErrVersion},
-		{"too large", write(append(bytes.Repeat([]byte(" "), maxRecord), line...)), ErrDamaged},
+		{"too large", write(append(bytes.Repeat([]byte(" "), file.MaxRecord), line...)), ErrDamaged},
 		{"a symbolic link", func(path string) error { return os.Symlink("/etc/passwd", path) }, unix.ELOOP},
 		{"a FIFO", func(path string) error { return unix.Mkfifo(path, 0o600) }, ErrDamaged},
 		{"a directory", func(path string) error { return os.Mkdir(path, 0o700) }, unix.EISDIR},
@@ -249,7 +250,7 @@ func FuzzDecode(f *testing.F) {
 		}
 		// What is good once stays so, and can be worked with.
 		again, err := encode(r)
-		if err != nil && len(data) < maxRecord/8 {
+		if err != nil && len(data) < file.MaxRecord/8 {
 			t.Fatalf("decoded, but does not encode: %v", err)
 		}
 		if err == nil {

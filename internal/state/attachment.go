@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 )
 
@@ -213,8 +214,8 @@ func isPort(n int) bool { return n > 0 && n < 1<<16 }
 func encodeAttachment(a *Attachment) ([]byte, error) {
 	line := encode(attachmentVersion, a.fields)
 	// The file holds up to two lines.
-	if len(line) > maxRecord/2 {
-		return nil, fmt.Errorf("its record has %d bytes, at most %d are kept", len(line), maxRecord/2)
+	if len(line) > file.MaxRecord/2 {
+		return nil, fmt.Errorf("its record has %d bytes, at most %d are kept", len(line), file.MaxRecord/2)
 	}
 	return line, nil
 }
@@ -322,7 +323,7 @@ func (d *Dir) Unfinished(network, hash string) (bool, error) {
 func (d *Dir) Remove(network, hash string) error {
 	path, err := d.attachmentPath(network, hash)
 	if err == nil {
-		err = removeFile(path)
+		err = file.Remove(path)
 	}
 	if err != nil {
 		return fmt.Errorf("remove attachment: %w", err)
@@ -340,7 +341,7 @@ func (d *Dir) List(network string) ([]*Attachment, []*RecordError, error) {
 		return nil, nil, fmt.Errorf("list attachments: %w", err)
 	}
 	dir := d.attachmentsPath() + "/" + network
-	entries, err := readDir(dir)
+	entries, err := file.ReadDir(dir)
 	if err != nil {
 		return nil, nil, fmt.Errorf("list attachments: %w", err)
 	}

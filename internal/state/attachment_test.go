@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/file"
 )
 
 func TestAttachmentGoesFromAddingToReadyToGone(t *testing.T) {
@@ -180,7 +182,7 @@ func TestRecordsTooLargeToReadAreNotWritten(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)
 	a := sample("c1")
-	a.DataDir = strings.Repeat("x", maxRecord/2)
+	a.DataDir = strings.Repeat("x", file.MaxRecord/2)
 	if _, err := d.Create(a); err == nil || !strings.Contains(err.Error(), "at most 32768") {
 		t.Errorf("Create: %v", err)
 	}
@@ -189,12 +191,12 @@ func TestRecordsTooLargeToReadAreNotWritten(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a.DataDir = strings.Repeat("x", maxRecord/2)
+	a.DataDir = strings.Repeat("x", file.MaxRecord/2)
 	if err := p.Commit(a); err == nil || !strings.Contains(err.Error(), "at most 32768") {
 		t.Errorf("Commit: %v", err)
 	}
 	largest := sample("c2")
-	largest.DataDir = strings.Repeat("x", maxRecord/2-2000)
+	largest.DataDir = strings.Repeat("x", file.MaxRecord/2-2000)
 	if p, err = d.Create(largest); err != nil {
 		t.Fatal(err)
 	}
@@ -250,7 +252,7 @@ func rubbish(t testing.TB) map[string]struct {
 	}{
 		"empty":          {write(""), ErrDamaged},
 		"NUL bytes":      {write(strings.Repeat("\x00", 4096)), ErrDamaged},
-		"too large":      {write(strings.Repeat(" ", maxRecord+firstRead) + "{}"), ErrDamaged},
+		"too large":      {write(strings.Repeat(" ", 2*file.MaxRecord) + "{}"), ErrDamaged},
 		"host-local's":   {write("c1\r\neth0"), ErrDamaged},
 		"another's JSON": {write(`{"cniVersion":"1.1.0"}` + "\n"), ErrDamaged},
 		"newer":          {write(`{"version":2,"state":["new"]}` + "\n"), ErrVersion},

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
 )
 
@@ -32,7 +33,7 @@ func (d *Dir) LockAttachment(network, hash string) (*AttachmentLock, error) {
 		return nil, fmt.Errorf("lock attachment: %w", err)
 	}
 	for {
-		fd, err := openFile(path, unix.O_RDONLY)
+		fd, err := file.Open(path, unix.O_RDONLY)
 		if err != nil {
 			return nil, fmt.Errorf("lock attachment: %w", err)
 		}

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/file"
 )
 
 func TestARunningADDHasItsRecordLocked(t *testing.T) {
@@ -167,7 +169,7 @@ func TestARecordByATemporaryName(t *testing.T) {
 	d := newDir(t)
 	path := d.Path() + "/attachments/net/record"
 	temp := d.Path() + "/temp"
-	fd, err := createFile(temp, unix.O_WRONLY|unix.O_EXCL)
+	fd, err := file.Create(temp, unix.O_WRONLY|unix.O_EXCL)
 	if err != nil {
 		t.Fatal(err)
 	}

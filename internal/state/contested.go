@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/file"
 )
 
 // Contested says that somebody undoes again and again what tombolod puts right of the
@@ -34,10 +36,10 @@ func (d *Dir) contestedPath() string { return d.path + "/contested.json" }
 func (d *Dir) SetContested(f *Contested) error {
 	var err error
 	if f == nil {
-		err = removeFile(d.contestedPath())
+		err = file.Remove(d.contestedPath())
 	} else {
 		// A name of its own: nobody else writes it, and Clean may run meanwhile.
-		err = replaceBy(d.contestedPath()+".new", unix.O_TRUNC, d.contestedPath(), encode(contestedVersion, f.fields))
+		err = file.Replace(d.contestedPath()+".new", unix.O_TRUNC, d.contestedPath(), encode(contestedVersion, f.fields))
 	}
 	if err != nil {
 		return fmt.Errorf("write down who changes the firewall: %w", err)

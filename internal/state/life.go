@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"strings"
+
+	"github.com/tombolo-cni/tombolo/internal/file"
 )
 
 // A NewLife is what Enter tells its caller when it begins an epoch.
@@ -146,7 +148,7 @@ func (d *Dir) dropStale(life NewLife) error {
 	for _, n := range networks {
 		if life.isStale(n.Epoch) {
 			path, err := d.networkPath(n.Name)
-			errs = append(errs, err, removeFile(path))
+			errs = append(errs, err, file.Remove(path))
 		}
 	}
 	return errors.Join(errs...)

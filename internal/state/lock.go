@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
 )
 
@@ -95,7 +96,7 @@ func (d *Dir) Lock(ctx context.Context, mode Mode) (*Lock, error) {
 
 // openLock opens a lock file, and takes nothing yet.
 func (d *Dir) openLock(path string) (*Lock, error) {
-	fd, err := createFile(path, unix.O_RDWR)
+	fd, err := file.Create(path, unix.O_RDWR)
 	if err != nil {
 		return nil, err
 	}
@@ -322,7 +323,7 @@ func tryFlock(fd, how int) (bool, error) {
 }
 
 func flock(fd, how int) error {
-	_, err := restart(func() (int, error) { return 0, unix.Flock(fd, how) })
+	_, err := file.Restart(func() (int, error) { return 0, unix.Flock(fd, how) })
 	if err != nil {
 		return fmt.Errorf("flock: %w", err)
 	}
@@ -354,7 +355,7 @@ func tryGate(fd int) (bool, error) {
 
 func setGate(fd, command int, kind int16) error {
 	g := gate(kind)
-	_, err := restart(func() (int, error) { return 0, unix.FcntlFlock(uintptr(fd), command, &g) })
+	_, err := file.Restart(func() (int, error) { return 0, unix.FcntlFlock(uintptr(fd), command, &g) })
 	if err != nil {
 		return fmt.Errorf("fcntl: %w", err)
 	}

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/file"
 )
 
 func TestLockModesExcludeEachOther(t *testing.T) {
@@ -174,7 +176,7 @@ func TestDowngradeFailsIfAStrangerTakesTheFile(t *testing.T) {
 	if err := flock(l.fd, unix.LOCK_UN); err != nil {
 		t.Fatal(err)
 	}
-	fd, err := openFile(d.lockPath(), unix.O_RDWR)
+	fd, err := file.Open(d.lockPath(), unix.O_RDWR)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -221,7 +223,7 @@ func TestWhoWaitsForTheExclusiveLockStopsNewSharedHolders(t *testing.T) {
 	}()
 	until(t, "the exclusive waiter", func() bool { return waiters(t, d, "FLOCK") == 1 })
 
-	fd, err := openFile(d.lockPath(), unix.O_RDWR)
+	fd, err := file.Open(d.lockPath(), unix.O_RDWR)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -442,7 +444,7 @@ func TestEnsureHoldsNothingWithoutTheLock(t *testing.T) {
 	}
 	d = newDir(t)
 	l = lock(t, d, Shared)
-	gate, err := openFile(d.lockPath(), unix.O_RDWR)
+	gate, err := file.Open(d.lockPath(), unix.O_RDWR)
 	if err != nil {
 		t.Fatal(err)
 	}

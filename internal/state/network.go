@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/file"
 )
 
 // networkVersion is the version of a network's record that we write.
@@ -118,8 +120,8 @@ func (d *Dir) saveNetwork(n *Network) error {
 		return fmt.Errorf("%s: %w", n.Name, err)
 	}
 	data := encode(networkVersion, n.fields)
-	if len(data) > maxRecord {
-		return fmt.Errorf("%s: its record has %d bytes, at most %d are kept", n.Name, len(data), maxRecord)
+	if len(data) > file.MaxRecord {
+		return fmt.Errorf("%s: its record has %d bytes, at most %d are kept", n.Name, len(data), file.MaxRecord)
 	}
 	return d.replaceFile(path, data)
 }
@@ -179,7 +181,7 @@ func (d *Dir) RemoveNetwork(name string) error {
 	default:
 		return fmt.Errorf("remove network: %w", &os.PathError{Op: "rmdir", Path: dir, Err: err})
 	}
-	if err := removeFile(path); err != nil {
+	if err := file.Remove(path); err != nil {
 		return fmt.Errorf("remove network: %w", err)
 	}
 	return nil
@@ -188,11 +190,11 @@ func (d *Dir) RemoveNetwork(name string) error {
 // Networks returns the names, sorted, of all networks that have a record or had
 // an attachment. Other files in the two directories are passed over.
 func (d *Dir) Networks() ([]string, error) {
-	records, err := readDir(d.networksPath())
+	records, err := file.ReadDir(d.networksPath())
 	if err != nil {
 		return nil, fmt.Errorf("list networks: %w", err)
 	}
-	dirs, err := readDir(d.attachmentsPath())
+	dirs, err := file.ReadDir(d.attachmentsPath())
 	if err != nil {
 		return nil, fmt.Errorf("list networks: %w", err)
 	}
@@ -213,7 +215,7 @@ func (d *Dir) Networks() ([]string, error) {
 // ListNetworks reads the records of all networks, in the order of their names. It
 // answers like List.
 func (d *Dir) ListNetworks() ([]*Network, []*RecordError, error) {
-	entries, err := readDir(d.networksPath())
+	entries, err := file.ReadDir(d.networksPath())
 	if err != nil {
 		return nil, nil, fmt.Errorf("list networks: %w", err)
 	}

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/file"
 )
 
 func TestNetworkIsSavedLoadedAndRemoved(t *testing.T) {
@@ -157,7 +159,7 @@ func TestSaveNetworkRefusesWhatWouldNotBeReadBack(t *testing.T) {
 	tests := map[string]*Network{
 		"gateway that is none": {Name: "n", Gateways: []netip.Prefix{{}}},
 		"subnet of 40 bits":    {Name: "n", Subnets: []netip.Prefix{netip.PrefixFrom(netip.MustParseAddr("10.0.0.0"), 40)}},
-		"too large":            {Name: "n", Policy: strings.Repeat("x", maxRecord)},
+		"too large":            {Name: "n", Policy: strings.Repeat("x", file.MaxRecord)},
 	}
 	for what, n := range tests {
 		if err := d.SaveNetwork(n); err == nil {

@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/file"
 )
 
 // A note is a line that whoever has the lock leaves to those who come later, in the lock's
@@ -32,7 +34,7 @@ func (l *Lock) Note() string {
 		return ""
 	}
 	buf := make([]byte, noteSum+maxNote+1)
-	n, err := restart(func() (int, error) { return unix.Pread(l.fd, buf, 0) })
+	n, err := file.Restart(func() (int, error) { return unix.Pread(l.fd, buf, 0) })
 	if err != nil || n <= noteSum {
 		return ""
 	}
@@ -53,7 +55,7 @@ func (l *Lock) SetNote(text string) error {
 	}
 	netns, err := l.dir.sources.netns()
 	if err == nil {
-		_, err = restart(func() (int, error) {
+		_, err = file.Restart(func() (int, error) {
 			return unix.Pwrite(l.fd, []byte(sumOf(text, netns)+text+"\n"), 0)
 		})
 	}

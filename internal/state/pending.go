@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
 )
 
@@ -74,17 +75,17 @@ func (d *Dir) createLocked(path string, line []byte) (int, error) {
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EISDIR) {
 		// A file system without O_TMPFILE.
 		temp = fmt.Sprintf("%s/%s%016x", d.path, tempPrefix, rand.Uint64())
-		fd, err = createFile(temp, unix.O_WRONLY|unix.O_EXCL|unix.O_APPEND)
+		fd, err = file.Create(temp, unix.O_WRONLY|unix.O_EXCL|unix.O_APPEND)
 	}
 	if err != nil {
 		return -1, err
 	}
-	err = errors.Join(flock(fd, unix.LOCK_EX|unix.LOCK_NB), writeAll(fd, path, line))
+	err = errors.Join(flock(fd, unix.LOCK_EX|unix.LOCK_NB), file.WriteAll(fd, path, line))
 	if err == nil {
 		err = link(fd, temp, path)
 	}
 	if temp != "" {
-		err = errors.Join(err, removeFile(temp))
+		err = errors.Join(err, file.Remove(temp))
 	}
 	if err != nil {
 		return -1, errors.Join(err, unix.Close(fd))
@@ -94,14 +95,14 @@ func (d *Dir) createLocked(path string, line []byte) (int, error) {
 
 // makeUnnamed opens a file that has no name yet, in a directory that may be missing.
 func makeUnnamed(dir string) (int, error) {
-	fd, err := openAny(dir, unix.O_TMPFILE|unix.O_WRONLY|unix.O_APPEND)
+	fd, err := file.OpenAny(dir, unix.O_TMPFILE|unix.O_WRONLY|unix.O_APPEND)
 	if !errors.Is(err, os.ErrNotExist) {
 		return fd, err
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return -1, err
 	}
-	return openAny(dir, unix.O_TMPFILE|unix.O_WRONLY|unix.O_APPEND)
+	return file.OpenAny(dir, unix.O_TMPFILE|unix.O_WRONLY|unix.O_APPEND)
 }
 
 // link gives a file its name, which must be free. It has a temporary one, or none.
@@ -136,7 +137,7 @@ func (p *Pending) Gone() (bool, error) {
 func (p *Pending) Abandon() error {
 	gone, err := p.Gone()
 	if err == nil && !gone && !p.lost {
-		err = removeFile(p.path)
+		err = file.Remove(p.path)
 	}
 	if err = errors.Join(err, p.Close()); err != nil {
 		return fmt.Errorf("abandon attachment: %w", err)
@@ -172,7 +173,7 @@ func (p *Pending) commit(a *Attachment) error {
 	if err != nil {
 		return err
 	}
-	if err := writeAll(p.fd, p.path, line); err != nil {
+	if err := file.WriteAll(p.fd, p.path, line); err != nil {
 		// What a full file system took of the line would spoil a later one.
 		return errors.Join(err, unix.Ftruncate(p.fd, p.size))
 	}

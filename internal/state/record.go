@@ -4,12 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
+
+	"github.com/tombolo-cni/tombolo/internal/file"
 )
 
 var (
-	// ErrDamaged says that a file is not what Tombolo writes: cut short by a
-	// crash, edited, of another format, or too large.
-	ErrDamaged = errors.New("damaged")
+	// ErrDamaged is file.ErrDamaged.
+	ErrDamaged = file.ErrDamaged
 
 	// ErrVersion says that a newer Tombolo wrote a file. It is left alone:
 	// either that version comes back, or the node is emptied and the state

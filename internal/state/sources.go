@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/file"
 )
 
 // userHZ is the unit of times in /proc/<pid>/stat, in ticks a second: fixed for
@@ -37,7 +39,7 @@ func hostSources() sources {
 // bootID returns the id that the kernel draws at each boot. A container that
 // restarts keeps it.
 func (s *sources) bootID() (string, error) {
-	data, err := readKernel(s.bootIDPath)
+	data, err := file.ReadKernel(s.bootIDPath)
 	if err != nil {
 		return "", fmt.Errorf("%w: is /proc mounted?", err)
 	}
@@ -51,7 +53,7 @@ func (s *sources) bootID() (string, error) {
 // initStart returns when pid 1 started, since boot, rounded down to 10 ms. Where
 // /proc does not show pid 1 that is zero, as on a node that is its own machine.
 func (s *sources) initStart() (time.Duration, error) {
-	data, err := readKernel(s.initPath)
+	data, err := file.ReadKernel(s.initPath)
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) {
 		return 0, nil
 	}

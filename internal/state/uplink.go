@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
 )
 
@@ -70,7 +71,7 @@ func (f *UplinkFile) save(record []byte) error {
 	}
 	// In the same directory: Clean takes the others away, under another lock. One that
 	// a crash has left is written over.
-	return replaceBy(path+tempSuffix, unix.O_TRUNC, path, data)
+	return file.Replace(path+tempSuffix, unix.O_TRUNC, path, data)
 }
 
 // Load reads the record. A missing one matches os.ErrNotExist, and one of an earlier
@@ -92,7 +93,7 @@ func (f *UplinkFile) Load() ([]byte, error) {
 }
 
 func (f *UplinkFile) load(path string) ([]byte, error) {
-	data, err := readUpTo(path, maxUplink)
+	data, err := file.Read(path, maxUplink)
 	if err != nil {
 		return nil, err
 	}
@@ -123,7 +124,7 @@ func splitUplink(data []byte) (Epoch, []byte, error) {
 func (f *UplinkFile) Remove() error {
 	path, err := f.path(suffix)
 	if err == nil {
-		err = removeFile(path)
+		err = file.Remove(path)
 	}
 	if err != nil {
 		return fmt.Errorf("remove record of uplink: %w", err)
@@ -156,7 +157,7 @@ func (f *UplinkFile) path(suffix string) (string, error) {
 // Uplinks lists the NICs that have a record, in the order of their names, without
 // reading one. It needs no lock.
 func (d *Dir) Uplinks() ([]string, error) {
-	entries, err := readDir(d.UplinksPath())
+	entries, err := file.ReadDir(d.UplinksPath())
 	if err != nil {
 		return nil, fmt.Errorf("list uplinks: %w", err)
 	}

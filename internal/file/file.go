@@ -1,0 +1,222 @@
+// Package file reads and writes the small files that Tombolo keeps: whole, with few
+// system calls, and without following what somebody else has put in their place.
+//
+// Its functions are thin wraps of system calls rather than os.File: the first os.File of
+// a process starts the runtime's poller, which costs a short-lived plugin more than all
+// of its records do.
+package file
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrDamaged says that a file is not what Tombolo writes: cut short by a power failure,
+// edited, of another format, or not a file at all.
+var ErrDamaged = errors.New("damaged")
+
+const (
+	// MaxRecord bounds what is read of a record, in bytes. A dual-stack attachment takes
+	// some 700, twice; a lease some 1,200, one with every option that fits into a packet
+	// under 20,000.
+	MaxRecord = 64 << 10
+
+	// firstRead holds any file of a usual size in one read(2).
+	firstRead = 2 << 10
+)
+
+// Read reads a small file whole. It follows no symbolic link and does not hang on a FIFO.
+// A file over limit is an ErrDamaged, and not read further.
+func Read(path string, limit int) ([]byte, error) {
+	fd, err := Open(path, unix.O_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	return readFrom(fd, path, limit)
+}
+
+// ReadKernel reads a file of the kernel's, whose owner a user namespace may not know.
+func ReadKernel(path string) ([]byte, error) {
+	fd, err := OpenAny(path, unix.O_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	return readFrom(fd, path, MaxRecord)
+}
+
+func readFrom(fd int, path string, limit int) ([]byte, error) {
+	buf := make([]byte, firstRead)
+	filled := 0
+	for {
+		n, err := Restart(func() (int, error) { return unix.Read(fd, buf[filled:]) })
+		if err != nil {
+			return nil, pathError("read", path, err)
+		}
+		filled += n
+		if filled > limit {
+			return nil, fmt.Errorf("%w: it is larger than %d bytes", ErrDamaged, limit)
+		}
+		// A short read is the end of the file, on every local file system and
+		// in /proc; asking again would double the system calls.
+		if filled < len(buf) {
+			return buf[:filled], nil
+		}
+		buf = append(buf, make([]byte, len(buf))...)
+	}
+}
+
+// Open opens a file that only a Tombolo has written. It does not wait for the other
+// end of a FIFO, nor takes one for a file.
+func Open(path string, flags int) (int, error) {
+	fd, err := OpenAny(path, flags)
+	if err != nil {
+		return -1, err
+	}
+	var st unix.Stat_t
+	err = unix.Fstat(fd, &st)
+	switch {
+	case err != nil:
+	case st.Mode&unix.S_IFMT == unix.S_IFDIR:
+		err = unix.EISDIR
+	case st.Mode&unix.S_IFMT != unix.S_IFREG:
+		err = fmt.Errorf("%w: it is not a regular file", ErrDamaged)
+	case st.Uid != 0 && int(st.Uid) != os.Geteuid():
+		err = fmt.Errorf("%w: it belongs to user %d, who is neither root nor the caller", ErrDamaged, st.Uid)
+	}
+	if err != nil {
+		unix.Close(fd) // with nothing written
+		return -1, pathError("open", path, err)
+	}
+	return fd, nil
+}
+
+// OpenAny is open(2) with the flags that every file wants.
+func OpenAny(path string, flags int) (int, error) {
+	fd, err := Restart(func() (int, error) {
+		return unix.Open(path, flags|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
+	})
+	if err != nil {
+		return -1, pathError("open", path, err)
+	}
+	return fd, nil
+}
+
+// Create is Open with O_CREAT that makes the directories above the file when they are
+// missing, which it learns from the failure and not beforehand.
+func Create(path string, flags int) (int, error) {
+	fd, err := Open(path, flags|unix.O_CREAT)
+	if !errors.Is(err, os.ErrNotExist) {
+		return fd, err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return -1, err
+	}
+	return Open(path, flags|unix.O_CREAT)
+}
+
+// WriteAll writes data in as few calls as the kernel takes: one.
+func WriteAll(fd int, path string, data []byte) error {
+	for len(data) > 0 {
+		n, err := Restart(func() (int, error) { return unix.Write(fd, data) })
+		if err != nil {
+			return pathError("write", path, err)
+		}
+		data = data[n:]
+	}
+	return nil
+}
+
+// Replace puts a file in place whole, by way of temp, which is opened with these flags
+// besides and gone afterwards. Readers see the old file or the new one.
+func Replace(temp string, flags int, path string, data []byte) error {
+	return replace(temp, flags, path, data, func(int) error { return nil })
+}
+
+// ReplaceDurably is Replace that returns once the file's content and name are on the disk.
+func ReplaceDurably(temp, path string, data []byte) error {
+	err := replace(temp, unix.O_TRUNC, path, data, func(fd int) error {
+		return pathError("sync", temp, unix.Fsync(fd))
+	})
+	if err != nil {
+		return err
+	}
+	dir := filepath.Dir(path)
+	fd, err := OpenAny(dir, unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return pathError("sync", dir, unix.Fsync(fd))
+}
+
+func replace(temp string, flags int, path string, data []byte, settle func(fd int) error) error {
+	fd, err := Create(temp, unix.O_WRONLY|flags)
+	if err != nil {
+		return err
+	}
+	if err = WriteAll(fd, temp, data); err == nil {
+		err = settle(fd)
+	}
+	// Some file systems say only at the close that there was no room.
+	err = errors.Join(err, pathError("close", temp, unix.Close(fd)))
+	if err == nil {
+		err = rename(temp, path)
+	}
+	if err != nil {
+		return errors.Join(err, Remove(temp))
+	}
+	return nil
+}
+
+// rename renames, making the directory of the new name when it is missing.
+func rename(from, to string) error {
+	err := os.Rename(from, to)
+	if !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(to), 0o700); err != nil {
+		return err
+	}
+	return os.Rename(from, to)
+}
+
+// Remove unlinks a file; that it is gone already is success.
+func Remove(path string) error {
+	if err := unix.Unlink(path); err != unix.ENOENT {
+		return pathError("remove", path, err)
+	}
+	return nil
+}
+
+// ReadDir lists a directory in the order of names; a missing one is empty.
+func ReadDir(path string) ([]os.DirEntry, error) {
+	entries, err := os.ReadDir(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	return entries, err
+}
+
+// Restart repeats a system call that a signal cut short.
+func Restart[T any](call func() (T, error)) (T, error) {
+	for {
+		v, err := call()
+		if err != unix.EINTR {
+			return v, err
+		}
+	}
+}
+
+// pathError adds what was done to what to an error of the system's.
+func pathError(op, path string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &os.PathError{Op: op, Path: path, Err: err}
+}

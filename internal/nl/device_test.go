@@ -1,0 +1,60 @@
+package nl_test
+
+import (
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// where is the namespace and the thread that it is called on.
+func where(t *testing.T) (namespace string, thread int) {
+	t.Helper()
+	namespace, err := os.Readlink("/proc/thread-self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return namespace, unix.Gettid()
+}
+
+func TestWithinRunsInTheSocketsNamespace(t *testing.T) {
+	t.Parallel()
+	ns := nstest.New(t)
+	c := dial(t, ns)
+	var want, got string
+	err := ns.Do(func() error {
+		var outer, inner int
+		want, outer = where(t)
+		err := c.Within(func() error {
+			got, inner = where(t)
+			return nil
+		})
+		if inner != outer {
+			t.Error("a thread that is there already was left")
+		}
+		return err
+	})
+	if err != nil || got != want {
+		t.Errorf("from within: %s, %v, want %s", got, err, want)
+	}
+	got = ""
+	if err := c.Within(func() error { got, _ = where(t); return nil }); err != nil || got != want {
+		t.Errorf("from outside: %s, %v, want %s", got, err, want)
+	}
+	if own, _ := where(t); own == want {
+		t.Error("the caller was left in the namespace")
+	}
+}
+
+func TestATransportThatIsNoSocketTellsNoIndex(t *testing.T) {
+	t.Parallel()
+	if index, known, err := fake(nltest.AckAll).LinkIndex("lo"); index != 0 || known || err != nil {
+		t.Errorf("of a fake: %d, %t, %v", index, known, err)
+	}
+	if index, known, err := dial(t, nstest.New(t)).LinkIndex("lo"); index != 1 || !known || err != nil {
+		t.Errorf("of a socket: %d, %t, %v, want 1", index, known, err)
+	}
+}

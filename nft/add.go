@@ -42,7 +42,7 @@ func (c *Conn) Add(ctx context.Context, ep Endpoint) error {
 		if generation == nil {
 			generation = c.seal.Generation()
 		}
-		t := begin(generation)
+		t := c.table.begin(generation)
 		t.addEndpoint(elements, comment)
 		err = c.commitEndpoints(t)
 		if errors.Is(err, fs.ErrExist) {
@@ -84,7 +84,7 @@ func (c *Conn) addLooking(ep *Endpoint, elements []element, comment string) erro
 	}
 	for i, el := range have {
 		if el != nil {
-			return newConflict(*el, ep.portOf(elements[i]))
+			return c.table.newConflict(*el, ep.portOf(elements[i]))
 		}
 	}
 	rivals, err := c.findRivals(elements)
@@ -92,11 +92,11 @@ func (c *Conn) addLooking(ep *Endpoint, elements []element, comment string) erro
 	case err != nil:
 		return err
 	case len(rivals.held) > 0:
-		return newConflict(rivals.held[0], ep.portAgainst(rivals.held[0].element))
+		return c.table.newConflict(rivals.held[0], ep.portAgainst(rivals.held[0].element))
 	case len(rivals.abandoned) == 0:
 		return nftnl.ErrOvertaken // gone again
 	}
-	t := begin(&generation)
+	t := c.table.begin(&generation)
 	for _, claim := range rivals.abandoned {
 		t.delElement(claim.element)
 	}
@@ -204,7 +204,7 @@ func (c *Conn) replace(ctx context.Context, group, gone []commented, refuse func
 		if err != nil {
 			return err
 		}
-		t := begin(&generation)
+		t := c.table.begin(&generation)
 		t.delRivals(rivals, elements)
 		for i, el := range have[len(elements):] {
 			// One that excludes an element of the group is deleted with the rivals.
@@ -245,7 +245,7 @@ func (c *Conn) lookup(elements []element) ([]*elementState, error) {
 	for start := 0; start < len(elements); start += groupSize {
 		var b nl.Batch
 		for i := start; i < min(start+groupSize, len(elements)); i++ {
-			getElement(&b, elements[i], func(data []byte) error {
+			c.table.getElement(&b, elements[i], func(data []byte) error {
 				list, err := decodeElements(elements[i].set.family, data)
 				if len(list) == 1 && list[0].equal(elements[i]) {
 					have[i] = &list[0]

@@ -53,7 +53,7 @@ func (k *fakeKernel) element(r netlink.Message) []byte {
 	if i < 0 {
 		return nltest.Error(r, unix.ENOENT, "")
 	}
-	return answerOf(r, unix.NFT_MSG_NEWSETELEM, 0, elementAttributes(k.elements[i].element, k.elements[i].comment)...)
+	return answerOf(r, unix.NFT_MSG_NEWSETELEM, 0, tableName(DefaultTable).elementAttributes(k.elements[i].element, k.elements[i].comment)...)
 }
 
 func elementsOf(eps ...Endpoint) []elementState {
@@ -371,7 +371,7 @@ func TestMessagesAreAsRecorded(t *testing.T) {
 			t.Parallel()
 			kernel := &fakeKernel{elements: tc.have}
 			rec := nltest.Record(nltest.NewFake(kernel.answer))
-			c := on(nl.New(rec), 0)
+			c := on(nl.New(rec), nil)
 			if err := tc.do(c); err != nil {
 				t.Fatal(err)
 			}
@@ -406,7 +406,7 @@ func TestThousandthPodCostsWhatTheFirstDid(t *testing.T) {
 		t.Fatal(err)
 	}
 	rec := nltest.Record(transport)
-	recorded := on(nl.New(rec), 0)
+	recorded := on(nl.New(rec), nil)
 	defer recorded.Close()
 	traffic := func(ep Endpoint) [2][]int {
 		t.Helper()

@@ -63,9 +63,9 @@ func (rs *ruleset) differences(have *state) []tombolo.Difference {
 		t, ok := have.tables[family]
 		switch {
 		case !ok:
-			list = append(list, tombolo.Difference{Object: "nf_tables", What: "table", Want: table(family).String()})
+			list = append(list, tombolo.Difference{Object: "nf_tables", What: "table", Want: rs.table.of(family).String()})
 		case t.IsDormant():
-			list = append(list, tombolo.Difference{Object: "table " + table(family).String(), What: "flag", Have: "dormant"})
+			list = append(list, tombolo.Difference{Object: "table " + rs.table.of(family).String(), What: "flag", Have: "dormant"})
 		}
 	}
 	for _, s := range rs.sets() {
@@ -80,7 +80,7 @@ func (rs *ruleset) differences(have *state) []tombolo.Difference {
 	}
 	for _, at := range rs.gone {
 		if have.hasChain(at) {
-			list = append(list, tombolo.Difference{Object: "table " + at.table().String(), What: "chain", Have: at.name})
+			list = append(list, tombolo.Difference{Object: "table " + rs.table.of(at.family).String(), What: "chain", Have: at.name})
 		}
 	}
 	return append(list, rs.bridgeDifferences(have)...)
@@ -92,11 +92,11 @@ func (rs *ruleset) bridgeDifferences(have *state) []tombolo.Difference {
 	add, del := have.bridgeChanges(rs)
 	for _, el := range add {
 		if _, ok := have.sets[el.set]; ok {
-			list = append(list, tombolo.Difference{Object: label{"set", el.set}.String(), What: "element", Want: el.keyText()})
+			list = append(list, tombolo.Difference{Object: rs.table.label("set", el.set).String(), What: "element", Want: el.keyText()})
 		}
 	}
 	for _, el := range del {
-		list = append(list, tombolo.Difference{Object: label{"set", el.set}.String(), What: "element", Have: el.keyText()})
+		list = append(list, tombolo.Difference{Object: rs.table.label("set", el.set).String(), What: "element", Have: el.keyText()})
 	}
 	return list
 }
@@ -110,13 +110,13 @@ func (s *set) differences(have *state) []tombolo.Difference {
 	got, ok := have.sets[s.place]
 	switch {
 	case !ok:
-		return []tombolo.Difference{{Object: "table " + s.table().String(), What: "set", Want: s.name}}
+		return []tombolo.Difference{{Object: "table " + have.table.of(s.family).String(), What: "set", Want: s.name}}
 	case !s.matches(got):
 		return []tombolo.Difference{{
-			Object: label{"set", s.place}.String(), What: "type", Want: s.state().describe(), Have: got.describe(),
+			Object: have.table.label("set", s.place).String(), What: "type", Want: s.state().describe(), Have: got.describe(),
 		}}
 	case !have.sentinels[s.place]:
-		return []tombolo.Difference{{Object: label{"set", s.place}.String(), What: "element", Want: s.sentinel().keyText()}}
+		return []tombolo.Difference{{Object: have.table.label("set", s.place).String(), What: "element", Want: s.sentinel().keyText()}}
 	}
 	return nil
 }
@@ -132,9 +132,9 @@ func (s setState) describe() string {
 func (ch *chain) differences(have *state) []tombolo.Difference {
 	got, ok := have.chains[ch.place]
 	if !ok {
-		return []tombolo.Difference{{Object: "table " + ch.table().String(), What: "chain", Want: ch.name}}
+		return []tombolo.Difference{{Object: "table " + have.table.of(ch.family).String(), What: "chain", Want: ch.name}}
 	}
-	object := label{"chain", ch.place}.String()
+	object := have.table.label("chain", ch.place).String()
 	var list []tombolo.Difference
 	differs := func(what, want, have string) {
 		if want != have {
@@ -218,7 +218,7 @@ func (c *Conn) checkEndpoint(ep *Endpoint) ([]tombolo.Difference, error) {
 	var list []tombolo.Difference
 	comment := ownerComment(ep.Owner, networkKey(ep.Network))
 	for i, el := range want {
-		object := label{"set", el.set}.String()
+		object := c.table.label("set", el.set).String()
 		switch {
 		case have[i] == nil:
 			list = append(list, tombolo.Difference{Object: object, What: "element", Want: el.keyText()})
@@ -239,11 +239,11 @@ func (c *Conn) checkEndpoint(ep *Endpoint) ([]tombolo.Difference, error) {
 		return nil, err
 	}
 	for _, claim := range missing {
-		list = append(list, tombolo.Difference{Object: label{"set", claim.set}.String(), What: "element", Want: claim.keyText()})
+		list = append(list, tombolo.Difference{Object: c.table.label("set", claim.set).String(), What: "element", Want: claim.keyText()})
 	}
 	for _, el := range have[len(want):] {
 		if el != nil && el.comment == comment {
-			list = append(list, tombolo.Difference{Object: label{"set", el.set}.String(), What: "element", Have: el.keyText()})
+			list = append(list, tombolo.Difference{Object: c.table.label("set", el.set).String(), What: "element", Have: el.keyText()})
 		}
 	}
 	return list, nil

@@ -189,7 +189,7 @@ func (c *Conn) sweepClaims(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		t := begin(&generation)
+		t := c.table.begin(&generation)
 		for _, claim := range claims {
 			if claim.comment == claimComment && !claim.isHeld(held) {
 				t.delElement(claim.element)

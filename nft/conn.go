@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,15 +28,25 @@ type Config struct {
 	// it forwarded; 0 is DefaultMark. All who share a namespace must agree on it:
 	// it is part of the rules, and Ensure replaces rules that have another.
 	Mark uint32
+	// Table is the name of the tables, which those share that are to see each other's pods;
+	// empty is DefaultTable. It is made of letters, digits, "_", "." and "-", begins with a letter
+	// and has 32 of them at most. One of another name needs a Mark of its own, since each table
+	// clears its Mark from packets before it looks at them.
+	Table string
 }
+
+// DefaultTable is the name of the tables of a Config that names none, which are the plugin's.
+const DefaultTable = nftnl.DefaultTable
 
 // Conn builds and reads the firewall of one network namespace. Its methods may be
 // called from several goroutines, and from any number of processes at once. Errors
 // of the kernel are *tombolo.OpError, or wrap one.
 type Conn struct {
-	nl   *nl.Conn
-	mark uint32
-	seal nftnl.Seen
+	nl    *nl.Conn
+	mark  uint32
+	table tableName
+	seal  nftnl.Seen
+	err   error // of what it was opened with
 }
 
 // Dial opens a connection. It needs CAP_SYS_ADMIN where cfg names a namespace;
@@ -45,23 +56,29 @@ func Dial(cfg *Config) (*Conn, error) {
 	if cfg == nil {
 		cfg = &Config{}
 	}
+	if err := nftnl.CheckTable(cfg.Table, cfg.Mark); err != nil {
+		return nil, err
+	}
 	conn, err := nl.Dial(unix.NETLINK_NETFILTER, &nl.Config{NetNS: cfg.NetNS})
 	if err != nil {
 		return nil, err
 	}
-	return on(conn, cfg.Mark), nil
+	return on(conn, cfg), nil
 }
 
-// On works over a connection that is there already, and that Close closes; 0 is
-// DefaultMark. It is for the packages of this module and for their tests, which put a
-// fake kernel there.
-func On(s tombolo.Socket, mark uint32) *Conn { return on(nl.Of(s), mark) }
+// On works over a connection that is there already, and that Close closes. The Config's NetNS
+// says nothing. It is for the packages of this module and for their tests, which put a fake
+// kernel there.
+func On(s tombolo.Socket, cfg *Config) *Conn { return on(nl.Of(s), cfg) }
 
-func on(conn *nl.Conn, mark uint32) *Conn {
-	if mark == 0 {
-		mark = DefaultMark
+func on(conn *nl.Conn, cfg *Config) *Conn {
+	if cfg == nil {
+		cfg = &Config{}
 	}
-	return &Conn{nl: conn, mark: mark}
+	return &Conn{
+		nl: conn, mark: cmp.Or(cfg.Mark, DefaultMark), table: tableName(cmp.Or(cfg.Table, DefaultTable)),
+		err: nftnl.CheckTable(cfg.Table, cfg.Mark),
+	}
 }
 
 // Close closes the connection. If anyone has just deleted something, the kernel
@@ -103,6 +120,9 @@ func (c *Conn) Socket() tombolo.Socket {
 func (c *Conn) usable(ctx context.Context) error {
 	if c == nil {
 		return nftnl.Usable(ctx, nil)
+	}
+	if c.err != nil {
+		return c.err
 	}
 	return nftnl.Usable(ctx, c.nl)
 }

@@ -306,7 +306,7 @@ func TestDedupRefusesWhatMakesNoSense(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			n := dedupNet(d, tc.bad)
-			if _, err := on(nil, 0).ruleset(&n); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "network podnet: ") {
+			if _, err := on(nil, nil).ruleset(&n); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "network podnet: ") {
 				t.Errorf("got %v", err)
 			}
 		})

@@ -284,7 +284,7 @@ func TestEndpointsOfALongNetworkName(t *testing.T) {
 func TestInvalidArgumentsAreRefusedBeforeTheKernelIsAsked(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
-	c := on(nil, 0) // asking would panic
+	c := on(nil, nil) // asking would panic
 	good := pod("0123456789a", "10.22.0.5")
 	endpoint := func(change func(*Endpoint)) Endpoint {
 		ep := good
@@ -359,7 +359,7 @@ func TestContextThatIsDoneEndsBeforeTheKernelIsAsked(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	c := on(nil, 0) // asking would panic
+	c := on(nil, nil) // asking would panic
 	ep := pod("0123456789a", "10.22.0.5")
 	_, ensureErr := c.Ensure(ctx, podnet())
 	_, readyErr := c.Ready(ctx, podnet())

@@ -184,7 +184,7 @@ func plan(want *ruleset, have *state) *changes {
 // transaction makes the changes to what was seen in a state, with or without sentinels
 // in new sets.
 func (p *changes) transaction(seen *state, sentinels bool) *transaction {
-	t := begin(&seen.generation)
+	t := seen.table.begin(&seen.generation)
 	for _, family := range p.tables {
 		t.newTable(family)
 	}

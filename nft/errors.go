@@ -45,10 +45,10 @@ func (e *ConflictError) Error() string {
 func (e *ConflictError) Is(target error) bool { return target == fs.ErrExist || target == unix.EEXIST }
 
 // newConflict is about an element, and the port that was to be published.
-func newConflict(el elementState, port string) *ConflictError {
+func (name tableName) newConflict(el elementState, port string) *ConflictError {
 	owner, network, _ := el.owner()
 	return &ConflictError{
-		Table: el.set.table().String(), Set: el.set.name, Key: el.keyText(),
+		Table: name.of(el.set.family).String(), Set: el.set.name, Key: el.keyText(),
 		Owner: owner, Network: network, Comment: el.comment, Port: port,
 	}
 }

@@ -180,12 +180,12 @@ func TestListingWithAnElementTwiceIsAskedForAgain(t *testing.T) {
 			out = append(out, answerOf(r, unix.NFT_MSG_NEWSET, unix.NLM_F_MULTI, nftnl.String(unix.NFTA_SET_NAME, pods4Set)))
 		case messageType(unix.NFT_MSG_GETSETELEM):
 			for _, el := range listings[0] {
-				out = append(out, answerOf(r, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_MULTI, elementAttributes(el.element, el.comment)...))
+				out = append(out, answerOf(r, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_MULTI, tableName(DefaultTable).elementAttributes(el.element, el.comment)...))
 			}
 			listings = listings[1:]
 		}
 		return append(out, nltest.Done(r, 0))
-	})), 0)
+	})), nil)
 	got, err := c.Endpoints(context.Background(), "podnet")
 	if err != nil || len(got) != 2 || len(listings) != 0 {
 		t.Errorf("got %+v, %v, with %d listings left", got, err, len(listings))
@@ -230,7 +230,7 @@ func TestRepliesThatDoNotParseAreErrors(t *testing.T) {
 					}
 				}
 				return out
-			})), 0)
+			})), nil)
 			_, ensureErr := c.Ensure(ctx, podnet())
 			_, readyErr := c.Ready(ctx, podnet())
 			_, checkErr := c.Check(ctx, podnet(), &ep)

@@ -14,11 +14,11 @@ import (
 // The corpora in testdata hold what a kernel answered, without struct nfgenmsg.
 
 func FuzzElements(f *testing.F) {
-	f.Add(marshal(elementAttributes(elementsOf(pod("00000000001", "10.22.0.5"))[0].element, "x")...))
+	f.Add(marshal(tableName(DefaultTable).elementAttributes(elementsOf(pod("00000000001", "10.22.0.5"))[0].element, "x")...))
 	ep := pod("00000000001", "10.22.0.5", "fd00:22::5")
 	ep.Ports = []Port{tcpPort("", 8080), tcpPort("192.0.2.1", 8081), tcpPort("2001:db8::1", 8081)}
 	for _, el := range elementsOf(ep) {
-		f.Add(marshal(elementAttributes(el.element, el.comment)...))
+		f.Add(marshal(tableName(DefaultTable).elementAttributes(el.element, el.comment)...))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		list, err := decodeElements(unix.NFPROTO_INET, b)
@@ -88,7 +88,7 @@ func FuzzChain(f *testing.F) {
 			return
 		}
 		n := podnet()
-		rs, err := on(nil, 0).ruleset(&n)
+		rs, err := on(nil, nil).ruleset(&n)
 		if err != nil {
 			t.Fatal(err)
 		}

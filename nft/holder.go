@@ -27,5 +27,5 @@ func (c *Conn) Holder(ctx context.Context, bridge string, a netip.Addr) (*Confli
 	if err != nil || have[0] == nil {
 		return nil, err
 	}
-	return newConflict(*have[0], ""), nil
+	return c.table.newConflict(*have[0], ""), nil
 }

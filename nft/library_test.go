@@ -48,7 +48,7 @@ func byLibrary(t *testing.T, ns *netns.NS) reading {
 	tables, err := c.ListTables()
 	must(err)
 	for _, table := range tables {
-		if table.Name != tableName {
+		if table.Name != DefaultTable {
 			t.Errorf("table %s", table.Name)
 		}
 		family := byte(table.Family)
@@ -124,13 +124,13 @@ func meantSteps(t *testing.T, family byte, write func(*nftnl.Expressions)) []byt
 		if req == nil {
 			return nil, io.EOF
 		}
-		return nltest.Split(answerOf(req[0], unix.NFT_MSG_NEWRULE, 0, nftnl.String(unix.NFTA_RULE_TABLE, tableName),
+		return nltest.Split(answerOf(req[0], unix.NFT_MSG_NEWRULE, 0, nftnl.String(unix.NFTA_RULE_TABLE, DefaultTable),
 			nftnl.String(unix.NFTA_RULE_CHAIN, "x"), nftnl.Bytes(netlink.Nested|unix.NFTA_RULE_EXPRESSIONS, steps))), nil
 	}))
 	if err != nil {
 		t.Fatal(err)
 	}
-	table := &nftables.Table{Name: tableName, Family: nftables.TableFamily(family)}
+	table := &nftables.Table{Name: DefaultTable, Family: nftables.TableFamily(family)}
 	rules, err := c.GetRules(table, &nftables.Chain{Name: "x", Table: table})
 	if err != nil || len(rules) != 1 {
 		t.Fatal(rules, err)

@@ -73,7 +73,7 @@ func dialFaulty(tb testing.TB, ns *netns.NS, faults ...*nltest.Fault) *Conn {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	c := on(nl.New(nltest.NewFaulty(t, faults...)), 0)
+	c := on(nl.New(nltest.NewFaulty(t, faults...)), nil)
 	tb.Cleanup(func() { c.Close() })
 	nltest.MustHaveFired(tb, faults...)
 	return c

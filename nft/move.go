@@ -37,22 +37,22 @@ func (c *Conn) Update(ctx context.Context, old, new Endpoint) error {
 	}
 
 	return c.move(ctx, old, new, func(have []*elementState, rivals *found) error {
-		return new.conflict(have, rivals)
+		return new.conflict(c.table, have, rivals)
 	})
 }
 
 // conflict is what keeps an endpoint from having its elements, of which those are given
 // that are there, by place.
-func (ep *Endpoint) conflict(have []*elementState, rivals *found) error {
+func (ep *Endpoint) conflict(table tableName, have []*elementState, rivals *found) error {
 	comment := ownerComment(ep.Owner, networkKey(ep.Network))
 	for _, el := range have {
 		if el != nil && el.comment != comment {
-			return newConflict(*el, ep.portOf(el.element))
+			return table.newConflict(*el, ep.portOf(el.element))
 		}
 	}
 	for _, el := range rivals.held {
 		if el.comment != comment {
-			return newConflict(el, ep.portAgainst(el.element))
+			return table.newConflict(el, ep.portAgainst(el.element))
 		}
 	}
 	return nil

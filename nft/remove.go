@@ -88,7 +88,7 @@ func (c *Conn) removeElements(ctx context.Context, elements []element, match fun
 			if err != nil {
 				return err
 			}
-			t := begin(&generation)
+			t := c.table.begin(&generation)
 			for i, el := range have {
 				// Endpoints of one owner may share some.
 				if el != nil && match(el) && !slices.ContainsFunc(group[:i], group[i].equal) {
@@ -143,7 +143,7 @@ func (c *Conn) RemoveNetwork(ctx context.Context, name string) error {
 			inventories = append(inventories, inv)
 			inUse = inUse || inv.inUse(key)
 		}
-		t := begin(&generation)
+		t := c.table.begin(&generation)
 		for _, inv := range inventories {
 			inv.removeNetwork(t, key, inUse)
 		}
@@ -165,13 +165,13 @@ type inventory struct {
 func (c *Conn) inventory(family uint8) (*inventory, error) {
 	inv := &inventory{family: family}
 	var b nl.Batch
-	getTable(&b, family, func([]byte) error { inv.table = true; return nil })
+	c.table.getTable(&b, family, func([]byte) error { inv.table = true; return nil })
 	if err := nftnl.Look(c.nl, &b); err != nil || !inv.table {
 		return inv, err
 	}
 	err := c.dumpChains(family, func(data []byte) error {
 		ch, err := nftnl.DecodeChain(data)
-		if ch.Table == tableName {
+		if ch.Table == string(c.table) {
 			inv.chains = append(inv.chains, place{family, ch.Name})
 		}
 		return err

@@ -17,8 +17,6 @@ import (
 // The names of our table and of what is in it. Chains and sets that belong to a
 // network have its key in their names.
 const (
-	tableName = nftnl.DefaultTable
-
 	pods4Set = "pods4"
 	pods6Set = "pods6"
 	portsSet = "ports"
@@ -46,6 +44,7 @@ func isMasqueradeSet(name string) bool {
 // ruleset is what there should be: what all networks share, and one network's own.
 type ruleset struct {
 	of     *Network
+	table  tableName
 	tables []uint8 // by their families
 	chains []chain
 	// gone are chains that should not be there.
@@ -181,7 +180,7 @@ func (c *Conn) ruleset(n *Network) (*ruleset, error) {
 	}
 	key := networkKey(n.Name)
 	rs := &ruleset{
-		of: n, tables: []uint8{unix.NFPROTO_INET},
+		of: n, table: c.table, tables: []uint8{unix.NFPROTO_INET},
 		chains:  append([]chain{forward(c.mark), unmark(c.mark)}, portChains(c.mark)...),
 		network: key, bridge: n.bridgeElements(), bridgeComment: n.bridgeComment(),
 	}

@@ -177,7 +177,7 @@ func TestRulesVersionIsRaisedWithTheRules(t *testing.T) {
 	t.Parallel()
 	known := map[int]uint32{5: 0xe96fb3e6}
 	sum, nat := fnv.New32a(), fnv.New32a()
-	c := on(nil, 0)
+	c := on(nil, nil)
 	for _, n := range []Network{podnet(), {
 		Name: "x", Masquerade: true, Prefixes: prefixes("10.0.0.0/9", "fd00::/61"), NonMasquerade: prefixes("::/0"),
 	}, {Name: "guard", Guard: true, Dedup: dedups(), Quiet: true}} {

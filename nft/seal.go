@@ -124,6 +124,9 @@ func (rs *ruleset) sum() uint64 {
 		sum.Write([]byte{0})
 	}
 	write(place{rulesVersion, rs.network}, rs.bridgeComment)
+	if rs.table != nftnl.DefaultTable {
+		write(place{name: string(rs.table)}, "table")
+	}
 	for i := range rs.chains {
 		write(rs.chains[i].place, rs.chains[i].settings)
 	}

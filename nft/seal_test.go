@@ -31,7 +31,7 @@ func newTrusting(t *testing.T, ns *netns.NS, s Seal) *trusting {
 		t.Fatal(err)
 	}
 	rec := nltest.Record(transport)
-	c := &trusting{on(nl.New(rec), 0), rec}
+	c := &trusting{on(nl.New(rec), nil), rec}
 	t.Cleanup(func() { c.Close() })
 	c.Trust(s)
 	return c
@@ -237,7 +237,7 @@ func TestSealsAreText(t *testing.T) {
 // Whatever a network is made of is part of its sum.
 func TestSumsTellNetworksApart(t *testing.T) {
 	t.Parallel()
-	c := on(nil, 0)
+	c := on(nil, nil)
 	sums := map[uint64]string{}
 	for _, n := range []Network{
 		{Name: "a"}, {Name: "b"}, {Name: "a", Masquerade: true}, {Name: "a", Guard: true},
@@ -255,7 +255,7 @@ func TestSumsTellNetworksApart(t *testing.T) {
 		}
 		sums[rs.sum()] = fmt.Sprintf("%+v", n)
 	}
-	rs, err := on(nil, 0x20000).ruleset(&Network{Name: "a"})
+	rs, err := on(nil, &Config{Mark: 0x20000}).ruleset(&Network{Name: "a"})
 	if err != nil {
 		t.Fatal(err)
 	}

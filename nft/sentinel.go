@@ -52,7 +52,7 @@ func (s *set) sentinel() element {
 func (st *state) getSentinels(b *nl.Batch, sets []set) {
 	for i := range sets {
 		at := sets[i].place
-		getElement(b, sets[i].sentinel(), func([]byte) error {
+		st.table.getElement(b, sets[i].sentinel(), func([]byte) error {
 			st.sentinels[at] = true
 			return nil
 		})

@@ -106,7 +106,7 @@ func TestSetsWithoutSentinelsGetTheirs(t *testing.T) {
 	mustAdd(t, c, pods...)
 	for _, s := range allSets(t, c, n) {
 		key := s.sentinel()
-		tx := begin(nil)
+		tx := tableName(DefaultTable).begin(nil)
 		tx.delElement(key)
 		if err := tx.Commit(c.nl); err != nil {
 			t.Fatal(err)

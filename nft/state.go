@@ -12,6 +12,7 @@ import (
 // state is what the kernel has of a ruleset: of the chains and sets only those that
 // the ruleset names, and not the elements.
 type state struct {
+	table      tableName
 	generation uint32
 	tables     map[uint8]nftnl.Table // by family; those that are there
 	chains     map[place]nftnl.Chain
@@ -25,6 +26,7 @@ type state struct {
 
 func newState(rs *ruleset) *state {
 	return &state{
+		table:     rs.table,
 		tables:    make(map[uint8]nftnl.Table, len(rs.tables)),
 		chains:    make(map[place]nftnl.Chain, len(rs.chains)),
 		sentinels: map[place]bool{},
@@ -43,14 +45,14 @@ func (c *Conn) outline(rs *ruleset) (*state, error) {
 
 func (st *state) getOutline(b *nl.Batch, rs *ruleset) {
 	for _, family := range rs.tables {
-		getTable(b, family, func(data []byte) error {
+		st.table.getTable(b, family, func(data []byte) error {
 			t, err := nftnl.DecodeTable(data)
 			st.tables[family] = t
 			return err
 		})
 	}
 	getChains := func(p place) {
-		getChain(b, p, func(data []byte) error {
+		st.table.getChain(b, p, func(data []byte) error {
 			ch, err := nftnl.DecodeChain(data)
 			st.chains[p] = ch
 			return err
@@ -67,7 +69,7 @@ func (st *state) getOutline(b *nl.Batch, rs *ruleset) {
 // getBridge looks up the network's elements of the sets of bridges.
 func (st *state) getBridge(b *nl.Batch, rs *ruleset) {
 	for _, want := range rs.bridge {
-		getElement(b, want, func(data []byte) error {
+		st.table.getElement(b, want, func(data []byte) error {
 			list, err := decodeElements(want.set.family, data)
 			st.bridges = append(st.bridges, list...)
 			return err
@@ -87,7 +89,7 @@ func (c *Conn) read(rs *ruleset) (*state, error) {
 	var b nl.Batch
 	st.getOutline(&b, rs)
 	for _, s := range rs.sets() {
-		getSet(&b, s.place, func(data []byte) error {
+		st.table.getSet(&b, s.place, func(data []byte) error {
 			_, have, err := decodeSet(data)
 			st.sets[s.place] = have
 			return err

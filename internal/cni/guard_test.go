@@ -117,7 +117,7 @@ func TestADDThatIsNotToldOfItsElementsLeavesNone(t *testing.T) {
 			return nil, err
 		}
 		loses = &lossy{Transport: socket}
-		return nft.On(nl.New(loses), cfg.Mark), nil
+		return nft.On(nl.New(loses), cfg), nil
 	}
 	mustHaveFailed(t, n.run(t, p, "ADD", everything()), []uint{codeKernel}, unix.ENOBUFS.Error())
 	if loses == nil || !loses.fired {

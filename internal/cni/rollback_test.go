@@ -240,7 +240,7 @@ func (n *node) faulty(side string, fault *nltest.Fault) *Plugin {
 		if err != nil {
 			return nil, err
 		}
-		return nft.On(c, cfg.Mark), nil
+		return nft.On(c, cfg), nil
 	}
 	p.DialBridge = func() (*bridge.Conn, error) {
 		c, err := open("host")

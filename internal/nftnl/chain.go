@@ -1,10 +1,13 @@
 package nftnl
 
 import (
+	"fmt"
 	"strconv"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo"
 )
 
 // DefaultMark is the bit of a packet's mark that says that a pod may have it forwarded, where
@@ -14,6 +17,26 @@ const DefaultMark = 0x1000
 
 // DefaultTable is the name of our tables, where a Config names none.
 const DefaultTable = "tombolo"
+
+// maxTable leaves room for the name in the comment of a rule.
+const maxTable = 32
+
+// CheckTable says what is wrong with a Config's name of tables, and its mark.
+func CheckTable(name string, mark uint32) error {
+	for i, c := range []byte(name) {
+		letter := 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z'
+		if !letter && (i == 0 || (c < '0' || c > '9') && c != '_' && c != '.' && c != '-') {
+			return fmt.Errorf("%w: table %.64q: %q at offset %d", tombolo.ErrInvalid, name, c, i)
+		}
+	}
+	switch {
+	case len(name) > maxTable:
+		return fmt.Errorf("%w: table %.64q: %d characters, where %d are due at most", tombolo.ErrInvalid, name, len(name), maxTable)
+	case name != "" && name != DefaultTable && mark == 0:
+		return fmt.Errorf("%w: table %s needs a mark of its own: that of table %s is cleared by it", tombolo.ErrInvalid, name, DefaultTable)
+	}
+	return nil
+}
 
 // PriorityForward is where pods' packets get that mark: "filter - 10", by nft's names.
 const PriorityForward = -10

@@ -22,9 +22,9 @@ const (
 // rulesVersion is raised with every change of where and how Ensure makes its rule.
 const rulesVersion = 5
 
-// admissionComment is by what our rule is known, whatever mark it accepts. Saving
-// and restoring make a match of iptables' own of it, which counts as well.
-const admissionComment = "tombolo: admit what table inet tombolo marks"
+// comment is by what our rule is known, whatever mark it accepts. Saving and restoring make
+// a match of iptables' own of it, which counts as well.
+func (c *Conn) comment() string { return "tombolo: admit what table inet " + c.table + " marks" }
 
 // Ensure sees to it that iptables, where it works over nf_tables, lets pass what our
 // forward chain marks: by one rule in its table filter, for IPv4 and for IPv6. It makes
@@ -54,7 +54,7 @@ func (c *Conn) Ensure(ctx context.Context) (changed bool, _ error) {
 		if err != nil {
 			return err
 		}
-		t := p.transaction(c.mark)
+		t := p.transaction()
 		if t.Empty() {
 			return nftnl.Unchanged(c.nl, p.generation)
 		}
@@ -100,7 +100,7 @@ func (c *Conn) Ready(ctx context.Context) (bool, error) {
 		if err != nil {
 			return err
 		}
-		if right = p.transaction(c.mark).Empty(); right && generation != 0 && c.seen.IsOn() {
+		if right = p.transaction().Empty(); right && generation != 0 && c.seen.IsOn() {
 			c.seen.Add(generation, c.admissionSum())
 		}
 		return nil
@@ -112,6 +112,9 @@ func (c *Conn) Ready(ctx context.Context) (bool, error) {
 func (c *Conn) admissionSum() uint64 {
 	sum := fnv.New64a()
 	fmt.Fprintf(sum, "admission %d %x", rulesVersion, c.mark)
+	if c.table != nftnl.DefaultTable {
+		fmt.Fprint(sum, " ", c.table)
+	}
 	return sum.Sum64()
 }
 
@@ -127,7 +130,7 @@ func (c *Conn) Check(ctx context.Context) ([]tombolo.Difference, error) {
 		if err != nil {
 			return err
 		}
-		if diffs = p.differences(c.mark); len(diffs) == 0 {
+		if diffs = p.differences(); len(diffs) == 0 {
 			return nil
 		}
 		return nftnl.Unchanged(c.nl, p.generation)
@@ -152,7 +155,7 @@ func (c *Conn) Remove(ctx context.Context) error {
 		}
 		t := nftnl.Begin(&generation)
 		for _, f := range families() {
-			chains, err := c.foreignRules(ctx, f.proto, iptablesTable)
+			chains, err := c.rulesIn(ctx, f.proto, iptablesTable)
 			if err != nil {
 				return err
 			}
@@ -164,12 +167,9 @@ func (c *Conn) Remove(ctx context.Context) error {
 	})
 }
 
-// isOurs says that a rule is one that Ensure made, whatever it does by now.
-func (r *rule) isOurs() bool { return r.comment == admissionComment }
-
 // admits says that it is ours and does what it should.
 func (r *rule) admits(mark uint32) bool {
-	return r.isOurs() && r.verdict == accepts &&
+	return r.ours && r.verdict == accepts &&
 		len(r.conditions) == 1 && r.conditions[0] == condition{on: onMark, mark: mark, mask: mark}
 }
 
@@ -185,7 +185,7 @@ func oursIn(chains map[string][]rule) []*rule {
 		rules := chains[name]
 		for i := range rules {
 			switch {
-			case !rules[i].isOurs():
+			case !rules[i].ours:
 			case name == iptablesForward:
 				first = append(first, &rules[i])
 			default:
@@ -199,18 +199,26 @@ func oursIn(chains map[string][]rule) []*rule {
 // admissionPlan is what there is of our rules in both families, and what to do.
 type admissionPlan struct {
 	generation uint32
+	own        own
 	families   []familyAdmission
 }
 
 // familyAdmission is that of one family.
 type familyAdmission struct {
 	family  uint8
+	own     own
 	keep    *rule
 	insert  *insertion // nil: nothing is to be put anywhere
 	surplus []*rule
 	placer  *placer // nil: there is no chain FORWARD
 	to      destination
 	policy  uint32
+}
+
+// own is what our rule accepts, and what it says of itself.
+type own struct {
+	mark    uint32
+	comment string
 }
 
 // insertion is a rule to be made.
@@ -234,7 +242,7 @@ func (c *Conn) admissionsAt(ctx context.Context, generation uint32, read func(co
 	var b nl.Batch
 	policies := map[uint8]uint32{}
 	for _, f := range families() {
-		getForeignChain(&b, chain{f.proto, iptablesTable, iptablesForward}, func(data []byte) error {
+		getChain(&b, chain{f.proto, iptablesTable, iptablesForward}, func(data []byte) error {
 			ch, err := nftnl.DecodeChain(data)
 			if isForwardHook(ch) {
 				policies[f.proto] = ch.Policy
@@ -245,15 +253,15 @@ func (c *Conn) admissionsAt(ctx context.Context, generation uint32, read func(co
 	if err := nftnl.Look(c.nl, &b); err != nil {
 		return nil, err
 	}
-	p := &admissionPlan{generation: generation}
+	p := &admissionPlan{generation: generation, own: own{c.mark, c.comment()}}
 	for _, f := range families() {
-		plan := familyAdmission{family: f.proto}
+		plan := familyAdmission{family: f.proto, own: p.own}
 		if policy, ok := policies[f.proto]; ok {
 			plan.placer, plan.policy = newPlacer(f.proto, c.mark), policy
 			if err := read(ctx, plan.placer); err != nil {
 				return nil, err
 			}
-			if plan.decide(c.mark); plan.placer.err != nil {
+			if plan.decide(); plan.placer.err != nil {
 				return nil, plan.placer.err
 			}
 		}
@@ -267,7 +275,7 @@ func (c *Conn) readTables(ctx context.Context, p *placer) error {
 	if err := c.readChains(ctx, p); err != nil {
 		return err
 	}
-	chains, err := c.foreignRules(ctx, p.packet.family, iptablesTable)
+	chains, err := c.rulesIn(ctx, p.packet.family, iptablesTable)
 	p.chains = chains
 	p.load = func(string) ([]rule, error) { return nil, nil } // it has none
 	return err
@@ -276,11 +284,11 @@ func (c *Conn) readTables(ctx context.Context, p *placer) error {
 // readChains reads those that the placer asks for.
 func (c *Conn) readChains(ctx context.Context, p *placer) error {
 	at := func(name string) chain { return chain{p.packet.family, iptablesTable, name} }
-	p.load = func(name string) ([]rule, error) { return c.foreignRulesOf(ctx, at(name)) }
+	p.load = func(name string) ([]rule, error) { return c.rulesOf(ctx, at(name)) }
 	p.references = func(name string) (int, error) {
 		var b nl.Batch
 		uses := 0
-		getForeignChain(&b, at(name), func(data []byte) error {
+		getChain(&b, at(name), func(data []byte) error {
 			ch, err := nftnl.DecodeChain(data)
 			uses = int(ch.Uses)
 			return err
@@ -292,12 +300,12 @@ func (c *Conn) readChains(ctx context.Context, p *placer) error {
 }
 
 // decide chooses the rule to keep, or where one is to be put.
-func (p *familyAdmission) decide(mark uint32) {
+func (p *familyAdmission) decide() {
 	p.to = p.placer.find(p.policy)
 	p.surplus = nil
 	needed := p.to.path != nil && p.to.blocked == ""
 	for _, r := range oursIn(p.placer.chains) {
-		if needed && p.keep == nil && r.admits(mark) && p.placer.suits(&p.to, r.chain, indexOf(p.placer.chains[r.chain], r)) {
+		if needed && p.keep == nil && r.admits(p.own.mark) && p.placer.suits(&p.to, r.chain, indexOf(p.placer.chains[r.chain], r)) {
 			p.keep = r
 			continue
 		}
@@ -313,12 +321,12 @@ func (p *familyAdmission) decide(mark uint32) {
 }
 
 // transaction makes of what there is what should be.
-func (p *admissionPlan) transaction(mark uint32) *nftnl.Transaction {
+func (p *admissionPlan) transaction() *nftnl.Transaction {
 	t := nftnl.Begin(&p.generation)
 	for i := range p.families {
 		f := &p.families[i]
 		if f.insert != nil {
-			insertAdmission(t, f.insert, mark)
+			insertAdmission(t, f.insert, p.own)
 		}
 		for _, r := range f.surplus {
 			delRule(t, r.at(f.family))
@@ -327,15 +335,15 @@ func (p *admissionPlan) transaction(mark uint32) *nftnl.Transaction {
 	return t
 }
 
-func (p *admissionPlan) differences(mark uint32) []tombolo.Difference {
+func (p *admissionPlan) differences() []tombolo.Difference {
 	var list []tombolo.Difference
 	for i := range p.families {
 		f := &p.families[i]
-		rule := fmt.Sprintf("%q for mark 0x%x", admissionComment, mark)
+		rule := fmt.Sprintf("%q for mark 0x%x", p.own.comment, p.own.mark)
 		missing := f.insert != nil
 		for _, r := range f.surplus {
 			object := r.at(f.family).chain.String()
-			if missing && r.admits(mark) {
+			if missing && r.admits(p.own.mark) {
 				missing = false
 				list = append(list, tombolo.Difference{
 					Object: object, What: "place of rule " + rule,

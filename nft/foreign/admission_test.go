@@ -26,6 +26,7 @@ func iptables(tb testing.TB, ns *netns.NS, program string, args ...string) strin
 }
 
 const (
+	admissionComment = "tombolo: admit what table inet tombolo marks"
 	// ourRule is how iptables prints and takes our rule.
 	ourRule     = `-m mark --mark 0x1000/0x1000 -m comment --comment "tombolo: admit what table inet tombolo marks" -j ACCEPT`
 	saveRestore = "iptables-save >/tmp/saved.$$; iptables-restore </tmp/saved.$$; rm /tmp/saved.$$"

@@ -1,6 +1,7 @@
 package foreign
 
 import (
+	"cmp"
 	"context"
 
 	"github.com/mdlayher/netlink"
@@ -18,8 +19,9 @@ type Config struct {
 	// NetNS is the namespace whose firewalls are meant; nil is that of the calling
 	// thread. It may be closed after Dial.
 	NetNS *netns.NS
-	// Mark is that of package nft's Config.
-	Mark uint32
+	// Mark and Table are those of package nft's Config.
+	Mark  uint32
+	Table string
 }
 
 // Conn looks at other people's firewalls, and has one rule in some. Its methods may be
@@ -30,6 +32,8 @@ type Conn struct {
 	seen   *nftnl.Seen
 	shared bool
 	mark   uint32
+	table  string
+	err    error // of what it was opened with
 }
 
 // Dial opens a connection. It needs CAP_SYS_ADMIN where cfg names a namespace;
@@ -38,6 +42,9 @@ type Conn struct {
 func Dial(cfg *Config) (*Conn, error) {
 	if cfg == nil {
 		cfg = &Config{}
+	}
+	if err := nftnl.CheckTable(cfg.Table, cfg.Mark); err != nil {
+		return nil, err
 	}
 	conn, err := nl.Dial(unix.NETLINK_NETFILTER, &nl.Config{NetNS: cfg.NetNS})
 	if err != nil {
@@ -56,11 +63,11 @@ func On(s tombolo.Socket, cfg *Config) *Conn {
 		cfg = &Config{}
 	}
 	socket := nftnl.Of(s)
-	c := &Conn{nl: socket.Conn, seen: socket.Seen, shared: true, mark: cfg.Mark}
-	if c.mark == 0 {
-		c.mark = nftnl.DefaultMark
+	return &Conn{
+		nl: socket.Conn, seen: socket.Seen, shared: true,
+		mark: cmp.Or(cfg.Mark, nftnl.DefaultMark), table: cmp.Or(cfg.Table, nftnl.DefaultTable),
+		err: nftnl.CheckTable(cfg.Table, cfg.Mark),
 	}
-	return c
 }
 
 // Close closes the connection, unless it is another's.
@@ -78,6 +85,9 @@ func (c *Conn) Close() error {
 func (c *Conn) usable(ctx context.Context) error {
 	if c == nil {
 		return nftnl.Usable(ctx, nil)
+	}
+	if c.err != nil {
+		return c.err
 	}
 	return nftnl.Usable(ctx, c.nl)
 }

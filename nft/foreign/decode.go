@@ -14,9 +14,9 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// decodeForeignRule reads an NFT_MSG_NEWRULE of a table of some family. What it does
+// decodeRule reads an NFT_MSG_NEWRULE of a table of some family. What it does
 // not know is a condition that may or may not be met.
-func decodeForeignRule(family uint8, b []byte) (rule, error) {
+func decodeRule(family uint8, b []byte) (rule, error) {
 	var r rule
 	err := nftnl.Decode(b, func(ad *netlink.AttributeDecoder) error {
 		switch ad.Type() {

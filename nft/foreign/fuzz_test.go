@@ -26,15 +26,15 @@ func wantSane(t *testing.T, chains map[string][]rule, start string) {
 	all := content{chains: chains}
 	all.mentions(&podPacket{bridge: "cbr0"})
 	for _, policy := range []uint32{0, policyAccept} {
-		p := familyAdmission{family: unix.NFPROTO_IPV4, policy: policy, placer: newPlacer(unix.NFPROTO_IPV4, nftnl.DefaultMark)}
+		p := familyAdmission{family: unix.NFPROTO_IPV4, own: own{nftnl.DefaultMark, admissionComment}, policy: policy, placer: newPlacer(unix.NFPROTO_IPV4, nftnl.DefaultMark)}
 		p.placer.chains = chains
 		p.placer.load = func(string) ([]rule, error) { return nil, nil }
 		p.placer.references = func(string) (int, error) { return 1, nil }
-		p.decide(nftnl.DefaultMark)
+		p.decide()
 		if p.keep != nil && p.insert != nil || (p.to.path == nil || p.to.blocked != "") != (p.keep == nil && p.insert == nil) {
 			t.Errorf("decided on %+v", p)
 		}
-		p.obstacle(&content{p.placer.chains, nil}, &podPacket{mark: nftnl.DefaultMark, bridge: "cbr0"}, nftnl.DefaultMark)
+		p.obstacle(&content{p.placer.chains, nil}, &podPacket{mark: nftnl.DefaultMark, bridge: "cbr0"})
 	}
 }
 
@@ -46,17 +46,18 @@ func FuzzForeignRule(f *testing.F) {
 	f.Add(uint8(unix.NFPROTO_IPV4), marshal(nftnl.String(unix.NFTA_RULE_CHAIN, iptablesForward),
 		nftnl.Bytes(netlink.Nested|unix.NFTA_RULE_EXPRESSIONS, expressions), nftnl.Bytes(unix.NFTA_RULE_USERDATA, nftnl.Comment(admissionComment))))
 	f.Fuzz(func(t *testing.T, family uint8, b []byte) {
-		r, err := decodeForeignRule(family, b)
+		r, err := decodeRule(family, b)
 		if err != nil {
 			return
 		}
+		r.ours = r.comment == admissionComment
 		for i := range r.conditions {
 			c := &r.conditions[i]
 			if c.on == onSource && !c.prefix.IsValid() {
 				t.Errorf("condition %+v", c)
 			}
 		}
-		if r.admits(nftnl.DefaultMark) && (!r.isOurs() || r.admits(nftnl.DefaultMark<<1)) {
+		if r.admits(nftnl.DefaultMark) && (!r.ours || r.admits(nftnl.DefaultMark<<1)) {
 			t.Errorf("taken for ours: %+v", r)
 		}
 		wantSane(t, map[string][]rule{r.chain: {r}}, r.chain)
@@ -112,7 +113,7 @@ func TestWhatIsForeignIsRead(t *testing.T) {
 	for _, family := range []uint8{unix.NFPROTO_INET, unix.NFPROTO_IPV4} {
 		dump(family, unix.NFT_MSG_GETRULE, func(data []byte) error {
 			n++
-			r, err := decodeForeignRule(family, data)
+			r, err := decodeRule(family, data)
 			if len(r.conditions) > 0 && r.chain != "filter_INPUT" {
 				save("FuzzForeignRule", fmt.Sprintf("%02d", n), family, data)
 			}

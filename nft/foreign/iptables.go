@@ -32,7 +32,7 @@ func (c *Conn) iptablesObstacles(ctx context.Context, p *podPacket) ([]Obstacle,
 		if err := c.readSets(t, forward, p); err != nil {
 			return nil, err
 		}
-		if o := f.obstacle(t, p, c.mark); o != nil {
+		if o := f.obstacle(t, p); o != nil {
 			list = append(list, *o)
 		}
 		if f.placer.err != nil {
@@ -43,11 +43,11 @@ func (c *Conn) iptablesObstacles(ctx context.Context, p *podPacket) ([]Obstacle,
 }
 
 // obstacle is what stops pods' packets although our rule is where it should be.
-func (f *familyAdmission) obstacle(t *content, p *podPacket, mark uint32) *Obstacle {
+func (f *familyAdmission) obstacle(t *content, p *podPacket) *Obstacle {
 	pods := *p
 	pods.sets, pods.family = t.sets, f.family
 	program := iptablesProgram(f.family)
-	accept := fmt.Sprintf("-m mark --mark 0x%x/0x%x -j ACCEPT", mark, mark)
+	accept := fmt.Sprintf("-m mark --mark 0x%x/0x%x -j ACCEPT", f.own.mark, f.own.mark)
 	if f.to.blocked != "" {
 		at := f.placer.chains[iptablesForward]
 		o := &Obstacle{Kind: IPTables, Chain: chain{f.family, iptablesTable, f.to.blocked}.String()}
@@ -58,7 +58,7 @@ func (f *familyAdmission) obstacle(t *content, p *podPacket, mark uint32) *Obsta
 		}
 		return o
 	}
-	switch fate := newWalk(&pods, f.mended(mark)).chain(iptablesForward); {
+	switch fate := newWalk(&pods, f.mended()).chain(iptablesForward); {
 	case fate.how == dropped:
 		index := indexOf(f.placer.chains[fate.by.chain], fate.by)
 		remove := fate.by
@@ -81,11 +81,11 @@ func (f *familyAdmission) obstacle(t *content, p *podPacket, mark uint32) *Obsta
 }
 
 // mended gives the chains with our rule where it is kept, or goes.
-func (f *familyAdmission) mended(mark uint32) map[string][]rule {
+func (f *familyAdmission) mended() map[string][]rule {
 	chains := maps.Clone(f.placer.chains)
 	for name, rules := range chains {
 		chains[name] = slices.DeleteFunc(slices.Clone(rules), func(r rule) bool {
-			return r.isOurs() && (f.keep == nil || r.handle != f.keep.handle)
+			return r.ours && (f.keep == nil || r.handle != f.keep.handle)
 		})
 	}
 	if f.insert == nil {
@@ -97,8 +97,8 @@ func (f *familyAdmission) mended(mark uint32) map[string][]rule {
 		index = len(rules)
 	}
 	chains[f.insert.into.name] = slices.Insert(rules, index, rule{
-		chain: f.insert.into.name, comment: admissionComment, verdict: accepts,
-		conditions: []condition{{on: onMark, mark: mark, mask: mark}},
+		chain: f.insert.into.name, ours: true, comment: f.own.comment, verdict: accepts,
+		conditions: []condition{{on: onMark, mark: f.own.mark, mask: f.own.mark}},
 	})
 	return chains
 }
@@ -106,7 +106,7 @@ func (f *familyAdmission) mended(mark uint32) map[string][]rule {
 func countTheirs(rules []rule) int {
 	n := 0
 	for i := range rules {
-		if !rules[i].isOurs() {
+		if !rules[i].ours {
 			n++
 		}
 	}

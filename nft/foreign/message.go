@@ -42,19 +42,19 @@ func (ch chain) named(table, chain uint16) []netlink.Attribute {
 	return []netlink.Attribute{nftnl.String(table, ch.table), nftnl.String(chain, ch.name)}
 }
 
-func getForeignChain(b *nl.Batch, ch chain, reply func([]byte) error) {
+func getChain(b *nl.Batch, ch chain, reply func([]byte) error) {
 	nftnl.Get(b, ch, ch.family, unix.NFT_MSG_GETCHAIN, reply, ch.named(unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME)...)
 }
 
-// foreignRules lists the rules of a table by chains; none if there is no such table.
-func (c *Conn) foreignRules(ctx context.Context, family uint8, table string) (map[string][]rule, error) {
+// rulesIn lists the rules of a table by chains; none if there is no such table.
+func (c *Conn) rulesIn(ctx context.Context, family uint8, table string) (map[string][]rule, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	chains := map[string][]rule{}
 	op := fmt.Sprintf("list rules of table %s %s", nftnl.FamilyName(family), table)
 	err := c.dump(op, family, unix.NFT_MSG_GETRULE, func(data []byte) error {
-		r, err := decodeForeignRule(family, data)
+		r, err := c.decodeRule(family, data)
 		if err == nil {
 			chains[r.chain] = append(chains[r.chain], r)
 		}
@@ -63,30 +63,37 @@ func (c *Conn) foreignRules(ctx context.Context, family uint8, table string) (ma
 	return chains, err
 }
 
-// foreignRulesOf lists the rules of one chain; none if there is no such chain.
-func (c *Conn) foreignRulesOf(ctx context.Context, ch chain) ([]rule, error) {
+// rulesOf lists the rules of one chain; none if there is no such chain.
+func (c *Conn) rulesOf(ctx context.Context, ch chain) ([]rule, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	var rules []rule
 	err := c.dump("list rules of "+ch.String(), ch.family, unix.NFT_MSG_GETRULE, func(data []byte) error {
-		r, err := decodeForeignRule(ch.family, data)
+		r, err := c.decodeRule(ch.family, data)
 		rules = append(rules, r)
 		return err
 	}, ch.named(unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN)...)
 	return rules, err
 }
 
+// decodeRule tells ours from those of others.
+func (c *Conn) decodeRule(family uint8, data []byte) (rule, error) {
+	r, err := decodeRule(family, data)
+	r.ours = r.comment == c.comment()
+	return r, err
+}
+
 // insertAdmission puts our rule into a chain.
-func insertAdmission(t *nftnl.Transaction, to *insertion, mark uint32) {
-	op := fmt.Sprintf("insert rule %q into", admissionComment)
+func insertAdmission(t *nftnl.Transaction, to *insertion, o own) {
+	op := fmt.Sprintf("insert rule %q into", o.comment)
 	attrs := to.into.named(unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN)
 	flags := netlink.Append
 	if to.before != 0 {
 		flags = 0
 		attrs = append(attrs, nftnl.Uint64(unix.NFTA_RULE_POSITION, to.before))
 	}
-	t.AddRule(op, to.into, to.into.family, flags, admissionComment, func(x *nftnl.Expressions) { admission(x, mark) }, attrs...)
+	t.AddRule(op, to.into, to.into.family, flags, o.comment, func(x *nftnl.Expressions) { admission(x, o.mark) }, attrs...)
 }
 
 func delRule(t *nftnl.Transaction, h handle) {

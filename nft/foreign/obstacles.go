@@ -167,7 +167,7 @@ func (c *Conn) hookedChains(ctx context.Context) ([]hookedChain, error) {
 		err := c.dump("list chains", family, unix.NFT_MSG_GETCHAIN, func(data []byte) error {
 			ch, err := nftnl.DecodeChain(data)
 			at := chain{family, ch.Table, ch.Name}
-			ours := family == unix.NFPROTO_INET && ch.Table == nftnl.DefaultTable
+			ours := family == unix.NFPROTO_INET && ch.Table == c.table
 			admits := family != unix.NFPROTO_INET && ch.Table == iptablesTable && ch.Name == iptablesForward
 			if isForwardHook(ch) && !ours && !admits {
 				list = append(list, hookedChain{at, ch.Priority, ch.Policy})
@@ -201,7 +201,7 @@ type content struct {
 
 // readTable reads the rules of a chain's table, and the sets that they look into.
 func (c *Conn) readTable(ctx context.Context, ch chain, p *podPacket) (*content, error) {
-	chains, err := c.foreignRules(ctx, ch.family, ch.table)
+	chains, err := c.rulesIn(ctx, ch.family, ch.table)
 	if err != nil {
 		return nil, err
 	}

@@ -81,7 +81,7 @@ func (p *placer) scanFrom(chain string, first int) course {
 	rules := p.rules(chain)
 	for i := first; i < len(rules); i++ {
 		r := &rules[i]
-		if r.isOurs() || p.packet.meetsAll(r) != always {
+		if r.ours || p.packet.meetsAll(r) != always {
 			continue
 		}
 		here := []spot{{chain, i}}
@@ -105,7 +105,7 @@ func (p *placer) scanFrom(chain string, first int) course {
 // spare it: drop it, hand it to a program, or change it. What it merely counts, logs or
 // accepts does not matter.
 func (p *placer) mayStop(r *rule) bool {
-	if r.isOurs() || p.packet.meetsAll(r) == never {
+	if r.ours || p.packet.meetsAll(r) == never {
 		return false
 	}
 	switch r.verdict {
@@ -142,7 +142,7 @@ func (p *placer) anyMayStop(rules []rule) bool {
 // isQuiet says that a rule decides nothing: our rule goes before those that only log what
 // is about to be dropped.
 func (p *placer) isQuiet(r *rule) bool {
-	if r.isOurs() || p.packet.meetsAll(r) == never {
+	if r.ours || p.packet.meetsAll(r) == never {
 		return true
 	}
 	switch r.verdict {
@@ -152,7 +152,7 @@ func (p *placer) isQuiet(r *rule) bool {
 		rules := p.rules(r.target)
 		// One level is enough: what firewalls log, they log in a chain of its own.
 		return !slices.ContainsFunc(rules, func(r rule) bool {
-			return !r.isOurs() && (r.verdict != goesOn || r.opaque || r.alters)
+			return !r.ours && (r.verdict != goesOn || r.opaque || r.alters)
 		})
 	}
 	return false
@@ -225,7 +225,7 @@ func (p *placer) findOursIn(chain string, least likelihood, seen map[string]bool
 		r := &rules[i]
 		here := []spot{{chain, i}}
 		switch {
-		case r.isOurs():
+		case r.ours:
 			return here
 		case r.verdict != jumps && r.verdict != goesTo || p.packet.meetsAll(r) < least:
 		default:
@@ -269,7 +269,7 @@ func (p *placer) place(path []spot) destination {
 		}
 		w.at = s
 		for j := s.index - 1; j >= 0 && p.isQuiet(&rules[j]); j-- {
-			if !rules[j].isOurs() {
+			if !rules[j].ours {
 				w.at.index = j
 			}
 		}

@@ -12,6 +12,7 @@ import (
 type rule struct {
 	chain      string
 	handle     uint64 // legacy: its offset in the table
+	ours       bool   // made by Ensure, whatever it does by now
 	comment    string // of nft's or of iptables' form
 	conditions []condition
 	verdict    verdict

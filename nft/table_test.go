@@ -1,0 +1,143 @@
+package nft
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/nft/foreign"
+)
+
+// Two programs on one node, each with a table of its own and a pod on the same bridge.
+func TestTwoTablesLeaveEachOtherAlone(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	s := newSite(t)
+	embedder := &Config{NetNS: s.host, Table: "embedder", Mark: 0x2000}
+	other, err := Dial(embedder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { other.Close() })
+	admission := foreign.On(s.c.Socket(), nil)
+	otherAdmission := foreign.On(other.Socket(), &foreign.Config{Table: embedder.Table, Mark: embedder.Mark})
+
+	ours, theirs := podnet(), podnet()
+	theirs.Name, theirs.Guard = "theirs", true
+	pod := pod("0123456789a", pod4, pod6)
+	pod.Masquerade = false
+	second := Endpoint{Owner: "b", Network: "theirs", Bridge: "cbr0", Addrs: addrs(other4), MAC: []byte{2, 0, 0, 0, 0, 6}, GuardedPort: "veth2"}
+	nstest.Run(t, s.other, "ip", "link", "set", "eth0", "address", "02:00:00:00:00:06")
+	tables := func(name string) string {
+		var all []string
+		for _, family := range []string{"inet", "bridge"} {
+			if list, err := nstest.Try(s.host, "nft", "list", "table", family, name); err == nil {
+				all = append(all, normal(list))
+			}
+		}
+		return strings.Join(all, "")
+	}
+	inOrder := func(c *Conn, a *foreign.Conn, n Network, ep Endpoint) {
+		t.Helper()
+		wantReady(t, c, n, ep)
+		wantEndpoints(t, c, Endpoint{Owner: ep.Owner, Network: ep.Network, Bridge: ep.Bridge, Addrs: ep.Addrs, MAC: ep.MAC, GuardedPort: ep.GuardedPort})
+		if diffs, err := a.Check(ctx); err != nil || len(diffs) > 0 {
+			t.Errorf("Check of the rule in FORWARD: %v, %v", diffs, err)
+		}
+	}
+
+	mustEnsure(t, s.c, ours)
+	mustAdd(t, s.c, pod)
+	alone := tables(DefaultTable)
+	mustEnsure(t, other, theirs)
+	mustAdd(t, other, second)
+	nstest.Script(t, s.host, "iptables -P FORWARD DROP")
+	for _, from := range []*foreign.Conn{admission, otherAdmission} {
+		if changed, err := from.Ensure(ctx); err != nil || !changed {
+			t.Fatalf("Ensure of the rule in FORWARD: %v, %v", changed, err)
+		}
+	}
+	both := func() {
+		t.Helper()
+		inOrder(s.c, admission, ours, pod)
+		inOrder(other, otherAdmission, theirs, second)
+		nstest.Reaches(t, s.pod, far4, true)
+		nstest.Reaches(t, s.other, far4, true)
+	}
+	both()
+	if diff := cmp.Diff(alone, tables(DefaultTable)); diff != "" {
+		t.Errorf("the default table changed (-before +after):\n%s", diff)
+	}
+	for _, c := range []*Conn{s.c, other} {
+		list, err := foreign.Obstacles(ctx, &foreign.Config{NetNS: s.host, Table: string(c.table), Mark: c.mark}, foreign.Path{Bridge: "cbr0"})
+		if err != nil || len(list) > 0 {
+			t.Errorf("obstacles to table %s: %v, %v", c.table, list, err)
+		}
+	}
+
+	// What is emptied of one is mended by its own.
+	was := tables("embedder")
+	nft(t, s.host, "flush", "set", "inet", DefaultTable, pods4Set)
+	if ready, err := other.Ready(ctx, theirs); err != nil || !ready {
+		t.Errorf("Ready of the other: %v, %v", ready, err)
+	}
+	if out := mustEnsure(t, other, theirs); out.Changed {
+		t.Errorf("the other mended something: %+v", out)
+	}
+	if out := mustEnsure(t, s.c, ours); !out.Emptied {
+		t.Errorf("not mended: %+v", out)
+	}
+	if err := s.c.Replace(ctx, pod); err != nil {
+		t.Fatal(err)
+	}
+	both()
+	// What is removed of one stays with the other.
+	if err := s.c.RemoveOwners(ctx, pod.Owner, second.Owner); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []Network{ours, theirs} {
+		if err := s.c.RemoveNetwork(ctx, n.Name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := admission.Remove(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if left := tables(DefaultTable); left != "" {
+		t.Errorf("left of the default table:\n%s", left)
+	}
+	if diff := cmp.Diff(was, tables("embedder")); diff != "" {
+		t.Errorf("the other table changed (-before +after):\n%s", diff)
+	}
+	inOrder(other, otherAdmission, theirs, second)
+	nstest.Reaches(t, s.other, far4, true)
+	nstest.Reaches(t, s.pod, far4, false)
+}
+
+func TestTablesThatCannotBe(t *testing.T) {
+	t.Parallel()
+	ns := nstest.New(t)
+	for _, cfg := range []Config{
+		{Table: "other"}, {Table: "a b", Mark: 1}, {Table: "7up", Mark: 1}, {Table: "-", Mark: 1}, {Table: "a/b", Mark: 1}, {Table: strings.Repeat("a", 33), Mark: 1},
+	} {
+		cfg.NetNS = ns
+		if c, err := Dial(&cfg); !errors.Is(err, ErrInvalid) || c != nil {
+			t.Errorf("%+v: %v", cfg, err)
+		}
+		if _, err := On(nil, &cfg).Ready(context.Background(), podnet()); !errors.Is(err, ErrInvalid) {
+			t.Errorf("On of %+v: %v", cfg, err)
+		}
+		if c, err := foreign.Dial(&foreign.Config{NetNS: ns, Table: cfg.Table, Mark: cfg.Mark}); !errors.Is(err, ErrInvalid) || c != nil {
+			t.Errorf("foreign: %+v: %v", cfg, err)
+		}
+	}
+	c, err := Dial(&Config{NetNS: ns, Table: DefaultTable})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+}

@@ -26,6 +26,9 @@ type Inspection struct {
 	Networks    []NetworkReport `json:"networks,omitempty"` // those with differences
 	// Stray is what the kernel has of ours and no record tells of.
 	Stray []string `json:"stray,omitempty"`
+	// Others is what another program has in the firewall's table: elements of owners and
+	// networks that no record tells of. It is no difference.
+	Others []string `json:"others,omitempty"`
 	// Damaged are the records that cannot be read.
 	Damaged []string `json:"damaged,omitempty"`
 }
@@ -59,7 +62,7 @@ func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 			return nil, err
 		}
 	}
-	in.Stray, err = inspect.Strays(ctx, s, known)
+	in.Stray, in.Others, err = inspect.Strays(ctx, s, known, networks)
 	return in, err
 }
 

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
@@ -16,6 +17,7 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network/internal/reroute"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
+	"github.com/tombolo-cni/tombolo/nft"
 )
 
 func TestMain(m *testing.M) {
@@ -195,4 +197,33 @@ func TestARouteIsNotChangedWhileADELIsAtWork(t *testing.T) {
 		}
 		return reroute.Attachment(t.Context(), s, rec)
 	})
+}
+
+// Another program may use the firewall's table; what it has there is none of our faults.
+func TestElementsOfAnotherProgramAreToldApart(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.add(t)
+	theirs := nft.Endpoint{Owner: "embedder1", Network: "theirs", Bridge: "br7", Addrs: []netip.Addr{netip.MustParseAddr("10.99.0.2")}}
+	lost := nft.Endpoint{Owner: "00000000abc", Network: "pods", Bridge: "cbr0", Addrs: []netip.Addr{netip.MustParseAddr("10.61.0.99")}}
+	same := nft.Endpoint{Owner: "embedder2", Network: "pods", Bridge: "br7", Addrs: []netip.Addr{netip.MustParseAddr("10.99.0.3")}}
+	inspected := func() (in *Inspection) {
+		b.do(t, func() (err error) { in, err = b.node.Inspect(t.Context()); return err })
+		return in
+	}
+	b.inside(t, func(s *session.Session) error {
+		return errors.Join(s.Firewall.Add(t.Context(), theirs), s.Firewall.Add(t.Context(), same))
+	})
+	if in := inspected(); in.Differs() || len(in.Stray) > 0 || len(in.Others) != 2 || !strings.Contains(strings.Join(in.Others, ","), "embedder1 of network theirs") {
+		t.Errorf("%+v", in)
+	}
+	b.inside(t, func(s *session.Session) error { return s.Firewall.Add(t.Context(), lost) })
+	if in := inspected(); !in.Differs() || len(in.Stray) != 1 || len(in.Others) != 2 {
+		t.Errorf("%+v", in)
+	}
+	// Nor does garbage collection take it.
+	b.do(t, func() error { _, err := b.node.Collect(t.Context(), "pods", nil, nil); return err })
+	if in := inspected(); len(in.Stray) > 0 || len(in.Others) != 2 || len(in.Attachments) > 0 {
+		t.Errorf("collected: %+v", in)
+	}
 }

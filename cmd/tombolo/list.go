@@ -91,7 +91,7 @@ func apart(in *network.Inspection) []string {
 			lines = append(lines, "network "+n.Network+": "+d)
 		}
 	}
-	lines = append(lines, in.Stray...)
+	lines = append(append(lines, in.Stray...), in.Others...)
 	return append(lines, in.Damaged...)
 }
 

@@ -73,6 +73,9 @@ func checkMember(what, name string) error {
 	return nil
 }
 
+// IsHash says whether an attachment could have a hash like this.
+func IsHash(hash string) bool { return checkHash(hash) == nil }
+
 // checkHash accepts what Hash returns and nothing else.
 func checkHash(hash string) error {
 	if len(hash) != ident.Digits {

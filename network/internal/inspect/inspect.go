@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
+	"strings"
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
@@ -212,12 +213,12 @@ func Limits(ctx context.Context, rec *state.Attachment, found *Findings) error {
 	return err
 }
 
-// Strays finds what the kernel has of attachments without a record.
-func Strays(ctx context.Context, s *session.Session, known map[string]bool) ([]string, error) {
-	var list []string
+// Strays finds what the kernel has of attachments without a record, and apart from that
+// elements of the firewall's table that no attachment of theirs could have: another program's.
+func Strays(ctx context.Context, s *session.Session, known map[string]bool, networks []string) (list, others []string, _ error) {
 	links, err := s.Links.Veths(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	for i := range links {
 		if a, ok := endpoint.ParseAlias(links[i].Alias); ok && !known[a.Hash] {
@@ -226,16 +227,21 @@ func Strays(ctx context.Context, s *session.Session, known map[string]bool) ([]s
 	}
 	endpoints, err := s.Firewall.Endpoints(ctx, "")
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	for _, e := range endpoints {
-		if !known[string(e.Owner)] {
+		switch {
+		case known[string(e.Owner)]:
+		// The name of a network is cut where it is too long for a comment.
+		case state.IsHash(string(e.Owner)) && (slices.Contains(networks, e.Network) || strings.Contains(e.Network, "/")):
 			list = append(list, fmt.Sprintf("elements of endpoint %s of network %s have no record", e.Owner, e.Network))
+		default:
+			others = append(others, fmt.Sprintf("elements of endpoint %s of network %s are another program's: no record tells of either", e.Owner, e.Network))
 		}
 	}
 	ifbs, err := session.IFBs(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	for name, a := range ifbs {
 		if !known[a.Hash] {
@@ -243,7 +249,7 @@ func Strays(ctx context.Context, s *session.Session, known map[string]bool) ([]s
 		}
 	}
 	slices.Sort(list)
-	return list, nil
+	return list, others, nil
 }
 
 // Port is the port of an attachment, on the bridge that it was attached to.

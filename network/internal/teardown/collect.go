@@ -131,6 +131,9 @@ func attachments(ctx context.Context, s *session.Session, network string, leases
 	endpoints, err := s.Firewall.Endpoints(ctx, network)
 	errs = append(errs, err)
 	for _, e := range endpoints {
+		if !state.IsHash(string(e.Owner)) {
+			continue // another program's
+		}
 		if v := at(string(e.Owner)); v.rec == nil && v.addresses == nil {
 			v.addresses = e.Addrs
 		}

@@ -48,6 +48,38 @@ func TestCopiesLoseNothingThatKernelsList(t *testing.T) {
 	}
 }
 
+// TestCopiesKeepAttributesOfLaterKernels has each object bear one that no kernel has yet.
+func TestCopiesKeepAttributesOfLaterKernels(t *testing.T) {
+	t.Parallel()
+	const later = 62
+	for kernel, list := range nltest.Recordings(t) {
+		seen := map[netlink.HeaderType]bool{}
+		for _, r := range list {
+			for _, m := range r.Messages {
+				if seen[m.Header.Type] {
+					continue
+				}
+				attribute, err := netlink.MarshalAttributes([]netlink.Attribute{{Type: later, Data: []byte("kept")}})
+				if err != nil {
+					t.Fatal(err)
+				}
+				m.Data = append(slices.Clone(m.Data), attribute...)
+				copied, err := copyOf(m)
+				if err != nil {
+					continue // another of its type will do
+				}
+				seen[m.Header.Type] = true
+				if !slices.Contains(said(copied), fmt.Sprintf("%d: %x", later, "kept")) {
+					t.Errorf("%s, %s: the copy says %q", kernel, r.Command, said(copied))
+				}
+			}
+		}
+		if len(seen) != 4 {
+			t.Errorf("%s: of %d types of messages, want routes, rules, neighbours and nexthops", kernel, len(seen))
+		}
+	}
+}
+
 // copyOf reads an object, and gives the request that adds it again.
 func copyOf(m netlink.Message) (netlink.Message, error) { return requestOf(m, duplicate) }
 

@@ -273,6 +273,56 @@ func TestDocsNameEveryCommand(t *testing.T) {
 	}
 }
 
+// TestDocsNameCommandsThatExist looks at what is typed in blocks and within lines.
+func TestDocsNameCommandsThatExist(t *testing.T) {
+	t.Parallel()
+	help := usage(t)
+	data, err := os.ReadFile(docsRoot + "cmd/tombolod/main.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	keeper := string(data)
+	typed := regexp.MustCompile("(?m)(?:^|[`>] ?)(tombolod?) +([^`#|\n]*)")
+	flags := regexp.MustCompile(`--[a-z-]+`)
+	found := 0
+	for file, text := range readDocs(t, "README.md", "docs/*.md", "deploy/*/README.md") {
+		text = strings.ReplaceAll(text, "\n", " \n")
+		for _, m := range typed.FindAllStringSubmatch(text, -1) {
+			command := strings.Fields(m[2])
+			if len(command) == 0 || !regexp.MustCompile(`^(--)?[a-z-]+$`).MatchString(command[0]) || !fenced(text, m[0]) {
+				continue
+			}
+			found++
+			in := keeper
+			if m[1] == "tombolo" {
+				name := command[0]
+				if len(command) > 1 && name == "uplink" {
+					name += " " + command[1]
+				}
+				var ok bool
+				if _, in, ok = strings.Cut(help, "\n  tombolo "+name); !ok {
+					t.Errorf("%s: tombolo has no command %q", file, name)
+					continue
+				}
+				in, _, _ = strings.Cut(in, "\n  tombolo ")
+			}
+			for _, flag := range flags.FindAllString(m[2], -1) {
+				if flag != "--help" && !strings.Contains(in, flag) {
+					t.Errorf("%s: %s %s: there is no flag %s", file, m[1], command[0], flag)
+				}
+			}
+		}
+	}
+	if found < 40 {
+		t.Errorf("found %d commands only", found)
+	}
+}
+
+// fenced says whether what was found is code, within a line or a block, and no sentence.
+func fenced(text, found string) bool {
+	return strings.HasPrefix(found, "`") || regexp.MustCompile("(?ms)^```sh *\n[^`]*^"+regexp.QuoteMeta(found)).MatchString(text)
+}
+
 // jsonBlocks gives the blocks of JSON in a text in Markdown.
 func jsonBlocks(text string) []string {
 	var blocks []string

@@ -1,0 +1,256 @@
+package cni
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// These tests run what README.md and docs tell a reader to type, and have libcni read the
+// configurations in them.
+
+const repository = "../.."
+
+// docBlock is a fenced block of a page.
+type docBlock struct {
+	page, language, text string
+}
+
+// first is the line by which a block is named below.
+func (b docBlock) first() string {
+	line, _, _ := strings.Cut(b.text, "\n")
+	line, _, _ = strings.Cut(line, " #")
+	return b.page + ": " + strings.TrimSpace(line)
+}
+
+func docBlocks(t testing.TB) []docBlock {
+	t.Helper()
+	pages, err := filepath.Glob(repository + "/docs/*.md")
+	if err != nil || len(pages) < 10 {
+		t.Fatalf("%d pages, %v", len(pages), err)
+	}
+	var list []docBlock
+	for _, path := range append(pages, repository+"/README.md") {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		page, err := filepath.Rel(repository, path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range regexp.MustCompile("(?ms)^```([a-z]*)\n(.*?)^```$").FindAllStringSubmatch(string(text), -1) {
+			list = append(list, docBlock{page, m[1], m[2]})
+		}
+	}
+	return list
+}
+
+// Where each block of commands is run, in this order. A machine has a LAN, or a host
+// outside that it reaches.
+type docLab struct {
+	name   string
+	lan    bool
+	config string // a page whose first configuration is put into /etc/cni/net.d
+	blocks []string
+	output []string // what is printed among the rest
+}
+
+func docLabs() []docLab {
+	return []docLab{
+		{
+			name:   "README",
+			blocks: []string{"README.md: make demo", "README.md: make install", "README.md: export CNI_PATH=/opt/cni/bin", "README.md: ctr run --rm --cni docker.io/library/busybox:latest web ip address"},
+			output: []string{`"address": "10.22.0.2/16"`, "inet 10.22.0.3/16"},
+		},
+		{
+			name:   "podman",
+			blocks: []string{"README.md: make install", "README.md: podman --network-backend cni run --rm --network pods docker.io/library/busybox ip address", "docs/getting-started.md: podman --network-backend cni run --rm --network pods docker.io/library/busybox ip address"},
+			output: []string{"inet 10.22.0.2/16", "inet6 fd22::2/64", "inet 10.22.0.3/16"},
+		},
+		{
+			name:   "getting started",
+			blocks: []string{"docs/getting-started.md: make install", "docs/getting-started.md: export CNI_PATH=/opt/cni/bin", "docs/getting-started.md: tombolo remove pods", "docs/getting-started.md: ctr image pull docker.io/library/busybox:latest"},
+			output: []string{"CNI 0.1.0", "1 packets received", "inet 10.22.0."},
+		},
+		{
+			name: "LAN", lan: true, config: "docs/lan.md",
+			blocks: []string{"docs/lan.md: ip route show default", "docs/lan.md: tombolo uplink plan eth0 br0", "docs/lan.md: ctr image pull docker.io/library/nginx:alpine"},
+			output: []string{"default via 192.168.50.1 dev eth0", "br0", "192.168.50.1"},
+		},
+		{
+			name: "takeover", lan: true,
+			blocks: []string{"docs/lan.md: ip route show default", "docs/lan.md: tombolo uplink take eth0 br0"},
+		},
+		{
+			name: "keeper", lan: true,
+			blocks: []string{"README.md: make install", "docs/dhcp.md: systemctl enable --now tombolod"},
+		},
+		{
+			name:   "embedding",
+			blocks: []string{"docs/embedding.md: cd test/embed"},
+			output: []string{"BenchmarkPod", "flat%", "alloc_objects"},
+		},
+	}
+}
+
+// notRun are the blocks of commands that no test can run.
+func notRun() map[string]string {
+	return map[string]string{
+		"docs/embedding.md: go get github.com/tombolo-cni/tombolo@latest": "it asks the Internet for the module; test/embed uses the module as another would",
+	}
+}
+
+func TestDocsCommandsAreRun(t *testing.T) {
+	t.Parallel()
+	used := notRun()
+	for _, lab := range docLabs() {
+		for _, block := range lab.blocks {
+			used[block] = "run"
+		}
+	}
+	for _, b := range docBlocks(t) {
+		if b.language != "sh" {
+			if !slices.Contains([]string{"json", "go", "text", "ini"}, b.language) {
+				t.Errorf("%s has a block in language %q: a block of commands is sh, of output text", b.first(), b.language)
+			}
+			continue
+		}
+		if used[b.first()] == "" {
+			t.Errorf("%s is in no lab: have it run, or say in notRun why that cannot be", b.first())
+		}
+		delete(used, b.first())
+	}
+	for name := range used {
+		t.Errorf("no page has the block %s", name)
+	}
+	for _, lab := range docLabs() {
+		t.Run(lab.name, func(t *testing.T) {
+			t.Parallel()
+			lab.run(t)
+		})
+	}
+}
+
+// run runs the blocks on a machine of their own.
+func (lab docLab) run(t *testing.T) {
+	for _, program := range []string{"unshare", "bash", "make", "go", "busybox", "containerd", "runc", "ctr"} {
+		need(t, program)
+	}
+	if lab.name == "podman" {
+		if version, err := exec.Command("podman", "--version").Output(); err != nil || !strings.Contains(string(version), "version 4.") {
+			t.Skipf("podman 4 is not installed: %s %v", version, err)
+		}
+	}
+	n := lab.node(t)
+	var script strings.Builder
+	script.WriteString("source test/cni/testdata/lab.sh\n")
+	if lab.config != "" {
+		file := filepath.Join(t.TempDir(), "10-docs.conflist")
+		if err := os.WriteFile(file, []byte(docConfig(t, lab.config)), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(&script, "mkdir -p /etc/cni/net.d && cp %s /etc/cni/net.d/\n", file)
+	}
+	blocks := docBlocks(t)
+	for _, name := range lab.blocks {
+		i := slices.IndexFunc(blocks, func(b docBlock) bool { return b.first() == name })
+		if i < 0 {
+			t.Fatalf("no page has the block %s", name)
+		}
+		fmt.Fprintf(&script, "set -x\n%s\n{ set +x; } 2>/dev/null\n", blocks[i].text)
+	}
+	script.WriteString("echo DONE\n")
+	unshare, err := exec.LookPath("unshare")
+	if err != nil {
+		t.Fatal(err)
+	}
+	root, err := filepath.Abs(repository)
+	if err != nil {
+		t.Fatal(err)
+	}
+	environ := append(os.Environ(), "REPOSITORY="+root, "PATH="+os.Getenv("PATH")+":"+cniPath)
+	o, err := n.exec(context.Background(), unshare, nil, environ,
+		"--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "--wd", root, "bash", "-c", script.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Where podman and ctr have the control groups of their containers, all of which have ended.
+	_ = exec.Command("find", "/sys/fs/cgroup", "-depth", "-type", "d", "-regex", ".*/\\(libpod_parent\\(/.*\\)?\\|default\\(/web\\)?\\)", "-exec", "rmdir", "{}", ";").Run()
+	for _, want := range append(slices.Clone(lab.output), "DONE") {
+		if !strings.Contains(o.stdout, want) {
+			t.Errorf("%q is missing", want)
+		}
+	}
+	if t.Failed() || o.status != 0 {
+		t.Errorf("exit status %d\n%s\n%s", o.status, o.stdout, o.stderr)
+	}
+}
+
+// node is the machine: its NIC is eth0, and the default route goes by it.
+func (lab docLab) node(t *testing.T) *node {
+	n := newNode(t)
+	if !lab.lan {
+		n.outside()
+		return n
+	}
+	need(t, "dnsmasq")
+	l := &lan{node: n, router: nstest.New(t), leases: filepath.Join(t.TempDir(), "leases"), log: filepath.Join(t.TempDir(), "log")}
+	nstest.Veth(t, n.ns, "eth0", l.router, "eth0")
+	nstest.Run(t, l.router, "ip", "address", "add", router4+"/24", "dev", "eth0")
+	n.ip("address add 192.168.50.10/24 dev eth0")
+	n.ip("route add default via " + router4)
+	l.serve(t)
+	return n
+}
+
+// docConfig is the first configuration of a page.
+func docConfig(t testing.TB, page string) string {
+	t.Helper()
+	for _, b := range docBlocks(t) {
+		if b.page == page && b.language == "json" {
+			return b.text
+		}
+	}
+	t.Fatalf("%s has no configuration", page)
+	return ""
+}
+
+func TestDocsConfigurationsAreReadByLibcni(t *testing.T) {
+	t.Parallel()
+	found := map[string]int{}
+	for _, b := range docBlocks(t) {
+		if b.language != "json" {
+			continue
+		}
+		var err error
+		switch {
+		case strings.Contains(b.text, `"plugins"`):
+			found["list"]++
+			_, err = libcni.ConfListFromBytes([]byte(b.text))
+		case strings.Contains(b.text, `"type"`):
+			found["network"]++
+			_, err = libcni.ConfFromBytes([]byte(b.text))
+		default:
+			found["other"]++
+			unmarshal(t, b.text, &map[string]any{})
+		}
+		if err != nil {
+			t.Errorf("%s: %v\n%s", b.page, err, b.text)
+		}
+	}
+	if found["list"] < 8 || found["network"] < 3 || found["other"] != 1 {
+		t.Errorf("found %v: that are not all of them", maps.All(found))
+	}
+}

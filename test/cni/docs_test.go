@@ -240,7 +240,7 @@ func TestDocsConfigurationsAreReadByLibcni(t *testing.T) {
 			_, err = libcni.ConfListFromBytes([]byte(b.text))
 		case strings.Contains(b.text, `"type"`):
 			found["network"]++
-			_, err = libcni.ConfFromBytes([]byte(b.text))
+			_, err = libcni.NetworkPluginConfFromBytes([]byte(b.text))
 		default:
 			found["other"]++
 			unmarshal(t, b.text, &map[string]any{})

@@ -39,7 +39,7 @@ type Address struct {
 	// chosen for new connections; nil is for ever. The kernel counts in whole
 	// seconds: parts are rounded up. It refuses a Valid of zero.
 	Valid, Preferred *time.Duration
-	// Protocol says who added the address (IFAPROT_*, any number from 4 upwards is
+	// Protocol is the origin of the address (IFAPROT_*, any number from 4 upwards is
 	// free): Linux 5.18, older kernels drop it.
 	Protocol uint8
 	// Metric is that of the route to the prefix which the kernel adds with the

@@ -7,7 +7,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// ensureTries bounds the race with someone who adds and deletes the same address.
+// ensureTries bounds the race with a program that adds and deletes the same address.
 const ensureTries = 3
 
 // Ensure makes a link have an address as it is given, and says whether it had to

@@ -20,7 +20,7 @@ const forever = 0xffffffff // INFINITY_LIFE_TIME, in seconds
 
 var errPrefix = errors.New("address and prefix length do not fit together")
 
-// AddMessage gives the request of Conn.Add, for those who put several requests into one
+// AddMessage gives the request of Conn.Add, for callers that put several requests into one
 // datagram.
 func (a Address) AddMessage() (netlink.Message, error) {
 	return a.newMessage(netlink.Create | netlink.Excl)

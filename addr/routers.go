@@ -46,7 +46,7 @@ type Advertised struct {
 	Addresses []Address
 	// Servers are resolvers of names (RFC 8106, section 5.1), and Search the domains
 	// in which to look for short names (section 5.2), in the order of the
-	// advertisement. What came before HearRouters is not among them.
+	// advertisement. Those that came before HearRouters are not among them.
 	Servers []netip.Addr
 	Search  []string
 }

@@ -86,7 +86,7 @@ const (
 )
 
 // take takes in options of one advertisement. They are anybody's on the LAN: what
-// makes no sense is passed over. What comes with no lifetime holds no longer.
+// makes no sense is passed over. A lifetime of 0 ends what was announced before.
 func (n *naming) take(options []byte) {
 	for len(options) >= optionUnit {
 		length := int(options[1]) * optionUnit

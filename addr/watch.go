@@ -21,7 +21,7 @@ var ErrDuplicate = errors.New("another node of the network has the address")
 // Watch hears when IPv6 addresses become usable. The kernel adds one at once, but
 // leaves it to a worker to join its solicited-node group and to make its local
 // route: until that is done, milliseconds later on a busy machine even with NoDAD,
-// nobody can reach the address, and who asks for it tries again a second later.
+// nobody can reach the address, and a neighbour that asks for it tries again a second later.
 // With duplicate address detection it takes a second or two.
 type Watch struct{ nl *nl.Watch }
 

@@ -30,7 +30,7 @@ func New(cfg *Config) (*Client, error) {
 	return &Client{machine: m, cfg: m.cfg}, nil
 }
 
-// Machine gives the client's state machine, for who runs it without a goroutine.
+// Machine gives the client's state machine, for a caller that runs it without a goroutine.
 func (c *Client) Machine() *Machine {
 	if c == nil {
 		return nil
@@ -245,7 +245,7 @@ func (r *runner) send(ctx context.Context, p *Packet) error {
 	return r.conn.Send(ctx, p)
 }
 
-// hangUp closes the transport. What it says is of no use to anybody: nothing is
+// hangUp closes the transport. Its error is of no use to anybody: nothing is
 // written that could be lost.
 func (r *runner) hangUp() {
 	if r.conn != nil {

@@ -32,7 +32,7 @@ const (
 	usualMessage = 1500 // and more would be cut into fragments on the way
 )
 
-// Config says who the client is and what it asks for. MAC is needed, and Dial for
+// Config has the client's identity and what it asks for. MAC is needed, and Dial for
 // a Client; the rest has defaults.
 type Config struct {
 	// MAC is the hardware address of the interface, six bytes (chaddr).

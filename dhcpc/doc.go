@@ -58,7 +58,7 @@
 // A message counts if it is a reply with our transaction and hardware address and names
 // no other client identifier. In REQUESTING and RENEWING only the server that was asked
 // is heard; in REBOOTING and REBINDING any. An ACK of an address that was not asked for is
-// no ACK. What is wrong in a server's options is ignored option by option, with a word
+// no ACK. Wrong options of a server are ignored one by one, with a word
 // about it in Lease.Ignored; only an address or a lease time that nobody could use makes
 // an OFFER unusable.
 //

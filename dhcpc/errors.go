@@ -130,7 +130,7 @@ func texts(list []count) []string {
 // failure makes an Error of a trace.
 func (t *trace) failure(op string, now time.Time, err error) *Error {
 	if errors.Is(err, context.DeadlineExceeded) {
-		err = fmt.Errorf("%w: %w", ErrTimeout, err) // whoever set the deadline, it is one
+		err = fmt.Errorf("%w: %w", ErrTimeout, err) // any deadline counts, also the caller's
 	}
 	return &Error{Op: op, Err: err, Last: t.last, Waited: now.Sub(t.began), Sent: texts(t.sent), Heard: texts(t.heard)}
 }

@@ -54,7 +54,7 @@ type Lease struct {
 	Rebind   time.Time `json:"rebind,omitzero"`
 	Expire   time.Time `json:"expire,omitzero"`
 
-	// MAC and ClientID are who the server knows the lease by (chaddr, and option 61
+	// MAC and ClientID are what the server knows the client by (chaddr, and option 61
 	// with its type byte; empty: none was sent).
 	MAC      Hex `json:"mac"`
 	ClientID Hex `json:"clientID,omitempty"`

@@ -25,7 +25,7 @@ type message struct {
 	nextHop Hex        // the frame's source
 }
 
-// sender is who says to have sent a message: by its identifier, else by its source.
+// sender is the server that a message names: by its identifier, else by its source.
 func (m *message) sender() netip.Addr {
 	if m.server.IsValid() {
 		return m.server

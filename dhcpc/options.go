@@ -177,7 +177,7 @@ func (r *reader) broadcast(own netip.Prefix) netip.Addr {
 	return a
 }
 
-// mtu reads option 26. What is under 576 is taken for 576: with less, RFC 791 allows
+// mtu reads option 26. A value under 576 counts as 576: with less, RFC 791 allows
 // a host not to work at all.
 func (r *reader) mtu(link int) int {
 	v, ok := r.options[26]

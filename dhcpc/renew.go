@@ -11,7 +11,7 @@ import (
 // The next attempt is a minute away or more.
 const answerWait = 10 * time.Second
 
-// leaseTimeUp does what the time asks of who holds a lease.
+// leaseTimeUp does what is due at this time for the holder of a lease.
 func (t *step) leaseTimeUp() {
 	l := t.s.lease
 	switch {

@@ -31,7 +31,7 @@ func (s *session) allocate(p pool, index int, wanted netip.Addr, owner Owner) (n
 	return addr, r, err
 }
 
-// holder names who has addr, for an error.
+// holder names the attachment that has addr, for an error.
 func (s *store) holder(addr netip.Addr) string {
 	held, state, err := s.read(addr)
 	switch {

@@ -19,7 +19,7 @@ type Allocator interface {
 	// program. Package network holds no lock of the node meanwhile.
 	Slow() bool
 
-	// Add reserves addresses for an attachment, IPv4 first. Where it fails it has
+	// Add reserves addresses for an attachment, IPv4 first. If it fails, it has
 	// released everything.
 	Add(ctx context.Context, owner Owner) (*Allocation, error)
 

@@ -16,12 +16,12 @@
 //
 //	10.1.0.7            a reservation: "<container>\r\n<interface>"
 //	last_reserved_ip.0  the address that range set 0 gave last
-//	lock                locked with flock by whoever changes anything here
+//	lock                locked with flock by a process that changes anything here
 //	.tombolo-epoch      ours: in which life of the node all this was last used
 //
 // A reservation is made with O_EXCL and written while the lock is held. Two
 // things follow. An address in use is one that has a file, whatever is in it. And
-// a file that is empty or cut short, seen by one who holds the lock, is what a
+// a file that is empty or cut short, seen by a process that holds the lock, is what a
 // creator left that died; its address is free.
 //
 // Add reads the lock, the marker, last_reserved_ip and the file of its

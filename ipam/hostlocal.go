@@ -30,7 +30,7 @@ type Config struct {
 	LockWait time.Duration
 }
 
-// A HostLocal gives addresses out of ranges, in turn, and keeps who has which in a
+// A HostLocal gives addresses out of ranges, in turn, and keeps the reservations in a
 // directory, as the reference plugin host-local does. It holds no descriptors between
 // calls, and can be used by several goroutines at once. Its zero gives nothing.
 type HostLocal struct {
@@ -39,7 +39,7 @@ type HostLocal struct {
 	wanted []netip.Addr // for each set of pool the address that was asked for; the zero Addr is any
 }
 
-// NewHostLocal checks cfg, and leaves the disk alone. What is wrong is ErrInvalid.
+// NewHostLocal checks cfg, and leaves the disk alone. A wrong value is ErrInvalid.
 func NewHostLocal(cfg *Config) (*HostLocal, error) {
 	if cfg == nil {
 		return nil, newError(ErrInvalid, "host-local: %s: there is no Config", ErrInvalid)

@@ -13,7 +13,7 @@ const lineBreak = "\r\n"
 // takes such a file for that of a container it does not know.
 const hashPrefix = "tombolo:"
 
-// A reservation says who holds an address. The content of its file has one of
+// A reservation names the attachment that holds an address. The content of its file has one of
 // the forms
 //
 //	<container>\r\n<interface>    what the reference plugin writes, and we
@@ -87,7 +87,7 @@ func (r reservation) content() string {
 	}
 }
 
-// owner is who r names; known is false where r has only a hash.
+// owner is the attachment that r names; known is false if r has only a hash.
 func (r reservation) owner() (owner Owner, known bool) {
 	return Owner{ContainerID: r.containerID, IfName: r.ifName}, r.hash == ""
 }

@@ -62,7 +62,7 @@ func (s *store) create() error {
 // address, on which package netip and the reference agree, IPv6 included.
 func (s *store) path(addr netip.Addr) string { return s.dir + "/" + addr.String() }
 
-// read returns who holds addr. A file that cannot be read, since it is a directory, say,
+// read returns the attachment that holds addr. A file that cannot be read, since it is a directory, say,
 // is a foreign one. The error is that there is no file; or that it could not be read this
 // time, so that nobody knows whose it is.
 func (s *store) read(addr netip.Addr) (reservation, reservationState, error) {
@@ -187,7 +187,7 @@ func (s *session) reclaim(addr netip.Addr) error {
 	return nil
 }
 
-// release removes the reservation of addr. Who calls has seen whose it is.
+// release removes the reservation of addr. The caller has checked its owner.
 func (s *session) release(addr netip.Addr) error {
 	if err := file.Remove(s.path(addr)); err != nil {
 		return s.ioError("release "+addr.String(), err)

@@ -200,7 +200,7 @@ func (c *Conn) Get(dst netip.Addr) (Route, error) {
 	return r, err
 }
 
-// GetMessage gives the request of Conn.Get, for those who put several requests into one
+// GetMessage gives the request of Conn.Get, for callers that put several requests into one
 // datagram. Read takes in the answer.
 func GetMessage(dst netip.Addr) (netlink.Message, error) {
 	q := request{RouteMessage: rtnetlink.RouteMessage{Family: familyOf(dst), DstLength: uint8(dst.BitLen())}}

@@ -24,7 +24,7 @@ var (
 	errFrom   = errors.New("source prefix is not of the destination's family")
 )
 
-// AddMessage gives the request of Conn.Add, for those who put several requests into one
+// AddMessage gives the request of Conn.Add, for callers that put several requests into one
 // datagram.
 func (r Route) AddMessage() (netlink.Message, error) {
 	n := r.normal()

@@ -29,7 +29,7 @@ type Neighbour struct {
 	// State is how sure the kernel is of the MAC; 0 is Permanent when it is written.
 	State State
 	Flags NeighbourFlags
-	// Protocol says who made the entry. The kernel sets none; nor does this package.
+	// Protocol is the origin of the entry. The kernel sets none; nor does this package.
 	Protocol Protocol
 	// Other are attributes (NDA_*) that the kernel gave and this package has no field
 	// for. They are sent as they are.
@@ -155,7 +155,7 @@ func (c *Conn) RemoveNeighbour(n Neighbour) error {
 	return absentIsSuccess(c.DelNeighbour(n))
 }
 
-// AddMessage gives the request of Conn.AddNeighbour, for those who put several requests
+// AddMessage gives the request of Conn.AddNeighbour, for callers that put several requests
 // into one datagram.
 func (n Neighbour) AddMessage() (netlink.Message, error) {
 	return n.newMessage(netlink.Create | netlink.Excl)

@@ -37,7 +37,7 @@ type NexthopObject struct {
 	// (NEXTHOP_GRP_TYPE_RES, Linux 5.13). Its buckets are not shown here, and such a
 	// group cannot be added.
 	Resilient bool
-	// Protocol says who made it; 0 is ProtocolTombolo when it is added.
+	// Protocol is its origin; 0 is ProtocolTombolo when it is added.
 	Protocol Protocol
 	// Flags are the kernel's own, and not sent.
 	Flags Flags
@@ -104,7 +104,7 @@ type NexthopFilter struct {
 }
 
 // NexthopObjects gives the nexthop objects that match a filter, which the kernel
-// applies, by number. Where the kernel has no such objects, there are none.
+// applies, by number. A kernel without such objects has none.
 func (c *Conn) NexthopObjects(f NexthopFilter) ([]NexthopObject, error) {
 	if err := c.usable(); err != nil {
 		return nil, err
@@ -161,7 +161,7 @@ func (c *Conn) RemoveNexthopObject(id uint32) error {
 	return absentIsSuccess(c.DelNexthopObject(id))
 }
 
-// AddMessage gives the request of Conn.AddNexthopObject, for those who put several
+// AddMessage gives the request of Conn.AddNexthopObject, for callers that put several
 // requests into one datagram.
 func (n NexthopObject) AddMessage() (netlink.Message, error) {
 	n.Protocol = n.protocol()

@@ -49,7 +49,7 @@ type Route struct {
 	// Scope is for IPv4. nil is the customary one: host for a local route, link for
 	// one without a gateway and for broadcast, else global.
 	Scope *Scope
-	// Protocol says who made the route; 0 is ProtocolTombolo when it is added, and
+	// Protocol is the origin of the route; 0 is ProtocolTombolo when it is added, and
 	// any when it is deleted.
 	Protocol Protocol
 	// Type is what becomes of packets; 0 is Unicast when it is added, and any when it
@@ -104,7 +104,7 @@ const (
 	TableLocal   uint32 = unix.RT_TABLE_LOCAL
 )
 
-// Protocol says who made a route (RTPROT_* of linux/rtnetlink.h).
+// Protocol is the origin of a route (RTPROT_* of linux/rtnetlink.h).
 type Protocol uint8
 
 const (

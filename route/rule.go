@@ -55,7 +55,7 @@ type Rule struct {
 	// less; nil does not. SuppressGroup does so by the group of the route's link.
 	SuppressPrefixLength, SuppressGroup *uint32
 
-	// Protocol says who made the rule; 0 is ProtocolTombolo when it is added, and any
+	// Protocol is the origin of the rule; 0 is ProtocolTombolo when it is added, and any
 	// when it is deleted.
 	Protocol Protocol
 	// Other are attributes (FRA_*) that the kernel gave and this package has no field
@@ -217,7 +217,7 @@ func (c *Conn) RemoveRule(r Rule) error {
 	return absentIsSuccess(c.DelRule(r))
 }
 
-// AddMessage gives the request of Conn.AddRule, for those who put several requests into
+// AddMessage gives the request of Conn.AddRule, for callers that put several requests into
 // one datagram.
 func (r Rule) AddMessage() (netlink.Message, error) {
 	if r.Protocol == 0 {

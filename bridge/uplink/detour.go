@@ -46,7 +46,7 @@ type detour struct {
 	key int
 }
 
-// standInAlias is that of both ends of the pair, for whoever lists links.
+// standInAlias is that of both ends of the pair, for a person who lists links.
 const standInAlias = "tombolo:1:uplink"
 
 // The names of the stand-in's ends begin with these: what goes out by the peer comes in

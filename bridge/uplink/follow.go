@@ -192,7 +192,7 @@ func (r *Record) withoutReplaced(s *Snapshot) *Record {
 }
 
 // inPlace says that the takeover itself stands: the NIC is a port of the bridge, and has
-// nothing of its own. What is changed then is changed on purpose.
+// nothing of its own. A change at that time is made on purpose.
 func (s *Snapshot) inPlace(rec *Record) bool {
 	bare := true
 	if s.Bridge != nil {

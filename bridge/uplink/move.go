@@ -235,7 +235,7 @@ func (m *move) rename(link string) string {
 }
 
 // copyNeighbours gives the other link what is known of the neighbours, so that no
-// packet has to wait for it. Where the other link knows better, it is left at that.
+// packet has to wait for it. If the other link has another MAC, that one stays.
 func (m *move) copyNeighbours() []operation {
 	var ops []operation
 	for _, n := range m.s.Neighbours {

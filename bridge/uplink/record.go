@@ -43,7 +43,7 @@ type Record struct {
 	Before Snapshot `json:"before"`
 }
 
-// Mending is what a Mend goes by, which whoever finishes it could not tell any more: by
+// Mending is what a Mend goes by, which the call that finishes it could not tell any more: by
 // then there is a bridge, half made.
 type Mending struct {
 	// Anew says that the bridge was gone, and all that it had with it.

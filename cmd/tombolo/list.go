@@ -18,7 +18,7 @@ import (
 )
 
 // list prints the attachments of all networks, and marks those that are not as they
-// were made. What no attachment is to blame for goes to stderr.
+// were made. Failures of no attachment go to stderr.
 func list(out io.Writer, dir string, asJSON bool) error {
 	in, err := inspect(dir)
 	if err != nil {

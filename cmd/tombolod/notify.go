@@ -13,7 +13,7 @@ import (
 const tellWithin = lease.Silence / 2
 
 // notifier speaks sd_notify(3): datagrams to the socket that the service manager names.
-// A nil one, for who runs without such a manager, does nothing.
+// A nil one, for a program without such a manager, does nothing.
 type notifier struct {
 	conn   *net.UnixConn
 	within time.Duration
@@ -33,7 +33,7 @@ func newNotifier(getenv func(string) string) (*notifier, error) {
 	return &notifier{conn, tellWithin}, nil
 }
 
-// tell sends a state. What does not arrive the manager notices, by its time-outs.
+// tell sends a state. If it does not arrive, the manager notices by its time-outs.
 func (n *notifier) tell(state string) {
 	if n != nil {
 		_ = n.conn.SetWriteDeadline(time.Now().Add(n.within))

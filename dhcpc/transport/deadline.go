@@ -22,7 +22,7 @@ func deadline(ctx context.Context, conn deadliner, until time.Time) (func(), err
 	fired := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(fired)
-		_ = conn.SetReadDeadline(time.Unix(1, 0)) // long past: whoever reads, stops
+		_ = conn.SetReadDeadline(time.Unix(1, 0)) // long past: every reader stops
 	})
 	return func() {
 		if !stop() {

@@ -61,7 +61,7 @@ type Raw struct {
 	oob  []byte
 }
 
-// frameMax is longer than what is answered to who says what it can take (option 57).
+// frameMax is longer than any answer to a client that says what it can take (option 57).
 const frameMax = 1 << 14
 
 // DialRaw opens a packet socket. The error matches unix.EPERM without CAP_NET_RAW, and

@@ -41,7 +41,7 @@ type Filter struct {
 	Where func(Flow) bool
 }
 
-// Match is a condition on a tuple. What is invalid or zero is no condition.
+// Match is a condition on a tuple. An invalid or zero field is no condition.
 type Match struct {
 	Src, Dst         netip.Addr
 	SrcPort, DstPort uint16

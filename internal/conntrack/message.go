@@ -45,7 +45,7 @@ const (
 )
 
 // The bits of CTA_FILTER_*_FLAGS have no UAPI header: they are in the kernel's
-// net/netfilter/nf_internals.h. What is not asked for is not compared.
+// net/netfilter/nf_internals.h. A field that is not asked for is not compared.
 const (
 	filterSrc     = 1 << 0 // CTA_FILTER_F_CTA_IP_SRC
 	filterDst     = 1 << 1 // CTA_FILTER_F_CTA_IP_DST

@@ -65,7 +65,7 @@ const (
 // the flow by itself, bound again, and one of the far side may reset it.
 //
 // Flows of protocols without ports are left, and those for which except, if not nil,
-// says so. Where the kernel has no connection tracking, there are none. It needs
+// says so. A kernel without connection tracking has none. It needs
 // CAP_NET_ADMIN.
 func (c *Conn) Unbind(ctx context.Context, addrs []netip.Addr, except func(Flow) bool) ([]Flow, error) {
 	var bound []binding

@@ -5,7 +5,7 @@
 //
 // # How it works
 //
-// One loop holds a heap of wake-up times, one for each lease. What is due is visited by
+// One loop holds a heap of wake-up times, one for each lease. A lease that is due is visited by
 // one of a bounded number of workers, which reads the record, enters the pod's namespace,
 // opens a socket, runs the exchange, applies what changed, writes the record and closes
 // everything. An idle lease is some hundred bytes: no goroutine, thread or descriptor.
@@ -53,7 +53,7 @@
 // and MTU too. It changes addresses and routes only where the server grants another
 // address or router, and then adds before it takes away. Until somebody grants another, a
 // host whose lease was refused keeps its address for as long as the kernel was told to.
-// The lease is never released. What goes wrong is in the log, in the record, and in the
+// The lease is never released. Failures are in the log, in the record, and in the
 // metrics tombolo_host_lease_seconds and tombolo_host_lease_trouble, from the first
 // attempt on that fails.
 //

@@ -14,7 +14,7 @@ import (
 )
 
 // How long a visit waits for servers' answers: a renewal's comes within milliseconds or,
-// in general, not at all. Who has no lease is given time for its retransmissions.
+// in general, not at all. A client without a lease is given time for its retransmissions.
 const (
 	renewWait   = 4 * time.Second
 	acquireWait = 15 * time.Second

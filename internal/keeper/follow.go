@@ -220,7 +220,7 @@ func (v *visit) renameAliases(a *state.Attachment) error {
 		if name == "" {
 			continue
 		}
-		// Another's link of that name is for those to wonder about who make links.
+		// The code that makes links reports another's link of that name.
 		if err := conn.SetAlias(v.ctx, name, endpoint.AliasOwner(a.Hash()), endpoint.AliasOf(a)); !errors.Is(err, bridge.ErrForeign) {
 			errs = append(errs, err)
 		}

@@ -142,7 +142,7 @@ func (v *visit) adopt(p pod) error {
 	t := now()
 	one := all[v.m.failures%len(all)]
 	if v.r.Lease.Left(t) == 0 {
-		one = all[0] // whoever it was, it is asked for anew
+		one = all[0] // any client's: it is asked for anew
 	}
 	// Written down only if it is the right one.
 	client, l := v.r.Client, *v.r.Lease

@@ -116,7 +116,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 	stop := k.besides(ctx)
 	err = k.newLoop(ctx).run(w.changes, pulse.Beat)
 	stop()
-	// The pulse last: whoever sees no keeper may begin as one.
+	// The pulse last: a process that sees no keeper may begin as one.
 	return errors.Join(err, w.close(), closer.Close(), pulse.Close())
 }
 

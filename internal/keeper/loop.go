@@ -200,7 +200,7 @@ func (l *loop) settle(v visited) {
 		l.slow--
 		for _, e := range l.waiting {
 			// One that was woken meanwhile is in the queue already. Each keeps its time, so
-			// that who has waited longest is next.
+			// that the one that has waited longest is next.
 			if e.at < 0 && !e.busy && l.entries[e.hash] == e {
 				l.wake(e, e.wake)
 			}

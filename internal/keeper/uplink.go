@@ -27,7 +27,7 @@ const (
 	// lookAtUplinks is how often a takeover is looked at of which nothing was heard.
 	lookAtUplinks = time.Minute
 
-	// settleUplinks is how long after the first news an uplink is looked at: those who
+	// settleUplinks is how long after the first news an uplink is looked at: programs that
 	// rewrite it do so in several steps, and so does the mending.
 	settleUplinks = 200 * time.Millisecond
 

@@ -93,7 +93,7 @@ func (f *feed) run() {
 	}
 }
 
-// newsOf reads announcements. What does not parse is as good as lost.
+// newsOf reads announcements. A message that does not parse counts as lost.
 func newsOf(messages []netlink.Message) []news {
 	var list []news
 	for _, m := range messages {

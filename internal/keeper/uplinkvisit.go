@@ -42,7 +42,7 @@ func (u *uplinks) visit(t *taken) {
 }
 
 // putBack has the pods of an uplink put back that was mended, or whose host has other
-// addresses. It is done without the NIC's lock, since who repairs takes that of the
+// addresses. It is done without the NIC's lock, since a repair takes that of the
 // directory before it.
 func (u *uplinks) putBack(t *taken) {
 	if !t.putBack {
@@ -104,7 +104,7 @@ func (u *uplinks) handBack(t *taken, rec *uplink.Record) bool {
 func (u *uplinks) record(t *taken, followed []netip.Prefix) {
 	rec := u.load(t)
 	if rec == nil || rec.State != uplink.Taken {
-		return // somebody else was at it, of whom is heard
+		return // another process did it, and its change is announced
 	}
 	present, err := u.work.present(u.ctx, rec)
 	switch {
@@ -119,7 +119,7 @@ func (u *uplinks) record(t *taken, followed []netip.Prefix) {
 }
 
 // adopt has the lease that the NIC had looked after. Somebody may be about to give the NIC
-// back: whoever does has the lease's lock, and under that the work looks again.
+// back: a process that does has the lease's lock, and under that the work looks again.
 func (u *uplinks) adopt(t *taken) {
 	rec := u.load(t)
 	if rec == nil {
@@ -144,7 +144,7 @@ func (u *uplinks) finish(t *taken) {
 		return
 	}
 	if rec.State == uplink.Taken {
-		t.due = now() // the one who had the lock did it
+		t.due = now() // the process that had the lock did it
 		return
 	}
 	u.log.Warn("the work on an uplink was cut short: finishing it", "nic", rec.NIC, "bridge", rec.Bridge, "state", rec.State, "step", rec.Step)

@@ -354,7 +354,7 @@ func (v *visit) underLock(fn func(*lease.Held) outcome) outcome {
 // it was read.
 var errDeleted = errors.New("the lease was deleted meanwhile")
 
-// underLockOf is underLock for those who cannot come back later. Its error matches
+// underLockOf is underLock for callers that cannot come back later. Its error matches
 // errDeleted where the record is not the one any more that was read.
 func (v *visit) underLockOf(fn func(*lease.Held) error) error {
 	ctx, cancel := context.WithTimeout(v.ctx, lockedFor)
@@ -439,7 +439,7 @@ func (k *Keeper) failed(what string, args ...any) {
 	k.log.Warn(what, args...)
 }
 
-// who names the lease in a log.
+// who is the lease's name in a log.
 func (v *visit) who() []any {
 	args := []any{"network", v.r.Network, "pod", v.r.Pod, "container", v.r.ContainerID, "interface", v.r.IfName}
 	if v.r.Lease != nil {

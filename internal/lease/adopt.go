@@ -45,7 +45,7 @@ type Adoption struct {
 // server and to renew. Call it right after the takeover, and again whenever the
 // takeover is found in place: a record of this boot, bridge and address stays as it is.
 //
-// Who the client was, and of which server, is read from what the network manager left:
+// The client's identity and its server are read from what the network manager left:
 //
 //	/run/systemd/netif/leases/<index>                    systemd-networkd
 //	/var/lib/NetworkManager/internal-<uuid>-<nic>.lease  NetworkManager: the address only
@@ -187,7 +187,7 @@ func HandBack(ctx context.Context, dir *Dir, nic string) error {
 	return errors.Join(HandBackLocked(held, nic), held.Close())
 }
 
-// HandBackLocked is HandBack for who has the lock of the record, HostHash's, and keeps it
+// HandBackLocked is HandBack for a caller that has the lock of the record, HostHash's, and keeps it
 // until the NIC is given back: nobody adopts the lease meanwhile.
 func HandBackLocked(held *Held, nic string) error {
 	if held.hash != HostHash(nic) {

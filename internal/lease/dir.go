@@ -134,7 +134,7 @@ func (d *Dir) Hashes() ([]string, error) {
 	return list, nil
 }
 
-// List reads all records, in the order of their hashes. What cannot be used comes as a
+// List reads all records, in the order of their hashes. A record that cannot be used comes as a
 // *RecordError each, also what was set aside earlier; only where the directory cannot
 // be read is there no answer.
 func (d *Dir) List() ([]*Record, []*RecordError, error) {

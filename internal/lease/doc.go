@@ -19,7 +19,7 @@
 //
 // # Order of use
 //
-// Who writes or removes a record holds its lock (Dir.Lock, Dir.TryLock), and Held.Replace
+// A process that writes or removes a record holds its lock (Dir.Lock, Dir.TryLock), and Held.Replace
 // writes only over the very record that was read: a renewal never revives a lease that a
 // DEL has removed meanwhile. Reading needs no lock. An ADD holds the lock from before
 // its record says Adding until it says Bound; so a record that says Adding while its lock

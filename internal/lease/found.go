@@ -18,7 +18,7 @@ import (
 	"github.com/tombolo-cni/tombolo/dhcpc"
 )
 
-// found is a lease as a network manager wrote it down. What its file does not say is
+// found is a lease as a network manager wrote it down. A value that its file does not have is
 // zero.
 type found struct {
 	path    string

@@ -148,7 +148,7 @@ func parseAddrs(s string) []netip.Addr {
 	return list
 }
 
-// parseRoutes reads "10.5.0.0/16,10.9.0.2 0.0.0.0/0,10.9.0.1". What is wrong is left out.
+// parseRoutes reads "10.5.0.0/16,10.9.0.2 0.0.0.0/0,10.9.0.1". Wrong items are left out.
 func parseRoutes(s string) []dhcpc.Route {
 	var list []dhcpc.Route
 	for _, word := range strings.Fields(s) {
@@ -250,7 +250,7 @@ func parseJSON(data []byte) *found {
 	return f.usable()
 }
 
-// jsonAddr is an address as an array of four bytes, or as text. What is neither is
+// jsonAddr is an address as an array of four bytes, or as text. Anything else is
 // invalid, and no error.
 type jsonAddr struct{ netip.Addr }
 

@@ -21,7 +21,7 @@ const (
 	queue   = 256
 )
 
-// grace is left to the sender to close its own copy: whoever does so last pays for it.
+// grace is left to the sender to close its own copy: the last close takes the time.
 const grace = 50 * time.Millisecond
 
 // taken is a descriptor, and when it may be closed.
@@ -31,7 +31,7 @@ type taken struct {
 }
 
 // HandOver closes file descriptors of the caller's, by way of the keeper: it is the last
-// close of an AF_PACKET socket that takes the kernel 10 to 20 ms. Where no keeper lives,
+// close of an AF_PACKET socket that takes the kernel 10 to 20 ms. If no keeper runs,
 // or it is busy, the caller's own close is the last. The error is one of closing; that
 // the keeper did not take the descriptors is none.
 func (d *Dir) HandOver(fds ...int) error {
@@ -111,7 +111,7 @@ func (p *Pulse) Closer() (*Closer, error) {
 
 // listenPrivately listens at a socket that nobody else may send to, whatever the umask is:
 // the kernel takes the mode of the file from that of the socket, which is set before there
-// is a file. And it has the kernel say who sends.
+// is a file. And it has the kernel name the sender.
 func listenPrivately(addr string) (*net.UnixConn, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -147,7 +147,7 @@ func (c *Closer) receive(fds chan<- taken) {
 		own, list := rights(oob[:max(n, 0)])
 		for _, fd := range list {
 			if !own {
-				unix.Close(fd) // who passed a socket that was not meant for others pays for it
+				unix.Close(fd) // a socket that was not meant for others: its sender waits for the close
 				continue
 			}
 			fds <- taken{fd, time.Now().Add(grace)}

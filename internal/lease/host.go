@@ -117,7 +117,7 @@ func (h *Host) check(r *Record) error {
 }
 
 // hosts reads the records of the host's own leases: of all the others, no more than the
-// bytes. What cannot be read is left out.
+// bytes. Files that cannot be read are left out.
 func (d *Dir) hosts() ([]*Record, error) {
 	hashes, err := d.Hashes()
 	if err != nil {

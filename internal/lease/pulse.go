@@ -14,7 +14,7 @@ import (
 // The keeper's lock and heartbeat are open file description locks on one file, so that
 // they end with the process, however that comes, and a heartbeat writes to no disk. Byte
 // 0 is locked for good. A heartbeat locks the byte whose distance from beatsAt is the
-// time in milliseconds, and then gives up the one before: who asks the kernel for a lock
+// time in milliseconds, and then gives up the one before: a process that asks the kernel for a lock
 // in its way (F_OFD_GETLK) is told where that byte is. /proc/locks shows both.
 const (
 	livesAt = 0

@@ -77,7 +77,7 @@ type Record struct {
 	Error   string    `json:"error,omitempty"`  // the keeper's last trouble, while it lasts
 }
 
-// Client is who leases: the part of a dhcpc.Config that outlives the program.
+// Client is the client of the lease: the part of a dhcpc.Config that outlives the program.
 type Client struct {
 	MAC         dhcpc.Hex `json:"mac"`
 	ClientID    dhcpc.Hex `json:"clientID,omitempty"`
@@ -143,7 +143,7 @@ func ClientOf(cfg *dhcpc.Config) Client {
 	return c
 }
 
-// key is who a server takes the client for. The two cannot be taken for each other: an
+// key is what a server knows the client by. The two cannot be taken for each other: an
 // identifier has a type byte, and that of Ethernet (RFC 2132) is 7 bytes with it.
 func (c *Client) key() string {
 	if len(c.ClientID) > 0 {

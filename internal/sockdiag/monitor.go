@@ -44,7 +44,7 @@ func isMonitor(root, dir, containerID string) bool {
 	if err != nil || filepath.Base(exe) != "conmon" {
 		return false
 	}
-	// Who is root in a user namespace of a container's own is somebody else here.
+	// Root of a container's own user namespace has another number here.
 	var st unix.Stat_t
 	if err := unix.Stat(dir, &st); err != nil || st.Uid != 0 {
 		return false

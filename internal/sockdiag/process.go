@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// InUse says in a line for the operator who has the socket: "127.0.0.1:8080/tcp is in
+// InUse names the program that has the socket, in a line for the operator: "127.0.0.1:8080/tcp is in
 // use by nginx (pid 4711)". It is as expensive as Process.
 func (s Socket) InUse() string {
 	if pid, name, ok := Process(s.Inode); ok {

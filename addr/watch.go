@@ -46,8 +46,8 @@ func (w *Watch) Close() error {
 	return w.nl.Close()
 }
 
-// Settled waits until all the addresses of a link are usable, and does not heed
-// IPv4 ones, which always are. conn is asked where announcements do not tell. The
+// Settled waits until all the addresses of a link are usable, and ignores IPv4
+// ones, which always are. It asks conn where there is no announcement. The
 // error matches ErrDuplicate where duplicate address detection found another node,
 // and fs.ErrNotExist where an address went before it was usable: somebody deleted
 // it, or its link, or set the link down. It is that of ctx when it is done.

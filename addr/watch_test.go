@@ -79,7 +79,7 @@ func (s *settling) del(t *testing.T, a netip.Addr) {
 	}
 }
 
-// flood has more announced than anyone has room for who does not read.
+// flood has more announced than a socket that is not read has room for.
 func (s *settling) flood(t *testing.T) {
 	t.Helper()
 	witness, err := nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: s.ns}, unix.RTNLGRP_IPV6_IFADDR)

@@ -219,7 +219,7 @@ func TestAckOfAnotherAddress(t *testing.T) {
 func TestAckWithoutServerIdentifier(t *testing.T) {
 	t.Parallel()
 	b := newBench(t).requesting()
-	b.hear(ack, without(54)) // the source says who it is
+	b.hear(ack, without(54)) // the source names the server
 	b.want(Bound)
 	for range 2 {
 		b.tick()

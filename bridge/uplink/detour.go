@@ -75,7 +75,7 @@ func (d detour) mac(end byte) net.HardwareAddr {
 	return binary.BigEndian.AppendUint32([]byte{locallyAdministered, end}, uint32(d.key))
 }
 
-// words tell of it in a plan.
+// words describe it in a plan.
 func (d detour) words(nic Link) string {
 	return fmt.Sprintf("let what comes in for %s go round the port meanwhile, by veth %s and %s and nft's table netdev %s, if the kernel can",
 		nic.MAC, d.peer(), d.port(), d.table())

@@ -131,8 +131,8 @@ func TestWhatIsPutBackLastsAsLongAsItWouldHave(t *testing.T) {
 	}
 }
 
-// Who has not been heard for long may have gone: the bridge is to ask before it relies on
-// it. Who has been heard just now need not be asked.
+// A machine that has not been heard for long may have gone: the bridge is to ask before it relies on
+// it. One that has been heard just now need not be asked.
 func TestWhatIsKnownOfNeighboursComesAlongAsItIs(t *testing.T) {
 	t.Parallel()
 	l := newLAN(t)

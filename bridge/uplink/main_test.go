@@ -49,7 +49,7 @@ func newLAN(tb testing.TB, commands ...string) *lan {
 	}
 	run(tb, l.router, "link set eth0 address "+routerMAC, "addr add 10.0.0.1/24 dev eth0",
 		"addr add fd00::1/64 dev eth0 nodad", "addr add fe80::1/64 dev eth0 nodad",
-		// Others on the LAN, so that nobody waits for one who is not there.
+		// Others on the LAN, so that nothing waits for a machine that is not there.
 		"addr add 10.0.0.2/24 dev eth0", "addr add 10.0.0.3/24 dev eth0", "addr add 10.0.0.9/24 dev eth0", "addr add fd00::2/64 dev eth0 nodad",
 		"addr add 192.0.2.1/32 dev lo", "addr add 2001:db8::1/128 dev lo nodad")
 	run(tb, l.host, "link set eth0 address "+hostMAC)

@@ -17,11 +17,11 @@ import (
 type operation struct {
 	text    string
 	request func(*nl.Batch)
-	// done says that an error tells of something that was done before: steps may be
+	// done says that an error means that the step was done before: steps may be
 	// repeated. nil is no error.
 	done    func(error) bool
 	setting *setting
-	// deaf says that the NIC takes nothing in while the kernel does it: see detour.
+	// deaf says that the NIC receives nothing while the kernel does this: see detour.
 	deaf bool
 }
 

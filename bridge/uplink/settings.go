@@ -192,7 +192,7 @@ func (s *Snapshot) acceptsRA(link string) bool {
 
 // acceptRA is what a link's accept_ra has to be, so that what was learnt from
 // routers on the NIC goes on being refreshed: forwarding, which somebody else may
-// have switched on since, makes the kernel deaf to 1.
+// have switched on since, makes the kernel ignore 1.
 func (s *Snapshot) acceptRA(asked string) string {
 	if asked == "1" && s.Settings[forwarding6All] != "0" && s.Settings[forwarding6All] != "" {
 		return "2"

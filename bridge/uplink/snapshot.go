@@ -225,5 +225,5 @@ func (c *Conn) lookNeighbours(s *Snapshot) error {
 	return nil
 }
 
-// isGone says that an error tells of something that is not there.
+// isGone says that an error means that something is not there.
 func isGone(err error) bool { return errors.Is(err, fs.ErrNotExist) }

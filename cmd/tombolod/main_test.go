@@ -385,7 +385,7 @@ func TestSystemdTakesTheUnit(t *testing.T) {
 
 func TestTheUnitIsConfined(t *testing.T) {
 	t.Parallel()
-	// 3.3 is what remains for who enters pods' network namespaces as root, in tenths.
+	// 3.3 is what remains for a process that enters pods' network namespaces as root, in tenths.
 	out, err := exec.Command("systemd-analyze", "security", "--offline=true", "--threshold=34", "--no-pager", unit(t)).CombinedOutput()
 	if err != nil {
 		t.Errorf("systemd-analyze security: %v\n%s", err, out)

@@ -235,7 +235,7 @@ func until(t testing.TB, ok func() bool) {
 		if time.Now().After(deadline) {
 			t.Fatal("it did not happen")
 		}
-		time.Sleep(2 * time.Millisecond) // only so as not to keep a CPU from who makes it happen
+		time.Sleep(2 * time.Millisecond) // only to leave the CPU to the process that makes it happen
 	}
 }
 

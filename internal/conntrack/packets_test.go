@@ -198,7 +198,7 @@ func TestClientThatKeepsItsFlowAliveReachesTheNewPodAfterAFlushOnly(t *testing.T
 
 				server := open(t, s.new, pod.String())
 				s.publish(t, f, hostPort, pod)
-				// The attack: whoever began before is not heard, whoever begins now is.
+				// The attack: a flow that began before is not heard, one that begins now is.
 				send(t, stale, to, "before the flush")
 				send(t, fresh, to, "from a new client")
 				if got := hear(t, server); got != "from a new client" {

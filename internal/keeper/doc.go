@@ -9,40 +9,40 @@
 // one of a bounded number of workers, which reads the record, enters the pod's namespace,
 // opens a socket, runs the exchange, applies what changed, writes the record and closes
 // everything. An idle lease is some hundred bytes: no goroutine, thread or descriptor.
-// The loop hears of new and removed records by inotify(7), and reads the whole directory
-// again where that lost something.
+// The loop learns of new and removed records by inotify(7), and reads the whole directory
+// again if that lost something.
 //
 // A lease whose pod is gone is released from the host's bridge with the pod's MAC
 // address; one of a client that is sticky is remembered instead. A pod is gone if its
 // namespace's path names another namespace, by the cookie, or none, and its port in the
-// host's namespace is gone too; or if the machine has booted since. What is merely out
-// of reach is left alone.
+// host's namespace is gone too; or if the machine has booted since. A pod that is merely
+// out of reach keeps its lease.
 //
-// What a pod's namespace says is not believed: answers are heard at the pod's port, as they
-// leave it towards the pod, and a lease that has ended is withdrawn from the host's side
+// The keeper does not rely on what is in a pod's namespace: it hears answers at the pod's
+// port, as they leave it towards the pod, and a lease that has ended is withdrawn from the host's side
 // whatever is in the pod.
 //
 // A lease that moves to another address takes along what the plugin made for the old one
 // in the host's namespace: the attachment's record, its elements in the firewall, the
-// alias of its port. One that is lost leaves nothing that leads to its address.
+// alias of its port. After a lost lease nothing leads to its address.
 //
 // # Uplinks
 //
 // Beside the leases the keeper looks after NICs that were taken over (package uplink). It
-// finishes, forward or back, what somebody was killed at, which it knows by the record's
-// state and by the lock that nobody holds. It hears from the kernel when links and
-// addresses change, compares, and puts right what network managers undo, but does not
-// fight them: after some mends in a row it waits longer and longer, and logs an error
-// that says how to have them leave the NIC alone. Where the host has other addresses on
+// finishes, forward or back, what a killed process left, which it knows by the record's
+// state and by its free lock. The kernel announces changes of links and addresses; the
+// keeper compares, and repairs what network managers undo. After some repairs in a row it
+// waits longer and longer, and logs an error that says how to have them leave the NIC
+// alone. Where the host has other addresses on
 // the bridge on purpose, it has the pods behind it put right (Config.Repair), since their
-// default routes lead there, and then brings the record up to date, by which it would mend
-// the next time. Without an uplink it listens to nothing.
+// default routes lead there, and then updates the record, by which it would repair the
+// next time. Without an uplink it listens to nothing.
 //
 // # The firewall
 //
-// The keeper hears when nf_tables changes, whoever changes it, has what pods need of it looked at
-// (Config.Firewall) and put right (Config.Repair). What is undone three times within a minute is
-// put right once in a minute from then on, and written down for STATUS (state.Contested).
+// The kernel announces every change of nf_tables. The keeper has what pods need of it checked
+// (Config.Firewall) and repaired (Config.Repair). What is undone three times within a minute it
+// has repaired once in a minute from then on, and writes down for STATUS (state.Contested).
 //
 // # The host's own lease
 //
@@ -51,7 +51,7 @@
 // it is renewed on the bridge like any other. The keeper refreshes the lifetimes of the
 // address, wherever the host has it, and leaves everything else as it finds it, resolver
 // and MTU too. It changes addresses and routes only where the server grants another
-// address or router, and then adds before it takes away. Until somebody grants another, a
+// address or router, and then adds before it takes away. Until a server grants another, a
 // host whose lease was refused keeps its address for as long as the kernel was told to.
 // The lease is never released. Failures are in the log, in the record, and in the
 // metrics tombolo_host_lease_seconds and tombolo_host_lease_trouble, from the first

@@ -137,9 +137,9 @@ func (x *exchange) receive(until time.Time) (*dhcpc.Packet, error) {
 }
 
 // credible says whether an answer to a pod that has a lease can come from the LAN's
-// servers. A pod that has an address may have a friend elsewhere, whose packets come to
-// its port like any other's, from a DHCP server's port too if they so agree; and it sees
-// what is asked. But nobody elsewhere sends from an address of the LAN, or to all of it.
+// servers. A pod that has an address may work with a machine elsewhere, whose packets come
+// to its port like any other's, from a DHCP server's port too; and the pod sees what is
+// asked. But no machine elsewhere can send from an address of the LAN, or to all of it.
 func credible(p *dhcpc.Packet, held *dhcpc.Lease) bool {
 	if held == nil || p.ARP != nil || !p.Dst.IsValid() || p.Dst.Addr() == netip.AddrFrom4([4]byte{255, 255, 255, 255}) {
 		return true
@@ -352,7 +352,7 @@ func earliest(times ...time.Time) time.Time {
 	return first
 }
 
-// pod is one that lives, entered.
+// pod is a running pod's namespace, entered.
 type pod interface {
 	// dial opens a transport in the pod; see dhcpc.Config.
 	dial(ctx context.Context, local netip.Addr) (dhcpc.Transport, error)

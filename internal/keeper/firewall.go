@@ -15,15 +15,15 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
-// The keeper hears of every change of nf_tables by the one message that ends each
-// transaction (NFT_MSG_NEWGEN): the messages about rules and elements are not queued for it,
+// The kernel announces every change of nf_tables to the keeper by the one message that ends
+// each transaction (NFT_MSG_NEWGEN): the messages about rules and elements are not queued for it,
 // since a thousand of them in a burst would overflow its socket. It waits for a burst to end,
 // looks at what an ADD would look at, and has it put right. A change of our own is known by its
 // generation: what was found right at a generation is not looked at again, and verbs of the
 // plugin leave theirs in their note.
 //
-// What is undone again and again is somebody's will, or another manager's: then it is put
-// right once in a minute only, written down for STATUS, and counted.
+// What is undone again and again, a person or another manager undoes on purpose: then it is
+// repaired once in a minute only, written down for STATUS, and counted.
 
 const (
 	// A change is looked at when there was none for the first of these, and after the second
@@ -32,8 +32,8 @@ const (
 	urgeFirewall   = 700 * time.Millisecond
 
 	// The same if it was put right within the last minute. A reload of ufw runs a dozen programs
-	// one after the other, and what is put right between two of them, the next undoes: that is no
-	// fight, and what counts is that pods have what they need when it is done.
+	// one after the other, and each undoes what is repaired before it. That is not on purpose;
+	// pods need their rules when it is done.
 	settleAgain = 900 * time.Millisecond
 	urgeAgain   = 5 * time.Second
 
@@ -119,7 +119,7 @@ func (f *firewall) run() {
 	}
 }
 
-// follow hears of changes for as long as ctx is not done. Without that, the looks that are made
+// follow subscribes to changes until ctx is done. Without that, the looks that are made
 // once in a while remain.
 func (f *firewall) follow() (stop func()) {
 	s, err := f.listen()
@@ -277,7 +277,7 @@ func (f *firewall) calm() {
 	f.writeContested(nil)
 }
 
-// obstacles tells of those that come and go.
+// obstacles logs those that come and go.
 func (f *firewall) obstacles(ctx context.Context) {
 	list, err := f.look.Obstacles(ctx)
 	if err != nil {

@@ -287,7 +287,7 @@ func TestAReloadOfManyStepsIsNoFight(t *testing.T) {
 	})
 }
 
-// Who does not stop changing is not waited for.
+// The keeper does not wait for the end of endless changes.
 func TestFirewallIsPutRightAgainThoughABurstDoesNotEnd(t *testing.T) {
 	inWall(t, func(t *testing.T, w *wall) {
 		w.lacking = true
@@ -327,7 +327,7 @@ func TestAContestOfAnEarlierKeeperIsOver(t *testing.T) {
 		if c, err := w.dir.Contested(); c != nil || err != nil {
 			t.Errorf("%+v, %v", c, err)
 		}
-		// Who cannot hear says so.
+		// A keeper that cannot subscribe says so.
 		text := exposition(t, &w.keep.metrics)
 		if !strings.Contains(text, "tombolo_firewall_errors_total 1\n") {
 			t.Errorf("%s", text)

@@ -55,7 +55,7 @@ func (v *visit) keepHost() outcome {
 
 func (v *visit) visitHost() outcome {
 	t := now()
-	// A failure is written into the record, and the keeper hears of that.
+	// A failure is written into the record, which the keeper notices.
 	if hold := v.m.hold; t.Before(hold) && hold.Sub(t) <= 2*lastRetry {
 		return v.outcome(hold)
 	}
@@ -290,7 +290,7 @@ func (x *exchange) hostLost(out dhcpc.Output) error {
 	})
 }
 
-// hostBound tells of a lease that a server granted to the host.
+// hostBound reports a lease that a server granted to the host.
 func (x *exchange) hostBound(was lease.State, before *dhcpc.Lease) {
 	l := x.r.Lease
 	switch {

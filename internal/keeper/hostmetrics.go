@@ -10,7 +10,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lease"
 )
 
-// hostLease is what the metrics tell of a lease of the host's own.
+// hostLease is what the metrics have about a lease of the host's own.
 type hostLease struct {
 	nic, bridge string
 	expire      time.Time // zero: it does not

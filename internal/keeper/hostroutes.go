@@ -25,8 +25,8 @@ type routePlan struct {
 // metric, table and all. present says that the host has the old address, and so, of those
 // routes, all that it is meant to have; else all of them are set.
 //
-// A router that the new lease does not tell of stays, and so does one that is not the
-// lease's: only an operator would know better.
+// A router that the new lease does not name stays, and so does one that is not the
+// lease's: an operator made it.
 func planRoutes(had []lease.HostRoute, before, after *dhcpc.Lease, present bool) routePlan {
 	var p routePlan
 	if len(had) == 0 && !present {

@@ -159,7 +159,7 @@ func TestIdleLeasesCostNextToNothing(t *testing.T) {
 		t.Errorf("%d MiB resident, want less than 40", rss>>20)
 	}
 	// 1,000 one-hour leases are renewed 2,000 times an hour: 18 ms each are 1 % of a CPU. Of
-	// a CPU like the one that the budget is about, so who asks for that says so.
+	// a CPU like the one that the budget is about, so a run that wants that says so.
 	if os.Getenv("TOMBOLO_PODS") != "" && cost > 18*time.Millisecond {
 		t.Errorf("%v of CPU a renewal, want less than 18 ms", cost)
 	}

@@ -14,25 +14,25 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
-// The keeper finishes takeovers of NICs that somebody was killed at, and mends those
+// The keeper finishes takeovers of NICs whose process was killed, and repairs those
 // that are undone: network managers put their addresses back on the NIC, or take it out
 // of the bridge, when they are restarted or told to reload. What the host's lease or its
 // administrator changes on the bridge is not undone: the takeover's record follows, for
-// the next mend, and so do the pods whose default route leads to the host's address. It
-// hears of records by inotify(7) and of links and addresses from the kernel, and looks
-// once in a while, for what neither tells (routes). On a host without uplinks it hears of
-// records alone.
+// the next repair, and so do the pods whose default route leads to the host's address. It
+// learns of records by inotify(7) and of links and addresses from the kernel, and looks
+// once in a while, for what neither announces (routes). On a host without uplinks it
+// watches records alone.
 
 const (
 	// lookAtUplinks is how often a takeover is looked at of which nothing was heard.
 	lookAtUplinks = time.Minute
 
 	// settleUplinks is how long after the first news an uplink is looked at: programs that
-	// rewrite it do so in several steps, and so does the mending.
+	// rewrite it do so in several steps, and so does a repair.
 	settleUplinks = 200 * time.Millisecond
 
 	// While another works on an uplink, its lock is tried for after the first of these,
-	// doubled up to the second: nothing tells of the other's death.
+	// doubled up to the second: the end of the other process is not announced.
 	firstBusy = 500 * time.Millisecond
 	lastBusy  = 10 * time.Second
 )
@@ -44,7 +44,7 @@ type uplinks struct {
 	ctx  context.Context
 	all  map[string]*taken // by NIC
 	work takeovers
-	// listen begins to hear of links and addresses; feed is nil as long as there is no
+	// listen subscribes to links and addresses; feed is nil as long as there is no
 	// uplink.
 	listen func() (*feed, error)
 	feed   *feed

@@ -409,7 +409,7 @@ func TestARecordThatIsOfNoUseIsDealtWith(t *testing.T) {
 				if got := strings.Join(left, " "); !strings.HasSuffix(got, tt.left) || (got == "") != (tt.left == "") {
 					t.Errorf("left: %q, want %q", got, tt.left)
 				}
-				// It is mended by whoever can.
+				// Any process that can repairs it.
 				s.save(uplink.Taken)
 				s.tell()
 				s.wants("check", "adopt")

@@ -218,7 +218,7 @@ func (s *site) repair(context.Context) error {
 	if s.noRepairLock {
 		return s.fails["repair"]
 	}
-	// Who repairs takes the NIC's lock.
+	// A repair takes the NIC's lock.
 	l, err := s.dir.TryLockUplink(s.nic)
 	if err != nil || l == nil {
 		s.t.Errorf("the keeper has the NIC's lock while it has pods put back: %v", err)

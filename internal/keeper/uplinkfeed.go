@@ -28,7 +28,7 @@ type linkFacts struct {
 	up     bool
 }
 
-// feed hears of all links and addresses of the host (rtnetlink(7)). A nil one hears
+// feed has the announcements of all links and addresses of the host (rtnetlink(7)). A nil one hears
 // nothing.
 type feed struct {
 	source source

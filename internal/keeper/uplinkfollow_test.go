@@ -91,7 +91,7 @@ func TestPodsAndRecordFollowTheHostsAddresses(t *testing.T) {
 	})
 }
 
-// Many changes in a row are one, for those who follow.
+// Many changes in a row count as one.
 func TestAStormOfAddressesIsFollowedInTheEnd(t *testing.T) {
 	inSite(t, func(t *testing.T, s *site) {
 		s.save(uplink.Taken)

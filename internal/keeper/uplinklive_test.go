@@ -143,7 +143,7 @@ func (h *home) leased() bool {
 	return err == nil && r.Bridge == "br0" && r.Lease.Address == netip.MustParsePrefix(hostAddress+"/16")
 }
 
-// Whoever was killed at a takeover has not said that there is a lease.
+// A process that was killed at a takeover has not said that there is a lease.
 func TestTheLeaseOfANICThatIsTakenOverIsLookedAfter(t *testing.T) {
 	t.Parallel()
 	h := newHome(t)

@@ -170,7 +170,7 @@ func (v *visit) leave(err error, wake time.Time) outcome {
 	return v.outcome(wake)
 }
 
-// keep renews the lease of a pod that lives, if it is due.
+// keep renews the lease of a running pod, if it is due.
 func (v *visit) keep() outcome {
 	t := now()
 	due := v.m.session == nil || wakes(v.m.session, t)
@@ -377,7 +377,7 @@ func (v *visit) underLockOf(fn func(*lease.Held) error) error {
 	return fn(held)
 }
 
-// heed takes over what others write into a record that is the keeper's else: where the
+// heed takes over what other processes write into the keeper's record: where the
 // pod's default route leads, when the host has another address.
 func (v *visit) heed(held *lease.Held) error {
 	if !v.r.Policy.Gateway.IsValid() {

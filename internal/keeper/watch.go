@@ -12,7 +12,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lease"
 )
 
-// watcher hears of records that are written and removed (inotify(7)).
+// watcher learns of records that are written and removed (inotify(7)).
 type watcher struct {
 	record  func(file string) (name string, ok bool) // tells the name of a record from a file's
 	file    *os.File
@@ -25,10 +25,10 @@ type watcher struct {
 // aside.
 const mask = unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_DELETE | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_ONLYDIR
 
-// watch begins to hear of leases.
+// watch begins to watch leases.
 func watch(dir string) (*watcher, error) { return watchFor(dir, lease.RecordHash) }
 
-// watchFor begins to hear of records whose names record tells from those of files.
+// watchFor begins to watch records, whose names record gives for those of files.
 func watchFor(dir string, record func(file string) (name string, ok bool)) (*watcher, error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {

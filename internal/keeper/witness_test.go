@@ -114,7 +114,7 @@ func TestAnAnswerToARenewalComesFromTheLAN(t *testing.T) {
 	}
 }
 
-// A pod has a friend elsewhere, who sees what the pod sees and answers to it by way of the
+// A pod works with a machine elsewhere, which knows what the pod sees and answers it by way of the
 // LAN's router.
 func TestAnAnswerFromElsewhereIsNotBelieved(t *testing.T) {
 	t.Parallel()

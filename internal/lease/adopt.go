@@ -161,7 +161,7 @@ func (a *Adoption) find(want netip.Addr) *addr.Address {
 	return nil
 }
 
-// leased gives the address that was leased: the one that a file tells of, or the first
+// leased gives the address that was leased: the one that a file has, or the first
 // that has an end.
 func (a *Adoption) leased(f *found) *addr.Address {
 	if f != nil {

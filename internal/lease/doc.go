@@ -9,7 +9,7 @@
 //	<hash>.lock          its lock: never replaced, and removed only under the lock
 //	<hash>.json.damaged  a record that could not be read, set aside
 //	.tmp-<hash>          a record being written, or left by a crash
-//	keeper.lock          held by the keeper while it lives, with its heartbeat
+//	keeper.lock          held by the keeper while it runs, with its heartbeat
 //	keeper.sock          takes sockets to be closed
 //
 // It belongs on a disk that survives a boot (DefaultDir), so that a lease can be
@@ -23,15 +23,15 @@
 // writes only over the very record that was read: a renewal never revives a lease that a
 // DEL has removed meanwhile. Reading needs no lock. An ADD holds the lock from before
 // its record says Adding until it says Bound; so a record that says Adding while its lock
-// is free was left by one that died.
+// is free was left by a process that died.
 //
 // # The host's own lease
 //
-// A NIC that becomes a port of a bridge leaves its DHCP client deaf. Adopt writes a
+// The DHCP client of a NIC that becomes a port of a bridge receives nothing. Adopt writes a
 // record of the lease that it had, with Record.Host set, and HandBack removes it; the
 // keeper renews the lease in between, on the bridge. Such a record is of format version
 // 2: an older keeper would take it for that of a pod which is gone, and leaves alone what
-// it cannot read. HostTrouble tells operators how it fares.
+// it cannot read. HostTrouble tells operators what is wrong with it.
 //
 // # Needs
 //

@@ -109,9 +109,9 @@ func (f *found) router() {
 	}
 }
 
-// newest gives the newest lease that a network manager tells of and that is in force: its
+// newest gives the newest lease that a network manager wrote down and that is in force: its
 // address is among those given, and either the kernel will end that, or the file says that
-// it has not ended. Files that cannot be read are as good as none.
+// it has not ended. Files that cannot be read do not count.
 func (a *Adoption) newest(now time.Time) *found {
 	var best *found
 	for _, f := range a.files() {

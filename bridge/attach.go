@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -115,26 +116,13 @@ func (p *Port) fillIn(ctx context.Context, c *Conn) error {
 			p.MTU = l.MTU
 		}
 	}
-	var err error
 	if p.MAC == nil {
-		if p.MAC, err = randomMAC(); err != nil {
-			return err
-		}
+		p.MAC = ident.RandomMAC()
 	}
 	if p.PeerMAC == nil {
-		p.PeerMAC, err = randomMAC()
+		p.PeerMAC = ident.RandomMAC()
 	}
-	return err
-}
-
-// randomMAC gives a unicast MAC of the locally administered kind.
-func randomMAC() (net.HardwareAddr, error) {
-	mac := make(net.HardwareAddr, 6)
-	if _, err := unix.Getrandom(mac, 0); err != nil {
-		return nil, &tombolo.OpError{Op: "choose a random MAC", Err: err}
-	}
-	mac[0] = mac[0]&^1 | 2
-	return mac, nil
+	return nil
 }
 
 // explain says which of the two names is taken, which the kernel does not, and

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
@@ -137,17 +138,14 @@ func (l *Link) Unfinished() bool { return l != nil && l.Kind == "bridge" && l.Gr
 
 // createBridge makes a bridge, to be finished. That another caller was quicker is success.
 func (c *Conn) createBridge(ctx context.Context, br Bridge) error {
-	var err error
 	if br.MAC == nil {
-		if br.MAC, err = randomMAC(); err != nil {
-			return err
-		}
+		br.MAC = ident.RandomMAC()
 	}
 	var b nl.Batch
 	link.Request{
 		Name: br.Name, MAC: br.MAC, MTU: new(otherMTU(br.newMTU())), Group: new(uint32(unfinishedGroup)), Kind: "bridge",
 	}.Create(&b, "add bridge", br.Name)
-	err = c.execute(ctx, &b)
+	err := c.execute(ctx, &b)
 	if errors.Is(err, fs.ErrExist) {
 		return nil
 	}

@@ -2,11 +2,8 @@ package network
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"io/fs"
-	"math/rand/v2"
-	"net"
 
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
@@ -61,14 +58,6 @@ func (a *adding) holdBefore(ctx context.Context, p *plan) error {
 
 // getsMore says whether the pod gets addresses after it got its port.
 func (a *adding) getsMore() bool { return a.leasing != nil || a.nw.SLAAC }
-
-// randomMAC gives a unicast MAC of the locally administered kind. It is no secret, so the
-// program goes without crypto/rand.
-func randomMAC() net.HardwareAddr {
-	mac := binary.NativeEndian.AppendUint64(nil, rand.Uint64())[:6]
-	mac[0] = mac[0]&^1 | 2
-	return mac
-}
 
 // admit enters the pod into the firewall's sets, as far as it is not there yet.
 func (a *adding) admit(ctx context.Context, p *plan) error {

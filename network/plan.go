@@ -6,6 +6,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/build"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
@@ -22,8 +23,8 @@ type plan struct {
 }
 
 // plan derives what the network has to be, the port and the record from what the pod was
-// given. link is the pod's link, if it is there.
-func (a *adding) plan(g given, link *bridge.Attachment) (*plan, error) {
+// given. made is the pod's link, if it is there.
+func (a *adding) plan(g given, made *bridge.Attachment) (*plan, error) {
 	nw := a.nw
 	p := &plan{rec: *a.base, want: a.want()}
 	p.rec.Addresses = g.addresses
@@ -59,16 +60,16 @@ func (a *adding) plan(g given, link *bridge.Attachment) (*plan, error) {
 	if mac == nil {
 		p.port.PeerMAC = addressMAC(g.addresses)
 	}
-	if p.port.PeerMAC == nil && nw.Guard && link == nil {
-		p.port.PeerMAC = randomMAC() // the guard has to know it before the kernel does
+	if p.port.PeerMAC == nil && nw.Guard && made == nil {
+		p.port.PeerMAC = ident.RandomMAC() // the guard has to know it before the kernel does
 	}
 	recorded.LANPort(&p.port, &p.rec)
 	p.rec.Port = state.Port{Hairpin: &p.port.Hairpin, Isolated: &p.port.Isolated}
 	p.rec.MAC = p.port.PeerMAC.String()
 	p.port.Alias = endpoint.Alias(a.hash, nw.Name, endpoint.Addresses(&p.rec))
-	if link != nil {
-		p.port.PeerMAC = link.PeerMAC
-		p.link(link)
+	if made != nil {
+		p.port.PeerMAC = made.PeerMAC
+		p.link(made)
 	}
 	return p, nil
 }

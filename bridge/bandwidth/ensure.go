@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/tc"
@@ -123,11 +123,7 @@ func (c *Conn) ensureIFB(ctx context.Context, t *Target, have *installed) (chang
 	if have.ifb != nil {
 		return true, c.setIFB(ctx, &b, t, have.ifb.MTU)
 	}
-	mac, err := randomMAC()
-	if err != nil {
-		return false, err
-	}
-	addIFB(&b, t.IFB, mac, t.MTU)
+	addIFB(&b, t.IFB, ident.RandomMAC(), t.MTU)
 	if err := c.setIFB(ctx, &b, t, t.MTU); err != nil {
 		if b.Err(0) != nil || b.Err(1) == nil {
 			return false, tc.Unsupported(err, "ifb")
@@ -137,8 +133,8 @@ func (c *Conn) ensureIFB(ctx context.Context, t *Target, have *installed) (chang
 		link.Request{Name: t.IFB}.Delete(&b, t.IFB)
 		return false, errors.Join(err, c.nl.Execute(&b))
 	}
-	have.ifb = &link.Link{Name: t.IFB}
-	have.ifb.Index, err = c.indexOf(ctx, t.IFB)
+	index, err := c.indexOf(ctx, t.IFB)
+	have.ifb = &link.Link{Name: t.IFB, Index: index}
 	return true, err
 }
 
@@ -199,14 +195,4 @@ func replaceRoot(b *nl.Batch, of tc.Link, have tc.Qdisc, w tc.Bucket) {
 		of.DelQdisc(b, tc.Root)
 	}
 	of.SetTBF(b, w)
-}
-
-// randomMAC gives a unicast MAC of the locally administered kind.
-func randomMAC() (net.HardwareAddr, error) {
-	mac := make(net.HardwareAddr, 6)
-	if _, err := unix.Getrandom(mac, 0); err != nil {
-		return nil, &tombolo.OpError{Op: "choose a random MAC", Err: err}
-	}
-	mac[0] = mac[0]&^1 | 2
-	return mac, nil
 }

@@ -34,7 +34,7 @@ func layers() []layer {
 			"a host's NIC is taken over for any bridge, whoever keeps the journal"},
 		{[]string{"nft"}, slices.Concat(kernel, []string{"internal/ident", "internal/nftnl"}), "the firewall goes by names and addresses, and knows nothing of links"},
 		{[]string{"nft/foreign"}, slices.Concat(kernel, []string{"internal/nftnl"}), "other people's firewalls, whatever ours is made of"},
-		{[]string{"bridge/bandwidth", "internal/localnet"}, slices.Concat(kernel, []string{"internal/link", "internal/tc"}), "each goes by a link's name, and knows no bridge and no firewall"},
+		{[]string{"bridge/bandwidth", "internal/localnet"}, slices.Concat(kernel, []string{"internal/ident", "internal/link", "internal/tc"}), "each goes by a link's name, and knows no bridge and no firewall"},
 		{[]string{"dhcpc"}, nil, "a protocol, its times and its packets: who opens sockets and sets addresses is up to its user"},
 		{[]string{"dhcpc/transport"}, []string{".", "netns", "dhcpc"}, "sockets, and nothing about links and addresses"},
 		{[]string{"internal/state"}, []string{"internal/file", "internal/ident", "internal/jsontext", "internal/lockorder"}, "what was meant is kept apart from how it is done"},

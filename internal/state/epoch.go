@@ -50,10 +50,13 @@ func (e *Epoch) fields(c *codec) {
 // Epoch reads the epoch and makes nothing. If there is none the error matches
 // os.ErrNotExist; if it is over, ErrStale, and the epoch comes along. It needs no
 // lock. Verbs that change something use [Dir.Enter].
-func (d *Dir) Epoch() (Epoch, error) {
+func (d *Dir) Epoch() (Epoch, error) { return d.epochOf(d.sources.netns) }
+
+// epochOf is Epoch for the network namespace with the cookie that netns gives.
+func (d *Dir) epochOf(netns func() (uint64, error)) (Epoch, error) {
 	e, err := d.loadEpoch()
 	if err == nil {
-		err = d.checkLife(d.epochPath(), e)
+		err = d.checkLife(d.epochPath(), e, netns)
 	}
 	if err != nil {
 		return e, fmt.Errorf("read epoch: %w", err)
@@ -89,7 +92,7 @@ func decodeEpoch(data []byte) (Epoch, error) {
 // epoch is not enough: so it is for a caller in a pod with a PID namespace of its
 // own. A node that restarted has another network namespace besides. (The one
 // exception, a nested node on its machine's own network, is left to GC.)
-func (d *Dir) checkLife(path string, e Epoch) error {
+func (d *Dir) checkLife(path string, e Epoch, netns func() (uint64, error)) error {
 	boot, err := d.sources.bootID()
 	if err != nil {
 		return err
@@ -98,7 +101,7 @@ func (d *Dir) checkLife(path string, e Epoch) error {
 		return fmt.Errorf("%s: %w: of boot %s, and this is %s", path, ErrStale, e.Boot, boot)
 	}
 	// The cheaper question first: it settles the matter in nearly every call.
-	cookie, err := d.sources.netns()
+	cookie, err := netns()
 	if err != nil || cookie == e.NetNS {
 		return err
 	}

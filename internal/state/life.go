@@ -46,7 +46,7 @@ func (d *Dir) Enter(ctx context.Context, begin func(NewLife) error) (*Lock, Epoc
 	var found error
 	err = l.Ensure(ctx,
 		func() (bool, error) {
-			epoch, found = d.Epoch()
+			epoch, found = d.epochOf(l.netns)
 			return found == nil, ignoreLost(found)
 		},
 		func() error {

@@ -70,6 +70,19 @@ type Lock struct {
 	fd    int    // of the lock file, -1 once it is given up
 	mode  Mode
 	order *lockorder.Held
+
+	cookie uint64 // see netns; 0 if it has not been asked for
+}
+
+// netns is the cookie of the network namespace in which the lock is held: that of the thread
+// that asks first, since a call stays where it is.
+func (l *Lock) netns() (uint64, error) {
+	if l.cookie != 0 {
+		return l.cookie, nil
+	}
+	var err error
+	l.cookie, err = l.dir.sources.netns()
+	return l.cookie, err
 }
 
 // Lock takes the lock. Uncontended that is an open(2), an fcntl(2) and a

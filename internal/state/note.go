@@ -29,7 +29,7 @@ func (l *Lock) Note() string {
 	if l.fd < 0 {
 		return ""
 	}
-	netns, err := l.dir.sources.netns()
+	netns, err := l.netns()
 	if err != nil {
 		return ""
 	}
@@ -53,7 +53,7 @@ func (l *Lock) SetNote(text string) error {
 	if l.fd < 0 {
 		return fmt.Errorf("write note to %s: the lock is %s", l.path, l.mode)
 	}
-	netns, err := l.dir.sources.netns()
+	netns, err := l.netns()
 	if err == nil {
 		_, err = file.Restart(func() (int, error) {
 			return unix.Pwrite(l.fd, []byte(sumOf(text, netns)+text+"\n"), 0)

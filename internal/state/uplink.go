@@ -101,7 +101,7 @@ func (f *UplinkFile) load(path string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := f.dir.checkLife(path, epoch); err != nil {
+	if err := f.dir.checkLife(path, epoch, f.dir.sources.netns); err != nil {
 		return nil, err
 	}
 	return record, nil

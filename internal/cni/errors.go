@@ -44,6 +44,9 @@ const (
 	codeUplink        = uint(118) // the NIC cannot become a port of the bridge as it is
 )
 
+// newError makes an error with a code. Inlined in 76 places it is 8 kB of the binary.
+//
+//go:noinline
 func newError(code uint, format string, args ...any) *types.Error {
 	return &types.Error{Code: code, Msg: fmt.Sprintf(format, args...)}
 }

@@ -189,7 +189,7 @@ func floorArgs(dual bool, pod int) []string {
 	return args
 }
 
-// fixedResult is that of who has no IPAM.
+// fixedResult is that of a contender without an IPAM.
 func (n *node) fixedResult(p *pod) []byte {
 	var ips []object
 	for _, subnet := range subnets(n.feature.dual) {

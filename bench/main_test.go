@@ -93,7 +93,7 @@ func say(format string, args ...any) {
 const spoken = 5 * time.Second
 
 // namespaces is how many network namespaces the kernel has, those included that it takes
-// down, of all who use the machine.
+// down, of all programs on the machine.
 func namespaces() int {
 	slabs, _ := os.ReadFile("/proc/slabinfo")
 	for line := range strings.Lines(string(slabs)) {

@@ -296,8 +296,8 @@ func (p *Port) writeSysctls(in *inPod) error {
 }
 
 // enableIPv6 is for runtimes that create namespaces with IPv6 switched off. Elsewhere
-// it must not write: the kernel takes its lock on all links for that, and has who does
-// not get it try again and again.
+// it must not write: the kernel takes its lock on all links for that, and a writer that
+// does not get it tries again and again.
 func (in *inPod) enableIPv6(name string) error {
 	_, err := in.ipv6.Ensure(name+"/disable_ipv6", "0")
 	return err

@@ -48,7 +48,7 @@ func newLAN(tb testing.TB) *lan {
 	return l
 }
 
-// advertises starts what advertises the router and its prefix, and answers who asks.
+// advertises starts what advertises the router and its prefix, and answers solicitations.
 func (l *lan) advertises(tb testing.TB, options ...string) {
 	tb.Helper()
 	advertising(tb, l.router, append([]string{"--dhcp-range=2001:db8:7::,ra-only,64,2h", "--dhcp-option=option6:dns-server,[2001:db8:7::53],[fe80::]",

@@ -56,8 +56,8 @@ type Bridge struct {
 	// which are 1 in a new namespace and hold for each bridge in it.
 	NFCall *bool
 	// MaxLearned is how many MACs the bridge learns from what its ports send
-	// (IFLA_BR_FDB_MAX_LEARNED, Linux 6.7; an older kernel has no such limit): who sends
-	// as ever new ones fills the host's memory otherwise. Frames to a MAC for which there
+	// (IFLA_BR_FDB_MAX_LEARNED, Linux 6.7; an older kernel has no such limit): a sender
+	// with ever new ones fills the host's memory otherwise. Frames to a MAC for which there
 	// is no room go to all ports. 0 leaves it as it is, and a new bridge without.
 	MaxLearned uint32
 }

@@ -26,7 +26,7 @@ func shaped(t *testing.T) (*node, bridge.Port) {
 	return n, p
 }
 
-// Who takes it for gone would forget it.
+// A caller that takes it for gone would forget it.
 func TestDetachOfWhatCannotBeLookedAtIsAnError(t *testing.T) {
 	t.Parallel()
 	n, p := shaped(t)

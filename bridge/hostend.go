@@ -25,7 +25,7 @@ import (
 //   - IPv6 for a single address in a frame that is not for a single MAC
 //     (drop_unicast_in_l2_multicast). Multicast passes, and a port that has fallen off its
 //     bridge takes what is sent to its own MAC: disable_ipv6 would end that too, but to
-//     write it takes the kernel's lock on all links, and a writer who does not get it tries
+//     write it takes the kernel's lock on all links, and a writer that does not get it tries
 //     again and again. Of 8 ADDs and DELs at once, each took a quarter longer by that.
 
 // noIPv4 is what the host's end gets of it by netlink.

@@ -56,7 +56,7 @@ func (e entered) wait() (*inPod, error) {
 	return got.in, got.err
 }
 
-// abandon is wait for who has no use for it any more.
+// abandon is wait for a caller that does not use it any more.
 func (e entered) abandon() {
 	if in, err := e.wait(); err == nil {
 		in.close()

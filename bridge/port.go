@@ -34,11 +34,11 @@ type Port struct {
 	Name string
 	// Peer names the interface in the pod: "eth0".
 	Peer string
-	// Alias is kept by the kernel with the port, at most 255 bytes: who owns it.
+	// Alias is kept by the kernel with the port, at most 255 bytes: its owner.
 	Alias string
 	// Group is the group of links that Attach makes the port in (IFLA_GROUP), by which
-	// rules of the firewall know it (nft.QuietGroup); 0 is that of most links. Whoever
-	// puts it into another later on is left in peace.
+	// rules of the firewall know it (nft.QuietGroup); 0 is that of most links. An
+	// operator may put it into another later on.
 	Group uint32
 
 	// MAC and PeerMAC are set at creation, random where nil: never left to the
@@ -86,8 +86,8 @@ type Port struct {
 	SameNetNS bool
 
 	// Unsettled has Attach return before the port forwards and the pod's IPv6 addresses
-	// are usable for certain. Who has other things to do first calls Settle after them,
-	// and finds it done in general.
+	// are usable for certain. A caller that has other things to do calls Settle after
+	// them, and in general does not wait there.
 	Unsettled bool
 	// DAD has the kernel detect duplicates of the pod's IPv6 addresses, which are
 	// of no use until it is done: Attach waits for it, a second or two.

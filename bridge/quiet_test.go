@@ -279,7 +279,7 @@ func listen(tb testing.TB, ns *netns.NS, link int, etherType uint16) func() [][]
 	}
 }
 
-// isProbe says whether a packet asks who has an address, from no address: duplicate
+// isProbe says whether a packet asks for the owner of an address, from no address: duplicate
 // detection (RFC 4862, section 5.4.2).
 func isProbe(packet []byte, target netip.Addr) bool {
 	const header, solicitation = 40, 135

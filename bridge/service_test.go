@@ -209,7 +209,7 @@ func TestAnswersComeFromTheServiceOnlyWithNFCall(t *testing.T) {
 	}
 }
 
-// answersFrom asks a server with a socket that hears anybody, and says who answers.
+// answersFrom asks a server with a socket that hears anybody, and gives the source of the answer.
 func answersFrom(tb testing.TB, ns *netns.NS, server netip.AddrPort) netip.Addr {
 	tb.Helper()
 	var conn *net.UDPConn

@@ -59,7 +59,7 @@ func Open(path string) (*NS, error) {
 func Current() (*NS, error) {
 	ns, err := Open("/proc/thread-self/ns/net")
 	if err == nil {
-		ns.path = "" // it would mean another's namespace to whoever reads it
+		ns.path = "" // a reader would take it for another namespace
 	}
 	return ns, err
 }

@@ -22,8 +22,8 @@
 // # Choices
 //
 //   - A tbf on the pod's end would need no ifb, and measured the same in rate, delay
-//     and processor time. But it would be the pod's own: whoever has CAP_NET_ADMIN
-//     there takes it away with one command.
+//     and processor time. But it would be the pod's own: a process with
+//     CAP_NET_ADMIN there deletes it with one command.
 //   - tbf against htb: htb counts long packets after it has sent them, and lost more
 //     of its rate in queues as short as ours; tbf cuts packets that are longer than its
 //     burst into frames, and takes one message where htb takes three.

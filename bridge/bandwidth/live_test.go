@@ -416,7 +416,7 @@ func TestForeignLinkOfTheIFBsNameIsLeftAlone(t *testing.T) {
 			if got := n.qdiscs(t); len(got) > 0 {
 				t.Errorf("qdiscs: %v", got)
 			}
-			// Who wants no egress shaped does not need the name.
+			// A caller that wants no egress shaped does not need the name.
 			n.ensure(t, bandwidth.Shape{Ingress: both.Ingress})
 			n.ensure(t, bandwidth.Shape{})
 		})

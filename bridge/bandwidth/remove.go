@@ -14,8 +14,8 @@ import (
 // ours is left. What is gone already is success. It goes on past errors, and joins
 // them. An ifb that is not Target.Owner's stays, and is an ErrForeign.
 //
-// It takes the kernel some 20 ms to delete an ifb, nearly all of them waiting. Who
-// deletes the port too has less to wait for if both go together, as one group of links
+// It takes the kernel some 20 ms to delete an ifb, nearly all of them waiting. A
+// caller that deletes the port too waits less if both go together, as one group of links
 // (bridge.Conn.Detach): what shapes at the port goes with it.
 func (c *Conn) Remove(ctx context.Context, t Target) error {
 	if err := c.usable(ctx); err != nil {
@@ -95,8 +95,8 @@ type IFB struct {
 }
 
 // IFBs lists the links of that kind in the ports' namespace, also those of others:
-// who owns one is in its alias. It is for finding those that were left behind, and a
-// dump: keep it off a path that has to be fast.
+// the alias names the owner. It finds those that were left behind, by a dump: keep it
+// off a path that has to be fast.
 func (c *Conn) IFBs(ctx context.Context) ([]IFB, error) {
 	err := c.usable(ctx)
 	if err == nil {

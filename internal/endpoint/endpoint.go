@@ -25,7 +25,7 @@ func Of(a *state.Attachment) nft.Endpoint {
 	if a.Guarded {
 		ep.GuardedPort, ep.SLAAC, ep.Untrusted = a.HostIf, a.SLAAC, a.Untrusted
 		if a.IPAMType == Leased && !slices.ContainsFunc(ep.Addrs, netip.Addr.Is4) {
-			// Without it, who has no address at all could send from any.
+			// Without it, a pod without any address could send from any.
 			ep.Untrusted = true
 		}
 	}

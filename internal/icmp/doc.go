@@ -1,4 +1,4 @@
-// Package icmp asks hosts for an echo and hears who asks for one, over raw sockets
+// Package icmp asks hosts for an echo and hears requests for one, over raw sockets
 // that it opens in a network namespace: RFC 792 for IPv4, RFC 4443 section 4 for
 // IPv6. It needs no ping binary and no net.ipv4.ping_group_range.
 //

@@ -185,7 +185,7 @@ func wantSources(t *testing.T, l *sources, want ...string) {
 	}
 }
 
-// sources is a listener that knows whom it has heard.
+// sources is a listener that knows the sources that it has heard.
 type sources struct {
 	*icmp.Listener
 	known []netip.Addr

@@ -48,7 +48,7 @@ func (r Rank) String() string {
 	return names[r]
 }
 
-// table is who holds what: by goroutine, since a call is one. It is filled in tests alone.
+// table is which goroutine holds what, since a call is one goroutine. It is filled in tests alone.
 var table struct {
 	sync.Mutex
 	held map[string][]*Held

@@ -7,8 +7,8 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// Diversions are ways in which somebody who has all rights in a pod's namespace has
-// another machine than that on its link hear what is sent there, and answer.
+// Diversions are ways in which a process with all rights in a pod's namespace has a
+// machine hear and answer what is sent there that is not on the pod's link.
 func Diversions() []string { return []string{"renamed", "redirected"} }
 
 // Divert makes a namespace whose eth0 takes the place of what is beyond a pod's interface:

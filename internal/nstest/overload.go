@@ -12,7 +12,7 @@ import (
 
 // Overload begins to count packets that get lost on their way between namespaces, by veth
 // pairs, because a processor of the machine cannot keep up: its queue of what came in was
-// full. That befalls whoever sends while others flood it, and is no fault of a network's.
+// full. That happens to any sender while others flood it, and is no fault of a network's.
 // The function that it gives says how many may have been lost so since: as many as the
 // processors say they dropped, and as the pairs' ends in these namespaces say they could
 // not pass on, whichever is less.

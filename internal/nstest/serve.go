@@ -76,14 +76,14 @@ func answerStreams(l net.Listener) {
 const patience = time.Minute
 
 // Ask calls a server of Serve from a namespace and gives the source address that the
-// server saw: what masquerade made of the caller's. It is for callers who are to be
-// answered: it waits for a minute.
+// server saw: what masquerade made of the caller's. It is for callers that should
+// get an answer: it waits for a minute.
 func Ask(tb testing.TB, ns *netns.NS, network string, to netip.AddrPort) (seen netip.AddrPort, _ error) {
 	tb.Helper()
 	return AskWithin(tb, ns, network, to, patience)
 }
 
-// AskWithin is Ask for callers who may not be answered, and wait no longer than that.
+// AskWithin is Ask for callers that may get no answer, and wait no longer than that.
 func AskWithin(tb testing.TB, ns *netns.NS, network string, to netip.AddrPort, wait time.Duration) (seen netip.AddrPort, _ error) {
 	tb.Helper()
 	deadline := time.Now().Add(wait)

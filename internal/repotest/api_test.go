@@ -14,7 +14,7 @@ import (
 )
 
 // The exported API is in testdata/api, a line a symbol, so that a change of it is
-// seen in a review. No type of an internal package is in it: who embeds the packages could
+// seen in a review. No type of an internal package is in it: an embedder could
 // neither name nor make one.
 func TestExportedAPI(t *testing.T) {
 	t.Parallel()

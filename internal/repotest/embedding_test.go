@@ -136,7 +136,7 @@ func TestTheLeastGoIsThatOfTheDependencies(t *testing.T) {
 	}
 }
 
-// Who copies an example can import what it imports.
+// A reader who copies an example can import what it imports.
 func TestExamplesImportNothingInternal(t *testing.T) {
 	t.Parallel()
 	seen := 0

@@ -1,4 +1,4 @@
-// Package repotest holds the repository to its own rules: who may import whom, what
+// Package repotest holds the repository to its own rules: what may import what, what
 // the exported API is, that it is documented, and what the binary is made of. It
 // has tests only.
 package repotest

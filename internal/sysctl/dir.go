@@ -10,7 +10,7 @@ import (
 )
 
 // Dir is a directory of parameters. It stays that of the network namespace in which it
-// was opened, from whatever thread it is used: who opens it while others are at work
+// was opened, from whatever thread it is used: to open it while other work goes on
 // saves the time that it takes to find it, which is longer the more namespaces there are
 // (the kernel compares each one's entry of the name, in a row).
 type Dir struct {

@@ -129,7 +129,7 @@ func (l Link) DelQdisc(b *nl.Batch, place uint32) {
 }
 
 // GetQdisc appends a request for the qdisc in a place: Root, or Clsact. The kernel takes
-// the answer for news that it multicasts: without asking for an echo, who asked is left
+// the answer for news that it multicasts: without asking for an echo, the asking socket is left
 // out (Linux 6.1 and 6.18). See Look.
 func (l Link) GetQdisc(b *nl.Batch, place uint32, into *Qdisc) {
 	m, err := nl.Encode(unix.RTM_GETQDISC, netlink.Echo, l.header(0, place, 0), nil)

@@ -174,7 +174,7 @@ func TestADDAfterAPodThatDiedWithoutADEL(t *testing.T) {
 	dead := n.pod("web")
 	w.add(dead, publish(t, "8080:80/tcp"), limits)
 	next := n.pod("web")
-	// One whose port is there is in the way, whoever's namespace is asked for.
+	// One whose port is there is in the way, whatever namespace is asked for.
 	_, err := w.tryAdd(next, publish(t, "8080:80/tcp"))
 	wantError(t, err, 111, "DEL it first")
 

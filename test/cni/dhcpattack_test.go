@@ -75,7 +75,7 @@ func TestADDDoesNotBelieveWhatComesBackToThePod(t *testing.T) {
 	l.wantNothing()
 }
 
-// leaseInPod leases as one does that believes what it hears in the pod.
+// leaseInPod leases as a client does that takes what it hears in the pod for true.
 func leaseInPod(t *testing.T, p *pod) (*dhcpc.Lease, error) {
 	t.Helper()
 	mac := net.HardwareAddr{2, 0, 0, 0, 0, 0xaa}

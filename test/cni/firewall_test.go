@@ -274,7 +274,7 @@ func (m *minder) looksAgain(t *testing.T) {
 }
 
 // An operator who stops everything at once, ahead of our rule, has it stopped for as long as
-// that stands, whoever looks.
+// that stands, whichever program looks.
 func TestTombolodLeavesADropAheadOfOurRule(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {

@@ -152,8 +152,8 @@ func TestHostPortThatIsTakenNamesWhoHasIt(t *testing.T) {
 	w.add(n.pod("c"), publish(t, "8080:80/udp", gateway4+":9090:90/tcp"))
 }
 
-// Podman hands the ports of a container to each of its networks: who reads that the container
-// itself is in its way has to be told what to do.
+// Podman hands the ports of a container to each of its networks: the message that the
+// container itself is in its way has to say what to do.
 func TestHostPortOfTheContainersOtherNetworkSaysWhatToDo(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

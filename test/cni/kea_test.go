@@ -404,7 +404,7 @@ func TestKeaIsToldOfReleases(t *testing.T) {
 }
 
 // The server's successor has its pool and its leases, but not its address: a renewal
-// comes to nothing, and who asks everybody is heard.
+// comes to nothing, and a broadcast request is answered.
 func TestKeaReplacedByAnotherServerRebinds(t *testing.T) {
 	t.Parallel()
 	const successor4 = "192.168.50.2"

@@ -189,7 +189,7 @@ func (n *node) reservations(dir string) map[string]string {
 
 func isAddress(s string) bool { _, err := netip.ParseAddr(s); return err == nil }
 
-// The outside world: its namespace has a link to the node, to whom it is the default
+// The outside world: its namespace has a link to the node, for which it is the default
 // gateway.
 const (
 	outside4, outside6 = "192.0.2.2", "2001:db8::2"

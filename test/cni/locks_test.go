@@ -81,7 +81,7 @@ type coded struct {
 
 func (e *coded) Error() string { return fmt.Sprintf("code %d: %s", e.code, e.msg) }
 
-// slow is a network whose ADDs wait for somebody who never answers, and what it has of
+// slow is a network whose ADDs wait for a server that never answers, and what it has of
 // one that does.
 type slow struct {
 	name string

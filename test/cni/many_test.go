@@ -40,7 +40,7 @@ type many struct {
 	// refuses says that an error is right, of a call that nobody killed.
 	refuses  func(verb string, a *attachment, e *coded) bool
 	networks []*network
-	always   map[*network]*pod // whom collections claim besides
+	always   map[*network]*pod // that collections name besides
 	callers  [8][]*attachment
 
 	mu     sync.Mutex

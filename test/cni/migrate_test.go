@@ -189,7 +189,7 @@ func (m *move) wantHostPort(port int) {
 	}
 }
 
-// wantNoHostPort fails the test if a host port leads to anybody who answers.
+// wantNoHostPort fails the test if a host port leads to a program that answers.
 func (m *move) wantNoHostPort(port int) {
 	m.Helper()
 	for _, at := range []string{uplink4, uplink6} {
@@ -285,7 +285,7 @@ func TestNodeMovesFromTheReferenceWithPodsRunning(t *testing.T) {
 				t.Error("the document says that rules of theirs stay, and there are none")
 			}
 			again := m.haunted(out, first)
-			for _, p := range []*pod{second, fresh} { // who knew another MAC there
+			for _, p := range []*pod{second, fresh} { // they knew another MAC there
 				nstest.Run(t, p.NS, "ip", "neigh", "flush", "all")
 			}
 			kept := append(m.foreign(second), m.foreign(other)...)

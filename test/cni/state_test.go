@@ -14,7 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
-// taken remembers who has which address.
+// taken remembers which pod has which address.
 type taken map[netip.Addr]string
 
 // give notes the addresses of a result, and fails the test if one has an owner.

@@ -127,7 +127,7 @@ func (s *sweeper) sweep(t *testing.T) {
 }
 
 // standing is a node with a network that has everything, and a pod on it that talks all
-// the time: to the outside, and as who publishes a port.
+// the time: to the outside, and as one that publishes a port.
 func standing(t *testing.T) (n *node, w *network, stays *pod, talks []*nstest.Talk) {
 	t.Helper()
 	n = newNode(t)
@@ -174,7 +174,7 @@ func TestADDMayMeetAFaultAtAnyCall(t *testing.T) {
 			// It undoes what it did itself.
 			n.wantSnapshot(f.String()+", undone", before)
 		}
-		// Who finds what a kill left.
+		// The calls that find what a kill left.
 		switch rounds++; rounds % 3 {
 		case 0:
 			n.callOK(del())

@@ -53,7 +53,7 @@ func TestMeterSeesANaiveTakeover(t *testing.T) {
 			"link add "+bridge+" type bridge forward_delay 0",
 			"link set "+bridge+" address "+macOf(t, l.host, nic)+" up",
 			"address flush dev "+nic)
-		// Whoever types this is slower than the flows.
+		// A person who types this is slower than the flows.
 		m.sendOnce()
 		ip(t, l.host.ns,
 			"link set "+nic+" master "+bridge,

@@ -271,7 +271,7 @@ func stamp(control []byte) time.Time {
 
 // retransmissions are those of a stream, by both of its ends, that were due. A sender
 // guesses that a segment was lost, and on a busy machine, where its answer was late, it
-// guesses wrong. The receiver, who has it twice then, says so at once (RFC 2883, a
+// guesses wrong. The receiver, which has it twice then, says so at once (RFC 2883, a
 // duplicate SACK), and that is taken off. It counts until the answer is here.
 func (f *flow) retransmissions() (int, error) {
 	all, inVain, err := f.sentAgain()

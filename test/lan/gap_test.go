@@ -64,7 +64,7 @@ func staticAddresses(dir string) object {
 }
 
 // While an ADD waits for its server, somebody flushes the firewall or deletes the bridge,
-// and whoever mends it puts the guard back of the pod that waits.
+// and the repair puts the guard back of the pod that waits.
 func TestGuardOfAPodThatWaitsForItsLeaseIsPutBack(t *testing.T) {
 	for _, mend := range []string{"an ADD", "repair"} {
 		t.Run(mend, func(t *testing.T) {

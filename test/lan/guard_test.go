@@ -14,7 +14,7 @@ import (
 const rogueFirst, rogueLast = "192.168.50.210", "192.168.50.220"
 
 // A pod that has all rights in its namespace takes itself for the router, while that is
-// silent: so whoever believes it is answered, and nobody is who does not hear it.
+// silent: so a machine that takes the pod for the router gets an answer, and no other does.
 // Package nft has more attacks, frame by frame.
 func TestGuardedPodIsNotTakenForTheRouter(t *testing.T) {
 	for _, guarded := range []bool{false, true} {

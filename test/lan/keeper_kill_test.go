@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// gate has those who open files in a directory wait for leave (fanotify(7)), and kills
-// who opens a file of a name for the nth time.
+// gate has processes that open files in a directory wait for leave (fanotify(7)), and
+// kills the one that opens a file of a name for the nth time.
 type gate struct {
 	testing.TB
 	file *os.File
@@ -22,7 +22,7 @@ type gate struct {
 	done chan bool // whether somebody was killed
 }
 
-// killAt kills who is about to write the journal of the NIC for the nth time, while
+// killAt kills the process that is about to write the NIC's journal for the nth time, while
 // something runs, and says whether anybody was.
 func (n *network) killAt(nth int, run func()) bool {
 	n.Helper()
@@ -79,7 +79,7 @@ func (g *gate) answer(fd, pid int) (killed bool) {
 		binary.NativeEndian.PutUint32(response[4:], unix.FAN_DENY)
 		err = errors.Join(err, unix.Kill(pid, unix.SIGKILL))
 	}
-	// Whoever was killed does not wait for it any more.
+	// The killed process does not wait for it any more.
 	if _, writeErr := g.file.Write(response); !killed {
 		err = errors.Join(err, writeErr)
 	}
@@ -90,7 +90,7 @@ func (g *gate) answer(fd, pid int) (killed bool) {
 }
 
 // An ADD that is killed at any step of the takeover leaves a host that is reached, and
-// whoever comes next finishes it, forward or back.
+// the next process finishes it, forward or back.
 func TestADDIsKilledInTheTakeover(t *testing.T) {
 	finishers := []struct {
 		name   string

@@ -126,7 +126,7 @@ func TestKeeperMendsWhatANetworkManagerUndoes(t *testing.T) {
 }
 
 // Without it every answer to a pod bypasses the host's conntrack. The module cannot be
-// taken away here; who has something else mounted over its parameters sees none.
+// taken away here; a process with something else mounted over its parameters sees none.
 func TestStatusTellsThatTheBridgeCannotCallTheFirewall(t *testing.T) {
 	t.Parallel()
 	l := newHost(t)

@@ -14,7 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// Who is on the LAN, and where.
+// The machines of the LAN, and their addresses.
 const (
 	routerIP4, routerIP6     = "192.168.50.1", "fd50::1"
 	otherIP4, otherIP6       = "192.168.50.9", "fd50::9"

@@ -25,7 +25,7 @@ func (l *lan) serve(p place, port uint16, families ...int) {
 }
 
 // ask calls a server over TCP and UDP, which must see the caller as one of these;
-// none: whoever. UDP is asked until it answers, or has not for long: what is first on
+// none: any. UDP is asked until it answers, or has not for long: what is first on
 // a flow may be lost to a neighbour that is unknown.
 func (l *lan) ask(from place, at netip.Addr, port uint16, seenAs ...netip.Addr) {
 	l.Helper()
@@ -58,8 +58,8 @@ func (l *lan) tryAsk(from place, network string, at netip.Addr, port uint16, wai
 	return seen.Addr(), err
 }
 
-// wantNoAnswer fails the test if TCP gets through: who shows what a guard is for has
-// to see the fault without it.
+// wantNoAnswer fails the test if TCP gets through: a test that shows what a guard is for
+// has to see the fault without it.
 func (l *lan) wantNoAnswer(from place, at netip.Addr, port uint16) {
 	l.Helper()
 	if seen, err := l.tryAsk(from, "tcp", at, port, aMoment); err == nil {

@@ -56,7 +56,7 @@ func TestPodsFollowTheHostsLeaseToAnotherAddress(t *testing.T) {
 	l := newLAN(t)
 	d := l.dnsmasq()
 	l.plug(l.host.ns)
-	l.udhcpc().cmd.Process.Kill() // on a port it would only be deaf
+	l.udhcpc().cmd.Process.Kill() // on a port it would receive nothing
 	for _, p := range []place{l.other, l.internet} {
 		l.serve(p, servicePort, 4)
 	}

@@ -111,7 +111,7 @@ func line(kind string, o object) string {
 }
 
 // moved is what layer 3 has of a link, with another name for the link, and without
-// what differs between the NIC and the bridge by design: who makes the connected
+// what differs between the NIC and the bridge by design: the protocol of connected
 // routes, and what the kernel has for itself in table local.
 func (l *lan) moved(link string) []string {
 	l.Helper()

@@ -266,7 +266,7 @@ func TestNodeIsUpgradedAndGoesBackWithPodsRunning(t *testing.T) {
 	}
 }
 
-// TestNodeIsUpgradedByAnADDAlone is for who restarts nothing and repairs nothing: the next
+// TestNodeIsUpgradedByAnADDAlone is about a node where nobody restarts or repairs anything: the next
 // ADD of each network finds what the older version made.
 func TestNodeIsUpgradedByAnADDAlone(t *testing.T) {
 	for name, older := range nstest.Earlier(t) {

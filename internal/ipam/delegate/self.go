@@ -34,7 +34,7 @@ func Depth(value string) (int, error) {
 }
 
 // Deeper is an environment whose depth is one more than that of environ. One
-// that cannot be read stays, for who is started to refuse it.
+// that cannot be read stays, for the started program to refuse it.
 func Deeper(environ []string) []string {
 	const prefix = DepthVariable + "="
 	depth := 0

@@ -31,7 +31,7 @@ type response struct {
 	flags uint32
 }
 
-// serve answers for each call until nobody is left who makes any.
+// serve answers for each call until no process is left that makes any.
 func (r *Run) serve(listener int) error {
 	for {
 		poll := []unix.PollFd{{Fd: int32(listener), Events: unix.POLLIN}}

@@ -1,5 +1,5 @@
 // Command pause is the one file in the image that the tests' pods are made of. It
-// tells who calls port 8080, over TCP or UDP, the address and port that it sees as
+// tells callers of port 8080, over TCP or UDP, the address and port that it sees as
 // theirs.
 package main
 
@@ -22,7 +22,7 @@ func serve() error {
 	if err != nil {
 		return err
 	}
-	// Second: whoever gets an answer over TCP may count on one over UDP.
+	// Second: a caller that gets an answer over TCP may count on one over UDP.
 	streams, err := net.Listen("tcp", port)
 	if err != nil {
 		return err
@@ -40,7 +40,7 @@ func answerPackets(conn net.PacketConn) error {
 		if err != nil {
 			return err
 		}
-		// Who cannot be answered has gone, or is not reachable: the next may be.
+		// A caller that cannot be answered has gone, or is not reachable: the next may be.
 		conn.WriteTo([]byte(from.String()), from)
 	}
 }

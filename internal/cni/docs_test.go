@@ -323,6 +323,57 @@ func fenced(text, found string) bool {
 	return strings.HasPrefix(found, "`") || regexp.MustCompile("(?ms)^```sh *\n[^`]*^"+regexp.QuoteMeta(found)).MatchString(text)
 }
 
+// sources gives what the programs are made of, with quotation marks as they are printed.
+func sources(t *testing.T) string {
+	t.Helper()
+	var all strings.Builder
+	for _, dir := range []string{"bridge", "cmd", "dhcpc", "internal", "ipam", "network", "nft"} {
+		err := filepath.WalkDir(docsRoot+dir, func(path string, d os.DirEntry, err error) error {
+			if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+				return err
+			}
+			data, err := os.ReadFile(path)
+			all.Write(data)
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return strings.ReplaceAll(all.String(), `\"`, `"`)
+}
+
+// TestDocsNameMessagesThatExist takes the messages that the page on troubleshooting says
+// what to do about, and the metrics: what is between ellipses and figures has to be in the code.
+func TestDocsNameMessagesThatExist(t *testing.T) {
+	t.Parallel()
+	all, text := sources(t), readDoc(t, "docs/operating.md")
+	found := 0
+	for _, cell := range firstColumn(text, "message") {
+		for _, m := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(cell, -1) {
+			for _, part := range regexp.MustCompile(`…|\bN\b`).Split(m[1], -1) {
+				if part = strings.TrimSpace(part); len(part) < 5 {
+					continue
+				}
+				found++
+				if !strings.Contains(all, part) {
+					t.Errorf("docs/operating.md says what to do about %q, and no message has %q", m[1], part)
+				}
+			}
+		}
+	}
+	if found < 15 {
+		t.Errorf("found %d parts of messages only", found)
+	}
+	for file, text := range readDocs(t, "README.md", "docs/*.md") {
+		for _, metric := range regexp.MustCompile("`(tombolo_[a-z_]+[a-z])`").FindAllStringSubmatch(text, -1) {
+			if !strings.Contains(all, `"`+metric[1]+`"`) {
+				t.Errorf("%s: there is no metric %s", file, metric[1])
+			}
+		}
+	}
+}
+
 // jsonBlocks gives the blocks of JSON in a text in Markdown.
 func jsonBlocks(text string) []string {
 	var blocks []string

@@ -1,10 +1,15 @@
 // Package dhcpc is a DHCP client for IPv4.
 //
+//	client, err := dhcpc.New(&dhcpc.Config{MAC: mac, Dial: transport.Dialer(&transport.Config{NetNS: pod, Link: index})})
+//	lease, err := client.Acquire(ctx)
+//	err = client.Run(ctx, lease, apply)  // renews it until ctx is done; apply gets each change
+//	err = client.Release(ctx, lease)
+//
 // It comes in three parts, each of use without the others:
 //
 //   - Machine and Session are the state machine. They have no sockets, no clock and
-//     no goroutines: a function of what a client knows, the time, and what it heard,
-//     to what it knows then, what it sends and when it wants to be woken.
+//     no goroutines: they compute, from what a client knows, the time, and what it
+//     received, its next state, what it sends and when it wants to be woken.
 //   - Transport carries packets and knows no states. Package dhcpc/transport has raw
 //     and UDP sockets, opened in a network namespace.
 //   - Client puts the two together with a clock: Acquire, Resume, Run, Release.
@@ -14,8 +19,8 @@
 //
 // # States
 //
-// Those of RFC 2131, figure 5, and PROBING for RFC 5227. What the arrows say is heard,
-// or the time that comes, and after the stroke what is sent.
+// They are those of RFC 2131, figure 5, and PROBING for RFC 5227. An arrow has the message
+// that is received, or the time that comes, and after the stroke what is sent.
 //
 //	         ┌──────┐ now, or after a back-off / DISCOVER
 //	┌───────>│ INIT │──────────────┐
@@ -46,7 +51,7 @@
 // BOUND if the lease has not ended. After a NAK the client waits 1 s, doubled with each
 // up to 30 min; after a conflict 10 s at least.
 //
-// # What it holds to
+// # Standards
 //
 // RFC 2131 and 2132; 3396 (long options) and overloaded fields; 3442 (classless routes,
 // with option 249); 4039 (rapid commit); 4361 (the client identifier is the caller's);

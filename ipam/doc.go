@@ -1,5 +1,5 @@
 // Package ipam gives addresses to attachments and takes them back: [HostLocal] out of
-// ranges, [Static] those that are named, and what else implements [Allocator].
+// ranges, [Static] those that are named, and any other [Allocator].
 //
 //	subnet := ipam.Range{Subnet: netip.MustParsePrefix("10.1.0.0/24")}
 //	addresses, err := ipam.NewHostLocal(&ipam.Config{Network: "pods", Ranges: []ipam.RangeSet{{Ranges: []ipam.Range{subnet}}}})
@@ -17,12 +17,12 @@
 //	10.1.0.7            a reservation: "<container>\r\n<interface>"
 //	last_reserved_ip.0  the address that range set 0 gave last
 //	lock                locked with flock by a process that changes anything here
-//	.tombolo-epoch      ours: in which life of the node all this was last used
+//	.tombolo-epoch      ours: in which epoch of the node all this was last used
 //
 // A reservation is made with O_EXCL and written while the lock is held. Two
 // things follow. An address in use is one that has a file, whatever is in it. And
-// a file that is empty or cut short, seen by a process that holds the lock, is what a
-// creator left that died; its address is free.
+// a file that is empty or cut short, seen by a process that holds the lock, was left by a
+// process that died; its address is free.
 //
 // Add reads the lock, the marker, last_reserved_ip and the file of its
 // candidate, and never the directory, as long as one of the next few addresses in
@@ -36,7 +36,7 @@
 // Node.Warn, counts as taken if it has the name of an address, and is never
 // deleted.
 //
-// # Lives of the node
+// # Epochs
 //
 // See [Epoch] for what happens to reservations when the node restarts, or when
 // the directory is deleted under running pods. An allocator knows of that by

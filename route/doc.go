@@ -1,5 +1,11 @@
 // Package route reads and writes routes, policy rules and neighbours.
 //
+//	conn, err := route.Dial(nil)
+//	def := route.Route{Gateway: netip.MustParseAddr("10.1.0.1"), Link: index} // the default route
+//	changed, err := conn.Ensure(def)
+//	way, err := conn.Get(netip.MustParseAddr("192.0.2.1")) // as the kernel would send to it
+//	err = conn.Remove(def)
+//
 // Changing any of them needs CAP_NET_ADMIN in the user namespace that owns the
 // network namespace; reading needs none. A Config that names a namespace needs
 // CAP_SYS_ADMIN to open the socket there. Linux 6.1 and later.

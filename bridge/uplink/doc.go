@@ -21,7 +21,7 @@
 //	settle       the bridge gets the strict parameters
 //
 // While the NIC is a port, what is sent through it goes out, and what comes in is
-// delivered through the bridge. So it is no matter how long the steps take. Giving it
+// delivered through the bridge. So the steps may take any time. Giving it
 // back goes the other way round: the NIC stops being a port when nothing goes by the
 // bridge any more.
 //
@@ -31,7 +31,7 @@
 // (table netdev tombolo-uplink-2, after the NIC's index) sends it by a veth pair (tombo2
 // and tombi2) to the bridge. With it neither direction loses anything. A kernel without
 // nft_fwd_netdev loses a datagram now and then. After a crash Recover takes the detour
-// away, and the host is reachable until then.
+// away; the host is reachable until then.
 //
 // Plan and PlanRestore compute the steps from a Snapshot, and touch nothing. They are
 // made anew before each step, from what the kernel has by then and from the Record, so
@@ -42,7 +42,7 @@
 // The record of a takeover is saved before each step. Before the step "release", all
 // is undone where something fails, the context is done, or nothing answers in time;
 // and Recover undoes what a crash cut short. With that step the takeover is
-// committed (Record.Committed): from there Take heeds no context, and Recover finishes
+// committed (Record.Committed): from there Take ignores the context, and Recover finishes
 // it. What Restore began, Recover finishes too. The host is reachable all the while.
 //
 // # What changes while it is taken
@@ -50,18 +50,17 @@
 // The host may get other addresses and another router on the bridge. Check and Mend take
 // what has something else in its place for changed on purpose, and Restore gives the NIC
 // what the bridge has by then. What Mend puts back where nothing is in its place comes
-// from the Record: Present tells when that is out of date, and gives another.
+// from the Record: Present says when that is out of date, and gives another.
 //
 // # What does not come along
 //
 // A Snapshot finds what cannot move, and Plan refuses it or warns of it, by name:
-// sockets that are bound to the NIC, and DHCP clients above all, hear nothing more;
+// sockets that are bound to the NIC, such as DHCP clients, receive nothing more;
 // multicast groups stay joined on the NIC; XDP and tc programs stay on the NIC, where
 // they see the same packets as before, and those of pods too; VLANs stay on the NIC;
 // of tunnels that are bound to the NIC, only those of VXLAN without a remote end of
 // their own (flannel's) come along. Also:
 //   - IPv6 addresses of a privacy extension become ordinary ones until they run out.
-//   - A congestion control that a route has of its own is lost.
 //   - The kernel's exceptions (path MTUs, redirects) are learnt anew.
 //   - nft and iptables rules that name the NIC are not looked at.
 //   - A default route that the kernel learnt from a router has a priority of one more,

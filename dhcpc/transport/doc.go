@@ -1,16 +1,16 @@
 // Package transport has the sockets of package dhcpc, each opened inside a network
 // namespace and then used from outside.
 //
-//   - Raw is an AF_PACKET socket: it needs no address on the interface, hears unicast
-//     answers to an address that is not configured yet, and sees nothing but answers to
-//     its own MAC address, by a filter in the kernel that is there before the socket is
-//     bound. Closing one costs the kernel 10 to 20 ms: see Raw.Detach.
+//   - Raw is an AF_PACKET socket: it needs no address on the interface, receives unicast
+//     answers to an address that is not configured yet, and gets nothing but answers to
+//     its own MAC address, by a filter in the kernel that is set before the socket is
+//     bound. Closing one takes the kernel 10 to 20 ms: see Raw.Detach.
 //   - UDP is a UDP socket bound to the interface: for renewals, from the leased address,
 //     through the kernel's routes and neighbours. It can also get a first lease
 //     where the server is told to broadcast (Config.Broadcast of package dhcpc) and
 //     rp_filter is 0 in the namespace.
-//   - Witness hears at the other end of the client's link, where what is in the client's
-//     namespace cannot make up an answer, and goes with any of the others to send by.
+//   - Witness receives at the other end of the client's link, where a process in the client's
+//     namespace cannot forge an answer, and sends by any of the others.
 //
 // Dialer gives the Dial of a dhcpc.Config. Release sends a RELEASE for a client whose
 // interface is gone.

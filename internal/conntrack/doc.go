@@ -4,7 +4,7 @@
 // NAT rules see the first packet of a flow only. A client that keeps sending
 // datagrams from one port keeps its flow alive, and with it whatever was decided when
 // it began: that nothing was to be translated, since no pod had published the port
-// yet, or that it goes to a pod which is dead by now. So the new pod hears nothing of
+// yet, or that it goes to a pod that is gone. So the new pod receives nothing from
 // that client until the flow is deleted:
 //
 //	port := conntrack.Publication{Proto: unix.IPPROTO_UDP, Host: hostPort, Pod: podPort}

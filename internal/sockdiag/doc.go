@@ -13,11 +13,11 @@
 //     the kernel. A client's looks the same if it sends without connecting, at
 //     whichever port the kernel picked for it. It counts too: it cannot be told from
 //     a server, and the port of a pod should be none of net.ipv4.ip_local_port_range
-//     anyway. Connected ones do not count: they hear their peer only, and go on doing
+//     anyway. Connected ones do not count: they receive from their peer only, and go on doing
 //     so, since NAT rules see the first packet of a flow only.
 //   - Those of the kernel itself (VXLAN, WireGuard), which no process has.
 //
-// BoundTo gives those that are bound to a link, which hear nothing that comes in elsewhere.
+// BoundTo gives those that are bound to a link, which receive nothing that comes in elsewhere.
 //
 // Those bound to a multicast address or to 255.255.255.255 do not count: nothing that
 // is sent to an address of the host reaches them. What a process binds after the look

@@ -60,7 +60,7 @@ func layers() []layer {
 			"flows to host ports: it knows nothing of what publishes them"},
 		{[]string{"network/internal/reroute"}, []string{"addr", "bridge", "netns", "route", "internal/endpoint", "internal/state", "network/internal/dhcplease", "network/internal/recorded", "network/internal/session"},
 			"the pods' way out, after the host's address has changed"},
-		{[]string{"network/internal/build"}, []string{"addr", "bridge", "bridge/bandwidth", "bridge/uplink", "nft", "nft/foreign", "route", "internal/endpoint", "internal/ident", "internal/lease", "internal/state", "internal/sysctl", "network/internal/fail", "network/internal/loopback", "network/internal/recorded", "network/internal/reroute", "network/internal/session", "network/internal/takeover"},
+		{[]string{"network/internal/build"}, []string{"addr", "bridge", "bridge/bandwidth", "bridge/uplink", "nft", "nft/foreign", "route", "internal/endpoint", "internal/lease", "internal/state", "internal/sysctl", "network/internal/fail", "network/internal/loopback", "network/internal/recorded", "network/internal/reroute", "network/internal/session", "network/internal/takeover"},
 			"what pods share: it makes no pod"},
 		{[]string{"network/internal/inspect"}, []string{".", "addr", "bridge", "bridge/bandwidth", "netns", "nft", "nft/foreign", "internal/endpoint", "internal/state", "network/internal/dhcplease", "network/internal/fail", "network/internal/loopback", "network/internal/recorded", "network/internal/session"},
 			"it compares, and changes nothing"},
@@ -68,7 +68,7 @@ func layers() []layer {
 			"what is gone is gone: it makes nothing"},
 		{[]string{"network"}, []string{".", "addr", "bridge", "bridge/bandwidth", "bridge/uplink", "dhcpc", "dhcpc/transport", "ipam", "nft", "nft/foreign", "netns", "route", "internal/endpoint", "internal/ident", "internal/lease", "internal/lockorder", "internal/sockdiag", "internal/state", "network/internal/build", "network/internal/dhcplease", "network/internal/fail", "network/internal/flows", "network/internal/inspect", "network/internal/recorded", "network/internal/reroute", "network/internal/session", "network/internal/takeover", "network/internal/teardown"},
 			"it composes, and is the only one for pods that does: it knows nothing of CNI"},
-		{[]string{"internal/cni/ipamconf"}, []string{"dhcpc", "ipam", "network", "internal/ident", "internal/ipam/delegate", "internal/lease", "internal/lockorder", "internal/strict"},
+		{[]string{"internal/cni/ipamconf"}, []string{"dhcpc", "ipam", "network", "internal/ipam/delegate", "internal/lease", "internal/lockorder", "internal/strict"},
 			"it reads a configuration, and has others act on it"},
 		{[]string{"internal/cni"}, []string{"addr", "bridge", "bridge/bandwidth", "bridge/uplink", "dhcpc", "ipam", "netns", "network", "nft", "route", "internal/cni/ipamconf", "internal/endpoint", "internal/ident", "internal/jsontext", "internal/lease", "internal/printable", "internal/state", "internal/strict"},
 			"it translates between CNI and package network"},
@@ -189,7 +189,6 @@ func bans() []ban {
 		{"shipped packages", shippedBut(), []string{"github.com/vishvananda", "github.com/ti-mo", "github.com/florianl"},
 			"netlink is mdlayher's, and what is said over it jsimonetti's and google's: one way is enough"},
 		{"shipped packages", shippedBut("internal/keeper"), []string{"github.com/prometheus"}, "metrics are the keeper's: it would cost each ADD 1.7 ms of start-up"},
-		{"shipped packages", shippedBut(), []string{"crypto"}, "Go's FIPS 140 module would be 217 kB of the plugin: for names there is internal/ident's Sum256"},
 		{"shipped packages", shippedBut("dhcpc/transport"), []string{"github.com/mdlayher/packet"}, "packet sockets take the kernel long to close: they are for DHCP and ARP"},
 	}
 }

@@ -1,14 +1,16 @@
 // Report reads what the benchmarks print, and writes of it the table of README.md
-// (to standard output), or with -write all of docs/benchmarks.md, its plots, and that
-// table between the marks in README.md.
+// (to standard output), or with -write all of docs/benchmarks.md, its plots, the lines
+// that they are made of, and that table between the marks in README.md.
 //
 //	report [-write DIRECTORY] FILE...
 package main
 
 import (
+	"bytes"
 	"flag"
 	"fmt"
 	"os"
+	"path/filepath"
 )
 
 func main() {
@@ -22,11 +24,12 @@ func main() {
 
 func run(root string, files []string) error {
 	r := newResults()
+	var raw bytes.Buffer
 	for _, name := range files {
-		f, err := os.Open(name)
+		data, err := os.ReadFile(name)
 		if err == nil {
-			err = r.read(f, name)
-			f.Close()
+			raw.Write(data)
+			err = r.read(bytes.NewReader(data), name)
 		}
 		if err != nil {
 			return err
@@ -36,7 +39,10 @@ func run(root string, files []string) error {
 		return fmt.Errorf("no benchmark's result in %q", files)
 	}
 	if root != "" {
-		return r.write(root)
+		if err := r.write(root); err != nil {
+			return err
+		}
+		return os.WriteFile(filepath.Join(root, "docs", "benchmarks", "run.txt"), raw.Bytes(), 0o644)
 	}
 	fmt.Print("\n", r.summary(true))
 	return nil

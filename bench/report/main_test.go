@@ -61,6 +61,13 @@ func TestReportIsWrittenOfWhatWasMeasured(t *testing.T) {
 			t.Errorf("%s: %v, %d bytes", name, err, len(svg))
 		}
 	}
+	run, err := os.ReadFile("testdata/run.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if kept, err := os.ReadFile(filepath.Join(root, "docs", "benchmarks", "run.txt")); err != nil || string(kept) != string(run) {
+		t.Errorf("the lines of the run are not kept: %v", err)
+	}
 	if _, err := os.Stat(filepath.Join(root, "docs", "benchmarks", "add-everything.svg")); err == nil {
 		t.Error("there is a plot of what was not measured")
 	}

@@ -148,7 +148,7 @@ func (r *results) page(plots []drawn) string {
 	var b strings.Builder
 	b.WriteString("# Benchmarks\n\n`make bench-report` has written this page and its plots; nothing in it is typed by hand.\n" +
 		"[bench/README.md](../bench/README.md) says what the contenders are and how they are measured.\n" +
-		"Read the ratios: the times hold for one machine on one day. Every pod of every figure was\nproven to work, and to leave nothing when it went.\n\n## Where\n\n| | |\n|---|---|\n")
+		"Read the ratios: the times hold for one machine on one day. Every pod of every figure was\nproven to work, and to leave nothing when it went. [run.txt](benchmarks/run.txt) has every\nfigure, for benchstat.\n\n## Where\n\n| | |\n|---|---|\n")
 	for _, key := range []string{"date", "tombolo", "reference", "kernel", "cpu", "cpus", "goarch", "go", "nft", "iptables", "dnsmasq"} {
 		if value := r.config[key]; value != "" {
 			fmt.Fprintf(&b, "| %s | %s |\n", key, value)
@@ -186,13 +186,14 @@ func (r *results) figure(name, unit string) string {
 	return digits(v)
 }
 
-// further writes what a line has besides its times: ratios with their intervals.
+// further writes what a line has besides its times: ratios with their intervals, and
+// figures of other kinds but CPU times, which run.txt has.
 func (r *results) further(name string) []string {
 	var list []string
 	for _, unit := range slices.Sorted(maps.Keys(r.values[name])) {
 		_, interval := r.get(name, unit+":low")
 		switch {
-		case unit == "ns/op" || unit == "p95-ns/op" || strings.Contains(unit, ":"):
+		case unit == "ns/op" || unit == "p95-ns/op" || strings.HasSuffix(unit, "-cpu-ns") || strings.Contains(unit, ":"):
 		case interval:
 			list = append(list, fmt.Sprintf("%s %s × (%s to %s)", unit, r.figure(name, unit), r.figure(name, unit+":low"), r.figure(name, unit+":high")))
 		default:

@@ -85,8 +85,8 @@ const (
 	optionHeader = 8 // type, length, two bytes reserved, lifetime in seconds
 )
 
-// take takes in options of one advertisement. They are anybody's on the LAN: what
-// makes no sense is passed over. A lifetime of 0 ends what was announced before.
+// take reads the options of one advertisement. Any machine of the LAN may have sent
+// them, so those that make no sense are ignored. A lifetime of 0 ends what was announced before.
 func (n *naming) take(options []byte) {
 	for len(options) >= optionUnit {
 		length := int(options[1]) * optionUnit

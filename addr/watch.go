@@ -49,8 +49,8 @@ func (w *Watch) Close() error {
 // Settled waits until all the addresses of a link are usable, and ignores IPv4
 // ones, which always are. It asks conn where there is no announcement. The
 // error matches ErrDuplicate where duplicate address detection found another node,
-// and fs.ErrNotExist where an address went before it was usable: somebody deleted
-// it, or its link, or set the link down. It is that of ctx when it is done.
+// and fs.ErrNotExist where an address went before it was usable: another program
+// deleted it, or its link, or set the link down. It is that of ctx when it is done.
 func (w *Watch) Settled(ctx context.Context, conn *Conn, link int, addrs ...netip.Addr) error {
 	if err := w.usable(ctx); err != nil {
 		return err

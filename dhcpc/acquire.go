@@ -37,7 +37,7 @@ func (t *step) discover() {
 	t.enter(Selecting, t.now.Add(t.retransmission(t.s.tries)))
 }
 
-// selecting takes the first OFFER that is any good: which one is better nobody knows,
+// selecting takes the first OFFER that is usable: nothing tells which one is better,
 // and waiting would cost every client its time.
 func (t *step) selecting(m *message) {
 	rapid := m.kind == dhcpv4.MessageTypeAck && t.cfg.RapidCommit && m.options.Has(dhcpv4.OptionRapidCommit)

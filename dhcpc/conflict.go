@@ -47,7 +47,7 @@ func (t *step) probe() {
 	t.enter(Probing, t.now.Add(pause))
 }
 
-// hearARP declines the address if somebody has it, or is about to take it: RFC 5227,
+// hearARP declines the address if another host has it, or is about to take it: RFC 5227,
 // section 2.1.1.
 func (t *step) hearARP(a *ARP) {
 	if t.s.state != Probing || bytes.Equal(a.SenderMAC, t.cfg.MAC) {

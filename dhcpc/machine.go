@@ -110,7 +110,7 @@ func (m *Machine) Start(now time.Time, seed uint64) Session {
 // Restore takes up a lease whose address this client still has, as a restarted
 // program does: it is renewed when it is due, and nothing is sent before. A lease
 // that has run out is gone, and its address is asked for in the first DISCOVER. A
-// lease of the future is asked about at once: somebody set the clock. The error
+// lease of the future is asked about at once: the clock was set. The error
 // matches ErrInvalid.
 func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error) {
 	if !m.made() {

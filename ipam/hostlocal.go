@@ -232,7 +232,7 @@ func (h *HostLocal) Del(ctx context.Context, owner Owner, hint []netip.Addr) err
 	return errors.Join(errs...)
 }
 
-// owned refuses an owner that is nobody.
+// owned refuses an empty owner.
 func (h *HostLocal) owned(ctx context.Context, owner Owner) error {
 	if err := h.ready(ctx); err != nil {
 		return err

@@ -64,7 +64,7 @@ func (s *store) path(addr netip.Addr) string { return s.dir + "/" + addr.String(
 
 // read returns the attachment that holds addr. A file that cannot be read, since it is a directory, say,
 // is a foreign one. The error is that there is no file; or that it could not be read this
-// time, so that nobody knows whose it is.
+// time, so that its owner is not known.
 func (s *store) read(addr netip.Addr) (reservation, reservationState, error) {
 	data, err := readFile(s.path(addr), maxReservation)
 	if errors.Is(err, fs.ErrNotExist) {

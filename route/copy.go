@@ -6,7 +6,7 @@ import (
 )
 
 // CopyMessage gives a request that adds a route as List gave it, for callers that move
-// routes: one that nobody has put his name to (Protocol 0) gets no name. With beside, it
+// routes: one without a Protocol (0) gets none. With beside, it
 // goes behind those that Add would find in its way (`ip route append`); the kernel takes
 // the first of them, or for IPv6 makes one route with several next hops of those that
 // have a gateway; and the error matches fs.ErrExist where there is the very same

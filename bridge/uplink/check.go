@@ -231,8 +231,8 @@ func (s *Snapshot) cannotMend(rec *Record) error {
 }
 
 // settingsToMend are the parameters that a mend is planned by. Those of a bridge that is
-// there are its owner's matter by now: pods are routed, and told no shorter ways, by what
-// somebody has set since. A new one gets what the first one got, but is a router if the
+// there are its owner's by now: pods are routed, and get no redirects, by what an operator
+// has set since. A new one gets what the first one got, but is a router if the
 // NIC is one now, and has the NIC's present MTU for IPv6: it may not have the old one.
 func (s *Snapshot) settingsToMend(rec *Record) map[string]string {
 	settings := map[string]string{}

@@ -65,7 +65,7 @@ func (d detour) peer() string { return peerPrefix + strconv.Itoa(d.key) }
 func (d detour) table() string { return "tombolo-uplink-" + strconv.Itoa(d.key) }
 
 // portMAC and peerMAC are of the highest there are that are set by hand: a bridge whose
-// MAC nobody chose takes the lowest of its ports'. They also tell the pair from
+// MAC was not chosen takes the lowest of its ports'. They also tell the pair from
 // another's of the same name before it has its alias.
 func (d detour) portMAC() net.HardwareAddr { return d.mac(0xfe) }
 func (d detour) peerMAC() net.HardwareAddr { return d.mac(0xff) }

@@ -17,7 +17,7 @@ import (
 
 // Present gives the record as it would be if the NIC was taken over now: with the
 // addresses, routes, rules and nexthop objects that the host has on the bridge by now,
-// because its lease or its administrator changed them. Whoever keeps it (Record.Save, in
+// because its lease or its administrator changed them. The caller that keeps it (Record.Save, in
 // the place of the one before, under the lock that goes with it) has a later Mend put
 // those back that were there last, and not those of the day of the takeover.
 //
@@ -164,9 +164,9 @@ func hasEnd(d *time.Duration) *time.Duration {
 	return &some
 }
 
-// withoutReplaced is the record without what the host has something else in place of by
-// now, whoever saw to that: nobody is to put an old address or an old router back beside
-// the new one. It is for a record that nobody could bring up to date.
+// withoutReplaced is the record without what the host has replaced by now, by any
+// program: an old address or an old router must not come back beside the new one. It is
+// for a record that could not be updated.
 func (r *Record) withoutReplaced(s *Snapshot) *Record {
 	look := &replacement{s: s, rec: r, inPlace: s.inPlace(r)}
 	n := *r

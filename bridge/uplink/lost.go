@@ -48,7 +48,7 @@ func (s *Snapshot) onlyOf(link int) *Snapshot {
 }
 
 // withLost is the snapshot as if a link had what the NIC had before the takeover and
-// that neither it nor the bridge has now: what somebody took away. Lifetimes are what
+// that neither it nor the bridge has now: what another program deleted. Lifetimes are what
 // is left of them.
 //
 // What comes and goes by itself, because it was leased or learnt from routers, counts

@@ -147,7 +147,7 @@ func (m *move) addAddresses() []operation {
 		ops = append(ops, operation{text: "add " + m.words(n), request: put("replace address", &n, n.ReplaceMessage)})
 		r, comes := prefixRoute(&n)
 		if comes && m.s.address(m.to.Index, a) == nil && hasPrefixRoute(a) && !m.bringsRoute(a) {
-			// Somebody deleted this link's, or another link has one too, which it must not
+			// Another program deleted this link's, or another link has one too, which it must not
 			// fall behind.
 			ops = append(ops, operation{text: "delete the route that comes with it, " + m.names.on(r.String()), request: put("delete route", &r, r.DelMessage), done: gone})
 		}
@@ -282,7 +282,7 @@ func (s *Snapshot) knows(link int, n route.Neighbour) bool {
 	})
 }
 
-// delNeighbours deletes those that somebody set by hand; the others go by themselves.
+// delNeighbours deletes those that were set by hand; the others go by themselves.
 func (m *move) delNeighbours() []operation {
 	var ops []operation
 	for _, n := range m.s.Neighbours {
@@ -393,8 +393,8 @@ func (m *move) moveRoute(r *route.Route) []operation {
 // movedRoute is the route by the other link.
 //
 // One that the kernel learnt from a router by itself gets a priority of its own. The
-// kernel takes a route of the same one that somebody else added for an error: it
-// then heeds neither the router nor the prefixes in its advertisement, and addresses
+// kernel takes a route of the same one that another program added for an error: it
+// then ignores the router and the prefixes in its advertisement, and addresses
 // run out. So the next advertisement adds the kernel's own again, and this one ends
 // when its time is over.
 func (m *move) movedRoute(r *route.Route) route.Route {

@@ -75,8 +75,8 @@ func readSetting(settings map[string]string, path string) error {
 	return nil
 }
 
-// readDefaults reads what a new link gets of parameters, where a link has others: the
-// rest need nobody be told of.
+// readDefaults reads the parameters that a new link gets, where a link has others: the
+// rest need not be recorded.
 func readDefaults(settings map[string]string, link string) error {
 	all := map[string]string{}
 	for _, dir := range []string{conf4, conf6, neigh4, neigh6} {

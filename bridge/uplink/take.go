@@ -158,7 +158,7 @@ func (r *run) takeStep(ctx context.Context, name StepName) error {
 	return nil
 }
 
-// rounds bounds how often routes are moved that somebody adds meanwhile.
+// rounds bounds how often routes are moved that other programs add meanwhile.
 const rounds = 5
 
 // untilDone repeats a step until there is nothing left of it: what the kernel refused
@@ -252,8 +252,7 @@ func (r *run) returnRoutes(ctx context.Context) error {
 	return r.untilDone(ctx, StepRoutes, func(s *Snapshot) *Steps { return planTake(s, &r.rec.Uplink, r.rec.MadeBridge) })
 }
 
-// backWithoutNIC is for a NIC that was unplugged: there is nobody to give anything
-// to.
+// backWithoutNIC is for a NIC that was unplugged: nothing can be given back to it.
 func (c *Conn) backWithoutNIC(ctx context.Context, rec *Record, j Journal) error {
 	index, err := c.index(ctx, rec.Bridge)
 	if err == nil && index != 0 && rec.MadeBridge {
@@ -306,7 +305,7 @@ func (c *Conn) Recover(ctx context.Context, rec *Record, j Journal) (*Record, er
 	case n.State == Taken:
 		return &n, c.run(&n, j, nil).clear(ctx)
 	case n.State == Taking && n.Mending != nil:
-		// From the beginning, as a Mend does that finds little to do: whoever undid the
+		// From the beginning, as a Mend does that finds little to do: the program that undid the
 		// takeover may have gone on at it, and then the steps that were done are undone.
 		if err := c.mending(&n, j).forward(ctx, takeSteps()); err != nil {
 			return &n, fmt.Errorf("finish mending %s: %w", n.NIC, err)

@@ -9,7 +9,7 @@ import (
 )
 
 // tellWithin is how long a manager may leave its socket full. Leases are renewed without
-// one, too: for a keeper that waits longer nobody would hear a heartbeat.
+// one, too: a keeper that waits longer would miss a heartbeat.
 const tellWithin = lease.Silence / 2
 
 // notifier speaks sd_notify(3): datagrams to the socket that the service manager names.

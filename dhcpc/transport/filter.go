@@ -87,7 +87,7 @@ func leaving(mac []byte) program {
 
 // frames takes Ethernet frames with DHCP answers to a MAC address, of whatever source
 // port and with whatever IP options, and with ARP those too. It takes no fragment:
-// nobody is here to put them together.
+// nothing here puts them together.
 func frames(mac []byte, withARP bool) program {
 	const etherTypeAt, fragmentAt, protocolAt = 12, etherLen + 6, etherLen + 9
 	var p program

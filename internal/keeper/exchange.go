@@ -156,7 +156,7 @@ func (x *exchange) send(p *dhcpc.Packet) error {
 	}
 	err := x.sendFrom(local, p)
 	if err != nil && local.IsValid() && x.ctx.Err() == nil {
-		// Somebody took the address, or a route, away.
+		// Another program deleted the address, or a route.
 		x.log.Warn("cannot send renewal: putting address and routes back", append(x.who(), "err", err)...)
 		x.metrics.count(&x.metrics.errors)
 		if err = x.putBack(); err == nil {
@@ -206,7 +206,7 @@ func (x *exchange) hangUp() error {
 	return conn.Close()
 }
 
-// unheard is the end of an exchange that nobody answered. Nothing is wrong here, and
+// unheard is the end of an exchange without an answer. Nothing is wrong here, and
 // the lease may have long to go.
 func (x *exchange) unheard() error {
 	x.metrics.count(&x.metrics.unanswered)
@@ -259,7 +259,7 @@ func (x *exchange) giveBack(l *dhcpc.Lease) {
 	}
 	x.log.Info("lease deleted while it was being renewed: releasing it again", x.who()...)
 	if err := x.release(l); err != nil {
-		// It runs out: nobody is left to try again.
+		// It runs out: there is no later try.
 		x.failed("cannot release lease again", append(x.who(), "err", err)...)
 	}
 }

@@ -184,7 +184,7 @@ func (v *visit) moveElements(next *state.Attachment, gone []netip.Prefix) error 
 	without.Addresses = notLeased(next)
 	err = errors.Join(err, fw.Move(v.ctx, endpoint.Of(&without), now))
 	if errors.Is(err, fs.ErrNotExist) {
-		// Somebody flushed it. A repair, or the next ADD, makes it anew by the records.
+		// Another program flushed it. A repair, or the next ADD, makes it anew by the records.
 		v.log.Warn("the firewall was removed: tombolo repair puts it back", append(v.who(), "err", err)...)
 		err = nil
 	}

@@ -363,7 +363,7 @@ func (v *visit) severity(left time.Duration) slog.Level {
 	return slog.LevelWarn
 }
 
-// hostUnheard is the end of an exchange that nobody answered, of a lease that was
+// hostUnheard is the end of an exchange without an answer, of a lease that was
 // confirmed before.
 func (x *exchange) hostUnheard() error {
 	switch {
@@ -381,7 +381,7 @@ func (x *exchange) hostUnheard() error {
 	return nil
 }
 
-// dropHost forgets a lease that is nobody's any more. It is not released: the host's own
+// dropHost forgets a lease that the host does not use any more. It is not released: the host's own
 // client may have it again.
 func (v *visit) dropHost(why string) outcome {
 	return v.underLock(func(held *lease.Held) outcome {

@@ -35,7 +35,7 @@ type bridgedNIC struct {
 }
 
 // enterHost finds the bridge and its port in the host's own namespace. The error matches
-// errGone where one of them is no more; that the NIC is no port is for somebody to mend.
+// errGone where one of them is no more; that the NIC is no port is repaired elsewhere.
 func (k kernel) enterHost(r *lease.Record) (pod, error) {
 	if err := k.isHost(r); err != nil {
 		return nil, err

@@ -92,7 +92,7 @@ func (l *loop) run(changes <-chan change, beat func() error) error {
 	return err
 }
 
-// beat gives the signs of life, and looks whether somebody set the clock.
+// beat gives the heartbeat, and looks whether the clock was set.
 func (l *loop) beat(beat func() error) error {
 	if err := beat(); err != nil {
 		return err

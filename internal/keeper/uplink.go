@@ -173,7 +173,7 @@ func (u *uplinks) lookAtAll(in time.Duration) {
 	}
 }
 
-// changed has an uplink looked at whose record somebody has written. What the keeper
+// changed has an uplink looked at whose record was written. What the keeper
 // wrote itself is no reason to try again what failed.
 func (u *uplinks) changed(nic string) {
 	if t := u.all[nic]; t != nil && t.record != nil {

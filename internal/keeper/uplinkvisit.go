@@ -55,7 +55,7 @@ func (u *uplinks) putBack(t *taken) {
 	t.putBack = false
 }
 
-// fine is an uplink that is as it was made, or as somebody has changed it on purpose.
+// fine is an uplink that is as it was made, or as an operator has changed it on purpose.
 func (u *uplinks) fine(t *taken, rec *uplink.Record) {
 	present, err := u.work.present(u.ctx, rec)
 	if err != nil {
@@ -85,8 +85,8 @@ func (u *uplinks) fine(t *taken, rec *uplink.Record) {
 
 // handBack hands the lease back that the host has by a NIC whose return was cut short: before
 // the NIC has its addresses back, or the keeper would look for them on the bridge. The
-// lease's lock comes before the NIC's, so it is done without that; nobody adopts a lease
-// whose takeover's record says that it is over.
+// lease's lock comes before the NIC's, so it is done without that; no process adopts a
+// lease whose takeover's record says that it is over.
 func (u *uplinks) handBack(t *taken, rec *uplink.Record) bool {
 	t.adopted = false
 	if rec.State == uplink.Taking {
@@ -118,7 +118,7 @@ func (u *uplinks) record(t *taken, followed []netip.Prefix) {
 	}
 }
 
-// adopt has the lease that the NIC had looked after. Somebody may be about to give the NIC
+// adopt has the lease that the NIC had looked after. Another process may be about to give the NIC
 // back: a process that does has the lease's lock, and under that the work looks again.
 func (u *uplinks) adopt(t *taken) {
 	rec := u.load(t)
@@ -136,8 +136,8 @@ func (u *uplinks) adopt(t *taken) {
 	t.adopted = err == nil
 }
 
-// finish brings a takeover, or a return, to its end that somebody was killed at. It holds
-// the lock: nobody else is at it.
+// finish completes a takeover, or a return, whose process was killed. It holds the lock, so
+// that no other process works on it.
 func (u *uplinks) finish(t *taken) {
 	rec := u.load(t)
 	if rec == nil {
@@ -163,8 +163,8 @@ func (u *uplinks) finish(t *taken) {
 	t.state, t.due = after.State, now()
 }
 
-// mend puts right what somebody undid. It holds the lock, so that what is different now is
-// not the middle of somebody's work.
+// mend repairs what another program undid. It holds the lock, so that a difference is not
+// the middle of another process's work.
 func (u *uplinks) mend(t *taken) {
 	rec := u.load(t)
 	if rec == nil {
@@ -229,7 +229,7 @@ func (u *uplinks) drop(t *taken) {
 }
 
 // setAside moves a record out of the way that cannot be read. It is read once more, in
-// case somebody was mending it.
+// case another process was repairing it.
 func (u *uplinks) setAside(t *taken) {
 	file := u.state.Uplink(t.nic)
 	_, why := file.Load()

@@ -94,7 +94,7 @@ func (k *Keeper) visit(ctx context.Context, hash string, m memory) outcome {
 }
 
 // setAside moves a record out of the way that cannot be read. It is read once more
-// under its lock, in case somebody was mending it.
+// under its lock, in case another process was repairing it.
 func (k *Keeper) setAside(ctx context.Context, hash string) outcome {
 	retry := outcome{wake: now().Add(firstRetry)}
 	held, err := k.leases.TryLock(hash)
@@ -119,7 +119,7 @@ func (k *Keeper) setAside(ctx context.Context, hash string) outcome {
 	return outcome{gone: true}
 }
 
-// remembered drops what is of no use to anybody: another may have the address now.
+// remembered deletes a remembered lease that has ended: another client may have the address now.
 func (v *visit) remembered() outcome {
 	ends := v.r.Expires()
 	if ends.IsZero() || now().Before(ends) {

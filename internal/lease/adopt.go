@@ -188,7 +188,7 @@ func HandBack(ctx context.Context, dir *Dir, nic string) error {
 }
 
 // HandBackLocked is HandBack for a caller that has the lock of the record, HostHash's, and keeps it
-// until the NIC is given back: nobody adopts the lease meanwhile.
+// until the NIC is given back, so that no process adopts the lease meanwhile.
 func HandBackLocked(held *Held, nic string) error {
 	if held.hash != HostHash(nic) {
 		return fmt.Errorf("hand DHCP lease of %s back: the lock is that of record %s", nic, held.hash)
@@ -222,7 +222,7 @@ func (t Trouble) String() string {
 }
 
 // HostTrouble tells what is wrong with the host's own leases; without an entry all is
-// well. It is for CHECK and STATUS: it reads, and asks nobody.
+// well. It is for CHECK and STATUS: it reads, and sends nothing.
 func HostTrouble(dir *Dir) ([]Trouble, error) {
 	records, err := dir.hosts()
 	if err != nil || len(records) == 0 {

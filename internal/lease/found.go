@@ -45,7 +45,7 @@ type found struct {
 // forever is the lifetime of a lease without an end.
 const forever = time.Duration(math.MaxInt64)
 
-// ends says when the lease does; the zero time, where it does not or nobody knows.
+// ends says when the lease does; the zero time, where it does not or that is not known.
 func (f *found) ends() time.Time {
 	switch {
 	case !f.expire.IsZero():

@@ -114,7 +114,7 @@ func (h *Held) Load() (*Record, error) { return h.dir.Load(h.hash) }
 
 // Create writes a record with a new token, in the place of any that there is. It does
 // not wait for the disk where the record says Adding: what a power cut leaves of that
-// is nobody's.
+// has no owner.
 func (h *Held) Create(r *Record) error {
 	r.Token = NewToken()
 	if r.Created.IsZero() {

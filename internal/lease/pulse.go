@@ -148,8 +148,8 @@ func (d *Dir) Keep() (*Pulse, error) {
 	return p, nil
 }
 
-// Beat gives a sign of life. It fails if somebody removed the directory, so that
-// nobody else sees it: then the keeper had better start anew.
+// Beat gives the heartbeat. It fails if the directory was removed, so that no other
+// process sees it: then the keeper should start again.
 func (p *Pulse) Beat() error {
 	var st unix.Stat_t
 	if err := unix.Fstat(p.fd, &st); err != nil || st.Nlink == 0 {

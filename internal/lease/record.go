@@ -38,7 +38,7 @@ const (
 	Adopting State = "adopting"
 
 	// Sticky is the last lease of a pod that is gone, kept so that its next one is
-	// asked for the same address. It has no namespace and is nobody's to renew.
+	// asked for the same address. It has no namespace, and no keeper renews it.
 	Sticky State = "sticky"
 )
 

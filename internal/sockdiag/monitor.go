@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// HeldByMonitor says whether the socket is in the hands of a container's own monitor and
-// of nobody else: podman has conmon keep a container's ports for as long as it runs, so
+// HeldByMonitor says whether a container's own monitor has the socket, and no other
+// process: podman has conmon keep a container's ports for as long as it runs, so
 // that no other program gets them. Such a process is root's, runs an executable
 // named conmon, has the container's full ID as its argument -c, and is in our PID and
 // user namespaces, so that no container can pass for one. It reads all of /proc.

@@ -12,6 +12,7 @@
 //	bridge         a bridge, and the veth pair that ties a pod to it
 //	bridge/uplink  a NIC of the host's as a port of a bridge, and back
 //	nft            forwarding and masquerade for pods, as nf_tables set elements
+//	nft/guard      what a port of a bridge may say: rules and elements, as data
 //	nft/foreign    other people's firewalls: what lets pods pass, and what stops them
 //	ipam           addresses for pods, kept in the format of the reference's host-local
 //	network        a node's networks and pods, by all of these, with records and locks

@@ -8,7 +8,10 @@ import (
 	"slices"
 	"sort"
 
+	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
 // Dedup is a subnet of a promiscuous bridge whose pods would get packets twice.
@@ -138,4 +141,19 @@ func etherTypeOf(p netip.Prefix) uint16 {
 		return unix.ETH_P_IP
 	}
 	return unix.ETH_P_IPV6
+}
+
+// isSentBy holds for what a bridge of a MAC sends out by a pod's port.
+func (x expressions) isSentBy(mac net.HardwareAddr) {
+	const podPorts, etherSource = "veth", 6
+	x.Meta(expr.MetaKeyOIFNAME, nftnl.First)
+	x.Compare(expr.CmpOpEq, []byte(podPorts)) // as far as it goes: nft's "veth*"
+	x.Payload(expr.PayloadBaseLLHeader, etherSource, etherLen, nftnl.First)
+	x.Compare(expr.CmpOpEq, mac)
+}
+
+// isProtocol holds for frames of a type, behind a VLAN tag too.
+func (x expressions) isProtocol(typ uint16) {
+	x.Meta(expr.MetaKeyPROTOCOL, nftnl.First)
+	x.Compare(expr.CmpOpEq, number16(typ))
 }

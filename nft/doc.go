@@ -2,6 +2,12 @@
 // them, masquerades what leaves their network, publishes their ports on the host's
 // addresses, and keeps apart what policies keep apart.
 //
+//	c, err := nft.Dial(nil)
+//	ready, err := c.Ready(ctx, network)  // one look, for each pod
+//	out, err := c.Ensure(ctx, network)   // the rules, where they are not
+//	err = c.Add(ctx, endpoint)           // one transaction of a few elements
+//	err = c.Remove(ctx, endpoint)
+//
 // All of it is one nf_tables table, inet tombolo. Rules belong to networks, and
 // what belongs to a pod are elements of sets, which carry their owner in a comment:
 // so the number of rules does not depend on the number of pods, and neither does the
@@ -181,26 +187,10 @@
 // program of the host that listens on a published port hears nothing, and nothing here
 // knows of it.
 //
-// # Guards
-//
-// A second table, bridge tombolo, is there for networks that need it. Its chains groups and
-// groups-input keep pods from the link-local groups, by which they reach the host past the
-// bridge (Network.Groups). Its chain from-pods drops IP behind tags of VLAN 0, which bridged
-// packets would pass the firewall's hooks by, and multicast queries of ports in QuietGroup,
-// by which one pod would have the bridge keep multicast from the others. Its chain guard
-// holds pods to their own MAC and addresses (Endpoint.GuardedPort), in Ethernet, ARP,
-// IP and neighbour discovery. The chain untrusted keeps those that are to be nothing but
-// hosts (Endpoint.Untrusted) from passing for servers and routers: of DHCP and DHCPv6,
-// of multicast, and by redirects. Both have sets of their own, in which pods have
-// elements; a port that is not guarded, the LAN's own among them, costs two looks at
-// sets. They see frames as they come in by a port, before the bridge learns from them
-// and before anyone else has a say: so no pod passes for the host or the router either.
-// What has a VLAN tag, whatever its number, is dropped, and so are all protocols but IP
-// and ARP: those of bridges (STP, LLDP), PPPoE and so on.
-//
-// A guard does not count: a pod may ask DHCP servers for addresses as often as it likes,
-// under any client identifier, which is where a rule cannot look. Nor does it read what
-// is said by name, of mDNS, LLMNR or NetBIOS, or routing protocols over TCP and UDP.
+// A second table, bridge tombolo, is there for networks that need it. It has the chains of
+// package guard, which hold ports to what they may say: those for every pod (Network.Groups), and
+// those for guarded ones (Network.Guard, Endpoint.GuardedPort), with sets in which pods have
+// elements. All of an endpoint is one transaction, over both tables.
 //
 // The chains dedup-NETWORK drop what a promiscuous bridge would deliver twice (Dedup), and
 // the chains quiet-NETWORK what it would deliver to pods that have no use for it

@@ -6,9 +6,9 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
 // Owner names what an element belongs to, as a hash of whatever names it in full:
@@ -91,21 +91,15 @@ func (o Owner) check() error {
 
 // Lengths in bytes, of parts of keys and of the keys of sets.
 const (
-	ifnameLen = 16 // IFNAMSIZ: a name and at least one NUL
-	etherLen  = 6
-	etherSlot = 8 // parts of a concatenation fill registers of 4 bytes
-	addr4Len  = 4
-	addr6Len  = 16
+	ifnameLen = nftnl.IfnameLen
+	etherLen  = nftnl.EtherLen
+	etherSlot = nftnl.EtherSlot
+	addr4Len  = nftnl.IPv4Len
+	addr6Len  = nftnl.IPv6Len
 	pods4Len  = ifnameLen + addr4Len
 	pods6Len  = ifnameLen + addr6Len
 	portsLen  = ifnameLen + etherSlot
 )
-
-// isLinkName says that a link can have the name. In one that is asked for, the kernel
-// replaces %d by a number of its choice, so none has a percent sign.
-func isLinkName(name string) bool {
-	return name != "" && len(name) < ifnameLen && !strings.ContainsAny(name, "/% \x00")
-}
 
 // check says what is wrong with an endpoint. What passes makes a key of the right
 // length, and a comment that nft prints and parseOwner takes apart.
@@ -116,7 +110,7 @@ func (ep *Endpoint) check() error {
 	if err := checkName(ep.Network); err != nil {
 		return fmt.Errorf("endpoint %s: %w", ep.Owner, err)
 	}
-	if !isLinkName(ep.Bridge) {
+	if !ident.IsLinkName(ep.Bridge) {
 		return invalid("endpoint %s: bridge %q is no name of a link", ep.Owner, ep.Bridge)
 	}
 	for _, a := range ep.Addrs {
@@ -144,7 +138,7 @@ type element struct {
 // found again.
 func (ep *Endpoint) elements() []element {
 	if len(ep.Addrs) == 0 {
-		return append([]element{{set: inInet(portsSet), key: concat(ep.Bridge, ep.MAC, etherSlot)}}, ep.guardElements()...)
+		return append([]element{{set: inInet(portsSet), key: nftnl.LinkKey(ep.Bridge, ep.MAC, etherSlot)}}, ep.guardElements()...)
 	}
 	key := networkKey(ep.Network)
 	list := make([]element, 0, 2*len(ep.Addrs))
@@ -156,7 +150,7 @@ func (ep *Endpoint) elements() []element {
 		if a.Is4() {
 			set = pods4Set
 		}
-		list = append(list, element{set: inInet(set), key: concat(ep.Bridge, a.AsSlice(), 0)})
+		list = append(list, element{set: inInet(set), key: nftnl.LinkKey(ep.Bridge, a.AsSlice(), 0)})
 		if ep.Masquerade {
 			list = append(list, element{set: inInet(masqueradeSet(a.Is4(), key)), key: a.AsSlice()})
 		}
@@ -175,18 +169,6 @@ func (ep Endpoint) traces() []element {
 // equal says that two are the same entry, whatever its data.
 func (e element) equal(other element) bool {
 	return e.set == other.set && bytes.Equal(e.key, other.key)
-}
-
-// concat is the key of a bridge and an address: the name fills 16 bytes, and the
-// address at least pad.
-func concat(bridge string, address []byte, pad int) []byte {
-	key := make([]byte, ifnameLen, ifnameLen+max(len(address), pad))
-	copy(key, bridge)
-	key = append(key, address...)
-	for len(key) < ifnameLen+pad {
-		key = append(key, 0)
-	}
-	return key
 }
 
 // parse takes a key apart; what it does not hold is zero. It is false for keys

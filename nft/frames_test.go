@@ -16,6 +16,21 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
+// etherType is where the type of a frame is.
+const etherType = 12
+
+// ICMPv6 types (RFC 4861, RFC 2710, RFC 3810).
+const (
+	listenerReport    = 131
+	listenerDone      = 132
+	routerSolicit     = 133
+	routerAdvert      = 134
+	neighbourSolicit  = 135
+	neighbourAdvert   = 136
+	redirectMessage   = 137
+	listenerReportTwo = 143
+)
+
 // What follows makes frames as no kernel would send them.
 
 const (
@@ -44,7 +59,7 @@ func ether(dst, src string, typ int, payload ...[]byte) []byte {
 
 // arpMessage is one of op 1 (request) or 2 (reply).
 func arpMessage(op int, senderMAC, senderIP, targetIP string) []byte {
-	return join(arpForm(), be16(op), mac(senderMAC), ip(senderIP), make([]byte, 6), ip(targetIP))
+	return join([]byte{0, unix.ARPHRD_ETHER, 8, 0, etherLen, addr4Len}, be16(op), mac(senderMAC), ip(senderIP), make([]byte, 6), ip(targetIP))
 }
 
 // with gives a copy in which some bytes are others.

@@ -152,10 +152,10 @@ func queries() []namedFrame {
 	const now = 1
 	six := func(headers []byte, next byte) []byte {
 		body := join(be16(now), be16(0), make([]byte, 16), []byte{2, 125}, be16(0))
-		return ether(allNodesMAC, podMAC, unix.ETH_P_IPV6, with(packet6(podLocal, allNodes, next, headers, icmp6(podLocal, allNodes, listenerQuery, body)), 7, 1))
+		return ether(allNodesMAC, podMAC, unix.ETH_P_IPV6, with(packet6(podLocal, allNodes, next, headers, icmp6(podLocal, allNodes, 130, body)), 7, 1))
 	}
 	plain := []byte{58, 0, 5, 2, 0, 0, 1, 0}
-	igmp := []byte{igmpQuery, byte(now), 0, 0, 0, 0, 0, 0, 2, 125, 0, 0}
+	igmp := []byte{0x11, byte(now), 0, 0, 0, 0, 0, 0, 2, 125, 0, 0}
 	igmp = with(igmp, 2, checksum(igmp, 0)...)
 	four := func(fragment int) []byte {
 		return ether("01:00:5e:00:00:01", podMAC, unix.ETH_P_IP, packet4(pod4, "224.0.0.1", fragment, unix.IPPROTO_IGMP, igmp))

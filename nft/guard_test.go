@@ -15,7 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
-	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
 // portNames matches a port in a listing, and not the rule about all of them.
@@ -114,18 +113,6 @@ func TestGuardElementsAreTheEndpointsOwn(t *testing.T) {
 				t.Errorf("the guard takes %d elements, want %d", n, len(tc.want))
 			}
 		})
-	}
-}
-
-func TestLinkLocalAddressIsTheKernels(t *testing.T) {
-	t.Parallel()
-	ns := nstest.New(t)
-	nstest.Veth(t, ns, "left", ns, "right")
-	for _, mac := range []string{podMAC, "fe:dc:ba:98:76:54", "00:11:22:33:44:55"} {
-		nstest.Run(t, ns, "sh", "-ec", "ip link set left down; ip link set left address "+mac+"; ip link set left addrgenmode eui64; ip link set left up")
-		if got, want := nstest.Run(t, ns, "ip", "-6", "-o", "addr", "show", "dev", "left"), linkLocal(mustMAC(mac)).String()+"/64"; !strings.Contains(got, want) {
-			t.Errorf("%s has %s, want %s", mac, got, want)
-		}
 	}
 }
 
@@ -411,21 +398,6 @@ func TestNumberOfGuardRulesDoesNotDependOnPods(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantEndpoints(t, c)
-}
-
-// A comment names one rule of the chain, for Check.
-func TestCommentsOfGuardRulesDiffer(t *testing.T) {
-	t.Parallel()
-	var comments []string
-	for _, ch := range []chain{guard(), untrusted()} {
-		comments = comments[:0]
-		for _, r := range ch.rules() {
-			if len(r.comment) >= maxComment || slices.Contains(comments, r.comment) {
-				t.Errorf("%q: too long, or twice", r.comment)
-			}
-			comments = append(comments, r.comment)
-		}
-	}
 }
 
 func BenchmarkAddGuarded(b *testing.B) {

@@ -3,6 +3,9 @@ package nft
 import (
 	"context"
 	"net/netip"
+
+	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
 // Holder says whose an address is behind a bridge, in one request: the error of an Add of
@@ -13,7 +16,7 @@ func (c *Conn) Holder(ctx context.Context, bridge string, a netip.Addr) (*Confli
 	if err := c.usable(ctx); err != nil {
 		return nil, err
 	}
-	if !isLinkName(bridge) || !a.IsValid() {
+	if !ident.IsLinkName(bridge) || !a.IsValid() {
 		return nil, invalid("address %s behind bridge %q", a, bridge)
 	}
 	if err := ctx.Err(); err != nil {
@@ -23,7 +26,7 @@ func (c *Conn) Holder(ctx context.Context, bridge string, a netip.Addr) (*Confli
 	if a = a.Unmap().WithZone(""); a.Is4() {
 		set = pods4Set
 	}
-	have, err := c.lookup([]element{{set: inInet(set), key: concat(bridge, a.AsSlice(), 0)}})
+	have, err := c.lookup([]element{{set: inInet(set), key: nftnl.LinkKey(bridge, a.AsSlice(), 0)}})
 	if err != nil || have[0] == nil {
 		return nil, err
 	}

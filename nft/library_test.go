@@ -220,15 +220,15 @@ func TestLibraryReadsWhatWasMeant(t *testing.T) {
 func TestTypesHaveTheLibrarysNumbers(t *testing.T) {
 	t.Parallel()
 	for theirs, ours := range map[nftables.SetDatatype]uint32{
-		nftables.TypeNFProto: typeFamily, nftables.TypeInteger: typeInteger, nftables.TypeIPAddr: typeIPv4, nftables.TypeIP6Addr: typeIPv6,
-		nftables.TypeEtherAddr: typeEther, nftables.TypeInetProto: typeProtocol, nftables.TypeInetService: typePort, nftables.TypeIFName: typeIfname,
+		nftables.TypeNFProto: nftnl.TypeFamily, nftables.TypeInteger: nftnl.TypeInteger, nftables.TypeIPAddr: nftnl.TypeIPv4, nftables.TypeIP6Addr: nftnl.TypeIPv6,
+		nftables.TypeEtherAddr: nftnl.TypeEther, nftables.TypeInetProto: nftnl.TypeProtocol, nftables.TypeInetService: nftnl.TypePort, nftables.TypeIFName: nftnl.TypeIfname,
 	} {
 		if theirs.GetNFTMagic() != ours {
 			t.Errorf("%s: %d, and the library has %d", theirs.Name, ours, theirs.GetNFTMagic())
 		}
 	}
-	if typeBits != nftables.SetConcatTypeBits {
-		t.Errorf("%d bits for a part of a concatenation", typeBits)
+	if nftnl.TypeBits != nftables.SetConcatTypeBits {
+		t.Errorf("%d bits for a part of a concatenation", nftnl.TypeBits)
 	}
 	for theirs, ours := range map[*nftables.ChainPriority]int32{
 		nftables.ChainPriorityRaw: priorityRaw, nftables.ChainPriorityNATDest: priorityDestinationNAT, nftables.ChainPriorityNATSource: prioritySourceNAT,

@@ -90,9 +90,9 @@ func (s set) userdata() []byte {
 	order := func(b []byte, of userdata.Type, typ uint32) []byte {
 		order := uint32(bigEndian)
 		switch {
-		case typ >= 1<<typeBits:
+		case typ >= 1<<nftnl.TypeBits:
 			order = ofEachPart
-		case typ == typeIfname:
+		case typ == nftnl.TypeIfname:
 			order = hostEndian
 		}
 		return userdata.Append(b, of, binary.NativeEndian.AppendUint32(nil, order))

@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/nftables/expr"
 
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
@@ -54,13 +55,13 @@ const (
 )
 
 func bridgeSets() []set {
-	const pair = typeIfname<<typeBits | typeIfname
+	const pair = nftnl.TypeIfname<<nftnl.TypeBits | nftnl.TypeIfname
 	return []set{
 		{place: inInet(bridgesSet), keyType: pair, keyLen: 2 * ifnameLen},
-		{place: inInet(policiesSet), keyType: typeIfname, keyLen: ifnameLen},
+		{place: inInet(policiesSet), keyType: nftnl.TypeIfname, keyLen: ifnameLen},
 		{place: inInet(isolatedSet), keyType: pair, keyLen: 2 * ifnameLen},
-		{place: inInet(bypassSet), keyType: typeIfname, keyLen: ifnameLen},
-		{place: inInet(lansSet), keyType: typeIfname, keyLen: ifnameLen},
+		{place: inInet(bypassSet), keyType: nftnl.TypeIfname, keyLen: ifnameLen},
+		{place: inInet(lansSet), keyType: nftnl.TypeIfname, keyLen: ifnameLen},
 	}
 }
 
@@ -84,7 +85,7 @@ func (list *rules) addPolicies() {
 
 func (n *Network) checkBridge() error {
 	switch {
-	case n.Bridge != "" && !isLinkName(n.Bridge):
+	case n.Bridge != "" && !ident.IsLinkName(n.Bridge):
 		return invalid("network %s: bridge %q is no name of a link", n.Name, n.Bridge)
 	case n.Policy > Isolated:
 		return invalid("network %s: %s", n.Name, n.Policy)

@@ -39,22 +39,22 @@ const loopbackLink = "lo"
 
 func portSets() []set {
 	const (
-		port  = typeProtocol<<typeBits | typePort
-		port4 = typeIPv4<<(2*typeBits) | port
-		port6 = typeIPv6<<(2*typeBits) | port
-		pod4  = typeIPv4<<typeBits | typePort
-		pod6  = typeIPv6<<typeBits | typePort
+		port  = nftnl.TypeProtocol<<nftnl.TypeBits | nftnl.TypePort
+		port4 = nftnl.TypeIPv4<<(2*nftnl.TypeBits) | port
+		port6 = nftnl.TypeIPv6<<(2*nftnl.TypeBits) | port
+		pod4  = nftnl.TypeIPv4<<nftnl.TypeBits | nftnl.TypePort
+		pod6  = nftnl.TypeIPv6<<nftnl.TypeBits | nftnl.TypePort
 	)
 	return []set{
 		{place: inInet(hostPorts4Map), keyType: port, keyLen: 2 * slot, dataType: pod4, dataLen: addr4Len + slot},
 		{place: inInet(hostPorts6Map), keyType: port, keyLen: 2 * slot, dataType: pod6, dataLen: addr6Len + slot},
 		{place: inInet(hostAddrs4Map), keyType: port4, keyLen: addr4Len + 2*slot, dataType: pod4, dataLen: addr4Len + slot},
 		{place: inInet(hostAddrs6Map), keyType: port6, keyLen: addr6Len + 2*slot, dataType: pod6, dataLen: addr6Len + slot},
-		{place: inInet(claimsSet), keyType: typeFamily<<(2*typeBits) | port, keyLen: 3 * slot},
-		{place: inInet(published4Set), keyType: typeIfname<<(3*typeBits) | port4, keyLen: pods4Len + 2*slot},
-		{place: inInet(published6Set), keyType: typeIfname<<(3*typeBits) | port6, keyLen: pods6Len + 2*slot},
-		{place: inInet(selves4Set), keyType: (typeIfname<<typeBits|typeIPv4)<<typeBits | typeIPv4, keyLen: pods4Len + addr4Len},
-		{place: inInet(selves6Set), keyType: (typeIfname<<typeBits|typeIPv6)<<typeBits | typeIPv6, keyLen: pods6Len + addr6Len},
+		{place: inInet(claimsSet), keyType: nftnl.TypeFamily<<(2*nftnl.TypeBits) | port, keyLen: 3 * slot},
+		{place: inInet(published4Set), keyType: nftnl.TypeIfname<<(3*nftnl.TypeBits) | port4, keyLen: pods4Len + 2*slot},
+		{place: inInet(published6Set), keyType: nftnl.TypeIfname<<(3*nftnl.TypeBits) | port6, keyLen: pods6Len + 2*slot},
+		{place: inInet(selves4Set), keyType: (nftnl.TypeIfname<<nftnl.TypeBits|nftnl.TypeIPv4)<<nftnl.TypeBits | nftnl.TypeIPv4, keyLen: pods4Len + addr4Len},
+		{place: inInet(selves6Set), keyType: (nftnl.TypeIfname<<nftnl.TypeBits|nftnl.TypeIPv6)<<nftnl.TypeBits | nftnl.TypeIPv6, keyLen: pods6Len + addr6Len},
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
+	"github.com/tombolo-cni/tombolo/nft/guard"
 )
 
 // The names of our table and of what is in it. Chains and sets that belong to a
@@ -87,13 +88,24 @@ type chain struct {
 	hook     uint32 // unix.NF_INET_*
 	priority int32
 	settings string       // what its rules depend on, in short
-	write    func(*rules) // makes them
+	write    func(*rules) // makes them, unless they are of package guard
+	guard    func() []guard.Rule
 }
 
 // rules gives the chain's. A look at whether they are there does without: see comment.
 func (ch *chain) rules() []rule {
 	var list rules
-	ch.write(&list)
+	if ch.guard == nil {
+		ch.write(&list)
+		return list
+	}
+	for _, r := range ch.guard() {
+		list.add(r.Comment, func(x expressions) {
+			for _, step := range r.Steps {
+				x.Add(step)
+			}
+		})
+	}
 	return list
 }
 
@@ -137,20 +149,6 @@ func (ch *chain) comment(rules int) string {
 	return "tombolo rules " + strconv.Itoa(ch.version()) + ", " + ch.settings + ", " + strconv.Itoa(rules) + " in all"
 }
 
-// nft's numbers of its data types (enum datatypes in its include/datatype.h);
-// the kernel only stores them.
-const (
-	typeFamily   = 2 // nf_proto
-	typeInteger  = 4
-	typeIPv4     = 7
-	typeIPv6     = 8
-	typeEther    = 9
-	typeProtocol = 12 // inet_proto
-	typePort     = 13 // inet_service
-	typeIfname   = 41
-	typeBits     = 6
-)
-
 // Priorities by the names that nft has for them.
 const (
 	priorityRaw             = -300
@@ -166,9 +164,9 @@ const (
 // sharedSets are what rules of all networks look into.
 func sharedSets() []set {
 	pods := []set{
-		{place: inInet(pods4Set), keyType: typeIfname<<typeBits | typeIPv4, keyLen: pods4Len},
-		{place: inInet(pods6Set), keyType: typeIfname<<typeBits | typeIPv6, keyLen: pods6Len},
-		{place: inInet(portsSet), keyType: typeIfname<<typeBits | typeEther, keyLen: portsLen},
+		{place: inInet(pods4Set), keyType: nftnl.TypeIfname<<nftnl.TypeBits | nftnl.TypeIPv4, keyLen: pods4Len},
+		{place: inInet(pods6Set), keyType: nftnl.TypeIfname<<nftnl.TypeBits | nftnl.TypeIPv6, keyLen: pods6Len},
+		{place: inInet(portsSet), keyType: nftnl.TypeIfname<<nftnl.TypeBits | nftnl.TypeEther, keyLen: portsLen},
 	}
 	return slices.Concat(pods, portSets(), bridgeSets())
 }
@@ -190,10 +188,9 @@ func (c *Conn) ruleset(n *Network) (*ruleset, error) {
 		// The sets may stay: what is in them belongs to endpoints, not to rules.
 		rs.gone = append(rs.gone, inInet(masqueradePrefix+key))
 	}
-	rs.addGroups(n)
 	rs.addGuard(n)
 	rs.addDedup(n, key)
-	rs.addQuiet(n, key)
+	rs.addReports(n, key)
 	return rs, nil
 }
 
@@ -202,8 +199,8 @@ func (rs *ruleset) sets() []set {
 	list := sharedSets()
 	if rs.of.Masquerade {
 		list = append(list,
-			set{place: inInet(masqueradeSet(true, rs.network)), keyType: typeIPv4, keyLen: addr4Len},
-			set{place: inInet(masqueradeSet(false, rs.network)), keyType: typeIPv6, keyLen: addr6Len})
+			set{place: inInet(masqueradeSet(true, rs.network)), keyType: nftnl.TypeIPv4, keyLen: addr4Len},
+			set{place: inInet(masqueradeSet(false, rs.network)), keyType: nftnl.TypeIPv6, keyLen: addr6Len})
 	}
 	if rs.of.Guard {
 		list = append(list, guardSets()...)

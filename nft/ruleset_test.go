@@ -291,6 +291,7 @@ func TestPackageDocumentationShowsTheRuleset(t *testing.T) {
 		t.Fatal(err)
 	}
 	var documented []string
+	_, source, _ = bytes.Cut(source, []byte("nft prints:\n")) // before that, how to use it
 	for line := range strings.Lines(string(source)) {
 		if rest, ok := strings.CutPrefix(line, "//\t"); ok {
 			documented = append(documented, strings.TrimRight(regexp.MustCompile(` # .*`).ReplaceAllString(rest, ""), "\n"))

@@ -5,6 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
@@ -27,17 +28,17 @@ func (s *set) sentinel() element {
 	el := element{set: s.place, key: make([]byte, s.keyLen)}
 	const parts = 5 // at most
 	rest := el.key
-	for shift := parts * typeBits; shift >= 0; shift -= typeBits {
-		typ := s.keyType >> shift & (1<<typeBits - 1)
+	for shift := parts * nftnl.TypeBits; shift >= 0; shift -= nftnl.TypeBits {
+		typ := s.keyType >> shift & (1<<nftnl.TypeBits - 1)
 		if typ == 0 {
 			continue
 		}
 		switch typ {
-		case typeIfname:
+		case nftnl.TypeIfname:
 			copy(rest, sentinelLink)
-		case typeProtocol:
+		case nftnl.TypeProtocol:
 			rest[0] = sentinelProtocol
-		case typeFamily:
+		case nftnl.TypeFamily:
 			rest[0] = unix.NFPROTO_IPV4
 		}
 		rest = rest[min(len(rest), (typeLen(typ)+slot-1)/slot*slot):]

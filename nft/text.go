@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
 // typedKeyText gives a key of a set that all networks share as nft prints it, and
@@ -40,8 +42,8 @@ func (e element) typedDataText() string {
 // as many as the type has.
 func typedText(typ uint32, b []byte) string {
 	var types []uint32 // the last one first
-	for ; typ != 0; typ >>= typeBits {
-		types = append(types, typ&(1<<typeBits-1))
+	for ; typ != 0; typ >>= nftnl.TypeBits {
+		types = append(types, typ&(1<<nftnl.TypeBits-1))
 	}
 	var parts []string
 	for i := len(types) - 1; i >= 0; i-- {
@@ -61,13 +63,13 @@ func typedText(typ uint32, b []byte) string {
 // typeLen is how long values of a type are, in bytes.
 func typeLen(typ uint32) int {
 	switch typ {
-	case typeIPv4:
+	case nftnl.TypeIPv4:
 		return addr4Len
-	case typeIPv6:
+	case nftnl.TypeIPv6:
 		return addr6Len
-	case typeEther:
+	case nftnl.TypeEther:
 		return etherLen
-	case typeIfname:
+	case nftnl.TypeIfname:
 		return ifnameLen
 	}
 	return slot
@@ -75,19 +77,19 @@ func typeLen(typ uint32) int {
 
 func partText(typ uint32, b []byte) string {
 	switch typ {
-	case typeIPv4, typeIPv6:
+	case nftnl.TypeIPv4, nftnl.TypeIPv6:
 		a, _ := netip.AddrFromSlice(b)
 		return a.String()
-	case typeEther:
+	case nftnl.TypeEther:
 		return net.HardwareAddr(b[:etherLen]).String()
-	case typeIfname:
+	case nftnl.TypeIfname:
 		name, _, _ := strings.Cut(string(b), "\x00")
 		return name
-	case typeProtocol:
+	case nftnl.TypeProtocol:
 		return protocolName(b[0])
-	case typePort:
+	case nftnl.TypePort:
 		return strconv.Itoa(int(binary.BigEndian.Uint16(b)))
-	case typeFamily:
+	case nftnl.TypeFamily:
 		switch b[0] {
 		case unix.NFPROTO_IPV4:
 			return "ipv4"

@@ -100,10 +100,10 @@ func serverFrames() []namedFrame {
 
 		{"ARP probe for another's address", ether(broadcastMAC, podMAC, unix.ETH_P_ARP, arpMessage(1, podMAC, "0.0.0.0", other4))},
 
-		{"ICMP redirect", ipv4(icmp4(1, icmpRedirect))},
-		{"ICMP redirect behind options", ipv4(packet4with(routerAlert(), pod4, other4, 0, 1, []byte{icmpRedirect, 1, 0, 0, 0, 0, 0, 0}))},
-		{"first fragment of an ICMP redirect", ipv4(packet4(pod4, other4, 0x2000, 1, []byte{icmpRedirect, 1, 0, 0, 0, 0, 0, 0}))},
-		{"ICMP router advertisement", ipv4(icmp4(1, icmpRouterAdvert))},
+		{"ICMP redirect", ipv4(icmp4(1, 5))},
+		{"ICMP redirect behind options", ipv4(packet4with(routerAlert(), pod4, other4, 0, 1, []byte{5, 1, 0, 0, 0, 0, 0, 0}))},
+		{"first fragment of an ICMP redirect", ipv4(packet4(pod4, other4, 0x2000, 1, []byte{5, 1, 0, 0, 0, 0, 0, 0}))},
+		{"ICMP router advertisement", ipv4(icmp4(1, 9))},
 		{"IGMP query", ipv4(icmp4(2, 0x11))},
 		{"IGMP query behind a router alert", ipv4(packet4with(routerAlert(), pod4, "224.0.0.1", 0, 2, join([]byte{0x11}, make([]byte, 11))))},
 		{"DVMRP", ipv4(icmp4(2, 0x13))},

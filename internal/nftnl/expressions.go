@@ -13,10 +13,22 @@ type Expressions struct {
 	family uint8
 	list   []netlink.Attribute
 	err    error
+	steps  *[]expr.Any // of Collect
+}
+
+// Collect gives the steps as they are, for another package to write.
+func Collect(write func(*Expressions)) []expr.Any {
+	var steps []expr.Any
+	write(&Expressions{steps: &steps})
+	return steps
 }
 
 // Add appends a step.
 func (x *Expressions) Add(e expr.Any) {
+	if x.steps != nil {
+		*x.steps = append(*x.steps, e)
+		return
+	}
 	b, err := expr.Marshal(x.family, e)
 	if err != nil && x.err == nil {
 		x.err = err

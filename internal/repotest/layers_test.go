@@ -32,7 +32,8 @@ func layers() []layer {
 			"other CNIs embed it: it must not bring a firewall, an IPAM, files or CNI along"},
 		{[]string{"bridge/uplink"}, []string{".", "netns", "internal/link", "internal/nl", "internal/sysctl", "addr", "route", "bridge", "internal/conntrack", "internal/icmp", "internal/nftnl", "internal/sockdiag", "internal/tc"},
 			"a host's NIC is taken over for any bridge, whoever keeps the journal"},
-		{[]string{"nft"}, slices.Concat(kernel, []string{"internal/ident", "internal/nftnl"}), "the firewall goes by names and addresses, and knows nothing of links"},
+		{[]string{"nft/guard"}, []string{".", "internal/ident", "internal/nftnl"}, "rules and elements as data, whatever tables they go into"},
+		{[]string{"nft"}, slices.Concat(kernel, []string{"internal/ident", "internal/nftnl", "nft/guard"}), "the firewall goes by names and addresses, and knows nothing of links"},
 		{[]string{"nft/foreign"}, slices.Concat(kernel, []string{"internal/nftnl"}), "other people's firewalls, whatever ours is made of"},
 		{[]string{"bridge/bandwidth", "internal/localnet"}, slices.Concat(kernel, []string{"internal/ident", "internal/link", "internal/tc"}), "each goes by a link's name, and knows no bridge and no firewall"},
 		{[]string{"dhcpc"}, nil, "a protocol, its times and its packets: who opens sockets and sets addresses is up to its user"},
@@ -83,7 +84,7 @@ func layers() []layer {
 		{[]string{"bench"}, []string{"netns", "route", "bridge", "nft", "internal/cni", "internal/icmp"}, "it has benchmarks only: of the plugin from outside and in process, and of Attach"},
 		{[]string{"test/report"}, nil, "it reads what go test prints"},
 		{[]string{"test/lan"}, []string{"bridge/uplink", "internal/cni", "internal/keeper", "internal/lease", "internal/state"}, "it has tests only: of takeovers, and of the plugin as it is built"},
-		{[]string{"internal/repotest"}, []string{".", "addr", "bridge", "bridge/bandwidth", "bridge/uplink", "dhcpc", "dhcpc/transport", "ipam", "netns", "network", "nft", "nft/foreign", "route"}, "it has tests only, one of which calls all that is public"},
+		{[]string{"internal/repotest"}, []string{".", "addr", "bridge", "bridge/bandwidth", "bridge/uplink", "dhcpc", "dhcpc/transport", "ipam", "netns", "network", "nft", "nft/foreign", "nft/guard", "route"}, "it has tests only, one of which calls all that is public"},
 	}
 }
 

@@ -26,6 +26,7 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 	"github.com/tombolo-cni/tombolo/nft"
 	"github.com/tombolo-cni/tombolo/nft/foreign"
+	"github.com/tombolo-cni/tombolo/nft/guard"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -76,6 +77,11 @@ func exported() map[string]map[string]any {
 		"foreign": {
 			"Dial": foreign.Dial, "Obstacles": foreign.Obstacles, "On": foreign.On,
 			"Conn": foreign.Conn{}, "Obstacle": foreign.Obstacle{},
+		},
+		"guard": {
+			"IsSet": guard.IsSet, "Port": guard.Port{},
+			// These take nothing.
+			"Everyone": nil, "Guarded": nil, "Reports": nil, "Sets": nil,
 		},
 		"ipam": {
 			"NewHostLocal": ipam.NewHostLocal,

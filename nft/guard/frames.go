@@ -1,9 +1,8 @@
-package nft
+package guard
 
 import (
 	"bytes"
 	"encoding/binary"
-	"net"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
@@ -44,7 +43,8 @@ const (
 
 // portAnd loads the key of a port that a frame comes in by, and of bytes of a header.
 func (x expressions) portAnd(base expr.PayloadBase, offset, length uint32) {
-	x.port(expr.MetaKeyIIFNAME, base, offset, length)
+	x.Meta(expr.MetaKeyIIFNAME, nftnl.First)
+	x.Payload(base, offset, length, nftnl.Second)
 }
 
 // isEtherType holds for frames of a type. That of a frame with a VLAN tag is the
@@ -189,10 +189,4 @@ func typeofPortAnd(offset, length uint32) []byte {
 			number(2, networkHeader), number(3, offset*bits), number(4, length*bits)))))
 }
 
-// isSentBy holds for what a bridge of a MAC sends out by a pod's port.
-func (x expressions) isSentBy(mac net.HardwareAddr) {
-	x.Meta(expr.MetaKeyOIFNAME, nftnl.First)
-	x.Compare(expr.CmpOpEq, []byte(podPorts)) // as far as it goes: nft's "veth*"
-	x.Payload(expr.PayloadBaseLLHeader, etherSource, etherLen, nftnl.First)
-	x.Compare(expr.CmpOpEq, mac)
-}
+func number16(n uint16) []byte { return binary.BigEndian.AppendUint16(nil, n) }

@@ -1,4 +1,4 @@
-package nft
+package guard
 
 import (
 	"github.com/google/nftables/expr"
@@ -7,23 +7,9 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-const (
-	// The bridge's hooks have the numbers of the others' (uapi linux/netfilter_bridge.h).
-	bridgePreRouting = unix.NF_INET_PRE_ROUTING
-	// Before other tables, and before bridged packets are shown to iptables.
-	priorityGuard = -300
-)
-
-// guard lets pass what a port may send, and drops the rest: but for the first rule,
+// The chain guard lets pass what a port may send, and drops the rest: but for the first rule,
 // what is not said to be right is wrong. What is right leaves the chain for those of
 // other tables, and for the guards of ours that may come behind it.
-func guard() chain {
-	return chain{
-		place: inBridge(guardChain), kind: "filter", hook: bridgePreRouting, priority: priorityGuard,
-		settings: "spoof guard", write: (*rules).addGuard,
-	}
-}
-
 func (list *rules) addGuard() {
 	list.add("ports that are not guarded", func(x expressions) {
 		x.Meta(expr.MetaKeyIIFNAME, nftnl.First)

@@ -1,4 +1,4 @@
-package nft
+package guard
 
 import (
 	"encoding/binary"
@@ -25,19 +25,8 @@ import (
 // the answers may take hours (RFC 3810, section 5.1.3), has it forget all reports after
 // some minutes (mcast_membership_interval) all the same: then solicitations of neighbours,
 // which are multicast, reach nobody any more, neither from pods nor from the host. It goes
-// by QuietGroup, like what keeps reports from pods, so that an operator can have a pod that
+// by Group, like what keeps reports from pods, so that an operator can have a pod that
 // is a multicast router.
-const fromPodsChain = "from-pods"
-
-// priorityFromPods is behind the guards.
-const priorityFromPods = priorityUntrusted + 1
-
-func fromPods() chain {
-	return chain{
-		place: inBridge(fromPodsChain), kind: "filter", hook: bridgePreRouting, priority: priorityFromPods,
-		settings: "tags, queries", write: (*rules).addFromPods,
-	}
-}
 
 const (
 	igmpQuery     = 0x11 // RFC 3376, section 4
@@ -49,7 +38,7 @@ const (
 
 func (list *rules) addFromPods() {
 	list.add("IGMP queries of pods", func(x expressions) {
-		x.isOfQuietGroup()
+		x.isOfGroup()
 		x.isProtocol(unix.ETH_P_IP)
 		x.isL4(unix.IPPROTO_IGMP)
 		x.firstByte(igmpQuery, igmpQuery)
@@ -58,7 +47,7 @@ func (list *rules) addFromPods() {
 	// The bridge reads a later one as if it were a whole packet.
 	list.add("IGMP fragments of pods", func(x expressions) {
 		const flagsAndOffset = 6
-		x.isOfQuietGroup()
+		x.isOfGroup()
 		x.isProtocol(unix.ETH_P_IP)
 		x.Payload(expr.PayloadBaseNetworkHeader, flagsAndOffset, 2, nftnl.First)
 		x.hasAny(0x3fff)
@@ -67,7 +56,7 @@ func (list *rules) addFromPods() {
 	})
 	// The bridge reads those alone that have hop-by-hop options.
 	list.add("MLD queries of pods", func(x expressions) {
-		x.isOfQuietGroup()
+		x.isOfGroup()
 		x.isProtocol(unix.ETH_P_IPV6)
 		x.Payload(expr.PayloadBaseNetworkHeader, ip6NextHeader, 1, nftnl.First)
 		x.Compare(expr.CmpOpEq, []byte{unix.IPPROTO_HOPOPTS})
@@ -105,10 +94,10 @@ func (list *rules) addFromPods() {
 	}
 }
 
-// isOfQuietGroup holds for what comes in by a port of QuietGroup.
-func (x expressions) isOfQuietGroup() {
+// isOfGroup holds for what comes in by a port in Group.
+func (x expressions) isOfGroup() {
 	x.Meta(unix.NFT_META_IIFGROUP, nftnl.First)
-	x.Compare(expr.CmpOpEq, binary.NativeEndian.AppendUint32(nil, QuietGroup))
+	x.Compare(expr.CmpOpEq, binary.NativeEndian.AppendUint32(nil, Group))
 }
 
 // hasAny holds if any of some bits is set in the two bytes in the first register.

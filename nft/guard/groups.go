@@ -1,8 +1,7 @@
-package nft
+package guard
 
 import (
 	"github.com/google/nftables/expr"
-	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
@@ -18,36 +17,10 @@ import (
 // masks in group_fwd_mask, of the port or of the bridge, and that of STP where the bridge
 // has STP off. It asks nobody about :0e, and :00 where STP is on, unless the port's mask
 // has them; pause frames (:01) it drops itself.
-const (
-	groupsChain      = "groups"
-	groupsInputChain = "groups-input"
-
-	// What the bridge hands to the host.
-	bridgeInput = unix.NF_INET_LOCAL_IN
-)
-
 // podPorts is how the names of all pods' ports begin, those that other plugins made
 // among them. It takes no element to know a pod by it, which would come and go with the
 // pod, and no group of links, which an operator may change.
 const podPorts = "veth"
-
-// addGroups adds what keeps pods from those groups, and what else no pod may send: the
-// same for all networks.
-func (rs *ruleset) addGroups(n *Network) {
-	if !n.Groups && !n.Guard {
-		// The chains may be another network's too, and go with the table.
-		return
-	}
-	rs.needTable(unix.NFPROTO_BRIDGE)
-	rs.chains = append(rs.chains, groups(groupsChain, bridgePreRouting), groups(groupsInputChain, bridgeInput), fromPods())
-}
-
-func groups(name string, hook uint32) chain {
-	return chain{
-		place: inBridge(name), kind: "filter", hook: hook, priority: priorityGuard,
-		settings: "link-local groups", write: (*rules).addGroups,
-	}
-}
 
 func (list *rules) addGroups() {
 	list.add("to link-local groups, from pods", func(x expressions) {

@@ -1,4 +1,4 @@
-package nft
+package guard
 
 import (
 	"github.com/google/nftables/expr"
@@ -11,18 +11,6 @@ import (
 // which no server or router is to be. What comes here is said by the port's own MAC and
 // addresses: so here it is about what is said, and what is not said to be wrong is
 // right.
-const untrustedChain = "untrusted"
-
-// priorityUntrusted is right behind the guard's.
-const priorityUntrusted = priorityGuard + 1
-
-func untrusted() chain {
-	return chain{
-		place: inBridge(untrustedChain), kind: "filter", hook: bridgePreRouting, priority: priorityUntrusted,
-		settings: "hosts only", write: (*rules).addUntrusted,
-	}
-}
-
 func (list *rules) addUntrusted() {
 	list.add("ports that are not of hosts only", func(x expressions) {
 		x.Meta(expr.MetaKeyIIFNAME, nftnl.First)

@@ -1,0 +1,107 @@
+package guard
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+const podMAC = "02:00:00:00:00:05"
+
+func mac(text string) net.HardwareAddr {
+	b, err := net.ParseMAC(text)
+	if err != nil {
+		panic(err)
+	}
+	return b
+}
+
+func TestLinkLocalAddressIsTheKernels(t *testing.T) {
+	t.Parallel()
+	ns := nstest.New(t)
+	nstest.Veth(t, ns, "left", ns, "right")
+	for _, text := range []string{podMAC, "fe:dc:ba:98:76:54", "00:11:22:33:44:55"} {
+		nstest.Run(t, ns, "sh", "-ec", "ip link set left down; ip link set left address "+text+"; ip link set left addrgenmode eui64; ip link set left up")
+		if got, want := nstest.Run(t, ns, "ip", "-6", "-o", "addr", "show", "dev", "left"), linkLocal(mac(text)).String()+"/64"; !strings.Contains(got, want) {
+			t.Errorf("%s has %s, want %s", text, got, want)
+		}
+	}
+}
+
+// A comment names one rule of the chain, for nft's Check.
+func TestCommentsOfGuardRulesDiffer(t *testing.T) {
+	t.Parallel()
+	const maxComment = 128 // of nft
+	for _, ch := range slices.Concat(Everyone(), Guarded(), Reports()) {
+		var comments []string
+		for _, r := range ch.Rules() {
+			if len(r.Comment) >= maxComment || slices.Contains(comments, r.Comment) {
+				t.Errorf("%s: %q: too long, or twice", ch.Name, r.Comment)
+			}
+			if len(r.Steps) == 0 {
+				t.Errorf("%s: %q: no steps", ch.Name, r.Comment)
+			}
+			comments = append(comments, r.Comment)
+		}
+		if len(comments) == 0 {
+			t.Errorf("%s: no rules", ch.Name)
+		}
+	}
+}
+
+// Every element is of a set that there is, and has a key of its length; and tells of its port.
+func TestElementsFitTheirSets(t *testing.T) {
+	t.Parallel()
+	for _, p := range []Port{
+		{Name: "veth1", MAC: mac(podMAC)},
+		{Name: "veth1", MAC: mac(podMAC), Addrs: []netip.Addr{nstest.Addr("10.22.0.5"), nstest.Addr("fd00::5"), nstest.Addr("10.22.0.5")}},
+		{Name: "veth1", MAC: mac(podMAC), SLAAC: true, Untrusted: true},
+	} {
+		var noted Port
+		for set, key := range p.Elements() {
+			i := slices.IndexFunc(Sets(), func(s Set) bool { return s.Name == set })
+			if i < 0 || int(Sets()[i].KeyLen) != len(key) || !noted.Note(set, key) {
+				t.Errorf("%s: %x", set, key)
+			}
+		}
+		p.Addrs = nil
+		if diff := cmp.Diff(p, noted); diff != "" {
+			t.Errorf("noted (-want +got):\n%s", diff)
+		}
+	}
+	if (&Port{}).Note("pods4", make([]byte, 20)) || (&Port{}).Note(guardedSet, nil) {
+		t.Error("noted what is none of a guard's")
+	}
+}
+
+func TestPortsThatCannotBeGuarded(t *testing.T) {
+	t.Parallel()
+	for _, p := range []*Port{
+		nil, {}, {Name: "veth1"}, {MAC: mac(podMAC)}, {Name: "veth%d", MAC: mac(podMAC)}, {Name: "veth1", MAC: mac("01:00:00:00:00:05")},
+		{Name: "veth1", MAC: mac(podMAC), Addrs: []netip.Addr{{}}},
+	} {
+		if err := p.Check(); !errors.Is(err, tombolo.ErrInvalid) {
+			t.Errorf("%+v: %v", p, err)
+		}
+		for set := range p.Elements() {
+			t.Errorf("%+v has an element in %s", p, set)
+		}
+	}
+	p := Port{Name: "veth1", MAC: mac(podMAC)}
+	if err := p.Check(); err != nil {
+		t.Error(err)
+	}
+	for range p.Elements() {
+		break // and no more is asked for
+	}
+}

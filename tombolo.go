@@ -14,6 +14,7 @@
 //	nft            forwarding and masquerade for pods, as nf_tables set elements
 //	nft/guard      what a port of a bridge may say: rules and elements, as data
 //	nft/foreign    other people's firewalls: what lets pods pass, and what stops them
+//	hostport       what host ports need besides rules: programs that have them, stale flows
 //	ipam           addresses for pods, kept in the format of the reference's host-local
 //	network        a node's networks and pods, by all of these, with records and locks
 //	dhcpc          a DHCP client: a state machine, without sockets

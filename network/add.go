@@ -14,7 +14,6 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network/internal/build"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
-	"github.com/tombolo-cni/tombolo/network/internal/flows"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
 	"github.com/tombolo-cni/tombolo/network/internal/teardown"
@@ -128,7 +127,7 @@ func (a *adding) run(ctx context.Context) (*Attachment, error) {
 		return nil, err
 	}
 	// Only now do the pod's ports lead to it.
-	if err := flows.FlushStale(ctx, a.s.Links, rec); err != nil {
+	if err := flushStale(ctx, a.s.Links, rec, a.pod.Ports); err != nil {
 		return nil, err
 	}
 	if err := a.node.step("firewall"); err != nil {

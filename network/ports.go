@@ -2,13 +2,13 @@ package network
 
 import (
 	"context"
-	"net/netip"
+	"slices"
 
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/hostport"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
-	"github.com/tombolo-cni/tombolo/internal/sockdiag"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
-	"github.com/tombolo-cni/tombolo/network/internal/flows"
 )
 
 // published are host ports as they are on record.
@@ -28,35 +28,36 @@ func refuseListeners(ctx context.Context, pod *Pod) error {
 	if len(pod.Ports) == 0 {
 		return nil
 	}
-	conn, err := sockdiag.Dial(nil)
+	taken, err := hostport.Listeners(ctx, nil, pod.Ports...)
+	if err != nil {
+		return err
+	}
+	for _, l := range taken {
+		if l.HeldFor(pod.ContainerID) {
+			continue // it keeps the port for this very container: podman network reload
+		}
+		return fail.Errorf(ErrConflict, "publish port %d of the host: %s: stop that program, or choose another hostPort", l.Local.Port(), l)
+	}
+	return nil
+}
+
+// flushStale has the kernel forget the flows to a new pod's ports that lead elsewhere.
+func flushStale(ctx context.Context, links *bridge.Conn, rec *state.Attachment, ports []HostPort) error {
+	if !hostport.HasFlows(ports...) {
+		return nil
+	}
+	conn, err := hostport.Dial(&hostport.Config{Routes: links.Routes()})
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	var wants []sockdiag.Want
-	for _, p := range pod.Ports {
-		wants = append(wants, sockdiag.Want{Proto: p.Protocol, Addr: p.HostAddr, Port: p.HostPort})
-	}
-	sockets, err := conn.Listeners(ctx, wants)
-	if err != nil {
-		return err
-	}
-	for _, s := range sockets {
-		if s.Local.Addr() == netip.IPv6Loopback() {
-			continue // nothing of ours gets there
-		}
-		if s.HeldByMonitor(pod.ContainerID) {
-			continue // it keeps the port for this very container: podman network reload
-		}
-		return fail.Errorf(ErrConflict, "publish port %d of the host: %s: stop that program, or choose another hostPort", s.Local.Port(), s.InUse())
-	}
-	return nil
+	return conn.FlushStale(ctx, endpoint.Addresses(rec), ports...)
 }
 
 // checkPublished refuses a host port that no address of the pod could serve.
 func checkPublished(ports []HostPort, addresses []state.Address) error {
 	for _, p := range ports {
-		if p.HostAddr.IsValid() && !flows.FirstOf(addresses, p.HostAddr.Is4()).IsValid() {
+		if p.HostAddr.IsValid() && !slices.ContainsFunc(addresses, func(a state.Address) bool { return a.Prefix.Addr().Is4() == p.HostAddr.Is4() }) {
 			return fail.Errorf(ErrInvalid, "publish port %s: the pod has no address of that family", endpoint.PortText(p))
 		}
 		if len(addresses) == 0 {

@@ -47,6 +47,9 @@ func Dial(cfg *Config) (*Conn, error) {
 // that stays with its owner: Close does nothing then.
 func On(conn *nl.Conn) *Conn { return &Conn{nl: conn, shared: true} }
 
+// Usable is nil if the connection is open; otherwise the error matches tombolo.ErrInvalid.
+func (c *Conn) Usable() error { return c.nl.Usable() }
+
 // Close closes the connection, unless it is another's.
 func (c *Conn) Close() error {
 	if c.shared {

@@ -20,6 +20,7 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
+	"github.com/tombolo-cni/tombolo/hostport"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -65,6 +66,10 @@ func exported() map[string]map[string]any {
 			"Conn": uplink.Conn{}, "Link": uplink.Link{}, "Record": uplink.Record{}, "Steps": uplink.Steps{}, "Uplink": uplink.Uplink{},
 			// Interfaces have nothing to call.
 			"Journal": nil,
+		},
+		"hostport": {
+			"Dial": hostport.Dial, "HasFlows": hostport.HasFlows, "Listeners": hostport.Listeners,
+			"Conn": hostport.Conn{}, "Listener": hostport.Listener{},
 		},
 		"network": {
 			"Open":       network.Open,
@@ -199,7 +204,7 @@ func callMethods(t *testing.T, name string, zero any) {
 // has to fail.
 func handle(zero any) bool {
 	switch zero.(type) {
-	case netns.NS, addr.Conn, addr.Watch, addr.Routers, route.Conn, bridge.Conn, bridge.Solicitation, bandwidth.Conn, nft.Conn, foreign.Conn, uplink.Conn, network.Node, ipam.HostLocal:
+	case netns.NS, addr.Conn, addr.Watch, addr.Routers, route.Conn, bridge.Conn, bridge.Solicitation, bandwidth.Conn, hostport.Conn, nft.Conn, foreign.Conn, uplink.Conn, network.Node, ipam.HostLocal:
 		return true
 	}
 	return false
@@ -220,6 +225,8 @@ func closedOne(t *testing.T, zero any) reflect.Value {
 		v, err = bridge.Dial(nil)
 	case bandwidth.Conn:
 		v, err = bandwidth.Dial(nil)
+	case hostport.Conn:
+		v, err = hostport.Dial(nil)
 	case nft.Conn:
 		v, err = nft.Dial(nil)
 	case foreign.Conn:

@@ -11,12 +11,12 @@ import (
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
+	"github.com/tombolo-cni/tombolo/hostport"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network/internal/dhcplease"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
-	"github.com/tombolo-cni/tombolo/network/internal/flows"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
 )
 
@@ -189,7 +189,7 @@ func (t *Teardown) takeDown(ctx context.Context, r *remains) error {
 	err := fail.Join(
 		func() error { return leaseErr },
 		func() error { return unlist(ctx, s, &now) },
-		func() error { flushed = flows.FlushOwn(ctx, rec); return nil },
+		func() error { flushed = flushFlows(ctx, s.Links, rec); return nil },
 		func() error { return t.done("firewall") },
 		func() error { return s.Links.Detach(ctx, r.port, endpoint.AliasOwner(r.hash), now.shapers()...) },
 		func() error { return <-flushed },
@@ -202,6 +202,28 @@ func (t *Teardown) takeDown(ctx context.Context, r *remains) error {
 		return err
 	}
 	return t.forget(ctx, r.hash)
+}
+
+// flushFlows has the kernel forget the flows that lead to a pod which is going. It goes through
+// all of its table for that, some 10 ms, and so does it when it deletes the link: they are done
+// side by side.
+func flushFlows(ctx context.Context, links *bridge.Conn, rec *state.Attachment) <-chan error {
+	done := make(chan error, 1)
+	if rec == nil || len(rec.Published) == 0 || !hostport.HasFlows(endpoint.Ports(rec)...) {
+		done <- nil
+		return done
+	}
+	// The kernel is opened by the caller's thread, to which it belongs; any can do the rest.
+	conn, err := hostport.Dial(&hostport.Config{Routes: links.Routes()})
+	if err != nil {
+		done <- err
+		return done
+	}
+	go func() {
+		defer conn.Close()
+		done <- conn.Flush(ctx, endpoint.Addresses(rec), endpoint.Ports(rec)...)
+	}()
+	return done
 }
 
 // done says that a step is done. Nothing keeps the others from being taken.

@@ -1,0 +1,130 @@
+package hostport
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/conntrack"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/nft"
+)
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+// Only the flows of UDP are flushed, each to the pod's first address of its family.
+func TestFlowsToFlushAreThoseOfThePodsUDPPorts(t *testing.T) {
+	t.Parallel()
+	addresses := []netip.Addr{nstest.Addr("10.1.0.5"), nstest.Addr("10.2.0.5"), nstest.Addr("fd01::5")}
+	ports := []nft.Port{
+		{Protocol: 6, HostPort: 80, PodPort: 80},
+		{Protocol: 17, HostPort: 53, PodPort: 5353},
+		{Protocol: 17, HostAddr: nstest.Addr("192.0.2.1"), HostPort: 123, PodPort: 123},
+	}
+	port := netip.MustParseAddrPort
+	want := []conntrack.Publication{
+		{Proto: 17, Host: netip.AddrPortFrom(netip.Addr{}, 53), Pod: port("10.1.0.5:5353")},
+		{Proto: 17, Host: netip.AddrPortFrom(netip.Addr{}, 53), Pod: port("[fd01::5]:5353")},
+		{Proto: 17, Host: port("192.0.2.1:123"), Pod: port("10.1.0.5:123")},
+	}
+	if diff := cmp.Diff(want, publications(addresses, ports), cmpopts.EquateComparable(netip.AddrPort{})); diff != "" {
+		t.Errorf("publications (-want +got):\n%s", diff)
+	}
+	if !HasFlows(ports...) || HasFlows(ports[0]) || HasFlows() {
+		t.Error("flows of UDP alone outlive their rules")
+	}
+}
+
+// The kernel's listing tells what is left: the flow to the pod after FlushStale, and none of it
+// after Flush.
+func TestFlowsOfAPortAreFlushed(t *testing.T) {
+	t.Parallel()
+	ns := nstest.New(t)
+	nstest.Run(t, ns, "ip", "link", "set", "lo", "up")
+	nstest.Run(t, ns, "ip", "address", "add", "192.0.2.1/32", "dev", "lo")
+	insert := func(client, to, answers string) {
+		t.Helper()
+		src, dst, reply := netip.MustParseAddrPort(client), netip.MustParseAddrPort(to), netip.MustParseAddrPort(answers)
+		port := func(a netip.AddrPort) string { return strconv.Itoa(int(a.Port())) }
+		nstest.Run(t, ns, "conntrack", "-I", "-t", "600", "-p", "udp", "-s", src.Addr().String(), "-d", dst.Addr().String(), "--sport", port(src), "--dport", port(dst),
+			"-r", reply.Addr().String(), "-q", src.Addr().String(), "--reply-port-src", port(reply), "--reply-port-dst", port(src))
+	}
+	insert("198.51.100.1:4001", "192.0.2.1:53", "192.0.2.1:53")       // to the host itself
+	insert("198.51.100.1:4002", "192.0.2.1:53", "10.22.0.4:5353")     // to a pod before
+	insert("198.51.100.1:4003", "192.0.2.1:53", "10.22.0.5:5353")     // to the pod
+	insert("198.51.100.1:4004", "198.51.100.9:53", "198.51.100.9:53") // forwarded to elsewhere
+	left := func() string {
+		t.Helper()
+		var sports []string
+		for line := range strings.Lines(nstest.Run(t, ns, "conntrack", "-L", "-p", "udp")) {
+			for _, word := range strings.Fields(line) {
+				if port, ok := strings.CutPrefix(word, "sport="); ok {
+					sports = append(sports, port)
+					break
+				}
+			}
+		}
+		slices.Sort(sports)
+		return strings.Join(sports, " ")
+	}
+	conn, err := Dial(&Config{NetNS: ns})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	pod, port := []netip.Addr{nstest.Addr("10.22.0.5")}, nft.Port{Protocol: 17, HostPort: 53, PodPort: 5353}
+	for _, step := range []struct {
+		name string
+		do   func(context.Context, []netip.Addr, ...nft.Port) error
+		want string
+	}{
+		{"FlushStale", conn.FlushStale, "4003 4004"},
+		{"Flush", conn.Flush, "4004"},
+	} {
+		if err := step.do(t.Context(), pod, port); err != nil {
+			t.Fatal(err)
+		}
+		if got := left(); got != step.want {
+			t.Errorf("%s leaves the flows from %q, want %q", step.name, got, step.want)
+		}
+	}
+}
+
+func TestListenersAreThoseOfThePorts(t *testing.T) {
+	t.Parallel()
+	ns := nstest.New(t)
+	nstest.Run(t, ns, "ip", "link", "set", "lo", "up")
+	for _, at := range []string{"127.0.0.1:80", "[::1]:80", "127.0.0.1:81"} {
+		if err := ns.Do(func() error {
+			l, err := net.Listen("tcp", at)
+			if err == nil {
+				t.Cleanup(func() { l.Close() })
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := Listeners(t.Context(), &Config{NetNS: ns}, nft.Port{Protocol: 6, HostPort: 80, PodPort: 8080}, nft.Port{Protocol: 17, HostPort: 81, PodPort: 81})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(got) != 1 || got[0].Local.String() != "127.0.0.1:80" || got[0].Protocol != 6 || got[0].HeldFor("c1") ||
+		!strings.Contains(got[0].String(), "127.0.0.1:80/tcp is in use by") {
+		t.Errorf("listeners are %v", got)
+	}
+	for _, bad := range []nft.Port{{Protocol: 6}, {HostPort: 80}, {Protocol: 1, HostPort: 80}} {
+		if _, err := Listeners(t.Context(), nil, bad); !errors.Is(err, tombolo.ErrInvalid) {
+			t.Errorf("port %+v: %v", bad, err)
+		}
+	}
+}

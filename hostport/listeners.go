@@ -1,0 +1,66 @@
+package hostport
+
+import (
+	"context"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/sockdiag"
+	"github.com/tombolo-cni/tombolo/nft"
+)
+
+// Listener is a socket of the host that receives what is sent to a port. Once the port is
+// published it receives nothing any more.
+type Listener struct {
+	Protocol uint8          // as in nft.Port
+	Local    netip.AddrPort // that it is bound to
+
+	socket sockdiag.Socket
+}
+
+// String says which program has the port, as far as that can be seen from here.
+func (l Listener) String() string { return l.socket.InUse() }
+
+// HeldFor says whether the program is the monitor of a container (conmon), which keeps the
+// container's ports from others and serves nothing there.
+func (l Listener) HeldFor(containerID string) bool { return l.socket.HeldByMonitor(containerID) }
+
+// Listeners lists the sockets of the host that have any of the ports, in the order of protocol,
+// address and port. Those of [::1] are left out: nothing that is sent there leads to a pod. An
+// impossible port is tombolo.ErrInvalid.
+func Listeners(ctx context.Context, cfg *Config, ports ...nft.Port) ([]Listener, error) {
+	if ctx == nil {
+		return nil, refuse("list sockets", "the context is nil")
+	}
+	var wants []sockdiag.Want
+	for _, p := range ports {
+		if p.HostPort == 0 || p.Protocol != unix.IPPROTO_TCP && p.Protocol != unix.IPPROTO_UDP && p.Protocol != unix.IPPROTO_SCTP {
+			return nil, refuse("list sockets", "port %s: a protocol of TCP, UDP and SCTP is needed, and a port", p)
+		}
+		wants = append(wants, sockdiag.Want{Proto: p.Protocol, Addr: p.HostAddr, Port: p.HostPort})
+	}
+	if len(wants) == 0 {
+		return nil, nil
+	}
+	var where sockdiag.Config
+	if cfg != nil {
+		where.NetNS = cfg.NetNS
+	}
+	conn, err := sockdiag.Dial(&where)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	sockets, err := conn.Listeners(ctx, wants)
+	if err != nil {
+		return nil, err
+	}
+	var list []Listener
+	for _, s := range sockets {
+		if s.Local.Addr() != netip.IPv6Loopback() {
+			list = append(list, Listener{s.Proto, s.Local, s})
+		}
+	}
+	return list, nil
+}

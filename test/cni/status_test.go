@@ -83,6 +83,39 @@ func TestSTATUSIsNotReadyWhereStateCannotBeWritten(t *testing.T) {
 	wantError(t, n.podnet(conf{"stateDir": "/dev/null/state"}).status(), 50, "/dev/null/state")
 }
 
+func TestSTATUSIsNotReadyWhereReservationsCannotBeWritten(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	ipam := small("3")
+	ipam["dataDir"] = "/dev/null/reservations"
+	w := n.podnet(conf{"ipam": ipam})
+	wantError(t, w.status(), 50, "/dev/null/reservations")
+	_, err := w.tryAdd(n.pod("a"))
+	wantError(t, err, 5, "/dev/null/reservations")
+}
+
+// An epoch that cannot be told is none of an earlier boot's: nothing on record may be dropped for it.
+func TestSTATUSIsNotReadyWhereTheEpochCannotBeRead(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(conf{"ipam": small("3")})
+	epoch := filepath.Join(n.state, "epoch")
+	if err := os.MkdirAll(epoch, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	wantError(t, w.status(), 50, epoch)
+	_, err := w.tryAdd(n.pod("a"))
+	wantError(t, err, 5, epoch)
+	// Once it can be, the node is ready.
+	if err := os.Remove(epoch); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.status(); err != nil {
+		t.Error(err)
+	}
+	w.add(n.pod("b"))
+}
+
 func TestSTATUSOfARunningNode(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

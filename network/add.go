@@ -56,10 +56,14 @@ func (n *Node) Add(ctx context.Context, nw *Network, pod *Pod) (*Attachment, err
 		return nil, err
 	}
 	made, err := a.run(ctx)
-	if err != nil {
-		return nil, a.back.run(a.reason(err))
+	switch {
+	case err == nil:
+		return made, nil
+	case a.overtaken():
+		a.s.Warn("the attachment was deleted and added again: what is left is the other ADD's: " + err.Error())
+		return nil, errors.Join(errDeleted(), a.pending.Close())
 	}
-	return made, nil
+	return nil, a.back.run(a.reason(err))
 }
 
 // adding is one Add under way.
@@ -229,6 +233,9 @@ func (a *adding) tie(ctx context.Context) (*tied, error) {
 // allocate gets the pod's addresses. Of an allocator that asks another program nobody knows
 // how long it takes, so the lock is not held meanwhile.
 func (a *adding) allocate(ctx context.Context) (given, error) {
+	if err := a.wanted(); err != nil {
+		return given{}, err
+	}
 	if a.nw.Allocator == nil {
 		return givenOf(a.pod.Addresses, a.pod.Routes)
 	}
@@ -313,12 +320,18 @@ func (a *adding) hostAddress(ctx context.Context, l *bridge.Link, pod netip.Pref
 // anew, says that nobody else is at it.
 func (a *adding) attach(ctx context.Context, p *plan, b *build.Built) (*bridge.Attachment, error) {
 	port := p.onto(b)
+	if err := a.wanted(); err != nil {
+		return nil, err
+	}
 	if err := a.holdBefore(ctx, p); err != nil {
 		return nil, err
 	}
 	owner := endpoint.AliasOwner(a.hash)
 	link, err := a.s.Links.Attach(ctx, a.pod.NetNS, port)
 	if errors.Is(err, fs.ErrExist) && !errors.Is(err, bridge.ErrPeerExists) {
+		if err := a.wanted(); err != nil {
+			return nil, err
+		}
 		if err := a.s.Links.Detach(ctx, port.Name, owner); err != nil {
 			return nil, err
 		}

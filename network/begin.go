@@ -111,6 +111,29 @@ func errDeleted() error {
 	return fail.Errorf(ErrTryAgain, "the attachment was deleted, or collected as garbage, while it was being made")
 }
 
+// wanted is the error with which an ADD ends whose record was removed. It asks before it
+// makes, or takes away, what has the same name for the next ADD of the attachment.
+func (a *adding) wanted() error {
+	if gone, err := a.pending.Gone(); err != nil || gone {
+		return errors.Join(errDeleted(), err)
+	}
+	return nil
+}
+
+// overtaken says that the attachment was deleted and added again while this ADD was at work.
+// Port, elements and reservations go by the attachment, so they may be the other ADD's, and
+// are not to be undone. What this one had made went by the DEL, or goes by the other ADD.
+func (a *adding) overtaken() bool {
+	if a.pending == nil {
+		return false
+	}
+	if gone, err := a.pending.Gone(); err != nil || !gone {
+		return false
+	}
+	_, err := a.s.Dir.Load(a.nw.Name, a.hash)
+	return !errors.Is(err, fs.ErrNotExist)
+}
+
 // lookEvery is how often an ADD that waits for others looks whether it is wanted still.
 const lookEvery = 100 * time.Millisecond
 

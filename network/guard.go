@@ -78,6 +78,9 @@ func (a *adding) admit(ctx context.Context, p *plan) error {
 
 // enlist enters an endpoint, in the place of what a pod that is gone left.
 func (a *adding) enlist(ctx context.Context, p *plan, enter func() error) error {
+	if err := a.wanted(); err != nil {
+		return err
+	}
 	err := enter()
 	if errors.Is(err, fs.ErrNotExist) {
 		// A set went missing since we looked.
@@ -88,6 +91,9 @@ func (a *adding) enlist(ctx context.Context, p *plan, enter func() error) error 
 	}
 	var conflict *nft.ConflictError
 	for errors.As(err, &conflict) {
+		if err := a.wanted(); err != nil {
+			return err
+		}
 		stale, lookErr := a.isStale(ctx, conflict)
 		if lookErr != nil {
 			return errors.Join(err, lookErr)

@@ -9,7 +9,9 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -510,6 +512,80 @@ func TestADDThatIsOvertakenByADELLeavesNothing(t *testing.T) {
 	const want = "the attachment was deleted, or collected as garbage, while it was being made"
 	if a.err == nil || a.err.Code != codeTryAgainLater || a.err.Msg != want {
 		t.Errorf("got %s", a.stdout)
+	}
+	n.mustHave(t, nothing())
+}
+
+// A runtime may give up an ADD that takes long, delete the attachment and add it again, while
+// the first ADD is still at work: what that one then does and undoes has the same names.
+func TestADDThatGoesOnBehindADELAndAnotherADDLeavesThatOneAlone(t *testing.T) {
+	t.Parallel()
+	guarded := map[string]any{"macspoofchk": true, "deadline": "10s"}
+	for _, step := range steps()[1 : len(steps())-1] {
+		t.Run(step, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			neighbour := attachmentEnv("ADD", nstest.Path(t, nstest.New(t)))
+			neighbour["CNI_CONTAINERID"] = "neighbour"
+			n.runWith(t, n.plugin(), neighbour, guarded).must(t)
+			later := attachmentEnv("ADD", nstest.Path(t, nstest.New(t)))
+			var want belongings
+			p := n.plugin()
+			p.After = func(s string) error {
+				if s != step {
+					return nil
+				}
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					n.run(t, n.plugin(), "DEL", nil).must(t)
+					n.runWith(t, n.plugin(), later, guarded).must(t)
+					want = n.belongings(t)
+				}()
+				<-done
+				return nil
+			}
+			a := n.run(t, p, "ADD", guarded)
+			mustHaveFailed(t, a, []uint{codeTryAgainLater}, "was deleted")
+			got := n.belongings(t)
+			// What the first one made after that goes with the attachment.
+			want.Interfaces, got.Interfaces = nil, nil
+			if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("belongings of attachments (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// So that the next ADD finds nothing of it.
+func TestDELReturnsWhenTheADDThatItEndsHasEnded(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	p := n.plugin()
+	var ended atomic.Bool
+	deleted := make(chan bool, 1)
+	p.After = func(step string) error {
+		if step != "link" {
+			return nil
+		}
+		go func() {
+			n.run(t, n.plugin(), "DEL", nil)
+			deleted <- ended.Load()
+		}()
+		record := filepath.Join(n.stateDir, "attachments", "pods", ident.Hash("pods", "c1", "eth0")+".json")
+		for {
+			if _, err := os.Stat(record); errors.Is(err, os.ErrNotExist) {
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
+		time.Sleep(200 * time.Millisecond) // in which DEL does all else
+		ended.Store(true)
+		return nil
+	}
+	mustHaveFailed(t, n.run(t, p, "ADD", nil), []uint{codeTryAgainLater}, "was deleted")
+	if !<-deleted {
+		t.Error("DEL did not wait for the ADD")
 	}
 	n.mustHave(t, nothing())
 }

@@ -1,9 +1,11 @@
 package state
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -54,6 +56,41 @@ func (d *Dir) LockAttachment(network, hash string) (*AttachmentLock, error) {
 		}
 	}
 }
+
+// AtWork gives what waits until the call ends that has the lock of an attachment's record, also
+// if the record is removed meanwhile, or until ctx does. It is to be called, once, with no lock held.
+// Where there is no record, there is nothing to wait for.
+func (d *Dir) AtWork(network, hash string) (wait func(context.Context), err error) {
+	path, err := d.attachmentPath(network, hash)
+	if err != nil {
+		return nil, err
+	}
+	fd, err := file.Open(path, unix.O_RDONLY)
+	if errors.Is(err, os.ErrNotExist) {
+		return func(context.Context) {}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context) {
+		defer unix.Close(fd)
+		tick := time.NewTicker(endsEvery)
+		defer tick.Stop()
+		for {
+			if free, err := tryFlock(fd, unix.LOCK_SH); free || err != nil {
+				return
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+		}
+	}, nil
+}
+
+// endsEvery is how often AtWork looks. A wait in flock(2) would have no end.
+const endsEvery = 10 * time.Millisecond
 
 // Close gives the lock up. Closing twice does nothing.
 func (l *AttachmentLock) Close() error {

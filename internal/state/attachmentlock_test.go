@@ -1,10 +1,12 @@
 package state
 
 import (
+	"context"
 	"errors"
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -52,6 +54,40 @@ func TestARunningADDHasItsRecordLocked(t *testing.T) {
 				t.Error(err)
 			}
 		}
+	}
+}
+
+func TestTheEndOfACallIsWaitedForAlsoWithoutItsRecord(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	a := sample("c1")
+	wait, err := d.AtWork(a.Network, a.Hash())
+	if err != nil {
+		t.Fatal(err)
+	}
+	wait(t.Context()) // for nobody
+	p := begin(t, d, a)
+	waits := func() func(context.Context) {
+		wait, err := again(d).AtWork(a.Network, a.Hash())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return wait
+	}
+	bounded, unbounded := waits(), waits()
+	if err := d.Remove(a.Network, a.Hash()); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if bounded(ctx); ctx.Err() == nil {
+		t.Error("the wait ended before the call")
+	}
+	closed := make(chan error, 1)
+	go func() { closed <- p.Close() }()
+	unbounded(t.Context())
+	if err := <-closed; err != nil {
+		t.Error(err)
 	}
 }
 

@@ -123,7 +123,7 @@ func link(fd int, temp, path string) error {
 // ADD to end.
 func (p *Pending) Gone() (bool, error) {
 	if p.fd < 0 {
-		return false, nil
+		return p.lost, nil
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(p.fd, &st); err != nil {

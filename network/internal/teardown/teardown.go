@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
@@ -84,7 +85,12 @@ func (t *Teardown) Attachment(ctx context.Context, owner ipam.Owner, hash string
 	case err == nil, errors.Is(err, fs.ErrNotExist):
 	case errors.Is(err, state.ErrBusy) && r.rec != nil && r.rec.State == state.Adding:
 		// An Add is at work, which ends when it finds its record gone, and undoes what it
-		// makes after this.
+		// makes after this. The next Add of the attachment is to find nothing of it.
+		wait, err := t.Session.Dir.AtWork(t.Network, hash)
+		if err != nil {
+			return err
+		}
+		defer t.outwait(ctx, wait)
 		if err := t.forget(ctx, hash); err != nil {
 			return err
 		}
@@ -95,6 +101,18 @@ func (t *Teardown) Attachment(ctx context.Context, owner ipam.Owner, hash string
 		return err
 	}
 	return closeLoopbackAfter(ctx, t.Session, t.Known.Bridge, r.rec)
+}
+
+// addEnds is how long a Del waits for an Add to end. One that hangs for longer leaves alone what
+// an Add after the Del makes.
+const addEnds = 3 * time.Second
+
+// outwait waits for an Add that was told to end.
+func (t *Teardown) outwait(ctx context.Context, wait func(context.Context)) {
+	t.Session.Leave()
+	ctx, cancel := context.WithTimeout(ctx, addEnds)
+	defer cancel()
+	wait(ctx)
 }
 
 // Remains takes down what is left of an attachment, for the next Add of the same, which has the

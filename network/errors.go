@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 )
 
@@ -12,7 +13,7 @@ import (
 // rule.
 var (
 	// ErrInvalid says that an argument or a configuration cannot be meant.
-	ErrInvalid = fail.ErrInvalid
+	ErrInvalid = tombolo.ErrInvalid
 	// ErrState says that the state directory, or the directory of leases, cannot be used.
 	ErrState = fail.ErrState
 	// ErrTryAgain says that something is in the way that passes with time.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 )
 
@@ -70,7 +71,7 @@ func (k *Keeper) visit(ctx context.Context, hash string, m memory) outcome {
 	case errors.Is(err, os.ErrNotExist):
 		k.metrics.hostGone(hash)
 		return outcome{gone: true}
-	case errors.Is(err, lease.ErrDamaged):
+	case errors.Is(err, file.ErrDamaged):
 		return k.setAside(ctx, hash)
 	case err != nil:
 		k.failed("cannot read lease record", "record", hash, "err", err)
@@ -106,7 +107,7 @@ func (k *Keeper) setAside(ctx context.Context, hash string) outcome {
 	}
 	defer k.unlock(held)
 	_, err = held.Load()
-	if !errors.Is(err, lease.ErrDamaged) {
+	if !errors.Is(err, file.ErrDamaged) {
 		return outcome{wake: now()}
 	}
 	path, moveErr := held.SetAside()

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
@@ -91,7 +92,7 @@ func (h *Held) adopt(r *Record, a *Adoption) (*Record, error) {
 		have.Client.MAC.String() == r.Client.MAC.String() && a.find(have.Lease.Address.Addr()) != nil {
 		return have, nil
 	}
-	if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, ErrDamaged) {
+	if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, file.ErrDamaged) {
 		return nil, err
 	}
 	return r, h.Create(r)

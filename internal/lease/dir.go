@@ -113,7 +113,7 @@ func load(path, hash string) (*Record, error) {
 	}
 	if r.Hash() != hash {
 		return nil, fmt.Errorf("%w: it is the record of network %s, container %s, interface %s, whose file is %s%s",
-			ErrDamaged, r.Network, r.ContainerID, r.IfName, r.Hash(), recordSuffix)
+			file.ErrDamaged, r.Network, r.ContainerID, r.IfName, r.Hash(), recordSuffix)
 	}
 	return r, nil
 }
@@ -156,7 +156,7 @@ func (d *Dir) List() ([]*Record, []*RecordError, error) {
 	}
 	aside, err := filepath.Glob(d.path + "/*" + damagedSuffix)
 	for _, path := range aside {
-		bad = append(bad, &RecordError{Path: path, Err: fmt.Errorf("%w: set aside by the keeper", ErrDamaged)})
+		bad = append(bad, &RecordError{Path: path, Err: fmt.Errorf("%w: set aside by the keeper", file.ErrDamaged)})
 	}
 	return found, bad, err
 }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -97,8 +98,8 @@ func TestHostsRecordsThatCannotBeUsedAreRefused(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := decode(line); !errors.Is(err, ErrDamaged) {
-				t.Errorf("decoded with %v, want %v", err, ErrDamaged)
+			if _, err := decode(line); !errors.Is(err, file.ErrDamaged) {
+				t.Errorf("decoded with %v, want %v", err, file.ErrDamaged)
 			}
 		})
 	}

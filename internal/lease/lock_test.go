@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/internal/file"
 )
 
 func TestARecordIsWrittenAndRead(t *testing.T) {
@@ -253,7 +254,7 @@ func TestDamagedRecordsAreSetAsideAndListed(t *testing.T) {
 		t.Fatal(err)
 	}
 	found, damaged, err = d.List()
-	if err != nil || len(found) != 1 || len(damaged) != 1 || damaged[0].Path != path || !errors.Is(damaged[0], ErrDamaged) {
+	if err != nil || len(found) != 1 || len(damaged) != 1 || damaged[0].Path != path || !errors.Is(damaged[0], file.ErrDamaged) {
 		t.Errorf("List: %v, %v, %v", found, damaged, err)
 	}
 	if hashes, err := d.Hashes(); err != nil || !slices.Equal(hashes, []string{good.Hash()}) {

@@ -183,14 +183,11 @@ func (r *Record) Expires() time.Time {
 // NewToken draws a token.
 func NewToken() string { return fmt.Sprintf("%016x", rand.Uint64()) }
 
-// ErrDamaged is file.ErrDamaged.
-var ErrDamaged = file.ErrDamaged
-
 // ErrVersion says that a newer Tombolo wrote a record. It is left alone: its lease
 // runs out, unless that version comes back.
 var ErrVersion = errors.New("written by a newer version")
 
-// A RecordError says what is wrong with one record's file. It unwraps to ErrDamaged,
+// A RecordError says what is wrong with one record's file. It unwraps to file.ErrDamaged,
 // ErrVersion or the system's error.
 type RecordError struct {
 	Path string
@@ -239,7 +236,7 @@ type document struct {
 	*Record
 }
 
-// decode reads a record's file. The error matches ErrDamaged or ErrVersion.
+// decode reads a record's file. The error matches file.ErrDamaged or ErrVersion.
 func decode(data []byte) (*Record, error) {
 	doc := document{Record: new(Record)}
 	err := json.Unmarshal(data, &doc)
@@ -248,12 +245,12 @@ func decode(data []byte) (*Record, error) {
 	case doc.Version > hostVersion:
 		return nil, fmt.Errorf("%w: version %d, and this tombolo reads up to %d", ErrVersion, doc.Version, hostVersion)
 	case err != nil:
-		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
+		return nil, fmt.Errorf("%w: %w", file.ErrDamaged, err)
 	case doc.Version < 1:
-		return nil, fmt.Errorf("%w: it has no version", ErrDamaged)
+		return nil, fmt.Errorf("%w: it has no version", file.ErrDamaged)
 	}
 	if err := doc.check(); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
+		return nil, fmt.Errorf("%w: %w", file.ErrDamaged, err)
 	}
 	return doc.Record, nil
 }

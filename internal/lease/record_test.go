@@ -110,8 +110,8 @@ func TestRecordsThatCannotBeUsedAreRefused(t *testing.T) {
 			if err != nil {
 				return // never to be read either
 			}
-			if _, err := decode(line); name != "too long" && name != "container not UTF-8" && !errors.Is(err, ErrDamaged) {
-				t.Errorf("decoded with %v, want %v", err, ErrDamaged)
+			if _, err := decode(line); name != "too long" && name != "container not UTF-8" && !errors.Is(err, file.ErrDamaged) {
+				t.Errorf("decoded with %v, want %v", err, file.ErrDamaged)
 			}
 		})
 	}
@@ -130,15 +130,15 @@ func TestLoadTellsWhatIsWrong(t *testing.T) {
 		want error
 	}{
 		{"nothing", func(string) error { return nil }, os.ErrNotExist},
-		{"empty", write(nil), ErrDamaged},
-		{"cut short", write(line[:len(line)/2]), ErrDamaged},
-		{"zeroes", write(make([]byte, 512)), ErrDamaged},
-		{"another's", write(bytes.Replace(line, []byte("abc123"), []byte("abc124"), 1)), ErrDamaged},
-		{"no version", write(bytes.Replace(line, []byte(`"version":1,`), nil, 1)), ErrDamaged},
+		{"empty", write(nil), file.ErrDamaged},
+		{"cut short", write(line[:len(line)/2]), file.ErrDamaged},
+		{"zeroes", write(make([]byte, 512)), file.ErrDamaged},
+		{"another's", write(bytes.Replace(line, []byte("abc123"), []byte("abc124"), 1)), file.ErrDamaged},
+		{"no version", write(bytes.Replace(line, []byte(`"version":1,`), nil, 1)), file.ErrDamaged},
 		{"a newer version", write([]byte(`{"version":3,"state":{"new":"shape"}}`)), ErrVersion},
-		{"too large", write(append(bytes.Repeat([]byte(" "), file.MaxRecord), line...)), ErrDamaged},
+		{"too large", write(append(bytes.Repeat([]byte(" "), file.MaxRecord), line...)), file.ErrDamaged},
 		{"a symbolic link", func(path string) error { return os.Symlink("/etc/passwd", path) }, unix.ELOOP},
-		{"a FIFO", func(path string) error { return unix.Mkfifo(path, 0o600) }, ErrDamaged},
+		{"a FIFO", func(path string) error { return unix.Mkfifo(path, 0o600) }, file.ErrDamaged},
 		{"a directory", func(path string) error { return os.Mkdir(path, 0o700) }, unix.EISDIR},
 		{"whole", write(line), nil},
 		{"whole, with unknown members", write(bytes.Replace(line, []byte(`{`), []byte(`{"colour":"red",`), 1)), nil},
@@ -243,7 +243,7 @@ func FuzzDecode(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		r, err := decode(data)
 		if err != nil {
-			if !errors.Is(err, ErrDamaged) && !errors.Is(err, ErrVersion) {
+			if !errors.Is(err, file.ErrDamaged) && !errors.Is(err, ErrVersion) {
 				t.Errorf("%v is neither damage nor a version", err)
 			}
 			return

@@ -50,9 +50,9 @@ func Dial(cfg *Config) (*Conn, error) {
 // Close closes the connection.
 func (c *Conn) Close() error { return c.nl.Close() }
 
-// ErrNotSupported is the cause of an error about what the kernel lacks, and could not
+// IsUnsupported says of an error that its cause is what the kernel lacks, and could not
 // or would not load.
-var ErrNotSupported = tc.ErrNotSupported
+func IsUnsupported(err error) bool { return errors.Is(err, tc.ErrNotSupported) }
 
 // Filter says which filter is meant.
 type Filter struct {
@@ -97,8 +97,8 @@ const (
 // see State.Routed. What others have at the bridge's ingress stays as it is; there, a
 // filter of an earlier priority may accept what this one would drop.
 //
-// The filter is there before an old one of ours with another note goes. ErrNotSupported
-// is the cause where the kernel has no cls_bpf or no clsact.
+// The filter is there before an old one of ours with another note goes. An error says
+// IsUnsupported where the kernel has no cls_bpf or no clsact.
 func (c *Conn) Ensure(ctx context.Context, k Filter, routed bool) (changed bool, _ error) {
 	have, err := c.Get(ctx, k)
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
@@ -201,7 +202,7 @@ func buildNetwork(ctx context.Context, s *session.Session, w *Want) (*Built, err
 		return nil, err
 	}
 	if chosen.mtu < ipv6MTU && slices.ContainsFunc(w.Record.Subnets, recorded.IsIPv6) {
-		return nil, fail.Errorf(fail.ErrInvalid, "network %q: an MTU of %d is too small for IPv6, which needs %d", w.Record.Name, chosen.mtu, ipv6MTU)
+		return nil, fail.Errorf(tombolo.ErrInvalid, "network %q: an MTU of %d is too small for IPv6, which needs %d", w.Record.Name, chosen.mtu, ipv6MTU)
 	}
 	if err := refuseOtherMarks(s, &w.Record); err != nil {
 		return nil, err

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
@@ -77,6 +78,6 @@ func RefuseIPv6(network string, slaac bool, subnets []netip.Prefix) error {
 	if asked == "" || kernelHasIPv6() {
 		return nil
 	}
-	return fail.Errorf(fail.ErrInvalid, "network %q asks for %s, and IPv6 is switched off in this kernel: take it out of the configuration, or boot without ipv6.disable=1 on the kernel's command line (and with a kernel that has IPv6)",
+	return fail.Errorf(tombolo.ErrInvalid, "network %q asks for %s, and IPv6 is switched off in this kernel: take it out of the configuration, or boot without ipv6.disable=1 on the kernel's command line (and with a kernel that has IPv6)",
 		network, asked)
 }

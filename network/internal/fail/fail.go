@@ -5,13 +5,10 @@ package fail
 import (
 	"errors"
 	"fmt"
-
-	"github.com/tombolo-cni/tombolo"
 )
 
 // The kinds; package network says what each means.
 var (
-	ErrInvalid       = tombolo.ErrInvalid
 	ErrState         = errors.New("state cannot be read or written")
 	ErrTryAgain      = errors.New("try again later")
 	ErrHostNamespace = errors.New("the pod's namespace is the host's own")

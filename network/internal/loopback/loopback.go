@@ -90,7 +90,7 @@ func Open(ctx context.Context, dir *state.Dir, rec *state.Network, l *bridge.Lin
 	}
 	// The filter first: there must be no moment without it.
 	_, err = conn.Ensure(ctx, keep, routed)
-	rec.LoopbackUnkept = errors.Is(err, localnet.ErrNotSupported)
+	rec.LoopbackUnkept = localnet.IsUnsupported(err)
 	if rec.LoopbackUnkept {
 		warn(openIfFlushed + l.Name + ": " + err.Error())
 	} else if err != nil {

@@ -80,7 +80,11 @@ func (b *Batch) append(r request, m netlink.Message) {
 		return // nobody will send it
 	}
 	if b.buf == nil {
-		b.buf, b.reqs = make([]byte, 0, 1<<10), make([]request, 0, 8) // of a pod, most have room in that
+		room, count := 1<<10, 8 // of a pod, most have room in that
+		if r.want == object {
+			room, count = 1<<7, 1 // a question is alone, mostly
+		}
+		b.buf, b.reqs = make([]byte, 0, room), make([]request, 0, count)
 	}
 	r.start = len(b.buf)
 	n := unix.NLMSG_HDRLEN + align(len(m.Data))

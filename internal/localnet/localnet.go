@@ -3,9 +3,9 @@
 // but for its firewall; this holds where the firewall has been flushed.
 //
 //	conn, err := localnet.Dial(nil)
-//	changed, err := conn.Ensure(ctx, localnet.Filter{Bridge: "cbr0", Index: 7, Mark: 1 << 29}, true)
+//	changed, err := conn.Ensure(ctx, localnet.Filter{Bridge: "cbr0", Index: 7, Mark: 1 << 29}, nil, true)
 //	state, err := conn.Get(ctx, filter) // is it there, and whose was route_localnet?
-//	err = conn.Remove(ctx, filter)
+//	err = conn.Remove(ctx, filter, nil)
 package localnet
 
 import (
@@ -99,8 +99,10 @@ const (
 //
 // The filter is there before an old one of ours with another note goes. An error says
 // IsUnsupported where the kernel has no cls_bpf or no clsact.
-func (c *Conn) Ensure(ctx context.Context, k Filter, routed bool) (changed bool, _ error) {
-	have, err := c.Get(ctx, k)
+//
+// have is what Get has just said; nil: Ensure asks.
+func (c *Conn) Ensure(ctx context.Context, k Filter, have *State, routed bool) (changed bool, _ error) {
+	have, err := c.known(ctx, k, have)
 	if err != nil {
 		return false, err
 	}
@@ -197,10 +199,18 @@ func (have *State) madePlace() bool {
 	return false
 }
 
+// known is have, or what there is.
+func (c *Conn) known(ctx context.Context, k Filter, have *State) (*State, error) {
+	if have != nil {
+		return have, nil
+	}
+	return c.Get(ctx, k)
+}
+
 // Remove takes the filter away, and the clsact if that was made for it and nobody else
-// uses it. What is gone already is success.
-func (c *Conn) Remove(ctx context.Context, k Filter) error {
-	have, err := c.Get(ctx, k)
+// uses it. What is gone already is success. have is as Ensure's.
+func (c *Conn) Remove(ctx context.Context, k Filter, have *State) error {
+	have, err := c.known(ctx, k, have)
 	if err != nil {
 		return tc.PassAbsent(err)
 	}

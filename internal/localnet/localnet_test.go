@@ -194,7 +194,7 @@ func TestFilterDropsWhatOthersSendToTheHostsLoopback(t *testing.T) {
 			t.Errorf("%s: the attack does not work without the filter", a.name)
 		}
 	}
-	if changed, err := n.conn.Ensure(t.Context(), n.keep, true); err != nil || !changed {
+	if changed, err := n.conn.Ensure(t.Context(), n.keep, nil, true); err != nil || !changed {
 		t.Fatalf("Ensure: %t, %v", changed, err)
 	}
 	for _, a := range attacks {
@@ -209,7 +209,7 @@ func TestFilterDropsWhatOthersSendToTheHostsLoopback(t *testing.T) {
 			t.Errorf("%s: what is sent to the host's other addresses is dropped", ok.name)
 		}
 	}
-	if err := n.conn.Remove(t.Context(), n.keep); err != nil {
+	if err := n.conn.Remove(t.Context(), n.keep, nil); err != nil {
 		t.Fatal(err)
 	}
 	if !n.hears(t, n.frame("", "10.9.0.5", "127.0.0.1")) {
@@ -221,7 +221,7 @@ func TestFilterDropsWhatOthersSendToTheHostsLoopback(t *testing.T) {
 func TestFilterLetsMarkedPacketsPass(t *testing.T) {
 	t.Parallel()
 	n := newLoopbackNode(t)
-	if _, err := n.conn.Ensure(t.Context(), n.keep, true); err != nil {
+	if _, err := n.conn.Ensure(t.Context(), n.keep, nil, true); err != nil {
 		t.Fatal(err)
 	}
 	nstest.Run(t, n.ns, "nft", "add table netdev t; add chain netdev t c { type filter hook ingress device "+port+" priority 0; }; "+
@@ -251,7 +251,7 @@ func TestFilterIsIdempotentAndNotesWhatGoesWithIt(t *testing.T) {
 		mark            uint32
 	}{{true, true, 0x1000}, {true, false, 0x1000}, {false, true, 0x1000}, {false, false, 0x1000}, {false, true, 0x4000}, {true, true, 0x4000}} {
 		k.Mark = step.mark
-		changed, err := n.conn.Ensure(t.Context(), k, step.routed)
+		changed, err := n.conn.Ensure(t.Context(), k, nil, step.routed)
 		if err != nil || changed != step.changes {
 			t.Errorf("Ensure %+v: %t, %v", step, changed, err)
 		}
@@ -268,7 +268,7 @@ func TestFilterIsIdempotentAndNotesWhatGoesWithIt(t *testing.T) {
 		t.Errorf("a filter of another mark counts: %+v, %v", kept, err)
 	}
 	for range 2 {
-		if err := n.conn.Remove(t.Context(), k); err != nil {
+		if err := n.conn.Remove(t.Context(), k, nil); err != nil {
 			t.Fatal(err)
 		}
 		if got := nstest.Run(t, n.ns, "tc", "qdisc", "show", "dev", "br0"); strings.Contains(got, "clsact") {
@@ -309,7 +309,7 @@ func TestFilterLeavesOthersAtTheIngressAlone(t *testing.T) {
 				prepare()
 			}
 			before := state()
-			if _, err := n.conn.Ensure(t.Context(), k, true); err != nil {
+			if _, err := n.conn.Ensure(t.Context(), k, nil, true); err != nil {
 				t.Fatal(err)
 			}
 			if kept, err := n.conn.Get(t.Context(), k); err != nil || !kept.There {
@@ -318,7 +318,7 @@ func TestFilterLeavesOthersAtTheIngressAlone(t *testing.T) {
 			if tt.qdisc == "" {
 				prepare()
 			}
-			if err := n.conn.Remove(t.Context(), k); err != nil {
+			if err := n.conn.Remove(t.Context(), k, nil); err != nil {
 				t.Fatal(err)
 			}
 			after := state()
@@ -336,18 +336,18 @@ func TestFilterOfNoBridge(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	for _, k := range []localnet.Filter{{}, {Bridge: "br0"}, {Bridge: "br0", Index: -1}, {Bridge: strings.Repeat("x", 16), Index: 1}} {
-		if _, err := n.conn.Ensure(t.Context(), k, true); !errors.Is(err, tombolo.ErrInvalid) {
+		if _, err := n.conn.Ensure(t.Context(), k, nil, true); !errors.Is(err, tombolo.ErrInvalid) {
 			t.Errorf("Ensure(%+v): %v", k, err)
 		}
-		if err := n.conn.Remove(t.Context(), k); !errors.Is(err, tombolo.ErrInvalid) {
+		if err := n.conn.Remove(t.Context(), k, nil); !errors.Is(err, tombolo.ErrInvalid) {
 			t.Errorf("Remove(%+v): %v", k, err)
 		}
 	}
 	gone := localnet.Filter{Bridge: "br9", Index: 9999, Mark: 1}
-	if _, err := n.conn.Ensure(t.Context(), gone, true); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := n.conn.Ensure(t.Context(), gone, nil, true); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("Ensure of a bridge that is gone: %v", err)
 	}
-	if err := n.conn.Remove(t.Context(), gone); err != nil {
+	if err := n.conn.Remove(t.Context(), gone, nil); err != nil {
 		t.Errorf("Remove of a bridge that is gone: %v", err)
 	}
 }

@@ -89,7 +89,7 @@ func Open(ctx context.Context, dir *state.Dir, rec *state.Network, l *bridge.Lin
 		return err
 	}
 	// The filter first: there must be no moment without it.
-	_, err = conn.Ensure(ctx, keep, routed)
+	_, err = conn.Ensure(ctx, keep, kept, routed)
 	rec.LoopbackUnkept = localnet.IsUnsupported(err)
 	if rec.LoopbackUnkept {
 		warn(openIfFlushed + l.Name + ": " + err.Error())
@@ -177,7 +177,7 @@ func Shut(ctx context.Context, links *bridge.Conn, bridgeName string, known bool
 			return err
 		}
 	}
-	return conn.Remove(ctx, keep)
+	return conn.Remove(ctx, keep, kept)
 }
 
 // Missing says what is missing of what Open made; "" if nothing is.

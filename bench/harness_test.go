@@ -9,9 +9,9 @@ import (
 )
 
 // mostAllocations is how often an ADD and a DEL of one IPv4 pod may allocate, in process:
-// what the garbage collector of a program that embeds them has to do. It is 5 % above what
+// what the garbage collector of a program that embeds them has to do. It is 3 % above what
 // they do.
-const mostAllocations = 1300
+const mostAllocations = 1275
 
 func TestAnAddAndItsDelAllocateLittle(t *testing.T) {
 	n := newNode(t, inProcess(), ipv4()).warm(t)
@@ -24,6 +24,7 @@ func TestAnAddAndItsDelAllocateLittle(t *testing.T) {
 			}
 		}
 	})
+	t.Logf("an ADD and its DEL allocate %v times", got)
 	if got > mostAllocations {
 		t.Errorf("an ADD and its DEL allocate %v times, want at most %v", got, mostAllocations)
 	}

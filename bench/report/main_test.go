@@ -55,6 +55,11 @@ func TestReportIsWrittenOfWhatWasMeasured(t *testing.T) {
 		t.Fatal(err)
 	}
 	golden(t, "benchmarks.md", string(page))
+	tables, err := os.ReadFile(filepath.Join(root, "docs", "benchmarks", "tables.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "tables.md", string(tables))
 	for _, name := range []string{"add-ipv4.svg", "steps.svg", "pods.svg"} {
 		svg, err := os.ReadFile(filepath.Join(root, "docs", "benchmarks", name))
 		if err != nil || !strings.Contains(string(svg), "<svg") || !strings.Contains(string(page), "benchmarks/"+name) {

@@ -121,13 +121,16 @@ func (r *results) readme(plots []drawn) string {
 	return text + "All figures and plots: [docs/benchmarks.md](docs/benchmarks.md).\n"
 }
 
-// write writes the page, its plots, and README's part.
+// write writes the page, its plots and tables, and README's part.
 func (r *results) write(root string) error {
 	plots, err := r.draw(filepath.Join(root, "docs", "benchmarks"))
 	if err != nil {
 		return err
 	}
 	if err := os.WriteFile(filepath.Join(root, "docs", "benchmarks.md"), []byte(r.page(plots)), 0o644); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(root, "docs", "benchmarks", "tables.md"), []byte(r.tables()), 0o644); err != nil {
 		return err
 	}
 	path := filepath.Join(root, "README.md")
@@ -148,7 +151,7 @@ func (r *results) page(plots []drawn) string {
 	var b strings.Builder
 	b.WriteString("# Benchmarks\n\n`make bench-report` has written this page and its plots; nothing in it is typed by hand.\n" +
 		"[bench/README.md](../bench/README.md) says what the contenders are and how they are measured.\n" +
-		"Read the ratios: the times hold for one machine on one day. Every pod of every figure was\nproven to work, and to leave nothing when it went. [run.txt](benchmarks/run.txt) has every\nfigure, for benchstat.\n\n## Where\n\n| | |\n|---|---|\n")
+		"Read the ratios: the times hold for one machine on one day. Every pod of every figure was\nproven to work, and to leave nothing when it went. [tables.md](benchmarks/tables.md)\nhas a line for every benchmark, and [run.txt](benchmarks/run.txt) every figure, for benchstat.\n\n## Where\n\n| | |\n|---|---|\n")
 	for _, key := range []string{"date", "tombolo", "reference", "kernel", "cpu", "cpus", "goarch", "go", "nft", "iptables", "dnsmasq"} {
 		if value := r.config[key]; value != "" {
 			fmt.Fprintf(&b, "| %s | %s |\n", key, value)
@@ -158,6 +161,13 @@ func (r *results) page(plots []drawn) string {
 	for _, p := range plots {
 		fmt.Fprintf(&b, "\n![%s](benchmarks/%s)\n", p.title, p.file)
 	}
+	return b.String()
+}
+
+// tables is docs/benchmarks/tables.md: each benchmark's line.
+func (r *results) tables() string {
+	var b strings.Builder
+	b.WriteString("# Benchmarks: every line\n\n`make bench-report` has written these tables too. [run.txt](run.txt) has all figures, for benchstat.\n")
 	last := ""
 	for _, name := range r.names {
 		at := strings.LastIndex(name, "/")

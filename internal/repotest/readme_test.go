@@ -7,6 +7,20 @@ import (
 	"testing"
 )
 
+// TestEmbeddingPageNamesEveryPublicPackage has an embedder find them all.
+func TestEmbeddingPageNamesEveryPublicPackage(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile(filepath.Join(root(t), "docs", "embedding.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range publicPackages() {
+		if name != "." && !strings.Contains(string(page), "`"+name+"`") {
+			t.Errorf("docs/embedding.md lacks `%s`", name)
+		}
+	}
+}
+
 // TestREADMEIsForTwoMinutes bounds its words, and has it lead to every page.
 func TestREADMEIsForTwoMinutes(t *testing.T) {
 	t.Parallel()

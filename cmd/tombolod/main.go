@@ -30,12 +30,12 @@ const (
 
 const usage = `Usage: tombolod [flags]
 
-Keeps the DHCP leases of pods renewed, for as long as the pods live, and has their host
-ports and guards follow to other addresses. Finishes takeovers of NICs that were cut
-short, and mends those that a network manager has undone. Hears when others change the
-firewall, and puts right within a second what pods need of it. It finds all in directories
-where the plugin tombolo writes them, so that either may start first and be restarted at
-any time. It runs in the foreground and logs to standard error.
+Renews the DHCP leases of pods while the pods run, and moves their host ports and guards
+if a lease gets another address. Finishes takeovers of NICs that were interrupted, and
+repairs those that a network manager has undone. Repairs within a second what another
+program changes of the firewall rules that pods need. It reads the records that the plugin
+tombolo writes, so that either may start first and be restarted at any time. It runs in
+the foreground and logs to standard error.
 
 Flags:
   --leases DIR     directory of the lease records (%s)

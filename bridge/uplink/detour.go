@@ -109,7 +109,7 @@ func isOurs(kind, alias, mac string, want net.HardwareAddr) bool {
 // applyRound does operations. Those during which the NIC takes nothing in are done with
 // a detour.
 func (r *run) applyRound(ctx context.Context, s *Snapshot, ops []operation) error {
-	if !slices.ContainsFunc(ops, func(op operation) bool { return op.deaf }) || s.Bridge == nil || !s.Bridge.Up() {
+	if !slices.ContainsFunc(ops, func(op operation) bool { return op.interrupts }) || s.Bridge == nil || !s.Bridge.Up() {
 		return r.apply(ctx, ops)
 	}
 	d := r.rec.detour()

@@ -104,7 +104,7 @@ func (s *Steps) add(name StepName, words []string, ops ...[]operation) {
 // addDeaf adds a step in which the NIC may take nothing in for a moment, and says what
 // is done about it.
 func (s *Steps) addDeaf(name StepName, words string, ops ...[]operation) {
-	if !slices.ContainsFunc(slices.Concat(ops...), func(op operation) bool { return op.deaf }) {
+	if !slices.ContainsFunc(slices.Concat(ops...), func(op operation) bool { return op.interrupts }) {
 		s.add(name, nil, ops...)
 		return
 	}
@@ -194,9 +194,9 @@ func (m *move) enslave() []operation {
 		return nil
 	}
 	return []operation{{
-		text:    fmt.Sprintf("make %s a port of %s", m.from.Name, m.to.Name),
-		deaf:    true,
-		request: func(b *nl.Batch) { setMaster(b, m.from, &m.to.Index) },
+		text:       fmt.Sprintf("make %s a port of %s", m.from.Name, m.to.Name),
+		interrupts: true,
+		request:    func(b *nl.Batch) { setMaster(b, m.from, &m.to.Index) },
 	}}
 }
 
@@ -338,9 +338,9 @@ func (m *move) release() []operation {
 		return nil
 	}
 	return []operation{{
-		text:    fmt.Sprintf("make %s no port of %s any more", m.to.Name, m.from.Name),
-		deaf:    true,
-		request: func(b *nl.Batch) { setMaster(b, m.to, new(0)) },
+		text:       fmt.Sprintf("make %s no port of %s any more", m.to.Name, m.from.Name),
+		interrupts: true,
+		request:    func(b *nl.Batch) { setMaster(b, m.to, new(0)) },
 	}}
 }
 

@@ -87,7 +87,7 @@ func (k *Keeper) visit(ctx context.Context, hash string, m memory) outcome {
 	case r.State == lease.Sticky:
 		return v.remembered()
 	case r.Boot != k.boot:
-		return v.bury("the machine has booted since")
+		return v.releaseGone("the machine has booted since")
 	case r.State == lease.Adding:
 		return v.adding()
 	}
@@ -181,7 +181,7 @@ func (v *visit) keep() outcome {
 	pod, err := v.node.enter(v.r)
 	switch {
 	case errors.Is(err, errGone):
-		return v.bury("its pod is gone")
+		return v.releaseGone("its pod is gone")
 	case err != nil:
 		return v.unkept("cannot enter the pod", err)
 	}
@@ -290,8 +290,8 @@ func (v *visit) putRight(p pod) error {
 	return v.underLockOf(func(held *lease.Held) error { return v.apply(held, p, v.r.Lease) })
 }
 
-// bury ends the lease of a pod that is gone.
-func (v *visit) bury(why string) outcome {
+// releaseGone ends the lease of a pod that is gone.
+func (v *visit) releaseGone(why string) outcome {
 	return v.underLock(func(held *lease.Held) outcome {
 		var err error
 		// What an ADD wanted to ask for, or a server has refused, is not the pod's.
@@ -372,15 +372,15 @@ func (v *visit) underLockOf(fn func(*lease.Held) error) error {
 	case err != nil:
 		return err
 	}
-	if err := v.heed(held); err != nil {
+	if err := v.reloadGateway(held); err != nil {
 		return err
 	}
 	return fn(held)
 }
 
-// heed takes over what other processes write into the keeper's record: where the
+// reloadGateway takes over what other processes write into the keeper's record: where the
 // pod's default route leads, when the host has another address.
-func (v *visit) heed(held *lease.Held) error {
+func (v *visit) reloadGateway(held *lease.Held) error {
 	if !v.r.Policy.Gateway.IsValid() {
 		return nil
 	}

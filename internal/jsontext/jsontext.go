@@ -1,4 +1,4 @@
-// Package jsontext appends JSON to a buffer, for documents whose shape is known.
+// Package jsontext reads and writes JSON as text, for configurations, records and results.
 // The first use of encoding/json in a process costs a sixth of a millisecond, and
 // a plugin's process is over after some two.
 package jsontext

@@ -19,7 +19,8 @@ func layers() []layer {
 	kernel := []string{".", "netns", "internal/nl"}
 	return []layer{
 		{[]string{"."}, nil, "everything imports the root for its errors, so it can import nothing"},
-		{[]string{"internal/file", "internal/ident", "internal/jsontext", "internal/lockorder", "internal/printable", "internal/strict"}, nil, "each does one thing for all, and knows nothing of networks and of the others"},
+		{[]string{"internal/file", "internal/ident", "internal/jsontext", "internal/lockorder", "internal/printable"}, nil, "each does one thing for all, and knows nothing of networks and of the others"},
+		{[]string{"internal/strict"}, []string{"internal/jsontext"}, "it computes, whatever the configuration is of"},
 		{[]string{"netns", "internal/sysctl"}, []string{"."}, "the lowest layer to touch the kernel"},
 		{[]string{"internal/nl"}, []string{".", "netns"}, "netlink, whatever is said over it"},
 		{[]string{"internal/link"}, []string{"internal/nl"}, "links are written and read here, whoever works on them"},

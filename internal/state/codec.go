@@ -2,13 +2,11 @@ package state
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
 	"strconv"
 	"time"
-	"unicode/utf8"
 
 	"github.com/tombolo-cni/tombolo/internal/jsontext"
 )
@@ -26,7 +24,7 @@ import (
 type codec struct {
 	decoding bool
 	members  []member
-	out      []byte
+	out      *jsontext.Object
 	err      error
 }
 
@@ -38,20 +36,16 @@ type member struct {
 
 // encode returns the object with these fields, on one line that ends in a newline.
 func encode(version int, fields func(*codec)) []byte {
-	c := &codec{out: make([]byte, 0, 1024)}
-	c.out = append(c.out, '{')
+	c := &codec{out: jsontext.OpenObject(make([]byte, 0, 1024))}
 	c.int("version", &version)
 	fields(c)
-	return append(c.out, '}', '\n')
+	return append(c.out.Close(), '\n')
 }
 
 // decode sets the fields from an object. It fails with ErrVersion if a newer
 // version wrote the object, else with ErrDamaged.
 func decode(data []byte, version int, fields func(*codec)) error {
-	if !json.Valid(data) {
-		return fmt.Errorf("%w: it is not whole JSON: %.60q", ErrDamaged, data)
-	}
-	members, err := splitObject(bytes.TrimSpace(data))
+	members, err := membersOf(data)
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
@@ -99,7 +93,7 @@ func (c *codec) object(name string, fields func(*codec)) {
 		return
 	}
 	if body := encodeNested(nil, fields); len(body) > len("{}") {
-		c.out = append(c.name(name), body...)
+		c.out.Done(append(c.out.Key(name), body...))
 	}
 }
 
@@ -117,13 +111,13 @@ func objects[T any](c *codec, name string, v *[]T, fields func(*T, *codec)) {
 }
 
 func encodeNested(b []byte, fields func(*codec)) []byte {
-	c := &codec{out: append(b, '{')}
+	c := &codec{out: jsontext.OpenObject(b)}
 	fields(c)
-	return append(c.out, '}')
+	return c.out.Close()
 }
 
 func decodeNested(raw []byte, fields func(*codec)) error {
-	members, err := splitObject(raw)
+	members, err := membersOf(raw)
 	if err != nil {
 		return err
 	}
@@ -144,7 +138,7 @@ func field[T comparable](c *codec, name string, v *T, put func([]byte, T) []byte
 	}
 	var zero T
 	if *v != zero {
-		c.out = put(c.name(name), *v)
+		c.out.Done(put(c.out.Key(name), *v))
 	}
 }
 
@@ -153,7 +147,7 @@ func list[T any](c *codec, name string, v *[]T, put func([]byte, T) []byte, pars
 	if c.decoding {
 		if raw, ok := c.find(name); ok {
 			*v = nil
-			c.fail(name, splitList(raw, func(item []byte) error {
+			c.fail(name, eachOf(raw, func(item []byte) error {
 				value, err := parse(item)
 				*v = append(*v, value)
 				return err
@@ -161,28 +155,46 @@ func list[T any](c *codec, name string, v *[]T, put func([]byte, T) []byte, pars
 		}
 		return
 	}
-	if len(*v) == 0 {
-		return
-	}
-	c.out = append(c.name(name), '[')
-	for i, item := range *v {
-		if i > 0 {
-			c.out = append(c.out, ',')
-		}
-		c.out = put(c.out, item)
-	}
-	c.out = append(c.out, ']')
+	jsontext.List(c.out, name, *v, put)
 }
 
-// name writes a member's name. Names are ours and need no escapes.
-func (c *codec) name(name string) []byte {
-	if c.out[len(c.out)-1] != '{' {
-		c.out = append(c.out, ',')
+// eachOf calls item with each element of a list until it fails.
+func eachOf(raw []byte, item func([]byte) error) error {
+	if raw[0] != '[' {
+		return fmt.Errorf("want a list, not %.40q", raw)
 	}
-	c.out = append(c.out, '"')
-	c.out = append(c.out, name...)
-	return append(c.out, '"', ':')
+	s := jsontext.Scanner{Data: raw}
+	return s.Array(func() error {
+		value, err := s.Value()
+		if err == nil {
+			err = item(value)
+		}
+		return err
+	})
 }
+
+// membersOf takes an object apart, and checks that it is whole.
+func membersOf(raw []byte) ([]member, error) {
+	s := jsontext.Scanner{Data: raw}
+	if s.Next() != '{' {
+		if _, err := s.Value(); err != nil {
+			return nil, notWhole(raw)
+		}
+		return nil, fmt.Errorf("want an object, not %.40q", raw)
+	}
+	members := make([]member, 0, 24)
+	err := s.Object(func(name []byte) error {
+		value, err := s.Value()
+		members = append(members, member{name: jsontext.Unquote(name), raw: value})
+		return err
+	})
+	if err != nil || s.End() != nil {
+		return nil, notWhole(raw)
+	}
+	return members, nil
+}
+
+func notWhole(raw []byte) error { return fmt.Errorf("it is not whole JSON: %.60q", raw) }
 
 func (c *codec) find(name string) ([]byte, bool) {
 	for i := len(c.members) - 1; i >= 0; i-- {
@@ -201,22 +213,10 @@ func (c *codec) fail(name string, err error) {
 }
 
 func parseString(raw []byte) (string, error) {
-	text, err := unquote(raw)
-	return string(text), err
-}
-
-// unquote returns a string's text, where it can as a part of raw.
-func unquote(raw []byte) ([]byte, error) {
 	if raw[0] != '"' {
-		return nil, fmt.Errorf("want a string, not %.40q", raw)
+		return "", fmt.Errorf("want a string, not %.40q", raw)
 	}
-	text := raw[1 : len(raw)-1]
-	if bytes.IndexByte(text, '\\') < 0 && utf8.Valid(text) {
-		return text, nil
-	}
-	var s string
-	err := json.Unmarshal(raw, &s)
-	return []byte(s), err
+	return string(jsontext.Unquote(raw)), nil
 }
 
 func appendInt(b []byte, n int) []byte     { return strconv.AppendInt(b, int64(n), 10) }

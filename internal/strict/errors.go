@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strconv"
 	"unicode/utf8"
+
+	"github.com/tombolo-cni/tombolo/internal/jsontext"
 )
 
 // valueLimit is how much of an offending value an error shows, in bytes.
@@ -68,42 +70,7 @@ func (e *ValueError) Error() string {
 func (e *ValueError) Unwrap() error { return e.Err }
 
 // SyntaxError reports bytes that are not JSON.
-type SyntaxError struct {
-	Offset int    // index of the offending byte
-	Line   int    // its line, from 1
-	Column int    // its column in bytes, from 1
-	Reason string // what was expected there and what was found
-}
-
-func (e *SyntaxError) Error() string {
-	return fmt.Sprintf("not valid JSON at line %d, column %d: %s", e.Line, e.Column, e.Reason)
-}
-
-// syntaxError builds the error for the byte at offset.
-func (d *decoder) syntaxError(offset int, reason string) error {
-	before := d.data[:min(offset, len(d.data))]
-	return &SyntaxError{
-		Offset: offset,
-		Line:   1 + bytes.Count(before, []byte{'\n'}),
-		Column: offset - bytes.LastIndexByte(before, '\n'),
-		Reason: reason,
-	}
-}
-
-// expected is the syntax error for a token that should have been at the current
-// position.
-func (d *decoder) expected(what string) error {
-	return d.syntaxError(d.pos, "expected "+what+", found "+d.found())
-}
-
-// found names the character at the current position.
-func (d *decoder) found() string {
-	if d.pos >= len(d.data) {
-		return "the end"
-	}
-	r, _ := utf8.DecodeRune(d.data[d.pos:])
-	return strconv.QuoteRune(r)
-}
+type SyntaxError = jsontext.SyntaxError
 
 // valueError builds the error for raw, a whole JSON value found at the current
 // path.

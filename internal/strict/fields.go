@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"unicode"
+
+	"github.com/tombolo-cni/tombolo/internal/jsontext"
 )
 
 // A field is one key that a struct takes.
@@ -42,10 +44,7 @@ func (d *decoder) table(t reflect.Type) *table {
 // quoted, or -1. It compares with one name after the other: an object has few
 // fields, and a map would cost more to build than it saves in its one use.
 func (t *table) find(quoted []byte) int {
-	name := quoted[1 : len(quoted)-1]
-	if !plain(name) {
-		name = []byte(unquote(quoted))
-	}
+	name := jsontext.Unquote(quoted)
 	for i := range t.fields {
 		if t.fields[i].name == string(name) {
 			return i

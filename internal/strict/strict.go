@@ -9,8 +9,11 @@ import (
 	"net"
 	"net/netip"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/tombolo-cni/tombolo/internal/jsontext"
 )
 
 // Exempt says of a key that no field has to the letter whether it is to be passed
@@ -35,7 +38,7 @@ type Expecter interface {
 // *[UnknownFieldError], *[DuplicateKeyError] or *[ValueError]. What came before
 // it has been stored in v.
 func Unmarshal(data []byte, v any, exempt Exempt) error {
-	d := &decoder{data: data, exempt: exempt}
+	d := &decoder{Scanner: jsontext.Scanner{Data: data}, exempt: exempt}
 	return d.document(v)
 }
 
@@ -48,21 +51,19 @@ func Unmarshal(data []byte, v any, exempt Exempt) error {
 // unknown keys excepted. Only a *[SyntaxError] among them means that the rest
 // of the document is missing from v.
 func Lenient(data []byte, v any) error {
-	d := &decoder{data: data, lenient: true, exempt: func(string, string) bool { return true }}
+	d := &decoder{Scanner: jsontext.Scanner{Data: data}, lenient: true, exempt: func(string, string) bool { return true }}
 	err := d.document(v)
 	return errors.Join(append(d.problems, err)...)
 }
 
 // A decoder is one call's state.
 type decoder struct {
-	data     []byte
-	pos      int
-	depth    int
+	jsontext.Scanner
 	exempt   Exempt
 	lenient  bool
 	problems []error // collected if lenient
 	tables   []*table
-	path     []step // to the value at pos
+	path     []step // to the value that is next
 }
 
 // A step of a path is a key, or an index where key is empty.
@@ -108,8 +109,8 @@ func (d *decoder) document(v any) error {
 		return fmt.Errorf("decode JSON into %T: not a pointer to a struct", v)
 	}
 	d.path = make([]step, 0, 8)
-	if d.next() != '{' {
-		raw, err := d.value()
+	if d.Next() != '{' {
+		raw, err := d.Value()
 		if err != nil {
 			return err
 		}
@@ -118,10 +119,7 @@ func (d *decoder) document(v any) error {
 	if err := d.structure(target.Elem()); err != nil {
 		return err
 	}
-	if d.next(); d.pos < len(d.data) {
-		return d.syntaxError(d.pos, "trailing data after the end of the object: "+d.found())
-	}
-	return nil
+	return d.End()
 }
 
 // pointer decodes into what v points to, which is made if there is nothing, and
@@ -146,7 +144,7 @@ func (d *decoder) pointer(v reflect.Value) error {
 // null never reaches such a type through a pointer; and a type that unmarshals
 // itself may be of any kind.
 func (d *decoder) decode(v reflect.Value) error {
-	first := d.next()
+	first := d.Next()
 	null := first == 'n'
 	if v.Kind() == reflect.Pointer {
 		if null {
@@ -175,7 +173,7 @@ func (d *decoder) decode(v reflect.Value) error {
 	case reflect.Map, reflect.Interface, reflect.Array:
 		return d.other(v)
 	}
-	raw, err := d.value()
+	raw, err := d.Value()
 	if err != nil {
 		return err
 	}
@@ -188,7 +186,7 @@ func (d *decoder) decode(v reflect.Value) error {
 // null does what encoding/json does for null: it clears what can be nil, and
 // leaves anything else as it is.
 func (d *decoder) null(v reflect.Value) error {
-	if err := d.literal("null"); err != nil {
+	if err := d.Literal("null"); err != nil {
 		return err
 	}
 	switch v.Kind() {
@@ -206,7 +204,7 @@ func (d *decoder) self(v reflect.Value, null bool) (done bool, err error) {
 	}
 	switch u := v.Addr().Interface().(type) {
 	case json.Unmarshaler:
-		raw, err := d.value()
+		raw, err := d.Value()
 		if err != nil {
 			return true, err
 		}
@@ -218,14 +216,14 @@ func (d *decoder) self(v reflect.Value, null bool) (done bool, err error) {
 		if null {
 			return false, nil
 		}
-		raw, err := d.value()
+		raw, err := d.Value()
 		if err != nil {
 			return true, err
 		}
 		if raw[0] != '"' {
 			return true, d.problem(d.refused(raw, u, nil))
 		}
-		if err := u.UnmarshalText([]byte(unquote(raw))); err != nil {
+		if err := u.UnmarshalText(slices.Clone(jsontext.Unquote(raw))); err != nil {
 			return true, d.problem(d.refused(raw, u, err))
 		}
 		return true, nil
@@ -265,10 +263,10 @@ func (d *decoder) refused(raw []byte, u any, err error) error {
 func (d *decoder) structure(v reflect.Value) error {
 	t := d.table(v.Type())
 	seen := make([]bool, len(t.fields))
-	return d.object(func(quoted []byte) error {
+	return d.Object(func(quoted []byte) error {
 		i := t.find(quoted)
 		if i < 0 {
-			key := unquote(quoted)
+			key := string(jsontext.Unquote(quoted))
 			exempt := d.exempt != nil && d.exempt(d.pathString(), key)
 			if exempt {
 				i = t.findFolded(key)
@@ -316,7 +314,7 @@ func through(v reflect.Value, index []int) (reflect.Value, error) {
 
 // unknown passes over the value of a key that is not in t, or reports it.
 func (d *decoder) unknown(key string, t *table, exempt bool) error {
-	raw, err := d.value()
+	raw, err := d.Value()
 	if err != nil || exempt {
 		return err
 	}
@@ -333,7 +331,7 @@ func (d *decoder) unknown(key string, t *table, exempt bool) error {
 // list decodes the array at the current position into the slice v.
 func (d *decoder) list(v reflect.Value) error {
 	v.Set(reflect.MakeSlice(v.Type(), 0, 4))
-	return d.array(func() error {
+	return d.Array(func() error {
 		n := v.Len()
 		v.Grow(1)
 		v.SetLen(n + 1)
@@ -345,7 +343,7 @@ func (d *decoder) list(v reflect.Value) error {
 
 // other hands a value of a kind that is not looked into to encoding/json.
 func (d *decoder) other(v reflect.Value) error {
-	raw, err := d.value()
+	raw, err := d.Value()
 	if err != nil {
 		return err
 	}
@@ -363,7 +361,7 @@ func setScalar(v reflect.Value, raw []byte) bool {
 		if raw[0] != '"' {
 			return false
 		}
-		v.SetString(unquote(raw))
+		v.SetString(string(jsontext.Unquote(raw)))
 		return true
 	case reflect.Bool:
 		if raw[0] != 't' && raw[0] != 'f' {

@@ -2,24 +2,19 @@ package addr_test
 
 import (
 	"errors"
-	"flag"
 	"io/fs"
-	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/internal/golden"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
-
-var update = flag.Bool("update", false, "write the golden files and the seeds of the fuzz targets anew")
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
@@ -68,19 +63,7 @@ func TestRequestBytes(t *testing.T) {
 		}
 		text += "# " + tt.command + "\n" + nltest.Text(unix.SizeofIfAddrmsg, rec.Sent()...)
 	}
-	golden := filepath.Join("testdata", "requests.golden")
-	if *update {
-		if err := os.WriteFile(golden, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), text); diff != "" {
-		t.Errorf("requests (-want +got):\n%s", diff)
-	}
+	golden.Compare(t, "requests.golden", text)
 }
 
 func TestMessagesGoInOneDatagram(t *testing.T) {

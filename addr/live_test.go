@@ -16,6 +16,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/internal/golden"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
@@ -427,7 +428,7 @@ func TestDialWithoutConfigIsTheCallersNamespace(t *testing.T) {
 // TestRecordSeeds writes the seeds of the fuzz targets, given -update: addresses as
 // this kernel lists them.
 func TestRecordSeeds(t *testing.T) {
-	if !*update {
+	if !golden.Updates() {
 		t.Skip("records only with -update")
 	}
 	h := newHost(t)

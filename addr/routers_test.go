@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/internal/golden"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
@@ -393,7 +394,7 @@ func TestAdvertisementOnAnotherLinkIsNotTaken(t *testing.T) {
 // TestRecordRouterSeeds writes the seeds of the fuzz targets, given -update: what
 // this kernel announces of an advertisement.
 func TestRecordRouterSeeds(t *testing.T) {
-	if !*update {
+	if !golden.Updates() {
 		t.Skip("records only with -update")
 	}
 	r := newRouted(t)

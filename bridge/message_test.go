@@ -1,22 +1,18 @@
 package bridge
 
 import (
-	"flag"
 	"net"
 	"net/netip"
-	"os"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/golden"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
 )
-
-var update = flag.Bool("update", false, "write the golden files anew")
 
 // What goes to the kernel for a pod, message by message (nltest.Text). A diff of it is a
 // change of what the kernel is asked for, or of nothing but the order of attributes.
@@ -50,17 +46,5 @@ func TestRequestsForAPod(t *testing.T) {
 		}
 		text += nltest.Text(16, b.Bytes()) + "\n"
 	}
-	const golden = "testdata/requests.txt"
-	if *update {
-		if err := os.WriteFile(golden, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), text); diff != "" {
-		t.Error(diff)
-	}
+	golden.Compare(t, "requests.txt", text)
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
 
+	"github.com/tombolo-cni/tombolo/internal/golden"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
@@ -134,7 +135,7 @@ func FuzzLease(f *testing.F) {
 
 // TestRecordSeeds writes the seeds of the fuzz targets, with -update.
 func TestRecordSeeds(t *testing.T) {
-	if !*update {
+	if !golden.Updates() {
 		t.Skip("records only with -update")
 	}
 	b := newBench(t)

@@ -2,39 +2,15 @@ package dhcpc
 
 import (
 	"encoding/json"
-	"flag"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/insomniacslk/dhcp/dhcpv4"
+
+	"github.com/tombolo-cni/tombolo/internal/golden"
 )
-
-var update = flag.Bool("update", false, "write the golden files and the seeds of the fuzz targets anew")
-
-// golden compares with a file in testdata, or rewrites it.
-func golden(t *testing.T, name, got string) {
-	t.Helper()
-	path := filepath.Join("testdata", name)
-	if *update {
-		if err := os.MkdirAll("testdata", 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", path, diff)
-	}
-}
 
 // Every option that is used, and the names of the JSON form, which is kept on disks.
 func TestLeaseInJSON(t *testing.T) {
@@ -51,7 +27,7 @@ func TestLeaseInJSON(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "lease.json", string(text)+"\n")
+	golden.Compare(t, "lease.json", string(text)+"\n")
 	var again Lease
 	if err := json.Unmarshal(text, &again); err != nil {
 		t.Fatal(err)
@@ -68,7 +44,7 @@ func TestLeaseForEverInJSON(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "lease-forever.json", string(text)+"\n")
+	golden.Compare(t, "lease-forever.json", string(text)+"\n")
 	var again Lease
 	if err := json.Unmarshal(text, &again); err != nil || !again.Infinite() || again.Validate() != nil {
 		t.Errorf("read %+v: %v, %v", again, err, again.Validate())

@@ -2,26 +2,21 @@ package route_test
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"io/fs"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/golden"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/route"
 )
-
-var update = flag.Bool("update", false, "write the golden files and the seeds of the fuzz targets anew")
 
 // add puts a request into a batch.
 func add(b *nl.Batch, op string) func(netlink.Message, error) {
@@ -112,19 +107,7 @@ func TestRequestBytes(t *testing.T) {
 		}
 		text += "# " + tt.command + "\n" + nltest.Text(tt.header, rec.Sent()...)
 	}
-	golden := filepath.Join("testdata", "requests.golden")
-	if *update {
-		if err := os.WriteFile(golden, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), text); diff != "" {
-		t.Errorf("requests (-want +got):\n%s", diff)
-	}
+	golden.Compare(t, "requests.golden", text)
 }
 
 // notFound is what nltest.AckAll says to every get.
@@ -426,7 +409,7 @@ func TestDialWithoutConfigIsTheCallersNamespace(t *testing.T) {
 // TestRecordSeeds writes the seeds of the fuzz targets, given -update: what this
 // kernel lists of each kind of route, rule and neighbour.
 func TestRecordSeeds(t *testing.T) {
-	if !*update {
+	if !golden.Updates() {
 		t.Skip("records only with -update")
 	}
 	h := newHost(t)

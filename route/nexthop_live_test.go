@@ -12,6 +12,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/golden"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
@@ -271,7 +272,7 @@ func TestNeighboursThatAreAnsweredForAreListedApart(t *testing.T) {
 }
 
 func TestRecordNexthopSeeds(t *testing.T) {
-	if !*update {
+	if !golden.Updates() {
 		t.Skip("records only with -update")
 	}
 	h := newHost(t)

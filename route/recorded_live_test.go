@@ -11,6 +11,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/golden"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
@@ -302,7 +303,7 @@ func TestTheKernelTakesCopiesForWhatItListed(t *testing.T) {
 // TestRecordMessages writes testdata/recorded/linux-VERSION.txt for the running kernel,
 // given -update.
 func TestRecordMessages(t *testing.T) {
-	if !*update {
+	if !golden.Updates() {
 		t.Skip("records only with -update")
 	}
 	h := newHost(t)

@@ -6,6 +6,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/golden"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
@@ -61,7 +62,7 @@ func TestDecodersReadTheKernelsReplies(t *testing.T) {
 			if name == "" {
 				continue
 			}
-			if seen[name]++; *update && name == "FuzzQdisc" { // links are read by internal/link
+			if seen[name]++; golden.Updates() && name == "FuzzQdisc" { // links are read by internal/link
 				nstest.SaveCorpus(t, name, "kernel"+string(rune('0'+seen[name])), m.Data)
 			}
 		}

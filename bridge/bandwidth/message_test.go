@@ -1,21 +1,16 @@
 package bandwidth
 
 import (
-	"flag"
 	"net"
-	"os"
-	"path/filepath"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/golden"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
 )
-
-var update = flag.Bool("update", false, "write the golden files and the seeds of the fuzz targets anew")
 
 // TestRequestBytes compares what is sent with a file that says for each request
 // which ip-link(8) command it stands for.
@@ -42,22 +37,7 @@ func TestRequestBytes(t *testing.T) {
 		c.append(&b)
 		text += "# " + c.command + "\n" + nltest.Text(unix.SizeofIfInfomsg, b.Bytes())
 	}
-	golden := filepath.Join("testdata", "requests.golden")
-	if *update {
-		if err := os.MkdirAll("testdata", 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(golden, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), text); diff != "" {
-		t.Errorf("requests differ from %s (-want +got; -update writes it anew):\n%s", golden, diff)
-	}
+	golden.Compare(t, "requests.golden", text)
 }
 
 // A packet that passes the bucket whole must find room in the queue, or it could

@@ -12,18 +12,17 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
+	"github.com/tombolo-cni/tombolo/internal/golden"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
 var (
-	update = flag.Bool("update", false, "write the golden files anew")
 	record = flag.Bool("record", false, "record the snapshots that plans are made from anew, as root")
 )
 
@@ -86,23 +85,6 @@ func TestRecordSnapshots(t *testing.T) {
 	}
 }
 
-func golden(t *testing.T, name, got string) {
-	t.Helper()
-	file := filepath.Join("testdata", "plans", name+".txt")
-	if *update {
-		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", file, diff)
-	}
-}
-
 // byDefault is toBridge with the patience that there is by default.
 func byDefault() uplink.Uplink {
 	u := toBridge()
@@ -118,7 +100,7 @@ func TestPlansOfRecordedHosts(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		golden(t, name, steps.String())
+		golden.Compare(t, filepath.Join("plans", name+".txt"), steps.String())
 	}
 }
 
@@ -130,7 +112,7 @@ func TestPlanThatKeepsAddresses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "keep-address", steps.String())
+	golden.Compare(t, "plans/keep-address.txt", steps.String())
 }
 
 func TestPlanOfTheWayBackFromABridgeThatIsGone(t *testing.T) {
@@ -143,7 +125,7 @@ func TestPlanOfTheWayBackFromABridgeThatIsGone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "restore-without-bridge", steps.String())
+	golden.Compare(t, "plans/restore-without-bridge.txt", steps.String())
 }
 
 // link adds a link to a snapshot.

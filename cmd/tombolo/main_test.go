@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"flag"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,12 +14,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo/internal/cni"
+	"github.com/tombolo-cni/tombolo/internal/golden"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/netns"
 )
-
-var update = flag.Bool("update", false, "write the golden files anew")
 
 // runMain makes the test's own binary the command.
 const runMain = "TOMBOLO_TEST_RUN_MAIN"
@@ -66,30 +64,13 @@ func tombolo(t *testing.T, ns *netns.NS, env []string, stdin string, args ...str
 	return outcome{cmd.ProcessState.ExitCode(), out.String(), errOut.String()}
 }
 
-func golden(t *testing.T, name, got string) {
-	t.Helper()
-	path := filepath.Join("testdata", name)
-	if *update {
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("%s (-want +got), -update writes it anew:\n%s", path, diff)
-	}
-}
-
 func TestHelpIsAllThereIsToKnow(t *testing.T) {
 	t.Parallel()
 	got := tombolo(t, nil, nil, "", "help")
 	if got.status != 0 || got.stderr != "" {
 		t.Errorf("status %d: %s", got.status, got.stderr)
 	}
-	golden(t, "help.txt", got.stdout)
+	golden.Compare(t, "help.txt", got.stdout)
 	_, statuses, _ := strings.Cut(got.stdout, "exit status:\n")
 	if n := strings.Count(statuses, "\n"); n != 5 {
 		t.Errorf("help ends with %d lines about the exit status, want 5:\n%s", n, statuses)
@@ -207,7 +188,7 @@ func TestLsListsTheAttachmentsOfAllNetworks(t *testing.T) {
 		if got.status != 0 || got.stderr != "" {
 			t.Errorf("%v: status %d: %s", args, got.status, got.stderr)
 		}
-		golden(t, name, got.stdout)
+		golden.Compare(t, name, got.stdout)
 	}
 }
 

@@ -3,7 +3,6 @@ package transport
 import (
 	"encoding/binary"
 	"errors"
-	"flag"
 	"net/netip"
 	"slices"
 	"strings"
@@ -13,10 +12,9 @@ import (
 	"golang.org/x/net/bpf"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/internal/golden"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
-
-var update = flag.Bool("update", false, "write the seeds of the fuzz targets anew")
 
 func ownMAC() dhcpc.Hex { return dhcpc.Hex{2, 0, 10, 9, 0, 7} }
 
@@ -255,7 +253,7 @@ func FuzzFrame(f *testing.F) {
 
 // TestRecordSeeds writes the seeds of the fuzz target, given -update.
 func TestRecordSeeds(t *testing.T) {
-	if !*update {
+	if !golden.Updates() {
 		t.Skip("records only with -update")
 	}
 	for _, tt := range frameChanges() {

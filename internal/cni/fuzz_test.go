@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/golden"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/nft"
@@ -60,7 +61,7 @@ func seeds() map[string]map[string][]any {
 func TestSeedsAreCommitted(t *testing.T) {
 	for target, corpus := range seeds() {
 		for name, values := range corpus {
-			if *update {
+			if golden.Updates() {
 				nstest.SaveCorpus(t, target, name, values...)
 			}
 			if _, err := os.Stat(filepath.Join("testdata", "fuzz", target, name)); err != nil {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/golden"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
@@ -94,7 +95,7 @@ func TestPrevResultsThatAreRubbish(t *testing.T) {
 		_, err := parsePrevResult(&NetConf{PrevResult: json.RawMessage(tt.json)}, tt.version)
 		fmt.Fprintf(&report, "%s %s\n    %s\n", tt.version, tt.json, describe(err))
 	}
-	golden(t, "prevresult-errors.txt", report.String())
+	golden.Compare(t, "prevresult-errors.txt", report.String())
 }
 
 // A result of a chain has the addresses of other interfaces too.

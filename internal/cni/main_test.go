@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"maps"
 	"os"
@@ -13,7 +12,6 @@ import (
 	"testing"
 
 	"github.com/containernetworking/cni/pkg/types"
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
@@ -22,29 +20,9 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-var update = flag.Bool("update", false, "write the golden files and the seeds of the fuzz targets anew")
-
 func TestMain(m *testing.M) {
 	os.Setenv(lockorder.Variable, "1")
 	nstest.Main(m)
-}
-
-// golden compares text with a file in testdata.
-func golden(t *testing.T, name, got string) {
-	t.Helper()
-	path := filepath.Join("testdata", name)
-	if *update {
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("%s (-want +got), -update writes it anew:\n%s", path, diff)
-	}
 }
 
 // describe writes an error for golden files: its code and its message.

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/tombolo-cni/tombolo/internal/golden"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/network"
 	"github.com/tombolo-cni/tombolo/nft"
@@ -163,7 +164,7 @@ func TestErrorsOfABadConfiguration(t *testing.T) {
 		_, err := parseStrict([]byte(tt.conf))
 		fmt.Fprintf(&report, "%s:\n    %s\n", tt.name, describe(err))
 	}
-	golden(t, "netconf-errors.txt", report.String())
+	golden.Compare(t, "netconf-errors.txt", report.String())
 }
 
 func TestWhatAConfigurationMaySay(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/golden"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
@@ -49,7 +50,7 @@ func TestErrorsOfTheEnvironment(t *testing.T) {
 		}
 		fmt.Fprintf(&report, "%s:\n    code %d: %s\n", tt.name, a.err.Code, a.err.Msg)
 	}
-	golden(t, "environment-errors.txt", report.String())
+	golden.Compare(t, "environment-errors.txt", report.String())
 }
 
 func TestErrorsOfVersionAndName(t *testing.T) {
@@ -76,7 +77,7 @@ func TestErrorsOfVersionAndName(t *testing.T) {
 		}
 		fmt.Fprintf(&report, "%s %s\n    %s", tt.verb, tt.conf, a.stdout)
 	}
-	golden(t, "version-errors.txt", report.String())
+	golden.Compare(t, "version-errors.txt", report.String())
 }
 
 // A network without a name is nobody's, and a verb that needs the kernel meets the

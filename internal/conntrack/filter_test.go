@@ -3,26 +3,21 @@ package conntrack
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"maps"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/golden"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
-
-var update = flag.Bool("update", false, "write the golden files and the corpus anew")
 
 // TestRequests compares what goes to the kernel with testdata. An IPv6 address must
 // never be in a filter: kernels list all flows but those with it.
@@ -74,22 +69,7 @@ func TestRequests(t *testing.T) {
 		}
 		text += "# delete " + tuple.String() + "\n" + nltest.Text(headerLen, rec.Sent()...)
 	}
-	golden := filepath.Join("testdata", "requests.golden")
-	if *update {
-		if err := os.MkdirAll("testdata", 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(golden, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), text); diff != "" {
-		t.Errorf("requests (-want +got):\n%s", diff)
-	}
+	golden.Compare(t, "requests.golden", text)
 }
 
 // otherPort is another port of the same pod.
@@ -171,7 +151,7 @@ func TestFlowsOfEveryProtocolAreRead(t *testing.T) {
 			t.Errorf("%q is not in the list:\n%s", want, strings.Join(got, "\n"))
 		}
 	}
-	if *update {
+	if golden.Updates() {
 		saveSeeds(t, rec.Received())
 	}
 }

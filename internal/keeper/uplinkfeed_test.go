@@ -8,6 +8,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/golden"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
@@ -139,7 +140,7 @@ func FuzzNews(f *testing.F) {
 		"link": linkMessage(unix.RTM_NEWLINK, 3, "eth0", 4), "gone": linkMessage(unix.RTM_DELLINK, 3, "eth0", 0), "address": address(3),
 	} {
 		f.Add(uint16(m[0].Header.Type), m[0].Data)
-		if *update {
+		if golden.Updates() {
 			nstest.SaveCorpus(f, "FuzzNews", name, m[0].Header.Type, m[0].Data)
 		}
 	}

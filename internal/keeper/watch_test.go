@@ -3,7 +3,6 @@ package keeper
 import (
 	"encoding/binary"
 	"errors"
-	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -14,11 +13,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/golden"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
-
-var update = flag.Bool("update", false, "write the corpora of the fuzz targets anew")
 
 const (
 	hashA = "0123456789a"
@@ -163,7 +161,7 @@ func FuzzParseEvents(f *testing.F) {
 	a := event(unix.IN_MOVED_TO, hashA+".json", 16)
 	for name, data := range map[string][]byte{"record": a, "cut": a[:20], "overflow": event(unix.IN_Q_OVERFLOW, "", 0), "end": event(unix.IN_IGNORED, "", 0)} {
 		f.Add(data)
-		if *update {
+		if golden.Updates() {
 			nstest.SaveCorpus(f, "FuzzParseEvents", name, data)
 		}
 	}

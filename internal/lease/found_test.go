@@ -15,6 +15,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/internal/golden"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
@@ -240,7 +241,7 @@ func FuzzPacket(f *testing.F) {
 func seed(f *testing.F, target, name string, data []byte) {
 	f.Helper()
 	f.Add(data)
-	if *update {
+	if golden.Updates() {
 		nstest.SaveCorpus(f, target, name, data)
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/file"
+	"github.com/tombolo-cni/tombolo/internal/golden"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -40,7 +41,7 @@ func TestTheFormatOfTheHostsRecordStaysWhatItIs(t *testing.T) {
 	if err := json.Indent(&text, line, "", "  "); err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "record-host.json", text.Bytes())
+	golden.Compare(t, "record-host.json", text.Bytes())
 	got, err := decode(text.Bytes())
 	if err != nil {
 		t.Fatal(err)

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"testing"
 	"time"
+
+	"github.com/tombolo-cni/tombolo/internal/golden"
 )
 
 func listed() []*Record {
@@ -26,7 +28,7 @@ func TestLeasesAreListedForPeople(t *testing.T) {
 	if err := WriteTable(&b, listed(), at(10*time.Second)); err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "table.txt", b.Bytes())
+	golden.Compare(t, "table.txt", b.Bytes())
 }
 
 func TestLeasesAreListedForPrograms(t *testing.T) {
@@ -35,7 +37,7 @@ func TestLeasesAreListedForPrograms(t *testing.T) {
 	if err := WriteJSON(&b, listed(), at(10*time.Second)); err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "list.json", b.Bytes())
+	golden.Compare(t, "list.json", b.Bytes())
 	var back []Entry
 	if err := json.Unmarshal(b.Bytes(), &back); err != nil || len(back) != 6 {
 		t.Errorf("read back: %d, %v", len(back), err)

@@ -1,7 +1,6 @@
 package lease
 
 import (
-	"flag"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -13,8 +12,6 @@ import (
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
-
-var update = flag.Bool("update", false, "write the golden files anew")
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
@@ -109,21 +106,6 @@ func names(tb testing.TB, d *Dir) []string {
 		list = append(list, e.Name())
 	}
 	return list
-}
-
-func golden(tb testing.TB, name string, got []byte) {
-	tb.Helper()
-	path := filepath.Join("testdata", name)
-	if *update {
-		if err := os.WriteFile(path, got, 0o644); err != nil {
-			tb.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	same(tb, string(want), string(got))
 }
 
 func same(tb testing.TB, want, got any) {

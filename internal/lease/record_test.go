@@ -15,6 +15,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/file"
+	"github.com/tombolo-cni/tombolo/internal/golden"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
@@ -29,7 +30,7 @@ func TestTheFormatOfRecordsStaysWhatItIs(t *testing.T) {
 	if err := json.Indent(&text, line, "", "  "); err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "record.json", text.Bytes())
+	golden.Compare(t, "record.json", text.Bytes())
 	got, err := decode(text.Bytes())
 	if err != nil {
 		t.Fatal(err)
@@ -236,7 +237,7 @@ func FuzzDecode(f *testing.F) {
 	}
 	for name, data := range seeds {
 		f.Add(data)
-		if *update {
+		if golden.Updates() {
 			nstest.SaveCorpus(f, "FuzzDecode", name, data)
 		}
 	}

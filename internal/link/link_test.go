@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
-	"flag"
 	"net/netip"
 	"strings"
 	"testing"
@@ -14,12 +13,11 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/golden"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
-
-var update = flag.Bool("update", false, "write the seeds of the fuzz target anew, by this kernel")
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
@@ -64,7 +62,7 @@ func TestLinksAreReadAsTheyWereMade(t *testing.T) {
 	t.Parallel()
 	all := listed(t, func(data []byte) {
 		var l Link
-		if err := l.Decode(data); err == nil && *update {
+		if err := l.Decode(data); err == nil && golden.Updates() {
 			nstest.SaveCorpus(t, "FuzzLink", l.Name, data)
 		}
 	})

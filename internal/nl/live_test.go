@@ -2,7 +2,6 @@ package nl_test
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"io/fs"
 	"strings"
@@ -13,13 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/golden"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
-
-var update = flag.Bool("update", false, "record the seeds of the fuzz targets anew")
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
@@ -352,7 +350,7 @@ func TestDialSaysWhatItCannotOpen(t *testing.T) {
 // TestRecordSeeds writes the seeds of the fuzz targets, given -update: what this
 // kernel says when it is asked for links and when it refuses.
 func TestRecordSeeds(t *testing.T) {
-	if !*update {
+	if !golden.Updates() {
 		t.Skip("records only with -update")
 	}
 	tr, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: nstest.New(t)})

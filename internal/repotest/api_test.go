@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/golden"
 )
 
 // The exported API is in testdata/api, a line a symbol, so that a change of it is
@@ -32,7 +34,7 @@ func TestExportedAPI(t *testing.T) {
 		for _, line := range internalTypes(lines) {
 			t.Errorf("package %s: an exported symbol mentions an internal type: %s", p.Name(), line)
 		}
-		golden(t, filepath.Join("testdata", "api", p.Name()+".txt"), strings.Join(lines, "\n")+"\n")
+		golden.Compare(t, filepath.Join("api", p.Name()+".txt"), strings.Join(lines, "\n")+"\n")
 	}
 }
 

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/golden"
 )
 
 // unwelcome are packages that no program should get for importing one of the public ones, with
@@ -35,6 +37,7 @@ func unwelcome() map[string]string {
 		module + "/internal/cni":           "a program that embeds these packages need not speak CNI",
 		module + "/internal/ipam/delegate": "nothing is started",
 		module + "/internal/nstest":        "fixtures are for tests",
+		module + "/internal/golden":        "fixtures are for tests",
 		module + "/internal/nl/nltest":     "fixtures are for tests",
 	}
 }
@@ -97,7 +100,7 @@ func TestWhatEmbeddersGet(t *testing.T) {
 		lines = append(lines, strings.TrimSpace(p.rel()+": "+strings.Join(slices.Compact(modules), " ")))
 	}
 	slices.Sort(lines)
-	golden(t, filepath.Join("testdata", "embedding.txt"), strings.Join(lines, "\n")+"\n")
+	golden.Compare(t, "embedding.txt", strings.Join(lines, "\n")+"\n")
 }
 
 func TestWhatIsUnwelcomeToEmbeddersIsFound(t *testing.T) {

@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"flag"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -22,8 +21,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 )
-
-var update = flag.Bool("update", false, "write the golden files anew")
 
 // module is the path of the main module, which the names of our packages are
 // relative to: "." is its root, "internal/nl" a package of it.
@@ -49,7 +46,7 @@ func tools() []string { return []string{"bench", "test/report"} }
 
 // fixtures are what tests share.
 func fixtures() []string {
-	return []string{"internal/lockorder", "internal/nstest", "internal/nstest/fault", "internal/nl/nltest"}
+	return []string{"internal/golden", "internal/lockorder", "internal/nstest", "internal/nstest/fault", "internal/nl/nltest"}
 }
 
 // pkg is a package, ours or another, as go list has it.
@@ -189,22 +186,6 @@ func short(t *testing.T, path string) string {
 		return path
 	}
 	return rel
-}
-
-func golden(t *testing.T, path, got string) {
-	t.Helper()
-	if *update {
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(got, "\n")); diff != "" {
-		t.Errorf("%s (-want +got), -update writes it anew:\n%s", path, diff)
-	}
 }
 
 // mustFind fails the test unless the findings are those that are wanted: it is for

@@ -16,6 +16,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/golden"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
@@ -209,7 +210,7 @@ func TestListenersAreThoseOfSS(t *testing.T) {
 			if n := len(rec.Sent()); n != 4 {
 				t.Errorf("asked %d times, want once for each protocol and family", n)
 			}
-			if *update && faults == nil {
+			if golden.Updates() && faults == nil {
 				saveSeeds(t, rec.Received())
 			}
 			for _, s := range mustList(t, c, wants...) {

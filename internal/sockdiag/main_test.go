@@ -3,7 +3,6 @@ package sockdiag
 import (
 	"context"
 	"errors"
-	"flag"
 	"io"
 	"net/netip"
 	"os"
@@ -20,8 +19,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
-
-var update = flag.Bool("update", false, "write the golden files and the corpus anew")
 
 func TestMain(m *testing.M) {
 	if os.Getenv(monitorVar) != "" {

@@ -4,14 +4,14 @@ import (
 	"encoding/json"
 	"errors"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo/internal/golden"
 )
 
 // compare lets go-cmp look at netip's values.
@@ -144,22 +144,9 @@ func TestRecordsKeepTheirFormat(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "attachment.json", mustRead(t, recordPath(t, d, a)))
-	golden(t, "network.json", mustRead(t, networkPath))
-	golden(t, "epoch.json", string(encode(epochVersion, epoch.fields)))
-}
-
-func golden(t *testing.T, name, got string) {
-	t.Helper()
-	path := filepath.Join("testdata", name)
-	if *update {
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if d := cmp.Diff(mustRead(t, path), got); d != "" {
-		t.Errorf("%s (-want +got):\n%s", path, d)
-	}
+	golden.Compare(t, "attachment.json", mustRead(t, recordPath(t, d, a)))
+	golden.Compare(t, "network.json", mustRead(t, networkPath))
+	golden.Compare(t, "epoch.json", string(encode(epochVersion, epoch.fields)))
 }
 
 func TestDecodeReadsJSONAsPeopleWriteIt(t *testing.T) {

@@ -3,7 +3,6 @@ package state
 import (
 	"bufio"
 	"context"
-	"flag"
 	"fmt"
 	"io"
 	"net/netip"
@@ -20,8 +19,6 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/ident"
 )
-
-var update = flag.Bool("update", false, "write the golden files anew")
 
 // helperVariable makes the test binary one of the helpers in helpers_test.go.
 const helperVariable = "TOMBOLO_STATE_HELPER"

@@ -6,6 +6,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/golden"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
@@ -97,7 +98,7 @@ func TestDecodersReadTheKernelsReplies(t *testing.T) {
 			if name == "" {
 				continue
 			}
-			if seen[m.Header.Type]++; *update {
+			if seen[m.Header.Type]++; golden.Updates() {
 				nstest.SaveCorpus(t, name, "kernel"+string(rune('0'+seen[m.Header.Type])), m.Data)
 			}
 		}

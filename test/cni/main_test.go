@@ -16,8 +16,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nstest/fault"
 )
 
-var update = flag.Bool("update", false, "rewrite the golden files")
-
 // Where the programs under test are. Unset, they are built.
 const (
 	binVar   = "TOMBOLO_BIN"   // the plugin

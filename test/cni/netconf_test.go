@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/golden"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
@@ -160,7 +161,7 @@ func TestBadConfigurationsAreRefused(t *testing.T) {
 		settled := strings.NewReplacer(n.state, "STATE", cniPath, "PATH").Replace(o.stdout)
 		fmt.Fprintf(&all, "%s\n\t%s\n", bad.name, strings.TrimSpace(settled))
 	}
-	golden(t, "refused.golden", all.String())
+	golden.Compare(t, "refused.golden", all.String())
 	n.wantNothing()
 	for _, dir := range []string{"attachments", "networks"} {
 		if got := n.files(n.state + "/" + dir); len(got) > 0 {
@@ -199,7 +200,7 @@ func TestBadEnvironmentIsRefused(t *testing.T) {
 		}
 		fmt.Fprintf(&all, "%s\n\t%s\n", tt.name, strings.TrimSpace(o.stdout))
 	}
-	golden(t, "environment.golden", all.String())
+	golden.Compare(t, "environment.golden", all.String())
 	n.wantNothing()
 }
 

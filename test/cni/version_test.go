@@ -2,34 +2,16 @@ package cni
 
 import (
 	"encoding/json"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo/internal/golden"
 )
 
 func versions() []string {
 	return []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}
-}
-
-// golden compares a text with a file in testdata, or with -update writes it.
-func golden(t *testing.T, name, got string) {
-	t.Helper()
-	path := filepath.Join("testdata", name)
-	if *update {
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", path, diff)
-	}
 }
 
 // settle replaces what is another in each run: paths, names and MACs that are random.
@@ -59,7 +41,7 @@ func TestResultHasTheShapeOfItsVersion(t *testing.T) {
 			out := n.callOK(call{verb: "ADD", id: p.id, netns: p.path, ifName: "eth0", stdin: w.stdin(nil)})
 			host := links(t, n.ns)
 			port := w.port(p)
-			golden(t, "result-"+version+".json", settle(t, out,
+			golden.Compare(t, "result-"+version+".json", settle(t, out,
 				p.path, "NETNS", host["cbr0"].MAC, "BRIDGE-MAC", host[port].MAC, "PORT-MAC"))
 			// What was printed can be handed back, by the version's own rules.
 			stdin := w.stdin(conf{"prevResult": json.RawMessage(out)})

@@ -14,8 +14,6 @@ import (
 	_ "github.com/tombolo-cni/tombolo/internal/cni"
 )
 
-var update = flag.Bool("update", false, "rewrite the golden files")
-
 // Where the programs under test are. Unset, they are built.
 const (
 	binVar   = "TOMBOLO_BIN"   // the plugin

@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
-	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/golden"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
@@ -23,19 +23,7 @@ func TestTemplateYieldsANetworkOfThePodCIDRs(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			got := renderTemplate(t, cidrs)
-			golden := filepath.Join("testdata", name+".conflist")
-			if *update {
-				if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(golden)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(want), got); diff != "" {
-				t.Errorf("-want +got:\n%s", diff)
-			}
+			golden.Compare(t, name+".conflist", got)
 		})
 	}
 }

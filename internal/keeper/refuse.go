@@ -36,6 +36,19 @@ func (k *Keeper) refuse(r *lease.Record) func(l, held *dhcpc.Lease) error {
 	}
 }
 
+// refuseHost gives what is asked about each lease that a server grants to the host: only
+// whether a pod has the address. One that the host had before stays the host's.
+func (k *Keeper) refuseHost(r *lease.Record) func(l, held *dhcpc.Lease) error {
+	network, hash, bridge := r.Network, r.Hash(), r.Bridge
+	return func(l, held *dhcpc.Lease) error {
+		own := l.Address.Addr()
+		if k.state == nil || held != nil && held.Address.Addr() == own {
+			return nil
+		}
+		return k.anothersAddress(network, hash, bridge, own)
+	}
+}
+
 // anothersAddress says which pod has an address, of those that are on record: what others
 // have left is the pod's to take over.
 func (k *Keeper) anothersAddress(network, hash, bridge string, own netip.Addr) error {
@@ -62,7 +75,7 @@ func (k *Keeper) anothersAddress(network, hash, bridge string, own netip.Addr) e
 	case !slices.ContainsFunc(prefixes(a.Addresses), func(p netip.Prefix) bool { return p.Addr() == own }):
 		return nil
 	}
-	return fmt.Errorf("another pod of this node has it: container %s", a.ContainerID)
+	return fmt.Errorf("a pod of this node has it: container %s", a.ContainerID)
 }
 
 // taken says why no pod may have an address, by what the host has.

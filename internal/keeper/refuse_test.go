@@ -6,6 +6,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/insomniacslk/dhcp/dhcpv4"
+
+	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
@@ -76,5 +79,49 @@ func TestAPodThatHasAnAddressKeepsItFromOthers(t *testing.T) {
 	}
 	if err := k.anothersAddress(r.Network, other, r.Bridge, own); err != nil {
 		t.Errorf("of a pod that is gone: %v", err)
+	}
+}
+
+// The LAN's server takes the host's address away and grants it a pod's.
+func TestTheHostDoesNotGetAPodsAddress(t *testing.T) {
+	t.Parallel()
+	m, _ := newMovable(t, time.Hour)
+	k, err := New(&Config{Leases: m.dir, State: m.state})
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.host = m.host
+	r := *m.pod.record
+	r.Network, r.ContainerID, r.State, r.Host = "(host)", "(host)", lease.Expired, &lease.Host{NIC: "eth0"}
+	for address, want := range map[string]bool{firstAddress: false, nextAddress: true} {
+		v := &visit{Keeper: k, ctx: t.Context(), r: &r}
+		if err := v.restore(); err != nil {
+			t.Fatal(err)
+		}
+		s, out := v.m.machine.Step(*v.m.session, now(), dhcpc.Event{})
+		bound := false
+		for _, kind := range []dhcpv4.MessageType{dhcpv4.MessageTypeOffer, dhcpv4.MessageTypeAck} {
+			if out.Send == nil {
+				break // the OFFER was passed over
+			}
+			asked, err := dhcpv4.FromBytes(out.Send.Payload)
+			if err != nil {
+				t.Fatal(err)
+			}
+			answer := reply(asked, kind, netip.MustParseAddr(address).AsSlice()).ToBytes()
+			s, out = v.m.machine.Step(s, now(), dhcpc.Event{Packet: &dhcpc.Packet{Payload: answer}})
+			bound = out.Bound != nil
+		}
+		if bound != want {
+			t.Errorf("%s: bound %t", address, bound)
+		}
+	}
+	if err := k.refuseHost(&r)(&dhcpc.Lease{Address: netip.MustParsePrefix(firstAddress + "/16")}, nil); err == nil || !strings.Contains(err.Error(), m.pod.record.ContainerID) {
+		t.Errorf("a pod's: %v", err)
+	}
+	// A renewal of what it has is the host's all the same.
+	held := &dhcpc.Lease{Address: netip.MustParsePrefix(firstAddress + "/16")}
+	if err := k.refuseHost(&r)(held, held); err != nil {
+		t.Error(err)
 	}
 }

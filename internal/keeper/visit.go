@@ -263,8 +263,9 @@ func (v *visit) work(p pod) error {
 // was lost, of the search for another.
 func (v *visit) restore() error {
 	cfg := v.r.Client.Config(v.r.Lease)
-	if v.r.Host == nil {
-		cfg.Refuse = v.refuse(v.r)
+	cfg.Refuse = v.refuse(v.r)
+	if v.r.Host != nil {
+		cfg.Refuse = v.refuseHost(v.r)
 	}
 	machine, err := dhcpc.NewMachine(cfg)
 	if err != nil {

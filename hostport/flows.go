@@ -3,9 +3,7 @@ package hostport
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -67,10 +65,10 @@ func (c *Conn) Close() error {
 // usable refuses a Conn or a context that nothing can be done with.
 func (c *Conn) usable(ctx context.Context) error {
 	if c == nil || c.flows == nil {
-		return refuse("use connection", "it was not opened by Dial")
+		return refuse("use connection: it was not opened by Dial")
 	}
 	if ctx == nil {
-		return refuse("use connection", "the context is nil")
+		return refuse("use connection: the context is nil")
 	}
 	return c.flows.Usable()
 }
@@ -111,27 +109,34 @@ func (c *Conn) flush(ctx context.Context, pod []netip.Addr, ports []nft.Port, wh
 
 // HasFlows says whether any of the ports has flows that outlive its rules, so that FlushStale and
 // Flush have something to look for.
-func HasFlows(ports ...nft.Port) bool { return slices.ContainsFunc(ports, isUDP) }
-
-func isUDP(p nft.Port) bool { return p.Protocol == unix.IPPROTO_UDP }
+func HasFlows(ports ...nft.Port) bool {
+	for _, p := range ports {
+		if p.Protocol == unix.IPPROTO_UDP {
+			return true
+		}
+	}
+	return false
+}
 
 // publications are the ports of UDP, once for each family in which they lead to the pod.
 func publications(pod []netip.Addr, ports []nft.Port) []conntrack.Publication {
 	var list []conntrack.Publication
 	for _, p := range ports {
-		for _, is4 := range []bool{true, false} {
-			i := slices.IndexFunc(pod, func(a netip.Addr) bool { return a.Is4() == is4 })
-			if !isUDP(p) || i < 0 || p.HostAddr.IsValid() && p.HostAddr.Is4() != is4 {
+		if p.Protocol != unix.IPPROTO_UDP {
+			continue
+		}
+		var done [129]bool // by an address's bits: the family has its first
+		for _, a := range pod {
+			if bits := a.BitLen(); bits == 0 || done[bits] || p.HostAddr.IsValid() && p.HostAddr.BitLen() != bits {
 				continue
 			}
+			done[a.BitLen()] = true
 			list = append(list, conntrack.Publication{
-				Proto: p.Protocol, Host: netip.AddrPortFrom(p.HostAddr, p.HostPort), Pod: netip.AddrPortFrom(pod[i], p.PodPort),
+				Proto: p.Protocol, Host: netip.AddrPortFrom(p.HostAddr, p.HostPort), Pod: netip.AddrPortFrom(a, p.PodPort),
 			})
 		}
 	}
 	return list
 }
 
-func refuse(op, format string, args ...any) error {
-	return &tombolo.OpError{Op: op, Err: fmt.Errorf("%w: "+format, append([]any{tombolo.ErrInvalid}, args...)...)}
-}
+func refuse(what string) error { return &tombolo.OpError{Op: what, Err: tombolo.ErrInvalid} }

@@ -31,12 +31,12 @@ func (l Listener) HeldFor(containerID string) bool { return l.socket.HeldByMonit
 // impossible port is tombolo.ErrInvalid.
 func Listeners(ctx context.Context, cfg *Config, ports ...nft.Port) ([]Listener, error) {
 	if ctx == nil {
-		return nil, refuse("list sockets", "the context is nil")
+		return nil, refuse("list sockets: the context is nil")
 	}
 	var wants []sockdiag.Want
 	for _, p := range ports {
 		if p.HostPort == 0 || p.Protocol != unix.IPPROTO_TCP && p.Protocol != unix.IPPROTO_UDP && p.Protocol != unix.IPPROTO_SCTP {
-			return nil, refuse("list sockets", "port %s: a protocol of TCP, UDP and SCTP is needed, and a port", p)
+			return nil, refuse("list sockets: " + p.String() + " has no port, or no protocol of TCP, UDP and SCTP")
 		}
 		wants = append(wants, sockdiag.Want{Proto: p.Protocol, Addr: p.HostAddr, Port: p.HostPort})
 	}

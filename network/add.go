@@ -48,6 +48,7 @@ func (n *Node) Add(ctx context.Context, nw *Network, pod *Pod) (*Attachment, err
 		return nil, err
 	}
 	defer a.s.Close()
+	a.entry = entry{s: a.s, hash: hash, containerID: pod.ContainerID, getsMore: a.leasing != nil || nw.SLAAC, back: &a.back}
 	if a.leasing != nil {
 		// Before Close, which may wait for the lock of the host's lease.
 		defer a.leasing.unlock()
@@ -77,13 +78,8 @@ type adding struct {
 	base    *state.Attachment
 	pending *state.Pending // its record, once there is one
 	leasing *leasing       // nil unless the address comes by DHCP
-	guard   guard
+	entry   entry
 	back    undo
-}
-
-// owner is who the allocator gives addresses to.
-func (a *adding) owner() ipam.Owner {
-	return ipam.Owner{ContainerID: a.pod.ContainerID, IfName: a.pod.IfName}
 }
 
 // reason is why an Add failed. One whose record is gone may fail at anything that was taken
@@ -127,7 +123,7 @@ func (a *adding) run(ctx context.Context) (*Attachment, error) {
 	if err := a.node.step("bandwidth"); err != nil {
 		return nil, err
 	}
-	if err := a.admit(ctx, t.plan); err != nil {
+	if err := a.entry.admit(ctx, t.plan); err != nil {
 		return nil, err
 	}
 	// Only now do the pod's ports lead to it.
@@ -141,7 +137,7 @@ func (a *adding) run(ctx context.Context) (*Attachment, error) {
 		return nil, err
 	}
 	if t.lease != nil {
-		if err := a.commitLease(ctx, t.lease); err != nil {
+		if err := a.leasing.commit(ctx, a.s, t.lease); err != nil {
 			return nil, err
 		}
 	}
@@ -233,13 +229,13 @@ func (a *adding) tie(ctx context.Context) (*tied, error) {
 // allocate gets the pod's addresses. Of an allocator that asks another program nobody knows
 // how long it takes, so the lock is not held meanwhile.
 func (a *adding) allocate(ctx context.Context) (given, error) {
-	if err := a.wanted(); err != nil {
+	if err := wanted(a.pending); err != nil {
 		return given{}, err
 	}
 	if a.nw.Allocator == nil {
 		return givenOf(a.pod.Addresses, a.pod.Routes)
 	}
-	owner := a.owner()
+	owner := a.pod.owner()
 	allocator := a.nw.Allocator.Bind(a.s.IPAMNode(a.nw.Name))
 	if allocator.Slow() {
 		a.s.Leave()
@@ -320,16 +316,16 @@ func (a *adding) hostAddress(ctx context.Context, l *bridge.Link, pod netip.Pref
 // anew, says that nobody else is at it.
 func (a *adding) attach(ctx context.Context, p *plan, b *build.Built) (*bridge.Attachment, error) {
 	port := p.onto(b)
-	if err := a.wanted(); err != nil {
+	if err := wanted(a.pending); err != nil {
 		return nil, err
 	}
-	if err := a.holdBefore(ctx, p); err != nil {
+	if err := a.entry.holdBefore(ctx, p); err != nil {
 		return nil, err
 	}
 	owner := endpoint.AliasOwner(a.hash)
 	link, err := a.s.Links.Attach(ctx, a.pod.NetNS, port)
 	if errors.Is(err, fs.ErrExist) && !errors.Is(err, bridge.ErrPeerExists) {
-		if err := a.wanted(); err != nil {
+		if err := wanted(a.pending); err != nil {
 			return nil, err
 		}
 		if err := a.s.Links.Detach(ctx, port.Name, owner); err != nil {
@@ -340,10 +336,10 @@ func (a *adding) attach(ctx context.Context, p *plan, b *build.Built) (*bridge.A
 	if err != nil {
 		return nil, explainRoute(err)
 	}
-	a.guard.attached = true
+	a.entry.attached = true
 	a.back.push(func(ctx context.Context) error {
 		err := a.s.Links.Detach(ctx, port.Name, owner)
-		a.guard.attached = err != nil
+		a.entry.attached = err != nil
 		return err
 	})
 	p.link(link)

@@ -9,6 +9,7 @@ import (
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network/internal/build"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/route"
@@ -25,11 +26,11 @@ func (s *solicited) close() {
 
 // solicit has the pod ask for router advertisements, if it takes any. They are waited for
 // later: other things can be done meanwhile.
-func (a *adding) solicit(ctx context.Context, port bridge.Port) (*solicited, error) {
+func solicit(ctx context.Context, links *bridge.Conn, pod *netns.NS, port bridge.Port) (*solicited, error) {
 	if port.Autoconf == nil {
 		return nil, nil
 	}
-	asked, err := a.s.Links.Solicit(ctx, a.pod.NetNS, port)
+	asked, err := links.Solicit(ctx, pod, port)
 	if err != nil {
 		return nil, err
 	}
@@ -46,7 +47,7 @@ func (a *adding) advertised(ctx context.Context, asked *solicited, g given, b *b
 	if err != nil {
 		return g, fail.Errorf(ErrTryAgain, `ipv6 "slaac": %v`, err)
 	}
-	gateway, err := a.ipv6Gateway(b.Bridge, link, got)
+	gateway, err := ipv6Gateway(a.nw, a.s.Links, b.Bridge, a.pod.NetNS, link, got)
 	if err != nil {
 		return g, err
 	}
@@ -63,31 +64,31 @@ func (a *adding) advertised(ctx context.Context, asked *solicited, g given, b *b
 // ipv6Gateway is where the pod's default route leads: to the LAN's router, of which the
 // pod's own kernel has learnt it, or to the host, to which it is added here. A link-local
 // address of the host's stays when the LAN gets another prefix.
-func (a *adding) ipv6Gateway(l *bridge.Link, link *bridge.Attachment, got *bridge.Autoconfigured) (netip.Addr, error) {
-	if a.nw.NoDefaultRoute {
+func ipv6Gateway(nw *Network, links *bridge.Conn, l *bridge.Link, pod *netns.NS, link *bridge.Attachment, got *bridge.Autoconfigured) (netip.Addr, error) {
+	if nw.NoDefaultRoute {
 		return netip.Addr{}, nil
 	}
-	if a.nw.Exit == ExitRouter {
+	if nw.Exit == ExitRouter {
 		if len(got.Gateways) == 0 {
 			return netip.Addr{}, nil
 		}
 		return got.Gateways[0], nil
 	}
-	list, err := a.s.Links.Addresses().List(addr.Filter{Link: l.Index, Family: unix.AF_INET6})
+	list, err := links.Addresses().List(addr.Filter{Link: l.Index, Family: unix.AF_INET6})
 	if err != nil {
 		return netip.Addr{}, err
 	}
 	for _, one := range list {
 		if ip := one.Prefix.Addr(); ip.IsLinkLocalUnicast() && one.Flags&(addr.Tentative|addr.DADFailed) == 0 {
-			return ip, a.routeIPv6(link, ip)
+			return ip, routeIPv6(pod, link, ip)
 		}
 	}
-	return netip.Addr{}, fail.Errorf(ErrNoGateway, `defaultRoute "host": bridge %s has no link-local IPv6 address to which the pod could send: give it one, or set defaultRoute to "router"`, a.nw.Bridge)
+	return netip.Addr{}, fail.Errorf(ErrNoGateway, `defaultRoute "host": bridge %s has no link-local IPv6 address to which the pod could send: give it one, or set defaultRoute to "router"`, nw.Bridge)
 }
 
 // routeIPv6 adds the default route to the host.
-func (a *adding) routeIPv6(link *bridge.Attachment, gateway netip.Addr) error {
-	routes, err := route.Dial(&route.Config{NetNS: a.pod.NetNS})
+func routeIPv6(pod *netns.NS, link *bridge.Attachment, gateway netip.Addr) error {
+	routes, err := route.Dial(&route.Config{NetNS: pod})
 	if err != nil {
 		return err
 	}
@@ -98,7 +99,7 @@ func (a *adding) routeIPv6(link *bridge.Attachment, gateway netip.Addr) error {
 
 // autoconfigure does all of it for a pod whose other addresses are there already.
 func (a *adding) autoconfigure(ctx context.Context, t *tied) (*tied, error) {
-	asked, err := a.solicit(ctx, t.plan.port)
+	asked, err := solicit(ctx, a.s.Links, a.pod.NetNS, t.plan.port)
 	if err != nil {
 		return nil, err
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/network/internal/session"
 )
 
 // maxRemains is how often an ADD undoes what it finds in its way. Once is enough, unless
@@ -45,7 +46,7 @@ func (a *adding) begin(ctx context.Context) error {
 			return err
 		}
 	}
-	return a.existsAlready()
+	return existsAlready(a.pod.key(a.nw))
 }
 
 // writeRecord creates the record and locks it. The error matches fs.ErrExist where there
@@ -59,6 +60,7 @@ func (a *adding) writeRecord() error {
 		}
 		return fail.State(err)
 	}
+	a.entry.pending = a.pending
 	a.back.push(func(context.Context) error { return a.pending.Abandon() })
 	return nil
 }
@@ -74,36 +76,36 @@ func (a *adding) takeRemainsDown(ctx context.Context) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil // it has gone by itself
 	case err != nil:
-		return a.existsAlready()
+		return existsAlready(a.pod.key(a.nw))
 	}
 	defer lock.Close()
 	unfinished, err := a.s.Dir.Unfinished(a.nw.Name, a.hash)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
-	case err != nil || !unfinished && !a.died(ctx):
-		return a.existsAlready()
+	case err != nil || !unfinished && !died(ctx, a.s, a.nw.Name, a.hash):
+		return existsAlready(a.pod.key(a.nw))
 	case unfinished:
 		a.s.Warn("an earlier ADD of this attachment was killed: undoing what it left")
 	default:
 		a.s.Warn("the pod of this attachment is gone, without a DEL: undoing what it left")
 	}
 	known := &Known{Bridge: a.nw.Bridge, Leased: a.leasing != nil}
-	return a.node.teardown(a.s, a.nw.Name, known).Remains(ctx, a.owner(), a.hash, unfinished)
+	return a.node.teardown(a.s, a.nw.Name, known).Remains(ctx, a.pod.owner(), a.hash, unfinished)
 }
 
 // died says that the pod whose attachment is on record is gone: the record can be read, and
 // names a port that is not there any more.
-func (a *adding) died(ctx context.Context) bool {
-	if _, err := a.s.Dir.Load(a.nw.Name, a.hash); err != nil {
+func died(ctx context.Context, s *session.Session, network, hash string) bool {
+	if _, err := s.Dir.Load(network, hash); err != nil {
 		return false
 	}
-	_, err := a.s.Links.Link(ctx, "veth"+a.hash)
+	_, err := s.Links.Link(ctx, "veth"+hash)
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-func (a *adding) existsAlready() error {
-	return fail.Errorf(ErrExists, "container %s has an attachment %s to network %q already: DEL it first", a.pod.ContainerID, a.pod.IfName, a.nw.Name)
+func existsAlready(k Key) error {
+	return fail.Errorf(ErrExists, "container %s has an attachment %s to network %q already: DEL it first", k.ContainerID, k.IfName, k.Network)
 }
 
 // errDeleted is how an ADD ends whose record was removed.
@@ -113,8 +115,8 @@ func errDeleted() error {
 
 // wanted is the error with which an ADD ends whose record was removed. It asks before it
 // makes, or takes away, what has the same name for the next ADD of the attachment.
-func (a *adding) wanted() error {
-	if gone, err := a.pending.Gone(); err != nil || gone {
+func wanted(record *state.Pending) error {
+	if gone, err := record.Gone(); err != nil || gone {
 		return errors.Join(errDeleted(), err)
 	}
 	return nil

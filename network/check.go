@@ -209,7 +209,7 @@ func (k *checking) reservations(ctx context.Context, found *inspect.Findings) er
 			held = append(held, a)
 		}
 	}
-	err := allocator.Check(ctx, ipam.Owner{ContainerID: k.pod.ContainerID, IfName: k.pod.IfName}, held)
+	err := allocator.Check(ctx, k.pod.owner(), held)
 	if err != nil && !allocator.Slow() {
 		found.Add("%v", err)
 		return nil

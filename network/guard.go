@@ -9,6 +9,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/build"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/network/internal/session"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
@@ -17,101 +18,104 @@ import (
 // pod's namespace for its interface, and bring it up before anybody else does; and it goes
 // on sending until the interface is gone.
 
-// guard is what the firewall has of a pod before its addresses lead to it.
-type guard struct {
+// entry is a pod in the firewall's sets, as far as its Add has come.
+type entry struct {
+	s           *session.Session
+	hash        string
+	containerID string
+	getsMore    bool // addresses, after it got its port
+	back        *undo
+	pending     *state.Pending // the pod's record
+
 	attached bool          // the port is there
-	held     *nft.Endpoint // what holds it, since before its port was there; nil: nothing
+	held     *nft.Endpoint // what holds the pod, since before its port was there; nil: nothing
 	wanted   nft.Endpoint  // what was last asked for
 }
 
 // holdBefore enters what holds the pod to its MAC and its addresses, before its port is there.
 // A pod that gets its addresses later has its host ports then, too.
-func (a *adding) holdBefore(ctx context.Context, p *plan) error {
+func (e *entry) holdBefore(ctx context.Context, p *plan) error {
 	if !p.rec.Guarded {
 		return nil
 	}
-	g := &a.guard
-	g.wanted = endpoint.Of(&p.rec)
-	ep := g.wanted
-	if a.getsMore() {
+	e.wanted = endpoint.Of(&p.rec)
+	ep := e.wanted
+	if e.getsMore {
 		ep.Ports, ep.Masquerade = nil, false
 	}
-	a.back.push(func(ctx context.Context) error {
-		if g.attached {
+	e.back.push(func(ctx context.Context) error {
+		if e.attached {
 			return nil // it could not be deleted, and stays guarded
 		}
-		if g.held == nil {
+		if e.held == nil {
 			// The kernel's answer may have been lost, and the elements be there. But what a
 			// killed Add left may have a port yet, whose guard these are.
-			if _, err := a.s.Links.Link(ctx, p.port.Name); !errors.Is(err, fs.ErrNotExist) {
+			if _, err := e.s.Links.Link(ctx, p.port.Name); !errors.Is(err, fs.ErrNotExist) {
 				return err
 			}
 		}
-		return a.s.Firewall.Remove(ctx, ep, g.wanted)
+		return e.s.Firewall.Remove(ctx, ep, e.wanted)
 	})
-	if err := a.enlist(ctx, p, func() error { return a.s.Firewall.Add(ctx, ep) }); err != nil {
+	if err := e.enter(ctx, p, func() error { return e.s.Firewall.Add(ctx, ep) }); err != nil {
 		return err
 	}
-	g.held = &ep
+	e.held = &ep
 	return nil
 }
 
-// getsMore says whether the pod gets addresses after it got its port.
-func (a *adding) getsMore() bool { return a.leasing != nil || a.nw.SLAAC }
-
 // admit enters the pod into the firewall's sets, as far as it is not there yet.
-func (a *adding) admit(ctx context.Context, p *plan) error {
+func (e *entry) admit(ctx context.Context, p *plan) error {
 	ep := endpoint.Of(&p.rec)
-	if a.guard.held == nil {
-		a.back.push(func(ctx context.Context) error { return a.s.Firewall.Remove(ctx, ep) })
-		return a.enlist(ctx, p, func() error { return a.s.Firewall.Add(ctx, ep) })
+	if e.held == nil {
+		e.back.push(func(ctx context.Context) error { return e.s.Firewall.Remove(ctx, ep) })
+		return e.enter(ctx, p, func() error { return e.s.Firewall.Add(ctx, ep) })
 	}
-	a.guard.wanted = ep
-	if !a.getsMore() {
+	e.wanted = ep
+	if !e.getsMore {
 		// All of it is there, unless somebody has flushed it meanwhile.
-		if same, err := a.s.Firewall.Untouched(ctx); err != nil || same {
+		if same, err := e.s.Firewall.Untouched(ctx); err != nil || same {
 			return err
 		}
 	}
-	return a.enlist(ctx, p, func() error { return a.s.Firewall.Update(ctx, *a.guard.held, ep) })
+	return e.enter(ctx, p, func() error { return e.s.Firewall.Update(ctx, *e.held, ep) })
 }
 
-// enlist enters an endpoint, in the place of what a pod that is gone left.
-func (a *adding) enlist(ctx context.Context, p *plan, enter func() error) error {
-	if err := a.wanted(); err != nil {
+// enter enters an endpoint, in the place of what a pod that is gone left.
+func (e *entry) enter(ctx context.Context, p *plan, add func() error) error {
+	if err := wanted(e.pending); err != nil {
 		return err
 	}
-	err := enter()
+	err := add()
 	if errors.Is(err, fs.ErrNotExist) {
 		// A set went missing since we looked.
-		if _, err := build.Ready(ctx, a.s, p.want); err != nil {
+		if _, err := build.Ready(ctx, e.s, p.want); err != nil {
 			return err
 		}
-		err = enter()
+		err = add()
 	}
 	var conflict *nft.ConflictError
 	for errors.As(err, &conflict) {
-		if err := a.wanted(); err != nil {
+		if err := wanted(e.pending); err != nil {
 			return err
 		}
-		stale, lookErr := a.isStale(ctx, conflict)
+		stale, lookErr := e.isStale(ctx, conflict)
 		if lookErr != nil {
 			return errors.Join(err, lookErr)
 		}
 		if !stale {
-			return a.explainConflict(conflict)
+			return e.explainConflict(conflict)
 		}
-		if string(conflict.Owner) == a.hash && !a.guard.attached {
+		if string(conflict.Owner) == e.hash && !e.attached {
 			// What a killed Add left may have a port yet, whose guard this is.
-			if err := a.s.Links.Detach(ctx, p.port.Name, endpoint.AliasOwner(a.hash)); err != nil {
+			if err := e.s.Links.Detach(ctx, p.port.Name, endpoint.AliasOwner(e.hash)); err != nil {
 				return err
 			}
 		}
 		// Whatever else it left, nobody will miss.
-		if err := a.s.Firewall.RemoveOwners(ctx, conflict.Owner); err != nil {
+		if err := e.s.Firewall.RemoveOwners(ctx, conflict.Owner); err != nil {
 			return err
 		}
-		err = enter()
+		err = add()
 	}
 	return err
 }
@@ -119,18 +123,18 @@ func (a *adding) enlist(ctx context.Context, p *plan, enter func() error) error 
 // isStale says whether the owner of an element is gone: it has no port, and no record
 // of an Add that may be about to make one. The attachment itself is its own
 // predecessor, of which a killed Add left something.
-func (a *adding) isStale(ctx context.Context, conflict *nft.ConflictError) (bool, error) {
+func (e *entry) isStale(ctx context.Context, conflict *nft.ConflictError) (bool, error) {
 	switch string(conflict.Owner) {
 	case "":
 		return false, nil
-	case a.hash:
+	case e.hash:
 		return true, nil
 	}
-	rec, err := a.s.Dir.Load(conflict.Network, string(conflict.Owner))
+	rec, err := e.s.Dir.Load(conflict.Network, string(conflict.Owner))
 	if err == nil && rec.State != state.Ready {
 		return false, nil
 	}
-	l, err := a.s.Links.Link(ctx, "veth"+string(conflict.Owner))
+	l, err := e.s.Links.Link(ctx, "veth"+string(conflict.Owner))
 	if errors.Is(err, fs.ErrNotExist) {
 		return true, nil
 	}
@@ -143,15 +147,15 @@ func (a *adding) isStale(ctx context.Context, conflict *nft.ConflictError) (bool
 
 // explainConflict says which pod has a port that is wanted, in the operator's
 // words.
-func (a *adding) explainConflict(conflict *nft.ConflictError) error {
+func (e *entry) explainConflict(conflict *nft.ConflictError) error {
 	if conflict.Port == "" {
 		return conflict
 	}
 	owner := "another program"
 	if conflict.Owner != "" {
 		owner = "endpoint " + string(conflict.Owner)
-		if rec, err := a.s.Dir.Load(conflict.Network, string(conflict.Owner)); err == nil {
-			if rec.ContainerID == a.pod.ContainerID {
+		if rec, err := e.s.Dir.Load(conflict.Network, string(conflict.Owner)); err == nil {
+			if rec.ContainerID == e.containerID {
 				// Some runtimes hand a container's ports to all of its networks.
 				return fail.Errorf(ErrConflict, "port %s is already published by this container's %s of network %q: leave portMappings out of the capabilities of one of the two networks",
 					conflict.Port, rec.IfName, rec.Network)

@@ -17,9 +17,11 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network/internal/build"
 	"github.com/tombolo-cni/tombolo/network/internal/dhcplease"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/network/internal/session"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -99,7 +101,7 @@ func (a *adding) lease(ctx context.Context) (*tied, error) {
 	if err := a.node.step("link"); err != nil {
 		return nil, err
 	}
-	asked, err := a.solicit(ctx, p.port)
+	asked, err := solicit(ctx, a.s.Links, a.pod.NetNS, p.port)
 	if err != nil {
 		return nil, err
 	}
@@ -115,7 +117,7 @@ func (a *adding) lease(ctx context.Context) (*tied, error) {
 	if err := a.s.Enter(ctx); err != nil {
 		return nil, err
 	}
-	if err := a.applyLease(ctx, rec, link); err != nil {
+	if err := applyLease(ctx, a.s.Links, a.pod.NetNS, rec, link); err != nil {
 		return nil, err
 	}
 	t, err := a.again(ctx, g, b, link)
@@ -229,14 +231,14 @@ func givenBy(rec *lease.Record, more []route.Route) given {
 
 // applyLease gives the pod what it has leased. The address has the lease's lifetime,
 // so that the kernel itself ends it if everything of ours dies.
-func (a *adding) applyLease(ctx context.Context, rec *lease.Record, link *bridge.Attachment) error {
+func applyLease(ctx context.Context, links *bridge.Conn, pod *netns.NS, rec *lease.Record, link *bridge.Attachment) error {
 	if mtu := rec.Applied.MTU; mtu > 0 && mtu < link.MTU {
 		// The pod's alone: the host's bridge, and with it the host, is not the server's.
-		if err := a.s.Links.SetMTU(ctx, a.pod.NetNS, "", link.Peer, mtu); err != nil {
+		if err := links.SetMTU(ctx, pod, "", link.Peer, mtu); err != nil {
 			return err
 		}
 	}
-	addresses, err := addr.Dial(&addr.Config{NetNS: a.pod.NetNS})
+	addresses, err := addr.Dial(&addr.Config{NetNS: pod})
 	if err != nil {
 		return err
 	}
@@ -247,7 +249,7 @@ func (a *adding) applyLease(ctx context.Context, rec *lease.Record, link *bridge
 			return err
 		}
 	}
-	routes, err := route.Dial(&route.Config{NetNS: a.pod.NetNS})
+	routes, err := route.Dial(&route.Config{NetNS: pod})
 	if err != nil {
 		return err
 	}
@@ -270,13 +272,13 @@ func validFor(l *dhcpc.Lease) *time.Duration {
 	return &left
 }
 
-// commitLease hands the lease over to the keeper. That waits for the disk, so the state's
+// commit hands the lease over to the keeper. That waits for the disk, so the state's
 // lock is not held meanwhile.
-func (a *adding) commitLease(ctx context.Context, rec *lease.Record) error {
-	a.s.Leave()
+func (l *leasing) commit(ctx context.Context, s *session.Session, rec *lease.Record) error {
+	s.Leave()
 	rec.State, rec.Updated = lease.Bound, time.Now().UTC()
-	if err := a.leasing.held.Replace(rec); err != nil {
+	if err := l.held.Replace(rec); err != nil {
 		return fail.State(err)
 	}
-	return a.s.Enter(ctx)
+	return s.Enter(ctx)
 }

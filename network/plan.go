@@ -26,7 +26,7 @@ type plan struct {
 // given. made is the pod's link, if it is there.
 func (a *adding) plan(g given, made *bridge.Attachment) (*plan, error) {
 	nw := a.nw
-	p := &plan{rec: *a.base, want: a.want()}
+	p := &plan{rec: *a.base, want: wantOf(a.nw, a.hash, a.s.Mark)}
 	p.rec.Addresses = g.addresses
 	p.rec.Masquerade, p.rec.Guarded, p.rec.Untrusted = nw.Masquerade, nw.Guard, nw.Untrusted
 	p.rec.DefaultRoute, p.rec.SLAAC = string(nw.Exit), nw.SLAAC
@@ -74,17 +74,16 @@ func (a *adding) plan(g given, made *bridge.Attachment) (*plan, error) {
 	return p, nil
 }
 
-// want is the network as it is asked for, before it is known what the pod calls for.
-func (a *adding) want() *build.Want {
-	nw := a.nw
+// wantOf is the network as it is asked for, before it is known what the pod calls for.
+func wantOf(nw *Network, hash string, mark uint32) *build.Want {
 	w := &build.Want{
 		Record: state.Network{
 			Name: nw.Name, Bridge: nw.Bridge, MTU: nw.MTU,
 			Masquerade: nw.Masquerade, NonMasquerade: nw.NonMasquerade,
-			Policy: recorded.PolicyName(nw.Policy), Guard: nw.Guard, Mark: uint64(a.s.Mark), NFCall: nw.NFCall, Promiscuous: nw.Promiscuous,
+			Policy: recorded.PolicyName(nw.Policy), Guard: nw.Guard, Mark: uint64(mark), NFCall: nw.NFCall, Promiscuous: nw.Promiscuous,
 			Uplink: nw.Uplink.NIC, DefaultRoute: string(nw.Exit), SLAAC: nw.SLAAC,
 		},
-		Gateway: nw.Gateway, Routed: nw.Routed, ForceAddress: nw.ForceAddress, Owner: a.hash,
+		Gateway: nw.Gateway, Routed: nw.Routed, ForceAddress: nw.ForceAddress, Owner: hash,
 	}
 	if nw.Uplink.NIC != "" {
 		w.Uplink = ours(nw.Uplink, nw.Bridge)

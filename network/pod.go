@@ -144,6 +144,11 @@ func plain(list []state.Address) []ipam.Address {
 	return plain
 }
 
+// owner is who the allocator gives addresses to.
+func (p *Pod) owner() ipam.Owner {
+	return ipam.Owner{ContainerID: p.ContainerID, IfName: p.IfName}
+}
+
 func (p *Pod) key(nw *Network) Key { return Key{nw.Name, p.ContainerID, p.IfName} }
 
 func (k Key) hash() string { return ident.Hash(k.Network, k.ContainerID, k.IfName) }

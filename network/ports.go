@@ -2,7 +2,6 @@ package network
 
 import (
 	"context"
-	"slices"
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/hostport"
@@ -57,7 +56,7 @@ func flushStale(ctx context.Context, links *bridge.Conn, rec *state.Attachment, 
 // checkPublished refuses a host port that no address of the pod could serve.
 func checkPublished(ports []HostPort, addresses []state.Address) error {
 	for _, p := range ports {
-		if p.HostAddr.IsValid() && !slices.ContainsFunc(addresses, func(a state.Address) bool { return a.Prefix.Addr().Is4() == p.HostAddr.Is4() }) {
+		if p.HostAddr.IsValid() && !hasFamily(addresses, p.HostAddr.Is4()) {
 			return fail.Errorf(ErrInvalid, "publish port %s: the pod has no address of that family", endpoint.PortText(p))
 		}
 		if len(addresses) == 0 {
@@ -65,4 +64,13 @@ func checkPublished(ports []HostPort, addresses []state.Address) error {
 		}
 	}
 	return nil
+}
+
+func hasFamily(addresses []state.Address, is4 bool) bool {
+	for _, a := range addresses {
+		if a.Prefix.Addr().Is4() == is4 {
+			return true
+		}
+	}
+	return false
 }

@@ -65,7 +65,7 @@ func layers() []layer {
 			"what pods share: it makes no pod"},
 		{[]string{"network/internal/inspect"}, []string{".", "addr", "bridge", "bridge/bandwidth", "netns", "nft", "nft/foreign", "internal/endpoint", "internal/state", "network/internal/dhcplease", "network/internal/fail", "network/internal/loopback", "network/internal/recorded", "network/internal/session"},
 			"it compares, and changes nothing"},
-		{[]string{"network/internal/teardown"}, []string{"addr", "bridge", "bridge/bandwidth", "ipam", "internal/endpoint", "internal/ident", "internal/lease", "internal/state", "network/internal/dhcplease", "network/internal/fail", "hostport", "network/internal/loopback", "network/internal/session", "network/internal/takeover"},
+		{[]string{"network/internal/teardown"}, []string{"addr", "bridge", "bridge/bandwidth", "ipam", "nft", "internal/endpoint", "internal/ident", "internal/lease", "internal/state", "network/internal/dhcplease", "network/internal/fail", "hostport", "network/internal/loopback", "network/internal/session", "network/internal/takeover"},
 			"what is gone is gone: it makes nothing"},
 		{[]string{"network"}, []string{".", "addr", "bridge", "bridge/bandwidth", "bridge/uplink", "dhcpc", "dhcpc/transport", "ipam", "nft", "nft/foreign", "netns", "route", "internal/endpoint", "internal/ident", "internal/lease", "internal/lockorder", "internal/state", "network/internal/build", "network/internal/dhcplease", "network/internal/fail", "hostport", "network/internal/inspect", "network/internal/recorded", "network/internal/reroute", "network/internal/session", "network/internal/takeover", "network/internal/teardown"},
 			"it composes, and is the only one for pods that does: it knows nothing of CNI"},
@@ -92,7 +92,7 @@ func layers() []layer {
 // shown are packages that a package's example, or its tests, show it together with.
 func shown() map[string][]string {
 	return map[string][]string{
-		"bridge/bandwidth": {"bridge"}, "network/internal/teardown": {"network", "nft"},
+		"bridge/bandwidth": {"bridge"}, "network/internal/teardown": {"network"},
 		"nft": {"nft/foreign"}, "nft/foreign": {"nft"},
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/tombolo-cni/tombolo/network/internal/dhcplease"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
+	"github.com/tombolo-cni/tombolo/nft"
 )
 
 // remains is an attachment that is to go.
@@ -227,8 +228,12 @@ func (t *Teardown) takeDown(ctx context.Context, r *remains) error {
 // side by side.
 func flushFlows(ctx context.Context, links *bridge.Conn, rec *state.Attachment) <-chan error {
 	done := make(chan error, 1)
-	if rec == nil || len(rec.Published) == 0 || !hostport.HasFlows(endpoint.Ports(rec)...) {
-		done <- nil
+	var ports []nft.Port
+	if rec != nil {
+		ports = endpoint.Ports(rec)
+	}
+	if !hostport.HasFlows(ports...) {
+		close(done)
 		return done
 	}
 	// The kernel is opened by the caller's thread, to which it belongs; any can do the rest.
@@ -239,7 +244,7 @@ func flushFlows(ctx context.Context, links *bridge.Conn, rec *state.Attachment) 
 	}
 	go func() {
 		defer conn.Close()
-		done <- conn.Flush(ctx, endpoint.Addresses(rec), endpoint.Ports(rec)...)
+		done <- conn.Flush(ctx, endpoint.Addresses(rec), ports...)
 	}()
 	return done
 }

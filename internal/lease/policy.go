@@ -58,16 +58,20 @@ func (p *Policy) Apply(l *dhcpc.Lease) Applied {
 	if p.IPv6 && a.MTU != 0 {
 		a.MTU = max(a.MTU, minMTU6)
 	}
-	if !p.NoRoutes && (p.NoDefault || !p.Gateway.IsValid()) {
-		a.Routes = slices.DeleteFunc(slices.Clone(l.Routes), func(r dhcpc.Route) bool {
-			// Two halves make a default route, and so do four quarters.
-			return p.NoDefault && r.Dst.Bits() < shortestRoute
-		})
-	}
 	add := func(r dhcpc.Route) {
 		// The first route to a destination counts, as it does for the kernel.
 		if !slices.ContainsFunc(a.Routes, func(o dhcpc.Route) bool { return o.Dst == r.Dst }) {
 			a.Routes = append(a.Routes, r)
+		}
+	}
+	if !p.NoRoutes && (p.NoDefault || !p.Gateway.IsValid()) {
+		for _, r := range l.Routes {
+			switch {
+			case p.NoDefault && r.Dst.Bits() < shortestRoute: // two halves make a default route, and so do four quarters
+			case r.Dst == l.Address.Masked(): // the kernel has made it along with the address, and goes by that
+			default:
+				add(r)
+			}
 		}
 	}
 	if p.Gateway.IsValid() && !p.NoDefault {

@@ -43,6 +43,19 @@ func TestPolicySaysWhatAPodGetsOfALease(t *testing.T) {
 	}
 }
 
+func TestOfRoutesThatAreThereAPodGetsNoSecond(t *testing.T) {
+	t.Parallel()
+	l := sampleLease()
+	l.Routes = []dhcpc.Route{
+		to("192.0.2.0/24", ""), to("192.0.2.0/24", "192.0.2.66"), to("10.0.0.0/8", "192.0.2.3"), to("10.0.0.0/8", "192.0.2.4"),
+		to("192.0.2.0/25", "192.0.2.5"), to("0.0.0.0/0", "192.0.2.1"),
+	}
+	want := []dhcpc.Route{l.Routes[2], l.Routes[4], l.Routes[5]}
+	if got := (&Policy{}).Apply(l).Routes; !slices.Equal(got, want) {
+		t.Errorf("routes %v, want %v", got, want)
+	}
+}
+
 // A server that wants what pods send for itself.
 func TestRoutesOfALeaseDoNotMakeUpADefaultRoute(t *testing.T) {
 	t.Parallel()

@@ -163,6 +163,34 @@ func TestAServersWordsChangeNothingOfTheHosts(t *testing.T) {
 	}
 }
 
+// Servers name the lease's own subnet among the routes (OpenStack's do), or a destination twice. The
+// kernel has the one already, and takes the other once.
+func TestRoutesThatAServerNamesTwiceDoNotStopAnADD(t *testing.T) {
+	t.Parallel()
+	for name, first := range map[string]string{
+		"its subnet, on link":        "192.168.50.0/24,0.0.0.0",
+		"its subnet, by a router":    "192.168.50.0/24,192.168.50.66",
+		"a destination, two routers": "10.9.0.0/16,192.168.50.9,10.9.0.0/16,192.168.50.8",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLAN(t, "--dhcp-option=option:classless-static-route,"+first+",10.9.0.0/16,192.168.50.7,0.0.0.0/0,"+router4)
+			w, p := l.network(conf{"ipam": conf{"type": "dhcp", "keeper": "optional"}}), l.pod("a")
+			w.add(p)
+			routes := nstest.Run(t, p.NS, "ip", "-4", "route")
+			if strings.Count(routes, "10.9.0.0/16") != 1 || strings.Count(routes, "192.168.50.0/24") != 1 || strings.Contains(routes, "192.168.50.66") {
+				t.Errorf("routes:\n%s", routes)
+			}
+			wantPing(t, p.NS, router4)
+			if err := w.check(p); err != nil {
+				t.Error(err)
+			}
+			w.del(p)
+			l.wantNothing()
+		})
+	}
+}
+
 // A server that says that half of all addresses are on the pod's link would have the network's
 // pods sent there without masquerade, and the pod itself send past the host.
 func TestAServersMaskTakesNothingFromOtherPods(t *testing.T) {

@@ -61,8 +61,8 @@ func (n *Node) Add(ctx context.Context, nw *Network, pod *Pod) (*Attachment, err
 	case err == nil:
 		return made, nil
 	case a.overtaken():
-		a.s.Warn("the attachment was deleted and added again: what is left is the other ADD's: " + err.Error())
-		return nil, errors.Join(errDeleted(), a.pending.Close())
+		_ = a.pending.Close() // of a file that is gone
+		return nil, errDeleted()
 	}
 	return nil, a.back.run(a.reason(err))
 }

@@ -116,10 +116,11 @@ func errDeleted() error {
 // wanted is the error with which an ADD ends whose record was removed. It asks before it
 // makes, or takes away, what has the same name for the next ADD of the attachment.
 func wanted(record *state.Pending) error {
-	if gone, err := record.Gone(); err != nil || gone {
-		return errors.Join(errDeleted(), err)
+	gone, err := record.Gone()
+	if gone {
+		return errDeleted()
 	}
-	return nil
+	return err
 }
 
 // overtaken says that the attachment was deleted and added again while this ADD was at work.
@@ -129,7 +130,7 @@ func (a *adding) overtaken() bool {
 	if a.pending == nil {
 		return false
 	}
-	if gone, err := a.pending.Gone(); err != nil || !gone {
+	if gone, _ := a.pending.Gone(); !gone {
 		return false
 	}
 	_, err := a.s.Dir.Load(a.nw.Name, a.hash)

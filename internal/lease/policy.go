@@ -66,12 +66,12 @@ func (p *Policy) Apply(l *dhcpc.Lease) Applied {
 	}
 	if !p.NoRoutes && (p.NoDefault || !p.Gateway.IsValid()) {
 		for _, r := range l.Routes {
-			switch {
-			case p.NoDefault && r.Dst.Bits() < shortestRoute: // two halves make a default route, and so do four quarters
-			case r.Dst == l.Address.Masked(): // the kernel has made it along with the address, and goes by that
-			default:
-				add(r)
+			// Two halves make a default route, and so do four quarters. That to the lease's own
+			// subnet the kernel has made along with the address, and goes by it.
+			if p.NoDefault && r.Dst.Bits() < shortestRoute || r.Dst == l.Address.Masked() {
+				continue
 			}
+			add(r)
 		}
 	}
 	if p.Gateway.IsValid() && !p.NoDefault {

@@ -74,17 +74,11 @@ func (d *Dir) AtWork(network, hash string) (wait func(context.Context), err erro
 	}
 	return func(ctx context.Context) {
 		defer unix.Close(fd)
-		tick := time.NewTicker(endsEvery)
-		defer tick.Stop()
-		for {
+		for ctx.Err() == nil {
 			if free, err := tryFlock(fd, unix.LOCK_SH); free || err != nil {
 				return
 			}
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick.C:
-			}
+			time.Sleep(endsEvery)
 		}
 	}, nil
 }

@@ -82,7 +82,7 @@ func (b *Batch) append(r request, m netlink.Message) {
 	if b.buf == nil {
 		room, count := 1<<10, 8 // of a pod, most have room in that
 		if r.want == object {
-			room, count = 1<<7, 1 // a question is alone, mostly
+			room, count = 1<<8, 4 // a question has few beside it
 		}
 		b.buf, b.reqs = make([]byte, 0, room), make([]request, 0, count)
 	}

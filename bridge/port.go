@@ -37,7 +37,7 @@ type Port struct {
 	// Alias is kept by the kernel with the port, at most 255 bytes: its owner.
 	Alias string
 	// Group is the group of links that Attach makes the port in (IFLA_GROUP), by which
-	// rules of the firewall know it (nft.QuietGroup); 0 is that of most links. An
+	// rules of the firewall know it (nft.PodGroup); 0 is that of most links. An
 	// operator may put it into another later on.
 	Group uint32
 

@@ -73,7 +73,7 @@ func (e *entry) admit(ctx context.Context, p *plan) error {
 	e.wanted = ep
 	if !e.getsMore {
 		// All of it is there, unless somebody has flushed it meanwhile.
-		if same, err := e.s.Firewall.Untouched(ctx); err != nil || same {
+		if same, err := e.s.Firewall.Unchanged(ctx); err != nil || same {
 			return err
 		}
 	}

@@ -40,7 +40,7 @@ func (c *Conn) Add(ctx context.Context, ep Endpoint) error {
 			return explainMissing(c.addLooking(&ep, elements, comment))
 		}
 		if generation == nil {
-			generation = c.seal.Generation()
+			generation = c.cache.Generation()
 		}
 		t := c.table.begin(generation)
 		t.addEndpoint(elements, comment)

@@ -69,7 +69,7 @@ func BenchmarkReady(b *testing.B) {
 		name  string
 		trust bool
 		stale bool
-	}{{"sealed", true, false}, {"stale", true, true}, {"unsealed", false, false}} {
+	}{{"cached", true, false}, {"stale", true, true}, {"unsealed", false, false}} {
 		for _, pods := range []int{0, 10000} {
 			b.Run(fmt.Sprintf("%s/pods=%d", tc.name, pods), func(b *testing.B) {
 				c := benchmarked(b, pods)
@@ -77,12 +77,12 @@ func BenchmarkReady(b *testing.B) {
 				n.Bridge = "cbr0"
 				mustEnsure(b, c, n)
 				if tc.trust {
-					c.Trust(Seal{})
+					c.UseCache(Cache{})
 				}
 				b.ReportAllocs()
 				for b.Loop() {
 					if tc.stale {
-						c.Trust(Seal{})
+						c.UseCache(Cache{})
 					}
 					if ready, err := c.Ready(context.Background(), n); err != nil || !ready {
 						b.Fatal(ready, err)
@@ -156,7 +156,7 @@ func TestAddAndReadyAllocateLittle(t *testing.T) {
 	n := podnet()
 	n.Bridge = "cbr0"
 	mustEnsure(t, c, n)
-	c.Trust(Seal{})
+	c.UseCache(Cache{})
 	ctx := context.Background()
 	ep := pod("fffffffffff", "10.22.255.254")
 	got := testing.AllocsPerRun(100, func() {

@@ -45,7 +45,7 @@ type Conn struct {
 	nl    *nl.Conn
 	mark  uint32
 	table tableName
-	seal  nftnl.Seen
+	cache nftnl.Seen
 	err   error // of what it was opened with
 }
 
@@ -113,7 +113,7 @@ func (c *Conn) Socket() tombolo.Socket {
 	if c == nil {
 		return nil
 	}
-	return nftnl.Socket{Conn: c.nl, Seen: &c.seal}
+	return nftnl.Socket{Conn: c.nl, Seen: &c.cache}
 }
 
 // usable refuses a Conn or a context that nothing can be done with.

@@ -19,7 +19,7 @@
 // matches nothing, and is gone once somebody has emptied the set. So a caller learns by
 // one look at each chain and each set that all is there (Conn.Ready), and builds or mends
 // only where it is not (Conn.Ensure). Of what nobody has changed since, one look at a
-// number does for all (Conn.Trust). The table is Tombolo's own: what others put into its
+// number does for all (Conn.UseCache). The table is Tombolo's own: what others put into its
 // chains is taken out again.
 //
 // The forward chain admits nothing. An accept in one table never overrides a drop
@@ -48,7 +48,7 @@
 //
 // The chains dedup-NETWORK drop what a promiscuous bridge would deliver twice (Dedup), and
 // the chains quiet-NETWORK what it would deliver to pods that have no use for it
-// (Network.Quiet).
+// (Network.DropReports).
 //
 // It needs CAP_NET_ADMIN in the user namespace that owns the network namespace, and
 // Linux 6.1 or later with nf_tables (CONFIG_NF_TABLES_INET, CONFIG_NFT_CT,

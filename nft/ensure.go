@@ -96,7 +96,7 @@ func (c *Conn) Ready(ctx context.Context, n Network) (bool, error) {
 	if err := ctx.Err(); err != nil {
 		return false, err
 	}
-	if !c.seal.IsOn() {
+	if !c.cache.IsOn() {
 		have, err := c.outline(want)
 		return err == nil && have.looksRight(want), err
 	}
@@ -105,7 +105,7 @@ func (c *Conn) Ready(ctx context.Context, n Network) (bool, error) {
 		return false, err
 	}
 	sum := want.sum()
-	if c.seal.Covers(generation, sum) {
+	if c.cache.Covers(generation, sum) {
 		return true, nil
 	}
 	// What is seen from here on is of this generation, or of a later one.
@@ -118,7 +118,7 @@ func (c *Conn) Ready(ctx context.Context, n Network) (bool, error) {
 		return false, err
 	}
 	if settled == nil {
-		c.seal.Add(generation, sum)
+		c.cache.Add(generation, sum)
 	}
 	return true, nil
 }

@@ -139,8 +139,8 @@ func newQuerySite(tb testing.TB) *guardSite {
 	tb.Helper()
 	s := newGuardSite(tb)
 	nft(tb, s.host, "flush ruleset")
-	nstest.Run(tb, s.host, "sh", "-ec", "ip link set veth1 group "+strconv.Itoa(QuietGroup)+`
-		ip link set veth2 group `+strconv.Itoa(QuietGroup)+`
+	nstest.Run(tb, s.host, "sh", "-ec", "ip link set veth1 group "+strconv.Itoa(PodGroup)+`
+		ip link set veth2 group `+strconv.Itoa(PodGroup)+`
 		ip link set cbr0 type bridge mcast_query_response_interval 10 mcast_membership_interval 100
 		ip link set cbr0 type bridge mcast_snooping 1`)
 	return s

@@ -12,8 +12,8 @@ import (
 // Package guard says what ports may say; here that becomes a part of our tables of the bridge
 // family.
 
-// QuietGroup is guard.Group.
-const QuietGroup = guard.Group
+// PodGroup is guard.Group.
+const PodGroup = guard.Group
 
 const quietPrefix = "quiet-"
 
@@ -107,7 +107,7 @@ func (rs *ruleset) addGuard(n *Network) {
 
 // addReports adds the network's chain against reports that nobody reads, or has it removed.
 func (rs *ruleset) addReports(n *Network, key string) {
-	if !n.Quiet {
+	if !n.DropReports {
 		rs.gone = append(rs.gone, inBridge(quietPrefix+key))
 		return
 	}

@@ -58,16 +58,16 @@ type Network struct {
 	// forward them (bridge.Port's ForwardGroups), or no rule is asked.
 	//
 	// It also drops, from such ports, IP behind a tag of VLAN 0, which reaches other pods past
-	// the firewall's hooks, and, from ports in QuietGroup, multicast queries.
+	// the firewall's hooks, and, from ports in PodGroup, multicast queries.
 	Groups bool
-	// Quiet keeps the multicast listener reports of others (MLDv2, RFC 3810) from those
-	// ports of the bridge that are in QuietGroup. Each pod with IPv6 sends some when it
+	// DropReports keeps the multicast listener reports of others (MLDv2, RFC 3810) from those
+	// ports of the bridge that are in PodGroup. Each pod with IPv6 sends some when it
 	// starts, and a bridge that has heard of no querier sends them to all ports, where
 	// every pod looks at them, and none reads them: with hundreds of pods, most of what the
 	// start of one costs. The bridge itself has seen them before, and a port with a
 	// multicast router behind it has to be in another group (RFC 4541, section 2.1.1: such
 	// ports alone are to get reports).
-	Quiet bool
+	DropReports bool
 	// Dedup is for a promiscuous bridge that calls iptables, and for as long as it is
 	// both: see there.
 	Dedup []Dedup

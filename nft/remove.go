@@ -124,7 +124,7 @@ func (c *Conn) RemoveNetwork(ctx context.Context, name string) error {
 		_, network, ok := el.owner()
 		return ok && network == key || el.isNetwork(key)
 	})
-	c.seal.Drop() // what is known of the bridge was more than an endpoint's
+	c.cache.Drop() // what is known of the bridge was more than an endpoint's
 	if err != nil {
 		return err
 	}

@@ -74,7 +74,7 @@ var rulesets = []struct {
 		lanPod("00000000002", "veth2", otherMAC),
 	}},
 	{name: "groups", networks: []Network{{Name: "podnet", Groups: true}}},
-	{name: "quiet", networks: []Network{{Name: "podnet", Quiet: true}, {Name: "other", Quiet: true}}},
+	{name: "quiet", networks: []Network{{Name: "podnet", DropReports: true}, {Name: "other", DropReports: true}}},
 	{name: "dedup", networks: []Network{dedupNet(dedups()...), {Name: "other", Dedup: []Dedup{
 		{mustMAC("02:00:00:00:00:02"), nstest.Addr("10.23.0.5"), nstest.Prefix("10.23.3.4/19")},
 		{mustMAC("02:00:00:00:00:02"), nstest.Addr("fe80::1"), nstest.Prefix("fd00:23::7/61")},
@@ -180,7 +180,7 @@ func TestRulesVersionIsRaisedWithTheRules(t *testing.T) {
 	c := on(nil, nil)
 	for _, n := range []Network{podnet(), {
 		Name: "x", Masquerade: true, Prefixes: prefixes("10.0.0.0/9", "fd00::/61"), NonMasquerade: prefixes("::/0"),
-	}, {Name: "guard", Guard: true, Dedup: dedups(), Quiet: true}} {
+	}, {Name: "guard", Guard: true, Dedup: dedups(), DropReports: true}} {
 		rs, err := c.ruleset(&n)
 		if err != nil {
 			t.Fatal(err)

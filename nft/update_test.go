@@ -95,12 +95,12 @@ func TestUntouchedKnowsItsOwnChanges(t *testing.T) {
 	mustEnsure(t, others, n)
 	want := func(c *Conn, when string, want bool) {
 		t.Helper()
-		if got, err := c.Untouched(ctx); err != nil || got != want {
+		if got, err := c.Unchanged(ctx); err != nil || got != want {
 			t.Errorf("%s: %v, %v", when, got, err)
 		}
 	}
-	want(others, "a Conn without a seal", false)
-	c := newTrusting(t, ns, Seal{})
+	want(others, "a Conn without a cache", false)
+	c := newTrusting(t, ns, Cache{})
 	want(c.Conn, "at first", false)
 	c.wantLooks(t, "then", n, false)
 	want(c.Conn, "after a look", true)
@@ -111,7 +111,7 @@ func TestUntouchedKnowsItsOwnChanges(t *testing.T) {
 	canceled, cancel := context.WithCancel(ctx)
 	cancel()
 	c.wantLooks(t, "once more", mended(t, others, n), false)
-	if same, err := c.Untouched(canceled); err == nil || same {
+	if same, err := c.Unchanged(canceled); err == nil || same {
 		t.Errorf("canceled: %v, %v", same, err)
 	}
 }

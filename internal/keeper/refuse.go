@@ -56,7 +56,7 @@ func (k *Keeper) anothersAddress(network, hash, bridge string, own netip.Addr) e
 	if err != nil {
 		return err
 	}
-	held, err := fw.Holder(context.Background(), bridge, own)
+	held, err := fw.AddressOwner(context.Background(), bridge, own)
 	err = errors.Join(err, fw.Close())
 	switch {
 	case err == nil && (held == nil || string(held.Owner) == hash && held.Network == network):

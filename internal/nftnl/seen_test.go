@@ -24,7 +24,7 @@ func TestSeenHoldsTheNewest(t *testing.T) {
 	if !k.Covers(1, 2) {
 		t.Error("followed another generation")
 	}
-	k.Trust(math.MaxUint32, []uint64{5})
+	k.Use(math.MaxUint32, []uint64{5})
 	k.Follow(math.MaxUint32)
 	generation, sums := k.All()
 	if diff := cmp.Diff([]uint64{5}, sums); generation != 1 || diff != "" {

@@ -52,8 +52,8 @@ type Seen struct {
 // MaxSeen bounds how many sums a Seen has. Those that were looked at last are in it.
 const MaxSeen = 8
 
-// Trust replaces what is known, and switches it on.
-func (k *Seen) Trust(generation uint32, sums []uint64) {
+// Use replaces what is known, and switches it on.
+func (k *Seen) Use(generation uint32, sums []uint64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.on, k.generation, k.sums = true, generation, slices.Clone(sums)

@@ -76,8 +76,8 @@ func exported() map[string]map[string]any {
 			"Inspection": network.Inspection{}, "Node": network.Node{}, "Report": network.Report{},
 		},
 		"nft": {
-			"Dial": nft.Dial, "On": nft.On, "OwnerOf": nft.OwnerOf, "ParseSeal": nft.ParseSeal,
-			"ConflictError": nft.ConflictError{}, "Conn": nft.Conn{}, "Policy": nft.Policy(0), "Port": nft.Port{}, "Seal": nft.Seal{},
+			"Dial": nft.Dial, "On": nft.On, "OwnerOf": nft.OwnerOf, "ParseCache": nft.ParseCache,
+			"ConflictError": nft.ConflictError{}, "Conn": nft.Conn{}, "Policy": nft.Policy(0), "Port": nft.Port{}, "Cache": nft.Cache{},
 		},
 		"foreign": {
 			"Dial": foreign.Dial, "Obstacles": foreign.Obstacles, "On": foreign.On,

@@ -156,7 +156,7 @@ func TestAdmittedNoticesAChainThatAppears(t *testing.T) {
 	t.Parallel()
 	for _, program := range nstest.Programs() {
 		c, ns := dialNew(t)
-		c.seen.Trust(0, nil)
+		c.seen.Use(0, nil)
 		mustAdmit(t, c, false)
 		// One that drops nothing is no difference.
 		iptables(t, ns, program, "-P", "FORWARD", "ACCEPT")

@@ -160,7 +160,7 @@ func BenchmarkAdmitted(b *testing.B) {
 			for _, sealed := range []bool{false, true} {
 				b.Run(fmt.Sprintf("sealed=%t", sealed), func(b *testing.B) {
 					if sealed {
-						c.seen.Trust(0, nil)
+						c.seen.Use(0, nil)
 					}
 					b.ReportAllocs()
 					for b.Loop() {

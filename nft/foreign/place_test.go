@@ -295,7 +295,7 @@ func TestWhatBecomesOfTheAdmission(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			c, ns := dialNew(t)
-			c.seen.Trust(0, nil)
+			c.seen.Use(0, nil)
 			if tc.before == nil {
 				tc.before = []string{"iptables -P FORWARD DROP"}
 			}
@@ -373,7 +373,7 @@ func TestAdmissionGoesBehindWhatIsNotKnown(t *testing.T) {
 func TestSealSparesTheLookAtTheAdmission(t *testing.T) {
 	t.Parallel()
 	c, ns := dialNew(t)
-	c.seen.Trust(0, nil)
+	c.seen.Use(0, nil)
 	nstest.Script(t, ns, docker()...)
 	mustAdmit(t, c, true)
 	generation, sums := c.seen.All()
@@ -388,7 +388,7 @@ func TestSealSparesTheLookAtTheAdmission(t *testing.T) {
 	}
 	other := owned(On(nl.New(nltest.NewFaulty(tr, &nltest.Fault{Type: messageType(unix.NFT_MSG_GETCHAIN), Match: func(netlink.Message) bool { looks++; return false }})), nil))
 	t.Cleanup(func() { other.Close() })
-	other.seen.Trust(generation, sums)
+	other.seen.Use(generation, sums)
 	wantAdmitted(t, other, true)
 	if looks != 0 {
 		t.Errorf("looked %d times at what is sealed", looks)
@@ -397,14 +397,14 @@ func TestSealSparesTheLookAtTheAdmission(t *testing.T) {
 	wantAdmitted(t, dialTrusting(t, ns, generation, sums), false)
 	// Another mark's is another.
 	marked := dialMark(t, ns, 0x2000)
-	marked.seen.Trust(generation+2, sums)
+	marked.seen.Use(generation+2, sums)
 	wantAdmitted(t, marked, false)
 }
 
 func dialTrusting(tb testing.TB, ns *netns.NS, generation uint32, sums []uint64) *Conn {
 	tb.Helper()
 	c := dial(tb, ns)
-	c.seen.Trust(generation, sums)
+	c.seen.Use(generation, sums)
 	return c
 }
 
@@ -443,7 +443,7 @@ func TestAdmissionLeavesAChainThatOthersCall(t *testing.T) {
 func TestWhatIsNotRightIsNotSealed(t *testing.T) {
 	t.Parallel()
 	c, ns := dialNew(t)
-	c.seen.Trust(0, nil)
+	c.seen.Use(0, nil)
 	nstest.Script(t, ns, "iptables -P FORWARD DROP")
 	wantAdmitted(t, c, false)
 	wantAdmitted(t, c, false)

@@ -40,7 +40,7 @@ func Firewall(ctx context.Context, s *session.Session, records []*state.Network)
 		diffs, checkErr := s.Foreign().Check(ctx)
 		lacking, err = append(lacking, summary("the rule in FORWARD", diffs)), checkErr
 	}
-	return s.Firewall.Seal().Generation, lacking, err
+	return s.Firewall.Cache().Generation, lacking, err
 }
 
 // Obstacles lists what stops pods of networks and is out of reach, or left to its owner.

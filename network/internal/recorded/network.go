@@ -58,8 +58,8 @@ func Rules(rec *state.Network, l *bridge.Link) nft.Network {
 		Name: rec.Name, Bridge: rec.Bridge, Prefixes: rec.Subnets,
 		Masquerade: rec.Masquerade, NonMasquerade: rec.NonMasquerade,
 		Policy: policyOf(rec.Policy), Guard: rec.Guard, Groups: true, LAN: rec.DefaultRoute != "",
-		NFCall: l.Bridge != nil && l.Bridge.NFCallIPTables && l.Bridge.NFCallIP6Tables && bridge.ProbeNetfilter() == nil,
-		Quiet:  rec.SLAAC || slices.ContainsFunc(rec.Subnets, IsIPv6),
+		NFCall:      l.Bridge != nil && l.Bridge.NFCallIPTables && l.Bridge.NFCallIP6Tables && bridge.ProbeNetfilter() == nil,
+		DropReports: rec.SLAAC || slices.ContainsFunc(rec.Subnets, IsIPv6),
 	}
 	if !l.Promiscuous {
 		return n

@@ -152,16 +152,16 @@ func (s *Session) Clean(ctx context.Context) error {
 
 func (s *Session) readNote() {
 	s.note = s.lock.Note()
-	var seal nft.Seal
+	var cache nft.Cache
 	if text, ok := strings.CutPrefix(s.note, s.Epoch.Token()+" "); ok {
-		seal, _ = nft.ParseSeal(text) // else as if there were none
+		cache, _ = nft.ParseCache(text) // else as if there were none
 	}
-	s.Firewall.Trust(seal)
+	s.Firewall.UseCache(cache)
 }
 
 func (s *Session) leaveNote() {
-	seal := s.Firewall.Seal()
-	if note := s.Epoch.Token() + " " + seal.String(); len(seal.Networks) > 0 && note != s.note {
+	cache := s.Firewall.Cache()
+	if note := s.Epoch.Token() + " " + cache.String(); len(cache.Networks) > 0 && note != s.note {
 		// Without it, the next call looks for itself.
 		_ = s.lock.SetNote(note)
 	}

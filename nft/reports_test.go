@@ -27,9 +27,9 @@ func TestReportsKeepAwayFromPodsThatDoNotReadThem(t *testing.T) {
 			rest[i].frame = nil
 		}
 	}
-	s.inGroup(t, QuietGroup)
+	s.inGroup(t, PodGroup)
 	s.want(t, []namedFrame{report}, true)
-	s.network.Quiet = true
+	s.network.DropReports = true
 	mustEnsure(t, s.c, s.network)
 	wantReady(t, s.c, s.network)
 	s.want(t, []namedFrame{report}, false)
@@ -40,8 +40,8 @@ func TestReportsKeepAwayFromPodsThatDoNotReadThem(t *testing.T) {
 	}
 	s.inGroup(t, 0)
 	s.want(t, []namedFrame{report}, true)
-	s.inGroup(t, QuietGroup)
-	s.network.Quiet = false
+	s.inGroup(t, PodGroup)
+	s.network.DropReports = false
 	mustEnsure(t, s.c, s.network)
 	s.want(t, []namedFrame{report}, true)
 }
@@ -49,9 +49,9 @@ func TestReportsKeepAwayFromPodsThatDoNotReadThem(t *testing.T) {
 func TestBridgeReadsReportsThatItKeepsFromPods(t *testing.T) {
 	t.Parallel()
 	s := newGuardSite(t)
-	s.network.Quiet = true
+	s.network.DropReports = true
 	mustEnsure(t, s.c, s.network)
-	s.inGroup(t, QuietGroup)
+	s.inGroup(t, PodGroup)
 	nstest.Run(t, s.host, "ip", "link", "set", "cbr0", "type", "bridge", "mcast_snooping", "1")
 	nstest.Run(t, s.pod, "ip", "address", "add", "fd00:77::77/64", "dev", "eth0", "nodad")
 	const group = "ff02::1:ff00:77"
@@ -68,7 +68,7 @@ func TestNetworksAreQuietByThemselves(t *testing.T) {
 	t.Parallel()
 	ns := nstest.New(t)
 	c := dial(t, ns)
-	a, b := Network{Name: "a", Bridge: "cbr0", Quiet: true}, Network{Name: "b", Bridge: "br1", Quiet: true}
+	a, b := Network{Name: "a", Bridge: "cbr0", DropReports: true}, Network{Name: "b", Bridge: "br1", DropReports: true}
 	mustEnsure(t, c, a)
 	mustEnsure(t, c, b)
 	wantReady(t, c, a)

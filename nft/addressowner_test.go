@@ -11,7 +11,7 @@ func TestHolderSaysWhoseAnAddressIs(t *testing.T) {
 	t.Parallel()
 	c, ns := dialNew(t)
 	own4, own6 := netip.MustParseAddr("10.22.0.5"), netip.MustParseAddr("fd00:22::5")
-	if got, err := c.Holder(t.Context(), "cbr0", own4); got != nil || err != nil {
+	if got, err := c.AddressOwner(t.Context(), "cbr0", own4); got != nil || err != nil {
 		t.Errorf("without a table: %v, %v", got, err)
 	}
 	mustEnsure(t, c, podnet())
@@ -30,13 +30,13 @@ func TestHolderSaysWhoseAnAddressIs(t *testing.T) {
 		{"cbr0", netip.MustParseAddr("10.22.0.6"), false, ""},
 		{"cbr1", own4, false, ""},
 	} {
-		got, err := c.Holder(t.Context(), tt.bridge, tt.a)
+		got, err := c.AddressOwner(t.Context(), tt.bridge, tt.a)
 		if err != nil || (got != nil) != tt.held || tt.held && got.Owner != tt.owner {
 			t.Errorf("%s behind %s: %v, %v", tt.a, tt.bridge, got, err)
 		}
 	}
 	for bridge, a := range map[string]netip.Addr{"": own4, "cbr0": {}, "too/long": own4} {
-		if _, err := c.Holder(t.Context(), bridge, a); !errors.Is(err, fs.ErrInvalid) && !errors.Is(err, ErrInvalid) {
+		if _, err := c.AddressOwner(t.Context(), bridge, a); !errors.Is(err, fs.ErrInvalid) && !errors.Is(err, ErrInvalid) {
 			t.Errorf("%s behind %q: %v", a, bridge, err)
 		}
 	}

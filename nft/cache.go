@@ -13,15 +13,15 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// Seal says which networks were ready at a generation: a number that every change of a
+// Cache says which networks were ready at a generation: a number that every change of a
 // namespace's nf_tables counts up, whoever makes it. While it is the same, they still
-// are, and one look at it does for all that Ready looks at otherwise. The zero Seal says
+// are, and one look at it does for all that Ready looks at otherwise. The zero Cache says
 // nothing.
 //
-// A Conn hands it on to another (Conn.Seal, Conn.Trust): that of the next process,
+// A Conn hands it on to another (Conn.Cache, Conn.UseCache): that of the next process,
 // say, by a file. One that is old does no harm, and costs a longer look. It must not come
 // from another namespace, whose generations have the same numbers.
-type Seal struct {
+type Cache struct {
 	// Generation is that of the namespace (NFTA_GEN_ID).
 	Generation uint32
 	// Networks are sums of what each is made of: a Network that differs in anything, or
@@ -29,8 +29,8 @@ type Seal struct {
 	Networks []uint64
 }
 
-// String gives the Seal as ParseSeal reads it: at most 146 characters.
-func (s Seal) String() string {
+// String gives the Cache as ParseCache reads it: at most 146 characters.
+func (s Cache) String() string {
 	b := strconv.AppendUint(nil, uint64(s.Generation), 10)
 	for _, sum := range s.Networks {
 		b = strconv.AppendUint(append(b, ' '), sum, 16)
@@ -38,52 +38,52 @@ func (s Seal) String() string {
 	return string(b)
 }
 
-// ParseSeal reads what String wrote. The error matches ErrInvalid.
-func ParseSeal(text string) (Seal, error) {
+// ParseCache reads what String wrote. The error matches ErrInvalid.
+func ParseCache(text string) (Cache, error) {
 	fields := strings.Split(text, " ")
 	generation, err := strconv.ParseUint(fields[0], 10, 32)
 	if err != nil || len(fields) > 1+nftnl.MaxSeen {
-		return Seal{}, fmt.Errorf("%w: seal %.160q", ErrInvalid, text)
+		return Cache{}, fmt.Errorf("%w: cache %.160q", ErrInvalid, text)
 	}
-	s := Seal{Generation: uint32(generation)}
+	s := Cache{Generation: uint32(generation)}
 	for _, field := range fields[1:] {
 		sum, err := strconv.ParseUint(field, 16, 64)
 		if err != nil {
-			return Seal{}, fmt.Errorf("%w: seal %.160q", ErrInvalid, text)
+			return Cache{}, fmt.Errorf("%w: cache %.160q", ErrInvalid, text)
 		}
 		s.Networks = append(s.Networks, sum)
 	}
 	return s, nil
 }
 
-// Trust has Ready go by a Seal, as far as it goes, and has the Conn keep one. From then
+// Trust has Ready go by a Cache, as far as it goes, and has the Conn keep one. From then
 // on Ready takes longer where there is none that fits.
-func (c *Conn) Trust(s Seal) {
+func (c *Conn) UseCache(s Cache) {
 	if c == nil {
 		return
 	}
-	c.seal.Trust(s.Generation, s.Networks)
+	c.cache.Use(s.Generation, s.Networks)
 }
 
-// Seal gives what the Conn knows by now, if it was told to Trust: by what Ready saw, and
+// Cache gives what the Conn knows by now, if it was told to Trust: by what Ready saw, and
 // what this Conn has done since.
-func (c *Conn) Seal() Seal {
+func (c *Conn) Cache() Cache {
 	if c == nil {
-		return Seal{}
+		return Cache{}
 	}
-	generation, sums := c.seal.All()
-	return Seal{generation, sums}
+	generation, sums := c.cache.All()
+	return Cache{generation, sums}
 }
 
-// Untouched says whether nobody has changed nf_tables since this Conn's own last
+// Unchanged says whether nobody has changed nf_tables since this Conn's own last
 // transaction, or since Ready looked, by one number. It is false where the Conn does not
 // know.
-func (c *Conn) Untouched(ctx context.Context) (bool, error) {
+func (c *Conn) Unchanged(ctx context.Context) (bool, error) {
 	if err := c.usable(ctx); err != nil {
 		return false, err
 	}
 
-	generation := c.seal.Generation()
+	generation := c.cache.Generation()
 	if generation == nil {
 		return false, nil
 	}
@@ -106,14 +106,14 @@ func (c *Conn) commitEndpoints(t *transaction) error {
 	switch {
 	case t.generation == nil:
 	case err == nil:
-		c.seal.Follow(*t.generation)
+		c.cache.Follow(*t.generation)
 	case errors.Is(err, unix.ERESTART):
-		c.seal.Drop() // what it says is over
+		c.cache.Drop() // what it says is over
 	}
 	return err
 }
 
-// sum is what a Seal has of a network: of all that its ruleset is made from.
+// sum is what a Cache has of a network: of all that its ruleset is made from.
 func (rs *ruleset) sum() uint64 {
 	sum := fnv.New64a()
 	write := func(at place, text string) {

@@ -8,11 +8,11 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// Holder says whose an address is behind a bridge, in one request: the error of an Add of
+// AddressOwner says whose an address is behind a bridge, in one request: the error of an Add of
 // it would be the *ConflictError that it returns. It is nil where the address is nobody's,
 // and where the table or a set is missing; what belongs to another program counts as
 // somebody's.
-func (c *Conn) Holder(ctx context.Context, bridge string, a netip.Addr) (*ConflictError, error) {
+func (c *Conn) AddressOwner(ctx context.Context, bridge string, a netip.Addr) (*ConflictError, error) {
 	if err := c.usable(ctx); err != nil {
 		return nil, err
 	}

@@ -18,13 +18,13 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// trusting is a Conn that goes by a Seal, and counts what it sends.
+// trusting is a Conn that goes by a Cache, and counts what it sends.
 type trusting struct {
 	*Conn
 	rec *nltest.Recorder
 }
 
-func newTrusting(t *testing.T, ns *netns.NS, s Seal) *trusting {
+func newTrusting(t *testing.T, ns *netns.NS, s Cache) *trusting {
 	t.Helper()
 	transport, err := nl.Open(unix.NETLINK_NETFILTER, &nl.Config{NetNS: ns})
 	if err != nil {
@@ -33,7 +33,7 @@ func newTrusting(t *testing.T, ns *netns.NS, s Seal) *trusting {
 	rec := nltest.Record(transport)
 	c := &trusting{on(nl.New(rec), nil), rec}
 	t.Cleanup(func() { c.Close() })
-	c.Trust(s)
+	c.UseCache(s)
 	return c
 }
 
@@ -55,7 +55,7 @@ func TestReadyGoesByItsSeal(t *testing.T) {
 	n, second := podnet(), Network{Name: "second", Bridge: "cbr0"}
 	mustEnsure(t, others, n)
 	mustEnsure(t, others, second)
-	c := newTrusting(t, ns, Seal{})
+	c := newTrusting(t, ns, Cache{})
 	c.wantLooks(t, "at first", n, false)
 	c.wantLooks(t, "then", n, true)
 	c.wantLooks(t, "another network", second, false)
@@ -73,12 +73,12 @@ func TestReadyGoesByItsSeal(t *testing.T) {
 	c.wantLooks(t, "the other network", second, false)
 
 	// The next one learns it.
-	heir := newTrusting(t, ns, c.Seal())
-	heir.wantLooks(t, "with another's seal", n, true)
-	heir.wantLooks(t, "with another's seal", second, true)
+	heir := newTrusting(t, ns, c.Cache())
+	heir.wantLooks(t, "with another's cache", n, true)
+	heir.wantLooks(t, "with another's cache", second, true)
 	nft(t, ns, "delete table ip others")
-	heir = newTrusting(t, ns, c.Seal())
-	heir.wantLooks(t, "with an old seal", n, false)
+	heir = newTrusting(t, ns, c.Cache())
+	heir.wantLooks(t, "with an old cache", n, false)
 }
 
 func TestSealFollowsWhatBecomesOfEndpoints(t *testing.T) {
@@ -87,7 +87,7 @@ func TestSealFollowsWhatBecomesOfEndpoints(t *testing.T) {
 	others, ns := dialNew(t)
 	n := podnet()
 	mustEnsure(t, others, n)
-	c := newTrusting(t, ns, Seal{})
+	c := newTrusting(t, ns, Cache{})
 	c.wantLooks(t, "at first", n, false)
 	a, b := pod("00000000001", "10.22.0.5"), publisher(2, tcpPort("", 8080), tcpPort("192.0.2.1", 8081))
 	moved := pod("00000000001", "10.22.0.6")
@@ -155,7 +155,7 @@ func TestSealDoesNotHideDamage(t *testing.T) {
 			n := guardNet()
 			n.Bridge = "cbr0"
 			mustEnsure(t, others, n)
-			c := newTrusting(t, ns, Seal{})
+			c := newTrusting(t, ns, Cache{})
 			c.wantLooks(t, "at first", n, false)
 			c.wantLooks(t, "then", n, true)
 			damage(t, c, ns)
@@ -171,7 +171,7 @@ func TestSealEndsWithTheNetwork(t *testing.T) {
 	n := Network{Name: "plain", Bridge: "cbr0"}
 	mustEnsure(t, others, podnet())
 	mustEnsure(t, others, n)
-	c := newTrusting(t, ns, Seal{})
+	c := newTrusting(t, ns, Cache{})
 	c.wantLooks(t, "at first", n, false)
 	if err := c.RemoveNetwork(context.Background(), n.Name); err != nil {
 		t.Fatal(err)
@@ -186,11 +186,11 @@ func TestAddsWithSealsOvertakeEachOther(t *testing.T) {
 	others, ns := dialNew(t)
 	n := podnet()
 	mustEnsure(t, others, n)
-	before := newTrusting(t, ns, Seal{})
+	before := newTrusting(t, ns, Cache{})
 	before.wantLooks(t, "at first", n, false)
 	conns := make([]*trusting, many)
 	for i := range conns {
-		conns[i] = newTrusting(t, ns, before.Seal())
+		conns[i] = newTrusting(t, ns, before.Cache())
 	}
 	var wg sync.WaitGroup
 	for i, c := range conns {
@@ -215,11 +215,11 @@ func TestAddsWithSealsOvertakeEachOther(t *testing.T) {
 
 func TestSealsAreText(t *testing.T) {
 	t.Parallel()
-	for _, s := range []Seal{
+	for _, s := range []Cache{
 		{}, {Generation: 7}, {Generation: math.MaxUint32, Networks: []uint64{0, 1, math.MaxUint64}},
 		{Generation: 1, Networks: make([]uint64, nftnl.MaxSeen)},
 	} {
-		got, err := ParseSeal(s.String())
+		got, err := ParseCache(s.String())
 		if err != nil || got.Generation != s.Generation || fmt.Sprint(got.Networks) != fmt.Sprint(s.Networks) {
 			t.Errorf("%v became %v, %v", s, got, err)
 		}
@@ -228,7 +228,7 @@ func TestSealsAreText(t *testing.T) {
 		}
 	}
 	for _, text := range []string{"", " ", "x", "-1", "4294967296", "1 ", "1  2", "1 x", "1 " + strings.Repeat("1 ", nftnl.MaxSeen) + "1", "1 10000000000000000"} {
-		if s, err := ParseSeal(text); !errors.Is(err, ErrInvalid) {
+		if s, err := ParseCache(text); !errors.Is(err, ErrInvalid) {
 			t.Errorf("%q: %v, %v", text, s, err)
 		}
 	}
@@ -264,14 +264,14 @@ func TestSumsTellNetworksApart(t *testing.T) {
 	}
 }
 
-func FuzzSeal(f *testing.F) {
-	f.Add(Seal{1, make([]uint64, nftnl.MaxSeen)}.String())
+func FuzzCache(f *testing.F) {
+	f.Add(Cache{1, make([]uint64, nftnl.MaxSeen)}.String())
 	f.Fuzz(func(t *testing.T, text string) {
-		s, err := ParseSeal(text)
+		s, err := ParseCache(text)
 		if err != nil {
 			return
 		}
-		if again, err := ParseSeal(s.String()); err != nil || !cmp.Equal(s, again) {
+		if again, err := ParseCache(s.String()); err != nil || !cmp.Equal(s, again) {
 			t.Errorf("%q: %v, then %v, %v", text, s, again, err)
 		}
 	})

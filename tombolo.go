@@ -10,6 +10,7 @@
 //	addr           addresses on links
 //	route          routes, rules and neighbours
 //	bridge         a bridge, and the veth pair that ties a pod to it
+//	bridge/bandwidth  limits of what a pod sends and receives
 //	bridge/uplink  a NIC of the host's as a port of a bridge, and back
 //	nft            forwarding and masquerade for pods, as nf_tables set elements
 //	nft/guard      what a port of a bridge may say: rules and elements, as data
@@ -22,7 +23,7 @@
 //
 // Each takes a *Config, nil meaning the defaults, in a function Dial that opens
 // one netlink socket; each speaks net/netip; none of them logs or knows what CNI
-// is, and none but ipam keeps files. The verbs mean the same everywhere:
+// is, and none but ipam and network keep files. The verbs mean the same everywhere:
 //
 //	Add      creates; what is there already is an error (fs.ErrExist)
 //	Ensure   creates or corrects, and says whether it changed anything

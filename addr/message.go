@@ -2,7 +2,6 @@ package addr
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net/netip"
 	"time"
@@ -18,7 +17,10 @@ const ifaProto = 11 // IFA_PROTO, Linux 5.18
 
 const forever = 0xffffffff // INFINITY_LIFE_TIME, in seconds
 
-var errPrefix = errors.New("address and prefix length do not fit together")
+const (
+	errPrefix = nl.Invalid("address and prefix length do not fit together")
+	errPeer   = nl.Invalid("the peer is of another family than the address")
+)
 
 // AddMessage gives the request of Conn.Add, for callers that put several requests into one
 // datagram.
@@ -44,6 +46,9 @@ func (a Address) DelMessage() (netlink.Message, error) {
 func (a *Address) identity() (*rtnetlink.AddressMessage, error) {
 	if !a.Prefix.IsValid() {
 		return nil, errPrefix
+	}
+	if a.Peer.IsValid() && a.Peer.Is4() != a.is4() {
+		return nil, errPeer
 	}
 	body := header(a.family(), uint8(a.Prefix.Bits()), a.Scope, a.Link)
 	if a.isMapped() {

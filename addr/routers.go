@@ -67,7 +67,8 @@ func HearRouters(cfg *Config) (*Routers, error) {
 	return &Routers{nl: w}, nil
 }
 
-// Close stops to hear.
+// Close stops to hear. An Advertised that waits ends, and so does all that is asked
+// afterwards, another Close too, with tombolo.ErrInvalid.
 func (r *Routers) Close() error {
 	if err := r.usable(context.Background()); err != nil {
 		return err

@@ -38,7 +38,8 @@ func Listen(cfg *Config) (*Watch, error) {
 	return &Watch{nl: w}, nil
 }
 
-// Close stops to hear.
+// Close stops to hear. A Settled that waits ends, and so does all that is asked afterwards,
+// another Close too, with tombolo.ErrInvalid.
 func (w *Watch) Close() error {
 	if err := w.usable(context.Background()); err != nil {
 		return err

@@ -160,7 +160,8 @@ func (s *Solicitation) Wait(ctx context.Context) (*Autoconfigured, error) {
 	return got, nil
 }
 
-// Close ends the wait, and leaves the pod as it is. No Wait may be under way.
+// Close ends the wait, and leaves the pod as it is. A Wait that is under way ends with
+// tombolo.ErrInvalid, and so does another Close.
 func (s *Solicitation) Close() error {
 	if s == nil || s.heard == nil && s.conn == nil {
 		return (*nl.Conn)(nil).Usable()

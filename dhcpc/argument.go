@@ -4,10 +4,22 @@ import (
 	"context"
 	"fmt"
 	"slices"
+
+	"github.com/tombolo-cni/tombolo"
 )
 
 // argument is the error about an argument that cannot be meant: it matches ErrInvalid.
-func argument(what string) error { return fmt.Errorf("%w: %s", ErrInvalid, what) }
+func argument(what string) error { return invalid(tombolo.ErrInvalid.Error() + ": " + what) }
+
+// invalid is an error that matches ErrInvalid and tombolo.ErrInvalid.
+type invalid string
+
+func (e invalid) Error() string { return string(e) }
+
+func (e invalid) Is(target error) bool { return target == ErrInvalid || target == tombolo.ErrInvalid }
+
+// invalidf is fmt.Errorf for such errors.
+func invalidf(format string, args ...any) error { return invalid(fmt.Sprintf(format, args...)) }
 
 // usable refuses a Client that New did not make, a context that is nil, and leases that
 // are.

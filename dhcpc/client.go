@@ -25,7 +25,7 @@ func New(cfg *Config) (*Client, error) {
 		return nil, err
 	}
 	if m.cfg.Dial == nil {
-		return nil, errors.New("no Dial in the configuration: package dhcpc/transport has some")
+		return nil, invalid("no Dial in the configuration: package dhcpc/transport has some")
 	}
 	return &Client{machine: m, cfg: m.cfg}, nil
 }
@@ -148,7 +148,7 @@ func (c *Client) Release(ctx context.Context, l *Lease) error {
 	if err != nil {
 		return fmt.Errorf("release lease: %w", err)
 	}
-	conn, err := c.cfg.Dial(ctx, l.Address.Addr())
+	conn, err := c.dial(ctx, l.Address.Addr())
 	if err == nil {
 		err = errors.Join(conn.Send(ctx, p), conn.Close())
 	}
@@ -236,13 +236,22 @@ func (r *runner) send(ctx context.Context, p *Packet) error {
 		if !bound {
 			local = netip.Addr{}
 		}
-		conn, err := r.cfg.Dial(ctx, local)
+		conn, err := r.dial(ctx, local)
 		if err != nil {
 			return err
 		}
 		r.conn, r.bound = conn, bound
 	}
 	return r.conn.Send(ctx, p)
+}
+
+// dial opens a transport by the caller's Dial, and refuses none.
+func (c *Client) dial(ctx context.Context, local netip.Addr) (Transport, error) {
+	conn, err := c.cfg.Dial(ctx, local)
+	if err == nil && conn == nil {
+		err = argument("Dial gave no transport")
+	}
+	return conn, err
 }
 
 // hangUp closes the transport. Its error is of no use to anybody: nothing is

@@ -2,7 +2,6 @@ package dhcpc
 
 import (
 	"errors"
-	"fmt"
 	"net/netip"
 	"time"
 )
@@ -80,8 +79,9 @@ func (r Route) String() string {
 	return r.Dst.String() + " via " + r.Via.String()
 }
 
-// ErrInvalid is the cause of an error about a Lease that no server granted: one read
-// from a damaged record, say.
+// ErrInvalid is the cause of an error about an argument or a Config that cannot be meant, or
+// about a Lease that no server granted: one read from a damaged record, say. What matches
+// it matches tombolo.ErrInvalid too.
 var ErrInvalid = errors.New("invalid lease")
 
 // Validate says whether a lease can be resumed and released: whether address,
@@ -91,17 +91,17 @@ func (l *Lease) Validate() error {
 	case l == nil:
 		return argument("no lease")
 	case !usable(l.Address.Addr()):
-		return fmt.Errorf("%w: address %s", ErrInvalid, l.Address)
+		return invalidf("%s: address %s", ErrInvalid, l.Address)
 	case !l.Server.Is4():
-		return fmt.Errorf("%w: server %s", ErrInvalid, l.Server)
+		return invalidf("%s: server %s", ErrInvalid, l.Server)
 	case len(l.MAC) != macLen:
-		return fmt.Errorf("%w: MAC %q", ErrInvalid, l.MAC)
+		return invalidf("%s: MAC %q", ErrInvalid, l.MAC)
 	case l.Obtained.IsZero():
-		return fmt.Errorf("%w: it does not say since when", ErrInvalid)
+		return invalidf("%s: it does not say since when", ErrInvalid)
 	case l.Infinite():
 		return nil
 	case l.Renew.Before(l.Obtained) || l.Rebind.Before(l.Renew) || l.Expire.Before(l.Rebind):
-		return fmt.Errorf("%w: times %s, %s, %s, %s are not in their order", ErrInvalid,
+		return invalidf("%s: times %s, %s, %s, %s are not in their order", ErrInvalid,
 			l.Obtained.Format(time.RFC3339), l.Renew.Format(time.RFC3339), l.Rebind.Format(time.RFC3339), l.Expire.Format(time.RFC3339))
 	}
 	return nil

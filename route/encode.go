@@ -2,7 +2,6 @@ package route
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -18,10 +17,10 @@ import (
 
 const rtaNHID = 30 // RTA_NH_ID, Linux 5.3
 
-var (
-	errFamily = errors.New("a default route without a gateway needs its family")
-	errPrefix = errors.New("destination's prefix length does not fit its address")
-	errFrom   = errors.New("source prefix is not of the destination's family")
+const (
+	errFamily = nl.Invalid("a default route without a gateway needs its family")
+	errPrefix = nl.Invalid("destination's prefix length does not fit its address")
+	errFrom   = nl.Invalid("source prefix is not of the destination's family")
 )
 
 // AddMessage gives the request of Conn.Add, for callers that put several requests into one
@@ -170,7 +169,7 @@ func (n *Route) multipath(q *request) error {
 	plain := true
 	for _, h := range n.Nexthops {
 		if h.Weight < 0 || h.Weight > 256 {
-			return fmt.Errorf("weight %d of a next hop is not within 1 and 256", h.Weight)
+			return nl.Invalid(fmt.Sprintf("weight %d of a next hop is not within 1 and 256", h.Weight))
 		}
 		one := rtnetlink.NextHop{Hop: rtnetlink.RTNextHop{Hops: uint8(max(h.Weight, 1) - 1), IfIndex: uint32(h.Link)}}
 		if h.OnLink {

@@ -73,10 +73,10 @@ const (
 	nhMsgLen         = 8 // sizeof struct nhmsg
 )
 
-var (
-	errNexthopID     = errors.New("a nexthop object needs a number")
-	errNexthopFamily = errors.New("a nexthop object without a gateway needs its family")
-	errNexthopRes    = errors.New("this package cannot say what buckets the group has")
+const (
+	errNexthopID     = nl.Invalid("a nexthop object needs a number")
+	errNexthopFamily = nl.Invalid("a nexthop object without a gateway needs its family")
+	errNexthopRes    = nl.Invalid("this package cannot say what buckets the group has")
 )
 
 // String names the object as errors do: "7: via 10.1.0.1 on link 3".
@@ -243,7 +243,7 @@ func (n *NexthopObject) group() ([]byte, error) {
 	b := make([]byte, 0, nhGroupLen*len(n.Group))
 	for _, m := range n.Group {
 		if m.Weight < 0 || m.Weight > 0xffff {
-			return nil, fmt.Errorf("weight %d of a group's member is not within 1 and 65535", m.Weight)
+			return nil, nl.Invalid(fmt.Sprintf("weight %d of a group's member is not within 1 and 65535", m.Weight))
 		}
 		weight := max(m.Weight, 1) - 1
 		b = binary.NativeEndian.AppendUint32(b, m.ID)

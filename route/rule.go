@@ -83,11 +83,11 @@ const (
 	RuleProhibit    Action = unix.FR_ACT_PROHIBIT
 )
 
-var (
-	errRuleFamily   = errors.New("a rule without From and To needs its family")
-	errRuleMixed    = errors.New("prefixes From and To are not of the rule's family")
-	errRulePriority = errors.New("without a priority the kernel would add it each time")
-	errRuleWide     = errors.New("a rule to be deleted needs its priority or a selector: the kernel would take the first that has the table")
+const (
+	errRuleFamily   = nl.Invalid("a rule without From and To needs its family")
+	errRuleMixed    = nl.Invalid("prefixes From and To are not of the rule's family")
+	errRulePriority = nl.Invalid("without a priority the kernel would add it each time")
+	errRuleWide     = nl.Invalid("a rule to be deleted needs its priority or a selector: the kernel would take the first that has the table")
 )
 
 // String names the rule as errors do: "100: from 10.1.0.0/16 table 7".

@@ -84,6 +84,14 @@ func errNoConn() error {
 	return &tombolo.OpError{Op: "use connection", Err: fmt.Errorf("%w: it was not opened by Dial", tombolo.ErrInvalid)}
 }
 
+// Invalid is the error about a value that cannot be meant. It matches tombolo.ErrInvalid.
+type Invalid string
+
+func (e Invalid) Error() string { return string(e) }
+
+// Is makes it match tombolo.ErrInvalid, which its text leaves out.
+func (e Invalid) Is(target error) bool { return target == tombolo.ErrInvalid }
+
 // closed is the transport of a Conn after Close.
 type closed struct{}
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/mdlayher/netlink"
@@ -15,8 +16,11 @@ import (
 // Watch receives what the kernel announces to multicast groups. Unlike a Conn it
 // waits; it does so in the system call, on the caller's thread, so that no poller
 // is set up for a wait of some hundred microseconds.
+//
+// It is for one goroutine at a time, but for Close.
 type Watch struct {
-	fd int
+	mu sync.Mutex // held while fd is used, so that it is the same file throughout
+	fd int        // -1 after Close: the number may be another file's by then
 	queue
 }
 
@@ -65,12 +69,30 @@ func (w *Watch) open(protocol int, groups []int) error {
 	return nil
 }
 
-// Close ends the subscription. No Next may be waiting.
+// Close ends the subscription, and a Next that waits, within lookUp. What is asked of the Watch
+// afterwards, another Close too, fails with tombolo.ErrInvalid.
 func (w *Watch) Close() error {
 	if w == nil {
 		return errNoConn()
 	}
-	return unix.Close(w.fd)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.fd < 0 {
+		return closed{}.Close()
+	}
+	fd := w.fd
+	w.fd = -1
+	return unix.Close(fd)
+}
+
+// next receives from the socket, unless it is closed.
+func (w *Watch) next(flags int) ([]netlink.Message, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.fd < 0 {
+		return nil, closed{}.Close()
+	}
+	return w.receive(w.fd, flags)
 }
 
 // Next waits for the next announcements, which are good until the Next after it.
@@ -82,7 +104,7 @@ func (w *Watch) Next(ctx context.Context) ([]netlink.Message, error) {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		list, err := w.receive(w.fd, 0)
+		list, err := w.next(0)
 		if !errors.Is(err, unix.EAGAIN) {
 			return list, err
 		}
@@ -91,7 +113,7 @@ func (w *Watch) Next(ctx context.Context) ([]netlink.Message, error) {
 
 // Queued is Next that does not wait: it gives none where nothing has been announced.
 func (w *Watch) Queued() ([]netlink.Message, error) {
-	list, err := w.receive(w.fd, unix.MSG_DONTWAIT)
+	list, err := w.next(unix.MSG_DONTWAIT)
 	if errors.Is(err, unix.EAGAIN) {
 		return nil, nil
 	}
@@ -131,14 +153,19 @@ func (q *queue) receive(fd, flags int) ([]netlink.Message, error) {
 	}
 }
 
-// Usable says what is wrong with a Watch that is nil, or with a context that is. The
-// error matches tombolo.ErrInvalid.
+// Usable says what is wrong with a Watch that is nil or closed, or with a context that is
+// nil. The error matches tombolo.ErrInvalid.
 func (w *Watch) Usable(ctx context.Context) error {
 	switch {
 	case w == nil:
 		return errNoConn()
 	case ctx == nil:
 		return NoContext()
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.fd < 0 {
+		return closed{}.Close()
 	}
 	return nil
 }

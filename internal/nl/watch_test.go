@@ -3,6 +3,7 @@ package nl_test
 import (
 	"context"
 	"errors"
+	"os"
 	"slices"
 	"testing"
 
@@ -244,5 +245,38 @@ func BenchmarkDial(b *testing.B) {
 				c.Close()
 			}
 		})
+	}
+}
+
+// A number that is closed twice may be another file's by then, and what is read from it is too.
+func TestWatchThatIsClosedUsesNoOtherFile(t *testing.T) {
+	ns := nstest.New(t)
+	w, err := nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns}, unix.RTNLGRP_LINK)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error)
+	go func() { _, err := w.Next(t.Context()); ended <- err }()
+	if err := w.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := <-ended; !errors.Is(err, tombolo.ErrInvalid) {
+		t.Errorf("the Next that waited: %v", err)
+	}
+	// It gets the number that is free.
+	other, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	_, next := w.Next(t.Context())
+	_, queued := w.Queued()
+	for verb, err := range map[string]error{"Next": next, "Queued": queued, "Close": w.Close()} {
+		if !errors.Is(err, tombolo.ErrInvalid) {
+			t.Errorf("%s of one that is closed: %v", verb, err)
+		}
+	}
+	if _, err := other.Stat(); err != nil {
+		t.Errorf("the other file: %v", err)
 	}
 }

@@ -38,7 +38,7 @@ func layers() []layer {
 		{[]string{"nft/foreign"}, slices.Concat(kernel, []string{"internal/nftnl"}), "other people's firewalls, whatever ours is made of"},
 		{[]string{"hostport"}, []string{".", "netns", "nft", "route", "internal/conntrack", "internal/sockdiag"}, "what a host port needs besides rules, and nothing that makes them"},
 		{[]string{"bridge/bandwidth", "internal/localnet"}, slices.Concat(kernel, []string{"internal/ident", "internal/link", "internal/tc"}), "each goes by a link's name, and knows no bridge and no firewall"},
-		{[]string{"dhcpc"}, nil, "a protocol, its times and its packets: who opens sockets and sets addresses is up to its user"},
+		{[]string{"dhcpc"}, []string{"."}, "a protocol, its times and its packets: who opens sockets and sets addresses is up to its user"},
 		{[]string{"dhcpc/transport"}, []string{".", "netns", "dhcpc"}, "sockets, and nothing about links and addresses"},
 		{[]string{"internal/state"}, []string{"internal/file", "internal/ident", "internal/jsontext", "internal/lockorder"}, "what was meant is kept apart from how it is done"},
 		{[]string{"internal/endpoint"}, []string{"nft", "internal/ident", "internal/state"}, "what an attachment is to the firewall, for all who compose"},

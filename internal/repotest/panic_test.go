@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -219,6 +220,10 @@ func closedOne(t *testing.T, zero any) reflect.Value {
 		v, err = netns.New()
 	case addr.Conn:
 		v, err = addr.Dial(nil)
+	case addr.Watch:
+		v, err = addr.Listen(nil)
+	case addr.Routers:
+		v, err = addr.HearRouters(nil)
 	case route.Conn:
 		v, err = route.Dial(nil)
 	case bridge.Conn:
@@ -333,7 +338,7 @@ func checkError(t *testing.T, name string, out []reflect.Value, want error) {
 			if c, ok := o.Interface().(interface{ Close() error }); ok && !o.IsNil() {
 				_ = c.Close()
 			}
-		case want != nil && !strings.HasPrefix(name, "dhcpc.") && !strings.HasPrefix(name, "transport.") && (!isError || !errors.Is(err, want)):
+		case want != nil && (!isError || !errors.Is(err, want)):
 			t.Errorf("%s: error %v, want one that is %q", name, err, want)
 		}
 	}
@@ -400,5 +405,52 @@ func TestWhatIsNoPodIsRefused(t *testing.T) {
 	}
 	if after := nstest.Run(t, host, "ip", "link"); after != before {
 		t.Errorf("links before:\n%s\nafter:\n%s", before, after)
+	}
+}
+
+// Values that make no sense in any combination are refused, and not only zeros are.
+func TestValuesThatCannotBeMeantAreErrInvalid(t *testing.T) {
+	t.Parallel()
+	ns := nstest.New(t)
+	addresses, err := addr.Dial(&addr.Config{NetNS: ns})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { addresses.Close() })
+	routes, err := route.Dial(&route.Config{NetNS: ns})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { routes.Close() })
+	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
+	nothing := func(context.Context, netip.Addr) (dhcpc.Transport, error) { return nil, nil }
+	client, err := dhcpc.New(&dhcpc.Config{MAC: mac, Dial: nothing})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, none := dhcpc.New(nil)
+	_, noDial := dhcpc.New(&dhcpc.Config{MAC: mac})
+	_, noMAC := dhcpc.NewMachine(&dhcpc.Config{})
+	_, noTransport := client.Acquire(t.Context())
+	p := netip.MustParsePrefix
+	all := map[string]error{
+		"an address that is none":              addresses.Add(addr.Address{Link: 1}),
+		"an IPv4 address of an IPv6 peer":      addresses.Add(addr.Address{Prefix: p("10.1.0.1/24"), Peer: netip.MustParseAddr("fd00::1"), Link: 1}),
+		"an IPv6 address of an IPv4 peer":      addresses.Add(addr.Address{Prefix: p("fd00::1/64"), Peer: netip.MustParseAddr("10.1.0.1"), Link: 1}),
+		"an IPv4 address of a peer mapped":     addresses.Replace(addr.Address{Prefix: p("10.1.0.1/24"), Peer: netip.MustParseAddr("::ffff:10.1.0.2"), Link: 1}),
+		"a default route without a family":     routes.Add(route.Route{Link: 1}),
+		"a rule without a family":              routes.AddRule(route.Rule{Priority: 1}),
+		"a nexthop object without a number":    routes.AddNexthopObject(route.NexthopObject{}),
+		"a next hop that weighs 1000":          routes.Add(route.Route{Dst: p("10.2.0.0/16"), Nexthops: []route.Nexthop{{Link: 1, Weight: 1000}, {Link: 1}}}),
+		"a DHCP client without configuration":  none,
+		"a DHCP client without Dial":           noDial,
+		"a DHCP client without MAC":            noMAC,
+		"a Dial that gives no transport":       noTransport,
+		"a lease that is none, to be released": client.Release(t.Context(), nil),
+	}
+	for name, err := range all {
+		if !errors.Is(err, tombolo.ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }

@@ -34,6 +34,10 @@ func main() {
 }
 
 func run(ctx context.Context, verb string) error {
+	if verb == "VERSION" {
+		_, err := fmt.Println(`{"cniVersion": "1.1.0", "supportedVersions": ["1.1.0"]}`)
+		return err
+	}
 	var c config
 	if err := json.NewDecoder(os.Stdin).Decode(&c); err != nil {
 		return err

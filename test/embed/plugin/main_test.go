@@ -79,6 +79,9 @@ func TestPluginOfOnesOwn(t *testing.T) {
 		return out
 	}
 	const asked = `, "runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80}], "bandwidth": {"ingressRate": 8000000, "egressRate": 8000000}}`
+	if out := must("VERSION", ""); !strings.Contains(out, `"supportedVersions"`) {
+		t.Errorf("VERSION said %s", out)
+	}
 	must("STATUS", "")
 	var result struct {
 		IPs []struct{ Address string }

@@ -271,10 +271,11 @@ func TestAProgramThatHasThePortToItself(t *testing.T) {
 func TestRunRenews(t *testing.T) {
 	t.Parallel()
 	l := newLAN(t)
-	// Often, and for an hour, since what lasts for seconds runs out on a slow machine.
+	// As often as a client follows, and for an hour, since what lasts for seconds runs out
+	// on a slow machine.
 	heard := listening(serve(t, l.host, l.link, func(_, resp *dhcpv4.DHCPv4) {
-		resp.UpdateOption(dhcpv4.OptRenewTimeValue(time.Second))
-		resp.UpdateOption(dhcpv4.OptRebindingTimeValue(3 * time.Second))
+		resp.UpdateOption(dhcpv4.OptRenewTimeValue(2 * time.Second))
+		resp.UpdateOption(dhcpv4.OptRebindingTimeValue(4 * time.Second))
 	}))
 	c := l.client(t, nil)
 	first := leased(t, l, c, heard)

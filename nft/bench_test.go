@@ -152,6 +152,9 @@ func BenchmarkClose(b *testing.B) {
 }
 
 func TestAddAndReadyAllocateLittle(t *testing.T) {
+	if testing.Short() {
+		t.Skip("the race detector, which runs with -short, allocates as well")
+	}
 	c, _ := dialNew(t)
 	n := podnet()
 	n.Bridge = "cbr0"

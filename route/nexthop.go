@@ -309,7 +309,11 @@ func decodeGroup(b []byte) ([]NexthopMember, error) {
 	}
 	var list []NexthopMember
 	for ; len(b) > 0; b = b[nhGroupLen:] {
-		list = append(list, NexthopMember{ID: binary.NativeEndian.Uint32(b), Weight: int(b[4]) + int(b[5])<<8 + 1})
+		weight := int(b[4]) + int(b[5])<<8 + 1
+		if weight > 0xffff { // which no kernel takes (nexthop_grp_weight() of net/nexthop.h)
+			return nil, fmt.Errorf("%w: a group's member of weight %d", nl.ErrMalformed, weight)
+		}
+		list = append(list, NexthopMember{ID: binary.NativeEndian.Uint32(b), Weight: weight})
 	}
 	return list, nil
 }

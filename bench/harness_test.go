@@ -14,6 +14,9 @@ import (
 const mostAllocations = 1275
 
 func TestAnAddAndItsDelAllocateLittle(t *testing.T) {
+	if testing.Short() {
+		t.Skip("the race detector, which runs with -short, allocates as well")
+	}
 	n := newNode(t, inProcess(), ipv4()).warm(t)
 	p := n.pod(t)
 	got := testing.AllocsPerRun(10, func() {

@@ -19,8 +19,8 @@ import (
 
 // list prints the attachments of all networks, and marks those that are not as they
 // were made. Failures of no attachment go to stderr.
-func list(out io.Writer, dir string, asJSON bool) error {
-	in, err := inspect(dir)
+func list(ctx context.Context, out io.Writer, dir string, asJSON bool) error {
+	in, err := inspect(ctx, dir)
 	if err != nil {
 		return err
 	}
@@ -50,8 +50,8 @@ func list(out io.Writer, dir string, asJSON bool) error {
 }
 
 // check prints what differs, and nothing where nothing does.
-func check(out io.Writer, dir string, asJSON bool) error {
-	in, err := inspect(dir)
+func check(ctx context.Context, out io.Writer, dir string, asJSON bool) error {
+	in, err := inspect(ctx, dir)
 	if err != nil {
 		return err
 	}
@@ -74,8 +74,8 @@ func check(out io.Writer, dir string, asJSON bool) error {
 	return err
 }
 
-func inspect(stateDir string) (in *network.Inspection, _ error) {
-	err := onNode(stateDir, "", func(ctx context.Context, node *network.Node) error {
+func inspect(ctx context.Context, stateDir string) (in *network.Inspection, _ error) {
+	err := onNode(ctx, stateDir, "", func(node *network.Node) error {
 		var err error
 		in, err = node.Inspect(ctx)
 		return err

@@ -4,10 +4,14 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"flag"
+	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -71,10 +75,6 @@ func TestHelpIsAllThereIsToKnow(t *testing.T) {
 		t.Errorf("status %d: %s", got.status, got.stderr)
 	}
 	golden.Compare(t, "help.txt", got.stdout)
-	_, statuses, _ := strings.Cut(got.stdout, "exit status:\n")
-	if n := strings.Count(statuses, "\n"); n != 5 {
-		t.Errorf("help ends with %d lines about the exit status, want 5:\n%s", n, statuses)
-	}
 	for line := range strings.Lines(got.stdout) {
 		if len(line) > 100 {
 			t.Errorf("a line of %d bytes: %s", len(line), line)
@@ -89,12 +89,14 @@ func TestCommandLinesThatAreWrong(t *testing.T) {
 		stderr string
 	}{
 		{[]string{"add"}, `tombolo: no command "add": see tombolo help` + "\n"},
+		{[]string{"lss"}, `tombolo: no command "lss", but "ls": see tombolo help` + "\n"},
+		{[]string{"help", "repiar"}, `tombolo: no command "repiar", but "repair": see tombolo help` + "\n"},
 		{[]string{"ls", "--yaml"}, "tombolo: ls: flag provided but not defined: -yaml: see tombolo help\n"},
 		{[]string{"ls", "pods"}, "tombolo: ls: 1 arguments, where 0 are due: see tombolo help\n"},
 		{[]string{"remove"}, "tombolo: remove: 0 arguments, where 1 are due: see tombolo help\n"},
 		{[]string{"remove", "a", "b"}, "tombolo: remove: 2 arguments, where 1 are due: see tombolo help\n"},
 		{[]string{"demo", "--pods", "many"}, `tombolo: demo: invalid value "many" for flag -pods: parse error: see tombolo help` + "\n"},
-		{nil, usage + "tombolo: no command: see tombolo help\n"},
+		{nil, overview(commands()) + "tombolo: no command: see tombolo help\n"},
 	} {
 		t.Run(strings.Join(tt.args, " "), func(t *testing.T) {
 			t.Parallel()
@@ -103,6 +105,135 @@ func TestCommandLinesThatAreWrong(t *testing.T) {
 				t.Errorf("outcome (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+func TestEveryCommandSaysWhatItTakesAndHowItExits(t *testing.T) {
+	t.Parallel()
+	var all strings.Builder
+	for _, c := range commands() {
+		want := c.describe()
+		for _, args := range [][]string{
+			append(strings.Fields(c.name), "--help"),
+			append(strings.Fields(c.name), "-h"),
+			append([]string{"help"}, strings.Fields(c.name)...),
+		} {
+			if diff := cmp.Diff(outcome{0, want, ""}, tombolo(t, nil, nil, "", args...), cmp.AllowUnexported(outcome{})); diff != "" {
+				t.Errorf("%q (-want +got):\n%s", args, diff)
+			}
+		}
+		for _, s := range append(common(), c.statuses...) {
+			if !strings.Contains(want, fmt.Sprintf("\n  %d  %s", s.code, s.text)) {
+				t.Errorf("help of %s does not have exit status %d:\n%s", c.name, s.code, want)
+			}
+		}
+		for _, f := range c.flags() {
+			if f.text == "" {
+				t.Errorf("flag --%s of %s has no help", f.name, c.name)
+			}
+		}
+		all.WriteString(want + "\n")
+	}
+	golden.Compare(t, "commands.txt", all.String())
+	for _, args := range [][]string{{"uplink", "--help"}, {"help", "uplink"}} {
+		got := tombolo(t, nil, nil, "", args...)
+		if got.status != 0 || strings.Count(got.stdout, "usage: tombolo uplink ") != len(group(commands(), "uplink")) {
+			t.Errorf("%q: %+v", args, got)
+		}
+	}
+	if got, want := tombolo(t, nil, nil, "", "--help"), tombolo(t, nil, nil, "", "help"); got != want {
+		t.Errorf("--help: %+v", got)
+	}
+	if got, want := tombolo(t, nil, nil, "", "--version"), tombolo(t, nil, nil, "", "version"); got != want || got.status != 0 {
+		t.Errorf("--version: %+v", got)
+	}
+}
+
+func TestFlagsMayStandAmongArguments(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		line       []string
+		json       bool
+		state      string
+		args       []string
+		wantFailed bool
+	}{
+		{line: []string{"pods", "--json", "more", "--state", "d"}, json: true, state: "d", args: []string{"pods", "more"}},
+		{line: []string{"--json", "--", "--state", "-x"}, json: true, args: []string{"--state", "-x"}},
+		{line: []string{"a", "--", "--json"}, args: []string{"a", "--json"}},
+		{line: nil},
+		{line: []string{"a", "--nothing"}, wantFailed: true},
+	} {
+		flags := flag.NewFlagSet("t", flag.ContinueOnError)
+		flags.SetOutput(io.Discard)
+		asJSON, state := flags.Bool("json", false, ""), flags.String("state", "", "")
+		args, err := parse(flags, tt.line)
+		if failed := err != nil; failed != tt.wantFailed || *asJSON != tt.json || *state != tt.state {
+			t.Errorf("%q: json %v, state %q, %v", tt.line, *asJSON, *state, err)
+		}
+		if diff := cmp.Diff(tt.args, args); diff != "" {
+			t.Errorf("%q (-want +got):\n%s", tt.line, diff)
+		}
+	}
+}
+
+// A command that root alone can run says so before it fails in the midst of its work.
+func TestWithoutRootACommandSaysWhatItLacks(t *testing.T) {
+	t.Parallel()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Nobody can read what go test makes below a directory of root's.
+	dir, err := os.MkdirTemp("/tmp", "tombolo-nobody-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	data, err := os.ReadFile(exe)
+	if err != nil {
+		t.Fatal(err)
+	}
+	program := filepath.Join(dir, "tombolo")
+	if err := errors.Join(os.Chmod(dir, 0o755), os.WriteFile(program, data, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	nobody := func(args ...string) outcome {
+		var out, errOut bytes.Buffer
+		cmd := exec.Command(program, args...)
+		cmd.Dir, cmd.Env = "/", []string{runMain + "=1"}
+		cmd.Stdout, cmd.Stderr = &out, &errOut
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		var exit *exec.ExitError
+		if err := cmd.Run(); err != nil && !errors.As(err, &exit) {
+			t.Fatal(err)
+		}
+		return outcome{cmd.ProcessState.ExitCode(), out.String(), errOut.String()}
+	}
+	privileged := 0
+	for _, c := range commands() {
+		if !c.privileged {
+			continue
+		}
+		privileged++
+		args := append(strings.Fields(c.name), "a", "b")
+		if _, most := c.count(); most >= 0 {
+			args = args[:len(strings.Fields(c.name))+min(most, 2)]
+		}
+		want := outcome{exitFailed, "", "tombolo: " + c.name + ": user 65534 lacks CAP_NET_ADMIN and CAP_SYS_ADMIN: run it as root, as by sudo\n"}
+		if diff := cmp.Diff(want, nobody(args...), cmp.AllowUnexported(outcome{})); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", c.name, diff)
+		}
+	}
+	if privileged < 5 {
+		t.Errorf("%d commands need privileges: the search cannot be right", privileged)
+	}
+	closed := t.TempDir() // below a directory of root's
+	if got := nobody("leases", "--leases", closed); got.status != exitFailed || !strings.HasSuffix(got.stderr, "permission denied: run it as root\n") {
+		t.Errorf("leases: %+v", got)
+	}
+	if got := nobody("version"); got.status != 0 {
+		t.Errorf("version: %+v", got)
 	}
 }
 

@@ -75,7 +75,7 @@ func layers() []layer {
 			"it translates between CNI and package network"},
 		{[]string{"internal/demo"}, []string{"addr", "bridge", "nft", "netns", "network", "internal/icmp", "internal/ipam/delegate", "internal/state"},
 			"it is a user of the rest, like a runtime and an operator"},
-		{[]string{"cmd/tombolo"}, []string{"bridge", "bridge/bandwidth", "bridge/uplink", "network", "nft", "internal/cni", "internal/demo", "internal/lease", "internal/printable", "internal/state"},
+		{[]string{"cmd/tombolo"}, []string{"bridge", "bridge/bandwidth", "bridge/uplink", "network", "nft", "internal/cni", "internal/demo", "internal/lease", "internal/printable", "internal/state", "internal/strict"},
 			"the command wires and prints"},
 		{[]string{"cmd/tombolod"}, []string{"internal/keeper", "internal/lease", "internal/state", "network"}, "the command wires, what keeps leases and what repairs too"},
 		{[]string{"internal/nl/nltest"}, []string{".", "internal/nl"}, "a kernel for tests of any layer above netlink"},

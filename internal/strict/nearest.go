@@ -2,10 +2,10 @@ package strict
 
 import "strings"
 
-// nearest returns the name that is spelt most like key, or "" where none is
+// Nearest returns the name that is spelt most like key, or "" where none is
 // close enough to be worth a hint. Case does not count, so that "isgateway"
 // finds "isGateway".
-func nearest(key string, names []string) string {
+func Nearest(key string, names []string) string {
 	best, bestDistance := "", allowance(key)+1
 	for _, name := range names {
 		if d := distance(strings.ToLower(key), strings.ToLower(name)); d < bestDistance {

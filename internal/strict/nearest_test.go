@@ -26,8 +26,8 @@ func TestNearestFindsSlipsButNotStrangers(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if got := nearest(tt.key, names); got != tt.want {
-				t.Errorf("nearest(%q) = %q, want %q", tt.key, got, tt.want)
+			if got := Nearest(tt.key, names); got != tt.want {
+				t.Errorf("Nearest(%q) = %q, want %q", tt.key, got, tt.want)
 			}
 		})
 	}

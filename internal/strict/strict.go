@@ -324,7 +324,7 @@ func (d *decoder) unknown(key string, t *table, exempt bool) error {
 		Path:    d.pathString(),
 		Key:     key,
 		Value:   compact(raw),
-		Nearest: nearest(key, t.names()),
+		Nearest: Nearest(key, t.names()),
 	}
 }
 

@@ -1,0 +1,120 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"io"
+	"time"
+
+	"github.com/tombolo-cni/tombolo/bridge/uplink"
+	"github.com/tombolo-cni/tombolo/internal/demo"
+	"github.com/tombolo-cni/tombolo/network"
+)
+
+// commands is the table of all, in the order of tombolo help. Its flags begin with those
+// that several commands share: jsonFlag, stateFlag, leasesFlag.
+func commands() []command {
+	attached := []status{{exitAttached, "there are still attachments"}}
+	differs := []status{{exitDiffers, "something differs"}}
+	return []command{
+		{name: "version", summary: "version, commit, Go and the CNI versions that are spoken",
+			setup: func(flags *flag.FlagSet) runner {
+				asJSON := jsonFlag(flags)
+				return func(_ context.Context, out io.Writer, _ []string) error { return printVersion(out, *asJSON) }
+			}},
+		{name: "ls", summary: "the pods on this node: addresses, host ports, limits, and what of them is not as it was made",
+			privileged: true,
+			setup: func(flags *flag.FlagSet) runner {
+				asJSON, state := jsonFlag(flags), stateFlag(flags)
+				return func(ctx context.Context, out io.Writer, _ []string) error { return list(ctx, out, *state, *asJSON) }
+			}},
+		{name: "check", summary: "what differs from the records: in the kernel, in the pods, in the rules of other firewalls",
+			privileged: true, statuses: differs,
+			setup: func(flags *flag.FlagSet) runner {
+				asJSON, state := jsonFlag(flags), stateFlag(flags)
+				return func(ctx context.Context, out io.Writer, _ []string) error { return check(ctx, out, *state, *asJSON) }
+			}},
+		{name: "repair", summary: "put it right: rules, elements, bridges, ports, limits",
+			privileged: true,
+			setup: func(flags *flag.FlagSet) runner {
+				state := stateFlag(flags)
+				return func(ctx context.Context, _ io.Writer, _ []string) error {
+					return onNode(ctx, *state, "", func(node *network.Node) error { return node.Repair(ctx) })
+				}
+			}},
+		{name: "leases", summary: "what pods have leased by DHCP, until when, and what is wrong",
+			setup: func(flags *flag.FlagSet) runner {
+				asJSON, dir := jsonFlag(flags), leasesFlag(flags)
+				return func(_ context.Context, out io.Writer, _ []string) error { return leases(out, *dir, *asJSON) }
+			}},
+		{name: "remove", args: "NETWORK",
+			summary:    "take a network down that has no attachments left: rules, gateways, record, and the bridge if it is empty",
+			privileged: true, statuses: attached,
+			setup: func(flags *flag.FlagSet) runner {
+				state := stateFlag(flags)
+				return func(ctx context.Context, _ io.Writer, args []string) error {
+					return onNode(ctx, *state, "", func(node *network.Node) error { return node.Remove(ctx, args[0]) })
+				}
+			}},
+		{name: "uplink plan", args: "NIC BRIDGE",
+			summary:    "say in words how a NIC would become a port of a bridge, which takes over its addresses and routes",
+			privileged: true,
+			setup: func(flags *flag.FlagSet) runner {
+				u := uplinkFlags(flags)
+				return func(ctx context.Context, out io.Writer, args []string) error {
+					return onNode(ctx, "", "", func(node *network.Node) error { return planUplink(ctx, node, out, u(args)) })
+				}
+			}},
+		{name: "uplink take", args: "NIC BRIDGE", summary: "do it, as the first ADD of a network with this uplink would",
+			privileged: true,
+			setup: func(flags *flag.FlagSet) runner {
+				u, state, dir := uplinkFlags(flags), stateFlag(flags), leasesFlag(flags)
+				return func(ctx context.Context, out io.Writer, args []string) error {
+					return onNode(ctx, *state, *dir, func(node *network.Node) error { return takeUplink(ctx, node, out, u(args)) })
+				}
+			}},
+		{name: "uplink restore", args: "NIC [BRIDGE]", summary: "give the NIC back what it had",
+			privileged: true, statuses: attached,
+			setup: func(flags *flag.FlagSet) runner {
+				state, dir := stateFlag(flags), leasesFlag(flags)
+				return func(ctx context.Context, out io.Writer, args []string) error {
+					return onNode(ctx, *state, *dir, func(node *network.Node) error {
+						return restoreUplink(ctx, node, out, args[0], optional(args, 1))
+					})
+				}
+			}},
+		{name: "uplink status", args: "[NIC]", summary: "the NICs that are taken over, and what is not as it was",
+			privileged: true, statuses: differs,
+			setup: func(flags *flag.FlagSet) runner {
+				asJSON, state, dir := jsonFlag(flags), stateFlag(flags), leasesFlag(flags)
+				return func(ctx context.Context, out io.Writer, args []string) error {
+					return onNode(ctx, *state, *dir, func(node *network.Node) error {
+						return uplinkStatus(ctx, node, out, optional(args, 0), *asJSON)
+					})
+				}
+			}},
+		{name: "demo", summary: "five pods in a sandbox of their own, in a few seconds",
+			setup: func(flags *flag.FlagSet) runner {
+				pods := flags.Int("pods", 5, "`N` pods")
+				return func(ctx context.Context, out io.Writer, _ []string) error { return demo.Run(ctx, out, *pods) }
+			}},
+		{name: "help", args: "[COMMAND...]", summary: "this text, or what there is to know of a command", setup: help},
+	}
+}
+
+// uplinkFlags declares what a takeover can be told, and gives it for NIC and BRIDGE.
+func uplinkFlags(flags *flag.FlagSet) func(args []string) uplink.Uplink {
+	keep := flags.Bool("keep-address", false, "leave the NIC its addresses too, for programs that look there")
+	timeout := flags.Duration("timeout", 5*time.Second, "the `TIME` that the gateway has to answer through the bridge")
+	return func(args []string) uplink.Uplink {
+		return uplink.Uplink{NIC: args[0], Bridge: args[1], KeepAddress: *keep, Timeout: *timeout}
+	}
+}
+
+// optional is an argument that may be missing.
+func optional(args []string, i int) string {
+	if i < len(args) {
+		return args[i]
+	}
+	return ""
+}

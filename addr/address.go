@@ -28,7 +28,7 @@ type Address struct {
 	// Label is IPv4 only: the link's name, or that with a colon and more behind it.
 	// The kernel's choice is the link's name.
 	Label string
-	// Scope is heeded for IPv4; the kernel derives that of an IPv6 address.
+	// Scope counts for IPv4; the kernel derives that of an IPv6 address.
 	Scope Scope
 	// Flags are as asked for, or, in what List returns, as the kernel has them. Only
 	// those that a user may set are sent, so that a listed address can be added

@@ -284,7 +284,7 @@ func TestDuplicateIsTakenAgain(t *testing.T) {
 	other := nstest.New(t)
 	eth1, _ := nstest.Veth(t, h.ns, "eth1", other, "eth0")
 	nstest.Run(t, other, "ip", "address", "add", "fd01::1/64", "dev", "eth0", "nodad")
-	nstest.Settle(t, other)
+	nstest.WaitForAddresses(t, other)
 	nstest.Sysctl(t, h.ns, "net/ipv6/conf/eth1/accept_dad", "1")
 	watch, err := nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: h.ns}, unix.RTNLGRP_IPV6_IFADDR)
 	if err != nil {

@@ -115,7 +115,7 @@ func (a *Address) newMessage(flags netlink.HeaderFlags) (netlink.Message, error)
 		if a.Protocol != 0 {
 			ae.Uint8(ifaProto, a.Protocol)
 		}
-		nl.PutKept(ae, a.Other)
+		nl.PutOther(ae, a.Other)
 	})
 }
 

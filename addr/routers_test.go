@@ -44,7 +44,7 @@ func newRouted(t *testing.T) *routed {
 	}
 	nstest.Run(t, r.router.ns, "ip", "address", "add", routerLinkAddr+"/64", "dev", "eth1", "nodad")
 	nstest.Run(t, r.ns, "ip", "address", "add", hostLinkAddr+"/64", "dev", "eth1", "nodad")
-	nstest.Settle(t, r.router.ns, r.ns)
+	nstest.WaitForAddresses(t, r.router.ns, r.ns)
 	var err error
 	if r.heard, err = addr.HearRouters(&addr.Config{NetNS: r.ns}); err != nil {
 		t.Fatal(err)
@@ -242,7 +242,7 @@ func TestAddressIsWaitedForUntilItIsKnownToBeUnique(t *testing.T) {
 	nstest.Sysctl(t, r.ns, "net/ipv6/conf/eth1/accept_dad", "1")
 	r.solicit(t, "::a")
 	nstest.Run(t, r.router.ns, "ip", "address", "add", "2001:db8:1::a/64", "dev", "eth1", "nodad")
-	nstest.Settle(t, r.router.ns)
+	nstest.WaitForAddresses(t, r.router.ns)
 	// One is a duplicate, the other is not.
 	r.advertise(t, 0, prefix("2001:db8:1::/64", autonomous, 3600, 1800), prefix("2001:db8:2::/64", autonomous, 3600, 1800))
 	got, err := r.advertised(t)
@@ -346,7 +346,7 @@ func TestDuplicateOfAnAdvertisedAddressIsAnError(t *testing.T) {
 	nstest.Sysctl(t, r.ns, "net/ipv6/conf/eth1/accept_dad", "1")
 	r.solicit(t, "::a")
 	nstest.Run(t, r.router.ns, "ip", "address", "add", "2001:db8:1::a/64", "dev", "eth1", "nodad")
-	nstest.Settle(t, r.router.ns)
+	nstest.WaitForAddresses(t, r.router.ns)
 	r.advertise(t, 0, prefix("2001:db8:1::/64", autonomous, 3600, 1800))
 	_, err := r.advertised(t)
 	if !errors.Is(err, addr.ErrDuplicate) || !strings.Contains(fmt.Sprint(err), "2001:db8:1::a/64") {

@@ -38,7 +38,7 @@ func Listen(cfg *Config) (*Watch, error) {
 	return &Watch{nl: w}, nil
 }
 
-// Close stops to hear. A Settled that waits ends, and so does all that is asked afterwards,
+// Close stops to hear. A Wait that waits ends, and so does all that is asked afterwards,
 // another Close too, with tombolo.ErrInvalid.
 func (w *Watch) Close() error {
 	if err := w.usable(context.Background()); err != nil {
@@ -47,12 +47,12 @@ func (w *Watch) Close() error {
 	return w.nl.Close()
 }
 
-// Settled waits until all the addresses of a link are usable, and ignores IPv4
+// Wait waits until all the addresses of a link are usable, and ignores IPv4
 // ones, which always are. It asks conn where there is no announcement. The
 // error matches ErrDuplicate where duplicate address detection found another node,
 // and fs.ErrNotExist where an address went before it was usable: another program
 // deleted it, or its link, or set the link down. It is that of ctx when it is done.
-func (w *Watch) Settled(ctx context.Context, conn *Conn, link int, addrs ...netip.Addr) error {
+func (w *Watch) Wait(ctx context.Context, conn *Conn, link int, addrs ...netip.Addr) error {
 	if err := w.usable(ctx); err != nil {
 		return err
 	}

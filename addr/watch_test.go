@@ -113,7 +113,7 @@ func (s *settling) settled(t *testing.T, addrs ...netip.Addr) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	return s.watch.Settled(ctx, s.c, s.eth1, addrs...)
+	return s.watch.Wait(ctx, s.c, s.eth1, addrs...)
 }
 
 func TestSettledAddressIsUsable(t *testing.T) {
@@ -176,7 +176,7 @@ func TestAddressThatCannotSettleIsAnError(t *testing.T) {
 	taken := func(t *testing.T, s *settling) {
 		t.Helper()
 		nstest.Run(t, s.other.ns, "ip", "address", "add", a.String(), "dev", "eth1", "nodad")
-		nstest.Settle(t, s.other.ns)
+		nstest.WaitForAddresses(t, s.other.ns)
 	}
 	// Or it may be usable by the time that somebody comes.
 	unplug := func(t *testing.T, s *settling) { s.unplug(t) }

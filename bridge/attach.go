@@ -165,12 +165,12 @@ func (c *Conn) setUpPod(ctx context.Context, entered entered, p *Port) (*Attachm
 		in.close()
 	} else {
 		in.link, in.addresses = a.PeerIndex, addrsOf(p.podAddresses())
-		c.settleLater(p.Name, in)
+		c.waitLater(p.Name, in)
 	}
-	if p.Unsettled {
+	if p.NoWait {
 		return a, nil
 	}
-	return a, c.Settle(ctx, p.Name)
+	return a, c.Wait(ctx, p.Name)
 }
 
 func (c *Conn) configurePod(ctx context.Context, in *inPod, p *Port, a *Attachment) error {
@@ -194,10 +194,10 @@ func (c *Conn) configurePod(ctx context.Context, in *inPod, p *Port, a *Attachme
 	}
 	if p.usesIPv6() {
 		// IPv6 takes the interface for ready once that is settled, and begins only then.
-		in.conn.SettleCarrier(p.Peer)
+		in.conn.RefreshCarrier(p.Peer)
 	}
 	if p.Announce && !p.Down {
-		c.nl.SettleCarrier(p.Name)
+		c.nl.RefreshCarrier(p.Name)
 		b.Reset()
 		p.announce(&b, a.PeerIndex)
 		if err := in.conn.Execute(&b); err != nil {

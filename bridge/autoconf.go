@@ -66,7 +66,7 @@ func (c *Conn) Solicit(ctx context.Context, pod *netns.NS, port Port) (*Solicita
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	c.nl.SettleCarrier(port.Name)
+	c.nl.RefreshCarrier(port.Name)
 	s := &Solicitation{autoconf: *port.Autoconf, peer: port.Peer}
 	if err := s.ask(c, pod, &port); err != nil {
 		return nil, errors.Join(err, s.Close())
@@ -107,7 +107,7 @@ func (s *Solicitation) ask(c *Conn, pod *netns.NS, port *Port) error {
 		return err
 	}
 	// The kernel asks only once it takes the interface for ready to send.
-	s.conn.SettleCarrier(port.Peer)
+	s.conn.RefreshCarrier(port.Peer)
 	var b nl.Batch
 	link.Request{Index: l.Index, Token: token}.Set(&b, "solicit routers for", port.Peer)
 	return s.conn.Execute(&b)

@@ -44,7 +44,7 @@ func newLAN(tb testing.TB) *lan {
 	for _, a := range []string{lanRouter, routerLink} {
 		nstest.Run(tb, l.router, "ip", "address", "add", a+"/64", "dev", "eth0", "nodad")
 	}
-	nstest.Settle(tb, l.router)
+	nstest.WaitForAddresses(tb, l.router)
 	return l
 }
 
@@ -300,7 +300,7 @@ func TestDuplicateOfAFormedAddressIsAnError(t *testing.T) {
 	p := autoconfigured(0)
 	p.DAD = true
 	nstest.Run(t, l.router, "ip", "address", "add", formed(p).String()+"/64", "dev", "eth0", "nodad")
-	nstest.Settle(t, l.router)
+	nstest.WaitForAddresses(t, l.router)
 	pod, _ := attach(t, l.node, p)
 	if _, err := autoconfigure(t, l.conn, pod, p); !errors.Is(err, addr.ErrDuplicate) || !strings.Contains(err.Error(), formed(p).String()) {
 		t.Errorf("error is %v, want %v of %s", err, addr.ErrDuplicate, formed(p))

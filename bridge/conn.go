@@ -33,9 +33,9 @@ type Conn struct {
 
 	home netns.ID // where the bridges are; the zero ID if that is not known
 
-	mu        sync.Mutex
-	ipv6      *sysctl.Dir       // see hostIPv6
-	unsettled map[string]*inPod // by port; of attachments that are not settled yet
+	mu      sync.Mutex
+	ipv6    *sysctl.Dir       // see hostIPv6
+	waiting map[string]*inPod // by port; of attachments that are not settled yet
 }
 
 // Dial opens the socket. It needs CAP_SYS_ADMIN where cfg names a namespace.
@@ -48,16 +48,16 @@ func Dial(cfg *Config) (*Conn, error) {
 		return nil, err
 	}
 	conn := &Conn{nl: c, dialPod: dialRoute}
-	if err := conn.settleDown(cfg.NetNS); err != nil {
+	if err := conn.noteNetNS(cfg.NetNS); err != nil {
 		c.Close()
 		return nil, err
 	}
 	return conn, nil
 }
 
-// settleDown notes which namespace the bridges are in, so that it is not taken for a
+// noteNetNS notes which namespace the bridges are in, so that it is not taken for a
 // pod's.
-func (c *Conn) settleDown(ns *netns.NS) error {
+func (c *Conn) noteNetNS(ns *netns.NS) error {
 	if ns != nil {
 		c.home = ns.ID()
 		return nil
@@ -125,10 +125,10 @@ func (c *Conn) Close() error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, in := range c.unsettled {
+	for _, in := range c.waiting {
 		in.close()
 	}
-	c.unsettled = nil
+	c.waiting = nil
 	if c.ipv6 != nil {
 		_ = c.ipv6.Close() // nothing is lost by an error: what was to be written has been answered
 		c.ipv6 = nil

@@ -59,8 +59,8 @@ func TestPodWithAStaticEntryTeachesTheBridgeNothing(t *testing.T) {
 	hostile, teacher := silent(0), port(1)
 	inHostile, _ := attach(t, n, hostile)
 	inTeacher, _ := attach(t, n, teacher)
-	victim := silent(2)
-	inVictim, _ := attach(t, n, victim)
+	neighbour := silent(2)
+	inNeighbour, _ := attach(t, n, neighbour)
 	stranger := mac("02:00:00:00:02:00")
 
 	say(t, inTeacher, stranger)
@@ -69,14 +69,14 @@ func TestPodWithAStaticEntryTeachesTheBridgeNothing(t *testing.T) {
 		return behind == teacher.Name
 	})
 	// Neither does the port get what belongs to others, nor do others get what is its own.
-	for _, m := range []net.HardwareAddr{stranger, victim.PeerMAC, mac("02:00:00:00:02:01")} {
+	for _, m := range []net.HardwareAddr{stranger, neighbour.PeerMAC, mac("02:00:00:00:02:01")} {
 		say(t, inHostile, m)
 	}
-	say(t, inTeacher, victim.PeerMAC)
-	if err := nstest.Ping(t, inVictim, addrs(hostile)[0]); err != nil {
+	say(t, inTeacher, neighbour.PeerMAC)
+	if err := nstest.Ping(t, inNeighbour, addrs(hostile)[0]); err != nil {
 		t.Error(err)
 	}
-	for m, want := range map[string]string{stranger.String(): teacher.Name, victim.PeerMAC.String(): victim.Name, "02:00:00:00:02:01": "", hostile.PeerMAC.String(): hostile.Name} {
+	for m, want := range map[string]string{stranger.String(): teacher.Name, neighbour.PeerMAC.String(): neighbour.Name, "02:00:00:00:02:01": "", hostile.PeerMAC.String(): hostile.Name} {
 		if behind, entry := n.behind(t, mac(m)); behind != want {
 			t.Errorf("%s is behind %q, want %q: %s", m, behind, want, entry)
 		}

@@ -100,23 +100,23 @@ func (in *inPod) close() {
 	}
 }
 
-// settleLater keeps what Settle waits with.
-func (c *Conn) settleLater(port string, in *inPod) {
+// waitLater keeps what Wait waits with.
+func (c *Conn) waitLater(port string, in *inPod) {
 	c.forget(port)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.unsettled == nil {
-		c.unsettled = map[string]*inPod{}
+	if c.waiting == nil {
+		c.waiting = map[string]*inPod{}
 	}
-	c.unsettled[port] = in
+	c.waiting[port] = in
 }
 
-// take gives what settleLater has kept, which is nil where there is nothing to wait for.
+// take gives what waitLater has kept, which is nil where there is nothing to wait for.
 func (c *Conn) take(port string) *inPod {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	in := c.unsettled[port]
-	delete(c.unsettled, port)
+	in := c.waiting[port]
+	delete(c.waiting, port)
 	return in
 }
 
@@ -127,25 +127,25 @@ func (c *Conn) forget(port string) {
 	}
 }
 
-// Settle waits until a port forwards, and the pod's IPv6 addresses are usable. The
+// Wait waits until a port forwards, and the pod's IPv6 addresses are usable. The
 // kernel leaves both to its workers, which takes them milliseconds on a busy machine: a
 // packet that is sent before is lost, and sent again a second later. The error matches
 // addr.ErrDuplicate where duplicate address detection found another node, and that of
 // ctx when it is done.
 //
-// Attach calls Settle, unless Port.Unsettled: then the caller does, on the same Conn,
-// which has sockets open for it until then, or until a Detach or Close. A second Settle
+// Attach calls Wait, unless Port.NoWait: then the caller does, on the same Conn,
+// which has sockets open for it until then, or until a Detach or Close. A second Wait
 // has nothing to wait for.
-func (c *Conn) Settle(ctx context.Context, port string) error {
+func (c *Conn) Wait(ctx context.Context, port string) error {
 	if err := c.usable(ctx); err != nil {
 		return err
 	}
 
-	c.nl.SettleCarrier(port)
+	c.nl.RefreshCarrier(port)
 	in := c.take(port)
 	if in == nil {
 		return nil
 	}
 	defer in.close()
-	return in.usable.Settled(ctx, addr.On(in.conn), in.link, in.addresses...)
+	return in.usable.Wait(ctx, addr.On(in.conn), in.link, in.addresses...)
 }

@@ -14,10 +14,10 @@ func TestAttachmentIsSettledLater(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	p := port(0)
-	p.Unsettled = true
+	p.NoWait = true
 	pod, _ := attach(t, n, p)
 	for range 2 { // the second has nothing to wait for
-		if err := n.conn.Settle(t.Context(), p.Name); err != nil {
+		if err := n.conn.Wait(t.Context(), p.Name); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -48,12 +48,12 @@ func TestWaitForAnAttachmentEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	p := port(0)
-	p.Unsettled, p.DAD = true, true // which takes a second at least
+	p.NoWait, p.DAD = true, true // which takes a second at least
 	attach(t, n, p)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := n.conn.Settle(ctx, p.Name); !errors.Is(err, context.Canceled) {
-		t.Errorf("Settle: %v, want %v", err, context.Canceled)
+	if err := n.conn.Wait(ctx, p.Name); !errors.Is(err, context.Canceled) {
+		t.Errorf("Wait: %v, want %v", err, context.Canceled)
 	}
 }
 
@@ -63,10 +63,10 @@ func TestDuplicateIsFoundWhenTheAttachmentIsSettled(t *testing.T) {
 	first, second := port(0), port(1)
 	attach(t, n, first)
 	second.Addresses[1] = first.Addresses[1]
-	second.Unsettled, second.DAD = true, true
+	second.NoWait, second.DAD = true, true
 	attach(t, n, second)
-	if err := n.conn.Settle(t.Context(), second.Name); !errors.Is(err, addr.ErrDuplicate) {
-		t.Errorf("Settle: %v, want %v", err, addr.ErrDuplicate)
+	if err := n.conn.Wait(t.Context(), second.Name); !errors.Is(err, addr.ErrDuplicate) {
+		t.Errorf("Wait: %v, want %v", err, addr.ErrDuplicate)
 	}
 }
 
@@ -74,13 +74,13 @@ func TestNobodyWaitsForAPortThatWasDetached(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	p := port(0)
-	p.Unsettled, p.DAD = true, true
+	p.NoWait, p.DAD = true, true
 	attach(t, n, p)
 	if err := n.conn.Detach(t.Context(), p.Name, p.Alias); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.conn.Settle(t.Context(), p.Name); err != nil {
-		t.Errorf("Settle: %v", err)
+	if err := n.conn.Wait(t.Context(), p.Name); err != nil {
+		t.Errorf("Wait: %v", err)
 	}
 	// One that is waited for when its connection is closed stays.
 	conn, err := bridge.Dial(&bridge.Config{NetNS: n.ns})

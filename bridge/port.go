@@ -85,10 +85,10 @@ type Port struct {
 	// takes for a mistake otherwise.
 	SameNetNS bool
 
-	// Unsettled has Attach return before the port forwards and the pod's IPv6 addresses
-	// are usable for certain. A caller that has other things to do calls Settle after
+	// NoWait has Attach return before the port forwards and the pod's IPv6 addresses
+	// are usable for certain. A caller that has other things to do calls Wait after
 	// them, and in general does not wait there.
-	Unsettled bool
+	NoWait bool
 	// DAD has the kernel detect duplicates of the pod's IPv6 addresses, which are
 	// of no use until it is done: Attach waits for it, a second or two.
 	DAD bool

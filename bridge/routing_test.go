@@ -29,7 +29,7 @@ func newGuest(t *testing.T, options ...string) *guest {
 		nstest.Run(t, g.router, "ip", "address", "add", a+"/64", "dev", "eth0", "nodad")
 	}
 	nstest.Run(t, g.host, "ip", "address", "add", "fe80::a/64", "dev", "eth0", "nodad")
-	nstest.Settle(t, g.router, g.host)
+	nstest.WaitForAddresses(t, g.router, g.host)
 	advertising(t, g.router, append([]string{"--dhcp-range=2001:db8:7::,ra-only,64,2h"}, options...)...)
 	g.solicit(t)
 	until(t, "the host forms an address", func() bool {
@@ -206,7 +206,7 @@ func newDetour(t *testing.T, p bridge.Port) *detour {
 	d := &detour{lan: newLAN(t), internet: map[string]string{"-4": "198.51.100.1", "-6": "2001:db8:99::1"}}
 	internet := nstest.New(t)
 	nstest.Veth(t, d.router, "eth1", internet, "eth0")
-	// A pod heeds redirects from the very address of its gateway: that is to be the only
+	// A pod follows redirects from the very address of its gateway: that is to be the only
 	// one that the node can send them from. The kernel's own is usable after a second.
 	nstest.Run(t, d.ns, "ip", "link", "set", "br0", "addrgenmode", "none")
 	nstest.Run(t, d.ns, "ip", "-6", "address", "flush", "dev", "br0", "scope", "link")
@@ -230,7 +230,7 @@ func newDetour(t *testing.T, p bridge.Port) *detour {
 			nstest.Run(t, a.ns, "ip", append([]string{"address", "add", one, "dev", a.link}, nodad...)...)
 		}
 	}
-	nstest.Settle(t, d.router, internet)
+	nstest.WaitForAddresses(t, d.router, internet)
 	for _, ns := range []*netns.NS{d.ns, d.router} {
 		nstest.Sysctl(t, ns, "net/ipv4/ip_forward", "1")
 		nstest.Sysctl(t, ns, "net/ipv6/conf/all/forwarding", "1")
@@ -249,20 +249,20 @@ func newDetour(t *testing.T, p bridge.Port) *detour {
 	if _, err := d.conn.Attach(t.Context(), d.pod, p); err != nil {
 		t.Fatal(err)
 	}
-	nstest.Settle(t, d.ns) // its bridge has a carrier now
+	nstest.WaitForAddresses(t, d.ns) // its bridge has a carrier now
 	// No redirect is to wait until the node has found the pod.
 	meet(t, d.ns, addrs(p)...)
 	return d
 }
 
 // goesPast has the pod send by way of the node, and says whether it is told to go past
-// it, and whether it does. IPv6 heeds the first redirect, while IPv4 looks for the router
-// at first and heeds a later one.
+// it, and whether it does. IPv6 follows the first redirect, while IPv4 looks for the router
+// at first and follows a later one.
 func (d *detour) goesPast(t *testing.T, family string) (told, past bool) {
 	t.Helper()
 	router, counter, enough := "10.44.0.254", "IcmpInRedirects", 5
 	if family == "-6" {
-		// The kernel counts one before it heeds it.
+		// The kernel counts one before it follows it.
 		router, counter, enough = routerLink, "Icmp6InRedirects", 2
 	}
 	heard := 0

@@ -62,7 +62,7 @@ func newCluster(tb testing.TB) *cluster {
 	// The host looks for the neighbours of others from a link-local address, and the
 	// kernel's own is not usable yet.
 	nstest.Run(tb, c.ns, "ip", "addr", "add", "fe80::1/64", "dev", "br0", "nodad")
-	nstest.Settle(tb, c.ns)
+	nstest.WaitForAddresses(tb, c.ns)
 	c.meetAll(tb)
 	return c
 }

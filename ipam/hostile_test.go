@@ -15,13 +15,13 @@ import (
 func TestLinksAndPipesAmongTheReservationsAreNotFollowed(t *testing.T) {
 	t.Parallel()
 	const precious = "precious, and longer than an address"
-	victim := filepath.Join(t.TempDir(), "victim")
+	target := filepath.Join(t.TempDir(), "target")
 	for name, hostile := range map[string]func(path string) error{
-		"a link": func(path string) error { return os.Symlink(victim, path) },
+		"a link": func(path string) error { return os.Symlink(target, path) },
 		"a pipe": func(path string) error { return unix.Mkfifo(path, 0o666) },
 	} {
 		for _, file := range []string{lastPrefix + "0", markerName + tempSuffix, "10.1.0.2"} {
-			if err := os.WriteFile(victim, []byte(precious), 0o600); err != nil {
+			if err := os.WriteFile(target, []byte(precious), 0o600); err != nil {
 				t.Fatal(err)
 			}
 			n := newNode(t, small)
@@ -39,7 +39,7 @@ func TestLinksAndPipesAmongTheReservationsAreNotFollowed(t *testing.T) {
 			if err != nil && !strings.Contains(err.Error(), file) {
 				t.Errorf("%s for %s: %v", name, file, err)
 			}
-			if data, err := os.ReadFile(victim); err != nil || string(data) != precious {
+			if data, err := os.ReadFile(target); err != nil || string(data) != precious {
 				t.Errorf("%s for %s: what it leads to is %q now, %v", name, file, data, err)
 			}
 		}

@@ -284,7 +284,7 @@ func (h *HostLocal) Collect(ctx context.Context, valid []Owner) error {
 	if err != nil {
 		return err
 	}
-	claims := s.claims(valid)
+	forms := s.forms(valid)
 	var errs []error
 	for _, addr := range addrs {
 		held, state, err := s.read(addr)
@@ -296,7 +296,7 @@ func (h *HostLocal) Collect(ctx context.Context, valid []Owner) error {
 			s.warnf("%s holds no reservation: left alone", s.path(addr))
 		case state == stateTruncated:
 			errs = append(errs, s.reclaim(addr))
-		case !claims[held.claim()] && !s.isInUse(held):
+		case !forms[held.form()] && !s.isInUse(held):
 			errs = append(errs, s.release(addr))
 		}
 	}
@@ -317,25 +317,25 @@ func (s *store) isInUse(r reservation) bool {
 	return s.node.InUse(s.node.Hash(Owner{ContainerID: r.containerID, IfName: r.ifName}))
 }
 
-// claim is the reservation reduced to what GC compares.
-func (r reservation) claim() reservation {
+// form is the reservation reduced to what GC compares.
+func (r reservation) form() reservation {
 	if r.hash != "" {
 		return reservation{hash: r.hash}
 	}
 	return r
 }
 
-// claims lists every form in which a valid owner may have reserved an address.
-func (s *store) claims(valid []Owner) map[reservation]bool {
-	claims := make(map[reservation]bool, 3*len(valid))
+// forms lists every form in which a valid owner may have reserved an address.
+func (s *store) forms(valid []Owner) map[reservation]bool {
+	forms := make(map[reservation]bool, 3*len(valid))
 	for _, owner := range valid {
-		claims[reservation{containerID: owner.ContainerID, ifName: owner.IfName}] = true
-		claims[reservation{containerID: owner.ContainerID}] = true
+		forms[reservation{containerID: owner.ContainerID, ifName: owner.IfName}] = true
+		forms[reservation{containerID: owner.ContainerID}] = true
 		if s.node.Hash != nil {
-			claims[reservation{hash: s.node.Hash(owner)}] = true
+			forms[reservation{hash: s.node.Hash(owner)}] = true
 		}
 	}
-	return claims
+	return forms
 }
 
 // Check looks, for each range set, at the addresses that the attachment has of it:

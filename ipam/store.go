@@ -180,7 +180,7 @@ func (s *session) reserve(addr netip.Addr, owner Owner) (bool, error) {
 
 // reclaim removes a file that its creator did not live to write.
 func (s *session) reclaim(addr netip.Addr) error {
-	s.warnf("reclaimed %s: its file is empty or cut short, so whoever reserved it died meanwhile", addr)
+	s.warnf("reclaimed %s: its file is empty or cut short, so the process that reserved it died meanwhile", addr)
 	if err := file.Remove(s.path(addr)); err != nil {
 		return s.ioError("reclaim "+addr.String(), err)
 	}

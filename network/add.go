@@ -123,7 +123,7 @@ func (a *adding) run(ctx context.Context) (*Attachment, error) {
 	if err := a.node.step("bandwidth"); err != nil {
 		return nil, err
 	}
-	if err := a.entry.admit(ctx, t.plan); err != nil {
+	if err := a.entry.addEndpoint(ctx, t.plan); err != nil {
 		return nil, err
 	}
 	// Only now do the pod's ports lead to it.
@@ -133,7 +133,7 @@ func (a *adding) run(ctx context.Context) (*Attachment, error) {
 	if err := a.node.step("firewall"); err != nil {
 		return nil, err
 	}
-	if err := a.s.Links.Settle(ctx, t.link.Name); err != nil {
+	if err := a.s.Links.Wait(ctx, t.link.Name); err != nil {
 		return nil, err
 	}
 	if t.lease != nil {
@@ -296,7 +296,7 @@ func (a *adding) routeThroughHost(ctx context.Context, l *bridge.Link, g given) 
 		}
 		if own.IsValid() {
 			g.routes = append(g.routes, defaultRoute(own))
-			address.GoThrough(own)
+			address.SetHostGateway(own)
 		}
 	}
 	return g, nil

@@ -141,7 +141,7 @@ func (a *adding) overtaken() bool {
 const lookEvery = 100 * time.Millisecond
 
 // whileWanted does something that may take long, and ends it when the attachment's record
-// is removed: who does so wants the ADD to end, and may wait for a lock that it has.
+// is removed: the call that removes it wants the ADD to end, and may wait for a lock that it has.
 func whileWanted(ctx context.Context, record *state.Pending, do func(context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

@@ -194,7 +194,7 @@ func (k *checking) gateways() []netip.Prefix {
 func (k *checking) reservations(ctx context.Context, found *inspect.Findings) error {
 	if k.rec.IPAMType == endpoint.Leased {
 		k.s.Leave() // leases are on a disk
-		return inspect.Lease(k.rec, k.pod.Lease != nil && k.pod.Lease.Unkept, found)
+		return inspect.Lease(k.rec, k.pod.Lease != nil && k.pod.Lease.KeeperOptional, found)
 	}
 	if k.nw.Allocator == nil {
 		return nil

@@ -12,7 +12,7 @@
 // state directory, the locks, and whose things are whose. So a kill at any moment leaves
 // nothing that nobody can name, and many calls may run at once, in as many processes. The
 // project's docs/architecture.md tells how; the CNI plugin tombolo is built on this package,
-// and lives on one node with whoever else does, if they share the state directory.
+// and works beside other programs that are, if they share the state directory.
 //
 // # Needs
 //

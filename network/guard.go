@@ -63,8 +63,8 @@ func (e *entry) holdBefore(ctx context.Context, p *plan) error {
 	return nil
 }
 
-// admit enters the pod into the firewall's sets, as far as it is not there yet.
-func (e *entry) admit(ctx context.Context, p *plan) error {
+// addEndpoint enters the pod into the firewall's sets, as far as it is not there yet.
+func (e *entry) addEndpoint(ctx context.Context, p *plan) error {
 	ep := endpoint.Of(&p.rec)
 	if e.held == nil {
 		e.back.push(func(ctx context.Context) error { return e.s.Firewall.Remove(ctx, ep) })

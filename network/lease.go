@@ -52,15 +52,15 @@ func (a *adding) prepareLease(leaseDir string) (*leasing, error) {
 	}
 	a.base.IPAMType, a.base.DataDir = endpoint.Leased, l.dir.Path()
 	a.base.MAC, a.base.Guarded, a.base.Untrusted, a.base.SLAAC = a.pod.MAC.String(), a.nw.Guard, a.nw.Untrusted, a.nw.SLAAC
-	return l, refuseUnkept(l.dir, l.asked)
+	return l, requireKeeper(l.dir, l.asked)
 }
 
-// refuseUnkept says what to do where nobody would renew the lease.
-func refuseUnkept(dir *lease.Dir, asked *Lease) error {
-	if asked.Unkept {
+// requireKeeper says what to do where nobody would renew the lease.
+func requireKeeper(dir *lease.Dir, asked *Lease) error {
+	if asked.KeeperOptional {
 		return nil
 	}
-	if err := dir.Kept(); err != nil {
+	if err := dir.CheckKeeper(); err != nil {
 		return fail.Errorf(ErrTryAgain, `%v; or set ipam.keeper to "optional", if leases need not be renewed`, err)
 	}
 	return nil
@@ -79,7 +79,7 @@ func (a *adding) lease(ctx context.Context) (*tied, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.port.Unsettled = false // or the first frame would be lost
+	p.port.NoWait = false // or the first frame would be lost
 	if err := refuseListeners(ctx, a.pod); err != nil {
 		return nil, err
 	}
@@ -215,7 +215,7 @@ func givenBy(rec *lease.Record, more []route.Route) given {
 	if !address.Gateway.IsValid() && len(got.Routers) > 0 {
 		address.Gateway = got.Routers[0]
 	}
-	address.GoThrough(rec.Policy.Gateway)
+	address.SetHostGateway(rec.Policy.Gateway)
 	g := given{addresses: []state.Address{address}, dns: DNS{slices.Clone(got.DNS), got.Domain, got.Search}}
 	for _, r := range rec.Applied.Routes {
 		one := route.Route{Dst: r.Dst, Gateway: r.Via, Priority: uint32(rec.Policy.Priority)}

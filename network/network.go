@@ -41,7 +41,7 @@ type Network struct {
 
 	Masquerade    bool           // what pods send to elsewhere has the host's address
 	NonMasquerade []netip.Prefix // but to here
-	Policy        nft.Policy     // whom pods of other networks, and of this one, may send to
+	Policy        nft.Policy     // where pods of other networks, and of this one, may send to
 
 	// Guard holds pods to their own MAC and addresses. Untrusted, which needs it, keeps them
 	// from being servers or routers of a LAN.

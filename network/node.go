@@ -23,7 +23,7 @@ const UndoTimeout = 10 * time.Second
 // Config says what a Node works with. The zero value, and nil, mean the defaults.
 type Config struct {
 	// StateDir is where networks and attachments are on record; empty is DefaultStateDir. All
-	// who work on one node have to agree on it.
+	// programs that work on one node have to agree on it.
 	StateDir string
 	// LeaseDir is where leases are on record. Without it no pod can lease its address, and
 	// the lease that the host has by an uplink is left alone.
@@ -112,7 +112,7 @@ func (n *Node) step(name string) error {
 	return n.after(name)
 }
 
-// allocator gives who takes addresses back; nil where nobody does.
+// allocator gives what takes addresses back; nil where nothing does.
 func (n *Node) allocator(network string, origin *Origin) (ipam.Allocator, error) {
 	if n.allocators == nil {
 		return nil, nil

@@ -48,7 +48,7 @@ func (a *adding) plan(g given, made *bridge.Attachment) (*plan, error) {
 	p.port = bridge.Port{
 		Bridge: nw.Bridge, Name: a.base.HostIf, Peer: a.pod.IfName,
 		Hairpin: nw.Hairpin, Isolated: nw.Isolated, ForwardGroups: true, Down: nw.Down, DAD: nw.DAD,
-		PeerMAC: mac, Group: nft.PodGroup, Unsettled: true, SameNetNS: a.pod.SameNetNS,
+		PeerMAC: mac, Group: nft.PodGroup, NoWait: true, SameNetNS: a.pod.SameNetNS,
 		// Neighbours know an address's last MAC: that which follows from it, unless another
 		// was asked for, or another plugin gave the address to a pod of its own.
 		Announce: mac != nil || a.base.DataDir != "",

@@ -17,7 +17,7 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// Pod is who is attached to a network: an interface of it. What is left at its zero value is
+// Pod is what is attached to a network: an interface of it. What is left at its zero value is
 // not asked for, unless a field says otherwise.
 type Pod struct {
 	ContainerID string // a letter or digit, then these and '_', '.', '-'
@@ -25,7 +25,7 @@ type Pod struct {
 	Name        string // by which an operator knows the pod, "namespace/name"
 
 	// NetNS is the pod's namespace, and Path where it can be opened again, by CHECK and by
-	// those who mend. SameNetNS lets it be the host's own, which is refused otherwise.
+	// those that repair. SameNetNS lets it be the host's own, which is refused otherwise.
 	NetNS     *netns.NS
 	Path      string
 	SameNetNS bool
@@ -48,20 +48,20 @@ type Pod struct {
 
 // Lease is how a pod leases its address.
 type Lease struct {
-	// Client is who the pod is to a server, and what it asks for. Its clock and its sockets
+	// Client is what the pod is to a server, and what it asks for. Its clock and its sockets
 	// are filled in. Its MAC is the pod's.
 	Client dhcpc.Config
 	// Sticky says that the identity is the pod's and not the container's: its lease is
 	// remembered for the pod's next container, and never released.
 	Sticky bool
-	// Unkept does without a program that renews the lease.
-	Unkept bool
+	// KeeperOptional does without a program that renews the lease.
+	KeeperOptional bool
 	// Routes are the pod's besides the lease's; Priority is the metric of both.
 	Routes   []dhcpc.Route
 	Priority int
 }
 
-// Reported is what a pod has by the report of others, who may have changed what Add made.
+// Reported is what a pod has by the report of others, which may have changed what Add made.
 type Reported struct {
 	MAC, PortMAC net.HardwareAddr // nil: not told
 	// Addresses are those of the pod's interface, and Unplaced those of which nobody tells
@@ -144,7 +144,7 @@ func plain(list []state.Address) []ipam.Address {
 	return plain
 }
 
-// owner is who the allocator gives addresses to.
+// owner is what the allocator gives addresses to.
 func (p *Pod) owner() ipam.Owner {
 	return ipam.Owner{ContainerID: p.ContainerID, IfName: p.IfName}
 }

@@ -49,7 +49,7 @@ func (n *Node) FirewallObstacles(ctx context.Context) ([]string, error) {
 	return inspect.Obstacles(ctx, records)
 }
 
-// openNetworks opens the host, under the shared lock, if any network of this life of the
+// openNetworks opens the host, under the shared lock, if any network of this epoch of the
 // node has attachments, and gives those networks.
 func (n *Node) openNetworks(ctx context.Context) (*session.Session, []*state.Network, error) {
 	if err := n.usable(ctx); err != nil {
@@ -83,7 +83,7 @@ func (n *Node) openNetworks(ctx context.Context) (*session.Session, []*state.Net
 // contestedFor is how long what tombolod wrote down holds: it looks once in a minute.
 const contestedFor = 3 * time.Minute
 
-// refuseContested says who undoes what tombolod puts right of the firewall.
+// refuseContested names the program that undoes what tombolod repairs of the firewall.
 func refuseContested(dir *state.Dir) error {
 	f, err := dir.Contested()
 	if err != nil {

@@ -51,7 +51,7 @@ func (n *Node) Ready(ctx context.Context, nw *Network, leases *Lease) error {
 	if err != nil {
 		return fail.Errorf(ErrInvalid, "%v", err)
 	}
-	return refuseUnkept(dir, leases)
+	return requireKeeper(dir, leases)
 }
 
 // allocatorReady asks the network's allocator.
@@ -60,7 +60,7 @@ func (n *Node) allocatorReady(ctx context.Context, nw *Network) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, state.ErrStale) && !errors.Is(err, state.ErrDamaged) {
 		return fail.State(err)
 	}
-	// Where this life has no epoch yet, it is another than that of any reservation.
+	// Where this epoch has not begun, its token is another than that of any reservation.
 	node := ipam.Node{Epoch: ipam.Epoch{Token: e.Token(), Started: e.Started}, Hash: nw.hashOf}
 	return nw.Allocator.Bind(node).Status(ctx)
 }

@@ -45,7 +45,7 @@ func newGuardSite(tb testing.TB) *guardSite {
 		ip addr add `+other6+`/64 dev eth0 nodad
 		ip route add default via `+bridge6+`
 		ip addr add fe80::ff:fe00:6/64 dev eth0 nodad`)
-	nstest.Settle(tb, s.pod, s.other)
+	nstest.WaitForAddresses(tb, s.pod, s.other)
 	s.pod1, s.pod2, s.bridge = openWire(tb, s.pod, "eth0"), openWire(tb, s.other, "eth0"), openWire(tb, s.host, "cbr0")
 	mustEnsure(tb, s.c, s.network)
 	return s
@@ -576,7 +576,7 @@ func TestGuardedPodDetectsDuplicateAddresses(t *testing.T) {
 		}
 	}
 	nstest.Run(t, s.other, "ip", "addr", "add", pod6+"/64", "dev", "eth0", "nodad")
-	nstest.Settle(t, s.other)
+	nstest.WaitForAddresses(t, s.other)
 	if got := state(pod6); got != "duplicate" {
 		t.Errorf("another has %s: it is %s", pod6, got)
 	}
@@ -592,7 +592,7 @@ func TestGuardedPodThatChangesItselfIsCutOff(t *testing.T) {
 			"ip addr add 10.22.0.66/16 dev eth0; ip addr add fd00:22::66/64 dev eth0 nodad",
 	} {
 		nstest.Run(t, s.pod, "sh", "-ec", change)
-		nstest.Settle(t, s.pod)
+		nstest.WaitForAddresses(t, s.pod)
 		nstest.Run(t, s.other, "ip", "neigh", "flush", "dev", "eth0")
 		nstest.Run(t, s.host, "ip", "neigh", "flush", "dev", "cbr0")
 		for _, guarded := range []bool{false, true} {

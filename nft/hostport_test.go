@@ -67,7 +67,7 @@ func newPublished(tb testing.TB, nfCall bool, ports ...Port) *published {
 			meta mark & 0x1000 == 0x1000 counter accept
 		}
 	}`)
-	nstest.Settle(tb, p.host, p.other, p.remote)
+	nstest.WaitForAddresses(tb, p.host, p.other, p.remote)
 	p.network.Bridge, p.network.NFCall = "cbr0", nfCall
 	mustEnsure(tb, p.c, p.network)
 	away := Network{Name: "away", Bridge: "cbr1", Masquerade: true, Prefixes: prefixes("10.23.0.0/16", "fd00:23::/64")}

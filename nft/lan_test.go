@@ -97,7 +97,7 @@ func newLAN(tb testing.TB) *lan {
 	address(l.router, "wan", "", "198.51.100.2", "2001:db8:2::2", "", "")
 	address(l.internet, "eth0", "", internet4, internet6, "198.51.100.2", "2001:db8:2::2")
 	nstest.Run(tb, l.router, "sh", "-ec", "echo 1 >/proc/sys/net/ipv4/ip_forward; echo 1 >/proc/sys/net/ipv6/conf/all/forwarding")
-	nstest.Settle(tb, l.host, l.router, l.machine, l.server, l.printer, l.pod, l.other, l.internet)
+	nstest.WaitForAddresses(tb, l.host, l.router, l.machine, l.server, l.printer, l.pod, l.other, l.internet)
 	return l
 }
 

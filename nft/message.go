@@ -185,7 +185,7 @@ func (name tableName) named(p place, table, object uint16) []netlink.Attribute {
 func (c *Conn) generation() (uint32, error) { return nftnl.Generation(c.nl) }
 
 // settle gives the generation that whatever is read next belongs to, or to a later one.
-func (c *Conn) settle() (uint32, error) { return nftnl.Settle(c.nl) }
+func (c *Conn) settle() (uint32, error) { return nftnl.SeenGeneration(c.nl) }
 
 // unchanged fails (ERESTART) unless the generation is still that.
 func (c *Conn) unchanged(generation uint32) error { return nftnl.Unchanged(c.nl, generation) }

@@ -184,7 +184,7 @@ func (f Filter) message() (netlink.Message, error) {
 }
 
 // Get asks the kernel which route a packet of this host to an address would take:
-// the rules are heeded, and Dst is the address alone. The Type is Local for an
+// the rules apply, and Dst is the address alone. The Type is Local for an
 // address of the host itself. The error is an unix.ENETUNREACH or the like where
 // there is none.
 func (c *Conn) Get(dst netip.Addr) (Route, error) {

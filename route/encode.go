@@ -114,7 +114,7 @@ func (n *Route) attributes(q *request) error {
 	}
 	n.metrics(q)
 	if others := n.others(); len(others) > 0 {
-		q.more(func(ae *netlink.AttributeEncoder) { nl.PutKept(ae, others) })
+		q.more(func(ae *netlink.AttributeEncoder) { nl.PutOther(ae, others) })
 	}
 	if n.Family == unix.AF_INET6 {
 		if n.Pref != 0 {
@@ -205,7 +205,7 @@ func (n *Route) rtnexthops(hops []rtnetlink.NextHop) ([]byte, error) {
 		default:
 			ae.Bytes(unix.RTA_VIA, rtvia(gateway))
 		}
-		nl.PutKept(ae, n.Nexthops[i].Other)
+		nl.PutOther(ae, n.Nexthops[i].Other)
 		attrs, err := ae.Encode()
 		if err != nil {
 			return nil, err

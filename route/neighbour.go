@@ -200,7 +200,7 @@ func (n *Neighbour) newMessage(flags netlink.HeaderFlags) (netlink.Message, erro
 		if more := n.Flags >> ntfExtShift; more != 0 {
 			ae.Uint32(ndaFlagsExt, uint32(more))
 		}
-		nl.PutKept(ae, n.Other)
+		nl.PutOther(ae, n.Other)
 	})
 }
 

@@ -222,7 +222,7 @@ func (n *NexthopObject) message(flags netlink.HeaderFlags) (netlink.Message, err
 func (n *NexthopObject) attributes(ae *netlink.AttributeEncoder) {
 	ae.Uint32(nhaID, n.ID)
 	ae.Flag(nhaFDB, n.FDB)
-	nl.PutKept(ae, n.Other)
+	nl.PutOther(ae, n.Other)
 	switch {
 	case len(n.Group) > 0:
 		ae.Do(nhaGroup, n.group)

@@ -265,7 +265,7 @@ func (r *Rule) message(typ netlink.HeaderType, flags netlink.HeaderFlags) (netli
 			b := binary.NativeEndian.AppendUint32(nil, r.UIDs.First)
 			ae.Bytes(unix.FRA_UID_RANGE, binary.NativeEndian.AppendUint32(b, r.UIDs.Last))
 		}
-		nl.PutKept(ae, r.Other)
+		nl.PutOther(ae, r.Other)
 	})
 }
 

@@ -186,7 +186,7 @@ func (c *Conn) addStandIn(ctx context.Context, d detour, s *Snapshot) error {
 	// Until the kernel has taken note of the carriers, the pair sends nothing, and the
 	// port takes nothing in.
 	for _, name := range []string{d.peer(), d.port(), s.Bridge.Name} {
-		c.nl.SettleCarrier(name)
+		c.nl.RefreshCarrier(name)
 	}
 	return nil
 }

@@ -40,7 +40,7 @@ func isChange(b []byte) bool {
 }
 
 // settleStandIn does what a connection over a transport of a test's own cannot: see
-// nl.Conn.SettleCarrier. It is for the caller's own namespace.
+// nl.Conn.RefreshCarrier. It is for the caller's own namespace.
 func settleStandIn() {
 	conn, err := nl.Dial(unix.NETLINK_ROUTE, nil)
 	if err != nil {
@@ -54,7 +54,7 @@ func settleStandIn() {
 	}
 	for _, link := range links {
 		if strings.HasPrefix(link.Name, "tombo") || strings.HasPrefix(link.Name, "tombi") || link.Name == "br0" {
-			conn.SettleCarrier(link.Name)
+			conn.RefreshCarrier(link.Name)
 		}
 	}
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
-// victimVariable has what the test binary is to do as its own helper, and die of.
-const victimVariable = "TOMBOLO_UPLINK_VICTIM"
+// helperVariable has what the test binary is to do as its own helper, and die of.
+const helperVariable = "TOMBOLO_UPLINK_HELPER"
 
 // mortal is a journal in a file that kills the process at one of its calls, with the
 // record saved: what a kill -9 after it leaves is then the same as before the step.
@@ -64,12 +64,12 @@ func (m *mortal) die(counts bool) {
 	}
 }
 
-// victim runs in the host's namespace: it takes eth0 over, or gives it back, until the
+// helper runs in the host's namespace: it takes eth0 over, or gives it back, until the
 // journal kills it. It ends with 0 if it came to its end.
-func victim() int {
-	left, err := strconv.Atoi(os.Getenv(victimVariable + "_LEFT"))
+func helper() int {
+	left, err := strconv.Atoi(os.Getenv(helperVariable + "_LEFT"))
 	if err == nil {
-		err = doomed(os.Getenv(victimVariable), &mortal{path: os.Getenv(victimVariable + "_JOURNAL"), left: left, inPort: os.Getenv(victimVariable+"_IN_PORT") != ""})
+		err = doomed(os.Getenv(helperVariable), &mortal{path: os.Getenv(helperVariable + "_JOURNAL"), left: left, inPort: os.Getenv(helperVariable+"_IN_PORT") != ""})
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -118,7 +118,7 @@ func doomed(what string, j *mortal) error {
 func (l *lan) killAt(tb testing.TB, what string, n int, journal string, env ...string) bool {
 	tb.Helper()
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), victimVariable+"="+what, victimVariable+"_LEFT="+strconv.Itoa(n), victimVariable+"_JOURNAL="+journal)
+	cmd.Env = append(os.Environ(), helperVariable+"="+what, helperVariable+"_LEFT="+strconv.Itoa(n), helperVariable+"_JOURNAL="+journal)
 	cmd.Env = append(cmd.Env, env...)
 	cmd.Stderr = os.Stderr
 	within(tb, l.host, cmd.Start)
@@ -208,7 +208,7 @@ func TestKilledWithinTheDetourTheHostIsReachableAndNothingIsLeft(t *testing.T) {
 			t.Parallel()
 			// The pair, the pair's setup, the rule, the NIC, and both taken away again.
 			const parts = 6
-			for n := 1; d.dies(t, n, victimVariable+"_IN_PORT=1"); n++ {
+			for n := 1; d.dies(t, n, helperVariable+"_IN_PORT=1"); n++ {
 				if n > parts+1 {
 					t.Fatalf("killed at change %d, where there are %d", n, parts)
 				}

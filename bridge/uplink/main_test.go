@@ -18,8 +18,8 @@ import (
 
 func TestMain(m *testing.M) {
 	// The test binary is its own helper: see kill_test.go.
-	if os.Getenv(victimVariable) != "" {
-		os.Exit(victim())
+	if os.Getenv(helperVariable) != "" {
+		os.Exit(helper())
 	}
 	nstest.Main(m)
 }

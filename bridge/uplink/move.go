@@ -155,9 +155,9 @@ func (m *move) addAddresses() []operation {
 	return ops
 }
 
-// settleAddresses gives IPv6 addresses the flags that they had: without some, they
+// restoreAddressFlags gives IPv6 addresses the flags that they had: without some, they
 // would not have been usable at once.
-func (m *move) settleAddresses() []operation {
+func (m *move) restoreAddressFlags() []operation {
 	var ops []operation
 	for _, a := range inOrder(m.addresses()) {
 		n := m.moved(a)

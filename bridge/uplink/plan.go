@@ -101,9 +101,9 @@ func (s *Steps) add(name StepName, words []string, ops ...[]operation) {
 	s.List = append(s.List, step)
 }
 
-// addDeaf adds a step in which the NIC may take nothing in for a moment, and says what
+// addInterrupting adds a step in which the NIC may take nothing in for a moment, and says what
 // is done about it.
-func (s *Steps) addDeaf(name StepName, words string, ops ...[]operation) {
+func (s *Steps) addInterrupting(name StepName, words string, ops ...[]operation) {
 	if !slices.ContainsFunc(slices.Concat(ops...), func(op operation) bool { return op.interrupts }) {
 		s.add(name, nil, ops...)
 		return
@@ -167,14 +167,14 @@ func planTake(s *Snapshot, u *Uplink, made bool) *Steps {
 	}
 	steps.add(StepBridge, words, unsaid(set(copied...)), set(s.loose(u.Bridge)...))
 	steps.add(StepAddresses, nil, m.addAddresses(), m.addRules())
-	steps.addDeaf(StepPort, detour{s.NIC.Index}.words(s.NIC), m.copyNeighbours(), m.enslave())
+	steps.addInterrupting(StepPort, detour{s.NIC.Index}.words(s.NIC), m.copyNeighbours(), m.enslave())
 	steps.add(StepFlows, []string{"let masqueraded connections of the NIC's addresses go out by any link"})
 	steps.add(StepRoutes, nil, m.moveRoutes())
 	steps.add(StepVerify, verifyWords(m, u))
 	if u.KeepAddress {
-		steps.add(StepRelease, nil, m.settleAddresses(), m.keepAddresses(), m.delRules(), m.delNeighbours())
+		steps.add(StepRelease, nil, m.restoreAddressFlags(), m.keepAddresses(), m.delRules(), m.delNeighbours())
 	} else {
-		steps.add(StepRelease, nil, m.settleAddresses(), m.delAddresses(), m.delRules(), m.delNeighbours())
+		steps.add(StepRelease, nil, m.restoreAddressFlags(), m.delAddresses(), m.delRules(), m.delNeighbours())
 	}
 	steps.add(StepSettle, nil, set(s.strict(u.Bridge, made)...))
 	return &steps
@@ -214,7 +214,7 @@ func (s *Snapshot) loose(bridge string) []setting {
 	return s.changed(list)
 }
 
-// strict are the same, as the NIC has them, and what would not have been heeded
+// strict are the same, as the NIC has them, and what would have had no effect
 // before.
 func (s *Snapshot) strict(bridge string, made bool) []setting {
 	var list []setting
@@ -311,8 +311,8 @@ func planRestore(s *Snapshot, rec *Record) *Steps {
 	steps.add(StepAddresses, nil, m.addAddresses(), m.addRules(), m.copyNeighbours())
 	steps.add(StepFlows, []string{"let masqueraded connections of the bridge's addresses go out by any link"})
 	steps.add(StepRoutes, nil, m.moveRoutes())
-	steps.addDeaf(StepPort, rec.detour().words(s.NIC), m.release())
-	steps.add(StepRelease, nil, m.settleAddresses(), m.delAddresses(), m.delRules(), m.delNeighbours())
+	steps.addInterrupting(StepPort, rec.detour().words(s.NIC), m.release())
+	steps.add(StepRelease, nil, m.restoreAddressFlags(), m.delAddresses(), m.delRules(), m.delNeighbours())
 	steps.add(StepSettle, settleWords(s, rec), m.removeBridge(rec), m.macBack(rec), set(s.settingsBack(rec)...))
 	return &steps
 }

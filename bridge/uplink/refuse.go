@@ -57,7 +57,7 @@ func (s *Snapshot) refuseNIC(u *Uplink, no refusal) {
 	}
 	switch {
 	case !nic.Up():
-		no("%s is down, and whoever manages it may want it so; set it up with `ip link set %s up`", nic.Name, nic.Name)
+		no("%s is down, and the program that manages it may want it so; set it up with `ip link set %s up`", nic.Name, nic.Name)
 	case !nic.Carrier():
 		no("%s has no carrier, so that nothing could be tried; see to its cable", nic.Name)
 	}

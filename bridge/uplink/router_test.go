@@ -86,16 +86,16 @@ const learnt = "fd00:a::aff:fe00:5/64" // by hostMAC
 // sent may be dropped where nobody is listening yet.
 func (l *lan) learn(t *testing.T, dev string, valid uint32) {
 	t.Helper()
-	until(t, "wait for the router to be heeded", func() (string, bool) {
+	until(t, "wait for the router to be followed", func() (string, bool) {
 		advertise(t, l.router, netip.MustParsePrefix("fd00:a::/64"), 1800, valid)
 		shown := nstest.Run(t, l.host, "ip", "-6", "addr", "show", "dev", dev) + nstest.Run(t, l.host, "ip", "-6", "route")
-		return shown, l.heeds(t, dev, valid)
+		return shown, l.follows(t, dev, valid)
 	})
 }
 
-// heeds says that the host has the address, with what the advertisement said but for
+// follows says that the host has the address, with what the advertisement said but for
 // some time that has passed, and the kernel's own default route.
-func (l *lan) heeds(t *testing.T, dev string, valid uint32) bool {
+func (l *lan) follows(t *testing.T, dev string, valid uint32) bool {
 	t.Helper()
 	left := l.left(t, dev)
 	if strings.Contains(nstest.Run(t, l.host, "ip", "-6", "addr", "show", "dev", dev), "tentative") {
@@ -117,7 +117,7 @@ func (l *lan) left(t *testing.T, dev string) int {
 	return n
 }
 
-func TestWhatRoutersSayIsHeededOnTheBridgeAndAfterwards(t *testing.T) {
+func TestWhatRoutersSayCountsOnTheBridgeAndAfterwards(t *testing.T) {
 	t.Parallel()
 	for name, settings := range map[string][]string{
 		"a host":               nil,
@@ -171,7 +171,7 @@ func TestForwardingThatCameMeanwhileDoesNotStopRouters(t *testing.T) {
 }
 
 // Why a default route that was learnt gets a priority of its own.
-func TestKernelHeedsNoRouterWhoseRouteSomebodyElseAdded(t *testing.T) {
+func TestKernelFollowsNoRouterWhoseRouteSomebodyElseAdded(t *testing.T) {
 	t.Parallel()
 	l := learner(t)
 	run(t, l.host, "-6 route del default", "-6 route add default via fe80::1 dev eth0 proto ra metric 1024 expires 1800")
@@ -183,6 +183,6 @@ func TestKernelHeedsNoRouterWhoseRouteSomebodyElseAdded(t *testing.T) {
 		t.Fatal(err)
 	}
 	if left := l.left(t, "eth0"); left > 3600 {
-		t.Errorf("the kernel heeds the router (valid for %d s): a route need not be moved to another priority on this kernel", left)
+		t.Errorf("the kernel follows the router (valid for %d s): a route need not be moved to another priority on this kernel", left)
 	}
 }

@@ -179,7 +179,7 @@ func renamed(path, from, to string) (string, bool) {
 	return "", false
 }
 
-// acceptsRA says that the kernel itself heeds router advertisements on a link.
+// acceptsRA says that the kernel itself follows router advertisements on a link.
 func (s *Snapshot) acceptsRA(link string) bool {
 	switch s.of(conf6, link, "accept_ra") {
 	case "2":

@@ -153,7 +153,7 @@ func (r *run) takeStep(ctx context.Context, name StepName) error {
 		return r.waitUntilLocal(ctx, s.Bridge.Index, newMove(s, s.NIC, *s.Bridge))
 	case StepPort:
 		// A bridge that had a port before may still have to notice that it has a carrier.
-		r.nl.SettleCarrier(rec.Bridge)
+		r.nl.RefreshCarrier(rec.Bridge)
 	}
 	return nil
 }

@@ -14,11 +14,11 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
-// deafBridge drops whatever comes in by a port of a bridge: what an access point or a
+// dropAtBridge drops whatever comes in by a port of a bridge: what an access point or a
 // switch does to a host behind a bridge.
-func deafBridge(tb testing.TB, l *lan) {
+func dropAtBridge(tb testing.TB, l *lan) {
 	tb.Helper()
-	for _, rule := range []string{"add table bridge deaf", "add chain bridge deaf in { type filter hook prerouting priority 0; policy drop; }"} {
+	for _, rule := range []string{"add table bridge drops", "add chain bridge drops in { type filter hook prerouting priority 0; policy drop; }"} {
 		nstest.Run(tb, l.host, "nft", strings.Fields(rule)...)
 	}
 }
@@ -38,7 +38,7 @@ func TestWithoutAnAnswerItIsUndone(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			deafBridge(t, l)
+			dropAtBridge(t, l)
 			before := state(t, l.host)
 			var j memory
 			u := toBridge()

@@ -125,7 +125,7 @@ func leases(out io.Writer, dir string, asJSON bool) error {
 		fmt.Fprintln(os.Stderr, "tombolo:", printable.Line(bad.Error()))
 	}
 	if len(records) > 0 {
-		if err := d.Kept(); err != nil {
+		if err := d.CheckKeeper(); err != nil {
 			fmt.Fprintln(os.Stderr, "tombolo:", printable.Line(err.Error()))
 		}
 	}

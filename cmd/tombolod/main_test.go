@@ -136,7 +136,7 @@ func TestTheServiceManagerIsTold(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := leases.Kept(); err != nil {
+	if err := leases.CheckKeeper(); err != nil {
 		t.Errorf("ready, but %v", err)
 	}
 	d.hears(t, "WATCHDOG=1")
@@ -145,7 +145,7 @@ func TestTheServiceManagerIsTold(t *testing.T) {
 	if status := <-d.status; status != exitOK {
 		t.Errorf("status %d, want %d; log: %s", status, exitOK, d.log)
 	}
-	if err := leases.Kept(); !errors.Is(err, lease.ErrNoKeeper) {
+	if err := leases.CheckKeeper(); !errors.Is(err, lease.ErrNoKeeper) {
 		t.Errorf("ended, but %v", err)
 	}
 	if log := d.log.String(); !strings.Contains(log, "keeping leases") || strings.Contains(log, "time=") {

@@ -39,7 +39,7 @@ func (c *call) check(ctx context.Context, conf *NetConf) error {
 		if err != nil {
 			return err
 		}
-		pod.Lease = &network.Lease{Unkept: dhcp.Unkept()}
+		pod.Lease = &network.Lease{KeeperOptional: dhcp.KeeperOptional()}
 	}
 	if _, err := c.allocatorOf(&s); err != nil {
 		return err

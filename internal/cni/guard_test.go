@@ -25,7 +25,7 @@ func (n *node) isGuarded(t *testing.T) bool {
 	return strings.Contains(guarded, port) && strings.Contains(macs, port)
 }
 
-// A port that cannot be deleted is shut or stays guarded, and is deleted by the next who tries.
+// A port that cannot be deleted is shut or stays guarded, and is deleted by the next call that tries.
 func TestPortThatStaysIsGuarded(t *testing.T) {
 	t.Parallel()
 	undeletable := func(n *node, t *testing.T) *Plugin {

@@ -57,7 +57,7 @@ func openLog(conf *NetConf, c *call) (*stepLog, error) {
 }
 
 // openLogFile opens a file that is root's, or our own user's. It does not wait for the reader
-// of a FIFO, nor follow a link of its name: who could make one would have us write elsewhere.
+// of a FIFO, nor follow a link of its name: a user that could make one would have us write elsewhere.
 func openLogFile(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
 	if err != nil {

@@ -131,7 +131,7 @@ func (c *call) run() error {
 }
 
 // needs lists the variables without which a verb means nothing. CNI_PATH is
-// needed only by who delegates, and looked for there.
+// needed only to delegate, and looked for there.
 func needs(verb string) ([]string, bool) {
 	switch verb {
 	case "ADD", "CHECK":

@@ -94,7 +94,7 @@ type Bandwidth struct {
 	EgressBurst  uint64 `json:"egressBurst"`
 }
 
-// shape gives the limits that somebody asked for: where says who.
+// shape gives the limits that a configuration or capability asks for: where names it.
 func (b Bandwidth) shape(where string) (bandwidth.Shape, error) {
 	s := bandwidth.Shape{
 		Ingress: bandwidth.Limit{Rate: b.IngressRate, Burst: b.IngressBurst},

@@ -194,11 +194,11 @@ func TestADDTakesItsSteps(t *testing.T) {
 func TestADDThatFailsAfterAStepLeavesNothing(t *testing.T) {
 	t.Parallel()
 	for i, step := range steps() {
-		for _, company := range []string{"first pod", "next to another"} {
-			t.Run(step+", "+company, func(t *testing.T) {
+		for _, pods := range []string{"first pod", "next to another"} {
+			t.Run(step+", "+pods, func(t *testing.T) {
 				t.Parallel()
 				n := newNode(t)
-				if company != "first pod" {
+				if pods != "first pod" {
 					addNeighbour(t, n)
 				}
 				p := n.plugin()
@@ -259,7 +259,7 @@ func (n *node) faulty(side string, fault *nltest.Fault) *Plugin {
 func TestADDThatTheKernelRefusesLeavesNothing(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
-		company string
+		pods    string
 		side    string
 		request string
 		typ     uint16
@@ -284,11 +284,11 @@ func TestADDThatTheKernelRefusesLeavesNothing(t *testing.T) {
 		{"next to another", "firewall", "NFT_MSG_GETCHAIN", nftType(unix.NFT_MSG_GETCHAIN), 5, unix.ENOMEM},
 		{"next to another", "firewall", "NFT_MSG_NEWSETELEM", nftType(unix.NFT_MSG_NEWSETELEM), 10, unix.ENOMEM},
 	} {
-		t.Run(fmt.Sprintf("%s, %s in the %s", tt.company, tt.request, tt.side), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%s, %s in the %s", tt.pods, tt.request, tt.side), func(t *testing.T) {
 			t.Parallel()
 			for nth := 1; ; nth++ {
 				n := newNode(t)
-				if tt.company != "first pod" {
+				if tt.pods != "first pod" {
 					addNeighbour(t, n)
 				}
 				fault := &nltest.Fault{Type: tt.typ, Nth: nth, Errno: tt.errno, Text: "on purpose"}
@@ -493,7 +493,7 @@ func TestADDThatTheFirewallRefusesLeavesNothing(t *testing.T) {
 	n.mustRollBack(t, p, codeKernel, "pods4", unix.EINVAL.Error())
 }
 
-// The record is the point of no return: who deletes it meanwhile has the last word.
+// The record is the point of no return: a call that deletes it meanwhile has the last word.
 func TestADDThatIsOvertakenByADELLeavesNothing(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -25,7 +25,7 @@ func (c *call) status(ctx context.Context, conf *NetConf) error {
 		if err != nil {
 			return err
 		}
-		leases = &network.Lease{Unkept: dhcp.Unkept()}
+		leases = &network.Lease{KeeperOptional: dhcp.KeeperOptional()}
 	} else if _, err := c.allocatorOf(&s); err != nil {
 		return err
 	}

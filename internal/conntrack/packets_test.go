@@ -77,7 +77,7 @@ func newSite(tb testing.TB) *site {
 		nstest.Run(tb, ns, "ip", "route", "add", "default", "via", gateways[0])
 		nstest.Run(tb, ns, "ip", "route", "add", "default", "via", gateways[1])
 	}
-	nstest.Settle(tb, s.host, s.client, s.old, s.new)
+	nstest.WaitForAddresses(tb, s.host, s.client, s.old, s.new)
 	return s
 }
 

@@ -46,7 +46,7 @@ func newMasquerading(tb testing.TB) *masquerading {
 			nstest.Run(tb, do.ns, f[0], f[1:]...)
 		}
 	}
-	nstest.Settle(tb, m.host, m.pod, m.far)
+	nstest.WaitForAddresses(tb, m.host, m.pod, m.far)
 	for _, a := range []string{"198.51.100.1", "2001:db8:51::1"} {
 		if err := nstest.Ping(tb, m.pod, nstest.Addr(a)); err != nil {
 			tb.Fatal(err)

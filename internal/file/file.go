@@ -155,13 +155,13 @@ func ReplaceDurably(temp, path string, data []byte) error {
 	return pathError("sync", dir, unix.Fsync(fd))
 }
 
-func replace(temp string, flags int, path string, data []byte, settle func(fd int) error) error {
+func replace(temp string, flags int, path string, data []byte, adjust func(fd int) error) error {
 	fd, err := Create(temp, unix.O_WRONLY|flags)
 	if err != nil {
 		return err
 	}
 	if err = WriteAll(fd, temp, data); err == nil {
-		err = settle(fd)
+		err = adjust(fd)
 	}
 	// Some file systems say only at the close that there was no room.
 	err = errors.Join(err, pathError("close", temp, unix.Close(fd)))

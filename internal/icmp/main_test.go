@@ -20,6 +20,6 @@ func pair(t *testing.T) (a, b *netns.NS) {
 		nstest.Run(t, ns, "ip", "address", "add", "10.9.0."+host+"/24", "dev", "eth0")
 		nstest.Run(t, ns, "ip", "address", "add", "fd09::"+host+"/64", "dev", "eth0", "nodad")
 	}
-	nstest.Settle(t, a, b)
+	nstest.WaitForAddresses(t, a, b)
 	return a, b
 }

@@ -144,7 +144,7 @@ func TestListenerHearsWhoAsks(t *testing.T) {
 	for _, address := range []string{"10.9.0.3/24", "10.9.0.4/24", "fd09::3/64"} {
 		nstest.Run(t, a, "ip", append([]string{"address", "add", address, "dev", "eth0"}, nodad(address)...)...)
 	}
-	nstest.Settle(t, a)
+	nstest.WaitForAddresses(t, a)
 	ping := func(ns *netns.NS, from, to string) {
 		t.Helper()
 		if _, err := icmp.Ping(t.Context(), ns, nstest.Addr(to), icmp.Echo{From: nstest.Addr(from), Wait: patience}); err != nil {

@@ -93,7 +93,7 @@ func TestAClockThatIsSetDuringAVisitIsLookedAtAfterIt(t *testing.T) {
 					want = 2
 				}
 				if during == 0 || w.entered != want {
-					t.Errorf("%d signs of life during a visit, and %d visits, want %d", during, w.entered, want)
+					t.Errorf("%d heartbeats during a visit, and %d visits, want %d", during, w.entered, want)
 				}
 			})
 		})

@@ -60,7 +60,7 @@ type world struct {
 
 	changes chan change
 	atEnter func(*lease.Record) // if not nil: called when a pod was looked for, before the answer
-	atBeat  func(*loop)         // if not nil: called by the loop with each sign of life, before it looks at the clock
+	atBeat  func(*loop)         // if not nil: called by the loop with each heartbeat, before it looks at the clock
 
 	mu       sync.Mutex
 	pods     map[string]*fakePod // by record hash

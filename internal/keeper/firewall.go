@@ -28,19 +28,19 @@ import (
 const (
 	// A change is looked at when there was none for the first of these, and after the second
 	// at the latest.
-	settleFirewall = 200 * time.Millisecond
-	urgeFirewall   = 700 * time.Millisecond
+	pauseFirewall = 200 * time.Millisecond
+	urgeFirewall  = 700 * time.Millisecond
 
 	// The same if it was put right within the last minute. A reload of ufw runs a dozen programs
 	// one after the other, and each undoes what is repaired before it. That is not on purpose;
 	// pods need their rules when it is done.
-	settleAgain = 900 * time.Millisecond
-	urgeAgain   = 5 * time.Second
+	pauseAgain = 900 * time.Millisecond
+	urgeAgain  = 5 * time.Second
 
-	// settleOwn is the same for changes by programs that are called like ours: pods that
+	// pauseOwn is the same for changes by programs that are called like ours: pods that
 	// come and go change nothing that is looked at. The name can be forged, so they are
 	// looked at all the same.
-	settleOwn = 3 * time.Second
+	pauseOwn = 3 * time.Second
 
 	// lookAtFirewall is how often it is looked at without news: legacy tables and a table
 	// that falls asleep tell nothing.
@@ -188,15 +188,15 @@ func (f *firewall) news(g generation) {
 	if !g.lost && int32(g.id-f.known) <= 0 && f.known != 0 {
 		return // it was looked at since
 	}
-	due := now().Add(settleOwn)
+	due := now().Add(pauseOwn)
 	if g.lost || !g.isOurs() {
 		if f.first.IsZero() {
 			f.first = now()
 		}
 		f.by = g.by
-		settle, urge := settleFirewall, urgeFirewall
+		settle, urge := pauseFirewall, urgeFirewall
 		if n := len(f.undone); n > 0 && now().Sub(f.undone[n-1]) < contestedFor {
-			settle, urge = settleAgain, urgeAgain
+			settle, urge = pauseAgain, urgeAgain
 		}
 		due = earliest(now().Add(settle), f.first.Add(urge))
 	} else if !due.Before(f.due) {

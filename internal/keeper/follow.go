@@ -66,7 +66,7 @@ func (v *visit) follow() error {
 
 // attachment gives the record of the lease's attachment; nil where there is none to
 // care about: the keeper is used without the plugin, or the plugin with another
-// directory; its ADD is under way; or it is of an earlier life of the node.
+// directory; its ADD is under way; or it is of an earlier epoch.
 func (v *visit) attachment() (*state.Attachment, error) {
 	a, err := v.state.Load(v.r.Network, v.r.Hash())
 	switch {
@@ -106,7 +106,7 @@ func leased(a *state.Attachment, r *lease.Record) []state.Address {
 		own := state.Address{Prefix: r.Lease.Address, Gateway: r.Policy.Gateway}
 		for _, before := range a.Addresses {
 			if before.Prefix.Addr().Is4() {
-				own.Through, own.ThroughAtADD = before.Through, before.ThroughAtADD
+				own.HostGateway, own.HostGatewayAtADD = before.HostGateway, before.HostGatewayAtADD
 				break
 			}
 		}

@@ -329,7 +329,7 @@ func TestDnsmasqKnowsTheHostByItsMACAddress(t *testing.T) {
 }
 
 // udhcpc is somebody else's client, on the NIC: deaf as any.
-func TestAnotherClientIsDeafOnThePortToo(t *testing.T) {
+func TestAnotherClientHearsNothingOnThePortEither(t *testing.T) {
 	t.Parallel()
 	busybox, err := exec.LookPath("busybox")
 	if err != nil {

@@ -94,30 +94,30 @@ func New(cfg *Config) (*Keeper, error) {
 }
 
 // Run keeps the leases until ctx is done, and then ends without an error: every lease
-// stays as it is, for the next keeper. The error matches lease.ErrKept where there is
+// stays as it is, for the next keeper. The error matches lease.ErrOtherKeeper where there is
 // another keeper, and os.ErrNotExist when the directory was removed meanwhile.
 func (k *Keeper) Run(ctx context.Context) error {
 	if err := k.leases.Make(); err != nil {
 		return err
 	}
-	pulse, err := k.leases.Keep()
+	heartbeat, err := k.leases.Keep()
 	if err != nil {
 		return err
 	}
-	closer, err := pulse.Closer()
+	closer, err := heartbeat.Closer()
 	if err != nil {
-		return errors.Join(err, pulse.Close())
+		return errors.Join(err, heartbeat.Close())
 	}
 	// Before the records are listed, so that none falls in between.
 	w, err := watch(k.leases.Path())
 	if err != nil {
-		return errors.Join(err, closer.Close(), pulse.Close())
+		return errors.Join(err, closer.Close(), heartbeat.Close())
 	}
 	stop := k.besides(ctx)
-	err = k.newLoop(ctx).run(w.changes, pulse.Beat)
+	err = k.newLoop(ctx).run(w.changes, heartbeat.Beat)
 	stop()
-	// The pulse last: a process that sees no keeper may begin as one.
-	return errors.Join(err, w.close(), closer.Close(), pulse.Close())
+	// The heartbeat last: a process that sees no keeper may begin as one.
+	return errors.Join(err, w.close(), closer.Close(), heartbeat.Close())
 }
 
 // besides begins what goes on beside the leases, and gives the function that ends it.

@@ -121,7 +121,7 @@ func TestIdleLeasesCostNextToNothing(t *testing.T) {
 	var lans []*lan
 	var servers []*server
 	// A broadcast to more ports of one bridge overflows the kernel's queue of packets
-	// (net.core.netdev_max_backlog), whoever sends it.
+	// (net.core.netdev_max_backlog), from whatever sender.
 	for i := range (pods + 199) / 200 {
 		l := first
 		if i > 0 {

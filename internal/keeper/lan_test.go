@@ -98,13 +98,13 @@ func (l *lan) connect(i int) *testPod {
 	if err := conn.Execute(&b); err != nil {
 		l.Fatal(err)
 	}
-	conn.SettleCarrier("eth0")
+	conn.RefreshCarrier("eth0")
 	hostConn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: l.host})
 	if err != nil {
 		l.Fatal(err)
 	}
 	defer hostConn.Close()
-	hostConn.SettleCarrier(host)
+	hostConn.RefreshCarrier(host)
 	boot, err := lease.Boot()
 	if err != nil {
 		l.Fatal(err)

@@ -310,9 +310,9 @@ func TestAKeeperThatIsStoppedIsNoticed(t *testing.T) {
 	if err := cmd.Process.Signal(unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "it is noticed", func() bool { return errors.Is(l.dir.Kept(), lease.ErrSilent) })
+	until(t, "it is noticed", func() bool { return errors.Is(l.dir.CheckKeeper(), lease.ErrSilent) })
 	if err := cmd.Process.Signal(unix.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "it is alive again", func() bool { return l.dir.Kept() == nil })
+	until(t, "it is alive again", func() bool { return l.dir.CheckKeeper() == nil })
 }

@@ -74,7 +74,7 @@ func (l *loop) run(changes <-chan change, beat func() error) error {
 		case <-ctx.Done():
 		case <-timer.C:
 		case v := <-l.done:
-			l.settle(v)
+			l.finish(v)
 		case c, ok := <-changes:
 			if !ok {
 				err = fmt.Errorf("keep leases of %s: its directory is gone", k.leases.Path())
@@ -193,8 +193,8 @@ func (l *loop) dispatch() {
 	}
 }
 
-// settle takes a worker's word.
-func (l *loop) settle(v visited) {
+// finish takes a worker's word.
+func (l *loop) finish(v visited) {
 	l.running--
 	if v.slow {
 		l.slow--

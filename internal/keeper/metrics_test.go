@@ -141,7 +141,7 @@ func TestThereIsOneKeeperForADirectory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := k.Run(t.Context()); !errors.Is(err, lease.ErrKept) {
-		t.Errorf("Run: %v, want %v", err, lease.ErrKept)
+	if err := k.Run(t.Context()); !errors.Is(err, lease.ErrOtherKeeper) {
+		t.Errorf("Run: %v, want %v", err, lease.ErrOtherKeeper)
 	}
 }

@@ -65,11 +65,11 @@ func TestAMovedAddressKeepsItsWayOut(t *testing.T) {
 	t.Parallel()
 	host, before := netip.MustParseAddr("10.0.0.6"), netip.MustParseAddr("10.0.0.5")
 	a := &state.Attachment{Addresses: []state.Address{
-		{Prefix: netip.MustParsePrefix("10.0.0.9/24"), Through: host, ThroughAtADD: before}, {Prefix: netip.MustParsePrefix("fd00::9/64")},
+		{Prefix: netip.MustParsePrefix("10.0.0.9/24"), HostGateway: host, HostGatewayAtADD: before}, {Prefix: netip.MustParsePrefix("fd00::9/64")},
 	}}
 	r := &lease.Record{State: lease.Bound, Lease: &dhcpc.Lease{Address: netip.MustParsePrefix("10.0.0.10/24")}}
 	got := leased(a, r)
-	want := state.Address{Prefix: r.Lease.Address, Through: host, ThroughAtADD: before}
+	want := state.Address{Prefix: r.Lease.Address, HostGateway: host, HostGatewayAtADD: before}
 	if len(got) != 2 || got[0] != want {
 		t.Errorf("the addresses are %+v, want %+v first", got, want)
 	}

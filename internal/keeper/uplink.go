@@ -27,9 +27,9 @@ const (
 	// lookAtUplinks is how often a takeover is looked at of which nothing was heard.
 	lookAtUplinks = time.Minute
 
-	// settleUplinks is how long after the first news an uplink is looked at: programs that
+	// pauseUplinks is how long after the first news an uplink is looked at: programs that
 	// rewrite it do so in several steps, and so does a repair.
-	settleUplinks = 200 * time.Millisecond
+	pauseUplinks = 200 * time.Millisecond
 
 	// While another works on an uplink, its lock is tried for after the first of these,
 	// doubled up to the second: the end of the other process is not announced.
@@ -87,7 +87,7 @@ type takeovers interface {
 // keepUplinks looks after uplinks until ctx is done.
 func (k *Keeper) keepUplinks(ctx context.Context) {
 	u := k.newUplinks(ctx, kernelUplinks{k}, func() (*feed, error) { return newFeed(&nl.Config{NetNS: k.host}) })
-	defer u.deafen()
+	defer u.closeFeed()
 	for ctx.Err() == nil {
 		if err := u.keepWatching(); err != nil {
 			u.trouble("cannot hear of uplinks: looking again later", "err", err)
@@ -141,7 +141,7 @@ func (u *uplinks) loop(changes <-chan change) {
 			}
 		case news, ok := <-u.feed.news():
 			if !ok {
-				u.deafen()
+				u.closeFeed()
 				u.lookAtAll(firstBusy) // not at once, in case that it ends again
 				break
 			}
@@ -150,7 +150,7 @@ func (u *uplinks) loop(changes <-chan change) {
 			for _, t := range u.all {
 				t.putBack = true
 			}
-			u.lookAtAll(settleUplinks)
+			u.lookAtAll(pauseUplinks)
 		}
 	}
 }
@@ -217,13 +217,13 @@ func (u *uplinks) visitDue() {
 		}
 	}
 	if len(u.all) == 0 {
-		u.deafen()
+		u.closeFeed()
 	}
 	u.counted()
 }
 
-// deafen ends the feed.
-func (u *uplinks) deafen() {
+// closeFeed ends the feed.
+func (u *uplinks) closeFeed() {
 	if u.feed != nil {
 		u.feed.close()
 	}
@@ -258,9 +258,9 @@ func (u *uplinks) heard(list []news) {
 			case !n.lost && !t.isAbout(n):
 			case t.appears(n):
 				// A NIC that is plugged in again is worth a try at once.
-				t.failures, t.due = 0, now().Add(settleUplinks)
-			case t.failures == 0 && !t.patience.waits(now()) && t.due.After(now().Add(settleUplinks)):
-				t.due = now().Add(settleUplinks)
+				t.failures, t.due = 0, now().Add(pauseUplinks)
+			case t.failures == 0 && !t.patience.waits(now()) && t.due.After(now().Add(pauseUplinks)):
+				t.due = now().Add(pauseUplinks)
 			}
 		}
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
-const settled = settleUplinks + time.Millisecond
+const settled = pauseUplinks + time.Millisecond
 
 func TestAnUplinkThatIsWellIsLookedAtOnceInAWhile(t *testing.T) {
 	inSite(t, func(t *testing.T, s *site) {
@@ -106,7 +106,7 @@ func TestAStreamOfNewsDoesNotPutALookOff(t *testing.T) {
 		s.did()
 		for range 100 {
 			s.announce(address(3))
-			s.later(settleUplinks / 10)
+			s.later(pauseUplinks / 10)
 		}
 		if n := len(s.did()); n < 5 || n > 10 {
 			t.Errorf("%d looks in two seconds of news", n)
@@ -378,8 +378,8 @@ func TestWithoutAFeedTheLooksRemain(t *testing.T) {
 
 func TestARecordThatIsOfNoUseIsDealtWith(t *testing.T) {
 	const (
-		life   = `{"version":1,"boot":"00000000-1111-2222-3333-444444444444","id":"1"}` + "\n"
-		newest = `{"version":9,"boot":"b","id":"1"}` + "\n{}"
+		earlier = `{"version":1,"boot":"00000000-1111-2222-3333-444444444444","id":"1"}` + "\n"
+		newest  = `{"version":9,"boot":"b","id":"1"}` + "\n{}"
 	)
 	for what, tt := range map[string]struct {
 		content string
@@ -387,10 +387,10 @@ func TestARecordThatIsOfNoUseIsDealtWith(t *testing.T) {
 		logged  string
 		did     []string
 	}{
-		"damaged":            {"{", ".damaged", "set aside", nil},
-		"empty":              {"", ".damaged", "set aside", nil},
-		"of an earlier life": {life + "{}", "", "earlier life", []string{"disown"}},
-		"of a newer version": {newest, ".json", "newer version", nil},
+		"damaged":             {"{", ".damaged", "set aside", nil},
+		"empty":               {"", ".damaged", "set aside", nil},
+		"of an earlier epoch": {earlier + "{}", "", "earlier epoch", []string{"disown"}},
+		"of a newer version":  {newest, ".json", "newer version", nil},
 	} {
 		t.Run(what, func(t *testing.T) {
 			inSite(t, func(t *testing.T, s *site) {
@@ -494,7 +494,7 @@ func TestTheDirectoryOfUplinksIsWatchedUntilItsEnd(t *testing.T) {
 	s := &site{t: t, dir: dir, nic: fmt.Sprintf("n%08x", rand.Uint32()), fails: map[string]error{}}
 	u := k.newUplinks(t.Context(), s, s.listen)
 	ended := make(chan error)
-	go func() { defer u.deafen(); ended <- u.keepWatching() }()
+	go func() { defer u.closeFeed(); ended <- u.keepWatching() }()
 	until(t, "its directory is made", func() bool { _, err := os.Stat(dir.UplinksPath()); return err == nil })
 	// Once it is adopted nobody takes its lock any more, which would make the directory.
 	until(t, "an uplink is heard of", func() bool { s.save(uplink.Taken); return slices.Contains(s.did(), "adopt") })

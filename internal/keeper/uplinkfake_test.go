@@ -138,7 +138,7 @@ func (s *site) start() {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		defer u.deafen()
+		defer u.closeFeed()
 		u.rescan()
 		u.loop(s.changes)
 	}()

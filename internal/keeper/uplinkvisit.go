@@ -180,7 +180,7 @@ func (u *uplinks) mend(t *taken) {
 		return
 	}
 	if len(diffs) == 0 {
-		t.due = now().Add(settleUplinks)
+		t.due = now().Add(pauseUplinks)
 		return
 	}
 	who := []any{"nic", rec.NIC, "bridge", rec.Bridge}
@@ -192,7 +192,7 @@ func (u *uplinks) mend(t *taken) {
 	}
 	t.failures, t.adopted = 0, false
 	// To see that it is well, and for how long.
-	t.due = now().Add(settleUplinks)
+	t.due = now().Add(pauseUplinks)
 	if changed {
 		t.putBack = true
 		u.metrics.count(&u.metrics.uplinkMends)
@@ -213,7 +213,7 @@ func texts(diffs []tombolo.Difference) []string {
 	return list
 }
 
-// drop forgets the takeover of an earlier life of the node: the NIC was set up anew since.
+// drop forgets the takeover of an earlier epoch: the NIC was set up anew since.
 func (u *uplinks) drop(t *taken) {
 	file := u.state.Uplink(t.nic)
 	if _, err := file.Load(); !errors.Is(err, state.ErrStale) {
@@ -224,7 +224,7 @@ func (u *uplinks) drop(t *taken) {
 		u.later(t, "cannot drop the record of an uplink", err)
 		return
 	}
-	u.log.Info("uplink of an earlier life of the node forgotten", "nic", t.nic)
+	u.log.Info("uplink of an earlier epoch forgotten", "nic", t.nic)
 	t.due = time.Time{}
 }
 

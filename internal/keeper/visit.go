@@ -183,18 +183,18 @@ func (v *visit) keep() outcome {
 	case errors.Is(err, errGone):
 		return v.releaseGone("its pod is gone")
 	case err != nil:
-		return v.unkept("cannot enter the pod", err)
+		return v.notRenewed("cannot enter the pod", err)
 	}
 	v.m.look = t.Add(lookEvery) // unless something is set
 	if err = errors.Join(v.work(pod), pod.close()); err != nil {
-		return v.unkept("cannot keep lease", err)
+		return v.notRenewed("cannot keep lease", err)
 	}
 	v.m.failures = 0
 	return v.idle()
 }
 
-// unkept is the outcome of a visit that did not do what was due.
-func (v *visit) unkept(what string, err error) outcome {
+// notRenewed is the outcome of a visit that did not do what was due.
+func (v *visit) notRenewed(what string, err error) outcome {
 	if !errors.Is(err, errDeleted) {
 		err = errors.Join(err, v.endUnseen(err))
 	}

@@ -98,7 +98,7 @@ func TestARememberedLeaseWithoutAnEndStays(t *testing.T) {
 }
 
 // Its lease is the later ADD's.
-func TestAPodThatComesAgainMeanwhileIsNotBuried(t *testing.T) {
+func TestAPodThatComesAgainMeanwhileKeepsItsLease(t *testing.T) {
 	in(t, func(t *testing.T, w *world) {
 		r := w.record(1)
 		w.add(r)

@@ -229,7 +229,7 @@ func HostTrouble(dir *Dir) ([]Trouble, error) {
 	if err != nil || len(records) == 0 {
 		return nil, err
 	}
-	kept := dir.Kept()
+	kept := dir.CheckKeeper()
 	var list []Trouble
 	for _, r := range records {
 		if why := r.trouble(time.Now(), kept); why != "" {
@@ -240,7 +240,7 @@ func HostTrouble(dir *Dir) ([]Trouble, error) {
 }
 
 // trouble says what is wrong with the host's own lease, if anything is; kept is what
-// Dir.Kept says.
+// Dir.CheckKeeper says.
 func (r *Record) trouble(now time.Time, kept error) string {
 	switch {
 	case kept != nil:

@@ -36,7 +36,7 @@ type taken struct {
 // the keeper did not take the descriptors is none.
 func (d *Dir) HandOver(fds ...int) error {
 	// A stopped keeper would keep them, and the pod's namespace with them.
-	if len(fds) > 0 && d.Kept() == nil {
+	if len(fds) > 0 && d.CheckKeeper() == nil {
 		_ = d.send(fds)
 	}
 	var errs []error
@@ -82,7 +82,7 @@ type Closer struct {
 
 // Closer starts to take what HandOver sends. Only the keeper may call it: a socket that
 // an earlier keeper left is removed.
-func (p *Pulse) Closer() (*Closer, error) {
+func (p *Heartbeat) Closer() (*Closer, error) {
 	path := p.dir.path + "/" + keeperSocket
 	if err := file.Remove(path); err != nil {
 		return nil, fmt.Errorf("take sockets to close: %w", err)

@@ -30,7 +30,7 @@ func Retry(ctx context.Context, try func() error) error {
 			return err
 		}
 		if i >= 8 {
-			// Out of step with whoever else tries.
+			// Out of step with other processes that try.
 			time.Sleep(rand.N(time.Millisecond))
 		}
 	}

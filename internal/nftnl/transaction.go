@@ -21,7 +21,7 @@ type Transaction struct {
 }
 
 // Begin starts a transaction. One with a generation is refused (ERESTART) if
-// anything of this namespace's nf_tables has changed since: see Settle.
+// anything of this namespace's nf_tables has changed since: see SeenGeneration.
 func Begin(generation *uint32) *Transaction {
 	t := &Transaction{}
 	if generation != nil {
@@ -100,8 +100,8 @@ func List(c *nl.Conn, op string, family uint8, msg uint16, each func([]byte) err
 	return c.List(op, m, err, body(each))
 }
 
-// Generation reads the number that every transaction in this namespace counts up,
-// whoever's it is.
+// Generation reads the number that every transaction in this namespace counts up, ours
+// or another program's.
 func Generation(c *nl.Conn) (uint32, error) {
 	var b nl.Batch
 	var generation uint32
@@ -127,10 +127,10 @@ func decodeGeneration(b []byte) (uint32, error) {
 	return generation, err
 }
 
-// Settle gives the generation that whatever is read next belongs to, or to a later
+// SeenGeneration gives the generation that whatever is read next belongs to, or to a later
 // one. Kernels (6.1 does) count up a moment before the changes can be seen, so that
 // a new number could go with an old view.
-func Settle(c *nl.Conn) (uint32, error) {
+func SeenGeneration(c *nl.Conn) (uint32, error) {
 	generation, err := Generation(c)
 	if err == nil {
 		err = Unchanged(c, generation)

@@ -15,7 +15,7 @@ import (
 // device is a Transport that knows the old requests of a network interface
 // (netdevice(7)) as well: a socket. A fake need not.
 type device interface {
-	settleCarrier(link string)
+	refreshCarrier(link string)
 	linkIndex(name string) (int, error)
 	within(fn func() error) error
 }
@@ -77,25 +77,25 @@ func (s *socket) within(fn func() error) error {
 
 const siocGSKNS = 0x894c // SIOCGSKNS, include/uapi/linux/sockios.h (Linux 4.9); needs CAP_NET_ADMIN
 
-// SettleCarrier has the kernel take notice at once of a carrier that a link has
+// RefreshCarrier has the kernel take notice at once of a carrier that a link has
 // just got. A link that was set up before it had one sends nothing until then, and
 // the kernel's worker that sees to it (linkwatch) may be late by milliseconds: an
 // ARP request that is lost meanwhile is sent again a second later.
 //
 // It asks for the link's state by the oldest way there is (ETHTOOL_GLINK), which
 // runs the worker's part for this link before it answers. On kernels before 6.8 it does
-// not, and nothing else does: there SettleCarrier waits for the worker, for as long as
+// not, and nothing else does: there RefreshCarrier waits for the worker, for as long as
 // carrierPatience. What the link's state is, is of no use here, and neither is an error.
-func (c *Conn) SettleCarrier(link string) {
+func (c *Conn) RefreshCarrier(link string) {
 	if d, ok := c.t.(device); ok {
-		d.settleCarrier(link)
+		d.refreshCarrier(link)
 	}
 }
 
 // carrierPatience is many times what the worker needs on a machine that is not overloaded.
 const carrierPatience = 100 * time.Millisecond
 
-func (s *socket) settleCarrier(link string) {
+func (s *socket) refreshCarrier(link string) {
 	if !s.hasCarrier(link) {
 		return
 	}

@@ -46,8 +46,8 @@ func PutAddr(ae *netlink.AttributeEncoder, typ uint16, a netip.Addr) {
 	})
 }
 
-// PutKept writes attributes of Keep.
-func PutKept(ae *netlink.AttributeEncoder, list []netlink.Attribute) {
+// PutOther writes attributes of Keep.
+func PutOther(ae *netlink.AttributeEncoder, list []netlink.Attribute) {
 	for _, a := range list {
 		ae.Bytes(a.Type, a.Data)
 	}

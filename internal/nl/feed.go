@@ -12,7 +12,7 @@ import (
 	"github.com/tombolo-cni/tombolo"
 )
 
-// Feed is a Watch for who waits for hours: it waits in the runtime's poller, without a
+// Feed is a Watch for a program that waits for hours: it waits in the runtime's poller, without a
 // thread, and nothing wakes it but an announcement.
 type Feed struct {
 	file *os.File

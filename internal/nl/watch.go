@@ -124,7 +124,7 @@ func (w *Watch) Queued() ([]netlink.Message, error) {
 //
 // The kernel says once that it lost something, ahead of what is still queued, and goes
 // on losing, in silence, until that has been read. So the caller is told where the queue
-// ends: who looks for itself any earlier may miss what is lost after that.
+// ends: a caller that looks for itself any earlier may miss what is lost after that.
 type queue struct {
 	buf  []byte
 	lost bool // something was, and the caller has not been told

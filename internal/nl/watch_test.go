@@ -89,8 +89,8 @@ func TestWatchEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// Once something is lost the kernel goes on losing until the queue has been read. Who
-// looks for itself when it is told must not have to look again.
+// Once something is lost the kernel goes on losing until the queue has been read. A
+// caller that looks for itself when it is told must not have to look again.
 func TestLossIsToldOnceNothingMoreCanBeLost(t *testing.T) {
 	t.Parallel()
 	nstest.RequireInitialUserNS(t)

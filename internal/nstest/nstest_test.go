@@ -28,7 +28,7 @@ func pair(t *testing.T) (a, b *netns.NS) {
 		nstest.Run(t, ns, "ip", "address", "add", "10.9.0."+host+"/24", "dev", "eth0")
 		nstest.Run(t, ns, "ip", "address", "add", "fd09::"+host+"/64", "dev", "eth0", "nodad")
 	}
-	nstest.Settle(t, a, b)
+	nstest.WaitForAddresses(t, a, b)
 	return a, b
 }
 
@@ -94,7 +94,7 @@ func TestSettledAddressesHaveTheirLocalRoutes(t *testing.T) {
 	t.Parallel()
 	ns := nstest.New(t)
 	nstest.Veth(t, ns, "eth0", ns, "eth1")
-	nstest.Settle(t, ns) // with no address at all
+	nstest.WaitForAddresses(t, ns) // with no address at all
 	var want []string
 	for _, link := range []string{"eth0", "eth1"} {
 		for i := range 20 {
@@ -103,7 +103,7 @@ func TestSettledAddressesHaveTheirLocalRoutes(t *testing.T) {
 			want = append(want, "local "+netip.MustParseAddr(address).String()+" dev "+link+" ")
 		}
 	}
-	nstest.Settle(t, ns)
+	nstest.WaitForAddresses(t, ns)
 	routes := nstest.Run(t, ns, "ip", "-6", "route", "show", "table", "local")
 	for _, w := range want {
 		if !strings.Contains(routes, w) {

@@ -60,7 +60,7 @@ func NewSite(tb testing.TB) *Site {
 		ip addr add 10.22.0.6/16 dev eth0
 		ip addr add 203.0.113.6/32 dev eth0
 		ip route add default via 10.22.0.1`)
-	Settle(tb, s.Host, s.Outside, s.Pod)
+	WaitForAddresses(tb, s.Host, s.Outside, s.Pod)
 	return s
 }
 

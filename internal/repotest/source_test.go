@@ -19,7 +19,7 @@ func checkGlobals(fset *token.FileSet, files []*ast.File) []string {
 			switch d := decl.(type) {
 			case *ast.FuncDecl:
 				if d.Recv == nil && d.Name.Name == "init" {
-					found = append(found, fmt.Sprintf("%s: func init: what it does happens to whoever imports the package", position(fset, d)))
+					found = append(found, fmt.Sprintf("%s: func init: what it does happens to every program that imports the package", position(fset, d)))
 				}
 			case *ast.GenDecl:
 				if d.Tok != token.VAR {
@@ -110,7 +110,7 @@ func (T) init() {}
 		"made-up.go:9: var table: state belongs to a value, and a table into a function",
 		"made-up.go:10: var ErrMutable: state belongs to a value, and a table into a function",
 		"made-up.go:12: var b: state belongs to a value, and a table into a function",
-		"made-up.go:15: func init: what it does happens to whoever imports the package",
+		"made-up.go:15: func init: what it does happens to every program that imports the package",
 	}, checkGlobals(fset, files))
 }
 

@@ -33,7 +33,7 @@ const (
 // rebuilt bridge.
 type Attachment struct {
 	State State  `json:"state"`
-	Epoch string `json:"epoch,omitempty"` // Epoch.Token of the life it was made in
+	Epoch string `json:"epoch,omitempty"` // Epoch.Token of the epoch it was made in
 
 	Network     string `json:"network"`
 	ContainerID string `json:"containerID"`
@@ -81,19 +81,19 @@ type Address struct {
 	Prefix  netip.Prefix `json:"prefix"`
 	Gateway netip.Addr   `json:"gateway,omitzero"` // invalid for none
 
-	// Through is the host's address that the pod's default route leads to, where a pod
-	// of a LAN goes out through the host; else it is invalid. ThroughAtADD is what that
+	// HostGateway is the host's address that the pod's default route leads to, where a pod
+	// of a LAN goes out through the host; else it is invalid. HostGatewayAtADD is what that
 	// was when it was added, and in the result, if it was another.
-	Through      netip.Addr `json:"through,omitzero"`
-	ThroughAtADD netip.Addr `json:"throughAtADD,omitzero"`
+	HostGateway      netip.Addr `json:"through,omitzero"`
+	HostGatewayAtADD netip.Addr `json:"throughAtADD,omitzero"`
 }
 
-// GoThrough notes that the pod's default route leads to another address of the host.
-func (a *Address) GoThrough(own netip.Addr) {
-	if a.Through.IsValid() && own != a.Through && !a.ThroughAtADD.IsValid() {
-		a.ThroughAtADD = a.Through
+// SetHostGateway notes that the pod's default route leads to another address of the host.
+func (a *Address) SetHostGateway(own netip.Addr) {
+	if a.HostGateway.IsValid() && own != a.HostGateway && !a.HostGatewayAtADD.IsValid() {
+		a.HostGatewayAtADD = a.HostGateway
 	}
-	a.Through = own
+	a.HostGateway = own
 }
 
 // Published is a port of the host that leads to the pod.
@@ -161,8 +161,8 @@ func (a *Attachment) fields(c *codec) {
 func (a *Address) fields(c *codec) {
 	c.prefix("prefix", &a.Prefix)
 	c.addr("gateway", &a.Gateway)
-	c.addr("through", &a.Through)
-	c.addr("throughAtADD", &a.ThroughAtADD)
+	c.addr("through", &a.HostGateway)
+	c.addr("throughAtADD", &a.HostGatewayAtADD)
 }
 
 func (p *Published) fields(c *codec) {
@@ -277,7 +277,7 @@ func (d *Dir) Update(a *Attachment) error {
 	return errors.Join(d.UpdateLocked(a), lock.Close())
 }
 
-// UpdateLocked is Update for who has the record's lock. It is of the record of before:
+// UpdateLocked is Update for a caller that has the record's lock. It is of the record of before:
 // from then on, it keeps nobody from the new one.
 func (d *Dir) UpdateLocked(a *Attachment) error {
 	path, err := d.attachmentPath(a.Network, a.Hash())

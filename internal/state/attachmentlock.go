@@ -18,7 +18,7 @@ var ErrBusy = errors.New("another call is at work on it")
 
 // An AttachmentLock is the lock of an attachment's record, which is flock(2) on its file,
 // until Close or the end of the process. An ADD has it from [Dir.Create] until it is done,
-// and who undoes an attachment as long as that takes. So a record that says Adding and can
+// and a call that undoes an attachment as long as that takes. So a record that says Adding and can
 // be locked is that of an ADD that was killed.
 //
 // It comes before all other locks, and is never waited for.

@@ -46,7 +46,7 @@ func (d *Dir) lockPath() string        { return d.path + "/lock" }
 func (d *Dir) networksPath() string    { return d.path + "/networks" }
 func (d *Dir) attachmentsPath() string { return d.path + "/attachments" }
 
-// UplinksPath is the directory of the uplinks' files, for who watches it.
+// UplinksPath is the directory of the uplinks' files, for a program that watches it.
 func (d *Dir) UplinksPath() string { return d.path + "/uplinks" }
 
 // networkPath is the file of a network's record.

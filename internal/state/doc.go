@@ -1,15 +1,15 @@
 // Package state keeps what Tombolo has to remember on a node: which
-// attachments there are, what each network was built from, and which life of
+// attachments there are, what each network was built from, and which epoch of
 // the node all of it belongs to. The kernel stays the truth; these files say
 // what we meant.
 //
 // # The directory
 //
-//	epoch                              the life that the state belongs to
+//	epoch                              the epoch that the state belongs to
 //	networks/<network>.json            one network
 //	attachments/<network>/<hash>.json  one attachment; <hash> is [ident.Hash]
 //	uplinks/<nic>.json                 one NIC that was taken over, or is being
-//	uplinks/<nic>.lock                 locked by who works on that NIC
+//	uplinks/<nic>.lock                 locked by the call that works on that NIC
 //	lock                               locked by everybody, never replaced
 //	.tmp-*                             being written, or left by a crash
 //

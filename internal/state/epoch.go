@@ -10,8 +10,8 @@ import (
 // epochVersion is the version of the epoch's file that we write.
 const epochVersion = 1
 
-// ErrStale says that the state belongs to a life of the node that is over.
-var ErrStale = errors.New("of an earlier life of the node")
+// ErrStale says that the state belongs to an epoch that is over.
+var ErrStale = errors.New("of an earlier epoch")
 
 // An Epoch is one life of the node, which ends when its pods are gone for good:
 // at a reboot, or where the node is a container itself (kind, k3s in Docker), when
@@ -21,7 +21,7 @@ type Epoch struct {
 	Boot string `json:"boot"` // the kernel's boot id
 	ID   string `json:"id"`   // random, so that no two epochs are taken for one
 
-	// Started is when the life began: when pid 1 started, by the clock as it
+	// Started is when it began: when pid 1 started, by the clock as it
 	// was when the epoch was made. A clock that jumps later makes it wrong, so
 	// compare tokens where that is possible.
 	Started time.Time `json:"started,omitzero"`
@@ -56,7 +56,7 @@ func (d *Dir) Epoch() (Epoch, error) { return d.epochOf(d.sources.netns) }
 func (d *Dir) epochOf(netns func() (uint64, error)) (Epoch, error) {
 	e, err := d.loadEpoch()
 	if err == nil {
-		err = d.checkLife(d.epochPath(), e, netns)
+		err = d.checkEpoch(d.epochPath(), e, netns)
 	}
 	if err != nil {
 		return e, fmt.Errorf("read epoch: %w", err)
@@ -88,11 +88,11 @@ func decodeEpoch(data []byte) (Epoch, error) {
 	return e, nil
 }
 
-// checkLife fails with ErrStale if e, which stands in a file, is over. That pid 1 is younger than the
+// checkEpoch fails with ErrStale if e, which stands in a file, is over. That pid 1 is younger than the
 // epoch is not enough: so it is for a caller in a pod with a PID namespace of its
 // own. A node that restarted has another network namespace besides. (The one
 // exception, a nested node on its machine's own network, is left to GC.)
-func (d *Dir) checkLife(path string, e Epoch, netns func() (uint64, error)) error {
+func (d *Dir) checkEpoch(path string, e Epoch, netns func() (uint64, error)) error {
 	boot, err := d.sources.bootID()
 	if err != nil {
 		return err
@@ -113,7 +113,7 @@ func (d *Dir) checkLife(path string, e Epoch, netns func() (uint64, error)) erro
 		path, ErrStale, e.Made, e.NetNS, start, cookie)
 }
 
-// newEpoch describes the life that we are in. The start of pid 1 is never before
+// newEpoch describes the epoch that we are in. The start of pid 1 is never before
 // the boot, so it is the later of the two.
 func (d *Dir) newEpoch() (Epoch, error) {
 	boot, err := d.sources.bootID()

@@ -14,11 +14,11 @@ import (
 
 // enter enters and leaves, and tells the epoch and what the callback was told, if it
 // was called.
-func enter(t testing.TB, d *Dir) (Epoch, *NewLife) {
+func enter(t testing.TB, d *Dir) (Epoch, *EpochStart) {
 	t.Helper()
-	var told *NewLife
-	l, epoch, err := d.Enter(t.Context(), func(life NewLife) error {
-		told = &life
+	var told *EpochStart
+	l, epoch, err := d.Enter(t.Context(), func(start EpochStart) error {
+		told = &start
 		return nil
 	})
 	if err != nil {
@@ -77,7 +77,7 @@ func TestEpochLastsAsLongAsTheNodeLives(t *testing.T) {
 				return
 			}
 			if second.Token() == first.Token() || told == nil || told.Previous == nil || *told.Previous != first {
-				t.Errorf("a life later: %+v after %+v, told %+v", second, first, told)
+				t.Errorf("an epoch later: %+v after %+v, told %+v", second, first, told)
 			}
 			if read, err := d.Epoch(); read != second || err != nil {
 				t.Errorf("Epoch = %+v, %v, want %+v", read, err, second)

@@ -21,7 +21,7 @@ func Example() {
 		fmt.Println(err)
 	}
 	// Output:
-	// the first of its life
+	// the first of its epoch
 	// build cbr0
 	// ready
 }
@@ -31,8 +31,8 @@ func add(ctx context.Context, path string) error {
 	if err != nil {
 		return err
 	}
-	lock, epoch, err := dir.Enter(ctx, func(life state.NewLife) error {
-		fmt.Println("the first of its life")
+	lock, epoch, err := dir.Enter(ctx, func(start state.EpochStart) error {
+		fmt.Println("the first of its epoch")
 		return nil
 	})
 	if err != nil {

@@ -124,7 +124,7 @@ func helpEnter(args []string) error {
 		return err
 	}
 	sign("ready")
-	l, epoch, err := d.Enter(context.Background(), func(NewLife) error {
+	l, epoch, err := d.Enter(context.Background(), func(EpochStart) error {
 		if len(args) > 2 {
 			fmt.Println("beginning")
 			return unix.Pause()

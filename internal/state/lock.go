@@ -51,8 +51,8 @@ func (m Mode) String() string {
 //
 //   - flock(2) on the file `lock`, shared or exclusive;
 //   - the gate, a write lock on that file's first byte (F_OFD_SETLK): an exclusive
-//     holder has it from before it waits until it is done, and who wants the shared
-//     lock waits for it first. The kernel grants a shared flock past a waiting
+//     holder has it from before it waits until it is done, and a call that wants the
+//     shared lock waits for it first. The kernel grants a shared flock past a waiting
 //     exclusive one, so without the gate a stream of ADDs would starve a GC.
 //
 // Nothing but these two files can keep it from being had, and they are root's. Callers that
@@ -125,7 +125,7 @@ func (l *Lock) Close() error {
 	switch {
 	case l.fd < 0:
 	case l.mode == Shared:
-		// Every ADD comes this way, and who finds it held for a moment longer waits for it.
+		// Every ADD comes this way, and a call that finds it held for a moment longer waits for it.
 		err = unix.Close(l.fd)
 	default:
 		err = closeFile(l.fd)
@@ -223,7 +223,7 @@ func (l *Lock) takeShared(ctx context.Context) error {
 	}
 	if !taken {
 		err = l.wait(ctx, Shared, func(fd int) error {
-			// Two who pass the gate at once must not stop each other, so it
+			// Two calls that pass the gate at once must not stop each other, so it
 			// is a read lock, and kept no longer than the file takes.
 			if err := setGate(fd, unix.F_OFD_SETLKW, unix.F_RDLCK); err != nil {
 				return err

@@ -39,7 +39,7 @@ func TestAKilledWaiterFreesTheGate(t *testing.T) {
 	lock(t, again(d), Shared)
 }
 
-// Up to now, who built something bound a socket in the network namespace too, and waited
+// An earlier version bound a socket in the network namespace to build something, and waited
 // for a process of root's that had it: as any container on the host's network is, with no
 // capability at all.
 func TestAListenerOfRootsWithoutCapabilitiesKeepsNoLockFromBeingHad(t *testing.T) {
@@ -51,7 +51,7 @@ func TestAListenerOfRootsWithoutCapabilitiesKeepsNoLockFromBeingHad(t *testing.T
 		listener.expect("listening")
 		for _, name := range names {
 			if !isHeldByRoot(t, name) {
-				t.Fatalf("%s: the attack does not work on who binds it", name)
+				t.Fatalf("%s: the attack does not work where the socket is bound", name)
 			}
 		}
 		d := newDir(t)

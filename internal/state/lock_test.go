@@ -166,7 +166,7 @@ func TestDowngradeLetsSharedHoldersInAndNoOther(t *testing.T) {
 	}
 }
 
-// Somebody who uses flock(1) and knows of no gate.
+// Another program uses flock(1) and knows of no gate.
 func TestDowngradeFailsIfAStrangerTakesTheFile(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)
@@ -189,7 +189,7 @@ func TestDowngradeFailsIfAStrangerTakesTheFile(t *testing.T) {
 	}
 }
 
-// waiters counts who waits in flock(2) for a lock file, as /proc/locks shows it: by
+// waiters counts the processes that wait in flock(2) for a lock file, as /proc/locks shows it: by
 // inode, and with "->" before the kind. A read of it is not atomic and may miss a
 // line while others come and go, so wait for a number, and do not test for it.
 func waiters(t testing.TB, d *Dir, kind string) int {

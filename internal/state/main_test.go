@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// A node is a made-up node, whose lives a test begins and ends.
+// A node is a made-up node, whose epochs a test begins and ends.
 type node struct {
 	t      testing.TB
 	dir    string // of its /proc

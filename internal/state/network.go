@@ -24,7 +24,7 @@ var ErrInUse = errors.New("in use")
 // configuration in it, and its objects in the kernel, has nothing to build.
 type Network struct {
 	Name       string `json:"name"`
-	Epoch      string `json:"epoch,omitempty"`      // Epoch.Token of the life it was built in
+	Epoch      string `json:"epoch,omitempty"`      // Epoch.Token of the epoch it was built in
 	ConfigHash string `json:"configHash,omitempty"` // of what the caller built from; opaque here
 
 	Bridge   string         `json:"bridge,omitempty"`
@@ -48,13 +48,13 @@ type Network struct {
 	// SLAAC says that pods form IPv6 addresses by router advertisements.
 	SLAAC bool `json:"slaac,omitempty"`
 
-	// LoopbackKept says that the bridge has got a filter that keeps others from the host's
-	// 127.0.0.1 without nf_tables, and LoopbackUnkept that it is to do without: the kernel has
+	// LoopbackFiltered says that the bridge has got a filter that keeps others from the host's
+	// 127.0.0.1 without nf_tables, and LoopbackUnfiltered that it is to do without: the kernel has
 	// none, or an earlier version made none.
-	LoopbackKept   bool `json:"loopbackKept,omitempty"`
-	LoopbackUnkept bool `json:"loopbackUnkept,omitempty"`
+	LoopbackFiltered   bool `json:"loopbackKept,omitempty"`
+	LoopbackUnfiltered bool `json:"loopbackUnkept,omitempty"`
 
-	// Held says for each gateway who needs it.
+	// Held says for each gateway which networks need it.
 	Held []Held `json:"held,omitempty"`
 }
 
@@ -88,8 +88,8 @@ func (n *Network) fields(c *codec) {
 	c.string("uplink", &n.Uplink)
 	c.string("defaultRoute", &n.DefaultRoute)
 	c.bool("slaac", &n.SLAAC)
-	c.bool("loopbackKept", &n.LoopbackKept)
-	c.bool("loopbackUnkept", &n.LoopbackUnkept)
+	c.bool("loopbackKept", &n.LoopbackFiltered)
+	c.bool("loopbackUnkept", &n.LoopbackUnfiltered)
 	objects(c, "held", &n.Held, (*Held).fields)
 }
 

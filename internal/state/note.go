@@ -11,9 +11,9 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/file"
 )
 
-// A note is a line that whoever has the lock leaves to those who come later, in the lock's
+// A note is a line that a holder of the lock leaves to later ones, in the lock's
 // own file, which is open already: reading and writing it take one system call each. It
-// holds what is dear to find out of a network namespace, and no harm to lose. Holders of
+// holds what is expensive to find out about a network namespace, and no harm to lose. Holders of
 // the shared lock write at the same time; a sum keeps readers from parts of two notes, and
 // from those of callers in another namespace.
 

@@ -17,7 +17,7 @@ import (
 // user space on amd64 and arm64, whatever the kernel's own HZ.
 const userHZ = 100
 
-// sources are what tells one life of the node from another.
+// sources are what tells one epoch from another.
 type sources struct {
 	bootIDPath string
 	initPath   string                          // stat of pid 1

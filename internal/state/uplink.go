@@ -26,16 +26,16 @@ const (
 )
 
 // An UplinkFile keeps the record of one takeover, which package uplink writes and
-// reads, whole: readers see the old or the new one. Before the record stands the life
+// reads, whole: readers see the old or the new one. Before the record stands the epoch
 // of the node that it belongs to, since addresses and routes of an earlier one must
 // not be put back.
 //
-// Who writes or removes it holds the NIC's lock ([Dir.LockUplink]). It is not safe for
+// A caller that writes or removes it holds the NIC's lock ([Dir.LockUplink]). It is not safe for
 // use by several goroutines at once.
 type UplinkFile struct {
-	dir  *Dir
-	nic  string
-	life []byte // the first line, once it is known
+	dir   *Dir
+	nic   string
+	epoch []byte // the first line, once it is known
 }
 
 // Uplink returns the file of a NIC, which need not exist. A NIC whose name cannot be
@@ -55,17 +55,17 @@ func (f *UplinkFile) save(record []byte) error {
 	if err != nil {
 		return err
 	}
-	if f.life == nil {
+	if f.epoch == nil {
 		epoch, err := f.dir.newEpoch()
 		if err != nil {
 			return err
 		}
-		f.life = encode(epochVersion, epoch.fields)
+		f.epoch = encode(epochVersion, epoch.fields)
 	}
-	data := append(bytes.Clone(f.life), record...)
+	data := append(bytes.Clone(f.epoch), record...)
 	switch {
 	case len(data) > maxUplink:
-		return fmt.Errorf("%s: its record has %d bytes, at most %d are kept", f.nic, len(record), maxUplink-len(f.life))
+		return fmt.Errorf("%s: its record has %d bytes, at most %d are kept", f.nic, len(record), maxUplink-len(f.epoch))
 	case !json.Valid(record):
 		return fmt.Errorf("%s: its record is not JSON: %.60q", f.nic, record)
 	}
@@ -75,7 +75,7 @@ func (f *UplinkFile) save(record []byte) error {
 }
 
 // Load reads the record. A missing one matches os.ErrNotExist, and one of an earlier
-// life of the node ErrStale; what cannot be used is a *RecordError. Whether the
+// epoch ErrStale; what cannot be used is a *RecordError. Whether the
 // record is one that package uplink wrote is for that to say.
 func (f *UplinkFile) Load() ([]byte, error) {
 	path, err := f.path(suffix)
@@ -101,7 +101,7 @@ func (f *UplinkFile) load(path string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := f.dir.checkLife(path, epoch, f.dir.sources.netns); err != nil {
+	if err := f.dir.checkEpoch(path, epoch, f.dir.sources.netns); err != nil {
 		return nil, err
 	}
 	return record, nil
@@ -183,7 +183,7 @@ func UplinkNIC(name string) (nic string, ok bool) {
 // An UplinkLock is the lock of one NIC, until Close or the end of the process. Like
 // an exclusive [Lock] it is a file, which stays.
 //
-// It comes after the directory's: who holds it waits for no other lock.
+// It comes after the directory's: a holder waits for no other lock.
 type UplinkLock struct{ lock *Lock }
 
 // LockUplink takes the lock of a NIC, waiting until ctx ends; then the error matches
@@ -233,14 +233,14 @@ func (d *Dir) openUplinkLock(nic string) (*Lock, error) {
 // Close gives the lock up. Closing twice does nothing.
 func (l *UplinkLock) Close() error { return l.lock.Close() }
 
-// dropStaleUplinks removes the records of earlier lives. One whose NIC somebody works
+// dropStaleUplinks removes the records of earlier epochs. One whose NIC somebody works
 // on is being replaced, or dropped.
 func (d *Dir) dropStaleUplinks() error {
 	nics, err := d.Uplinks()
 	errs := []error{err}
 	for _, nic := range nics {
 		if _, err := d.Uplink(nic).Load(); !errors.Is(err, ErrStale) {
-			continue // what is damaged is for who finds it
+			continue // a damaged one is for its next reader to report
 		}
 		errs = append(errs, d.dropStaleUplink(nic))
 	}

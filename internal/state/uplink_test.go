@@ -205,7 +205,7 @@ func TestALeftoverTemporaryFileOfAnUplinkIsHarmless(t *testing.T) {
 	}
 }
 
-func TestAnUplinkOfAnEarlierLifeIsNotPutBack(t *testing.T) {
+func TestAnUplinkOfAnEarlierEpochIsNotPutBack(t *testing.T) {
 	t.Parallel()
 	d, n := newDirOn(t)
 	enter(t, d)
@@ -232,7 +232,7 @@ func TestAnUplinkOfAnEarlierLifeIsNotPutBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := d.Uplink("eth1").Load(); err != nil {
-		t.Errorf("of the new life: %v", err)
+		t.Errorf("of the new epoch: %v", err)
 	}
 	// The container of a nested node restarts: the same boot, another pid 1.
 	n.cookie, n.uptime = 2, n.uptime+2e9
@@ -242,7 +242,7 @@ func TestAnUplinkOfAnEarlierLifeIsNotPutBack(t *testing.T) {
 	}
 }
 
-func TestAnUplinkOfThisLifeOutlivesALostEpoch(t *testing.T) {
+func TestAnUplinkOfThisEpochOutlivesALostEpoch(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)
 	enter(t, d)
@@ -256,7 +256,7 @@ func TestAnUplinkOfThisLifeOutlivesALostEpoch(t *testing.T) {
 	}
 }
 
-func TestSaveFailsWithoutALife(t *testing.T) {
+func TestSaveFailsWithoutAnEpoch(t *testing.T) {
 	t.Parallel()
 	d, n := newDirOn(t)
 	if err := os.Remove(n.dir + "/boot_id"); err != nil {

@@ -18,8 +18,8 @@ import (
 
 // Exempt says of a key that no field has to the letter whether it is to be passed
 // over rather than to be an error. Where a field has it but for upper and lower case,
-// it is that field's instead: who passes over unknown keys has not written all of the
-// object for us. path names the object that holds the key, as in
+// it is that field's instead: a caller that passes over unknown keys has not written all
+// of the object for us. path names the object that holds the key, as in
 // [UnknownFieldError.Path]; it is empty for the document itself.
 type Exempt func(path, key string) bool
 
@@ -283,7 +283,7 @@ func (d *decoder) structure(v reflect.Value) error {
 			}
 		}
 		seen[i] = true
-		target, err := through(v, t.fields[i].index)
+		target, err := embeddedField(v, t.fields[i].index)
 		if err != nil {
 			return err
 		}
@@ -291,9 +291,9 @@ func (d *decoder) structure(v reflect.Value) error {
 	})
 }
 
-// through returns the field of v that index leads to, and makes the embedded
+// embeddedField returns the field of v that index leads to, and makes the embedded
 // structs on the way.
-func through(v reflect.Value, index []int) (reflect.Value, error) {
+func embeddedField(v reflect.Value, index []int) (reflect.Value, error) {
 	for n, i := range index {
 		if n > 0 && v.Kind() == reflect.Pointer {
 			if v.IsNil() {

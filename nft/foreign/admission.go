@@ -149,7 +149,7 @@ func (c *Conn) Remove(ctx context.Context) error {
 	}
 
 	return nftnl.Retry(ctx, func() error {
-		generation, err := nftnl.Settle(c.nl)
+		generation, err := nftnl.SeenGeneration(c.nl)
 		if err != nil {
 			return err
 		}
@@ -167,8 +167,8 @@ func (c *Conn) Remove(ctx context.Context) error {
 	})
 }
 
-// admits says that it is ours and does what it should.
-func (r *rule) admits(mark uint32) bool {
+// isAdmission says that it is ours and does what it should.
+func (r *rule) isAdmission(mark uint32) bool {
 	return r.ours && r.verdict == accepts &&
 		len(r.conditions) == 1 && r.conditions[0] == condition{on: onMark, mark: mark, mask: mark}
 }
@@ -230,7 +230,7 @@ type insertion struct {
 // planAdmissions reads what there is and decides what should be. It may be torn by a
 // change meanwhile; a transaction with its generation is then refused.
 func (c *Conn) planAdmissions(ctx context.Context) (*admissionPlan, error) {
-	generation, err := nftnl.Settle(c.nl)
+	generation, err := nftnl.SeenGeneration(c.nl)
 	if err != nil {
 		return nil, err
 	}
@@ -305,7 +305,7 @@ func (p *familyAdmission) decide() {
 	p.surplus = nil
 	needed := p.to.path != nil && p.to.blocked == ""
 	for _, r := range oursIn(p.placer.chains) {
-		if needed && p.keep == nil && r.admits(p.own.mark) && p.placer.suits(&p.to, r.chain, indexOf(p.placer.chains[r.chain], r)) {
+		if needed && p.keep == nil && r.isAdmission(p.own.mark) && p.placer.suits(&p.to, r.chain, indexOf(p.placer.chains[r.chain], r)) {
 			p.keep = r
 			continue
 		}
@@ -343,7 +343,7 @@ func (p *admissionPlan) differences() []tombolo.Difference {
 		missing := f.insert != nil
 		for _, r := range f.surplus {
 			object := r.at(f.family).chain.String()
-			if missing && r.admits(p.own.mark) {
+			if missing && r.isAdmission(p.own.mark) {
 				missing = false
 				list = append(list, tombolo.Difference{
 					Object: object, What: "place of rule " + rule,

@@ -32,7 +32,7 @@ const (
 	saveRestore = "iptables-save >/tmp/saved.$$; iptables-restore </tmp/saved.$$; rm /tmp/saved.$$"
 )
 
-func mustAdmit(tb testing.TB, c *Conn, wantChanged bool) {
+func mustPlace(tb testing.TB, c *Conn, wantChanged bool) {
 	tb.Helper()
 	changed, err := c.Ensure(context.Background())
 	if err != nil {
@@ -41,16 +41,16 @@ func mustAdmit(tb testing.TB, c *Conn, wantChanged bool) {
 	if changed != wantChanged {
 		tb.Errorf("changed is %v", changed)
 	}
-	wantAdmitted(tb, c, true)
+	wantReady(tb, c, true)
 	if diffs, err := c.Check(context.Background()); err != nil || len(diffs) > 0 {
 		tb.Errorf("after Admit: %v, %v", diffs, err)
 	}
 }
 
-func wantAdmitted(tb testing.TB, c *Conn, want bool) {
+func wantReady(tb testing.TB, c *Conn, want bool) {
 	tb.Helper()
 	if got, err := c.Ready(context.Background()); err != nil || got != want {
-		tb.Errorf("Admitted: %v, %v", got, err)
+		tb.Errorf("Ready: %v, %v", got, err)
 	}
 }
 
@@ -95,7 +95,7 @@ func TestAdmissionIsARuleThatIptablesCanWorkWith(t *testing.T) {
 			run := func(args ...string) string { t.Helper(); return iptables(t, ns, program, args...) }
 			nstest.Run(t, ns, program+"-nft", "-P", "FORWARD", "DROP")
 			run("-A", "FORWARD", "-i", "eth7", "-j", "ACCEPT")
-			mustAdmit(t, c, true)
+			mustPlace(t, c, true)
 
 			printed := "-P INPUT ACCEPT\n-P FORWARD DROP\n-P OUTPUT ACCEPT\n-A FORWARD -i eth7 -j ACCEPT\n-A FORWARD " + ourRule + "\n"
 			if diff := cmp.Diff(printed, run("-S")); diff != "" {
@@ -114,10 +114,10 @@ func TestAdmissionIsARuleThatIptablesCanWorkWith(t *testing.T) {
 					t.Errorf("restored (-want +got):\n%s", diff)
 				}
 				run(append([]string{"-C"}, rule...)...)
-				mustAdmit(t, c, false)
+				mustPlace(t, c, false)
 			}
 			run(append([]string{"-D"}, rule...)...) // in iptables' form
-			mustAdmit(t, c, true)
+			mustPlace(t, c, true)
 			run(append([]string{"-D"}, rule...)...) // in ours
 			if left := run("-S", "FORWARD"); strings.Contains(left, "tombolo") {
 				t.Errorf("deleted:\n%s", left)
@@ -126,7 +126,7 @@ func TestAdmissionIsARuleThatIptablesCanWorkWith(t *testing.T) {
 	}
 }
 
-func TestAdmitMakesNoTableAndNoChain(t *testing.T) {
+func TestEnsureMakesNoTableAndNoChain(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct{ name, ruleset string }{
 		{"nothing", ""},
@@ -141,7 +141,7 @@ func TestAdmitMakesNoTableAndNoChain(t *testing.T) {
 			t.Parallel()
 			c, ns := dialNew(t)
 			nftables(t, ns, tc.ruleset)
-			mustAdmit(t, c, false)
+			mustPlace(t, c, false)
 			if err := c.Remove(context.Background()); err != nil {
 				t.Error(err)
 			}
@@ -152,26 +152,26 @@ func TestAdmitMakesNoTableAndNoChain(t *testing.T) {
 	}
 }
 
-func TestAdmittedNoticesAChainThatAppears(t *testing.T) {
+func TestReadyNoticesAChainThatAppears(t *testing.T) {
 	t.Parallel()
 	for _, program := range nstest.Programs() {
 		c, ns := dialNew(t)
 		c.seen.Use(0, nil)
-		mustAdmit(t, c, false)
+		mustPlace(t, c, false)
 		// One that drops nothing is no difference.
 		iptables(t, ns, program, "-P", "FORWARD", "ACCEPT")
 		iptables(t, ns, program, "-A", "FORWARD", "-s", map[string]string{"iptables": "10.22.0.2", "ip6tables": "fd00::2"}[program], "-j", "ACCEPT")
-		wantAdmitted(t, c, true)
-		mustAdmit(t, c, false)
+		wantReady(t, c, true)
+		mustPlace(t, c, false)
 		iptables(t, ns, program, "-P", "FORWARD", "DROP")
-		wantAdmitted(t, c, false)
-		mustAdmit(t, c, true)
+		wantReady(t, c, false)
+		mustPlace(t, c, true)
 		if rules := iptables(t, ns, program, "-S", "FORWARD"); !strings.HasSuffix(rules, "-A FORWARD "+ourRule+"\n") {
 			t.Errorf("%s: %s", program, rules)
 		}
 		nftables(t, ns, "flush", "ruleset")
-		wantAdmitted(t, c, true)
-		mustAdmit(t, c, false)
+		wantReady(t, c, true)
+		mustPlace(t, c, false)
 	}
 }
 
@@ -179,12 +179,12 @@ func TestAdmissionFollowsTheMark(t *testing.T) {
 	t.Parallel()
 	c, ns := dialNew(t)
 	nstest.Script(t, ns, "iptables -P FORWARD DROP")
-	mustAdmit(t, c, true)
+	mustPlace(t, c, true)
 	other := dialMark(t, ns, 0x30000)
-	wantAdmitted(t, other, false)
-	mustAdmit(t, other, true)
+	wantReady(t, other, false)
+	mustPlace(t, other, true)
 	wantRules(t, ns, "FORWARD", strings.ReplaceAll(ourRule, "0x1000", "0x30000"))
-	wantAdmitted(t, c, false)
+	wantReady(t, c, false)
 }
 
 func TestWithdrawTakesOurRulesOutEverywhere(t *testing.T) {
@@ -192,7 +192,7 @@ func TestWithdrawTakesOurRulesOutEverywhere(t *testing.T) {
 	c, ns := dialNew(t)
 	ctx := context.Background()
 	nstest.Script(t, ns, docker()...)
-	mustAdmit(t, c, true) // in our form
+	mustPlace(t, c, true) // in our form
 	nstest.Script(t, ns,
 		"iptables -I DOCKER-USER "+ourRule, // in iptables' form
 		"iptables -A INPUT "+strings.ReplaceAll(ourRule, "0x1000", "0x2000"),
@@ -234,10 +234,10 @@ func TestAdmissionIsKnownWithTheMarkAsAMatch(t *testing.T) {
 		}
 	}
 	wantRules(t, ns, "FORWARD", ourRule) // so iptables takes it for the same
-	mustAdmit(t, c, false)
+	mustPlace(t, c, false)
 }
 
-func TestAdmitOf32AtOnceMakesOneRule(t *testing.T) {
+func TestEnsureOf32AtOnceMakesOneRule(t *testing.T) {
 	t.Parallel()
 	conns := many(t, 32)
 	ns := nstest.New(t)
@@ -246,13 +246,13 @@ func TestAdmitOf32AtOnceMakesOneRule(t *testing.T) {
 	}
 	nstest.Script(t, ns, docker()...)
 	ctx := context.Background()
-	noErrors(t, "admits", atOnce(t, conns, func(i int, c *Conn) error {
+	noErrors(t, "Ensure", atOnce(t, conns, func(i int, c *Conn) error {
 		for range 5 {
 			if _, err := c.Ensure(ctx); err != nil {
 				return err
 			}
 			if ok, err := c.Ready(ctx); err != nil || !ok {
-				return fmt.Errorf("admitted: %v, %w", ok, err)
+				return fmt.Errorf("ready: %v, %w", ok, err)
 			}
 		}
 		return nil
@@ -263,7 +263,7 @@ func TestAdmitOf32AtOnceMakesOneRule(t *testing.T) {
 }
 
 // While iptables inserts, deletes, flushes and restores.
-func TestAdmitBesideIptables(t *testing.T) {
+func TestEnsureBesideIptables(t *testing.T) {
 	t.Parallel()
 	conns := many(t, 9)
 	ns := nstest.New(t)
@@ -293,11 +293,11 @@ func TestAdmitBesideIptables(t *testing.T) {
 	if _, err := conns[0].Ensure(ctx); err != nil {
 		t.Fatal(err)
 	}
-	mustAdmit(t, conns[0], false)
+	mustPlace(t, conns[0], false)
 	wantRules(t, ns, "FORWARD", ourRule)
 }
 
-// The kernel refuses such tables; whoever changes them while they are read might
+// The kernel refuses such tables; a change while they are read might
 // show one.
 func TestWalkEndsWhereJumpsGoInCircles(t *testing.T) {
 	t.Parallel()

@@ -16,7 +16,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
-func admit(c *Conn) error { _, err := c.Ensure(context.Background()); return err }
+func ensure(c *Conn) error { _, err := c.Ensure(context.Background()); return err }
 
 func checkAdmission(c *Conn) error { _, err := c.Check(context.Background()); return err }
 
@@ -25,26 +25,26 @@ func withdraw(c *Conn) error { return c.Remove(context.Background()) }
 func TestAdmissionErrorsNameWhatFailed(t *testing.T) {
 	t.Parallel()
 	const comment = `"tombolo: admit what table inet tombolo marks"`
-	admitted := func(c *Conn) error { _, err := c.Ready(context.Background()); return err }
+	ready := func(c *Conn) error { _, err := c.Ready(context.Background()); return err }
 	for _, tc := range []struct {
 		msg  uint16
 		nth  int
 		do   func(*Conn) error
 		want string
 	}{
-		{unix.NFT_MSG_GETGEN, 1, admit, "get generation of nf_tables: "},
-		{unix.NFT_MSG_GETCHAIN, 2, admit, "get chain FORWARD of table ip6 filter: "},
-		{unix.NFT_MSG_GETRULE, 1, admit, "list rules of table ip filter: "},
-		{unix.NFT_MSG_GETRULE, 2, admit, "list rules of table ip6 filter: "},
-		{unix.NFT_MSG_NEWRULE, 1, admit, "insert rule " + comment + " into chain FORWARD of table ip filter: "},
-		{unix.NFT_MSG_NEWRULE, 2, admit, "insert rule " + comment + " into chain FORWARD of table ip6 filter: "},
+		{unix.NFT_MSG_GETGEN, 1, ensure, "get generation of nf_tables: "},
+		{unix.NFT_MSG_GETCHAIN, 2, ensure, "get chain FORWARD of table ip6 filter: "},
+		{unix.NFT_MSG_GETRULE, 1, ensure, "list rules of table ip filter: "},
+		{unix.NFT_MSG_GETRULE, 2, ensure, "list rules of table ip6 filter: "},
+		{unix.NFT_MSG_NEWRULE, 1, ensure, "insert rule " + comment + " into chain FORWARD of table ip filter: "},
+		{unix.NFT_MSG_NEWRULE, 2, ensure, "insert rule " + comment + " into chain FORWARD of table ip6 filter: "},
 		{unix.NFT_MSG_GETRULE, 2, checkAdmission, "list rules of table ip6 filter: "},
 		{unix.NFT_MSG_GETRULE, 2, withdraw, "list rules of table ip6 filter: "},
-		{unix.NFT_MSG_GETGEN, 1, admitted, "get generation of nf_tables: "},
-		{unix.NFT_MSG_GETRULE, 1, admitted, "list rules of chain FORWARD of table ip filter: "},
-		{unix.NFT_MSG_GETRULE, 2, admitted, "list rules of chain FORWARD of table ip6 filter: "},
-		{unix.NFT_MSG_GETCHAIN, 1, admitted, "get chain FORWARD of table ip filter: "},
-		{unix.NFT_MSG_GETCHAIN, 2, admitted, "get chain FORWARD of table ip6 filter: "},
+		{unix.NFT_MSG_GETGEN, 1, ready, "get generation of nf_tables: "},
+		{unix.NFT_MSG_GETRULE, 1, ready, "list rules of chain FORWARD of table ip filter: "},
+		{unix.NFT_MSG_GETRULE, 2, ready, "list rules of chain FORWARD of table ip6 filter: "},
+		{unix.NFT_MSG_GETCHAIN, 1, ready, "get chain FORWARD of table ip filter: "},
+		{unix.NFT_MSG_GETCHAIN, 2, ready, "get chain FORWARD of table ip6 filter: "},
 	} {
 		t.Run(tc.want, func(t *testing.T) {
 			t.Parallel()
@@ -68,7 +68,7 @@ func TestWithdrawSaysWhatItCouldNotDelete(t *testing.T) {
 	t.Parallel()
 	ns := nstest.New(t)
 	nstest.Script(t, ns, "iptables -P FORWARD DROP")
-	mustAdmit(t, dial(t, ns), true)
+	mustPlace(t, dial(t, ns), true)
 	c := dialFaulty(t, ns, &nltest.Fault{Type: messageType(unix.NFT_MSG_DELRULE), Nth: 2, Errno: unix.EPERM})
 	const want = "delete rule 2 of chain FORWARD of table ip6 filter: "
 	if err := withdraw(c); !errors.Is(err, unix.EPERM) || !strings.HasPrefix(err.Error(), want) {
@@ -87,8 +87,8 @@ func TestAdmissionIsTriedAgainWhenOvertaken(t *testing.T) {
 		msg  uint16 // before which it happens
 		want int    // rules, in the end
 	}{
-		{"Admit, while it looks", admit, unix.NFT_MSG_GETRULE, 1},
-		{"Admit, when it inserts", admit, unix.NFT_MSG_NEWRULE, 1},
+		{"Ensure, while it looks", ensure, unix.NFT_MSG_GETRULE, 1},
+		{"Ensure, when it inserts", ensure, unix.NFT_MSG_NEWRULE, 1},
 		{"Withdraw, while it looks", withdraw, unix.NFT_MSG_GETRULE, 0},
 		{"Withdraw, when it deletes", withdraw, unix.NFT_MSG_DELRULE, 0},
 	} {
@@ -96,7 +96,7 @@ func TestAdmissionIsTriedAgainWhenOvertaken(t *testing.T) {
 			t.Parallel()
 			ns := nstest.New(t)
 			nstest.Script(t, ns, "iptables -P FORWARD DROP")
-			mustAdmit(t, dial(t, ns), true)
+			mustPlace(t, dial(t, ns), true)
 			iptables(t, ns, "iptables", "-F")
 			// Somebody restores a file that our rule was saved in.
 			restored := 0
@@ -146,7 +146,7 @@ func TestAdmissionWithAContextThatIsDone(t *testing.T) {
 	wantRules(t, ns, "FORWARD")
 }
 
-func BenchmarkAdmitted(b *testing.B) {
+func BenchmarkReady(b *testing.B) {
 	for name, lines := range map[string][]string{
 		"no chain": {}, "FORWARD": {"iptables -P FORWARD DROP"}, "DOCKER-USER": docker(),
 		"behind 200 rules": {"iptables -P FORWARD DROP", "for i in $(seq 200); do echo -A FORWARD -i eth$i -j ACCEPT; done | (echo '*filter'; cat; echo COMMIT) | iptables-restore"},
@@ -174,7 +174,7 @@ func BenchmarkAdmitted(b *testing.B) {
 	}
 }
 
-func BenchmarkAdmit(b *testing.B) {
+func BenchmarkEnsure(b *testing.B) {
 	c, ns := dialNew(b)
 	nstest.Script(b, ns, docker()...)
 	b.ReportAllocs()

@@ -57,7 +57,7 @@ func FuzzForeignRule(f *testing.F) {
 				t.Errorf("condition %+v", c)
 			}
 		}
-		if r.admits(nftnl.DefaultMark) && (!r.ours || r.admits(nftnl.DefaultMark<<1)) {
+		if r.isAdmission(nftnl.DefaultMark) && (!r.ours || r.isAdmission(nftnl.DefaultMark<<1)) {
 			t.Errorf("taken for ours: %+v", r)
 		}
 		wantSane(t, map[string][]rule{r.chain: {r}}, r.chain)
@@ -100,7 +100,7 @@ func TestWhatIsForeignIsRead(t *testing.T) {
 	}; }`)
 	nstest.Script(t, ns, docker()...)
 	nstest.Script(t, ns, "iptables -A FORWARD ! -i eth0 -p tcp -m conntrack --ctstate NEW -j REJECT", "iptables -A FORWARD "+ourRule)
-	mustAdmit(t, c, false)
+	mustPlace(t, c, false)
 	dump := func(family uint8, msg uint16, each func([]byte) error, attrs ...netlink.Attribute) {
 		t.Helper()
 		n := 0

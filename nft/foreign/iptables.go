@@ -53,7 +53,7 @@ func (f *familyAdmission) obstacle(t *content, p *podPacket) *Obstacle {
 		o := &Obstacle{Kind: IPTables, Chain: chain{f.family, iptablesTable, f.to.blocked}.String()}
 		o.Effect = "drops or rejects, where an accept would count for all rules that call the chain, or spare packets what it drops before,"
 		o.Remedy = fmt.Sprintf("%s -I %s %d %s", program, iptablesForward, countTheirs(at[:f.to.path[0].index])+1, accept)
-		if (newWalk(&pods, f.placer.chains).chain(iptablesForward)).how == admitted {
+		if (newWalk(&pods, f.placer.chains).chain(iptablesForward)).how == accepted {
 			return nil // an accept of theirs lets pods pass
 		}
 		return o

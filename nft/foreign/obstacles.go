@@ -168,8 +168,8 @@ func (c *Conn) hookedChains(ctx context.Context) ([]hookedChain, error) {
 			ch, err := nftnl.DecodeChain(data)
 			at := chain{family, ch.Table, ch.Name}
 			ours := family == unix.NFPROTO_INET && ch.Table == c.table
-			admits := family != unix.NFPROTO_INET && ch.Table == iptablesTable && ch.Name == iptablesForward
-			if isForwardHook(ch) && !ours && !admits {
+			admissible := family != unix.NFPROTO_INET && ch.Table == iptablesTable && ch.Name == iptablesForward
+			if isForwardHook(ch) && !ours && !admissible {
 				list = append(list, hookedChain{at, ch.Priority, ch.Policy})
 			}
 			return err

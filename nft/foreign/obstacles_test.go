@@ -270,7 +270,7 @@ func TestChainsInTheWay(t *testing.T) {
 			ns := nstest.New(t)
 			nstest.Run(t, ns, "ip", "link", "add", "cbr0", "type", "bridge")
 			nftables(t, ns, tc.ruleset)
-			mustAdmit(t, dial(t, ns), strings.Contains(tc.ruleset, "FORWARD"))
+			mustPlace(t, dial(t, ns), strings.Contains(tc.ruleset, "FORWARD"))
 			found := wantObstacles(t, ns, tc.path, tc.want...)
 			for _, o := range found {
 				if o.Kind != OtherChain {

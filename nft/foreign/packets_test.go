@@ -38,12 +38,12 @@ func TestForwardPolicyOfDropDoesNotStopPods(t *testing.T) {
 			s := newSite(t)
 			mustEnsure(t, s.fw, podnet())
 			ep := pod("0123456789a", pod4, pod6)
-			ep.Masquerade = false // so that outside knows whom to answer, and whom to call
+			ep.Masquerade = false // so that outside has the pod's own address to answer and to call
 			mustAdd(t, s.fw, ep)
 			s.podsReachBefore(t)
 			nstest.Script(t, s.host, tc.lines...)
 			s.podsReach(t, false)
-			mustAdmit(t, s.c, true)
+			mustPlace(t, s.c, true)
 			s.podsReach(t, true)
 			nstest.Script(t, s.host, saveRestore)
 			s.podsReach(t, true)
@@ -51,8 +51,8 @@ func TestForwardPolicyOfDropDoesNotStopPods(t *testing.T) {
 
 			nstest.Script(t, s.host, "iptables -F", "iptables -P FORWARD DROP")
 			s.podsReach(t, false)
-			wantAdmitted(t, s.c, false)
-			mustAdmit(t, s.c, true)
+			wantReady(t, s.c, false)
+			mustPlace(t, s.c, true)
 			s.podsReach(t, true)
 			if err := s.c.Remove(context.Background()); err != nil {
 				t.Fatal(err)
@@ -80,7 +80,7 @@ func TestRemedyForLegacyIPTablesHelpsPods(t *testing.T) {
 	mustAdd(t, s.fw, ep)
 	legacy(t, s.host, "iptables -P FORWARD DROP")
 	s.podsReach(t, false)
-	mustAdmit(t, s.c, false)
+	mustPlace(t, s.c, false)
 	s.podsReach(t, false)
 	for _, o := range wantObstacles(t, s.host, Path{}, policyLegacy, strings.Replace(policyLegacy, "iptables", "ip6tables", 1)) {
 		nstest.Run(t, s.host, "sh", "-ec", o.Remedy)

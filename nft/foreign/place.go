@@ -7,7 +7,7 @@ import (
 
 // What our rule accepts, no rule behind it sees. So it stands as late as it can: right
 // before the point where every packet is dropped, and what its owner drops before that
-// stays dropped. Whoever puts a drop of everything ahead of a rule of ours means it: then
+// stays dropped. A drop of everything that is put ahead of a rule of ours is meant: then
 // ours stays behind it.
 
 // spot is a place in a chain: before the rule with that index, or at the chain's end.
@@ -139,9 +139,9 @@ func (p *placer) anyMayStop(rules []rule) bool {
 	return false
 }
 
-// isQuiet says that a rule decides nothing: our rule goes before those that only log what
+// decidesNothing says that a rule decides nothing: our rule goes before those that only log what
 // is about to be dropped.
-func (p *placer) isQuiet(r *rule) bool {
+func (p *placer) decidesNothing(r *rule) bool {
 	if r.ours || p.packet.meetsAll(r) == never {
 		return true
 	}
@@ -268,7 +268,7 @@ func (p *placer) place(path []spot) destination {
 			return w
 		}
 		w.at = s
-		for j := s.index - 1; j >= 0 && p.isQuiet(&rules[j]); j-- {
+		for j := s.index - 1; j >= 0 && p.decidesNothing(&rules[j]); j-- {
 			if !rules[j].ours {
 				w.at.index = j
 			}

@@ -104,9 +104,9 @@ func TestAdmissionStandsRightBeforeWhatDropsAll(t *testing.T) {
 			if tc.chain == "" {
 				tc.chain = "FORWARD"
 			}
-			mustAdmit(t, c, strings.Contains(strings.Join(tc.want, "\n"), "tombolo"))
+			mustPlace(t, c, strings.Contains(strings.Join(tc.want, "\n"), "tombolo"))
 			wantRules(t, ns, tc.chain, tc.want...)
-			mustAdmit(t, c, false)
+			mustPlace(t, c, false)
 
 			// Of the rule at the head that earlier versions made, nothing remains.
 			if err := c.Remove(context.Background()); err != nil {
@@ -116,7 +116,7 @@ func TestAdmissionStandsRightBeforeWhatDropsAll(t *testing.T) {
 			if _, err := c.Ensure(context.Background()); err != nil {
 				t.Fatal(err)
 			}
-			mustAdmit(t, c, false)
+			mustPlace(t, c, false)
 			hazard := tc.chain != "FORWARD" || len(tc.want) > 1
 			if hazard && !strings.HasPrefix(tc.want[0], "-m mark") && tc.want[0] != "-j most" {
 				wantRules(t, ns, tc.chain, tc.want...)
@@ -135,7 +135,7 @@ func TestWhereTheAdmissionGoesInRecordedLayouts(t *testing.T) {
 			t.Parallel()
 			c, ns := dialNew(t)
 			restore(t, ns, layout)
-			mustAdmit(t, c, true)
+			mustPlace(t, c, true)
 			for _, program := range nstest.Programs() {
 				_, after, _ := strings.Cut(iptables(t, ns, program, "-S", "FORWARD"), "-A FORWARD "+ourRule+"\n")
 				if got := strings.TrimSpace(after); got != before && !strings.HasPrefix(got, "-A FORWARD "+before+" ") && got != "-A FORWARD "+before {
@@ -144,7 +144,7 @@ func TestWhereTheAdmissionGoesInRecordedLayouts(t *testing.T) {
 			}
 			// Docker makes its rules anew at the head when it starts.
 			nstest.Script(t, ns, "iptables-save -t filter >/tmp/layout.$$; iptables-restore </tmp/layout.$$; rm /tmp/layout.$$")
-			mustAdmit(t, c, false)
+			mustPlace(t, c, false)
 		})
 	}
 }
@@ -300,11 +300,11 @@ func TestWhatBecomesOfTheAdmission(t *testing.T) {
 				tc.before = []string{"iptables -P FORWARD DROP"}
 			}
 			nstest.Script(t, ns, tc.before...)
-			mustAdmit(t, c, !strings.Contains(tc.before[0], "ACCEPT"))
+			mustPlace(t, c, !strings.Contains(tc.before[0], "ACCEPT"))
 			nstest.Script(t, ns, tc.after...)
-			wantAdmitted(t, c, len(tc.diffs) == 0)
+			wantReady(t, c, len(tc.diffs) == 0)
 			wantDifferences(t, c, tc.diffs...)
-			mustAdmit(t, c, len(tc.diffs) > 0)
+			mustPlace(t, c, len(tc.diffs) > 0)
 			wantRules(t, ns, "FORWARD", tc.rules...)
 			want := 1
 			if tc.none {
@@ -327,7 +327,7 @@ func TestAdmissionIsMovedInOneTransaction(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mustAdmit(t, c, true)
+	mustPlace(t, c, true)
 	if after, err := nftnl.Generation(c.nl); err != nil || after != nftnl.Next(before) {
 		t.Errorf("generation %d became %d (%v): want one transaction", before, after, err)
 	}
@@ -351,7 +351,7 @@ func TestAdmissionGoesBehindWhatIsNotKnown(t *testing.T) {
 			c, ns := dialNew(t)
 			nftables(t, ns, `table ip filter { set seen { type ipv4_addr; size 8; flags dynamic; }; chain elsewhere { drop; };
 				chain FORWARD { type filter hook forward priority filter; policy drop; `+rule+`; }; }`)
-			mustAdmit(t, c, true)
+			mustPlace(t, c, true)
 			list := nftables(t, ns, "list", "chain", "ip", "filter", "FORWARD")
 			if lines := strings.Split(strings.TrimSpace(list), "\n"); !strings.Contains(lines[len(lines)-3], "tombolo") {
 				t.Errorf("our rule is not the last one:\n%s", list)
@@ -361,8 +361,8 @@ func TestAdmissionGoesBehindWhatIsNotKnown(t *testing.T) {
 				t.Fatal(err)
 			}
 			nftables(t, ns, `insert rule ip filter FORWARD meta mark & 0x1000 == 0x1000 counter accept comment "`+admissionComment+`"`)
-			wantAdmitted(t, c, false)
-			mustAdmit(t, c, true)
+			wantReady(t, c, false)
+			mustPlace(t, c, true)
 			if diff := cmp.Diff(list, nftables(t, ns, "list", "chain", "ip", "filter", "FORWARD")); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
@@ -375,12 +375,12 @@ func TestSealSparesTheLookAtTheAdmission(t *testing.T) {
 	c, ns := dialNew(t)
 	c.seen.Use(0, nil)
 	nstest.Script(t, ns, docker()...)
-	mustAdmit(t, c, true)
+	mustPlace(t, c, true)
 	generation, sums := c.seen.All()
 	if len(sums) != 1 {
 		t.Fatalf("seen: %v", sums)
 	}
-	// Trusted, until anything changes: whoever looked would look for rules.
+	// The note counts until anything changes: a look would ask for rules.
 	looks := 0
 	tr, err := nl.Open(unix.NETLINK_NETFILTER, &nl.Config{NetNS: ns})
 	if err != nil {
@@ -389,16 +389,16 @@ func TestSealSparesTheLookAtTheAdmission(t *testing.T) {
 	other := owned(On(nl.New(nltest.NewFaulty(tr, &nltest.Fault{Type: messageType(unix.NFT_MSG_GETCHAIN), Match: func(netlink.Message) bool { looks++; return false }})), nil))
 	t.Cleanup(func() { other.Close() })
 	other.seen.Use(generation, sums)
-	wantAdmitted(t, other, true)
+	wantReady(t, other, true)
 	if looks != 0 {
 		t.Errorf("looked %d times at what is sealed", looks)
 	}
 	nstest.Script(t, ns, "iptables -A FORWARD -p udp --dport 4444 -j DROP")
-	wantAdmitted(t, dialTrusting(t, ns, generation, sums), false)
+	wantReady(t, dialTrusting(t, ns, generation, sums), false)
 	// Another mark's is another.
 	marked := dialMark(t, ns, 0x2000)
 	marked.seen.Use(generation+2, sums)
-	wantAdmitted(t, marked, false)
+	wantReady(t, marked, false)
 }
 
 func dialTrusting(tb testing.TB, ns *netns.NS, generation uint32, sums []uint64) *Conn {
@@ -417,12 +417,12 @@ func TestWhereTheAdmissionGoesInUfw(t *testing.T) {
 			t.Parallel()
 			c, ns := dialNew(t)
 			nstest.Run(t, ns, "sh", "-ec", "iptables-nft-restore <testdata/layouts/"+layout+".rules")
-			mustAdmit(t, c, true)
+			mustPlace(t, c, true)
 			before, after, _ := strings.Cut(iptables(t, ns, "iptables", "-S", "FORWARD"), "-A FORWARD "+ourRule+"\n")
 			if !strings.HasSuffix(before, "-A FORWARD -j ufw-before-forward\n") || !strings.HasPrefix(after, "-A FORWARD -j ufw-after-forward\n") {
 				t.Errorf("before it:\n%s\nbehind it:\n%s", before, after)
 			}
-			mustAdmit(t, c, false)
+			mustPlace(t, c, false)
 		})
 	}
 }
@@ -432,10 +432,10 @@ func TestAdmissionLeavesAChainThatOthersCall(t *testing.T) {
 	t.Parallel()
 	c, ns := dialNew(t)
 	nstest.Script(t, ns, "iptables -N no", "iptables -A no "+ourRule, "iptables -A no -j DROP", "iptables -A FORWARD -s 0/0 -j no")
-	mustAdmit(t, c, false)
+	mustPlace(t, c, false)
 	nstest.Script(t, ns, "iptables -A INPUT -p udp --dport 4444 -j no")
-	wantAdmitted(t, c, false)
-	mustAdmit(t, c, true)
+	wantReady(t, c, false)
+	mustPlace(t, c, true)
 	wantRules(t, ns, "FORWARD", ourRule, "-j no")
 	wantRules(t, ns, "no", "-j DROP")
 }
@@ -445,8 +445,8 @@ func TestWhatIsNotRightIsNotSealed(t *testing.T) {
 	c, ns := dialNew(t)
 	c.seen.Use(0, nil)
 	nstest.Script(t, ns, "iptables -P FORWARD DROP")
-	wantAdmitted(t, c, false)
-	wantAdmitted(t, c, false)
+	wantReady(t, c, false)
+	wantReady(t, c, false)
 }
 
 func TestUnknownPartsOfARuleMayStopPackets(t *testing.T) {

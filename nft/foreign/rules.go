@@ -211,7 +211,7 @@ type fateKind uint8
 
 const (
 	comesBack fateKind = iota // to where it was called from, or to the policy
-	admitted
+	accepted
 	dropped
 )
 
@@ -261,7 +261,7 @@ func (w *walk) rule(r *rule) (f fate, end bool) {
 	}
 	switch r.verdict {
 	case accepts, queues, varies:
-		return fate{how: admitted, by: r}, true
+		return fate{how: accepted, by: r}, true
 	case drops:
 		if m == always {
 			return fate{how: dropped, by: r}, true

@@ -72,22 +72,22 @@ func TestWhatOthersDropStaysDropped(t *testing.T) {
 			s.podsReach(t, true)
 			// And again behind ours, if it comes later.
 			s.farScript(t, tc.drop...)
-			mustAdmitAnyhow(t, s.c)
+			mustPlaceAnyhow(t, s.c)
 			s.podsReach(t, false)
 			s.farScript(t, tc.undrop...)
-			mustAdmitAnyhow(t, s.c)
+			mustPlaceAnyhow(t, s.c)
 			s.podsReach(t, true)
 			wantObstacles(t, s.host, Path{Prefixes: prefixes("10.22.0.0/16", "fd00:22::/64")})
 		})
 	}
 }
 
-func mustAdmitAnyhow(tb testing.TB, c *Conn) {
+func mustPlaceAnyhow(tb testing.TB, c *Conn) {
 	tb.Helper()
 	if _, err := c.Ensure(context.Background()); err != nil {
 		tb.Fatal(err)
 	}
-	mustAdmit(tb, c, false)
+	mustPlace(tb, c, false)
 }
 
 func TestLayoutsOfOthersLetPodsPass(t *testing.T) {
@@ -102,14 +102,14 @@ func TestLayoutsOfOthersLetPodsPass(t *testing.T) {
 			mustAdd(t, s.fw, ep)
 			restore(t, s.host, layout)
 			s.podsReach(t, false)
-			mustAdmit(t, s.c, true)
+			mustPlace(t, s.c, true)
 			s.podsReach(t, true)
 			if strings.HasPrefix(layout, "docker") {
 				// dockerd takes its calls out and inserts them anew when it starts.
 				for _, chain := range []string{"DOCKER-ISOLATION-STAGE-1", "DOCKER-FORWARD", "DOCKER-USER"} {
 					nstest.Script(t, s.host, "! iptables -D FORWARD -j "+chain+" 2>/dev/null || iptables -I FORWARD -j "+chain)
 				}
-				mustAdmit(t, s.c, false)
+				mustPlace(t, s.c, false)
 				s.podsReach(t, true)
 			}
 			wantObstacles(t, s.host, Path{Prefixes: prefixes("10.22.0.0/16", "fd00:22::/64")})
@@ -156,7 +156,7 @@ func TestDropsOfPodsAheadAreNamed(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			mustAdmitAnyhow(t, s.c)
+			mustPlaceAnyhow(t, s.c)
 			again := wantObstacles(t, s.host, path, want...)
 			if diff := cmp.Diff(found, again); diff != "" {
 				t.Errorf("before and after Admit (-before +after):\n%s", diff)
@@ -172,7 +172,7 @@ func TestDropsOfPodsAheadAreNamed(t *testing.T) {
 				nstest.Run(t, s.host, "sh", "-ec", strings.ReplaceAll(o.Remedy, "tables -", "tables-nft -"))
 			}
 			if len(found) > 0 {
-				mustAdmitAnyhow(t, s.c)
+				mustPlaceAnyhow(t, s.c)
 				wantObstacles(t, s.host, path)
 				for _, to := range []string{far4, far6} {
 					nstest.Reaches(t, s.pod, to, true)
@@ -239,7 +239,7 @@ func TestADropOfAllAheadOfOursStaysInForce(t *testing.T) {
 			if tc.old != "" {
 				nstest.Script(t, s.host, "iptables -I "+tc.old+" "+ourRule)
 			} else {
-				mustAdmit(t, s.c, true)
+				mustPlace(t, s.c, true)
 			}
 			s.podsReach(t, true)
 
@@ -259,16 +259,16 @@ func TestADropOfAllAheadOfOursStaysInForce(t *testing.T) {
 				if meanwhile != "" {
 					nstest.Script(t, s.host, meanwhile)
 				}
-				mustAdmitAnyhow(t, s.c)
+				mustPlaceAnyhow(t, s.c)
 				s.podsReach(t, false)
 				wantObstacles(t, s.host, path, want...)
 			}
-			// Whoever wants ours ahead of it deletes ours, and has it made anew. That is also what
+			// An operator that wants ours ahead of it deletes ours, and has it made anew. That is also what
 			// a place that goes by the drop alone would come to.
 			file := filepath.Join(t.TempDir(), "iptables")
 			nstest.Script(t, s.host, "iptables-save -t filter >"+file, "grep -v tombolo "+file+" | iptables-restore")
 			s.podsReach(t, false)
-			mustAdmit(t, s.c, true)
+			mustPlace(t, s.c, true)
 			s.podsReach(t, !tc.forPods)
 			nstest.Script(t, s.host, "iptables-restore <"+file)
 			s.podsReach(t, false)
@@ -277,7 +277,7 @@ func TestADropOfAllAheadOfOursStaysInForce(t *testing.T) {
 				nstest.Run(t, s.host, "sh", "-ec", strings.ReplaceAll(o.Remedy, "tables -", "tables-nft -"))
 			}
 			s.podsReach(t, true)
-			mustAdmitAnyhow(t, s.c)
+			mustPlaceAnyhow(t, s.c)
 			wantObstacles(t, s.host, path)
 			s.podsReach(t, true)
 		})

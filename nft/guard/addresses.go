@@ -112,8 +112,8 @@ const (
 	listenerReportTwo = 143
 )
 
-// guardDiscovery is for neighbour discovery (RFC 4861): who it is of, and which MAC
-// its options give.
+// guardDiscovery is for neighbour discovery (RFC 4861): whose address it is about, and
+// which MAC its options give.
 func (list *rules) guardDiscovery() {
 	// The first fragment could end before anything shows of what it is.
 	for _, headers := range []struct {
@@ -200,7 +200,7 @@ func (list *rules) guardIPv6() {
 		x.isEtherType(unix.ETH_P_IPV6)
 		x.isFree()
 	})
-	// Who may send from its own addresses alone can be nobody's router.
+	// A pod that may send from its own addresses alone can be no router.
 	list.add("router advertisements", func(x expressions) { x.isDiscovery(routerAdvert, routerAdvert); x.Drop() })
 	list.add("redirects", func(x expressions) { x.isDiscovery(redirectMessage, redirectMessage); x.Drop() })
 	list.add("advertisements of another's IPv6 address", func(x expressions) {

@@ -12,8 +12,8 @@ import (
 // The chain from-pods is for frames that no port of a pod's, guarded or not, is to have
 // the bridge, or other pods, act upon.
 //
-// Whoever gets a frame with a tag of VLAN 0 (IEEE 802.1Q's priority tag), and has no link
-// for it, takes the tag off and reads what is behind it, and any number of them in a row
+// A host that gets a frame with a tag of VLAN 0 (IEEE 802.1Q's priority tag), and has no
+// link for it, takes the tag off and reads what is behind it, and any number of them in a row
 // (__netif_receive_skb_core). A bridge without VLANs passes such a frame on as it is, and
 // does not show it to the firewall, since to br_netfilter it is no IP: so between pods it
 // would be a way past every rule, policy and connection tracking. A tag in front of
@@ -21,8 +21,8 @@ import (
 // to have a link for it.
 //
 // A multicast query makes the bridge take its sender for the querier, and from then on
-// send no group but to ports that have reported it. Whoever asks once, and then so that
-// the answers may take hours (RFC 3810, section 5.1.3), has it forget all reports after
+// send no group but to ports that have reported it. A pod that asks once, and then so that
+// the answers may take hours (RFC 3810, section 5.1.3), makes it forget all reports after
 // some minutes (mcast_membership_interval) all the same: then solicitations of neighbours,
 // which are multicast, reach nobody any more, neither from pods nor from the host. It goes
 // by Group, like what keeps reports from pods, so that an operator can have a pod that

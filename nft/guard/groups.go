@@ -6,7 +6,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// Frames to the link-local groups, 01:80:c2:00:00:00 to :0f, are for whoever is at the
+// Frames to the link-local groups, 01:80:c2:00:00:00 to :0f, are for the device at the
 // other end of the wire (IEEE 802.1Q, table 8-1): STP, LACP, 802.1X, LLDP and the like. A
 // bridge does not forward them, but hands them to the host's own stack, as from the port
 // and not from the bridge: whatever is in them, an IPv6 router advertisement or a datagram,

@@ -139,8 +139,8 @@ func (list *rules) addRouting() {
 	}
 }
 
-// addARPProbes lets a host that has an address ask for its own alone. Who asks for
-// another's, as that one does, has it believe in a conflict (RFC 5227, section 2.1.1).
+// addARPProbes lets a host that has an address ask for its own alone. A probe for
+// another's makes that host believe in a conflict (RFC 5227, section 2.1.1).
 func (list *rules) addARPProbes() {
 	list.add("ARP probes for another's address", func(x expressions) {
 		x.isEtherType(unix.ETH_P_ARP)
@@ -161,8 +161,8 @@ const (
 )
 
 // addRouters is for what routers say. Switches that look for listeners send all of
-// multicast to whoever queries, or advertises himself, and forget the listeners when
-// he stops.
+// multicast to a host that queries, or advertises itself, and forget the listeners when
+// it stops.
 func (list *rules) addRouters() {
 	for _, icmp := range []struct {
 		comment string

@@ -119,7 +119,7 @@ func TestStateDeletedDuringParallelADDs(t *testing.T) {
 	n.wantNothing()
 }
 
-// stale forges the reservation of a pod of an earlier life of the node.
+// stale forges the reservation of a pod of an earlier epoch.
 func stale(t *testing.T, dir, address string, age time.Duration) {
 	t.Helper()
 	path := filepath.Join(dir, address)
@@ -135,7 +135,7 @@ func stale(t *testing.T, dir, address string, age time.Duration) {
 // longAgo is before any machine that runs this test was started.
 const longAgo = 10 * 365 * 24 * time.Hour
 
-func TestReservationsOfAnEarlierLifeAreDropped(t *testing.T) {
+func TestReservationsOfAnEarlierEpochAreDropped(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	dataDir := t.TempDir()
@@ -162,13 +162,13 @@ func TestReservationsOfAnEarlierLifeAreDropped(t *testing.T) {
 	}
 	for address, owner := range n.reservations(dir) {
 		if owner == "before-the-reboot\r\neth0" {
-			t.Errorf("%s is still reserved for a pod of an earlier life", address)
+			t.Errorf("%s is still reserved for a pod of an earlier epoch", address)
 		}
 	}
 	wantError(t, w.status(), 50, "is full")
 }
 
-func TestReservationsOfAnUnknownLifeAreKept(t *testing.T) {
+func TestReservationsOfAnUnknownEpochAreKept(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	dataDir := t.TempDir()

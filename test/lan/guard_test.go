@@ -48,19 +48,19 @@ func TestGuardedPodIsNotTakenForTheRouter(t *testing.T) {
 			if guarded {
 				n.conf["ipam"].(object)["timeout"] = "2s" // nobody is to answer
 			}
-			victim := l.newPod("victim")
-			out, err := n.verb("ADD", victim)
+			neighbour := l.newPod("neighbour")
+			out, err := n.verb("ADD", neighbour)
 			switch {
 			case guarded && (err == nil || !strings.Contains(err.Error(), `"code":11`)):
 				t.Errorf("ADD of another pod: %s %v, want that no server answered", out, err)
 			case !guarded && err != nil:
 				t.Errorf("the pod's server does not work, so the test shows nothing: %v", err)
 			case !guarded:
-				victim.learn(t, out)
-				if victim.ip4.Less(nstest.Addr(rogueFirst)) || nstest.Addr(rogueLast).Less(victim.ip4) {
-					t.Errorf("the other pod has %s, which is not the pod's to give", victim.ip4)
+				neighbour.learn(t, out)
+				if neighbour.ip4.Less(nstest.Addr(rogueFirst)) || nstest.Addr(rogueLast).Less(neighbour.ip4) {
+					t.Errorf("the other pod has %s, which is not the pod's to give", neighbour.ip4)
 				}
-				n.del(victim)
+				n.del(neighbour)
 			}
 			// What it is it may go on to be.
 			if guarded {
@@ -79,7 +79,7 @@ func impersonate(t *testing.T, l *lan, evil *pod) {
 	nstest.Sysctl(t, evil.ns, "net/ipv6/conf/"+nic+"/disable_ipv6", "0")
 	nstest.Sysctl(t, evil.ns, "net/ipv6/conf/"+nic+"/accept_dad", "0")
 	ip(t, evil.ns, "address add "+routerIP4+"/24 dev "+nic, "address add "+routerIP6+"/64 dev "+nic+" nodad")
-	nstest.Settle(t, evil.ns)
+	nstest.WaitForAddresses(t, evil.ns)
 	cmd := exec.Command("dnsmasq", "--keep-in-foreground", "--conf-file=/dev/null", "--no-resolv", "--no-hosts", "--no-ping", "--port=0",
 		"--bind-interfaces", "--interface="+nic, "--except-interface=lo", "--dhcp-authoritative", "--pid-file=", "--user=root", "--leasefile-ro",
 		"--log-facility="+t.TempDir()+"/log", "--dhcp-range="+rogueFirst+","+rogueLast+",2m")

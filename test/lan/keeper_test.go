@@ -249,7 +249,7 @@ func TestKeeperKeepsTheHostsOwnLeaseAndHandsItBack(t *testing.T) {
 	l := newLAN(t)
 	d := l.dnsmasq()
 	l.plug(l.host.ns)
-	l.heedsRouter() // which is slower than DHCP, or faster
+	l.followsRouter() // which is slower than DHCP, or faster
 	client := l.udhcpc()
 	for _, p := range []place{l.other, l.internet} {
 		l.serve(p, servicePort, 4)

@@ -156,13 +156,13 @@ func advertised(l *lan) {
 	l.dnsmasq()
 	l.plug(l.host.ns)
 	ip(l, l.host.ns, "address add "+hostIP4+"/24 brd + dev eth0", "route add default via "+routerIP4)
-	l.heedsRouter()
+	l.followsRouter()
 	l.host.ip6 = nstest.Addr(l.autoconf(nic))
 }
 
-// heedsRouter waits until the host has what its kernel makes of the router's
+// followsRouter waits until the host has what its kernel makes of the router's
 // advertisements.
-func (l *lan) heedsRouter() {
+func (l *lan) followsRouter() {
 	l.Helper()
 	l.eventually("a default route and an address by advertisement", func() bool {
 		l.solicit(nic)

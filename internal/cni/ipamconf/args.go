@@ -39,7 +39,7 @@ func parseArgs(args string) (*envArgs, error) {
 			}
 			ignoreUnknown = ignore
 		default:
-			// What runtimes tell of a Kubernetes pod is for whom it may concern.
+			// Runtimes tell every plugin which Kubernetes pod it is: that is not an error.
 			if !strings.HasPrefix(key, "K8S_") {
 				unknown = append(unknown, key)
 			}

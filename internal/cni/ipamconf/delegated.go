@@ -50,7 +50,7 @@ func newDelegated(r *Request, kind string) Allocator {
 // caller's deadline.
 const undoTime = 10 * time.Second
 
-// slow is what a plugin is to who has locks.
+// slow is what a plugin is to a caller that has locks.
 const slow = "a plugin"
 
 // Bind returns d: a plugin looks after itself.

@@ -224,7 +224,7 @@ func (conf *DHCP) Lease(id *Identity, mac net.HardwareAddr, args map[string]stri
 	}
 	l := &network.Lease{
 		Client: *client.Config(nil), Sticky: client.Sticky,
-		Unkept: conf.Unkept(), Priority: conf.Priority,
+		KeeperOptional: conf.KeeperOptional(), Priority: conf.Priority,
 	}
 	l.Client.Timeout = time.Duration(conf.Timeout)
 	for _, r := range conf.Routes {
@@ -233,8 +233,8 @@ func (conf *DHCP) Lease(id *Identity, mac net.HardwareAddr, args map[string]stri
 	return l, nil
 }
 
-// Unkept says that leases need not be renewed.
-func (conf *DHCP) Unkept() bool { return conf.Keeper == keeperOptional }
+// KeeperOptional says that leases need not be renewed.
+func (conf *DHCP) KeeperOptional() bool { return conf.Keeper == keeperOptional }
 
 // Duration is a length of time, written as "5s" or "1m30s".
 type Duration time.Duration

@@ -32,7 +32,7 @@ type dnsConf struct {
 	Options     []string `json:"options"`
 }
 
-// static is ipam.Static by a config. Whether the addresses are free is up to who named them.
+// static is ipam.Static by a config. Whether the addresses are free is up to the operator that named them.
 type static struct {
 	local
 	addresses ipam.Static

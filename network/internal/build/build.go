@@ -164,7 +164,7 @@ func openLoopback(ctx context.Context, s *session.Session, b *Built) error {
 	if err := loopback.Open(ctx, s.Dir, b.shut, b.Bridge, s.Warn); err != nil {
 		return err
 	}
-	if b.shut.LoopbackKept == before.LoopbackKept && b.shut.LoopbackUnkept == before.LoopbackUnkept {
+	if b.shut.LoopbackFiltered == before.LoopbackFiltered && b.shut.LoopbackUnfiltered == before.LoopbackUnfiltered {
 		return nil
 	}
 	if err := s.Dir.SaveNetwork(b.shut); err != nil {
@@ -220,15 +220,15 @@ func buildNetwork(ctx context.Context, s *session.Session, w *Want) (*Built, err
 		return nil, err
 	}
 	if changed {
-		// Who flushed our table took the other networks' rules as well, and who
-		// deleted the bridge, their ports.
+		// A flush of our table took the other networks' rules as well, and the
+		// deletion of the bridge, their ports.
 		if err := mendOthers(ctx, s, w.Record.Name); err != nil {
 			return nil, err
 		}
 	}
 	// The keeper tries again where that fails, and the ADD needs none of it.
 	s.Later(func() error { return reroute.Follow(ctx, s, attachments) })
-	// Only now: whoever is stopped before leaves it to the next ADD.
+	// Only now: a call that is stopped before leaves it to the next ADD.
 	if _, err := s.Firewall.Ensure(ctx, recorded.Rules(rec, l)); err != nil {
 		return nil, err
 	}

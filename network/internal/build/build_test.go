@@ -30,7 +30,7 @@ func TestIPv6IsRefusedOnlyWhereItIsAskedFor(t *testing.T) {
 
 // A bridge that is made anew answers under the MAC that its pods have in their
 // neighbour tables.
-func TestBridgesMACIsTheSameForALife(t *testing.T) {
+func TestBridgesMACIsTheSameForAnEpoch(t *testing.T) {
 	t.Parallel()
 	one := state.Epoch{Boot: "b", ID: "1"}.Token()
 	mac := bridgeMAC(one, "cbr0")

@@ -89,7 +89,7 @@ func buildGateways(ctx context.Context, s *session.Session, rec *state.Network, 
 			added = append(added, gw.Addr())
 		}
 	}
-	if err := usable.Settled(ctx, s.Links.Addresses(), l.Index, added...); err != nil {
+	if err := usable.Wait(ctx, s.Links.Addresses(), l.Index, added...); err != nil {
 		return err
 	}
 	for _, p := range stale {

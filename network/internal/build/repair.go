@@ -30,7 +30,7 @@ func Repair(ctx context.Context, s *session.Session) error {
 	var followers []*state.Attachment
 	for _, rec := range records {
 		if rec.Epoch != s.Epoch.Token() {
-			continue // of an earlier life: its next ADD builds it
+			continue // of an earlier epoch: its next ADD builds it
 		}
 		attachments, err := s.Attachments(rec.Name)
 		if err == nil {

@@ -13,7 +13,7 @@ import (
 
 // Dialer opens the sockets of a client: one that sends, in the pod, and one that hears, on
 // the port, since what a DHCP server says of a pod's address goes into the host's firewall,
-// and the pod's namespace may be prepared by somebody who has all rights there.
+// and the pod's namespace may be prepared by a process that has all rights there.
 // Packet sockets take the kernel longer to close than all the rest takes, and are left to
 // the keeper: an ADD takes 20 ms so, and 50 without.
 func Dialer(dir *lease.Dir, sockets *transport.Config, att *bridge.Attachment) func(context.Context, netip.Addr) (dhcpc.Transport, error) {

@@ -160,16 +160,16 @@ func Lead(ctx context.Context, a *state.Attachment, routes *route.Conn, link int
 	return held.Replace(rec)
 }
 
-// Differences compares an attachment with its lease. It need not be kept with unkept.
-func Differences(rec *state.Attachment, unkept bool) ([]string, error) {
+// Differences compares an attachment with its lease. It need not be kept with keeperOptional.
+func Differences(rec *state.Attachment, keeperOptional bool) ([]string, error) {
 	var found []string
 	add := func(format string, args ...any) { found = append(found, fmt.Sprintf(format, args...)) }
 	dir, err := lease.Open(rec.DataDir)
 	if err != nil {
 		return nil, err
 	}
-	if !unkept {
-		if err := dir.Kept(); err != nil {
+	if !keeperOptional {
+		if err := dir.CheckKeeper(); err != nil {
 			add("%v", err)
 		}
 	}

@@ -78,8 +78,8 @@ func Loopback(ctx context.Context, rec *state.Network, l *bridge.Link, found *Fi
 }
 
 // Lease compares an attachment with its lease.
-func Lease(rec *state.Attachment, unkept bool, found *Findings) error {
-	texts, err := dhcplease.Differences(rec, unkept)
+func Lease(rec *state.Attachment, keeperOptional bool, found *Findings) error {
+	texts, err := dhcplease.Differences(rec, keeperOptional)
 	for _, text := range texts {
 		found.Add("%s", text)
 	}

@@ -76,27 +76,27 @@ func Open(ctx context.Context, dir *state.Dir, rec *state.Network, l *bridge.Lin
 			return err
 		}
 		if routed && !kept.HasPlace() && !keptBefore(dir, rec) {
-			rec.LoopbackUnkept = true
+			rec.LoopbackUnfiltered = true
 			warn(openIfFlushed + l.Name + ": an earlier version published ports there; once all have gone, this is mended")
 			return nil
 		}
 	}
 	// What the host itself sends by the bridge of an uplink would be lost while the place is made.
 	if rec.Uplink != "" && !kept.HasPlace() && !keptBefore(dir, rec) {
-		rec.LoopbackUnkept = true
+		rec.LoopbackUnfiltered = true
 		warn(openIfFlushed + l.Name + ": to keep it would cost the host packets there, unless Tombolo makes the bridge anew")
 		_, err := sysctl.Ensure(path, "1")
 		return err
 	}
 	// The filter first: there must be no moment without it.
 	_, err = conn.Ensure(ctx, keep, kept, routed)
-	rec.LoopbackUnkept = localnet.IsUnsupported(err)
-	if rec.LoopbackUnkept {
+	rec.LoopbackUnfiltered = localnet.IsUnsupported(err)
+	if rec.LoopbackUnfiltered {
 		warn(openIfFlushed + l.Name + ": " + err.Error())
 	} else if err != nil {
 		return err
 	}
-	rec.LoopbackKept = !rec.LoopbackUnkept
+	rec.LoopbackFiltered = !rec.LoopbackUnfiltered
 	_, err = sysctl.Ensure(path, "1")
 	return err
 }
@@ -105,12 +105,12 @@ func Open(ctx context.Context, dir *state.Dir, rec *state.Network, l *bridge.Lin
 // is worth a few packets.
 func keptBefore(dir *state.Dir, rec *state.Network) bool {
 	before, err := dir.LoadNetwork(rec.Name)
-	return err == nil && before.LoopbackKept && before.Bridge == rec.Bridge
+	return err == nil && before.LoopbackFiltered && before.Bridge == rec.Bridge
 }
 
 // IsOpen says whether all that Open makes is there.
 func IsOpen(ctx context.Context, rec *state.Network, l *bridge.Link) (bool, error) {
-	if !l.RouteLocalnet || rec.LoopbackUnkept {
+	if !l.RouteLocalnet || rec.LoopbackUnfiltered {
 		return l.RouteLocalnet, nil
 	}
 	conn, err := localnet.Dial(nil)
@@ -147,7 +147,7 @@ func Published(dir *state.Dir, bridgeName string, warn func(string)) (bool, erro
 	return false, nil
 }
 
-// Shut takes back what Open made for a bridge, without a look at who else may need it. known
+// Shut takes back what Open made for a bridge, without a look at what else may need it. known
 // says that a pod behind the bridge did. Where the kernel
 // has no filters, or an earlier version made none, a bridge of our own tells whose
 // setting it was.

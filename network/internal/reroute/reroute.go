@@ -63,8 +63,8 @@ func Follow(ctx context.Context, s *session.Session, attachments []*state.Attach
 	return errors.Join(errs...)
 }
 
-// Attachment does it for one pod, whose record it locks. The record is written last: who is
-// stopped before that leaves it to the next.
+// Attachment does it for one pod, whose record it locks. The record is written last: a call
+// that is stopped before that leaves it to the next.
 func Attachment(ctx context.Context, s *session.Session, a *state.Attachment) error {
 	lock, err := s.Dir.LockAttachment(a.Network, a.Hash())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -87,20 +87,20 @@ func Attachment(ctx context.Context, s *session.Session, a *state.Attachment) er
 	changed := false
 	for i := range a.Addresses {
 		address := &a.Addresses[i]
-		if !address.Through.IsValid() {
+		if !address.HostGateway.IsValid() {
 			continue
 		}
 		own, err := HostAddresses(s.Links, l, address.Prefix)
 		if err != nil {
 			return err
 		}
-		if len(own) == 0 || slices.Contains(own, address.Through) {
+		if len(own) == 0 || slices.Contains(own, address.HostGateway) {
 			continue
 		}
 		if err := leadTo(ctx, a, address, own[0]); err != nil {
 			return err
 		}
-		address.GoThrough(own[0])
+		address.SetHostGateway(own[0])
 		changed = true
 	}
 	if !changed {
@@ -135,7 +135,7 @@ func leadTo(ctx context.Context, a *state.Attachment, address *state.Address, ow
 	}
 	for _, r := range list {
 		// One that a program in the pod has made of it since is the pod's own.
-		if r.Dst.Bits() == 0 && r.Gateway == address.Through {
+		if r.Dst.Bits() == 0 && r.Gateway == address.HostGateway {
 			n := r
 			n.Gateway, n.Flags = own, 0
 			if err := replace(routes, r, n); err != nil {
@@ -210,8 +210,8 @@ func Routes(rec *state.Attachment, routes []route.Route) []route.Route {
 			continue
 		}
 		for _, a := range rec.Addresses {
-			if a.ThroughAtADD.IsValid() && a.ThroughAtADD == r.Gateway {
-				list[i].Gateway = a.Through
+			if a.HostGatewayAtADD.IsValid() && a.HostGatewayAtADD == r.Gateway {
+				list[i].Gateway = a.HostGateway
 			}
 		}
 	}

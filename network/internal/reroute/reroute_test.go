@@ -17,10 +17,10 @@ func TestMain(m *testing.M) { nstest.Main(m) }
 func through(prefix, host, atADD string) state.Address {
 	a := state.Address{Prefix: netip.MustParsePrefix(prefix)}
 	if host != "" {
-		a.Through = netip.MustParseAddr(host)
+		a.HostGateway = netip.MustParseAddr(host)
 	}
 	if atADD != "" {
-		a.ThroughAtADD = netip.MustParseAddr(atADD)
+		a.HostGatewayAtADD = netip.MustParseAddr(atADD)
 	}
 	return a
 }
@@ -35,7 +35,7 @@ func TestAnAddressRemembersTheHostsOfItsADD(t *testing.T) {
 		{"10.0.0.7", "10.0.0.7", "10.0.0.5"},
 		{"10.0.0.5", "10.0.0.5", "10.0.0.5"},
 	} {
-		a.GoThrough(netip.MustParseAddr(tt.own))
+		a.SetHostGateway(netip.MustParseAddr(tt.own))
 		if want := through("10.0.0.9/24", tt.want, tt.atADD); a != want {
 			t.Errorf("through %s: %+v, want %+v", tt.own, a, want)
 		}

@@ -36,7 +36,7 @@ type Session struct {
 	Dir      *state.Dir
 	LeaseDir string // see Config
 	Mark     uint32
-	Epoch    state.Epoch // of this life of the node; known after Enter
+	Epoch    state.Epoch // of this start of the node; known after Enter
 
 	// HostLease is the lock of the lease that the host has by a NIC, where a command holds it
 	// from its beginning to its end.
@@ -92,7 +92,7 @@ func (s *Session) Later(do func() error) { s.later = append(s.later, do) }
 // Warn is for what was worked around.
 func (s *Session) Warn(text string) { s.log.Warn(printable.Line(text)) }
 
-// Enter takes the shared lock and sees to it that the state belongs to this life
+// Enter takes the shared lock and sees to it that the state belongs to this start
 // of the node. It may be called again.
 func (s *Session) Enter(ctx context.Context) error {
 	if s.lock != nil {
@@ -167,21 +167,21 @@ func (s *Session) leaveNote() {
 	}
 }
 
-// begin takes down, when a life of the node begins, what pods of an earlier one
+// begin takes down, when a start of the node begins, what pods of an earlier one
 // left in the kernel. After a reboot there is nothing; where a nested node
 // restarts, its namespace may be the machine's.
-func (s *Session) begin(life state.NewLife) error {
-	for _, a := range life.Stale {
+func (s *Session) begin(start state.EpochStart) error {
+	for _, a := range start.Stale {
 		if err := s.RemoveElements(context.Background(), a.Hash(), a); err != nil {
-			s.Warn("drop elements of an earlier life: " + err.Error())
+			s.Warn("drop elements of an earlier start: " + err.Error())
 		}
 	}
-	for _, a := range life.Stale {
+	for _, a := range start.Stale {
 		if a.Bridge == "" || !endpoint.PublishesIPv4(a) {
 			continue
 		}
 		if err := loopback.Shut(context.Background(), s.Links, a.Bridge, true); err != nil {
-			s.Warn("close the loopback of an earlier life: " + err.Error())
+			s.Warn("close the loopback of an earlier start: " + err.Error())
 		}
 	}
 	return nil

@@ -72,7 +72,7 @@ func (n *Node) with(ctx context.Context, nic string, do func(*work) error) error
 	return do(w)
 }
 
-// loadUplink reads the record of a takeover: nil where there is none in this life of
+// loadUplink reads the record of a takeover: nil where there is none in this epoch of
 // the node.
 func loadUplink(file *state.UplinkFile) (*uplink.Record, error) {
 	data, err := file.Load()
@@ -178,7 +178,7 @@ func (n *Node) isKept() bool {
 		return true
 	}
 	dir, err := lease.Open(n.LeaseDir)
-	return err == nil && dir.Kept() == nil
+	return err == nil && dir.CheckKeeper() == nil
 }
 
 // adopt makes the keeper responsible for the lease that the host has by the NIC, if it has
@@ -219,14 +219,14 @@ func (n *Node) adoptLease(ctx context.Context, rec *uplink.Record) error {
 	return err
 }
 
-// isTaken says whether a NIC is taken over, for a bridge: who gives one back hands its lease
-// back first, and has the lease's lock until it is done.
+// isTaken says whether a NIC is taken over, for a bridge: a call that gives one back hands its
+// lease back first, and has the lease's lock until it is done.
 func isTaken(file *state.UplinkFile, bridgeName string) (bool, error) {
 	rec, err := loadUplink(file)
 	return err == nil && rec != nil && rec.State == uplink.Taken && rec.Bridge == bridgeName, err
 }
 
-// LockHostLease locks the record of the lease that the host has by a NIC: for those who may
+// LockHostLease locks the record of the lease that the host has by a NIC: for calls that may
 // have to hand it back while they hold the state's lock, which comes after it. It is nil
 // where nothing is known of leases.
 func LockHostLease(ctx context.Context, leaseDir, nic string) (*lease.Held, error) {

@@ -71,7 +71,7 @@ func Network(ctx context.Context, s *session.Session, name string) error {
 func uplinkOf(s *session.Session, name string) string {
 	rec, err := s.Dir.LoadNetwork(name)
 	if err != nil {
-		return "" // for who needs the record to say
+		return "" // a caller that needs the record reports it
 	}
 	return rec.Uplink
 }

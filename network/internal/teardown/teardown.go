@@ -58,7 +58,7 @@ type Teardown struct {
 	Session *session.Session
 	Network string
 	Known   Known
-	// Allocator gives who takes addresses back, nil if nobody does: see network.Config.
+	// Allocator gives what takes addresses back, nil if nothing does: see network.Config.
 	Allocator func(*Origin) (ipam.Allocator, error)
 	// Step is called when a part of an attachment has gone.
 	Step func(string) error

@@ -13,13 +13,13 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// Settle waits until the IPv6 addresses of namespaces can be reached. Even for those
+// WaitForAddresses waits until the IPv6 addresses of namespaces can be reached. Even for those
 // that were added without duplicate detection (nodad) the kernel leaves it to a worker
 // to join the solicited-node group and to make the local route: until then a neighbour's
 // question gets lost, and on a machine that keeps the worker from its work for three
 // seconds the neighbour gives up. The links of such addresses have to be up; addresses
 // whose detection is on are not waited for.
-func Settle(tb testing.TB, spaces ...*netns.NS) {
+func WaitForAddresses(tb testing.TB, spaces ...*netns.NS) {
 	tb.Helper()
 	if !HasIPv6() {
 		return
@@ -27,7 +27,7 @@ func Settle(tb testing.TB, spaces ...*netns.NS) {
 	deadline := time.Now().Add(patience)
 	for _, ns := range spaces {
 		for {
-			missing := unsettled(tb, ns)
+			missing := unusable(tb, ns)
 			if len(missing) == 0 {
 				break
 			}
@@ -39,9 +39,9 @@ func Settle(tb testing.TB, spaces ...*netns.NS) {
 	}
 }
 
-// unsettled gives the addresses without duplicate detection that have no local route
+// unusable gives the addresses without duplicate detection that have no local route
 // yet, each with its link, in the words of proc.
-func unsettled(tb testing.TB, ns *netns.NS) []string {
+func unusable(tb testing.TB, ns *netns.NS) []string {
 	tb.Helper()
 	var addresses, routes []byte
 	err := ns.Do(func() error {

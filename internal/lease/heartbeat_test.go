@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func keep(t *testing.T, d *Dir) *Pulse {
+func keep(t *testing.T, d *Dir) *Heartbeat {
 	t.Helper()
 	p, err := d.Keep()
 	if err != nil {
@@ -29,8 +29,8 @@ func TestWithoutAKeeperNobodyIsAlive(t *testing.T) {
 		if alive || since != 0 || err != nil {
 			t.Errorf("Alive: %t, %v, %v", alive, since, err)
 		}
-		if err := d.Kept(); !errors.Is(err, ErrNoKeeper) || !strings.Contains(err.Error(), "systemctl start tombolod") {
-			t.Errorf("Kept: %v, want %v and what to do", err, ErrNoKeeper)
+		if err := d.CheckKeeper(); !errors.Is(err, ErrNoKeeper) || !strings.Contains(err.Error(), "systemctl start tombolod") {
+			t.Errorf("CheckKeeper: %v, want %v and what to do", err, ErrNoKeeper)
 		}
 		// The same after one that has ended, however that came.
 		p, err := d.Keep()
@@ -57,7 +57,7 @@ func TestAKeeperThatBeatsIsAlive(t *testing.T) {
 }
 
 // aliveAfter is Alive of a keeper whose last beat was so long ago.
-func aliveAfter(t *testing.T, d *Dir, p *Pulse, silent time.Duration) (alive bool, since time.Duration, _ error) {
+func aliveAfter(t *testing.T, d *Dir, p *Heartbeat, silent time.Duration) (alive bool, since time.Duration, _ error) {
 	t.Helper()
 	now, err := uptime()
 	if err != nil {
@@ -85,8 +85,8 @@ func TestAKeeperThatIsSilentIsNotAlive(t *testing.T) {
 			t.Errorf("%v after its last beat: alive %t since %v, %v; want %t", tt.silent, alive, since, err, tt.alive)
 		}
 		if !tt.alive {
-			if err := d.Kept(); !errors.Is(err, ErrSilent) || !strings.Contains(err.Error(), "restart tombolod") {
-				t.Errorf("Kept: %v, want %v and what to do", err, ErrSilent)
+			if err := d.CheckKeeper(); !errors.Is(err, ErrSilent) || !strings.Contains(err.Error(), "restart tombolod") {
+				t.Errorf("CheckKeeper: %v, want %v and what to do", err, ErrSilent)
 			}
 		}
 	}
@@ -102,8 +102,8 @@ func TestThereIsOneKeeper(t *testing.T) {
 	t.Parallel()
 	d := open(t)
 	p := keep(t, d)
-	if _, err := d.Keep(); !errors.Is(err, ErrKept) {
-		t.Errorf("second Keep: %v, want %v", err, ErrKept)
+	if _, err := d.Keep(); !errors.Is(err, ErrOtherKeeper) {
+		t.Errorf("second Keep: %v, want %v", err, ErrOtherKeeper)
 	}
 	p.Close()
 	keep(t, d)
@@ -147,14 +147,14 @@ func TestAKilledKeeperIsNotAlive(t *testing.T) {
 		t.Error(err)
 	}
 	// Whether it has beaten lately is a matter of the machine's speed, and of another test.
-	if runs, _, err := d.pulse(); !runs || err != nil {
+	if runs, _, err := d.heartbeat(); !runs || err != nil {
 		t.Errorf("while it runs: %t, %v", runs, err)
 	}
 	// Stopped, it holds its lock and beats no more: that is for its last beat to tell.
 	if err := cmd.Process.Signal(unix.SIGSTOP); err != nil {
 		t.Error(err)
 	}
-	if runs, _, err := d.pulse(); !runs || err != nil {
+	if runs, _, err := d.heartbeat(); !runs || err != nil {
 		t.Errorf("stopped: runs %t, %v", runs, err)
 	}
 	if err := cmd.Process.Kill(); err != nil {

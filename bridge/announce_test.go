@@ -120,7 +120,7 @@ func (n *node) attachLate(tb testing.TB, pod *netns.NS, p bridge.Port) {
 		}
 		return nl.New(onlooker{tr, func(m netlink.Message) {
 			if setsUp(m, 2) {
-				host.SettleCarrier(p.Name)
+				host.RefreshCarrier(p.Name)
 				// Linux 6.1 leaves it to its worker.
 				until(tb, "the port does not forward before the pod's interface is up", func() bool {
 					closed = !strings.Contains(nstest.Run(tb, n.ns, "bridge", "link", "show", "dev", p.Name), "state forwarding")
@@ -297,7 +297,7 @@ func TestRouterAdvertisementsGiveThePodNothing(t *testing.T) {
 	nstest.Run(t, n.ns, "ip", "addr", "add", "fe80::1/64", "dev", "br0", "nodad")
 	p := port(0)
 	pod, _ := attach(t, n, p)
-	nstest.Settle(t, n.ns)
+	nstest.WaitForAddresses(t, n.ns)
 	got := func() string {
 		return nstest.Run(t, pod, "ip", "-6", "route", "show", "proto", "ra") + nstest.Run(t, pod, "ip", "-6", "addr", "show", "dev", "eth0", "dynamic")
 	}

@@ -10,34 +10,34 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/file"
 )
 
-// A NewLife is what Enter tells its caller when it begins an epoch.
-type NewLife struct {
+// EpochStart is what Enter tells its caller when it begins an epoch.
+type EpochStart struct {
 	Epoch Epoch
 
 	// Previous is the epoch that is over. It is nil if none was recorded, or
-	// its file was damaged: then pods of this very life may be running whose
+	// its file was damaged: then pods of this very epoch may be running whose
 	// records and reservations are lost.
 	Previous *Epoch
 
-	// Stale are the attachments of earlier lives. Their records are removed
+	// Stale are the attachments of earlier epochs. Their records are removed
 	// when the callback has succeeded.
 	Stale []*Attachment
 }
 
 // Enter takes the shared lock and sees to it that the directory belongs to the
-// present life of the node, whose epoch it returns with the lock.
+// present epoch, which it returns with the lock.
 //
 // If the epoch is missing, damaged or over, one process begins a new one under the
 // exclusive lock, while all others wait: it calls begin, which may be nil, for what
 // has to happen before the first allocation (rebuild reservations from the kernel,
-// drop those of an earlier life), then removes the records of earlier lives and
+// drop those of an earlier epoch), then removes the records of earlier epochs and
 // temporary files, and publishes the epoch last. If any of that fails the epoch is
 // not published, so the next caller does it all again: begin has to be idempotent.
 //
 // An epoch of a newer version is an error that matches ErrVersion. For the rest
 // Enter fails as Lock does. The caller must be in the node's own network namespace
 // and, to begin an epoch, its PID namespace.
-func (d *Dir) Enter(ctx context.Context, begin func(NewLife) error) (*Lock, Epoch, error) {
+func (d *Dir) Enter(ctx context.Context, begin func(EpochStart) error) (*Lock, Epoch, error) {
 	l, err := d.Lock(ctx, Shared)
 	if err != nil {
 		return nil, Epoch{}, err
@@ -54,7 +54,7 @@ func (d *Dir) Enter(ctx context.Context, begin func(NewLife) error) (*Lock, Epoc
 				return err
 			}
 			var err error
-			epoch, err = d.beginLife(epoch, found, begin)
+			epoch, err = d.beginEpoch(epoch, found, begin)
 			return err
 		})
 	if err != nil {
@@ -71,49 +71,49 @@ func ignoreLost(err error) error {
 	return err
 }
 
-// beginLife does what Enter promises. It runs under the exclusive lock; old and
+// beginEpoch does what Enter promises. It runs under the exclusive lock; old and
 // found are what Epoch returned under it.
-func (d *Dir) beginLife(old Epoch, found error, begin func(NewLife) error) (Epoch, error) {
+func (d *Dir) beginEpoch(old Epoch, found error, begin func(EpochStart) error) (Epoch, error) {
 	epoch, err := d.newEpoch()
 	if err != nil {
 		return Epoch{}, fmt.Errorf("begin epoch: %w", err)
 	}
-	life := NewLife{Epoch: epoch}
+	start := EpochStart{Epoch: epoch}
 	if errors.Is(found, ErrStale) {
-		life.Previous = &old
+		start.Previous = &old
 	}
-	if life.Stale, err = d.staleAttachments(life); err != nil {
+	if start.Stale, err = d.staleAttachments(start); err != nil {
 		return Epoch{}, fmt.Errorf("begin epoch: %w", err)
 	}
 	if begin != nil {
-		if err := begin(life); err != nil {
+		if err := begin(start); err != nil {
 			return Epoch{}, fmt.Errorf("begin epoch: %w", err)
 		}
 	}
-	if err := d.dropStale(life); err != nil {
-		return Epoch{}, fmt.Errorf("begin epoch: drop records of earlier lives: %w", err)
+	if err := d.dropStale(start); err != nil {
+		return Epoch{}, fmt.Errorf("begin epoch: drop records of earlier epochs: %w", err)
 	}
-	// From here on others take the directory for this life's.
+	// From here on others take the directory for those of this epoch.
 	if err := d.replaceFile(d.epochPath(), encode(epochVersion, epoch.fields)); err != nil {
 		return Epoch{}, fmt.Errorf("begin epoch: %w", err)
 	}
 	return epoch, nil
 }
 
-// isStale tells whether a record with this token is of an earlier life. With an
+// isStale tells whether a record with this token is of an earlier epoch. With an
 // epoch known to be over every record is. Without, only another boot proves it: a
 // record of this boot may belong to a pod that runs.
-func (life *NewLife) isStale(token string) bool {
-	if life.Previous != nil {
+func (start *EpochStart) isStale(token string) bool {
+	if start.Previous != nil {
 		return true
 	}
 	boot, _, ok := strings.Cut(token, tokenSeparator)
-	return ok && boot != life.Epoch.Boot
+	return ok && boot != start.Epoch.Boot
 }
 
-// staleAttachments collects the attachments of earlier lives. Damaged records
+// staleAttachments collects the attachments of earlier epochs. Damaged records
 // tell nothing, and are left out.
-func (d *Dir) staleAttachments(life NewLife) ([]*Attachment, error) {
+func (d *Dir) staleAttachments(start EpochStart) ([]*Attachment, error) {
 	networks, err := d.Networks()
 	if err != nil {
 		return nil, err
@@ -125,7 +125,7 @@ func (d *Dir) staleAttachments(life NewLife) ([]*Attachment, error) {
 			return nil, err
 		}
 		for _, a := range attachments {
-			if life.isStale(a.Epoch) {
+			if start.isStale(a.Epoch) {
 				stale = append(stale, a)
 			}
 		}
@@ -133,20 +133,20 @@ func (d *Dir) staleAttachments(life NewLife) ([]*Attachment, error) {
 	return stale, nil
 }
 
-// dropStale removes the records of earlier lives: everything, damaged or not, when
+// dropStale removes the records of earlier epochs: everything, damaged or not, when
 // an epoch is known to be over, else those whose token says so.
-func (d *Dir) dropStale(life NewLife) error {
+func (d *Dir) dropStale(start EpochStart) error {
 	errs := []error{d.dropStaleUplinks()}
-	if life.Previous != nil {
+	if start.Previous != nil {
 		return errors.Join(append(errs, os.RemoveAll(d.attachmentsPath()), os.RemoveAll(d.networksPath()))...)
 	}
-	for _, a := range life.Stale {
+	for _, a := range start.Stale {
 		errs = append(errs, d.Remove(a.Network, a.Hash()))
 	}
 	networks, _, err := d.ListNetworks()
 	errs = append(errs, err)
 	for _, n := range networks {
-		if life.isStale(n.Epoch) {
+		if start.isStale(n.Epoch) {
 			path, err := d.networkPath(n.Name)
 			errs = append(errs, err, file.Remove(path))
 		}

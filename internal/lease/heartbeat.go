@@ -24,7 +24,7 @@ const (
 )
 
 const (
-	// Beat is how often the keeper gives a sign of life.
+	// Beat is how often the keeper gives a heartbeat.
 	Beat = 5 * time.Second
 
 	// Silence is how long it may give none, until it is taken to be stopped or stuck.
@@ -35,22 +35,22 @@ var (
 	// ErrNoKeeper says that no keeper runs for the directory.
 	ErrNoKeeper = errors.New("no keeper runs")
 
-	// ErrSilent says that there is a keeper, which gave no sign of life for longer
+	// ErrSilent says that there is a keeper, which gave no heartbeat for longer
 	// than Silence: stopped (SIGSTOP, a debugger, a frozen cgroup), or stuck.
 	ErrSilent = errors.New("the keeper is stopped or stuck")
 
-	// ErrKept says that another keeper has the directory.
-	ErrKept = errors.New("another keeper has the lease directory")
+	// ErrOtherKeeper says that another keeper has the directory.
+	ErrOtherKeeper = errors.New("another keeper has the lease directory")
 )
 
 // Alive says whether a keeper renews the directory's leases, and how long ago it gave
-// its last sign of life; that is zero where none runs.
+// its last heartbeat; that is zero where none runs.
 func (d *Dir) Alive() (alive bool, since time.Duration, _ error) {
-	err := d.Kept()
+	err := d.CheckKeeper()
 	var silent *silenceError
 	switch {
 	case err == nil:
-		return d.pulse()
+		return d.heartbeat()
 	case errors.As(err, &silent):
 		return false, silent.since, nil
 	case errors.Is(err, ErrNoKeeper):
@@ -59,10 +59,10 @@ func (d *Dir) Alive() (alive bool, since time.Duration, _ error) {
 	return false, 0, err
 }
 
-// Kept is Alive with the reason, for an operator: its error matches ErrNoKeeper or
+// CheckKeeper is Alive with the reason, for an operator: its error matches ErrNoKeeper or
 // ErrSilent, or is the system's.
-func (d *Dir) Kept() error {
-	runs, since, err := d.pulse()
+func (d *Dir) CheckKeeper() error {
+	runs, since, err := d.heartbeat()
 	switch {
 	case err != nil:
 		return fmt.Errorf("look for the lease keeper: %w", err)
@@ -80,14 +80,14 @@ type silenceError struct {
 }
 
 func (e *silenceError) Error() string {
-	return fmt.Sprintf("%v: no sign of life for %v from the one for %s: restart it (systemctl restart tombolod)",
+	return fmt.Sprintf("%v: no heartbeat for %v from the one for %s: restart it (systemctl restart tombolod)",
 		ErrSilent, e.since.Round(time.Second), e.dir)
 }
 
 func (e *silenceError) Unwrap() error { return ErrSilent }
 
-// pulse asks the kernel about the keeper's locks.
-func (d *Dir) pulse() (runs bool, since time.Duration, _ error) {
+// heartbeat asks the kernel about the keeper's locks.
+func (d *Dir) heartbeat() (runs bool, since time.Duration, _ error) {
 	fd, err := file.Open(d.path+"/"+keeperLock, unix.O_RDWR)
 	if errors.Is(err, os.ErrNotExist) {
 		return false, 0, nil
@@ -117,16 +117,16 @@ func (d *Dir) pulse() (runs bool, since time.Duration, _ error) {
 	return true, max(now-time.Duration(beats.Start-beatsAt)*time.Millisecond, 0), nil
 }
 
-// Pulse is the keeper's hold on a directory.
-type Pulse struct {
+// Heartbeat is the keeper's hold on a directory.
+type Heartbeat struct {
 	dir  *Dir
 	fd   int
 	beat int64 // the byte of the last heartbeat, 0 before the first
 }
 
 // Keep makes the caller the directory's keeper, until Close or the end of the process.
-// The error matches ErrKept where there is one.
-func (d *Dir) Keep() (*Pulse, error) {
+// The error matches ErrOtherKeeper where there is one.
+func (d *Dir) Keep() (*Heartbeat, error) {
 	fd, err := file.Create(d.path+"/"+keeperLock, unix.O_RDWR)
 	if err != nil {
 		return nil, fmt.Errorf("keep leases: %w", err)
@@ -134,14 +134,14 @@ func (d *Dir) Keep() (*Pulse, error) {
 	lives := span(livesAt, 1)
 	if err := unix.FcntlFlock(uintptr(fd), unix.F_OFD_SETLK, &lives); err != nil {
 		if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) {
-			err = fmt.Errorf("%w: %s (`fuser -v %s/%s` shows which)", ErrKept, d.path, d.path, keeperLock)
+			err = fmt.Errorf("%w: %s (`fuser -v %s/%s` shows which)", ErrOtherKeeper, d.path, d.path, keeperLock)
 		}
 		return nil, errors.Join(fmt.Errorf("keep leases: %w", err), unix.Close(fd))
 	}
 	if err := d.private(); err != nil {
 		return nil, errors.Join(fmt.Errorf("keep leases: %w", err), unix.Close(fd))
 	}
-	p := &Pulse{dir: d, fd: fd}
+	p := &Heartbeat{dir: d, fd: fd}
 	if err := p.Beat(); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
@@ -150,7 +150,7 @@ func (d *Dir) Keep() (*Pulse, error) {
 
 // Beat gives the heartbeat. It fails if the directory was removed, so that no other
 // process sees it: then the keeper should start again.
-func (p *Pulse) Beat() error {
+func (p *Heartbeat) Beat() error {
 	var st unix.Stat_t
 	if err := unix.Fstat(p.fd, &st); err != nil || st.Nlink == 0 {
 		return fmt.Errorf("keeper's heartbeat: %s/%s was removed: %w", p.dir.path, keeperLock, os.ErrNotExist)
@@ -162,7 +162,7 @@ func (p *Pulse) Beat() error {
 	return p.beatAt(now)
 }
 
-func (p *Pulse) beatAt(now time.Duration) error {
+func (p *Heartbeat) beatAt(now time.Duration) error {
 	beat := beatsAt + now.Milliseconds()
 	if beat == p.beat {
 		return nil
@@ -184,7 +184,7 @@ func (p *Pulse) beatAt(now time.Duration) error {
 
 // Close ends the hold. It does not leave that to the close, since a child that is just
 // being forked has the descriptor too.
-func (p *Pulse) Close() error {
+func (p *Heartbeat) Close() error {
 	all := span(0, 0)
 	all.Type = unix.F_UNLCK
 	err := unix.FcntlFlock(uintptr(p.fd), unix.F_OFD_SETLK, &all)
@@ -198,7 +198,7 @@ func span(start, length int64) unix.Flock_t {
 }
 
 // uptime is CLOCK_MONOTONIC. Time that the machine sleeps does not count: no keeper
-// could give a sign of life then.
+// could gives a heartbeat then.
 func uptime() (time.Duration, error) {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {

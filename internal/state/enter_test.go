@@ -75,7 +75,7 @@ func containers(attachments []*Attachment) []string {
 	return ids
 }
 
-func TestRecordsOfAnEarlierLifeAreDropped(t *testing.T) {
+func TestRecordsOfAnEarlierEpochAreDropped(t *testing.T) {
 	t.Parallel()
 	d, n := newDirOn(t)
 	furnish(t, d)
@@ -95,7 +95,7 @@ func TestRecordsOfAnEarlierLifeAreDropped(t *testing.T) {
 	}
 }
 
-func TestRecordsOfThisLifeAreKept(t *testing.T) {
+func TestRecordsOfThisEpochAreKept(t *testing.T) {
 	t.Parallel()
 	d, _ := newDirOn(t)
 	furnish(t, d)
@@ -142,7 +142,7 @@ func TestAnEpochIsNotPublishedBeforeItsWorkIsDone(t *testing.T) {
 	furnish(t, d)
 	n.setBoot(otherBoot)
 	refused := errors.New("refused")
-	l, _, err := d.Enter(t.Context(), func(NewLife) error {
+	l, _, err := d.Enter(t.Context(), func(EpochStart) error {
 		if _, err := d.Epoch(); !errors.Is(err, ErrStale) {
 			t.Errorf("in the callback: %v, want ErrStale", err)
 		}

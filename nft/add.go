@@ -8,10 +8,8 @@ import (
 	"io/fs"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
-	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
 // Add adds an endpoint: one transaction of a few elements, however many are there.
@@ -29,7 +27,7 @@ func (c *Conn) Add(ctx context.Context, ep Endpoint) error {
 		return err
 	}
 	elements := ep.elements()
-	comment := ownerComment(ep.Owner, networkKey(ep.Network))
+	comment := ownerComment(ep.Owner, ruleset.NetworkKey(ep.Network))
 	excluded := rivals(elements)
 	return nftnl.Retry(ctx, func() error {
 		generation, clear, err := c.without(excluded)
@@ -42,8 +40,8 @@ func (c *Conn) Add(ctx context.Context, ep Endpoint) error {
 		if generation == nil {
 			generation = c.cache.Generation()
 		}
-		t := c.table.begin(generation)
-		t.addEndpoint(elements, comment)
+		t := c.tables.Begin(generation)
+		addEndpoint(t, elements, comment)
 		err = c.commitEndpoints(t)
 		if errors.Is(err, fs.ErrExist) {
 			err = c.addLooking(&ep, elements, comment)
@@ -54,15 +52,15 @@ func (c *Conn) Add(ctx context.Context, ep Endpoint) error {
 
 // without says whether none of several elements is there, and in which generation
 // that is so: in any, nil, where nothing has to be looked for.
-func (c *Conn) without(elements []element) (*uint32, bool, error) {
+func (c *Conn) without(elements []ruleset.Element) (*uint32, bool, error) {
 	if len(elements) == 0 {
 		return nil, true, nil
 	}
-	generation, err := c.settle()
+	generation, err := c.tables.SeenGeneration()
 	if err != nil {
 		return nil, false, err
 	}
-	have, err := c.lookup(elements)
+	have, err := c.tables.Lookup(elements)
 	for _, el := range have {
 		if el != nil {
 			return nil, false, err
@@ -73,18 +71,18 @@ func (c *Conn) without(elements []element) (*uint32, bool, error) {
 
 // addLooking adds elements after one was refused, which nothing but an abandoned
 // claim may have been the reason of. Else it says who has what.
-func (c *Conn) addLooking(ep *Endpoint, elements []element, comment string) error {
-	generation, err := c.settle()
+func (c *Conn) addLooking(ep *Endpoint, elements []ruleset.Element, comment string) error {
+	generation, err := c.tables.SeenGeneration()
 	if err != nil {
 		return err
 	}
-	have, err := c.lookup(elements)
+	have, err := c.tables.Lookup(elements)
 	if err != nil {
 		return err
 	}
 	for i, el := range have {
 		if el != nil {
-			return c.table.newConflict(*el, ep.portOf(elements[i]))
+			return newConflict(c.tables.Name, *el, ep.portOf(elements[i]))
 		}
 	}
 	rivals, err := c.findRivals(elements)
@@ -92,15 +90,15 @@ func (c *Conn) addLooking(ep *Endpoint, elements []element, comment string) erro
 	case err != nil:
 		return err
 	case len(rivals.held) > 0:
-		return c.table.newConflict(rivals.held[0], ep.portAgainst(rivals.held[0].element))
+		return newConflict(c.tables.Name, rivals.held[0], ep.portAgainst(rivals.held[0].Element))
 	case len(rivals.abandoned) == 0:
 		return nftnl.ErrOvertaken // gone again
 	}
-	t := c.table.begin(&generation)
+	t := c.tables.Begin(&generation)
 	for _, claim := range rivals.abandoned {
-		t.delElement(claim.element)
+		t.DelElement(claim.Element)
 	}
-	t.addEndpoint(elements, comment)
+	addEndpoint(t, elements, comment)
 	return c.commitEndpoints(t)
 }
 
@@ -138,7 +136,7 @@ func (c *Conn) Replace(ctx context.Context, eps ...Endpoint) error {
 		for _, el := range eps[i].leftovers() {
 			gone = append(gone, commented{el, group[len(group)-1].comment})
 		}
-		if len(group) < groupSize && i < len(eps)-1 {
+		if len(group) < ruleset.GroupSize && i < len(eps)-1 {
 			continue
 		}
 		if err := c.replace(ctx, group, gone, nil); err != nil {
@@ -149,18 +147,14 @@ func (c *Conn) Replace(ctx context.Context, eps ...Endpoint) error {
 	return nil
 }
 
-// groupSize is about how many elements are looked up and changed at once: few
-// enough for the answers to fit into the socket's default buffer (212,992 bytes).
-const groupSize = 32
-
 type commented struct {
-	element
+	ruleset.Element
 	comment string
 }
 
 // commented gives an endpoint's elements with its comment.
 func (ep *Endpoint) commented() []commented {
-	comment := ownerComment(ep.Owner, networkKey(ep.Network))
+	comment := ownerComment(ep.Owner, ruleset.NetworkKey(ep.Network))
 	elements := ep.elements()
 	list := make([]commented, len(elements))
 	for i, el := range elements {
@@ -169,10 +163,10 @@ func (ep *Endpoint) commented() []commented {
 	return list
 }
 
-func withoutComments(list []commented) []element {
-	elements := make([]element, len(list))
+func withoutComments(list []commented) []ruleset.Element {
+	elements := make([]ruleset.Element, len(list))
 	for i := range list {
-		elements[i] = list[i].element
+		elements[i] = list[i].Element
 	}
 	return elements
 }
@@ -180,14 +174,14 @@ func withoutComments(list []commented) []element {
 // replace adds elements whatever is there, and removes those that are gone, if they
 // are there with their comments. None is in both lists. Unless it is nil, refuse says
 // what stands against it, by what is there in the places of the group, and by its rivals.
-func (c *Conn) replace(ctx context.Context, group, gone []commented, refuse func([]*elementState, *found) error) error {
+func (c *Conn) replace(ctx context.Context, group, gone []commented, refuse func([]*ruleset.ElementState, *found) error) error {
 	elements := withoutComments(group)
 	return nftnl.Retry(ctx, func() error {
-		generation, err := c.settle()
+		generation, err := c.tables.SeenGeneration()
 		if err != nil {
 			return err
 		}
-		have, err := c.lookup(slices.Concat(elements, withoutComments(gone)))
+		have, err := c.tables.Lookup(slices.Concat(elements, withoutComments(gone)))
 		if err != nil {
 			return err
 		}
@@ -204,59 +198,34 @@ func (c *Conn) replace(ctx context.Context, group, gone []commented, refuse func
 		if err != nil {
 			return err
 		}
-		t := c.table.begin(&generation)
-		t.delRivals(rivals, elements)
+		t := c.tables.Begin(&generation)
+		delRivals(t, rivals, elements)
 		for i, el := range have[len(elements):] {
 			// One that excludes an element of the group is deleted with the rivals.
-			if el != nil && el.comment == gone[i].comment && !slices.ContainsFunc(rivals.held, el.isSame) {
-				t.delElement(el.element)
+			if el != nil && el.Comment == gone[i].comment && !slices.ContainsFunc(rivals.held, func(r ruleset.ElementState) bool { return r.Equal(el.Element) }) {
+				t.DelElement(el.Element)
 			}
 		}
 		for i, want := range group {
 			switch {
 			case have[i] == nil:
-			case have[i].comment == want.comment && bytes.Equal(have[i].data, want.data):
-				if claim, ok := want.claim(); ok && slices.ContainsFunc(unclaimed, claim.equal) {
-					t.shareElement(claim, claimComment)
+			case have[i].Comment == want.comment && bytes.Equal(have[i].Data, want.Data):
+				if claim, ok := claimOf(want.Element); ok && slices.ContainsFunc(unclaimed, claim.Equal) {
+					t.ShareElement(claim, ruleset.ClaimComment)
 				}
 				continue
-			case slices.ContainsFunc(elements[:i], want.equal):
+			case slices.ContainsFunc(elements[:i], want.Equal):
 				// Two of these contradict each other: the kernel says so.
 			default:
-				t.delElement(want.element)
+				t.DelElement(want.Element)
 			}
-			t.addOwned(want.element, want.comment)
+			addOwned(t, want.Element, want.comment)
 		}
 		for _, want := range group {
-			if rival, ok := want.rival(); ok && slices.ContainsFunc(elements, rival.equal) {
-				t.refuseRival(want.element, want.comment)
+			if rival, ok := rivalOf(want.Element); ok && slices.ContainsFunc(elements, rival.Equal) {
+				refuseRival(t, want.Element, want.comment)
 			}
 		}
 		return c.commitEndpoints(t)
 	})
-}
-
-// isSame says that two are the same entry, whatever its data and comment.
-func (e elementState) isSame(other elementState) bool { return e.equal(other.element) }
-
-// lookup gets elements by their keys; those that are not there are nil.
-func (c *Conn) lookup(elements []element) ([]*elementState, error) {
-	have := make([]*elementState, len(elements))
-	for start := 0; start < len(elements); start += groupSize {
-		var b nl.Batch
-		for i := start; i < min(start+groupSize, len(elements)); i++ {
-			c.table.getElement(&b, elements[i], func(data []byte) error {
-				list, err := decodeElements(elements[i].set.family, data)
-				if len(list) == 1 && list[0].equal(elements[i]) {
-					have[i] = &list[0]
-				}
-				return err
-			})
-		}
-		// EINVAL: somebody made the set with keys of another length.
-		if err := nftnl.Look(c.nl, &b, unix.EINVAL); err != nil {
-			return nil, err
-		}
-	}
-	return have, nil
 }

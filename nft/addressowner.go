@@ -6,6 +6,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
+	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
 // AddressOwner says whose an address is behind a bridge, in one request: the error of an Add of
@@ -22,13 +23,13 @@ func (c *Conn) AddressOwner(ctx context.Context, bridge string, a netip.Addr) (*
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	set := pods6Set
+	set := ruleset.Pods6Set
 	if a = a.Unmap().WithZone(""); a.Is4() {
-		set = pods4Set
+		set = ruleset.Pods4Set
 	}
-	have, err := c.lookup([]element{{set: inInet(set), key: nftnl.LinkKey(bridge, a.AsSlice(), 0)}})
+	have, err := c.tables.Lookup([]ruleset.Element{{Set: ruleset.InInet(set), Key: nftnl.LinkKey(bridge, a.AsSlice(), 0)}})
 	if err != nil || have[0] == nil {
 		return nil, err
 	}
-	return c.table.newConflict(*have[0], ""), nil
+	return newConflict(c.tables.Name, *have[0], ""), nil
 }

@@ -17,10 +17,11 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
+	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
 // fakeKernel has elements, and takes every change for good without making it.
-type fakeKernel struct{ elements []elementState }
+type fakeKernel struct{ elements []ruleset.ElementState }
 
 const fakeGeneration = 7
 
@@ -45,22 +46,22 @@ func (k *fakeKernel) answer(requests []netlink.Message) [][]byte {
 }
 
 func (k *fakeKernel) element(r netlink.Message) []byte {
-	asked, err := decodeElements(unix.NFPROTO_INET, r.Data[4:])
+	asked, err := ruleset.DecodeElements(unix.NFPROTO_INET, r.Data[4:])
 	if err != nil || len(asked) != 1 {
 		panic(fmt.Sprintf("a request for %d elements, %v", len(asked), err))
 	}
-	i := slices.IndexFunc(k.elements, func(el elementState) bool { return el.equal(asked[0].element) })
+	i := slices.IndexFunc(k.elements, func(el ruleset.ElementState) bool { return el.Equal(asked[0].Element) })
 	if i < 0 {
 		return nltest.Error(r, unix.ENOENT, "")
 	}
-	return answerOf(r, unix.NFT_MSG_NEWSETELEM, 0, tableName(DefaultTable).elementAttributes(k.elements[i].element, k.elements[i].comment)...)
+	return answerOf(r, unix.NFT_MSG_NEWSETELEM, 0, ruleset.TableName(DefaultTable).ElementAttributes(k.elements[i].Element, k.elements[i].Comment)...)
 }
 
-func elementsOf(eps ...Endpoint) []elementState {
-	var list []elementState
+func elementsOf(eps ...Endpoint) []ruleset.ElementState {
+	var list []ruleset.ElementState
 	for i := range eps {
 		for _, el := range eps[i].elements() {
-			list = append(list, elementState{el, ownerComment(eps[i].Owner, eps[i].Network)})
+			list = append(list, ruleset.ElementState{Element: el, Comment: ownerComment(eps[i].Owner, eps[i].Network)})
 		}
 	}
 	return list
@@ -82,7 +83,7 @@ func TestMessagesAreAsRecorded(t *testing.T) {
 	stale := pod("00000000bad", "10.22.0.5", "fd00:22::5")
 	for _, tc := range []struct {
 		name     string
-		have     []elementState
+		have     []ruleset.ElementState
 		do       func(*Conn) error
 		messages []string
 	}{

@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
+	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
 // Cache says which networks were ready at a generation: a number that every change of a
@@ -90,7 +90,7 @@ func (c *Conn) Unchanged(ctx context.Context) (bool, error) {
 	if err := ctx.Err(); err != nil {
 		return false, err
 	}
-	err := c.unchanged(*generation)
+	err := c.tables.Unchanged(*generation)
 	if nftnl.IsOvertaken(err) {
 		return false, nil
 	}
@@ -98,43 +98,17 @@ func (c *Conn) Unchanged(ctx context.Context) (bool, error) {
 }
 
 // commitEndpoints is commit for what changes nothing but elements of endpoints.
-func (c *Conn) commitEndpoints(t *transaction) error {
+func (c *Conn) commitEndpoints(t *ruleset.Transaction) error {
 	if t.Empty() {
 		return nil
 	}
-	err := t.Commit(c.nl)
+	err := t.Commit(c.tables.Conn)
 	switch {
-	case t.generation == nil:
+	case t.Generation == nil:
 	case err == nil:
-		c.cache.Follow(*t.generation)
+		c.cache.Follow(*t.Generation)
 	case errors.Is(err, unix.ERESTART):
 		c.cache.Drop() // what it says is over
 	}
 	return err
-}
-
-// sum is what a Cache has of a network: of all that its ruleset is made from.
-func (rs *ruleset) sum() uint64 {
-	sum := fnv.New64a()
-	write := func(at place, text string) {
-		sum.Write([]byte{at.family})
-		sum.Write([]byte(at.name))
-		sum.Write([]byte{0})
-		sum.Write([]byte(text))
-		sum.Write([]byte{0})
-	}
-	write(place{rulesVersion, rs.network}, rs.bridgeComment)
-	if rs.table != nftnl.DefaultTable {
-		write(place{name: string(rs.table)}, "table")
-	}
-	for i := range rs.chains {
-		write(rs.chains[i].place, rs.chains[i].settings)
-	}
-	for _, at := range rs.gone {
-		write(at, "gone")
-	}
-	for i := range rs.bridge {
-		write(rs.bridge[i].set, string(rs.bridge[i].key))
-	}
-	return sum.Sum64()
 }

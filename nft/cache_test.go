@@ -250,16 +250,16 @@ func TestSumsTellNetworksApart(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if same, ok := sums[rs.sum()]; ok {
+		if same, ok := sums[rs.Sum()]; ok {
 			t.Errorf("%+v has the sum of %s", n, same)
 		}
-		sums[rs.sum()] = fmt.Sprintf("%+v", n)
+		sums[rs.Sum()] = fmt.Sprintf("%+v", n)
 	}
 	rs, err := on(nil, &Config{Mark: 0x20000}).ruleset(&Network{Name: "a"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if same, ok := sums[rs.sum()]; ok {
+	if same, ok := sums[rs.Sum()]; ok {
 		t.Errorf("another mark has the sum of %s", same)
 	}
 }

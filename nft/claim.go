@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
+	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
 // A port on all addresses and the same port on one address exclude each other, and
@@ -21,46 +22,43 @@ import (
 // any number of them share, and which is one key. A claim may outlive them, and is
 // then taken away by whoever removes the last of them or comes across it.
 
-// claimComment is the comment of claims, which belong to no endpoint.
-const claimComment = ownerPrefix + "claim"
-
 // claim is what an entry for a port on one address shares with others of the port.
-func (e element) claim() (element, bool) {
-	for _, f := range families() {
-		if e.set == inInet(f.hostAddrs) && len(e.key) == int(f.addrLen)+2*slot {
-			return claimTo(f, e.key[f.addrLen:]), true
+func claimOf(e ruleset.Element) (ruleset.Element, bool) {
+	for _, f := range ruleset.Families() {
+		if e.Set == ruleset.InInet(f.HostAddrs) && len(e.Key) == int(f.AddrLen)+2*ruleset.Slot {
+			return claimTo(f, e.Key[f.AddrLen:]), true
 		}
 	}
-	return element{}, false
+	return ruleset.Element{}, false
 }
 
 // hasClaims says that some of several elements share a claim with others.
-func hasClaims(elements []element) bool {
-	return slices.ContainsFunc(elements, func(el element) bool { _, ok := el.claim(); return ok })
+func hasClaims(elements []ruleset.Element) bool {
+	return slices.ContainsFunc(elements, func(el ruleset.Element) bool { _, ok := claimOf(el); return ok })
 }
 
-func claimTo(f family, port []byte) element {
-	return element{set: inInet(claimsSet), key: key(number8(f.proto), port)}
+func claimTo(f ruleset.Family, port []byte) ruleset.Element {
+	return ruleset.Element{Set: ruleset.InInet(ruleset.ClaimsSet), Key: ruleset.Key(ruleset.Number8(f.Proto), port)}
 }
 
 // rival is what must not be there where the entry of a published port is.
-func (e element) rival() (element, bool) {
-	for _, f := range families() {
+func rivalOf(e ruleset.Element) (ruleset.Element, bool) {
+	for _, f := range ruleset.Families() {
 		switch {
-		case e.set == inInet(f.hostAddrs) && len(e.key) == int(f.addrLen)+2*slot:
-			return element{set: inInet(f.hostPorts), key: e.key[f.addrLen:], data: e.data}, true
-		case e.set == inInet(f.hostPorts):
-			return claimTo(f, e.key), true
+		case e.Set == ruleset.InInet(f.HostAddrs) && len(e.Key) == int(f.AddrLen)+2*ruleset.Slot:
+			return ruleset.Element{Set: ruleset.InInet(f.HostPorts), Key: e.Key[f.AddrLen:], Data: e.Data}, true
+		case e.Set == ruleset.InInet(f.HostPorts):
+			return claimTo(f, e.Key), true
 		}
 	}
-	return element{}, false
+	return ruleset.Element{}, false
 }
 
 // rivals are those of several, each once.
-func rivals(elements []element) []element {
-	var list []element
+func rivals(elements []ruleset.Element) []ruleset.Element {
+	var list []ruleset.Element
 	for _, el := range elements {
-		if r, ok := el.rival(); ok && !slices.ContainsFunc(list, r.equal) {
+		if r, ok := rivalOf(el); ok && !slices.ContainsFunc(list, r.Equal) {
 			list = append(list, r)
 		}
 	}
@@ -68,65 +66,67 @@ func rivals(elements []element) []element {
 }
 
 // addEndpoint appends what adds elements of one endpoint, whose rivals are not there.
-func (t *transaction) addEndpoint(elements []element, comment string) {
+func addEndpoint(t *ruleset.Transaction, elements []ruleset.Element, comment string) {
 	for _, el := range elements {
-		t.addOwned(el, comment)
+		addOwned(t, el, comment)
 	}
 }
 
 // refuseRival appends what is refused if the same transaction has added, or left, a
 // rival of an element.
-func (t *transaction) refuseRival(el element, comment string) {
-	if rival, ok := el.rival(); ok {
-		t.newElement(rival, comment)
-		t.delElement(rival)
+func refuseRival(t *ruleset.Transaction, el ruleset.Element, comment string) {
+	if rival, ok := rivalOf(el); ok {
+		t.NewElement(rival, comment)
+		t.DelElement(rival)
 	}
 }
 
 // addOwned appends what adds one element.
-func (t *transaction) addOwned(el element, comment string) {
-	if claim, ok := el.claim(); ok {
-		t.shareElement(claim, claimComment)
+func addOwned(t *ruleset.Transaction, el ruleset.Element, comment string) {
+	if claim, ok := claimOf(el); ok {
+		t.ShareElement(claim, ruleset.ClaimComment)
 	}
-	t.newElement(el, comment)
+	t.NewElement(el, comment)
 }
 
 // heldBy gives those entries that a claim stands for.
-func (c *Conn) heldBy(claims []elementState) ([]elementState, error) {
+func (c *Conn) heldBy(claims []ruleset.ElementState) ([]ruleset.ElementState, error) {
 	if len(claims) == 0 {
 		return nil, nil
 	}
-	all, err := c.elementsOf(hostAddrPlaces())
-	return slices.DeleteFunc(all, func(el elementState) bool {
-		claim, ok := el.claim()
-		return !ok || !slices.ContainsFunc(claims, func(c elementState) bool { return c.equal(claim) })
+	all, err := c.tables.ElementsOf(hostAddrPlaces())
+	return slices.DeleteFunc(all, func(el ruleset.ElementState) bool {
+		claim, ok := claimOf(el.Element)
+		return !ok || !slices.ContainsFunc(claims, func(c ruleset.ElementState) bool { return c.Equal(claim) })
 	}), err
 }
 
 // isHeld says that one of several entries stands behind a claim.
-func (e elementState) isHeld(entries []elementState) bool {
-	return slices.ContainsFunc(entries, func(el elementState) bool {
-		claim, ok := el.claim()
-		return ok && claim.equal(e.element)
+func isHeld(e ruleset.ElementState, entries []ruleset.ElementState) bool {
+	return slices.ContainsFunc(entries, func(el ruleset.ElementState) bool {
+		claim, ok := claimOf(el.Element)
+		return ok && claim.Equal(e.Element)
 	})
 }
 
-func hostAddrPlaces() []place { return []place{inInet(hostAddrs4Map), inInet(hostAddrs6Map)} }
+func hostAddrPlaces() []ruleset.Place {
+	return []ruleset.Place{ruleset.InInet(ruleset.HostAddrs4Map), ruleset.InInet(ruleset.HostAddrs6Map)}
+}
 
 // unclaimed gives those claims that should stand for entries of several elements, and are
 // not there: somebody emptied their set.
-func (c *Conn) unclaimed(elements []element) ([]element, error) {
-	var claims []element
+func (c *Conn) unclaimed(elements []ruleset.Element) ([]ruleset.Element, error) {
+	var claims []ruleset.Element
 	for _, el := range elements {
-		if claim, ok := el.claim(); ok && !slices.ContainsFunc(claims, claim.equal) {
+		if claim, ok := claimOf(el); ok && !slices.ContainsFunc(claims, claim.Equal) {
 			claims = append(claims, claim)
 		}
 	}
-	have, err := c.lookup(claims)
+	have, err := c.tables.Lookup(claims)
 	if err != nil {
 		return nil, err
 	}
-	var missing []element
+	var missing []ruleset.Element
 	for i, claim := range claims {
 		if have[i] == nil {
 			missing = append(missing, claim)
@@ -138,21 +138,21 @@ func (c *Conn) unclaimed(elements []element) ([]element, error) {
 // found are the rivals that there are: entries, and claims, of which those are
 // abandoned that no entry stands behind any more.
 type found struct {
-	held              []elementState
-	claims, abandoned []elementState
+	held              []ruleset.ElementState
+	claims, abandoned []ruleset.ElementState
 }
 
 // findRivals looks up the rivals of elements.
-func (c *Conn) findRivals(elements []element) (*found, error) {
+func (c *Conn) findRivals(elements []ruleset.Element) (*found, error) {
 	f := new(found)
-	have, err := c.lookup(rivals(elements))
+	have, err := c.tables.Lookup(rivals(elements))
 	if err != nil {
 		return nil, err
 	}
 	for _, el := range have {
 		switch {
 		case el == nil:
-		case el.set.name == claimsSet && el.comment == claimComment:
+		case el.Set.Name == ruleset.ClaimsSet && el.Comment == ruleset.ClaimComment:
 			f.claims = append(f.claims, *el)
 		default:
 			f.held = append(f.held, *el)
@@ -164,7 +164,7 @@ func (c *Conn) findRivals(elements []element) (*found, error) {
 	}
 	f.held = append(f.held, holders...)
 	for _, claim := range f.claims {
-		if !claim.isHeld(holders) {
+		if !isHeld(claim, holders) {
 			f.abandoned = append(f.abandoned, claim)
 		}
 	}
@@ -174,11 +174,11 @@ func (c *Conn) findRivals(elements []element) (*found, error) {
 // sweepClaims takes away the abandoned claims.
 func (c *Conn) sweepClaims(ctx context.Context) error {
 	return nftnl.Retry(ctx, func() error {
-		generation, err := c.settle()
+		generation, err := c.tables.SeenGeneration()
 		if err != nil {
 			return err
 		}
-		claims, err := c.elementsOfSet(inInet(claimsSet))
+		claims, err := c.tables.ElementsOfSet(ruleset.InInet(ruleset.ClaimsSet))
 		if err != nil {
 			if errors.Is(err, fs.ErrNotExist) {
 				return nil
@@ -189,10 +189,10 @@ func (c *Conn) sweepClaims(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		t := c.table.begin(&generation)
+		t := c.tables.Begin(&generation)
 		for _, claim := range claims {
-			if claim.comment == claimComment && !claim.isHeld(held) {
-				t.delElement(claim.element)
+			if claim.Comment == ruleset.ClaimComment && !isHeld(claim, held) {
+				t.DelElement(claim.Element)
 			}
 		}
 		return c.commitEndpoints(t)
@@ -201,38 +201,38 @@ func (c *Conn) sweepClaims(ctx context.Context) error {
 
 // delRivals appends what takes rivals away, but for those that are wanted as well:
 // these then conflict.
-func (t *transaction) delRivals(rivals *found, wanted []element) {
-	var stay []elementState
+func delRivals(t *ruleset.Transaction, rivals *found, wanted []ruleset.Element) {
+	var stay []ruleset.ElementState
 	for _, el := range rivals.held {
-		if slices.ContainsFunc(wanted, el.equal) {
+		if slices.ContainsFunc(wanted, el.Equal) {
 			stay = append(stay, el)
 			continue
 		}
-		t.delElement(el.element)
+		t.DelElement(el.Element)
 	}
 	for _, claim := range rivals.claims {
-		if !claim.isHeld(stay) {
-			t.delElement(claim.element)
+		if !isHeld(claim, stay) {
+			t.DelElement(claim.Element)
 		}
 	}
 }
 
 // portOf names the published port that an entry is for, as it was asked for; "" for
 // elements of other sets.
-func (ep *Endpoint) portOf(el element) string {
-	return ep.portWhere(func(mine element) bool { return mine.equal(el) })
+func (ep *Endpoint) portOf(el ruleset.Element) string {
+	return ep.portWhere(func(mine ruleset.Element) bool { return mine.Equal(el) })
 }
 
 // portAgainst names the port of the endpoint's that another's entry excludes.
-func (ep *Endpoint) portAgainst(theirs element) string {
-	claim, _ := theirs.claim()
-	return ep.portWhere(func(mine element) bool {
-		rival, _ := mine.rival()
-		return rival.equal(theirs) || rival.equal(claim)
+func (ep *Endpoint) portAgainst(theirs ruleset.Element) string {
+	claim, _ := claimOf(theirs)
+	return ep.portWhere(func(mine ruleset.Element) bool {
+		rival, _ := rivalOf(mine)
+		return rival.Equal(theirs) || rival.Equal(claim)
 	})
 }
 
-func (ep *Endpoint) portWhere(match func(element) bool) string {
+func (ep *Endpoint) portWhere(match func(ruleset.Element) bool) string {
 	for _, p := range ep.Ports {
 		for _, a := range ep.firstAddrs() {
 			if pub, ok := p.on(a); ok && match(pub.element()) {

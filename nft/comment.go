@@ -2,20 +2,18 @@ package nft
 
 import (
 	"strings"
-)
 
-// ownerPrefix starts the comments of our elements; the number is that of their
-// form.
-const ownerPrefix = "tombolo:1:"
+	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
+)
 
 // ownerComment is the comment of an endpoint's elements: tombolo:1:OWNER:NETWORK.
 func ownerComment(o Owner, networkKey string) string {
-	return ownerPrefix + string(o) + ":" + networkKey
+	return ruleset.OwnerPrefix + string(o) + ":" + networkKey
 }
 
 // parseOwner takes such a comment apart; it is false for any other.
 func parseOwner(comment string) (owner Owner, networkKey string, ok bool) {
-	rest, ok := strings.CutPrefix(comment, ownerPrefix)
+	rest, ok := strings.CutPrefix(comment, ruleset.OwnerPrefix)
 	if !ok {
 		return "", "", false
 	}
@@ -24,4 +22,9 @@ func parseOwner(comment string) (owner Owner, networkKey string, ok bool) {
 		return "", "", false
 	}
 	return Owner(o), key, true
+}
+
+// ownerOf is what an element's comment says; it is false for elements that are not ours.
+func ownerOf(el *ruleset.ElementState) (owner Owner, networkKey string, ok bool) {
+	return parseOwner(el.Comment)
 }

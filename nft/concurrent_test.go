@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
 // atOnce runs do n times at once, each with a Conn of its own, as processes would.
@@ -102,9 +103,9 @@ func TestNetworksOf32AtOnce(t *testing.T) {
 		wantReady(t, conns[0], network(i))
 	}
 	noErrors(t, "removals", atOnce(t, conns, func(i int, c *Conn) error { return c.RemoveNetwork(ctx, network(i).Name) }))
-	for _, family := range ourFamilies() {
-		inv, err := conns[0].inventory(family)
-		if err != nil || inv.table {
+	for _, family := range ruleset.OurFamilies() {
+		inv, err := conns[0].tables.Inventory(family)
+		if err != nil || inv.Table {
 			t.Errorf("left over: %+v, %v", inv, err)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
 // DefaultMark is the mark bit of a Config that names none. It is outside the bits
@@ -42,11 +43,10 @@ const DefaultTable = nftnl.DefaultTable
 // called from several goroutines, and from any number of processes at once. Errors
 // of the kernel are *tombolo.OpError, or wrap one.
 type Conn struct {
-	nl    *nl.Conn
-	mark  uint32
-	table tableName
-	cache nftnl.Seen
-	err   error // of what it was opened with
+	tables ruleset.Tables
+	mark   uint32
+	cache  nftnl.Seen
+	err    error // of what it was opened with
 }
 
 // Dial opens a connection. It needs CAP_SYS_ADMIN where cfg names a namespace;
@@ -76,7 +76,7 @@ func on(conn *nl.Conn, cfg *Config) *Conn {
 		cfg = &Config{}
 	}
 	return &Conn{
-		nl: conn, mark: cmp.Or(cfg.Mark, DefaultMark), table: tableName(cmp.Or(cfg.Table, DefaultTable)),
+		tables: ruleset.NewTables(conn, cmp.Or(cfg.Table, DefaultTable)), mark: cmp.Or(cfg.Mark, DefaultMark),
 		err: nftnl.CheckTable(cfg.Table, cfg.Mark),
 	}
 }
@@ -88,7 +88,7 @@ func (c *Conn) Close() error {
 	if c == nil {
 		return c.usable(context.Background())
 	}
-	return c.nl.Close()
+	return c.tables.Conn.Close()
 }
 
 // Probe says whether the firewall can be worked with at all: nil if the kernel has
@@ -99,7 +99,7 @@ func (c *Conn) Probe() error {
 		return err
 	}
 
-	_, err := c.generation()
+	_, err := c.tables.Generation()
 	if nftnl.IsMissing(err) {
 		return &tombolo.OpError{Op: "use nf_tables", Err: fmt.Errorf(
 			"%w: this kernel has no nf_tables; load the module of that name, or use a kernel with CONFIG_NF_TABLES and CONFIG_NF_TABLES_INET",
@@ -113,7 +113,7 @@ func (c *Conn) Socket() tombolo.Socket {
 	if c == nil {
 		return nil
 	}
-	return nftnl.Socket{Conn: c.nl, Seen: &c.cache}
+	return nftnl.Socket{Conn: c.tables.Conn, Seen: &c.cache}
 }
 
 // usable refuses a Conn or a context that nothing can be done with.
@@ -124,5 +124,5 @@ func (c *Conn) usable(ctx context.Context) error {
 	if c.err != nil {
 		return c.err
 	}
-	return nftnl.Usable(ctx, c.nl)
+	return nftnl.Usable(ctx, c.tables.Conn)
 }

@@ -1,7 +1,6 @@
 package nft
 
 import (
-	"bytes"
 	"fmt"
 	"net"
 	"net/netip"
@@ -9,13 +8,12 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
+	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
 // Owner names what an element belongs to, as a hash of whatever names it in full:
 // up to 16 lower-case letters and digits.
 type Owner string
-
-const maxOwner = 16
 
 // OwnerOf is the Owner of an attachment: a hash of its network, its container and its
 // interface. Tombolo's plugin has it of every pod, so that another program knows its
@@ -83,23 +81,11 @@ func (o Owner) check() error {
 			return invalid("owner %q: %q at offset %d", string(o), c, i)
 		}
 	}
-	if len(o) == 0 || len(o) > maxOwner {
-		return invalid("owner %q: %d characters, where 1 to %d are due", string(o), len(o), maxOwner)
+	if len(o) == 0 || len(o) > ruleset.MaxOwner {
+		return invalid("owner %q: %d characters, where 1 to %d are due", string(o), len(o), ruleset.MaxOwner)
 	}
 	return nil
 }
-
-// Lengths in bytes, of parts of keys and of the keys of sets.
-const (
-	ifnameLen = nftnl.IfnameLen
-	etherLen  = nftnl.EtherLen
-	etherSlot = nftnl.EtherSlot
-	addr4Len  = nftnl.IPv4Len
-	addr6Len  = nftnl.IPv6Len
-	pods4Len  = ifnameLen + addr4Len
-	pods6Len  = ifnameLen + addr6Len
-	portsLen  = ifnameLen + etherSlot
-)
 
 // check says what is wrong with an endpoint. What passes makes a key of the right
 // length, and a comment that nft prints and parseOwner takes apart.
@@ -118,8 +104,8 @@ func (ep *Endpoint) check() error {
 			return invalid("endpoint %s: address %q", ep.Owner, a)
 		}
 	}
-	if len(ep.Addrs) == 0 && len(ep.MAC) != etherLen {
-		return invalid("endpoint %s: it has neither an address nor a MAC of %d bytes", ep.Owner, etherLen)
+	if len(ep.Addrs) == 0 && len(ep.MAC) != ruleset.EtherLen {
+		return invalid("endpoint %s: it has neither an address nor a MAC of %d bytes", ep.Owner, ruleset.EtherLen)
 	}
 	if err := ep.checkGuard(); err != nil {
 		return err
@@ -127,32 +113,25 @@ func (ep *Endpoint) check() error {
 	return ep.checkPorts()
 }
 
-// element is one entry of a set, or of a map, which has data to each key.
-type element struct {
-	set  place
-	key  []byte
-	data []byte
-}
-
 // elements gives what an endpoint has in the sets; at least one, by which it can be
 // found again.
-func (ep *Endpoint) elements() []element {
+func (ep *Endpoint) elements() []ruleset.Element {
 	if len(ep.Addrs) == 0 {
-		return append([]element{{set: inInet(portsSet), key: nftnl.LinkKey(ep.Bridge, ep.MAC, etherSlot)}}, ep.guardElements()...)
+		return append([]ruleset.Element{{Set: ruleset.InInet(ruleset.PortsSet), Key: nftnl.LinkKey(ep.Bridge, ep.MAC, ruleset.EtherSlot)}}, ep.guardElements()...)
 	}
-	key := networkKey(ep.Network)
-	list := make([]element, 0, 2*len(ep.Addrs))
+	key := ruleset.NetworkKey(ep.Network)
+	list := make([]ruleset.Element, 0, 2*len(ep.Addrs))
 	for i, a := range ep.Addrs {
 		if slices.Contains(ep.Addrs[:i], a) {
 			continue // an address that was given twice must not conflict with itself
 		}
-		set := pods6Set
+		set := ruleset.Pods6Set
 		if a.Is4() {
-			set = pods4Set
+			set = ruleset.Pods4Set
 		}
-		list = append(list, element{set: inInet(set), key: nftnl.LinkKey(ep.Bridge, a.AsSlice(), 0)})
+		list = append(list, ruleset.Element{Set: ruleset.InInet(set), Key: nftnl.LinkKey(ep.Bridge, a.AsSlice(), 0)})
 		if ep.Masquerade {
-			list = append(list, element{set: inInet(masqueradeSet(a.Is4(), key)), key: a.AsSlice()})
+			list = append(list, ruleset.Element{Set: ruleset.InInet(ruleset.MasqueradeSet(a.Is4(), key)), Key: a.AsSlice()})
 		}
 	}
 	list = append(list, ep.portElements()...)
@@ -161,54 +140,7 @@ func (ep *Endpoint) elements() []element {
 
 // traces gives all that an endpoint may have in the sets: what a record says of it may
 // be younger than its elements.
-func (ep Endpoint) traces() []element {
+func (ep Endpoint) traces() []ruleset.Element {
 	ep.Masquerade = true
 	return append(ep.elements(), ep.leftovers()...)
 }
-
-// equal says that two are the same entry, whatever its data.
-func (e element) equal(other element) bool {
-	return e.set == other.set && bytes.Equal(e.key, other.key)
-}
-
-// parse takes a key apart; what it does not hold is zero. It is false for keys
-// that are none of ours.
-func (e element) parse() (bridge string, addr netip.Addr, mac net.HardwareAddr, ok bool) {
-	rest := e.key
-	switch {
-	case e.set.name == pods4Set && len(rest) == pods4Len,
-		e.set.name == pods6Set && len(rest) == pods6Len,
-		e.set.name == portsSet && len(rest) == portsLen:
-		name, _, _ := bytes.Cut(rest[:ifnameLen], []byte{0})
-		bridge, rest = string(name), rest[ifnameLen:]
-	case isMasqueradeSet(e.set.name):
-	default:
-		return "", netip.Addr{}, nil, false
-	}
-	if e.set.name == portsSet {
-		return bridge, netip.Addr{}, net.HardwareAddr(rest[:etherLen]), true
-	}
-	addr, ok = netip.AddrFromSlice(rest)
-	return bridge, addr, nil, ok
-}
-
-// keyText gives the key as nft prints it.
-func (e element) keyText() string {
-	bridge, addr, mac, ok := e.parse()
-	switch {
-	case !ok:
-		return e.typedKeyText()
-	case mac != nil:
-		return bridge + " . " + mac.String()
-	case bridge != "":
-		return bridge + " . " + addr.String()
-	default:
-		return addr.String()
-	}
-}
-
-// String gives the key and the set.
-func (e element) String() string { return e.keyText() + " of set " + e.set.name }
-
-// dataText gives the data as nft prints it.
-func (e element) dataText() string { return e.typedDataText() }

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
+	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
 // Outcome says what Ensure did.
@@ -59,17 +60,17 @@ func (c *Conn) ensure(ctx context.Context, n Network, sentinels bool) (Outcome, 
 	}
 	var out Outcome
 	err = nftnl.Retry(ctx, func() error {
-		have, err := c.read(want)
+		have, err := c.tables.Read(want)
 		if err != nil {
 			return err
 		}
-		p := plan(want, have)
-		found := Outcome{Changed: !p.nothing(), Emptied: len(p.sets)+len(p.emptied) > 0}
+		p := ruleset.Plan(want, have)
+		found := Outcome{Changed: !p.Nothing(), Emptied: len(p.Sets)+len(p.Emptied) > 0}
 		if !sentinels {
-			p.emptied = nil
+			p.Emptied = nil
 		}
-		if !p.nothing() {
-			if err := p.transaction(have, sentinels).Commit(c.nl); err != nil {
+		if !p.Nothing() {
+			if err := p.Transaction(have, sentinels).Commit(c.tables.Conn); err != nil {
 				return explainKernel(explainBusy(err))
 			}
 		}
@@ -97,126 +98,30 @@ func (c *Conn) Ready(ctx context.Context, n Network) (bool, error) {
 		return false, err
 	}
 	if !c.cache.IsOn() {
-		have, err := c.outline(want)
-		return err == nil && have.looksRight(want), err
+		have, err := c.tables.Outline(want)
+		return err == nil && have.LooksRight(want), err
 	}
-	generation, err := c.generation()
+	generation, err := c.tables.Generation()
 	if err != nil {
 		return false, err
 	}
-	sum := want.sum()
+	sum := want.Sum()
 	if c.cache.Covers(generation, sum) {
 		return true, nil
 	}
 	// What is seen from here on is of this generation, or of a later one.
-	settled := c.unchanged(generation)
+	settled := c.tables.Unchanged(generation)
 	if settled != nil && !nftnl.IsOvertaken(settled) {
 		return false, settled
 	}
-	have, err := c.outline(want)
-	if err != nil || !have.looksRight(want) {
+	have, err := c.tables.Outline(want)
+	if err != nil || !have.LooksRight(want) {
 		return false, err
 	}
 	if settled == nil {
 		c.cache.Add(generation, sum)
 	}
 	return true, nil
-}
-
-// changes are what makes a ruleset of what is there.
-type changes struct {
-	tables    []uint8 // make or wake them, by family
-	sets      []set
-	emptied   []set // those that are there, and lack their sentinels
-	chains    []*chain
-	oldSets   []place // to be deleted, and most of them made anew
-	oldChains []place
-	// What to change in the sets of bridges, and the comment of what is added.
-	add, del []element
-	comment  string
-}
-
-func (p *changes) nothing() bool {
-	return len(p.tables)+len(p.sets)+len(p.emptied)+len(p.chains)+len(p.oldChains)+len(p.add)+len(p.del) == 0
-}
-
-// plan finds the changes. A chain is never mended, but made anew: so it is all as
-// it should be, and carries the comment that says so, which cannot be changed.
-func plan(want *ruleset, have *state) *changes {
-	p := &changes{emptied: have.emptied(want)}
-	for _, family := range want.tables {
-		if t, ok := have.tables[family]; !ok || t.IsDormant() {
-			p.tables = append(p.tables, family)
-		}
-	}
-	for _, s := range want.sets() {
-		got, ok := have.sets[s.place]
-		if ok && s.matches(got) {
-			continue
-		}
-		p.sets = append(p.sets, s)
-		if ok {
-			p.oldSets = append(p.oldSets, s.place)
-		}
-	}
-	for i := range want.chains {
-		ch := &want.chains[i]
-		got, ok := have.chains[ch.place]
-		// Rules hold on to the sets that they look into.
-		if ok && ch.matches(got) && have.hasRules(ch) && len(p.oldSets) == 0 {
-			continue
-		}
-		p.chains = append(p.chains, ch)
-		if ok {
-			p.oldChains = append(p.oldChains, ch.place)
-		}
-	}
-	for _, at := range want.gone {
-		if have.hasChain(at) {
-			p.oldChains = append(p.oldChains, at)
-		}
-	}
-	p.comment = want.bridgeComment
-	p.add, p.del = have.bridgeChanges(want)
-	return p
-}
-
-// transaction makes the changes to what was seen in a state, with or without sentinels
-// in new sets.
-func (p *changes) transaction(seen *state, sentinels bool) *transaction {
-	t := seen.table.begin(&seen.generation)
-	for _, family := range p.tables {
-		t.newTable(family)
-	}
-	for _, at := range p.oldChains {
-		t.delChain(at)
-	}
-	for _, at := range p.oldSets {
-		t.delSet(at)
-	}
-	for i, s := range p.sets {
-		t.newSet(s, uint32(i+1))
-		if sentinels {
-			t.newElement(s.sentinel(), sentinelComment)
-		}
-	}
-	for _, s := range p.emptied {
-		t.newElement(s.sentinel(), sentinelComment)
-	}
-	for _, ch := range p.chains {
-		list := ch.rules()
-		t.newChain(ch, len(list))
-		for _, r := range list {
-			t.newRule(ch.place, r)
-		}
-	}
-	for _, el := range p.del {
-		t.delElement(el)
-	}
-	for _, el := range p.add {
-		t.newElement(el, p.comment)
-	}
-	return t
 }
 
 // explainKernel tells why something that is only added is not there.

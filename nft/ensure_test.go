@@ -220,9 +220,9 @@ func checkFinds(t *testing.T, c *Conn, n Network, ep *Endpoint, want []string) {
 }
 
 // inAnyOrder sorts a listing's chains and sets, whose order is that of their making.
-func inAnyOrder(ruleset string) map[string]bool {
+func inAnyOrder(listing string) map[string]bool {
 	blocks := map[string]bool{}
-	for block := range strings.SplitSeq(ruleset, "\n\t}\n") {
+	for block := range strings.SplitSeq(listing, "\n\t}\n") {
 		blocks[strings.TrimPrefix(strings.TrimSpace(block), "table inet tombolo {\n\t")] = true
 	}
 	return blocks

@@ -5,6 +5,8 @@ import (
 	"io/fs"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
 // ConflictError says that an element which an endpoint needs is there already, or
@@ -45,10 +47,10 @@ func (e *ConflictError) Error() string {
 func (e *ConflictError) Is(target error) bool { return target == fs.ErrExist || target == unix.EEXIST }
 
 // newConflict is about an element, and the port that was to be published.
-func (name tableName) newConflict(el elementState, port string) *ConflictError {
-	owner, network, _ := el.owner()
+func newConflict(name ruleset.TableName, el ruleset.ElementState, port string) *ConflictError {
+	owner, network, _ := ownerOf(&el)
 	return &ConflictError{
-		Table: name.of(el.set.family).String(), Set: el.set.name, Key: el.keyText(),
-		Owner: owner, Network: network, Comment: el.comment, Port: port,
+		Table: name.Of(el.Set.Family).String(), Set: el.Set.Name, Key: el.KeyText(),
+		Owner: owner, Network: network, Comment: el.Comment, Port: port,
 	}
 }

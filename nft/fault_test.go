@@ -14,6 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
 func TestKernelErrorsNameWhatFailed(t *testing.T) {
@@ -171,16 +172,16 @@ func TestCheckLooksAgainBeforeItReports(t *testing.T) {
 func TestListingWithAnElementTwiceIsAskedForAgain(t *testing.T) {
 	t.Parallel()
 	elements := elementsOf(pod("00000000001", "10.22.0.5"), pod("00000000002", "10.22.0.6"))
-	listings := [][]elementState{{elements[0], elements[0]}, {elements[0], elements[2]}}
+	listings := [][]ruleset.ElementState{{elements[0], elements[0]}, {elements[0], elements[2]}}
 	c := on(nl.New(nltest.NewFake(func(requests []netlink.Message) [][]byte {
 		r := requests[0]
 		var out [][]byte
 		switch uint16(r.Header.Type) {
 		case messageType(unix.NFT_MSG_GETSET):
-			out = append(out, answerOf(r, unix.NFT_MSG_NEWSET, unix.NLM_F_MULTI, nftnl.String(unix.NFTA_SET_NAME, pods4Set)))
+			out = append(out, answerOf(r, unix.NFT_MSG_NEWSET, unix.NLM_F_MULTI, nftnl.String(unix.NFTA_SET_NAME, ruleset.Pods4Set)))
 		case messageType(unix.NFT_MSG_GETSETELEM):
 			for _, el := range listings[0] {
-				out = append(out, answerOf(r, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_MULTI, tableName(DefaultTable).elementAttributes(el.element, el.comment)...))
+				out = append(out, answerOf(r, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_MULTI, ruleset.TableName(DefaultTable).ElementAttributes(el.Element, el.Comment)...))
 			}
 			listings = listings[1:]
 		}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
 // etherType is where the type of a frame is.
@@ -59,7 +60,7 @@ func ether(dst, src string, typ int, payload ...[]byte) []byte {
 
 // arpMessage is one of op 1 (request) or 2 (reply).
 func arpMessage(op int, senderMAC, senderIP, targetIP string) []byte {
-	return join([]byte{0, unix.ARPHRD_ETHER, 8, 0, etherLen, addr4Len}, be16(op), mac(senderMAC), ip(senderIP), make([]byte, 6), ip(targetIP))
+	return join([]byte{0, unix.ARPHRD_ETHER, 8, 0, ruleset.EtherLen, ruleset.Addr4Len}, be16(op), mac(senderMAC), ip(senderIP), make([]byte, 6), ip(targetIP))
 }
 
 // with gives a copy in which some bytes are others.

@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/nft/guard"
+	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
 // Package guard says what ports may say; here that becomes a part of our tables of the bridge
@@ -14,17 +15,6 @@ import (
 
 // PodGroup is guard.Group.
 const PodGroup = guard.Group
-
-const quietPrefix = "quiet-"
-
-// guardSets are package guard's, in our table.
-func guardSets() []set {
-	var list []set
-	for _, s := range guard.Sets() {
-		list = append(list, set{place: inBridge(s.Name), keyType: s.KeyType, keyLen: s.KeyLen, typeof: s.Userdata})
-	}
-	return list
-}
 
 // guarded is the endpoint's port as package guard has it.
 func (ep *Endpoint) guarded() guard.Port {
@@ -44,21 +34,21 @@ func (ep *Endpoint) checkGuard() error {
 }
 
 // guardElements gives what an endpoint has in the guard's sets.
-func (ep *Endpoint) guardElements() []element {
+func (ep *Endpoint) guardElements() []ruleset.Element {
 	if ep.GuardedPort == "" {
 		return nil
 	}
 	port := ep.guarded()
-	list := make([]element, 0, 7+2*len(ep.Addrs))
+	list := make([]ruleset.Element, 0, 7+2*len(ep.Addrs))
 	for set, key := range port.Elements() {
-		list = append(list, element{set: inBridge(set), key: key})
+		list = append(list, ruleset.Element{Set: ruleset.InBridge(set), Key: key})
 	}
 	return list
 }
 
 // leftovers gives what a guarded endpoint should not have in the sets, but may have had
 // as another one: as one without addresses, or with SLAAC.
-func (ep *Endpoint) leftovers() []element {
+func (ep *Endpoint) leftovers() []ruleset.Element {
 	if ep.GuardedPort == "" {
 		return nil
 	}
@@ -66,9 +56,9 @@ func (ep *Endpoint) leftovers() []element {
 	leasing := bare
 	leasing.SLAAC, leasing.Untrusted = true, true
 	known := ep.elements()
-	var list []element
+	var list []ruleset.Element
 	for _, el := range append(bare.elements(), leasing.guardElements()...) {
-		if !slices.ContainsFunc(known, el.equal) {
+		if !slices.ContainsFunc(known, el.Equal) {
 			known, list = append(known, el), append(list, el)
 		}
 	}
@@ -78,58 +68,14 @@ func (ep *Endpoint) leftovers() []element {
 // noteGuard adds what an element of the guard's sets tells of an endpoint; it is false
 // for any other. Of addresses it says nothing: pods have the same in other sets, and
 // there none that follows from the MAC.
-func (ep *Endpoint) noteGuard(el *elementState) bool {
-	if el.set.family != unix.NFPROTO_BRIDGE {
+func (ep *Endpoint) noteGuard(el *ruleset.ElementState) bool {
+	if el.Set.Family != unix.NFPROTO_BRIDGE {
 		return false
 	}
 	port := ep.guarded()
-	if !port.Note(el.set.name, el.key) {
+	if !port.Note(el.Set.Name, el.Key) {
 		return false
 	}
 	ep.GuardedPort, ep.MAC, ep.SLAAC, ep.Untrusted = port.Name, port.MAC, port.SLAAC, port.Untrusted
 	return true
-}
-
-func isGuardSet(at place) bool {
-	return at.family == unix.NFPROTO_BRIDGE && guard.IsSet(at.name)
-}
-
-// addGuard adds what guards the network's pods: the same for all networks. Without it,
-// chains that are there may be another network's too, and go with the table.
-func (rs *ruleset) addGuard(n *Network) {
-	if n.Groups || n.Guard {
-		rs.addChains(guard.Everyone())
-	}
-	if n.Guard {
-		rs.addChains(guard.Guarded())
-	}
-}
-
-// addReports adds the network's chain against reports that nobody reads, or has it removed.
-func (rs *ruleset) addReports(n *Network, key string) {
-	if !n.DropReports {
-		rs.gone = append(rs.gone, inBridge(quietPrefix+key))
-		return
-	}
-	reports := guard.Reports()
-	for i := range reports {
-		reports[i].Name = quietPrefix + key
-	}
-	rs.addChains(reports)
-}
-
-func (rs *ruleset) addChains(list []guard.Chain) {
-	rs.needTable(unix.NFPROTO_BRIDGE)
-	for _, ch := range list {
-		rs.chains = append(rs.chains, chain{
-			place: inBridge(ch.Name), kind: "filter", hook: ch.Hook, priority: ch.Priority, settings: ch.Settings, guard: ch.Rules,
-		})
-	}
-}
-
-// needTable has the table of a family made.
-func (rs *ruleset) needTable(family uint8) {
-	if !slices.Contains(rs.tables, family) {
-		rs.tables = append(rs.tables, family)
-	}
 }

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
 // portNames matches a port in a listing, and not the rule about all of them.
@@ -100,7 +101,7 @@ func TestGuardElementsAreTheEndpointsOwn(t *testing.T) {
 			}
 			var got []string
 			for _, el := range ep.elements() {
-				if el.set.family == unix.NFPROTO_BRIDGE {
+				if el.Set.Family == unix.NFPROTO_BRIDGE {
 					got = append(got, el.String())
 				}
 			}
@@ -433,11 +434,11 @@ func FuzzGuardKeys(f *testing.F) {
 		ep := guardedPod("0123456789a", "veth1", podMAC, addresses...)
 		ep.SLAAC, ep.Untrusted = addresses == nil, addresses == nil
 		for _, el := range ep.guardElements() {
-			f.Add(el.set.name, el.key)
+			f.Add(el.Set.Name, el.Key)
 		}
 	}
 	f.Fuzz(func(t *testing.T, set string, key []byte) {
-		el := elementState{element{set: inBridge(set), key: key}, ownerComment("0123456789a", "podnet")}
+		el := ruleset.ElementState{Element: ruleset.Element{Set: ruleset.InBridge(set), Key: key}, Comment: ownerComment("0123456789a", "podnet")}
 		if el.String() == "" {
 			t.Error("an element without a name")
 		}
@@ -445,10 +446,10 @@ func FuzzGuardKeys(f *testing.F) {
 		if !noted.noteGuard(&el) {
 			return
 		}
-		if !strings.HasPrefix(string(key), noted.GuardedPort) || noted.MAC != nil && len(noted.MAC) != etherLen {
+		if !strings.HasPrefix(string(key), noted.GuardedPort) || noted.MAC != nil && len(noted.MAC) != ruleset.EtherLen {
 			t.Errorf("key %x was understood as %+v", key, noted)
 		}
-		for _, ep := range collect([]elementState{el}, "podnet") {
+		for _, ep := range collect([]ruleset.ElementState{el}, "podnet") {
 			if ep.GuardedPort != noted.GuardedPort || ep.SLAAC != noted.SLAAC || ep.Untrusted != noted.Untrusted || len(ep.Addrs) > 0 {
 				t.Errorf("key %x gives %+v", key, ep)
 			}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
 const (
@@ -275,7 +276,7 @@ func TestIPv6LoopbackIsRefusedAtOnce(t *testing.T) {
 	}
 
 	// Without the rules for it, it hangs.
-	for _, chain := range []string{hostPortsChain, hostPortsLocalChain} {
+	for _, chain := range []string{ruleset.HostPortsChain, ruleset.HostPortsLocalChain} {
 		for _, handle := range handles(t, p.host, chain, "cannot be forwarded") {
 			nft(t, p.host, "delete rule inet tombolo "+chain+" handle "+handle)
 		}

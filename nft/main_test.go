@@ -202,15 +202,15 @@ func golden(tb testing.TB, name string, got []byte) {
 
 // normal gives a listing of nft's without what differs from run to run: the order
 // of a set's elements, and the numbers that the kernel gives rules.
-func normal(ruleset string) string {
+func normal(listing string) string {
 	elements := regexp.MustCompile(`(?s)(elements = \{ )(.*?)( \})`)
-	ruleset = elements.ReplaceAllStringFunc(ruleset, func(s string) string {
+	listing = elements.ReplaceAllStringFunc(listing, func(s string) string {
 		m := elements.FindStringSubmatch(s)
 		list := regexp.MustCompile(`,\s+`).Split(m[2], -1)
 		slices.Sort(list)
 		return m[1] + strings.Join(list, ",\n\t\t\t     ") + m[3]
 	})
 	// With --debug=netlink.
-	ruleset = regexp.MustCompile(`(?m)^\s+element .*\n`).ReplaceAllString(ruleset, "")
-	return regexp.MustCompile(`(?m)^((?:inet|bridge) tombolo \S+)( \d+)+ *$`).ReplaceAllString(ruleset, "$1")
+	listing = regexp.MustCompile(`(?m)^\s+element .*\n`).ReplaceAllString(listing, "")
+	return regexp.MustCompile(`(?m)^((?:inet|bridge) tombolo \S+)( \d+)+ *$`).ReplaceAllString(listing, "$1")
 }

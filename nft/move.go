@@ -3,6 +3,8 @@ package nft
 import (
 	"context"
 	"slices"
+
+	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
 // Move makes of an endpoint as it was one as it is by now, in one transaction: when
@@ -36,30 +38,30 @@ func (c *Conn) Update(ctx context.Context, old, new Endpoint) error {
 		return err
 	}
 
-	return c.move(ctx, old, new, func(have []*elementState, rivals *found) error {
-		return new.conflict(c.table, have, rivals)
+	return c.move(ctx, old, new, func(have []*ruleset.ElementState, rivals *found) error {
+		return new.conflict(c.tables.Name, have, rivals)
 	})
 }
 
 // conflict is what keeps an endpoint from having its elements, of which those are given
 // that are there, by place.
-func (ep *Endpoint) conflict(table tableName, have []*elementState, rivals *found) error {
-	comment := ownerComment(ep.Owner, networkKey(ep.Network))
+func (ep *Endpoint) conflict(table ruleset.TableName, have []*ruleset.ElementState, rivals *found) error {
+	comment := ownerComment(ep.Owner, ruleset.NetworkKey(ep.Network))
 	for _, el := range have {
-		if el != nil && el.comment != comment {
-			return table.newConflict(*el, ep.portOf(el.element))
+		if el != nil && el.Comment != comment {
+			return newConflict(table, *el, ep.portOf(el.Element))
 		}
 	}
 	for _, el := range rivals.held {
-		if el.comment != comment {
-			return table.newConflict(el, ep.portAgainst(el.element))
+		if el.Comment != comment {
+			return newConflict(table, el, ep.portAgainst(el.Element))
 		}
 	}
 	return nil
 }
 
 // move is both; refuse is nil where everything is taken over.
-func (c *Conn) move(ctx context.Context, old, new Endpoint, refuse func([]*elementState, *found) error) error {
+func (c *Conn) move(ctx context.Context, old, new Endpoint, refuse func([]*ruleset.ElementState, *found) error) error {
 	for _, ep := range []*Endpoint{&old, &new} {
 		if err := ep.check(); err != nil {
 			return err
@@ -71,7 +73,7 @@ func (c *Conn) move(ctx context.Context, old, new Endpoint, refuse func([]*eleme
 	group := new.commented()
 	var gone []commented
 	for _, el := range append(old.traces(), new.leftovers()...) {
-		isNew := func(c commented) bool { return c.equal(el) }
+		isNew := func(c commented) bool { return c.Equal(el) }
 		if !slices.ContainsFunc(group, isNew) && !slices.ContainsFunc(gone, isNew) {
 			gone = append(gone, commented{el, group[0].comment})
 		}

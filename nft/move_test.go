@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
+	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
 func TestMoveChangesWhatDiffers(t *testing.T) {
@@ -212,9 +213,9 @@ func TestMoveKeepsPortsPublished(t *testing.T) {
 	old.Ports = []Port{tcpPort("", 8080), tcpPort("192.0.2.1", 8081)}
 	new.Ports = old.Ports
 	mustAdd(t, c, old)
-	var ports []element
+	var ports []ruleset.Element
 	for _, el := range old.portElements() {
-		if _, ok := el.port(); ok {
+		if _, ok := readPort(el); ok {
 			ports = append(ports, el)
 		}
 	}
@@ -233,7 +234,7 @@ func TestMoveKeepsPortsPublished(t *testing.T) {
 		done <- nil
 	}()
 	for {
-		have, err := c.lookup(ports)
+		have, err := c.tables.Lookup(ports)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,13 +1,12 @@
 package nft
 
 import (
-	"cmp"
 	"fmt"
-	"hash/fnv"
 	"net/netip"
 	"slices"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
 // Network is what rules are made for.
@@ -113,44 +112,23 @@ func isAlphanumeric(c byte) bool {
 	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9'
 }
 
-// An element's comment holds the network and the owner, and nft reads back
-// comments of up to 128 bytes only.
-const (
-	maxComment    = 128
-	maxNetworkKey = maxComment - len(ownerPrefix) - maxOwner - len(":")
-	keptOfLong    = 80
-)
-
-// networkKey is the network's name as comments and names of chains and sets have
-// it: a name that is too long is cut and gets a hash, behind a character that nft
-// takes in names and networks' names never have.
-func networkKey(name string) string {
-	if len(name) <= maxNetworkKey {
-		return name
+// ruleset gives what there should be for a network.
+func (c *Conn) ruleset(n *Network) (*ruleset.Ruleset, error) {
+	if err := n.check(); err != nil {
+		return nil, err
 	}
-	h := fnv.New64a()
-	h.Write([]byte(name))
-	return fmt.Sprintf("%s/%016x", name[:keptOfLong], h.Sum64())
+	return ruleset.New(n.spec(), c.tables.Name, c.mark), nil
 }
 
-// exempt gives the destinations of one family that are not masqueraded, in a fixed
-// order, so that the same network always makes the same rules.
-func (n *Network) exempt(is4 bool) []netip.Prefix {
-	var list []netip.Prefix
-	for _, p := range slices.Concat(n.Prefixes, n.NonMasquerade) {
-		if p.Addr().Is4() != is4 {
-			continue
-		}
-		if at, found := slices.BinarySearchFunc(list, p.Masked(), comparePrefixes); !found {
-			list = slices.Insert(list, at, p.Masked())
-		}
+// spec is the network as package ruleset has it.
+func (n *Network) spec() *ruleset.Network {
+	s := &ruleset.Network{
+		Key: ruleset.NetworkKey(n.Name), Masquerade: n.Masquerade, Exempt: slices.Concat(n.Prefixes, n.NonMasquerade),
+		Bridge: n.Bridge, NFCall: n.NFCall, LAN: n.LAN, Policy: ruleset.Policy(n.Policy),
+		Guard: n.Guard, Groups: n.Groups, DropReports: n.DropReports,
 	}
-	return list
-}
-
-func comparePrefixes(a, b netip.Prefix) int {
-	if c := a.Addr().Compare(b.Addr()); c != 0 {
-		return c
+	for _, d := range n.Dedup {
+		s.Dedup = append(s.Dedup, ruleset.Dedup(d))
 	}
-	return cmp.Compare(a.Bits(), b.Bits())
+	return s
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
 func TestPolicyNamesItself(t *testing.T) {
@@ -101,15 +102,15 @@ func TestPolicyDropsWhatItShould(t *testing.T) {
 // bridgeEntries gives what the sets of bridges have, and of which network.
 func bridgeEntries(tb testing.TB, c *Conn) map[string]string {
 	tb.Helper()
-	all, err := c.elements(context.Background())
+	all, err := c.tables.Elements(context.Background())
 	if err != nil {
 		tb.Fatal(err)
 	}
 	got := map[string]string{}
 	for _, el := range all {
-		for _, s := range bridgeSets() {
-			if s.place == el.set {
-				owner, _, _ := strings.Cut(strings.TrimPrefix(el.comment, ownerPrefix), ",")
+		for _, s := range ruleset.BridgeSets() {
+			if s.Place == el.Set {
+				owner, _, _ := strings.Cut(strings.TrimPrefix(el.Comment, ruleset.OwnerPrefix), ",")
 				got[el.String()] = owner
 			}
 		}
@@ -210,7 +211,7 @@ func TestDamagedSetsOfBridgesAreMended(t *testing.T) {
 		diffs, err := c.Check(ctx, n, nil)
 		emptied := strings.HasPrefix(tc.damage, "flush")
 		if emptied && len(diffs) > 0 {
-			if !strings.Contains(diffs[0].String(), sentinelLink) {
+			if !strings.Contains(diffs[0].String(), ruleset.SentinelLink) {
 				t.Errorf("%s: %v comes before the set's sentinel", tc.damage, diffs[0])
 			}
 			diffs = diffs[1:]

@@ -9,6 +9,8 @@ import (
 	"strconv"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
 // Port is a port of a pod that is published on the host.
@@ -31,19 +33,7 @@ func (p Port) String() string {
 	if p.HostAddr.IsValid() {
 		text = netip.AddrPortFrom(p.HostAddr, p.HostPort).String()
 	}
-	return text + "/" + protocolName(p.Protocol)
-}
-
-func protocolName(protocol uint8) string {
-	switch protocol {
-	case unix.IPPROTO_TCP:
-		return "tcp"
-	case unix.IPPROTO_UDP:
-		return "udp"
-	case unix.IPPROTO_SCTP:
-		return "sctp"
-	}
-	return strconv.Itoa(int(protocol))
+	return text + "/" + ruleset.ProtocolName(p.Protocol)
 }
 
 func (p Port) check() error {
@@ -162,98 +152,65 @@ func (ep *Endpoint) checkPorts() error {
 }
 
 // portElements gives what an endpoint has in the sets and maps of published ports.
-func (ep *Endpoint) portElements() []element {
+func (ep *Endpoint) portElements() []ruleset.Element {
 	pubs, err := ep.publications()
 	if err != nil || len(pubs) == 0 {
 		return nil // see check
 	}
-	list := make([]element, 0, 3*len(pubs))
+	list := make([]ruleset.Element, 0, 3*len(pubs))
 	for _, pub := range pubs {
 		list = append(list, pub.element())
 	}
-	bridge := interfaceName(ep.Bridge)
+	bridge := ruleset.InterfaceName(ep.Bridge)
 	for i, pub := range pubs {
-		f, pod := familyOf(pub.pod.Addr()), pub.pod.Addr().AsSlice()
+		f, pod := ruleset.FamilyOf(pub.pod.Addr()), pub.pod.Addr().AsSlice()
 		samePort := func(other publication) bool { return other.protocol == pub.protocol && other.pod == pub.pod }
 		if !slices.ContainsFunc(pubs[:i], samePort) {
-			list = append(list, element{set: inInet(f.published), key: key(bridge, pod, number8(pub.protocol), number16(pub.pod.Port()))})
+			list = append(list, ruleset.Element{Set: ruleset.InInet(f.Published), Key: ruleset.Key(bridge, pod, ruleset.Number8(pub.protocol), ruleset.Number16(pub.pod.Port()))})
 		}
 		if i == 0 || pubs[i-1].pod.Addr() != pub.pod.Addr() {
-			list = append(list, element{set: inInet(f.selves), key: key(bridge, pod, pod)})
+			list = append(list, ruleset.Element{Set: ruleset.InInet(f.Selves), Key: ruleset.Key(bridge, pod, pod)})
 		}
 	}
 	return list
 }
 
 // element is the entry of a map that leads to the pod.
-func (pub publication) element() element {
-	f := familyOf(pub.pod.Addr())
-	el := element{
-		set:  inInet(f.hostPorts),
-		key:  key(number8(pub.protocol), number16(pub.port)),
-		data: key(pub.pod.Addr().AsSlice(), number16(pub.pod.Port())),
+func (pub publication) element() ruleset.Element {
+	f := ruleset.FamilyOf(pub.pod.Addr())
+	el := ruleset.Element{
+		Set:  ruleset.InInet(f.HostPorts),
+		Key:  ruleset.Key(ruleset.Number8(pub.protocol), ruleset.Number16(pub.port)),
+		Data: ruleset.Key(pub.pod.Addr().AsSlice(), ruleset.Number16(pub.pod.Port())),
 	}
 	if pub.host.IsValid() {
-		el.set, el.key = inInet(f.hostAddrs), key(pub.host.AsSlice(), el.key)
+		el.Set, el.Key = ruleset.InInet(f.HostAddrs), ruleset.Key(pub.host.AsSlice(), el.Key)
 	}
 	return el
 }
 
 // port takes such an entry apart; it is false for any other.
-func (e element) port() (Port, bool) {
-	for _, f := range families() {
-		addrLen := int(f.addrLen)
-		if len(e.data) != addrLen+slot {
+func readPort(e ruleset.Element) (Port, bool) {
+	for _, f := range ruleset.Families() {
+		addrLen := int(f.AddrLen)
+		if len(e.Data) != addrLen+ruleset.Slot {
 			continue
 		}
-		p := Port{PodPort: binary.BigEndian.Uint16(e.data[addrLen:])}
-		rest := e.key
+		p := Port{PodPort: binary.BigEndian.Uint16(e.Data[addrLen:])}
+		rest := e.Key
 		switch {
-		case e.set == inInet(f.hostPorts) && len(rest) == 2*slot:
-			p.HostAddr = f.all.Addr()
-		case e.set == inInet(f.hostAddrs) && len(rest) == addrLen+2*slot:
+		case e.Set == ruleset.InInet(f.HostPorts) && len(rest) == 2*ruleset.Slot:
+			p.HostAddr = f.All.Addr()
+		case e.Set == ruleset.InInet(f.HostAddrs) && len(rest) == addrLen+2*ruleset.Slot:
 			p.HostAddr, _ = netip.AddrFromSlice(rest[:addrLen])
 			rest = rest[addrLen:]
 		default:
 			continue
 		}
-		p.Protocol, p.HostPort = rest[0], binary.BigEndian.Uint16(rest[slot:])
+		p.Protocol, p.HostPort = rest[0], binary.BigEndian.Uint16(rest[ruleset.Slot:])
 		return p, true
 	}
 	return Port{}, false
-}
-
-// slot is what the parts of a key or of data are multiples of: bytes.
-const slot = 4
-
-// key joins the parts of one, each filled up to whole slots.
-func key(parts ...[]byte) []byte {
-	var b []byte
-	for _, part := range parts {
-		b = append(b, part...)
-		for len(b)%slot != 0 {
-			b = append(b, 0)
-		}
-	}
-	return b
-}
-
-func number8(n uint8) []byte   { return []byte{n} }
-func number16(n uint16) []byte { return binary.BigEndian.AppendUint16(nil, n) }
-
-// interfaceName is a link's name as the kernel compares it.
-func interfaceName(name string) []byte {
-	b := make([]byte, ifnameLen)
-	copy(b, name)
-	return b
-}
-
-func familyOf(a netip.Addr) family {
-	all := families()
-	if a.Is4() {
-		return all[0]
-	}
-	return all[1]
 }
 
 // mergePorts gives what an endpoint's entries say in the form in which it would be
@@ -264,9 +221,9 @@ func mergePorts(ports []Port, addrs []netip.Addr) []Port {
 	ports = slices.Compact(ports)
 	of := func(p Port) int { // how many families it is published over, or would be
 		n := 0
-		for _, f := range families() {
-			has := slices.ContainsFunc(addrs, func(a netip.Addr) bool { return a.Is4() == f.is4() })
-			p.HostAddr = f.all.Addr()
+		for _, f := range ruleset.Families() {
+			has := slices.ContainsFunc(addrs, func(a netip.Addr) bool { return a.Is4() == f.Is4() })
+			p.HostAddr = f.All.Addr()
 			if !has || slices.Contains(ports, p) {
 				n++
 			}
@@ -275,7 +232,7 @@ func mergePorts(ports []Port, addrs []netip.Addr) []Port {
 	}
 	merged := make([]Port, 0, len(ports))
 	for _, p := range ports {
-		if p.HostAddr.IsUnspecified() && of(p) == len(families()) {
+		if p.HostAddr.IsUnspecified() && of(p) == len(ruleset.Families()) {
 			p.HostAddr = netip.Addr{}
 		}
 		merged = append(merged, p)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
 // tcpPort publishes a TCP port of the pod's 80; host is "" for all addresses of both
@@ -142,13 +143,13 @@ func TestPortsAreListedAsTheyWereAdded(t *testing.T) {
 // wantNoElements checks that nothing of endpoints is left.
 func wantNoElements(tb testing.TB, c *Conn) {
 	tb.Helper()
-	all, err := c.elements(context.Background())
+	all, err := c.tables.Elements(context.Background())
 	if err != nil {
 		tb.Fatal(err)
 	}
 	for _, el := range all {
-		if !strings.HasPrefix(el.comment, ownerPrefix+":") {
-			tb.Errorf("%s (comment %q) is left", el, el.comment)
+		if !strings.HasPrefix(el.Comment, ruleset.OwnerPrefix+":") {
+			tb.Errorf("%s (comment %q) is left", el, el.Comment)
 		}
 	}
 }
@@ -510,15 +511,15 @@ func TestElementsReadAsNFTPrintsThem(t *testing.T) {
 	ep := publisher(5, tcpPort("", 8080), tcpPort("192.0.2.1", 8081), tcpPort("2001:db8::1", 8081))
 	ep.Ports[1].Protocol, ep.Ports[2].Protocol = unix.IPPROTO_UDP, unix.IPPROTO_SCTP
 	mustAdd(t, c, ep)
-	all, err := c.elements(context.Background())
+	all, err := c.tables.Elements(context.Background())
 	if err != nil || len(all) == 0 {
 		t.Fatal(err)
 	}
 	printed := strings.ReplaceAll(nft(t, ns, "list", "ruleset"), `"`, "")
 	for _, el := range all {
-		want := el.keyText() + " comment " + el.comment
-		if len(el.data) > 0 {
-			want += " : " + el.dataText()
+		want := el.KeyText() + " comment " + el.Comment
+		if len(el.Data) > 0 {
+			want += " : " + el.DataText()
 		}
 		if !strings.Contains(printed, want) {
 			t.Errorf("%s: no %q in what nft prints", el, want)

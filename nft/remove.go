@@ -4,10 +4,9 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"strings"
 
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
-	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
 // Remove removes endpoints that may or may not be there. Their elements are looked
@@ -22,7 +21,7 @@ func (c *Conn) Remove(ctx context.Context, eps ...Endpoint) error {
 		return err
 	}
 
-	var elements []element
+	var elements []ruleset.Element
 	owners := map[Owner]bool{}
 	for i := range eps {
 		if err := eps[i].check(); err != nil {
@@ -31,8 +30,8 @@ func (c *Conn) Remove(ctx context.Context, eps ...Endpoint) error {
 		elements = append(elements, eps[i].traces()...)
 		owners[eps[i].Owner] = true
 	}
-	return c.removeElements(ctx, elements, func(el *elementState) bool {
-		owner, _, ok := el.owner()
+	return c.removeElements(ctx, elements, func(el *ruleset.ElementState) bool {
+		owner, _, ok := ownerOf(el)
 		return ok && owners[owner]
 	})
 }
@@ -52,22 +51,22 @@ func (c *Conn) RemoveOwners(ctx context.Context, owners ...Owner) error {
 		}
 		doomed[o] = true
 	}
-	return c.removeWhere(ctx, func(el *elementState) bool {
-		owner, _, ok := el.owner()
+	return c.removeWhere(ctx, func(el *ruleset.ElementState) bool {
+		owner, _, ok := ownerOf(el)
 		return ok && doomed[owner]
 	})
 }
 
 // removeWhere deletes all elements that match.
-func (c *Conn) removeWhere(ctx context.Context, match func(*elementState) bool) error {
-	all, err := c.elements(ctx)
+func (c *Conn) removeWhere(ctx context.Context, match func(*ruleset.ElementState) bool) error {
+	all, err := c.tables.Elements(ctx)
 	if err != nil {
 		return err
 	}
-	var elements []element
+	var elements []ruleset.Element
 	for i := range all {
 		if match(&all[i]) {
-			elements = append(elements, all[i].element)
+			elements = append(elements, all[i].Element)
 		}
 	}
 	return c.removeElements(ctx, elements, match)
@@ -76,23 +75,23 @@ func (c *Conn) removeWhere(ctx context.Context, match func(*elementState) bool) 
 // removeElements deletes those elements that are there and match. Deleting goes by
 // the key alone, and by then it may be another's: so the kernel is told which
 // generation was looked at.
-func (c *Conn) removeElements(ctx context.Context, elements []element, match func(*elementState) bool) error {
+func (c *Conn) removeElements(ctx context.Context, elements []ruleset.Element, match func(*ruleset.ElementState) bool) error {
 	var errs []error
-	for group := range slices.Chunk(elements, groupSize) {
+	for group := range slices.Chunk(elements, ruleset.GroupSize) {
 		errs = append(errs, nftnl.Retry(ctx, func() error {
-			generation, err := c.settle()
+			generation, err := c.tables.SeenGeneration()
 			if err != nil {
 				return err
 			}
-			have, err := c.lookup(group)
+			have, err := c.tables.Lookup(group)
 			if err != nil {
 				return err
 			}
-			t := c.table.begin(&generation)
+			t := c.tables.Begin(&generation)
 			for i, el := range have {
 				// Endpoints of one owner may share some.
-				if el != nil && match(el) && !slices.ContainsFunc(group[:i], group[i].equal) {
-					t.delElement(el.element)
+				if el != nil && match(el) && !slices.ContainsFunc(group[:i], group[i].Equal) {
+					t.DelElement(el.Element)
 				}
 			}
 			return c.commitEndpoints(t)
@@ -119,114 +118,34 @@ func (c *Conn) RemoveNetwork(ctx context.Context, name string) error {
 	if err := checkName(name); err != nil {
 		return err
 	}
-	key := networkKey(name)
-	err := c.removeWhere(ctx, func(el *elementState) bool {
-		_, network, ok := el.owner()
-		return ok && network == key || el.isNetwork(key)
+	key := ruleset.NetworkKey(name)
+	err := c.removeWhere(ctx, func(el *ruleset.ElementState) bool {
+		_, network, ok := ownerOf(el)
+		return ok && network == key || el.IsNetwork(key)
 	})
 	c.cache.Drop() // what is known of the bridge was more than an endpoint's
 	if err != nil {
 		return err
 	}
 	return nftnl.Retry(ctx, func() error {
-		generation, err := c.settle()
+		generation, err := c.tables.SeenGeneration()
 		if err != nil {
 			return err
 		}
-		var inventories []*inventory
+		var inventories []*ruleset.Inventory
 		inUse := false
-		for _, family := range ourFamilies() {
-			inv, err := c.inventory(family)
+		for _, family := range ruleset.OurFamilies() {
+			inv, err := c.tables.Inventory(family)
 			if err != nil {
 				return err
 			}
 			inventories = append(inventories, inv)
-			inUse = inUse || inv.inUse(key)
+			inUse = inUse || inv.InUse(key)
 		}
-		t := c.table.begin(&generation)
+		t := c.tables.Begin(&generation)
 		for _, inv := range inventories {
-			inv.removeNetwork(t, key, inUse)
+			inv.RemoveNetwork(t, key, inUse)
 		}
-		return explainBusy(t.Commit(c.nl))
+		return explainBusy(t.Commit(c.tables.Conn))
 	})
-}
-
-// inventory is what our table of a family has in it.
-type inventory struct {
-	family   uint8
-	table    bool
-	chains   []place
-	sets     []place
-	elements []elementState
-}
-
-// inventory looks up all there is, in several listings. A transaction with a
-// generation from before them is refused if they do not fit together.
-func (c *Conn) inventory(family uint8) (*inventory, error) {
-	inv := &inventory{family: family}
-	var b nl.Batch
-	c.table.getTable(&b, family, func([]byte) error { inv.table = true; return nil })
-	if err := nftnl.Look(c.nl, &b); err != nil || !inv.table {
-		return inv, err
-	}
-	err := c.dumpChains(family, func(data []byte) error {
-		ch, err := nftnl.DecodeChain(data)
-		if ch.Table == string(c.table) {
-			inv.chains = append(inv.chains, place{family, ch.Name})
-		}
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	if inv.sets, err = c.setNames(family); err != nil {
-		return nil, err
-	}
-	inv.elements, err = c.elementsOf(inv.sets)
-	return inv, err
-}
-
-// removeNetwork deletes what a network has in the table, and with the last one the
-// table itself: the last in any of the tables, since in each there are chains that are
-// for all networks and name none.
-func (inv *inventory) removeNetwork(t *transaction, key string, inUse bool) {
-	switch {
-	case !inv.table:
-		return
-	case !inUse:
-		t.delTable(inv.family)
-		return
-	}
-	for _, at := range inv.chains {
-		if networkOf(at.name) == key {
-			t.delChain(at)
-		}
-	}
-	for _, at := range inv.sets {
-		if networkOf(at.name) == key {
-			t.delSet(at)
-		}
-	}
-}
-
-// inUse says that something of another network than that of a key is there.
-func (inv *inventory) inUse(key string) bool {
-	other := func(at place) bool {
-		owner := networkOf(at.name)
-		return owner != "" && owner != key
-	}
-	// A claim is nobody's.
-	inUse := func(el elementState) bool { return el.comment != claimComment }
-	return slices.ContainsFunc(inv.elements, inUse) || slices.ContainsFunc(inv.chains, other) || slices.ContainsFunc(inv.sets, other)
-}
-
-// networkOf gives the key of the network that a chain or a set belongs to, "" if
-// all share it.
-func networkOf(name string) string {
-	for _, prefix := range []string{masqueradePrefix, masquerade4Prefix, masquerade6Prefix, dedupPrefix, quietPrefix} {
-		if key, ok := strings.CutPrefix(name, prefix); ok {
-			return key
-		}
-	}
-	return ""
 }

@@ -1,12 +1,9 @@
 package nft
 
 import (
-	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"net"
 	"os"
 	"path/filepath"
@@ -16,10 +13,9 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 
-	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
 // rulesets are option combinations, each with a golden file.
@@ -172,74 +168,6 @@ func TestNumberOfRulesDoesNotDependOnPods(t *testing.T) {
 	}
 }
 
-// A chain whose rules changed without its comment would be taken for right.
-func TestRulesVersionIsRaisedWithTheRules(t *testing.T) {
-	t.Parallel()
-	known := map[int]uint32{5: 0xe96fb3e6}
-	sum, nat := fnv.New32a(), fnv.New32a()
-	c := on(nil, nil)
-	for _, n := range []Network{podnet(), {
-		Name: "x", Masquerade: true, Prefixes: prefixes("10.0.0.0/9", "fd00::/61"), NonMasquerade: prefixes("::/0"),
-	}, {Name: "guard", Guard: true, Dedup: dedups(), DropReports: true}} {
-		rs, err := c.ruleset(&n)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, ch := range rs.chains {
-			for _, r := range ch.rules() {
-				b, err := nftnl.Marshal(ch.family, r.steps)
-				if err != nil {
-					t.Fatal(err)
-				}
-				b = append([]byte(r.comment), canonical(b)...)
-				sum.Write(b)
-				if ch.kind == "nat" {
-					nat.Write(b)
-				}
-			}
-		}
-	}
-	if knownNAT := map[int]uint32{3: 0x45348ba1}; knownNAT[natRulesVersion] != nat.Sum32() {
-		t.Errorf("rules of chains that translate, of version %d, have the sum %#08x, and had %#08x: a change of them needs "+
-			"a new natRulesVersion", natRulesVersion, nat.Sum32(), knownNAT[natRulesVersion])
-	}
-	if known[rulesVersion] != sum.Sum32() {
-		t.Errorf("rules of version %d have the sum %#08x, and had %#08x: once a version has been released, "+
-			"a change of its rules needs a new rulesVersion, and this test a new line", rulesVersion, sum.Sum32(), known[rulesVersion])
-	}
-}
-
-// canonical writes attributes in the order of their types, nested ones too, and without
-// numbers that are 0: the kernel takes those for what it takes where there are none.
-func canonical(b []byte) []byte {
-	type attribute struct {
-		typ  uint16
-		data []byte
-	}
-	var list []attribute
-	for len(b) > 0 {
-		n, typ := int(binary.NativeEndian.Uint16(b)), binary.NativeEndian.Uint16(b[2:])
-		data := b[4:n]
-		if typ&unix.NLA_F_NESTED != 0 {
-			data = canonical(data)
-		} else if bytes.Equal(data, make([]byte, 4)) {
-			data = nil
-		}
-		if len(data) > 0 {
-			list = append(list, attribute{typ, data})
-		}
-		b = b[(n+3)&^3:]
-	}
-	slices.SortStableFunc(list, func(a, b attribute) int { return int(a.typ) - int(b.typ) })
-	var out []byte
-	for _, a := range list {
-		out = binary.NativeEndian.AppendUint16(out, uint16(4+len(a.data)))
-		out = binary.NativeEndian.AppendUint16(out, a.typ)
-		out = append(out, a.data...)
-	}
-	return out
-}
-
 func TestSettingsOfChainsTellNetworksApart(t *testing.T) {
 	t.Parallel()
 	same := []Network{
@@ -254,8 +182,12 @@ func TestSettingsOfChainsTellNetworksApart(t *testing.T) {
 		{Name: "a", Masquerade: true, Prefixes: prefixes("10.0.0.0/8", "fd00::/63")},
 	}
 	comment := func(n Network) string {
-		ch := masquerade(&n, n.Name)
-		return ch.comment(1)
+		rs, err := on(nil, nil).ruleset(&n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		i := slices.IndexFunc(rs.Chains, func(ch ruleset.Chain) bool { return ch.Name == "masq-a" })
+		return rs.Chains[i].Comment(1)
 	}
 	for _, n := range same {
 		if got := comment(n); got != comment(same[0]) {
@@ -270,12 +202,12 @@ func TestSettingsOfChainsTellNetworksApart(t *testing.T) {
 }
 
 // withoutSentinels leaves them out of a listing of nft's.
-func withoutSentinels(ruleset string) string {
+func withoutSentinels(listing string) string {
 	elements := regexp.MustCompile(`(?s)\t+elements = \{ (.*?) \}\n`)
-	return elements.ReplaceAllStringFunc(ruleset, func(s string) string {
+	return elements.ReplaceAllStringFunc(listing, func(s string) string {
 		m := elements.FindStringSubmatch(s)
 		list := regexp.MustCompile(`,\s+`).Split(m[1], -1)
-		list = slices.DeleteFunc(list, func(el string) bool { return strings.Contains(el, sentinelComment) })
+		list = slices.DeleteFunc(list, func(el string) bool { return strings.Contains(el, ruleset.SentinelComment) })
 		if len(list) == 0 {
 			return ""
 		}

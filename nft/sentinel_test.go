@@ -11,6 +11,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
+	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
 // sentinelNet has a part in every set that there is.
@@ -28,21 +29,21 @@ func sentinelPods() []Endpoint {
 	return []Endpoint{a, guardedPod("00000000002", "veth2", otherMAC)}
 }
 
-func allSets(t *testing.T, c *Conn, n Network) []set {
+func allSets(t *testing.T, c *Conn, n Network) []ruleset.Set {
 	t.Helper()
 	rs, err := c.ruleset(&n)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return rs.sets()
+	return rs.Sets()
 }
 
-func flushCommand(s set) string {
+func flushCommand(s ruleset.Set) string {
 	kind := "set"
-	if s.dataLen > 0 {
+	if s.DataLen > 0 {
 		kind = "map"
 	}
-	return fmt.Sprintf("flush %s %s tombolo %s", kind, nftnl.FamilyName(s.family), s.name)
+	return fmt.Sprintf("flush %s %s tombolo %s", kind, nftnl.FamilyName(s.Family), s.Name)
 }
 
 func TestEmptiedSetIsFoundAndMended(t *testing.T) {
@@ -58,31 +59,31 @@ func TestEmptiedSetIsFoundAndMended(t *testing.T) {
 	for _, s := range allSets(t, c, n) {
 		nft(t, ns, flushCommand(s))
 		if ready, err := c.Ready(ctx, n); ready || err != nil {
-			t.Errorf("%s: Ready: %v, %v", s.name, ready, err)
+			t.Errorf("%s: Ready: %v, %v", s.Name, ready, err)
 		}
 		// Those of masquerade are one network's own.
-		if ready, err := c.Ready(ctx, other); ready != isMasqueradeSet(s.name) || err != nil {
-			t.Errorf("%s: Ready of another network: %v, %v", s.name, ready, err)
+		if ready, err := c.Ready(ctx, other); ready != ruleset.IsMasqueradeSet(s.Name) || err != nil {
+			t.Errorf("%s: Ready of another network: %v, %v", s.Name, ready, err)
 		}
-		if diffs, err := c.Check(ctx, n, nil); err != nil || !names(diffs, s.name) {
-			t.Errorf("%s: Check: %v, %v", s.name, diffs, err)
+		if diffs, err := c.Check(ctx, n, nil); err != nil || !names(diffs, s.Name) {
+			t.Errorf("%s: Check: %v, %v", s.Name, diffs, err)
 		}
 		if out, err := c.Prepare(ctx, n); err != nil || out != (Outcome{Changed: true, Emptied: true}) {
-			t.Errorf("%s: Prepare: %+v, %v", s.name, out, err)
+			t.Errorf("%s: Prepare: %+v, %v", s.Name, out, err)
 		}
 		if err := c.Replace(ctx, pods...); err != nil {
 			t.Fatal(err)
 		}
 		if ready, err := c.Ready(ctx, n); ready || err != nil {
-			t.Errorf("%s: Ready before Ensure: %v, %v", s.name, ready, err)
+			t.Errorf("%s: Ready before Ensure: %v, %v", s.Name, ready, err)
 		}
 		if out := mustEnsure(t, c, n); !out.Emptied {
-			t.Errorf("%s: Ensure: %+v", s.name, out)
+			t.Errorf("%s: Ensure: %+v", s.Name, out)
 		}
 		wantReady(t, c, n, pods...)
 		wantReady(t, c, other)
 		if diff := cmp.Diff(before, normal(nft(t, ns, "list", "ruleset"))); diff != "" {
-			t.Errorf("%s (-before +mended):\n%s", s.name, diff)
+			t.Errorf("%s (-before +mended):\n%s", s.Name, diff)
 		}
 	}
 }
@@ -105,10 +106,10 @@ func TestSetsWithoutSentinelsGetTheirs(t *testing.T) {
 	mustEnsure(t, c, n)
 	mustAdd(t, c, pods...)
 	for _, s := range allSets(t, c, n) {
-		key := s.sentinel()
-		tx := tableName(DefaultTable).begin(nil)
-		tx.delElement(key)
-		if err := tx.Commit(c.nl); err != nil {
+		key := s.Sentinel()
+		tx := c.tables.Begin(nil)
+		tx.DelElement(key)
+		if err := tx.Commit(c.tables.Conn); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -197,7 +198,7 @@ func TestEndpointOfNoAddressIsInvalid(t *testing.T) {
 		}
 	}
 	ep := pod("00000000001", "10.22.0.5")
-	ep.Bridge = sentinelLink
+	ep.Bridge = ruleset.SentinelLink
 	if err := ep.check(); !errors.Is(err, ErrInvalid) {
 		t.Errorf("%s: %v", ep.Bridge, err)
 	}
@@ -238,7 +239,7 @@ func TestLostClaimsAreFoundAndRestored(t *testing.T) {
 
 func mustGeneration(t *testing.T, c *Conn) uint32 {
 	t.Helper()
-	generation, err := c.generation()
+	generation, err := c.tables.Generation()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/nft/foreign"
+	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
 // Two programs on one node, each with a table of its own and a pod on the same bridge.
@@ -73,15 +74,15 @@ func TestTwoTablesLeaveEachOtherAlone(t *testing.T) {
 		t.Errorf("the default table changed (-before +after):\n%s", diff)
 	}
 	for _, c := range []*Conn{s.c, other} {
-		list, err := foreign.Obstacles(ctx, &foreign.Config{NetNS: s.host, Table: string(c.table), Mark: c.mark}, foreign.Path{Bridge: "cbr0"})
+		list, err := foreign.Obstacles(ctx, &foreign.Config{NetNS: s.host, Table: string(c.tables.Name), Mark: c.mark}, foreign.Path{Bridge: "cbr0"})
 		if err != nil || len(list) > 0 {
-			t.Errorf("obstacles to table %s: %v, %v", c.table, list, err)
+			t.Errorf("obstacles to table %s: %v, %v", c.tables.Name, list, err)
 		}
 	}
 
 	// What is emptied of one is mended by its own.
 	was := tables("embedder")
-	nft(t, s.host, "flush", "set", "inet", DefaultTable, pods4Set)
+	nft(t, s.host, "flush", "set", "inet", DefaultTable, ruleset.Pods4Set)
 	if ready, err := other.Ready(ctx, theirs); err != nil || !ready {
 		t.Errorf("Ready of the other: %v, %v", ready, err)
 	}

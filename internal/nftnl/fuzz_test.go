@@ -11,6 +11,10 @@ func FuzzGeneration(f *testing.F) {
 	f.Fuzz(func(_ *testing.T, b []byte) { _, _ = decodeGeneration(b) })
 }
 
+func FuzzTable(f *testing.F) {
+	f.Fuzz(func(_ *testing.T, b []byte) { DecodeTable(b) })
+}
+
 func FuzzComment(f *testing.F) {
 	f.Add([]byte{})
 	f.Add([]byte{0, 200, 'x'})

@@ -1,6 +1,7 @@
-package nft
+package ruleset
 
 import (
+	"cmp"
 	"fmt"
 	"hash/fnv"
 	"net/netip"
@@ -18,9 +19,9 @@ import (
 // The names of our table and of what is in it. Chains and sets that belong to a
 // network have its key in their names.
 const (
-	pods4Set = "pods4"
-	pods6Set = "pods6"
-	portsSet = "ports"
+	Pods4Set = "pods4"
+	Pods6Set = "pods6"
+	PortsSet = "ports"
 
 	masquerade4Prefix = "masq4-"
 	masquerade6Prefix = "masq6-"
@@ -30,70 +31,71 @@ const (
 	masqueradePrefix = "masq-"
 )
 
-func masqueradeSet(is4 bool, networkKey string) string {
+// MasqueradeSet is the name of the set of pods of a network that are masqueraded.
+func MasqueradeSet(is4 bool, networkKey string) string {
 	if is4 {
 		return masquerade4Prefix + networkKey
 	}
 	return masquerade6Prefix + networkKey
 }
 
-// isMasqueradeSet says that a set is that of some network.
-func isMasqueradeSet(name string) bool {
+// IsMasqueradeSet says that a set is that of some network.
+func IsMasqueradeSet(name string) bool {
 	return strings.HasPrefix(name, masquerade4Prefix) || strings.HasPrefix(name, masquerade6Prefix)
 }
 
-// ruleset is what there should be: what all networks share, and one network's own.
-type ruleset struct {
+// Ruleset is what there should be: what all networks share, and one network's own.
+type Ruleset struct {
 	of     *Network
-	table  tableName
+	table  TableName
 	tables []uint8 // by their families
-	chains []chain
+	Chains []Chain
 	// gone are chains that should not be there.
-	gone []place
+	gone []Place
 	// network is the key of the network, and bridge what it has in the sets of bridges,
 	// with what comment.
 	network       string
-	bridge        []element
-	bridgeComment string
+	Bridge        []Element
+	BridgeComment string
 }
 
-// set is a plain hash set, or a map. It has no time-outs, intervals or verdicts:
+// Set is a plain hash set, or a map. It has no time-outs, intervals or verdicts:
 // those make adding an element slower with each that is there.
-type set struct {
-	place
-	keyType  uint32 // nft's number of the type, six bits for each part of a concatenation
-	keyLen   uint32 // bytes
-	dataType uint32 // of a map
-	dataLen  uint32 // 0: it is no map
+type Set struct {
+	Place
+	KeyType  uint32 // nft's number of the type, six bits for each part of a concatenation
+	KeyLen   uint32 // bytes
+	DataType uint32 // of a map
+	DataLen  uint32 // 0: it is no map
 	// typeof is userdata for nft, where the type does not say enough.
 	typeof []byte
 }
 
-func (s set) flags() uint32 {
-	if s.dataLen > 0 {
+func (s Set) flags() uint32 {
+	if s.DataLen > 0 {
 		return unix.NFT_SET_MAP
 	}
 	return 0
 }
 
 // state is what the kernel tells of such a set.
-func (s set) state() setState {
-	return setState{s.flags(), s.keyType, s.keyLen, s.dataType, s.dataLen}
+func (s Set) state() setState {
+	return setState{s.flags(), s.KeyType, s.KeyLen, s.DataType, s.DataLen}
 }
 
-// chain is a base chain: the kernel calls it, whatever other tables do.
-type chain struct {
-	place
-	kind     string // "filter" or "nat"
-	hook     uint32 // unix.NF_INET_*
-	priority int32
+// Chain is a base chain: the kernel calls it, whatever other tables do.
+type Chain struct {
+	Place
+	Kind     string // "filter" or "nat"
+	Hook     uint32 // unix.NF_INET_*
+	Priority int32
 	settings string       // what its rules depend on, in short
 	write    func(*rules) // makes them, unless they are of package guard
 	guard    func() []guard.Rule
 }
 
-// rules gives the chain's. A look at whether they are there does without: see comment.
-func (ch *chain) rules() []rule {
+// Rules gives the chain's. A look at whether they are there does without: see Comment.
+func (ch *Chain) Rules() []Rule {
 	var list rules
 	if ch.guard == nil {
 		ch.write(&list)
@@ -109,18 +111,18 @@ func (ch *chain) rules() []rule {
 	return list
 }
 
-// rule has a comment that says what it is for.
-type rule struct {
-	comment string
+// Rule has a comment that says what it is for.
+type Rule struct {
+	Comment string
 	write   func(expressions)
 }
 
 // rules are those of a chain, in their order.
-type rules []rule
+type rules []Rule
 
 // add appends a rule. The comment is to be one of its chain's own, for Check.
 func (list *rules) add(comment string, write func(expressions)) {
-	*list = append(*list, rule{comment, write})
+	*list = append(*list, Rule{comment, write})
 }
 
 // rulesVersion is raised with every change of the rules that are made from the
@@ -133,19 +135,19 @@ const rulesVersion = 5
 const natRulesVersion = 3
 
 // version is that of the chain's rules.
-func (ch *chain) version() int {
-	if ch.kind == "nat" {
+func (ch *Chain) version() int {
+	if ch.Kind == "nat" {
 		return natRulesVersion
 	}
 	return rulesVersion
 }
 
-// comment is that of a chain with so many rules. It tells a chain of another version,
+// Comment is that of a chain with so many rules. It tells a chain of another version,
 // or made with other settings, apart, and the number one whose rules have been changed
 // since: so one look at the chain does for all its rules, and nobody has to make them
 // for it. What has the right version and settings had the right number, too: a chain
 // and its comment are made once.
-func (ch *chain) comment(rules int) string {
+func (ch *Chain) Comment(rules int) string {
 	return "tombolo rules " + strconv.Itoa(ch.version()) + ", " + ch.settings + ", " + strconv.Itoa(rules) + " in all"
 }
 
@@ -162,45 +164,41 @@ const (
 )
 
 // sharedSets are what rules of all networks look into.
-func sharedSets() []set {
-	pods := []set{
-		{place: inInet(pods4Set), keyType: nftnl.TypeIfname<<nftnl.TypeBits | nftnl.TypeIPv4, keyLen: pods4Len},
-		{place: inInet(pods6Set), keyType: nftnl.TypeIfname<<nftnl.TypeBits | nftnl.TypeIPv6, keyLen: pods6Len},
-		{place: inInet(portsSet), keyType: nftnl.TypeIfname<<nftnl.TypeBits | nftnl.TypeEther, keyLen: portsLen},
+func sharedSets() []Set {
+	pods := []Set{
+		{Place: InInet(Pods4Set), KeyType: nftnl.TypeIfname<<nftnl.TypeBits | nftnl.TypeIPv4, KeyLen: pods4Len},
+		{Place: InInet(Pods6Set), KeyType: nftnl.TypeIfname<<nftnl.TypeBits | nftnl.TypeIPv6, KeyLen: pods6Len},
+		{Place: InInet(PortsSet), KeyType: nftnl.TypeIfname<<nftnl.TypeBits | nftnl.TypeEther, KeyLen: portsLen},
 	}
-	return slices.Concat(pods, portSets(), bridgeSets())
+	return slices.Concat(pods, portSets(), BridgeSets())
 }
 
-// ruleset gives what there should be for a network.
-func (c *Conn) ruleset(n *Network) (*ruleset, error) {
-	if err := n.check(); err != nil {
-		return nil, err
-	}
-	key := networkKey(n.Name)
-	rs := &ruleset{
-		of: n, table: c.table, tables: []uint8{unix.NFPROTO_INET},
-		chains:  append([]chain{forward(c.mark), unmark(c.mark)}, portChains(c.mark)...),
-		network: key, bridge: n.bridgeElements(), bridgeComment: n.bridgeComment(),
+// New gives what there should be for a network, in tables of a name, with a mark.
+func New(n *Network, table TableName, mark uint32) *Ruleset {
+	rs := &Ruleset{
+		of: n, table: table, tables: []uint8{unix.NFPROTO_INET},
+		Chains:  append([]Chain{forward(mark), unmark(mark)}, portChains(mark)...),
+		network: n.Key, Bridge: n.bridgeElements(), BridgeComment: n.BridgeComment(),
 	}
 	if n.Masquerade {
-		rs.chains = append(rs.chains, masquerade(n, key))
+		rs.Chains = append(rs.Chains, masquerade(n))
 	} else {
 		// The sets may stay: what is in them belongs to endpoints, not to rules.
-		rs.gone = append(rs.gone, inInet(masqueradePrefix+key))
+		rs.gone = append(rs.gone, InInet(masqueradePrefix+n.Key))
 	}
 	rs.addGuard(n)
-	rs.addDedup(n, key)
-	rs.addReports(n, key)
-	return rs, nil
+	rs.addDedup(n)
+	rs.addReports(n)
+	return rs
 }
 
-// sets are those that the rules look into, and that endpoints have elements in.
-func (rs *ruleset) sets() []set {
+// Sets are those that the rules look into, and that endpoints have elements in.
+func (rs *Ruleset) Sets() []Set {
 	list := sharedSets()
 	if rs.of.Masquerade {
 		list = append(list,
-			set{place: inInet(masqueradeSet(true, rs.network)), keyType: nftnl.TypeIPv4, keyLen: addr4Len},
-			set{place: inInet(masqueradeSet(false, rs.network)), keyType: nftnl.TypeIPv6, keyLen: addr6Len})
+			Set{Place: InInet(MasqueradeSet(true, rs.network)), KeyType: nftnl.TypeIPv4, KeyLen: Addr4Len},
+			Set{Place: InInet(MasqueradeSet(false, rs.network)), KeyType: nftnl.TypeIPv6, KeyLen: addr6Len})
 	}
 	if rs.of.Guard {
 		list = append(list, guardSets()...)
@@ -210,9 +208,9 @@ func (rs *ruleset) sets() []set {
 
 // forward admits nothing by itself: it says with a mark bit what may be admitted,
 // to a rule in whatever chain would drop it otherwise.
-func forward(mark uint32) chain {
-	return chain{
-		place: inInet(forwardChain), kind: "filter", hook: unix.NF_INET_FORWARD, priority: priorityBeforeFilter,
+func forward(mark uint32) Chain {
+	return Chain{
+		Place: InInet(forwardChain), Kind: "filter", Hook: unix.NF_INET_FORWARD, Priority: priorityBeforeFilter,
 		settings: markSettings(mark), write: func(list *rules) { list.addForward(mark) },
 	}
 }
@@ -227,25 +225,25 @@ func (list *rules) addForward(mark uint32) {
 	// A bit that another program set would admit what was never looked at here.
 	list.add("clear the mark bit", func(x expressions) { x.clearMark(mark) })
 	list.addPolicies()
-	for _, f := range families() {
+	for _, f := range Families() {
 		list.add("mark what pods send, "+f.name, func(x expressions) {
 			x.is(f)
-			x.port(in, ip, f.src, f.addrLen)
+			x.port(in, ip, f.src, f.AddrLen)
 			x.Lookup(f.pods)
 			x.addMark(mark)
 		})
 	}
 	list.add("mark what pods without addresses send", func(x expressions) {
 		x.isEthernet()
-		x.port(in, link, linkSrc, etherLen)
-		x.Lookup(portsSet)
+		x.port(in, link, linkSrc, EtherLen)
+		x.Lookup(PortsSet)
 		x.addMark(mark)
 	})
-	for _, f := range families() {
+	for _, f := range Families() {
 		list.add("mark replies to pods, "+f.name, func(x expressions) {
 			x.isReply()
 			x.is(f)
-			x.port(out, ip, f.dst, f.addrLen)
+			x.port(out, ip, f.dst, f.AddrLen)
 			x.Lookup(f.pods)
 			x.addMark(mark)
 		})
@@ -254,18 +252,18 @@ func (list *rules) addForward(mark uint32) {
 	list.add("mark replies to pods without addresses", func(x expressions) {
 		x.isReply()
 		x.isEthernet()
-		x.port(out, link, linkDst, etherLen)
-		x.Lookup(portsSet)
+		x.port(out, link, linkDst, EtherLen)
+		x.Lookup(PortsSet)
 		x.addMark(mark)
 	})
 	// Connections that reach the same port of a pod by no published one stay under
 	// the rules of whoever drops them.
-	for _, f := range families() {
+	for _, f := range Families() {
 		list.add("mark what goes to published ports, "+f.name, func(x expressions) {
 			x.isRedirected()
 			x.is(f)
 			x.podPort(f)
-			x.Lookup(f.published)
+			x.Lookup(f.Published)
 			x.addMark(mark)
 		})
 	}
@@ -277,9 +275,9 @@ func (list *rules) addForward(mark uint32) {
 }
 
 // unmark keeps the bit from what comes after the firewall.
-func unmark(mark uint32) chain {
-	return chain{
-		place: inInet(unmarkChain), kind: "filter", hook: unix.NF_INET_POST_ROUTING, priority: priorityLast,
+func unmark(mark uint32) Chain {
+	return Chain{
+		Place: InInet(unmarkChain), Kind: "filter", Hook: unix.NF_INET_POST_ROUTING, Priority: priorityLast,
 		settings: markSettings(mark),
 		write: func(list *rules) {
 			list.add("clear the mark bit", func(x expressions) { x.clearMark(mark) })
@@ -291,25 +289,25 @@ func markSettings(mark uint32) string { return "mark 0x" + strconv.FormatUint(ui
 
 // masquerade is a base chain of the network's own, so that networks never touch
 // each other's rules.
-func masquerade(n *Network, key string) chain {
+func masquerade(n *Network) Chain {
 	settings := fnv.New32a()
-	for _, f := range families() {
-		for _, p := range n.exempt(f.is4()) {
+	for _, f := range Families() {
+		for _, p := range n.exemptOf(f.Is4()) {
 			settings.Write(p.AppendTo(nil))
 			settings.Write([]byte{' '})
 		}
 	}
-	return chain{
-		place: inInet(masqueradePrefix + key), kind: "nat", hook: unix.NF_INET_POST_ROUTING, priority: prioritySourceNAT,
+	return Chain{
+		Place: InInet(masqueradePrefix + n.Key), Kind: "nat", Hook: unix.NF_INET_POST_ROUTING, Priority: prioritySourceNAT,
 		settings: fmt.Sprintf("prefixes %08x", settings.Sum32()),
-		write:    func(list *rules) { list.addMasquerade(n, key) },
+		write:    func(list *rules) { list.addMasquerade(n) },
 	}
 }
 
-func (list *rules) addMasquerade(n *Network, key string) {
-	for _, f := range families() {
-		exempt := n.exempt(f.is4())
-		if slices.Contains(exempt, f.all) {
+func (list *rules) addMasquerade(n *Network) {
+	for _, f := range Families() {
+		exempt := n.exemptOf(f.Is4())
+		if slices.Contains(exempt, f.All) {
 			list.add("never masquerade "+f.name, func(x expressions) {
 				x.is(f)
 				x.Leave()
@@ -318,8 +316,8 @@ func (list *rules) addMasquerade(n *Network, key string) {
 		}
 		list.add("not sent by pods of this network, "+f.name, func(x expressions) {
 			x.is(f)
-			x.Payload(expr.PayloadBaseNetworkHeader, f.src, f.addrLen, nftnl.First)
-			x.LookupNone(masqueradeSet(f.is4(), key))
+			x.Payload(expr.PayloadBaseNetworkHeader, f.src, f.AddrLen, nftnl.First)
+			x.LookupNone(MasqueradeSet(f.Is4(), n.Key))
 			x.Leave()
 		})
 		// It was sent to the host, and is elsewhere only by where the port leads.
@@ -327,7 +325,7 @@ func (list *rules) addMasquerade(n *Network, key string) {
 			x.isRedirected()
 			x.is(f)
 			x.podPort(f)
-			x.Lookup(f.published)
+			x.Lookup(f.Published)
 			x.Leave()
 		})
 		for _, p := range exempt {
@@ -340,7 +338,7 @@ func (list *rules) addMasquerade(n *Network, key string) {
 			x.isTo(f, f.multicast)
 			x.Leave()
 		})
-		if f.is4() {
+		if f.Is4() {
 			list.add("broadcast", func(x expressions) {
 				x.isTo(f, netip.PrefixFrom(netip.AddrFrom4([4]byte{255, 255, 255, 255}), 32))
 				x.Leave()
@@ -348,4 +346,26 @@ func (list *rules) addMasquerade(n *Network, key string) {
 		}
 	}
 	list.add("masquerade what pods send to elsewhere", expressions.masquerade)
+}
+
+// exemptOf gives the destinations of one family that are not masqueraded, in a fixed
+// order, so that the same network always makes the same rules.
+func (n *Network) exemptOf(is4 bool) []netip.Prefix {
+	var list []netip.Prefix
+	for _, p := range n.Exempt {
+		if p.Addr().Is4() != is4 {
+			continue
+		}
+		if at, found := slices.BinarySearchFunc(list, p.Masked(), comparePrefixes); !found {
+			list = slices.Insert(list, at, p.Masked())
+		}
+	}
+	return list
+}
+
+func comparePrefixes(a, b netip.Prefix) int {
+	if c := a.Addr().Compare(b.Addr()); c != 0 {
+		return c
+	}
+	return cmp.Compare(a.Bits(), b.Bits())
 }

@@ -1,4 +1,4 @@
-package nft
+package ruleset
 
 import (
 	"encoding/binary"
@@ -15,27 +15,27 @@ import (
 
 // typedKeyText gives a key of a set that all networks share as nft prints it, and
 // any other in hexadecimal.
-func (e element) typedKeyText() string {
+func (e Element) typedKeyText() string {
 	// Ready asks for elements of the first ones that are mostly not there, and an
 	// error has a text.
-	for _, sets := range []func() []set{bridgeSets, guardSets, sharedSets} {
+	for _, sets := range []func() []Set{BridgeSets, guardSets, sharedSets} {
 		for _, s := range sets() {
-			if s.place == e.set && uint32(len(e.key)) == s.keyLen {
-				return typedText(s.keyType, e.key)
+			if s.Place == e.Set && uint32(len(e.Key)) == s.KeyLen {
+				return typedText(s.KeyType, e.Key)
 			}
 		}
 	}
-	return fmt.Sprintf("0x%x", e.key)
+	return fmt.Sprintf("0x%x", e.Key)
 }
 
 // typedDataText is the same for data.
-func (e element) typedDataText() string {
+func (e Element) typedDataText() string {
 	for _, s := range sharedSets() {
-		if s.place == e.set && s.dataLen > 0 && uint32(len(e.data)) == s.dataLen {
-			return typedText(s.dataType, e.data)
+		if s.Place == e.Set && s.DataLen > 0 && uint32(len(e.Data)) == s.DataLen {
+			return typedText(s.DataType, e.Data)
 		}
 	}
-	return fmt.Sprintf("0x%x", e.data)
+	return fmt.Sprintf("0x%x", e.Data)
 }
 
 // typedText gives bytes of a type, of which a concatenation has several. They are
@@ -47,7 +47,7 @@ func typedText(typ uint32, b []byte) string {
 	}
 	var parts []string
 	for i := len(types) - 1; i >= 0; i-- {
-		length := (typeLen(types[i]) + slot - 1) / slot * slot
+		length := (typeLen(types[i]) + Slot - 1) / Slot * Slot
 		if i == 0 {
 			length = len(b) // a key of one part is not filled up, and numbers are of any length
 		}
@@ -64,15 +64,15 @@ func typedText(typ uint32, b []byte) string {
 func typeLen(typ uint32) int {
 	switch typ {
 	case nftnl.TypeIPv4:
-		return addr4Len
+		return Addr4Len
 	case nftnl.TypeIPv6:
 		return addr6Len
 	case nftnl.TypeEther:
-		return etherLen
+		return EtherLen
 	case nftnl.TypeIfname:
-		return ifnameLen
+		return IfnameLen
 	}
-	return slot
+	return Slot
 }
 
 func partText(typ uint32, b []byte) string {
@@ -81,12 +81,12 @@ func partText(typ uint32, b []byte) string {
 		a, _ := netip.AddrFromSlice(b)
 		return a.String()
 	case nftnl.TypeEther:
-		return net.HardwareAddr(b[:etherLen]).String()
+		return net.HardwareAddr(b[:EtherLen]).String()
 	case nftnl.TypeIfname:
 		name, _, _ := strings.Cut(string(b), "\x00")
 		return name
 	case nftnl.TypeProtocol:
-		return protocolName(b[0])
+		return ProtocolName(b[0])
 	case nftnl.TypePort:
 		return strconv.Itoa(int(binary.BigEndian.Uint16(b)))
 	case nftnl.TypeFamily:
@@ -98,4 +98,17 @@ func partText(typ uint32, b []byte) string {
 		}
 	}
 	return fmt.Sprintf("0x%x", b)
+}
+
+// ProtocolName gives a number of IANA's as nft prints it.
+func ProtocolName(protocol uint8) string {
+	switch protocol {
+	case unix.IPPROTO_TCP:
+		return "tcp"
+	case unix.IPPROTO_UDP:
+		return "udp"
+	case unix.IPPROTO_SCTP:
+		return "sctp"
+	}
+	return strconv.Itoa(int(protocol))
 }

@@ -1,4 +1,4 @@
-package nft
+package ruleset
 
 import (
 	"slices"
@@ -18,42 +18,42 @@ import (
 // be: the kernel takes no name with a slash. The others are of no address, which nothing
 // is sent to, or of protocol 255 and port 0, both of which are reserved.
 const (
-	sentinelLink     = "/sentinel"
+	SentinelLink     = "/sentinel"
 	sentinelProtocol = unix.IPPROTO_RAW
-	sentinelComment  = ownerPrefix + "sentinel"
+	SentinelComment  = OwnerPrefix + "sentinel"
 )
 
-// sentinel is that of a set.
-func (s *set) sentinel() element {
-	el := element{set: s.place, key: make([]byte, s.keyLen)}
+// Sentinel is that of a set.
+func (s *Set) Sentinel() Element {
+	el := Element{Set: s.Place, Key: make([]byte, s.KeyLen)}
 	const parts = 5 // at most
-	rest := el.key
+	rest := el.Key
 	for shift := parts * nftnl.TypeBits; shift >= 0; shift -= nftnl.TypeBits {
-		typ := s.keyType >> shift & (1<<nftnl.TypeBits - 1)
+		typ := s.KeyType >> shift & (1<<nftnl.TypeBits - 1)
 		if typ == 0 {
 			continue
 		}
 		switch typ {
 		case nftnl.TypeIfname:
-			copy(rest, sentinelLink)
+			copy(rest, SentinelLink)
 		case nftnl.TypeProtocol:
 			rest[0] = sentinelProtocol
 		case nftnl.TypeFamily:
 			rest[0] = unix.NFPROTO_IPV4
 		}
-		rest = rest[min(len(rest), (typeLen(typ)+slot-1)/slot*slot):]
+		rest = rest[min(len(rest), (typeLen(typ)+Slot-1)/Slot*Slot):]
 	}
-	if s.dataLen > 0 {
-		el.data = make([]byte, s.dataLen) // of no address, and no port
+	if s.DataLen > 0 {
+		el.Data = make([]byte, s.DataLen) // of no address, and no port
 	}
 	return el
 }
 
 // getSentinels looks up those of sets, and notes the sets that have theirs.
-func (st *state) getSentinels(b *nl.Batch, sets []set) {
+func (st *State) getSentinels(b *nl.Batch, sets []Set) {
 	for i := range sets {
-		at := sets[i].place
-		st.table.getElement(b, sets[i].sentinel(), func([]byte) error {
+		at := sets[i].Place
+		st.table.getElement(b, sets[i].Sentinel(), func([]byte) error {
 			st.sentinels[at] = true
 			return nil
 		})
@@ -61,9 +61,9 @@ func (st *state) getSentinels(b *nl.Batch, sets []set) {
 }
 
 // emptied gives those sets that are there and right, but for their sentinels.
-func (st *state) emptied(rs *ruleset) []set {
-	return slices.DeleteFunc(rs.sets(), func(s set) bool {
-		have, ok := st.sets[s.place]
-		return !ok || !s.matches(have) || st.sentinels[s.place]
+func (st *State) emptied(rs *Ruleset) []Set {
+	return slices.DeleteFunc(rs.Sets(), func(s Set) bool {
+		have, ok := st.sets[s.Place]
+		return !ok || !s.matches(have) || st.sentinels[s.Place]
 	})
 }

@@ -1,4 +1,4 @@
-package nft
+package ruleset
 
 import (
 	"encoding/binary"
@@ -27,9 +27,9 @@ func (x expressions) destinationType() {
 
 // dnat gives the connection another destination: an address of the family in the
 // first register, and a port behind it.
-func (x expressions) dnat(f family) {
+func (x expressions) dnat(f Family) {
 	x.Add(&expr.NAT{
-		Type: expr.NATTypeDestNAT, Family: uint32(f.proto), RegAddrMin: uint32(nftnl.First), RegProtoMin: uint32(nftnl.Behind(f.addrLen)),
+		Type: expr.NATTypeDestNAT, Family: uint32(f.Proto), RegAddrMin: uint32(nftnl.First), RegProtoMin: uint32(nftnl.Behind(f.AddrLen)),
 	})
 }
 
@@ -40,9 +40,9 @@ func (x expressions) masquerade() { x.Add(&expr.Masq{}) }
 
 // is holds for packets of a family. nft puts it before whatever looks into their
 // headers, and takes it as said when it prints such a rule.
-func (x expressions) is(f family) {
+func (x expressions) is(f Family) {
 	x.Meta(expr.MetaKeyNFPROTO, nftnl.First)
-	x.Compare(expr.CmpOpEq, []byte{f.proto})
+	x.Compare(expr.CmpOpEq, []byte{f.Proto})
 }
 
 // isEthernet holds for packets that came in by a link with Ethernet headers.
@@ -75,18 +75,18 @@ func (x expressions) hasConntrackBit(key expr.CtKey, bits uint32) {
 // isLink holds for packets whose incoming or outgoing link is (or is not) of a name.
 func (x expressions) isLink(linkName expr.MetaKey, op expr.CmpOp, name string) {
 	x.Meta(linkName, nftnl.First)
-	x.Compare(op, interfaceName(name))
+	x.Compare(op, InterfaceName(name))
 }
 
 // isTo holds for a destination within a prefix.
-func (x expressions) isTo(f family, p netip.Prefix) { x.isWithin(f, f.dst, p) }
+func (x expressions) isTo(f Family, p netip.Prefix) { x.isWithin(f, f.dst, p) }
 
 // isFrom holds for a source within a prefix.
-func (x expressions) isFrom(f family, p netip.Prefix) { x.isWithin(f, f.src, p) }
+func (x expressions) isFrom(f Family, p netip.Prefix) { x.isWithin(f, f.src, p) }
 
 // isWithin holds for an address within a prefix. The whole bytes of a prefix are
 // compared as they are, and others after masking.
-func (x expressions) isWithin(f family, offset uint32, p netip.Prefix) {
+func (x expressions) isWithin(f Family, offset uint32, p netip.Prefix) {
 	x.is(f)
 	x.inPrefix(offset, p)
 }
@@ -125,13 +125,13 @@ func (x expressions) port(linkName expr.MetaKey, base expr.PayloadBase, offset, 
 func (x expressions) hostPort(length uint32) {
 	const dstPort, portLen = 2, 2
 	x.Meta(expr.MetaKeyL4PROTO, nftnl.Behind(length))
-	x.Payload(expr.PayloadBaseTransportHeader, dstPort, portLen, nftnl.Behind(length+slot))
+	x.Payload(expr.PayloadBaseTransportHeader, dstPort, portLen, nftnl.Behind(length+Slot))
 }
 
 // podPort loads the key of the port of a pod that a packet goes to.
-func (x expressions) podPort(f family) {
-	x.port(expr.MetaKeyOIFNAME, expr.PayloadBaseNetworkHeader, f.dst, f.addrLen)
-	x.hostPort(ifnameLen + f.addrLen)
+func (x expressions) podPort(f Family) {
+	x.port(expr.MetaKeyOIFNAME, expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen)
+	x.hostPort(IfnameLen + f.AddrLen)
 }
 
 // bridged loads the key of what comes in and goes out by the same bridge.
@@ -152,31 +152,33 @@ func (x expressions) changeMark(clear, set uint32) {
 	x.Add(&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: uint32(nftnl.First)})
 }
 
-// family is what the rules of IPv4 and IPv6 differ in.
-type family struct {
+// Family is what the rules of IPv4 and IPv6 differ in.
+type Family struct {
 	name                                    string
-	proto                                   byte   // of nf_tables
-	addrLen                                 uint32 // bytes
+	Proto                                   byte   // of nf_tables
+	AddrLen                                 uint32 // bytes
 	src, dst                                uint32 // offsets in the header
 	pods                                    string // the sets and maps
-	hostAddrs, hostPorts, published, selves string
-	all                                     netip.Prefix
+	HostAddrs, HostPorts, Published, Selves string
+	All                                     netip.Prefix
 	// multicast is every multicast address.
 	multicast netip.Prefix
 }
 
-func families() [2]family {
-	return [2]family{{
-		name: "IPv4", proto: unix.NFPROTO_IPV4, addrLen: addr4Len, src: 12, dst: 16, pods: pods4Set,
-		hostAddrs: hostAddrs4Map, hostPorts: hostPorts4Map, published: published4Set, selves: selves4Set,
-		all:       netip.PrefixFrom(netip.IPv4Unspecified(), 0),
+// Families are IPv4 and IPv6, in this order.
+func Families() [2]Family {
+	return [2]Family{{
+		name: "IPv4", Proto: unix.NFPROTO_IPV4, AddrLen: Addr4Len, src: 12, dst: 16, pods: Pods4Set,
+		HostAddrs: HostAddrs4Map, HostPorts: hostPorts4Map, Published: published4Set, Selves: Selves4Set,
+		All:       netip.PrefixFrom(netip.IPv4Unspecified(), 0),
 		multicast: netip.PrefixFrom(netip.AddrFrom4([4]byte{224}), 4),
 	}, {
-		name: "IPv6", proto: unix.NFPROTO_IPV6, addrLen: addr6Len, src: 8, dst: 24, pods: pods6Set,
-		hostAddrs: hostAddrs6Map, hostPorts: hostPorts6Map, published: published6Set, selves: selves6Set,
-		all:       netip.PrefixFrom(netip.IPv6Unspecified(), 0),
+		name: "IPv6", Proto: unix.NFPROTO_IPV6, AddrLen: addr6Len, src: 8, dst: 24, pods: Pods6Set,
+		HostAddrs: HostAddrs6Map, HostPorts: hostPorts6Map, Published: published6Set, Selves: selves6Set,
+		All:       netip.PrefixFrom(netip.IPv6Unspecified(), 0),
 		multicast: netip.PrefixFrom(netip.AddrFrom16([16]byte{0xff}), 8),
 	}}
 }
 
-func (f *family) is4() bool { return f.proto == unix.NFPROTO_IPV4 }
+// Is4 says that it is IPv4.
+func (f *Family) Is4() bool { return f.Proto == unix.NFPROTO_IPV4 }

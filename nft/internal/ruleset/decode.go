@@ -1,4 +1,4 @@
-package nft
+package ruleset
 
 import (
 	"github.com/mdlayher/netlink"
@@ -52,25 +52,22 @@ func decodeRule(b []byte) (chain, comment string, _ error) {
 	return chain, comment, err
 }
 
-// elementState is an element as the kernel has it. One without a comment, or with
+// ElementState is an element as the kernel has it. One without a comment, or with
 // another program's, may stand in any of our sets.
-type elementState struct {
-	element
-	comment string
+type ElementState struct {
+	Element
+	Comment string
 }
 
-// owner is what the comment says; it is false for elements that are not ours.
-func (e elementState) owner() (owner Owner, networkKey string, ok bool) { return parseOwner(e.comment) }
-
-// decodeElements takes apart a message that lists elements of one set
+// DecodeElements takes apart a message that lists elements of one set
 // (NFT_MSG_NEWSETELEM); a listing consists of several.
-func decodeElements(family uint8, b []byte) ([]elementState, error) {
-	var list []elementState
-	set := place{family: family}
+func DecodeElements(family uint8, b []byte) ([]ElementState, error) {
+	var list []ElementState
+	set := Place{Family: family}
 	err := nftnl.Decode(b, func(ad *netlink.AttributeDecoder) error {
 		switch ad.Type() {
 		case unix.NFTA_SET_ELEM_LIST_SET:
-			set.name = ad.String()
+			set.Name = ad.String()
 		case unix.NFTA_SET_ELEM_LIST_ELEMENTS:
 			return nftnl.Nested(ad, func(ad *netlink.AttributeDecoder) error {
 				el, err := decodeElement(ad)
@@ -84,21 +81,21 @@ func decodeElements(family uint8, b []byte) ([]elementState, error) {
 		return nil, err
 	}
 	for i := range list {
-		list[i].set = set
+		list[i].Set = set
 	}
 	return list, nil
 }
 
-func decodeElement(ad *netlink.AttributeDecoder) (elementState, error) {
-	var el elementState
+func decodeElement(ad *netlink.AttributeDecoder) (ElementState, error) {
+	var el ElementState
 	err := nftnl.Nested(ad, func(ad *netlink.AttributeDecoder) (err error) {
 		switch ad.Type() {
 		case unix.NFTA_SET_ELEM_KEY:
-			el.key, err = nftnl.ValueOf(ad)
+			el.Key, err = nftnl.ValueOf(ad)
 		case unix.NFTA_SET_ELEM_DATA:
-			el.data, err = nftnl.ValueOf(ad)
+			el.Data, err = nftnl.ValueOf(ad)
 		case unix.NFTA_SET_ELEM_USERDATA:
-			el.comment, _ = nftnl.CommentOf(ad.Bytes())
+			el.Comment, _ = nftnl.CommentOf(ad.Bytes())
 		}
 		return err
 	})

@@ -1,4 +1,4 @@
-package nft
+package ruleset
 
 import (
 	"encoding/binary"
@@ -17,27 +17,27 @@ const (
 	// and port, hostAddrs from a port on one address.
 	hostPorts4Map = "hostports4"
 	hostPorts6Map = "hostports6"
-	hostAddrs4Map = "hostaddrs4"
-	hostAddrs6Map = "hostaddrs6"
-	// claimsSet has the ports of hostAddrs, whatever their addresses: see claim.
-	claimsSet = "hostclaims"
+	HostAddrs4Map = "hostaddrs4"
+	HostAddrs6Map = "hostaddrs6"
+	// claimsSet has the ports of hostAddrs, whatever their addresses: see nft's claimOf.
+	ClaimsSet = "hostclaims"
 	// published are pods' ports that something leads to.
 	published4Set = "published4"
 	published6Set = "published6"
 	// selves are addresses of such pods, each with itself.
-	selves4Set = "selves4"
+	Selves4Set = "selves4"
 	selves6Set = "selves6"
 
 	loopbackChain       = "loopback"
 	answersChain        = "loopback-answers"
-	hostPortsChain      = "hostports"
-	hostPortsLocalChain = "hostports-local"
+	HostPortsChain      = "hostports"
+	HostPortsLocalChain = "hostports-local"
 	hairpinChain        = "hairpin"
 )
 
 const loopbackLink = "lo"
 
-func portSets() []set {
+func portSets() []Set {
 	const (
 		port  = nftnl.TypeProtocol<<nftnl.TypeBits | nftnl.TypePort
 		port4 = nftnl.TypeIPv4<<(2*nftnl.TypeBits) | port
@@ -45,26 +45,26 @@ func portSets() []set {
 		pod4  = nftnl.TypeIPv4<<nftnl.TypeBits | nftnl.TypePort
 		pod6  = nftnl.TypeIPv6<<nftnl.TypeBits | nftnl.TypePort
 	)
-	return []set{
-		{place: inInet(hostPorts4Map), keyType: port, keyLen: 2 * slot, dataType: pod4, dataLen: addr4Len + slot},
-		{place: inInet(hostPorts6Map), keyType: port, keyLen: 2 * slot, dataType: pod6, dataLen: addr6Len + slot},
-		{place: inInet(hostAddrs4Map), keyType: port4, keyLen: addr4Len + 2*slot, dataType: pod4, dataLen: addr4Len + slot},
-		{place: inInet(hostAddrs6Map), keyType: port6, keyLen: addr6Len + 2*slot, dataType: pod6, dataLen: addr6Len + slot},
-		{place: inInet(claimsSet), keyType: nftnl.TypeFamily<<(2*nftnl.TypeBits) | port, keyLen: 3 * slot},
-		{place: inInet(published4Set), keyType: nftnl.TypeIfname<<(3*nftnl.TypeBits) | port4, keyLen: pods4Len + 2*slot},
-		{place: inInet(published6Set), keyType: nftnl.TypeIfname<<(3*nftnl.TypeBits) | port6, keyLen: pods6Len + 2*slot},
-		{place: inInet(selves4Set), keyType: (nftnl.TypeIfname<<nftnl.TypeBits|nftnl.TypeIPv4)<<nftnl.TypeBits | nftnl.TypeIPv4, keyLen: pods4Len + addr4Len},
-		{place: inInet(selves6Set), keyType: (nftnl.TypeIfname<<nftnl.TypeBits|nftnl.TypeIPv6)<<nftnl.TypeBits | nftnl.TypeIPv6, keyLen: pods6Len + addr6Len},
+	return []Set{
+		{Place: InInet(hostPorts4Map), KeyType: port, KeyLen: 2 * Slot, DataType: pod4, DataLen: Addr4Len + Slot},
+		{Place: InInet(hostPorts6Map), KeyType: port, KeyLen: 2 * Slot, DataType: pod6, DataLen: addr6Len + Slot},
+		{Place: InInet(HostAddrs4Map), KeyType: port4, KeyLen: Addr4Len + 2*Slot, DataType: pod4, DataLen: Addr4Len + Slot},
+		{Place: InInet(HostAddrs6Map), KeyType: port6, KeyLen: addr6Len + 2*Slot, DataType: pod6, DataLen: addr6Len + Slot},
+		{Place: InInet(ClaimsSet), KeyType: nftnl.TypeFamily<<(2*nftnl.TypeBits) | port, KeyLen: 3 * Slot},
+		{Place: InInet(published4Set), KeyType: nftnl.TypeIfname<<(3*nftnl.TypeBits) | port4, KeyLen: pods4Len + 2*Slot},
+		{Place: InInet(published6Set), KeyType: nftnl.TypeIfname<<(3*nftnl.TypeBits) | port6, KeyLen: pods6Len + 2*Slot},
+		{Place: InInet(Selves4Set), KeyType: (nftnl.TypeIfname<<nftnl.TypeBits|nftnl.TypeIPv4)<<nftnl.TypeBits | nftnl.TypeIPv4, KeyLen: pods4Len + Addr4Len},
+		{Place: InInet(selves6Set), KeyType: (nftnl.TypeIfname<<nftnl.TypeBits|nftnl.TypeIPv6)<<nftnl.TypeBits | nftnl.TypeIPv6, KeyLen: pods6Len + addr6Len},
 	}
 }
 
 // portChains are what publishes ports, for all networks.
-func portChains(mark uint32) []chain {
-	return []chain{
+func portChains(mark uint32) []Chain {
+	return []Chain{
 		loopback(),
 		answers(mark),
-		publish(hostPortsChain, unix.NF_INET_PRE_ROUTING),
-		publish(hostPortsLocalChain, unix.NF_INET_LOCAL_OUT),
+		publish(HostPortsChain, unix.NF_INET_PRE_ROUTING),
+		publish(HostPortsLocalChain, unix.NF_INET_LOCAL_OUT),
 		hairpin(),
 	}
 }
@@ -73,15 +73,15 @@ func portChains(mark uint32) []chain {
 // route_localnet on the bridge, which has the kernel take 127.0.0.0/8 for an address
 // like any other: what listens there, and what trusts callers from there, is then
 // within the pods' reach. So this comes first, and is always there.
-func loopback() chain {
-	return chain{
-		place: inInet(loopbackChain), kind: "filter", hook: unix.NF_INET_PRE_ROUTING, priority: priorityRaw,
+func loopback() Chain {
+	return Chain{
+		Place: InInet(loopbackChain), Kind: "filter", Hook: unix.NF_INET_PRE_ROUTING, Priority: priorityRaw,
 		settings: sharedSettings, write: (*rules).addLoopback,
 	}
 }
 
 func (list *rules) addLoopback() {
-	ip, local := families()[0], loopbackPrefix()
+	ip, local := Families()[0], loopbackPrefix()
 	list.add("others must not reach what is local to the host", func(x expressions) {
 		x.isLink(expr.MetaKeyIIFNAME, expr.CmpOpNeq, loopbackLink)
 		x.isTo(ip, local)
@@ -99,9 +99,9 @@ func (list *rules) addLoopback() {
 // destination back before the bridge hands them to the host, and whoever keeps others
 // out there by a means of its own, which stands without this table, has nothing else
 // to go by.
-func answers(mark uint32) chain {
-	return chain{
-		place: inInet(answersChain), kind: "filter", hook: unix.NF_INET_PRE_ROUTING, priority: priorityDestinationNAT + 1,
+func answers(mark uint32) Chain {
+	return Chain{
+		Place: InInet(answersChain), Kind: "filter", Hook: unix.NF_INET_PRE_ROUTING, Priority: priorityDestinationNAT + 1,
 		settings: markSettings(mark), write: func(list *rules) { list.addAnswers(mark) },
 	}
 }
@@ -109,7 +109,7 @@ func answers(mark uint32) chain {
 func (list *rules) addAnswers(mark uint32) {
 	list.add("what the firewall itself leads to what is local to the host", func(x expressions) {
 		x.isLink(expr.MetaKeyIIFNAME, expr.CmpOpNeq, loopbackLink)
-		x.isTo(families()[0], loopbackPrefix())
+		x.isTo(Families()[0], loopbackPrefix())
 		x.addMark(mark)
 	})
 }
@@ -121,9 +121,9 @@ const sharedSettings = "shared"
 
 // publish is the chain that leads callers to pods, once for those who come from
 // elsewhere and once for the host itself.
-func publish(name string, hook uint32) chain {
-	return chain{
-		place: inInet(name), kind: "nat", hook: hook, priority: priorityDestinationNAT,
+func publish(name string, hook uint32) Chain {
+	return Chain{
+		Place: InInet(name), Kind: "nat", Hook: hook, Priority: priorityDestinationNAT,
 		settings: sharedSettings, write: (*rules).addPublish,
 	}
 }
@@ -136,7 +136,7 @@ func (list *rules) addPublish() {
 	})
 	// What goes to pods must have an address that routers forward: these have the
 	// caller hang where it could have been refused, and have turned to IPv4.
-	ip6 := families()[1]
+	ip6 := Families()[1]
 	for _, p := range []netip.Prefix{
 		netip.PrefixFrom(netip.IPv6Loopback(), 128),
 		netip.PrefixFrom(netip.AddrFrom16([16]byte{0xfe, 0x80}), 10),
@@ -146,20 +146,20 @@ func (list *rules) addPublish() {
 			x.Leave()
 		})
 	}
-	for _, f := range families() {
+	for _, f := range Families() {
 		list.add("ports on one address, "+f.name, func(x expressions) {
 			x.is(f)
-			x.Payload(expr.PayloadBaseNetworkHeader, f.dst, f.addrLen, nftnl.First)
-			x.hostPort(f.addrLen)
-			x.lookupData(f.hostAddrs)
+			x.Payload(expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen, nftnl.First)
+			x.hostPort(f.AddrLen)
+			x.lookupData(f.HostAddrs)
 			x.dnat(f)
 		})
 	}
-	for _, f := range families() {
+	for _, f := range Families() {
 		list.add("ports on all addresses, "+f.name, func(x expressions) {
 			x.is(f)
 			x.hostPort(0)
-			x.lookupData(f.hostPorts)
+			x.lookupData(f.HostPorts)
 			x.dnat(f)
 		})
 	}
@@ -167,9 +167,9 @@ func (list *rules) addPublish() {
 
 // hairpin changes the sources of those connections whose answers would not find
 // back otherwise. All others keep theirs.
-func hairpin() chain {
-	return chain{
-		place: inInet(hairpinChain), kind: "nat", hook: unix.NF_INET_POST_ROUTING, priority: priorityBeforeSourceNAT,
+func hairpin() Chain {
+	return Chain{
+		Place: InInet(hairpinChain), Kind: "nat", Hook: unix.NF_INET_POST_ROUTING, Priority: priorityBeforeSourceNAT,
 		settings: sharedSettings, write: (*rules).addHairpin,
 	}
 }
@@ -178,27 +178,27 @@ func (list *rules) addHairpin() {
 	list.add("the host calls by 127.0.0.1", func(x expressions) {
 		x.isRedirected()
 		x.isLink(expr.MetaKeyOIFNAME, expr.CmpOpNeq, loopbackLink)
-		x.isFrom(families()[0], loopbackPrefix())
+		x.isFrom(Families()[0], loopbackPrefix())
 		x.masquerade()
 	})
 	// Bridged packets have no incoming link here.
-	for _, f := range families() {
+	for _, f := range Families() {
 		list.add("a pod calls itself, "+f.name, func(x expressions) {
 			x.isRedirected()
 			x.is(f)
-			x.port(expr.MetaKeyOIFNAME, expr.PayloadBaseNetworkHeader, f.src, f.addrLen)
-			x.Payload(expr.PayloadBaseNetworkHeader, f.dst, f.addrLen, nftnl.Behind(ifnameLen+f.addrLen))
-			x.Lookup(f.selves)
+			x.port(expr.MetaKeyOIFNAME, expr.PayloadBaseNetworkHeader, f.src, f.AddrLen)
+			x.Payload(expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen, nftnl.Behind(IfnameLen+f.AddrLen))
+			x.Lookup(f.Selves)
 			x.masquerade()
 		})
 	}
-	for _, f := range families() {
+	for _, f := range Families() {
 		list.add("the answer is bridged past the host, "+f.name, func(x expressions) {
 			x.isRedirected()
 			x.Meta(expr.MetaKeyOIFNAME, nftnl.First)
 			x.Lookup(bypassSet)
 			x.is(f)
-			x.port(expr.MetaKeyOIFNAME, expr.PayloadBaseNetworkHeader, f.src, f.addrLen)
+			x.port(expr.MetaKeyOIFNAME, expr.PayloadBaseNetworkHeader, f.src, f.AddrLen)
 			x.Lookup(f.pods)
 			x.masquerade()
 		})
@@ -210,13 +210,13 @@ func (list *rules) addHairpin() {
 // it comes from: that is not asked, since bridged packets have no incoming link here,
 // and a machine's answer to anywhere beyond the LAN goes to the router.
 func (list *rules) addLAN() {
-	for _, f := range families() {
+	for _, f := range Families() {
 		list.add("a machine of the LAN answers past the host, "+f.name, func(x expressions) {
 			x.isRedirected()
 			x.Meta(expr.MetaKeyOIFNAME, nftnl.First)
 			x.Lookup(lansSet)
 			x.is(f)
-			x.port(expr.MetaKeyOIFNAME, expr.PayloadBaseNetworkHeader, f.dst, f.addrLen)
+			x.port(expr.MetaKeyOIFNAME, expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen)
 			x.LookupNone(f.pods)
 			x.masquerade()
 		})

@@ -1,0 +1,87 @@
+package ruleset
+
+import (
+	"slices"
+
+	"github.com/google/nftables/expr"
+
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
+)
+
+// What is known of bridges: the name of each, in some twice, for what comes in and
+// goes out by the same one.
+const (
+	bridgesSet  = "bridges"  // ours
+	policiesSet = "policies" // those with a policy
+	isolatedSet = "isolated" // those with the policy Isolated
+	bypassSet   = "bypass"   // those whose packets pass the hooks by
+	lansSet     = "lans"     // those with machines on them
+)
+
+// BridgeSets are the sets of bridges.
+func BridgeSets() []Set {
+	const pair = nftnl.TypeIfname<<nftnl.TypeBits | nftnl.TypeIfname
+	return []Set{
+		{Place: InInet(bridgesSet), KeyType: pair, KeyLen: 2 * IfnameLen},
+		{Place: InInet(policiesSet), KeyType: nftnl.TypeIfname, KeyLen: IfnameLen},
+		{Place: InInet(isolatedSet), KeyType: pair, KeyLen: 2 * IfnameLen},
+		{Place: InInet(bypassSet), KeyType: nftnl.TypeIfname, KeyLen: IfnameLen},
+		{Place: InInet(lansSet), KeyType: nftnl.TypeIfname, KeyLen: IfnameLen},
+	}
+}
+
+// addPolicies appends the rules of all policies to the chain forward.
+func (list *rules) addPolicies() {
+	list.add("drop what would stay on an isolated bridge", func(x expressions) {
+		x.bridged()
+		x.Lookup(isolatedSet)
+		x.Drop()
+	})
+	list.add("drop what goes from one bridge with a policy to another", func(x expressions) {
+		for _, link := range []expr.MetaKey{expr.MetaKeyIIFNAME, expr.MetaKeyOIFNAME} {
+			x.Meta(link, nftnl.First)
+			x.Lookup(policiesSet)
+		}
+		x.bridged()
+		x.LookupNone(bridgesSet)
+		x.Drop()
+	})
+}
+
+// bridgeElements gives what a network has in the sets of bridges.
+func (n *Network) bridgeElements() []Element {
+	if n.Bridge == "" {
+		return nil
+	}
+	name := InterfaceName(n.Bridge)
+	pair := slices.Concat(name, name)
+	list := []Element{{Set: InInet(bridgesSet), Key: pair}}
+	if n.Policy != policyOpen {
+		list = append(list, Element{Set: InInet(policiesSet), Key: name})
+	}
+	if n.Policy == policyIsolated {
+		list = append(list, Element{Set: InInet(isolatedSet), Key: pair})
+	}
+	if !n.NFCall {
+		list = append(list, Element{Set: InInet(bypassSet), Key: name})
+	}
+	if n.LAN {
+		list = append(list, Element{Set: InInet(lansSet), Key: name})
+	}
+	return list
+}
+
+// BridgeComment is the comment of what a network has in the sets of bridges: that of
+// an endpoint without an owner, and what the network is set to. So one that should
+// have less there by now is known by what it has. Where networks share a bridge,
+// the elements are those of one of them.
+func (n *Network) BridgeComment() string {
+	comment := networkComment(n.Key) + "," + n.Policy.String()
+	if n.NFCall {
+		comment += ",nf"
+	}
+	if n.LAN {
+		comment += ",lan"
+	}
+	return comment
+}

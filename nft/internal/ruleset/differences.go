@@ -1,0 +1,150 @@
+package ruleset
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
+)
+
+// Differences lists those of the tables, the sets and the chains. Of a table that
+// is not there, nothing else is said.
+func (rs *Ruleset) Differences(have *State) []tombolo.Difference {
+	var list []tombolo.Difference
+	for _, family := range rs.tables {
+		t, ok := have.Tables[family]
+		switch {
+		case !ok:
+			list = append(list, tombolo.Difference{Object: "nf_tables", What: "table", Want: rs.table.Of(family).String()})
+		case t.IsDormant():
+			list = append(list, tombolo.Difference{Object: "table " + rs.table.Of(family).String(), What: "flag", Have: "dormant"})
+		}
+	}
+	for _, s := range rs.Sets() {
+		if have.hasTable(s.Family) {
+			list = append(list, s.differences(have)...)
+		}
+	}
+	for i := range rs.Chains {
+		if ch := &rs.Chains[i]; have.hasTable(ch.Family) {
+			list = append(list, ch.differences(have)...)
+		}
+	}
+	for _, at := range rs.gone {
+		if have.hasChain(at) {
+			list = append(list, tombolo.Difference{Object: "table " + rs.table.Of(at.Family).String(), What: "chain", Have: at.Name})
+		}
+	}
+	return append(list, rs.bridgeDifferences(have)...)
+}
+
+// bridgeDifferences lists those of the sets of bridges, as far as the sets are there.
+func (rs *Ruleset) bridgeDifferences(have *State) []tombolo.Difference {
+	var list []tombolo.Difference
+	add, del := have.bridgeChanges(rs)
+	for _, el := range add {
+		if _, ok := have.sets[el.Set]; ok {
+			list = append(list, tombolo.Difference{Object: rs.table.Label("set", el.Set).String(), What: "element", Want: el.KeyText()})
+		}
+	}
+	for _, el := range del {
+		list = append(list, tombolo.Difference{Object: rs.table.Label("set", el.Set).String(), What: "element", Have: el.KeyText()})
+	}
+	return list
+}
+
+// HasTables says that all tables of a ruleset are there.
+func (st *State) HasTables(rs *Ruleset) bool { return len(st.Tables) == len(rs.tables) }
+
+func (st *State) hasTable(family uint8) bool {
+	_, ok := st.Tables[family]
+	return ok
+}
+
+func (s *Set) differences(have *State) []tombolo.Difference {
+	got, ok := have.sets[s.Place]
+	switch {
+	case !ok:
+		return []tombolo.Difference{{Object: "table " + have.table.Of(s.Family).String(), What: "set", Want: s.Name}}
+	case !s.matches(got):
+		return []tombolo.Difference{{
+			Object: have.table.Label("set", s.Place).String(), What: "type", Want: s.state().describe(), Have: got.describe(),
+		}}
+	case !have.sentinels[s.Place]:
+		return []tombolo.Difference{{Object: have.table.Label("set", s.Place).String(), What: "element", Want: s.Sentinel().KeyText()}}
+	}
+	return nil
+}
+
+func (s setState) describe() string {
+	text := fmt.Sprintf("key type %#x of %d bytes with flags %#x", s.keyType, s.keyLen, s.flags)
+	if s.dataLen > 0 {
+		text += fmt.Sprintf(" to data type %#x of %d bytes", s.dataType, s.dataLen)
+	}
+	return text
+}
+
+func (ch *Chain) differences(have *State) []tombolo.Difference {
+	got, ok := have.Chains[ch.Place]
+	if !ok {
+		return []tombolo.Difference{{Object: "table " + have.table.Of(ch.Family).String(), What: "chain", Want: ch.Name}}
+	}
+	object := have.table.Label("chain", ch.Place).String()
+	var list []tombolo.Difference
+	differs := func(what, want, have string) {
+		if want != have {
+			list = append(list, tombolo.Difference{Object: object, What: what, Want: want, Have: have})
+		}
+	}
+	differs("hook", ch.describe(), describeHook(got))
+	if got.Kind != "" {
+		differs("policy", "accept", policyName(got.Policy))
+	}
+	want := ch.Rules()
+	differs("comment (version and settings)", strconv.Quote(ch.Comment(len(want))), strconv.Quote(got.Comment))
+	return append(list, ruleDifferences(object, want, have.rules[ch.Place])...)
+}
+
+// ruleDifferences tells by their comments which rules are missing, and which are
+// too many.
+func ruleDifferences(object string, rules []Rule, comments []string) []tombolo.Difference {
+	rest := slices.Clone(comments)
+	var list []tombolo.Difference
+	for _, want := range rules {
+		i := slices.Index(rest, want.Comment)
+		if i < 0 {
+			list = append(list, tombolo.Difference{Object: object, What: "rule", Want: strconv.Quote(want.Comment)})
+			continue
+		}
+		rest = slices.Delete(rest, i, i+1)
+	}
+	for _, comment := range rest {
+		list = append(list, tombolo.Difference{Object: object, What: "rule", Have: strconv.Quote(comment)})
+	}
+	return list
+}
+
+func policyName(policy uint32) string {
+	if policy == PolicyAccept {
+		return "accept"
+	}
+	return "drop"
+}
+
+func (ch *Chain) describe() string {
+	return describeHook(nftnl.Chain{Kind: ch.Kind, Hook: ch.Hook, Priority: ch.Priority})
+}
+
+func describeHook(ch nftnl.Chain) string {
+	if ch.Kind == "" {
+		return "none"
+	}
+	hook := strconv.Itoa(int(ch.Hook))
+	// enum nf_inet_hooks
+	if names := [...]string{"prerouting", "input", "forward", "output", "postrouting"}; int(ch.Hook) < len(names) {
+		hook = names[ch.Hook]
+	}
+	return fmt.Sprintf("type %s hook %s priority %d", ch.Kind, hook, ch.Priority)
+}

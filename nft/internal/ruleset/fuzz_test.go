@@ -1,0 +1,53 @@
+package ruleset
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
+)
+
+// The corpora in testdata hold what a kernel answered, without struct nfgenmsg.
+
+func FuzzRule(f *testing.F) {
+	seed, err := netlink.MarshalAttributes([]netlink.Attribute{
+		nftnl.String(unix.NFTA_RULE_CHAIN, forwardChain), nftnl.Bytes(unix.NFTA_RULE_USERDATA, nftnl.Comment("clear the mark bit")),
+	})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(seed)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if chain, comment, err := decodeRule(b); err == nil && strings.ContainsRune(chain+comment, 0) {
+			t.Errorf("a NUL in %q or %q", chain, comment)
+		}
+	})
+}
+
+func FuzzChain(f *testing.F) {
+	f.Fuzz(func(t *testing.T, b []byte) {
+		ch, err := nftnl.DecodeChain(b)
+		if err != nil {
+			return
+		}
+		rs := New(podnet(), nftnl.DefaultTable, nftnl.DefaultMark)
+		st := newState(rs)
+		st.Tables[unix.NFPROTO_INET] = nftnl.Table{}
+		st.Chains[InInet(ch.Name)] = ch
+		if st.LooksRight(rs) {
+			t.Error("one chain was taken for all")
+		}
+		rs.Differences(st)
+		Plan(rs, st)
+	})
+}
+
+// What this one reads is numbers and names: there is nothing to hold it to but that it comes to an
+// end.
+
+func FuzzSet(f *testing.F) {
+	f.Fuzz(func(_ *testing.T, b []byte) { decodeSet(b) })
+}

@@ -1,0 +1,89 @@
+package ruleset
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+)
+
+// Inventory is what our table of a family has in it.
+type Inventory struct {
+	family   uint8
+	Table    bool
+	chains   []Place
+	sets     []Place
+	elements []ElementState
+}
+
+// Inventory looks up all there is, in several listings. A transaction with a
+// generation from before them is refused if they do not fit together.
+func (t Tables) Inventory(family uint8) (*Inventory, error) {
+	inv := &Inventory{family: family}
+	var b nl.Batch
+	t.Name.getTable(&b, family, func([]byte) error { inv.Table = true; return nil })
+	if err := nftnl.Look(t.Conn, &b); err != nil || !inv.Table {
+		return inv, err
+	}
+	err := t.dumpChains(family, func(data []byte) error {
+		ch, err := nftnl.DecodeChain(data)
+		if ch.Table == string(t.Name) {
+			inv.chains = append(inv.chains, Place{family, ch.Name})
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if inv.sets, err = t.setNames(family); err != nil {
+		return nil, err
+	}
+	inv.elements, err = t.ElementsOf(inv.sets)
+	return inv, err
+}
+
+// RemoveNetwork deletes what a network has in the table, and with the last one the
+// table itself: the last in any of the tables, since in each there are chains that are
+// for all networks and name none.
+func (inv *Inventory) RemoveNetwork(t *Transaction, key string, inUse bool) {
+	switch {
+	case !inv.Table:
+		return
+	case !inUse:
+		t.delTable(inv.family)
+		return
+	}
+	for _, at := range inv.chains {
+		if networkOf(at.Name) == key {
+			t.delChain(at)
+		}
+	}
+	for _, at := range inv.sets {
+		if networkOf(at.Name) == key {
+			t.delSet(at)
+		}
+	}
+}
+
+// InUse says that something of another network than that of a key is there.
+func (inv *Inventory) InUse(key string) bool {
+	other := func(at Place) bool {
+		owner := networkOf(at.Name)
+		return owner != "" && owner != key
+	}
+	// A claim is nobody's.
+	inUse := func(el ElementState) bool { return el.Comment != ClaimComment }
+	return slices.ContainsFunc(inv.elements, inUse) || slices.ContainsFunc(inv.chains, other) || slices.ContainsFunc(inv.sets, other)
+}
+
+// networkOf gives the key of the network that a chain or a set belongs to, "" if
+// all share it.
+func networkOf(name string) string {
+	for _, prefix := range []string{masqueradePrefix, masquerade4Prefix, masquerade6Prefix, dedupPrefix, quietPrefix} {
+		if key, ok := strings.CutPrefix(name, prefix); ok {
+			return key
+		}
+	}
+	return ""
+}

@@ -1,0 +1,206 @@
+package ruleset
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/userdata"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+)
+
+// Place is where a chain or a set is: its name in our table of a family.
+type Place struct {
+	Family uint8 // unix.NFPROTO_*
+	Name   string
+}
+
+// InInet is the place of a name in the table of family inet.
+func InInet(name string) Place { return Place{unix.NFPROTO_INET, name} }
+
+// InBridge is that in the table of family bridge.
+func InBridge(name string) Place { return Place{unix.NFPROTO_BRIDGE, name} }
+
+// TableName is the name of our tables, which is the same in each family.
+type TableName string
+
+// Of is the table of a family, as errors name it.
+func (name TableName) Of(family uint8) nl.Name {
+	return nl.Name(nftnl.FamilyName(family) + " " + string(name))
+}
+
+// Label names what is in it.
+func (name TableName) Label(kind string, p Place) label { return label{kind, p, name} }
+
+// label names an object in errors, by its kind and its place.
+type label struct {
+	kind string
+	Place
+	table TableName
+}
+
+func (l label) String() string {
+	return l.kind + " " + l.Name + " of table " + l.table.Of(l.Family).String()
+}
+
+// Transaction is one of nf_tables about our tables.
+type Transaction struct {
+	*nftnl.Transaction
+	Generation *uint32 // nil: any
+	table      TableName
+}
+
+// Begin starts a transaction. One with a generation is refused (ERESTART) if
+// anything of this namespace's nf_tables has changed since: see SeenGeneration.
+func (t Tables) Begin(generation *uint32) *Transaction { return t.Name.begin(generation) }
+
+func (name TableName) begin(generation *uint32) *Transaction {
+	return &Transaction{nftnl.Begin(generation), generation, name}
+}
+
+// newTable makes a table, or wakes one that was made dormant.
+func (t *Transaction) newTable(family uint8) {
+	t.Add("add table", t.table.Of(family), family, unix.NFT_MSG_NEWTABLE, netlink.Create,
+		nftnl.String(unix.NFTA_TABLE_NAME, string(t.table)), nftnl.Uint32(unix.NFTA_TABLE_FLAGS, 0))
+}
+
+// delTable deletes a table and all that is in it.
+func (t *Transaction) delTable(family uint8) {
+	t.Add("delete table", t.table.Of(family), family, unix.NFT_MSG_DELTABLE, 0, nftnl.String(unix.NFTA_TABLE_NAME, string(t.table)))
+}
+
+// newSet makes a set, exclusively: one with other keys must not pass for it. The
+// id is any number that no other set of the transaction has.
+func (t *Transaction) newSet(s Set, id uint32) {
+	attrs := []netlink.Attribute{
+		nftnl.String(unix.NFTA_SET_TABLE, string(t.table)), nftnl.String(unix.NFTA_SET_NAME, s.Name),
+		nftnl.Uint32(unix.NFTA_SET_FLAGS, s.flags()),
+		nftnl.Uint32(unix.NFTA_SET_KEY_TYPE, s.KeyType), nftnl.Uint32(unix.NFTA_SET_KEY_LEN, s.KeyLen),
+	}
+	if s.DataLen > 0 {
+		attrs = append(attrs, nftnl.Uint32(unix.NFTA_SET_DATA_TYPE, s.DataType), nftnl.Uint32(unix.NFTA_SET_DATA_LEN, s.DataLen))
+	}
+	t.Add("add", t.table.Label("set", s.Place), s.Family, unix.NFT_MSG_NEWSET, netlink.Create|netlink.Excl, append(attrs,
+		nftnl.Uint32(unix.NFTA_SET_ID, id), nftnl.Bytes(unix.NFTA_SET_USERDATA, s.userdata()))...)
+}
+
+// userdata tells nft the byte order of keys and of data, without which it would
+// print single addresses backwards, and single names as empty.
+func (s Set) userdata() []byte {
+	const ofEachPart, hostEndian, bigEndian = 0, 1, 2 // enum byteorder; the first one for a concatenation
+	order := func(b []byte, of userdata.Type, typ uint32) []byte {
+		order := uint32(bigEndian)
+		switch {
+		case typ >= 1<<nftnl.TypeBits:
+			order = ofEachPart
+		case typ == nftnl.TypeIfname:
+			order = hostEndian
+		}
+		return userdata.Append(b, of, binary.NativeEndian.AppendUint32(nil, order))
+	}
+	b := order(nil, userdata.NFTNL_UDATA_SET_KEYBYTEORDER, s.KeyType)
+	if s.DataLen > 0 {
+		b = order(b, userdata.NFTNL_UDATA_SET_DATABYTEORDER, s.DataType)
+	}
+	return append(b, s.typeof...)
+}
+
+// delSet deletes a set with its elements; the kernel refuses it (EBUSY) while a
+// rule looks into the set.
+func (t *Transaction) delSet(p Place) {
+	t.Add("delete", t.table.Label("set", p), p.Family, unix.NFT_MSG_DELSET, 0, t.table.named(p, unix.NFTA_SET_TABLE, unix.NFTA_SET_NAME)...)
+}
+
+// newChain makes a base chain, for so many rules. Its userdata can only be given
+// here: the kernel passes over them when a chain is changed.
+func (t *Transaction) newChain(ch *Chain, rules int) {
+	t.Add("add", t.table.Label("chain", ch.Place), ch.Family, unix.NFT_MSG_NEWCHAIN, netlink.Create|netlink.Excl,
+		nftnl.String(unix.NFTA_CHAIN_TABLE, string(t.table)), nftnl.String(unix.NFTA_CHAIN_NAME, ch.Name),
+		nftnl.Nest(unix.NFTA_CHAIN_HOOK,
+			nftnl.Uint32(unix.NFTA_HOOK_HOOKNUM, ch.Hook), nftnl.Uint32(unix.NFTA_HOOK_PRIORITY, uint32(ch.Priority))),
+		nftnl.Uint32(unix.NFTA_CHAIN_POLICY, PolicyAccept), nftnl.String(unix.NFTA_CHAIN_TYPE, ch.Kind),
+		nftnl.Bytes(nftnl.ChainUserdata, nftnl.Comment(ch.Comment(rules))))
+}
+
+// PolicyAccept is the policy of our chains, as the kernel has it.
+const PolicyAccept = uint32(expr.VerdictAccept)
+
+// delChain deletes a chain and its rules. A transaction may make one of the same
+// name: packets see either the old one or the new one.
+func (t *Transaction) delChain(p Place) {
+	t.Add("delete", t.table.Label("chain", p), p.Family, unix.NFT_MSG_DELCHAIN, 0, t.table.named(p, unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME)...)
+}
+
+// newRule appends a rule to a chain.
+func (t *Transaction) newRule(chain Place, r Rule) {
+	op := fmt.Sprintf("add rule %q to", r.Comment)
+	t.AddRule(op, t.table.Label("chain", chain), chain.Family, netlink.Append, r.Comment, r.Steps, t.table.named(chain, unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN)...)
+}
+
+// Steps writes the rule.
+func (r *Rule) Steps(x *nftnl.Expressions) { r.write(expressions{x}) }
+
+// NewElement adds an element exclusively: without NLM_F_EXCL the kernel takes one
+// that is there for a success and keeps its comment, so that it stays another's.
+func (t *Transaction) NewElement(el Element, comment string) {
+	t.putElement(el, comment, netlink.Excl)
+}
+
+// ShareElement adds an element that may be there already, and is then left as it is.
+func (t *Transaction) ShareElement(el Element, comment string) { t.putElement(el, comment, 0) }
+
+func (t *Transaction) putElement(el Element, comment string, flags netlink.HeaderFlags) {
+	t.Add("add element", el, el.Set.Family, unix.NFT_MSG_NEWSETELEM, netlink.Create|flags, t.table.ElementAttributes(el, comment)...)
+}
+
+// DelElement deletes an element by its key, whoever's it is.
+func (t *Transaction) DelElement(el Element) {
+	t.Add("delete element", el, el.Set.Family, unix.NFT_MSG_DELSETELEM, 0, t.table.ElementAttributes(Element{Set: el.Set, Key: el.Key}, "")...)
+}
+
+// ElementAttributes is the list of one element, with which they are added, got and
+// deleted.
+func (name TableName) ElementAttributes(el Element, comment string) []netlink.Attribute {
+	const list, entry, key = 2, 3, 4 // where the headers are
+	attrs := append(name.named(el.Set, unix.NFTA_SET_ELEM_LIST_TABLE, unix.NFTA_SET_ELEM_LIST_SET),
+		netlink.Attribute{}, netlink.Attribute{}, netlink.Attribute{}, nftnl.Bytes(unix.NFTA_DATA_VALUE, el.Key))
+	attrs[key] = nftnl.Header(unix.NFTA_SET_ELEM_KEY, attrs[key+1:])
+	if len(el.Data) > 0 {
+		value := nftnl.Bytes(unix.NFTA_DATA_VALUE, el.Data)
+		attrs = append(attrs, nftnl.Header(unix.NFTA_SET_ELEM_DATA, []netlink.Attribute{value}), value)
+	}
+	if comment != "" {
+		attrs = append(attrs, nftnl.Bytes(unix.NFTA_SET_ELEM_USERDATA, nftnl.Comment(comment)))
+	}
+	attrs[entry] = nftnl.Header(unix.NFTA_LIST_ELEM, attrs[key:])
+	attrs[list] = nftnl.Header(unix.NFTA_SET_ELEM_LIST_ELEMENTS, attrs[entry:])
+	return attrs
+}
+
+// named gives the attributes that say which table and which chain or set is meant, and
+// room for those of an element. Both names share their memory.
+func (name TableName) named(p Place, table, object uint16) []netlink.Attribute {
+	names := string(name) + "\x00" + p.Name + "\x00"
+	b, n := []byte(names), len(name)+1
+	return append(make([]netlink.Attribute, 0, 9), nftnl.Bytes(table, b[:n:n]), nftnl.Bytes(object, b[n:]))
+}
+
+func (name TableName) getTable(b *nl.Batch, family uint8, reply func([]byte) error) {
+	nftnl.Get(b, name.Of(family), family, unix.NFT_MSG_GETTABLE, reply, nftnl.String(unix.NFTA_TABLE_NAME, string(name)))
+}
+
+func (name TableName) getChain(b *nl.Batch, p Place, reply func([]byte) error) {
+	nftnl.Get(b, name.Label("chain", p), p.Family, unix.NFT_MSG_GETCHAIN, reply, name.named(p, unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME)...)
+}
+
+func (name TableName) getSet(b *nl.Batch, p Place, reply func([]byte) error) {
+	nftnl.Get(b, name.Label("set", p), p.Family, unix.NFT_MSG_GETSET, reply, name.named(p, unix.NFTA_SET_TABLE, unix.NFTA_SET_NAME)...)
+}
+
+func (name TableName) getElement(b *nl.Batch, el Element, reply func([]byte) error) {
+	nftnl.Get(b, el, el.Set.Family, unix.NFT_MSG_GETSETELEM, reply, name.ElementAttributes(Element{Set: el.Set, Key: el.Key}, "")...)
+}

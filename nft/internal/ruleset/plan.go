@@ -1,0 +1,98 @@
+package ruleset
+
+// Changes are what makes a ruleset of what is there.
+type Changes struct {
+	tables    []uint8 // make or wake them, by family
+	Sets      []Set
+	Emptied   []Set // those that are there, and lack their sentinels
+	chains    []*Chain
+	oldSets   []Place // to be deleted, and most of them made anew
+	oldChains []Place
+	// What to change in the sets of bridges, and the comment of what is added.
+	add, del []Element
+	comment  string
+}
+
+// Nothing says that there is nothing to change.
+func (p *Changes) Nothing() bool {
+	return len(p.tables)+len(p.Sets)+len(p.Emptied)+len(p.chains)+len(p.oldChains)+len(p.add)+len(p.del) == 0
+}
+
+// Plan finds the changes. A chain is never mended, but made anew: so it is all as
+// it should be, and carries the comment that says so, which cannot be changed.
+func Plan(want *Ruleset, have *State) *Changes {
+	p := &Changes{Emptied: have.emptied(want)}
+	for _, family := range want.tables {
+		if t, ok := have.Tables[family]; !ok || t.IsDormant() {
+			p.tables = append(p.tables, family)
+		}
+	}
+	for _, s := range want.Sets() {
+		got, ok := have.sets[s.Place]
+		if ok && s.matches(got) {
+			continue
+		}
+		p.Sets = append(p.Sets, s)
+		if ok {
+			p.oldSets = append(p.oldSets, s.Place)
+		}
+	}
+	for i := range want.Chains {
+		ch := &want.Chains[i]
+		got, ok := have.Chains[ch.Place]
+		// Rules hold on to the sets that they look into.
+		if ok && ch.matches(got) && have.hasRules(ch) && len(p.oldSets) == 0 {
+			continue
+		}
+		p.chains = append(p.chains, ch)
+		if ok {
+			p.oldChains = append(p.oldChains, ch.Place)
+		}
+	}
+	for _, at := range want.gone {
+		if have.hasChain(at) {
+			p.oldChains = append(p.oldChains, at)
+		}
+	}
+	p.comment = want.BridgeComment
+	p.add, p.del = have.bridgeChanges(want)
+	return p
+}
+
+// Transaction makes the changes to what was seen in a state, with or without sentinels
+// in new sets.
+func (p *Changes) Transaction(seen *State, sentinels bool) *Transaction {
+	t := seen.table.begin(&seen.Generation)
+	for _, family := range p.tables {
+		t.newTable(family)
+	}
+	for _, at := range p.oldChains {
+		t.delChain(at)
+	}
+	for _, at := range p.oldSets {
+		t.delSet(at)
+	}
+	for i, s := range p.Sets {
+		t.newSet(s, uint32(i+1))
+		if sentinels {
+			t.NewElement(s.Sentinel(), SentinelComment)
+		}
+	}
+	for _, s := range p.Emptied {
+		t.NewElement(s.Sentinel(), SentinelComment)
+	}
+	for _, ch := range p.chains {
+		list := ch.Rules()
+		t.newChain(ch, len(list))
+		for _, r := range list {
+			t.newRule(ch.Place, r)
+		}
+	}
+	for _, el := range p.del {
+		t.DelElement(el)
+	}
+	for _, el := range p.add {
+		t.NewElement(el, p.comment)
+	}
+	return t
+}

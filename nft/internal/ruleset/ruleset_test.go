@@ -1,0 +1,83 @@
+package ruleset
+
+import (
+	"hash/fnv"
+	"net"
+	"net/netip"
+	"testing"
+
+	"github.com/google/nftables"
+
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
+	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+func prefixes(list ...string) []netip.Prefix {
+	var out []netip.Prefix
+	for _, s := range list {
+		out = append(out, nstest.Prefix(s))
+	}
+	return out
+}
+
+// podnet is dual-stack, with masquerade.
+func podnet() *Network {
+	return &Network{Key: "podnet", Masquerade: true, Exempt: prefixes("10.22.0.0/16", "fd00:22::/64")}
+}
+
+func dedups() []Dedup {
+	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
+	return []Dedup{
+		{BridgeMAC: mac, Gateway: nstest.Addr("10.22.0.1"), Subnet: nstest.Prefix("10.22.0.0/16")},
+		{BridgeMAC: mac, Gateway: nstest.Addr("fd00:22::1"), Subnet: nstest.Prefix("fd00:22::/64")},
+	}
+}
+
+// A chain whose rules changed without its comment would be taken for right.
+func TestRulesVersionIsRaisedWithTheRules(t *testing.T) {
+	t.Parallel()
+	known := map[int]uint32{5: 0xe96fb3e6}
+	sum, nat := fnv.New32a(), fnv.New32a()
+	for _, n := range []*Network{
+		podnet(),
+		{Key: "x", Masquerade: true, Exempt: prefixes("10.0.0.0/9", "fd00::/61", "::/0")},
+		{Key: "guard", Guard: true, Dedup: dedups(), DropReports: true},
+	} {
+		rs := New(n, nftnl.DefaultTable, nftnl.DefaultMark)
+		for _, ch := range rs.Chains {
+			for _, r := range ch.Rules() {
+				b, err := nftnl.Marshal(ch.Family, r.Steps)
+				if err != nil {
+					t.Fatal(err)
+				}
+				b = append([]byte(r.Comment), nltest.Canonical(b)...)
+				sum.Write(b)
+				if ch.Kind == "nat" {
+					nat.Write(b)
+				}
+			}
+		}
+	}
+	if knownNAT := map[int]uint32{3: 0x45348ba1}; knownNAT[natRulesVersion] != nat.Sum32() {
+		t.Errorf("rules of chains that translate, of version %d, have the sum %#08x, and had %#08x: a change of them needs "+
+			"a new natRulesVersion", natRulesVersion, nat.Sum32(), knownNAT[natRulesVersion])
+	}
+	if known[rulesVersion] != sum.Sum32() {
+		t.Errorf("rules of version %d have the sum %#08x, and had %#08x: once a version has been released, "+
+			"a change of its rules needs a new rulesVersion, and this test a new line", rulesVersion, sum.Sum32(), known[rulesVersion])
+	}
+}
+
+func TestPrioritiesAreTheLibrarys(t *testing.T) {
+	t.Parallel()
+	for theirs, ours := range map[*nftables.ChainPriority]int32{
+		nftables.ChainPriorityRaw: priorityRaw, nftables.ChainPriorityNATDest: priorityDestinationNAT, nftables.ChainPriorityNATSource: prioritySourceNAT,
+	} {
+		if int32(*theirs) != ours {
+			t.Errorf("priority %d, and the library has %d", ours, *theirs)
+		}
+	}
+}

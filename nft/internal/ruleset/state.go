@@ -1,0 +1,182 @@
+package ruleset
+
+import (
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+)
+
+// State is what the kernel has of a ruleset: of the chains and sets only those that
+// the ruleset names, and not the elements.
+type State struct {
+	table      TableName
+	Generation uint32
+	Tables     map[uint8]nftnl.Table // by family; those that are there
+	Chains     map[Place]nftnl.Chain
+	sets       map[Place]setState
+	rules      map[Place][]string // the comments of the rules of each chain, in their order
+	sentinels  map[Place]bool     // the sets that have theirs
+	// bridges are the elements of the sets of bridges: those that the ruleset names,
+	// or, from read, all.
+	bridges []ElementState
+}
+
+func newState(rs *Ruleset) *State {
+	return &State{
+		table:     rs.table,
+		Tables:    make(map[uint8]nftnl.Table, len(rs.tables)),
+		Chains:    make(map[Place]nftnl.Chain, len(rs.Chains)),
+		sentinels: map[Place]bool{},
+	}
+}
+
+func (st *State) getOutline(b *nl.Batch, rs *Ruleset) {
+	for _, family := range rs.tables {
+		st.table.getTable(b, family, func(data []byte) error {
+			t, err := nftnl.DecodeTable(data)
+			st.Tables[family] = t
+			return err
+		})
+	}
+	getChains := func(p Place) {
+		st.table.getChain(b, p, func(data []byte) error {
+			ch, err := nftnl.DecodeChain(data)
+			st.Chains[p] = ch
+			return err
+		})
+	}
+	for i := range rs.Chains {
+		getChains(rs.Chains[i].Place)
+	}
+	for _, p := range rs.gone {
+		getChains(p)
+	}
+}
+
+// getBridge looks up the network's elements of the sets of bridges.
+func (st *State) getBridge(b *nl.Batch, rs *Ruleset) {
+	for _, want := range rs.Bridge {
+		st.table.getElement(b, want, func(data []byte) error {
+			list, err := DecodeElements(want.Set.Family, data)
+			st.bridges = append(st.bridges, list...)
+			return err
+		})
+	}
+}
+
+// LooksRight says that the tables and the chains are as they should be, as far as
+// an outline tells, and that nobody has emptied a set. Rules that look into a set hold
+// it, so it is there too.
+func (st *State) LooksRight(rs *Ruleset) bool {
+	for _, family := range rs.tables {
+		if t, ok := st.Tables[family]; !ok || t.IsDormant() {
+			return false
+		}
+	}
+	for i := range rs.Chains {
+		ch := &rs.Chains[i]
+		if have, ok := st.Chains[ch.Place]; !ok || !ch.matches(have) {
+			return false
+		}
+	}
+	add, del := st.bridgeChanges(rs)
+	return !slices.ContainsFunc(rs.gone, st.hasChain) && len(add)+len(del) == 0 && len(st.sentinels) == len(rs.Sets())
+}
+
+// bridgeChanges are the elements that are missing from the sets of bridges, and those
+// of the network that should not be there, or not with their comments.
+func (st *State) bridgeChanges(rs *Ruleset) (add, del []Element) {
+	missing := slices.Clone(rs.Bridge)
+	for i := range st.bridges {
+		el := &st.bridges[i]
+		right := el.Comment == rs.BridgeComment && slices.ContainsFunc(rs.Bridge, el.Equal)
+		if el.IsNetwork(rs.network) && !right {
+			del = append(del, el.Element)
+			continue
+		}
+		missing = slices.DeleteFunc(missing, el.Equal)
+	}
+	return missing, del
+}
+
+func (st *State) hasChain(p Place) bool {
+	_, ok := st.Chains[p]
+	return ok
+}
+
+// matches says that a chain is hooked in where it should be, was made with these
+// rules, and has as many as then. A flush, a rule that someone added, or one that was
+// deleted shows in the number.
+func (ch *Chain) matches(have nftnl.Chain) bool {
+	return ch.sameHook(have) && have.Policy == PolicyAccept && have.Comment == ch.Comment(int(have.Uses))
+}
+
+func (ch *Chain) sameHook(have nftnl.Chain) bool {
+	return have.Kind == ch.Kind && have.Hook == ch.Hook && have.Priority == ch.Priority
+}
+
+// hasRules says that a chain's rules are those that it should have.
+func (st *State) hasRules(ch *Chain) bool {
+	return slices.EqualFunc(st.rules[ch.Place], ch.Rules(), func(comment string, want Rule) bool { return comment == want.Comment })
+}
+
+// matches says that a set holds what it should, as plain elements that stay.
+func (s *Set) matches(have setState) bool {
+	return have == s.state()
+}
+
+// Outline looks up the tables and the chains that a ruleset names, by single gets.
+func (t Tables) Outline(rs *Ruleset) (*State, error) {
+	st := newState(rs)
+	var b nl.Batch
+	st.getOutline(&b, rs)
+	st.getBridge(&b, rs)
+	st.getSentinels(&b, rs.Sets())
+	return st, nftnl.Look(t.Conn, &b, unix.EINVAL) // EINVAL: a set with other keys
+}
+
+// Read looks up everything that a ruleset names. What it gives may be torn by a
+// change meanwhile; a transaction with its generation is then refused.
+func (t Tables) Read(rs *Ruleset) (*State, error) {
+	generation, err := t.SeenGeneration()
+	if err != nil {
+		return nil, err
+	}
+	st := newState(rs)
+	st.Generation, st.sets, st.rules = generation, map[Place]setState{}, map[Place][]string{}
+	var b nl.Batch
+	st.getOutline(&b, rs)
+	for _, s := range rs.Sets() {
+		st.table.getSet(&b, s.Place, func(data []byte) error {
+			_, have, err := decodeSet(data)
+			st.sets[s.Place] = have
+			return err
+		})
+	}
+	st.getSentinels(&b, rs.Sets())
+	if err := nftnl.Look(t.Conn, &b, unix.EINVAL); err != nil {
+		return nil, err
+	}
+	for _, family := range rs.tables {
+		err = t.dumpRules(family, func(data []byte) error {
+			chain, comment, err := decodeRule(data)
+			at := Place{family, chain}
+			st.rules[at] = append(st.rules[at], comment)
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	var places []Place
+	for _, s := range BridgeSets() {
+		if have, ok := st.sets[s.Place]; ok && s.matches(have) {
+			places = append(places, s.Place)
+		}
+	}
+	st.bridges, err = t.ElementsOf(places)
+	return st, err
+}

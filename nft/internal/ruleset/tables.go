@@ -1,0 +1,173 @@
+package ruleset
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io/fs"
+	"slices"
+	"sort"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+)
+
+// Tables are ours of one name, over a connection to the namespace that they are in.
+type Tables struct {
+	Conn *nl.Conn
+	Name TableName
+}
+
+// NewTables are those of a name, over a connection.
+func NewTables(conn *nl.Conn, name string) Tables { return Tables{conn, TableName(name)} }
+
+// OurFamilies are those of the tables that we may have.
+func OurFamilies() [2]uint8 { return [...]uint8{unix.NFPROTO_INET, unix.NFPROTO_BRIDGE} }
+
+// setNames lists the sets of our table of a family, of which there may be none.
+func (t Tables) setNames(family uint8) ([]Place, error) {
+	var sets []Place
+	err := t.dumpSets(family, func(data []byte) error {
+		name, _, err := decodeSet(data)
+		sets = append(sets, Place{family, name})
+		return err
+	})
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return sets, err
+}
+
+// ElementsOf lists the elements of those sets that are ours, but for sentinels; others
+// may be anything.
+func (t Tables) ElementsOf(sets []Place) ([]ElementState, error) {
+	var all []ElementState
+	for _, at := range sets {
+		if !isOurSet(at) {
+			continue
+		}
+		list, err := t.ElementsOfSet(at)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		for _, el := range list {
+			if el.Comment != SentinelComment {
+				all = append(all, el)
+			}
+		}
+	}
+	return all, nil
+}
+
+// ElementsOfSet lists a set's elements by key. While the kernel grows or shrinks a
+// set's hash table, which it does in the background, a listing may show elements
+// twice and lack as many others, and does not say so. It is nftnl.ErrOvertaken then.
+func (t Tables) ElementsOfSet(set Place) ([]ElementState, error) {
+	var list []ElementState
+	err := t.dumpElements(set, func(data []byte) error {
+		part, err := DecodeElements(set.Family, data)
+		list = append(list, part...)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	sort.Slice(list, func(i, j int) bool { return bytes.Compare(list[i].Key, list[j].Key) < 0 })
+	all := len(list)
+	list = slices.CompactFunc(list, func(a, b ElementState) bool { return a.Equal(b.Element) })
+	if len(list) < all {
+		return nil, nftnl.ErrOvertaken
+	}
+	return list, nil
+}
+
+// isOurSet says whether a set holds elements that carry their owners' names.
+func isOurSet(at Place) bool {
+	if IsMasqueradeSet(at.Name) {
+		return at.Family == unix.NFPROTO_INET
+	}
+	return isGuardSet(at) || slices.ContainsFunc(sharedSets(), func(s Set) bool { return s.Place == at })
+}
+
+// Generation is the number that every change of the namespace's nf_tables counts up.
+func (t Tables) Generation() (uint32, error) { return nftnl.Generation(t.Conn) }
+
+// SeenGeneration gives the generation that whatever is read next belongs to, or to a later one.
+func (t Tables) SeenGeneration() (uint32, error) { return nftnl.SeenGeneration(t.Conn) }
+
+// Unchanged fails (ERESTART) unless the generation is still that.
+func (t Tables) Unchanged(generation uint32) error { return nftnl.Unchanged(t.Conn, generation) }
+
+// The listings below are of our table of a family alone, but for that of chains,
+// which the kernel does not narrow down to a table.
+
+func (t Tables) dumpChains(family uint8, each func([]byte) error) error {
+	return t.dump("list chains", family, unix.NFT_MSG_GETCHAIN, each)
+}
+
+func (t Tables) dumpSets(family uint8, each func([]byte) error) error {
+	return t.dump("list sets", family, unix.NFT_MSG_GETSET, each, nftnl.String(unix.NFTA_SET_TABLE, string(t.Name)))
+}
+
+func (t Tables) dumpElements(set Place, each func([]byte) error) error {
+	return t.dump("list elements of set "+set.Name, set.Family, unix.NFT_MSG_GETSETELEM, each,
+		t.Name.named(set, unix.NFTA_SET_ELEM_LIST_TABLE, unix.NFTA_SET_ELEM_LIST_SET)...)
+}
+
+func (t Tables) dumpRules(family uint8, each func([]byte) error) error {
+	return t.dump("list rules", family, unix.NFT_MSG_GETRULE, each, nftnl.String(unix.NFTA_RULE_TABLE, string(t.Name)))
+}
+
+func (t Tables) dump(op string, family uint8, msg uint16, each func([]byte) error, attrs ...netlink.Attribute) error {
+	return nftnl.List(t.Conn, op, family, msg, each, attrs...)
+}
+
+// Lookup gets elements by their keys; those that are not there are nil.
+func (t Tables) Lookup(elements []Element) ([]*ElementState, error) {
+	have := make([]*ElementState, len(elements))
+	for start := 0; start < len(elements); start += GroupSize {
+		var b nl.Batch
+		for i := start; i < min(start+GroupSize, len(elements)); i++ {
+			t.Name.getElement(&b, elements[i], func(data []byte) error {
+				list, err := DecodeElements(elements[i].Set.Family, data)
+				if len(list) == 1 && list[0].Equal(elements[i]) {
+					have[i] = &list[0]
+				}
+				return err
+			})
+		}
+		// EINVAL: somebody made the set with keys of another length.
+		if err := nftnl.Look(t.Conn, &b, unix.EINVAL); err != nil {
+			return nil, err
+		}
+	}
+	return have, nil
+}
+
+// groupSize is about how many elements are looked up and changed at once: few
+// enough for the answers to fit into the socket's default buffer (212,992 bytes).
+const GroupSize = 32
+
+// Elements lists all elements of our sets.
+func (t Tables) Elements(ctx context.Context) ([]ElementState, error) {
+	var all []ElementState
+	err := nftnl.Retry(ctx, func() error {
+		all = nil
+		for _, family := range OurFamilies() {
+			sets, err := t.setNames(family)
+			if err != nil {
+				return err
+			}
+			list, err := t.ElementsOf(sets)
+			if err != nil {
+				return err
+			}
+			all = append(all, list...)
+		}
+		return nil
+	})
+	return all, err
+}

@@ -64,6 +64,7 @@ profile: ## CPU and allocations of thousands of ADDs in process: .cache/profile-
 
 install: build ## into a node's directories, tombolod too: DESTDIR, CNI_BIN, CNI_CONF
 	install -D -m 0755 $(BIN) $(DESTDIR)$(CNI_BIN)/tombolo
+	test -e $(DESTDIR)$(CNI_BIN)/loopback || ln -s tombolo $(DESTDIR)$(CNI_BIN)/loopback
 	install -D -m 0755 $(BIN)d $(DESTDIR)/usr/local/bin/tombolod
 	install -D -m 0644 deploy/systemd/tombolod.service $(DESTDIR)/etc/systemd/system/tombolod.service
 	install -D -m 0644 deploy/10-tombolo.conflist $(DESTDIR)$(CNI_CONF)/10-tombolo.conflist.example

@@ -103,7 +103,7 @@ func TestListenersAreThoseOfThePorts(t *testing.T) {
 	t.Parallel()
 	ns := nstest.New(t)
 	nstest.Run(t, ns, "ip", "link", "set", "lo", "up")
-	for _, at := range []string{"127.0.0.1:80", "[::1]:80", "127.0.0.1:81"} {
+	for _, at := range []string{"127.0.0.1:80", "127.0.0.53:80", "[::1]:80", "127.0.0.1:81"} {
 		if err := ns.Do(func() error {
 			l, err := net.Listen("tcp", at)
 			if err == nil {
@@ -121,6 +121,10 @@ func TestListenersAreThoseOfThePorts(t *testing.T) {
 	if len(got) != 1 || got[0].Local.String() != "127.0.0.1:80" || got[0].Protocol != 6 || got[0].HeldFor("c1") ||
 		!strings.Contains(got[0].String(), "127.0.0.1:80/tcp is in use by") {
 		t.Errorf("listeners are %v", got)
+	}
+	own := nft.Port{Protocol: 6, HostAddr: nstest.Addr("127.0.0.53"), HostPort: 80, PodPort: 8080}
+	if got, err = Listeners(t.Context(), &Config{NetNS: ns}, own); err != nil || len(got) != 1 || got[0].Local.String() != "127.0.0.53:80" {
+		t.Errorf("listeners at the address itself are %v, %v", got, err)
 	}
 	for _, bad := range []nft.Port{{Protocol: 6}, {HostPort: 80}, {Protocol: 1, HostPort: 80}} {
 		if _, err := Listeners(t.Context(), nil, bad); !errors.Is(err, tombolo.ErrInvalid) {

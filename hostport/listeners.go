@@ -3,6 +3,7 @@ package hostport
 import (
 	"context"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -27,8 +28,10 @@ func (l Listener) String() string { return l.socket.InUse() }
 func (l Listener) HeldFor(containerID string) bool { return l.socket.HeldByMonitor(containerID) }
 
 // Listeners lists the sockets of the host that have any of the ports, in the order of protocol,
-// address and port. Those of [::1] are left out: nothing that is sent there leads to a pod. An
-// impossible port is tombolo.ErrInvalid.
+// address and port. Those of [::1] are left out: nothing that is sent there leads to a pod. So
+// are those of 127.0.0.0/8, such as systemd-resolved's at 127.0.0.53, but for 127.0.0.1 and the
+// HostAddr of a port: a port on all addresses does not lead there. An impossible port is
+// tombolo.ErrInvalid.
 func Listeners(ctx context.Context, cfg *Config, ports ...nft.Port) ([]Listener, error) {
 	if ctx == nil {
 		return nil, refuse("list sockets: the context is nil")
@@ -58,9 +61,20 @@ func Listeners(ctx context.Context, cfg *Config, ports ...nft.Port) ([]Listener,
 	}
 	var list []Listener
 	for _, s := range sockets {
-		if s.Local.Addr() != netip.IPv6Loopback() {
+		if isReached(s, ports) {
 			list = append(list, Listener{s.Proto, s.Local, s})
 		}
 	}
 	return list, nil
+}
+
+// isReached says whether the rules of some port take from the socket what is sent to it.
+func isReached(s sockdiag.Socket, ports []nft.Port) bool {
+	at := s.Local.Addr()
+	if !at.IsLoopback() || at == netip.AddrFrom4([4]byte{127, 0, 0, 1}) {
+		return true
+	}
+	return slices.ContainsFunc(ports, func(p nft.Port) bool {
+		return p.HostAddr == at && p.HostPort == s.Local.Port() && p.Protocol == s.Proto
+	})
 }

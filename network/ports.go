@@ -35,7 +35,11 @@ func refuseListeners(ctx context.Context, pod *Pod) error {
 		if l.HeldFor(pod.ContainerID) {
 			continue // it keeps the port for this very container: podman network reload
 		}
-		return fail.Errorf(ErrConflict, "publish port %d of the host: %s: stop that program, or choose another hostPort", l.Local.Port(), l)
+		instead := "choose another hostPort"
+		if !l.Local.Addr().IsUnspecified() {
+			instead += ", or a hostIP that is another address of the host"
+		}
+		return fail.Errorf(ErrConflict, "publish port %d of the host: %s: stop that program, or %s", l.Local.Port(), l, instead)
 	}
 	return nil
 }

@@ -129,7 +129,6 @@ func TestPublishedPortIsReachedFromEverywhere(t *testing.T) {
 				{"host", bridge4, bridge4},
 				{"host", bridge6, bridge6},
 				{"host", "127.0.0.1", bridge4},
-				{"host", "127.0.0.2", bridge4},
 				{"other pod", host4, neighbour4},
 				{"other pod", host6, neighbour6},
 				{"other pod", bridge4, neighbour4},
@@ -360,6 +359,31 @@ func TestHostsLoopbackIsOutOfPodsReach(t *testing.T) {
 	mustEnsure(t, p.c, p.network)
 	for _, network := range []string{"tcp", "udp"} {
 		mustTimeOut(t, attack(network, briefly), "a pod that calls the host's loopback over "+network)
+	}
+}
+
+// A program of the host has an address of its own there, as systemd-resolved has 127.0.0.53.
+// What is published on that very address leads to the pod all the same.
+func TestPortOnAllAddressesLeavesTheHostItsOtherLoopbackAddresses(t *testing.T) {
+	t.Parallel()
+	ports := append(allProtocols(Port{HostPort: hostPort, PodPort: podPort}),
+		Port{Protocol: 6, HostAddr: nstest.Addr("127.0.0.54"), HostPort: 9053, PodPort: podPort})
+	p := newPublished(t, false, ports...)
+	p.serve(t)
+	at := netip.AddrPortFrom(nstest.Addr("127.0.0.53"), hostPort)
+	for _, network := range []string{"tcp", "udp"} {
+		nstest.Serve(t, p.host, network, at)
+		for to, want := range map[netip.AddrPort]string{at: "127.0.0.1", netip.AddrPortFrom(nstest.Addr("127.0.0.1"), hostPort): bridge4} {
+			if seen, err := nstest.Ask(t, p.host, network, to); err != nil || seen.Addr() != nstest.Addr(want) {
+				t.Errorf("%s over %s: seen as %s, %v; want %s", to, network, seen, err, want)
+			}
+		}
+	}
+	if seen, err := nstest.Ask(t, p.host, "tcp", netip.MustParseAddrPort("127.0.0.54:9053")); err != nil || seen.Addr() != nstest.Addr(bridge4) {
+		t.Errorf("a port on 127.0.0.54: seen as %s, %v; want %s", seen, err, bridge4)
+	}
+	if _, err := nstest.Ask(t, p.host, "tcp", netip.AddrPortFrom(nstest.Addr("127.0.0.2"), hostPort)); err == nil {
+		t.Error("127.0.0.2 leads to the pod")
 	}
 }
 

@@ -18,7 +18,8 @@ type Port struct {
 	// Protocol is 6 (TCP), 17 (UDP) or 132 (SCTP), as IANA numbers them.
 	Protocol uint8
 	// HostAddr is the one address of the host's that it is published on; 0.0.0.0 and
-	// :: stand for all of their family, and the zero Addr for all of both. On
+	// :: stand for all of their family, and the zero Addr for all of both. Of
+	// 127.0.0.0/8, all means 127.0.0.1: programs have addresses of their own there. On
 	// 127.0.0.1 it can be reached from the host alone, and needs route_localnet on
 	// the bridge. There is no such thing for ::1 and for link-local addresses of
 	// IPv6, which cannot be named therefore.

@@ -30,6 +30,8 @@ type Plugin struct {
 	// After is called with the name of each step of ADD when it is done; an error
 	// of it fails the ADD there. It is for tests of what is undone.
 	After func(step string) error
+	// Loopback has it be the plugin of that name, which is not this one's networks.
+	Loopback bool
 	// Exit ends the process, where a call hangs past its deadline in something that cannot
 	// be called off; it must not return. Nil leaves it hanging.
 	Exit func(status int)
@@ -106,6 +108,9 @@ func (c *call) run() error {
 	}
 	if err := c.readStdin(); err != nil {
 		return err
+	}
+	if c.Loopback {
+		return c.loopback()
 	}
 	switch c.verb {
 	case "ADD":
@@ -249,6 +254,9 @@ func (c *call) since(first string) error {
 func (c *call) strictVerb(verb func(context.Context, *NetConf) error) error {
 	conf, err := parseStrict(c.stdin)
 	if err != nil {
+		if named, lenient := parseLenient(c.stdin); lenient == nil {
+			c.cniVersion = named.CNIVersion // for the error
+		}
 		return err
 	}
 	if err := c.accept(conf); err != nil {
@@ -297,6 +305,10 @@ func (c *call) addVerb() error {
 	if err != nil {
 		return err
 	}
+	return c.print(result)
+}
+
+func (c *call) print(result []byte) error {
 	c.watchdog.speak()
 	if _, err := c.Stdout.Write(result); err != nil {
 		return newError(codeIO, "print the result: %v", err)
@@ -366,11 +378,12 @@ func parseArgs(s string) (map[string]string, error) {
 	return args, nil
 }
 
-// podName is how the runtime calls the pod, namespace/name, where it says so.
+// podName is how the runtime calls the pod, where it says so: namespace/name, or the name alone,
+// as podman gives that of a container.
 func podName(args map[string]string) string {
 	ns, name := args["K8S_POD_NAMESPACE"], args["K8S_POD_NAME"]
 	if ns == "" || name == "" {
-		return ""
+		return name
 	}
 	return ns + "/" + name
 }

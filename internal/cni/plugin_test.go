@@ -63,6 +63,9 @@ func TestErrorsOfVersionAndName(t *testing.T) {
 		{"DEL", `{"cniVersion": "1.1.0"}`},
 		{"DEL", `{"cniVersion": "1.1.0", "name": "-pods"}`},
 		{"DEL", `{`},
+		{"ADD", `{"cniVersion": "0.4.0", "name": "pods", "colour": "blue"}`},
+		{"ADD", `{"cniVersion": "0.3.1", "name": "pods", "mtu": "big"}`},
+		{"CHECK", `{"cniVersion": "1.0.0", "name": "pods", "mode": "routed"}`},
 		{"GC", `{"cniVersion": "1.0.0", "name": "pods"}`},
 		{"STATUS", `{"cniVersion": "1.0.0", "name": "pods", "unknown": "comes second"}`},
 		{"STATUS", `{"cniVersion": "1.1.0", "name": "pods", "unknown": "comes first"}`},
@@ -242,10 +245,10 @@ func TestArguments(t *testing.T) {
 	}
 }
 
-func TestPodNameIsWholeOrNone(t *testing.T) {
+func TestPodNameIsWholeOrThatOfAContainer(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ ns, name, want string }{
-		{"default", "web-0", "default/web-0"}, {"", "web-0", ""}, {"default", "", ""}, {"", "", ""},
+		{"default", "web-0", "default/web-0"}, {"", "web-0", "web-0"}, {"default", "", ""}, {"", "", ""},
 	} {
 		args := map[string]string{"K8S_POD_NAMESPACE": tt.ns, "K8S_POD_NAME": tt.name}
 		if got := podName(args); got != tt.want {

@@ -253,3 +253,42 @@ func TestDocsConfigurationsAreReadByLibcni(t *testing.T) {
 		t.Errorf("found %v: these are not all", found)
 	}
 }
+
+// Runtimes that know no cniVersions speak the first, and the others choose the last, which has
+// GC and STATUS. What is one network of its own has no such list.
+func TestShippedListsAreForOldRuntimesAndNew(t *testing.T) {
+	t.Parallel()
+	lists := map[string]string{}
+	for i, b := range docBlocks(t) {
+		if b.language == "json" && strings.Contains(b.text, `"type": "tombolo"`) {
+			lists[fmt.Sprintf("%s (block %d)", b.page, i)] = b.text
+		}
+	}
+	for _, pattern := range []string{"/deploy/*.conflist", "/deploy/*/*.conflist*"} {
+		paths, err := filepath.Glob(repository + pattern)
+		if err != nil || len(paths) == 0 {
+			t.Fatalf("%s: %v, %v", pattern, paths, err)
+		}
+		for _, path := range paths {
+			text, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			lists[path] = regexp.MustCompile(`(?s)\{\{if.*?\{\{end\}\}|\{\{.*?\}\}`).ReplaceAllString(string(text), "")
+		}
+	}
+	if len(lists) < 10 {
+		t.Errorf("%d configurations: these are not all", len(lists))
+	}
+	for name, text := range lists {
+		var c struct {
+			CNIVersion  string   `json:"cniVersion"`
+			CNIVersions []string `json:"cniVersions"`
+			Plugins     []any    `json:"plugins"`
+		}
+		unmarshal(t, text, &c)
+		if c.CNIVersion != "1.0.0" || c.Plugins != nil && !slices.Equal(c.CNIVersions, []string{"1.0.0", "1.1.0"}) {
+			t.Errorf("%s: cniVersion %q, cniVersions %q", name, c.CNIVersion, c.CNIVersions)
+		}
+	}
+}

@@ -176,6 +176,7 @@ func TestHostPortOfAProgramOfTheHostIsRefused(t *testing.T) {
 	w := n.portnet(nil)
 	_, err := w.tryAdd(n.pod("a"), publish(t, "8080:80/tcp"))
 	wantError(t, err, 112, "127.0.0.1:8080/tcp is in use by ")
+	wantError(t, err, 112, "or a hostIP that is another address of the host")
 	n.wantNothing()
 	// One that listens elsewhere is in nobody's way.
 	p := n.pod("b")
@@ -183,6 +184,49 @@ func TestHostPortOfAProgramOfTheHostIsRefused(t *testing.T) {
 	p.serve(t, "tcp", 80)
 	if _, err := askPort(t, n.ns, "tcp", uplink4, 8080); err != nil {
 		t.Error(err)
+	}
+}
+
+// systemd-resolved listens on 127.0.0.53 and 127.0.0.54 of its own: a DNS server in a pod has
+// the other addresses of the host, and both are asked.
+func TestHostPortBesideAProgramOnALoopbackAddressOfItsOwn(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	out := n.outside()
+	resolved := netip.MustParseAddrPort("127.0.0.53:53")
+	nstest.Serve(t, n.ns, "udp", resolved)
+	nstest.Serve(t, n.ns, "tcp", resolved)
+	w := n.portnet(nil)
+	p := n.pod("dns")
+	w.add(p, publish(t, "53:5353/udp", "53:5353/tcp"))
+	for _, network := range []string{"tcp", "udp"} {
+		p.serve(t, network, 5353)
+		for _, tt := range []struct {
+			from     *netns.NS
+			at, want string // the source that the server sees
+		}{
+			{n.ns, "127.0.0.53", "127.0.0.1"},
+			{n.ns, "127.0.0.1", gateway4},
+			{n.ns, uplink4, uplink4},
+			{out, uplink4, outside4},
+			{out, uplink6, outside6},
+		} {
+			if got, err := askPort(t, tt.from, network, tt.at, 53); err != nil || got.String() != tt.want {
+				t.Errorf("%s over %s: seen as %s, %v; want %s", tt.at, network, got, err, tt.want)
+			}
+		}
+	}
+	if err := w.check(p); err != nil {
+		t.Error(err)
+	}
+	// That very address collides, and so does a program on all of them.
+	_, err := w.tryAdd(n.pod("own"), publish(t, "127.0.0.53:53:5353/tcp"))
+	wantError(t, err, 112, "127.0.0.53:53/tcp is in use by ")
+	nstest.Serve(t, n.ns, "tcp", netip.MustParseAddrPort("0.0.0.0:54"))
+	_, err = w.tryAdd(n.pod("any"), publish(t, "54:54/tcp"))
+	wantError(t, err, 112, ":54/tcp is in use by ")
+	if strings.Contains(err.Error(), "hostIP") {
+		t.Errorf("another hostIP does not help: %v", err)
 	}
 }
 

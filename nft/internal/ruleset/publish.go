@@ -155,6 +155,14 @@ func (list *rules) addPublish() {
 			x.dnat(f)
 		})
 	}
+	// Programs such as systemd-resolved, at 127.0.0.53, have an address of their own there.
+	list.add("of 127.0.0.0/8, all addresses are 127.0.0.1 alone", func(x expressions) {
+		ip4 := Families()[0]
+		x.isTo(ip4, loopbackPrefix())
+		x.Payload(expr.PayloadBaseNetworkHeader, ip4.dst, ip4.AddrLen, nftnl.First)
+		x.Compare(expr.CmpOpNeq, []byte{127, 0, 0, 1})
+		x.Leave()
+	})
 	for _, f := range Families() {
 		list.add("ports on all addresses, "+f.name, func(x expressions) {
 			x.is(f)

@@ -134,9 +134,16 @@ const rulesVersion = 5
 // then, which those of other chains do not: so an upgrade leaves them alone if it can.
 const natRulesVersion = 3
 
+// publishRulesVersion is that of those that lead to pods, of which only the first packet of a
+// connection needs the rules.
+const publishRulesVersion = 4
+
 // version is that of the chain's rules.
 func (ch *Chain) version() int {
-	if ch.Kind == "nat" {
+	switch {
+	case ch.Name == HostPortsChain, ch.Name == HostPortsLocalChain:
+		return publishRulesVersion
+	case ch.Kind == "nat":
 		return natRulesVersion
 	}
 	return rulesVersion

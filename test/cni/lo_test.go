@@ -1,0 +1,167 @@
+package cni
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	cniversion "github.com/containernetworking/cni/pkg/version"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// loopbackPlugin is the program under test by the name that containerd 1.6 and 1.7 look for.
+func (n *node) loopbackPlugin() string {
+	n.Helper()
+	path := filepath.Join(n.TempDir(), "loopback")
+	if err := os.Symlink(plugin(), path); err != nil {
+		n.Fatal(err)
+	}
+	return path
+}
+
+func isUp(t testing.TB, p *pod) bool {
+	t.Helper()
+	return strings.Contains(nstest.Run(t, p.NS, "ip", "-o", "link", "show", "lo"), ",UP")
+}
+
+// What the reference plugin says in each version, with and without results before it, is said
+// here too; and lo is up, or down, as after it.
+func TestLoopbackIsAsTheReferences(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	peers := os.Getenv("TOMBOLO_PEERS")
+	if peers == "" {
+		t.Fatal("TOMBOLO_PEERS is not set: make peers builds what this compares with")
+	}
+	programs := []string{filepath.Join(peers, "loopback"), n.loopbackPlugin()}
+	for _, version := range []string{"0.1.0", "0.2.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
+		for prevName, prev := range map[string]string{
+			"alone":   "",
+			"chained": `, "prevResult": {"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "sandbox": "/x"}], "ips": [{"address": "10.1.0.2/24", "interface": 0}]}`,
+			"null":    `, "prevResult": null`,
+		} {
+			t.Run(version+" "+prevName, func(t *testing.T) {
+				t.Parallel()
+				if prevName == "chained" && version < "1.0.0" {
+					prev = strings.Replace(strings.Replace(prev, "1.0.0", version, 1), `{"address"`, `{"version": "4", "address"`, 1)
+				}
+				if prevName == "chained" && version < "0.3.0" {
+					prev = fmt.Sprintf(`, "prevResult": {"cniVersion": %q, "ip4": {"ip": "10.1.0.2/24"}}`, version)
+				}
+				stdin := []byte(fmt.Sprintf(`{"cniVersion": %q, "name": "cni-loopback", "type": "loopback"%s}`, version, prev))
+				var said [2]map[string]any
+				for i, program := range programs {
+					p := n.pod("a")
+					run := func(verb string) outcome {
+						t.Helper()
+						c := call{verb: verb, id: p.id, netns: p.path, ifName: "lo"}
+						o, err := n.exec(context.Background(), program, stdin, c.environ())
+						if err != nil {
+							t.Fatal(err)
+						}
+						return o
+					}
+					if version >= "0.4.0" {
+						if o := run("CHECK"); o.status == 0 {
+							t.Errorf("%s: CHECK finds nothing wrong with lo that is down", program)
+						}
+					}
+					o := run("ADD")
+					if o.status != 0 || !isUp(t, p) {
+						t.Fatalf("%s: ADD: %d, %s, and lo is up: %v", program, o.status, o.stdout, isUp(t, p))
+					}
+					unmarshal(t, strings.ReplaceAll(o.stdout, p.path, "POD"), &said[i])
+					if version >= "0.4.0" {
+						if o := run("CHECK"); o.status != 0 {
+							t.Errorf("%s: CHECK: %s", program, o.stdout)
+						}
+					}
+					if o := run("DEL"); o.status != 0 || isUp(t, p) || o.stdout != "" {
+						t.Errorf("%s: DEL: %d, %s, and lo is up: %v", program, o.status, o.stdout, isUp(t, p))
+					}
+					gone := call{verb: "DEL", id: p.id, netns: "/nonexistent", ifName: "lo"}
+					if o, err := n.exec(context.Background(), program, stdin, gone.environ()); err != nil || o.status != 0 {
+						t.Errorf("%s: DEL of what is gone: %v, %s", program, err, o.stdout)
+					}
+				}
+				if prevName != "chained" && version < "1.0.0" {
+					// The reference says it in the form of 1.0.0, which libcni cannot read up to 0.2.0.
+					data, err := json.Marshal(said[1])
+					if err != nil {
+						t.Fatal(err)
+					}
+					var r *types100.Result
+					old, err := cniversion.NewResult(version, data)
+					if err == nil {
+						r, err = types100.NewResultFromResult(old)
+					}
+					if err != nil {
+						t.Fatal(err)
+					}
+					var ips []string
+					for _, ip := range r.IPs {
+						ips = append(ips, ip.Address.String())
+					}
+					if got := fmt.Sprint(ips); got != "[127.0.0.1/8 ::1/128]" {
+						t.Errorf("addresses %s in %v", got, said[1])
+					}
+					return
+				}
+				if want, got := fmt.Sprint(said[0]), fmt.Sprint(said[1]); want != got {
+					t.Errorf("the reference says\n%s\nand this\n%s", want, got)
+				}
+			})
+		}
+	}
+	t.Run("VERSION", func(t *testing.T) {
+		t.Parallel()
+		var said [2]struct {
+			CNIVersion        string   `json:"cniVersion"`
+			SupportedVersions []string `json:"supportedVersions"`
+		}
+		for i, program := range programs {
+			o, err := n.exec(context.Background(), program, []byte(`{"cniVersion": "1.0.0"}`), (&call{verb: "VERSION"}).environ())
+			if err != nil || o.status != 0 {
+				t.Fatalf("%s: %v, %s", program, err, o.stdout)
+			}
+			unmarshal(t, o.stdout, &said[i])
+		}
+		if want, got := fmt.Sprint(said[0].SupportedVersions), fmt.Sprint(said[1].SupportedVersions); want != got {
+			t.Errorf("the reference speaks %s, this %s", want, got)
+		}
+	})
+	t.Run("another address", func(t *testing.T) {
+		t.Parallel()
+		for _, program := range programs {
+			p := n.pod("a")
+			nstest.Run(t, p.NS, "ip", "address", "add", "10.9.9.9/32", "dev", "lo")
+			c := call{verb: "ADD", id: p.id, netns: p.path, ifName: "lo"}
+			o, err := n.exec(context.Background(), program, []byte(`{"cniVersion": "1.0.0", "name": "l", "type": "loopback"}`), c.environ())
+			if err != nil || o.status == 0 || !strings.Contains(o.stdout, "10.9.9.9") {
+				t.Errorf("%s: %v, %d, %s", program, err, o.status, o.stdout)
+			}
+		}
+	})
+}
+
+// By any other name, and without CNI_COMMAND, the program is what it was.
+func TestLoopbackNameAloneMakesNoDifferenceToNetworks(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(nil)
+	p := n.pod("a")
+	w.add(p)
+	if got := globals(t, p.NS, "eth0"); len(got) == 0 {
+		t.Error("the pod has no address")
+	}
+	o, err := n.exec(context.Background(), n.loopbackPlugin(), nil, os.Environ(), "version")
+	if err != nil || o.status != 0 || !strings.Contains(o.stdout, "tombolo") {
+		t.Errorf("%v, %d, %s", err, o.status, o.stdout)
+	}
+}

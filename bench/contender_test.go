@@ -280,11 +280,11 @@ const cniVersion = "1.1.0"
 // byRuntime calls a contender's plugins by libcni, as runtimes do: with the results cached,
 // each with that of the one before.
 func byRuntime(n *node, verb string, p *pod) (cost, error) {
-	version := cniVersion
+	spoken := cniVersion
 	if n.name == "kindnet" {
-		version = "0.4.0"
+		spoken = "0.4.0"
 	}
-	text, err := json.Marshal(object{"cniVersion": version, "name": networkName, "plugins": n.plugins(n, p)})
+	text, err := json.Marshal(object{"cniVersion": spoken, "name": networkName, "plugins": n.plugins(n, p)})
 	if err != nil {
 		return cost{}, err
 	}

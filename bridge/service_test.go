@@ -134,7 +134,7 @@ func capture(tb testing.TB, ns *netns.NS, link int) {
 
 // dedup drops what the host sends out of the bridge a second time: it has the
 // bridge's MAC, and a pod's address that the host did not put there.
-func dedup(bridge net.HardwareAddr) string {
+func dedup(mac net.HardwareAddr) string {
 	return fmt.Sprintf(`table bridge dedup {
 		chain output {
 			type filter hook output priority 0;
@@ -143,7 +143,7 @@ func dedup(bridge net.HardwareAddr) string {
 			oifname "veth*" ether saddr %[1]s ip6 saddr fd44::1 accept
 			oifname "veth*" ether saddr %[1]s ip6 saddr fd44::/64 drop
 		}
-	}`, bridge)
+	}`, mac)
 }
 
 // The way to a service on the caller's own node, on which defaults and docs rest:

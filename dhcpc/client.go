@@ -99,13 +99,13 @@ func (c *Client) obtain(ctx context.Context, op string, s Session) (*Lease, erro
 // Run keeps a lease until ctx is done: it renews it when it is due, and gets another
 // when it is refused or runs out. It calls apply with each change, one at a time: with
 // an old and a new lease after a renewal, where mostly nothing but the times differs;
-// with nil for new when the lease is lost, and with nil for old when there is one
+// with nil for next when the lease is lost, and with nil for old when there is one
 // again. What apply gets it must have applied when it returns: renewals come from the
 // leased address.
 //
 // Run ends with the error of apply, or with ctx's. That no server answers, and that a
 // transport fails, is no reason: it tries again in time. ErrInvalid is one.
-func (c *Client) Run(ctx context.Context, l *Lease, apply func(old, new *Lease) error) error {
+func (c *Client) Run(ctx context.Context, l *Lease, apply func(old, next *Lease) error) error {
 	if err := c.usable(ctx, l); err != nil {
 		return fmt.Errorf("keep lease: %w", err)
 	}

@@ -210,11 +210,11 @@ func TestRunKeepsALeaseForDays(t *testing.T) {
 	w, c := newWorld(t, honest())
 	var last *Lease
 	renewals := 0
-	err := c.Run(t.Context(), testLease(), func(old, new *Lease) error {
-		if last != nil && old != last || new == nil || !new.Obtained.After(old.Obtained) {
-			t.Errorf("from %+v to %+v", old, new)
+	err := c.Run(t.Context(), testLease(), func(old, next *Lease) error {
+		if last != nil && old != last || next == nil || !next.Obtained.After(old.Obtained) {
+			t.Errorf("from %+v to %+v", old, next)
 		}
-		last = new
+		last = next
 		if w.open != 0 {
 			t.Error("a socket is open while the lease is applied")
 		}
@@ -249,9 +249,9 @@ func TestRunLosesALeaseAndGetsAnother(t *testing.T) {
 		}
 		return l.Address.Addr().String()
 	}
-	err := c.Run(t.Context(), l, func(old, new *Lease) error {
-		got = append(got, name(old)+" to "+name(new))
-		if new == nil && w.now.Before(l.Expire) {
+	err := c.Run(t.Context(), l, func(old, next *Lease) error {
+		got = append(got, name(old)+" to "+name(next))
+		if next == nil && w.now.Before(l.Expire) {
 			t.Errorf("gone at %s, before its end", w.now)
 		}
 		if len(got) == 3 {
@@ -281,8 +281,8 @@ func TestRunSurvivesItsTransport(t *testing.T) {
 			w.closed = nil
 		}
 	}
-	err := c.Run(t.Context(), l, func(_, new *Lease) error {
-		if new == nil {
+	err := c.Run(t.Context(), l, func(_, next *Lease) error {
+		if next == nil {
 			t.Error("lost the lease")
 		}
 		return errEnough
@@ -364,9 +364,9 @@ func TestALeaseOutlivesItsProgram(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.log = nil
-	err = c.Run(t.Context(), &read, func(old, new *Lease) error {
-		if new.Address != l.Address || w.now.Before(l.Renew) {
-			t.Errorf("%s at %s", new.Address, w.now)
+	err = c.Run(t.Context(), &read, func(old, next *Lease) error {
+		if next.Address != l.Address || w.now.Before(l.Renew) {
+			t.Errorf("%s at %s", next.Address, w.now)
 		}
 		return errEnough
 	})

@@ -17,7 +17,7 @@ import (
 
 func TestServersWithOddOptions(t *testing.T) {
 	t.Parallel()
-	const min, hour = time.Minute, time.Hour
+	const minute, hour = time.Minute, time.Hour
 	for _, tt := range []struct {
 		name        string
 		ack         []change
@@ -26,24 +26,24 @@ func TestServersWithOddOptions(t *testing.T) {
 		routes      string
 		ignored     string // what is said about it
 	}{
-		{name: "nothing odd", prefix: "10.9.0.7/24", t1: 30 * min, t2: 3150 * time.Second, end: hour, routes: "0.0.0.0/0 via 10.9.0.1"},
-		{name: "no lease time", ack: []change{without(51)}, t1: 30 * min, t2: 3150 * time.Second, end: hour, ignored: "no lease time: 1h0m0s assumed"},
-		{name: "a lease time of 3 bytes", ack: []change{set(51, []byte{0, 0, 9})}, t1: 30 * min, t2: 3150 * time.Second, end: hour, ignored: "option 51: 3 bytes, want 4"},
+		{name: "nothing odd", prefix: "10.9.0.7/24", t1: 30 * minute, t2: 3150 * time.Second, end: hour, routes: "0.0.0.0/0 via 10.9.0.1"},
+		{name: "no lease time", ack: []change{without(51)}, t1: 30 * minute, t2: 3150 * time.Second, end: hour, ignored: "no lease time: 1h0m0s assumed"},
+		{name: "a lease time of 3 bytes", ack: []change{set(51, []byte{0, 0, 9})}, t1: 30 * minute, t2: 3150 * time.Second, end: hour, ignored: "option 51: 3 bytes, want 4"},
 		{name: "no mask", ack: []change{without(1)}, prefix: "10.9.0.7/8", end: hour, ignored: "no subnet mask: /8 assumed"},
 		{name: "a mask with a hole", ack: []change{set(1, raw4("255.0.255.0"))}, prefix: "10.9.0.7/8", end: hour, ignored: "option 1: ff:00:ff:00 is no subnet mask"},
 		{name: "a mask of half of all addresses", ack: []change{set(1, raw4("128.0.0.0"))}, prefix: "10.9.0.7/8", end: hour, ignored: "option 1: 80:00:00:00 is no subnet mask"},
 		{name: "a mask of two class A networks", ack: []change{set(1, raw4("254.0.0.0"))}, prefix: "10.9.0.7/8", end: hour, ignored: "is no subnet mask"},
 		{name: "a mask of zeros", ack: []change{set(1, raw4("0.0.0.0"))}, prefix: "10.9.0.7/8", end: hour, ignored: "is no subnet mask"},
-		{name: "T1 over T2 over the lease", ack: []change{set(58, seconds(9000)), set(59, seconds(8000))}, t1: 30 * min, t2: 3150 * time.Second, end: hour, ignored: "T2 of 2h13m20s in a lease of 1h0m0s"},
-		{name: "T2 at the lease's end", ack: []change{set(59, seconds(3600))}, t1: 30 * min, t2: 3150 * time.Second, end: hour, ignored: "T2 of 1h0m0s in a lease of 1h0m0s"},
-		{name: "T1 at T2", ack: []change{set(58, seconds(2400)), set(59, seconds(2400))}, t1: 22*min + 51*time.Second, t2: 40 * min, end: hour, ignored: "T1 of 40m0s with T2 of 40m0s"},
-		{name: "T1 over T2", ack: []change{set(58, seconds(3000)), set(59, seconds(2400))}, t1: 22*min + 51*time.Second, t2: 40 * min, end: hour, ignored: "T1 of 50m0s with T2 of 40m0s"},
-		{name: "T1 and T2 of zero", ack: []change{set(58, seconds(0)), set(59, seconds(0))}, t1: 30 * min, t2: 3150 * time.Second, end: hour, ignored: "T1 of 0s"},
-		{name: "T1 and T2 for ever", ack: []change{set(58, seconds(-1)), set(59, seconds(-1))}, t1: 30 * min, t2: 3150 * time.Second, end: hour},
-		{name: "T1 and T2 of its choice", ack: []change{set(58, seconds(60)), set(59, seconds(120))}, t1: min, t2: 2 * min, end: hour},
+		{name: "T1 over T2 over the lease", ack: []change{set(58, seconds(9000)), set(59, seconds(8000))}, t1: 30 * minute, t2: 3150 * time.Second, end: hour, ignored: "T2 of 2h13m20s in a lease of 1h0m0s"},
+		{name: "T2 at the lease's end", ack: []change{set(59, seconds(3600))}, t1: 30 * minute, t2: 3150 * time.Second, end: hour, ignored: "T2 of 1h0m0s in a lease of 1h0m0s"},
+		{name: "T1 at T2", ack: []change{set(58, seconds(2400)), set(59, seconds(2400))}, t1: 22*minute + 51*time.Second, t2: 40 * minute, end: hour, ignored: "T1 of 40m0s with T2 of 40m0s"},
+		{name: "T1 over T2", ack: []change{set(58, seconds(3000)), set(59, seconds(2400))}, t1: 22*minute + 51*time.Second, t2: 40 * minute, end: hour, ignored: "T1 of 50m0s with T2 of 40m0s"},
+		{name: "T1 and T2 of zero", ack: []change{set(58, seconds(0)), set(59, seconds(0))}, t1: 30 * minute, t2: 3150 * time.Second, end: hour, ignored: "T1 of 0s"},
+		{name: "T1 and T2 for ever", ack: []change{set(58, seconds(-1)), set(59, seconds(-1))}, t1: 30 * minute, t2: 3150 * time.Second, end: hour},
+		{name: "T1 and T2 of its choice", ack: []change{set(58, seconds(60)), set(59, seconds(120))}, t1: minute, t2: 2 * minute, end: hour},
 		{name: "a lease of 1 s", ack: []change{set(51, seconds(1))}, t1: 5 * time.Second, t2: 8750 * time.Millisecond, end: 10 * time.Second, ignored: "option 51: a lease of 1s: 10s assumed"},
-		{name: "T1 and T2 of 1 s", ack: []change{set(58, seconds(1)), set(59, seconds(1))}, t1: 30 * min, t2: 3150 * time.Second, end: hour, ignored: "T1 of 1s"},
-		{name: "T1 of 1 s", ack: []change{set(58, seconds(1)), set(59, seconds(2400))}, t1: 22*min + 51*time.Second, t2: 40 * min, end: hour, ignored: "T1 of 1s with T2 of 40m0s"},
+		{name: "T1 and T2 of 1 s", ack: []change{set(58, seconds(1)), set(59, seconds(1))}, t1: 30 * minute, t2: 3150 * time.Second, end: hour, ignored: "T1 of 1s"},
+		{name: "T1 of 1 s", ack: []change{set(58, seconds(1)), set(59, seconds(2400))}, t1: 22*minute + 51*time.Second, t2: 40 * minute, end: hour, ignored: "T1 of 1s with T2 of 40m0s"},
 		{name: "T1 and T2 that may be", ack: []change{set(58, seconds(2)), set(59, seconds(4))}, t1: 2 * time.Second, t2: 4 * time.Second, end: hour},
 		{name: "a lease of 136 years", ack: []change{set(51, seconds(0xfffffffe))}, t1: 0xfffffffe * time.Second / 2, end: 0xfffffffe * time.Second},
 		{name: "classless routes cut short", ack: []change{set(121, []byte{24, 10, 8, 0, 10, 9, 0})}, end: hour, routes: "0.0.0.0/0 via 10.9.0.1", ignored: "option 121: cut short after 0 routes"},

@@ -302,7 +302,7 @@ func TestWithoutADetourTheNICIsTakenAllTheSame(t *testing.T) {
 				t.Fatal(err)
 			}
 			l.mustReach(t, "given back")
-			if before, after := comparable(before), comparable(state(t, l.host)); before != after {
+			if before, after := comparableState(before), comparableState(state(t, l.host)); before != after {
 				t.Errorf("the host is another:\n%s\n%s", before, after)
 			}
 		})

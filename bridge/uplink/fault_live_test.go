@@ -61,7 +61,7 @@ func TestARestoreThatTheKernelRefusesCutsNobodyOff(t *testing.T) {
 				t.Fatal(err)
 			}
 			l.mustReach(t, "given back")
-			if diff := cmp.Diff(comparable(before), comparable(state(t, l.host))); diff != "" {
+			if diff := cmp.Diff(comparableState(before), comparableState(state(t, l.host))); diff != "" {
 				t.Errorf("the host after it was given back (-want +got):\n%s", diff)
 			}
 		})

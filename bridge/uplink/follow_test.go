@@ -236,7 +236,7 @@ func TestWhatWasNotReplacedComesBack(t *testing.T) {
 		t.Fatalf("mend: %t, %v", changed, err)
 	}
 	l.mustReach(t, "mended")
-	if diff := cmp.Diff(comparable(taken), comparable(state(t, l.host))); diff != "" {
+	if diff := cmp.Diff(comparableState(taken), comparableState(state(t, l.host))); diff != "" {
 		t.Errorf("after it was mended (-want +got):\n%s", diff)
 	}
 }
@@ -282,7 +282,7 @@ func TestARecordIsBroughtUpToDate(t *testing.T) {
 	if changed, err := l.conn.Mend(t.Context(), rec, j); !changed || err != nil {
 		t.Fatalf("mend: %t, %v", changed, err)
 	}
-	if diff := cmp.Diff(comparable(taken), comparable(state(t, l.host))); diff != "" {
+	if diff := cmp.Diff(comparableState(taken), comparableState(state(t, l.host))); diff != "" {
 		t.Errorf("after it was mended (-want +got):\n%s", diff)
 	}
 }
@@ -317,7 +317,7 @@ func TestWhatABridgeHadBeforeStaysItsOwn(t *testing.T) {
 	if err := l.conn.Restore(t.Context(), rec, j); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(comparable(before), comparable(state(t, l.host))); diff != "" {
+	if diff := cmp.Diff(comparableState(before), comparableState(state(t, l.host))); diff != "" {
 		t.Errorf("after it was given back (-want +got):\n%s", diff)
 	}
 }

@@ -109,14 +109,14 @@ func TestEverythingComesAlongAndBack(t *testing.T) {
 			}
 			// That of the bridge is that of the NIC, by another name.
 			taken := strings.ReplaceAll(state(t, l.host), "br0", "eth0")
-			if diff := cmp.Diff(comparable(before), comparable(taken)); diff != "" {
+			if diff := cmp.Diff(comparableState(before), comparableState(taken)); diff != "" {
 				t.Errorf("what the bridge has (-NIC before +bridge):\n%s", diff)
 			}
 			l.mustBeTaken(t, "taken", rec)
 			if err := l.conn.Restore(t.Context(), rec, j); err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(comparable(before), comparable(state(t, l.host))); diff != "" {
+			if diff := cmp.Diff(comparableState(before), comparableState(state(t, l.host))); diff != "" {
 				t.Errorf("the host after it was given back (-want +got):\n%s", diff)
 			}
 			if diff := cmp.Diff(order, l.order(t)); diff != "" {
@@ -142,9 +142,9 @@ func (l *lan) order(tb testing.TB) string {
 		normal(nstest.Run(tb, l.host, "ip", "-o", "-6", "addr", "show", "dev", dev))
 }
 
-// comparable is a state without what is between the two links and not configuration,
+// comparableState is a state without what is between the two links and not configuration,
 // and without order where the kernel's is by the links' age.
-func comparable(state string) string {
+func comparableState(state string) string {
 	var lines []string
 	section := ""
 	for line := range strings.Lines(state) {

@@ -64,14 +64,14 @@ func TestWhatOthersDoIsFoundAndMended(t *testing.T) {
 			}
 			l.mustBeTaken(t, "mended", rec)
 			l.mustReach(t, "mended")
-			if diff := cmp.Diff(comparable(taken), comparable(state(t, l.host))); diff != "" && !tt.differ {
+			if diff := cmp.Diff(comparableState(taken), comparableState(state(t, l.host))); diff != "" && !tt.differ {
 				t.Errorf("after it was mended (-want +got):\n%s", diff)
 			}
 			if err := l.conn.Restore(t.Context(), rec, j); err != nil {
 				t.Fatal(err)
 			}
 			l.mustReach(t, "given back")
-			if diff := cmp.Diff(comparable(before), comparable(state(t, l.host))); diff != "" && !tt.differ {
+			if diff := cmp.Diff(comparableState(before), comparableState(state(t, l.host))); diff != "" && !tt.differ {
 				t.Errorf("after it was given back (-want +got):\n%s", diff)
 			}
 		})

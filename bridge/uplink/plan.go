@@ -147,18 +147,18 @@ func (u *Uplink) validate() error {
 // that the bridge is of our making.
 func planTake(s *Snapshot, u *Uplink, made bool) *Steps {
 	bridge := Link{Index: noLink, Name: u.Bridge}
-	make := fmt.Sprintf("make bridge %s with MAC %s and MTU %d, and set it up", u.Bridge, s.NIC.MAC, s.NIC.MTU)
+	first := fmt.Sprintf("make bridge %s with MAC %s and MTU %d, and set it up", u.Bridge, s.NIC.MAC, s.NIC.MTU)
 	if s.Bridge != nil {
 		bridge = *s.Bridge
-		make = fmt.Sprintf("use bridge %s", u.Bridge)
+		first = fmt.Sprintf("use bridge %s", u.Bridge)
 		if s.Bridge.MAC != s.NIC.MAC {
-			make = fmt.Sprintf("use bridge %s, and give it MAC %s", u.Bridge, s.NIC.MAC)
+			first = fmt.Sprintf("use bridge %s, and give it MAC %s", u.Bridge, s.NIC.MAC)
 		}
 	}
 	m := newMove(s, s.NIC, bridge)
 	var steps Steps
 	copied := s.copied(u.Bridge)
-	words := []string{make}
+	words := []string{first}
 	if len(copied) > 0 {
 		words = append(words, fmt.Sprintf("give %s the kernel parameters of %s", u.Bridge, u.NIC))
 	}

@@ -166,10 +166,10 @@ func TestFlagsMayStandAmongArguments(t *testing.T) {
 	} {
 		flags := flag.NewFlagSet("t", flag.ContinueOnError)
 		flags.SetOutput(io.Discard)
-		asJSON, state := flags.Bool("json", false, ""), flags.String("state", "", "")
+		asJSON, dir := flags.Bool("json", false, ""), flags.String("state", "", "")
 		args, err := parse(flags, tt.line)
-		if failed := err != nil; failed != tt.wantFailed || *asJSON != tt.json || *state != tt.state {
-			t.Errorf("%q: json %v, state %q, %v", tt.line, *asJSON, *state, err)
+		if failed := err != nil; failed != tt.wantFailed || *asJSON != tt.json || *dir != tt.state {
+			t.Errorf("%q: json %v, state %q, %v", tt.line, *asJSON, *dir, err)
 		}
 		if diff := cmp.Diff(tt.args, args); diff != "" {
 			t.Errorf("%q (-want +got):\n%s", tt.line, diff)

@@ -281,9 +281,9 @@ func TestRunRenews(t *testing.T) {
 	first := leased(t, l, c, heard)
 	enough := errors.New("enough")
 	renewals := 0
-	err := c.Run(soon(t), first, func(old, new *dhcpc.Lease) error {
-		if old == nil || new == nil || new.Address != first.Address || !new.Obtained.After(old.Obtained) {
-			t.Errorf("from %+v to %+v", old, new)
+	err := c.Run(soon(t), first, func(old, next *dhcpc.Lease) error {
+		if old == nil || next == nil || next.Address != first.Address || !next.Obtained.After(old.Obtained) {
+			t.Errorf("from %+v to %+v", old, next)
 		}
 		if renewals++; renewals == 2 {
 			return enough

@@ -98,9 +98,9 @@ func decodeError(t *testing.T, out []byte) *types.Error {
 }
 
 // attachmentEnv is the environment of a verb for one attachment.
-func attachmentEnv(verb, netns string) map[string]string {
+func attachmentEnv(verb, path string) map[string]string {
 	return map[string]string{
-		"CNI_COMMAND": verb, "CNI_CONTAINERID": "c1", "CNI_IFNAME": "eth0", "CNI_NETNS": netns, "CNI_PATH": "/opt/cni/bin",
+		"CNI_COMMAND": verb, "CNI_CONTAINERID": "c1", "CNI_IFNAME": "eth0", "CNI_NETNS": path, "CNI_PATH": "/opt/cni/bin",
 	}
 }
 

@@ -300,11 +300,11 @@ type server struct {
 	from    netip.AddrPort // not valid: its own
 }
 
-func (l *lan) serve(lease time.Duration) *server { l.Helper(); return l.serveIn(l.remote, lease) }
+func (l *lan) serve(duration time.Duration) *server { l.Helper(); return l.serveIn(l.remote, duration) }
 
-func (l *lan) serveIn(ns *netns.NS, lease time.Duration) *server {
+func (l *lan) serveIn(ns *netns.NS, duration time.Duration) *server {
 	l.Helper()
-	s := &server{lease: lease, dir: l.dir, given: map[string]netip.Addr{}, heard: map[string]int{}, base: netip.MustParseAddr("10.9.1.1"), done: make(chan struct{})}
+	s := &server{lease: duration, dir: l.dir, given: map[string]netip.Addr{}, heard: map[string]int{}, base: netip.MustParseAddr("10.9.1.1"), done: make(chan struct{})}
 	listen := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		return c.Control(func(fd uintptr) {
 			if err := unix.BindToDevice(int(fd), "eth0"); err != nil {

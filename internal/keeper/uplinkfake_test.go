@@ -94,9 +94,9 @@ func inSite(t *testing.T, test func(*testing.T, *site)) {
 }
 
 // save writes the uplink's record, as a takeover does.
-func (s *site) save(state uplink.State) {
+func (s *site) save(reached uplink.State) {
 	s.t.Helper()
-	data, err := json.Marshal(s.record(state))
+	data, err := json.Marshal(s.record(reached))
 	if err == nil {
 		err = s.dir.Uplink(s.nic).Save(data)
 	}
@@ -105,8 +105,8 @@ func (s *site) save(state uplink.State) {
 	}
 }
 
-func (s *site) record(state uplink.State) *uplink.Record {
-	return &uplink.Record{Version: 1, Uplink: uplink.Uplink{NIC: s.nic, Bridge: "br0"}, State: state}
+func (s *site) record(reached uplink.State) *uplink.Record {
+	return &uplink.Record{Version: 1, Uplink: uplink.Uplink{NIC: s.nic, Bridge: "br0"}, State: reached}
 }
 
 // raw puts anything in the record's place.

@@ -86,8 +86,8 @@ func checkSocket(t *testing.T, s Socket) {
 		t.Fatalf("a socket at %s", s.Local)
 	}
 	itself := Want{Proto: s.Proto, Addr: s.Local.Addr(), Port: s.Local.Port()}
-	if any := (Want{Proto: s.Proto, Port: s.Local.Port()}); s.Takes(itself) != s.Takes(any) || s.Takes(any) == isForMany(s.Local.Addr()) {
-		t.Errorf("%s takes %s: %v, and %s: %v", s, itself, s.Takes(itself), any, s.Takes(any))
+	if toAny := (Want{Proto: s.Proto, Port: s.Local.Port()}); s.Takes(itself) != s.Takes(toAny) || s.Takes(toAny) == isForMany(s.Local.Addr()) {
+		t.Errorf("%s takes %s: %v, and %s: %v", s, itself, s.Takes(itself), toAny, s.Takes(toAny))
 	}
 }
 

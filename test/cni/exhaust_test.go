@@ -79,9 +79,9 @@ func fromAnyone(i int) []byte {
 
 // limitsLearning says whether the kernel bounds what a bridge learns (Linux 6.7). Where it
 // does not, bridges learn nothing from pods.
-func (n *node) limitsLearning(bridge string) bool {
+func (n *node) limitsLearning(name string) bool {
 	n.Helper()
-	return n.link(bridge).Bridge.MaxLearned != nil
+	return n.link(name).Bridge.MaxLearned != nil
 }
 
 func TestBridgeLearnsNoEndOfMACsFromAPod(t *testing.T) {

@@ -268,7 +268,7 @@ func TestFirstADDMayMeetAFaultAtAnyCall(t *testing.T) {
 	w := n.portnet(conf{"macspoofchk": true})
 	s := &sweeper{node: n}
 	var p *pod
-	clear := func() {
+	reset := func() {
 		w.gc()
 		if o := n.remove("podnet"); o.status != 0 {
 			t.Fatal(o.stderr)
@@ -277,7 +277,7 @@ func TestFirstADDMayMeetAFaultAtAnyCall(t *testing.T) {
 	}
 	first := n.pod("first")
 	w.add(first)
-	clear()
+	reset()
 	s.verb = func(round string) call {
 		p = n.pod(round)
 		return call{verb: "ADD", id: p.id, netns: p.path, ifName: "eth0", stdin: rich(w, freePort)}
@@ -291,7 +291,7 @@ func TestFirstADDMayMeetAFaultAtAnyCall(t *testing.T) {
 		wantPing(t, next.NS, gateway4, gateway6, outside4, outside6)
 		n.callOK(call{verb: "DEL", id: p.id, ifName: "eth0", stdin: w.stdin(nil)})
 		w.del(next)
-		clear()
+		reset()
 	}
 	s.sweep(t)
 }

@@ -24,12 +24,12 @@ func TestAResolvConfThatIsNoFileKeepsNobodyWaiting(t *testing.T) {
 			t.Errorf("%s: %+v", p, dns)
 		}
 	}
-	real := filepath.Join(dir, "real")
-	if err := os.WriteFile(real, []byte("nameserver 192.0.2.1\n"), 0o644); err != nil {
+	target := filepath.Join(dir, "real")
+	if err := os.WriteFile(target, []byte("nameserver 192.0.2.1\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	link := filepath.Join(dir, "link")
-	if err := os.Symlink(real, link); err != nil {
+	if err := os.Symlink(target, link); err != nil {
 		t.Fatal(err)
 	}
 	if dns, err := readResolvConf(link); err != nil || len(dns.Nameservers) != 1 {

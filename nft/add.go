@@ -30,11 +30,11 @@ func (c *Conn) Add(ctx context.Context, ep Endpoint) error {
 	comment := ownerComment(ep.Owner, ruleset.NetworkKey(ep.Network))
 	excluded := rivals(elements)
 	return nftnl.Retry(ctx, func() error {
-		generation, clear, err := c.without(excluded)
+		generation, free, err := c.without(excluded)
 		if err != nil {
 			return explainMissing(err)
 		}
-		if !clear {
+		if !free {
 			return explainMissing(c.addLooking(&ep, elements, comment))
 		}
 		if generation == nil {
@@ -70,7 +70,7 @@ func (c *Conn) without(elements []ruleset.Element) (*uint32, bool, error) {
 }
 
 // addLooking adds elements after one was refused, which nothing but an abandoned
-// claim may have been the reason of. Else it says who has what.
+// claim may have been the reason of. Else the error names the owners.
 func (c *Conn) addLooking(ep *Endpoint, elements []ruleset.Element, comment string) error {
 	generation, err := c.tables.SeenGeneration()
 	if err != nil {

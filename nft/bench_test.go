@@ -67,16 +67,16 @@ func BenchmarkRemove(b *testing.B) { pair(b, remove, add, false) }
 func BenchmarkReady(b *testing.B) {
 	for _, tc := range []struct {
 		name  string
-		trust bool
+		cache bool
 		stale bool
-	}{{"cached", true, false}, {"stale", true, true}, {"unsealed", false, false}} {
+	}{{"cached", true, false}, {"stale", true, true}, {"uncached", false, false}} {
 		for _, pods := range []int{0, 10000} {
 			b.Run(fmt.Sprintf("%s/pods=%d", tc.name, pods), func(b *testing.B) {
 				c := benchmarked(b, pods)
 				n := podnet()
 				n.Bridge = "cbr0"
 				mustEnsure(b, c, n)
-				if tc.trust {
+				if tc.cache {
 					c.UseCache(Cache{})
 				}
 				b.ReportAllocs()

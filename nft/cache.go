@@ -14,7 +14,7 @@ import (
 )
 
 // Cache says which networks were ready at a generation: a number that every change of a
-// namespace's nf_tables counts up, whoever makes it. While it is the same, they still
+// namespace's nf_tables counts up, by whatever program. While it is the same, they still
 // are, and one look at it does for all that Ready looks at otherwise. The zero Cache says
 // nothing.
 //

@@ -18,27 +18,27 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// trusting is a Conn that goes by a Cache, and counts what it sends.
-type trusting struct {
+// cached is a Conn that goes by a Cache, and counts what it sends.
+type cached struct {
 	*Conn
 	rec *nltest.Recorder
 }
 
-func newTrusting(t *testing.T, ns *netns.NS, s Cache) *trusting {
+func newCached(t *testing.T, ns *netns.NS, s Cache) *cached {
 	t.Helper()
 	transport, err := nl.Open(unix.NETLINK_NETFILTER, &nl.Config{NetNS: ns})
 	if err != nil {
 		t.Fatal(err)
 	}
 	rec := nltest.Record(transport)
-	c := &trusting{on(nl.New(rec), nil), rec}
+	c := &cached{on(nl.New(rec), nil), rec}
 	t.Cleanup(func() { c.Close() })
 	c.UseCache(s)
 	return c
 }
 
 // wantLooks has a network ready, by one look at the generation or by a look at all.
-func (c *trusting) wantLooks(t *testing.T, when string, n Network, one bool) {
+func (c *cached) wantLooks(t *testing.T, when string, n Network, one bool) {
 	t.Helper()
 	c.rec.Sent()
 	if ready, err := c.Ready(context.Background(), n); err != nil || !ready {
@@ -49,13 +49,13 @@ func (c *trusting) wantLooks(t *testing.T, when string, n Network, one bool) {
 	}
 }
 
-func TestReadyGoesByItsSeal(t *testing.T) {
+func TestReadyGoesByItsCache(t *testing.T) {
 	t.Parallel()
 	others, ns := dialNew(t)
 	n, second := podnet(), Network{Name: "second", Bridge: "cbr0"}
 	mustEnsure(t, others, n)
 	mustEnsure(t, others, second)
-	c := newTrusting(t, ns, Cache{})
+	c := newCached(t, ns, Cache{})
 	c.wantLooks(t, "at first", n, false)
 	c.wantLooks(t, "then", n, true)
 	c.wantLooks(t, "another network", second, false)
@@ -73,21 +73,21 @@ func TestReadyGoesByItsSeal(t *testing.T) {
 	c.wantLooks(t, "the other network", second, false)
 
 	// The next one learns it.
-	heir := newTrusting(t, ns, c.Cache())
+	heir := newCached(t, ns, c.Cache())
 	heir.wantLooks(t, "with another's cache", n, true)
 	heir.wantLooks(t, "with another's cache", second, true)
 	nft(t, ns, "delete table ip others")
-	heir = newTrusting(t, ns, c.Cache())
+	heir = newCached(t, ns, c.Cache())
 	heir.wantLooks(t, "with an old cache", n, false)
 }
 
-func TestSealFollowsWhatBecomesOfEndpoints(t *testing.T) {
+func TestCacheFollowsWhatBecomesOfEndpoints(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
 	others, ns := dialNew(t)
 	n := podnet()
 	mustEnsure(t, others, n)
-	c := newTrusting(t, ns, Cache{})
+	c := newCached(t, ns, Cache{})
 	c.wantLooks(t, "at first", n, false)
 	a, b := pod("00000000001", "10.22.0.5"), publisher(2, tcpPort("", 8080), tcpPort("192.0.2.1", 8081))
 	moved := pod("00000000001", "10.22.0.6")
@@ -117,32 +117,32 @@ func TestSealFollowsWhatBecomesOfEndpoints(t *testing.T) {
 	c.wantLooks(t, "Remove after another's Add", n, false)
 }
 
-func TestSealDoesNotHideDamage(t *testing.T) {
+func TestCacheDoesNotHideDamage(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
-	by := func(command string) func(*testing.T, *trusting, *netns.NS) {
-		return func(t *testing.T, _ *trusting, ns *netns.NS) { nft(t, ns, command) }
+	by := func(command string) func(*testing.T, *cached, *netns.NS) {
+		return func(t *testing.T, _ *cached, ns *netns.NS) { nft(t, ns, command) }
 	}
-	for name, damage := range map[string]func(*testing.T, *trusting, *netns.NS){
+	for name, damage := range map[string]func(*testing.T, *cached, *netns.NS){
 		"flushed ruleset":       by("flush ruleset"),
 		"flushed set":           by("flush set inet tombolo pods4"),
 		"flushed map":           by("flush map inet tombolo hostports6"),
 		"flushed guard":         by("flush set bridge tombolo guarded"),
 		"flushed chain":         by("flush chain inet tombolo unmark"),
 		"an element of bridges": by(`delete element inet tombolo bridges { "cbr0" . "cbr0" }`),
-		"its own RemoveNetwork": func(t *testing.T, c *trusting, _ *netns.NS) {
+		"its own RemoveNetwork": func(t *testing.T, c *cached, _ *netns.NS) {
 			if err := c.RemoveNetwork(ctx, guardNet().Name); err != nil {
 				t.Error(err)
 			}
 		},
-		"its own RemoveNetwork, while there are others": func(t *testing.T, c *trusting, _ *netns.NS) {
+		"its own RemoveNetwork, while there are others": func(t *testing.T, c *cached, _ *netns.NS) {
 			mustEnsure(t, c.Conn, Network{Name: "other", Masquerade: true})
 			mustBeReady(t, c.Conn, guardNet(), true)
 			if err := c.RemoveNetwork(ctx, guardNet().Name); err != nil {
 				t.Error(err)
 			}
 		},
-		"its own Prepare": func(t *testing.T, c *trusting, ns *netns.NS) {
+		"its own Prepare": func(t *testing.T, c *cached, ns *netns.NS) {
 			nft(t, ns, "flush set inet tombolo pods4")
 			if _, err := c.Prepare(ctx, guardNet()); err != nil {
 				t.Error(err)
@@ -155,7 +155,7 @@ func TestSealDoesNotHideDamage(t *testing.T) {
 			n := guardNet()
 			n.Bridge = "cbr0"
 			mustEnsure(t, others, n)
-			c := newTrusting(t, ns, Cache{})
+			c := newCached(t, ns, Cache{})
 			c.wantLooks(t, "at first", n, false)
 			c.wantLooks(t, "then", n, true)
 			damage(t, c, ns)
@@ -165,13 +165,13 @@ func TestSealDoesNotHideDamage(t *testing.T) {
 }
 
 // What it takes of a network that is nothing but a bridge's name is elements alone.
-func TestSealEndsWithTheNetwork(t *testing.T) {
+func TestCacheEndsWithTheNetwork(t *testing.T) {
 	t.Parallel()
 	others, ns := dialNew(t)
 	n := Network{Name: "plain", Bridge: "cbr0"}
 	mustEnsure(t, others, podnet())
 	mustEnsure(t, others, n)
-	c := newTrusting(t, ns, Cache{})
+	c := newCached(t, ns, Cache{})
 	c.wantLooks(t, "at first", n, false)
 	if err := c.RemoveNetwork(context.Background(), n.Name); err != nil {
 		t.Fatal(err)
@@ -180,17 +180,17 @@ func TestSealEndsWithTheNetwork(t *testing.T) {
 }
 
 // Each Add says which generation it is for, and others are not held up by that.
-func TestAddsWithSealsOvertakeEachOther(t *testing.T) {
+func TestAddsWithCachesOvertakeEachOther(t *testing.T) {
 	t.Parallel()
 	const many, each = 8, 20
 	others, ns := dialNew(t)
 	n := podnet()
 	mustEnsure(t, others, n)
-	before := newTrusting(t, ns, Cache{})
+	before := newCached(t, ns, Cache{})
 	before.wantLooks(t, "at first", n, false)
-	conns := make([]*trusting, many)
+	conns := make([]*cached, many)
 	for i := range conns {
-		conns[i] = newTrusting(t, ns, before.Cache())
+		conns[i] = newCached(t, ns, before.Cache())
 	}
 	var wg sync.WaitGroup
 	for i, c := range conns {
@@ -213,7 +213,7 @@ func TestAddsWithSealsOvertakeEachOther(t *testing.T) {
 	}
 }
 
-func TestSealsAreText(t *testing.T) {
+func TestCachesAreText(t *testing.T) {
 	t.Parallel()
 	for _, s := range []Cache{
 		{}, {Generation: 7}, {Generation: math.MaxUint32, Networks: []uint64{0, 1, math.MaxUint64}},

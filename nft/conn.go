@@ -26,7 +26,7 @@ type Config struct {
 	// thread. It may be closed after Dial.
 	NetNS *netns.NS
 	// Mark is the bit (or bits) of a packet's mark which say that a pod may have
-	// it forwarded; 0 is DefaultMark. All who share a namespace must agree on it:
+	// it forwarded; 0 is DefaultMark. All programs that share a namespace must agree on it:
 	// it is part of the rules, and Ensure replaces rules that have another.
 	Mark uint32
 	// Table is the name of the tables, which those share that are to see each other's pods;

@@ -32,12 +32,12 @@
 // the caller has switched route_localnet on for the bridge: not before Ensure, whose
 // chain loopback keeps pods from what else listens there. That lasts as long as the
 // table: a caller that wants more has the mark to go by, which chain loopback-answers
-// gives to what may come to 127.0.0.0/8 by a bridge. Whoever calls keeps his
+// gives to what may come to 127.0.0.0/8 by a bridge. A caller keeps its
 // address, unless the answer would not come back by the host then: the host by
 // 127.0.0.1, a pod that calls itself, and, where bridged packets do not pass the
 // firewall's hooks (Network.NFCall), another pod on the same bridge. Where the bridge is
 // a LAN's (Network.LAN), that is so for machines there too, whatever they are led to and
-// whoever leads them: to another service's address, by the host's rules of others. A
+// by whatever rules: to another service's address, by the host's rules of others. A
 // program of the host that listens on a published port hears nothing, and nothing here
 // knows of it.
 //

@@ -31,7 +31,7 @@ type Outcome struct {
 // Config's Mark changes them for all.
 //
 // From then on Ready says that all is there, the elements of sets that were emptied
-// included. Whoever has many of them to put back should use Prepare first.
+// included. A caller that has many of them to put back should use Prepare first.
 func (c *Conn) Ensure(ctx context.Context, n Network) (Outcome, error) {
 	if err := c.usable(ctx); err != nil {
 		return Outcome{}, err

@@ -171,7 +171,7 @@ func queries() []namedFrame {
 	}
 }
 
-// hasQuerier says whether the bridge knows of somebody else who asks.
+// hasQuerier says whether the bridge knows of another querier.
 func (s *guardSite) hasQuerier(tb testing.TB) bool {
 	tb.Helper()
 	return strings.Contains(nstest.Run(tb, s.host, "bridge", "-d", "mdb", "show", "dev", "cbr0"), "router ports on cbr0: veth1")

@@ -358,9 +358,9 @@ func TestGuardKeepsNeighboursFromBeingPoisoned(t *testing.T) {
 		nstest.Sysctl(t, at.ns, "net/ipv4/neigh/"+at.link+"/locktime", "0")
 		nstest.Sysctl(t, at.ns, "net/ipv6/neigh/"+at.link+"/locktime", "0")
 	}
-	poison := func(victimMAC, address string) []byte {
+	poison := func(targetMAC, address string) []byte {
 		if nstest.Addr(address).Is4() {
-			return ether(victimMAC, podMAC, unix.ETH_P_ARP, arpMessage(2, podMAC, address, address))
+			return ether(targetMAC, podMAC, unix.ETH_P_ARP, arpMessage(2, podMAC, address, address))
 		}
 		return ether(allNodesMAC, podMAC, unix.ETH_P_IPV6, advert6(podLocal, allNodes, address, option(2, mac(podMAC))))
 	}
@@ -452,7 +452,7 @@ func TestGuardKeepsTheBridgeFromLearning(t *testing.T) {
 }
 
 // The bridge does not show frames to 01:80:c2:00:00:0x to the guard, unless it has to
-// forward them; nobody but the one who enslaves a port can say that it has to. So the
+// forward them; only the program that enslaves a port can say that it has to. So the
 // guard comes with rules for those that the bridge's input sees, and two groups are left.
 func TestGuardNeedsGroupFramesForwarded(t *testing.T) {
 	t.Parallel()
@@ -543,7 +543,7 @@ func TestGuardedPodLivesAsBefore(t *testing.T) {
 	}
 }
 
-// settled waits until the pod's kernel has asked who else has an address, and says what
+// settled waits until the pod's kernel has asked for others that have an address, and says what
 // became of it.
 func (s *guardSite) settled(tb testing.TB, address string) string {
 	tb.Helper()
@@ -560,7 +560,7 @@ func (s *guardSite) settled(tb testing.TB, address string) string {
 	}
 }
 
-// An address is tentative until the kernel has asked who else has it.
+// An address is tentative until the kernel has asked for others that have it.
 func TestGuardedPodDetectsDuplicateAddresses(t *testing.T) {
 	t.Parallel()
 	s := newGuardSite(t)

@@ -488,7 +488,7 @@ func TestOnlyPublishedPortsAreOpened(t *testing.T) {
 	}
 }
 
-// Service addresses are redirected by others, who look after sources themselves where
+// Service addresses are redirected by other programs, which look after sources themselves where
 // they see the answers.
 func TestForeignRedirectionWithinABridge(t *testing.T) {
 	t.Parallel()

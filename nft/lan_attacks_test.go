@@ -21,12 +21,12 @@ import (
 type attackedLAN struct {
 	*lan
 	attacker *wire
-	victims  map[string]*victim
+	targets  map[string]*attackable
 	frames   int
 }
 
-// victim is one who may be attacked, or passed for.
-type victim struct {
+// attackable is one that may be attacked, or passed for.
+type attackable struct {
 	ns        *netns.NS
 	link, mac string
 	wire      *wire
@@ -39,13 +39,13 @@ func newAttackedLAN(tb testing.TB) *attackedLAN {
 	const machineMAC = "02:00:00:00:07:20"
 	nstest.Run(tb, l.machine, "ip", "link", "set", "eth0", "address", machineMAC)
 	l.attacker = openWire(tb, l.pod, "eth0")
-	l.victims = map[string]*victim{
+	l.targets = map[string]*attackable{
 		"the router":    {ns: l.router, link: "eth0", mac: lanRouterMAC, ip4: router4, ip6: router6},
 		"a machine":     {ns: l.machine, link: "eth0", mac: machineMAC, ip4: machine4, ip6: machine6},
 		"the host":      {ns: l.host, link: "br0", mac: lanHostMAC, ip4: lanHost4, ip6: lanHost6},
 		"the other pod": {ns: l.other, link: "eth0", mac: otherMAC, ip4: lanOther4, ip6: lanOther6},
 	}
-	for _, v := range l.victims {
+	for _, v := range l.targets {
 		v.wire = openWire(tb, v.ns, v.link)
 		// They would not believe another message within a second, and none in fragments.
 		nstest.Sysctl(tb, v.ns, "net/ipv4/neigh/"+v.link+"/locktime", "0")
@@ -70,7 +70,7 @@ func (l *attackedLAN) attack(frame []byte) {
 	l.frames++
 	last := []byte(fmt.Sprintf("last%08d", l.frames))
 	l.attacker.send(frame, join(leasingFrames()[0].frame, last))
-	for _, v := range l.victims {
+	for _, v := range l.targets {
 		v.wire.seenBefore([]byte("none"), last)
 	}
 }
@@ -81,8 +81,8 @@ func tagged(frame []byte) []byte {
 	return join(frame[:12], be16(unix.ETH_P_8021Q), be16(0xe000), frame[12:])
 }
 
-// poison gives ways to have a victim believe that another's address is at the pod.
-func (v *victim) poison(target *victim) []namedFrame {
+// poison gives ways to have a machine believe that another's address is at the pod.
+func (v *attackable) poison(target *attackable) []namedFrame {
 	arp := func(op int) []byte {
 		return ether(v.mac, podMAC, unix.ETH_P_ARP, arpMessage(op, podMAC, target.ip4, v.ip4))
 	}
@@ -110,7 +110,7 @@ func TestGuardedPodPoisonsNobody(t *testing.T) {
 	t.Parallel()
 	l := newAttackedLAN(t)
 	nft(t, l.host, "flush chain bridge tombolo from-pods") // which drops IP with a priority, guarded or not
-	poisoned := func(v, target *victim, f namedFrame, tries int) string {
+	poisoned := func(v, target *attackable, f namedFrame, tries int) string {
 		t.Helper()
 		address := target.ip4
 		if !strings.HasPrefix(f.name, "ARP") {
@@ -137,8 +137,8 @@ func TestGuardedPodPoisonsNobody(t *testing.T) {
 			l.guard(t)
 			tries = 5
 		}
-		for name, v := range l.victims {
-			for targetName, target := range l.victims {
+		for name, v := range l.targets {
+			for targetName, target := range l.targets {
 				if v == target {
 					continue
 				}
@@ -176,7 +176,7 @@ func TestGuardedPodIsNobodysRouter(t *testing.T) {
 		{"advertisement in a fragment", ipv6(packet6(own, allNodes, unix.IPPROTO_FRAGMENT, fragment6(58, 0), body))},
 	}
 	for _, name := range []string{"a machine", "the host", "the other pod"} {
-		v := l.victims[name]
+		v := l.targets[name]
 		nstest.Sysctl(t, v.ns, "net/ipv6/conf/"+v.link+"/accept_ra", "2")
 	}
 	for _, guarded := range []bool{false, true} {
@@ -186,20 +186,20 @@ func TestGuardedPodIsNobodysRouter(t *testing.T) {
 		for _, f := range frames {
 			l.attack(f.frame)
 			for _, name := range []string{"a machine", "the host", "the other pod"} {
-				v := l.victims[name]
+				v := l.targets[name]
 				routes := nstest.Run(t, v.ns, "ip", "-6", "route", "show", "default", "proto", "ra")
 				if (routes == "") != guarded {
 					t.Errorf("guarded: %v: after an %s, %s has the routes %q", guarded, f.name, name, routes)
 				}
 			}
 			for _, name := range []string{"a machine", "the host", "the other pod"} {
-				nstest.Run(t, l.victims[name].ns, "ip", "-6", "route", "flush", "proto", "ra")
+				nstest.Run(t, l.targets[name].ns, "ip", "-6", "route", "flush", "proto", "ra")
 			}
 		}
 	}
 }
 
-// Whoever the bridge believes to be at the pod's port gets nothing any more.
+// A host that the bridge believes to be at the pod's port gets nothing any more.
 func TestGuardedPodDrawsNobodysFrames(t *testing.T) {
 	t.Parallel()
 	l := newAttackedLAN(t)
@@ -211,7 +211,7 @@ func TestGuardedPodDrawsNobodysFrames(t *testing.T) {
 		}
 		return ""
 	}
-	router := l.victims["the router"]
+	router := l.targets["the router"]
 	frame := ether(broadcastMAC, lanRouterMAC, unix.ETH_P_IP, packet4(router4, "255.255.255.255", 0, 17, datagram(1024, 9)))
 	for _, guarded := range []bool{false, true} {
 		if guarded {
@@ -325,7 +325,7 @@ func TestGuardedPodIsNobodysDHCPServer(t *testing.T) {
 	dnsmasq(t, l.router, "eth0", "--dhcp-range=10.7.0.100,10.7.0.120,255.255.255.0,120s")
 	for _, name := range []string{"a machine", "the other pod"} {
 		// As a client that has no address, the other pod too.
-		v := l.victims[name]
+		v := l.targets[name]
 		before := offers()
 		if got := lease(t, v.ns, leaseTries); !strings.HasPrefix(got, "10.7.0.1") {
 			t.Errorf("%s leases %q", name, got)

@@ -8,7 +8,7 @@ import (
 )
 
 // Move makes of an endpoint as it was one as it is by now, in one transaction: when
-// its lease gave it another address, or its first one. Whoever looks sees all of the
+// its lease gave it another address, or its first one. A look sees all of the
 // old or all of the new, and so do packets, but for one that a rule on another processor
 // is just at: so a guarded port is open at no time, and shut at none, and a published
 // port leads to one of the addresses or to the other.
@@ -20,12 +20,12 @@ import (
 //
 // The error matches fs.ErrNotExist where the table or a set is missing, for which
 // Ensure is the cure; nothing has changed then.
-func (c *Conn) Move(ctx context.Context, old, new Endpoint) error {
+func (c *Conn) Move(ctx context.Context, old, next Endpoint) error {
 	if err := c.usable(ctx); err != nil {
 		return err
 	}
 
-	return c.move(ctx, old, new, nil)
+	return c.move(ctx, old, next, nil)
 }
 
 // Update is Move for an endpoint that takes nothing from others: as with Add, the error
@@ -33,13 +33,13 @@ func (c *Conn) Move(ctx context.Context, old, new Endpoint) error {
 // it, and nothing has changed then. What the owner itself has already is no conflict. So
 // an endpoint that was guarded by Add before its port was there gets its host ports by
 // this, and is guarded throughout.
-func (c *Conn) Update(ctx context.Context, old, new Endpoint) error {
+func (c *Conn) Update(ctx context.Context, old, next Endpoint) error {
 	if err := c.usable(ctx); err != nil {
 		return err
 	}
 
-	return c.move(ctx, old, new, func(have []*ruleset.ElementState, rivals *found) error {
-		return new.conflict(c.tables.Name, have, rivals)
+	return c.move(ctx, old, next, func(have []*ruleset.ElementState, rivals *found) error {
+		return next.conflict(c.tables.Name, have, rivals)
 	})
 }
 
@@ -61,18 +61,18 @@ func (ep *Endpoint) conflict(table ruleset.TableName, have []*ruleset.ElementSta
 }
 
 // move is both; refuse is nil where everything is taken over.
-func (c *Conn) move(ctx context.Context, old, new Endpoint, refuse func([]*ruleset.ElementState, *found) error) error {
-	for _, ep := range []*Endpoint{&old, &new} {
+func (c *Conn) move(ctx context.Context, old, next Endpoint, refuse func([]*ruleset.ElementState, *found) error) error {
+	for _, ep := range []*Endpoint{&old, &next} {
 		if err := ep.check(); err != nil {
 			return err
 		}
 	}
-	if old.Owner != new.Owner || old.Network != new.Network {
-		return invalid("endpoint %s of network %s cannot become %s of %s", old.Owner, old.Network, new.Owner, new.Network)
+	if old.Owner != next.Owner || old.Network != next.Network {
+		return invalid("endpoint %s of network %s cannot become %s of %s", old.Owner, old.Network, next.Owner, next.Network)
 	}
-	group := new.commented()
+	group := next.commented()
 	var gone []commented
-	for _, el := range append(old.traces(), new.leftovers()...) {
+	for _, el := range append(old.traces(), next.leftovers()...) {
 		isNew := func(c commented) bool { return c.Equal(el) }
 		if !slices.ContainsFunc(group, isNew) && !slices.ContainsFunc(gone, isNew) {
 			gone = append(gone, commented{el, group[0].comment})

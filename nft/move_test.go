@@ -209,9 +209,9 @@ func TestMoveKeepsPortsPublished(t *testing.T) {
 	ctx := context.Background()
 	c, ns := dialNew(t)
 	mustEnsure(t, c, podnet())
-	old, new := pod("0000000000a", pod4, pod6), pod("0000000000a", "10.22.0.9", "fd00:22::9")
+	old, next := pod("0000000000a", pod4, pod6), pod("0000000000a", "10.22.0.9", "fd00:22::9")
 	old.Ports = []Port{tcpPort("", 8080), tcpPort("192.0.2.1", 8081)}
-	new.Ports = old.Ports
+	next.Ports = old.Ports
 	mustAdd(t, c, old)
 	var ports []ruleset.Element
 	for _, el := range old.portElements() {
@@ -224,7 +224,7 @@ func TestMoveKeepsPortsPublished(t *testing.T) {
 	var looks atomic.Int32
 	go func() {
 		for i := 0; i < 200 || looks.Load() == 0; i++ {
-			for _, m := range [][2]Endpoint{{old, new}, {new, old}} {
+			for _, m := range [][2]Endpoint{{old, next}, {next, old}} {
 				if err := mover.Move(ctx, m[0], m[1]); err != nil {
 					done <- err
 					return

@@ -51,7 +51,7 @@ type Network struct {
 	// Groups, which Guard implies, drops what pods send to the link-local groups (01:80:c2:00:00:00 to :0f):
 	// frames that a bridge does not forward, but hands to the host as from the port, past
 	// every rule that names the bridge. It holds for each port of each bridge whose name
-	// begins with "veth", whoever made it and whether the firewall knows the pod or not:
+	// begins with "veth", by whatever program, and whether the firewall knows the pod or not:
 	// a veth that is no pod's, and whose STP a bridge without STP has to pass on, or LLDP,
 	// needs another name. For the groups of STP and LLDP the port has to be told to
 	// forward them (bridge.Port's ForwardGroups), or no rule is asked.

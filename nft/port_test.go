@@ -207,7 +207,7 @@ func TestTakenPortIsRefused(t *testing.T) {
 			// Nothing of it is there, nor of what it was found out with.
 			wantEndpoints(t, c, theirs)
 			wantReady(t, c, podnet(), theirs)
-			// What a caller does who knows that the owner is dead.
+			// What a caller does that knows that the owner is dead.
 			if err := c.Replace(ctx, mine); err != nil {
 				t.Fatal(err)
 			}

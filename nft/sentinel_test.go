@@ -133,7 +133,7 @@ func TestSetsWithoutSentinelsGetTheirs(t *testing.T) {
 	}
 }
 
-// Whoever is stopped between the two leaves it to the next.
+// A call that is stopped between the two leaves it to the next.
 func TestPrepareIsNotTheEnd(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()

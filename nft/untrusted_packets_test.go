@@ -232,7 +232,7 @@ func hostFrames() []namedFrame {
 		{"multicast DNS over IPv6", ipv6(to("ff02::fb", 5353, 5353))},
 		{"LLMNR", ipv4(packet4(pod4, "224.0.0.252", 0, 17, datagram(40000, 5355)))}, {"LLMNR over IPv6", ipv6(to("ff02::1:3", 40000, 5355))},
 		{"SSDP", ipv4(packet4(pod4, "239.255.255.250", 0, 17, datagram(40000, 1900)))}, {"SSDP over IPv6", ipv6(to("ff02::c", 40000, 1900))},
-		// Whoever reads it has a key of the pod's.
+		// Its receiver has a key of the pod's.
 		{"AH over IPv6", ipv6(packet6(pod6, other6, unix.IPPROTO_AH, []byte{17, 1, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1}, datagram(1024, 9)))},
 		{"ESP over IPv6", ipv6(packet6(pod6, other6, unix.IPPROTO_ESP, make([]byte, 40)))},
 		{"router solicitation of IPv4", icmp4(10)}, {"timestamp", icmp4(13)},

@@ -100,7 +100,7 @@ func TestUntouchedKnowsItsOwnChanges(t *testing.T) {
 		}
 	}
 	want(others, "a Conn without a cache", false)
-	c := newTrusting(t, ns, Cache{})
+	c := newCached(t, ns, Cache{})
 	want(c.Conn, "at first", false)
 	c.wantLooks(t, "then", n, false)
 	want(c.Conn, "after a look", true)

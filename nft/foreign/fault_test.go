@@ -157,9 +157,9 @@ func BenchmarkReady(b *testing.B) {
 			if _, err := c.Ensure(context.Background()); err != nil {
 				b.Fatal(err)
 			}
-			for _, sealed := range []bool{false, true} {
-				b.Run(fmt.Sprintf("sealed=%t", sealed), func(b *testing.B) {
-					if sealed {
+			for _, cached := range []bool{false, true} {
+				b.Run(fmt.Sprintf("cached=%t", cached), func(b *testing.B) {
+					if cached {
 						c.seen.Use(0, nil)
 					}
 					b.ReportAllocs()

@@ -370,7 +370,7 @@ func TestAdmissionGoesBehindWhatIsNotKnown(t *testing.T) {
 	}
 }
 
-func TestSealSparesTheLookAtTheAdmission(t *testing.T) {
+func TestCacheSparesTheLookAtTheAdmission(t *testing.T) {
 	t.Parallel()
 	c, ns := dialNew(t)
 	c.seen.Use(0, nil)
@@ -391,17 +391,17 @@ func TestSealSparesTheLookAtTheAdmission(t *testing.T) {
 	other.seen.Use(generation, sums)
 	wantReady(t, other, true)
 	if looks != 0 {
-		t.Errorf("looked %d times at what is sealed", looks)
+		t.Errorf("looked %d times at what is cached", looks)
 	}
 	nstest.Script(t, ns, "iptables -A FORWARD -p udp --dport 4444 -j DROP")
-	wantReady(t, dialTrusting(t, ns, generation, sums), false)
+	wantReady(t, dialCached(t, ns, generation, sums), false)
 	// Another mark's is another.
 	marked := dialMark(t, ns, 0x2000)
 	marked.seen.Use(generation+2, sums)
 	wantReady(t, marked, false)
 }
 
-func dialTrusting(tb testing.TB, ns *netns.NS, generation uint32, sums []uint64) *Conn {
+func dialCached(tb testing.TB, ns *netns.NS, generation uint32, sums []uint64) *Conn {
 	tb.Helper()
 	c := dial(tb, ns)
 	c.seen.Use(generation, sums)
@@ -440,7 +440,7 @@ func TestAdmissionLeavesAChainThatOthersCall(t *testing.T) {
 	wantRules(t, ns, "no", "-j DROP")
 }
 
-func TestWhatIsNotRightIsNotSealed(t *testing.T) {
+func TestWhatIsNotRightIsNotCached(t *testing.T) {
 	t.Parallel()
 	c, ns := dialNew(t)
 	c.seen.Use(0, nil)

@@ -146,9 +146,9 @@ func (x expressions) clearMark(bits uint32) { x.changeMark(bits, 0) }
 // addMark puts them in.
 func (x expressions) addMark(bits uint32) { x.changeMark(bits, bits) }
 
-func (x expressions) changeMark(clear, set uint32) {
+func (x expressions) changeMark(cleared, set uint32) {
 	x.Meta(expr.MetaKeyMARK, nftnl.First)
-	x.Mask(binary.NativeEndian.AppendUint32(nil, ^clear), binary.NativeEndian.AppendUint32(nil, set))
+	x.Mask(binary.NativeEndian.AppendUint32(nil, ^cleared), binary.NativeEndian.AppendUint32(nil, set))
 	x.Add(&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: uint32(nftnl.First)})
 }
 

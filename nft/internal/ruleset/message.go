@@ -157,7 +157,7 @@ func (t *Transaction) putElement(el Element, comment string, flags netlink.Heade
 	t.Add("add element", el, el.Set.Family, unix.NFT_MSG_NEWSETELEM, netlink.Create|flags, t.table.ElementAttributes(el, comment)...)
 }
 
-// DelElement deletes an element by its key, whoever's it is.
+// DelElement deletes an element by its key, of whatever owner.
 func (t *Transaction) DelElement(el Element) {
 	t.Add("delete element", el, el.Set.Family, unix.NFT_MSG_DELSETELEM, 0, t.table.ElementAttributes(Element{Set: el.Set, Key: el.Key}, "")...)
 }

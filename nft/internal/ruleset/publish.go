@@ -96,7 +96,7 @@ func (list *rules) addLoopback() {
 
 // answers tells what the host's own calls from 127.0.0.1 get back from what others
 // send to 127.0.0.0/8. Where bridged packets pass the firewall, they have their
-// destination back before the bridge hands them to the host, and whoever keeps others
+// destination back before the bridge hands them to the host, and a caller that keeps others
 // out there by a means of its own, which stands without this table, has nothing else
 // to go by.
 func answers(mark uint32) Chain {
@@ -119,7 +119,7 @@ func loopbackPrefix() netip.Prefix { return netip.PrefixFrom(netip.AddrFrom4([4]
 // sharedSettings are those of chains that are the same whatever is asked for.
 const sharedSettings = "shared"
 
-// publish is the chain that leads callers to pods, once for those who come from
+// publish is the chain that leads callers to pods, once for those that come from
 // elsewhere and once for the host itself.
 func publish(name string, hook uint32) Chain {
 	return Chain{
@@ -214,7 +214,7 @@ func (list *rules) addHairpin() {
 	list.addLAN()
 }
 
-// addLAN is for what the host leads to somewhere on a LAN, whoever did it and wherever
+// addLAN is for what the host leads to somewhere on a LAN, by whatever rule and wherever
 // it comes from: that is not asked, since bridged packets have no incoming link here,
 // and a machine's answer to anywhere beyond the LAN goes to the router.
 func (list *rules) addLAN() {

@@ -264,7 +264,7 @@ func (list *rules) addForward(mark uint32) {
 		x.addMark(mark)
 	})
 	// Connections that reach the same port of a pod by no published one stay under
-	// the rules of whoever drops them.
+	// the rules of the program that drops them.
 	for _, f := range Families() {
 		list.add("mark what goes to published ports, "+f.name, func(x expressions) {
 			x.isRedirected()

@@ -9,7 +9,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// Whoever empties a set of ours (nft flush set) takes what every pod has in it, and
+// A program that empties a set of ours (nft flush set) takes what every pod has in it, and
 // nothing else shows it: not the rules that look into the set, nor their number. So each
 // set and map has one element that is nobody's, a sentinel, which goes with the others:
 // a single get shows whether they are still there.

@@ -20,7 +20,7 @@ import (
 // That does for a port on one address, whose rival has one key. The rivals of one on
 // all addresses have many: so the first of them leaves a claim to the port, which
 // any number of them share, and which is one key. A claim may outlive them, and is
-// then taken away by whoever removes the last of them or comes across it.
+// then taken away by the call that removes the last of them or comes across it.
 
 // claim is what an entry for a port on one address shares with others of the port.
 func claimOf(e ruleset.Element) (ruleset.Element, bool) {

@@ -236,7 +236,7 @@ func (a *adding) allocate(ctx context.Context) (given, error) {
 		return givenOf(a.pod.Addresses, a.pod.Routes)
 	}
 	owner := a.pod.owner()
-	allocator := a.nw.Allocator.Bind(a.s.IPAMNode(a.nw.Name))
+	allocator := a.nw.Allocator.Bind(a.s.IPAMNode(a.nw.Name, owner, a.hash))
 	if allocator.Slow() {
 		a.s.Leave()
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"net"
 	"net/netip"
 	"slices"
 
@@ -84,8 +85,12 @@ func (k *checking) link(ctx context.Context, found *inspect.Findings) error {
 		// The entry is of the MAC that Add gave, whatever others gave instead.
 		port.StaticFDB = port.StaticFDB && bytes.Equal(told.MAC, port.PeerMAC)
 		port.PeerMAC = told.MAC
-		if told.PortMAC != nil {
-			port.MAC = told.PortMAC
+		if text := told.HostMACs[k.rec.HostIf]; text != "" {
+			if mac, err := net.ParseMAC(text); err == nil && len(mac) == 6 {
+				port.MAC = mac
+			} else {
+				found.Add("prevResult gives the interface %s the MAC %.40q, which is none", k.rec.HostIf, text)
+			}
 		}
 		has, err := podAddresses(k.pod.NetNS)
 		if err != nil {
@@ -199,7 +204,7 @@ func (k *checking) reservations(ctx context.Context, found *inspect.Findings) er
 	if k.nw.Allocator == nil {
 		return nil
 	}
-	allocator := k.nw.Allocator.Bind(k.s.IPAMNode(k.nw.Name))
+	allocator := k.nw.Allocator.Bind(k.s.IPAMNode(k.nw.Name, k.pod.owner(), k.rec.Short))
 	if allocator.Slow() {
 		k.s.Leave()
 	}

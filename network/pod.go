@@ -63,7 +63,10 @@ type Lease struct {
 
 // Reported is what a pod has by the report of others, which may have changed what Add made.
 type Reported struct {
-	MAC, PortMAC net.HardwareAddr // nil: not told
+	MAC net.HardwareAddr // nil: not told
+	// HostMACs are those of interfaces outside of pods, by name, as they were told: the
+	// attachment's port may be one.
+	HostMACs map[string]string
 	// Addresses are those of the pod's interface, and Unplaced those of which nobody tells
 	// whose they are.
 	Addresses, Unplaced []netip.Prefix
@@ -159,7 +162,7 @@ func (p *Pod) record(nw *Network, hash string) *state.Attachment {
 		Network: nw.Name, ContainerID: p.ContainerID, IfName: p.IfName, Pod: p.Name, NetNS: p.Path,
 		IPAMType: nw.Origin.Type, DataDir: nw.Origin.Dir,
 		HostIf: "veth" + hash, Bridge: nw.Bridge, Up: !nw.Down,
-		Published: published(p.Ports),
+		Published: published(p.Ports), Short: hash,
 	}
 	return rec
 }

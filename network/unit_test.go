@@ -5,14 +5,18 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
+	"github.com/tombolo-cni/tombolo/network/internal/recorded"
+	"github.com/tombolo-cni/tombolo/network/internal/session"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -199,5 +203,37 @@ func TestUndoGoesBackThroughAllSteps(t *testing.T) {
 	}
 	if !errors.Is(err, cause) || !errors.Is(err, boom) {
 		t.Errorf("error is %v", err)
+	}
+}
+
+// A hash that is not what the names give shows whether any of these computes it once more.
+func TestHashOfAKeyIsPassedOnAndNotComputedAgain(t *testing.T) {
+	t.Parallel()
+	const hash = "0123456789a"
+	own := ipam.Owner{ContainerID: "c1", IfName: "eth0"}
+	rec := (&Pod{ContainerID: "c1", IfName: "eth0"}).record(&Network{Name: "pods", Bridge: "cbr0"}, hash)
+	dir, err := state.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	pending, err := dir.Create(rec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pending.Close()
+	if _, err := dir.LockAttachment("pods", hash); !errors.Is(err, state.ErrBusy) {
+		t.Errorf("the record is not the hash's: %v", err)
+	}
+	target, node := recorded.Target(rec), (&session.Session{}).IPAMNode("pods", own, hash)
+	for what, text := range map[string]string{
+		"port": rec.HostIf, "owner": string(endpoint.Of(rec).Owner), "alias": endpoint.AliasOf(rec),
+		"owner of the ifb": target.Owner, "alias of the ifb": target.Alias, "allocator": node.Hash(own),
+	} {
+		if !strings.Contains(text, hash) {
+			t.Errorf("%s %q is not of hash %s", what, text, hash)
+		}
+	}
+	if got := node.Hash(ipam.Owner{ContainerID: "c2", IfName: "eth0"}); got == hash {
+		t.Error("another container has the same hash")
 	}
 }

@@ -9,7 +9,6 @@ import (
 
 	current "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 	"github.com/tombolo-cni/tombolo/network"
 )
@@ -69,7 +68,7 @@ func (c *call) check(ctx context.Context, conf *NetConf) error {
 // reported takes from the result what a plugin after this one may have changed, and says what
 // is wrong with it. That it names the pod's interface is what the rest of it goes by.
 func (c *call) reported(prev *current.Result) (*network.Reported, []string, error) {
-	r := &network.Reported{}
+	r := &network.Reported{HostMACs: map[string]string{}}
 	var wrong []string
 	isOurs := func(in *current.Interface) bool { return in.Sandbox != "" && in.Name == c.ifName }
 	if !slices.ContainsFunc(prev.Interfaces, isOurs) {
@@ -80,14 +79,10 @@ func (c *call) reported(prev *current.Result) (*network.Reported, []string, erro
 		if in.Sandbox != "" {
 			inPod++
 		}
-		var into *net.HardwareAddr
-		switch {
-		case isOurs(in):
-			into = &r.MAC
-		case in.Sandbox == "" && in.Name == bridge.HostName(c.network, c.containerID, c.ifName):
-			into = &r.PortMAC
+		if in.Sandbox == "" {
+			r.HostMACs[in.Name] = in.Mac
 		}
-		if into == nil || in.Mac == "" {
+		if !isOurs(in) || in.Mac == "" {
 			continue
 		}
 		mac, err := net.ParseMAC(in.Mac)
@@ -95,7 +90,7 @@ func (c *call) reported(prev *current.Result) (*network.Reported, []string, erro
 			wrong = append(wrong, fmt.Sprintf("prevResult gives the interface %s the MAC %.40q, which is none", in.Name, in.Mac))
 			continue
 		}
-		*into = mac
+		r.MAC = mac
 	}
 	for _, ip := range prev.IPs {
 		p, ok := ipamconf.Prefix(ip.Address)

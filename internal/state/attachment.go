@@ -74,6 +74,10 @@ type Attachment struct {
 
 	IPAMType string `json:"ipamType,omitempty"` // ipam.type, so that DEL can release
 	DataDir  string `json:"dataDir,omitempty"`  // ipam.dataDir, resolved
+
+	// Short is what Hash gives, where that was computed before: Create and what reads records
+	// fill it in. It is the name of the record's file, and not in it.
+	Short string `json:"-"`
 }
 
 // An Address is one address of a pod, with the prefix length of its network.
@@ -124,8 +128,13 @@ type Port struct {
 	StaticFDB  bool  `json:"staticFDB,omitempty"`  // the pod's MAC has a static entry on the port
 }
 
-// Hash returns the attachment's hash.
-func (a *Attachment) Hash() string { return ident.Hash(a.Network, a.ContainerID, a.IfName) }
+// Hash returns the attachment's hash: Short, or what it has to be if that is empty.
+func (a *Attachment) Hash() string {
+	if a.Short != "" {
+		return a.Short
+	}
+	return ident.Hash(a.Network, a.ContainerID, a.IfName)
+}
 
 func (a *Attachment) fields(c *codec) {
 	c.string("state", (*string)(&a.State))
@@ -263,6 +272,7 @@ func loadAttachment(path, network, hash string) (*Attachment, error) {
 		return nil, fmt.Errorf("%w: it is the record of network %s, container %s, interface %s, whose file is %s/%s%s",
 			ErrDamaged, a.Network, a.ContainerID, a.IfName, a.Network, a.Hash(), suffix)
 	}
+	a.Short = hash
 	return a, nil
 }
 

@@ -59,6 +59,9 @@ func fill(t *testing.T, v reflect.Value, name string) {
 		fill(t, v.Index(1), name)
 	case reflect.Struct:
 		for i := range v.NumField() {
+			if v.Type().Field(i).Tag.Get("json") == "-" {
+				continue // it is not on record
+			}
 			fill(t, v.Field(i), v.Type().Field(i).Name)
 		}
 	default:

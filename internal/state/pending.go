@@ -24,14 +24,14 @@ import (
 type Pending struct {
 	fd    int
 	path  string
-	hash  string
-	size  int64 // of what Create wrote, in bytes
-	lost  bool  // Commit found it removed
+	names [3]string // of the attachment: network, container, interface
+	size  int64     // of what Create wrote, in bytes
+	lost  bool      // Commit found it removed
 	order *lockorder.Held
 }
 
 // Create writes the record of an attachment that an ADD begins, in state Adding,
-// setting a.State and, if it is zero, a.Created, and locks it. If there is a record
+// setting a.State, a.Short and, if it is zero, a.Created, and locks it. If there is a record
 // already, even a damaged one, the error matches os.ErrExist: the attachment exists, or a
 // DEL is due, or an ADD was killed ([Dir.LockAttachment] tells). It needs the shared lock.
 // The caller has to Commit, Close or Abandon the result.
@@ -55,8 +55,8 @@ func (d *Dir) create(a *Attachment) (*Pending, error) {
 	if err != nil {
 		return nil, err
 	}
-	hash := a.Hash()
-	path, err := d.attachmentPath(a.Network, hash)
+	a.Short = a.Hash()
+	path, err := d.attachmentPath(a.Network, a.Short)
 	if err != nil {
 		return nil, err
 	}
@@ -64,8 +64,10 @@ func (d *Dir) create(a *Attachment) (*Pending, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Pending{fd: fd, path: path, hash: hash, size: int64(len(line)), order: lockorder.Tried(lockorder.Attachment)}, nil
+	return &Pending{fd: fd, path: path, names: namesOf(a), size: int64(len(line)), order: lockorder.Tried(lockorder.Attachment)}, nil
 }
+
+func namesOf(a *Attachment) [3]string { return [3]string{a.Network, a.ContainerID, a.IfName} }
 
 // createLocked makes a record's file that appears whole and locked: an empty one, or one
 // without its lock, would be taken for what a killed ADD left.
@@ -165,8 +167,8 @@ func (p *Pending) commit(a *Attachment) error {
 	if err := a.check(); err != nil {
 		return err
 	}
-	if hash := a.Hash(); hash != p.hash {
-		return fmt.Errorf("%s is the record of another attachment than %s", p.path, hash)
+	if namesOf(a) != p.names {
+		return fmt.Errorf("%s is the record of another attachment than %s", p.path, a.Hash())
 	}
 	a.State = Ready
 	line, err := encodeAttachment(a)

@@ -31,12 +31,18 @@ func IFBs(ctx context.Context) (map[string]endpoint.Mark, error) {
 	return found, nil
 }
 
-// IPAMNode is what an allocator of a network is told of the node.
-func (s *Session) IPAMNode(network string) ipam.Node {
+// IPAMNode is what an allocator of a network is told of the node, for an attachment whose hash
+// is known: the zero Owner is for all.
+func (s *Session) IPAMNode(network string, own ipam.Owner, hash string) ipam.Node {
 	return ipam.Node{
 		Epoch: ipam.Epoch{Token: s.Epoch.Token(), Started: s.Epoch.Started},
 		Live:  func(ctx context.Context) ([]ipam.Live, error) { return s.live(ctx, network) },
-		Hash:  func(o ipam.Owner) string { return ident.Hash(network, o.ContainerID, o.IfName) },
+		Hash: func(o ipam.Owner) string {
+			if hash != "" && o == own {
+				return hash
+			}
+			return ident.Hash(network, o.ContainerID, o.IfName)
+		},
 		InUse: func(hash string) bool {
 			_, err := s.Dir.Load(network, hash)
 			return !errors.Is(err, fs.ErrNotExist)

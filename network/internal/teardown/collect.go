@@ -165,7 +165,7 @@ func (t *Teardown) collectReservations(ctx context.Context, valid []ipam.Owner) 
 	if err != nil || allocator == nil {
 		return err
 	}
-	allocator = allocator.Bind(t.Session.IPAMNode(t.Network))
+	allocator = allocator.Bind(t.Session.IPAMNode(t.Network, ipam.Owner{}, ""))
 	if allocator.Slow() {
 		t.Session.Leave()
 	}

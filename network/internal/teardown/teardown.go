@@ -297,7 +297,7 @@ func (t *Teardown) release(ctx context.Context, r *remains) error {
 	if err != nil || allocator == nil {
 		return err
 	}
-	allocator = allocator.Bind(t.Session.IPAMNode(t.Network))
+	allocator = allocator.Bind(t.Session.IPAMNode(t.Network, r.owner, r.hash))
 	if allocator.Slow() {
 		t.Session.Leave()
 	}

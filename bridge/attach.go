@@ -27,6 +27,8 @@ type Attachment struct {
 	// PeerIndex is the index of the pod's interface in the pod's namespace.
 	PeerIndex int
 	MTU       int // of both ends, in bytes
+	// NetNSCookie is the pod's namespace: see netns.NS.Cookie.
+	NetNSCookie uint64
 }
 
 // ErrPeerExists is the cause of an Attach into a namespace that has an interface
@@ -158,6 +160,10 @@ func (c *Conn) setUpPod(ctx context.Context, entered entered, p *Port) (*Attachm
 	}
 	a := &Attachment{Name: p.Name, MAC: p.MAC, Peer: p.Peer, PeerMAC: p.PeerMAC, MTU: p.MTU}
 	if err := c.configurePod(ctx, in, p, a); err != nil {
+		in.close()
+		return nil, err
+	}
+	if a.NetNSCookie, err = in.conn.NetNSCookie(); err != nil {
 		in.close()
 		return nil, err
 	}

@@ -113,7 +113,11 @@ func TestAttachMakesWhatItReports(t *testing.T) {
 	p.Hairpin, p.Isolated, p.ForwardGroups = true, true, true
 	pod, a := attach(t, n, p)
 
-	want := &bridge.Attachment{Name: p.Name, Index: nstest.Index(t, n.ns, p.Name), MAC: p.MAC,
+	cookie, err := pod.Cookie()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &bridge.Attachment{NetNSCookie: cookie, Name: p.Name, Index: nstest.Index(t, n.ns, p.Name), MAC: p.MAC,
 		Peer: "eth0", PeerIndex: nstest.Index(t, pod, "eth0"), PeerMAC: p.PeerMAC, MTU: 1400}
 	if diff := cmp.Diff(want, a); diff != "" {
 		t.Errorf("attachment (-want +got):\n%s", diff)

@@ -23,8 +23,9 @@ import (
 // Add attaches a pod to a network, and makes the network first if it is not there: an
 // interface with addresses and routes, limits, and its part in the firewall. Where it fails it
 // has undone what it did. What an Add of the same attachment left that was killed, it undoes
-// first; otherwise an attachment that exists is ErrExists. It needs CAP_NET_ADMIN in both
-// namespaces, and CAP_SYS_ADMIN to enter the pod's.
+// first; otherwise an attachment that exists is ErrExists. Where the network has no address
+// left, it is undone, takes down what CollectDead finds of the network, and tries once more. It
+// needs CAP_NET_ADMIN in both namespaces, and CAP_SYS_ADMIN to enter the pod's.
 func (n *Node) Add(ctx context.Context, nw *Network, pod *Pod) (*Attachment, error) {
 	if err := n.usable(ctx); err != nil {
 		return nil, err
@@ -35,6 +36,15 @@ func (n *Node) Add(ctx context.Context, nw *Network, pod *Pod) (*Attachment, err
 	if err := pod.check(nw); err != nil {
 		return nil, err
 	}
+	made, err := n.tryAdd(ctx, nw, pod)
+	if err != nil && nw.lacking(err) && n.reclaim(ctx, nw) {
+		made, err = n.tryAdd(ctx, nw, pod)
+	}
+	return made, err
+}
+
+// tryAdd is one try. When it returns, it has given up its locks.
+func (n *Node) tryAdd(ctx context.Context, nw *Network, pod *Pod) (*Attachment, error) {
 	hash := pod.key(nw).hash()
 	a := &adding{node: n, nw: nw, pod: pod, hash: hash, base: pod.record(nw, hash)}
 	if pod.Lease != nil {
@@ -48,7 +58,8 @@ func (n *Node) Add(ctx context.Context, nw *Network, pod *Pod) (*Attachment, err
 		return nil, err
 	}
 	defer a.s.Close()
-	a.entry = entry{s: a.s, hash: hash, containerID: pod.ContainerID, getsMore: a.leasing != nil || nw.SLAAC, back: &a.back}
+	a.entry = entry{s: a.s, hash: hash, containerID: pod.ContainerID, getsMore: a.leasing != nil || nw.SLAAC, back: &a.back,
+		reclaimLater: func(hash string) { n.reclaimLater(a.s, nw.Name, hash) }}
 	if a.leasing != nil {
 		// Before Close, which may wait for the lock of the host's lease.
 		defer a.leasing.unlock()
@@ -242,7 +253,7 @@ func (a *adding) allocate(ctx context.Context) (given, error) {
 	}
 	got, err := allocator.Add(ctx, owner)
 	if err != nil {
-		return given{}, err
+		return given{}, &allocationError{err}
 	}
 	a.back.push(func(ctx context.Context) error {
 		if allocator.Slow() {

@@ -80,8 +80,12 @@ func (n *Node) Collect(ctx context.Context, network string, keep []Key, known *K
 
 // Remove takes down what Collect leaves of a network: its rules, its gateways,
 // its record, and its bridge where nothing else is on it. It refuses while the
-// network has attachments (ErrAttached).
+// network has attachments (ErrAttached), and names those that CollectDead would take down.
 func (n *Node) Remove(ctx context.Context, name string) error {
+	return n.nameDead(ctx, name, n.remove(ctx, name))
+}
+
+func (n *Node) remove(ctx context.Context, name string) error {
 	if err := n.usable(ctx); err != nil {
 		return err
 	}

@@ -25,7 +25,9 @@ type entry struct {
 	containerID string
 	getsMore    bool // addresses, after it got its port
 	back        *undo
-	pending     *state.Pending // the pod's record
+	// reclaimLater has the rest of a dead pod of the network taken down after the Add.
+	reclaimLater func(hash string)
+	pending      *state.Pending // the pod's record
 
 	attached bool          // the port is there
 	held     *nft.Endpoint // what holds the pod, since before its port was there; nil: nothing
@@ -114,6 +116,9 @@ func (e *entry) enter(ctx context.Context, p *plan, add func() error) error {
 		// Whatever else it left, nobody will miss.
 		if err := e.s.Firewall.RemoveOwners(ctx, conflict.Owner); err != nil {
 			return err
+		}
+		if string(conflict.Owner) != e.hash && conflict.Network == p.rec.Network {
+			e.reclaimLater(string(conflict.Owner))
 		}
 		err = add()
 	}

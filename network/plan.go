@@ -102,6 +102,7 @@ func (p *plan) onto(b *build.Built) bridge.Port {
 // link notes what the kernel made of the port.
 func (p *plan) link(l *bridge.Attachment) {
 	p.rec.MTU, p.rec.MAC, p.rec.HostMAC = l.MTU, l.PeerMAC.String(), l.MAC.String()
+	p.rec.NetNSCookie = l.NetNSCookie
 }
 
 // mac is the one that was asked for, or that a lease goes by; nil: ours to choose.

@@ -40,12 +40,12 @@ func (n *Node) TakeUplink(ctx context.Context, u uplink.Uplink) (notes []string,
 // RestoreUplink gives a NIC back. It refuses while pods are on the LAN by it (ErrAttached). A
 // bridge may be named, to be sure that it is the one that is meant.
 func (n *Node) RestoreUplink(ctx context.Context, nic, bridgeName string) error {
-	return n.aboutUplink(ctx, nic, func(s *session.Session) error {
+	return n.nameDead(ctx, "", n.aboutUplink(ctx, nic, func(s *session.Session) error {
 		if err := teardown.RefusePodsBehind(s, nic); err != nil {
 			return err
 		}
 		return s.Uplinks().Restore(ctx, nic, bridgeName)
-	})
+	}))
 }
 
 // aboutUplink does something about an uplink, under the lock that keeps Adds away, and, before

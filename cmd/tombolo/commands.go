@@ -42,6 +42,16 @@ func commands() []command {
 					return onNode(ctx, *state, "", func(node *network.Node) error { return node.Repair(ctx) })
 				}
 			}},
+		{name: "gc", args: "[NETWORK]",
+			summary:    "reclaim what pods hold that died without a DEL: their port is gone, and so is their namespace",
+			privileged: true, statuses: []status{{exitDiffers, "some are kept; the output says why"}},
+			setup: func(flags *flag.FlagSet) runner {
+				asJSON, state := jsonFlag(flags), stateFlag(flags)
+				dryRun := flags.Bool("dry-run", false, "print what it would reclaim, and change nothing")
+				return func(ctx context.Context, out io.Writer, args []string) error {
+					return collectDead(ctx, out, *state, optional(args, 0), *dryRun, *asJSON)
+				}
+			}},
 		{name: "leases", summary: "what pods have leased by DHCP, until when, and what is wrong",
 			setup: func(flags *flag.FlagSet) runner {
 				asJSON, dir := jsonFlag(flags), leasesFlag(flags)

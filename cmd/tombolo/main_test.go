@@ -410,7 +410,7 @@ func TestRemove(t *testing.T) {
 	}{
 		{"a network that never was", []string{"remove", "--state", dir, "never"}, outcome{}},
 		{"one that has attachments", []string{"remove", "--state", dir, "pods"}, outcome{exitAttached, "",
-			`tombolo: network "pods" has 2 attachments: remove the pods first, or let the runtime collect what is stale (GC)` + "\n"}},
+			`tombolo: network "pods" has 2 attachments: remove the pods first` + "\n"}},
 		{"what cannot be a network", []string{"remove", "--state", dir, "a/b"}, outcome{exitFailed, "",
 			`tombolo: "a/b" is not the name of a network` + "\n"}},
 		{"in a directory that cannot be one", []string{"remove", "--state", "relative", "pods"}, outcome{exitFailed, "",

@@ -17,6 +17,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/keeper"
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/reclaim"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network"
 )
@@ -33,7 +34,8 @@ const usage = `Usage: tombolod [flags]
 Renews the DHCP leases of pods while the pods run, and moves their host ports and guards
 if a lease gets another address. Finishes takeovers of NICs that were interrupted, and
 repairs those that a network manager has undone. Repairs within a second what another
-program changes of the firewall rules that pods need. It reads the records that the plugin
+program changes of the firewall rules that pods need. Every minute it reclaims what pods hold that
+died without a DEL, as tombolo gc does. It reads the records that the plugin
 tombolo writes, so that either may start first and be restarted at any time. It runs in
 the foreground and logs to standard error.
 
@@ -140,6 +142,24 @@ func (f firewall) Obstacles(ctx context.Context) ([]string, error) {
 	return f.node.FirewallObstacles(ctx)
 }
 
+// reclaimDead takes down what pods hold that died without a DEL.
+func reclaimDead(node *network.Node, log *slog.Logger) func(context.Context) (int, error) {
+	return func(ctx context.Context) (int, error) {
+		dead, err := node.CollectDead(ctx, "", false)
+		errs, n := []error{err}, 0
+		for _, d := range dead {
+			if d.Kept != nil {
+				errs = append(errs, fmt.Errorf("%s of container %s in network %s: %w", d.IfName, d.ContainerID, d.Network, d.Kept))
+				continue
+			}
+			n++
+			log.Info("reclaimed what a pod held that died without a DEL",
+				"network", d.Network, "pod", d.Pod, "container", d.ContainerID, "interface", d.IfName, "why", d.Why)
+		}
+		return n, errors.Join(errs...)
+	}
+}
+
 // keep runs the keeper until ctx is done.
 func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error {
 	dir, err := lease.Open(o.leases)
@@ -151,6 +171,10 @@ func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error 
 		return err
 	}
 	node, err := network.Open(ctx, &network.Config{StateDir: o.state})
+	if err != nil {
+		return err
+	}
+	reclaiming, err := network.Open(ctx, &network.Config{StateDir: o.state, Log: log, Allocators: reclaim.Allocators(o.state)})
 	if err != nil {
 		return err
 	}
@@ -178,6 +202,7 @@ func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error 
 		Alive:    func() { systemd.tell("WATCHDOG=1") },
 		Repair:   node.Repair,
 		Firewall: firewall{node},
+		Reclaim:  reclaimDead(reclaiming, log),
 	})
 	if err != nil {
 		return err

@@ -81,5 +81,6 @@ func known() *metrics {
 		renewals: 11, acquisitions: 12, releases: 13, naks: 14, expired: 15, unanswered: 16, errors: 17, damaged: 18, rescans: 19, moves: 20,
 		uplinks: map[uplink.State]int{uplink.Taken: 2, uplink.Restoring: 1}, uplinkMends: 21, uplinksFinished: 22, uplinkErrors: 23,
 		firewallContested: true, firewallObstacles: 24, firewallLooks: 25, firewallMends: 26, firewallContests: 27, firewallErrors: 28000000,
+		looks: 29, reclaims: 30,
 	}
 }

@@ -42,6 +42,9 @@ type Config struct {
 	// Firewall is looked at when nf_tables has changed, and Repair called if anything is lacking.
 	// It needs State; nil: it is not looked after.
 	Firewall Firewall
+	// Reclaim is called at once, and then every minute, to take down what pods hold that died
+	// without a DEL; it says of how many it did. It needs State; nil is nothing.
+	Reclaim func(context.Context) (int, error)
 }
 
 // Keeper keeps the leases of one directory.
@@ -54,7 +57,8 @@ type Keeper struct {
 	ready    func()
 	alive    func()
 	repair   func(context.Context) error
-	firewall Firewall // may be nil
+	firewall Firewall                           // may be nil
+	reclaim  func(context.Context) (int, error) // may be nil
 	node     node
 	boot     string
 	metrics  metrics
@@ -74,7 +78,7 @@ func New(cfg *Config) (*Keeper, error) {
 	}
 	k := &Keeper{leases: cfg.Leases, state: cfg.State, log: cfg.Log, workers: cfg.Workers, ready: cfg.Ready, alive: cfg.Alive, node: kernel{}, boot: boot,
 		strayed: make(chan struct{}, 1)}
-	k.firewall = cfg.Firewall
+	k.firewall, k.reclaim = cfg.Firewall, cfg.Reclaim
 	if k.log == nil {
 		k.log = slog.New(slog.DiscardHandler)
 	}
@@ -130,6 +134,9 @@ func (k *Keeper) besides(ctx context.Context) (stop func()) {
 	all.Go(func() { k.keepUplinks(ctx) })
 	if k.firewall != nil {
 		all.Go(func() { k.keepFirewall(ctx) })
+	}
+	if k.reclaim != nil {
+		all.Go(func() { k.keepReclaiming(ctx) })
 	}
 	return func() { cancel(); all.Wait() }
 }

@@ -31,6 +31,8 @@ type metrics struct {
 	firewallContested                                              bool
 	firewallObstacles                                              int
 	firewallLooks, firewallMends, firewallContests, firewallErrors uint64
+
+	looks, reclaims uint64 // for dead pods, and of them
 }
 
 // count adds one to a counter of m.
@@ -99,6 +101,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	m.collectHosts(to)
 	m.collectUplinks(to)
 	m.collectFirewall(to)
+	m.collectReclaims(to)
 }
 
 // sink takes samples.

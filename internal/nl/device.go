@@ -18,6 +18,25 @@ type device interface {
 	refreshCarrier(link string)
 	linkIndex(name string) (int, error)
 	within(fn func() error) error
+	cookie() (uint64, error)
+}
+
+// NetNSCookie gives the cookie of the socket's namespace (see netns.NS.Cookie), and spares
+// a caller that has a socket there to enter it. It is 0 where the transport has none.
+func (c *Conn) NetNSCookie() (uint64, error) {
+	d, ok := c.t.(device)
+	if !ok {
+		return 0, nil
+	}
+	cookie, err := d.cookie()
+	if err != nil {
+		return 0, &tombolo.OpError{Op: "read cookie of network namespace of", Object: "netlink socket", Err: err}
+	}
+	return cookie, nil
+}
+
+func (s *socket) cookie() (uint64, error) {
+	return unix.GetsockoptUint64(s.fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
 }
 
 // LinkIndex gives the index of a link of the socket's namespace, or the errno

@@ -22,8 +22,9 @@ type minder struct {
 	log, socket string
 }
 
-// mind starts tombolod on the node, and waits until it has looked at the firewall once.
-func (n *node) mind(t *testing.T) *minder {
+// mind starts tombolod on the node, and waits until it has looked at the firewall once. It does
+// not see the namespaces of hidden pods.
+func (n *node) mind(t *testing.T, hidden ...*pod) *minder {
 	t.Helper()
 	// Short: a socket's address has room for 107 bytes.
 	dir, err := os.MkdirTemp("", "m")
@@ -37,7 +38,11 @@ func (n *node) mind(t *testing.T) *minder {
 		t.Fatal(err)
 	}
 	defer out.Close()
-	cmd := exec.Command(plugin()+"d", "--leases", n.state+"-leases", "--state", n.state, "--metrics", "unix:"+m.socket)
+	line := []string{plugin() + "d", "--leases", n.state + "-leases", "--state", n.state, "--metrics", "unix:" + m.socket}
+	if len(hidden) > 0 {
+		line = n.blind(hidden, line...)
+	}
+	cmd := exec.Command(line[0], line[1:]...)
 	cmd.Stdout, cmd.Stderr = out, out
 	if err := n.ns.Do(cmd.Start); err != nil {
 		t.Fatal(err)

@@ -93,9 +93,14 @@ func (d *delegated) undo(ctx context.Context, cause error) error {
 }
 
 // Del runs the plugin, which keeps its own books: the hint is of no use to it.
-func (d *delegated) Del(ctx context.Context, _ ipam.Owner, _ []netip.Addr) error {
+func (d *delegated) Del(ctx context.Context, owner ipam.Owner, _ []netip.Addr) error {
 	lockorder.Slow(slow)
-	return d.wrap(d.unlessSelf(d.plugin.Del(ctx)))
+	of := *d.plugin
+	if owner.ContainerID != of.ContainerID || owner.IfName != of.IfName {
+		// GC, and an ADD that takes a dead pod down, are about other attachments than their own.
+		of.ContainerID, of.IfName, of.NetNS, of.Args = owner.ContainerID, owner.IfName, "", ""
+	}
+	return d.wrap(d.unlessSelf(of.Del(ctx)))
 }
 
 // unlessSelf makes a warning of ErrSelf, for teardown: of this program no ADD has

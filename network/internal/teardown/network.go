@@ -40,7 +40,7 @@ func Network(ctx context.Context, s *session.Session, name string) error {
 		return err
 	}
 	if len(left) > 0 {
-		return fail.Errorf(fail.ErrAttached, "network %q has %s: remove the pods first, or let the runtime collect what is stale (GC)", name, fail.Count(len(left), "attachment", "attachments"))
+		return fail.Errorf(fail.ErrAttached, "network %q has %s: remove the pods first", name, fail.Count(len(left), "attachment", "attachments"))
 	}
 	rec, err := s.Dir.LoadNetwork(name)
 	if errors.Is(err, fs.ErrNotExist) {

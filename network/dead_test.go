@@ -1,0 +1,304 @@
+package network
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/ipam"
+	"github.com/tombolo-cni/tombolo/network/internal/session"
+)
+
+// small is a network of three addresses, whose allocator takes them back.
+func small(t *testing.T) *bed {
+	t.Helper()
+	b := newBed(t)
+	dir := filepath.Join(t.TempDir(), "ipam")
+	pool, err := ipam.NewHostLocal(&ipam.Config{Network: "pods", Dir: dir, Ranges: []ipam.RangeSet{{Ranges: []ipam.Range{{
+		Subnet: netip.MustParsePrefix("10.61.0.0/24"), RangeStart: netip.MustParseAddr("10.61.0.2"), RangeEnd: netip.MustParseAddr("10.61.0.4"),
+	}}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.nw.Allocator, b.nw.Origin = pool, Origin{Type: "host-local", Dir: dir}
+	b.pod.Addresses = nil
+	cfg := &Config{StateDir: b.node.dir.Path(), Allocators: func(string, *Origin) (ipam.Allocator, error) { return pool, nil }}
+	if b.node, err = Open(t.Context(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// another is a pod with a namespace of its own.
+func (b *bed) another(t *testing.T, id string) *Pod {
+	t.Helper()
+	ns := nstest.New(t)
+	return &Pod{ContainerID: id, IfName: "eth0", NetNS: ns, Path: nstest.Path(t, ns)}
+}
+
+// added adds a pod that must be possible to add.
+func (b *bed) added(t *testing.T, p *Pod) *Attachment {
+	t.Helper()
+	var made *Attachment
+	b.do(t, func() (err error) { made, err = b.node.Add(t.Context(), &b.nw, p); return err })
+	return made
+}
+
+// dead gives the containers of dead pods that were, or would be, reclaimed.
+func (b *bed) dead(t *testing.T, dryRun bool) (ids []string) {
+	t.Helper()
+	b.do(t, func() error {
+		list, err := b.node.CollectDead(t.Context(), "", dryRun)
+		for _, d := range list {
+			if d.Kept != nil {
+				t.Errorf("%s was kept: %v", d.ContainerID, d.Kept)
+			}
+			ids = append(ids, d.ContainerID)
+		}
+		return err
+	})
+	slices.Sort(ids)
+	return ids
+}
+
+// vanish takes a pod's namespace away, as a kill of all that is in it does.
+func (b *bed) vanish(t *testing.T, p *Pod, made *Attachment) {
+	t.Helper()
+	hide(t, p)
+	if err := p.NetNS.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for gone := false; !gone; {
+		b.inside(t, func(s *session.Session) error {
+			_, err := s.Links.Link(t.Context(), made.Port)
+			gone = errors.Is(err, fs.ErrNotExist)
+			return nil
+		})
+	}
+}
+
+// hide takes a namespace's name away: so it is to a process in another mount namespace.
+func hide(t *testing.T, p *Pod) {
+	t.Helper()
+	if err := errors.Join(unix.Unmount(p.Path, unix.MNT_DETACH), os.Remove(p.Path)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (b *bed) mustHave(t *testing.T, ids ...string) {
+	t.Helper()
+	list, err := b.node.Attachments(t.Context(), "pods")
+	var have []string
+	for _, a := range list {
+		have = append(have, a.ContainerID)
+	}
+	slices.Sort(have)
+	if err != nil || !slices.Equal(have, ids) {
+		t.Errorf("on record: %v, %v; want %v", have, err, ids)
+	}
+}
+
+func TestAFullPoolHasDeadPodsReclaimed(t *testing.T) {
+	t.Parallel()
+	b := small(t)
+	dead := b.another(t, "dead")
+	dead.Ports = []HostPort{{Protocol: 6, HostPort: 8080, PodPort: 80}}
+	lost := b.added(t, dead)
+	b.added(t, b.another(t, "a"))
+	b.added(t, b.another(t, "b"))
+	b.do(t, func() error {
+		if _, err := b.node.Add(t.Context(), &b.nw, b.another(t, "c")); !errors.Is(err, ipam.ErrPoolFull) {
+			t.Errorf("a fourth pod while three live: %v", err)
+		}
+		return nil
+	})
+	b.mustHave(t, "a", "b", "dead")
+	b.vanish(t, dead, lost)
+	for range 2 { // nothing is changed
+		if got := b.dead(t, true); !slices.Equal(got, []string{"dead"}) {
+			t.Fatalf("dead: %v", got)
+		}
+	}
+	b.mustHave(t, "a", "b", "dead")
+	if made := b.added(t, b.another(t, "c")); made.Addresses[0] != lost.Addresses[0] {
+		t.Errorf("%v was given, want that of the dead pod, %v", made.Addresses, lost.Addresses)
+	}
+	b.mustHave(t, "a", "b", "c")
+	b.do(t, func() error {
+		in, err := b.node.Inspect(t.Context())
+		if in.Differs() {
+			t.Errorf("what is left: %+v", in)
+		}
+		return err
+	})
+}
+
+func TestAHostPortOfADeadPodBringsAllOfItBack(t *testing.T) {
+	t.Parallel()
+	b := small(t)
+	dead := b.another(t, "dead")
+	dead.Ports = []HostPort{{Protocol: 6, HostPort: 8080, PodPort: 80}}
+	b.vanish(t, dead, b.added(t, dead))
+	next := b.another(t, "next")
+	next.Ports = dead.Ports
+	b.added(t, next)
+	b.mustHave(t, "next")
+}
+
+// A pod is dead only if both its port and its namespace are gone, as far as can be told.
+func TestNoLivingPodIsTakenForDead(t *testing.T) {
+	t.Parallel()
+	b := small(t)
+	p := b.another(t, "p")
+	made := b.added(t, p)
+	must := func(when string, want ...string) {
+		t.Helper()
+		if got := b.dead(t, true); !slices.Equal(got, want) {
+			t.Errorf("%s: dead: %v, want %v", when, got, want)
+		}
+	}
+	must("it lives")
+	// Its port is deleted by hand; its namespace is where it was.
+	nstest.Run(t, b.host, "ip", "link", "del", made.Port)
+	must("its port was deleted")
+	if err := errors.Join(unix.Unmount(p.Path, unix.MNT_DETACH), unix.Mount("/proc/self/fd/"+fmt.Sprint(b.host.FD()), p.Path, "", unix.MS_BIND, "")); err != nil {
+		t.Fatal(err)
+	}
+	must("its path is another's by now", "p")
+	b.node.dir.Remove("pods", made.hash())
+
+	// A caller that does not see the mounts of the runtime.
+	q := b.another(t, "q")
+	made = b.added(t, q)
+	hide(t, q)
+	must("its path cannot be opened, and its port is there")
+	nstest.Run(t, b.host, "ip", "link", "del", made.Port)
+	must("its port is gone too", "q")
+
+	// In another network namespace nothing is there.
+	err := nstest.New(t).Do(func() error { _, err := b.node.CollectDead(t.Context(), "", false); return err })
+	if !errors.Is(err, ErrState) {
+		t.Errorf("from another network namespace: %v", err)
+	}
+	b.mustHave(t, "q")
+	if got := b.dead(t, false); !slices.Equal(got, []string{"q"}) {
+		t.Errorf("reclaimed %v", got)
+	}
+	b.mustHave(t)
+}
+
+func TestAnADDUnderWayIsNotReclaimed(t *testing.T) {
+	t.Parallel()
+	b := small(t)
+	p := b.another(t, "p")
+	steps := 0
+	// Seen from another mount namespace, its path leads nowhere all the while.
+	seen := *p
+	seen.Path += "-elsewhere"
+	look := func(step string) error {
+		steps++
+		node, err := Open(t.Context(), &Config{StateDir: b.node.dir.Path()})
+		if err != nil {
+			return err
+		}
+		dead, err := node.CollectDead(t.Context(), "", false)
+		if len(dead) > 0 {
+			t.Errorf("after the step %s it is taken for dead: %+v", step, dead[0])
+		}
+		return err
+	}
+	b.node.after = func(step string) error {
+		done := make(chan error)
+		go func() { done <- b.host.Do(func() error { return look(step) }) }() // locks belong to goroutines
+		return <-done
+	}
+	b.nw.Allocator = slowAllocator{b.nw.Allocator}
+	b.added(t, &seen)
+	if steps < 6 {
+		t.Errorf("looked after %d steps", steps)
+	}
+	b.node.after = nil
+	// The record's lock is what held it off: one that an ADD left which was killed is reclaimed.
+	b.inside(t, func(s *session.Session) error {
+		if err := s.Enter(t.Context()); err != nil {
+			return err
+		}
+		killed := b.another(t, "killed")
+		killed.Path += "-elsewhere"
+		rec := killed.record(&b.nw, killed.key(&b.nw).hash())
+		rec.Epoch = s.Epoch.Token()
+		pending, err := s.Dir.Create(rec)
+		if err != nil {
+			return err
+		}
+		return pending.Close()
+	})
+	if got := b.dead(t, false); !slices.Equal(got, []string{"killed"}) {
+		t.Errorf("reclaimed %v", got)
+	}
+	b.mustHave(t, "p")
+}
+
+// slowAllocator asks another program, as far as anybody knows.
+type slowAllocator struct{ ipam.Allocator }
+
+func (slowAllocator) Slow() bool { return true }
+func (s slowAllocator) Bind(node ipam.Node) ipam.Allocator {
+	return slowAllocator{s.Allocator.Bind(node)}
+}
+
+func TestRecordsOfAnEarlierBootAreReclaimed(t *testing.T) {
+	t.Parallel()
+	b := small(t)
+	p := b.another(t, "p")
+	b.vanish(t, p, b.added(t, p))
+	path := b.node.dir.Path() + "/epoch"
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		t.Fatal(err)
+	}
+	earlier := strings.ReplaceAll(string(data), strings.TrimSpace(string(boot)), "an-earlier-boot")
+	if err := os.WriteFile(path, []byte(earlier), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.dead(t, true); !slices.Equal(got, []string{"p"}) {
+		t.Errorf("dead: %v", got)
+	}
+	b.mustHave(t, "p")
+	if got := b.dead(t, false); !slices.Equal(got, []string{"p"}) {
+		t.Errorf("reclaimed %v", got)
+	}
+	b.mustHave(t)
+}
+
+func TestWhatNobodyCouldTakeBackIsKept(t *testing.T) {
+	t.Parallel()
+	b := small(t)
+	p := b.another(t, "p")
+	b.vanish(t, p, b.added(t, p))
+	b.node.allocators = func(string, *Origin) (ipam.Allocator, error) { return nil, errors.New("no such plugin") }
+	b.do(t, func() error {
+		list, err := b.node.CollectDead(t.Context(), "pods", false)
+		if err != nil || len(list) != 1 || list[0].Kept == nil {
+			t.Errorf("%+v, %v; want one that is kept", list, err)
+		}
+		if _, err := b.node.CollectDead(t.Context(), "nosuch", true); !errors.Is(err, ErrInvalid) {
+			t.Errorf("a network that is not there: %v", err)
+		}
+		return nil
+	})
+	b.mustHave(t, "p")
+}

@@ -1,0 +1,176 @@
+package teardown
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
+	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/network/internal/session"
+)
+
+// An attachment is dead if its port is gone and its path does not lead to its namespace. Neither
+// proves it alone. The port goes with the pod's namespace, which lives as long as anything
+// refers to it, but somebody may have deleted the port of a pod that runs. And a path that
+// cannot be opened may be one of another mount namespace, where the runtime sees it.
+
+// Dead is an attachment whose pod is gone.
+type Dead struct {
+	Rec  *state.Attachment
+	Why  string // what shows that it is
+	Kept error  // why it is left alone all the same
+}
+
+// whyDead says what shows that an attachment's pod is gone; "" where nothing does.
+func whyDead(ctx context.Context, s *session.Session, rec *state.Attachment) (string, error) {
+	port := "veth" + rec.Hash()
+	switch _, err := s.Links.Link(ctx, port); {
+	case err == nil:
+		return "", nil
+	case !errors.Is(err, fs.ErrNotExist):
+		return "", err
+	}
+	pod, err := netns.Open(rec.NetNS)
+	if err != nil && !leadsNowhere(err) {
+		return "", err
+	}
+	if err != nil {
+		return fmt.Sprintf("its port %s is gone, and its namespace: %v", port, err), nil
+	}
+	defer pod.Close()
+	if rec.NetNSCookie == 0 {
+		return "", nil // an earlier version's, or one whose ADD was killed early: it may be the pod's
+	}
+	cookie, err := pod.Cookie()
+	if err != nil || cookie == rec.NetNSCookie {
+		return "", err
+	}
+	return fmt.Sprintf("its port %s is gone, and %s is another namespace by now", port, rec.NetNS), nil
+}
+
+// leadsNowhere tells an error that is about a path from one that is about this process.
+func leadsNowhere(err error) bool {
+	for _, about := range []error{fs.ErrNotExist, netns.ErrNotNetNS, fs.ErrPermission, unix.ENOTDIR, unix.ESRCH} {
+		if errors.Is(err, about) {
+			return true
+		}
+	}
+	return false
+}
+
+// InOwnNamespace refuses a caller that is elsewhere than the networks: no port is there.
+func InOwnNamespace(epoch state.Epoch) error {
+	here, err := netns.Current()
+	if err != nil {
+		return err
+	}
+	defer here.Close()
+	cookie, err := here.Cookie()
+	if err == nil && epoch.NetNS != 0 && cookie != epoch.NetNS {
+		err = fail.Errorf(fail.ErrState, "the networks on record are those of another network namespace than this one, so no port says which pods live: call in the host's")
+	}
+	return err
+}
+
+// FindDead lists the network's, without a lock: whose ADD is at work is none.
+func (t *Teardown) FindDead(ctx context.Context) ([]*Dead, error) {
+	records, err := t.Session.Attachments(t.Network)
+	if err != nil {
+		return nil, err
+	}
+	var found []*Dead
+	var errs []error
+	for _, rec := range records {
+		why, err := whyDead(ctx, t.Session, rec)
+		errs = append(errs, err)
+		if why == "" {
+			continue
+		}
+		// Whoever has the lock is at work on it: an ADD, whose port is still to come, or a DEL.
+		lock, err := t.Session.Dir.LockAttachment(t.Network, rec.Hash())
+		if err != nil {
+			continue
+		}
+		lock.Close()
+		found = append(found, &Dead{Rec: rec, Why: why, Kept: t.unreleasable(rec)})
+	}
+	return found, errors.Join(errs...)
+}
+
+// unreleasable says why nobody could take an attachment's addresses back.
+func (t *Teardown) unreleasable(rec *state.Attachment) error {
+	if rec.IPAMType == endpoint.Leased {
+		return nil
+	}
+	_, err := t.Allocator(&Origin{rec.IPAMType, rec.DataDir})
+	return err
+}
+
+// CollectDead takes the dead attachments of the network down, and gives them. Each is looked
+// at again under its record's lock, which an ADD holds from beginning to end.
+func (t *Teardown) CollectDead(ctx context.Context) ([]*Dead, error) {
+	list, err := t.FindDead(ctx)
+	return t.collectDead(ctx, list, err)
+}
+
+// CollectDeadOne is CollectDead of the attachment with this hash alone.
+func (t *Teardown) CollectDeadOne(ctx context.Context, hash string) error {
+	rec, err := t.Session.Dir.Load(t.Network, hash)
+	if err != nil {
+		return nil // nothing is known of it
+	}
+	_, err = t.collectDead(ctx, []*Dead{{Rec: rec, Kept: t.unreleasable(rec)}}, nil)
+	return err
+}
+
+func (t *Teardown) collectDead(ctx context.Context, list []*Dead, err error) ([]*Dead, error) {
+	errs := []error{err}
+	var found []*Dead
+	var gone []*state.Attachment
+	for _, d := range list {
+		if d.Kept == nil {
+			took, err := t.takeDeadDown(ctx, d)
+			if err == nil && !took {
+				continue
+			}
+			if d.Kept = err; err == nil {
+				gone = append(gone, d.Rec)
+			}
+		}
+		found = append(found, d)
+	}
+	errs = append(errs, closeLoopbackAfter(ctx, t.Session, t.Known.Bridge, gone...))
+	t.Session.Leave()
+	return found, errors.Join(errs...)
+}
+
+// takeDeadDown says whether it was dead still.
+func (t *Teardown) takeDeadDown(ctx context.Context, d *Dead) (bool, error) {
+	hash := d.Rec.Hash()
+	lock, err := t.Session.Dir.LockAttachment(t.Network, hash)
+	if err != nil {
+		return false, nil // another call is at work on it, or was
+	}
+	defer lock.Close()
+	rec, err := t.Session.Dir.Load(t.Network, hash)
+	if err != nil {
+		return false, nil
+	}
+	why, err := whyDead(ctx, t.Session, rec)
+	if why == "" || err != nil {
+		return false, err
+	}
+	d.Rec, d.Why = rec, why
+	// The keeper has a lease's lock for as long as the disk takes.
+	ctx, cancel := context.WithTimeout(ctx, collectWait)
+	defer cancel()
+	owner := ipam.Owner{ContainerID: rec.ContainerID, IfName: rec.IfName}
+	return true, t.Remains(ctx, owner, hash, rec.State == state.Adding)
+}

@@ -1,0 +1,185 @@
+package cni
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// blind is a command in a mount namespace without propagation, where no pod's path leads
+// anywhere.
+func (n *node) blind(pods []*pod, command ...string) []string {
+	n.Helper()
+	unshare, err := exec.LookPath("unshare")
+	if err != nil {
+		n.Fatal(err)
+	}
+	var umount strings.Builder
+	for _, p := range pods {
+		umount.WriteString("umount " + p.path + "; ")
+	}
+	return append([]string{unshare, "--mount", "--propagation", "private", "sh", "-ec", umount.String() + `exec "$@"`, "sh"}, command...)
+}
+
+// kills takes a pod away without a DEL, and waits until its port is gone.
+func (w *network) kills(t *testing.T, p *pod) {
+	t.Helper()
+	gone := watchLinks(t, w.ns)
+	vanish(t, p.path)
+	p.NS.Close()
+	gone.wait(w.port(p))
+}
+
+// gcCommand runs tombolo gc, and gives the containers that it names.
+func (n *node) gcCommand(pods []*pod, args ...string) (ids []string, status int) {
+	n.Helper()
+	line := append([]string{plugin(), "gc", "--json", "--state", n.state}, args...)
+	if pods != nil {
+		line = n.blind(pods, line...)
+	}
+	o, err := n.exec(context.Background(), line[0], nil, os.Environ(), line[1:]...)
+	if err != nil {
+		n.Fatal(err)
+	}
+	var list []struct{ ContainerID string }
+	if err := json.Unmarshal([]byte(o.stdout), &list); err != nil {
+		n.Fatalf("tombolo gc: status %d, %q, %s", o.status, o.stdout, o.stderr)
+	}
+	for _, one := range list {
+		ids = append(ids, one.ContainerID)
+	}
+	slices.Sort(ids)
+	return ids, o.status
+}
+
+func TestTomboloGCReclaimsDeadPodsAndNoOthers(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.portnet(conf{"ipam": small("4")})
+	dead, alive, hidden := n.pod("dead"), n.pod("alive"), n.pod("hidden")
+	w.add(dead, publish(t, "8080:80/tcp"))
+	w.add(alive)
+	w.add(hidden)
+	before := n.traces()
+	// Nothing is to be seen of any namespace, and all live.
+	if ids, status := n.gcCommand([]*pod{dead, alive, hidden}); len(ids) > 0 || status != 0 {
+		t.Errorf("gc where no path leads anywhere: %v, status %d", ids, status)
+	}
+	n.wantTraces(before)
+	w.kills(t, dead)
+	if o := n.remove("podnet"); o.status != 3 || !strings.Contains(o.stderr, "tombolo gc reclaims 1 attachment") {
+		t.Errorf("remove: status %d, %s", o.status, o.stderr)
+	}
+	if o := n.operate("gc", "--dry-run", "--state", n.state, "podnet"); o.status != 0 || !strings.Contains(o.stdout, "dead") || !strings.Contains(o.stdout, "to be reclaimed") {
+		t.Errorf("dry run: status %d, %s%s", o.status, o.stdout, o.stderr)
+	}
+	if ids, _ := n.gcCommand([]*pod{alive, hidden}); !slices.Equal(ids, []string{"dead"}) {
+		t.Errorf("gc names %v", ids)
+	}
+	if left := strings.Join(n.traces(), "\n"); strings.Contains(left, strings.TrimPrefix(w.port(dead), "veth")) {
+		t.Errorf("left of the dead pod:\n%s", left)
+	}
+	w.add(n.pod("next"), publish(t, "8080:80/tcp"))
+	for _, p := range []*pod{alive, hidden} {
+		if err := w.check(p); err != nil {
+			t.Error(err)
+		}
+	}
+	if o := n.operate("gc", "--state", n.state, "nosuch"); o.status != 1 || !strings.Contains(o.stderr, `"nosuch"`) {
+		t.Errorf("an unknown network: status %d, %s", o.status, o.stderr)
+	}
+}
+
+func TestADDReclaimsDeadPodsWhereThePoolIsFull(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(conf{"ipam": small("2")})
+	dead := n.pod("dead")
+	had := w.add(dead)
+	_, err := w.tryAdd(n.pod("early"))
+	wantError(t, err, 100, "is full")
+	w.kills(t, dead)
+	if r := w.add(n.pod("next")); ip4(r) != ip4(had) {
+		t.Errorf("%s was given, want the dead pod's %s", ip4(r), ip4(had))
+	}
+}
+
+// A plugin says in its own words that its pool is full, and is told by DEL whose address is free.
+func TestADDReclaimsDeadPodsOfAPluginThatFails(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	ipam, calls := fake(t, fakeConf{})
+	w := n.podnet(conf{"ipam": ipam})
+	dead := n.pod("dead")
+	w.add(dead)
+	full := ipam
+	full.Fail = map[string]json.RawMessage{"ADD": json.RawMessage(`{"code":11,"msg":"full"}`)}
+	w.kills(t, dead)
+	before := len(calls())
+	_, err := w.with(conf{"ipam": full}).tryAdd(n.pod("next"))
+	wantError(t, err, 11, "full")
+	// No address is free still, since the plugin says so.
+	if diff := strings.Join(calls()[before:], ", "); diff != "ADD next eth0, DEL next eth0, DEL dead eth0, ADD next eth0, DEL next eth0" {
+		t.Errorf("the plugin was called: %s", diff)
+	}
+	if left := n.records(); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+// records are the files of attachments.
+func (n *node) records() []string {
+	files, err := filepath.Glob(n.state + "/attachments/*/*")
+	if err != nil {
+		n.Fatal(err)
+	}
+	return files
+}
+
+func TestTomboloGCLeavesAnADDAloneThatWaits(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	for _, s := range slowNetworks(t, n) {
+		p := n.pod("waits-" + s.w.name)
+		add := n.waits(s, p)
+		if ids, status := n.gcCommand([]*pod{p}); len(ids) > 0 || status != 0 {
+			t.Errorf("%s: gc names %v, status %d", s.name, ids, status)
+		}
+		add.wantRunning()
+		add.kill()
+		// Now nobody has its record's lock. The one has a port, and is alive; of the other,
+		// only its plugin can give the address back.
+		ids, status := n.gcCommand([]*pod{p})
+		if want := !hasPort(n, s.w, p); (len(ids) == 1) != want || (status == 4) != want {
+			t.Errorf("%s: gc after a kill names %v, status %d", s.name, ids, status)
+		}
+		s.w.gc()
+	}
+	n.wantNothing()
+}
+
+func TestTombolodReclaimsDeadPodsFromAnotherMountNamespace(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(nil)
+	dead, alive := n.pod("dead"), n.pod("alive")
+	w.add(dead)
+	w.add(alive)
+	w.kills(t, dead)
+	m := n.mind(t, alive)
+	m.until(t, "it looks for dead pods", func() bool { return m.metric("dead_looks_total") > 0 })
+	if got := m.metric("dead_reclaimed_total"); got != 1 {
+		t.Errorf("%d were reclaimed", got)
+	}
+	if left := n.records(); len(left) != 1 || !strings.Contains(left[0], strings.TrimPrefix(w.port(alive), "veth")) {
+		t.Errorf("on record: %v", left)
+	}
+	if err := w.check(alive); err != nil {
+		t.Error(err)
+	}
+}

@@ -369,7 +369,7 @@ func (h *HostLocal) checkSet(set rangeSet, owner Owner, held []Address) error {
 				continue
 			}
 		}
-		return h.checkError("%s is not reserved for interface %s of container %s (file %s)",
+		return h.checkError("%s is not reserved for interface %q of container %q (file %s)",
 			addr, owner.IfName, owner.ContainerID, h.store.path(addr))
 	}
 	if seen {
@@ -387,7 +387,7 @@ func (h *HostLocal) checkSet(set rangeSet, owner Owner, held []Address) error {
 	if slices.ContainsFunc(exact, inSet) || slices.ContainsFunc(old, inSet) {
 		return nil
 	}
-	return h.checkError("interface %s of container %s has no address of %s", owner.IfName, owner.ContainerID, set)
+	return h.checkError("interface %q of container %q has no address of %s", owner.IfName, owner.ContainerID, set)
 }
 
 func (h *HostLocal) checkError(format string, args ...any) error {

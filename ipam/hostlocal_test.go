@@ -294,8 +294,8 @@ func TestCheckFindsWhatIsNotReserved(t *testing.T) {
 	}
 	n.put("fd00::2", "b\r\neth0")
 	wantError(t, a.Check(ctx, result), ErrNotReserved,
-		`fd00::2 is not reserved for interface eth0 of container a (file `+n.dir()+`/fd00::2)`)
-	wantError(t, a.Check(ctx, without("fd00")), ErrNotReserved, "container a has no address of range fd00::/64")
+		`fd00::2 is not reserved for interface "eth0" of container "a" (file `+n.dir()+`/fd00::2)`)
+	wantError(t, a.Check(ctx, without("fd00")), ErrNotReserved, `container "a" has no address of range fd00::/64`)
 	n.put("fd00::2", "tombolo:"+hashOf(Owner{"a", "eth0"})+"\r\n")
 	if err := a.Check(ctx, result); err != nil {
 		t.Errorf("rebuilt from the kernel: %v", err)

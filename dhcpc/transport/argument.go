@@ -12,10 +12,10 @@ import (
 // argument is the error about an argument that cannot be meant.
 func argument(what string) error { return fmt.Errorf("%w: %s", tombolo.ErrInvalid, what) }
 
-// dialed refuses a transport that was not dialed.
+// dialed refuses a transport that was not dialed, or is closed.
 func dialed(is bool) error {
 	if !is {
-		return argument("the transport was not opened by Dial")
+		return argument("the transport was not opened by Dial, or is closed")
 	}
 	return nil
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/insomniacslk/dhcp/dhcpv4"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
@@ -148,6 +149,33 @@ func TestWaitsEndWithTheirContext(t *testing.T) {
 		if _, err := conn.Receive(t.Context(), time.Now().Add(time.Millisecond)); !errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("%T: %v", conn, err)
 		}
+	}
+}
+
+func TestWhatIsClosedIsErrInvalid(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	udp, err := transport.DialUDP(l.config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := transport.DialRaw(l.config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, conn := range []dhcpc.Transport{raw, udp} {
+		if err := conn.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if err := conn.Send(t.Context(), packet(clientMAC())); !errors.Is(err, tombolo.ErrInvalid) {
+			t.Errorf("%T sends: %v", conn, err)
+		}
+		if p, err := conn.Receive(t.Context(), time.Time{}); !errors.Is(err, tombolo.ErrInvalid) {
+			t.Errorf("%T receives %v, %v", conn, p, err)
+		}
+	}
+	if _, err := raw.Detach(); !errors.Is(err, tombolo.ErrInvalid) {
+		t.Errorf("Detach: %v", err)
 	}
 }
 

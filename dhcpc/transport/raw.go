@@ -7,6 +7,7 @@ import (
 	"net"
 	"slices"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/mdlayher/packet"
@@ -59,7 +60,11 @@ type Raw struct {
 	mac  net.HardwareAddr
 	buf  []byte
 	oob  []byte
+	// closed says that Close or Detach was called.
+	closed atomic.Bool
 }
+
+func (r *Raw) isOpen() bool { return r != nil && r.conn != nil && !r.closed.Load() }
 
 // frameMax is longer than any answer to a client that says what it can take (option 57).
 const frameMax = 1 << 14
@@ -151,7 +156,7 @@ func (r *Raw) control(fn func(fd int) error) error {
 
 // Send sends a packet as a frame of its own: no route, neighbour or address is needed.
 func (r *Raw) Send(_ context.Context, p *dhcpc.Packet) error {
-	if err := dialed(r != nil && r.conn != nil); err != nil {
+	if err := dialed(r.isOpen()); err != nil {
 		return err
 	}
 	if p == nil {
@@ -168,7 +173,7 @@ func (r *Raw) Send(_ context.Context, p *dhcpc.Packet) error {
 // Receive gives the next DHCP answer to the client's MAC address, or ARP packet. What
 // is damaged is passed over.
 func (r *Raw) Receive(ctx context.Context, until time.Time) (*dhcpc.Packet, error) {
-	if err := dialedFor(ctx, r != nil && r.conn != nil); err != nil {
+	if err := dialedFor(ctx, r.isOpen()); err != nil {
 		return nil, err
 	}
 	done, err := deadline(ctx, r.conn, until)
@@ -232,7 +237,7 @@ func complete(oob []byte) bool {
 // last close that takes the kernel's 10 to 20 ms. It is closed on exec. Close does
 // nothing then.
 func (r *Raw) Detach() (int, error) {
-	if err := dialed(r != nil && r.conn != nil); err != nil {
+	if err := dialed(r.isOpen()); err != nil {
 		return -1, err
 	}
 	dup := -1
@@ -244,6 +249,7 @@ func (r *Raw) Detach() (int, error) {
 	if err != nil {
 		return -1, fmt.Errorf("detach packet socket: %w", err)
 	}
+	r.closed.Store(true)
 	// The duplicate keeps the socket open, so this is quick.
 	if err := r.conn.Close(); err != nil {
 		unix.Close(dup)
@@ -257,5 +263,6 @@ func (r *Raw) Close() error {
 	if err := dialed(r != nil && r.conn != nil); err != nil {
 		return err
 	}
+	r.closed.Store(true)
 	return r.conn.Close()
 }

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/net/bpf"
@@ -23,7 +24,11 @@ import (
 type UDP struct {
 	conn *net.UDPConn
 	buf  []byte
+	// closed says that Close was called.
+	closed atomic.Bool
 }
+
+func (u *UDP) isOpen() bool { return u != nil && u.conn != nil && !u.closed.Load() }
 
 // DialUDP opens a UDP socket. The error matches unix.EADDRINUSE where a program in the
 // namespace has the port to itself. A link that is not there shows only at the first
@@ -104,7 +109,7 @@ func prepare(fd, link int, filter []bpf.RawInstruction) error {
 
 // Send sends a packet by the kernel's routes, from the packet's source address.
 func (u *UDP) Send(_ context.Context, p *dhcpc.Packet) error {
-	if err := dialed(u != nil && u.conn != nil); err != nil {
+	if err := dialed(u.isOpen()); err != nil {
 		return err
 	}
 	if p == nil {
@@ -124,7 +129,7 @@ func (u *UDP) Send(_ context.Context, p *dhcpc.Packet) error {
 
 // Receive gives the next DHCP answer to the client's MAC address.
 func (u *UDP) Receive(ctx context.Context, until time.Time) (*dhcpc.Packet, error) {
-	if err := dialedFor(ctx, u != nil && u.conn != nil); err != nil {
+	if err := dialedFor(ctx, u.isOpen()); err != nil {
 		return nil, err
 	}
 	done, err := deadline(ctx, u.conn, until)
@@ -145,5 +150,6 @@ func (u *UDP) Close() error {
 	if err := dialed(u != nil && u.conn != nil); err != nil {
 		return err
 	}
+	u.closed.Store(true)
 	return u.conn.Close()
 }

@@ -5,12 +5,10 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 
-	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network"
@@ -62,8 +60,7 @@ func run(ctx context.Context, verb string) error {
 	for _, p := range c.RuntimeConfig.PortMappings {
 		pod.Ports = append(pod.Ports, network.HostPort{Protocol: 6, HostPort: p.HostPort, PodPort: p.ContainerPort})
 	}
-	pod.Limits.Ingress = bandwidth.Limit{Rate: c.RuntimeConfig.Bandwidth.IngressRate}
-	pod.Limits.Egress = bandwidth.Limit{Rate: c.RuntimeConfig.Bandwidth.EgressRate}
+	pod.Limits.Ingress.Rate, pod.Limits.Egress.Rate = c.RuntimeConfig.Bandwidth.IngressRate, c.RuntimeConfig.Bandwidth.EgressRate
 	switch verb {
 	case "DEL":
 		return node.Del(ctx, network.Key{Network: c.Name, ContainerID: pod.ContainerID, IfName: pod.IfName}, nil)
@@ -76,6 +73,9 @@ func run(ctx context.Context, verb string) error {
 		return err
 	case "STATUS":
 		return node.Ready(ctx, &pods, nil)
+	case "ADD", "CHECK":
+	default:
+		return fmt.Errorf("CNI_COMMAND is %q", verb)
 	}
 	if pod.NetNS, err = netns.Open(pod.Path); err != nil {
 		return err
@@ -84,7 +84,7 @@ func run(ctx context.Context, verb string) error {
 	if verb == "CHECK" {
 		differences, err := node.Check(ctx, &pods, &pod)
 		if err == nil && len(differences) > 0 {
-			err = errors.New(fmt.Sprint(differences))
+			err = fmt.Errorf("%v", differences)
 		}
 		return err
 	}

@@ -83,6 +83,9 @@ func TestPluginOfOnesOwn(t *testing.T) {
 		t.Errorf("VERSION said %s", out)
 	}
 	must("STATUS", "")
+	if out, err := call("UPDATE", asked); err == nil || !strings.Contains(out, "UPDATE") {
+		t.Errorf("a verb that is none: %v, %s", err, out)
+	}
 	var result struct {
 		IPs []struct{ Address string }
 	}

@@ -89,6 +89,7 @@ type adding struct {
 	base    *state.Attachment
 	pending *state.Pending // its record, once there is one
 	leasing *leasing       // nil unless the address comes by DHCP
+	metrics metrics        // of its default routes
 	entry   entry
 	back    undo
 }
@@ -138,7 +139,7 @@ func (a *adding) run(ctx context.Context) (*Attachment, error) {
 		return nil, err
 	}
 	// Only now do the pod's ports lead to it.
-	if err := flushStale(ctx, a.s.Links, rec, a.pod.Ports); err != nil {
+	if err := flushStale(ctx, a.s.Links, rec); err != nil {
 		return nil, err
 	}
 	if err := a.node.step("firewall"); err != nil {
@@ -169,7 +170,7 @@ func (a *adding) made(t *tied) *Attachment {
 	at := attachmentOf(&t.plan.rec)
 	at.BridgeMAC, at.BridgeMTU = t.built.Bridge.MAC, t.built.MTU
 	at.PortMAC, at.MAC = t.link.MAC, t.link.PeerMAC
-	at.Routes, at.DNS = withDefaultRoutes(a.nw, t.plan.rec.Addresses, t.given.routes), t.given.dns
+	at.Routes, at.DNS = a.metrics.apply(withDefaultRoutes(a.nw, t.plan.rec.Addresses, t.given.routes)), t.given.dns
 	if t.lease != nil && t.lease.Applied.MTU > 0 {
 		at.PodMTU = min(t.lease.Applied.MTU, at.MTU)
 	}
@@ -225,6 +226,12 @@ func (a *adding) tie(ctx context.Context) (*tied, error) {
 		}
 	}
 	link, err := a.attach(ctx, p, b)
+	if errors.As(err, new(secondRoute)) {
+		if p, err = a.plan(g, nil); err != nil {
+			return nil, err
+		}
+		link, err = a.attach(ctx, p, b)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -345,7 +352,7 @@ func (a *adding) attach(ctx context.Context, p *plan, b *build.Built) (*bridge.A
 		link, err = a.s.Links.Attach(ctx, a.pod.NetNS, port)
 	}
 	if err != nil {
-		return nil, explainRoute(err)
+		return nil, a.makeWay(err, port.Routes)
 	}
 	a.entry.attached = true
 	a.back.push(func(ctx context.Context) error {
@@ -361,7 +368,7 @@ func (a *adding) attach(ctx context.Context, p *plan, b *build.Built) (*bridge.A
 func explainRoute(err error) error {
 	var op *tombolo.OpError
 	if errors.Is(err, fs.ErrExist) && errors.As(err, &op) && op.Op == "add route" {
-		return fail.Errorf(ErrConflict, "%v: the pod has such a route by another of its interfaces: set isDefaultGateway to false for this network, or give the route another priority", err)
+		return fail.Errorf(ErrConflict, "%v: the pod has such a route by another of its interfaces: give this one another priority, or leave it out", err)
 	}
 	return err
 }

@@ -47,7 +47,7 @@ func (a *adding) advertised(ctx context.Context, asked *solicited, g given, b *b
 	if err != nil {
 		return g, fail.Errorf(ErrTryAgain, `ipv6 "slaac": %v`, err)
 	}
-	gateway, err := ipv6Gateway(a.nw, a.s.Links, b.Bridge, a.pod.NetNS, link, got)
+	gateway, metric, err := ipv6Gateway(a.nw, a.s.Links, b.Bridge, a.pod.NetNS, link, got)
 	if err != nil {
 		return g, err
 	}
@@ -55,7 +55,9 @@ func (a *adding) advertised(ctx context.Context, asked *solicited, g given, b *b
 		g.addresses = append(g.addresses, state.Address{Prefix: address.Prefix, Gateway: gateway})
 	}
 	if gateway.IsValid() {
-		g.routes = append(g.routes, defaultRoute(gateway))
+		r := defaultRoute(gateway)
+		r.Priority = metric
+		g.routes = append(g.routes, r)
 	}
 	g.dns.Servers = append(g.dns.Servers, got.Servers...)
 	return g, nil
@@ -64,37 +66,42 @@ func (a *adding) advertised(ctx context.Context, asked *solicited, g given, b *b
 // ipv6Gateway is where the pod's default route leads: to the LAN's router, of which the
 // pod's own kernel has learnt it, or to the host, to which it is added here. A link-local
 // address of the host's stays when the LAN gets another prefix.
-func ipv6Gateway(nw *Network, links *bridge.Conn, l *bridge.Link, pod *netns.NS, link *bridge.Attachment, got *bridge.Autoconfigured) (netip.Addr, error) {
+func ipv6Gateway(nw *Network, links *bridge.Conn, l *bridge.Link, pod *netns.NS, link *bridge.Attachment, got *bridge.Autoconfigured) (_ netip.Addr, metric uint32, _ error) {
 	if nw.NoDefaultRoute {
-		return netip.Addr{}, nil
+		return netip.Addr{}, 0, nil
 	}
 	if nw.Exit == ExitRouter {
 		if len(got.Gateways) == 0 {
-			return netip.Addr{}, nil
+			return netip.Addr{}, 0, nil
 		}
-		return got.Gateways[0], nil
+		return got.Gateways[0], 0, nil
 	}
 	list, err := links.Addresses().List(addr.Filter{Link: l.Index, Family: unix.AF_INET6})
 	if err != nil {
-		return netip.Addr{}, err
+		return netip.Addr{}, 0, err
 	}
 	for _, one := range list {
 		if ip := one.Prefix.Addr(); ip.IsLinkLocalUnicast() && one.Flags&(addr.Tentative|addr.DADFailed) == 0 {
-			return ip, routeIPv6(pod, link, ip)
+			metric, err := routeIPv6(pod, link, ip)
+			return ip, metric, err
 		}
 	}
-	return netip.Addr{}, fail.Errorf(ErrNoGateway, `defaultRoute "host": bridge %s has no link-local IPv6 address to which the pod could send: give it one, or set defaultRoute to "router"`, nw.Bridge)
+	return netip.Addr{}, 0, fail.Errorf(ErrNoGateway, `defaultRoute "host": bridge %s has no link-local IPv6 address to which the pod could send: give it one, or set defaultRoute to "router"`, nw.Bridge)
 }
 
-// routeIPv6 adds the default route to the host.
-func routeIPv6(pod *netns.NS, link *bridge.Attachment, gateway netip.Addr) error {
+// routeIPv6 adds the default route to the host, and gives its metric.
+func routeIPv6(pod *netns.NS, link *bridge.Attachment, gateway netip.Addr) (metric uint32, _ error) {
+	metric, err := freeMetric(pod, true, 0)
+	if err != nil {
+		return 0, err
+	}
 	routes, err := route.Dial(&route.Config{NetNS: pod})
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer routes.Close()
-	_, err = routes.Ensure(route.Route{Gateway: gateway, Link: link.PeerIndex, Protocol: route.ProtocolTombolo})
-	return explainRoute(err)
+	_, err = routes.Ensure(route.Route{Gateway: gateway, Link: link.PeerIndex, Priority: metric, Protocol: route.ProtocolTombolo})
+	return metric, explainRoute(err)
 }
 
 // autoconfigure does all of it for a pod whose other addresses are there already.

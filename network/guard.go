@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"slices"
 
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
@@ -40,11 +41,14 @@ func (e *entry) holdBefore(ctx context.Context, p *plan) error {
 	if !p.rec.Guarded {
 		return nil
 	}
-	e.wanted = endpoint.Of(&p.rec)
-	ep := e.wanted
-	if e.getsMore {
-		ep.Ports, ep.Masquerade = nil, false
+	var ep nft.Endpoint
+	derive := func() {
+		e.wanted = endpoint.Of(&p.rec)
+		if ep = e.wanted; e.getsMore {
+			ep.Ports, ep.Masquerade = nil, false
+		}
 	}
+	derive()
 	e.back.push(func(ctx context.Context) error {
 		if e.attached {
 			return nil // it could not be deleted, and stays guarded
@@ -58,7 +62,7 @@ func (e *entry) holdBefore(ctx context.Context, p *plan) error {
 		}
 		return e.s.Firewall.Remove(ctx, ep, e.wanted)
 	})
-	if err := e.enter(ctx, p, func() error { return e.s.Firewall.Add(ctx, ep) }); err != nil {
+	if err := e.enter(ctx, p, func() error { derive(); return e.s.Firewall.Add(ctx, ep) }); err != nil {
 		return err
 	}
 	e.held = &ep
@@ -70,7 +74,7 @@ func (e *entry) addEndpoint(ctx context.Context, p *plan) error {
 	ep := endpoint.Of(&p.rec)
 	if e.held == nil {
 		e.back.push(func(ctx context.Context) error { return e.s.Firewall.Remove(ctx, ep) })
-		return e.enter(ctx, p, func() error { return e.s.Firewall.Add(ctx, ep) })
+		return e.enter(ctx, p, func() error { ep = endpoint.Of(&p.rec); return e.s.Firewall.Add(ctx, ep) })
 	}
 	e.wanted = ep
 	if !e.getsMore {
@@ -79,7 +83,7 @@ func (e *entry) addEndpoint(ctx context.Context, p *plan) error {
 			return err
 		}
 	}
-	return e.enter(ctx, p, func() error { return e.s.Firewall.Update(ctx, *e.held, ep) })
+	return e.enter(ctx, p, func() error { ep = endpoint.Of(&p.rec); return e.s.Firewall.Update(ctx, *e.held, ep) })
 }
 
 // enter enters an endpoint, in the place of what a pod that is gone left.
@@ -105,7 +109,15 @@ func (e *entry) enter(ctx context.Context, p *plan, add func() error) error {
 			return errors.Join(err, lookErr)
 		}
 		if !stale {
-			return e.explainConflict(conflict)
+			withheld, shareErr := e.withhold(p, conflict)
+			if shareErr != nil {
+				return shareErr
+			}
+			if !withheld {
+				return e.explainConflict(conflict)
+			}
+			err = add()
+			continue
 		}
 		if string(conflict.Owner) == e.hash && !e.attached {
 			// What a killed Add left may have a port yet, whose guard this is.
@@ -150,6 +162,34 @@ func (e *entry) isStale(ctx context.Context, conflict *nft.ConflictError) (bool,
 	return !ours || owner.Hash != string(conflict.Owner), nil
 }
 
+// withhold leaves a host port to another attachment of the same container, which has it already:
+// some runtimes hand a container's ports to all of its networks. That attachment's record says who
+// waits, so that its Del passes the port on.
+func (e *entry) withhold(p *plan, conflict *nft.ConflictError) (bool, error) {
+	if conflict.Port == "" || conflict.Owner == "" {
+		return false, nil
+	}
+	has, err := e.s.Dir.Load(conflict.Network, string(conflict.Owner))
+	if err != nil || has.ContainerID != e.containerID {
+		return false, nil
+	}
+	found := false
+	for i := range p.rec.Published {
+		if one := &p.rec.Published[i]; !one.Withheld && endpoint.Port(one).String() == conflict.Port {
+			one.Withheld, found = true, true
+		}
+	}
+	me := state.Waiting{Network: p.rec.Network, Hash: e.hash}
+	if !found || slices.Contains(has.Waiting, me) {
+		return found, nil
+	}
+	has.Waiting = append(has.Waiting, me)
+	if err := e.s.Dir.Update(has); err != nil {
+		return false, fail.Errorf(ErrTryAgain, "port %s is published by the container's %s of network %q, at which another call is at work: %v", conflict.Port, has.IfName, has.Network, err)
+	}
+	return true, nil
+}
+
 // explainConflict says which pod has a port that is wanted, in the operator's
 // words.
 func (e *entry) explainConflict(conflict *nft.ConflictError) error {
@@ -160,11 +200,6 @@ func (e *entry) explainConflict(conflict *nft.ConflictError) error {
 	if conflict.Owner != "" {
 		owner = "endpoint " + string(conflict.Owner)
 		if rec, err := e.s.Dir.Load(conflict.Network, string(conflict.Owner)); err == nil {
-			if rec.ContainerID == e.containerID {
-				// Some runtimes hand a container's ports to all of its networks.
-				return fail.Errorf(ErrConflict, "port %s is already published by this container's %s of network %q: leave portMappings out of the capabilities of one of the two networks",
-					conflict.Port, rec.IfName, rec.Network)
-			}
 			owner = describePod(rec)
 		}
 	}

@@ -202,6 +202,13 @@ func (a *adding) acquire(ctx context.Context, rec *lease.Record, b *build.Built,
 		return err
 	}
 	rec.Lease, rec.Applied = got, rec.Policy.Apply(got)
+	if slices.ContainsFunc(rec.Applied.Routes, func(r dhcpc.Route) bool { return r.Dst.Bits() == 0 }) {
+		metric, err := freeMetric(a.pod.NetNS, false, uint32(rec.Policy.Priority))
+		if err != nil {
+			return err
+		}
+		rec.Policy.Priority = int(metric)
+	}
 	if rec.Applied.MTU > got.MTU {
 		a.s.Warn(fmt.Sprintf("lease of %s: MTU %d: %d taken, since the pod has IPv6", got.Address, got.MTU, rec.Applied.MTU))
 	}

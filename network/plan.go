@@ -52,7 +52,7 @@ func (a *adding) plan(g given, made *bridge.Attachment) (*plan, error) {
 		// Neighbours know an address's last MAC: that which follows from it, unless another
 		// was asked for, or another plugin gave the address to a pod of its own.
 		Announce: mac != nil || a.base.DataDir != "",
-		Routes:   podRoutes(nw, g.addresses, g.routes),
+		Routes:   a.metrics.apply(podRoutes(nw, g.addresses, g.routes)),
 	}
 	for _, address := range g.addresses {
 		p.port.Addresses = append(p.port.Addresses, address.Prefix)

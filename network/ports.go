@@ -45,7 +45,8 @@ func refuseListeners(ctx context.Context, pod *Pod) error {
 }
 
 // flushStale has the kernel forget the flows to a new pod's ports that lead elsewhere.
-func flushStale(ctx context.Context, links *bridge.Conn, rec *state.Attachment, ports []HostPort) error {
+func flushStale(ctx context.Context, links *bridge.Conn, rec *state.Attachment) error {
+	ports := endpoint.Ports(rec)
 	if !hostport.HasFlows(ports...) {
 		return nil
 	}

@@ -55,16 +55,24 @@ func Addresses(a *state.Attachment) []netip.Addr {
 	return list
 }
 
-// Ports lists an attachment's host ports.
+// Ports lists an attachment's host ports, but for those that another attachment of its container
+// has.
 func Ports(a *state.Attachment) []nft.Port {
 	list := make([]nft.Port, 0, len(a.Published))
-	for _, p := range a.Published {
-		list = append(list, nft.Port{
-			Protocol: Protocol(p.Protocol), HostAddr: p.HostIP,
-			HostPort: uint16(p.HostPort), PodPort: uint16(p.PodPort),
-		})
+	for i := range a.Published {
+		if p := &a.Published[i]; !p.Withheld {
+			list = append(list, Port(p))
+		}
 	}
 	return list
+}
+
+// Port is a host port as it is on record.
+func Port(p *state.Published) nft.Port {
+	return nft.Port{
+		Protocol: Protocol(p.Protocol), HostAddr: p.HostIP,
+		HostPort: uint16(p.HostPort), PodPort: uint16(p.PodPort),
+	}
 }
 
 // Protocol gives the number of a protocol that has ports (IPPROTO_*); 0 is none.

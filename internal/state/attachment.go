@@ -69,8 +69,11 @@ type Attachment struct {
 	SLAAC bool `json:"slaac,omitempty"`
 
 	Published []Published `json:"published,omitempty"` // its host ports
-	Bandwidth Bandwidth   `json:"bandwidth,omitzero"`
-	IFB       string      `json:"ifb,omitempty"` // the link that its egress is shaped by
+	// Waiting are the container's other attachments to which this one's host ports go when it
+	// is deleted: they have them as Withheld.
+	Waiting   []Waiting `json:"waiting,omitempty"`
+	Bandwidth Bandwidth `json:"bandwidth,omitzero"`
+	IFB       string    `json:"ifb,omitempty"` // the link that its egress is shaped by
 
 	IPAMType string `json:"ipamType,omitempty"` // ipam.type, so that DEL can release
 	DataDir  string `json:"dataDir,omitempty"`  // ipam.dataDir, resolved
@@ -106,6 +109,14 @@ type Published struct {
 	HostIP   netip.Addr `json:"hostIP,omitzero"` // invalid for all of the host's addresses
 	HostPort int        `json:"hostPort"`
 	PodPort  int        `json:"podPort"`
+	// Withheld says that another attachment of the container has it.
+	Withheld bool `json:"withheld,omitempty"`
+}
+
+// Waiting names an attachment.
+type Waiting struct {
+	Network string `json:"network"`
+	Hash    string `json:"hash"`
 }
 
 // Bandwidth holds the limits of a pod's traffic as the kernel enforces them, in
@@ -161,6 +172,7 @@ func (a *Attachment) fields(c *codec) {
 	c.string("defaultRoute", &a.DefaultRoute)
 	c.bool("slaac", &a.SLAAC)
 	objects(c, "published", &a.Published, (*Published).fields)
+	objects(c, "waiting", &a.Waiting, (*Waiting).fields)
 	c.object("bandwidth", a.Bandwidth.fields)
 	c.string("ifb", &a.IFB)
 	c.string("ipamType", &a.IPAMType)
@@ -179,6 +191,12 @@ func (p *Published) fields(c *codec) {
 	c.addr("hostIP", &p.HostIP)
 	c.int("hostPort", &p.HostPort)
 	c.int("podPort", &p.PodPort)
+	c.bool("withheld", &p.Withheld)
+}
+
+func (w *Waiting) fields(c *codec) {
+	c.string("network", &w.Network)
+	c.string("hash", &w.Hash)
 }
 
 func (b *Bandwidth) fields(c *codec) {

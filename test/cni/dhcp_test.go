@@ -290,6 +290,31 @@ func TestLeasedPodHasHostPortsLimitsAndGuard(t *testing.T) {
 	l.wantNothing()
 }
 
+// The lease's record has the metric, by which the keeper renews its routes.
+func TestLeasedDefaultRouteBesideAnotherTakesALargerMetric(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	w := l.network(conf{"ipam": conf{"type": "dhcp", "keeper": "optional"}})
+	p := l.pod("a")
+	nstest.Veth(t, p.NS, "other0", p.NS, "other1")
+	nstest.Run(t, p.NS, "ip", "route", "add", "default", "dev", "other0")
+	r := w.add(p)
+	if got := nstest.Run(t, p.NS, "ip", "route", "show", "default", "dev", "eth0"); !strings.Contains(got, "via "+router4) || !strings.Contains(got, "metric 100") {
+		t.Errorf("the default route of the lease is %q", got)
+	}
+	if len(r.Routes) != 1 || r.Routes[0].Priority != 100 {
+		t.Errorf("the result's routes are %v", r.Routes)
+	}
+	if err := w.check(p); err != nil {
+		t.Error(err)
+	}
+	record, err := os.ReadFile(l.state + "-leases/" + strings.TrimPrefix(w.port(p), "veth") + ".json")
+	if err != nil || !strings.Contains(strings.ReplaceAll(string(record), " ", ""), `"priority":100`) {
+		t.Errorf("the lease is on record as %s, %v", record, err)
+	}
+	w.del(p)
+}
+
 func TestLeasesListsWhatPodsHaveLeased(t *testing.T) {
 	t.Parallel()
 	l := newLAN(t)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
@@ -108,13 +109,15 @@ func TestADDThatFailsLeavesNothing(t *testing.T) {
 			code: 110, says: "10.1.0.0/16",
 		},
 		{
-			name: "the pod has a default route already",
+			name: "the pod has such a route already",
 			prepare: func(t *testing.T, w *network, p *pod) *network {
 				nstest.Veth(t, p.NS, "other0", p.NS, "other1")
-				nstest.Run(t, p.NS, "ip", "route", "add", "default", "dev", "other0")
-				return w
+				nstest.Run(t, p.NS, "ip", "route", "add", "10.1.0.0/16", "dev", "other0")
+				ipam := dualStack()
+				ipam["routes"] = []conf{{"dst": "10.1.0.0/16"}}
+				return w.with(conf{"ipam": ipam})
 			},
-			code: 112, says: "set isDefaultGateway to false",
+			code: 112, says: "give this one another priority",
 		},
 		{
 			name: "the version cannot say the result",
@@ -378,17 +381,47 @@ func TestADDMayRunOutOfTimeAnywhere(t *testing.T) {
 	t.Logf("%d ADDs ran out of time, %d did not", late, done)
 }
 
-func TestSecondDefaultRouteIsRefusedWithTheRemedy(t *testing.T) {
+// The first network's default route stays the one that the pod uses; when it goes, the second's
+// is left. A route that the pod has from somebody else counts as well.
+func TestSecondDefaultRouteTakesALargerMetric(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	first := n.podnet(nil)
-	second := n.network("othernet", conf{"bridge": "cbr1", "ipam": hostLocal("10.78.0.0/24")})
-	a, b := n.pod("a"), n.pod("b")
+	second := n.network("othernet", conf{"bridge": "cbr1", "ipam": hostLocal("10.78.0.0/24", "fd78::/64")})
+	a := n.pod("a")
 	first.add(a)
-	second.add(b) // which builds the network, so that only the pod's traces differ
-	before := n.traces()
-	_, err := second.tryAdd(a, as("net1"))
-	wantError(t, err, 112, "set isDefaultGateway to false for this network")
-	n.wantTraces(before)
-	second.with(conf{"isDefaultGateway": false}).add(a, as("net1"))
+	r := second.add(a, as("net1"))
+	for _, want := range []string{"0.0.0.0/0 10.78.0.1 100", "::/0 fd78::1 1124"} {
+		if !slices.ContainsFunc(r.Routes, func(r *types.Route) bool {
+			return fmt.Sprint(r.Dst.String(), " ", r.GW, " ", r.Priority) == want
+		}) {
+			t.Errorf("the result lacks %s: %v", want, r.Routes)
+		}
+	}
+	for family, want := range map[string]string{"-4": "10.77.0.1", "-6": "fd77::1"} {
+		target := map[string]string{"-4": "192.0.2.1", "-6": "2001:db8::1"}[family]
+		if got := nstest.Run(t, a.NS, "ip", family, "route", "get", target); !strings.Contains(got, "via "+want) {
+			t.Errorf("the pod goes by %s, not by the first network", got)
+		}
+	}
+	if err := second.check(a, as("net1")); err != nil {
+		t.Error(err)
+	}
+	if o := n.operate("repair", "--state", n.state); o.status != 0 {
+		t.Errorf("repair: %s", o.stdout)
+	}
+	if err := second.check(a, as("net1")); err != nil {
+		t.Errorf("after a repair: %v", err)
+	}
+	first.del(a)
+	if got := nstest.Run(t, a.NS, "ip", "route", "show", "default"); !strings.Contains(got, "via 10.78.0.1 dev net1") || !strings.Contains(got, "metric 100") {
+		t.Errorf("default route after the first network's DEL: %s", got)
+	}
+	b := n.pod("b")
+	nstest.Veth(t, b.NS, "other0", b.NS, "other1")
+	nstest.Run(t, b.NS, "ip", "route", "add", "default", "dev", "other0", "metric", "7")
+	nstest.Run(t, b.NS, "ip", "route", "add", "default", "dev", "other0")
+	if got := second.add(b).Routes; !slices.ContainsFunc(got, func(r *types.Route) bool { return r.Priority == 107 }) {
+		t.Errorf("routes beside somebody else's: %v", got)
+	}
 }

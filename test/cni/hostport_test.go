@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -152,20 +153,96 @@ func TestHostPortThatIsTakenNamesWhoHasIt(t *testing.T) {
 	w.add(n.pod("c"), publish(t, "8080:80/udp", gateway4+":9090:90/tcp"))
 }
 
-// Podman hands the ports of a container to each of its networks: the message that the
-// container itself is in its way has to say what to do.
-func TestHostPortOfTheContainersOtherNetworkSaysWhatToDo(t *testing.T) {
+// Podman hands the ports of a container to each of its networks. The first has them, and when it
+// is deleted the others do, in turn; the pods' default routes come in the same order.
+func TestAContainerOnSeveralNetworksKeepsItsHostPorts(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
+	out := n.outside()
 	w := n.portnet(nil)
-	p := n.pod("web")
-	w.add(p, publish(t, "8080:80/tcp"))
-	other := n.portnet(conf{"name": "other", "bridge": "cbr1", "isDefaultGateway": false, "ipam": conf{
-		"type": "host-local", "subnet": "10.78.0.0/24"}})
-	before := n.traces()
-	_, err := other.tryAdd(p, publish(t, "8080:80/tcp"), func(rt *libcni.RuntimeConf) { rt.IfName = "eth1" })
-	wantError(t, err, 112, `8080/tcp is already published by this container's eth0 of network "podnet": leave portMappings out`)
-	n.wantTraces(before)
+	p, ports := n.pod("web"), publish(t, "8080:80/tcp", "5300:53/udp")
+	w.add(p, ports)
+	p.serve(t, "tcp", 80)
+	p.serve(t, "udp", 53)
+	type second struct {
+		*network
+		ifName option
+		name   string
+	}
+	var others []second
+	for i, guarded := range []bool{false, true} {
+		name := fmt.Sprintf("eth%d", i+1)
+		o := second{n.network("other"+name, conf{"bridge": fmt.Sprintf("cbr%d", i+1), "macspoofchk": guarded, "capabilities": conf{"portMappings": true},
+			"ipam": hostLocal(fmt.Sprintf("10.%d.0.0/24", 78+i), fmt.Sprintf("fd%d::/64", 78+i))}),
+			func(rt *libcni.RuntimeConf) { rt.IfName = name }, name}
+		if _, err := o.tryAdd(p, ports, o.ifName); err != nil {
+			t.Fatal(err)
+		}
+		others = append(others, o)
+	}
+	metrics := func(family string) string {
+		var list []string
+		for line := range strings.Lines(nstest.Run(t, p.NS, "ip", family, "route", "show", "default")) {
+			f := strings.Fields(line)
+			metric := "0"
+			if i := slices.Index(f, "metric"); i > 0 {
+				metric = f[i+1]
+			}
+			list = append(list, f[slices.Index(f, "dev")+1]+" "+metric)
+		}
+		slices.Sort(list)
+		return strings.Join(list, ", ")
+	}
+	if got := metrics("-4"); got != "eth0 0, eth1 100, eth2 200" {
+		t.Errorf("default routes of IPv4: %s", got)
+	}
+	if got := metrics("-6"); got != "eth0 1024, eth1 1124, eth2 1224" {
+		t.Errorf("default routes of IPv6: %s", got)
+	}
+	reached := func(when string) {
+		t.Helper()
+		for _, at := range []string{uplink4, uplink6} {
+			for proto, port := range map[string]int{"tcp": 8080, "udp": 5300} {
+				if _, err := askPort(t, out, proto, at, port); err != nil {
+					t.Errorf("%s, %s over %s: %v", when, at, proto, err)
+				}
+			}
+		}
+	}
+	reached("at first")
+	for _, o := range others {
+		if err := o.check(p, ports, o.ifName); err != nil {
+			t.Error(err)
+		}
+	}
+	// Somebody else is refused, whoever of the container has the port.
+	_, err := w.tryAdd(n.pod("foreign"), publish(t, "8080:80/tcp"))
+	wantError(t, err, 112, "8080/tcp is already published by container web")
+	w.del(p, ports)
+	reached("after the first network's DEL")
+	// A flush of the firewall changes nothing of who has them.
+	n.nft("delete table inet tombolo")
+	if o := n.operate("repair", "--state", n.state); o.status != 0 {
+		t.Fatalf("repair: %s", o.stdout)
+	}
+	reached("after a repair")
+	for _, o := range others {
+		if err := o.check(p, ports, o.ifName); err != nil {
+			t.Error(err)
+		}
+	}
+	others[0].del(p, ports, others[0].ifName)
+	reached("after the second's")
+	others[1].del(p, ports, others[1].ifName)
+	if _, err := askPort(t, out, "tcp", uplink4, 8080); err == nil {
+		t.Error("the port leads somewhere after the last DEL")
+	}
+	for _, o := range others {
+		if r := n.remove(o.network.name); r.status != 0 {
+			t.Error(r.stdout)
+		}
+	}
+	n.wantNothing()
 }
 
 func TestHostPortOfAProgramOfTheHostIsRefused(t *testing.T) {

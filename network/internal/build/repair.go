@@ -3,6 +3,7 @@ package build
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
@@ -44,6 +45,11 @@ func Repair(ctx context.Context, s *session.Session) error {
 		errs = append(errs, err)
 	}
 	errs = append(errs, declareMended(ctx, s, mended))
+	for _, a := range followers {
+		if slices.ContainsFunc(a.Published, func(p state.Published) bool { return p.Withheld }) {
+			errs = append(errs, s.Publish(ctx, state.Waiting{Network: a.Network, Hash: a.Hash()})) // a DEL may have been killed that was to pass them on
+		}
+	}
 	s.Leave()
 	return errors.Join(append(errs, reroute.Follow(ctx, s, followers))...)
 }

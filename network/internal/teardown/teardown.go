@@ -208,6 +208,7 @@ func (t *Teardown) takeDown(ctx context.Context, r *remains) error {
 	err := fail.Join(
 		func() error { return leaseErr },
 		func() error { return unlist(ctx, s, &now) },
+		func() error { return passPorts(ctx, s, &now) },
 		func() error { flushed = flushFlows(ctx, s.Links, rec); return nil },
 		func() error { return t.done("firewall") },
 		func() error { return s.Links.Detach(ctx, r.port, endpoint.AliasOwner(r.hash), now.shapers()...) },
@@ -247,6 +248,14 @@ func flushFlows(ctx context.Context, links *bridge.Conn, rec *state.Attachment) 
 		done <- conn.Flush(ctx, endpoint.Addresses(rec), ports...)
 	}()
 	return done
+}
+
+// passPorts passes host ports on to other attachments of the container.
+func passPorts(ctx context.Context, s *session.Session, r *remains) error {
+	if r.rec == nil {
+		return nil
+	}
+	return s.PassPorts(ctx, r.rec.Waiting)
 }
 
 // done says that a step is done. Nothing keeps the others from being taken.

@@ -1,0 +1,62 @@
+package session
+
+import (
+	"context"
+	"errors"
+
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/nft"
+)
+
+// PassPorts has those attachments publish their host ports that waited for one which has just
+// lost its own. It needs the state's lock.
+func (s *Session) PassPorts(ctx context.Context, waiting []state.Waiting) error {
+	var errs []error
+	for i, w := range waiting {
+		errs = append(errs, s.Publish(ctx, w, waiting[i+1:]...))
+	}
+	return errors.Join(errs...)
+}
+
+// Publish publishes what an attachment's record has as withheld, unless somebody else has it;
+// others may wait for it then. An attachment that another call is at work on, or that is gone, is
+// passed over: what is withheld still, Repair publishes.
+func (s *Session) Publish(ctx context.Context, w state.Waiting, others ...state.Waiting) error {
+	lock, err := s.Dir.LockAttachment(w.Network, w.Hash)
+	if err != nil {
+		return nil
+	}
+	defer lock.Close()
+	a, err := s.Dir.Load(w.Network, w.Hash)
+	if err != nil || a.State != state.Ready {
+		return nil
+	}
+	a.Waiting = append(a.Waiting, others...)
+	n, err := s.Dir.LoadNetwork(a.Network)
+	if err != nil {
+		return err
+	}
+	changed := false
+	for i := range a.Published {
+		one := &a.Published[i]
+		if !one.Withheld {
+			continue
+		}
+		before := endpoint.In(a, n)
+		one.Withheld = false
+		err := s.Firewall.Update(ctx, before, endpoint.In(a, n))
+		if errors.As(err, new(*nft.ConflictError)) {
+			one.Withheld = true
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		changed = true
+	}
+	if !changed {
+		return nil
+	}
+	return s.Dir.UpdateLocked(a)
+}

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/strict"
@@ -82,12 +83,16 @@ func (s *store) isStale() bool {
 	return err == nil && s.node.Epoch.Token != "" && token != s.node.Epoch.Token
 }
 
+// fromTheFuture is how much later than now a file's time is that cannot be of this epoch. A clock
+// that is behind after a boot, as without a battery, is behind what was written before it.
+const fromTheFuture = time.Minute
+
 // isOld reports whether the file of addr is from before the node's epoch. Of an epoch
 // whose start is not known, any may be.
 func (s *store) isOld(addr netip.Addr) bool {
 	info, err := os.Lstat(s.path(addr))
 	started := s.node.Epoch.Started
-	return err == nil && (started.IsZero() || info.ModTime().Before(started))
+	return err == nil && (started.IsZero() || info.ModTime().Before(started) || time.Until(info.ModTime()) > fromTheFuture)
 }
 
 // enter makes the directory one of the node's epoch, if it is not yet: see Epoch.
@@ -145,6 +150,9 @@ func (s *session) dropOld(alive map[netip.Addr]Live) error {
 		}
 		if l, ok := alive[addr]; ok && state == stateHeld && s.mayBe(held, l) {
 			continue
+		}
+		if state == stateHeld && s.isInUse(held) {
+			continue // records are of this epoch
 		}
 		if err := s.release(addr); err != nil {
 			s.warnf("%s", err)

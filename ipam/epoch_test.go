@@ -93,6 +93,30 @@ func TestReservationsOfAnEarlierEpochAreDropped(t *testing.T) {
 	}
 }
 
+// Without a battery, a machine's clock may be behind after a boot: what was reserved before it
+// seems to be of the future.
+func TestReservationsOfTheFutureAreOfAnEarlierEpoch(t *testing.T) {
+	t.Parallel()
+	future := time.Now().Add(24 * time.Hour)
+	n := newNode(t, small)
+	n.epoch = thisEpoch
+	n.live = liveAddrs(liveAt("10.1.0.3", Owner{"alive", "eth0"}))
+	n.inUse = func(hash string) bool { return hash == hashOf(Owner{"adding", "eth0"}) }
+	n.put(markerName, oldMarker)
+	n.put("10.1.0.2", "gone\r\neth0", future)
+	n.put("10.1.0.3", "alive\r\neth0", future)
+	n.put("10.1.0.4", "adding\r\neth0", future)
+	n.put("10.1.0.5", "young\r\neth0", time.Now().Add(time.Second))
+	if got := n.add("a"); got != "10.1.0.2" {
+		t.Errorf("got %s", got)
+	}
+	for addr, owner := range map[string]string{"10.1.0.2": "a", "10.1.0.3": "alive", "10.1.0.4": "adding", "10.1.0.5": "young"} {
+		if got := n.files()[addr]; got != owner+"\r\neth0" {
+			t.Errorf("%s is reserved for %q, want %s", addr, got, owner)
+		}
+	}
+}
+
 func TestWithoutAMarkerNothingIsDropped(t *testing.T) {
 	t.Parallel()
 	for name, marker := range map[string]string{

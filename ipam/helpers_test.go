@@ -27,6 +27,7 @@ type node struct {
 	sets    string // as in a netconf
 	epoch   Epoch
 	live    func(context.Context) ([]Live, error)
+	inUse   func(hash string) bool
 
 	mu       sync.Mutex
 	warnings []string
@@ -82,7 +83,7 @@ func (n *node) request(id string) *request {
 			LockWait: time.Hour, // however busy the machine is
 		},
 		Owner: Owner{ContainerID: id, IfName: "eth0"},
-		Node:  Node{Epoch: n.epoch, Live: n.live, Hash: hashOf, Warn: n.warn},
+		Node:  Node{Epoch: n.epoch, Live: n.live, InUse: n.inUse, Hash: hashOf, Warn: n.warn},
 	}
 }
 

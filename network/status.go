@@ -35,6 +35,9 @@ func (n *Node) Ready(ctx context.Context, nw *Network, leases *Lease) error {
 	if err := build.RefuseIPv6(nw.Name, nw.SLAAC, nw.Subnets); err != nil {
 		return err
 	}
+	if err := n.refuseConflicts(ctx, nw); err != nil {
+		return err
+	}
 	if err := n.uplinkReady(ctx, nw); err != nil {
 		return err
 	}
@@ -54,6 +57,22 @@ func (n *Node) Ready(ctx context.Context, nw *Network, leases *Lease) error {
 	return requireKeeper(dir, leases)
 }
 
+// refuseConflicts looks at pods and networks that there are.
+func (n *Node) refuseConflicts(ctx context.Context, nw *Network) error {
+	e, err := n.dir.Epoch()
+	if err != nil {
+		e = state.Epoch{} // no record counts
+	}
+	s, err := n.open(n.mark)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	w := wantOf(nw, "", n.mark)
+	w.Record.Subnets = nw.Subnets
+	return build.RefuseConflicts(ctx, s, w, e.Token())
+}
+
 // allocatorReady asks the network's allocator.
 func (n *Node) allocatorReady(ctx context.Context, nw *Network) error {
 	e, err := n.dir.Epoch()
@@ -61,7 +80,7 @@ func (n *Node) allocatorReady(ctx context.Context, nw *Network) error {
 		return fail.State(err)
 	}
 	// Where this epoch has not begun, its token is another than that of any reservation.
-	node := ipam.Node{Epoch: ipam.Epoch{Token: e.Token(), Started: e.Started}, Hash: nw.hashOf}
+	node := ipam.Node{Epoch: ipam.Epoch{Token: e.Token(), Started: n.dir.Begun(e)}, Hash: nw.hashOf}
 	return nw.Allocator.Bind(node).Status(ctx)
 }
 

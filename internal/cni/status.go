@@ -18,7 +18,7 @@ func (c *call) status(ctx context.Context, conf *NetConf) error {
 		return unavailable(err)
 	}
 	s := conf.settings()
-	s.Subnets = ipamconf.IPv6Subnets(c.stdin)
+	s.Subnets = ipamconf.Subnets(c.stdin)
 	var leases *network.Lease
 	if conf.ipamType() == ipamconf.TypeDHCP {
 		dhcp, err := ipamconf.ReadDHCP(conf.IPAM)
@@ -34,7 +34,7 @@ func (c *call) status(ctx context.Context, conf *NetConf) error {
 
 // unavailable gives an error the code that STATUS has for it, unless it has one of its own.
 func unavailable(err error) error {
-	if err == nil || errors.As(err, new(*types.Error)) {
+	if err == nil || errors.As(err, new(*types.Error)) || errors.Is(err, network.ErrConflict) {
 		return err
 	}
 	return newError(codeNotAvailable, "%v", err)

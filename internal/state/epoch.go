@@ -26,6 +26,9 @@ type Epoch struct {
 	// compare tokens where that is possible.
 	Started time.Time `json:"started,omitzero"`
 
+	// Init is when pid 1 started, by CLOCK_BOOTTIME; 0 in epochs of earlier versions.
+	Init time.Duration `json:"init,omitempty"`
+
 	// Made is when the epoch was made, by CLOCK_BOOTTIME.
 	Made time.Duration `json:"made,omitempty"`
 
@@ -43,6 +46,7 @@ func (e *Epoch) fields(c *codec) {
 	c.string("boot", &e.Boot)
 	c.string("id", &e.ID)
 	c.time("started", &e.Started)
+	c.duration("init", &e.Init)
 	c.duration("made", &e.Made)
 	c.uint64("netns", &e.NetNS)
 }
@@ -136,7 +140,21 @@ func (d *Dir) newEpoch() (Epoch, error) {
 		Boot:    boot,
 		ID:      fmt.Sprintf("%016x%016x", rand.Uint64(), rand.Uint64()),
 		Started: d.sources.now().Add(start - uptime).UTC().Truncate(time.Millisecond),
+		Init:    max(start, time.Millisecond),
 		Made:    uptime,
 		NetNS:   cookie,
 	}, nil
+}
+
+// Begun is when a life began, by the clock as it is now. Started is by the clock of the
+// epoch's first moment, which may have been behind.
+func (d *Dir) Begun(e Epoch) time.Time {
+	if e.Init == 0 {
+		return e.Started
+	}
+	uptime, err := d.sources.uptime()
+	if err != nil {
+		return e.Started
+	}
+	return d.sources.now().Add(e.Init - uptime).UTC()
 }

@@ -107,6 +107,28 @@ func TestEpochStartsWithPid1(t *testing.T) {
 	}
 }
 
+// The clock of an epoch's first moment may have been behind.
+func TestALifeBeganByTheClockThatIsRightNow(t *testing.T) {
+	t.Parallel()
+	d, n := newDirOn(t)
+	n.setInit(50 * time.Minute)
+	n.uptime = time.Hour
+	epoch, _ := enter(t, d)
+	if got := d.Begun(epoch); !got.Equal(epoch.Started) {
+		t.Errorf("begun %v, and it started %v", got, epoch.Started)
+	}
+	n.uptime += time.Minute
+	was := d.sources.now()
+	d.sources.now = func() time.Time { return was.Add(24*time.Hour + time.Minute) } // it is set
+	if got, want := d.Begun(epoch), epoch.Started.Add(24*time.Hour); !got.Equal(want) {
+		t.Errorf("begun %v, want %v", got, want)
+	}
+	epoch.Init = 0 // an earlier version's
+	if got := d.Begun(epoch); !got.Equal(epoch.Started) {
+		t.Errorf("begun %v, want %v", got, epoch.Started)
+	}
+}
+
 func TestEpochOfANewerVersionIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)

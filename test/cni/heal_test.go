@@ -217,7 +217,6 @@ func TestChangedConfigurationKeepsRunningPods(t *testing.T) {
 	}{
 		{"another MTU", conf{"mtu": 1400}, []string{outside4, outside6}},
 		{"another subnet", conf{"ipam": hostLocal("10.79.0.0/24", "fd79::/64")}, []string{outside4, outside6}},
-		{"another bridge", conf{"bridge": "cbr9", "ipam": hostLocal("10.79.0.0/24", "fd79::/64")}, []string{gateway4, gateway6}},
 		{"IPv4 only", conf{"ipam": hostLocal(subnet4)}, []string{outside4, outside6}},
 		{"another mark", conf{"forwardMark": "0x20000"}, []string{outside4, outside6}},
 		{"no masquerade", conf{"ipMasq": false}, []string{gateway4, gateway6}},

@@ -194,6 +194,12 @@ func buildNetwork(ctx context.Context, s *session.Session, w *Want) (*Built, err
 	if err := RefuseIPv6(w.Record.Name, w.Record.SLAAC, w.Record.Subnets); err != nil {
 		return nil, err
 	}
+	if err := RefuseConflicts(ctx, s, w, s.Epoch.Token()); err != nil {
+		return nil, err
+	}
+	if err := leaveBridge(ctx, s, w); err != nil {
+		return nil, err
+	}
 	if err := takeUplink(ctx, s, w); err != nil {
 		return nil, err
 	}

@@ -35,7 +35,7 @@ func IFBs(ctx context.Context) (map[string]endpoint.Mark, error) {
 // is known: the zero Owner is for all.
 func (s *Session) IPAMNode(network string, own ipam.Owner, hash string) ipam.Node {
 	return ipam.Node{
-		Epoch: ipam.Epoch{Token: s.Epoch.Token(), Started: s.Epoch.Started},
+		Epoch: ipam.Epoch{Token: s.Epoch.Token(), Started: s.Dir.Begun(s.Epoch)},
 		Live:  func(ctx context.Context) ([]ipam.Live, error) { return s.live(ctx, network) },
 		Hash: func(o ipam.Owner) string {
 			if hash != "" && o == own {

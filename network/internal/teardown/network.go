@@ -58,7 +58,7 @@ func Network(ctx context.Context, s *session.Session, name string) error {
 		func() error { return withdraw(ctx, s, name) },
 		func() error { return CloseLoopback(ctx, s, rec.Bridge, false) },
 		func() error { return releaseUplink(ctx, s, rec) },
-		func() error { return removeBridge(ctx, s, rec) },
+		func() error { return Bridge(ctx, s, rec) },
 		func() error { return removeEmptyReservations(s.Dir.Path() + "/ipam/" + name) },
 	)
 	if err != nil {
@@ -88,10 +88,10 @@ func withdraw(ctx context.Context, s *session.Session, name string) error {
 	return s.Foreign().Remove(ctx)
 }
 
-// removeBridge deletes the network's bridge if we made it, or, where another
+// Bridge deletes the network's bridge if we made it, or, where another
 // network or somebody's port is on it, or somebody else made it, only the gateways
 // that are this network's alone.
-func removeBridge(ctx context.Context, s *session.Session, rec *state.Network) error {
+func Bridge(ctx context.Context, s *session.Session, rec *state.Network) error {
 	l, err := s.Links.Link(ctx, rec.Bridge)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

@@ -5,9 +5,9 @@ import (
 	"net/netip"
 )
 
-// IPv6Subnets gives the first IPv6 subnet or address of the ipam section of
-// host-local and static; none if there is none. What cannot be read is not for it to say.
-func IPv6Subnets(stdin []byte) []netip.Prefix {
+// Subnets gives the subnets that the ipam section of host-local and static gives addresses of.
+// What cannot be read is not for it to say.
+func Subnets(stdin []byte) []netip.Prefix {
 	type subnet struct {
 		Subnet string `json:"subnet"`
 	}
@@ -32,10 +32,11 @@ func IPv6Subnets(stdin []byte) []netip.Prefix {
 	for _, a := range conf.IPAM.Addresses {
 		texts = append(texts, a.Address)
 	}
+	var list []netip.Prefix
 	for _, text := range texts {
-		if p, err := netip.ParsePrefix(text); err == nil && p.Addr().Is6() {
-			return []netip.Prefix{p.Masked()}
+		if p, err := netip.ParsePrefix(text); err == nil {
+			list = append(list, p.Masked())
 		}
 	}
-	return nil
+	return list
 }

@@ -1,0 +1,156 @@
+package build
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net/netip"
+	"slices"
+
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/network/internal/session"
+	"github.com/tombolo-cni/tombolo/network/internal/teardown"
+)
+
+// RefuseConflicts refuses a network that would leave pods without their way: its own, if its
+// bridge or its mode has changed since, and others', if they have the same addresses. token is
+// that of the epoch. It lists records and addresses, so an Add asks only where it builds.
+func RefuseConflicts(ctx context.Context, s *session.Session, w *Want, token string) error {
+	before, err := s.Dir.LoadNetwork(w.Record.Name)
+	if err != nil || before.Epoch != token {
+		before = nil // or damaged: nobody knows what it was
+	}
+	if before != nil {
+		if err := refuseStranding(s, w, before); err != nil {
+			return err
+		}
+	}
+	return refuseOverlaps(ctx, s, w, before, token)
+}
+
+// refuseStranding is about pods of the network's that go by what it was.
+func refuseStranding(s *session.Session, w *Want, before *state.Network) error {
+	was, is := mode(before.DefaultRoute, len(before.Gateways) > 0), mode(w.Record.DefaultRoute, w.Gateway)
+	// A gateway more harms no pod.
+	if before.Bridge == w.Record.Bridge && (was == is || was == "l2" && is == "gateway") {
+		return nil
+	}
+	attachments, err := s.Attachments(w.Record.Name)
+	if err != nil {
+		return err
+	}
+	pods := 0
+	for _, a := range attachments {
+		if a.Hash() != w.Owner && a.State == state.Ready {
+			pods++
+		}
+	}
+	if pods == 0 {
+		return nil
+	}
+	const remedy = "delete the pods first (tombolo gc reclaims those that died), or give the new configuration a name of its own"
+	count := fail.Count(pods, "pod", "pods")
+	if before.Bridge != w.Record.Bridge {
+		return fail.Errorf(fail.ErrConflict, "network %q has %s on bridge %s, and its configuration now names bridge %s, from which they are not reached: set it back, %s",
+			w.Record.Name, count, before.Bridge, w.Record.Bridge, remedy)
+	}
+	return fail.Errorf(fail.ErrConflict, "network %q has %s in mode %q, and its configuration now is of mode %q, in which they lose their gateway: set it back, %s",
+		w.Record.Name, count, was, is, remedy)
+}
+
+// mode is what a configuration calls a network that is so.
+func mode(defaultRoute string, gateway bool) string {
+	switch {
+	case defaultRoute != "":
+		return "lan"
+	case gateway:
+		return "gateway"
+	}
+	return "l2"
+}
+
+// refuseOverlaps is about networks whose addresses the host routes. What the network has had
+// before is not looked at again: then it would be its ADDs that fail, for what another did.
+func refuseOverlaps(ctx context.Context, s *session.Session, w *Want, before *state.Network, token string) error {
+	if !w.Gateway {
+		return nil
+	}
+	var fresh []netip.Prefix
+	for _, p := range w.Record.Subnets {
+		if !p.IsSingleIP() && (before == nil || !slices.Contains(before.Subnets, p)) {
+			fresh = append(fresh, p)
+		}
+	}
+	if len(fresh) == 0 {
+		return nil
+	}
+	networks, _, err := s.Dir.ListNetworks()
+	if err != nil {
+		return fail.State(err)
+	}
+	for _, o := range networks {
+		if o.Name == w.Record.Name || o.Bridge == w.Record.Bridge || o.Epoch != token || len(o.Gateways) == 0 {
+			continue
+		}
+		for _, theirs := range o.Subnets {
+			if ours, overlap := overlapping(fresh, theirs); overlap {
+				return fail.Errorf(fail.ErrConflict, "network %q on bridge %s: its subnet %s overlaps with %s of network %q on bridge %s: give it another subnet, or take the other network down (tombolo remove %s)",
+					w.Record.Name, w.Record.Bridge, ours, theirs, o.Name, o.Bridge, o.Name)
+			}
+		}
+	}
+	return refuseConnected(ctx, s.Links, w, fresh)
+}
+
+// refuseConnected looks for an address of the host's, on another link, in whose network some of
+// the subnets are.
+func refuseConnected(ctx context.Context, links *bridge.Conn, w *Want, fresh []netip.Prefix) error {
+	own, err := links.Link(ctx, w.Record.Bridge)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	addresses, err := links.Addresses().List(addr.Filter{})
+	if err != nil {
+		return err
+	}
+	for _, a := range addresses {
+		ours, overlap := overlapping(fresh, a.Prefix)
+		if !overlap || a.Prefix.IsSingleIP() || a.Prefix.Addr().IsLinkLocalUnicast() {
+			continue
+		}
+		l, err := links.LinkByIndex(ctx, a.Link)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // it has gone since
+		}
+		if err != nil {
+			return err
+		}
+		if own != nil && (l.Index == own.Index || l.Master == own.Index) {
+			continue
+		}
+		return fail.Errorf(fail.ErrConflict, "network %q on bridge %s: its subnet %s overlaps with %s, which the host has on link %s: give the network another subnet, or that link another address",
+			w.Record.Name, w.Record.Bridge, ours, a.Prefix, l.Name)
+	}
+	return nil
+}
+
+func overlapping(list []netip.Prefix, p netip.Prefix) (netip.Prefix, bool) {
+	for _, one := range list {
+		if one.Overlaps(p) {
+			return one, true
+		}
+	}
+	return netip.Prefix{}, false
+}
+
+// leaveBridge takes the network off a bridge that it was on, when no pod is there any more.
+func leaveBridge(ctx context.Context, s *session.Session, w *Want) error {
+	before, err := s.Dir.LoadNetwork(w.Record.Name)
+	if err != nil || before.Epoch != s.Epoch.Token() || before.Bridge == w.Record.Bridge || before.Uplink != "" {
+		return nil
+	}
+	return teardown.Bridge(ctx, s, before)
+}

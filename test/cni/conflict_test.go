@@ -1,0 +1,105 @@
+package cni
+
+import (
+	"strings"
+	"testing"
+)
+
+// wantRefused says that both STATUS and ADD refuse a network, in words, and that its pods stay.
+func wantRefused(t *testing.T, w *network, says ...string) {
+	t.Helper()
+	before := w.traces()
+	_, err := w.tryAdd(w.pod("refused-" + w.name))
+	for _, text := range says {
+		wantError(t, err, 112, text)
+		wantError(t, w.status(), 112, text)
+	}
+	w.wantTraces(before)
+}
+
+func TestAConfigurationThatWouldStrandPodsIsRefused(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name    string
+		changed conf
+		says    []string
+	}{
+		{"another bridge", conf{"bridge": "cbr1"}, []string{`"podnet" has 1 pod on bridge cbr0`, "bridge cbr1"}},
+		{"layer 2", conf{"mode": "l2", "bridge": "cbr0"}, []string{`1 pod in mode "gateway"`, `mode "l2"`}},
+		{"no gateway", conf{"isGateway": false}, []string{`1 pod in mode "gateway"`}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.outside()
+			w := n.podnet(nil)
+			p := n.pod("stays")
+			w.add(p)
+			wantRefused(t, w.with(tt.changed), tt.says...)
+			if err := w.check(p); err != nil {
+				t.Error(err)
+			}
+			wantPing(t, p.NS, outside4)
+			// With the pod gone, it is followed, and of the old bridge nothing is left.
+			w.del(p)
+			next := n.pod("next")
+			changed := w.with(tt.changed)
+			if err := changed.status(); err != nil {
+				t.Error(err)
+			}
+			changed.add(next)
+			if err := changed.check(next); err != nil {
+				t.Error(err)
+			}
+			if _, ok := links(t, n.ns)["cbr0"]; ok == (tt.changed["bridge"] == "cbr1") {
+				t.Errorf("bridge cbr0 is there: %t", ok)
+			}
+		})
+	}
+}
+
+func TestASubnetThatIsInUseElsewhereIsRefused(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.run("ip", "link", "add", "vpn0", "type", "veth", "peer", "name", "vpn1")
+	n.ip("addr add 10.79.3.1/16 dev vpn0")
+	n.ip("addr add fd79::1/48 dev vpn0")
+	n.ip("addr add 10.80.0.1/32 dev vpn0")
+	w := n.podnet(nil)
+	p := n.pod("p")
+	w.add(p)
+	for name, ipam := range map[string]conf{"connected4": hostLocal("10.79.0.0/24"), "connected6": hostLocal("10.81.0.0/24", "fd79:0:0:1::/64")} {
+		wantRefused(t, n.network(name, conf{"bridge": "cbr1", "ipam": ipam}), `"`+name+`" on bridge cbr1`, "link vpn0")
+	}
+	other := n.network("other", conf{"bridge": "cbr1", "ipam": hostLocal("10.77.0.0/16")})
+	wantRefused(t, other, `"other" on bridge cbr1`, `network "podnet" on bridge cbr0`, "tombolo remove podnet")
+	// A single address is no network, and on one bridge two networks may have one subnet.
+	for name, fields := range map[string]conf{
+		"single": {"bridge": "cbr2", "ipam": hostLocal("10.80.0.0/24")}, "shared": {"bridge": "cbr0", "ipam": hostLocal("10.77.0.0/24")},
+		"layer2": {"bridge": "br2", "mode": "l2", "ipam": fixed(conf{"address": "10.79.0.9/24"})},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fields["ipam"].(conf)["dataDir"] = t.TempDir()
+			if name == "layer2" {
+				delete(fields["ipam"].(conf), "dataDir")
+			}
+			one := n.network(name, fields)
+			if err := one.status(); err != nil {
+				t.Error(err)
+			}
+			if name != "shared" { // whose pool does not know of the other's pods
+				one.add(n.pod(name))
+			}
+		})
+	}
+	// A network that runs goes on, whatever another does then.
+	n.ip("addr add 10.77.9.1/16 dev vpn0")
+	if err := w.status(); err != nil {
+		t.Error(err)
+	}
+	n.nft("flush ruleset")
+	w.add(n.pod("again"))
+	if err := w.check(p); err != nil && !strings.Contains(err.Error(), "10.77.9.1") {
+		t.Error(err)
+	}
+}

@@ -64,7 +64,7 @@ func operator(args []string) int {
 		return exitUsage
 	case errors.Is(err, network.ErrAttached):
 		return exitAttached
-	case errors.Is(err, errDiffers), errors.Is(err, errKept):
+	case errors.Is(err, errDiffers), errors.Is(err, errKept), errors.Is(err, errInvalid):
 		return exitDiffers
 	}
 	return exitFailed

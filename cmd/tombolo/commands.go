@@ -103,6 +103,12 @@ func commands() []command {
 					})
 				}
 			}},
+		{name: "validate", args: "FILE...",
+			summary:  "all that is wrong with configurations, and what the first ADD of each would do, without doing it",
+			statuses: []status{{exitDiffers, "something is wrong with one; the output says what"}},
+			setup: func(*flag.FlagSet) runner {
+				return func(_ context.Context, out io.Writer, args []string) error { return validate(out, args) }
+			}},
 		{name: "demo", summary: "five pods in a sandbox of their own, in a few seconds",
 			setup: func(flags *flag.FlagSet) runner {
 				pods := flags.Int("pods", 5, "`N` pods")

@@ -459,3 +459,29 @@ func TestItIsAPluginWhereTheEnvironmentSaysSo(t *testing.T) {
 		})
 	}
 }
+
+func TestValidateTellsScripts(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	good, bad := filepath.Join(dir, "good.conflist"), filepath.Join(dir, "bad.conf")
+	for path, text := range map[string]string{
+		good: `{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "tombolo", "ipam": {"type": "host-local", "subnet": "10.22.0.0/16"}}]}`,
+		bad:  `{"cniVersion": "1.0.0", "name": "pods", "type": "tombolo", "mtu": 7, "brigde": "cbr0"}`,
+	} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := tombolo(t, nil, nil, "", "validate", good); got.status != 0 || got.stderr != "" || !strings.HasPrefix(got.stdout, good+": valid\n  bridge: network \"pods\" is on bridge cbr0") {
+		t.Errorf("a good one: %+v", got)
+	}
+	got := tombolo(t, nil, nil, "", "validate", good, bad)
+	for _, want := range []string{good + ": valid\n", bad + ": invalid\n", "mtu 7 ", `"brigde"`} {
+		if got.status != exitDiffers || !strings.Contains(got.stdout, want) {
+			t.Errorf("a bad one: %+v; want %s", got, want)
+		}
+	}
+	if got := tombolo(t, nil, nil, "", "validate", dir+"/none"); got.status != exitFailed || !strings.Contains(got.stderr, "none") {
+		t.Errorf("no file: %+v", got)
+	}
+}

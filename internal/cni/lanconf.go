@@ -22,47 +22,24 @@ type LANConf struct {
 
 const ipv6SLAAC = "slaac"
 
-// validateLAN checks what belongs to an uplink, and that there is one.
-func (c *NetConf) validateLAN() error {
+// lanProblems are about what belongs to an uplink, and whether there is one.
+func (c *NetConf) lanProblems(p *problems) {
 	lan := c.Mode == modeLAN
-	switch {
-	case lan && c.Uplink == "":
-		return newError(codeInvalidConfig, `mode "lan" needs an uplink: the NIC by which this node is on the LAN, such as "eth0"`)
-	case c.Uplink != "" && !lan && c.Mode != modeL2:
-		return newError(codeInvalidConfig, `uplink %q: in mode "gateway" pods are on a network of their own: use mode "lan", or "l2"`, c.Uplink)
-	case c.Uplink != "" && !ident.IsLinkName(c.Uplink):
-		return newError(codeInvalidConfig, "uplink %q cannot name a link: it takes 1 to 15 bytes without '/', ':', '%%' and space", c.Uplink)
-	case c.Uplink != "" && c.Uplink == c.settings().Bridge:
-		return newError(codeInvalidConfig, "uplink and bridge are both %q: the uplink is the NIC that becomes a port of the bridge", c.Uplink)
-	case c.DefaultRoute != "" && c.DefaultRoute != string(network.ExitHost) && c.DefaultRoute != string(network.ExitRouter):
-		return newError(codeInvalidConfig, `defaultRoute %q is not known: use "host" or "router"`, c.DefaultRoute)
-	case c.IPv6 != "" && c.IPv6 != ipv6SLAAC:
-		return newError(codeInvalidConfig, `ipv6 %q is not known: use "slaac", or leave it out`, c.IPv6)
-	case lan && (orDefault(c.IsGateway, false) || orDefault(c.IPMasq, false)):
-		return newError(codeInvalidConfig, `mode "lan" has neither isGateway nor ipMasq: the LAN has its own router, and pods are on it with addresses of their own`)
-	case lan && c.PromiscMode:
-		return newError(codeInvalidConfig, `mode "lan" and promiscMode exclude each other: the host would get every frame of the LAN twice`)
-	}
-	for _, only := range []struct {
-		field string
-		set   bool
-	}{{"defaultRoute", c.DefaultRoute != ""}, {"ipv6", c.IPv6 != ""}} {
-		if only.set && !lan {
-			return newError(codeInvalidConfig, `%s is a field of mode "lan"`, only.field)
-		}
-	}
-	for _, only := range []struct {
-		field string
-		set   bool
-	}{{"keepAddressOnUplink", c.KeepAddressOnUplink}, {"uplinkTimeout", c.UplinkTimeout != 0}, {"lanGuard", orDefault(c.LANGuard, false)}} {
-		if only.set && c.Uplink == "" {
-			return newError(codeInvalidConfig, "%s says nothing without an uplink", only.field)
-		}
-	}
-	if lan && c.DisableContainerInterface {
-		return newError(codeInvalidConfig, `mode "lan" and disableContainerInterface exclude each other: use mode "l2"`)
-	}
-	return nil
+	p.add(lan && c.Uplink == "", `mode "lan" needs an uplink: the NIC by which this node is on the LAN, such as "eth0"`)
+	p.add(c.Uplink != "" && !lan && c.Mode != modeL2, `uplink %q: in mode "gateway" pods are on a network of their own: use mode "lan", or "l2"`, c.Uplink)
+	p.add(c.Uplink != "" && !ident.IsLinkName(c.Uplink), "uplink %q cannot name a link: it takes 1 to 15 bytes without '/', ':', '%%' and space", c.Uplink)
+	p.add(c.Uplink != "" && c.Uplink == c.settings().Bridge, "uplink and bridge are both %q: the uplink is the NIC that becomes a port of the bridge", c.Uplink)
+	p.add(c.DefaultRoute != "" && c.DefaultRoute != string(network.ExitHost) && c.DefaultRoute != string(network.ExitRouter), `defaultRoute %q is not known: use "host" or "router"`, c.DefaultRoute)
+	p.add(c.IPv6 != "" && c.IPv6 != ipv6SLAAC, `ipv6 %q is not known: use "slaac", or leave it out`, c.IPv6)
+	p.add(lan && (orDefault(c.IsGateway, false) || orDefault(c.IPMasq, false)), `mode "lan" has neither isGateway nor ipMasq: the LAN has its own router, and pods are on it with addresses of their own`)
+	p.add(lan && c.PromiscMode, `mode "lan" and promiscMode exclude each other: the host would get every frame of the LAN twice`)
+	const ofLAN, ofUplink = `%s is a field of mode "lan"`, "%s says nothing without an uplink"
+	p.add(!lan && c.DefaultRoute != "", ofLAN, "defaultRoute")
+	p.add(!lan && c.IPv6 != "", ofLAN, "ipv6")
+	p.add(c.Uplink == "" && c.KeepAddressOnUplink, ofUplink, "keepAddressOnUplink")
+	p.add(c.Uplink == "" && c.UplinkTimeout != 0, ofUplink, "uplinkTimeout")
+	p.add(c.Uplink == "" && orDefault(c.LANGuard, false), ofUplink, "lanGuard")
+	p.add(lan && c.DisableContainerInterface, `mode "lan" and disableContainerInterface exclude each other: use mode "l2"`)
 }
 
 // lan fills in what a network on a LAN has.

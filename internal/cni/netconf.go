@@ -139,8 +139,8 @@ func parseStrict(data []byte) (*NetConf, error) {
 		return nil, configError(err)
 	}
 	conf.complete()
-	if err := conf.validate(); err != nil {
-		return nil, err
+	if p := conf.problems(); len(p) > 0 {
+		return nil, p[0]
 	}
 	return &conf, nil
 }
@@ -178,50 +178,44 @@ func configError(err error) error {
 	return newError(codeDecoding, "decode the network's configuration: %v", err)
 }
 
-// validate checks what can be seen from one field, or from a few, without asking
-// the kernel.
-func (c *NetConf) validate() error {
-	if err := c.refuseUnsupported(); err != nil {
-		return err
+// problems are all that is wrong with a configuration, the first first.
+type problems []error
+
+func (p *problems) add(holds bool, format string, args ...any) {
+	if holds {
+		*p = append(*p, newError(codeInvalidConfig, format, args...))
 	}
-	switch {
-	case c.Mode != "" && c.Mode != modeGateway && c.Mode != modeLAN && c.Mode != modeL2:
-		return newError(codeInvalidConfig, `mode %q is not known: use "gateway", "lan" or "l2"`, c.Mode)
-	case c.IPMasqBackend != nil && *c.IPMasqBackend != "nftables" && *c.IPMasqBackend != "":
-		return newError(codeInvalidConfig, `ipMasqBackend %q is not supported: masquerade is done with nf_tables, so leave the field out or set it to "nftables"`, *c.IPMasqBackend)
-	case c.MTU != 0 && (c.MTU < mtuMin || c.MTU > mtuMax):
-		return newError(codeInvalidConfig, "mtu %d is not within %d and %d: use 0 for that of the default route's link", c.MTU, mtuMin, mtuMax)
-	case c.Bridge != "" && !ident.IsLinkName(c.Bridge):
-		return newError(codeInvalidConfig, "bridge %q cannot name a link: it takes 1 to 15 bytes without '/', ':', '%%' and space", c.Bridge)
-	case c.StateDir != "" && !filepath.IsAbs(c.StateDir):
-		return newError(codeInvalidConfig, "stateDir %q is not an absolute path", c.StateDir)
-	case c.LeaseDir != "" && !filepath.IsAbs(c.LeaseDir):
-		return newError(codeInvalidConfig, "leaseDir %q is not an absolute path", c.LeaseDir)
-	case c.LogFile != "" && !filepath.IsAbs(c.LogFile):
-		return newError(codeInvalidConfig, "logFile %q is not an absolute path", c.LogFile)
-	case c.PromiscMode && orDefault(c.HairpinMode, false):
-		return newError(codeInvalidConfig, "promiscMode and hairpinMode exclude each other: leave one of them out")
-	case c.IngressPolicy != "" && policyOf(c.IngressPolicy).String() != c.IngressPolicy:
-		return newError(codeInvalidConfig, `ingressPolicy %q is not known: use "open", "same-bridge" or "isolated"`, c.IngressPolicy)
-	case c.DisableContainerInterface && c.ipamType() != "":
-		return newError(codeInvalidConfig, "disableContainerInterface leaves the pod's interface down, so it cannot have addresses: leave out ipam, or disableContainerInterface")
-	}
-	if err := c.validateLAN(); err != nil {
-		return err
-	}
-	if _, err := c.Bandwidth.shape("the configuration"); err != nil {
-		return err
-	}
-	if _, err := parseLevel(c.LogLevel); err != nil {
-		return newError(codeInvalidConfig, `logLevel %q is not known: use "debug", "info", "warn" or "error"`, c.LogLevel)
-	}
-	return nil
 }
 
-// refuseUnsupported names the fields of the reference plugin that would be
+// problems are those that can be seen from one field, or from a few, without asking the kernel.
+func (c *NetConf) problems() problems {
+	p := c.unsupported()
+	p.add(c.Mode != "" && c.Mode != modeGateway && c.Mode != modeLAN && c.Mode != modeL2, `mode %q is not known: use "gateway", "lan" or "l2"`, c.Mode)
+	if b := c.IPMasqBackend; b != nil {
+		p.add(*b != "nftables" && *b != "", `ipMasqBackend %q is not supported: masquerade is done with nf_tables, so leave the field out or set it to "nftables"`, *b)
+	}
+	p.add(c.MTU != 0 && (c.MTU < mtuMin || c.MTU > mtuMax), "mtu %d is not within %d and %d: use 0 for that of the default route's link", c.MTU, mtuMin, mtuMax)
+	p.add(c.Bridge != "" && !ident.IsLinkName(c.Bridge), "bridge %q cannot name a link: it takes 1 to 15 bytes without '/', ':', '%%' and space", c.Bridge)
+	p.add(c.StateDir != "" && !filepath.IsAbs(c.StateDir), "stateDir %q is not an absolute path", c.StateDir)
+	p.add(c.LeaseDir != "" && !filepath.IsAbs(c.LeaseDir), "leaseDir %q is not an absolute path", c.LeaseDir)
+	p.add(c.LogFile != "" && !filepath.IsAbs(c.LogFile), "logFile %q is not an absolute path", c.LogFile)
+	p.add(c.PromiscMode && orDefault(c.HairpinMode, false), "promiscMode and hairpinMode exclude each other: leave one of them out")
+	p.add(c.IngressPolicy != "" && policyOf(c.IngressPolicy).String() != c.IngressPolicy, `ingressPolicy %q is not known: use "open", "same-bridge" or "isolated"`, c.IngressPolicy)
+	p.add(c.DisableContainerInterface && c.ipamType() != "", "disableContainerInterface leaves the pod's interface down, so it cannot have addresses: leave out ipam, or disableContainerInterface")
+	c.lanProblems(&p)
+	if _, err := c.Bandwidth.shape("the configuration"); err != nil {
+		p = append(p, err)
+	}
+	_, err := parseLevel(c.LogLevel)
+	p.add(err != nil, `logLevel %q is not known: use "debug", "info", "warn" or "error"`, c.LogLevel)
+	return p
+}
+
+// unsupported names the fields of the reference plugin that would be
 // needed and are not there: to pass over them would give pods another network
 // than the one that was asked for.
-func (c *NetConf) refuseUnsupported() error {
+func (c *NetConf) unsupported() problems {
+	var p problems
 	refused := []struct {
 		field string
 		set   bool
@@ -233,10 +227,10 @@ func (c *NetConf) refuseUnsupported() error {
 	}
 	for _, r := range refused {
 		if r.set {
-			return newError(codeUnsupportedField, "field %q: %s is not supported by this version", r.field, r.value)
+			p = append(p, newError(codeUnsupportedField, "field %q: %s is not supported by this version", r.field, r.value))
 		}
 	}
-	return nil
+	return p
 }
 
 func isEmptyJSON(raw json.RawMessage) bool {

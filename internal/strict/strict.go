@@ -42,6 +42,14 @@ func Unmarshal(data []byte, v any, exempt Exempt) error {
 	return d.document(v)
 }
 
+// All is Unmarshal that goes on: its error joins all problems of the document, up to a
+// *[SyntaxError]. What has none is stored in v.
+func All(data []byte, v any, exempt Exempt) error {
+	d := &decoder{Scanner: jsontext.Scanner{Data: data}, lenient: true, exempt: exempt}
+	err := d.document(v)
+	return errors.Join(append(d.problems, err)...)
+}
+
 // Lenient decodes what can be decoded: it passes over unknown keys, takes the
 // last of duplicate ones, and leaves fields alone whose value is of a wrong
 // type or is refused. It is for teardown, which must not fail for what a config
@@ -320,12 +328,12 @@ func (d *decoder) unknown(key string, t *table, exempt bool) error {
 	}
 	d.push(key, 0)
 	defer d.pop()
-	return &UnknownFieldError{
+	return d.problem(&UnknownFieldError{
 		Path:    d.pathString(),
 		Key:     key,
 		Value:   compact(raw),
 		Nearest: Nearest(key, t.names()),
-	}
+	})
 }
 
 // list decodes the array at the current position into the slice v.

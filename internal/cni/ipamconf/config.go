@@ -65,6 +65,9 @@ func (c *netconf[S]) load(r *Request) error {
 	if !r.Strict {
 		exempt = func(string, string) bool { return true }
 	}
+	if r.All {
+		return ConfigError(strict.All(r.Stdin, c, exempt))
+	}
 	return ConfigError(strict.Unmarshal(r.Stdin, c, exempt))
 }
 

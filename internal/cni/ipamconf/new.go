@@ -109,6 +109,9 @@ type Request struct {
 	// process). Without it, for DEL and GC, New never fails for what the ipam
 	// section says, and Del and GC do what they still can.
 	Strict bool
+	// All has an error of New tell, a line each, all that is wrong with the ipam section, as far
+	// as it can be read off its fields one by one, and not only what comes first.
+	All bool
 
 	// Warn gets what an operator should know although the verb goes on; nil
 	// drops it.

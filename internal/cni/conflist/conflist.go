@@ -1,0 +1,218 @@
+// Package conflist says what a network's configuration file means, and all that is wrong with
+// it, without doing any of it.
+package conflist
+
+import (
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/tombolo-cni/tombolo/internal/cni"
+	"github.com/tombolo-cni/tombolo/network"
+	"github.com/tombolo-cni/tombolo/nft"
+)
+
+// Report is what there is to say of one file.
+type Report struct {
+	Problems []string // one by one, as ADD would report them
+	Plan     []string // what the first ADD would do; empty where there are problems
+}
+
+// list is a file of either form: of a list of plugins, or of one.
+type list struct {
+	CNIVersion   string            `json:"cniVersion"`
+	Name         string            `json:"name"`
+	Plugins      []json.RawMessage `json:"plugins"`
+	Type         string            `json:"type"`
+	Capabilities map[string]bool   `json:"capabilities"`
+}
+
+// Examine reads a file: a conflist, or the conf of one plugin.
+func Examine(data []byte) *Report {
+	r := &Report{}
+	var l list
+	if err := json.Unmarshal(data, &l); err != nil {
+		r.problem("it is no configuration in JSON: %v", err)
+		return r
+	}
+	if l.Plugins == nil && l.Type != "" {
+		r.plugin(data, &l, nil)
+		return r
+	}
+	if len(l.Plugins) == 0 {
+		r.problem(`it has no plugins: a list has them in "plugins", and the conf of one plugin has a "type"`)
+		return r
+	}
+	var types []string
+	ours := 0
+	for i, raw := range l.Plugins {
+		var p list
+		if err := json.Unmarshal(raw, &p); err != nil {
+			r.problem("plugins[%d]: %v", i, err)
+			continue
+		}
+		if p.Type == "" {
+			r.problem("plugins[%d] has no type", i)
+		}
+		types = append(types, p.Type)
+		if isOurs(p.Type) {
+			ours++
+		}
+	}
+	if ours == 0 {
+		r.problem("none of its plugins is tombolo: %s", strings.Join(types, ", "))
+	}
+	for i, raw := range l.Plugins {
+		var p list
+		var fields map[string]json.RawMessage
+		if json.Unmarshal(raw, &p) != nil || !isOurs(p.Type) || json.Unmarshal(raw, &fields) != nil {
+			continue
+		}
+		// As a runtime hands it over.
+		for key, value := range map[string]string{"cniVersion": l.CNIVersion, "name": l.Name} {
+			fields[key], _ = json.Marshal(value)
+		}
+		merged, _ := json.Marshal(fields)
+		before := len(r.Problems)
+		r.plugin(merged, &p, types[:min(len(types), i)])
+		for j := before; j < len(r.Problems); j++ {
+			r.Problems[j] = fmt.Sprintf("plugins[%d]: %s", i, r.Problems[j])
+		}
+	}
+	r.doubles(l.Plugins)
+	if len(r.Problems) > 0 {
+		r.Plan = nil
+	}
+	return r
+}
+
+func isOurs(kind string) bool { return filepath.Base(kind) == "tombolo" }
+
+func (r *Report) problem(format string, args ...any) {
+	r.Problems = append(r.Problems, fmt.Sprintf(format, args...))
+}
+
+// doubles finds plugins of a chain that do what Tombolo does already.
+func (r *Report) doubles(plugins []json.RawMessage) {
+	does := map[string]string{"portmap": "portMappings", "bandwidth": "bandwidth"}
+	ours := map[string]bool{}
+	for pass := range 2 {
+		for i, raw := range plugins {
+			var p list
+			if json.Unmarshal(raw, &p) != nil {
+				continue
+			}
+			for capability, set := range p.Capabilities {
+				switch {
+				case pass == 0 && isOurs(p.Type):
+					ours[capability] = set
+				case pass == 1 && !isOurs(p.Type) && set && does[p.Type] == capability && ours[capability]:
+					r.problem("plugins[%d]: %s and tombolo both have the capability %s, so that both would do it: take it from one", i, p.Type, capability)
+				}
+			}
+		}
+	}
+}
+
+// plugin examines Tombolo's own part.
+func (r *Report) plugin(data []byte, l *list, before []string) {
+	nw, found := cni.Examine(data)
+	r.Problems = append(r.Problems, found...)
+	if len(r.Problems) > 0 {
+		return
+	}
+	r.Plan = plan(nw, l.Capabilities)
+	if len(before) > 0 {
+		r.Plan = append(r.Plan, "chain: it runs after "+strings.Join(before, ", "))
+	}
+}
+
+// plan is what the first ADD does, in words.
+func plan(nw *network.Network, capabilities map[string]bool) []string {
+	mtu := fmt.Sprintf("MTU %d", nw.MTU)
+	if nw.MTU == 0 {
+		mtu = "with the MTU of the default route's link"
+	}
+	lines := []string{fmt.Sprintf("bridge: network %q is on bridge %s, which is made if it is not there, %s", nw.Name, nw.Bridge, mtu)}
+	if nw.Uplink.NIC != "" {
+		lines = append(lines, fmt.Sprintf("uplink: %s becomes a port of %s, which takes over its addresses and routes (tombolo uplink plan %s %s says how)",
+			nw.Uplink.NIC, nw.Bridge, nw.Uplink.NIC, nw.Bridge))
+	}
+	return append(lines, addresses(nw), gateway(nw), firewall(nw), ports(capabilities))
+}
+
+func addresses(nw *network.Network) string {
+	switch {
+	case nw.Origin.Type == "":
+		return "addresses: none, since there is no ipam section"
+	case nw.Origin.Type == "dhcp":
+		return "addresses: pods lease them by DHCP"
+	case len(nw.Subnets) == 0:
+		return fmt.Sprintf("addresses: those that the IPAM %q gives", nw.Origin.Type)
+	}
+	var subnets []string
+	for _, p := range nw.Subnets {
+		subnets = append(subnets, p.String())
+	}
+	where := ""
+	if nw.Origin.Dir != "" {
+		where = ", reserved in " + filepath.Join(nw.Origin.Dir, nw.Name)
+	}
+	return fmt.Sprintf("addresses: from %s (%s)%s", strings.Join(subnets, ", "), nw.Origin.Type, where)
+}
+
+func gateway(nw *network.Network) string {
+	switch {
+	case nw.Exit != "":
+		return fmt.Sprintf("gateway: the pods' default route leads to the %s", nw.Exit)
+	case nw.Gateway && nw.DefaultGateway:
+		return "gateway: the bridge has the gateways' addresses, the host forwards, and the pods' default route leads there"
+	case nw.Gateway:
+		return "gateway: the bridge has the gateways' addresses, the host forwards, and pods get no default route"
+	}
+	return "gateway: none; the host has no part in what pods send"
+}
+
+func firewall(nw *network.Network) string {
+	var parts []string
+	if nw.Masquerade {
+		text := "what pods send to elsewhere has the host's address"
+		for i, p := range nw.NonMasquerade {
+			text += map[bool]string{true: ", but to ", false: " and "}[i == 0] + p.String()
+		}
+		parts = append(parts, text)
+	} else {
+		parts = append(parts, "no masquerade")
+	}
+	parts = append(parts, "ingress policy "+nw.Policy.String())
+	if nw.Guard {
+		parts = append(parts, "pods are held to their own MAC and addresses")
+	}
+	if nw.Isolated && nw.Policy != nft.Isolated {
+		parts = append(parts, "ports are isolated from each other")
+	}
+	return "firewall: " + strings.Join(parts, "; ")
+}
+
+func ports(capabilities map[string]bool) string {
+	var has []string
+	for name, set := range capabilities {
+		if set {
+			has = append(has, name)
+		}
+	}
+	slices.Sort(has)
+	if !slices.Contains(has, "portMappings") {
+		return "ports: none can be published, since the capability portMappings is not declared; capabilities: " + orNone(has)
+	}
+	return "ports: published on the host; capabilities: " + orNone(has)
+}
+
+func orNone(list []string) string {
+	if len(list) == 0 {
+		return "none"
+	}
+	return strings.Join(list, ", ")
+}

@@ -138,6 +138,12 @@ func (n *Node) nameDead(ctx context.Context, network string, refused error) erro
 	return fail.Errorf(ErrAttached, "%v; tombolo gc reclaims %s", refused, fail.Count(len(dead), "attachment whose pod is gone", "attachments whose pods are gone"))
 }
 
+// couldReclaim says whether dead pods of a network hold anything.
+func (n *Node) couldReclaim(ctx context.Context, network string) bool {
+	dead, err := n.CollectDead(ctx, network, true)
+	return err == nil && slices.ContainsFunc(dead, func(d Dead) bool { return d.Kept == nil })
+}
+
 // reclaimTimeout bounds what an Add spends on pods that died.
 const reclaimTimeout = 10 * time.Second
 

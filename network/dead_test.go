@@ -302,3 +302,36 @@ func TestWhatNobodyCouldTakeBackIsKept(t *testing.T) {
 	})
 	b.mustHave(t, "p")
 }
+
+func TestWhereDeadPodsAreInTheWayWhatHelpsIsNamed(t *testing.T) {
+	t.Parallel()
+	b := small(t)
+	p := b.another(t, "p")
+	made := b.added(t, p)
+	b.inside(t, func(s *session.Session) error { // as if they were on a LAN
+		if err := s.EnterAlone(t.Context()); err != nil {
+			return err
+		}
+		rec, err := s.Dir.LoadNetwork("pods")
+		if err != nil {
+			return err
+		}
+		rec.Uplink = "eth9"
+		return s.Dir.SaveNetwork(rec)
+	})
+	refused := func() (err error) {
+		t.Helper()
+		b.do(t, func() error { err = b.node.RestoreUplink(t.Context(), "eth9", ""); return nil })
+		if !errors.Is(err, ErrAttached) {
+			t.Errorf("restore: %v", err)
+		}
+		return err
+	}
+	if err := refused(); strings.Contains(err.Error(), "tombolo gc") {
+		t.Errorf("of a pod that lives: %v", err)
+	}
+	b.vanish(t, p, made)
+	if err := refused(); !strings.Contains(err.Error(), "tombolo gc reclaims 1 attachment whose pod is gone") {
+		t.Errorf("of a dead pod: %v", err)
+	}
+}

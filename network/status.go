@@ -45,7 +45,11 @@ func (n *Node) Ready(ctx context.Context, nw *Network, leases *Lease) error {
 		return err
 	}
 	if leases == nil && nw.Allocator != nil {
-		return n.allocatorReady(ctx, nw)
+		err := n.allocatorReady(ctx, nw)
+		if errors.Is(err, ipam.ErrPoolFull) && n.couldReclaim(ctx, nw.Name) {
+			return nil // an ADD does, and comes only if this says yes
+		}
+		return err
 	}
 	if leases == nil {
 		return nil

@@ -103,7 +103,12 @@ func TestADDReclaimsDeadPodsWhereThePoolIsFull(t *testing.T) {
 	had := w.add(dead)
 	_, err := w.tryAdd(n.pod("early"))
 	wantError(t, err, 100, "is full")
+	wantError(t, w.status(), 50, "is full")
 	w.kills(t, dead)
+	// A runtime asks STATUS before it sends an ADD.
+	if err := w.status(); err != nil {
+		t.Error(err)
+	}
 	if r := w.add(n.pod("next")); ip4(r) != ip4(had) {
 		t.Errorf("%s was given, want the dead pod's %s", ip4(r), ip4(had))
 	}

@@ -85,8 +85,9 @@ func docLabs() []docLab {
 		},
 		{
 			name: "LAN", lan: true, config: "docs/lan.md",
-			blocks: []string{"docs/lan.md: ip route show default", "docs/lan.md: tombolo uplink plan eth0 br0", "docs/lan.md: ctr image pull docker.io/library/nginx:alpine"},
-			output: []string{"default via 192.168.50.1 dev eth0", "br0", "192.168.50.1"},
+			blocks: []string{"docs/lan.md: ip route show default", "docs/lan.md: tombolo uplink plan eth0 br0", "docs/lan.md: ctr image pull docker.io/library/nginx:alpine",
+				"docs/lan.md: ctr task delete --force web"},
+			output: []string{"default via 192.168.50.1 dev eth0", "br0", "192.168.50.1", "eth0 has its addresses and routes back"},
 		},
 		{
 			name: "takeover", lan: true,

@@ -66,6 +66,9 @@ ctr() {
 	fi
 	case "$1 $2" in
 	"image pull") command ctr image ls -q | grep -qx "$3" ;;
+	"container delete") # what follows finds the container's port gone, as a while later
+		command ctr "$@"
+		while ip -oneline link | grep -q ': veth'; do sleep 0.05; done ;;
 	*) command ctr "$@" ;;
 	esac
 }

@@ -2,11 +2,9 @@ package addr_test
 
 import (
 	"encoding/binary"
-	"slices"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
@@ -64,82 +62,54 @@ func requestedByHand(h host) map[string]func() (netlink.Message, error) {
 	}
 }
 
-// listAll gives all addresses as the kernel writes them.
-func listAll(t *testing.T, c *nl.Conn) []netlink.Message {
-	t.Helper()
-	var all []netlink.Message
-	m := netlink.Message{Header: netlink.Header{Type: unix.RTM_GETADDR}, Data: make([]byte, unix.SizeofIfAddrmsg)}
-	if err := c.List("list addresses", m, nil, func(m netlink.Message) error {
-		all = append(all, m)
-		return nil
-	}); err != nil {
-		t.Fatal(err)
+// sorts are addresses of every sort, on eth0 of a host.
+func sorts(t *testing.T, h host) *nltest.Objects {
+	return &nltest.Objects{
+		Commands: recordedCommands(), ByHand: requestedByHand(h),
+		IP: func(args ...string) error { _, err := nstest.Try(h.ns, "ip", args...); return err },
+		List: func(c *nl.Conn) []netlink.Message {
+			var all []netlink.Message
+			m := netlink.Message{Header: netlink.Header{Type: unix.RTM_GETADDR}, Data: make([]byte, unix.SizeofIfAddrmsg)}
+			if err := c.List("list addresses", m, nil, func(m netlink.Message) error {
+				if int(binary.NativeEndian.Uint32(m.Data[4:])) == h.eth0 {
+					all = append(all, m)
+				}
+				return nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+			return all
+		},
+		// The prefix length, the link and the first address: neither time nor duplicate
+		// address detection changes them.
+		Identity: func(m netlink.Message) string {
+			return string(m.Data[:2]) + string(m.Data[4:min(len(m.Data), 8+4+16+4+4)])
+		},
+		Copy: addr.CopyOf, Said: addr.Said,
+		Del: func(m netlink.Message) (netlink.Message, error) {
+			return netlink.Message{Header: netlink.Header{Type: unix.RTM_DELADDR}, Data: m.Data}, nil
+		},
+		Refused: func(command string, err error) { t.Fatalf("%s: %v", command, err) },
+		// It brings temporary ones along.
+		Skips: func(command string, m netlink.Message, _ error) bool {
+			return strings.Contains(command, "mngtmpaddr") && !strings.Contains(strings.Join(addr.Said(m), " "), "mngtmpaddr")
+		},
+		Least: 20,
 	}
-	return all
 }
 
-// identity is a message's prefix length, link and first address, which neither time nor
-// duplicate address detection changes.
-func identity(m netlink.Message) string {
-	return string(m.Data[:2]) + string(m.Data[4:min(len(m.Data), 8+4+16+4+4)])
+// TestCopiesLoseNothingThatKernelsList reads what kernels listed of addresses of every
+// sort, records it as the journal of a takeover does, and holds the request that adds it
+// elsewhere to the kernel's message, attribute by attribute.
+func TestCopiesLoseNothingThatKernelsList(t *testing.T) {
+	t.Parallel()
+	(&nltest.Objects{Copy: addr.CopyOf, Said: addr.Said, Skips: func(string, netlink.Message, error) bool { return false }, Least: 20}).CopiesLoseNothing(t)
 }
 
-// TestTheKernelTakesCopiesForWhatItListed deletes addresses of every sort, adds them as
-// they were listed, and compares the kernel's listings.
 func TestTheKernelTakesCopiesForWhatItListed(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: h.ns})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	ask := func(m netlink.Message, err error) error {
-		var b nl.Batch
-		b.Add("ask", nil, m, err)
-		return conn.Execute(&b)
-	}
-	byHand := requestedByHand(h)
-	taken := 0
-	for command := range strings.Lines(strings.TrimSpace(recordedCommands())) {
-		command = strings.TrimSpace(command)
-		before := map[string]bool{}
-		for _, m := range listAll(t, conn) {
-			before[identity(m)] = true
-		}
-		if request := byHand[command]; request != nil {
-			if err := ask(request()); err != nil {
-				t.Fatalf("%s: %v", command, err)
-			}
-		} else {
-			nstest.Run(t, h.ns, "ip", strings.Fields(command)[1:]...)
-		}
-		for _, m := range listAll(t, conn) {
-			if before[identity(m)] || strings.Contains(command, "mngtmpaddr") && !strings.Contains(strings.Join(addr.Said(m), " "), "mngtmpaddr") {
-				continue // it brings temporary ones along
-			}
-			copied, err := addr.CopyOf(m)
-			if err != nil {
-				t.Errorf("%s: %v", command, err)
-				continue
-			}
-			if err := ask(netlink.Message{Header: netlink.Header{Type: unix.RTM_DELADDR}, Data: m.Data}, nil); err != nil {
-				t.Errorf("%s: delete it: %v", command, err)
-			}
-			if err := ask(copied, nil); err != nil {
-				t.Errorf("%s: add the copy: %v", command, err)
-				continue
-			}
-			want := addr.Said(m)
-			if !slices.ContainsFunc(listAll(t, conn), func(have netlink.Message) bool { return cmp.Equal(addr.Said(have), want) }) {
-				t.Errorf("%s: %q is no more listed", command, want)
-			}
-			taken++
-		}
-	}
-	if taken < 20 {
-		t.Errorf("%d copies: the commands cannot be whole", taken)
-	}
+	sorts(t, h).AreTakenAgain(t, h.ns)
 }
 
 // TestRecordMessages writes testdata/recorded/linux-VERSION.txt for the running kernel,
@@ -149,36 +119,5 @@ func TestRecordMessages(t *testing.T) {
 		t.Skip("records only with -update")
 	}
 	h := newHost(t)
-	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: h.ns})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	byHand := requestedByHand(h)
-	var records []nltest.Recording
-	for command := range strings.Lines(strings.TrimSpace(recordedCommands())) {
-		r := nltest.Recording{Command: strings.TrimSpace(command)}
-		have := map[string]bool{}
-		for _, m := range listAll(t, conn) {
-			have[identity(m)] = true
-		}
-		if by := byHand[r.Command]; by != nil {
-			var b nl.Batch
-			m, err := by()
-			b.Add("add", nil, m, err)
-			if err := conn.Execute(&b); err != nil {
-				r.Refused = err.Error()
-			}
-		} else if _, err := nstest.Try(h.ns, "ip", strings.Fields(r.Command)[1:]...); err != nil {
-			r.Refused = strings.TrimPrefix(err.Error(), r.Command+": ")
-		}
-		for _, m := range listAll(t, conn) {
-			if r.Refused == "" && !have[identity(m)] && int(binary.NativeEndian.Uint32(m.Data[4:])) == h.eth0 {
-				r.Messages = append(r.Messages, m)
-			}
-		}
-		t.Log(r.Command, len(r.Messages), r.Refused)
-		records = append(records, r)
-	}
-	nltest.SaveRecordings(t, records)
+	sorts(t, h).Record(t, h.ns)
 }

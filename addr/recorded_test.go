@@ -12,37 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
-	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
 )
-
-// TestCopiesLoseNothingThatKernelsList reads what kernels listed of addresses of every
-// sort, records it as the journal of a takeover does, and holds the request that adds it
-// elsewhere to the kernel's message, attribute by attribute.
-func TestCopiesLoseNothingThatKernelsList(t *testing.T) {
-	t.Parallel()
-	for kernel, list := range nltest.Recordings(t) {
-		t.Run(kernel, func(t *testing.T) {
-			t.Parallel()
-			copies := 0
-			for _, r := range list {
-				for _, m := range r.Messages {
-					copied, err := copyOf(m)
-					if err != nil {
-						t.Errorf("%s: %v", r.Command, err)
-						continue
-					}
-					if diff := cmp.Diff(said(m), said(copied)); diff != "" {
-						t.Errorf("%s (-listed +copied):\n%s", r.Command, diff)
-					}
-					copies++
-				}
-			}
-			if copies < 20 {
-				t.Errorf("%d copies: the recordings cannot be whole", copies)
-			}
-		})
-	}
-}
 
 // copyOf reads an address, has it on record, and gives the request that adds it again.
 func copyOf(m netlink.Message) (netlink.Message, error) {

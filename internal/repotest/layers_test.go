@@ -83,7 +83,7 @@ func layers() []layer {
 		{[]string{"cmd/tombolo"}, []string{"bridge", "bridge/bandwidth", "bridge/uplink", "network", "nft", "internal/cni", "internal/cni/conflist", "internal/demo", "internal/lease", "internal/printable", "internal/reclaim", "internal/state", "internal/strict"},
 			"the command wires and prints"},
 		{[]string{"cmd/tombolod"}, []string{"internal/keeper", "internal/lease", "internal/reclaim", "internal/state", "network"}, "the command wires, what keeps leases and what repairs too"},
-		{[]string{"internal/nl/nltest"}, []string{".", "internal/nl"}, "a kernel for tests of any layer above netlink"},
+		{[]string{"internal/nl/nltest"}, []string{".", "internal/nl", "netns"}, "a kernel for tests of any layer above netlink"},
 		{[]string{"internal/golden"}, nil, "files beside tests, whatever is in them"},
 		{[]string{"internal/nstest"}, []string{"netns", "internal/icmp"}, "fixtures for tests of any layer above namespaces"},
 		{[]string{"internal/nstest/fault"}, []string{"netns"}, "a fixture: it runs programs of any layer"},

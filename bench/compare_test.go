@@ -303,7 +303,6 @@ func compared() map[string][]string {
 		"attach":             {"kernel"},
 		"tombolo-in-process": {"kernel"},
 		"tombolo":            {"go-limit", "floor", reference, "kindnet", "chain-iptables", "chain-nftables"},
-		"tombolo-udp":        {reference},
 		"tombolo-rapid":      {reference},
 		reference:            {"go-limit", "floor"},
 	}

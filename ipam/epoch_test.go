@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
 // The tests have a boot at this time, and reservations from before and after it.
@@ -25,7 +27,7 @@ func liveAddrs(live ...Live) func(context.Context) ([]Live, error) {
 	return func(context.Context) ([]Live, error) { return live, nil }
 }
 
-func liveAt(addr string, o Owner) Live { return Live{Hash: hashOf(o), Addr: addrs(addr)[0]} }
+func liveAt(addr string, o Owner) Live { return Live{Hash: hashOf(o), Addr: nstest.Addrs(addr)[0]} }
 
 // marker is the content of the directory's marker file.
 func (n *node) marker() string {
@@ -82,7 +84,7 @@ func TestReservationsOfAnEarlierEpochAreDropped(t *testing.T) {
 	if got, want := n.marker(), `{"version":1,"epoch":"boot-2"}`; got != want {
 		t.Errorf("marker %s, want %s", got, want)
 	}
-	if !n.warned("dropped 7 reservations from before 2026-01-02 03:04:05 UTC") {
+	if !n.Warned("dropped 7 reservations from before 2026-01-02 03:04:05 UTC") {
 		t.Error("no warning")
 	}
 	// In the same epoch nothing is dropped again.
@@ -139,7 +141,7 @@ func TestWithoutAMarkerNothingIsDropped(t *testing.T) {
 				"10.1.0.2": "reference-pod\r\neth0", "10.1.0.3": "a\r\neth0", "last_reserved_ip.0": "10.1.0.3",
 				"10.1.0.4": "tombolo:" + hashOf(Owner{"alive", "eth0"}) + "\r\n",
 			})
-			if got := n.warned("treated as missing"); got != (marker != "") {
+			if got := n.Warned("treated as missing"); got != (marker != "") {
 				t.Errorf("warned of the marker: %v", got)
 			}
 			if got := n.marker(); !strings.Contains(got, "boot-2") {
@@ -164,7 +166,7 @@ func TestADirectoryDeletedWhilePodsRunIsRebuilt(t *testing.T) {
 		calls++
 		return []Live{
 			liveAt("10.1.0.2", a), liveAt("fd00::2", a), liveAt("10.1.0.3", b), liveAt("fd00::3", b), liveAt("10.1.0.1", a),
-			liveAt("10.77.0.1", b), {Hash: "not a hash", Addr: addrs("::ffff:10.1.0.5")[0]}, {},
+			liveAt("10.77.0.1", b), {Hash: "not a hash", Addr: nstest.Addrs("::ffff:10.1.0.5")[0]}, {},
 		}, nil
 	}
 	if got := n.add("c"); got != "10.1.0.4,fd00::4" {
@@ -176,11 +178,11 @@ func TestADirectoryDeletedWhilePodsRunIsRebuilt(t *testing.T) {
 		"10.1.0.4": "c\r\neth0", "fd00::4": "c\r\neth0", "10.1.0.5": "tombolo:0\r\n",
 		"last_reserved_ip.0": "10.1.0.4", "last_reserved_ip.1": "fd00::4",
 	})
-	if !n.warned("reserved 5 addresses that are in use but had no reservation") {
+	if !n.Warned("reserved 5 addresses that are in use but had no reservation") {
 		t.Error("no warning")
 	}
 	n.del("a")
-	if err := n.allocator(n.request("b")).Del(context.Background(), addrs("10.1.0.3", "fd00::3")); err != nil {
+	if err := n.allocator(n.request("b")).Del(context.Background(), nstest.Addrs("10.1.0.3", "fd00::3")); err != nil {
 		t.Error(err)
 	}
 	n.add("d")
@@ -279,7 +281,7 @@ func TestWithoutHashesOldReservationsOfLiveAddressesStay(t *testing.T) {
 	n.put("10.1.0.2", "someone\r\neth0", beforeIt)
 	r := n.request("a")
 	r.Epoch, r.Hash = thisEpoch, nil
-	r.Live = liveAddrs(Live{Hash: "abc", Addr: addrs("10.1.0.2")[0]})
+	r.Live = liveAddrs(Live{Hash: "abc", Addr: nstest.Addrs("10.1.0.2")[0]})
 	result, err := n.tryAdd(r)
 	if err != nil || addressesOf(result) != "10.1.0.3" {
 		t.Errorf("got %v, %v", result, err)
@@ -296,7 +298,7 @@ func TestAMarkerThatCannotBeWrittenIsAWarning(t *testing.T) {
 	if got := n.add("a"); got != "10.1.0.2" {
 		t.Errorf("got %s", got)
 	}
-	if !n.warned("write epoch marker") {
+	if !n.Warned("write epoch marker") {
 		t.Error("no warning")
 	}
 	n.del("a")

@@ -8,16 +8,16 @@ import (
 	"fmt"
 	"io/fs"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
 // A node is a machine with one network: what the requests of a test have in common.
@@ -29,8 +29,7 @@ type node struct {
 	live    func(context.Context) ([]Live, error)
 	inUse   func(hash string) bool
 
-	mu       sync.Mutex
-	warnings []string
+	nstest.Warnings
 }
 
 // rangesOf reads range sets as the ipam section of a netconf has them.
@@ -83,7 +82,7 @@ func (n *node) request(id string) *request {
 			LockWait: time.Hour, // however busy the machine is
 		},
 		Owner: Owner{ContainerID: id, IfName: "eth0"},
-		Node:  Node{Epoch: n.epoch, Live: n.live, InUse: n.inUse, Hash: hashOf, Warn: n.warn},
+		Node:  Node{Epoch: n.epoch, Live: n.live, InUse: n.inUse, Hash: hashOf, Warn: n.Warn},
 	}
 }
 
@@ -116,21 +115,6 @@ func (r *request) store() *store {
 		panic(err)
 	}
 	return &a.Allocator.(*HostLocal).store
-}
-
-func (n *node) warn(message string) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.warnings = append(n.warnings, message)
-}
-
-// warned reports whether a warning holds text, and forgets all warnings.
-func (n *node) warned(text string) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	found := strings.Contains(strings.Join(n.warnings, "\n"), text)
-	n.warnings = nil
-	return found
 }
 
 // hashOf is a Node.Hash.
@@ -187,55 +171,6 @@ func resultAddrs(given *Allocation) []netip.Addr {
 	return list
 }
 
-// files reads the network's directory: name and content of each file, without the lock and the marker.
-func (n *node) files() map[string]string {
-	n.t.Helper()
-	entries, err := os.ReadDir(n.dir())
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		n.t.Fatal(err)
-	}
-	files := map[string]string{}
-	for _, entry := range entries {
-		if entry.IsDir() {
-			files[entry.Name()] = "directory"
-			continue
-		}
-		data, err := os.ReadFile(filepath.Join(n.dir(), entry.Name()))
-		if err != nil {
-			n.t.Fatal(err)
-		}
-		if entry.Name() != lockName && entry.Name() != markerName {
-			files[entry.Name()] = string(data)
-		}
-	}
-	return files
-}
-
-// expect compares the directory's files with want.
-func (n *node) expect(want map[string]string) {
-	n.t.Helper()
-	if diff := cmp.Diff(want, n.files()); diff != "" {
-		n.t.Errorf("files (-want +got)\n%s", diff)
-	}
-}
-
-// put writes a file into the network's directory, as of long ago if old.
-func (n *node) put(name, content string, old ...time.Time) {
-	n.t.Helper()
-	if err := os.MkdirAll(n.dir(), 0o755); err != nil {
-		n.t.Fatal(err)
-	}
-	path := filepath.Join(n.dir(), name)
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		n.t.Fatal(err)
-	}
-	for _, when := range old {
-		if err := os.Chtimes(path, when, when); err != nil {
-			n.t.Fatal(err)
-		}
-	}
-}
-
 // wantError checks what an error matches, and that its message holds text.
 func wantError(t *testing.T, err error, sentinel error, text string) {
 	t.Helper()
@@ -254,14 +189,6 @@ func wantIOError(t *testing.T, err error, sentinel error, text string) {
 		t.Errorf("%v holds no fs.PathError", err)
 	}
 	wantError(t, err, sentinel, text)
-}
-
-func addrs(texts ...string) []netip.Addr {
-	var list []netip.Addr
-	for _, text := range texts {
-		list = append(list, netip.MustParseAddr(text))
-	}
-	return list
 }
 
 // onThread runs f on a thread of its own, which then ends: what f changes of it (capabilities, mounts) goes with it.
@@ -286,4 +213,24 @@ func dropFileCapabilities() error {
 	}
 	data[0].Effective &^= 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_DAC_READ_SEARCH
 	return unix.Capset(&header, &data[0])
+}
+
+// files reads the network's directory, without the lock and the marker.
+func (n *node) files() map[string]string {
+	n.t.Helper()
+	return nstest.Files(n.t, n.dir(), lockName, markerName)
+}
+
+// expect compares the directory's files with want.
+func (n *node) expect(want map[string]string) {
+	n.t.Helper()
+	if diff := cmp.Diff(want, n.files()); diff != "" {
+		n.t.Errorf("files (-want +got)\n%s", diff)
+	}
+}
+
+// put writes a file into the network's directory, as of long ago if old.
+func (n *node) put(name, content string, old ...time.Time) {
+	n.t.Helper()
+	nstest.PutFile(n.t, n.dir(), name, content, old...)
 }

@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
 func TestAddressesAreGivenInTurn(t *testing.T) {
@@ -29,8 +31,8 @@ func TestAddressesAreGivenInTurn(t *testing.T) {
 		"10.1.0.2": "e\r\neth0", "10.1.0.3": "b\r\neth0", "10.1.0.4": "c\r\neth0", "10.1.0.5": "d\r\neth0",
 		"last_reserved_ip.0": "10.1.0.2",
 	})
-	if len(n.warnings) > 0 {
-		t.Errorf("warnings: %q", n.warnings)
+	if len(n.All()) > 0 {
+		t.Errorf("warnings: %q", n.All())
 	}
 }
 
@@ -38,20 +40,20 @@ func TestATakenAddressIsNotGivenToAnother(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, small)
 	r := n.request("a")
-	r.want = addrs("10.1.0.4")
+	r.want = nstest.Addrs("10.1.0.4")
 	if _, err := n.tryAdd(r); err != nil {
 		t.Fatal(err)
 	}
 	r = n.request("b")
-	r.want = addrs("10.1.0.4")
+	r.want = nstest.Addrs("10.1.0.4")
 	_, err := n.tryAdd(r)
 	wantError(t, err, ErrAddressTaken, `network "lan": the requested address 10.1.0.4 is taken by container a`)
 	n.put("10.1.0.5", "tombolo:abc\r\n")
-	r.want = addrs("10.1.0.5")
+	r.want = nstest.Addrs("10.1.0.5")
 	_, err = n.tryAdd(r)
 	wantError(t, err, ErrAddressTaken, `taken by the attachment with hash abc`)
 	n.put("10.1.0.3", "not an owner")
-	r.want = addrs("10.1.0.3")
+	r.want = nstest.Addrs("10.1.0.3")
 	_, err = n.tryAdd(r)
 	wantError(t, err, ErrAddressTaken, `taken by the file `+n.dir()+"/10.1.0.3")
 }
@@ -147,7 +149,7 @@ func TestDelByHintTakesOnlyItsOwn(t *testing.T) {
 	n.put("10.1.0.7", "tombolo:abc\r\n")
 	n.put("10.1.0.8", "a\r\neth0")
 	a := n.allocator(n.request("a"))
-	hint := addrs("10.1.0.2", "10.1.0.3", "10.1.0.4", "10.1.0.5", "10.1.0.6", "10.1.0.7", "10.1.0.99")
+	hint := nstest.Addrs("10.1.0.2", "10.1.0.3", "10.1.0.4", "10.1.0.5", "10.1.0.6", "10.1.0.7", "10.1.0.99")
 	for range 2 {
 		if err := a.Del(context.Background(), hint); err != nil {
 			t.Fatal(err)
@@ -184,7 +186,7 @@ func TestWithoutADirectoryThereIsNothingToDo(t *testing.T) {
 	ctx := context.Background()
 	for name, err := range map[string]error{
 		"Del":           a.Del(ctx, nil),
-		"Del by hint":   a.Del(ctx, addrs("10.1.0.2")),
+		"Del by hint":   a.Del(ctx, nstest.Addrs("10.1.0.2")),
 		"GC":            a.Collect(ctx, nil),
 		"Status":        a.Status(ctx),
 		"Status, epoch": n.allocatorIn(Epoch{Token: "x"}).Status(ctx),
@@ -246,7 +248,7 @@ func TestGCReleasesWhatNoValidOwnerClaims(t *testing.T) {
 				want[name] = before[name]
 			}
 			n.expect(want)
-			if !n.warned("10.1.0.17 holds no reservation: left alone") {
+			if !n.Warned("10.1.0.17 holds no reservation: left alone") {
 				t.Error("the foreign file is not reported")
 			}
 		})

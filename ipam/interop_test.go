@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
 // reference is the directory with the reference plugins, of containernetworking/plugins v1.9.1.
@@ -117,7 +119,7 @@ func TestTheReferenceAndWeSeeEachOthersReservations(t *testing.T) {
 	// Each releases what the other reserved.
 	n.mustRunReference(dir, "DEL", "ours1")
 	n.del("theirs1")
-	if err := n.allocator(n.request("theirs2")).Del(context.Background(), addrs("10.1.0.5", "fd00::5")); err != nil {
+	if err := n.allocator(n.request("theirs2")).Del(context.Background(), nstest.Addrs("10.1.0.5", "fd00::5")); err != nil {
 		t.Error(err)
 	}
 	n.mustRunReference(dir, "DEL", "ours2")

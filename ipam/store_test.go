@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
 // holdLock takes the lock of the node's directory as another process would, and returns what releases it.
@@ -249,7 +251,7 @@ func TestWhatADeadCreatorLeftIsReclaimed(t *testing.T) {
 			if got := n.add("a"); got != "10.1.0.2" {
 				t.Errorf("got %s", got)
 			}
-			if !n.warned(`network "lan": reclaimed 10.1.0.2`) {
+			if !n.Warned(`network "lan": reclaimed 10.1.0.2`) {
 				t.Error("no warning")
 			}
 			n.expect(map[string]string{"10.1.0.2": "a\r\neth0", "last_reserved_ip.0": "10.1.0.2"})
@@ -298,7 +300,7 @@ func TestForeignFilesAreToleratedReportedAndKept(t *testing.T) {
 	if got := n.add("a"); got != "10.1.0.5" {
 		t.Errorf("got %s", got)
 	}
-	warnings := strings.Join(n.warnings, "\n")
+	warnings := strings.Join(n.All(), "\n")
 	for _, want := range []string{
 		"addresses are not given in turn", "10.1.0.2 is not given to anyone", "10.1.0.3 is not given to anyone",
 		"10.1.0.4 is not given to anyone",
@@ -307,15 +309,15 @@ func TestForeignFilesAreToleratedReportedAndKept(t *testing.T) {
 			t.Errorf("no warning that %s:\n%s", want, warnings)
 		}
 	}
-	n.warned("")
+	n.Warned("")
 	ctx := context.Background()
-	if err := n.allocator(n.request("a")).Del(ctx, addrs("10.1.0.2", "10.1.0.3", "10.1.0.4", "10.1.0.5", "10.1.0.99")); err != nil {
+	if err := n.allocator(n.request("a")).Del(ctx, nstest.Addrs("10.1.0.2", "10.1.0.3", "10.1.0.4", "10.1.0.5", "10.1.0.99")); err != nil {
 		t.Error(err)
 	}
 	if err := n.allocator(n.request("")).Collect(ctx, nil); err != nil {
 		t.Error(err)
 	}
-	if !n.warned(`ignored 10 foreign files in ` + n.dir() + `: ["10.1.0.02" "::ffff:10.1.0.2" "FD00::1" "b" "c"]`) {
+	if !n.Warned(`ignored 10 foreign files in ` + n.dir() + `: ["10.1.0.02" "::ffff:10.1.0.2" "FD00::1" "b" "c"]`) {
 		t.Error("no warning of the foreign files")
 	}
 	for _, name := range []string{"note", "b", "fe80::1%eth0", "10.1.0.2", "10.1.0.3/sub", "10.1.0.4", "10.1.0.99", "last_reserved_ip.0"} {
@@ -332,7 +334,7 @@ func TestRubbishInLastReservedStartsAtTheBeginning(t *testing.T) {
 	if got := n.add("a"); got != "10.1.0.2" {
 		t.Errorf("got %s", got)
 	}
-	if !n.warned("last_reserved_ip.0 holds no address") {
+	if !n.Warned("last_reserved_ip.0 holds no address") {
 		t.Error("no warning")
 	}
 	n.expect(map[string]string{"10.1.0.2": "a\r\neth0", "last_reserved_ip.0": "10.1.0.2"})
@@ -372,12 +374,12 @@ func TestAFullDiskLeavesNothingBehind(t *testing.T) {
 		if err := os.Truncate(filepath.Join(n.dir(), "ballast"), 4096); err != nil {
 			t.Error(err)
 		}
-		n.warned("")
+		n.Warned("")
 		result, err := n.tryAdd(n.request("a"))
 		if err != nil || addressesOf(result) != "10.1.0.2" {
 			t.Errorf("got %v, %v", result, err)
 		}
-		if !n.warned("addresses are not given in turn: write") {
+		if !n.Warned("addresses are not given in turn: write") {
 			t.Error("no warning")
 		}
 	})

@@ -14,9 +14,11 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/golden"
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
@@ -213,7 +215,7 @@ func TestMessagesAreAsRecorded(t *testing.T) {
 		}, {
 			name: "ensure",
 			do: func(c *Conn) error {
-				_, err := c.Ensure(ctx, Network{Name: "podnet", Masquerade: true, Prefixes: prefixes("10.22.0.0/18")})
+				_, err := c.Ensure(ctx, Network{Name: "podnet", Masquerade: true, Prefixes: nstest.Prefixes("10.22.0.0/18")})
 				return err
 			},
 			messages: []string{
@@ -393,7 +395,7 @@ func TestMessagesAreAsRecorded(t *testing.T) {
 			if n != len(tc.messages) {
 				t.Errorf("%d messages, and %d that are described", n, len(tc.messages))
 			}
-			golden(t, filepath.Join("messages", strings.ReplaceAll(tc.name, " ", "-")+".txt"), out.Bytes())
+			golden.Compare(t, filepath.Join("messages", strings.ReplaceAll(tc.name, " ", "-")+".txt"), out.Bytes())
 		})
 	}
 }

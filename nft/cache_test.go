@@ -15,6 +15,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
@@ -62,7 +63,7 @@ func TestReadyGoesByItsCache(t *testing.T) {
 	c.wantLooks(t, "then", second, true)
 	c.wantLooks(t, "the first one again", n, true)
 	changed := n
-	changed.NonMasquerade = prefixes("192.0.2.0/24")
+	changed.NonMasquerade = nstest.Prefixes("192.0.2.0/24")
 	mustBeReady(t, c.Conn, changed, false)
 	c.wantLooks(t, "after one that is not ready", n, true)
 
@@ -241,7 +242,7 @@ func TestSumsTellNetworksApart(t *testing.T) {
 	sums := map[uint64]string{}
 	for _, n := range []Network{
 		{Name: "a"}, {Name: "b"}, {Name: "a", Masquerade: true}, {Name: "a", Guard: true},
-		{Name: "a", Masquerade: true, Prefixes: prefixes("10.0.0.0/8")},
+		{Name: "a", Masquerade: true, Prefixes: nstest.Prefixes("10.0.0.0/8")},
 		{Name: "a", Bridge: "br0"}, {Name: "a", Bridge: "br1"}, {Name: "a", Bridge: "br0", NFCall: true},
 		{Name: "a", Bridge: "br0", LAN: true}, {Name: "a", Bridge: "br0", Policy: SameBridge}, {Name: "a", Bridge: "br0", Policy: Isolated},
 		{Name: "a", Dedup: dedups()},

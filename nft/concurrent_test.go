@@ -5,29 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"sync"
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
-
-// atOnce runs do n times at once, each with a Conn of its own, as processes would.
-func atOnce(t *testing.T, conns []*Conn, do func(i int, c *Conn) error) []error {
-	t.Helper()
-	errs := make([]error, len(conns))
-	var start, end sync.WaitGroup
-	start.Add(1)
-	for i, c := range conns {
-		end.Go(func() {
-			start.Wait()
-			errs[i] = do(i, c)
-		})
-	}
-	start.Done()
-	end.Wait()
-	return errs
-}
 
 func many(t *testing.T, n int) []*Conn {
 	t.Helper()
@@ -37,13 +19,6 @@ func many(t *testing.T, n int) []*Conn {
 		conns[i] = dial(t, ns)
 	}
 	return conns
-}
-
-func noErrors(t *testing.T, what string, errs []error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatalf("%s: %v", what, err)
-	}
 }
 
 // ensureAndAdd is what a plugin does, in short.
@@ -76,17 +51,17 @@ func TestFirstAddsOf64AtOnce(t *testing.T) {
 	for i := range conns {
 		want = append(want, numbered(i))
 	}
-	noErrors(t, "first adds", atOnce(t, conns, func(i int, c *Conn) error { return ensureAndAdd(c, podnet(), want[i]) }))
+	nstest.NoErrors(t, "first adds", nstest.AtOnce(conns, func(i int, c *Conn) error { return ensureAndAdd(c, podnet(), want[i]) }))
 	wantEndpoints(t, conns[0], want...)
 	wantReady(t, conns[0], podnet(), want...)
-	noErrors(t, "removes", atOnce(t, conns, func(i int, c *Conn) error {
+	nstest.NoErrors(t, "removes", nstest.AtOnce(conns, func(i int, c *Conn) error {
 		if i%2 == 0 {
 			return c.RemoveOwners(ctx, want[i].Owner)
 		}
 		return c.Remove(ctx, want[i])
 	}))
 	wantEndpoints(t, conns[0])
-	noErrors(t, "removals of the network", atOnce(t, conns, func(_ int, c *Conn) error { return c.RemoveNetwork(ctx, "podnet") }))
+	nstest.NoErrors(t, "removals of the network", nstest.AtOnce(conns, func(_ int, c *Conn) error { return c.RemoveNetwork(ctx, "podnet") }))
 }
 
 func TestNetworksOf32AtOnce(t *testing.T) {
@@ -98,11 +73,11 @@ func TestNetworksOf32AtOnce(t *testing.T) {
 		return n
 	}
 	ctx := context.Background()
-	noErrors(t, "ensures", atOnce(t, conns, func(i int, c *Conn) error { _, err := c.Ensure(ctx, network(i)); return err }))
+	nstest.NoErrors(t, "ensures", nstest.AtOnce(conns, func(i int, c *Conn) error { _, err := c.Ensure(ctx, network(i)); return err }))
 	for i := range 4 {
 		wantReady(t, conns[0], network(i))
 	}
-	noErrors(t, "removals", atOnce(t, conns, func(i int, c *Conn) error { return c.RemoveNetwork(ctx, network(i).Name) }))
+	nstest.NoErrors(t, "removals", nstest.AtOnce(conns, func(i int, c *Conn) error { return c.RemoveNetwork(ctx, network(i).Name) }))
 	for _, family := range ruleset.OurFamilies() {
 		inv, err := conns[0].tables.Inventory(family)
 		if err != nil || inv.Table {
@@ -118,7 +93,7 @@ func TestAddressWantedBy16HasOneOwner(t *testing.T) {
 	ctx := context.Background()
 	owner := func(i int) Owner { return Owner(fmt.Sprintf("%011x", i)) }
 
-	errs := atOnce(t, conns, func(i int, c *Conn) error { return c.Add(ctx, pod(owner(i), "10.22.0.5", "fd00:22::5")) })
+	errs := nstest.AtOnce(conns, func(i int, c *Conn) error { return c.Add(ctx, pod(owner(i), "10.22.0.5", "fd00:22::5")) })
 	winner := -1
 	for i, err := range errs {
 		if err == nil && winner >= 0 {
@@ -135,7 +110,7 @@ func TestAddressWantedBy16HasOneOwner(t *testing.T) {
 	}
 	// Now each takes it, and removes what it had unless it has been taken: what is
 	// left is one owner's, and whole.
-	noErrors(t, "replaces", atOnce(t, conns, func(i int, c *Conn) error {
+	nstest.NoErrors(t, "replaces", nstest.AtOnce(conns, func(i int, c *Conn) error {
 		ep := pod(owner(i), "10.22.0.5", "fd00:22::5")
 		if err := c.Replace(ctx, ep); err != nil || i == 0 {
 			return err
@@ -157,7 +132,7 @@ func TestChurnStarvesNobody(t *testing.T) {
 	conns := many(t, 24)
 	mustEnsure(t, conns[0], podnet())
 	ctx := context.Background()
-	noErrors(t, "churn", atOnce(t, conns, func(i int, c *Conn) error {
+	nstest.NoErrors(t, "churn", nstest.AtOnce(conns, func(i int, c *Conn) error {
 		for range 20 {
 			ep := numbered(i)
 			if err := ensureAndAdd(c, podnet(), ep); err != nil {

@@ -83,7 +83,7 @@ func (s *guardSite) delivered(tb testing.TB, to string) int {
 	defer conn.Close()
 	s.frames++
 	token, last := fmt.Sprintf("token%07d", s.frames), fmt.Sprintf("last%08d", s.frames)
-	err = onOneCPU(func() error {
+	err = nstest.OnOneCPU(func() error {
 		for range 10 {
 			if _, err := conn.WriteTo([]byte(token), net.UDPAddrFromAddrPort(netip.AddrPortFrom(nstest.Addr(to), 9))); err != nil {
 				return err

@@ -45,10 +45,10 @@ func TestAddIsStrict(t *testing.T) {
 			ConflictError{Table: "inet tombolo", Set: "pods4", Key: "cbr0 . 10.22.0.5", Owner: "00000000001", Network: "podnet", Comment: "tombolo:1:00000000001:podnet"}},
 		{"another owner's IPv6 address", pod("00000000002", "10.22.0.6", "fd00:22::5"),
 			ConflictError{Table: "inet tombolo", Set: "pods6", Key: "cbr0 . fd00:22::5", Owner: "00000000001", Network: "podnet", Comment: "tombolo:1:00000000001:podnet"}},
-		{"another network on the same bridge", Endpoint{Owner: "00000000002", Network: "lan", Bridge: "cbr0", Addrs: addrs("10.22.0.5")},
+		{"another network on the same bridge", Endpoint{Owner: "00000000002", Network: "lan", Bridge: "cbr0", Addrs: nstest.Addrs("10.22.0.5")},
 			ConflictError{Table: "inet tombolo", Set: "pods4", Key: "cbr0 . 10.22.0.5", Owner: "00000000001", Network: "podnet", Comment: "tombolo:1:00000000001:podnet"}},
 		{"the same network on another bridge",
-			Endpoint{Owner: "00000000002", Network: "podnet", Bridge: "cbr1", Addrs: addrs("10.22.0.5"), Masquerade: true},
+			Endpoint{Owner: "00000000002", Network: "podnet", Bridge: "cbr1", Addrs: nstest.Addrs("10.22.0.5"), Masquerade: true},
 			ConflictError{Table: "inet tombolo", Set: "masq4-podnet", Key: "10.22.0.5", Owner: "00000000001", Network: "podnet", Comment: "tombolo:1:00000000001:podnet"}},
 		{"what someone added by hand", pod("00000000002", "10.22.9.9"),
 			ConflictError{Table: "inet tombolo", Set: "pods4", Key: "cbr0 . 10.22.9.9", Comment: "by hand"}},
@@ -84,12 +84,12 @@ func TestConflictNamesTheOwner(t *testing.T) {
 func TestNetworksMayShareABridgeAndAddresses(t *testing.T) {
 	t.Parallel()
 	c, _ := dialNew(t)
-	other := Network{Name: "other", Masquerade: true, Prefixes: prefixes("10.22.0.0/16")}
+	other := Network{Name: "other", Masquerade: true, Prefixes: nstest.Prefixes("10.22.0.0/16")}
 	mustEnsure(t, c, podnet())
 	mustEnsure(t, c, other)
 	eps := []Endpoint{
-		{Owner: "00000000002", Network: "other", Bridge: "cbr0", Addrs: addrs("10.22.0.6"), Masquerade: true},
-		{Owner: "00000000003", Network: "other", Bridge: "cbr1", Addrs: addrs("10.22.0.5"), Masquerade: true},
+		{Owner: "00000000002", Network: "other", Bridge: "cbr0", Addrs: nstest.Addrs("10.22.0.6"), Masquerade: true},
+		{Owner: "00000000003", Network: "other", Bridge: "cbr1", Addrs: nstest.Addrs("10.22.0.5"), Masquerade: true},
 		pod("00000000001", "10.22.0.5"),
 	}
 	mustAdd(t, c, eps...)
@@ -205,9 +205,9 @@ func TestRemoveNetworkLeavesOtherNetworks(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
 	c, ns := dialNew(t)
-	other := Network{Name: "podnet2", Masquerade: true, Prefixes: prefixes("10.23.0.0/16")}
+	other := Network{Name: "podnet2", Masquerade: true, Prefixes: nstest.Prefixes("10.23.0.0/16")}
 	plain := Network{Name: "plain"}
-	kept := Endpoint{Owner: "00000000002", Network: "podnet2", Bridge: "cbr0", Addrs: addrs("10.23.0.5"), Masquerade: true}
+	kept := Endpoint{Owner: "00000000002", Network: "podnet2", Bridge: "cbr0", Addrs: nstest.Addrs("10.23.0.5"), Masquerade: true}
 	for _, n := range []Network{podnet(), other, plain} {
 		mustEnsure(t, c, n)
 	}
@@ -244,12 +244,12 @@ func TestRemoveNetworkKeepsATableThatIsUsed(t *testing.T) {
 	c, ns := dialNew(t)
 	mustEnsure(t, c, podnet())
 	// Neither has a chain of its own.
-	mustAdd(t, c, Endpoint{Owner: "00000000001", Network: "plain", Bridge: "cbr0", Addrs: addrs("10.9.0.1")})
+	mustAdd(t, c, Endpoint{Owner: "00000000001", Network: "plain", Bridge: "cbr0", Addrs: nstest.Addrs("10.9.0.1")})
 	if err := c.RemoveNetwork(context.Background(), "podnet"); err != nil {
 		t.Fatal(err)
 	}
 	wantReady(t, c, Network{Name: "plain"})
-	wantEndpoints(t, c, Endpoint{Owner: "00000000001", Network: "plain", Bridge: "cbr0", Addrs: addrs("10.9.0.1")})
+	wantEndpoints(t, c, Endpoint{Owner: "00000000001", Network: "plain", Bridge: "cbr0", Addrs: nstest.Addrs("10.9.0.1")})
 	if list := nft(t, ns, "list", "ruleset"); strings.Contains(list, "podnet") {
 		t.Errorf("left over of podnet:\n%s", list)
 	}
@@ -264,7 +264,7 @@ func TestEndpointsOfALongNetworkName(t *testing.T) {
 		mustEnsure(t, c, Network{Name: name, Masquerade: true})
 		mustAdd(t, c, Endpoint{
 			Owner: Owner(fmt.Sprintf("%016d", i)), Network: name, Bridge: "cbr0", Masquerade: true,
-			Addrs: addrs(fmt.Sprintf("10.22.0.%d", i)),
+			Addrs: nstest.Addrs(fmt.Sprintf("10.22.0.%d", i)),
 		})
 	}
 	for i, name := range []string{long, alike} {
@@ -306,8 +306,8 @@ func TestInvalidArgumentsAreRefusedBeforeTheKernelIsAsked(t *testing.T) {
 		"bridge to be numbered":   endpoint(func(ep *Endpoint) { ep.Bridge = "br%d" }),
 		"bridge with a NUL":       endpoint(func(ep *Endpoint) { ep.Bridge = "a\x00b" }),
 		"zero address":            endpoint(func(ep *Endpoint) { ep.Addrs = make([]netip.Addr, 1) }),
-		"mapped address":          endpoint(func(ep *Endpoint) { ep.Addrs = addrs("10.22.0.5", "::ffff:10.0.0.1") }),
-		"address with a zone":     endpoint(func(ep *Endpoint) { ep.Addrs = addrs("fe80::1%eth0") }),
+		"mapped address":          endpoint(func(ep *Endpoint) { ep.Addrs = nstest.Addrs("10.22.0.5", "::ffff:10.0.0.1") }),
+		"address with a zone":     endpoint(func(ep *Endpoint) { ep.Addrs = nstest.Addrs("fe80::1%eth0") }),
 		"neither address nor MAC": endpoint(func(ep *Endpoint) { ep.Addrs = nil }),
 		"MAC of eight bytes": endpoint(func(ep *Endpoint) {
 			ep.Addrs, ep.MAC = nil, net.HardwareAddr{1, 2, 3, 4, 5, 6, 7, 8}
@@ -326,7 +326,7 @@ func TestInvalidArgumentsAreRefusedBeforeTheKernelIsAsked(t *testing.T) {
 		"no name":       {},
 		"name with :":   {Name: "a:b"},
 		"zero prefix":   {Name: "a", Prefixes: make([]netip.Prefix, 1)},
-		"mapped prefix": {Name: "a", NonMasquerade: prefixes("::ffff:10.0.0.0/104")},
+		"mapped prefix": {Name: "a", NonMasquerade: nstest.Prefixes("::ffff:10.0.0.0/104")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, ensureErr := c.Ensure(ctx, n)

@@ -10,6 +10,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
 // damages are what people and programs do to a table. Before each there is podnet
@@ -160,7 +162,7 @@ func TestEnsureMendsWhatWasDamaged(t *testing.T) {
 			c, ns := dialNew(t)
 			other := Network{Name: "other", Masquerade: true}
 			ep := pod("00000000001", "10.22.0.5", "fd00:22::5")
-			otherEp := Endpoint{Owner: "00000000002", Network: "other", Bridge: "br1", Addrs: addrs("10.23.0.5"), Masquerade: true}
+			otherEp := Endpoint{Owner: "00000000002", Network: "other", Bridge: "br1", Addrs: nstest.Addrs("10.23.0.5"), Masquerade: true}
 			mustEnsure(t, c, podnet())
 			mustEnsure(t, c, other)
 			mustAdd(t, c, ep, otherEp)
@@ -233,7 +235,7 @@ func inAnyOrder(listing string) map[string]bool {
 func TestEnsureChangesOnlyItsNetwork(t *testing.T) {
 	t.Parallel()
 	c, ns := dialNew(t)
-	other := Network{Name: "other", Masquerade: true, Prefixes: prefixes("10.23.0.0/16")}
+	other := Network{Name: "other", Masquerade: true, Prefixes: nstest.Prefixes("10.23.0.0/16")}
 	ep := pod("00000000001", "10.22.0.5", "fd00:22::5")
 	mustEnsure(t, c, podnet())
 	mustEnsure(t, c, other)
@@ -248,9 +250,9 @@ func TestEnsureChangesOnlyItsNetwork(t *testing.T) {
 		rules  string // that there is in the end, or not
 		want   bool
 	}{
-		{"more destinations", func() { changed.NonMasquerade = prefixes("172.16.0.0/12") }, "ip daddr 172.16.0.0/12 return", true},
-		{"other destinations", func() { changed.NonMasquerade = prefixes("172.16.0.0/13") }, "ip daddr 172.16.0.0/12 return", false},
-		{"never IPv6", func() { changed.NonMasquerade = prefixes("::/0") }, "meta nfproto ipv6 return", true},
+		{"more destinations", func() { changed.NonMasquerade = nstest.Prefixes("172.16.0.0/12") }, "ip daddr 172.16.0.0/12 return", true},
+		{"other destinations", func() { changed.NonMasquerade = nstest.Prefixes("172.16.0.0/13") }, "ip daddr 172.16.0.0/12 return", false},
+		{"never IPv6", func() { changed.NonMasquerade = nstest.Prefixes("::/0") }, "meta nfproto ipv6 return", true},
 		{"no masquerade", func() { changed.Masquerade = false }, "chain masq-podnet", false},
 		{"masquerade again", func() { changed.Masquerade = true }, "chain masq-podnet", true},
 	} {

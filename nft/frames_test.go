@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"runtime"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -153,7 +152,7 @@ func openWire(tb testing.TB, ns *netns.NS, link string) *wire {
 // send sends frames in a row.
 func (w *wire) send(frames ...[]byte) {
 	w.tb.Helper()
-	err := onOneCPU(func() error {
+	err := nstest.OnOneCPU(func() error {
 		for _, frame := range frames {
 			if err := unix.Sendto(w.fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: w.index}); err != nil {
 				return fmt.Errorf("send %x: %w", frame, err)
@@ -164,27 +163,6 @@ func (w *wire) send(frames ...[]byte) {
 	if err != nil {
 		w.tb.Fatal(err)
 	}
-}
-
-// onOneCPU keeps what is sent in order: each processor has a queue of its own for
-// what came over a veth pair.
-func onOneCPU(fn func() error) error {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	var before, one unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &before); err != nil {
-		return err
-	}
-	for cpu := 0; one.Count() == 0; cpu++ {
-		if before.IsSet(cpu) {
-			one.Set(cpu)
-		}
-	}
-	if err := unix.SchedSetaffinity(0, &one); err != nil {
-		return err
-	}
-	defer unix.SchedSetaffinity(0, &before)
-	return fn()
 }
 
 // seenBefore says how many frames with a token at their ends came in until one did

@@ -71,14 +71,14 @@ func newPublished(tb testing.TB, nfCall bool, ports ...Port) *published {
 	nstest.WaitForAddresses(tb, p.host, p.other, p.remote)
 	p.network.Bridge, p.network.NFCall = "cbr0", nfCall
 	mustEnsure(tb, p.c, p.network)
-	away := Network{Name: "away", Bridge: "cbr1", Masquerade: true, Prefixes: prefixes("10.23.0.0/16", "fd00:23::/64")}
+	away := Network{Name: "away", Bridge: "cbr1", Masquerade: true, Prefixes: nstest.Prefixes("10.23.0.0/16", "fd00:23::/64")}
 	mustEnsure(tb, p.c, away)
 	// As callers are to do it: not before Ensure.
 	nstest.Sysctl(tb, p.host, "net/ipv4/conf/cbr0/route_localnet", "1")
 	p.ep.Ports = ports
 	mustAdd(tb, p.c, p.ep,
 		pod("0123456789b", other4, other6),
-		Endpoint{Owner: "0123456789c", Network: "away", Bridge: "cbr1", Addrs: addrs(remote4, remote6), Masquerade: true})
+		Endpoint{Owner: "0123456789c", Network: "away", Bridge: "cbr1", Addrs: nstest.Addrs(remote4, remote6), Masquerade: true})
 	return p
 }
 
@@ -419,7 +419,7 @@ func TestPodsCannotPassForTheHost(t *testing.T) {
 	heard := func() string {
 		t.Helper()
 		// What is sent later comes later.
-		if err := onOneCPU(func() error { return errors.Join(send(trusted), send(pod4)) }); err != nil {
+		if err := nstest.OnOneCPU(func() error { return errors.Join(send(trusted), send(pod4)) }); err != nil {
 			t.Fatal(err)
 		}
 		first := ""

@@ -3,10 +3,7 @@ package nft
 import (
 	"context"
 	"encoding/json"
-	"flag"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -23,8 +20,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
-
-var update = flag.Bool("update", false, "write the golden files anew")
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
@@ -79,30 +74,14 @@ func dialFaulty(tb testing.TB, ns *netns.NS, faults ...*nltest.Fault) *Conn {
 	return c
 }
 
-func prefixes(list ...string) []netip.Prefix {
-	var out []netip.Prefix
-	for _, s := range list {
-		out = append(out, nstest.Prefix(s))
-	}
-	return out
-}
-
-func addrs(list ...string) []netip.Addr {
-	var out []netip.Addr
-	for _, s := range list {
-		out = append(out, nstest.Addr(s))
-	}
-	return out
-}
-
 // podnet is the network of most tests: dual-stack, with masquerade.
 func podnet() Network {
-	return Network{Name: "podnet", Prefixes: prefixes("10.22.0.0/16", "fd00:22::/64"), Masquerade: true}
+	return Network{Name: "podnet", Prefixes: nstest.Prefixes("10.22.0.0/16", "fd00:22::/64"), Masquerade: true}
 }
 
 // pod is an endpoint of podnet.
 func pod(owner Owner, addresses ...string) Endpoint {
-	return Endpoint{Owner: owner, Network: "podnet", Bridge: "cbr0", Addrs: addrs(addresses...), Masquerade: true}
+	return Endpoint{Owner: owner, Network: "podnet", Bridge: "cbr0", Addrs: nstest.Addrs(addresses...), Masquerade: true}
 }
 
 func mustEnsure(tb testing.TB, c *Conn, n Network) Outcome {
@@ -177,27 +156,6 @@ func listing(tb testing.TB, ns *netns.NS) map[string][]map[string]any {
 		}
 	}
 	return byKind
-}
-
-// golden compares with a file of testdata, or writes it.
-func golden(tb testing.TB, name string, got []byte) {
-	tb.Helper()
-	path := filepath.Join("testdata", name)
-	if *update {
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			tb.Fatal(err)
-		}
-		if err := os.WriteFile(path, got, 0o644); err != nil {
-			tb.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		tb.Fatalf("%v (go test -update writes it)", err)
-	}
-	if diff := cmp.Diff(string(want), string(got)); diff != "" {
-		tb.Errorf("%s (-want +got; go test -update writes it anew):\n%s", path, diff)
-	}
 }
 
 // normal gives a listing of nft's without what differs from run to run: the order

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
@@ -175,7 +176,7 @@ func TestMoveLeavesNoGap(t *testing.T) {
 				default:
 				}
 				for _, m := range [][2]Endpoint{{tc.old, tc.new}, {tc.new, tc.old}} {
-					if err := onOneCPU(func() error { return mover.Move(ctx, m[0], m[1]) }); err != nil {
+					if err := nstest.OnOneCPU(func() error { return mover.Move(ctx, m[0], m[1]) }); err != nil {
 						t.Errorf("%s: %v", tc.name, err)
 						return
 					}

@@ -58,7 +58,7 @@ func TestMasqueradeChangesSourcesOnlyWhereItShould(t *testing.T) {
 	s := newSite(t)
 	network := func(nonMasquerade ...string) Network {
 		n := podnet()
-		n.NonMasquerade = prefixes(nonMasquerade...)
+		n.NonMasquerade = nstest.Prefixes(nonMasquerade...)
 		return n
 	}
 	off := podnet()
@@ -120,11 +120,11 @@ func TestMasqueradeChangesSourcesOnlyWhereItShould(t *testing.T) {
 func TestMasqueradeOfTwoNetworksIsIndependent(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
-	other := Network{Name: "other", Masquerade: true, Prefixes: prefixes("10.22.0.0/16"), NonMasquerade: prefixes(far4 + "/32")}
+	other := Network{Name: "other", Masquerade: true, Prefixes: nstest.Prefixes("10.22.0.0/16"), NonMasquerade: nstest.Prefixes(far4 + "/32")}
 	mustEnsure(t, s.c, podnet())
 	mustEnsure(t, s.c, other)
 	mustAdd(t, s.c, pod("00000000001", pod4), Endpoint{
-		Owner: "00000000002", Network: "other", Bridge: "cbr0", Addrs: addrs(other4), Masquerade: true,
+		Owner: "00000000002", Network: "other", Bridge: "cbr0", Addrs: nstest.Addrs(other4), Masquerade: true,
 	})
 	want := map[string]string{pod4 + far4: host4, pod4 + near4: host4, other4 + far4: other4, other4 + near4: host4}
 	got := map[string]string{
@@ -258,7 +258,7 @@ func TestMarkIsForWhatPodsSendAndForReplies(t *testing.T) {
 	unanswered := func(t *testing.T, server string) {
 		t.Helper()
 		answering := nstest.Serve(t, s.pod, "udp", netip.AddrPortFrom(nstest.Addr(server), 0))
-		err := onOneCPU(func() error {
+		err := nstest.OnOneCPU(func() error {
 			err := s.outside.Do(func() error {
 				// Nobody listens, and nobody says so: the pod sends no answer at all.
 				conn, err := net.Dial("udp", netip.AddrPortFrom(nstest.Addr(server), 9).String())
@@ -425,7 +425,7 @@ func sendMarked(tb testing.TB, from *netns.NS, to, echo string, mark int) {
 		}
 		return unix.Sendto(fd, []byte("?"), 0, dst)
 	}
-	err := onOneCPU(func() error {
+	err := nstest.OnOneCPU(func() error {
 		if err := from.Do(send); err != nil {
 			return err
 		}

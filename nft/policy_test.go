@@ -60,7 +60,7 @@ func TestPolicyDropsWhatItShould(t *testing.T) {
 			p.network.Policy = tc.near
 			mustEnsure(t, p.c, p.network)
 			mustEnsure(t, p.c, Network{
-				Name: "away", Bridge: "cbr1", Masquerade: true, Prefixes: prefixes("10.23.0.0/16", "fd00:23::/64"), Policy: tc.far,
+				Name: "away", Bridge: "cbr1", Masquerade: true, Prefixes: nstest.Prefixes("10.23.0.0/16", "fd00:23::/64"), Policy: tc.far,
 			})
 			wantReady(t, p.c, p.network, p.ep)
 			for _, way := range []struct {

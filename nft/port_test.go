@@ -51,7 +51,7 @@ func TestPortNamesItself(t *testing.T) {
 
 func TestImpossiblePortsAreRefused(t *testing.T) {
 	t.Parallel()
-	both := addrs("10.22.0.5", "fd00:22::5")
+	both := nstest.Addrs("10.22.0.5", "fd00:22::5")
 	for _, tc := range []struct {
 		name  string
 		addrs []netip.Addr
@@ -95,23 +95,23 @@ func TestPortsAreListedAsTheyWereAdded(t *testing.T) {
 		addrs       []netip.Addr
 		ports, want []Port
 	}{
-		{"all addresses", addrs("10.22.0.5", "fd00:22::5"), []Port{tcpPort("", 8080)}, nil},
-		{"all addresses of a pod with one family", addrs("10.22.0.5"), []Port{tcpPort("", 8080)}, nil},
-		{"all of one family", addrs("10.22.0.5", "fd00:22::5"), []Port{tcpPort("0.0.0.0", 8080), tcpPort("::", 8081)}, nil},
-		{"all of each", addrs("10.22.0.5", "fd00:22::5"), []Port{tcpPort("0.0.0.0", 8080), tcpPort("::", 8080)}, []Port{tcpPort("", 8080)}},
-		{"all of its one", addrs("fd00:22::5"), []Port{tcpPort("::", 8080)}, []Port{tcpPort("", 8080)}},
-		{"all of the other", addrs("fd00:22::5"), []Port{tcpPort("0.0.0.0", 8080)}, []Port{}},
-		{"single ones", addrs("10.22.0.5", "fd00:22::5"), []Port{
+		{"all addresses", nstest.Addrs("10.22.0.5", "fd00:22::5"), []Port{tcpPort("", 8080)}, nil},
+		{"all addresses of a pod with one family", nstest.Addrs("10.22.0.5"), []Port{tcpPort("", 8080)}, nil},
+		{"all of one family", nstest.Addrs("10.22.0.5", "fd00:22::5"), []Port{tcpPort("0.0.0.0", 8080), tcpPort("::", 8081)}, nil},
+		{"all of each", nstest.Addrs("10.22.0.5", "fd00:22::5"), []Port{tcpPort("0.0.0.0", 8080), tcpPort("::", 8080)}, []Port{tcpPort("", 8080)}},
+		{"all of its one", nstest.Addrs("fd00:22::5"), []Port{tcpPort("::", 8080)}, []Port{tcpPort("", 8080)}},
+		{"all of the other", nstest.Addrs("fd00:22::5"), []Port{tcpPort("0.0.0.0", 8080)}, []Port{}},
+		{"single ones", nstest.Addrs("10.22.0.5", "fd00:22::5"), []Port{
 			tcpPort("127.0.0.1", 8080), tcpPort("192.0.2.1", 8080), tcpPort("2001:db8::1", 8080),
 		}, nil},
-		{"one of the other family", addrs("10.22.0.5"), []Port{tcpPort("2001:db8::1", 8080)}, []Port{}},
-		{"twice the same", addrs("10.22.0.5"), []Port{tcpPort("", 8080), tcpPort("", 8080)}, []Port{tcpPort("", 8080)}},
-		{"one that all include", addrs("10.22.0.5"), []Port{
+		{"one of the other family", nstest.Addrs("10.22.0.5"), []Port{tcpPort("2001:db8::1", 8080)}, []Port{}},
+		{"twice the same", nstest.Addrs("10.22.0.5"), []Port{tcpPort("", 8080), tcpPort("", 8080)}, []Port{tcpPort("", 8080)}},
+		{"one that all include", nstest.Addrs("10.22.0.5"), []Port{
 			tcpPort("192.0.2.1", 8080), tcpPort("192.0.2.1", 8080), tcpPort("", 8080), tcpPort("192.0.2.2", 8080),
 		}, []Port{tcpPort("", 8080)}},
-		{"several to one of the pod's", addrs("10.22.0.5", "fd00:22::5"), []Port{tcpPort("", 8080), tcpPort("", 8081)}, nil},
-		{"further addresses of the pod", addrs("10.22.0.5", "10.22.0.6"), []Port{tcpPort("", 8080)}, nil},
-		{"other protocols", addrs("10.22.0.5"), []Port{
+		{"several to one of the pod's", nstest.Addrs("10.22.0.5", "fd00:22::5"), []Port{tcpPort("", 8080), tcpPort("", 8081)}, nil},
+		{"further addresses of the pod", nstest.Addrs("10.22.0.5", "10.22.0.6"), []Port{tcpPort("", 8080)}, nil},
+		{"other protocols", nstest.Addrs("10.22.0.5"), []Port{
 			tcpPort("", 8080), {Protocol: 17, HostPort: 8080, PodPort: 53}, {Protocol: 132, HostPort: 8080, PodPort: 65535},
 		}, nil},
 	} {
@@ -371,7 +371,7 @@ func TestOneOfManyGetsThePort(t *testing.T) {
 			c := conns[0]
 			mustEnsure(t, c, podnet())
 			for range 10 {
-				errs := atOnce(t, conns, func(i int, c *Conn) error {
+				errs := nstest.AtOnce(conns, func(i int, c *Conn) error {
 					return c.Add(context.Background(), publisher(i+1, tc.port(i)))
 				})
 				var winners []int
@@ -408,7 +408,7 @@ func TestClaimsSurviveChurn(t *testing.T) {
 	ctx := context.Background()
 	conns := many(t, 6)
 	mustEnsure(t, conns[0], podnet())
-	noErrors(t, "churn", atOnce(t, conns, func(i int, c *Conn) error {
+	nstest.NoErrors(t, "churn", nstest.AtOnce(conns, func(i int, c *Conn) error {
 		p := tcpPort("", 8080)
 		if i > 1 {
 			p = tcpPort(fmt.Sprintf("192.0.2.%d", i), 8080)

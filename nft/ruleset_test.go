@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/golden"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
@@ -25,23 +26,23 @@ var rulesets = []struct {
 	networks []Network
 	eps      []Endpoint
 }{
-	{name: "plain", networks: []Network{{Name: "podnet", Prefixes: prefixes("10.22.0.0/16")}}},
+	{name: "plain", networks: []Network{{Name: "podnet", Prefixes: nstest.Prefixes("10.22.0.0/16")}}},
 	{name: "mark", mark: 0x40000000, networks: []Network{{Name: "podnet"}}},
 	{name: "masquerade", networks: []Network{podnet()}},
 	{name: "masquerade without prefixes", networks: []Network{{Name: "podnet", Masquerade: true}}},
 	{name: "non-masquerade", networks: []Network{{
-		Name: "podnet", Masquerade: true, Prefixes: prefixes("10.22.3.4/16", "10.0.0.0/8"),
-		NonMasquerade: prefixes("192.168.0.0/19", "203.0.113.7/32", "172.16.0.0/12", "fd00::/61", "2001:db8::1/128", "10.22.0.0/16"),
+		Name: "podnet", Masquerade: true, Prefixes: nstest.Prefixes("10.22.3.4/16", "10.0.0.0/8"),
+		NonMasquerade: nstest.Prefixes("192.168.0.0/19", "203.0.113.7/32", "172.16.0.0/12", "fd00::/61", "2001:db8::1/128", "10.22.0.0/16"),
 	}}},
 	{name: "never IPv4", networks: []Network{{
-		Name: "podnet", Masquerade: true, Prefixes: prefixes("10.22.0.0/16"), NonMasquerade: prefixes("0.0.0.0/0"),
+		Name: "podnet", Masquerade: true, Prefixes: nstest.Prefixes("10.22.0.0/16"), NonMasquerade: nstest.Prefixes("0.0.0.0/0"),
 	}}},
 	{name: "never IPv6", networks: []Network{{
-		Name: "podnet", Masquerade: true, Prefixes: prefixes("10.22.0.0/16", "fd00:22::/64"), NonMasquerade: prefixes("::/0"),
+		Name: "podnet", Masquerade: true, Prefixes: nstest.Prefixes("10.22.0.0/16", "fd00:22::/64"), NonMasquerade: nstest.Prefixes("::/0"),
 	}}},
-	{name: "two networks", networks: []Network{podnet(), {Name: "other.net_2", Masquerade: true, Prefixes: prefixes("10.23.0.0/16")}}},
+	{name: "two networks", networks: []Network{podnet(), {Name: "other.net_2", Masquerade: true, Prefixes: nstest.Prefixes("10.23.0.0/16")}}},
 	{name: "long name", networks: []Network{{Name: longName, Masquerade: true}}, eps: []Endpoint{
-		{Owner: "0123456789abcdef", Network: longName, Bridge: "cbr0", Addrs: addrs("10.22.0.5"), Masquerade: true},
+		{Owner: "0123456789abcdef", Network: longName, Bridge: "cbr0", Addrs: nstest.Addrs("10.22.0.5"), Masquerade: true},
 	}},
 	{name: "ports", networks: []Network{podnet()}, eps: []Endpoint{
 		publisher(1, Port{Protocol: 6, HostPort: 8080, PodPort: 80}, Port{Protocol: 17, HostPort: 53, PodPort: 53}),
@@ -55,7 +56,7 @@ var rulesets = []struct {
 	{name: "pods", networks: []Network{podnet()}, eps: []Endpoint{
 		pod("00000000001", "10.22.0.5", "fd00:22::5"),
 		pod("00000000002", "10.22.255.254"),
-		{Owner: "00000000003", Network: "podnet", Bridge: "a-long-name-15b", Addrs: addrs("10.22.0.5")},
+		{Owner: "00000000003", Network: "podnet", Bridge: "a-long-name-15b", Addrs: nstest.Addrs("10.22.0.5")},
 		{Owner: "00000000004", Network: "lan", Bridge: "br0", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}},
 	}},
 	{name: "guard", networks: []Network{guardNet()}, eps: []Endpoint{
@@ -96,7 +97,7 @@ func TestRulesetIsAsNFTPrintsIt(t *testing.T) {
 				wantReady(t, c, n)
 			}
 			got := normal(nft(t, ns, "list", "ruleset"))
-			golden(t, filepath.Join("rulesets", strings.ReplaceAll(tc.name, " ", "-")+".nft"), []byte(got))
+			golden.Compare(t, filepath.Join("rulesets", strings.ReplaceAll(tc.name, " ", "-")+".nft"), []byte(got))
 		})
 	}
 }
@@ -171,15 +172,15 @@ func TestNumberOfRulesDoesNotDependOnPods(t *testing.T) {
 func TestSettingsOfChainsTellNetworksApart(t *testing.T) {
 	t.Parallel()
 	same := []Network{
-		{Name: "a", Masquerade: true, Prefixes: prefixes("10.0.0.0/8", "fd00::/64")},
-		{Name: "a", Masquerade: true, Prefixes: prefixes("fd00::/64", "10.0.0.0/8")},
-		{Name: "a", Masquerade: true, Prefixes: prefixes("10.1.2.3/8", "fd00::/64", "10.0.0.0/8")},
-		{Name: "a", Masquerade: true, Prefixes: prefixes("fd00::/64"), NonMasquerade: prefixes("10.0.0.0/8")},
+		{Name: "a", Masquerade: true, Prefixes: nstest.Prefixes("10.0.0.0/8", "fd00::/64")},
+		{Name: "a", Masquerade: true, Prefixes: nstest.Prefixes("fd00::/64", "10.0.0.0/8")},
+		{Name: "a", Masquerade: true, Prefixes: nstest.Prefixes("10.1.2.3/8", "fd00::/64", "10.0.0.0/8")},
+		{Name: "a", Masquerade: true, Prefixes: nstest.Prefixes("fd00::/64"), NonMasquerade: nstest.Prefixes("10.0.0.0/8")},
 	}
 	others := []Network{
-		{Name: "a", Masquerade: true, Prefixes: prefixes("10.0.0.0/8")},
-		{Name: "a", Masquerade: true, Prefixes: prefixes("10.0.0.0/9", "fd00::/64")},
-		{Name: "a", Masquerade: true, Prefixes: prefixes("10.0.0.0/8", "fd00::/63")},
+		{Name: "a", Masquerade: true, Prefixes: nstest.Prefixes("10.0.0.0/8")},
+		{Name: "a", Masquerade: true, Prefixes: nstest.Prefixes("10.0.0.0/9", "fd00::/64")},
+		{Name: "a", Masquerade: true, Prefixes: nstest.Prefixes("10.0.0.0/8", "fd00::/63")},
 	}
 	comment := func(n Network) string {
 		rs, err := on(nil, nil).ruleset(&n)
@@ -227,7 +228,7 @@ func TestDocumentationShowsTheRuleset(t *testing.T) {
 		documented = append(documented, strings.TrimRight(regexp.MustCompile(` # .*`).ReplaceAllString(line, ""), "\n"))
 	}
 	c, ns := dialNew(t)
-	mustEnsure(t, c, Network{Name: "podnet", Masquerade: true, Prefixes: prefixes("10.22.0.0/16"), Bridge: "cbr0", NFCall: true})
+	mustEnsure(t, c, Network{Name: "podnet", Masquerade: true, Prefixes: nstest.Prefixes("10.22.0.0/16"), Bridge: "cbr0", NFCall: true})
 	ep := pod("0123456789a", "10.22.0.5")
 	ep.Ports = []Port{tcpPort("", 8080)}
 	mustAdd(t, c, ep)

@@ -31,7 +31,7 @@ func TestTwoTablesLeaveEachOtherAlone(t *testing.T) {
 	theirs.Name, theirs.Guard = "theirs", true
 	pod := pod("0123456789a", pod4, pod6)
 	pod.Masquerade = false
-	second := Endpoint{Owner: "b", Network: "theirs", Bridge: "cbr0", Addrs: addrs(other4), MAC: []byte{2, 0, 0, 0, 0, 6}, GuardedPort: "veth2"}
+	second := Endpoint{Owner: "b", Network: "theirs", Bridge: "cbr0", Addrs: nstest.Addrs(other4), MAC: []byte{2, 0, 0, 0, 0, 6}, GuardedPort: "veth2"}
 	nstest.Run(t, s.other, "ip", "link", "set", "eth0", "address", "02:00:00:00:00:06")
 	tables := func(name string) string {
 		var all []string

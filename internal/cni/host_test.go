@@ -3,23 +3,15 @@ package cni
 import (
 	"encoding/json"
 	"fmt"
-	"net/netip"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo/internal/golden"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/network"
 )
-
-func addrs(texts ...string) []netip.Addr {
-	var list []netip.Addr
-	for _, s := range texts {
-		list = append(list, netip.MustParseAddr(s))
-	}
-	return list
-}
 
 // results of one attachment as the versions have it.
 func prevResult(version string) string {
@@ -57,7 +49,7 @@ func TestPrevResultOfEachVersion(t *testing.T) {
 					continue
 				}
 				c := &call{ifName: "eth0"}
-				if diff := cmp.Diff(addrs("10.61.0.2", "fd61::2"), c.addressesIn(res), netipValues()); diff != "" {
+				if diff := cmp.Diff(nstest.Addrs("10.61.0.2", "fd61::2"), c.addressesIn(res), netipValues()); diff != "" {
 					t.Errorf("%s: addresses (-want +got):\n%s", name, diff)
 				}
 				if len(res.Routes) != 1 || res.CNIVersion != "1.1.0" {
@@ -109,7 +101,7 @@ func TestAddressesOfTheAttachmentAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := &call{ifName: "eth0"}
-	if diff := cmp.Diff(addrs("10.61.0.2", "fd61::2"), c.addressesIn(res), netipValues()); diff != "" {
+	if diff := cmp.Diff(nstest.Addrs("10.61.0.2", "fd61::2"), c.addressesIn(res), netipValues()); diff != "" {
 		t.Errorf("addresses (-want +got):\n%s", diff)
 	}
 }

@@ -435,7 +435,7 @@ func TestADDWhoseElementsAreAnothersLeavesNothing(t *testing.T) {
 					}
 				}
 				return n.firewall(t).Add(context.Background(), nft.Endpoint{
-					Owner: nft.Owner(rec.Hash()), Network: "pods", Bridge: "cbr0", Addrs: addrs("10.61.0.2"),
+					Owner: nft.Owner(rec.Hash()), Network: "pods", Bridge: "cbr0", Addrs: nstest.Addrs("10.61.0.2"),
 				})
 			}
 			a := n.run(t, p, "ADD", nil)

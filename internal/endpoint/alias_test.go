@@ -11,18 +11,11 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
 // comparable values of netip are compared as such.
 func netipValues() cmp.Option { return cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{}) }
-
-func addrs(texts ...string) []netip.Addr {
-	var list []netip.Addr
-	for _, s := range texts {
-		list = append(list, netip.MustParseAddr(s))
-	}
-	return list
-}
 
 func manyAddrs(n int) []netip.Addr {
 	var list []netip.Addr
@@ -43,10 +36,10 @@ func TestAliasComesBackAsItWas(t *testing.T) {
 		want      string
 		lost      bool // the addresses do not fit
 	}{
-		{"dual-stack", "pods", addrs("10.61.0.2", "fd61::2"), "tombolo:1:" + hash + ":pods:10.61.0.2,fd61::2", false},
+		{"dual-stack", "pods", nstest.Addrs("10.61.0.2", "fd61::2"), "tombolo:1:" + hash + ":pods:10.61.0.2,fd61::2", false},
 		{"no address", "pods", nil, "tombolo:1:" + hash + ":pods:", false},
-		{"a long network", long, addrs("10.61.0.2"), "tombolo:1:" + hash + ":#" + ident.Hash(long, "", "") + ":10.61.0.2", false},
-		{"the longest name that stays", long[:64], addrs("fd61::2"), "tombolo:1:" + hash + ":" + long[:64] + ":fd61::2", false},
+		{"a long network", long, nstest.Addrs("10.61.0.2"), "tombolo:1:" + hash + ":#" + ident.Hash(long, "", "") + ":10.61.0.2", false},
+		{"the longest name that stays", long[:64], nstest.Addrs("fd61::2"), "tombolo:1:" + hash + ":" + long[:64] + ":fd61::2", false},
 		{"too many addresses", "pods", manyAddrs(9), "tombolo:1:" + hash + ":pods:", true},
 		{"too many for a long network", long, manyAddrs(6), "tombolo:1:" + hash + ":#" + ident.Hash(long, "", "") + ":", true},
 	} {
@@ -104,7 +97,7 @@ func TestAliasesOfOthers(t *testing.T) {
 	}
 	// What a later version may add to the addresses is passed over.
 	a, ok := ParseAlias("tombolo:1:0123456789a:pods:10.0.0.1,later,fd00::1")
-	if diff := cmp.Diff(addrs("10.0.0.1", "fd00::1"), a.Addresses, netipValues()); diff != "" || !ok {
+	if diff := cmp.Diff(nstest.Addrs("10.0.0.1", "fd00::1"), a.Addresses, netipValues()); diff != "" || !ok {
 		t.Errorf("addresses (-want +got):\n%s", diff)
 	}
 }

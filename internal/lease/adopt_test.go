@@ -82,7 +82,7 @@ func TestALeaseIsAdoptedFromSystemdNetworkd(t *testing.T) {
 	if l.Expire.Before(before.Add(50*time.Minute).Truncate(time.Second)) || l.Renew.Sub(l.Obtained) != 30*time.Minute || l.Rebind.Sub(l.Obtained) != 3150*time.Second || l.Expire.Sub(l.Obtained) != time.Hour {
 		t.Errorf("its times are %v, %v, %v, %v", l.Obtained, l.Renew, l.Rebind, l.Expire)
 	}
-	same(t, prefixes("10.9.0.32/24"), got.Applied.Addresses)
+	same(t, nstest.Prefixes("10.9.0.32/24"), got.Applied.Addresses)
 	if cookie, err := a.NetNS.Cookie(); err != nil || got.NetNSCookie != cookie {
 		t.Errorf("of namespace %d, want %d, %v", got.NetNSCookie, cookie, err)
 	}

@@ -27,14 +27,6 @@ func open(tb testing.TB) *Dir {
 // at is a moment long ago, in UTC as records have it.
 func at(d time.Duration) time.Time { return time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC).Add(d) }
 
-func prefixes(list ...string) []netip.Prefix {
-	var out []netip.Prefix
-	for _, s := range list {
-		out = append(out, netip.MustParsePrefix(s))
-	}
-	return out
-}
-
 func to(dst, via string) dhcpc.Route {
 	r := dhcpc.Route{Dst: netip.MustParsePrefix(dst)}
 	if via != "" {
@@ -68,7 +60,7 @@ func sample() *Record {
 		Lease: l,
 		Policy: Policy{NoRoutes: true, NoDefault: true, Gateway: netip.MustParseAddr("192.0.2.2"),
 			Routes: []dhcpc.Route{to("10.0.0.0/8", "192.0.2.3")}, Priority: 50, MTU: 1300, IPv6: true},
-		Applied: Applied{Addresses: prefixes("192.0.2.9/24"), Routes: []dhcpc.Route{to("10.0.0.0/8", "192.0.2.3")}, MTU: 1300},
+		Applied: Applied{Addresses: nstest.Prefixes("192.0.2.9/24"), Routes: []dhcpc.Route{to("10.0.0.0/8", "192.0.2.3")}, MTU: 1300},
 		Created: at(0), Updated: at(time.Minute), Error: "no answer",
 	}
 }

@@ -6,11 +6,12 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
 func TestPolicySaysWhatAPodGetsOfALease(t *testing.T) {
 	t.Parallel()
-	address := prefixes("192.0.2.9/24")
+	address := nstest.Prefixes("192.0.2.9/24")
 	fromLease := []dhcpc.Route{to("10.0.0.0/8", "192.0.2.3"), to("0.0.0.0/0", "192.0.2.1")}
 	host := netip.MustParseAddr("192.0.2.2")
 	for _, tt := range []struct {
@@ -93,8 +94,8 @@ func TestRoutesOfALeaseDoNotMakeUpADefaultRoute(t *testing.T) {
 
 func TestWithoutIsWhatHasToGo(t *testing.T) {
 	t.Parallel()
-	old := Applied{prefixes("192.0.2.9/24"), []dhcpc.Route{to("0.0.0.0/0", "192.0.2.1"), to("10.0.0.0/8", "")}, 1400}
-	next := Applied{prefixes("192.0.2.10/24"), []dhcpc.Route{to("0.0.0.0/0", "192.0.2.2"), to("10.0.0.0/8", "")}, 1500}
+	old := Applied{nstest.Prefixes("192.0.2.9/24"), []dhcpc.Route{to("0.0.0.0/0", "192.0.2.1"), to("10.0.0.0/8", "")}, 1400}
+	next := Applied{nstest.Prefixes("192.0.2.10/24"), []dhcpc.Route{to("0.0.0.0/0", "192.0.2.2"), to("10.0.0.0/8", "")}, 1500}
 	same(t, Applied{Addresses: old.Addresses, Routes: []dhcpc.Route{to("0.0.0.0/0", "192.0.2.1")}}, old.Without(next))
 	if rest := old.Without(old); !rest.Empty() {
 		t.Errorf("of the same: %+v", rest)

@@ -91,7 +91,7 @@ func TestRecordsThatCannotBeUsedAreRefused(t *testing.T) {
 		},
 		"no MAC":                  func(r *Record) { r.Client.MAC = nil },
 		"request beyond 255":      func(r *Record) { r.Client.Request = []int{300} },
-		"applied IPv6 address":    func(r *Record) { r.Applied.Addresses = prefixes("fd00::1/64") },
+		"applied IPv6 address":    func(r *Record) { r.Applied.Addresses = nstest.Prefixes("fd00::1/64") },
 		"applied route to naught": func(r *Record) { r.Applied.Routes = []dhcpc.Route{{}} },
 		"gateway IPv6":            func(r *Record) { r.Policy.Gateway = netip.MustParseAddr("fd00::1") },
 		"policy route IPv6":       func(r *Record) { r.Policy.Routes = []dhcpc.Route{to("fd00::/8", "")} },

@@ -68,11 +68,6 @@ func marshal(attrs []netlink.Attribute) ([]byte, error) {
 	return netlink.MarshalAttributes(attrs)
 }
 
-// Value is an attribute of data: a key, say.
-func Value(typ uint16, data []byte) netlink.Attribute {
-	return Nest(typ, Bytes(unix.NFTA_DATA_VALUE, data))
-}
-
 var errTooLong = errors.New("attribute is longer than 65,531 bytes")
 
 // headerLen is the length of struct nfgenmsg (include/uapi/linux/netfilter/nfnetlink.h).

@@ -52,8 +52,3 @@ func PutOther(ae *netlink.AttributeEncoder, list []netlink.Attribute) {
 		ae.Bytes(a.Type, a.Data)
 	}
 }
-
-// Fail makes err the error of what ae encodes, unless it has one already.
-func Fail(ae *netlink.AttributeEncoder, err error) {
-	ae.Do(0, func() ([]byte, error) { return nil, err })
-}

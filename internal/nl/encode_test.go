@@ -107,7 +107,6 @@ func TestEncodingKeepsItsFirstError(t *testing.T) {
 				return nil
 			})
 		}, "byte slice produced by Do is too large to fit in a netlink attribute"},
-		{"the caller's own", func(ae *netlink.AttributeEncoder) { nl.Fail(ae, broken); nl.PutAddr(ae, 1, netip.Addr{}) }, "broken"},
 		{"within a nest", func(ae *netlink.AttributeEncoder) {
 			ae.Nested(1, func(*netlink.AttributeEncoder) error { return broken })
 			ae.Uint8(1, 1)

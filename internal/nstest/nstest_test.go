@@ -43,14 +43,7 @@ func TestPingReachesTheOtherEnd(t *testing.T) {
 	}{
 		{name: "IPv4", dst: "10.9.0.2"},
 		{name: "IPv6", dst: "fd09::2"},
-		{name: "IPv4 from an address", dst: "10.9.0.2", opt: nstest.Echo{From: nstest.Addr("10.9.0.1")}},
-		{name: "IPv6 from an address", dst: "fd09::2", opt: nstest.Echo{From: nstest.Addr("fd09::1")}},
-		{name: "as long as the path takes", dst: "10.9.0.2", opt: nstest.Echo{Size: 1472, DontFragment: true}},
 		{name: "too long for the path", dst: "10.9.0.2", opt: nstest.Echo{Size: 1473, DontFragment: true}, want: unix.EMSGSIZE},
-		{name: "in fragments, of odd length", dst: "10.9.0.2", opt: nstest.Echo{Size: 2001}},
-		{name: "in fragments, IPv6", dst: "fd09::2", opt: nstest.Echo{Size: 2000}},
-		{name: "no route", dst: "192.0.2.1", want: unix.ENETUNREACH},
-		{name: "from an address that is not there", dst: "10.9.0.2", opt: nstest.Echo{From: nstest.Addr("10.9.0.7")}, want: unix.EADDRNOTAVAIL},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if err := nstest.PingWith(t, a, nstest.Addr(tt.dst), tt.opt); !errors.Is(err, tt.want) {

@@ -246,7 +246,7 @@ func TestEnsureOf32AtOnceMakesOneRule(t *testing.T) {
 	}
 	nstest.Script(t, ns, docker()...)
 	ctx := context.Background()
-	noErrors(t, "Ensure", atOnce(t, conns, func(i int, c *Conn) error {
+	nstest.NoErrors(t, "Ensure", nstest.AtOnce(conns, func(i int, c *Conn) error {
 		for range 5 {
 			if _, err := c.Ensure(ctx); err != nil {
 				return err
@@ -258,7 +258,7 @@ func TestEnsureOf32AtOnceMakesOneRule(t *testing.T) {
 		return nil
 	}))
 	wantRules(t, ns, "FORWARD", "-j DOCKER-USER", "-o docker0 -j DROP", ourRule)
-	noErrors(t, "withdrawals", atOnce(t, conns, func(_ int, c *Conn) error { return c.Remove(ctx) }))
+	nstest.NoErrors(t, "withdrawals", nstest.AtOnce(conns, func(_ int, c *Conn) error { return c.Remove(ctx) }))
 	wantRules(t, ns, "FORWARD", "-j DOCKER-USER", "-o docker0 -j DROP")
 }
 
@@ -272,7 +272,7 @@ func TestEnsureBesideIptables(t *testing.T) {
 	}
 	nstest.Script(t, ns, "iptables -P FORWARD DROP")
 	ctx := context.Background()
-	noErrors(t, "changes", atOnce(t, conns, func(i int, c *Conn) error {
+	nstest.NoErrors(t, "changes", nstest.AtOnce(conns, func(i int, c *Conn) error {
 		for range 8 {
 			if i > 0 {
 				if _, err := c.Ensure(ctx); err != nil {

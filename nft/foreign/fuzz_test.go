@@ -8,6 +8,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/golden"
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
@@ -15,7 +16,7 @@ import (
 // wantSane checks what holds for whatever was read.
 func wantSane(t *testing.T, chains map[string][]rule, start string) {
 	t.Helper()
-	for _, prefix := range [][]netip.Prefix{nil, prefixes("10.22.0.0/16")} {
+	for _, prefix := range [][]netip.Prefix{nil, nstest.Prefixes("10.22.0.0/16")} {
 		p := &podPacket{mark: nftnl.DefaultMark, bridge: "cbr0", index: 3, prefixes: prefix, family: unix.NFPROTO_IPV4}
 		w := newWalk(p, chains)
 		f := w.chain(start)
@@ -70,7 +71,7 @@ func FuzzLegacyTable(f *testing.F) {
 		if is6 {
 			family = unix.NFPROTO_IPV6
 		}
-		pods := &podPacket{mark: nftnl.DefaultMark, bridge: "cbr0", prefixes: prefixes("10.22.0.0/16")}
+		pods := &podPacket{mark: nftnl.DefaultMark, bridge: "cbr0", prefixes: nstest.Prefixes("10.22.0.0/16")}
 		effect, place, err := legacyStops(family, info, entries, pods)
 		if (effect == "" || err != nil) && place != "" || effect != "" && place == "" {
 			t.Errorf("%q at %q, %v", effect, place, err)
@@ -88,7 +89,7 @@ func FuzzSetKeys(f *testing.F) {
 func TestWhatIsForeignIsRead(t *testing.T) {
 	t.Parallel()
 	save := func(target, name string, values ...any) {
-		if *update {
+		if golden.Updates() {
 			nstest.SaveCorpus(t, target, "kernel-"+name, values...)
 		}
 	}

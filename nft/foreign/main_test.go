@@ -2,10 +2,6 @@ package foreign
 
 import (
 	"context"
-	"errors"
-	"flag"
-	"net/netip"
-	"sync"
 	"testing"
 
 	"github.com/mdlayher/netlink"
@@ -18,8 +14,6 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/nft"
 )
-
-var update = flag.Bool("update", false, "write the golden files anew")
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
@@ -69,14 +63,6 @@ func dialFaulty(tb testing.TB, ns *netns.NS, faults ...*nltest.Fault) *Conn {
 	return c
 }
 
-func prefixes(list ...string) []netip.Prefix {
-	var out []netip.Prefix
-	for _, s := range list {
-		out = append(out, nstest.Prefix(s))
-	}
-	return out
-}
-
 // site is nstest's, with our firewall on its host.
 type site struct {
 	host, pod, other, outside *netns.NS
@@ -104,7 +90,7 @@ func newSite(tb testing.TB) *site {
 
 // podnet is the network of most tests: dual-stack, with masquerade.
 func podnet() nft.Network {
-	return nft.Network{Name: "podnet", Prefixes: prefixes("10.22.0.0/16", "fd00:22::/64"), Masquerade: true}
+	return nft.Network{Name: "podnet", Prefixes: nstest.Prefixes("10.22.0.0/16", "fd00:22::/64"), Masquerade: true}
 }
 
 // pod is an endpoint of podnet.
@@ -135,22 +121,6 @@ func nftables(tb testing.TB, ns *netns.NS, args ...string) string {
 	return nstest.Run(tb, ns, "nft", args...)
 }
 
-func atOnce(t *testing.T, conns []*Conn, do func(i int, c *Conn) error) []error {
-	t.Helper()
-	errs := make([]error, len(conns))
-	var start, end sync.WaitGroup
-	start.Add(1)
-	for i, c := range conns {
-		end.Go(func() {
-			start.Wait()
-			errs[i] = do(i, c)
-		})
-	}
-	start.Done()
-	end.Wait()
-	return errs
-}
-
 func many(t *testing.T, n int) []*Conn {
 	t.Helper()
 	ns := nstest.New(t)
@@ -159,13 +129,6 @@ func many(t *testing.T, n int) []*Conn {
 		conns[i] = dial(t, ns)
 	}
 	return conns
-}
-
-func noErrors(t *testing.T, what string, errs []error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatalf("%s: %v", what, err)
-	}
 }
 
 // owned has Close close the connection.

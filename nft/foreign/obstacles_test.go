@@ -136,7 +136,7 @@ func TestLegacyIPTablesInTheWay(t *testing.T) {
 
 func TestLegacyIPTablesByAddress(t *testing.T) {
 	t.Parallel()
-	pods := Path{Prefixes: prefixes("10.22.0.0/16")}
+	pods := Path{Prefixes: nstest.Prefixes("10.22.0.0/16")}
 	for _, tc := range []struct {
 		name, rule string
 		path       Path
@@ -151,7 +151,7 @@ func TestLegacyIPTablesByAddress(t *testing.T) {
 		{"a mask with holes", "-s 10.0.22.0/255.0.255.0 -j ACCEPT", pods, true},
 		{"a destination is accepted", "-d 10.22.0.0/16 -j ACCEPT", pods, true},
 		{"pods that are not known are accepted", "-s 10.22.0.0/16 -j ACCEPT", Path{}, true},
-		{"it does not matter to pods with IPv6 only", "-j DROP", Path{Prefixes: prefixes("fd00::/64")}, false},
+		{"it does not matter to pods with IPv6 only", "-j DROP", Path{Prefixes: nstest.Prefixes("fd00::/64")}, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
@@ -202,7 +202,7 @@ func TestChainsInTheWay(t *testing.T) {
 	forward := func(rules string) string {
 		return "table inet filter { chain forward { type filter hook forward priority filter; policy drop; " + rules + "; }; }"
 	}
-	known := Path{Prefixes: prefixes("10.22.0.0/16", "fd00:22::/64")}
+	known := Path{Prefixes: nstest.Prefixes("10.22.0.0/16", "fd00:22::/64")}
 	const inet = "chain forward of table inet filter"
 	for _, tc := range []struct {
 		name    string
@@ -222,10 +222,10 @@ func TestChainsInTheWay(t *testing.T) {
 		{name: "a dormant table", ruleset: "table inet filter { flags dormant; chain forward { type filter hook forward priority filter; policy drop; }; }"},
 		{name: "each family", ruleset: "table ip a { chain f { type filter hook forward priority 5; policy drop; }; }; table ip6 b { chain g { type filter hook forward priority 5; policy drop; }; }",
 			want: []string{"chain f of table ip a" + policy, "chain g of table ip6 b" + policy}},
-		{name: "a family that pods do not have", path: Path{Prefixes: prefixes("10.22.0.0/16")},
+		{name: "a family that pods do not have", path: Path{Prefixes: nstest.Prefixes("10.22.0.0/16")},
 			ruleset: "table ip6 b { chain g { type filter hook forward priority 5; policy drop; }; }"},
 		{name: "one family of two", ruleset: forward("meta nfproto ipv6 accept"), want: []string{inet + policy}},
-		{name: "one family of two, which pods do not have", path: Path{Prefixes: prefixes("fd00::/64")}, ruleset: forward("meta nfproto ipv6 accept")},
+		{name: "one family of two, which pods do not have", path: Path{Prefixes: nstest.Prefixes("fd00::/64")}, ruleset: forward("meta nfproto ipv6 accept")},
 		{name: "a chain of iptables that Admit sees to", ruleset: "table ip filter { chain FORWARD { type filter hook forward priority filter; policy drop; }; }"},
 		{name: "a chain next to it", ruleset: "table ip filter { chain FORWARD { type filter hook forward priority filter; policy drop; }; chain too { type filter hook forward priority 1; policy drop; }; }",
 			want: []string{"chain too of table ip filter" + policy}},
@@ -393,12 +393,12 @@ func TestRemediesOverrideNoDropAhead(t *testing.T) {
 			} else {
 				legacy(t, ns, "iptables -A FORWARD -p udp --dport 4444 -j DROP", "sh -c '"+tc.legacy+"'")
 			}
-			list, err := Obstacles(context.Background(), &Config{NetNS: ns}, Path{Bridge: "cbr0", Prefixes: prefixes("10.22.0.0/16")})
+			list, err := Obstacles(context.Background(), &Config{NetNS: ns}, Path{Bridge: "cbr0", Prefixes: nstest.Prefixes("10.22.0.0/16")})
 			if err != nil || len(list) != 1 || list[0].Remedy != tc.want {
 				t.Fatalf("%v, %v; want %s", list, err, tc.want)
 			}
 			nstest.Run(t, ns, "sh", "-ec", list[0].Remedy)
-			if list, err = Obstacles(context.Background(), &Config{NetNS: ns}, Path{Bridge: "cbr0", Prefixes: prefixes("10.22.0.0/16")}); err != nil || len(list) > 0 {
+			if list, err = Obstacles(context.Background(), &Config{NetNS: ns}, Path{Bridge: "cbr0", Prefixes: nstest.Prefixes("10.22.0.0/16")}); err != nil || len(list) > 0 {
 				t.Errorf("it did not help: %v, %v", list, err)
 			}
 		})

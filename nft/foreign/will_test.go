@@ -77,7 +77,7 @@ func TestWhatOthersDropStaysDropped(t *testing.T) {
 			s.farScript(t, tc.undrop...)
 			mustPlaceAnyhow(t, s.c)
 			s.podsReach(t, true)
-			wantObstacles(t, s.host, Path{Prefixes: prefixes("10.22.0.0/16", "fd00:22::/64")})
+			wantObstacles(t, s.host, Path{Prefixes: nstest.Prefixes("10.22.0.0/16", "fd00:22::/64")})
 		})
 	}
 }
@@ -112,7 +112,7 @@ func TestLayoutsOfOthersLetPodsPass(t *testing.T) {
 				mustPlace(t, s.c, false)
 				s.podsReach(t, true)
 			}
-			wantObstacles(t, s.host, Path{Prefixes: prefixes("10.22.0.0/16", "fd00:22::/64")})
+			wantObstacles(t, s.host, Path{Prefixes: nstest.Prefixes("10.22.0.0/16", "fd00:22::/64")})
 		})
 	}
 }
@@ -151,7 +151,7 @@ func TestDropsOfPodsAheadAreNamed(t *testing.T) {
 				want = []string{tc.want, strings.NewReplacer("iptables", "ip6tables", "table ip ", "table ip6 ").Replace(tc.want)}
 			}
 			// Before Admit, as after it: STATUS asks on a node without pods too.
-			path := Path{Bridge: "cbr0", Prefixes: prefixes("10.22.0.0/16", "fd00:22::/64")}
+			path := Path{Bridge: "cbr0", Prefixes: nstest.Prefixes("10.22.0.0/16", "fd00:22::/64")}
 			found, err := Obstacles(context.Background(), &Config{NetNS: s.host}, path)
 			if err != nil {
 				t.Fatal(err)
@@ -244,7 +244,7 @@ func TestADropOfAllAheadOfOursStaysInForce(t *testing.T) {
 			s.podsReach(t, true)
 
 			nstest.Script(t, s.host, tc.stop...)
-			path := Path{Prefixes: prefixes("10.22.0.0/16", "fd00:22::/64")}
+			path := Path{Prefixes: nstest.Prefixes("10.22.0.0/16", "fd00:22::/64")}
 			var want []string
 			for _, program := range nstest.Programs() {
 				table := strings.ReplaceAll(program, "tables", "")

@@ -11,6 +11,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
 // withPlugin is a node whose ipam.type is the shell script body, which finds the verb in $CNI_COMMAND and its log of verbs
@@ -67,7 +68,7 @@ func TestEveryVerbIsDelegated(t *testing.T) {
 		t.Error("Slow takes one kind for another")
 	}
 	ctx := context.Background()
-	if err := errors.Join(a.Del(ctx, addrs("10.1.0.5")), a.Check(ctx, nil), a.GC(ctx, nil), a.Status(ctx)); err != nil {
+	if err := errors.Join(a.Del(ctx, nstest.Addrs("10.1.0.5")), a.Check(ctx, nil), a.GC(ctx, nil), a.Status(ctx)); err != nil {
 		t.Error(err)
 	}
 	if got := verbs(); got != "DEL CHECK GC STATUS" {

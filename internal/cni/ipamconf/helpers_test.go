@@ -4,13 +4,12 @@ import (
 	"context"
 	"errors"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/ipam"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -24,8 +23,7 @@ type node struct {
 	dataDir string
 	conf    string
 
-	mu       sync.Mutex
-	warnings []string
+	nstest.Warnings
 }
 
 // ranged is a netconf of host-local with these range sets.
@@ -53,24 +51,9 @@ func (n *node) request(id string) *Request {
 		Stdin:          []byte(n.conf),
 		DefaultDataDir: n.dataDir,
 		Strict:         true,
-		Warn:           n.warn,
+		Warn:           n.Warn,
 		LockWait:       time.Hour, // however busy the machine is
 	}
-}
-
-func (n *node) warn(message string) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.warnings = append(n.warnings, message)
-}
-
-// warned reports whether a warning holds text, and forgets all warnings.
-func (n *node) warned(text string) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	found := strings.Contains(strings.Join(n.warnings, "\n"), text)
-	n.warnings = nil
-	return found
 }
 
 // An asker is an allocator with the attachment that it is asked for, and results as the
@@ -163,55 +146,6 @@ func addressesOf(result *current.Result) string {
 	return strings.Join(texts, ",")
 }
 
-// files reads the network's directory: name and content of each file, without the lock and the marker.
-func (n *node) files() map[string]string {
-	n.t.Helper()
-	entries, err := os.ReadDir(n.dir())
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		n.t.Fatal(err)
-	}
-	files := map[string]string{}
-	for _, entry := range entries {
-		if entry.IsDir() {
-			files[entry.Name()] = "directory"
-			continue
-		}
-		data, err := os.ReadFile(filepath.Join(n.dir(), entry.Name()))
-		if err != nil {
-			n.t.Fatal(err)
-		}
-		if entry.Name() != "lock" && entry.Name() != ".tombolo-epoch" {
-			files[entry.Name()] = string(data)
-		}
-	}
-	return files
-}
-
-// expect compares the directory's files with want.
-func (n *node) expect(want map[string]string) {
-	n.t.Helper()
-	if diff := cmp.Diff(want, n.files()); diff != "" {
-		n.t.Errorf("files (-want +got)\n%s", diff)
-	}
-}
-
-// put writes a file into the network's directory, as of long ago if old.
-func (n *node) put(name, content string, old ...time.Time) {
-	n.t.Helper()
-	if err := os.MkdirAll(n.dir(), 0o755); err != nil {
-		n.t.Fatal(err)
-	}
-	path := filepath.Join(n.dir(), name)
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		n.t.Fatal(err)
-	}
-	for _, when := range old {
-		if err := os.Chtimes(path, when, when); err != nil {
-			n.t.Fatal(err)
-		}
-	}
-}
-
 // wantError checks an error's code, what it matches (nil for nothing), and that its message holds text.
 func wantError(t *testing.T, err error, code uint, sentinel error, text string) {
 	t.Helper()
@@ -231,10 +165,22 @@ func wantError(t *testing.T, err error, code uint, sentinel error, text string) 
 	}
 }
 
-func addrs(texts ...string) []netip.Addr {
-	var list []netip.Addr
-	for _, text := range texts {
-		list = append(list, netip.MustParseAddr(text))
+// files reads the network's directory, without the lock and the marker.
+func (n *node) files() map[string]string {
+	n.t.Helper()
+	return nstest.Files(n.t, n.dir(), "lock", ".tombolo-epoch")
+}
+
+// expect compares the directory's files with want.
+func (n *node) expect(want map[string]string) {
+	n.t.Helper()
+	if diff := cmp.Diff(want, n.files()); diff != "" {
+		n.t.Errorf("files (-want +got)\n%s", diff)
 	}
-	return list
+}
+
+// put writes a file into the network's directory, as of long ago if old.
+func (n *node) put(name, content string, old ...time.Time) {
+	n.t.Helper()
+	nstest.PutFile(n.t, n.dir(), name, content, old...)
 }

@@ -176,7 +176,7 @@ func TestABrokenConfigStillNamesItsDataDir(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.expect(map[string]string{})
-	if !n.warned(`field "ipam.ranges": expected a list`) {
+	if !n.Warned(`field "ipam.ranges": expected a list`) {
 		t.Error("what is wrong with the config is not reported")
 	}
 }

@@ -6,7 +6,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestBadRangesAreExplained(t *testing.T) {
+// What can be wrong with a range is package ipam's to say, and tested there; here the error
+// names the place in the configuration.
+func TestBadRangesAreExplainedByTheirPlace(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
 		stdin string
@@ -18,24 +20,9 @@ func TestBadRangesAreExplained(t *testing.T) {
 		"no subnet":         {ranged(`[{"rangeStart":"10.1.0.2"}]`), 7, `ipam.ranges[0][0]: "subnet" is required`},
 		"inline, no subnet": {`{"ipam":{"type":"host-local","gateway":"10.1.0.1","ranges":[[{"subnet":"10.1.0.0/24"}]]}}`, 7, `ipam: "subnet" is required`},
 		"host bits":         {ranged(`[{"subnet":"10.1.0.7/24"}]`), 7, `ipam.ranges[0][0]: subnet 10.1.0.7/24 has host bits set: the network is 10.1.0.0/24`},
-		"/31":               {ranged(`[{"subnet":"10.1.0.0/31"}]`), 7, `subnet 10.1.0.0/31 is too small to allocate from`},
-		"/32":               {ranged(`[{"subnet":"10.1.0.0/32"}]`), 7, `too small`},
-		"/127":              {ranged(`[{"subnet":"fd00::/127"}]`), 7, `too small`},
-		"mapped subnet":     {ranged(`[{"subnet":"::ffff:10.1.0.0/120"}]`), 7, `subnet ::ffff:10.1.0.0/120 is an IPv4 network in IPv6 notation`},
-		"start outside":     {ranged(`[{"subnet":"10.1.0.0/24","rangeStart":"10.2.0.1"}]`), 7, `rangeStart 10.2.0.1 is not in subnet 10.1.0.0/24`},
-		"end outside":       {ranged(`[{"subnet":"10.1.0.0/24","rangeEnd":"10.2.0.1"}]`), 7, `rangeEnd 10.2.0.1 is not in subnet 10.1.0.0/24`},
-		"end before start":  {ranged(`[{"subnet":"10.1.0.0/24","rangeStart":"10.1.0.9","rangeEnd":"10.1.0.8"}]`), 7, `rangeEnd 10.1.0.8 is before rangeStart 10.1.0.9`},
-		"end before default start": {
-			ranged(`[{"subnet":"10.1.0.0/24","rangeEnd":"10.1.0.0"}]`), 7, `rangeEnd 10.1.0.0 is before rangeStart 10.1.0.1`,
-		},
-		"gateway's family": {ranged(`[{"subnet":"10.1.0.0/24","gateway":"fd00::1"}]`), 7, `gateway fd00::1 is not of the family of subnet 10.1.0.0/24`},
-		"zone":             {ranged(`[{"subnet":"fe80::/64","gateway":"fe80::1%eth0"}]`), 7, `gateway fe80::1%eth0 has a zone`},
 		"mixed families": {
 			ranged(`[{"subnet":"10.1.0.0/24"},{"subnet":"fd00::/64"}]`), 7,
 			`ipam.ranges[0] mixes IPv4 and IPv6: put 10.1.0.0/24 and fd00::/64 into sets of their own`,
-		},
-		"overlap in a set": {
-			ranged(`[{"subnet":"10.1.0.0/24"},{"subnet":"10.1.0.0/25"}]`), 7, `ipam.ranges[0]: ranges 10.1.0.0/24 and 10.1.0.0/25 overlap`,
 		},
 		"overlap of sets": {
 			ranged(`[{"subnet":"10.1.0.0/24","rangeStart":"10.1.0.100"}],[{"subnet":"10.0.0.0/8"}]`), 7,

@@ -3,7 +3,6 @@ package ruleset
 import (
 	"hash/fnv"
 	"net"
-	"net/netip"
 	"testing"
 
 	"github.com/google/nftables"
@@ -15,17 +14,9 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-func prefixes(list ...string) []netip.Prefix {
-	var out []netip.Prefix
-	for _, s := range list {
-		out = append(out, nstest.Prefix(s))
-	}
-	return out
-}
-
 // podnet is dual-stack, with masquerade.
 func podnet() *Network {
-	return &Network{Key: "podnet", Masquerade: true, Exempt: prefixes("10.22.0.0/16", "fd00:22::/64")}
+	return &Network{Key: "podnet", Masquerade: true, Exempt: nstest.Prefixes("10.22.0.0/16", "fd00:22::/64")}
 }
 
 func dedups() []Dedup {
@@ -43,7 +34,7 @@ func TestRulesVersionIsRaisedWithTheRules(t *testing.T) {
 	sum, nat, publishing := fnv.New32a(), fnv.New32a(), fnv.New32a()
 	for _, n := range []*Network{
 		podnet(),
-		{Key: "x", Masquerade: true, Exempt: prefixes("10.0.0.0/9", "fd00::/61", "::/0")},
+		{Key: "x", Masquerade: true, Exempt: nstest.Prefixes("10.0.0.0/9", "fd00::/61", "::/0")},
 		{Key: "guard", Guard: true, Dedup: dedups(), DropReports: true},
 	} {
 		rs := New(n, nftnl.DefaultTable, nftnl.DefaultMark)

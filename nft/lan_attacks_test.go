@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -240,50 +239,13 @@ func TestGuardedPodDrawsNobodysFrames(t *testing.T) {
 	}
 }
 
-// dnsmasq runs the real one on a link until the test ends, and gives what it logs.
-func dnsmasq(tb testing.TB, ns *netns.NS, link string, args ...string) (log func() string) {
-	tb.Helper()
-	for program, of := range map[string]string{"dnsmasq": "dnsmasq-base", "busybox": "busybox"} {
-		if _, err := exec.LookPath(program); err != nil {
-			tb.Fatalf("needs %s (Debian: apt-get install %s)", program, of)
-		}
-	}
-	dir := tb.TempDir()
-	file := filepath.Join(dir, "log")
-	cmd := exec.Command("dnsmasq", append([]string{
-		"--keep-in-foreground", "--conf-file=/dev/null", "--port=0", "--interface=" + link, "--bind-interfaces", "--except-interface=lo",
-		"--dhcp-authoritative", "--no-ping", "--dhcp-leasefile=" + filepath.Join(dir, "leases"), "--pid-file=" + filepath.Join(dir, "pid"),
-		"--user=root", "--log-facility=" + file, "--log-dhcp",
-	}, args...)...)
-	if err := ns.Do(cmd.Start); err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() {
-		_ = cmd.Process.Signal(unix.SIGTERM)
-		_ = cmd.Wait()
-	})
-	log = func() string {
-		text, err := os.ReadFile(file)
-		if err != nil && !os.IsNotExist(err) {
-			tb.Fatal(err)
-		}
-		return string(text)
-	}
-	for deadline := time.Now().Add(patience); !strings.Contains(log(), "DHCP, sockets bound exclusively"); {
-		if time.Now().After(deadline) {
-			tb.Fatalf("dnsmasq has not come up: %s", log())
-		}
-		time.Sleep(2 * time.Millisecond) // only so as not to keep a CPU from it
-	}
-	return log
-}
-
 // leaseTries are more than any machine needs, however busy: one a second.
 const leaseTries = 60
 
 // lease has a real client get a lease, and gives the address; "" if nobody answers.
 func lease(tb testing.TB, ns *netns.NS, tries int) string {
 	tb.Helper()
+	nstest.Need(tb, "busybox")
 	file := filepath.Join(tb.TempDir(), "udhcpc")
 	if err := os.WriteFile(file, []byte("#!/bin/sh\nif test \"$1\" = bound; then echo leased $ip; fi\n"), 0o755); err != nil {
 		tb.Fatal(err)
@@ -300,7 +262,7 @@ func lease(tb testing.TB, ns *netns.NS, tries int) string {
 func TestGuardedPodIsNobodysDHCPServer(t *testing.T) {
 	t.Parallel()
 	l := newAttackedLAN(t)
-	heard := dnsmasq(t, l.pod, "eth0", "--dhcp-range=10.7.0.200,10.7.0.220,255.255.255.0,120s", "--dhcp-option=3,"+lanPod4)
+	heard := nstest.NewDnsmasq(t, l.pod, "eth0", "--dhcp-range=10.7.0.200,10.7.0.220,255.255.255.0,120s", "--dhcp-option=3,"+lanPod4).Logged
 	if got := lease(t, l.machine, leaseTries); !strings.HasPrefix(got, "10.7.0.2") {
 		t.Fatalf("without a guard, the machine leases %q from the pod", got)
 	}
@@ -322,7 +284,7 @@ func TestGuardedPodIsNobodysDHCPServer(t *testing.T) {
 	if !tried(before) {
 		t.Error("the pod has not tried")
 	}
-	dnsmasq(t, l.router, "eth0", "--dhcp-range=10.7.0.100,10.7.0.120,255.255.255.0,120s")
+	nstest.NewDnsmasq(t, l.router, "eth0", "--dhcp-range=10.7.0.100,10.7.0.120,255.255.255.0,120s")
 	for _, name := range []string{"a machine", "the other pod"} {
 		// As a client that has no address, the other pod too.
 		v := l.targets[name]
@@ -340,7 +302,7 @@ func TestGuardedPodIsNobodysDHCPServer(t *testing.T) {
 func TestGuardedPodGetsItsLease(t *testing.T) {
 	t.Parallel()
 	l := newAttackedLAN(t)
-	dnsmasq(t, l.router, "eth0", "--dhcp-range=10.7.0.100,10.7.0.120,255.255.255.0,120s")
+	nstest.NewDnsmasq(t, l.router, "eth0", "--dhcp-range=10.7.0.100,10.7.0.120,255.255.255.0,120s")
 	nstest.Run(t, l.pod, "ip", "addr", "flush", "dev", "eth0")
 	waiting := l.endpoint("00000000001", "veth1", podMAC)
 	mustAdd(t, l.c, waiting)

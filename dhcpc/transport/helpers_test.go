@@ -4,16 +4,11 @@ import (
 	"context"
 	"net"
 	"net/netip"
-	"os"
-	"os/exec"
-	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
 	"github.com/insomniacslk/dhcp/dhcpv4/server4"
-	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
@@ -193,39 +188,10 @@ func soon(t testing.TB) context.Context {
 	return ctx
 }
 
-// dnsmasq runs the real one on an interface, and gives a function that reads its lease
-// file.
+// dnsmasq runs the real one on an interface, and gives its file of leases.
 func dnsmasq(t testing.TB, ns *netns.NS, link string, args ...string) func() string {
 	t.Helper()
-	dir := t.TempDir()
-	leases := filepath.Join(dir, "leases")
-	cmd := exec.Command("dnsmasq", append([]string{
-		"--keep-in-foreground", "--conf-file=/dev/null", "--port=0", "--interface=" + link, "--bind-interfaces", "--except-interface=lo",
-		"--dhcp-range=10.9.0.100,10.9.0.120,255.255.255.0,120s", "--dhcp-authoritative", "--no-ping",
-		"--dhcp-leasefile=" + leases, "--pid-file=" + filepath.Join(dir, "pid"), "--user=root", "--log-facility=" + filepath.Join(dir, "log"), "--log-dhcp",
-	}, args...)...)
-	if err := ns.Do(cmd.Start); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = cmd.Process.Signal(unix.SIGTERM)
-		_ = cmd.Wait()
-		if t.Failed() {
-			text, _ := os.ReadFile(filepath.Join(dir, "log"))
-			t.Logf("dnsmasq:\n%s", text)
-		}
-	})
-	until(t, func() bool {
-		text, _ := os.ReadFile(filepath.Join(dir, "log"))
-		return strings.Contains(string(text), "DHCP, sockets bound exclusively")
-	})
-	return func() string {
-		text, err := os.ReadFile(leases)
-		if err != nil && !os.IsNotExist(err) {
-			t.Fatal(err)
-		}
-		return string(text)
-	}
+	return nstest.NewDnsmasq(t, ns, link, append([]string{"--dhcp-range=10.9.0.100,10.9.0.120,255.255.255.0,120s"}, args...)...).Leased
 }
 
 // until waits for what another process does.

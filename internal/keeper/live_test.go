@@ -221,39 +221,10 @@ func TestAReusedPathIsNotThePod(t *testing.T) {
 	}
 }
 
-// dnsmasq runs the real one in the remote namespace, and gives its lease file.
-func (l *lan) dnsmasq() (leases func() string) {
-	l.Helper()
-	bin, err := exec.LookPath("dnsmasq")
-	if err != nil {
-		if bin, err = exec.LookPath("/usr/sbin/dnsmasq"); err != nil {
-			if os.Getenv("TOMBOLO_ALLOW_SKIPS") == "1" {
-				l.Skip("needs dnsmasq (package dnsmasq-base)")
-			}
-			l.Fatal("needs dnsmasq (package dnsmasq-base); TOMBOLO_ALLOW_SKIPS=1 skips such tests")
-		}
-	}
-	file := l.TempDir() + "/leases"
-	cmd := exec.Command(bin, "--keep-in-foreground", "--port=0", "--no-ping", "--conf-file=/dev/null", "--user=root", "--pid-file=",
-		"--interface=eth0", "--bind-interfaces", "--dhcp-authoritative", "--dhcp-range=10.9.1.1,10.9.1.50,255.255.0.0,3600", "--dhcp-leasefile="+file)
-	cmd.Stdout, cmd.Stderr = l.Output(), l.Output()
-	if err := l.remote.Do(cmd.Start); err != nil {
-		l.Fatal(err)
-	}
-	l.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-	return func() string {
-		data, err := os.ReadFile(file)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			l.Error(err)
-		}
-		return string(data)
-	}
-}
-
 func TestDnsmasqRenewsAndTakesBack(t *testing.T) {
 	t.Parallel()
 	l := newLAN(t)
-	leases := l.dnsmasq()
+	leases := nstest.NewDnsmasq(l, l.remote, "eth0", "--dhcp-range=10.9.1.1,10.9.1.50,255.255.0.0,3600").Leased
 	p := l.add(1)
 	address := p.record.Lease.Address
 	until(t, "its lease file has it", func() bool { return strings.Contains(leases(), address.Addr().String()) })

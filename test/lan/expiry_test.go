@@ -70,7 +70,7 @@ func TestEndOfALeaseMayMeetAFaultAtAnyCall(t *testing.T) {
 		if s.trace(p.ip4) == "" {
 			t.Fatalf("nothing leads to %s, which a lease's end is to withdraw", p.ip4)
 		}
-		s.d.stop()
+		s.d.Stop()
 		s.end(p)
 		rounds++
 		renamed := rounds%2 == 0
@@ -104,7 +104,7 @@ func TestEndOfALeaseMayMeetAFaultAtAnyCall(t *testing.T) {
 	})
 	// The last publisher takes the way from the host's loopback along, though it has no
 	// address any more.
-	s.d.stop()
+	s.d.Stop()
 	s.end(holds)
 	k := s.keeper()
 	s.eventually("the last publisher's lease is withdrawn", func() bool { return withdrawn(holds) })

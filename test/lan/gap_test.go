@@ -72,7 +72,7 @@ func TestGuardOfAPodThatWaitsForItsLeaseIsPutBack(t *testing.T) {
 			n := l.network(object{"deadline": "5m"})
 			n.add(l.newPod("another"))
 			e := l.listen(l.other.ns, nic)
-			d.stop()
+			d.Stop()
 			p := l.newPod("evil")
 			done := make(chan error, 1)
 			go func() {

@@ -22,11 +22,11 @@ import (
 // Below 1280 bytes the kernel takes IPv6 from a link, with all addresses and routes.
 func TestAServersMTULeavesThePodItsIPv6(t *testing.T) {
 	l, d := newLab(t)
-	d.stop()
+	d.Stop()
 	d.start("--dhcp-option-force=option:mtu,600")
 	n := l.network(dualStack(nil))
 	a := n.add(l.newPod("a"))
-	if got := readIf(t, d.log); !strings.Contains(got, "mtu  600") {
+	if got := d.Logged(); !strings.Contains(got, "mtu  600") {
 		t.Errorf("the server named no such MTU, so that the test shows nothing:\n%s", got)
 	}
 	if !strings.Contains(string(a.result), `"mtu":1280,"sandbox"`) {

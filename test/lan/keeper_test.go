@@ -54,10 +54,10 @@ func (n *network) keeper() *keeper {
 	n.Cleanup(func() {
 		k.kill()
 		if n.Failed() {
-			n.Logf("the keeper's log:\n%s", readIf(n, k.log))
+			n.Logf("the keeper's log:\n%s", nstest.ReadIf(n, k.log))
 		}
 	})
-	n.eventually("a keeper", func() bool { return strings.Contains(readIf(n, k.log), "keeping leases") })
+	n.eventually("a keeper", func() bool { return strings.Contains(nstest.ReadIf(n, k.log), "keeping leases") })
 	return k
 }
 
@@ -144,7 +144,7 @@ func (n *network) dueUntil(hash, what string, is func() bool) {
 func (d *dhcp) messages(mac string) []string {
 	d.Helper()
 	var list []string
-	for _, m := range regexp.MustCompile(`(DHCP[A-Z]+)\(`+nic+`\)[^\n]* `+mac).FindAllStringSubmatch(readIf(d, d.log), -1) {
+	for _, m := range regexp.MustCompile(`(DHCP[A-Z]+)\(`+nic+`\)[^\n]* `+mac).FindAllStringSubmatch(d.Logged(), -1) {
 		list = append(list, m[1])
 	}
 	return list
@@ -178,7 +178,7 @@ type udhcpc struct {
 // on a port, it has to find out.
 func (l *lan) udhcpc() *udhcpc {
 	l.Helper()
-	need(l, "busybox")
+	nstest.Need(l, "busybox")
 	iproute, err := exec.LookPath("ip") // some shells have one of their own
 	if err != nil {
 		l.Fatal(err)
@@ -218,7 +218,7 @@ echo $1 $ip >>DID
 // calls are what the script was called for.
 func (c *udhcpc) calls() []string {
 	c.Helper()
-	return strings.Split(strings.TrimSpace(readIf(c, c.did)), "\n")
+	return strings.Split(strings.TrimSpace(nstest.ReadIf(c, c.did)), "\n")
 }
 
 func last(list []string) string { return list[len(list)-1] }
@@ -296,7 +296,7 @@ func TestKeeperKeepsTheHostsOwnLeaseAndHandsItBack(t *testing.T) {
 	client.renew()
 	l.leasedOn(nic)
 	l.ask(l.host, l.internet.ip4, servicePort, l.host.ip4)
-	if text := readIf(t, d.leases); strings.Count(text, " "+mac+" ") != 1 || !strings.Contains(text, l.host.ip4.String()) {
+	if text := d.Leased(); strings.Count(text, " "+mac+" ") != 1 || !strings.Contains(text, l.host.ip4.String()) {
 		t.Errorf("the server's leases, want the host's as it was:\n%s", text)
 	}
 }
@@ -352,7 +352,7 @@ func TestKeeperRenewsPodsWhichFollowTheServerToOtherAddresses(t *testing.T) {
 
 	// The operator wants the pod elsewhere.
 	k.kill()
-	d.stop()
+	d.Stop()
 	old, next := a.ip4, nstest.Addr("192.168.50.55")
 	d.start("--dhcp-host=" + mac + "," + next.String())
 	n.makeDue(hash)

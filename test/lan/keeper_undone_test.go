@@ -3,6 +3,8 @@ package lan
 import (
 	"strings"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
 // undone is what a network manager does that does not know of the bridge.
@@ -111,7 +113,7 @@ func TestKeeperMendsWhatANetworkManagerUndoes(t *testing.T) {
 			m.works()
 			u.undo(m.lan)
 			m.eventually("the keeper mends it", func() bool {
-				return strings.Contains(readIf(t, k.log), "uplink mended") && m.asTaken()
+				return strings.Contains(nstest.ReadIf(t, k.log), "uplink mended") && m.asTaken()
 			})
 			// The host first, and then its pods.
 			m.eventually("the keeper puts the pods back", func() bool {

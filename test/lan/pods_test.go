@@ -40,8 +40,8 @@ func TestPodsOnTheLANFromTheFirstToTheLast(t *testing.T) {
 	b := n.add(l.newPod("b"))
 	for _, p := range []*pod{a, b} {
 		wantWithinSubnets(t, p.place, subnet4, subnet6)
-		if !strings.Contains(readIf(t, d.leases), p.ip4.String()) {
-			t.Errorf("the router knows of no lease of %s:\n%s", p.ip4, readIf(t, d.leases))
+		if !strings.Contains(d.Leased(), p.ip4.String()) {
+			t.Errorf("the router knows of no lease of %s:\n%s", p.ip4, d.Leased())
 		}
 		l.serve(p.place, servicePort, both()...)
 		n.check(p)

@@ -68,7 +68,7 @@ func TestPodsFollowTheHostsLeaseToAnotherAddress(t *testing.T) {
 	l.follow(a, b)
 
 	k.kill()
-	d.stop()
+	d.Stop()
 	old, next := l.host.ip4, nstest.Addr("192.168.50.66")
 	d.start("--dhcp-host=" + mac + "," + next.String())
 	n.makeDue(lease.HostHash(nic))
@@ -146,14 +146,14 @@ func TestPodsFollowTheAddressThatAnAdministratorSets(t *testing.T) {
 			l.publishedPortIsReached(4, a.place, l.other)
 			n.check(a)
 			l.eventually("the record follows", func() bool {
-				return strings.Contains(readIf(t, filepath.Join(n.state, "uplinks", nic+".json")), "192.168.50.78/24")
+				return strings.Contains(nstest.ReadIf(t, filepath.Join(n.state, "uplinks", nic+".json")), "192.168.50.78/24")
 			})
 
 			// What a network manager undoes now is mended to what there was last.
 			ip(t, l.host.ns, "link delete "+bridge)
 			l.eventually("the keeper mends it", func() bool {
 				out, fine := n.uplinkStatus()
-				return strings.Contains(readIf(t, k.log), "uplink mended") && fine && strings.Contains(out, nic+" on "+bridge+": taken")
+				return strings.Contains(nstest.ReadIf(t, k.log), "uplink mended") && fine && strings.Contains(out, nic+" on "+bridge+": taken")
 			})
 			if out := l.hostRun("ip", "-4", "-o", "address"); strings.Contains(out, hostIP4+"/24") || strings.Contains(out, "192.168.50.77/24") || !strings.Contains(out, "192.168.50.78/24") {
 				t.Errorf("the host's addresses after the mend:\n%s", out)

@@ -52,20 +52,45 @@ type loaded struct {
 	addrLen int
 }
 
+// fields says where attributes are read to, by type: a number, a text, bytes, the bytes of a
+// value, or whether there is one.
+type fields []field
+
+type field struct {
+	typ  uint16
+	into any
+}
+
+type value []byte
+
+func (f fields) decode(b []byte) error { return nftnl.Decode(b, f.read) }
+
+func (f fields) read(ad *netlink.AttributeDecoder) (err error) {
+	for i := range f {
+		if f[i].typ != ad.Type() {
+			continue
+		}
+		switch into := f[i].into.(type) {
+		case *uint32:
+			*into = ad.Uint32()
+		case *string:
+			*into = ad.String()
+		case *[]byte:
+			*into = ad.Bytes()
+		case *value:
+			*into, err = nftnl.ValueOf(ad)
+		case *bool:
+			*into = true
+		}
+	}
+	return err
+}
+
 // expression reads one: its name, then its own attributes.
 func (rr *ruleReader) expression(ad *netlink.AttributeDecoder) error {
 	var name string
 	var own []byte
-	err := nftnl.Nested(ad, func(ad *netlink.AttributeDecoder) error {
-		switch ad.Type() {
-		case unix.NFTA_EXPR_NAME:
-			name = ad.String()
-		case unix.NFTA_EXPR_DATA:
-			own = ad.Bytes()
-		}
-		return nil
-	})
-	if err != nil {
+	if err := nftnl.Nested(ad, fields{{unix.NFTA_EXPR_NAME, &name}, {unix.NFTA_EXPR_DATA, &own}}.read); err != nil {
 		return err
 	}
 	if err := rr.read(name, own); err != nil {
@@ -133,18 +158,8 @@ func (rr *ruleReader) condition(c condition) { rr.rule.conditions = append(rr.ru
 
 func (rr *ruleReader) meta(b []byte) error {
 	var key, to uint32
-	writes := false
-	err := nftnl.Decode(b, func(ad *netlink.AttributeDecoder) error {
-		switch ad.Type() {
-		case unix.NFTA_META_KEY:
-			key = ad.Uint32()
-		case unix.NFTA_META_DREG:
-			to = ad.Uint32()
-		case unix.NFTA_META_SREG:
-			writes = true
-		}
-		return nil
-	})
+	var writes bool
+	err := fields{{unix.NFTA_META_KEY, &key}, {unix.NFTA_META_DREG, &to}, {unix.NFTA_META_SREG, &writes}}.decode(b)
 	if err != nil || writes {
 		rr.rule.alters = true
 		return err
@@ -169,22 +184,11 @@ func (rr *ruleReader) meta(b []byte) error {
 // payload: source addresses, or the beginning of them, are known by where they are.
 func (rr *ruleReader) payload(b []byte) error {
 	var to, base, offset, length uint32
-	writes := false
-	err := nftnl.Decode(b, func(ad *netlink.AttributeDecoder) error {
-		switch ad.Type() {
-		case unix.NFTA_PAYLOAD_DREG:
-			to = ad.Uint32()
-		case unix.NFTA_PAYLOAD_BASE:
-			base = ad.Uint32()
-		case unix.NFTA_PAYLOAD_OFFSET:
-			offset = ad.Uint32()
-		case unix.NFTA_PAYLOAD_LEN:
-			length = ad.Uint32()
-		case unix.NFTA_PAYLOAD_SREG:
-			writes = true
-		}
-		return nil
-	})
+	var writes bool
+	err := fields{
+		{unix.NFTA_PAYLOAD_DREG, &to}, {unix.NFTA_PAYLOAD_BASE, &base}, {unix.NFTA_PAYLOAD_OFFSET, &offset},
+		{unix.NFTA_PAYLOAD_LEN, &length}, {unix.NFTA_PAYLOAD_SREG, &writes},
+	}.decode(b)
 	if err != nil || writes {
 		rr.rule.alters = true
 		return err
@@ -202,22 +206,11 @@ func (rr *ruleReader) payload(b []byte) error {
 // bitwise: an and with a mask is known, and nothing else.
 func (rr *ruleReader) bitwise(b []byte) error {
 	var from, to, op uint32
-	var mask, xor []byte
-	err := nftnl.Decode(b, func(ad *netlink.AttributeDecoder) (err error) {
-		switch ad.Type() {
-		case unix.NFTA_BITWISE_SREG:
-			from = ad.Uint32()
-		case unix.NFTA_BITWISE_DREG:
-			to = ad.Uint32()
-		case bitwiseOp:
-			op = ad.Uint32()
-		case unix.NFTA_BITWISE_MASK:
-			mask, err = nftnl.ValueOf(ad)
-		case unix.NFTA_BITWISE_XOR:
-			xor, err = nftnl.ValueOf(ad)
-		}
-		return err
-	})
+	var mask, xor value
+	err := fields{
+		{unix.NFTA_BITWISE_SREG, &from}, {unix.NFTA_BITWISE_DREG, &to}, {bitwiseOp, &op},
+		{unix.NFTA_BITWISE_MASK, &mask}, {unix.NFTA_BITWISE_XOR, &xor},
+	}.decode(b)
 	l := rr.registers[from]
 	if op != 0 || l.mask != nil || len(mask) == 0 || !zero(xor) {
 		l = loaded{}
@@ -234,18 +227,8 @@ func zero(b []byte) bool { return strings.Trim(string(b), "\x00") == "" }
 // compare makes a condition of what a register holds.
 func (rr *ruleReader) compare(b []byte) error {
 	var from, op uint32
-	var data []byte
-	err := nftnl.Decode(b, func(ad *netlink.AttributeDecoder) (err error) {
-		switch ad.Type() {
-		case unix.NFTA_CMP_SREG:
-			from = ad.Uint32()
-		case unix.NFTA_CMP_OP:
-			op = ad.Uint32()
-		case unix.NFTA_CMP_DATA:
-			data, err = nftnl.ValueOf(ad)
-		}
-		return err
-	})
+	var data value
+	err := fields{{unix.NFTA_CMP_SREG, &from}, {unix.NFTA_CMP_OP, &op}, {unix.NFTA_CMP_DATA, &data}}.decode(b)
 	c := condition{}
 	if op := expr.CmpOp(op); op == expr.CmpOpEq || op == expr.CmpOpNeq {
 		c = rr.registers[from].equals(data)
@@ -315,19 +298,13 @@ func prefixOf(address, mask []byte, addrLen int) (netip.Prefix, bool) {
 // lookup makes a condition of a set, or a verdict of a map.
 func (rr *ruleReader) lookup(b []byte) error {
 	c := condition{on: onSet}
-	err := nftnl.Decode(b, func(ad *netlink.AttributeDecoder) error {
-		switch ad.Type() {
-		case unix.NFTA_LOOKUP_SET:
-			c.name = ad.String()
-		case unix.NFTA_LOOKUP_FLAGS:
-			c.negated = ad.Uint32()&unix.NFT_LOOKUP_F_INV != 0
-		case unix.NFTA_LOOKUP_DREG:
-			if ad.Uint32() == unix.NFT_REG_VERDICT {
-				rr.rule.verdict = varies
-			}
-		}
-		return nil
-	})
+	var flags uint32
+	to := uint32(unix.NFT_REG_VERDICT) + 1 // it may have none
+	err := fields{{unix.NFTA_LOOKUP_SET, &c.name}, {unix.NFTA_LOOKUP_FLAGS, &flags}, {unix.NFTA_LOOKUP_DREG, &to}}.decode(b)
+	c.negated = flags&unix.NFT_LOOKUP_F_INV != 0
+	if to == unix.NFT_REG_VERDICT {
+		rr.rule.verdict = varies
+	}
 	rr.condition(c)
 	return err
 }
@@ -392,15 +369,7 @@ func verdictOf(code expr.VerdictKind) verdict {
 func (rr *ruleReader) match(b []byte) error {
 	var name string
 	var info []byte
-	err := nftnl.Decode(b, func(ad *netlink.AttributeDecoder) error {
-		switch ad.Type() {
-		case unix.NFTA_MATCH_NAME:
-			name = ad.String()
-		case unix.NFTA_MATCH_INFO:
-			info = ad.Bytes()
-		}
-		return nil
-	})
+	err := fields{{unix.NFTA_MATCH_NAME, &name}, {unix.NFTA_MATCH_INFO, &info}}.decode(b)
 	rr.xtMatch(name, info)
 	return err
 }
@@ -423,12 +392,11 @@ func (rr *ruleReader) xtMatch(name string, info []byte) {
 }
 
 func (rr *ruleReader) target(b []byte) error {
-	err := nftnl.Decode(b, func(ad *netlink.AttributeDecoder) error {
-		if ad.Type() == unix.NFTA_TARGET_NAME {
-			rr.xtTarget(ad.String())
-		}
-		return nil
-	})
+	var name string
+	err := fields{{unix.NFTA_TARGET_NAME, &name}}.decode(b)
+	if name != "" {
+		rr.xtTarget(name)
+	}
 	return err
 }
 
@@ -450,14 +418,9 @@ func (rr *ruleReader) xtTarget(name string) {
 
 // object is a counter, or something that may have had enough.
 func (rr *ruleReader) object(b []byte) error {
-	counts := false
-	err := nftnl.Decode(b, func(ad *netlink.AttributeDecoder) error {
-		if ad.Type() == unix.NFTA_OBJREF_IMM_TYPE {
-			counts = ad.Uint32() == unix.NFT_OBJECT_COUNTER
-		}
-		return nil
-	})
-	if !counts {
+	var of uint32
+	err := fields{{unix.NFTA_OBJREF_IMM_TYPE, &of}}.decode(b)
+	if of != unix.NFT_OBJECT_COUNTER {
 		rr.condition(condition{})
 	}
 	return err

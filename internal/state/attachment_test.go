@@ -18,10 +18,7 @@ func TestAttachmentGoesFromAddingToReadyToGone(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)
 	a := sample("c1")
-	p, err := d.Create(a)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := pending(t, d, a)
 	got, err := d.Load("cbr0", a.Hash())
 	if err != nil {
 		t.Fatal(err)
@@ -115,10 +112,7 @@ func TestCommitNeverRevivesARemovedRecord(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)
 	a := sample("c1")
-	p, err := d.Create(a)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := pending(t, d, a)
 	if err := d.Remove("cbr0", a.Hash()); err != nil {
 		t.Fatal(err)
 	}
@@ -137,10 +131,7 @@ func TestCommitLeavesALaterRecordOfTheSameNameAlone(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)
 	first := sample("c1")
-	p, err := d.Create(first)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := pending(t, d, first)
 	if err := d.Remove("cbr0", first.Hash()); err != nil {
 		t.Fatal(err)
 	}
@@ -160,10 +151,7 @@ func TestCommitHappensOnceAndForItsOwnRecord(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)
 	a := sample("c1")
-	p, err := d.Create(a)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := pending(t, d, a)
 	if err := p.Commit(sample("c2")); err == nil {
 		t.Error("Commit of another attachment succeeds")
 	}
@@ -187,19 +175,14 @@ func TestRecordsTooLargeToReadAreNotWritten(t *testing.T) {
 		t.Errorf("Create: %v", err)
 	}
 	a.DataDir = ""
-	p, err := d.Create(a)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := pending(t, d, a)
 	a.DataDir = strings.Repeat("x", file.MaxRecord/2)
 	if err := p.Commit(a); err == nil || !strings.Contains(err.Error(), "at most 32768") {
 		t.Errorf("Commit: %v", err)
 	}
 	largest := sample("c2")
 	largest.DataDir = strings.Repeat("x", file.MaxRecord/2-2000)
-	if p, err = d.Create(largest); err != nil {
-		t.Fatal(err)
-	}
+	p = pending(t, d, largest)
 	if err := p.Commit(largest); err != nil {
 		t.Fatal(err)
 	}

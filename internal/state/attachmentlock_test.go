@@ -246,10 +246,7 @@ func TestFilesOfOthersAreNotOurs(t *testing.T) {
 
 func begin(t *testing.T, d *Dir, a *Attachment) *Pending {
 	t.Helper()
-	p, err := d.Create(a)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := pending(t, d, a)
 	t.Cleanup(func() { p.Close() })
 	return p
 }

@@ -132,10 +132,7 @@ func TestRecordsKeepTheirFormat(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := sample("0123456789abcdef")
-	p, err := d.Create(a)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := pending(t, d, a)
 	if err := p.Commit(a); err != nil {
 		t.Fatal(err)
 	}

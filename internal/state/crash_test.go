@@ -46,10 +46,7 @@ func TestAHalfWrittenCommitLeavesTheRecordAdding(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)
 	a := sample("c1")
-	p, err := d.Create(a)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := pending(t, d, a)
 	path := recordPath(t, d, a)
 	first := len(mustRead(t, path))
 	if err := p.Commit(a); err != nil {

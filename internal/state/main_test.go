@@ -140,13 +140,19 @@ func sampleNetwork(name string) *Network {
 // create writes a record and leaves it Adding.
 func create(t testing.TB, d *Dir, a *Attachment) {
 	t.Helper()
+	if err := pending(t, d, a).Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// pending is the record of an ADD at work.
+func pending(t testing.TB, d *Dir, a *Attachment) *Pending {
+	t.Helper()
 	p, err := d.Create(a)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := p.Close(); err != nil {
-		t.Fatal(err)
-	}
+	return p
 }
 
 // recordPath is the file of an attachment's record.

@@ -11,10 +11,7 @@ func TestUpdateWritesOverAReadyRecord(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)
 	a := sample("c1")
-	p, err := d.Create(a)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := pending(t, d, a)
 	if err := p.Commit(a); err != nil {
 		t.Fatal(err)
 	}

@@ -77,6 +77,8 @@ const (
 	far6 = "2001:db8:2::1"
 )
 
+// newSite has the pod in the firewall, and not masqueraded: so outside has the pod's own
+// address to answer and to call.
 func newSite(tb testing.TB) *site {
 	tb.Helper()
 	s := nstest.NewSite(tb)
@@ -85,6 +87,10 @@ func newSite(tb testing.TB) *site {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() { fw.Close() })
+	mustEnsure(tb, fw, podnet())
+	ep := pod("0123456789a", pod4, pod6)
+	ep.Masquerade = false
+	mustAdd(tb, fw, ep)
 	return &site{s.Host, s.Pod, s.Other, s.Outside, On(fw.Socket(), nil), fw}
 }
 

@@ -36,10 +36,6 @@ func TestForwardPolicyOfDropDoesNotStopPods(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			s := newSite(t)
-			mustEnsure(t, s.fw, podnet())
-			ep := pod("0123456789a", pod4, pod6)
-			ep.Masquerade = false // so that outside has the pod's own address to answer and to call
-			mustAdd(t, s.fw, ep)
 			s.podsReachBefore(t)
 			nstest.Script(t, s.host, tc.lines...)
 			s.podsReach(t, false)
@@ -74,10 +70,6 @@ func (s *site) podsReachBefore(tb testing.TB) {
 func TestRemedyForLegacyIPTablesHelpsPods(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
-	mustEnsure(t, s.fw, podnet())
-	ep := pod("0123456789a", pod4, pod6)
-	ep.Masquerade = false
-	mustAdd(t, s.fw, ep)
 	legacy(t, s.host, "iptables -P FORWARD DROP")
 	s.podsReach(t, false)
 	mustPlace(t, s.c, false)
@@ -99,10 +91,6 @@ func TestRemediesForOtherChainsHelpPods(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newSite(t)
-			mustEnsure(t, s.fw, podnet())
-			ep := pod("0123456789a", pod4, pod6)
-			ep.Masquerade = false
-			mustAdd(t, s.fw, ep)
 			nftables(t, s.host, ruleset)
 			s.podsReach(t, false)
 			list, err := Obstacles(context.Background(), &Config{NetNS: s.host}, Path{Bridge: "cbr0"})
@@ -122,10 +110,6 @@ func TestRemediesForOtherChainsHelpPods(t *testing.T) {
 func TestFirewalldStopsPods(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
-	mustEnsure(t, s.fw, podnet())
-	ep := pod("0123456789a", pod4, pod6)
-	ep.Masquerade = false
-	mustAdd(t, s.fw, ep)
 	nftables(t, s.host, firewalldFixture(t))
 	s.podsReach(t, false)
 	// The remedy, as firewalld carries it out.

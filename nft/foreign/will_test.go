@@ -51,10 +51,6 @@ func TestWhatOthersDropStaysDropped(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			s := newSite(t)
-			mustEnsure(t, s.fw, podnet())
-			ep := pod("0123456789a", pod4, pod6)
-			ep.Masquerade = false
-			mustAdd(t, s.fw, ep)
 			if tc.layout != "" {
 				restore(t, s.host, tc.layout)
 			}
@@ -65,7 +61,7 @@ func TestWhatOthersDropStaysDropped(t *testing.T) {
 			s.podsReach(t, true) // so the drop is void
 
 			if changed, err := s.c.Ensure(context.Background()); err != nil || !changed {
-				t.Fatalf("Admit: %v, %v", changed, err)
+				t.Fatalf("Ensure: %v, %v", changed, err)
 			}
 			s.podsReach(t, false)
 			s.farScript(t, tc.undrop...)
@@ -96,10 +92,6 @@ func TestLayoutsOfOthersLetPodsPass(t *testing.T) {
 		t.Run(layout, func(t *testing.T) {
 			t.Parallel()
 			s := newSite(t)
-			mustEnsure(t, s.fw, podnet())
-			ep := pod("0123456789a", pod4, pod6)
-			ep.Masquerade = false
-			mustAdd(t, s.fw, ep)
 			restore(t, s.host, layout)
 			s.podsReach(t, false)
 			mustPlace(t, s.c, true)
@@ -141,10 +133,6 @@ func TestDropsOfPodsAheadAreNamed(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			s := newSite(t)
-			mustEnsure(t, s.fw, podnet())
-			ep := pod("0123456789a", pod4, pod6)
-			ep.Masquerade = false
-			mustAdd(t, s.fw, ep)
 			nstest.Script(t, s.host, tc.lines...)
 			var want []string
 			if tc.want != "" {
@@ -228,10 +216,6 @@ func TestADropOfAllAheadOfOursStaysInForce(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			s := newSite(t)
-			mustEnsure(t, s.fw, podnet())
-			ep := pod("0123456789a", pod4, pod6)
-			ep.Masquerade = false
-			mustAdd(t, s.fw, ep)
 			if tc.layout != "" {
 				restore(t, s.host, tc.layout)
 			}

@@ -74,8 +74,10 @@ func (d *Dnsmasq) Stop() {
 	}
 }
 
-// Leased is its file of leases, and Logged its log.
+// Leased is what its file of leases has.
 func (d *Dnsmasq) Leased() string { d.tb.Helper(); return ReadIf(d.tb, d.LeaseFile) }
+
+// Logged is what its log has.
 func (d *Dnsmasq) Logged() string { d.tb.Helper(); return ReadIf(d.tb, d.LogFile) }
 
 // ReadIf is what is in a file, and nothing where there is none.

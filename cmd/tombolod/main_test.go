@@ -17,7 +17,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -34,29 +33,12 @@ type daemon struct {
 	told   *net.UnixConn // what the service manager hears
 	stop   context.CancelFunc
 	status chan int
-	log    *syncBuffer
-}
-
-type syncBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (s *syncBuffer) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(p)
-}
-
-func (s *syncBuffer) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
+	log    *nstest.Output
 }
 
 func start(t *testing.T, dir string, args ...string) *daemon {
 	t.Helper()
-	d := &daemon{dir: dir, status: make(chan int, 1), log: &syncBuffer{}}
+	d := &daemon{dir: dir, status: make(chan int, 1), log: &nstest.Output{}}
 	// Short: a socket's address has room for 107 bytes.
 	run, err := os.MkdirTemp("", "t")
 	if err != nil {
@@ -262,7 +244,7 @@ func TestItRunsWithoutAServiceManager(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	var log syncBuffer
+	var log nstest.Output
 	p := &program{getenv: func(string) string { return "" }, stdout: io.Discard, stderr: &log}
 	if status := p.run(ctx, []string{"--leases", t.TempDir(), "--metrics", "none"}); status != exitOK {
 		t.Errorf("status %d; log: %s", status, &log)

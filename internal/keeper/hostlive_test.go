@@ -1,7 +1,6 @@
 package keeper
 
 import (
-	"bytes"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -13,7 +12,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -36,6 +34,18 @@ type hostLAN struct {
 	mac   net.HardwareAddr
 	lease *dhcpc.Lease
 	root  string // with systemd-networkd's file
+}
+
+// newAdoptedLAN is newHostLAN whose host has a lease of an hour, with the NIC taken over and
+// the lease adopted.
+func newAdoptedLAN(t *testing.T) (*hostLAN, *server) {
+	t.Helper()
+	l := newHostLAN(t)
+	s := l.serve(time.Hour)
+	l.leaseOnNIC()
+	l.takeOver()
+	l.adopt()
+	return l, s
 }
 
 // newHostLAN begins with a NIC that is no port yet.
@@ -184,7 +194,7 @@ func (l *hostLAN) dnsmasqLog(args ...string) (leases func() string, log func() s
 	file := l.TempDir() + "/leases"
 	cmd := exec.Command(bin, append([]string{"--keep-in-foreground", "--port=0", "--no-ping", "--conf-file=/dev/null", "--user=root", "--pid-file=",
 		"--log-facility=-", "--log-dhcp", "--interface=eth0", "--bind-interfaces", "--dhcp-leasefile=" + file}, args...)...)
-	out := &syncBuffer{}
+	out := &nstest.Output{}
 	cmd.Stdout, cmd.Stderr = out, out
 	if err := l.remote.Do(cmd.Start); err != nil {
 		l.Fatal(err)
@@ -197,23 +207,6 @@ func (l *hostLAN) dnsmasqLog(args ...string) (leases func() string, log func() s
 		}
 		return string(data)
 	}, out.String
-}
-
-type syncBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (s *syncBuffer) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(p)
-}
-
-func (s *syncBuffer) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
 }
 
 // expiry waits until dnsmasq's lease of an address ends later than at a time, and gives
@@ -358,11 +351,7 @@ func TestAnotherClientHearsNothingOnThePortEither(t *testing.T) {
 
 func TestTheHostsLeaseOutlivesItsKeepers(t *testing.T) {
 	t.Parallel()
-	l := newHostLAN(t)
-	s := l.serve(time.Hour)
-	l.leaseOnNIC()
-	l.takeOver()
-	l.adopt()
+	l, s := newAdoptedLAN(t)
 	// The first as soon as it has begun.
 	for i := range 4 {
 		cmd := l.process()
@@ -532,11 +521,7 @@ func TestTheHostIsLeftAloneWhereItIsNotAsItWas(t *testing.T) {
 
 func TestTheHostsAddressComesBackWithItsRoutesInTheKernel(t *testing.T) {
 	t.Parallel()
-	l := newHostLAN(t)
-	s := l.serve(time.Hour)
-	l.leaseOnNIC()
-	l.takeOver()
-	l.adopt()
+	l, s := newAdoptedLAN(t)
 	routes := l.mainRoutes()
 	stop := l.keeper()
 	until(t, "it is confirmed", func() bool { return l.state() == lease.Bound })

@@ -12,11 +12,18 @@ PROFILED ?= 5000
 DESTDIR  ?=
 CNI_BIN  ?= /opt/cni/bin
 CNI_CONF ?= /etc/cni/net.d
+PREFIX   ?= /usr/local
+SYSTEMD  ?= /etc/systemd/system
+MODULES  ?= /etc/modules-load.d
+ZSH      ?= $(PREFIX)/share/zsh/site-functions
+UNITS    := tombolod.service tombolo-repair.service tombolo-repair.timer
+VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo v0.0.0)
+ARCHES   ?= amd64 arm64
 
 # Static and reproducible; the go command stamps version and commit from git.
 BUILD := CGO_ENABLED=0 $(GO) build -buildvcs=auto -trimpath -ldflags "-s -w"
 
-.PHONY: help build build-arm64 demo test test-long lint bench bench-report profile install deps peers earlier clean
+.PHONY: help build build-arm64 demo test test-long lint bench bench-report profile install uninstall deb release deps peers earlier clean
 
 help: ## this text
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,14 +69,33 @@ profile: ## CPU and allocations of thousands of ADDs in process: .cache/profile-
 	cd .cache && $(GO) tool pprof -sample_index alloc_objects -focus 'cni.*Plugin..Run' -svg -output profile-alloc.svg bench.test mem.prof
 	@head -40 .cache/profile-cpu.txt
 
-install: build ## into a node's directories, tombolod too: DESTDIR, CNI_BIN, CNI_CONF
+install: build ## into a node's directories, by DESTDIR, PREFIX, CNI_BIN, CNI_CONF, SYSTEMD
 	install -D -m 0755 $(BIN) $(DESTDIR)$(CNI_BIN)/tombolo
 	test -e $(DESTDIR)$(CNI_BIN)/loopback || ln -s tombolo $(DESTDIR)$(CNI_BIN)/loopback
-	install -D -m 0755 $(BIN)d $(DESTDIR)/usr/local/bin/tombolod
-	install -D -m 0644 deploy/systemd/tombolod.service $(DESTDIR)/etc/systemd/system/tombolod.service
+	install -D -m 0755 $(BIN)d $(DESTDIR)$(PREFIX)/bin/tombolod
+	ln -sfn $(CNI_BIN)/tombolo $(DESTDIR)$(PREFIX)/bin/tombolo
+	for unit in $(UNITS); do install -D -m 0644 deploy/systemd/$$unit $(DESTDIR)$(SYSTEMD)/$$unit && \
+		sed -i 's|/usr/local/bin|$(PREFIX)/bin|' $(DESTDIR)$(SYSTEMD)/$$unit || exit; done
 	install -D -m 0644 deploy/10-tombolo.conflist $(DESTDIR)$(CNI_CONF)/10-tombolo.conflist.example
-	install -D -m 0644 deploy/modules-load.d/tombolo.conf $(DESTDIR)/etc/modules-load.d/tombolo.conf
+	install -D -m 0644 deploy/modules-load.d/tombolo.conf $(DESTDIR)$(MODULES)/tombolo.conf
+	install -D -m 0644 deploy/share/tombolo.8 $(DESTDIR)$(PREFIX)/share/man/man8/tombolo.8
+	install -D -m 0644 deploy/share/tombolo.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/tombolo
+	install -D -m 0644 deploy/share/_tombolo $(DESTDIR)$(ZSH)/_tombolo
 	@echo "installed; rename $(CNI_CONF)/10-tombolo.conflist.example to 10-tombolo.conflist to use it"
+
+# A network's configuration that somebody named, records, leases and a loopback of others stay.
+uninstall: ## takes away what install put there
+	[ -n "$(DESTDIR)" ] || [ ! -e /run/systemd/system ] || systemctl disable --now tombolod.service tombolo-repair.timer
+	[ "$$(readlink $(DESTDIR)$(CNI_BIN)/loopback)" != tombolo ] || rm -f $(DESTDIR)$(CNI_BIN)/loopback
+	rm -f $(addprefix $(DESTDIR),$(CNI_BIN)/tombolo $(PREFIX)/bin/tombolo $(PREFIX)/bin/tombolod $(addprefix $(SYSTEMD)/,$(UNITS)) \
+		$(CNI_CONF)/10-tombolo.conflist.example $(MODULES)/tombolo.conf $(PREFIX)/share/man/man8/tombolo.8 \
+		$(PREFIX)/share/bash-completion/completions/tombolo $(ZSH)/_tombolo)
+
+deb: ## dist/tombolo_VERSION_{amd64,arm64}.deb (needs dpkg-deb)
+	@for arch in $(ARCHES); do deploy/release/deb.sh $(VERSION) $$arch || exit; done
+
+release: ## dist/tombolo-VERSION-linux-{amd64,arm64}.tar.gz with checksums, the same bytes each time
+	@deploy/release/tarballs.sh $(VERSION) $(ARCHES)
 
 deps: ## install what the tests need and this machine lacks (apt, root)
 	@test/deps.sh
@@ -81,4 +107,4 @@ earlier: ## the versions that nodes are upgraded from, out of this clone's histo
 	@test/earlier/build.sh $(EARLIER)
 
 clean: ## remove what was built
-	rm -rf bin .cache
+	rm -rf bin dist .cache

@@ -29,6 +29,7 @@ else
 	need busybox busybox-static
 	need nsenter util-linux
 	need git git
+	need zsh zsh
 	[ -e /usr/include/stdio.h ] || missing+=(libc6-dev)
 fi
 [ ${#missing[@]} = 0 ] && exit 0

@@ -164,13 +164,23 @@ func (c *command) run(ctx context.Context, out io.Writer, line []string) error {
 	if len(args) < least || most >= 0 && len(args) > most {
 		return fmt.Errorf("%s: %d arguments, where %s are due: %w", c.name, len(args), between(least, most), errUsage)
 	}
+	var lacks string
 	if c.privileged {
-		if err := lacking(); err != nil {
-			return fmt.Errorf("%s: %w", c.name, err)
+		var hopeless bool
+		if lacks, hopeless, err = lacking(); err != nil {
+			return err
+		}
+		if hopeless {
+			return fmt.Errorf("%s: user %d lacks %s: run it as root, as by sudo", c.name, os.Geteuid(), lacks)
 		}
 	}
 	err = do(ctx, out, args)
-	if errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0 {
+	switch {
+	case !errors.Is(err, fs.ErrPermission):
+		return err
+	case lacks != "":
+		return fmt.Errorf("%w: this process lacks %s", err, lacks)
+	case os.Geteuid() != 0:
 		return fmt.Errorf("%w: run it as root", err)
 	}
 	return err

@@ -86,11 +86,36 @@ func (n *network) exec(environ []string, stdin []byte, args ...string) (string, 
 func (n *network) operate(command string, args ...string) string {
 	n.Helper()
 	all := append(strings.Fields(command), "--state", n.state, "--leases", n.leases)
-	out, err := n.exec(nil, nil, append(all, args...)...)
+	by := n
+	if command == "repair" {
+		unit := *n
+		unit.by = append(repairUnit(n), n.by...)
+		by = &unit
+	}
+	out, err := by.exec(nil, nil, append(all, args...)...)
 	if err != nil {
 		n.Fatalf("tombolo %s: %v", command, err)
 	}
 	return out
+}
+
+// repairUnit runs a program with the capabilities that the shipped unit leaves it.
+func repairUnit(tb testing.TB) []string {
+	tb.Helper()
+	text, err := os.ReadFile("../../deploy/systemd/tombolo-repair.service")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	_, line, found := strings.Cut(string(text), "\nCapabilityBoundingSet=")
+	line, _, _ = strings.Cut(line, "\n")
+	if !found || line == "" {
+		tb.Fatal("the unit has no CapabilityBoundingSet")
+	}
+	set := "-all"
+	for _, name := range strings.Fields(line) {
+		set += ",+" + strings.ToLower(strings.TrimPrefix(name, "CAP_"))
+	}
+	return []string{"setpriv", "--bounding-set=" + set, "--inh-caps=-all", "--ambient-caps=-all"}
 }
 
 // pod is a container on the LAN.

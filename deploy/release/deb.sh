@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Makes dist/tombolo_VERSION_ARCH.deb, with what make install installs, where Debian has it:
+# plugins in /usr/lib/cni. The same commit gives the same bytes.
+#
+# usage: deploy/release/deb.sh VERSION ARCH
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+version=${1#v} arch=$2
+# A version begins with a digit; a commit that no tag names is before every release.
+case $version in [0-9]*.*) ;; *) version=0~git.$version ;; esac
+version=${version//-/+}
+SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
+export SOURCE_DATE_EPOCH
+stage=$(mktemp -d)
+trap 'rm -rf "$stage"' EXIT
+umask 022
+root=$stage/root
+
+GOARCH=$arch make -s build BIN="$stage/tombolo"
+make -s -o build install BIN="$stage/tombolo" DESTDIR="$root" PREFIX=/usr CNI_BIN=/usr/lib/cni SYSTEMD=/usr/lib/systemd/system \
+	MODULES=/usr/lib/modules-load.d CNI_CONF=/usr/share/doc/tombolo/examples ZSH=/usr/share/zsh/vendor-completions >/dev/null
+# containernetworking-plugins has a file of this name: postinst makes the link where it is not.
+rm "$root/usr/lib/cni/loopback"
+install -m 0644 LICENSE "$root/usr/share/doc/tombolo/copyright"
+gzip -9nc CHANGELOG.md >"$root/usr/share/doc/tombolo/changelog.gz"
+gzip -9n "$root/usr/share/man/man8/tombolo.8"
+
+mkdir "$root/DEBIAN"
+install -m 0755 deploy/release/debian/* "$root/DEBIAN/"
+cat >"$root/DEBIAN/control" <<EOF
+Package: tombolo
+Version: $version
+Architecture: $arch
+Maintainer: the authors of Tombolo <tombolo@example.invalid>
+Section: net
+Priority: optional
+Homepage: https://github.com/tombolo-cni/tombolo
+Installed-Size: $(du -sk --exclude=DEBIAN "$root" | cut -f 1)
+Description: pods on a Linux bridge, in pure netlink
+ A CNI plugin, and tombolod, which keeps the DHCP leases of pods and repairs
+ what other programs change of their networks.
+EOF
+mkdir -p dist
+dpkg-deb --root-owner-group -Zgzip --build "$root" "dist/tombolo_${version}_$arch.deb"

@@ -1,0 +1,59 @@
+# bash completion for tombolo. Written from cmd/tombolo/commands.go: go test ./cmd/tombolo -run Generated -update
+
+_tombolo() {
+	local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]}
+	local name= words= flags= places= place=- state=/run/tombolo given=0 i word
+	COMPREPLY=()
+	for ((i = 1; i < COMP_CWORD; i++)); do
+		case ${COMP_WORDS[i]} in
+		--state) state=${COMP_WORDS[++i]} ;;
+		--leases | --pods | --timeout) ((++i)) ;;
+		-*) ;;
+		*)
+			case $name in
+			'') name=${COMP_WORDS[i]} ;;
+			uplink) name+=" ${COMP_WORDS[i]}" ;;
+			*) ((++given)) ;;
+			esac
+			;;
+		esac
+	done
+	case $name in
+	'') words='version ls check repair leases remove uplink demo help' flags='--version' ;;
+	'uplink') words='plan take restore status' ;;
+	'version') flags='--json' places='' ;;
+	'ls') flags='--json --state' places='' ;;
+	'check') flags='--json --state' places='' ;;
+	'repair') flags='--state' places='' ;;
+	'leases') flags='--json --leases' places='' ;;
+	'remove') flags='--state' places='NETWORK' ;;
+	'uplink plan') flags='--keep-address --timeout' places='NIC BRIDGE' ;;
+	'uplink take') flags='--keep-address --leases --state --timeout' places='NIC BRIDGE' ;;
+	'uplink restore') flags='--leases --state' places='NIC BRIDGE' ;;
+	'uplink status') flags='--json --leases --state' places='NIC' ;;
+	'demo') flags='--pods' places='' ;;
+	'help') flags='' places='COMMAND...' ;;
+	esac
+	case $prev in
+	--state | --leases) mapfile -t COMPREPLY < <(compgen -d -- "$cur") && return ;;
+	--pods | --timeout) return ;;
+	esac
+	if [[ $cur == -* ]]; then
+		mapfile -t COMPREPLY < <(compgen -W "$flags --help" -- "$cur")
+		return
+	fi
+	for word in $places; do
+		if ((given-- == 0)) || [[ $word == *... ]]; then
+			place=${word%...}
+			break
+		fi
+	done
+	case $place in
+	NIC | BRIDGE) words=$(cd /sys/class/net && echo *) ;;
+	NETWORK) words=$(cd "$state/networks" 2>/dev/null && for word in *.json; do echo "${word%.json}"; done) ;;
+	COMMAND) words='version ls check repair leases remove uplink demo help' ;;
+	FILE) mapfile -t COMPREPLY < <(compgen -f -- "$cur") && return ;;
+	esac
+	mapfile -t COMPREPLY < <(compgen -W "$words" -- "$cur")
+}
+complete -o filenames -F _tombolo tombolo

@@ -1,0 +1,180 @@
+package repotest
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/golden"
+)
+
+// listing gives what is in a directory, without directories: mode, path, and where a link
+// leads.
+func listing(t *testing.T, dir string) string {
+	t.Helper()
+	var b strings.Builder
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		name := strings.TrimPrefix(path, dir)
+		if target, err := os.Readlink(path); err == nil {
+			name += " -> " + target
+		}
+		fmt.Fprintf(&b, "%v %s\n", info.Mode(), name)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+// mustMake runs make in a copy of the module, or in the module itself.
+func mustMake(t *testing.T, dir string, args ...string) {
+	t.Helper()
+	cmd := exec.Command("make", args...)
+	cmd.Dir = dir
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("make %v: %v\n%s", args, err, out)
+	}
+}
+
+// programs stand for what make build makes.
+func programs(t *testing.T) string {
+	t.Helper()
+	bin := filepath.Join(t.TempDir(), "tombolo")
+	for _, path := range []string{bin, bin + "d"} {
+		if err := os.WriteFile(path, []byte(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return bin
+}
+
+func TestUninstallTakesAwayAllThatInstallBrought(t *testing.T) {
+	t.Parallel()
+	node, bin := t.TempDir(), programs(t)
+	// What is the operator's stays.
+	own := filepath.Join(node, "etc/cni/net.d/10-tombolo.conflist")
+	if err := os.MkdirAll(filepath.Dir(own), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(own, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	before := listing(t, node)
+	mustMake(t, root(t), "-o", "build", "install", "BIN="+bin, "DESTDIR="+node)
+	installed := listing(t, node)
+	golden.Compare(t, "installed.txt", installed)
+	mustMake(t, root(t), "-o", "build", "install", "BIN="+bin, "DESTDIR="+node)
+	if again := listing(t, node); again != installed {
+		t.Errorf("installed again:\n%s", again)
+	}
+	mustMake(t, root(t), "uninstall", "DESTDIR="+node)
+	if after := listing(t, node); after != before {
+		t.Errorf("after uninstall there is\n%s", after)
+	}
+}
+
+func TestInstallLeavesTheLoopbackOfOthersAlone(t *testing.T) {
+	t.Parallel()
+	node, bin := t.TempDir(), programs(t)
+	other := filepath.Join(node, "opt/cni/bin/loopback")
+	if err := os.MkdirAll(filepath.Dir(other), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(other, []byte("the reference's"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	mustMake(t, root(t), "-o", "build", "install", "BIN="+bin, "DESTDIR="+node)
+	mustMake(t, root(t), "uninstall", "DESTDIR="+node)
+	if text, err := os.ReadFile(other); err != nil || string(text) != "the reference's" {
+		t.Errorf("loopback is %q, %v", text, err)
+	}
+}
+
+// Units name programs where they are installed.
+func TestInstalledUnitsNameInstalledPrograms(t *testing.T) {
+	t.Parallel()
+	node, bin := t.TempDir(), programs(t)
+	mustMake(t, root(t), "-o", "build", "install", "BIN="+bin, "DESTDIR="+node, "PREFIX=/usr", "CNI_BIN=/usr/lib/cni", "SYSTEMD=/usr/lib/systemd/system")
+	units, err := filepath.Glob(filepath.Join(node, "usr/lib/systemd/system/*.service"))
+	if err != nil || len(units) != 2 {
+		t.Fatalf("units: %v, %v", units, err)
+	}
+	for _, unit := range units {
+		text, err := os.ReadFile(unit)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, line, _ := strings.Cut(string(text), "\nExecStart=")
+		program, _, _ := strings.Cut(strings.Fields(line)[0], " ")
+		if _, err := os.Lstat(filepath.Join(node, program)); err != nil {
+			t.Errorf("%s: %v", unit, err)
+		}
+	}
+}
+
+// sums gives the checksums of a directory's files, by name.
+func sums(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	files, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]string{}
+	for _, f := range files {
+		text, err := os.ReadFile(filepath.Join(dir, f.Name()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[f.Name()] = fmt.Sprintf("%x", sha256.Sum256(text))
+	}
+	return all
+}
+
+// Two clones at different places and times give the same bytes, and the checksums are right.
+func TestReleasesAreReproducible(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("it builds both programs twice")
+	}
+	arches := []string{runtime.GOARCH}
+	if os.Getenv("TOMBOLO_LONG") != "" {
+		arches = []string{"amd64", "arm64"}
+	}
+	var builds []map[string]string
+	for range 2 {
+		dir := t.TempDir()
+		if out, err := exec.Command("git", "clone", "-q", "--no-hardlinks", root(t), dir).CombinedOutput(); err != nil {
+			t.Fatalf("git clone: %v\n%s", err, out)
+		}
+		mustMake(t, dir, "deb", "release", "VERSION=v9.8.7", "ARCHES="+strings.Join(arches, " "))
+		cmd := exec.Command("sha256sum", "--check", "--strict", "SHA256SUMS")
+		cmd.Dir = filepath.Join(dir, "dist")
+		if out, err := cmd.CombinedOutput(); err != nil || strings.Count(string(out), ": OK\n") != 2*len(arches) {
+			t.Errorf("checksums: %v\n%s", err, out)
+		}
+		builds = append(builds, sums(t, filepath.Join(dir, "dist")))
+	}
+	names := []string{"SHA256SUMS"}
+	for _, arch := range arches {
+		names = append(names, "tombolo-v9.8.7-linux-"+arch+".tar.gz", "tombolo_9.8.7_"+arch+".deb")
+	}
+	for _, name := range names {
+		if builds[0][name] == "" || builds[0][name] != builds[1][name] {
+			t.Errorf("%s is %q and %q", name, builds[0][name], builds[1][name])
+		}
+	}
+}

@@ -3,6 +3,7 @@ package uplink
 import (
 	"fmt"
 	"net"
+	"net/netip"
 	"slices"
 	"sort"
 	"strings"
@@ -51,6 +52,8 @@ func restoreSteps() []StepName {
 // know beforehand. Each step ends before the next begins, and can be repeated.
 type Steps struct {
 	List []Step
+	// Moves are the addresses that are moved, those of the link itself aside.
+	Moves []netip.Addr
 	// Warnings are about what goes on after the steps, but otherwise than before.
 	Warnings []string
 }
@@ -157,6 +160,11 @@ func planTake(s *Snapshot, u *Uplink, made bool) *Steps {
 	}
 	m := newMove(s, s.NIC, bridge)
 	var steps Steps
+	for _, a := range inOrder(m.addresses()) {
+		if ip := a.Prefix.Addr(); !ip.IsLinkLocalUnicast() {
+			steps.Moves = append(steps.Moves, ip)
+		}
+	}
 	copied := s.copied(u.Bridge)
 	words := []string{first}
 	if len(copied) > 0 {

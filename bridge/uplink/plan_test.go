@@ -241,7 +241,13 @@ func TestWhatChangesIsWarnedOf(t *testing.T) {
 		{"a VLAN", link(uplink.Link{Name: "eth0.7", Kind: "vlan", Lower: 1}), "VLAN eth0.7 stays on eth0"},
 		{"a socket", func(s *uplink.Snapshot, _ *uplink.Uplink) {
 			s.Sockets = []uplink.Socket{{What: "udp 0.0.0.0:68", Process: "dhclient (pid 7)"}}
-		}, "dhclient (pid 7) has a socket (udp 0.0.0.0:68) that hears eth0 alone"},
+		}, "dhclient (pid 7) has a socket (udp 0.0.0.0:68) that hears eth0 alone, and so nothing any more: do not restart it"},
+		{"a socket of networkd, whose name is cut", func(s *uplink.Snapshot, _ *uplink.Uplink) {
+			s.Sockets = []uplink.Socket{{What: "packet", Process: "systemd-network (pid 7)"}}
+		}, "systemd-network (pid 7) has a socket (packet) that hears eth0 alone, and so nothing any more: do not restart it"},
+		{"a socket of a capture", func(s *uplink.Snapshot, _ *uplink.Uplink) {
+			s.Sockets = []uplink.Socket{{What: "packet", Process: "tcpdump (pid 7)"}}
+		}, "tcpdump (pid 7) has a socket (packet) that hears eth0 alone, and so nothing any more: restart it for br0"},
 		{"a socket of nobody", func(s *uplink.Snapshot, _ *uplink.Uplink) { s.Sockets = []uplink.Socket{{What: "packet"}} }, "a process that cannot be seen from here has a socket (packet)"},
 		{"a group", func(s *uplink.Snapshot, _ *uplink.Uplink) {
 			s.Groups = []uplink.Group{{Addr: nstest.Addr("224.0.0.251")}, {Addr: nstest.Addr("ff02::fb")}}

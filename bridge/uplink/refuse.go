@@ -197,13 +197,18 @@ func (s *Snapshot) warn(u *Uplink) []string {
 	}
 	for _, sock := range s.Sockets {
 		who := sock.Process
-		if who == "" {
+		advice := "restart it for " + u.Bridge
+		switch {
+		case who == "":
 			who = "a process that cannot be seen from here"
+			advice += ", unless it is a network manager"
+		case managesLinks(who):
+			advice = "do not restart it, for it would configure " + nic + " anew; what it had leased is tombolod's to renew"
 		}
-		add("%s has a socket (%s) that hears %s alone, and so nothing any more: restart it for %s", who, sock.What, nic, u.Bridge)
+		add("%s has a socket (%s) that hears %s alone, and so nothing any more: %s", who, sock.What, nic, advice)
 	}
 	if groups := s.groups(); len(groups) > 0 {
-		add("the multicast groups %s were joined on %s and stay there: restart who joined them (mDNS, VRRP, routing daemons)", strings.Join(groups, ", "), nic)
+		add("the multicast groups %s were joined on %s and stay there: restart the mDNS, VRRP and routing daemons that joined them, and no network manager", strings.Join(groups, ", "), nic)
 	}
 	for _, a := range s.Addresses {
 		if a.Link == s.NIC.Index && a.Flags&addr.DADFailed != 0 {
@@ -216,6 +221,13 @@ func (s *Snapshot) warn(u *Uplink) []string {
 	s.warnBridge(u, add)
 	s.warnRoutes(add)
 	return list
+}
+
+// managesLinks says whether a process configures links: the address that a takeover moves may
+// be of its making. The kernel gives 15 bytes of a name.
+func managesLinks(process string) bool {
+	name, _, _ := strings.Cut(process, " (pid ")
+	return slices.Contains([]string{"systemd-network", "NetworkManager", "dhclient", "dhcpcd", "udhcpc", "connmand", "wickedd", "iwd"}, name)
 }
 
 // warnBridge is about a bridge that was there before.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/printable"
@@ -17,8 +18,32 @@ func planUplink(ctx context.Context, node *network.Node, out io.Writer, u uplink
 	if err != nil {
 		return err
 	}
-	_, err = io.WriteString(out, steps.String())
+	_, err = io.WriteString(out, verdict(steps, u, os.Getenv("SSH_CONNECTION"))+steps.String())
 	return err
+}
+
+// verdict is the line that a plan begins with. connection is what sshd sets: the client's
+// address and port, and those of this end.
+func verdict(steps *uplink.Steps, u uplink.Uplink, connection string) string {
+	ok, moves, sessions := "OK", "no address", "connections stay"
+	if n := len(steps.Warnings); n > 0 {
+		ok = fmt.Sprintf("OK, but see the warnings (%d)", n)
+	}
+	var list []string
+	for _, ip := range steps.Moves {
+		list = append(list, ip.String())
+		if ends := strings.Fields(connection); len(ends) == 4 && ends[2] == ip.String() {
+			sessions = "your SSH session stays"
+		}
+	}
+	verb := "moves"
+	if len(list) > 0 {
+		moves = strings.Join(list, ", ")
+	}
+	if len(list) > 1 {
+		verb = "move"
+	}
+	return fmt.Sprintf("%s: %s %s to %s, %s; undo: tombolo uplink restore %s\n", ok, moves, verb, u.Bridge, sessions, u.NIC)
 }
 
 func takeUplink(ctx context.Context, node *network.Node, out io.Writer, u uplink.Uplink) error {

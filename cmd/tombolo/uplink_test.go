@@ -2,11 +2,13 @@ package main
 
 import (
 	"encoding/json"
+	"net/netip"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network"
@@ -49,6 +51,13 @@ func TestUplinkIsPlannedTakenLookedAtAndGivenBack(t *testing.T) {
 	plan := tombolo(t, host, nil, "", "uplink", "plan", "eth0", "br0")
 	if plan.status != 0 || !strings.Contains(plan.stdout, "make eth0 a port of br0") || !strings.Contains(plan.stdout, "add 192.0.2.2/24 dev br0") {
 		t.Errorf("plan: %+v", plan)
+	}
+	if want := "OK: 192.0.2.2 moves to br0, connections stay; undo: tombolo uplink restore eth0\n1. "; !strings.HasPrefix(plan.stdout, want) {
+		t.Errorf("plan begins with %q, want %q", plan.stdout[:min(len(plan.stdout), len(want))], want)
+	}
+	bySSH := tombolo(t, host, []string{"SSH_CONNECTION=192.0.2.1 50000 192.0.2.2 22"}, "", "uplink", "plan", "eth0", "br0")
+	if want := "OK: 192.0.2.2 moves to br0, your SSH session stays; undo: tombolo uplink restore eth0\n"; !strings.HasPrefix(bySSH.stdout, want) {
+		t.Errorf("plan by SSH: %+v, want %q", bySSH, want)
 	}
 	if after := addresses(); after != before {
 		t.Errorf("a plan changed the host: %s, before it %s", after, before)
@@ -121,8 +130,33 @@ func TestUplinkCommandsThatAreWrong(t *testing.T) {
 			t.Errorf("%v (-want +got):\n%s", tt.args, diff)
 		}
 	}
-	got := tombolo(t, host, nil, "", "uplink", "take", "--state", t.TempDir()+"/state", "lan7", "br0")
-	if got.status != exitFailed || !strings.Contains(got.stderr, "lan7") {
-		t.Errorf("take of a NIC that is not there: %+v", got)
+	// As in ADD.
+	want := outcome{exitFailed, "", "tombolo: uplink lan7: the host has no such link (ip link shows those that there are)\n"}
+	for _, verb := range []string{"plan", "take"} {
+		got := tombolo(t, host, nil, "", "uplink", verb, "--state", t.TempDir()+"/state", "lan7", "br0")
+		if diff := cmp.Diff(want, got, cmp.AllowUnexported(outcome{})); diff != "" {
+			t.Errorf("%s of a NIC that is not there (-want +got):\n%s", verb, diff)
+		}
+	}
+}
+
+func TestVerdictOfAPlanIsOneLine(t *testing.T) {
+	t.Parallel()
+	u := uplink.Uplink{NIC: "eth0", Bridge: "br0"}
+	for _, tt := range []struct {
+		name, connection, want string
+		steps                  uplink.Steps
+	}{
+		{"both families, and a warning", "192.0.2.1 1 2001:db8::2 22",
+			"OK, but see the warnings (1): 192.0.2.2, 2001:db8::2 move to br0, your SSH session stays; undo: tombolo uplink restore eth0\n",
+			uplink.Steps{Moves: []netip.Addr{nstest.Addr("192.0.2.2"), nstest.Addr("2001:db8::2")}, Warnings: []string{"x"}}},
+		{"an SSH session by another NIC", "192.0.2.1 1 198.51.100.2 22",
+			"OK: 192.0.2.2 moves to br0, connections stay; undo: tombolo uplink restore eth0\n",
+			uplink.Steps{Moves: []netip.Addr{nstest.Addr("192.0.2.2")}}},
+		{"no address", "", "OK: no address moves to br0, connections stay; undo: tombolo uplink restore eth0\n", uplink.Steps{}},
+	} {
+		if got := verdict(&tt.steps, u, tt.connection); got != tt.want {
+			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
+		}
 	}
 }

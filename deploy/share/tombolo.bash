@@ -19,12 +19,13 @@ _tombolo() {
 		esac
 	done
 	case $name in
-	'') words='version ls check repair leases remove uplink demo help' flags='--version' ;;
+	'') words='version ls check repair gc leases remove uplink demo help' flags='--version' ;;
 	'uplink') words='plan take restore status' ;;
 	'version') flags='--json' places='' ;;
 	'ls') flags='--json --state' places='' ;;
 	'check') flags='--json --state' places='' ;;
 	'repair') flags='--state' places='' ;;
+	'gc') flags='--dry-run --json --state' places='NETWORK' ;;
 	'leases') flags='--json --leases' places='' ;;
 	'remove') flags='--state' places='NETWORK' ;;
 	'uplink plan') flags='--keep-address --timeout' places='NIC BRIDGE' ;;
@@ -51,7 +52,7 @@ _tombolo() {
 	case $place in
 	NIC | BRIDGE) words=$(cd /sys/class/net && echo *) ;;
 	NETWORK) words=$(cd "$state/networks" 2>/dev/null && for word in *.json; do echo "${word%.json}"; done) ;;
-	COMMAND) words='version ls check repair leases remove uplink demo help' ;;
+	COMMAND) words='version ls check repair gc leases remove uplink demo help' ;;
 	FILE) mapfile -t COMPREPLY < <(compgen -f -- "$cur") && return ;;
 	esac
 	mapfile -t COMPREPLY < <(compgen -W "$words" -- "$cur")

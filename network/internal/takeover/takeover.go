@@ -134,11 +134,15 @@ func (w *work) ensure(ctx context.Context, network string, want uplink.Uplink) e
 	return nil
 }
 
+func noLink(nic string) error {
+	return fail.Errorf(fail.ErrNoLink, "uplink %s: the host has no such link (ip link shows those that there are)", nic)
+}
+
 // onItsBridge says whether the operator has made the NIC a port of the bridge.
 func (n *Node) onItsBridge(ctx context.Context, want uplink.Uplink) (bool, error) {
 	nic, err := n.Links.Link(ctx, want.NIC)
 	if errors.Is(err, fs.ErrNotExist) {
-		return false, fail.Errorf(fail.ErrNoLink, "uplink %s: the host has no such link (ip link shows those that there are)", want.NIC)
+		return false, noLink(want.NIC)
 	}
 	if err != nil {
 		return false, err
@@ -401,6 +405,9 @@ func Plan(ctx context.Context, want uplink.Uplink) (*uplink.Steps, error) {
 	}
 	defer conn.Close()
 	s, err := conn.Snapshot(ctx, want.NIC, want.Bridge)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, noLink(want.NIC)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -19,7 +19,7 @@ _tombolo() {
 		esac
 	done
 	case $name in
-	'') words='version ls check repair gc leases remove uplink demo help' flags='--version' ;;
+	'') words='version ls check repair gc leases remove uplink validate demo help' flags='--version' ;;
 	'uplink') words='plan take restore status' ;;
 	'version') flags='--json' places='' ;;
 	'ls') flags='--json --state' places='' ;;
@@ -32,6 +32,7 @@ _tombolo() {
 	'uplink take') flags='--keep-address --leases --state --timeout' places='NIC BRIDGE' ;;
 	'uplink restore') flags='--leases --state' places='NIC BRIDGE' ;;
 	'uplink status') flags='--json --leases --state' places='NIC' ;;
+	'validate') flags='' places='FILE...' ;;
 	'demo') flags='--pods' places='' ;;
 	'help') flags='' places='COMMAND...' ;;
 	esac
@@ -52,7 +53,7 @@ _tombolo() {
 	case $place in
 	NIC | BRIDGE) words=$(cd /sys/class/net && echo *) ;;
 	NETWORK) words=$(cd "$state/networks" 2>/dev/null && for word in *.json; do echo "${word%.json}"; done) ;;
-	COMMAND) words='version ls check repair gc leases remove uplink demo help' ;;
+	COMMAND) words='version ls check repair gc leases remove uplink validate demo help' ;;
 	FILE) mapfile -t COMPREPLY < <(compgen -f -- "$cur") && return ;;
 	esac
 	mapfile -t COMPREPLY < <(compgen -W "$words" -- "$cur")

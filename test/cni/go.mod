@@ -8,6 +8,7 @@ require (
 	github.com/mdlayher/netlink v1.11.2
 	github.com/tombolo-cni/tombolo v0.0.0
 	golang.org/x/sys v0.49.0
+	gopkg.in/yaml.v3 v3.0.1
 )
 
 require (

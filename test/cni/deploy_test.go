@@ -1,0 +1,287 @@
+package cni
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"gopkg.in/yaml.v3"
+)
+
+// documents gives what a file of YAML has.
+func documents(t *testing.T, path string) []map[string]any {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	var list []map[string]any
+	for d := yaml.NewDecoder(f); ; {
+		var document map[string]any
+		err := d.Decode(&document)
+		if errors.Is(err, io.EOF) {
+			return list
+		}
+		if err != nil {
+			t.Fatalf("%s: %v", path, err)
+		}
+		list = append(list, document)
+	}
+}
+
+// manifest is what the tests look at of a DaemonSet.
+type manifest struct {
+	Kind     string
+	Metadata struct{ Name, Namespace string }
+	Spec     struct {
+		Selector struct{ MatchLabels map[string]string }
+		Template struct {
+			Metadata struct{ Labels map[string]string }
+			Spec     struct {
+				HostNetwork, HostPID         bool
+				ServiceAccountName           string
+				AutomountServiceAccountToken *bool
+				InitContainers, Containers   []struct {
+					Name, Image  string
+					Command      []string
+					VolumeMounts []struct{ Name, MountPath, MountPropagation string }
+				}
+				Volumes []struct{ Name string }
+			}
+		}
+	}
+}
+
+func TestDaemonSetsAreWhole(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"tombolo.yaml", "uninstall.yaml"} {
+		path := filepath.Join(repository, "deploy/kubernetes", name)
+		if n := len(documents(t, path)); n != 1 {
+			t.Fatalf("%s has %d documents", name, n)
+		}
+		var m manifest
+		// yaml.v3 wants the names of fields in lower case; the manifest's are not.
+		text := regexp.MustCompile(`[A-Za-z]+:`).ReplaceAllStringFunc(readFile(t, path), strings.ToLower)
+		if err := yaml.Unmarshal([]byte(text), &m); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		pod := m.Spec.Template.Spec
+		if m.Kind != "DaemonSet" || m.Metadata.Namespace != "kube-system" || !pod.HostNetwork {
+			t.Errorf("%s is %+v", name, m)
+		}
+		if diff := cmp.Diff(m.Spec.Selector.MatchLabels, m.Spec.Template.Metadata.Labels); diff != "" {
+			t.Errorf("%s selects other pods than its own: %s", name, diff)
+		}
+		if pod.AutomountServiceAccountToken == nil || *pod.AutomountServiceAccountToken || pod.ServiceAccountName != "" {
+			t.Errorf("%s has an account of the API server", name)
+		}
+		var volumes, mounted []string
+		for _, v := range pod.Volumes {
+			volumes = append(volumes, v.Name)
+		}
+		for _, c := range slices.Concat(pod.InitContainers, pod.Containers) {
+			if c.Image != "tombolo:dev" {
+				t.Errorf("%s: container %s has image %q", name, c.Name, c.Image)
+			}
+			if len(c.Command) > 0 && strings.HasSuffix(c.Command[0], "install.sh") {
+				if o := exec.Command("grep", "-q", "^"+c.Command[1]+")", filepath.Join(repository, "deploy/kubernetes/install.sh")).Run(); o != nil {
+					t.Errorf("%s: install.sh has no verb %q", name, c.Command[1])
+				}
+			}
+			for _, mount := range c.VolumeMounts {
+				mounted = append(mounted, mount.Name)
+				if strings.HasSuffix(mount.MountPath, "run/netns") && mount.MountPropagation != "HostToContainer" {
+					t.Errorf("%s: namespaces that are mounted later do not arrive at %s", name, mount.MountPath)
+				}
+			}
+		}
+		slices.Sort(volumes)
+		slices.Sort(mounted)
+		if diff := cmp.Diff(volumes, slices.Compact(mounted)); diff != "" {
+			t.Errorf("%s: volumes and what is mounted of them (-volumes +mounts):\n%s", name, diff)
+		}
+	}
+}
+
+// tree gives a directory's files, with their text, or where a link leads.
+func tree(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		name := strings.TrimPrefix(path, dir)
+		if target, err := os.Readlink(path); err == nil {
+			all[name] = "-> " + target
+			return nil
+		}
+		all[name] = readFile(t, path)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func TestInstallScriptOfTheDaemonSet(t *testing.T) {
+	t.Parallel()
+	need(t, "busybox")
+	host, from := t.TempDir(), t.TempDir()
+	write := func(path, text string) {
+		t.Helper()
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o755)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	run := func(verb string) {
+		t.Helper()
+		cmd := exec.Command("busybox", "sh", filepath.Join(repository, "deploy/kubernetes/install.sh"), verb)
+		cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOST=" + host, "FROM=" + from, "NETWORK=" + from + "/10-tombolo.conflist"}
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v\n%s", verb, err, out)
+		}
+	}
+	want := func(when string, files map[string]string) {
+		t.Helper()
+		if diff := cmp.Diff(files, tree(t, host)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", when, diff)
+		}
+	}
+	const network = `{"name": "n", "plugins": [{ "type": "tombolo" }]}`
+	others := map[string]string{"/opt/cni/bin/bridge": "b", "/etc/cni/net.d/20-other.conflist": "{}"}
+	for name, text := range others {
+		write(host+name, text)
+	}
+	with := func(more ...string) map[string]string {
+		all := map[string]string{}
+		for name, text := range others {
+			all[name] = text
+		}
+		for i := 0; i < len(more); i += 2 {
+			all[more[i]] = more[i+1]
+		}
+		return all
+	}
+	program := host + "/opt/cni/bin/tombolo"
+
+	write(from+"/tombolo", "#!/bin/sh\nread line\n")
+	run("install")
+	want("without a network", with("/opt/cni/bin/tombolo", "#!/bin/sh\nread line\n", "/opt/cni/bin/loopback", "-> tombolo"))
+
+	// A runtime has the old one open while the new one comes: a write in place would change it.
+	old, err := os.Open(program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer old.Close()
+	write(from+"/tombolo", "new")
+	write(from+"/10-tombolo.conflist", network)
+	write(program+".new.7", "what a killed install left")
+	run("install")
+	installed := with("/opt/cni/bin/tombolo", "new", "/opt/cni/bin/loopback", "-> tombolo", "/etc/cni/net.d/10-tombolo.conflist", network)
+	want("a new version", installed)
+	if text, err := io.ReadAll(old); err != nil || string(text) != "#!/bin/sh\nread line\n" {
+		t.Errorf("a program that was running is %q now, %v", text, err)
+	}
+	before, err := os.Stat(program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run("install")
+	if after, err := os.Stat(program); err != nil || !os.SameFile(before, after) {
+		t.Errorf("what was there already was replaced, %v", err)
+	}
+
+	run("uninstall")
+	want("uninstalled", others)
+	run("uninstall")
+	want("uninstalled again", others)
+
+	write(host+"/etc/cni/net.d/10-tombolo.conflist", `{"plugins": [{ "type": "other" }]}`)
+	write(host+"/opt/cni/bin/loopback", "the reference's")
+	run("uninstall")
+	want("where others have such names", with("/etc/cni/net.d/10-tombolo.conflist", `{"plugins": [{ "type": "other" }]}`, "/opt/cni/bin/loopback", "the reference's"))
+}
+
+func TestInstallScriptKeepsWhatSomebodyDeletes(t *testing.T) {
+	t.Parallel()
+	need(t, "busybox")
+	host, from := t.TempDir(), t.TempDir()
+	if err := os.WriteFile(from+"/tombolo", []byte("program"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("busybox", "sh", filepath.Join(repository, "deploy/kubernetes/install.sh"), "keep")
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOST=" + host, "FROM=" + from, "EVERY=0.05"}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	program := host + "/opt/cni/bin/tombolo"
+	buffer := make([]byte, 1000)
+	for range 2 { // what it prints is the event
+		n, err := out.Read(buffer)
+		if got := string(buffer[:n]); err != nil || got != "installed "+program+"\n" {
+			t.Errorf("it printed %q, %v", got, err)
+		}
+		if err := os.Remove(program); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	_, _ = io.Copy(io.Discard, out)
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("it ends with %v", err)
+	}
+}
+
+func TestWorkflowsParseAndPinTheirActions(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob(filepath.Join(repository, ".github/workflows/*.yml"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no workflows, %v", err)
+	}
+	for _, path := range files {
+		list := documents(t, path)
+		jobs, ok := list[0]["jobs"].(map[string]any)
+		if len(list) != 1 || !ok || len(jobs) == 0 {
+			t.Fatalf("%s has %d documents, jobs %v", path, len(list), jobs)
+		}
+		for name, job := range jobs {
+			steps, ok := job.(map[string]any)["steps"].([]any)
+			if !ok || len(steps) == 0 {
+				t.Errorf("%s: job %s has no steps", path, name)
+			}
+			for _, step := range steps {
+				s := step.(map[string]any)
+				if uses, ok := s["uses"].(string); ok && !regexp.MustCompile(`^actions/[a-z-]+@v\d+\.\d+\.\d+$`).MatchString(uses) {
+					t.Errorf("%s: %s names no version", path, uses)
+				}
+				line := fmt.Sprint(s["run"])
+				for _, m := range regexp.MustCompile(`\bmake ((?:[a-z-]+ )*[a-z-]+)`).FindAllStringSubmatch(line, -1) {
+					for target := range strings.FieldsSeq(m[1]) {
+						if out, err := exec.Command("make", "-C", repository, "-n", target).CombinedOutput(); err != nil {
+							t.Errorf("%s: make %s: %v\n%s", path, target, err, out)
+						}
+					}
+				}
+			}
+		}
+	}
+}

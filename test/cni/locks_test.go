@@ -154,10 +154,10 @@ func (n *node) waits(s slow, p *pod) *running {
 func TestNobodyWaitsForAnADDThatWaits(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	for _, s := range slowNetworks(t, n) {
+	for i, s := range slowNetworks(t, n) {
 		p := n.pod("waits-" + s.w.name)
 		add := n.waits(s, p)
-		others := n.network("others-"+s.w.name, conf{"bridge": "cbr-" + s.w.name[:3]})
+		others := n.network("others-"+s.w.name, conf{"bridge": "cbr-" + s.w.name[:3], "ipam": hostLocal(fmt.Sprintf("10.%d.0.0/24", 77+i))})
 		first := n.pod("first-" + s.w.name)
 		others.add(first) // it builds a network
 		s.w.gc()          // claims nobody, least of all the one that waits

@@ -24,7 +24,7 @@ func RefuseConflicts(ctx context.Context, s *session.Session, w *Want, token str
 		before = nil // or damaged: nobody knows what it was
 	}
 	if before != nil {
-		if err := refuseStranding(s, w, before); err != nil {
+		if err := refuseStranding(ctx, s, w, before); err != nil {
 			return err
 		}
 	}
@@ -32,7 +32,7 @@ func RefuseConflicts(ctx context.Context, s *session.Session, w *Want, token str
 }
 
 // refuseStranding is about pods of the network's that go by what it was.
-func refuseStranding(s *session.Session, w *Want, before *state.Network) error {
+func refuseStranding(ctx context.Context, s *session.Session, w *Want, before *state.Network) error {
 	was, is := mode(before.DefaultRoute, len(before.Gateways) > 0), mode(w.Record.DefaultRoute, w.Gateway)
 	// A gateway more harms no pod.
 	if before.Bridge == w.Record.Bridge && (was == is || was == "l2" && is == "gateway") {
@@ -54,6 +54,9 @@ func refuseStranding(s *session.Session, w *Want, before *state.Network) error {
 	const remedy = "delete the pods first (tombolo gc reclaims those that died), or give the new configuration a name of its own"
 	count := fail.Count(pods, "pod", "pods")
 	if before.Bridge != w.Record.Bridge {
+		if l, err := s.Links.Link(ctx, w.Record.Bridge); err == nil && l.Kind != "bridge" {
+			return fail.Errorf(bridge.ErrNotBridge, "%s is there and is not a bridge, and network %q has %s on bridge %s: set it back", l.Name, w.Record.Name, count, before.Bridge)
+		}
 		return fail.Errorf(fail.ErrConflict, "network %q has %s on bridge %s, and its configuration now names bridge %s, from which they are not reached: set it back, %s",
 			w.Record.Name, count, before.Bridge, w.Record.Bridge, remedy)
 	}

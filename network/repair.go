@@ -39,6 +39,29 @@ func (n *Node) LookAtFirewall(ctx context.Context) (generation uint32, lacking [
 	return inspect.Firewall(ctx, s, records)
 }
 
+// Links are the links of the networks that have pods.
+type Links struct {
+	Bridges, Ports []int // indexes of those that are there
+	// Lacking says what of the host's links, addresses and routes is not as pods need it.
+	// Repair puts it right.
+	Lacking []string
+}
+
+// LookAtLinks compares the host's links, addresses and routes with the records. It looks into
+// no pod, and changes nothing.
+func (n *Node) LookAtLinks(ctx context.Context) (*Links, error) {
+	s, records, err := n.openNetworks(ctx)
+	if err != nil || len(records) == 0 {
+		return &Links{}, err
+	}
+	defer s.Close()
+	seen, err := inspect.Links(ctx, s, records)
+	if err != nil {
+		return nil, err
+	}
+	return (*Links)(seen), nil
+}
+
 // FirewallObstacles lists what stops pods and is out of reach, or left to its owner.
 func (n *Node) FirewallObstacles(ctx context.Context) ([]string, error) {
 	s, records, err := n.openNetworks(ctx)

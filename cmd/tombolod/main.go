@@ -34,10 +34,10 @@ const usage = `Usage: tombolod [flags]
 Renews the DHCP leases of pods while the pods run, and moves their host ports and guards
 if a lease gets another address. Finishes takeovers of NICs that were interrupted, and
 repairs those that a network manager has undone. Repairs within a second what another
-program changes of the firewall rules that pods need. Every minute it reclaims what pods hold that
-died without a DEL, as tombolo gc does. It reads the records that the plugin
-tombolo writes, so that either may start first and be restarted at any time. It runs in
-the foreground and logs to standard error.
+program changes of the firewall rules, links, addresses and routes that pods need. Every
+minute it reclaims what pods hold that died without a DEL, as tombolo gc does. It reads the
+records that the plugin tombolo writes, so that either may start first and be restarted at
+any time. It runs in the foreground and logs to standard error.
 
 Flags:
   --leases DIR     directory of the lease records (%s)
@@ -160,6 +160,18 @@ func reclaimDead(node *network.Node, log *slog.Logger) func(context.Context) (in
 	}
 }
 
+// links are looked at as the records have them.
+type links struct{ node *network.Node }
+
+// Look is Node.LookAtLinks.
+func (l links) Look(ctx context.Context) (*keeper.Seen, error) {
+	seen, err := l.node.LookAtLinks(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return (*keeper.Seen)(seen), nil
+}
+
 // keep runs the keeper until ctx is done.
 func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error {
 	dir, err := lease.Open(o.leases)
@@ -203,6 +215,7 @@ func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error 
 		Repair:   node.Repair,
 		Firewall: firewall{node},
 		Reclaim:  reclaimDead(reclaiming, log),
+		Links:    links{node},
 	})
 	if err != nil {
 		return err

@@ -22,8 +22,8 @@ import (
 // generation: what was found right at a generation is not looked at again, and verbs of the
 // plugin leave theirs in their note.
 //
-// What is undone again and again, a person or another manager undoes on purpose: then it is
-// repaired once in a minute only, written down for STATUS, and counted.
+// What is undone again and again is repaired once in a minute only (restraint), written down
+// for STATUS, and counted.
 
 const (
 	// A change is looked at when there was none for the first of these, and after the second
@@ -45,10 +45,6 @@ const (
 	// lookAtFirewall is how often it is looked at without news: legacy tables and a table
 	// that falls asleep tell nothing.
 	lookAtFirewall = 30 * time.Second
-
-	// If it was put right so often within the time, it is left alone for as long.
-	contestedAfter = 3
-	contestedFor   = time.Minute
 
 	// againFirewall is when what failed is tried again.
 	againFirewall = 10 * time.Second
@@ -76,16 +72,14 @@ type firewall struct {
 	look   Firewall
 	listen func() (source, error)
 
-	heard   chan generation
-	due     time.Time
-	first   time.Time // of the news that wait; zero: none do
-	known   uint32    // the generation at which all was right
-	by      string
-	undone  []time.Time // when it was put right, within contestedFor
-	times   int         // the same since it is contested
-	until   time.Time   // it is left alone
-	blocked []string    // obstacles, as last told
-	sought  time.Time   // when they were looked for
+	heard chan generation
+	due   time.Time
+	first time.Time // of the news that wait; zero: none do
+	known uint32    // the generation at which all was right
+	by    string
+	restraint
+	blocked []string  // obstacles, as last told
+	sought  time.Time // when they were looked for
 }
 
 // keepFirewall looks after it until ctx is done.
@@ -195,7 +189,7 @@ func (f *firewall) news(g generation) {
 		}
 		f.by = g.by
 		settle, urge := pauseFirewall, urgeFirewall
-		if n := len(f.undone); n > 0 && now().Sub(f.undone[n-1]) < contestedFor {
+		if f.recently() {
 			settle, urge = pauseAgain, urgeAgain
 		}
 		due = earliest(now().Add(settle), f.first.Add(urge))
@@ -227,7 +221,7 @@ func (f *firewall) visit() {
 	}
 	if len(lacking) == 0 {
 		f.known = at
-		f.calm()
+		f.allRight()
 		if now().Sub(f.sought) >= lookAtFirewall {
 			f.sought = now()
 			f.obstacles(ctx) // it reads whole tables
@@ -249,30 +243,26 @@ func (f *firewall) mend(ctx context.Context, what string) {
 	if f.known == 0 && f.by == "" {
 		return // it was so when the keeper began: nobody has undone anything
 	}
-	f.undone = append(slices.DeleteFunc(f.undone, func(t time.Time) bool { return now().Sub(t) > contestedFor }), now())
-	if f.times == 0 && len(f.undone) < contestedAfter {
+	contested, before := f.putRight()
+	if !contested {
 		return
 	}
-	if f.times == 0 {
+	if !before {
 		f.metrics.count(&f.metrics.firewallContests)
-		f.times = len(f.undone) - 1
 		f.log.Error("another program undoes what pods need of the firewall: putting it right once in a minute only",
 			"what", what, "by", f.by, "remedy", "have that program leave the table inet tombolo and the rule \"tombolo: …\" in FORWARD alone")
 	}
-	f.times++
-	f.until = now().Add(contestedFor)
 	f.due = f.until
 	f.metrics.firewallIsContested(true)
 	f.writeContested(&state.Contested{At: now(), Times: f.times, What: what, By: f.by})
 }
 
-// calm is told that all is right.
-func (f *firewall) calm() {
-	if f.times == 0 {
+// allRight is told that it is.
+func (f *firewall) allRight() {
+	if !f.calm() {
 		return
 	}
 	f.log.Info("what pods need of the firewall is left alone again")
-	f.times, f.undone = 0, nil
 	f.metrics.firewallIsContested(false)
 	f.writeContested(nil)
 }

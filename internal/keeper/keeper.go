@@ -45,6 +45,9 @@ type Config struct {
 	// Reclaim is called at once, and then every minute, to take down what pods hold that died
 	// without a DEL; it says of how many it did. It needs State; nil is nothing.
 	Reclaim func(context.Context) (int, error)
+	// Links are looked at when the kernel announces changes of them, and Repair is called if
+	// anything is lacking. It needs State; nil: they are not looked after.
+	Links Links
 }
 
 // Keeper keeps the leases of one directory.
@@ -59,6 +62,7 @@ type Keeper struct {
 	repair   func(context.Context) error
 	firewall Firewall                           // may be nil
 	reclaim  func(context.Context) (int, error) // may be nil
+	links    Links                              // may be nil
 	node     node
 	boot     string
 	metrics  metrics
@@ -78,7 +82,7 @@ func New(cfg *Config) (*Keeper, error) {
 	}
 	k := &Keeper{leases: cfg.Leases, state: cfg.State, log: cfg.Log, workers: cfg.Workers, ready: cfg.Ready, alive: cfg.Alive, node: kernel{}, boot: boot,
 		strayed: make(chan struct{}, 1)}
-	k.firewall, k.reclaim = cfg.Firewall, cfg.Reclaim
+	k.firewall, k.reclaim, k.links = cfg.Firewall, cfg.Reclaim, cfg.Links
 	if k.log == nil {
 		k.log = slog.New(slog.DiscardHandler)
 	}
@@ -137,6 +141,9 @@ func (k *Keeper) besides(ctx context.Context) (stop func()) {
 	}
 	if k.reclaim != nil {
 		all.Go(func() { k.keepReclaiming(ctx) })
+	}
+	if k.links != nil {
+		all.Go(func() { k.keepLinks(ctx) })
 	}
 	return func() { cancel(); all.Wait() }
 }

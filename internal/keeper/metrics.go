@@ -28,6 +28,9 @@ type metrics struct {
 	uplinks                                    map[uplink.State]int
 	uplinkMends, uplinksFinished, uplinkErrors uint64
 
+	linksContested                                 bool
+	linkLooks, linkErrors, driftFound, driftMended uint64
+
 	firewallContested                                              bool
 	firewallObstacles                                              int
 	firewallLooks, firewallMends, firewallContests, firewallErrors uint64
@@ -102,6 +105,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	m.collectUplinks(to)
 	m.collectFirewall(to)
 	m.collectReclaims(to)
+	m.collectLinks(to)
 }
 
 // sink takes samples.

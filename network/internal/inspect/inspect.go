@@ -161,9 +161,22 @@ func Attachment(ctx context.Context, s *session.Session, n nft.Network, rec *sta
 	return found.Texts(), nil
 }
 
-// Bridge finds those of the bridge, and gives its state: an empty one
-// where there is none.
+// Bridge finds those of the bridge and of its uplink, and gives the bridge's state: an empty
+// one where there is none.
 func Bridge(ctx context.Context, s *session.Session, rec *state.Network, found *Findings) (*bridge.Link, error) {
+	l, err := bridgeAlone(ctx, s, rec, found)
+	if err != nil {
+		return nil, err
+	}
+	taken, err := s.Uplinks().Differences(ctx, rec.Uplink, rec.Bridge)
+	for _, text := range taken {
+		found.Add("%s", text)
+	}
+	return l, err
+}
+
+// bridgeAlone is Bridge without the uplink.
+func bridgeAlone(ctx context.Context, s *session.Session, rec *state.Network, found *Findings) (*bridge.Link, error) {
 	diffs, err := s.Links.CheckBridge(ctx, bridge.Bridge{
 		Name: rec.Bridge, MTU: recorded.BridgeMTU(rec), Promiscuous: rec.Promiscuous, NFCall: rec.NFCall,
 	})
@@ -180,13 +193,6 @@ func Bridge(ctx context.Context, s *session.Session, rec *state.Network, found *
 		found.AddAll(diffs)
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return nil, err // but for a bridge that is not there, which is said
-	}
-	taken, err := s.Uplinks().Differences(ctx, rec.Uplink, rec.Bridge)
-	if err != nil {
-		return nil, err
-	}
-	for _, text := range taken {
-		found.Add("%s", text)
 	}
 	l, err := s.Links.Link(ctx, rec.Bridge)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -1,0 +1,94 @@
+package inspect
+
+import (
+	"context"
+
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/network/internal/loopback"
+	"github.com/tombolo-cni/tombolo/network/internal/recorded"
+	"github.com/tombolo-cni/tombolo/network/internal/session"
+)
+
+// Seen is what Links has seen.
+type Seen struct {
+	Bridges, Ports []int // indexes of those that are there
+	Lacking        []string
+}
+
+// Links says what of the host's links, addresses and routes is not as networks and their
+// pods need it. It looks at the host
+// alone and into no pod. A port that is missing is no matter of its: the pod is gone.
+func Links(ctx context.Context, s *session.Session, records []*state.Network) (*Seen, error) {
+	seen := &Seen{}
+	veths, err := s.Links.Veths(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ports := map[string]*bridge.Link{}
+	for i := range veths {
+		ports[veths[i].Name] = &veths[i]
+	}
+	for _, rec := range records {
+		taken, err := s.Uplinks().Differences(ctx, rec.Uplink, rec.Bridge)
+		if err != nil {
+			return nil, err
+		}
+		if len(taken) > 0 {
+			continue // the keeper of uplinks mends the NIC first, and then has pods put back
+		}
+		found := &Findings{}
+		attachments, err := s.Attachments(rec.Name)
+		if err != nil {
+			return nil, err
+		}
+		l, err := bridgeAlone(ctx, s, rec, found)
+		if err == nil && l.Index != 0 {
+			seen.Bridges = append(seen.Bridges, l.Index)
+			err = linksOf(ctx, s, rec, attachments, l, ports, found)
+		}
+		if err != nil {
+			return nil, err
+		}
+		for _, a := range attachments {
+			if link := ports[a.HostIf]; link != nil {
+				seen.Ports = append(seen.Ports, link.Index)
+			}
+		}
+		for _, text := range found.Texts() {
+			seen.Lacking = append(seen.Lacking, "network "+rec.Name+": "+text)
+		}
+	}
+	return seen, nil
+}
+
+// linksOf finds what is missing beside a network's bridge.
+func linksOf(ctx context.Context, s *session.Session, rec *state.Network, attachments []*state.Attachment, l *bridge.Link, ports map[string]*bridge.Link, found *Findings) error {
+	if err := Gateways(ctx, s, rec, l, found); err != nil {
+		return err
+	}
+	for _, gw := range rec.Gateways {
+		ok, err := recorded.Connected(s.Links.Routes(), gw, l.Index)
+		if err != nil {
+			return err
+		}
+		if !ok {
+			found.Add("bridge %s: the route to %s is missing", rec.Bridge, gw.Masked())
+		}
+	}
+	if loopback.Uses(rec, attachments) {
+		if err := Loopback(ctx, rec, l, found); err != nil {
+			return err
+		}
+	}
+	for _, a := range attachments {
+		link := ports[a.HostIf]
+		if a.State != state.Ready || link == nil || a.Bridge != rec.Bridge {
+			continue
+		}
+		if p := recorded.PortOn(a, l); !recorded.PortFits(link, l, &p) {
+			found.Add("port %s is not on bridge %s with the flags that it should have", a.HostIf, rec.Bridge)
+		}
+	}
+	return nil
+}

@@ -14,6 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
 	"github.com/tombolo-cni/tombolo/internal/state"
@@ -37,8 +38,14 @@ type leasing struct {
 // first on, others need to put the guard back while the server is waited for.
 func (a *adding) prepareLease(leaseDir string) (*leasing, error) {
 	l := &leasing{asked: a.pod.Lease, client: lease.ClientOf(&a.pod.Lease.Client)}
-	if len(a.pod.MAC) != 6 {
-		return nil, fail.Errorf(ErrInvalid, "container %s: a pod that leases its address needs a MAC", a.pod.ContainerID)
+	switch len(a.pod.MAC) {
+	case 6:
+	case 0:
+		pod := *a.pod
+		pod.MAC = ident.RandomMAC() // the server goes by it
+		a.pod = &pod
+	default:
+		return nil, fail.Errorf(ErrInvalid, "container %s: %q is no MAC of 6 bytes", a.pod.ContainerID, a.pod.MAC)
 	}
 	l.client.MAC, l.client.Sticky = dhcpc.Hex(a.pod.MAC), l.asked.Sticky
 	var err error

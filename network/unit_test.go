@@ -237,3 +237,21 @@ func TestHashOfAKeyIsPassedOnAndNotComputedAgain(t *testing.T) {
 		t.Error("another container has the same hash")
 	}
 }
+
+func TestAPodThatLeasesNeedsNoMACOfItsOwn(t *testing.T) {
+	t.Parallel()
+	prepare := func(pod *Pod) (*adding, error) {
+		pod.Lease = &Lease{KeeperOptional: true}
+		a := &adding{nw: &Network{Name: "lan"}, pod: pod, base: &state.Attachment{}}
+		_, err := a.prepareLease(t.TempDir())
+		return a, err
+	}
+	asked := &Pod{ContainerID: "c1", IfName: "eth0"}
+	a, err := prepare(asked)
+	if err != nil || len(a.pod.MAC) != 6 || a.base.MAC != a.pod.MAC.String() || asked.MAC != nil {
+		t.Errorf("it has %s, %s on record, and was given %s: %v", a.pod.MAC, a.base.MAC, asked.MAC, err)
+	}
+	if _, err := prepare(&Pod{ContainerID: "c1", IfName: "eth0", MAC: make(net.HardwareAddr, 8)}); !errors.Is(err, ErrInvalid) {
+		t.Errorf("a MAC of 8 bytes: %v", err)
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io/fs"
 	"net/netip"
+	"slices"
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
@@ -180,7 +181,8 @@ func (a *adding) made(t *tied) *Attachment {
 // given is what a pod was given: its addresses, IPv4 first, routes as they were asked for, and
 // name servers.
 type given struct {
-	addresses []state.Address
+	addresses []ipam.Address
+	hosts     state.HostGateways // of addresses whose default route leads to the host
 	routes    []route.Route
 	dns       DNS
 }
@@ -281,7 +283,7 @@ func (a *adding) allocate(ctx context.Context) (given, error) {
 // givenOf puts IPv4 first: runtimes take the first address of a result for the pod's.
 func givenOf(addresses []ipam.Address, routes []route.Route) (given, error) {
 	g := given{routes: routes}
-	var v6 []state.Address
+	var v6 []ipam.Address
 	for i, a := range addresses {
 		if !a.Prefix.IsValid() {
 			return g, fail.Errorf(ErrInvalid, "the ipam's ips[%d] is no address with a prefix length", i)
@@ -289,10 +291,10 @@ func givenOf(addresses []ipam.Address, routes []route.Route) (given, error) {
 		if a.Gateway.IsValid() && a.Gateway.BitLen() != a.Prefix.Addr().BitLen() {
 			return g, fail.Errorf(ErrInvalid, "the ipam's ips[%d]: the gateway %s is not of the family of %s", i, a.Gateway, a.Prefix)
 		}
-		if one := (state.Address{Prefix: a.Prefix, Gateway: a.Gateway}); a.Prefix.Addr().Is4() {
-			g.addresses = append(g.addresses, one)
+		if a.Prefix.Addr().Is4() {
+			g.addresses = append(g.addresses, a)
 		} else {
-			v6 = append(v6, one)
+			v6 = append(v6, a)
 		}
 	}
 	g.addresses = append(g.addresses, v6...)
@@ -301,10 +303,9 @@ func givenOf(addresses []ipam.Address, routes []route.Route) (given, error) {
 
 // routeThroughHost adds the default routes that were left to the network.
 func (a *adding) routeThroughHost(ctx context.Context, l *bridge.Link, g given) (given, error) {
-	g.addresses, g.routes = append([]state.Address(nil), g.addresses...), append([]route.Route(nil), g.routes...)
+	g.hosts, g.routes = slices.Clone(g.hosts), append([]route.Route(nil), g.routes...)
 	asked := len(g.routes)
-	for i := range g.addresses {
-		address := &g.addresses[i]
+	for _, address := range g.addresses {
 		if hasDefault(g.routes[:asked], address.Prefix.Addr().BitLen()) {
 			continue
 		}
@@ -314,7 +315,7 @@ func (a *adding) routeThroughHost(ctx context.Context, l *bridge.Link, g given) 
 		}
 		if own.IsValid() {
 			g.routes = append(g.routes, defaultRoute(own))
-			address.SetHostGateway(own)
+			g.hosts.Set(address.Prefix, own)
 		}
 	}
 	return g, nil

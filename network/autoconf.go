@@ -8,7 +8,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
-	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network/internal/build"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
@@ -52,7 +52,7 @@ func (a *adding) advertised(ctx context.Context, asked *solicited, g given, b *b
 		return g, err
 	}
 	for _, address := range got.Addresses {
-		g.addresses = append(g.addresses, state.Address{Prefix: address.Prefix, Gateway: gateway})
+		g.addresses = append(g.addresses, ipam.Address{Prefix: address.Prefix, Gateway: gateway})
 	}
 	if gateway.IsValid() {
 		r := defaultRoute(gateway)

@@ -112,7 +112,7 @@ func (k *checking) link(ctx context.Context, found *inspect.Findings) error {
 // come and go, and are compared elsewhere.
 func (k *checking) expectedAddresses(told *Reported, has []netip.Prefix, found *inspect.Findings) []netip.Prefix {
 	onRecord := func(p netip.Prefix) bool {
-		return slices.ContainsFunc(k.rec.Addresses, func(a state.Address) bool { return a.Prefix == p })
+		return slices.ContainsFunc(k.rec.Addresses, func(a ipam.Address) bool { return a.Prefix == p })
 	}
 	named := slices.Clone(told.Addresses)
 	for _, p := range told.Unplaced {
@@ -209,7 +209,7 @@ func (k *checking) reservations(ctx context.Context, found *inspect.Findings) er
 		k.s.Leave()
 	}
 	var held []ipam.Address
-	for _, a := range plain(k.rec.Addresses) {
+	for _, a := range k.rec.Addresses {
 		if told := k.pod.Reported; told == nil || told.names(a.Prefix.Addr()) {
 			held = append(held, a)
 		}

@@ -17,7 +17,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
-	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network/internal/build"
 	"github.com/tombolo-cni/tombolo/network/internal/dhcplease"
@@ -225,12 +225,12 @@ func (a *adding) acquire(ctx context.Context, rec *lease.Record, b *build.Built,
 // givenBy is what a pod is given by its lease.
 func givenBy(rec *lease.Record, more []route.Route) given {
 	got := rec.Lease
-	address := state.Address{Prefix: got.Address, Gateway: rec.Policy.Gateway}
+	address := ipam.Address{Prefix: got.Address, Gateway: rec.Policy.Gateway}
 	if !address.Gateway.IsValid() && len(got.Routers) > 0 {
 		address.Gateway = got.Routers[0]
 	}
-	address.SetHostGateway(rec.Policy.Gateway)
-	g := given{addresses: []state.Address{address}, dns: DNS{slices.Clone(got.DNS), got.Domain, got.Search}}
+	g := given{addresses: []ipam.Address{address}, dns: DNS{slices.Clone(got.DNS), got.Domain, got.Search}}
+	g.hosts.Set(address.Prefix, rec.Policy.Gateway)
 	for _, r := range rec.Applied.Routes {
 		one := route.Route{Dst: r.Dst, Gateway: r.Via, Priority: uint32(rec.Policy.Priority)}
 		if !r.Via.IsValid() {

@@ -8,6 +8,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network/internal/build"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
@@ -27,7 +28,7 @@ type plan struct {
 func (a *adding) plan(g given, made *bridge.Attachment) (*plan, error) {
 	nw := a.nw
 	p := &plan{rec: *a.base, want: wantOf(a.nw, a.hash, a.s.Mark)}
-	p.rec.Addresses = g.addresses
+	p.rec.Addresses, p.rec.HostGateways = g.addresses, g.hosts
 	p.rec.Masquerade, p.rec.Guarded, p.rec.Untrusted = nw.Masquerade, nw.Guard, nw.Untrusted
 	p.rec.DefaultRoute, p.rec.SLAAC = string(nw.Exit), nw.SLAAC
 	if err := a.checkGiven(g); err != nil {
@@ -132,7 +133,7 @@ func (a *adding) checkGiven(g given) error {
 // addressMAC derives the pod's MAC from its IPv4 address: an address that goes to
 // another pod soon afterwards is then no stale entry in anybody's neighbour table, and
 // nobody has to be told of it.
-func addressMAC(addresses []state.Address) net.HardwareAddr {
+func addressMAC(addresses []ipam.Address) net.HardwareAddr {
 	for _, a := range addresses {
 		if a.Prefix.Addr().Is4() {
 			ip := a.Prefix.Addr().As4()
@@ -144,7 +145,7 @@ func addressMAC(addresses []state.Address) net.HardwareAddr {
 
 // podRoutes are the routes that a pod gets: those that were asked for, and the default routes
 // that its network calls for.
-func podRoutes(nw *Network, addresses []state.Address, routes []route.Route) []route.Route {
+func podRoutes(nw *Network, addresses []ipam.Address, routes []route.Route) []route.Route {
 	var direct, led []route.Route
 	for _, r := range withDefaultRoutes(nw, addresses, routes) {
 		if one := podRoute(addresses, r); one.Gateway.IsValid() {
@@ -157,7 +158,7 @@ func podRoutes(nw *Network, addresses []state.Address, routes []route.Route) []r
 	return append(direct, led...)
 }
 
-func podRoute(addresses []state.Address, r route.Route) route.Route {
+func podRoute(addresses []ipam.Address, r route.Route) route.Route {
 	r.Dst, r.Protocol = r.Dst.Masked(), route.ProtocolTombolo
 	if !r.Gateway.IsValid() && r.Scope == nil {
 		// A route that names no gateway goes by that of the address.
@@ -169,7 +170,7 @@ func podRoute(addresses []state.Address, r route.Route) route.Route {
 
 // withDefaultRoutes adds a default route for each family that has a gateway and
 // for which there is none.
-func withDefaultRoutes(nw *Network, addresses []state.Address, routes []route.Route) []route.Route {
+func withDefaultRoutes(nw *Network, addresses []ipam.Address, routes []route.Route) []route.Route {
 	if !nw.DefaultGateway {
 		return routes
 	}
@@ -205,7 +206,7 @@ func defaultRoute(gateway netip.Addr) route.Route {
 	return route.Route{Dst: any4or6, Gateway: gateway}
 }
 
-func gatewayFor(dst netip.Prefix, addresses []state.Address) netip.Addr {
+func gatewayFor(dst netip.Prefix, addresses []ipam.Address) netip.Addr {
 	for _, a := range addresses {
 		if a.Gateway.IsValid() && a.Gateway.BitLen() == dst.Addr().BitLen() {
 			return a.Gateway
@@ -217,7 +218,7 @@ func gatewayFor(dst netip.Prefix, addresses []state.Address) netip.Addr {
 // reachable says whether a gateway is on link by one of the addresses' prefixes.
 // Of link-local gateways only IPv6's always are: its interfaces have a prefix for
 // them.
-func reachable(gw netip.Addr, addresses []state.Address) bool {
+func reachable(gw netip.Addr, addresses []ipam.Address) bool {
 	if gw.Is6() && gw.IsLinkLocalUnicast() {
 		return true
 	}

@@ -114,7 +114,7 @@ func attachmentOf(rec *state.Attachment) *Attachment {
 	return &Attachment{
 		Key: Key{rec.Network, rec.ContainerID, rec.IfName}, Pod: rec.Pod, Ready: rec.State == state.Ready,
 		Bridge: rec.Bridge, Port: rec.HostIf, PortMAC: portMAC, MTU: rec.MTU, MAC: mac, PodMTU: rec.MTU, IFB: rec.IFB,
-		Addresses: plain(rec.Addresses), Ports: endpoint.Ports(rec), Limits: recorded.Shape(rec), rec: rec,
+		Addresses: rec.Addresses, Ports: endpoint.Ports(rec), Limits: recorded.Shape(rec), rec: rec,
 	}
 }
 
@@ -128,23 +128,18 @@ type Report struct {
 
 // MarshalJSON gives the attachment as it is on record, with the differences.
 func (r Report) MarshalJSON() ([]byte, error) {
-	var rec *state.Attachment
+	object := []byte("{}")
 	if r.Attachment != nil {
-		rec = r.rec
+		object = r.rec.AppendJSON(nil)
 	}
-	return json.Marshal(struct {
-		*state.Attachment
-		Differences []string `json:"differences,omitempty"`
-	}{rec, r.Differences})
-}
-
-// plain leaves out what only the record has of an address.
-func plain(list []state.Address) []ipam.Address {
-	var plain []ipam.Address
-	for _, a := range list {
-		plain = append(plain, ipam.Address{Prefix: a.Prefix, Gateway: a.Gateway})
+	if len(r.Differences) == 0 {
+		return object, nil
 	}
-	return plain
+	list, err := json.Marshal(r.Differences)
+	if object = object[:len(object)-1]; len(object) > 1 {
+		object = append(object, ',')
+	}
+	return append(append(append(object, `"differences":`...), list...), '}'), err
 }
 
 // owner is what the allocator gives addresses to.

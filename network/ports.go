@@ -7,6 +7,7 @@ import (
 	"github.com/tombolo-cni/tombolo/hostport"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 )
 
@@ -59,7 +60,7 @@ func flushStale(ctx context.Context, links *bridge.Conn, rec *state.Attachment) 
 }
 
 // checkPublished refuses a host port that no address of the pod could serve.
-func checkPublished(ports []HostPort, addresses []state.Address) error {
+func checkPublished(ports []HostPort, addresses []ipam.Address) error {
 	for _, p := range ports {
 		if p.HostAddr.IsValid() && !hasFamily(addresses, p.HostAddr.Is4()) {
 			return fail.Errorf(ErrInvalid, "publish port %s: the pod has no address of that family", endpoint.PortText(p))
@@ -71,7 +72,7 @@ func checkPublished(ports []HostPort, addresses []state.Address) error {
 	return nil
 }
 
-func hasFamily(addresses []state.Address, is4 bool) bool {
+func hasFamily(addresses []ipam.Address, is4 bool) bool {
 	for _, a := range addresses {
 		if a.Prefix.Addr().Is4() == is4 {
 			return true

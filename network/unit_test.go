@@ -24,16 +24,16 @@ import (
 func netipValues() cmp.Option { return cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{}) }
 
 // addresses are pods' addresses without gateways.
-func addresses(prefixes ...string) []state.Address {
-	var list []state.Address
+func addresses(prefixes ...string) []ipam.Address {
+	var list []ipam.Address
 	for _, p := range prefixes {
-		list = append(list, state.Address{Prefix: netip.MustParsePrefix(p)})
+		list = append(list, ipam.Address{Prefix: netip.MustParsePrefix(p)})
 	}
 	return list
 }
 
 // dualStack is what host-local gives: an address of each family, with gateways.
-func dualStack() []state.Address {
+func dualStack() []ipam.Address {
 	list := addresses("10.61.0.2/24", "fd61::2/64")
 	list[0].Gateway, list[1].Gateway = netip.MustParseAddr("10.61.0.1"), netip.MustParseAddr("fd61::1")
 	return list
@@ -77,7 +77,7 @@ func TestDefaultRoutes(t *testing.T) {
 	for _, tt := range []struct {
 		name      string
 		nw        Network
-		addresses []state.Address
+		addresses []ipam.Address
 		given     []route.Route
 		want      []route.Route
 	}{
@@ -123,7 +123,7 @@ func TestPodRoutes(t *testing.T) {
 	for _, tt := range []struct {
 		name      string
 		nw        Network
-		addresses []state.Address
+		addresses []ipam.Address
 		given     []route.Route
 		want      []route.Route
 	}{
@@ -146,7 +146,7 @@ func TestPodRoutes(t *testing.T) {
 				r.MTU, r.AdvMSS, r.Priority, r.Table, r.Scope = 1300, 1200, 50, 100, scope(route.ScopeGlobal)
 			})}},
 		{"a gateway off link", Network{DefaultGateway: true},
-			[]state.Address{{Prefix: netip.MustParsePrefix("10.61.0.2/32"), Gateway: netip.MustParseAddr("10.99.0.1")}}, nil,
+			[]ipam.Address{{Prefix: netip.MustParsePrefix("10.61.0.2/32"), Gateway: netip.MustParseAddr("10.99.0.1")}}, nil,
 			[]route.Route{to("0.0.0.0/0", "10.99.0.1", onLink)}},
 		{"a link-local gateway is on link", Network{},
 			dualStack(), []route.Route{{Dst: netip.MustParsePrefix("2001:db8::/32"), Gateway: netip.MustParseAddr("fe80::1")}}, []route.Route{to("2001:db8::/32", "fe80::1", nil)}},

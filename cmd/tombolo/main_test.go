@@ -21,6 +21,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/golden"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
@@ -278,10 +279,10 @@ func forge(t *testing.T) string {
 		t.Fatal(err)
 	}
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	addresses := func(texts ...string) []state.Address {
-		var list []state.Address
+	addresses := func(texts ...string) []ipam.Address {
+		var list []ipam.Address
 		for _, s := range texts {
-			list = append(list, state.Address{Prefix: nstest.Prefix(s)})
+			list = append(list, ipam.Address{Prefix: nstest.Prefix(s)})
 		}
 		return list
 	}

@@ -7,6 +7,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
 )
 
 // Where a keeper died at moving a pod to another address, the kernel may have elements
@@ -27,7 +28,7 @@ func TestDELOfAPodThatWasOnTheMove(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			rec.Addresses, rec.Moving = []state.Address{{Prefix: nstest.Prefix("10.61.0.77/24")}}, moving
+			rec.Addresses, rec.Moving = []ipam.Address{{Prefix: nstest.Prefix("10.61.0.77/24")}}, moving
 			if err := dir.Update(rec); err != nil {
 				t.Fatal(err)
 			}

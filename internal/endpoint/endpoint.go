@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
@@ -102,7 +103,7 @@ func ProtocolName(number uint8) string {
 // once more: one whose lease has ended has no address until the keeper has got another.
 func PublishesIPv4(rec *state.Attachment) bool {
 	leased := rec.IPAMType == Leased
-	return (leased || slices.ContainsFunc(rec.Addresses, func(a state.Address) bool { return a.Prefix.Addr().Is4() })) &&
+	return (leased || slices.ContainsFunc(rec.Addresses, func(a ipam.Address) bool { return a.Prefix.Addr().Is4() })) &&
 		slices.ContainsFunc(rec.Published, func(p state.Published) bool { return !p.HostIP.IsValid() || p.HostIP.Is4() })
 }
 

@@ -10,13 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
 func attachment() *state.Attachment {
 	return &state.Attachment{
 		Network: "lan", ContainerID: "c1", IfName: "eth0", HostIf: "veth0", Bridge: "br0", MAC: "02:00:00:00:00:01",
-		Addresses: []state.Address{{Prefix: netip.MustParsePrefix("192.0.2.5/24")}, {Prefix: netip.MustParsePrefix("fd00::5/64")}},
+		Addresses: []ipam.Address{{Prefix: netip.MustParsePrefix("192.0.2.5/24")}, {Prefix: netip.MustParsePrefix("fd00::5/64")}},
 		Published: []state.Published{
 			{Protocol: "tcp", HostPort: 8080, PodPort: 80},
 			{Protocol: "udp", HostIP: netip.MustParseAddr("192.0.2.1"), HostPort: 53, PodPort: 5353},
@@ -58,7 +59,7 @@ func TestTheFirewallSeesWhatIsOnRecord(t *testing.T) {
 	a.IPAMType, a.Guarded = Leased, true
 	want.GuardedPort, want.Untrusted = "veth0", true
 	same(t, want, Of(a))
-	a.Addresses = []state.Address{{Prefix: netip.MustParsePrefix("fd00::5/64")}}
+	a.Addresses = []ipam.Address{{Prefix: netip.MustParsePrefix("fd00::5/64")}}
 	want.Addrs, want.Ports = Addresses(a), Ports(a)
 	same(t, want, Of(a))
 	if got := Protocol("icmp"); got != 0 {
@@ -73,7 +74,7 @@ func TestAnAliasTellsWhoseAPortIs(t *testing.T) {
 		t.Errorf("alias %q, want %q", got, want)
 	}
 	for range 20 {
-		a.Addresses = append(a.Addresses, state.Address{Prefix: netip.MustParsePrefix("fd00::1234:5678:9abc:def0/64")})
+		a.Addresses = append(a.Addresses, ipam.Address{Prefix: netip.MustParsePrefix("fd00::1234:5678:9abc:def0/64")})
 	}
 	a.Network = strings.Repeat("n", 65)
 	got := AliasOf(a)

@@ -13,6 +13,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
@@ -89,7 +90,7 @@ func behind(a *state.Attachment, r *lease.Record) bool {
 	return a.Moving || !slices.Equal(prefixes(a.Addresses), prefixes(leased(a, r)))
 }
 
-func prefixes(list []state.Address) []netip.Prefix {
+func prefixes(list []ipam.Address) []netip.Prefix {
 	all := make([]netip.Prefix, len(list))
 	for i, a := range list {
 		all[i] = a.Prefix
@@ -100,16 +101,10 @@ func prefixes(list []state.Address) []netip.Prefix {
 // leased gives an attachment's addresses by its lease, which is of IPv4; the others
 // stay. Without a lease the pod has no address of IPv4, and the last one may be
 // another's.
-func leased(a *state.Attachment, r *lease.Record) []state.Address {
-	var list []state.Address
+func leased(a *state.Attachment, r *lease.Record) []ipam.Address {
+	var list []ipam.Address
 	if r.State == lease.Bound {
-		own := state.Address{Prefix: r.Lease.Address, Gateway: r.Policy.Gateway}
-		for _, before := range a.Addresses {
-			if before.Prefix.Addr().Is4() {
-				own.HostGateway, own.HostGatewayAtADD = before.HostGateway, before.HostGatewayAtADD
-				break
-			}
-		}
+		own := ipam.Address{Prefix: r.Lease.Address, Gateway: r.Policy.Gateway}
 		if !own.Gateway.IsValid() && len(r.Lease.Routers) > 0 {
 			own.Gateway = r.Lease.Routers[0]
 		}
@@ -118,18 +113,37 @@ func leased(a *state.Attachment, r *lease.Record) []state.Address {
 	return append(list, notLeased(a)...)
 }
 
+// hostGateways gives those of an attachment's addresses of before, and of its lease: the new
+// address keeps the way out of the one before.
+func hostGateways(a *state.Attachment, r *lease.Record) state.HostGateways {
+	list := slices.Clone(a.HostGateways)
+	if r.State != lease.Bound || list.Of(r.Lease.Address) != (state.HostGateway{}) {
+		return list
+	}
+	i := slices.IndexFunc(a.Addresses, func(o ipam.Address) bool { return o.Prefix.Addr().Is4() })
+	if i < 0 {
+		return list
+	}
+	if own := list.Of(a.Addresses[i].Prefix); own != (state.HostGateway{}) {
+		own.Of = r.Lease.Address
+		list = append(list, own)
+	}
+	return list
+}
+
 // notLeased gives an attachment's other addresses.
-func notLeased(a *state.Attachment) []state.Address {
-	return slices.DeleteFunc(slices.Clone(a.Addresses), func(o state.Address) bool { return o.Prefix.Addr().Is4() })
+func notLeased(a *state.Attachment) []ipam.Address {
+	return slices.DeleteFunc(slices.Clone(a.Addresses), func(o ipam.Address) bool { return o.Prefix.Addr().Is4() })
 }
 
 // move does it, under the exclusive lock of the state directory.
 func (v *visit) move(a *state.Attachment, r *lease.Record) error {
-	next, both := *a, *a
-	next.Addresses, next.Moving = leased(a, r), false
-	gone := slices.DeleteFunc(slices.Clone(a.Addresses), func(o state.Address) bool {
+	next := *a
+	next.Addresses, next.HostGateways, next.Moving = leased(a, r), hostGateways(a, r), false
+	gone := slices.DeleteFunc(slices.Clone(a.Addresses), func(o ipam.Address) bool {
 		return slices.Contains(prefixes(next.Addresses), o.Prefix)
 	})
+	both := next
 	both.Addresses, both.Moving = slices.Concat(next.Addresses, gone), true
 	if err := v.state.Update(&both); err != nil {
 		return err
@@ -177,7 +191,7 @@ func (v *visit) moveElements(next *state.Attachment, gone []netip.Prefix) error 
 	now := endpoint.In(next, network)
 	for _, p := range gone {
 		old := *next
-		old.Addresses = append([]state.Address{{Prefix: p}}, notLeased(next)...)
+		old.Addresses = append([]ipam.Address{{Prefix: p}}, notLeased(next)...)
 		err = errors.Join(err, fw.Move(v.ctx, endpoint.Of(&old), now))
 	}
 	without := *next

@@ -17,6 +17,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/nft"
 )
@@ -68,7 +69,7 @@ func (m *movable) attach() {
 	r := m.pod.record
 	a := &state.Attachment{
 		Network: r.Network, ContainerID: r.ContainerID, IfName: r.IfName, NetNSCookie: r.NetNSCookie, HostIf: r.HostIf, Bridge: r.Bridge,
-		MAC: r.Client.MAC.String(), Addresses: []state.Address{{Prefix: r.Lease.Address, Gateway: r.Policy.Gateway}},
+		MAC: r.Client.MAC.String(), Addresses: []ipam.Address{{Prefix: r.Lease.Address, Gateway: r.Policy.Gateway}},
 		Up: true, Masquerade: true, Guarded: true, Published: []state.Published{{Protocol: "tcp", HostPort: 8080, PodPort: 80}},
 		IPAMType: dhcpIPAM, DataDir: m.dir.Path(),
 	}
@@ -456,7 +457,7 @@ func TestWhatAnAttachmentHasByItsLease(t *testing.T) {
 			t.Parallel()
 			a := &state.Attachment{Moving: tt.moving}
 			for _, p := range tt.has {
-				a.Addresses = append(a.Addresses, state.Address{Prefix: netip.MustParsePrefix(p)})
+				a.Addresses = append(a.Addresses, ipam.Address{Prefix: netip.MustParsePrefix(p)})
 			}
 			if got := behind(a, tt.lease); got != tt.behind {
 				t.Errorf("behind: %t", got)

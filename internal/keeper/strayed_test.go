@@ -10,6 +10,7 @@ import (
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
 )
 
 // leadTo is what a repair does to a lease's record when the host has another address.
@@ -64,14 +65,16 @@ func TestARenewalDoesNotBringAnOldDefaultRouteBack(t *testing.T) {
 func TestAMovedAddressKeepsItsWayOut(t *testing.T) {
 	t.Parallel()
 	host, before := netip.MustParseAddr("10.0.0.6"), netip.MustParseAddr("10.0.0.5")
-	a := &state.Attachment{Addresses: []state.Address{
-		{Prefix: netip.MustParsePrefix("10.0.0.9/24"), HostGateway: host, HostGatewayAtADD: before}, {Prefix: netip.MustParsePrefix("fd00::9/64")},
-	}}
+	old := netip.MustParsePrefix("10.0.0.9/24")
+	a := &state.Attachment{
+		Addresses:    []ipam.Address{{Prefix: old}, {Prefix: netip.MustParsePrefix("fd00::9/64")}},
+		HostGateways: state.HostGateways{{Of: old, Host: host, HostAtADD: before}},
+	}
 	r := &lease.Record{State: lease.Bound, Lease: &dhcpc.Lease{Address: netip.MustParsePrefix("10.0.0.10/24")}}
 	got := leased(a, r)
-	want := state.Address{Prefix: r.Lease.Address, HostGateway: host, HostGatewayAtADD: before}
-	if len(got) != 2 || got[0] != want {
-		t.Errorf("the addresses are %+v, want %+v first", got, want)
+	want := state.HostGateway{Of: r.Lease.Address, Host: host, HostAtADD: before}
+	if len(got) != 2 || got[0].Prefix != r.Lease.Address || hostGateways(a, r).Of(r.Lease.Address) != want {
+		t.Errorf("the addresses are %+v by %+v, want %+v", got, hostGateways(a, r), want)
 	}
 }
 

@@ -41,14 +41,14 @@ func layers() []layer {
 		{[]string{"bridge/bandwidth", "internal/localnet"}, slices.Concat(kernel, []string{"internal/ident", "internal/link", "internal/tc"}), "each goes by a link's name, and knows no bridge and no firewall"},
 		{[]string{"dhcpc"}, []string{"."}, "a protocol, its times and its packets: its user opens sockets and sets addresses"},
 		{[]string{"dhcpc/transport"}, []string{".", "netns", "dhcpc"}, "sockets, and nothing about links and addresses"},
-		{[]string{"internal/state"}, []string{"internal/file", "internal/ident", "internal/jsontext", "internal/lockorder"}, "what was meant is kept apart from how it is done"},
-		{[]string{"internal/endpoint"}, []string{"nft", "internal/ident", "internal/state"}, "what an attachment is to the firewall, for all packages that compose"},
-		{[]string{"internal/lease"}, []string{"addr", "dhcpc", "netns", "route", "internal/file", "internal/ident", "internal/lockorder"}, "records of leases are read by two programs, and do nothing themselves"},
-		{[]string{"internal/keeper"}, []string{".", "addr", "route", "nft", "netns", "dhcpc", "dhcpc/transport", "internal/conntrack", "bridge", "bridge/uplink", "internal/endpoint", "internal/file", "internal/lease", "internal/link", "internal/nl", "internal/state"},
-			"it composes, like network, and neither knows the other"},
-		{[]string{"internal/ipam/delegate"}, nil, "it runs plugins of others by the CNI protocol, for anybody"},
 		{[]string{"ipam"}, []string{".", "route", "internal/file", "internal/lockorder", "internal/strict"},
 			"addresses come from a directory; the kernel's are told to it"},
+		{[]string{"internal/state"}, []string{"internal/file", "internal/ident", "internal/jsontext", "internal/lockorder", "ipam"}, "what was meant is kept apart from how it is done"},
+		{[]string{"internal/endpoint"}, []string{"nft", "internal/ident", "internal/state", "ipam"}, "what an attachment is to the firewall, for all packages that compose"},
+		{[]string{"internal/lease"}, []string{"addr", "dhcpc", "netns", "route", "internal/file", "internal/ident", "internal/lockorder"}, "records of leases are read by two programs, and do nothing themselves"},
+		{[]string{"internal/keeper"}, []string{".", "addr", "route", "nft", "netns", "dhcpc", "dhcpc/transport", "internal/conntrack", "bridge", "bridge/uplink", "internal/endpoint", "internal/file", "internal/lease", "internal/link", "internal/nl", "internal/state", "ipam"},
+			"it composes, like network, and neither knows the other"},
+		{[]string{"internal/ipam/delegate"}, nil, "it runs plugins of others by the CNI protocol, for anybody"},
 		{[]string{"network/internal/fail"}, []string{"."}, "errors, and nothing else"},
 		{[]string{"network/internal/loopback"}, []string{"bridge", "internal/endpoint", "internal/localnet", "internal/state", "internal/sysctl"},
 			"one thing that the host's 127.0.0.1 needs, for all packages that make bridges"},
@@ -98,6 +98,7 @@ func layers() []layer {
 func shown() map[string][]string {
 	return map[string][]string{
 		"bridge/bandwidth": {"bridge"}, "network/internal/teardown": {"network"},
+		"network/internal/recorded": {"ipam"}, "cmd/tombolo": {"ipam"},
 		"nft": {"nft/foreign"}, "nft/foreign": {"nft"},
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/ipam"
 )
 
 // attachmentVersion is the version of an attachment's record that we write.
@@ -44,13 +45,15 @@ type Attachment struct {
 	NetNSCookie uint64    `json:"netnsCookie,omitempty"` // SO_NETNS_COOKIE, never reused within a boot
 	Created     time.Time `json:"created,omitzero"`      // UTC
 
-	HostIf    string    `json:"hostIf,omitempty"` // the veth's end in the host's namespace
-	Bridge    string    `json:"bridge,omitempty"` // the port's master
-	MTU       int       `json:"mtu,omitempty"`    // bytes
-	MAC       string    `json:"mac,omitempty"`    // of the pod's end
-	HostMAC   string    `json:"hostMAC,omitempty"`
-	Addresses []Address `json:"addresses,omitempty"` // in the order of the result
-	Port      Port      `json:"port,omitzero"`
+	HostIf    string         `json:"hostIf,omitempty"` // the veth's end in the host's namespace
+	Bridge    string         `json:"bridge,omitempty"` // the port's master
+	MTU       int            `json:"mtu,omitempty"`    // bytes
+	MAC       string         `json:"mac,omitempty"`    // of the pod's end
+	HostMAC   string         `json:"hostMAC,omitempty"`
+	Addresses []ipam.Address `json:"addresses,omitempty"` // in the order of the result
+	// HostGateways are on record with the address that each is of.
+	HostGateways HostGateways `json:"-"`
+	Port         Port         `json:"port,omitzero"`
 
 	// Moving says that the keeper is at work on, or died at, a change of Addresses:
 	// they are those of after and of before, and the kernel may have either.
@@ -81,26 +84,6 @@ type Attachment struct {
 	// Short is what Hash gives, where that was computed before: Create and what reads records
 	// fill it in. It is the name of the record's file, and not in it.
 	Short string `json:"-"`
-}
-
-// An Address is one address of a pod, with the prefix length of its network.
-type Address struct {
-	Prefix  netip.Prefix `json:"prefix"`
-	Gateway netip.Addr   `json:"gateway,omitzero"` // invalid for none
-
-	// HostGateway is the host's address that the pod's default route leads to, where a pod
-	// of a LAN goes out through the host; else it is invalid. HostGatewayAtADD is what that
-	// was when it was added, and in the result, if it was another.
-	HostGateway      netip.Addr `json:"through,omitzero"`
-	HostGatewayAtADD netip.Addr `json:"throughAtADD,omitzero"`
-}
-
-// SetHostGateway notes that the pod's default route leads to another address of the host.
-func (a *Address) SetHostGateway(own netip.Addr) {
-	if a.HostGateway.IsValid() && own != a.HostGateway && !a.HostGatewayAtADD.IsValid() {
-		a.HostGatewayAtADD = a.HostGateway
-	}
-	a.HostGateway = own
 }
 
 // Published is a port of the host that leads to the pod.
@@ -162,7 +145,7 @@ func (a *Attachment) fields(c *codec) {
 	c.int("mtu", &a.MTU)
 	c.string("mac", &a.MAC)
 	c.string("hostMAC", &a.HostMAC)
-	objects(c, "addresses", &a.Addresses, (*Address).fields)
+	a.addressFields(c)
 	c.object("port", a.Port.fields)
 	c.bool("moving", &a.Moving)
 	c.bool("up", &a.Up)
@@ -177,13 +160,6 @@ func (a *Attachment) fields(c *codec) {
 	c.string("ifb", &a.IFB)
 	c.string("ipamType", &a.IPAMType)
 	c.string("dataDir", &a.DataDir)
-}
-
-func (a *Address) fields(c *codec) {
-	c.prefix("prefix", &a.Prefix)
-	c.addr("gateway", &a.Gateway)
-	c.addr("through", &a.HostGateway)
-	c.addr("throughAtADD", &a.HostGatewayAtADD)
 }
 
 func (p *Published) fields(c *codec) {

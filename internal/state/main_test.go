@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/ipam"
 )
 
 // helperVariable makes the test binary one of the helpers in helpers_test.go.
@@ -102,7 +103,7 @@ func sample(container string) *Attachment {
 		MTU:         1500,
 		MAC:         "0a:58:0a:01:00:05",
 		HostMAC:     "2e:5f:00:00:00:01",
-		Addresses: []Address{
+		Addresses: []ipam.Address{
 			{Prefix: netip.MustParsePrefix("10.1.0.5/24"), Gateway: netip.MustParseAddr("10.1.0.1")},
 			{Prefix: netip.MustParsePrefix("fd00:1::5/64"), Gateway: netip.MustParseAddr("fd00:1::1")},
 		},

@@ -39,6 +39,7 @@ func followLease(ctx context.Context, s *session.Session, n *state.Network, a *s
 	if len(rec.Lease.Routers) > 0 {
 		moved.Gateway = rec.Lease.Routers[0]
 	}
+	a.HostGateways = a.HostGateways.Moved(a.Addresses[0].Prefix, moved.Prefix)
 	a.Addresses[0] = moved
 	if err := s.Firewall.Move(ctx, old, endpoint.In(a, n)); err != nil {
 		return err

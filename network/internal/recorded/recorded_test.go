@@ -6,9 +6,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
 )
 
 func TestWhatTheHostSideOfARecordIs(t *testing.T) {
@@ -17,7 +19,7 @@ func TestWhatTheHostSideOfARecordIs(t *testing.T) {
 	rec := &state.Attachment{
 		Network: "pods", ContainerID: "c1", IfName: "eth0", HostIf: "veth1", Bridge: "cbr0", MTU: 1400, Up: true, Masquerade: true,
 		MAC: "02:00:00:00:00:01", HostMAC: "02:00:00:00:00:02",
-		Addresses: []state.Address{{Prefix: nstest.Prefix("10.61.0.2/24")}, {Prefix: nstest.Prefix("fd61::2/64")}}, Port: state.Port{Hairpin: &on},
+		Addresses: []ipam.Address{{Prefix: nstest.Prefix("10.61.0.2/24")}, {Prefix: nstest.Prefix("fd61::2/64")}}, Port: state.Port{Hairpin: &on},
 	}
 	p := Port(rec)
 	if p.Alias != endpoint.AliasOf(rec) || p.MAC.String() != rec.HostMAC || p.PeerMAC.String() != rec.MAC ||

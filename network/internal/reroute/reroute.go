@@ -10,6 +10,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
@@ -19,7 +21,6 @@ import (
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
 	"github.com/tombolo-cni/tombolo/route"
-	"golang.org/x/sys/unix"
 )
 
 // HostAddresses are the host's own addresses on a bridge in the subnet of a pod's.
@@ -85,22 +86,22 @@ func Attachment(ctx context.Context, s *session.Session, a *state.Attachment) er
 		return err
 	}
 	changed := false
-	for i := range a.Addresses {
-		address := &a.Addresses[i]
-		if !address.HostGateway.IsValid() {
+	for _, address := range a.Addresses {
+		was := a.HostGateways.Of(address.Prefix).Host
+		if !was.IsValid() {
 			continue
 		}
 		own, err := HostAddresses(s.Links, l, address.Prefix)
 		if err != nil {
 			return err
 		}
-		if len(own) == 0 || slices.Contains(own, address.HostGateway) {
+		if len(own) == 0 || slices.Contains(own, was) {
 			continue
 		}
-		if err := leadTo(ctx, a, address, own[0]); err != nil {
+		if err := leadTo(ctx, a, was, own[0]); err != nil {
 			return err
 		}
-		address.SetHostGateway(own[0])
+		a.HostGateways.Set(address.Prefix, own[0])
 		changed = true
 	}
 	if !changed {
@@ -113,9 +114,9 @@ func Attachment(ctx context.Context, s *session.Session, a *state.Attachment) er
 	return s.Dir.UpdateLocked(a)
 }
 
-// leadTo replaces the default route of an address of a pod's. That of a lease is on the
+// leadTo replaces a default route of a pod's that leads to an address of the host's. That of a lease is on the
 // lease's record too, by which the keeper renews it.
-func leadTo(ctx context.Context, a *state.Attachment, address *state.Address, own netip.Addr) error {
+func leadTo(ctx context.Context, a *state.Attachment, was, own netip.Addr) error {
 	pod, link, err := openPod(ctx, a)
 	if err != nil {
 		return err
@@ -126,7 +127,7 @@ func leadTo(ctx context.Context, a *state.Attachment, address *state.Address, ow
 		return err
 	}
 	defer routes.Close()
-	if a.IPAMType == endpoint.Leased && address.Prefix.Addr().Is4() {
+	if a.IPAMType == endpoint.Leased && was.Is4() {
 		return dhcplease.Lead(ctx, a, routes, link, own)
 	}
 	list, err := routes.List(route.Filter{Family: familyOf(own), Table: route.TableMain, Link: link})
@@ -135,7 +136,7 @@ func leadTo(ctx context.Context, a *state.Attachment, address *state.Address, ow
 	}
 	for _, r := range list {
 		// One that a program in the pod has made of it since is the pod's own.
-		if r.Dst.Bits() == 0 && r.Gateway == address.HostGateway {
+		if r.Dst.Bits() == 0 && r.Gateway == was {
 			n := r
 			n.Gateway, n.Flags = own, 0
 			if err := replace(routes, r, n); err != nil {
@@ -209,9 +210,9 @@ func Routes(rec *state.Attachment, routes []route.Route) []route.Route {
 		if !r.Gateway.IsValid() || r.Dst.Bits() > 0 {
 			continue
 		}
-		for _, a := range rec.Addresses {
-			if a.HostGatewayAtADD.IsValid() && a.HostGatewayAtADD == r.Gateway {
-				list[i].Gateway = a.HostGateway
+		for _, one := range rec.HostGateways {
+			if one.HostAtADD.IsValid() && one.HostAtADD == r.Gateway {
+				list[i].Gateway = one.Host
 			}
 		}
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/route"
@@ -14,20 +15,21 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-func through(prefix, host, atADD string) state.Address {
-	a := state.Address{Prefix: netip.MustParsePrefix(prefix)}
+func through(prefix, host, atADD string) state.HostGateway {
+	one := state.HostGateway{Of: netip.MustParsePrefix(prefix)}
 	if host != "" {
-		a.HostGateway = netip.MustParseAddr(host)
+		one.Host = netip.MustParseAddr(host)
 	}
 	if atADD != "" {
-		a.HostGatewayAtADD = netip.MustParseAddr(atADD)
+		one.HostAtADD = netip.MustParseAddr(atADD)
 	}
-	return a
+	return one
 }
 
 func TestAnAddressRemembersTheHostsOfItsADD(t *testing.T) {
 	t.Parallel()
-	a := through("10.0.0.9/24", "", "")
+	pod := netip.MustParsePrefix("10.0.0.9/24")
+	var list state.HostGateways
 	for _, tt := range []struct{ own, want, atADD string }{
 		{"10.0.0.5", "10.0.0.5", ""},
 		{"10.0.0.5", "10.0.0.5", ""},
@@ -35,9 +37,9 @@ func TestAnAddressRemembersTheHostsOfItsADD(t *testing.T) {
 		{"10.0.0.7", "10.0.0.7", "10.0.0.5"},
 		{"10.0.0.5", "10.0.0.5", "10.0.0.5"},
 	} {
-		a.SetHostGateway(netip.MustParseAddr(tt.own))
-		if want := through("10.0.0.9/24", tt.want, tt.atADD); a != want {
-			t.Errorf("through %s: %+v, want %+v", tt.own, a, want)
+		list.Set(pod, netip.MustParseAddr(tt.own))
+		if want := through("10.0.0.9/24", tt.want, tt.atADD); list.Of(pod) != want {
+			t.Errorf("through %s: %+v, want %+v", tt.own, list.Of(pod), want)
 		}
 	}
 }
@@ -53,7 +55,7 @@ func TestCheckWantsTheDefaultRouteByTheHostsPresentAddress(t *testing.T) {
 		return r
 	}
 	list := []route.Route{rt("0.0.0.0/0", "10.0.0.5"), rt("10.9.0.0/16", "10.0.0.5"), rt("0.0.0.0/0", "10.0.0.1"), rt("::/0", "fe80::1"), rt("0.0.0.0/0", "")}
-	rec := &state.Attachment{Addresses: []state.Address{through("10.0.0.9/24", "10.0.0.6", "10.0.0.5"), through("fd00::9/64", "", "")}}
+	rec := &state.Attachment{HostGateways: state.HostGateways{through("10.0.0.9/24", "10.0.0.6", "10.0.0.5"), through("fd00::9/64", "", "")}}
 	want := []route.Route{rt("0.0.0.0/0", "10.0.0.6"), rt("10.9.0.0/16", "10.0.0.5"), rt("0.0.0.0/0", "10.0.0.1"), rt("::/0", "fe80::1"), rt("0.0.0.0/0", "")}
 	if diff := cmp.Diff(want, Routes(rec, list), cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

@@ -150,7 +150,20 @@ func TestWhatCannotBeMeantMakesNothing(t *testing.T) {
 		"a namespace of none":  func(b *bed) (*Network, *Pod) { b.pod.NetNS = new(netns.NS); return &b.nw, &b.pod },
 		"the host's own":       func(b *bed) (*Network, *Pod) { b.pod.NetNS = b.host; return &b.nw, &b.pod },
 		"an address of none":   func(b *bed) (*Network, *Pod) { b.pod.Addresses = make([]ipam.Address, 1); return &b.nw, &b.pod },
-		"a lease without a MAC": func(b *bed) (*Network, *Pod) {
+		"a host port 0": func(b *bed) (*Network, *Pod) {
+			b.pod.Ports = []HostPort{{Protocol: 6, PodPort: 80}}
+			return &b.nw, &b.pod
+		},
+		"a port of the pod 0": func(b *bed) (*Network, *Pod) {
+			b.pod.Ports = []HostPort{{Protocol: 6, HostPort: 80}}
+			return &b.nw, &b.pod
+		},
+		"a port of no protocol": func(b *bed) (*Network, *Pod) {
+			b.pod.Ports = []HostPort{{HostPort: 80, PodPort: 80}}
+			return &b.nw, &b.pod
+		},
+		"a limit of 8 bit/s": func(b *bed) (*Network, *Pod) { b.pod.Limits.Ingress.Rate = 8; return &b.nw, &b.pod },
+		"a lease without a place": func(b *bed) (*Network, *Pod) {
 			b.pod.Lease = &Lease{}
 			return &b.nw, &b.pod
 		},

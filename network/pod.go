@@ -170,6 +170,15 @@ func (p *Pod) check(nw *Network) error {
 	if err := p.key(nw).check(); err != nil {
 		return err
 	}
+	for _, port := range p.Ports {
+		if endpoint.ProtocolName(port.Protocol) == "" || port.HostPort == 0 || port.PodPort == 0 {
+			return fail.Errorf(ErrInvalid, "publish port %s as the pod's %d: ports are of tcp, udp or sctp, and from 1 to 65535", endpoint.PortText(port), port.PodPort)
+		}
+	}
+	const ethernet = 1500 // another MTU has other adjustments, and no other errors
+	if _, _, err := p.Limits.Effective(ethernet); err != nil {
+		return fail.Errorf(ErrInvalid, "bandwidth: %v", err)
+	}
 	if p.NetNS == nil {
 		return fail.Errorf(ErrInvalid, "the pod of container %s has no namespace", p.ContainerID)
 	}

@@ -80,7 +80,7 @@ func (c *Conn) checkEndpoint(ep *Endpoint) ([]tombolo.Difference, error) {
 	var list []tombolo.Difference
 	comment := ownerComment(ep.Owner, ruleset.NetworkKey(ep.Network))
 	for i, el := range want {
-		object := c.tables.Name.Label("set", el.Set).String()
+		object := c.setOf(el.Set)
 		switch {
 		case have[i] == nil:
 			list = append(list, tombolo.Difference{Object: object, What: "element", Want: el.KeyText()})
@@ -101,12 +101,17 @@ func (c *Conn) checkEndpoint(ep *Endpoint) ([]tombolo.Difference, error) {
 		return nil, err
 	}
 	for _, claim := range missing {
-		list = append(list, tombolo.Difference{Object: c.tables.Name.Label("set", claim.Set).String(), What: "element", Want: claim.KeyText()})
+		list = append(list, tombolo.Difference{Object: c.setOf(claim.Set), What: "element", Want: claim.KeyText()})
 	}
 	for _, el := range have[len(want):] {
 		if el != nil && el.Comment == comment {
-			list = append(list, tombolo.Difference{Object: c.tables.Name.Label("set", el.Set).String(), What: "element", Have: el.KeyText()})
+			list = append(list, tombolo.Difference{Object: c.setOf(el.Set), What: "element", Have: el.KeyText()})
 		}
 	}
 	return list, nil
 }
+
+// setOf names a set in differences.
+//
+//go:noinline
+func (c *Conn) setOf(at ruleset.Place) string { return c.tables.Name.Label("set", at).String() }

@@ -40,9 +40,8 @@ func run(ctx context.Context, verb string) error {
 	if err := json.NewDecoder(os.Stdin).Decode(&c); err != nil {
 		return err
 	}
-	pool, err := ipam.NewHostLocal(&ipam.Config{
-		Network: c.Name, Dir: c.StateDir + "/ipam", Ranges: []ipam.RangeSet{{Ranges: []ipam.Range{{Subnet: c.Subnet}}}},
-	})
+	ranges := []ipam.RangeSet{{Ranges: []ipam.Range{{Subnet: c.Subnet}}}}
+	pool, err := ipam.NewHostLocal(&ipam.Config{Network: c.Name, Dir: c.StateDir + "/ipam", Ranges: ranges})
 	if err != nil {
 		return err
 	}
@@ -69,7 +68,9 @@ func run(ctx context.Context, verb string) error {
 		for _, v := range c.Valid {
 			keep = append(keep, network.Key{Network: c.Name, ContainerID: v.ContainerID, IfName: v.IfName})
 		}
-		_, err := node.Collect(ctx, c.Name, keep, nil)
+		if c.Valid != nil { // an empty list is one
+			_, err = node.Collect(ctx, c.Name, keep, nil)
+		}
 		return err
 	case "STATUS":
 		return node.Ready(ctx, &pods, nil)
@@ -92,8 +93,7 @@ func run(ctx context.Context, verb string) error {
 	if err != nil {
 		return err
 	}
-	a := made.Addresses[0]
 	_, err = fmt.Printf(`{"cniVersion": "1.1.0", "interfaces": [{"name": %q, "sandbox": %q}], "ips": [{"interface": 0, "address": %q, "gateway": %q}]}`+"\n",
-		made.IfName, pod.Path, a.Prefix, a.Gateway)
+		made.IfName, pod.Path, made.Addresses[0].Prefix, made.Addresses[0].Gateway)
 	return err
 }

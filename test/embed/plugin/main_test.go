@@ -120,6 +120,8 @@ func TestPluginOfOnesOwn(t *testing.T) {
 	}
 	must("GC", asked+`, "cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "eth0"}]`)
 	must("CHECK", asked)
+	must("GC", "") // the runtime has lost its list
+	must("CHECK", asked)
 	must("GC", `, "cni.dev/valid-attachments": []`)
 	if links, reserved := count(); links != 0 || reserved != 0 {
 		t.Errorf("after GC there are %d links and %d addresses", links, reserved)

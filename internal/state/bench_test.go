@@ -211,7 +211,7 @@ func between(trace, begin, end string) []string {
 		_, call, _ := strings.Cut(line, " ")
 		name, _, isCall := strings.Cut(strings.TrimSpace(call), "(")
 		switch name {
-		case "futex", "nanosleep", "clone", "clone3", "mmap", "munmap", "madvise", "tgkill", "getpid", "gettid",
+		case "futex", "nanosleep", "clone", "clone3", "rseq", "set_robust_list", "mprotect", "mmap", "munmap", "madvise", "tgkill", "getpid", "gettid",
 			"rt_sigprocmask", "rt_sigaction", "rt_sigreturn", "sigaltstack", "sched_yield", "epoll_pwait",
 			"sched_getaffinity", "pread64": // the last two see to GOMAXPROCS
 			continue

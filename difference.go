@@ -12,7 +12,23 @@ type Difference struct {
 
 	// Text says it all where it is no attribute of an object. Then the others are empty.
 	Text string
+
+	// Remedy is what mends it, as far as the one who found it knows.
+	Remedy Remedy
 }
+
+// Remedy is what mends a difference, in words for an operator. The empty one is not known: a
+// package that compares an object of the kernel does not know who would put it right.
+type Remedy string
+
+// What package network tells of a node's differences.
+const (
+	RemedyRepair    Remedy = "repair"         // Node.Repair and Node.RepairPods; tombolo repair
+	RemedyCollect   Remedy = "gc"             // garbage collection of pods that died without a Del
+	RemedyRecreate  Remedy = "recreate pod"   // Del and Add of the pod
+	RemedyKeeper    Remedy = "start tombolod" // the program that keeps leases
+	RemedyConfigure Remedy = "configuration"  // of the host, the network, or another program
+)
 
 // String gives one line: "port vethab…: MTU is 1400, should be 1500".
 func (d Difference) String() string {

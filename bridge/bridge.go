@@ -304,7 +304,7 @@ func (c *Conn) Remove(ctx context.Context, name string) error {
 }
 
 // Enslave makes an existing link, found by port.Name, a port of port.Bridge with
-// the flags and the alias of port, up: what a port needs that fell off its bridge,
+// the flags and the alias of port, and its MAC and MTU if it has them, up: what a port needs that fell off its bridge,
 // or whose bridge was made anew. Flags that port has not are taken away, hairpin
 // too. One that is a port of the bridge already stays it, and goes on forwarding; the
 // peer is left alone. StaticFDB needs PeerMAC. It takes one sendmsg if BridgeIndex is

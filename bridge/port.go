@@ -196,6 +196,11 @@ func (p *Port) configure(b *nl.Batch, fresh bool) {
 	if p.Alias != "" {
 		r.Alias = &p.Alias
 	}
+	if !fresh {
+		if r.MAC = p.MAC; p.MTU != 0 {
+			r.MTU = &p.MTU
+		}
+	}
 	r.Set(b, "set port", p.Name)
 }
 

@@ -18,7 +18,6 @@ import (
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/inspect"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
-	"github.com/tombolo-cni/tombolo/network/internal/reroute"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
 )
 
@@ -97,12 +96,12 @@ func (k *checking) link(ctx context.Context, found *inspect.Findings) error {
 			return err
 		}
 		port.Addresses = k.expectedAddresses(told, has, found)
-		port.Routes = podRoutes(k.nw, nil, reroute.Routes(k.rec, told.Routes))
+		port.Routes = podRoutes(k.nw, nil, recorded.Led(k.rec, told.Routes))
 	} else {
 		port.Addresses = recorded.Lasting(k.rec)
 	}
 	diffs, err := k.s.Links.Check(ctx, k.pod.NetNS, port)
-	found.AddAll(diffs)
+	found.AddAll(diffs, "")
 	return err
 }
 
@@ -125,7 +124,7 @@ func (k *checking) expectedAddresses(told *Reported, has []netip.Prefix, found *
 	}
 	for _, a := range k.rec.Addresses {
 		if !slices.Contains(named, a.Prefix) && slices.Contains(has, a.Prefix) {
-			found.Add("prevResult lacks the address %s of the interface %s", a.Prefix, k.pod.IfName)
+			found.Add("", "prevResult lacks the address %s of the interface %s", a.Prefix, k.pod.IfName)
 		}
 	}
 	return named
@@ -151,7 +150,7 @@ func podAddresses(pod *netns.NS) ([]netip.Prefix, error) {
 func (k *checking) network(ctx context.Context, found *inspect.Findings) error {
 	rec, err := k.s.Dir.LoadNetwork(k.nw.Name)
 	if err != nil {
-		found.Add("the record of network %q: %v", k.nw.Name, err)
+		found.Add("", "the record of network %q: %v", k.nw.Name, err)
 		return nil
 	}
 	l, err := inspect.Bridge(ctx, k.s, rec, found)
@@ -173,9 +172,9 @@ func (k *checking) network(ctx context.Context, found *inspect.Findings) error {
 	if err != nil {
 		return err
 	}
-	found.AddAll(diffs)
+	found.AddAll(diffs, "")
 	diffs, err = k.s.Foreign().Check(ctx)
-	found.AddAll(diffs)
+	found.AddAll(diffs, "")
 	return err
 }
 
@@ -216,7 +215,7 @@ func (k *checking) reservations(ctx context.Context, found *inspect.Findings) er
 	}
 	err := allocator.Check(ctx, k.pod.owner(), held)
 	if err != nil && !allocator.Slow() {
-		found.Add("%v", err)
+		found.Add("", "%v", err)
 		return nil
 	}
 	return err

@@ -2,11 +2,13 @@ package network
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"io/fs"
 	"slices"
 	"strings"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/inspect"
@@ -16,21 +18,57 @@ import (
 
 // NetworkReport is the same of a network's own parts.
 type NetworkReport struct {
-	Network     string   `json:"network"`
-	Differences []string `json:"differences"`
+	Network     string
+	Differences []tombolo.Difference
+}
+
+// MarshalJSON gives each difference by its text and its remedy.
+func (r NetworkReport) MarshalJSON() ([]byte, error) {
+	return json.Marshal(struct {
+		Network     string       `json:"network"`
+		Differences []difference `json:"differences"`
+	}{r.Network, inWords(r.Differences)})
+}
+
+// difference is a tombolo.Difference as JSON has it.
+type difference struct {
+	Text   string         `json:"text"`
+	Remedy tombolo.Remedy `json:"remedy,omitempty"`
+}
+
+func inWords(diffs []tombolo.Difference) []difference {
+	var list []difference
+	for _, d := range diffs {
+		list = append(list, difference{d.String(), d.Remedy})
+	}
+	return list
 }
 
 // Inspection is what Inspect found.
 type Inspection struct {
-	Attachments []Report        `json:"attachments"`
-	Networks    []NetworkReport `json:"networks,omitempty"` // those with differences
+	Attachments []Report
+	Networks    []NetworkReport // those with differences
 	// Stray is what the kernel has of ours and no record tells of.
-	Stray []string `json:"stray,omitempty"`
+	Stray []tombolo.Difference
 	// Others is what another program has in the firewall's table: elements of owners and
 	// networks that no record tells of. It is no difference.
-	Others []string `json:"others,omitempty"`
+	Others []string
 	// Damaged are the records that cannot be read.
-	Damaged []string `json:"damaged,omitempty"`
+	Damaged []tombolo.Difference
+}
+
+// MarshalJSON gives each difference by its text and its remedy.
+func (in *Inspection) MarshalJSON() ([]byte, error) {
+	if in == nil {
+		in = &Inspection{}
+	}
+	return json.Marshal(struct {
+		Attachments []Report        `json:"attachments"`
+		Networks    []NetworkReport `json:"networks,omitempty"`
+		Stray       []difference    `json:"stray,omitempty"`
+		Others      []string        `json:"others,omitempty"`
+		Damaged     []difference    `json:"damaged,omitempty"`
+	}{in.Attachments, in.Networks, inWords(in.Stray), in.Others, inWords(in.Damaged)})
 }
 
 // Differs says whether anything is not as it should be.
@@ -62,8 +100,12 @@ func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 			return nil, err
 		}
 	}
-	in.Stray, in.Others, err = inspect.Strays(ctx, s, known, networks)
-	return in, err
+	strays, err := inspect.FindStrays(ctx, s, known, networks)
+	if err != nil {
+		return nil, err
+	}
+	in.Stray, in.Others = strays.Differences(), strays.Others
+	return in, nil
 }
 
 func (in *Inspection) network(ctx context.Context, s *session.Session, name string, known map[string]bool) error {
@@ -72,7 +114,8 @@ func (in *Inspection) network(ctx context.Context, s *session.Session, name stri
 		return fail.State(err)
 	}
 	for _, d := range damaged {
-		in.Damaged = append(in.Damaged, d.Error())
+		known[d.Hash] = true
+		in.Damaged = append(in.Damaged, tombolo.Difference{Text: d.Error(), Remedy: tombolo.RemedyRecreate})
 	}
 	var n nft.Network
 	rec, err := s.Dir.LoadNetwork(name)
@@ -80,10 +123,10 @@ func (in *Inspection) network(ctx context.Context, s *session.Session, name stri
 	case errors.Is(err, fs.ErrNotExist):
 		rec = nil
 	case err != nil:
-		in.Damaged = append(in.Damaged, err.Error())
+		in.Damaged = append(in.Damaged, tombolo.Difference{Text: err.Error(), Remedy: tombolo.RemedyRecreate})
 		rec = nil
 	default:
-		var diffs []string
+		var diffs []tombolo.Difference
 		if n, diffs, err = inspect.Network(ctx, s, rec, attachments); err != nil {
 			return err
 		}
@@ -96,9 +139,9 @@ func (in *Inspection) network(ctx context.Context, s *session.Session, name stri
 		report := Report{Attachment: attachmentOf(a)}
 		switch {
 		case a.State != state.Ready:
-			report.Differences = []string{"its ADD has not come to its end"}
+			report.Differences = []tombolo.Difference{{Text: "its ADD has not come to its end", Remedy: tombolo.RemedyRecreate}}
 		case rec == nil:
-			report.Differences = []string{"its network has no record"}
+			report.Differences = []tombolo.Difference{{Text: "its network has no record", Remedy: tombolo.RemedyRecreate}}
 		default:
 			if report.Differences, err = inspect.Attachment(ctx, s, n, a); err != nil {
 				return err

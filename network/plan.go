@@ -66,6 +66,9 @@ func (a *adding) plan(g given, made *bridge.Attachment) (*plan, error) {
 	}
 	recorded.LANPort(&p.port, &p.rec)
 	p.rec.Port = state.Port{Hairpin: &p.port.Hairpin, Isolated: &p.port.Isolated}
+	if a.leasing == nil {
+		p.rec.Routes = recorded.Routed(lasting(nw, p.port.Routes))
+	}
 	p.rec.MAC = p.port.PeerMAC.String()
 	p.port.Alias = endpoint.Alias(a.hash, nw.Name, endpoint.Addresses(&p.rec))
 	if made != nil {
@@ -128,6 +131,18 @@ func (a *adding) checkGiven(g given) error {
 		}
 	}
 	return checkPublished(a.pod.Ports, g.addresses)
+}
+
+// lasting leaves out the default route that a pod has learnt from its LAN's router, and may
+// learn anew.
+func lasting(nw *Network, routes []route.Route) []route.Route {
+	var list []route.Route
+	for _, r := range routes {
+		if !nw.SLAAC || nw.Exit != ExitRouter || r.Dst.Bits() > 0 || !r.Gateway.Is6() {
+			list = append(list, r)
+		}
+	}
+	return list
 }
 
 // addressMAC derives the pod's MAC from its IPv4 address: an address that goes to

@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/netip"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
@@ -123,7 +124,7 @@ type Report struct {
 	*Attachment
 	// Differences are those between the record and what the kernel and the pod's
 	// namespace have.
-	Differences []string
+	Differences []tombolo.Difference
 }
 
 // MarshalJSON gives the attachment as it is on record, with the differences.
@@ -135,7 +136,7 @@ func (r Report) MarshalJSON() ([]byte, error) {
 	if len(r.Differences) == 0 {
 		return object, nil
 	}
-	list, err := json.Marshal(r.Differences)
+	list, err := json.Marshal(inWords(r.Differences))
 	if object = object[:len(object)-1]; len(object) > 1 {
 		object = append(object, ',')
 	}

@@ -2,19 +2,25 @@ package network
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/build"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/inspect"
+	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
+	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// Repair makes all networks anew that are on record, as their records have them, and
-// puts every pod back: after somebody flushed the firewall, deleted a bridge or
-// changed it. It is what the next ADD of each network would do.
+// Repair makes all networks anew that are on record and in use, as their records have them,
+// and puts every pod's host side back: after somebody flushed the firewall, deleted a bridge
+// or changed it. It is what the next ADD of each network would do. It also deletes the elements
+// and links of pods that are gone and that no record tells of.
 func (n *Node) Repair(ctx context.Context) error {
 	if err := n.usable(ctx); err != nil {
 		return err
@@ -24,7 +30,117 @@ func (n *Node) Repair(ctx context.Context) error {
 		return err
 	}
 	defer s.Close()
-	return build.Repair(ctx, s)
+	return errors.Join(build.Repair(ctx, s), removeStrays(ctx, s))
+}
+
+// removeStrays deletes what belongs to nobody. No Add is at work meanwhile.
+func removeStrays(ctx context.Context, s *session.Session) error {
+	if err := s.EnterAlone(ctx); err != nil {
+		return err
+	}
+	defer s.Leave()
+	networks, err := s.Dir.Networks()
+	if err != nil {
+		return fail.State(err)
+	}
+	known := map[string]bool{}
+	for _, name := range networks {
+		attachments, damaged, err := s.Dir.List(name)
+		if err != nil {
+			return fail.State(err)
+		}
+		for _, a := range attachments {
+			known[a.Hash()] = true
+		}
+		for _, d := range damaged {
+			known[d.Hash] = true
+		}
+	}
+	strays, err := inspect.FindStrays(ctx, s, known, networks)
+	if err != nil || len(strays.Elements)+len(strays.IFBs) == 0 {
+		return err
+	}
+	var owners []nft.Owner
+	for hash := range strays.Elements {
+		owners = append(owners, nft.Owner(hash))
+	}
+	errs := []error{s.Firewall.RemoveOwners(ctx, owners...)}
+	shapes, err := bandwidth.Dial(nil)
+	if err != nil {
+		return errors.Join(append(errs, err)...)
+	}
+	defer shapes.Close()
+	for hash, ifb := range strays.IFBs {
+		errs = append(errs, shapes.Remove(ctx, bandwidth.Target{IFB: ifb, Owner: endpoint.AliasOwner(hash)}))
+	}
+	return errors.Join(errs...)
+}
+
+// RepairPods puts back in pods what Add gave them and they lost: that the interface is up,
+// addresses, routes, its MTU if it is larger, and parameters. What others have added stays; a
+// lease's address and routes are its keeper's, and a pod whose interface is gone is not made
+// anew. It goes on past pods for which that fails. It needs CAP_SYS_ADMIN to enter them.
+func (n *Node) RepairPods(ctx context.Context) error {
+	if err := n.usable(ctx); err != nil {
+		return err
+	}
+	s, err := n.openKnown()
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	networks, err := s.Dir.Networks()
+	if err != nil {
+		return fail.State(err)
+	}
+	if len(networks) == 0 {
+		return nil
+	}
+	if err := s.Enter(ctx); err != nil {
+		return err
+	}
+	var errs []error
+	for _, name := range networks {
+		attachments, err := s.Attachments(name)
+		errs = append(errs, err)
+		for _, a := range attachments {
+			if a.State != state.Ready || a.Moving {
+				continue
+			}
+			if err := repairPod(ctx, s, a); err != nil {
+				errs = append(errs, fmt.Errorf("container %s: %w", a.ContainerID, err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func repairPod(ctx context.Context, s *session.Session, a *state.Attachment) error {
+	pod, lost := inspect.Pod(a)
+	if lost != "" {
+		return nil
+	}
+	defer pod.Close()
+	port, err := inspect.Port(ctx, s, a)
+	if err != nil {
+		return err
+	}
+	if port.Routes = recorded.Routes(a); a.IPAMType != endpoint.Leased {
+		port.Addresses = recorded.Lasting(a)
+	}
+	diffs, err := s.Links.Check(ctx, pod, port)
+	if err != nil {
+		return err
+	}
+	for _, d := range diffs {
+		if d.What == "MAC" && a.NetNSCookie == 0 {
+			return nil // the path may be another pod's by now
+		}
+		if d.Object == "interface "+port.Peer && d.What != "MAC" {
+			return s.Links.Restore(ctx, pod, port)
+		}
+	}
+	return nil
 }
 
 // LookAtFirewall says what of the firewall is not as the networks with pods need it, as far as

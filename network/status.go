@@ -32,6 +32,9 @@ func (n *Node) Ready(ctx context.Context, nw *Network, leases *Lease) error {
 	if err := n.probe(ctx, nw); err != nil {
 		return err
 	}
+	if err := n.dir.CheckWritable(); err != nil {
+		return fail.State(err)
+	}
 	if err := build.RefuseIPv6(nw.Name, nw.SLAAC, nw.Subnets); err != nil {
 		return err
 	}
@@ -151,9 +154,13 @@ func (n *Node) uplinkReady(ctx context.Context, nw *Network) error {
 	if !taken {
 		return s.Uplinks().CouldTake(ctx, ours(nw.Uplink, nw.Bridge))
 	}
-	list, err := s.Uplinks().Differences(ctx, nw.Uplink.NIC, nw.Bridge)
+	diffs, err := s.Uplinks().Differences(ctx, nw.Uplink.NIC, nw.Bridge)
 	if err != nil {
 		return err
+	}
+	var list []string
+	for _, d := range diffs {
+		list = append(list, d.String())
 	}
 	list = append(list, takeover.LeaseTrouble(n.leaseDir)...)
 	if len(list) > 0 {

@@ -47,7 +47,7 @@ const (
 )
 
 // errDiffers says that check found something.
-var errDiffers = errors.New("not all is as it should be: tombolo repair mends what differs on the host; what differs in a pod comes back when the pod is made again, and what another firewall stops is up to its owner")
+var errDiffers = errors.New("not all is as it should be: what mends it stands at the end of each line, in brackets")
 
 // errUsage is the cause of an error about the command line itself.
 var errUsage = errors.New("see tombolo help")

@@ -32,15 +32,16 @@ func commands() []command {
 			privileged: true, statuses: differs,
 			setup: func(flags *flag.FlagSet) runner {
 				asJSON, state := jsonFlag(flags), stateFlag(flags)
-				return func(ctx context.Context, out io.Writer, _ []string) error { return check(ctx, out, *state, *asJSON) }
+				each := flags.Bool("v", false, "a line for each difference, not for each cause")
+				return func(ctx context.Context, out io.Writer, _ []string) error {
+					return check(ctx, out, *state, *asJSON, *each)
+				}
 			}},
-		{name: "repair", summary: "put it right: rules, elements, bridges, ports, limits",
-			privileged: true,
+		{name: "repair", summary: "put right what check calls [repair], and say what that was and what is left",
+			privileged: true, statuses: differs,
 			setup: func(flags *flag.FlagSet) runner {
 				state := stateFlag(flags)
-				return func(ctx context.Context, _ io.Writer, _ []string) error {
-					return onNode(ctx, *state, "", func(node *network.Node) error { return node.Repair(ctx) })
-				}
+				return func(ctx context.Context, out io.Writer, _ []string) error { return repair(ctx, out, *state) }
 			}},
 		{name: "gc", args: "[NETWORK]",
 			summary:    "reclaim what pods hold that died without a DEL: their port is gone, and so is their namespace",
@@ -62,9 +63,7 @@ func commands() []command {
 			privileged: true, statuses: attached,
 			setup: func(flags *flag.FlagSet) runner {
 				state := stateFlag(flags)
-				return func(ctx context.Context, _ io.Writer, args []string) error {
-					return onNode(ctx, *state, "", func(node *network.Node) error { return node.Remove(ctx, args[0]) })
-				}
+				return func(ctx context.Context, _ io.Writer, args []string) error { return remove(ctx, *state, args[0]) }
 			}},
 		{name: "uplink plan", args: "NIC BRIDGE",
 			summary:    "say in words how a NIC would become a port of a bridge, which takes over its addresses and routes",

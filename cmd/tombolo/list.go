@@ -14,6 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/printable"
+	"github.com/tombolo-cni/tombolo/internal/report"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
@@ -24,8 +25,8 @@ func list(ctx context.Context, out io.Writer, dir string, asJSON bool) error {
 	if err != nil {
 		return err
 	}
-	for _, line := range apart(in) {
-		fmt.Fprintln(os.Stderr, "tombolo:", printable.Line(line))
+	for _, line := range report.Apart(in) {
+		fmt.Fprintln(os.Stderr, "tombolo:", printable.Line(line.String()))
 	}
 	if asJSON {
 		return json.NewEncoder(out).Encode(in.Attachments)
@@ -46,25 +47,26 @@ func list(ctx context.Context, out io.Writer, dir string, asJSON bool) error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	return printDifferences(out, in)
+	for _, line := range report.OfPods(in) {
+		if _, err := fmt.Fprintln(out, printable.Line(line.String())); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-// check prints what differs, and nothing where nothing does.
-func check(ctx context.Context, out io.Writer, dir string, asJSON bool) error {
+// check prints what differs, a line for each cause, or for each difference, and what mends it.
+// It prints no line where nothing differs.
+func check(ctx context.Context, out io.Writer, dir string, asJSON, each bool) error {
 	in, err := inspect(ctx, dir)
 	if err != nil {
 		return err
 	}
-	switch {
-	case asJSON:
+	if asJSON {
 		err = json.NewEncoder(out).Encode(in)
-	default:
-		for _, line := range apart(in) {
-			if _, err = fmt.Fprintln(out, line); err != nil {
-				return err
-			}
-		}
-		if err = printDifferences(out, in); err == nil {
+	} else {
+		err = printFound(out, in, each)
+		if err == nil {
 			_, err = fmt.Fprintln(out, in.Summary())
 		}
 	}
@@ -74,37 +76,65 @@ func check(ctx context.Context, out io.Writer, dir string, asJSON bool) error {
 	return err
 }
 
-func inspect(ctx context.Context, stateDir string) (in *network.Inspection, _ error) {
-	err := onNode(ctx, stateDir, "", func(node *network.Node) error {
-		var err error
-		in, err = node.Inspect(ctx)
+// repair prints what it did, and what differs still.
+func repair(ctx context.Context, out io.Writer, dir string) error {
+	node, err := report.Open(ctx, &network.Config{StateDir: dir})
+	if err != nil {
 		return err
-	})
-	return in, err
-}
-
-// apart lists what belongs to no attachment.
-func apart(in *network.Inspection) []string {
-	var lines []string
-	for _, n := range in.Networks {
-		for _, d := range n.Differences {
-			lines = append(lines, "network "+n.Network+": "+d)
+	}
+	did, err := report.Repair(ctx, node)
+	if did == nil {
+		return err
+	}
+	for _, line := range did.Done {
+		if _, err := fmt.Fprintln(out, "repaired:", printable.Line(line.Text)); err != nil {
+			return err
 		}
 	}
-	lines = append(append(lines, in.Stray...), in.Others...)
-	return append(lines, in.Damaged...)
+	for _, line := range did.Left {
+		if _, err := fmt.Fprintln(out, "left:", printable.Line(line.String())); err != nil {
+			return err
+		}
+	}
+	if len(did.Left) == 0 {
+		return err
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "tombolo:", printable.Line(err.Error()))
+	}
+	return errDiffers
 }
 
-func printDifferences(out io.Writer, in *network.Inspection) error {
-	for _, r := range in.Attachments {
-		name := r.Pod
-		if name == "" {
-			name = "container " + r.ContainerID
+func inspect(ctx context.Context, stateDir string) (*network.Inspection, error) {
+	node, err := report.Open(ctx, &network.Config{StateDir: stateDir})
+	if err != nil {
+		return nil, err
+	}
+	return node.Inspect(ctx)
+}
+
+// remove takes a network down that is on record.
+func remove(ctx context.Context, dir, name string) error {
+	node, err := report.Open(ctx, &network.Config{StateDir: dir})
+	if err != nil {
+		return err
+	}
+	return report.Remove(ctx, node, name)
+}
+
+func printFound(out io.Writer, in *network.Inspection, each bool) error {
+	lines := report.Causes(in)
+	if each {
+		lines = report.Each(in)
+	}
+	for _, line := range lines {
+		if _, err := fmt.Fprintln(out, printable.Line(line.String())); err != nil {
+			return err
 		}
-		for _, d := range r.Differences {
-			if _, err := fmt.Fprintf(out, "%s, %s of network %s: %s\n", printable.Line(name), r.IfName, r.Network, printable.Line(d)); err != nil {
-				return err
-			}
+	}
+	for _, line := range in.Others {
+		if _, err := fmt.Fprintln(out, printable.Line(line)); err != nil {
+			return err
 		}
 	}
 	return nil

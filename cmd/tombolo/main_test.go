@@ -327,7 +327,7 @@ func TestLsListsTheAttachmentsOfAllNetworks(t *testing.T) {
 
 func TestLsWhereThereIsNothing(t *testing.T) {
 	t.Parallel()
-	dir := filepath.Join(t.TempDir(), "never")
+	dir := t.TempDir()
 	for _, tt := range []struct {
 		args []string
 		want string
@@ -339,8 +339,24 @@ func TestLsWhereThereIsNothing(t *testing.T) {
 			t.Errorf("%v (-want +got):\n%s", tt.args, diff)
 		}
 	}
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
+		t.Errorf("ls made %v, %v", entries, err)
+	}
+}
+
+// Of a mistyped directory nothing good is to be said.
+func TestAStateDirectoryThatIsNotThereIsAnError(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "never")
+	for _, args := range [][]string{{"ls"}, {"check"}, {"repair"}, {"remove", "pods"}} {
+		args = append([]string{args[0], "--state", dir}, args[1:]...)
+		want := outcome{exitFailed, "", "tombolo: " + dir + " is no state directory: name the stateDir of the network's configuration\n"}
+		if diff := cmp.Diff(want, tombolo(t, nstest.New(t), nil, "", args...), cmp.AllowUnexported(outcome{})); diff != "" {
+			t.Errorf("%v (-want +got):\n%s", args, diff)
+		}
+	}
 	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("ls made the state directory: %v", err)
+		t.Errorf("one of them made it: %v", err)
 	}
 }
 
@@ -357,7 +373,7 @@ func TestLsTellsOfDamagedRecordsAndListsTheRest(t *testing.T) {
 	if err := json.Unmarshal([]byte(got.stdout), &list); err != nil || len(list) != 3 || got.status != 0 {
 		t.Errorf("status %d, %d attachments, %v", got.status, len(list), err)
 	}
-	want := "tombolo: record " + path + `: damaged: it is not whole JSON: "{"; a DEL or GC of the attachment removes it` + "\n"
+	want := "tombolo: record " + path + `: damaged: it is not whole JSON: "{"; a DEL or GC of the attachment removes it [recreate pod]` + "\n"
 	if diff := cmp.Diff(want, got.stderr); diff != "" {
 		t.Errorf("stderr (-want +got):\n%s", diff)
 	}
@@ -365,9 +381,8 @@ func TestLsTellsOfDamagedRecordsAndListsTheRest(t *testing.T) {
 
 func TestCheckTellsWhatDiffersByItsExitStatus(t *testing.T) {
 	t.Parallel()
-	never := filepath.Join(t.TempDir(), "never")
 	want := outcome{0, "0 attachments\n", ""}
-	if diff := cmp.Diff(want, tombolo(t, nstest.New(t), nil, "", "check", "--state", never), cmp.AllowUnexported(outcome{})); diff != "" {
+	if diff := cmp.Diff(want, tombolo(t, nstest.New(t), nil, "", "check", "--state", t.TempDir()), cmp.AllowUnexported(outcome{})); diff != "" {
 		t.Errorf("where there is nothing (-want +got):\n%s", diff)
 	}
 	dir := forge(t)
@@ -376,18 +391,22 @@ func TestCheckTellsWhatDiffersByItsExitStatus(t *testing.T) {
 		t.Errorf("outcome is %+v", got)
 	}
 	var in struct {
-		Attachments []struct{ Differences []string }
+		Attachments []struct {
+			Differences []struct{ Text, Remedy string }
+		}
 	}
 	got = tombolo(t, nstest.New(t), nil, "", "check", "--json", "--state", dir)
-	if err := json.Unmarshal([]byte(got.stdout), &in); err != nil || got.status != exitDiffers || len(in.Attachments) != 3 || len(in.Attachments[0].Differences) != 1 {
+	if err := json.Unmarshal([]byte(got.stdout), &in); err != nil || got.status != exitDiffers || len(in.Attachments) != 3 ||
+		len(in.Attachments[0].Differences) != 1 || in.Attachments[0].Differences[0].Remedy != "recreate pod" {
 		t.Errorf("outcome is %+v, %v", got, err)
 	}
 }
 
-func TestRepairOfWhatIsDamagedSaysSo(t *testing.T) {
+func TestRepairSaysWhatIsLeft(t *testing.T) {
 	t.Parallel()
 	dir := forge(t)
-	if got := tombolo(t, nstest.New(t), nil, "", "repair", "--state", dir); got.status != 0 || got.stdout+got.stderr != "" {
+	got := tombolo(t, nstest.New(t), nil, "", "repair", "--state", dir)
+	if got.status != exitDiffers || strings.Contains(got.stdout, "repaired:") || !strings.Contains(got.stdout, "left: its network has no record (2 pods affected) [recreate pod]\n") {
 		t.Errorf("outcome is %+v", got)
 	}
 	path := filepath.Join(dir, "networks", "pods.json")
@@ -397,8 +416,12 @@ func TestRepairOfWhatIsDamagedSaysSo(t *testing.T) {
 	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if got := tombolo(t, nstest.New(t), nil, "", "repair", "--state", dir); got.status != exitFailed || !strings.Contains(got.stderr, path) {
+	got = tombolo(t, nstest.New(t), nil, "", "repair", "--state", dir)
+	if got.status != exitDiffers || !strings.Contains(got.stderr, path) || !strings.Contains(got.stdout, "left: load network: record "+path) {
 		t.Errorf("outcome is %+v", got)
+	}
+	if got := tombolo(t, nstest.New(t), nil, "", "repair", "--state", t.TempDir()); got != (outcome{}) {
+		t.Errorf("where nothing is to be repaired: %+v", got)
 	}
 }
 
@@ -410,7 +433,8 @@ func TestRemove(t *testing.T) {
 		args []string
 		want outcome
 	}{
-		{"a network that never was", []string{"remove", "--state", dir, "never"}, outcome{}},
+		{"a network that never was", []string{"remove", "--state", dir, "never"}, outcome{exitFailed, "",
+			`tombolo: there is no network "never": those on record are lab, pods` + "\n"}},
 		{"one that has attachments", []string{"remove", "--state", dir, "pods"}, outcome{exitAttached, "",
 			`tombolo: network "pods" has 2 attachments: remove the pods first` + "\n"}},
 		{"what cannot be a network", []string{"remove", "--state", dir, "a/b"}, outcome{exitFailed, "",

@@ -74,7 +74,7 @@ func exported() map[string]map[string]any {
 		},
 		"network": {
 			"Open":       network.Open,
-			"Inspection": network.Inspection{}, "Node": network.Node{}, "Report": network.Report{}, "Dead": network.Dead{},
+			"Inspection": network.Inspection{}, "NetworkReport": network.NetworkReport{}, "Node": network.Node{}, "Report": network.Report{}, "Dead": network.Dead{},
 		},
 		"nft": {
 			"Dial": nft.Dial, "On": nft.On, "OwnerOf": nft.OwnerOf, "ParseCache": nft.ParseCache,

@@ -54,6 +54,9 @@ type Attachment struct {
 	// HostGateways are on record with the address that each is of.
 	HostGateways HostGateways `json:"-"`
 	Port         Port         `json:"port,omitzero"`
+	// Routes are the pod's that last as long as it does: those of a lease and of router
+	// advertisements are not among them. A record of before v0.4 has none.
+	Routes []Route `json:"routes,omitempty"`
 
 	// Moving says that the keeper is at work on, or died at, a change of Addresses:
 	// they are those of after and of before, and the kernel may have either.
@@ -84,6 +87,18 @@ type Attachment struct {
 	// Short is what Hash gives, where that was computed before: Create and what reads records
 	// fill it in. It is the name of the record's file, and not in it.
 	Short string `json:"-"`
+}
+
+// A Route is one of a pod's routes, by its interface, as ADD made it.
+type Route struct {
+	Dst      netip.Prefix `json:"dst"`
+	Gateway  netip.Addr   `json:"gateway,omitzero"` // invalid: on link
+	OnLink   bool         `json:"onLink,omitempty"` // the gateway is, though no address says so
+	Priority uint64       `json:"priority,omitempty"`
+	Table    uint64       `json:"table,omitempty"`
+	Scope    *int         `json:"scope,omitempty"` // nil: the customary one
+	MTU      uint64       `json:"mtu,omitempty"`
+	AdvMSS   uint64       `json:"advmss,omitempty"`
 }
 
 // Published is a port of the host that leads to the pod.
@@ -147,6 +162,7 @@ func (a *Attachment) fields(c *codec) {
 	c.string("hostMAC", &a.HostMAC)
 	a.addressFields(c)
 	c.object("port", a.Port.fields)
+	objects(c, "routes", &a.Routes, (*Route).fields)
 	c.bool("moving", &a.Moving)
 	c.bool("up", &a.Up)
 	c.bool("masquerade", &a.Masquerade)
@@ -160,6 +176,17 @@ func (a *Attachment) fields(c *codec) {
 	c.string("ifb", &a.IFB)
 	c.string("ipamType", &a.IPAMType)
 	c.string("dataDir", &a.DataDir)
+}
+
+func (r *Route) fields(c *codec) {
+	c.prefix("dst", &r.Dst)
+	c.addr("gateway", &r.Gateway)
+	c.bool("onLink", &r.OnLink)
+	c.uint64("priority", &r.Priority)
+	c.uint64("table", &r.Table)
+	c.optionalInt("scope", &r.Scope)
+	c.uint64("mtu", &r.MTU)
+	c.uint64("advmss", &r.AdvMSS)
 }
 
 func (p *Published) fields(c *codec) {

@@ -75,6 +75,13 @@ func (c *codec) time(name string, v *time.Time)   { field(c, name, v, appendTime
 func (c *codec) addr(name string, v *netip.Addr)  { field(c, name, v, appendText, parseAddr) }
 func (c *codec) prefix(n string, v *netip.Prefix) { field(c, n, v, appendText, parsePrefix) }
 
+func (c *codec) optionalInt(name string, v **int) {
+	field(c, name, v, func(b []byte, v *int) []byte { return appendInt(b, *v) }, func(raw []byte) (*int, error) {
+		n, err := parseInt(raw)
+		return &n, err
+	})
+}
+
 func (c *codec) duration(name string, v *time.Duration) {
 	n := int(*v)
 	c.int(name, &n)

@@ -176,3 +176,38 @@ func TestStatusTellsOfAMissingModuleAndWhatToDo(t *testing.T) {
 		}
 	}
 }
+
+// An ADD would fail, and so would its undoing.
+func TestStatusOfAStateDirectoryThatCannotBeWritten(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct{ mount, harm, says string }{
+		"full":             {"mount -t tmpfs -o size=64k none $D", "head -c 64k /dev/zero > $D/filler || true", "no space left on device"},
+		"out of inodes":    {"mount -t tmpfs -o nr_inodes=8 none $D", "i=0; while touch $D/$i 2>/dev/null; do i=$((i+1)); done", "no space left on device"},
+		"read-only":        {"mount -t tmpfs none $D", "mount -o remount,ro $D", "read-only file system"},
+		"a read-only bind": {"mount -t tmpfs none $D; mount --bind $D $D", "mount -o remount,ro,bind $D", "read-only file system"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			dir := t.TempDir()
+			n.state = dir + "/state" // not made yet
+			script := func(line string) { n.run("sh", "-ec", strings.ReplaceAll(line, "$D", dir)) }
+			script(tc.mount)
+			t.Cleanup(func() { n.run("sh", "-c", "umount "+dir+"; umount "+dir+"; true") })
+			w := n.podnet(conf{"ipam": fixed(conf{"address": "10.77.0.9/24", "gateway": gateway4})})
+			if err := w.status(); err != nil {
+				t.Fatal(err)
+			}
+			before := n.run("ls", "-A", dir)
+			if before != "" {
+				t.Errorf("STATUS left %s", before)
+			}
+			script(tc.harm)
+			wantError(t, w.status(), 50, "the state directory "+n.state+" cannot be written: ")
+			wantError(t, w.status(), 50, tc.says)
+			if _, err := w.tryAdd(n.pod("a")); err == nil {
+				t.Error("and an ADD succeeds")
+			}
+		})
+	}
+}

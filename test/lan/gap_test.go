@@ -89,7 +89,7 @@ func TestGuardOfAPodThatWaitsForItsLeaseIsPutBack(t *testing.T) {
 			l.hostRun("nft", "flush", "ruleset")
 			l.eventually("without a guard, the pod passes for the router", func() bool { return e.spoofs() > 0 })
 			if mend == "repair" {
-				n.operate("repair")
+				n.repair()
 			} else {
 				static := *n
 				static.conf = object{}
@@ -147,7 +147,7 @@ func TestGuardIsPutBackBeforeThePort(t *testing.T) {
 				e.spoofs()
 				s := l.spoof(p)
 				l.eventually("the pod sends", func() bool { return s.sent.Load() > 0 })
-				n.operate("repair")
+				n.repair()
 				s.end()
 				heard += e.spoofs()
 			}

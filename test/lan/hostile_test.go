@@ -97,7 +97,7 @@ func TestHostileNamespaceHarmsNobodyElse(t *testing.T) {
 			n.cannotPass(t, e, evil.ns, aside)
 			// What it says of the pod is for the pod's owner; it says it.
 			_, _ = n.verb("CHECK", evil)
-			n.operate("repair")
+			n.repair()
 			n.check(good)
 			next := n.add(l.newPod("next"))
 			l.ask(next.place, good.ip4, servicePort, next.ip4)
@@ -161,7 +161,7 @@ func TestNamespaceThatChangesAllTheTimeIsDeleted(t *testing.T) {
 				if out, err := n.verb("ADD", evil); err == nil {
 					evil.learn(t, out)
 					_, _ = n.verb("CHECK", evil)
-					n.operate("repair")
+					n.repair()
 				}
 				n.del(evil)
 				s.end()

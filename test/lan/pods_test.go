@@ -67,6 +67,13 @@ func TestPodsOnTheLANFromTheFirstToTheLast(t *testing.T) {
 	d.forgets(b.ip4.String())
 	wantWithin(t, "restore", duringRestore(), m.during(func() { n.operate("uplink restore", nic, bridge) }))
 	l.wantNoLink(bridge)
+	// Nothing needs the network any more, and repair makes no bridge for it.
+	for command, want := range map[string]string{"check": "0 attachments\n", "repair": ""} {
+		if got, err := n.exec(nil, nil, command, "--state", n.state); err != nil || got != want {
+			t.Errorf("%s after the restore: %q, %v", command, got, err)
+		}
+	}
+	l.wantNoLink(bridge)
 	// It forwards now, and has anycast addresses for that.
 	wantSame(t, "the host after the restore", before, l.moved(nic))
 }

@@ -228,7 +228,7 @@ func TestNodeIsUpgradedAndGoesBackWithPodsRunning(t *testing.T) {
 
 			u.by(newer)
 			u.goesOn("the new keeper begins")
-			u.networks["home"].operate("repair")
+			u.networks["home"].repair()
 			u.goesOn("the new version repairs")
 			u.checkAll("the new version, after a repair")
 			u.collect()

@@ -10,6 +10,7 @@ import (
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
@@ -88,6 +89,11 @@ func buildGateways(ctx context.Context, s *session.Session, rec *state.Network, 
 		if changed {
 			added = append(added, gw.Addr())
 		} else if err := connect(s.Links.Routes(), gw, l.Index); err != nil {
+			return err
+		}
+	}
+	if slices.ContainsFunc(rec.Gateways, func(gw netip.Prefix) bool { return gw.Addr().Is4() }) {
+		if _, err := sysctl.Ensure(sysctl.Link("ipv4", rec.Bridge, "forwarding"), "1"); err != nil {
 			return err
 		}
 	}

@@ -14,7 +14,8 @@ import (
 
 // Repair makes all networks anew that are on record, as their records have them, and
 // puts every pod back: after somebody flushed the firewall, deleted a bridge or
-// changed it. It is what the next ADD of each network would do.
+// changed it. It is what the next ADD of each network would do. A network that nothing needs
+// is left to its next ADD.
 func Repair(ctx context.Context, s *session.Session) error {
 	if err := s.EnterAlone(ctx); err != nil {
 		return err
@@ -34,7 +35,11 @@ func Repair(ctx context.Context, s *session.Session) error {
 			continue // of an earlier epoch: its next ADD builds it
 		}
 		attachments, err := s.Attachments(rec.Name)
+		unused := false
 		if err == nil {
+			unused, err = s.Unused(rec, attachments)
+		}
+		if err == nil && !unused {
 			var rules nft.Network
 			if rules, err = restore(ctx, s, rec, attachments); err == nil {
 				mended = append(mended, rules)

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
@@ -160,28 +161,36 @@ func Lead(ctx context.Context, a *state.Attachment, routes *route.Conn, link int
 	return held.Replace(rec)
 }
 
-// Differences compares an attachment with its lease. It need not be kept with keeperOptional.
-func Differences(rec *state.Attachment, keeperOptional bool) ([]string, error) {
-	var found []string
-	add := func(format string, args ...any) { found = append(found, fmt.Sprintf(format, args...)) }
+// Differences compares an attachment with its lease. It need not be kept with keeperOptional. Of a lease
+// that a keeper is at work on, whatever is wrong is not for the node to mend.
+func Differences(rec *state.Attachment, keeperOptional bool) ([]tombolo.Difference, error) {
+	var found []tombolo.Difference
+	remedy := tombolo.RemedyConfigure
+	add := func(format string, args ...any) {
+		found = append(found, tombolo.Difference{Text: fmt.Sprintf(format, args...), Remedy: remedy})
+	}
 	dir, err := lease.Open(rec.DataDir)
 	if err != nil {
 		return nil, err
 	}
 	if !keeperOptional {
 		if err := dir.CheckKeeper(); err != nil {
+			remedy = tombolo.RemedyKeeper
 			add("%v", err)
 		}
 	}
 	r, err := dir.Load(rec.Hash())
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
+		remedy = tombolo.RemedyRecreate
 		add("its lease has no record in %s", dir.Path())
 	case err != nil:
+		remedy = tombolo.RemedyRecreate
 		add("%v", err)
 	case r.State != lease.Bound:
 		add("its lease is %s: %s", r.State, r.Error)
 	case len(rec.Addresses) == 0 || r.Lease.Address != rec.Addresses[0].Prefix:
+		remedy = tombolo.RemedyRepair
 		add("its lease is of %s", r.Lease.Address)
 	case r.Lease.Left(time.Now()) == 0:
 		add("its lease of %s ended at %s", r.Lease.Address, r.Lease.Expire.Format(time.RFC3339))

@@ -6,16 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
-	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
-	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/network/internal/dhcplease"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/loopback"
@@ -28,21 +27,19 @@ import (
 // Findings are what is not as it should be.
 type Findings struct{ List []tombolo.Difference }
 
-// Add adds one, by a format.
-func (f *Findings) Add(format string, args ...any) {
-	f.List = append(f.List, tombolo.Difference{Text: fmt.Sprintf(format, args...)})
+// Add adds one, by a format, with what mends it.
+func (f *Findings) Add(remedy tombolo.Remedy, format string, args ...any) {
+	f.List = append(f.List, tombolo.Difference{Text: fmt.Sprintf(format, args...), Remedy: remedy})
 }
 
-// AddAll adds those that others found.
-func (f *Findings) AddAll(diffs []tombolo.Difference) { f.List = append(f.List, diffs...) }
-
-// Texts are the findings in words; nil where there are none.
-func (f *Findings) Texts() []string {
-	var list []string
-	for _, d := range f.List {
-		list = append(list, d.String())
+// AddAll adds those that others found. Those that say no remedy get this one.
+func (f *Findings) AddAll(diffs []tombolo.Difference, remedy tombolo.Remedy) {
+	for _, d := range diffs {
+		if d.Remedy == "" {
+			d.Remedy = remedy
+		}
+		f.List = append(f.List, d)
 	}
-	return list
 }
 
 // Gateways looks for a bridge's addresses, and whether the host forwards.
@@ -56,39 +53,55 @@ func Gateways(ctx context.Context, s *session.Session, rec *state.Network, l *br
 			return err
 		}
 		if !ok {
-			found.Add("bridge %s: the gateway %s is missing", rec.Bridge, gw)
+			found.Add(tombolo.RemedyRepair, "bridge %s: the gateway %s is missing", rec.Bridge, gw)
 		}
 		if ok, err = s.Links.Forwards(ctx, bridge.Routing{IPv4: gw.Addr().Is4(), IPv6: gw.Addr().Is6()}); err != nil {
 			return err
 		}
 		if !ok {
-			found.Add("the host does not forward packets of the family of %s", gw.Addr())
+			found.Add(tombolo.RemedyRepair, "the host does not forward packets of the family of %s", gw.Addr())
 		}
 	}
 	return nil
+}
+
+// forwarding looks at the bridge's own parameter, without which the host does not forward what
+// comes by it, though it forwards in general. IPv6 has no such parameter that matters.
+func forwarding(rec *state.Network, l *bridge.Link, found *Findings) error {
+	path := sysctl.Link("ipv4", rec.Bridge, "forwarding")
+	if l.Index == 0 || !slices.ContainsFunc(rec.Gateways, func(gw netip.Prefix) bool { return gw.Addr().Is4() }) {
+		return nil
+	}
+	have, err := sysctl.Read(path)
+	if err == nil && have != "1" {
+		found.AddAll([]tombolo.Difference{{Object: "kernel parameters", What: path, Want: "1", Have: have}}, tombolo.RemedyRepair)
+	}
+	return err
 }
 
 // Loopback finds what is missing of the way from 127.0.0.1 to the pods' ports.
 func Loopback(ctx context.Context, rec *state.Network, l *bridge.Link, found *Findings) error {
 	text, err := loopback.Missing(ctx, rec, l)
 	if text != "" {
-		found.Add("bridge %s: %s", rec.Bridge, text)
+		found.Add(tombolo.RemedyRepair, "bridge %s: %s", rec.Bridge, text)
 	}
 	return err
 }
 
 // Lease compares an attachment with its lease.
 func Lease(rec *state.Attachment, keeperOptional bool, found *Findings) error {
-	texts, err := dhcplease.Differences(rec, keeperOptional)
-	for _, text := range texts {
-		found.Add("%s", text)
-	}
+	diffs, err := dhcplease.Differences(rec, keeperOptional)
+	found.AddAll(diffs, tombolo.RemedyKeeper)
 	return err
 }
 
-// Network finds what of a network's own parts is not as its record has
-// it. It gives the rules that were compared, too.
-func Network(ctx context.Context, s *session.Session, rec *state.Network, attachments []*state.Attachment) (nft.Network, []string, error) {
+// Network finds what of a network's own parts is not as its record has it. It gives the rules
+// that were compared, too. A network without attachments needs none of it, unless the host
+// itself goes by its bridge.
+func Network(ctx context.Context, s *session.Session, rec *state.Network, attachments []*state.Attachment) (nft.Network, []tombolo.Difference, error) {
+	if unused, err := s.Unused(rec, attachments); unused || err != nil {
+		return nft.Network{}, nil, err
+	}
 	found := &Findings{}
 	l, err := Bridge(ctx, s, rec, found)
 	if err != nil {
@@ -97,6 +110,7 @@ func Network(ctx context.Context, s *session.Session, rec *state.Network, attach
 	n := recorded.Rules(rec, l)
 	err = fail.Join(
 		func() error { return Gateways(ctx, s, rec, l, found) },
+		func() error { return forwarding(rec, l, found) },
 		func() error {
 			if !loopback.Uses(rec, attachments) {
 				return nil
@@ -105,60 +119,23 @@ func Network(ctx context.Context, s *session.Session, rec *state.Network, attach
 		},
 		func() error {
 			diffs, err := s.Firewall.Check(ctx, n, nil)
-			found.AddAll(diffs)
+			found.AddAll(diffs, tombolo.RemedyRepair)
 			return err
 		},
 		func() error {
 			diffs, err := s.Foreign().Check(ctx)
-			found.AddAll(diffs)
+			found.AddAll(diffs, tombolo.RemedyRepair)
 			return err
 		},
 		func() error {
 			obstacles, err := foreign.Obstacles(ctx, &foreign.Config{Mark: uint32(rec.Mark)}, foreign.Path{Bridge: rec.Bridge, Prefixes: rec.Subnets})
 			for _, o := range obstacles {
-				found.Add("%s", o)
+				found.Add(tombolo.RemedyConfigure, "%s", o)
 			}
 			return err
 		},
 	)
-	return n, found.Texts(), err
-}
-
-// Attachment finds what of an attachment is not as its record has it.
-func Attachment(ctx context.Context, s *session.Session, n nft.Network, rec *state.Attachment) ([]string, error) {
-	found := &Findings{}
-	pod, err := netns.Open(rec.NetNS)
-	if err != nil {
-		found.Add("its namespace is gone: %v", err)
-	} else {
-		defer pod.Close()
-		port, err := Port(ctx, s, rec)
-		if err != nil {
-			return nil, err
-		}
-		port.Addresses = recorded.Lasting(rec)
-		diffs, err := s.Links.Check(ctx, pod, port)
-		if err != nil {
-			return nil, err
-		}
-		found.AddAll(diffs)
-	}
-	ep := endpoint.Of(rec)
-	ep.Masquerade = ep.Masquerade && n.Masquerade
-	diffs, err := s.Firewall.CheckEndpoint(ctx, ep)
-	if err != nil {
-		return nil, err
-	}
-	found.AddAll(diffs)
-	if rec.IPAMType == endpoint.Leased {
-		if err := Lease(rec, false, found); err != nil {
-			return nil, err
-		}
-	}
-	if err := Limits(ctx, rec, found); err != nil {
-		return nil, err
-	}
-	return found.Texts(), nil
+	return n, found.List, err
 }
 
 // Bridge finds those of the bridge and of its uplink, and gives the bridge's state: an empty
@@ -169,9 +146,7 @@ func Bridge(ctx context.Context, s *session.Session, rec *state.Network, found *
 		return nil, err
 	}
 	taken, err := s.Uplinks().Differences(ctx, rec.Uplink, rec.Bridge)
-	for _, text := range taken {
-		found.Add("%s", text)
-	}
+	found.AddAll(taken, tombolo.RemedyRepair)
 	return l, err
 }
 
@@ -183,14 +158,17 @@ func bridgeAlone(ctx context.Context, s *session.Session, rec *state.Network, fo
 	if err != nil {
 		return nil, err
 	}
-	found.AddAll(diffs)
+	if len(diffs) == 1 && diffs[0].What == "kind" {
+		diffs[0].Remedy = tombolo.RemedyConfigure // the name is another link's
+	}
+	found.AddAll(diffs, tombolo.RemedyRepair)
 	if rec.NFCall != nil && *rec.NFCall {
 		if err := bridge.ProbeNetfilter(); err != nil {
-			found.Add("%v", err)
+			found.Add(tombolo.RemedyConfigure, "%v", err)
 		}
 	}
 	if diffs, err = recorded.RoutingDifferences(rec); err == nil {
-		found.AddAll(diffs)
+		found.AddAll(diffs, tombolo.RemedyRepair)
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return nil, err // but for a bridge that is not there, which is said
 	}
@@ -199,7 +177,7 @@ func bridgeAlone(ctx context.Context, s *session.Session, rec *state.Network, fo
 		return &bridge.Link{Name: rec.Bridge}, nil
 	}
 	if err == nil && recorded.LearnedLimit(l) != 0 {
-		found.Add("bridge %s: fdb_max_learned is 0, so that one pod can have it learn MACs without end", rec.Bridge)
+		found.Add(tombolo.RemedyRepair, "bridge %s: fdb_max_learned is 0, so that one pod can have it learn MACs without end", rec.Bridge)
 	}
 	return l, err
 }
@@ -215,47 +193,8 @@ func Limits(ctx context.Context, rec *state.Attachment, found *Findings) error {
 	}
 	defer conn.Close()
 	diffs, err := conn.Check(ctx, recorded.Target(rec), recorded.Shape(rec))
-	found.AddAll(diffs)
+	found.AddAll(diffs, tombolo.RemedyRepair)
 	return err
-}
-
-// Strays finds what the kernel has of attachments without a record, and apart from that
-// elements of the firewall's table that no attachment of theirs could have: another program's.
-func Strays(ctx context.Context, s *session.Session, known map[string]bool, networks []string) (list, others []string, _ error) {
-	links, err := s.Links.Veths(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-	for i := range links {
-		if a, ok := endpoint.ParseAlias(links[i].Alias); ok && !known[a.Hash] {
-			list = append(list, fmt.Sprintf("port %s of network %s has no record", links[i].Name, a.Network))
-		}
-	}
-	endpoints, err := s.Firewall.Endpoints(ctx, "")
-	if err != nil {
-		return nil, nil, err
-	}
-	for _, e := range endpoints {
-		switch {
-		case known[string(e.Owner)]:
-		// The name of a network is cut where it is too long for a comment.
-		case state.IsHash(string(e.Owner)) && (slices.Contains(networks, e.Network) || strings.Contains(e.Network, "/")):
-			list = append(list, fmt.Sprintf("elements of endpoint %s of network %s have no record", e.Owner, e.Network))
-		default:
-			others = append(others, fmt.Sprintf("elements of endpoint %s of network %s are another program's: no record tells of either", e.Owner, e.Network))
-		}
-	}
-	ifbs, err := session.IFBs(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-	for name, a := range ifbs {
-		if !known[a.Hash] {
-			list = append(list, fmt.Sprintf("link %s has no record", name))
-		}
-	}
-	slices.Sort(list)
-	return list, others, nil
 }
 
 // Port is the port of an attachment, on the bridge that it was attached to.

@@ -1,12 +1,14 @@
 package recorded
 
 import (
+	"bytes"
 	"net"
 	"net/netip"
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/route"
 )
 
 // LANPort gives a port what a pod on a LAN needs of its interface.
@@ -48,12 +50,67 @@ func Lasting(rec *state.Attachment) []netip.Prefix {
 	return list
 }
 
+// Routed is how routes of a pod's interface are on record.
+func Routed(routes []route.Route) []state.Route {
+	var list []state.Route
+	for i := range routes {
+		r := &routes[i]
+		one := state.Route{
+			Dst: r.Dst, Gateway: r.Gateway, OnLink: r.OnLink, Priority: uint64(r.Priority), Table: uint64(r.Table),
+			MTU: uint64(r.MTU), AdvMSS: uint64(r.AdvMSS),
+		}
+		if r.Scope != nil {
+			scope := int(*r.Scope)
+			one.Scope = &scope
+		}
+		list = append(list, one)
+	}
+	return list
+}
+
+// Routes are those of an attachment that it is to have for as long as it is there. A default
+// route to the host leads to the address that the host has now.
+func Routes(rec *state.Attachment) []route.Route {
+	var list []route.Route
+	for _, r := range rec.Routes {
+		one := route.Route{
+			Dst: r.Dst, Gateway: r.Gateway, OnLink: r.OnLink, Priority: uint32(r.Priority), Table: uint32(r.Table),
+			MTU: uint32(r.MTU), AdvMSS: uint32(r.AdvMSS), Protocol: route.ProtocolTombolo,
+		}
+		if r.Scope != nil {
+			scope := route.Scope(*r.Scope)
+			one.Scope = &scope
+		}
+		list = append(list, one)
+	}
+	return Led(rec, list)
+}
+
+// Led gives the routes that a pod was made with as they are to be now: where a default route
+// led to the host, the host may have another address since.
+func Led(rec *state.Attachment, routes []route.Route) []route.Route {
+	list := append([]route.Route(nil), routes...)
+	for i, r := range list {
+		if !r.Gateway.IsValid() || r.Dst.Bits() > 0 {
+			continue
+		}
+		for _, one := range rec.HostGateways {
+			if one.HostAtADD.IsValid() && one.HostAtADD == r.Gateway {
+				list[i].Gateway = one.Host
+			}
+		}
+	}
+	return list
+}
+
 // PortFits says whether a link is a port of the bridge with the flags that it
 // should have.
 func PortFits(l, br *bridge.Link, p *bridge.Port) bool {
 	return l.Master == br.Index && l.Up && l.Port != nil &&
 		l.Port.Hairpin == p.Hairpin && l.Port.Isolated == p.Isolated &&
-		l.Port.ForwardGroups == p.ForwardGroups && l.ClosedToIP() && l.Alias == p.Alias
+		l.Port.ForwardGroups == p.ForwardGroups && l.ClosedToIP() && l.Alias == p.Alias &&
+		l.Port.Learning != p.NoLearning && l.Port.Flood != p.NoFlood && l.Port.MulticastFlood != p.NoMulticastFlood &&
+		(p.MTU == 0 || l.MTU == p.MTU) && (p.MAC == nil || bytes.Equal(l.MAC, p.MAC))
 }
 
 // Port is the host's side of an attachment, from its record.

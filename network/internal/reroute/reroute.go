@@ -201,20 +201,3 @@ func linkOf(ctx context.Context, pod *netns.NS, a *state.Attachment) (int, error
 	}
 	return l.Index, nil
 }
-
-// Routes gives the routes that a pod was reported with as they are to be now: where a default
-// route led to the host, the host may have another address since.
-func Routes(rec *state.Attachment, routes []route.Route) []route.Route {
-	list := append([]route.Route(nil), routes...)
-	for i, r := range list {
-		if !r.Gateway.IsValid() || r.Dst.Bits() > 0 {
-			continue
-		}
-		for _, one := range rec.HostGateways {
-			if one.HostAtADD.IsValid() && one.HostAtADD == r.Gateway {
-				list[i].Gateway = one.Host
-			}
-		}
-	}
-	return list
-}

@@ -8,6 +8,7 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
@@ -85,4 +86,17 @@ func (s *Session) live(ctx context.Context, network string) ([]ipam.Live, error)
 		}
 	}
 	return list, nil
+}
+
+// Unused says that nothing on the node needs what a network has: it has no attachments, and no
+// uplink of the host is taken over for it.
+func (s *Session) Unused(rec *state.Network, attachments []*state.Attachment) (bool, error) {
+	if len(attachments) > 0 {
+		return false, nil
+	}
+	if rec.Uplink == "" {
+		return true, nil
+	}
+	taken, err := s.Uplinks().IsTaken(rec.Uplink)
+	return !taken, err
 }

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
@@ -318,20 +319,20 @@ func Has(ctx context.Context, links *bridge.Conn, nic string, l *bridge.Link) (b
 
 // Differences finds what of a takeover is not as it was made. It takes no lock: a
 // keeper may be at work on it.
-func (n *Node) Differences(ctx context.Context, nic, bridgeName string) ([]string, error) {
+func (n *Node) Differences(ctx context.Context, nic, bridgeName string) ([]tombolo.Difference, error) {
 	if nic == "" {
 		return nil, nil
 	}
 	taken, err := loadUplink(n.Dir.Uplink(nic))
 	if err != nil {
-		return []string{err.Error()}, nil
+		return say(tombolo.RemedyConfigure, "%v", err), nil
 	}
 	if taken == nil {
 		l, err := n.Links.Link(ctx, bridgeName)
 		if err == nil {
 			var ok bool
 			if ok, err = Has(ctx, n.Links, nic, l); err == nil && !ok {
-				return []string{fmt.Sprintf("uplink %s is not a port of bridge %s", nic, bridgeName)}, nil
+				return say(tombolo.RemedyConfigure, "uplink %s is not a port of bridge %s", nic, bridgeName), nil
 			}
 		}
 		if errors.Is(err, fs.ErrNotExist) {
@@ -340,14 +341,18 @@ func (n *Node) Differences(ctx context.Context, nic, bridgeName string) ([]strin
 		return nil, err
 	}
 	if taken.State != uplink.Taken {
-		return []string{fmt.Sprintf("the takeover of uplink %s was cut short (%s): the next ADD, or tombolo uplink restore, finishes it", nic, taken.State)}, nil
+		return say(tombolo.RemedyRepair, "the takeover of uplink %s was cut short (%s): the next ADD, or tombolo uplink restore, finishes it", nic, taken.State), nil
 	}
 	conn, err := dial()
 	if err != nil {
 		return nil, err
 	}
 	defer conn.Close()
-	return differences(ctx, conn, taken)
+	return conn.Check(ctx, taken)
+}
+
+func say(remedy tombolo.Remedy, format string, args ...any) []tombolo.Difference {
+	return []tombolo.Difference{{Text: fmt.Sprintf(format, args...), Remedy: remedy}}
 }
 
 func differences(ctx context.Context, conn *uplink.Conn, rec *uplink.Record) ([]string, error) {

@@ -107,8 +107,8 @@ func (ch *Chain) differences(have *State) []tombolo.Difference {
 	return append(list, ruleDifferences(object, want, have.rules[ch.Place])...)
 }
 
-// ruleDifferences tells by their comments which rules are missing, and which are
-// too many.
+// ruleDifferences tells by their comments which rules are missing, which are too many, and
+// whether they are out of order.
 func ruleDifferences(object string, rules []Rule, comments []string) []tombolo.Difference {
 	rest := slices.Clone(comments)
 	var list []tombolo.Difference
@@ -122,6 +122,9 @@ func ruleDifferences(object string, rules []Rule, comments []string) []tombolo.D
 	}
 	for _, comment := range rest {
 		list = append(list, tombolo.Difference{Object: object, What: "rule", Have: strconv.Quote(comment)})
+	}
+	if len(list) == 0 && !slices.EqualFunc(comments, rules, func(comment string, want Rule) bool { return comment == want.Comment }) {
+		list = append(list, tombolo.Difference{Object: object, What: "order of the rules", Want: "as they were made", Have: "another"})
 	}
 	return list
 }

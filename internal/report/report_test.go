@@ -1,0 +1,101 @@
+package report
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/network"
+)
+
+// found is an inspection of networks of pods, each of which has differences.
+func found(networks, pods int, ofNetwork, ofPod func(i int) []tombolo.Difference) *network.Inspection {
+	in := &network.Inspection{}
+	for n := range networks {
+		name := fmt.Sprintf("net%d", n)
+		in.Networks = append(in.Networks, network.NetworkReport{Network: name, Differences: ofNetwork(n)})
+		for i := range pods {
+			a := &network.Attachment{Key: network.Key{Network: name, ContainerID: fmt.Sprintf("c%d", i), IfName: "eth0"}, Pod: fmt.Sprintf("default/web-%d", i)}
+			in.Attachments = append(in.Attachments, network.Report{Attachment: a, Differences: ofPod(i)})
+		}
+	}
+	return in
+}
+
+func none(int) []tombolo.Difference { return nil }
+
+func TestOneCauseIsOneLine(t *testing.T) {
+	t.Parallel()
+	const repair = tombolo.RemedyRepair
+	element := func(set string) func(int) []tombolo.Difference {
+		return func(i int) []tombolo.Difference {
+			return []tombolo.Difference{{Object: "set " + set + " of table inet tombolo", What: "element", Want: fmt.Sprintf("10.0.0.%d", i), Remedy: repair}}
+		}
+	}
+	table := func(int) []tombolo.Difference {
+		return []tombolo.Difference{{Object: "nf_tables", What: "table", Want: "inet tombolo", Remedy: repair}}
+	}
+	for name, tt := range map[string]struct {
+		in   *network.Inspection
+		want []string
+	}{
+		"nothing": {found(1, 1, none, none), nil},
+		"a table is missing": {found(2, 55, table, element("pods4")),
+			[]string{"table inet tombolo is missing (110 pods affected) [repair]"}},
+		"a set is missing": {found(1, 3, func(int) []tombolo.Difference {
+			return []tombolo.Difference{{Object: "table inet tombolo", What: "set", Want: "pods4", Remedy: repair}, {Object: "chain x of table inet tombolo", What: "rule", Want: `"r"`, Remedy: repair}}
+		}, element("pods4")), []string{
+			"table inet tombolo: set pods4 is missing (3 pods affected) [repair]",
+			`network net0: chain x of table inet tombolo: rule "r" is missing [repair]`,
+		}},
+		"a bridge is missing": {found(1, 2, func(int) []tombolo.Difference {
+			return []tombolo.Difference{{Object: "bridge br0", What: "link", Want: "br0", Remedy: repair}, {Text: "bridge br0: the gateway 10.0.0.1/24 is missing", Remedy: repair}}
+		}, func(i int) []tombolo.Difference {
+			return []tombolo.Difference{{Object: fmt.Sprintf("port veth%d", i), What: "bridge", Want: "br0", Remedy: repair}}
+		}), []string{"bridge br0 is missing (2 pods affected) [repair]"}},
+		"what pods share": {found(1, 4, none, func(int) []tombolo.Difference {
+			return []tombolo.Difference{{Text: "no keeper runs", Remedy: tombolo.RemedyKeeper}}
+		}), []string{"no keeper runs (4 pods affected) [start tombolod]"}},
+		"what is alike": {found(1, 3, none, element("pods4")),
+			[]string{"set pods4 of table inet tombolo: element 10.0.0.0 is missing, and so on (3 pods affected) [repair]"}},
+		"what networks share": {found(3, 0, func(int) []tombolo.Difference {
+			return []tombolo.Difference{{Object: "chain FORWARD of table ip filter", What: "rule", Want: `"r"`, Remedy: repair}}
+		}, none), []string{`chain FORWARD of table ip filter: rule "r" is missing (3 networks affected) [repair]`}},
+		"one pod's": {found(1, 2, none, func(i int) []tombolo.Difference {
+			if i == 0 {
+				return nil
+			}
+			return []tombolo.Difference{{Object: "port veth1", What: "MTU", Want: "1500", Have: "1400", Remedy: repair}}
+		}), []string{"default/web-1, eth0 of network net0: port veth1: MTU is 1400, should be 1500 [repair]"}},
+		"with other remedies": {found(1, 2, none, func(i int) []tombolo.Difference {
+			return []tombolo.Difference{{Text: "x", Remedy: []tombolo.Remedy{repair, tombolo.RemedyRecreate}[i]}}
+		}), []string{"default/web-0, eth0 of network net0: x [repair]", "default/web-1, eth0 of network net0: x [recreate pod]"}},
+		"of no network": {&network.Inspection{Stray: []tombolo.Difference{{Text: "link ifb0 has no record", Remedy: repair}}}, []string{"link ifb0 has no record [repair]"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var got []string
+			for _, line := range Causes(tt.in) {
+				got = append(got, line.String())
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+			differences := 0
+			for _, n := range tt.in.Networks {
+				differences += len(n.Differences)
+			}
+			for _, r := range tt.in.Attachments {
+				differences += len(r.Differences)
+			}
+			if each := Each(tt.in); len(each) != differences+len(tt.in.Stray) {
+				t.Errorf("%d lines for %d differences: %v", len(each), differences, each)
+			}
+			if n := len(Apart(tt.in)) + len(OfPods(tt.in)); n < len(got) {
+				t.Errorf("%d lines apart and of pods, of %d in all", n, len(got))
+			}
+		})
+	}
+}

@@ -1,0 +1,93 @@
+package inspect
+
+import (
+	"context"
+	"strings"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/network/internal/recorded"
+	"github.com/tombolo-cni/tombolo/network/internal/session"
+	"github.com/tombolo-cni/tombolo/nft"
+)
+
+// Attachment finds what of an attachment is not as its record has it. Of one whose port is
+// gone, nothing else is said: what it has besides serves nobody.
+func Attachment(ctx context.Context, s *session.Session, n nft.Network, rec *state.Attachment) ([]tombolo.Difference, error) {
+	found := &Findings{}
+	port, err := Port(ctx, s, rec)
+	if err != nil {
+		return nil, err
+	}
+	port.Addresses, port.Routes = recorded.Lasting(rec), recorded.Routes(rec)
+	pod, lost := Pod(rec)
+	if pod != nil {
+		defer pod.Close()
+	}
+	diffs, err := s.Links.Check(ctx, pod, port)
+	if err != nil {
+		return nil, err
+	}
+	gone := len(diffs) > 0 && diffs[0].What == "link" && diffs[0].Have == "" && diffs[0].Want == port.Name
+	switch {
+	case gone && lost != "":
+		found.Add(tombolo.RemedyCollect, "it is dead: port %s is missing, and its namespace is gone: %s", port.Name, lost)
+		return found.List, nil
+	case gone:
+		found.AddAll(diffs[:1], tombolo.RemedyRecreate)
+		return found.List, nil
+	case lost != "":
+		found.Add(tombolo.RemedyRecreate, "its namespace is gone: %s", lost)
+	}
+	for _, d := range diffs {
+		d.Remedy = remedyOf(d, rec)
+		found.AddAll([]tombolo.Difference{d}, "")
+	}
+	ep := endpoint.Of(rec)
+	ep.Masquerade = ep.Masquerade && n.Masquerade
+	if diffs, err = s.Firewall.CheckEndpoint(ctx, ep); err != nil {
+		return nil, err
+	}
+	found.AddAll(diffs, tombolo.RemedyRepair)
+	if rec.IPAMType == endpoint.Leased {
+		if err := Lease(rec, false, found); err != nil {
+			return nil, err
+		}
+	}
+	if err := Limits(ctx, rec, found); err != nil {
+		return nil, err
+	}
+	return found.List, nil
+}
+
+// Pod opens the namespace of an attachment; nil, with the reason, where its path leads there
+// no more.
+func Pod(rec *state.Attachment) (_ *netns.NS, lost string) {
+	pod, err := netns.Open(rec.NetNS)
+	if err != nil {
+		return nil, err.Error()
+	}
+	if cookie, err := pod.Cookie(); err == nil && rec.NetNSCookie != 0 && cookie != rec.NetNSCookie {
+		pod.Close()
+		return nil, rec.NetNS + " is another pod's by now"
+	}
+	return pod, ""
+}
+
+// remedyOf says what mends a difference of a port that is there, or of the pod's interface.
+func remedyOf(d tombolo.Difference, rec *state.Attachment) tombolo.Remedy {
+	inPod := strings.HasPrefix(d.Object, "interface ")
+	switch {
+	case d.Object == "pod":
+		return tombolo.RemedyRecreate // the interface was renamed, or moved elsewhere
+	case inPod && d.What == "MAC":
+		return tombolo.RemedyRecreate // a program in the pod may go by it
+	case inPod && d.What == "address" && strings.Contains(d.Want, " "):
+		return tombolo.RemedyConfigure // the LAN's router advertises none
+	case inPod && d.What == "address" && rec.IPAMType == endpoint.Leased:
+		return tombolo.RemedyRecreate // it is to have the lease's lifetime
+	}
+	return tombolo.RemedyRepair
+}

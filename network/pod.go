@@ -80,6 +80,7 @@ type Reported struct {
 type Attachment struct {
 	Key
 	Pod   string // its name
+	Path  string // where its namespace can be opened
 	Ready bool   // its Add has come to its end
 
 	Bridge    string
@@ -113,7 +114,7 @@ func attachmentOf(rec *state.Attachment) *Attachment {
 	mac, _ := net.ParseMAC(rec.MAC)
 	portMAC, _ := net.ParseMAC(rec.HostMAC)
 	return &Attachment{
-		Key: Key{rec.Network, rec.ContainerID, rec.IfName}, Pod: rec.Pod, Ready: rec.State == state.Ready,
+		Key: Key{rec.Network, rec.ContainerID, rec.IfName}, Pod: rec.Pod, Path: rec.NetNS, Ready: rec.State == state.Ready,
 		Bridge: rec.Bridge, Port: rec.HostIf, PortMAC: portMAC, MTU: rec.MTU, MAC: mac, PodMTU: rec.MTU, IFB: rec.IFB,
 		Addresses: rec.Addresses, Ports: endpoint.Ports(rec), Limits: recorded.Shape(rec), rec: rec,
 	}

@@ -53,6 +53,8 @@ func commands() []command {
 					return collectDead(ctx, out, *state, optional(args, 0), *dryRun, *asJSON)
 				}
 			}},
+		{name: "doctor", args: "[POD]", summary: "why a pod has no network: each step of its way that fails, what shows it, and what helps",
+			privileged: true, statuses: []status{{exitDiffers, "something was found"}}, setup: doctorCommand},
 		{name: "leases", summary: "what pods have leased by DHCP, until when, and what is wrong",
 			setup: func(flags *flag.FlagSet) runner {
 				asJSON, dir := jsonFlag(flags), leasesFlag(flags)

@@ -7,20 +7,22 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/netns"
 )
 
 // scene is a node with a pod that has all that a pod can have, and what one does to it.
 type scene struct {
 	*network
 	a, b *pod
+	out  *netns.NS
 }
 
 func newScene(t *testing.T) *scene {
 	t.Helper()
 	n := newNode(t)
-	n.outside()
+	out := n.outside()
 	n.run("iptables", "-P", "FORWARD", "DROP")
-	s := &scene{network: n.portnet(conf{"macspoofchk": true, "isDefaultGateway": true}), a: n.pod("a"), b: n.pod("b")}
+	s := &scene{out: out, network: n.portnet(conf{"macspoofchk": true, "isDefaultGateway": true}), a: n.pod("a"), b: n.pod("b")}
 	s.add(s.a, publish(t, "8080:80/tcp"), limited(1e7, 2e7))
 	s.add(s.b)
 	s.quiet("before")

@@ -1,0 +1,104 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"strings"
+
+	"github.com/tombolo-cni/tombolo/internal/doctor"
+	"github.com/tombolo-cni/tombolo/internal/printable"
+	"github.com/tombolo-cni/tombolo/internal/report"
+	"github.com/tombolo-cni/tombolo/network"
+)
+
+// errSick says that doctor found something.
+var errSick = errors.New("something keeps pods from the network, or part of it")
+
+// doctorCommand declares what doctor can be told.
+func doctorCommand(flags *flag.FlagSet) runner {
+	asJSON, state := jsonFlag(flags), stateFlag(flags)
+	dns := flags.String("dns", "", "the name servers `ADDR,...` to ask, or none (those of /etc/resolv.conf)")
+	return func(ctx context.Context, out io.Writer, args []string) error {
+		servers, err := nameServers(*dns)
+		if err != nil {
+			return err
+		}
+		node, err := report.Open(ctx, &network.Config{StateDir: *state})
+		if err != nil {
+			return err
+		}
+		reports, err := doctor.Examine(ctx, node, doctor.Options{Pod: optional(args, 0), DNS: servers})
+		if err != nil {
+			return err
+		}
+		return printExamined(out, reports, *asJSON)
+	}
+}
+
+// nameServers are those that are named, or of /etc/resolv.conf those that a pod could ask too.
+func nameServers(named string) ([]netip.Addr, error) {
+	var list []netip.Addr
+	switch named {
+	case "none":
+	case "":
+		text, err := os.ReadFile("/etc/resolv.conf")
+		if err != nil {
+			return nil, nil // then names are no matter of the host's
+		}
+		for line := range strings.Lines(string(text)) {
+			fields := strings.Fields(line)
+			if len(fields) < 2 || fields[0] != "nameserver" {
+				continue
+			}
+			if a, err := netip.ParseAddr(fields[1]); err == nil && !a.IsLoopback() && a.Zone() == "" {
+				list = append(list, a)
+			}
+		}
+	default:
+		for text := range strings.SplitSeq(named, ",") {
+			a, err := netip.ParseAddr(text)
+			if err != nil {
+				return nil, fmt.Errorf("doctor: --dns: %w: %w", err, errUsage)
+			}
+			list = append(list, a)
+		}
+	}
+	return list, nil
+}
+
+func printExamined(out io.Writer, reports []doctor.Report, asJSON bool) error {
+	sick := false
+	var text strings.Builder
+	for _, r := range reports {
+		name := r.Pod
+		if name == "" {
+			name = "container " + r.ContainerID
+		}
+		fmt.Fprintf(&text, "%s, %s of network %s: ", printable.Line(name), r.IfName, r.Network)
+		if len(r.Findings) == 0 {
+			text.WriteString("nothing found\n")
+			continue
+		}
+		sick = true
+		text.WriteString("\n")
+		for _, f := range r.Findings {
+			fmt.Fprintf(&text, "  %-10s  %s\n              this helps: %s\n", f.Step, printable.Line(f.Evidence), printable.Line(f.Remedy))
+		}
+	}
+	var err error
+	if asJSON {
+		err = json.NewEncoder(out).Encode(reports)
+	} else {
+		_, err = io.WriteString(out, text.String())
+	}
+	if err == nil && sick {
+		return errSick
+	}
+	return err
+}

@@ -1,0 +1,178 @@
+// Package doctor finds out why a pod has no network: it goes the way that the pod's packets
+// go, from its interface to beyond the host, and says of each step that fails what shows it
+// and what helps. It sends a few packets, and changes nothing.
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/network"
+)
+
+// Step is a part of the way.
+type Step string
+
+// The steps, in the order of the way.
+const (
+	StepNamespace  Step = "namespace"  // there is a pod
+	StepLink       Step = "link"       // its interface and the port of the bridge
+	StepAddress    Step = "address"    // its own addresses
+	StepDuplicate  Step = "duplicate"  // another node has one of them, or the gateway's
+	StepRoute      Step = "route"      // the pod's routes
+	StepGateway    Step = "gateway"    // answers by ARP or neighbour discovery
+	StepForwarding Step = "forwarding" // the host forwards, and has a way itself
+	StepFirewall   Step = "firewall"   // ours is whole, and no other one drops
+	StepBeyond     Step = "beyond"     // the host's next hop answers the pod
+	StepMTU        Step = "mtu"        // so it does if packets are long
+	StepDNS        Step = "dns"        // a name server answers the pod
+	StepLease      Step = "lease"      // DHCP
+)
+
+// Finding is a step that fails.
+type Finding struct {
+	Step     Step   `json:"step"`
+	Evidence string `json:"evidence"`
+	Remedy   string `json:"remedy,omitempty"`
+}
+
+// Report is what is wrong with one attachment.
+type Report struct {
+	Network     string    `json:"network"`
+	Pod         string    `json:"pod,omitempty"`
+	ContainerID string    `json:"containerID"`
+	IfName      string    `json:"ifName"`
+	Findings    []Finding `json:"findings"` // empty: nothing was found
+}
+
+// Options says what to look at.
+type Options struct {
+	// Pod is a pod's name, its last part, or the beginning of its container's ID; empty is all.
+	Pod string
+	// DNS are the name servers to ask; nil leaves that step out.
+	DNS []netip.Addr
+}
+
+// Examine looks at the pods that are meant. It has to be called in the host's namespace, and
+// needs CAP_NET_ADMIN, CAP_NET_RAW and CAP_SYS_ADMIN.
+func Examine(ctx context.Context, node *network.Node, opt Options) ([]Report, error) {
+	in, err := node.Inspect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	reports := []Report{}
+	for _, r := range in.Attachments {
+		if !meant(r.Attachment, opt.Pod) {
+			continue
+		}
+		e := &examination{opt: opt, at: r.Attachment}
+		e.recorded(r.Differences)
+		for _, n := range in.Networks {
+			if n.Network == r.Network {
+				e.recorded(n.Differences)
+			}
+		}
+		if err := e.walk(ctx); err != nil {
+			return nil, fmt.Errorf("container %s: %w", r.ContainerID, err)
+		}
+		reports = append(reports, Report{r.Network, r.Pod, r.ContainerID, r.IfName, e.sorted()})
+	}
+	if len(reports) == 0 && opt.Pod != "" {
+		return nil, fmt.Errorf("no pod %q: tombolo ls lists those that there are", opt.Pod)
+	}
+	return reports, nil
+}
+
+func meant(a *network.Attachment, pod string) bool {
+	return pod == "" || a.Pod == pod || strings.HasSuffix(a.Pod, "/"+pod) || strings.HasPrefix(a.ContainerID, pod)
+}
+
+// examination is one attachment's.
+type examination struct {
+	opt   Options
+	at    *network.Attachment
+	found []Finding
+	dead  bool
+}
+
+func (e *examination) add(step Step, remedy, format string, args ...any) {
+	e.found = append(e.found, Finding{step, fmt.Sprintf(format, args...), remedy})
+}
+
+// sorted gives each finding once, in the order of the way.
+func (e *examination) sorted() []Finding {
+	list := []Finding{}
+	for _, step := range []Step{StepNamespace, StepLink, StepAddress, StepDuplicate, StepRoute, StepGateway,
+		StepForwarding, StepFirewall, StepBeyond, StepMTU, StepDNS, StepLease} {
+		for _, f := range e.found {
+			if f.Step == step && !slices.Contains(list, f) {
+				list = append(list, f)
+			}
+		}
+	}
+	return list
+}
+
+func (e *examination) failed(steps ...Step) bool {
+	return slices.ContainsFunc(e.found, func(f Finding) bool { return slices.Contains(steps, f.Step) })
+}
+
+// recorded takes what differs from the records: which the rest of the way shows only in its
+// effects.
+func (e *examination) recorded(diffs []tombolo.Difference) {
+	for _, d := range diffs {
+		step := stepOf(d)
+		if step == StepNamespace {
+			e.dead = true
+		}
+		evidence, remedy := d.String(), remedyOf(d.Remedy)
+		if before, command, ok := strings.Cut(evidence, "; this helps: "); ok {
+			evidence, remedy = before, command
+		}
+		e.found = append(e.found, Finding{step, evidence, remedy})
+	}
+}
+
+func remedyOf(r tombolo.Remedy) string {
+	switch r {
+	case tombolo.RemedyRepair:
+		return "tombolo repair"
+	case tombolo.RemedyCollect:
+		return "tombolo gc"
+	case tombolo.RemedyRecreate:
+		return "delete the pod and create it again"
+	case tombolo.RemedyKeeper:
+		return "systemctl start tombolod"
+	}
+	return "change what is named here: the network's configuration, or the host's"
+}
+
+func stepOf(d tombolo.Difference) Step {
+	text := d.String()
+	has := func(parts ...string) bool {
+		return slices.ContainsFunc(parts, func(part string) bool { return strings.Contains(text, part) })
+	}
+	switch {
+	case has("it is dead", "namespace is gone", "ADD has not come"):
+		return StepNamespace
+	case has("lease", "keeper"):
+		return StepLease
+	case d.What == "address":
+		return StepAddress
+	case d.What == "route":
+		return StepRoute
+	case d.What == "MTU":
+		return StepMTU
+	case has("forward of table", "FORWARD", " of table ", "nf_tables", "chain ", "what pods send", "br_netfilter", "nf_call"):
+		return StepFirewall
+	case has("the gateway"):
+		return StepGateway
+	case has("forward"):
+		return StepForwarding
+	}
+	return StepLink
+}

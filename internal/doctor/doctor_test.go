@@ -1,0 +1,75 @@
+package doctor
+
+import (
+	"testing"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/network"
+)
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+// How these look is for test/cni, which breaks each thing on a node.
+func TestADifferenceBelongsToTheStepThatItBreaks(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		d    tombolo.Difference
+		step Step
+	}{
+		{tombolo.Difference{Text: "it is dead: port veth0 is missing"}, StepNamespace},
+		{tombolo.Difference{Text: "its lease is waiting: no answer"}, StepLease},
+		{tombolo.Difference{Text: "no keeper runs for the leases of /x"}, StepLease},
+		{tombolo.Difference{Object: "interface eth0", What: "address", Want: "10.0.0.2/24"}, StepAddress},
+		{tombolo.Difference{Object: "interface eth0", What: "route", Want: "default"}, StepRoute},
+		{tombolo.Difference{Object: "interface eth0", What: "MTU", Want: "1500", Have: "9000"}, StepMTU},
+		{tombolo.Difference{Object: "port veth0", What: "link", Want: "up", Have: "down"}, StepLink},
+		{tombolo.Difference{Object: "bridge br0", What: "link", Want: "br0"}, StepLink},
+		{tombolo.Difference{Object: "bridge br0", What: "nf_call_iptables", Want: "on", Have: "off"}, StepFirewall},
+		{tombolo.Difference{Object: "set pods4 of table inet tombolo", What: "element", Want: "x"}, StepFirewall},
+		{tombolo.Difference{Text: "bridge br0: the gateway 10.0.0.1/24 is missing"}, StepGateway},
+		{tombolo.Difference{Text: "the host does not forward packets of the family of 10.0.0.1"}, StepForwarding},
+		{tombolo.Difference{Object: "kernel parameters", What: "net/ipv4/conf/br0/forwarding", Want: "1", Have: "0"}, StepForwarding},
+	} {
+		if got := stepOf(tt.d); got != tt.step {
+			t.Errorf("%s: %s, want %s", tt.d, got, tt.step)
+		}
+	}
+}
+
+func TestAFindingHasTheRemedyOfItsDifference(t *testing.T) {
+	t.Parallel()
+	e := &examination{}
+	e.recorded([]tombolo.Difference{
+		{Text: "x", Remedy: tombolo.RemedyRepair},
+		{Text: "its lease ended", Remedy: tombolo.RemedyKeeper},
+		{Text: "chain f of table inet fw drops what pods send; this helps: nft add rule", Remedy: tombolo.RemedyConfigure},
+		{Text: "x", Remedy: tombolo.RemedyRepair},
+		{Text: "it is dead", Remedy: tombolo.RemedyCollect},
+	})
+	want := []Finding{
+		{StepNamespace, "it is dead", "tombolo gc"},
+		{StepLink, "x", "tombolo repair"},
+		{StepFirewall, "chain f of table inet fw drops what pods send", "nft add rule"},
+		{StepLease, "its lease ended", "systemctl start tombolod"},
+	}
+	got := e.sorted()
+	if len(got) != len(want) || !e.dead {
+		t.Fatalf("%+v", got)
+	}
+	for i := range want {
+		if got[i] != want[i] {
+			t.Errorf("%+v, want %+v", got[i], want[i])
+		}
+	}
+}
+
+func TestAPodIsMeantByWhatAnOperatorTypes(t *testing.T) {
+	t.Parallel()
+	a := &network.Attachment{Key: network.Key{ContainerID: "0123456789ab"}, Pod: "default/web-0"}
+	for text, want := range map[string]bool{"": true, "default/web-0": true, "web-0": true, "0123": true, "web": false, "eb-0": false, "123": false} {
+		if meant(a, text) != want {
+			t.Errorf("%q: want %t", text, want)
+		}
+	}
+}

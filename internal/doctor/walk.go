@@ -1,0 +1,247 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/icmp"
+	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/route"
+)
+
+// wait is for one answer. What does not come within it on a link, or from the next hop, is lost.
+const wait = time.Second
+
+// walk goes the pod's way, as far as it is not known to be cut.
+func (e *examination) walk(ctx context.Context) error {
+	if e.dead || !e.at.Ready {
+		return nil
+	}
+	pod, err := netns.Open(e.at.Path)
+	if err != nil {
+		e.add(StepNamespace, "delete the pod and create it again", "%v", err)
+		return nil
+	}
+	defer pod.Close()
+	links, err := bridge.Dial(nil)
+	if err != nil {
+		return err
+	}
+	defer links.Close()
+	port, err := links.Link(ctx, e.at.Port)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // it is among the differences
+	}
+	if err != nil {
+		return err
+	}
+	if up := port.Port; up != nil && !up.Forwarding && !e.failed(StepLink) {
+		e.add(StepLink, "tombolo repair", "port %s has no carrier, or does not forward: the pod's end of it is down", port.Name)
+	}
+	if e.failed(StepLink) {
+		return nil
+	}
+	br, err := links.Link(ctx, e.at.Bridge)
+	if err != nil {
+		return err
+	}
+	index, err := e.addresses(pod)
+	if err != nil || e.failed(StepAddress) {
+		return err
+	}
+	if err := e.duplicates(ctx, br); err != nil {
+		return err
+	}
+	for _, a := range e.at.Addresses {
+		if err := e.family(ctx, pod, br, index, a.Prefix.Addr(), a.Gateway); err != nil {
+			return err
+		}
+	}
+	if !e.failed(StepGateway, StepRoute, StepForwarding, StepFirewall, StepBeyond) {
+		e.names(ctx, pod)
+	}
+	return nil
+}
+
+// addresses looks at the flags of the pod's, and gives its interface's index.
+func (e *examination) addresses(pod *netns.NS) (int, error) {
+	conn, err := addr.Dial(&addr.Config{NetNS: pod})
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Close()
+	have, err := conn.List(addr.Filter{})
+	index := 0
+	for _, a := range have {
+		for _, own := range e.at.Addresses {
+			if a.Prefix != own.Prefix {
+				continue
+			}
+			if index = a.Link; a.Flags&addr.DADFailed != 0 {
+				e.add(StepDuplicate, "give one of the two another address", "another node has %s: duplicate address detection failed", a.Prefix.Addr())
+			}
+		}
+	}
+	return index, err
+}
+
+// family follows one address of the pod's to its gateway and beyond.
+func (e *examination) family(ctx context.Context, pod *netns.NS, br *bridge.Link, index int, own, gateway netip.Addr) error {
+	if !gateway.IsValid() {
+		return nil
+	}
+	inPod, err := route.Dial(&route.Config{NetNS: pod})
+	if err != nil {
+		return err
+	}
+	defer inPod.Close()
+	onHost, err := route.Dial(nil)
+	if err != nil {
+		return err
+	}
+	defer onHost.Close()
+	pingErr := ping(ctx, pod, gateway, icmp.Echo{From: own, Wait: wait})
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if r, err := inPod.Get(gateway); err != nil || r.Link != index {
+		e.add(StepRoute, "delete what leads elsewhere in the pod, or create it again", "the pod has no route to its gateway %s by %s", gateway, e.at.IfName)
+		return nil
+	}
+	next, nextErr := inPod.Neighbour(index, gateway)
+	if pingErr != nil && (nextErr != nil || len(next.MAC) == 0) {
+		e.add(StepGateway, "look which rules of the bridge drop it: nft list ruleset bridge", "the gateway %s does not answer by %s: %v", gateway, resolution(gateway), pingErr)
+		return nil
+	}
+	far := outside(gateway)
+	hop, err := onHost.Get(far)
+	if err != nil {
+		if !e.failed(StepForwarding) && gateway.Is4() {
+			e.add(StepForwarding, "give the host a default route", "the host itself has no route to elsewhere (%s): %v", far, err)
+		}
+		return nil
+	}
+	if r, err := inPod.Get(far); err != nil {
+		e.add(StepRoute, "set isDefaultGateway, or a route in the ipam, and create the pod again", "the pod has no default route: %v", err)
+		return nil
+	} else if r.Link != index {
+		return nil // by another of its interfaces
+	}
+	if !hop.Gateway.IsValid() || hop.Link == br.Index || e.failed(StepForwarding, StepFirewall) {
+		return nil // on the pod's own link, or it is known what stops the pod
+	}
+	host, err := netns.Current()
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	if err := ping(ctx, host, hop.Gateway, icmp.Echo{Wait: wait}); err != nil {
+		return nil // it answers no echo, or is away: nothing is known of the pod by that
+	}
+	if err := ping(ctx, pod, hop.Gateway, icmp.Echo{From: own, Wait: wait}); err != nil {
+		e.add(StepBeyond, "look for a rule that names the pod or its subnet: nft list ruleset; iptables-legacy-save",
+			"the host reaches its next hop %s, and the pod %s does not: %v", hop.Gateway, own, err)
+		return nil
+	}
+	return e.long(ctx, pod, host, own, hop.Gateway)
+}
+
+// long sends packets as long as the pod's MTU.
+func (e *examination) long(ctx context.Context, pod, host *netns.NS, own, hop netip.Addr) error {
+	const headers4, headers6 = 20 + 8, 40 + 8
+	headers := headers6
+	if own.Is4() {
+		headers = headers4
+	}
+	echo := icmp.Echo{From: own, Size: e.at.PodMTU - headers, DontFragment: true, Wait: wait}
+	err := ping(ctx, pod, hop, echo)
+	if err == nil || e.failed(StepMTU) {
+		return ctx.Err()
+	}
+	echo.From = netip.Addr{}
+	if errors.Is(err, unix.EMSGSIZE) || ping(ctx, host, hop, echo) != nil {
+		e.add(StepMTU, "set mtu of the network to what the path takes, and create its pods again",
+			"packets of %d bytes, the pod's MTU, do not get to %s, and short ones do: %v", e.at.PodMTU, hop, err)
+	}
+	return nil
+}
+
+func ping(ctx context.Context, ns *netns.NS, to netip.Addr, echo icmp.Echo) error {
+	_, err := icmp.Ping(ctx, ns, to, echo)
+	return err
+}
+
+func resolution(a netip.Addr) string {
+	if a.Is4() {
+		return "ARP"
+	}
+	return "neighbour discovery"
+}
+
+// outside is an address of elsewhere, which is looked up and never sent to: of the blocks for
+// documentation (RFC 5737, RFC 3849).
+func outside(gateway netip.Addr) netip.Addr {
+	if gateway.Is4() {
+		return netip.AddrFrom4([4]byte{203, 0, 113, 1})
+	}
+	return netip.MustParseAddr("2001:db8:ffff::1")
+}
+
+// names asks each name server something that any answers, if with an error.
+func (e *examination) names(ctx context.Context, pod *netns.NS) {
+	for _, server := range e.opt.DNS {
+		if err := ask(ctx, pod, server); err != nil {
+			e.add(StepDNS, "see whether a firewall drops UDP 53, and whether the server serves the pod's subnet",
+				"the name server %s does not answer the pod: %v", server, err)
+		}
+	}
+}
+
+// ask uses a bare socket: those of package net bring a resolver along, 300 kB of it.
+func ask(ctx context.Context, pod *netns.NS, server netip.Addr) error {
+	family, to := unix.AF_INET6, unix.Sockaddr(&unix.SockaddrInet6{Addr: server.As16(), Port: 53})
+	if server.Is4() {
+		family, to = unix.AF_INET, &unix.SockaddrInet4{Addr: server.As4(), Port: 53}
+	}
+	fd := -1
+	err := pod.Do(func() error {
+		var err error
+		fd, err = unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	timeout := unix.NsecToTimeval(wait.Nanoseconds())
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout); err != nil {
+		return err
+	}
+	if err := unix.Connect(fd, to); err != nil {
+		return err
+	}
+	// RFC 1035, section 4.1: the name servers of the root.
+	query := []byte{0x74, 0x6f, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 1}
+	for range 2 {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if _, err = unix.Write(fd, query); err != nil {
+			continue
+		}
+		if _, err = unix.Read(fd, make([]byte, 512)); err == nil {
+			return nil
+		}
+	}
+	if err == unix.EAGAIN {
+		return errors.New("nothing comes back")
+	}
+	return err
+}

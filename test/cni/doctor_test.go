@@ -1,0 +1,126 @@
+package cni
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// examine runs tombolo doctor for the pod a.
+func (s *scene) examine() outcome {
+	s.Helper()
+	return s.operate("doctor", "--state", s.state, "--dns", outside4, "a")
+}
+
+// Each thing that a pod's network needs is broken in turn: before that, the pod works and the
+// doctor finds nothing.
+func TestDoctorFindsWhatKeepsAPodFromTheNetwork(t *testing.T) {
+	t.Parallel()
+	on := func(line string) func(*scene) { return func(s *scene) { s.Helper(); s.on(line) } }
+	in := func(line string) func(*scene) { return func(s *scene) { s.Helper(); s.in(line) } }
+	for name, tc := range map[string]struct {
+		harm func(*scene)
+		step string
+		says []string // evidence and remedy
+	}{
+		"dead":                          {func(s *scene) { s.on("ip link del $P"); s.run("umount", s.a.path) }, "namespace", []string{"it is dead", "tombolo gc"}},
+		"interface deleted in the pod":  {in("ip link del eth0"), "link", []string{"is missing", "create it again"}},
+		"interface down in the pod":     {in("ip link set eth0 down"), "link", []string{"interface eth0: link is down", "tombolo repair"}},
+		"port down":                     {on("ip link set $P down"), "link", []string{"link is down", "tombolo repair"}},
+		"port off the bridge":           {on("ip link set $P nomaster"), "link", []string{"membership in bridge cbr0", "tombolo repair"}},
+		"bridge down":                   {on("ip link set cbr0 down"), "link", []string{"bridge cbr0: link is down", "tombolo repair"}},
+		"no address":                    {in("ip -4 address flush dev eth0"), "address", []string{"interface eth0: address", "tombolo repair"}},
+		"no default route":              {in("ip route del default"), "route", []string{"interface eth0: route", "tombolo repair"}},
+		"a route that leads elsewhere":  {in("ip link add other type veth; ip link set other up; ip route add " + gateway4 + "/32 dev other"), "route", []string{"no route to its gateway " + gateway4}},
+		"no gateway":                    {on("ip address del " + gateway4 + "/24 dev cbr0"), "gateway", []string{"the gateway " + gateway4 + "/24 is missing", "tombolo repair"}},
+		"ARP dropped":                   {drop("ether type arp"), "gateway", []string{gateway4 + " does not answer by ARP", "nft list ruleset bridge"}},
+		"neighbour discovery dropped":   {drop("icmpv6 type nd-neighbor-solicit"), "gateway", []string{gateway6 + " does not answer by neighbour discovery"}},
+		"another has the pod's address": {func(s *scene) { s.intruder("10.77.0.2/24") }, "duplicate", []string{"another node answers for 10.77.0.2: 02:00:00:00:00:66"}},
+		"another has the gateway's":     {func(s *scene) { s.intruder(gateway4 + "/24") }, "duplicate", []string{"another node on bridge cbr0 answers for the gateway " + gateway4 + ": 02:00:00:00:00:66"}},
+		"no forwarding":                 {on("echo 0 > /proc/sys/net/ipv4/ip_forward"), "forwarding", []string{"does not forward", "tombolo repair"}},
+		"no way out of the host":        {on("ip route del default"), "forwarding", []string{"the host itself has no route", "give the host a default route"}},
+		"ruleset flushed":               {on("nft flush ruleset"), "firewall", []string{"table inet tombolo is missing", "tombolo repair"}},
+		"legacy iptables drops":         {on("iptables-legacy -P FORWARD DROP"), "firewall", []string{"iptables-legacy"}},
+		"another's table drops":         {on("nft 'add table inet fw; add chain inet fw f { type filter hook forward priority 5; policy drop; }'"), "firewall", []string{"chain f of table inet fw drops", "nft add rule inet fw f"}},
+		"a drop ahead of our own":       {on("iptables -I FORWARD -j DROP"), "firewall", []string{"by its rule number 1", "iptables -D FORWARD 1"}},
+		"a rule against the pod":        {on("iptables -I FORWARD -s 10.77.0.2 -j DROP"), "beyond", []string{"the host reaches its next hop " + outside4 + ", and the pod 10.77.0.2 does not"}},
+		"what is long gets lost":        {func(s *scene) { nstest.Run(s, s.out, "ip", "link", "set", "eth0", "mtu", "1300") }, "mtu", []string{"packets of 1500 bytes"}},
+		"the pod's MTU is too large":    {in("ip link set eth0 mtu 9000"), "mtu", []string{"interface eth0: MTU is 9000", "tombolo repair"}},
+		"queries for names dropped":     {on("iptables -I FORWARD -p udp --dport 53 -j DROP"), "dns", []string{"the name server " + outside4 + " does not answer"}},
+		"bridged packets pass us by":    {on("ip link set cbr0 type bridge nf_call_iptables 0"), "firewall", []string{"nf_call_iptables is off", "tombolo repair"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newScene(t)
+			nstest.Serve(t, s.out, "udp", netip.AddrPortFrom(nstest.Addr(outside4), 53))
+			wantPing(t, s.a.NS, outside4, outside6)
+			if o := s.examine(); o.status != 0 || o.stdout != "container a, eth0 of network podnet: nothing found\n" {
+				t.Fatalf("of a pod that works: %+v", o)
+			}
+			tc.harm(s)
+			o := s.examine()
+			found := false
+			for part := range strings.SplitSeq(o.stdout, "\n  "+tc.step+" ") {
+				all := true
+				for _, says := range tc.says {
+					all = all && strings.Contains(part, says)
+				}
+				found = found || all
+			}
+			if o.status != 4 || !found || !strings.Contains(o.stdout, "\n  "+tc.step+" ") {
+				t.Errorf("want %s, which says %q: %+v", tc.step, tc.says, o)
+			}
+		})
+	}
+}
+
+func TestDoctorKnowsItsPods(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	if o := s.operate("doctor", "--state", s.state, "nobody"); o.status != 1 || !strings.Contains(o.stderr, `no pod "nobody"`) {
+		t.Errorf("%+v", o)
+	}
+	if o := s.operate("doctor", "--state", s.state, "--dns", "somebody"); o.status != 2 {
+		t.Errorf("%+v", o)
+	}
+	s.in("ip link set eth0 down")
+	var reports []struct {
+		ContainerID string
+		Findings    []struct{ Step, Evidence, Remedy string }
+	}
+	unmarshal(t, s.operate("doctor", "--json", "--state", s.state, "--dns", "none").stdout, &reports)
+	if len(reports) != 2 {
+		t.Fatalf("want both pods: %+v", reports)
+	}
+	for _, r := range reports {
+		if (r.ContainerID == "a") != (len(r.Findings) > 0) {
+			t.Errorf("want findings of a and none of b: %+v", r)
+		}
+		for _, f := range r.Findings {
+			if f.Step == "" || f.Evidence == "" || f.Remedy == "" {
+				t.Errorf("a finding that lacks something: %+v", f)
+			}
+		}
+	}
+}
+
+// drop has the bridge drop what the pods send, and the pod forget its neighbours.
+func drop(what string) func(*scene) {
+	return func(s *scene) {
+		s.Helper()
+		s.on("nft 'add table bridge evil; add chain bridge evil pre { type filter hook prerouting priority -500; }; add rule bridge evil pre iifname veth* " + what + " drop'")
+		s.in("ip neigh flush dev eth0; ip -6 neigh flush dev eth0")
+	}
+}
+
+// intruder is a node on the bridge that has an address of another's.
+func (s *scene) intruder(address string) {
+	s.Helper()
+	other := nstest.New(s)
+	nstest.Veth(s, s.ns, "wild0", other, "eth0")
+	s.ip("link set wild0 master cbr0")
+	nstest.Run(s, other, "ip", "link", "set", "eth0", "address", "02:00:00:00:00:66")
+	nstest.Run(s, other, "ip", "address", "add", address, "dev", "eth0")
+}

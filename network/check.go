@@ -124,7 +124,7 @@ func (k *checking) expectedAddresses(told *Reported, has []netip.Prefix, found *
 	}
 	for _, a := range k.rec.Addresses {
 		if !slices.Contains(named, a.Prefix) && slices.Contains(has, a.Prefix) {
-			found.Add("", "prevResult lacks the address %s of the interface %s", a.Prefix, k.pod.IfName)
+			found.Add("prevResult lacks the address %s of the interface %s", a.Prefix, k.pod.IfName)
 		}
 	}
 	return named
@@ -150,7 +150,7 @@ func podAddresses(pod *netns.NS) ([]netip.Prefix, error) {
 func (k *checking) network(ctx context.Context, found *inspect.Findings) error {
 	rec, err := k.s.Dir.LoadNetwork(k.nw.Name)
 	if err != nil {
-		found.Add("", "the record of network %q: %v", k.nw.Name, err)
+		found.Add("the record of network %q: %v", k.nw.Name, err)
 		return nil
 	}
 	l, err := inspect.Bridge(ctx, k.s, rec, found)
@@ -215,7 +215,7 @@ func (k *checking) reservations(ctx context.Context, found *inspect.Findings) er
 	}
 	err := allocator.Check(ctx, k.pod.owner(), held)
 	if err != nil && !allocator.Slow() {
-		found.Add("", "%v", err)
+		found.Add("%v", err)
 		return nil
 	}
 	return err

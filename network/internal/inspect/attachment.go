@@ -33,13 +33,13 @@ func Attachment(ctx context.Context, s *session.Session, n nft.Network, rec *sta
 	gone := len(diffs) > 0 && diffs[0].What == "link" && diffs[0].Have == "" && diffs[0].Want == port.Name
 	switch {
 	case gone && lost != "":
-		found.Add(tombolo.RemedyCollect, "it is dead: port %s is missing, and its namespace is gone: %s", port.Name, lost)
+		found.Advise(tombolo.RemedyCollect, "it is dead: port %s is missing, and its namespace is gone: %s", port.Name, lost)
 		return found.List, nil
 	case gone:
 		found.AddAll(diffs[:1], tombolo.RemedyRecreate)
 		return found.List, nil
 	case lost != "":
-		found.Add(tombolo.RemedyRecreate, "its namespace is gone: %s", lost)
+		found.Advise(tombolo.RemedyRecreate, "its namespace is gone: %s", lost)
 	}
 	for _, d := range diffs {
 		d.Remedy = remedyOf(d, rec)

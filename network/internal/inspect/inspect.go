@@ -27,8 +27,11 @@ import (
 // Findings are what is not as it should be.
 type Findings struct{ List []tombolo.Difference }
 
-// Add adds one, by a format, with what mends it.
-func (f *Findings) Add(remedy tombolo.Remedy, format string, args ...any) {
+// Add adds one, by a format.
+func (f *Findings) Add(format string, args ...any) { f.Advise("", format, args...) }
+
+// Advise adds one with what mends it.
+func (f *Findings) Advise(remedy tombolo.Remedy, format string, args ...any) {
 	f.List = append(f.List, tombolo.Difference{Text: fmt.Sprintf(format, args...), Remedy: remedy})
 }
 
@@ -53,13 +56,13 @@ func Gateways(ctx context.Context, s *session.Session, rec *state.Network, l *br
 			return err
 		}
 		if !ok {
-			found.Add(tombolo.RemedyRepair, "bridge %s: the gateway %s is missing", rec.Bridge, gw)
+			found.Advise(tombolo.RemedyRepair, "bridge %s: the gateway %s is missing", rec.Bridge, gw)
 		}
 		if ok, err = s.Links.Forwards(ctx, bridge.Routing{IPv4: gw.Addr().Is4(), IPv6: gw.Addr().Is6()}); err != nil {
 			return err
 		}
 		if !ok {
-			found.Add(tombolo.RemedyRepair, "the host does not forward packets of the family of %s", gw.Addr())
+			found.Advise(tombolo.RemedyRepair, "the host does not forward packets of the family of %s", gw.Addr())
 		}
 	}
 	return nil
@@ -83,7 +86,7 @@ func forwarding(rec *state.Network, l *bridge.Link, found *Findings) error {
 func Loopback(ctx context.Context, rec *state.Network, l *bridge.Link, found *Findings) error {
 	text, err := loopback.Missing(ctx, rec, l)
 	if text != "" {
-		found.Add(tombolo.RemedyRepair, "bridge %s: %s", rec.Bridge, text)
+		found.Advise(tombolo.RemedyRepair, "bridge %s: %s", rec.Bridge, text)
 	}
 	return err
 }
@@ -130,7 +133,7 @@ func Network(ctx context.Context, s *session.Session, rec *state.Network, attach
 		func() error {
 			obstacles, err := foreign.Obstacles(ctx, &foreign.Config{Mark: uint32(rec.Mark)}, foreign.Path{Bridge: rec.Bridge, Prefixes: rec.Subnets})
 			for _, o := range obstacles {
-				found.Add(tombolo.RemedyConfigure, "%s", o)
+				found.Advise(tombolo.RemedyConfigure, "%s", o)
 			}
 			return err
 		},
@@ -164,7 +167,7 @@ func bridgeAlone(ctx context.Context, s *session.Session, rec *state.Network, fo
 	found.AddAll(diffs, tombolo.RemedyRepair)
 	if rec.NFCall != nil && *rec.NFCall {
 		if err := bridge.ProbeNetfilter(); err != nil {
-			found.Add(tombolo.RemedyConfigure, "%v", err)
+			found.Advise(tombolo.RemedyConfigure, "%v", err)
 		}
 	}
 	if diffs, err = recorded.RoutingDifferences(rec); err == nil {
@@ -177,7 +180,7 @@ func bridgeAlone(ctx context.Context, s *session.Session, rec *state.Network, fo
 		return &bridge.Link{Name: rec.Bridge}, nil
 	}
 	if err == nil && recorded.LearnedLimit(l) != 0 {
-		found.Add(tombolo.RemedyRepair, "bridge %s: fdb_max_learned is 0, so that one pod can have it learn MACs without end", rec.Bridge)
+		found.Advise(tombolo.RemedyRepair, "bridge %s: fdb_max_learned is 0, so that one pod can have it learn MACs without end", rec.Bridge)
 	}
 	return l, err
 }

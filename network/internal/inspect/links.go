@@ -55,8 +55,8 @@ func Links(ctx context.Context, s *session.Session, records []*state.Network) (*
 				seen.Ports = append(seen.Ports, link.Index)
 			}
 		}
-		for _, text := range found.Texts() {
-			seen.Lacking = append(seen.Lacking, "network "+rec.Name+": "+text)
+		for _, d := range found.List {
+			seen.Lacking = append(seen.Lacking, "network "+rec.Name+": "+d.String())
 		}
 	}
 	return seen, nil

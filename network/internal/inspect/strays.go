@@ -71,13 +71,13 @@ func FindStrays(ctx context.Context, s *session.Session, known map[string]bool, 
 func (f *Strays) Differences() []tombolo.Difference {
 	found := &Findings{}
 	for _, hash := range slices.Sorted(maps.Keys(f.names)) {
-		found.Add(tombolo.RemedyRecreate, "port %s of network %s has no record", f.names[hash], f.Ports[hash].Network)
+		found.Advise(tombolo.RemedyRecreate, "port %s of network %s has no record", f.names[hash], f.Ports[hash].Network)
 	}
 	for _, hash := range slices.Sorted(maps.Keys(f.Elements)) {
-		found.Add(tombolo.RemedyRepair, "elements of endpoint %s of network %s have no record", hash, f.Elements[hash])
+		found.Advise(tombolo.RemedyRepair, "elements of endpoint %s of network %s have no record", hash, f.Elements[hash])
 	}
 	for _, hash := range slices.Sorted(maps.Keys(f.IFBs)) {
-		found.Add(tombolo.RemedyRepair, "link %s has no record", f.IFBs[hash])
+		found.Advise(tombolo.RemedyRepair, "link %s has no record", f.IFBs[hash])
 	}
 	return found.List
 }

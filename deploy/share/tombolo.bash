@@ -7,7 +7,7 @@ _tombolo() {
 	for ((i = 1; i < COMP_CWORD; i++)); do
 		case ${COMP_WORDS[i]} in
 		--state) state=${COMP_WORDS[++i]} ;;
-		--leases | --pods | --timeout) ((++i)) ;;
+		--dns | --leases | --pods | --timeout) ((++i)) ;;
 		-*) ;;
 		*)
 			case $name in
@@ -19,13 +19,14 @@ _tombolo() {
 		esac
 	done
 	case $name in
-	'') words='version ls check repair gc leases remove uplink validate demo help' flags='--version' ;;
+	'') words='version ls check repair gc doctor leases remove uplink validate demo help' flags='--version' ;;
 	'uplink') words='plan take restore status' ;;
 	'version') flags='--json' places='' ;;
 	'ls') flags='--json --state' places='' ;;
-	'check') flags='--json --state' places='' ;;
+	'check') flags='--json --state --v' places='' ;;
 	'repair') flags='--state' places='' ;;
 	'gc') flags='--dry-run --json --state' places='NETWORK' ;;
+	'doctor') flags='--dns --json --state' places='POD' ;;
 	'leases') flags='--json --leases' places='' ;;
 	'remove') flags='--state' places='NETWORK' ;;
 	'uplink plan') flags='--keep-address --timeout' places='NIC BRIDGE' ;;
@@ -38,7 +39,7 @@ _tombolo() {
 	esac
 	case $prev in
 	--state | --leases) mapfile -t COMPREPLY < <(compgen -d -- "$cur") && return ;;
-	--pods | --timeout) return ;;
+	--dns | --pods | --timeout) return ;;
 	esac
 	if [[ $cur == -* ]]; then
 		mapfile -t COMPREPLY < <(compgen -W "$flags --help" -- "$cur")
@@ -53,7 +54,7 @@ _tombolo() {
 	case $place in
 	NIC | BRIDGE) words=$(cd /sys/class/net && echo *) ;;
 	NETWORK) words=$(cd "$state/networks" 2>/dev/null && for word in *.json; do echo "${word%.json}"; done) ;;
-	COMMAND) words='version ls check repair gc leases remove uplink validate demo help' ;;
+	COMMAND) words='version ls check repair gc doctor leases remove uplink validate demo help' ;;
 	FILE) mapfile -t COMPREPLY < <(compgen -f -- "$cur") && return ;;
 	esac
 	mapfile -t COMPREPLY < <(compgen -W "$words" -- "$cur")

@@ -46,8 +46,8 @@ func (c *call) loopbackAdd(conf *NetConf) error {
 		}
 	}
 	written, err := c.encode(result)
-	if err != nil {
-		return err
+	if err == nil {
+		err = c.print(written)
 	}
-	return c.print(written)
+	return err
 }

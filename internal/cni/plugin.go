@@ -239,10 +239,10 @@ func (c *call) accept(conf *NetConf) error {
 // field first.
 func (c *call) since(first string) error {
 	conf, err := parseLenient(c.stdin)
-	if err != nil {
-		return err
+	if err == nil {
+		err = c.accept(conf)
 	}
-	if err := c.accept(conf); err != nil {
+	if err != nil {
 		return err
 	}
 	if ok, err := version.GreaterThanOrEqualTo(c.cniVersion, first); err != nil || !ok {
@@ -267,10 +267,10 @@ func (c *call) strictVerb(verb func(context.Context, *NetConf) error) error {
 
 func (c *call) lenientVerb(verb func(context.Context, *NetConf) error) error {
 	conf, err := parseLenient(c.stdin)
-	if err != nil {
-		return err
+	if err == nil {
+		err = c.accept(conf)
 	}
-	if err := c.accept(conf); err != nil {
+	if err != nil {
 		return err
 	}
 	return c.timed(conf, verb)
@@ -283,8 +283,8 @@ func (c *call) timed(conf *NetConf, verb func(context.Context, *NetConf) error) 
 	if c.log, err = openLog(conf, c); err != nil {
 		return err
 	}
-	ctx := withDeadline(conf.deadline())
-	defer ctx.cancel()
+	ctx, cancel := context.WithTimeout(context.Background(), conf.deadline())
+	defer cancel()
 	if err := verb(ctx, conf); err != nil {
 		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil {
 			return newError(codeTryAgainLater, "%s of network %q was not done within its deadline of %s: %v", c.verb, c.network, conf.deadline(), oneLine(err))

@@ -24,6 +24,7 @@ else
 	need iperf3 iperf3
 	need containerd containerd
 	need runc runc
+	need podman podman
 	need dnsmasq dnsmasq-base
 	need kea-dhcp4 kea-dhcp4-server
 	need busybox busybox-static

@@ -38,7 +38,7 @@ image() {
 	test -e /run/lab/image.tar && return
 	mkdir -p /run/lab/root/bin /run/lab/image
 	cp "$(command -v busybox)" /run/lab/root/bin/
-	for name in ip ping sleep; do ln -s busybox "/run/lab/root/bin/$name"; done
+	for name in sh ip ping sleep mkdir httpd; do ln -s busybox "/run/lab/root/bin/$name"; done
 	tar -C /run/lab/root -cf /run/lab/image/layer.tar .
 	local sum
 	sum=$(sha256sum /run/lab/image/layer.tar | cut -d ' ' -f 1)

@@ -1,0 +1,122 @@
+package cni
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// podmanScript is typed on the machine of testdata/lab.sh. Each line that begins with "== " is a
+// heading of what comes.
+const podmanScript = `
+source test/cni/testdata/lab.sh
+make install >/dev/null
+mkdir -p /etc/cni/net.d
+for i in 31 32; do
+	cat >"/etc/cni/net.d/$i.conflist" <<-END
+	{ "cniVersion": "1.0.0", "cniVersions": ["1.0.0", "1.1.0"], "name": "net$i", "plugins": [
+	  { "type": "tombolo", "bridge": "br$i", "capabilities": { "portMappings": true, "bandwidth": true, "ips": true, "mac": true },
+	    "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.$i.0.0/24" }], [{ "subnet": "fd$i::/64" }]] } } ] }
+	END
+done
+ip link set lo up
+PATH=$PATH:/opt/cni/bin
+podman network ls >/dev/null
+pod() { command podman --network-backend cni "$@"; }
+ask() { (exec 3<>"/dev/tcp/$1" && printf 'GET /etc/greeting HTTP/1.0\r\n\r\n' >&3 && cat <&3); }
+up() { until command podman exec web ip -4 route show >/dev/null && ask "$1" >/dev/null; do sleep 0.05; done 2>/dev/null; }
+look() {
+	echo "== $1"
+	tombolo ls
+	tombolo check
+	command podman exec web ip -4 route show
+	ask 127.0.0.1/8080
+}
+pod run -d --name web --network net31 -p 8080:80 docker.io/library/busybox \
+	sh -c 'mkdir -p /etc; echo hello >/etc/greeting; exec httpd -f -p 80 -h /'
+up 10.31.0.2/80
+look run
+pod network connect net32 web
+look connect
+pod network reload web
+look reload
+pod network disconnect net31 web
+look disconnect
+pod network connect net31 web
+look again
+pod restart -t 0 web
+up 127.0.0.1/8080
+look restart
+pod rm -f -t 0 web
+echo "== rm"
+tombolo ls
+tombolo check
+tombolo remove net31
+tombolo remove net32
+echo "== end"
+`
+
+// The published port leads to the container whatever podman does to its networks, and nothing is
+// left of it.
+func TestPodmanKeepsPublishedPortsThroughItsCommands(t *testing.T) {
+	t.Parallel()
+	for _, program := range []string{"unshare", "bash", "make", "go", "busybox", "runc", "podman"} {
+		need(t, program)
+	}
+	if version, err := exec.Command("podman", "--version").Output(); err != nil || !strings.Contains(string(version), "version 4.") {
+		t.Skipf("podman 4 is not installed: %s %v", version, err)
+	}
+	n := newNode(t)
+	n.outside()
+	root, err := filepath.Abs(repository)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unshare, err := exec.LookPath("unshare")
+	if err != nil {
+		t.Fatal(err)
+	}
+	environ := append(os.Environ(), "REPOSITORY="+root, "PATH="+os.Getenv("PATH")+":"+cniPath)
+	o, err := n.exec(context.Background(), unshare, nil, environ,
+		"--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "--wd", root, "bash", "-c", podmanScript)
+	if err != nil {
+		t.Fatal(err)
+	}
+	removePodmansGroups()
+	said := map[string]string{}
+	for _, part := range strings.Split(o.stdout, "== ")[1:] {
+		name, text, _ := strings.Cut(part, "\n")
+		said[name] = text
+	}
+	if _, ended := said["end"]; !ended || o.status != 0 {
+		t.Fatalf("exit status %d\n%s\n%s", o.status, o.stdout, o.stderr)
+	}
+	const first, second = "default via 10.31.0.1 dev eth0", "default via 10.32.0.1 dev eth1"
+	for step, wants := range map[string][]string{
+		"run":        {first, "8080"},
+		"connect":    {first, second, "metric 100", "8080"},
+		"reload":     {"default via", "metric 100", "8080"},
+		"disconnect": {second, "8080"},
+		"again":      {"10.31.0.", second, "metric 100", "8080"},
+		"restart":    {"default via", "metric 100", "8080"},
+	} {
+		for _, want := range append(wants, "hello", " web ") {
+			if !strings.Contains(said[step], want) {
+				t.Errorf("after %s, %q is missing in:\n%s", step, want, said[step])
+			}
+		}
+	}
+	if strings.Contains(said["disconnect"], "10.31.0.") || strings.Contains(said["rm"], "10.3") {
+		t.Errorf("something of a network is left:\n%s\n%s", said["disconnect"], said["rm"])
+	}
+	n.wantNothing()
+}
+
+// removePodmansGroups removes the control groups that podman and ctr have for their containers,
+// all of which have ended.
+func removePodmansGroups() {
+	_ = exec.Command("find", "/sys/fs/cgroup", "-depth", "-type", "d", "-regex", ".*/\\(libpod_parent\\(/.*\\)?\\|default\\(/web\\)?\\)", "-exec", "rmdir", "{}", ";").Run()
+}

@@ -112,25 +112,21 @@ func (c *call) run() error {
 	if c.Loopback {
 		return c.loopback()
 	}
+	if first := map[string]string{"GC": versionWithStatus, "STATUS": versionWithStatus, "CHECK": versionWithCheck}[c.verb]; first != "" {
+		if err := c.since(first); err != nil {
+			return err
+		}
+	}
 	switch c.verb {
 	case "ADD":
 		return c.addVerb()
 	case "DEL":
 		return c.lenientVerb(c.del)
 	case "GC":
-		if err := c.since(versionWithStatus); err != nil {
-			return err
-		}
 		return c.lenientVerb(c.gc)
 	case "CHECK":
-		if err := c.since(versionWithCheck); err != nil {
-			return err
-		}
 		return c.strictVerb(c.check)
 	default: // STATUS: readEnvironment knows the verbs
-		if err := c.since(versionWithStatus); err != nil {
-			return err
-		}
 		return c.strictVerb(c.status)
 	}
 }

@@ -1,7 +1,10 @@
 package recorded
 
 import (
+	"errors"
+	"io/fs"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -20,8 +23,11 @@ func Connected(routes *route.Conn, a netip.Prefix, link int) (bool, error) {
 	if !a.Contains(other) {
 		other = a.Addr().Prev()
 	}
-	if r, err := routes.Get(other); err == nil && r.Link == link {
+	switch r, err := routes.Get(other); {
+	case err == nil && r.Link == link:
 		return true, nil
+	case err != nil && !isNoRoute(err):
+		return false, err
 	}
 	family := uint8(unix.AF_INET)
 	if a.Addr().Is6() {
@@ -34,4 +40,10 @@ func Connected(routes *route.Conn, a netip.Prefix, link int) (bool, error) {
 		}
 	}
 	return false, err
+}
+
+// isNoRoute says that the kernel has no route, or one of a type that refuses packets.
+func isNoRoute(err error) bool {
+	return slices.ContainsFunc([]error{fs.ErrNotExist, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL},
+		func(no error) bool { return errors.Is(err, no) })
 }

@@ -180,3 +180,16 @@ func (a *Address) askedFlags() Flags {
 	}
 	return a.Flags & askable6
 }
+
+// Broadcast is the last address of an IPv4 network, its broadcast address; the zero Addr for IPv6
+// and for networks that have none (/31 and /32, RFC 3021).
+func Broadcast(p netip.Prefix) netip.Addr {
+	if !p.Addr().Is4() || p.Bits() < 0 || p.Bits() > 30 {
+		return netip.Addr{}
+	}
+	b := p.Masked().Addr().As4()
+	for i := range 32 - p.Bits() {
+		b[3-i/8] |= 1 << (i % 8)
+	}
+	return netip.AddrFrom4(b)
+}

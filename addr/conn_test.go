@@ -3,6 +3,7 @@ package addr_test
 import (
 	"errors"
 	"io/fs"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -269,5 +270,19 @@ func TestAddressIsNamedInErrors(t *testing.T) {
 	}
 	if got, want := addr.Scope(7).String()+addr.ScopeGlobal.String(), "7global"; got != want {
 		t.Errorf("scopes %q, want %q", got, want)
+	}
+}
+
+func TestBroadcastAddresses(t *testing.T) {
+	t.Parallel()
+	for prefix, want := range map[string]string{"10.9.0.32/24": "10.9.0.255", "10.9.1.1/16": "10.9.255.255", "10.9.0.33/30": "10.9.0.35", "10.9.0.32/20": "10.9.15.255"} {
+		if got := addr.Broadcast(netip.MustParsePrefix(prefix)); got.String() != want {
+			t.Errorf("of %s: %s, want %s", prefix, got, want)
+		}
+	}
+	for _, prefix := range []string{"10.9.0.32/31", "10.9.0.32/32", "fd00::1/64", "::ffff:10.0.0.1/120"} {
+		if got := addr.Broadcast(netip.MustParsePrefix(prefix)); got.IsValid() {
+			t.Errorf("of %s: %s, want none", prefix, got)
+		}
 	}
 }

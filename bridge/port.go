@@ -255,7 +255,7 @@ func (p *Port) podLinkUp(b *nl.Batch, index int) {
 		return
 	}
 	for _, a := range p.podAddresses() {
-		one := addr.Address{Prefix: a, Link: index}
+		one := addr.Address{Prefix: a, Link: index, Broadcast: addr.Broadcast(a)}
 		if a.Addr().Is6() && !p.DAD {
 			one.Flags = addr.NoDAD
 		}

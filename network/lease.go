@@ -259,7 +259,7 @@ func applyLease(ctx context.Context, links *bridge.Conn, pod *netns.NS, rec *lea
 	defer addresses.Close()
 	valid := validFor(rec.Lease)
 	for _, p := range rec.Applied.Addresses {
-		if _, err := addresses.Ensure(addr.Address{Prefix: p, Link: link.PeerIndex, Valid: valid, Preferred: valid}); err != nil {
+		if _, err := addresses.Ensure(addr.Address{Prefix: p, Link: link.PeerIndex, Broadcast: addr.Broadcast(p), Valid: valid, Preferred: valid}); err != nil {
 			return err
 		}
 	}

@@ -216,7 +216,7 @@ func (p *bridgedNIC) add(prefix netip.Prefix, left time.Duration) error {
 		models = append(models, have...)
 	}
 	if len(models) == 0 {
-		models = []addr.Address{{Link: p.bridge, Broadcast: lastOf(prefix)}}
+		models = []addr.Address{{Link: p.bridge, Broadcast: addr.Broadcast(prefix)}}
 		// The route to its network is among those that are set then.
 		if slices.ContainsFunc(p.r.Host.Routes, func(r lease.HostRoute) bool { return !r.Via.IsValid() && r.Dst == p.r.Lease.Address.Masked() }) {
 			models[0].Flags = addr.NoPrefixRoute
@@ -230,25 +230,13 @@ func (p *bridgedNIC) add(prefix netip.Prefix, left time.Duration) error {
 		}
 		done[a.Link] = true
 		if a.Broadcast.IsValid() {
-			a.Broadcast = lastOf(prefix)
+			a.Broadcast = addr.Broadcast(prefix)
 		}
 		a.Prefix, a.Peer = prefix, netip.Addr{}
 		a.Valid, a.Preferred = lifetimes(left)
 		errs = append(errs, addr.On(p.conn).Replace(a))
 	}
 	return errors.Join(errs...)
-}
-
-// lastOf is the broadcast address of a network; none of one without.
-func lastOf(p netip.Prefix) netip.Addr {
-	if p.Bits() > 30 {
-		return netip.Addr{}
-	}
-	b := p.Masked().Addr().As4()
-	for i := range 32 - p.Bits() {
-		b[3-i/8] |= 1 << (i % 8)
-	}
-	return netip.AddrFrom4(b)
 }
 
 // withdraw takes addresses from bridge and NIC, and nothing else.

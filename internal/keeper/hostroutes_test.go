@@ -109,17 +109,3 @@ func TestTheRoutesThatCameWithALease(t *testing.T) {
 		}
 	}
 }
-
-func TestBroadcastAddresses(t *testing.T) {
-	t.Parallel()
-	for prefix, want := range map[string]string{"10.9.0.32/24": "10.9.0.255", "10.9.1.1/16": "10.9.255.255", "10.9.0.33/30": "10.9.0.35", "10.9.0.32/20": "10.9.15.255"} {
-		if got := lastOf(netip.MustParsePrefix(prefix)); got.String() != want {
-			t.Errorf("of %s: %s, want %s", prefix, got, want)
-		}
-	}
-	for _, prefix := range []string{"10.9.0.32/31", "10.9.0.32/32"} {
-		if got := lastOf(netip.MustParsePrefix(prefix)); got.IsValid() {
-			t.Errorf("of %s: %s, want none", prefix, got)
-		}
-	}
-}

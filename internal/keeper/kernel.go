@@ -177,7 +177,7 @@ func (p *kernelPod) apply(a lease.Applied, left time.Duration) error {
 		errs = append(errs, setMTU(p.conn, p.r.IfName, a.MTU))
 	}
 	for _, prefix := range a.Addresses {
-		address := addr.Address{Prefix: prefix, Link: p.link}
+		address := addr.Address{Prefix: prefix, Link: p.link, Broadcast: addr.Broadcast(prefix)}
 		if left >= 0 {
 			// The kernel refuses 0 s, and takes the largest number for ever.
 			valid := min(max(left, time.Second), (math.MaxUint32-1)*time.Second)

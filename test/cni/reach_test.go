@@ -1,12 +1,19 @@
 package cni
 
 import (
+	"context"
+	"fmt"
 	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/netns"
 )
 
 func TestPodsReachEachOtherTheGatewayAndTheOutside(t *testing.T) {
@@ -298,4 +305,58 @@ func TestBridgeThatBeganWithoutIPv6RoutesItLater(t *testing.T) {
 	// The node asks for the pod's MAC first: nothing else has told it.
 	n.ip("-6 neigh flush dev cbr0")
 	wantPing(t, out, ip4(r).String(), ip6(r).String())
+}
+
+// As the reference plugins have it. A network of two addresses has no broadcast address.
+func TestIPv4AddressesHaveTheirBroadcastAddress(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	brd := func(ns *netns.NS, link string) string {
+		t.Helper()
+		out := nstest.Run(t, ns, "ip", "-4", "-o", "address", "show", "dev", link)
+		_, after, found := strings.Cut(out, " brd ")
+		if !found {
+			return "none in " + out
+		}
+		return strings.Fields(after)[0]
+	}
+	w := n.podnet(nil)
+	p := n.pod("a")
+	w.add(p)
+	if pod, gateway := brd(p.NS, "eth0"), brd(n.ns, "cbr0"); pod != "10.77.0.255" || gateway != "10.77.0.255" {
+		t.Errorf("the pod's broadcast address is %s, the gateway's %s", pod, gateway)
+	}
+	// Those of an earlier version have none, which nobody takes for a difference.
+	for link, ns := range map[string]*netns.NS{"eth0": p.NS, "cbr0": n.ns} {
+		for _, a := range addresses(t, ns, link) {
+			if a.Local.Is4() {
+				own := netip.PrefixFrom(a.Local, a.Bits).String()
+				nstest.Run(t, ns, "ip", "address", "del", own, "dev", link)
+				nstest.Run(t, ns, "ip", "address", "add", own, "dev", link)
+			}
+		}
+	}
+	nstest.Run(t, p.NS, "ip", "route", "add", "default", "via", gateway4)
+	if err := w.check(p); err != nil {
+		t.Errorf("CHECK of a pod without one: %v", err)
+	}
+	w.add(n.pod("b"))
+	if err := w.check(p); err != nil {
+		t.Error(err)
+	}
+	reference := n.pod("reference")
+	conf := fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "theirs", "type": "bridge", "bridge": "theirs0", "isGateway": true,
+		"ipam": {"type": "host-local", "dataDir": %q, "subnet": "10.76.0.0/24"}}`, t.TempDir())
+	c := call{verb: "ADD", id: reference.id, netns: reference.path, ifName: "eth0", stdin: []byte(conf)}
+	peers := os.Getenv("TOMBOLO_PEERS")
+	if peers == "" {
+		t.Fatal("TOMBOLO_PEERS is not set: make peers builds what this compares with")
+	}
+	o, err := n.exec(context.Background(), filepath.Join(peers, "bridge"), c.stdin, append(c.environ(), "CNI_PATH="+peers))
+	if err != nil || o.status != 0 {
+		t.Fatalf("the reference's ADD: %v, %s", err, o.stdout)
+	}
+	if pod, gateway := brd(reference.NS, "eth0"), brd(n.ns, "theirs0"); pod != "10.76.0.255" || gateway != "10.76.0.255" {
+		t.Errorf("the reference's pod has the broadcast address %s, its gateway %s: then ours need none", pod, gateway)
+	}
 }

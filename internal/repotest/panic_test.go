@@ -47,7 +47,7 @@ func exported() map[string]map[string]any {
 			"Current": nil, "New": nil,
 		},
 		"addr": {
-			"Dial": addr.Dial, "HearRouters": addr.HearRouters, "Listen": addr.Listen, "On": addr.On,
+			"Broadcast": addr.Broadcast, "Dial": addr.Dial, "HearRouters": addr.HearRouters, "Listen": addr.Listen, "On": addr.On,
 			"Address": addr.Address{}, "Conn": addr.Conn{}, "Flags": addr.Flags(0), "Routers": addr.Routers{}, "Scope": addr.Scope(0), "Watch": addr.Watch{},
 		},
 		"route": {

@@ -82,5 +82,6 @@ func known() *metrics {
 		uplinks: map[uplink.State]int{uplink.Taken: 2, uplink.Restoring: 1}, uplinkMends: 21, uplinksFinished: 22, uplinkErrors: 23,
 		firewallContested: true, firewallObstacles: 24, firewallLooks: 25, firewallMends: 26, firewallContests: 27, firewallErrors: 28000000,
 		looks: 29, reclaims: 30,
+		linksContested: true, linkLooks: 31, linkErrors: 32, driftFound: 33, driftMended: 34,
 	}
 }

@@ -7,15 +7,16 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network/internal/build"
+	"github.com/tombolo-cni/tombolo/network/internal/elements"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
+	"github.com/tombolo-cni/tombolo/network/internal/reroute"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
 	"github.com/tombolo-cni/tombolo/network/internal/teardown"
 	"github.com/tombolo-cni/tombolo/route"
@@ -59,8 +60,8 @@ func (n *Node) tryAdd(ctx context.Context, nw *Network, pod *Pod) (*Attachment, 
 		return nil, err
 	}
 	defer a.s.Close()
-	a.entry = entry{s: a.s, hash: hash, containerID: pod.ContainerID, getsMore: a.leasing != nil || nw.SLAAC, back: &a.back,
-		reclaimLater: func(hash string) { n.reclaimLater(a.s, nw.Name, hash) }}
+	a.entry = elements.Entry{Session: a.s, Hash: hash, ContainerID: pod.ContainerID, GetsMore: a.leasing != nil || nw.SLAAC, Undo: a.back.push,
+		ReclaimLater: func(hash string) { n.reclaimLater(a.s, nw.Name, hash) }}
 	if a.leasing != nil {
 		// Before Close, which may wait for the lock of the host's lease.
 		defer a.leasing.unlock()
@@ -74,7 +75,7 @@ func (n *Node) tryAdd(ctx context.Context, nw *Network, pod *Pod) (*Attachment, 
 		return made, nil
 	case a.overtaken():
 		_ = a.pending.Close() // of a file that is gone
-		return nil, errDeleted()
+		return nil, session.ErrDeleted()
 	}
 	return nil, a.back.run(a.reason(err))
 }
@@ -88,10 +89,10 @@ type adding struct {
 	hash string
 	// base is the attachment as it was put on record.
 	base    *state.Attachment
-	pending *state.Pending // its record, once there is one
-	leasing *leasing       // nil unless the address comes by DHCP
-	metrics metrics        // of its default routes
-	entry   entry
+	pending *state.Pending  // its record, once there is one
+	leasing *leasing        // nil unless the address comes by DHCP
+	metrics reroute.Metrics // of its default routes
+	entry   elements.Entry
 	back    undo
 }
 
@@ -105,7 +106,7 @@ func (a *adding) reason(err error) error {
 		return err
 	}
 	a.s.Warn("the attachment's record is gone: " + err.Error())
-	return errDeleted()
+	return session.ErrDeleted()
 }
 
 func (a *adding) run(ctx context.Context) (*Attachment, error) {
@@ -136,7 +137,7 @@ func (a *adding) run(ctx context.Context) (*Attachment, error) {
 	if err := a.node.step("bandwidth"); err != nil {
 		return nil, err
 	}
-	if err := a.entry.addEndpoint(ctx, t.plan); err != nil {
+	if err := a.entry.Add(ctx, t.plan.elements()); err != nil {
 		return nil, err
 	}
 	// Only now do the pod's ports lead to it.
@@ -156,7 +157,7 @@ func (a *adding) run(ctx context.Context) (*Attachment, error) {
 	}
 	if err := a.pending.Commit(rec); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil, errDeleted()
+			return nil, session.ErrDeleted()
 		}
 		return nil, fail.State(err)
 	}
@@ -171,7 +172,7 @@ func (a *adding) made(t *tied) *Attachment {
 	at := attachmentOf(&t.plan.rec)
 	at.BridgeMAC, at.BridgeMTU = t.built.Bridge.MAC, t.built.MTU
 	at.PortMAC, at.MAC = t.link.MAC, t.link.PeerMAC
-	at.Routes, at.DNS = a.metrics.apply(withDefaultRoutes(a.nw, t.plan.rec.Addresses, t.given.routes)), t.given.dns
+	at.Routes, at.DNS = a.metrics.Apply(withDefaultRoutes(a.nw, t.plan.rec.Addresses, t.given.routes)), t.given.dns
 	if t.lease != nil && t.lease.Applied.MTU > 0 {
 		at.PodMTU = min(t.lease.Applied.MTU, at.MTU)
 	}
@@ -249,7 +250,7 @@ func (a *adding) tie(ctx context.Context) (*tied, error) {
 // allocate gets the pod's addresses. Of an allocator that asks another program nobody knows
 // how long it takes, so the lock is not held meanwhile.
 func (a *adding) allocate(ctx context.Context) (given, error) {
-	if err := wanted(a.pending); err != nil {
+	if err := session.Wanted(a.pending); err != nil {
 		return given{}, err
 	}
 	if a.nw.Allocator == nil {
@@ -335,16 +336,16 @@ func (a *adding) hostAddress(ctx context.Context, l *bridge.Link, pod netip.Pref
 // anew, says that nobody else is at it.
 func (a *adding) attach(ctx context.Context, p *plan, b *build.Built) (*bridge.Attachment, error) {
 	port := p.onto(b)
-	if err := wanted(a.pending); err != nil {
+	if err := session.Wanted(a.pending); err != nil {
 		return nil, err
 	}
-	if err := a.entry.holdBefore(ctx, p); err != nil {
+	if err := a.entry.HoldBefore(ctx, p.elements()); err != nil {
 		return nil, err
 	}
 	owner := endpoint.AliasOwner(a.hash)
 	link, err := a.s.Links.Attach(ctx, a.pod.NetNS, port)
 	if errors.Is(err, fs.ErrExist) && !errors.Is(err, bridge.ErrPeerExists) {
-		if err := wanted(a.pending); err != nil {
+		if err := session.Wanted(a.pending); err != nil {
 			return nil, err
 		}
 		if err := a.s.Links.Detach(ctx, port.Name, owner); err != nil {
@@ -355,21 +356,12 @@ func (a *adding) attach(ctx context.Context, p *plan, b *build.Built) (*bridge.A
 	if err != nil {
 		return nil, a.makeWay(err, port.Routes)
 	}
-	a.entry.attached = true
+	a.entry.Attached = true
 	a.back.push(func(ctx context.Context) error {
 		err := a.s.Links.Detach(ctx, port.Name, owner)
-		a.entry.attached = err != nil
+		a.entry.Attached = err != nil
 		return err
 	})
 	p.link(link)
 	return link, nil
-}
-
-// explainRoute tells what to do where the pod has a route by another interface.
-func explainRoute(err error) error {
-	var op *tombolo.OpError
-	if errors.Is(err, fs.ErrExist) && errors.As(err, &op) && op.Op == "add route" {
-		return fail.Errorf(ErrConflict, "%v: the pod has such a route by another of its interfaces: give this one another priority, or leave it out", err)
-	}
-	return err
 }

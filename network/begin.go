@@ -4,11 +4,8 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"time"
 
-	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
-	"github.com/tombolo-cni/tombolo/network/internal/session"
 )
 
 // maxRemains is how often an ADD undoes what it finds in its way. Once is enough, unless
@@ -60,7 +57,7 @@ func (a *adding) writeRecord() error {
 		}
 		return fail.State(err)
 	}
-	a.entry.pending = a.pending
+	a.entry.Pending = a.pending
 	a.back.push(func(context.Context) error { return a.pending.Abandon() })
 	return nil
 }
@@ -83,7 +80,7 @@ func (a *adding) takeRemainsDown(ctx context.Context) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
-	case err != nil || !unfinished && !died(ctx, a.s, a.nw.Name, a.hash):
+	case err != nil || !unfinished && !a.s.Died(ctx, a.nw.Name, a.hash):
 		return existsAlready(a.pod.key(a.nw))
 	case unfinished:
 		a.s.Warn("an earlier ADD of this attachment was killed: undoing what it left")
@@ -94,33 +91,8 @@ func (a *adding) takeRemainsDown(ctx context.Context) error {
 	return a.node.teardown(a.s, a.nw.Name, known).Remains(ctx, a.pod.owner(), a.hash, unfinished)
 }
 
-// died says that the pod whose attachment is on record is gone: the record can be read, and
-// names a port that is not there any more.
-func died(ctx context.Context, s *session.Session, network, hash string) bool {
-	if _, err := s.Dir.Load(network, hash); err != nil {
-		return false
-	}
-	_, err := s.Links.Link(ctx, "veth"+hash)
-	return errors.Is(err, fs.ErrNotExist)
-}
-
 func existsAlready(k Key) error {
 	return fail.Errorf(ErrExists, "container %s has an attachment %s to network %q already: DEL it first", k.ContainerID, k.IfName, k.Network)
-}
-
-// errDeleted is how an ADD ends whose record was removed.
-func errDeleted() error {
-	return fail.Errorf(ErrTryAgain, "the attachment was deleted, or collected as garbage, while it was being made")
-}
-
-// wanted is the error with which an ADD ends whose record was removed. It asks before it
-// makes, or takes away, what has the same name for the next ADD of the attachment.
-func wanted(record *state.Pending) error {
-	gone, err := record.Gone()
-	if gone {
-		return errDeleted()
-	}
-	return err
 }
 
 // overtaken says that the attachment was deleted and added again while this ADD was at work.
@@ -135,39 +107,4 @@ func (a *adding) overtaken() bool {
 	}
 	_, err := a.s.Dir.Load(a.nw.Name, a.hash)
 	return !errors.Is(err, fs.ErrNotExist)
-}
-
-// lookEvery is how often an ADD that waits for others looks whether it is wanted still.
-const lookEvery = 100 * time.Millisecond
-
-// whileWanted does something that may take long, and ends it when the attachment's record
-// is removed: the call that removes it wants the ADD to end, and may wait for a lock that it has.
-func whileWanted(ctx context.Context, record *state.Pending, do func(context.Context) error) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	deleted := errDeleted()
-	done, watched := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(watched)
-		tick := time.NewTicker(lookEvery)
-		defer tick.Stop()
-		for {
-			select {
-			case <-done:
-				return
-			case <-tick.C:
-			}
-			if gone, err := record.Gone(); gone && err == nil {
-				cancel(deleted)
-				return
-			}
-		}
-	}()
-	err := do(ctx)
-	close(done)
-	<-watched
-	if err != nil && context.Cause(ctx) == deleted {
-		return deleted
-	}
-	return err
 }

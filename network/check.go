@@ -10,11 +10,9 @@ import (
 	"slices"
 
 	"github.com/tombolo-cni/tombolo"
-	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
-	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/inspect"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
@@ -91,7 +89,7 @@ func (k *checking) link(ctx context.Context, found *inspect.Findings) error {
 				found.Add("prevResult gives the interface %s the MAC %.40q, which is none", k.rec.HostIf, text)
 			}
 		}
-		has, err := podAddresses(k.pod.NetNS)
+		has, err := inspect.PodAddresses(k.pod.NetNS)
 		if err != nil {
 			return err
 		}
@@ -128,21 +126,6 @@ func (k *checking) expectedAddresses(told *Reported, has []netip.Prefix, found *
 		}
 	}
 	return named
-}
-
-// podAddresses lists the addresses of a pod, by whichever interface it has them.
-func podAddresses(pod *netns.NS) ([]netip.Prefix, error) {
-	conn, err := addr.Dial(&addr.Config{NetNS: pod})
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	have, err := conn.List(addr.Filter{})
-	var list []netip.Prefix
-	for _, a := range have {
-		list = append(list, a.Prefix)
-	}
-	return list, err
 }
 
 // network compares the parts that the attachment shares with others, and its own

@@ -3,13 +3,11 @@ package network
 import (
 	"context"
 	"fmt"
-	"math"
 	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
@@ -18,10 +16,10 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
 	"github.com/tombolo-cni/tombolo/ipam"
-	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network/internal/build"
 	"github.com/tombolo-cni/tombolo/network/internal/dhcplease"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/network/internal/reroute"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
 	"github.com/tombolo-cni/tombolo/route"
 )
@@ -114,7 +112,7 @@ func (a *adding) lease(ctx context.Context) (*tied, error) {
 	}
 	defer asked.close()
 	a.s.Leave()
-	if err := whileWanted(ctx, a.pending, func(ctx context.Context) error { return a.acquire(ctx, rec, b, link) }); err != nil {
+	if err := session.WhileWanted(ctx, a.pending, func(ctx context.Context) error { return a.acquire(ctx, rec, b, link) }); err != nil {
 		return nil, err
 	}
 	g, err := a.advertised(ctx, asked, givenBy(rec, a.pod.Routes), b, link)
@@ -124,8 +122,8 @@ func (a *adding) lease(ctx context.Context) (*tied, error) {
 	if err := a.s.Enter(ctx); err != nil {
 		return nil, err
 	}
-	if err := applyLease(ctx, a.s.Links, a.pod.NetNS, rec, link); err != nil {
-		return nil, err
+	if err := dhcplease.Apply(ctx, a.s.Links, a.pod.NetNS, rec, link); err != nil {
+		return nil, reroute.ExplainRoute(err)
 	}
 	t, err := a.again(ctx, g, b, link)
 	if err != nil {
@@ -210,7 +208,7 @@ func (a *adding) acquire(ctx context.Context, rec *lease.Record, b *build.Built,
 	}
 	rec.Lease, rec.Applied = got, rec.Policy.Apply(got)
 	if slices.ContainsFunc(rec.Applied.Routes, func(r dhcpc.Route) bool { return r.Dst.Bits() == 0 }) {
-		metric, err := freeMetric(a.pod.NetNS, false, uint32(rec.Policy.Priority))
+		metric, err := reroute.FreeMetric(a.pod.NetNS, false, uint32(rec.Policy.Priority))
 		if err != nil {
 			return err
 		}
@@ -241,49 +239,6 @@ func givenBy(rec *lease.Record, more []route.Route) given {
 	}
 	g.routes = append(g.routes, more...)
 	return g
-}
-
-// applyLease gives the pod what it has leased. The address has the lease's lifetime,
-// so that the kernel itself ends it if everything of ours dies.
-func applyLease(ctx context.Context, links *bridge.Conn, pod *netns.NS, rec *lease.Record, link *bridge.Attachment) error {
-	if mtu := rec.Applied.MTU; mtu > 0 && mtu < link.MTU {
-		// The pod's alone: the host's bridge, and with it the host, is not the server's.
-		if err := links.SetMTU(ctx, pod, "", link.Peer, mtu); err != nil {
-			return err
-		}
-	}
-	addresses, err := addr.Dial(&addr.Config{NetNS: pod})
-	if err != nil {
-		return err
-	}
-	defer addresses.Close()
-	valid := validFor(rec.Lease)
-	for _, p := range rec.Applied.Addresses {
-		if _, err := addresses.Ensure(addr.Address{Prefix: p, Link: link.PeerIndex, Broadcast: addr.Broadcast(p), Valid: valid, Preferred: valid}); err != nil {
-			return err
-		}
-	}
-	routes, err := route.Dial(&route.Config{NetNS: pod})
-	if err != nil {
-		return err
-	}
-	defer routes.Close()
-	for _, rt := range rec.Applied.Routes {
-		if err := routes.Add(lease.RouteOf(rt, link.PeerIndex, rec.Policy.Priority)); err != nil {
-			return explainRoute(err)
-		}
-	}
-	return nil
-}
-
-// validFor is how long the kernel is to keep a lease's address; nil is for ever.
-func validFor(l *dhcpc.Lease) *time.Duration {
-	left := l.Left(time.Now())
-	if left < 0 {
-		return nil
-	}
-	left = min(max(left, time.Second), (math.MaxUint32-1)*time.Second)
-	return &left
 }
 
 // commit hands the lease over to the keeper. That waits for the disk, so the state's

@@ -10,6 +10,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network/internal/build"
+	"github.com/tombolo-cni/tombolo/network/internal/elements"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/nft"
@@ -21,6 +22,11 @@ type plan struct {
 	want *build.Want
 	port bridge.Port
 	rec  state.Attachment // as it will be on record
+}
+
+// elements is what the pod's part in the firewall is made from.
+func (p *plan) elements() elements.Plan {
+	return elements.Plan{Record: &p.rec, Want: p.want, Port: p.port.Name}
 }
 
 // plan derives what the network has to be, the port and the record from what the pod was
@@ -53,7 +59,7 @@ func (a *adding) plan(g given, made *bridge.Attachment) (*plan, error) {
 		// Neighbours know an address's last MAC: that which follows from it, unless another
 		// was asked for, or another plugin gave the address to a pod of its own.
 		Announce: mac != nil || a.base.DataDir != "",
-		Routes:   a.metrics.apply(podRoutes(nw, g.addresses, g.routes)),
+		Routes:   a.metrics.Apply(podRoutes(nw, g.addresses, g.routes)),
 	}
 	for _, address := range g.addresses {
 		p.port.Addresses = append(p.port.Addresses, address.Prefix)

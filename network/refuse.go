@@ -38,7 +38,7 @@ func (a *adding) anothersAddress(ctx context.Context, own netip.Addr) error {
 	case err != nil:
 		return err
 	}
-	if stale, err := a.entry.isStale(ctx, held); stale || err != nil {
+	if stale, err := a.entry.IsStale(ctx, held); stale || err != nil {
 		return err
 	}
 	return fmt.Errorf("another pod of this node has it: %w", held)

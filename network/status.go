@@ -14,6 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network/internal/build"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/network/internal/inspect"
 	"github.com/tombolo-cni/tombolo/network/internal/takeover"
 	"github.com/tombolo-cni/tombolo/nft"
 	"github.com/tombolo-cni/tombolo/nft/foreign"
@@ -44,7 +45,7 @@ func (n *Node) Ready(ctx context.Context, nw *Network, leases *Lease) error {
 	if err := n.uplinkReady(ctx, nw); err != nil {
 		return err
 	}
-	if err := refuseContested(n.dir); err != nil {
+	if err := inspect.RefuseContested(n.dir); err != nil {
 		return err
 	}
 	if leases == nil && nw.Allocator != nil {

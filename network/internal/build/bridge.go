@@ -8,6 +8,8 @@ import (
 	"net"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
@@ -16,7 +18,6 @@ import (
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
 	"github.com/tombolo-cni/tombolo/route"
-	"golang.org/x/sys/unix"
 )
 
 // buildBridge makes the bridge, or corrects it, and says whether it had to.

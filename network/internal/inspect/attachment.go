@@ -2,9 +2,11 @@ package inspect
 
 import (
 	"context"
+	"net/netip"
 	"strings"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -90,4 +92,19 @@ func remedyOf(d tombolo.Difference, rec *state.Attachment) tombolo.Remedy {
 		return tombolo.RemedyRecreate // it is to have the lease's lifetime
 	}
 	return tombolo.RemedyRepair
+}
+
+// PodAddresses lists the addresses of a pod, by whichever interface it has them.
+func PodAddresses(pod *netns.NS) ([]netip.Prefix, error) {
+	conn, err := addr.Dial(&addr.Config{NetNS: pod})
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	have, err := conn.List(addr.Filter{})
+	var list []netip.Prefix
+	for _, a := range have {
+		list = append(list, a.Prefix)
+	}
+	return list, err
 }

@@ -100,3 +100,13 @@ func (s *Session) Unused(rec *state.Network, attachments []*state.Attachment) (b
 	taken, err := s.Uplinks().IsTaken(rec.Uplink)
 	return !taken, err
 }
+
+// Died says that the pod whose attachment is on record is gone: the record can be read, and
+// names a port that is not there any more.
+func (s *Session) Died(ctx context.Context, network, hash string) bool {
+	if _, err := s.Dir.Load(network, hash); err != nil {
+		return false
+	}
+	_, err := s.Links.Link(ctx, "veth"+hash)
+	return errors.Is(err, fs.ErrNotExist)
+}

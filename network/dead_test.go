@@ -154,6 +154,24 @@ func TestAHostPortOfADeadPodBringsAllOfItBack(t *testing.T) {
 	b.mustHave(t, "next")
 }
 
+func TestAHostPortIsNotTakenFromAPodWhosePortWasRenamed(t *testing.T) {
+	t.Parallel()
+	b := small(t)
+	p := b.another(t, "p")
+	p.Ports = []HostPort{{Protocol: 6, HostPort: 8080, PodPort: 80}}
+	made := b.added(t, p)
+	nstest.Run(t, b.host, "ip", "link", "set", made.Port, "down", "name", "renamed")
+	next := b.another(t, "next")
+	next.Ports = p.Ports
+	b.do(t, func() error {
+		if _, err := b.node.Add(t.Context(), &b.nw, next); !errors.Is(err, ErrConflict) {
+			t.Errorf("%v, want ErrConflict", err)
+		}
+		return nil
+	})
+	b.mustHave(t, "p")
+}
+
 // A pod is dead only if both its port and its namespace are gone, as far as can be told.
 func TestNoLivingPodIsTakenForDead(t *testing.T) {
 	t.Parallel()
@@ -181,7 +199,9 @@ func TestNoLivingPodIsTakenForDead(t *testing.T) {
 	made = b.added(t, q)
 	hide(t, q)
 	must("its path cannot be opened, and its port is there")
-	nstest.Run(t, b.host, "ip", "link", "del", made.Port)
+	nstest.Run(t, b.host, "ip", "link", "set", made.Port, "down", "name", "renamed")
+	must("its port has another name")
+	nstest.Run(t, b.host, "ip", "link", "del", "renamed")
 	must("its port is gone too", "q")
 
 	// In another network namespace nothing is there.

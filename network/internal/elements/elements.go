@@ -162,7 +162,8 @@ func (e *Entry) IsStale(ctx context.Context, conflict *nft.ConflictError) (bool,
 	}
 	l, err := e.Session.Links.Link(ctx, "veth"+string(conflict.Owner))
 	if errors.Is(err, fs.ErrNotExist) {
-		return true, nil
+		renamed, err := e.Session.Renamed(ctx, string(conflict.Owner))
+		return !renamed, err
 	}
 	if err != nil {
 		return false, err

@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"slices"
+	"strings"
 
+	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/ident"
@@ -50,6 +53,14 @@ func (s *Session) IPAMNode(network string, own ipam.Owner, hash string) ipam.Nod
 		},
 		Warn: s.Warn,
 	}
+}
+
+// Renamed says whether an attachment's port is there by another name: its alias stays.
+func (s *Session) Renamed(ctx context.Context, hash string) (bool, error) {
+	links, err := s.Links.Veths(ctx)
+	return slices.ContainsFunc(links, func(l bridge.Link) bool {
+		return strings.HasPrefix(l.Alias, endpoint.AliasOwner(hash))
+	}), err
 }
 
 // live lists the addresses that pods of a network have in the kernel: by the

@@ -30,6 +30,19 @@ type Dead struct {
 
 // whyDead says what shows that an attachment's pod is gone; "" where nothing does.
 func whyDead(ctx context.Context, s *session.Session, rec *state.Attachment) (string, error) {
+	why, err := seemsDead(ctx, s, rec)
+	if why == "" || err != nil {
+		return "", err
+	}
+	// It takes a dump of all links, so it is asked last.
+	if renamed, err := s.Renamed(ctx, rec.Hash()); renamed || err != nil {
+		return "", err
+	}
+	return why, nil
+}
+
+// seemsDead is whyDead where nobody has renamed a port.
+func seemsDead(ctx context.Context, s *session.Session, rec *state.Attachment) (string, error) {
 	port := "veth" + rec.Hash()
 	switch _, err := s.Links.Link(ctx, port); {
 	case err == nil:

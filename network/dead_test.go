@@ -10,10 +10,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
 )
@@ -170,6 +172,49 @@ func TestAHostPortIsNotTakenFromAPodWhosePortWasRenamed(t *testing.T) {
 		return nil
 	})
 	b.mustHave(t, "p")
+}
+
+// Another Del, which passes a host port on to the attachment, writes its record meanwhile.
+func TestADelPassesOnWhatItIsPassedMeanwhile(t *testing.T) {
+	t.Parallel()
+	b := small(t)
+	var pods [3]*Pod
+	var hashes [3]string
+	p := b.another(t, "p")
+	for i := range pods {
+		one := *p
+		pods[i], one.IfName = &one, fmt.Sprint("eth", i)
+		one.Ports = []HostPort{{Protocol: 6, HostPort: 8080, PodPort: 80}}
+		hashes[i] = b.added(t, &one).hash()
+	}
+	var locks [3]*state.AttachmentLock
+	for i, h := range hashes[1:] {
+		lock, err := b.node.dir.LockAttachment("pods", h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		locks[i+1] = lock
+	}
+	del := func(i int) { b.do(t, func() error { return b.node.Del(t.Context(), pods[i].key(&b.nw), nil) }) }
+	del(0) // it passes nothing on
+	locks[2].Close()
+	go func() {
+		defer locks[1].Close()
+		time.Sleep(50 * time.Millisecond)
+		rec, err := b.node.dir.Load("pods", hashes[1])
+		if err == nil {
+			rec.Waiting = []state.Waiting{{Network: "pods", Hash: hashes[2]}}
+			err = b.node.dir.UpdateLocked(rec)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}()
+	del(1)
+	rec, err := b.node.dir.Load("pods", hashes[2])
+	if err != nil || rec.Published[0].Withheld {
+		t.Errorf("the port is passed on to nobody: %+v, %v", rec, err)
+	}
 }
 
 // A pod is dead only if both its port and its namespace are gone, as far as can be told.

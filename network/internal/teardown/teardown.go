@@ -76,7 +76,7 @@ type Origin struct{ Type, Dir string }
 
 // Attachment takes one down, whose Add may be at work.
 func (t *Teardown) Attachment(ctx context.Context, owner ipam.Owner, hash string) error {
-	lock, err := t.Session.Dir.LockAttachment(t.Network, hash)
+	lock, err := t.lock(ctx, hash)
 	if err == nil {
 		defer lock.Close()
 	}
@@ -103,6 +103,31 @@ func (t *Teardown) Attachment(ctx context.Context, owner ipam.Owner, hash string
 	}
 	return closeLoopbackAfter(ctx, t.Session, t.Known.Bridge, r.rec)
 }
+
+// lock takes the lock of an attachment's record. Whoever has that of one whose Add is done writes
+// it anew, as a rule, such as a Del that passes a host port on to it: that is waited for, as what
+// it writes is to go too, or to be passed on further.
+func (t *Teardown) lock(ctx context.Context, hash string) (*state.AttachmentLock, error) {
+	dir := t.Session.Dir
+	lock, err := dir.LockAttachment(t.Network, hash)
+	if !errors.Is(err, state.ErrBusy) {
+		return lock, err
+	}
+	if rec, loadErr := dir.Load(t.Network, hash); loadErr != nil || rec.State != state.Ready {
+		return nil, err
+	}
+	wait, workErr := dir.AtWork(t.Network, hash)
+	if workErr != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, writeEnds)
+	defer cancel()
+	wait(ctx)
+	return dir.LockAttachment(t.Network, hash)
+}
+
+// writeEnds is how long a Del waits for a record to be written.
+const writeEnds = 500 * time.Millisecond
 
 // addEnds is how long a Del waits for an Add to end. One that hangs for longer leaves alone what
 // an Add after the Del makes.

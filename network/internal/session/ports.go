@@ -3,6 +3,8 @@ package session
 import (
 	"context"
 	"errors"
+	"slices"
+	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
@@ -19,11 +21,28 @@ func (s *Session) PassPorts(ctx context.Context, waiting []state.Waiting) error 
 	return errors.Join(errs...)
 }
 
+// How often a record that is locked is looked at again, and when.
+const (
+	busyTries = 20
+	busyPause = 5 * time.Millisecond
+)
+
+// withholds says whether an attachment whose Add is done has host ports withheld.
+func (s *Session) withholds(w state.Waiting) bool {
+	a, err := s.Dir.Load(w.Network, w.Hash)
+	return err == nil && a.State == state.Ready && slices.ContainsFunc(a.Published, func(p state.Published) bool { return p.Withheld })
+}
+
 // Publish publishes what an attachment's record has as withheld, unless somebody else has it;
 // others may wait for it then. An attachment that another call is at work on, or that is gone, is
 // passed over: what is withheld still, Repair publishes.
 func (s *Session) Publish(ctx context.Context, w state.Waiting, others ...state.Waiting) error {
 	lock, err := s.Dir.LockAttachment(w.Network, w.Hash)
+	// Another Publish may have it for a moment, which has met with a conflict that is over.
+	for i := 0; i < busyTries && errors.Is(err, state.ErrBusy) && s.withholds(w); i++ {
+		time.Sleep(busyPause)
+		lock, err = s.Dir.LockAttachment(w.Network, w.Hash)
+	}
 	if err != nil {
 		return nil
 	}

@@ -165,3 +165,17 @@ func TestLoopbackNameAloneMakesNoDifferenceToNetworks(t *testing.T) {
 		t.Errorf("%v, %d, %s", err, o.status, o.stdout)
 	}
 }
+
+// A path of a process leads elsewhere once its number is another's: that may be the host's namespace.
+func TestLoopbackLeavesTheHostsOwnUp(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	c := call{verb: "DEL", id: "a", netns: "/proc/self/ns/net", ifName: "lo"}
+	o, err := n.exec(context.Background(), n.loopbackPlugin(), []byte(`{"cniVersion": "1.0.0", "name": "l", "type": "loopback"}`), c.environ())
+	if err != nil || o.status != 0 {
+		t.Fatalf("DEL: %v, %d, %s", err, o.status, o.stdout)
+	}
+	if links := nstest.Run(t, n.ns, "ip", "-o", "link", "show", "lo"); !strings.Contains(links, ",UP") {
+		t.Errorf("the host's lo is down: %s", links)
+	}
+}

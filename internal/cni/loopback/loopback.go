@@ -26,7 +26,7 @@ const (
 // not within 127.0.0.0/8, and not ::1, is an error. It needs CAP_NET_ADMIN in the pod's
 // namespace at path, and CAP_SYS_ADMIN to enter it.
 func Add(path string) (addresses []netip.Prefix, _ error) {
-	err := within(path, func(conn *nl.Conn) error {
+	err := within(path, func(conn *nl.Conn, _ *netns.NS) error {
 		if err := set(conn, unix.IFF_UP); err != nil {
 			return err
 		}
@@ -57,12 +57,24 @@ func Add(path string) (addresses []netip.Prefix, _ error) {
 	return addresses, err
 }
 
-// Del sets lo down. A namespace that is gone, or that nobody names, is success.
+// Del sets lo down. A namespace that is gone, or that nobody names, is success, and so is the
+// caller's own, to which the path of a process leads whose number was given anew: the host's lo
+// stays up.
 func Del(path string) error {
 	if path == "" {
 		return nil
 	}
-	err := within(path, func(conn *nl.Conn) error { return set(conn, 0) })
+	host, err := netns.Current()
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	err = within(path, func(conn *nl.Conn, pod *netns.NS) error {
+		if pod.ID() == host.ID() {
+			return nil
+		}
+		return set(conn, 0)
+	})
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS) {
 		return nil
 	}
@@ -71,7 +83,7 @@ func Del(path string) error {
 
 // Check says that lo is down.
 func Check(path string) error {
-	return within(path, func(conn *nl.Conn) error {
+	return within(path, func(conn *nl.Conn, _ *netns.NS) error {
 		var l link.Link
 		var b nl.Batch
 		link.Get(&b, Name, index, &l)
@@ -92,7 +104,7 @@ func set(conn *nl.Conn, flags uint32) error {
 }
 
 // within opens the pod's namespace.
-func within(path string, do func(*nl.Conn) error) error {
+func within(path string, do func(*nl.Conn, *netns.NS) error) error {
 	pod, err := netns.Open(path)
 	if err != nil {
 		return err
@@ -103,5 +115,5 @@ func within(path string, do func(*nl.Conn) error) error {
 		return err
 	}
 	defer conn.Close()
-	return do(conn)
+	return do(conn, pod)
 }

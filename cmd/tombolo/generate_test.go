@@ -117,7 +117,7 @@ _tombolo() {
 	done
 	case $place in
 	NIC | BRIDGE) words=$(cd /sys/class/net && echo *) ;;
-	NETWORK) words=$(cd "$state/networks" 2>/dev/null && for word in *.json; do echo "${word%%.json}"; done) ;;
+	NETWORK) words=$(cd "$state/networks" 2>/dev/null && for word in *.json; do [[ ! -e $word ]] || echo "${word%%.json}"; done) ;;
 	COMMAND) words='%s' ;;
 	FILE) mapfile -t COMPREPLY < <(compgen -f -- "$cur") && return ;;
 	esac

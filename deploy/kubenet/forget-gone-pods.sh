@@ -2,8 +2,14 @@
 # forget-gone-pods.sh [DIRECTORY]: deletes what bridge, portmap and firewall left of pods
 # that have no reservation in any network below DIRECTORY.
 set -eu
+directory=${1:-/var/lib/cni/networks}
+# Without reservations all pods would count as gone.
+if [ $# -gt 1 ] || [ ! -d "$directory" ]; then
+	echo "usage: $0 [DIRECTORY]: $directory is no directory; name the dataDir of the networks" >&2
+	exit 2
+fi
 containers=" " addresses=" "
-for file in "${1:-/var/lib/cni/networks}"/*/*[.:]*; do
+for file in "$directory"/*/*[.:]*; do
 	[ -f "$file" ] || continue
 	container=$(head -n 1 "$file" | tr -d '\r')
 	grep -qrs "\"containerID\":\"$container\"" /run/tombolo/attachments && continue

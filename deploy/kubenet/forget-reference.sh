@@ -2,6 +2,7 @@
 # forget-reference.sh: deletes the chains, tables and links of bridge, portmap, firewall
 # and bandwidth.
 set -eu
+[ $# -eq 0 ] || { echo "usage: $0, without arguments" >&2; exit 2; }
 for iptables in iptables ip6tables; do
 	command -v $iptables-save >/dev/null || continue
 	for table in nat filter; do

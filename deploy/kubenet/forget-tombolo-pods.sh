@@ -1,9 +1,10 @@
 #!/bin/sh
 # forget-tombolo-pods.sh: has tombolo DEL the pods that the reference plugins deleted.
 set -eu
+[ $# -eq 0 ] || { echo "usage: $0, without arguments" >&2; exit 2; }
 network=kubenet
 tombolo=/opt/cni/bin/tombolo
-cd /run/tombolo/attachments/$network
+cd /run/tombolo/attachments/$network 2>/dev/null || exit 0 # none is on record
 for record in *.json; do
 	[ -f "$record" ] || continue
 	ip link show "veth${record%.json}" >/dev/null 2>&1 && continue

@@ -1,6 +1,7 @@
 #!/bin/sh
 # forget-tombolo.sh: deletes the rules and the state of tombolo, which has no pods.
 set -eu
+[ $# -eq 0 ] || { echo "usage: $0, without arguments" >&2; exit 2; }
 for iptables in iptables ip6tables; do
 	command -v $iptables-save >/dev/null || continue
 	$iptables-save -t filter | awk '
@@ -12,4 +13,4 @@ done
 for family in inet bridge; do
 	nft delete table $family tombolo 2>/dev/null || :
 done
-rm -r /run/tombolo
+rm -rf /run/tombolo

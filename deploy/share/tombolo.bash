@@ -53,7 +53,7 @@ _tombolo() {
 	done
 	case $place in
 	NIC | BRIDGE) words=$(cd /sys/class/net && echo *) ;;
-	NETWORK) words=$(cd "$state/networks" 2>/dev/null && for word in *.json; do echo "${word%.json}"; done) ;;
+	NETWORK) words=$(cd "$state/networks" 2>/dev/null && for word in *.json; do [[ ! -e $word ]] || echo "${word%.json}"; done) ;;
 	COMMAND) words='version ls check repair gc doctor leases remove uplink validate demo help' ;;
 	FILE) mapfile -t COMPREPLY < <(compgen -f -- "$cur") && return ;;
 	esac

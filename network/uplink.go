@@ -18,10 +18,16 @@ func ours(u uplink.Uplink, bridgeName string) uplink.Uplink {
 	return u
 }
 
-// PlanUplink gives the steps by which a NIC would be taken over. Nothing is changed.
+// PlanUplink gives the steps by which a NIC would be taken over. Nothing is changed. For a NIC
+// that is taken over already, there are none: ErrConflict.
 func (n *Node) PlanUplink(ctx context.Context, u uplink.Uplink) (*uplink.Steps, error) {
-	if err := n.usable(ctx); err != nil {
+	taken, err := n.Uplinks(ctx, u.NIC)
+	if err != nil {
 		return nil, err
+	}
+	if len(taken) > 0 {
+		return nil, fail.Errorf(fail.ErrConflict, "uplink %s is taken over already: tombolo uplink status %s says what differs, and tombolo uplink restore %s gives it back",
+			u.NIC, u.NIC, u.NIC)
 	}
 	return takeover.Plan(ctx, ours(u, u.Bridge))
 }

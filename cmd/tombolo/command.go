@@ -64,7 +64,7 @@ func operator(args []string) int {
 		return exitUsage
 	case errors.Is(err, network.ErrAttached):
 		return exitAttached
-	case errors.Is(err, errDiffers), errors.Is(err, errKept), errors.Is(err, errInvalid), errors.Is(err, errSick):
+	case errors.Is(err, errDiffers), errors.Is(err, errUplinkDiffers), errors.Is(err, errKept), errors.Is(err, errInvalid), errors.Is(err, errSick):
 		return exitDiffers
 	}
 	return exitFailed

@@ -71,9 +71,9 @@ func commands() []command {
 			summary:    "say in words how a NIC would become a port of a bridge, which takes over its addresses and routes",
 			privileged: true,
 			setup: func(flags *flag.FlagSet) runner {
-				u := uplinkFlags(flags)
+				u, state := uplinkFlags(flags), stateFlag(flags)
 				return func(ctx context.Context, out io.Writer, args []string) error {
-					return onNode(ctx, "", "", func(node *network.Node) error { return planUplink(ctx, node, out, u(args)) })
+					return onNode(ctx, *state, "", func(node *network.Node) error { return planUplink(ctx, node, out, u(args)) })
 				}
 			}},
 		{name: "uplink take", args: "NIC BRIDGE", summary: "do it, as the first ADD of a network with this uplink would",

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -12,6 +13,10 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/network"
 )
+
+// errUplinkDiffers says that uplink status found something. repair looks after the uplinks of
+// networks; one that the operator took is in none before its first ADD.
+var errUplinkDiffers = errors.New("an uplink is not as it should be: tombolo uplink take NIC BRIDGE puts it right, and so does tombolod")
 
 func planUplink(ctx context.Context, node *network.Node, out io.Writer, u uplink.Uplink) error {
 	steps, err := node.PlanUplink(ctx, u)
@@ -82,7 +87,7 @@ func uplinkStatus(ctx context.Context, node *network.Node, out io.Writer, nic st
 		err = printUplinks(out, list, nic)
 	}
 	if err == nil && differs {
-		return errDiffers
+		return errUplinkDiffers
 	}
 	return err
 }

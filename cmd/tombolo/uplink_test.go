@@ -72,6 +72,8 @@ func TestUplinkIsPlannedTakenLookedAtAndGivenBack(t *testing.T) {
 			outcome{0, "eth0 is a port of br0, which has its addresses and routes\n", ""}},
 		{"take again", func() outcome { return uplink("take", "eth0", "br0") },
 			outcome{0, "eth0 is a port of br0, which has its addresses and routes\n", ""}},
+		{"plan again", func() outcome { return uplink("plan", "eth0", "br0") },
+			outcome{exitFailed, "", "tombolo: uplink eth0 is taken over already: tombolo uplink status eth0 says what differs, and tombolo uplink restore eth0 gives it back\n"}},
 		{"status", func() outcome { return uplink("status") }, outcome{0, "eth0 on br0: taken\n", ""}},
 		{"restore from another bridge", func() outcome { return uplink("restore", "eth0", "br1") },
 			outcome{exitFailed, "", "tombolo: uplink eth0 is a port of bridge br0, not of br1\n"}},

@@ -29,7 +29,7 @@ _tombolo() {
 	'doctor') flags='--dns --json --state' places='POD' ;;
 	'leases') flags='--json --leases' places='' ;;
 	'remove') flags='--state' places='NETWORK' ;;
-	'uplink plan') flags='--keep-address --timeout' places='NIC BRIDGE' ;;
+	'uplink plan') flags='--keep-address --state --timeout' places='NIC BRIDGE' ;;
 	'uplink take') flags='--keep-address --leases --state --timeout' places='NIC BRIDGE' ;;
 	'uplink restore') flags='--leases --state' places='NIC BRIDGE' ;;
 	'uplink status') flags='--json --leases --state' places='NIC' ;;

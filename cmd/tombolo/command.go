@@ -110,6 +110,9 @@ func find(table []command, args []string) (*command, []string, error) {
 	names := make([]string, 0, len(table))
 	for _, c := range table {
 		names = append(names, c.name)
+		if group, _, ok := strings.Cut(c.name, " "); ok {
+			names = append(names, group)
+		}
 	}
 	if near := strict.Nearest(name, names); near != "" {
 		return nil, nil, fmt.Errorf("no command %q, but %q: %w", name, near, errUsage)

@@ -507,6 +507,20 @@ func TestValidateTellsScripts(t *testing.T) {
 			t.Errorf("a bad one: %+v; want %s", got, want)
 		}
 	}
+	if got := tombolo(t, nil, nil, "", "validate", dir+"/none", bad); !strings.Contains(got.stdout, "mtu 7 ") {
+		t.Errorf("what follows a file that is not there is passed over: %+v", got)
+	}
+	if got := tombolo(t, nil, nil, "", "validate", "/dev/zero"); got.status != exitFailed || !strings.Contains(got.stderr, "more than 16 MiB") {
+		t.Errorf("a file without an end: %+v", got)
+	}
+	for from, to := range map[string]string{good: dir + "/list.conf", bad: dir + "/single.conflist"} {
+		if err := os.Rename(from, to); err != nil {
+			t.Fatal(err)
+		}
+		if got := tombolo(t, nil, nil, "", "validate", to); got.status != exitDiffers || !strings.Contains(got.stdout, "runtimes take a "+filepath.Ext(to)+" file only as ") {
+			t.Errorf("a file whose name tells of the other form: %+v", got)
+		}
+	}
 	if got := tombolo(t, nil, nil, "", "validate", dir+"/none"); got.status != exitFailed || !strings.Contains(got.stderr, "none") {
 		t.Errorf("no file: %+v", got)
 	}

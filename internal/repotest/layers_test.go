@@ -81,7 +81,7 @@ func layers() []layer {
 			"one link that every pod has: it knows no networks, and nothing of CNI"},
 		{[]string{"internal/cni"}, []string{"addr", "bridge", "bridge/bandwidth", "bridge/uplink", "dhcpc", "ipam", "netns", "network", "nft", "route", "internal/cni/ipamconf", "internal/cni/loopback", "internal/endpoint", "internal/ident", "internal/jsontext", "internal/lease", "internal/printable", "internal/state", "internal/strict"},
 			"it translates between CNI and package network"},
-		{[]string{"internal/cni/conflist"}, []string{"internal/cni", "network", "nft"}, "it says what a configuration means, and does nothing"},
+		{[]string{"internal/cni/conflist"}, []string{"internal/cni", "internal/strict", "network", "nft"}, "it says what a configuration means, and does nothing"},
 		{[]string{"internal/report"}, []string{".", "network"}, "it words what package network finds, and knows no kernel and no records"},
 		{[]string{"internal/doctor"}, []string{".", "addr", "bridge", "dhcpc", "dhcpc/transport", "netns", "network", "route", "internal/icmp"},
 			"it goes a pod's way, like a pod: what differs from records it is told"},

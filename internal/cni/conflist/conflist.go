@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/tombolo-cni/tombolo/internal/cni"
+	"github.com/tombolo-cni/tombolo/internal/strict"
 	"github.com/tombolo-cni/tombolo/network"
 	"github.com/tombolo-cni/tombolo/nft"
 )
@@ -18,6 +19,8 @@ import (
 type Report struct {
 	Problems []string // one by one, as ADD would report them
 	Plan     []string // what the first ADD would do; empty where there are problems
+	List     bool     // it is a list of plugins
+	Single   bool     // it is the conf of one plugin
 }
 
 // list is a file of either form: of a list of plugins, or of one.
@@ -33,11 +36,14 @@ type list struct {
 func Examine(data []byte) *Report {
 	r := &Report{}
 	var l list
-	if err := json.Unmarshal(data, &l); err != nil {
-		r.problem("it is no configuration in JSON: %v", err)
+	if err := read(data, &l); err != nil {
+		for _, line := range strings.Split(err.Error(), "\n") {
+			r.problem("%s", line)
+		}
 		return r
 	}
 	if l.Plugins == nil && l.Type != "" {
+		r.Single = true
 		r.plugin(data, &l, nil)
 		return r
 	}
@@ -45,12 +51,15 @@ func Examine(data []byte) *Report {
 		r.problem(`it has no plugins: a list has them in "plugins", and the conf of one plugin has a "type"`)
 		return r
 	}
+	r.List = true
 	var types []string
 	ours := 0
 	for i, raw := range l.Plugins {
 		var p list
-		if err := json.Unmarshal(raw, &p); err != nil {
-			r.problem("plugins[%d]: %v", i, err)
+		if err := read(raw, &p); err != nil {
+			for _, line := range strings.Split(err.Error(), "\n") {
+				r.problem("plugins[%d]: %s", i, line)
+			}
 			continue
 		}
 		if p.Type == "" {
@@ -61,7 +70,7 @@ func Examine(data []byte) *Report {
 			ours++
 		}
 	}
-	if ours == 0 {
+	if ours == 0 && len(r.Problems) == 0 {
 		r.problem("none of its plugins is tombolo: %s", strings.Join(types, ", "))
 	}
 	for i, raw := range l.Plugins {
@@ -86,6 +95,11 @@ func Examine(data []byte) *Report {
 		r.Plan = nil
 	}
 	return r
+}
+
+// read decodes what a file of either form has for a runtime; other fields are the plugins'.
+func read(data []byte, l *list) error {
+	return strict.All(data, l, func(string, string) bool { return true })
 }
 
 func isOurs(kind string) bool { return filepath.Base(kind) == "tombolo" }

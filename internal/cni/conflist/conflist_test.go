@@ -14,7 +14,7 @@ func TestAllThatIsWrongIsSaid(t *testing.T) {
 		name, file string
 		says       []string // one problem each, in any order
 	}{
-		{"no JSON", `{"name": `, []string{"no configuration in JSON"}},
+		{"no JSON", `{"name": `, []string{"not valid JSON at line 1, column 10"}},
 		{"no plugins", `{"cniVersion": "1.0.0", "name": "n", "plugins": []}`, []string{"it has no plugins"}},
 		{"another's", `{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "bridge"}]}`, []string{"none of its plugins is tombolo: bridge"}},
 		{"all at once", `{"cniVersion": "9.9.9", "name": "n", "plugins": [

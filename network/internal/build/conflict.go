@@ -7,12 +7,15 @@ import (
 	"net/netip"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
 	"github.com/tombolo-cni/tombolo/network/internal/teardown"
+	"github.com/tombolo-cni/tombolo/route"
 )
 
 // RefuseConflicts refuses a network that would leave pods without their way: its own, if its
@@ -124,6 +127,17 @@ func refuseConnected(ctx context.Context, links *bridge.Conn, w *Want, fresh []n
 		if !overlap || a.Prefix.IsSingleIP() || a.Prefix.Addr().IsLinkLocalUnicast() {
 			continue
 		}
+		// A subnet cut out of a wider network goes before it: pods are reached, and so is the rest,
+		// such as the router, unless that is in the subnet.
+		if ours.Bits() > a.Prefix.Bits() && !ours.Contains(a.Prefix.Addr()) {
+			router, err := routerIn(links, ours)
+			if err != nil {
+				return err
+			}
+			if !router {
+				continue
+			}
+		}
 		l, err := links.LinkByIndex(ctx, a.Link)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // it has gone since
@@ -138,6 +152,16 @@ func refuseConnected(ctx context.Context, links *bridge.Conn, w *Want, fresh []n
 			w.Record.Name, w.Record.Bridge, ours, a.Prefix, l.Name)
 	}
 	return nil
+}
+
+// routerIn says whether the host sends anything by a router in the subnet.
+func routerIn(links *bridge.Conn, subnet netip.Prefix) (bool, error) {
+	family := uint8(unix.AF_INET)
+	if subnet.Addr().Is6() {
+		family = unix.AF_INET6
+	}
+	routes, err := links.Routes().List(route.Filter{Family: family})
+	return slices.ContainsFunc(routes, func(r route.Route) bool { return subnet.Contains(r.Gateway) }), err
 }
 
 func overlapping(list []netip.Prefix, p netip.Prefix) (netip.Prefix, bool) {

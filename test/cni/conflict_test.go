@@ -68,7 +68,12 @@ func TestASubnetThatIsInUseElsewhereIsRefused(t *testing.T) {
 	w := n.podnet(nil)
 	p := n.pod("p")
 	w.add(p)
-	for name, ipam := range map[string]conf{"connected4": hostLocal("10.79.0.0/24"), "connected6": hostLocal("10.81.0.0/24", "fd79:0:0:1::/64")} {
+	n.ip("link set vpn0 up")
+	n.ip("route add 198.51.100.0/24 nexthop via 10.79.5.1 dev vpn0 nexthop via 10.79.6.1 dev vpn0")
+	for name, ipam := range map[string]conf{
+		"connected4": hostLocal("10.79.0.0/16"), "connected6": hostLocal("10.81.0.0/24", "fd79::/48"), "wider": hostLocal("10.78.0.0/15"),
+		"own": hostLocal("10.79.3.0/24"), "router": hostLocal("10.79.6.0/24"),
+	} {
 		wantRefused(t, n.network(name, conf{"bridge": "cbr1", "ipam": ipam}), `"`+name+`" on bridge cbr1`, "link vpn0")
 	}
 	other := n.network("other", conf{"bridge": "cbr1", "ipam": hostLocal("10.77.0.0/16")})
@@ -76,6 +81,8 @@ func TestASubnetThatIsInUseElsewhereIsRefused(t *testing.T) {
 	// A single address is no network, and on one bridge two networks may have one subnet.
 	for name, fields := range map[string]conf{
 		"single": {"bridge": "cbr2", "ipam": hostLocal("10.80.0.0/24")}, "shared": {"bridge": "cbr0", "ipam": hostLocal("10.77.0.0/24")},
+		// A subnet cut out of a wider network of the host's goes before it.
+		"carved": {"bridge": "cbr3", "ipam": hostLocal("10.79.64.0/24")},
 		"layer2": {"bridge": "br2", "mode": "l2", "ipam": fixed(conf{"address": "10.79.0.9/24"})},
 	} {
 		t.Run(name, func(t *testing.T) {

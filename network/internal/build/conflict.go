@@ -161,7 +161,9 @@ func routerIn(links *bridge.Conn, subnet netip.Prefix) (bool, error) {
 		family = unix.AF_INET6
 	}
 	routes, err := links.Routes().List(route.Filter{Family: family})
-	return slices.ContainsFunc(routes, func(r route.Route) bool { return subnet.Contains(r.Gateway) }), err
+	return slices.ContainsFunc(routes, func(r route.Route) bool {
+		return subnet.Contains(r.Gateway) || slices.ContainsFunc(r.Nexthops, func(h route.Nexthop) bool { return subnet.Contains(h.Gateway) })
+	}), err
 }
 
 func overlapping(list []netip.Prefix, p netip.Prefix) (netip.Prefix, bool) {

@@ -78,8 +78,8 @@ func (in *Inspection) Differs() bool {
 }
 
 // Inspect compares all attachments on record with the kernel and with the pods'
-// namespaces. It changes nothing and takes no lock: what comes and goes meanwhile may
-// show as different.
+// namespaces. It changes nothing and waits for no lock: what comes and goes meanwhile may
+// show as different. An attachment that a call is at work on is not compared.
 func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 	if err := n.usable(ctx); err != nil {
 		return nil, err
@@ -138,6 +138,7 @@ func (in *Inspection) network(ctx context.Context, s *session.Session, name stri
 		known[a.Hash()] = true
 		report := Report{Attachment: attachmentOf(a)}
 		switch {
+		case a.State != state.Ready && underWay(s, a):
 		case a.State != state.Ready:
 			report.Differences = []tombolo.Difference{{Text: "its ADD has not come to its end", Remedy: tombolo.RemedyRecreate}}
 		case rec == nil:
@@ -150,6 +151,15 @@ func (in *Inspection) network(ctx context.Context, s *session.Session, name stri
 		in.Attachments = append(in.Attachments, report)
 	}
 	return nil
+}
+
+// underWay says that a call is at work on an attachment: it holds the lock of its record.
+func underWay(s *session.Session, a *state.Attachment) bool {
+	lock, err := s.Dir.LockAttachment(a.Network, a.Hash())
+	if err == nil {
+		_ = lock.Close()
+	}
+	return errors.Is(err, state.ErrBusy)
 }
 
 // Summary says in a line how many things an inspection found.

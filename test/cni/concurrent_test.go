@@ -143,10 +143,13 @@ func TestManyNetworksAtOnce(t *testing.T) {
 		}
 	})
 	n.wantNothing()
+	removed := map[string]bool{}
 	for _, w := range networks {
-		if o := n.remove(w.name); o.status != 0 {
-			t.Error(o.stderr)
+		o := n.remove(w.name)
+		if again := removed[w.name]; (o.status != 0) != again {
+			t.Errorf("remove %s: exit status %d, again %t: %s", w.name, o.status, again, o.stderr)
 		}
+		removed[w.name] = true
 	}
 	if rules := n.ruleset(); rules != "" {
 		t.Errorf("left: %s", rules)

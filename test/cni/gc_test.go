@@ -1,6 +1,7 @@
 package cni
 
 import (
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -211,10 +212,12 @@ func TestRemoveTakesTheRest(t *testing.T) {
 			for _, p := range pods {
 				w.del(p)
 			}
-			for range 2 { // the second time there is nothing
-				if o := n.remove("podnet"); o.status != 0 || o.stdout != "" || o.stderr != "" {
-					t.Errorf("exit status %d, %q, %q", o.status, o.stdout, o.stderr)
-				}
+			if o := n.remove("podnet"); o.status != 0 || o.stdout != "" || o.stderr != "" {
+				t.Errorf("exit status %d, %q, %q", o.status, o.stdout, o.stderr)
+			}
+			// The second time there is nothing: the name may be mistyped.
+			if o := n.remove("podnet"); o.status != 1 || o.stdout != "" || !strings.Contains(o.stderr, `no network "podnet": those on record are othernet`) {
+				t.Errorf("again: exit status %d, %q, %q", o.status, o.stdout, o.stderr)
 			}
 			n.wantTraces(others)
 			if strings.Contains(n.ruleset(), "podnet") {
@@ -266,12 +269,22 @@ func TestRemoveRefusesWhatOnlyTheKernelKnowsOf(t *testing.T) {
 	p := n.pod("a")
 	w.add(p)
 	removeAll(t, n.state)
+	if o := n.remove("podnet"); o.status != 1 || !strings.Contains(o.stderr, "no state directory") {
+		t.Errorf("without a state directory: exit status %d, %q; want 1", o.status, o.stderr)
+	}
+	if err := os.Mkdir(n.state, 0o700); err != nil {
+		t.Fatal(err)
+	}
 	if o := n.remove("podnet"); o.status != 3 {
 		t.Errorf("exit status %d, %q; want 3", o.status, o.stderr)
 	}
 	w.del(p)
-	if o := n.remove("podnet"); o.status != 0 {
+	// It is on record no more, so the name may be mistyped; but what is left goes.
+	if o := n.remove("podnet"); o.status != 1 || !strings.Contains(o.stderr, "none is on record") {
 		t.Errorf("exit status %d, %q", o.status, o.stderr)
+	}
+	if rules := n.ruleset(); rules != "" {
+		t.Errorf("left: %s", rules)
 	}
 }
 
@@ -320,7 +333,7 @@ func TestRemoveOfABadName(t *testing.T) {
 		status int
 	}{
 		{[]string{"remove", "--state", n.state, "../x"}, 1},
-		{[]string{"remove", "--state", n.state, "never-was"}, 0},
+		{[]string{"remove", "--state", n.state, "never-was"}, 1},
 		{[]string{"remove", "--state", n.state}, 2},
 		{[]string{"remove", "--nosuch", "x"}, 2},
 		{[]string{"nosuch"}, 2},

@@ -468,8 +468,9 @@ func TestNextADDTakesOverFromAPodThatTheReferenceDeleted(t *testing.T) {
 			m.wantReach(next, stays)
 			// Nor does it come back, when all pods' elements are made again.
 			m.nft("delete table inet tombolo")
-			if o := m.operate("repair", "--state", m.state); o.status != 0 {
-				t.Errorf("repair: exit status %d: %s", o.status, o.stderr)
+			// What is left is what the dead pod holds still.
+			if o := m.operate("repair", "--state", m.state); o.status != 4 || strings.Count(o.stdout, "left:") != 1 || !strings.Contains(o.stdout, "left: container dead, eth0") {
+				t.Errorf("repair: exit status %d: %s%s", o.status, o.stdout, o.stderr)
 			}
 			m.wantHostPort(port)
 			m.wantReach(next, stays)

@@ -1,6 +1,6 @@
 // Command tombolo is a CNI plugin when a container runtime calls it, which sets
-// CNI_COMMAND, and an operator's tool otherwise: see tombolo help. Called by the name loopback it
-// is the plugin that sets a pod's lo up, which older containerd looks for.
+// CNI_COMMAND, and an operator's tool otherwise: see tombolo help. Called by the name of one of the
+// reference's plugins, such as loopback, it does what that does.
 package main
 
 import (
@@ -18,7 +18,7 @@ func main() {
 		Getenv:     os.Getenv,
 		Stdin:      os.Stdin,
 		Stdout:     os.Stdout,
-		Loopback:   filepath.Base(os.Args[0]) == "loopback",
+		Name:       filepath.Base(os.Args[0]),
 		DialBridge: func() (*bridge.Conn, error) { return bridge.Dial(nil) },
 		DialNFT:    nft.Dial,
 		Exit:       os.Exit,

@@ -413,7 +413,7 @@ func accepts(t *testing.T, data []byte) error {
 	if err != nil {
 		return err
 	}
-	if err := new(call).accept(conf); err != nil {
+	if err := (&call{Plugin: &Plugin{}}).accept(conf); err != nil {
 		return err
 	}
 	if conf.Capabilities["ipRanges"] {

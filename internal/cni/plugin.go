@@ -30,8 +30,9 @@ type Plugin struct {
 	// After is called with the name of each step of ADD when it is done; an error
 	// of it fails the ADD there. It is for tests of what is undone.
 	After func(step string) error
-	// Loopback has it be the plugin of that name, which is not this one's networks.
-	Loopback bool
+	// Name is the one that the program was called by. By the names of some of the reference's
+	// plugins it does what these do; by any other, the empty one too, it is itself.
+	Name string
 	// Exit ends the process, where a call hangs past its deadline in something that cannot
 	// be called off; it must not return. Nil leaves it hanging.
 	Exit func(status int)
@@ -109,13 +110,13 @@ func (c *call) run() error {
 	if err := c.readStdin(); err != nil {
 		return err
 	}
-	if c.Loopback {
-		return c.loopback()
-	}
 	if first := map[string]string{"GC": versionWithStatus, "STATUS": versionWithStatus, "CHECK": versionWithCheck}[c.verb]; first != "" {
 		if err := c.since(first); err != nil {
 			return err
 		}
+	}
+	if run, _ := c.named(); run != nil {
+		return c.byName(run)
 	}
 	switch c.verb {
 	case "ADD":
@@ -215,8 +216,8 @@ func (c *call) accept(conf *NetConf) error {
 	if c.cniVersion == "" {
 		c.cniVersion = "0.1.0" // the specification's meaning of a missing one, up to 0.2.0
 	}
-	if !slices.Contains(SupportedVersions(), c.cniVersion) {
-		return newError(codeIncompatibleVersion, "cniVersion %q is not supported: this plugin speaks %s", c.cniVersion, strings.Join(SupportedVersions(), ", "))
+	if !slices.Contains(c.supported(), c.cniVersion) {
+		return newError(codeIncompatibleVersion, "cniVersion %q is not supported: this plugin speaks %s", c.cniVersion, strings.Join(c.supported(), ", "))
 	}
 	if c.network == "" {
 		return newError(codeInvalidConfig, "the network has no name: set the field \"name\"")
@@ -312,13 +313,15 @@ func (c *call) print(result []byte) error {
 	return nil
 }
 
-// versionVerb echoes the caller's version where it tells one; stdin may be empty.
+// versionVerb echoes the caller's version where it tells one; stdin may be empty. The reference
+// says its own.
 func (c *call) versionVerb() error {
-	supported := SupportedVersions()
+	supported := c.supported()
+	named, _ := c.named()
 	var conf struct {
 		CNIVersion string `json:"cniVersion"`
 	}
-	if data, err := io.ReadAll(io.LimitReader(c.Stdin, maxStdin)); err != nil || json.Unmarshal(data, &conf) != nil || conf.CNIVersion == "" {
+	if data, err := io.ReadAll(io.LimitReader(c.Stdin, maxStdin)); named != nil || err != nil || json.Unmarshal(data, &conf) != nil || conf.CNIVersion == "" {
 		conf.CNIVersion = supported[len(supported)-1]
 	}
 	return json.NewEncoder(c.Stdout).Encode(struct {

@@ -2,20 +2,16 @@ package cni
 
 import (
 	"math"
-	"net"
 	"net/netip"
 
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
+	"github.com/tombolo-cni/tombolo/internal/cni/reference"
 	"github.com/tombolo-cni/tombolo/network"
 	"github.com/tombolo-cni/tombolo/route"
 )
-
-func ipNet(p netip.Prefix) net.IPNet {
-	return net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
-}
 
 // routesOf translates the routes of a result.
 func routesOf(routes []*types.Route) ([]route.Route, error) {
@@ -69,7 +65,7 @@ func routeOf(r *types.Route) (route.Route, error) {
 
 // resultRoute is the way back.
 func resultRoute(r route.Route) *types.Route {
-	one := &types.Route{Dst: ipNet(r.Dst), MTU: int(r.MTU), AdvMSS: int(r.AdvMSS), Priority: int(r.Priority)}
+	one := &types.Route{Dst: reference.IPNet(r.Dst), MTU: int(r.MTU), AdvMSS: int(r.AdvMSS), Priority: int(r.Priority)}
 	if r.Gateway.IsValid() {
 		one.GW = r.Gateway.AsSlice()
 	}
@@ -101,7 +97,7 @@ func (c *call) result(a *asked, from *allocator, made *network.Attachment) *curr
 		r.Interfaces = append(r.Interfaces, &current.Interface{Name: made.IFB, Mtu: made.MTU})
 	}
 	for _, address := range made.Addresses {
-		ip := &current.IPConfig{Address: ipNet(address.Prefix), Interface: &podInterface}
+		ip := &current.IPConfig{Address: reference.IPNet(address.Prefix), Interface: &podInterface}
 		if address.Gateway.IsValid() {
 			ip.Gateway = address.Gateway.AsSlice()
 		}

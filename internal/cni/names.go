@@ -1,0 +1,99 @@
+package cni
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	current "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/tombolo-cni/tombolo/internal/cni/loopback"
+	"github.com/tombolo-cni/tombolo/internal/cni/reference"
+	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/network"
+)
+
+// named finds the plugin of the reference's that has the call's name, and the first version that
+// it speaks; nil for every other name, by which the program is itself.
+func (p *Plugin) named() (run reference.Plugin, first string) {
+	all := SupportedVersions()[0]
+	switch p.Name {
+	case "loopback":
+		return loopback.Run, all
+	}
+	return nil, all
+}
+
+// supported are the versions of the specification that the plugin of the call's name speaks.
+func (p *Plugin) supported() []string {
+	all := SupportedVersions()
+	_, first := p.named()
+	return all[slices.Index(all, first):]
+}
+
+// byName carries out a verb of a plugin of the reference's.
+func (c *call) byName(run reference.Plugin) error {
+	conf, err := parseLenient(c.stdin)
+	if err == nil {
+		err = c.accept(conf)
+	}
+	if err == nil {
+		err = c.refuseOwnNamespace()
+	}
+	if err != nil {
+		return err
+	}
+	var written []byte
+	err = c.timed(conf, func(ctx context.Context, conf *NetConf) error {
+		r := c.reference(conf)
+		result, err := run(ctx, r)
+		if err != nil || result == nil {
+			return err
+		}
+		if written, err = c.encode(result); err != nil {
+			r.Verb = "DEL"
+			_, undone := run(ctx, r)
+			return errors.Join(err, undone)
+		}
+		return nil
+	})
+	if err != nil || written == nil {
+		return err
+	}
+	return c.print(written)
+}
+
+// refuseOwnNamespace ends an ADD for the namespace that the plugin runs in. What is wrong with
+// the path otherwise is for the plugin to say: some do not need it.
+func (c *call) refuseOwnNamespace() error {
+	if c.verb != "ADD" || c.sameNetNS() {
+		return nil
+	}
+	pod, err := netns.Open(c.netns)
+	if err != nil {
+		return nil
+	}
+	defer pod.Close()
+	own, err := netns.Current()
+	if err != nil {
+		return err
+	}
+	defer own.Close()
+	if pod.ID() == own.ID() {
+		return c.explain(network.ErrHostNamespace)
+	}
+	return nil
+}
+
+// reference describes the call to a plugin of the reference's.
+func (c *call) reference(conf *NetConf) *reference.Call {
+	s := conf.settings()
+	return &reference.Call{
+		Name: c.Name, Verb: c.verb, ContainerID: c.containerID, NetNS: c.netns, IfName: c.ifName, Args: c.args, Path: c.path,
+		CNIVersion: c.cniVersion, Network: c.network, Stdin: c.stdin, SameNetNS: c.sameNetNS(),
+		StateDir: s.StateDir, LeaseDir: s.LeaseDir, Mark: s.Mark,
+		Prev: func() (*current.Result, error) { return parsePrevResult(conf, c.cniVersion) },
+		Open: func() (*network.Node, error) { return c.open(conf) },
+		Step: c.step, Warn: c.log.warn,
+	}
+}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/cni/loopback"
 	"github.com/tombolo-cni/tombolo/internal/cni/reference"
+	"github.com/tombolo-cni/tombolo/internal/cni/reference/ipams"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network"
 )
@@ -20,6 +21,8 @@ func (p *Plugin) named() (run reference.Plugin, first string) {
 	switch p.Name {
 	case "loopback":
 		return loopback.Run, all
+	case "host-local", "static":
+		return ipams.Run, all
 	}
 	return nil, all
 }

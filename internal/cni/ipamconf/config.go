@@ -58,11 +58,11 @@ type routeConf struct {
 	Scope    *int         `json:"scope"`
 }
 
-// load decodes the netconf into c. Where r is strict, unknown fields inside of
-// ipam are errors.
+// load decodes the netconf into c. Where r is strict, and not by name, unknown
+// fields inside of ipam are errors.
 func (c *netconf[S]) load(r *Request) error {
 	exempt := outsideIPAM
-	if !r.Strict {
+	if !r.Strict || r.ByName {
 		exempt = func(string, string) bool { return true }
 	}
 	if r.All {

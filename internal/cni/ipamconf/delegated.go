@@ -17,8 +17,9 @@ import (
 // delegated runs a plugin of another project.
 type delegated struct {
 	local
-	plugin *delegate.Plugin
-	warn   func(string)
+	plugin  *delegate.Plugin
+	inOrder bool // addresses are reported as the plugin has them
+	warn    func(string)
 }
 
 // DepthVariable and Depth tell how many delegated plugins lead to a process, so
@@ -32,7 +33,7 @@ func Depth(value string) (int, error) { return delegate.Depth(value) }
 const self = "/proc/self/exe"
 
 func newDelegated(r *Request, kind string) Allocator {
-	return &delegated{local: local{network: r.Network}, warn: r.warn, plugin: &delegate.Plugin{
+	return &delegated{local: local{network: r.Network}, inOrder: r.ByName, warn: r.warn, plugin: &delegate.Plugin{
 		Self:        self,
 		Name:        kind,
 		Path:        r.Path,
@@ -69,9 +70,12 @@ func (d *delegated) Add(ctx context.Context, _ ipam.Owner) (*ipam.Allocation, er
 		return nil, d.undo(ctx, err)
 	}
 	d.said = Said{Routes: result.Routes, DNS: result.DNS}
-	addresses, err := readAddresses(result)
+	addresses, ipv4, err := readAddresses(result)
 	if err != nil {
 		return nil, d.undo(ctx, err)
+	}
+	if d.inOrder {
+		d.said.ipv4 = ipv4
 	}
 	return &ipam.Allocation{Addresses: addresses}, nil
 }

@@ -15,6 +15,7 @@ type hostLocal struct {
 	*local
 	reservations ipam.Allocator
 	resolvConf   string
+	sets         []ipam.Allocator // each range set by itself, where Add has to look for reservations
 }
 
 // newHostLocal reads the config. The disk is left alone.
@@ -79,7 +80,31 @@ func (h *hostLocal) configure(conf *netconf[hostLocalConf], r *Request) error {
 		return err
 	}
 	h.reservations, h.resolvConf = reservations, conf.IPAM.ResolvConf
-	return nil
+	if r.ByName {
+		for _, addr := range one {
+			h.said.ipv4 = append(h.said.ipv4, addr.Is4())
+		}
+	}
+	if r.Unrecorded {
+		h.sets, err = r.unnamed(conf.IPAM.DataDir, sets, wanted)
+	}
+	return invalid(err)
+}
+
+// unnamed are the range sets, each by itself, of which no address was asked for. To give one
+// that was asked for fails by itself if the attachment has it.
+func (r *Request) unnamed(dataDir string, sets []ipam.RangeSet, wanted []netip.Addr) ([]ipam.Allocator, error) {
+	var list []ipam.Allocator
+	for _, set := range sets {
+		one, err := ipam.NewHostLocal(r.reservations(dataDir, []ipam.RangeSet{set}))
+		if err != nil {
+			return nil, err
+		}
+		if !slices.ContainsFunc(wanted, func(a netip.Addr) bool { _, err := one.Want(a); return err == nil }) {
+			list = append(list, one)
+		}
+	}
+	return list, nil
 }
 
 // invalid gives what the config cannot mean its code.
@@ -108,6 +133,11 @@ func (h *hostLocal) Add(ctx context.Context, owner ipam.Owner) (*ipam.Allocation
 			return nil, newError(codeIO, err, "network %q: read \"ipam.resolvConf\": %s", h.network, err)
 		}
 		h.said.DNS = *dns
+	}
+	for _, set := range h.sets {
+		if set.Check(ctx, owner, nil) == nil {
+			return nil, newError(CodeDuplicate, ipam.ErrDuplicate, "network %q: interface %q of container %q has an address already: DEL it before another ADD", h.network, owner.IfName, owner.ContainerID)
+		}
 	}
 	given, err := h.reservations.Add(ctx, owner)
 	if errors.Is(err, ipam.ErrInvalid) {

@@ -41,12 +41,39 @@ type Allocator interface {
 type Said struct {
 	Routes []*types.Route
 	DNS    types.DNS
+	// ipv4 tells of each address, in the order in which they are reported, whether it is one of
+	// IPv4. Without it those of IPv4 come first.
+	ipv4 []bool
+}
+
+// Ordered puts addresses, those of IPv4 first, into the order in which they are reported.
+func (s *Said) Ordered(given []ipam.Address) []ipam.Address {
+	if len(s.ipv4) != len(given) {
+		return given
+	}
+	of := func(ipv4 bool) (list []ipam.Address) {
+		for _, a := range given {
+			if a.Prefix.Addr().Is4() == ipv4 {
+				list = append(list, a)
+			}
+		}
+		return list
+	}
+	left := map[bool][]ipam.Address{true: of(true), false: of(false)}
+	ordered := make([]ipam.Address, 0, len(given))
+	for _, ipv4 := range s.ipv4 {
+		if len(left[ipv4]) == 0 {
+			return given
+		}
+		ordered, left[ipv4] = append(ordered, left[ipv4][0]), left[ipv4][1:]
+	}
+	return ordered
 }
 
 // Result is the CNI result of an Add.
 func (s *Said) Result(given *ipam.Allocation) *current.Result {
 	result := &current.Result{CNIVersion: current.ImplementedSpecVersion, Routes: s.Routes, DNS: s.DNS}
-	for _, a := range given.Addresses {
+	for _, a := range s.Ordered(given.Addresses) {
 		config := &current.IPConfig{Address: net.IPNet{
 			IP: a.Prefix.Addr().AsSlice(), Mask: net.CIDRMask(a.Prefix.Bits(), a.Prefix.Addr().BitLen()),
 		}}
@@ -109,6 +136,14 @@ type Request struct {
 	// process). Without it, for DEL and GC, New never fails for what the ipam
 	// section says, and Del and GC do what they still can.
 	Strict bool
+	// ByName has all be as with the reference's plugins: fields that nobody knows are passed over,
+	// and addresses are reported in the order in which the config, or the plugin, names them.
+	ByName bool
+	// Unrecorded says that the caller has no record of attachments: host-local looks through all
+	// reservations for one of the attachment's, before it gives another.
+	Unrecorded bool
+	// Type is in place of ipam.type.
+	Type string
 	// All has an error of New tell, a line each, all that is wrong with the ipam section, as far
 	// as it can be read off its fields one by one, and not only what comes first.
 	All bool
@@ -156,6 +191,9 @@ func New(r *Request) (Allocator, error) {
 // readType returns ipam.type, which is empty where it cannot be read and r is
 // not strict.
 func readType(r *Request) (string, error) {
+	if r.Type != "" {
+		return r.Type, nil
+	}
 	var conf struct {
 		IPAM struct {
 			Type string `json:"type"`
@@ -197,8 +235,9 @@ func newNone(r *Request) (Allocator, error) {
 }
 
 // readAddresses takes the addresses out of a plugin's result, IPv4 first, since runtimes
-// take the first address of a result for the pod's. The order is otherwise kept.
-func readAddresses(result *current.Result) ([]ipam.Address, error) {
+// take the first address of a result for the pod's. The order is otherwise kept, and ipv4 is
+// the one that the result had.
+func readAddresses(result *current.Result) (_ []ipam.Address, ipv4 []bool, _ error) {
 	var sorted []*current.IPConfig
 	for _, is4 := range []bool{true, false} {
 		for _, ip := range result.IPs {
@@ -207,20 +246,23 @@ func readAddresses(result *current.Result) ([]ipam.Address, error) {
 			}
 		}
 	}
+	for _, ip := range result.IPs {
+		ipv4 = append(ipv4, ip.Address.IP.To4() != nil)
+	}
 	var list []ipam.Address
 	for i, ip := range sorted {
 		prefix, ok := Prefix(ip.Address)
 		if !ok {
-			return nil, newError(codeDecode, nil, "the ipam's ips[%d] is no address with a prefix length: %s", i, ip.Address.String())
+			return nil, nil, newError(codeDecode, nil, "the ipam's ips[%d] is no address with a prefix length: %s", i, ip.Address.String())
 		}
 		gateway, _ := netip.AddrFromSlice(ip.Gateway)
 		gateway = gateway.Unmap()
 		if gateway.IsValid() && gateway.BitLen() != prefix.Addr().BitLen() {
-			return nil, newError(codeInvalidConfig, nil, "the ipam's ips[%d]: the gateway %s is not of the family of %s", i, gateway, prefix)
+			return nil, nil, newError(codeInvalidConfig, nil, "the ipam's ips[%d]: the gateway %s is not of the family of %s", i, gateway, prefix)
 		}
 		list = append(list, ipam.Address{Prefix: prefix, Gateway: gateway})
 	}
-	return list, nil
+	return list, ipv4, nil
 }
 
 // Prefix is an address with the length of its network; ok is false where it is none.

@@ -36,10 +36,11 @@ type dnsConf struct {
 type static struct {
 	local
 	addresses ipam.Static
+	byName    bool
 }
 
 func newStatic(r *Request) (Allocator, error) {
-	s := &static{local: local{network: r.Network}}
+	s := &static{local: local{network: r.Network}, byName: r.ByName}
 	s.confErr = s.configure(r)
 	if s.confErr != nil && r.Strict {
 		return nil, s.confErr
@@ -71,6 +72,9 @@ func (s *static) configure(r *Request) error {
 		}
 		addrs = append(addrs, a.Address.Addr())
 		s.addresses = append(s.addresses, ipam.Address{Prefix: a.Address, Gateway: a.Gateway.Unmap()})
+		if r.ByName {
+			s.said.ipv4 = append(s.said.ipv4, a.Address.Addr().Is4())
+		}
 	}
 	if err := conf.checkFamilies(addrs); err != nil {
 		return err
@@ -138,10 +142,14 @@ func parsePrefixes(source string, texts []string) ([]addressConf, error) {
 func (s *static) Bind(ipam.Node) ipam.Allocator { return s }
 
 // Add returns the addresses. That there are none is an error: static without an
-// address is a mistake. To STATUS it is none, as addresses may come with each ADD.
+// address is a mistake, but by name, where the plugin that called says so. To STATUS it is none,
+// as addresses may come with each ADD.
 func (s *static) Add(ctx context.Context, owner ipam.Owner) (*ipam.Allocation, error) {
 	if s.confErr != nil {
 		return nil, s.confErr
+	}
+	if len(s.addresses) == 0 && s.byName {
+		return &ipam.Allocation{}, nil
 	}
 	if len(s.addresses) == 0 {
 		return nil, newError(codeInvalidConfig, nil, `network %q: static has no address to give: set "ipam.addresses", or ask for one `+
@@ -150,12 +158,19 @@ func (s *static) Add(ctx context.Context, owner ipam.Owner) (*ipam.Allocation, e
 	return s.addresses.Add(ctx, owner)
 }
 
-// Check compares the addresses and their gateways with those of prevResult.
+// Check compares the addresses and their gateways with those of prevResult; by name those only
+// that are in it, as the reference does.
 func (s *static) Check(ctx context.Context, owner ipam.Owner, held []ipam.Address) error {
 	if s.confErr != nil {
 		return s.confErr
 	}
+	isHeld := func(a ipam.Address) bool {
+		return slices.ContainsFunc(held, func(b ipam.Address) bool { return a.Prefix.Addr() == b.Prefix.Addr() })
+	}
 	for _, a := range s.addresses {
+		if s.byName && !isHeld(a) {
+			continue
+		}
 		if err := (ipam.Static{a}).Check(ctx, owner, held); err != nil {
 			return newError(CodeCheckFailed, err, "network %q: prevResult has no address %s with gateway %s, which the config names",
 				s.network, a.Prefix, a.Gateway)

@@ -19,6 +19,7 @@
 //	ipam           addresses for pods, kept in the format of the reference's host-local
 //	network        a node's networks and pods, by all of these, with records and locks
 //	dhcpc          a DHCP client: a state machine, without sockets
+//	dhcpc/dhcp6    the same for IPv6
 //	dhcpc/transport  its sockets, opened inside a namespace
 //
 // Each takes a *Config, nil meaning the defaults, in a function Dial that opens

@@ -40,6 +40,7 @@ func layers() []layer {
 		{[]string{"hostport"}, []string{".", "netns", "nft", "route", "internal/conntrack", "internal/sockdiag"}, "what a host port needs besides rules, and nothing that makes them"},
 		{[]string{"bridge/bandwidth", "internal/localnet"}, slices.Concat(kernel, []string{"internal/ident", "internal/link", "internal/tc"}), "each goes by a link's name, and knows no bridge and no firewall"},
 		{[]string{"dhcpc"}, []string{"."}, "a protocol, its times and its packets: its user opens sockets and sets addresses"},
+		{[]string{"dhcpc/dhcp6"}, []string{".", "dhcpc"}, "the same for IPv6: it shares times and causes of failure, and neither knows the other's messages"},
 		{[]string{"dhcpc/transport"}, []string{".", "netns", "dhcpc"}, "sockets, and nothing about links and addresses"},
 		{[]string{"ipam"}, []string{".", "route", "internal/file", "internal/lockorder", "internal/strict"},
 			"addresses come from a directory; the kernel's are told to it"},
@@ -101,7 +102,7 @@ func layers() []layer {
 		{[]string{"bench"}, []string{"netns", "route", "bridge", "nft", "internal/cni", "internal/icmp"}, "it has benchmarks only: of the plugin from outside and in process, and of Attach"},
 		{[]string{"test/report"}, nil, "it reads what go test prints"},
 		{[]string{"test/lan"}, []string{"bridge/uplink", "internal/cni", "internal/keeper", "internal/lease", "internal/state"}, "it has tests only: of takeovers, and of the plugin as it is built"},
-		{[]string{"internal/repotest"}, []string{".", "addr", "bridge", "bridge/bandwidth", "bridge/uplink", "dhcpc", "dhcpc/transport", "hostport", "ipam", "netns", "network", "nft", "nft/foreign", "nft/guard", "route"}, "it has tests only, one of which calls all that is public"},
+		{[]string{"internal/repotest"}, []string{".", "addr", "bridge", "bridge/bandwidth", "bridge/uplink", "dhcpc", "dhcpc/dhcp6", "dhcpc/transport", "hostport", "ipam", "netns", "network", "nft", "nft/foreign", "nft/guard", "route"}, "it has tests only, one of which calls all that is public"},
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/dhcpc/dhcp6"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/hostport"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
@@ -101,6 +102,13 @@ func exported() map[string]map[string]any {
 			"Session": dhcpc.Session{}, "State": dhcpc.State(0), "SystemClock": dhcpc.SystemClock{},
 			// Interfaces have nothing to call.
 			"Clock": nil, "Transport": nil,
+		},
+		"dhcp6": {
+			"DUID": dhcp6.DUID, "New": dhcp6.New, "NewMachine": dhcp6.NewMachine, "Release": dhcp6.Release,
+			"Client": dhcp6.Client{}, "Error": dhcp6.Error{}, "Lease": dhcp6.Lease{}, "Machine": dhcp6.Machine{},
+			"Session": dhcp6.Session{}, "State": dhcp6.State(0),
+			// Interfaces have nothing to call.
+			"Transport": nil,
 		},
 		"transport": {
 			"DialRaw": transport.DialRaw, "DialUDP": transport.DialUDP, "DialWitness": transport.DialWitness, "Dialer": transport.Dialer, "Release": transport.Release,

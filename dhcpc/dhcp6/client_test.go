@@ -1,0 +1,375 @@
+package dhcp6
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/insomniacslk/dhcp/dhcpv6"
+	"github.com/insomniacslk/dhcp/iana"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/dhcpc"
+)
+
+func acquire(t *testing.T, c *Client) *Lease {
+	t.Helper()
+	l, err := c.Acquire(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func TestALeaseTakesFourMessages(t *testing.T) {
+	w, c := newWorld(t, honest())
+	l := acquire(t, c)
+	if got := strings.Join(w.log, " "); got != "SOLICIT REQUEST" {
+		t.Errorf("sent %s", got)
+	}
+	if l.Address != clientIP() || l.Renew.Sub(l.Obtained) != 1000*time.Second || l.Rebind.Sub(l.Obtained) != 1600*time.Second ||
+		l.Preferred.Sub(l.Obtained) != 2000*time.Second || l.Expire.Sub(l.Obtained) != 3000*time.Second {
+		t.Errorf("lease %+v", l)
+	}
+	if fmt.Sprint(l.DNS, l.Search) != "[2001:db8::53 fe80::53] [example.org]" || !strings.Contains(fmt.Sprint(l.Ignored), `bad\nname`) {
+		t.Errorf("DNS %v, search %q, ignored %q", l.DNS, l.Search, l.Ignored)
+	}
+	r := w.sent[1]
+	if got := r.Options.GetOne(dhcpv6.OptionServerID).ToBytes(); string(got) != string(serverDUID()) {
+		t.Errorf("REQUEST to %x", got)
+	}
+	if ia := r.Options.OneIANA(); ia == nil || ia.IaId != [4]byte{1, 2, 3, 4} || !ia.Options.OneAddress().IPv6Addr.Equal(net.IP(clientIP().AsSlice())) {
+		t.Errorf("REQUEST for %v", ia)
+	}
+	if name := r.Options.FQDN(); name == nil || name.DomainName.Labels[0] != "pod-7" {
+		t.Errorf("REQUEST by the name %v", name)
+	}
+}
+
+func TestRapidCommitTakesTwoMessagesAndNoWait(t *testing.T) {
+	w, c := newWorld(t, func(m *dhcpv6.Message) [][]byte {
+		if m.GetOneOption(dhcpv6.OptionRapidCommit) == nil {
+			t.Error("not asked for")
+		}
+		return [][]byte{answerTo(m, dhcpv6.MessageTypeReply, func(r *reply) { r.rapid = true })}
+	}, func(cfg *Config) { cfg.RapidCommit = true })
+	if acquire(t, c); strings.Join(w.log, " ") != "SOLICIT" || w.now != epoch() {
+		t.Errorf("sent %v, waited %s", w.log, w.now.Sub(epoch()))
+	}
+	// A REPLY without that option is not what was asked for.
+	w, c = newWorld(t, func(m *dhcpv6.Message) [][]byte { return [][]byte{answerTo(m, dhcpv6.MessageTypeReply)} })
+	if l, err := c.Acquire(context.Background()); !errors.Is(err, dhcpc.ErrTimeout) || slices.Contains(w.log, "REQUEST") {
+		t.Errorf("%v, %v", l, err)
+	}
+}
+
+func TestTheServerOfTheHighestPreferenceIsTakenAndThatOf255AtOnce(t *testing.T) {
+	prefer := func(duid dhcpc.Hex, n int) func(*reply) {
+		return func(r *reply) { r.server, r.preference, r.preferenceIsToldOf = duid, n, true }
+	}
+	for _, n := range []int{10, 255} {
+		w, c := newWorld(t, func(m *dhcpv6.Message) [][]byte {
+			if m.MessageType != dhcpv6.MessageTypeSolicit {
+				return [][]byte{answerTo(m, dhcpv6.MessageTypeReply, prefer(rogueDUID(), n))}
+			}
+			return [][]byte{answerTo(m, dhcpv6.MessageTypeAdvertise), answerTo(m, dhcpv6.MessageTypeAdvertise, prefer(rogueDUID(), n)),
+				answerTo(m, dhcpv6.MessageTypeAdvertise, prefer(serverDUID(), 9))}
+		})
+		l := acquire(t, c)
+		if waited := w.now.Sub(epoch()); l.Server.String() != rogueDUID().String() || (waited == 0) != (n == 255) {
+			t.Errorf("preference %d: took %s after %s", n, l.Server, waited)
+		}
+	}
+}
+
+// RFC 8415, section 15: a second, doubled, a tenth more or less; at most SOL_MAX_RT, which a server may set.
+func TestSolicitsAreRepeatedLessAndLessOften(t *testing.T) {
+	w, c := newWorld(t, nil, func(cfg *Config) { cfg.Timeout = 24 * time.Hour })
+	_, err := c.Acquire(context.Background())
+	if !errors.Is(err, dhcpc.ErrTimeout) || !strings.Contains(err.Error(), "ports 546 and 547") {
+		t.Fatal(err)
+	}
+	want := time.Second
+	for i := 1; i < len(w.at); i++ {
+		pause := w.at[i] - w.at[i-1]
+		if i == 1 && pause < want || pause < want*7/10 || pause > want*14/10 {
+			t.Errorf("pause %d: %s, want some %s", i, pause, want)
+		}
+		want = min(2*pause, time.Hour)
+	}
+	elapsed := w.sent[2].Options.ElapsedTime()
+	if got := w.at[2].Truncate(10 * time.Millisecond); elapsed.Truncate(10*time.Millisecond) != got {
+		t.Errorf("elapsed %s, want %s", elapsed, got)
+	}
+	set := &dhcpv6.OptionGeneric{OptionCode: dhcpv6.OptionSolMaxRT, OptionData: []byte{0, 0, 0, 60}}
+	w, c = newWorld(t, honest(func(r *reply) { r.top, r.noIA, r.more = status(iana.StatusNoAddrsAvail), true, []dhcpv6.Option{set} }),
+		func(cfg *Config) { cfg.Timeout = time.Hour })
+	if _, err := c.Acquire(context.Background()); err == nil || !strings.Contains(err.Error(), "so it is") {
+		t.Fatal(err)
+	}
+	if n := len(w.at); w.at[n-1]-w.at[n-2] > 66*time.Second {
+		t.Errorf("pause of %s", w.at[n-1]-w.at[n-2])
+	}
+}
+
+func TestALeaseIsRenewedAtT1AndRebindsAtT2(t *testing.T) {
+	w, c := newWorld(t, honest())
+	l := acquire(t, c)
+	w.log, w.sent, w.at = nil, nil, nil
+	if got := w.keep(c, l, sentBy(3)); len(got) != 3 || got[0] != "2001:db8::7 > 2001:db8::7" {
+		t.Errorf("applied %q", got)
+	}
+	if got := strings.Join(w.log, " "); got != "RENEW RENEW RENEW" || w.at[1]-w.at[0] != 1000*time.Second {
+		t.Errorf("sent %s at %s", got, w.at)
+	}
+	// The server goes away.
+	w.serve, w.log, w.at, w.sent = nil, nil, nil, nil
+	l = &Lease{}
+	*l = *acquireAt(t, c, w)
+	w.serve = nil
+	w.log, w.at, w.sent = nil, nil, nil
+	start := w.now
+	applied := w.keep(c, l, func(w *world) bool { return slices.Contains(w.log, "SOLICIT") })
+	if got := strings.Join(applied, " "); got != "2001:db8::7 > -" {
+		t.Errorf("applied %s", got)
+	}
+	for i, m := range w.sent {
+		at := w.at[i] - start.Sub(epoch())
+		toServer := m.GetOneOption(dhcpv6.OptionServerID) != nil
+		switch m.MessageType {
+		case dhcpv6.MessageTypeRenew:
+			if !toServer || at < 1000*time.Second || at >= 1600*time.Second {
+				t.Errorf("RENEW at %s, to a server: %v", at, toServer)
+			}
+		case dhcpv6.MessageTypeRebind:
+			if toServer || at < 1600*time.Second || at >= 3000*time.Second {
+				t.Errorf("REBIND at %s, to a server: %v", at, toServer)
+			}
+		case dhcpv6.MessageTypeSolicit:
+			if at < 3000*time.Second || !m.Options.OneIANA().Options.OneAddress().IPv6Addr.Equal(net.IP(clientIP().AsSlice())) {
+				t.Errorf("SOLICIT at %s", at)
+			}
+		default:
+			t.Errorf("sent %s", m.MessageType)
+		}
+	}
+	if !slices.Contains(w.log, "REBIND") {
+		t.Errorf("sent %v", w.log)
+	}
+}
+
+func acquireAt(t *testing.T, c *Client, w *world) *Lease {
+	w.serve = honest()
+	return acquire(t, c)
+}
+
+func TestAnotherServerMayRebind(t *testing.T) {
+	w, c := newWorld(t, honest())
+	l := acquire(t, c)
+	w.serve = func(m *dhcpv6.Message) [][]byte {
+		if m.MessageType != dhcpv6.MessageTypeRebind {
+			// To a RENEW only the server that was asked may answer.
+			return [][]byte{answerTo(m, dhcpv6.MessageTypeReply, func(r *reply) { r.server, r.t1 = rogueDUID(), 77*time.Second })}
+		}
+		return [][]byte{answerTo(m, dhcpv6.MessageTypeReply, func(r *reply) { r.server = rogueDUID() })}
+	}
+	var servers []string
+	ctx, cancel := context.WithCancel(context.Background())
+	err := c.Run(ctx, l, func(_, next *Lease) error {
+		servers = append(servers, next.Server.String())
+		cancel()
+		return nil
+	})
+	if !errors.Is(err, context.Canceled) || len(servers) != 1 || servers[0] != rogueDUID().String() || w.log[len(w.log)-1] != "REBIND" {
+		t.Errorf("%v, servers %v, sent %v", err, servers, w.log)
+	}
+}
+
+// RFC 8415, section 18.2.10.1.
+func TestAServerThatHasForgottenIsAskedAnew(t *testing.T) {
+	w, c := newWorld(t, honest())
+	l := acquire(t, c)
+	w.log = nil
+	w.serve = func(m *dhcpv6.Message) [][]byte {
+		if m.MessageType == dhcpv6.MessageTypeRenew {
+			return [][]byte{answerTo(m, dhcpv6.MessageTypeReply, func(r *reply) { r.addrs, r.inIA = nil, status(iana.StatusNoBinding) })}
+		}
+		return honest()(m)
+	}
+	if got := w.keep(c, l, func(w *world) bool { return len(w.log) >= 2 && len(w.queue) == 0 }); strings.Join(got, " ") != "2001:db8::7 > 2001:db8::7" {
+		t.Errorf("applied %q", got)
+	}
+	if got := strings.Join(w.log, " "); got != "RENEW REQUEST" {
+		t.Errorf("sent %s", got)
+	}
+}
+
+func TestAServerMayMoveALease(t *testing.T) {
+	w, c := newWorld(t, honest())
+	l := acquire(t, c)
+	w.serve = honest(func(r *reply) {
+		r.addrs = []grant{{clientIP(), 0, 0}, {otherIP(), 2000 * time.Second, 3000 * time.Second}}
+	})
+	w.log = nil
+	if got := w.keep(c, l, sentBy(2)); len(got) < 2 || got[0] != "2001:db8::7 > -" || got[1] != "- > 2001:db8::8" {
+		t.Errorf("applied %q", got)
+	}
+}
+
+func TestAnAddressInUseIsDeclined(t *testing.T) {
+	looked := 0
+	w, c := newWorld(t, honest(), func(cfg *Config) {
+		cfg.InUse = func(context.Context, *Lease) (bool, error) {
+			looked++
+			return looked == 1, nil
+		}
+	})
+	l := acquire(t, c)
+	if got := strings.Join(w.log, " "); got != "SOLICIT REQUEST DECLINE SOLICIT REQUEST" || l.Address != clientIP() {
+		t.Errorf("sent %s, lease of %s", got, l.Address)
+	}
+	if a := w.sent[2].Options.OneIANA().Options.OneAddress(); !a.IPv6Addr.Equal(net.IP(clientIP().AsSlice())) {
+		t.Errorf("declined %s", a.IPv6Addr)
+	}
+	if w.sent[3].Options.OneIANA().Options.OneAddress() != nil {
+		t.Error("asked for the same address again")
+	}
+	// An address that is always in use.
+	w, c = newWorld(t, honest())
+	w.inUse[clientIP()] = true
+	if _, err := c.Acquire(context.Background()); !errors.Is(err, dhcpc.ErrDeclined) || !errors.Is(err, dhcpc.ErrTimeout) {
+		t.Error(err)
+	}
+	// A server that does not answer a DECLINE hears it four times.
+	w, c = newWorld(t, func(m *dhcpv6.Message) [][]byte {
+		if m.MessageType == dhcpv6.MessageTypeDecline {
+			return nil
+		}
+		return honest()(m)
+	})
+	w.inUse[clientIP()] = true
+	_, _ = c.Acquire(context.Background())
+	if got := strings.Join(w.log, " "); !strings.HasPrefix(got, "SOLICIT REQUEST DECLINE DECLINE DECLINE DECLINE SOLICIT") {
+		t.Errorf("sent %s", got)
+	}
+}
+
+func TestARefusedAddressIsPassedOverAndDeclined(t *testing.T) {
+	refuse := func(cfg *Config) { cfg.Refuse = func(*Lease, *Lease) error { return errors.New("the host has it") } }
+	w, c := newWorld(t, honest(), refuse)
+	if _, err := c.Acquire(context.Background()); err == nil || !strings.Contains(err.Error(), "the host has it") || slices.Contains(w.log, "REQUEST") {
+		t.Errorf("%v; sent %v", err, w.log)
+	}
+	w, c = newWorld(t, func(m *dhcpv6.Message) [][]byte {
+		return [][]byte{answerTo(m, dhcpv6.MessageTypeReply, func(r *reply) { r.rapid = true })}
+	}, refuse, func(cfg *Config) { cfg.RapidCommit = true })
+	if _, err := c.Acquire(context.Background()); !errors.Is(err, dhcpc.ErrRefused) || w.log[1] != "DECLINE" {
+		t.Errorf("%v; sent %v", err, w.log)
+	}
+}
+
+func TestInformBringsOptionsAndNoLease(t *testing.T) {
+	w, c := newWorld(t, honest(func(r *reply) {
+		r.noIA = true
+		r.more = append(r.more, dhcpv6.OptInformationRefreshTime(time.Second), &dhcpv6.OptionGeneric{OptionCode: 56, OptionData: []byte{1, 2}})
+	}), func(cfg *Config) { cfg.Request = []uint16{56} })
+	info, err := c.Inform(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if fmt.Sprint(info.DNS, info.Search, info.Refresh) != "[2001:db8::53 fe80::53] [example.org] 10m0s" || info.Options[56].String() != "01:02" {
+		t.Errorf("%+v", info)
+	}
+	if len(w.log) != 1 || w.sent[0].Options.OneIANA() != nil {
+		t.Errorf("sent %v", w.sent)
+	}
+	w.serve = nil
+	if _, err := c.Inform(context.Background()); !errors.Is(err, dhcpc.ErrTimeout) {
+		t.Error(err)
+	}
+}
+
+func TestAReleaseNamesServerAndAddress(t *testing.T) {
+	w, c := newWorld(t, honest())
+	l := acquire(t, c)
+	if err := c.Release(context.Background(), l); err != nil {
+		t.Fatal(err)
+	}
+	m := w.sent[len(w.sent)-1]
+	if m.MessageType != dhcpv6.MessageTypeRelease || string(m.GetOneOption(dhcpv6.OptionServerID).ToBytes()) != string(serverDUID()) ||
+		!m.Options.OneIANA().Options.OneAddress().IPv6Addr.Equal(net.IP(clientIP().AsSlice())) {
+		t.Errorf("sent %s", m)
+	}
+}
+
+func TestALeaseSurvivesItsRecord(t *testing.T) {
+	_, c := newWorld(t, honest())
+	l := acquire(t, c)
+	data, err := json.Marshal(l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var read Lease
+	if err := json.Unmarshal(data, &read); err != nil || !reflect.DeepEqual(&read, l) {
+		t.Errorf("%v\n%+v\n%+v", err, read, *l)
+	}
+}
+
+func TestAClockThatWasSetBackHasTheServersAsked(t *testing.T) {
+	w, c := newWorld(t, honest())
+	l := acquire(t, c)
+	w.log, w.now = nil, epoch().Add(-24*time.Hour)
+	w.keep(c, l, sentBy(1))
+	if w.log[0] != "REBIND" || w.now.After(epoch().Add(-23*time.Hour)) {
+		t.Errorf("sent %v at %s", w.log, w.now)
+	}
+}
+
+func TestWhatCannotBeMeantIsAnError(t *testing.T) {
+	dial := func(context.Context) (Transport, error) { return nil, nil }
+	for name, cfg := range map[string]*Config{
+		"no configuration":          nil,
+		"no DUID":                   {Dial: dial},
+		"a long DUID":               {DUID: make(dhcpc.Hex, 131), Dial: dial},
+		"an IPv4 address":           {DUID: ownDUID(), Dial: dial, Address: netip.MustParseAddr("192.0.2.1")},
+		"a link-local address":      {DUID: ownDUID(), Dial: dial, Address: netip.MustParseAddr("fe80::1")},
+		"a negative timeout":        {DUID: ownDUID(), Dial: dial, Timeout: -1},
+		"an option of the protocol": {DUID: ownDUID(), Dial: dial, Request: []uint16{3}},
+		"a long host name":          {DUID: ownDUID(), Dial: dial, HostName: strings.Repeat("a", 254)},
+		"no Dial":                   {DUID: ownDUID()},
+	} {
+		if _, err := New(cfg); !errors.Is(err, dhcpc.ErrInvalid) || !errors.Is(err, tombolo.ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	c, _ := New(&Config{DUID: ownDUID(), Dial: dial})
+	var none *Client
+	var noMachine *Machine
+	var noSession *Session
+	ctx := context.Background()
+	for i, err := range []error{
+		none.Release(ctx, nil), c.Release(ctx, nil), c.Run(ctx, nil, nil), c.Run(nil, nil, nil),
+		second(none.Acquire(ctx)), second(c.Acquire(nil)), second(none.Inform(ctx)), second(c.Acquire(ctx)),
+		second(Release(nil, 0)), second(noMachine.Restore(epoch(), 1, nil)), second(none.Machine().Restore(epoch(), 1, nil)),
+	} {
+		if !errors.Is(err, dhcpc.ErrInvalid) {
+			t.Errorf("%d: %v", i, err)
+		}
+	}
+	if _, out := noMachine.Step(noMachine.Start(epoch(), 1), epoch(), Event{}); !errors.Is(out.Err, dhcpc.ErrInvalid) {
+		t.Error(out.Err)
+	}
+	if noSession.State() != Init || noSession.Lease() != nil || !noSession.Wake().IsZero() || noSession.Failure("x", epoch(), nil).Error() == "" {
+		t.Error("a session that is nil")
+	}
+}
+
+func second[T any](_ T, err error) error { return err }

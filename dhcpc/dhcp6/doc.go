@@ -1,0 +1,58 @@
+// Package dhcp6 is a DHCP client for IPv6 (RFC 8415), for one address.
+//
+//	client, err := dhcp6.New(&dhcp6.Config{DUID: dhcp6.DUID(hash), IAID: 1, Dial: dial, InUse: inUse})
+//	lease, err := client.Acquire(ctx)
+//	err = client.Run(ctx, lease, apply)  // renews it until ctx is done; apply gets each change
+//	err = client.Release(ctx, lease)
+//	dns, err := client.Inform(ctx)       // without a lease: DNS and other options
+//
+// It is cut as package dhcpc is. Machine and Session are the state machine, without sockets,
+// clock and goroutines. A Transport carries messages between the interface's link-local address
+// and [Group]. Client puts them together with a clock. A Lease is all that is needed to renew and
+// release it, in JSON too, by another program as well.
+//
+// # States
+//
+//	┌──────┐ now, or after a back-off / SOLICIT
+//	│ INIT │────────────┐
+//	└──────┘            v
+//	   ^        ┌────────────┐ the first wait ends, or preference 255
+//	   │        │ SOLICITING │──────────────────┐ / REQUEST
+//	   │        └────────────┘                  v
+//	   │ refused       │ REPLY, rapid     ┌────────────┐
+//	   ├───────────────│──────────────────│ REQUESTING │
+//	   │               v                  └────────────┘
+//	┌───────────┐ in  ┌──────────┐ REPLY        │
+//	│ DECLINING │<────│ CHECKING │<─────────────┘
+//	└───────────┘ use └──────────┘<──────────────┐ REPLY of another address
+//	/ DECLINE              │ unused              │
+//	                       v     REPLY           │
+//	                   ┌───────┐<──────┐ ┌───────────┐
+//	                   │ BOUND │       ├─│ REBINDING │─ the lease ends: INIT
+//	                   └───────┘       │ └───────────┘
+//	                    T1 │ / RENEW   │       ^ T2 / REBIND
+//	                       v           │       │
+//	                     ┌──────────┐──┘       │
+//	                     │ RENEWING │──────────┘
+//	                     └──────────┘
+//
+// CHECKING waits for its caller, which adds the address to the interface and looks whether duplicate
+// address detection finds another host that has it (RFC 8415, section 18.2.10.1).
+//
+// # What it follows, and what not
+//
+// Retransmissions, their bounds and their random parts are those of RFC 8415, sections 7.6 and
+// 15; SOL_MAX_RT and INF_MAX_RT of servers are obeyed. The first SOLICIT is not delayed. All messages
+// go to all servers, as RFC 9915 has it: the Server Unicast option is ignored, and so is a status
+// UseMulticast. A RECONFIGURE is ignored, since it cannot be authenticated. There is neither
+// IA_TA nor CONFIRM; nor IA_PD.
+//
+// A message counts if it has our transaction and client identifier and a server identifier; in
+// REQUESTING, RENEWING and DECLINING only the server that was asked is heard. Of an IA_NA with
+// another IAID, or whose T1 is after its T2, nothing is taken. What of a REPLY cannot be used is named in
+// Lease.Ignored.
+//
+// # Needs
+//
+// This package needs nothing of the kernel. Errors are about values and time: see Error.
+package dhcp6

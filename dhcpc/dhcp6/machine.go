@@ -1,0 +1,443 @@
+package dhcp6
+
+import (
+	"bytes"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/insomniacslk/dhcp/dhcpv6"
+
+	"github.com/tombolo-cni/tombolo/dhcpc"
+)
+
+// Machine is the client's side of RFC 8415 for one identity. It has no socket, no clock and no
+// goroutine, and keeps nothing between calls: where the client stands is a Session, which Step
+// takes and gives back.
+type Machine struct {
+	cfg *Config
+}
+
+// NewMachine checks a configuration. Dial, InUse, Clock and Timeout are not used.
+func NewMachine(cfg *Config) (*Machine, error) {
+	c, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	return &Machine{cfg: c}, nil
+}
+
+// Session is where a client stands. It is a value: a copy is a snapshot, and Step changes neither
+// its argument nor what that points to.
+type Session struct {
+	state  State
+	random uint64    // the state of the generator that transaction identifiers and pauses come from
+	now    time.Time // the latest that Step was told
+	wake   time.Time
+	listen time.Time
+	trace
+
+	xid   uint32
+	first time.Time     // when the exchange's first message was sent
+	sent  time.Time     // when its last one was
+	tries int           // messages of the exchange
+	rt    time.Duration // the pause after the last of them
+
+	solMaxRT, infMaxRT time.Duration
+
+	failures int      // since the last lease: they make the back-off longer
+	best     *Lease   // the best ADVERTISE so far
+	rank     int      // its preference, less for a server to avoid
+	avoid    []string // servers that advertised and then refused, or fell silent
+	hint     netip.Addr
+	asked    *Lease // what is being requested, checked or declined
+	rebound  bool   // a REQUEST that a NoBinding of a renewal led to
+	lease    *Lease // what is held
+}
+
+// State gives the state.
+func (s *Session) State() State {
+	if s == nil {
+		return Init
+	}
+	return s.state
+}
+
+// Lease gives the lease that is held, else nil.
+func (s *Session) Lease() *Lease {
+	if s == nil {
+		return nil
+	}
+	return s.lease
+}
+
+// Wake gives the time of the next Step, as the last Output did.
+func (s *Session) Wake() time.Time {
+	if s == nil {
+		return time.Time{}
+	}
+	return s.wake
+}
+
+// Verdict is what duplicate address detection found.
+type Verdict uint8
+
+// In CHECKING only; elsewhere they mean nothing.
+const (
+	Unused Verdict = iota + 1 // the address is the client's
+	InUse                     // another host has it
+)
+
+// Event is what a Session is told; the zero value is that time has passed. What was received is
+// looked at critically: anything at all may be fed to Step.
+type Event struct {
+	Message []byte
+	Verdict Verdict
+}
+
+// Output is what a Step asks of its caller.
+type Output struct {
+	// Send is to be sent now. If it cannot be, let time pass: it is sent again.
+	Send []byte
+	// Check is a lease whose address is to be looked for on the link. The Session waits, for ever if
+	// need be, for an Event with a Verdict.
+	Check *Lease
+	// Bound is a lease that a server granted or renewed just now, and that was checked.
+	Bound *Lease
+	// Lost is a lease that has ended: nothing may use its address any more.
+	Lost *Lease
+	// Information is what an INFORMATION-REQUEST brought.
+	Information *Information
+	// Err is why a lease was lost or refused. The Session goes on and tries to get another.
+	Err error
+	// Wake is when to call Step again if nothing comes before; the zero time: never.
+	Wake time.Time
+	// Listen is until when answers are expected: after that, and where it is the zero time,
+	// sockets need not stay open. It is not later than Wake.
+	Listen time.Time
+}
+
+// Start begins a Session without an address. The seed makes transaction identifiers and pauses
+// differ between clients: a random number.
+func (m *Machine) Start(now time.Time, seed uint64) Session {
+	s := Session{state: Init, random: seed, now: now, wake: now, trace: trace{began: now}}
+	if m.made() {
+		s.hint = m.cfg.Address
+	}
+	return s
+}
+
+// Inform begins a Session that asks for options and no address.
+func (m *Machine) Inform(now time.Time, seed uint64) Session {
+	s := m.Start(now, seed)
+	s.state = Informing
+	return s
+}
+
+// Restore takes up a lease whose address this client still has: it is renewed when it is due,
+// and nothing is sent before. A lease that has run out is lost at the first Step, and its address
+// asked for. For a lease of the future any server is asked at once: the clock was set. The
+// error matches dhcpc.ErrInvalid.
+func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error) {
+	if !m.made() {
+		return Session{}, invalidf("NewMachine made no such machine")
+	}
+	if err := l.Validate(); err != nil {
+		return Session{}, err
+	}
+	s := m.Start(now, seed)
+	s.hint, s.lease, s.state, s.wake = l.Address, l, Bound, l.Renew
+	if now.Before(l.Obtained) {
+		moved := *l
+		back := l.Obtained.Sub(now)
+		moved.Obtained = now
+		if !l.Infinite() {
+			// It lasts no longer than it was granted for.
+			moved.Renew, moved.Rebind, moved.Expire = now, now, l.Expire.Add(-back)
+			if !l.Preferred.IsZero() {
+				moved.Preferred = l.Preferred.Add(-back)
+			}
+		}
+		s.lease, s.wake = &moved, moved.Renew
+	}
+	return s, nil
+}
+
+// Step tells a Session that time has passed and what has happened. Times may come late: what is
+// due then is done. A time before that of an earlier Step is taken for that one.
+func (m *Machine) Step(s Session, now time.Time, e Event) (Session, Output) {
+	if !m.made() {
+		return s, Output{Err: invalidf("NewMachine made no such machine")}
+	}
+	if now.Before(s.now) {
+		now = s.now
+	}
+	s.now = now
+	t := step{Machine: m, s: &s, now: now}
+	switch {
+	case e.Message != nil:
+		t.receive(e.Message)
+	case e.Verdict != 0 && s.state == Checking:
+		t.checked(e.Verdict)
+	}
+	if !s.wake.IsZero() && !now.Before(s.wake) && t.out.Send == nil && t.out.Bound == nil && t.out.Check == nil {
+		t.timeUp()
+	}
+	t.out.Wake, t.out.Listen = s.wake, s.listen
+	return s, t.out
+}
+
+// step is one Step at work, on its own copy of the Session.
+type step struct {
+	*Machine
+	s   *Session
+	now time.Time
+	out Output
+}
+
+func (t *step) timeUp() {
+	switch t.s.state {
+	case Init:
+		t.solicit()
+	case Soliciting:
+		t.solicitingTimeUp()
+	case Requesting:
+		t.requestingTimeUp()
+	case Checking:
+		t.lose(dhcpc.ErrExpired) // the lease before, of which a server had given another address
+	case Bound, Renewing, Rebinding:
+		t.leaseTimeUp()
+	case Declining:
+		t.decliningTimeUp()
+	case Informing:
+		t.inform()
+	}
+}
+
+func (t *step) receive(data []byte) {
+	m, err := parse(data, t.cfg.IAID)
+	if err != nil {
+		t.note("no DHCPv6 message: " + err.Error())
+		return
+	}
+	if why := t.foreign(m); why != "" {
+		t.note(m.describe() + ": " + why)
+		return
+	}
+	t.s.solMaxRT = m.maxRT(dhcpv6.OptionSolMaxRT, t.s.solMaxRT)
+	t.s.infMaxRT = m.maxRT(dhcpv6.OptionInfMaxRT, t.s.infMaxRT)
+	switch t.s.state {
+	case Soliciting:
+		t.soliciting(m)
+	case Requesting:
+		t.requesting(m)
+	case Renewing, Rebinding:
+		t.renewing(m)
+	case Declining:
+		if t.fromAsked(m, t.s.asked.Server) {
+			t.startOver(nil)
+		}
+	case Informing:
+		t.informing(m)
+	default:
+		t.note(m.describe() + ": nothing was asked")
+	}
+}
+
+// foreign says why a message is none for this client, or none of its exchange: RFC 8415, section 16.
+func (t *step) foreign(m *message) string {
+	switch {
+	case m.kind != dhcpv6.MessageTypeAdvertise && m.kind != dhcpv6.MessageTypeReply:
+		return "not a server's answer"
+	case m.xid != t.s.xid:
+		return "of another transaction"
+	case len(m.server) < minDUID || len(m.server) > maxDUID:
+		return fmt.Sprintf("a server identifier of %d bytes", len(m.server))
+	case len(m.client) == 0 && t.s.state == Informing:
+		return ""
+	case !bytes.Equal(m.client, t.cfg.DUID):
+		return "for another client"
+	}
+	return ""
+}
+
+// fromAsked says whether a message is the REPLY of the server that was asked.
+func (t *step) fromAsked(m *message, server dhcpc.Hex) bool {
+	switch {
+	case m.kind != dhcpv6.MessageTypeReply:
+		return false // more ADVERTISEs are common, and no news
+	case !bytes.Equal(m.server, server):
+		t.note(m.describe() + ": not the server that was asked, " + server.String())
+		return false
+	}
+	return true
+}
+
+// note counts something heard, for the error if no lease comes of it.
+func (t *step) note(what string) { t.s.heard = add(t.s.heard, what) }
+
+// begin begins an exchange, with a transaction identifier of its own.
+func (t *step) begin(state State) {
+	t.s.state, t.s.tries, t.s.rt = state, 0, 0
+	t.s.xid = uint32(t.next()) & 0xffffff
+	t.s.first = t.now
+}
+
+// message begins a message of the exchange.
+func (t *step) message(kind dhcpv6.MessageType) *dhcpv6.Message {
+	return t.cfg.write(kind, t.s.xid, t.now.Sub(t.s.first))
+}
+
+// send sends the exchange's next message, and waits for an answer as RFC 8415, section 15, has
+// it: first irt, and then twice the pause before, up to mrt, all a tenth more or less. end is
+// when the exchange is over at the latest, the zero time if never.
+func (t *step) send(m *dhcpv6.Message, irt, mrt time.Duration, end time.Time) {
+	t.out.Send = m.ToBytes()
+	t.s.trace.sent = add(t.s.trace.sent, m.MessageType.String())
+	t.s.sent = t.now
+	t.s.tries++
+	rt := irt
+	if t.s.tries > 1 {
+		rt = 2 * t.s.rt
+	}
+	if mrt > 0 && rt > mrt {
+		rt = mrt
+	}
+	lo := rt - rt/10
+	if t.s.state == Soliciting && t.s.tries == 1 {
+		lo = rt // RFC 8415, section 18.2.1: not less
+	}
+	t.s.rt = t.between(lo, rt+rt/10)
+	t.s.wake = t.now.Add(t.s.rt)
+	if !end.IsZero() && t.s.wake.After(end) {
+		t.s.wake = end
+	}
+	t.s.listen = t.s.wake
+	if enough := t.now.Add(answerWait); enough.Before(t.s.listen) {
+		t.s.listen = enough
+	}
+}
+
+// answerWait is how long an answer is waited for with an open socket: renewals are minutes apart.
+const answerWait = 15 * time.Second
+
+// idle goes to a state in which nothing is waited for but the time.
+func (t *step) idle(state State, wake time.Time) {
+	t.s.state, t.s.wake, t.s.listen = state, wake, time.Time{}
+}
+
+// next is a step of the SplitMix64 generator: a pure function of the Session, which a shared
+// generator would not be.
+func (t *step) next() uint64 {
+	t.s.random += 0x9e3779b97f4a7c15
+	z := t.s.random
+	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
+	z = (z ^ z>>27) * 0x94d049bb133111eb
+	return z ^ z>>31
+}
+
+// between gives a random time from lo to hi.
+func (t *step) between(lo, hi time.Duration) time.Duration {
+	if hi <= lo {
+		return lo
+	}
+	return lo + time.Duration(t.next()%uint64(hi-lo+1))
+}
+
+// The back-off after a refusal or a conflict.
+const (
+	firstBackOff   = time.Second
+	longestBackOff = 30 * time.Minute
+)
+
+// startOver goes back to INIT after a failure, for a while that grows with each. The error is
+// nil where it has been told.
+func (t *step) startOver(err error) {
+	if err != nil {
+		t.out.Err, t.s.last = err, err
+	}
+	pause := firstBackOff
+	for i := 0; i < t.s.failures && pause < longestBackOff; i++ {
+		pause *= 2
+	}
+	t.s.failures++
+	t.s.asked, t.s.best, t.s.rebound = nil, nil, false
+	t.idle(Init, t.now.Add(min(pause, longestBackOff)))
+}
+
+// maxAvoid bounds the servers that a session remembers.
+const maxAvoid = 8
+
+// shun remembers that a server's ADVERTISE led to nothing.
+func (t *step) shun(server dhcpc.Hex) {
+	if slices.Contains(t.s.avoid, string(server)) {
+		return
+	}
+	list := append(slices.Clone(t.s.avoid), string(server))
+	t.s.avoid = list[max(len(list)-maxAvoid, 0):]
+}
+
+// lose ends the lease that is held, and looks for another.
+func (t *step) lose(why error) {
+	l := t.s.lease
+	t.out.Lost, t.s.lease = l, nil
+	t.s.trace = trace{began: t.now}
+	t.s.failures = 0
+	if l == nil {
+		t.startOver(why)
+		return
+	}
+	t.s.hint = l.Address
+	t.startOver(fmt.Errorf("%w: %s", why, l.Address))
+	t.s.wake = t.now
+}
+
+// take goes on with a lease that was granted: its address is looked for, unless it is held already.
+func (t *step) take(l *Lease) {
+	if refused := t.refused(l); refused != nil {
+		t.decline(l, fmt.Errorf("%w: %s: %w", dhcpc.ErrRefused, l.Address, refused))
+		return
+	}
+	held := t.s.lease
+	if held != nil && held.Address == l.Address || !t.cfg.DetectConflicts {
+		t.bind(l)
+		return
+	}
+	t.s.asked, t.out.Check = l, l
+	t.idle(Checking, time.Time{})
+	if held != nil {
+		t.s.wake = held.Expire
+	}
+}
+
+// refused is the caller's word on a lease, nil if it may be taken.
+func (t *step) refused(l *Lease) error {
+	if t.cfg.Refuse == nil {
+		return nil
+	}
+	return t.cfg.Refuse(l, t.s.lease)
+}
+
+func (t *step) checked(v Verdict) {
+	l := t.s.asked
+	if v == InUse {
+		t.decline(l, fmt.Errorf("%w: %s", dhcpc.ErrDeclined, l.Address))
+		return
+	}
+	t.bind(l)
+}
+
+// bind takes a lease: the session's work is done until T1.
+func (t *step) bind(l *Lease) {
+	if held := t.s.lease; held != nil && held.Address != l.Address {
+		t.out.Lost = held
+	}
+	t.out.Bound, t.s.lease, t.s.hint = l, l, l.Address
+	t.s.failures, t.s.avoid, t.s.asked, t.s.best, t.s.rebound = 0, nil, nil, nil, false
+	t.s.trace = trace{began: t.now}
+	t.idle(Bound, l.Renew)
+}
+
+// made says whether a Machine is one of NewMachine.
+func (m *Machine) made() bool { return m != nil && m.cfg != nil }

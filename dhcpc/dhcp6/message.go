@@ -1,0 +1,342 @@
+package dhcp6
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/insomniacslk/dhcp/dhcpv6"
+	"github.com/insomniacslk/dhcp/iana"
+	"github.com/insomniacslk/dhcp/rfc1035label"
+
+	"github.com/tombolo-cni/tombolo/dhcpc"
+)
+
+// What of a server's lists is kept, so that no server fills a record or a pod's resolv.conf.
+const (
+	maxServers = 16
+	maxSearch  = 32
+	maxOptions = 4096 // bytes of Lease.Options
+	maxText    = 200  // bytes of a status message in an error
+	maxIgnored = 16
+)
+
+// forever is an infinite lifetime: RFC 8415, section 7.7.
+const forever = 0xffffffff * time.Second
+
+// message is what of a server's message matters.
+type message struct {
+	kind       dhcpv6.MessageType
+	xid        uint32
+	client     []byte
+	server     dhcpc.Hex
+	preference uint8
+	status     *dhcpv6.OptStatusCode
+	rapid      bool
+	ia         *dhcpv6.OptIANA // with our IAID
+	options    dhcpv6.MessageOptions
+}
+
+// parse decodes a message. What cannot be decoded is left as bytes, since a server's mistake in
+// one option is none in the others.
+func parse(data []byte, iaid uint32) (*message, error) {
+	const header = 4
+	if len(data) < header {
+		return nil, fmt.Errorf("%d bytes", len(data))
+	}
+	m := &message{kind: dhcpv6.MessageType(data[0]), xid: binary.BigEndian.Uint32(data) & 0xffffff}
+	if err := m.options.FromBytesWithParser(data[header:], leniently); err != nil {
+		return nil, err
+	}
+	for _, o := range m.options.Options {
+		switch o := o.(type) {
+		case *dhcpv6.OptIANA:
+			if m.ia == nil && binary.BigEndian.Uint32(o.IaId[:]) == iaid {
+				m.ia = o
+			}
+		case *dhcpv6.OptStatusCode:
+			m.status = o
+		}
+		switch o.Code() {
+		case dhcpv6.OptionClientID:
+			m.client = o.ToBytes()
+		case dhcpv6.OptionServerID:
+			m.server = o.ToBytes()
+		case dhcpv6.OptionRapidCommit:
+			m.rapid = true
+		case dhcpv6.OptionPreference:
+			if b := o.ToBytes(); len(b) == 1 {
+				m.preference = b[0]
+			}
+		}
+	}
+	return m, nil
+}
+
+// leniently decodes the options that are looked into, and leaves the others as they are.
+func leniently(code dhcpv6.OptionCode, data []byte) (dhcpv6.Option, error) {
+	switch code {
+	case dhcpv6.OptionIANA, dhcpv6.OptionStatusCode, dhcpv6.OptionDNSRecursiveNameServer, dhcpv6.OptionDomainSearchList, dhcpv6.OptionInformationRefreshTime:
+		if o, err := dhcpv6.ParseOption(code, data); err == nil {
+			return o, nil
+		}
+	}
+	return &dhcpv6.OptionGeneric{OptionCode: code, OptionData: slices.Clone(data)}, nil
+}
+
+// statusOf is a status, Success where none is given.
+func statusOf(s *dhcpv6.OptStatusCode) iana.StatusCode {
+	if s == nil {
+		return iana.StatusSuccess
+	}
+	return s.StatusCode
+}
+
+// refusal is the status of a message that grants nothing: its own, or its IA_NA's.
+func (m *message) refusal() *dhcpv6.OptStatusCode {
+	if statusOf(m.status) != iana.StatusSuccess || m.ia == nil {
+		return m.status
+	}
+	return m.ia.Options.Status()
+}
+
+// statusText names a status: `NoAddrsAvail "no free address"`.
+func statusText(s *dhcpv6.OptStatusCode) string {
+	text := strings.TrimRight(s.StatusMessage, "\x00")
+	if text == "" {
+		return s.StatusCode.String()
+	}
+	return fmt.Sprintf("%s %q", s.StatusCode, text[:min(len(text), maxText)])
+}
+
+// describe names a message as a trace does.
+func (m *message) describe() string {
+	text := m.kind.String()
+	if len(m.server) > 0 {
+		text += " from " + m.server.String()
+	}
+	if s := m.refusal(); statusOf(s) != iana.StatusSuccess {
+		text += ": " + statusText(s)
+	}
+	return text
+}
+
+// grant is an address of an IA_NA.
+type grant struct {
+	addr             netip.Addr
+	preferred, valid time.Duration
+}
+
+// grants gives the addresses of our IA_NA, those whose time is 0 too, and what is wrong
+// with it.
+func (m *message) grants() (list []grant, t1, t2 time.Duration, ignored []string) {
+	if m.ia == nil {
+		return nil, 0, 0, nil
+	}
+	t1, t2 = m.ia.T1, m.ia.T2
+	if t1 > 0 && t2 > 0 && t1 > t2 {
+		return nil, 0, 0, []string{fmt.Sprintf("IA_NA: T1 of %s is after T2 of %s", t1, t2)}
+	}
+	for _, o := range m.ia.Options.Options {
+		a, ok := o.(*dhcpv6.OptIAAddress)
+		if !ok {
+			continue
+		}
+		addr, _ := netip.AddrFromSlice(a.IPv6Addr.To16())
+		switch {
+		case len(ignored) == maxIgnored:
+			return list, t1, t2, ignored
+		case !usable(addr):
+			ignored = append(ignored, fmt.Sprintf("address %s: no host can have it", addr))
+		case a.PreferredLifetime > a.ValidLifetime:
+			ignored = append(ignored, fmt.Sprintf("address %s: preferred for %s, and valid for %s", addr, a.PreferredLifetime, a.ValidLifetime))
+		case statusOf(a.Options.Status()) != iana.StatusSuccess:
+			ignored = append(ignored, fmt.Sprintf("address %s: %s", addr, statusText(a.Options.Status())))
+		default:
+			list = append(list, grant{addr, a.PreferredLifetime, a.ValidLifetime})
+		}
+	}
+	return list, t1, t2, ignored
+}
+
+// shortest is the least time from one message of a renewal to the next, whatever a server says.
+const shortest = 2 * time.Second
+
+// lease makes a lease of one of a message's addresses.
+func (c *Config) lease(m *message, g grant, t1, t2 time.Duration, ignored []string, asked time.Time) *Lease {
+	l := &Lease{
+		Address: g.addr, Server: slices.Clone(m.server), DUID: c.DUID, IAID: c.IAID,
+		// Without the monotonic part: what is on record goes by the clock on the wall.
+		Obtained: asked, Ignored: ignored,
+	}
+	if g.preferred < forever {
+		l.Preferred = asked.Add(g.preferred)
+	}
+	if g.valid < forever {
+		l.Expire = asked.Add(g.valid)
+		l.Renew, l.Rebind = c.times(l, g, t1, t2)
+	}
+	l.DNS, l.Search, l.Options = m.dns(l), m.search(l), m.requested(l, c.Request)
+	return l
+}
+
+// times gives T1 and T2, which lie in this order before the end of the lease. Where the server leaves
+// them to the client, or they are after the end, they are what RFC 8415, section 21.4,
+// recommends to servers, of the preferred lifetime.
+func (c *Config) times(l *Lease, g grant, t1, t2 time.Duration) (renew, rebind time.Time) {
+	base := g.preferred
+	if base == 0 || base > g.valid {
+		base = g.valid
+	}
+	if t2 == 0 || t2 > g.valid {
+		t2 = base / 5 * 4
+	}
+	if t1 == 0 || t1 > t2 {
+		t1 = min(base/2, t2)
+	}
+	t1 = min(max(t1, shortest), g.valid)
+	t2 = min(max(t2, t1), g.valid)
+	return l.Obtained.Add(t1), l.Obtained.Add(t2)
+}
+
+func (m *message) dns(l *Lease) []netip.Addr {
+	var list []netip.Addr
+	for _, ip := range m.options.DNS() {
+		a, ok := netip.AddrFromSlice(ip)
+		switch {
+		case !ok || !a.Is6() || a.Is4In6() || a.IsUnspecified() || a.IsMulticast() || a.IsLoopback():
+			l.ignore("DNS server %s", a)
+		case len(list) == maxServers:
+			l.ignore("DNS servers after the first %d", maxServers)
+			return list
+		case !slices.Contains(list, a):
+			list = append(list, a)
+		}
+	}
+	return list
+}
+
+func (m *message) search(l *Lease) []string {
+	labels := m.options.DomainSearchList()
+	if labels == nil {
+		return nil
+	}
+	var list []string
+	for _, name := range labels.Labels {
+		switch {
+		case !domain(name):
+			l.ignore("search domain %.80q", name)
+		case len(list) == maxSearch:
+			l.ignore("search domains after the first %d", maxSearch)
+			return list
+		default:
+			list = append(list, name)
+		}
+	}
+	return list
+}
+
+// domain says whether a name can be written into a resolv.conf.
+func domain(name string) bool {
+	return name != "" && len(name) <= maxHostName && !strings.ContainsFunc(name, func(r rune) bool {
+		return r != '-' && r != '_' && r != '.' && (r < '0' || r > '9') && (r < 'a' || r > 'z') && (r < 'A' || r > 'Z')
+	})
+}
+
+func (m *message) requested(l *Lease, codes []uint16) map[uint16]dhcpc.Hex {
+	var values map[uint16]dhcpc.Hex
+	size := 0
+	for _, c := range codes {
+		o := m.options.GetOne(dhcpv6.OptionCode(c))
+		if o == nil {
+			continue
+		}
+		value := o.ToBytes()
+		if size += len(value); size > maxOptions {
+			l.ignore("option %d: %d bytes of options", c, size)
+			break
+		}
+		if values == nil {
+			values = make(map[uint16]dhcpc.Hex)
+		}
+		values[c] = value
+	}
+	return values
+}
+
+func (l *Lease) ignore(format string, args ...any) {
+	if len(l.Ignored) < maxIgnored {
+		l.Ignored = append(slices.Clip(l.Ignored), fmt.Sprintf(format, args...))
+	}
+}
+
+// maxRT reads SOL_MAX_RT or INF_MAX_RT (RFC 8415, sections 21.24 and 21.25).
+func (m *message) maxRT(code dhcpv6.OptionCode, before time.Duration) time.Duration {
+	if o := m.options.GetOne(code); o != nil {
+		if b := o.ToBytes(); len(b) == 4 {
+			if d := time.Duration(binary.BigEndian.Uint32(b)) * time.Second; d >= time.Minute && d <= 24*time.Hour {
+				return d
+			}
+		}
+	}
+	return before
+}
+
+// write makes a message with what is in each.
+func (c *Config) write(kind dhcpv6.MessageType, xid uint32, elapsed time.Duration) *dhcpv6.Message {
+	m := &dhcpv6.Message{MessageType: kind, TransactionID: dhcpv6.TransactionID{byte(xid >> 16), byte(xid >> 8), byte(xid)}}
+	m.AddOption(&dhcpv6.OptionGeneric{OptionCode: dhcpv6.OptionClientID, OptionData: c.DUID})
+	// In hundredths of a second, and at most 0xffff.
+	m.AddOption(dhcpv6.OptElapsedTime(min(max(elapsed, 0), 0xffff*10*time.Millisecond)))
+	return m
+}
+
+// oro adds the options that are asked for.
+func (c *Config) oro(m *dhcpv6.Message, more ...dhcpv6.OptionCode) {
+	codes := append([]dhcpv6.OptionCode{dhcpv6.OptionDNSRecursiveNameServer, dhcpv6.OptionDomainSearchList}, more...)
+	for _, code := range c.Request {
+		if !slices.Contains(codes, dhcpv6.OptionCode(code)) {
+			codes = append(codes, dhcpv6.OptionCode(code))
+		}
+	}
+	m.AddOption(dhcpv6.OptRequestedOption(codes...))
+}
+
+// name adds the host name. The server is to do what it wants with it: no flag is set but S, which
+// asks it to enter the address.
+func (c *Config) name(m *dhcpv6.Message) {
+	if c.HostName != "" {
+		m.AddOption(&dhcpv6.OptFQDN{Flags: 1, DomainName: &rfc1035label.Labels{Labels: []string{c.HostName}}})
+	}
+}
+
+// identity adds our IA_NA, with an address where one is given. Its times are the server's to say.
+func identity(m *dhcpv6.Message, iaid uint32, a netip.Addr) {
+	ia := &dhcpv6.OptIANA{}
+	binary.BigEndian.PutUint32(ia.IaId[:], iaid)
+	if a.IsValid() {
+		ia.Options.Add(&dhcpv6.OptIAAddress{IPv6Addr: net.IP(a.AsSlice())})
+	}
+	m.AddOption(ia)
+}
+
+func to(m *dhcpv6.Message, server dhcpc.Hex) {
+	m.AddOption(&dhcpv6.OptionGeneric{OptionCode: dhcpv6.OptionServerID, OptionData: server})
+}
+
+// Release makes the message that gives a lease back, for a program that sends it without a
+// Client. xid is a number of 24 bits; the more are dropped. The error matches dhcpc.ErrInvalid.
+func Release(l *Lease, xid uint32) ([]byte, error) {
+	if err := l.Validate(); err != nil {
+		return nil, err
+	}
+	c := &Config{DUID: l.DUID}
+	m := c.write(dhcpv6.MessageTypeRelease, xid, 0)
+	to(m, l.Server)
+	identity(m, l.IAID, l.Address)
+	return m.ToBytes(), nil
+}

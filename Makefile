@@ -71,7 +71,7 @@ profile: ## CPU and allocations of thousands of ADDs in process: .cache/profile-
 
 install: build ## into a node's directories, by DESTDIR, PREFIX, CNI_BIN, CNI_CONF, SYSTEMD
 	install -D -m 0755 $(BIN) $(DESTDIR)$(CNI_BIN)/tombolo
-	test -e $(DESTDIR)$(CNI_BIN)/loopback || ln -s tombolo $(DESTDIR)$(CNI_BIN)/loopback
+	deploy/names.sh loopback $(CNI_BIN) $(DESTDIR)
 	install -D -m 0755 $(BIN)d $(DESTDIR)$(PREFIX)/bin/tombolod
 	ln -sfn $(CNI_BIN)/tombolo $(DESTDIR)$(PREFIX)/bin/tombolo
 	for unit in $(UNITS); do install -D -m 0644 deploy/systemd/$$unit $(DESTDIR)$(SYSTEMD)/$$unit && \
@@ -83,10 +83,10 @@ install: build ## into a node's directories, by DESTDIR, PREFIX, CNI_BIN, CNI_CO
 	install -D -m 0644 deploy/share/_tombolo $(DESTDIR)$(ZSH)/_tombolo
 	@echo "installed; rename $(CNI_CONF)/10-tombolo.conflist.example to 10-tombolo.conflist to use it"
 
-# A network's configuration that somebody named, records, leases and a loopback of others stay.
+# A network's configuration that somebody named, records, leases and plugins of others stay.
 uninstall: ## takes away what install put there
 	[ -n "$(DESTDIR)" ] || [ ! -e /run/systemd/system ] || systemctl disable --now tombolod.service tombolo-repair.timer
-	[ "$$(readlink $(DESTDIR)$(CNI_BIN)/loopback)" != tombolo ] || rm -f $(DESTDIR)$(CNI_BIN)/loopback
+	deploy/names.sh --undo $(CNI_BIN) $(DESTDIR)
 	rm -f $(addprefix $(DESTDIR),$(CNI_BIN)/tombolo $(PREFIX)/bin/tombolo $(PREFIX)/bin/tombolod $(addprefix $(SYSTEMD)/,$(UNITS)) \
 		$(CNI_CONF)/10-tombolo.conflist.example $(MODULES)/tombolo.conf $(PREFIX)/share/man/man8/tombolo.8 \
 		$(PREFIX)/share/bash-completion/completions/tombolo $(ZSH)/_tombolo)

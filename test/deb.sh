@@ -25,7 +25,8 @@ mount -t proc proc /proc
 files() { find / -xdev \( -path /proc -o -path /var/log -o -path /var/cache -o -path /var/lib/dpkg -o -path /tmp \) -prune -o -print | sort; }
 files >/tmp/before
 dpkg -i /tmp/tombolo.deb
-test "$(readlink /usr/lib/cni/loopback)" = tombolo
+test "$(head -n 1 /usr/lib/cni/loopback)" = "#!/usr/lib/cni/tombolo as"
+CNI_COMMAND=VERSION /usr/lib/cni/loopback </dev/null | grep -q supportedVersions
 tombolo version | grep -q '^tombolo '
 tombolod --help >/dev/null
 mkdir -p /run/tombolo /var/lib/tombolo/leases

@@ -110,6 +110,15 @@ func commands() []command {
 			setup: func(*flag.FlagSet) runner {
 				return func(_ context.Context, out io.Writer, args []string) error { return validate(out, args) }
 			}},
+		{name: "install", args: "DIR",
+			summary: "put this program into a directory of plugins; with --names also by those of the reference plugins, which it keeps",
+			setup: func(flags *flag.FlagSet) runner {
+				names := flags.String("names", "", "by these `NAMES` too: bridge,portmap, say, or all")
+				undo := flags.Bool("undo", false, "take the names away, --names or all of them, and put back what was there")
+				return func(_ context.Context, out io.Writer, args []string) error {
+					return installNames(out, args[0], *names, *undo)
+				}
+			}},
 		{name: "demo", summary: "five pods in a sandbox of their own, in a few seconds",
 			setup: func(flags *flag.FlagSet) runner {
 				pods := flags.Int("pods", 5, "`N` pods")

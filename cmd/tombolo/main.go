@@ -5,7 +5,7 @@ package main
 
 import (
 	"os"
-	"path/filepath"
+	"slices"
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/cni"
@@ -14,11 +14,12 @@ import (
 
 func main() {
 	prepare()
+	name, args := calledAs(os.Args)
 	plugin := &cni.Plugin{
 		Getenv:     os.Getenv,
 		Stdin:      os.Stdin,
 		Stdout:     os.Stdout,
-		Name:       filepath.Base(os.Args[0]),
+		Name:       name,
 		DialBridge: func() (*bridge.Conn, error) { return bridge.Dial(nil) },
 		DialNFT:    nft.Dial,
 		Exit:       os.Exit,
@@ -26,5 +27,8 @@ func main() {
 	if os.Getenv("CNI_COMMAND") != "" {
 		os.Exit(plugin.Run())
 	}
-	os.Exit(operator(os.Args[1:]))
+	if len(args) == 0 && slices.Contains(cni.Names(), name) {
+		os.Exit(introduce(os.Stderr, name))
+	}
+	os.Exit(operator(args))
 }

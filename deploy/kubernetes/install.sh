@@ -7,10 +7,11 @@
 #   keep installs, and does so again when a file is missing or another one
 #
 # The node's directories are mounted at $HOST, below which CNI_BIN and CNI_CONF are. The programs
-# are in $FROM; the network, if there is one, is in $NETWORK.
+# are in $FROM; the network, if there is one, is in $NETWORK; $NAMES is deploy/names.sh.
 set -eu
 HOST=${HOST:-/host} FROM=${FROM:-/opt/tombolo} NETWORK=${NETWORK:-/etc/tombolo/10-tombolo.conflist}
 bin=$HOST${CNI_BIN:-/opt/cni/bin} conf=$HOST${CNI_CONF:-/etc/cni/net.d}
+names=${NAMES:-${0%/*}/names.sh}
 network=$conf/${NETWORK##*/}
 
 put() { # put FROM TO MODE
@@ -26,7 +27,7 @@ install() {
 	mkdir -p "$bin" "$conf"
 	put "$FROM/tombolo" "$bin/tombolo" 0755
 	# containerd up to 1.7 looks for it; that of others stays.
-	[ -e "$bin/loopback" ] || ln -s tombolo "$bin/loopback"
+	"$names" loopback "${bin#"$HOST"}" "$HOST"
 	if [ -e "$NETWORK" ]; then put "$NETWORK" "$network" 0644; fi
 }
 
@@ -44,7 +45,7 @@ uninstall)
 	# A network that somebody else wrote stays.
 	if [ -e "$network" ] && grep -q '"type" *: *"tombolo"' "$network"; then rm -f "$network"; fi
 	rm -f "$bin/tombolo" "$bin/tombolo".new.* "$network".new.*
-	if [ "$(readlink "$bin/loopback")" = tombolo ]; then rm -f "$bin/loopback"; fi
+	"$names" --undo "${bin#"$HOST"}" "$HOST"
 	echo "uninstalled"
 	;;
 *)

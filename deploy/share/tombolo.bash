@@ -7,7 +7,7 @@ _tombolo() {
 	for ((i = 1; i < COMP_CWORD; i++)); do
 		case ${COMP_WORDS[i]} in
 		--state) state=${COMP_WORDS[++i]} ;;
-		--dns | --leases | --pods | --timeout) ((++i)) ;;
+		--dns | --leases | --names | --pods | --timeout) ((++i)) ;;
 		-*) ;;
 		*)
 			case $name in
@@ -19,7 +19,7 @@ _tombolo() {
 		esac
 	done
 	case $name in
-	'') words='version ls check repair gc doctor leases remove uplink validate demo help' flags='--version' ;;
+	'') words='version ls check repair gc doctor leases remove uplink validate install demo help' flags='--version' ;;
 	'uplink') words='plan take restore status' ;;
 	'version') flags='--json' places='' ;;
 	'ls') flags='--json --state' places='' ;;
@@ -34,12 +34,13 @@ _tombolo() {
 	'uplink restore') flags='--leases --state' places='NIC BRIDGE' ;;
 	'uplink status') flags='--json --leases --state' places='NIC' ;;
 	'validate') flags='' places='FILE...' ;;
+	'install') flags='--names --undo' places='DIR' ;;
 	'demo') flags='--pods' places='' ;;
 	'help') flags='' places='COMMAND...' ;;
 	esac
 	case $prev in
 	--state | --leases) mapfile -t COMPREPLY < <(compgen -d -- "$cur") && return ;;
-	--dns | --pods | --timeout) return ;;
+	--dns | --names | --pods | --timeout) return ;;
 	esac
 	if [[ $cur == -* ]]; then
 		mapfile -t COMPREPLY < <(compgen -W "$flags --help" -- "$cur")
@@ -54,7 +55,7 @@ _tombolo() {
 	case $place in
 	NIC | BRIDGE) words=$(cd /sys/class/net && echo *) ;;
 	NETWORK) words=$(cd "$state/networks" 2>/dev/null && for word in *.json; do [[ ! -e $word ]] || echo "${word%.json}"; done) ;;
-	COMMAND) words='version ls check repair gc doctor leases remove uplink validate demo help' ;;
+	COMMAND) words='version ls check repair gc doctor leases remove uplink validate install demo help' ;;
 	FILE) mapfile -t COMPREPLY < <(compgen -f -- "$cur") && return ;;
 	esac
 	mapfile -t COMPREPLY < <(compgen -W "$words" -- "$cur")

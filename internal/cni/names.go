@@ -14,6 +14,9 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
+// Names are those of the reference's plugins by which the program is such a plugin.
+func Names() []string { return []string{"loopback"} }
+
 // named finds the plugin of the reference's that has the call's name, and the first version that
 // it speaks; nil for every other name, by which the program is itself.
 func (p *Plugin) named() (run reference.Plugin, first string) {

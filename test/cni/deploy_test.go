@@ -148,7 +148,7 @@ func TestInstallScriptOfTheDaemonSet(t *testing.T) {
 	run := func(verb string) {
 		t.Helper()
 		cmd := exec.Command("busybox", "sh", filepath.Join(repository, "deploy/kubernetes/install.sh"), verb)
-		cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOST=" + host, "FROM=" + from, "NETWORK=" + from + "/10-tombolo.conflist"}
+		cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOST=" + host, "FROM=" + from, "NETWORK=" + from + "/10-tombolo.conflist", "NAMES=" + filepath.Join(repository, "deploy/names.sh")}
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("%s: %v\n%s", verb, err, out)
 		}
@@ -175,10 +175,11 @@ func TestInstallScriptOfTheDaemonSet(t *testing.T) {
 		return all
 	}
 	program := host + "/opt/cni/bin/tombolo"
+	const loopback = "#!/opt/cni/bin/tombolo as\n# Tombolo, by the name of the reference plugin loopback. To undo: tombolo install --undo /opt/cni/bin\n"
 
 	write(from+"/tombolo", "#!/bin/sh\nread line\n")
 	run("install")
-	want("without a network", with("/opt/cni/bin/tombolo", "#!/bin/sh\nread line\n", "/opt/cni/bin/loopback", "-> tombolo"))
+	want("without a network", with("/opt/cni/bin/tombolo", "#!/bin/sh\nread line\n", "/opt/cni/bin/loopback", loopback))
 
 	// A runtime has the old one open while the new one comes: a write in place would change it.
 	old, err := os.Open(program)
@@ -190,7 +191,7 @@ func TestInstallScriptOfTheDaemonSet(t *testing.T) {
 	write(from+"/10-tombolo.conflist", network)
 	write(program+".new.7", "what a killed install left")
 	run("install")
-	installed := with("/opt/cni/bin/tombolo", "new", "/opt/cni/bin/loopback", "-> tombolo", "/etc/cni/net.d/10-tombolo.conflist", network)
+	installed := with("/opt/cni/bin/tombolo", "new", "/opt/cni/bin/loopback", loopback, "/etc/cni/net.d/10-tombolo.conflist", network)
 	want("a new version", installed)
 	if text, err := io.ReadAll(old); err != nil || string(text) != "#!/bin/sh\nread line\n" {
 		t.Errorf("a program that was running is %q now, %v", text, err)
@@ -223,7 +224,7 @@ func TestInstallScriptKeepsWhatSomebodyDeletes(t *testing.T) {
 		t.Fatal(err)
 	}
 	cmd := exec.Command("busybox", "sh", filepath.Join(repository, "deploy/kubernetes/install.sh"), "keep")
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOST=" + host, "FROM=" + from, "EVERY=0.05"}
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOST=" + host, "FROM=" + from, "EVERY=0.05", "NAMES=" + filepath.Join(repository, "deploy/names.sh")}
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)

@@ -1,0 +1,46 @@
+package main
+
+import (
+	"bytes"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestProgramAnswersByTheNamesItInstalled(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	got := tombolo(t, nil, nil, "", "install", "--names", "loopback", dir)
+	if got.status != 0 || !strings.Contains(got.stdout, filepath.Join(dir, "loopback")+": Tombolo\n") {
+		t.Fatalf("install: %+v", got)
+	}
+	call := func(env ...string) (stdout, stderr string) {
+		t.Helper()
+		var out, errOut bytes.Buffer
+		cmd := exec.Command(filepath.Join(dir, "loopback"))
+		cmd.Env = append([]string{runMain + "=1"}, env...)
+		cmd.Stdin = strings.NewReader(`{"cniVersion": "1.0.0", "name": "lo", "type": "loopback"}`)
+		cmd.Stdout, cmd.Stderr = &out, &errOut
+		if err := cmd.Run(); err != nil && env == nil {
+			t.Error(err)
+		}
+		return out.String(), errOut.String()
+	}
+	if out, errOut := call(); out != "" || !strings.HasPrefix(errOut, "Tombolo as the CNI plugin loopback; ") {
+		t.Errorf("by hand: %q, %q", out, errOut)
+	}
+	if out, _ := call("CNI_COMMAND=VERSION"); !strings.HasPrefix(out, `{"cniVersion":"1.1.0","supportedVersions":[`) {
+		t.Errorf("VERSION: %q", out)
+	}
+	// The plugin of that name wants another namespace, and the network's plugin another thing.
+	if out, _ := call("CNI_COMMAND=ADD", "CNI_CONTAINERID=c", "CNI_IFNAME=lo", "CNI_NETNS=/nonexistent"); !strings.Contains(out, "/nonexistent") {
+		t.Errorf("ADD: %q", out)
+	}
+	if got := tombolo(t, nil, nil, "", "install", "--undo", dir); got.status != 0 || got.stdout != filepath.Join(dir, "loopback")+": gone\n" {
+		t.Errorf("undo: %+v", got)
+	}
+	if got := tombolo(t, nil, nil, "", "install", "--names", "brigde", dir); got.status != exitUsage || !strings.Contains(got.stderr, `"brigde" is not a name that Tombolo has`) {
+		t.Errorf("a name that it has not: %+v", got)
+	}
+}

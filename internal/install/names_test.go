@@ -1,0 +1,194 @@
+package install
+
+import (
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var known = []string{"bridge", "loopback", "portmap"}
+
+// files are what a directory has: the contents, or what a link leads to. The program, which
+// is this test, is told by its name.
+func files(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]string{}
+	for _, e := range entries {
+		path := filepath.Join(dir, e.Name())
+		if e.Type()&fs.ModeSymlink != 0 {
+			target, err := os.Readlink(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got[e.Name()] = "-> " + target
+			continue
+		}
+		data, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info, err := e.Info(); err != nil || info.Mode().Perm()&0o111 != 0o111 {
+			t.Errorf("%s cannot be executed: %v, %v", path, info.Mode(), err)
+		}
+		if got[e.Name()] = string(data); got[e.Name()] == string(self) {
+			got[e.Name()] = "the program"
+		}
+		if strings.HasPrefix(got[e.Name()], "#!"+dir+"/tombolo as\n") {
+			got[e.Name()] = "tombolo as " + e.Name()
+		}
+	}
+	return got
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestNamesAreAddedAndGivenBack(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	want := func(when string, want map[string]string) {
+		t.Helper()
+		if diff := cmp.Diff(want, files(t, dir)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", when, diff)
+		}
+	}
+	add := func(names ...string) (out string) {
+		t.Helper()
+		var b strings.Builder
+		if err := Add(&b, dir, names); err != nil {
+			t.Error(err)
+		}
+		return strings.ReplaceAll(b.String(), dir+"/", "")
+	}
+	write(t, filepath.Join(dir, "bridge"), "the reference's bridge")
+	write(t, filepath.Join(dir, "macvlan"), "the reference's macvlan")
+	if err := os.Symlink("tombolo", filepath.Join(dir, "loopback")); err != nil {
+		t.Fatal(err)
+	}
+
+	if got, want := add("bridge", "portmap", "loopback"), "tombolo: this program\nbridge: Tombolo; what was there is bridge.reference\nportmap: Tombolo\nloopback: Tombolo\n"; got != want {
+		t.Errorf("it said %q, and not %q", got, want)
+	}
+	there := map[string]string{
+		"tombolo": "the program", "macvlan": "the reference's macvlan", "loopback": "tombolo as loopback",
+		"bridge": "tombolo as bridge", "bridge.reference": "the reference's bridge", "portmap": "tombolo as portmap",
+	}
+	want("added", there)
+	if got, want := add("bridge", "portmap", "loopback"), "bridge: Tombolo, as before\nportmap: Tombolo, as before\nloopback: Tombolo, as before\n"; got != want {
+		t.Errorf("again, it said %q, and not %q", got, want)
+	}
+	want("added twice", there)
+
+	// An installer brings its own, over what it takes for its file.
+	write(t, filepath.Join(dir, "bridge"), "a later bridge")
+	there["bridge"] = "a later bridge"
+	want("after an installer", there)
+	add("bridge")
+	there["bridge"], there["bridge.reference"] = "tombolo as bridge", "a later bridge"
+	want("added after an installer", there)
+
+	write(t, filepath.Join(dir, "portmap"), "an installer's portmap")
+	var b strings.Builder
+	if err := Remove(&b, dir, known); err != nil {
+		t.Error(err)
+	}
+	if got, want := strings.ReplaceAll(b.String(), dir+"/", ""), "bridge: the plugin that was there before\nloopback: gone\nportmap: not Tombolo's, and left as it is\n"; got != want {
+		t.Errorf("removed, it said %q, and not %q", got, want)
+	}
+	want("removed", map[string]string{
+		"tombolo": "the program", "macvlan": "the reference's macvlan", "bridge": "a later bridge", "portmap": "an installer's portmap",
+	})
+}
+
+// A program that is copied onto a link replaces what the link leads to, and so every name of it.
+// Without that the names would be links.
+func TestAnInstallersCopyReachesOneName(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	installer := filepath.Join(t.TempDir(), "bridge")
+	write(t, installer, "an installer's bridge")
+	copyOver := func(name string) {
+		t.Helper()
+		if out, err := exec.Command("cp", installer, filepath.Join(dir, name)).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	write(t, filepath.Join(dir, "tombolo"), "a program")
+	for _, link := range []func(string, string) error{os.Link, os.Symlink} {
+		if err := link(filepath.Join(dir, "tombolo"), filepath.Join(dir, "bridge")); err != nil {
+			t.Fatal(err)
+		}
+		copyOver("bridge")
+		if got := files(t, dir)["tombolo"]; got != "an installer's bridge" {
+			t.Fatalf("a copy onto a link left the program as it was (%q), so names might be links", got)
+		}
+		if err := os.Remove(filepath.Join(dir, "bridge")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := Add(new(strings.Builder), dir, []string{"bridge", "portmap"}); err != nil {
+		t.Fatal(err)
+	}
+	copyOver("bridge")
+	want := map[string]string{"tombolo": "the program", "bridge": "an installer's bridge", "portmap": "tombolo as portmap"}
+	if diff := cmp.Diff(want, files(t, dir)); diff != "" {
+		t.Errorf("after a copy (-want +got):\n%s", diff)
+	}
+}
+
+func TestDirectoriesThatCannotHaveNames(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "file"), "")
+	spaced, long := filepath.Join(dir, "a b"), filepath.Join(dir, strings.Repeat("x", 240))
+	full := filepath.Join(dir, "full")
+	for _, d := range []string{spaced, long, filepath.Join(full, "bridge")} {
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tt := range []struct{ dir, want string }{
+		{filepath.Join(dir, "missing"), "name the directory in which the runtime looks for plugins"},
+		{filepath.Join(dir, "file"), "is not a directory"},
+		{spaced, "use a shorter one without spaces"},
+		{long, "use a shorter one without spaces"},
+		{full, "full/bridge is not a file: move it away first"},
+	} {
+		err := Add(new(strings.Builder), tt.dir, []string{"bridge"})
+		if err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %v, and not %q", tt.dir, err, tt.want)
+		}
+	}
+}
+
+func TestSelectReadsLists(t *testing.T) {
+	t.Parallel()
+	if got, err := Select("all", known); err != nil || !cmp.Equal(got, known) {
+		t.Errorf("all: %v, %v", got, err)
+	}
+	if got, err := Select("portmap,bridge,portmap", known); err != nil || !cmp.Equal(got, []string{"portmap", "bridge"}) {
+		t.Errorf("a list: %v, %v", got, err)
+	}
+	for _, list := range []string{"", "brige", "bridge,", "../bridge"} {
+		if _, err := Select(list, known); err == nil || !strings.Contains(err.Error(), "is not a name that Tombolo has: it has bridge, loopback, portmap") {
+			t.Errorf("%q: %v", list, err)
+		}
+	}
+}

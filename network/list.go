@@ -37,3 +37,20 @@ func (n *Node) Attachments(ctx context.Context, network string) ([]*Attachment, 
 	}
 	return list, nil
 }
+
+// HasRules says whether the firewall has rules in a network's name, on record or not, or rules in
+// no network's: Remove deletes them.
+func (n *Node) HasRules(ctx context.Context, network string) (bool, error) {
+	if err := n.usable(ctx); err != nil {
+		return false, err
+	}
+	if err := checkName(network); err != nil {
+		return false, err
+	}
+	s, err := n.openKnown()
+	if err != nil {
+		return false, err
+	}
+	defer s.Close()
+	return s.Firewall.HasNetwork(ctx, network)
+}

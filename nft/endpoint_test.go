@@ -213,6 +213,15 @@ func TestRemoveNetworkLeavesOtherNetworks(t *testing.T) {
 	}
 	mustAdd(t, c, pod("00000000001", "10.22.0.5", "fd00:22::5"), kept)
 
+	wantHas := func(want map[string]bool) {
+		t.Helper()
+		for name, want := range want {
+			if has, err := c.HasNetwork(ctx, name); err != nil || has != want {
+				t.Errorf("HasNetwork(%q): %t, %v", name, has, err)
+			}
+		}
+	}
+	wantHas(map[string]bool{"podnet": true, "podnet2": true, "plain": false, "never": false, "podne": false})
 	if err := c.RemoveNetwork(ctx, "podnet"); err != nil {
 		t.Fatal(err)
 	}
@@ -228,9 +237,15 @@ func TestRemoveNetworkLeavesOtherNetworks(t *testing.T) {
 		}
 	}
 	wantReady(t, c, other, kept)
+	wantHas(map[string]bool{"podnet": false, "podnet2": true})
+	if err := c.Remove(ctx, kept); err != nil {
+		t.Fatal(err)
+	}
+	wantHas(map[string]bool{"podnet2": true}) // by its chain
 	if err := c.RemoveNetwork(ctx, "podnet2"); err != nil {
 		t.Fatal(err)
 	}
+	wantHas(map[string]bool{"podnet2": false})
 	if list := nft(t, ns, "list", "ruleset"); list != "" {
 		t.Errorf("after the last network:\n%s", list)
 	}

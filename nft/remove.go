@@ -149,3 +149,33 @@ func (c *Conn) RemoveNetwork(ctx context.Context, name string) error {
 		return explainBusy(t.Commit(c.tables.Conn))
 	})
 }
+
+// HasNetwork says whether RemoveNetwork would delete anything: what is this network's, or a table
+// in which nothing is any network's. It changes nothing.
+func (c *Conn) HasNetwork(ctx context.Context, name string) (bool, error) {
+	if err := c.usable(ctx); err != nil {
+		return false, err
+	}
+	if err := checkName(name); err != nil {
+		return false, err
+	}
+	key, has := ruleset.NetworkKey(name), false
+	err := nftnl.Retry(ctx, func() error {
+		tables, inUse := false, false
+		has = false
+		for _, family := range ruleset.OurFamilies() {
+			inv, err := c.tables.Inventory(family)
+			if err != nil {
+				return err
+			}
+			tables, inUse = tables || inv.Table, inUse || inv.InUse(key)
+			has = has || inv.Has(key) || slices.ContainsFunc(inv.Elements, func(el ruleset.ElementState) bool {
+				_, network, ok := ownerOf(&el)
+				return ok && network == key
+			})
+		}
+		has = has || tables && !inUse
+		return nil
+	})
+	return has, err
+}

@@ -47,7 +47,7 @@ const (
 )
 
 // errDiffers says that check found something.
-var errDiffers = errors.New("not all is as it should be: what mends it stands at the end of each line, in brackets")
+var errDiffers = errors.New("something differs; the end of each line says, in brackets, what repairs it")
 
 // errUsage is the cause of an error about the command line itself.
 var errUsage = errors.New("see tombolo help")
@@ -115,7 +115,7 @@ func find(table []command, args []string) (*command, []string, error) {
 		}
 	}
 	if near := strict.Nearest(name, names); near != "" {
-		return nil, nil, fmt.Errorf("no command %q, but %q: %w", name, near, errUsage)
+		return nil, nil, fmt.Errorf("no command %q; did you mean %q? %w", name, near, errUsage)
 	}
 	return nil, nil, fmt.Errorf("no command %q: %w", name, errUsage)
 }
@@ -165,7 +165,7 @@ func (c *command) run(ctx context.Context, out io.Writer, line []string) error {
 	}
 	least, most := c.count()
 	if len(args) < least || most >= 0 && len(args) > most {
-		return fmt.Errorf("%s: %d arguments, where %s are due: %w", c.name, len(args), between(least, most), errUsage)
+		return fmt.Errorf("%s: %d arguments given, %s expected: %w", c.name, len(args), between(least, most), errUsage)
 	}
 	var lacks string
 	if c.privileged {
@@ -174,7 +174,7 @@ func (c *command) run(ctx context.Context, out io.Writer, line []string) error {
 			return err
 		}
 		if hopeless {
-			return fmt.Errorf("%s: user %d lacks %s: run it as root, as by sudo", c.name, os.Geteuid(), lacks)
+			return fmt.Errorf("%s: user %d lacks %s: run it as root, with sudo for example", c.name, os.Geteuid(), lacks)
 		}
 	}
 	err = do(ctx, out, args)
@@ -243,9 +243,9 @@ func between(least, most int) string {
 func jsonFlag(flags *flag.FlagSet) *bool { return flags.Bool("json", false, "print JSON") }
 
 func stateFlag(flags *flag.FlagSet) *string {
-	return flags.String("state", network.DefaultStateDir, "the `DIR` that is stateDir of the network's configuration")
+	return flags.String("state", network.DefaultStateDir, "the state directory, `DIR`: stateDir in the network's configuration")
 }
 
 func leasesFlag(flags *flag.FlagSet) *string {
-	return flags.String("leases", lease.DefaultDir, "the `DIR` that is leaseDir of the network's configuration")
+	return flags.String("leases", lease.DefaultDir, "the lease directory, `DIR`: leaseDir in the network's configuration")
 }

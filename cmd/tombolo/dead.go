@@ -15,7 +15,7 @@ import (
 )
 
 // errKept says that gc could not reclaim all.
-var errKept = errors.New("some are kept")
+var errKept = errors.New("some could not be cleaned up")
 
 // collectDead reclaims what dead pods hold, of one network or of all, and prints a line for each.
 func collectDead(ctx context.Context, out io.Writer, stateDir, name string, dryRun, asJSON bool) error {

@@ -18,12 +18,12 @@ import (
 )
 
 // errSick says that doctor found something.
-var errSick = errors.New("something keeps pods from the network, or part of it")
+var errSick = errors.New("a problem was found")
 
 // doctorCommand declares what doctor can be told.
 func doctorCommand(flags *flag.FlagSet) runner {
 	asJSON, state := jsonFlag(flags), stateFlag(flags)
-	dns := flags.String("dns", "", "the name servers `ADDR,...` to ask, or none (those of /etc/resolv.conf)")
+	dns := flags.String("dns", "", "ask these name servers, `ADDR,...`, or none (default: those in /etc/resolv.conf)")
 	return func(ctx context.Context, out io.Writer, args []string) error {
 		servers, err := nameServers(*dns)
 		if err != nil {

@@ -103,6 +103,7 @@ _tombolo() {
 	fmt.Fprintf(&b, `	esac
 	case $prev in
 	--state | --leases) mapfile -t COMPREPLY < <(compgen -d -- "$cur") && return ;;
+	--network) places=NETWORK given=0 ;;
 	%s) return ;;
 	esac
 	if [[ $cur == -* ]]; then
@@ -124,7 +125,7 @@ _tombolo() {
 	mapfile -t COMPREPLY < <(compgen -W "$words" -- "$cur")
 }
 complete -o filenames -F _tombolo tombolo
-`, strings.Join(slices.DeleteFunc(valued(table), func(f string) bool { return f == "--state" || f == "--leases" }), " | "),
+`, strings.Join(slices.DeleteFunc(valued(table), func(f string) bool { return f == "--state" || f == "--leases" || f == "--network" }), " | "),
 		strings.Join(words(table, ""), " "))
 	return strings.Replace(b.String(), "given=0 i\n", "given=0 i word\n", 1)
 }
@@ -306,6 +307,8 @@ func TestBashCompletesWhatCanFollow(t *testing.T) {
 		{"tombolo remove --state " + state + " ", []string{"lab", "pods"}},
 		{"tombolo remove --state " + state + " p", []string{"pods"}},
 		{"tombolo remove --state " + state[:len(state)-1], []string{state}},
+		{"tombolo ls --state " + state + " --network l", []string{"lab"}},
+		{"tombolo ls --pod ", nil},
 		{"tombolo leases --", []string{"--json", "--leases", "--help"}},
 		{"tombolo help rep", []string{"repair"}},
 		{"tombolo demo --pods ", nil},
@@ -337,10 +340,10 @@ func TestZshCompletesWhatCanFollow(t *testing.T) {
 		line string
 		want []string
 	}{
-		{"tombolo ", []string{"DESCRIBE", "uplink:plan, take, restore or status", `ls:the pods on this node\: addresses`}},
-		{"tombolo uplink ", []string{"DESCRIBE", "plan:say in words"}},
+		{"tombolo ", []string{"DESCRIBE", "uplink:plan, take, restore or status", `ls:list the pods on this node`}},
+		{"tombolo uplink ", []string{"DESCRIBE", "plan:print how"}},
 		{"tombolo uplink plan ", []string{"ARGUMENTS uplink plan, word 2", "--keep-address[", "--timeout[", ":NIC:_net_interfaces", ":BRIDGE:_net_interfaces"}},
-		{"tombolo ls --state ", []string{"ARGUMENTS ls, word 3", ":DIR:_files -/"}},
+		{"tombolo ls --state ", []string{"ARGUMENTS ls, word 3", ":DIR:_files -/", ":NETWORK:_files -W /run/tombolo/networks"}},
 		{"tombolo help ", []string{"*:COMMAND:(version ls"}},
 	} {
 		words := strings.Split(tt.line, " ")

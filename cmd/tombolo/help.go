@@ -16,7 +16,7 @@ const (
 
 // common are the exit statuses that all commands have.
 func common() []status {
-	return []status{{0, "done"}, {exitFailed, "it failed; stderr says why"}, {exitUsage, "the command line is wrong"}}
+	return []status{{0, "success"}, {exitFailed, "failure; stderr says why"}, {exitUsage, "the command line is wrong"}}
 }
 
 // help is the command that prints all of the others' help, or that of one.
@@ -52,8 +52,8 @@ func overview(table []command) string {
 		}
 		fmt.Fprintf(&b, "%-*s%s\n", helpColumn, line, wrap(c.summary, helpColumn))
 	}
-	b.WriteString("\nDIR is the stateDir of the network's configuration, /run/tombolo by default; that of\n" +
-		"leases is its leaseDir, /var/lib/tombolo/leases. tombolo COMMAND --help says more of one.\n\nexit status:\n")
+	b.WriteString("\nPOD is a pod's name, with or without its namespace, or the beginning of a container ID.\n" +
+		"tombolo COMMAND --help explains the flags of a command.\n\nexit status:\n")
 	for _, s := range common() {
 		fmt.Fprintf(&b, "  %d  %s\n", s.code, s.text)
 	}
@@ -91,7 +91,7 @@ func (c *command) describe() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "usage: %s\n\n%s.\n", c.usage(), wrap(strings.ToUpper(c.summary[:1])+c.summary[1:], 0))
 	if c.privileged {
-		b.WriteString("It needs CAP_NET_ADMIN and CAP_SYS_ADMIN, which root has.\n")
+		b.WriteString("It needs root, or CAP_NET_ADMIN and CAP_SYS_ADMIN.\n")
 	}
 	if list := c.flags(); len(list) > 0 {
 		b.WriteString("\nflags:\n")

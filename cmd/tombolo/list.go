@@ -20,8 +20,12 @@ import (
 
 // list prints the attachments of all networks, and marks those that are not as they
 // were made. Failures of no attachment go to stderr.
-func list(ctx context.Context, out io.Writer, dir string, asJSON bool) error {
-	in, err := inspect(ctx, dir)
+func list(ctx context.Context, out io.Writer, dir string, only report.Selection, asJSON bool) error {
+	node, err := report.Open(ctx, &network.Config{StateDir: dir})
+	if err != nil {
+		return err
+	}
+	in, err := only.Inspect(ctx, node)
 	if err != nil {
 		return err
 	}

@@ -90,12 +90,12 @@ func TestCommandLinesThatAreWrong(t *testing.T) {
 		stderr string
 	}{
 		{[]string{"add"}, `tombolo: no command "add": see tombolo help` + "\n"},
-		{[]string{"lss"}, `tombolo: no command "lss", but "ls": see tombolo help` + "\n"},
-		{[]string{"help", "repiar"}, `tombolo: no command "repiar", but "repair": see tombolo help` + "\n"},
+		{[]string{"lss"}, `tombolo: no command "lss"; did you mean "ls"? see tombolo help` + "\n"},
+		{[]string{"help", "repiar"}, `tombolo: no command "repiar"; did you mean "repair"? see tombolo help` + "\n"},
 		{[]string{"ls", "--yaml"}, "tombolo: ls: flag provided but not defined: -yaml: see tombolo help\n"},
-		{[]string{"ls", "pods"}, "tombolo: ls: 1 arguments, where 0 are due: see tombolo help\n"},
-		{[]string{"remove"}, "tombolo: remove: 0 arguments, where 1 are due: see tombolo help\n"},
-		{[]string{"remove", "a", "b"}, "tombolo: remove: 2 arguments, where 1 are due: see tombolo help\n"},
+		{[]string{"ls", "a", "b"}, "tombolo: ls: 2 arguments given, 0 to 1 expected: see tombolo help\n"},
+		{[]string{"remove"}, "tombolo: remove: 0 arguments given, 1 expected: see tombolo help\n"},
+		{[]string{"remove", "a", "b"}, "tombolo: remove: 2 arguments given, 1 expected: see tombolo help\n"},
 		{[]string{"demo", "--pods", "many"}, `tombolo: demo: invalid value "many" for flag -pods: parse error: see tombolo help` + "\n"},
 		{nil, overview(commands()) + "tombolo: no command: see tombolo help\n"},
 	} {
@@ -222,7 +222,7 @@ func TestWithoutRootACommandSaysWhatItLacks(t *testing.T) {
 		if _, most := c.count(); most >= 0 {
 			args = args[:len(strings.Fields(c.name))+min(most, 2)]
 		}
-		want := outcome{exitFailed, "", "tombolo: " + c.name + ": user 65534 lacks CAP_NET_ADMIN and CAP_SYS_ADMIN: run it as root, as by sudo\n"}
+		want := outcome{exitFailed, "", "tombolo: " + c.name + ": user 65534 lacks CAP_NET_ADMIN and CAP_SYS_ADMIN: run it as root, with sudo for example\n"}
 		if diff := cmp.Diff(want, nobody(args...), cmp.AllowUnexported(outcome{})); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", c.name, diff)
 		}
@@ -322,6 +322,57 @@ func TestLsListsTheAttachmentsOfAllNetworks(t *testing.T) {
 			t.Errorf("%v: status %d: %s", args, got.status, got.stderr)
 		}
 		golden.Compare(t, name, got.stdout)
+	}
+}
+
+func TestLsListsWhatIsAskedFor(t *testing.T) {
+	t.Parallel()
+	dir := forge(t)
+	for line, want := range map[string]struct {
+		containers []string
+		stderr     string
+	}{
+		"":                                     {[]string{"c3", "0123456789abcdef0123456789abcdef", "unfinished"}, ""},
+		"web-0":                                {[]string{"0123456789abcdef0123456789abcdef"}, ""},
+		"default/web-0":                        {[]string{"0123456789abcdef0123456789abcdef"}, ""},
+		"0123":                                 {[]string{"0123456789abcdef0123456789abcdef"}, ""},
+		"--network pods":                       {[]string{"0123456789abcdef0123456789abcdef", "unfinished"}, ""},
+		"--pod default/web-*":                  {[]string{"0123456789abcdef0123456789abcdef"}, ""},
+		"--network lab --pod web-0":            {nil, ""},
+		"c3 --network pods":                    {nil, ""},
+		"unfinished --network pods":            {[]string{"unfinished"}, ""},
+		"web":                                  {nil, `no pod "web": tombolo ls lists those that there are`},
+		"--network never":                      {nil, `there is no network "never": those on record are lab, pods`},
+		"--pod [":                              {nil, `pod "[": syntax error in pattern`},
+		"--network pods --pod */* --state /no": {nil, "/no is no state directory: name the stateDir of the network's configuration"},
+	} {
+		t.Run(line, func(t *testing.T) {
+			t.Parallel()
+			args := append([]string{"ls", "--json", "--state", dir}, strings.Fields(line)...)
+			got := tombolo(t, nstest.New(t), nil, "", args...)
+			if want.stderr != "" {
+				if diff := cmp.Diff(outcome{exitFailed, "", "tombolo: " + want.stderr + "\n"}, got, cmp.AllowUnexported(outcome{})); diff != "" {
+					t.Errorf("outcome (-want +got):\n%s", diff)
+				}
+				return
+			}
+			var list []struct{ ContainerID string }
+			if err := json.Unmarshal([]byte(got.stdout), &list); err != nil || list == nil || got.status != 0 || got.stderr != "" {
+				t.Fatalf("%v: %+v", err, got)
+			}
+			var ids []string
+			for _, a := range list {
+				ids = append(ids, a.ContainerID)
+			}
+			if diff := cmp.Diff(want.containers, ids); diff != "" {
+				t.Errorf("containers (-want +got):\n%s", diff)
+			}
+		})
+	}
+	// What is wrong with others is not said.
+	got := tombolo(t, nstest.New(t), nil, "", "ls", "--state", dir, "unfinished")
+	if want := "container unfinished, eth0 of network pods: its ADD has not come to its end [recreate pod]\n"; got.status != 0 || !strings.HasSuffix(got.stdout, "adding\n"+want) {
+		t.Errorf("outcome is %+v", got)
 	}
 }
 
@@ -436,7 +487,7 @@ func TestRemove(t *testing.T) {
 		{"a network that never was", []string{"remove", "--state", dir, "never"}, outcome{exitFailed, "",
 			`tombolo: there is no network "never": those on record are lab, pods` + "\n"}},
 		{"one that has attachments", []string{"remove", "--state", dir, "pods"}, outcome{exitAttached, "",
-			`tombolo: network "pods" has 2 attachments: remove the pods first` + "\n"}},
+			`tombolo: network "pods" has 2 attachments: remove the pods first; tombolo gc reclaims 2 attachments whose pods are gone` + "\n"}},
 		{"what cannot be a network", []string{"remove", "--state", dir, "a/b"}, outcome{exitFailed, "",
 			`tombolo: "a/b" is not the name of a network` + "\n"}},
 		{"in a directory that cannot be one", []string{"remove", "--state", "relative", "pods"}, outcome{exitFailed, "",

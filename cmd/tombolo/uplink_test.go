@@ -121,8 +121,8 @@ func TestUplinkCommandsThatAreWrong(t *testing.T) {
 	}{
 		{[]string{"uplink"}, exitUsage, "tombolo: uplink: plan, take, restore or status: see tombolo help\n"},
 		{[]string{"uplink", "give"}, exitUsage, "tombolo: no command \"uplink give\": see tombolo help\n"},
-		{[]string{"uplink", "take", "eth0"}, exitUsage, "tombolo: uplink take: 1 arguments, where 2 are due: see tombolo help\n"},
-		{[]string{"uplink", "restore"}, exitUsage, "tombolo: uplink restore: 0 arguments, where 1 to 2 are due: see tombolo help\n"},
+		{[]string{"uplink", "take", "eth0"}, exitUsage, "tombolo: uplink take: 1 arguments given, 2 expected: see tombolo help\n"},
+		{[]string{"uplink", "restore"}, exitUsage, "tombolo: uplink restore: 0 arguments given, 1 to 2 expected: see tombolo help\n"},
 		{[]string{"uplink", "take", "--force", "eth0", "br0"}, exitUsage, "tombolo: uplink take: flag provided but not defined: -force: see tombolo help\n"},
 	} {
 		want := outcome{tt.status, "", tt.stderr}

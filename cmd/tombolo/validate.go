@@ -11,7 +11,7 @@ import (
 )
 
 // errInvalid says that validate found something.
-var errInvalid = errors.New("not every configuration is valid")
+var errInvalid = errors.New("at least one configuration is invalid")
 
 // validate prints what there is to say of each file.
 func validate(out io.Writer, files []string) error {

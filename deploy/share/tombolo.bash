@@ -7,7 +7,7 @@ _tombolo() {
 	for ((i = 1; i < COMP_CWORD; i++)); do
 		case ${COMP_WORDS[i]} in
 		--state) state=${COMP_WORDS[++i]} ;;
-		--dns | --leases | --names | --pods | --timeout) ((++i)) ;;
+		--dns | --leases | --names | --network | --pod | --pods | --timeout) ((++i)) ;;
 		-*) ;;
 		*)
 			case $name in
@@ -22,7 +22,7 @@ _tombolo() {
 	'') words='version ls check repair gc doctor leases remove uplink validate install demo help' flags='--version' ;;
 	'uplink') words='plan take restore status' ;;
 	'version') flags='--json' places='' ;;
-	'ls') flags='--json --state' places='' ;;
+	'ls') flags='--json --network --pod --state' places='POD' ;;
 	'check') flags='--json --state --v' places='' ;;
 	'repair') flags='--state' places='' ;;
 	'gc') flags='--dry-run --json --state' places='NETWORK' ;;
@@ -40,7 +40,8 @@ _tombolo() {
 	esac
 	case $prev in
 	--state | --leases) mapfile -t COMPREPLY < <(compgen -d -- "$cur") && return ;;
-	--dns | --names | --pods | --timeout) return ;;
+	--network) places=NETWORK given=0 ;;
+	--dns | --names | --pod | --pods | --timeout) return ;;
 	esac
 	if [[ $cur == -* ]]; then
 		mapfile -t COMPREPLY < <(compgen -W "$flags --help" -- "$cur")

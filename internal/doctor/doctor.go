@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/report"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
@@ -66,7 +67,7 @@ func Examine(ctx context.Context, node *network.Node, opt Options) ([]Report, er
 	}
 	reports := []Report{}
 	for _, r := range in.Attachments {
-		if !meant(r.Attachment, opt.Pod) {
+		if !report.Meant(r.Attachment, opt.Pod) {
 			continue
 		}
 		e := &examination{opt: opt, at: r.Attachment}
@@ -85,10 +86,6 @@ func Examine(ctx context.Context, node *network.Node, opt Options) ([]Report, er
 		return nil, fmt.Errorf("no pod %q: tombolo ls lists those that there are", opt.Pod)
 	}
 	return reports, nil
-}
-
-func meant(a *network.Attachment, pod string) bool {
-	return pod == "" || a.Pod == pod || strings.HasSuffix(a.Pod, "/"+pod) || strings.HasPrefix(a.ContainerID, pod)
 }
 
 // examination is one attachment's.

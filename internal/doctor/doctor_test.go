@@ -5,7 +5,6 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
-	"github.com/tombolo-cni/tombolo/network"
 )
 
 func TestMain(m *testing.M) { nstest.Main(m) }
@@ -60,16 +59,6 @@ func TestAFindingHasTheRemedyOfItsDifference(t *testing.T) {
 	for i := range want {
 		if got[i] != want[i] {
 			t.Errorf("%+v, want %+v", got[i], want[i])
-		}
-	}
-}
-
-func TestAPodIsMeantByWhatAnOperatorTypes(t *testing.T) {
-	t.Parallel()
-	a := &network.Attachment{Key: network.Key{ContainerID: "0123456789ab"}, Pod: "default/web-0"}
-	for text, want := range map[string]bool{"": true, "default/web-0": true, "web-0": true, "0123": true, "web": false, "eb-0": false, "123": false} {
-		if meant(a, text) != want {
-			t.Errorf("%q: want %t", text, want)
 		}
 	}
 }

@@ -19,17 +19,25 @@ func Remove(ctx context.Context, node *network.Node, name string) error {
 	}
 	known := slices.Contains(names, name)
 	if !known {
+		if known, err = node.HasRules(ctx, name); err != nil {
+			return err
+		}
+	}
+	if !known {
 		in, err := node.Inspect(ctx)
 		if err != nil {
 			return err
 		}
-		known = slices.ContainsFunc(in.Others, func(text string) bool { return strings.Contains(text, " of network "+name+" ") }) ||
-			slices.ContainsFunc(in.Stray, func(d tombolo.Difference) bool { return strings.Contains(d.Text+" ", " of network "+name+" ") })
+		known = slices.ContainsFunc(in.Stray, func(d tombolo.Difference) bool { return strings.Contains(d.Text+" ", " of network "+name+" ") })
 	}
-	// It says what no name of a network is.
-	if err := node.Remove(ctx, name); err != nil || known {
-		return err
+	if !known {
+		return Unknown(names, name)
 	}
+	return node.Remove(ctx, name)
+}
+
+// Unknown is the error about a network that is not there; names are those on record.
+func Unknown(names []string, name string) error {
 	if len(names) == 0 {
 		return fmt.Errorf("there is no network %q: none is on record", name)
 	}

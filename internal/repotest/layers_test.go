@@ -88,7 +88,7 @@ func layers() []layer {
 			"it translates between CNI and package network"},
 		{[]string{"internal/cni/conflist"}, []string{"internal/cni", "internal/strict", "network", "nft"}, "it says what a configuration means, and does nothing"},
 		{[]string{"internal/report"}, []string{".", "network"}, "it words what package network finds, and knows no kernel and no records"},
-		{[]string{"internal/doctor"}, []string{".", "addr", "bridge", "dhcpc", "dhcpc/transport", "netns", "network", "route", "internal/icmp"},
+		{[]string{"internal/doctor"}, []string{".", "addr", "bridge", "dhcpc", "dhcpc/transport", "netns", "network", "route", "internal/icmp", "internal/report"},
 			"it goes a pod's way, like a pod: what differs from records it is told"},
 		{[]string{"internal/install"}, nil, "it puts files into a directory"},
 		{[]string{"internal/demo"}, []string{"addr", "bridge", "nft", "netns", "network", "internal/icmp", "internal/ipam/delegate", "internal/state"},

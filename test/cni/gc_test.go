@@ -279,12 +279,20 @@ func TestRemoveRefusesWhatOnlyTheKernelKnowsOf(t *testing.T) {
 		t.Errorf("exit status %d, %q; want 3", o.status, o.stderr)
 	}
 	w.del(p)
-	// It is on record no more, so the name may be mistyped; but what is left goes.
-	if o := n.remove("podnet"); o.status != 1 || !strings.Contains(o.stderr, "none is on record") {
+	// A mistyped name deletes nothing.
+	before := n.ruleset()
+	if o := n.remove("pdnet"); o.status != 1 || !strings.Contains(o.stderr, "none is on record") || n.ruleset() != before || before == "" {
+		t.Errorf("mistyped: exit status %d, %q; rules before: %s; after: %s", o.status, o.stderr, before, n.ruleset())
+	}
+	// It is on record no more, but rules in its name are left.
+	if o := n.remove("podnet"); o.status != 0 || o.stderr != "" {
 		t.Errorf("exit status %d, %q", o.status, o.stderr)
 	}
 	if rules := n.ruleset(); rules != "" {
 		t.Errorf("left: %s", rules)
+	}
+	if o := n.remove("podnet"); o.status != 1 || !strings.Contains(o.stderr, "none is on record") {
+		t.Errorf("again: exit status %d, %q", o.status, o.stderr)
 	}
 }
 

@@ -12,9 +12,9 @@ import (
 type Inventory struct {
 	family   uint8
 	Table    bool
+	Elements []ElementState
 	chains   []Place
 	sets     []Place
-	elements []ElementState
 }
 
 // Inventory looks up all there is, in several listings. A transaction with a
@@ -39,7 +39,7 @@ func (t Tables) Inventory(family uint8) (*Inventory, error) {
 	if inv.sets, err = t.setNames(family); err != nil {
 		return nil, err
 	}
-	inv.elements, err = t.ElementsOf(inv.sets)
+	inv.Elements, err = t.ElementsOf(inv.sets)
 	return inv, err
 }
 
@@ -74,7 +74,14 @@ func (inv *Inventory) InUse(key string) bool {
 	}
 	// A claim is nobody's.
 	inUse := func(el ElementState) bool { return el.Comment != ClaimComment }
-	return slices.ContainsFunc(inv.elements, inUse) || slices.ContainsFunc(inv.chains, other) || slices.ContainsFunc(inv.sets, other)
+	return slices.ContainsFunc(inv.Elements, inUse) || slices.ContainsFunc(inv.chains, other) || slices.ContainsFunc(inv.sets, other)
+}
+
+// Has says that a chain, a set or an element is a network's own.
+func (inv *Inventory) Has(key string) bool {
+	own := func(at Place) bool { return networkOf(at.Name) == key }
+	return slices.ContainsFunc(inv.chains, own) || slices.ContainsFunc(inv.sets, own) ||
+		slices.ContainsFunc(inv.Elements, func(el ElementState) bool { return el.IsNetwork(key) })
 }
 
 // networkOf gives the key of the network that a chain or a set belongs to, "" if

@@ -1,0 +1,42 @@
+package report
+
+import (
+	"testing"
+
+	"github.com/tombolo-cni/tombolo/network"
+)
+
+func TestAPodIsMeantByWhatAnOperatorTypes(t *testing.T) {
+	t.Parallel()
+	a := &network.Attachment{Key: network.Key{ContainerID: "0123456789ab"}, Pod: "default/web-0"}
+	for text, want := range map[string]bool{"": true, "default/web-0": true, "web-0": true, "0123": true, "web": false, "eb-0": false, "123": false} {
+		if Meant(a, text) != want {
+			t.Errorf("%q: want %t", text, want)
+		}
+	}
+}
+
+func TestAPatternIsOfTheWholeNameOrOfItsLastPart(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		pattern, pod string
+		want         bool
+	}{
+		{"default/web-0", "default/web-0", true},
+		{"web-0", "default/web-0", true},
+		{"web-0", "web-0", true}, // podman's have no namespace
+		{"web", "default/web-0", false},
+		{"web-*", "default/web-0", true},
+		{"default/*", "default/web-0", true},
+		{"*/web-0", "kube-system/web-0", true},
+		{"*", "default/web-0", true},
+		{"default/*", "default-2/web-0", false},
+		{"d*", "default/web-0", false},
+		{"[a-w]eb-?", "default/web-0", true},
+		{"web-0", "", false},
+	} {
+		if got := matches(tt.pattern, tt.pod); got != tt.want {
+			t.Errorf("%q matches %q: %t", tt.pattern, tt.pod, got)
+		}
+	}
+}

@@ -48,7 +48,7 @@ type ruleReader struct {
 type loaded struct {
 	on   property
 	mask []byte // of a bitwise and; nil is all
-	// of onSource, the address that its bytes are the beginning of
+	// of an address, how long that is of which the bytes are the beginning
 	addrLen int
 }
 
@@ -195,8 +195,14 @@ func (rr *ruleReader) payload(b []byte) error {
 	}
 	l := loaded{}
 	for _, f := range families() {
-		if f.proto == rr.family && expr.PayloadBase(base) == expr.PayloadBaseNetworkHeader && offset == f.src && length <= f.addrLen {
+		if f.proto != rr.family || expr.PayloadBase(base) != expr.PayloadBaseNetworkHeader || length > f.addrLen {
+			continue
+		}
+		switch offset {
+		case f.src:
 			l = loaded{on: onSource, addrLen: int(f.addrLen)}
+		case f.src + f.addrLen:
+			l = loaded{on: onDestination, addrLen: int(f.addrLen)}
 		}
 	}
 	rr.registers[to] = l
@@ -267,9 +273,9 @@ func (l loaded) equals(data []byte) condition {
 		if l.mask == nil && len(data) == 1 {
 			return condition{on: onFamily, family: data[0]}
 		}
-	case onSource:
+	case onSource, onDestination:
 		if prefix, ok := prefixOf(data, l.mask, l.addrLen); ok {
-			return condition{on: onSource, prefix: prefix}
+			return condition{on: l.on, prefix: prefix}
 		}
 	}
 	return other

@@ -45,7 +45,7 @@ type condition struct {
 	name       string       // onIn, onOut: the link's; onSet: the set's
 	wildcard   bool         // onIn, onOut: of any link whose name starts so
 	index      uint32       // onIndex
-	prefix     netip.Prefix // onSource
+	prefix     netip.Prefix // onSource, onDestination
 	family     uint8        // onFamily: unix.NFPROTO_*
 }
 
@@ -53,14 +53,15 @@ type condition struct {
 type property uint8
 
 const (
-	onOther  property = iota // anything else
-	onMark                   // its mark
-	onIn                     // the name of the link that it came in by
-	onIndex                  // and that link's index
-	onOut                    // the name of the link that it will leave by
-	onSource                 // its source address
-	onFamily                 // whether it is IPv4 or IPv6
-	onSet                    // something that is looked up in a set
+	onOther       property = iota // anything else
+	onMark                        // its mark
+	onIn                          // the name of the link that it came in by
+	onIndex                       // and that link's index
+	onOut                         // the name of the link that it will leave by
+	onSource                      // its source address
+	onDestination                 // and its destination's, of which nothing is known
+	onFamily                      // whether it is IPv4 or IPv6
+	onSet                         // something that is looked up in a set
 )
 
 // likelihood is how sure it is that a packet meets a condition.

@@ -27,6 +27,8 @@ else
 	need podman podman
 	need dnsmasq dnsmasq-base
 	need kea-dhcp4 kea-dhcp4-server
+	need bird bird2
+	need vtysh frr
 	need busybox busybox-static
 	need nsenter util-linux
 	need git git

@@ -100,7 +100,7 @@ func (s *Snapshot) withLost(rec *Record, link int, all bool) *Snapshot {
 		n.Routes = append(n.Routes, back.movedRoute(&r))
 	}
 	for _, o := range before.Nexthops {
-		if !slices.ContainsFunc(s.Nexthops, func(have route.NexthopObject) bool { return have.ID == o.ID }) {
+		if (all || !isDaemons(o.Protocol)) && !slices.ContainsFunc(s.Nexthops, func(have route.NexthopObject) bool { return have.ID == o.ID }) {
 			o.Link = link
 			n.Nexthops = append(n.Nexthops, o)
 		}
@@ -147,9 +147,12 @@ func (s *Snapshot) asRecorded(rec *Record) *Snapshot {
 
 // comesAndGoes says that a route is for daemons, or for the kernel, to keep.
 func comesAndGoes(r *route.Route) bool {
-	return r.Expires != nil || r.Protocol == route.ProtocolRA || r.Protocol == route.ProtocolDHCP ||
-		r.Protocol == route.ProtocolKernel || r.Protocol == route.ProtocolRedirect
+	return r.Expires != nil || r.Protocol == route.ProtocolKernel || r.Protocol == route.ProtocolRedirect || isDaemons(r.Protocol)
 }
+
+// isDaemons says that a protocol is a routing engine's (BIRD, FRR), a DHCP client's or that of
+// router advertisements: all numbers above static are (linux/rtnetlink.h), but ours.
+func isDaemons(p route.Protocol) bool { return p > route.ProtocolStatic && p != route.ProtocolTombolo }
 
 func (rec *Record) renamed(link, to string) string {
 	if link == rec.NIC {

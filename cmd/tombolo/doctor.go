@@ -14,6 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/doctor"
 	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/report"
+	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
@@ -22,18 +23,27 @@ var errSick = errors.New("a problem was found")
 
 // doctorCommand declares what doctor can be told.
 func doctorCommand(flags *flag.FlagSet) runner {
-	asJSON, state := jsonFlag(flags), stateFlag(flags)
+	asJSON, dir := jsonFlag(flags), stateFlag(flags)
 	dns := flags.String("dns", "", "ask these name servers, `ADDR,...`, or none (default: those in /etc/resolv.conf)")
+	to := flags.String("to", "", "test the way to these addresses too, `ADDR,...`, such as that of another node's pod")
 	return func(ctx context.Context, out io.Writer, args []string) error {
 		servers, err := nameServers(*dns)
 		if err != nil {
 			return err
 		}
-		node, err := report.Open(ctx, &network.Config{StateDir: *state})
+		targets, err := parseAddresses("--to", *to)
 		if err != nil {
 			return err
 		}
-		reports, err := doctor.Examine(ctx, node, doctor.Options{Pod: optional(args, 0), DNS: servers})
+		node, err := report.Open(ctx, &network.Config{StateDir: *dir})
+		if err != nil {
+			return err
+		}
+		kept, err := keptDestinations(*dir)
+		if err != nil {
+			return err
+		}
+		reports, err := doctor.Examine(ctx, node, doctor.Options{Pod: optional(args, 0), DNS: servers, To: targets, Kept: kept})
 		if err != nil {
 			return err
 		}
@@ -61,15 +71,40 @@ func nameServers(named string) ([]netip.Addr, error) {
 			}
 		}
 	default:
-		for text := range strings.SplitSeq(named, ",") {
-			a, err := netip.ParseAddr(text)
-			if err != nil {
-				return nil, fmt.Errorf("doctor: --dns: %w: %w", err, errUsage)
-			}
-			list = append(list, a)
-		}
+		return parseAddresses("--dns", named)
 	}
 	return list, nil
+}
+
+// parseAddresses reads a flag's.
+func parseAddresses(name, text string) ([]netip.Addr, error) {
+	var list []netip.Addr
+	for one := range strings.SplitSeq(text, ",") {
+		if text == "" {
+			break
+		}
+		a, err := netip.ParseAddr(one)
+		if err != nil {
+			return nil, fmt.Errorf("doctor: %s: %w: %w", name, err, errUsage)
+		}
+		list = append(list, a)
+	}
+	return list, nil
+}
+
+// keptDestinations are those of each network's record for which its pods keep their address. A
+// record that cannot be read is among the findings.
+func keptDestinations(dir string) (map[string][]netip.Prefix, error) {
+	d, err := state.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	networks, _, err := d.ListNetworks()
+	kept := map[string][]netip.Prefix{}
+	for _, n := range networks {
+		kept[n.Name] = n.NonMasquerade
+	}
+	return kept, err
 }
 
 func printExamined(out io.Writer, reports []doctor.Report, asJSON bool) error {

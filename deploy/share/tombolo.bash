@@ -7,7 +7,7 @@ _tombolo() {
 	for ((i = 1; i < COMP_CWORD; i++)); do
 		case ${COMP_WORDS[i]} in
 		--state) state=${COMP_WORDS[++i]} ;;
-		--dns | --leases | --names | --network | --pod | --pods | --timeout) ((++i)) ;;
+		--dns | --leases | --names | --network | --pod | --pods | --timeout | --to) ((++i)) ;;
 		-*) ;;
 		*)
 			case $name in
@@ -26,7 +26,7 @@ _tombolo() {
 	'check') flags='--json --state --v' places='' ;;
 	'repair') flags='--state' places='' ;;
 	'gc') flags='--dry-run --json --state' places='NETWORK' ;;
-	'doctor') flags='--dns --json --state' places='POD' ;;
+	'doctor') flags='--dns --json --state --to' places='POD' ;;
 	'leases') flags='--json --leases' places='' ;;
 	'remove') flags='--state' places='NETWORK' ;;
 	'uplink plan') flags='--keep-address --state --timeout' places='NIC BRIDGE' ;;
@@ -41,7 +41,7 @@ _tombolo() {
 	case $prev in
 	--state | --leases) mapfile -t COMPREPLY < <(compgen -d -- "$cur") && return ;;
 	--network) places=NETWORK given=0 ;;
-	--dns | --names | --pod | --pods | --timeout) return ;;
+	--dns | --names | --pod | --pods | --timeout | --to) return ;;
 	esac
 	if [[ $cur == -* ]]; then
 		mapfile -t COMPREPLY < <(compgen -W "$flags --help" -- "$cur")

@@ -56,6 +56,10 @@ type Options struct {
 	Pod string
 	// DNS are the name servers to ask; nil leaves that step out.
 	DNS []netip.Addr
+	// To are addresses that pods should reach, such as those of other nodes' pods.
+	To []netip.Addr
+	// Kept are, by network, the destinations for which pods keep their address.
+	Kept map[string][]netip.Prefix
 }
 
 // Examine looks at the pods that are meant. It has to be called in the host's namespace, and
@@ -94,6 +98,7 @@ type examination struct {
 	at    *network.Attachment
 	found []Finding
 	dead  bool
+	cut   bool // the host's next hop does not answer the pod
 }
 
 func (e *examination) add(step Step, remedy, format string, args ...any) {

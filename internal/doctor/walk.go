@@ -64,7 +64,7 @@ func (e *examination) walk(ctx context.Context) error {
 			return err
 		}
 	}
-	if !e.failed(StepGateway, StepRoute, StepForwarding, StepFirewall, StepBeyond) {
+	if !e.failed(StepGateway, StepRoute, StepForwarding, StepFirewall) && !e.cut {
 		e.names(ctx, pod)
 	}
 	return nil
@@ -120,6 +120,21 @@ func (e *examination) family(ctx context.Context, pod *netns.NS, br *bridge.Link
 		e.add(StepGateway, "look which rules of the bridge drop it: nft list ruleset bridge", "the gateway %s does not answer by %s: %v", gateway, resolution(gateway), pingErr)
 		return nil
 	}
+	host, err := netns.Current()
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	if err := e.kept(onHost, own); err != nil {
+		return err
+	}
+	for _, to := range e.opt.To {
+		if to.Is4() == own.Is4() {
+			if err := e.destination(ctx, pod, host, inPod, onHost, own, to); err != nil {
+				return err
+			}
+		}
+	}
 	far := outside(gateway)
 	hop, err := onHost.Get(far)
 	if err != nil {
@@ -137,15 +152,11 @@ func (e *examination) family(ctx context.Context, pod *netns.NS, br *bridge.Link
 	if !hop.Gateway.IsValid() || hop.Link == br.Index || e.failed(StepForwarding, StepFirewall) {
 		return nil // on the pod's own link, or it is known what stops the pod
 	}
-	host, err := netns.Current()
-	if err != nil {
-		return err
-	}
-	defer host.Close()
 	if err := ping(ctx, host, hop.Gateway, icmp.Echo{Wait: wait}); err != nil {
 		return nil // it answers no echo, or is away: nothing is known of the pod by that
 	}
 	if err := ping(ctx, pod, hop.Gateway, icmp.Echo{From: own, Wait: wait}); err != nil {
+		e.cut = true
 		e.add(StepBeyond, "look for a rule that names the pod or its subnet: nft list ruleset; iptables-legacy-save",
 			"the host reaches its next hop %s, and the pod %s does not: %v", hop.Gateway, own, err)
 		return nil

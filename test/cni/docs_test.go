@@ -98,6 +98,10 @@ func docLabs() []docLab {
 			blocks: []string{"README.md: make install", "docs/dhcp.md: systemctl enable --now tombolod"},
 		},
 		{
+			name:   "cluster", // TestDoctorFollowsTheWayToAnotherNodesPods says what it is good for
+			blocks: []string{"docs/cluster.md: iptables -A FORWARD -s 10.244.0.0/16 -o cbr0 -j ACCEPT"},
+		},
+		{
 			name:   "embedding",
 			blocks: []string{"docs/embedding.md: cd test/embed"},
 			output: []string{"BenchmarkPod", "flat%", "alloc_objects"},

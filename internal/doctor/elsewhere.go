@@ -1,0 +1,90 @@
+package doctor
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/icmp"
+	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/route"
+)
+
+// routed is what helps where the host lacks a route to other nodes' pods.
+const routed = "see why the host gets no such route from the routing engine (birdc show protocols; vtysh -c 'show bgp summary'), or from the cloud's route controller"
+
+// kept looks for destinations for which pods keep their address, and to which the host refuses
+// to send anything: a routing engine announces all of a cluster's pods as unreachable, but for
+// those that it knows the way to. Where a default route is all that leads there, the next router
+// may know the way.
+func (e *examination) kept(onHost *route.Conn, own netip.Addr) error {
+	routes, err := onHost.List(route.Filter{Family: familyOf(own), Table: route.TableMain})
+	if err != nil {
+		return err
+	}
+	for _, to := range e.opt.Kept[e.at.Network] {
+		if to.Addr().Is4() != own.Is4() {
+			continue
+		}
+		refused, sent := false, false
+		for _, r := range routes {
+			switch r.Type {
+			case route.Unreachable, route.Blackhole, route.Prohibit:
+				refused = refused || r.Dst.Bits() > 0 && r.Dst.Bits() <= to.Bits() && r.Dst.Contains(to.Addr())
+			case route.Unicast:
+				sent = sent || r.Dst.Bits() > 0 && r.Dst.Overlaps(to) && !r.Dst.Contains(own)
+			}
+		}
+		if refused && !sent {
+			e.add(StepBeyond, routed, "the host has routes to no other pods of %s, for which pods keep their address: it refuses what is sent there", to)
+		}
+	}
+	return nil
+}
+
+// destination follows the way to an address that the operator asks about, such as another node's
+// pod.
+func (e *examination) destination(ctx context.Context, pod, host *netns.NS, inPod, onHost *route.Conn, own, to netip.Addr) error {
+	err := ping(ctx, pod, to, icmp.Echo{From: own, Wait: wait})
+	if err == nil || ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if _, err := inPod.Get(to); err != nil {
+		e.add(StepRoute, "set isDefaultGateway, or a route in the ipam, and create the pod again", "the pod has no route to %s: %v", to, err)
+		return nil
+	}
+	hop, hopErr := onHost.Get(to)
+	if hopErr != nil {
+		e.add(StepBeyond, routed, "the host has no route to %s: %v", to, hopErr)
+		return nil
+	}
+	if ping(ctx, host, to, icmp.Echo{Wait: wait}) == nil {
+		e.add(StepBeyond, "on the host or node of that address, see whether there is a route back to the pod, and whether a firewall drops what is forwarded: ip route get "+own.String(),
+			"the host reaches %s, and the pod %s does not: %v", to, own, err)
+		return nil
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	general, generalErr := onHost.Get(outside(to))
+	byDefault := generalErr == nil && hop.Gateway.IsValid() && hop.Gateway == general.Gateway && hop.Link == general.Link
+	keeps := slices.ContainsFunc(e.opt.Kept[e.at.Network], func(p netip.Prefix) bool { return p.Contains(to) })
+	switch {
+	case byDefault && keeps:
+		e.add(StepBeyond, routed, "only the host's default route, by %s, leads to %s, for which pods keep their address, and neither host nor pod reaches it: %v", hop.Gateway, to, err)
+	case hop.Gateway.IsValid():
+		e.add(StepBeyond, "look whether "+hop.Gateway.String()+" and "+to.String()+" are up, and whether a firewall there drops what is forwarded", "neither the host nor the pod reaches %s, to which a route leads by %s: %v", to, hop.Gateway, err)
+	default:
+		e.add(StepBeyond, "look whether "+to.String()+" is up", "neither the host nor the pod reaches %s: %v", to, err)
+	}
+	return nil
+}
+
+func familyOf(a netip.Addr) uint8 {
+	if a.Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}

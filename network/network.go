@@ -16,7 +16,9 @@ import (
 type Network struct {
 	Name   string // 1 to 250 letters, digits, '_', '.' and '-'; it names files
 	Bridge string // made if it is not there
-	MTU    int    // in bytes; 0 is that of the default route's link, or that of a bridge of somebody else's
+	MTU    int    // in bytes; 0 is DefaultMTU, or that of a bridge of somebody else's
+	// DefaultMTU is for a bridge that is made, where MTU is 0; 0 is that of the default route's link.
+	DefaultMTU int
 
 	// Allocator gives pods their addresses. Nil is for pods that name theirs, have none, or
 	// lease them.

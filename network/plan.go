@@ -93,7 +93,7 @@ func wantOf(nw *Network, hash string, mark uint32) *build.Want {
 			Policy: recorded.PolicyName(nw.Policy), Guard: nw.Guard, Mark: uint64(mark), NFCall: nw.NFCall, Promiscuous: nw.Promiscuous,
 			Uplink: nw.Uplink.NIC, DefaultRoute: string(nw.Exit), SLAAC: nw.SLAAC,
 		},
-		Gateway: nw.Gateway, Routed: nw.Routed, ForceAddress: nw.ForceAddress, Owner: hash,
+		DefaultMTU: nw.DefaultMTU, Gateway: nw.Gateway, Routed: nw.Routed, ForceAddress: nw.ForceAddress, Owner: hash,
 	}
 	if nw.Uplink.NIC != "" {
 		w.Uplink = ours(nw.Uplink, nw.Bridge)

@@ -31,7 +31,7 @@ func (c *call) add(ctx context.Context, conf *NetConf) ([]byte, error) {
 	s := conf.settings()
 	var from *allocator
 	if a.pod.Lease == nil {
-		if from, err = c.allocatorOf(&s); err != nil {
+		if from, err = c.allocatorOf(conf, &s); err != nil {
 			return nil, err
 		}
 	}
@@ -48,7 +48,7 @@ func (c *call) add(ctx context.Context, conf *NetConf) ([]byte, error) {
 		return nil, c.explain(err)
 	}
 	// Not every version can say every result.
-	written, err := c.encode(c.result(a, from, made))
+	written, err := c.encode(c.asBridge(c.result(a, from, made)))
 	if err != nil {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), network.UndoTimeout)
 		defer cancel()
@@ -73,8 +73,12 @@ func (c *call) asked(conf *NetConf) (*asked, error) {
 	if a.pod.MAC, err = conf.podMAC(rc, args); err != nil {
 		return nil, err
 	}
-	if a.prev, err = parsePrevResult(conf, c.cniVersion); err != nil {
+	// The reference's bridge does not look at what was there before it.
+	if a.prev, err = parsePrevResult(conf, c.cniVersion); err != nil && !conf.bridge {
 		return nil, err
+	}
+	if conf.bridge {
+		a.prev = nil
 	}
 	if a.pod.Ports, err = rc.published(); err != nil {
 		return nil, err
@@ -89,7 +93,7 @@ func (c *call) asked(conf *NetConf) (*asked, error) {
 	if conf.ipamType() != ipamconf.TypeDHCP {
 		return a, nil
 	}
-	dhcp, err := ipamconf.ReadDHCP(conf.IPAM)
+	dhcp, err := conf.dhcp()
 	if err != nil {
 		return nil, err
 	}
@@ -108,7 +112,7 @@ func (c *call) open(conf *NetConf) (*network.Node, error) {
 		StateDir: s.StateDir, LeaseDir: s.LeaseDir, Mark: s.Mark, Log: c.log.slog(), Step: c.step,
 		DialBridge: c.DialBridge, DialFirewall: c.DialNFT,
 		Allocators: func(name string, origin *network.Origin) (ipam.Allocator, error) {
-			req := c.ipamRequest(s.StateDir, false)
+			req := c.ipamRequest(conf, false)
 			if origin != nil && *origin != s.Origin {
 				req.Stdin = recordedConfig(c.cniVersion, name, origin)
 			}
@@ -118,7 +122,11 @@ func (c *call) open(conf *NetConf) (*network.Node, error) {
 }
 
 // ipamRequest describes the call to the IPAM.
-func (c *call) ipamRequest(stateDir string, strictly bool) *ipamconf.Request {
+func (c *call) ipamRequest(conf *NetConf, strictly bool) *ipamconf.Request {
+	dataDir := conf.settings().StateDir + "/ipam"
+	if conf.bridge {
+		dataDir = ipam.DefaultDir
+	}
 	return &ipamconf.Request{
 		Network:        c.network,
 		ContainerID:    c.containerID,
@@ -129,8 +137,9 @@ func (c *call) ipamRequest(stateDir string, strictly bool) *ipamconf.Request {
 		Stdin:          c.stdin,
 		Environ:        os.Environ(),
 		Stderr:         os.Stderr,
-		DefaultDataDir: stateDir + "/ipam",
+		DefaultDataDir: dataDir,
 		Strict:         strictly,
+		ByName:         conf.bridge,
 		Warn:           c.log.warn,
 	}
 }
@@ -138,23 +147,24 @@ func (c *call) ipamRequest(stateDir string, strictly bool) *ipamconf.Request {
 // allocator is that of the configuration, whose routes are the pod's.
 type allocator struct {
 	ipam.Allocator
-	said *ipamconf.Said
+	said     *ipamconf.Said
+	gateways bool // an address without a gateway gets one, as by the reference's bridge
 }
 
 // allocatorOf gives the network the allocator of its configuration.
-func (c *call) allocatorOf(s *settings) (*allocator, error) {
-	of, err := ipamconf.New(c.ipamRequest(s.StateDir, true))
+func (c *call) allocatorOf(conf *NetConf, s *settings) (*allocator, error) {
+	of, err := ipamconf.New(c.ipamRequest(conf, true))
 	if err != nil {
 		return nil, err
 	}
-	a := &allocator{of, of.Said()}
+	a := &allocator{of, of.Said(), conf.bridge && s.Gateway}
 	s.Allocator = a
 	return a, nil
 }
 
 // Bind is the allocator's own.
 func (a *allocator) Bind(node ipam.Node) ipam.Allocator {
-	return &allocator{a.Allocator.Bind(node), a.said}
+	return &allocator{a.Allocator.Bind(node), a.said, a.gateways}
 }
 
 // Add gives the routes along with the addresses.
@@ -170,6 +180,11 @@ func (a *allocator) Add(ctx context.Context, owner ipam.Owner) (*ipam.Allocation
 			addrs = append(addrs, one.Prefix.Addr())
 		}
 		return nil, errors.Join(err, a.Del(ctx, owner, addrs))
+	}
+	for i := range got.Addresses {
+		if one := &got.Addresses[i]; a.gateways && !one.Gateway.IsValid() {
+			one.Gateway = one.Prefix.Masked().Addr().Next()
+		}
 	}
 	return &ipam.Allocation{Addresses: got.Addresses, Routes: routes}, nil
 }

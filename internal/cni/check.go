@@ -34,13 +34,13 @@ func (c *call) check(ctx context.Context, conf *NetConf) error {
 	}
 	defer pod.NetNS.Close()
 	if conf.ipamType() == ipamconf.TypeDHCP {
-		dhcp, err := ipamconf.ReadDHCP(conf.IPAM)
+		dhcp, err := conf.dhcp()
 		if err != nil {
 			return err
 		}
 		pod.Lease = &network.Lease{KeeperOptional: dhcp.KeeperOptional()}
 	}
-	if _, err := c.allocatorOf(&s); err != nil {
+	if _, err := c.allocatorOf(conf, &s); err != nil {
 		return err
 	}
 	var found []string

@@ -19,7 +19,7 @@ func Examine(data []byte) (*network.Network, []string) {
 		}
 	}
 	note(strict.All(data, &conf, exempt))
-	conf.complete()
+	conf.complete("")
 	for _, err := range conf.problems() {
 		note(err)
 	}
@@ -27,10 +27,10 @@ func Examine(data []byte) (*network.Network, []string) {
 	note(c.accept(&conf))
 	s := conf.settings()
 	if conf.ipamType() == ipamconf.TypeDHCP {
-		_, err := ipamconf.ReadDHCP(conf.IPAM)
+		_, err := conf.dhcp()
 		note(err)
 	} else {
-		r := c.ipamRequest(s.StateDir, true)
+		r := c.ipamRequest(&conf, true)
 		r.All = true
 		_, err := ipamconf.New(r)
 		note(err)

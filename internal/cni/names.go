@@ -39,7 +39,7 @@ func (p *Plugin) supported() []string {
 
 // byName carries out a verb of a plugin of the reference's.
 func (c *call) byName(run reference.Plugin) error {
-	conf, err := parseLenient(c.stdin)
+	conf, err := c.parseLenient()
 	if err == nil {
 		err = c.accept(conf)
 	}

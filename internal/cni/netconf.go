@@ -75,6 +75,7 @@ type NetConf struct {
 	LogLevel           string            `json:"logLevel"`
 
 	section *ipamSection // what ipam has read
+	bridge  bool         // it is one of the reference's plugin of that name
 }
 
 const (
@@ -133,12 +134,16 @@ func exempt(path, key string) bool {
 }
 
 // parseStrict reads a configuration for a verb that must not guess.
-func parseStrict(data []byte) (*NetConf, error) {
+func (c *call) parseStrict() (*NetConf, error) {
 	var conf NetConf
-	if err := strict.Unmarshal(data, &conf, exempt); err != nil {
+	pass := exempt
+	if c.Name == nameBridge {
+		pass = func(string, string) bool { return true }
+	}
+	if err := strict.Unmarshal(c.stdin, &conf, pass); err != nil {
 		return nil, configError(err)
 	}
-	conf.complete()
+	conf.complete(c.Name)
 	if p := conf.problems(); len(p) > 0 {
 		return nil, p[0]
 	}
@@ -147,19 +152,22 @@ func parseStrict(data []byte) (*NetConf, error) {
 
 // parseLenient reads what it can of a configuration, for verbs that take down:
 // beyond the network's name nothing in it may stop them.
-func parseLenient(data []byte) (*NetConf, error) {
+func (c *call) parseLenient() (*NetConf, error) {
 	var conf NetConf
-	err := strict.Lenient(data, &conf)
+	err := strict.Lenient(c.stdin, &conf)
 	var syntax *strict.SyntaxError
 	if errors.As(err, &syntax) {
 		return nil, newError(codeDecoding, "decode the network's configuration: %v", syntax)
 	}
-	conf.complete()
+	conf.complete(c.Name)
 	return &conf, nil
 }
 
-// complete fills in what a mode has in place of a section that is missing.
-func (c *NetConf) complete() {
+// complete fills in what a mode, or the plugin of a name, has in place of what is missing.
+func (c *NetConf) complete(name string) {
+	if name == nameBridge {
+		c.asBridge()
+	}
 	if c.Mode == modeLAN && isEmptyJSON(c.IPAM) {
 		c.IPAM = json.RawMessage(`{"type":"` + ipamconf.TypeDHCP + `"}`)
 	}
@@ -192,7 +200,7 @@ func (c *NetConf) problems() problems {
 	p := c.unsupported()
 	p.add(c.Mode != "" && c.Mode != modeGateway && c.Mode != modeLAN && c.Mode != modeL2, `mode %q is not known: use "gateway", "lan" or "l2"`, c.Mode)
 	if b := c.IPMasqBackend; b != nil {
-		p.add(*b != "nftables" && *b != "", `ipMasqBackend %q is not supported: masquerade is done with nf_tables, so leave the field out or set it to "nftables"`, *b)
+		p.add(*b != "nftables" && *b != "" && (!c.bridge || *b != "iptables"), `ipMasqBackend %q is not supported: masquerade is done with nf_tables, so leave the field out or set it to "nftables"`, *b)
 	}
 	p.add(c.MTU != 0 && (c.MTU < mtuMin || c.MTU > mtuMax), "mtu %d is not within %d and %d: use 0 for that of the default route's link", c.MTU, mtuMin, mtuMax)
 	p.add(c.Bridge != "" && !ident.IsLinkName(c.Bridge), "bridge %q cannot name a link: it takes 1 to 15 bytes without '/', ':', '%%' and space", c.Bridge)
@@ -323,7 +331,10 @@ func (c *NetConf) settings() settings {
 	if c.PromiscMode {
 		s.Promiscuous = &c.PromiscMode
 	}
-	s.NoDefaultRoute = dhcp && !orDefault(c.IsDefaultGateway, true)
+	s.NoDefaultRoute = dhcp && !c.bridge && !orDefault(c.IsDefaultGateway, true)
+	if c.bridge {
+		s.Routed, s.DefaultMTU = false, ethernetMTU
+	}
 	c.lan(&s)
 	if s.StateDir == "" || !filepath.IsAbs(s.StateDir) {
 		s.StateDir = network.DefaultStateDir

@@ -371,3 +371,9 @@ func TestThePodsMACComesFromTheFirstThatNamesOne(t *testing.T) {
 		})
 	}
 }
+
+// parseStrict and parseLenient read configurations of the plugin itself.
+func parseStrict(data []byte) (*NetConf, error)  { return configured(data).parseStrict() }
+func parseLenient(data []byte) (*NetConf, error) { return configured(data).parseLenient() }
+
+func configured(data []byte) *call { return &call{Plugin: &Plugin{}, stdin: data} }

@@ -122,6 +122,9 @@ func (c *call) run() error {
 	case "ADD":
 		return c.addVerb()
 	case "DEL":
+		if c.Name == nameBridge {
+			return c.lenientVerb(c.delBridge)
+		}
 		return c.lenientVerb(c.del)
 	case "GC":
 		return c.lenientVerb(c.gc)
@@ -235,7 +238,7 @@ func (c *call) accept(conf *NetConf) error {
 // the version by itself: a verb that is strict must not complain of an unknown
 // field first.
 func (c *call) since(first string) error {
-	conf, err := parseLenient(c.stdin)
+	conf, err := c.parseLenient()
 	if err == nil {
 		err = c.accept(conf)
 	}
@@ -249,9 +252,9 @@ func (c *call) since(first string) error {
 }
 
 func (c *call) strictVerb(verb func(context.Context, *NetConf) error) error {
-	conf, err := parseStrict(c.stdin)
+	conf, err := c.parseStrict()
 	if err != nil {
-		if named, lenient := parseLenient(c.stdin); lenient == nil {
+		if named, lenient := c.parseLenient(); lenient == nil {
 			c.cniVersion = named.CNIVersion // for the error
 		}
 		return err
@@ -263,7 +266,7 @@ func (c *call) strictVerb(verb func(context.Context, *NetConf) error) error {
 }
 
 func (c *call) lenientVerb(verb func(context.Context, *NetConf) error) error {
-	conf, err := parseLenient(c.stdin)
+	conf, err := c.parseLenient()
 	if err == nil {
 		err = c.accept(conf)
 	}
@@ -321,7 +324,7 @@ func (c *call) versionVerb() error {
 	var conf struct {
 		CNIVersion string `json:"cniVersion"`
 	}
-	if data, err := io.ReadAll(io.LimitReader(c.Stdin, maxStdin)); named != nil || err != nil || json.Unmarshal(data, &conf) != nil || conf.CNIVersion == "" {
+	if data, err := io.ReadAll(io.LimitReader(c.Stdin, maxStdin)); named != nil || err != nil || json.Unmarshal(data, &conf) != nil || conf.CNIVersion == "" || c.Name == nameBridge {
 		conf.CNIVersion = supported[len(supported)-1]
 	}
 	return json.NewEncoder(c.Stdout).Encode(struct {

@@ -96,7 +96,11 @@ func (c *call) result(a *asked, from *allocator, made *network.Attachment) *curr
 	if made.IFB != "" {
 		r.Interfaces = append(r.Interfaces, &current.Interface{Name: made.IFB, Mtu: made.MTU})
 	}
-	for _, address := range made.Addresses {
+	addresses := made.Addresses
+	if from != nil {
+		addresses = from.said.Ordered(addresses)
+	}
+	for _, address := range addresses {
 		ip := &current.IPConfig{Address: reference.IPNet(address.Prefix), Interface: &podInterface}
 		if address.Gateway.IsValid() {
 			ip.Gateway = address.Gateway.AsSlice()

@@ -21,12 +21,12 @@ func (c *call) status(ctx context.Context, conf *NetConf) error {
 	s.Subnets = ipamconf.Subnets(c.stdin)
 	var leases *network.Lease
 	if conf.ipamType() == ipamconf.TypeDHCP {
-		dhcp, err := ipamconf.ReadDHCP(conf.IPAM)
+		dhcp, err := conf.dhcp()
 		if err != nil {
 			return err
 		}
 		leases = &network.Lease{KeeperOptional: dhcp.KeeperOptional()}
-	} else if _, err := c.allocatorOf(&s); err != nil {
+	} else if _, err := c.allocatorOf(conf, &s); err != nil {
 		return err
 	}
 	return unavailable(node.Ready(ctx, &s.Network, leases))

@@ -18,7 +18,7 @@ import (
 )
 
 // byName are the reference's names that this program takes.
-func byName() []string { return []string{"host-local", "static"} }
+func byName() []string { return []string{"bridge", "host-local", "static"} }
 
 // side is a node on which plugins are at work that are found by the reference's names.
 type side struct {
@@ -110,6 +110,9 @@ func said(t testing.TB, stdout string) string {
 	}
 	if dns, ok := said["dns"].(map[string]any); ok && len(dns) == 0 {
 		delete(said, "dns")
+	}
+	if routes, ok := said["routes"].([]any); ok { // whose order means nothing
+		slices.SortFunc(routes, func(a, b any) int { return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
 	}
 	text := string(marshal(t, said))
 	text = regexp.MustCompile(`([0-9a-f]{2}:){5}[0-9a-f]{2}`).ReplaceAllString(text, "MAC")

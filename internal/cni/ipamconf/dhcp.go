@@ -97,10 +97,15 @@ const (
 	keeperOptional = "optional"
 )
 
-// ReadDHCP reads the ipam section of a verb that must not guess.
-func ReadDHCP(section []byte) (*DHCP, error) {
+// ReadDHCP reads the ipam section of a verb that must not guess; byName as the reference does,
+// which passes over fields that nobody knows. It has a socket there, which is not needed here.
+func ReadDHCP(section []byte, byName bool) (*DHCP, error) {
 	conf := DHCP{ClientID: clientByContainer, Keeper: keeperRequired, Timeout: Duration(dhcpc.DefaultTimeout)}
-	if err := strict.Unmarshal(section, &conf, nil); err != nil {
+	var exempt strict.Exempt
+	if byName {
+		exempt = func(string, string) bool { return true }
+	}
+	if err := strict.Unmarshal(section, &conf, exempt); err != nil {
 		return nil, ConfigError(err)
 	}
 	for _, choice := range []struct {
@@ -116,7 +121,7 @@ func ReadDHCP(section []byte) (*DHCP, error) {
 		}
 	}
 	switch {
-	case conf.DaemonSocketPath != "":
+	case conf.DaemonSocketPath != "" && !byName:
 		return nil, newError(codeUnsupportedField, nil, `field "ipam.daemonSocketPath": %q: there is no such socket: tombolod finds leases by their directory, leaseDir`, conf.DaemonSocketPath)
 	case conf.Priority < 0:
 		return nil, newError(codeInvalidConfig, nil, "ipam.priority %d is negative", conf.Priority)

@@ -21,7 +21,7 @@ func dhcpOf(t *testing.T, fields string) (*DHCP, error) {
 	if fields != "" {
 		section += ", " + fields
 	}
-	return ReadDHCP([]byte(section + "}"))
+	return ReadDHCP([]byte(section+"}"), false)
 }
 
 func TestDHCPSectionThatIsWrong(t *testing.T) {

@@ -3,14 +3,13 @@
 package loopback
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/internal/cni/reference/podlink"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -26,7 +25,7 @@ const (
 // not within 127.0.0.0/8, and not ::1, is an error. It needs CAP_NET_ADMIN in the pod's
 // namespace at path, and CAP_SYS_ADMIN to enter it.
 func Add(path string) (addresses []netip.Prefix, _ error) {
-	err := within(path, func(conn *nl.Conn, _ *netns.NS) error {
+	err := podlink.Within(path, func(conn *nl.Conn, _ *netns.NS) error {
 		if err := set(conn, unix.IFF_UP); err != nil {
 			return err
 		}
@@ -58,32 +57,14 @@ func Add(path string) (addresses []netip.Prefix, _ error) {
 }
 
 // Del sets lo down. A namespace that is gone, or that nobody names, is success, and so is the
-// caller's own, to which the path of a process leads whose number was given anew: the host's lo
-// stays up.
+// caller's own: the host's lo stays up.
 func Del(path string) error {
-	if path == "" {
-		return nil
-	}
-	host, err := netns.Current()
-	if err != nil {
-		return err
-	}
-	defer host.Close()
-	err = within(path, func(conn *nl.Conn, pod *netns.NS) error {
-		if pod.ID() == host.ID() {
-			return nil
-		}
-		return set(conn, 0)
-	})
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS) {
-		return nil
-	}
-	return err
+	return podlink.WithinPod(path, func(conn *nl.Conn, _ *netns.NS) error { return set(conn, 0) })
 }
 
 // Check says that lo is down.
 func Check(path string) error {
-	return within(path, func(conn *nl.Conn, _ *netns.NS) error {
+	return podlink.Within(path, func(conn *nl.Conn, _ *netns.NS) error {
 		var l link.Link
 		var b nl.Batch
 		link.Get(&b, Name, index, &l)
@@ -101,19 +82,4 @@ func set(conn *nl.Conn, flags uint32) error {
 	var b nl.Batch
 	link.Request{Index: index, Flags: flags, Change: unix.IFF_UP}.Set(&b, "set link", Name)
 	return conn.Execute(&b)
-}
-
-// within opens the pod's namespace.
-func within(path string, do func(*nl.Conn, *netns.NS) error) error {
-	pod, err := netns.Open(path)
-	if err != nil {
-		return err
-	}
-	defer pod.Close()
-	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: pod})
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	return do(conn, pod)
 }

@@ -109,6 +109,9 @@ func chooseBridge(ctx context.Context, s *session.Session, w *Want) (choice, err
 		on := w.Routed
 		chosen.nfCall = &on
 	}
+	if chosen.mtu == 0 {
+		chosen.mtu = w.DefaultMTU
+	}
 	if chosen.mtu != 0 {
 		return chosen, nil
 	}

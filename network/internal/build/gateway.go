@@ -111,6 +111,16 @@ func buildGateways(ctx context.Context, s *session.Session, rec *state.Network, 
 			return err
 		}
 	}
+	if len(stale) == 0 {
+		return nil
+	}
+	// Those of the same subnet go with the one that was there first, unless promote_secondaries
+	// is on.
+	for _, gw := range rec.Gateways {
+		if _, err := s.Links.Addresses().Ensure(addr.Address{Prefix: gw, Link: l.Index, Flags: addr.NoDAD}); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 

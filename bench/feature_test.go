@@ -40,7 +40,7 @@ func features() []feature {
 		ipv4(),
 		{name: "no-masquerade", options: object{"ipMasq": false}},
 		{name: "dual", dual: true, masquerade: true},
-		{name: "guard", options: object{"macspoofchk": true}},
+		{name: "guard", options: object{"guard": true}},
 		{name: "policy", options: object{"ingressPolicy": "isolated"}},
 		{name: "port", published: true, outside: true, prove: provePort},
 		{name: "limits", limited: true, prove: proveLimits},

@@ -56,7 +56,8 @@ func (a *adding) prepareLease(leaseDir string) (*leasing, error) {
 		}
 	}
 	a.base.IPAMType, a.base.DataDir = endpoint.Leased, l.dir.Path()
-	a.base.MAC, a.base.Guarded, a.base.Untrusted, a.base.SLAAC = a.pod.MAC.String(), a.nw.Guard, a.nw.Untrusted, a.nw.SLAAC
+	a.base.MAC, a.base.SLAAC = a.pod.MAC.String(), a.nw.SLAAC
+	a.base.Guarded, a.base.MACOnly, a.base.Untrusted = a.nw.Guard, a.nw.MACOnly, a.nw.Untrusted
 	return l, requireKeeper(l.dir, l.asked)
 }
 

@@ -45,9 +45,10 @@ type Network struct {
 	NonMasquerade []netip.Prefix // but to here
 	Policy        nft.Policy     // where pods of other networks, and of this one, may send to
 
-	// Guard holds pods to their own MAC and addresses. Untrusted, which needs it, keeps them
-	// from being servers or routers of a LAN.
-	Guard, Untrusted bool
+	// Guard holds pods to their own MAC and addresses, or with MACOnly to their MAC alone.
+	// Untrusted, which needs Guard without MACOnly, keeps them from being servers or routers of
+	// a LAN.
+	Guard, MACOnly, Untrusted bool
 
 	// Promiscuous and NFCall, which has what is bridged pass the firewall, are nil where it is
 	// left open: then a bridge of somebody else's keeps what it has, and one of ours is not
@@ -109,6 +110,9 @@ func (nw *Network) check() error {
 	}
 	if nw.Exit != "" && nw.Exit != ExitHost && nw.Exit != ExitRouter {
 		return fail.Errorf(ErrInvalid, "network %q: %q is no way out of a LAN", nw.Name, string(nw.Exit))
+	}
+	if nw.MACOnly && nw.Untrusted {
+		return fail.Errorf(ErrInvalid, "network %q: MACOnly and Untrusted exclude each other", nw.Name)
 	}
 	return nil
 }

@@ -35,7 +35,7 @@ func (a *adding) plan(g given, made *bridge.Attachment) (*plan, error) {
 	nw := a.nw
 	p := &plan{rec: *a.base, want: wantOf(a.nw, a.hash, a.s.Mark)}
 	p.rec.Addresses, p.rec.HostGateways = g.addresses, g.hosts
-	p.rec.Masquerade, p.rec.Guarded, p.rec.Untrusted = nw.Masquerade, nw.Guard, nw.Untrusted
+	p.rec.Masquerade, p.rec.Guarded, p.rec.MACOnly, p.rec.Untrusted = nw.Masquerade, nw.Guard, nw.MACOnly, nw.Untrusted
 	p.rec.DefaultRoute, p.rec.SLAAC = string(nw.Exit), nw.SLAAC
 	if err := a.checkGiven(g); err != nil {
 		return nil, err

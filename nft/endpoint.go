@@ -53,7 +53,11 @@ type Endpoint struct {
 	// has no others then but those among Addrs: no temporary ones (RFC 8981), no stable
 	// opaque ones (RFC 7217).
 	SLAAC bool
-	// Untrusted is what switches call a port of hosts, behind which no server or
+	// MACOnly has GuardedPort hold the pod to its MAC, in the source address of Ethernet frames,
+	// and to nothing else: it may use any address, VLAN tags, and protocols other than IP, as a
+	// pod with a bridge or router of its own does.
+	MACOnly bool
+	// Untrusted, which MACOnly excludes, is what switches call a port of hosts, behind which no server or
 	// router is to be (DHCP snooping, RFC 6105's RA guard, RFC 7610's DHCPv6 shield): a
 	// guarded pod that sends no answers of DHCP or DHCPv6 servers and relays, by no
 	// port, no DHCP requests for another's MAC, no queries of IGMP and MLD, no ICMP

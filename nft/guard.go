@@ -18,7 +18,7 @@ const PodGroup = guard.Group
 
 // guarded is the endpoint's port as package guard has it.
 func (ep *Endpoint) guarded() guard.Port {
-	return guard.Port{Name: ep.GuardedPort, MAC: ep.MAC, Addrs: ep.Addrs, SLAAC: ep.SLAAC, Untrusted: ep.Untrusted}
+	return guard.Port{Name: ep.GuardedPort, MAC: ep.MAC, Addrs: ep.Addrs, SLAAC: ep.SLAAC, MACOnly: ep.MACOnly, Untrusted: ep.Untrusted}
 }
 
 // checkGuard says what is wrong with an endpoint's guard.
@@ -47,7 +47,7 @@ func (ep *Endpoint) guardElements() []ruleset.Element {
 }
 
 // leftovers gives what a guarded endpoint should not have in the sets, but may have had
-// as another one: as one without addresses, or with SLAAC.
+// as another one: as one without addresses, with SLAAC, or with its MAC alone.
 func (ep *Endpoint) leftovers() []ruleset.Element {
 	if ep.GuardedPort == "" {
 		return nil
@@ -76,6 +76,6 @@ func (ep *Endpoint) noteGuard(el *ruleset.ElementState) bool {
 	if !port.Note(el.Set.Name, el.Key) {
 		return false
 	}
-	ep.GuardedPort, ep.MAC, ep.SLAAC, ep.Untrusted = port.Name, port.MAC, port.SLAAC, port.Untrusted
+	ep.GuardedPort, ep.MAC, ep.SLAAC, ep.MACOnly, ep.Untrusted = port.Name, port.MAC, port.SLAAC, port.MACOnly, port.Untrusted
 	return true
 }

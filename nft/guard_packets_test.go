@@ -311,6 +311,39 @@ func TestGuardOfAPodWithoutAddressesHoldsItsMAC(t *testing.T) {
 	s.want(t, decent(), true)
 }
 
+// A pod that is held to its MAC and to nothing else sends as any address, and any protocol.
+func TestGuardOfTheMACAloneLooksAtNothingElse(t *testing.T) {
+	t.Parallel()
+	s := newGuardSite(t)
+	nft(t, s.host, "flush chain bridge tombolo groups") // of which one is about spanning tree
+	ep := s.guarded(pod4, pod6)
+	ep.MACOnly = true
+	mustAdd(t, s.c, ep)
+	stopped := 0
+	for _, f := range attacks() {
+		foreign := bytes.HasPrefix(f.frame[6:], mac(foreignMAC)) || bytes.HasPrefix(f.frame[6:], mac(bridgeMAC))
+		s.want(t, []namedFrame{f}, !foreign)
+		if foreign {
+			stopped++
+		}
+	}
+	if stopped != 4 {
+		t.Errorf("%d attacks are from another's MAC, want 4", stopped)
+	}
+	s.want(t, decent(), true)
+	// The same pod is held to its addresses from one transaction to the next, and back.
+	full := s.guarded(pod4, pod6)
+	for _, step := range []struct {
+		next Endpoint
+		want bool
+	}{{full, false}, {ep, true}} {
+		if err := s.c.Replace(context.Background(), step.next); err != nil {
+			t.Fatal(err)
+		}
+		s.want(t, []namedFrame{{"IPv4 from another pod's address", ether(otherMAC, podMAC, unix.ETH_P_IP, packet4(other4, bridge4, 0, 17, datagram(1024, 9)))}}, step.want)
+	}
+}
+
 // A pod with addresses of one family has no business with the other.
 func TestGuardOfOneFamilyStopsTheOther(t *testing.T) {
 	t.Parallel()

@@ -80,6 +80,9 @@ func TestGuardElementsAreTheEndpointsOwn(t *testing.T) {
 			"veth1 of set guarded", "veth1 . 02:00:00:00:00:05 of set guard-mac", "veth1 . 0x0200000000050000 of set guard-lladdr",
 			"veth1 . 0x000000fffe000005 of set guard-id",
 		}},
+		{name: "its MAC alone", are: []func(*Endpoint){func(ep *Endpoint) { ep.MACOnly = true }}, addresses: []string{pod4}, want: []string{
+			"veth1 of set guarded", "veth1 . 02:00:00:00:00:05 of set guard-mac", "veth1 . 10.22.0.5 of set guard4", "veth1 of set guard-leasing",
+		}},
 		{name: "a host", are: []func(*Endpoint){untrusted}, addresses: []string{pod4}, want: []string{
 			"veth1 of set guarded", "veth1 . 02:00:00:00:00:05 of set guard-mac", "veth1 . 10.22.0.5 of set guard4",
 			"veth1 . 0x0200000000050000 of set guard-lladdr", "veth1 of set guard-untrusted",
@@ -127,6 +130,8 @@ func TestGuardedEndpointsAreKnownLikeOthers(t *testing.T) {
 	free := guardedPod("0000000000c", "veth3", "02:00:00:00:00:07")
 	plain := pod("0000000000d", "10.22.0.8")
 	waiting := lanPod("0000000000f", "veth5", "02:00:00:00:00:09")
+	nested := guardedPod("0000000000e", "veth4", "02:00:00:00:00:08", "10.22.0.9")
+	nested.MACOnly = true
 
 	mustEnsure(t, c, podnet())
 	if err := c.Add(ctx, a); !errors.Is(err, fs.ErrNotExist) {
@@ -134,9 +139,12 @@ func TestGuardedEndpointsAreKnownLikeOthers(t *testing.T) {
 	}
 	wantEndpoints(t, c)
 	mustEnsure(t, c, n)
-	mustAdd(t, c, a, b, free, plain, waiting)
-	wantEndpoints(t, c, a, b, free, plain, waiting)
-	wantReady(t, c, n, a, b, free, plain, waiting)
+	mustAdd(t, c, a, b, free, plain, nested, waiting)
+	wantEndpoints(t, c, a, b, free, plain, nested, waiting)
+	wantReady(t, c, n, a, b, free, plain, nested, waiting)
+	if err := c.Remove(ctx, nested); err != nil {
+		t.Fatal(err)
+	}
 	leased := lanPod("0000000000f", "veth5", "02:00:00:00:00:09", "10.22.0.10", "fd00:22::ff:fe00:9")
 	if err := c.Move(ctx, waiting, leased); err != nil {
 		t.Fatal(err)
@@ -201,7 +209,9 @@ func TestGuardKeepsNothingOfWhatAPodWas(t *testing.T) {
 	free := guardedPod("0000000000a", "veth1", podMAC)
 	waiting := lanPod("0000000000a", "veth1", podMAC)
 	known := guardedPod("0000000000a", "veth1", podMAC, pod4)
-	for name, was := range map[string]Endpoint{"free": free, "waiting for a lease": waiting} {
+	nested := known
+	nested.MACOnly = true
+	for name, was := range map[string]Endpoint{"free": free, "waiting for a lease": waiting, "held to its MAC": nested} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			want, ns := dialNew(t)

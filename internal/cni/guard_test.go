@@ -56,7 +56,7 @@ func TestPortThatStaysIsGuarded(t *testing.T) {
 		},
 		"by an ADD that finds what a killed one left": func(t *testing.T, n *node) {
 			// Its MAC is another each time.
-			bare := map[string]any{"mode": "l2", "ipam": nil, "macspoofchk": true}
+			bare := map[string]any{"mode": "l2", "ipam": nil, "guard": true}
 			n.run(t, n.plugin(), "ADD", bare).must(t)
 			if err := os.RemoveAll(filepath.Join(n.stateDir, "attachments", "pods")); err != nil {
 				t.Fatal(err)

@@ -48,8 +48,7 @@ func (c *NetConf) lan(s *settings) {
 		s.Uplink = uplink.Uplink{NIC: c.Uplink, KeepAddress: c.KeepAddressOnUplink, Timeout: time.Duration(c.UplinkTimeout)}
 	}
 	if c.Mode != modeLAN {
-		s.Untrusted = orDefault(c.LANGuard, false)
-		s.Guard = s.Guard || s.Untrusted
+		c.guard(s, false)
 		return
 	}
 	s.SLAAC = c.IPv6 == ipv6SLAAC
@@ -60,10 +59,16 @@ func (c *NetConf) lan(s *settings) {
 	s.NoDefaultRoute = !orDefault(c.IsDefaultGateway, true)
 	// The gateway of an IPAM that is not DHCP is the router.
 	s.Gateway, s.DefaultGateway = false, s.Exit == network.ExitRouter && !s.NoDefaultRoute
-	s.Untrusted = orDefault(c.LANGuard, true)
-	s.Guard = s.Guard || s.Untrusted
+	c.guard(s, true)
 	if s.NFCall == nil {
 		on := true
 		s.NFCall = &on
 	}
+}
+
+// guard says what pods are held to: lanGuard to more than guard, and that to more than macspoofchk.
+func (c *NetConf) guard(s *settings, lan bool) {
+	s.Untrusted = orDefault(c.LANGuard, lan)
+	s.Guard = s.Untrusted || c.Guard || c.MACSpoofCheck
+	s.MACOnly = s.Guard && !s.Untrusted && !c.Guard
 }

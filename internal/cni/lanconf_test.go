@@ -27,7 +27,9 @@ func TestSettingsOfModeLAN(t *testing.T) {
 	}{
 		{"an uplink is all that it needs", `"mode": "lan", "uplink": "eth0"`, lan, nil},
 		{"without a guard", `"mode": "lan", "uplink": "eth0", "lanGuard": false`, lan, func(s *settings) { s.Guard, s.Untrusted = false, false }},
-		{"the reference's guard alone", `"mode": "lan", "uplink": "eth0", "lanGuard": false, "macspoofchk": true`, lan, func(s *settings) { s.Untrusted = false }},
+		{"the reference's guard alone", `"mode": "lan", "uplink": "eth0", "lanGuard": false, "macspoofchk": true`, lan, func(s *settings) { s.Untrusted, s.MACOnly = false, true }},
+		{"a guard alone", `"mode": "lan", "uplink": "eth0", "lanGuard": false, "guard": true, "macspoofchk": true`, lan, func(s *settings) { s.Untrusted = false }},
+		{"the reference's guard beside lanGuard", `"mode": "lan", "uplink": "eth0", "macspoofchk": true`, lan, nil},
 		{"to the router", `"mode": "lan", "uplink": "eth0", "defaultRoute": "router"`, lan,
 			func(s *settings) { s.Exit, s.DefaultGateway = network.ExitRouter, true }},
 		{"to nobody", `"mode": "lan", "uplink": "eth0", "isDefaultGateway": false`, lan, func(s *settings) { s.NoDefaultRoute = true }},

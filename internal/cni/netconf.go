@@ -65,6 +65,7 @@ type NetConf struct {
 	// Fields of ours.
 	Mode string `json:"mode"`
 	LANConf
+	Guard              bool              `json:"guard"`
 	NonMasqueradeCIDRs []Prefix          `json:"nonMasqueradeCIDRs"`
 	BridgeNFCall       *bool             `json:"bridgeNFCall"`
 	StateDir           string            `json:"stateDir"`
@@ -309,7 +310,6 @@ func (c *NetConf) settings() settings {
 			Masquerade:   orDefault(c.IPMasq, gateway),
 			Hairpin:      orDefault(c.HairpinMode, c.Mode != modeL2 && !c.PromiscMode),
 			NFCall:       c.BridgeNFCall,
-			Guard:        c.MACSpoofCheck,
 			Routed:       gateway,
 			Isolated:     c.PortIsolation,
 			DAD:          c.EnableDAD,

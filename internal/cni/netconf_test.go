@@ -72,11 +72,14 @@ func TestSettingsOfAMode(t *testing.T) {
 			func(s *settings) { s.Gateway, s.DefaultGateway = true, true }},
 		{"a default gateway is one that is denied elsewhere", `"isGateway": false, "isDefaultGateway": true`, gateway, nil},
 
+		{"the reference's guard is of MACs", `"macspoofchk": true`, gateway, func(s *settings) { s.Guard, s.MACOnly = true, true }},
+		{"a guard implies the reference's", `"macspoofchk": true, "guard": true`, gateway, func(s *settings) { s.Guard = true }},
+
 		{"an interface that stays down has no gateway and no masquerade", `"disableContainerInterface": true`, gateway, func(s *settings) {
 			s.Down, s.Gateway, s.DefaultGateway, s.Masquerade = true, false, false, false
 		}},
 		{"every field", `"bridge": "br7", "mtu": 9000, "forceAddress": true, "portIsolation": true, "enabledad": true,
-			"promiscMode": true, "bridgeNFCall": false, "macspoofchk": true, "ingressPolicy": "isolated",
+			"promiscMode": true, "bridgeNFCall": false, "guard": true, "ingressPolicy": "isolated",
 			"nonMasqueradeCIDRs": ["10.0.0.1/8", "fd00::/8"], "ingressRate": 5000, "stateDir": "/srv/t", "leaseDir": "/srv/l", "deadline": "1m30s", "forwardMark": "0x40000", "dns": {"domain": "d"}`, gateway, func(s *settings) {
 			s.Bridge, s.MTU, s.ForceAddress, s.Isolated, s.DAD = "br7", 9000, true, true, true
 			s.Promiscuous, s.NFCall, s.Hairpin = ptr(true), ptr(false), false

@@ -65,7 +65,7 @@ func (n *node) ports(t *testing.T) []string {
 
 // everything is what a pod may have besides an interface and addresses.
 func everything() map[string]any {
-	return map[string]any{"macspoofchk": true, "runtimeConfig": map[string]any{
+	return map[string]any{"guard": true, "runtimeConfig": map[string]any{
 		"portMappings": []any{
 			map[string]any{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"},
 			map[string]any{"hostPort": 5300, "containerPort": 53, "protocol": "udp"},
@@ -520,7 +520,7 @@ func TestADDThatIsOvertakenByADELLeavesNothing(t *testing.T) {
 // the first ADD is still at work: what that one then does and undoes has the same names.
 func TestADDThatGoesOnBehindADELAndAnotherADDLeavesThatOneAlone(t *testing.T) {
 	t.Parallel()
-	guarded := map[string]any{"macspoofchk": true, "deadline": "10s"}
+	guarded := map[string]any{"guard": true, "deadline": "10s"}
 	for _, step := range steps()[1 : len(steps())-1] {
 		t.Run(step, func(t *testing.T) {
 			t.Parallel()

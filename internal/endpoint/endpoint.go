@@ -24,8 +24,8 @@ func Of(a *state.Attachment) nft.Endpoint {
 		Addrs: Addresses(a), MAC: mac, Masquerade: a.Masquerade, Ports: Ports(a),
 	}
 	if a.Guarded {
-		ep.GuardedPort, ep.SLAAC, ep.Untrusted = a.HostIf, a.SLAAC, a.Untrusted
-		if a.IPAMType == Leased && !slices.ContainsFunc(ep.Addrs, netip.Addr.Is4) {
+		ep.GuardedPort, ep.SLAAC, ep.MACOnly, ep.Untrusted = a.HostIf, a.SLAAC, a.MACOnly, a.Untrusted
+		if !a.MACOnly && a.IPAMType == Leased && !slices.ContainsFunc(ep.Addrs, netip.Addr.Is4) {
 			// Without it, a pod without any address could send from any.
 			ep.Untrusted = true
 		}
@@ -42,7 +42,7 @@ func In(a *state.Attachment, n *state.Network) nft.Endpoint {
 	ep := Of(a)
 	ep.Masquerade = ep.Masquerade && n.Masquerade
 	if !n.Guard {
-		ep.GuardedPort, ep.SLAAC, ep.Untrusted = "", false, false
+		ep.GuardedPort, ep.SLAAC, ep.MACOnly, ep.Untrusted = "", false, false, false
 	}
 	return ep
 }

@@ -65,6 +65,7 @@ type Attachment struct {
 	Up         bool `json:"up,omitempty"`         // false only with disableContainerInterface
 	Masquerade bool `json:"masquerade,omitempty"` // its addresses are masqueraded
 	Guarded    bool `json:"guarded,omitempty"`    // it may use its own MAC and addresses only
+	MACOnly    bool `json:"macOnly,omitempty"`    // guarded, and it may use any address; versions up to v0.3 do not know this
 	Untrusted  bool `json:"untrusted,omitempty"`  // guarded, and it may not be a server or router of the LAN
 	// DefaultRoute is where it leads for a pod on a LAN: "host" or "router"; empty where
 	// it is on none.
@@ -167,6 +168,7 @@ func (a *Attachment) fields(c *codec) {
 	c.bool("up", &a.Up)
 	c.bool("masquerade", &a.Masquerade)
 	c.bool("guarded", &a.Guarded)
+	c.bool("macOnly", &a.MACOnly)
 	c.bool("untrusted", &a.Untrusted)
 	c.string("defaultRoute", &a.DefaultRoute)
 	c.bool("slaac", &a.SLAAC)

@@ -21,6 +21,13 @@ func (list *rules) addGuard() {
 		x.LookupNone(guardMACSet)
 		x.Drop()
 	})
+	list.add("from its own MAC, where no more is asked", func(x expressions) {
+		x.Meta(expr.MetaKeyIIFNAME, nftnl.First)
+		x.Lookup(guardLeasingSet)
+		x.Meta(expr.MetaKeyIIFNAME, nftnl.First)
+		x.LookupNone(guardUntrustedSet)
+		x.Leave()
+	})
 	// Others may take the tag off and look at what is behind it; the rules below would
 	// see IP through it, and ARP not at all.
 	list.add("VLAN tags", func(x expressions) { x.isEtherType(unix.ETH_P_8021Q); x.Drop() })

@@ -66,6 +66,7 @@ func TestElementsFitTheirSets(t *testing.T) {
 		{Name: "veth1", MAC: mac(podMAC)},
 		{Name: "veth1", MAC: mac(podMAC), Addrs: []netip.Addr{nstest.Addr("10.22.0.5"), nstest.Addr("fd00::5"), nstest.Addr("10.22.0.5")}},
 		{Name: "veth1", MAC: mac(podMAC), SLAAC: true, Untrusted: true},
+		{Name: "veth1", MAC: mac(podMAC), Addrs: []netip.Addr{nstest.Addr("10.22.0.5")}, MACOnly: true},
 	} {
 		var noted Port
 		for set, key := range p.Elements() {
@@ -89,6 +90,7 @@ func TestPortsThatCannotBeGuarded(t *testing.T) {
 	for _, p := range []*Port{
 		nil, {}, {Name: "veth1"}, {MAC: mac(podMAC)}, {Name: "veth%d", MAC: mac(podMAC)}, {Name: "veth1", MAC: mac("01:00:00:00:00:05")},
 		{Name: "veth1", MAC: mac(podMAC), Addrs: []netip.Addr{{}}},
+		{Name: "veth1", MAC: mac(podMAC), MACOnly: true, Untrusted: true},
 	} {
 		if err := p.Check(); !errors.Is(err, tombolo.ErrInvalid) {
 			t.Errorf("%+v: %v", p, err)

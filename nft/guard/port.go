@@ -29,7 +29,11 @@ const (
 	guardIDSet   = "guard-id"     // the interface identifier that goes with the MAC, of SLAAC
 
 	guardUntrustedSet = "guard-untrusted" // ports of hosts that are no servers or routers
-	guardLeasingSet   = "guard-leasing"   // those of them that have no IPv4 address yet
+	// Those of guard-untrusted that have no IPv4 address yet; and, of the others, those that
+	// are held to their MAC alone. Versions before v0.4 hold such a port to the addresses that it
+	// has in the sets above, and delete this with the rest, which they do with no set of their
+	// successors.
+	guardLeasingSet = "guard-leasing"
 )
 
 // Those of neighbour discovery hold what the sets before them hold, as plain numbers:
@@ -84,8 +88,11 @@ type Port struct {
 	// SLAAC lets it use every IPv6 address that ends in the interface identifier made of its
 	// MAC (modified EUI-64, RFC 4291, appendix A).
 	SLAAC bool
-	// Untrusted keeps it from passing for a server or a router. Without addresses of IPv4 it is
-	// about to get one by DHCP.
+	// MACOnly holds it to the source address of its Ethernet frames, and to nothing else: what
+	// is in them is not looked at.
+	MACOnly bool
+	// Untrusted, which MACOnly excludes, keeps it from passing for a server or a router.
+	// Without addresses of IPv4 it is about to get one by DHCP.
 	Untrusted bool
 }
 
@@ -101,6 +108,9 @@ func (p *Port) Check() error {
 		return fmt.Errorf("%w: guarded port %q is no name of a link", tombolo.ErrInvalid, name)
 	case len(p.MAC) != etherLen || p.MAC[0]&group != 0:
 		return fmt.Errorf("%w: port %s cannot be guarded: %q is no MAC of a pod", tombolo.ErrInvalid, p.Name, p.MAC)
+	}
+	if p.MACOnly && p.Untrusted {
+		return fmt.Errorf("%w: guarded port %s: MACOnly and Untrusted exclude each other", tombolo.ErrInvalid, p.Name)
 	}
 	for _, a := range p.Addrs {
 		if !a.IsValid() || a.IsUnspecified() || a.Zone() != "" || a.Is4In6() {
@@ -146,6 +156,9 @@ func (p *Port) elements(yield func(set string, key []byte) bool) {
 		id := interfaceID(p.MAC)
 		add(guardIDSet, id[:], 0)
 	}
+	if p.MACOnly {
+		add(guardLeasingSet, nil, 0)
+	}
 	if p.Untrusted {
 		add(guardUntrustedSet, nil, 0)
 		if len(own4) == 0 {
@@ -169,7 +182,9 @@ func (p *Port) Note(set string, key []byte) bool {
 	case guardIDSet:
 		p.SLAAC = true
 	case guardUntrustedSet:
-		p.Untrusted = true
+		p.Untrusted, p.MACOnly = true, false
+	case guardLeasingSet:
+		p.MACOnly = !p.Untrusted
 	}
 	return true
 }

@@ -74,7 +74,7 @@ func Everyone() []Chain {
 // Guarded gives the chains for the ports that have Elements.
 func Guarded() []Chain {
 	return []Chain{
-		{"guard", bridgePreRouting, priorityGuard, "spoof guard", guardRules},
+		{"guard", bridgePreRouting, priorityGuard, "spoof guard, or MAC alone", guardRules},
 		{"untrusted", bridgePreRouting, priorityUntrusted, "hosts only", untrustedRules},
 	}
 }

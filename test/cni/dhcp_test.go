@@ -273,7 +273,7 @@ func TestLeasedPodHasHostPortsLimitsAndGuard(t *testing.T) {
 	t.Parallel()
 	l := newLAN(t)
 	l.ip("address add 192.168.50.2/24 dev br0")
-	w := l.network(conf{"macspoofchk": true, "bridgeNFCall": true})
+	w := l.network(conf{"guard": true, "bridgeNFCall": true})
 	p := l.pod("a")
 	w.add(p, publish(t, "8080:80/tcp"), limited(1e7, 2e7))
 	p.serve(t, "tcp", 80)

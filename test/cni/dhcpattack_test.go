@@ -17,7 +17,7 @@ import (
 func TestADDDoesNotBelieveThePodsOwnServer(t *testing.T) {
 	t.Parallel()
 	l := newLAN(t)
-	w := l.network(conf{"macspoofchk": true, "ipam": conf{"type": "dhcp", "keeper": "optional"}})
+	w := l.network(conf{"guard": true, "ipam": conf{"type": "dhcp", "keeper": "optional"}})
 	w.plugin["ipam"].(conf)["timeout"] = "8s" // two DISCOVERs; nobody is to answer
 	p := l.pod("evil")
 	// The LAN's server is gone, so that there is time.

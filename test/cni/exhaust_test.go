@@ -136,7 +136,7 @@ func TestBridgeLearnsNoEndOfMACsFromAPod(t *testing.T) {
 func TestBridgeLearnsAGuardedPodsMAC(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	w := n.podnet(conf{"bridge": "cbr0", "macspoofchk": true})
+	w := n.podnet(conf{"bridge": "cbr0", "guard": true})
 	a := n.pod("a")
 	w.add(a)
 	a.flood(t, 100, fromAnyone)

@@ -64,9 +64,9 @@ func newPopulated(t *testing.T) *populated {
 	n := newNode(t)
 	n.outside()
 	s := &populated{
-		node: n, w: n.portnet(conf{"macspoofchk": true, "bridgeNFCall": false}),
+		node: n, w: n.portnet(conf{"guard": true, "bridgeNFCall": false}),
 		other: n.network("othernet", conf{
-			"bridge": "cbr1", "ipam": hostLocal("10.78.0.0/24", "fd78::/64"), "macspoofchk": true,
+			"bridge": "cbr1", "ipam": hostLocal("10.78.0.0/24", "fd78::/64"), "guard": true,
 			"ingressPolicy": "same-bridge", "capabilities": conf{"portMappings": true},
 		}),
 		p: n.pod("p"), q: n.pod("q"), stranger: n.pod("stranger"),

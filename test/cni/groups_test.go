@@ -150,7 +150,7 @@ func TestHostTakesNothingPastTheBridge(t *testing.T) {
 	t.Parallel()
 	for name, fields := range map[string]conf{
 		"gateway":         {},
-		"gateway guarded": {"macspoofchk": true},
+		"gateway guarded": {"guard": true},
 		"layer 2":         {"mode": "l2", "ipam": hostLocal(subnet4)},
 		"without IPAM":    {"mode": "l2", "ipam": nil},
 		"IPv4 alone":      {"ipam": hostLocal(subnet4)},

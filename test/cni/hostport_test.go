@@ -172,7 +172,7 @@ func TestAContainerOnSeveralNetworksKeepsItsHostPorts(t *testing.T) {
 	var others []second
 	for i, guarded := range []bool{false, true} {
 		name := fmt.Sprintf("eth%d", i+1)
-		o := second{n.network("other"+name, conf{"bridge": fmt.Sprintf("cbr%d", i+1), "macspoofchk": guarded, "capabilities": conf{"portMappings": true},
+		o := second{n.network("other"+name, conf{"bridge": fmt.Sprintf("cbr%d", i+1), "guard": guarded, "capabilities": conf{"portMappings": true},
 			"ipam": hostLocal(fmt.Sprintf("10.%d.0.0/24", 78+i), fmt.Sprintf("fd%d::/64", 78+i))}),
 			func(rt *libcni.RuntimeConf) { rt.IfName = name }, name}
 		if _, err := o.tryAdd(p, ports, o.ifName); err != nil {

@@ -13,7 +13,7 @@ import (
 
 // ipv4Alone is a network without IPv6, with all that a pod can have in gateway mode.
 func (n *node) ipv4Alone(fields conf) *network {
-	return n.portnet(conf{"ipam": hostLocal(subnet4), "macspoofchk": true}).with(fields)
+	return n.portnet(conf{"ipam": hostLocal(subnet4), "guard": true}).with(fields)
 }
 
 func TestPodWithIPv4AloneHasAllThatPodsHave(t *testing.T) {
@@ -22,7 +22,7 @@ func TestPodWithIPv4AloneHasAllThatPodsHave(t *testing.T) {
 		"plain":       nil,
 		"promiscuous": {"promiscMode": true, "hairpinMode": false},
 		"small MTU":   {"mtu": 1000},
-		"unguarded":   {"macspoofchk": false},
+		"unguarded":   {"guard": false},
 		"isolated":    {"ingressPolicy": "isolated"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -135,7 +135,7 @@ func TestNICWithIPv4AloneIsTakenOverAndGivenBack(t *testing.T) {
 			before := l.run("ip", "-4", "address", "show", "dev", "eth0")
 			w := l.node.network("home", conf{
 				"mode": "lan", "uplink": "eth0", "bridge": "br0", "defaultRoute": by, "leaseDir": l.state + "-leases",
-				"ipam": conf{"type": "dhcp"}, "macspoofchk": true, "capabilities": conf{"portMappings": true, "bandwidth": true},
+				"ipam": conf{"type": "dhcp"}, "guard": true, "capabilities": conf{"portMappings": true, "bandwidth": true},
 			})
 			if err := w.status(); err != nil {
 				t.Error(err)

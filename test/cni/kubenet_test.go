@@ -117,7 +117,7 @@ func TestFlushedRulesetIsRepairedForEveryPod(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
 			out := n.outside()
-			w := n.portnet(conf{"macspoofchk": true})
+			w := n.portnet(conf{"guard": true})
 			other := n.network("othernet", conf{"bridge": "cbr1", "ipam": hostLocal("10.78.0.0/24"), "ingressPolicy": "same-bridge",
 				"capabilities": conf{"portMappings": true}})
 			a, b, c := n.pod("a"), n.pod("b"), n.pod("c")
@@ -366,10 +366,10 @@ func TestIngressPolicies(t *testing.T) {
 func TestSpoofGuardHoldsAPodToItsAddresses(t *testing.T) {
 	t.Parallel()
 	for _, guarded := range []bool{false, true} {
-		t.Run(fmt.Sprintf("macspoofchk %t", guarded), func(t *testing.T) {
+		t.Run(fmt.Sprintf("guard %t", guarded), func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
-			w := n.podnet(conf{"macspoofchk": guarded})
+			w := n.podnet(conf{"guard": guarded})
 			a, b := n.pod("a"), n.pod("b")
 			w.add(a)
 			rb := w.add(b)
@@ -510,7 +510,7 @@ func TestRepairNeedsNoMoreThanItsUnitGives(t *testing.T) {
 	t.Parallel()
 	need(t, "setpriv")
 	n := newNode(t)
-	w := n.portnet(conf{"macspoofchk": true})
+	w := n.portnet(conf{"guard": true})
 	p := n.pod("a")
 	w.add(p, limited(1e7, 2e7), publish(t, "8080:80/tcp"))
 	n.nft("flush ruleset")

@@ -32,7 +32,7 @@ func TestSnapshotShowsWhatChanges(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.outside()
-	w := n.podnet(conf{"macspoofchk": true})
+	w := n.podnet(conf{"guard": true})
 	w.add(n.pod("a"))
 	before := n.snapshot()
 	n.wantSnapshot("nothing happened", before)

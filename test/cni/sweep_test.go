@@ -132,7 +132,7 @@ func standing(t *testing.T) (n *node, w *network, stays *pod, talks []*nstest.Ta
 	t.Helper()
 	n = newNode(t)
 	out := n.outside()
-	w = n.portnet(conf{"macspoofchk": true})
+	w = n.portnet(conf{"guard": true})
 	stays = n.pod("stays")
 	r, err := w.tryAdd(stays, publish(t, "8080:80/tcp", "8080:80/udp"), limited(1e9, 1e9))
 	if err != nil {
@@ -265,7 +265,7 @@ func TestFirstADDMayMeetAFaultAtAnyCall(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.outside()
-	w := n.portnet(conf{"macspoofchk": true})
+	w := n.portnet(conf{"guard": true})
 	s := &sweeper{node: n}
 	var p *pod
 	reset := func() {

@@ -22,7 +22,7 @@ func newScene(t *testing.T) *scene {
 	n := newNode(t)
 	out := n.outside()
 	n.run("iptables", "-P", "FORWARD", "DROP")
-	s := &scene{out: out, network: n.portnet(conf{"macspoofchk": true, "isDefaultGateway": true}), a: n.pod("a"), b: n.pod("b")}
+	s := &scene{out: out, network: n.portnet(conf{"guard": true, "isDefaultGateway": true}), a: n.pod("a"), b: n.pod("b")}
 	s.add(s.a, publish(t, "8080:80/tcp"), limited(1e7, 2e7))
 	s.add(s.b)
 	s.quiet("before")

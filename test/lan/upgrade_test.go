@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
@@ -213,6 +214,26 @@ func (u *upgrade) reach(number int) {
 	}
 }
 
+// mayUse fails the test unless a pod of the network pods may use an address that is not its own,
+// or may not: macspoofchk held pods to their addresses before v0.4, and the pods of before stay
+// held to them.
+func (u *upgrade) mayUse(name string, want bool) {
+	u.Helper()
+	const gateway, foreign = "10.77.0.1", "10.77.0.200"
+	ns := u.pods[name].ns
+	nstest.Run(u, ns, "ip", "address", "add", foreign+"/32", "dev", nic)
+	nstest.Run(u, ns, "ip", "route", "add", gateway, "dev", nic, "src", foreign)
+	wait := time.Second
+	if want {
+		wait = 0
+	}
+	if err := nstest.PingWith(u, ns, nstest.Addr(gateway), nstest.Echo{Wait: wait}); (err == nil) != want {
+		u.Errorf("%s uses an address of its choice: %v, want %t", name, err, want)
+	}
+	nstest.Run(u, ns, "ip", "route", "del", gateway, "dev", nic, "src", foreign)
+	nstest.Run(u, ns, "ip", "address", "del", foreign+"/32", "dev", nic)
+}
+
 // TestNodeIsUpgradedAndGoesBackWithPodsRunning takes a node from each earlier version to
 // this one and back, with flows that must not lose a datagram.
 func TestNodeIsUpgradedAndGoesBackWithPodsRunning(t *testing.T) {
@@ -237,6 +258,8 @@ func TestNodeIsUpgradedAndGoesBackWithPodsRunning(t *testing.T) {
 			u.goesOn("the new version adds")
 			u.reach(4)
 			u.checkAll("the new version, after it added")
+			u.mayUse("pods-3", false)
+			u.mayUse("pods-4", true)
 			u.stop(2)
 			u.goesOn("the new version deletes pods of the old")
 			u.renew("home-1", newer)
@@ -249,6 +272,8 @@ func TestNodeIsUpgradedAndGoesBackWithPodsRunning(t *testing.T) {
 			u.start(5)
 			u.goesOn("the old version adds")
 			u.reach(5)
+			u.ask(u.host, u.pods["pods-4"].ip4, servicePort)
+			u.mayUse("pods-4", false)
 			u.stop(4)
 			u.goesOn("the old version deletes pods of the new")
 			u.renew("home-1", older)

@@ -201,7 +201,10 @@ func firewall(nw *network.Network) string {
 		parts = append(parts, "no masquerade")
 	}
 	parts = append(parts, "ingress policy "+nw.Policy.String())
-	if nw.Guard {
+	switch {
+	case nw.MACOnly:
+		parts = append(parts, "pods are held to their own MAC")
+	case nw.Guard:
 		parts = append(parts, "pods are held to their own MAC and addresses")
 	}
 	if nw.Isolated && nw.Policy != nft.Isolated {

@@ -47,7 +47,7 @@ func TestAllThatIsWrongIsSaid(t *testing.T) {
 
 func TestWhatAConfigurationWouldDo(t *testing.T) {
 	t.Parallel()
-	r := Examine([]byte(`{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "tuning"}, {"type": "tombolo", "macspoofchk": true,
+	r := Examine([]byte(`{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "tuning"}, {"type": "tombolo", "guard": true,
 		"nonMasqueradeCIDRs": ["10.0.0.0/8"], "capabilities": {"portMappings": true},
 		"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.22.0.0/16"}], [{"subnet": "fd22::/64"}]]}}]}`))
 	text := strings.Join(append(r.Problems, r.Plan...), "\n")

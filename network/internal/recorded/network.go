@@ -14,7 +14,7 @@ import (
 )
 
 // MaxLearned is how many MACs a bridge of ours learns, as many as a large switch: a pod
-// that macspoofchk or lanGuard does not hold to its own may send as any number of them.
+// that macspoofchk, guard or lanGuard does not hold to its own may send as any number of them.
 // There is no such limit of multicast groups: the kernel counts those of a port
 // (mcast_max_groups) after it has made the entry that fills the bridge's table.
 const MaxLearned = 16384

@@ -29,6 +29,7 @@ else
 	need kea-dhcp4 kea-dhcp4-server
 	need bird bird2
 	need vtysh frr
+	need kea-dhcp6 kea-dhcp6-server
 	need busybox busybox-static
 	need nsenter util-linux
 	need git git

@@ -355,9 +355,10 @@ func TestWhatCannotBeMeantIsAnError(t *testing.T) {
 	var noMachine *Machine
 	var noSession *Session
 	ctx := context.Background()
+	var noContext context.Context
 	for i, err := range []error{
-		none.Release(ctx, nil), c.Release(ctx, nil), c.Run(ctx, nil, nil), c.Run(nil, nil, nil),
-		second(none.Acquire(ctx)), second(c.Acquire(nil)), second(none.Inform(ctx)), second(c.Acquire(ctx)),
+		none.Release(ctx, nil), c.Release(ctx, nil), c.Run(ctx, nil, nil), c.Run(noContext, nil, nil),
+		second(none.Acquire(ctx)), second(c.Acquire(noContext)), second(none.Inform(ctx)), second(c.Acquire(ctx)),
 		second(Release(nil, 0)), second(noMachine.Restore(epoch(), 1, nil)), second(none.Machine().Restore(epoch(), 1, nil)),
 	} {
 		if !errors.Is(err, dhcpc.ErrInvalid) {

@@ -12,7 +12,10 @@
 //   - Witness receives at the other end of the client's link, where a process in the client's
 //     namespace cannot forge an answer, and sends by any of the others.
 //
-// Dialer gives the Dial of a dhcpc.Config. Release sends a RELEASE for a client whose
+// UDP6 and Witness6 are the like for package dhcp6: its messages all go to a group, from the link-local
+// address that an interface has anyhow, so that it needs no packet sockets to send.
+//
+// Dialer gives the Dial of a dhcpc.Config, and Dialer6 that of a dhcp6.Config. Release sends a RELEASE for a client whose
 // interface is gone.
 //
 // # Checksums
@@ -25,7 +28,8 @@
 // # Needs
 //
 // Opening a socket in a namespace other than the thread's needs CAP_SYS_ADMIN; Raw needs
-// CAP_NET_RAW there, and UDP CAP_NET_BIND_SERVICE for port 68. Linux 5.0 and later.
+// CAP_NET_RAW there, and UDP and UDP6 CAP_NET_BIND_SERVICE for
+// ports 68 and 546. Linux 5.0 and later.
 // Errors of the kernel are *tombolo.OpError, or a *net.OpError below one, and match
 // their errno.
 package transport

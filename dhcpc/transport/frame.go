@@ -10,12 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/dhcpc/dhcp6"
 )
 
 // Lengths, and bits of the IPv4 header's field of flags and fragment offset.
 const (
 	etherLen, macLen = 14, 6
 	ipLen, arpLen    = 20, 28
+	ip6Len           = 40
 
 	dontFragment   = 0x4000
 	moreFragments  = 0x2000
@@ -196,4 +198,28 @@ func decodeARP(b []byte) (*dhcpc.ARP, error) {
 		SenderMAC: dhcpc.Hex(b[8:14:14]), SenderIP: netip.AddrFrom4([4]byte(b[14:18])),
 		TargetMAC: dhcpc.Hex(b[18:24:24]), TargetIP: netip.AddrFrom4([4]byte(b[24:28])),
 	}, nil
+}
+
+// decode6 reads an Ethernet frame with a message for a DHCPv6 client, and copies it. With complete, the
+// UDP checksum must be right, which IPv6 does not leave out; else the kernel had it still to be computed.
+func decode6(frame []byte, complete bool) ([]byte, error) {
+	be := binary.BigEndian
+	if len(frame) < etherLen+ip6Len+udpHeaderLen || be.Uint16(frame[12:]) != unix.ETH_P_IPV6 {
+		return nil, errNotOurs
+	}
+	b := frame[etherLen:]
+	length := int(be.Uint16(b[4:]))
+	if b[0]>>4 != 6 || b[6] != unix.IPPROTO_UDP || length < udpHeaderLen || length > len(b)-ip6Len {
+		return nil, errNotOurs
+	}
+	udp := b[ip6Len : ip6Len+length] // what follows is Ethernet's padding
+	switch {
+	case int(be.Uint16(udp[4:])) != length:
+		return nil, fmt.Errorf("%w: UDP length %d in %d bytes", errNotOurs, be.Uint16(udp[4:]), length)
+	case be.Uint16(udp[2:]) != dhcp6.ClientPort:
+		return nil, errNotOurs
+	case complete && sum(pseudo(b[8:40], length), udp) != 0xffff:
+		return nil, fmt.Errorf("%w: UDP checksum", errNotOurs)
+	}
+	return append([]byte{}, udp[udpHeaderLen:]...), nil
 }

@@ -93,13 +93,18 @@ func DialRaw(cfg *Config) (*Raw, error) {
 // direction lets through. What leaves an interface is shown to sockets for all protocols
 // alone.
 func dialRaw(c *Config, direction program, allProtocols bool) (*Raw, error) {
-	filter, err := bpf.Assemble(append(direction, frames(c.MAC, c.ARP)...))
-	if err != nil {
-		return nil, fmt.Errorf("assemble filter: %w", err)
-	}
 	protocol := unix.ETH_P_IP
 	if allProtocols {
 		protocol = unix.ETH_P_ALL
+	}
+	return listenRaw(c, append(direction, frames(c.MAC, c.ARP)...), protocol)
+}
+
+// listenRaw opens a packet socket for what a filter lets through.
+func listenRaw(c *Config, takes program, protocol int) (*Raw, error) {
+	filter, err := bpf.Assemble(takes)
+	if err != nil {
+		return nil, fmt.Errorf("assemble filter: %w", err)
 	}
 	var conn *packet.Conn
 	err = c.do(func() error {

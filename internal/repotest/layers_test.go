@@ -41,7 +41,7 @@ func layers() []layer {
 		{[]string{"bridge/bandwidth", "internal/localnet"}, slices.Concat(kernel, []string{"internal/ident", "internal/link", "internal/tc"}), "each goes by a link's name, and knows no bridge and no firewall"},
 		{[]string{"dhcpc"}, []string{"."}, "a protocol, its times and its packets: its user opens sockets and sets addresses"},
 		{[]string{"dhcpc/dhcp6"}, []string{".", "dhcpc"}, "the same for IPv6: it shares times and causes of failure, and neither knows the other's messages"},
-		{[]string{"dhcpc/transport"}, []string{".", "netns", "dhcpc"}, "sockets, and nothing about links and addresses"},
+		{[]string{"dhcpc/transport"}, []string{".", "netns", "dhcpc", "dhcpc/dhcp6"}, "sockets, and nothing about links and addresses"},
 		{[]string{"ipam"}, []string{".", "route", "internal/file", "internal/lockorder", "internal/strict"},
 			"addresses come from a directory; the kernel's are told to it"},
 		{[]string{"internal/state"}, []string{"internal/file", "internal/ident", "internal/jsontext", "internal/lockorder", "ipam"}, "what was meant is kept apart from how it is done"},
@@ -114,7 +114,7 @@ func shown() map[string][]string {
 	return map[string][]string{
 		"bridge/bandwidth": {"bridge"}, "network/internal/teardown": {"network"},
 		"network/internal/recorded": {"ipam"}, "cmd/tombolo": {"ipam"},
-		"nft": {"nft/foreign"}, "nft/foreign": {"nft"},
+		"nft": {"nft/foreign"}, "dhcpc/dhcp6": {"dhcpc/transport", "netns"}, "nft/foreign": {"nft"},
 	}
 }
 

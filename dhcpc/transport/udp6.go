@@ -1,0 +1,135 @@
+package transport
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/dhcpc/dhcp6"
+)
+
+// UDP6 is a UDP socket at port 546 of every IPv6 address, bound to an interface. It is a
+// dhcp6.Transport. Use it from one goroutine.
+//
+// It sends from the interface's link-local address, without which a Send fails with
+// unix.EADDRNOTAVAIL: for the second or two in which the kernel looks whether another host has it.
+type UDP6 struct {
+	conn   *net.UDPConn
+	group  netip.AddrPort
+	buf    []byte
+	closed atomic.Bool
+}
+
+func (u *UDP6) isOpen() bool { return u != nil && u.conn != nil && !u.closed.Load() }
+
+// DialUDP6 opens a UDP socket. Config.MAC and ARP are not used. The error matches unix.EADDRINUSE where a
+// program in the namespace has the port to itself.
+func DialUDP6(cfg *Config) (*UDP6, error) {
+	switch {
+	case cfg == nil:
+		return nil, argument("no configuration, which has to name the link")
+	case cfg.Link <= 0:
+		return nil, argument(fmt.Sprintf("link %d: want an interface's index", cfg.Link))
+	}
+	var conn *net.UDPConn
+	err := cfg.do(func() error {
+		var err error
+		conn, err = open6(cfg.Link)
+		return err
+	})
+	if err != nil {
+		return nil, &tombolo.OpError{Op: "open UDP socket on", Object: cfg.object(), Err: err}
+	}
+	// The link is that of the socket, so the group needs no zone.
+	return &UDP6{conn: conn, group: netip.AddrPortFrom(netip.MustParseAddr(dhcp6.Group), dhcp6.ServerPort), buf: make([]byte, frameMax)}, nil
+}
+
+// open6 makes the socket by hand; see open.
+func open6(link int) (*net.UDPConn, error) {
+	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, fmt.Errorf("socket: %w", err)
+	}
+	file := os.NewFile(uintptr(fd), "udp6")
+	defer file.Close()
+	for _, o := range []struct {
+		what               string
+		level, name, value int
+	}{
+		{"bind to link", unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX, link},
+		{"share the port", unix.SOL_SOCKET, unix.SO_REUSEADDR, 1},
+		{"leave IPv4 out", unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1},
+		{"send to the group on link", unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_IF, link},
+	} {
+		if err := unix.SetsockoptInt(fd, o.level, o.name, o.value); err != nil {
+			return nil, fmt.Errorf("%s: %w", o.what, err)
+		}
+	}
+	if err := unix.Bind(fd, &unix.SockaddrInet6{Port: dhcp6.ClientPort}); err != nil {
+		return nil, fmt.Errorf("bind to port %d: %w", dhcp6.ClientPort, err)
+	}
+	conn, err := net.FilePacketConn(file) // of its own descriptor
+	if err != nil {
+		return nil, err
+	}
+	return conn.(*net.UDPConn), nil
+}
+
+// Send sends a message to all servers and relays.
+func (u *UDP6) Send(_ context.Context, message []byte) error {
+	if err := dialed(u.isOpen()); err != nil {
+		return err
+	}
+	_, err := u.conn.WriteToUDPAddrPort(message, u.group)
+	return err
+}
+
+// Receive gives the next message to the port.
+func (u *UDP6) Receive(ctx context.Context, until time.Time) ([]byte, error) {
+	if err := dialedFor(ctx, u.isOpen()); err != nil {
+		return nil, err
+	}
+	done, err := deadline(ctx, u.conn, until)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	n, _, err := u.conn.ReadFromUDPAddrPort(u.buf)
+	if err != nil {
+		return nil, orDone(ctx, err)
+	}
+	return append([]byte{}, u.buf[:n]...), nil
+}
+
+// Close closes the socket, at once.
+func (u *UDP6) Close() error {
+	if err := dialed(u != nil && u.conn != nil); err != nil {
+		return err
+	}
+	u.closed.Store(true)
+	return u.conn.Close()
+}
+
+// Dialer6 gives the Dial of a dhcp6.Config.
+func Dialer6(cfg *Config) func(ctx context.Context) (dhcp6.Transport, error) {
+	return func(ctx context.Context) (dhcp6.Transport, error) {
+		if ctx == nil {
+			return nil, argument("no context")
+		}
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		u, err := DialUDP6(cfg) // not as one expression: a nil pointer is no nil Transport
+		if err != nil {
+			return nil, err
+		}
+		return u, nil
+	}
+}

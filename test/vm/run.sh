@@ -89,6 +89,7 @@ install_tools() {
 	need conntrack conntrack
 	need dnsmasq dnsmasq-base
 	need kea-dhcp4 kea-dhcp4-server
+	need kea-dhcp6 kea-dhcp6-server
 	need strace strace
 	# Debian has another busybox, which is linked dynamically.
 	! ldd "$(command -v busybox || echo /none)" >/dev/null 2>&1 || missing+=(busybox-static)
@@ -160,7 +161,7 @@ make_root() {
 	install test/vm/init "$root/init"
 	install "$(command -v busybox)" "$root/bin/busybox"
 	local program path folder
-	for program in ip bridge tc ss nstat nft conntrack dnsmasq kea-dhcp4 strace unshare setpriv bash; do
+	for program in ip bridge tc ss nstat nft conntrack dnsmasq kea-dhcp4 kea-dhcp6 strace unshare setpriv bash; do
 		add_program "$program" /usr/sbin
 	done
 	add_iptables

@@ -2,7 +2,6 @@ package foreign
 
 import (
 	"context"
-	"crypto/sha512"
 	"encoding/hex"
 	"net/netip"
 	"slices"
@@ -10,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
@@ -150,7 +150,7 @@ func (p *ReferencePod) instance() string {
 }
 
 func referenceHash(text string) string {
-	sum := sha512.Sum512([]byte(text))
+	sum := ident.Sum512([]byte(text))
 	return hex.EncodeToString(sum[:])
 }
 

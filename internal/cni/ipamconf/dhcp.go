@@ -1,7 +1,6 @@
 package ipamconf
 
 import (
-	"crypto/sha256"
 	"fmt"
 	"net"
 	"net/netip"
@@ -10,6 +9,7 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/strict"
 	"github.com/tombolo-cni/tombolo/network"
@@ -156,7 +156,7 @@ func (id *Identity) clientID(by string, mac net.HardwareAddr) ([]byte, error) {
 	}
 	const longest = 254 // of 255 bytes that an option holds
 	if len(text) > longest {
-		sum := sha256.Sum256([]byte(text))
+		sum := ident.Sum256([]byte(text))
 		return append([]byte{0}, sum[:]...), nil
 	}
 	return append([]byte{0}, text...), nil
@@ -169,7 +169,7 @@ func (id *Identity) MAC(by string) net.HardwareAddr {
 	if id.Pod != "" && by != clientByContainer {
 		text = id.Pod + "/" + id.Network + "/" + id.IfName
 	}
-	sum := sha256.Sum256([]byte("tombolo mac " + text))
+	sum := ident.Sum256([]byte("tombolo mac " + text))
 	return net.HardwareAddr{0x0a, sum[0], sum[1], sum[2], sum[3], sum[4]}
 }
 

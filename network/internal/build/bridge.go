@@ -2,7 +2,6 @@ package build
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"io/fs"
 	"net"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/network/internal/loopback"
@@ -66,7 +66,7 @@ func buildBridge(ctx context.Context, s *session.Session, rec *state.Network) (*
 // bridgeMAC is the MAC of a bridge that is made, the same whenever that happens in
 // one life of the node: pods would send to the gateway's old one for half a minute.
 func bridgeMAC(epoch, name string) net.HardwareAddr {
-	sum := sha256.Sum256([]byte(epoch + " " + name))
+	sum := ident.Sum256([]byte(epoch + " " + name))
 	sum[0] = sum[0]&^1 | 2 // unicast, locally administered
 	return sum[:6]
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nstest"
@@ -396,5 +398,42 @@ func TestGCLeavesWhatIsOnRecord(t *testing.T) {
 		if (err == nil) != want {
 			t.Errorf("%s is reserved: %v, want %t", address, err, want)
 		}
+	}
+}
+
+func TestPoolsTellHowFarRangesAreUsedUp(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, `[{"subnet": "10.1.0.0/29"}, {"subnet": "10.2.0.0/24", "rangeStart": "10.2.0.9", "rangeEnd": "10.2.0.10"}], [{"subnet": "fd01::/64"}]`)
+	h, err := NewHostLocal(&Config{Network: "lan", Dir: n.dataDir, Ranges: rangesOf(t, n.sets)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []Pool{
+		{Name: "10.1.0.0/29, 10.2.0.9-10.2.0.10 of 10.2.0.0/24", Size: 5 + 2},
+		{Name: "fd01::/64", IPv6: true, Size: math.MaxUint64 - 1},
+	}
+	for count := range uint64(3) {
+		want[0].Reserved, want[1].Reserved = count, count
+		got, err := h.Pools(t.Context())
+		if diff := cmp.Diff(want, got); diff != "" || err != nil {
+			t.Errorf("with %d pods: %v, pools (-want +got):\n%s", count, err, diff)
+		}
+		n.add(fmt.Sprintf("c%d", count))
+	}
+	again, err := NewHostLocal(&Config{Network: "lan", Dir: n.dataDir, Ranges: h.RangeSets()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(h.pool, again.pool, cmp.AllowUnexported(ipRange{}), cmp.Comparer(func(a, b rangeSet) bool { return slices.Equal(a.ranges, b.ranges) })); diff != "" {
+		t.Errorf("ranges made again (-want +got):\n%s", diff)
+	}
+	if _, err := (&HostLocal{}).Pools(t.Context()); !errors.Is(err, ErrInvalid) {
+		t.Errorf("of the zero HostLocal: %v", err)
+	}
+	if RangeSetsOf(h.Bind(Node{}))[1].Ranges[0].Subnet != nstest.Prefix("fd01::/64") || RangeSetsOf(Static{}) != nil || RangeSetsOf(nil) != nil {
+		t.Error("an Allocator's ranges are others")
+	}
+	if sets := (*HostLocal)(nil).RangeSets(); sets != nil {
+		t.Errorf("of none: %v", sets)
 	}
 }

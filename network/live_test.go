@@ -240,3 +240,47 @@ func TestElementsOfAnotherProgramAreToldApart(t *testing.T) {
 		t.Errorf("collected: %+v", in)
 	}
 }
+
+func TestPoolsAreThoseOfTheLastConfiguration(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	dir := filepath.Join(t.TempDir(), "ipam")
+	given := b.pod.Addresses
+	b.pod.Addresses = nil
+	use := func(last string) {
+		r := ipam.Range{Subnet: given[0].Prefix.Masked(), RangeEnd: nstest.Addr(last)}
+		h, err := ipam.NewHostLocal(&ipam.Config{Network: "pods", Dir: dir, Ranges: []ipam.RangeSet{{Ranges: []ipam.Range{r}}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.nw.Allocator, b.nw.Origin = h, Origin{Type: "host-local", Dir: dir}
+	}
+	want := func(pools ...Pool) {
+		t.Helper()
+		got, err := b.node.Pools(t.Context())
+		if !slices.Equal(got, pools) || err != nil {
+			t.Errorf("pools %v, %v; want %v", got, err, pools)
+		}
+	}
+	want()
+	use("10.61.0.9")
+	b.add(t)
+	want(Pool{"pods", ipam.Pool{Name: "10.61.0.1-10.61.0.9 of 10.61.0.0/24", Size: 8, Reserved: 1}})
+	// An ADD with another range notes that, and builds nothing.
+	use("10.61.0.254")
+	second := nstest.New(t)
+	b.pod.ContainerID, b.pod.NetNS, b.pod.Path = "c2", second, nstest.Path(t, second)
+	before := nstest.Run(t, b.host, "ip", "-o", "link", "show", "cbr0")
+	b.add(t)
+	want(Pool{"pods", ipam.Pool{Name: "10.61.0.0/24", Size: 253, Reserved: 2}})
+	if after := nstest.Run(t, b.host, "ip", "-o", "link", "show", "cbr0"); after != before {
+		t.Errorf("the bridge was %s, and is %s", before, after)
+	}
+	// It is no longer given from a range.
+	b.nw.Allocator, b.nw.Origin, b.pod.Addresses = nil, Origin{}, given
+	b.pod.Addresses[0].Prefix = nstest.Prefix("10.61.0.99/24")
+	third := nstest.New(t)
+	b.pod.ContainerID, b.pod.NetNS, b.pod.Path = "c3", third, nstest.Path(t, third)
+	b.add(t)
+	want()
+}

@@ -95,6 +95,9 @@ func wantOf(nw *Network, hash string, mark uint32) *build.Want {
 		},
 		DefaultMTU: nw.DefaultMTU, Gateway: nw.Gateway, Routed: nw.Routed, ForceAddress: nw.ForceAddress, Owner: hash,
 	}
+	if sets := ipam.RangeSetsOf(nw.Allocator); len(sets) > 0 {
+		w.Record.Pools, w.Record.PoolDir = recorded.PoolsText(sets), nw.Origin.Dir
+	}
 	if nw.Uplink.NIC != "" {
 		w.Uplink = ours(nw.Uplink, nw.Bridge)
 	}

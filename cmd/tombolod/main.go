@@ -172,6 +172,16 @@ func (l links) Look(ctx context.Context) (*keeper.Seen, error) {
 	return (*keeper.Seen)(seen), nil
 }
 
+// pools are the networks' range sets, for the metrics.
+func pools(ctx context.Context, node *network.Node) ([]keeper.Pool, error) {
+	list, err := node.Pools(ctx)
+	pools := make([]keeper.Pool, len(list))
+	for i, p := range list {
+		pools[i] = keeper.Pool{Network: p.Network, Name: p.Name, IPv6: p.IPv6, Size: p.Size, Reserved: p.Reserved}
+	}
+	return pools, err
+}
+
 // keep runs the keeper until ctx is done.
 func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error {
 	dir, err := lease.Open(o.leases)
@@ -216,6 +226,7 @@ func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error 
 		Firewall: firewall{node},
 		Reclaim:  reclaimDead(reclaiming, log),
 		Links:    links{node},
+		Pools:    func(ctx context.Context) ([]keeper.Pool, error) { return pools(ctx, node) },
 	})
 	if err != nil {
 		return err

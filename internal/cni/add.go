@@ -167,6 +167,9 @@ func (a *allocator) Bind(node ipam.Node) ipam.Allocator {
 	return &allocator{a.Allocator.Bind(node), a.said, a.gateways}
 }
 
+// RangeSets are the allocator's own.
+func (a *allocator) RangeSets() []ipam.RangeSet { return ipam.RangeSetsOf(a.Allocator) }
+
 // Add gives the routes along with the addresses.
 func (a *allocator) Add(ctx context.Context, owner ipam.Owner) (*ipam.Allocation, error) {
 	got, err := a.Allocator.Add(ctx, owner)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -14,6 +15,8 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/network"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
@@ -64,6 +67,7 @@ type call struct {
 	stdin       []byte
 	cniVersion  string // of the configuration
 	network     string
+	stateDir    string
 	log         *stepLog
 	watchdog    *watchdog
 }
@@ -86,7 +90,24 @@ func (p *Plugin) Run() int {
 	c.log.done(e)
 	c.watchdog.speak()
 	c.printError(c.cniVersion, e)
+	c.countFailure(c.stateDir, e.Code)
 	return 1
+}
+
+// countFailure counts the call for tombolod's metrics, if it is one that works on a pod. It may
+// fail: the caller has the error that matters.
+func (c *call) countFailure(stateDir string, code uint) {
+	switch c.verb {
+	case "ADD", "DEL", "CHECK", "GC":
+	default:
+		return
+	}
+	if !filepath.IsAbs(stateDir) {
+		stateDir = network.DefaultStateDir // as for a call that succeeds
+	}
+	if dir, err := state.Open(stateDir); err == nil {
+		_ = dir.CountFailure(c.verb, code)
+	}
 }
 
 // printError prints an error as the specification wants it, in the configuration's version.
@@ -215,7 +236,7 @@ func (c *call) readStdin() error {
 
 // accept checks the configuration's version and name.
 func (c *call) accept(conf *NetConf) error {
-	c.cniVersion, c.network = conf.CNIVersion, conf.Name
+	c.cniVersion, c.network, c.stateDir = conf.CNIVersion, conf.Name, conf.StateDir
 	if c.cniVersion == "" {
 		c.cniVersion = "0.1.0" // the specification's meaning of a missing one, up to 0.2.0
 	}
@@ -255,7 +276,7 @@ func (c *call) strictVerb(verb func(context.Context, *NetConf) error) error {
 	conf, err := c.parseStrict()
 	if err != nil {
 		if named, lenient := c.parseLenient(); lenient == nil {
-			c.cniVersion = named.CNIVersion // for the error
+			c.cniVersion, c.stateDir = named.CNIVersion, named.StateDir // for the error
 		}
 		return err
 	}
@@ -278,7 +299,7 @@ func (c *call) lenientVerb(verb func(context.Context, *NetConf) error) error {
 
 // timed gives a verb its deadline and its log.
 func (c *call) timed(conf *NetConf, verb func(context.Context, *NetConf) error) error {
-	c.watchdog.until(conf.deadline(), c.cniVersion)
+	c.watchdog.until(conf.deadline(), c.cniVersion, c.stateDir)
 	var err error
 	if c.log, err = openLog(conf, c); err != nil {
 		return err

@@ -21,6 +21,7 @@ type watchdog struct {
 
 	mu         sync.Mutex
 	cniVersion string // to say it in
+	stateDir   string // to count it in
 	ended      bool   // somebody has begun to say how the call ended
 	spoken     bool   // and it is the call itself
 }
@@ -40,22 +41,28 @@ func (c *call) watch() {
 // nobody listens.
 func (c *call) bite(w *watchdog) {
 	w.mu.Lock()
-	first, cniVersion := !w.ended, w.cniVersion
+	first, cniVersion, stateDir := !w.ended, w.cniVersion, w.stateDir
 	w.ended = true
 	w.mu.Unlock()
 	if first {
 		c.printError(cniVersion, newError(codeTryAgainLater, "%s hung past its deadline and the %s to undo it: a file system, a disk or a device that it needs does not answer. What it has made is left for DEL", c.verb, network.UndoTimeout))
+		counted := make(chan struct{})
+		go func() { c.countFailure(stateDir, codeTryAgainLater); close(counted) }()
+		select {
+		case <-counted:
+		case <-time.After(lastGrace): // its disk may be what hangs
+		}
 	}
 	w.exit(1)
 }
 
 // until gives the call its own deadline, from now on.
-func (w *watchdog) until(after time.Duration, cniVersion string) {
+func (w *watchdog) until(after time.Duration, cniVersion, stateDir string) {
 	if w == nil {
 		return
 	}
 	w.mu.Lock()
-	w.cniVersion = cniVersion
+	w.cniVersion, w.stateDir = cniVersion, stateDir
 	w.mu.Unlock()
 	w.timer.Reset(after + network.UndoTimeout + lastGrace)
 }

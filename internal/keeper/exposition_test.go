@@ -1,7 +1,9 @@
 package keeper
 
 import (
+	"context"
 	"fmt"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -17,6 +19,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
 // TestMetricsAreThoseThatTheyWere holds names, types, help and values to what tombolod wrote
@@ -83,5 +86,15 @@ func known() *metrics {
 		firewallContested: true, firewallObstacles: 24, firewallLooks: 25, firewallMends: 26, firewallContests: 27, firewallErrors: 28000000,
 		looks: 29, reclaims: 30,
 		linksContested: true, linkLooks: 31, linkErrors: 32, driftFound: 33, driftMended: 34,
+		failures: func() ([]state.Failures, error) {
+			return []state.Failures{{Verb: "ADD", Code: 100, Count: 35}, {Verb: "DEL", Code: 11, Count: 36}}, os.ErrInvalid
+		},
+		pools: func(context.Context) ([]Pool, error) {
+			return []Pool{
+				{Network: "pods", Name: "10.22.0.0/16", Size: 65533, Reserved: 37},
+				{Network: "pods", Name: "fd22::/64", IPv6: true, Size: math.MaxUint64, Reserved: 38},
+			}, os.ErrInvalid
+		},
+		readErrors: 39, // and two more
 	}
 }

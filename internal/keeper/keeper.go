@@ -48,6 +48,9 @@ type Config struct {
 	// Links are looked at when the kernel announces changes of them, and Repair is called if
 	// anything is lacking. It needs State; nil: they are not looked after.
 	Links Links
+	// Pools says how far networks' addresses are used up, when metrics are asked for; nil: they
+	// do not tell.
+	Pools func(context.Context) ([]Pool, error)
 }
 
 // Keeper keeps the leases of one directory.
@@ -83,6 +86,10 @@ func New(cfg *Config) (*Keeper, error) {
 	k := &Keeper{leases: cfg.Leases, state: cfg.State, log: cfg.Log, workers: cfg.Workers, ready: cfg.Ready, alive: cfg.Alive, node: kernel{}, boot: boot,
 		strayed: make(chan struct{}, 1)}
 	k.firewall, k.reclaim, k.links = cfg.Firewall, cfg.Reclaim, cfg.Links
+	k.metrics.pools = cfg.Pools
+	if k.state != nil {
+		k.metrics.failures = k.state.Failures
+	}
 	if k.log == nil {
 		k.log = slog.New(slog.DiscardHandler)
 	}

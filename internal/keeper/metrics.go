@@ -1,6 +1,7 @@
 package keeper
 
 import (
+	"context"
 	"encoding/json"
 	"net/http"
 	"sync"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
 // metrics are counted by loop and workers and read by the handler.
@@ -36,6 +38,10 @@ type metrics struct {
 	firewallLooks, firewallMends, firewallContests, firewallErrors uint64
 
 	looks, reclaims uint64 // for dead pods, and of them
+
+	failures   func() ([]state.Failures, error)      // may be nil
+	pools      func(context.Context) ([]Pool, error) // may be nil
+	readErrors uint64
 }
 
 // count adds one to a counter of m.
@@ -80,9 +86,10 @@ func (m *metrics) Describe(chan<- *prometheus.Desc) {}
 
 // Collect gives all that is known, as of one moment.
 func (m *metrics) Collect(ch chan<- prometheus.Metric) {
+	to := sink(ch)
+	m.collectCalls(to)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	to := sink(ch)
 	for _, s := range []lease.State{lease.Adding, lease.Bound, lease.Expired, lease.Sticky, lease.Adopting} {
 		to.gauge("tombolo_leases", "Leases by state.", float64(m.states[s]), prometheus.Labels{"state": string(s)})
 	}
@@ -112,7 +119,11 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 type sink chan<- prometheus.Metric
 
 func (to sink) counter(name, help string, value uint64) {
-	to <- prometheus.MustNewConstMetric(prometheus.NewDesc(name, help, nil, nil), prometheus.CounterValue, float64(value))
+	to.counterWith(name, help, value, nil)
+}
+
+func (to sink) counterWith(name, help string, value uint64, labels prometheus.Labels) {
+	to <- prometheus.MustNewConstMetric(prometheus.NewDesc(name, help, nil, labels), prometheus.CounterValue, float64(value))
 }
 
 func (to sink) gauge(name, help string, value float64, labels prometheus.Labels) {

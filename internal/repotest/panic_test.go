@@ -91,10 +91,10 @@ func exported() map[string]map[string]any {
 			"Everyone": nil, "Guarded": nil, "Reports": nil, "Sets": nil,
 		},
 		"ipam": {
-			"NewHostLocal": ipam.NewHostLocal,
-			"Address":      ipam.Address{}, "HostLocal": ipam.HostLocal{}, "Static": ipam.Static{},
+			"NewHostLocal": ipam.NewHostLocal, "RangeSetsOf": ipam.RangeSetsOf,
+			"Address": ipam.Address{}, "HostLocal": ipam.HostLocal{}, "Static": ipam.Static{},
 			// Interfaces have nothing to call.
-			"Allocator": nil,
+			"Allocator": nil, "Ranged": nil,
 		},
 		"dhcpc": {
 			"Lend": dhcpc.Lend, "New": dhcpc.New, "NewMachine": dhcpc.NewMachine, "Release": dhcpc.Release,

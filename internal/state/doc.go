@@ -11,6 +11,8 @@
 //	uplinks/<nic>.json                 one NIC that was taken over, or is being
 //	uplinks/<nic>.lock                 locked by the call that works on that NIC
 //	lock                               locked by everybody, never replaced
+//	failures                           calls that failed, counted in place
+//	contested.json                     what somebody undoes again and again
 //	.tmp-*                             being written, or left by a crash
 //
 // It is made at first use, directories 0700 and files 0600. It belongs in /run:

@@ -32,6 +32,11 @@ type Network struct {
 	Gateways []netip.Prefix `json:"gateways,omitempty"` // the bridge's own addresses
 	Subnets  []netip.Prefix `json:"subnets,omitempty"`  // what its pods' addresses come from
 
+	// Pools are the ranges that addresses are given from, as package recorded writes them, and
+	// PoolDir is where the reservations are; empty for <state>/ipam.
+	Pools   string `json:"pools,omitempty"`
+	PoolDir string `json:"poolDir,omitempty"`
+
 	Masquerade    bool           `json:"masquerade,omitempty"`
 	NonMasquerade []netip.Prefix `json:"nonMasquerade,omitempty"` // destinations for which pods keep their address
 	Policy        string         `json:"policy,omitempty"`        // the ingress policy; empty is open
@@ -78,6 +83,8 @@ func (n *Network) fields(c *codec) {
 	c.int("mtu", &n.MTU)
 	c.prefixes("gateways", &n.Gateways)
 	c.prefixes("subnets", &n.Subnets)
+	c.string("pools", &n.Pools)
+	c.string("poolDir", &n.PoolDir)
 	c.bool("masquerade", &n.Masquerade)
 	c.prefixes("nonMasquerade", &n.NonMasquerade)
 	c.string("policy", &n.Policy)

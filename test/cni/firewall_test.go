@@ -69,7 +69,7 @@ func (m *minder) metric(name string) int {
 	}
 	defer r.Body.Close()
 	text, _ := io.ReadAll(r.Body)
-	found := regexp.MustCompile(`(?m)^tombolo_` + name + ` (\d+)$`).FindSubmatch(text)
+	found := regexp.MustCompile(`(?m)^tombolo_` + regexp.QuoteMeta(name) + ` (\d+)$`).FindSubmatch(text)
 	if found == nil {
 		return 0
 	}

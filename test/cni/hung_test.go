@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -59,6 +60,10 @@ func TestAFileSystemThatHangsEndsWithTheDeadline(t *testing.T) {
 			if err := errors.Join(os.Mkdir(filepath.Dir(path), 0o700), os.WriteFile(path, nil, 0o600)); err != nil {
 				t.Fatal(err)
 			}
+			// It counts there that it failed.
+			if err := os.MkdirAll(n.state, 0o700); err != nil {
+				t.Fatal(err)
+			}
 			waits := hang(t, filepath.Dir(path))
 			c := call{verb: "ADD", id: p.id, netns: p.path, ifName: "eth0"}
 			fields := conf{"deadline": "100ms"}
@@ -76,6 +81,9 @@ func TestAFileSystemThatHangsEndsWithTheDeadline(t *testing.T) {
 			}
 			if status := add.cmd.ProcessState.ExitCode(); status != 1 {
 				t.Errorf("exit status %d", status)
+			}
+			if got := readFileIf(t, n.state+"/failures"); tt.name != "stateDir" && strings.Join(strings.Fields(got), " ") != "ADD 11 1" {
+				t.Errorf("counted as %q", got)
 			}
 		})
 	}

@@ -12,10 +12,10 @@ import (
 func (n *node) snapshot() nstest.Snapshot {
 	n.Helper()
 	return nstest.Snap(n, n.ns, n.state, func(name string) bool {
-		// A note for the next, a place to go on from, and which pod a gateway is there for:
-		// these differ, and nothing is wrong.
+		// A note for the next, a place to go on from, what has failed, and which pod a gateway
+		// is there for: these differ, and nothing is wrong.
 		base := filepath.Base(name)
-		return base == "lock" || strings.HasPrefix(base, "last_reserved_ip.") || strings.HasPrefix(name, "networks/")
+		return base == "lock" || base == "failures" || strings.HasPrefix(base, "last_reserved_ip.") || strings.HasPrefix(name, "networks/")
 	})
 }
 

@@ -122,6 +122,9 @@ func (h *hostLocal) Bind(node ipam.Node) ipam.Allocator {
 	return &bound
 }
 
+// RangeSets are those of the reservations.
+func (h *hostLocal) RangeSets() []ipam.RangeSet { return ipam.RangeSetsOf(h.reservations) }
+
 // Add reads the resolv.conf before it reserves anything.
 func (h *hostLocal) Add(ctx context.Context, owner ipam.Owner) (*ipam.Allocation, error) {
 	if h.confErr != nil {

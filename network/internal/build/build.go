@@ -61,9 +61,9 @@ func (w *Want) routing() bridge.Routing {
 type Built struct {
 	Bridge *bridge.Link
 	MTU    int
-	// shut is its record, where nothing is missing but the way from the host's 127.0.0.1
-	// to a port that the pod is to have.
-	shut *state.Network
+	// almost is its record, where nothing is missing but the way from the host's 127.0.0.1
+	// to a port that the pod is to have, or the record has other pools than the pod's.
+	almost *state.Network
 }
 
 // config describes what a network was built from, in a form that can be compared.
@@ -92,10 +92,10 @@ func Ready(ctx context.Context, s *session.Session, w *Want) (*Built, error) {
 	err := s.Ensure(ctx, func() (bool, error) {
 		var err error
 		b, err = look(ctx, s, w)
-		return b != nil && b.shut == nil, err
+		return b != nil && b.almost == nil, err
 	}, func() error {
 		if b != nil {
-			return openLoopback(ctx, s, b)
+			return complete(ctx, s, w, b.almost, b.Bridge)
 		}
 		var err error
 		b, err = buildNetwork(ctx, s, w)
@@ -151,24 +151,30 @@ func look(ctx context.Context, s *session.Session, w *Want) (*Built, error) {
 		if ok, err := loopback.IsOpen(ctx, rec, l); err != nil {
 			return nil, err
 		} else if !ok {
-			b.shut = rec
+			b.almost = rec
 		}
+	}
+	if rec.Pools != w.Record.Pools || rec.PoolDir != w.Record.PoolDir {
+		b.almost = rec
 	}
 	return b, nil
 }
 
-// openLoopback opens the way from the host's 127.0.0.1 to a network that is there but for
-// it, under the exclusive lock. A network has its first host port time and again, so
-// that does not take building all of it.
-func openLoopback(ctx context.Context, s *session.Session, b *Built) error {
-	before := *b.shut
-	if err := loopback.Open(ctx, s.Dir, b.shut, b.Bridge, s.Warn); err != nil {
-		return err
+// complete opens the way from the host's 127.0.0.1 to a network that is there, if the ADD needs
+// it, and notes its pools, under the exclusive lock. A network has its first host port time and
+// again, so that does not take building all of it.
+func complete(ctx context.Context, s *session.Session, w *Want, rec *state.Network, l *bridge.Link) error {
+	filtered, unfiltered := rec.LoopbackFiltered, rec.LoopbackUnfiltered
+	if w.Loopback {
+		if err := loopback.Open(ctx, s.Dir, rec, l, s.Warn); err != nil {
+			return err
+		}
 	}
-	if b.shut.LoopbackFiltered == before.LoopbackFiltered && b.shut.LoopbackUnfiltered == before.LoopbackUnfiltered {
+	if rec.LoopbackFiltered == filtered && rec.LoopbackUnfiltered == unfiltered && rec.Pools == w.Record.Pools && rec.PoolDir == w.Record.PoolDir {
 		return nil
 	}
-	if err := s.Dir.SaveNetwork(b.shut); err != nil {
+	rec.Pools, rec.PoolDir = w.Record.Pools, w.Record.PoolDir
+	if err := s.Dir.SaveNetwork(rec); err != nil {
 		return fail.State(err)
 	}
 	return nil

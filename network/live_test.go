@@ -3,6 +3,7 @@ package network
 import (
 	"errors"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -283,4 +284,50 @@ func TestPoolsAreThoseOfTheLastConfiguration(t *testing.T) {
 	b.pod.ContainerID, b.pod.NetNS, b.pod.Path = "c3", third, nstest.Path(t, third)
 	b.add(t)
 	want()
+}
+
+func TestRepairOfOneNetworkLeavesTheOthers(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.add(t)
+	second := nstest.New(t)
+	b.nw.Name, b.nw.Bridge = "others", "cbr1"
+	b.pod.NetNS, b.pod.Path = second, nstest.Path(t, second)
+	b.pod.Addresses = []ipam.Address{{Prefix: nstest.Prefix("10.62.0.2/24"), Gateway: nstest.Addr("10.62.0.1")}}
+	b.add(t)
+	lacking := func() []string {
+		var seen *Links
+		b.do(t, func() (err error) { seen, err = b.node.LookAtLinks(t.Context()); return err })
+		return slices.Sorted(maps.Keys(seen.Lacking))
+	}
+	for _, tt := range []struct {
+		harm   string
+		lacks  []string
+		remain []string // after one of them was repaired
+	}{
+		{"true", nil, nil},
+		{"ip addr flush dev cbr0; ip addr flush dev cbr1", []string{"others", "pods"}, []string{"others"}},
+		// What others have a part in has them repaired too.
+		{"ip addr flush dev cbr0; ip addr flush dev cbr1; nft delete table inet tombolo", []string{"others", "pods"}, nil},
+	} {
+		nstest.Run(t, b.host, "sh", "-ec", tt.harm)
+		if got := lacking(); !slices.Equal(got, tt.lacks) {
+			t.Errorf("after %s networks %q lack something, want %q", tt.harm, got, tt.lacks)
+		}
+		b.do(t, func() error { return b.node.RepairNetworks(t.Context(), []string{"pods"}) })
+		if got := lacking(); !slices.Equal(got, tt.remain) {
+			t.Errorf("after %s and the repair networks %q lack something, want %q", tt.harm, got, tt.remain)
+		}
+		b.do(t, func() error { return b.node.RepairNetworks(t.Context(), []string{"others", "pods"}) })
+		b.mustBeAsMade(t)
+		if got := lacking(); len(got) > 0 {
+			t.Errorf("after %s and all repairs networks %q lack something", tt.harm, got)
+		}
+	}
+	b.do(t, func() error {
+		if err := b.node.RepairNetworks(t.Context(), []string{"../pods"}); !errors.Is(err, ErrInvalid) {
+			t.Errorf("a bad name: %v", err)
+		}
+		return b.node.RepairNetworks(t.Context(), nil)
+	})
 }

@@ -27,6 +27,28 @@ func (n *Node) Repair(ctx context.Context) error {
 	return errors.Join(build.Repair(ctx, s), mend.Strays(ctx, s))
 }
 
+// RepairNetworks is Repair of some networks alone, without what no pod has. The others are left as
+// they are, unless something was missing that they have a part in, such as the table.
+func (n *Node) RepairNetworks(ctx context.Context, networks []string) error {
+	if err := n.usable(ctx); err != nil {
+		return err
+	}
+	for _, name := range networks {
+		if err := checkName(name); err != nil {
+			return err
+		}
+	}
+	if len(networks) == 0 {
+		return nil
+	}
+	s, err := n.openKnown()
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	return build.Repair(ctx, s, networks...)
+}
+
 // RepairPods puts back in pods what Add gave them and they lost: that the interface is up,
 // addresses, routes, its MTU if it is larger, and parameters. What others have added stays; a
 // lease's address and routes are its keeper's, and a pod whose interface is gone is not made
@@ -58,9 +80,9 @@ func (n *Node) LookAtFirewall(ctx context.Context) (generation uint32, lacking [
 // Links are the links of the networks that have pods.
 type Links struct {
 	Bridges, Ports []int // indexes of those that are there
-	// Lacking says what of the host's links, addresses and routes is not as pods need it.
-	// Repair puts it right.
-	Lacking []string
+	// Lacking says, by network, what of the host's links, addresses and routes is not as pods
+	// need it. RepairNetworks puts it right.
+	Lacking map[string][]string
 }
 
 // LookAtLinks compares the host's links, addresses and routes with the records. It looks into

@@ -172,6 +172,11 @@ func (l links) Look(ctx context.Context) (*keeper.Seen, error) {
 	return (*keeper.Seen)(seen), nil
 }
 
+// Repair is Node.RepairNetworks.
+func (l links) Repair(ctx context.Context, networks []string) error {
+	return l.node.RepairNetworks(ctx, networks)
+}
+
 // pools are the networks' range sets, for the metrics.
 func pools(ctx context.Context, node *network.Node) ([]keeper.Pool, error) {
 	list, err := node.Pools(ctx)

@@ -3,7 +3,6 @@ package keeper
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"slices"
 	"strings"
 	"time"
@@ -25,30 +24,9 @@ import (
 // What is undone again and again is repaired once in a minute only (restraint), written down
 // for STATUS, and counted.
 
-const (
-	// A change is looked at when there was none for the first of these, and after the second
-	// at the latest.
-	pauseFirewall = 200 * time.Millisecond
-	urgeFirewall  = 700 * time.Millisecond
-
-	// The same if it was put right within the last minute. A reload of ufw runs a dozen programs
-	// one after the other, and each undoes what is repaired before it. That is not on purpose;
-	// pods need their rules when it is done.
-	pauseAgain = 900 * time.Millisecond
-	urgeAgain  = 5 * time.Second
-
-	// pauseOwn is the same for changes by programs that are called like ours: pods that
-	// come and go change nothing that is looked at. The name can be forged, so they are
-	// looked at all the same.
-	pauseOwn = 3 * time.Second
-
-	// lookAtFirewall is how often it is looked at without news: legacy tables and a table
-	// that falls asleep tell nothing.
-	lookAtFirewall = 30 * time.Second
-
-	// againFirewall is when what failed is tried again.
-	againFirewall = 10 * time.Second
-)
+// lookAtFirewall is how often it is looked at without news: legacy tables and a table
+// that falls asleep tell nothing.
+const lookAtFirewall = 30 * time.Second
 
 // Firewall is what the keeper looks after the firewall by.
 type Firewall interface {
@@ -67,89 +45,46 @@ type generation struct {
 
 // firewall looks after it.
 type firewall struct {
-	*Keeper
-	ctx    context.Context
-	look   Firewall
-	listen func() (source, error)
-
-	heard chan generation
-	due   time.Time
-	first time.Time // of the news that wait; zero: none do
-	known uint32    // the generation at which all was right
-	by    string
-	restraint
+	vigil[[]generation]
+	look    Firewall
+	fought  *restraint // for all of it
+	known   uint32     // the generation at which all was right
+	by      string
 	blocked []string  // obstacles, as last told
 	sought  time.Time // when they were looked for
 }
 
 // keepFirewall looks after it until ctx is done.
 func (k *Keeper) keepFirewall(ctx context.Context) {
-	f := &firewall{Keeper: k, ctx: ctx, look: k.firewall, heard: make(chan generation, 64), listen: func() (source, error) {
+	k.newFirewall(ctx, k.firewall, func() (source, error) {
 		return nl.FollowType(unix.NETLINK_NETFILTER, &nl.Config{NetNS: k.host}, newGeneration, unix.NFNLGRP_NFTABLES)
-	}}
-	f.run()
+	}).run()
+}
+
+func (k *Keeper) newFirewall(ctx context.Context, look Firewall, listen func() (source, error)) *firewall {
+	f := &firewall{look: look}
+	f.vigil = vigil[[]generation]{Keeper: k, ctx: ctx, listen: listen, read: generationsOf, lost: []generation{{lost: true}}, heed: f.heed, visit: f.visit,
+		trouble: f.firewallTrouble, subject: "the firewall", restraints: restraints{}}
+	f.fought = f.of("")
+	return f
 }
 
 const newGeneration = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWGEN
 
 func (f *firewall) run() {
-	stop := f.follow()
-	defer stop()
 	// What an earlier keeper wrote down is over.
 	f.writeContested(nil)
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for f.ctx.Err() == nil {
-		if !f.due.After(now()) {
-			f.visit()
-		}
-		timer.Reset(max(f.due.Sub(now()), 0))
-		select {
-		case <-f.ctx.Done():
-		case <-timer.C:
-		case g := <-f.heard:
-			f.news(g)
-		}
-	}
+	f.vigil.run()
 }
 
-// follow subscribes to changes until ctx is done. Without that, the looks that are made
-// once in a while remain.
-func (f *firewall) follow() (stop func()) {
-	s, err := f.listen()
-	if err != nil {
-		f.firewallTrouble("cannot hear of changes of the firewall: looking once in a while", err)
-		return func() {}
-	}
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		for {
-			messages, err := s.Next()
-			switch {
-			case errors.Is(err, unix.ENOBUFS):
-				f.tell(generation{lost: true})
-			case errors.Is(err, nl.ErrMalformed):
-				f.tell(generation{lost: true})
-			case err != nil:
-				return // it is closed, or as good as that
-			}
-			for _, m := range messages {
-				if m.Header.Type == newGeneration {
-					f.tell(generationOf(m.Data))
-				}
-			}
+// generationsOf reads announcements.
+func generationsOf(messages []netlink.Message) (list []generation, some bool) {
+	for _, m := range messages {
+		if m.Header.Type == newGeneration {
+			list = append(list, generationOf(m.Data))
 		}
-	}()
-	return func() { _ = s.Close(); <-ended }
-}
-
-// tell never waits: where news wait already, more of them change nothing.
-func (f *firewall) tell(g generation) {
-	select {
-	case f.heard <- g:
-	default:
 	}
+	return list, len(list) > 0
 }
 
 // generationOf reads a struct nfgenmsg and the attributes NFTA_GEN_*. What does not parse is
@@ -177,38 +112,26 @@ func generationOf(b []byte) generation {
 // isOurs says that a process is called like a program of ours.
 func (g *generation) isOurs() bool { return g.by == "tombolo" || g.by == "tombolod" }
 
-// news has the firewall looked at.
-func (f *firewall) news(g generation) {
-	if !g.lost && int32(g.id-f.known) <= 0 && f.known != 0 {
-		return // it was looked at since
-	}
-	due := now().Add(pauseOwn)
-	if g.lost || !g.isOurs() {
-		if f.first.IsZero() {
-			f.first = now()
+// heed says when the firewall is looked at: soon for what others did since the last look.
+func (f *firewall) heed(list []generation) urgency {
+	when := never
+	for _, g := range list {
+		switch {
+		case !g.lost && int32(g.id-f.known) <= 0 && f.known != 0:
+			// It was looked at since.
+		case g.lost || !g.isOurs():
+			when, f.by = soon, g.by
+		default:
+			when = max(when, later)
 		}
-		f.by = g.by
-		settle, urge := pauseFirewall, urgeFirewall
-		if f.recently() {
-			settle, urge = pauseAgain, urgeAgain
-		}
-		due = earliest(now().Add(settle), f.first.Add(urge))
-	} else if !due.Before(f.due) {
-		return
 	}
-	if f.due = due; due.Before(f.until) {
-		f.due = f.until
-	}
+	return when
 }
 
 // visit looks at it, and has it put right.
 func (f *firewall) visit() {
-	f.first = time.Time{}
-	f.due = now().Add(lookAtFirewall)
-	if f.due.Before(f.until) {
-		f.due = f.until
-	}
-	if now().Before(f.until) {
+	if f.due = now().Add(lookAtFirewall); now().Before(f.fought.until) {
+		f.due = f.fought.until
 		return
 	}
 	ctx, cancel := context.WithTimeout(f.ctx, lookAtFirewall)
@@ -237,13 +160,13 @@ func (f *firewall) mend(ctx context.Context, what string) {
 	if err := f.repair(ctx); err != nil {
 		// An obstacle is an error as well, and what could be put right, is.
 		f.firewallTrouble("cannot put all of the firewall right", err)
-		f.due = now().Add(againFirewall)
+		f.due = now().Add(again)
 	}
 	f.metrics.count(&f.metrics.firewallMends)
 	if f.known == 0 && f.by == "" {
 		return // it was so when the keeper began: nobody has undone anything
 	}
-	contested, before := f.putRight()
+	contested, before := f.fought.putRight()
 	if !contested {
 		return
 	}
@@ -252,14 +175,14 @@ func (f *firewall) mend(ctx context.Context, what string) {
 		f.log.Error("another program undoes what pods need of the firewall: putting it right once in a minute only",
 			"what", what, "by", f.by, "remedy", "have that program leave the table inet tombolo and the rule \"tombolo: …\" in FORWARD alone")
 	}
-	f.due = f.until
+	f.due = f.fought.until
 	f.metrics.firewallIsContested(true)
-	f.writeContested(&state.Contested{At: now(), Times: f.times, What: what, By: f.by})
+	f.writeContested(&state.Contested{At: now(), Times: f.fought.times, What: what, By: f.by})
 }
 
 // allRight is told that it is.
 func (f *firewall) allRight() {
-	if !f.calm() {
+	if !f.fought.calm() {
 		return
 	}
 	f.log.Info("what pods need of the firewall is left alone again")

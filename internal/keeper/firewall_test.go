@@ -105,7 +105,7 @@ func inWallThat(t *testing.T, lacking bool, test func(t *testing.T, w *wall)) {
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			(&firewall{Keeper: w.keep, ctx: ctx, look: w, heard: make(chan generation, 64), listen: func() (source, error) { return w, nil }}).run()
+			w.keep.newFirewall(ctx, w, func() (source, error) { return w, nil }).run()
 		}()
 		synctest.Wait()
 		test(t, w)
@@ -322,8 +322,7 @@ func TestAContestOfAnEarlierKeeperIsOver(t *testing.T) {
 		if err := w.dir.SetContested(&state.Contested{Times: 7}); err != nil {
 			t.Fatal(err)
 		}
-		f := &firewall{Keeper: w.keep, ctx: canceled(), look: w, listen: func() (source, error) { return nil, errors.New("no") }}
-		f.run()
+		w.keep.newFirewall(canceled(), w, func() (source, error) { return nil, errors.New("no") }).run()
 		if c, err := w.dir.Contested(); c != nil || err != nil {
 			t.Errorf("%+v, %v", c, err)
 		}

@@ -3,7 +3,6 @@ package keeper
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"maps"
 	"slices"
 	"strings"
@@ -22,50 +21,32 @@ import (
 // announcements do not say who did it. So those that pods cause which come and go are told by
 // what they are about: they have the keeper look a little later, as a look reads all records.
 
-const (
-	// A change is looked at when there was none for the first of these, and after the second
-	// at the latest.
-	pauseLinks = 200 * time.Millisecond
-	urgeLinks  = 700 * time.Millisecond
-
-	// pausePorts is the same for ports of pods, which come and go.
-	pausePorts = 3 * time.Second
-
-	// lookAtLinks is how often it is looked at without news: parameters of the kernel
-	// (sysctl) tell nothing.
-	lookAtLinks = time.Minute
-
-	// againLinks is when what failed is tried again.
-	againLinks = 10 * time.Second
-)
+// lookAtLinks is how often it is looked at without news: parameters of the kernel (sysctl)
+// tell nothing.
+const lookAtLinks = time.Minute
 
 // Links is what the keeper looks after links, addresses and routes by.
 type Links interface {
 	Look(context.Context) (*Seen, error)
+	// Repair puts networks right.
+	Repair(ctx context.Context, networks []string) error
 }
 
 // Seen is what a look has seen.
 type Seen struct {
-	Bridges, Ports []int    // the indexes of those of networks with pods
-	Lacking        []string // what is not as it should be
+	Bridges, Ports []int               // the indexes of those of networks with pods
+	Lacking        map[string][]string // what is not as it should be, by network
 }
 
 // linkage looks after them.
 type linkage struct {
-	*Keeper
-	ctx    context.Context
-	look   Links
-	listen func() (source, error)
-
-	heard   chan changes
-	bridges map[int]linkFacts // by index; the facts are empty until they are announced
-	ports   map[int]bool      // ports of pods that were seen
-	due     time.Time
-	first   time.Time // of the news that wait; zero: none do
-	restraint
-	// remains is what putting right did not help against: it is told once, and is no news
-	// as long as nothing else is lacking.
-	remains []string
+	vigil[changes] // with a restraint for each network
+	look           Links
+	bridges        map[int]linkFacts // by index; the facts are empty until they are announced
+	ports          map[int]bool      // ports of pods that were seen
+	// remains is what putting a network right did not help against: it is told once, and is no
+	// news as long as nothing else is lacking there.
+	remains map[string][]string
 }
 
 // changes are what a datagram of announcements tells.
@@ -84,68 +65,21 @@ type linkChange struct {
 
 // keepLinks looks after them until ctx is done.
 func (k *Keeper) keepLinks(ctx context.Context) {
-	l := &linkage{Keeper: k, ctx: ctx, look: k.links, listen: func() (source, error) {
+	k.newLinkage(ctx, k.links, func() (source, error) {
 		return nl.Follow(unix.NETLINK_ROUTE, &nl.Config{NetNS: k.host}, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
 			unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
-	}}
-	l.run()
+	}).run()
 }
 
-func (l *linkage) run() {
-	l.heard, l.bridges, l.ports = make(chan changes, 64), map[int]linkFacts{}, map[int]bool{}
-	stop := l.follow()
-	defer stop()
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for l.ctx.Err() == nil {
-		if !l.due.After(now()) {
-			l.visit()
-		}
-		timer.Reset(max(l.due.Sub(now()), 0))
-		select {
-		case <-l.ctx.Done():
-		case <-timer.C:
-		case c := <-l.heard:
-			l.news(c)
-		}
-	}
-}
-
-// follow subscribes to changes until ctx is done. Without that, the looks that are made
-// once in a while remain.
-func (l *linkage) follow() (stop func()) {
-	s, err := l.listen()
-	if err != nil {
-		l.linkTrouble("cannot hear of changes of links: looking once in a while", err)
-		return func() {}
-	}
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		for {
-			messages, err := s.Next()
-			c := changesOf(messages)
-			switch {
-			case errors.Is(err, unix.ENOBUFS), errors.Is(err, nl.ErrMalformed):
-				c = changes{lost: true}
-			case err != nil:
-				return // it is closed, or as good as that
-			case len(c.links)+len(c.ports)+len(c.touched) == 0 && !c.lost:
-				continue
-			}
-			select {
-			case l.heard <- c:
-			case <-l.ctx.Done():
-				return
-			}
-		}
-	}()
-	return func() { _ = s.Close(); <-ended }
+func (k *Keeper) newLinkage(ctx context.Context, look Links, listen func() (source, error)) *linkage {
+	l := &linkage{look: look, bridges: map[int]linkFacts{}, ports: map[int]bool{}, remains: map[string][]string{}}
+	l.vigil = vigil[changes]{Keeper: k, ctx: ctx, listen: listen, read: changesOf, lost: changes{lost: true}, heed: l.heed, visit: l.visit,
+		trouble: l.linkTrouble, subject: "links", restraints: restraints{}}
+	return l
 }
 
 // changesOf reads announcements. A message that does not parse counts as lost.
-func changesOf(messages []netlink.Message) changes {
-	var c changes
+func changesOf(messages []netlink.Message) (c changes, some bool) {
 	for _, m := range messages {
 		switch m.Header.Type {
 		case unix.RTM_NEWLINK, unix.RTM_DELLINK:
@@ -179,7 +113,7 @@ func changesOf(messages []netlink.Message) changes {
 			}
 		}
 	}
-	return c
+	return c, c.lost || len(c.links)+len(c.ports)+len(c.touched) > 0
 }
 
 // routeLink reads where a route leads (struct rtmsg, RTA_OIF).
@@ -196,130 +130,150 @@ func routeLink(b []byte) (index int, _ error) {
 	return index, err
 }
 
-// news has links looked at: soon for what pods do not cause, else later.
-func (l *linkage) news(c changes) {
-	soon, later := c.lost, false
+// heed has links looked at: soon for what pods do not cause, else later.
+func (l *linkage) heed(c changes) urgency {
+	when := never
+	if c.lost {
+		when = soon
+	}
 	for _, n := range c.links {
-		s, p := l.linkNews(n)
-		soon, later = soon || s, later || p
+		when = max(when, l.linkNews(n))
 	}
 	for _, index := range c.ports {
-		later = later || l.ports[index]
+		if l.ports[index] {
+			when = max(when, later)
+		}
 	}
 	for _, index := range c.touched {
-		_, known := l.bridges[index]
-		soon = soon || known
-	}
-	var due time.Time
-	switch {
-	case soon:
-		if l.first.IsZero() {
-			l.first = now()
+		if _, known := l.bridges[index]; known {
+			when = soon
 		}
-		settle, urge := pauseLinks, urgeLinks
-		if l.recently() {
-			settle, urge = pauseAgain, urgeAgain
-		}
-		due = earliest(now().Add(settle), l.first.Add(urge))
-	case later:
-		if due = now().Add(pausePorts); !due.Before(l.due) {
-			return
-		}
-	default:
-		return
 	}
-	if l.due = due; due.Before(l.until) {
-		l.due = l.until
-	}
+	return when
 }
 
-// linkNews says whether a link's news have links looked at soon, or as a port's.
-func (l *linkage) linkNews(n linkChange) (soon, port bool) {
+// linkNews says when a link's news have links looked at.
+func (l *linkage) linkNews(n linkChange) urgency {
 	if before, ok := l.bridges[n.index]; ok {
 		if n.gone {
 			delete(l.bridges, n.index)
-			return true, false
+			return soon
 		}
 		l.bridges[n.index] = *n.facts
-		return before != linkFacts{} && before != *n.facts, before == linkFacts{}
+		switch before {
+		case linkFacts{}:
+			return later
+		case *n.facts:
+			return never
+		}
+		return soon
 	}
 	switch {
 	case n.bridge:
-		return false, true // it may be one that was deleted and made anew by somebody
+		return later // it may be one that was deleted and made anew by somebody
 	case !n.ours:
-		return false, false
+		return never
 	case n.gone:
 		delete(l.ports, n.index)
-		return false, true
+		return later
 	case n.facts.master == 0 || !n.facts.up:
 		was := l.ports[n.index]
 		delete(l.ports, n.index)
-		return was, true
+		if was {
+			return soon
+		}
+		return later
 	}
 	l.ports[n.index] = true
-	return false, true
+	return later
 }
 
-// visit looks at them, and has them put right.
+// visit looks at them, and has put right the networks that nobody fights over.
 func (l *linkage) visit() {
-	l.first = time.Time{}
 	l.due = now().Add(lookAtLinks)
-	if now().Before(l.until) {
-		l.due = l.until
-		return
-	}
 	ctx, cancel := context.WithTimeout(l.ctx, lookAtLinks)
 	defer cancel()
 	lacking, ok := l.lookAgain(ctx)
-	switch {
-	case !ok:
+	if !ok {
 		return
-	case len(lacking) == 0:
-		if l.remains = nil; l.calm() {
-			l.log.Info("links and addresses of pods' networks are left alone again")
-			l.metrics.linksAreContested(false)
-		}
-		return
-	case slices.Equal(lacking, l.remains):
-		return // it is known that repairing does not help
 	}
-	what := strings.Join(lacking, "; ")
-	l.log.Warn("somebody has changed links, addresses or routes that pods need: putting it right", "what", what)
-	l.metrics.drifted(len(lacking))
-	if err := l.repair(ctx); err != nil {
+	networks := l.toMend(lacking)
+	if len(networks) == 0 {
+		return
+	}
+	for _, name := range networks {
+		l.log.Warn("somebody has changed links, addresses or routes that pods need: putting it right", "network", name, "what", strings.Join(lacking[name], "; "))
+		l.metrics.drifted(len(lacking[name]))
+	}
+	if err := l.look.Repair(ctx, networks); err != nil {
 		l.linkTrouble("cannot put all links right", err)
-		l.due = now().Add(againLinks)
+		l.due = now().Add(again)
 	}
 	after, ok := l.lookAgain(ctx)
 	if !ok {
 		return
 	}
-	if l.remains = after; len(after) > 0 {
-		l.log.Error("repairing has not put right what pods need", "what", strings.Join(after, "; "))
+	for _, name := range networks {
+		l.mended(name, lacking[name], after[name])
 	}
-	if len(after) >= len(lacking) {
+}
+
+// toMend lists the networks that are to be put right now, by what they lack.
+func (l *linkage) toMend(lacking map[string][]string) (networks []string) {
+	maps.DeleteFunc(l.remains, func(name string, _ []string) bool { return len(lacking[name]) == 0 })
+	for name, r := range l.restraints {
+		if len(lacking[name]) > 0 || now().Before(r.until) {
+			continue
+		}
+		if r.calm() {
+			l.log.Info("links and addresses of pods' networks are left alone again", "network", name)
+		}
+		if !r.recently() {
+			delete(l.restraints, name)
+		}
+	}
+	l.metrics.linksAreContested(l.contested())
+	for _, name := range slices.Sorted(maps.Keys(lacking)) {
+		switch until := l.of(name).until; {
+		case len(lacking[name]) == 0, slices.Equal(lacking[name], l.remains[name]):
+			// Nothing is to be done, or it is known that it does not help.
+		case now().Before(until):
+			l.due = earliest(l.due, until)
+		default:
+			networks = append(networks, name)
+		}
+	}
+	return networks
+}
+
+// mended takes down what came of putting a network right.
+func (l *linkage) mended(name string, before, after []string) {
+	if l.remains[name] = after; len(after) > 0 {
+		l.log.Error("repairing has not put right what pods need", "network", name, "what", strings.Join(after, "; "))
+	}
+	if len(after) >= len(before) {
 		return
 	}
-	l.metrics.mended(len(lacking) - len(after))
-	contested, before := l.putRight()
+	l.metrics.mended(len(before) - len(after))
+	contested, was := l.of(name).putRight()
 	if !contested {
 		return
 	}
-	if !before {
+	if !was {
 		l.log.Error("another program changes links, addresses or routes that pods need: putting them right once in a minute only",
-			"what", what, "remedy", "have that program (NetworkManager, systemd-networkd, a script) leave these bridges and ports alone")
+			"network", name, "what", strings.Join(before, "; "), "remedy", "have that program (NetworkManager, systemd-networkd, a script) leave these bridges and ports alone")
 	}
-	l.due = l.until
+	l.due = earliest(l.due, l.of(name).until)
 	l.metrics.linksAreContested(true)
 }
 
 // lookAgain looks, and learns which bridges to listen for.
-func (l *linkage) lookAgain(ctx context.Context) (lacking []string, ok bool) {
+func (l *linkage) lookAgain(ctx context.Context) (lacking map[string][]string, ok bool) {
 	l.metrics.count(&l.metrics.linkLooks)
 	seen, err := l.look.Look(ctx)
 	if err != nil {
 		l.linkTrouble("cannot look at links", err)
-		l.due = now().Add(againLinks)
+		l.due = now().Add(again)
 		return nil, false
 	}
 	for _, index := range seen.Bridges {

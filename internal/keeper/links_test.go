@@ -3,6 +3,7 @@ package keeper
 import (
 	"context"
 	"encoding/binary"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -22,6 +23,7 @@ import (
 // Indexes of links.
 const (
 	pods  = 7 // a bridge of pods
+	pods2 = 6 // that of other pods
 	other = 8 // a bridge that is no network's
 	port  = 9 // of a pod that comes
 	// seenPort was there before the keeper.
@@ -34,16 +36,28 @@ type bench struct {
 	keep      *Keeper
 	announced chan any // []netlink.Message or error
 	ports     []int
-	lacking   []string
-	lasting   []string // what repairing does not help against
+	lacking   map[string][]string // by network
+	lasting   []string            // what repairing does not help against
 	looks     []time.Duration
-	repairs   []time.Duration
+	repairs   map[string][]time.Duration // of each network
 	start     time.Time
 }
 
 func (b *bench) Look(context.Context) (*Seen, error) {
 	b.looks = append(b.looks, time.Since(b.start))
-	return &Seen{Bridges: []int{pods}, Ports: b.ports, Lacking: append(slices.Clone(b.lasting), b.lacking...)}, nil
+	lacking := maps.Clone(b.lacking)
+	if all := append(slices.Clone(b.lasting), b.lacking["pods"]...); len(all) > 0 {
+		lacking["pods"] = all
+	}
+	return &Seen{Bridges: []int{pods, pods2}, Ports: b.ports, Lacking: lacking}, nil
+}
+
+func (b *bench) Repair(_ context.Context, networks []string) error {
+	for _, name := range networks {
+		b.repairs[name] = append(b.repairs[name], time.Since(b.start))
+		delete(b.lacking, name)
+	}
+	return nil
 }
 
 func (b *bench) Next() ([]netlink.Message, error) {
@@ -83,12 +97,8 @@ func onBench(t *testing.T, test func(t *testing.T, b *bench)) {
 		t.Fatal(err)
 	}
 	synctest.Test(t, func(t *testing.T) {
-		b := &bench{t: t, announced: make(chan any), ports: []int{seenPort}, start: time.Now()}
-		b.keep, err = New(&Config{Leases: leases, State: dir, Links: b, Repair: func(context.Context) error {
-			b.repairs = append(b.repairs, time.Since(b.start))
-			b.lacking = nil
-			return nil
-		}})
+		b := &bench{t: t, announced: make(chan any), ports: []int{seenPort}, start: time.Now(), lacking: map[string][]string{}, repairs: map[string][]time.Duration{}}
+		b.keep, err = New(&Config{Leases: leases, State: dir, Links: b})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -96,7 +106,7 @@ func onBench(t *testing.T, test func(t *testing.T, b *bench)) {
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			(&linkage{Keeper: b.keep, ctx: ctx, look: b, listen: func() (source, error) { return b, nil }}).run()
+			b.keep.newLinkage(ctx, b, func() (source, error) { return b, nil }).run()
 		}()
 		synctest.Wait()
 		b.wantLooks(0)
@@ -154,7 +164,7 @@ func lostRoute(index uint32) netlink.Message {
 const ms = time.Millisecond
 
 func TestChangesOfLinksAreLookedAt(t *testing.T) {
-	const soon, later = pauseLinks, pausePorts
+	const soon, later = pauseNews, pauseOwn
 	for _, tc := range []struct {
 		name   string
 		before []netlink.Message // heard, and looked at
@@ -236,15 +246,15 @@ func TestLinksAreLookedAtOnceInAWhile(t *testing.T) {
 func TestLinksThatAreChangedAgainAndAgainAreLeftAloneForAMinute(t *testing.T) {
 	onBench(t, func(t *testing.T, b *bench) {
 		for range 6 {
-			b.lacking = []string{"the address"}
+			b.lacking["pods"] = []string{"the address"}
 			b.tell(lostAddress(pods))
 			b.after(2 * time.Second)
 		}
-		if len(b.repairs) != 3 || !b.keep.metrics.linksContested {
+		if len(b.repairs["pods"]) != 3 || !b.keep.metrics.linksContested {
 			t.Fatalf("put right at %v, contested %v", b.repairs, b.keep.metrics.linksContested)
 		}
 		b.after(70 * time.Second)
-		if len(b.repairs) != 4 {
+		if len(b.repairs["pods"]) != 4 {
 			t.Errorf("put right at %v", b.repairs)
 		}
 		b.after(125 * time.Second)
@@ -257,19 +267,63 @@ func TestLinksThatAreChangedAgainAndAgainAreLeftAloneForAMinute(t *testing.T) {
 	})
 }
 
+// TestAFightOverOneNetworkDelaysNoOther has one program undo the repairs of a network all the
+// time, while somebody harms another now and then.
+func TestAFightOverOneNetworkDelaysNoOther(t *testing.T) {
+	onBench(t, func(t *testing.T, b *bench) {
+		for i := range 300 { // ten minutes
+			b.lacking["pods"] = []string{"the address"}
+			b.tell(lostAddress(pods))
+			if i%20 == 10 { // every 40 s
+				b.lacking["others"] = []string{"the route"}
+				b.tell(lostRoute(pods2))
+				b.after(urgeAgain + ms)
+				if len(b.lacking["others"]) > 0 {
+					t.Errorf("after %v the other network lacks %q", time.Since(b.start), b.lacking["others"])
+				}
+			}
+			b.after(2 * time.Second)
+		}
+		fought, other := b.repairs["pods"], b.repairs["others"]
+		if len(other) != 15 || len(fought) < 8 || len(fought) > 14 {
+			t.Errorf("put right at %v, and the other one at %v", fought, other)
+		}
+		for i := 3; i < len(fought); i++ {
+			if gap := fought[i] - fought[i-1]; gap < contestedFor {
+				t.Errorf("put right %v after it was before", gap)
+			}
+		}
+		if !b.keep.metrics.linksContested {
+			t.Error("it is not contested")
+		}
+		delete(b.lacking, "pods")
+		b.after(3 * time.Minute)
+		if b.keep.metrics.linksContested {
+			t.Error("it is contested though nobody fights any more")
+		}
+		// The same harm as before is put right at once again.
+		b.lacking["pods"] = []string{"the address"}
+		b.tell(lostAddress(pods))
+		b.after(time.Second)
+		if len(b.lacking) > 0 {
+			t.Errorf("lacking %q", b.lacking)
+		}
+	})
+}
+
 // Otherwise it would be repaired every minute, and each pod's rules be written anew.
 func TestWhatRepairingDoesNotHelpAgainstIsToldOnce(t *testing.T) {
 	onBench(t, func(t *testing.T, b *bench) {
 		b.lasting = []string{"the module is missing"}
 		b.after(10 * time.Minute)
-		if len(b.repairs) != 1 || b.keep.metrics.linksContested {
+		if len(b.repairs["pods"]) != 1 || b.keep.metrics.linksContested {
 			t.Errorf("put right at %v, contested %v", b.repairs, b.keep.metrics.linksContested)
 		}
 		// What comes on top is put right.
-		b.lacking = []string{"the address"}
+		b.lacking["pods"] = []string{"the address"}
 		b.tell(lostAddress(pods))
 		b.after(time.Second)
-		if len(b.repairs) != 2 || b.lacking != nil {
+		if len(b.repairs["pods"]) != 2 || len(b.lacking) > 0 {
 			t.Errorf("put right at %v, lacking %q", b.repairs, b.lacking)
 		}
 		if found, mended := b.keep.metrics.driftFound, b.keep.metrics.driftMended; found != 3 || mended != 1 {

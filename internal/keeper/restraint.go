@@ -20,6 +20,39 @@ const (
 	contestedFor   = time.Minute
 )
 
+// restraints are one for each thing that is fought over by itself.
+type restraints map[string]*restraint
+
+// of gives that of a thing.
+func (l restraints) of(key string) *restraint {
+	r := l[key]
+	if r == nil {
+		r = &restraint{}
+		l[key] = r
+	}
+	return r
+}
+
+// recently says that any of them was put right within the last minute.
+func (l restraints) recently() bool {
+	for _, r := range l {
+		if r.recently() {
+			return true
+		}
+	}
+	return false
+}
+
+// contested says that any of them is.
+func (l restraints) contested() bool {
+	for _, r := range l {
+		if r.times > 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // recently says that it was put right within the last minute.
 func (r *restraint) recently() bool {
 	n := len(r.undone)

@@ -146,7 +146,7 @@ func mendOthers(ctx context.Context, s *session.Session, except string) error {
 		if len(attachments) == 0 {
 			continue
 		}
-		n, err := restore(ctx, s, o, attachments)
+		n, _, err := restore(ctx, s, o, attachments)
 		if err != nil {
 			// Its own next ADD says so.
 			s.Warn(err.Error())
@@ -168,28 +168,29 @@ func declareMended(ctx context.Context, s *session.Session, networks []nft.Netwo
 }
 
 // restore brings a network back that is on record, and gives what it is to the firewall:
-// see declareMended. After a failure, the network's own next ADD tries again: others may
-// declare mended what all share.
-func restore(ctx context.Context, s *session.Session, rec *state.Network, attachments []*state.Attachment) (nft.Network, error) {
-	n, err := bringBack(ctx, s, rec, attachments)
+// see declareMended. It says whether anything was missing that other networks have a part in.
+// After a failure, the network's own next ADD tries again: others may declare mended what all
+// share.
+func restore(ctx context.Context, s *session.Session, rec *state.Network, attachments []*state.Attachment) (nft.Network, bool, error) {
+	n, changed, err := bringBack(ctx, s, rec, attachments)
 	if err != nil {
 		rec.ConfigHash = ""
-		return n, errors.Join(fmt.Errorf("network %s: %w", rec.Name, err), s.Dir.SaveNetwork(rec))
+		return n, changed, errors.Join(fmt.Errorf("network %s: %w", rec.Name, err), s.Dir.SaveNetwork(rec))
 	}
-	return n, nil
+	return n, changed, nil
 }
 
-func bringBack(ctx context.Context, s *session.Session, rec *state.Network, attachments []*state.Attachment) (nft.Network, error) {
+func bringBack(ctx context.Context, s *session.Session, rec *state.Network, attachments []*state.Attachment) (nft.Network, bool, error) {
 	if err := mendUplink(ctx, s, rec.Uplink); err != nil {
-		return nft.Network{}, err
+		return nft.Network{}, false, err
 	}
-	l, _, err := establish(ctx, s, rec, attachments, nil)
+	l, changed, err := establish(ctx, s, rec, attachments, nil)
 	if err != nil {
-		return nft.Network{}, err
+		return nft.Network{}, true, err // how far it has come is not known
 	}
 	// Rules in the chains of others have new numbers.
 	if err := s.Dir.SaveNetwork(rec); err != nil {
-		return nft.Network{}, fail.State(err)
+		return nft.Network{}, changed, fail.State(err)
 	}
-	return recorded.Rules(rec, l), nil
+	return recorded.Rules(rec, l), changed, nil
 }

@@ -12,15 +12,15 @@ import (
 
 // Seen is what Links has seen.
 type Seen struct {
-	Bridges, Ports []int // indexes of those that are there
-	Lacking        []string
+	Bridges, Ports []int               // indexes of those that are there
+	Lacking        map[string][]string // by network
 }
 
 // Links says what of the host's links, addresses and routes is not as networks and their
 // pods need it. It looks at the host
 // alone and into no pod. A port that is missing is no matter of its: the pod is gone.
 func Links(ctx context.Context, s *session.Session, records []*state.Network) (*Seen, error) {
-	seen := &Seen{}
+	seen := &Seen{Lacking: map[string][]string{}}
 	veths, err := s.Links.Veths(ctx)
 	if err != nil {
 		return nil, err
@@ -56,7 +56,7 @@ func Links(ctx context.Context, s *session.Session, records []*state.Network) (*
 			}
 		}
 		for _, d := range found.List {
-			seen.Lacking = append(seen.Lacking, "network "+rec.Name+": "+d.String())
+			seen.Lacking[rec.Name] = append(seen.Lacking[rec.Name], d.String())
 		}
 	}
 	return seen, nil

@@ -8,6 +8,7 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
+	"github.com/tombolo-cni/tombolo/internal/cni/reference/leftover"
 	"github.com/tombolo-cni/tombolo/internal/cni/reference/podlink"
 	"github.com/tombolo-cni/tombolo/ipam"
 )
@@ -42,10 +43,14 @@ func (c *NetConf) asBridge() {
 // dhcp reads the ipam section of type dhcp.
 func (c *NetConf) dhcp() (*ipamconf.DHCP, error) { return ipamconf.ReadDHCP(c.IPAM, c.bridge) }
 
-// delBridge is del, after which nothing is left of what the reference's plugin made, but its rules:
-// of that there is no record.
+// delBridge is del, after which nothing is left of what the reference's plugin made either: of
+// that there is no record.
 func (c *call) delBridge(ctx context.Context, conf *NetConf) error {
-	return errors.Join(podlink.DeleteOthers(c.netns, c.ifName), c.del(ctx, conf))
+	err := errors.Join(podlink.DeleteOthers(c.netns, c.ifName), c.del(ctx, conf))
+	if c.unrecorded {
+		err = errors.Join(err, leftover.Masquerade(ctx, c.reference(conf)))
+	}
+	return err
 }
 
 // asBridge leaves out of a result what the reference's does not have.

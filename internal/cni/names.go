@@ -15,7 +15,7 @@ import (
 )
 
 // Names are those of the reference's plugins by which the program is such a plugin.
-func Names() []string { return []string{"loopback"} }
+func Names() []string { return []string{"bridge", "host-local", "loopback", "static"} }
 
 // named finds the plugin of the reference's that has the call's name, and the first version that
 // it speaks; nil for every other name, by which the program is itself.

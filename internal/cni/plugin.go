@@ -70,6 +70,7 @@ type call struct {
 	stateDir    string
 	log         *stepLog
 	watchdog    *watchdog
+	unrecorded  bool // DEL: there was no record
 }
 
 // Run carries out the verb that the environment names, with the configuration

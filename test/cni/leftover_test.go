@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/nft/foreign"
 )
 
@@ -38,12 +39,6 @@ func TestRulesOfTheReferenceGoAsByItsOwnDEL(t *testing.T) {
 				}
 				return fmt.Sprintf(text, `,"prevResult":`+results[id])
 			}
-			// The reference makes the tables of the families in no fixed order.
-			ruleset := func(s *side) string {
-				tables := strings.SplitAfter(s.run("nft", "-s", "list", "ruleset"), "\n}\n")
-				slices.Sort(tables)
-				return strings.Join(tables, "")
-			}
 			for _, s := range []*side{theirs, ours} {
 				for _, id := range []string{"a", "b"} {
 					for _, plugin := range plugins {
@@ -56,8 +51,8 @@ func TestRulesOfTheReferenceGoAsByItsOwnDEL(t *testing.T) {
 					}
 				}
 			}
-			before := ruleset(ours)
-			if diff := cmp.Diff(ruleset(theirs), before); diff != "" {
+			before := ours.ruleset()
+			if diff := cmp.Diff(theirs.ruleset(), before); diff != "" {
 				t.Fatalf("the nodes differ before:\n%s", diff)
 			}
 			for _, plugin := range plugins {
@@ -65,7 +60,7 @@ func TestRulesOfTheReferenceGoAsByItsOwnDEL(t *testing.T) {
 					t.Fatalf("%s: %s%s", plugin, o.stdout, o.stderr)
 				}
 			}
-			if ruleset(theirs) == before {
+			if theirs.ruleset() == before {
 				t.Fatal("the reference's DEL deletes nothing, so there is nothing to compare with")
 			}
 			conn, err := foreign.Dial(&foreign.Config{NetNS: ours.ns})
@@ -81,7 +76,7 @@ func TestRulesOfTheReferenceGoAsByItsOwnDEL(t *testing.T) {
 					t.Errorf("%+v: removed %v, %v", p, removed, err)
 				}
 			}
-			if diff := cmp.Diff(before, ruleset(ours)); diff != "" {
+			if diff := cmp.Diff(before, ours.ruleset()); diff != "" {
 				t.Errorf("rules of others are gone:\n%s", diff)
 			}
 			for _, part := range []foreign.ReferencePart{foreign.ReferenceMasquerade, foreign.ReferenceHostPorts, foreign.ReferenceForward} {
@@ -94,10 +89,116 @@ func TestRulesOfTheReferenceGoAsByItsOwnDEL(t *testing.T) {
 			}
 			// The reference asks iptables in any case, which makes tables when it looks for them.
 			made := regexp.MustCompile(`table ip6? nat \{\n\}\n`)
-			if diff := cmp.Diff(made.ReplaceAllString(ruleset(theirs), ""), ruleset(ours)); diff != "" {
+			if diff := cmp.Diff(made.ReplaceAllString(theirs.ruleset(), ""), ours.ruleset()); diff != "" {
 				t.Errorf("after the reference's DEL (-) and this one (+):\n%s", diff)
 			}
 		})
+	}
+}
+
+// A node changes from the reference's programs to this one while pods run, and each pod is deleted
+// by whichever is there when its time comes. What the other one made is gone then as well.
+func TestPodsAreDeletedByTheProgramsOfTheOtherSide(t *testing.T) {
+	t.Parallel()
+	plugins := []string{"bridge", "portmap", "firewall", "bandwidth"}
+	confs := map[string]string{
+		"bridge": `{"cniVersion":"1.0.0","name":"net","type":"bridge","bridge":"cni0","isGateway":true,"ipMasq":true,"stateDir":"STATE",
+			"ipam":{"type":"host-local","dataDir":"DATA/n","ranges":[[{"subnet":"10.5.0.0/24"}],[{"subnet":"fd05::/64"}]],"routes":[{"dst":"0.0.0.0/0"}]}}`,
+		"portmap":   `{"cniVersion":"1.0.0","name":"net","type":"portmap","stateDir":"STATE","runtimeConfig":{"portMappings":[{"hostPort":PORT,"containerPort":80,"protocol":"tcp"}]},"prevResult":PREV}`,
+		"firewall":  `{"cniVersion":"1.0.0","name":"net","type":"firewall","stateDir":"STATE","prevResult":PREV}`,
+		"bandwidth": `{"cniVersion":"1.0.0","name":"net","type":"bandwidth","stateDir":"STATE","ingressRate":100000000,"ingressBurst":1000000,"egressRate":100000000,"egressBurst":1000000,"prevResult":PREV}`,
+	}
+	type program func(verb) outcome
+	ports := map[string]string{"a": "8080", "b": "8081", "c": "8082"}
+	call := func(t *testing.T, run program, name, verbName, id, prev string) outcome {
+		t.Helper()
+		o := run(verb{plugin: name, verb: verbName, id: id, conf: strings.NewReplacer("PORT", ports[id], "PREV", prev).Replace(confs[name])})
+		if o.status != 0 {
+			t.Fatalf("%s by %s: %s%s", verbName, name, o.stdout, o.stderr)
+		}
+		return o
+	}
+	add := func(t *testing.T, run program, id string) (result string) {
+		t.Helper()
+		for _, name := range plugins {
+			result = call(t, run, name, "ADD", id, result).stdout
+		}
+		return result
+	}
+	del := func(t *testing.T, run program, id, result string) {
+		t.Helper()
+		for i := range plugins {
+			call(t, run, plugins[len(plugins)-1-i], "DEL", id, result)
+		}
+	}
+	for _, tt := range []struct {
+		name          string
+		first, second func(*side) program
+	}{
+		{"over", func(s *side) program { return s.reference }, func(s *side) program { return s.call }},
+		{"back", func(s *side) program { return s.call }, func(s *side) program { return s.reference }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			_, s := sides(t)
+			first, second := tt.first(s), tt.second(s)
+			stays := add(t, first, "b")
+			talk := nstest.NewTalk(t, "tcp", s.of("b").NS, netip.MustParseAddrPort("10.5.0.2:80"), s.ns, netip.MustParseAddrPort("127.0.0.1:8081"))
+			before := s.holds()
+			goes := add(t, first, "a")
+			if s.holds() == before {
+				t.Fatal("a pod makes no difference to the node, so nothing is shown")
+			}
+			del(t, second, "a", goes)
+			s.end("a")
+			if diff := cmp.Diff(before, s.holds()); diff != "" {
+				t.Errorf("a pod left behind (+):\n%s", diff)
+			}
+			// The pod that stays is none the worse, and its address is not given away.
+			talk.Check(t)
+			next := add(t, second, "c")
+			if strings.Contains(next, "10.5.0.2/24") {
+				t.Error("the pod that stays has lost its address")
+			}
+			talk.Check(t)
+			del(t, second, "c", next)
+			del(t, second, "b", stays)
+			s.end("b")
+			if files := s.files(); files != "" {
+				t.Errorf("reservations are left: %s", files)
+			}
+		})
+	}
+}
+
+// ruleset is that of the node, the tables in an order of their own: the reference makes those of
+// the families in no fixed one.
+func (s *side) ruleset() string {
+	s.Helper()
+	tables := strings.SplitAfter(s.run("nft", "-s", "list", "ruleset"), "\n}\n")
+	slices.Sort(tables)
+	return strings.Join(tables, "")
+}
+
+// holds is what the node has: rules, links up to the names of pods' ports, and reservations.
+func (s *side) holds() string {
+	s.Helper()
+	var links []string
+	for line := range strings.Lines(s.run("ip", "-br", "link")) {
+		name, _, _ := strings.Cut(strings.Fields(line)[0], "@")
+		links = append(links, regexp.MustCompile(`^veth.*`).ReplaceAllString(name, "veth"))
+	}
+	slices.Sort(links)
+	return s.ruleset() + strings.Join(links, "\n") + "\n" + s.files()
+}
+
+// end is a pod's end after its DEL: its namespace goes, and the operator's command reclaims what
+// a program did not know of.
+func (s *side) end(id string) {
+	s.Helper()
+	vanish(s, s.of(id).path)
+	if o := s.operate("gc", "--state", s.state); o.status != 0 {
+		s.Errorf("gc: %s%s", o.stdout, o.stderr)
 	}
 }
 

@@ -124,6 +124,7 @@ func (e invalid) Is(target error) bool {
 	return target == dhcpc.ErrInvalid || target == tombolo.ErrInvalid
 }
 
+//go:noinline
 func invalidf(format string, args ...any) error {
 	return invalid(dhcpc.ErrInvalid.Error() + ": " + fmt.Sprintf(format, args...))
 }

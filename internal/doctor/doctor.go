@@ -101,6 +101,7 @@ type examination struct {
 	cut   bool // the host's next hop does not answer the pod
 }
 
+//go:noinline
 func (e *examination) add(step Step, remedy, format string, args ...any) {
 	e.found = append(e.found, Finding{step, fmt.Sprintf(format, args...), remedy})
 }

@@ -181,7 +181,11 @@ func rootOf(f *finding) (text string, covers func(*finding) bool) {
 			return o.Difference == f.Difference || strings.HasSuffix(o.Object, of)
 		}
 	case strings.HasPrefix(f.Object, "bridge ") && f.What == "link" && f.Object == "bridge "+f.Want:
-		return f.Object + " is missing", func(o *finding) bool {
+		text := f.Text
+		if text == "" {
+			text = f.Object + " is missing"
+		}
+		return text, func(o *finding) bool {
 			return o.Difference == f.Difference || o.What == "bridge" && o.Want == f.Want || strings.HasPrefix(o.Text, f.Object+": ")
 		}
 	}

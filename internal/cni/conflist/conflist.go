@@ -104,6 +104,7 @@ func read(data []byte, l *list) error {
 
 func isOurs(kind string) bool { return filepath.Base(kind) == "tombolo" }
 
+//go:noinline
 func (r *Report) problem(format string, args ...any) {
 	r.Problems = append(r.Problems, fmt.Sprintf(format, args...))
 }

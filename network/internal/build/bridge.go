@@ -4,16 +4,15 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"net"
 	"slices"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
-	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/loopback"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
@@ -26,10 +25,14 @@ func buildBridge(ctx context.Context, s *session.Session, rec *state.Network) (*
 		Name: rec.Bridge, MTU: recorded.BridgeMTU(rec), Alias: endpoint.BridgeAlias, NoIPv6: true,
 		Promiscuous: rec.Promiscuous, NFCall: rec.NFCall,
 	}
+	renamed, err := rename(ctx, s, rec)
+	if err != nil {
+		return nil, false, err
+	}
 	there, err := s.Links.Link(ctx, rec.Bridge)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		want.MAC, want.MaxLearned = bridgeMAC(s.Epoch.Token(), rec.Bridge), recorded.MaxLearned
+		want.MAC, want.MaxLearned = recorded.BridgeMAC(s.Epoch.Token(), rec.Bridge), recorded.MaxLearned
 	case err != nil:
 		return nil, false, err
 	default:
@@ -58,17 +61,32 @@ func buildBridge(ctx context.Context, s *session.Session, rec *state.Network) (*
 		if _, err := sysctl.Ensure(sysctl.Link("ipv6", rec.Bridge, "disable_ipv6"), "0"); err != nil {
 			return nil, false, err
 		}
-		return l, changed, ensureLinkLocal(s.Links, l)
+		return l, changed || renamed, ensureLinkLocal(s.Links, l)
 	}
-	return l, changed, nil
+	return l, changed || renamed, nil
 }
 
-// bridgeMAC is the MAC of a bridge that is made, the same whenever that happens in
-// one life of the node: pods would send to the gateway's old one for half a minute.
-func bridgeMAC(epoch, name string) net.HardwareAddr {
-	sum := ident.Sum256([]byte(epoch + " " + name))
-	sum[0] = sum[0]&^1 | 2 // unicast, locally administered
-	return sum[:6]
+// rename gives the network's bridge its name back, if somebody gave it another one.
+func rename(ctx context.Context, s *session.Session, rec *state.Network) (renamed bool, _ error) {
+	if _, err := s.Links.Link(ctx, rec.Bridge); !errors.Is(err, fs.ErrNotExist) {
+		return false, err
+	}
+	records, _, err := s.Dir.ListNetworks()
+	if err != nil {
+		return false, fail.State(err)
+	}
+	// The first ADD of a network may find its bridge, too, as a killed one left it.
+	list, err := recorded.Renamed(ctx, s.Links, append(records, rec))
+	if err != nil {
+		return false, err
+	}
+	for _, l := range list {
+		if l.Was == rec.Bridge {
+			s.Warn("bridge " + l.Was + " was renamed to " + l.Name + ": it gets its name back")
+			return true, s.Links.Rename(ctx, l.Index, l.Was)
+		}
+	}
+	return false, nil
 }
 
 // IPv6 and Ethernet have a say in MTUs.

@@ -6,6 +6,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 )
 
 // That it is refused where there is none, test/vm/run.sh noipv6 shows.
@@ -33,15 +34,15 @@ func TestIPv6IsRefusedOnlyWhereItIsAskedFor(t *testing.T) {
 func TestBridgesMACIsTheSameForAnEpoch(t *testing.T) {
 	t.Parallel()
 	one := state.Epoch{Boot: "b", ID: "1"}.Token()
-	mac := bridgeMAC(one, "cbr0")
+	mac := recorded.BridgeMAC(one, "cbr0")
 	if len(mac) != 6 || mac[0]&3 != 2 {
 		t.Errorf("%s is not a unicast MAC that is locally administered", mac)
 	}
-	if again := bridgeMAC(one, "cbr0"); again.String() != mac.String() {
+	if again := recorded.BridgeMAC(one, "cbr0"); again.String() != mac.String() {
 		t.Errorf("%s, then %s", mac, again)
 	}
 	later := state.Epoch{Boot: "b", ID: "2"}.Token()
-	for what, other := range map[string]string{"bridge": bridgeMAC(one, "br0").String(), "life": bridgeMAC(later, "cbr0").String()} {
+	for what, other := range map[string]string{"bridge": recorded.BridgeMAC(one, "br0").String(), "life": recorded.BridgeMAC(later, "cbr0").String()} {
 		if other == mac.String() {
 			t.Errorf("another %s has the same, %s", what, other)
 		}

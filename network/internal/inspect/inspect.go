@@ -28,9 +28,13 @@ import (
 type Findings struct{ List []tombolo.Difference }
 
 // Add adds one, by a format.
+//
+//go:noinline
 func (f *Findings) Add(format string, args ...any) { f.Advise("", format, args...) }
 
 // Advise adds one with what mends it.
+//
+//go:noinline
 func (f *Findings) Advise(remedy tombolo.Remedy, format string, args ...any) {
 	f.List = append(f.List, tombolo.Difference{Text: fmt.Sprintf(format, args...), Remedy: remedy})
 }
@@ -160,6 +164,15 @@ func bridgeAlone(ctx context.Context, s *session.Session, rec *state.Network, fo
 	})
 	if err != nil {
 		return nil, err
+	}
+	if len(diffs) == 1 && diffs[0].What == "link" && diffs[0].Have == "" {
+		list, err := recorded.Renamed(ctx, s.Links, []*state.Network{rec})
+		if err != nil {
+			return nil, err
+		}
+		if len(list) > 0 {
+			diffs[0].Text = "bridge " + rec.Bridge + " is missing: somebody has renamed it to " + list[0].Name
+		}
 	}
 	if len(diffs) == 1 && diffs[0].What == "kind" {
 		diffs[0].Remedy = tombolo.RemedyConfigure // the name is another link's

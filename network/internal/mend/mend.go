@@ -40,14 +40,23 @@ func Strays(ctx context.Context, s *session.Session) error {
 		}
 	}
 	strays, err := inspect.FindStrays(ctx, s, known, networks)
-	if err != nil || len(strays.Elements)+len(strays.IFBs) == 0 {
+	if err != nil {
 		return err
+	}
+	var errs []error
+	for _, l := range strays.Bridges {
+		if l.Foreign == "" {
+			errs = append(errs, s.Links.Remove(ctx, l.Name)) // pods' ports have moved to that of the name
+		}
+	}
+	if len(strays.Elements)+len(strays.IFBs) == 0 {
+		return errors.Join(errs...)
 	}
 	var owners []nft.Owner
 	for hash := range strays.Elements {
 		owners = append(owners, nft.Owner(hash))
 	}
-	errs := []error{s.Firewall.RemoveOwners(ctx, owners...)}
+	errs = append(errs, s.Firewall.RemoveOwners(ctx, owners...))
 	shapes, err := bandwidth.Dial(nil)
 	if err != nil {
 		return errors.Join(append(errs, err)...)

@@ -351,6 +351,7 @@ func (n *Node) Differences(ctx context.Context, nic, bridgeName string) ([]tombo
 	return conn.Check(ctx, taken)
 }
 
+//go:noinline
 func say(remedy tombolo.Remedy, format string, args ...any) []tombolo.Difference {
 	return []tombolo.Difference{{Text: fmt.Sprintf(format, args...), Remedy: remedy}}
 }

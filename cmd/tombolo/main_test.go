@@ -552,6 +552,13 @@ func TestValidateTellsScripts(t *testing.T) {
 	if got := tombolo(t, nil, nil, "", "validate", good); got.status != 0 || got.stderr != "" || !strings.HasPrefix(got.stdout, good+": valid\n  bridge: network \"pods\" is on bridge cbr0") {
 		t.Errorf("a good one: %+v", got)
 	}
+	odd := dir + "/odd.conf"
+	if err := os.WriteFile(odd, []byte(`{"cniVersion": "1.0.0", "name": "pods", "type": "tombolo", "mode": "l2", "capabilities": {"portMapping": true}}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := tombolo(t, nil, nil, "", "validate", odd); got.status != 0 || !strings.HasPrefix(got.stdout, odd+": valid\n  warning: capability \"portMapping\" has no effect") {
+		t.Errorf("one that has a misspelt capability: %+v", got)
+	}
 	got := tombolo(t, nil, nil, "", "validate", good, bad)
 	for _, want := range []string{good + ": valid\n", bad + ": invalid\n", "mtu 7 ", `"brigde"`} {
 		if got.status != exitDiffers || !strings.Contains(got.stdout, want) {

@@ -37,6 +37,11 @@ func validate(out io.Writer, files []string) error {
 		if _, err := fmt.Fprintf(out, "%s: %s\n", name, verdict); err != nil {
 			return err
 		}
+		for _, line := range r.Warnings {
+			if _, err := fmt.Fprintf(out, "  warning: %s\n", line); err != nil {
+				return err
+			}
+		}
 		for _, line := range lines {
 			if _, err := fmt.Fprintf(out, "  %s\n", line); err != nil {
 				return err

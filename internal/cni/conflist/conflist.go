@@ -5,6 +5,7 @@ package conflist
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -18,6 +19,7 @@ import (
 // Report is what there is to say of one file.
 type Report struct {
 	Problems []string // one by one, as ADD would report them
+	Warnings []string // what is hardly meant, and ADD takes all the same
 	Plan     []string // what the first ADD would do; empty where there are problems
 	List     bool     // it is a list of plugins
 	Single   bool     // it is the conf of one plugin
@@ -92,9 +94,28 @@ func Examine(data []byte) *Report {
 	}
 	r.doubles(l.Plugins)
 	if len(r.Problems) > 0 {
-		r.Plan = nil
+		r.Plan, r.Warnings = nil, nil
 	}
 	return r
+}
+
+// warn tells what ADD takes without a word: a runtime hands over only the capabilities that it knows
+// and that are declared, so that a misspelt one has no effect.
+func (r *Report) warn(nw *network.Network, capabilities map[string]bool) {
+	known := []string{"portMappings", "bandwidth", "ipRanges", "ips", "mac", "dns"}
+	for _, name := range slices.Sorted(maps.Keys(capabilities)) {
+		if !capabilities[name] || slices.Contains(known, name) {
+			continue
+		}
+		hint := ""
+		if near := strict.Nearest(name, known); near != "" {
+			hint = fmt.Sprintf(": did you mean %q?", near)
+		}
+		r.Warnings = append(r.Warnings, fmt.Sprintf("capability %q has no effect here, since Tombolo knows none of that name%s", name, hint))
+	}
+	if nw.Origin.Type == "" && nw.Gateway {
+		r.Warnings = append(r.Warnings, `without an ipam section pods get no addresses, and the bridge no gateway: set "ipam", or "mode": "l2"`)
+	}
 }
 
 // read decodes what a file of either form has for a runtime; other fields are the plugins'.
@@ -138,6 +159,7 @@ func (r *Report) plugin(data []byte, l *list, before []string) {
 	if len(r.Problems) > 0 {
 		return
 	}
+	r.warn(nw, l.Capabilities)
 	r.Plan = plan(nw, l.Capabilities)
 	if len(before) > 0 {
 		r.Plan = append(r.Plan, "chain: it runs after "+strings.Join(before, ", "))
@@ -182,6 +204,8 @@ func gateway(nw *network.Network) string {
 	switch {
 	case nw.Exit != "":
 		return fmt.Sprintf("gateway: the pods' default route leads to the %s", nw.Exit)
+	case nw.Origin.Type == "":
+		return "gateway: none, since there are no addresses"
 	case nw.Gateway && nw.DefaultGateway:
 		return "gateway: the bridge has the gateways' addresses, the host forwards, and the pods' default route leads there"
 	case nw.Gateway:

@@ -24,6 +24,15 @@ func TestAllThatIsWrongIsSaid(t *testing.T) {
 			{"type": "portmap", "capabilities": {"portMappings": true}}]}`,
 			[]string{`cniVersion "9.9.9"`, `mode "router"`, "mtu 7", `bridge "a/b"`, `"nosuch"`, "ipMasq", "logFile", `logLevel "loud"`,
 				`"vlan"`, `ingressPolicy "none"`, `ipam.nosuch`, "ipam.dataDir", "10.1.0.0", "plugins[1]: portmap and tombolo"}},
+		{"a range", `{"cniVersion": "1.0.0", "name": "n", "type": "tombolo", "ipam": {"type": "host-local", "dataDir": "here", "routes": [{}, {"gw": "10.1.0.1"}],
+			"ranges": [[{"subnet": "10.1.0.5/24", "rangeStart": "10.2.0.1", "rangeEnd": "10.3.0.0", "gateway": "fd00::1"}, {"subnet": "10.1.1.0/24", "rangeStart": "10.1.1.9", "rangeEnd": "10.1.1.5"}],
+				[{"subnet": "10.5.0.0/24"}, {"subnet": "10.5.0.128/25"}], [{"subnet": "10.6.0.0/24"}, {"subnet": "fd06::/64"}], [{"subnet": "10.7.0.0/24"}], [{"subnet": "10.7.0.0/25"}], [], [{"subnet": "10.8.0.0/32"}, {}]]}}`,
+			[]string{"dataDir", "ranges[0][0]: subnet 10.1.0.5/24 has host bits", "ranges[0][0]: rangeStart 10.2.0.1 is not in", "ranges[0][0]: rangeEnd 10.3.0.0 is not in",
+				"ranges[0][0]: gateway fd00::1 is not of the family", "ranges[0][1]: rangeEnd 10.1.1.5 is before", "ranges[1]: ranges", "ranges[2] mixes", "ranges[3] overlaps range",
+				"ranges[5] is an empty list", "ranges[6][0]: subnet 10.8.0.0/32 is too small", `ranges[6][1]: "subnet" is required`, "routes[0].dst", "routes[1].dst"}},
+		{"what cannot be read, and what can", `{"cniVersion": "1.0.0", "name": "n", "type": "tombolo", "ipam": {"type": "host-local", "routes": [{"dst": "x"}],
+			"ranges": [[{"subnet": "x"}, {"subnet": "10.1.0.0/24", "rangeStart": "10.2.0.1"}]]}}`,
+			[]string{"ranges[0][0].subnet", "routes[0].dst", "rangeStart 10.2.0.1 is not in"}},
 		{"mode lan", `{"cniVersion": "1.0.0", "name": "n", "type": "tombolo", "mode": "lan", "isGateway": true, "promiscMode": true}`,
 			[]string{"needs an uplink", "neither isGateway", "exclude each other"}},
 	} {
@@ -63,6 +72,32 @@ func TestWhatAConfigurationWouldDo(t *testing.T) {
 		if !strings.Contains(text, want) {
 			t.Errorf("nothing says %s:\n%s", want, text)
 		}
+	}
+}
+
+func TestWhatIsHardlyMeantIsAWarning(t *testing.T) {
+	t.Parallel()
+	const ranges = `"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.22.0.0/16"}]]}`
+	for file, want := range map[string][]string{
+		`"capabilities": {"portMapping": true, "bandwidth": true, "aliases": false}, ` + ranges:                                       {`capability "portMapping" has no effect here, since Tombolo knows none of that name: did you mean "portMappings"?`},
+		`"capabilities": {"aliases": true, "mac": true, "ips": true, "ipRanges": true, "dns": true, "portMappings": true}, ` + ranges: {`capability "aliases" has no effect here, since Tombolo knows none of that name`},
+		`"ipam": null`:                 {"without an ipam section"},
+		`"mode": "l2"`:                 nil,
+		`"isGateway": false`:           nil,
+		`"mtu": 7, "ipam": null`:       nil, // it is an error
+		`"ipam": {"type": "whatever"}`: nil,
+	} {
+		r := Examine([]byte(`{"cniVersion": "1.0.0", "name": "n", "type": "tombolo", ` + file + `}`))
+		same := len(r.Warnings) == len(want)
+		for i := range want {
+			same = same && strings.HasPrefix(r.Warnings[i], want[i])
+		}
+		if !same || (len(r.Plan) == 0) != strings.Contains(file, "mtu") {
+			t.Errorf("%s: warnings %q, want %q; problems %q", file, r.Warnings, want, r.Problems)
+		}
+	}
+	if r := Examine([]byte(`{"cniVersion": "1.0.0", "name": "n", "type": "tombolo"}`)); !slices.Contains(r.Plan, "gateway: none, since there are no addresses") {
+		t.Errorf("%q", r.Plan)
 	}
 }
 

@@ -125,29 +125,38 @@ func (c *netconf[S]) checkFamilies(addresses []netip.Addr) error {
 func routes(confs []routeConf) ([]*types.Route, error) {
 	var result []*types.Route
 	for i, conf := range confs {
-		if !conf.Dst.IsValid() {
-			return nil, newError(codeInvalidConfig, nil, "field \"ipam.routes[%d].dst\" is required", i)
-		}
-		if conf.GW.Zone() != "" {
-			return nil, newError(codeInvalidConfig, nil, "field \"ipam.routes[%d].gw\": %s has a zone", i, conf.GW)
-		}
-		route := &types.Route{
-			Dst: net.IPNet{
-				IP:   conf.Dst.Addr().AsSlice(),
-				Mask: net.CIDRMask(conf.Dst.Bits(), conf.Dst.Addr().BitLen()),
-			},
-			MTU:      conf.MTU,
-			AdvMSS:   conf.AdvMSS,
-			Priority: conf.Priority,
-			Table:    conf.Table,
-			Scope:    conf.Scope,
-		}
-		if conf.GW.IsValid() {
-			route.GW = conf.GW.Unmap().AsSlice()
+		route, err := conf.route(i)
+		if err != nil {
+			return nil, err
 		}
 		result = append(result, route)
 	}
 	return result, nil
+}
+
+// route is the config's i-th.
+func (conf *routeConf) route(i int) (*types.Route, error) {
+	if !conf.Dst.IsValid() {
+		return nil, newError(codeInvalidConfig, nil, "field \"ipam.routes[%d].dst\" is required", i)
+	}
+	if conf.GW.Zone() != "" {
+		return nil, newError(codeInvalidConfig, nil, "field \"ipam.routes[%d].gw\": %s has a zone", i, conf.GW)
+	}
+	route := &types.Route{
+		Dst: net.IPNet{
+			IP:   conf.Dst.Addr().AsSlice(),
+			Mask: net.CIDRMask(conf.Dst.Bits(), conf.Dst.Addr().BitLen()),
+		},
+		MTU:      conf.MTU,
+		AdvMSS:   conf.AdvMSS,
+		Priority: conf.Priority,
+		Table:    conf.Table,
+		Scope:    conf.Scope,
+	}
+	if conf.GW.IsValid() {
+		route.GW = conf.GW.Unmap().AsSlice()
+	}
+	return route, nil
 }
 
 // salvageDataDir reads ipam.dataDir from a config that cannot be read as a

@@ -44,7 +44,11 @@ func (r *Request) reservations(dataDir string, sets []ipam.RangeSet) *ipam.Confi
 
 // configure decodes the netconf into conf, and fills h.
 func (h *hostLocal) configure(conf *netconf[hostLocalConf], r *Request) error {
-	if err := conf.load(r); err != nil {
+	err := conf.load(r)
+	if r.All {
+		err = conf.faults(&conf.IPAM, r, err)
+	}
+	if err != nil {
 		return err
 	}
 	if dir := conf.IPAM.DataDir; dir != "" && !filepath.IsAbs(dir) {

@@ -84,7 +84,7 @@ func layers() []layer {
 			"IPAM plugins for others' pods: it knows nothing of links"},
 		{[]string{"internal/cni/reference/podlink"}, []string{"internal/endpoint", "internal/link", "internal/nl", "netns"},
 			"a link of a pod's, whichever plugin made it"},
-		{[]string{"internal/cni/reference/leftover"}, []string{"internal/cni/reference", "internal/link", "internal/nl", "nft/foreign"},
+		{[]string{"internal/cni/reference/leftover"}, []string{"internal/cni/reference", "internal/ident", "internal/link", "internal/nl", "nft/foreign"},
 			"it deletes what others made: it knows no networks"},
 		{[]string{"internal/cni/loopback"}, []string{"addr", "internal/cni/reference", "internal/cni/reference/podlink", "internal/link", "internal/nl", "netns"},
 			"one link that every pod has: it knows no networks"},

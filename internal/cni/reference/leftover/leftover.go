@@ -4,7 +4,6 @@ package leftover
 
 import (
 	"context"
-	"crypto/sha512"
 	"encoding/hex"
 	"errors"
 	"io/fs"
@@ -13,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/cni/reference"
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/nft/foreign"
@@ -56,7 +56,7 @@ func rules(ctx context.Context, c *reference.Call, part foreign.ReferencePart) e
 // what a pod receives is gone with the pod's link.
 func Limits(c *reference.Call) error {
 	const length = 12 // of what follows the prefix, in a name of 15 bytes
-	sum := sha512.Sum512([]byte(c.Network + c.ContainerID))
+	sum := ident.Sum512([]byte(c.Network + c.ContainerID))
 	name := "bwp" + hex.EncodeToString(sum[:])[:length]
 	conn, err := nl.Dial(unix.NETLINK_ROUTE, nil)
 	if err != nil {

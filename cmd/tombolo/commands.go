@@ -34,6 +34,19 @@ func commands() []command {
 					return list(ctx, out, *state, only, *asJSON)
 				}
 			}},
+		{name: "networks", args: "[NETWORK]", summary: "list the networks on record: bridge, subnets, gateways, how much of each pool is in use, host ports and their pods",
+			setup: func(flags *flag.FlagSet) runner {
+				asJSON, state := jsonFlag(flags), stateFlag(flags)
+				return func(ctx context.Context, out io.Writer, args []string) error {
+					return networks(ctx, out, *state, optional(args, 0), *asJSON)
+				}
+			}},
+		{name: "map", summary: "draw this node: uplinks, bridges, networks, pods with addresses and host ports, and in red what check finds wrong",
+			privileged: true,
+			setup: func(flags *flag.FlagSet) runner {
+				state, svg := stateFlag(flags), flags.Bool("svg", false, "print an SVG image")
+				return func(ctx context.Context, out io.Writer, _ []string) error { return picture(ctx, out, *state, *svg) }
+			}},
 		{name: "check", summary: "compare bridges, pods and firewalls with what was set up, and list what differs and what repairs it",
 			privileged: true, statuses: differs,
 			setup: func(flags *flag.FlagSet) runner {

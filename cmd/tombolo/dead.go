@@ -11,6 +11,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/reclaim"
+	"github.com/tombolo-cni/tombolo/internal/view"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
@@ -59,7 +60,7 @@ func printDead(out io.Writer, dead []network.Dead, dryRun bool) error {
 			did = "to be reclaimed"
 		}
 		if _, err := fmt.Fprintf(out, "%s, %s of network %s (%s): %s; %s\n",
-			printable.Line(pod), d.IfName, d.Network, orDash(addresses(d.Attachment)), printable.Line(d.Why), printable.Line(did)); err != nil {
+			printable.Line(pod), d.IfName, d.Network, view.OrDash(view.Addresses(d.Attachment, ",")), printable.Line(d.Why), printable.Line(did)); err != nil {
 			return err
 		}
 	}

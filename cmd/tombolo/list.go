@@ -6,15 +6,12 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strconv"
-	"strings"
-	"text/tabwriter"
 	"time"
 
-	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/report"
+	"github.com/tombolo-cni/tombolo/internal/view"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
@@ -35,28 +32,47 @@ func list(ctx context.Context, out io.Writer, dir string, only report.Selection,
 	if asJSON {
 		return json.NewEncoder(out).Encode(in.Attachments)
 	}
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "NETWORK\tPOD\tCONTAINER\tINTERFACE\tPORT\tADDRESSES\tHOST PORTS\tIN/OUT\tSTATE")
-	for _, r := range in.Attachments {
-		mark := "adding"
-		switch {
-		case r.Ready && len(r.Differences) > 0:
-			mark = "differs"
-		case r.Ready:
-			mark = "ready"
-		}
-		fmt.Fprintf(w, "%s\t%s\t%.12s\t%s\t%s\t%s\t%s\t%s\t%s\n", r.Network, orDash(printable.Line(r.Pod)), r.ContainerID, r.IfName, r.Port,
-			orDash(addresses(r.Attachment)), orDash(hostPorts(r.Attachment)), limits(r.Limits), mark)
-	}
-	if err := w.Flush(); err != nil {
+	return view.List(out, in)
+}
+
+// networks prints what is on record of networks. What cannot be read goes to stderr.
+func networks(ctx context.Context, out io.Writer, dir, name string, asJSON bool) error {
+	node, err := report.Open(ctx, &network.Config{StateDir: dir})
+	if err != nil {
 		return err
 	}
-	for _, line := range report.OfPods(in) {
-		if _, err := fmt.Fprintln(out, printable.Line(line.String())); err != nil {
-			return err
-		}
+	list, problems, err := view.Load(ctx, node, dir, name)
+	if err != nil {
+		return err
 	}
-	return nil
+	for _, problem := range problems {
+		fmt.Fprintln(os.Stderr, "tombolo:", printable.Line(problem.Error()))
+	}
+	if asJSON {
+		return json.NewEncoder(out).Encode(list)
+	}
+	_, err = io.WriteString(out, view.Networks(list))
+	return err
+}
+
+// picture draws the node: for a terminal, which says what it shows, or as SVG.
+func picture(ctx context.Context, out io.Writer, dir string, svg bool) error {
+	node, err := report.Open(ctx, &network.Config{StateDir: dir})
+	if err != nil {
+		return err
+	}
+	drawn, err := view.Draw(ctx, node, dir)
+	if err != nil {
+		return err
+	}
+	text := ""
+	if screen := view.ScreenOf(os.Stdout, os.Getenv); svg {
+		text = drawn.SVG()
+	} else if text = drawn.Map(screen); screen.Colour {
+		out = os.Stdout // which may be sent what it obeys: all names are printable
+	}
+	_, err = io.WriteString(out, text)
+	return err
 }
 
 // check prints what differs, a line for each cause, or for each difference, and what mends it.
@@ -167,52 +183,4 @@ func leases(out io.Writer, dir string, asJSON bool) error {
 		return lease.WriteJSON(out, records, time.Now())
 	}
 	return lease.WriteTable(out, records, time.Now())
-}
-
-func orDash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
-}
-
-func addresses(a *network.Attachment) string {
-	var texts []string
-	for _, address := range a.Addresses {
-		texts = append(texts, address.Prefix.Addr().String())
-	}
-	return strings.Join(texts, ",")
-}
-
-// hostPorts reads like docker's: 8080->80/tcp, 192.0.2.1:53->5353/udp.
-func hostPorts(a *network.Attachment) string {
-	var texts []string
-	for _, p := range a.Ports {
-		host, protocol, _ := strings.Cut(p.String(), "/")
-		texts = append(texts, fmt.Sprintf("%s->%d/%s", host, p.PodPort, protocol))
-	}
-	return strings.Join(texts, ",")
-}
-
-// limits gives both rates, as tc writes them.
-func limits(s bandwidth.Shape) string {
-	if s.IsZero() {
-		return "-"
-	}
-	return rate(s.Ingress.Rate) + "/" + rate(s.Egress.Rate)
-}
-
-func rate(bits uint64) string {
-	if bits == 0 {
-		return "-"
-	}
-	for _, unit := range []struct {
-		size uint64
-		name string
-	}{{1e9, "Gbit"}, {1e6, "Mbit"}, {1e3, "kbit"}} {
-		if bits >= unit.size {
-			return strconv.FormatFloat(float64(bits)/float64(unit.size), 'f', -1, 64) + unit.name
-		}
-	}
-	return strconv.FormatUint(bits, 10) + "bit"
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/printable"
+	"github.com/tombolo-cni/tombolo/internal/view"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
@@ -98,7 +99,7 @@ func printUplinks(out io.Writer, list []network.UplinkReport, nic string) error 
 		return err
 	}
 	for _, r := range list {
-		if _, err := fmt.Fprintf(out, "%s on %s: %s\n", r.NIC, orDash(r.Bridge), orDash(string(r.State))); err != nil {
+		if _, err := fmt.Fprintf(out, "%s on %s: %s\n", r.NIC, view.OrDash(r.Bridge), view.OrDash(string(r.State))); err != nil {
 			return err
 		}
 		for _, d := range r.Differences {

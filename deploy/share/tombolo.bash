@@ -19,10 +19,12 @@ _tombolo() {
 		esac
 	done
 	case $name in
-	'') words='version ls check repair gc doctor leases remove uplink validate install demo help' flags='--version' ;;
+	'') words='version ls networks map check repair gc doctor leases remove uplink validate install demo help' flags='--version' ;;
 	'uplink') words='plan take restore status' ;;
 	'version') flags='--json' places='' ;;
 	'ls') flags='--json --network --pod --state' places='POD' ;;
+	'networks') flags='--json --state' places='NETWORK' ;;
+	'map') flags='--state --svg' places='' ;;
 	'check') flags='--json --state --v' places='' ;;
 	'repair') flags='--state' places='' ;;
 	'gc') flags='--dry-run --json --state' places='NETWORK' ;;
@@ -56,7 +58,7 @@ _tombolo() {
 	case $place in
 	NIC | BRIDGE) words=$(cd /sys/class/net && echo *) ;;
 	NETWORK) words=$(cd "$state/networks" 2>/dev/null && for word in *.json; do [[ ! -e $word ]] || echo "${word%.json}"; done) ;;
-	COMMAND) words='version ls check repair gc doctor leases remove uplink validate install demo help' ;;
+	COMMAND) words='version ls networks map check repair gc doctor leases remove uplink validate install demo help' ;;
 	FILE) mapfile -t COMPREPLY < <(compgen -f -- "$cur") && return ;;
 	esac
 	mapfile -t COMPREPLY < <(compgen -W "$words" -- "$cur")

@@ -1,0 +1,247 @@
+package view
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"sort"
+
+	"github.com/tombolo-cni/tombolo/internal/report"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
+	"github.com/tombolo-cni/tombolo/network"
+)
+
+// Network is what is on record of a network. Without a record of its own, it has only what its
+// attachments tell.
+type Network struct {
+	Name          string         `json:"network"`
+	Mode          string         `json:"mode,omitempty"` // "gateway", "lan" or "l2"; empty without a record
+	Bridge        string         `json:"bridge,omitempty"`
+	MTU           int            `json:"mtu,omitempty"` // in bytes
+	Subnets       []netip.Prefix `json:"subnets,omitempty"`
+	Gateways      []netip.Prefix `json:"gateways,omitempty"`
+	Uplink        string         `json:"uplink,omitempty"`
+	DefaultRoute  string         `json:"defaultRoute,omitempty"` // of pods on a LAN: "host" or "router"
+	SLAAC         bool           `json:"slaac,omitempty"`
+	Masquerade    bool           `json:"masquerade"`
+	NonMasquerade []netip.Prefix `json:"nonMasquerade,omitempty"`
+	Policy        string         `json:"policy,omitempty"`
+	Guard         bool           `json:"guard"`
+	Attachments   int            `json:"attachments"`
+	Adding        int            `json:"adding,omitempty"` // of them, those whose ADD is at work or was cut short
+	IPAM          []string       `json:"ipam,omitempty"`   // the types that gave its pods addresses
+	Pools         []Pool         `json:"pools"`            // empty where they are not known: PoolNote says why
+	PoolNote      string         `json:"poolNote,omitempty"`
+	Ports         []Port         `json:"ports"`
+}
+
+// Pool is a set of ranges, of which each pod has one address.
+type Pool struct {
+	Range  string `json:"range"`  // the subnet if it is all of one, else its ranges
+	Family int    `json:"family"` // 4 or 6
+	Size   uint64 `json:"size"`   // the largest number stands for more
+	Used   uint64 `json:"used"`   // reserved
+	Free   uint64 `json:"free"`
+	// Assumed says that the range is not on record, but the subnet.
+	Assumed bool `json:"assumed,omitempty"`
+}
+
+// Port is a host port, and the pod that it leads to.
+type Port struct {
+	Protocol    string     `json:"protocol"`
+	HostIP      netip.Addr `json:"hostIP,omitzero"` // invalid for all of the host's addresses
+	HostPort    int        `json:"hostPort"`
+	PodPort     int        `json:"podPort"`
+	Pod         string     `json:"pod,omitempty"`
+	ContainerID string     `json:"containerID"`
+	IfName      string     `json:"ifName"`
+	// Withheld says that another attachment of the container publishes it.
+	Withheld bool `json:"withheld,omitempty"`
+}
+
+// Load reads what is on record, in a node's state directory, of all networks, or of the one that
+// is named, which has to be there. It takes no lock, so that it can be called beside any verb.
+// problems are records that cannot be read, and reservations.
+func Load(ctx context.Context, node *network.Node, stateDir, name string) (list []Network, problems []error, _ error) {
+	dir, err := state.Open(stateDir)
+	if err != nil {
+		return nil, nil, err
+	}
+	names, err := node.Networks(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	if name != "" {
+		if !slices.Contains(names, name) {
+			return nil, nil, report.Unknown(names, name)
+		}
+		names = []string{name}
+	}
+	pools, err := node.Pools(ctx)
+	if err != nil {
+		problems = append(problems, err)
+	}
+	l := &loader{dir, pools, problems}
+	list = []Network{}
+	for _, name := range names {
+		n, err := l.network(ctx, name)
+		if err != nil {
+			return nil, nil, err
+		}
+		list = append(list, *n)
+	}
+	return list, l.problems, nil
+}
+
+// loader is one Load under way.
+type loader struct {
+	dir      *state.Dir
+	pools    []network.Pool
+	problems []error
+}
+
+func (l *loader) network(ctx context.Context, name string) (*Network, error) {
+	attachments, damaged, err := l.dir.List(name)
+	if err != nil {
+		return nil, err
+	}
+	n := &Network{Name: name, Attachments: len(attachments), Pools: []Pool{}, Ports: []Port{}}
+	for _, d := range damaged {
+		// One that is being made has no content yet.
+		if unfinished, err := l.dir.Unfinished(name, d.Hash); err == nil && unfinished {
+			n.Attachments, n.Adding = n.Attachments+1, n.Adding+1
+		} else if !errors.Is(err, fs.ErrNotExist) {
+			l.problems = append(l.problems, d)
+		}
+	}
+	rec, err := l.dir.LoadNetwork(name)
+	switch {
+	case err == nil:
+		n.record(rec)
+	case !errors.Is(err, fs.ErrNotExist):
+		l.problems = append(l.problems, err)
+	}
+	for _, a := range attachments {
+		n.attachment(a)
+	}
+	sort.Slice(n.Ports, func(i, j int) bool {
+		a, b := &n.Ports[i], &n.Ports[j]
+		if a.HostPort != b.HostPort {
+			return a.HostPort < b.HostPort
+		}
+		return a.Protocol+a.HostIP.String() < b.Protocol+b.HostIP.String()
+	})
+	l.countPools(ctx, n, attachments)
+	return n, nil
+}
+
+// record takes over what the network's own record has.
+func (n *Network) record(rec *state.Network) {
+	n.Mode = "l2"
+	switch {
+	case rec.Uplink != "" || rec.DefaultRoute != "":
+		n.Mode = "lan"
+	case len(rec.Gateways) > 0:
+		n.Mode = "gateway"
+	}
+	n.Bridge, n.MTU, n.Subnets, n.Gateways = rec.Bridge, rec.MTU, rec.Subnets, rec.Gateways
+	n.Uplink, n.DefaultRoute, n.SLAAC = rec.Uplink, rec.DefaultRoute, rec.SLAAC
+	n.Masquerade, n.NonMasquerade, n.Guard = rec.Masquerade, rec.NonMasquerade, rec.Guard
+	if n.Policy = rec.Policy; n.Policy == "" {
+		n.Policy = "open"
+	}
+}
+
+func (n *Network) attachment(a *state.Attachment) {
+	if a.State != state.Ready {
+		n.Adding++
+	}
+	if n.Bridge == "" {
+		n.Bridge = a.Bridge
+	}
+	if a.IPAMType != "" && !slices.Contains(n.IPAM, a.IPAMType) {
+		n.IPAM = append(n.IPAM, a.IPAMType)
+	}
+	for _, p := range a.Published {
+		n.Ports = append(n.Ports, Port{p.Protocol, p.HostIP, p.HostPort, p.PodPort, a.Pod, a.ContainerID, a.IfName, p.Withheld})
+	}
+}
+
+// countPools tells of a network's pools, by its ranges or, where those are not on record, by its
+// subnets.
+func (l *loader) countPools(ctx context.Context, n *Network, attachments []*state.Attachment) {
+	sort.Strings(n.IPAM)
+	for i := range l.pools {
+		if l.pools[i].Network == n.Name {
+			n.pool(&l.pools[i].Pool, false)
+		}
+	}
+	if len(n.Pools) > 0 {
+		return
+	}
+	if n.PoolNote = poolNote(n.IPAM, attachments); !slices.Contains(n.IPAM, "host-local") {
+		return
+	}
+	n.PoolNote = "the ranges are not on record before the next ADD: these are the subnets"
+	cfg := &ipam.Config{Network: n.Name, Dir: filepath.Join(l.dir.Path(), "ipam")}
+	for _, a := range attachments {
+		if a.DataDir != "" {
+			cfg.Dir = a.DataDir
+		}
+	}
+	for _, p := range n.Subnets {
+		if p.Bits() <= p.Addr().BitLen()-2 {
+			cfg.Ranges = append(cfg.Ranges, ipam.RangeSet{Ranges: []ipam.Range{{Subnet: p}}})
+		}
+	}
+	given, err := ipam.NewHostLocal(cfg)
+	var pools []ipam.Pool
+	if err == nil {
+		pools, err = given.Pools(ctx)
+	}
+	if err != nil {
+		l.problems = append(l.problems, err)
+	}
+	for i := range pools {
+		n.pool(&pools[i], true)
+	}
+}
+
+func (n *Network) pool(p *ipam.Pool, assumed bool) {
+	family := 4
+	if p.IPv6 {
+		family = 6
+	}
+	n.Pools = append(n.Pools, Pool{p.Name, family, p.Size, p.Reserved, p.Size - min(p.Size, p.Reserved), assumed})
+}
+
+// poolNote says why a network has no pool that could be counted.
+func poolNote(types []string, attachments []*state.Attachment) string {
+	given := 0
+	for _, a := range attachments {
+		given += len(a.Addresses)
+	}
+	switch {
+	case len(attachments) == 0:
+		return "not on record before the first pod"
+	case len(types) == 0:
+		return "none: pods get no addresses from an IPAM"
+	case len(types) == 1 && types[0] == "dhcp":
+		return "that of the DHCP server; " + count(given, "address", "addresses") + " in use"
+	case len(types) == 1 && types[0] == "static":
+		return "none: the configuration names the addresses"
+	}
+	return fmt.Sprintf("unknown: the IPAM plugin %q keeps it; %s in use", types[len(types)-1], count(given, "address", "addresses"))
+}
+
+func count(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, many)
+}

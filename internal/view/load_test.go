@@ -1,0 +1,146 @@
+package view
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tombolo-cni/tombolo/internal/golden"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
+	"github.com/tombolo-cni/tombolo/network"
+)
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+// hostile is what a name of a pod may be, as far as a configuration and a runtime go.
+const hostile = "evil/\x1b[31m\u202e\x9b2J<script>&\"'\u00e9\u6f22\xff"
+
+// forge makes a state directory with one network of each kind.
+func forge(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	d, err := state.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	prefixes := nstest.Prefixes
+	pool, err := ipam.NewHostLocal(&ipam.Config{Network: "pods", Dir: dir + "/ipam", Ranges: []ipam.RangeSet{
+		{Ranges: []ipam.Range{
+			{Subnet: nstest.Prefix("10.61.0.0/24"), RangeStart: nstest.Addr("10.61.0.10"), RangeEnd: nstest.Addr("10.61.0.19")},
+			{Subnet: nstest.Prefix("10.62.0.0/24")}}},
+		{Ranges: []ipam.Range{{Subnet: nstest.Prefix("fd61::/64")}}},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []*state.Network{
+		{Name: "pods", Bridge: "cbr0", MTU: 1500, Gateways: prefixes("10.61.0.1/24", "fd61::1/64"), Subnets: prefixes("10.61.0.0/24", "fd61::/64"),
+			Pools: "10.61.0.0/24 10.61.0.10 10.61.0.19 10.61.0.1,10.62.0.0/24 10.62.0.1 10.62.0.254 10.62.0.1,;fd61::/64 fd61::1 fd61::ffff:ffff:ffff:ffff fd61::1,;", Masquerade: true, NonMasquerade: prefixes("10.0.0.0/8"), Policy: "isolated", Guard: true},
+		{Name: "earlier", Bridge: "cbr1", MTU: 1450, Gateways: prefixes("10.63.0.1/29"), Subnets: prefixes("10.63.0.0/29")},
+		{Name: "fresh", Bridge: "cbr2", MTU: 1500},
+		{Name: "delegated", Bridge: "cbr3", MTU: 1500, Subnets: prefixes("10.64.0.0/24")},
+		{Name: "home", Bridge: "lan0", MTU: 1500, Uplink: "eth0", DefaultRoute: "router", SLAAC: true, Subnets: prefixes("192.168.1.0/24")},
+		{Name: "fixed", Bridge: "cbr0", MTU: 1500, Subnets: prefixes("10.65.0.0/24")},
+	} {
+		if err := d.SaveNetwork(n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, a := range []*state.Attachment{
+		{Network: "pods", Pod: "default/web-0", IPAMType: "host-local", Published: []state.Published{
+			{Protocol: "tcp", HostPort: 8080, PodPort: 80}, {Protocol: "udp", HostIP: nstest.Addr("192.0.2.1"), HostPort: 53, PodPort: 5353}}},
+		{Network: "pods", Pod: "default/web-1", IPAMType: "host-local", Published: []state.Published{{Protocol: "tcp", HostIP: nstest.Addr("fd00::1"), HostPort: 443, PodPort: 8443, Withheld: true}}},
+		{Network: "pods", Pod: hostile, IPAMType: "host-local", Published: []state.Published{{Protocol: "sctp", HostPort: 9, PodPort: 9}}},
+		{Network: "earlier", IPAMType: "host-local", DataDir: dir + "/disk"},
+		{Network: "delegated", IPAMType: "whereabouts\x1b[m", Pod: "default/db"},
+		{Network: "home", IPAMType: "dhcp", Pod: "default/cam"},
+		{Network: "fixed", IPAMType: "static", Pod: "default/fix"},
+		{Network: "lost", IPAMType: "host-local", Bridge: "cbr9", Pod: "default/lost"},
+	} {
+		a.ContainerID, a.IfName = fmt.Sprintf("%016x", i+1), "eth0"
+		a.Created = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+		switch a.Network {
+		case "pods":
+			given, err := pool.Add(t.Context(), ipam.Owner{ContainerID: a.ContainerID, IfName: "eth0"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			a.Addresses = given.Addresses
+		default:
+			a.Addresses = []ipam.Address{{Prefix: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 63, 0, byte(i)}), 29)}}
+		}
+		pending, err := d.Create(a)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := pending.Commit(a); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for path, text := range map[string]string{
+		"ipam/pods/10.99.0.1": "old\r\neth0", "disk/earlier/10.63.0.3": "c\r\neth0", "ipam/lost/10.63.0.7": "c\r\neth0",
+		"attachments/pods/00000000000.json": "", "attachments/pods/00000000001.json": `{"version":9}` + "\n",
+		"networks/damaged.json": "{",
+	} {
+		path = filepath.Join(dir, path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// open gives a node whose records are in a directory.
+func open(t *testing.T, dir string) *network.Node {
+	t.Helper()
+	node, err := network.Open(t.Context(), &network.Config{StateDir: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return node
+}
+
+func TestNetworksAreAsTheirRecordsHaveThem(t *testing.T) {
+	t.Parallel()
+	dir := forge(t)
+	list, problems, err := Load(t.Context(), open(t, dir), dir, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := Networks(list)
+	for _, problem := range problems {
+		text += "problem: " + strings.ReplaceAll(problem.Error(), dir, "DIR") + "\n"
+	}
+	golden.Compare(t, "networks.txt", text)
+	data, err := json.MarshalIndent(list, "", " ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden.Compare(t, "networks.json", string(data)+"\n")
+}
+
+func TestOneNetworkIsAskedForByItsName(t *testing.T) {
+	t.Parallel()
+	dir := forge(t)
+	if list, _, err := Load(t.Context(), open(t, dir), dir, "home"); err != nil || len(list) != 1 || list[0].Mode != "lan" {
+		t.Errorf("%+v, %v", list, err)
+	}
+	_, _, err := Load(t.Context(), open(t, dir), dir, "hom")
+	if want := `there is no network "hom": those on record are damaged, delegated, earlier, fixed, fresh, home, lost, pods`; err == nil || err.Error() != want {
+		t.Errorf("%v", err)
+	}
+	empty := t.TempDir()
+	if list, problems, err := Load(t.Context(), open(t, empty), empty, ""); err != nil || len(problems) > 0 || Networks(list) != "no network is on record\n" {
+		t.Errorf("where there is nothing: %+v, %v, %v", list, problems, err)
+	}
+}

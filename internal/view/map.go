@@ -1,0 +1,157 @@
+package view
+
+import (
+	"strings"
+)
+
+const (
+	nameMost = 40 // columns of a name
+	manyPods = 50 // of so many in one network, each is drawn with one address
+)
+
+// Map draws a node for a terminal, or for what is none. All text of others is printable, and in
+// ASCII as far as columns are counted.
+func (n *Node) Map(s Screen) string {
+	p := &painter{Screen: s}
+	if len(n.Bridges) == 0 {
+		p.line(piece{"no network is on record", plain})
+	}
+	for i := range n.Bridges {
+		p.bridge(&n.Bridges[i])
+	}
+	if len(n.Bridges) > 0 {
+		p.line()
+	}
+	if len(n.Wrong) == 0 {
+		p.line(piece{"nothing is wrong", plain})
+		return p.out.String()
+	}
+	p.line(piece{"wrong:", bold})
+	for _, text := range n.Wrong {
+		for i, line := range fold(label(text, 2000), s.Width-4) {
+			p.line(piece{[]string{"  ", "    "}[min(i, 1)], plain}, piece{line, red})
+		}
+	}
+	return p.out.String()
+}
+
+func (p *painter) bridge(b *Bridge) {
+	var head []piece
+	if b.Uplink != "" {
+		how := bold
+		if b.Wrong {
+			how = red
+		}
+		head = append(head, piece{"uplink " + label(b.Uplink, nameMost), how}, piece{p.glyph(" ── ", " -- "), plain})
+	}
+	p.line(append(head, piece{b.name(), bold}, piece{b.title(), plain})...)
+	for i := range b.Networks {
+		first, rest := p.glyph("├─ ", "|- "), p.glyph("│  ", "|  ")
+		if i == len(b.Networks)-1 {
+			first, rest = p.glyph("└─ ", "`- "), "   "
+		}
+		p.network(&b.Networks[i], first, rest)
+	}
+}
+
+// indent is how many columns stand before what belongs to a network.
+const indent = 3
+
+func (p *painter) network(d *Drawn, first, rest string) {
+	how := bold
+	if d.Wrong {
+		how = red
+	}
+	name := "network " + label(d.Name, nameMost)
+	for i, line := range fold(d.title(), max(p.Width-indent-len(name)-2, narrowest/2)) {
+		if i == 0 {
+			p.line(piece{first, plain}, piece{name, how}, piece{": " + line, plain})
+		} else {
+			p.line(piece{rest + strings.Repeat(" ", len(name)+2) + line, plain})
+		}
+	}
+	var cells []cell
+	for i := range d.Pods {
+		pod := &d.Pods[i]
+		c := p.cell(pod, len(d.Pods) >= manyPods)
+		if len(pod.Ports) == 0 {
+			cells = append(cells, c)
+			continue
+		}
+		p.cells(cells, rest)
+		cells = nil
+		p.published(c, pod, rest)
+	}
+	p.cells(cells, rest)
+}
+
+// cell is a pod in a grid.
+type cell struct {
+	mark, name, addresses string
+	how                   style
+}
+
+func (p *painter) cell(pod *Pod, brief bool) cell {
+	c := cell{p.glyph("● ", "* "), label(pod.Name, min(nameMost, p.Width/2-4)), strings.Join(pod.Addresses, " "), plain}
+	switch {
+	case len(pod.Wrong) > 0:
+		c.mark, c.how = p.glyph("✗ ", "x "), red
+	case !pod.Ready:
+		c.mark = p.glyph("○ ", "o ")
+	}
+	if brief && len(pod.Addresses) > 1 {
+		c.addresses = pod.Addresses[0]
+	}
+	return c
+}
+
+// cells draws pods in as many columns as there is room for.
+func (p *painter) cells(list []cell, rest string) {
+	name, width := 0, 0
+	for _, c := range list {
+		name = max(name, len(c.name))
+	}
+	for _, c := range list {
+		width = max(width, 2+name+2+len(c.addresses))
+	}
+	const gap = 3
+	columns := max(1, (p.Width-indent+gap)/(width+gap))
+	rows := (len(list) + columns - 1) / columns
+	for row := range rows {
+		pieces := []piece{{rest, plain}}
+		for column := range columns {
+			i := column*rows + row // downwards, as in ls
+			if i >= len(list) {
+				continue
+			}
+			c := list[i]
+			text := c.name
+			if c.addresses != "" {
+				text += strings.Repeat(" ", name-len(c.name)+2) + c.addresses
+			}
+			pieces = append(pieces, piece{c.mark + text, c.how})
+			if (column+1)*rows+row < len(list) {
+				pieces = append(pieces, piece{strings.Repeat(" ", width-2-len(text)+gap), plain})
+			}
+		}
+		p.line(pieces...)
+	}
+}
+
+// published draws a pod with its host ports, on lines of its own.
+func (p *painter) published(c cell, pod *Pod, rest string) {
+	head := c.name
+	if c.addresses != "" {
+		head += "  " + c.addresses
+	}
+	lines := fold(strings.Join(pod.Ports, " "), p.Width-indent-6)
+	arrow := p.glyph(" ← ", " < ")
+	if len(lines) == 1 && 2+len(head)+3+len(lines[0]) <= p.Width-indent {
+		p.line(piece{rest, plain}, piece{c.mark + head, c.how}, piece{arrow + lines[0], plain})
+		return
+	}
+	p.line(piece{rest, plain}, piece{c.mark + head, c.how})
+	for _, line := range lines {
+		p.line(piece{rest + "  " + arrow + line, plain})
+	}
+}

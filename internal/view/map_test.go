@@ -1,0 +1,224 @@
+package view
+
+import (
+	"encoding/xml"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/golden"
+	"github.com/tombolo-cni/tombolo/internal/printable"
+	"github.com/tombolo-cni/tombolo/ipam"
+	"github.com/tombolo-cni/tombolo/network"
+)
+
+func attachment(of, pod string, id int, addresses ...string) network.Report {
+	a := &network.Attachment{Key: network.Key{Network: of, ContainerID: fmt.Sprintf("%016x", id), IfName: "eth0"}, Pod: pod, Ready: true}
+	for _, text := range addresses {
+		a.Addresses = append(a.Addresses, ipam.Address{Prefix: netip.MustParsePrefix(text)})
+	}
+	return network.Report{Attachment: a}
+}
+
+// sample is a node with all there can be, and something wrong with some of it.
+func sample(t *testing.T) *Node {
+	t.Helper()
+	dir := forge(t)
+	networks, _, err := Load(t.Context(), open(t, dir), dir, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	repair := func(text string) []tombolo.Difference {
+		return []tombolo.Difference{{Text: text, Remedy: tombolo.RemedyRepair}}
+	}
+	web := attachment("pods", "default/web-0", 1, "10.61.0.10/24", "fd61::2/64")
+	web.Ports = []network.HostPort{{Protocol: 6, HostPort: 8080, PodPort: 80}, {Protocol: 17, HostAddr: netip.MustParseAddr("192.0.2.1"), HostPort: 53, PodPort: 5353}}
+	busy := attachment("pods", "default/many-ports", 2, "10.61.0.11/24")
+	for i := range uint16(20) {
+		busy.Ports = append(busy.Ports, network.HostPort{Protocol: 6, HostPort: 9000 + i, PodPort: 90})
+	}
+	lost := attachment("pods", "default/web-1", 3, "10.61.0.12/24", "fd61::4/64")
+	lost.Differences = repair("set pods4 of table inet tombolo: element 10.61.0.12 is missing")
+	evil := attachment("pods", hostile, 4, "10.61.0.13/24")
+	evil.Differences = repair("the alias " + hostile + " is not ours")
+	adding := attachment("pods", "", 5)
+	adding.Ready = false
+	in := &network.Inspection{
+		Attachments: []network.Report{web, busy, lost, evil, adding,
+			attachment("pods", "default/db-0", 6, "10.61.0.14/24", "fd61::6/64"), attachment("pods", "kube-system/dns", 7, "10.61.0.15/24", "fd61::7/64"),
+			attachment("home", "default/cam", 8, "192.168.1.20/24"), attachment("fixed", "default/fix", 9, "10.65.0.9/24"),
+			attachment("delegated", "default/db", 10, "10.64.0.9/24"), attachment("lost", "default/lost", 11)},
+		Networks: []network.NetworkReport{{Network: "earlier", Differences: repair("bridge cbr1: the gateway 10.63.0.1/29 is missing")}},
+	}
+	return arrange(networks, in, []network.UplinkReport{
+		{NIC: "eth0", Bridge: "lan0", State: "taken"},
+		{NIC: "eth1\x1b[2J", Bridge: "br1", State: "taken", Differences: []string{"eth1 is no port of br1"}},
+	})
+}
+
+func TestTheMapFollowsTheScreen(t *testing.T) {
+	t.Parallel()
+	n := sample(t)
+	for name, s := range map[string]Screen{
+		"map-80-ascii.txt": {Width: 80}, "map-40-ascii.txt": {Width: 40},
+		"map-120.txt": {Width: 120, Unicode: true}, "map-80-colour.txt": {Width: 80, Colour: true, Unicode: true},
+	} {
+		text := n.Map(s)
+		golden.Compare(t, name, text)
+		plain := regexp.MustCompile("\x1b\\[(1|31)?m").ReplaceAllString(text, "")
+		if !s.Colour && plain != text {
+			t.Errorf("%s: it is coloured", name)
+		}
+		for line := range strings.Lines(plain) {
+			if columns := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); columns > s.Width && s.Width > 40 {
+				t.Errorf("%s: a line of %d columns: %s", name, columns, line)
+			}
+		}
+		for _, r := range plain {
+			if r < ' ' && r != '\n' || r == 0x7f || !s.Unicode && r > '~' || r > '~' && !strings.ContainsRune("├─└│●✗○←", r) {
+				t.Errorf("%s: %q gets to the terminal", name, r)
+			}
+		}
+	}
+}
+
+// Red is what is wrong, and nothing else.
+func TestWhatIsWrongIsRed(t *testing.T) {
+	t.Parallel()
+	text := sample(t).Map(Screen{Width: 120, Colour: true})
+	var got []string
+	for _, m := range regexp.MustCompile("\x1b\\[31m([^\x1b]*)\x1b\\[m").FindAllStringSubmatch(text, -1) {
+		got = append(got, m[1])
+	}
+	golden.Compare(t, "red.txt", strings.Join(got, "\n")+"\n")
+}
+
+func TestNothingIsWrong(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		n    *Node
+		want string
+	}{
+		{&Node{}, "no network is on record\nnothing is wrong\n"},
+		{arrange([]Network{{Name: "pods", Bridge: "cbr0", MTU: 1500, Mode: "l2"}}, &network.Inspection{}, nil), "bridge cbr0 (MTU 1500)\n`- network pods: l2, 0 pods\n\nnothing is wrong\n"},
+	} {
+		if diff := cmp.Diff(tt.want, tt.n.Map(Screen{Width: 80})); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	}
+}
+
+// So many pods as a node has fill some screens, and not hundreds of lines.
+func TestTwoHundredPodsStayReadable(t *testing.T) {
+	t.Parallel()
+	in := &network.Inspection{}
+	for i := range 200 {
+		in.Attachments = append(in.Attachments, attachment("pods", fmt.Sprintf("default/web-%d-%x", i%7, 0xabc00+i), i, fmt.Sprintf("10.61.0.%d/16", i+2), fmt.Sprintf("fd61::%x/64", i+2)))
+	}
+	n := arrange([]Network{{Name: "pods", Bridge: "cbr0", MTU: 1500, Mode: "gateway"}}, in, nil)
+	for width, most := range map[int]int{80: 110, 120: 75, 200: 45} {
+		text := n.Map(Screen{Width: width})
+		if lines := strings.Count(text, "\n"); lines > most {
+			t.Errorf("%d lines at %d columns, %d at most", lines, width, most)
+		}
+		for i := range in.Attachments {
+			a := in.Attachments[i].Attachment
+			if want := a.Pod + " "; !strings.Contains(text, want) || !strings.Contains(text, a.Addresses[0].Prefix.Addr().String()) {
+				t.Errorf("at %d columns, %s is not there", width, a.Pod)
+			}
+		}
+	}
+	wellFormed(t, n.SVG())
+}
+
+// wellFormed gives the texts of an SVG, and the names of its elements.
+func wellFormed(t *testing.T, svg string) (texts, elements []string) {
+	t.Helper()
+	d := xml.NewDecoder(strings.NewReader(svg))
+	for {
+		token, err := d.Token()
+		if err == io.EOF {
+			return texts, elements
+		}
+		if err != nil {
+			t.Fatalf("%v in\n%s", err, svg)
+		}
+		switch token := token.(type) {
+		case xml.StartElement:
+			elements = append(elements, token.Name.Local)
+			for _, a := range token.Attr {
+				if strings.Contains(a.Name.Local, "href") || strings.HasPrefix(a.Name.Local, "on") {
+					t.Errorf("attribute %s", a.Name.Local)
+				}
+			}
+		case xml.CharData:
+			texts = append(texts, string(token))
+		}
+	}
+}
+
+func TestTheSVGIsWholeAndHarmless(t *testing.T) {
+	t.Parallel()
+	svg := sample(t).SVG()
+	golden.Compare(t, "map.svg", svg)
+	texts, elements := wellFormed(t, svg)
+	for _, name := range elements {
+		if !strings.Contains(" svg style rect line text g title ", " "+name+" ") {
+			t.Errorf("element %s", name)
+		}
+	}
+	all := strings.Join(texts, "\n")
+	for _, want := range []string{"default/web-0", "10.61.0.10 fd61::2", "8080->80/tcp", "network home", "uplink", "eth0", printable.Line(hostile),
+		"set pods4 of table inet tombolo: element 10.61.0.12 is missing [repair]"} {
+		if !strings.Contains(all, want) {
+			t.Errorf("no %q in\n%s", want, all)
+		}
+	}
+}
+
+func TestTextsOfAnyOriginAreEscaped(t *testing.T) {
+	t.Parallel()
+	for r := rune(0); r <= utf8.MaxRune; r += 1 + r/0x300*7 { // all of the first ones, and some of the rest
+		text := "a" + string(r) + "z"
+		texts, elements := wellFormed(t, "<t>"+escape(text)+"</t>")
+		if got := strings.Join(texts, ""); got != printable.Line(text) || len(elements) != 1 {
+			t.Fatalf("%q is %q, %v", text, got, elements)
+		}
+	}
+	for _, text := range []string{hostile, "]]>", "<!--", "<![CDATA[", "&amp;", "&#0;", "\xff\xfe", "\ufffe\uffff", "\U0010ffff", "<?xml?>"} {
+		texts, elements := wellFormed(t, "<t>"+escape(text)+"</t>")
+		if got := strings.Join(texts, ""); got != printable.Line(text) || len(elements) != 1 {
+			t.Errorf("%q is %q, %v", text, got, elements)
+		}
+	}
+}
+
+func TestTheScreenIsWhatTheEnvironmentSays(t *testing.T) {
+	t.Parallel()
+	file, err := os.Create(t.TempDir() + "/out")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	for _, tt := range []struct {
+		env  map[string]string
+		want Screen
+	}{
+		{nil, Screen{Width: 80}},
+		{map[string]string{"COLUMNS": "132", "LANG": "de_DE.UTF-8"}, Screen{Width: 132, Unicode: true}},
+		{map[string]string{"COLUMNS": "1", "LANG": "de_DE.UTF-8", "LC_ALL": "C"}, Screen{Width: 40}},
+		{map[string]string{"COLUMNS": "many", "LC_CTYPE": "C.utf8"}, Screen{Width: 80, Unicode: true}},
+	} {
+		if got := ScreenOf(file, func(name string) string { return tt.env[name] }); got != tt.want {
+			t.Errorf("%v: %+v, want %+v", tt.env, got, tt.want)
+		}
+	}
+}

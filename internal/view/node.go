@@ -1,0 +1,193 @@
+package view
+
+import (
+	"context"
+	"fmt"
+	"sort"
+	"strings"
+
+	"github.com/tombolo-cni/tombolo/internal/report"
+	"github.com/tombolo-cni/tombolo/network"
+)
+
+// Node is a node with what is wrong with it, to be drawn.
+type Node struct {
+	Bridges []Bridge
+	// Wrong are the causes that check gives, and what differs of uplinks.
+	Wrong []string
+	Pods  int
+}
+
+// Bridge is one, with the networks on it, and the NIC that is taken over for it.
+type Bridge struct {
+	Name     string
+	MTU      int
+	Gateways string
+	Uplink   string // the NIC; empty: none
+	Wrong    bool   // of the uplink
+	Networks []Drawn
+}
+
+// Drawn is a network with its pods, those first of which there is more to say.
+type Drawn struct {
+	Network
+	Wrong bool // of what its pods share
+	Pods  []Pod
+}
+
+// Pod is an attachment.
+type Pod struct {
+	Name      string
+	Addresses []string
+	Ports     []string // 8080->80/tcp
+	Ready     bool
+	Wrong     []string
+}
+
+// Draw looks at a node: at its records, and, by Inspect, at the kernel. stateDir is the node's.
+func Draw(ctx context.Context, node *network.Node, stateDir string) (*Node, error) {
+	networks, problems, err := Load(ctx, node, stateDir, "")
+	if err != nil {
+		return nil, err
+	}
+	in, err := node.Inspect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	uplinks, err := node.Uplinks(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	n := arrange(networks, in, uplinks)
+	for _, problem := range problems {
+		// Inspect has found most of them, too.
+		if text := problem.Error(); !strings.Contains("\n"+strings.Join(n.Wrong, "\n"), "\n"+text) {
+			n.Wrong = append(n.Wrong, text)
+		}
+	}
+	return n, nil
+}
+
+// arrange puts what was found into its places.
+func arrange(networks []Network, in *network.Inspection, uplinks []network.UplinkReport) *Node {
+	n := &Node{Pods: len(in.Attachments)}
+	for _, line := range report.Causes(in) {
+		n.Wrong = append(n.Wrong, line.String())
+	}
+	for i := range uplinks {
+		u := &uplinks[i]
+		b := n.bridge(u.Bridge)
+		b.Uplink, b.Wrong = u.NIC, len(u.Differences) > 0
+		for _, d := range u.Differences {
+			n.Wrong = append(n.Wrong, "uplink "+u.NIC+": "+d)
+		}
+	}
+	for i := range networks {
+		d := Drawn{Network: networks[i]}
+		for j := range in.Networks {
+			d.Wrong = d.Wrong || in.Networks[j].Network == d.Name
+		}
+		for j := range in.Attachments {
+			if r := &in.Attachments[j]; r.Network == d.Name {
+				d.Pods = append(d.Pods, podOf(r))
+			}
+		}
+		sort.SliceStable(d.Pods, func(i, j int) bool {
+			a, b := &d.Pods[i], &d.Pods[j]
+			if a.rank() != b.rank() {
+				return a.rank() < b.rank()
+			}
+			return a.Name < b.Name
+		})
+		b := n.bridge(d.Bridge)
+		if b.MTU = max(b.MTU, d.MTU); b.Uplink == "" {
+			b.Uplink = d.Uplink
+		}
+		for _, gw := range d.Gateways {
+			if text := gw.String(); !strings.Contains(" "+b.Gateways+" ", " "+text+" ") {
+				b.Gateways = strings.TrimSpace(b.Gateways + " " + text)
+			}
+		}
+		b.Networks = append(b.Networks, d)
+	}
+	sort.SliceStable(n.Bridges, func(i, j int) bool { return n.Bridges[i].Name < n.Bridges[j].Name })
+	return n
+}
+
+// bridge gives the one of a name, which is made if it is not there yet.
+func (n *Node) bridge(name string) *Bridge {
+	for i := range n.Bridges {
+		if n.Bridges[i].Name == name {
+			return &n.Bridges[i]
+		}
+	}
+	n.Bridges = append(n.Bridges, Bridge{Name: name})
+	return &n.Bridges[len(n.Bridges)-1]
+}
+
+func podOf(r *network.Report) Pod {
+	p := Pod{Name: r.Pod, Addresses: strings.Fields(Addresses(r.Attachment, " ")), Ports: hostPorts(r.Attachment), Ready: r.Ready}
+	if p.Name == "" {
+		p.Name = fmt.Sprintf("container %.12s", r.ContainerID)
+	}
+	for _, d := range r.Differences {
+		p.Wrong = append(p.Wrong, d.String())
+	}
+	return p
+}
+
+// rank has what is wrong come first, and then what has host ports.
+func (p *Pod) rank() int {
+	switch {
+	case len(p.Wrong) > 0:
+		return 0
+	case len(p.Ports) > 0:
+		return 1
+	}
+	return 2
+}
+
+// title is what is said of a network in a line.
+func (d *Drawn) title() string {
+	text := d.Mode
+	if text == "" {
+		text = "no record"
+	}
+	if d.DefaultRoute != "" {
+		text += ", default route to the " + d.DefaultRoute
+	}
+	if d.Masquerade {
+		text += ", masquerade"
+	}
+	if d.Policy != "" && d.Policy != "open" {
+		text += ", " + d.Policy
+	}
+	if d.Guard {
+		text += ", guard"
+	}
+	text += ", " + count(len(d.Pods), "pod", "pods")
+	for _, p := range d.Pools {
+		text += fmt.Sprintf("; %s: %d of %s in use", p.Range, p.Used, number(p.Size))
+	}
+	return text
+}
+
+// title is what is said of a bridge behind its name.
+func (b *Bridge) title() string {
+	text := ""
+	if b.MTU > 0 {
+		text = fmt.Sprintf(" (MTU %d)", b.MTU)
+	}
+	if b.Gateways != "" {
+		text += " " + b.Gateways
+	}
+	return text
+}
+
+// name is what to call a bridge.
+func (b *Bridge) name() string {
+	if b.Name == "" {
+		return "no bridge"
+	}
+	return "bridge " + label(b.Name, nameMost)
+}

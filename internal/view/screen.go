@@ -1,0 +1,115 @@
+package view
+
+import (
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/printable"
+)
+
+// Screen is what a picture is drawn for.
+type Screen struct {
+	Width   int  // in columns
+	Colour  bool // a terminal that shows colours, and whose user wants them
+	Unicode bool // else ASCII
+}
+
+const (
+	narrowest = 40
+	usual     = 80
+)
+
+// ScreenOf looks at what a file is, and at the environment: COLUMNS is for what is no terminal,
+// NO_COLOR and TERM=dumb switch colours off, and the locale says whether there is UTF-8.
+func ScreenOf(file *os.File, getenv func(string) string) Screen {
+	s := Screen{Width: usual}
+	if size, err := unix.IoctlGetWinsize(int(file.Fd()), unix.TIOCGWINSZ); err == nil {
+		s.Colour = getenv("NO_COLOR") == "" && getenv("TERM") != "dumb"
+		if size.Col > 0 {
+			s.Width = int(size.Col)
+		}
+	} else if n, err := strconv.Atoi(getenv("COLUMNS")); err == nil && n > 0 && n < 1<<16 {
+		s.Width = n
+	}
+	for _, name := range []string{"LC_ALL", "LC_CTYPE", "LANG"} {
+		if v := strings.ToUpper(getenv(name)); v != "" {
+			s.Unicode = strings.Contains(v, "UTF-8") || strings.Contains(v, "UTF8")
+			break
+		}
+	}
+	s.Width = max(s.Width, narrowest)
+	return s
+}
+
+// style is how a piece of text is shown: what a terminal is sent before it.
+type style string
+
+const (
+	plain style = ""
+	bold  style = "\x1b[1m"
+	red   style = "\x1b[31m"
+)
+
+// piece is a text of one style, and of one column for each byte.
+type piece struct {
+	text string
+	style
+}
+
+// painter writes lines of pieces.
+type painter struct {
+	Screen
+	out strings.Builder
+}
+
+// line writes pieces, made printable, and ends the line.
+func (p *painter) line(pieces ...piece) {
+	for _, one := range pieces {
+		if p.Colour && one.style != plain {
+			p.out.WriteString(string(one.style) + one.text + "\x1b[m")
+		} else {
+			p.out.WriteString(one.text)
+		}
+	}
+	p.out.WriteByte('\n')
+}
+
+// glyph picks one of two texts.
+func (p *painter) glyph(unicode, ascii string) string {
+	if p.Unicode {
+		return unicode
+	}
+	return ascii
+}
+
+// label makes a name fit for a picture: one line of ASCII, one column for each byte, at most so many.
+func label(text string, most int) string {
+	var b strings.Builder
+	for _, r := range printable.Line(text) {
+		if r > '~' {
+			b.WriteString(strings.Trim(strconv.QuoteRuneToASCII(r), "'"))
+		} else {
+			b.WriteRune(r)
+		}
+	}
+	if text = b.String(); len(text) > most {
+		text = text[:most-2] + ".."
+	}
+	return text
+}
+
+// fold breaks a text into lines between words; a word that is longer has a line of its own.
+func fold(text string, width int) []string {
+	var lines []string
+	for _, word := range strings.Fields(text) {
+		if last := len(lines) - 1; last >= 0 && len(lines[last])+1+len(word) <= width {
+			lines[last] += " " + word
+		} else {
+			lines = append(lines, word)
+		}
+	}
+	return lines
+}

@@ -1,0 +1,269 @@
+package cni
+
+import (
+	"context"
+	"encoding/json"
+	"encoding/xml"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// shownNetwork is what tombolo networks --json says of one.
+type shownNetwork struct {
+	Network, Mode, Bridge   string
+	Subnets, Gateways, IPAM []string
+	Masquerade, Guard       bool
+	Attachments, Adding     int
+	PoolNote                string
+	Pools                   []shownPool
+	Ports                   []shownPort
+}
+
+type shownPool struct {
+	Range            string
+	Family           int
+	Size, Used, Free uint64
+	Assumed          bool
+}
+
+type shownPort struct {
+	Protocol, HostIP, Pod, ContainerID string
+	HostPort, PodPort                  int
+}
+
+// networks are those that tombolo networks shows.
+func (n *node) networks(args ...string) []shownNetwork {
+	n.Helper()
+	o := n.operate(append([]string{"networks", "--json", "--state", n.state}, args...)...)
+	var list []shownNetwork
+	if err := json.Unmarshal([]byte(o.stdout), &list); err != nil || o.status != 0 || o.stderr != "" {
+		n.Fatalf("tombolo networks: %v: %+v", err, o)
+	}
+	return list
+}
+
+func podNamed(pod string) []option {
+	return []option{arg("K8S_POD_NAMESPACE", "default"), arg("K8S_POD_NAME", pod), arg("IgnoreUnknown", "1")}
+}
+
+func TestNetworksShowWhatPodsHave(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	pool := func(first, last string) conf {
+		return conf{"type": "host-local", "ranges": []any{[]any{conf{"subnet": subnet4, "rangeStart": first, "rangeEnd": last}}, []any{conf{"subnet": subnet6}}}}
+	}
+	w := n.portnet(conf{"ipam": pool("10.77.0.10", "10.77.0.13"), "ipMasq": true})
+	pods := n.pods(3)
+	for i, p := range pods {
+		w.add(p, append(podNamed(fmt.Sprintf("web-%d", i)), publish(t, fmt.Sprintf("%d:80/tcp", 8080+i)))...)
+	}
+	want := shownNetwork{
+		Network: "podnet", Mode: "gateway", Bridge: "cbr0", Subnets: []string{subnet4, subnet6}, Gateways: []string{gateway4 + "/24", gateway6 + "/64"},
+		IPAM: []string{"host-local"}, Masquerade: true, Attachments: 3,
+		Pools: []shownPool{
+			{"10.77.0.10-10.77.0.13 of 10.77.0.0/24", 4, 4, 3, 1, false},
+			{"fd77::/64", 6, 1<<64 - 2, 3, 1<<64 - 5, false},
+		},
+	}
+	for i, p := range pods {
+		want.Ports = append(want.Ports, shownPort{"tcp", "", fmt.Sprintf("default/web-%d", i), p.id, 8080 + i, 80})
+	}
+	if diff := cmp.Diff([]shownNetwork{want}, n.networks()); diff != "" {
+		t.Errorf("networks (-want +got):\n%s", diff)
+	}
+	// Another pod's ADD tells of a larger range, without which there would be no address soon.
+	rules := n.ruleset()
+	larger := w.with(conf{"ipam": pool("10.77.0.10", "10.77.0.99")})
+	next := n.pod("next")
+	larger.add(next)
+	larger.del(next)
+	want.Pools[0] = shownPool{"10.77.0.10-10.77.0.99 of 10.77.0.0/24", 4, 90, 3, 87, false}
+	if diff := cmp.Diff([]shownNetwork{want}, n.networks("podnet")); diff != "" {
+		t.Errorf("with a larger range (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(rules, n.ruleset()); diff != "" {
+		t.Errorf("the range has changed rules (-want +got):\n%s", diff)
+	}
+	ipam, _ := fake(t, fakeConf{})
+	d := n.network("delegated", conf{"bridge": "br1", "ipMasq": false, "isGateway": false, "ipam": ipam})
+	d.add(n.pod("elsewhere"))
+	if got := n.networks("delegated"); len(got) != 1 || len(got[0].Pools) > 0 || !strings.Contains(got[0].PoolNote, "unknown: the IPAM plugin") || got[0].Attachments != 1 {
+		t.Errorf("a delegated IPAM's: %+v", got)
+	}
+	if o := n.operate("networks", "--state", n.state, "podne"); o.status != 1 || !strings.Contains(o.stderr, `no network "podne": those on record are delegated, podnet`) {
+		t.Errorf("a mistyped name: %+v", o)
+	}
+	if o := n.operate("networks", "--state", n.state); o.status != 0 || !strings.Contains(o.stdout, "10.77.0.10-10.77.0.99 of 10.77.0.0/24: 3 of 90 in use, 87 free\n") ||
+		!strings.Contains(o.stdout, "8081/tcp -> default/web-1 port 80 (container pod-1, eth0)\n") {
+		t.Errorf("as text: %+v", o)
+	}
+}
+
+// Nothing that is under way makes it fail, or say that something is damaged.
+func TestNetworksAreShownBesideADDs(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(nil)
+	w.add(n.pod("first"))
+	var busy sync.WaitGroup
+	done := make(chan struct{})
+	for _, p := range n.pods(2) {
+		busy.Go(func() {
+			for range 6 {
+				c := call{verb: "ADD", id: p.id, netns: p.path, ifName: "eth0", stdin: w.stdin(nil)}
+				if o, err := n.exec(context.Background(), plugin(), c.stdin, c.environ()); err != nil || o.status != 0 {
+					t.Errorf("ADD: %v, %+v", err, o)
+				}
+				c.verb = "DEL"
+				if o, err := n.exec(context.Background(), plugin(), c.stdin, c.environ()); err != nil || o.status != 0 {
+					t.Errorf("DEL: %v, %+v", err, o)
+				}
+			}
+		})
+	}
+	go func() { busy.Wait(); close(done) }()
+	for looks := 0; ; looks++ {
+		if got := n.networks(); len(got) != 1 || got[0].Attachments < 1 || got[0].Attachments > 3 {
+			t.Errorf("%+v", got)
+		}
+		select {
+		case <-done:
+			if got := n.networks(); got[0].Attachments != 1 || got[0].Adding != 0 || got[0].Pools[0].Used != 1 {
+				t.Errorf("after %d looks: %+v", looks, got)
+			}
+			return
+		default:
+		}
+	}
+}
+
+func TestNetworksOfAnEarlierVersionAreShown(t *testing.T) {
+	t.Parallel()
+	for name, older := range nstest.Earlier(t) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			w := n.podnet(nil)
+			old, next := n.pod("old"), n.pod("next")
+			c := call{verb: "ADD", id: old.id, netns: old.path, ifName: "eth0", stdin: w.stdin(nil)}
+			if o, err := n.exec(context.Background(), older, c.stdin, c.environ()); err != nil || o.status != 0 {
+				t.Fatalf("%v, %+v", err, o)
+			}
+			got := n.networks()
+			if len(got) != 1 || len(got[0].Pools) != 2 || !got[0].Pools[0].Assumed || got[0].Pools[0].Used != 1 || got[0].Pools[0].Size != 253 || got[0].PoolNote == "" {
+				t.Errorf("before an ADD of this version: %+v", got)
+			}
+			w.add(next)
+			got = n.networks()
+			if len(got) != 1 || len(got[0].Pools) != 2 || got[0].Pools[0].Assumed || got[0].Pools[0].Used != 2 || got[0].PoolNote != "" {
+				t.Fatalf("after it: %+v", got)
+			}
+			// And back: the earlier version reads the record.
+			c = call{verb: "DEL", id: next.id, netns: next.path, ifName: "eth0", stdin: w.stdin(nil)}
+			if o, err := n.exec(context.Background(), older, c.stdin, c.environ()); err != nil || o.status != 0 {
+				t.Fatalf("%v, %+v", err, o)
+			}
+			w.del(old)
+			if got := n.networks(); len(got) != 1 || got[0].Attachments != 0 || len(got[0].Pools) != 2 || got[0].Pools[0].Used != 0 {
+				t.Errorf("in the end: %+v", got)
+			}
+		})
+	}
+}
+
+// terminal runs a command of the operator's whose stdout is a terminal, and gives what that gets.
+func (n *node) terminal(columns uint16, environ []string, args ...string) string {
+	n.Helper()
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		n.Fatal(err)
+	}
+	defer master.Close()
+	if err := unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0); err != nil {
+		n.Fatal(err)
+	}
+	number, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
+	if err != nil {
+		n.Fatal(err)
+	}
+	slave, err := os.OpenFile("/dev/pts/"+strconv.Itoa(number), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		n.Fatal(err)
+	}
+	if err := unix.IoctlSetWinsize(int(slave.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: columns}); err != nil {
+		n.Fatal(err)
+	}
+	cmd := exec.Command(plugin(), args...)
+	cmd.Env, cmd.Stdout, cmd.Stderr = environ, slave, os.Stderr
+	err = n.ns.Do(cmd.Start)
+	slave.Close()
+	if err != nil {
+		n.Fatal(err)
+	}
+	out, _ := io.ReadAll(master) // ends in EIO
+	if err := cmd.Wait(); err != nil {
+		n.Errorf("tombolo %q: %v", args, err)
+	}
+	return strings.ReplaceAll(string(out), "\r\n", "\n")
+}
+
+func TestTheMapShowsANodeAndWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.portnet(nil)
+	evil := "x\x1b[2J<svg>&"
+	web, hurt, other := n.pod("web"), n.pod("hurt"), n.pod("other")
+	w.add(web, append(podNamed("web"), publish(t, "8080:80/tcp"))...)
+	w.add(hurt, podNamed(evil)...)
+	w.add(other, podNamed("other")...)
+	utf8 := []string{"LANG=C.UTF-8", "TERM=xterm"}
+	if text := n.terminal(100, utf8, "map", "--state", n.state); !strings.HasSuffix(text, "nothing is wrong\n") || strings.Contains(text, "\x1b[31m") || !strings.Contains(text, "\x1b[1mbridge cbr0\x1b[m (MTU 1500) 10.77.0.1/24 fd77::1/64") {
+		t.Errorf("a good node: %q", text)
+	}
+	n.ip("link set " + w.port(hurt) + " down")
+	text := n.terminal(100, utf8, "map", "--state", n.state)
+	red := regexp.MustCompile("\x1b\\[31m([^\x1b]*)\x1b\\[m").FindAllStringSubmatch(text, -1)
+	if len(red) < 2 || !strings.HasPrefix(red[0][1], `✗ default/x\u001b[2J<svg>&  10.77.0.3 fd77::3`) || !strings.Contains(red[1][1], w.port(hurt)) {
+		t.Errorf("red is %q in\n%s", red, text)
+	}
+	for _, want := range []string{"└─ \x1b[1mnetwork podnet\x1b[m: gateway", "● default/web  10.77.0.2 fd77::2 ← 8080->80/tcp\n", "● default/other  10.77.0.4 fd77::4\n"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+	if plain := regexp.MustCompile("\x1b\\[(1|31)?m").ReplaceAllString(text, ""); strings.Contains(plain, "\x1b") {
+		t.Errorf("a name has got to the terminal: %q", text)
+	}
+	lines := strings.Count(text, "\n")
+	if narrow := n.terminal(50, utf8, "map", "--state", n.state); strings.Count(narrow, "\n") <= lines {
+		t.Errorf("the width of the terminal is not followed:\n%s", narrow)
+	}
+	for _, environ := range [][]string{append(utf8, "NO_COLOR=1"), {"TERM=dumb"}} {
+		if text := n.terminal(100, environ, "map", "--state", n.state); strings.Contains(text, "\x1b") || !strings.Contains(text, "default/web") {
+			t.Errorf("with %q: %q", environ, text)
+		}
+	}
+	o := n.operate("map", "--state", n.state)
+	if o.status != 0 || o.stderr != "" || strings.Contains(o.stdout, "\x1b") || !strings.Contains(o.stdout, "default/web") {
+		t.Errorf("without a terminal: %+v", o)
+	}
+	o = n.operate("map", "--svg", "--state", n.state)
+	var svg struct {
+		Texts []string `xml:"g>text"`
+	}
+	if err := xml.Unmarshal([]byte(o.stdout), &svg); err != nil || o.status != 0 || !strings.Contains(strings.Join(svg.Texts, "\n"), `default/x\u001b[2J<svg>&`) {
+		t.Errorf("SVG: %v, %q", err, o.stdout)
+	}
+}

@@ -400,3 +400,35 @@ func TestWhereDeadPodsAreInTheWayWhatHelpsIsNamed(t *testing.T) {
 		t.Errorf("of a dead pod: %v", err)
 	}
 }
+
+// A path that cannot be followed says no more than one that leads nowhere, and is no reason for a
+// garbage collection to fail.
+func TestAPathThatIsALoopOfLinksIsNoError(t *testing.T) {
+	t.Parallel()
+	b := small(t)
+	loop := filepath.Join(t.TempDir(), "loop")
+	for _, id := range []string{"lives", "dead"} {
+		p := b.another(t, id)
+		made := b.added(t, p)
+		b.inside(t, func(s *session.Session) error {
+			rec, err := s.Dir.Load("pods", made.hash())
+			if err == nil {
+				rec.NetNS = loop
+				err = s.Dir.Update(rec)
+			}
+			return err
+		})
+		if id == "dead" {
+			b.vanish(t, p, made)
+		}
+	}
+	if err := os.Symlink(loop, loop); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.ReadFile(loop); !errors.Is(err, unix.ELOOP) {
+		t.Fatalf("no loop: %v", err)
+	}
+	if ids := b.dead(t, false); !slices.Equal(ids, []string{"dead"}) {
+		t.Errorf("reclaimed %v", ids)
+	}
+}

@@ -50,7 +50,8 @@ func (n *Node) teardown(s *session.Session, network string, known *Known) *teard
 // Collect takes down all attachments of a network that are not in keep, by the records, the
 // leases, and what the kernel has, and gives back what no attachment has reserved. It gives
 // those that went, as far as they have names. What is at work, or came since, is left alone.
-// known may be nil. An empty keep is a list, of no attachment: all go.
+// known may be nil. An empty keep, nil too, is a list of no attachment: all go. A caller that has
+// no list, since its runtime gave none, must not call.
 //
 // What there is gets listed first, and goes one by one, so that other calls get their turn
 // in between; each is looked at again under its own lock.

@@ -48,6 +48,8 @@ func inWords(diffs []tombolo.Difference) []difference {
 type Inspection struct {
 	Attachments []Report
 	Networks    []NetworkReport // those with differences
+	// Uplinks is what differs of takeovers that no network with differences is by.
+	Uplinks []tombolo.Difference
 	// Stray is what the kernel has of ours and no record tells of.
 	Stray []tombolo.Difference
 	// Others is what another program has in the firewall's table: elements of owners and
@@ -65,15 +67,16 @@ func (in *Inspection) MarshalJSON() ([]byte, error) {
 	return json.Marshal(struct {
 		Attachments []Report        `json:"attachments"`
 		Networks    []NetworkReport `json:"networks,omitempty"`
+		Uplinks     []difference    `json:"uplinks,omitempty"`
 		Stray       []difference    `json:"stray,omitempty"`
 		Others      []string        `json:"others,omitempty"`
 		Damaged     []difference    `json:"damaged,omitempty"`
-	}{in.Attachments, in.Networks, inWords(in.Stray), in.Others, inWords(in.Damaged)})
+	}{in.Attachments, in.Networks, inWords(in.Uplinks), inWords(in.Stray), in.Others, inWords(in.Damaged)})
 }
 
 // Differs says whether anything is not as it should be.
 func (in *Inspection) Differs() bool {
-	return in != nil && (len(in.Networks)+len(in.Stray)+len(in.Damaged) > 0 ||
+	return in != nil && (len(in.Networks)+len(in.Uplinks)+len(in.Stray)+len(in.Damaged) > 0 ||
 		slices.ContainsFunc(in.Attachments, func(r Report) bool { return len(r.Differences) > 0 }))
 }
 
@@ -100,12 +103,35 @@ func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 			return nil, err
 		}
 	}
+	if err := in.uplinks(ctx, s); err != nil {
+		return nil, err
+	}
 	strays, err := inspect.FindStrays(ctx, s, known, networks)
 	if err != nil {
 		return nil, err
 	}
 	in.Stray, in.Others = strays.Differences(), strays.Others
 	return in, nil
+}
+
+// uplinks compares the takeovers, but for what networks have said already.
+func (in *Inspection) uplinks(ctx context.Context, s *session.Session) error {
+	nics, err := s.Dir.Uplinks()
+	if err != nil {
+		return fail.State(err)
+	}
+	found := &inspect.Findings{}
+	for _, nic := range nics {
+		diffs, err := s.Uplinks().Taken(ctx, nic)
+		if err != nil {
+			return err
+		}
+		found.AddAll(diffs, tombolo.RemedyRepair)
+	}
+	in.Uplinks = slices.DeleteFunc(found.List, func(d tombolo.Difference) bool {
+		return slices.ContainsFunc(in.Networks, func(r NetworkReport) bool { return slices.Contains(r.Differences, d) })
+	})
+	return nil
 }
 
 func (in *Inspection) network(ctx context.Context, s *session.Session, name string, known map[string]bool) error {
@@ -180,6 +206,7 @@ func (in *Inspection) Summary() string {
 	}{
 		{differing, "of them differs", "of them differ"},
 		{len(in.Networks), "network differs", "networks differ"},
+		{len(in.Uplinks), "difference of uplinks", "differences of uplinks"},
 		{len(in.Stray), "stray object", "stray objects"},
 		{len(in.Damaged), "damaged record", "damaged records"},
 	} {

@@ -93,6 +93,16 @@ func TestUplinkIsPlannedTakenLookedAtAndGivenBack(t *testing.T) {
 	if err := json.Unmarshal([]byte(differs.stdout), &reports); err != nil || differs.status != exitDiffers || len(reports) != 1 || len(reports[0].Differences) == 0 {
 		t.Errorf("status of a NIC that was taken off its bridge: %+v, %v", differs, err)
 	}
+	if got := tombolo(t, host, nil, "", "check", dirs[0], dirs[1]); got.status != exitDiffers || !strings.Contains(got.stdout, "eth0") || !strings.Contains(got.stdout, "[repair]\n") {
+		t.Errorf("check of a NIC that was taken off its bridge: %+v", got)
+	}
+	if got := tombolo(t, host, nil, "", "repair", dirs[0], dirs[1]); got.status != 0 {
+		t.Errorf("repair mends: %+v", got)
+	}
+	if got := tombolo(t, host, nil, "", "check", dirs[0], dirs[1]); got.status != 0 {
+		t.Errorf("check after the repair: %+v", got)
+	}
+	nstest.Run(t, host, "ip", "link", "set", "eth0", "nomaster")
 	if got := uplink("take", "eth0", "br0"); got.status != 0 {
 		t.Errorf("take mends: %+v", got)
 	}
@@ -108,6 +118,21 @@ func TestUplinkIsPlannedTakenLookedAtAndGivenBack(t *testing.T) {
 	}
 	if err := nstest.Ping(t, host, nstest.Addr("192.0.2.1")); err != nil {
 		t.Error(err)
+	}
+
+	// What is no longer there is not said to be back.
+	if got := uplink("take", "eth0", "br0"); got.status != 0 {
+		t.Fatalf("take once more: %+v", got)
+	}
+	nstest.Run(t, host, "sh", "-ec", "ip -4 address flush dev br0")
+	got := uplink("restore", "eth0", "br0")
+	_, command, ok := strings.Cut(got.stderr, "If it is to be back: ")
+	if got.status != exitFailed || !ok {
+		t.Fatalf("restore without an address: %+v", got)
+	}
+	nstest.Run(t, host, "sh", "-ec", command)
+	if after := addresses(); after != before {
+		t.Errorf("after %q: %s, before it %s", command, after, before)
 	}
 }
 

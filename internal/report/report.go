@@ -53,7 +53,7 @@ func findings(in *network.Inspection) []finding {
 			list = append(list, finding{d, n.Network, ""})
 		}
 	}
-	for _, d := range slices.Concat(in.Stray, in.Damaged) {
+	for _, d := range slices.Concat(in.Uplinks, in.Stray, in.Damaged) {
 		list = append(list, finding{d, "", ""})
 	}
 	for _, r := range in.Attachments {

@@ -29,6 +29,9 @@ func Repair(ctx context.Context, s *session.Session, some ...string) error {
 	for _, d := range damaged {
 		errs = append(errs, d)
 	}
+	if len(some) == 0 {
+		errs = append(errs, mendUplinks(ctx, s))
+	}
 	r := &repair{s: s}
 	var others []*state.Network
 	for _, rec := range records {
@@ -51,6 +54,16 @@ func Repair(ctx context.Context, s *session.Session, some ...string) error {
 	}
 	s.Leave()
 	return errors.Join(append(errs, reroute.Follow(ctx, s, r.followers))...)
+}
+
+// mendUplinks mends those that no network is by, too.
+func mendUplinks(ctx context.Context, s *session.Session) error {
+	nics, err := s.Dir.Uplinks()
+	errs := []error{err}
+	for _, nic := range nics {
+		errs = append(errs, mendUplink(ctx, s, nic))
+	}
+	return errors.Join(errs...)
 }
 
 // repair is one under way.

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -340,6 +341,22 @@ func (n *Node) Differences(ctx context.Context, nic, bridgeName string) ([]tombo
 		}
 		return nil, err
 	}
+	return n.changed(ctx, taken, nic)
+}
+
+// Taken is Differences of a NIC that is taken over, whatever network it is for.
+func (n *Node) Taken(ctx context.Context, nic string) ([]tombolo.Difference, error) {
+	taken, err := loadUplink(n.Dir.Uplink(nic))
+	if err != nil {
+		return say(tombolo.RemedyConfigure, "%v", err), nil
+	}
+	if taken == nil {
+		return nil, nil // of an earlier life of the node
+	}
+	return n.changed(ctx, taken, nic)
+}
+
+func (n *Node) changed(ctx context.Context, taken *uplink.Record, nic string) ([]tombolo.Difference, error) {
 	if taken.State != uplink.Taken {
 		return say(tombolo.RemedyRepair, "the takeover of uplink %s was cut short (%s): the next ADD, or tombolo uplink restore, finishes it", nic, taken.State), nil
 	}
@@ -399,8 +416,38 @@ func (n *Node) Restore(ctx context.Context, nic, bridgeName string) error {
 		case bridgeName != "" && bridgeName != w.rec.Bridge:
 			return fail.Errorf(fail.ErrConflict, "uplink %s is a port of bridge %s, not of %s", nic, w.rec.Bridge, bridgeName)
 		}
-		return w.giveBack(ctx)
+		if err := w.giveBack(ctx); err != nil {
+			return err
+		}
+		return w.allBack(ctx)
 	})
+}
+
+// allBack says which addresses of the host's are not back that no lease or router gave: they were
+// on the bridge no more.
+func (w *work) allBack(ctx context.Context) error {
+	nic, err := w.node.Links.Link(ctx, w.rec.NIC)
+	if err != nil {
+		return err
+	}
+	has, err := w.node.Links.Addresses().List(addr.Filter{Link: nic.Index})
+	if err != nil {
+		return err
+	}
+	var lost, commands []string
+	for _, a := range w.rec.Before.Addresses {
+		if a.Link != w.rec.Before.NIC.Index || a.Valid != nil || a.Prefix.Addr().IsLinkLocalUnicast() ||
+			slices.ContainsFunc(has, func(b addr.Address) bool { return b.Prefix == a.Prefix }) {
+			continue
+		}
+		lost = append(lost, a.Prefix.String())
+		commands = append(commands, fmt.Sprintf("ip address add %s dev %s", a.Prefix, nic.Name))
+	}
+	if len(lost) == 0 {
+		return nil
+	}
+	return fail.Errorf(fail.ErrConflict, "uplink %s is given back, but without %s: somebody deleted that from bridge %s, with its routes. If it is to be back: %s",
+		w.rec.NIC, strings.Join(lost, " and "), w.rec.Bridge, strings.Join(commands, " && "))
 }
 
 // Plan gives the steps by which a NIC would be taken over. Nothing is changed.

@@ -70,7 +70,7 @@ func seemsDead(ctx context.Context, s *session.Session, rec *state.Attachment) (
 
 // leadsNowhere tells an error that is about a path from one that is about this process.
 func leadsNowhere(err error) bool {
-	for _, about := range []error{fs.ErrNotExist, netns.ErrNotNetNS, fs.ErrPermission, unix.ENOTDIR, unix.ESRCH} {
+	for _, about := range []error{fs.ErrNotExist, netns.ErrNotNetNS, fs.ErrPermission, unix.ENOTDIR, unix.ESRCH, unix.ELOOP, unix.ENAMETOOLONG} {
 		if errors.Is(err, about) {
 			return true
 		}

@@ -31,6 +31,7 @@ type Link struct {
 	Alias  string
 	MAC    net.HardwareAddr
 	MTU    int
+	TxQLen uint32 // in packets
 	Group  uint32
 	Master int // of which it is a port; 0 if of none
 	// Lower is the link that it rests on, of a veth its other end. It is one of another
@@ -92,6 +93,8 @@ func (l *Link) attribute(ad *netlink.AttributeDecoder) error {
 		l.MAC = ad.Bytes()
 	case unix.IFLA_MTU:
 		l.MTU = int(ad.Uint32())
+	case unix.IFLA_TXQLEN:
+		l.TxQLen = ad.Uint32()
 	case unix.IFLA_MASTER:
 		l.Master = int(ad.Uint32())
 	case unix.IFLA_LINK:

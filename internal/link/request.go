@@ -22,7 +22,8 @@ type Request struct {
 	Alias         *string
 	MAC           net.HardwareAddr
 	MTU           *int
-	Master        *int // 0: none
+	Master        *int    // 0: none
+	TxQLen        *uint32 // of packets
 	Group         *uint32
 	NetNS         *int                 // by its descriptor; where a link is made
 	Kind          string               // that of Data, if there is any
@@ -145,7 +146,7 @@ func (r *Request) isUsual() bool {
 func (r *Request) isNameless() bool { return r.Index == 0 && r.Name == "" && r.Group == nil }
 
 func (r *Request) isWhole() bool {
-	return !r.isNameless() && (r.MTU == nil || r.isUsual()) && r.Group == nil && r.Port == nil && r.IPv4 == nil && !r.NoLinkLocal && !r.Token.IsValid()
+	return !r.isNameless() && (r.MTU == nil || r.isUsual()) && r.Group == nil && r.TxQLen == nil && r.Port == nil && r.IPv4 == nil && !r.NoLinkLocal && !r.Token.IsValid()
 }
 
 // more writes what the library cannot say.
@@ -158,6 +159,9 @@ func (r *Request) more(ae *netlink.AttributeEncoder) {
 	}
 	if r.Group != nil {
 		ae.Uint32(unix.IFLA_GROUP, *r.Group)
+	}
+	if r.TxQLen != nil {
+		ae.Uint32(unix.IFLA_TXQLEN, *r.TxQLen)
 	}
 	if r.IPv4 != nil || r.NoLinkLocal || r.Token.IsValid() {
 		ae.Nested(unix.IFLA_AF_SPEC, r.families)

@@ -1,0 +1,140 @@
+package cni
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// tunable is what tuning sets: attributes of the link, and some kernel parameters.
+func tunable(t testing.TB, p *pod) string {
+	t.Helper()
+	const script = `
+ip -d -o link show dev eth0 | grep -o -E 'mtu [0-9]+|qlen [0-9]+|PROMISC|ALLMULTI|link/ether 02:[0-9a-f:]+' | sort
+cd /proc/sys/net && grep . ipv4/conf/eth0/arp_filter ipv4/conf/all/log_martians core/somaxconn`
+	return nstest.Run(t, p.NS, "sh", "-c", script)
+}
+
+// On an interface of any plugin's, tuning by name ends as the reference's does, leaves the same
+// behind, and takes it back.
+func TestTuningByNameIsAsTheReferences(t *testing.T) {
+	t.Parallel()
+	const prev = `"prevResult":{"cniVersion":"1.0.0","interfaces":[{"name":"br0","mac":"02:00:00:00:00:01"},{"name":"eth0","mac":"02:00:00:00:00:02","sandbox":"POD"}],"ips":[{"address":"10.5.0.2/24","interface":1}],"dns":{"nameservers":["10.5.0.1"]}}`
+	fields := func(list ...string) string {
+		return `{"cniVersion":"1.0.0","name":"net","type":"tuning","stateDir":"STATE","dataDir":"DATA/tuning","unknown":1,` + strings.Join(list, ",") + `}`
+	}
+	const all = `"mac":"02:00:00:00:00:77","mtu":1400,"promisc":true,"allmulti":true,"txQLen":77,"sysctl":{"net.ipv4.conf.IFNAME.arp_filter":"1","net/core/somaxconn":"99"}`
+	for name, tt := range map[string]struct {
+		conf, args string
+		change     string // made in the pod before CHECK
+		gone       bool   // the interface, before DEL
+	}{
+		"everything":                    {conf: fields(all, prev)},
+		"nothing":                       {conf: fields(prev)},
+		"kernel parameters":             {conf: fields(`"sysctl":{"net.ipv4.conf.all.log_martians":"1"}`, prev)},
+		"switched off":                  {conf: fields(`"promisc":false,"allmulti":false,"mtu":0,"mac":""`, prev)},
+		"by arguments":                  {conf: fields(`"sysctl":{"net.core.somaxconn":"1"},"args":{"cni":{"sysctl":{"net.core.somaxconn":"98"},"mac":"02:00:00:00:00:78","mtu":1300,"promisc":true,"allmulti":true,"txQLen":7}}`, prev)},
+		"a MAC by the environment":      {conf: fields(`"mac":"02:00:00:00:00:77"`, prev), args: "MAC=02:00:00:00:00:79"},
+		"a MAC by the capability":       {conf: fields(`"runtimeConfig":{"mac":"02:00:00:00:00:80"}`, prev), args: "MAC=02:00:00:00:00:79"},
+		"unknown arguments":             {conf: fields(all, prev), args: "FOO=1"},
+		"no result before it":           {conf: fields(all)},
+		"an interface that is not":      {conf: fields(all, strings.ReplaceAll(prev, `"eth0"`, `"eth9"`)), gone: true},
+		"a MAC that is none":            {conf: fields(`"mac":"02:00"`, prev)},
+		"an MTU that cannot be":         {conf: fields(`"mtu":10000000`, prev)},
+		"a parameter that is not there": {conf: fields(`"sysctl":{"net.core.nothing":"1"}`, prev)},
+		"a parameter of the machine's":  {conf: fields(`"sysctl":{"kernel.panic":"1"}`, prev)},
+		"a way out of the network's":    {conf: fields(`"sysctl":{"net/../kernel/panic":"1"}`, prev)},
+		"a parameter twice":             {conf: fields(`"sysctl":{"net.core.somaxconn":"1","net.core.somaxconn":"2"}`, prev)},
+		"MAC changed since":             {conf: fields(all, prev), change: "ip link set eth0 address 02:00:00:00:00:99"},
+		"MTU changed since":             {conf: fields(all, prev), change: "ip link set eth0 mtu 1399"},
+		"promisc changed since":         {conf: fields(all, prev), change: "ip link set eth0 promisc off"},
+		"allmulti changed since":        {conf: fields(all, prev), change: "ip link set eth0 allmulticast off"},
+		"queue changed since":           {conf: fields(all, prev), change: "ip link set eth0 txqueuelen 5"},
+		"parameter changed since":       {conf: fields(all, prev), change: "echo 1 >/proc/sys/net/core/somaxconn"},
+		"the interface is gone":         {conf: fields(all, prev), gone: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			theirs, ours := sides(t)
+			both := []*side{theirs, ours}
+			each := func(do func(s *side)) {
+				for _, s := range both {
+					do(s)
+				}
+			}
+			failed := false
+			step := func(v verb) {
+				t.Helper()
+				v.plugin, v.id, v.args = "tuning", "a", tt.args
+				what, their := v.verb, theirs.call(v)
+				agree(t, what, their, ours.call(v))
+				if v.verb == "ADD" && their.status != 0 {
+					failed = true
+				}
+				// The reference keeps the file of an ADD that failed, and of an interface that is gone.
+				kept := failed || tt.gone && v.verb == "DEL"
+				if want, got := theirs.files(), ours.files(); want != got && !kept {
+					t.Errorf("%s: the reference leaves\n%s\nand this\n%s", what, want, got)
+				}
+				if tt.gone && v.verb != "ADD" {
+					return
+				}
+				if want, got := tunable(t, theirs.of("a")), tunable(t, ours.of("a")); want != got {
+					t.Errorf("%s: the reference makes\n%s\nand this\n%s", what, want, got)
+				}
+			}
+			each(func(s *side) {
+				nstest.Run(t, s.of("a").NS, "ip", "link", "add", "eth0", "address", "02:00:00:00:00:02", "type", "veth", "peer", "name", "other")
+			})
+			if strings.Contains(tt.conf, "eth9") {
+				each(func(s *side) { nstest.Run(t, s.of("a").NS, "ip", "link", "set", "eth0", "name", "eth1") })
+				agree(t, "ADD", theirs.call(verb{plugin: "tuning", verb: "ADD", id: "a", conf: tt.conf}), ours.call(verb{plugin: "tuning", verb: "ADD", id: "a", conf: tt.conf}))
+				return
+			}
+			step(verb{verb: "ADD", conf: tt.conf})
+			if tt.change != "" {
+				each(func(s *side) { nstest.Run(t, s.of("a").NS, "sh", "-c", tt.change) })
+			}
+			step(verb{verb: "CHECK", conf: tt.conf})
+			if tt.gone {
+				each(func(s *side) { nstest.Run(t, s.of("a").NS, "ip", "link", "del", "eth0") })
+			}
+			if name == "unknown arguments" {
+				return // the reference's DEL fails for them
+			}
+			step(verb{verb: "DEL", conf: tt.conf})
+			step(verb{verb: "DEL", conf: tt.conf})
+			if name == "nothing" {
+				agree(t, "VERSION", theirs.call(verb{plugin: "tuning", verb: "VERSION"}), ours.call(verb{plugin: "tuning", verb: "VERSION"}))
+			}
+		})
+	}
+}
+
+// A guard that did not follow would drop all that the pod sends.
+func TestGuardFollowsTheMACThatTuningSets(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.searchAlso(newSide(t, referenceDir(t), []string{"tuning"}).programs)
+	w := n.podnet(conf{"macspoofchk": true, "ipam": hostLocal(subnet4)})
+	w.after = []conf{{"type": "tuning", "mac": "02:00:00:00:00:77", "mtu": 9000, "stateDir": n.state, "dataDir": t.TempDir()}}
+	p := n.pod("a")
+	w.add(p)
+	if err := nstest.Ping(t, p.NS, netip.MustParseAddr(gateway4)); err != nil {
+		t.Errorf("with the MAC that tuning set: %v", err)
+	}
+	if err := w.check(p); err != nil {
+		t.Error(err)
+	}
+	if o := n.operate("check", "--state", n.state); o.status != 0 {
+		t.Errorf("check: %s%s", o.stdout, o.stderr)
+	}
+	nstest.Run(t, p.NS, "ip", "link", "set", "eth0", "address", "02:00:00:00:00:78")
+	nstest.Run(t, p.NS, "ip", "neigh", "flush", "all")
+	if err := nstest.PingWith(t, p.NS, netip.MustParseAddr(gateway4), nstest.Echo{Wait: 300e6}); err == nil {
+		t.Error("with a MAC that nobody set the pod is heard")
+	}
+	w.del(p)
+}

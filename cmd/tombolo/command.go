@@ -243,9 +243,9 @@ func between(least, most int) string {
 func jsonFlag(flags *flag.FlagSet) *bool { return flags.Bool("json", false, "print JSON") }
 
 func stateFlag(flags *flag.FlagSet) *string {
-	return flags.String("state", network.DefaultStateDir, "the state directory, `DIR`: stateDir in the network's configuration")
+	return flags.String("state", network.DefaultStateDir, "use this state `DIR`, the configuration's stateDir")
 }
 
 func leasesFlag(flags *flag.FlagSet) *string {
-	return flags.String("leases", lease.DefaultDir, "the lease directory, `DIR`: leaseDir in the network's configuration")
+	return flags.String("leases", lease.DefaultDir, "use this lease `DIR`, the configuration's leaseDir")
 }

@@ -34,17 +34,17 @@ func commands() []command {
 					return list(ctx, out, *state, only, *asJSON)
 				}
 			}},
-		{name: "networks", args: "[NETWORK]", summary: "list the networks on record: bridge, subnets, gateways, how much of each pool is in use, host ports and their pods",
+		{name: "networks", args: "[NETWORK]", summary: "list the networks on record with their bridges, subnets, gateways and uplinks, how full their pools are, and which host port leads to which pod",
 			setup: func(flags *flag.FlagSet) runner {
 				asJSON, state := jsonFlag(flags), stateFlag(flags)
 				return func(ctx context.Context, out io.Writer, args []string) error {
 					return networks(ctx, out, *state, optional(args, 0), *asJSON)
 				}
 			}},
-		{name: "map", summary: "draw this node: uplinks, bridges, networks, pods with addresses and host ports, and in red what check finds wrong",
+		{name: "map", summary: "draw this node: uplinks, bridges, networks, and pods with their addresses and host ports; what check finds wrong is red",
 			privileged: true,
 			setup: func(flags *flag.FlagSet) runner {
-				state, svg := stateFlag(flags), flags.Bool("svg", false, "print an SVG image")
+				state, svg := stateFlag(flags), flags.Bool("svg", false, "draw an SVG image instead, and print it")
 				return func(ctx context.Context, out io.Writer, _ []string) error { return picture(ctx, out, *state, *svg) }
 			}},
 		{name: "check", summary: "compare bridges, pods and firewalls with what was set up, and list what differs and what repairs it",

@@ -24,8 +24,8 @@ var errSick = errors.New("a problem was found")
 // doctorCommand declares what doctor can be told.
 func doctorCommand(flags *flag.FlagSet) runner {
 	asJSON, dir := jsonFlag(flags), stateFlag(flags)
-	dns := flags.String("dns", "", "ask these name servers, `ADDR,...`, or none (default: those in /etc/resolv.conf)")
-	to := flags.String("to", "", "test the way to these addresses too, `ADDR,...`, such as that of another node's pod")
+	dns := flags.String("dns", "", "ask the name servers at `ADDR,...`, or none (default: those in /etc/resolv.conf)")
+	to := flags.String("to", "", "also test the way to `ADDR,...`, such as a pod of another node")
 	return func(ctx context.Context, out io.Writer, args []string) error {
 		servers, err := nameServers(*dns)
 		if err != nil {

@@ -234,6 +234,9 @@ func TestWithoutRootACommandSaysWhatItLacks(t *testing.T) {
 	if got := nobody("leases", "--leases", closed); got.status != exitFailed || !strings.HasSuffix(got.stderr, "permission denied: run it as root\n") {
 		t.Errorf("leases: %+v", got)
 	}
+	if got := nobody("networks", "--state", closed); got.status != exitFailed || !strings.HasSuffix(got.stderr, "permission denied: run it as root\n") {
+		t.Errorf("networks: %+v", got)
+	}
 	if got := nobody("version"); got.status != 0 {
 		t.Errorf("version: %+v", got)
 	}
@@ -399,7 +402,7 @@ func TestLsWhereThereIsNothing(t *testing.T) {
 func TestAStateDirectoryThatIsNotThereIsAnError(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "never")
-	for _, args := range [][]string{{"ls"}, {"check"}, {"repair"}, {"remove", "pods"}} {
+	for _, args := range [][]string{{"ls"}, {"networks"}, {"map"}, {"check"}, {"repair"}, {"remove", "pods"}} {
 		args = append([]string{args[0], "--state", dir}, args[1:]...)
 		want := outcome{exitFailed, "", "tombolo: " + dir + " is no state directory: name the stateDir of the network's configuration\n"}
 		if diff := cmp.Diff(want, tombolo(t, nstest.New(t), nil, "", args...), cmp.AllowUnexported(outcome{})); diff != "" {
@@ -408,6 +411,26 @@ func TestAStateDirectoryThatIsNotThereIsAnError(t *testing.T) {
 	}
 	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("one of them made it: %v", err)
+	}
+}
+
+func TestNetworksAndMapOfWhatIsForged(t *testing.T) {
+	t.Parallel()
+	dir, empty := forge(t), t.TempDir()
+	for _, tt := range []struct {
+		line, stdout string
+	}{
+		{"networks --state " + empty, "no network is on record\n"},
+		{"networks --json --state " + empty, "[]\n"},
+		{"networks --state " + dir + " lab", "lab\n  record         none of the network itself: recreate its pods\n  pods           1\n  pool           none: pods get no addresses from an IPAM\n"},
+		{"map --state " + empty, "no network is on record\nnothing is wrong\n"},
+		{"map --state " + dir, "no bridge\n`- network lab: no record, 1 pod\n   x container c3\nbridge cbr0\n`- network pods: no record, 2 pods\n" +
+			"   x container unfinished\n   x default/web-0         10.61.0.2 fd61::2\n\nwrong:\n  its network has no record (2 pods affected) [recreate pod]\n" +
+			"  container unfinished, eth0 of network pods: its ADD has not come to its end\n    [recreate pod]\n"},
+	} {
+		if got := tombolo(t, nstest.New(t), nil, "", strings.Fields(tt.line)...); got != (outcome{0, tt.stdout, ""}) {
+			t.Errorf("%s: %+v", tt.line, got)
+		}
 	}
 }
 

@@ -35,7 +35,7 @@ Renews the DHCP leases of pods while the pods run, and moves their host ports an
 if a lease gets another address. Finishes takeovers of NICs that were interrupted, and
 repairs those that a network manager has undone. Repairs within a second what another
 program changes of the firewall rules, links, addresses and routes that pods need. Every
-minute it reclaims what pods hold that died without a DEL, as tombolo gc does. It reads the
+minute it cleans up after pods that died without a DEL, as tombolo gc does. It reads the
 records that the plugin tombolo writes, so that either may start first and be restarted at
 any time. It runs in the foreground and logs to standard error.
 

@@ -72,7 +72,7 @@ func Load(ctx context.Context, node *network.Node, stateDir, name string) (list 
 	if err != nil {
 		return nil, nil, err
 	}
-	names, err := node.Networks(ctx)
+	names, err := dir.Networks()
 	if err != nil {
 		return nil, nil, err
 	}

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -180,6 +181,74 @@ func TestTheSVGIsWholeAndHarmless(t *testing.T) {
 		"set pods4 of table inet tombolo: element 10.61.0.12 is missing [repair]"} {
 		if !strings.Contains(all, want) {
 			t.Errorf("no %q in\n%s", want, all)
+		}
+	}
+}
+
+// Boxes hold what is in them, and those of one kind do not overlap.
+func TestTheSVGHasRoomForAll(t *testing.T) {
+	t.Parallel()
+	type box struct {
+		X      int    `xml:"x,attr"`
+		Y      int    `xml:"y,attr"`
+		Width  int    `xml:"width,attr"`
+		Height int    `xml:"height,attr"`
+		Class  string `xml:"class,attr"`
+	}
+	type text struct {
+		X    int    `xml:"x,attr"`
+		Y    int    `xml:"y,attr"`
+		Text string `xml:",chardata"`
+	}
+	var svg struct {
+		Width, Height int    `xml:",attr"`
+		Boxes         []box  `xml:"rect"`
+		Texts         []text `xml:"text"`
+		Pods          []struct {
+			Box   box    `xml:"rect"`
+			Texts []text `xml:"text"`
+		} `xml:"g"`
+	}
+	drawn := strings.Replace(strings.Replace(sample(t).SVG(), ` width="`, ` Width="`, 1), ` height="`, ` Height="`, 1)
+	drawn = strings.Replace(drawn, `width="100%" height="100%"`, "", 1)
+	if err := xml.Unmarshal([]byte(drawn), &svg); err != nil {
+		t.Fatal(err)
+	}
+	boxes, texts := svg.Boxes[1:], svg.Texts // the first is the ground
+	var pods []box
+	for _, p := range svg.Pods {
+		pods, texts = append(pods, p.Box), append(texts, p.Texts...)
+		for _, line := range p.Texts {
+			if line.X < p.Box.X || line.X+len(line.Text)*73/10 > p.Box.X+p.Box.Width || line.Y > p.Box.Y+p.Box.Height {
+				t.Errorf("%q has no room in %+v", line.Text, p.Box)
+			}
+		}
+	}
+	if len(boxes) < 10 || len(pods) != 11 {
+		t.Fatalf("%d boxes and %d pods", len(boxes), len(pods))
+	}
+	for _, list := range [][]box{boxes, pods} {
+		for i, a := range list {
+			if a.X < 0 || a.X+a.Width > svg.Width || a.Y+a.Height > svg.Height {
+				t.Errorf("%+v is outside of the picture", a)
+			}
+			for _, b := range list[i+1:] {
+				if a.X < b.X+b.Width && b.X < a.X+a.Width && a.Y < b.Y+b.Height && b.Y < a.Y+a.Height {
+					t.Errorf("%+v overlaps %+v", a, b)
+				}
+			}
+		}
+	}
+	for _, p := range pods {
+		if !slices.ContainsFunc(boxes, func(n box) bool {
+			return strings.HasPrefix(n.Class, "network") && p.X > n.X && p.X+p.Width < n.X+n.Width && p.Y > n.Y && p.Y+p.Height < n.Y+n.Height
+		}) {
+			t.Errorf("%+v is in no network", p)
+		}
+	}
+	for _, line := range texts {
+		if utf8.RuneCountInString(line.Text)*73/10+line.X > svg.Width || line.Y > svg.Height {
+			t.Errorf("%q is outside of the picture", line.Text)
 		}
 	}
 }

@@ -7,18 +7,19 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/printable"
 )
 
-// Sizes of the picture, in pixels. A character of the font is some 7 wide.
+// Sizes of the picture, in pixels.
 const (
 	svgWidth   = 1240
 	svgLeft    = 20  // of uplinks
 	svgBridge  = 200 // of bridges
 	svgNetwork = 440 // of networks
-	svgPod     = 260 // a pod's width, with the gap
+	svgPod     = 256 // a pod's width, with the gap
 	svgColumns = 3
 	svgLine    = 16
 	svgBox     = 2*svgLine + 10 // of two lines
-	svgChars   = (svgPod - 24) / 7
-	svgAcross  = (svgWidth - 2*svgLeft) / 7
+	svgChars   = (svgPod - 24) * 10 / svgChar10
+	svgAcross  = (svgWidth - 2*svgLeft) * 10 / svgChar10
+	svgChar10  = 73 // of ten characters of the font
 )
 
 // drawing writes SVG from the top down.
@@ -79,7 +80,7 @@ func (d *drawing) bridge(b *Bridge) {
 
 func (d *drawing) network(n *Drawn) {
 	top := d.y
-	title := fold(n.title(), (svgWidth-svgNetwork-svgLeft)/7-4)
+	title := fold(n.title(), (svgWidth-svgNetwork-svgLeft-16)*10/svgChar10)
 	rows := (len(n.Pods) + svgColumns - 1) / svgColumns
 	const pod = svgBox + svgLine + 6 // three lines
 	height := (1+len(title))*svgLine + 10 + rows*pod

@@ -29,6 +29,8 @@ else
 	need kea-dhcp4 kea-dhcp4-server
 	need bird bird2
 	need vtysh frr
+	need firewalld firewalld
+	need dbus-daemon dbus
 	need kea-dhcp6 kea-dhcp6-server
 	need busybox busybox-static
 	need nsenter util-linux

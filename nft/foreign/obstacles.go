@@ -148,7 +148,7 @@ func (c *Conn) chainObstacles(ctx context.Context, p *podPacket) ([]Obstacle, er
 			return nil, err
 		}
 		effect, by := ch.stops(t, p)
-		if effect == "" || ch.table == firewalldTable && t.mentions(p) {
+		if effect == "" || ch.table == firewalldTable && t.mentions(p) && !t.isZoneOf(p, by) {
 			continue
 		}
 		list = append(list, ch.obstacle(effect, by, t, p))
@@ -334,6 +334,23 @@ func (t *content) mentions(p *podPacket) bool {
 	return false
 }
 
+// isZoneOf says that a rule stands in the chain of the firewalld zone that the bridge is in, which
+// has firewalld hand over what comes in by it: a zone that rejects what it does not know. What
+// names the bridge otherwise is its owner's decision.
+func (t *content) isZoneOf(p *podPacket, by *rule) bool {
+	if by == nil {
+		return false
+	}
+	for _, rules := range t.chains {
+		for _, r := range rules {
+			if r.verdict == goesTo && r.target == by.chain && len(r.conditions) == 1 && r.conditions[0].on == onIn && r.conditions[0].names(p.bridge) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // obstacle names the chain, and an accept that helps: right before the rule that stops pods,
 // or at the chain's end, so that it overrides nothing else.
 func (ch *hookedChain) obstacle(effect string, by *rule, t *content, p *podPacket) Obstacle {
@@ -346,7 +363,8 @@ func (ch *hookedChain) obstacle(effect string, by *rule, t *content, p *podPacke
 	switch {
 	case ch.table == firewalldTable:
 		o.Kind = Firewalld
-		o.Remedy = "firewall-cmd --permanent --zone=trusted --add-interface=" + bridge + " && firewall-cmd --reload"
+		// To add it fails where it is in another zone.
+		o.Remedy = "firewall-cmd --permanent --zone=trusted --change-interface=" + bridge + " && firewall-cmd --reload"
 	case !ch.beforeOurs():
 		o.Remedy = fmt.Sprintf("%s 'meta mark & 0x%x == 0x%x counter accept'", insert, p.mark, p.mark)
 	case ch.family != unix.NFPROTO_INET && ch.name == iptablesForward:

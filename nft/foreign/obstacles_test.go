@@ -330,7 +330,7 @@ func firewalldFixture(tb testing.TB) string {
 func TestFirewalldInTheWay(t *testing.T) {
 	t.Parallel()
 	const want = "chain filter_FORWARD of table inet firewalld drops or rejects, by a rule for all that it does not know, what pods send; " +
-		"this helps: firewall-cmd --permanent --zone=trusted --add-interface=cbr0 && firewall-cmd --reload"
+		"this helps: firewall-cmd --permanent --zone=trusted --change-interface=cbr0 && firewall-cmd --reload"
 	for _, tc := range []struct {
 		name  string
 		path  Path
@@ -341,6 +341,9 @@ func TestFirewalldInTheWay(t *testing.T) {
 		{name: "the bridge is in a zone", rules: []string{
 			`add chain inet firewalld filter_FWD_trusted { accept; }`, `insert rule inet firewalld filter_FORWARD_ZONES iifname "cbr0" goto filter_FWD_trusted`,
 		}},
+		{name: "the bridge is in a zone that rejects", rules: []string{
+			`add chain inet firewalld filter_FWD_drop { drop; }`, `insert rule inet firewalld filter_FORWARD_ZONES iifname "cbr0" goto filter_FWD_drop`,
+		}, want: []string{want}},
 		{name: "another link is in a zone", rules: []string{
 			`add chain inet firewalld filter_FWD_trusted { accept; }`, `insert rule inet firewalld filter_FORWARD_ZONES iifname "cbr01" goto filter_FWD_trusted`,
 		}, want: []string{want}},

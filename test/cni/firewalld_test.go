@@ -1,0 +1,164 @@
+package cni
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// firewalld is the real one, on a node, with a bus and a configuration of its own.
+type firewalld struct {
+	*node
+	environ []string
+}
+
+func (n *node) firewalld(t *testing.T) *firewalld {
+	t.Helper()
+	for _, program := range []string{"firewalld", "firewall-cmd", "dbus-daemon"} {
+		need(t, program)
+	}
+	dir, err := os.MkdirTemp("", "fw") // short: a socket's address has room for 107 bytes
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	bus := "unix:path=" + filepath.Join(dir, "bus")
+	config := `<busconfig><type>session</type><listen>` + bus + `</listen><auth>EXTERNAL</auth><policy context="default">
+		<allow send_destination="*" eavesdrop="true"/><allow eavesdrop="true"/><allow own="*"/></policy></busconfig>`
+	if err := os.WriteFile(filepath.Join(dir, "bus.conf"), []byte(config), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	f := &firewalld{n, append(os.Environ(), "DBUS_SYSTEM_BUS_ADDRESS="+bus)}
+	begin := func(name string, args ...string) {
+		t.Helper()
+		out, err := os.Create(filepath.Join(dir, name+".out"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer out.Close()
+		cmd := exec.Command(name, args...)
+		cmd.Env, cmd.Stdout, cmd.Stderr = f.environ, out, out
+		if err := n.ns.Do(cmd.Start); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			cmd.Process.Kill()
+			cmd.Wait()
+			if t.Failed() {
+				t.Logf("%s: %s%s", name, readFileIf(t, out.Name()), readFileIf(t, filepath.Join(dir, "log")))
+			}
+		})
+	}
+	begin("dbus-daemon", "--config-file="+filepath.Join(dir, "bus.conf"), "--nofork", "--nopidfile")
+	c := &cluster{TB: t}
+	c.until("the bus", func() bool { _, err := os.Stat(filepath.Join(dir, "bus")); return err == nil })
+	begin("firewalld", "--nofork", "--nopid", "--system-config", filepath.Join(dir, "etc"), "--log-target", "file", "--log-file", filepath.Join(dir, "log"))
+	c.until("firewalld", func() bool { return f.try("firewall-cmd --state").status == 0 })
+	return f
+}
+
+// try runs a line of shell on the node, with firewalld's bus.
+func (f *firewalld) try(line string) outcome {
+	f.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	o, err := f.exec(ctx, "/bin/sh", nil, f.environ, "-ec", line)
+	if err != nil {
+		f.Fatal(err)
+	}
+	return o
+}
+
+func (f *firewalld) do(line string) {
+	f.Helper()
+	if o := f.try(line); o.status != 0 {
+		f.Fatalf("%s: %+v", line, o)
+	}
+}
+
+// What check and doctor name where the real firewalld stops pods is what stops them, and the
+// command that they advise helps, and lasts.
+func TestFirewalldStopsPodsUntilTheAdvisedCommand(t *testing.T) {
+	t.Parallel()
+	for name, lines := range map[string][]string{
+		"no link is in a zone":                          nil,
+		"the links are in a zone that does not forward": {"--zone=public --add-interface=eth0", "--zone=public --add-interface=cbr0", "--zone=public --remove-forward"},
+		"the bridge is in a zone that drops":            {"--zone=public --add-interface=eth0", "--zone=drop --add-interface=cbr0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			out := n.outside()
+			w := n.portnet(nil)
+			a := n.pod("a")
+			w.add(a, publish(t, "8080:80/tcp"))
+			a.serve(t, "tcp", 80)
+			wantPing(t, a.NS, outside4, outside6)
+			f := n.firewalld(t)
+			for _, line := range lines {
+				f.do("firewall-cmd --permanent " + line)
+			}
+			if len(lines) > 0 {
+				f.do("firewall-cmd --reload")
+			}
+			wantNoPing(t, a.NS, outside4, outside6)
+
+			const command = "firewall-cmd --permanent --zone=trusted --change-interface=cbr0 && firewall-cmd --reload"
+			if o := n.operate("check", "--state", n.state); o.status != 4 || !strings.Contains(o.stdout, "table inet firewalld") || !strings.Contains(o.stdout, "this helps: "+command+" [configuration]\n") {
+				t.Errorf("check: %+v", o)
+			}
+			o := n.operate("doctor", "--dns", "none", "--state", n.state, "a")
+			if _, remedy, ok := strings.Cut(o.stdout, "\n  firewall "); o.status != 4 || !ok || !strings.Contains(remedy, "filter_FORWARD of table inet firewalld") || !strings.Contains(remedy, "this helps: "+command+"\n") {
+				t.Errorf("doctor: %+v", o)
+			}
+			wantError(t, w.status(), 50, command)
+
+			f.do(w.advised(t))
+			for _, when := range []string{"the advised command", "a reload", "a complete reload"} {
+				wantPing(t, a.NS, outside4, outside6)
+				if _, err := nstest.AskWithin(t, out, "tcp", netip.AddrPortFrom(nstest.Addr(uplink4), 8080), 10*time.Second); err != nil {
+					t.Errorf("after %s, the published port: %v", when, err)
+				}
+				if o := n.operate("check", "--state", n.state); o.status != 0 {
+					t.Errorf("check after %s: %+v", when, o)
+				}
+				if o := n.operate("doctor", "--dns", "none", "--state", n.state, "a"); o.status != 0 {
+					t.Errorf("doctor after %s: %+v", when, o)
+				}
+				f.do(fmt.Sprintf("firewall-cmd %s", map[bool]string{true: "--complete-reload", false: "--reload"}[when == "a reload"]))
+			}
+			if err := w.status(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// From version 1 on a zone forwards between its links: then pods pass, and nobody says otherwise.
+func TestFirewalldWhoseZoneForwardsIsInNobodysWay(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.outside()
+	w := n.podnet(nil)
+	f := n.firewalld(t)
+	f.do("firewall-cmd --permanent --zone=public --add-interface=eth0 && firewall-cmd --permanent --zone=public --query-forward && firewall-cmd --reload")
+	a := n.pod("a")
+	w.add(a)
+	wantPing(t, a.NS, outside4, outside6)
+	for _, command := range [][]string{{"check"}, {"doctor", "--dns", "none"}} {
+		if o := n.operate(append(command, "--state", n.state)...); o.status != 0 {
+			t.Errorf("%s: %+v", command, o)
+		}
+	}
+	if err := w.status(); err != nil {
+		t.Error(err)
+	}
+}

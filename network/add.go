@@ -210,7 +210,7 @@ func (a *adding) tie(ctx context.Context) (*tied, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := refuseListeners(ctx, a.pod); err != nil {
+	if err := refuseListeners(ctx, a.pod, g.addresses, a.nw.SLAAC); err != nil {
 		return nil, err
 	}
 	b, err := build.Ready(ctx, a.s, p.want)

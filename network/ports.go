@@ -2,6 +2,8 @@ package network
 
 import (
 	"context"
+	"net/netip"
+	"slices"
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/hostport"
@@ -23,12 +25,27 @@ func published(ports []HostPort) []state.Published {
 }
 
 // refuseListeners looks for sockets of the host that have one of the ports: their
-// packets would go to the pod from now on.
-func refuseListeners(ctx context.Context, pod *Pod) error {
+// packets would go to the pod from now on. A port on all addresses leads to the pod in the
+// families that it has, or may have yet, as one that leases an address or forms some by itself.
+func refuseListeners(ctx context.Context, pod *Pod, has []ipam.Address, mayHaveMore bool) error {
 	if len(pod.Ports) == 0 {
 		return nil
 	}
-	taken, err := hostport.Listeners(ctx, nil, pod.Ports...)
+	ports := slices.Clone(pod.Ports)
+	of4 := func(a ipam.Address) bool { return a.Prefix.Addr().Is4() }
+	of6 := func(a ipam.Address) bool { return !of4(a) }
+	if has4, has6 := slices.ContainsFunc(has, of4), slices.ContainsFunc(has, of6); has4 != has6 && !mayHaveMore {
+		all := netip.IPv6Unspecified()
+		if has4 {
+			all = netip.IPv4Unspecified()
+		}
+		for i := range ports {
+			if !ports[i].HostAddr.IsValid() {
+				ports[i].HostAddr = all
+			}
+		}
+	}
+	taken, err := hostport.Listeners(ctx, nil, ports...)
 	if err != nil {
 		return err
 	}

@@ -307,6 +307,47 @@ func TestHostPortBesideAProgramOnALoopbackAddressOfItsOwn(t *testing.T) {
 	}
 }
 
+// A program that listens for one family only is in nobody's way who has but the other one.
+func TestHostPortOfAPodWithoutTheFamilyOfAProgramIsPublished(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		ipam             conf
+		program, listens string // of one family, which the pod lacks
+		collides, at     string // a socket that takes the pod's family, too or alone
+		pods, programs   string // where the outside reaches the pod, and where the program
+	}{
+		"IPv4": {hostLocal(subnet4), "tcp6", "[::]:8080", "tcp", "[::]:8081", uplink4, uplink6},
+		"IPv6": {hostLocal(subnet6), "tcp4", "0.0.0.0:8080", "tcp6", "[::]:8081", uplink6, uplink4},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			out := n.outside()
+			nstest.Serve(t, n.ns, tc.program, netip.MustParseAddrPort(tc.listens))
+			nstest.Serve(t, n.ns, tc.collides, netip.MustParseAddrPort(tc.at))
+			w := n.portnet(conf{"ipam": tc.ipam})
+			p := n.pod("a")
+			w.add(p, publish(t, "8080:80/tcp"))
+			// The pod has no server: what is sent to it is refused, and the program answers the rest.
+			if _, err := askPort(t, out, "tcp", tc.pods, 8080); err == nil {
+				t.Errorf("the port leads to the program by %s", tc.pods)
+			}
+			p.serve(t, "tcp", 80)
+			for _, at := range []string{tc.pods, tc.programs} {
+				if _, err := askPort(t, out, "tcp", at, 8080); err != nil {
+					t.Errorf("%s: %v", at, err)
+				}
+			}
+			_, err := w.tryAdd(n.pod("b"), publish(t, "8081:80/tcp"))
+			wantError(t, err, 112, "8081/tcp is in use by ")
+			// A pod of both families has the program's, too.
+			nstest.Serve(t, n.ns, tc.program, netip.MustParseAddrPort(strings.Replace(tc.listens, "8080", "8082", 1)))
+			_, err = n.portnet(nil).tryAdd(n.pod("c"), publish(t, "8082:80/tcp"))
+			wantError(t, err, 112, "8082/tcp is in use by ")
+		})
+	}
+}
+
 func TestHostPortsAreGivenBackWithoutBeingPassedAgain(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -30,6 +30,23 @@ func TestPodCIDRsAreWrittenOnce(t *testing.T) {
 	n.wantNothing()
 }
 
+// containerd fills in the routes of both families, too, and what it makes is a network that works.
+func TestTemplateOfAClusterMakesANetwork(t *testing.T) {
+	t.Parallel()
+	n := newNodeOf(t, clusterTemplate)
+	n.setPodCIDRs(oldCIDRs)
+	if loaded := n.loadedConflist(); loaded != render(t, clusterTemplate, oldCIDRs) {
+		t.Errorf("containerd makes another network of the template than the tests do: %s", loaded)
+	}
+	p := n.runPod("a")
+	n.wantGateways(oldGateway4, oldGateway6)
+	for i := range p.ips {
+		wantAnswer(t, n.ns, "tcp", p.at(i))
+	}
+	p.remove()
+	n.wantNothing()
+}
+
 func TestOldGatewaysStayUntilTheirPodsAreGone(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -29,6 +29,8 @@ type node struct {
 	ns  *netns.NS
 	dir string // for containerd; the test and the node know it by the same path
 
+	template string // what containerd makes its network of
+
 	init     *exec.Cmd // see nodeInit
 	toInit   io.WriteCloser
 	fromInit *bufio.Reader
@@ -48,6 +50,9 @@ const (
 // templatePath is what this module tests beside the plugin.
 const templatePath = "../../deploy/containerd/10-tombolo.conflist.template"
 
+// clusterTemplate is that of docs/cluster.md.
+const clusterTemplate = "../../deploy/cluster/10-tombolo.conflist.template"
+
 // conflistName is the name that containerd gives to what it makes of the template.
 const conflistName = "10-containerd-net.conflist"
 
@@ -55,8 +60,13 @@ const conflistName = "10-containerd-net.conflist"
 // with the test, with all its processes, mounts and control groups.
 func newNode(t testing.TB) *node {
 	t.Helper()
+	return newNodeOf(t, templatePath)
+}
+
+func newNodeOf(t testing.TB, template string) *node {
+	t.Helper()
 	requirePrograms(t)
-	n := &node{TB: t, ns: nstest.New(t)}
+	n := &node{TB: t, ns: nstest.New(t), template: template}
 	n.run("ip", "link", "set", "lo", "up") // where containerd listens for streams
 	n.makeDir()
 	n.startInit()
@@ -94,7 +104,7 @@ func (n *node) makeDir() {
 			n.Error(err)
 		}
 	})
-	absolute, err := filepath.Abs(templatePath)
+	absolute, err := filepath.Abs(n.template)
 	if err != nil {
 		n.Fatal(err)
 	}
@@ -251,16 +261,25 @@ func (n *node) rewritePodCIDRs(cidrs string) {
 // renderTemplate is what containerd makes of the template.
 func renderTemplate(t testing.TB, cidrs string) string {
 	t.Helper()
-	tmpl, err := template.ParseFiles(templatePath)
+	return render(t, templatePath, cidrs)
+}
+
+func render(t testing.TB, path, cidrs string) string {
+	t.Helper()
+	tmpl, err := template.ParseFiles(path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	ranges := strings.Split(cidrs, ",")
+	var routes []string
+	for _, cidr := range ranges {
+		routes = append(routes, map[bool]string{true: "0.0.0.0/0", false: "::/0"}[nstest.Prefix(cidr).Addr().Is4()])
+	}
 	var out strings.Builder
 	err = tmpl.Execute(&out, struct {
 		PodCIDR               string
 		PodCIDRRanges, Routes []string
-	}{ranges[0], ranges, []string{"0.0.0.0/0"}})
+	}{ranges[0], ranges, routes})
 	if err != nil {
 		t.Fatal(err)
 	}

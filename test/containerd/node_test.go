@@ -63,10 +63,10 @@ func newNode(t testing.TB) *node {
 	return newNodeOf(t, templatePath)
 }
 
-func newNodeOf(t testing.TB, template string) *node {
+func newNodeOf(t testing.TB, path string) *node {
 	t.Helper()
 	requirePrograms(t)
-	n := &node{TB: t, ns: nstest.New(t), template: template}
+	n := &node{TB: t, ns: nstest.New(t), template: path}
 	n.run("ip", "link", "set", "lo", "up") // where containerd listens for streams
 	n.makeDir()
 	n.startInit()

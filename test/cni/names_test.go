@@ -26,6 +26,7 @@ type side struct {
 	programs string // the directory of them
 	data     string // for the files that a configuration names, as DATA
 	pods     map[string]*pod
+	results  map[string]string // of a pod's last ADD
 }
 
 // sides are two nodes alike: one with the reference's plugins, and one with this program by
@@ -42,7 +43,7 @@ func sides(t testing.TB) (theirs, ours *side) {
 // newSide makes a node with the reference's plugins, where some names are this program's.
 func newSide(t testing.TB, peers string, ours []string) *side {
 	t.Helper()
-	s := &side{node: newNode(t), programs: t.TempDir(), data: t.TempDir(), pods: map[string]*pod{}}
+	s := &side{node: newNode(t), programs: t.TempDir(), data: t.TempDir(), pods: map[string]*pod{}, results: map[string]string{}}
 	for _, name := range []string{"bridge", "ptp", "macvlan", "host-local", "static", "dhcp", "portmap", "bandwidth", "firewall", "tuning", "loopback"} {
 		target := filepath.Join(peers, name)
 		if _, err := os.Stat(target); err != nil {

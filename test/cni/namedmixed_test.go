@@ -1,0 +1,91 @@
+package cni
+
+import (
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// chain runs the plugins of a list for a pod as libcni does, and gives the last result; the types
+// say which.
+func (s *side) chain(what, id string, plugins []string) string {
+	s.Helper()
+	prev := ""
+	order := plugins
+	if what == "DEL" {
+		order = nil
+		for i := range plugins {
+			order = append(order, plugins[len(plugins)-1-i])
+		}
+	}
+	for _, plugin := range order {
+		var conf struct{ Type string }
+		if err := json.Unmarshal([]byte(plugin), &conf); err != nil {
+			s.Fatal(err)
+		}
+		full := `{"cniVersion":"1.0.0","name":"net","stateDir":"STATE",` + strings.TrimPrefix(plugin, "{")
+		if prev == "" && what != "ADD" {
+			prev = s.results[id]
+		}
+		if prev != "" {
+			full = strings.TrimSuffix(full, "}") + `,"prevResult":` + prev + "}"
+		}
+		o := s.call(verb{plugin: conf.Type, verb: what, id: id, conf: full})
+		if o.status != 0 {
+			s.Errorf("%s of %s by %s: %s", what, id, conf.Type, o.stdout)
+			return ""
+		}
+		if what == "ADD" {
+			prev = o.stdout
+		}
+	}
+	if what == "ADD" {
+		s.results[id] = prev
+	}
+	return prev
+}
+
+// In whichever mixture, plugins by name and the reference's own give a pod the same, and either's
+// DEL leaves nothing of it.
+func TestPluginsByNameMixWithTheReferences(t *testing.T) {
+	t.Parallel()
+	const ipam = `"ipam":{"type":"host-local","dataDir":"DATA/n","subnet":"10.5.0.0/24","routes":[{"dst":"0.0.0.0/0"}]}`
+	const tune = `{"type":"tuning","dataDir":"DATA/t","mac":"02:00:00:00:00:77","mtu":1400,"sysctl":{"net.core.somaxconn":"99"}}`
+	const limit = `{"type":"bandwidth","ingressRate":8000000,"ingressBurst":800000}`
+	for name, plugins := range map[string][]string{
+		"bridge":  {`{"type":"bridge","isGateway":true,` + ipam + `}`, tune, limit},
+		"ptp":     {`{"type":"ptp",` + ipam + `}`, tune, limit},
+		"macvlan": {`{"type":"macvlan","master":"up0",` + ipam + `}`, tune},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			peers, randomMAC := referenceDir(t), regexp.MustCompile(`([0-9a-f]{2}:){5}[0-9a-f]{2}`)
+			want := ""
+			for _, ours := range [][]string{nil, byName(), {"bridge"}, {"host-local"}, {"tuning"}, {"bridge", "tuning"}} {
+				s := newSide(t, peers, ours)
+				nstest.Veth(t, s.ns, "up0", s.ns, "up1")
+				s.chain("ADD", "a", plugins)
+				said := said(t, s.results["a"])
+				got := fmt.Sprintf("%s\n%s%s", said[:strings.Index(said+`"routes"`, `"routes"`)], tunable(t, s.of("a")), randomMAC.ReplaceAllString(s.files(), "MAC"))
+				if want == "" {
+					want = got
+				}
+				if got != want {
+					t.Errorf("with %q: the reference makes\n%s\nand this\n%s", ours, want, got)
+				}
+				s.chain("CHECK", "a", plugins)
+				s.chain("DEL", "a", plugins)
+				if left := s.files(); left != "" {
+					t.Errorf("with %q: %s is left", ours, left)
+				}
+				if links := nstest.Run(t, s.of("a").NS, "ip", "-o", "link"); strings.Contains(links, "eth0") {
+					t.Errorf("with %q: %s is left", ours, links)
+				}
+			}
+		})
+	}
+}

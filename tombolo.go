@@ -11,6 +11,7 @@
 //	route          routes, rules and neighbours
 //	bridge         a bridge, and the veth pair that ties a pod to it
 //	bridge/bandwidth  limits of what a pod sends and receives
+//	bridge/vlan    VLANs of a bridge's ports, and the host's link in one
 //	bridge/uplink  a NIC of the host's as a port of a bridge, and back
 //	nft            forwarding and masquerade for pods, as nf_tables set elements
 //	nft/guard      what a port of a bridge may say: rules and elements, as data

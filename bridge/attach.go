@@ -74,7 +74,11 @@ func (c *Conn) Attach(ctx context.Context, pod *netns.NS, port Port) (*Attachmen
 		}
 		return nil, c.undo(&port, err)
 	}
-	if err := c.refuseIPv6(port.Name, false); err != nil {
+	err := c.refuseIPv6(port.Name, false)
+	if err == nil {
+		err = c.joinVLANs(ctx, &port)
+	}
+	if err != nil {
 		entered.abandon()
 		return nil, c.undo(&port, err)
 	}

@@ -55,6 +55,10 @@ type Bridge struct {
 	// help against the parameters net.bridge.bridge-nf-call-iptables and -ip6tables,
 	// which are 1 in a new namespace and hold for each bridge in it.
 	NFCall *bool
+	// VLANFiltering has the bridge keep VLANs apart, as Port.VLAN needs it; false leaves it as
+	// it is, and a new bridge without. Ports that are there stay in the default VLAN, and what
+	// they send with a tag is dropped from then on.
+	VLANFiltering bool
 	// MaxLearned is how many MACs the bridge learns from what its ports send
 	// (IFLA_BR_FDB_MAX_LEARNED, Linux 6.7; an older kernel has no such limit): a sender
 	// with ever new ones fills the host's memory otherwise. Frames to a MAC for which there
@@ -223,13 +227,16 @@ func (c *Conn) correctBridge(ctx context.Context, br Bridge, l *Link, pinned boo
 		// To write the address that it has pins it, and flushes its neighbours.
 		r.MAC = want.MAC
 	}
-	if br.NFCall != nil || br.limits(l) {
+	if br.NFCall != nil || br.limits(l) || br.VLANFiltering {
 		var data driver.Bridge
 		if br.NFCall != nil {
 			data.NfCallIptables, data.NfCallIp6tables = enable(*br.NFCall), enable(*br.NFCall)
 		}
 		if br.limits(l) {
 			data.FdbMaxLearned = &br.MaxLearned
+		}
+		if br.VLANFiltering {
+			data.VlanFiltering = enable(true)
 		}
 		r.Data = &data
 	}
@@ -257,6 +264,7 @@ func (br *Bridge) over(l *Link) Link {
 	if br.NFCall != nil {
 		state.NFCallIPTables, state.NFCallIP6Tables = *br.NFCall, *br.NFCall
 	}
+	state.VLANFiltering = state.VLANFiltering || br.VLANFiltering
 	if br.limits(l) {
 		state.MaxLearned = new(br.MaxLearned)
 	}
@@ -355,8 +363,14 @@ func (c *Conn) Enslave(ctx context.Context, port Port) error {
 		port.BridgeIndex = l.Index
 	}
 	var b nl.Batch
+	if err := c.downUnlessPort(ctx, &b, &port); err != nil {
+		return err
+	}
 	link.Request{Name: port.Name, Master: &port.BridgeIndex}.Set(&b, "enslave", port.Name)
 	if err := c.configure(ctx, &b, &port, false); err != nil {
+		return err
+	}
+	if err := c.joinVLANs(ctx, &port); err != nil {
 		return err
 	}
 	if err := c.mendHostEnd(ctx, port.Name); err != nil || !port.StaticFDB {

@@ -122,6 +122,9 @@ func (br *Bridge) differences(l *Link) []tombolo.Difference {
 		cmp.flag("nf_call_iptables", *br.NFCall, l.Bridge.NFCallIPTables)
 		cmp.flag("nf_call_ip6tables", *br.NFCall, l.Bridge.NFCallIP6Tables)
 	}
+	if br.VLANFiltering {
+		cmp.flag("vlan_filtering", true, l.Bridge.VLANFiltering)
+	}
 	if br.limits(l) {
 		cmp.limit("fdb_max_learned", br.MaxLearned, *l.Bridge.MaxLearned)
 	}
@@ -162,6 +165,13 @@ func (c *Conn) checkPort(ctx context.Context, p *Port) ([]tombolo.Difference, er
 			cmp.list = append(cmp.list, tombolo.Difference{Object: "bridge " + p.Bridge, What: "link", Want: "up", Have: "down"})
 		}
 		cmp.port(p, l.Port)
+		if !p.VLAN.IsZero() {
+			diffs, err := c.VLANs().Check(ctx, l.Index, p.Name, p.VLAN)
+			if err != nil {
+				return nil, err
+			}
+			cmp.list = append(cmp.list, diffs...)
+		}
 		if err := cmp.staticFDB(ctx, c, p, l.Index); err != nil {
 			return nil, err
 		}

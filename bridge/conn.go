@@ -10,6 +10,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/bridge/vlan"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -152,6 +153,15 @@ func (c *Conn) Routes() *route.Conn {
 		return nil
 	}
 	return route.On(c.nl)
+}
+
+// VLANs works on those of the bridges' namespace, over this connection's socket. It needs no
+// Close.
+func (c *Conn) VLANs() *vlan.Conn {
+	if c == nil {
+		return nil
+	}
+	return vlan.On(c.nl)
 }
 
 // execute sends a batch unless ctx is done: the kernel's work on it cannot be

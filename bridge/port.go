@@ -12,6 +12,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/bridge/vlan"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/route"
@@ -72,6 +73,10 @@ type Port struct {
 	// NoMulticastFlood keeps unknown multicast off the port. Pods that resolve each
 	// other over IPv6 then need a multicast querier on the bridge.
 	NoMulticastFlood bool
+
+	// VLAN is which of the bridge's VLANs the port is in; the zero Membership leaves it in the
+	// default one. The bridge has to filter VLANs, or all are one.
+	VLAN vlan.Membership
 
 	// Addresses are the pod's, each with the length of its prefix.
 	Addresses []netip.Prefix
@@ -149,7 +154,7 @@ func (p *Port) validate() error {
 			return fmt.Errorf("%w: an address is not valid", ErrInvalid)
 		}
 	}
-	return nil
+	return p.VLAN.Check()
 }
 
 // checkName holds a link's name to the kernel's rules (dev_valid_name).
@@ -187,11 +192,15 @@ func unless0(group uint32) *uint32 {
 // configure appends what the kernel passes over in a request that creates: the
 // alias, and the attributes of the port; of a fresh port only those which it does
 // not have by itself. The link is found by its name, so that this can stand in the
-// same sendmsg. With all that, and not before, it comes up.
+// same sendmsg. With all that, and not before, it comes up; one in VLANs only once it
+// is in these.
 func (p *Port) configure(b *nl.Batch, fresh bool) {
 	r := link.Request{
-		Name: p.Name, Flags: unix.IFF_UP, Change: unix.IFF_UP, Port: p.flags(fresh),
+		Name: p.Name, Port: p.flags(fresh),
 		IPv4: noIPv4(), NoLinkLocal: !p.noIPv6 && (p.MTU == 0 || hasIPv6(p.MTU)),
+	}
+	if p.VLAN.IsZero() { // else see joinVLANs
+		r.Flags, r.Change = unix.IFF_UP, unix.IFF_UP
 	}
 	if p.Alias != "" {
 		r.Alias = &p.Alias

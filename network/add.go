@@ -113,6 +113,9 @@ func (a *adding) run(ctx context.Context) (*Attachment, error) {
 	if len(a.pod.Ports) > 0 {
 		// After all else is undone, the record included.
 		a.back.push(func(ctx context.Context) error { return teardown.CloseLoopback(ctx, a.s, a.nw.Bridge, false) })
+		if a.nw.VLAN.ID != 0 {
+			a.back.push(func(ctx context.Context) error { return teardown.CloseLoopback(ctx, a.s, a.nw.GatewayLink(), false) })
+		}
 	}
 	if err := a.begin(ctx); err != nil {
 		return nil, err
@@ -171,6 +174,9 @@ func (a *adding) run(ctx context.Context) (*Attachment, error) {
 func (a *adding) made(t *tied) *Attachment {
 	at := attachmentOf(&t.plan.rec)
 	at.BridgeMAC, at.BridgeMTU = t.built.Bridge.MAC, t.built.MTU
+	if l := t.built.At; l.Index != t.built.Bridge.Index {
+		at.HostVLAN, at.HostVLANMAC = l.Name, l.MAC
+	}
 	at.PortMAC, at.MAC = t.link.MAC, t.link.PeerMAC
 	at.Routes, at.DNS = a.metrics.Apply(withDefaultRoutes(a.nw, t.plan.rec.Addresses, t.given.routes)), t.given.dns
 	if t.lease != nil && t.lease.Applied.MTU > 0 {

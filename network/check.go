@@ -77,6 +77,7 @@ func (k *checking) link(ctx context.Context, found *inspect.Findings) error {
 		return err
 	}
 	port.Bridge = k.nw.Bridge
+	port.VLAN = k.nw.VLAN
 	port.Hairpin, port.Isolated = k.nw.Hairpin, k.nw.Isolated
 	if told := k.pod.Reported; told != nil {
 		// The entry is of the MAC that Add gave, whatever others gave instead.
@@ -142,11 +143,15 @@ func (k *checking) network(ctx context.Context, found *inspect.Findings) error {
 	}
 	own := *rec
 	own.Gateways = k.gateways()
-	if err := inspect.Gateways(ctx, k.s, &own, l, found); err != nil {
+	at, err := recorded.GatewayLink(ctx, k.s.Links, rec, l)
+	if err != nil {
+		return err
+	}
+	if err := inspect.Gateways(ctx, k.s, &own, at, found); err != nil {
 		return err
 	}
 	if endpoint.PublishesIPv4(k.rec) {
-		if err := inspect.Loopback(ctx, rec, l, found); err != nil {
+		if err := inspect.Loopback(ctx, rec, at, l, found); err != nil {
 			return err
 		}
 	}

@@ -12,9 +12,10 @@ import (
 // Known is what a caller knows of attachments that have no record: from its configuration, or
 // from the result of an Add. The zero Known is nothing.
 type Known struct {
-	Bridge    string              // of their network
-	Addresses func() []netip.Addr // of the one that Del is for; called only if it has no record
-	Leased    bool                // their addresses come by DHCP
+	Bridge      string              // of their network
+	GatewayLink string              // of their network: see Network.GatewayLink
+	Addresses   func() []netip.Addr // of the one that Del is for; called only if it has no record
+	Leased      bool                // their addresses come by DHCP
 }
 
 // Del takes an attachment down. It needs neither the pod's namespace nor a configuration: the

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
+	"github.com/tombolo-cni/tombolo/bridge/vlan"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
@@ -66,6 +67,10 @@ type Network struct {
 	Uplink uplink.Uplink
 	// Exit is where the default route of pods on a LAN leads; empty where they are on none.
 	Exit Exit
+	// VLAN is which of the bridge's VLANs the pods' ports are in; the zero Membership is the
+	// bridge's default one, of which the bridge itself is too. A gateway is in VLAN.ID by a
+	// link of its own, see GatewayLink. An uplink carries them all with their tags.
+	VLAN vlan.Membership
 	// SLAAC has pods form IPv6 addresses by router advertisements of the LAN.
 	SLAAC bool
 }
@@ -114,7 +119,7 @@ func (nw *Network) check() error {
 	if nw.MACOnly && nw.Untrusted {
 		return fail.Errorf(ErrInvalid, "network %q: MACOnly and Untrusted exclude each other", nw.Name)
 	}
-	return nil
+	return nw.CheckVLAN()
 }
 
 // checkName holds a network's name to the CNI specification's form, and to what can name a

@@ -55,7 +55,7 @@ func (a *adding) plan(g given, made *bridge.Attachment) (*plan, error) {
 	p.port = bridge.Port{
 		Bridge: nw.Bridge, Name: a.base.HostIf, Peer: a.pod.IfName,
 		Hairpin: nw.Hairpin, Isolated: nw.Isolated, ForwardGroups: true, Down: nw.Down, DAD: nw.DAD,
-		PeerMAC: mac, Group: nft.PodGroup, NoWait: true, SameNetNS: a.pod.SameNetNS,
+		PeerMAC: mac, Group: nft.PodGroup, NoWait: true, SameNetNS: a.pod.SameNetNS, VLAN: nw.VLAN,
 		// Neighbours know an address's last MAC: that which follows from it, unless another
 		// was asked for, or another plugin gave the address to a pod of its own.
 		Announce: mac != nil || a.base.DataDir != "",
@@ -91,7 +91,7 @@ func wantOf(nw *Network, hash string, mark uint32) *build.Want {
 			Name: nw.Name, Bridge: nw.Bridge, MTU: nw.MTU,
 			Masquerade: nw.Masquerade, NonMasquerade: nw.NonMasquerade,
 			Policy: recorded.PolicyName(nw.Policy), Guard: nw.Guard, Mark: uint64(mark), NFCall: nw.NFCall, Promiscuous: nw.Promiscuous,
-			Uplink: nw.Uplink.NIC, DefaultRoute: string(nw.Exit), SLAAC: nw.SLAAC,
+			Uplink: nw.Uplink.NIC, DefaultRoute: string(nw.Exit), SLAAC: nw.SLAAC, VLAN: recorded.VLANRecord(nw.VLAN),
 		},
 		DefaultMTU: nw.DefaultMTU, Gateway: nw.Gateway, Routed: nw.Routed, ForceAddress: nw.ForceAddress, Owner: hash,
 	}

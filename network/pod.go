@@ -85,13 +85,16 @@ type Attachment struct {
 
 	Bridge    string
 	BridgeMAC net.HardwareAddr
-	BridgeMTU int
-	Port      string // the host's end
-	PortMAC   net.HardwareAddr
-	MTU       int // of the port
-	MAC       net.HardwareAddr
-	PodMTU    int    // of the pod's end
-	IFB       string // the link that shapes what the pod sends; empty: none
+	// HostVLAN is the host's link in the network's VLAN, that has the gateways; "" if none.
+	HostVLAN    string
+	HostVLANMAC net.HardwareAddr
+	BridgeMTU   int
+	Port        string // the host's end
+	PortMAC     net.HardwareAddr
+	MTU         int // of the port
+	MAC         net.HardwareAddr
+	PodMTU      int    // of the pod's end
+	IFB         string // the link that shapes what the pod sends; empty: none
 
 	Addresses []ipam.Address // IPv4 first
 	Routes    []route.Route  // as they were asked for
@@ -158,7 +161,7 @@ func (p *Pod) record(nw *Network, hash string) *state.Attachment {
 	rec := &state.Attachment{
 		Network: nw.Name, ContainerID: p.ContainerID, IfName: p.IfName, Pod: p.Name, NetNS: p.Path,
 		IPAMType: nw.Origin.Type, DataDir: nw.Origin.Dir,
-		HostIf: "veth" + hash, Bridge: nw.Bridge, Up: !nw.Down,
+		HostIf: "veth" + hash, Bridge: nw.Bridge, VLAN: recorded.VLANRecord(nw.VLAN), Up: !nw.Down,
 		Published: published(p.Ports), Short: hash,
 	}
 	return rec

@@ -31,7 +31,7 @@ func (a *adding) refuse(ctx context.Context, l *bridge.Link, had *dhcpc.Lease) f
 
 // anothersAddress says which pod has an address, of those that are there.
 func (a *adding) anothersAddress(ctx context.Context, own netip.Addr) error {
-	held, err := a.s.Firewall.AddressOwner(ctx, a.nw.Bridge, own)
+	held, err := a.s.Firewall.AddressOwner(ctx, a.nw.GatewayLink(), own)
 	switch {
 	case err == nil && held == nil:
 		return nil

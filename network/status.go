@@ -104,6 +104,9 @@ func (n *Node) probe(ctx context.Context, nw *Network) error {
 		defer br.Close()
 		err = br.Probe()
 	}
+	if err == nil && !nw.VLAN.IsZero() {
+		err = br.VLANs().Probe(ctx)
+	}
 	if err != nil {
 		return err
 	}
@@ -130,7 +133,7 @@ func (n *Node) probe(ctx context.Context, nw *Network) error {
 // podPath is how pods' packets go, as far as is known: another firewall may let pass the subnets
 // of those that there are, and not the bridge.
 func (n *Node) podPath(nw *Network) foreign.Path {
-	path := foreign.Path{Bridge: nw.Bridge}
+	path := foreign.Path{Bridge: nw.GatewayLink()}
 	if rec, err := n.dir.LoadNetwork(nw.Name); err == nil && rec.Bridge == nw.Bridge {
 		path.Prefixes = rec.Subnets
 	}

@@ -26,6 +26,10 @@ type Network struct {
 	// Bridge is the name of the bridge that the network is on. Without it, what is
 	// bridged between its pods has no mark, and the fields below say nothing.
 	Bridge string
+	// VLANOf is the bridge whose VLAN the network is, where Bridge is the host's link in that
+	// VLAN; empty where Bridge is the bridge. What is bridged within the VLAN passes the hooks
+	// by the name of VLANOf, and what the host routes by that of Bridge.
+	VLANOf string
 	// NFCall says that what the bridge forwards passes the firewall's hooks too
 	// (IFLA_BR_NF_CALL_IPTABLES and _IP6TABLES, or the sysctl that does it for all
 	// bridges). Without it, answers between pods of the bridge pass by the host: what
@@ -125,7 +129,7 @@ func (c *Conn) ruleset(n *Network) (*ruleset.Ruleset, error) {
 func (n *Network) spec() *ruleset.Network {
 	s := &ruleset.Network{
 		Key: ruleset.NetworkKey(n.Name), Masquerade: n.Masquerade, Exempt: slices.Concat(n.Prefixes, n.NonMasquerade),
-		Bridge: n.Bridge, NFCall: n.NFCall, LAN: n.LAN, Policy: ruleset.Policy(n.Policy),
+		Bridge: n.Bridge, VLANOf: n.VLANOf, NFCall: n.NFCall, LAN: n.LAN, Policy: ruleset.Policy(n.Policy),
 		Guard: n.Guard, Groups: n.Groups, DropReports: n.DropReports,
 	}
 	for _, d := range n.Dedup {

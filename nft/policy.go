@@ -32,6 +32,8 @@ func (n *Network) checkBridge() error {
 	switch {
 	case n.Bridge != "" && !ident.IsLinkName(n.Bridge):
 		return invalid("network %s: bridge %q is no name of a link", n.Name, n.Bridge)
+	case n.VLANOf != "" && (n.Bridge == "" || !ident.IsLinkName(n.VLANOf)):
+		return invalid("network %s: link %q in a VLAN of bridge %q", n.Name, n.Bridge, n.VLANOf)
 	case n.Policy > Isolated:
 		return invalid("network %s: %s", n.Name, n.Policy)
 	case n.Bridge == "" && n.Policy != Open:

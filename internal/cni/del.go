@@ -37,7 +37,8 @@ func (c *call) key() network.Key {
 
 // known is what a configuration tells of attachments that have no record.
 func (c *NetConf) known() *network.Known {
-	return &network.Known{Bridge: c.settings().Bridge, Leased: c.ipamType() == ipamconf.TypeDHCP}
+	s := c.settings()
+	return &network.Known{Bridge: s.Bridge, GatewayLink: s.GatewayLink(), Leased: c.ipamType() == ipamconf.TypeDHCP}
 }
 
 // addressesIn gives the addresses of a result that are this attachment's: those

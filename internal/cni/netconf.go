@@ -14,6 +14,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
+	"github.com/tombolo-cni/tombolo/internal/cni/vlanconf"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/strict"
@@ -51,16 +52,11 @@ type NetConf struct {
 	MACSpoofCheck             bool    `json:"macspoofchk"`
 	DisableContainerInterface bool    `json:"disableContainerInterface"`
 	PortIsolation             bool    `json:"portIsolation"`
+	vlanconf.Conf
 
 	// Fields of the reference's firewall and bandwidth plugins, with their meaning.
 	IngressPolicy string `json:"ingressPolicy"`
 	Bandwidth
-
-	// Fields of the reference that are known, and refused unless they ask for
-	// nothing.
-	VLAN                int             `json:"vlan"`
-	VLANTrunk           json.RawMessage `json:"vlanTrunk"`
-	PreserveDefaultVLAN bool            `json:"preserveDefaultVlan"`
 
 	// Fields of ours.
 	Mode string `json:"mode"`
@@ -199,7 +195,7 @@ func (p *problems) add(holds bool, format string, args ...any) {
 
 // problems are those that can be seen from one field, or from a few, without asking the kernel.
 func (c *NetConf) problems() problems {
-	p := c.unsupported()
+	var p problems
 	p.add(c.Mode != "" && c.Mode != modeGateway && c.Mode != modeLAN && c.Mode != modeL2, `mode %q is not known: use "gateway", "lan" or "l2"`, c.Mode)
 	if b := c.IPMasqBackend; b != nil {
 		p.add(*b != "nftables" && *b != "" && (!c.bridge || *b != "iptables"), `ipMasqBackend %q is not supported: masquerade is done with nf_tables, so leave the field out or set it to "nftables"`, *b)
@@ -213,33 +209,12 @@ func (c *NetConf) problems() problems {
 	p.add(c.IngressPolicy != "" && policyOf(c.IngressPolicy).String() != c.IngressPolicy, `ingressPolicy %q is not known: use "open", "same-bridge" or "isolated"`, c.IngressPolicy)
 	p.add(c.DisableContainerInterface && c.ipamType() != "", "disableContainerInterface leaves the pod's interface down, so it cannot have addresses: leave out ipam, or disableContainerInterface")
 	c.lanProblems(&p)
+	c.vlanProblems(&p)
 	if _, err := c.Bandwidth.shape("the configuration"); err != nil {
 		p = append(p, err)
 	}
 	_, err := parseLevel(c.LogLevel)
 	p.add(err != nil, `logLevel %q is not known: use "debug", "info", "warn" or "error"`, c.LogLevel)
-	return p
-}
-
-// unsupported names the fields of the reference plugin that would be
-// needed and are not there: to pass over them would give pods another network
-// than the one that was asked for.
-func (c *NetConf) unsupported() problems {
-	var p problems
-	refused := []struct {
-		field string
-		set   bool
-		value string
-	}{
-		{"vlan", c.VLAN != 0, strconv.Itoa(c.VLAN)},
-		{"vlanTrunk", !isEmptyJSON(c.VLANTrunk), string(c.VLANTrunk)},
-		{"preserveDefaultVlan", c.PreserveDefaultVLAN, "true"},
-	}
-	for _, r := range refused {
-		if r.set {
-			p = append(p, newError(codeUnsupportedField, "field %q: %s is not supported by this version", r.field, r.value))
-		}
-	}
 	return p
 }
 
@@ -337,6 +312,11 @@ func (c *NetConf) settings() settings {
 		s.Routed, s.DefaultMTU = false, ethernetMTU
 	}
 	c.lan(&s)
+	s.VLAN, _ = c.Membership()
+	if s.VLAN.ID != 0 && c.DefaultRoute == "" && s.Exit != "" {
+		s.Exit = network.ExitRouter // the host is not in the VLAN
+		s.DefaultGateway = !s.NoDefaultRoute
+	}
 	if s.StateDir == "" || !filepath.IsAbs(s.StateDir) {
 		s.StateDir = network.DefaultStateDir
 	}
@@ -356,6 +336,18 @@ func (c *NetConf) settings() settings {
 		s.Masquerade, s.Gateway, s.DefaultGateway = false, false, false
 	}
 	return s
+}
+
+// vlanProblems are about VLANs that there cannot be, and about those that a network cannot be in.
+func (c *NetConf) vlanProblems(p *problems) {
+	if _, err := c.Membership(); err != nil {
+		p.add(true, "%v", err)
+		return
+	}
+	s := c.settings()
+	if err := s.CheckVLAN(); err != nil {
+		p.add(true, "%v", err)
+	}
 }
 
 func policies() []nft.Policy { return []nft.Policy{nft.Open, nft.SameBridge, nft.Isolated} }

@@ -160,9 +160,18 @@ func TestErrorsOfABadConfiguration(t *testing.T) {
 		{"ingressPolicy", string(with(`"ingressPolicy": "closed"`))},
 		{"nonMasqueradeCIDRs", string(with(`"nonMasqueradeCIDRs": ["10.0.0.0"]`))},
 		{"burst without a rate", string(with(`"ingressBurst": 1000`))},
-		{"vlan", string(with(`"vlan": 7`))},
-		{"vlanTrunk", string(with(`"vlanTrunk": [{"id": 7}]`))},
-		{"preserveDefaultVlan", string(with(`"preserveDefaultVlan": true`))},
+		{"vlan too large", string(with(`"vlan": 4095`))},
+		{"vlan negative", string(with(`"vlan": -1`))},
+		{"vlan of a bridge whose name is too long", string(with(`"vlan": 4094, "bridge": "elevenbytes"`))},
+		{"vlan 1 with a gateway", string(with(`"vlan": 1`))},
+		{"vlan by the host's default route", string(with(`"vlan": 7, "mode": "lan", "uplink": "eth0", "defaultRoute": "host"`))},
+		{"vlanTrunk without maxID", string(with(`"vlanTrunk": [{"minID": 7}]`))},
+		{"vlanTrunk without minID", string(with(`"vlanTrunk": [{"id": 7}, {"maxID": 7}]`))},
+		{"vlanTrunk too large", string(with(`"vlanTrunk": [{"minID": 7, "maxID": 4095}]`))},
+		{"vlanTrunk of 0", string(with(`"vlanTrunk": [{"id": 0}]`))},
+		{"vlanTrunk in the wrong order", string(with(`"vlanTrunk": [{"minID": 8, "maxID": 7}]`))},
+		{"vlanTrunk with another field", string(with(`"vlanTrunk": [{"vid": 7}]`))},
+		{"vlanTrunk of a guarded pod", string(with(`"vlanTrunk": [{"id": 7}], "guard": true`))},
 	} {
 		_, err := parseStrict([]byte(tt.conf))
 		fmt.Fprintf(&report, "%s:\n    %s\n", tt.name, describe(err))
@@ -184,7 +193,10 @@ func TestWhatAConfigurationMaySay(t *testing.T) {
 		`"_comment": "for humans", "_": [], "_mtu": "not a number"`,
 		// Fields of the reference that ask for nothing.
 		`"promiscMode": false, "macspoofchk": false, "vlan": 0, "vlanTrunk": [], "preserveDefaultVlan": false`,
-		`"vlanTrunk": null`,
+		`"vlanTrunk": null`, `"vlanTrunk": [{}]`, `"preserveDefaultVlan": true`,
+		// VLANs.
+		`"vlan": 2`, `"vlan": 4094, "preserveDefaultVlan": true`, `"vlan": 7, "vlanTrunk": [{"minID": 1, "maxID": 4094, "id": 7}]`,
+		`"vlan": 7, "mode": "lan", "uplink": "eth0"`, `"vlan": 1, "mode": "l2"`,
 		`"ipMasqBackend": "nftables"`, `"ipMasqBackend": ""`, `"ipMasqBackend": null`,
 		// Bounds.
 		`"mtu": 0`, `"mtu": 68`, `"mtu": 65535`, `"bridge": "fifteen-bytes-x"`, `"bridge": ""`,

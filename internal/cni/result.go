@@ -96,6 +96,9 @@ func (c *call) result(a *asked, from *allocator, made *network.Attachment) *curr
 	if made.IFB != "" {
 		r.Interfaces = append(r.Interfaces, &current.Interface{Name: made.IFB, Mtu: made.MTU})
 	}
+	if made.HostVLAN != "" {
+		r.Interfaces = append(r.Interfaces, &current.Interface{Name: made.HostVLAN, Mac: made.HostVLANMAC.String(), Mtu: made.BridgeMTU})
+	}
 	addresses := made.Addresses
 	if from != nil {
 		addresses = from.said.Ordered(addresses)

@@ -20,7 +20,7 @@ const Leased = "dhcp"
 func Of(a *state.Attachment) nft.Endpoint {
 	mac, _ := net.ParseMAC(a.MAC)
 	ep := nft.Endpoint{
-		Owner: nft.Owner(a.Hash()), Network: a.Network, Bridge: a.Bridge,
+		Owner: nft.Owner(a.Hash()), Network: a.Network, Bridge: a.GatewayLink(),
 		Addrs: Addresses(a), MAC: mac, Masquerade: a.Masquerade, Ports: Ports(a),
 	}
 	if a.Guarded {

@@ -93,7 +93,10 @@ func linkIndex(conn *nl.Conn, name string) (int, error) {
 
 // release sends from the record's bridge.
 func (k kernel) release(ctx context.Context, r *lease.Record, l *dhcpc.Lease) error {
-	index, err := k.link(r.Bridge)
+	index, err := k.link(r.At())
+	if r.GatewayLink != "" && errors.Is(err, unix.ENODEV) {
+		return nil // the host is not in the pod's VLAN: there the lease runs out
+	}
 	if err != nil {
 		return fmt.Errorf("release lease of %s: %w", l.Address.Addr(), err)
 	}

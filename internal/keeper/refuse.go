@@ -20,7 +20,8 @@ import (
 // refuse gives what is asked about each lease that a server grants to a pod. It outlives
 // the visit.
 func (k *Keeper) refuse(r *lease.Record) func(l, held *dhcpc.Lease) error {
-	network, hash, bridge, had := r.Network, r.Hash(), r.Bridge, r.Lease.Address.Addr()
+	network, hash, at, had := r.Network, r.Hash(), r.At(), r.Lease.Address.Addr()
+	bridge := r.Bridge
 	return func(l, held *dhcpc.Lease) error {
 		own := l.Address.Addr()
 		if err := lease.Impossible(l); err != nil {
@@ -32,7 +33,7 @@ func (k *Keeper) refuse(r *lease.Record) func(l, held *dhcpc.Lease) error {
 		if err := k.node.taken(bridge, own, had); err != nil || k.state == nil || own == had && held != nil {
 			return err
 		}
-		return k.anothersAddress(network, hash, bridge, own)
+		return k.anothersAddress(network, hash, at, own)
 	}
 }
 

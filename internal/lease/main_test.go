@@ -51,7 +51,7 @@ func sample() *Record {
 	return &Record{
 		State: Bound, Token: "00000000000000aa", Network: "lan", ContainerID: "abc123", IfName: "eth0", Pod: "default/web-0",
 		NetNS: "/run/netns/cni-1", NetNSCookie: 1<<63 + 7, Boot: "11111111-2222-3333-4444-555555555555",
-		HostIf: "veth12345678901", Bridge: "br0",
+		HostIf: "veth12345678901", Bridge: "br0", GatewayLink: "br0.20",
 		Client: Client{
 			MAC: l.MAC, ClientID: l.ClientID, HostName: "web-0", VendorClass: "tombolo", Address: netip.MustParseAddr("192.0.2.77"), Request: []int{43, 66}, RequestOnly: true,
 			Provide:   []Option{{Code: 51, Value: dhcpc.Hex{0, 0, 0, 60}}},

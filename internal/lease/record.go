@@ -62,6 +62,9 @@ type Record struct {
 
 	HostIf string `json:"hostIf,omitempty"` // the port, in the host's namespace
 	Bridge string `json:"bridge,omitempty"` // its master, from which a dead pod's lease is released
+	// GatewayLink names the host's link in the VLAN of the bridge that the pod is in, though there
+	// be none; empty: in none.
+	GatewayLink string `json:"gatewayLink,omitempty"`
 
 	Client  Client       `json:"client"`
 	Lease   *dhcpc.Lease `json:"lease,omitempty"`
@@ -349,4 +352,12 @@ func checkHash(hash string) error {
 		return fmt.Errorf("hash %.20q: %w: want %d lower-case hexadecimal digits", hash, ErrName, ident.Digits)
 	}
 	return nil
+}
+
+// At names the link by which the host is where the pod is: its bridge, or the one in its VLAN.
+func (r *Record) At() string {
+	if r.GatewayLink != "" {
+		return r.GatewayLink
+	}
+	return r.Bridge
 }

@@ -44,6 +44,7 @@ type Link struct {
 	// Each is nil where the link is of another kind.
 	Bridge *driver.Bridge
 	VXLAN  *driver.Vxlan
+	VLAN   uint16 // of a link of kind vlan; 0 for others
 	Port   *driver.BridgePort
 	// IPv4 and IPv6 are empty where the kernel has nothing of the family on the link.
 	IPv4, IPv6  Parameters
@@ -137,6 +138,11 @@ func (l *Link) info(ad *netlink.AttributeDecoder) error {
 			l.Bridge = new(driver.Bridge)
 			drive(ad, l.Bridge.Decode, unix.IFLA_BR_STP_STATE, unix.IFLA_BR_VLAN_FILTERING,
 				unix.IFLA_BR_NF_CALL_IPTABLES, unix.IFLA_BR_NF_CALL_IP6TABLES, unix.IFLA_BR_FDB_MAX_LEARNED)
+		case "vlan":
+			within(ad, func(ad *netlink.AttributeDecoder) error {
+				l.VLAN = ad.Uint16()
+				return nil
+			}, unix.IFLA_VLAN_ID)
 		case "vxlan":
 			l.VXLAN = new(driver.Vxlan)
 			drive(ad, l.VXLAN.Decode, unix.IFLA_VXLAN_LINK, unix.IFLA_VXLAN_GROUP, unix.IFLA_VXLAN_GROUP6)

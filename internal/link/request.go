@@ -24,6 +24,7 @@ type Request struct {
 	MTU           *int
 	Master        *int    // 0: none
 	TxQLen        *uint32 // of packets
+	Lower         int     // the link that a new one rests on; 0: none
 	Group         *uint32
 	NetNS         *int                 // by its descriptor; where a link is made
 	Kind          string               // that of Data, if there is any
@@ -109,10 +110,10 @@ func (r *Request) Message(typ netlink.HeaderType, flags netlink.HeaderFlags) (ne
 // body is what the library can say.
 func (r *Request) body() *rtnetlink.LinkMessage {
 	m := &rtnetlink.LinkMessage{Index: uint32(r.Index), Flags: r.Flags, Change: r.Change}
-	if r.Name == "" && r.Alias == nil && r.MAC == nil && r.MTU == nil && r.Master == nil && r.Kind == "" && r.Data == nil && r.mask == nil {
+	if r.Name == "" && r.Alias == nil && r.MAC == nil && r.MTU == nil && r.Master == nil && r.Lower == 0 && r.Kind == "" && r.Data == nil && r.mask == nil {
 		return m
 	}
-	m.Attributes = &rtnetlink.LinkAttributes{Name: r.Name, Alias: r.Alias, Address: r.MAC, ExtMask: r.mask}
+	m.Attributes = &rtnetlink.LinkAttributes{Name: r.Name, Alias: r.Alias, Address: r.MAC, ExtMask: r.mask, Type: uint32(r.Lower)}
 	if r.isUsual() {
 		m.Attributes.MTU = uint32(*r.MTU)
 	}

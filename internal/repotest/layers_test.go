@@ -29,7 +29,8 @@ func layers() []layer {
 		{[]string{"internal/tc"}, kernel, "qdiscs and filters, whatever they are for"},
 		{[]string{"internal/conntrack", "internal/sockdiag"}, kernel, "each is one view of what the kernel has, of use without the others"},
 		{[]string{"internal/icmp"}, []string{"netns"}, "it asks the kernel's view of the network, so it must not share ours"},
-		{[]string{"bridge"}, []string{".", "netns", "internal/link", "internal/nl", "internal/sysctl", "internal/ident", "addr", "route"},
+		{[]string{"bridge/vlan"}, []string{".", "internal/link", "internal/nl"}, "ports and links are given by their indexes, whatever made them"},
+		{[]string{"bridge"}, []string{".", "netns", "internal/link", "internal/nl", "internal/sysctl", "internal/ident", "addr", "route", "bridge/vlan"},
 			"other CNIs embed it: it must not bring a firewall, an IPAM, files or CNI along"},
 		{[]string{"bridge/uplink"}, []string{".", "netns", "internal/link", "internal/nl", "internal/sysctl", "addr", "route", "bridge", "internal/conntrack", "internal/icmp", "internal/nftnl", "internal/sockdiag", "internal/tc"},
 			"a host's NIC is taken over for any bridge, with any journal"},
@@ -57,13 +58,13 @@ func layers() []layer {
 			"uplinks and their records: it knows nothing of networks and pods"},
 		{[]string{"network/internal/dhcplease"}, []string{"addr", ".", "bridge", "dhcpc", "dhcpc/transport", "internal/lease", "internal/state", "netns", "network/internal/fail", "route"},
 			"leases of pods: it knows nothing of networks and firewalls"},
-		{[]string{"network/internal/recorded"}, []string{".", "bridge", "bridge/bandwidth", "ipam", "nft", "route", "internal/endpoint", "internal/ident", "internal/state", "internal/sysctl"},
+		{[]string{"network/internal/recorded"}, []string{".", "bridge", "bridge/bandwidth", "bridge/vlan", "ipam", "nft", "route", "internal/endpoint", "internal/ident", "internal/state", "internal/sysctl"},
 			"what records call for, for all packages that make, compare and delete it"},
 		{[]string{"network/internal/session"}, []string{"bridge", "bridge/bandwidth", "ipam", "nft", "nft/foreign", "internal/endpoint", "internal/ident", "internal/lease", "internal/printable", "internal/state", "network/internal/fail", "network/internal/loopback", "network/internal/takeover"},
 			"the node as one call has it open, whatever the call is"},
 		{[]string{"network/internal/reroute"}, []string{".", "network/internal/fail", "addr", "bridge", "netns", "route", "internal/endpoint", "internal/state", "network/internal/dhcplease", "network/internal/recorded", "network/internal/session"},
 			"the pods' way out, after the host's address has changed"},
-		{[]string{"network/internal/teardown"}, []string{"addr", "bridge", "bridge/bandwidth", "ipam", "netns", "nft", "internal/endpoint", "internal/ident", "internal/lease", "internal/state", "network/internal/dhcplease", "network/internal/fail", "hostport", "network/internal/loopback", "network/internal/session", "network/internal/takeover"},
+		{[]string{"network/internal/teardown"}, []string{"addr", "bridge", "bridge/bandwidth", "ipam", "netns", "nft", "internal/endpoint", "internal/ident", "internal/lease", "internal/state", "network/internal/dhcplease", "network/internal/fail", "hostport", "network/internal/loopback", "network/internal/recorded", "network/internal/session", "network/internal/takeover"},
 			"what is gone is gone: it makes nothing"},
 		{[]string{"network/internal/build"}, []string{".", "addr", "bridge", "bridge/bandwidth", "bridge/uplink", "nft", "nft/foreign", "route", "internal/endpoint", "internal/lease", "internal/state", "internal/sysctl", "network/internal/fail", "network/internal/loopback", "network/internal/recorded", "network/internal/reroute", "network/internal/session", "network/internal/takeover", "network/internal/teardown"},
 			"what pods share: it makes no pod"},
@@ -75,7 +76,7 @@ func layers() []layer {
 			"what pods have lost inside, and what no pod has"},
 		{[]string{"network/internal/tuned"}, []string{".", "internal/endpoint", "network/internal/fail", "network/internal/session"},
 			"what follows a link that another program changed"},
-		{[]string{"network"}, []string{".", "network/internal/elements", "network/internal/tuned", "network/internal/mend", "addr", "bridge", "bridge/bandwidth", "bridge/uplink", "dhcpc", "dhcpc/transport", "ipam", "nft", "nft/foreign", "netns", "route", "internal/endpoint", "internal/ident", "internal/lease", "internal/lockorder", "internal/state", "network/internal/build", "network/internal/dhcplease", "network/internal/fail", "hostport", "network/internal/inspect", "network/internal/recorded", "network/internal/reroute", "network/internal/session", "network/internal/takeover", "network/internal/teardown"},
+		{[]string{"network"}, []string{".", "network/internal/elements", "network/internal/tuned", "network/internal/mend", "addr", "bridge", "bridge/bandwidth", "bridge/uplink", "bridge/vlan", "dhcpc", "dhcpc/transport", "ipam", "nft", "nft/foreign", "netns", "route", "internal/endpoint", "internal/ident", "internal/lease", "internal/lockorder", "internal/state", "network/internal/build", "network/internal/dhcplease", "network/internal/fail", "hostport", "network/internal/inspect", "network/internal/recorded", "network/internal/reroute", "network/internal/session", "network/internal/takeover", "network/internal/teardown"},
 			"it composes, and is the only one for pods that does: it knows nothing of CNI"},
 		{[]string{"internal/reclaim"}, []string{"ipam", "network"}, "who takes addresses back without a configuration, for the commands"},
 		{[]string{"internal/cni/ipamconf"}, []string{"dhcpc", "ipam", "network", "internal/ident", "internal/ipam/delegate", "internal/lease", "internal/lockorder", "internal/strict"},
@@ -92,7 +93,8 @@ func layers() []layer {
 			"it deletes what others made: it knows no networks"},
 		{[]string{"internal/cni/loopback"}, []string{"addr", "internal/cni/reference", "internal/cni/reference/podlink", "internal/link", "internal/nl", "netns"},
 			"one link that every pod has: it knows no networks"},
-		{[]string{"internal/cni"}, []string{"addr", "bridge", "bridge/bandwidth", "bridge/uplink", "dhcpc", "ipam", "netns", "network", "nft", "route", "internal/cni/ipamconf", "internal/cni/loopback", "internal/cni/reference", "internal/cni/reference/leftover", "internal/cni/reference/ipams", "internal/cni/reference/podlink", "internal/cni/reference/tuning", "internal/endpoint", "internal/ident", "internal/jsontext", "internal/lease", "internal/printable", "internal/state", "internal/strict"},
+		{[]string{"internal/cni/vlanconf"}, []string{"bridge/vlan"}, "it reads fields, and does nothing"},
+		{[]string{"internal/cni"}, []string{"internal/cni/vlanconf", "addr", "bridge", "bridge/bandwidth", "bridge/uplink", "dhcpc", "ipam", "netns", "network", "nft", "route", "internal/cni/ipamconf", "internal/cni/loopback", "internal/cni/reference", "internal/cni/reference/leftover", "internal/cni/reference/ipams", "internal/cni/reference/podlink", "internal/cni/reference/tuning", "internal/endpoint", "internal/ident", "internal/jsontext", "internal/lease", "internal/printable", "internal/state", "internal/strict"},
 			"it translates between CNI and package network"},
 		{[]string{"internal/cni/conflist"}, []string{"internal/cni", "internal/strict", "network", "nft"}, "it says what a configuration means, and does nothing"},
 		{[]string{"internal/report"}, []string{".", "network"}, "it words what package network finds, and knows no kernel and no records"},
@@ -113,14 +115,14 @@ func layers() []layer {
 		{[]string{"bench"}, []string{"netns", "route", "bridge", "nft", "internal/cni", "internal/icmp"}, "it has benchmarks only: of the plugin from outside and in process, and of Attach"},
 		{[]string{"test/report"}, nil, "it reads what go test prints"},
 		{[]string{"test/lan"}, []string{"bridge/uplink", "internal/cni", "internal/keeper", "internal/lease", "internal/state"}, "it has tests only: of takeovers, and of the plugin as it is built"},
-		{[]string{"internal/repotest"}, []string{".", "addr", "bridge", "bridge/bandwidth", "bridge/uplink", "dhcpc", "dhcpc/dhcp6", "dhcpc/transport", "hostport", "ipam", "netns", "network", "nft", "nft/foreign", "nft/guard", "route"}, "it has tests only, one of which calls all that is public"},
+		{[]string{"internal/repotest"}, []string{".", "addr", "bridge", "bridge/bandwidth", "bridge/uplink", "bridge/vlan", "dhcpc", "dhcpc/dhcp6", "dhcpc/transport", "hostport", "ipam", "netns", "network", "nft", "nft/foreign", "nft/guard", "route"}, "it has tests only, one of which calls all that is public"},
 	}
 }
 
 // shown are packages that a package's example, or its tests, show it together with.
 func shown() map[string][]string {
 	return map[string][]string{
-		"bridge/bandwidth": {"bridge"}, "network/internal/teardown": {"network"},
+		"bridge/bandwidth": {"bridge"}, "bridge/vlan": {"bridge"}, "network/internal/teardown": {"network"},
 		"network/internal/recorded": {"ipam"}, "cmd/tombolo": {"ipam"},
 		"nft": {"nft/foreign"}, "dhcpc/dhcp6": {"dhcpc/transport", "netns"}, "nft/foreign": {"nft"},
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
+	"github.com/tombolo-cni/tombolo/bridge/vlan"
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/dhcp6"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
@@ -55,6 +56,10 @@ func exported() map[string]map[string]any {
 			"Dial": route.Dial, "On": route.On, "GetMessage": route.GetMessage,
 			"Conn": route.Conn{}, "Neighbour": route.Neighbour{}, "NexthopObject": route.NexthopObject{}, "Route": route.Route{}, "Rule": route.Rule{}, "Type": route.Type(0),
 		},
+		"vlan": {
+			"On": vlan.On, "ParseTrunk": vlan.ParseTrunk, "Trunk": vlan.Trunk,
+			"Conn": vlan.Conn{}, "Membership": vlan.Membership{}, "Range": vlan.Range{},
+		},
 		"bridge": {
 			"CheckRouting": bridge.CheckRouting, "Dial": bridge.Dial, "HostName": bridge.HostName, "LinkLocal": bridge.LinkLocal, "On": bridge.On, "ProbeNetfilter": bridge.ProbeNetfilter,
 			"Conn": bridge.Conn{}, "Link": bridge.Link{}, "Port": bridge.Port{}, "Solicitation": bridge.Solicitation{},
@@ -75,7 +80,7 @@ func exported() map[string]map[string]any {
 		},
 		"network": {
 			"Open":       network.Open,
-			"Inspection": network.Inspection{}, "NetworkReport": network.NetworkReport{}, "Node": network.Node{}, "Report": network.Report{}, "Dead": network.Dead{},
+			"Inspection": network.Inspection{}, "NetworkReport": network.NetworkReport{}, "Network": network.Network{}, "Node": network.Node{}, "Report": network.Report{}, "Dead": network.Dead{},
 		},
 		"nft": {
 			"Dial": nft.Dial, "On": nft.On, "OwnerOf": nft.OwnerOf, "ParseCache": nft.ParseCache,
@@ -214,7 +219,7 @@ func callMethods(t *testing.T, name string, zero any) {
 // has to fail.
 func handle(zero any) bool {
 	switch zero.(type) {
-	case netns.NS, addr.Conn, addr.Watch, addr.Routers, route.Conn, bridge.Conn, bridge.Solicitation, bandwidth.Conn, hostport.Conn, nft.Conn, foreign.Conn, uplink.Conn, network.Node, ipam.HostLocal:
+	case netns.NS, vlan.Conn, addr.Conn, addr.Watch, addr.Routers, route.Conn, bridge.Conn, bridge.Solicitation, bandwidth.Conn, hostport.Conn, nft.Conn, foreign.Conn, uplink.Conn, network.Node, ipam.HostLocal:
 		return true
 	}
 	return false

@@ -54,6 +54,7 @@ type Attachment struct {
 	// HostGateways are on record with the address that each is of.
 	HostGateways HostGateways `json:"-"`
 	Port         Port         `json:"port,omitzero"`
+	VLAN         VLAN         `json:"vlan,omitzero"` // of the port
 	// Routes are the pod's that last as long as it does: those of a lease and of router
 	// advertisements are not among them. A record of before v0.4 has none.
 	Routes []Route `json:"routes,omitempty"`
@@ -163,6 +164,7 @@ func (a *Attachment) fields(c *codec) {
 	c.string("hostMAC", &a.HostMAC)
 	a.addressFields(c)
 	c.object("port", a.Port.fields)
+	c.object("vlan", a.VLAN.fields)
 	objects(c, "routes", &a.Routes, (*Route).fields)
 	c.bool("moving", &a.Moving)
 	c.bool("up", &a.Up)

@@ -47,6 +47,7 @@ type Network struct {
 
 	// Uplink is the NIC that is the bridge's port to a LAN; empty is none.
 	Uplink string `json:"uplink,omitempty"`
+	VLAN   VLAN   `json:"vlan,omitzero"`
 	// DefaultRoute is where the default route of pods on a LAN leads: "host" or
 	// "router"; empty where they are on none.
 	DefaultRoute string `json:"defaultRoute,omitempty"`
@@ -93,6 +94,7 @@ func (n *Network) fields(c *codec) {
 	c.optional("nfCall", &n.NFCall)
 	c.optional("promiscuous", &n.Promiscuous)
 	c.string("uplink", &n.Uplink)
+	c.object("vlan", n.VLAN.fields)
 	c.string("defaultRoute", &n.DefaultRoute)
 	c.bool("slaac", &n.SLAAC)
 	c.bool("loopbackKept", &n.LoopbackFiltered)

@@ -239,7 +239,7 @@ func TestDELTakesAnyConfigurationWithANameAndAType(t *testing.T) {
 		{"unknown fields", conf{"nosuch": conf{"deep": []int{1}}, "ipam": conf{"type": "host-local", "nosuch": true}}},
 		{"wrong types", conf{"bridge": 7, "mtu": "large", "isGateway": "yes", "ipMasq": []int{}, "deadline": "soon", "forwardMark": "x", "dns": "no", "capabilities": 1}},
 		{"values out of range", conf{"mtu": -1, "mode": "lan", "ipMasqBackend": "iptables", "forwardMark": 3, "logLevel": "loud", "logFile": "relative"}},
-		{"unsupported fields", conf{"promiscMode": true, "vlan": 5, "vlanTrunk": []conf{{"id": 1}}, "macspoofchk": true}},
+		{"fields that do not go together", conf{"promiscMode": true, "vlan": 5, "vlanTrunk": []conf{{"id": 1}}, "macspoofchk": true}},
 		{"no ipam", conf{"ipam": conf{}}},
 		{"ipam of a wrong type", conf{"ipam": "host-local"}},
 		{"ipam without a type", conf{"ipam": conf{"ranges": []int{}}}},

@@ -67,6 +67,12 @@ func askPort(t testing.TB, from *netns.NS, network, at string, port int) (netip.
 
 func TestHostPortIsReachedFromEverywhere(t *testing.T) {
 	t.Parallel()
+	wantHostPorts(t, nil)
+}
+
+// wantHostPorts has a pod of a network with these fields publish ports.
+func wantHostPorts(t *testing.T, fields conf) {
+	t.Helper()
 	for _, call := range []bool{true, false} {
 		t.Run(fmt.Sprintf("bridgeNFCall %t", call), func(t *testing.T) {
 			t.Parallel()
@@ -74,7 +80,7 @@ func TestHostPortIsReachedFromEverywhere(t *testing.T) {
 			nstest.Sysctl(t, n.ns, "net/bridge/bridge-nf-call-iptables", "0")
 			nstest.Sysctl(t, n.ns, "net/bridge/bridge-nf-call-ip6tables", "0")
 			out := n.outside()
-			w := n.portnet(conf{"bridgeNFCall": call})
+			w := n.portnet(fields).with(conf{"bridgeNFCall": call})
 			p, other := n.pod("a"), n.pod("b")
 			r := w.add(p, publish(t, "8080:80/tcp", "5300:53/udp"))
 			ro := w.add(other)

@@ -35,7 +35,7 @@ cache=$PWD/.cache/vm
 # that a kernel has built in, or has not got, are passed over. The libraries are tested
 # with all of them loaded; for the plugin the kernel has to fetch what it needs, all
 # but br_netfilter, which kernels do not load by themselves.
-modules=(bridge br_netfilter veth dummy tun ifb macvlan nf_tables nf_conntrack nf_conntrack_netlink
+modules=(bridge 8021q br_netfilter veth dummy tun ifb macvlan nf_tables nf_conntrack nf_conntrack_netlink
 	nf_conntrack_bridge nf_nat nfnetlink_queue nft_chain_nat nft_compat nft_connlimit nft_ct nft_fib nft_fib_inet
 	nft_fib_ipv4 nft_fib_ipv6 nft_fwd_netdev nft_hash nft_limit nft_log nft_masq nft_meta_bridge nft_nat nft_numgen
 	nft_objref nft_queue nft_quota nft_redir nft_reject nft_reject_bridge nft_reject_inet nft_reject_ipv4

@@ -19,11 +19,11 @@ func TestAllThatIsWrongIsSaid(t *testing.T) {
 		{"another's", `{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "bridge"}]}`, []string{"none of its plugins is tombolo: bridge"}},
 		{"all at once", `{"cniVersion": "9.9.9", "name": "n", "plugins": [
 			{"type": "tombolo", "mode": "router", "mtu": 7, "bridge": "a/b", "nosuch": 1, "ipMasq": "yes", "logFile": "x", "logLevel": "loud",
-			 "vlan": 5, "ingressPolicy": "none", "capabilities": {"portMappings": true},
+			 "vlan": 5000, "ingressPolicy": "none", "capabilities": {"portMappings": true},
 			 "ipam": {"type": "host-local", "nosuch": 1, "dataDir": 7, "ranges": [[{"subnet": "10.1.0.0"}]]}},
 			{"type": "portmap", "capabilities": {"portMappings": true}}]}`,
 			[]string{`cniVersion "9.9.9"`, `mode "router"`, "mtu 7", `bridge "a/b"`, `"nosuch"`, "ipMasq", "logFile", `logLevel "loud"`,
-				`"vlan"`, `ingressPolicy "none"`, `ipam.nosuch`, "ipam.dataDir", "10.1.0.0", "plugins[1]: portmap and tombolo"}},
+				`vlan 5000`, `ingressPolicy "none"`, `ipam.nosuch`, "ipam.dataDir", "10.1.0.0", "plugins[1]: portmap and tombolo"}},
 		{"a range", `{"cniVersion": "1.0.0", "name": "n", "type": "tombolo", "ipam": {"type": "host-local", "dataDir": "here", "routes": [{}, {"gw": "10.1.0.1"}],
 			"ranges": [[{"subnet": "10.1.0.5/24", "rangeStart": "10.2.0.1", "rangeEnd": "10.3.0.0", "gateway": "fd00::1"}, {"subnet": "10.1.1.0/24", "rangeStart": "10.1.1.9", "rangeEnd": "10.1.1.5"}],
 				[{"subnet": "10.5.0.0/24"}, {"subnet": "10.5.0.128/25"}], [{"subnet": "10.6.0.0/24"}, {"subnet": "fd06::/64"}], [{"subnet": "10.7.0.0/24"}], [{"subnet": "10.7.0.0/25"}], [], [{"subnet": "10.8.0.0/32"}, {}]]}}`,

@@ -19,51 +19,66 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// buildBridge makes the bridge, or corrects it, and says whether it had to.
-func buildBridge(ctx context.Context, s *session.Session, rec *state.Network) (*bridge.Link, bool, error) {
+// buildBridge makes the bridge, or corrects it, and says whether it had to. at is the link that
+// is to have the gateways: the bridge, or the host's in the network's VLAN.
+func buildBridge(ctx context.Context, s *session.Session, rec *state.Network) (l, at *bridge.Link, changed bool, _ error) {
 	want := bridge.Bridge{
 		Name: rec.Bridge, MTU: recorded.BridgeMTU(rec), Alias: endpoint.BridgeAlias, NoIPv6: true,
-		Promiscuous: rec.Promiscuous, NFCall: rec.NFCall,
+		Promiscuous: rec.Promiscuous, NFCall: rec.NFCall, VLANFiltering: rec.VLAN != (state.VLAN{}),
 	}
 	renamed, err := rename(ctx, s, rec)
 	if err != nil {
-		return nil, false, err
+		return nil, nil, false, err
 	}
 	there, err := s.Links.Link(ctx, rec.Bridge)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		want.MAC, want.MaxLearned = recorded.BridgeMAC(s.Epoch.Token(), rec.Bridge), recorded.MaxLearned
 	case err != nil:
-		return nil, false, err
+		return nil, nil, false, err
+	case want.VLANFiltering && there.Bridge != nil && !there.Bridge.VLANFiltering && !there.Unfinished() && there.Alias != endpoint.BridgeAlias:
+		return nil, nil, false, fail.Errorf(fail.ErrNoLink, "bridge %s does not keep VLANs apart, and Tombolo did not make it: ip link set %s type bridge vlan_filtering 1, if no port of it needs tagged frames of VLANs that it is not in",
+			rec.Bridge, rec.Bridge)
 	default:
 		want.MaxLearned = recorded.LearnedLimit(there)
 	}
-	l, changed, err := s.Links.Ensure(ctx, want)
+	l, changed, err = s.Links.Ensure(ctx, want)
 	if errors.Is(err, bridge.ErrNoNetfilter) {
 		// Everything else is done; and what a kernel cannot do is not asked for again.
 		s.Warn(err.Error())
 		rec.NFCall, err = nil, nil
 	}
 	if err != nil {
-		return nil, false, err
+		return nil, nil, false, err
 	}
 	if want.MAC != nil && len(rec.Gateways) > 0 {
 		loopback.Place(ctx, l)
 	}
+	joined, err := recorded.EnsureVLANs(ctx, s.Links, rec, l)
+	if err == nil {
+		at, err = recorded.GatewayLink(ctx, s.Links, rec, l)
+	}
+	if err != nil {
+		return nil, nil, false, err
+	}
+	changed = changed || joined
+	if joined && at.Index != l.Index && at.Alias == endpoint.BridgeAlias {
+		loopback.Place(ctx, at)
+	}
 	// A pod must not give the host addresses and routes. The kernel need not have
 	// IPv6. By a bridge with an uplink it is the LAN's router that does.
-	if path := sysctl.Link("ipv6", rec.Bridge, "accept_ra"); rec.Uplink == "" && recorded.OwnsBridge(rec, l) && sysctl.Exists(path) {
+	if path := sysctl.Link("ipv6", at.Name, "accept_ra"); rec.Uplink == "" && recorded.OwnsBridge(rec, l) && sysctl.Exists(path) {
 		if _, err := sysctl.Ensure(path, "0"); err != nil {
-			return nil, false, err
+			return nil, nil, false, err
 		}
 	}
 	if slices.ContainsFunc(rec.Gateways, recorded.IsIPv6) {
-		if _, err := sysctl.Ensure(sysctl.Link("ipv6", rec.Bridge, "disable_ipv6"), "0"); err != nil {
-			return nil, false, err
+		if _, err := sysctl.Ensure(sysctl.Link("ipv6", at.Name, "disable_ipv6"), "0"); err != nil {
+			return nil, nil, false, err
 		}
-		return l, changed || renamed, ensureLinkLocal(s.Links, l)
+		return l, at, changed || renamed, ensureLinkLocal(s.Links, at)
 	}
-	return l, changed || renamed, nil
+	return l, at, changed || renamed, nil
 }
 
 // rename gives the network's bridge its name back, if somebody gave it another one.

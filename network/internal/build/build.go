@@ -60,6 +60,7 @@ func (w *Want) routing() bridge.Routing {
 // Built is a network that is there.
 type Built struct {
 	Bridge *bridge.Link
+	At     *bridge.Link // with the gateways' addresses: the bridge, or the host's in the network's VLAN
 	MTU    int
 	// almost is its record, where nothing is missing but the way from the host's 127.0.0.1
 	// to a port that the pod is to have, or the record has other pools than the pod's.
@@ -73,6 +74,9 @@ func (w *Want) config() string {
 		r.Bridge, r.MTU, w.Gateway, r.Masquerade, r.NonMasquerade, r.Mark, r.Policy, r.Guard, onOff(r.NFCall), onOff(r.Promiscuous))
 	if r.Uplink != "" {
 		text += fmt.Sprintf(" uplink=%s keep=%t default=%s slaac=%t", r.Uplink, w.Uplink.KeepAddress, r.DefaultRoute, r.SLAAC)
+	}
+	if r.VLAN != (state.VLAN{}) {
+		text += fmt.Sprintf(" vlan=%v", r.VLAN)
 	}
 	return text
 }
@@ -95,7 +99,7 @@ func Ready(ctx context.Context, s *session.Session, w *Want) (*Built, error) {
 		return b != nil && b.almost == nil, err
 	}, func() error {
 		if b != nil {
-			return complete(ctx, s, w, b.almost, b.Bridge)
+			return complete(ctx, s, w, b)
 		}
 		var err error
 		b, err = buildNetwork(ctx, s, w)
@@ -129,6 +133,13 @@ func look(ctx context.Context, s *session.Session, w *Want) (*Built, error) {
 	if ok, err := takeover.Has(ctx, s.Links, rec.Uplink, l); err != nil || !ok {
 		return nil, err
 	}
+	if diffs, err := recorded.VLANDifferences(ctx, s.Links, rec, l); err != nil || len(diffs) > 0 {
+		return nil, err
+	}
+	at, err := recorded.GatewayLink(ctx, s.Links, rec, l)
+	if err != nil {
+		return nil, err
+	}
 	if diffs, err := recorded.RoutingDifferences(rec); err != nil || len(diffs) > 0 {
 		return nil, err
 	}
@@ -136,7 +147,7 @@ func look(ctx context.Context, s *session.Session, w *Want) (*Built, error) {
 		return nil, nil // where the kernel cannot, building tells why
 	}
 	for _, gw := range w.Record.Gateways {
-		if ok, err := hasGateway(s.Links, gw, l); err != nil || !ok {
+		if ok, err := hasGateway(s.Links, gw, at); err != nil || !ok {
 			return nil, err
 		}
 	}
@@ -146,9 +157,9 @@ func look(ctx context.Context, s *session.Session, w *Want) (*Built, error) {
 	if ok, err := s.Foreign().Ready(ctx); err != nil || !ok {
 		return nil, err
 	}
-	b := &Built{Bridge: l, MTU: rec.MTU}
+	b := &Built{Bridge: l, At: at, MTU: rec.MTU}
 	if w.Loopback {
-		if ok, err := loopback.IsOpen(ctx, rec, l); err != nil {
+		if ok, err := loopback.IsOpen(ctx, rec, at, l); err != nil {
 			return nil, err
 		} else if !ok {
 			b.almost = rec
@@ -163,10 +174,11 @@ func look(ctx context.Context, s *session.Session, w *Want) (*Built, error) {
 // complete opens the way from the host's 127.0.0.1 to a network that is there, if the ADD needs
 // it, and notes its pools, under the exclusive lock. A network has its first host port time and
 // again, so that does not take building all of it.
-func complete(ctx context.Context, s *session.Session, w *Want, rec *state.Network, l *bridge.Link) error {
+func complete(ctx context.Context, s *session.Session, w *Want, b *Built) error {
+	rec := b.almost
 	filtered, unfiltered := rec.LoopbackFiltered, rec.LoopbackUnfiltered
 	if w.Loopback {
-		if err := loopback.Open(ctx, s.Dir, rec, l, s.Warn); err != nil {
+		if err := loopback.Open(ctx, s.Dir, rec, b.At, b.Bridge, s.Warn); err != nil {
 			return err
 		}
 	}
@@ -201,6 +213,11 @@ func buildNetwork(ctx context.Context, s *session.Session, w *Want) (*Built, err
 	if err := RefuseIPv6(w.Record.Name, w.Record.SLAAC, w.Record.Subnets); err != nil {
 		return nil, err
 	}
+	if w.Record.VLAN != (state.VLAN{}) {
+		if err := s.Links.VLANs().Probe(ctx); err != nil {
+			return nil, err
+		}
+	}
 	if err := RefuseConflicts(ctx, s, w, s.Epoch.Token()); err != nil {
 		return nil, err
 	}
@@ -225,7 +242,7 @@ func buildNetwork(ctx context.Context, s *session.Session, w *Want) (*Built, err
 		return nil, err
 	}
 	rec := w.record(s.Epoch.Token(), chosen, attachments)
-	l, changed, err := establish(ctx, s, rec, attachments, w)
+	l, at, changed, err := establish(ctx, s, rec, attachments, w)
 	if err != nil {
 		return nil, err
 	}
@@ -248,45 +265,45 @@ func buildNetwork(ctx context.Context, s *session.Session, w *Want) (*Built, err
 	if err := s.Dir.SaveNetwork(rec); err != nil {
 		return nil, fail.State(err)
 	}
-	return &Built{Bridge: l, MTU: rec.MTU}, nil
+	return &Built{Bridge: l, At: at, MTU: rec.MTU}, nil
 }
 
 // establish makes what a record describes, or mends it, and puts the network's pods
 // back. It says whether anything was missing that other networks have a part in.
 // The ADD that it is for is nil where there is none. What the firewall's sets lost is
 // for the caller to declare mended, once all networks are (nft.Conn.Prepare).
-func establish(ctx context.Context, s *session.Session, rec *state.Network, attachments []*state.Attachment, w *Want) (*bridge.Link, bool, error) {
-	l, rebuilt, err := buildBridge(ctx, s, rec)
+func establish(ctx context.Context, s *session.Session, rec *state.Network, attachments []*state.Attachment, w *Want) (l, at *bridge.Link, changed bool, _ error) {
+	l, at, rebuilt, err := buildBridge(ctx, s, rec)
 	if err != nil {
-		return nil, false, err
+		return nil, nil, false, err
 	}
-	if err := buildGateways(ctx, s, rec, l, w != nil && w.ForceAddress); err != nil {
-		return nil, false, err
+	if err := buildGateways(ctx, s, rec, at, w != nil && w.ForceAddress); err != nil {
+		return nil, nil, false, err
 	}
 	if err := buildLAN(ctx, s.Links, rec); err != nil {
-		return nil, false, err
+		return nil, nil, false, err
 	}
 	outcome, err := s.Firewall.Prepare(ctx, recorded.Rules(rec, l))
 	if err != nil {
-		return nil, false, err
+		return nil, nil, false, err
 	}
 	for _, a := range reached(w, attachments) {
 		if err := forward(ctx, s.Links, a); err != nil {
-			return nil, false, err
+			return nil, nil, false, err
 		}
 	}
 	if w != nil && w.Loopback || loopback.Uses(rec, attachments) {
-		if err := loopback.Open(ctx, s.Dir, rec, l, s.Warn); err != nil {
-			return nil, false, err
+		if err := loopback.Open(ctx, s.Dir, rec, at, l, s.Warn); err != nil {
+			return nil, nil, false, err
 		}
 	}
 	if _, err := s.Foreign().Ensure(ctx); err != nil {
-		return nil, false, err
+		return nil, nil, false, err
 	}
 	if err := reattach(ctx, s, rec, attachments); err != nil {
-		return nil, false, err
+		return nil, nil, false, err
 	}
-	return l, outcome.Changed || rebuilt, nil
+	return l, at, outcome.Changed || rebuilt, nil
 }
 
 // reached are the addresses that ports of the host lead to, to which it has to

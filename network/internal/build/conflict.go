@@ -38,7 +38,8 @@ func RefuseConflicts(ctx context.Context, s *session.Session, w *Want, token str
 func refuseStranding(ctx context.Context, s *session.Session, w *Want, before *state.Network) error {
 	was, is := mode(before.DefaultRoute, len(before.Gateways) > 0), mode(w.Record.DefaultRoute, w.Gateway)
 	// A gateway more harms no pod.
-	if before.Bridge == w.Record.Bridge && (was == is || was == "l2" && is == "gateway") {
+	stays := before.GatewayLink() == w.Record.GatewayLink()
+	if stays && (was == is || was == "l2" && is == "gateway") {
 		return nil
 	}
 	attachments, err := s.Attachments(w.Record.Name)
@@ -56,12 +57,12 @@ func refuseStranding(ctx context.Context, s *session.Session, w *Want, before *s
 	}
 	const remedy = "delete the pods first (tombolo gc reclaims those that died), or give the new configuration a name of its own"
 	count := fail.Count(pods, "pod", "pods")
-	if before.Bridge != w.Record.Bridge {
+	if !stays {
 		if l, err := s.Links.Link(ctx, w.Record.Bridge); err == nil && l.Kind != "bridge" {
-			return fail.Errorf(bridge.ErrNotBridge, "%s is there and is not a bridge, and network %q has %s on bridge %s: set it back", l.Name, w.Record.Name, count, before.Bridge)
+			return fail.Errorf(bridge.ErrNotBridge, "%s is there and is not a bridge, and network %q has %s on bridge %s: set it back", l.Name, w.Record.Name, count, before.GatewayLink())
 		}
 		return fail.Errorf(fail.ErrConflict, "network %q has %s on bridge %s, and its configuration now names bridge %s, from which they are not reached: set it back, %s",
-			w.Record.Name, count, before.Bridge, w.Record.Bridge, remedy)
+			w.Record.Name, count, before.GatewayLink(), w.Record.GatewayLink(), remedy)
 	}
 	return fail.Errorf(fail.ErrConflict, "network %q has %s in mode %q, and its configuration now is of mode %q, in which they lose their gateway: set it back, %s",
 		w.Record.Name, count, was, is, remedy)
@@ -98,13 +99,13 @@ func refuseOverlaps(ctx context.Context, s *session.Session, w *Want, before *st
 		return fail.State(err)
 	}
 	for _, o := range networks {
-		if o.Name == w.Record.Name || o.Bridge == w.Record.Bridge || o.Epoch != token || len(o.Gateways) == 0 {
+		if o.Name == w.Record.Name || o.GatewayLink() == w.Record.GatewayLink() || o.Epoch != token || len(o.Gateways) == 0 {
 			continue
 		}
 		for _, theirs := range o.Subnets {
 			if ours, overlap := overlapping(fresh, theirs); overlap {
 				return fail.Errorf(fail.ErrConflict, "network %q on bridge %s: its subnet %s overlaps with %s of network %q on bridge %s: give it another subnet, or take the other network down (tombolo remove %s)",
-					w.Record.Name, w.Record.Bridge, ours, theirs, o.Name, o.Bridge, o.Name)
+					w.Record.Name, w.Record.GatewayLink(), ours, theirs, o.Name, o.GatewayLink(), o.Name)
 			}
 		}
 	}
@@ -114,7 +115,7 @@ func refuseOverlaps(ctx context.Context, s *session.Session, w *Want, before *st
 // refuseConnected looks for an address of the host's, on another link, in whose network some of
 // the subnets are.
 func refuseConnected(ctx context.Context, links *bridge.Conn, w *Want, fresh []netip.Prefix) error {
-	own, err := links.Link(ctx, w.Record.Bridge)
+	own, err := links.Link(ctx, w.Record.GatewayLink())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -149,7 +150,7 @@ func refuseConnected(ctx context.Context, links *bridge.Conn, w *Want, fresh []n
 			continue
 		}
 		return fail.Errorf(fail.ErrConflict, "network %q on bridge %s: its subnet %s overlaps with %s, which the host has on link %s: give the network another subnet, or that link another address",
-			w.Record.Name, w.Record.Bridge, ours, a.Prefix, l.Name)
+			w.Record.Name, w.Record.GatewayLink(), ours, a.Prefix, l.Name)
 	}
 	return nil
 }
@@ -178,7 +179,7 @@ func overlapping(list []netip.Prefix, p netip.Prefix) (netip.Prefix, bool) {
 // leaveBridge takes the network off a bridge that it was on, when no pod is there any more.
 func leaveBridge(ctx context.Context, s *session.Session, w *Want) error {
 	before, err := s.Dir.LoadNetwork(w.Record.Name)
-	if err != nil || before.Epoch != s.Epoch.Token() || before.Bridge == w.Record.Bridge || before.Uplink != "" {
+	if err != nil || before.Epoch != s.Epoch.Token() || before.GatewayLink() == w.Record.GatewayLink() || before.Uplink != "" {
 		return nil
 	}
 	return teardown.Bridge(ctx, s, before)

@@ -19,7 +19,7 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// hasGateway says whether the bridge has a gateway's address, in one request: for
+// hasGateway says whether the bridge, or the host's link in its VLAN, has a gateway's address, in one request: for
 // IPv6 by a get of it. IPv4 has no such get, so the routing table is asked whether
 // the host has it; for IPv6 it would not do, since the kernel makes the address's
 // route some milliseconds after the address.
@@ -75,7 +75,7 @@ func buildGateways(ctx context.Context, s *session.Session, rec *state.Network, 
 			}
 			if !force && !slices.Contains(stale, a.Prefix) {
 				return fail.Errorf(fail.ErrConflict, "bridge %s has the address %s, which overlaps with the gateway %s of network %q: set forceAddress to replace it, or choose another bridge",
-					rec.Bridge, a.Prefix, gw, rec.Name)
+					l.Name, a.Prefix, gw, rec.Name)
 			}
 			stale = appendNew(stale, a.Prefix)
 		}
@@ -99,7 +99,7 @@ func buildGateways(ctx context.Context, s *session.Session, rec *state.Network, 
 		}
 	}
 	if slices.ContainsFunc(rec.Gateways, func(gw netip.Prefix) bool { return gw.Addr().Is4() }) {
-		if _, err := sysctl.Ensure(sysctl.Link("ipv4", rec.Bridge, "forwarding"), "1"); err != nil {
+		if _, err := sysctl.Ensure(sysctl.Link("ipv4", l.Name, "forwarding"), "1"); err != nil {
 			return err
 		}
 	}
@@ -148,7 +148,7 @@ const connectedMetric6 = 256
 // bridge, and that neither it nor another network needs now.
 func staleGateways(s *session.Session, rec *state.Network) ([]netip.Prefix, error) {
 	before, err := s.Dir.LoadNetwork(rec.Name)
-	if err != nil || before.Bridge != rec.Bridge {
+	if err != nil || before.GatewayLink() != rec.GatewayLink() {
 		return nil, nil // none, or damaged: then nothing is known to be ours
 	}
 	used := slices.Clone(rec.Gateways)
@@ -157,7 +157,7 @@ func staleGateways(s *session.Session, rec *state.Network) ([]netip.Prefix, erro
 		return nil, fail.State(err)
 	}
 	for _, o := range others {
-		if o.Name != rec.Name && o.Bridge == rec.Bridge {
+		if o.Name != rec.Name && o.GatewayLink() == rec.GatewayLink() {
 			used = append(used, o.Gateways...)
 		}
 	}

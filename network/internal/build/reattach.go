@@ -116,8 +116,8 @@ func enslave(ctx context.Context, s *session.Session, a *state.Attachment, l *br
 		return err
 	}
 	port := recorded.PortOn(a, br)
-	// Of an entry there is no knowing here.
-	if br.Kind != "bridge" || recorded.PortFits(l, br, &port) && !port.StaticFDB {
+	// Of an entry, and of VLANs, there is no knowing here.
+	if br.Kind != "bridge" || recorded.PortFits(l, br, &port) && !port.StaticFDB && port.VLAN.IsZero() {
 		return nil
 	}
 	port.BridgeIndex = br.Index
@@ -184,7 +184,7 @@ func bringBack(ctx context.Context, s *session.Session, rec *state.Network, atta
 	if err := mendUplink(ctx, s, rec.Uplink); err != nil {
 		return nft.Network{}, false, err
 	}
-	l, changed, err := establish(ctx, s, rec, attachments, nil)
+	l, _, changed, err := establish(ctx, s, rec, attachments, nil)
 	if err != nil {
 		return nft.Network{}, true, err // how far it has come is not known
 	}

@@ -18,7 +18,7 @@ import (
 
 // refuseObstaclesOf is RefuseObstacles for a network on record.
 func refuseObstaclesOf(ctx context.Context, rec *state.Network) error {
-	return RefuseObstacles(ctx, uint32(rec.Mark), foreign.Path{Bridge: rec.Bridge, Prefixes: rec.Subnets})
+	return RefuseObstacles(ctx, uint32(rec.Mark), foreign.Path{Bridge: rec.GatewayLink(), Prefixes: rec.Subnets})
 }
 
 // RefuseObstacles says what would stop the pods' packets and is out of our reach.

@@ -79,7 +79,10 @@ func sendRelease(ctx context.Context, links *bridge.Conn, dir *lease.Dir, rec *l
 			}
 		}
 	}
-	l, err := links.Link(ctx, rec.Bridge)
+	l, err := links.Link(ctx, rec.At())
+	if rec.GatewayLink != "" && errors.Is(err, fs.ErrNotExist) {
+		return nil // the host is not in the pod's VLAN: there the lease runs out
+	}
 	if err != nil {
 		return fmt.Errorf("release lease of %s: %w", rec.Lease.Address.Addr(), err)
 	}

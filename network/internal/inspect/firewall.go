@@ -47,7 +47,7 @@ func Firewall(ctx context.Context, s *session.Session, records []*state.Network)
 func Obstacles(ctx context.Context, records []*state.Network) ([]string, error) {
 	var list []string
 	for _, rec := range records {
-		obstacles, err := foreign.Obstacles(ctx, &foreign.Config{Mark: uint32(rec.Mark)}, foreign.Path{Bridge: rec.Bridge, Prefixes: rec.Subnets})
+		obstacles, err := foreign.Obstacles(ctx, &foreign.Config{Mark: uint32(rec.Mark)}, foreign.Path{Bridge: rec.GatewayLink(), Prefixes: rec.Subnets})
 		if err != nil {
 			return nil, err
 		}

@@ -49,7 +49,8 @@ func (f *Findings) AddAll(diffs []tombolo.Difference, remedy tombolo.Remedy) {
 	}
 }
 
-// Gateways looks for a bridge's addresses, and whether the host forwards.
+// Gateways looks for the gateways' addresses, and whether the host forwards; l is the link that
+// has them.
 func Gateways(ctx context.Context, s *session.Session, rec *state.Network, l *bridge.Link, found *Findings) error {
 	if l.Index == 0 {
 		return nil // found already
@@ -60,7 +61,7 @@ func Gateways(ctx context.Context, s *session.Session, rec *state.Network, l *br
 			return err
 		}
 		if !ok {
-			found.Advise(tombolo.RemedyRepair, "bridge %s: the gateway %s is missing", rec.Bridge, gw)
+			found.Advise(tombolo.RemedyRepair, "bridge %s: the gateway %s is missing", rec.GatewayLink(), gw)
 		}
 		if ok, err = s.Links.Forwards(ctx, bridge.Routing{IPv4: gw.Addr().Is4(), IPv6: gw.Addr().Is6()}); err != nil {
 			return err
@@ -75,7 +76,7 @@ func Gateways(ctx context.Context, s *session.Session, rec *state.Network, l *br
 // forwarding looks at the bridge's own parameter, without which the host does not forward what
 // comes by it, though it forwards in general. IPv6 has no such parameter that matters.
 func forwarding(rec *state.Network, l *bridge.Link, found *Findings) error {
-	path := sysctl.Link("ipv4", rec.Bridge, "forwarding")
+	path := sysctl.Link("ipv4", rec.GatewayLink(), "forwarding")
 	if l.Index == 0 || !slices.ContainsFunc(rec.Gateways, func(gw netip.Prefix) bool { return gw.Addr().Is4() }) {
 		return nil
 	}
@@ -87,10 +88,10 @@ func forwarding(rec *state.Network, l *bridge.Link, found *Findings) error {
 }
 
 // Loopback finds what is missing of the way from 127.0.0.1 to the pods' ports.
-func Loopback(ctx context.Context, rec *state.Network, l *bridge.Link, found *Findings) error {
-	text, err := loopback.Missing(ctx, rec, l)
+func Loopback(ctx context.Context, rec *state.Network, at, br *bridge.Link, found *Findings) error {
+	text, err := loopback.Missing(ctx, rec, at, br)
 	if text != "" {
-		found.Advise(tombolo.RemedyRepair, "bridge %s: %s", rec.Bridge, text)
+		found.Advise(tombolo.RemedyRepair, "bridge %s: %s", rec.GatewayLink(), text)
 	}
 	return err
 }
@@ -114,15 +115,19 @@ func Network(ctx context.Context, s *session.Session, rec *state.Network, attach
 	if err != nil {
 		return nft.Network{}, nil, err
 	}
+	at, err := recorded.GatewayLink(ctx, s.Links, rec, l)
+	if err != nil {
+		return nft.Network{}, nil, err
+	}
 	n := recorded.Rules(rec, l)
 	err = fail.Join(
-		func() error { return Gateways(ctx, s, rec, l, found) },
-		func() error { return forwarding(rec, l, found) },
+		func() error { return Gateways(ctx, s, rec, at, found) },
+		func() error { return forwarding(rec, at, found) },
 		func() error {
 			if !loopback.Uses(rec, attachments) {
 				return nil
 			}
-			return Loopback(ctx, rec, l, found)
+			return Loopback(ctx, rec, at, l, found)
 		},
 		func() error {
 			diffs, err := s.Firewall.Check(ctx, n, nil)
@@ -135,7 +140,7 @@ func Network(ctx context.Context, s *session.Session, rec *state.Network, attach
 			return err
 		},
 		func() error {
-			obstacles, err := foreign.Obstacles(ctx, &foreign.Config{Mark: uint32(rec.Mark)}, foreign.Path{Bridge: rec.Bridge, Prefixes: rec.Subnets})
+			obstacles, err := foreign.Obstacles(ctx, &foreign.Config{Mark: uint32(rec.Mark)}, foreign.Path{Bridge: rec.GatewayLink(), Prefixes: rec.Subnets})
 			for _, o := range obstacles {
 				found.Advise(tombolo.RemedyConfigure, "%s", o)
 			}
@@ -160,7 +165,7 @@ func Bridge(ctx context.Context, s *session.Session, rec *state.Network, found *
 // bridgeAlone is Bridge without the uplink.
 func bridgeAlone(ctx context.Context, s *session.Session, rec *state.Network, found *Findings) (*bridge.Link, error) {
 	diffs, err := s.Links.CheckBridge(ctx, bridge.Bridge{
-		Name: rec.Bridge, MTU: recorded.BridgeMTU(rec), Promiscuous: rec.Promiscuous, NFCall: rec.NFCall,
+		Name: rec.Bridge, MTU: recorded.BridgeMTU(rec), Promiscuous: rec.Promiscuous, NFCall: rec.NFCall, VLANFiltering: rec.VLAN != (state.VLAN{}),
 	})
 	if err != nil {
 		return nil, err
@@ -194,6 +199,10 @@ func bridgeAlone(ctx context.Context, s *session.Session, rec *state.Network, fo
 	}
 	if err == nil && recorded.LearnedLimit(l) != 0 {
 		found.Advise(tombolo.RemedyRepair, "bridge %s: fdb_max_learned is 0, so that one pod can have it learn MACs without end", rec.Bridge)
+	}
+	if err == nil {
+		diffs, err = recorded.VLANDifferences(ctx, s.Links, rec, l)
+		found.AddAll(diffs, tombolo.RemedyRepair)
 	}
 	return l, err
 }

@@ -2,6 +2,9 @@ package inspect
 
 import (
 	"context"
+	"errors"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/state"
@@ -45,7 +48,13 @@ func Links(ctx context.Context, s *session.Session, records []*state.Network) (*
 		l, err := bridgeAlone(ctx, s, rec, found)
 		if err == nil && l.Index != 0 {
 			seen.Bridges = append(seen.Bridges, l.Index)
-			err = linksOf(ctx, s, rec, attachments, l, ports, found)
+			var at *bridge.Link
+			if at, err = recorded.GatewayLink(ctx, s.Links, rec, l); err == nil {
+				if at.Index != l.Index && at.Index != 0 {
+					seen.Bridges = append(seen.Bridges, at.Index)
+				}
+				err = linksOf(ctx, s, rec, attachments, l, at, ports, found)
+			}
 		}
 		if err != nil {
 			return nil, err
@@ -63,21 +72,21 @@ func Links(ctx context.Context, s *session.Session, records []*state.Network) (*
 }
 
 // linksOf finds what is missing beside a network's bridge.
-func linksOf(ctx context.Context, s *session.Session, rec *state.Network, attachments []*state.Attachment, l *bridge.Link, ports map[string]*bridge.Link, found *Findings) error {
-	if err := Gateways(ctx, s, rec, l, found); err != nil {
+func linksOf(ctx context.Context, s *session.Session, rec *state.Network, attachments []*state.Attachment, l, at *bridge.Link, ports map[string]*bridge.Link, found *Findings) error {
+	if err := Gateways(ctx, s, rec, at, found); err != nil {
 		return err
 	}
 	for _, gw := range rec.Gateways {
-		ok, err := recorded.Connected(s.Links.Routes(), gw, l.Index)
+		ok, err := recorded.Connected(s.Links.Routes(), gw, at.Index)
 		if err != nil {
 			return err
 		}
 		if !ok {
-			found.Add("bridge %s: the route to %s is missing", rec.Bridge, gw.Masked())
+			found.Add("bridge %s: the route to %s is missing", at.Name, gw.Masked())
 		}
 	}
 	if loopback.Uses(rec, attachments) {
-		if err := Loopback(ctx, rec, l, found); err != nil {
+		if err := Loopback(ctx, rec, at, l, found); err != nil {
 			return err
 		}
 	}
@@ -88,6 +97,12 @@ func linksOf(ctx context.Context, s *session.Session, rec *state.Network, attach
 		}
 		if p := recorded.PortOn(a, l); !recorded.PortFits(link, l, &p) {
 			found.Add("port %s is not on bridge %s with the flags that it should have", a.HostIf, rec.Bridge)
+		} else if !p.VLAN.IsZero() {
+			diffs, err := s.Links.VLANs().Check(ctx, link.Index, a.HostIf, p.VLAN)
+			if err != nil && !errors.Is(err, unix.ENODEV) {
+				return err
+			}
+			found.AddAll(diffs, "")
 		}
 	}
 	return nil

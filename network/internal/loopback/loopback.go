@@ -5,6 +5,10 @@
 // takes for forged otherwise. What the host has on 127.0.0.1 is then kept from others by
 // a rule, and, should all rules be flushed, by a filter at the bridge's ingress. Both are
 // there for as long as a pod behind the bridge has such ports.
+//
+// In a VLAN the host's link there needs both, and so does the bridge: where bridged packets pass
+// the firewall, it is the bridge by which the kernel routes an answer once its destination is
+// 127.0.0.1 again.
 package loopback
 
 import (
@@ -28,12 +32,22 @@ const (
 // Uses says whether a network needs that for the pods that are there.
 func Uses(rec *state.Network, attachments []*state.Attachment) bool {
 	return slices.ContainsFunc(attachments, func(a *state.Attachment) bool {
-		return endpoint.PublishesIPv4(a) && a.Bridge == rec.Bridge
+		return endpoint.PublishesIPv4(a) && a.GatewayLink() == rec.GatewayLink()
 	})
 }
 
 func keepOf(l *bridge.Link, mark uint64) localnet.Filter {
 	return localnet.Filter{Bridge: l.Name, Index: l.Index, Mark: uint32(mark), Stays: l.Alias == endpoint.BridgeAlias}
+}
+
+// each does something for the bridge, and for the host's link in a VLAN of it, which are one
+// where there is none.
+func each(at, br *bridge.Link, do func(*bridge.Link) error) error {
+	err := do(at)
+	if err == nil && br.Index != at.Index {
+		err = do(br)
+	}
+	return err
 }
 
 // Place makes the place for the filter on a bridge that has just been made: later, it
@@ -46,13 +60,17 @@ func Place(ctx context.Context, l *bridge.Link) {
 	}
 }
 
-// Open makes 127.0.0.1 lead to pods behind a bridge. The firewall must be there.
+// Open makes 127.0.0.1 lead to pods behind a bridge; at is the link that has the gateways. The firewall must be there.
 // It needs the exclusive lock. Of what the kernel lacks the record takes note, so that
 // it is not asked for again.
 //
 // Where an earlier version opened it, for pods that are there, the firewall alone keeps it
 // until the last of these has gone, as it did: see localnet.Conn.Place.
-func Open(ctx context.Context, dir *state.Dir, rec *state.Network, l *bridge.Link, warn func(string)) error {
+func Open(ctx context.Context, dir *state.Dir, rec *state.Network, at, br *bridge.Link, warn func(string)) error {
+	return each(at, br, func(l *bridge.Link) error { return open(ctx, dir, rec, l, warn) })
+}
+
+func open(ctx context.Context, dir *state.Dir, rec *state.Network, l *bridge.Link, warn func(string)) error {
 	path := sysctl.Link("ipv4", l.Name, routeLocalnet)
 	value, err := sysctl.Read(path)
 	if err != nil {
@@ -105,11 +123,21 @@ func Open(ctx context.Context, dir *state.Dir, rec *state.Network, l *bridge.Lin
 // is worth a few packets.
 func keptBefore(dir *state.Dir, rec *state.Network) bool {
 	before, err := dir.LoadNetwork(rec.Name)
-	return err == nil && before.LoopbackFiltered && before.Bridge == rec.Bridge
+	return err == nil && before.LoopbackFiltered && before.GatewayLink() == rec.GatewayLink()
 }
 
 // IsOpen says whether all that Open makes is there.
-func IsOpen(ctx context.Context, rec *state.Network, l *bridge.Link) (bool, error) {
+func IsOpen(ctx context.Context, rec *state.Network, at, br *bridge.Link) (open bool, _ error) {
+	open = true
+	err := each(at, br, func(l *bridge.Link) error {
+		one, err := isOpen(ctx, rec, l)
+		open = open && one
+		return err
+	})
+	return open && err == nil, err
+}
+
+func isOpen(ctx context.Context, rec *state.Network, l *bridge.Link) (bool, error) {
 	if !l.RouteLocalnet || rec.LoopbackUnfiltered {
 		return l.RouteLocalnet, nil
 	}
@@ -139,7 +167,7 @@ func Published(dir *state.Dir, bridgeName string, warn func(string)) (bool, erro
 			warn(d.Error())
 		}
 		if slices.ContainsFunc(attachments, func(a *state.Attachment) bool {
-			return a.State == state.Ready && a.Bridge == bridgeName && endpoint.PublishesIPv4(a)
+			return a.State == state.Ready && (a.Bridge == bridgeName || a.GatewayLink() == bridgeName) && endpoint.PublishesIPv4(a)
 		}) {
 			return true, nil
 		}
@@ -181,14 +209,14 @@ func Shut(ctx context.Context, links *bridge.Conn, bridgeName string, known bool
 }
 
 // Missing says what is missing of what Open made; "" if nothing is.
-func Missing(ctx context.Context, rec *state.Network, l *bridge.Link) (string, error) {
+func Missing(ctx context.Context, rec *state.Network, at, br *bridge.Link) (string, error) {
 	switch {
-	case l.Index == 0:
+	case at.Index == 0 || br.Index == 0:
 		return "", nil // found already
-	case !l.RouteLocalnet:
+	case !at.RouteLocalnet || !br.RouteLocalnet:
 		return "route_localnet is off, so that 127.0.0.1 does not lead to the pods' ports", nil
 	}
-	open, err := IsOpen(ctx, rec, l)
+	open, err := IsOpen(ctx, rec, at, br)
 	if err != nil || open {
 		return "", err
 	}

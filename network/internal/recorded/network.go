@@ -47,7 +47,7 @@ func BridgeMTU(rec *state.Network) int {
 // BridgeFits says whether a bridge has the attributes that its network gave
 // it.
 func BridgeFits(l *bridge.Link, rec *state.Network) bool {
-	return (rec.Promiscuous == nil || l.Promiscuous == *rec.Promiscuous) &&
+	return (rec.VLAN == state.VLAN{} || l.Bridge != nil && l.Bridge.VLANFiltering) && (rec.Promiscuous == nil || l.Promiscuous == *rec.Promiscuous) &&
 		(rec.NFCall == nil || l.Bridge != nil && l.Bridge.NFCallIPTables == *rec.NFCall && l.Bridge.NFCallIP6Tables == *rec.NFCall)
 }
 
@@ -55,11 +55,14 @@ func BridgeFits(l *bridge.Link, rec *state.Network) bool {
 // bridge is.
 func Rules(rec *state.Network, l *bridge.Link) nft.Network {
 	n := nft.Network{
-		Name: rec.Name, Bridge: rec.Bridge, Prefixes: rec.Subnets,
+		Name: rec.Name, Bridge: rec.GatewayLink(), Prefixes: rec.Subnets,
 		Masquerade: rec.Masquerade, NonMasquerade: rec.NonMasquerade,
 		Policy: policyOf(rec.Policy), Guard: rec.Guard, Groups: true, LAN: rec.DefaultRoute != "",
 		NFCall:      l.Bridge != nil && l.Bridge.NFCallIPTables && l.Bridge.NFCallIP6Tables && bridge.ProbeNetfilter() == nil,
 		DropReports: rec.SLAAC || slices.ContainsFunc(rec.Subnets, IsIPv6),
+	}
+	if rec.VLAN.ID != 0 {
+		n.VLANOf = rec.Bridge
 	}
 	if !l.Promiscuous {
 		return n

@@ -120,7 +120,7 @@ func Port(a *state.Attachment) bridge.Port {
 		Bridge: a.Bridge, Name: a.HostIf, Peer: a.IfName, MTU: a.MTU,
 		Alias:   endpoint.AliasOf(a),
 		Hairpin: on(a.Port.Hairpin), Isolated: on(a.Port.Isolated), ForwardGroups: true,
-		Down: !a.Up,
+		Down: !a.Up, VLAN: VLANs(a.VLAN),
 	}
 	LANPort(&p, a)
 	p.MAC, _ = net.ParseMAC(a.HostMAC)

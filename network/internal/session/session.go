@@ -180,8 +180,10 @@ func (s *Session) begin(start state.EpochStart) error {
 		if a.Bridge == "" || !endpoint.PublishesIPv4(a) {
 			continue
 		}
-		if err := loopback.Shut(context.Background(), s.Links, a.Bridge, true); err != nil {
-			s.Warn("close the loopback of an earlier start: " + err.Error())
+		for _, name := range []string{a.GatewayLink(), a.Bridge} {
+			if err := loopback.Shut(context.Background(), s.Links, name, true); err != nil {
+				s.Warn("close the loopback of an earlier start: " + err.Error())
+			}
 		}
 	}
 	return nil

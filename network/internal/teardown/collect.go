@@ -41,7 +41,7 @@ func (t *Teardown) Collect(ctx context.Context, keep []ipam.Owner) ([]ipam.Owner
 			owners = append(owners, ipam.Owner{ContainerID: r.rec.ContainerID, IfName: r.rec.IfName})
 		}
 	}
-	errs = append(errs, closeLoopbackAfter(ctx, t.Session, t.Known.Bridge, gone...))
+	errs = append(errs, closeLoopbackAfter(ctx, t.Session, t.Known, gone...))
 	t.Session.Leave()
 	return owners, errors.Join(append(errs,
 		t.collectReservations(ctx, keep),

@@ -159,7 +159,7 @@ func (t *Teardown) collectDead(ctx context.Context, list []*Dead, err error) ([]
 		}
 		found = append(found, d)
 	}
-	errs = append(errs, closeLoopbackAfter(ctx, t.Session, t.Known.Bridge, gone...))
+	errs = append(errs, closeLoopbackAfter(ctx, t.Session, t.Known, gone...))
 	t.Session.Leave()
 	return found, errors.Join(errs...)
 }

@@ -12,23 +12,24 @@ import (
 )
 
 // closeLoopbackAfter is for when these attachments have gone. One without a record, or
-// that was never ready, may have got as far as having ports; unknown is the bridge of one that
-// does not tell.
-func closeLoopbackAfter(ctx context.Context, s *session.Session, unknown string, gone ...*state.Attachment) error {
+// that was never ready, may have got as far as having ports; unknown is of one that does not
+// tell.
+func closeLoopbackAfter(ctx context.Context, s *session.Session, unknown Known, gone ...*state.Attachment) error {
 	known := map[string]bool{} // by bridge: that one did
 	for _, rec := range gone {
-		bridgeName := unknown
+		names := []string{unknown.Bridge, unknown.GatewayLink}
 		if rec != nil && rec.Bridge != "" {
-			bridgeName = rec.Bridge
+			names = []string{rec.Bridge, rec.GatewayLink()}
 		}
 		ready := rec != nil && rec.State == state.Ready
 		if ready && !endpoint.PublishesIPv4(rec) {
 			continue
 		}
-		if bridgeName == "" {
-			continue
+		for _, name := range names {
+			if name != "" {
+				known[name] = known[name] || ready
+			}
 		}
-		known[bridgeName] = known[bridgeName] || ready
 	}
 	var errs []error
 	for bridgeName, known := range known {

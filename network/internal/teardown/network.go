@@ -13,6 +13,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
 	"github.com/tombolo-cni/tombolo/network/internal/takeover"
 )
@@ -56,7 +57,13 @@ func Network(ctx context.Context, s *session.Session, name string) error {
 	err = fail.Join(
 		func() error { return s.Firewall.RemoveNetwork(ctx, name) },
 		func() error { return withdraw(ctx, s, name) },
-		func() error { return CloseLoopback(ctx, s, rec.Bridge, false) },
+		func() error { return CloseLoopback(ctx, s, rec.GatewayLink(), false) },
+		func() error {
+			if rec.VLAN.ID == 0 {
+				return nil
+			}
+			return CloseLoopback(ctx, s, rec.Bridge, false)
+		},
 		func() error { return releaseUplink(ctx, s, rec) },
 		func() error { return Bridge(ctx, s, rec) },
 		func() error { return removeEmptyReservations(s.Dir.Path() + "/ipam/" + name) },
@@ -113,6 +120,9 @@ func Bridge(ctx context.Context, s *session.Session, rec *state.Network) error {
 	if len(shared) == 0 && len(ports) == 0 && l.Alias == endpoint.BridgeAlias {
 		return s.Links.Remove(ctx, rec.Bridge)
 	}
+	if rec.VLAN != (state.VLAN{}) {
+		return leaveVLANs(ctx, s, rec, l, shared)
+	}
 	for _, gw := range rec.Gateways {
 		if slices.ContainsFunc(shared, func(o *state.Network) bool { return slices.Contains(o.Gateways, gw) }) {
 			continue
@@ -122,6 +132,30 @@ func Bridge(ctx context.Context, s *session.Session, rec *state.Network) error {
 		}
 	}
 	return nil
+}
+
+// leaveVLANs takes the host's link in a network's VLAN away, and its uplink out of the VLANs
+// that no other network on the bridge has.
+func leaveVLANs(ctx context.Context, s *session.Session, rec *state.Network, l *bridge.Link, shared []*state.Network) error {
+	if host, ok := recorded.HostVLAN(rec, l); ok && !slices.ContainsFunc(shared, func(o *state.Network) bool { return o.VLAN.ID == rec.VLAN.ID }) {
+		if err := s.Links.VLANs().RemoveLink(ctx, host); err != nil {
+			return err
+		}
+	}
+	if rec.Uplink == "" {
+		return nil
+	}
+	nic, err := s.Links.Link(ctx, rec.Uplink)
+	if err != nil || nic.Master != l.Index {
+		return nil // it is no port any more
+	}
+	err = s.Links.VLANs().Leave(ctx, nic.Index, recorded.Carried(rec)...)
+	for _, o := range shared {
+		if err == nil && o.Uplink == rec.Uplink {
+			_, err = s.Links.VLANs().Join(ctx, nic.Index, recorded.Carried(o)...)
+		}
+	}
+	return err
 }
 
 // sharers are the other networks on the same bridge.

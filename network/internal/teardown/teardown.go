@@ -66,9 +66,10 @@ type Teardown struct {
 
 // Known is network.Known.
 type Known struct {
-	Bridge    string
-	Addresses func() []netip.Addr
-	Leased    bool
+	Bridge      string
+	GatewayLink string
+	Addresses   func() []netip.Addr
+	Leased      bool
 }
 
 // Origin is network.Origin.
@@ -101,7 +102,7 @@ func (t *Teardown) Attachment(ctx context.Context, owner ipam.Owner, hash string
 	if err := t.takeDown(ctx, r); err != nil {
 		return err
 	}
-	return closeLoopbackAfter(ctx, t.Session, t.Known.Bridge, r.rec)
+	return closeLoopbackAfter(ctx, t.Session, t.Known, r.rec)
 }
 
 // lock takes the lock of an attachment's record. Whoever has that of one whose Add is done writes

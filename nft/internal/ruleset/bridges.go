@@ -56,6 +56,10 @@ func (n *Network) bridgeElements() []Element {
 	name := InterfaceName(n.Bridge)
 	pair := slices.Concat(name, name)
 	list := []Element{{Set: InInet(bridgesSet), Key: pair}}
+	if n.VLANOf != "" {
+		name := InterfaceName(n.VLANOf)
+		list = append(list, Element{Set: InInet(bridgesSet), Key: slices.Concat(name, name)})
+	}
 	if n.Policy != policyOpen {
 		list = append(list, Element{Set: InInet(policiesSet), Key: name})
 	}

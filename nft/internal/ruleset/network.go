@@ -13,6 +13,7 @@ type Network struct {
 	Masquerade                 bool
 	Exempt                     []netip.Prefix // destinations that are never masqueraded, in any order
 	Bridge                     string         // "": of bridges nothing is known
+	VLANOf                     string         // the bridge whose VLAN it is; "": none's
 	NFCall, LAN                bool
 	Policy                     Policy
 	Guard, Groups, DropReports bool

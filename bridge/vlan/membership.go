@@ -1,0 +1,190 @@
+package vlan
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/tombolo-cni/tombolo"
+)
+
+// ErrInvalid is the cause of every error about an argument that cannot be meant: nothing was
+// sent to the kernel.
+var ErrInvalid = tombolo.ErrInvalid
+
+// MaxID is the last VLAN; the first is 1.
+const MaxID = 4094
+
+// Range is VLANs from First to Last, both included.
+type Range struct{ First, Last uint16 }
+
+// String is "7", or "7-9".
+func (r Range) String() string {
+	if r.First == r.Last {
+		return strconv.Itoa(int(r.First))
+	}
+	return fmt.Sprintf("%d-%d", r.First, r.Last)
+}
+
+// Membership says which VLANs a port is in. The zero Membership says nothing: the port is
+// in the bridge's default VLAN.
+type Membership struct {
+	// ID is the VLAN of frames without a tag, from the port and to it, 1 to 4094. 0 is 1
+	// where there is a Trunk.
+	ID uint16
+	// Trunk are VLANs whose frames have their tags on both ways. Frames of ID have none,
+	// though it be among them.
+	Trunk []Range
+	// KeepDefault leaves the port in those VLANs that it is in besides, such as the bridge's
+	// default one.
+	KeepDefault bool
+}
+
+// IsZero says that nothing is asked for.
+func (m Membership) IsZero() bool { return m.ID == 0 && len(m.Trunk) == 0 }
+
+// Native is the VLAN of frames without a tag; 0 where nothing is asked for.
+func (m Membership) Native() uint16 {
+	if m.ID == 0 && len(m.Trunk) > 0 {
+		return 1
+	}
+	return m.ID
+}
+
+// Check refuses VLANs that there cannot be. The error matches ErrInvalid.
+func (m Membership) Check() error {
+	if m.ID > MaxID {
+		return fmt.Errorf("%w: VLAN %d, where 1 to %d are VLANs", ErrInvalid, m.ID, MaxID)
+	}
+	for _, r := range m.Trunk {
+		if r.First == 0 || r.Last > MaxID || r.First > r.Last {
+			return fmt.Errorf("%w: VLANs %s, where 1 to %d are VLANs", ErrInvalid, r, MaxID)
+		}
+	}
+	return nil
+}
+
+// Trunk writes ranges as text: "2-4,100". ParseTrunk reads it.
+func Trunk(list []Range) string {
+	texts := make([]string, len(list))
+	for i, r := range list {
+		texts[i] = r.String()
+	}
+	return strings.Join(texts, ",")
+}
+
+// ParseTrunk is Trunk's inverse. The error matches ErrInvalid.
+func ParseTrunk(text string) ([]Range, error) {
+	if text == "" {
+		return nil, nil
+	}
+	var list []Range
+	for one := range strings.SplitSeq(text, ",") {
+		first, last, isRange := strings.Cut(one, "-")
+		if !isRange {
+			last = first
+		}
+		a, errA := strconv.ParseUint(first, 10, 16)
+		b, errB := strconv.ParseUint(last, 10, 16)
+		r := Range{uint16(a), uint16(b)}
+		if errA != nil || errB != nil || (Membership{Trunk: []Range{r}}).Check() != nil {
+			return nil, fmt.Errorf("%w: %q names no VLANs", ErrInvalid, one)
+		}
+		list = append(list, r)
+	}
+	return list, nil
+}
+
+// Of include/uapi/linux/if_bridge.h.
+const (
+	flagPVID     = 0x2 // BRIDGE_VLAN_INFO_PVID: what comes without a tag is of it
+	flagUntagged = 0x4 // BRIDGE_VLAN_INFO_UNTAGGED: what goes loses its tag
+)
+
+// entries are VLANs as the kernel has them for one port: by number, with their flags.
+type entries map[uint16]uint16
+
+// entries are those of the membership.
+func (m Membership) entries() entries {
+	list := tagged(m.Trunk)
+	if native := m.Native(); native != 0 {
+		list[native] = flagPVID | flagUntagged
+	}
+	return list
+}
+
+// tagged are VLANs whose frames have their tags on.
+func tagged(list []Range) entries {
+	e := entries{}
+	for _, r := range list {
+		for id := int(r.First); id <= int(r.Last); id++ {
+			e[uint16(id)] = 0
+		}
+	}
+	return e
+}
+
+// changes are what makes what is wanted of what is there.
+func (m Membership) changes(have entries) (del, add entries) {
+	want := m.entries()
+	del, add = entries{}, entries{}
+	for id, flags := range have {
+		if _, ok := want[id]; !ok && !m.KeepDefault {
+			del[id] = flags
+		}
+	}
+	for id, flags := range want {
+		if there, ok := have[id]; !ok || there != flags {
+			add[id] = flags
+		}
+	}
+	return del, add
+}
+
+// run is VLANs that follow one another and have the same flags.
+type run struct {
+	Range
+	flags uint16
+}
+
+// runs are in order, and as few as do.
+func (e entries) runs() []run {
+	ids := make([]int, 0, len(e))
+	for id := range e {
+		ids = append(ids, int(id))
+	}
+	slices.Sort(ids)
+	var list []run
+	for _, n := range ids {
+		id := uint16(n)
+		if last := len(list) - 1; last >= 0 && list[last].Last+1 == id && list[last].flags == e[id] && e[id]&flagPVID == 0 {
+			list[last].Last = id
+			continue
+		}
+		list = append(list, run{Range{id, id}, e[id]})
+	}
+	return list
+}
+
+// String is as the command bridge has it: "100 pvid untagged, 200-300".
+func (e entries) String() string {
+	var texts []string
+	for _, r := range e.runs() {
+		text := r.Range.String()
+		if r.flags&flagPVID != 0 {
+			text += " pvid"
+		}
+		if r.flags&flagUntagged != 0 {
+			text += " untagged"
+		}
+		texts = append(texts, text)
+	}
+	if len(texts) == 0 {
+		return "none"
+	}
+	return strings.Join(texts, ", ")
+}
+
+// String lists the VLANs of a port, as the command bridge does: "100 pvid untagged, 200-300".
+func (m Membership) String() string { return m.entries().String() }

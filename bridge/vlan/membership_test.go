@@ -1,0 +1,102 @@
+package vlan
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/mdlayher/netlink"
+
+	"github.com/tombolo-cni/tombolo/internal/nl"
+)
+
+func TestMembershipReadsAsTheCommandBridgeHasIt(t *testing.T) {
+	t.Parallel()
+	for want, m := range map[string]Membership{
+		"none":                             {},
+		"100 pvid untagged":                {ID: 100},
+		"1 pvid untagged, 7":               {Trunk: []Range{{7, 7}}},
+		"1 pvid untagged, 2-4094":          {Trunk: []Range{{1, 4094}}},
+		"5-6, 7 pvid untagged, 8-10, 4094": {ID: 7, Trunk: []Range{{8, 9}, {5, 7}, {9, 10}, {4094, 4094}}},
+	} {
+		if got := m.String(); got != want {
+			t.Errorf("%+v is %q, want %q", m, got, want)
+		}
+		if err := m.Check(); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, m := range []Membership{{ID: 4095}, {Trunk: []Range{{0, 7}}}, {Trunk: []Range{{7, 4095}}}, {Trunk: []Range{{8, 7}}}} {
+		if err := m.Check(); !errors.Is(err, ErrInvalid) {
+			t.Errorf("%+v: %v", m, err)
+		}
+	}
+}
+
+func TestChangesAreWhatAPortLacksAndHasTooMuch(t *testing.T) {
+	t.Parallel()
+	fresh := entries{1: flagPVID | flagUntagged}
+	for _, tt := range []struct {
+		name     string
+		m        Membership
+		have     entries
+		del, add string
+	}{
+		{"a fresh port", Membership{ID: 100}, fresh, "1 pvid untagged", "100 pvid untagged"},
+		{"that stays in the default VLAN", Membership{ID: 100, KeepDefault: true}, fresh, "none", "100 pvid untagged"},
+		{"a trunk whose native VLAN is the default one", Membership{Trunk: []Range{{7, 9}}}, fresh, "none", "7-9"},
+		{"nothing", Membership{ID: 100, Trunk: []Range{{7, 7}}}, entries{100: flagPVID | flagUntagged, 7: 0}, "none", "none"},
+		{"a trunk that became native", Membership{Trunk: []Range{{7, 7}}}, entries{1: flagUntagged, 7: flagPVID | flagUntagged}, "none", "1 pvid untagged, 7"},
+		{"too many", Membership{ID: 5}, entries{5: flagPVID | flagUntagged, 6: 0, 7: 0, 9: 0}, "6-7, 9", "none"},
+	} {
+		del, add := tt.m.changes(tt.have)
+		if del.String() == "" || del.String() != tt.del || add.String() != tt.add {
+			t.Errorf("%s: deletes %s and adds %s, want %s and %s", tt.name, del, add, tt.del, tt.add)
+		}
+	}
+}
+
+func TestRangesGoToTheKernelAndBack(t *testing.T) {
+	t.Parallel()
+	want := entries{1: flagUntagged, 7: flagPVID | flagUntagged, 8: 0, 9: 0, 10: 0, 4094: 0}
+	ae := netlink.NewAttributeEncoder()
+	for _, r := range want.runs() {
+		ae.Nested(dbEntry, r.encode)
+	}
+	b, err := ae.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := entries{}
+	if err := nl.Decode(b, got.decode); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func FuzzEntries(f *testing.F) {
+	f.Fuzz(func(t *testing.T, b []byte) {
+		e := entries{}
+		if nl.Decode(b, e.decode) == nil && e.String() == "" {
+			t.Error("VLANs without a text")
+		}
+	})
+}
+
+func FuzzParseTrunk(f *testing.F) {
+	f.Fuzz(func(t *testing.T, text string) {
+		list, err := ParseTrunk(text)
+		if err != nil {
+			if !errors.Is(err, ErrInvalid) {
+				t.Error(err)
+			}
+			return
+		}
+		again, err := ParseTrunk(Trunk(list))
+		if diff := cmp.Diff(list, again); diff != "" || err != nil {
+			t.Errorf("%q: %v (-before +after):\n%s", text, err, diff)
+		}
+	})
+}

@@ -289,7 +289,7 @@ func addrsOf(prefixes []netip.Prefix) []netip.Addr {
 // writeSysctls sets, before the interface comes up, what netlink has no attribute for.
 func (p *Port) writeSysctls(in *inPod) error {
 	var errs []error
-	if in.ipv6 != nil {
+	if in.ipv6 != nil && !p.LeaveIPv6 {
 		// A router advertisement would add addresses and routes that nobody gave.
 		err := in.ipv6.Write(p.Peer+"/accept_ra", "0")
 		if p.usesIPv6() || !errors.Is(err, fs.ErrNotExist) { // an MTU that is too small for IPv6

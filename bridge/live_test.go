@@ -254,14 +254,17 @@ func TestInvalidPortsAreRefusedBeforeTheKernelIsAsked(t *testing.T) {
 	n := newNode(t)
 	pod := nstest.New(t)
 	cases := map[string]func(*bridge.Port){
-		"empty name":           func(p *bridge.Port) { p.Name = "" },
-		"name to be numbered":  func(p *bridge.Port) { p.Name = "veth%d" },
-		"peer to be numbered":  func(p *bridge.Port) { p.Peer = "eth%d" },
-		"long name":            func(p *bridge.Port) { p.Name = "sixteen-bytes-xy" },
-		"name with a slash":    func(p *bridge.Port) { p.Peer = "eth/0" },
-		"long alias":           func(p *bridge.Port) { p.Alias = strings.Repeat("x", 256) },
-		"multicast MAC":        func(p *bridge.Port) { p.PeerMAC = mac("01:00:5e:00:00:01") },
-		"down with addresses":  func(p *bridge.Port) { p.Down = true },
+		"empty name":          func(p *bridge.Port) { p.Name = "" },
+		"name to be numbered": func(p *bridge.Port) { p.Name = "veth%d" },
+		"peer to be numbered": func(p *bridge.Port) { p.Peer = "eth%d" },
+		"long name":           func(p *bridge.Port) { p.Name = "sixteen-bytes-xy" },
+		"name with a slash":   func(p *bridge.Port) { p.Peer = "eth/0" },
+		"long alias":          func(p *bridge.Port) { p.Alias = strings.Repeat("x", 256) },
+		"multicast MAC":       func(p *bridge.Port) { p.PeerMAC = mac("01:00:5e:00:00:01") },
+		"down with addresses": func(p *bridge.Port) { p.Down = true },
+		"its IPv6, and ours": func(p *bridge.Port) {
+			p.LeaveIPv6, p.Addresses = true, []netip.Prefix{netip.MustParsePrefix("fd22::5/64")}
+		},
 		"an address of nobody": func(p *bridge.Port) { p.Addresses = []netip.Prefix{{}} },
 	}
 	for name, spoil := range cases {

@@ -101,6 +101,10 @@ type Port struct {
 	// Autoconf has the pod take IPv6 addresses from router advertisements as well, once
 	// Solicit is called. Nil keeps it from hearing any.
 	Autoconf *Autoconf
+	// LeaveIPv6 leaves the pod's IPv6 to the pod: its interface forms a link-local address as it
+	// comes up, and hears routers, as its namespace's parameters have it. It is for a pod without
+	// Addresses; one with Autoconf has no use for it.
+	LeaveIPv6 bool
 	// NoRedirects has the pod disregard ICMP redirects, of both families, on all its
 	// interfaces for IPv4. A host that sends on the link by which a packet came tells
 	// the sender to go past it: so a pod whose gateway is the host, on a network that
@@ -142,6 +146,9 @@ func (p *Port) validate() error {
 		if mac != nil && (len(mac) != 6 || mac[0]&1 != 0) {
 			return fmt.Errorf("%w: %s is not a unicast MAC", ErrInvalid, mac)
 		}
+	}
+	if p.LeaveIPv6 && p.usesIPv6() {
+		return fmt.Errorf("%w: LeaveIPv6 with IPv6 addresses or Autoconf", ErrInvalid)
 	}
 	if p.Down && (len(p.Addresses)+len(p.Routes) > 0 || p.Autoconf != nil) {
 		return fmt.Errorf("%w: an interface that stays down can have no addresses and routes", ErrInvalid)
@@ -259,7 +266,7 @@ func (p *Port) podLinkUp(b *nl.Batch, index int) {
 	// addrgenmode none: the kernel then makes no link-local address when the link comes up,
 	// and with it no duplicate detection, no multicast reports and no router solicitations,
 	// which would be flooded to every port of the bridge.
-	link.Request{Index: index, IPv4: p.ipv4Conf(), NoLinkLocal: !p.noIPv6 && hasIPv6(p.MTU)}.Set(b, "set link", p.Peer)
+	link.Request{Index: index, IPv4: p.ipv4Conf(), NoLinkLocal: !p.noIPv6 && !p.LeaveIPv6 && hasIPv6(p.MTU)}.Set(b, "set link", p.Peer)
 	if p.Down {
 		return
 	}

@@ -57,6 +57,10 @@ type Network struct {
 	Promiscuous, NFCall *bool
 	Routed              bool
 
+	// LeaveIPv6 leaves IPv6 to pods that get no addresses: they have link-local addresses, and hear
+	// routers. With addresses it says nothing.
+	LeaveIPv6 bool
+
 	Hairpin  bool // of each port: a pod reaches itself through a service
 	Isolated bool // of each port: nothing passes from one isolated port to another
 	DAD      bool // detect duplicates of IPv6 addresses

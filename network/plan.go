@@ -61,6 +61,7 @@ func (a *adding) plan(g given, made *bridge.Attachment) (*plan, error) {
 		Announce: mac != nil || a.base.DataDir != "",
 		Routes:   a.metrics.Apply(podRoutes(nw, g.addresses, g.routes)),
 	}
+	p.port.LeaveIPv6 = nw.LeaveIPv6 && len(g.addresses) == 0 && a.leasing == nil
 	for _, address := range g.addresses {
 		p.port.Addresses = append(p.port.Addresses, address.Prefix)
 	}

@@ -289,6 +289,7 @@ func (c *NetConf) settings() settings {
 			Routed:       gateway,
 			Isolated:     c.PortIsolation,
 			DAD:          c.EnableDAD,
+			LeaveIPv6:    c.Mode == modeL2 && c.ipamType() == "",
 			Down:         c.DisableContainerInterface,
 			Policy:       policyOf(c.IngressPolicy),
 			Origin:       network.Origin{Type: c.ipamType(), Dir: c.dataDir()},

@@ -45,7 +45,7 @@ func TestSettingsOfAMode(t *testing.T) {
 	gateway, l2 := common, common
 	gateway.Bridge, gateway.Gateway, gateway.DefaultGateway, gateway.Masquerade, gateway.Hairpin = "cbr0", true, true, true, true
 	gateway.Routed = true
-	l2.Bridge = "br0"
+	l2.Bridge, l2.LeaveIPv6 = "br0", true // without ipam
 	for _, tt := range []struct {
 		name   string
 		fields string

@@ -271,3 +271,39 @@ func TestConfigurationThatIsTooLongIsRefused(t *testing.T) {
 		t.Errorf("exit status %d: %s", o.status, o.stdout)
 	}
 }
+
+// A runtime reads an error by the version that it has; one of an old configuration's is not to be
+// of the newest.
+func TestErrorsCarryTheConfigurationsVersion(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	p := n.pod("a")
+	for _, version := range []string{"0.3.1", "0.4.0", "1.0.0"} {
+		w := n.podnet(nil)
+		w.version = version
+		refused := func(name string, c call) {
+			t.Helper()
+			var failure struct{ CNIVersion string }
+			o := n.call(c)
+			unmarshal(t, o.stdout, &failure)
+			if o.status == 0 || failure.CNIVersion != version {
+				t.Errorf("%s of %s: exit status %d, %s", name, version, o.status, o.stdout)
+			}
+		}
+		for _, bad := range badConfs() {
+			if bad.fields["cniVersion"] != nil || bad.fields == nil && bad.args == "" {
+				continue // which has none, or none that is known
+			}
+			refused(bad.name, call{verb: "ADD", id: p.id, netns: p.path, ifName: "eth0", args: bad.args, stdin: w.stdin(bad.fields)})
+		}
+		// What the environment lacks is said before the configuration is read.
+		for name, c := range map[string]call{
+			"a namespace lost": {verb: "ADD", id: "a", netns: "/nonexistent", ifName: "eth0"},
+			"no prevResult":    {verb: "CHECK", id: "a", netns: p.path, ifName: "eth0"},
+			"too old a verb":   {verb: "STATUS"},
+		} {
+			c.stdin = w.stdin(nil)
+			refused(name, c)
+		}
+	}
+}

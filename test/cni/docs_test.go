@@ -102,6 +102,10 @@ func docLabs() []docLab {
 			blocks: []string{"docs/cluster.md: iptables -A FORWARD -s 10.244.0.0/16 -o cbr0 -j ACCEPT"},
 		},
 		{
+			name:   "drop-in",
+			blocks: []string{"README.md: make install", "docs/drop-in.md: tombolo install --names all /opt/cni/bin", "docs/drop-in.md: tombolo install --undo /opt/cni/bin", "docs/drop-in.md: tombolo gc"},
+		},
+		{
 			name:   "embedding",
 			blocks: []string{"docs/embedding.md: cd test/embed"},
 			output: []string{"BenchmarkPod", "flat%", "alloc_objects"},

@@ -57,7 +57,7 @@ type firewall struct {
 // keepFirewall looks after it until ctx is done.
 func (k *Keeper) keepFirewall(ctx context.Context) {
 	k.newFirewall(ctx, k.firewall, func() (source, error) {
-		return nl.FollowType(unix.NETLINK_NETFILTER, &nl.Config{NetNS: k.host}, newGeneration, unix.NFNLGRP_NFTABLES)
+		return nl.FollowOnly(unix.NETLINK_NETFILTER, &nl.Config{NetNS: k.host}, []nl.Kind{{Type: newGeneration}}, unix.NFNLGRP_NFTABLES)
 	}).run()
 }
 

@@ -66,9 +66,19 @@ type linkChange struct {
 // keepLinks looks after them until ctx is done.
 func (k *Keeper) keepLinks(ctx context.Context) {
 	k.newLinkage(ctx, k.links, func() (source, error) {
-		return nl.Follow(unix.NETLINK_ROUTE, &nl.Config{NetNS: k.host}, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
+		return nl.FollowOnly(unix.NETLINK_ROUTE, &nl.Config{NetNS: k.host}, linkKinds(), unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
 			unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
 	}).run()
+}
+
+// linkKinds are the announcements that matter. Of routes, those to subnets do that the kernel makes
+// with addresses: a routing engine adds and withdraws its own by the ten thousand.
+func linkKinds() []nl.Kind {
+	const protocolAt = unix.SizeofNlMsghdr + 5 // in struct rtmsg
+	return []nl.Kind{
+		{Type: unix.RTM_NEWLINK}, {Type: unix.RTM_DELLINK}, {Type: unix.RTM_DELADDR},
+		{Type: unix.RTM_DELROUTE, At: protocolAt, Byte: unix.RTPROT_KERNEL},
+	}
 }
 
 func (k *Keeper) newLinkage(ctx context.Context, look Links, listen func() (source, error)) *linkage {

@@ -2,7 +2,9 @@ package nl_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -24,7 +26,7 @@ func TestAFeedOfOneTypeIsNotFloodedByOthers(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer all.Close()
-	one, err := nl.FollowType(unix.NETLINK_NETFILTER, cfg, newGeneration, unix.NFNLGRP_NFTABLES)
+	one, err := nl.FollowOnly(unix.NETLINK_NETFILTER, cfg, []nl.Kind{{Type: newGeneration}}, unix.NFNLGRP_NFTABLES)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +64,50 @@ func TestAFeedOfOneTypeIsNotFloodedByOthers(t *testing.T) {
 
 func TestAFeedOfOneTypeOfNoGroupIsRefused(t *testing.T) {
 	t.Parallel()
-	if f, err := nl.FollowType(unix.NETLINK_NETFILTER, nil, 1, 1<<20); err == nil {
-		t.Errorf("FollowType gave %v", f)
+	if f, err := nl.FollowOnly(unix.NETLINK_NETFILTER, nil, []nl.Kind{{Type: 1}}, 1<<20); err == nil {
+		t.Errorf("FollowOnly gave %v", f)
+	}
+}
+
+// Twenty thousand routes of a routing engine come and go, and what is asked for is heard all the
+// same: what the kernel says of its own routes, and of links.
+func TestAFeedOfSomeKindsHearsThoseAlone(t *testing.T) {
+	t.Parallel()
+	ns := nstest.New(t)
+	const protocolAt = unix.SizeofNlMsghdr + 5 // in struct rtmsg
+	feed, err := nl.FollowOnly(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns},
+		[]nl.Kind{{Type: unix.RTM_DELLINK}, {Type: unix.RTM_DELROUTE, At: protocolAt, Byte: unix.RTPROT_KERNEL}},
+		unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV4_ROUTE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer feed.Close()
+	var routes strings.Builder
+	for i := range 20_000 {
+		fmt.Fprintf(&routes, "route add 172.%d.%d.0/28 dev x proto bird\n", 16+i/256, i%256)
+	}
+	file := t.TempDir() + "/routes"
+	withdrawn := strings.ReplaceAll(routes.String(), "route add", "route del")
+	if err := os.WriteFile(file, []byte(routes.String()+withdrawn), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	nstest.Run(t, ns, "sh", "-ec", "ip link add x type bridge; ip link set x up; ip addr add 10.1.0.1/24 dev x; ip -batch "+file+
+		"; ip route del 10.1.0.0/24 dev x; ip link del x")
+	var heard []uint16
+	for !slices.Contains(heard, unix.RTM_DELLINK) {
+		list, err := feed.Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range list {
+			heard = append(heard, uint16(m.Header.Type))
+			if m.Header.Type == unix.RTM_DELROUTE && m.Data[5] != unix.RTPROT_KERNEL {
+				t.Fatalf("heard of a route of protocol %d", m.Data[5])
+			}
+		}
+	}
+	// With the link the kernel's local and broadcast routes go.
+	if len(heard) < 2 || len(heard) > 10 || heard[0] != unix.RTM_DELROUTE {
+		t.Errorf("heard %v", heard)
 	}
 }

@@ -167,6 +167,12 @@ func (a *adding) run(ctx context.Context) (*Attachment, error) {
 	if err := a.node.step("commit"); err != nil {
 		return nil, err
 	}
+	if slices.ContainsFunc(rec.Published, func(p state.Published) bool { return p.Withheld }) {
+		// A Del of the one that has the ports passed them on to nobody until now.
+		if err := a.s.Publish(ctx, state.Waiting{Network: a.nw.Name, Hash: a.hash}); err != nil {
+			return nil, err
+		}
+	}
 	return a.made(t), nil
 }
 

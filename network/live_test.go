@@ -363,3 +363,56 @@ func TestABridgeThatSomebodyRenamedIsFollowed(t *testing.T) {
 		})
 	}
 }
+
+// TestAPortIsPassedOnToAnAddUnderWay has the attachment that publishes a container's port deleted
+// after the Add of another one has found it there, and before that is on record.
+func TestAPortIsPassedOnToAnAddUnderWay(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.pod.Ports = []HostPort{{Protocol: 6, HostPort: 8080, PodPort: 80}}
+	first := b.add(t)
+	passed := make(chan struct{})
+	var deleted error
+	ended := make(chan struct{})
+	del := func() {
+		defer close(ended)
+		node, err := Open(t.Context(), &Config{StateDir: b.node.dir.Path(), Step: func(step string) error {
+			if step == "firewall" {
+				close(passed)
+			}
+			return nil
+		}})
+		if err == nil {
+			err = b.host.Do(func() error { return node.Del(t.Context(), first.Key, nil) })
+		}
+		deleted = err
+	}
+	node, err := Open(t.Context(), &Config{StateDir: b.node.dir.Path(), Step: func(step string) error {
+		if step == "firewall" {
+			go del()
+			<-passed
+		}
+		return nil
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.nw.Name, b.nw.Bridge, b.pod.IfName = "others", "cbr1", "eth1"
+	b.pod.Addresses = []ipam.Address{{Prefix: nstest.Prefix("10.62.0.2/24"), Gateway: nstest.Addr("10.62.0.1")}}
+	b.do(t, func() error { _, err := node.Add(t.Context(), &b.nw, &b.pod); return err })
+	<-ended
+	if deleted != nil {
+		t.Error(deleted)
+	}
+	if got := nstest.Run(t, b.host, "nft", "list", "map", "inet", "tombolo", "hostports4"); !strings.Contains(got, "8080 ") || !strings.Contains(got, "10.62.0.2 . 80") {
+		t.Errorf("the port leads to\n%s", got)
+	}
+	b.do(t, func() error {
+		list, err := b.node.Attachments(t.Context(), "others")
+		if err == nil && (len(list) != 1 || len(list[0].Ports) != 1) {
+			t.Errorf("attachments %+v", list)
+		}
+		return err
+	})
+	b.mustBeAsMade(t)
+}

@@ -46,6 +46,42 @@ func (s *scene) on(line string) {
 	s.run("sh", "-ec", strings.NewReplacer("$P", port, "$I", "ifb"+strings.TrimPrefix(port, "veth")).Replace(line))
 }
 
+// Without the state directory pods go on, and check says what brings each under control again.
+// repair mends all that it says it mends: what belongs to no pod.
+func TestWhatCheckAdvisesWithoutTheStateDirectoryIsTrue(t *testing.T) {
+	t.Parallel()
+	need(t, "iptables")
+	s := newScene(t)
+	if err := os.RemoveAll(s.state); err != nil {
+		t.Fatal(err)
+	}
+	c := s.pod("c")
+	s.add(c)
+	// What a pod has left that is gone.
+	s.on("nft 'add element inet tombolo pods4 { cbr0 . 10.77.0.99 comment \"tombolo:1:00000000abc:podnet\" }'")
+	o := s.operate("check", "--state", s.state)
+	for _, line := range []string{
+		"port " + s.port(s.a) + " of network podnet has no record [recreate pod]\n", "port " + s.port(s.b) + " of network podnet has no record [recreate pod]\n",
+		"elements of endpoint 00000000abc of network podnet have no record [repair]\n",
+	} {
+		if o.status != 4 || !strings.Contains(o.stdout, line) {
+			t.Errorf("no line %q: %+v", line, o)
+		}
+	}
+	o = s.operate("repair", "--state", s.state)
+	if left := strings.Count(o.stdout, "left: "); o.status != 4 || left != 2 || !strings.Contains(o.stdout, "repaired: elements of endpoint 00000000abc") {
+		t.Errorf("repair: %+v", o)
+	}
+	wantPing(t, s.a.NS, outside4, outside6)
+	for _, p := range []*pod{s.a, s.b} {
+		s.del(p)
+	}
+	s.add(s.a, publish(t, "8080:80/tcp"), limited(1e7, 2e7))
+	s.add(s.b)
+	s.quiet("after [recreate pod]")
+	wantPing(t, s.a.NS, outside4, outside6)
+}
+
 // What check advises helps: each thing is broken, check names it with a remedy, and is quiet
 // after that remedy.
 func TestWhatCheckAdvisesIsTrue(t *testing.T) {

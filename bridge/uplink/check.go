@@ -1,9 +1,11 @@
 package uplink
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 
 	"github.com/tombolo-cni/tombolo"
@@ -146,15 +148,19 @@ func (c *Conn) Mend(ctx context.Context, rec *Record, j Journal) (changed bool, 
 }
 
 func (c *Conn) mend(ctx context.Context, rec *Record, j Journal) (changed bool, _ error) {
+	renamed, err := c.rename(ctx, rec)
+	if err != nil {
+		return renamed, err
+	}
 	s, err := c.Snapshot(ctx, rec.NIC, rec.Bridge)
 	if err != nil {
-		return false, err
+		return renamed, err
 	}
 	if len(s.differences(rec)) == 0 {
-		return false, nil
+		return renamed, nil
 	}
 	if err := s.cannotMend(rec); err != nil {
-		return false, err
+		return renamed, err
 	}
 	for _, a := range s.stale(rec) {
 		if err := c.addrs.Remove(a); err != nil {
@@ -170,6 +176,24 @@ func (c *Conn) mend(ctx context.Context, rec *Record, j Journal) (changed bool, 
 	}
 	*rec = *n
 	return true, nil
+}
+
+// rename gives the bridge that the takeover made its name back, if somebody gave it another one:
+// a bridge in its place would have nothing of what the host has on this one.
+func (c *Conn) rename(ctx context.Context, rec *Record) (renamed bool, _ error) {
+	_, err := c.bridge.Link(ctx, rec.Bridge)
+	if !rec.MadeBridge || !errors.Is(err, fs.ErrNotExist) {
+		return false, nil // what is wrong with it, the snapshot tells
+	}
+	nic, err := c.bridge.Link(ctx, rec.NIC)
+	if err != nil || nic.Master == 0 {
+		return false, nil
+	}
+	on, err := c.bridge.LinkByIndex(ctx, nic.Master)
+	if err != nil || on.Kind != "bridge" || on.Alias != rec.Alias || rec.Alias == "" || !bytes.Equal(on.MAC, nic.MAC) {
+		return false, nil
+	}
+	return true, c.bridge.Rename(ctx, on.Index, rec.Bridge)
 }
 
 // toMend is the record that a Mend goes by. A bridge that is made anew gets the NIC's MAC

@@ -74,7 +74,7 @@ func (k *Keeper) keepLinks(ctx context.Context) {
 // linkKinds are the announcements that matter. Of routes, those to subnets do that the kernel makes
 // with addresses: a routing engine adds and withdraws its own by the ten thousand.
 func linkKinds() []nl.Kind {
-	const protocolAt = unix.SizeofNlMsghdr + 5 // in struct rtmsg
+	const protocolAt = 5 // in struct rtmsg
 	return []nl.Kind{
 		{Type: unix.RTM_NEWLINK}, {Type: unix.RTM_DELLINK}, {Type: unix.RTM_DELADDR},
 		{Type: unix.RTM_DELROUTE, At: protocolAt, Byte: unix.RTPROT_KERNEL},

@@ -13,8 +13,8 @@ import (
 // Kind is a kind of announcements.
 type Kind struct {
 	Type uint16
-	// At is where the message has a byte, counted from its header, that is to be Byte; 0: whatever
-	// it says.
+	// At is where the message has a byte, counted from the end of its header, that is to be Byte;
+	// 0: whatever it says.
 	At   uint32
 	Byte byte
 }
@@ -35,7 +35,7 @@ func FollowOnly(protocol int, cfg *Config, kinds []Kind, groups ...int) (*Feed, 
 }
 
 func (f *Feed) filter(kinds []Kind, groups []int) error {
-	const typeAt, all, none = 4, 0xffffffff, 0 // in struct nlmsghdr
+	const typeAt, bodyAt, all, none = 4, 16, 0xffffffff, 0 // of struct nlmsghdr
 	var program []unix.SockFilter
 	for _, k := range kinds {
 		// The filter loads in network byte order what is in the host's.
@@ -43,7 +43,7 @@ func (f *Feed) filter(kinds []Kind, groups []int) error {
 		accept := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: all}}
 		if k.At != 0 {
 			accept = []unix.SockFilter{
-				{Code: unix.BPF_LD | unix.BPF_B | unix.BPF_ABS, K: k.At},
+				{Code: unix.BPF_LD | unix.BPF_B | unix.BPF_ABS, K: bodyAt + k.At},
 				{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jf: 1, K: uint32(k.Byte)},
 				accept[0],
 			}

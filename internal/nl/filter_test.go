@@ -74,7 +74,7 @@ func TestAFeedOfOneTypeOfNoGroupIsRefused(t *testing.T) {
 func TestAFeedOfSomeKindsHearsThoseAlone(t *testing.T) {
 	t.Parallel()
 	ns := nstest.New(t)
-	const protocolAt = unix.SizeofNlMsghdr + 5 // in struct rtmsg
+	const protocolAt = 5 // in struct rtmsg
 	feed, err := nl.FollowOnly(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns},
 		[]nl.Kind{{Type: unix.RTM_DELLINK}, {Type: unix.RTM_DELROUTE, At: protocolAt, Byte: unix.RTPROT_KERNEL}},
 		unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV4_ROUTE)

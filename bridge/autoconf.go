@@ -25,6 +25,8 @@ type Autoconf struct {
 	// Without it they give the pod no way, neither to everywhere nor to the networks
 	// that they advertise besides (RFC 4191): somebody else has to.
 	DefaultRoute bool
+	// AddressOptional is for a pod that has another address of IPv6: Check does not miss one by a router.
+	AddressOptional bool
 }
 
 // Autoconfigured is what a pod has from router advertisements.

@@ -247,7 +247,7 @@ wanted:
 		c.missing("address", want.String())
 	}
 	formed := func(a addr.Address) bool { return a.Protocol == addr.ProtocolRA && a.Flags&addr.Tentative == 0 }
-	if p.Autoconf != nil && !slices.ContainsFunc(have, formed) {
+	if p.Autoconf != nil && !p.Autoconf.AddressOptional && !slices.ContainsFunc(have, formed) {
 		c.missing("address", "by router advertisement")
 	}
 	return nil

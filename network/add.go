@@ -42,6 +42,9 @@ func (n *Node) Add(ctx context.Context, nw *Network, pod *Pod) (*Attachment, err
 	if err != nil && nw.lacking(err) && n.reclaim(ctx, nw) {
 		made, err = n.tryAdd(ctx, nw, pod)
 	}
+	if err == nil && nw.DHCPv6 {
+		return n.await6(ctx, pod, made)
+	}
 	return made, err
 }
 

@@ -40,9 +40,12 @@ func (a *adding) advertised(ctx context.Context, asked *solicited, g given, b *b
 	if asked == nil {
 		return g, nil
 	}
-	got, err := asked.Wait(ctx)
-	if err != nil {
-		return g, fail.Errorf(ErrTryAgain, `ipv6 "slaac": %v`, err)
+	var err error
+	got := new(bridge.Autoconfigured)
+	if !a.nw.DHCPv6 {
+		if got, err = asked.Wait(ctx); err != nil {
+			return g, fail.Errorf(ErrTryAgain, `ipv6 "slaac": %v`, err)
+		}
 	}
 	var gateway netip.Addr
 	var metric uint32

@@ -2,7 +2,9 @@ package network
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -149,6 +151,9 @@ func (a *adding) recordLease() (*lease.Record, error) {
 		Policy:  lease.Policy{NoDefault: a.nw.NoDefaultRoute, Routes: l.asked.Routes, Priority: l.asked.Priority, IPv6: a.nw.SLAAC},
 		Created: time.Now().UTC(),
 	}
+	if a.nw.DHCPv6 {
+		rec.Six = lease.SixOf(&rec.Client)
+	}
 	// The client knows a lease of an earlier container of the pod.
 	if l.client.Sticky {
 		if last, err := l.dir.Recall(rec.Network, l.client.ClientID); err == nil && last != nil {
@@ -251,4 +256,36 @@ func (l *leasing) commit(ctx context.Context, s *session.Session, rec *lease.Rec
 		return fail.State(err)
 	}
 	return s.Enter(ctx)
+}
+
+// await6 waits for the address that the keeper leases for a pod by DHCPv6, and adds it to what Add
+// gives. Without it there is no attachment.
+func (n *Node) await6(ctx context.Context, pod *Pod, made *Attachment) (*Attachment, error) {
+	limit := pod.Lease.Client.Timeout
+	if limit == 0 {
+		limit = dhcpc.DefaultTimeout
+	}
+	waiting, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	rec, got, err := dhcplease.Await6(waiting, n.dir, n.leaseDir, made.rec)
+	if err != nil {
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
+		defer cancel()
+		return nil, errors.Join(err, n.Del(undo, made.Key, nil))
+	}
+	own := ipam.Address{Prefix: netip.PrefixFrom(got.Address, got.Address.BitLen())}
+	for _, r := range made.Routes {
+		if r.Gateway.Is6() && r.Dst.Bits() <= 0 {
+			own.Gateway = r.Gateway
+		}
+	}
+	made.Addresses, made.rec = append(slices.Clone(made.Addresses), own), rec
+	for _, server := range got.DNS {
+		if server.IsLinkLocalUnicast() {
+			server = server.WithZone(made.IfName)
+		}
+		made.DNS.Servers = append(made.DNS.Servers, server)
+	}
+	made.DNS.Search = append(made.DNS.Search, got.Search...)
+	return made, nil
 }

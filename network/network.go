@@ -77,6 +77,9 @@ type Network struct {
 	VLAN vlan.Membership
 	// SLAAC has pods form IPv6 addresses by router advertisements of the LAN.
 	SLAAC bool
+	// DHCPv6 has pods lease an IPv6 address as well, by the keeper, for pods that lease theirs of
+	// IPv4. It needs SLAAC, for the way to the routers, and does not wait for these.
+	DHCPv6 bool
 }
 
 // Exit is where the default route of a pod on a LAN leads.
@@ -122,6 +125,9 @@ func (nw *Network) check() error {
 	}
 	if nw.MACOnly && nw.Untrusted {
 		return fail.Errorf(ErrInvalid, "network %q: MACOnly and Untrusted exclude each other", nw.Name)
+	}
+	if nw.DHCPv6 && !nw.SLAAC {
+		return fail.Errorf(ErrInvalid, "network %q: DHCPv6 needs SLAAC, which gives pods the way to the routers", nw.Name)
 	}
 	return nw.CheckVLAN()
 }

@@ -184,6 +184,9 @@ func (p *Pod) check(nw *Network) error {
 	if _, _, err := p.Limits.Effective(ethernet); err != nil {
 		return fail.Errorf(ErrInvalid, "bandwidth: %v", err)
 	}
+	if nw.DHCPv6 && (p.Lease == nil || p.Lease.KeeperOptional) {
+		return fail.Errorf(ErrInvalid, `ipv6 "dhcp": tombolod leases the address, beside that of IPv4: it needs ipam.type "dhcp", and no keeper that is "optional"`)
+	}
 	if p.NetNS == nil {
 		return fail.Errorf(ErrInvalid, "the pod of container %s has no namespace", p.ContainerID)
 	}

@@ -412,7 +412,7 @@ func TestDialingIPv6SaysWhatIsWrong(t *testing.T) {
 	l := newLAN6(t)
 	for name, err := range map[string]error{
 		"no configuration": second6(transport.DialUDP6(nil)), "no link": second6(transport.DialUDP6(&transport.Config{})),
-		"a witness of nothing": second6(transport.DialWitness6(nil)),
+		"a message without a link": transport.Send6(nil, nil), "a witness of nothing": second6(transport.DialWitness6(nil)),
 	} {
 		if !errors.Is(err, tombolo.ErrInvalid) {
 			t.Errorf("%s: %v", name, err)

@@ -133,3 +133,33 @@ func Dialer6(cfg *Config) func(ctx context.Context) (dhcp6.Transport, error) {
 		return u, nil
 	}
 }
+
+// Send6 sends one message to all servers and relays, from a port of the kernel's choice: a RELEASE that
+// package dhcp6 has made, by a program that does without it. Nothing is heard.
+func Send6(cfg *Config, message []byte) error {
+	if cfg == nil || cfg.Link <= 0 {
+		return argument("no configuration, which has to name the link")
+	}
+	var fd int
+	err := cfg.do(func() error {
+		var err error
+		fd, err = unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		return err
+	})
+	if err != nil {
+		return &tombolo.OpError{Op: "open UDP socket on", Object: cfg.object(), Err: err}
+	}
+	defer unix.Close(fd)
+	err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX, cfg.Link)
+	if err == nil {
+		err = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_IF, cfg.Link)
+	}
+	if err == nil {
+		group := netip.MustParseAddr(dhcp6.Group)
+		err = unix.Sendto(fd, message, unix.MSG_DONTWAIT, &unix.SockaddrInet6{Addr: group.As16(), Port: dhcp6.ServerPort, ZoneId: uint32(cfg.Link)})
+	}
+	if err != nil {
+		return &tombolo.OpError{Op: "send to DHCPv6 servers on", Object: cfg.object(), Err: err}
+	}
+	return nil
+}

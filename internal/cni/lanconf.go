@@ -20,7 +20,7 @@ type LANConf struct {
 	IPv6                string            `json:"ipv6"`
 }
 
-const ipv6SLAAC = "slaac"
+const ipv6SLAAC, ipv6DHCP = "slaac", "dhcp"
 
 // lanProblems are about what belongs to an uplink, and whether there is one.
 func (c *NetConf) lanProblems(p *problems) {
@@ -30,7 +30,7 @@ func (c *NetConf) lanProblems(p *problems) {
 	p.add(c.Uplink != "" && !ident.IsLinkName(c.Uplink), "uplink %q cannot name a link: it takes 1 to 15 bytes without '/', ':', '%%' and space", c.Uplink)
 	p.add(c.Uplink != "" && c.Uplink == c.settings().Bridge, "uplink and bridge are both %q: the uplink is the NIC that becomes a port of the bridge", c.Uplink)
 	p.add(c.DefaultRoute != "" && c.DefaultRoute != string(network.ExitHost) && c.DefaultRoute != string(network.ExitRouter), `defaultRoute %q is not known: use "host" or "router"`, c.DefaultRoute)
-	p.add(c.IPv6 != "" && c.IPv6 != ipv6SLAAC, `ipv6 %q is not known: use "slaac", or leave it out`, c.IPv6)
+	p.add(c.IPv6 != "" && c.IPv6 != ipv6SLAAC && c.IPv6 != ipv6DHCP, `ipv6 %q is not known: use "slaac" or "dhcp", or leave it out`, c.IPv6)
 	p.add(lan && (orDefault(c.IsGateway, false) || orDefault(c.IPMasq, false)), `mode "lan" has neither isGateway nor ipMasq: the LAN has its own router, and pods are on it with addresses of their own`)
 	p.add(lan && c.PromiscMode, `mode "lan" and promiscMode exclude each other: the host would get every frame of the LAN twice`)
 	const ofLAN, ofUplink = `%s is a field of mode "lan"`, "%s says nothing without an uplink"
@@ -51,7 +51,7 @@ func (c *NetConf) lan(s *settings) {
 		c.guard(s, false)
 		return
 	}
-	s.SLAAC = c.IPv6 == ipv6SLAAC
+	s.SLAAC, s.DHCPv6 = c.IPv6 != "", c.IPv6 == ipv6DHCP
 	s.Exit = network.Exit(c.DefaultRoute)
 	if s.Exit == "" {
 		s.Exit = network.ExitHost

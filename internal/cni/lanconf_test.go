@@ -91,7 +91,7 @@ func TestFieldsOfALANThatDoNotGoTogether(t *testing.T) {
 		{`"mode": "lan", "uplink": "et/h0"`, `uplink "et/h0" cannot name a link`},
 		{`"mode": "lan", "uplink": "br0"`, `uplink and bridge are both "br0"`},
 		{`"mode": "lan", "uplink": "eth0", "defaultRoute": "gateway"`, `defaultRoute "gateway" is not known: use "host" or "router"`},
-		{`"mode": "lan", "uplink": "eth0", "ipv6": "dhcp"`, `ipv6 "dhcp" is not known: use "slaac"`},
+		{`"mode": "lan", "uplink": "eth0", "ipv6": "dhcpv6"`, `ipv6 "dhcpv6" is not known: use "slaac" or "dhcp"`},
 		{`"mode": "lan", "uplink": "eth0", "isGateway": true`, `neither isGateway nor ipMasq`},
 		{`"mode": "lan", "uplink": "eth0", "ipMasq": true`, `neither isGateway nor ipMasq`},
 		{`"mode": "lan", "uplink": "eth0", "promiscMode": true`, `promiscMode exclude each other`},

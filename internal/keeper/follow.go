@@ -110,7 +110,20 @@ func leased(a *state.Attachment, r *lease.Record) []ipam.Address {
 		}
 		list = append(list, own)
 	}
+	if six := r.Leased6(); six.IsValid() {
+		list = append(list, ipam.Address{Prefix: six, Gateway: gatewayOf(a, six)})
+	}
 	return append(list, notLeased(a)...)
+}
+
+// gatewayOf keeps what is on record of an address.
+func gatewayOf(a *state.Attachment, p netip.Prefix) netip.Addr {
+	for _, o := range a.Addresses {
+		if o.Prefix == p {
+			return o.Gateway
+		}
+	}
+	return netip.Addr{}
 }
 
 // hostGateways gives those of an attachment's addresses of before, and of its lease: the new
@@ -131,9 +144,12 @@ func hostGateways(a *state.Attachment, r *lease.Record) state.HostGateways {
 	return list
 }
 
-// notLeased gives an attachment's other addresses.
+// notLeased gives an attachment's other addresses: those of IPv6 that it has formed itself. One by DHCPv6
+// has no network's prefix.
 func notLeased(a *state.Attachment) []ipam.Address {
-	return slices.DeleteFunc(slices.Clone(a.Addresses), func(o ipam.Address) bool { return o.Prefix.Addr().Is4() })
+	return slices.DeleteFunc(slices.Clone(a.Addresses), func(o ipam.Address) bool {
+		return o.Prefix.Addr().Is4() || o.Prefix.Bits() == o.Prefix.Addr().BitLen()
+	})
 }
 
 // move does it, under the exclusive lock of the state directory.

@@ -106,7 +106,7 @@ func (l *loop) beat(beat func() error) error {
 				e.stale = true // a worker has the session
 				continue
 			}
-			e.mind.session = nil
+			e.mind.session, e.mind.six.session = nil, nil
 			l.wake(e, now())
 		}
 	}
@@ -216,7 +216,7 @@ func (l *loop) finish(v visited) {
 	}
 	e.mind, e.state, e.next = v.mind, v.state, v.next
 	if e.stale {
-		e.mind.session = nil
+		e.mind.session, e.mind.six.session = nil, nil
 	}
 	if e.again || e.stale {
 		v.wake = now()

@@ -45,6 +45,7 @@ type memory struct {
 	slow     bool           // the last visit waited in vain
 	hold     time.Time      // a failed lease of the host's is not tried again before
 	lost     error          // why a lease of the host's was lost
+	six      mind6
 }
 
 // outcome is what a visit came to.
@@ -174,7 +175,7 @@ func (v *visit) leave(err error, wake time.Time) outcome {
 // keep renews the lease of a running pod, if it is due.
 func (v *visit) keep() outcome {
 	t := now()
-	due := v.m.session == nil || wakes(v.m.session, t)
+	due := v.m.session == nil || wakes(v.m.session, t) || v.wakes6(t)
 	if !due && v.m.right && t.Before(v.m.look) {
 		return v.idle() // its own write was heard of
 	}
@@ -186,7 +187,11 @@ func (v *visit) keep() outcome {
 		return v.notRenewed("cannot enter the pod", err)
 	}
 	v.m.look = t.Add(lookEvery) // unless something is set
-	if err = errors.Join(v.work(pod), pod.close()); err != nil {
+	err = v.work(pod)
+	if !errors.Is(err, errDeleted) {
+		err = errors.Join(err, v.work6(pod))
+	}
+	if err = errors.Join(err, pod.close()); err != nil {
 		return v.notRenewed("cannot keep lease", err)
 	}
 	v.m.failures = 0
@@ -209,9 +214,13 @@ func (v *visit) notRenewed(what string, err error) outcome {
 // may be another's from now on, so nothing of the host's may go by it. What is in the pod
 // is the kernel's to end.
 func (v *visit) endUnseen(cause error) error {
-	switch {
-	case v.ctx.Err() != nil:
+	if v.ctx.Err() != nil {
 		return nil
+	}
+	if err := v.endUnseen6(cause); err != nil {
+		return err
+	}
+	switch {
 	case v.r.State == lease.Expired:
 		return v.follow() // what a keeper was killed at, or could not do
 	case v.r.State != lease.Bound || v.r.Lease.Left(now()) != 0:
@@ -310,6 +319,12 @@ func (v *visit) releaseGone(why string) outcome {
 				return v.failedWith("cannot release the lease of a pod that is gone", err)
 			}
 		}
+		if v.r.Releases6(now()) {
+			// A bridge without a link-local address is no reason to keep the record for ever.
+			if err := v.release6(); err != nil && v.m.failures < tries6 {
+				return v.failedWith("cannot release the DHCPv6 lease of a pod that is gone", err)
+			}
+		}
 		if err = held.Remove(); err != nil {
 			return v.failedWith("cannot remove lease record", err)
 		}
@@ -330,6 +345,22 @@ func (v *visit) release(l *dhcpc.Lease) error {
 		return nil
 	}
 	if err := v.node.release(v.ctx, v.r, l); err != nil {
+		return err
+	}
+	v.metrics.count(&v.metrics.releases)
+	return nil
+}
+
+// release6 gives back what the pod had by DHCPv6; see release.
+func (v *visit) release6() error {
+	others, err := v.leases.Same(v.r)
+	node, ok := v.node.(interface {
+		release6(r *lease.Record) error
+	})
+	if err != nil || len(others) > 0 || !ok {
+		return err
+	}
+	if err := node.release6(v.r); err != nil {
 		return err
 	}
 	v.metrics.count(&v.metrics.releases)
@@ -412,6 +443,9 @@ func (v *visit) idle() outcome {
 			o.wake = o.next
 		}
 	}
+	if s := v.m.six.session; s != nil && !s.Wake().IsZero() && s.Wake().Before(o.wake) {
+		o.wake = s.Wake()
+	}
 	return o
 }
 
@@ -430,6 +464,9 @@ func (v *visit) failedWith(what string, err error) outcome {
 	}
 	// Nor is it to be found out late that it has.
 	if ends := v.r.Expires(); v.r.State == lease.Bound && ends.After(now()) && ends.Before(o.wake) {
+		o.wake = ends
+	}
+	if ends := v.expires6(); ends.After(now()) && ends.Before(o.wake) {
 		o.wake = ends
 	}
 	return o

@@ -29,7 +29,12 @@ type Entry struct {
 	Left        int64        `json:"left"`            // seconds; 0: ended, -1: without an end
 	DNS         []netip.Addr `json:"dns,omitempty"`
 	MTU         int          `json:"mtu,omitempty"`
-	Error       string       `json:"error,omitempty"`
+	// The pod's address by DHCPv6, when that lease ends, and what is wrong with it.
+	IPv6       netip.Addr `json:"ipv6,omitzero"`
+	ExpireIPv6 time.Time  `json:"expireIPv6,omitzero"`
+	ErrorIPv6  string     `json:"errorIPv6,omitempty"`
+
+	Error string `json:"error,omitempty"`
 }
 
 // EntryOf describes a record at a time.
@@ -37,6 +42,11 @@ func EntryOf(r *Record, now time.Time) Entry {
 	e := Entry{
 		Hash: r.Hash(), State: r.State, Network: r.Network, ContainerID: r.ContainerID, IfName: r.IfName, Pod: r.Pod,
 		MAC: r.Client.MAC, ClientID: r.Client.ClientID, MTU: r.Applied.MTU, Error: r.Error,
+	}
+	if r.Six != nil {
+		if e.ErrorIPv6 = r.Six.Error; r.Six.Lease != nil {
+			e.IPv6, e.ExpireIPv6 = r.Six.Lease.Address, r.Six.Lease.Expire
+		}
 	}
 	if l := r.Lease; l != nil {
 		e.Address, e.Server, e.DNS = l.Address, l.Server, l.DNS
@@ -73,19 +83,34 @@ func WriteTable(w io.Writer, records []*Record, now time.Time) error {
 		pod := podOf(r)
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
 			e.Network, pod, e.IfName, orDash(e.Address.IsValid(), e.Address), e.MAC, orDash(e.Server.IsValid(), e.Server), e.State, left(r, now))
+		if r.Six != nil {
+			state, ends := Bound, "-"
+			if r.Six.Lease == nil {
+				state = Adding
+			} else {
+				ends = leftOf(r.Six.Lease, now)
+			}
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", e.Network, pod, e.IfName, orDash(e.IPv6.IsValid(), e.IPv6), e.MAC, "-", state, ends)
+		}
 	}
 	if err := t.Flush(); err != nil {
 		return fmt.Errorf("write leases: %w", err)
 	}
 	gap := "\n"
 	for _, r := range records {
-		if r.Error == "" {
-			continue
+		troubles := []string{r.Error}
+		if r.Six != nil {
+			troubles = append(troubles, r.Six.Error)
 		}
-		if _, err := fmt.Fprintf(w, "%s%s %s: %s\n", gap, podOf(r), r.IfName, r.Error); err != nil {
-			return fmt.Errorf("write leases: %w", err)
+		for _, trouble := range troubles {
+			if trouble == "" {
+				continue
+			}
+			if _, err := fmt.Fprintf(w, "%s%s %s: %s\n", gap, podOf(r), r.IfName, trouble); err != nil {
+				return fmt.Errorf("write leases: %w", err)
+			}
+			gap = ""
 		}
-		gap = ""
 	}
 	return nil
 }
@@ -107,13 +132,21 @@ func orDash(valid bool, v fmt.Stringer) string {
 
 // left is the time left, in the largest unit that tells enough.
 func left(r *Record, now time.Time) string {
-	switch {
-	case r.Lease == nil:
+	if r.Lease == nil {
 		return "-"
-	case r.Lease.Infinite():
+	}
+	return leftOf(r.Lease, now)
+}
+
+// leftOf is left for a lease of either family.
+func leftOf(l interface {
+	Infinite() bool
+	Left(time.Time) time.Duration
+}, now time.Time) string {
+	if l.Infinite() {
 		return "for ever"
 	}
-	d := r.Lease.Left(now)
+	d := l.Left(now)
 	switch {
 	case d == 0:
 		return "ended"

@@ -19,6 +19,9 @@ func listed() []*Record {
 	adding.State, adding.Lease, adding.Pod = Adding, nil, ""
 	hours := sample()
 	hours.Lease.Expire = at(25*time.Hour + time.Minute)
+	for _, r := range []*Record{soon, forever, ended, adding, hours} {
+		r.Six = nil
+	}
 	return []*Record{sample(), hours, soon, forever, ended, adding}
 }
 

@@ -71,6 +71,9 @@ type Record struct {
 	Policy  Policy       `json:"policy,omitzero"`
 	Applied Applied      `json:"applied,omitzero"` // what the pod has of the lease
 
+	// Six is the pod's part in DHCPv6; nil where it has none.
+	Six *Six `json:"six,omitempty"`
+
 	// Host is for a lease of the host's own: then no field above is of a pod. NetNSCookie
 	// is the host's, and the link that has the address is Bridge.
 	Host *Host `json:"host,omitempty"`
@@ -286,7 +289,7 @@ func (r *Record) check() error {
 	if r.Lease != nil {
 		errs = append(errs, r.checkLease())
 	}
-	errs = append(errs, r.Client.check(), r.Applied.check(), r.Policy.check(), r.Host.check(r))
+	errs = append(errs, r.Client.check(), r.Applied.check(), r.Policy.check(), r.Six.check(), r.Host.check(r))
 	return errors.Join(errs...)
 }
 

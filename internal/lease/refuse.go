@@ -63,7 +63,11 @@ func Taken(host *route.Conn, bridge int, a, had netip.Addr) error {
 	if a == had {
 		return nil
 	}
-	list, err := host.List(route.Filter{Family: unix.AF_INET, Link: bridge})
+	family := uint8(unix.AF_INET)
+	if a.Is6() {
+		family = unix.AF_INET6
+	}
+	list, err := host.List(route.Filter{Family: family, Link: bridge})
 	if err != nil {
 		return fmt.Errorf("cannot tell whether it is a gateway of the host's: %w", err)
 	}

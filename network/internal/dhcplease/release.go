@@ -19,6 +19,7 @@ import (
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/route"
@@ -55,6 +56,11 @@ func Release(ctx context.Context, links *bridge.Conn, path, hash string, warn fu
 	if rec.Lease != nil && rec.State == lease.Bound && rec.Lease.Left(time.Now()) != 0 {
 		if err := sendRelease(ctx, links, dir, rec); err != nil {
 			// It must not keep a pod from going.
+			warn(err.Error())
+		}
+	}
+	if rec.Releases6(time.Now()) {
+		if err := release6(ctx, links, rec); err != nil {
 			warn(err.Error())
 		}
 	}
@@ -197,6 +203,16 @@ func Differences(rec *state.Attachment, keeperOptional bool) ([]tombolo.Differen
 		add("its lease is of %s", r.Lease.Address)
 	case r.Lease.Left(time.Now()) == 0:
 		add("its lease of %s ended at %s", r.Lease.Address, r.Lease.Expire.Format(time.RFC3339))
+	}
+	if err == nil && r.Six != nil {
+		switch own := r.Leased6(); {
+		case !own.IsValid():
+			add("it has no address by DHCPv6: %s", r.Six.Error)
+		case r.Six.Lease.Left(time.Now()) == 0:
+			add("its DHCPv6 lease of %s ended at %s", own.Addr(), r.Six.Lease.Expire.Format(time.RFC3339))
+		case !slices.ContainsFunc(rec.Addresses, func(a ipam.Address) bool { return a.Prefix == own }):
+			add("its DHCPv6 lease is of %s", own.Addr())
+		}
 	}
 	return found, nil
 }

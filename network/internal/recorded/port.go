@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -15,9 +17,12 @@ import (
 func LANPort(p *bridge.Port, a *state.Attachment) {
 	p.NoRedirects = a.DefaultRoute == ExitHost
 	if a.SLAAC {
-		p.Autoconf = &bridge.Autoconf{DefaultRoute: a.DefaultRoute == ExitRouter}
+		p.Autoconf = &bridge.Autoconf{DefaultRoute: a.DefaultRoute == ExitRouter, AddressOptional: slices.ContainsFunc(a.Addresses, leased6)}
 	}
 }
+
+// leased6 says whether an address is one by DHCPv6: it has no network's prefix.
+func leased6(a ipam.Address) bool { return a.Prefix.Addr().Is6() && a.Prefix.IsSingleIP() }
 
 // Autoconfigured says whether an address is one that a pod has formed by a router
 // advertisement. What is advertised may change, so it need not have it for ever.

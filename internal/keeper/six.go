@@ -1,0 +1,362 @@
+package keeper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"time"
+
+	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/dhcpc/dhcp6"
+	"github.com/tombolo-cni/tombolo/internal/lease"
+)
+
+// A pod's address by DHCPv6 is the keeper's from the first SOLICIT on: the plugin does without the
+// codec, and waits. It is in the same record as the lease of IPv4, so that it goes where that goes; the
+// attachment follows either in the same way.
+
+// pod6 is a pod that can have an address by DHCPv6.
+type pod6 interface {
+	// dial6 opens a transport from the pod's interface, that hears outside of the pod.
+	dial6(ctx context.Context) (dhcp6.Transport, error)
+	// inUse adds an address, and says whether another host has it; then it is gone again.
+	inUse(ctx context.Context, l *dhcp6.Lease) (bool, error)
+	// apply6 makes the pod have an address for as long as its lease says, withdraw6 takes it away.
+	apply6(l *dhcp6.Lease) error
+	withdraw6(a netip.Addr) error
+	// lacks6 says whether an address is not there.
+	lacks6(a netip.Addr) (bool, error)
+}
+
+// mind6 is what a visit leaves to the next of DHCPv6.
+type mind6 struct {
+	machine *dhcp6.Machine
+	session *dhcp6.Session
+	right   bool // the address has been looked at since the keeper began
+}
+
+// wakes6 says whether there is something to do about DHCPv6.
+func (v *visit) wakes6(t time.Time) bool {
+	if v.r.Six == nil {
+		return false
+	}
+	s := v.m.six.session
+	return s == nil || !s.Wake().IsZero() && !t.Before(s.Wake())
+}
+
+// work6 does what is due about DHCPv6.
+func (v *visit) work6(in pod) error {
+	p, ok := in.(pod6)
+	if v.r.Six == nil || !ok {
+		return nil
+	}
+	err := v.keep6(p)
+	if err != nil && !errors.Is(err, errDeleted) && v.ctx.Err() == nil {
+		err = errors.Join(fmt.Errorf("DHCPv6: %w", err), v.note6(err.Error()))
+	}
+	return err
+}
+
+func (v *visit) keep6(p pod6) error {
+	if v.m.six.session == nil {
+		if err := v.restore6(); err != nil {
+			return err
+		}
+	}
+	if l := v.r.Six.Lease; l != nil && !v.r.Six.Checking && l.Left(now()) != 0 {
+		lacks, err := p.lacks6(l.Address)
+		if err == nil && (lacks || !v.m.six.right) {
+			err = p.apply6(l)
+		}
+		if err != nil {
+			return err
+		}
+		v.m.six.right = true
+	}
+	if !v.wakes6(now()) {
+		return nil
+	}
+	x := &exchange6{visit: v, pod: p, limit: now().Add(renewWait)}
+	if v.r.Six.Lease == nil {
+		x.limit = now().Add(acquireWait)
+	}
+	err := errors.Join(x.run(), x.hangUp())
+	return errors.Join(err, v.follow())
+}
+
+// restore6 makes a session of the record.
+func (v *visit) restore6() error {
+	cfg := v.r.Six.Config(v.r.Client.HostName)
+	cfg.Refuse = v.refuse6(v.r)
+	machine, err := dhcp6.NewMachine(cfg)
+	if err != nil {
+		return err
+	}
+	s := machine.Start(now(), rand.Uint64())
+	if l := v.r.Six.Lease; l != nil && !v.r.Six.Checking {
+		if s, err = machine.Restore(now(), rand.Uint64(), l); err != nil {
+			return err
+		}
+	}
+	v.m.six = mind6{machine: machine, session: &s}
+	return nil
+}
+
+// refuse6 gives what is asked about each address that a server grants.
+func (k *Keeper) refuse6(r *lease.Record) func(l, held *dhcp6.Lease) error {
+	network, hash, bridge := r.Network, r.Hash(), r.Bridge
+	return func(l, held *dhcp6.Lease) error {
+		var had netip.Addr
+		if held != nil {
+			had = held.Address
+		}
+		if err := k.node.taken(bridge, l.Address, had); err != nil || k.state == nil || l.Address == had {
+			return err
+		}
+		return k.anothersAddress(network, hash, bridge, l.Address)
+	}
+}
+
+// note6 writes a trouble down, for whoever looks, and the ADD that waits.
+func (v *visit) note6(trouble string) error {
+	if v.r.Six.Error == trouble {
+		return nil
+	}
+	return v.underLockOf(func(held *lease.Held) error {
+		v.r.Six.Error = trouble
+		return held.Replace(v.r)
+	})
+}
+
+// tries6 is how often a RELEASE is tried for a pod that is gone: for half a minute and more.
+const tries6 = 3
+
+// expires6 is when the pod's lease by DHCPv6 ends; the zero time if it has none, or one for ever.
+func (v *visit) expires6() time.Time {
+	if v.r.Six == nil || v.r.Six.Lease == nil {
+		return time.Time{}
+	}
+	return v.r.Six.Lease.Expire
+}
+
+// endUnseen6 is endUnseen for DHCPv6.
+func (v *visit) endUnseen6(cause error) error {
+	if ends := v.expires6(); ends.IsZero() || now().Before(ends) {
+		return nil
+	}
+	v.log.Warn("DHCPv6 lease ended, and its pod is out of reach: nothing leads to its address any more", append(v.who(), "ipv6", v.r.Six.Lease.Address, "err", cause)...)
+	v.metrics.count(&v.metrics.expired)
+	v.m.six.session = nil
+	err := v.underLockOf(func(held *lease.Held) error {
+		six := *v.r.Six
+		six.Lease, six.Release, six.Checking, six.Error = nil, nil, false, cause.Error()
+		v.r.Six = &six
+		return held.Replace(v.r)
+	})
+	return errors.Join(err, v.follow())
+}
+
+// exchange6 is a visit's conversation with DHCPv6 servers.
+type exchange6 struct {
+	*visit
+	pod   pod6
+	conn  dhcp6.Transport
+	limit time.Time
+}
+
+func (x *exchange6) run() error {
+	var e dhcp6.Event
+	for {
+		s, out := x.m.six.machine.Step(*x.m.six.session, now(), e)
+		x.m.six.session, e = &s, dhcp6.Event{}
+		if err := x.took(out); err != nil {
+			x.m.six.session = nil // the record has what there is
+			return err
+		}
+		if out.Check != nil {
+			var err error
+			if e.Verdict, err = x.check(out.Check); err != nil {
+				x.m.six.session = nil
+				return err
+			}
+			continue
+		}
+		switch {
+		case out.Listen.IsZero():
+			return nil
+		case !now().Before(x.limit):
+			return x.unheard()
+		}
+		message, err := x.receive(earliest(out.Listen, out.Wake, x.limit))
+		if err != nil {
+			return err
+		}
+		if e.Message = message; message == nil && !now().Before(x.limit) {
+			return x.unheard()
+		}
+	}
+}
+
+// took does what a step asks for, but for the look for other hosts.
+func (x *exchange6) took(out dhcp6.Output) error {
+	if out.Err != nil {
+		x.log.Warn("no address by DHCPv6", append(x.who(), "err", out.Err)...)
+		if errors.Is(out.Err, dhcpc.ErrNAK) {
+			x.metrics.count(&x.metrics.naks)
+		}
+	}
+	if out.Lost != nil {
+		if err := x.lost6(out); err != nil {
+			return err
+		}
+	}
+	if out.Send != nil {
+		if err := x.send(out.Send); err != nil {
+			return err
+		}
+	}
+	if out.Bound != nil {
+		return x.bound6(out.Bound)
+	}
+	return nil
+}
+
+// check looks whether another host has an address. The pod's part of the firewall is made before, or it
+// could not ask.
+func (x *exchange6) check(l *dhcp6.Lease) (dhcp6.Verdict, error) {
+	if err := x.write(l, true, ""); err != nil {
+		return 0, err
+	}
+	if err := x.follow(); err != nil {
+		return 0, err
+	}
+	inUse, err := x.pod.inUse(x.ctx, l)
+	switch {
+	case err != nil:
+		return 0, err
+	case !inUse:
+		return dhcp6.Unused, nil
+	}
+	x.log.Warn("another host has the address that a DHCPv6 server gave", append(x.who(), "ipv6", l.Address)...)
+	if err := x.write(nil, false, fmt.Sprintf("%s: %v", l.Address, dhcpc.ErrDeclined)); err != nil {
+		return 0, err
+	}
+	return dhcp6.InUse, x.follow()
+}
+
+// write puts a lease on record; nil is that there is none.
+func (x *exchange6) write(l *dhcp6.Lease, checking bool, trouble string) error {
+	six := *x.r.Six
+	six.Lease, six.Release, six.Checking, six.Error = l, nil, checking, trouble
+	if l != nil {
+		release, err := dhcp6.Release(l, rand.Uint32())
+		if err != nil {
+			return err
+		}
+		six.Release = release
+	}
+	if l != nil && !checking {
+		six.Address = l.Address
+	}
+	err := x.underLockOf(func(held *lease.Held) error {
+		if l != nil && !checking {
+			if err := x.pod.apply6(l); err != nil {
+				return err
+			}
+		}
+		x.r.Six = &six
+		return held.Replace(x.r)
+	})
+	if errors.Is(err, errDeleted) {
+		// What a DEL did not know of.
+		if x.r.Six = &six; x.r.Releases6(now()) {
+			err = errors.Join(err, x.release6())
+		}
+	}
+	return err
+}
+
+// bound6 applies a lease and writes it down, under the record's lock, so that no DEL comes in between.
+func (x *exchange6) bound6(l *dhcp6.Lease) error {
+	fresh := x.r.Six.Lease == nil || x.r.Six.Checking
+	if err := x.write(l, false, ""); err != nil {
+		return err
+	}
+	x.m.six.right = true
+	if fresh {
+		x.metrics.count(&x.metrics.acquisitions)
+		x.log.Info("leased by DHCPv6", append(x.who(), "ipv6", l.Address)...)
+		return nil
+	}
+	x.metrics.count(&x.metrics.renewals)
+	return nil
+}
+
+// lost6 takes an address out of the pod that it may not have any more.
+func (x *exchange6) lost6(out dhcp6.Output) error {
+	if errors.Is(out.Err, dhcpc.ErrExpired) {
+		x.metrics.count(&x.metrics.expired)
+	}
+	err := x.underLockOf(func(held *lease.Held) error {
+		err := x.pod.withdraw6(out.Lost.Address)
+		six := *x.r.Six
+		six.Lease, six.Release, six.Checking = nil, nil, false
+		if out.Err != nil {
+			six.Error = out.Err.Error()
+		}
+		x.r.Six = &six
+		return errors.Join(err, held.Replace(x.r))
+	})
+	if err == nil {
+		err = x.follow()
+	}
+	x.limit = now().Add(acquireWait)
+	return err
+}
+
+// unheard is the end of an exchange without an answer.
+func (x *exchange6) unheard() error {
+	x.metrics.count(&x.metrics.unanswered)
+	x.m.slow = true
+	why := x.m.six.session.Failure("lease an address", now(), dhcpc.ErrTimeout)
+	if x.m.six.session.Lease() != nil {
+		x.log.Warn("no server renews the DHCPv6 lease yet", append(x.who(), "err", why, "next", x.m.six.session.Wake())...)
+		return nil
+	}
+	return why
+}
+
+func (x *exchange6) send(message []byte) error {
+	if x.conn == nil {
+		conn, err := x.pod.dial6(x.ctx)
+		if err != nil {
+			return err
+		}
+		x.conn = conn
+	}
+	return x.conn.Send(x.ctx, message)
+}
+
+// receive is nil at the end of its time.
+func (x *exchange6) receive(until time.Time) ([]byte, error) {
+	if x.conn == nil {
+		return nil, nil
+	}
+	message, err := x.conn.Receive(x.ctx, until)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return nil, nil
+	}
+	return message, err
+}
+
+func (x *exchange6) hangUp() error {
+	if x.conn == nil {
+		return nil
+	}
+	conn := x.conn
+	x.conn = nil
+	return conn.Close()
+}

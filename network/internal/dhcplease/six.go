@@ -1,0 +1,85 @@
+package dhcplease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"time"
+
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/dhcpc/dhcp6"
+	"github.com/tombolo-cni/tombolo/dhcpc/transport"
+	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
+	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
+)
+
+// release6 sends the RELEASE that the keeper has made, from the pod's interface as long as that is there, else
+// from the bridge: servers go by what is in it. It goes to a group, so that no neighbour has to be found.
+func release6(ctx context.Context, links *bridge.Conn, rec *lease.Record) error {
+	cfg := &transport.Config{}
+	if pod, err := netns.Open(rec.NetNS); err == nil {
+		defer pod.Close()
+		if cookie, err := pod.Cookie(); err == nil && cookie == rec.NetNSCookie {
+			if cfg.Link, err = linkIndexIn(pod, rec.IfName); err == nil {
+				cfg.NetNS = pod
+			}
+		}
+	}
+	if cfg.NetNS == nil {
+		l, err := links.Link(ctx, rec.Bridge)
+		if err != nil {
+			return fmt.Errorf("release lease of %s: %w", rec.Six.Lease.Address, err)
+		}
+		cfg.Link = l.Index
+	}
+	return transport.Send6(cfg, rec.Six.Release)
+}
+
+// awaitPause is between two looks whether the keeper has got an address.
+const awaitPause = 5 * time.Millisecond
+
+// Await6 waits until the keeper has leased an address for a pod, and the attachment has it on
+// record: then the pod, and the firewall, have it. The state's lock must not be held.
+func Await6(ctx context.Context, dir *state.Dir, path string, a *state.Attachment) (*state.Attachment, *dhcp6.Lease, error) {
+	leases, err := lease.Open(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	for {
+		rec, err := leases.Load(a.Hash())
+		if err != nil {
+			return nil, nil, deleted(err)
+		}
+		if own := rec.Leased6(); own.IsValid() && !rec.Six.Checking {
+			now, err := dir.Load(a.Network, a.Hash())
+			if err != nil {
+				return nil, nil, deleted(err)
+			}
+			if !now.Moving && slices.ContainsFunc(now.Addresses, func(one ipam.Address) bool { return one.Prefix == own }) {
+				return now, rec.Six.Lease, nil
+			}
+		}
+		select {
+		case <-ctx.Done():
+			why := "tombolod has not said why: see its log"
+			if rec.Six != nil && rec.Six.Error != "" {
+				why = rec.Six.Error
+			}
+			return nil, nil, fail.Errorf(fail.ErrTryAgain, `ipv6 "dhcp": %s (%v)`, why, context.Cause(ctx))
+		case <-time.After(awaitPause):
+		}
+	}
+}
+
+// deleted is the error where a record went meanwhile.
+func deleted(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return fail.Errorf(fail.ErrTryAgain, `ipv6 "dhcp": the attachment was deleted meanwhile`)
+	}
+	return fail.State(err)
+}

@@ -1,0 +1,163 @@
+package cni
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	current "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// lan6 is a home LAN whose router gives addresses by DHCPv6 alone, and says so in its advertisements.
+type lan6 struct {
+	*lan
+	server *nstest.Dnsmasq
+}
+
+const router6, pool6 = "fd00:50::1", "fd00:50::100,fd00:50::1ff"
+
+func newLAN6(t *testing.T) *lan6 {
+	t.Helper()
+	l := &lan6{lan: homeLAN(t)}
+	// These links form no link-local addresses by themselves.
+	l.ip("address add fe80::10/64 dev eth0 nodad")
+	nstest.Run(t, l.router, "ip", "address", "add", "fe80::1/64", "dev", "eth0", "nodad")
+	nstest.Run(t, l.router, "ip", "address", "add", router6+"/64", "dev", "eth0", "nodad")
+	return l
+}
+
+func (l *lan6) serve6(t *testing.T) {
+	t.Helper()
+	l.server = nstest.NewDnsmasq(t, l.router, "eth0", "--dhcp-range="+pool6+",64,120s", "--enable-ra", "--ra-param=eth0,10",
+		"--dhcp-option=option6:dns-server,[fd00:50::53]", "--dhcp-option=option6:domain-search,pod.lan")
+}
+
+func (l *lan6) leasing(fields conf) *network {
+	all := conf{"mode": "lan", "uplink": "eth0", "bridge": "br0", "ipv6": "dhcp", "leaseDir": l.state + "-leases", "ipam": conf{"type": "dhcp"}}
+	for k, v := range fields {
+		all[k] = v
+	}
+	return l.node.network("home", all)
+}
+
+// six gives a result's address of IPv6.
+func six(t *testing.T, r *current.Result) netip.Addr {
+	t.Helper()
+	var found []netip.Addr
+	for _, ip := range r.IPs {
+		if a, _ := netip.AddrFromSlice(ip.Address.IP); a.Is6() && !a.Is4In6() {
+			if ones, _ := ip.Address.Mask.Size(); ones != 128 {
+				t.Errorf("%s has a prefix of %d bits", a, ones)
+			}
+			found = append(found, a)
+		}
+	}
+	if len(found) != 1 {
+		t.Fatalf("the result has the IPv6 addresses %v: %+v", found, r.IPs)
+	}
+	return found[0]
+}
+
+func (l *lan6) holds(a netip.Addr) bool {
+	return strings.Contains(l.server.Leased(), " "+a.String()+" ")
+}
+
+func TestPodsLeaseByDHCPv6(t *testing.T) {
+	t.Parallel()
+	for _, by := range []string{"host", "router"} {
+		t.Run("default route by the "+by, func(t *testing.T) {
+			t.Parallel()
+			l := newLAN6(t)
+			l.serve6(t)
+			k := l.keep(t)
+			w := l.leasing(conf{"defaultRoute": by})
+			p, other := l.pod("a"), l.pod("b")
+			r := w.add(p)
+			own := six(t, r)
+			if !netip.MustParsePrefix("fd00:50::/64").Contains(own) || !l.holds(own) {
+				t.Errorf("the pod has %s, the server:\n%s", own, l.server.Leased())
+			}
+			if !slices.Contains(r.DNS.Nameservers, "fd00:50::53") || !slices.Contains(r.DNS.Search, "pod.lan") {
+				t.Errorf("DNS %+v", r.DNS)
+			}
+			if another := six(t, w.add(other)); another == own {
+				t.Errorf("both pods have %s", own)
+			}
+			// The way there is in an advertisement.
+			l.eventually(t, func() bool { return len(routes(t, p.NS, "-6", "fd00:50::/64")) > 0 })
+			wantPing(t, p.NS, router6)
+			wantPing(t, l.router, own.String())
+			if err := w.check(p); err != nil {
+				t.Error(err)
+			}
+			// A keeper that is killed changes nothing.
+			k.kill()
+			l.keep(t)
+			wantPing(t, l.router, own.String())
+			if err := w.check(p); err != nil {
+				t.Error(err)
+			}
+			w.del(p)
+			l.eventually(t, func() bool { return !l.holds(own) })
+			// One whose link has gone is released from the bridge.
+			gone := six(t, mustResult(t, w, l.pod("c")))
+			l.eventually(t, func() bool { return l.holds(gone) })
+			w.gc(other)
+			l.eventually(t, func() bool { return !l.holds(gone) })
+			w.del(other)
+			l.wantNoLeaseRecords()
+		})
+	}
+}
+
+func mustResult(t *testing.T, w *network, p *pod) *current.Result {
+	t.Helper()
+	r := w.add(p)
+	w.ip("link del " + w.port(p))
+	return r
+}
+
+func TestWithoutAnAnswerByDHCPv6ADDSaysSoAndLeavesNothing(t *testing.T) {
+	t.Parallel()
+	l := newLAN6(t)
+	l.keep(t)
+	w := l.leasing(conf{"ipam": conf{"type": "dhcp", "timeout": "8s"}})
+	_, err := w.tryAdd(l.pod("a"))
+	wantError(t, err, 11, `ipv6 "dhcp"`)
+	l.wantNoLeaseRecords()
+	if got := l.leased(); got != "" {
+		t.Errorf("the server holds\n%s", got)
+	}
+	// By the same LAN, later.
+	l.serve6(t)
+	six(t, w.with(conf{"ipam": conf{"type": "dhcp"}}).add(l.pod("b")))
+}
+
+// An address that another machine of the LAN has is declined, and the pod gets the next.
+func TestAnAddressOfAnotherMachineIsDeclinedByDHCPv6(t *testing.T) {
+	t.Parallel()
+	l := newLAN6(t)
+	l.serve6(t)
+	l.keep(t)
+	w := l.leasing(nil)
+	p := l.pod("a")
+	taken := six(t, w.add(p))
+	w.del(p)
+	l.eventually(t, func() bool { return !l.holds(taken) })
+	nstest.Run(t, l.router, "ip", "address", "add", taken.String()+"/128", "dev", "eth0", "nodad")
+	if got := six(t, w.add(p)); got == taken {
+		t.Errorf("the pod has %s, as another machine", got)
+	}
+}
+
+func TestDHCPv6NeedsTheKeeperAndDHCP(t *testing.T) {
+	t.Parallel()
+	l := newLAN6(t)
+	for _, ipam := range []conf{{"type": "dhcp", "keeper": "optional"}, hostLocal("192.168.50.0/24")} {
+		_, err := l.leasing(conf{"ipam": ipam}).tryAdd(l.pod("a"))
+		wantError(t, err, 7, `ipv6 "dhcp"`)
+	}
+}

@@ -87,7 +87,7 @@ func layers() []layer {
 			"IPAM plugins for others' pods: it knows nothing of links"},
 		{[]string{"internal/cni/reference/podlink"}, []string{"internal/endpoint", "internal/link", "internal/nl", "netns"},
 			"a link of a pod's, whichever plugin made it"},
-		{[]string{"internal/cni/reference/tuning"}, []string{"internal/cni/reference", "internal/cni/reference/podlink", "internal/link", "internal/nl", "netns", "network"},
+		{[]string{"internal/cni/reference/tuning"}, []string{"internal/cni/reference", "internal/cni/reference/podlink", "internal/file", "internal/link", "internal/nl", "netns", "network"},
 			"what a pod's link and kernel parameters are set to, whichever plugin made it"},
 		{[]string{"internal/cni/reference/leftover"}, []string{"internal/cni/reference", "internal/ident", "internal/link", "internal/nl", "nft/foreign"},
 			"it deletes what others made: it knows no networks"},

@@ -12,8 +12,10 @@ import (
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
+	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/cni/reference"
+	"github.com/tombolo-cni/tombolo/internal/file"
 )
 
 // settings are what is to be set; nil, empty or 0 leaves it. Promisc can only be switched on.
@@ -222,11 +224,8 @@ func (f *conf) file(c *reference.Call) string {
 	return filepath.Join(f.DataDir, c.ContainerID+"_"+c.IfName+".json")
 }
 
-// save writes the file.
+// save writes the file whole, and through no link.
 func (b *backup) save(path string) error {
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return err
-	}
 	var lines []string
 	add := func(name string, there bool, value any) {
 		if there {
@@ -244,12 +243,12 @@ func (b *backup) save(path string) error {
 	if b.TxQLen != nil {
 		add("txQLen", true, *b.TxQLen)
 	}
-	return os.WriteFile(path, []byte("{\n"+strings.Join(lines, ",\n")+"\n}"), 0o600)
+	return file.Replace(path+".new", unix.O_TRUNC, path, []byte("{\n"+strings.Join(lines, ",\n")+"\n}"))
 }
 
 // load reads it; nil where there is none, or none that can be read.
 func load(path string) *backup {
-	data, err := os.ReadFile(path)
+	data, err := file.Read(path, file.MaxRecord)
 	var b backup
 	if err != nil || json.Unmarshal(data, &b) != nil {
 		return nil

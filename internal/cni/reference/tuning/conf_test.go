@@ -1,0 +1,44 @@
+package tuning
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// What lies in the place of the file is neither written through nor waited for.
+func TestTheFileOfWhatWasBeforeIsAFile(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	path, victim := filepath.Join(dir, "c_eth0.json"), filepath.Join(dir, "victim")
+	const secret = `{"mtu": 1300}`
+	if err := os.WriteFile(victim, []byte(secret), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, put := range map[string]func() error{
+		"link": func() error { return os.Symlink(victim, path) },
+		"FIFO": func() error { return unix.Mkfifo(path, 0o600) },
+		"huge": func() error { return os.WriteFile(path, make([]byte, 1<<20), 0o600) },
+	} {
+		if err := put(); err != nil {
+			t.Fatal(err)
+		}
+		if b := load(path); b != nil {
+			t.Errorf("%s: %+v is read", name, b)
+		}
+		if err := (&backup{MTU: 1400}).save(path); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if b := load(path); b == nil || b.MTU != 1400 {
+			t.Errorf("%s: %+v is read of what was saved", name, b)
+		}
+		if data, err := os.ReadFile(victim); err != nil || string(data) != secret {
+			t.Errorf("%s: %q in the file that a link led to, %v", name, data, err)
+		}
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -99,6 +99,8 @@ type examination struct {
 	found []Finding
 	dead  bool
 	cut   bool // the host's next hop does not answer the pod
+	led   bool // a gateway is there, or the pod sends by one
+	alone bool // an address has no such gateway
 }
 
 //go:noinline

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io/fs"
 	"net/netip"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -64,7 +65,7 @@ func (e *examination) walk(ctx context.Context) error {
 			return err
 		}
 	}
-	if !e.failed(StepGateway, StepRoute, StepForwarding, StepFirewall) && !e.cut {
+	if !e.failed(StepGateway, StepRoute, StepForwarding, StepFirewall) && !e.cut && (e.led || !e.alone) {
 		e.names(ctx, pod)
 	}
 	return nil
@@ -107,6 +108,15 @@ func (e *examination) family(ctx context.Context, pod *netns.NS, br *bridge.Link
 		return err
 	}
 	defer onHost.Close()
+	needed, err := isNeeded(inPod, onHost, gateway)
+	if err != nil {
+		return err
+	}
+	if !needed {
+		e.alone = true
+		return nil
+	}
+	e.led = true
 	pingErr := ping(ctx, pod, gateway, icmp.Echo{From: own, Wait: wait})
 	if err := ctx.Err(); err != nil {
 		return err
@@ -162,6 +172,22 @@ func (e *examination) family(ctx context.Context, pod *netns.NS, br *bridge.Link
 		return nil
 	}
 	return e.long(ctx, pod, host, own, hop.Gateway)
+}
+
+// isNeeded says whether a gateway is the host's, or the pod sends anything by it. The IPAM names one
+// for every subnet, and a network without a gateway has nobody at that address.
+func isNeeded(inPod, onHost *route.Conn, gateway netip.Addr) (bool, error) {
+	if r, err := onHost.Get(gateway); err == nil && r.Type == route.Local {
+		return true, nil
+	}
+	family := uint8(unix.AF_INET6)
+	if gateway.Is4() {
+		family = unix.AF_INET
+	}
+	routes, err := inPod.List(route.Filter{Family: family})
+	return slices.ContainsFunc(routes, func(r route.Route) bool {
+		return r.Gateway == gateway || slices.ContainsFunc(r.Nexthops, func(h route.Nexthop) bool { return h.Gateway == gateway })
+	}), err
 }
 
 // long sends packets as long as the pod's MTU.

@@ -106,6 +106,22 @@ func TestDoctorKnowsItsPods(t *testing.T) {
 	}
 }
 
+// The IPAM names a gateway for each subnet, which a network without one does not have.
+func TestDoctorLooksForNoGatewayWhereNoneIs(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.network("backplane", conf{"mode": "l2", "bridge": "back0", "ipam": conf{"type": "host-local", "ranges": []any{[]any{conf{"subnet": "172.31.0.0/24"}}}}})
+	p := n.pod("a")
+	w.add(p)
+	if o := n.operate("doctor", "--state", n.state, "--dns", "10.255.255.53"); o.status != 0 || o.stdout != "container a, eth0 of network backplane: nothing found\n" {
+		t.Errorf("%+v", o)
+	}
+	nstest.Run(t, p.NS, "ip", "route", "add", "default", "via", "172.31.0.1")
+	if o := n.operate("doctor", "--state", n.state, "--dns", "10.255.255.53"); o.status != 4 || !strings.Contains(o.stdout, "the gateway 172.31.0.1 does not answer by ARP") {
+		t.Errorf("where the pod sends by it: %+v", o)
+	}
+}
+
 // drop has the bridge drop what the pods send, and the pod forget its neighbours.
 func drop(what string) func(*scene) {
 	return func(s *scene) {

@@ -58,7 +58,7 @@ func layers() []layer {
 			"uplinks and their records: it knows nothing of networks and pods"},
 		{[]string{"network/internal/dhcplease"}, []string{"addr", ".", "bridge", "dhcpc", "dhcpc/dhcp6", "dhcpc/transport", "internal/lease", "internal/state", "ipam", "netns", "network/internal/fail", "route"},
 			"leases of pods: it knows nothing of networks and firewalls"},
-		{[]string{"network/internal/recorded"}, []string{".", "bridge", "bridge/bandwidth", "bridge/vlan", "ipam", "nft", "route", "internal/endpoint", "internal/ident", "internal/state", "internal/sysctl"},
+		{[]string{"network/internal/recorded"}, []string{".", "addr", "bridge", "bridge/bandwidth", "bridge/vlan", "ipam", "nft", "route", "internal/endpoint", "internal/ident", "internal/state", "internal/sysctl"},
 			"what records call for, for all packages that make, compare and delete it"},
 		{[]string{"network/internal/session"}, []string{"bridge", "bridge/bandwidth", "ipam", "nft", "nft/foreign", "internal/endpoint", "internal/ident", "internal/lease", "internal/printable", "internal/state", "network/internal/fail", "network/internal/loopback", "network/internal/takeover"},
 			"the node as one call has it open, whatever the call is"},

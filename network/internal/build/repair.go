@@ -5,8 +5,10 @@ import (
 	"errors"
 	"slices"
 
+	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/network/internal/reroute"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
 	"github.com/tombolo-cni/tombolo/nft"
@@ -90,6 +92,29 @@ func (r *repair) network(ctx context.Context, rec *state.Network) error {
 	if err != nil {
 		return err
 	}
+	if err := recallGateways(ctx, r.s, rec); err != nil {
+		return err
+	}
 	r.mended, r.followers = append(r.mended, rules), append(r.followers, attachments...)
 	return refuseObstaclesOf(ctx, rec)
+}
+
+// recallGateways takes the network's gateways off other bridges of ours, which have them since
+// somebody swapped the names: the host would look for the pods there.
+func recallGateways(ctx context.Context, s *session.Session, rec *state.Network) error {
+	if len(rec.Gateways) == 0 {
+		return nil
+	}
+	at, err := s.Links.Link(ctx, rec.GatewayLink())
+	if err != nil {
+		return err
+	}
+	elsewhere, err := recorded.Elsewhere(ctx, s.Dir, s.Links, rec, at)
+	errs := []error{err}
+	for _, e := range elsewhere {
+		if e.Ours {
+			errs = append(errs, s.Links.Addresses().Remove(addr.Address{Prefix: e.Gateway, Link: e.Index}))
+		}
+	}
+	return errors.Join(errs...)
 }

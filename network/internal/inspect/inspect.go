@@ -70,7 +70,27 @@ func Gateways(ctx context.Context, s *session.Session, rec *state.Network, l *br
 			found.Advise(tombolo.RemedyRepair, "the host does not forward packets of the family of %s", gw.Addr())
 		}
 	}
-	return nil
+	elsewhere, err := recorded.Elsewhere(ctx, s.Dir, s.Links, rec, l)
+	for _, e := range elsewhere {
+		if e.Ours {
+			found.Advise(tombolo.RemedyRepair, "bridge %s has the gateway %s of bridge %s, too", e.Link, e.Gateway, l.Name)
+		}
+	}
+	return err
+}
+
+// usurped names links of others that have a gateway, which nobody takes off them unasked.
+func usurped(ctx context.Context, s *session.Session, rec *state.Network, l *bridge.Link, found *Findings) error {
+	if l.Index == 0 {
+		return nil
+	}
+	elsewhere, err := recorded.Elsewhere(ctx, s.Dir, s.Links, rec, l)
+	for _, e := range elsewhere {
+		if !e.Ours {
+			found.Advise(tombolo.RemedyConfigure, "link %s has the gateway %s of bridge %s, too; this helps: ip address del %s dev %s", e.Link, e.Gateway, l.Name, e.Gateway, e.Link)
+		}
+	}
+	return err
 }
 
 // forwarding looks at the bridge's own parameter, without which the host does not forward what
@@ -122,6 +142,7 @@ func Network(ctx context.Context, s *session.Session, rec *state.Network, attach
 	n := recorded.Rules(rec, l)
 	err = fail.Join(
 		func() error { return Gateways(ctx, s, rec, at, found) },
+		func() error { return usurped(ctx, s, rec, at, found) },
 		func() error { return forwarding(rec, at, found) },
 		func() error {
 			if !loopback.Uses(rec, attachments) {

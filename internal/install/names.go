@@ -17,6 +17,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -67,6 +69,11 @@ func Add(out io.Writer, dir string, names []string) error {
 	if len(line) > maxInterpreter || strings.ContainsAny(dir, " \t\n") {
 		return fmt.Errorf("%s: the kernel starts a name by its first line, which has no room for this path: use a shorter one without spaces", dir)
 	}
+	unlock, err := lock(dir)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	if err := putProgram(out, program); err != nil {
 		return err
 	}
@@ -85,6 +92,11 @@ func Remove(out io.Writer, dir string, names []string) error {
 	if err != nil {
 		return err
 	}
+	unlock, err := lock(dir)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	var failed []error
 	for _, name := range names {
 		failed = append(failed, removeName(out, filepath.Join(dir, name)))
@@ -110,13 +122,39 @@ func plugins(dir string) (string, error) {
 	return dir, nil
 }
 
+// lock keeps a second process from what it would decide by a name that changes meanwhile: it would
+// take a file of ours for a plugin to keep, or delete a plugin that was just given back.
+func lock(dir string) (unlock func(), _ error) {
+	file, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		err = unix.Flock(int(file.Fd()), unix.LOCK_EX)
+		if err != unix.EINTR {
+			break
+		}
+	}
+	// Some file systems have no locks on directories.
+	if err != nil && !errors.Is(err, errors.ErrUnsupported) && err != unix.EBADF && err != unix.ENOLCK {
+		return nil, errors.Join(&os.PathError{Op: "lock", Path: dir, Err: err}, file.Close())
+	}
+	return func() { file.Close() }, nil
+}
+
+// isExecutable says whether a file may be executed by all, as what is put here may.
+func isExecutable(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.Mode().Perm()&0o111 == 0o111
+}
+
 // putProgram copies the running program, whose file may have been replaced meanwhile.
 func putProgram(out io.Writer, path string) error {
 	self, err := os.ReadFile("/proc/self/exe")
 	if err != nil {
 		return fmt.Errorf("read the running program: %w", err)
 	}
-	if there, err := os.ReadFile(path); err == nil && bytes.Equal(there, self) {
+	if there, err := os.ReadFile(path); err == nil && bytes.Equal(there, self) && isExecutable(path) {
 		return nil
 	}
 	if err := replace(path, self); err != nil {
@@ -135,7 +173,7 @@ func addName(out io.Writer, path, line string) error {
 	said := "Tombolo"
 	switch state {
 	case ours:
-		if there, err := os.ReadFile(path); err == nil && string(there) == text {
+		if there, err := os.ReadFile(path); err == nil && string(there) == text && isExecutable(path) {
 			_, err := fmt.Fprintf(out, "%s: Tombolo, as before\n", path)
 			return err
 		}

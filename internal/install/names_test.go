@@ -1,6 +1,7 @@
 package install
 
 import (
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -189,6 +190,45 @@ func TestSelectReadsLists(t *testing.T) {
 	for _, list := range []string{"", "brige", "bridge,", "../bridge"} {
 		if _, err := Select(list, known); err == nil || !strings.Contains(err.Error(), "is not a name that Tombolo has: it has bridge, loopback, portmap") {
 			t.Errorf("%q: %v", list, err)
+		}
+	}
+}
+
+// A name is decided on alone: what two at once have added, and given back, is what was there.
+func TestTwoAtOnceLoseNoPlugin(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	plugin := filepath.Join(dir, "bridge")
+	for round := range 20 {
+		write(t, plugin, "the plugin")
+		for _, change := range []func(io.Writer, string, []string) error{Add, Remove} {
+			done := make(chan error)
+			for range 4 {
+				go func() { done <- change(io.Discard, dir, []string{"bridge"}) }()
+			}
+			for range 4 {
+				if err := <-done; err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		if data, err := os.ReadFile(plugin); err != nil || string(data) != "the plugin" {
+			t.Fatalf("round %d: %q, %v", round, data, err)
+		}
+	}
+}
+
+func TestWhatCannotBeExecutedIsPutAnew(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for range 2 {
+		if err := Add(io.Discard, dir, known); err != nil {
+			t.Fatal(err)
+		}
+		for name := range files(t, dir) { // which looks at the mode
+			if err := os.Chmod(filepath.Join(dir, name), 0o644); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 }

@@ -38,6 +38,8 @@ type Network struct {
 	Pools         []Pool         `json:"pools"`            // empty where they are not known: PoolNote says why
 	PoolNote      string         `json:"poolNote,omitempty"`
 	Ports         []Port         `json:"ports"`
+
+	bare bool // nothing is on record
 }
 
 // Pool is a set of ranges, of which each pod has one address.
@@ -88,12 +90,17 @@ func Load(ctx context.Context, node *network.Node, stateDir, name string) (list 
 	}
 	l := &loader{dir, pools, problems}
 	list = []Network{}
-	for _, name := range names {
-		n, err := l.network(ctx, name)
+	for _, one := range names {
+		before := len(l.problems)
+		n, err := l.network(ctx, one)
 		if err != nil {
 			return nil, nil, err
 		}
-		list = append(list, *n)
+		// A first ADD that fails leaves the directory in which its record was to be.
+		n.bare = n.Mode == "" && n.Attachments == 0 && len(l.problems) == before
+		if name != "" || !n.bare {
+			list = append(list, *n)
+		}
 	}
 	return list, l.problems, nil
 }

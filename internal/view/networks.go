@@ -40,7 +40,11 @@ func (n *Network) text(b *strings.Builder) {
 	w := &lines{b: b}
 	b.WriteString(printable.Line(n.Name) + "\n")
 	if n.Mode == "" {
-		w.line("record", "none of the network itself: recreate its pods")
+		why := "recreate its pods"
+		if n.bare {
+			why = "no ADD of it has succeeded"
+		}
+		w.line("record", "none of the network itself: "+why)
 	}
 	w.line("mode", n.Mode)
 	bridge := n.Bridge

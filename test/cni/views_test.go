@@ -54,6 +54,29 @@ func (n *node) networks(args ...string) []shownNetwork {
 	return list
 }
 
+// A network whose first ADD failed is none yet: nobody has pods to make anew, or to remove.
+func TestNetworkWithoutASuccessfulADDIsNone(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	_, err := n.podnet(conf{"bridge": "lo"}).tryAdd(n.pod("a"))
+	wantError(t, err, 116, "not a bridge")
+	if got := n.networks(); len(got) != 0 {
+		t.Errorf("networks: %+v", got)
+	}
+	if o := n.operate("map", "--state", n.state); o.status != 0 || !strings.HasPrefix(o.stdout, "no network is on record\n") {
+		t.Errorf("map: %+v", o)
+	}
+	if o := n.operate("networks", "--state", n.state, "podnet"); !strings.Contains(o.stdout, "no ADD of it has succeeded\n") {
+		t.Errorf("by its name: %+v", o)
+	}
+	if o := n.operate("remove", "--state", n.state, "podnet"); o.status != 0 {
+		t.Errorf("remove: %+v", o)
+	}
+	if o := n.operate("networks", "--state", n.state, "podnet"); o.status != 1 {
+		t.Errorf("it is there after remove: %+v", o)
+	}
+}
+
 func podNamed(pod string) []option {
 	return []option{arg("K8S_POD_NAMESPACE", "default"), arg("K8S_POD_NAME", pod), arg("IgnoreUnknown", "1")}
 }

@@ -45,10 +45,11 @@ func Network(ctx context.Context, s *session.Session, name string) error {
 	}
 	rec, err := s.Dir.LoadNetwork(name)
 	if errors.Is(err, fs.ErrNotExist) {
-		// Rules may be left all the same, where the state was lost.
+		// Rules may be left all the same, where the state was lost, and a directory, by an Add that failed.
 		return fail.Join(
 			func() error { return s.Firewall.RemoveNetwork(ctx, name) },
 			func() error { return withdraw(ctx, s, name) },
+			func() error { return s.Dir.RemoveNetwork(name) },
 		)
 	}
 	if err != nil {

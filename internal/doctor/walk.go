@@ -1,9 +1,11 @@
 package doctor
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io/fs"
+	"net"
 	"net/netip"
 	"slices"
 	"time"
@@ -130,6 +132,17 @@ func (e *examination) family(ctx context.Context, pod *netns.NS, br *bridge.Link
 		e.add(StepGateway, "look which rules of the bridge drop it: nft list ruleset bridge", "the gateway %s does not answer by %s: %v", gateway, resolution(gateway), pingErr)
 		return nil
 	}
+	if pingErr != nil {
+		mac, err := gatewayMAC(ctx, gateway)
+		if err != nil {
+			return err
+		}
+		if mac != nil && !bytes.Equal(mac, next.MAC) {
+			e.add(StepGateway, "if it stays, another pod forges it, or somebody has set it: set guard for the network, and delete it in the pod (ip neigh)",
+				"the gateway %s does not answer: the pod has its MAC as %s, and it is %s", gateway, next.MAC, mac)
+			return nil
+		}
+	}
 	host, err := netns.Current()
 	if err != nil {
 		return err
@@ -188,6 +201,26 @@ func isNeeded(inPod, onHost *route.Conn, gateway netip.Addr) (bool, error) {
 	return slices.ContainsFunc(routes, func(r route.Route) bool {
 		return r.Gateway == gateway || slices.ContainsFunc(r.Nexthops, func(h route.Nexthop) bool { return h.Gateway == gateway })
 	}), err
+}
+
+// gatewayMAC is that of the host's link that has the gateway's address; nil if the host has it not.
+func gatewayMAC(ctx context.Context, gateway netip.Addr) (net.HardwareAddr, error) {
+	links, err := bridge.Dial(nil)
+	if err != nil {
+		return nil, err
+	}
+	defer links.Close()
+	list, err := links.Addresses().List(addr.Filter{})
+	for _, a := range list {
+		if a.Prefix.Addr() == gateway {
+			l, err := links.LinkByIndex(ctx, a.Link)
+			if err != nil {
+				return nil, err
+			}
+			return l.MAC, nil
+		}
+	}
+	return nil, err
 }
 
 // long sends packets as long as the pod's MTU.

@@ -36,6 +36,7 @@ func TestDoctorFindsWhatKeepsAPodFromTheNetwork(t *testing.T) {
 		"a route that leads elsewhere":  {in("ip link add other type veth; ip link set other up; ip route add " + gateway4 + "/32 dev other"), "route", []string{"no route to its gateway " + gateway4}},
 		"no gateway":                    {on("ip address del " + gateway4 + "/24 dev cbr0"), "gateway", []string{"the gateway " + gateway4 + "/24 is missing", "tombolo repair"}},
 		"ARP dropped":                   {drop("ether type arp"), "gateway", []string{gateway4 + " does not answer by ARP", "nft list ruleset bridge"}},
+		"another MAC for the gateway":   {in("ip neigh replace " + gateway4 + " lladdr 02:00:00:00:00:99 dev eth0 nud permanent"), "gateway", []string{"has its MAC as 02:00:00:00:00:99, and it is ", "set guard"}},
 		"neighbour discovery dropped":   {drop("icmpv6 type nd-neighbor-solicit"), "gateway", []string{gateway6 + " does not answer by neighbour discovery"}},
 		"another has the pod's address": {func(s *scene) { s.intruder("10.77.0.2/24") }, "duplicate", []string{"another node answers for 10.77.0.2: 02:00:00:00:00:66"}},
 		"another has the gateway's":     {func(s *scene) { s.intruder(gateway4 + "/24") }, "duplicate", []string{"another node on bridge cbr0 answers for the gateway " + gateway4 + ": 02:00:00:00:00:66"}},

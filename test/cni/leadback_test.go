@@ -94,7 +94,10 @@ func TestThePluginNeverRunsItselfForAnIPAM(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, install := range map[string]func(from, to string) error{"link": os.Symlink, "copy": copyProgram} {
+	for name, install := range map[string]func(from, to string) error{
+		"link": os.Symlink, "copy": copyProgram,
+		"name": func(from, to string) error { return os.WriteFile(to, []byte("#!"+from+" as\n"), 0o755) },
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			l := newLeadback(t, "")

@@ -52,8 +52,8 @@ func Deeper(environ []string) []string {
 }
 
 // sameProgram says whether two paths lead to one program: to one file, by links
-// of either kind, or to copies of it. Contents are compared only where the sizes
-// are equal.
+// of either kind, or to copies of it, or b to a script whose interpreter it is, as "tombolo
+// install --names" puts one there. Contents are compared only where the sizes are equal.
 func sameProgram(a, b string) (bool, error) {
 	x, err := os.Stat(a)
 	if err != nil {
@@ -63,6 +63,12 @@ func sameProgram(a, b string) (bool, error) {
 	if err != nil {
 		return false, err
 	}
+	if y.Size() <= maxScript {
+		program := interpreter(b)
+		if z, err := os.Stat(program); err == nil {
+			b, y = program, z
+		}
+	}
 	switch {
 	case os.SameFile(x, y):
 		return true, nil
@@ -70,6 +76,23 @@ func sameProgram(a, b string) (bool, error) {
 		return false, nil
 	}
 	return sameContent(a, b)
+}
+
+// maxScript is how long a script can be that is looked into: ours have a few lines.
+const maxScript = 4 << 10
+
+// interpreter is the program that a script's first line names; empty for what is none.
+func interpreter(path string) string {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return ""
+	}
+	line, _, _ := bytes.Cut(data, []byte("\n"))
+	rest, ok := bytes.CutPrefix(line, []byte("#!"))
+	if words := bytes.Fields(rest); ok && len(words) > 0 {
+		return string(words[0])
+	}
+	return ""
 }
 
 func sameContent(a, b string) (bool, error) {

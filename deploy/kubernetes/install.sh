@@ -44,8 +44,9 @@ keep)
 uninstall)
 	# A network that somebody else wrote stays.
 	if [ -e "$network" ] && grep -q '"type" *: *"tombolo"' "$network"; then rm -f "$network"; fi
-	rm -f "$bin/tombolo" "$bin/tombolo".new.* "$network".new.*
+	# First the names, which cannot be started without the program.
 	"$names" --undo "${bin#"$HOST"}" "$HOST"
+	rm -f "$bin/tombolo" "$bin/tombolo".new.* "$network".new.*
 	echo "uninstalled"
 	;;
 *)

@@ -32,6 +32,9 @@ type Network struct {
 	NonMasquerade []netip.Prefix `json:"nonMasquerade,omitempty"`
 	Policy        string         `json:"policy,omitempty"`
 	Guard         bool           `json:"guard"`
+	MACOnly       int            `json:"macOnly,omitempty"`   // attachments that the guard holds to their MAC alone
+	VLAN          int            `json:"vlan,omitempty"`      // of frames without a tag
+	VLANTrunk     string         `json:"vlanTrunk,omitempty"` // of frames with one: "2-4,100"
 	Attachments   int            `json:"attachments"`
 	Adding        int            `json:"adding,omitempty"` // of them, those whose ADD is at work or was cut short
 	IPAM          []string       `json:"ipam,omitempty"`   // the types that gave its pods addresses
@@ -159,6 +162,7 @@ func (n *Network) record(rec *state.Network) {
 	n.Bridge, n.MTU, n.Subnets, n.Gateways = rec.Bridge, rec.MTU, rec.Subnets, rec.Gateways
 	n.Uplink, n.DefaultRoute, n.SLAAC = rec.Uplink, rec.DefaultRoute, rec.SLAAC
 	n.Masquerade, n.NonMasquerade, n.Guard = rec.Masquerade, rec.NonMasquerade, rec.Guard
+	n.VLAN, n.VLANTrunk = rec.VLAN.ID, rec.VLAN.Trunk
 	if n.Policy = rec.Policy; n.Policy == "" {
 		n.Policy = "open"
 	}
@@ -167,6 +171,9 @@ func (n *Network) record(rec *state.Network) {
 func (n *Network) attachment(a *state.Attachment) {
 	if a.State != state.Ready {
 		n.Adding++
+	}
+	if a.MACOnly {
+		n.MACOnly++
 	}
 	if n.Bridge == "" {
 		n.Bridge = a.Bridge

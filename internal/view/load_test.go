@@ -47,7 +47,7 @@ func forge(t *testing.T) string {
 		{Name: "fresh", Bridge: "cbr2", MTU: 1500},
 		{Name: "delegated", Bridge: "cbr3", MTU: 1500, Subnets: prefixes("10.64.0.0/24")},
 		{Name: "home", Bridge: "lan0", MTU: 1500, Uplink: "eth0", DefaultRoute: "router", SLAAC: true, Subnets: prefixes("192.168.1.0/24")},
-		{Name: "fixed", Bridge: "cbr0", MTU: 1500, Subnets: prefixes("10.65.0.0/24")},
+		{Name: "fixed", Bridge: "cbr0", MTU: 1500, Subnets: prefixes("10.65.0.0/24"), Guard: true, VLAN: state.VLAN{ID: 100, Trunk: "2-4,101"}},
 	} {
 		if err := d.SaveNetwork(n); err != nil {
 			t.Fatal(err)
@@ -61,7 +61,7 @@ func forge(t *testing.T) string {
 		{Network: "earlier", IPAMType: "host-local", DataDir: dir + "/disk"},
 		{Network: "delegated", IPAMType: "whereabouts\x1b[m", Pod: "default/db"},
 		{Network: "home", IPAMType: "dhcp", Pod: "default/cam"},
-		{Network: "fixed", IPAMType: "static", Pod: "default/fix"},
+		{Network: "fixed", IPAMType: "static", Pod: "default/fix", Guarded: true, MACOnly: true},
 		{Network: "lost", IPAMType: "host-local", Bridge: "cbr9", Pod: "default/lost"},
 	} {
 		a.ContainerID, a.IfName = fmt.Sprintf("%016x", i+1), "eth0"

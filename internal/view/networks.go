@@ -52,6 +52,10 @@ func (n *Network) text(b *strings.Builder) {
 		bridge += fmt.Sprintf(" (MTU %d)", n.MTU)
 	}
 	w.line("bridge", bridge)
+	if n.VLAN != 0 {
+		w.line("VLAN", strconv.Itoa(n.VLAN))
+	}
+	w.line("VLAN trunk", n.VLANTrunk)
 	w.line("uplink", n.Uplink)
 	w.line("subnets", prefixes(n.Subnets))
 	w.line("gateways", prefixes(n.Gateways))
@@ -68,7 +72,11 @@ func (n *Network) text(b *strings.Builder) {
 		}
 		w.line("masquerade", masquerade)
 		w.line("policy", n.Policy)
-		w.line("guard", onOff(n.Guard))
+		guard := onOff(n.Guard)
+		if n.Guard && n.MACOnly > 0 {
+			guard += fmt.Sprintf(", of MACs alone for %d of the pods", n.MACOnly)
+		}
+		w.line("guard", guard)
 	}
 	pods := strconv.Itoa(n.Attachments)
 	if n.Adding > 0 {

@@ -153,6 +153,9 @@ func (d *Drawn) title() string {
 	if text == "" {
 		text = "no record"
 	}
+	if d.VLAN != 0 {
+		text += fmt.Sprintf(", VLAN %d", d.VLAN)
+	}
 	if d.DefaultRoute != "" {
 		text += ", default route to the " + d.DefaultRoute
 	}

@@ -164,7 +164,9 @@ func (a *Attachment) fields(c *codec) {
 	c.string("hostMAC", &a.HostMAC)
 	a.addressFields(c)
 	c.object("port", a.Port.fields)
-	c.object("vlan", a.VLAN.fields)
+	if c.decoding || a.VLAN != (VLAN{}) {
+		c.object("vlan", a.VLAN.fields)
+	}
 	objects(c, "routes", &a.Routes, (*Route).fields)
 	c.bool("moving", &a.Moving)
 	c.bool("up", &a.Up)
@@ -176,7 +178,9 @@ func (a *Attachment) fields(c *codec) {
 	c.bool("slaac", &a.SLAAC)
 	objects(c, "published", &a.Published, (*Published).fields)
 	objects(c, "waiting", &a.Waiting, (*Waiting).fields)
-	c.object("bandwidth", a.Bandwidth.fields)
+	if c.decoding || a.Bandwidth != (Bandwidth{}) {
+		c.object("bandwidth", a.Bandwidth.fields)
+	}
 	c.string("ifb", &a.IFB)
 	c.string("ipamType", &a.IPAMType)
 	c.string("dataDir", &a.DataDir)

@@ -94,7 +94,9 @@ func (n *Network) fields(c *codec) {
 	c.optional("nfCall", &n.NFCall)
 	c.optional("promiscuous", &n.Promiscuous)
 	c.string("uplink", &n.Uplink)
-	c.object("vlan", n.VLAN.fields)
+	if c.decoding || n.VLAN != (VLAN{}) {
+		c.object("vlan", n.VLAN.fields)
+	}
 	c.string("defaultRoute", &n.DefaultRoute)
 	c.bool("slaac", &n.SLAAC)
 	c.bool("loopbackKept", &n.LoopbackFiltered)

@@ -16,7 +16,8 @@ import (
 
 // PoolsText is what is on record of range sets. It is empty for none.
 func PoolsText(sets []ipam.RangeSet) string {
-	var b []byte
+	const usual = 160 // bytes of two sets of one range each
+	b := make([]byte, 0, usual)
 	for _, set := range sets {
 		for _, r := range set.Ranges {
 			b = r.Subnet.AppendTo(b)

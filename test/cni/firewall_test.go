@@ -160,6 +160,8 @@ func TestTombolodYieldsToAProgramThatUndoesItAgainAndAgain(t *testing.T) {
 	if err := w.status(); err != nil {
 		t.Errorf("STATUS before: %v", err)
 	}
+	// What it finds when it begins, nobody has undone.
+	m.until(t, "it has looked", func() bool { return m.metric("firewall_looks_total") > 0 })
 	for i := 1; i <= 3; i++ {
 		n.run("iptables", "-F", "FORWARD")
 		m.until(t, "it is put right", func() bool { return m.metric("firewall_mends_total") == i })

@@ -18,7 +18,7 @@ func TestBinaryIsStaticAndSmall(t *testing.T) {
 	}{{"amd64", elf.EM_X86_64}, {"arm64", elf.EM_AARCH64}} {
 		t.Run(tt.arch, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "tombolo")
-			goCommand(t, []string{"GOARCH=" + tt.arch}, "build", "-trimpath", "-ldflags", "-s -w", "-o", path, "./cmd/tombolo")
+			mustMake(t, root(t), "-s", "build", "BIN="+path, "GOARCH="+tt.arch)
 			info, err := os.Stat(path)
 			if err != nil {
 				t.Fatal(err)

@@ -13,6 +13,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network/internal/build"
+	"github.com/tombolo-cni/tombolo/network/internal/chained"
 	"github.com/tombolo-cni/tombolo/network/internal/elements"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
@@ -147,7 +148,7 @@ func (a *adding) run(ctx context.Context) (*Attachment, error) {
 		return nil, err
 	}
 	// Only now do the pod's ports lead to it.
-	if err := flushStale(ctx, a.s.Links, rec); err != nil {
+	if err := chained.FlushStale(ctx, a.s.Links, rec); err != nil {
 		return nil, err
 	}
 	if err := a.node.step("firewall"); err != nil {
@@ -225,7 +226,7 @@ func (a *adding) tie(ctx context.Context) (*tied, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := refuseListeners(ctx, a.pod, g.addresses, a.nw.SLAAC); err != nil {
+	if err := refuseListeners(ctx, a.pod.ContainerID, a.pod.Ports, g.addresses, a.nw.SLAAC); err != nil {
 		return nil, err
 	}
 	b, err := build.Ready(ctx, a.s, p.want)

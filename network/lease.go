@@ -88,7 +88,7 @@ func (a *adding) lease(ctx context.Context) (*tied, error) {
 		return nil, err
 	}
 	p.port.NoWait = false // or the first frame would be lost
-	if err := refuseListeners(ctx, a.pod, nil, true); err != nil {
+	if err := refuseListeners(ctx, a.pod.ContainerID, a.pod.Ports, nil, true); err != nil {
 		return nil, err
 	}
 	b, err := build.Ready(ctx, a.s, p.want)

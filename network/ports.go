@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/hostport"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
@@ -27,11 +26,11 @@ func published(ports []HostPort) []state.Published {
 // refuseListeners looks for sockets of the host that have one of the ports: their
 // packets would go to the pod from now on. A port on all addresses leads to the pod in the
 // families that it has, or may have yet, as one that leases an address or forms some by itself.
-func refuseListeners(ctx context.Context, pod *Pod, has []ipam.Address, mayHaveMore bool) error {
-	if len(pod.Ports) == 0 {
+func refuseListeners(ctx context.Context, containerID string, asked []HostPort, has []ipam.Address, mayHaveMore bool) error {
+	if len(asked) == 0 {
 		return nil
 	}
-	ports := slices.Clone(pod.Ports)
+	ports := slices.Clone(asked)
 	of4 := func(a ipam.Address) bool { return a.Prefix.Addr().Is4() }
 	of6 := func(a ipam.Address) bool { return !of4(a) }
 	if has4, has6 := slices.ContainsFunc(has, of4), slices.ContainsFunc(has, of6); has4 != has6 && !mayHaveMore {
@@ -50,7 +49,7 @@ func refuseListeners(ctx context.Context, pod *Pod, has []ipam.Address, mayHaveM
 		return err
 	}
 	for _, l := range taken {
-		if l.HeldFor(pod.ContainerID) {
+		if l.HeldFor(containerID) {
 			continue // it keeps the port for this very container: podman network reload
 		}
 		instead := "choose another hostPort"
@@ -60,20 +59,6 @@ func refuseListeners(ctx context.Context, pod *Pod, has []ipam.Address, mayHaveM
 		return fail.Errorf(ErrConflict, "publish port %d of the host: %s: stop that program, or %s", l.Local.Port(), l, instead)
 	}
 	return nil
-}
-
-// flushStale has the kernel forget the flows to a new pod's ports that lead elsewhere.
-func flushStale(ctx context.Context, links *bridge.Conn, rec *state.Attachment) error {
-	ports := endpoint.Ports(rec)
-	if !hostport.HasFlows(ports...) {
-		return nil
-	}
-	conn, err := hostport.Dial(&hostport.Config{Routes: links.Routes()})
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	return conn.FlushStale(ctx, endpoint.Addresses(rec), ports...)
 }
 
 // checkPublished refuses a host port that no address of the pod could serve.

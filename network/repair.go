@@ -70,7 +70,7 @@ func (n *Node) RepairPods(ctx context.Context) error {
 // lacking, the next ADD need not look. It changes nothing.
 func (n *Node) LookAtFirewall(ctx context.Context) (generation uint32, lacking []string, _ error) {
 	s, records, err := n.openNetworks(ctx)
-	if err != nil || len(records) == 0 {
+	if err != nil || s == nil {
 		return 0, nil, err
 	}
 	defer s.Close()
@@ -89,7 +89,7 @@ type Links struct {
 // no pod, and changes nothing.
 func (n *Node) LookAtLinks(ctx context.Context) (*Links, error) {
 	s, records, err := n.openNetworks(ctx)
-	if err != nil || len(records) == 0 {
+	if err != nil || s == nil {
 		return &Links{}, err
 	}
 	defer s.Close()
@@ -103,7 +103,7 @@ func (n *Node) LookAtLinks(ctx context.Context) (*Links, error) {
 // FirewallObstacles lists what stops pods and is out of reach, or left to its owner.
 func (n *Node) FirewallObstacles(ctx context.Context) ([]string, error) {
 	s, records, err := n.openNetworks(ctx)
-	if err != nil || len(records) == 0 {
+	if err != nil || s == nil {
 		return nil, err
 	}
 	defer s.Close()
@@ -111,7 +111,7 @@ func (n *Node) FirewallObstacles(ctx context.Context) ([]string, error) {
 }
 
 // openNetworks opens the host, under the shared lock, if any network of this epoch of the
-// node has attachments, and gives those networks.
+// node has attachments, and gives those networks that are on record.
 func (n *Node) openNetworks(ctx context.Context) (*session.Session, []*state.Network, error) {
 	if err := n.usable(ctx); err != nil {
 		return nil, nil, err
@@ -121,7 +121,11 @@ func (n *Node) openNetworks(ctx context.Context) (*session.Session, []*state.Net
 		return nil, nil, err
 	}
 	records, _, err := s.Dir.ListNetworks()
-	if err == nil && len(records) > 0 {
+	var others []*state.Attachment
+	if err == nil {
+		others, _, err = s.Dir.ListOthers()
+	}
+	if err == nil && len(records)+len(others) > 0 {
 		err = s.Enter(ctx)
 	}
 	var used []*state.Network
@@ -134,7 +138,7 @@ func (n *Node) openNetworks(ctx context.Context) (*session.Session, []*state.Net
 			used = append(used, rec)
 		}
 	}
-	if err != nil || len(used) == 0 {
+	if err != nil || len(used)+len(others) == 0 {
 		s.Close()
 		return nil, nil, err
 	}

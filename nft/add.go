@@ -134,7 +134,7 @@ func (c *Conn) Replace(ctx context.Context, eps ...Endpoint) error {
 	for i := range eps {
 		group = append(group, eps[i].commented()...)
 		for _, el := range eps[i].leftovers() {
-			gone = append(gone, commented{el, group[len(group)-1].comment})
+			gone = append(gone, commented{el, ownerComment(eps[i].Owner, ruleset.NetworkKey(eps[i].Network))})
 		}
 		if len(group) < ruleset.GroupSize && i < len(eps)-1 {
 			continue

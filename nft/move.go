@@ -70,12 +70,12 @@ func (c *Conn) move(ctx context.Context, old, next Endpoint, refuse func([]*rule
 	if old.Owner != next.Owner || old.Network != next.Network {
 		return invalid("endpoint %s of network %s cannot become %s of %s", old.Owner, old.Network, next.Owner, next.Network)
 	}
-	group := next.commented()
+	group, comment := next.commented(), ownerComment(next.Owner, ruleset.NetworkKey(next.Network))
 	var gone []commented
 	for _, el := range append(old.traces(), next.leftovers()...) {
 		isNew := func(c commented) bool { return c.Equal(el) }
 		if !slices.ContainsFunc(group, isNew) && !slices.ContainsFunc(gone, isNew) {
-			gone = append(gone, commented{el, group[0].comment})
+			gone = append(gone, commented{el, comment})
 		}
 	}
 	if err := c.replace(ctx, group, gone, refuse); err != nil {

@@ -10,6 +10,7 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
+	"github.com/tombolo-cni/tombolo/internal/cni/reference/portmap"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network"
@@ -80,7 +81,7 @@ func (c *call) asked(conf *NetConf) (*asked, error) {
 	if conf.bridge {
 		a.prev = nil
 	}
-	if a.pod.Ports, err = rc.published(); err != nil {
+	if a.pod.Ports, err = portmap.Published(rc.PortMappings); err != nil {
 		return nil, err
 	}
 	if a.pod.Limits, err = conf.shape(rc); err != nil {

@@ -10,13 +10,17 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/cni/loopback"
 	"github.com/tombolo-cni/tombolo/internal/cni/reference"
 	"github.com/tombolo-cni/tombolo/internal/cni/reference/ipams"
+	"github.com/tombolo-cni/tombolo/internal/cni/reference/limits"
+	"github.com/tombolo-cni/tombolo/internal/cni/reference/portmap"
 	"github.com/tombolo-cni/tombolo/internal/cni/reference/tuning"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
 // Names are those of the reference's plugins by which the program is such a plugin.
-func Names() []string { return []string{"bridge", "host-local", "loopback", "static", "tuning"} }
+func Names() []string {
+	return []string{"bandwidth", "bridge", "host-local", "loopback", "portmap", "static", "tuning"}
+}
 
 // named finds the plugin of the reference's that has the call's name, and the first version that
 // it speaks; nil for every other name, by which the program is itself.
@@ -27,6 +31,10 @@ func (p *Plugin) named() (run reference.Plugin, first string) {
 		return loopback.Run, all
 	case "host-local", "static":
 		return ipams.Run, all
+	case "bandwidth":
+		return limits.Run, "0.3.0"
+	case "portmap":
+		return portmap.Run, all
 	case "tuning":
 		return tuning.Run, all
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
+	"github.com/tombolo-cni/tombolo/internal/cni/reference/portmap"
 	"github.com/tombolo-cni/tombolo/internal/cni/vlanconf"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/lease"
@@ -373,9 +374,9 @@ func orDefault(v *bool, def bool) bool {
 // runtimeConfig is what of the capabilities' arguments concerns us; the IPAM reads
 // its own.
 type runtimeConfig struct {
-	MAC          string        `json:"mac"`
-	PortMappings []PortMapping `json:"portMappings"`
-	Bandwidth    *Bandwidth    `json:"bandwidth"`
+	MAC          string            `json:"mac"`
+	PortMappings []portmap.Mapping `json:"portMappings"`
+	Bandwidth    *Bandwidth        `json:"bandwidth"`
 	DNS          struct {
 		Servers  []string `json:"servers"`
 		Searches []string `json:"searches"`

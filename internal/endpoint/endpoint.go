@@ -22,6 +22,7 @@ func Of(a *state.Attachment) nft.Endpoint {
 	ep := nft.Endpoint{
 		Owner: nft.Owner(a.Hash()), Network: a.Network, Bridge: a.GatewayLink(),
 		Addrs: Addresses(a), MAC: mac, Masquerade: a.Masquerade, Ports: Ports(a),
+		PortsOnly: a.Other && !a.Admitted,
 	}
 	if a.Guarded {
 		ep.GuardedPort, ep.SLAAC, ep.MACOnly, ep.Untrusted = a.HostIf, a.SLAAC, a.MACOnly, a.Untrusted

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/tombolo-cni/tombolo/internal/file"
@@ -118,19 +119,18 @@ func (d *Dir) staleAttachments(start EpochStart) ([]*Attachment, error) {
 	if err != nil {
 		return nil, err
 	}
-	var stale []*Attachment
+	all, _, err := d.ListOthers()
+	if err != nil {
+		return nil, err
+	}
 	for _, network := range networks {
 		attachments, _, err := d.List(network)
 		if err != nil {
 			return nil, err
 		}
-		for _, a := range attachments {
-			if start.isStale(a.Epoch) {
-				stale = append(stale, a)
-			}
-		}
+		all = append(all, attachments...)
 	}
-	return stale, nil
+	return slices.DeleteFunc(all, func(a *Attachment) bool { return !start.isStale(a.Epoch) }), nil
 }
 
 // dropStale removes the records of earlier epochs: everything, damaged or not, when
@@ -138,10 +138,10 @@ func (d *Dir) staleAttachments(start EpochStart) ([]*Attachment, error) {
 func (d *Dir) dropStale(start EpochStart) error {
 	errs := []error{d.dropStaleUplinks()}
 	if start.Previous != nil {
-		return errors.Join(append(errs, os.RemoveAll(d.attachmentsPath()), os.RemoveAll(d.networksPath()))...)
+		return errors.Join(append(errs, os.RemoveAll(d.attachmentsPath()), os.RemoveAll(d.Others().attachmentsPath()), os.RemoveAll(d.networksPath()))...)
 	}
 	for _, a := range start.Stale {
-		errs = append(errs, d.Remove(a.Network, a.Hash()))
+		errs = append(errs, d.Of(a).Remove(a.Network, a.Hash()))
 	}
 	networks, _, err := d.ListNetworks()
 	errs = append(errs, err)

@@ -215,7 +215,11 @@ func (d *Dir) Networks() ([]string, error) {
 			names[name] = true
 		}
 	}
-	for _, e := range dirs {
+	others, err := file.ReadDir(d.Others().attachmentsPath())
+	if err != nil {
+		return nil, fmt.Errorf("list networks: %w", err)
+	}
+	for _, e := range slices.Concat(dirs, others) {
 		if e.IsDir() && checkNetwork(e.Name()) == nil {
 			names[e.Name()] = true
 		}

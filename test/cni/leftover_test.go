@@ -189,7 +189,9 @@ func (s *side) holds() string {
 		links = append(links, regexp.MustCompile(`^veth.*`).ReplaceAllString(name, "veth"))
 	}
 	slices.Sort(links)
-	return s.ruleset() + strings.Join(links, "\n") + "\n" + s.files()
+	// The reference's portmap makes tables when it looks for what is its own there.
+	rules := regexp.MustCompile(`table ip6? nat \{\n\}\n`).ReplaceAllString(s.ruleset(), "")
+	return rules + strings.Join(links, "\n") + "\n" + s.files()
 }
 
 // end is a pod's end after its DEL: its namespace goes, and the operator's command reclaims what

@@ -18,7 +18,9 @@ import (
 )
 
 // byName are the reference's names that this program takes.
-func byName() []string { return []string{"bridge", "host-local", "static", "tuning"} }
+func byName() []string {
+	return []string{"bandwidth", "bridge", "host-local", "portmap", "static", "tuning"}
+}
 
 // side is a node on which plugins are at work that are found by the reference's names.
 type side struct {

@@ -43,6 +43,9 @@ func Repair(ctx context.Context, s *session.Session, some ...string) error {
 		}
 		errs = append(errs, r.network(ctx, rec))
 	}
+	if len(some) == 0 || r.changed {
+		errs = append(errs, r.others(ctx))
+	}
 	if r.changed {
 		for _, rec := range others {
 			errs = append(errs, r.network(ctx, rec))

@@ -40,8 +40,8 @@ type Entry struct {
 // Plan is what the pod's elements are made from.
 type Plan struct {
 	Record *state.Attachment // Withheld of its ports is set where the container has one already
-	Want   *build.Want
-	Port   string // the port's name
+	Want   *build.Want       // nil if the Add is done
+	Port   string            // the port's name
 }
 
 // HoldBefore enters what holds the pod to its MAC and its addresses, before its port is there.
@@ -95,13 +95,19 @@ func (e *Entry) Add(ctx context.Context, p Plan) error {
 	return e.enter(ctx, p, func() error { ep = endpoint.Of(p.Record); return e.Session.Firewall.Update(ctx, *e.held, ep) })
 }
 
+// Publish has an attachment whose Add is done publish what the plan says; until then it is before.
+func (e *Entry) Publish(ctx context.Context, before nft.Endpoint, record *state.Attachment) error {
+	e.held, e.GetsMore, e.Attached = &before, true, true
+	return e.Add(ctx, Plan{Record: record})
+}
+
 // enter enters an endpoint, in the place of what a pod that is gone left.
 func (e *Entry) enter(ctx context.Context, p Plan, add func() error) error {
 	if err := session.Wanted(e.Pending); err != nil {
 		return err
 	}
 	err := add()
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) && p.Want != nil {
 		// A set went missing since we looked.
 		if _, err := build.Ready(ctx, e.Session, p.Want); err != nil {
 			return err
@@ -156,9 +162,16 @@ func (e *Entry) IsStale(ctx context.Context, conflict *nft.ConflictError) (bool,
 	case e.Hash:
 		return true, nil
 	}
-	rec, err := e.Session.Dir.Load(conflict.Network, string(conflict.Owner))
-	if err == nil && rec.State != state.Ready {
+	rec, err := e.Session.Dir.Find(conflict.Network, string(conflict.Owner))
+	if err == nil && (rec.State != state.Ready || rec.Other && rec.HostIf == "") {
 		return false, nil
+	}
+	if err == nil && rec.Other {
+		_, err := e.Session.Links.Link(ctx, rec.HostIf)
+		if errors.Is(err, fs.ErrNotExist) {
+			return true, nil
+		}
+		return false, err
 	}
 	l, err := e.Session.Links.Link(ctx, "veth"+string(conflict.Owner))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -179,7 +192,7 @@ func (e *Entry) withhold(p Plan, conflict *nft.ConflictError) (bool, error) {
 	if conflict.Port == "" || conflict.Owner == "" {
 		return false, nil
 	}
-	has, err := e.Session.Dir.Load(conflict.Network, string(conflict.Owner))
+	has, err := e.Session.Dir.Find(conflict.Network, string(conflict.Owner))
 	if err != nil || has.ContainerID != e.ContainerID {
 		return false, nil
 	}
@@ -194,7 +207,7 @@ func (e *Entry) withhold(p Plan, conflict *nft.ConflictError) (bool, error) {
 		return found, nil
 	}
 	has.Waiting = append(has.Waiting, me)
-	if err := e.Session.Dir.Update(has); err != nil {
+	if err := e.Session.Dir.Of(has).Update(has); err != nil {
 		return false, fail.Errorf(fail.ErrTryAgain, "port %s is published by the container's %s of network %q, at which another call is at work: %v", conflict.Port, has.IfName, has.Network, err)
 	}
 	return true, nil
@@ -209,7 +222,7 @@ func (e *Entry) explainConflict(conflict *nft.ConflictError) error {
 	owner := "another program"
 	if conflict.Owner != "" {
 		owner = "endpoint " + string(conflict.Owner)
-		if rec, err := e.Session.Dir.Load(conflict.Network, string(conflict.Owner)); err == nil {
+		if rec, err := e.Session.Dir.Find(conflict.Network, string(conflict.Owner)); err == nil {
 			owner = describe(rec)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
 	"github.com/tombolo-cni/tombolo/nft/foreign"
@@ -34,6 +35,22 @@ func Firewall(ctx context.Context, s *session.Session, records []*state.Network)
 			}
 			lacking = append(lacking, summary("the rules of network "+rec.Name, diffs))
 		}
+	}
+	others, admitted, err := recorded.Others(s.Dir)
+	if err != nil {
+		return 0, nil, fail.State(err)
+	}
+	for _, n := range others {
+		ok, err := s.Firewall.Ready(ctx, n)
+		if err != nil {
+			return 0, nil, err
+		}
+		if !ok {
+			lacking = append(lacking, "the rules of network "+n.Name+" are not as they were made")
+		}
+	}
+	if !admitted && len(records) == 0 {
+		return s.Firewall.Cache().Generation, lacking, nil
 	}
 	ok, err := s.Foreign().Ready(ctx)
 	if err == nil && !ok {

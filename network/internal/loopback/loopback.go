@@ -158,8 +158,12 @@ func Published(dir *state.Dir, bridgeName string, warn func(string)) (bool, erro
 	if err != nil {
 		return false, err
 	}
-	for _, name := range networks {
-		attachments, damaged, err := dir.List(name)
+	for i := -1; i < len(networks); i++ {
+		list := dir.ListOthers
+		if i >= 0 {
+			list = func() ([]*state.Attachment, []*state.RecordError, error) { return dir.List(networks[i]) }
+		}
+		attachments, damaged, err := list()
 		if err != nil {
 			return false, err
 		}

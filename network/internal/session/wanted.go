@@ -14,8 +14,12 @@ func ErrDeleted() error {
 }
 
 // Wanted is the error with which an ADD ends whose record was removed. It asks before it
-// makes, or takes away, what has the same name for the next ADD of the attachment.
+// makes, or takes away, what has the same name for the next ADD of the attachment. One that is done
+// is wanted: nil.
 func Wanted(record *state.Pending) error {
+	if record == nil {
+		return nil
+	}
 	gone, err := record.Gone()
 	if gone {
 		return ErrDeleted()

@@ -31,8 +31,8 @@ type Dead struct {
 // whyDead says what shows that an attachment's pod is gone; "" where nothing does.
 func whyDead(ctx context.Context, s *session.Session, rec *state.Attachment) (string, error) {
 	why, err := seemsDead(ctx, s, rec)
-	if why == "" || err != nil {
-		return "", err
+	if why == "" || err != nil || rec.Other {
+		return why, err
 	}
 	// It takes a dump of all links, so it is asked last.
 	if renamed, err := s.Renamed(ctx, rec.Hash()); renamed || err != nil {
@@ -43,7 +43,7 @@ func whyDead(ctx context.Context, s *session.Session, rec *state.Attachment) (st
 
 // seemsDead is whyDead where nobody has renamed a port.
 func seemsDead(ctx context.Context, s *session.Session, rec *state.Attachment) (string, error) {
-	port := "veth" + rec.Hash()
+	port := portOf(rec)
 	switch _, err := s.Links.Link(ctx, port); {
 	case err == nil:
 		return "", nil
@@ -51,7 +51,7 @@ func seemsDead(ctx context.Context, s *session.Session, rec *state.Attachment) (
 		return "", err
 	}
 	pod, err := netns.Open(rec.NetNS)
-	if err != nil && !leadsNowhere(err) {
+	if err != nil && (!leadsNowhere(err) || port == "") {
 		return "", err
 	}
 	if err != nil {
@@ -66,6 +66,14 @@ func seemsDead(ctx context.Context, s *session.Session, rec *state.Attachment) (
 		return "", err
 	}
 	return fmt.Sprintf("its port %s is gone, and %s is another namespace by now", port, rec.NetNS), nil
+}
+
+// portOf is the host's end of an attachment's link; empty for one of another program's that has none.
+func portOf(rec *state.Attachment) string {
+	if rec.Other {
+		return rec.HostIf
+	}
+	return "veth" + rec.Hash()
 }
 
 // leadsNowhere tells an error that is about a path from one that is about this process.
@@ -98,6 +106,11 @@ func (t *Teardown) FindDead(ctx context.Context) ([]*Dead, error) {
 	if err != nil {
 		return nil, err
 	}
+	others, _, err := t.Session.Dir.Others().List(t.Network)
+	if err != nil {
+		return nil, fail.State(err)
+	}
+	records = append(records, others...)
 	var found []*Dead
 	var errs []error
 	for _, rec := range records {
@@ -107,7 +120,7 @@ func (t *Teardown) FindDead(ctx context.Context) ([]*Dead, error) {
 			continue
 		}
 		// Whoever has the lock is at work on it: an ADD, whose port is still to come, or a DEL.
-		lock, err := t.Session.Dir.LockAttachment(t.Network, rec.Hash())
+		lock, err := t.Session.Dir.Of(rec).LockAttachment(t.Network, rec.Hash())
 		if err != nil {
 			continue
 		}
@@ -119,7 +132,7 @@ func (t *Teardown) FindDead(ctx context.Context) ([]*Dead, error) {
 
 // unreleasable says why nobody could take an attachment's addresses back.
 func (t *Teardown) unreleasable(rec *state.Attachment) error {
-	if rec.IPAMType == endpoint.Leased {
+	if rec.IPAMType == endpoint.Leased || rec.Other {
 		return nil
 	}
 	_, err := t.Allocator(&Origin{rec.IPAMType, rec.DataDir})
@@ -166,13 +179,13 @@ func (t *Teardown) collectDead(ctx context.Context, list []*Dead, err error) ([]
 
 // takeDeadDown says whether it was dead still.
 func (t *Teardown) takeDeadDown(ctx context.Context, d *Dead) (bool, error) {
-	hash := d.Rec.Hash()
-	lock, err := t.Session.Dir.LockAttachment(t.Network, hash)
+	hash, dir := d.Rec.Hash(), t.Session.Dir.Of(d.Rec)
+	lock, err := dir.LockAttachment(t.Network, hash)
 	if err != nil {
 		return false, nil // another call is at work on it, or was
 	}
 	defer lock.Close()
-	rec, err := t.Session.Dir.Load(t.Network, hash)
+	rec, err := dir.Load(t.Network, hash)
 	if err != nil {
 		return false, nil
 	}
@@ -184,6 +197,9 @@ func (t *Teardown) takeDeadDown(ctx context.Context, d *Dead) (bool, error) {
 	// The keeper has a lease's lock for as long as the disk takes.
 	ctx, cancel := context.WithTimeout(ctx, collectWait)
 	defer cancel()
+	if rec.Other {
+		return true, Other(ctx, t.Session, rec)
+	}
 	owner := ipam.Owner{ContainerID: rec.ContainerID, IfName: rec.IfName}
 	return true, t.Remains(ctx, owner, hash, rec.State == state.Adding)
 }

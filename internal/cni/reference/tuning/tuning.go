@@ -14,7 +14,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"golang.org/x/sys/unix"
 
@@ -45,10 +44,7 @@ func chained(c *reference.Call) (*conf, *current.Result, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	prev, err := c.Prev()
-	if err == nil && prev == nil {
-		err = reference.Errorf(types.ErrInvalidNetworkConfig, "%s needs prevResult: tuning works on an interface that a plugin before it made", c.Verb)
-	}
+	prev, err := c.Chained()
 	return f, prev, err
 }
 
@@ -100,7 +96,7 @@ func follow(ctx context.Context, c *reference.Call, mac net.HardwareAddr, mtu in
 	if err != nil {
 		return err
 	}
-	err = node.Tuned(ctx, network.Key{Network: c.Network, ContainerID: c.ContainerID, IfName: c.IfName}, mac, mtu)
+	err = node.Tuned(ctx, c.Key(), mac, mtu)
 	if errors.Is(err, network.ErrNotAttached) {
 		return nil
 	}

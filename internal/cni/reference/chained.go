@@ -1,0 +1,69 @@
+package reference
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+
+	"github.com/containernetworking/cni/pkg/types"
+	current "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/network"
+)
+
+// Interface is the pod's as a result has it, but for addresses that it gives to another.
+func (c *Call) Interface(r *current.Result) *network.Interface {
+	in := &network.Interface{NetNS: c.NetNS}
+	for _, ip := range r.IPs {
+		if i := ip.Interface; i != nil && (r.Interfaces[*i].Name != c.IfName || r.Interfaces[*i].Sandbox == "") {
+			continue
+		}
+		if a, ok := netip.AddrFromSlice(ip.Address.IP); ok {
+			bits, _ := ip.Address.Mask.Size()
+			in.Addresses = append(in.Addresses, netip.PrefixFrom(a.Unmap(), bits))
+		}
+	}
+	return in
+}
+
+// Key names the attachment.
+func (c *Call) Key() network.Key {
+	return network.Key{Network: c.Network, ContainerID: c.ContainerID, IfName: c.IfName}
+}
+
+// Chained reads the result of the plugins before, which is needed.
+func (c *Call) Chained() (*current.Result, error) {
+	prev, err := c.Prev()
+	if err == nil && prev == nil {
+		err = Errorf(types.ErrInvalidNetworkConfig, "%s needs prevResult: %s works on an interface that a plugin before it made", c.Verb, c.Name)
+	}
+	return prev, err
+}
+
+// Differ is the error by which CHECK gives differences; nil if there are none.
+func Differ(diffs []tombolo.Difference, err error) error {
+	if err == nil && len(diffs) > 0 {
+		err = Errorf(CodeDiffers, "%s", fmt.Sprint(diffs))
+	}
+	return err
+}
+
+// Collect takes down what attachments of other plugins' have of a network that are not valid any more.
+func (c *Call) Collect(ctx context.Context) error {
+	var f struct {
+		Valid *[]types.GCAttachment `json:"cni.dev/valid-attachments"`
+	}
+	if err := c.Unmarshal(&f); err != nil || f.Valid == nil {
+		return err
+	}
+	var keep []network.Key
+	for _, a := range *f.Valid {
+		keep = append(keep, network.Key{Network: c.Network, ContainerID: a.ContainerID, IfName: a.IfName})
+	}
+	node, err := c.Open()
+	if err != nil {
+		return err
+	}
+	return node.CollectOthers(ctx, c.Network, keep)
+}

@@ -1,0 +1,142 @@
+// Package portmap is the reference's plugin of that name: it has ports of the host lead to a pod.
+package portmap
+
+import (
+	"context"
+	"errors"
+
+	"github.com/containernetworking/cni/pkg/types"
+	current "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/tombolo-cni/tombolo/internal/cni/reference"
+	"github.com/tombolo-cni/tombolo/internal/cni/reference/leftover"
+	"github.com/tombolo-cni/tombolo/network"
+)
+
+// conf is the plugin's configuration.
+type conf struct {
+	Backend              *string  `json:"backend"`
+	SNAT                 *bool    `json:"snat"` // a pod that calls itself, and 127.0.0.1, need it, and have it
+	ConditionsV4         []string `json:"conditionsV4"`
+	ConditionsV6         []string `json:"conditionsV6"`
+	MasqAll              bool     `json:"masqAll"`
+	MarkMasqBit          *int     `json:"markMasqBit"` // what is masqueraded needs no mark
+	ExternalSetMarkChain *string  `json:"externalSetMarkChain"`
+	RuntimeConfig        struct {
+		PortMappings []Mapping `json:"portMappings"`
+	} `json:"runtimeConfig"`
+
+	ports []network.HostPort
+}
+
+const maxBit = 31
+
+func read(c *reference.Call) (*conf, error) {
+	var f conf
+	if err := c.Unmarshal(&f); err != nil {
+		return nil, err
+	}
+	invalid := func(format string, args ...any) error {
+		return reference.Errorf(types.ErrInvalidNetworkConfig, format, args...)
+	}
+	switch bit, backend := f.MarkMasqBit, f.Backend; {
+	case bit != nil && f.ExternalSetMarkChain != nil:
+		return nil, invalid("markMasqBit and externalSetMarkChain exclude each other")
+	case bit != nil && (*bit < 0 || *bit > maxBit):
+		return nil, invalid("markMasqBit %d is not within 0 and %d", *bit, maxBit)
+	case backend != nil && *backend != "iptables" && *backend != "nftables":
+		return nil, invalid(`backend %q is neither "iptables" nor "nftables"`, *backend)
+	}
+	var err error
+	f.ports, err = Published(f.RuntimeConfig.PortMappings)
+	return &f, err
+}
+
+// unsupported says what of the configuration this plugin cannot do.
+func (f *conf) unsupported() error {
+	for _, one := range []struct {
+		there       bool
+		name, means string
+	}{
+		{f.ExternalSetMarkChain != nil, "externalSetMarkChain", "a chain of another program's, which its rules would have to jump to"},
+		{len(f.ConditionsV4) > 0, "conditionsV4", "conditions of iptables or nft as text"},
+		{len(f.ConditionsV6) > 0, "conditionsV6", "conditions of iptables or nft as text"},
+		{f.MasqAll, "masqAll", "another source address for all callers"},
+	} {
+		if one.there {
+			return reference.Errorf(types.ErrUnsupportedField, "%s (%s) is not supported: leave it out, or have the reference's portmap do this (tombolo install --undo --names portmap DIR)", one.name, one.means)
+		}
+	}
+	return nil
+}
+
+// Run is the plugin of that name. As there, STATUS does nothing.
+func Run(ctx context.Context, c *reference.Call) (*current.Result, error) {
+	switch c.Verb {
+	case "ADD":
+		return add(ctx, c)
+	case "CHECK":
+		return nil, check(ctx, c)
+	case "DEL":
+		return nil, del(ctx, c)
+	case "GC":
+		return nil, c.Collect(ctx)
+	}
+	return nil, nil
+}
+
+// chained reads the configuration, and the result of the plugins before, which is needed.
+func chained(c *reference.Call) (*conf, *current.Result, error) {
+	f, err := read(c)
+	if err != nil {
+		return nil, nil, err
+	}
+	prev, err := c.Chained()
+	return f, prev, err
+}
+
+func add(ctx context.Context, c *reference.Call) (*current.Result, error) {
+	f, prev, err := chained(c)
+	if err != nil || len(f.ports) == 0 {
+		return prev, err
+	}
+	if err := f.unsupported(); err != nil {
+		return nil, err
+	}
+	node, err := c.Open()
+	if err != nil {
+		return nil, err
+	}
+	if err := node.Publish(ctx, c.Key(), c.Interface(prev), f.ports); err != nil {
+		return nil, err
+	}
+	return prev, nil
+}
+
+func del(ctx context.Context, c *reference.Call) error {
+	f, err := read(c)
+	if err != nil || len(f.ports) == 0 {
+		return err
+	}
+	node, err := c.Open()
+	if err != nil {
+		return err
+	}
+	err = node.Publish(ctx, c.Key(), nil, nil)
+	if !errors.Is(err, network.ErrNotAttached) {
+		return err
+	}
+	return leftover.HostPorts(ctx, c)
+}
+
+func check(ctx context.Context, c *reference.Call) error {
+	f, _, err := chained(c)
+	if err != nil || len(f.ports) == 0 {
+		return err
+	}
+	node, err := c.Open()
+	if err != nil {
+		return err
+	}
+	return reference.Differ(node.CheckPublished(ctx, c.Key(), f.ports))
+}

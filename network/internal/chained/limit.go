@@ -1,0 +1,61 @@
+package chained
+
+import (
+	"context"
+	"errors"
+
+	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/network/internal/recorded"
+	"github.com/tombolo-cni/tombolo/network/internal/session"
+)
+
+// Limit gives the attachment limits in place of those that it has, or none, and names the link that shapes
+// what it sends; empty if that has no limit. The record says so first, as with Publish.
+func (at Attachment) Limit(ctx context.Context, s *session.Session, asked bandwidth.Shape) (ifb string, _ error) {
+	err := at.change(ctx, s, func(a, next *state.Attachment) error {
+		if asked.IsZero() && recorded.Shape(a).IsZero() {
+			return nil
+		}
+		if a.HostIf == "" {
+			return fail.Errorf(fail.ErrNoLink, "interface %s of container %s has no other end on the host (it is no veth), by which it could be limited", a.IfName, a.ContainerID)
+		}
+		var effective bandwidth.Shape
+		if !asked.IsZero() {
+			var adjusted []bandwidth.Adjustment
+			var err error
+			if effective, adjusted, err = asked.Effective(a.MTU); err != nil {
+				return fail.Errorf(bandwidth.ErrInvalid, "bandwidth: %v", err)
+			}
+			for _, adj := range adjusted {
+				s.Warn("bandwidth: " + adj.String())
+			}
+		}
+		target := recorded.Target(a)
+		next.Bandwidth, next.IFB = recorded.Bandwidth(effective), ""
+		if effective.Egress.Rate > 0 {
+			next.IFB, ifb = target.IFB, target.IFB
+		}
+		conn, err := bandwidth.Dial(nil)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		dir := s.Dir.Of(a)
+		if asked.IsZero() {
+			if err := conn.Remove(ctx, target); err != nil {
+				return err
+			}
+			return dir.UpdateLocked(next)
+		}
+		if err := dir.UpdateLocked(next); err != nil {
+			return fail.State(err)
+		}
+		if _, err = conn.Ensure(ctx, target, effective); err == nil {
+			return nil
+		}
+		return errors.Join(err, conn.Remove(context.WithoutCancel(ctx), target), dir.UpdateLocked(a))
+	})
+	return ifb, err
+}

@@ -1,0 +1,185 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net/netip"
+	"slices"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
+	"github.com/tombolo-cni/tombolo/network/internal/chained"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/network/internal/inspect"
+	"github.com/tombolo-cni/tombolo/network/internal/recorded"
+	"github.com/tombolo-cni/tombolo/network/internal/session"
+	"github.com/tombolo-cni/tombolo/network/internal/teardown"
+)
+
+// Interface is a pod's interface that another program made.
+type Interface struct {
+	NetNS     string         // path of the pod's namespace
+	Addresses []netip.Prefix // of those that the host reaches the pod by
+}
+
+// Publish has ports of the host lead to a pod that is attached already, in place of those that do,
+// as if its Add had been asked for them; without any, none does. It undoes itself. An attachment
+// that is not on record is what other says, and gets a record of what it has; with nil it is
+// ErrNotAttached. It needs CAP_NET_ADMIN, and CAP_SYS_ADMIN to enter a pod of another program's.
+func (n *Node) Publish(ctx context.Context, key Key, other *Interface, ports []HostPort) error {
+	rec, err := n.attached(ctx, key, other)
+	if err != nil {
+		return err
+	}
+	if len(ports) > 0 {
+		if err := checkPublished(ports, rec.Addresses); err != nil {
+			return err
+		}
+		if err := refuseListeners(ctx, key.ContainerID, ports, rec.Addresses, false); err != nil {
+			return err
+		}
+	}
+	return n.chained(ctx, rec, func(at *chained.Attachment, s *session.Session) error {
+		if len(ports) == 0 {
+			return at.Unpublish(ctx, s)
+		}
+		return at.Publish(ctx, s, published(ports))
+	})
+}
+
+// chained has an attachment changed that is there already.
+func (n *Node) chained(ctx context.Context, rec *state.Attachment, do func(*chained.Attachment, *session.Session) error) error {
+	s, err := n.open(n.mark)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	at := &chained.Attachment{Network: rec.Network, Hash: rec.Hash(), ReclaimLater: func(hash string) { n.reclaimLater(s, rec.Network, hash) }}
+	if rec.Other {
+		at.Other = rec
+		if rec.State == "" {
+			if err := at.Find(ctx, s); err != nil {
+				return err
+			}
+		}
+	}
+	return do(at, s)
+}
+
+// attached gives the record of an attachment, or what is to be the record of another program's.
+func (n *Node) attached(ctx context.Context, key Key, other *Interface) (*state.Attachment, error) {
+	if err := n.usable(ctx); err != nil {
+		return nil, err
+	}
+	if err := key.check(); err != nil {
+		return nil, err
+	}
+	rec, err := n.dir.Find(key.Network, key.hash())
+	switch {
+	case err == nil && (!rec.Other || other == nil):
+		return rec, nil
+	case err == nil:
+	case !errors.Is(err, fs.ErrNotExist):
+		return nil, fail.State(err)
+	case other == nil:
+		return nil, fail.Errorf(ErrNotAttached, "container %s has no attachment %s to network %q on record", key.ContainerID, key.IfName, key.Network)
+	}
+	rec = &state.Attachment{Network: key.Network, ContainerID: key.ContainerID, IfName: key.IfName, NetNS: other.NetNS, Other: true}
+	for _, p := range other.Addresses {
+		if !p.IsValid() {
+			return nil, fail.Errorf(ErrInvalid, "interface %s of container %s has an address that is none", key.IfName, key.ContainerID)
+		}
+		rec.Addresses = append(rec.Addresses, ipam.Address{Prefix: p})
+	}
+	return rec, nil
+}
+
+// CheckPublished compares the host ports of an attachment with those that Publish was asked for. An attachment
+// that is not on record is ErrNotAttached. It changes nothing.
+func (n *Node) CheckPublished(ctx context.Context, key Key, ports []HostPort) ([]tombolo.Difference, error) {
+	rec, err := n.attached(ctx, key, nil)
+	if err != nil {
+		return nil, err
+	}
+	s, err := n.open(n.mark)
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close()
+	found := &inspect.Findings{}
+	for _, p := range published(ports) {
+		if !slices.ContainsFunc(rec.Published, func(has state.Published) bool {
+			has.Withheld = false
+			return has == p
+		}) {
+			found.Add("port %s of the host does not lead to the pod", endpoint.PortText(endpoint.Port(&p)))
+		}
+	}
+	diffs, err := s.Firewall.CheckEndpoint(ctx, endpoint.Of(rec))
+	found.AddAll(diffs, "")
+	return found.List, err
+}
+
+// Limit gives a pod that is attached already limits in place of those that it has, as if its Add had
+// been asked for them; the zero Shape is none. It gives the link that shapes what the pod sends, nil if
+// that has no limit. An attachment that is not on record is as with Publish.
+func (n *Node) Limit(ctx context.Context, key Key, other *Interface, limits bandwidth.Shape) (*bridge.Link, error) {
+	rec, err := n.attached(ctx, key, other)
+	if err != nil {
+		return nil, err
+	}
+	var by *bridge.Link
+	err = n.chained(ctx, rec, func(at *chained.Attachment, s *session.Session) error {
+		ifb, err := at.Limit(ctx, s, limits)
+		if err == nil && ifb != "" {
+			by, err = s.Links.Link(ctx, ifb)
+		}
+		return err
+	})
+	return by, err
+}
+
+// CheckLimits compares the limits of an attachment with those that Limit was asked for. An attachment that is
+// not on record is ErrNotAttached. It changes nothing.
+func (n *Node) CheckLimits(ctx context.Context, key Key, limits bandwidth.Shape) ([]tombolo.Difference, error) {
+	rec, err := n.attached(ctx, key, nil)
+	if err != nil {
+		return nil, err
+	}
+	found := &inspect.Findings{}
+	want, _, err := limits.Effective(max(rec.MTU, 1))
+	if err != nil {
+		return nil, err
+	}
+	if has := recorded.Shape(rec); has != want {
+		found.Add("the limits are %+v, where %+v was asked for", has, want)
+	}
+	err = inspect.Limits(ctx, rec, found)
+	return found.List, err
+}
+
+// CollectOthers takes down what attachments of other programs' have by Publish, but for those in keep,
+// and with CollectDead, those whose pods are gone.
+func (n *Node) CollectOthers(ctx context.Context, network string, keep []Key) error {
+	if err := n.usable(ctx); err != nil {
+		return err
+	}
+	if err := checkName(network); err != nil {
+		return err
+	}
+	s, err := n.open(n.mark)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	owners := make([]ipam.Owner, len(keep))
+	for i, key := range keep {
+		owners[i] = ipam.Owner{ContainerID: key.ContainerID, IfName: key.IfName}
+	}
+	return teardown.CollectOthers(ctx, s, network, owners)
+}

@@ -1,0 +1,68 @@
+package cni
+
+import (
+	"fmt"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// limits are what shapes a pod's traffic at the host's end of its link, up to names and to how long a packet waits:
+// rates and bursts of qdiscs.
+func (s *side) shapers() string {
+	s.Helper()
+	var list []string
+	for line := range strings.Lines(s.run("tc", "qdisc", "show")) {
+		if m := regexp.MustCompile(`^qdisc (tbf) .* dev (veth|ifb|bwp)\S+ .*rate (\S+) burst (\S+)`).FindStringSubmatch(line); m != nil {
+			list = append(list, fmt.Sprintf("%s at %s: %s, %s", m[1], strings.Replace(m[2], "bwp", "ifb", 1), m[3], m[4]))
+		}
+	}
+	return strings.Join(list, "\n")
+}
+
+// Limits by that name are the reference's, on whichever plugin's interface: in the kernel, and in the result.
+func TestBandwidthByNameLimitsAsTheReferencesDoes(t *testing.T) {
+	t.Parallel()
+	const ipam = `"ipam":{"type":"host-local","dataDir":"DATA/n","subnet":"10.5.0.0/24"}`
+	const rates = `"ingressRate":80000000,"ingressBurst":800000,"egressRate":40000000,"egressBurst":400000`
+	randomIFB := regexp.MustCompile(`"(ifb|bwp)[0-9a-f]+"`)
+	for name, plugins := range map[string][]string{
+		"bridge":                     {`{"type":"bridge","isGateway":true,` + ipam + `}`, `{"type":"bandwidth",` + rates + `}`},
+		"ptp":                        {`{"type":"ptp",` + ipam + `}`, `{"type":"bandwidth",` + rates + `}`},
+		"the runtime's":              {`{"type":"ptp",` + ipam + `}`, `{"type":"bandwidth","runtimeConfig":{"bandwidth":{` + rates + `}}}`},
+		"the configuration's before": {`{"type":"ptp",` + ipam + `}`, `{"type":"bandwidth","ingressRate":80000000,"ingressBurst":800000,"runtimeConfig":{"bandwidth":{` + rates + `}}}`},
+		"none":                       {`{"type":"ptp",` + ipam + `}`, `{"type":"bandwidth"}`},
+		"before portmap":             {`{"type":"bridge","isGateway":true,` + ipam + `}`, `{"type":"bandwidth",` + rates + `}`, portmapping("", `{"hostPort":8080,"containerPort":80,"protocol":"tcp"}`)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			want := ""
+			for _, ours := range [][]string{nil, byName(), {"bandwidth"}, {"bandwidth", "portmap"}, {"bridge"}} {
+				s := newSide(t, referenceDir(t), ours)
+				s.chain("ADD", "a", plugins)
+				got := s.shapers() + "\n" + randomIFB.ReplaceAllString(said(t, s.results["a"]), "IFB")
+				if want == "" {
+					want = got
+				}
+				if strings.Contains(got, "tbf") == (name == "none") {
+					t.Errorf("with %q, the limits are\n%s", ours, got)
+				}
+				if diff := cmp.Diff(want, got); diff != "" {
+					t.Errorf("with %q, the reference's (-) and this one's (+):\n%s", ours, diff)
+				}
+				s.chain("CHECK", "a", plugins)
+				s.chain("DEL", "a", plugins)
+				s.chain("DEL", "a", plugins)
+				if links := s.run("ip", "-br", "link"); strings.Contains(links, "ifb") || strings.Contains(links, "bwp") {
+					t.Errorf("with %q, left:\n%s", ours, links)
+				}
+				if left, _ := filepath.Glob(s.state + "/*/net/*.json"); len(left) > 0 {
+					t.Errorf("with %q, records are left: %q", ours, left)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,124 @@
+package cni
+
+import (
+	"fmt"
+	"net/netip"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/netns"
+)
+
+// portmapping is a configuration of portmap with its mappings.
+func portmapping(more string, mappings ...string) string {
+	return fmt.Sprintf(`{"type":"portmap"%s,"runtimeConfig":{"portMappings":[%s]}}`, more, strings.Join(mappings, ","))
+}
+
+// noAnswer is how long a call may take that may get no answer.
+const noAnswer = 300 * time.Millisecond
+
+// fates says what becomes of calls to host ports: the source that the pod sees, or nothing.
+func (s *side) fates(out *netns.NS, pod, other *pod) string {
+	s.Helper()
+	var list strings.Builder
+	for _, tt := range []struct {
+		name string
+		from *netns.NS
+		at   []string
+	}{
+		{"another machine", out, []string{uplink4, uplink6}},
+		{"the host", s.ns, []string{uplink4, uplink6, "127.0.0.1"}},
+		{"the pod itself", pod.NS, []string{uplink4, uplink6}},
+		{"another pod", other.NS, []string{uplink4, uplink6}},
+	} {
+		for _, at := range tt.at {
+			for _, port := range []string{"tcp 8080", "udp 5300", "tcp 8181"} {
+				var network string
+				var number uint16
+				fmt.Sscan(port, &network, &number)
+				seen, err := nstest.AskWithin(s, tt.from, network, netip.AddrPortFrom(nstest.Addr(at), number), noAnswer)
+				if text := seen.Addr().String(); err == nil {
+					fmt.Fprintf(&list, "%s at %s, %s: seen as %s\n", tt.name, at, port, text)
+				}
+			}
+		}
+	}
+	return list.String()
+}
+
+// In a chain by names, host ports lead to the same pods as by the reference's, from everywhere, and
+// the pod sees the same callers; whichever made its interface.
+func TestPortmapByNameLeadsWhereTheReferencesDoes(t *testing.T) {
+	t.Parallel()
+	const ipam = `"ipam":{"type":"host-local","dataDir":"DATA/n","ranges":[[{"subnet":"10.5.0.0/24"}],[{"subnet":"fd05::/64"}]],"routes":[{"dst":"0.0.0.0/0"},{"dst":"::/0"}]}`
+	anotherPod := regexp.MustCompile(`(?m)^(another pod.*): seen as .*$`)
+	ports := []string{
+		`{"hostPort":8080,"containerPort":80,"protocol":"tcp"}`, `{"hostPort":5300,"containerPort":53,"protocol":"udp"}`,
+		`{"hostPort":8181,"containerPort":80,"protocol":"tcp","hostIP":"` + uplink4 + `"}`,
+	}
+	for name, main := range map[string]string{
+		"bridge":  `{"type":"bridge","isGateway":true,` + ipam + `}`,
+		"ptp":     `{"type":"ptp",` + ipam + `}`,
+		"macvlan": `{"type":"macvlan","master":"up0",` + ipam + `}`,
+	} {
+		for _, backend := range []string{"", `,"backend":"nftables"`} {
+			if name == "macvlan" && backend != "" {
+				continue
+			}
+			t.Run(name+backend, func(t *testing.T) {
+				t.Parallel()
+				want := ""
+				for _, ours := range [][]string{nil, byName(), {"portmap"}} {
+					if len(ours) > 1 && name != "bridge" {
+						continue
+					}
+					s := newSide(t, referenceDir(t), ours)
+					nstest.Sysctl(t, s.ns, "net/bridge/bridge-nf-call-iptables", "0")
+					nstest.Sysctl(t, s.ns, "net/bridge/bridge-nf-call-ip6tables", "0")
+					nstest.Sysctl(t, s.ns, "net/ipv6/conf/default/accept_dad", "0") // the reference does not wait for it on the host
+					nstest.Sysctl(t, s.ns, "net/ipv4/ip_forward", "1")
+					nstest.Sysctl(t, s.ns, "net/ipv6/conf/all/forwarding", "1")
+					out := s.outside()
+					nstest.Veth(t, s.ns, "up0", s.ns, "up1")
+					with, without := []string{main, portmapping(backend, ports...)}, []string{main, portmapping(backend)}
+					s.chain("ADD", "a", with)
+					s.chain("ADD", "b", without)
+					s.of("a").serve(t, "tcp", 80)
+					s.of("a").serve(t, "udp", 53)
+					got := "none" // the host does not reach the pods of its own link's macvlan
+					if name != "macvlan" {
+						got = s.fates(out, s.of("a"), s.of("b"))
+					}
+					if name == "ptp" {
+						// By iptables of the reference's, a caller of the pod's own subnet loses its address.
+						got = anotherPod.ReplaceAllString(got, "$1")
+					}
+					if name == "bridge" && (backend != "" || len(ours) == 1) {
+						// A pod on the same bridge gets no answer by nftables of the reference's,
+						// nor on its bridge by this.
+						got, _, _ = strings.Cut(got, "another pod")
+						want, _, _ = strings.Cut(want, "another pod")
+					}
+					if want == "" {
+						want = got
+					}
+					if diff := cmp.Diff(want, got); diff != "" {
+						t.Errorf("with %q, the reference's (-) and this one's (+):\n%s", ours, diff)
+					}
+					s.chain("CHECK", "a", with)
+					s.chain("DEL", "a", with)
+					s.chain("DEL", "a", with)
+					if seen, err := nstest.AskWithin(t, out, "tcp", netip.MustParseAddrPort(uplink4+":8080"), noAnswer); err == nil {
+						t.Errorf("with %q, a port leads somewhere after the DEL, seen as %s", ours, seen)
+					}
+					s.chain("DEL", "b", without)
+				}
+			})
+		}
+	}
+}

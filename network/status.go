@@ -17,7 +17,6 @@ import (
 	"github.com/tombolo-cni/tombolo/network/internal/inspect"
 	"github.com/tombolo-cni/tombolo/network/internal/takeover"
 	"github.com/tombolo-cni/tombolo/nft"
-	"github.com/tombolo-cni/tombolo/nft/foreign"
 )
 
 // Ready says why an Add to a network could not succeed now; nil if it could. leases is how its
@@ -127,17 +126,13 @@ func (n *Node) probe(ctx context.Context, nw *Network) error {
 			return fmt.Errorf("bridgeNFCall: %w; or %s", err, remedy)
 		}
 	}
-	return build.RefuseObstacles(ctx, n.mark, n.podPath(nw))
-}
-
-// podPath is how pods' packets go, as far as is known: another firewall may let pass the subnets
-// of those that there are, and not the bridge.
-func (n *Node) podPath(nw *Network) foreign.Path {
-	path := foreign.Path{Bridge: nw.GatewayLink()}
-	if rec, err := n.dir.LoadNetwork(nw.Name); err == nil && rec.Bridge == nw.Bridge {
-		path.Prefixes = rec.Subnets
+	// Another firewall may let pass the subnets of pods that there are, and not the bridge.
+	rec := &wantOf(nw, "", n.mark).Record
+	if is, err := n.dir.LoadNetwork(nw.Name); err == nil && is.Bridge == nw.Bridge {
+		rec.Subnets = is.Subnets
 	}
-	return path
+	_, err = build.RefuseObstacles(ctx, n.dir, rec, nw.Gateway)
+	return err
 }
 
 // uplinkReady says what keeps the uplink from being one, and what became of one that

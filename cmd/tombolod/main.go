@@ -12,9 +12,11 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/firewalld"
 	"github.com/tombolo-cni/tombolo/internal/keeper"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/reclaim"
@@ -38,6 +40,8 @@ program changes of the firewall rules, links, addresses and routes that pods nee
 minute it cleans up after pods that died without a DEL, as tombolo gc does. It reads the
 records that the plugin tombolo writes, so that either may start first and be restarted at
 any time. It runs in the foreground and logs to standard error.
+Where firewalld runs, the bridges of pods' gateways join its zone trusted, unless they are
+in another zone or the permanent configuration names one.
 
 Flags:
   --leases DIR     directory of the lease records (%s)
@@ -45,6 +49,8 @@ Flags:
   --metrics WHERE  serve /metrics and /healthz at unix:PATH or HOST:PORT, or
                    "none" (unix:DIR/tombolod.sock, where DIR is that of --state)
   --log-level L    debug, info, warn or error (info)
+  --firewalld=false
+                   leave the zones of firewalld alone
 
 Exit status:
   0  SIGTERM or SIGINT came; every lease stays as it is, for the next tombolod
@@ -69,6 +75,7 @@ type program struct {
 type options struct {
 	leases, state, metrics string
 	level                  slog.Level
+	firewalld              bool
 }
 
 func (p *program) run(ctx context.Context, args []string) int {
@@ -97,6 +104,7 @@ func parse(args []string) (*options, error) {
 	f.StringVar(&o.state, "state", state.DefaultDir, "")
 	f.StringVar(&o.metrics, "metrics", "", "")
 	f.TextVar(&o.level, "log-level", slog.LevelInfo, "")
+	f.BoolVar(&o.firewalld, "firewalld", true, "")
 	if err := f.Parse(args); err != nil {
 		return nil, err
 	}
@@ -187,6 +195,27 @@ func pools(ctx context.Context, node *network.Node) ([]keeper.Pool, error) {
 	return pools, err
 }
 
+// zones has firewalld let pods pass, beside the keeper.
+type zones struct {
+	ctx    context.Context
+	cfg    *firewalld.Config
+	cancel context.CancelFunc // nil: it has not begun
+	ended  sync.WaitGroup
+}
+
+func (z *zones) begin() {
+	var ctx context.Context
+	ctx, z.cancel = context.WithCancel(z.ctx)
+	z.ended.Go(func() { firewalld.Keep(ctx, z.cfg) })
+}
+
+func (z *zones) stop() {
+	if z.cancel != nil {
+		z.cancel()
+		z.ended.Wait()
+	}
+}
+
 // keep runs the keeper until ctx is done.
 func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error {
 	dir, err := lease.Open(o.leases)
@@ -212,6 +241,8 @@ func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error 
 	defer systemd.close()
 	var metrics *server
 	defer func() { metrics.close() }()
+	zones := zones{ctx: ctx, cfg: &firewalld.Config{State: plugins, Address: p.getenv("DBUS_SYSTEM_BUS_ADDRESS"), Log: log}}
+	defer zones.stop()
 	var k *keeper.Keeper
 	k, err = keeper.New(&keeper.Config{
 		Leases: dir,
@@ -224,6 +255,9 @@ func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error 
 				log.Error("no metrics", "err", err)
 			}
 			log.Info("keeping leases", "dir", dir.Path(), "state", plugins.Path(), "metrics", o.metrics)
+			if o.firewalld {
+				zones.begin()
+			}
 			systemd.tell("READY=1")
 		},
 		Alive:    func() { systemd.tell("WATCHDOG=1") },

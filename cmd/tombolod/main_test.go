@@ -284,7 +284,7 @@ func TestHelpNamesEveryFlagAndStatus(t *testing.T) {
 	if status := p.run(t.Context(), []string{"--help"}); status != exitOK {
 		t.Errorf("status %d", status)
 	}
-	for _, want := range []string{"--leases DIR", "--state DIR", "--metrics WHERE", "--log-level L", lease.DefaultDir, "  0  ", "  1  ", "  2  "} {
+	for _, want := range []string{"--leases DIR", "--state DIR", "--metrics WHERE", "--log-level L", "--firewalld=false", lease.DefaultDir, "  0  ", "  1  ", "  2  "} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in\n%s", want, &out)
 		}

@@ -46,6 +46,7 @@ func layers() []layer {
 		{[]string{"ipam"}, []string{".", "route", "internal/file", "internal/lockorder", "internal/strict"},
 			"addresses come from a directory; the kernel's are told to it"},
 		{[]string{"internal/state"}, []string{"internal/file", "internal/ident", "internal/jsontext", "internal/lockorder", "ipam"}, "what was meant is kept apart from how it is done"},
+		{[]string{"internal/firewalld"}, []string{"internal/state"}, "it speaks with a program over a bus: what there is to say is on record"},
 		{[]string{"internal/endpoint"}, []string{"nft", "internal/ident", "internal/state", "ipam"}, "what an attachment is to the firewall, for all packages that compose"},
 		{[]string{"internal/lease"}, []string{"addr", "dhcpc", "dhcpc/dhcp6", "netns", "route", "internal/file", "internal/ident", "internal/lockorder"}, "records of leases are read by two programs, and do nothing themselves"},
 		{[]string{"internal/keeper"}, []string{".", "addr", "route", "nft", "netns", "dhcpc", "dhcpc/dhcp6", "dhcpc/transport", "internal/conntrack", "bridge", "bridge/uplink", "internal/endpoint", "internal/file", "internal/lease", "internal/link", "internal/nl", "internal/state", "internal/sysctl", "ipam"},
@@ -113,7 +114,7 @@ func layers() []layer {
 			"it is a user of the rest, like a runtime and an operator"},
 		{[]string{"cmd/tombolo"}, []string{"bridge", "bridge/bandwidth", "bridge/uplink", "network", "nft", "internal/cni", "internal/cni/conflist", "internal/demo", "internal/doctor", "internal/install", "internal/lease", "internal/printable", "internal/reclaim", "internal/report", "internal/state", "internal/strict", "internal/view"},
 			"the command wires and prints"},
-		{[]string{"cmd/tombolod"}, []string{"internal/keeper", "internal/lease", "internal/reclaim", "internal/state", "network"}, "the command wires, what keeps leases and what repairs too"},
+		{[]string{"cmd/tombolod"}, []string{"internal/firewalld", "internal/keeper", "internal/lease", "internal/reclaim", "internal/state", "network"}, "the command wires, what keeps leases and what repairs too"},
 		{[]string{"internal/nl/nltest"}, []string{".", "internal/nl", "netns"}, "a kernel for tests of any layer above netlink"},
 		{[]string{"internal/golden"}, nil, "files beside tests, whatever is in them"},
 		{[]string{"internal/nstest"}, []string{"netns", "internal/icmp"}, "fixtures for tests of any layer above namespaces"},
@@ -229,6 +230,7 @@ func bans() []ban {
 			"netlink is mdlayher's, and what is said over it jsimonetti's and google's: one way is enough"},
 		{"shipped packages", shippedBut("internal/keeper"), []string{"github.com/prometheus"}, "metrics are the keeper's: it would cost each ADD 1.7 ms of start-up"},
 		{"shipped packages", shippedBut("internal/keeper"), []string{"crypto"}, "Go's FIPS 140 module comes with it, 213 kB of the plugin: internal/ident has the checksums"},
+		{"shipped packages", shippedBut("internal/firewalld"), []string{"github.com/godbus"}, "a bus is the keeper's to wait for, and the plugin has 8 MB at most"},
 		{"shipped packages", shippedBut("dhcpc/transport"), []string{"github.com/mdlayher/packet"}, "packet sockets take the kernel long to close: they are for DHCP and ARP"},
 	}
 }
@@ -333,6 +335,7 @@ func tooHeavy() map[string]string {
 		"github.com/prometheus/client_model/go":          "the same",
 		"google.golang.org/protobuf/proto":               "the same",
 		"github.com/vishvananda/netlink":                 "a global handle, and dumps",
+		"github.com/godbus/dbus/v5":                      "firewalld is the keeper's to speak with",
 		"github.com/spf13/cobra":                         "there are five commands",
 	}
 }

@@ -10,21 +10,42 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // minder is a tombolod that keeps no leases.
 type minder struct {
 	*node
 	log, socket string
+	process     *exec.Cmd
+}
+
+// end has it end by itself.
+func (m *minder) end(t *testing.T) {
+	t.Helper()
+	if err := m.process.Process.Signal(unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.process.Wait(); err != nil {
+		t.Errorf("tombolod: %v", err)
+	}
 }
 
 // mind starts tombolod on the node, and waits until it has looked at the firewall once. It does
 // not see the namespaces of hidden pods.
 func (n *node) mind(t *testing.T, hidden ...*pod) *minder {
+	t.Helper()
+	return n.mindOn(t, "unix:path="+n.state+"/no-bus", nil, hidden...)
+}
+
+// mindOn is mind with a bus and flags.
+func (n *node) mindOn(t *testing.T, bus string, flags []string, hidden ...*pod) *minder {
 	t.Helper()
 	// Short: a socket's address has room for 107 bytes.
 	dir, err := os.MkdirTemp("", "m")
@@ -42,8 +63,9 @@ func (n *node) mind(t *testing.T, hidden ...*pod) *minder {
 	if len(hidden) > 0 {
 		line = n.blind(hidden, line...)
 	}
-	cmd := exec.Command(line[0], line[1:]...)
+	cmd := exec.Command(line[0], slices.Concat(line[1:], flags)...)
 	cmd.Stdout, cmd.Stderr = out, out
+	cmd.Env = append(os.Environ(), "DBUS_SYSTEM_BUS_ADDRESS="+bus)
 	if err := n.ns.Do(cmd.Start); err != nil {
 		t.Fatal(err)
 	}
@@ -54,6 +76,7 @@ func (n *node) mind(t *testing.T, hidden ...*pod) *minder {
 			t.Logf("tombolod: %s", readFileIf(t, m.log))
 		}
 	})
+	m.process = cmd
 	m.until(t, "it looks", func() bool { return m.metric("firewall_looks_total") > 0 })
 	return m
 }

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -17,10 +18,22 @@ import (
 // firewalld is the real one, on a node, with a bus and a configuration of its own.
 type firewalld struct {
 	*node
-	environ []string
+	dir, bus string // the bus is an address
+	environ  []string
+	process  *exec.Cmd
 }
 
+// firewalld begins one.
 func (n *node) firewalld(t *testing.T) *firewalld {
+	t.Helper()
+	f := n.firewalldToBe(t)
+	f.beginBus(t)
+	f.begin(t)
+	return f
+}
+
+// firewalldToBe has nothing running yet.
+func (n *node) firewalldToBe(t *testing.T) *firewalld {
 	t.Helper()
 	for _, program := range []string{"firewalld", "firewall-cmd", "dbus-daemon"} {
 		need(t, program)
@@ -31,38 +44,78 @@ func (n *node) firewalld(t *testing.T) *firewalld {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	bus := "unix:path=" + filepath.Join(dir, "bus")
-	config := `<busconfig><type>session</type><listen>` + bus + `</listen><auth>EXTERNAL</auth><policy context="default">
+	return &firewalld{node: n, dir: dir, bus: bus, environ: append(os.Environ(), "DBUS_SYSTEM_BUS_ADDRESS="+bus)}
+}
+
+func (f *firewalld) beginBus(t *testing.T) {
+	t.Helper()
+	config := `<busconfig><type>session</type><listen>` + f.bus + `</listen><auth>EXTERNAL</auth><policy context="default">
 		<allow send_destination="*" eavesdrop="true"/><allow eavesdrop="true"/><allow own="*"/></policy></busconfig>`
-	if err := os.WriteFile(filepath.Join(dir, "bus.conf"), []byte(config), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(f.dir, "bus.conf"), []byte(config), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	f := &firewalld{n, append(os.Environ(), "DBUS_SYSTEM_BUS_ADDRESS="+bus)}
-	begin := func(name string, args ...string) {
-		t.Helper()
-		out, err := os.Create(filepath.Join(dir, name+".out"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer out.Close()
-		cmd := exec.Command(name, args...)
-		cmd.Env, cmd.Stdout, cmd.Stderr = f.environ, out, out
-		if err := n.ns.Do(cmd.Start); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			cmd.Process.Kill()
-			cmd.Wait()
-			if t.Failed() {
-				t.Logf("%s: %s%s", name, readFileIf(t, out.Name()), readFileIf(t, filepath.Join(dir, "log")))
-			}
-		})
+	f.run(t, "dbus-daemon", "--config-file="+filepath.Join(f.dir, "bus.conf"), "--nofork", "--nopidfile")
+	f.until(t, "the bus", func() bool { _, err := os.Stat(filepath.Join(f.dir, "bus")); return err == nil })
+}
+
+// configure writes firewalld.conf.
+func (f *firewalld) configure(t *testing.T, text string) {
+	t.Helper()
+	err := os.Mkdir(filepath.Join(f.dir, "etc"), 0o755)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(f.dir, "etc", "firewalld.conf"), []byte(text+"\n"), 0o644)
 	}
-	begin("dbus-daemon", "--config-file="+filepath.Join(dir, "bus.conf"), "--nofork", "--nopidfile")
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// begin begins firewalld itself, which takes up its permanent configuration.
+func (f *firewalld) begin(t *testing.T) {
+	t.Helper()
+	f.process = f.run(t, "firewalld", "--nofork", "--nopid", "--system-config", filepath.Join(f.dir, "etc"), "--log-target", "file", "--log-file", filepath.Join(f.dir, "log"))
+	f.until(t, "firewalld", func() bool { return f.try("firewall-cmd --state").status == 0 })
+}
+
+func (f *firewalld) end(t *testing.T) {
+	t.Helper()
+	if err := f.process.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	f.process.Wait()
+}
+
+func (f *firewalld) run(t *testing.T, name string, args ...string) *exec.Cmd {
+	t.Helper()
+	out, err := os.Create(filepath.Join(f.dir, name+".out"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	cmd := exec.Command(name, args...)
+	cmd.Env, cmd.Stdout, cmd.Stderr = f.environ, out, out
+	if err := f.ns.Do(cmd.Start); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+		if t.Failed() {
+			t.Logf("%s: %s%s", name, readFileIf(t, out.Name()), readFileIf(t, filepath.Join(f.dir, "log")))
+		}
+	})
+	return cmd
+}
+
+func (f *firewalld) until(t *testing.T, what string, ok func() bool) {
+	t.Helper()
 	c := &cluster{TB: t}
-	c.until("the bus", func() bool { _, err := os.Stat(filepath.Join(dir, "bus")); return err == nil })
-	begin("firewalld", "--nofork", "--nopid", "--system-config", filepath.Join(dir, "etc"), "--log-target", "file", "--log-file", filepath.Join(dir, "log"))
-	c.until("firewalld", func() bool { return f.try("firewall-cmd --state").status == 0 })
-	return f
+	c.until(what, ok)
+}
+
+// zone is the one that a link is in; empty if it is in none.
+func (f *firewalld) zone(link string) string {
+	return strings.TrimSpace(f.try("firewall-cmd --get-zone-of-interface=" + link + " 2>/dev/null || true").stdout)
 }
 
 // try runs a line of shell on the node, with firewalld's bus.

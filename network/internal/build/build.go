@@ -246,7 +246,8 @@ func buildNetwork(ctx context.Context, s *session.Session, w *Want) (*Built, err
 	if err != nil {
 		return nil, err
 	}
-	if err := refuseObstaclesOf(ctx, rec); err != nil {
+	coming, err := RefuseObstacles(ctx, s.Dir, rec, len(rec.Gateways) > 0)
+	if err != nil {
 		return nil, err
 	}
 	if changed {
@@ -261,6 +262,11 @@ func buildNetwork(ctx context.Context, s *session.Session, w *Want) (*Built, err
 	// Only now: a call that is stopped before leaves it to the next ADD.
 	if _, err := s.Firewall.Ensure(ctx, recorded.Rules(rec, l)); err != nil {
 		return nil, err
+	}
+	if coming {
+		if err := awaitZone(ctx, s, rec); err != nil {
+			return nil, err
+		}
 	}
 	if err := s.Dir.SaveNetwork(rec); err != nil {
 		return nil, fail.State(err)

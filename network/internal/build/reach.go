@@ -140,7 +140,8 @@ func (sh *Shared) mend(ctx context.Context, s *session.Session, admitted bool) e
 	if _, err := s.Firewall.Ensure(ctx, rules); err != nil || sh.rec == nil {
 		return err
 	}
-	return refuseObstaclesOf(ctx, sh.rec)
+	_, err := refuseObstacles(ctx, sh.rec)
+	return err
 }
 
 // restoreOthers puts back what attachments of other programs' have of ours: elements and limits.

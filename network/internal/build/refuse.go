@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/state"
@@ -16,22 +17,52 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/foreign"
 )
 
-// refuseObstaclesOf is RefuseObstacles for a network on record.
-func refuseObstaclesOf(ctx context.Context, rec *state.Network) error {
-	return RefuseObstacles(ctx, uint32(rec.Mark), foreign.Path{Bridge: rec.GatewayLink(), Prefixes: rec.Subnets})
+// refuseObstacles says what would stop the pods' packets and is out of our reach. firewalld says
+// that it is the only one.
+func refuseObstacles(ctx context.Context, rec *state.Network) (firewalld bool, _ error) {
+	list, err := foreign.Obstacles(ctx, &foreign.Config{Mark: uint32(rec.Mark)}, foreign.Path{Bridge: rec.GatewayLink(), Prefixes: rec.Subnets})
+	if err != nil || len(list) == 0 {
+		return false, err
+	}
+	firewalld = true
+	var texts []string
+	for _, o := range list {
+		texts = append(texts, o.String())
+		firewalld = firewalld && o.Kind == foreign.Firewalld
+	}
+	return firewalld, fail.Errorf(fail.ErrObstructed, "%s", strings.Join(texts, "; "))
 }
 
-// RefuseObstacles says what would stop the pods' packets and is out of our reach.
-func RefuseObstacles(ctx context.Context, mark uint32, path foreign.Path) error {
-	obstacles, err := foreign.Obstacles(ctx, &foreign.Config{Mark: mark}, path)
-	if err != nil || len(obstacles) == 0 {
-		return err
+// RefuseObstacles says what would stop the pods' packets, and is out of our reach and of tombolod's:
+// once the network is on record, that has the bridge of a gateway join a zone of firewalld. coming
+// says that it is to.
+func RefuseObstacles(ctx context.Context, dir *state.Dir, rec *state.Network, gateway bool) (coming bool, _ error) {
+	firewalld, err := refuseObstacles(ctx, rec)
+	if firewalld && gateway && rec.Uplink == "" && dir.ZonesAttended(rec.GatewayLink()) {
+		return true, nil
 	}
-	var texts []string
-	for _, o := range obstacles {
-		texts = append(texts, o.String())
+	return false, err
+}
+
+// awaitZone waits for tombolod to have put firewalld out of the way of the network's pods, for 8 s
+// at most: that takes firewalld some 0.1 s, and longer with many rules. Until then the record says
+// that the network is not built: the next ADD sees to that, if this one fails.
+func awaitZone(ctx context.Context, s *session.Session, rec *state.Network) error {
+	finished := rec.ConfigHash
+	rec.ConfigHash = ""
+	err := s.Dir.SaveNetwork(rec)
+	rec.ConfigHash = finished
+	if err != nil {
+		return fail.State(err)
 	}
-	return fail.Errorf(fail.ErrObstructed, "%s", strings.Join(texts, "; "))
+	for range 400 {
+		var firewalld bool
+		if firewalld, err = refuseObstacles(ctx, rec); !firewalld || ctx.Err() != nil || !s.Dir.ZonesAttended(rec.GatewayLink()) {
+			break
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	return err
 }
 
 // refuseOtherMarks holds the networks of a node to one mark, since they share the

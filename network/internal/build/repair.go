@@ -99,7 +99,8 @@ func (r *repair) network(ctx context.Context, rec *state.Network) error {
 		return err
 	}
 	r.mended, r.followers = append(r.mended, rules), append(r.followers, attachments...)
-	return refuseObstaclesOf(ctx, rec)
+	_, err = refuseObstacles(ctx, rec)
+	return err
 }
 
 // recallGateways takes the network's gateways off other bridges of ours, which have them since

@@ -1,0 +1,185 @@
+package firewalld
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/godbus/dbus/v5"
+)
+
+// systemBus is where the bus listens unless the environment says otherwise (D-Bus
+// Specification, "Well-known Message Bus Instances").
+const systemBus = "unix:path=/run/dbus/system_bus_socket"
+
+const (
+	busName = "org.freedesktop.DBus"
+	busPath = dbus.ObjectPath("/org/freedesktop/DBus")
+)
+
+// errNoBus says that nobody listens at the bus's address.
+var errNoBus = errors.New("no bus")
+
+// bus is a connection to a message bus.
+type bus struct {
+	socket   net.Conn
+	conn     *dbus.Conn
+	patience time.Duration
+	news     chan struct{} // has one when a signal came that concerns firewalld
+}
+
+// dialBus connects, and subscribes to what concerns firewalld. The connection ends with ctx.
+// The error matches errNoBus where nobody listens.
+func dialBus(ctx context.Context, address string, patience time.Duration) (*bus, error) {
+	socket, err := dialSocket(ctx, address, patience)
+	if err != nil {
+		return nil, err
+	}
+	b := &bus{socket: socket, patience: patience, news: make(chan struct{}, 1)}
+	// Over this transport godbus passes no descriptors: those that a peer sends would stay open here.
+	b.conn, err = dbus.NewConn(socket, dbus.WithContext(ctx), dbus.WithSignalHandler(b), dbus.WithIncomingInterceptor(ignoreCalls))
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("bus %s: %w", address, err), socket.Close())
+	}
+	if err := b.begin(ctx); err != nil {
+		b.close()
+		return nil, fmt.Errorf("bus %s: %w", address, err)
+	}
+	return b, nil
+}
+
+// begin has the bus accept the connection. A bus that does not answer is given up.
+func (b *bus) begin(ctx context.Context) error {
+	if err := b.socket.SetDeadline(time.Now().Add(b.patience)); err != nil {
+		return err
+	}
+	if err := b.conn.Auth([]dbus.Auth{dbus.AuthExternal(strconv.Itoa(os.Geteuid()))}); err != nil {
+		return fmt.Errorf("authenticate: %w", err)
+	}
+	if err := b.conn.Hello(); err != nil {
+		return fmt.Errorf("say hello: %w", err)
+	}
+	if err := b.socket.SetDeadline(time.Time{}); err != nil {
+		return err
+	}
+	for _, rule := range []string{
+		"type='signal',sender='" + busName + "',interface='" + busName + "',member='NameOwnerChanged',arg0='" + name + "'",
+		"type='signal',sender='" + name + "',interface='" + name + "',member='Reloaded'",
+	} {
+		if err := b.callBus(ctx, "AddMatch", rule); err != nil {
+			return fmt.Errorf("subscribe: %w", err)
+		}
+	}
+	return nil
+}
+
+// dialSocket connects to the first of a list of addresses that can be had. Of the transports only
+// unix is supported: others reach another machine, or start a program.
+func dialSocket(ctx context.Context, addresses string, patience time.Duration) (net.Conn, error) {
+	err := fmt.Errorf("bus %q: want an address such as %s", addresses, systemBus)
+	for address := range strings.SplitSeq(addresses, ";") {
+		path, ok := socketPath(address)
+		if !ok {
+			continue
+		}
+		dialer := net.Dialer{Timeout: patience}
+		var socket net.Conn
+		if socket, err = dialer.DialContext(ctx, "unix", path); err == nil {
+			return socket, nil
+		}
+		err = fmt.Errorf("%w: %w", errNoBus, err)
+	}
+	return nil, err
+}
+
+// socketPath reads one address.
+func socketPath(address string) (path string, ok bool) {
+	rest, ok := strings.CutPrefix(address, "unix:")
+	if !ok {
+		return "", false
+	}
+	for pair := range strings.SplitSeq(rest, ",") {
+		key, value, _ := strings.Cut(pair, "=")
+		value, err := dbus.UnescapeBusAddressValue(value)
+		switch {
+		case err != nil || value == "":
+		case key == "path":
+			return value, true
+		case key == "abstract":
+			return "@" + value, true
+		}
+	}
+	return "", false
+}
+
+// ignoreCalls drops what nobody has business to send here: method calls, and announcements of
+// names that lack the name, at which godbus would panic.
+func ignoreCalls(m *dbus.Message) {
+	const ignored = 0 // a type that no message has
+	switch m.Type {
+	case dbus.TypeMethodCall:
+		m.Type = ignored
+	case dbus.TypeSignal:
+		if len(m.Body) > 0 {
+			if _, ok := m.Body[0].(string); ok {
+				return
+			}
+		}
+		if member, _ := m.Headers[dbus.FieldMember].Value().(string); member == "NameLost" || member == "NameAcquired" {
+			m.Type = ignored
+		}
+	}
+}
+
+// DeliverSignal is called by godbus for each signal. What became of firewalld is looked at, not
+// believed, so that a signal has nothing to tell.
+func (b *bus) DeliverSignal(_, member string, _ *dbus.Signal) {
+	if member != "NameOwnerChanged" && member != "Reloaded" {
+		return
+	}
+	select {
+	case b.news <- struct{}{}:
+	default:
+	}
+}
+
+// ended is closed once the connection is.
+func (b *bus) ended() <-chan struct{} { return b.conn.Context().Done() }
+
+// close ends the connection. The socket is closed first, since godbus waits for what it writes.
+func (b *bus) close() {
+	_ = b.socket.Close()
+	_ = b.conn.Close()
+}
+
+// callBus calls a method of the bus itself.
+func (b *bus) callBus(ctx context.Context, method, arg string, answers ...any) error {
+	return b.call(ctx, busName, busPath, busName+"."+method, []any{arg}, answers...)
+}
+
+// call calls a method, and waits for its answer. It starts no service.
+func (b *bus) call(ctx context.Context, to string, at dbus.ObjectPath, method string, args []any, answers ...any) error {
+	ctx, cancel := context.WithTimeout(ctx, b.patience)
+	defer cancel()
+	if err := b.socket.SetWriteDeadline(time.Now().Add(b.patience)); err != nil {
+		return fmt.Errorf("call %s: %w", method, err)
+	}
+	if err := b.conn.Object(to, at).CallWithContext(ctx, method, dbus.FlagNoAutoStart, args...).Store(answers...); err != nil {
+		return fmt.Errorf("call %s: %w", method, err)
+	}
+	return nil
+}
+
+// answered says that an error is what somebody on the bus answered.
+func answered(err error) bool { return errors.As(err, new(dbus.Error)) }
+
+// nobody says that an error is the bus's answer that nobody has a name.
+func nobody(err error) bool {
+	var e dbus.Error
+	return errors.As(err, &e) && (e.Name == busName+".Error.NameHasNoOwner" || e.Name == busName+".Error.ServiceUnknown")
+}

@@ -1,0 +1,238 @@
+// Package firewalld has the links over which the host forwards for pods join a zone of firewalld,
+// for as long as their networks are on record. An accept of ours does not override firewalld's
+// rejects, so that pods pass only where a zone of it lets them.
+//
+// firewalld is spoken with over D-Bus. The zone is changed in its running configuration alone,
+// never in the permanent one, and so again whenever firewalld begins anew or is reloaded. What an
+// operator has decided stays: a link that is in a zone other than the default one, or in any by
+// the permanent configuration, is left there.
+//
+// Without a bus or firewalld, and where firewalld works in another network namespace, nothing
+// happens until they come.
+package firewalld
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/tombolo-cni/tombolo/internal/state"
+)
+
+const (
+	// patience is how long the bus and firewalld may take to answer. A firewalld with many rules
+	// answers nobody for seconds while it loads them.
+	patience = 30 * time.Second
+
+	// again is when what failed is tried again, and whether there is a bus.
+	again = 5 * time.Second
+
+	// pause is how often it is looked whether networks have come or gone.
+	pause = 500 * time.Millisecond
+
+	// later is when it is looked again at the latest.
+	later = time.Minute
+)
+
+// Config says which links join. State is needed; the rest has defaults.
+type Config struct {
+	// State has the networks, and keeps what was done.
+	State *state.Dir
+	// Address is the bus's, as in DBUS_SYSTEM_BUS_ADDRESS; empty is where the system's bus
+	// listens. Only transport unix is supported.
+	Address string
+	// Log is told of links that join and leave; nil is nobody.
+	Log *slog.Logger
+}
+
+// Keep has links join, and leave with their networks, until ctx is done. Links that are in the zone
+// then stay there, for the next one. Nothing waits for it.
+func Keep(ctx context.Context, cfg *Config) {
+	newKeeper(cfg).keep(ctx)
+}
+
+func (k *keeper) keep(ctx context.Context) {
+	for ctx.Err() == nil {
+		k.report(k.meet(ctx))
+		wait(ctx, k.again)
+	}
+}
+
+// keeper keeps links in the zone.
+type keeper struct {
+	state   *state.Dir
+	address string
+	log     *slog.Logger
+
+	patience, again, pause, later time.Duration // the constants, but for tests
+
+	told string          // the error that was reported last
+	left map[string]bool // links of which it was logged that they are left where they are
+}
+
+func newKeeper(cfg *Config) *keeper {
+	k := &keeper{state: cfg.State, address: cfg.Address, log: cfg.Log, patience: patience, again: again, pause: pause, later: later, left: map[string]bool{}}
+	if k.address == "" {
+		k.address = systemBus
+	}
+	if k.log == nil {
+		k.log = slog.New(slog.DiscardHandler)
+	}
+	return k
+}
+
+// report logs an error once, until there is another one or none. That there is no bus is none.
+func (k *keeper) report(err error) {
+	text := ""
+	if err != nil && !errors.Is(err, errNoBus) && !errors.Is(err, context.Canceled) {
+		text = err.Error()
+	}
+	if text != "" && text != k.told {
+		k.log.Warn("cannot have bridges join firewalld's zone "+zone+": trying again", "err", err)
+	}
+	k.told = text
+}
+
+// meet connects to the bus, and works until the connection ends.
+func (k *keeper) meet(ctx context.Context) error {
+	b, err := dialBus(ctx, k.address, k.patience)
+	if err != nil {
+		return err
+	}
+	defer b.close()
+	for {
+		there, err := b.isThere(ctx)
+		if err == nil && there {
+			err = k.attend(ctx, b)
+		}
+		k.report(err)
+		if err != nil {
+			return err
+		}
+		select {
+		case <-b.news:
+		case <-b.ended():
+			return nil
+		}
+	}
+}
+
+// attend works for as long as firewalld is there, or until something fails.
+func (k *keeper) attend(ctx context.Context, b *bus) error {
+	lock, err := k.state.AttendZones()
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	for {
+		changed := k.state.NetworksChanged()
+		if err := k.look(ctx, b); nobody(err) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		k.report(nil)
+		if there, err := k.stir(ctx, b, changed); err != nil || !there {
+			return err
+		}
+	}
+}
+
+// stir waits for networks or firewalld to change, and says whether firewalld is still there. A
+// change that came within the same tick of the clock as the one before is seen later.
+func (k *keeper) stir(ctx context.Context, b *bus, changed int64) (there bool, _ error) {
+	timer := time.NewTicker(k.pause)
+	defer timer.Stop()
+	for end := time.Now().Add(k.later); changed == k.state.NetworksChanged() && time.Now().Before(end); {
+		select {
+		case <-timer.C:
+		case <-b.news:
+			return b.isThere(ctx)
+		case <-b.ended():
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// look has the links of networks join, and those leave whose networks are gone.
+func (k *keeper) look(ctx context.Context, b *bus) error {
+	// Where not all networks can be read, no link leaves.
+	links, unread := k.state.ForwardedLinks()
+	before, err := k.state.Zones()
+	if err != nil {
+		return err
+	}
+	errs := []error{unread}
+	now := state.Zones{}
+	for _, link := range slices.Compact(slices.Sorted(slices.Values(slices.Concat(links, before.Joined)))) {
+		ours := slices.Contains(before.Joined, link)
+		is, err := b.zonesOf(ctx, link)
+		if err != nil {
+			return errors.Join(append(errs, err)...)
+		}
+		switch what := decide(is, ours, slices.Contains(links, link), unread == nil); what {
+		case stay:
+			now.Joined = append(now.Joined, link)
+		case forget:
+		case leaveAlone:
+			now.Left = append(now.Left, link)
+			if !k.left[link] {
+				k.log.Info("a bridge is left in the zone of firewalld that somebody put it into", "link", link, "zone", is.chosen())
+			}
+		default:
+			// On record before it is done, so that a kill leaves no link behind in the zone.
+			now.Joined = append(now.Joined, link)
+			if err := k.record(before, now); err != nil {
+				return errors.Join(append(errs, err)...)
+			}
+			if err := b.carryOut(ctx, what, link, is); err != nil {
+				if !answered(err) {
+					return errors.Join(append(errs, err)...)
+				}
+				errs = append(errs, err)
+				if what == join || what == move {
+					now.Joined = now.Joined[:len(now.Joined)-1]
+				}
+				continue
+			}
+			k.log.Info(what.text(), "link", link, "zone", zone)
+			if what == leave || what == yield {
+				now.Joined = now.Joined[:len(now.Joined)-1]
+			}
+			if what == yield {
+				now.Left = append(now.Left, link)
+			}
+		}
+	}
+	clear(k.left)
+	for _, link := range now.Left {
+		k.left[link] = true
+	}
+	if !slices.Equal(now.Joined, before.Joined) || !slices.Equal(now.Left, before.Left) {
+		errs = append(errs, k.state.SetZones(now))
+	}
+	return errors.Join(errs...)
+}
+
+// record adds to what is on record what is about to be done.
+func (k *keeper) record(before, now state.Zones) error {
+	all := slices.Concat(before.Joined, now.Joined)
+	slices.Sort(all)
+	all = slices.Compact(all)
+	if slices.Equal(all, before.Joined) {
+		return nil
+	}
+	return k.state.SetZones(state.Zones{Joined: all, Left: now.Left})
+}
+
+func wait(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+}

@@ -1,0 +1,196 @@
+package cni
+
+import (
+	"net"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// inTrusted waits until the link is in firewalld's zone trusted.
+func (f *firewalld) inTrusted(t *testing.T, link string) {
+	t.Helper()
+	f.until(t, link+" is in the zone trusted", func() bool { return f.zone(link) == "trusted" })
+}
+
+// The runtime asks STATUS before it adds the first pod, when nothing is on record yet.
+func TestBridgesJoinFirewalldsZone(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	out := n.outside()
+	w := n.portnet(nil)
+	f := n.firewalld(t)
+	f.do("firewall-cmd --permanent --zone=public --remove-forward && firewall-cmd --reload")
+	a, b := n.pod("a"), n.pod("b")
+
+	alone := n.mindOn(t, f.bus, []string{"--firewalld=false"})
+	if _, err := w.tryAdd(a); err == nil {
+		t.Fatal("an ADD succeeds without the zone")
+	}
+	wantError(t, w.status(), 50, "--zone=trusted")
+	alone.end(t)
+	if zone := f.zone("cbr0"); zone != "" {
+		t.Errorf("with --firewalld=false the bridge is in zone %q", zone)
+	}
+
+	m := n.mindOn(t, f.bus, nil)
+	m.until(t, "STATUS succeeds", func() bool { return w.status() == nil })
+	w.add(a, publish(t, "8080:80/tcp"))
+	a.serve(t, "tcp", 80)
+	for _, after := range []string{"", "firewall-cmd --reload", "firewall-cmd --complete-reload", "firewalld begins anew"} {
+		switch after {
+		case "":
+		case "firewalld begins anew":
+			f.end(t)
+			f.begin(t)
+		default:
+			f.do(after)
+		}
+		f.inTrusted(t, "cbr0")
+		wantPing(t, a.NS, outside4, outside6)
+		if _, err := nstest.AskWithin(t, out, "tcp", netip.AddrPortFrom(nstest.Addr(uplink4), 8080), 10*time.Second); err != nil {
+			t.Errorf("after %q, the published port: %v", after, err)
+		}
+		for _, command := range [][]string{{"check"}, {"doctor", "--dns", "none"}} {
+			if o := n.operate(append(command, "--state", n.state)...); o.status != 0 {
+				t.Errorf("%s after %q: %+v", command, after, o)
+			}
+		}
+		if err := w.status(); err != nil {
+			t.Errorf("after %q: %v", after, err)
+		}
+	}
+	f.do("! firewall-cmd --permanent --get-zone-of-interface=cbr0") // it is in none
+	if log := readFileIf(t, m.log); strings.Count(log, "a bridge joins a zone of firewalld") < 2 || strings.Contains(log, "cannot have bridges join") {
+		t.Errorf("log: %s", log)
+	}
+
+	// The next tombolod undoes what this one did.
+	m.end(t)
+	w.add(b)
+	wantPing(t, b.NS, outside4)
+	w.del(a, publish(t, "8080:80/tcp"))
+	w.del(b)
+	if o := n.remove("podnet"); o.status != 0 {
+		t.Fatalf("remove: %+v", o)
+	}
+	n.mindOn(t, f.bus, nil)
+	f.until(t, "the bridge left the zone", func() bool { return f.zone("cbr0") == "" })
+}
+
+func TestBridgesJoinAFirewalldThatComesLater(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.outside()
+	w := n.podnet(nil)
+	f := n.firewalldToBe(t)
+	m := n.mindOn(t, f.bus, nil)
+	a := n.pod("a")
+	w.add(a)
+	wantPing(t, a.NS, outside4)
+	f.beginBus(t)
+	f.begin(t)
+	f.inTrusted(t, "cbr0")
+	wantPing(t, a.NS, outside4, outside6)
+	// A second network's, while it runs.
+	second := n.network("second", conf{"bridge": "cbr1", "ipam": conf{"type": "host-local", "subnet": "10.23.0.0/16"}})
+	second.add(n.pod("b"))
+	if zone := f.zone("cbr1"); zone != "trusted" {
+		t.Errorf("after the ADD that built the network its bridge is in zone %q; log: %s", zone, readFileIf(t, m.log))
+	}
+}
+
+func TestAnOperatorsZoneOfFirewalldStays(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.outside()
+	f := n.firewalldToBe(t)
+	// So a reload keeps what runs, and with it what we did.
+	f.configure(t, "FlushAllOnReload=no")
+	f.beginBus(t)
+	f.begin(t)
+	f.do("firewall-cmd --permanent --zone=block --add-interface=permanent")
+	m := n.mindOn(t, f.bus, nil)
+	m.until(t, "firewalld is attended to", n.attendsFirewalld)
+	add := func(bridge, subnet string) error {
+		w := n.network(bridge, conf{"bridge": bridge, "ipam": conf{"type": "host-local", "subnet": subnet}})
+		_, err := w.tryAdd(n.pod(bridge))
+		return err
+	}
+	wantError(t, add("permanent", "10.1.0.0/16"), 117, "--zone=trusted --change-interface=permanent")
+	f.do("firewall-cmd --zone=drop --add-interface=running")
+	f.do("firewall-cmd --zone=public --add-interface=managed") // as network managers do
+	for bridge, subnet := range map[string]string{"running": "10.2.0.0/16", "managed": "10.3.0.0/16", "free": "10.4.0.0/16"} {
+		if err := add(bridge, subnet); err != nil && bridge != "running" {
+			t.Errorf("%s: %v", bridge, err)
+		}
+	}
+	f.inTrusted(t, "managed")
+	f.inTrusted(t, "free")
+	f.do("firewall-cmd --permanent --zone=drop --add-interface=free; firewall-cmd --zone=block --change-interface=managed; firewall-cmd --reload")
+	f.until(t, "the free bridge goes where it is put", func() bool { return f.zone("free") == "drop" })
+	m.until(t, "it is seen", func() bool { return strings.Count(readFileIf(t, m.log), "left in the zone") == 3 })
+	for bridge, want := range map[string]string{"running": "drop", "permanent": "block", "managed": "block", "free": "drop"} {
+		if zone := f.zone(bridge); zone != want {
+			t.Errorf("%s is in zone %q, want %q", bridge, zone, want)
+		}
+	}
+}
+
+// attendsFirewalld says whether a tombolod says so to ADDs.
+func (n *node) attendsFirewalld() bool {
+	for _, name := range n.files(n.state) {
+		if filepath.Base(name) == "firewalld.lock" {
+			return true
+		}
+	}
+	return false
+}
+
+// A node in a container may have got its host's bus.
+func TestAFirewalldOfAnotherNetworkNamespaceIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	host, n := newNode(t), newNode(t)
+	f := host.firewalld(t)
+	n.mindOn(t, f.bus, nil)
+	host.mindOn(t, f.bus, nil)
+	w := n.podnet(conf{"bridge": "inner"})
+	w.add(n.pod("a"))
+	host.podnet(nil).add(host.pod("b"))
+	f.inTrusted(t, "cbr0")
+	if zone := f.zone("inner"); zone != "" {
+		t.Errorf("the other node's bridge is in zone %q", zone)
+	}
+}
+
+// A bus that accepts connections and never answers keeps tombolod from nothing.
+func TestABusThatNeverAnswersIsInNobodysWay(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.outside()
+	n.run("iptables", "-P", "FORWARD", "DROP")
+	f := n.firewalldToBe(t)
+	listener, err := net.Listen("unix", strings.TrimPrefix(f.bus, "unix:path="))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	w := n.podnet(nil)
+	a := n.pod("a")
+	m := n.mindOn(t, f.bus, nil)
+	conn, err := listener.Accept() // it waits for an answer from here on
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	w.add(a)
+	n.nft("flush table inet tombolo")
+	m.until(t, "the firewall is put right", func() bool { return m.metric("firewall_mends_total") > 0 })
+	m.until(t, "CHECK succeeds", func() bool { return w.check(a) == nil })
+	wantPing(t, a.NS, outside4)
+	m.end(t)
+}

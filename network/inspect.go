@@ -106,6 +106,9 @@ func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 	if err := in.uplinks(ctx, s); err != nil {
 		return nil, err
 	}
+	if err := in.others(ctx, s); err != nil {
+		return nil, err
+	}
 	strays, err := inspect.FindStrays(ctx, s, known, networks)
 	if err != nil {
 		return nil, err
@@ -175,6 +178,25 @@ func (in *Inspection) network(ctx context.Context, s *session.Session, name stri
 			}
 		}
 		in.Attachments = append(in.Attachments, report)
+	}
+	return nil
+}
+
+// others compares what attachments of other programs' have of ours.
+func (in *Inspection) others(ctx context.Context, s *session.Session) error {
+	list, damaged, err := s.Dir.ListOthers()
+	if err != nil {
+		return fail.State(err)
+	}
+	for _, d := range damaged {
+		in.Damaged = append(in.Damaged, tombolo.Difference{Text: d.Error(), Remedy: tombolo.RemedyRecreate})
+	}
+	for _, a := range list {
+		diffs, err := inspect.Other(ctx, s, a)
+		if err != nil {
+			return err
+		}
+		in.Attachments = append(in.Attachments, Report{Attachment: attachmentOf(a), Differences: diffs})
 	}
 	return nil
 }

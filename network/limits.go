@@ -6,7 +6,7 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/state"
-	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/network/internal/chained"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 )
 
@@ -28,12 +28,9 @@ func (a *adding) shape(ctx context.Context, rec *state.Attachment, att *bridge.A
 	if asked.IsZero() {
 		return bandwidth.Shape{}, "", nil
 	}
-	effective, adjusted, err := asked.Effective(att.MTU)
+	effective, err := chained.Effective(a.s, asked, att.MTU)
 	if err != nil {
-		return bandwidth.Shape{}, "", fail.Errorf(ErrInvalid, "bandwidth: %v", err)
-	}
-	for _, adj := range adjusted {
-		a.s.Warn("bandwidth: " + adj.String())
+		return bandwidth.Shape{}, "", err
 	}
 	target := recorded.Target(rec)
 	target.PortIndex = att.Index

@@ -19,6 +19,7 @@ import (
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
 	"github.com/tombolo-cni/tombolo/network/internal/teardown"
+	"github.com/tombolo-cni/tombolo/nft"
 )
 
 // Interface is a pod's interface that another program made.
@@ -160,6 +161,66 @@ func (n *Node) CheckLimits(ctx context.Context, key Key, limits bandwidth.Shape)
 		found.Add("the limits are %+v, where %+v was asked for", has, want)
 	}
 	err = inspect.Limits(ctx, rec, found)
+	return found.List, err
+}
+
+// Admission is what Admit is asked for.
+type Admission struct {
+	Policy nft.Policy // of the network; the stricter of this and Network.Policy counts
+	// AdminChain is a chain of the operator's that iptables is to call first, where it works over nf_tables:
+	// see foreign.Conn.EnsureAdmin. Empty is none.
+	AdminChain string
+}
+
+// Admit has other firewalls let pass what a pod sends that is attached already, and what answers, and
+// gives its network an ingress policy. A pod of ours is admitted by its Add. An attachment that is not
+// on record is as with Publish.
+func (n *Node) Admit(ctx context.Context, key Key, other *Interface, how Admission) error {
+	rec, err := n.attached(ctx, key, other)
+	if err != nil {
+		return err
+	}
+	return n.chained(ctx, rec, func(at *chained.Attachment, s *session.Session) error {
+		if how.AdminChain != "" {
+			if _, err := s.Foreign().EnsureAdmin(ctx, how.AdminChain); err != nil {
+				return err
+			}
+		}
+		return at.Admit(ctx, s, recorded.PolicyName(how.Policy))
+	})
+}
+
+// Unadmit takes back what Admit did for a pod of another program's.
+func (n *Node) Unadmit(ctx context.Context, key Key) error {
+	rec, err := n.attached(ctx, key, nil)
+	if err != nil {
+		return err
+	}
+	return n.chained(ctx, rec, func(at *chained.Attachment, s *session.Session) error { return at.Unadmit(ctx, s) })
+}
+
+// CheckAdmitted compares with what Admit was asked for. An attachment that is not on record is
+// ErrNotAttached. It changes nothing.
+func (n *Node) CheckAdmitted(ctx context.Context, key Key, policy nft.Policy) ([]tombolo.Difference, error) {
+	rec, err := n.attached(ctx, key, nil)
+	if err != nil {
+		return nil, err
+	}
+	s, err := n.open(n.mark)
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close()
+	if !rec.Other {
+		diffs, err := s.Firewall.CheckEndpoint(ctx, endpoint.Of(rec))
+		return diffs, err
+	}
+	found := &inspect.Findings{}
+	if !rec.Admitted || rec.Policy != recorded.PolicyName(policy) {
+		found.Add("container %s was not admitted with policy %s", key.ContainerID, policy)
+	}
+	diffs, err := inspect.Other(ctx, s, rec)
+	found.AddAll(diffs, "")
 	return found.List, err
 }
 

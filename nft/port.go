@@ -89,8 +89,9 @@ func (ep *Endpoint) publications() ([]publication, error) {
 		}
 		// Those of one port on all addresses come before those on single ones.
 		family := list[start:]
-		slices.SortStableFunc(family, func(a, b publication) int {
-			return cmp.Or(cmp.Compare(a.protocol, b.protocol), cmp.Compare(a.port, b.port), a.host.Compare(b.host))
+		sort.SliceStable(family, func(i, j int) bool {
+			a, b := &family[i], &family[j]
+			return cmp.Or(cmp.Compare(a.protocol, b.protocol), cmp.Compare(a.port, b.port), a.host.Compare(b.host)) < 0
 		})
 		kept, err := compactPublications(family)
 		if err != nil {

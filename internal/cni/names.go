@@ -9,6 +9,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/cni/loopback"
 	"github.com/tombolo-cni/tombolo/internal/cni/reference"
+	"github.com/tombolo-cni/tombolo/internal/cni/reference/firewall"
 	"github.com/tombolo-cni/tombolo/internal/cni/reference/ipams"
 	"github.com/tombolo-cni/tombolo/internal/cni/reference/limits"
 	"github.com/tombolo-cni/tombolo/internal/cni/reference/portmap"
@@ -19,7 +20,7 @@ import (
 
 // Names are those of the reference's plugins by which the program is such a plugin.
 func Names() []string {
-	return []string{"bandwidth", "bridge", "host-local", "loopback", "portmap", "static", "tuning"}
+	return []string{"bandwidth", "bridge", "firewall", "host-local", "loopback", "portmap", "static", "tuning"}
 }
 
 // named finds the plugin of the reference's that has the call's name, and the first version that
@@ -33,6 +34,8 @@ func (p *Plugin) named() (run reference.Plugin, first string) {
 		return ipams.Run, all
 	case "bandwidth":
 		return limits.Run, "0.3.0"
+	case "firewall":
+		return firewall.Run, "0.4.0"
 	case "portmap":
 		return portmap.Run, all
 	case "tuning":

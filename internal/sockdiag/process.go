@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 )
@@ -55,7 +56,7 @@ func pids(root string) []int {
 			list = append(list, pid)
 		}
 	}
-	slices.Sort(list)
+	sort.Slice(list, func(i, j int) bool { return list[i] < list[j] })
 	return list
 }
 

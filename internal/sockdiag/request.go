@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
+	"sort"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -51,7 +52,7 @@ func ask(wants []Want) ([]question, error) {
 }
 
 func chunks(proto, family uint8, ports []uint16) []question {
-	slices.Sort(ports)
+	sort.Slice(ports, func(i, j int) bool { return ports[i] < ports[j] })
 	var list []question
 	for part := range slices.Chunk(slices.Compact(ports), portsAtOnce) {
 		list = append(list, question{proto: proto, family: family, ports: part})

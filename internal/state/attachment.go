@@ -96,6 +96,8 @@ type Attachment struct {
 	Other bool `json:"-"`
 	// Admitted says of such a one that what it sends may pass other firewalls.
 	Admitted bool `json:"admitted,omitempty"`
+	// Policy is the ingress policy that it asked for then; empty is open.
+	Policy string `json:"policy,omitempty"`
 }
 
 // A Route is one of a pod's routes, by its interface, as ADD made it.
@@ -192,6 +194,7 @@ func (a *Attachment) fields(c *codec) {
 	c.string("ipamType", &a.IPAMType)
 	c.string("dataDir", &a.DataDir)
 	c.bool("admitted", &a.Admitted)
+	c.string("policy", &a.Policy)
 }
 
 func (r *Route) fields(c *codec) {

@@ -40,10 +40,12 @@ type Network struct {
 	Masquerade    bool           `json:"masquerade,omitempty"`
 	NonMasquerade []netip.Prefix `json:"nonMasquerade,omitempty"` // destinations for which pods keep their address
 	Policy        string         `json:"policy,omitempty"`        // the ingress policy; empty is open
-	Guard         bool           `json:"guard,omitempty"`         // pods may use their own MAC and addresses only
-	Mark          uint64         `json:"mark,omitempty"`          // the bit of what is admitted
-	NFCall        *bool          `json:"nfCall,omitempty"`        // bridged packets pass the firewall; nil is not ours to say
-	Promiscuous   *bool          `json:"promiscuous,omitempty"`   // of the bridge; nil is not ours to say
+	// ChainedPolicy is one that a plugin further down the chain asked for: the stricter counts.
+	ChainedPolicy string `json:"chainedPolicy,omitempty"`
+	Guard         bool   `json:"guard,omitempty"`       // pods may use their own MAC and addresses only
+	Mark          uint64 `json:"mark,omitempty"`        // the bit of what is admitted
+	NFCall        *bool  `json:"nfCall,omitempty"`      // bridged packets pass the firewall; nil is not ours to say
+	Promiscuous   *bool  `json:"promiscuous,omitempty"` // of the bridge; nil is not ours to say
 
 	// Uplink is the NIC that is the bridge's port to a LAN; empty is none.
 	Uplink string `json:"uplink,omitempty"`
@@ -89,6 +91,7 @@ func (n *Network) fields(c *codec) {
 	c.bool("masquerade", &n.Masquerade)
 	c.prefixes("nonMasquerade", &n.NonMasquerade)
 	c.string("policy", &n.Policy)
+	c.string("chainedPolicy", &n.ChainedPolicy)
 	c.bool("guard", &n.Guard)
 	c.uint64("mark", &n.Mark)
 	c.optional("nfCall", &n.NFCall)

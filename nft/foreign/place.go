@@ -145,6 +145,9 @@ func (p *placer) decidesNothing(r *rule) bool {
 	if r.ours || p.packet.meetsAll(r) == never {
 		return true
 	}
+	if r.comment == adminComment {
+		return false // an empty chain of the operator's may get rules later
+	}
 	switch r.verdict {
 	case goesOn:
 		return !r.opaque && !r.alters

@@ -1,6 +1,7 @@
 package cni
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"regexp"
@@ -27,7 +28,7 @@ func (s *side) chain(what, id string, plugins []string) string {
 		if err := json.Unmarshal([]byte(plugin), &conf); err != nil {
 			s.Fatal(err)
 		}
-		full := `{"cniVersion":"1.0.0","name":"net","stateDir":"STATE",` + strings.TrimPrefix(plugin, "{")
+		full := `{"cniVersion":"1.0.0","name":"` + cmp.Or(s.network, "net") + `","stateDir":"STATE",` + strings.TrimPrefix(plugin, "{")
 		if prev == "" && what != "ADD" {
 			prev = s.results[id]
 		}

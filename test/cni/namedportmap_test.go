@@ -3,6 +3,7 @@ package cni
 import (
 	"fmt"
 	"net/netip"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -120,5 +121,69 @@ func TestPortmapByNameLeadsWhereTheReferencesDoes(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// What a pod of another plugin's has of ours is mended, checked and collected as a pod of ours is.
+func TestHostPortsOfOtherPluginsPodsAreKept(t *testing.T) {
+	t.Parallel()
+	s := newSide(t, referenceDir(t), []string{"portmap", "bandwidth"})
+	nstest.Sysctl(t, s.ns, "net/ipv4/ip_forward", "1")
+	out := s.outside()
+	plugins := []string{
+		`{"type":"ptp","ipam":{"type":"host-local","dataDir":"DATA/n","subnet":"10.5.0.0/24","routes":[{"dst":"0.0.0.0/0"}]}}`,
+		portmapping("", `{"hostPort":8080,"containerPort":80,"protocol":"tcp"}`),
+		`{"type":"bandwidth","egressRate":80000000,"egressBurst":800000}`,
+	}
+	operate := func(command string) {
+		t.Helper()
+		if o := s.operate(command, "--state", s.state); o.status != 0 {
+			t.Errorf("%s ends with %d: %s%s", command, o.status, o.stdout, o.stderr)
+		}
+	}
+	leads := func(to string) {
+		t.Helper()
+		seen, err := nstest.AskWithin(t, out, "tcp", netip.MustParseAddrPort(uplink4+":8080"), 5*time.Second)
+		if err != nil || seen.Addr().String() != outside4 {
+			t.Errorf("the port of %s: seen as %s, %v", to, seen, err)
+		}
+	}
+	s.chain("ADD", "a", plugins)
+	s.of("a").serve(t, "tcp", 80)
+	leads("a")
+	operate("check")
+
+	s.run("nft", "flush", "ruleset")
+	if _, err := nstest.AskWithin(t, out, "tcp", netip.MustParseAddrPort(uplink4+":8080"), noAnswer); err == nil {
+		t.Fatal("the port leads to the pod without rules, so nothing is shown")
+	}
+	if o := s.operate("check", "--state", s.state); o.status != 4 {
+		t.Errorf("check ends with %d without rules: %s%s", o.status, o.stdout, o.stderr)
+	}
+	operate("repair")
+	leads("a, after a repair")
+	operate("check")
+
+	// Another pod cannot have the port, as long as this one is there.
+	o := s.call(verb{plugin: "portmap", verb: "ADD", id: "b", conf: strings.Replace(portmapping("", `{"hostPort":8080,"containerPort":80}`), "{",
+		`{"cniVersion":"1.0.0","name":"net","stateDir":"STATE","prevResult":{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"x"}],"ips":[{"address":"10.5.0.9/24","interface":0}]},`, 1)})
+	if e := failure(o.stdout); e == nil {
+		t.Errorf("a port is given twice: %s", o.stdout)
+	}
+	nstest.Run(t, s.of("a").NS, "ip", "link", "delete", "eth0") // as at the namespace's end, which the test holds open
+	vanish(t, s.of("a").path)
+	s.chain("ADD", "c", plugins)
+	s.of("c").serve(t, "tcp", 80)
+	leads("c, after the first pod's end")
+	operate("gc")
+	leads("c, after gc")
+	left, err := filepath.Glob(s.state + "/others/net/*.json")
+	if err != nil || len(left) != 1 {
+		t.Errorf("records: %q, %v; want that of c", left, err)
+	}
+	operate("check")
+	s.chain("DEL", "c", plugins)
+	if rules := s.run("nft", "list", "table", "inet", "tombolo"); strings.Contains(rules, "8080") {
+		t.Errorf("elements are left:\n%s", rules)
 	}
 }

@@ -19,13 +19,14 @@ import (
 
 // byName are the reference's names that this program takes.
 func byName() []string {
-	return []string{"bandwidth", "bridge", "host-local", "portmap", "static", "tuning"}
+	return []string{"bandwidth", "bridge", "firewall", "host-local", "portmap", "static", "tuning"}
 }
 
 // side is a node on which plugins are at work that are found by the reference's names.
 type side struct {
 	*node
 	programs string // the directory of them
+	network  string // the name of that of chain; net where it is empty
 	data     string // for the files that a configuration names, as DATA
 	pods     map[string]*pod
 	results  map[string]string // of a pod's last ADD

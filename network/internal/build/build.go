@@ -242,6 +242,9 @@ func buildNetwork(ctx context.Context, s *session.Session, w *Want) (*Built, err
 		return nil, err
 	}
 	rec := w.record(s.Epoch.Token(), chosen, attachments)
+	if old, err := s.Dir.LoadNetwork(rec.Name); err == nil {
+		rec.ChainedPolicy = old.ChainedPolicy
+	}
 	l, at, changed, err := establish(ctx, s, rec, attachments, w)
 	if err != nil {
 		return nil, err

@@ -19,7 +19,10 @@ import (
 // rules are there, the host forwards what goes to its addresses, and 127.0.0.1 leads there. In the
 // common case that is so, as with Ready.
 func Reach(ctx context.Context, s *session.Session, a *state.Attachment) error {
-	w := &Want{Reached: endpoint.Addresses(a), Loopback: endpoint.PublishesIPv4(a)}
+	w := &Want{Loopback: endpoint.PublishesIPv4(a)}
+	if len(a.Published) > 0 {
+		w.Reached = endpoint.Addresses(a)
+	}
 	var shared *Shared
 	var way, br *bridge.Link // to the pod; its bridge, which is the way unless there is a VLAN
 	ready := false
@@ -33,7 +36,7 @@ func Reach(ctx context.Context, s *session.Session, a *state.Attachment) error {
 				return false, err
 			}
 		}
-		if shared, err = sharedOf(ctx, s, a.Network); err != nil {
+		if shared, err = sharedOf(ctx, s, a); err != nil {
 			return false, err
 		}
 		if ready, err = s.Firewall.Ready(ctx, shared.rules); err != nil || !ready {
@@ -78,10 +81,11 @@ type Shared struct {
 	rules nft.Network
 }
 
-func sharedOf(ctx context.Context, s *session.Session, network string) (*Shared, error) {
-	rec, err := s.Dir.LoadNetwork(network)
-	if errors.Is(err, fs.ErrNotExist) || err == nil && rec.Epoch != s.Epoch.Token() {
-		return &Shared{rules: nft.Network{Name: network}}, nil
+func sharedOf(ctx context.Context, s *session.Session, a *state.Attachment) (*Shared, error) {
+	rec, err := s.Dir.LoadNetwork(a.Network)
+	if errors.Is(err, fs.ErrNotExist) {
+		rules, err := recorded.OfOthers(ctx, s.Links, s.Dir, a.Network, a)
+		return &Shared{rules: rules}, err
 	}
 	if err != nil {
 		return nil, fail.State(err)
@@ -157,20 +161,25 @@ func restoreOthers(ctx context.Context, s *session.Session) error {
 		if a.State != state.Ready {
 			continue
 		}
+		var l *bridge.Link
+		if a.HostIf != "" {
+			l, err = s.Links.Link(ctx, a.HostIf)
+			if errors.Is(err, fs.ErrNotExist) {
+				continue // the pod is gone, and another may have its ports by now
+			}
+			if err != nil {
+				return err
+			}
+		}
 		if len(a.Published) > 0 || a.Admitted {
 			if err := s.Firewall.Replace(ctx, endpoint.Of(a)); err != nil {
 				return err
 			}
 		}
-		l, err := s.Links.Link(ctx, a.HostIf)
-		if a.HostIf == "" || errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err == nil {
-			err = restoreLimits(ctx, a, l)
-		}
-		if err != nil {
-			return err
+		if l != nil {
+			if err := restoreLimits(ctx, a, l); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -178,7 +187,7 @@ func restoreOthers(ctx context.Context, s *session.Session) error {
 
 // others makes what they need anew, and puts back what they have.
 func (r *repair) others(ctx context.Context) error {
-	networks, admitted, err := recorded.Others(r.s.Dir)
+	networks, admitted, err := recorded.Others(ctx, r.s.Links, r.s.Dir, nil)
 	if err != nil {
 		return fail.State(err)
 	}

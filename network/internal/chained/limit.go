@@ -23,13 +23,9 @@ func (at Attachment) Limit(ctx context.Context, s *session.Session, asked bandwi
 		}
 		var effective bandwidth.Shape
 		if !asked.IsZero() {
-			var adjusted []bandwidth.Adjustment
 			var err error
-			if effective, adjusted, err = asked.Effective(a.MTU); err != nil {
-				return fail.Errorf(bandwidth.ErrInvalid, "bandwidth: %v", err)
-			}
-			for _, adj := range adjusted {
-				s.Warn("bandwidth: " + adj.String())
+			if effective, err = Effective(s, asked, a.MTU); err != nil {
+				return err
 			}
 		}
 		target := recorded.Target(a)
@@ -58,4 +54,16 @@ func (at Attachment) Limit(ctx context.Context, s *session.Session, asked bandwi
 		return errors.Join(err, conn.Remove(context.WithoutCancel(ctx), target), dir.UpdateLocked(a))
 	})
 	return ifb, err
+}
+
+// Effective gives limits as the kernel enforces them, and warns of what is not as it was asked for.
+func Effective(s *session.Session, asked bandwidth.Shape, mtu int) (bandwidth.Shape, error) {
+	effective, adjusted, err := asked.Effective(mtu)
+	if err != nil {
+		return bandwidth.Shape{}, fail.Errorf(bandwidth.ErrInvalid, "bandwidth: %v", err)
+	}
+	for _, adj := range adjusted {
+		s.Warn("bandwidth: " + adj.String())
+	}
+	return effective, nil
 }

@@ -36,7 +36,7 @@ func Firewall(ctx context.Context, s *session.Session, records []*state.Network)
 			lacking = append(lacking, summary("the rules of network "+rec.Name, diffs))
 		}
 	}
-	others, admitted, err := recorded.Others(s.Dir)
+	others, admitted, err := recorded.Others(ctx, s.Links, s.Dir, nil)
 	if err != nil {
 		return 0, nil, fail.State(err)
 	}

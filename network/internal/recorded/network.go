@@ -57,8 +57,8 @@ func Rules(rec *state.Network, l *bridge.Link) nft.Network {
 	n := nft.Network{
 		Name: rec.Name, Bridge: rec.GatewayLink(), Prefixes: rec.Subnets,
 		Masquerade: rec.Masquerade, NonMasquerade: rec.NonMasquerade,
-		Policy: policyOf(rec.Policy), Guard: rec.Guard, Groups: true, LAN: rec.DefaultRoute != "",
-		NFCall:      l.Bridge != nil && l.Bridge.NFCallIPTables && l.Bridge.NFCallIP6Tables && bridge.ProbeNetfilter() == nil,
+		Policy: max(policyOf(rec.Policy), policyOf(rec.ChainedPolicy)), Guard: rec.Guard, Groups: true, LAN: rec.DefaultRoute != "",
+		NFCall:      nfCall(l),
 		DropReports: rec.SLAAC || slices.ContainsFunc(rec.Subnets, IsIPv6),
 	}
 	if rec.VLAN.ID != 0 {
@@ -75,6 +75,11 @@ func Rules(rec *state.Network, l *bridge.Link) nft.Network {
 		}
 	}
 	return n
+}
+
+// nfCall says whether what a bridge forwards passes the firewall.
+func nfCall(l *bridge.Link) bool {
+	return l.Bridge != nil && l.Bridge.NFCallIPTables && l.Bridge.NFCallIP6Tables && bridge.ProbeNetfilter() == nil
 }
 
 // passesFirewall says whether packets of a family that a bridge switches pass the

@@ -148,7 +148,7 @@ func (t *Teardown) CollectDead(ctx context.Context) ([]*Dead, error) {
 
 // CollectDeadOne is CollectDead of the attachment with this hash alone.
 func (t *Teardown) CollectDeadOne(ctx context.Context, hash string) error {
-	rec, err := t.Session.Dir.Load(t.Network, hash)
+	rec, err := t.Session.Dir.Find(t.Network, hash)
 	if err != nil {
 		return nil // nothing is known of it
 	}

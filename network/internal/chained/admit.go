@@ -1,0 +1,90 @@
+package chained
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/network/internal/build"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/network/internal/recorded"
+	"github.com/tombolo-cni/tombolo/network/internal/session"
+)
+
+// Admit has other firewalls let pass what the attachment sends and what answers, and gives its network an
+// ingress policy (empty: open). An attachment of ours is admitted already.
+func (at Attachment) Admit(ctx context.Context, s *session.Session, policy string) error {
+	if at.Other == nil {
+		if err := s.Enter(ctx); err != nil {
+			return err
+		}
+		return at.setPolicy(ctx, s, policy)
+	}
+	return at.change(ctx, s, func(a, next *state.Attachment) error {
+		if a.Bridge == "" {
+			return fail.Errorf(fail.ErrNoLink, "the host has no route to an address of interface %s of container %s, by which its packets could be known", a.IfName, a.ContainerID)
+		}
+		next.Admitted, next.Policy = true, policy
+		if err := build.Reach(ctx, s, next); err != nil {
+			return err
+		}
+		dir := s.Dir.Of(a)
+		if err := dir.UpdateLocked(next); err != nil {
+			return fail.State(err)
+		}
+		// Of an address that another had, nothing is left to it: the host leads it here now.
+		err := s.Firewall.Move(ctx, endpoint.Of(a), endpoint.Of(next))
+		if err == nil {
+			return at.setPolicy(ctx, s, policy)
+		}
+		ctx = context.WithoutCancel(ctx)
+		return errors.Join(err, s.Firewall.Move(ctx, endpoint.Of(next), endpoint.Of(a)), dir.UpdateLocked(a))
+	})
+}
+
+// setPolicy notes a policy on the network's record, if it has one, and makes the rules.
+func (at Attachment) setPolicy(ctx context.Context, s *session.Session, policy string) error {
+	rec, err := s.Dir.LoadNetwork(at.Network)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && rec.ChainedPolicy == policy {
+		return nil
+	}
+	if err != nil {
+		return fail.State(err)
+	}
+	if err := s.EnterAlone(ctx); err != nil {
+		return err
+	}
+	if rec, err = s.Dir.LoadNetwork(at.Network); err != nil {
+		return fail.State(err)
+	}
+	l, err := s.Links.Link(ctx, rec.Bridge)
+	if err != nil {
+		return err
+	}
+	rec.ChainedPolicy = policy
+	if err := s.Dir.SaveNetwork(rec); err != nil {
+		return fail.State(err)
+	}
+	_, err = s.Firewall.Ensure(ctx, recorded.Rules(rec, l))
+	return err
+}
+
+// Unadmit takes that back of an attachment of another program's. The policy stays as long as others of the
+// network are there.
+func (at Attachment) Unadmit(ctx context.Context, s *session.Session) error {
+	if at.Other == nil {
+		return nil
+	}
+	return at.change(ctx, s, func(a, next *state.Attachment) error {
+		if !a.Admitted {
+			return nil
+		}
+		next.Admitted, next.Policy = false, ""
+		if err := s.Firewall.Move(ctx, endpoint.Of(a), endpoint.Of(next)); err != nil {
+			return err
+		}
+		return s.Dir.Of(a).UpdateLocked(next)
+	})
+}

@@ -202,3 +202,56 @@ func TestHostPortsOfOtherPluginsPodsAreKept(t *testing.T) {
 		t.Errorf("elements are left:\n%s", rules)
 	}
 }
+
+// Some runtimes hand a container's ports to all of its networks: the first has them, and the next one
+// when that is gone.
+func TestHostPortsOfAContainerOnTwoNetworksByName(t *testing.T) {
+	t.Parallel()
+	for name, ours := range map[string][]string{"ours": byName(), "the reference's": {"portmap"}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newSide(t, referenceDir(t), ours)
+			out := s.outside()
+			results := map[string]string{}
+			call := func(what, plugin, ifName, network, more string) {
+				t.Helper()
+				conf := fmt.Sprintf(`{"cniVersion":"1.0.0","name":%q,"stateDir":"STATE","type":%q,%s`, network, plugin, more)
+				if prev := results[ifName]; prev != "" {
+					conf += `,"prevResult":` + prev
+				}
+				o := s.call(verb{plugin: plugin, verb: what, id: "a", ifName: ifName, conf: conf + "}"})
+				if o.status != 0 {
+					t.Fatalf("%s of %s by %s: %s", what, ifName, plugin, o.stdout)
+				}
+				if what == "ADD" {
+					results[ifName] = o.stdout
+				}
+			}
+			const ports = `"runtimeConfig":{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]}`
+			ipam := func(n int) string {
+				return fmt.Sprintf(`"bridge":"cni%d","isGateway":true,"ipam":{"type":"host-local","dataDir":"DATA/n","subnet":"10.5.%d.0/24","routes":[{"dst":"%s"}]}`, n, n, []string{"0.0.0.0/0", "198.51.100.0/24"}[n])
+			}
+			for n, ifName := range []string{"eth0", "eth1"} {
+				call("ADD", "bridge", ifName, "net"+ifName, ipam(n))
+				call("ADD", "portmap", ifName, "net"+ifName, ports)
+			}
+			s.of("a").serve(t, "tcp", 80)
+			leads := func(want string) {
+				t.Helper()
+				if rules := s.run("nft", "list", "map", "inet", "tombolo", "hostports4"); !strings.Contains(rules, "tcp . 8080") || !strings.Contains(rules, want) {
+					t.Errorf("the port leads elsewhere than to %s: %s", want, rules)
+				}
+			}
+			leads("10.5.0.2 . 80")
+			if _, err := askPort(t, out, "tcp", uplink4, 8080); err != nil {
+				t.Error(err)
+			}
+			call("DEL", "portmap", "eth0", "neteth0", ports)
+			leads("10.5.1.2 . 80")
+			call("DEL", "portmap", "eth1", "neteth1", ports)
+			if rules := s.run("nft", "list", "map", "inet", "tombolo", "hostports4"); strings.Contains(rules, "tcp . 8080") {
+				t.Errorf("the port leads somewhere: %s", rules)
+			}
+		})
+	}
+}

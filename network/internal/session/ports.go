@@ -29,7 +29,7 @@ const (
 
 // withholds says whether an attachment whose Add is done has host ports withheld.
 func (s *Session) withholds(w state.Waiting) bool {
-	a, err := s.Dir.Load(w.Network, w.Hash)
+	a, err := s.Dir.Find(w.Network, w.Hash)
 	return err == nil && a.State == state.Ready && slices.ContainsFunc(a.Published, func(p state.Published) bool { return p.Withheld })
 }
 
@@ -37,24 +37,33 @@ func (s *Session) withholds(w state.Waiting) bool {
 // others may wait for it then. An attachment that another call is at work on, or that is gone, is
 // passed over: what is withheld still, Repair publishes.
 func (s *Session) Publish(ctx context.Context, w state.Waiting, others ...state.Waiting) error {
-	lock, err := s.Dir.LockAttachment(w.Network, w.Hash)
+	a, err := s.Dir.Find(w.Network, w.Hash)
+	if err != nil {
+		return nil
+	}
+	dir := s.Dir.Of(a)
+	lock, err := dir.LockAttachment(w.Network, w.Hash)
 	// Another Publish may have it for a moment, which has met with a conflict that is over.
 	for i := 0; i < busyTries && errors.Is(err, state.ErrBusy) && s.withholds(w); i++ {
 		time.Sleep(busyPause)
-		lock, err = s.Dir.LockAttachment(w.Network, w.Hash)
+		lock, err = dir.LockAttachment(w.Network, w.Hash)
 	}
 	if err != nil {
 		return nil
 	}
 	defer lock.Close()
-	a, err := s.Dir.Load(w.Network, w.Hash)
+	a, err = dir.Load(w.Network, w.Hash)
 	if err != nil || a.State != state.Ready {
 		return nil
 	}
 	a.Waiting = append(a.Waiting, others...)
-	n, err := s.Dir.LoadNetwork(a.Network)
-	if err != nil {
-		return err
+	seen := endpoint.Of
+	if !a.Other {
+		n, err := s.Dir.LoadNetwork(a.Network)
+		if err != nil {
+			return err
+		}
+		seen = func(a *state.Attachment) nft.Endpoint { return endpoint.In(a, n) }
 	}
 	changed := false
 	for i := range a.Published {
@@ -62,9 +71,9 @@ func (s *Session) Publish(ctx context.Context, w state.Waiting, others ...state.
 		if !one.Withheld {
 			continue
 		}
-		before := endpoint.In(a, n)
+		before := seen(a)
 		one.Withheld = false
-		err := s.Firewall.Update(ctx, before, endpoint.In(a, n))
+		err := s.Firewall.Update(ctx, before, seen(a))
 		if errors.As(err, new(*nft.ConflictError)) {
 			one.Withheld = true
 			continue
@@ -77,5 +86,5 @@ func (s *Session) Publish(ctx context.Context, w state.Waiting, others ...state.
 	if !changed {
 		return nil
 	}
-	return s.Dir.UpdateLocked(a)
+	return dir.UpdateLocked(a)
 }

@@ -255,3 +255,29 @@ func TestHostPortsOfAContainerOnTwoNetworksByName(t *testing.T) {
 		})
 	}
 }
+
+// 127.0.0.1 leads to a pod in a VLAN by the host's link there and by the bridge. A DEL by portmap alone shuts both.
+func TestPortmapByNameShutsBothWaysToAVLAN(t *testing.T) {
+	t.Parallel()
+	needVLANs(t)
+	s := newSide(t, referenceDir(t), byName())
+	ports := portmapping("", `{"hostPort":8080,"containerPort":80,"protocol":"tcp"}`)
+	open := func(when, want string) {
+		t.Helper()
+		for _, link := range []string{"cni0", "cni0.100"} {
+			if got := nstest.Sysctl(t, s.ns, "net/ipv4/conf/"+link+"/route_localnet"); got != want {
+				t.Errorf("%s: route_localnet of %s is %s, want %s", when, link, got, want)
+			}
+		}
+	}
+	main := `{"type":"bridge","isGateway":true,"vlan":100,"ipam":{"type":"host-local","dataDir":"DATA/n","subnet":"10.5.0.0/24","routes":[{"dst":"0.0.0.0/0"}]}}`
+	s.chain("ADD", "a", []string{main, ports})
+	s.of("a").serve(t, "tcp", 80)
+	open("after ADD", "1")
+	if _, err := nstest.AskWithin(t, s.ns, "tcp", netip.MustParseAddrPort("127.0.0.1:8080"), 5*time.Second); err != nil {
+		t.Error(err)
+	}
+	s.chain("DEL", "a", []string{ports})
+	open("after DEL by portmap", "0")
+	s.chain("DEL", "a", []string{main})
+}

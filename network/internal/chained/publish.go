@@ -130,7 +130,7 @@ func (at Attachment) Publish(ctx context.Context, s *session.Session, ports []st
 		return errors.Join(err,
 			s.Firewall.Update(ctx, endpoint.Of(after), endpoint.Of(before)),
 			dir.UpdateLocked(a),
-			teardown.CloseLoopback(ctx, s, a.GatewayLink(), true))
+			teardown.Unpublished(ctx, s, next))
 	})
 }
 
@@ -161,10 +161,7 @@ func (at Attachment) Unpublish(ctx context.Context, s *session.Session) error {
 		if err := s.Dir.Of(a).UpdateLocked(next); err != nil {
 			return fail.State(err)
 		}
-		if !endpoint.PublishesIPv4(a) {
-			return nil
-		}
-		return teardown.CloseLoopback(ctx, s, a.GatewayLink(), true)
+		return teardown.Unpublished(ctx, s, a)
 	})
 }
 

@@ -35,6 +35,12 @@ func Other(ctx context.Context, s *session.Session, rec *state.Attachment) error
 	if err := s.Dir.Others().Remove(rec.Network, rec.Hash()); err != nil {
 		return fail.State(err)
 	}
+	return Unpublished(ctx, s, rec)
+}
+
+// Unpublished takes back what the way from 127.0.0.1 to an attachment's ports needed, unless others need
+// it: for a pod in a VLAN, of the host's link there and of the bridge.
+func Unpublished(ctx context.Context, s *session.Session, rec *state.Attachment) error {
 	return closeLoopbackAfter(ctx, s, Known{}, rec)
 }
 

@@ -20,12 +20,11 @@ UNITS    := tombolod.service tombolo-repair.service tombolo-repair.timer
 VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo v0.0.0)
 ARCHES   ?= amd64 arm64
 
-# What no ADD of a plain pod runs is compiled without inlining: that saves 127 kB of 8.09 MB, and costs
-# such an ADD nothing that can be measured.
-COLD := bridge/uplink dhcpc/... internal/lease cmd/tombolo nft/foreign internal/view internal/doctor internal/demo internal/report \
-	internal/cni/conflist internal/cni/reference/...
-# Static and reproducible; the go command stamps version and commit from git.
-BUILD := CGO_ENABLED=0 $(GO) build -buildvcs=auto -trimpath -ldflags "-s -w" $(COLD:%=-gcflags=github.com/tombolo-cni/tombolo/%=-l)
+# Static and reproducible; the go command stamps version and commit from git. What every error, message and
+# comparison would inline is 200 kB of 8.11 MB, and functions that begin at multiples of 32 bytes are 70 kB;
+# neither saves an ADD anything that can be measured.
+BUILD := CGO_ENABLED=0 $(GO) build -buildvcs=auto -trimpath -ldflags "-s -w -funcalign=16" \
+	-gcflags=fmt=-l -gcflags=errors=-l -gcflags=strings=-l
 
 .PHONY: help build build-arm64 demo test test-long lint bench bench-report profile install uninstall deb release deps peers earlier clean
 

@@ -123,14 +123,11 @@ var built = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	for _, name := range []string{"tombolo", "tombolod"} {
-		cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", filepath.Join(dir, name), "../cmd/"+name)
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return "", fmt.Errorf("build %s: %w: %s", name, err, out)
-		}
+	path := filepath.Join(dir, "tombolo")
+	if out, err := exec.Command("make", "-C", "..", "-s", "build", "BIN="+path).CombinedOutput(); err != nil {
+		return "", fmt.Errorf("make build: %w: %s", err, out)
 	}
-	return filepath.Join(dir, "tombolo"), nil
+	return path, nil
 })
 
 // program gives the path of a program of ours.

@@ -88,7 +88,7 @@ func findPlugin(dir string) (string, error) {
 		return filepath.Abs(path)
 	}
 	path := filepath.Join(dir, "built", "tombolo")
-	return path, build("go", "build", "-C", "../..", "-trimpath", "-ldflags", "-s -w", "-o", filepath.Dir(path)+"/", "./cmd/tombolo", "./cmd/tombolod")
+	return path, build("make", "-C", "../..", "-s", "build", "BIN="+path)
 }
 
 func findPeers(dir string) (string, error) {

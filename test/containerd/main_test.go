@@ -51,15 +51,25 @@ func build(dir string) error {
 	if err := os.Mkdir(binDir, 0o755); err != nil {
 		return err
 	}
-	if err := provide("tombolo", os.Getenv(binVar), "-C", "../..", "./cmd/tombolo"); err != nil {
+	plugin := os.Getenv(binVar)
+	if plugin == "" {
+		plugin = filepath.Join(dir, "tombolo")
+		if out, err := exec.Command("make", "-C", "../..", "-s", "build", "BIN="+plugin).CombinedOutput(); err != nil {
+			return fmt.Errorf("make build: %w\n%s", err, out)
+		}
+	}
+	if err := provide("tombolo", plugin); err != nil {
 		return err
 	}
 	// containerd before 2.0 has no other way to set a pod's loopback interface up.
-	var loopback string
-	if peers := os.Getenv(peersVar); peers != "" {
-		loopback = filepath.Join(peers, "loopback")
+	loopback := filepath.Join(os.Getenv(peersVar), "loopback")
+	if os.Getenv(peersVar) == "" {
+		loopback = filepath.Join(dir, "loopback")
+		if err := goBuild("-C", "../../bench/peers", "-o", loopback, "github.com/containernetworking/plugins/plugins/main/loopback"); err != nil {
+			return err
+		}
 	}
-	if err := provide("loopback", loopback, "-C", "../../bench/peers", "github.com/containernetworking/plugins/plugins/main/loopback"); err != nil {
+	if err := provide("loopback", loopback); err != nil {
 		return err
 	}
 	pause := filepath.Join(dir, "pause")
@@ -70,13 +80,8 @@ func build(dir string) error {
 	return writeImage(pauseImage, pause)
 }
 
-// provide links a plugin that was built before into binDir, or builds it there: in a
-// directory (-C DIRECTORY) from a package.
-func provide(name, built, c, directory, pkg string) error {
-	target := filepath.Join(binDir, name)
-	if built == "" {
-		return goBuild(c, directory, "-o", target, pkg)
-	}
+// provide links a plugin into binDir.
+func provide(name, built string) error {
 	path, err := filepath.Abs(built)
 	if err == nil {
 		_, err = os.Stat(path)
@@ -84,7 +89,7 @@ func provide(name, built, c, directory, pkg string) error {
 	if err != nil {
 		return err
 	}
-	return os.Symlink(path, target)
+	return os.Symlink(path, filepath.Join(binDir, name))
 }
 
 // goBuild builds a static program, as it is shipped.

@@ -58,10 +58,10 @@ var findProgram = sync.OnceValues(func() (string, error) {
 		}
 		return path, err
 	}
-	cmd := exec.Command("go", "build", "-C", "../..", "-trimpath", "-o", built+"/", "./cmd/tombolo", "./cmd/tombolod")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	path := filepath.Join(built, "tombolo")
+	cmd := exec.Command("make", "-C", "../..", "-s", "build", "BIN="+path)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("%s: %w\n%s", cmd, err, out)
 	}
-	return filepath.Join(built, "tombolo"), nil
+	return path, nil
 })

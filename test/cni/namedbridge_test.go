@@ -8,9 +8,9 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
-// links are what a side has of the network cni0, of a pod, and of what leads to it: in lines, up to
+// links are what a side has of a bridge, of a pod, and of what leads to it: in lines, up to
 // names and MACs.
-func (s *side) links(p *pod) nstest.Snapshot {
+func (s *side) links(bridge string, p *pod) nstest.Snapshot {
 	s.Helper()
 	const host = `
 ip -d -o link show dev cni0 2>/dev/null | grep -o -E 'mtu [0-9]+|promiscuity [0-9]+|,UP|vlan_filtering [0-9]'
@@ -27,7 +27,7 @@ ip -o address show scope global | sed 's/^[0-9]*: //; s/ brd [0-9.]*//; s/  */ /
 ip route; ip -6 route | grep -v -E '^(fe80|ff00|multicast)'
 true`
 	var list nstest.Snapshot
-	for where, text := range map[string]string{"host": nstest.Run(s, s.ns, "sh", "-c", host), "pod": nstest.Run(s, p.NS, "sh", "-c", inPod)} {
+	for where, text := range map[string]string{"host": nstest.Run(s, s.ns, "sh", "-c", strings.ReplaceAll(host, "cni0", bridge)), "pod": nstest.Run(s, p.NS, "sh", "-c", inPod)} {
 		for line := range strings.Lines(text) {
 			line = strings.Join(strings.Fields(line), " ")
 			for _, one := range []string{" proto kernel", " proto static", " proto 116", " onlink", " pref medium", " metric 1024", " metric 256", " linkdown"} {
@@ -105,7 +105,7 @@ func TestBridgeByNameIsAsTheReferences(t *testing.T) {
 				if v.verb == "CHECK" || v.netns == "-" || ends[0].status != 0 {
 					return
 				}
-				want, got := theirs.links(theirs.of("a")), ours.links(ours.of("a"))
+				want, got := theirs.links("cni0", theirs.of("a")), ours.links("cni0", ours.of("a"))
 				if v.verb == "DEL" { // the reference's bridge goes back to the kernel's MTU with its last port
 					isMTU := func(line string) bool { return strings.HasPrefix(line, "host: mtu") }
 					want, got = slices.DeleteFunc(want, isMTU), slices.DeleteFunc(got, isMTU)

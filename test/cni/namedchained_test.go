@@ -43,7 +43,7 @@ func TestChainedPluginsByNameTakeWhatTheReferencesDo(t *testing.T) {
 		agree(t, name, theirs.call(v), ours.call(v))
 	}
 	for _, v := range []verb{
-		{plugin: "portmap", conf: `"externalSetMarkChain":"X",` + mapped(`"hostPort":8080,"containerPort":80`)}, {plugin: "portmap", conf: `"masqAll":true,` + mapped(`"hostPort":8080,"containerPort":80`)},
+		{plugin: "portmap", conf: `"masqAll":true,` + mapped(`"hostPort":8080,"containerPort":80`)},
 		{plugin: "portmap", conf: `"conditionsV4":["-s","10.0.0.1"],` + mapped(`"hostPort":8080,"containerPort":80`)}, {plugin: "portmap", conf: `"conditionsV6":["ip6 saddr fd00::1"],` + mapped(`"hostPort":8080,"containerPort":80`)},
 		{plugin: "firewall", conf: `"backend":"firewalld",` + prev},
 	} {

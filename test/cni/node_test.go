@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -34,6 +35,7 @@ type node struct {
 	state string
 	cni   *libcni.CNIConfig
 	cache string // of the runtime
+	root  string // where it is set, programs find their /run and /var/lib there, as run and lib
 }
 
 func newNode(t testing.TB) *node {
@@ -99,6 +101,11 @@ type outcome struct {
 func (n *node) exec(ctx context.Context, path string, stdin []byte, environ []string, args ...string) (outcome, error) {
 	var out, errOut bytes.Buffer
 	cmd := exec.CommandContext(ctx, path, args...)
+	if n.root != "" {
+		const script = `mount --bind "$0/run" /run && mount --bind "$0/lib" /var/lib && exec "$@"`
+		cmd = exec.CommandContext(ctx, "sh", append([]string{"-c", script, n.root, path}, args...)...)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	}
 	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = environ, bytes.NewReader(stdin), &out, &errOut
 	// A child belongs to the namespace of the thread that forks it.
 	if err := n.ns.Do(cmd.Start); err != nil {

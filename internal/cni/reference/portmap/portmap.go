@@ -20,8 +20,8 @@ type conf struct {
 	ConditionsV4         []string `json:"conditionsV4"`
 	ConditionsV6         []string `json:"conditionsV6"`
 	MasqAll              bool     `json:"masqAll"`
-	MarkMasqBit          *int     `json:"markMasqBit"` // what is masqueraded needs no mark
-	ExternalSetMarkChain *string  `json:"externalSetMarkChain"`
+	MarkMasqBit          *int     `json:"markMasqBit"`          // what is masqueraded needs no mark,
+	ExternalSetMarkChain *string  `json:"externalSetMarkChain"` // of nobody's
 	RuntimeConfig        struct {
 		PortMappings []Mapping `json:"portMappings"`
 	} `json:"runtimeConfig"`
@@ -58,7 +58,6 @@ func (f *conf) unsupported() error {
 		there       bool
 		name, means string
 	}{
-		{f.ExternalSetMarkChain != nil, "externalSetMarkChain", "a chain of another program's, which its rules would have to jump to"},
 		{len(f.ConditionsV4) > 0, "conditionsV4", "conditions of iptables or nft as text"},
 		{len(f.ConditionsV6) > 0, "conditionsV6", "conditions of iptables or nft as text"},
 		{f.MasqAll, "masqAll", "another source address for all callers"},

@@ -45,7 +45,8 @@
 // 15; SOL_MAX_RT and INF_MAX_RT of servers are obeyed. The first SOLICIT is not delayed. All messages
 // go to all servers, as RFC 9915 has it: the Server Unicast option is ignored, and so is a status
 // UseMulticast. A RECONFIGURE is ignored, since it cannot be authenticated. There is neither
-// IA_TA nor CONFIRM; nor IA_PD.
+// IA_TA nor IA_PD. Machine.Confirm begins in CONFIRMING, which leads to BOUND, or to INIT where the
+// address does not fit the link (NotOnLink).
 //
 // A message counts if it has our transaction and client identifier and a server identifier; in
 // REQUESTING, RENEWING and DECLINING only the server that was asked is heard. Of an IA_NA with

@@ -212,6 +212,8 @@ func (t *step) timeUp() {
 		t.decliningTimeUp()
 	case Informing:
 		t.inform()
+	case Confirming:
+		t.confirm()
 	}
 }
 
@@ -240,6 +242,8 @@ func (t *step) receive(data []byte) {
 		}
 	case Informing:
 		t.informing(m)
+	case Confirming:
+		t.confirming(m)
 	default:
 		t.note(m.describe() + ": nothing was asked")
 	}

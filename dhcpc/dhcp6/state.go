@@ -17,11 +17,12 @@ const (
 	Declining               // DECLINE of an address that another host has, or that Config.Refuse refused
 	Informing               // INFORMATION-REQUEST sent: wants options and no address
 	Informed                // has them, and is done
+	Confirming              // holds a lease; asks whether its address fits the link: see Machine.Confirm
 )
 
 // String gives the name in capitals.
 func (s State) String() string {
-	names := [...]string{"INIT", "SOLICITING", "REQUESTING", "CHECKING", "BOUND", "RENEWING", "REBINDING", "DECLINING", "INFORMING", "INFORMED"}
+	names := [...]string{"INIT", "SOLICITING", "REQUESTING", "CHECKING", "BOUND", "RENEWING", "REBINDING", "DECLINING", "INFORMING", "INFORMED", "CONFIRMING"}
 	if int(s) < len(names) {
 		return names[s]
 	}

@@ -148,7 +148,7 @@ func hostGateways(a *state.Attachment, r *lease.Record) state.HostGateways {
 // has no network's prefix.
 func notLeased(a *state.Attachment) []ipam.Address {
 	return slices.DeleteFunc(slices.Clone(a.Addresses), func(o ipam.Address) bool {
-		return o.Prefix.Addr().Is4() || o.Prefix.Bits() == o.Prefix.Addr().BitLen()
+		return o.Prefix.Addr().Is4() || by6(o.Prefix)
 	})
 }
 

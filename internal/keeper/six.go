@@ -7,11 +7,13 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/dhcp6"
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/ipam"
 )
 
 // A pod's address by DHCPv6 is the keeper's from the first SOLICIT on: the plugin does without the
@@ -36,6 +38,8 @@ type mind6 struct {
 	machine *dhcp6.Machine
 	session *dhcp6.Session
 	right   bool // the address has been looked at since the keeper began
+	// recalled says that the attachment has been looked at for an address that the record does not know.
+	recalled bool
 }
 
 // wakes6 says whether there is something to do about DHCPv6.
@@ -59,6 +63,32 @@ func (v *visit) work6(in pod) error {
 	}
 	return err
 }
+
+// recall6 gives a record its part in DHCPv6 again, which an earlier version took out of it, with what it
+// did not know: the attachment has the address still, until it follows, and the server its lease for the same client.
+func (v *visit) recall6() error {
+	if v.r.Six != nil || v.m.six.recalled || v.state == nil {
+		return nil
+	}
+	a, err := v.attachment()
+	if err != nil || a == nil {
+		return err
+	}
+	v.m.six.recalled = true
+	i := slices.IndexFunc(a.Addresses, func(o ipam.Address) bool { return by6(o.Prefix) })
+	if i < 0 {
+		return nil
+	}
+	six := lease.SixOf(&v.r.Client)
+	six.Address = a.Addresses[i].Prefix.Addr()
+	return v.underLockOf(func(held *lease.Held) error {
+		v.r.Six = six
+		return held.Replace(v.r)
+	})
+}
+
+// by6 tells an address by DHCPv6 from one that the pod has formed itself: it has no network's prefix.
+func by6(p netip.Prefix) bool { return p.Addr().Is6() && p.IsSingleIP() }
 
 func (v *visit) keep6(p pod6) error {
 	if v.m.six.session == nil {
@@ -91,17 +121,20 @@ func (v *visit) keep6(p pod6) error {
 func (v *visit) restore6() error {
 	cfg := v.r.Six.Config(v.r.Client.HostName)
 	cfg.Refuse = v.refuse6(v.r)
+	if l := v.r.Six.Lease; l != nil && v.r.Six.Checking {
+		cfg.Address = l.Address // which a keeper was killed at
+	}
 	machine, err := dhcp6.NewMachine(cfg)
 	if err != nil {
 		return err
 	}
 	s := machine.Start(now(), rand.Uint64())
 	if l := v.r.Six.Lease; l != nil && !v.r.Six.Checking {
-		if s, err = machine.Restore(now(), rand.Uint64(), l); err != nil {
+		if s, err = machine.Confirm(now(), rand.Uint64(), l); err != nil {
 			return err
 		}
 	}
-	v.m.six = mind6{machine: machine, session: &s}
+	v.m.six.machine, v.m.six.session, v.m.six.right = machine, &s, false
 	return nil
 }
 
@@ -262,6 +295,11 @@ func (x *exchange6) write(l *dhcp6.Lease, checking bool, trouble string) error {
 		six.Address = l.Address
 	}
 	err := x.underLockOf(func(held *lease.Held) error {
+		if was := x.r.Six.Lease; was != nil && l != nil && was.Address != l.Address {
+			if err := x.pod.withdraw6(was.Address); err != nil {
+				return err
+			}
+		}
 		if l != nil && !checking {
 			if err := x.pod.apply6(l); err != nil {
 				return err
@@ -320,6 +358,10 @@ func (x *exchange6) lost6(out dhcp6.Output) error {
 // unheard is the end of an exchange without an answer.
 func (x *exchange6) unheard() error {
 	x.metrics.count(&x.metrics.unanswered)
+	if x.m.six.session.State() == dhcp6.Confirming {
+		x.log.Debug("no server confirms the DHCPv6 lease yet", x.who()...)
+		return nil
+	}
 	x.m.slow = true
 	why := x.m.six.session.Failure("lease an address", now(), dhcpc.ErrTimeout)
 	if x.m.six.session.Lease() != nil {

@@ -187,7 +187,9 @@ func (v *visit) keep() outcome {
 		return v.notRenewed("cannot enter the pod", err)
 	}
 	v.m.look = t.Add(lookEvery) // unless something is set
-	err = v.work(pod)
+	if err = v.recall6(); err == nil {
+		err = v.work(pod)
+	}
 	if !errors.Is(err, errDeleted) {
 		err = errors.Join(err, v.work6(pod))
 	}

@@ -1,9 +1,12 @@
 package lease
 
 import (
+	"bytes"
+	"encoding/json"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -65,6 +68,7 @@ func sample() *Record {
 		Six: &Six{DUID: dhcpc.Hex{0, 4, 1}, IAID: 1, Address: netip.MustParseAddr("2001:db8::9"), Release: dhcpc.Hex{8}, Checking: true, Error: "no answer",
 			Lease: &dhcp6.Lease{Address: netip.MustParseAddr("2001:db8::9"), Server: dhcpc.Hex{0, 3, 1}, DUID: dhcpc.Hex{0, 4, 1}, IAID: 1, Obtained: at(0)}},
 		Created: at(0), Updated: at(time.Minute), Error: "no answer",
+		unknown: map[string]json.RawMessage{"later": json.RawMessage(`{"of":"a newer version"}`)},
 	}
 }
 
@@ -103,9 +107,19 @@ func names(tb testing.TB, d *Dir) []string {
 	return list
 }
 
+func compact(tb testing.TB, m json.RawMessage) []byte {
+	var b bytes.Buffer
+	if err := json.Compact(&b, m); err != nil {
+		tb.Fatal(err)
+	}
+	return b.Bytes()
+}
+
 func same(tb testing.TB, want, got any) {
 	tb.Helper()
 	compare := cmp.Options{
+		cmp.AllowUnexported(Record{}),
+		cmp.Comparer(func(a, b json.RawMessage) bool { return slices.Equal(compact(tb, a), compact(tb, b)) }),
 		cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
 		cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
 	}

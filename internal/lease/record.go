@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -81,6 +82,10 @@ type Record struct {
 	Created time.Time `json:"created,omitzero"`
 	Updated time.Time `json:"updated,omitzero"` // by the last ADD or renewal
 	Error   string    `json:"error,omitempty"`  // the keeper's last trouble, while it lasts
+
+	// unknown are the fields that this version does not know: a renewal by an older keeper takes nothing
+	// out that a newer one has written. So what comes new to records is a field at this level.
+	unknown map[string]json.RawMessage
 }
 
 // Client is the client of the lease: the part of a dhcpc.Config that outlives the program.
@@ -230,6 +235,13 @@ func encode(r *Record) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode: %w", err)
 	}
+	if len(r.unknown) > 0 {
+		more, err := json.Marshal(r.unknown)
+		if err != nil {
+			return nil, fmt.Errorf("encode: %w", err)
+		}
+		data = append(append(data[:len(data)-1], ','), more[1:]...)
+	}
 	if len(data) >= file.MaxRecord {
 		return nil, fmt.Errorf("its record has %d bytes, at most %d are kept", len(data), file.MaxRecord)
 	}
@@ -258,7 +270,30 @@ func decode(data []byte) (*Record, error) {
 	if err := doc.check(); err != nil {
 		return nil, fmt.Errorf("%w: %w", file.ErrDamaged, err)
 	}
-	return doc.Record, nil
+	return doc.Record, doc.keepUnknown(data)
+}
+
+// keepUnknown takes over the fields of a record's file that are none of Record's.
+func (r *Record) keepUnknown(data []byte) error {
+	var all map[string]json.RawMessage
+	if err := json.Unmarshal(data, &all); err != nil {
+		return fmt.Errorf("%w: %w", file.ErrDamaged, err)
+	}
+	for name := range all {
+		if !slices.ContainsFunc(known(), func(own string) bool { return strings.EqualFold(own, name) }) {
+			if r.unknown == nil {
+				r.unknown = map[string]json.RawMessage{}
+			}
+			r.unknown[name] = all[name]
+		}
+	}
+	return nil
+}
+
+// known are the fields of a document; encoding/json takes them in any case.
+func known() []string {
+	return []string{"version", "state", "token", "network", "containerID", "ifName", "pod", "netns", "netnsCookie", "boot", "hostIf", "bridge",
+		"gatewayLink", "client", "lease", "policy", "applied", "six", "host", "created", "updated", "error"}
 }
 
 // check refuses what would not be read back, or could not be used.

@@ -65,6 +65,40 @@ func TestTheSampleHasEveryFieldSet(t *testing.T) {
 	}
 }
 
+// What a newer version has added to a record outlives the renewals of this one.
+func TestFieldsOfALaterVersionAreKept(t *testing.T) {
+	t.Parallel()
+	d := open(t)
+	r := sample()
+	create(t, d, r)
+	h := lock(t, d, r)
+	got, err := h.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got.Error = "renewed"
+	if err := h.Replace(got); err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(d.recordPath(r.Hash()))
+	if err != nil || !bytes.Contains(data, []byte(`,"later":{"of":"a newer version"}}`)) || !bytes.Contains(data, []byte(`"error":"renewed"`)) {
+		t.Errorf("%v:\n%s", err, data)
+	}
+	// A field that is known by another case is decoded, and not written twice.
+	again, err := decode(bytes.Replace(data, []byte(`"error":`), []byte(`"ERROR":`), 1))
+	if err != nil || again.Error != "renewed" || len(again.unknown) != 1 {
+		t.Errorf("%v, error %q, unknown %q", err, again.Error, again.unknown)
+	}
+	// The fields that are known are those that there are.
+	own := []string{"version"}
+	for _, f := range reflect.VisibleFields(reflect.TypeFor[Record]()) {
+		if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "" {
+			own = append(own, name)
+		}
+	}
+	same(t, own, known())
+}
+
 func TestClientKeepsItsConfiguration(t *testing.T) {
 	t.Parallel()
 	c := sample().Client
@@ -157,7 +191,11 @@ func TestLoadTellsWhatIsWrong(t *testing.T) {
 				t.Fatalf("Load: %v, want %v", err, tt.want)
 			}
 			if tt.want == nil {
-				same(t, sample(), r)
+				want := sample()
+				if strings.Contains(tt.name, "unknown members") {
+					want.unknown["colour"] = json.RawMessage(`"red"`)
+				}
+				same(t, want, r)
 			}
 			var bad *RecordError
 			if err != nil && tt.want != os.ErrNotExist && (!errors.As(err, &bad) || bad.Hash != hash) {

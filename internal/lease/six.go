@@ -11,8 +11,8 @@ import (
 )
 
 // Six is what a record has of DHCPv6: the keeper alone speaks it, since its codec would make the
-// plugin slower. ADD writes who the client is and waits; DEL sends Release as it is. An older keeper
-// drops all of it with its next renewal, and the kernel then ends the address.
+// plugin slower. ADD writes who the client is and waits; DEL sends Release as it is. A keeper of
+// before v0.4 drops all of it with its next renewal; the next that knows it asks for the address again.
 type Six struct {
 	DUID dhcpc.Hex `json:"duid"`
 	IAID uint32    `json:"iaid"`

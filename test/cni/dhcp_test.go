@@ -400,7 +400,10 @@ type keeper struct {
 	log string
 }
 
-func (l *lan) keep(t *testing.T) *keeper {
+func (l *lan) keep(t *testing.T) *keeper { t.Helper(); return l.keepBy(t, plugin()) }
+
+// keepBy starts the one beside a plugin.
+func (l *lan) keepBy(t *testing.T, program string) *keeper {
 	t.Helper()
 	k := &keeper{lan: l, log: filepath.Join(t.TempDir(), "keeper.log")}
 	out, err := os.Create(k.log)
@@ -408,7 +411,7 @@ func (l *lan) keep(t *testing.T) *keeper {
 		t.Fatal(err)
 	}
 	defer out.Close()
-	k.cmd = exec.Command(plugin()+"d", "--leases", l.state+"-leases", "--state", l.state, "--metrics", "none", "--log-level", "debug")
+	k.cmd = exec.Command(program+"d", "--leases", l.state+"-leases", "--state", l.state, "--metrics", "none", "--log-level", "debug")
 	k.cmd.Stdout, k.cmd.Stderr = out, out
 	if err := l.ns.Do(k.cmd.Start); err != nil {
 		t.Fatal(err)

@@ -1,0 +1,194 @@
+package cni
+
+import (
+	"encoding/json"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	current "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/nstest/fault"
+)
+
+// dying is a keeper that is killed before one of the system calls that it makes after it was armed.
+type dying struct {
+	run   *fault.Run
+	armed atomic.Bool
+	calls atomic.Int64
+	last  atomic.Value
+	ended chan struct{}
+}
+
+// keepUntil starts one; at 0 it is not killed.
+func (l *lan) keepUntil(t *testing.T, at int) *dying {
+	t.Helper()
+	d := &dying{ended: make(chan struct{})}
+	cmd := exec.Command(plugin()+"d", "--leases", l.state+"-leases", "--state", l.state, "--metrics", "none")
+	run, err := fault.Start(l.ns, cmd, fault.Fault{Before: func(call string) {
+		if d.armed.Load() && d.calls.Add(1) == int64(at) {
+			d.last.Store(call)
+			d.run.Kill()
+		}
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.run = run
+	go func() { run.Wait(); close(d.ended) }()
+	t.Cleanup(func() { run.Kill(); <-d.ended })
+	l.eventually(t, func() bool { return l.network(conf{"ipam": conf{"type": "dhcp"}}).status() == nil })
+	return d
+}
+
+// addedBeside adds a pod while a keeper dies, and the next one begins.
+func (l *lan6) addedBeside(t *testing.T, w *network, p *pod, d *dying) (*current.Result, error) {
+	t.Helper()
+	var r *current.Result
+	var err error
+	done := make(chan struct{})
+	d.armed.Store(true)
+	go func() { defer close(done); r, err = w.tryAdd(p) }()
+	select {
+	case <-d.ended:
+		l.keep(t)
+		<-done
+	case <-done:
+	}
+	d.armed.Store(false)
+	return r, err
+}
+
+// The point of the records: a keeper that is killed between any two of its calls, from the SOLICIT to the
+// pod's address, costs no lease and leaves none behind.
+func TestKilledKeepersLoseAndDoubleNoDHCPv6Lease(t *testing.T) {
+	t.Parallel()
+	l := newLAN6(t)
+	l.serve6(t)
+	whole := l.keepUntil(t, 0)
+	w := l.leasing(nil)
+	p := l.pod("whole")
+	own := six(t, mustAdd(t, l, w, p, whole))
+	calls := int(whole.calls.Load())
+	w.del(p)
+	l.eventually(t, func() bool { return !l.holds(own) })
+	const sample = 4
+	points, err := fault.Points(calls, sample)
+	if err != nil {
+		t.Fatal(err)
+	}
+	killed := make(chan bool, len(points))
+	t.Run("points", func(t *testing.T) {
+		for _, at := range points {
+			t.Run(fmt.Sprint(at), func(t *testing.T) {
+				t.Parallel()
+				killed <- l.addedThoughKilled(t, at)
+			})
+		}
+	})
+	close(killed)
+	n := 0
+	for was := range killed {
+		if was {
+			n++
+		}
+	}
+	if n < len(points)/2 {
+		t.Errorf("%d of %d keepers were killed, of %d calls", n, len(points), calls)
+	}
+}
+
+func mustAdd(t *testing.T, l *lan6, w *network, p *pod, d *dying) *current.Result {
+	t.Helper()
+	r, err := l.addedBeside(t, w, p, d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// addedThoughKilled is one kill, on a LAN of its own.
+func (l *lan6) addedThoughKilled(t *testing.T, at int) bool {
+	t.Helper()
+	l = newLAN6(t)
+	l.serve6(t)
+	d := l.keepUntil(t, at)
+	w := l.leasing(nil)
+	p := l.pod("a")
+	r, err := l.addedBeside(t, w, p, d)
+	call, fired := d.last.Load().(string)
+	leased := func() int { return strings.Count(l.server.Leased(), " fd00:50::") }
+	if err != nil {
+		// No keeper ran when the ADD looked for one.
+		wantError(t, err, 11, "tombolod")
+		l.eventually(t, func() bool { return leased() == 0 })
+	} else {
+		own := six(t, r)
+		if !l.holds(own) || leased() != 1 {
+			t.Errorf("the pod has %s, the server:\n%s", own, l.server.Leased())
+		}
+		shown := nstest.Run(t, p.NS, "ip", "-6", "-o", "address", "show", "dev", "eth0", "scope", "global")
+		if strings.Count(shown, "/128 ") != 1 || !strings.Contains(shown, " "+own.String()+"/128 ") {
+			t.Errorf("want %s alone of DHCPv6:\n%s", own, shown)
+		}
+		if err := w.check(p); err != nil {
+			t.Error(err)
+		}
+		w.del(p)
+		l.eventually(t, func() bool { return leased() == 0 })
+	}
+	l.wantNoLeaseRecords()
+	if t.Failed() {
+		t.Errorf("killed before %s; %s=%d repeats it, or nearly so", call, fault.Variable, at)
+	}
+	return fired
+}
+
+// An earlier keeper knows nothing of DHCPv6, and takes it out of the record with its next renewal; the
+// address stays the pod's until its lease ends, and the next keeper goes on with it.
+func TestTheNextKeeperGoesOnWithAnAddressThatAnEarlierOneDidNotKnow(t *testing.T) {
+	t.Parallel()
+	for name, older := range nstest.Earlier(t) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLAN6(t)
+			l.serve6(t)
+			k := l.keep(t)
+			w := l.leasing(nil)
+			p := l.pod("a")
+			own := six(t, w.add(p))
+			record := filepath.Join(l.state+"-leases", strings.TrimPrefix(w.port(p), "veth")+".json")
+			part := func() (six struct{ Lease struct{ Address string } }, there bool) {
+				var r map[string]json.RawMessage
+				if err := json.Unmarshal([]byte(readFileIf(t, record)), &r); err != nil {
+					t.Fatal(err)
+				}
+				if r["six"] != nil {
+					if err := json.Unmarshal(r["six"], &six); err != nil {
+						t.Fatal(err)
+					}
+				}
+				return six, r["six"] != nil
+			}
+			k.kill()
+			l.makeDue(t, w, p)
+			k = l.keepBy(t, older)
+			l.eventually(t, func() bool { _, there := part(); return !there })
+			wantPing(t, l.router, own.String())
+			k.kill()
+			l.keep(t)
+			l.eventually(t, func() bool {
+				six, _ := part()
+				return six.Lease.Address == own.String() && w.check(p) == nil
+			})
+			wantPing(t, l.router, own.String())
+			w.del(p)
+			l.eventually(t, func() bool { return !l.holds(own) })
+			l.wantNoLeaseRecords()
+		})
+	}
+}

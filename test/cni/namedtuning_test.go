@@ -113,6 +113,34 @@ func TestTuningByNameIsAsTheReferences(t *testing.T) {
 	}
 }
 
+// A DEL takes back what all ADDs since the last DEL have set, and an ADD that fails what it has set itself.
+func TestTuningByNameRevertsWhatEachADDHasSet(t *testing.T) {
+	t.Parallel()
+	const prev = `"prevResult":{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","mac":"02:00:00:00:00:02","sandbox":"POD"}],"ips":[],"dns":{}}`
+	s := newSide(t, referenceDir(t), []string{"tuning"})
+	nstest.Run(t, s.of("a").NS, "ip", "link", "add", "eth0", "address", "02:00:00:00:00:02", "txqueuelen", "50", "type", "veth", "peer", "name", "other")
+	before := tunable(t, s.of("a"))
+	call := func(what, fields string, fails bool) string {
+		t.Helper()
+		o := s.call(verb{plugin: "tuning", verb: what, id: "a", conf: `{"cniVersion":"1.0.0","name":"net","type":"tuning","stateDir":"STATE","dataDir":"DATA/tuning",` + fields + prev + `}`})
+		if (o.status != 0) != fails {
+			t.Errorf("%s with %s: %s", what, fields, o.stdout)
+		}
+		return tunable(t, s.of("a"))
+	}
+	call("ADD", `"mac":"02:00:00:00:00:77","mtu":1400,"promisc":true,`, false)
+	second := call("ADD", `"mac":"02:00:00:00:00:78","mtu":1300,"allmulti":true,"txQLen":7,`, false)
+	if third := call("ADD", `"mac":"02:00:00:00:00:79","mtu":10000000,`, true); third != second {
+		t.Errorf("an ADD that failed leaves\n%s, where there was\n%s", third, second)
+	}
+	if after := call("DEL", "", false); after != before {
+		t.Errorf("DEL leaves\n%s, where there was\n%s", after, before)
+	}
+	if left := s.files(); left != "" {
+		t.Errorf("%s is left", left)
+	}
+}
+
 // A guard that did not follow would drop all that the pod sends.
 func TestGuardFollowsTheMACThatTuningSets(t *testing.T) {
 	t.Parallel()

@@ -4,6 +4,7 @@ package tuning
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -64,17 +65,22 @@ func add(ctx context.Context, c *reference.Call) (*current.Result, error) {
 		if err != nil {
 			return err
 		}
-		b := f.backup(l)
-		if err := b.save(f.file(c)); err != nil {
+		b, first := f.backup(l), load(f.file(c))
+		if err := b.under(first).save(f.file(c)); err != nil {
 			return err
 		}
-		if err := set(conn, l.Index, f.request(), c.IfName); err != nil {
-			return errors.Join(err, revert(conn, b, f.file(c), c.IfName))
+		err = set(conn, l.Index, f.request(), c.IfName)
+		if err == nil {
+			err = follow(ctx, c, f.mac, f.mtu)
 		}
-		if err := follow(ctx, c, f.mac, f.mtu); err != nil {
-			return errors.Join(err, revert(conn, b, f.file(c), c.IfName))
+		if err == nil {
+			return nil
 		}
-		return nil
+		err = errors.Join(err, revert(conn, b, f.file(c), c.IfName))
+		if first != nil {
+			err = errors.Join(err, first.save(f.file(c)))
+		}
+		return err
 	})
 	if err != nil {
 		return nil, err
@@ -196,6 +202,24 @@ func (f *conf) backup(l *link.Link) *backup {
 		b.TxQLen = &l.TxQLen
 	}
 	return b
+}
+
+// under is the backup with what an ADD before, without a DEL since, has saved instead: that is what the link
+// had before it was tuned.
+func (b *backup) under(first *backup) *backup {
+	if first == nil {
+		return b
+	}
+	kept := *b
+	if first.MAC != "" {
+		kept.MAC = first.MAC
+	}
+	if first.MTU != 0 {
+		kept.MTU = first.MTU
+	}
+	kept.Promisc, kept.AllMulti = cmp.Or(first.Promisc, b.Promisc), cmp.Or(first.AllMulti, b.AllMulti)
+	kept.TxQLen = cmp.Or(first.TxQLen, b.TxQLen)
+	return &kept
 }
 
 // revert gives the link what it had, and deletes the file.

@@ -4,13 +4,19 @@ import (
 	"strings"
 
 	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
+	"github.com/tombolo-cni/tombolo/internal/cni/reference"
+	"github.com/tombolo-cni/tombolo/internal/cni/reference/firewall"
+	"github.com/tombolo-cni/tombolo/internal/cni/reference/limits"
+	"github.com/tombolo-cni/tombolo/internal/cni/reference/portmap"
+	"github.com/tombolo-cni/tombolo/internal/cni/reference/tuning"
 	"github.com/tombolo-cni/tombolo/internal/strict"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// Examine gives what a plugin's configuration stands for, and all that ADD would find wrong
-// with it one by one, without asking the kernel or the disk.
-func Examine(data []byte) (*network.Network, []string) {
+// Examine gives what a configuration stands for where the program is called by a name, and all that
+// ADD would find wrong with it one by one, without asking the kernel or the disk. The network is nil by
+// the names of plugins that make none.
+func Examine(name string, data []byte) (*network.Network, []string) {
 	var conf NetConf
 	var found []string
 	note := func(err error) {
@@ -18,12 +24,27 @@ func Examine(data []byte) (*network.Network, []string) {
 			found = append(found, strings.Split(err.Error(), "\n")...)
 		}
 	}
-	note(strict.All(data, &conf, exempt))
-	conf.complete("")
+	c := &call{Plugin: &Plugin{Name: name}, stdin: data}
+	pass := exempt
+	if name != "" {
+		pass = func(string, string) bool { return true }
+	}
+	if run, _ := c.named(); run != nil {
+		_ = strict.Lenient(data, &conf)
+		note(c.accept(&conf))
+		examine := map[string]func(*reference.Call) error{
+			"bandwidth": limits.Examine, "firewall": firewall.Examine, "portmap": portmap.Examine, "tuning": tuning.Examine,
+		}[name]
+		if examine != nil {
+			note(examine(&reference.Call{Name: name, Stdin: data}))
+		}
+		return nil, found
+	}
+	note(strict.All(data, &conf, pass))
+	conf.complete(name)
 	for _, err := range conf.problems() {
 		note(err)
 	}
-	c := &call{Plugin: &Plugin{}, stdin: data}
 	note(c.accept(&conf))
 	s := conf.settings()
 	if conf.ipamType() == ipamconf.TypeDHCP {

@@ -91,6 +91,7 @@ func newMachine(t testing.TB, d *documented, ours []string) *machine {
 	}
 	nstest.Sysctl(t, m.ns, "net/ipv6/conf/default/accept_dad", "0") // the reference does not wait for it on the host
 	m.out = m.outside()
+	m.ip("link set eth0 mtu 1400") // other than a bridge's
 	for network, port := range map[string]uint16{"tcp": 80, "udp": 53} {
 		nstest.Serve(t, m.out, network+"4", netip.AddrPortFrom(nstest.Addr(outside4), port))
 		nstest.Serve(t, m.out, network+"6", netip.AddrPortFrom(nstest.Addr(outside6), port))

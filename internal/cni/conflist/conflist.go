@@ -3,6 +3,7 @@
 package conflist
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -46,6 +47,10 @@ func Examine(data []byte) *Report {
 	}
 	if l.Plugins == nil && l.Type != "" {
 		r.Single = true
+		if !isOurs(l.Type) && !isNamed(l.Type) {
+			r.problem("its plugin is not tombolo: %s", l.Type)
+			return r
+		}
 		r.plugin(data, &l, nil)
 		return r
 	}
@@ -55,7 +60,7 @@ func Examine(data []byte) *Report {
 	}
 	r.List = true
 	var types []string
-	ours := 0
+	ours, known := 0, 0
 	for i, raw := range l.Plugins {
 		var p list
 		if err := read(raw, &p); err != nil {
@@ -71,14 +76,23 @@ func Examine(data []byte) *Report {
 		if isOurs(p.Type) {
 			ours++
 		}
+		if isNamed(p.Type) {
+			known++
+		}
 	}
-	if ours == 0 && len(r.Problems) == 0 {
+	reads := isOurs
+	switch {
+	case ours > 0 || len(r.Problems) > 0:
+	case known > 0:
+		reads = isNamed
+		r.Plan = append(r.Plan, "names: read as Tombolo does by the names that it has (tombolo install --names), in place of the reference plugins")
+	default:
 		r.problem("none of its plugins is tombolo: %s", strings.Join(types, ", "))
 	}
 	for i, raw := range l.Plugins {
 		var p list
 		var fields map[string]json.RawMessage
-		if json.Unmarshal(raw, &p) != nil || !isOurs(p.Type) || json.Unmarshal(raw, &fields) != nil {
+		if json.Unmarshal(raw, &p) != nil || !reads(p.Type) || json.Unmarshal(raw, &fields) != nil {
 			continue
 		}
 		// As a runtime hands it over.
@@ -113,7 +127,7 @@ func (r *Report) warn(nw *network.Network, capabilities map[string]bool) {
 		}
 		r.Warnings = append(r.Warnings, fmt.Sprintf("capability %q has no effect here, since Tombolo knows none of that name%s", name, hint))
 	}
-	if nw.Origin.Type == "" && nw.Gateway {
+	if nw != nil && nw.Origin.Type == "" && nw.Gateway {
 		r.Warnings = append(r.Warnings, `without an ipam section pods get no addresses, and the bridge no gateway: set "ipam", or "mode": "l2"`)
 	}
 }
@@ -124,6 +138,20 @@ func read(data []byte, l *list) error {
 }
 
 func isOurs(kind string) bool { return filepath.Base(kind) == "tombolo" }
+
+// isNamed says whether Tombolo can be called by the name of a plugin.
+func isNamed(kind string) bool { return slices.Contains(cni.Names(), filepath.Base(kind)) }
+
+// named is what Tombolo does by the name of a plugin that makes no interface.
+func named(name string) string {
+	return map[string]string{
+		"bandwidth": "what a pod sends and receives is limited to the rates that this names, or the runtime",
+		"firewall":  "other firewalls let pass what pods send",
+		"loopback":  "lo is set up",
+		"portmap":   "ports that the runtime names are published on the host",
+		"tuning":    "kernel parameters and attributes of the pod's interface are set, if this names any",
+	}[name]
+}
 
 //go:noinline
 func (r *Report) problem(format string, args ...any) {
@@ -152,15 +180,35 @@ func (r *Report) doubles(plugins []json.RawMessage) {
 	}
 }
 
-// plugin examines Tombolo's own part.
+// plugin examines a part that Tombolo reads, by the name in its type.
 func (r *Report) plugin(data []byte, l *list, before []string) {
-	nw, found := cni.Examine(data)
+	name, already := filepath.Base(l.Type), len(r.Problems)
+	if isOurs(name) {
+		name = ""
+	}
+	nw, found := cni.Examine(name, data)
 	r.Problems = append(r.Problems, found...)
-	if len(r.Problems) > 0 {
+	makes := slices.ContainsFunc(before, func(kind string) bool { return filepath.Base(kind) != "loopback" })
+	if nw == nil && !makes && name != "loopback" {
+		r.problem("%s works on what a plugin before it makes, and none is before it", name)
+	}
+	if len(r.Problems) > already {
 		return
 	}
 	r.warn(nw, l.Capabilities)
-	r.Plan = plan(nw, l.Capabilities)
+	switch {
+	case nw == nil:
+		r.Plan = append(r.Plan, name+": "+named(name))
+		if name == "portmap" && !l.Capabilities["portMappings"] {
+			r.Warnings = append(r.Warnings, "portmap publishes no ports, since the capability portMappings is not declared")
+		}
+		return
+	case name != "":
+		lines := plan(nw, l.Capabilities)
+		r.Plan = append(r.Plan, lines[:len(lines)-1]...) // but for ports, which portmap publishes
+	default:
+		r.Plan = append(r.Plan, plan(nw, l.Capabilities)...)
+	}
 	if len(before) > 0 {
 		r.Plan = append(r.Plan, "chain: it runs after "+strings.Join(before, ", "))
 	}
@@ -168,8 +216,9 @@ func (r *Report) plugin(data []byte, l *list, before []string) {
 
 // plan is what the first ADD does, in words.
 func plan(nw *network.Network, capabilities map[string]bool) []string {
-	mtu := fmt.Sprintf("MTU %d", nw.MTU)
-	if nw.MTU == 0 {
+	size := cmp.Or(nw.MTU, nw.DefaultMTU)
+	mtu := fmt.Sprintf("MTU %d", size)
+	if size == 0 {
 		mtu = "with the MTU of the default route's link"
 	}
 	lines := []string{fmt.Sprintf("bridge: network %q is on bridge %s, which is made if it is not there, %s", nw.Name, nw.Bridge, mtu)}
@@ -209,7 +258,7 @@ func gateway(nw *network.Network) string {
 	case nw.Gateway && nw.DefaultGateway:
 		return "gateway: the bridge has the gateways' addresses, the host forwards, and the pods' default route leads there"
 	case nw.Gateway:
-		return "gateway: the bridge has the gateways' addresses, the host forwards, and pods get no default route"
+		return "gateway: the bridge has the gateways' addresses, the host forwards, and pods get the routes of the ipam section"
 	}
 	return "gateway: none; the host has no part in what pods send"
 }

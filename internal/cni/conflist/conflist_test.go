@@ -16,7 +16,13 @@ func TestAllThatIsWrongIsSaid(t *testing.T) {
 	}{
 		{"no JSON", `{"name": `, []string{"not valid JSON at line 1, column 10"}},
 		{"no plugins", `{"cniVersion": "1.0.0", "name": "n", "plugins": []}`, []string{"it has no plugins"}},
-		{"another's", `{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "bridge"}]}`, []string{"none of its plugins is tombolo: bridge"}},
+		{"another's", `{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "calico"}, {"type": "ptp"}]}`, []string{"none of its plugins is tombolo: calico, ptp"}},
+		{"another's, alone", `{"cniVersion": "1.0.0", "name": "n", "type": "calico"}`, []string{"its plugin is not tombolo: calico"}},
+		{"by names", `{"cniVersion": "0.2.0", "name": "n", "plugins": [{"type": "portmap", "conditionsV4": ["-s"], "capabilities": {"portMappings": true}},
+			{"type": "bridge", "isGateway": "yes", "vlan": 5000, "nosuch": 1, "ipam": {"type": "host-local", "subnet": "10.1.0.0"}}, {"type": "calico"},
+			{"type": "bandwidth", "ingressRate": 8}, {"type": "firewall", "ingressPolicy": "none"}, {"type": "tuning", "mac": "x"}]}`,
+			[]string{"plugins[0]: conditionsV4", "plugins[0]: portmap works on what a plugin before it makes", `plugins[1]: field "isGateway"`, "plugins[1]: vlan 5000", "10.1.0.0",
+				`plugins[3]: cniVersion "0.2.0"`, "plugins[3]: ingressRate 8", `plugins[4]: cniVersion "0.2.0"`, `plugins[4]: ingressPolicy "none"`, "plugins[5]"}},
 		{"all at once", `{"cniVersion": "9.9.9", "name": "n", "plugins": [
 			{"type": "tombolo", "mode": "router", "mtu": 7, "bridge": "a/b", "nosuch": 1, "ipMasq": "yes", "logFile": "x", "logLevel": "loud",
 			 "vlan": 5000, "ingressPolicy": "none", "capabilities": {"portMappings": true},
@@ -72,6 +78,36 @@ func TestWhatAConfigurationWouldDo(t *testing.T) {
 		if !strings.Contains(text, want) {
 			t.Errorf("nothing says %s:\n%s", want, text)
 		}
+	}
+}
+
+// The lists are those that documentation has: test/cni runs them.
+func TestListsOfTheReferencesNamesAreReadByThem(t *testing.T) {
+	t.Parallel()
+	for file, want := range map[string][]string{
+		"kubernetes": {"names: read as", `network "containerd-net" is on bridge cni0`, "from 10.88.0.0/16, 2001:db8:4860::/64 (host-local), reserved in /var/lib/cni/networks/containerd-net", "MTU 1500", "pods get the routes of the ipam section", "has the host's address", "portmap: ports that"},
+		"podman":     {"on bridge cni-podman0", "firewall: other firewalls", "tuning: kernel"},
+		"nerdctl":    {"on bridge nerdctl0"},
+		"nomad":      {"loopback: lo is", "on bridge nomad", "chain: it runs after loopback"},
+	} {
+		data, err := os.ReadFile("../../../test/cni/testdata/dropin/" + file + ".conflist")
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := Examine(data)
+		text := strings.Join(r.Plan, "\n")
+		for _, one := range want {
+			if !strings.Contains(text, one) {
+				t.Errorf("%s: nothing says %s:\n%s", file, one, text)
+			}
+		}
+		if len(r.Problems)+len(r.Warnings) > 0 || strings.Contains(text, "ports: ") {
+			t.Errorf("%s: problems %q, warnings %q", file, r.Problems, r.Warnings)
+		}
+	}
+	r := Examine([]byte(`{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "ptp"}, {"type": "portmap", "capabilities": {"portMapping": true}}]}`))
+	if len(r.Problems) > 0 || len(r.Warnings) != 2 || !strings.Contains(r.Warnings[1], "publishes no ports") {
+		t.Errorf("a capability that is misspelt: %+v", r)
 	}
 }
 

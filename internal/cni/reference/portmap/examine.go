@@ -1,0 +1,12 @@
+package portmap
+
+import "github.com/tombolo-cni/tombolo/internal/cni/reference"
+
+// Examine says what ADD would find wrong with a configuration, by that alone.
+func Examine(c *reference.Call) error {
+	f, err := read(c)
+	if err != nil {
+		return err
+	}
+	return f.unsupported()
+}

@@ -7,6 +7,9 @@
 // operator has decided stays: a link that is in a zone other than the default one, or in any by
 // the permanent configuration, is left there.
 //
+// Where an attachment asks for it, as the reference plugin firewall's do, the pod's addresses are sources
+// of a zone for as long as the attachment is on record: see package sources.
+//
 // Without a bus or firewalld, and where firewalld works in another network namespace, nothing
 // happens until they come.
 package firewalld
@@ -18,6 +21,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/sources"
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
@@ -63,17 +67,20 @@ func (k *keeper) keep(ctx context.Context) {
 // keeper keeps links in the zone.
 type keeper struct {
 	state   *state.Dir
+	sources *sources.Dir
 	address string
 	log     *slog.Logger
 
 	patience, again, pause, later time.Duration // the constants, but for tests
 
-	told string          // the error that was reported last
-	left map[string]bool // links of which it was logged that they are left where they are
+	told, toldSources string          // the errors that were reported last
+	left              map[string]bool // links of which it was logged that they are left where they are
+
+	entries []*sources.Entry // what attachments ask for and have, as of the last look
 }
 
 func newKeeper(cfg *Config) *keeper {
-	k := &keeper{state: cfg.State, address: cfg.Address, log: cfg.Log, patience: patience, again: again, pause: pause, later: later, left: map[string]bool{}}
+	k := &keeper{state: cfg.State, sources: sources.Of(cfg.State), address: cfg.Address, log: cfg.Log, patience: patience, again: again, pause: pause, later: later, left: map[string]bool{}}
 	if k.address == "" {
 		k.address = systemBus
 	}
@@ -90,7 +97,7 @@ func (k *keeper) report(err error) {
 		text = err.Error()
 	}
 	if text != "" && text != k.told {
-		k.log.Warn("cannot have bridges join firewalld's zone "+zone+": trying again", "err", err)
+		k.log.Warn("cannot have firewalld's zones as pods need them: trying again", "err", err)
 	}
 	k.told = text
 }
@@ -98,6 +105,9 @@ func (k *keeper) report(err error) {
 // meet connects to the bus, and works until the connection ends.
 func (k *keeper) meet(ctx context.Context) error {
 	b, err := dialBus(ctx, k.address, k.patience)
+	if errors.Is(err, errNoBus) {
+		k.dropSources()
+	}
 	if err != nil {
 		return err
 	}
@@ -106,6 +116,8 @@ func (k *keeper) meet(ctx context.Context) error {
 		there, err := b.isThere(ctx)
 		if err == nil && there {
 			err = k.attend(ctx, b)
+		} else if err == nil {
+			k.dropSources()
 		}
 		k.report(err)
 		if err != nil {
@@ -126,28 +138,39 @@ func (k *keeper) attend(ctx context.Context, b *bus) error {
 		return err
 	}
 	defer lock.Close()
+	asked, stop := watch(k.sources.Path())
+	defer stop()
 	for {
-		changed := k.state.NetworksChanged()
-		if err := k.look(ctx, b); nobody(err) {
+		changed := k.changed()
+		err := k.look(ctx, b)
+		if err == nil {
+			err = k.lookAtSources(ctx, b)
+		}
+		if nobody(err) {
 			return nil
 		} else if err != nil {
 			return err
 		}
 		k.report(nil)
-		if there, err := k.stir(ctx, b, changed); err != nil || !there {
+		if there, err := k.stir(ctx, b, changed, asked); err != nil || !there {
 			return err
 		}
 	}
 }
 
+// changed is a number that changes with what there is to look at.
+func (k *keeper) changed() int64 { return k.state.NetworksChanged() + k.sources.Changed(k.entries) }
+
 // stir waits for networks or firewalld to change, and says whether firewalld is still there. A
 // change that came within the same tick of the clock as the one before is seen later.
-func (k *keeper) stir(ctx context.Context, b *bus, changed int64) (there bool, _ error) {
+func (k *keeper) stir(ctx context.Context, b *bus, changed int64, asked <-chan struct{}) (there bool, _ error) {
 	timer := time.NewTicker(k.pause)
 	defer timer.Stop()
-	for end := time.Now().Add(k.later); changed == k.state.NetworksChanged() && time.Now().Before(end); {
+	for end := time.Now().Add(k.later); changed == k.changed() && time.Now().Before(end); {
 		select {
 		case <-timer.C:
+		case <-asked:
+			return true, nil
 		case <-b.news:
 			return b.isThere(ctx)
 		case <-b.ended():

@@ -1,6 +1,7 @@
 package cni
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -27,6 +28,7 @@ type side struct {
 	*node
 	programs string // the directory of them
 	network  string // the name of that of chain; net where it is empty
+	bus      string // address of the system's; empty for none
 	data     string // for the files that a configuration names, as DATA
 	pods     map[string]*pod
 	results  map[string]string // of a pod's last ADD
@@ -95,7 +97,7 @@ func (s *side) call(v verb) outcome {
 		c.netns = v.netns
 	}
 	stdin := strings.NewReplacer("DATA", s.data, "POD", p.path, "STATE", s.state).Replace(v.conf)
-	environ := append(c.environ(), "CNI_PATH="+s.programs)
+	environ := append(c.environ(), "CNI_PATH="+s.programs, "DBUS_SYSTEM_BUS_ADDRESS="+cmp.Or(s.bus, "unix:path=/nowhere"))
 	o, err := s.exec(context.Background(), filepath.Join(s.programs, v.plugin), []byte(stdin), environ)
 	if err != nil {
 		s.Fatal(err)

@@ -1,5 +1,5 @@
 // Package firewall is the reference's plugin of that name: it has other firewalls let pass what a pod
-// sends, and keeps bridges apart.
+// sends, has tombolod put its addresses into a zone of firewalld, and keeps bridges apart.
 package firewall
 
 import (
@@ -15,9 +15,10 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// conf is the plugin's configuration. firewalldZone is for its backend firewalld alone.
+// conf is the plugin's configuration.
 type conf struct {
 	Backend                string `json:"backend"`
+	FirewalldZone          string `json:"firewalldZone"`
 	IptablesAdminChainName string `json:"iptablesAdminChainName"`
 	IngressPolicy          string `json:"ingressPolicy"`
 
@@ -44,14 +45,6 @@ func read(c *reference.Call) (*conf, error) {
 	return &f, nil
 }
 
-// unsupported says what of the configuration this plugin cannot do.
-func (f *conf) unsupported() error {
-	if f.Backend != "firewalld" {
-		return nil
-	}
-	return reference.Errorf(types.ErrUnsupportedField, `backend "firewalld" is not supported: leave it out, or have the reference's firewall do this (tombolo install --undo --names firewall DIR)`)
-}
-
 // Run is the plugin of that name. As there, STATUS does nothing.
 func Run(ctx context.Context, c *reference.Call) (*current.Result, error) {
 	switch c.Verb {
@@ -64,27 +57,53 @@ func Run(ctx context.Context, c *reference.Call) (*current.Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	var prev *current.Result
-	if c.Verb != "DEL" {
-		if prev, err = c.Chained(); err == nil {
-			err = f.unsupported()
-		}
-		if err != nil {
-			return nil, err
-		}
+	if c.Verb == "DEL" {
+		return nil, f.del(ctx, c)
+	}
+	prev, err := c.Chained()
+	if err != nil {
+		return nil, err
+	}
+	z, err := f.zone(c, prev)
+	if err != nil {
+		return nil, err
 	}
 	node, err := c.Open()
 	if err != nil {
 		return nil, err
 	}
-	switch c.Verb {
-	case "ADD":
-		return prev, node.Admit(ctx, c.Key(), c.Interface(prev), network.Admission{Policy: f.policy, AdminChain: f.IptablesAdminChainName})
-	case "DEL":
-		if err := node.Unadmit(ctx, c.Key()); !errors.Is(err, network.ErrNotAttached) {
-			return nil, err
-		}
-		return nil, leftover.Forward(ctx, c)
+	if c.Verb == "CHECK" {
+		diffs, err := node.CheckAdmitted(ctx, c.Key(), f.policy)
+		return nil, reference.Differ(append(diffs, z.check()...), err)
 	}
-	return nil, reference.Differ(node.CheckAdmitted(ctx, c.Key(), f.policy))
+	err = node.Admit(ctx, c.Key(), c.Interface(prev), network.Admission{Policy: f.policy, AdminChain: f.IptablesAdminChainName})
+	if err == nil {
+		if err = z.ask(ctx); err != nil {
+			err = errors.Join(err, f.del(context.WithoutCancel(ctx), c))
+		}
+	}
+	return prev, err
+}
+
+// del takes back what ADD did, or the reference's plugin.
+func (f *conf) del(ctx context.Context, c *reference.Call) error {
+	prev, err := c.Prev()
+	if err != nil {
+		prev = nil // it names what the reference has left, and nothing else
+	}
+	z, err := f.zone(c, prev)
+	if err == nil {
+		err = z.leave(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	node, err := c.Open()
+	if err != nil {
+		return err
+	}
+	if err := node.Unadmit(ctx, c.Key()); !errors.Is(err, network.ErrNotAttached) {
+		return err
+	}
+	return leftover.Forward(ctx, c)
 }

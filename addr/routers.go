@@ -49,6 +49,9 @@ type Advertised struct {
 	// advertisement. Those that came before HearRouters are not among them.
 	Servers []netip.Addr
 	Search  []string
+	// OtherConfig says that a DHCPv6 server has more to tell, such as resolvers (RFC 4861, section 4.2,
+	// flags O and M).
+	OtherConfig bool
 }
 
 // HearRouters starts to hear, in the namespace of cfg. Start before the link
@@ -100,7 +103,8 @@ func (r *Routers) Advertised(ctx context.Context, conn *Conn, link int) (*Advert
 			continue
 		case len(pending) > 0:
 		case len(usable) > 0:
-			return &Advertised{Addresses: usable, Servers: r.naming.servers, Search: r.naming.search}, nil
+			flags, err := conn.routerFlags(link)
+			return &Advertised{Addresses: usable, Servers: r.naming.servers, Search: r.naming.search, OtherConfig: flags&(linkRAManaged|linkRAOther) != 0}, err
 		case r.duplicate != nil:
 			return nil, &tombolo.OpError{Op: "form address", Object: r.duplicate.String(), Err: ErrDuplicate}
 		}

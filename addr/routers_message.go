@@ -180,6 +180,7 @@ func isLabel(s string) bool {
 const (
 	linkRAReceived = 0x20 // IF_RA_RCVD, include/net/if_inet6.h: since the kernel has asked for one
 	linkRAManaged  = 0x40 // IF_RA_MANAGED: the M flag of the last one
+	linkRAOther    = 0x80 // IF_RA_OTHERCONF: its O flag
 )
 
 // routerFlags asks for what IPv6 notes about a link. They are 0 for one without IPv6.

@@ -43,7 +43,7 @@ func (n *Node) Add(ctx context.Context, nw *Network, pod *Pod) (*Attachment, err
 	if err != nil && nw.lacking(err) && n.reclaim(ctx, nw) {
 		made, err = n.tryAdd(ctx, nw, pod)
 	}
-	if err == nil && nw.DHCPv6 {
+	if err == nil && (nw.DHCPv6 || made.informs) {
 		return n.await6(ctx, pod, made)
 	}
 	return made, err
@@ -192,6 +192,7 @@ func (a *adding) made(t *tied) *Attachment {
 	if t.lease != nil && t.lease.Applied.MTU > 0 {
 		at.PodMTU = min(t.lease.Applied.MTU, at.MTU)
 	}
+	at.informs = t.lease != nil && t.lease.Six != nil && t.lease.Six.Stateless
 	return at
 }
 
@@ -202,6 +203,7 @@ type given struct {
 	hosts     state.HostGateways // of addresses whose default route leads to the host
 	routes    []route.Route
 	dns       DNS
+	informs   bool // DHCPv6 has DNS that routers do not tell
 }
 
 // tied is a pod on its network, with addresses.

@@ -63,6 +63,7 @@ func (a *adding) advertised(ctx context.Context, asked *solicited, g given, b *b
 		g.routes = append(g.routes, r)
 	}
 	g.dns.Servers = append(g.dns.Servers, got.Servers...)
+	g.informs = got.OtherConfig && len(got.Servers) == 0
 	return g, nil
 }
 

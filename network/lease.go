@@ -122,6 +122,10 @@ func (a *adding) lease(ctx context.Context) (*tied, error) {
 	if err != nil {
 		return nil, err
 	}
+	if g.informs && !a.leasing.asked.KeeperOptional {
+		rec.Six = lease.SixOf(&rec.Client)
+		rec.Six.Stateless = true
+	}
 	if err := a.s.Enter(ctx); err != nil {
 		return nil, err
 	}
@@ -258,8 +262,8 @@ func (l *leasing) commit(ctx context.Context, s *session.Session, rec *lease.Rec
 	return s.Enter(ctx)
 }
 
-// await6 waits for the address that the keeper leases for a pod by DHCPv6, and adds it to what Add
-// gives. Without it there is no attachment.
+// await6 waits for what the keeper gets for a pod by DHCPv6, and adds it to what Add gives: an address
+// and DNS, or DNS alone. Without the address there is no attachment.
 func (n *Node) await6(ctx context.Context, pod *Pod, made *Attachment) (*Attachment, error) {
 	limit := pod.Lease.Client.Timeout
 	if limit == 0 {
@@ -267,6 +271,14 @@ func (n *Node) await6(ctx context.Context, pod *Pod, made *Attachment) (*Attachm
 	}
 	waiting, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
+	if made.informs {
+		servers, search, err := dhcplease.AwaitDNS(waiting, n.leaseDir, made.rec.Hash())
+		if err != nil {
+			n.log.Warn(err.Error())
+		}
+		made.addDNS(servers, search)
+		return made, nil
+	}
 	rec, got, err := dhcplease.Await6(waiting, n.dir, n.leaseDir, made.rec)
 	if err != nil {
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
@@ -280,12 +292,17 @@ func (n *Node) await6(ctx context.Context, pod *Pod, made *Attachment) (*Attachm
 		}
 	}
 	made.Addresses, made.rec = append(slices.Clone(made.Addresses), own), rec
-	for _, server := range got.DNS {
-		if server.IsLinkLocalUnicast() {
-			server = server.WithZone(made.IfName)
-		}
-		made.DNS.Servers = append(made.DNS.Servers, server)
-	}
-	made.DNS.Search = append(made.DNS.Search, got.Search...)
+	made.addDNS(got.DNS, got.Search)
 	return made, nil
+}
+
+// addDNS adds what a DHCPv6 server has told.
+func (a *Attachment) addDNS(servers []netip.Addr, search []string) {
+	for _, server := range servers {
+		if server.IsLinkLocalUnicast() {
+			server = server.WithZone(a.IfName)
+		}
+		a.DNS.Servers = append(a.DNS.Servers, server)
+	}
+	a.DNS.Search = append(a.DNS.Search, search...)
 }

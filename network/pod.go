@@ -103,6 +103,8 @@ type Attachment struct {
 	DNS       DNS             // by a lease and router advertisements
 
 	rec *state.Attachment
+	// informs says that the keeper asks for the pod's DNS by DHCPv6.
+	informs bool
 }
 
 // DNS is how a pod resolves names.

@@ -47,6 +47,9 @@ func (v *visit) wakes6(t time.Time) bool {
 	if v.r.Six == nil {
 		return false
 	}
+	if i := v.r.Six.Information; i != nil && t.Before(i.Until) {
+		return false
+	}
 	s := v.m.six.session
 	return s == nil || !s.Wake().IsZero() && !t.Before(s.Wake())
 }
@@ -114,6 +117,9 @@ func (v *visit) keep6(p pod6) error {
 		x.limit = now().Add(acquireWait)
 	}
 	err := errors.Join(x.run(), x.hangUp())
+	if s := v.m.six.session; s != nil && s.State() == dhcp6.Informed {
+		v.m.six.session = nil // the next time it is asked anew
+	}
 	return errors.Join(err, v.follow())
 }
 
@@ -129,6 +135,9 @@ func (v *visit) restore6() error {
 		return err
 	}
 	s := machine.Start(now(), rand.Uint64())
+	if v.r.Six.Stateless {
+		s = machine.Inform(now(), rand.Uint64())
+	}
 	if l := v.r.Six.Lease; l != nil && !v.r.Six.Checking {
 		if s, err = machine.Confirm(now(), rand.Uint64(), l); err != nil {
 			return err
@@ -251,10 +260,25 @@ func (x *exchange6) took(out dhcp6.Output) error {
 			return err
 		}
 	}
-	if out.Bound != nil {
+	switch {
+	case out.Bound != nil:
 		return x.bound6(out.Bound)
+	case out.Information != nil:
+		return x.informed(out.Information)
 	}
 	return nil
+}
+
+// informed writes down what a pod without a lease learns.
+func (x *exchange6) informed(i *dhcp6.Information) error {
+	six := *x.r.Six
+	six.Information, six.Error = &lease.Information{DNS: i.DNS, Search: i.Search, Until: now().Add(i.Refresh).UTC()}, ""
+	err := x.underLockOf(func(held *lease.Held) error {
+		x.r.Six = &six
+		return held.Replace(x.r)
+	})
+	x.log.Debug("asked for DNS by DHCPv6", append(x.who(), "servers", i.DNS, "ignored", i.Ignored)...)
+	return err
 }
 
 // check looks whether another host has an address. The pod's part of the firewall is made before, or it
@@ -363,7 +387,11 @@ func (x *exchange6) unheard() error {
 		return nil
 	}
 	x.m.slow = true
-	why := x.m.six.session.Failure("lease an address", now(), dhcpc.ErrTimeout)
+	op := "lease an address"
+	if x.r.Six.Stateless {
+		op = "ask for DNS"
+	}
+	why := x.m.six.session.Failure(op, now(), dhcpc.ErrTimeout)
 	if x.m.six.session.Lease() != nil {
 		x.log.Warn("no server renews the DHCPv6 lease yet", append(x.who(), "err", why, "next", x.m.six.session.Wake())...)
 		return nil

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -55,6 +56,9 @@ func EntryOf(r *Record, now time.Time) Entry {
 			e.Left = int64(l.Left(now) / time.Second)
 		}
 	}
+	if r.Six != nil && r.Six.Information != nil {
+		e.DNS = append(slices.Clone(e.DNS), r.Six.Information.DNS...)
+	}
 	return e
 }
 
@@ -83,7 +87,7 @@ func WriteTable(w io.Writer, records []*Record, now time.Time) error {
 		pod := podOf(r)
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
 			e.Network, pod, e.IfName, orDash(e.Address.IsValid(), e.Address), e.MAC, orDash(e.Server.IsValid(), e.Server), e.State, left(r, now))
-		if r.Six != nil {
+		if r.Six != nil && !r.Six.Stateless {
 			state, ends := Bound, "-"
 			if r.Six.Lease == nil {
 				state = Adding

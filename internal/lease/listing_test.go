@@ -19,10 +19,13 @@ func listed() []*Record {
 	adding.State, adding.Lease, adding.Pod = Adding, nil, ""
 	hours := sample()
 	hours.Lease.Expire = at(25*time.Hour + time.Minute)
-	for _, r := range []*Record{soon, forever, ended, adding, hours} {
+	for _, r := range []*Record{soon, forever, ended, adding} {
 		r.Six = nil
 	}
-	return []*Record{sample(), hours, soon, forever, ended, adding}
+	hours.Six.Lease, hours.Six.Error = nil, ""
+	both := sample()
+	both.Six.Stateless, both.Six.Information = false, nil
+	return []*Record{both, hours, soon, forever, ended, adding}
 }
 
 func TestLeasesAreListedForPeople(t *testing.T) {

@@ -26,6 +26,16 @@ type Six struct {
 	// the firewall lets no pod ask about an address that is not its own.
 	Checking bool   `json:"checking,omitempty"`
 	Error    string `json:"error,omitempty"` // the last trouble, while it lasts
+	// Stateless says that the pod has its addresses by routers, and wants Information alone.
+	Stateless   bool         `json:"stateless,omitempty"`
+	Information *Information `json:"information,omitempty"`
+}
+
+// Information is what a server tells clients without a lease.
+type Information struct {
+	DNS    []netip.Addr `json:"dns,omitempty"`
+	Search []string     `json:"search,omitempty"`
+	Until  time.Time    `json:"until"` // when to ask again
 }
 
 // SixOf gives what a client of DHCPv4 is to DHCPv6 servers: what its identifier says, in a DUID of 16

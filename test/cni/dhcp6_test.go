@@ -161,3 +161,44 @@ func TestDHCPv6NeedsTheKeeperAndDHCP(t *testing.T) {
 		wantError(t, err, 7, `ipv6 "dhcp"`)
 	}
 }
+
+// A router that gives addresses itself, and by DHCPv6 nothing but DNS (flags M=0, O=1).
+func TestPodsThatFormTheirAddressesAskForDNSByDHCPv6(t *testing.T) {
+	t.Parallel()
+	l := newLAN6(t)
+	// That tag keeps the server out of router advertisements.
+	l.server = nstest.NewDnsmasq(t, l.router, "eth0", "--dhcp-range=fd00:50::,ra-stateless", "--enable-ra", "--ra-param=eth0,10",
+		"--dhcp-option=tag:dhcpv6,option6:dns-server,[fd00:50::53]", "--dhcp-option=tag:dhcpv6,option6:domain-search,pod.lan")
+	k := l.keep(t)
+	w := l.leasing(conf{"ipv6": "slaac"})
+	p := l.pod("a")
+	r := w.add(p)
+	if !slices.Contains(r.DNS.Nameservers, "fd00:50::53") || !slices.Contains(r.DNS.Search, "pod.lan") {
+		t.Errorf("DNS %+v", r.DNS)
+	}
+	if err := w.check(p); err != nil {
+		t.Error(err)
+	}
+	listed := func() string { return l.operate("leases", "--json", "--leases", l.state+"-leases").stdout }
+	if !strings.Contains(listed(), `"fd00:50::53"`) {
+		t.Errorf("tombolo leases:\n%s", listed())
+	}
+	asked := func() int { return strings.Count(l.server.Logged(), "DHCPINFORMATION-REQUEST(") }
+	if asked() != 1 {
+		t.Errorf("asked %d times", asked())
+	}
+	// Whoever has an answer does not ask before its time is up.
+	k.kill()
+	k = l.keep(t)
+	w.add(l.pod("b"))
+	if asked() != 2 {
+		t.Errorf("asked %d times, for two pods", asked())
+	}
+	w.del(p)
+	// Without an answer there is the pod without that DNS.
+	k.freeze(t)
+	if r := w.add(l.pod("c")); slices.Contains(r.DNS.Nameservers, "fd00:50::53") {
+		t.Errorf("DNS %+v", r.DNS)
+	}
+	k.thaw(t)
+}

@@ -204,7 +204,7 @@ func Differences(rec *state.Attachment, keeperOptional bool) ([]tombolo.Differen
 	case r.Lease.Left(time.Now()) == 0:
 		add("its lease of %s ended at %s", r.Lease.Address, r.Lease.Expire.Format(time.RFC3339))
 	}
-	if err == nil && r.Six != nil {
+	if err == nil && r.Six != nil && !r.Six.Stateless {
 		switch own := r.Leased6(); {
 		case !own.IsValid():
 			add("it has no address by DHCPv6: %s", r.Six.Error)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -71,6 +72,35 @@ func Await6(ctx context.Context, dir *state.Dir, path string, a *state.Attachmen
 				why = rec.Six.Error
 			}
 			return nil, nil, fail.Errorf(fail.ErrTryAgain, `ipv6 "dhcp": %s (%v)`, why, context.Cause(ctx))
+		case <-time.After(awaitPause):
+		}
+	}
+}
+
+// dnsWait is how long a pod's ADD waits for DNS that it can do without: a server is asked thrice in it.
+const dnsWait = 4 * time.Second
+
+// AwaitDNS waits until the keeper has asked for a pod's DNS.
+func AwaitDNS(ctx context.Context, path, hash string) (servers []netip.Addr, search []string, _ error) {
+	ctx, cancel := context.WithTimeout(ctx, dnsWait)
+	defer cancel()
+	leases, err := lease.Open(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	for {
+		rec, err := leases.Load(hash)
+		switch {
+		case err != nil:
+			return nil, nil, deleted(err)
+		case rec.Six == nil:
+			return nil, nil, nil
+		case rec.Six.Information != nil:
+			return rec.Six.Information.DNS, rec.Six.Information.Search, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, nil, fmt.Errorf("no DNS by DHCPv6, although routers say that there is (%w)", context.Cause(ctx))
 		case <-time.After(awaitPause):
 		}
 	}

@@ -305,6 +305,13 @@ func (m *machine) down(lost bool) nstest.Snapshot {
 	for _, id := range []string{podA, podA, podB, podElsewhere} {
 		m.verb("DEL of "+id, m.cni.DelNetworkList(ctx, m.list(id), m.runtime(id)))
 	}
+	return list.Plus(m.left()...).Plus(m.said...)
+}
+
+// left says what there is once pods are gone.
+func (m *machine) left() nstest.Snapshot {
+	m.Helper()
+	var list nstest.Snapshot
 	rules := m.run("nft", "list", "ruleset")
 	for id, addrs := range m.at {
 		for _, a := range addrs {
@@ -334,7 +341,7 @@ func (m *machine) down(lost bool) nstest.Snapshot {
 	if err != nil {
 		m.Fatal(err)
 	}
-	return list.Plus(m.said...)
+	return list
 }
 
 // reserved are the addresses that host-local has on record.
@@ -512,4 +519,63 @@ func compareByName(t *testing.T, d *documented, each bool, seen *sync.Map) {
 		}
 		return true
 	})
+}
+
+// A node changes to this program's names while pods of the reference's run, or back: packets meet what they met
+// before, also once a pod of the other side has come; and the other side's DEL leaves nothing.
+func TestDocumentedListsChangeOverWithPodsRunning(t *testing.T) {
+	t.Parallel()
+	for name, d := range documentedLists() {
+		if !strings.HasPrefix(name, "all by") && os.Getenv("TOMBOLO_LONG") == "" {
+			continue // their plugins and fields are in those
+		}
+		for _, back := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, back %t", name, back), func(t *testing.T) {
+				t.Parallel()
+				const late = "late"
+				m := newMachine(t, d, map[bool][]string{true: {"all"}}[back])
+				m.up()
+				calls := m.probes()
+				before := m.fates(calls, noAnswer)
+				same := func(when string) {
+					t.Helper()
+					after := m.fates(calls, noAnswer)
+					again := slices.DeleteFunc(slices.Clone(calls), func(p probe) bool { return before[p.String()] == after[p.String()] })
+					maps.Copy(after, m.fates(again, 5*noAnswer))
+					for _, p := range again {
+						if was, is := before[p.String()], after[p.String()]; was != is {
+							t.Errorf("%s, %s: %s, and was %s", when, p, is, was)
+						}
+					}
+				}
+				change := []string{"install", "--names", "all", m.programs}
+				if back {
+					change = []string{"install", "--undo", m.programs}
+				}
+				if o := m.operate(change...); o.status != 0 {
+					t.Fatalf("%q: %s%s", change, o.stdout, o.stderr)
+				}
+				same("with the other programs")
+				m.add(late)
+				same("with a pod of the other programs")
+				ctx := context.Background()
+				for _, id := range []string{late, podStale, podA, podB, podElsewhere} {
+					m.verb("DEL of "+id, m.cni.DelNetworkList(ctx, m.list(id), m.runtime(id)))
+				}
+				for id := range m.at {
+					vanish(t, m.of(id).path)
+				}
+				if o := m.operate("gc"); back && o.status != 0 {
+					t.Errorf("gc: %s%s", o.stdout, o.stderr)
+				}
+				if said := strings.Join(m.said, "\n"); strings.Contains(said, "fails") {
+					t.Errorf("the verbs:\n%s", said)
+				}
+				expected := regexp.MustCompile(`^left: (link (lo|eth0@\w+|other0|` + m.bridge + `)|route_localnet of .*)$`)
+				if left := slices.DeleteFunc(m.left(), expected.MatchString); len(left) > 0 {
+					t.Errorf("at the end:\n%s", strings.Join(left, "\n"))
+				}
+			})
+		}
+	}
 }

@@ -28,11 +28,20 @@ type Interface struct {
 	Addresses []netip.Prefix // of those that the host reaches the pod by
 }
 
+// Publication is what Publish is asked for.
+type Publication struct {
+	Ports []HostPort
+	// SNAT says whose calls come to the pod from the host's address. Of a pod of another program's, what SNATNeeded
+	// means is SNATLink; a network has the rules for it.
+	SNAT nft.SNAT
+}
+
 // Publish has ports of the host lead to a pod that is attached already, in place of those that do,
 // as if its Add had been asked for them; without any, none does. It undoes itself. An attachment
 // that is not on record is what other says, and gets a record of what it has; with nil it is
 // ErrNotAttached. It needs CAP_NET_ADMIN, and CAP_SYS_ADMIN to enter a pod of another program's.
-func (n *Node) Publish(ctx context.Context, key Key, other *Interface, ports []HostPort) error {
+func (n *Node) Publish(ctx context.Context, key Key, other *Interface, what Publication) error {
+	ports := what.Ports
 	rec, err := n.attached(ctx, key, other)
 	if err != nil {
 		return err
@@ -49,7 +58,7 @@ func (n *Node) Publish(ctx context.Context, key Key, other *Interface, ports []H
 		if len(ports) == 0 {
 			return at.Unpublish(ctx, s)
 		}
-		return at.Publish(ctx, s, published(ports))
+		return at.Publish(ctx, s, published(ports), what.SNAT)
 	})
 }
 
@@ -102,7 +111,7 @@ func (n *Node) attached(ctx context.Context, key Key, other *Interface) (*state.
 
 // CheckPublished compares the host ports of an attachment with those that Publish was asked for. An attachment
 // that is not on record is ErrNotAttached. It changes nothing.
-func (n *Node) CheckPublished(ctx context.Context, key Key, ports []HostPort) ([]tombolo.Difference, error) {
+func (n *Node) CheckPublished(ctx context.Context, key Key, what Publication) ([]tombolo.Difference, error) {
 	rec, err := n.attached(ctx, key, nil)
 	if err != nil {
 		return nil, err
@@ -113,7 +122,10 @@ func (n *Node) CheckPublished(ctx context.Context, key Key, ports []HostPort) ([
 	}
 	defer s.Close()
 	found := &inspect.Findings{}
-	for _, p := range published(ports) {
+	if has := endpoint.SNAT(rec.PortSNAT); has != chained.SNAT(rec, what.SNAT) {
+		found.Add("calls of its ports come from the host's address as by %q, which is not what was asked for", rec.PortSNAT)
+	}
+	for _, p := range published(what.Ports) {
 		if !slices.ContainsFunc(rec.Published, func(has state.Published) bool {
 			has.Withheld = false
 			return has == p

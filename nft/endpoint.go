@@ -80,6 +80,8 @@ type Endpoint struct {
 	// addresses of either family. A port on an address of a family that the pod has
 	// no address of is passed over; one that is listed twice counts once.
 	Ports []Port
+	// PortSNAT says whose calls of Ports come to the pod with the host's address in place of their own.
+	PortSNAT SNAT
 }
 
 func (o Owner) check() error {
@@ -152,5 +154,8 @@ func (ep *Endpoint) elements() []ruleset.Element {
 // be younger than its elements.
 func (ep Endpoint) traces() []ruleset.Element {
 	ep.Masquerade = true
+	if ep.PortSNAT != SNATNeeded {
+		ep.PortSNAT = snatAny
+	}
 	return append(ep.elements(), ep.leftovers()...)
 }

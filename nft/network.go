@@ -63,6 +63,8 @@ type Network struct {
 	// It also drops, from such ports, IP behind a tag of VLAN 0, which reaches other pods past
 	// the firewall's hooks, and, from ports in PodGroup, multicast queries.
 	Groups bool
+	// PortSNAT has what Endpoint.PortSNAT needs that is not SNATNeeded. Without it, ports that had that keep it.
+	PortSNAT bool
 	// DropReports keeps the multicast listener reports of others (MLDv2, RFC 3810) from those
 	// ports of the bridge that are in PodGroup. Each pod with IPv6 sends some when it
 	// starts, and a bridge that has heard of no querier sends them to all ports, where
@@ -130,7 +132,7 @@ func (n *Network) spec() *ruleset.Network {
 	s := &ruleset.Network{
 		Key: ruleset.NetworkKey(n.Name), Masquerade: n.Masquerade, Exempt: slices.Concat(n.Prefixes, n.NonMasquerade),
 		Bridge: n.Bridge, VLANOf: n.VLANOf, NFCall: n.NFCall, LAN: n.LAN, Policy: ruleset.Policy(n.Policy),
-		Guard: n.Guard, Groups: n.Groups, DropReports: n.DropReports,
+		Guard: n.Guard, Groups: n.Groups, DropReports: n.DropReports, PortSNAT: n.PortSNAT,
 	}
 	for _, d := range n.Dedup {
 		s.Dedup = append(s.Dedup, ruleset.Dedup(d))

@@ -28,6 +28,26 @@ type Port struct {
 	HostPort, PodPort uint16
 }
 
+// SNAT says whose calls of published ports come to the pod with the host's address, on the link to the pod, in
+// place of their own.
+type SNAT uint8
+
+const (
+	// SNATNeeded are those whose answers would not find back otherwise: the host's own by 127.0.0.1, the pod's
+	// own, and, where what is bridged passes the hooks by, those of pods that are known. It is the default.
+	SNATNeeded SNAT = iota
+	// SNATLink are these, and all that come in by the link that leads to the pod: on a bridge of another
+	// program's, nothing else tells its pods. The network must be one with PortSNAT.
+	SNATLink
+	// SNATAll are all. The network must be one with PortSNAT.
+	SNATAll
+	// SNATNone are none but the host's own by 127.0.0.1: a pod behind the same link gets an answer only where the
+	// firewall sees it, and this one from itself never. The network must be one with PortSNAT.
+	SNATNone
+
+	snatAny // all elements that an endpoint may have by any of these
+)
+
 // String names the host's side: 8080/tcp, 192.0.2.1:8080/udp, [2001:db8::1]:8080/sctp.
 func (p Port) String() string {
 	text := strconv.Itoa(int(p.HostPort))
@@ -149,6 +169,9 @@ func (ep *Endpoint) checkPorts() error {
 	if len(ep.Ports) > 0 && len(ep.Addrs) == 0 {
 		return invalid("endpoint %s: it has ports to publish, and no address", ep.Owner)
 	}
+	if ep.PortSNAT >= snatAny {
+		return invalid("endpoint %s: PortSNAT is %d", ep.Owner, ep.PortSNAT)
+	}
 	_, err := ep.publications()
 	return err
 }
@@ -168,9 +191,19 @@ func (ep *Endpoint) portElements() []ruleset.Element {
 		f, pod := ruleset.FamilyOf(pub.pod.Addr()), pub.pod.Addr().AsSlice()
 		samePort := func(other publication) bool { return other.protocol == pub.protocol && other.pod == pub.pod }
 		if !slices.ContainsFunc(pubs[:i], samePort) {
-			list = append(list, ruleset.Element{Set: ruleset.InInet(f.Published), Key: ruleset.Key(bridge, pod, ruleset.Number8(pub.protocol), ruleset.Number16(pub.pod.Port()))})
+			key := ruleset.Key(bridge, pod, ruleset.Number8(pub.protocol), ruleset.Number16(pub.pod.Port()))
+			list = append(list, ruleset.Element{Set: ruleset.InInet(f.Published), Key: key})
+			if ep.PortSNAT == SNATAll || ep.PortSNAT == snatAny {
+				list = append(list, ruleset.Element{Set: ruleset.InInet(f.SNATAll), Key: key})
+			}
+			if ep.PortSNAT == SNATLink || ep.PortSNAT == snatAny {
+				list = append(list, ruleset.Element{Set: ruleset.InInet(f.SNATLink), Key: ruleset.Key(bridge, key)})
+			}
+			if ep.PortSNAT == SNATNone || ep.PortSNAT == snatAny {
+				list = append(list, ruleset.Element{Set: ruleset.InInet(f.SNATNone), Key: ruleset.Key(bridge, key)})
+			}
 		}
-		if i == 0 || pubs[i-1].pod.Addr() != pub.pod.Addr() {
+		if ep.PortSNAT != SNATNone && (i == 0 || pubs[i-1].pod.Addr() != pub.pod.Addr()) {
 			list = append(list, ruleset.Element{Set: ruleset.InInet(f.Selves), Key: ruleset.Key(bridge, pod, pod)})
 		}
 	}

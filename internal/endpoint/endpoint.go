@@ -22,7 +22,7 @@ func Of(a *state.Attachment) nft.Endpoint {
 	ep := nft.Endpoint{
 		Owner: nft.Owner(a.Hash()), Network: a.Network, Bridge: a.GatewayLink(),
 		Addrs: Addresses(a), MAC: mac, Masquerade: a.Masquerade, Ports: Ports(a),
-		PortsOnly: a.Other && !a.Admitted,
+		PortsOnly: a.Other && !a.Admitted, PortSNAT: SNAT(a.PortSNAT),
 	}
 	if a.Guarded {
 		ep.GuardedPort, ep.SLAAC, ep.MACOnly, ep.Untrusted = a.HostIf, a.SLAAC, a.MACOnly, a.Untrusted
@@ -42,10 +42,25 @@ func Of(a *state.Attachment) nft.Endpoint {
 func In(a *state.Attachment, n *state.Network) nft.Endpoint {
 	ep := Of(a)
 	ep.Masquerade = ep.Masquerade && n.Masquerade
+	if !n.PortSNAT {
+		ep.PortSNAT = nft.SNATNeeded // an earlier version has made the network anew
+	}
 	if !n.Guard {
 		ep.GuardedPort, ep.SLAAC, ep.MACOnly, ep.Untrusted = "", false, false, false
 	}
 	return ep
+}
+
+// SNAT reads whose calls of host ports come from the host's address, as it is on record.
+func SNAT(name string) nft.SNAT {
+	return nft.SNAT(max(slices.Index(snatNames(), name), 0))
+}
+
+// SNATName is the other way round.
+func SNATName(s nft.SNAT) string { return snatNames()[s] }
+
+func snatNames() []string {
+	return []string{nft.SNATNeeded: "", nft.SNATLink: "link", nft.SNATAll: "all", nft.SNATNone: "none"}
 }
 
 // Addresses lists an attachment's addresses.
@@ -100,9 +115,12 @@ func ProtocolName(number uint8) string {
 	return ""
 }
 
-// PublishesIPv4 says whether a port of the host's IPv4 addresses leads to the pod, or will
-// once more: one whose lease has ended has no address until the keeper has got another.
+// PublishesIPv4 says whether a port of the host's IPv4 addresses, 127.0.0.1 among them, leads to the pod, or
+// will once more: one whose lease has ended has no address until the keeper has got another.
 func PublishesIPv4(rec *state.Attachment) bool {
+	if SNAT(rec.PortSNAT) == nft.SNATNone {
+		return false // 127.0.0.1 would get no answer
+	}
 	leased := rec.IPAMType == Leased
 	return (leased || slices.ContainsFunc(rec.Addresses, func(a ipam.Address) bool { return a.Prefix.Addr().Is4() })) &&
 		slices.ContainsFunc(rec.Published, func(p state.Published) bool { return !p.HostIP.IsValid() || p.HostIP.Is4() })

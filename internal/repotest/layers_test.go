@@ -99,7 +99,7 @@ func layers() []layer {
 			"one plugin of the reference's"},
 		{[]string{"internal/cni/reference/limits"}, []string{"bridge/bandwidth", "internal/cni/reference", "internal/cni/reference/leftover", "network"},
 			"one plugin of the reference's"},
-		{[]string{"internal/cni/reference/portmap"}, []string{"internal/cni/reference", "internal/cni/reference/leftover", "internal/endpoint", "network"},
+		{[]string{"internal/cni/reference/portmap"}, []string{"internal/cni/reference", "internal/cni/reference/leftover", "internal/endpoint", "network", "nft"},
 			"one plugin of the reference's, and how mappings are written"},
 		{[]string{"internal/cni/loopback"}, []string{"addr", "internal/cni/reference", "internal/cni/reference/podlink", "internal/link", "internal/nl", "netns"},
 			"one link that every pod has: it knows no networks"},

@@ -77,6 +77,9 @@ type Attachment struct {
 	SLAAC bool `json:"slaac,omitempty"`
 
 	Published []Published `json:"published,omitempty"` // its host ports
+	// PortSNAT is whose calls of them come from the host's address, as package endpoint names it; empty are those
+	// that must.
+	PortSNAT string `json:"portSNAT,omitempty"`
 	// Waiting are the container's other attachments to which this one's host ports go when it
 	// is deleted: they have them as Withheld.
 	Waiting   []Waiting `json:"waiting,omitempty"`
@@ -186,6 +189,7 @@ func (a *Attachment) fields(c *codec) {
 	c.string("defaultRoute", &a.DefaultRoute)
 	c.bool("slaac", &a.SLAAC)
 	objects(c, "published", &a.Published, (*Published).fields)
+	c.string("portSNAT", &a.PortSNAT)
 	objects(c, "waiting", &a.Waiting, (*Waiting).fields)
 	if c.decoding || a.Bandwidth != (Bandwidth{}) {
 		c.object("bandwidth", a.Bandwidth.fields)

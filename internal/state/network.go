@@ -42,6 +42,7 @@ type Network struct {
 	Policy        string         `json:"policy,omitempty"`        // the ingress policy; empty is open
 	// ChainedPolicy is one that a plugin further down the chain asked for: the stricter counts.
 	ChainedPolicy string `json:"chainedPolicy,omitempty"`
+	PortSNAT      bool   `json:"portSNAT,omitempty"`    // it has the rules that a pod's PortSNAT needs
 	Guard         bool   `json:"guard,omitempty"`       // pods may use their own MAC and addresses only
 	Mark          uint64 `json:"mark,omitempty"`        // the bit of what is admitted
 	NFCall        *bool  `json:"nfCall,omitempty"`      // bridged packets pass the firewall; nil is not ours to say
@@ -92,6 +93,7 @@ func (n *Network) fields(c *codec) {
 	c.prefixes("nonMasquerade", &n.NonMasquerade)
 	c.string("policy", &n.Policy)
 	c.string("chainedPolicy", &n.ChainedPolicy)
+	c.bool("portSNAT", &n.PortSNAT)
 	c.bool("guard", &n.Guard)
 	c.uint64("mark", &n.Mark)
 	c.optional("nfCall", &n.NFCall)

@@ -43,7 +43,6 @@ func TestChainedPluginsByNameTakeWhatTheReferencesDo(t *testing.T) {
 		agree(t, name, theirs.call(v), ours.call(v))
 	}
 	for _, v := range []verb{
-		{plugin: "portmap", conf: `"masqAll":true,` + mapped(`"hostPort":8080,"containerPort":80`)},
 		{plugin: "portmap", conf: `"conditionsV4":["-s","10.0.0.1"],` + mapped(`"hostPort":8080,"containerPort":80`)}, {plugin: "portmap", conf: `"conditionsV6":["ip6 saddr fd00::1"],` + mapped(`"hostPort":8080,"containerPort":80`)},
 	} {
 		v.verb, v.id, v.conf = "ADD", "a", `{"cniVersion":"1.0.0","name":"net","stateDir":"STATE",`+v.conf+`}`

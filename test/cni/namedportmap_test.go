@@ -43,7 +43,11 @@ func (s *side) fates(out *netns.NS, pod, other *pod) string {
 				var network string
 				var number uint16
 				fmt.Sscan(port, &network, &number)
-				seen, err := nstest.AskWithin(s, tt.from, network, netip.AddrPortFrom(nstest.Addr(at), number), noAnswer)
+				to := netip.AddrPortFrom(nstest.Addr(at), number)
+				seen, err := nstest.AskWithin(s, tt.from, network, to, noAnswer)
+				if err != nil {
+					seen, err = nstest.AskWithin(s, tt.from, network, to, noAnswer)
+				}
 				if text := seen.Addr().String(); err == nil {
 					fmt.Fprintf(&list, "%s at %s, %s: seen as %s\n", tt.name, at, port, text)
 				}
@@ -58,70 +62,100 @@ func (s *side) fates(out *netns.NS, pod, other *pod) string {
 func TestPortmapByNameLeadsWhereTheReferencesDoes(t *testing.T) {
 	t.Parallel()
 	const ipam = `"ipam":{"type":"host-local","dataDir":"DATA/n","ranges":[[{"subnet":"10.5.0.0/24"}],[{"subnet":"fd05::/64"}]],"routes":[{"dst":"0.0.0.0/0"},{"dst":"::/0"}]}`
-	anotherPod := regexp.MustCompile(`(?m)^(another pod.*): seen as .*$`)
 	ports := []string{
 		`{"hostPort":8080,"containerPort":80,"protocol":"tcp"}`, `{"hostPort":5300,"containerPort":53,"protocol":"udp"}`,
 		`{"hostPort":8181,"containerPort":80,"protocol":"tcp","hostIP":"` + uplink4 + `"}`,
 	}
-	for name, main := range map[string]string{
-		"bridge":  `{"type":"bridge","isGateway":true,` + ipam + `}`,
-		"ptp":     `{"type":"ptp",` + ipam + `}`,
-		"macvlan": `{"type":"macvlan","master":"up0",` + ipam + `}`,
-	} {
-		for _, backend := range []string{"", `,"backend":"nftables"`} {
-			if name == "macvlan" && backend != "" {
-				continue
-			}
-			t.Run(name+backend, func(t *testing.T) {
-				t.Parallel()
-				want := ""
-				for _, ours := range [][]string{nil, byName(), {"portmap"}} {
-					if len(ours) > 1 && name != "bridge" {
-						continue
-					}
-					s := newSide(t, referenceDir(t), ours)
-					nstest.Sysctl(t, s.ns, "net/bridge/bridge-nf-call-iptables", "0")
-					nstest.Sysctl(t, s.ns, "net/bridge/bridge-nf-call-ip6tables", "0")
-					nstest.Sysctl(t, s.ns, "net/ipv6/conf/default/accept_dad", "0") // the reference does not wait for it on the host
-					nstest.Sysctl(t, s.ns, "net/ipv4/ip_forward", "1")
-					nstest.Sysctl(t, s.ns, "net/ipv6/conf/all/forwarding", "1")
-					out := s.outside()
-					nstest.Veth(t, s.ns, "up0", s.ns, "up1")
-					with, without := []string{main, portmapping(backend, ports...)}, []string{main, portmapping(backend)}
-					s.chain("ADD", "a", with)
-					s.chain("ADD", "b", without)
-					s.of("a").serve(t, "tcp", 80)
-					s.of("a").serve(t, "udp", 53)
-					got := "none" // the host does not reach the pods of its own link's macvlan
-					if name != "macvlan" {
-						got = s.fates(out, s.of("a"), s.of("b"))
-					}
-					if name == "ptp" {
-						// By iptables of the reference's, a caller of the pod's own subnet loses its address.
-						got = anotherPod.ReplaceAllString(got, "$1")
-					}
-					if name == "bridge" && (backend != "" || len(ours) == 1) {
-						// A pod on the same bridge gets no answer by nftables of the reference's,
-						// nor on its bridge by this.
-						got, _, _ = strings.Cut(got, "another pod")
-						want, _, _ = strings.Cut(want, "another pod")
-					}
-					if want == "" {
-						want = got
-					}
-					if diff := cmp.Diff(want, got); diff != "" {
-						t.Errorf("with %q, the reference's (-) and this one's (+):\n%s", ours, diff)
-					}
-					s.chain("CHECK", "a", with)
-					s.chain("DEL", "a", with)
-					s.chain("DEL", "a", with)
-					if seen, err := nstest.AskWithin(t, out, "tcp", netip.MustParseAddrPort(uplink4+":8080"), noAnswer); err == nil {
-						t.Errorf("with %q, a port leads somewhere after the DEL, seen as %s", ours, seen)
-					}
-					s.chain("DEL", "b", without)
+	bridge, ptp, macvlan := `{"type":"bridge","isGateway":true,`+ipam+`}`, `{"type":"ptp",`+ipam+`}`, `{"type":"macvlan","master":"up0",`+ipam+`}`
+	source := regexp.MustCompile(`: seen as .*`)
+	// Of what the callers of this name lose their address by one of both alone, whether they are answered counts.
+	answeredAlone := func(caller string) func(string) string {
+		return func(fates string) string {
+			var list strings.Builder
+			for line := range strings.Lines(fates) {
+				if strings.HasPrefix(line, caller+" ") {
+					line = source.ReplaceAllString(line, "")
 				}
-			})
+				list.WriteString(line)
+			}
+			return list.String()
 		}
+	}
+	// Of these callers nothing counts: they get no answer by the reference's.
+	without := func(caller string) func(string) string {
+		return func(fates string) string {
+			return regexp.MustCompile(`(?m)^`+caller+` .*\n`).ReplaceAllString(fates, "")
+		}
+	}
+	const nftables = `"backend":"nftables"`
+	for _, tt := range []struct {
+		name, main, more string
+		call             bool                // bridged packets pass the firewall
+		differs          func(string) string // takes out of the fates what differs
+	}{
+		{name: "bridge", main: bridge},
+		// There, no pod of the bridge gets an answer of another.
+		{name: "bridge, nftables", main: bridge, more: nftables, differs: without("another pod")},
+		// There, a caller of the pod's subnet loses its address, needed or not.
+		{name: "bridge, seen by the firewall", main: bridge, call: true, differs: answeredAlone("another pod")},
+		{name: "bridge, nftables, seen by the firewall", main: bridge, more: nftables, call: true, differs: answeredAlone("another pod")},
+		{name: "ptp", main: ptp, differs: answeredAlone("another pod")},
+		{name: "ptp, nftables", main: ptp, more: nftables},
+		{name: "macvlan", main: macvlan},
+		{name: "bridge without snat", main: bridge, more: `"snat":false`},
+		{name: "bridge without snat, nftables", main: bridge, more: `"snat":false,` + nftables},
+		{name: "ptp without snat", main: ptp, more: `"snat":false`},
+		{name: "bridge with masqAll", main: bridge, more: `"masqAll":true`},
+		{name: "ptp with masqAll", main: ptp, more: `"masqAll":true,"markMasqBit":20`},
+		{name: "bridge with masqAll and without snat", main: bridge, more: `"masqAll":true,"snat":false`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			want := ""
+			for _, ours := range [][]string{nil, byName(), {"portmap"}} {
+				if len(ours) > 1 && tt.main != bridge {
+					continue
+				}
+				s := newSide(t, referenceDir(t), ours)
+				for _, f := range []string{"", "6"} {
+					nstest.Sysctl(t, s.ns, "net/bridge/bridge-nf-call-ip"+f+"tables", map[bool]string{true: "1", false: "0"}[tt.call])
+				}
+				nstest.Sysctl(t, s.ns, "net/ipv6/conf/default/accept_dad", "0") // the reference does not wait for it on the host
+				nstest.Sysctl(t, s.ns, "net/ipv4/ip_forward", "1")
+				nstest.Sysctl(t, s.ns, "net/ipv6/conf/all/forwarding", "1")
+				for _, id := range []string{"a", "b"} {
+					nstest.Sysctl(t, s.of(id).NS, "net/ipv6/conf/default/accept_dad", "0")
+				}
+				out := s.outside()
+				nstest.Veth(t, s.ns, "up0", s.ns, "up1")
+				more := strings.TrimSuffix(","+tt.more, ",")
+				with, none := []string{tt.main, portmapping(more, ports...)}, []string{tt.main, portmapping(more)}
+				s.chain("ADD", "a", with)
+				s.chain("ADD", "b", none)
+				s.of("a").serve(t, "tcp", 80)
+				s.of("a").serve(t, "udp", 53)
+				got := "none" // the host does not reach the pods of its own link's macvlan
+				if tt.main != macvlan {
+					got = s.fates(out, s.of("a"), s.of("b"))
+				}
+				if tt.differs != nil {
+					got = tt.differs(got)
+				}
+				if want == "" {
+					want = got
+				}
+				if diff := cmp.Diff(want, got); diff != "" {
+					t.Errorf("with %q, the reference's (-) and this one's (+):\n%s", ours, diff)
+				}
+				s.chain("CHECK", "a", with)
+				s.chain("DEL", "a", with)
+				s.chain("DEL", "a", with)
+				if seen, err := nstest.AskWithin(t, out, "tcp", netip.MustParseAddrPort(uplink4+":8080"), noAnswer); err == nil {
+					t.Errorf("with %q, a port leads somewhere after the DEL, seen as %s", ours, seen)
+				}
+				s.chain("DEL", "b", none)
+			}
+		})
 	}
 }
 
@@ -279,5 +313,54 @@ func TestPortmapByNameShutsBothWaysToAVLAN(t *testing.T) {
 	}
 	s.chain("DEL", "a", []string{ports})
 	open("after DEL by portmap", "0")
+	s.chain("DEL", "a", []string{main})
+}
+
+// What portmap by name refuses, the reference's does once it has its name back, as the message says.
+func TestPortmapByNameSaysWhatDoesWhatItRefuses(t *testing.T) {
+	t.Parallel()
+	s := newSide(t, referenceDir(t), nil)
+	if o := s.operate("install", "--names", "portmap", s.programs); o.status != 0 {
+		t.Fatalf("install: %s%s", o.stdout, o.stderr)
+	}
+	ports := []string{`{"hostPort":8080,"containerPort":80,"protocol":"tcp"}`}
+	main := `{"type":"bridge","isGateway":true,"ipam":{"type":"host-local","dataDir":"DATA/n","subnet":"10.5.0.0/24","routes":[{"dst":"0.0.0.0/0"}]}}`
+	prev := s.chain("ADD", "a", []string{main})
+	conf := func(more string) string {
+		return `{"cniVersion":"1.0.0","name":"net","stateDir":"STATE","prevResult":` + prev + "," + strings.TrimPrefix(portmapping(more, ports...), "{")
+	}
+	refused := []string{`"conditionsV4":["-s","198.51.100.0/24"]`, `"conditionsV6":["-s","2001:db8:1::/64"]`}
+	command := ""
+	for _, more := range refused {
+		e := failure(s.call(verb{plugin: "portmap", verb: "ADD", id: "a", conf: conf("," + more)}).stdout)
+		name, _, _ := strings.Cut(more[1:], `"`)
+		if e == nil || e.Code != 2 || !strings.HasPrefix(e.Msg, name) {
+			t.Fatalf("%s: %v, want error 2 by that name", more, e)
+		}
+		_, command, _ = strings.Cut(e.Msg, "(tombolo ")
+		command, _, _ = strings.Cut(command, ")")
+	}
+	// Empty ones, and DEL of a pod of before, are as without.
+	for _, v := range []verb{
+		{verb: "ADD", conf: conf(`,"conditionsV4":[],"conditionsV6":null`)}, {verb: "DEL", conf: conf("," + refused[0])}, {verb: "ADD", conf: conf(`,"externalSetMarkChain":"KUBE-MARK-MASQ"`)},
+		{verb: "DEL", conf: conf("")},
+	} {
+		v.plugin, v.id = "portmap", "a"
+		if o := s.call(v); o.status != 0 {
+			t.Errorf("%s with %s: %s", v.verb, v.conf, o.stdout)
+		}
+	}
+	if o := s.operate(strings.Fields(strings.ReplaceAll(command, "DIR", s.programs))...); command == "" || o.status != 0 {
+		t.Fatalf("tombolo %s: %s%s", command, o.stdout, o.stderr)
+	}
+	for _, more := range refused {
+		if o := s.call(verb{plugin: "portmap", verb: "ADD", id: "a", conf: conf("," + more)}); o.status != 0 {
+			t.Errorf("the reference's with %s: %s", more, o.stdout)
+		}
+		if rules := s.run("iptables-save", "-t", "nat"); strings.Contains(more, "V4") != strings.Contains(rules, "-s 198.51.100.0/24") || !strings.Contains(rules, ":80") {
+			t.Errorf("its rules with %s:\n%s", more, rules)
+		}
+		s.call(verb{plugin: "portmap", verb: "DEL", id: "a", conf: conf("," + more)})
+	}
 	s.chain("DEL", "a", []string{main})
 }

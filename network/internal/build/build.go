@@ -243,7 +243,7 @@ func buildNetwork(ctx context.Context, s *session.Session, w *Want) (*Built, err
 	}
 	rec := w.record(s.Epoch.Token(), chosen, attachments)
 	if old, err := s.Dir.LoadNetwork(rec.Name); err == nil {
-		rec.ChainedPolicy = old.ChainedPolicy
+		rec.ChainedPolicy, rec.PortSNAT = old.ChainedPolicy, old.PortSNAT
 	}
 	l, at, changed, err := establish(ctx, s, rec, attachments, w)
 	if err != nil {

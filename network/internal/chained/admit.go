@@ -46,8 +46,17 @@ func (at Attachment) Admit(ctx context.Context, s *session.Session, policy strin
 
 // setPolicy notes a policy on the network's record, if it has one, and makes the rules.
 func (at Attachment) setPolicy(ctx context.Context, s *session.Session, policy string) error {
+	return at.setNetwork(ctx, s, func(n *state.Network) bool {
+		before := n.ChainedPolicy
+		n.ChainedPolicy = policy
+		return before != policy
+	})
+}
+
+// setNetwork changes the network's record, if it has one, and makes the rules, unless change says that it was so.
+func (at Attachment) setNetwork(ctx context.Context, s *session.Session, change func(*state.Network) bool) error {
 	rec, err := s.Dir.LoadNetwork(at.Network)
-	if errors.Is(err, fs.ErrNotExist) || err == nil && rec.ChainedPolicy == policy {
+	if errors.Is(err, fs.ErrNotExist) || err == nil && !change(rec) {
 		return nil
 	}
 	if err != nil {
@@ -63,7 +72,7 @@ func (at Attachment) setPolicy(ctx context.Context, s *session.Session, policy s
 	if err != nil {
 		return err
 	}
-	rec.ChainedPolicy = policy
+	change(rec)
 	if err := s.Dir.SaveNetwork(rec); err != nil {
 		return fail.State(err)
 	}

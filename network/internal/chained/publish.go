@@ -92,11 +92,33 @@ func seen(s *session.Session, a *state.Attachment) (*state.Attachment, error) {
 	return &one, nil
 }
 
+// SNAT is whose calls come from the host's address where so much was asked for. On a bridge of another program's,
+// the firewall sees no answer of a pod to another, nor does it know them.
+func SNAT(a *state.Attachment, asked nft.SNAT) nft.SNAT {
+	if a.Other && asked == nft.SNATNeeded {
+		return nft.SNATLink
+	}
+	return asked
+}
+
 // Publish has ports of the host lead to the attachment, in place of those that do. The record says
 // so first: by it, a Del finds what a killed call has made.
-func (at Attachment) Publish(ctx context.Context, s *session.Session, ports []state.Published) error {
+func (at Attachment) Publish(ctx context.Context, s *session.Session, ports []state.Published, snat nft.SNAT) error {
+	if at.Other == nil && snat != nft.SNATNeeded {
+		if err := s.Enter(ctx); err != nil {
+			return err
+		}
+		err := at.setNetwork(ctx, s, func(n *state.Network) bool {
+			before := n.PortSNAT
+			n.PortSNAT = true
+			return !before
+		})
+		if err != nil {
+			return err
+		}
+	}
 	return at.change(ctx, s, func(a, next *state.Attachment) error {
-		next.Published = ports
+		next.Published, next.PortSNAT = ports, endpoint.SNATName(SNAT(a, snat))
 		if a.Bridge == "" {
 			return fail.Errorf(fail.ErrNoLink, "the host has no route to an address of interface %s of container %s, by which a port could lead there", a.IfName, a.ContainerID)
 		}
@@ -124,6 +146,9 @@ func (at Attachment) Publish(ctx context.Context, s *session.Session, ports []st
 			err = FlushStale(ctx, s.Links, next)
 		}
 		if err == nil {
+			if endpoint.PublishesIPv4(a) && !endpoint.PublishesIPv4(next) {
+				return teardown.Unpublished(ctx, s, a)
+			}
 			return nil
 		}
 		ctx = context.WithoutCancel(ctx)
@@ -141,7 +166,7 @@ func (at Attachment) Unpublish(ctx context.Context, s *session.Session) error {
 		if len(a.Published) == 0 {
 			return nil
 		}
-		next.Published, next.Waiting = nil, nil
+		next.Published, next.Waiting, next.PortSNAT = nil, nil, ""
 		before, err := seen(s, a)
 		if err != nil {
 			return err

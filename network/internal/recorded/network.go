@@ -57,7 +57,7 @@ func Rules(rec *state.Network, l *bridge.Link) nft.Network {
 	n := nft.Network{
 		Name: rec.Name, Bridge: rec.GatewayLink(), Prefixes: rec.Subnets,
 		Masquerade: rec.Masquerade, NonMasquerade: rec.NonMasquerade,
-		Policy: max(policyOf(rec.Policy), policyOf(rec.ChainedPolicy)), Guard: rec.Guard, Groups: true, LAN: rec.DefaultRoute != "",
+		Policy: max(policyOf(rec.Policy), policyOf(rec.ChainedPolicy)), Guard: rec.Guard, PortSNAT: rec.PortSNAT, Groups: true, LAN: rec.DefaultRoute != "",
 		NFCall:      nfCall(l),
 		DropReports: rec.SLAAC || slices.ContainsFunc(rec.Subnets, IsIPv6),
 	}

@@ -29,7 +29,7 @@ func Others(ctx context.Context, links *bridge.Conn, dir *state.Dir, more *state
 			if _, err := dir.LoadNetwork(a.Network); !errors.Is(err, fs.ErrNotExist) {
 				continue
 			}
-			i, at[a.Network], list = len(list), len(list), append(list, nft.Network{Name: a.Network})
+			i, at[a.Network], list = len(list), len(list), append(list, nft.Network{Name: a.Network, PortSNAT: true})
 		}
 		if !a.Admitted {
 			continue
@@ -54,5 +54,5 @@ func OfOthers(ctx context.Context, links *bridge.Conn, dir *state.Dir, name stri
 			return n, err
 		}
 	}
-	return nft.Network{Name: name}, err
+	return nft.Network{Name: name, PortSNAT: true}, err
 }

@@ -17,6 +17,7 @@ type Network struct {
 	NFCall, LAN                bool
 	Policy                     Policy
 	Guard, Groups, DropReports bool
+	PortSNAT                   bool
 	Dedup                      []Dedup
 }
 

@@ -193,6 +193,9 @@ func New(n *Network, table TableName, mark uint32) *Ruleset {
 		// The sets may stay: what is in them belongs to endpoints, not to rules.
 		rs.gone = append(rs.gone, InInet(masqueradePrefix+n.Key))
 	}
+	if n.PortSNAT {
+		rs.Chains = append(rs.Chains, portSNAT())
+	}
 	rs.addGuard(n)
 	rs.addDedup(n)
 	rs.addReports(n)
@@ -206,6 +209,9 @@ func (rs *Ruleset) Sets() []Set {
 		list = append(list,
 			Set{Place: InInet(MasqueradeSet(true, rs.network)), KeyType: nftnl.TypeIPv4, KeyLen: Addr4Len},
 			Set{Place: InInet(MasqueradeSet(false, rs.network)), KeyType: nftnl.TypeIPv6, KeyLen: addr6Len})
+	}
+	if rs.of.PortSNAT {
+		list = append(list, portSNATSets()...)
 	}
 	if rs.of.Guard {
 		list = append(list, guardSets()...)

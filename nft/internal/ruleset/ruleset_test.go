@@ -64,6 +64,18 @@ func TestRulesVersionIsRaisedWithTheRules(t *testing.T) {
 		t.Errorf("rules of chains that lead to pods, of version %d, have the sum %#08x, and had %#08x: a change of them needs "+
 			"a new publishRulesVersion", publishRulesVersion, publishing.Sum32(), knownPublishing[publishRulesVersion])
 	}
+	snat, ch := fnv.New32a(), portSNAT()
+	for _, r := range ch.Rules() {
+		b, err := nftnl.Marshal(ch.Family, r.Steps)
+		if err != nil {
+			t.Fatal(err)
+		}
+		snat.Write(append([]byte(r.Comment), nltest.Canonical(b)...))
+	}
+	if known := map[int]uint32{3: 0x96d9eeab}; known[ch.version()] != snat.Sum32() {
+		t.Errorf("rules of chain %s, of version %d, have the sum %#08x, and had %#08x: a change of them needs a new natRulesVersion",
+			ch.Name, ch.version(), snat.Sum32(), known[ch.version()])
+	}
 	if known[rulesVersion] != sum.Sum32() {
 		t.Errorf("rules of version %d have the sum %#08x, and had %#08x: once a version has been released, "+
 			"a change of its rules needs a new rulesVersion, and this test a new line", rulesVersion, sum.Sum32(), known[rulesVersion])

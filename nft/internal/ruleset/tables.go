@@ -89,7 +89,8 @@ func isOurSet(at Place) bool {
 	if IsMasqueradeSet(at.Name) {
 		return at.Family == unix.NFPROTO_INET
 	}
-	return isGuardSet(at) || slices.ContainsFunc(sharedSets(), func(s Set) bool { return s.Place == at })
+	is := func(s Set) bool { return s.Place == at }
+	return isGuardSet(at) || slices.ContainsFunc(sharedSets(), is) || slices.ContainsFunc(portSNATSets(), is)
 }
 
 // Generation is the number that every change of the namespace's nf_tables counts up.

@@ -18,7 +18,7 @@ import (
 func (e Element) typedKeyText() string {
 	// Ready asks for elements of the first ones that are mostly not there, and an
 	// error has a text.
-	for _, sets := range []func() []Set{BridgeSets, guardSets, sharedSets} {
+	for _, sets := range []func() []Set{BridgeSets, guardSets, sharedSets, portSNATSets} {
 		for _, s := range sets() {
 			if s.Place == e.Set && uint32(len(e.Key)) == s.KeyLen {
 				return typedText(s.KeyType, e.Key)

@@ -11,12 +11,13 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/cni/reference"
 	"github.com/tombolo-cni/tombolo/internal/cni/reference/leftover"
 	"github.com/tombolo-cni/tombolo/network"
+	"github.com/tombolo-cni/tombolo/nft"
 )
 
 // conf is the plugin's configuration.
 type conf struct {
 	Backend              *string  `json:"backend"`
-	SNAT                 *bool    `json:"snat"` // a pod that calls itself, and 127.0.0.1, need it, and have it
+	SNAT                 *bool    `json:"snat"`
 	ConditionsV4         []string `json:"conditionsV4"`
 	ConditionsV6         []string `json:"conditionsV6"`
 	MasqAll              bool     `json:"masqAll"`
@@ -52,6 +53,18 @@ func read(c *reference.Call) (*conf, error) {
 	return &f, err
 }
 
+// publication is what the node is asked for. As there, masqAll means nothing without snat.
+func (f *conf) publication() network.Publication {
+	p := network.Publication{Ports: f.ports}
+	switch {
+	case f.SNAT != nil && !*f.SNAT:
+		p.SNAT = nft.SNATNone
+	case f.MasqAll:
+		p.SNAT = nft.SNATAll
+	}
+	return p
+}
+
 // unsupported says what of the configuration this plugin cannot do.
 func (f *conf) unsupported() error {
 	for _, one := range []struct {
@@ -60,7 +73,6 @@ func (f *conf) unsupported() error {
 	}{
 		{len(f.ConditionsV4) > 0, "conditionsV4", "conditions of iptables or nft as text"},
 		{len(f.ConditionsV6) > 0, "conditionsV6", "conditions of iptables or nft as text"},
-		{f.MasqAll, "masqAll", "another source address for all callers"},
 	} {
 		if one.there {
 			return reference.Errorf(types.ErrUnsupportedField, "%s (%s) is not supported: leave it out, or have the reference's portmap do this (tombolo install --undo --names portmap DIR)", one.name, one.means)
@@ -106,7 +118,7 @@ func add(ctx context.Context, c *reference.Call) (*current.Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := node.Publish(ctx, c.Key(), c.Interface(prev), f.ports); err != nil {
+	if err := node.Publish(ctx, c.Key(), c.Interface(prev), f.publication()); err != nil {
 		return nil, err
 	}
 	return prev, nil
@@ -121,7 +133,7 @@ func del(ctx context.Context, c *reference.Call) error {
 	if err != nil {
 		return err
 	}
-	err = node.Publish(ctx, c.Key(), nil, nil)
+	err = node.Publish(ctx, c.Key(), nil, network.Publication{})
 	if !errors.Is(err, network.ErrNotAttached) {
 		return err
 	}
@@ -137,5 +149,5 @@ func check(ctx context.Context, c *reference.Call) error {
 	if err != nil {
 		return err
 	}
-	return reference.Differ(node.CheckPublished(ctx, c.Key(), f.ports))
+	return reference.Differ(node.CheckPublished(ctx, c.Key(), f.publication()))
 }

@@ -3,6 +3,7 @@ package foreign
 import (
 	"context"
 	"encoding/hex"
+	"errors"
 	"net/netip"
 	"slices"
 	"strings"
@@ -32,7 +33,8 @@ const (
 
 // RemoveReference deletes the rules that the reference plugins (containernetworking/plugins, up to
 // v1.9.1) have for a pod, as their own DEL would: in tables of iptables, where these are nf_tables,
-// and in those of their backend "nftables". Chains that they share among pods stay.
+// and in those of their backend "nftables". Chains that they share among pods stay, and one of the pod's
+// that a rule or a map of somebody else's leads to stays without rules.
 // Rules of legacy iptables are none of nf_tables' and stay too. It says whether there were any; that
 // there are none is no error.
 func (c *Conn) RemoveReference(ctx context.Context, pod *ReferencePod, parts ReferencePart) (removed bool, _ error) {
@@ -42,12 +44,20 @@ func (c *Conn) RemoveReference(ctx context.Context, pod *ReferencePod, parts Ref
 	if pod == nil {
 		pod = &ReferencePod{}
 	}
+	removed, err := c.removeReference(ctx, pod, parts, false)
+	if errors.Is(err, unix.EBUSY) {
+		removed, err = c.removeReference(ctx, pod, parts, true)
+	}
+	return removed, err
+}
+
+func (c *Conn) removeReference(ctx context.Context, pod *ReferencePod, parts ReferencePart, keepChains bool) (removed bool, _ error) {
 	err := nftnl.Retry(ctx, func() error {
 		generation, err := nftnl.SeenGeneration(c.nl)
 		if err != nil {
 			return err
 		}
-		r := referenceRemoval{Conn: c, t: nftnl.Begin(&generation)}
+		r := referenceRemoval{Conn: c, t: nftnl.Begin(&generation), network: pod.Network, keepChains: keepChains}
 		for _, f := range families() {
 			if err := r.plan(ctx, f.proto, pod, parts); err != nil {
 				return err
@@ -72,7 +82,9 @@ func (c *Conn) RemoveReference(ctx context.Context, pod *ReferencePod, parts Ref
 // referenceRemoval is a transaction that deletes them.
 type referenceRemoval struct {
 	*Conn
-	t *nftnl.Transaction
+	t          *nftnl.Transaction
+	network    string // which comments of the plugins name
+	keepChains bool   // without rules, since somebody else's lead there
 }
 
 // plan adds what there is in the tables of one family.
@@ -111,7 +123,7 @@ func (r *referenceRemoval) rules(ctx context.Context, family uint8, table string
 	return err
 }
 
-// chain deletes a chain of the pod's own, its rules, and first those that lead there.
+// chain deletes a chain of the pod's own, its rules, and first those of the plugins that lead there.
 func (r *referenceRemoval) chain(ctx context.Context, own chain) error {
 	all, err := r.rulesIn(ctx, own.family, own.table)
 	if err != nil {
@@ -120,7 +132,7 @@ func (r *referenceRemoval) chain(ctx context.Context, own chain) error {
 	there := len(all[own.name]) > 0
 	for name, rules := range all {
 		for _, one := range rules {
-			if one.target == own.name && name != own.name {
+			if one.target == own.name && name != own.name && strings.Contains(one.comment, r.network) {
 				there = true
 				delRule(r.t, handle{chain{own.family, own.table, name}, one.handle})
 			}
@@ -131,6 +143,9 @@ func (r *referenceRemoval) chain(ctx context.Context, own chain) error {
 	}
 	for _, one := range all[own.name] {
 		delRule(r.t, handle{own, one.handle})
+	}
+	if r.keepChains {
+		return nil
 	}
 	r.t.Add("delete", own, own.family, unix.NFT_MSG_DELCHAIN, 0, own.named(unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME)...)
 	return nil

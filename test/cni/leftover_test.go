@@ -96,6 +96,40 @@ func TestRulesOfTheReferenceGoAsByItsOwnDEL(t *testing.T) {
 	}
 }
 
+// The kernel deletes no chain that something leads to. DEL leaves such a one empty, and what leads there
+// to its owner.
+func TestWhatAnOperatorLeadsToAPodsChainDoesNotBlockItsDEL(t *testing.T) {
+	t.Parallel()
+	for name, lines := range map[string]string{
+		"a rule":       "iptables -t nat -A POSTROUTING -s 10.9.9.9 -m comment --comment mine -j CHAIN",
+		"a nft's rule": "nft add rule ip nat POSTROUTING ip saddr 10.9.9.9 counter goto CHAIN",
+		"a map":        "nft 'add map ip nat mine { type ipv4_addr : verdict; }; add element ip nat mine { 10.9.9.9 : jump CHAIN }'",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newSide(t, referenceDir(t), byName())
+			const conf = `{"cniVersion":"1.0.0","name":"net","type":"bridge","bridge":"cni0","stateDir":"STATE","isGateway":true,"ipMasq":true,"ipam":{"type":"host-local","dataDir":"DATA/n","subnet":"10.5.0.0/24"}}`
+			if o := s.reference(verb{plugin: "bridge", verb: "ADD", id: "a", conf: conf}); o.status != 0 {
+				t.Fatalf("%s%s", o.stdout, o.stderr)
+			}
+			chain := regexp.MustCompile(`CNI-[0-9a-f]{24}`).FindString(s.run("iptables", "-t", "nat", "-S"))
+			if chain == "" {
+				t.Fatal("the reference has made no chain")
+			}
+			s.run("sh", "-ec", strings.ReplaceAll(lines, "CHAIN", chain))
+			for range 2 {
+				if o := s.call(verb{plugin: "bridge", verb: "DEL", id: "a", conf: conf}); o.status != 0 {
+					t.Errorf("DEL: %s", o.stdout)
+				}
+			}
+			left := s.run("nft", "list", "table", "ip", "nat")
+			if !strings.Contains(left, "10.9.9.9") || strings.Contains(left, "10.5.0.2") || strings.Contains(left, "masquerade") || strings.Contains(left, "224.0.0.0") {
+				t.Errorf("left:\n%s", left)
+			}
+		})
+	}
+}
+
 // A node changes from the reference's programs to this one while pods run, and each pod is deleted
 // by whichever is there when its time comes. What the other one made is gone then as well.
 func TestPodsAreDeletedByTheProgramsOfTheOtherSide(t *testing.T) {

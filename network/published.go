@@ -198,6 +198,11 @@ func (n *Node) Admit(ctx context.Context, key Key, other *Interface, how Admissi
 				return err
 			}
 		}
+		if how.Policy != nft.Open && rec.Bridge != "" {
+			if _, err := s.Foreign().EnsureApart(ctx, rec.Bridge); err != nil {
+				return err
+			}
+		}
 		return at.Admit(ctx, s, recorded.PolicyName(how.Policy))
 	})
 }

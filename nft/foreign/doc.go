@@ -5,6 +5,7 @@
 //	ready, err := c.Ready(ctx)            // one look, for each pod
 //	changed, err := c.Ensure(ctx)         // the rule, where it is needed
 //	list, err := foreign.Obstacles(ctx, nil, foreign.Path{Bridge: "cbr0"})
+//	changed, err = c.EnsureApart(ctx, "cbr0") // from bridges of the reference's plugin firewall
 //	err = c.Remove(ctx)                   // with the last pod
 //
 // An accept in one table of nf_tables never overrides a drop in another. So nft's chain

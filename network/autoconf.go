@@ -50,7 +50,7 @@ func (a *adding) advertised(ctx context.Context, asked *solicited, g given, b *b
 	var gateway netip.Addr
 	var metric uint32
 	if !a.nw.NoDefaultRoute {
-		if gateway, metric, err = reroute.IPv6Gateway(a.s.Links, b.Bridge, a.pod.NetNS, link, got, a.nw.Exit == ExitRouter); err != nil {
+		if gateway, metric, err = reroute.IPv6Gateway(a.s.Links, b.Bridge, a.pod.NetNS, link, got, a.nw.Exit != ExitHost); err != nil {
 			return g, err
 		}
 	}

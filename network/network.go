@@ -75,7 +75,8 @@ type Network struct {
 	// bridge's default one, of which the bridge itself is too. A gateway is in VLAN.ID by a
 	// link of its own, see GatewayLink. An uplink carries them all with their tags.
 	VLAN vlan.Membership
-	// SLAAC has pods form IPv6 addresses by router advertisements of the LAN.
+	// SLAAC has pods form IPv6 addresses by router advertisements, which also give the default route,
+	// unless Exit is ExitHost.
 	SLAAC bool
 	// DHCPv6 has pods lease an IPv6 address as well, by the keeper, for pods that lease theirs of
 	// IPv4. It needs SLAAC, for the way to the routers, and does not wait for these.

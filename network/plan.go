@@ -148,7 +148,7 @@ func (a *adding) checkGiven(g given) error {
 func lasting(nw *Network, routes []route.Route) []route.Route {
 	var list []route.Route
 	for _, r := range routes {
-		if !nw.SLAAC || nw.Exit != ExitRouter || r.Dst.Bits() > 0 || !r.Gateway.Is6() {
+		if !nw.SLAAC || nw.Exit == ExitHost || r.Dst.Bits() > 0 || !r.Gateway.Is6() {
 			list = append(list, r)
 		}
 	}

@@ -35,7 +35,8 @@ func (c *NetConf) lanProblems(p *problems) {
 	p.add(lan && c.PromiscMode, `mode "lan" and promiscMode exclude each other: the host would get every frame of the LAN twice`)
 	const ofLAN, ofUplink = `%s is a field of mode "lan"`, "%s says nothing without an uplink"
 	p.add(!lan && c.DefaultRoute != "", ofLAN, "defaultRoute")
-	p.add(!lan && c.IPv6 != "", ofLAN, "ipv6")
+	p.add(!lan && c.Mode != modeL2 && c.IPv6 != "", `ipv6 is a field of modes "lan" and "l2": elsewhere pods get IPv6 by the ipam`)
+	p.add(c.Mode == modeL2 && c.IPv6 != "" && c.DisableContainerInterface, "ipv6 and disableContainerInterface exclude each other")
 	p.add(c.Uplink == "" && c.KeepAddressOnUplink, ofUplink, "keepAddressOnUplink")
 	p.add(c.Uplink == "" && c.UplinkTimeout != 0, ofUplink, "uplinkTimeout")
 	p.add(c.Uplink == "" && orDefault(c.LANGuard, false), ofUplink, "lanGuard")
@@ -47,11 +48,11 @@ func (c *NetConf) lan(s *settings) {
 	if c.Uplink != "" {
 		s.Uplink = uplink.Uplink{NIC: c.Uplink, KeepAddress: c.KeepAddressOnUplink, Timeout: time.Duration(c.UplinkTimeout)}
 	}
+	s.SLAAC, s.DHCPv6 = c.IPv6 != "", c.IPv6 == ipv6DHCP
 	if c.Mode != modeLAN {
 		c.guard(s, false)
 		return
 	}
-	s.SLAAC, s.DHCPv6 = c.IPv6 != "", c.IPv6 == ipv6DHCP
 	s.Exit = network.Exit(c.DefaultRoute)
 	if s.Exit == "" {
 		s.Exit = network.ExitHost

@@ -290,7 +290,7 @@ func (c *NetConf) settings() settings {
 			Routed:       gateway,
 			Isolated:     c.PortIsolation,
 			DAD:          c.EnableDAD,
-			LeaveIPv6:    c.Mode == modeL2 && c.ipamType() == "",
+			LeaveIPv6:    c.Mode == modeL2 && c.ipamType() == "" && c.IPv6 == "",
 			Down:         c.DisableContainerInterface,
 			Policy:       policyOf(c.IngressPolicy),
 			Origin:       network.Origin{Type: c.ipamType(), Dir: c.dataDir()},

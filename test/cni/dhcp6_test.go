@@ -202,3 +202,57 @@ func TestPodsThatFormTheirAddressesAskForDNSByDHCPv6(t *testing.T) {
 	}
 	k.thaw(t)
 }
+
+// On a bridge that leads to a LAN, and that Tombolo has not made one by a takeover.
+func TestPodsOfModeL2LeaseByDHCPv6(t *testing.T) {
+	t.Parallel()
+	for _, by := range []string{"dhcp", "slaac", "slaac, without an ipam"} {
+		t.Run(by, func(t *testing.T) {
+			t.Parallel()
+			l := &lan6{lan: newLAN(t)}
+			nstest.Run(t, l.router, "ip", "address", "add", "fe80::1/64", "dev", "eth0", "nodad")
+			nstest.Run(t, l.router, "ip", "address", "add", router6+"/64", "dev", "eth0", "nodad")
+			kind, only, _ := strings.Cut(by, ", ")
+			fields := conf{"mode": "l2", "ipv6": kind, "guard": true, "ipam": conf{"type": "dhcp"}}
+			if only != "" {
+				delete(fields, "guard")
+				fields["ipam"] = conf{}
+			}
+			if kind == "dhcp" {
+				l.serve6(t)
+			} else {
+				l.server = nstest.NewDnsmasq(t, l.router, "eth0", "--dhcp-range=fd00:50::,ra-stateless", "--enable-ra", "--ra-param=eth0,10", "--dhcp-option=option6:dns-server,[fd00:50::53]")
+			}
+			l.keep(t)
+			w := l.network(fields)
+			if only != "" {
+				delete(w.plugin, "ipam")
+			}
+			p := l.pod("a")
+			r := w.add(p)
+			var own string
+			for _, ip := range r.IPs {
+				if ip.Address.IP.To4() == nil {
+					own = ip.Address.IP.String()
+				}
+			}
+			if !strings.HasPrefix(own, "fd00:50::") || !slices.Contains(r.DNS.Nameservers, "fd00:50::53") {
+				t.Errorf("result %+v", r)
+			}
+			l.eventually(t, func() bool { return len(routes(t, p.NS, "-6", "fd00:50::/64")) > 0 })
+			wantPing(t, p.NS, router6)
+			wantPing(t, l.router, own)
+			if got := routes(t, p.NS, "-6", "default"); len(got) != 1 || !strings.Contains(got[0], "via fe80::1 ") {
+				t.Errorf("default routes %q", got)
+			}
+			if err := w.check(p); err != nil {
+				t.Error(err)
+			}
+			w.del(p)
+			if kind == "dhcp" {
+				l.eventually(t, func() bool { return !l.holds(netip.MustParseAddr(own)) })
+			}
+			l.wantNoLeaseRecords()
+		})
+	}
+}

@@ -17,7 +17,7 @@ import (
 func LANPort(p *bridge.Port, a *state.Attachment) {
 	p.NoRedirects = a.DefaultRoute == ExitHost
 	if a.SLAAC {
-		p.Autoconf = &bridge.Autoconf{DefaultRoute: a.DefaultRoute == ExitRouter, AddressOptional: slices.ContainsFunc(a.Addresses, leased6)}
+		p.Autoconf = &bridge.Autoconf{DefaultRoute: a.DefaultRoute != ExitHost, AddressOptional: slices.ContainsFunc(a.Addresses, leased6)}
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 
 	current "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 	"github.com/tombolo-cni/tombolo/internal/cni/loopback"
 	"github.com/tombolo-cni/tombolo/internal/cni/reference"
 	"github.com/tombolo-cni/tombolo/internal/cni/reference/firewall"
@@ -20,7 +21,7 @@ import (
 
 // Names are those of the reference's plugins by which the program is such a plugin.
 func Names() []string {
-	return []string{"bandwidth", "bridge", "firewall", "host-local", "loopback", "portmap", "static", "tuning"}
+	return []string{"bandwidth", "bridge", "dhcp", "firewall", "host-local", "loopback", "portmap", "static", "tuning"}
 }
 
 // named finds the plugin of the reference's that has the call's name, and the first version that
@@ -32,6 +33,8 @@ func (p *Plugin) named() (run reference.Plugin, first string) {
 		return loopback.Run, all
 	case "host-local", "static":
 		return ipams.Run, all
+	case ipamconf.TypeDHCP:
+		return ipams.DHCP, all
 	case "bandwidth":
 		return limits.Run, "0.3.0"
 	case "firewall":

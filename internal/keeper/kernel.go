@@ -38,6 +38,9 @@ func (k kernel) enter(r *lease.Record) (pod, error) {
 	}
 	ns, err := netns.Open(r.NetNS)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS) {
+		if r.Apart {
+			return nil, unlessLeft(r, err)
+		}
 		return nil, k.unlessPort(r, err)
 	}
 	if err != nil {
@@ -93,6 +96,9 @@ func linkIndex(conn *nl.Conn, name string) (int, error) {
 
 // release sends from the record's bridge.
 func (k kernel) release(ctx context.Context, r *lease.Record, l *dhcpc.Lease) error {
+	if r.Apart && r.Bridge == "" {
+		return nil // nor is the server reached from here: the lease runs out
+	}
 	index, err := k.link(r.At())
 	if r.GatewayLink != "" && errors.Is(err, unix.ENODEV) {
 		return nil // the host is not in the pod's VLAN: there the lease runs out
@@ -130,6 +136,9 @@ func (p *kernelPod) close() error { return errors.Join(p.conn.Close(), p.ns.Clos
 // In the pod's namespace a name says little: the pod may give it to a link of its own, and
 // answer itself.
 func (p *kernelPod) dial(ctx context.Context, local netip.Addr) (dhcpc.Transport, error) {
+	if p.r.Apart {
+		return p.dialInside(ctx, local)
+	}
 	port, err := p.port(ctx)
 	if err != nil {
 		return nil, err
@@ -208,8 +217,12 @@ func (p *kernelPod) route(r dhcpc.Route) route.Route {
 
 func (p *kernelPod) withdraw(a lease.Applied) error {
 	var errs []error
-	for i := range a.Routes {
-		errs = append(errs, route.On(p.conn).Remove(p.route(a.Routes[len(a.Routes)-1-i])))
+	for _, r := range slices.Backward(a.Routes) {
+		stale := p.route(r)
+		if p.r.Apart {
+			stale.Protocol, stale.Scope = 0, nil // as another program set them
+		}
+		errs = append(errs, route.On(p.conn).Remove(stale))
 	}
 	for _, prefix := range a.Addresses {
 		errs = append(errs, addr.On(p.conn).Remove(addr.Address{Prefix: prefix, Link: p.link}))

@@ -20,7 +20,7 @@ import (
 
 // byName are the reference's names that this program takes.
 func byName() []string {
-	return []string{"bandwidth", "bridge", "firewall", "host-local", "portmap", "static", "tuning"}
+	return []string{"bandwidth", "bridge", "dhcp", "firewall", "host-local", "portmap", "static", "tuning"}
 }
 
 // side is a node on which plugins are at work that are found by the reference's names.
@@ -48,7 +48,14 @@ func sides(t testing.TB) (theirs, ours *side) {
 // newSide makes a node with the reference's plugins, where some names are this program's.
 func newSide(t testing.TB, peers string, ours []string) *side {
 	t.Helper()
-	s := &side{node: newNode(t), programs: t.TempDir(), data: t.TempDir(), pods: map[string]*pod{}, results: map[string]string{}}
+	return newNode(t).side(peers, ours)
+}
+
+// side has plugins be found on a node by the reference's names.
+func (n *node) side(peers string, ours []string) *side {
+	n.Helper()
+	t := n
+	s := &side{node: n, programs: t.TempDir(), data: t.TempDir(), pods: map[string]*pod{}, results: map[string]string{}}
 	for _, name := range []string{"bridge", "ptp", "macvlan", "host-local", "static", "dhcp", "portmap", "bandwidth", "firewall", "tuning", "loopback"} {
 		target := filepath.Join(peers, name)
 		if _, err := os.Stat(target); err != nil {

@@ -37,6 +37,8 @@ type DHCP struct {
 
 	// The reference's socket to its daemon, of which there is none here.
 	DaemonSocketPath string `json:"daemonSocketPath"`
+
+	byName bool // see ReadDHCP
 }
 
 // request is an option to ask the server for.
@@ -98,9 +100,10 @@ const (
 )
 
 // ReadDHCP reads the ipam section of a verb that must not guess; byName as the reference does,
-// which passes over fields that nobody knows. It has a socket there, which is not needed here.
+// which passes over fields that nobody knows, and tells servers no more than it is told to. It has a
+// socket there, which is not needed here.
 func ReadDHCP(section []byte, byName bool) (*DHCP, error) {
-	conf := DHCP{ClientID: clientByContainer, Keeper: keeperRequired, Timeout: Duration(dhcpc.DefaultTimeout)}
+	conf := DHCP{ClientID: clientByContainer, Keeper: keeperRequired, Timeout: Duration(dhcpc.DefaultTimeout), byName: byName}
 	var exempt strict.Exempt
 	if byName {
 		exempt = func(string, string) bool { return true }
@@ -126,6 +129,9 @@ func ReadDHCP(section []byte, byName bool) (*DHCP, error) {
 	case conf.Priority < 0:
 		return nil, newError(codeInvalidConfig, nil, "ipam.priority %d is negative", conf.Priority)
 	}
+	if byName {
+		conf.Routes = nil
+	}
 	for i, r := range conf.Routes {
 		if !r.Dst.IsValid() || !r.Dst.Addr().Is4() || r.GW.IsValid() && !r.GW.Is4() {
 			return nil, newError(codeInvalidConfig, nil, "ipam.routes[%d]: a route of IPv4 needs a dst such as 10.0.0.0/8, and may have a gw", i)
@@ -139,6 +145,9 @@ type Identity struct {
 	Network, ContainerID, IfName string
 	Pod                          string // namespace/name; empty if it is not known
 }
+
+// longestID is what an option holds behind an identifier's type.
+const longestID = 254
 
 // clientID is option 61: type 0, which says that it is no hardware address, and a
 // text that an operator recognises in the server's list and can reserve for.
@@ -154,8 +163,7 @@ func (id *Identity) clientID(by string, mac net.HardwareAddr) ([]byte, error) {
 		}
 		text = id.Pod + "/" + id.Network + "/" + id.IfName
 	}
-	const longest = 254 // of 255 bytes that an option holds
-	if len(text) > longest {
+	if len(text) > longestID {
 		sum := ident.Sum256([]byte(text))
 		return append([]byte{0}, sum[:]...), nil
 	}
@@ -184,6 +192,9 @@ func (conf *DHCP) client(id *Identity, mac net.HardwareAddr, args map[string]str
 		RapidCommit: conf.RapidCommit, DetectConflicts: conf.DetectConflicts,
 		Sticky: conf.ClientID == clientByPod,
 	}
+	if conf.byName {
+		conf.asReference(c, id)
+	}
 	if conf.HostName != nil {
 		c.HostName = *conf.HostName
 	}
@@ -193,16 +204,24 @@ func (conf *DHCP) client(id *Identity, mac net.HardwareAddr, args map[string]str
 			c.Request = append(c.Request, int(r.Option.code))
 		}
 	}
+	if conf.byName && !c.RequestOnly {
+		const mask, routers = 1, 3
+		c.RequestOnly, c.Request = true, append(c.Request, routers, mask)
+	}
 	for i, p := range conf.Provide {
 		if !p.Option.set {
 			return nil, newError(codeInvalidConfig, nil, "ipam.provide[%d] names no option", i)
 		}
 		value := p.Value
-		if p.FromArg != "" {
-			var found bool
-			if value, found = args[p.FromArg]; !found {
-				return nil, newError(codeInvalidConfig, nil, "ipam.provide[%d]: CNI_ARGS has no %s", i, p.FromArg)
-			}
+		arg, found := args[p.FromArg]
+		switch {
+		case p.FromArg != "" && found:
+			value = arg
+		case conf.byName && value == "":
+			continue
+		case conf.byName || p.FromArg == "":
+		default:
+			return nil, newError(codeInvalidConfig, nil, "ipam.provide[%d]: CNI_ARGS has no %s", i, p.FromArg)
 		}
 		switch p.Option.code {
 		case 12:
@@ -211,6 +230,9 @@ func (conf *DHCP) client(id *Identity, mac net.HardwareAddr, args map[string]str
 			c.VendorClass = value
 		case 61:
 			c.ClientID = append([]byte{0}, value...)
+			if conf.byName {
+				c.ClientID = c.ClientID[1:]
+			}
 		default:
 			c.Provide = append(c.Provide, lease.Option{Code: p.Option.code, Value: dhcpc.Hex(value)})
 		}
@@ -219,6 +241,14 @@ func (conf *DHCP) client(id *Identity, mac net.HardwareAddr, args map[string]str
 		return nil, newError(codeInvalidConfig, nil, "ipam: %v", err)
 	}
 	return c, nil
+}
+
+// asReference has the reference's identity, which it cuts where it is too long, and its pod without a name.
+func (conf *DHCP) asReference(c *lease.Client, id *Identity) {
+	c.HostName = ""
+	if text := id.ContainerID + "/" + id.Network + "/" + id.IfName; conf.ClientID == clientByContainer {
+		c.ClientID = append([]byte{0}, text[:min(len(text), longestID)]...)
+	}
 }
 
 // Lease is how a pod gets its address.

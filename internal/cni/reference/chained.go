@@ -49,17 +49,25 @@ func Differ(diffs []tombolo.Difference, err error) error {
 	return err
 }
 
-// Collect takes down what attachments of other plugins' have of a network that are not valid any more.
-func (c *Call) Collect(ctx context.Context) error {
+// Valid are the attachments that GC is to keep; told is false where it is not said.
+func (c *Call) Valid() (keep []network.Key, told bool, _ error) {
 	var f struct {
 		Valid *[]types.GCAttachment `json:"cni.dev/valid-attachments"`
 	}
 	if err := c.Unmarshal(&f); err != nil || f.Valid == nil {
-		return err
+		return nil, false, err
 	}
-	var keep []network.Key
 	for _, a := range *f.Valid {
 		keep = append(keep, network.Key{Network: c.Network, ContainerID: a.ContainerID, IfName: a.IfName})
+	}
+	return keep, true, nil
+}
+
+// Collect takes down what attachments of other plugins' have of a network that are not valid any more.
+func (c *Call) Collect(ctx context.Context) error {
+	keep, told, err := c.Valid()
+	if err != nil || !told {
+		return err
 	}
 	node, err := c.Open()
 	if err != nil {

@@ -30,6 +30,26 @@ func Dialer(dir *lease.Dir, sockets *transport.Config, att *bridge.Attachment) f
 	}
 }
 
+// inPod opens a client's sockets in the pod, to send and to hear.
+func inPod(dir *lease.Dir, sockets *transport.Config) func(context.Context, netip.Addr) (dhcpc.Transport, error) {
+	return func(context.Context, netip.Addr) (dhcpc.Transport, error) {
+		raw, err := transport.DialRaw(sockets)
+		if err != nil {
+			return nil, err
+		}
+		return &heardInside{raw, dir}, nil
+	}
+}
+
+// heardInside is a packet socket that the keeper closes.
+type heardInside struct {
+	*transport.Raw
+	dir *lease.Dir
+}
+
+// Close hands the socket over.
+func (h *heardInside) Close() error { return handOver(h.dir, h.Raw) }
+
 // heardOutside is a transport whose packet sockets are closed by the keeper.
 type heardOutside struct {
 	dhcpc.Transport

@@ -85,6 +85,9 @@ func sendRelease(ctx context.Context, links *bridge.Conn, dir *lease.Dir, rec *l
 			}
 		}
 	}
+	if rec.Apart && rec.Bridge == "" {
+		return nil // the host has no link by which the server is reached: there the lease runs out
+	}
 	l, err := links.Link(ctx, rec.At())
 	if rec.GatewayLink != "" && errors.Is(err, fs.ErrNotExist) {
 		return nil // the host is not in the pod's VLAN: there the lease runs out

@@ -1,4 +1,4 @@
-// Package ipams is the reference's plugins host-local and static: IPAM plugins, which another
+// Package ipams is the reference's plugins host-local, static and dhcp: IPAM plugins, which another
 // plugin calls for the addresses of its pods.
 package ipams
 
@@ -18,7 +18,7 @@ import (
 // lockWait is longer than any deadline: the reference waits as long as it takes.
 const lockWait = time.Hour
 
-// Run is the plugin whose name the call has. As there, STATUS and GC do nothing.
+// Run is host-local or static, by the name that the call has. As there, STATUS and GC do nothing.
 func Run(ctx context.Context, c *reference.Call) (*current.Result, error) {
 	if c.Verb == "STATUS" || c.Verb == "GC" {
 		return nil, nil

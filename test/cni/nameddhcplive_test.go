@@ -1,0 +1,146 @@
+package cni
+
+import (
+	"encoding/json"
+	"errors"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+
+	current "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/netns"
+)
+
+// leasingSide is a LAN of kea's on which the reference's plugins make interfaces, and dhcp by name leases
+// for them.
+type leasingSide struct {
+	*keaLAN
+	*side
+}
+
+func newLeasingSide(t *testing.T, fields conf) *leasingSide {
+	t.Helper()
+	peers := os.Getenv(peersVar)
+	if peers == "" {
+		t.Fatal("TOMBOLO_PEERS is not set: make peers builds what this compares with")
+	}
+	l := newKeaLAN(t, fields)
+	return &leasingSide{l, l.node.side(peers, []string{"dhcp"})}
+}
+
+// interfaces are how plugins of the reference's make them on the LAN.
+func interfaces() map[string]string {
+	const rest = `"cniVersion":"1.0.0","name":"lan","stateDir":"STATE","leaseDir":"STATE-leases","ipam":{"type":"dhcp","timeout":"60s"}`
+	return map[string]string{
+		"macvlan": `{"type":"macvlan","master":"br0",` + rest + "}",
+		"bridge":  `{"type":"bridge","bridge":"br0",` + rest + "}",
+	}
+}
+
+// by has a plugin carry a verb out, which has to succeed, and gives the result.
+func (s *leasingSide) by(t *testing.T, plugin, what, id string) *current.Result {
+	t.Helper()
+	conf := interfaces()[plugin]
+	if what == "CHECK" {
+		conf = strings.TrimSuffix(conf, "}") + `,"prevResult":` + s.results[id] + "}"
+	}
+	o := s.side.call(verb{plugin: plugin, verb: what, id: id, conf: conf})
+	if o.status != 0 {
+		t.Fatalf("%s of %s by %s: %s", what, id, plugin, o.stdout)
+	}
+	r := &current.Result{}
+	if what == "ADD" {
+		s.results[id] = o.stdout
+		if err := json.Unmarshal([]byte(o.stdout), r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return r
+}
+
+// What another plugin's interface leases is renewed by any tombolod, and its pod follows it to another
+// address; DEL gives that back.
+func TestDHCPByNameIsRenewedByTombolod(t *testing.T) {
+	t.Parallel()
+	const low, high = "192.168.50.10 - 192.168.50.10", "192.168.50.200 - 192.168.50.209"
+	for plugin := range interfaces() {
+		t.Run(plugin, func(t *testing.T) {
+			t.Parallel()
+			s := newLeasingSide(t, conf{"pools": []conf{{"pool": low}}})
+			k := s.kept(t)
+			r := s.by(t, plugin, "ADD", "a")
+			p, address := s.of("a"), ip4(r).String()
+			s.wantPut(t, p, prefix(r))
+			s.eventually(t, func() bool { return lifetime(t, p) > 0 }) // the kernel's, for want of a keeper
+			s.eventually(t, func() bool { return s.times(address) > 2 })
+			k.kill()
+			if o := s.side.call(verb{plugin: plugin, verb: "CHECK", id: "a", conf: strings.TrimSuffix(interfaces()[plugin], "}") + `,"prevResult":` + s.results["a"] + "}"}); o.status == 0 || !strings.Contains(o.stdout, "no keeper runs") {
+				t.Errorf("CHECK without a keeper: %s", o.stdout)
+			}
+			before, discovers := s.times(address), s.discovers()
+			k = s.kept(t)
+			s.eventually(t, func() bool { return s.times(address) > before })
+			s.by(t, plugin, "CHECK", "a")
+			if got := s.discovers(); got != discovers {
+				t.Errorf("%d DISCOVERs after the restart, %d before", got, discovers)
+			}
+			if s.went(t, prefix(r)) != 0 {
+				t.Errorf("the address did not stay:\n%s", readFileIf(t, s.watched))
+			}
+			// The server refuses, and gives another.
+			k.freeze(t)
+			s.kea.stop()
+			s.kea.start(conf{
+				"pools":        []conf{{"pool": low}, {"pool": high}},
+				"reservations": []conf{{"hw-address": "02:00:00:00:00:01", "ip-address": "192.168.50.10"}},
+			})
+			k.thaw(t)
+			s.eventually(t, func() bool {
+				e := s.recordOf(t, p)
+				return e.State == "bound" && strings.HasPrefix(e.Address, "192.168.50.20")
+			})
+			now := s.recordOf(t, p).Address
+			s.wantPut(t, p, now)
+			wantPing(t, p.NS, router4)
+			s.by(t, plugin, "DEL", "a")
+			s.eventually(t, func() bool { _, held := s.held()[netip.MustParsePrefix(now).Addr().String()]; return !held })
+			s.wantNoLeaseRecords()
+		})
+	}
+}
+
+// Leases go back of pods whose namespace is gone, and of those that GC does not name.
+func TestDHCPByNameReleasesForPodsThatAreGone(t *testing.T) {
+	t.Parallel()
+	for plugin := range interfaces() {
+		t.Run(plugin, func(t *testing.T) {
+			t.Parallel()
+			s := newLeasingSide(t, nil)
+			s.kept(t)
+			ns, err := netns.New()
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.pods["gone"] = &pod{NS: ns, path: nstest.Path(t, ns), id: "gone"}
+			stays, gone, collected := ip4(s.by(t, plugin, "ADD", "stays")).String(), ip4(s.by(t, plugin, "ADD", "gone")).String(), ip4(s.by(t, plugin, "ADD", "collected")).String()
+			s.wantHeld(t, stays, gone, collected)
+			nstest.Run(t, s.side.ns, "umount", "-l", s.pods["gone"].path)
+			if err := errors.Join(ns.Close(), os.Remove(s.pods["gone"].path)); err != nil {
+				t.Fatal(err)
+			}
+			s.by(t, plugin, "DEL", "gone")
+			s.wantHeld(t, stays, collected)
+			gc := strings.TrimSuffix(strings.Replace(interfaces()[plugin], "1.0.0", "1.1.0", 1), "}") + `,"cni.dev/valid-attachments":[{"containerID":"stays","ifname":"eth0"}]}`
+			if o := s.side.call(verb{plugin: "dhcp", verb: "GC", id: "stays", conf: gc}); o.status != 0 {
+				t.Fatal(o.stdout)
+			}
+			s.wantHeld(t, stays)
+			s.by(t, plugin, "DEL", "stays")
+			s.wantHeld(t)
+			s.wantNoLeaseRecords()
+		})
+	}
+}

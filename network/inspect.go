@@ -191,11 +191,19 @@ func (in *Inspection) others(ctx context.Context, s *session.Session) error {
 	for _, d := range damaged {
 		in.Damaged = append(in.Damaged, tombolo.Difference{Text: d.Error(), Remedy: tombolo.RemedyRecreate})
 	}
+	obstacles, err := inspect.OtherObstacles(ctx, s)
+	if err != nil {
+		return err
+	}
 	for _, a := range list {
 		diffs, err := inspect.Other(ctx, s, a)
 		if err != nil {
 			return err
 		}
+		for _, o := range obstacles[a.Network] {
+			diffs = append(diffs, tombolo.Difference{Text: o, Remedy: tombolo.RemedyConfigure})
+		}
+		delete(obstacles, a.Network)
 		in.Attachments = append(in.Attachments, Report{Attachment: attachmentOf(a), Differences: diffs})
 	}
 	return nil

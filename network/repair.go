@@ -107,7 +107,7 @@ func (n *Node) FirewallObstacles(ctx context.Context) ([]string, error) {
 		return nil, err
 	}
 	defer s.Close()
-	return inspect.Obstacles(ctx, records)
+	return inspect.Obstacles(ctx, s, records)
 }
 
 // openNetworks opens the host, under the shared lock, if any network of this epoch of the

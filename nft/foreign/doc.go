@@ -17,7 +17,8 @@
 // All else is named, with the command that helps (Obstacles): chains of other tables,
 // firewalld, legacy iptables. Rules are read expression by expression, as far as it takes to
 // say whether what pods send is dropped for certain; what is not known is taken for
-// something that may happen. Of legacy iptables no more is read than whether FORWARD drops.
+// something that may happen. Of legacy iptables no more is read than whether FORWARD drops,
+// or a chain that it calls.
 //
 // It needs CAP_NET_ADMIN in the user namespace that owns the network namespace.
 package foreign

@@ -15,8 +15,7 @@ import (
 
 // Of a table of legacy iptables no more is understood than whether its FORWARD drops what
 // it does not know, and whether an accept in the table names the bridge, the pods' addresses
-// or the mark: that is taken to let them pass. What is dropped in a chain that FORWARD
-// calls is not found.
+// or the mark: that is taken to let them pass. A chain that FORWARD calls for all is looked into.
 
 // legacyObstacles looks at the tables filter of legacy iptables.
 func legacyObstacles(ctx context.Context, cfg *Config, p *podPacket) ([]Obstacle, error) {
@@ -137,10 +136,55 @@ func (e legacyEntry) verdict() verdict {
 	return goesOn
 }
 
+// legacyCalls follows rules into the chains that they call.
+type legacyCalls struct {
+	entries []byte
+	layout  legacyLayout
+	steps   int // how many more entries it looks at
+}
+
+// fate is what becomes of a packet by a rule for all, before the entry next, as far as rules for all say;
+// goesOn is that it comes to that one.
+func (c *legacyCalls) fate(e legacyEntry, next int) verdict {
+	to := int32(binary.NativeEndian.Uint32(e.target[extensionHeader:]))
+	if v := e.verdict(); v != goesOn || e.target[2] != 0 || to < 0 || int(to) == next {
+		return v // its target is an extension, or nothing
+	}
+	for offset := int(to); offset < len(c.entries) && c.steps > 0; c.steps-- {
+		in, length, err := c.layout.decode(c.entries[offset:])
+		if err != nil {
+			return goesOn
+		}
+		offset += length
+		if in.goesTo() {
+			return goesOn // what follows may be out of its way
+		}
+		if !in.isForAll() {
+			continue
+		}
+		switch v := c.fate(in, offset); v {
+		case drops, accepts:
+			return v
+		case returns:
+			return goesOn
+		}
+	}
+	return goesOn
+}
+
 // isForAll says that there is no condition.
 func (e legacyEntry) isForAll() bool {
 	const cache = 4 // behind what the conditions are about, before the offset
 	return len(e.matches) == 0 && zero(e.header[:e.layout.targetOffset-cache])
+}
+
+// goesTo says that nothing comes back from the chain that the rule calls: IPT_F_GOTO, IP6T_F_GOTO.
+func (e legacyEntry) goesTo() bool {
+	flag := byte(0x02)
+	if e.layout.addrLen == addr6Len {
+		flag = 0x04
+	}
+	return e.header[e.layout.inverted-1]&flag != 0
 }
 
 // letsPass says that the rule is about the bridge, the pods or the mark, and does not
@@ -185,6 +229,7 @@ func legacyStops(family byte, info, entries []byte, p *podPacket) (effect, place
 	layout := layoutOf(family)
 	first, policy := head.entry[unix.NF_INET_FORWARD], head.underflow[unix.NF_INET_FORWARD]
 	rules, passed := 0, false
+	calls := legacyCalls{entries, layout, 1 << 14}
 	for offset := 0; offset < len(entries); {
 		e, length, err := layout.decode(entries[offset:])
 		if err != nil {
@@ -195,8 +240,12 @@ func legacyStops(family byte, info, entries []byte, p *podPacket) (effect, place
 			effect = effectOfPolicy
 		case at >= first && at < policy && place == "":
 			rules++
-			passed = passed || e.letsPass(p) || e.isForAll() && e.verdict() == accepts
-			if v := e.verdict(); e.isForAll() && (v == drops || v == returns) {
+			v := goesOn
+			if e.isForAll() {
+				v = calls.fate(e, offset+length)
+			}
+			passed = passed || e.letsPass(p) || v == accepts
+			if v == drops || v == returns {
 				place = fmt.Sprintf("-I %s %d", iptablesForward, rules)
 				if v == drops {
 					effect = effectOfRule

@@ -70,9 +70,16 @@ func TestLegacyIPTablesInTheWay(t *testing.T) {
 		{name: "rules without a verdict", lines: []string{
 			"iptables -P FORWARD DROP", "iptables -A FORWARD", "iptables -A FORWARD -j LOG", "iptables -N none", "iptables -A FORWARD -j none",
 		}, want: policyLegacy},
-		{name: "a chain that drops", lines: []string{"iptables -N no", "iptables -A no -j DROP", "iptables -A FORWARD -j no"}},
+		{name: "a chain that drops", lines: []string{"iptables -N no", "iptables -A no -j DROP", "iptables -A FORWARD -j no"}, want: ruleLegacy},
+		{name: "a chain of a chain that rejects", lines: []string{
+			"iptables -N outer", "iptables -N inner", "iptables -A inner", "iptables -A inner -p tcp -j ACCEPT", "iptables -A inner -j REJECT", "iptables -A outer -j LOG", "iptables -A outer -j inner",
+			"iptables -A FORWARD -o up0 -j ACCEPT", "iptables -A FORWARD -j outer", "iptables -A FORWARD -j ACCEPT",
+		}, want: ruleLegacy},
+		{name: "a chain that drops some", lines: []string{"iptables -N no", "iptables -A no -p tcp -j DROP", "iptables -A FORWARD -j no"}},
+		{name: "a chain that drops for some", lines: []string{"iptables -N no", "iptables -A no -j DROP", "iptables -A FORWARD -i eth7 -j no"}},
+		{name: "a chain that drops what comes back", lines: []string{"iptables -P FORWARD DROP", "iptables -N none", "iptables -A none -j RETURN", "iptables -A none -j ACCEPT", "iptables -A FORWARD -j none"}, want: policyLegacy},
 		{name: "a chain that returns first", lines: []string{"iptables -N no", "iptables -A no -j RETURN", "iptables -A no -j DROP", "iptables -A FORWARD -j no"}},
-		{name: "a chain that accepts", lines: []string{"iptables -P FORWARD DROP", "iptables -N yes", "iptables -A yes -j ACCEPT", "iptables -A FORWARD -j yes"}, want: policyLegacy},
+		{name: "a chain that accepts", lines: []string{"iptables -P FORWARD DROP", "iptables -N yes", "iptables -A yes -j ACCEPT", "iptables -A FORWARD -j yes"}},
 		{name: "a goto that comes back to the policy", lines: []string{
 			"iptables -P FORWARD DROP", "iptables -N other", "iptables -A FORWARD -g other", "iptables -A FORWARD -j ACCEPT",
 		}},

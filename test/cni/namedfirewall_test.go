@@ -2,8 +2,10 @@ package cni
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -122,5 +124,52 @@ func TestIngressPolicyHoldsBesideTheReferences(t *testing.T) {
 				t.Errorf("rules:\n%s", rules)
 			}
 		})
+	}
+}
+
+// Rules of legacy iptables that stop pods are named with a command that helps, for each sort of pod.
+func TestLegacyRulesThatStopPodsAreNamedByName(t *testing.T) {
+	t.Parallel()
+	need(t, "iptables-legacy")
+	const ipam = `"ipam":{"type":"host-local","dataDir":"DATA/n","subnet":"10.5.1.0/24","routes":[{"dst":"0.0.0.0/0"}]}`
+	for _, main := range []string{`{"type":"bridge","bridge":"cni0","isGateway":true,` + ipam + `}`, `{"type":"ptp",` + ipam + `}`} {
+		for name, lines := range map[string]string{
+			"a policy": "iptables-legacy -P FORWARD DROP", "a last rule": "iptables-legacy -A FORWARD -j REJECT",
+			"a chain": "iptables-legacy -N no; iptables-legacy -A no -p tcp -j ACCEPT; iptables-legacy -A no -j DROP; iptables-legacy -A FORWARD -j no",
+		} {
+			t.Run(name+" "+main[9:15], func(t *testing.T) {
+				t.Parallel()
+				s := newSide(t, referenceDir(t), byName())
+				out := s.outside()
+				nstest.Run(t, out, "ip", "route", "add", "10.5.1.0/24", "via", uplink4)
+				chain := []string{main, `{"type":"portmap","runtimeConfig":{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]}}`, `{"type":"firewall"}`}
+				s.chain("ADD", "a", chain)
+				a := s.of("a")
+				a.serve(t, "tcp", 80)
+				s.run("sh", "-ec", lines)
+				reaches := func() bool {
+					return nstest.PingWith(t, a.NS, nstest.Addr(outside4), nstest.Echo{Wait: noAnswer}) == nil
+				}
+				if reaches() {
+					t.Fatal("the rules stop nothing")
+				}
+				o := s.operate("check", "--state", s.state)
+				_, remedy, ok := strings.Cut(o.stdout, "this helps: ")
+				remedy, _, _ = strings.Cut(remedy, " [configuration]")
+				if o.status != 4 || !ok || !strings.HasPrefix(remedy, "iptables-legacy ") {
+					t.Fatalf("check: %+v", o)
+				}
+				s.run("sh", "-ec", remedy)
+				if !reaches() {
+					t.Errorf("it does not help: %s", remedy)
+				}
+				if _, err := nstest.AskWithin(t, out, "tcp", netip.AddrPortFrom(nstest.Addr(uplink4), 8080), 5*time.Second); err != nil {
+					t.Errorf("the host port after %s: %v", remedy, err)
+				}
+				if o := s.operate("check", "--state", s.state); o.status != 0 {
+					t.Errorf("check after it: %+v", o)
+				}
+			})
+		}
 	}
 }

@@ -5,7 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
+	"net/netip"
+	"slices"
 
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
@@ -61,7 +65,7 @@ func Firewall(ctx context.Context, s *session.Session, records []*state.Network)
 }
 
 // Obstacles lists what stops pods of networks and is out of reach, or left to its owner.
-func Obstacles(ctx context.Context, records []*state.Network) ([]string, error) {
+func Obstacles(ctx context.Context, s *session.Session, records []*state.Network) ([]string, error) {
 	var list []string
 	for _, rec := range records {
 		obstacles, err := foreign.Obstacles(ctx, &foreign.Config{Mark: uint32(rec.Mark)}, foreign.Path{Bridge: rec.GatewayLink(), Prefixes: rec.Subnets})
@@ -72,7 +76,41 @@ func Obstacles(ctx context.Context, records []*state.Network) ([]string, error) 
 			list = append(list, fmt.Sprintf("network %s: %s", rec.Name, o))
 		}
 	}
-	return list, nil
+	others, err := OtherObstacles(ctx, s)
+	for _, name := range slices.Sorted(maps.Keys(others)) {
+		for _, o := range others[name] {
+			list = append(list, "network "+name+": "+o)
+		}
+	}
+	return list, err
+}
+
+// OtherObstacles looks for them by the ways of other programs' pods, and says them in words by networks: of
+// each that has no record, by the way of one pod.
+func OtherObstacles(ctx context.Context, s *session.Session) (map[string][]string, error) {
+	list, _, err := s.Dir.ListOthers()
+	found := map[string][]string{}
+	for _, a := range list {
+		if _, seen := found[a.Network]; seen || !a.Admitted || a.Bridge == "" {
+			continue
+		}
+		if _, own := s.Dir.LoadNetwork(a.Network); own == nil {
+			continue
+		}
+		path := foreign.Path{Bridge: a.GatewayLink()}
+		for _, address := range endpoint.Addresses(a) {
+			path.Prefixes = append(path.Prefixes, netip.PrefixFrom(address, address.BitLen()))
+		}
+		obstacles, err := foreign.Obstacles(ctx, &foreign.Config{Mark: s.Mark}, path)
+		if err != nil {
+			return nil, err
+		}
+		found[a.Network] = nil
+		for _, o := range obstacles {
+			found[a.Network] = append(found[a.Network], o.String())
+		}
+	}
+	return found, err
 }
 
 // summary says in a line what differs.

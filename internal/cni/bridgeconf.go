@@ -47,6 +47,9 @@ func (c *NetConf) dhcp() (*ipamconf.DHCP, error) { return ipamconf.ReadDHCP(c.IP
 // that there is no record.
 func (c *call) delBridge(ctx context.Context, conf *NetConf) error {
 	err := errors.Join(podlink.DeleteOthers(c.netns, c.ifName), c.del(ctx, conf))
+	if !c.unrecorded && leftover.IsNewer(c.reference(conf)) {
+		err = errors.Join(err, c.del(ctx, conf)) // the record is gone
+	}
 	if c.unrecorded {
 		err = errors.Join(err, leftover.Masquerade(ctx, c.reference(conf)))
 	}

@@ -321,6 +321,19 @@ func loadAttachment(path, network, hash string) (*Attachment, error) {
 	return a, nil
 }
 
+// Written is when an attachment's record was written last.
+func (d *Dir) Written(network, hash string) (time.Time, error) {
+	path, err := d.attachmentPath(network, hash)
+	if err != nil {
+		return time.Time{}, err
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return time.Time{}, err
+	}
+	return info.ModTime(), nil
+}
+
 // Update writes an attachment's record over the one that there is, whole or not at
 // all: what has become of it since its ADD. It needs the shared lock, and locks the
 // record meanwhile: where a DEL has it, the error matches ErrBusy.

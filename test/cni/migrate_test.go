@@ -537,8 +537,8 @@ func TestNeitherGivesWhatTheOtherGave(t *testing.T) {
 	}
 }
 
-// TestRemoveTakesTheGatewaysThatOthersUse holds the document to what it warns of.
-func TestRemoveTakesTheGatewaysThatOthersUse(t *testing.T) {
+// TestRemoveLeavesTheGatewaysToOthersPods has the last pod of Tombolo's go first.
+func TestRemoveLeavesTheGatewaysToOthersPods(t *testing.T) {
 	t.Parallel()
 	m := newMove(t, "nftables")
 	mine, stays := m.start(m.ours, "mine", 8080), m.start(m.theirs, "stays", 8081)
@@ -546,9 +546,16 @@ func TestRemoveTakesTheGatewaysThatOthersUse(t *testing.T) {
 	if o := m.operate("remove", "--state", m.state, "kubenet"); o.status != 0 {
 		t.Fatalf("exit status %d: %s", o.status, o.stderr)
 	}
-	wantNoPing(t, stays.NS, gateway4, gateway6)
-	m.start(m.theirs, "next", 8082)
 	wantPing(t, stays.NS, gateway4, gateway6)
+	m.theirs.del(stays, m.wishes(8081)...)
+	again := m.start(m.ours, "again", 8080)
+	m.ours.del(again)
+	if o := m.operate("remove", "--state", m.state, "kubenet"); o.status != 0 {
+		t.Fatalf("exit status %d: %s", o.status, o.stderr)
+	}
+	if _, there := links(t, m.ns)["cbr0"]; there {
+		t.Error("without others' pods the bridge is left")
+	}
 }
 
 // TestGCFreesTheReferencesPodsThatAreNotOnItsList is another warning.

@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
+	"os"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -200,6 +203,32 @@ func (t *Teardown) takeDeadDown(ctx context.Context, d *Dead) (bool, error) {
 	if rec.Other {
 		return true, Other(ctx, t.Session, rec)
 	}
-	owner := ipam.Owner{ContainerID: rec.ContainerID, IfName: rec.IfName}
-	return true, t.Remains(ctx, owner, hash, rec.State == state.Adding)
+	r := t.ownRemains(ctx, ipam.Owner{ContainerID: rec.ContainerID, IfName: rec.IfName}, hash)
+	r.unfinished, r.retaken = rec.State == state.Adding, t.retaken(r)
+	return true, t.takeDown(ctx, r)
+}
+
+// retaken are the addresses that the reference's plugin, which knows nothing of the record, has
+// reserved for the same attachment after its end: the container was restarted by that.
+func (t *Teardown) retaken(r *remains) []netip.Addr {
+	if r.rec.DataDir == "" {
+		return nil // a directory of our own
+	}
+	written, err := t.Session.Dir.Written(t.Network, r.hash)
+	if err != nil {
+		return nil
+	}
+	var list []netip.Addr
+	for _, a := range r.addresses {
+		path := r.rec.DataDir + "/" + t.Network + "/" + a.String()
+		info, err := os.Stat(path)
+		if err != nil || !info.Mode().IsRegular() || !info.ModTime().After(written) {
+			continue
+		}
+		// One that was made again by the kernel's addresses names no container.
+		if text, err := os.ReadFile(path); err == nil && strings.HasPrefix(string(text), r.owner.ContainerID) {
+			list = append(list, a)
+		}
+	}
+	return list
 }

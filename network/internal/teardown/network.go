@@ -98,7 +98,7 @@ func withdraw(ctx context.Context, s *session.Session, name string) error {
 
 // Bridge deletes the network's bridge if we made it, or, where another
 // network or somebody's port is on it, or somebody else made it, only the gateways
-// that are this network's alone.
+// that are this network's alone. Another program's pods on it keep theirs.
 func Bridge(ctx context.Context, s *session.Session, rec *state.Network) error {
 	l, err := s.Links.Link(ctx, rec.Bridge)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -124,6 +124,9 @@ func Bridge(ctx context.Context, s *session.Session, rec *state.Network) error {
 	if rec.VLAN != (state.VLAN{}) {
 		return leaveVLANs(ctx, s, rec, l, shared)
 	}
+	if hasPods(ctx, s, ports) {
+		return nil
+	}
 	for _, gw := range rec.Gateways {
 		if slices.ContainsFunc(shared, func(o *state.Network) bool { return slices.Contains(o.Gateways, gw) }) {
 			continue
@@ -133,6 +136,17 @@ func Bridge(ctx context.Context, s *session.Session, rec *state.Network) error {
 		}
 	}
 	return nil
+}
+
+// hasPods says whether any port that is not ours leads into another namespace.
+func hasPods(ctx context.Context, s *session.Session, ports []bridge.Link) bool {
+	return slices.ContainsFunc(ports, func(p bridge.Link) bool {
+		if _, own := endpoint.ParseAlias(p.Alias); own || p.Kind != "veth" {
+			return false
+		}
+		peer, err := s.Links.LinkByIndex(ctx, p.Peer)
+		return err != nil || peer.Peer != p.Index || peer.Kind != p.Kind
+	})
 }
 
 // leaveVLANs takes the host's link in a network's VLAN away, and its uplink out of the VLANs

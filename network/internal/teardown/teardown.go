@@ -30,6 +30,7 @@ type remains struct {
 	rec       *state.Attachment // nil if it has no record
 	unread    bool              // it has a record that could not be read
 	addresses []netip.Addr      // nil if they are not known
+	retaken   []netip.Addr      // those of them that stay reserved
 	leaseDir  string            // where its lease is on record; empty if it has none
 	// unrecorded says that the attachment had no record to lock: so that no Add of it
 	// begins meanwhile, all others are kept away.
@@ -336,7 +337,11 @@ func (t *Teardown) release(ctx context.Context, r *remains) error {
 	if allocator.Slow() {
 		t.Session.Leave()
 	}
-	return allocator.Del(ctx, r.owner, r.addresses)
+	addresses := slices.DeleteFunc(slices.Clone(r.addresses), func(a netip.Addr) bool { return slices.Contains(r.retaken, a) })
+	if len(addresses) == 0 && len(r.retaken) > 0 {
+		return nil
+	}
+	return allocator.Del(ctx, r.owner, addresses)
 }
 
 // unlist takes the attachment out of the firewall's sets. One that is guarded, or may be, is

@@ -102,7 +102,7 @@ func (f *conf) del(ctx context.Context, c *reference.Call) error {
 	if err != nil {
 		return err
 	}
-	if err := node.Unadmit(ctx, c.Key()); !errors.Is(err, network.ErrNotAttached) {
+	if err := node.Unadmit(ctx, c.Key()); !errors.Is(err, network.ErrNotAttached) && (err != nil || !leftover.IsNewer(c)) {
 		return err
 	}
 	return leftover.Forward(ctx, c)

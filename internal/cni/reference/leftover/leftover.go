@@ -18,6 +18,25 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/foreign"
 )
 
+// IsNewer says that the reference's plugin bridge made the pod's link, by the result of the last ADD.
+// A record is then of an ADD before, whose DEL was the reference's.
+func IsNewer(c *reference.Call) bool {
+	prev, err := c.Prev()
+	if err != nil || prev == nil {
+		return false
+	}
+	port, host := "veth"+ident.Hash(c.Network, c.ContainerID, c.IfName), 0
+	for _, in := range prev.Interfaces {
+		if in.Name == port {
+			return false
+		}
+		if in.Sandbox == "" {
+			host++
+		}
+	}
+	return host > 1 // the bridge, and the port: plugins like ptp have no bridge
+}
+
 // Masquerade deletes the rules of the plugins bridge and ptp.
 func Masquerade(ctx context.Context, c *reference.Call) error {
 	return rules(ctx, c, foreign.ReferenceMasquerade)

@@ -119,7 +119,7 @@ func Run(ctx context.Context, c *reference.Call) (*current.Result, error) {
 		}
 		return prev, nil
 	case "DEL":
-		if _, err = node.Limit(ctx, c.Key(), nil, bandwidth.Shape{}); errors.Is(err, network.ErrNotAttached) {
+		if _, err = node.Limit(ctx, c.Key(), nil, bandwidth.Shape{}); errors.Is(err, network.ErrNotAttached) || err == nil && leftover.IsNewer(c) {
 			err = leftover.Limits(c)
 		}
 		return nil, err

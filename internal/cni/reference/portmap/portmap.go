@@ -134,7 +134,7 @@ func del(ctx context.Context, c *reference.Call) error {
 		return err
 	}
 	err = node.Publish(ctx, c.Key(), nil, network.Publication{})
-	if !errors.Is(err, network.ErrNotAttached) {
+	if !errors.Is(err, network.ErrNotAttached) && (err != nil || !leftover.IsNewer(c)) {
 		return err
 	}
 	return leftover.HostPorts(ctx, c)

@@ -304,10 +304,12 @@ func prefixOf(address, mask []byte, addrLen int) (netip.Prefix, bool) {
 // lookup makes a condition of a set, or a verdict of a map.
 func (rr *ruleReader) lookup(b []byte) error {
 	c := condition{on: onSet}
-	var flags uint32
+	var flags, from uint32
 	to := uint32(unix.NFT_REG_VERDICT) + 1 // it may have none
-	err := fields{{unix.NFTA_LOOKUP_SET, &c.name}, {unix.NFTA_LOOKUP_FLAGS, &flags}, {unix.NFTA_LOOKUP_DREG, &to}}.decode(b)
+	err := fields{{unix.NFTA_LOOKUP_SET, &c.name}, {unix.NFTA_LOOKUP_SREG, &from}, {unix.NFTA_LOOKUP_FLAGS, &flags}, {unix.NFTA_LOOKUP_DREG, &to}}.decode(b)
 	c.negated = flags&unix.NFT_LOOKUP_F_INV != 0
+	l := rr.registers[from]
+	c.source = l.on == onSource && l.mask == nil
 	if to == unix.NFT_REG_VERDICT {
 		rr.rule.verdict = varies
 	}

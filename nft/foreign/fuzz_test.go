@@ -81,7 +81,7 @@ func FuzzLegacyTable(f *testing.F) {
 
 func FuzzSetKeys(f *testing.F) {
 	f.Fuzz(func(_ *testing.T, b, link []byte) {
-		_ = eachKey(b, func(key []byte) { keyNames(key, string(link)) })
+		_ = eachElement(b, func(key []byte, _ bool) { keyNames(key, string(link)) })
 	})
 }
 
@@ -127,7 +127,7 @@ func TestWhatIsForeignIsRead(t *testing.T) {
 	for _, set := range []string{"__set0", "__map0"} {
 		dump(unix.NFPROTO_INET, unix.NFT_MSG_GETSETELEM, func(data []byte) error {
 			save("FuzzSetKeys", set, data, []byte("cbr0"))
-			return eachKey(data, func(key []byte) {
+			return eachElement(data, func(key []byte, _ bool) {
 				if len(key) == 0 {
 					t.Errorf("a key of set %s is empty", set)
 				}

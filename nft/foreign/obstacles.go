@@ -3,14 +3,11 @@ package foreign
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"net/netip"
 	"slices"
 	"strings"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
@@ -196,7 +193,7 @@ func (c *Conn) isAsleep(ch chain) (bool, error) {
 // content is what a table has that a packet may meet.
 type content struct {
 	chains map[string][]rule
-	sets   map[string]bool // those that name the bridge
+	sets   map[string]bool // those that name the bridge, or the pods' addresses
 }
 
 // readTable reads the rules of a chain's table, and the sets that they look into.
@@ -218,45 +215,18 @@ func (c *Conn) readSets(t *content, ch chain, p *podPacket) error {
 					continue
 				}
 				var err error
-				if t.sets[cond.name], err = c.setMentions(ch, cond.name, p.bridge); err != nil {
+				if cond.source {
+					t.sets[cond.name], err = c.setHolds(ch, cond.name, p.prefixes)
+				} else {
+					t.sets[cond.name], err = c.setMentions(ch, cond.name, p.bridge)
+				}
+				if err != nil {
 					return err
 				}
 			}
 		}
 	}
 	return nil
-}
-
-// setMentions says whether the name of a link is in a set, or in a map, alone or as a
-// part of what is.
-func (c *Conn) setMentions(ch chain, set, link string) (bool, error) {
-	found := false
-	err := c.dump("list elements of set "+set+" of table "+ch.table, ch.family, unix.NFT_MSG_GETSETELEM, func(data []byte) error {
-		return eachKey(data, func(key []byte) { found = found || keyNames(key, link) })
-	}, nftnl.String(unix.NFTA_SET_ELEM_LIST_TABLE, ch.table), nftnl.String(unix.NFTA_SET_ELEM_LIST_SET, set))
-	if errors.Is(err, fs.ErrNotExist) {
-		err = nftnl.ErrOvertaken
-	}
-	return found, err
-}
-
-// eachKey reads a message that lists elements of a set.
-func eachKey(b []byte, each func(key []byte)) error {
-	return nftnl.Decode(b, func(ad *netlink.AttributeDecoder) error {
-		if ad.Type() != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
-			return nil
-		}
-		return nftnl.Nested(ad, func(ad *netlink.AttributeDecoder) error {
-			return nftnl.Nested(ad, func(ad *netlink.AttributeDecoder) error {
-				if ad.Type() != unix.NFTA_SET_ELEM_KEY {
-					return nil
-				}
-				key, err := nftnl.ValueOf(ad)
-				each(key)
-				return err
-			})
-		})
-	})
 }
 
 // keyNames says that a link's name is somewhere in a key. An interval of names, for

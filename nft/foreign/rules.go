@@ -47,6 +47,7 @@ type condition struct {
 	index      uint32       // onIndex
 	prefix     netip.Prefix // onSource, onDestination
 	family     uint8        // onFamily: unix.NFPROTO_*
+	source     bool         // onSet: the source address is looked up
 }
 
 // property is what of a packet a condition is about.
@@ -85,7 +86,7 @@ type podPacket struct {
 	index  uint32 // the bridge's; 0 is not known
 	// prefixes are the pods' addresses; an empty list is not known.
 	prefixes []netip.Prefix
-	// sets has those sets which the bridge's name is in.
+	// sets has those sets which the bridge's name is in, or pods' addresses.
 	sets map[string]bool
 }
 
@@ -183,16 +184,16 @@ func (p *podPacket) comesFrom(prefix netip.Prefix) likelihood {
 }
 
 // meetsAll says whether the packet meets all conditions of a rule. If the bridge is
-// named, others that are not known do not count: a rule for it lets at least some of
-// its packets pass.
+// named, or the pods' addresses, others that are not known do not count: a rule for these lets at least some of
+// their packets pass.
 func (p *podPacket) meetsAll(r *rule) likelihood {
 	got, named := always, false
 	for i := range r.conditions {
 		c := &r.conditions[i]
 		m := p.meets(c)
 		got = min(got, m)
-		ofLink := c.on == onIn || c.on == onIndex || c.on == onSet
-		named = named || ofLink && !c.negated && m >= likely
+		ofPods := c.on == onIn || c.on == onIndex || c.on == onSet || c.on == onSource && c.prefix.Bits() > 0
+		named = named || ofPods && !c.negated && m >= likely
 	}
 	if named && got == maybe {
 		return likely

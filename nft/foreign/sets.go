@@ -1,0 +1,100 @@
+package foreign
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"io/fs"
+	"net/netip"
+	"slices"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
+)
+
+// setMentions says whether the name of a link is in a set, or in a map, alone or as a
+// part of what is.
+func (c *Conn) setMentions(ch chain, set, link string) (bool, error) {
+	found := false
+	err := c.elements(ch, set, func(key []byte, _ bool) { found = found || keyNames(key, link) })
+	return found, err
+}
+
+// setHolds says whether some of the addresses are in a set of addresses.
+func (c *Conn) setHolds(ch chain, set string, prefixes []netip.Prefix) (bool, error) {
+	var list []element
+	err := c.elements(ch, set, func(key []byte, end bool) { list = append(list, element{key, end}) })
+	return err == nil && slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return holds(list, p) }), err
+}
+
+// element is a member of a set. In a set of intervals it begins one, or is what follows after its end.
+type element struct {
+	key []byte
+	end bool
+}
+
+// holds says whether elements overlap with a prefix. It puts them in order.
+func holds(list []element, p netip.Prefix) bool {
+	first := p.Masked().Addr().AsSlice()
+	last := slices.Clone(first)
+	for bit := p.Bits(); bit < 8*len(last); bit++ {
+		last[bit/8] |= 0x80 >> (bit % 8)
+	}
+	slices.SortFunc(list, func(a, b element) int {
+		ends := map[bool]int{false: 1}
+		return cmp.Or(bytes.Compare(a.key, b.key), cmp.Compare(ends[a.end], ends[b.end]))
+	})
+	intervals := slices.ContainsFunc(list, func(e element) bool { return e.end })
+	for i, e := range list {
+		if e.end || len(e.key) != len(first) || bytes.Compare(e.key, last) > 0 {
+			continue
+		}
+		if bytes.Compare(e.key, first) >= 0 {
+			return true
+		}
+		// It begins before them.
+		if intervals && (i+1 == len(list) || bytes.Compare(list[i+1].key, first) > 0) {
+			return true
+		}
+	}
+	return false
+}
+
+// elements lists those of a set.
+func (c *Conn) elements(ch chain, set string, each func(key []byte, end bool)) error {
+	err := c.dump("list elements of set "+set+" of table "+ch.table, ch.family, unix.NFT_MSG_GETSETELEM, func(data []byte) error {
+		return eachElement(data, each)
+	}, nftnl.String(unix.NFTA_SET_ELEM_LIST_TABLE, ch.table), nftnl.String(unix.NFTA_SET_ELEM_LIST_SET, set))
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nftnl.ErrOvertaken
+	}
+	return err
+}
+
+// eachElement reads a message that lists elements of a set. One without a key is that of maps for all else.
+func eachElement(b []byte, each func(key []byte, end bool)) error {
+	return nftnl.Decode(b, func(ad *netlink.AttributeDecoder) error {
+		if ad.Type() != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
+			return nil
+		}
+		return nftnl.Nested(ad, func(ad *netlink.AttributeDecoder) error {
+			var key []byte
+			var flags uint32
+			err := nftnl.Nested(ad, func(ad *netlink.AttributeDecoder) (err error) {
+				switch ad.Type() {
+				case unix.NFTA_SET_ELEM_KEY:
+					key, err = nftnl.ValueOf(ad)
+				case unix.NFTA_SET_ELEM_FLAGS:
+					flags = ad.Uint32()
+				}
+				return err
+			})
+			if key != nil {
+				each(key, flags&unix.NFT_SET_ELEM_INTERVAL_END != 0)
+			}
+			return err
+		})
+	})
+}

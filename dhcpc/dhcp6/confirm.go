@@ -20,15 +20,21 @@ const (
 // Confirm takes up a lease that this client still has, and asks any server whether its address fits the
 // link: after the machine or the program was started again, or may have been moved (RFC 8415, section
 // 18.2.3). Where none answers within ten seconds, the lease goes on. A lease that is due to be
-// renewed, or is of the future, is renewed instead, and one that has run out is lost: see Restore.
+// renewed, is of the future or has a prefix, is renewed instead, and one that has run out is lost: see Restore.
 // The error matches dhcpc.ErrInvalid.
 func (m *Machine) Confirm(now time.Time, seed uint64, l *Lease) (Session, error) {
 	s, err := m.Restore(now, seed, l)
 	if err == nil && (s.wake.IsZero() || now.Before(s.wake)) {
 		t := step{Machine: m, s: &s, now: now}
-		t.begin(Confirming)
 		// At random, since all clients of a machine may start at once.
-		t.idle(Confirming, now.Add(t.between(0, cnfMaxDelay)))
+		at := now.Add(t.between(0, cnfMaxDelay))
+		if l.Prefix.IsValid() {
+			// A CONFIRM is about addresses.
+			s.wake = at
+			return s, nil
+		}
+		t.begin(Confirming)
+		t.idle(Confirming, at)
 	}
 	return s, err
 }

@@ -38,6 +38,7 @@ func (t *step) solicit() {
 	}
 	m := t.message(dhcpv6.MessageTypeSolicit)
 	identity(m, t.cfg.IAID, t.s.hint)
+	t.cfg.delegation(m, t.s.hintPrefix)
 	if t.cfg.RapidCommit {
 		m.AddOption(&dhcpv6.OptionGeneric{OptionCode: dhcpv6.OptionRapidCommit})
 	}
@@ -61,7 +62,7 @@ func (t *step) soliciting(m *message) {
 		t.note(m.describe() + ": a lease that was not asked for")
 		return
 	}
-	l, why := t.granted(m, t.s.hint)
+	l, why := t.granted(m, t.s.hint, t.s.hintPrefix)
 	if l == nil {
 		t.note(m.describe() + why)
 		return
@@ -88,7 +89,7 @@ func (t *step) soliciting(m *message) {
 }
 
 // granted makes a lease of a message's first usable address, or of one that is wanted.
-func (t *step) granted(m *message, want netip.Addr) (l *Lease, why string) {
+func (t *step) granted(m *message, want netip.Addr, prefix netip.Prefix) (l *Lease, why string) {
 	if s := m.refusal(); statusOf(s) != iana.StatusSuccess {
 		return nil, ""
 	}
@@ -99,7 +100,11 @@ func (t *step) granted(m *message, want netip.Addr) (l *Lease, why string) {
 	}
 	switch {
 	case i >= 0:
-		return t.cfg.lease(m, list[i], t1, t2, ignored, t.s.sent.Round(0)), ""
+		p, why := t.cfg.delegated(m, prefix, &list[i], &t1, &t2)
+		if why != "" {
+			return nil, ": " + why
+		}
+		return t.cfg.lease(m, list[i], p, t1, t2, ignored, t.s.sent.Round(0)), ""
 	case len(ignored) > 0:
 		return nil, ": " + ignored[0]
 	case m.ia == nil:
@@ -129,6 +134,7 @@ func (t *step) sendRequest() {
 	m := t.message(dhcpv6.MessageTypeRequest)
 	to(m, t.s.asked.Server)
 	identity(m, t.cfg.IAID, t.s.asked.Address)
+	t.cfg.delegation(m, t.s.asked.Prefix)
 	t.cfg.oro(m, dhcpv6.OptionSolMaxRT)
 	t.cfg.name(m)
 	var end time.Time
@@ -146,7 +152,7 @@ func (t *step) requesting(m *message) {
 	}
 	switch s := m.refusal(); statusOf(s) {
 	case iana.StatusSuccess:
-		if l, why := t.granted(m, asked.Address); l != nil {
+		if l, why := t.granted(m, asked.Address, asked.Prefix); l != nil {
 			t.take(l)
 		} else {
 			t.note(m.describe() + why)
@@ -227,6 +233,7 @@ func (t *step) renew(kind dhcpv6.MessageType, irt, mrt time.Duration, end time.T
 		to(m, l.Server)
 	}
 	identity(m, t.cfg.IAID, l.Address)
+	t.cfg.delegation(m, l.Prefix)
 	t.cfg.oro(m)
 	t.cfg.name(m)
 	t.send(m, irt, mrt, end)
@@ -253,7 +260,12 @@ func (t *step) renewing(m *message) {
 	i := slices.IndexFunc(list, func(g grant) bool { return g.addr == l.Address })
 	switch {
 	case i >= 0 && list[i].valid > 0:
-		t.take(t.cfg.lease(m, list[i], t1, t2, ignored, t.s.sent.Round(0)))
+		p, why := t.cfg.delegated(m, l.Prefix, &list[i], &t1, &t2)
+		if why != "" {
+			t.note(m.describe() + ": " + why) // both go on until the first of them ends
+			return
+		}
+		t.take(t.cfg.lease(m, list[i], p, t1, t2, ignored, t.s.sent.Round(0)))
 	case i >= 0:
 		t.revoked(m, list, t1, t2, ignored)
 	case len(ignored) > 0:
@@ -271,8 +283,13 @@ func (t *step) revoked(m *message, list []grant, t1, t2 time.Duration, ignored [
 		t.lose(fmt.Errorf("%w: REPLY from %s: no more time", dhcpc.ErrNAK, m.server))
 		return
 	}
+	p, why := t.cfg.delegated(m, old.Prefix, &list[i], &t1, &t2)
+	if why != "" {
+		t.lose(fmt.Errorf("%w: REPLY from %s: no more time, and %s", dhcpc.ErrNAK, m.server, why))
+		return
+	}
 	t.out.Lost, t.s.lease = old, nil
-	t.take(t.cfg.lease(m, list[i], t1, t2, ignored, t.s.sent.Round(0)))
+	t.take(t.cfg.lease(m, list[i], p, t1, t2, ignored, t.s.sent.Round(0)))
 }
 
 // decline tells the server that an address which it granted is not taken, and then starts over.

@@ -15,6 +15,9 @@ type Lease struct {
 	// Address is the leased address. DHCPv6 names no prefix: what is on the link, and where
 	// the default route leads, routers advertise.
 	Address netip.Addr `json:"address"`
+	// Prefix was delegated along with it (IA_PD); not valid where none was asked for. The lease ends
+	// when the first of them does.
+	Prefix netip.Prefix `json:"prefix,omitzero"`
 	// DNS are the name servers, best first (option 23), and Search is the domain search list (24).
 	DNS    []netip.Addr `json:"dns,omitempty"`
 	Search []string     `json:"search,omitempty"`
@@ -46,6 +49,8 @@ func (l *Lease) Validate() error {
 		return invalidf("no lease")
 	case !usable(l.Address):
 		return invalidf("address %s", l.Address)
+	case l.Prefix.IsValid() && !delegable(l.Prefix):
+		return invalidf("prefix %s", l.Prefix)
 	case len(l.Server) < minDUID || len(l.Server) > maxDUID:
 		return invalidf("server identifier of %d bytes: want %d to %d", len(l.Server), minDUID, maxDUID)
 	case len(l.DUID) < minDUID || len(l.DUID) > maxDUID:

@@ -46,14 +46,15 @@ type Session struct {
 
 	solMaxRT, infMaxRT time.Duration
 
-	failures int      // since the last lease: they make the back-off longer
-	best     *Lease   // the best ADVERTISE so far
-	rank     int      // its preference, less for a server to avoid
-	avoid    []string // servers that advertised and then refused, or fell silent
-	hint     netip.Addr
-	asked    *Lease // what is being requested, checked or declined
-	rebound  bool   // a REQUEST that a NoBinding of a renewal led to
-	lease    *Lease // what is held
+	failures   int      // since the last lease: they make the back-off longer
+	best       *Lease   // the best ADVERTISE so far
+	rank       int      // its preference, less for a server to avoid
+	avoid      []string // servers that advertised and then refused, or fell silent
+	hint       netip.Addr
+	hintPrefix netip.Prefix
+	asked      *Lease // what is being requested, checked or declined
+	rebound    bool   // a REQUEST that a NoBinding of a renewal led to
+	lease      *Lease // what is held
 }
 
 // State gives the state.
@@ -147,7 +148,7 @@ func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error)
 		return Session{}, err
 	}
 	s := m.Start(now, seed)
-	s.hint, s.lease, s.state, s.wake = l.Address, l, Bound, l.Renew
+	s.hint, s.hintPrefix, s.lease, s.state, s.wake = l.Address, l.Prefix, l, Bound, l.Renew
 	if now.Before(l.Obtained) {
 		moved := *l
 		back := l.Obtained.Sub(now)
@@ -437,7 +438,7 @@ func (t *step) bind(l *Lease) {
 	if held := t.s.lease; held != nil && held.Address != l.Address {
 		t.out.Lost = held
 	}
-	t.out.Bound, t.s.lease, t.s.hint = l, l, l.Address
+	t.out.Bound, t.s.lease, t.s.hint, t.s.hintPrefix = l, l, l.Address, l.Prefix
 	t.s.failures, t.s.avoid, t.s.asked, t.s.best, t.s.rebound = 0, nil, nil, nil, false
 	t.s.trace = trace{began: t.now}
 	t.idle(Bound, l.Renew)

@@ -18,6 +18,7 @@ type LANConf struct {
 	DefaultRoute        string            `json:"defaultRoute"`
 	LANGuard            *bool             `json:"lanGuard"`
 	IPv6                string            `json:"ipv6"`
+	IPv6Prefix          int               `json:"ipv6Prefix"`
 }
 
 const ipv6SLAAC, ipv6DHCP = "slaac", "dhcp"
@@ -36,6 +37,9 @@ func (c *NetConf) lanProblems(p *problems) {
 	const ofLAN, ofUplink = `%s is a field of mode "lan"`, "%s says nothing without an uplink"
 	p.add(!lan && c.DefaultRoute != "", ofLAN, "defaultRoute")
 	p.add(!lan && c.Mode != modeL2 && c.IPv6 != "", `ipv6 is a field of modes "lan" and "l2": elsewhere pods get IPv6 by the ipam`)
+	p.add(c.IPv6Prefix != 0 && c.IPv6 != ipv6DHCP, `ipv6Prefix needs "ipv6": "dhcp", whose servers delegate prefixes`)
+	p.add(c.IPv6Prefix < 0 || c.IPv6Prefix > 127, "ipv6Prefix %d is no length of a prefix: want 1 to 127", c.IPv6Prefix)
+	p.add(c.IPv6Prefix != 0 && (c.Guard || orDefault(c.LANGuard, lan)), "ipv6Prefix: guard and lanGuard hold pods to addresses of their own, and a pod with a prefix is a router: set both to false")
 	p.add(c.Mode == modeL2 && c.IPv6 != "" && c.DisableContainerInterface, "ipv6 and disableContainerInterface exclude each other")
 	p.add(c.Uplink == "" && c.KeepAddressOnUplink, ofUplink, "keepAddressOnUplink")
 	p.add(c.Uplink == "" && c.UplinkTimeout != 0, ofUplink, "uplinkTimeout")
@@ -49,6 +53,7 @@ func (c *NetConf) lan(s *settings) {
 		s.Uplink = uplink.Uplink{NIC: c.Uplink, KeepAddress: c.KeepAddressOnUplink, Timeout: time.Duration(c.UplinkTimeout)}
 	}
 	s.SLAAC, s.DHCPv6 = c.IPv6 != "", c.IPv6 == ipv6DHCP
+	s.PrefixLength = c.IPv6Prefix
 	if c.Mode != modeLAN {
 		c.guard(s, false)
 		return

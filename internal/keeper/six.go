@@ -26,9 +26,9 @@ type pod6 interface {
 	dial6(ctx context.Context) (dhcp6.Transport, error)
 	// inUse adds an address, and says whether another host has it; then it is gone again.
 	inUse(ctx context.Context, l *dhcp6.Lease) (bool, error)
-	// apply6 makes the pod have an address for as long as its lease says, withdraw6 takes it away.
+	// apply6 makes the pod have an address, and a prefix, for as long as its lease says; withdraw6 takes both away.
 	apply6(l *dhcp6.Lease) error
-	withdraw6(a netip.Addr) error
+	withdraw6(l *dhcp6.Lease) error
 	// lacks6 says whether an address is not there.
 	lacks6(a netip.Addr) (bool, error)
 }
@@ -319,8 +319,12 @@ func (x *exchange6) write(l *dhcp6.Lease, checking bool, trouble string) error {
 		six.Address = l.Address
 	}
 	err := x.underLockOf(func(held *lease.Held) error {
-		if was := x.r.Six.Lease; was != nil && l != nil && was.Address != l.Address {
-			if err := x.pod.withdraw6(was.Address); err != nil {
+		if was := x.r.Six.Lease; was != nil && l != nil && (was.Address != l.Address || was.Prefix != l.Prefix) {
+			gone := *was
+			if gone.Address == l.Address {
+				gone.Address = netip.Addr{} // only the prefix goes
+			}
+			if err := x.pod.withdraw6(&gone); err != nil {
 				return err
 			}
 		}
@@ -350,7 +354,7 @@ func (x *exchange6) bound6(l *dhcp6.Lease) error {
 	x.m.six.right = true
 	if fresh {
 		x.metrics.count(&x.metrics.acquisitions)
-		x.log.Info("leased by DHCPv6", append(x.who(), "ipv6", l.Address)...)
+		x.log.Info("leased by DHCPv6", append(x.who(), "ipv6", l.Address, "prefix", l.Prefix)...)
 		return nil
 	}
 	x.metrics.count(&x.metrics.renewals)
@@ -363,7 +367,7 @@ func (x *exchange6) lost6(out dhcp6.Output) error {
 		x.metrics.count(&x.metrics.expired)
 	}
 	err := x.underLockOf(func(held *lease.Held) error {
-		err := x.pod.withdraw6(out.Lost.Address)
+		err := x.pod.withdraw6(out.Lost)
 		six := *x.r.Six
 		six.Lease, six.Release, six.Checking = nil, nil, false
 		if out.Err != nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
+	"github.com/tombolo-cni/tombolo/route"
 )
 
 // dial6 sends from the pod's interface, and hears at the host's end of its link; see dial.
@@ -81,13 +82,13 @@ func (p *kernelPod) detect(ctx context.Context, l *dhcp6.Lease) (bool, error) {
 		case err != nil:
 			return false, err
 		case a == nil || a.Flags&addr.DADFailed != 0:
-			return true, p.withdraw6(l.Address)
+			return true, p.withdraw6(l)
 		case a.Flags&addr.Tentative == 0:
 			return false, nil
 		}
 		select {
 		case <-ctx.Done():
-			return false, errors.Join(fmt.Errorf("look for other hosts that have %s: %w", l.Address, ctx.Err()), p.withdraw6(l.Address))
+			return false, errors.Join(fmt.Errorf("look for other hosts that have %s: %w", l.Address, ctx.Err()), p.withdraw6(l))
 		case <-time.After(lookPause):
 		}
 	}
@@ -111,10 +112,22 @@ func (p *kernelPod) lacks6(a netip.Addr) (bool, error) {
 
 func (p *kernelPod) apply6(l *dhcp6.Lease) error {
 	t := now()
-	return addr.On(p.conn).Replace(addr.Address{
+	err := addr.On(p.conn).Replace(addr.Address{
 		Prefix: netip.PrefixFrom(l.Address, l.Address.BitLen()), Link: p.link,
 		Valid: lifetime(max(l.Left(t), -1), time.Second), Preferred: lifetime(l.PreferredFor(t), 0),
 	})
+	if err == nil && l.Prefix.IsValid() {
+		err = route.On(p.conn).Replace(delegated(l.Prefix))
+	}
+	return err
+}
+
+// delegated is the route to a prefix: none, but for what the pod makes of it. Else what is for an unused part
+// of it would go to the LAN's router and come back, to and fro (RFC 7084, section 4.3, WPD-5). The kernel
+// takes no end of time for such a route (Linux 6.18).
+func delegated(p netip.Prefix) route.Route {
+	const least = math.MaxUint32 // others to the same prefix come before
+	return route.Route{Dst: p, Type: route.Unreachable, Priority: least, Protocol: route.ProtocolTombolo}
 }
 
 // lifetime is as the kernel takes it: nil is for ever, which is -1 here.
@@ -126,8 +139,15 @@ func lifetime(left, least time.Duration) *time.Duration {
 	return &left
 }
 
-func (p *kernelPod) withdraw6(a netip.Addr) error {
-	return addr.On(p.conn).Remove(addr.Address{Prefix: netip.PrefixFrom(a, a.BitLen()), Link: p.link})
+func (p *kernelPod) withdraw6(l *dhcp6.Lease) error {
+	var err error
+	if l.Address.IsValid() {
+		err = addr.On(p.conn).Remove(addr.Address{Prefix: netip.PrefixFrom(l.Address, l.Address.BitLen()), Link: p.link})
+	}
+	if l.Prefix.IsValid() {
+		err = errors.Join(err, route.On(p.conn).Remove(delegated(l.Prefix)))
+	}
+	return err
 }
 
 // release6 sends from the record's bridge.

@@ -16,6 +16,8 @@ import (
 type Six struct {
 	DUID dhcpc.Hex `json:"duid"`
 	IAID uint32    `json:"iaid"`
+	// PrefixLength is of the prefix that is to be delegated besides an address; 0: none.
+	PrefixLength int `json:"prefixLength,omitempty"`
 	// Lease is what the pod has; nil before it has one, and after it was lost.
 	Lease *dhcp6.Lease `json:"lease,omitempty"`
 	// Address is what the pod had last, and is asked for again.
@@ -85,5 +87,5 @@ func (s *Six) check() error {
 
 // Config returns the client's configuration, without clock and transport.
 func (s *Six) Config(hostName string) *dhcp6.Config {
-	return &dhcp6.Config{DUID: s.DUID, IAID: s.IAID, Address: s.Address, HostName: hostName, RapidCommit: true, DetectConflicts: true}
+	return &dhcp6.Config{DUID: s.DUID, IAID: s.IAID, Address: s.Address, PrefixLength: s.PrefixLength, HostName: hostName, RapidCommit: true, DetectConflicts: true}
 }

@@ -1,9 +1,11 @@
 package cni
 
 import (
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -108,6 +110,58 @@ func TestTheKeeperRenewsByDHCPv6AndFollowsTheServer(t *testing.T) {
 	l.eventually(t, func() bool {
 		shown := nstest.Run(t, p.NS, "ip", "-6", "-o", "address", "show", "dev", "eth0", "scope", "global")
 		return strings.Contains(shown, "fd00:50::2") && !strings.Contains(shown, before.String()+"/") && w.check(p) == nil
+	})
+	w.del(p)
+	l.eventually(t, func() bool { return server.heard(t, "RELEASE") >= 1 })
+	l.wantNoLeaseRecords()
+}
+
+// A pod that is a router: what is in its prefix is its own to give to others.
+func TestAPodIsDelegatedAPrefixByDHCPv6(t *testing.T) {
+	t.Parallel()
+	l := newLAN6(t)
+	server := l.newKea6(t)
+	l.startKea6(t, server, conf{"pd-pools": []conf{{"prefix": "fd00:60::", "prefix-len": 48, "delegated-len": 64}}})
+	k := l.keep(t)
+	w := l.leasing(conf{"ipv6Prefix": 64, "lanGuard": false})
+	p := l.pod("a")
+	six(t, w.add(p))
+	listed := func() netip.Prefix {
+		var list []struct{ PrefixIPv6 netip.Prefix }
+		unmarshal(t, l.operate("leases", "--json", "--leases", l.state+"-leases").stdout, &list)
+		return list[slices.IndexFunc(list, func(e struct{ PrefixIPv6 netip.Prefix }) bool { return e.PrefixIPv6.IsValid() })].PrefixIPv6
+	}
+	prefix := listed()
+	if prefix.Bits() != 64 || !netip.MustParsePrefix("fd00:60::/48").Overlaps(prefix) {
+		t.Fatalf("prefix %s", prefix)
+	}
+	unreachable := func() string { return nstest.Run(t, p.NS, "ip", "-6", "route", "show", "type", "unreachable") }
+	if got := unreachable(); !strings.Contains(got, prefix.String()+" ") {
+		t.Errorf("routes %q", got)
+	}
+	own := prefix.Addr().Next()
+	nstest.Run(t, p.NS, "ip", "route", "add", "fd00:50::/64", "dev", "eth0") // no router advertises it here
+	nstest.Run(t, p.NS, "ip", "address", "add", own.String()+"/128", "dev", "lo")
+	link := nstest.Run(t, p.NS, "ip", "-6", "-o", "address", "show", "dev", "eth0", "scope", "link")
+	nstest.Run(t, l.router, "ip", "route", "add", prefix.String(), "via", strings.Split(strings.Fields(link)[3], "/")[0], "dev", "eth0")
+	wantPing(t, l.router, own.String())
+	if err := w.check(p); err != nil {
+		t.Error(err)
+	}
+	// The next keeper renews both.
+	k.kill()
+	renewals := server.heard(t, "RENEW")
+	l.keep(t)
+	l.eventually(t, func() bool { return server.heard(t, "RENEW") > renewals })
+	if got := listed(); got != prefix {
+		t.Errorf("prefix %s, then %s", prefix, got)
+	}
+	// The server moves it.
+	server.stop()
+	l.startKea6(t, server, conf{"pd-pools": []conf{{"prefix": "fd00:61::", "prefix-len": 48, "delegated-len": 64}}})
+	l.eventually(t, func() bool {
+		got := unreachable()
+		return strings.Contains(got, "fd00:61:") && !strings.Contains(got, prefix.String()+" ")
 	})
 	w.del(p)
 	l.eventually(t, func() bool { return server.heard(t, "RELEASE") >= 1 })

@@ -125,8 +125,9 @@ func add(ctx context.Context, c *reference.Call) (*current.Result, error) {
 }
 
 func del(ctx context.Context, c *reference.Call) error {
+	// Ports that no ADD takes keep no plugin before this one from its DEL.
 	f, err := read(c)
-	if err != nil || len(f.ports) == 0 {
+	if f == nil || err == nil && len(f.ports) == 0 {
 		return err
 	}
 	node, err := c.Open()

@@ -1,0 +1,21 @@
+package cni
+
+import "testing"
+
+// A runtime sends DEL after an ADD that failed, and ends at the first plugin that fails: the plugins
+// before it would never hear of it.
+func TestPortsThatNoADDTakesDoNotStopTheDELOfAChain(t *testing.T) {
+	t.Parallel()
+	_, s := sides(t)
+	const bridge = `{"type":"bridge","bridge":"cni0","isGateway":true,"ipam":{"type":"host-local","dataDir":"DATA/n","subnet":"10.5.0.0/24"}}`
+	twice := portmapping("", `{"hostPort":8080,"containerPort":80,"protocol":"tcp"},{"hostPort":8080,"containerPort":81,"protocol":"tcp"}`)
+	s.chain("ADD", "a", []string{bridge})
+	o := s.call(verb{plugin: "portmap", verb: "ADD", id: "a", conf: `{"cniVersion":"1.0.0","name":"net","stateDir":"STATE","prevResult":` + s.results["a"] + `,` + twice[1:]})
+	if o.status == 0 {
+		t.Fatal("the ADD succeeds, so nothing is shown")
+	}
+	s.chain("DEL", "a", []string{bridge, twice})
+	if left := s.files(); left != "" {
+		t.Errorf("left: %s", left)
+	}
+}

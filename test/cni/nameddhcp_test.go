@@ -172,3 +172,33 @@ func told(list []string) []string {
 	slices.Sort(short)
 	return short
 }
+
+// The bridge by name leases in process, as the reference's does by its plugin.
+func TestBridgeByNameLeasesAsTheReferences(t *testing.T) {
+	t.Parallel()
+	theirs, ours := dhcpSides(t, "--dhcp-option=option:dns-server,192.168.50.53", "--dhcp-option=option:mtu,1400")
+	if err := os.Remove(filepath.Join(ours.programs, "bridge")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(plugin(), filepath.Join(ours.programs, "bridge")); err != nil {
+		t.Fatal(err)
+	}
+	for _, fields := range []string{"", `"request":[{"option":"42"}],"priority":7,"provide":[{"option":"host-name","value":"printer"}]`} {
+		id := fmt.Sprint("pod-", len(fields))
+		conf := strings.Replace(dhcpConf("1.0.0", strings.TrimSuffix(","+fields, ",")), `"type":"macvlan"`, `"type":"bridge","bridge":"br0"`, 1)
+		add := verb{plugin: "bridge", verb: "ADD", id: id, conf: conf, args: "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web"}
+		agree(t, "ADD with "+fields, theirs.call(add), ours.call(add))
+		if a, b := identities(t, theirs), identities(t, ours); a != b {
+			t.Errorf("%s: the reference's server holds\n%s\nand this one's\n%s", fields, a, b)
+		}
+	}
+	del := verb{plugin: "bridge", verb: "DEL", id: "pod-0", conf: strings.Replace(dhcpConf("1.0.0", ""), `"type":"macvlan"`, `"type":"bridge","bridge":"br0"`, 1)}
+	agree(t, "DEL", theirs.call(del), ours.call(del))
+	ours.wantReleased(t, "192.168.50.100")
+}
+
+// identities are the addresses, names and client identifiers of what dnsmasq holds.
+func identities(t *testing.T, s *dhcpSide) string {
+	t.Helper()
+	return regexp.MustCompile(`(?m)^\S+ `).ReplaceAllString(held(t, s), "")
+}

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"net/netip"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -143,4 +145,56 @@ func TestDHCPByNameReleasesForPodsThatAreGone(t *testing.T) {
 			s.wantNoLeaseRecords()
 		})
 	}
+}
+
+// An ADD that was killed while it waited for a server is in nobody's way, and nor is a lease whose pod's
+// path leads to another namespace by now.
+func TestDHCPByNameAfterAKillAndAPathThatIsAnothers(t *testing.T) {
+	t.Parallel()
+	s := newLeasingSide(t, nil)
+	s.kept(t)
+	ns, err := netns.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &pod{NS: ns, path: nstest.Path(t, ns), id: "a"}
+	s.pods["a"] = p
+	s.side.ip("link add va type veth peer name eth0 netns " + p.path)
+	s.side.ip("link set va master br0 up")
+	s.kea.stop()
+	conf := strings.NewReplacer("STATE", s.side.state).Replace(interfaces()["macvlan"])
+	add := exec.Command(filepath.Join(s.programs, "dhcp"))
+	add.Env, add.Stdin = (&call{verb: "ADD", id: "a", netns: p.path, ifName: "eth0"}).environ(), strings.NewReader(conf)
+	if err := s.side.ns.Do(add.Start); err != nil {
+		t.Fatal(err)
+	}
+	s.eventually(t, func() bool { return s.recordOf(t, p).State == "adding" })
+	if err := add.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := add.Wait(); err == nil {
+		t.Fatal("the ADD was not killed")
+	}
+	s.kea.start(nil)
+	v := verb{plugin: "dhcp", verb: "ADD", id: "a", conf: interfaces()["macvlan"]}
+	o := s.side.call(v)
+	var r current.Result
+	if err := json.Unmarshal([]byte(o.stdout), &r); err != nil || o.status != 0 {
+		t.Fatal(o.stdout)
+	}
+	s.wantHeld(t, ip4(&r).String())
+	// Nobody has set the address: it is not for the keeper to do.
+	s.eventually(t, func() bool { return s.times(ip4(&r).String()) > 1 })
+	if got := globals(t, p.NS, "eth0"); len(got) > 0 {
+		t.Errorf("the pod has %s, which no plugin gave it", got)
+	}
+	other := nstest.New(t)
+	nstest.Run(t, s.side.ns, "umount", "-l", p.path)
+	nstest.Run(t, s.side.ns, "mount", "--bind", nstest.Path(t, other), p.path)
+	if err := ns.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s.wantHeld(t)
+	s.eventually(t, func() bool { return s.recordOf(t, p).State == "" })
+	nstest.Run(t, s.side.ns, "umount", "-l", p.path)
 }

@@ -189,6 +189,10 @@ func (r *Report) plugin(data []byte, l *list, before []string) {
 	nw, found := cni.Examine(name, data)
 	r.Problems = append(r.Problems, found...)
 	makes := slices.ContainsFunc(before, func(kind string) bool { return filepath.Base(kind) != "loopback" })
+	if nw == nil && named(name) == "" {
+		r.Warnings = append(r.Warnings, name+" gives addresses, and no interface has them: a plugin that makes one names it in ipam.type")
+		return
+	}
 	if nw == nil && !makes && name != "loopback" {
 		r.problem("%s works on what a plugin before it makes, and none is before it", name)
 	}

@@ -94,10 +94,10 @@ func newKeeper(cfg *Config) *keeper {
 func (k *keeper) report(err error) {
 	text := ""
 	if err != nil && !errors.Is(err, errNoBus) && !errors.Is(err, context.Canceled) {
-		text = err.Error()
+		text = short(err.Error())
 	}
 	if text != "" && text != k.told {
-		k.log.Warn("cannot have firewalld's zones as pods need them: trying again", "err", err)
+		k.log.Warn("cannot have firewalld's zones as pods need them: trying again", "err", text)
 	}
 	k.told = text
 }

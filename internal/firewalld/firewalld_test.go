@@ -103,12 +103,18 @@ func hold(t *testing.T, address string) (log *nstest.Output, stop func()) {
 	log = &nstest.Output{}
 	k := newKeeper(&Config{State: dir, Address: address, Log: slog.New(slog.NewTextHandler(log, nil))})
 	k.patience, k.again = 50*time.Millisecond, time.Millisecond
+	return log, run(t, k)
+}
+
+// run runs a keeper until the test ends, or it is stopped.
+func run(t *testing.T, k *keeper) (stop func()) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() { defer close(ended); k.keep(ctx) }()
 	stop = func() { cancel(); <-ended }
 	t.Cleanup(stop)
-	return log, stop
+	return stop
 }
 
 func listen(t *testing.T) (address string, _ net.Listener) {

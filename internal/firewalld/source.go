@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -21,16 +22,25 @@ type active map[string]map[string][]string
 // text is an address as firewalld has it among a zone's sources.
 func text(a netip.Addr) string { return a.String() + "/" + strconv.Itoa(a.BitLen()) }
 
-// zoneOf is the zone that has an address by itself, whether written with a length or not.
-func (z active) zoneOf(a netip.Addr) (zone, source string) {
-	for name, has := range z {
-		for _, source := range has["sources"] {
-			if source == text(a) || source == a.String() {
-				return name, source
-			}
+// in is the source by which a zone has an address by itself, whether written with a length or not; empty
+// if it has not.
+func (z active) in(zone string, a netip.Addr) string {
+	for _, source := range z[zone]["sources"] {
+		if source == text(a) || source == a.String() {
+			return source
 		}
 	}
-	return "", ""
+	return ""
+}
+
+// elsewhere is a zone, other than this one, that has an address by itself; empty if none has.
+func (z active) elsewhere(zone string, a netip.Addr) string {
+	for _, other := range slices.Sorted(maps.Keys(z)) {
+		if other != zone && z.in(other, a) != "" {
+			return other
+		}
+	}
+	return ""
 }
 
 // lookAtSources has addresses of pods be sources of the zones that their attachments ask for, and be
@@ -68,10 +78,10 @@ func (k *keeper) lookAtSources(ctx context.Context, b *bus) error {
 func (k *keeper) reportSources(err error) {
 	text := ""
 	if err != nil {
-		text = err.Error()
+		text = short(err.Error())
 	}
 	if text != "" && text != k.toldSources {
-		k.log.Warn("cannot have all of firewalld's sources as pods need them", "err", err)
+		k.log.Warn("cannot have all of firewalld's sources as pods need them", "err", text)
 	}
 	k.toldSources = text
 }
@@ -89,12 +99,11 @@ func (k *keeper) putIn(ctx context.Context, b *bus, zones active, e *sources.Ent
 		}
 	}
 	for _, a := range r.Addresses {
-		zone, _ := zones.zoneOf(a)
-		if zone == r.Zone {
+		if zones.in(r.Zone, a) != "" {
 			continue
 		}
-		if zone != "" {
-			refuse(fmt.Sprintf("%s is a source of its zone %s", a, zone))
+		if other := zones.elsewhere(r.Zone, a); other != "" {
+			refuse(fmt.Sprintf("%s is a source of its zone %s", a, other))
 			continue
 		}
 		// On record before it is done, so that a kill leaves no address behind in the zone.
@@ -152,8 +161,9 @@ func (k *keeper) takeOut(ctx context.Context, b *bus, zones active, e *sources.E
 		return nil
 	}
 	for _, a := range e.Has.Addresses {
-		zone, source := zones.zoneOf(a)
-		if zone != e.Has.Zone || slices.ContainsFunc(k.entries, func(o *sources.Entry) bool { return o.Wants.In(zone, a) }) {
+		zone := e.Has.Zone
+		source := zones.in(zone, a)
+		if source == "" || slices.ContainsFunc(k.entries, func(o *sources.Entry) bool { return o.Wants.In(zone, a) }) {
 			continue
 		}
 		var permanent, was string
@@ -184,17 +194,22 @@ func isGone(err error) bool {
 func reason(err error) string {
 	var e dbus.Error
 	errors.As(err, &e)
-	text := e.Error()
-	const most = 200
-	if len(text) > most {
-		text = text[:most]
+	text := strings.TrimSpace(e.Error())
+	if text == "" {
+		return "it gives no reason" // none would mean that it is done
 	}
 	return strings.Map(func(c rune) rune {
 		if c < ' ' || c == 0x7f || c == utf8.RuneError {
 			return '?'
 		}
 		return c
-	}, text)
+	}, short(text))
+}
+
+// short cuts what firewalld may have made long.
+func short(text string) string {
+	const most = 200
+	return text[:min(len(text), most)]
 }
 
 // dropSources forgets attachments that are gone, where there is no firewalld that could have their

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -180,7 +181,7 @@ func TestPodsAddressesStayInFirewalldsZoneForAsLongAsTheyAskForIt(t *testing.T) 
 		t.Fatalf("ADD: %+v", o)
 	}
 	is := func(want string) func() bool { return func() bool { return z.f.inZone("trusted") == want } }
-	for _, after := range []string{"firewall-cmd --reload", "firewall-cmd --complete-reload", "firewall-cmd --zone=trusted --remove-source=10.5.1.2/32 && firewall-cmd --reload"} {
+	for _, after := range []string{"firewall-cmd --complete-reload", "firewall-cmd --zone=trusted --remove-source=10.5.1.2/32 && firewall-cmd --reload"} {
 		z.f.do(after)
 		z.f.until(t, "after "+after+" the addresses are there", is(both))
 		z.chain("CHECK", "a", z.list(firewall))
@@ -228,4 +229,32 @@ func TestPodsAddressesStayInFirewalldsZoneForAsLongAsTheyAskForIt(t *testing.T) 
 	z.f.until(t, "c is there", is("10.5.1.4/32 fd05::4/128"))
 	z.chain("DEL", "c", z.list(firewall))
 	z.f.until(t, "c is gone", is("10.5.1.4/32"))
+
+	// Many at once, while firewalld is reloaded.
+	var ids, all []string
+	for i := range 8 {
+		id := fmt.Sprintf("m%d", i)
+		z.chain("ADD", id, []string{z.main})
+		ids, all = append(ids, id), append(all, fmt.Sprintf("10.5.1.%d/32", 5+i), fmt.Sprintf("fd05::%x/128", 5+i))
+	}
+	each := func(what string) {
+		var calls sync.WaitGroup
+		for _, id := range ids {
+			calls.Go(func() {
+				if o := z.alone(what, id, firewall); o.status != 0 {
+					t.Errorf("%s of %s: %+v", what, id, o)
+				}
+			})
+		}
+		if what == "ADD" {
+			z.f.do("firewall-cmd --reload")
+		}
+		calls.Wait()
+	}
+	each("ADD")
+	all = append(all, "10.5.1.4/32")
+	slices.Sort(all)
+	z.f.until(t, "all are there", is(strings.Join(all, " ")))
+	each("DEL")
+	z.f.until(t, "all are gone", is("10.5.1.4/32"))
 }

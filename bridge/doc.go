@@ -14,7 +14,8 @@
 // because there are other pods:
 //
 //   - The veth pair is made by one message, its peer in the pod's namespace. To
-//     move it there afterwards would cost grace periods of the kernel.
+//     move it there afterwards would cost grace periods of the kernel, and so would more
+//     than one queue to send by.
 //   - IPv6 addresses skip duplicate address detection (IFA_F_NODAD), unless it is
 //     asked for. The kernel makes no link-local address by itself: the pod's is
 //     added like the others, if the pod has IPv6, so that nothing is tentative and

@@ -139,6 +139,12 @@ func TestAttachMakesWhatItReports(t *testing.T) {
 			t.Errorf("ip -d link does not say %q:\n%s", want, details)
 		}
 	}
+	// With more than it uses, the kernel waits for a grace period to begin with.
+	for _, end := range []string{details, nstest.Run(t, pod, "ip", "-d", "link", "show", "eth0")} {
+		if !strings.Contains(end, "numtxqueues 1 ") {
+			t.Errorf("there is not one queue to send by:\n%s", end)
+		}
+	}
 }
 
 func TestPodsIPv6IsReadyAtOnceAndQuiet(t *testing.T) {

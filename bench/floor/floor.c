@@ -266,6 +266,8 @@ static void put_veth(struct batch *b, const struct network *net, const struct po
 	attr(b, IFLA_ADDRESS, pod->host_mac, 6);
 	attr_u32(b, IFLA_MTU, net->mtu);
 	attr_u32(b, IFLA_MASTER, bridge);
+	/* else the kernel waits for a grace period for each end (veth_init_queues()) */
+	attr_u32(b, IFLA_NUM_TX_QUEUES, 1);
 	info = nest(b, IFLA_LINKINFO);
 	attr_str(b, IFLA_INFO_KIND, "veth");
 	data = nest(b, IFLA_INFO_DATA);
@@ -275,6 +277,7 @@ static void put_veth(struct batch *b, const struct network *net, const struct po
 	attr(b, IFLA_ADDRESS, pod->mac, 6);
 	attr_u32(b, IFLA_MTU, net->mtu);
 	attr_u32(b, IFLA_NET_NS_FD, netns);
+	attr_u32(b, IFLA_NUM_TX_QUEUES, 1);
 	nest_end(b, peer);
 	nest_end(b, data);
 	nest_end(b, info);

@@ -1,6 +1,7 @@
 package link
 
 import (
+	"encoding/binary"
 	"net"
 	"net/netip"
 	"strconv"
@@ -29,13 +30,14 @@ type Request struct {
 	NetNS         *int                 // by its descriptor; where a link is made
 	Kind          string               // that of Data, if there is any
 	Data          rtnetlink.LinkDriver // of the kind
-	Peer          *Request             // a veth's other end: makes Kind and Data
+	Peer          *Request             // a veth's other end: makes Kind and Data, and one queue to send by
 	Port          *driver.BridgePort   // nil: nothing of it
 	IPv4          []Parameter          // of the link, by IPV4_DEVCONF_*
 	NoLinkLocal   bool                 // addrgenmode none
 	Token         netip.Addr           // how IPv6 addresses are to end
 
-	mask *uint32 // of what is not to be told
+	mask     *uint32 // of what is not to be told
+	oneQueue bool
 }
 
 // Parameter is one that the kernel has for a link.
@@ -47,6 +49,7 @@ type Parameter struct {
 // Create appends a request for a new link. The kernel passes over Alias, Port and what is
 // of a family in it, without a word.
 func (r Request) Create(b *nl.Batch, op, object string) {
+	r.oneQueue = r.Peer != nil
 	m, err := r.Message(unix.RTM_NEWLINK, netlink.Create|netlink.Excl)
 	b.Add(op, nl.Name(object), m, err)
 }
@@ -125,7 +128,7 @@ func (r *Request) body() *rtnetlink.LinkMessage {
 	}
 	switch {
 	case r.Peer != nil:
-		m.Attributes.Info = &rtnetlink.LinkInfo{Kind: "veth", Data: &driver.Veth{PeerInfo: r.Peer.body()}}
+		m.Attributes.Info = &rtnetlink.LinkInfo{Kind: "veth", Data: &veth{driver.Veth{PeerInfo: r.Peer.body()}}}
 	case r.Data != nil:
 		m.Attributes.Info = &rtnetlink.LinkInfo{Kind: r.Data.Kind(), Data: r.Data}
 	case r.Kind != "":
@@ -147,7 +150,7 @@ func (r *Request) isUsual() bool {
 func (r *Request) isNameless() bool { return r.Index == 0 && r.Name == "" && r.Group == nil }
 
 func (r *Request) isWhole() bool {
-	return !r.isNameless() && (r.MTU == nil || r.isUsual()) && r.Group == nil && r.TxQLen == nil && r.Port == nil && r.IPv4 == nil && !r.NoLinkLocal && !r.Token.IsValid()
+	return !r.isNameless() && !r.oneQueue && (r.MTU == nil || r.isUsual()) && r.Group == nil && r.TxQLen == nil && r.Port == nil && r.IPv4 == nil && !r.NoLinkLocal && !r.Token.IsValid()
 }
 
 // more writes what the library cannot say.
@@ -160,6 +163,9 @@ func (r *Request) more(ae *netlink.AttributeEncoder) {
 	}
 	if r.Group != nil {
 		ae.Uint32(unix.IFLA_GROUP, *r.Group)
+	}
+	if r.oneQueue {
+		ae.Uint32(unix.IFLA_NUM_TX_QUEUES, 1)
 	}
 	if r.TxQLen != nil {
 		ae.Uint32(unix.IFLA_TXQLEN, *r.TxQLen)
@@ -202,4 +208,25 @@ func (r *Request) families(ae *netlink.AttributeEncoder) error {
 		})
 	}
 	return nil
+}
+
+const vethInfoPeer = 1 // VETH_INFO_PEER of include/uapi/linux/veth.h
+
+// veth makes a pair whose ends have one queue to send by. Where nobody asks for a number, the kernel makes as
+// many as there are CPUs, uses one, and waits for an RCU grace period for each end (veth_init_queues()).
+type veth struct{ driver.Veth }
+
+// Encode is the library's, which cannot say how many queues.
+func (v *veth) Encode(ae *netlink.AttributeEncoder) error {
+	peer, err := v.PeerInfo.MarshalBinary()
+	if err != nil {
+		return err
+	}
+	queues, err := netlink.MarshalAttributes([]netlink.Attribute{oneQueue()})
+	ae.Bytes(vethInfoPeer, append(peer, queues...))
+	return err
+}
+
+func oneQueue() netlink.Attribute {
+	return netlink.Attribute{Type: unix.IFLA_NUM_TX_QUEUES, Data: binary.NativeEndian.AppendUint32(nil, 1)}
 }

@@ -30,7 +30,7 @@ func TestRequestsSayAllThatIsAskedFor(t *testing.T) {
 		"an MTU of 0":            {Request{Index: 7, MTU: new(0)}, "00000000 07000000 00000000 00000000 [4: 00000000]"},
 		"a MAC and an MTU":       {Request{Index: 7, MAC: mac, MTU: new(1500)}, "00000000 07000000 00000000 00000000 [4: dc050000] [1: 020000000001]"},
 		"a veth of an MTU that is none": {Request{Name: "a", MTU: new(67), Peer: &Request{Name: "b"}},
-			"00000000 00000000 00000000 00000000 [3: 6100] [18: 090001007665746800000000200002801c000100000000000000000000000000000000000600030062000000] [4: 43000000]"},
+			"00000000 00000000 00000000 00000000 [3: 6100] [18: 090001007665746800000000280002802400010000000000000000000000000000000000060003006200000008001f0001000000] [4: 43000000]"},
 		"flags of a port, without a kind": {Request{Index: 7, Port: &driver.BridgePort{Mode: new(driver.BridgeEnableEnabled)}},
 			"00000000 07000000 00000000 00000000 [18: [4: 62726964676500] [5: [4: 01]]]"},
 		"of the families": {Request{Index: 7, IPv4: []Parameter{{8, 1}}, NoLinkLocal: true},
@@ -56,10 +56,12 @@ func TestRequestsHaveTheFlagsOfTheirVerb(t *testing.T) {
 	t.Parallel()
 	var b nl.Batch
 	Request{Name: "a", Kind: "bridge"}.Create(&b, "add", "a")
+	Request{Name: "a", Peer: &Request{Name: "b"}}.Create(&b, "add", "a")
 	Request{Index: 3}.Delete(&b, "a")
 	Get(&b, "a", 0, new(Link))
 	Get(&b, "not looked at", 3, new(Link))
 	const want = `16 flags 0x605: 00000000 00000000 00000000 00000000 [3: 6100] [18: 0b0001006272696467650000]
+16 flags 0x605: 00000000 00000000 00000000 00000000 [3: 6100] [18: 090001007665746800000000280002802400010000000000000000000000000000000000060003006200000008001f0001000000] [31: 01000000]
 17 flags 0x5: 00000000 03000000 00000000 00000000
 18 flags 0x1: 00000000 00000000 00000000 00000000 [3: 6100] [29: 08000000]
 18 flags 0x1: 00000000 03000000 00000000 00000000 [29: 08000000]

@@ -28,7 +28,7 @@ func scenarios(tb testing.TB) []scenario {
 		c.name = name
 		return c
 	}
-	chains := []contender{floor(), tombolo(), chain("iptables"), chain("nftables")}
+	chains := []contender{floor(), tombolo(), names(), chain("iptables"), chain("nftables")}
 	return []scenario{
 		{name: "ipv4", feature: ipv4(), contenders: []contender{kernel(tb), attach(tb), inProcess(), empty(), floor(), tombolo(), referencePlugin(), kindnet()}},
 		{name: "dual", feature: feature{name: "dual", dual: true, masquerade: true}, share: 2, contenders: []contender{floor(), tombolo(), referencePlugin()}},
@@ -288,7 +288,7 @@ func (c *comparison) report(b *testing.B, n *node, loud bool) {
 			continue
 		}
 		o := c.figures[other.name]
-		for what, verb := range map[string]string{addTime: "ADD", delTime: "DEL", addFirst: "ADD-at-0", peakMiB: "peak"} {
+		for what, verb := range map[string]string{addTime: "ADD", delTime: "DEL", addFirst: "ADD-at-0", addCPU: "ADD-cpu", peakMiB: "peak"} {
 			if len(f[what]) > 0 && len(o[what]) > 0 {
 				c.ratio(b, n, loud, verb+"/"+other.name, f[what], o[what])
 			}
@@ -304,6 +304,7 @@ func compared() map[string][]string {
 		"tombolo-in-process": {"kernel"},
 		"tombolo":            {"go-limit", "floor", reference, "kindnet", "chain-iptables", "chain-nftables"},
 		"tombolo-rapid":      {reference},
+		"names":              {"tombolo", "chain-iptables", "chain-nftables"},
 		reference:            {"go-limit", "floor"},
 	}
 }
@@ -346,6 +347,7 @@ func limits() []limit {
 	for _, chain := range []string{"chain-iptables", "chain-nftables"} {
 		list = append(list,
 			limit{"everything", "tombolo", "ADD/" + chain, 0.04},
+			limit{"everything", "names", "ADD/" + chain, 0.15},
 			limit{"everything-beside-200", "tombolo", "ADD-at-0/" + chain, 0.04},
 			limit{"everything-beside-200", "tombolo", "ADD/" + chain, 0.012},
 			limit{"everything-beside-200", "tombolo", "DEL/" + chain, 0.15})

@@ -265,14 +265,27 @@ func referencePlugin() contender {
 // chain is the reference as nodes run it. The firewall plugin knows iptables alone.
 func chain(backend string) contender {
 	return contender{name: "chain-" + backend, needs: []string{"bridge", "host-local", "portmap", "firewall", "bandwidth"}, call: byRuntime,
-		plugins: func(n *node, _ *pod) []object {
-			return []object{
-				theirs(n, backend),
-				{"type": "portmap", "backend": backend, "capabilities": object{"portMappings": true}},
-				{"type": "firewall", "backend": "iptables"},
-				{"type": "bandwidth", "capabilities": object{"bandwidth": true}},
-			}
-		}}
+		plugins: func(n *node, _ *pod) []object { return chained(n, backend) }}
+}
+
+func chained(n *node, backend string) []object {
+	return []object{
+		theirs(n, backend),
+		{"type": "portmap", "backend": backend, "capabilities": object{"portMappings": true}},
+		{"type": "firewall", "backend": "iptables"},
+		{"type": "bandwidth", "capabilities": object{"bandwidth": true}},
+	}
+}
+
+// names is the same chain, with Tombolo by the names of its plugins.
+func names() contender {
+	return contender{name: "names", call: byRuntime, plugins: func(n *node, _ *pod) []object {
+		list := chained(n, "nftables")
+		for _, conf := range list {
+			conf["stateDir"] = filepath.Join(n.dir, "state")
+		}
+		return list
+	}}
 }
 
 const cniVersion = "1.1.0"
@@ -333,9 +346,12 @@ type executor struct {
 
 // FindInPath is part of libcni's interface.
 func (e *executor) FindInPath(plugin string, _ []string) (string, error) {
-	if plugin == "tombolo" {
-		path, err := built()
-		return path, err
+	switch {
+	case plugin == "tombolo" && e.node.gauge: // a large folio is resident as a whole once a page of it is mapped
+		return built()
+	case plugin == "tombolo" || e.node.name == names().name:
+		dir, err := installed()
+		return filepath.Join(dir, plugin), err
 	}
 	path, _ := peer(plugin)
 	return path, nil

@@ -1,8 +1,10 @@
 package bench
 
 import (
+	"errors"
 	"flag"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -130,6 +132,53 @@ var built = sync.OnceValues(func() (string, error) {
 	return path, nil
 })
 
+// installed is a directory of plugins: ours, by its name and by those of the reference's.
+var installed = sync.OnceValues(func() (string, error) {
+	path, err := built()
+	if err != nil {
+		return "", err
+	}
+	dir, err := placed("plugins")
+	if err != nil {
+		return "", err
+	}
+	if out, err := exec.Command(path, "install", "--names", "all", dir).CombinedOutput(); err != nil {
+		return "", fmt.Errorf("install: %w: %s", err, out)
+	}
+	return dir, nil
+})
+
+// others is a directory of the peers, each written at once as tombolo install writes a program. A file
+// that a linker has mapped is in the cache by single pages, and a process begins by up to 0.6 ms later.
+var others = sync.OnceValues(func() (string, error) {
+	dir, err := placed("peers")
+	if err != nil {
+		return "", err
+	}
+	from := os.Getenv("TOMBOLO_PEERS")
+	if from == "" {
+		from = "../.cache/peers"
+	}
+	entries, err := os.ReadDir(from)
+	if errors.Is(err, fs.ErrNotExist) {
+		return dir, nil
+	}
+	for _, e := range entries {
+		text, readErr := os.ReadFile(filepath.Join(from, e.Name()))
+		err = errors.Join(err, readErr, os.WriteFile(filepath.Join(dir, e.Name()), text, 0o755))
+	}
+	return dir, err
+})
+
+// placed is a directory that is empty.
+func placed(name string) (string, error) {
+	dir, err := filepath.Abs("../.cache/bench/" + name)
+	if err != nil {
+		return "", err
+	}
+	return dir, errors.Join(os.RemoveAll(dir), os.MkdirAll(dir, 0o755))
+}
+
 // program gives the path of a program of ours.
 func program(tb testing.TB, name string) string {
 	tb.Helper()
@@ -142,14 +191,12 @@ func program(tb testing.TB, name string) string {
 
 // peer gives the path of another program, and whether it is there.
 func peer(name string) (path string, there bool) {
-	dir := os.Getenv("TOMBOLO_PEERS")
-	if dir == "" {
-		dir = "../.cache/peers"
+	dir, err := others()
+	if err != nil {
+		say("the peers are not copied: %v", err)
 	}
-	path, err := filepath.Abs(filepath.Join(dir, name))
-	if err == nil {
-		_, err = os.Stat(path)
-	}
+	path = filepath.Join(dir, name)
+	_, err = os.Stat(path)
 	return path, err == nil
 }
 

@@ -32,6 +32,7 @@ func rows() []row {
 		{"ADD, dual-stack with masquerade", false, "dual", "tombolo", "ADD", "ns/op", "floor", "reference"},
 		{"ADD, dual-stack with masquerade, host port, firewall, limits", true, "everything", "tombolo", "ADD", "ns/op", "floor", chain},
 		{"DEL of the same", true, "everything", "tombolo", "DEL", "DEL-ns", "floor", chain},
+		{"ADD of the same by the reference's names, in four calls", false, "everything", "names", "ADD", "ns/op", "", chain},
 		{"ADD of the same, with 200 such pods there", true, "everything-beside-200", "tombolo", "ADD", "ns/op", "floor", chain},
 		{"ADD, one IPv4 pod, with 900 there", false, "ipv4-beside-900", "tombolo", "ADD", "ns/op", "floor", ""},
 		{"ADD and DEL of 80 pods, eight at once", false, "crowd", "tombolo", "ADD", "ns/op", "floor", "reference"},

@@ -236,7 +236,7 @@ func (c *Conn) correctBridge(ctx context.Context, br Bridge, l *Link, pinned boo
 			data.FdbMaxLearned = &br.MaxLearned
 		}
 		if br.VLANFiltering {
-			data.VlanFiltering = enable(true)
+			data.VlanFiltering, data.VlanProtocol = enable(true), new(driver.VlanProtocol8021Q)
 		}
 		r.Data = &data
 	}

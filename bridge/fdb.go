@@ -25,7 +25,13 @@ const (
 // library's attributes have an address and a link beside the MAC.
 func (p *Port) fdbMessage(typ netlink.HeaderType, header netlink.HeaderFlags, index int, state uint16, flags uint8) (netlink.Message, error) {
 	body := &rtnetlink.NeighMessage{Family: unix.AF_BRIDGE, Index: uint32(index), State: state, Flags: unix.NTF_MASTER | flags}
-	return nl.Marshal(typ, header, body.MarshalBinary, func(ae *netlink.AttributeEncoder) { ae.Bytes(unix.NDA_LLADDR, p.PeerMAC) })
+	return nl.Marshal(typ, header, body.MarshalBinary, func(ae *netlink.AttributeEncoder) {
+		ae.Bytes(unix.NDA_LLADDR, p.PeerMAC)
+		// Pods of two VLANs may have one MAC. Without a VLAN the entry is for all that the port is in.
+		if p.VLAN.ID != 0 && len(p.VLAN.Trunk) == 0 {
+			ae.Uint16(unix.NDA_VLAN, p.VLAN.ID)
+		}
+	})
 }
 
 // addStaticFDB enters the pod's MAC for good. An entry of the MAC that the bridge has

@@ -54,7 +54,8 @@ type BridgeState struct {
 	// -ip6tables, of which nothing is said here.
 	NFCallIPTables  bool
 	NFCallIP6Tables bool
-	// VLANFiltering says that it keeps VLANs apart (IFLA_BR_VLAN_FILTERING).
+	// VLANFiltering says that it keeps VLANs apart (IFLA_BR_VLAN_FILTERING), by tags of IEEE
+	// 802.1Q (IFLA_BR_VLAN_PROTOCOL).
 	VLANFiltering bool
 	// MaxLearned is how many MACs the bridge learns at most (IFLA_BR_FDB_MAX_LEARNED);
 	// 0 is without limit, and nil where the kernel has none (before Linux 6.7).
@@ -149,7 +150,7 @@ func linkOf(l *link.Link) *Link {
 	if b := l.Bridge; b != nil {
 		to.Bridge = &BridgeState{
 			Netfilter: b.NfCallIptables != nil, NFCallIPTables: isOn(b.NfCallIptables), NFCallIP6Tables: isOn(b.NfCallIp6tables),
-			VLANFiltering: isOn(b.VlanFiltering), MaxLearned: b.FdbMaxLearned,
+			VLANFiltering: isOn(b.VlanFiltering) && (b.VlanProtocol == nil || *b.VlanProtocol == driver.VlanProtocol8021Q), MaxLearned: b.FdbMaxLearned,
 		}
 	}
 	if p := l.Port; p != nil {

@@ -9,6 +9,10 @@
 set -eu
 name=$1 dir=$2 here=${3:-}$2
 
+# The lock of "tombolo install": by what another changes meanwhile, --undo would delete a plugin that was just given back.
+exec 9<"$here"
+flock 9 || { echo "names.sh: flock (of util-linux or busybox) has to lock $here" >&2; exit 1; }
+
 # A link, as earlier versions put one there, would be written through by whoever copies a plugin onto it.
 linked() { [ "$(readlink "$1")" = tombolo ]; }
 

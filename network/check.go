@@ -77,7 +77,9 @@ func (k *checking) link(ctx context.Context, found *inspect.Findings) error {
 		return err
 	}
 	port.Bridge = k.nw.Bridge
-	port.VLAN = k.nw.VLAN
+	if !k.nw.VLAN.IsZero() {
+		port.VLAN = k.nw.VLAN
+	}
 	port.Hairpin, port.Isolated = k.nw.Hairpin, k.nw.Isolated
 	if told := k.pod.Reported; told != nil {
 		// The entry is of the MAC that Add gave, whatever others gave instead.

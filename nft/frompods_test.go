@@ -131,7 +131,11 @@ func TestTagsThatHideNothingPass(t *testing.T) {
 		{"IPv4 of VLAN 5 behind an outer VLAN", withTags(v4, adTag, 7, qTag, 5)},
 		{"PROFINET with a priority", withTags(profinet, qTag, 0xc000)},
 	}, true)
-	s.want(t, []namedFrame{{"IPv4 with a priority", withTags(v4, qTag, 0xc000)}}, false)
+	s.want(t, []namedFrame{{"IPv4 of VLAN 1", withTags(v4, qTag, 1)}}, true)
+	s.want(t, []namedFrame{
+		{"IPv4 with a priority", withTags(v4, qTag, 0xc000)}, {"IPv4 of VLAN 5 behind VLAN 1", withTags(v4, qTag, 1, qTag, 5)},
+		{"with a priority", withTags(v4, qTag, 0xe001, qTag, 5)}, {"IPv4 of an outer VLAN behind VLAN 1", withTags(v4, qTag, 1, adTag, 5)},
+	}, false)
 }
 
 // newQuerySite makes one whose bridge looks at what pods join, as those have it that Tombolo makes.
@@ -190,8 +194,15 @@ func TestPodsAreNoQueriers(t *testing.T) {
 				t.Error("the bridge takes the pod for a querier")
 			}
 			nstest.Run(t, s.host, "ip", "link", "set", "veth1", "group", "0")
-			s.arrives(query.frame)
-			if !s.hasQuerier(t) {
+			// While its own timer waits for the first time, which a busy machine puts off, the bridge takes
+			// nobody for a querier (br_multicast_select_querier).
+			taken := false
+			for range 100 {
+				if taken = s.arrives(query.frame) && s.hasQuerier(t); taken {
+					break
+				}
+			}
+			if !taken {
 				t.Error("the bridge does not take a multicast router of the operator's for one")
 			}
 		})

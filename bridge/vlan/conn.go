@@ -1,6 +1,7 @@
 package vlan
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -238,7 +239,9 @@ type Link struct {
 	Name   string // of the link, 1 to 15 bytes
 	ID     uint16 // 1 to 4094
 	MTU    int    // in bytes
-	Alias  string // given to a new link, so that it is known whose it is
+	// MAC is the bridge's, which takes in frames for no other; nil leaves the link with what it has.
+	MAC   net.HardwareAddr
+	Alias string // given to a new link, so that it is known whose it is
 }
 
 // EnsureLink puts a bridge into a VLAN as a port of itself, and makes the host's link there,
@@ -251,6 +254,12 @@ func (c *Conn) EnsureLink(ctx context.Context, l Link) (changed bool, _ error) {
 		return false, err
 	}
 	have, err := c.link(&l)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err := c.rename(&l); err != nil {
+			return false, err
+		}
+		have, err = c.link(&l)
+	}
 	missing := errors.Is(err, fs.ErrNotExist)
 	if err != nil && !missing {
 		return false, err
@@ -261,7 +270,7 @@ func (c *Conn) EnsureLink(ctx context.Context, l Link) (changed bool, _ error) {
 	if changed, err = c.Join(ctx, l.Bridge, Range{l.ID, l.ID}); err != nil {
 		return false, err
 	}
-	if !missing && have.Up() && have.MTU == l.MTU {
+	if !missing && have.Up() && have.MTU == l.MTU && l.hasMAC(have) {
 		return changed, nil
 	}
 	var b nl.Batch
@@ -269,7 +278,11 @@ func (c *Conn) EnsureLink(ctx context.Context, l Link) (changed bool, _ error) {
 		link.Request{Name: l.Name, Lower: l.Bridge, Kind: "vlan", Data: &driver.Vlan{ID: &l.ID}}.Create(&b, "add link", l.Name)
 		link.Request{Name: l.Name, Alias: &l.Alias, NoLinkLocal: hasIPv6(l.MTU)}.Set(&b, "set link", l.Name)
 	}
-	link.Request{Name: l.Name, MTU: &l.MTU, Flags: unix.IFF_UP, Change: unix.IFF_UP}.Set(&b, "set link", l.Name)
+	set := link.Request{Name: l.Name, MTU: &l.MTU, Flags: unix.IFF_UP, Change: unix.IFF_UP}
+	if !missing && !l.hasMAC(have) {
+		set.MAC = l.MAC
+	}
+	set.Set(&b, "set link", l.Name)
 	err = c.nl.Execute(&b)
 	if missing && b.Err(0) == nil && errors.Is(b.Err(1), unix.EAFNOSUPPORT) {
 		err = b.Err(2) // the kernel has no IPv6
@@ -280,8 +293,28 @@ func (c *Conn) EnsureLink(ctx context.Context, l Link) (changed bool, _ error) {
 	return true, err
 }
 
+func (l *Link) hasMAC(have *link.Link) bool { return l.MAC == nil || bytes.Equal(l.MAC, have.MAC) }
+
 // hasIPv6 says whether the kernel has IPv6 on a link of an MTU at all (RFC 8200, section 5).
 func hasIPv6(mtu int) bool { return mtu >= 1280 }
+
+// rename gives the link its name back, if somebody gave it another one: a bridge has one link in a VLAN
+// at most. It leaves it down, for which EnsureLink looks.
+func (c *Conn) rename(l *Link) error {
+	index := 0
+	err := link.List(c.nl, "list VLANs' links", "vlan", 0, func(one *link.Link) {
+		if one.Lower == l.Bridge && one.VLAN == l.ID && one.Alias == l.Alias && l.Alias != "" {
+			index = one.Index
+		}
+	})
+	if err != nil || index == 0 {
+		return err
+	}
+	var b nl.Batch
+	link.Request{Index: index, Change: unix.IFF_UP}.Set(&b, "set link down", l.Name)
+	link.Request{Index: index, Name: l.Name}.Set(&b, "rename link", l.Name)
+	return c.nl.Execute(&b)
+}
 
 // link looks the link up, and refuses one of the name that is another.
 func (c *Conn) link(l *Link) (*link.Link, error) {
@@ -322,6 +355,9 @@ func (c *Conn) CheckLink(ctx context.Context, l Link) ([]tombolo.Difference, err
 	}
 	if have.MTU != l.MTU {
 		list = append(list, tombolo.Difference{Object: object, What: "MTU", Want: strconv.Itoa(l.MTU), Have: strconv.Itoa(have.MTU)})
+	}
+	if !l.hasMAC(have) {
+		list = append(list, tombolo.Difference{Object: object, What: "MAC", Want: l.MAC.String(), Have: have.MAC.String()})
 	}
 	lacking, err := c.Outside(ctx, l.Bridge, Range{l.ID, l.ID})
 	if len(lacking) > 0 {

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/tombolo-cni/tombolo/internal/doctor"
@@ -120,7 +121,11 @@ func printExamined(out io.Writer, reports []doctor.Report, asJSON bool) error {
 			text.WriteString("nothing found\n")
 			continue
 		}
-		sick = true
+		bad := slices.ContainsFunc(r.Findings, func(f doctor.Finding) bool { return !f.Note })
+		if !bad {
+			text.WriteString("nothing found; to be known:")
+		}
+		sick = sick || bad
 		text.WriteString("\n")
 		for _, f := range r.Findings {
 			fmt.Fprintf(&text, "  %-10s  %s\n              this helps: %s\n", f.Step, printable.Line(f.Evidence), printable.Line(f.Remedy))

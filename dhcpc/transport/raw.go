@@ -29,6 +29,9 @@ type Config struct {
 	// MAC is the client's hardware address: answers to others are not heard. Nil is
 	// the interface's own.
 	MAC net.HardwareAddr
+	// VLAN has a Raw's frames, those of Release among them, carry its tag, 1 to 4094: the interface is then
+	// a trunk, such as a bridge's port. 0 is none.
+	VLAN uint16
 	// ARP has a Raw hear ARP packets too, for Config.DetectConflicts of package dhcpc.
 	ARP bool
 }
@@ -58,6 +61,7 @@ func (c *Config) object() string { return "link " + strconv.Itoa(c.Link) }
 type Raw struct {
 	conn *packet.Conn
 	mac  net.HardwareAddr
+	vlan uint16
 	buf  []byte
 	oob  []byte
 	// closed says that Close or Detach was called.
@@ -116,7 +120,7 @@ func listenRaw(c *Config, takes program, protocol int) (*Raw, error) {
 	if err != nil {
 		return nil, &tombolo.OpError{Op: "open packet socket on", Object: c.object(), Err: err}
 	}
-	r := &Raw{conn: conn, mac: slices.Clone(c.MAC), buf: make([]byte, frameMax), oob: make([]byte, 128)}
+	r := &Raw{conn: conn, mac: slices.Clone(c.MAC), vlan: c.VLAN, buf: make([]byte, frameMax), oob: make([]byte, 128)}
 	// Nothing was asked yet, so nothing is missed that came before this.
 	if err := r.askForStatus(); err != nil {
 		_ = conn.Close()
@@ -170,6 +174,9 @@ func (r *Raw) Send(_ context.Context, p *dhcpc.Packet) error {
 	frame, err := encode(p, r.mac)
 	if err != nil {
 		return fmt.Errorf("send: %w", err)
+	}
+	if r.vlan != 0 {
+		frame = slices.Insert(frame, 2*macLen, unix.ETH_P_8021Q>>8, unix.ETH_P_8021Q&0xff, byte(r.vlan>>8), byte(r.vlan))
 	}
 	_, err = r.conn.WriteTo(frame, &packet.Addr{HardwareAddr: net.HardwareAddr(frame[:macLen])})
 	return err

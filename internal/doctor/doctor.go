@@ -34,11 +34,13 @@ const (
 	StepLease      Step = "lease"      // DHCP
 )
 
-// Finding is a step that fails.
+// Finding is a step that fails, or a note.
 type Finding struct {
 	Step     Step   `json:"step"`
 	Evidence string `json:"evidence"`
 	Remedy   string `json:"remedy,omitempty"`
+	// Note says that it may be as it should be: nothing that was tried has failed.
+	Note bool `json:"note,omitempty"`
 }
 
 // Report is what is wrong with one attachment.
@@ -105,7 +107,7 @@ type examination struct {
 
 //go:noinline
 func (e *examination) add(step Step, remedy, format string, args ...any) {
-	e.found = append(e.found, Finding{step, fmt.Sprintf(format, args...), remedy})
+	e.found = append(e.found, Finding{Step: step, Evidence: fmt.Sprintf(format, args...), Remedy: remedy})
 }
 
 // sorted gives each finding once, in the order of the way.
@@ -138,7 +140,7 @@ func (e *examination) recorded(diffs []tombolo.Difference) {
 		if before, command, ok := strings.Cut(evidence, "; this helps: "); ok {
 			evidence, remedy = before, command
 		}
-		e.found = append(e.found, Finding{step, evidence, remedy})
+		e.found = append(e.found, Finding{Step: step, Evidence: evidence, Remedy: remedy})
 	}
 }
 

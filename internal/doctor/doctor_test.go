@@ -47,10 +47,10 @@ func TestAFindingHasTheRemedyOfItsDifference(t *testing.T) {
 		{Text: "it is dead", Remedy: tombolo.RemedyCollect},
 	})
 	want := []Finding{
-		{StepNamespace, "it is dead", "tombolo gc"},
-		{StepLink, "x", "tombolo repair"},
-		{StepFirewall, "chain f of table inet fw drops what pods send", "nft add rule"},
-		{StepLease, "its lease ended", "systemctl start tombolod"},
+		{Step: StepNamespace, Evidence: "it is dead", Remedy: "tombolo gc"},
+		{Step: StepLink, Evidence: "x", Remedy: "tombolo repair"},
+		{Step: StepFirewall, Evidence: "chain f of table inet fw drops what pods send", Remedy: "nft add rule"},
+		{Step: StepLease, Evidence: "its lease ended", Remedy: "systemctl start tombolod"},
 	}
 	got := e.sorted()
 	if len(got) != len(want) || !e.dead {

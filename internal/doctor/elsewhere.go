@@ -38,7 +38,8 @@ func (e *examination) kept(onHost *route.Conn, own netip.Addr) error {
 			}
 		}
 		if refused && !sent {
-			e.add(StepBeyond, routed, "the host has routes to no other pods of %s, for which pods keep their address: it refuses what is sent there", to)
+			e.add(StepBeyond, "nothing, if no other node has pods; else "+routed, "the host has routes to no other pods of %s, for which pods keep their address: it refuses what is sent there", to)
+			e.found[len(e.found)-1].Note = true
 		}
 	}
 	return nil

@@ -1,12 +1,14 @@
 package install
 
 import (
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -215,6 +217,71 @@ func TestTwoAtOnceLoseNoPlugin(t *testing.T) {
 		if data, err := os.ReadFile(plugin); err != nil || string(data) != "the plugin" {
 			t.Fatalf("round %d: %q, %v", round, data, err)
 		}
+	}
+}
+
+// deploy/names.sh decides with the same lock: beside any mixture of these, no plugin is lost.
+func TestScriptLosesNoPluginBesideInstall(t *testing.T) {
+	t.Parallel()
+	const script = "../../deploy/names.sh"
+	dir := t.TempDir()
+	plugin := filepath.Join(dir, "loopback")
+	run := func(args ...string) error {
+		out, err := exec.Command("sh", append([]string{script}, args...)...).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%s: %w", out, err)
+		}
+		return nil
+	}
+	for round := range 8 {
+		write(t, plugin, "the plugin")
+		for _, changes := range [][]func() error{
+			{func() error { return Add(io.Discard, dir, []string{"loopback"}) }, func() error { return run("loopback", dir) }},
+			{func() error { return Remove(io.Discard, dir, []string{"loopback"}) }, func() error { return run("--undo", dir) }, func() error { return run("--undo", dir) }},
+		} {
+			done := make(chan error)
+			for _, change := range changes {
+				go func() { done <- change() }()
+			}
+			for range changes {
+				if err := <-done; err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		if data, err := os.ReadFile(plugin); err != nil || string(data) != "the plugin" {
+			t.Fatalf("round %d: %q, %v", round, data, err)
+		}
+	}
+	// It waits for whatever has the lock.
+	unlock, err := lock(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- run("portmap", dir) }()
+	waits := func() bool {
+		locks, err := os.ReadFile("/proc/locks")
+		info, statErr := os.Stat(dir)
+		if err != nil || statErr != nil {
+			t.Fatal(err, statErr)
+		}
+		for line := range strings.Lines(string(locks)) {
+			if strings.Contains(line, "-> FLOCK") && strings.Contains(line, fmt.Sprintf(":%d ", info.Sys().(*syscall.Stat_t).Ino)) {
+				return true
+			}
+		}
+		return false
+	}
+	exists := func(path string) bool { _, err := os.Stat(path); return err == nil }
+	for !waits() && len(done) == 0 {
+	}
+	if len(done) > 0 || exists(dir+"/portmap") {
+		t.Error("it does not wait for the lock")
+	}
+	unlock()
+	if err := <-done; err != nil {
+		t.Error(err)
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/lease/giveback"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -94,19 +95,14 @@ func linkIndex(conn *nl.Conn, name string) (int, error) {
 	return index, nil
 }
 
-// release sends from the record's bridge.
+// release sends it for a pod that is gone.
 func (k kernel) release(ctx context.Context, r *lease.Record, l *dhcpc.Lease) error {
-	if r.Apart && r.Bridge == "" {
-		return nil // nor is the server reached from here: the lease runs out
-	}
-	index, err := k.link(r.At())
-	if r.GatewayLink != "" && errors.Is(err, unix.ENODEV) {
-		return nil // the host is not in the pod's VLAN: there the lease runs out
-	}
+	links, err := bridge.Dial(&bridge.Config{NetNS: k.host})
 	if err != nil {
-		return fmt.Errorf("release lease of %s: %w", l.Address.Addr(), err)
+		return err
 	}
-	return transport.Release(ctx, &transport.Config{NetNS: k.host, Link: index}, l)
+	defer links.Close()
+	return giveback.Release(ctx, r, links, k.host, l)
 }
 
 // kernelPod is a pod's namespace, entered by a netlink socket.

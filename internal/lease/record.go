@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -402,6 +403,12 @@ func checkHash(hash string) error {
 		return fmt.Errorf("hash %.20q: %w: want %d lower-case hexadecimal digits", hash, ErrName, ident.Digits)
 	}
 	return nil
+}
+
+// VLAN is the one of its bridge that the pod is in; 0 is none.
+func (r *Record) VLAN() uint16 {
+	id, _ := strconv.ParseUint(strings.TrimPrefix(r.GatewayLink, r.Bridge+"."), 10, 16)
+	return uint16(id)
 }
 
 // At names the link by which the host is where the pod is: its bridge, or the one in its VLAN.

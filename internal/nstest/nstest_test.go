@@ -155,7 +155,8 @@ func TestSysctlIsTheNamespacesOwn(t *testing.T) {
 func TestFloodCountsWhatIsLost(t *testing.T) {
 	t.Parallel()
 	a, b := pair(t)
-	sockets := func(t *testing.T) (out, in int) {
+	// Each has a port of its own: what another test forks has our sockets, closed or not, until it executes a program.
+	sockets := func(t *testing.T, port int) (out, in int) {
 		t.Helper()
 		for _, end := range []struct {
 			ns   *netns.NS
@@ -171,11 +172,11 @@ func TestFloodCountsWhatIsLost(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { unix.Close(*end.fd) })
-			if err := unix.Bind(*end.fd, &unix.SockaddrInet4{Addr: nstest.Addr(end.bind).As4(), Port: 7}); err != nil {
+			if err := unix.Bind(*end.fd, &unix.SockaddrInet4{Addr: nstest.Addr(end.bind).As4(), Port: port}); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if err := unix.Connect(out, &unix.SockaddrInet4{Addr: nstest.Addr("10.9.0.2").As4(), Port: 7}); err != nil {
+		if err := unix.Connect(out, &unix.SockaddrInet4{Addr: nstest.Addr("10.9.0.2").As4(), Port: port}); err != nil {
 			t.Fatal(err)
 		}
 		return out, in
@@ -185,19 +186,20 @@ func TestFloodCountsWhatIsLost(t *testing.T) {
 	}
 	for _, tt := range []struct {
 		name string
+		port int
 		do   func()
 		lost bool
 	}{
-		{"nothing happens", func() {}, false},
+		{"nothing happens", 5, func() {}, false},
 		// What a link that is down could not pass on is no processor's fault.
-		{"the link is down", func() {
+		{"the link is down", 6, func() {
 			nstest.Run(t, b, "ip", "link", "set", "eth0", "down")
 			const dropped = 12 // the column, of what was sent
 			for strings.Fields(nstest.Run(t, a, "grep", "eth0:", "/proc/net/dev"))[dropped] == "0" {
 			}
 			nstest.Run(t, b, "ip", "link", "set", "eth0", "up")
 		}, true},
-		{"a rule drops some", func() {
+		{"a rule drops some", 7, func() {
 			nstest.Run(t, b, "nft", "table inet x { counter c {}; chain in { type filter hook input priority 0; udp dport 7 counter name c drop; }; }")
 			for strings.Contains(nstest.Run(t, b, "nft", "list", "counter", "inet", "x", "c"), "packets 0 ") {
 			}
@@ -205,7 +207,7 @@ func TestFloodCountsWhatIsLost(t *testing.T) {
 		}, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			out, in := sockets(t)
+			out, in := sockets(t, tt.port)
 			if sent, lost := nstest.Flood(t, out, in, tt.do, a, b); (lost > 0) != tt.lost {
 				t.Errorf("%d of %d lost, want any: %t", lost, sent, tt.lost)
 			}

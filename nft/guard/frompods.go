@@ -20,6 +20,10 @@ import (
 // another protocol is let pass, and so is that of any other VLAN, since its receiver has
 // to have a link for it.
 //
+// A bridge that keeps VLANs apart takes the tag of its default VLAN off what leaves by a port
+// that has this one without tags, as uplinks and trunks have. A tag behind it would then be the
+// first, and have the frame in a VLAN that the pod's port is not in.
+//
 // A multicast query makes the bridge take its sender for the querier, and from then on
 // send no group but to ports that have reported it. A pod that asks once, and then so that
 // the answers may take hours (RFC 3810, section 5.1.3), makes it forget all reports after
@@ -34,6 +38,8 @@ const (
 
 	vlanTag  = etherType + 2 // behind the type of a tag: its priority and VLAN
 	vlanType = vlanTag + 2   // and what is in it
+
+	defaultVLAN = 1
 )
 
 func (list *rules) addFromPods() {
@@ -70,6 +76,17 @@ func (list *rules) addFromPods() {
 		x.Compare(expr.CmpOpNeq, number16(unix.ETH_P_8021AD))
 		x.Leave()
 	})
+	for _, inner := range []struct {
+		comment string
+		typ     uint16
+	}{{"a tag behind one of VLAN 1", unix.ETH_P_8021Q}, {"an outer tag behind one of VLAN 1", unix.ETH_P_8021AD}} {
+		list.add(inner.comment, func(x expressions) {
+			x.Payload(expr.PayloadBaseLLHeader, vlanTag, 2, nftnl.First)
+			x.Mask(number16(0x0fff), number16(0))
+			x.Compare(expr.CmpOpEq, number16(defaultVLAN))
+			x.dropBehindTag(inner.typ)
+		})
+	}
 	list.add("of a VLAN", func(x expressions) {
 		x.Payload(expr.PayloadBaseLLHeader, vlanTag, 2, nftnl.First)
 		x.hasAny(0x0fff)
@@ -84,14 +101,17 @@ func (list *rules) addFromPods() {
 		{"tags in a row", unix.ETH_P_8021Q},
 		{"outer tags in a row", unix.ETH_P_8021AD},
 	} {
-		list.add(inner.comment, func(x expressions) {
-			x.Payload(expr.PayloadBaseLLHeader, vlanType, 2, nftnl.First)
-			x.Compare(expr.CmpOpEq, number16(inner.typ))
-			x.Meta(expr.MetaKeyIIFNAME, nftnl.First)
-			x.Compare(expr.CmpOpEq, []byte(podPorts))
-			x.Drop()
-		})
+		list.add(inner.comment, func(x expressions) { x.dropBehindTag(inner.typ) })
 	}
+}
+
+// dropBehindTag drops what a pod sends of a type behind a tag.
+func (x expressions) dropBehindTag(typ uint16) {
+	x.Payload(expr.PayloadBaseLLHeader, vlanType, 2, nftnl.First)
+	x.Compare(expr.CmpOpEq, number16(typ))
+	x.Meta(expr.MetaKeyIIFNAME, nftnl.First)
+	x.Compare(expr.CmpOpEq, []byte(podPorts))
+	x.Drop()
 }
 
 // isOfGroup holds for what comes in by a port in Group.

@@ -446,6 +446,10 @@ func TestDoctorFollowsTheWayToAnotherNodesPods(t *testing.T) {
 	want("no routes", "only the host's default route, by ROUTER, leads to OTHER, for which pods keep their address", "routing engine")
 	a.ip("route add unreachable 10.244.0.0/16")
 	a.ip("-6 route add unreachable fd24::/48")
+	// It need not be wrong: the first node of a cluster is alone.
+	if o := a.operate("doctor", "--state", a.state, "--dns", "none"); o.status != 0 || strings.Count(o.stdout, "nothing, if no other node has pods; else") != 2 {
+		t.Errorf("a node that knows of no other: %+v", o)
+	}
 	want("an engine that knows of no node", "the host has routes to no other pods of ALL", "the host has no route to OTHER", "routing engine")
 	lead("add", a, b)
 	want("no way back", "the host reaches OTHER, and the pod POD does not", "ip route get POD")

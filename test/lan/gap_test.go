@@ -32,7 +32,12 @@ func TestGuardHoldsFromTheFirstFrameToTheLast(t *testing.T) {
 						do   func()
 					}{{"ADD", func() { n.add(p) }}, {"DEL", func() { n.del(p) }}} {
 						s := l.spoof(p)
+						// Before the DEL it is at work, and after the ADD there is something to send by.
+						if phase.name == "DEL" {
+							s.began()
+						}
 						phase.do()
+						s.began()
 						if sent := s.end(); sent == 0 {
 							t.Fatalf("%s %d: the pod has sent nothing", phase.name, i)
 						}

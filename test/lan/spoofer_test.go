@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -21,6 +22,8 @@ import (
 type spoofer struct {
 	testing.TB
 	sent atomic.Int64
+	once sync.Once
+	came chan struct{} // closed once it has sent something
 	stop chan struct{}
 	done sync.WaitGroup
 }
@@ -28,7 +31,7 @@ type spoofer struct {
 // spoof has a pod say, as fast as it can, that it is the router: by its own MAC, and by
 // nobody's.
 func (l *lan) spoof(p *pod) *spoofer {
-	s := &spoofer{TB: l, stop: make(chan struct{})}
+	s := &spoofer{TB: l, came: make(chan struct{}), stop: make(chan struct{})}
 	s.done.Go(func() {
 		if err := p.ns.Do(s.run); err != nil {
 			l.Error(err)
@@ -80,8 +83,19 @@ func (s *spoofer) flood(raw int, own *net.Interface) {
 		for _, source := range []net.HardwareAddr{own.HardwareAddr, {2, 0x66, 0x66, 0x66, 0x66, 0x66}} {
 			if unix.Sendto(raw, claimOf(source, netip.MustParseAddr(routerIP4)), 0, &unix.SockaddrLinklayer{Ifindex: own.Index}) == nil {
 				s.sent.Add(1)
+				s.once.Do(func() { close(s.came) })
 			}
 		}
+	}
+}
+
+// began waits until it has sent something: a busy machine may not have let it.
+func (s *spoofer) began() {
+	s.Helper()
+	select {
+	case <-s.came:
+	case <-time.After(patience):
+		s.Fatal("the pod has sent nothing")
 	}
 }
 

@@ -37,7 +37,7 @@ func buildBridge(ctx context.Context, s *session.Session, rec *state.Network) (l
 	case err != nil:
 		return nil, nil, false, err
 	case want.VLANFiltering && there.Bridge != nil && !there.Bridge.VLANFiltering && !there.Unfinished() && there.Alias != endpoint.BridgeAlias:
-		return nil, nil, false, fail.Errorf(fail.ErrNoLink, "bridge %s does not keep VLANs apart, and Tombolo did not make it: ip link set %s type bridge vlan_filtering 1, if no port of it needs tagged frames of VLANs that it is not in",
+		return nil, nil, false, fail.Errorf(fail.ErrNoLink, "bridge %s does not keep VLANs apart, and Tombolo did not make it: ip link set %s type bridge vlan_filtering 1 vlan_protocol 802.1Q, if no port of it needs tagged frames of VLANs that it is not in",
 			rec.Bridge, rec.Bridge)
 	default:
 		want.MaxLearned = recorded.LearnedLimit(there)

@@ -115,10 +115,15 @@ func recallGateways(ctx context.Context, s *session.Session, rec *state.Network)
 	}
 	elsewhere, err := recorded.Elsewhere(ctx, s.Dir, s.Links, rec, at)
 	errs := []error{err}
+	moved := false
 	for _, e := range elsewhere {
 		if e.Ours {
+			moved = true
 			errs = append(errs, s.Links.Addresses().Remove(addr.Address{Prefix: e.Gateway, Link: e.Index}))
 		}
+	}
+	if moved {
+		errs = append(errs, s.Links.Announce(ctx, at)) // pods have the other bridge's MAC for it
 	}
 	return errors.Join(errs...)
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/lease/giveback"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -85,17 +86,7 @@ func sendRelease(ctx context.Context, links *bridge.Conn, dir *lease.Dir, rec *l
 			}
 		}
 	}
-	if rec.Apart && rec.Bridge == "" {
-		return nil // the host has no link by which the server is reached: there the lease runs out
-	}
-	l, err := links.Link(ctx, rec.At())
-	if rec.GatewayLink != "" && errors.Is(err, fs.ErrNotExist) {
-		return nil // the host is not in the pod's VLAN: there the lease runs out
-	}
-	if err != nil {
-		return fmt.Errorf("release lease of %s: %w", rec.Lease.Address.Addr(), err)
-	}
-	return transport.Release(ctx, &transport.Config{Link: l.Index}, rec.Lease)
+	return giveback.Release(ctx, rec, links, nil, rec.Lease)
 }
 
 // releaseFromPod sends it from the pod's interface, by a packet socket that the keeper

@@ -136,6 +136,9 @@ func Port(a *state.Attachment) bridge.Port {
 // PortOn is portOf, with what depends on the bridge that is there.
 func PortOn(a *state.Attachment, br *bridge.Link) bridge.Port {
 	p := Port(a)
+	if p.VLAN.IsZero() {
+		p.VLAN = DefaultVLAN(br)
+	}
 	if p.PeerMAC != nil {
 		KeepTable(&p, a.Guarded, br)
 	}

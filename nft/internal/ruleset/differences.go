@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
@@ -22,13 +23,19 @@ func (rs *Ruleset) Differences(have *State) []tombolo.Difference {
 			list = append(list, tombolo.Difference{Object: "table " + rs.table.Of(family).String(), What: "flag", Have: "dormant"})
 		}
 	}
+	// Of an upgrade one line tells; all that another version made otherwise is no news.
+	other, upgraded := rs.otherVersion(have)
+	if upgraded {
+		list = append(list, other)
+	}
 	for _, s := range rs.Sets() {
-		if have.hasTable(s.Family) {
+		if _, ok := have.sets[s.Place]; have.hasTable(s.Family) && (ok || !upgraded) {
 			list = append(list, s.differences(have)...)
 		}
 	}
 	for i := range rs.Chains {
-		if ch := &rs.Chains[i]; have.hasTable(ch.Family) {
+		ch := &rs.Chains[i]
+		if _, ok := have.Chains[ch.Place]; have.hasTable(ch.Family) && (!upgraded || ok && !ch.isOfOtherVersion(have)) {
 			list = append(list, ch.differences(have)...)
 		}
 	}
@@ -38,6 +45,23 @@ func (rs *Ruleset) Differences(have *State) []tombolo.Difference {
 		}
 	}
 	return append(list, rs.bridgeDifferences(have)...)
+}
+
+// otherVersion says whether another version of Tombolo made chains, by their comments.
+func (rs *Ruleset) otherVersion(have *State) (tombolo.Difference, bool) {
+	for i := range rs.Chains {
+		if ch := &rs.Chains[i]; ch.isOfOtherVersion(have) {
+			return tombolo.Difference{Text: fmt.Sprintf("table %s: another version of Tombolo has made the rules (%q); the next ADD, tombolod or this makes them anew: tombolo repair",
+				rs.table.Of(ch.Family), have.Chains[ch.Place].Comment)}, true
+		}
+	}
+	return tombolo.Difference{}, false
+}
+
+// isOfOtherVersion says that of a chain that is there.
+func (ch *Chain) isOfOtherVersion(have *State) bool {
+	comment, begins := have.Chains[ch.Place].Comment, "tombolo rules "
+	return strings.HasPrefix(comment, begins) && !strings.HasPrefix(comment, begins+strconv.Itoa(ch.version())+",")
 }
 
 // bridgeDifferences lists those of the sets of bridges, as far as the sets are there.

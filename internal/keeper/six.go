@@ -26,6 +26,9 @@ type pod6 interface {
 	dial6(ctx context.Context) (dhcp6.Transport, error)
 	// inUse adds an address, and says whether another host has it; then it is gone again.
 	inUse(ctx context.Context, l *dhcp6.Lease) (bool, error)
+	// acceptDAD and setAcceptDAD are about the parameter by which the pod's kernel looks for such hosts.
+	acceptDAD() (string, error)
+	setAcceptDAD(value string) error
 	// apply6 makes the pod have an address, and a prefix, for as long as its lease says; withdraw6 takes both away.
 	apply6(l *dhcp6.Lease) error
 	withdraw6(l *dhcp6.Lease) error
@@ -95,6 +98,11 @@ func by6(p netip.Prefix) bool { return p.Addr().Is6() && p.IsSingleIP() }
 
 func (v *visit) keep6(p pod6) error {
 	if v.m.six.session == nil {
+		if was := v.r.Six.AcceptDAD; was != "" {
+			if err := p.setAcceptDAD(was); err != nil {
+				return err
+			}
+		}
 		if err := v.restore6(); err != nil {
 			return err
 		}
@@ -284,13 +292,22 @@ func (x *exchange6) informed(i *dhcp6.Information) error {
 // check looks whether another host has an address. The pod's part of the firewall is made before, or it
 // could not ask.
 func (x *exchange6) check(l *dhcp6.Lease) (dhcp6.Verdict, error) {
+	six := *x.r.Six
+	if six.AcceptDAD == "" {
+		was, err := x.pod.acceptDAD()
+		if err != nil {
+			return 0, err
+		}
+		six.AcceptDAD = was
+	}
+	x.r.Six = &six
 	if err := x.write(l, true, ""); err != nil {
 		return 0, err
 	}
 	if err := x.follow(); err != nil {
 		return 0, err
 	}
-	inUse, err := x.pod.inUse(x.ctx, l)
+	inUse, err := x.look(l, six.AcceptDAD)
 	switch {
 	case err != nil:
 		return 0, err
@@ -304,10 +321,23 @@ func (x *exchange6) check(l *dhcp6.Lease) (dhcp6.Verdict, error) {
 	return dhcp6.InUse, x.follow()
 }
 
+// look has the pod's kernel look, which does so only where accept_dad is set: that is put back, since other
+// addresses of the pod's are known to be its own.
+func (x *exchange6) look(l *dhcp6.Lease, was string) (bool, error) {
+	if err := x.pod.setAcceptDAD("1"); err != nil {
+		return false, err
+	}
+	inUse, err := x.pod.inUse(x.ctx, l)
+	return inUse, errors.Join(err, x.pod.setAcceptDAD(was))
+}
+
 // write puts a lease on record; nil is that there is none.
 func (x *exchange6) write(l *dhcp6.Lease, checking bool, trouble string) error {
 	six := *x.r.Six
 	six.Lease, six.Release, six.Checking, six.Error = l, nil, checking, trouble
+	if !checking {
+		six.AcceptDAD = ""
+	}
 	if l != nil {
 		release, err := dhcp6.Release(l, rand.Uint32())
 		if err != nil {

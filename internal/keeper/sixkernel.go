@@ -51,26 +51,21 @@ const (
 	lookPause = 20 * time.Millisecond
 )
 
-// inUse has the pod's kernel look, which does so only where accept_dad is set: that is put back, since other
-// addresses of the pod's are known to be its own.
-func (p *kernelPod) inUse(ctx context.Context, l *dhcp6.Lease) (bool, error) {
-	path := sysctl.Link("ipv6", p.r.IfName, "accept_dad")
-	was := ""
+func (p *kernelPod) acceptDAD() (string, error) {
+	value := ""
 	err := p.ns.Do(func() error {
 		var err error
-		if was, err = sysctl.Read(path); err != nil {
-			return err
-		}
-		return sysctl.Write(path, "1")
+		value, err = sysctl.Read(sysctl.Link("ipv6", p.r.IfName, "accept_dad"))
+		return err
 	})
-	if err != nil {
-		return false, err
-	}
-	found, err := p.detect(ctx, l)
-	return found, errors.Join(err, p.ns.Do(func() error { return sysctl.Write(path, was) }))
+	return value, err
 }
 
-func (p *kernelPod) detect(ctx context.Context, l *dhcp6.Lease) (bool, error) {
+func (p *kernelPod) setAcceptDAD(value string) error {
+	return p.ns.Do(func() error { return sysctl.Write(sysctl.Link("ipv6", p.r.IfName, "accept_dad"), value) })
+}
+
+func (p *kernelPod) inUse(ctx context.Context, l *dhcp6.Lease) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, detection)
 	defer cancel()
 	if err := p.apply6(l); err != nil {

@@ -1,6 +1,9 @@
 package cni
 
-import "testing"
+import (
+	"strings"
+	"testing"
+)
 
 // A runtime sends DEL after an ADD that failed, and ends at the first plugin that fails: the plugins
 // before it would never hear of it.
@@ -17,5 +20,32 @@ func TestPortsThatNoADDTakesDoNotStopTheDELOfAChain(t *testing.T) {
 	s.chain("DEL", "a", []string{bridge, twice})
 	if left := s.files(); left != "" {
 		t.Errorf("left: %s", left)
+	}
+}
+
+// So it is with limits, and with what firewall is told.
+func TestValuesThatNoADDTakesDoNotStopTheDELOfAChain(t *testing.T) {
+	t.Parallel()
+	const bridge = `{"type":"bridge","bridge":"cni0","isGateway":true,"ipam":{"type":"host-local","dataDir":"DATA/n","subnet":"10.5.0.0/24"}}`
+	for name, bad := range map[string]string{
+		"a rate without a burst": `{"type":"bandwidth","ingressRate":1000}`,
+		"a burst too large":      `{"type":"bandwidth","runtimeConfig":{"bandwidth":{"egressRate":1000,"egressBurst":99999999999}}}`,
+		"an unknown policy":      `{"type":"firewall","ingressPolicy":"closed"}`,
+		"a zone that is none":    `{"type":"firewall","backend":"firewalld","firewalldZone":"a b"}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, s := sides(t)
+			s.chain("ADD", "a", []string{bridge})
+			plugin, _, _ := strings.Cut(strings.TrimPrefix(bad, `{"type":"`), `"`)
+			o := s.call(verb{plugin: plugin, verb: "ADD", id: "a", conf: `{"cniVersion":"1.0.0","name":"net","stateDir":"STATE","prevResult":` + s.results["a"] + `,` + bad[1:]})
+			if o.status == 0 {
+				t.Fatal("the ADD succeeds, so nothing is shown")
+			}
+			s.chain("DEL", "a", []string{bridge, bad})
+			if left := s.files(); left != "" {
+				t.Errorf("left: %s", left)
+			}
+		})
 	}
 }

@@ -25,6 +25,7 @@ type conf struct {
 	policy nft.Policy
 }
 
+// read gives what it could read with an error that is about a value.
 func read(c *reference.Call) (*conf, error) {
 	var f conf
 	if err := c.Unmarshal(&f); err != nil {
@@ -40,7 +41,7 @@ func read(c *reference.Call) (*conf, error) {
 	case "isolated":
 		f.policy = nft.Isolated
 	default:
-		return nil, reference.Errorf(types.ErrInvalidNetworkConfig, `ingressPolicy %q is none of "open", "same-bridge" and "isolated"`, f.IngressPolicy)
+		return &f, reference.Errorf(types.ErrInvalidNetworkConfig, `ingressPolicy %q is none of "open", "same-bridge" and "isolated"`, f.IngressPolicy)
 	}
 	return &f, nil
 }
@@ -54,11 +55,11 @@ func Run(ctx context.Context, c *reference.Call) (*current.Result, error) {
 		return nil, c.Collect(ctx)
 	}
 	f, err := read(c)
+	if f != nil && c.Verb == "DEL" {
+		return nil, f.del(ctx, c) // what no ADD takes keeps no plugin before this one from its DEL
+	}
 	if err != nil {
 		return nil, err
-	}
-	if c.Verb == "DEL" {
-		return nil, f.del(ctx, c)
 	}
 	prev, err := c.Chained()
 	if err != nil {

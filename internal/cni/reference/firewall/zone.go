@@ -46,7 +46,7 @@ func (f *conf) zone(c *reference.Call, prev *current.Result) (*zone, error) {
 	if !wanted || prev == nil {
 		return z, nil
 	}
-	if !sources.IsZone(z.name) {
+	if !sources.IsZone(z.name) && c.Verb != "DEL" {
 		return nil, reference.Errorf(types.ErrInvalidNetworkConfig, "firewalldZone %q is no name of a zone", z.name)
 	}
 	var addresses []netip.Addr

@@ -79,50 +79,56 @@ func limit(what string, rate, burst *uint64) (bandwidth.Limit, error) {
 
 // Run is the plugin of that name. As there, STATUS does nothing.
 func Run(ctx context.Context, c *reference.Call) (*current.Result, error) {
-	if c.Verb == "STATUS" {
+	switch c.Verb {
+	case "STATUS":
 		return nil, nil
-	}
-	if c.Verb == "GC" {
+	case "GC":
 		return nil, c.Collect(ctx)
+	case "DEL":
+		return nil, del(ctx, c)
 	}
 	shape, err := read(c)
 	if err != nil {
 		return nil, err
 	}
-	var prev *current.Result
-	if c.Verb != "DEL" {
-		prev, err = c.Prev()
-		switch {
-		case err != nil:
-			return nil, err
-		case shape.IsZero() && c.Verb == "ADD":
-			return prev, nil
-		case shape.IsZero():
-			return nil, nil
-		}
-		if prev, err = c.Chained(); err != nil {
-			return nil, err
-		}
+	prev, err := c.Prev()
+	switch {
+	case err != nil:
+		return nil, err
+	case shape.IsZero() && c.Verb == "ADD":
+		return prev, nil
+	case shape.IsZero():
+		return nil, nil
+	}
+	if prev, err = c.Chained(); err != nil {
+		return nil, err
 	}
 	node, err := c.Open()
 	if err != nil {
 		return nil, err
 	}
-	switch c.Verb {
-	case "ADD":
-		by, err := node.Limit(ctx, c.Key(), c.Interface(prev), shape)
-		if err != nil {
-			return nil, err
-		}
-		if by != nil {
-			prev.Interfaces = append(prev.Interfaces, &current.Interface{Name: by.Name, Mac: by.MAC.String()})
-		}
-		return prev, nil
-	case "DEL":
-		if _, err = node.Limit(ctx, c.Key(), nil, bandwidth.Shape{}); errors.Is(err, network.ErrNotAttached) || err == nil && leftover.IsNewer(c) {
-			err = leftover.Limits(c)
-		}
+	if c.Verb == "CHECK" {
+		return nil, reference.Differ(node.CheckLimits(ctx, c.Key(), shape))
+	}
+	by, err := node.Limit(ctx, c.Key(), c.Interface(prev), shape)
+	if err != nil {
 		return nil, err
 	}
-	return nil, reference.Differ(node.CheckLimits(ctx, c.Key(), shape))
+	if by != nil {
+		prev.Interfaces = append(prev.Interfaces, &current.Interface{Name: by.Name, Mac: by.MAC.String()})
+	}
+	return prev, nil
+}
+
+// del reads no limits: those that no ADD takes keep no plugin before this one from its DEL.
+func del(ctx context.Context, c *reference.Call) error {
+	node, err := c.Open()
+	if err != nil {
+		return err
+	}
+	_, err = node.Limit(ctx, c.Key(), nil, bandwidth.Shape{})
+	if errors.Is(err, network.ErrNotAttached) || err == nil && leftover.IsNewer(c) {
+		return leftover.Limits(c)
+	}
+	return err
 }

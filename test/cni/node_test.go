@@ -126,6 +126,7 @@ func (n *node) exec(ctx context.Context, path string, stdin []byte, environ []st
 type call struct {
 	verb, id, netns, ifName, args string
 	stdin                         []byte
+	program                       string // of callFaulty's; the plugin where it is empty
 }
 
 func (c *call) environ() []string {

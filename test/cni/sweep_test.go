@@ -2,6 +2,7 @@ package cni
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"os/exec"
@@ -32,7 +33,7 @@ func (f *faulty) String() string {
 func (n *node) callFaulty(c call, f fault.Fault) *faulty {
 	n.Helper()
 	var out, errOut bytes.Buffer
-	cmd := exec.Command(plugin())
+	cmd := exec.Command(cmp.Or(c.program, plugin()))
 	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = c.environ(), bytes.NewReader(c.stdin), &out, &errOut
 	run, err := fault.Start(n.ns, cmd, f)
 	if err != nil {

@@ -78,8 +78,8 @@ func find(ctx context.Context, s *session.Session, a *state.Attachment) error {
 	}
 	for _, address := range endpoint.Addresses(a) {
 		r, err := s.Links.Routes().Get(address)
-		if err != nil {
-			continue // the next address may have a route
+		if err != nil || r.Type != unix.RTN_UNICAST {
+			continue // the next address may have a route; this may be the host's own, or all machines'
 		}
 		l, err := s.Links.LinkByIndex(ctx, r.Link)
 		if err != nil {

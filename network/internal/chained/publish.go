@@ -119,44 +119,51 @@ func (at Attachment) Publish(ctx context.Context, s *session.Session, ports []st
 	}
 	return at.change(ctx, s, func(a, next *state.Attachment) error {
 		next.Published, next.PortSNAT = ports, endpoint.SNATName(SNAT(a, snat))
-		if a.Bridge == "" {
-			return fail.Errorf(fail.ErrNoLink, "the host has no route to an address of interface %s of container %s, by which a port could lead there", a.IfName, a.ContainerID)
-		}
-		if err := build.Reach(ctx, s, next); err != nil {
-			return err
-		}
-		before, err := seen(s, a)
+		err := at.publish(ctx, s, a, next)
 		if err != nil {
-			return err
+			err = errors.Join(err, teardown.Unpublished(context.WithoutCancel(ctx), s, next))
 		}
-		after, err := seen(s, next)
-		if err != nil {
-			return err
-		}
-		dir := s.Dir.Of(a)
-		if err := dir.UpdateLocked(next); err != nil {
-			return fail.State(err)
-		}
-		entry := &elements.Entry{Session: s, Hash: at.Hash, ContainerID: a.ContainerID, ReclaimLater: at.ReclaimLater}
-		err = entry.Publish(ctx, endpoint.Of(before), after)
-		if err == nil && slices.ContainsFunc(next.Published, func(p state.Published) bool { return p.Withheld }) {
-			err = dir.UpdateLocked(next)
-		}
-		if err == nil {
-			err = FlushStale(ctx, s.Links, next)
-		}
-		if err == nil {
-			if endpoint.PublishesIPv4(a) && !endpoint.PublishesIPv4(next) {
-				return teardown.Unpublished(ctx, s, a)
-			}
-			return nil
-		}
-		ctx = context.WithoutCancel(ctx)
-		return errors.Join(err,
-			s.Firewall.Update(ctx, endpoint.Of(after), endpoint.Of(before)),
-			dir.UpdateLocked(a),
-			teardown.Unpublished(ctx, s, next))
+		return err
 	})
+}
+
+func (at Attachment) publish(ctx context.Context, s *session.Session, a, next *state.Attachment) error {
+	if a.Bridge == "" {
+		return fail.Errorf(fail.ErrNoLink, "the host has no route to an address of interface %s of container %s, by which a port could lead there", a.IfName, a.ContainerID)
+	}
+	if err := build.Reach(ctx, s, next); err != nil {
+		return err
+	}
+	before, err := seen(s, a)
+	if err != nil {
+		return err
+	}
+	after, err := seen(s, next)
+	if err != nil {
+		return err
+	}
+	dir := s.Dir.Of(a)
+	if err := dir.UpdateLocked(next); err != nil {
+		return fail.State(err)
+	}
+	entry := &elements.Entry{Session: s, Hash: at.Hash, ContainerID: a.ContainerID, ReclaimLater: at.ReclaimLater}
+	err = entry.Publish(ctx, endpoint.Of(before), after)
+	if err == nil && slices.ContainsFunc(next.Published, func(p state.Published) bool { return p.Withheld }) {
+		err = dir.UpdateLocked(next)
+	}
+	if err == nil {
+		err = FlushStale(ctx, s.Links, next)
+	}
+	if err == nil {
+		if endpoint.PublishesIPv4(a) && !endpoint.PublishesIPv4(next) {
+			return teardown.Unpublished(ctx, s, a)
+		}
+		return nil
+	}
+	ctx = context.WithoutCancel(ctx)
+	return errors.Join(err,
+		s.Firewall.Update(ctx, endpoint.Of(after), endpoint.Of(before)),
+		dir.UpdateLocked(a))
 }
 
 // Unpublish has no port lead there any more. Those that others of the container have waited for
@@ -164,7 +171,7 @@ func (at Attachment) Publish(ctx context.Context, s *session.Session, ports []st
 func (at Attachment) Unpublish(ctx context.Context, s *session.Session) error {
 	return at.change(ctx, s, func(a, next *state.Attachment) error {
 		if len(a.Published) == 0 {
-			return nil
+			return teardown.NotPublished(ctx, s, a)
 		}
 		next.Published, next.Waiting, next.PortSNAT = nil, nil, ""
 		before, err := seen(s, a)
@@ -183,10 +190,24 @@ func (at Attachment) Unpublish(ctx context.Context, s *session.Session) error {
 		if err != nil {
 			return err
 		}
-		if err := s.Dir.Of(a).UpdateLocked(next); err != nil {
+		// As long as the rest is not done, the record says so: one of another program's, which goes with its
+		// ports, by its state, and one of ours by having none.
+		dir, going := s.Dir.Of(a), next
+		if a.Other {
+			undone := *a
+			undone.State = state.Adding
+			going = &undone
+		}
+		if err := dir.UpdateLocked(going); err != nil {
 			return fail.State(err)
 		}
-		return teardown.Unpublished(ctx, s, a)
+		if err := teardown.Unpublished(ctx, s, a); err != nil || going == next {
+			return err
+		}
+		if err := dir.UpdateLocked(next); err != nil {
+			return fail.State(err)
+		}
+		return nil
 	})
 }
 

@@ -42,12 +42,17 @@ func closeLoopbackAfter(ctx context.Context, s *session.Session, unknown Known, 
 // more. known says that one behind the bridge did. With others there it takes a listing
 // of theirs in the firewall; only with none the exclusive lock.
 func CloseLoopback(ctx context.Context, s *session.Session, bridgeName string, known bool) error {
+	return closeLoopback(ctx, s, bridgeName, known, false)
+}
+
+// closeLoopback is the same, of what a killed call may have left half made, too.
+func closeLoopback(ctx context.Context, s *session.Session, bridgeName string, known, half bool) error {
 	if err := s.Enter(ctx); err != nil {
 		return err
 	}
 	needed := func() (bool, error) {
 		l, err := s.Links.Link(ctx, bridgeName)
-		if errors.Is(err, fs.ErrNotExist) || err == nil && !l.RouteLocalnet {
+		if errors.Is(err, fs.ErrNotExist) || err == nil && !l.RouteLocalnet && !half {
 			return true, nil
 		}
 		if err != nil {

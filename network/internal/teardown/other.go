@@ -3,6 +3,7 @@ package teardown
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
@@ -32,16 +33,39 @@ func Other(ctx context.Context, s *session.Session, rec *state.Attachment) error
 	if err != nil {
 		return err
 	}
+	// A kill before the record goes leaves one that tells of the rest, and does not count as one that has ports.
+	going := *rec
+	going.State = state.Adding
+	if err := s.Dir.Others().UpdateLocked(&going); err != nil {
+		return fail.State(err)
+	}
+	if err := Unpublished(ctx, s, rec); err != nil {
+		return err
+	}
 	if err := s.Dir.Others().Remove(rec.Network, rec.Hash()); err != nil {
 		return fail.State(err)
 	}
-	return Unpublished(ctx, s, rec)
+	return nil
 }
 
 // Unpublished takes back what the way from 127.0.0.1 to an attachment's ports needed, unless others need
 // it: for a pod in a VLAN, of the host's link there and of the bridge.
 func Unpublished(ctx context.Context, s *session.Session, rec *state.Attachment) error {
+	if rec.Other {
+		return NotPublished(ctx, s, rec) // a killed call may have begun it
+	}
 	return closeLoopbackAfter(ctx, s, Known{}, rec)
+}
+
+// NotPublished is the same for one whose record has no ports: a killed call may have got further than that, or less.
+func NotPublished(ctx context.Context, s *session.Session, rec *state.Attachment) error {
+	var errs []error
+	for _, name := range slices.Compact([]string{rec.Bridge, rec.GatewayLink()}) {
+		if name != "" {
+			errs = append(errs, closeLoopback(ctx, s, name, false, rec.Other))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 func removeIFB(ctx context.Context, rec *state.Attachment) error {
@@ -74,5 +98,5 @@ func CollectOthers(ctx context.Context, s *session.Session, network string, keep
 		}
 		errs = append(errs, Other(ctx, s, rec), lock.Close())
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, s.Clean(ctx))...)
 }

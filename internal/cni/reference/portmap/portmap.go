@@ -4,12 +4,14 @@ package portmap
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/tombolo-cni/tombolo/internal/cni/reference"
 	"github.com/tombolo-cni/tombolo/internal/cni/reference/leftover"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/network"
 	"github.com/tombolo-cni/tombolo/nft"
 )
@@ -48,9 +50,7 @@ func read(c *reference.Call) (*conf, error) {
 	case backend != nil && *backend != "iptables" && *backend != "nftables":
 		return nil, invalid(`backend %q is neither "iptables" nor "nftables"`, *backend)
 	}
-	var err error
-	f.ports, err = Published(f.RuntimeConfig.PortMappings)
-	return &f, err
+	return &f, nil
 }
 
 // publication is what the node is asked for. As there, masqAll means nothing without snat.
@@ -96,14 +96,33 @@ func Run(ctx context.Context, c *reference.Call) (*current.Result, error) {
 	return nil, nil
 }
 
-// chained reads the configuration, and the result of the plugins before, which is needed.
+// chained reads the configuration, and the result of the plugins before, which is needed. DEL does without, and
+// without a look at whether the mappings can be: those of a pod of before may not.
 func chained(c *reference.Call) (*conf, *current.Result, error) {
 	f, err := read(c)
 	if err != nil {
 		return nil, nil, err
 	}
 	prev, err := c.Chained()
-	return f, prev, err
+	if err != nil {
+		return nil, nil, err
+	}
+	if f.ports, err = Published(f.RuntimeConfig.PortMappings); err != nil {
+		return nil, nil, err
+	}
+	has := map[bool]bool{}
+	for _, p := range c.Interface(prev).Addresses {
+		has[p.Addr().Is4()] = true
+	}
+	f.ports = slices.DeleteFunc(f.ports, func(p network.HostPort) bool {
+		// As there, this is no error: runtimes name the addresses of both families.
+		passed := p.HostAddr.IsValid() && !has[p.HostAddr.Is4()]
+		if passed {
+			c.Warn("host port " + endpoint.PortText(p) + " leads nowhere: the pod has no address of that family")
+		}
+		return passed
+	})
+	return f, prev, nil
 }
 
 func add(ctx context.Context, c *reference.Call) (*current.Result, error) {
@@ -127,7 +146,7 @@ func add(ctx context.Context, c *reference.Call) (*current.Result, error) {
 func del(ctx context.Context, c *reference.Call) error {
 	// Ports that no ADD takes keep no plugin before this one from its DEL.
 	f, err := read(c)
-	if f == nil || err == nil && len(f.ports) == 0 {
+	if err != nil || len(f.RuntimeConfig.PortMappings) == 0 {
 		return err
 	}
 	node, err := c.Open()

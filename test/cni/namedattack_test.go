@@ -1,0 +1,223 @@
+package cni
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/nstest/fault"
+)
+
+const attackedBridge = `{"type":"bridge","isGateway":true,"ipam":{"type":"host-local","dataDir":"DATA/n","subnet":"10.5.0.0/24","routes":[{"dst":"0.0.0.0/0"}]}}`
+
+// mapped calls portmap for a pod of a chain's with mappings, after the chain's result or another one.
+func (s *side) mapped(what, id, prev, more string, mappings ...string) outcome {
+	s.Helper()
+	return s.call(verb{plugin: "portmap", verb: what, id: id, conf: `{"cniVersion":"1.0.0","name":"net","stateDir":"STATE","prevResult":` + prev + "," +
+		strings.TrimPrefix(portmapping(more, mappings...), "{")})
+}
+
+// wantUnmapped looks for anything that ports have left.
+func (s *side) wantUnmapped(when string) {
+	s.Helper()
+	if left, _ := filepath.Glob(s.state + "/others/net/*.json"); len(left) > 0 {
+		s.Errorf("%s: records are left: %q", when, left)
+	}
+	for _, set := range []string{"map inet tombolo hostports4", "map inet tombolo hostaddrs4", "set inet tombolo published4", "set inet tombolo selves4", "set inet tombolo snatlink4", "set inet tombolo hostclaims"} {
+		if text, err := nstest.Try(s.ns, "nft", append([]string{"list"}, strings.Fields(set)...)...); err == nil && strings.Count(text, "comment") > 1 {
+			s.Errorf("%s: more than the sentinel is left:\n%s", when, text)
+		}
+	}
+}
+
+// A DEL succeeds with mappings that an ADD refuses: the pod may be one of before.
+func TestPortmapByNameDeletesWithMappingsThatItRefuses(t *testing.T) {
+	t.Parallel()
+	s := newSide(t, referenceDir(t), []string{"portmap"})
+	prev := s.chain("ADD", "a", []string{attackedBridge})
+	const good = `{"hostPort":8080,"containerPort":80,"protocol":"tcp"}`
+	for _, mappings := range [][]string{
+		{good, `{"hostPort":8080,"containerPort":81,"protocol":"tcp"}`},
+		{`{"hostPort":8080,"containerPort":80,"protocol":"tcp","hostIP":"::1"}`},
+		{`{"hostPort":70000,"containerPort":80,"protocol":"tcp"}`},
+		{`{"hostPort":8080,"containerPort":80,"protocol":"dccp"}`},
+		{`{"hostPort":8080,"containerPort":80,"protocol":"tcp","hostIP":"192.0.2.1%x"}`},
+	} {
+		if e := failure(s.mapped("ADD", "a", prev, "", mappings...).stdout); e == nil || e.Code != 7 {
+			t.Errorf("ADD with %q: %v, want error 7", mappings, e)
+		}
+		if o := s.mapped("ADD", "a", prev, "", good); o.status != 0 {
+			t.Fatal(o.stdout)
+		}
+		if o := s.mapped("DEL", "a", prev, "", mappings...); o.status != 0 {
+			t.Errorf("DEL with %q: %s", mappings, o.stdout)
+		}
+		s.wantUnmapped(fmt.Sprintf("after DEL with %q", mappings))
+	}
+}
+
+// Mappings on addresses of a family that the pod has none of lead nowhere, and are no error.
+func TestPortmapByNamePassesOverTheOtherFamily(t *testing.T) {
+	t.Parallel()
+	theirs, ours := sides(t)
+	for _, mappings := range [][]string{
+		{`{"hostPort":8080,"containerPort":80,"protocol":"tcp","hostIP":"::"}`},
+		{`{"hostPort":8080,"containerPort":80,"protocol":"tcp","hostIP":"0.0.0.0"}`, `{"hostPort":8080,"containerPort":80,"protocol":"tcp","hostIP":"2001:db8::1"}`},
+		{`{"hostPort":8080,"containerPort":80,"protocol":"udp","hostIP":"2001:db8::1"}`, `{"hostPort":8080,"containerPort":81,"protocol":"udp","hostIP":"192.0.2.1"}`},
+	} {
+		for _, s := range []*side{theirs, ours} {
+			s.results["a"] = ""
+			prev := s.chain("ADD", "a", []string{attackedBridge})
+			s.results["prev"] = prev
+		}
+		for _, what := range []string{"ADD", "CHECK", "DEL"} {
+			if what == "CHECK" && len(mappings) == 1 {
+				continue // the reference fails to find the chain that it had no rules for
+			}
+			agree(t, fmt.Sprintf("%s with %q", what, mappings), theirs.mapped(what, "a", theirs.results["prev"], "", mappings...), ours.mapped(what, "a", ours.results["prev"], "", mappings...))
+		}
+		for _, s := range []*side{theirs, ours} {
+			s.chain("DEL", "a", []string{attackedBridge})
+		}
+		ours.wantUnmapped("after DEL")
+	}
+}
+
+// A result of before that names no address by which a port could lead to a pod is an error, and leaves nothing.
+func TestPortmapByNameTakesNoAddressesOfTheHosts(t *testing.T) {
+	t.Parallel()
+	s := newSide(t, referenceDir(t), []string{"portmap"})
+	s.outside()
+	s.chain("ADD", "a", []string{attackedBridge})
+	for _, address := range []string{
+		"127.0.0.1/8", uplink4 + "/24", "10.5.0.1/24", "0.0.0.0/0", "224.0.0.1/4", "255.255.255.255/32", "10.5.0.255/24", "::1/128", uplink6 + "/64", "ff02::1/8", "::ffff:127.0.0.1/128", "203.0.113.9/32",
+	} {
+		prev := `{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"POD"}],"ips":[{"address":"` + address + `","interface":0}]}`
+		o := s.mapped("ADD", "a", prev, "", `{"hostPort":8080,"containerPort":80,"protocol":"tcp"}`)
+		if e := failure(o.stdout); address != "203.0.113.9/32" && (e == nil || o.stderr != "" && strings.Contains(o.stderr, "goroutine")) {
+			t.Errorf("ADD with %s: %s %s", address, o.stdout, o.stderr)
+		}
+		if o := s.mapped("DEL", "a", prev, "", `{"hostPort":8080,"containerPort":80,"protocol":"tcp"}`); o.status != 0 {
+			t.Errorf("DEL with %s: %s", address, o.stdout)
+		}
+		s.wantUnmapped(address)
+	}
+	for _, prev := range []string{`{}`, `{"ips":[{"address":"10.5.0.2/24","interface":7}],"interfaces":[]}`, `{"ips":[null]}`, `{"ips":[{"address":"10.5.0.2/24","interface":-1}]}`, `[]`, `{"ips":[{"address":"10.5.0.2"}]}`} {
+		o := s.mapped("ADD", "a", prev, "", `{"hostPort":8080,"containerPort":80,"protocol":"tcp"}`)
+		if e := failure(o.stdout); e == nil {
+			t.Errorf("ADD after %s: %s %s", prev, o.stdout, o.stderr)
+		}
+		s.wantUnmapped(prev)
+	}
+}
+
+// Without the records, or with some of the sets emptied, what ports had is found, mended and deleted.
+func TestHostPortsByNameSurviveWhatOperatorsDelete(t *testing.T) {
+	t.Parallel()
+	s := newSide(t, referenceDir(t), []string{"portmap"})
+	for _, f := range []string{"", "6"} {
+		nstest.Sysctl(t, s.ns, "net/bridge/bridge-nf-call-ip"+f+"tables", "0")
+	}
+	nstest.Sysctl(t, s.ns, "net/ipv4/ip_forward", "1")
+	out := s.outside()
+	const mapping = `{"hostPort":8080,"containerPort":80,"protocol":"tcp"}`
+	prev := s.chain("ADD", "a", []string{attackedBridge})
+	other := s.chain("ADD", "b", []string{attackedBridge})
+	s.of("a").serve(t, "tcp", 80)
+	if o := s.mapped("ADD", "a", prev, "", mapping); o.status != 0 {
+		t.Fatal(o.stdout)
+	}
+	answers := func(when string) {
+		t.Helper()
+		for name, from := range map[string]*pod{"another pod": s.of("b"), "itself": s.of("a")} {
+			if _, err := nstest.AskWithin(t, from.NS, "tcp", netip.MustParseAddrPort(uplink4+":8080"), 5*time.Second); err != nil {
+				t.Errorf("%s, %s: %v", when, name, err)
+			}
+		}
+		if _, err := nstest.AskWithin(t, out, "tcp", netip.MustParseAddrPort(uplink4+":8080"), 5*time.Second); err != nil {
+			t.Errorf("%s, from outside: %v", when, err)
+		}
+	}
+	answers("at first")
+	for _, flush := range []string{"flush set inet tombolo snatlink4", "delete chain inet tombolo hostports-snat", "flush chain inet tombolo hostports-snat", "flush map inet tombolo hostports4"} {
+		s.run("nft", flush)
+		if o := s.operate("check", "--state", s.state); o.status != 4 {
+			t.Errorf("check after %s ends with %d: %s%s", flush, o.status, o.stdout, o.stderr)
+		}
+		if o := s.operate("repair", "--state", s.state); o.status != 0 {
+			t.Errorf("repair after %s: %s%s", flush, o.stdout, o.stderr)
+		}
+		answers("after " + flush + " and a repair")
+	}
+	// The records are lost: the port is nobody's any more once its pod is gone, and gc finds it.
+	if err := os.RemoveAll(s.state + "/others"); err != nil {
+		t.Fatal(err)
+	}
+	if o := s.mapped("DEL", "a", prev, "", mapping); o.status != 0 {
+		t.Error(o.stdout)
+	}
+	s.chain("DEL", "a", []string{attackedBridge})
+	if o := s.mapped("ADD", "b", other, "", mapping); o.status != 0 {
+		t.Errorf("ADD of the same port: %s", o.stdout)
+	}
+	if o := s.operate("gc", "--state", s.state); o.status != 0 {
+		t.Errorf("gc: %s%s", o.stdout, o.stderr)
+	}
+	if o := s.mapped("DEL", "b", other, "", mapping); o.status != 0 {
+		t.Error(o.stdout)
+	}
+	s.wantUnmapped("at the end")
+}
+
+// Whatever call of a verb fails, or is its last, the next DEL leaves nothing; and an ADD that fails undoes itself.
+func TestPortmapByNameMayMeetAFaultAtAnyCall(t *testing.T) {
+	t.Parallel()
+	for _, what := range []string{"ADD", "DEL"} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			side := newSide(t, referenceDir(t), []string{"portmap"})
+			nstest.Sysctl(t, side.ns, "net/ipv6/conf/default/accept_dad", "0")
+			side.outside()
+			prev := side.chain("ADD", "a", []string{attackedBridge})
+			const mapping = `{"hostPort":8080,"containerPort":80,"protocol":"udp"}`
+			c := call{verb: what, id: "a", netns: side.of("a").path, ifName: "eth0", program: filepath.Join(side.programs, "portmap")}
+			c.stdin = []byte(strings.NewReplacer("STATE", side.state, "POD", c.netns).Replace(`{"cniVersion":"1.0.0","name":"net","stateDir":"STATE","prevResult":` + prev + "," +
+				strings.TrimPrefix(portmapping("", mapping), "{")))
+			other := func(verb string) outcome { return side.mapped(verb, "a", prev, "", mapping) }
+			s := &sweeper{node: side.node}
+			s.verb = func(string) call {
+				side.run("nft", "add table ip churn; delete table ip churn") // so that each call has to look
+				if what == "DEL" {
+					if o := other("ADD"); o.status != 0 {
+						t.Errorf("ADD before it: %s", o.stdout)
+					}
+				}
+				return c
+			}
+			rounds := 0
+			s.after = func(f *faulty, _ string, before nstest.Snapshot) {
+				if what == "ADD" && f.Kind == fault.Error && f.status > 0 && !f.unprinted() {
+					side.wantSnapshot(f.String()+", undone", before)
+				}
+				if rounds++; what == "ADD" && rounds%2 == 0 {
+					if o := other("ADD"); o.status != 0 {
+						t.Errorf("%s: an ADD after it: %s", f, o.stdout)
+					}
+				}
+				if o := other("DEL"); o.status != 0 {
+					t.Errorf("%s: a DEL after it: %s", f, o.stdout)
+				}
+				side.wantUnmapped(f.String())
+				if o := side.call(verb{plugin: "portmap", verb: "GC", id: "a", conf: `{"cniVersion":"1.1.0","name":"net","stateDir":"STATE","cni.dev/valid-attachments":[]}`}); o.status != 0 {
+					t.Errorf("%s: GC: %s", f, o.stdout)
+				}
+			}
+			s.sweep(t)
+		})
+	}
+}

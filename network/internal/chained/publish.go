@@ -37,6 +37,7 @@ func (at Attachment) change(ctx context.Context, s *session.Session, do func(a, 
 	if at.Other != nil {
 		dir = dir.Others()
 	}
+	created := false
 	lock, err := dir.LockAttachment(at.Network, at.Hash)
 	if errors.Is(err, fs.ErrNotExist) && at.Other != nil {
 		if err := s.Enter(ctx); err != nil {
@@ -48,12 +49,16 @@ func (at Attachment) change(ctx context.Context, s *session.Session, do func(a, 
 			return fail.State(err)
 		}
 		defer pending.Close()
+		created = true
 	} else if err != nil {
 		return fail.State(err)
 	}
 	defer lock.Close()
 	a, err := dir.Load(at.Network, at.Hash)
 	if err != nil {
+		if created {
+			err = errors.Join(err, dir.Remove(at.Network, at.Hash))
+		}
 		return fail.State(err)
 	}
 	if a.State != state.Ready && !a.Other {

@@ -60,13 +60,13 @@ func TestPluginsByNameMixWithTheReferences(t *testing.T) {
 	for name, plugins := range map[string][]string{
 		"bridge":  {`{"type":"bridge","isGateway":true,` + ipam + `}`, tune, limit},
 		"ptp":     {`{"type":"ptp",` + ipam + `}`, tune, limit},
-		"macvlan": {`{"type":"macvlan","master":"up0",` + ipam + `}`, tune},
+		"macvlan": {`{"type":"macvlan","master":"up0",` + ipam + `}`, tune, `{"type":"firewall"}`}, // the host has no route to it
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			peers, randomMAC := referenceDir(t), regexp.MustCompile(`([0-9a-f]{2}:){5}[0-9a-f]{2}`)
 			want := ""
-			for _, ours := range [][]string{nil, byName(), {"bridge"}, {"host-local"}, {"tuning"}, {"bridge", "tuning"}} {
+			for _, ours := range [][]string{nil, byName(), {"bridge"}, {"host-local"}, {"tuning"}, {"bridge", "tuning"}, {"firewall"}} {
 				s := newSide(t, peers, ours)
 				nstest.Veth(t, s.ns, "up0", s.ns, "up1")
 				s.chain("ADD", "a", plugins)

@@ -171,7 +171,7 @@ func restoreOthers(ctx context.Context, s *session.Session) error {
 				return err
 			}
 		}
-		if len(a.Published) > 0 || a.Admitted {
+		if len(a.Published) > 0 || a.Admitted && a.Bridge != "" {
 			if err := s.Firewall.Replace(ctx, endpoint.Of(a)); err != nil {
 				return err
 			}

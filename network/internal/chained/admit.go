@@ -14,7 +14,8 @@ import (
 )
 
 // Admit has other firewalls let pass what the attachment sends and what answers, and gives its network an
-// ingress policy (empty: open). An attachment of ours is admitted already.
+// ingress policy (empty: open). An attachment of ours is admitted already. One that the host has no route to, such as
+// a macvlan's, is so on record alone: no packet of it passes here.
 func (at Attachment) Admit(ctx context.Context, s *session.Session, policy string) error {
 	if at.Other == nil {
 		if err := s.Enter(ctx); err != nil {
@@ -23,16 +24,18 @@ func (at Attachment) Admit(ctx context.Context, s *session.Session, policy strin
 		return at.setPolicy(ctx, s, policy)
 	}
 	return at.change(ctx, s, func(a, next *state.Attachment) error {
-		if a.Bridge == "" {
-			return fail.Errorf(fail.ErrNoLink, "the host has no route to an address of interface %s of container %s, by which its packets could be known", a.IfName, a.ContainerID)
-		}
 		next.Admitted, next.Policy = true, policy
-		if err := build.Reach(ctx, s, next); err != nil {
-			return err
+		if a.Bridge != "" {
+			if err := build.Reach(ctx, s, next); err != nil {
+				return err
+			}
 		}
 		dir := s.Dir.Of(a)
 		if err := dir.UpdateLocked(next); err != nil {
 			return fail.State(err)
+		}
+		if a.Bridge == "" {
+			return at.setPolicy(ctx, s, policy)
 		}
 		// Of an address that another had, nothing is left to it: the host leads it here now.
 		err := s.Firewall.Move(ctx, endpoint.Of(a), endpoint.Of(next))
@@ -91,8 +94,10 @@ func (at Attachment) Unadmit(ctx context.Context, s *session.Session) error {
 			return nil
 		}
 		next.Admitted, next.Policy = false, ""
-		if err := s.Firewall.Move(ctx, endpoint.Of(a), endpoint.Of(next)); err != nil {
-			return err
+		if a.Bridge != "" {
+			if err := s.Firewall.Move(ctx, endpoint.Of(a), endpoint.Of(next)); err != nil {
+				return err
+			}
 		}
 		return s.Dir.Of(a).UpdateLocked(next)
 	})

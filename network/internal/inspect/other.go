@@ -25,7 +25,7 @@ func Other(ctx context.Context, s *session.Session, a *state.Attachment) ([]tomb
 			return nil, err
 		}
 	}
-	if len(a.Published) > 0 || a.Admitted {
+	if len(a.Published) > 0 || a.Admitted && a.Bridge != "" {
 		ep := endpoint.Of(a)
 		rules, err := recorded.OfOthers(ctx, s.Links, s.Dir, a.Network, nil)
 		if err != nil {

@@ -23,7 +23,7 @@ func Others(ctx context.Context, links *bridge.Conn, dir *state.Dir, more *state
 	}
 	at := map[string]int{}
 	for _, a := range others {
-		admitted = admitted || a.Admitted
+		admitted = admitted || a.Admitted && a.Bridge != ""
 		i, there := at[a.Network]
 		if !there {
 			if _, err := dir.LoadNetwork(a.Network); !errors.Is(err, fs.ErrNotExist) {
@@ -31,7 +31,7 @@ func Others(ctx context.Context, links *bridge.Conn, dir *state.Dir, more *state
 			}
 			i, at[a.Network], list = len(list), len(list), append(list, nft.Network{Name: a.Network, PortSNAT: true})
 		}
-		if !a.Admitted {
+		if !a.Admitted || a.Bridge == "" {
 			continue
 		}
 		l, err := links.Link(ctx, a.Bridge)

@@ -14,9 +14,13 @@ import (
 // A delegated prefix (RFC 8415, section 6.3) is part of the lease of the address: both are asked for in
 // each message, granted and renewed together, and the lease ends when the first of them does.
 
+// shortestPrefix is the least length of a delegated prefix, in bits. The client makes it unreachable but for what it
+// routes itself: by 2000::/3, a server would take the whole Internet from it. Registries hold /12 and longer.
+const shortestPrefix = 12
+
 // delegable says whether a server may delegate a prefix.
 func delegable(p netip.Prefix) bool {
-	return p.Bits() >= 1 && p.Bits() < 128 && usable(p.Addr()) && p == p.Masked()
+	return p.Bits() >= shortestPrefix && p.Bits() < 128 && usable(p.Addr()) && p == p.Masked()
 }
 
 // delegation adds our IA_PD, with a prefix where one is given, else with the length that is wanted.

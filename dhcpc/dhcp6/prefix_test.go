@@ -97,6 +97,7 @@ func nastyPrefixes() map[string]func(*reply) {
 		"no time":                         only(prefix("2001:db8:7::/56", 0, 0)),
 		"preferred for longer than valid": only(prefix("2001:db8:7::/56", time.Hour, time.Minute)),
 		"all of IPv6":                     only(prefix("::/0", time.Hour, time.Hour)),
+		"the whole Internet":              only(prefix("2000::/3", time.Hour, time.Hour)),
 		"half of IPv6":                    only(prefix("::/1", time.Hour, time.Hour)),
 		"one address":                     only(prefix("2001:db8::9/128", time.Hour, time.Hour)),
 		"the links' own":                  only(prefix("fe80::/64", time.Hour, time.Hour)),

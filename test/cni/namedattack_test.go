@@ -221,3 +221,47 @@ func TestPortmapByNameMayMeetAFaultAtAnyCall(t *testing.T) {
 		})
 	}
 }
+
+// Another program's IPAM gives a pod what addresses it likes, and so does a DHCP server that it asks. Neither
+// the host's own nor those of another pod are let through, or get ports of the host, in its name; and what that pod
+// has in the firewall stays when it goes.
+func TestAddressesOfTheHostsOrAnotherPodsAreNotAdmittedInAPodsName(t *testing.T) {
+	t.Parallel()
+	_, s := sides(t)
+	s.chain("ADD", "a", []string{`{"type":"bridge","bridge":"cni0","isGateway":true,"ipam":{"type":"host-local","dataDir":"DATA/n","subnet":"10.5.0.0/24"}}`})
+	thief := s.of("b")
+	s.ip("link add vb type veth peer name eth0 netns " + thief.path)
+	s.ip("link set vb up")
+	s.ip("address add 10.6.0.1/24 dev vb")
+	firewall := func() string { return nstest.Run(t, s.ns, "nft", "list", "set", "inet", "tombolo", "pods4") }
+	before := firewall()
+	for _, tt := range []struct{ address, want string }{
+		{"10.5.0.2", "has an address of another pod's"},
+		{"10.5.0.1", "or it is its own"},
+		{"10.6.0.1", "or it is its own"},
+		{"127.0.0.1", "or it is its own"},
+		{"10.6.0.2", ""},
+	} {
+		for _, plugin := range []string{`"type":"firewall","backend":"iptables"`, strings.Trim(portmapping("", `{"hostPort":8080,"containerPort":80,"protocol":"tcp"}`), "{}") + "}"} {
+			name := strings.Split(plugin, `"`)[3]
+			conf := fmt.Sprintf(`{"cniVersion":"1.0.0","name":"other","stateDir":"STATE",%s,"prevResult":{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"POD"}],"ips":[{"address":"%s/24","interface":0}]}}`, plugin, tt.address)
+			o := s.call(verb{plugin: name, verb: "ADD", id: "b", conf: conf})
+			want := tt.want
+			if name == "firewall" && strings.Contains(want, "its own") {
+				want = "" // it is let pass, and nothing with it
+			}
+			if got := o.stdout; (o.status == 0) != (want == "") || !strings.Contains(got, want) {
+				t.Errorf("%s of %s: status %d, %s", name, tt.address, o.status, got)
+			}
+			if during := firewall(); tt.want != "" && during != before {
+				t.Errorf("%s of %s makes\n%s\nof\n%s", name, tt.address, during, before)
+			}
+			if o := s.call(verb{plugin: name, verb: "DEL", id: "b", conf: conf}); o.status != 0 {
+				t.Errorf("DEL of %s of %s: %s", name, tt.address, o.stdout)
+			}
+			if after := firewall(); after != before {
+				t.Errorf("%s of %s left\n%s\nwhere there was\n%s", name, tt.address, after, before)
+			}
+		}
+	}
+}

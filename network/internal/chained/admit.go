@@ -15,7 +15,7 @@ import (
 
 // Admit has other firewalls let pass what the attachment sends and what answers, and gives its network an
 // ingress policy (empty: open). An attachment of ours is admitted already. One that the host has no route to, such as
-// a macvlan's, is so on record alone: no packet of it passes here.
+// a macvlan's, or that has an address of the host's own, is so on record alone: nothing passes by that.
 func (at Attachment) Admit(ctx context.Context, s *session.Session, policy string) error {
 	if at.Other == nil {
 		if err := s.Enter(ctx); err != nil {
@@ -26,6 +26,9 @@ func (at Attachment) Admit(ctx context.Context, s *session.Session, policy strin
 	return at.change(ctx, s, func(a, next *state.Attachment) error {
 		next.Admitted, next.Policy = true, policy
 		if a.Bridge != "" {
+			if err := at.refuseOthers(ctx, s, a); err != nil {
+				return err
+			}
 			if err := build.Reach(ctx, s, next); err != nil {
 				return err
 			}

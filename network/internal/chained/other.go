@@ -3,6 +3,7 @@ package chained
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"slices"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/network/internal/elements"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
 	"github.com/tombolo-cni/tombolo/network/internal/teardown"
@@ -78,15 +80,45 @@ func find(ctx context.Context, s *session.Session, a *state.Attachment) error {
 	}
 	for _, address := range endpoint.Addresses(a) {
 		r, err := s.Links.Routes().Get(address)
-		if err != nil || r.Type != unix.RTN_UNICAST {
-			continue // the next address may have a route; this may be the host's own, or all machines'
+		if err == nil && r.Type == unix.RTN_LOCAL {
+			a.Bridge = "" // the host itself would answer, or send, in the pod's place
+			return nil
+		}
+		if err != nil || r.Type != unix.RTN_UNICAST || a.Bridge != "" {
+			continue // the next address may have a route; this may be that of all machines
 		}
 		l, err := s.Links.LinkByIndex(ctx, r.Link)
 		if err != nil {
 			return err
 		}
 		a.Bridge = l.Name
+	}
+	return nil
+}
+
+// refuseOthers refuses an attachment of another program's that has an address of another pod: a DHCP server, for one,
+// may give it any. What the host leads to by that is the pod of ours that has it.
+func (at Attachment) refuseOthers(ctx context.Context, s *session.Session, a *state.Attachment) error {
+	if !a.Other {
 		return nil
+	}
+	entry := &elements.Entry{Session: s, Hash: at.Hash, ContainerID: a.ContainerID}
+	for _, own := range endpoint.Addresses(a) {
+		held, err := s.Firewall.AddressOwner(ctx, a.Bridge, own)
+		if err != nil {
+			return err
+		}
+		if held == nil || held.Owner == "" {
+			continue
+		}
+		// One of another program's that died may have no link by which that could be seen.
+		rec, err := s.Dir.Load(held.Network, string(held.Owner))
+		if err != nil || rec.ContainerID == a.ContainerID {
+			continue
+		}
+		if stale, err := entry.IsStale(ctx, held); err != nil || !stale {
+			return errors.Join(err, fmt.Errorf("interface %s of container %s has an address of another pod's: %w", a.IfName, a.ContainerID, held))
+		}
 	}
 	return nil
 }

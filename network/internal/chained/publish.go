@@ -134,7 +134,10 @@ func (at Attachment) Publish(ctx context.Context, s *session.Session, ports []st
 
 func (at Attachment) publish(ctx context.Context, s *session.Session, a, next *state.Attachment) error {
 	if a.Bridge == "" {
-		return fail.Errorf(fail.ErrNoLink, "the host has no route to an address of interface %s of container %s, by which a port could lead there", a.IfName, a.ContainerID)
+		return fail.Errorf(fail.ErrNoLink, "the host has no route to an address of interface %s of container %s, or it is its own: no port can lead there", a.IfName, a.ContainerID)
+	}
+	if err := at.refuseOthers(ctx, s, a); err != nil {
+		return err
 	}
 	if err := build.Reach(ctx, s, next); err != nil {
 		return err

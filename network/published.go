@@ -42,7 +42,7 @@ type Publication struct {
 // ErrNotAttached. It needs CAP_NET_ADMIN, and CAP_SYS_ADMIN to enter a pod of another program's.
 func (n *Node) Publish(ctx context.Context, key Key, other *Interface, what Publication) error {
 	ports := what.Ports
-	rec, err := n.attached(ctx, key, other)
+	rec, err := n.toChange(ctx, key, other)
 	if err != nil {
 		return err
 	}
@@ -109,6 +109,31 @@ func (n *Node) attached(ctx context.Context, key Key, other *Interface) (*state.
 	return rec, nil
 }
 
+// toChange is attached for calls that change it. Of a record of another program's attachment that is damaged nothing
+// is known but whose it is: it goes, with what that has in the firewall.
+func (n *Node) toChange(ctx context.Context, key Key, other *Interface) (*state.Attachment, error) {
+	rec, err := n.attached(ctx, key, other)
+	if !errors.Is(err, ErrState) {
+		return rec, err
+	}
+	if _, ours := n.dir.Load(key.Network, key.hash()); !errors.Is(ours, fs.ErrNotExist) {
+		return nil, err
+	}
+	if _, damage := n.dir.Others().Load(key.Network, key.hash()); !errors.Is(damage, state.ErrDamaged) {
+		return nil, err
+	}
+	n.log.Warn(err.Error())
+	s, err := n.open(n.mark)
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close()
+	if err := teardown.DamagedOther(ctx, s, key.Network, key.hash()); err != nil {
+		return nil, err
+	}
+	return n.attached(ctx, key, other)
+}
+
 // CheckPublished compares the host ports of an attachment with those that Publish was asked for. An attachment
 // that is not on record is ErrNotAttached. It changes nothing.
 func (n *Node) CheckPublished(ctx context.Context, key Key, what Publication) ([]tombolo.Difference, error) {
@@ -142,7 +167,7 @@ func (n *Node) CheckPublished(ctx context.Context, key Key, what Publication) ([
 // been asked for them; the zero Shape is none. It gives the link that shapes what the pod sends, nil if
 // that has no limit. An attachment that is not on record is as with Publish.
 func (n *Node) Limit(ctx context.Context, key Key, other *Interface, limits bandwidth.Shape) (*bridge.Link, error) {
-	rec, err := n.attached(ctx, key, other)
+	rec, err := n.toChange(ctx, key, other)
 	if err != nil {
 		return nil, err
 	}
@@ -188,7 +213,7 @@ type Admission struct {
 // gives its network an ingress policy. A pod of ours is admitted by its Add. An attachment that is not
 // on record is as with Publish.
 func (n *Node) Admit(ctx context.Context, key Key, other *Interface, how Admission) error {
-	rec, err := n.attached(ctx, key, other)
+	rec, err := n.toChange(ctx, key, other)
 	if err != nil {
 		return err
 	}
@@ -209,7 +234,7 @@ func (n *Node) Admit(ctx context.Context, key Key, other *Interface, how Admissi
 
 // Unadmit takes back what Admit did for a pod of another program's.
 func (n *Node) Unadmit(ctx context.Context, key Key) error {
-	rec, err := n.attached(ctx, key, nil)
+	rec, err := n.toChange(ctx, key, nil)
 	if err != nil {
 		return err
 	}

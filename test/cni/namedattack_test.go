@@ -265,3 +265,50 @@ func TestAddressesOfTheHostsOrAnotherPodsAreNotAdmittedInAPodsName(t *testing.T)
 		}
 	}
 }
+
+// A record of another program's pod that is damaged stops neither its DEL nor another ADD: what it had in the
+// firewall goes by its name.
+func TestDamagedRecordsOfOtherProgramsPodsStopNothing(t *testing.T) {
+	t.Parallel()
+	_, s := sides(t)
+	p := s.of("b")
+	s.ip("link add vb type veth peer name eth0 netns " + p.path)
+	s.ip("link set vb up")
+	s.ip("address add 10.6.0.1/24 dev vb")
+	verbOf := func(what, plugin, fields string) outcome {
+		return s.call(verb{plugin: plugin, verb: what, id: "b", conf: fmt.Sprintf(`{"cniVersion":"1.0.0","name":"other","stateDir":"STATE","type":%q%s,"prevResult":{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"POD"}],"ips":[{"address":"10.6.0.2/24","interface":0}]}}`, plugin, fields)})
+	}
+	const ports, iptables = `,"runtimeConfig":{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]}`, `,"backend":"iptables"`
+	for _, next := range []struct{ what, plugin, fields string }{
+		{"DEL", "portmap", ports}, {"DEL", "firewall", iptables}, {"ADD", "portmap", ports}, {"ADD", "firewall", iptables},
+	} {
+		for _, damage := range []string{"", "{", strings.Repeat(" ", 1<<20)} {
+			if o := verbOf("ADD", "portmap", ports); o.status != 0 {
+				t.Fatal(o.stdout)
+			}
+			records, err := filepath.Glob(s.state + "/others/other/*.json")
+			if err != nil || len(records) != 1 {
+				t.Fatalf("records %q, %v", records, err)
+			}
+			if err := os.WriteFile(records[0], []byte(damage), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if o := verbOf("CHECK", "portmap", ports); o.status == 0 {
+				t.Errorf("CHECK by a record of %d bytes: %s", len(damage), o.stdout)
+			}
+			if o := verbOf(next.what, next.plugin, next.fields); o.status != 0 {
+				t.Errorf("%s of %s by a record of %d bytes: %s", next.what, next.plugin, len(damage), o.stdout)
+			}
+			if next.what == "DEL" || next.plugin == "firewall" {
+				if rules := nstest.Run(t, s.ns, "nft", "list", "map", "inet", "tombolo", "hostports4"); strings.Contains(rules, "10.6.0.2") {
+					t.Errorf("%s of %s left a port: %s", next.what, next.plugin, rules)
+				}
+			}
+			verbOf("DEL", "portmap", ports)
+			verbOf("DEL", "firewall", iptables)
+			if left, _ := filepath.Glob(s.state + "/others/other/*"); len(left) > 0 {
+				t.Errorf("left %q", left)
+			}
+		}
+	}
+}

@@ -3,6 +3,7 @@ package teardown
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"slices"
 
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
@@ -43,6 +44,28 @@ func Other(ctx context.Context, s *session.Session, rec *state.Attachment) error
 		return err
 	}
 	if err := s.Dir.Others().Remove(rec.Network, rec.Hash()); err != nil {
+		return fail.State(err)
+	}
+	return nil
+}
+
+// DamagedOther takes down what can be told of an attachment of another program's by its hash, and its record.
+func DamagedOther(ctx context.Context, s *session.Session, network, hash string) error {
+	lock, err := s.Dir.Others().LockAttachment(network, hash)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fail.State(err)
+	}
+	defer lock.Close()
+	if err := s.Enter(ctx); err != nil {
+		return err
+	}
+	if err := s.RemoveElements(ctx, hash, nil); err != nil {
+		return err
+	}
+	if err := s.Dir.Others().Remove(network, hash); err != nil {
 		return fail.State(err)
 	}
 	return nil

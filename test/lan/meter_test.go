@@ -29,10 +29,16 @@ type between [2]place
 // waits until all of them flow.
 func (l *lan) measure(families []int, pairs ...between) *meter {
 	l.Helper()
+	return l.measureBy([]string{"udp", "tcp"}, families, pairs...)
+}
+
+// measureBy is measure by some of the protocols.
+func (l *lan) measureBy(networks []string, families []int, pairs ...between) *meter {
+	l.Helper()
 	m := &meter{lan: l, stop: make(chan struct{})}
 	for _, family := range families {
 		for _, r := range pairs {
-			for _, network := range []string{"udp", "tcp"} {
+			for _, network := range networks {
 				m.flows = append(m.flows, connect(l, network, family, r[0], r[1]))
 				if r[0].name != masqueraded {
 					m.flows = append(m.flows, connect(l, network, family, r[1], r[0]))

@@ -310,7 +310,10 @@ func TestHostTellsNoPodToPassItBy(t *testing.T) {
 
 	// What it would be like: both ends have it off, each alone would do. The pod is first to
 	// have it on, since the host sends nine redirects and is then silent for as long as
-	// packets come.
+	// packets come. They have to belong to datagrams: a stream heeds none whose packet has
+	// been acknowledged by then, and the packets after each pause may all be a stream's.
+	m.end()
+	l.measureBy([]string{"udp"}, []int{4}, between{a.place, l.internet})
 	for _, side := range []struct {
 		p        place
 		of, name string

@@ -32,6 +32,11 @@ func (c *Conn) EnsureAdmin(ctx context.Context, name string) (changed bool, _ er
 			return false, fmt.Errorf("%w: %q cannot be a chain of iptables", tombolo.ErrInvalid, name)
 		}
 	}
+	return c.change(ctx, func(t *nftnl.Transaction, family uint8) error { return c.planAdmin(ctx, t, family, name) })
+}
+
+// change commits at once what is planned for each family, and plans anew if others were faster.
+func (c *Conn) change(ctx context.Context, plan func(*nftnl.Transaction, uint8) error) (changed bool, _ error) {
 	err := nftnl.Retry(ctx, func() error {
 		generation, err := nftnl.SeenGeneration(c.nl)
 		if err != nil {
@@ -39,7 +44,7 @@ func (c *Conn) EnsureAdmin(ctx context.Context, name string) (changed bool, _ er
 		}
 		t := nftnl.Begin(&generation)
 		for _, f := range families() {
-			if err := c.planAdmin(ctx, t, f.proto, name); err != nil {
+			if err := plan(t, f.proto); err != nil {
 				return err
 			}
 		}

@@ -29,23 +29,7 @@ func (c *Conn) EnsureApart(ctx context.Context, bridge string) (changed bool, _ 
 	if bridge == "" || len(bridge) >= ifnameLen {
 		return false, fmt.Errorf("%w: %q cannot be a link's name", tombolo.ErrInvalid, bridge)
 	}
-	err := nftnl.Retry(ctx, func() error {
-		generation, err := nftnl.SeenGeneration(c.nl)
-		if err != nil {
-			return err
-		}
-		t := nftnl.Begin(&generation)
-		for _, f := range families() {
-			if err := c.planApart(ctx, t, f.proto, bridge); err != nil {
-				return err
-			}
-		}
-		if changed = !t.Empty(); !changed {
-			return nil
-		}
-		return t.Commit(c.nl)
-	})
-	return changed && err == nil, err
+	return c.change(ctx, func(t *nftnl.Transaction, family uint8) error { return c.planApart(ctx, t, family, bridge) })
 }
 
 // planApart adds what a family lacks.

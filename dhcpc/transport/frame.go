@@ -109,6 +109,39 @@ func appendARP(b []byte, a *dhcpc.ARP) ([]byte, error) {
 	return append(append(b, target...), a.TargetIP.AsSlice()...), nil
 }
 
+// tagged gives a frame the tag of a VLAN.
+func tagged(frame []byte, vlan uint16) []byte {
+	return slices.Insert(frame, 2*macLen, unix.ETH_P_8021Q>>8, unix.ETH_P_8021Q&0xff, byte(vlan>>8), byte(vlan))
+}
+
+// encode6 makes an Ethernet frame of a DHCPv6 client's message to all servers, from the client's MAC address
+// and the link-local address that follows from it (RFC 4291, appendix A).
+func encode6(message, mac []byte) []byte {
+	be := binary.BigEndian
+	length := udpHeaderLen + len(message)
+	group := netip.MustParseAddr(dhcp6.Group).As16()
+	b := slices.Concat([]byte{0x33, 0x33}, group[12:], mac) // RFC 2464, section 7
+	b = be.AppendUint16(b, unix.ETH_P_IPV6)
+	b = append(b, 0x60, 0, 0, 0)
+	b = be.AppendUint16(b, uint16(length))
+	b = append(b, unix.IPPROTO_UDP, 1) // a hop limit of 1, as the kernel's to groups
+	addresses := len(b)
+	b = append(b, 0xfe, 0x80, 0, 0, 0, 0, 0, 0, mac[0]^2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5])
+	b = append(b, group[:]...)
+	udp := len(b)
+	b = be.AppendUint16(b, dhcp6.ClientPort)
+	b = be.AppendUint16(b, dhcp6.ServerPort)
+	b = be.AppendUint16(b, uint16(length))
+	b = be.AppendUint16(b, 0)
+	b = append(b, message...)
+	checksum := ^sum(pseudo(b[addresses:udp], length), b[udp:])
+	if checksum == 0 {
+		checksum = 0xffff // IPv6 has no packets without one
+	}
+	be.PutUint16(b[udp+6:], checksum)
+	return b
+}
+
 // sum adds up 16-bit words in ones' complement (RFC 1071).
 func sum(start uint16, b []byte) uint16 {
 	s := uint32(start)

@@ -29,7 +29,7 @@ type Config struct {
 	// MAC is the client's hardware address: answers to others are not heard. Nil is
 	// the interface's own.
 	MAC net.HardwareAddr
-	// VLAN has a Raw's frames, those of Release among them, carry its tag, 1 to 4094: the interface is then
+	// VLAN has a Raw's frames, and those of Release and Send6, carry its tag, 1 to 4094: the interface is then
 	// a trunk, such as a bridge's port. 0 is none.
 	VLAN uint16
 	// ARP has a Raw hear ARP packets too, for Config.DetectConflicts of package dhcpc.
@@ -176,7 +176,7 @@ func (r *Raw) Send(_ context.Context, p *dhcpc.Packet) error {
 		return fmt.Errorf("send: %w", err)
 	}
 	if r.vlan != 0 {
-		frame = slices.Insert(frame, 2*macLen, unix.ETH_P_8021Q>>8, unix.ETH_P_8021Q&0xff, byte(r.vlan>>8), byte(r.vlan))
+		frame = tagged(frame, r.vlan)
 	}
 	_, err = r.conn.WriteTo(frame, &packet.Addr{HardwareAddr: net.HardwareAddr(frame[:macLen])})
 	return err

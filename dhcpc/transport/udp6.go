@@ -2,6 +2,7 @@ package transport
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"net"
 	"net/netip"
@@ -136,30 +137,54 @@ func Dialer6(cfg *Config) func(ctx context.Context) (dhcp6.Transport, error) {
 
 // Send6 sends one message to all servers and relays, from a port of the kernel's choice: a RELEASE that
 // package dhcp6 has made, by a program that does without it. Nothing is heard.
+//
+// With Config.MAC, the client's, it goes as a frame of its own, from that address and the link-local one that
+// follows from it, and with the tag of Config.VLAN: for a bridge's port, which has no addresses.
 func Send6(cfg *Config, message []byte) error {
-	if cfg == nil || cfg.Link <= 0 {
+	switch {
+	case cfg == nil || cfg.Link <= 0:
 		return argument("no configuration, which has to name the link")
+	case len(cfg.MAC) != macLen && (cfg.MAC != nil || cfg.VLAN != 0):
+		return argument(fmt.Sprintf("MAC address %q: want %d bytes", cfg.MAC, macLen))
+	case len(message) > 0xffff-udpHeaderLen:
+		return argument(fmt.Sprintf("message of %d bytes: too long for a packet", len(message)))
+	}
+	family, kind, send := unix.AF_INET6, unix.SOCK_DGRAM, sendToGroup
+	if cfg.MAC != nil {
+		family, kind, send = unix.AF_PACKET, unix.SOCK_RAW, sendFrame6
 	}
 	var fd int
 	err := cfg.do(func() error {
 		var err error
-		fd, err = unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		fd, err = unix.Socket(family, kind|unix.SOCK_CLOEXEC, 0)
 		return err
 	})
 	if err != nil {
-		return &tombolo.OpError{Op: "open UDP socket on", Object: cfg.object(), Err: err}
+		return &tombolo.OpError{Op: "open socket on", Object: cfg.object(), Err: err}
 	}
 	defer unix.Close(fd)
-	err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX, cfg.Link)
-	if err == nil {
-		err = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_IF, cfg.Link)
-	}
-	if err == nil {
-		group := netip.MustParseAddr(dhcp6.Group)
-		err = unix.Sendto(fd, message, unix.MSG_DONTWAIT, &unix.SockaddrInet6{Addr: group.As16(), Port: dhcp6.ServerPort, ZoneId: uint32(cfg.Link)})
-	}
-	if err != nil {
+	if err := send(fd, cfg, message); err != nil {
 		return &tombolo.OpError{Op: "send to DHCPv6 servers on", Object: cfg.object(), Err: err}
 	}
 	return nil
+}
+
+func sendToGroup(fd int, cfg *Config, message []byte) error {
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX, cfg.Link); err != nil {
+		return err
+	}
+	if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_IF, cfg.Link); err != nil {
+		return err
+	}
+	group := netip.MustParseAddr(dhcp6.Group)
+	return unix.Sendto(fd, message, unix.MSG_DONTWAIT, &unix.SockaddrInet6{Addr: group.As16(), Port: dhcp6.ServerPort, ZoneId: uint32(cfg.Link)})
+}
+
+// sendFrame6 sends by a packet socket without a protocol: such a one hears nothing, and is closed at once.
+func sendFrame6(fd int, cfg *Config, message []byte) error {
+	frame := encode6(message, cfg.MAC)
+	if cfg.VLAN != 0 {
+		frame = tagged(frame, cfg.VLAN)
+	}
+	return unix.Sendto(fd, frame, unix.MSG_DONTWAIT, &unix.SockaddrLinklayer{Protocol: binary.NativeEndian.Uint16(frame[2*macLen:]), Ifindex: cfg.Link})
 }

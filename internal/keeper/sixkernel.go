@@ -11,9 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/dhcpc/dhcp6"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/lease/giveback"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/route"
 )
@@ -145,11 +147,12 @@ func (p *kernelPod) withdraw6(l *dhcp6.Lease) error {
 	return err
 }
 
-// release6 sends from the record's bridge.
-func (k kernel) release6(r *lease.Record) error {
-	index, err := k.link(r.Bridge)
+// release6 sends it for a pod that is gone.
+func (k kernel) release6(ctx context.Context, r *lease.Record) error {
+	links, err := bridge.Dial(&bridge.Config{NetNS: k.host})
 	if err != nil {
-		return fmt.Errorf("release lease of %s: %w", r.Six.Lease.Address, err)
+		return err
 	}
-	return transport.Send6(&transport.Config{NetNS: k.host, Link: index}, r.Six.Release)
+	defer links.Close()
+	return giveback.Release6(ctx, r, links, k.host)
 }

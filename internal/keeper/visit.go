@@ -362,12 +362,12 @@ func (v *visit) release(l *dhcpc.Lease) error {
 func (v *visit) release6() error {
 	others, err := v.leases.Same(v.r)
 	node, ok := v.node.(interface {
-		release6(r *lease.Record) error
+		release6(ctx context.Context, r *lease.Record) error
 	})
 	if err != nil || len(others) > 0 || !ok {
 		return err
 	}
-	if err := node.release6(v.r); err != nil {
+	if err := node.release6(v.ctx, v.r); err != nil {
 		return err
 	}
 	v.metrics.count(&v.metrics.releases)

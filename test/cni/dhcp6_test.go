@@ -29,9 +29,9 @@ func newLAN6(t *testing.T) *lan6 {
 	return l
 }
 
-func (l *lan6) serve6(t *testing.T) {
+func (l *lan6) serve6(t *testing.T, link string) {
 	t.Helper()
-	l.server = nstest.NewDnsmasq(t, l.router, "eth0", "--dhcp-range="+pool6+",64,120s", "--enable-ra", "--ra-param=eth0,10",
+	l.server = nstest.NewDnsmasq(t, l.router, link, "--dhcp-range="+pool6+",64,120s", "--enable-ra", "--ra-param="+link+",10",
 		"--dhcp-option=option6:dns-server,[fd00:50::53]", "--dhcp-option=option6:domain-search,pod.lan")
 }
 
@@ -71,7 +71,7 @@ func TestPodsLeaseByDHCPv6(t *testing.T) {
 		t.Run("default route by the "+by, func(t *testing.T) {
 			t.Parallel()
 			l := newLAN6(t)
-			l.serve6(t)
+			l.serve6(t, "eth0")
 			k := l.keep(t)
 			w := l.leasing(conf{"defaultRoute": by})
 			p, other := l.pod("a"), l.pod("b")
@@ -132,7 +132,7 @@ func TestWithoutAnAnswerByDHCPv6ADDSaysSoAndLeavesNothing(t *testing.T) {
 		t.Errorf("the server holds\n%s", got)
 	}
 	// By the same LAN, later.
-	l.serve6(t)
+	l.serve6(t, "eth0")
 	six(t, w.with(conf{"ipam": conf{"type": "dhcp"}}).add(l.pod("b")))
 }
 
@@ -140,7 +140,7 @@ func TestWithoutAnAnswerByDHCPv6ADDSaysSoAndLeavesNothing(t *testing.T) {
 func TestAnAddressOfAnotherMachineIsDeclinedByDHCPv6(t *testing.T) {
 	t.Parallel()
 	l := newLAN6(t)
-	l.serve6(t)
+	l.serve6(t, "eth0")
 	l.keep(t)
 	w := l.leasing(nil)
 	p := l.pod("a")
@@ -219,7 +219,7 @@ func TestPodsOfModeL2LeaseByDHCPv6(t *testing.T) {
 				fields["ipam"] = conf{}
 			}
 			if kind == "dhcp" {
-				l.serve6(t)
+				l.serve6(t, "eth0")
 			} else {
 				l.server = nstest.NewDnsmasq(t, l.router, "eth0", "--dhcp-range=fd00:50::,ra-stateless", "--enable-ra", "--ra-param=eth0,10", "--dhcp-option=option6:dns-server,[fd00:50::53]")
 			}

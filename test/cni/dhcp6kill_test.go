@@ -68,7 +68,7 @@ func (l *lan6) addedBeside(t *testing.T, w *network, p *pod, d *dying) (*current
 func TestKilledKeepersLoseAndDoubleNoDHCPv6Lease(t *testing.T) {
 	t.Parallel()
 	l := newLAN6(t)
-	l.serve6(t)
+	l.serve6(t, "eth0")
 	whole := l.keepUntil(t, 0)
 	w := l.leasing(nil)
 	p := l.pod("whole")
@@ -115,7 +115,7 @@ func mustAdd(t *testing.T, l *lan6, w *network, p *pod, d *dying) *current.Resul
 func (l *lan6) addedThoughKilled(t *testing.T, at int) bool {
 	t.Helper()
 	l = newLAN6(t)
-	l.serve6(t)
+	l.serve6(t, "eth0")
 	d := l.keepUntil(t, at)
 	w := l.leasing(nil)
 	p := l.pod("a")
@@ -156,7 +156,7 @@ func TestTheNextKeeperGoesOnWithAnAddressThatAnEarlierOneDidNotKnow(t *testing.T
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			l := newLAN6(t)
-			l.serve6(t)
+			l.serve6(t, "eth0")
 			k := l.keep(t)
 			w := l.leasing(nil)
 			p := l.pod("a")

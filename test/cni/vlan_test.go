@@ -345,8 +345,9 @@ func TestVLANOfTheReferencesBridgeIsTakenOn(t *testing.T) {
 	}
 }
 
-func TestVLANOfTheLANIsLeasedInAndRepaired(t *testing.T) {
-	t.Parallel()
+// newTaggedLAN has a router that is in a VLAN of the NIC's, and a server to be started in it.
+func newTaggedLAN(t *testing.T) *lan {
+	t.Helper()
 	needVLANs(t)
 	need(t, "dnsmasq")
 	n := newNode(t)
@@ -360,6 +361,42 @@ func TestVLANOfTheLANIsLeasedInAndRepaired(t *testing.T) {
 	} {
 		nstest.Run(t, l.router, "ip", strings.Fields(line)...)
 	}
+	return l
+}
+
+// The host has no link in the VLAN, by which a dead pod's lease could go back.
+func TestVLANOfTheLANHasDHCPv6(t *testing.T) {
+	t.Parallel()
+	l := &lan6{lan: newTaggedLAN(t)}
+	for _, address := range []string{"fe80::1", router6} {
+		nstest.Run(t, l.router, "ip", "address", "add", address+"/64", "dev", "eth0.20", "nodad")
+	}
+	l.serve(t, "--interface=eth0.20")
+	l.serve6(t, "eth0.20")
+	k := l.keep(t)
+	w := l.leasing(conf{"vlan": 20})
+	a, b := l.pod("a"), l.pod("b")
+	left, found := six(t, w.add(a)), six(t, w.add(b))
+	wantPing(t, a.NS, router6, found.String())
+	if !l.holds(left) || !l.holds(found) || links(t, l.ns)["br0.20"].Name != "" {
+		t.Errorf("links %v, and the server's leases\n%s\nthis tests nothing", links(t, l.ns), l.server.Leased())
+	}
+	k.kill()
+	w.kills(t, a)
+	w.del(a, withoutNetNS())
+	l.eventually(t, func() bool { return !l.holds(left) })
+	// One that the keeper finds gone.
+	w.kills(t, b)
+	l.keep(t)
+	l.eventually(t, func() bool { return !l.holds(found) })
+	w.del(b, withoutNetNS())
+	l.wantNoLeaseRecords()
+}
+
+func TestVLANOfTheLANIsLeasedInAndRepaired(t *testing.T) {
+	t.Parallel()
+	l := newTaggedLAN(t)
+	n := l.node
 	l.serve(t, "--interface=eth0.20")
 	w := l.network(conf{"mode": "lan", "uplink": "eth0", "vlan": 20})
 	if err := w.status(); err != nil {

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
+	"net/netip"
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/bridge/vlan"
@@ -19,13 +21,28 @@ import (
 // by the link by which it is where the pod was. In a VLAN of a LAN there is none, so that it goes out by
 // the ports that are in the VLAN, as the bridge would send it that does not know where the server is.
 func Release(ctx context.Context, r *lease.Record, links *bridge.Conn, host *netns.NS, l *dhcpc.Lease) error {
+	return send(ctx, r, links, host, l.Address.Addr(), func(cfg *transport.Config, _ bool) error { return transport.Release(ctx, cfg, l) })
+}
+
+// Release6 is Release for what the pod had by DHCPv6.
+func Release6(ctx context.Context, r *lease.Record, links *bridge.Conn, host *netns.NS) error {
+	return send(ctx, r, links, host, r.Six.Lease.Address, func(cfg *transport.Config, port bool) error {
+		if port {
+			cfg.MAC = net.HardwareAddr(r.Client.MAC)
+		}
+		return transport.Send6(cfg, r.Six.Release)
+	})
+}
+
+// send has a message sent where the pod was, and says whether that is by a port.
+func send(ctx context.Context, r *lease.Record, links *bridge.Conn, host *netns.NS, own netip.Addr, by func(cfg *transport.Config, port bool) error) error {
 	if r.Apart && r.Bridge == "" {
 		return nil // the host has no link by which the server is reached: there the lease runs out
 	}
-	fails := func(err error) error { return fmt.Errorf("release lease of %s: %w", l.Address.Addr(), err) }
+	fails := func(err error) error { return fmt.Errorf("release lease of %s: %w", own, err) }
 	at, err := links.Link(ctx, r.At())
 	if err == nil {
-		return transport.Release(ctx, &transport.Config{NetNS: host, Link: at.Index}, l)
+		return by(&transport.Config{NetNS: host, Link: at.Index}, false)
 	}
 	if r.VLAN() == 0 || !errors.Is(err, fs.ErrNotExist) {
 		return fails(err)
@@ -42,15 +59,15 @@ func Release(ctx context.Context, r *lease.Record, links *bridge.Conn, host *net
 	for _, pods := range []bool{false, true} {
 		for i := range ports {
 			if (ports[i].Kind == "veth") == pods {
-				errs = append(errs, releaseBy(ctx, r.VLAN(), links, host, &ports[i], l))
+				errs = append(errs, sendBy(ctx, r.VLAN(), links, host, &ports[i], by))
 			}
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// releaseBy sends it out by a port that is in the VLAN.
-func releaseBy(ctx context.Context, id uint16, links *bridge.Conn, host *netns.NS, port *bridge.Link, l *dhcpc.Lease) error {
+// sendBy has it sent by a port that is in the VLAN.
+func sendBy(ctx context.Context, id uint16, links *bridge.Conn, host *netns.NS, port *bridge.Link, by func(cfg *transport.Config, port bool) error) error {
 	outside, err := links.VLANs().Outside(ctx, port.Index, vlan.Range{First: id, Last: id})
 	if err != nil || len(outside) > 0 || !port.Up {
 		return ignoreGone(err)
@@ -61,7 +78,7 @@ func releaseBy(ctx context.Context, id uint16, links *bridge.Conn, host *netns.N
 		cfg.VLAN = id // its frames have their tags there
 	}
 	if err == nil {
-		err = transport.Release(ctx, cfg, l)
+		err = by(cfg, true)
 	}
 	return ignoreGone(err)
 }

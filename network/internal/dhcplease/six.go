@@ -13,6 +13,7 @@ import (
 	"github.com/tombolo-cni/tombolo/dhcpc/dhcp6"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/lease/giveback"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -20,25 +21,17 @@ import (
 )
 
 // release6 sends the RELEASE that the keeper has made, from the pod's interface as long as that is there, else
-// from the bridge: servers go by what is in it. It goes to a group, so that no neighbour has to be found.
+// from the host: servers go by what is in it. It goes to a group, so that no neighbour has to be found.
 func release6(ctx context.Context, links *bridge.Conn, rec *lease.Record) error {
-	cfg := &transport.Config{}
 	if pod, err := netns.Open(rec.NetNS); err == nil {
 		defer pod.Close()
 		if cookie, err := pod.Cookie(); err == nil && cookie == rec.NetNSCookie {
-			if cfg.Link, err = linkIndexIn(pod, rec.IfName); err == nil {
-				cfg.NetNS = pod
+			if index, err := linkIndexIn(pod, rec.IfName); err == nil {
+				return transport.Send6(&transport.Config{NetNS: pod, Link: index}, rec.Six.Release)
 			}
 		}
 	}
-	if cfg.NetNS == nil {
-		l, err := links.Link(ctx, rec.Bridge)
-		if err != nil {
-			return fmt.Errorf("release lease of %s: %w", rec.Six.Lease.Address, err)
-		}
-		cfg.Link = l.Index
-	}
-	return transport.Send6(cfg, rec.Six.Release)
+	return giveback.Release6(ctx, rec, links, nil)
 }
 
 // awaitPause is between two looks whether the keeper has got an address.

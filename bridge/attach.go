@@ -76,7 +76,7 @@ func (c *Conn) Attach(ctx context.Context, pod *netns.NS, port Port) (*Attachmen
 	}
 	err := c.refuseIPv6(port.Name, false)
 	if err == nil {
-		err = c.joinVLANs(ctx, &port)
+		err = c.raise(ctx, &port)
 	}
 	if err != nil {
 		entered.abandon()

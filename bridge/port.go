@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"net/netip"
@@ -89,6 +90,13 @@ type Port struct {
 	// SameNetNS lets the pod be the very namespace that the bridge is in, which Attach
 	// takes for a mistake otherwise.
 	SameNetNS bool
+
+	// BeforeUp, unless nil, is called by Attach when the port is on its bridge, with its
+	// index, and before it comes up: nothing has come in by it yet. What it does to the port
+	// is quicker there too: for a queueing discipline of a link that is up the kernel waits
+	// until nothing sends by the one before (dev_deactivate, net/sched/sch_generic.c). An
+	// error of it undoes the Attach.
+	BeforeUp func(ctx context.Context, index int) error
 
 	// NoWait has Attach return before the port forwards and the pod's IPv6 addresses
 	// are usable for certain. A caller that has other things to do calls Wait after
@@ -200,13 +208,13 @@ func unless0(group uint32) *uint32 {
 // alias, and the attributes of the port; of a fresh port only those which it does
 // not have by itself. The link is found by its name, so that this can stand in the
 // same sendmsg. With all that, and not before, it comes up; one in VLANs only once it
-// is in these.
+// is in these, and one with BeforeUp once that has returned (see raise).
 func (p *Port) configure(b *nl.Batch, fresh bool) {
 	r := link.Request{
 		Name: p.Name, Port: p.flags(fresh),
 		IPv4: noIPv4(), NoLinkLocal: !p.noIPv6 && (p.MTU == 0 || hasIPv6(p.MTU)),
 	}
-	if p.VLAN.IsZero() { // else see joinVLANs
+	if p.VLAN.IsZero() && (!fresh || p.BeforeUp == nil) {
 		r.Flags, r.Change = unix.IFF_UP, unix.IFF_UP
 	}
 	if p.Alias != "" {

@@ -9,6 +9,24 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
+// raise does for a fresh port what has to be done while it is down, and then sets it up.
+func (c *Conn) raise(ctx context.Context, p *Port) error {
+	if p.BeforeUp == nil {
+		return c.joinVLANs(ctx, p)
+	}
+	index, err := indexOf(c.nl, p.Name)
+	if err != nil {
+		return err
+	}
+	if err := p.BeforeUp(ctx, index); err != nil {
+		return err
+	}
+	if !p.VLAN.IsZero() {
+		return c.joinVLANs(ctx, p)
+	}
+	return c.setPortUp(ctx, p, index)
+}
+
 // joinVLANs puts a port that is to be in VLANs into these, and then sets it up: until then
 // it is in the bridge's default one, and a pod may send as soon as it has its interface.
 func (c *Conn) joinVLANs(ctx context.Context, p *Port) error {
@@ -22,6 +40,10 @@ func (c *Conn) joinVLANs(ctx context.Context, p *Port) error {
 	if _, err := c.VLANs().Ensure(ctx, index, p.VLAN); err != nil {
 		return err
 	}
+	return c.setPortUp(ctx, p, index)
+}
+
+func (c *Conn) setPortUp(ctx context.Context, p *Port, index int) error {
 	var b nl.Batch
 	link.Request{Index: index, Flags: unix.IFF_UP, Change: unix.IFF_UP}.Set(&b, "set port up", p.Name)
 	return c.execute(ctx, &b)

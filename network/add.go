@@ -97,6 +97,7 @@ type adding struct {
 	leasing *leasing        // nil unless the address comes by DHCP
 	metrics reroute.Metrics // of its default routes
 	entry   elements.Entry
+	limited limited // what attach has given it
 	back    undo
 }
 
@@ -136,14 +137,7 @@ func (a *adding) run(ctx context.Context) (*Attachment, error) {
 		return nil, err
 	}
 	rec := &t.plan.rec
-	limits, ifb, err := a.shape(ctx, rec, t.link)
-	if err != nil {
-		return nil, err
-	}
-	rec.Bandwidth, rec.IFB = recorded.Bandwidth(limits), ifb
-	if err := a.node.step("bandwidth"); err != nil {
-		return nil, err
-	}
+	rec.Bandwidth, rec.IFB = recorded.Bandwidth(a.limited.shape), a.limited.ifb
 	if err := a.entry.Add(ctx, t.plan.elements()); err != nil {
 		return nil, err
 	}
@@ -354,6 +348,13 @@ func (a *adding) hostAddress(ctx context.Context, l *bridge.Link, pod netip.Pref
 // anew, says that nobody else is at it.
 func (a *adding) attach(ctx context.Context, p *plan, b *build.Built) (*bridge.Attachment, error) {
 	port := p.onto(b)
+	if a.pod.Limits.IsZero() {
+		if err := a.node.step("bandwidth"); err != nil {
+			return nil, err
+		}
+	} else {
+		port.BeforeUp = func(ctx context.Context, index int) error { return a.shape(ctx, &p.rec, index, port.MTU) }
+	}
 	if err := session.Wanted(a.pending); err != nil {
 		return nil, err
 	}

@@ -167,7 +167,7 @@ func mustHaveFailed(t *testing.T, a answer, codes []uint, words ...string) {
 
 // steps of an ADD, in their order.
 func steps() []string {
-	return []string{"open", "record", "ipam", "network", "link", "bandwidth", "firewall", "commit"}
+	return []string{"open", "record", "ipam", "network", "bandwidth", "link", "firewall", "commit"}
 }
 
 func TestADDTakesItsSteps(t *testing.T) {
@@ -597,7 +597,7 @@ func TestADDFromUnderWhichEverythingIsTakenIsToBeTriedAgain(t *testing.T) {
 	p := n.plugin()
 	remove := false
 	p.After = func(step string) error {
-		if step != "link" {
+		if step != "bandwidth" { // its port is there, and not up yet
 			return nil
 		}
 		hash := ident.Hash("pods", "c1", "eth0")

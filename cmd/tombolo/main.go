@@ -1,3 +1,6 @@
+//go:debug containermaxprocs=0
+//go:debug updatemaxprocs=0
+
 // Command tombolo is a CNI plugin when a container runtime calls it, which sets
 // CNI_COMMAND, and an operator's tool otherwise: see tombolo help. Called by the name of one of the
 // reference's plugins, such as loopback, it does what that does.

@@ -93,7 +93,14 @@ func onOff(v *bool) string {
 // the exclusive lock while the others wait.
 func Ready(ctx context.Context, s *session.Session, w *Want) (*Built, error) {
 	var b *Built
+	// What is missing is looked for again under the exclusive lock: of a network that is known
+	// to lack something, that look does.
+	shut := w.Loopback && s.Shared() && loopback.IsShut(w.Record.GatewayLink())
 	err := s.Ensure(ctx, func() (bool, error) {
+		if shut {
+			shut = false
+			return false, nil
+		}
 		var err error
 		b, err = look(ctx, s, w)
 		return b != nil && b.almost == nil, err

@@ -115,8 +115,10 @@ func open(ctx context.Context, dir *state.Dir, rec *state.Network, l *bridge.Lin
 		return err
 	}
 	rec.LoopbackFiltered = !rec.LoopbackUnfiltered
-	_, err = sysctl.Ensure(path, "1")
-	return err
+	if value == "1" {
+		return nil
+	}
+	return sysctl.Write(path, "1")
 }
 
 // keptBefore says whether the network had the filter: then somebody has taken it away, and it
@@ -124,6 +126,12 @@ func open(ctx context.Context, dir *state.Dir, rec *state.Network, l *bridge.Lin
 func keptBefore(dir *state.Dir, rec *state.Network) bool {
 	before, err := dir.LoadNetwork(rec.Name)
 	return err == nil && before.LoopbackFiltered && before.GatewayLink() == rec.GatewayLink()
+}
+
+// IsShut says, by a glance that costs a tenth of IsOpen, whether the way is certainly not there.
+func IsShut(link string) bool {
+	value, err := sysctl.Read(sysctl.Link("ipv4", link, routeLocalnet))
+	return err == nil && value == "0"
 }
 
 // IsOpen says whether all that Open makes is there.

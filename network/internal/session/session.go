@@ -125,10 +125,13 @@ func (s *Session) EnterAlone(ctx context.Context) error {
 	return s.lock.Upgrade(ctx)
 }
 
+// Shared says whether the lock is held, and shared.
+func (s *Session) Shared() bool { return s.lock.Mode() == state.Shared }
+
 // Ensure has work done under the exclusive lock, unless done says that it needs none: see
 // state.Lock.Ensure. Where the lock is exclusive already, it stays so.
 func (s *Session) Ensure(ctx context.Context, done func() (bool, error), work func() error) error {
-	if s.lock.Mode() == state.Shared {
+	if s.Shared() {
 		return s.lock.Ensure(ctx, done, work)
 	}
 	if is, err := done(); is || err != nil {

@@ -128,11 +128,13 @@ func (c *Conn) ensureIFB(ctx context.Context, t *Target, have *installed) (chang
 		return false, nil
 	}
 	var b nl.Batch
-	if have.ifb != nil {
-		return true, c.setIFB(ctx, &b, t, have.ifb.MTU)
+	if have.ifb == nil {
+		addIFB(&b, t.IFB, ident.RandomMAC())
 	}
-	addIFB(&b, t.IFB, ident.RandomMAC(), t.MTU)
-	if err := c.setIFB(ctx, &b, t, t.MTU); err != nil {
+	setAlias(&b, t.IFB, t.Alias)
+	if err := tc.Execute(ctx, c.nl, &b); have.ifb != nil {
+		return true, err
+	} else if err != nil {
 		if b.Err(0) != nil || b.Err(1) == nil {
 			return false, tc.Unsupported(err, "ifb")
 		}
@@ -144,19 +146,6 @@ func (c *Conn) ensureIFB(ctx context.Context, t *Target, have *installed) (chang
 	index, err := c.indexOf(ctx, t.IFB)
 	have.ifb = &link.Link{Name: t.IFB, Index: index}
 	return true, err
-}
-
-// setIFB sends a batch, to whose end it adds what an ifb needs. A kernel without IPv6
-// refuses that for what it says of IPv6, and gets it once more without.
-func (c *Conn) setIFB(ctx context.Context, b *nl.Batch, t *Target, mtu int) error {
-	setIFB(b, t.IFB, t.Alias, mtu)
-	err := tc.Execute(ctx, c.nl, b)
-	if !errors.Is(err, unix.EAFNOSUPPORT) || b.Err(b.Len()-1) == nil {
-		return err
-	}
-	var again nl.Batch
-	setIFB(&again, t.IFB, t.Alias, 0)
-	return tc.Execute(ctx, c.nl, &again)
 }
 
 // indexOf asks for a link's index in the way that is quickest.

@@ -64,7 +64,7 @@ func (n *Node) tryAdd(ctx context.Context, nw *Network, pod *Pod) (*Attachment, 
 		return nil, err
 	}
 	defer a.s.Close()
-	a.entry = elements.Entry{Session: a.s, Hash: hash, ContainerID: pod.ContainerID, GetsMore: a.leasing != nil || nw.SLAAC, Undo: a.back.push,
+	a.entry = elements.Entry{Session: a.s, Hash: hash, ContainerID: pod.ContainerID, GetsMore: a.getsMore(), Undo: a.back.push,
 		ReclaimLater: func(hash string) { n.reclaimLater(a.s, nw.Name, hash) }}
 	if a.leasing != nil {
 		// Before Close, which may wait for the lock of the host's lease.
@@ -100,6 +100,9 @@ type adding struct {
 	limited limited // what attach has given it
 	back    undo
 }
+
+// getsMore says whether the pod gets addresses after it has its link.
+func (a *adding) getsMore() bool { return a.leasing != nil || a.nw.SLAAC }
 
 // reason is why an Add failed. One whose record is gone may fail at anything that was taken
 // down along with it, as by an earlier version, which knows nothing of the record's lock.
@@ -137,6 +140,11 @@ func (a *adding) run(ctx context.Context) (*Attachment, error) {
 		return nil, err
 	}
 	rec := &t.plan.rec
+	if a.getsMore() { // only now is known what the ifb's alias says
+		if err := a.shape(ctx, rec, t.link.Index, t.link.MTU); err != nil {
+			return nil, err
+		}
+	}
 	rec.Bandwidth, rec.IFB = recorded.Bandwidth(a.limited.shape), a.limited.ifb
 	if err := a.entry.Add(ctx, t.plan.elements()); err != nil {
 		return nil, err
@@ -348,12 +356,15 @@ func (a *adding) hostAddress(ctx context.Context, l *bridge.Link, pod netip.Pref
 // anew, says that nobody else is at it.
 func (a *adding) attach(ctx context.Context, p *plan, b *build.Built) (*bridge.Attachment, error) {
 	port := p.onto(b)
-	if a.pod.Limits.IsZero() {
-		if err := a.node.step("bandwidth"); err != nil {
-			return nil, err
+	if !a.getsMore() {
+		shape := func(ctx context.Context, index int) error { return a.shape(ctx, &p.rec, index, port.MTU) }
+		if a.pod.Limits.IsZero() {
+			if err := shape(ctx, 0); err != nil {
+				return nil, err
+			}
+		} else {
+			port.BeforeUp = shape
 		}
-	} else {
-		port.BeforeUp = func(ctx context.Context, index int) error { return a.shape(ctx, &p.rec, index, port.MTU) }
 	}
 	if err := session.Wanted(a.pending); err != nil {
 		return nil, err

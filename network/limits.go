@@ -26,9 +26,18 @@ type limited struct {
 	ifb   string
 }
 
-// shape gives a pod's port, by its index, the limits that were asked for, which are not none.
-// It is called before the port is up: see bridge.Port.BeforeUp.
+// shape gives a pod's port the limits that were asked for, if any. That is done before the port
+// comes up, when its index is known (bridge.Port's BeforeUp), unless the pod gets addresses later.
 func (a *adding) shape(ctx context.Context, rec *state.Attachment, index, mtu int) error {
+	if !a.pod.Limits.IsZero() {
+		if err := a.limit(ctx, rec, index, mtu); err != nil {
+			return err
+		}
+	}
+	return a.node.step("bandwidth")
+}
+
+func (a *adding) limit(ctx context.Context, rec *state.Attachment, index, mtu int) error {
 	target := recorded.Target(rec)
 	target.PortIndex, target.MTU = index, mtu
 	conn, err := bandwidth.Dial(nil)
@@ -45,8 +54,6 @@ func (a *adding) shape(ctx context.Context, rec *state.Attachment, index, mtu in
 	if a.limited.shape.Egress.Rate > 0 {
 		a.limited.ifb = target.IFB
 	}
-	if _, err := conn.Ensure(ctx, target, a.limited.shape); err != nil {
-		return err
-	}
-	return a.node.step("bandwidth")
+	_, err = conn.Ensure(ctx, target, a.limited.shape)
+	return err
 }

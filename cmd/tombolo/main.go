@@ -1,4 +1,3 @@
-//go:debug containermaxprocs=0
 //go:debug updatemaxprocs=0
 
 // Command tombolo is a CNI plugin when a container runtime calls it, which sets

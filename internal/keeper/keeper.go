@@ -72,6 +72,8 @@ type Keeper struct {
 	// strayed is told of a pod that its lease took out of the subnet of the host's address
 	// which its default route leads to.
 	strayed chan struct{}
+	// delegating is held from the look whether a delegated prefix is another pod's until it is on record.
+	delegating sync.Mutex
 }
 
 // New checks a configuration. Nothing is opened yet.

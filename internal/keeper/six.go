@@ -155,19 +155,42 @@ func (v *visit) restore6() error {
 	return nil
 }
 
-// refuse6 gives what is asked about each address that a server grants.
+// refuse6 gives what is asked about each address, and prefix, that a server grants.
 func (k *Keeper) refuse6(r *lease.Record) func(l, held *dhcp6.Lease) error {
-	network, hash, bridge := r.Network, r.Hash(), r.Bridge
+	network, hash, bridge, at := r.Network, r.Hash(), r.Bridge, r.At()
 	return func(l, held *dhcp6.Lease) error {
 		var had netip.Addr
 		if held != nil {
 			had = held.Address
 		}
+		if held == nil || held.Prefix != l.Prefix {
+			if err := k.anothersPrefix(hash, at, l.Prefix); err != nil {
+				return err
+			}
+		}
 		if err := k.node.taken(bridge, l.Address, had); err != nil || k.state == nil || l.Address == had {
 			return err
 		}
-		return k.anothersAddress(network, hash, bridge, l.Address)
+		return k.anothersAddress(network, hash, at, l.Address)
 	}
+}
+
+// anothersPrefix says which other pod there has a prefix, or a part of it: a server that has lost its leases
+// delegates it again.
+func (k *Keeper) anothersPrefix(hash, at string, p netip.Prefix) error {
+	if !p.IsValid() {
+		return nil
+	}
+	all, _, err := k.leases.List()
+	for _, r := range all {
+		if r.Six == nil || r.Six.Lease == nil || r.Hash() == hash || r.At() != at || r.Boot != k.boot {
+			continue
+		}
+		if l := r.Six.Lease; l.Prefix.Overlaps(p) && l.Left(now()) != 0 {
+			return fmt.Errorf("prefix %s: a pod of this node has %s: container %s", p, l.Prefix, r.ContainerID)
+		}
+	}
+	return err
 }
 
 // note6 writes a trouble down, for whoever looks, and the ADD that waits.
@@ -258,8 +281,13 @@ func (x *exchange6) took(out dhcp6.Output) error {
 			x.metrics.count(&x.metrics.naks)
 		}
 	}
-	if out.Lost != nil {
+	switch {
+	case out.Lost != nil:
 		if err := x.lost6(out); err != nil {
+			return err
+		}
+	case out.Err != nil:
+		if err := x.note6(out.Err.Error()); err != nil {
 			return err
 		}
 	}
@@ -347,6 +375,14 @@ func (x *exchange6) write(l *dhcp6.Lease, checking bool, trouble string) error {
 	}
 	if l != nil && !checking {
 		six.Address = l.Address
+	}
+	if l != nil && l.Prefix.IsValid() && (x.r.Six.Lease == nil || x.r.Six.Lease.Prefix != l.Prefix) {
+		// Once more, since another worker may have been granted the same meanwhile.
+		x.delegating.Lock()
+		defer x.delegating.Unlock()
+		if err := x.anothersPrefix(x.r.Hash(), x.r.At(), l.Prefix); err != nil {
+			return err
+		}
 	}
 	err := x.underLockOf(func(held *lease.Held) error {
 		if was := x.r.Six.Lease; was != nil && l != nil && (was.Address != l.Address || was.Prefix != l.Prefix) {

@@ -167,3 +167,31 @@ func TestAPodIsDelegatedAPrefixByDHCPv6(t *testing.T) {
 	l.eventually(t, func() bool { return server.heard(t, "RELEASE") >= 1 })
 	l.wantNoLeaseRecords()
 }
+
+// A server that has lost its leases delegates a prefix again that a pod still has.
+func TestAPrefixOfAnotherPodIsRefused(t *testing.T) {
+	t.Parallel()
+	l := newLAN6(t)
+	server := l.newKea6(t)
+	// The first pod does not renew its lease before the second comes.
+	one := conf{"pd-pools": []conf{{"prefix": "fd00:60::", "prefix-len": 64, "delegated-len": 64}}, "renew-timer": 50, "rebind-timer": 80}
+	l.startKea6(t, server, one)
+	l.keep(t)
+	w := l.leasing(conf{"ipv6Prefix": 64, "lanGuard": false, "ipam": conf{"type": "dhcp", "timeout": "10s"}})
+	a, b := l.pod("a"), l.pod("b")
+	six(t, w.add(a))
+	routes := nstest.Run(t, a.NS, "ip", "-6", "route", "show", "type", "unreachable")
+	server.stop()
+	if err := os.Remove(filepath.Join(server.dir, "leases.csv")); err != nil {
+		t.Fatal(err)
+	}
+	l.startKea6(t, server, one)
+	_, err := w.tryAdd(b)
+	wantError(t, err, 11, "prefix fd00:60::/64: a pod of this node has fd00:60::/64: container "+a.id)
+	if now := nstest.Run(t, a.NS, "ip", "-6", "route", "show", "type", "unreachable"); now != routes || !strings.Contains(now, "fd00:60::/64 ") {
+		t.Errorf("the first pod had the routes %q, and has %q", routes, now)
+	}
+	if err := w.check(a); err != nil {
+		t.Error(err)
+	}
+}

@@ -309,7 +309,9 @@ func (rr *ruleReader) lookup(b []byte) error {
 	err := fields{{unix.NFTA_LOOKUP_SET, &c.name}, {unix.NFTA_LOOKUP_SREG, &from}, {unix.NFTA_LOOKUP_FLAGS, &flags}, {unix.NFTA_LOOKUP_DREG, &to}}.decode(b)
 	c.negated = flags&unix.NFT_LOOKUP_F_INV != 0
 	l := rr.registers[from]
-	c.source = l.on == onSource && l.mask == nil
+	if l.mask == nil {
+		c.key = l.on
+	}
 	if to == unix.NFT_REG_VERDICT {
 		rr.rule.verdict = varies
 	}

@@ -23,9 +23,11 @@ func wantSane(t *testing.T, chains map[string][]rule, start string) {
 		if (f.how == comesBack) != (f.by == nil) || (f.by == nil) != (f.via == nil) {
 			t.Errorf("fate %+v", f)
 		}
+		all := content{chains: chains}
+		if policy, first := all.policyOf(f.by); first && policy == "" {
+			t.Errorf("a policy of %+v without a name", f)
+		}
 	}
-	all := content{chains: chains}
-	all.mentions(&podPacket{bridge: "cbr0"})
 	for _, policy := range []uint32{0, policyAccept} {
 		p := familyAdmission{family: unix.NFPROTO_IPV4, own: own{nftnl.DefaultMark, admissionComment}, policy: policy, placer: newPlacer(unix.NFPROTO_IPV4, nftnl.DefaultMark)}
 		p.placer.chains = chains

@@ -28,7 +28,7 @@ func (c *Conn) iptablesObstacles(ctx context.Context, p *podPacket) ([]Obstacle,
 		} else if asleep {
 			continue
 		}
-		t := &content{f.placer.chains, map[string]bool{}}
+		t := &content{f.placer.chains, map[lookup]likelihood{}}
 		if err := c.readSets(t, forward, p); err != nil {
 			return nil, err
 		}

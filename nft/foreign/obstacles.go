@@ -36,8 +36,10 @@ const (
 	// nf_tables cannot change.
 	LegacyIPTables ObstacleKind = "legacy-iptables"
 	// Firewalld is firewalld's table, which it makes anew whenever it is reloaded, and
-	// from version 2 on lets nobody else change.
+	// from version 2 on lets nobody else change: the zone that the bridge is in.
 	Firewalld ObstacleKind = "firewalld"
+	// FirewalldPolicy is the same: a policy of its, which counts in the zone trusted too.
+	FirewalldPolicy ObstacleKind = "firewalld-policy"
 	// IPTables is the table filter of iptables over nf_tables, where Ensure puts its rule: a
 	// rule ahead of that, which is left to its owner, or a chain that no rule can go into.
 	IPTables ObstacleKind = "iptables"
@@ -145,15 +147,12 @@ func (c *Conn) chainObstacles(ctx context.Context, p *podPacket) ([]Obstacle, er
 			return nil, err
 		}
 		effect, by := ch.stops(t, p)
-		if effect == "" || ch.table == firewalldTable && t.mentions(p) && !t.isZoneOf(p, by) {
-			continue
+		if effect != "" {
+			list = append(list, ch.obstacle(effect, by, t, p))
 		}
-		list = append(list, ch.obstacle(effect, by, t, p))
 	}
 	return list, nil
 }
-
-const firewalldTable = "firewalld"
 
 func (c *Conn) hookedChains(ctx context.Context) ([]hookedChain, error) {
 	var list []hookedChain
@@ -193,7 +192,7 @@ func (c *Conn) isAsleep(ch chain) (bool, error) {
 // content is what a table has that a packet may meet.
 type content struct {
 	chains map[string][]rule
-	sets   map[string]bool // those that name the bridge, or the pods' addresses
+	sets   map[lookup]likelihood
 }
 
 // readTable reads the rules of a chain's table, and the sets that they look into.
@@ -202,7 +201,7 @@ func (c *Conn) readTable(ctx context.Context, ch chain, p *podPacket) (*content,
 	if err != nil {
 		return nil, err
 	}
-	t := &content{chains, map[string]bool{}}
+	t := &content{chains, map[lookup]likelihood{}}
 	return t, c.readSets(t, ch, p)
 }
 
@@ -211,14 +210,15 @@ func (c *Conn) readSets(t *content, ch chain, p *podPacket) error {
 	for _, rules := range t.chains {
 		for i := range rules {
 			for _, cond := range rules[i].conditions {
-				if _, known := t.sets[cond.name]; cond.on != onSet || known {
+				l := cond.lookup()
+				if _, known := t.sets[l]; cond.on != onSet || known {
 					continue
 				}
 				var err error
-				if cond.source {
-					t.sets[cond.name], err = c.setHolds(ch, cond.name, p.prefixes)
+				if l.key == onSource {
+					t.sets[l], err = c.setHolds(ch, l.set, p.prefixes)
 				} else {
-					t.sets[cond.name], err = c.setMentions(ch, cond.name, p.bridge)
+					t.sets[l], err = c.setMentions(ch, l, p.bridge)
 				}
 				if err != nil {
 					return err
@@ -241,17 +241,11 @@ func keyNames(key []byte, link string) bool {
 // stops says in words what the chain does to pods' packets, and nothing if they
 // may pass; and before which rule an accept helps, nil for the chain's end.
 func (ch *hookedChain) stops(t *content, p *podPacket) (effect string, by *rule) {
-	pods := *p
-	pods.sets = t.sets
-	if ch.beforeOurs() {
-		pods.mark = 0
-	}
 	for _, f := range families() {
 		if ch.family != unix.NFPROTO_INET && ch.family != f.proto || !p.has(f.proto) {
 			continue
 		}
-		pods.family = f.proto
-		switch fate := newWalk(&pods, t.chains).chain(ch.name); {
+		switch fate := ch.fate(t, p, f.proto); {
 		case fate.how == dropped:
 			return effectOfRule, fate.by
 		case fate.how == comesBack && ch.policy != policyAccept:
@@ -259,6 +253,16 @@ func (ch *hookedChain) stops(t *content, p *podPacket) (effect string, by *rule)
 		}
 	}
 	return "", nil
+}
+
+// fate is what becomes of pods' packets of a family in the chain.
+func (ch *hookedChain) fate(t *content, p *podPacket, family uint8) fate {
+	pods := *p
+	pods.sets, pods.family = t.sets, family
+	if ch.beforeOurs() {
+		pods.mark = 0
+	}
+	return newWalk(&pods, t.chains).chain(ch.name)
 }
 
 // returnIn gives the rule that has all packets go to a policy, if there is one.
@@ -285,42 +289,6 @@ const (
 // with the same priority, the kernel calls the one first that it was told of last.
 func (ch *hookedChain) beforeOurs() bool { return ch.priority <= nftnl.PriorityForward }
 
-// mentions says that any rule of the table names the bridge.
-func (t *content) mentions(p *podPacket) bool {
-	for _, named := range t.sets {
-		if named {
-			return true
-		}
-	}
-	for _, rules := range t.chains {
-		for i := range rules {
-			for _, c := range rules[i].conditions {
-				if (c.on == onIn || c.on == onOut) && c.names(p.bridge) || c.on == onIndex && c.index == p.index && p.index != 0 {
-					return true
-				}
-			}
-		}
-	}
-	return false
-}
-
-// isZoneOf says that a rule stands in the chain of the firewalld zone that the bridge is in, which
-// has firewalld hand over what comes in by it: a zone that rejects what it does not know. What
-// names the bridge otherwise is its owner's decision.
-func (t *content) isZoneOf(p *podPacket, by *rule) bool {
-	if by == nil {
-		return false
-	}
-	for _, rules := range t.chains {
-		for _, r := range rules {
-			if r.verdict == goesTo && r.target == by.chain && len(r.conditions) == 1 && r.conditions[0].on == onIn && r.conditions[0].names(p.bridge) {
-				return true
-			}
-		}
-	}
-	return false
-}
-
 // obstacle names the chain, and an accept that helps: right before the rule that stops pods,
 // or at the chain's end, so that it overrides nothing else.
 func (ch *hookedChain) obstacle(effect string, by *rule, t *content, p *podPacket) Obstacle {
@@ -332,9 +300,7 @@ func (ch *hookedChain) obstacle(effect string, by *rule, t *content, p *podPacke
 	}
 	switch {
 	case ch.table == firewalldTable:
-		o.Kind = Firewalld
-		// To add it fails where it is in another zone.
-		o.Remedy = "firewall-cmd --permanent --zone=trusted --change-interface=" + bridge + " && firewall-cmd --reload"
+		ch.byFirewalld(&o, by, t, p)
 	case !ch.beforeOurs():
 		o.Remedy = fmt.Sprintf("%s 'meta mark & 0x%x == 0x%x counter accept'", insert, p.mark, p.mark)
 	case ch.family != unix.NFPROTO_INET && ch.name == iptablesForward:

@@ -260,6 +260,8 @@ func TestChainsInTheWay(t *testing.T) {
 		{name: "the bridge is accepted elsewhere", ruleset: `table inet filter { chain input { type filter hook input priority filter; policy drop; iifname "cbr0" accept; }; chain forward { type filter hook forward priority filter; policy drop; }; }`,
 			want: []string{inet + policy}},
 		{name: "the bridge is accepted among its ports", ruleset: forward(`iifname "cbr0" oifname "cbr0" accept`), want: []string{inet + policy}},
+		{name: "a chain for the bridge accepts some", ruleset: `table inet filter { chain pods { tcp dport 443 accept; drop; }; chain forward { type filter hook forward priority filter; iifname "cbr0" jump pods; }; }`},
+		{name: "a chain for the bridge drops", ruleset: `table inet filter { chain pods { tcp dport 25 drop; drop; }; chain forward { type filter hook forward priority filter; iifname { "cbr0", "eth0" } jump pods; }; }`, want: []string{inet + rule}},
 		{name: "the bridge is dropped", ruleset: `table inet filter { chain forward { type filter hook forward priority filter; iifname "cbr0" drop; }; }`, want: []string{inet + rule}},
 
 		{name: "the pods are accepted", path: known, ruleset: forward("ip saddr 10.22.0.0/16 accept; ip6 saddr fd00:22::/64 accept")},
@@ -360,8 +362,8 @@ func TestFirewalldInTheWay(t *testing.T) {
 		{name: "another link is in a zone", rules: []string{
 			`add chain inet firewalld filter_FWD_trusted { accept; }`, `insert rule inet firewalld filter_FORWARD_ZONES iifname "cbr01" goto filter_FWD_trusted`,
 		}, want: []string{want}},
-		{name: "the bridge is in a policy", rules: []string{`add rule inet firewalld filter_FWD_public_deny iifname . oifname { "cbr0" . "up0" } drop`}},
-		{name: "the bridge is in a zone for what comes in", rules: []string{`insert rule inet firewalld filter_INPUT_ZONES iifname "cbr0" accept`}},
+		{name: "the bridge is in a rule of a zone that it is not in", rules: []string{`add rule inet firewalld filter_FWD_public_deny iifname . oifname { "cbr0" . "up0" } drop`}, want: []string{want}},
+		{name: "the bridge is in a zone for what comes in", rules: []string{`insert rule inet firewalld filter_INPUT_ZONES iifname "cbr0" accept`}, want: []string{want}},
 		{name: "the mark is accepted", rules: []string{`add rule inet firewalld filter_FWD_public_allow meta mark & 0x1000 == 0x1000 accept`}},
 		{name: "an uplink's zone forwards", rules: []string{`add rule inet firewalld filter_FWD_public_allow oifname "up0" accept`}},
 		{name: "the default zone is trusted", rules: []string{`insert rule inet firewalld filter_FORWARD_ZONES accept`}},
@@ -374,6 +376,86 @@ func TestFirewalldInTheWay(t *testing.T) {
 			for _, o := range wantObstacles(t, ns, tc.path, tc.want...) {
 				if o.Kind != Firewalld {
 					t.Errorf("%s is of kind %s", o, o.Kind)
+				}
+			}
+		})
+	}
+}
+
+// A policy counts beside the zone that the bridge is in. One that drops all that pods send is named, and one by
+// which some of it passes is as its owner wants it.
+func TestPoliciesOfFirewalldInTheWay(t *testing.T) {
+	t.Parallel()
+	known := Path{Prefixes: nstest.Prefixes("10.22.0.0/16", "fd00:22::/64")}
+	const (
+		trusted = "add chain inet firewalld filter_FWD_trusted\n" + `insert rule inet firewalld filter_FORWARD_ZONES iifname "cbr0" goto filter_FWD_trusted` + "\n" +
+			"add rule inet firewalld filter_FWD_trusted jump filter_FORWARD_POLICIES_pre\nadd chain inet firewalld filter_FORWARD_POLICIES_post\n" +
+			"add rule inet firewalld filter_FWD_trusted jump filter_FORWARD_POLICIES_post\nadd rule inet firewalld filter_FWD_trusted accept\n"
+		by    = " of table inet firewalld drops or rejects, by the policy shut_deny, which is left to its owner, what pods send; this helps: firewall-cmd --permanent --policy=shut_deny "
+		rule4 = "--add-rich-rule='rule family=ipv4 source address=10.22.0.0/16 accept' "
+		rule6 = "--add-rich-rule='rule family=ipv6 source address=fd00:22::/64 accept' "
+		first = "--add-rich-rule='rule priority=-32768 "
+		end   = "&& firewall-cmd --reload"
+		shut  = "chain filter_FWD_policy_shut_deny" + by
+	)
+	for _, tc := range []struct {
+		name       string
+		path       Path
+		call       string   // of the policy
+		pre, allow []string // of its own rules
+		target     string
+		where      string // the chain that has the call, _pre but for this
+		want       string
+	}{
+		{name: "for all", path: known, call: "", target: "drop", want: shut + rule4 + rule6 + end},
+		{name: "for the bridge", path: known, call: `iifname "cbr0"`, target: "reject with icmpx admin-prohibited", want: shut + rule4 + rule6 + end},
+		{name: "for the bridge and others", path: known, call: `iifname { "cbr0", "cbr1" }`, target: "drop", want: shut + rule4 + rule6 + end},
+		{name: "for others", path: known, call: `iifname { "cbr01", "cbr1" }`, target: "drop"},
+		{name: "for all but others", path: known, call: `iifname != { "eth0", "cbr1" }`, target: "drop"},
+		{name: "for the pods", path: known, call: "ip saddr 10.22.0.0/16", target: "drop", want: shut + rule4 + end},
+		{name: "for one way out", path: known, call: `iifname "cbr0" oifname "up0"`, target: "drop"},
+		{name: "behind the zones' own rules", path: known, target: "drop", where: "_post", want: shut + rule4 + rule6 + end},
+		{name: "by a rule of its own", path: known, pre: []string{"drop"}, want: "chain filter_FWD_policy_shut_deny_pre" + by +
+			first + "family=ipv4 source address=10.22.0.0/16 accept' " + first + "family=ipv6 source address=fd00:22::/64 accept' " + end},
+		{name: "of pods whose addresses are not known", target: "drop", want: shut + first + "accept' " + end},
+		{name: "that accepts some of what the bridge sends", path: known, call: `iifname "cbr0"`, allow: []string{"tcp dport 443 accept"}, target: "drop"},
+		{name: "that accepts some of what all send", path: known, allow: []string{"tcp dport 22 accept"}, target: "drop", want: shut + rule4 + rule6 + end},
+		{name: "that drops some", path: known, pre: []string{"tcp dport 25 drop"}},
+		{name: "that accepts", path: known, target: "accept"},
+		{name: "that has accepted pods", path: known, allow: []string{"ip saddr 10.22.0.0/16 accept", "ip6 saddr fd00:22::/64 accept"}, target: "drop"},
+		{name: "that has accepted pods of one family", path: known, allow: []string{"ip saddr 10.22.0.0/16 accept"}, target: "drop", want: shut + rule6 + end},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			ns := nstest.New(t)
+			nftables(t, ns, firewalldFixture(t))
+			const chain = " inet firewalld filter_FWD_policy_shut_deny"
+			where := "_pre"
+			if tc.where != "" {
+				where = tc.where
+			}
+			lines := []string{trusted + "add chain" + chain, "add chain" + chain + "_pre", "add chain" + chain + "_allow"}
+			for _, r := range tc.pre {
+				lines = append(lines, "add rule"+chain+"_pre "+r)
+			}
+			for _, r := range tc.allow {
+				lines = append(lines, "add rule"+chain+"_allow "+r)
+			}
+			for _, part := range []string{"_pre", "_allow"} {
+				lines = append(lines, "add rule"+chain+" jump filter_FWD_policy_shut_deny"+part)
+			}
+			if tc.target != "" {
+				lines = append(lines, "add rule"+chain+" "+tc.target)
+			}
+			lines = append(lines, "insert rule inet firewalld filter_FORWARD_POLICIES"+where+" "+tc.call+" jump filter_FWD_policy_shut_deny")
+			nftables(t, ns, strings.Join(lines, "\n"))
+			var want []string
+			if tc.want != "" {
+				want = []string{tc.want}
+			}
+			for _, o := range wantObstacles(t, ns, tc.path, want...) {
+				if o.Kind != FirewalldPolicy || o.String() != tc.want {
+					t.Errorf("%s, of kind %s", o, o.Kind)
 				}
 			}
 		})

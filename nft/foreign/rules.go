@@ -47,7 +47,7 @@ type condition struct {
 	index      uint32       // onIndex
 	prefix     netip.Prefix // onSource, onDestination
 	family     uint8        // onFamily: unix.NFPROTO_*
-	source     bool         // onSet: the source address is looked up
+	key        property     // onSet: what is looked up, or the first part of it
 }
 
 // property is what of a packet a condition is about.
@@ -86,8 +86,8 @@ type podPacket struct {
 	index  uint32 // the bridge's; 0 is not known
 	// prefixes are the pods' addresses; an empty list is not known.
 	prefixes []netip.Prefix
-	// sets has those sets which the bridge's name is in, or pods' addresses.
-	sets map[string]bool
+	// sets says how likely it is that what is looked up is in them.
+	sets map[lookup]likelihood
 }
 
 // meets says whether the packet meets a condition.
@@ -130,12 +130,18 @@ func (p *podPacket) meetsPlain(c *condition) likelihood {
 	case onSource:
 		return p.comesFrom(c.prefix)
 	case onSet:
-		if p.sets[c.name] {
-			return likely
-		}
+		return max(maybe, p.sets[c.lookup()])
 	}
 	return maybe
 }
+
+// lookup is what a condition looks up in a set.
+type lookup struct {
+	set string
+	key property
+}
+
+func (c *condition) lookup() lookup { return lookup{c.name, c.key} }
 
 func sure(yes bool) likelihood {
 	if yes {
@@ -187,7 +193,14 @@ func (p *podPacket) comesFrom(prefix netip.Prefix) likelihood {
 // named, or the pods' addresses, others that are not known do not count: a rule for these lets at least some of
 // their packets pass.
 func (p *podPacket) meetsAll(r *rule) likelihood {
-	got, named := always, false
+	got, _ := p.meetsAllOf(r, false)
+	return got
+}
+
+// meetsAllOf is meetsAll for a rule in a chain that may be for such packets only, and says whether what
+// it calls is.
+func (p *podPacket) meetsAllOf(r *rule, named bool) (_ likelihood, forPods bool) {
+	got := always
 	for i := range r.conditions {
 		c := &r.conditions[i]
 		m := p.meets(c)
@@ -196,9 +209,9 @@ func (p *podPacket) meetsAll(r *rule) likelihood {
 		named = named || ofPods && !c.negated && m >= likely
 	}
 	if named && got == maybe {
-		return likely
+		return likely, true
 	}
-	return got
+	return got, named
 }
 
 // fate is what becomes of a packet in a chain.
@@ -222,28 +235,36 @@ const (
 type walk struct {
 	packet *podPacket
 	chains map[string][]rule
-	seen   map[string]fate // what is known of chains, and of those being walked
+	seen   map[called]fate // what is known of chains, and of those being walked
+}
+
+// called is a chain, and that it was called for what pods send only.
+type called struct {
+	chain   string
+	forPods bool
 }
 
 func newWalk(p *podPacket, chains map[string][]rule) *walk {
-	return &walk{packet: p, chains: chains, seen: map[string]fate{}}
+	return &walk{packet: p, chains: chains, seen: map[called]fate{}}
 }
 
 // chain says what becomes of the packet in a chain. The kernel keeps jumps from
 // going in circles; here one that does comes back.
-func (w *walk) chain(name string) fate {
-	if f, ok := w.seen[name]; ok {
+func (w *walk) chain(name string) fate { return w.call(called{chain: name}) }
+
+func (w *walk) call(c called) fate {
+	if f, ok := w.seen[c]; ok {
 		return f
 	}
-	w.seen[name] = fate{}
-	f := w.rules(w.chains[name])
-	w.seen[name] = f
+	w.seen[c] = fate{}
+	f := w.rules(w.chains[c.chain], c.forPods)
+	w.seen[c] = f
 	return f
 }
 
-func (w *walk) rules(rules []rule) fate {
+func (w *walk) rules(rules []rule, forPods bool) fate {
 	for i := range rules {
-		f, end := w.rule(&rules[i])
+		f, end := w.rule(&rules[i], forPods)
 		if f.how != comesBack {
 			f.via = &rules[i]
 			return f
@@ -255,9 +276,10 @@ func (w *walk) rules(rules []rule) fate {
 	return fate{}
 }
 
-// rule says what one rule makes of the packet, and whether the chain ends with it.
-func (w *walk) rule(r *rule) (f fate, end bool) {
-	m := w.packet.meetsAll(r)
+// rule says what one rule makes of the packet, and whether the chain ends with it. A chain that is called for
+// what pods send is about them. A goto is not: by these firewalld files links, and no zone is for pods alone.
+func (w *walk) rule(r *rule, forPods bool) (f fate, end bool) {
+	m, forPods := w.packet.meetsAllOf(r, forPods)
 	if m < likely {
 		return fate{}, false
 	}
@@ -271,7 +293,7 @@ func (w *walk) rule(r *rule) (f fate, end bool) {
 	case returns:
 		return fate{}, m == always
 	case jumps, goesTo:
-		f = w.chain(r.target)
+		f = w.call(called{r.target, forPods && r.verdict == jumps})
 		if m == likely && f.how == dropped {
 			return fate{}, false
 		}

@@ -14,19 +14,29 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// setMentions says whether the name of a link is in a set, or in a map, alone or as a
-// part of what is.
-func (c *Conn) setMentions(ch chain, set, link string) (bool, error) {
-	found := false
-	err := c.elements(ch, set, func(key []byte, _ bool) { found = found || keyNames(key, link) })
+// setMentions says how likely it is that a link is in a set, or in a map: for certain if its name is
+// looked up alone, and is there so.
+func (c *Conn) setMentions(ch chain, l lookup, link string) (likelihood, error) {
+	found, exact := never, interfaceName(link)
+	err := c.elements(ch, l.set, func(key []byte, _ bool) {
+		switch {
+		case l.key == onIn && bytes.Equal(key, exact):
+			found = always
+		case keyNames(key, link):
+			found = max(found, likely)
+		}
+	})
 	return found, err
 }
 
-// setHolds says whether some of the addresses are in a set of addresses.
-func (c *Conn) setHolds(ch chain, set string, prefixes []netip.Prefix) (bool, error) {
+// setHolds says whether some of the addresses may be in a set of addresses.
+func (c *Conn) setHolds(ch chain, set string, prefixes []netip.Prefix) (likelihood, error) {
 	var list []element
 	err := c.elements(ch, set, func(key []byte, end bool) { list = append(list, element{key, end}) })
-	return err == nil && slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return holds(list, p) }), err
+	if slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return holds(list, p) }) {
+		return likely, err
+	}
+	return never, err
 }
 
 // element is a member of a set. In a set of intervals it begins one, or is what follows after its end.

@@ -195,6 +195,65 @@ func TestFirewalldStopsPodsUntilTheAdvisedCommand(t *testing.T) {
 	}
 }
 
+// A policy of firewalld stops pods whose bridge is in the zone trusted. tombolod does nothing about it; check, doctor
+// and STATUS name it, and the command that they advise has it let these pods pass.
+func TestAPolicyOfFirewalldStopsPodsUntilTheAdvisedCommand(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	out := n.outside()
+	w := n.portnet(nil)
+	f := n.firewalld(t)
+	m := n.mindOn(t, f.bus, nil)
+	m.until(t, "firewalld is attended to", n.attendsFirewalld)
+	a := n.pod("a")
+	w.add(a, publish(t, "8080:80/tcp"))
+	a.serve(t, "tcp", 80)
+	wantPing(t, a.NS, outside4, outside6)
+	policies := filepath.Join(f.dir, "etc", "policies")
+	if err := os.MkdirAll(policies, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, policy := range []string{ // as firewall-cmd writes them
+		`<policy priority="-1" target="DROP"><ingress-zone name="trusted"/><egress-zone name="ANY"/></policy>`,
+		`<policy priority="10" target="REJECT"><ingress-zone name="ANY"/><egress-zone name="ANY"/></policy>`,
+		`<policy priority="-1" target="CONTINUE"><ingress-zone name="trusted"/><egress-zone name="ANY"/><rule priority="-7"><drop/></rule></policy>`,
+	} {
+		if err := os.WriteFile(filepath.Join(policies, "shut.xml"), []byte(policy), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		f.do("firewall-cmd --reload")
+		f.inTrusted(t, "cbr0")
+		wantNoPing(t, a.NS, outside4, outside6)
+
+		const what, helps = "by the policy shut, which is left to its owner, what pods send", "this helps: firewall-cmd --permanent --policy=shut --add-rich-rule="
+		for _, command := range [][]string{{"check"}, {"doctor", "--dns", "none", "a"}} {
+			if o := n.operate(append(command, "--state", n.state)...); o.status != 4 || !strings.Contains(o.stdout, what) || !strings.Contains(o.stdout, helps) {
+				t.Errorf("%s with %s: %+v", command, policy, o)
+			}
+		}
+		wantError(t, w.status(), 50, what+"; "+helps)
+		f.do(w.advised(t))
+		f.inTrusted(t, "cbr0")
+		wantPing(t, a.NS, outside4, outside6)
+		if _, err := nstest.AskWithin(t, out, "tcp", netip.AddrPortFrom(nstest.Addr(uplink4), 8080), 10*time.Second); err != nil {
+			t.Errorf("with %s, the published port: %v", policy, err)
+		}
+		if err := w.status(); err != nil {
+			t.Errorf("with %s: %v", policy, err)
+		}
+		for _, command := range [][]string{{"check"}, {"doctor", "--dns", "none", "a"}} {
+			if o := n.operate(append(command, "--state", n.state)...); o.status != 0 {
+				t.Errorf("%s with %s, after the advised command: %+v", command, policy, o)
+			}
+		}
+	}
+
+	// The policy counts for other networks still, and the ADD that builds one says so.
+	other := n.network("other", conf{"bridge": "cbr1", "ipam": conf{"type": "host-local", "subnet": "10.23.0.0/16"}})
+	_, err := other.tryAdd(n.pod("b"))
+	wantError(t, err, 117, "source address=10.23.0.0/16 accept")
+}
+
 // From version 1 on a zone forwards between its links: then pods pass, and nobody says otherwise.
 func TestFirewalldWhoseZoneForwardsIsInNobodysWay(t *testing.T) {
 	t.Parallel()

@@ -31,6 +31,7 @@ else
 	need vtysh frr
 	need firewalld firewalld
 	need dbus-daemon dbus
+	need dbus-send dbus-bin
 	need kea-dhcp6 kea-dhcp6-server
 	need busybox busybox-static
 	need nsenter util-linux

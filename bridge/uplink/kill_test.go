@@ -15,6 +15,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/nstest/fault"
 )
 
 // helperVariable has what the test binary is to do as its own helper, and die of.
@@ -185,12 +186,23 @@ type death struct {
 	cutOff bool
 }
 
+// strides has kills at one step in four, and in test-long at each.
+func strides(t *testing.T) (first, step int) {
+	t.Helper()
+	first, step, err := fault.Strides(4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return first, step
+}
+
 func TestKilledAtAnyStepTheHostIsReachableAndNothingIsLeft(t *testing.T) {
 	t.Parallel()
 	for _, d := range deaths() {
 		t.Run(d.what, func(t *testing.T) {
 			t.Parallel()
-			for n := 1; d.dies(t, n); n++ {
+			n, step := strides(t)
+			for ; d.dies(t, n) && step > 0; n += step {
 				if n > 100 {
 					t.Fatal("it never comes to its end")
 				}
@@ -208,7 +220,8 @@ func TestKilledWithinTheDetourTheHostIsReachableAndNothingIsLeft(t *testing.T) {
 			t.Parallel()
 			// The pair, the pair's setup, the rule, the NIC, and both taken away again.
 			const parts = 6
-			for n := 1; d.dies(t, n, helperVariable+"_IN_PORT=1"); n++ {
+			n, step := strides(t)
+			for ; d.dies(t, n, helperVariable+"_IN_PORT=1") && step > 0; n += step {
 				if n > parts+1 {
 					t.Fatalf("killed at change %d, where there are %d", n, parts)
 				}

@@ -16,6 +16,7 @@ import (
 
 // The point of the whole: a keeper that dies costs nobody a lease.
 func TestKilledKeepersLoseNoLease(t *testing.T) {
+	t.Parallel()
 	pods, kills := 100, 6
 	l := newLAN(t)
 	s := l.serve(10 * time.Second)
@@ -113,6 +114,7 @@ func open(tb testing.TB, pid int) (files, threads int) {
 // What a lease costs the keeper: no descriptor, no thread, and little of the rest.
 // TOMBOLO_PODS=1000 is what the budget is about, and takes two minutes.
 func TestIdleLeasesCostNextToNothing(t *testing.T) {
+	t.Parallel()
 	pods := 60
 	if n, err := strconv.Atoi(os.Getenv("TOMBOLO_PODS")); err == nil {
 		pods = n

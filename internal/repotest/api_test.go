@@ -47,7 +47,9 @@ func compiled(t *testing.T) types.Importer {
 		args = append(args, "./"+name)
 	}
 	files := map[string]string{}
-	for line := range strings.Lines(string(goCommand(t, nil, args...))) {
+	// As the test itself was compiled, since nothing is to be compiled again for this.
+	env := []string{"CGO_ENABLED=" + os.Getenv("CGO_ENABLED")}
+	for line := range strings.Lines(string(goCommand(t, env, args...))) {
 		if path, file, ok := strings.Cut(strings.TrimSpace(line), " "); ok {
 			files[path] = file
 		}

@@ -76,7 +76,7 @@ func TestKilledKeepersLoseAndDoubleNoDHCPv6Lease(t *testing.T) {
 	calls := int(whole.calls.Load())
 	w.del(p)
 	l.eventually(t, func() bool { return !l.holds(own) })
-	const sample = 4
+	const sample = 2
 	points, err := fault.Points(calls, sample)
 	if err != nil {
 		t.Fatal(err)

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
+	"math/rand/v2"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -438,20 +440,22 @@ func (d *documented) types(t testing.TB) []string {
 	return list
 }
 
-// everything is the list of which make test has each mixture, too.
+// everything is the list of which make test has some mixtures, too.
 const everything = "all by iptables"
 
-// mixtures are the names of which Tombolo is the plugin: all, and, where each is asked for, each alone, and all
+// mixtures are the names of which Tombolo is the plugin: all, and so many of these, by chance: each alone, and all
 // but each.
-func (d *documented) mixtures(t testing.TB, each bool) map[string][]string {
-	list := map[string][]string{"all": {"all"}}
-	if !each {
-		return list
-	}
+func (d *documented) mixtures(t testing.TB, most int) map[string][]string {
+	others := map[string][]string{}
 	plugins := d.types(t)
 	for _, name := range plugins {
-		list["only "+name] = []string{name}
-		list["all but "+name] = slices.DeleteFunc(slices.Clone(plugins), func(other string) bool { return other == name })
+		others["only "+name] = []string{name}
+		others["all but "+name] = slices.DeleteFunc(slices.Clone(plugins), func(other string) bool { return other == name })
+	}
+	list := map[string][]string{"all": {"all"}}
+	names := slices.Sorted(maps.Keys(others))
+	for _, i := range rand.Perm(len(names))[:min(most, len(names))] {
+		list[names[i]] = others[names[i]]
 	}
 	return list
 }
@@ -468,7 +472,14 @@ func TestDocumentedListsDoTheSameByName(t *testing.T) {
 		for name, d := range documentedLists() {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
-				compareByName(t, d, long || name == everything, &seen)
+				mixtures := 0
+				switch {
+				case long:
+					mixtures = math.MaxInt
+				case name == everything:
+					mixtures = 3
+				}
+				compareByName(t, d, mixtures, &seen)
 			})
 		}
 	})
@@ -486,7 +497,7 @@ func TestDocumentedListsDoTheSameByName(t *testing.T) {
 	}
 }
 
-func compareByName(t *testing.T, d *documented, each bool, seen *sync.Map) {
+func compareByName(t *testing.T, d *documented, mixtures int, seen *sync.Map) {
 	t.Log("the list is that of " + d.source)
 	theirs := newMachine(t, d, nil)
 	there := theirs.up()
@@ -500,7 +511,7 @@ func compareByName(t *testing.T, d *documented, each bool, seen *sync.Map) {
 	}
 	var left sync.Map
 	t.Run("with", func(t *testing.T) {
-		for name, ours := range d.mixtures(t, each) {
+		for name, ours := range d.mixtures(t, mixtures) {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
 				m := newMachine(t, d, ours)
@@ -546,6 +557,9 @@ func TestDocumentedListsChangeOverWithPodsRunning(t *testing.T) {
 				m.up()
 				calls := m.probes()
 				before := m.fates(calls, noAnswer)
+				// A busy machine answers many calls at once late, and those of now cannot be made later.
+				silent := slices.DeleteFunc(slices.Clone(calls), func(p probe) bool { return before[p.String()] != "no answer" })
+				maps.Copy(before, m.fates(silent, late/3))
 				same := func(when string) {
 					t.Helper()
 					after := m.fates(calls, noAnswer)

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -35,7 +36,7 @@ func (n *node) firewalld(t *testing.T) *firewalld {
 // firewalldToBe has nothing running yet.
 func (n *node) firewalldToBe(t *testing.T) *firewalld {
 	t.Helper()
-	for _, program := range []string{"firewalld", "firewall-cmd", "dbus-daemon"} {
+	for _, program := range []string{"firewalld", "firewall-cmd", "dbus-daemon", "dbus-send"} {
 		need(t, program)
 	}
 	dir, err := os.MkdirTemp("", "fw") // short: a socket's address has room for 107 bytes
@@ -74,7 +75,9 @@ func (f *firewalld) configure(t *testing.T, text string) {
 func (f *firewalld) begin(t *testing.T) {
 	t.Helper()
 	f.process = f.run(t, "firewalld", "--nofork", "--nopid", "--system-config", filepath.Join(f.dir, "etc"), "--log-target", "file", "--log-file", filepath.Join(f.dir, "log"))
-	f.until(t, "firewalld", func() bool { return f.try("firewall-cmd --state").status == 0 })
+	f.until(t, "firewalld", func() bool {
+		return slices.Equal(f.ask("org.freedesktop.DBus.Properties.Get", firewalldName, "state"), []string{"RUNNING"})
+	})
 }
 
 func (f *firewalld) end(t *testing.T) {
@@ -115,7 +118,28 @@ func (f *firewalld) until(t *testing.T, what string, ok func() bool) {
 
 // zone is the one that a link is in; empty if it is in none.
 func (f *firewalld) zone(link string) string {
-	return strings.TrimSpace(f.try("firewall-cmd --get-zone-of-interface=" + link + " 2>/dev/null || true").stdout)
+	return strings.Join(f.ask(firewalldName+".zone.getZoneOfInterface", link), " ")
+}
+
+const firewalldName = "org.fedoraproject.FirewallD1" // on the bus
+
+// ask calls a method with strings, and gives the strings of the answer; none if there is an
+// error. firewall-cmd, which does the same, uses a hundred times as much CPU.
+func (f *firewalld) ask(method string, args ...string) []string {
+	f.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	send := []string{"--bus=" + f.bus, "--print-reply=literal", "--dest=" + firewalldName, "/org/fedoraproject/FirewallD1", method}
+	for _, arg := range args {
+		send = append(send, "string:"+arg)
+	}
+	o, err := f.exec(ctx, "dbus-send", nil, f.environ, send...)
+	if err != nil {
+		f.Fatal(err)
+	}
+	return slices.DeleteFunc(strings.Fields(o.stdout), func(word string) bool {
+		return slices.Contains([]string{"array", "[", "]", "variant"}, word)
+	})
 }
 
 // try runs a line of shell on the node, with firewalld's bus.

@@ -17,7 +17,7 @@ import (
 // inZone lists the sources of a zone of firewalld.
 func (f *firewalld) inZone(zone string) string {
 	f.Helper()
-	list := strings.Fields(f.try("firewall-cmd --zone=" + zone + " --list-sources").stdout)
+	list := f.ask(firewalldName+".zone.getSources", zone)
 	slices.Sort(list)
 	return strings.Join(list, " ")
 }

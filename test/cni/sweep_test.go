@@ -15,7 +15,7 @@ import (
 
 // sample is how many faults of each kind a verb meets, unless it meets all: see
 // fault.Points.
-const sample = 7
+const sample = 4
 
 // faulty is a verb that met a fault, and how it ended.
 type faulty struct {

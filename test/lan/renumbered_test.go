@@ -144,7 +144,8 @@ func TestPodsFollowTheAddressThatAnAdministratorSets(t *testing.T) {
 			l.renumber("192.168.50.78", "fd50::78")
 			l.follow(a)
 			l.publishedPortIsReached(4, a.place, l.other)
-			n.check(a)
+			// The pod's route is there before its record, and the record is what CHECK goes by.
+			l.eventually("CHECK passes", func() bool { _, err := n.verb("CHECK", a); return err == nil })
 			l.eventually("the record follows", func() bool {
 				return strings.Contains(nstest.ReadIf(t, filepath.Join(n.state, "uplinks", nic+".json")), "192.168.50.78/24")
 			})

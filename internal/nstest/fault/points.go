@@ -17,30 +17,38 @@ const Variable = "TOMBOLO_SWEEP"
 // part and of a sample are evenly spread, and a sample is another one in each run.
 func Points(calls, sample int) ([]int, error) {
 	var list []int
-	switch value := os.Getenv(Variable); value {
-	case "all":
-		for at := 1; at <= calls; at++ {
-			list = append(list, at)
-		}
-	case "":
+	if os.Getenv(Variable) == "" {
 		from := rand.N(calls)
 		for i := range sample {
 			list = append(list, 1+(from+i*calls/sample)%calls)
 		}
-	default:
-		first, of, isPart := strings.Cut(value, "/")
-		at, err := strconv.Atoi(first)
-		step := calls
-		if isPart && err == nil {
-			step, err = strconv.Atoi(of)
-		}
-		if err != nil || at < 1 || step < 1 || isPart && at > step {
-			return nil, fmt.Errorf("%s=%q: want all, a number from 1, or a part such as 3/8", Variable, value)
-		}
-		list = append(list, at)
-		for at += step; isPart && at <= calls; at += step {
-			list = append(list, at)
-		}
+		return list, nil
 	}
-	return list, nil
+	at, step, err := Strides(1)
+	for more := err == nil; more; more = at <= calls && step > 0 {
+		list = append(list, at)
+		at += step
+	}
+	return list, err
+}
+
+// Strides is for a sweep that does not know how many calls there are before it has come to
+// their end. It gives the first call that has a fault, and how many further on the next one
+// is; 0: there is no other. A sample is one call of so many.
+func Strides(sample int) (first, step int, err error) {
+	value := os.Getenv(Variable)
+	switch value {
+	case "all":
+		return 1, 1, nil
+	case "":
+		return 1 + rand.N(sample), sample, nil
+	}
+	at, of, isPart := strings.Cut(value, "/")
+	if first, err = strconv.Atoi(at); isPart && err == nil {
+		step, err = strconv.Atoi(of)
+	}
+	if err != nil || first < 1 || isPart && first > step {
+		return 0, 0, fmt.Errorf("%s=%q: want all, a number from 1, or a part such as 3/8", Variable, value)
+	}
+	return first, step, nil
 }

@@ -42,3 +42,30 @@ func TestPointsOfASweep(t *testing.T) {
 		}
 	}
 }
+
+func TestStridesOfASweep(t *testing.T) {
+	for value, want := range map[string][2]int{"all": {1, 1}, "7": {7, 0}, "2/3": {2, 3}, "1/1": {1, 1}} {
+		t.Setenv(fault.Variable, value)
+		if first, step, err := fault.Strides(4); err != nil || [2]int{first, step} != want {
+			t.Errorf("%q: from %d by %d, %v, want %v", value, first, step, err, want)
+		}
+	}
+	t.Setenv(fault.Variable, "")
+	var from [6]int
+	for range 1000 {
+		first, step, err := fault.Strides(4)
+		if err != nil || step != 4 || first < 1 || first > 4 {
+			t.Fatalf("a sample of one in four: from %d by %d, %v", first, step, err)
+		}
+		from[first]++
+	}
+	for first, times := range from[1:5] {
+		if times == 0 {
+			t.Errorf("a sample never begins at %d", 1+first)
+		}
+	}
+	t.Setenv(fault.Variable, "4/3")
+	if first, step, err := fault.Strides(4); err == nil {
+		t.Errorf("from %d by %d, want an error", first, step)
+	}
+}

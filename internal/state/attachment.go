@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/ipam"
@@ -306,6 +308,9 @@ func (d *Dir) Load(network, hash string) (*Attachment, error) {
 
 func loadAttachment(path, network, hash string) (*Attachment, error) {
 	data, err := readFile(path)
+	if errors.Is(err, unix.EISDIR) || errors.Is(err, unix.ELOOP) {
+		return nil, fmt.Errorf("%w: %w", ErrDamaged, bare(err))
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -386,12 +391,15 @@ func (d *Dir) Unfinished(network, hash string) (bool, error) {
 	return err == nil && a.State == Adding, nil
 }
 
-// Remove removes an attachment's record; that it is gone already is success. It
-// needs the shared lock.
+// Remove removes an attachment's record, or what is in its place; that it is gone already is
+// success. It needs the shared lock.
 func (d *Dir) Remove(network, hash string) error {
 	path, err := d.attachmentPath(network, hash)
 	if err == nil {
 		err = file.Remove(path)
+	}
+	if errors.Is(err, unix.EISDIR) {
+		err = os.RemoveAll(path)
 	}
 	if err != nil {
 		return fmt.Errorf("remove attachment: %w", err)

@@ -1,6 +1,7 @@
 package cni
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -8,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/internal/nstest/fault"
@@ -276,13 +279,25 @@ func TestDamagedRecordsOfOtherProgramsPodsStopNothing(t *testing.T) {
 	s.ip("link set vb up")
 	s.ip("address add 10.6.0.1/24 dev vb")
 	verbOf := func(what, plugin, fields string) outcome {
-		return s.call(verb{plugin: plugin, verb: what, id: "b", conf: fmt.Sprintf(`{"cniVersion":"1.0.0","name":"other","stateDir":"STATE","type":%q%s,"prevResult":{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"POD"}],"ips":[{"address":"10.6.0.2/24","interface":0}]}}`, plugin, fields)})
+		return s.call(verb{plugin: plugin, verb: what, id: "b", conf: fmt.Sprintf(`{"cniVersion":"1.1.0","name":"other","stateDir":"STATE","type":%q%s,"prevResult":{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"POD"}],"ips":[{"address":"10.6.0.2/24","interface":0}]}}`, plugin, fields)})
 	}
 	const ports, iptables = `,"runtimeConfig":{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]}`, `,"backend":"iptables"`
+	const none = `,"cni.dev/valid-attachments":[]`
+	damages := map[string]func(path string) error{
+		"a directory":       func(path string) error { return os.Mkdir(path, 0o700) },
+		"a full directory":  func(path string) error { return os.MkdirAll(path+"/of/others", 0o700) },
+		"a symbolic link":   func(path string) error { return os.Symlink("/etc/passwd", path) },
+		"a link to nowhere": func(path string) error { return os.Symlink("nowhere", path) },
+		"a pipe":            func(path string) error { return unix.Mkfifo(path, 0o600) },
+	}
+	for what, text := range map[string]string{"nothing": "", "half a record": "{", "far too much": strings.Repeat(" ", 1<<20)} {
+		damages[what] = func(path string) error { return os.WriteFile(path, []byte(text), 0o600) }
+	}
 	for _, next := range []struct{ what, plugin, fields string }{
 		{"DEL", "portmap", ports}, {"DEL", "firewall", iptables}, {"ADD", "portmap", ports}, {"ADD", "firewall", iptables},
+		{"GC", "portmap", none},
 	} {
-		for _, damage := range []string{"", "{", strings.Repeat(" ", 1<<20)} {
+		for damage, spoil := range damages {
 			if o := verbOf("ADD", "portmap", ports); o.status != 0 {
 				t.Fatal(o.stdout)
 			}
@@ -290,19 +305,31 @@ func TestDamagedRecordsOfOtherProgramsPodsStopNothing(t *testing.T) {
 			if err != nil || len(records) != 1 {
 				t.Fatalf("records %q, %v", records, err)
 			}
-			if err := os.WriteFile(records[0], []byte(damage), 0o600); err != nil {
+			if err := errors.Join(os.Remove(records[0]), spoil(records[0])); err != nil {
 				t.Fatal(err)
 			}
 			if o := verbOf("CHECK", "portmap", ports); o.status == 0 {
-				t.Errorf("CHECK by a record of %d bytes: %s", len(damage), o.stdout)
+				t.Errorf("CHECK by a record that is %s: %s", damage, o.stdout)
+			}
+			if o := s.operate("gc", "--state", s.state); o.status != 0 || !strings.Contains(o.stderr, records[0]) {
+				t.Errorf("gc by a record that is %s: %+v", damage, o)
+			}
+			if o := verbOf("GC", "portmap", `,"cni.dev/valid-attachments":[{"containerID":"b","ifname":"eth0"}]`); o.status != 0 {
+				t.Errorf("GC that keeps a pod by a record that is %s: %s", damage, o.stdout)
+			}
+			if _, err := os.Lstat(records[0]); err != nil {
+				t.Errorf("GC that keeps a pod by a record that is %s: %v", damage, err)
 			}
 			if o := verbOf(next.what, next.plugin, next.fields); o.status != 0 {
-				t.Errorf("%s of %s by a record of %d bytes: %s", next.what, next.plugin, len(damage), o.stdout)
+				t.Errorf("%s of %s by a record that is %s: %s", next.what, next.plugin, damage, o.stdout)
 			}
-			if next.what == "DEL" || next.plugin == "firewall" {
+			if next.what != "ADD" || next.plugin == "firewall" {
 				if rules := nstest.Run(t, s.ns, "nft", "list", "map", "inet", "tombolo", "hostports4"); strings.Contains(rules, "10.6.0.2") {
 					t.Errorf("%s of %s left a port: %s", next.what, next.plugin, rules)
 				}
+			}
+			if left, _ := filepath.Glob(s.state + "/others/other/*"); next.what != "ADD" && len(left) > 0 {
+				t.Errorf("%s of %s by a record that is %s left %q", next.what, next.plugin, damage, left)
 			}
 			verbOf("DEL", "portmap", ports)
 			verbOf("DEL", "firewall", iptables)

@@ -109,9 +109,12 @@ func (t *Teardown) FindDead(ctx context.Context) ([]*Dead, error) {
 	if err != nil {
 		return nil, err
 	}
-	others, _, err := t.Session.Dir.Others().List(t.Network)
+	others, damaged, err := t.Session.Dir.Others().List(t.Network)
 	if err != nil {
 		return nil, fail.State(err)
+	}
+	for _, d := range damaged {
+		t.Session.Warn(d.Error()) // whether the pod is dead, nobody can tell
 	}
 	records = append(records, others...)
 	var found []*Dead

@@ -3,11 +3,11 @@ package teardown
 import (
 	"context"
 	"errors"
-	"io/fs"
 	"slices"
 
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
@@ -49,16 +49,17 @@ func Other(ctx context.Context, s *session.Session, rec *state.Attachment) error
 	return nil
 }
 
-// DamagedOther takes down what can be told of an attachment of another program's by its hash, and its record.
+// DamagedOther takes down what can be told of an attachment of another program's by its hash, and its record, or what
+// is in the place of that, if it is damaged still.
 func DamagedOther(ctx context.Context, s *session.Session, network, hash string) error {
 	lock, err := s.Dir.Others().LockAttachment(network, hash)
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, state.ErrBusy) {
+		return nil // a call is at work on it
+	}
+	defer lock.Close() // nil of what is no file: nobody has a lock of that
+	if _, err := s.Dir.Others().Load(network, hash); !errors.Is(err, state.ErrDamaged) {
 		return nil
 	}
-	if err != nil {
-		return fail.State(err)
-	}
-	defer lock.Close()
 	if err := s.Enter(ctx); err != nil {
 		return err
 	}
@@ -105,14 +106,20 @@ func removeIFB(ctx context.Context, rec *state.Attachment) error {
 
 // CollectOthers takes down what attachments of other programs' have of ours that keep does not name.
 func CollectOthers(ctx context.Context, s *session.Session, network string, keep []ipam.Owner) error {
-	valid := map[ipam.Owner]bool{}
+	valid := map[string]bool{}
 	for _, o := range keep {
-		valid[o] = true
+		valid[ident.Hash(network, o.ContainerID, o.IfName)] = true
 	}
-	list, _, err := s.Dir.Others().List(network)
+	list, damaged, err := s.Dir.Others().List(network)
 	errs := []error{err}
+	for _, d := range damaged {
+		s.Warn(d.Error())
+		if d.Hash != "" && !valid[d.Hash] {
+			errs = append(errs, DamagedOther(ctx, s, network, d.Hash))
+		}
+	}
 	for _, rec := range list {
-		if valid[ipam.Owner{ContainerID: rec.ContainerID, IfName: rec.IfName}] {
+		if valid[rec.Hash()] {
 			continue
 		}
 		lock, err := s.Dir.Others().LockAttachment(network, rec.Hash())

@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"os"
 	"time"
+
+	"github.com/tombolo-cni/tombolo/dhcpc/internal/trace"
 )
 
 // Client gets, keeps and releases leases for one interface: a Machine with a clock
@@ -88,7 +90,7 @@ func (c *Client) obtain(ctx context.Context, op string, s Session) (*Lease, erro
 	for {
 		out, err := r.next(ctx, limit)
 		if err != nil {
-			return nil, r.session.failure(op, c.cfg.Clock.Now(), err)
+			return nil, (*Error)(r.session.trace.Failure(op, c.cfg.Clock.Now(), err))
 		}
 		if out.Bound != nil {
 			return out.Bound, nil
@@ -181,7 +183,7 @@ func (r *runner) next(ctx context.Context, limit time.Time) (Output, error) {
 		if wake := r.session.wake; !wake.IsZero() && !now.Before(wake) {
 			return r.step(ctx, Event{})
 		}
-		p, err := r.wait(ctx, now, earlier(limit, r.session.wake))
+		p, err := r.wait(ctx, now, trace.Earlier(limit, r.session.wake))
 		if err != nil {
 			return Output{}, err
 		}
@@ -194,7 +196,7 @@ func (r *runner) next(ctx context.Context, limit time.Time) (Output, error) {
 // wait waits for a packet, or until some time at the latest.
 func (r *runner) wait(ctx context.Context, now, until time.Time) (*Packet, error) {
 	if r.conn != nil && now.Before(r.session.listen) {
-		p, err := r.conn.Receive(ctx, earlier(until, r.session.listen))
+		p, err := r.conn.Receive(ctx, trace.Earlier(until, r.session.listen))
 		switch {
 		case err == nil:
 			return p, nil
@@ -261,12 +263,4 @@ func (r *runner) hangUp() {
 		_ = r.conn.Close()
 		r.conn = nil
 	}
-}
-
-// earlier gives the earlier of two times; the zero time never comes.
-func earlier(a, b time.Time) time.Time {
-	if a.IsZero() || !b.IsZero() && b.Before(a) {
-		return b
-	}
-	return a
 }

@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+
+	"github.com/tombolo-cni/tombolo/dhcpc/internal/trace"
 )
 
 // Machine is the state machine of RFC 2131 for one client's identity. It has no
@@ -32,7 +34,7 @@ type Session struct {
 	now    time.Time // the latest that Step was told
 	wake   time.Time
 	listen time.Time
-	trace
+	trace  trace.Trace
 
 	xid      uint32
 	secs     uint16    // since it began, as of the last DISCOVER, or REQUEST that follows none
@@ -104,7 +106,7 @@ func (m *Machine) Start(now time.Time, seed uint64) Session {
 	if m.made() {
 		hint = m.cfg.Address
 	}
-	return Session{state: Init, random: seed, now: now, wake: now, hint: hint, trace: trace{began: now}}
+	return Session{state: Init, random: seed, now: now, wake: now, hint: hint, trace: trace.Trace{Began: now}}
 }
 
 // Restore takes up a lease whose address this client still has, as a restarted
@@ -213,7 +215,7 @@ func (t *step) receive(p *Packet) {
 }
 
 // note counts something heard, for the error if no lease comes of it.
-func (t *step) note(what string) { t.s.heard = add(t.s.heard, what) }
+func (t *step) note(what string) { t.s.trace.Heard.Add(what) }
 
 // enter goes to a state, for a wait until some time at which it is heard no more.
 func (t *step) enter(state State, wake time.Time) {
@@ -227,7 +229,7 @@ func (t *step) idle(state State, wake time.Time) {
 
 func (t *step) send(what string, p *Packet) {
 	t.out.Send = p
-	t.s.sent = add(t.s.sent, what)
+	t.s.trace.Sent.Add(what)
 }
 
 // next is a step of the SplitMix64 generator: a pure function of the Session, which
@@ -243,7 +245,7 @@ func (t *step) next() uint64 {
 // count writes down how long this has taken already. It goes into each message, by
 // which a relay may see that a client is in need.
 func (t *step) count() {
-	t.s.secs = uint16(min(max(t.now.Sub(t.s.began)/time.Second, 0), math.MaxUint16))
+	t.s.secs = uint16(min(max(t.now.Sub(t.s.trace.Began)/time.Second, 0), math.MaxUint16))
 }
 
 // newXID changes the transaction identifier.
@@ -282,7 +284,7 @@ const (
 
 // startOver goes back to INIT after a failure, for a while that grows with each.
 func (t *step) startOver(err error, atLeast time.Duration) {
-	t.out.Err, t.s.last = err, err
+	t.out.Err, t.s.trace.Last = err, err
 	pause := max(doubled(firstBackOff, t.s.failures, longestBackOff), atLeast)
 	t.s.failures++
 	t.forget()
@@ -312,7 +314,7 @@ func (t *step) lose() {
 		return
 	}
 	t.out.Lost, t.s.lease = t.s.lease, nil
-	t.s.began = t.now
+	t.s.trace.Began = t.now
 }
 
 // bind takes a lease: the session's work is done until T1.
@@ -320,7 +322,7 @@ func (t *step) bind(l *Lease) {
 	t.out.Bound, t.s.lease = l, l
 	t.s.hint = l.Address.Addr()
 	t.s.failures, t.s.avoid = 0, nil
-	t.s.trace = trace{began: t.now}
+	t.s.trace = trace.Trace{Began: t.now}
 	t.forget()
 	// Nothing is to be heard until then.
 	t.idle(Bound, t.renewAt(l))

@@ -117,8 +117,8 @@ func TestOffersThatNobodyCouldUse(t *testing.T) {
 			t.Errorf("%s: %s, sent %v", name, b.s.State(), b.out.Send)
 			continue
 		}
-		if len(texts(b.s.heard)) != 1 {
-			t.Errorf("%s: heard %v, want a word about it", name, texts(b.s.heard))
+		if len(b.s.trace.Heard.Texts()) != 1 {
+			t.Errorf("%s: heard %v, want a word about it", name, b.s.trace.Heard.Texts())
 		}
 		b.hear(offer, from(rogueIP)) // another server
 		b.want(Requesting)
@@ -197,7 +197,7 @@ func TestOfferThenSilence(t *testing.T) {
 	b.hear(offer)
 	b.want(Requesting)
 	b.option(54, raw4(serverIP))
-	if got := strings.Join(texts(b.s.heard), "; "); !strings.Contains(got, "2 OFFERs of 10.9.0.7 from 10.9.0.66") {
+	if got := strings.Join(b.s.trace.Heard.Texts(), "; "); !strings.Contains(got, "2 OFFERs of 10.9.0.7 from 10.9.0.66") {
 		t.Errorf("heard %s", got)
 	}
 }
@@ -268,7 +268,7 @@ func TestAnswersHoweverTheyCome(t *testing.T) {
 			b.step(Event{Packet: p})
 		}
 		if b.s.State() != Bound {
-			t.Errorf("%s: %s; heard %v", name, b.s.State(), texts(b.s.heard))
+			t.Errorf("%s: %s; heard %v", name, b.s.State(), b.s.trace.Heard.Texts())
 		}
 	}
 }

@@ -140,7 +140,7 @@ func TestAcquireSaysWhatWasRefusedAndWhy(t *testing.T) {
 	b.hear(offer)
 	b.tick()
 	b.hear(ack)
-	err := error(b.s.failure("acquire lease", b.now.Add(time.Second), ErrTimeout))
+	err := error((*Error)(b.s.trace.Failure("acquire lease", b.now.Add(time.Second), ErrTimeout)))
 	want := "acquire lease: no lease after 1 DISCOVER, 1 REQUEST, 1 DECLINE in 2s; heard 1 OFFER of 10.9.0.7 from 10.9.0.1: it is the host's own address; before: address not taken: 10.9.0.7, by 10.9.0.1: it is the host's own address"
 	if err.Error() != want || !errors.Is(err, ErrRefused) {
 		t.Errorf("got  %q\nwant %q", err, want)

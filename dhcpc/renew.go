@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
+
+	"github.com/tombolo-cni/tombolo/dhcpc/internal/trace"
 )
 
 // answerWait is how long an answer to a renewal is waited for with an open socket.
@@ -30,7 +32,7 @@ func (t *step) renew(state State, end time.Time) {
 	l := t.s.lease
 	t.newXID()
 	if t.s.state == Bound {
-		t.s.trace = trace{began: t.now}
+		t.s.trace = trace.Trace{Began: t.now}
 	}
 	t.s.asked = t.now
 	t.count()
@@ -95,7 +97,7 @@ func (t *step) refuse(m *message) {
 func (t *step) expire() {
 	l := t.s.lease
 	t.out.Err = fmt.Errorf("%w: %s, at %s", ErrExpired, l.Address.Addr(), l.Expire.Format(time.RFC3339))
-	t.s.last = t.out.Err
+	t.s.trace.Last = t.out.Err
 	t.lose()
 	t.forget()
 	t.discover()

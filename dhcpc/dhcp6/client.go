@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/dhcpc/internal/trace"
 )
 
 // Client gets, keeps and releases leases for one interface: a Machine with a clock and a
@@ -183,7 +184,7 @@ func (r *runner) next(ctx context.Context, limit time.Time) (Output, error) {
 			}
 			continue
 		}
-		message, err := r.wait(ctx, now, earlier(limit, r.session.wake))
+		message, err := r.wait(ctx, now, trace.Earlier(limit, r.session.wake))
 		if err != nil {
 			return Output{}, err
 		}
@@ -222,10 +223,10 @@ const lookAgain = 10 * time.Second
 // wait waits for a message, or until some time at the latest.
 func (r *runner) wait(ctx context.Context, now, until time.Time) ([]byte, error) {
 	if r.check != nil {
-		until = earlier(until, r.retry)
+		until = trace.Earlier(until, r.retry)
 	}
 	if r.conn != nil && now.Before(r.session.listen) {
-		message, err := r.conn.Receive(ctx, earlier(until, r.session.listen))
+		message, err := r.conn.Receive(ctx, trace.Earlier(until, r.session.listen))
 		switch {
 		case err == nil:
 			return message, nil
@@ -279,12 +280,4 @@ func (r *runner) hangUp() {
 		_ = r.conn.Close()
 		r.conn = nil
 	}
-}
-
-// earlier gives the earlier of two times; the zero time never comes.
-func earlier(a, b time.Time) time.Time {
-	if a.IsZero() || !b.IsZero() && b.Before(a) {
-		return b
-	}
-	return a
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/insomniacslk/dhcp/iana"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/dhcpc/internal/trace"
 )
 
 // The times of a CONFIRM: RFC 8415, section 7.6.
@@ -60,7 +61,7 @@ func (t *step) confirm() {
 
 // confirmed goes on with the lease, which may be due to be renewed meanwhile.
 func (t *step) confirmed() {
-	t.s.trace = trace{began: t.now}
+	t.s.trace = trace.Trace{Began: t.now}
 	t.idle(Bound, t.s.lease.Renew)
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/insomniacslk/dhcp/iana"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/dhcpc/internal/trace"
 )
 
 // The times of RFC 8415, section 7.6.
@@ -174,7 +175,7 @@ func (t *step) unable(err error) {
 	t.shun(t.s.asked.Server)
 	if t.s.lease != nil {
 		// What it held it still holds, until it ends: others are asked.
-		t.s.last, t.s.asked, t.s.rebound = err, nil, false
+		t.s.trace.Last, t.s.asked, t.s.rebound = err, nil, false
 		t.begin(Rebinding)
 		t.s.wake, t.s.listen = t.now.Add(min(rebTimeout, t.s.lease.Expire.Sub(t.now))), time.Time{}
 		return
@@ -221,7 +222,7 @@ func (t *step) leaseTimeUp() {
 // begun begins a renewal.
 func (t *step) begun(state State) {
 	if t.s.state == Bound {
-		t.s.trace = trace{began: t.now}
+		t.s.trace = trace.Trace{Began: t.now}
 	}
 	t.begin(state)
 }
@@ -294,7 +295,7 @@ func (t *step) revoked(m *message, list []grant, t1, t2 time.Duration, ignored [
 
 // decline tells the server that an address which it granted is not taken, and then starts over.
 func (t *step) decline(l *Lease, why error) {
-	t.out.Err, t.s.last = why, why
+	t.out.Err, t.s.trace.Last = why, why
 	t.shun(l.Server)
 	if t.s.hint = t.cfg.Address; t.s.hint == l.Address {
 		t.s.hint = netip.Addr{}

@@ -10,6 +10,7 @@ import (
 	"github.com/insomniacslk/dhcp/dhcpv6"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/dhcpc/internal/trace"
 )
 
 // Machine is the client's side of RFC 8415 for one identity. It has no socket, no clock and no
@@ -36,7 +37,7 @@ type Session struct {
 	now    time.Time // the latest that Step was told
 	wake   time.Time
 	listen time.Time
-	trace
+	trace  trace.Trace
 
 	xid   uint32
 	first time.Time     // when the exchange's first message was sent
@@ -122,7 +123,7 @@ type Output struct {
 // Start begins a Session without an address. The seed makes transaction identifiers and pauses
 // differ between clients: a random number.
 func (m *Machine) Start(now time.Time, seed uint64) Session {
-	s := Session{state: Init, random: seed, now: now, wake: now, trace: trace{began: now}}
+	s := Session{state: Init, random: seed, now: now, wake: now, trace: trace.Trace{Began: now}}
 	if m.made() {
 		s.hint = m.cfg.Address
 	}
@@ -280,7 +281,7 @@ func (t *step) fromAsked(m *message, server dhcpc.Hex) bool {
 }
 
 // note counts something heard, for the error if no lease comes of it.
-func (t *step) note(what string) { t.s.heard = add(t.s.heard, what) }
+func (t *step) note(what string) { t.s.trace.Heard.Add(what) }
 
 // begin begins an exchange, with a transaction identifier of its own.
 func (t *step) begin(state State) {
@@ -299,7 +300,7 @@ func (t *step) message(kind dhcpv6.MessageType) *dhcpv6.Message {
 // when the exchange is over at the latest, the zero time if never.
 func (t *step) send(m *dhcpv6.Message, irt, mrt time.Duration, end time.Time) {
 	t.out.Send = m.ToBytes()
-	t.s.trace.sent = add(t.s.trace.sent, m.MessageType.String())
+	t.s.trace.Sent.Add(m.MessageType.String())
 	t.s.sent = t.now
 	t.s.tries++
 	rt := irt
@@ -360,7 +361,7 @@ const (
 // nil where it has been told.
 func (t *step) startOver(err error) {
 	if err != nil {
-		t.out.Err, t.s.last = err, err
+		t.out.Err, t.s.trace.Last = err, err
 	}
 	pause := firstBackOff
 	for i := 0; i < t.s.failures && pause < longestBackOff; i++ {
@@ -387,7 +388,7 @@ func (t *step) shun(server dhcpc.Hex) {
 func (t *step) lose(why error) {
 	l := t.s.lease
 	t.out.Lost, t.s.lease = l, nil
-	t.s.trace = trace{began: t.now}
+	t.s.trace = trace.Trace{Began: t.now}
 	t.s.failures = 0
 	if l == nil {
 		t.startOver(why)
@@ -440,7 +441,7 @@ func (t *step) bind(l *Lease) {
 	}
 	t.out.Bound, t.s.lease, t.s.hint, t.s.hintPrefix = l, l, l.Address, l.Prefix
 	t.s.failures, t.s.avoid, t.s.asked, t.s.best, t.s.rebound = 0, nil, nil, nil, false
-	t.s.trace = trace{began: t.now}
+	t.s.trace = trace.Trace{Began: t.now}
 	t.idle(Bound, l.Renew)
 }
 

@@ -44,14 +44,39 @@ func (c *Config) do(fn func() error) error {
 	return c.NetNS.Do(fn)
 }
 
-func (c *Config) check() error {
-	if c.Link <= 0 {
-		return fmt.Errorf("link %d: want an interface's index", c.Link)
-	}
-	if len(c.MAC) != macLen {
-		return fmt.Errorf("MAC address %q: want %d bytes", c.MAC, macLen)
+func (c *Config) checkLink() error {
+	switch {
+	case c == nil:
+		return argument("no configuration, which has to name the link")
+	case c.Link <= 0:
+		return argument(fmt.Sprintf("link %d: want an interface's index", c.Link))
 	}
 	return nil
+}
+
+func (c *Config) check() error {
+	if err := c.checkLink(); err != nil {
+		return err
+	}
+	if len(c.MAC) != macLen {
+		return argument(fmt.Sprintf("MAC address %q: want %d bytes", c.MAC, macLen))
+	}
+	return nil
+}
+
+// complete gives a checked copy, with the interface's own MAC where none was given.
+func (c *Config) complete() (*Config, error) {
+	if err := c.checkLink(); err != nil {
+		return nil, err
+	}
+	full := *c
+	if full.MAC == nil {
+		var err error
+		if full.MAC, err = c.linkMAC(); err != nil {
+			return nil, err
+		}
+	}
+	return &full, full.check()
 }
 
 func (c *Config) object() string { return "link " + strconv.Itoa(c.Link) }
@@ -76,21 +101,11 @@ const frameMax = 1 << 14
 // DialRaw opens a packet socket. The error matches unix.EPERM without CAP_NET_RAW, and
 // fs.ErrNotExist where there is no such link.
 func DialRaw(cfg *Config) (*Raw, error) {
-	if cfg == nil {
-		return nil, argument("no configuration, which has to name the link")
-	}
-	c := *cfg
-	if c.MAC == nil {
-		mac, err := c.linkMAC()
-		if err != nil {
-			return nil, err
-		}
-		c.MAC = mac
-	}
-	if err := c.check(); err != nil {
+	c, err := cfg.complete()
+	if err != nil {
 		return nil, err
 	}
-	return dialRaw(&c, incoming(), c.ARP)
+	return dialRaw(c, incoming(), c.ARP)
 }
 
 // dialRaw opens a packet socket for those DHCP answers, and with ARP such packets, that a

@@ -34,54 +34,49 @@ func (u *UDP) isOpen() bool { return u != nil && u.conn != nil && !u.closed.Load
 // namespace has the port to itself. A link that is not there shows only at the first
 // Send, which fails with unix.ENODEV or ENETUNREACH.
 func DialUDP(cfg *Config) (*UDP, error) {
-	if cfg == nil {
-		return nil, argument("no configuration, which has to name the link")
-	}
-	c := *cfg
-	if c.MAC == nil {
-		mac, err := c.linkMAC()
-		if err != nil {
-			return nil, err
-		}
-		c.MAC = mac
-	}
-	if err := c.check(); err != nil {
+	c, err := cfg.complete()
+	if err != nil {
 		return nil, err
 	}
 	filter, err := bpf.Assemble(datagrams(c.MAC))
 	if err != nil {
 		return nil, fmt.Errorf("assemble filter: %w", err)
 	}
-	var conn *net.UDPConn
-	err = c.do(func() error {
-		var err error
-		conn, err = open(c.Link, filter)
-		return err
+	conn, err := c.listen(unix.AF_INET, dhcpc.ClientPort, func(fd int) error {
+		return prepare(fd, c.Link, filter)
 	})
 	if err != nil {
-		return nil, &tombolo.OpError{Op: "open UDP socket on", Object: c.object(), Err: err}
+		return nil, err
 	}
 	return &UDP{conn: conn, buf: make([]byte, frameMax)}, nil
 }
 
-// open makes the socket by hand: net.ListenConfig would bring a resolver of names into
+// listen makes a socket by hand: net.ListenConfig would bring a resolver of names into
 // every program, with what that takes at each start.
-func open(link int, filter []bpf.RawInstruction) (*net.UDPConn, error) {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+func (c *Config) listen(family, port int, prepare func(fd int) error) (*net.UDPConn, error) {
+	var own unix.Sockaddr = &unix.SockaddrInet4{Port: port}
+	if family == unix.AF_INET6 {
+		own = &unix.SockaddrInet6{Port: port}
+	}
+	var conn net.PacketConn
+	err := c.do(func() error {
+		fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+		if err != nil {
+			return fmt.Errorf("socket: %w", err)
+		}
+		file := os.NewFile(uintptr(fd), "udp")
+		defer file.Close()
+		if err := prepare(fd); err != nil {
+			return err
+		}
+		if err := unix.Bind(fd, own); err != nil {
+			return fmt.Errorf("bind to port %d: %w", port, err)
+		}
+		conn, err = net.FilePacketConn(file) // of its own descriptor
+		return err
+	})
 	if err != nil {
-		return nil, fmt.Errorf("socket: %w", err)
-	}
-	file := os.NewFile(uintptr(fd), "udp")
-	defer file.Close()
-	if err := prepare(fd, link, filter); err != nil {
-		return nil, err
-	}
-	if err := unix.Bind(fd, &unix.SockaddrInet4{Port: dhcpc.ClientPort}); err != nil {
-		return nil, fmt.Errorf("bind to port %d: %w", dhcpc.ClientPort, err)
-	}
-	conn, err := net.FilePacketConn(file) // of its own descriptor
-	if err != nil {
-		return nil, err
+		return nil, &tombolo.OpError{Op: "open UDP socket on", Object: c.object(), Err: err}
 	}
 	return conn.(*net.UDPConn), nil
 }
@@ -95,14 +90,23 @@ func prepare(fd, link int, filter []bpf.RawInstruction) error {
 	if err := unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(code)), Filter: &code[0]}); err != nil {
 		return fmt.Errorf("attach filter: %w", err)
 	}
-	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX, link); err != nil {
-		return fmt.Errorf("bind to link: %w", err)
-	}
-	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
-		return fmt.Errorf("share the port: %w", err)
-	}
-	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BROADCAST, 1); err != nil {
-		return fmt.Errorf("allow broadcasts: %w", err)
+	return setOptions(fd,
+		option{"bind to link", unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX, link},
+		option{"share the port", unix.SOL_SOCKET, unix.SO_REUSEADDR, 1},
+		option{"allow broadcasts", unix.SOL_SOCKET, unix.SO_BROADCAST, 1})
+}
+
+// option is one of a socket.
+type option struct {
+	what               string
+	level, name, value int
+}
+
+func setOptions(fd int, options ...option) error {
+	for _, o := range options {
+		if err := unix.SetsockoptInt(fd, o.level, o.name, o.value); err != nil {
+			return fmt.Errorf("%s: %w", o.what, err)
+		}
 	}
 	return nil
 }

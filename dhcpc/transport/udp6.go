@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"sync/atomic"
 	"time"
 
@@ -33,54 +32,21 @@ func (u *UDP6) isOpen() bool { return u != nil && u.conn != nil && !u.closed.Loa
 // DialUDP6 opens a UDP socket. Config.MAC and ARP are not used. The error matches unix.EADDRINUSE where a
 // program in the namespace has the port to itself.
 func DialUDP6(cfg *Config) (*UDP6, error) {
-	switch {
-	case cfg == nil:
-		return nil, argument("no configuration, which has to name the link")
-	case cfg.Link <= 0:
-		return nil, argument(fmt.Sprintf("link %d: want an interface's index", cfg.Link))
+	if err := cfg.checkLink(); err != nil {
+		return nil, err
 	}
-	var conn *net.UDPConn
-	err := cfg.do(func() error {
-		var err error
-		conn, err = open6(cfg.Link)
-		return err
+	conn, err := cfg.listen(unix.AF_INET6, dhcp6.ClientPort, func(fd int) error {
+		return setOptions(fd,
+			option{"bind to link", unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX, cfg.Link},
+			option{"share the port", unix.SOL_SOCKET, unix.SO_REUSEADDR, 1},
+			option{"leave IPv4 out", unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1},
+			option{"send to the group on link", unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_IF, cfg.Link})
 	})
-	if err != nil {
-		return nil, &tombolo.OpError{Op: "open UDP socket on", Object: cfg.object(), Err: err}
-	}
-	// The link is that of the socket, so the group needs no zone.
-	return &UDP6{conn: conn, group: netip.AddrPortFrom(netip.MustParseAddr(dhcp6.Group), dhcp6.ServerPort), buf: make([]byte, frameMax)}, nil
-}
-
-// open6 makes the socket by hand; see open.
-func open6(link int) (*net.UDPConn, error) {
-	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-	if err != nil {
-		return nil, fmt.Errorf("socket: %w", err)
-	}
-	file := os.NewFile(uintptr(fd), "udp6")
-	defer file.Close()
-	for _, o := range []struct {
-		what               string
-		level, name, value int
-	}{
-		{"bind to link", unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX, link},
-		{"share the port", unix.SOL_SOCKET, unix.SO_REUSEADDR, 1},
-		{"leave IPv4 out", unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1},
-		{"send to the group on link", unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_IF, link},
-	} {
-		if err := unix.SetsockoptInt(fd, o.level, o.name, o.value); err != nil {
-			return nil, fmt.Errorf("%s: %w", o.what, err)
-		}
-	}
-	if err := unix.Bind(fd, &unix.SockaddrInet6{Port: dhcp6.ClientPort}); err != nil {
-		return nil, fmt.Errorf("bind to port %d: %w", dhcp6.ClientPort, err)
-	}
-	conn, err := net.FilePacketConn(file) // of its own descriptor
 	if err != nil {
 		return nil, err
 	}
-	return conn.(*net.UDPConn), nil
+	// The link is that of the socket, so the group needs no zone.
+	return &UDP6{conn: conn, group: netip.AddrPortFrom(netip.MustParseAddr(dhcp6.Group), dhcp6.ServerPort), buf: make([]byte, frameMax)}, nil
 }
 
 // Send sends a message to all servers and relays.
@@ -141,9 +107,9 @@ func Dialer6(cfg *Config) func(ctx context.Context) (dhcp6.Transport, error) {
 // With Config.MAC, the client's, it goes as a frame of its own, from that address and the link-local one that
 // follows from it, and with the tag of Config.VLAN: for a bridge's port, which has no addresses.
 func Send6(cfg *Config, message []byte) error {
-	switch {
-	case cfg == nil || cfg.Link <= 0:
-		return argument("no configuration, which has to name the link")
+	switch err := cfg.checkLink(); {
+	case err != nil:
+		return err
 	case len(cfg.MAC) != macLen && (cfg.MAC != nil || cfg.VLAN != 0):
 		return argument(fmt.Sprintf("MAC address %q: want %d bytes", cfg.MAC, macLen))
 	case len(message) > 0xffff-udpHeaderLen:
@@ -170,10 +136,8 @@ func Send6(cfg *Config, message []byte) error {
 }
 
 func sendToGroup(fd int, cfg *Config, message []byte) error {
-	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX, cfg.Link); err != nil {
-		return err
-	}
-	if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_IF, cfg.Link); err != nil {
+	if err := setOptions(fd, option{"bind to link", unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX, cfg.Link},
+		option{"send to the group on link", unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_IF, cfg.Link}); err != nil {
 		return err
 	}
 	group := netip.MustParseAddr(dhcp6.Group)

@@ -22,9 +22,6 @@ type Witness struct{ raw *Raw }
 // link. Config.MAC is needed, and is the client's own. Open it before the first packet is
 // sent. Its errors are those of DialRaw.
 func DialWitness(cfg *Config) (*Witness, error) {
-	if cfg == nil {
-		return nil, argument("no configuration, which has to name the link")
-	}
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}

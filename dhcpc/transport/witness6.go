@@ -19,9 +19,6 @@ type Witness6 struct{ raw *Raw }
 // Config.MAC is needed, and is the client's own. Open it before the first message is sent. Its errors
 // are those of DialRaw.
 func DialWitness6(cfg *Config) (*Witness6, error) {
-	if cfg == nil {
-		return nil, argument("no configuration, which has to name the link")
-	}
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}

@@ -81,7 +81,7 @@ func (n *Node) CollectDead(ctx context.Context, network string, dryRun bool) ([]
 	if err := teardown.InOwnNamespace(epoch); err != nil {
 		return nil, err
 	}
-	s, err := n.openKnown()
+	s, err := n.openKnown(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -118,7 +118,7 @@ func (n *Node) collectEarlier(ctx context.Context, networks []string, dryRun boo
 	if dryRun {
 		return list, nil
 	}
-	s, err := n.openKnown()
+	s, err := n.openKnown(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -33,7 +33,7 @@ func (n *Node) Del(ctx context.Context, key Key, known *Known) error {
 		return err
 	}
 	defer s.Close()
-	return n.teardown(s, key.Network, known).Attachment(ctx, ipam.Owner{ContainerID: key.ContainerID, IfName: key.IfName}, key.hash())
+	return n.teardown(s, key.Network, known).Attachment(ctx, key.owner(), key.hash())
 }
 
 // teardown takes attachments of a network down.
@@ -57,27 +57,25 @@ func (n *Node) teardown(s *session.Session, network string, known *Known) *teard
 // What there is gets listed first, and goes one by one, so that other calls get their turn
 // in between; each is looked at again under its own lock.
 func (n *Node) Collect(ctx context.Context, network string, keep []Key, known *Known) ([]Key, error) {
-	if err := n.usable(ctx); err != nil {
-		return nil, err
-	}
-	if err := checkName(network); err != nil {
-		return nil, err
-	}
-	s, err := n.open(n.mark)
+	s, err := n.openFor(ctx, network)
 	if err != nil {
 		return nil, err
 	}
 	defer s.Close()
-	owners := make([]ipam.Owner, len(keep))
-	for i, key := range keep {
-		owners[i] = ipam.Owner{ContainerID: key.ContainerID, IfName: key.IfName}
-	}
-	gone, err := n.teardown(s, network, known).Collect(ctx, owners)
+	gone, err := n.teardown(s, network, known).Collect(ctx, owners(keep))
 	var keys []Key
 	for _, o := range gone {
 		keys = append(keys, Key{network, o.ContainerID, o.IfName})
 	}
 	return keys, err
+}
+
+func owners(keys []Key) []ipam.Owner {
+	list := make([]ipam.Owner, len(keys))
+	for i, key := range keys {
+		list[i] = key.owner()
+	}
+	return list
 }
 
 // Remove takes down what Collect leaves of a network: its rules, its gateways,
@@ -88,13 +86,7 @@ func (n *Node) Remove(ctx context.Context, name string) error {
 }
 
 func (n *Node) remove(ctx context.Context, name string) error {
-	if err := n.usable(ctx); err != nil {
-		return err
-	}
-	if err := checkName(name); err != nil {
-		return err
-	}
-	s, err := n.openKnown()
+	s, err := n.openKnown(ctx, name)
 	if err != nil {
 		return err
 	}

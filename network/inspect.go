@@ -84,10 +84,7 @@ func (in *Inspection) Differs() bool {
 // namespaces. It changes nothing and waits for no lock: what comes and goes meanwhile may
 // show as different. An attachment that a call is at work on is not compared.
 func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
-	if err := n.usable(ctx); err != nil {
-		return nil, err
-	}
-	s, err := n.openKnown()
+	s, err := n.openKnown(ctx)
 	if err != nil {
 		return nil, err
 	}

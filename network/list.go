@@ -21,10 +21,7 @@ func (n *Node) Networks(ctx context.Context) ([]string, error) {
 // Attachments lists a network's attachments that are on record; those whose record cannot be
 // read are for Inspect to name.
 func (n *Node) Attachments(ctx context.Context, network string) ([]*Attachment, error) {
-	if err := n.usable(ctx); err != nil {
-		return nil, err
-	}
-	if err := checkName(network); err != nil {
+	if err := n.usable(ctx, network); err != nil {
 		return nil, err
 	}
 	records, _, err := n.dir.List(network)
@@ -41,13 +38,7 @@ func (n *Node) Attachments(ctx context.Context, network string) ([]*Attachment, 
 // HasRules says whether the firewall has rules in a network's name, on record or not, or rules in
 // no network's: Remove deletes them.
 func (n *Node) HasRules(ctx context.Context, network string) (bool, error) {
-	if err := n.usable(ctx); err != nil {
-		return false, err
-	}
-	if err := checkName(network); err != nil {
-		return false, err
-	}
-	s, err := n.openKnown()
+	s, err := n.openKnown(ctx, network)
 	if err != nil {
 		return false, err
 	}

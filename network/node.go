@@ -93,13 +93,19 @@ func Open(ctx context.Context, cfg *Config) (*Node, error) {
 	return n, nil
 }
 
-// usable refuses a call on what is no open Node, or without a context.
-func (n *Node) usable(ctx context.Context) error {
+// usable refuses a call on what is no open Node, without a context, or about what cannot name a
+// network.
+func (n *Node) usable(ctx context.Context, networks ...string) error {
 	switch {
 	case n == nil || n.dir == nil:
 		return fail.Errorf(ErrInvalid, "the node was not opened")
 	case ctx == nil:
 		return fail.Errorf(ErrInvalid, "the context is nil")
+	}
+	for _, name := range networks {
+		if err := checkName(name); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -127,9 +133,20 @@ func (n *Node) open(mark uint32) (*session.Session, error) {
 	})
 }
 
-// openKnown opens a session for what concerns all networks. They share one mark, so any
-// record tells it.
-func (n *Node) openKnown() (*session.Session, error) {
+// openFor opens a session for a call about one network.
+func (n *Node) openFor(ctx context.Context, network string) (*session.Session, error) {
+	if err := n.usable(ctx, network); err != nil {
+		return nil, err
+	}
+	return n.open(n.mark)
+}
+
+// openKnown opens a session for a call about all networks, or about some by their names. All
+// share one mark, so any record tells it.
+func (n *Node) openKnown(ctx context.Context, networks ...string) (*session.Session, error) {
+	if err := n.usable(ctx, networks...); err != nil {
+		return nil, err
+	}
 	mark := n.mark
 	if mark == 0 {
 		records, _, err := n.dir.ListNetworks()

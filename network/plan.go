@@ -3,6 +3,7 @@ package network
 import (
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
@@ -13,6 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo/network/internal/elements"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
+	"github.com/tombolo-cni/tombolo/network/internal/reroute"
 	"github.com/tombolo-cni/tombolo/nft"
 	"github.com/tombolo-cni/tombolo/route"
 )
@@ -146,13 +148,10 @@ func (a *adding) checkGiven(g given) error {
 // lasting leaves out the default route that a pod has learnt from its LAN's router, and may
 // learn anew.
 func lasting(nw *Network, routes []route.Route) []route.Route {
-	var list []route.Route
-	for _, r := range routes {
-		if !nw.SLAAC || nw.Exit == ExitHost || r.Dst.Bits() > 0 || !r.Gateway.Is6() {
-			list = append(list, r)
-		}
+	if !nw.SLAAC || nw.Exit == ExitHost {
+		return routes
 	}
-	return list
+	return slices.DeleteFunc(slices.Clone(routes), func(r route.Route) bool { return r.Dst.Bits() <= 0 && r.Gateway.Is6() })
 }
 
 // addressMAC derives the pod's MAC from its IPv4 address: an address that goes to
@@ -173,24 +172,20 @@ func addressMAC(addresses []ipam.Address) net.HardwareAddr {
 func podRoutes(nw *Network, addresses []ipam.Address, routes []route.Route) []route.Route {
 	var direct, led []route.Route
 	for _, r := range withDefaultRoutes(nw, addresses, routes) {
-		if one := podRoute(addresses, r); one.Gateway.IsValid() {
-			led = append(led, one)
+		r.Dst, r.Protocol = r.Dst.Masked(), route.ProtocolTombolo
+		if !r.Gateway.IsValid() && r.Scope == nil {
+			// A route that names no gateway goes by that of the address.
+			r.Gateway = gatewayFor(r.Dst.Addr().BitLen(), addresses)
+		}
+		r.OnLink = r.Gateway.IsValid() && !reachable(r.Gateway, addresses)
+		if r.Gateway.IsValid() {
+			led = append(led, r)
 		} else {
-			direct = append(direct, one)
+			direct = append(direct, r)
 		}
 	}
 	// Those that lead to a gateway come last.
 	return append(direct, led...)
-}
-
-func podRoute(addresses []ipam.Address, r route.Route) route.Route {
-	r.Dst, r.Protocol = r.Dst.Masked(), route.ProtocolTombolo
-	if !r.Gateway.IsValid() && r.Scope == nil {
-		// A route that names no gateway goes by that of the address.
-		r.Gateway = gatewayFor(r.Dst, addresses)
-	}
-	r.OnLink = r.Gateway.IsValid() && !reachable(r.Gateway, addresses)
-	return r
 }
 
 // withDefaultRoutes adds a default route for each family that has a gateway and
@@ -199,16 +194,10 @@ func withDefaultRoutes(nw *Network, addresses []ipam.Address, routes []route.Rou
 	if !nw.DefaultGateway {
 		return routes
 	}
-	list := append([]route.Route(nil), routes...)
+	list := slices.Clone(routes)
 	for _, bits := range []int{32, 128} {
-		if hasDefault(list, bits) {
-			continue
-		}
-		for _, a := range addresses {
-			if a.Prefix.Addr().BitLen() == bits && a.Gateway.IsValid() {
-				list = append(list, defaultRoute(a.Gateway))
-				break
-			}
+		if gateway := gatewayFor(bits, addresses); gateway.IsValid() && !hasDefault(list, bits) {
+			list = append(list, defaultRoute(gateway))
 		}
 	}
 	return list
@@ -217,13 +206,7 @@ func withDefaultRoutes(nw *Network, addresses []ipam.Address, routes []route.Rou
 // hasDefault says whether there is a default route among them, of the family whose
 // addresses have so many bits.
 func hasDefault(routes []route.Route, bits int) bool {
-	for i := range routes {
-		r := &routes[i]
-		if r.Dst.Bits() == 0 && r.Dst.Addr().BitLen() == bits && (r.Table == 0 || r.Table == route.TableMain) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(routes, func(r route.Route) bool { return reroute.IsDefault(&r) && r.Dst.Addr().BitLen() == bits })
 }
 
 func defaultRoute(gateway netip.Addr) route.Route {
@@ -231,9 +214,10 @@ func defaultRoute(gateway netip.Addr) route.Route {
 	return route.Route{Dst: any4or6, Gateway: gateway}
 }
 
-func gatewayFor(dst netip.Prefix, addresses []ipam.Address) netip.Addr {
+// gatewayFor gives the first gateway of the family whose addresses have so many bits.
+func gatewayFor(bits int, addresses []ipam.Address) netip.Addr {
 	for _, a := range addresses {
-		if a.Gateway.IsValid() && a.Gateway.BitLen() == dst.Addr().BitLen() {
+		if a.Gateway.IsValid() && a.Gateway.BitLen() == bits {
 			return a.Gateway
 		}
 	}
@@ -244,13 +228,6 @@ func gatewayFor(dst netip.Prefix, addresses []ipam.Address) netip.Addr {
 // Of link-local gateways only IPv6's always are: its interfaces have a prefix for
 // them.
 func reachable(gw netip.Addr, addresses []ipam.Address) bool {
-	if gw.Is6() && gw.IsLinkLocalUnicast() {
-		return true
-	}
-	for _, a := range addresses {
-		if a.Prefix.Contains(gw) {
-			return true
-		}
-	}
-	return false
+	return gw.Is6() && gw.IsLinkLocalUnicast() ||
+		slices.ContainsFunc(addresses, func(a ipam.Address) bool { return a.Prefix.Contains(gw) })
 }

@@ -154,19 +154,20 @@ func (p *Pod) owner() ipam.Owner {
 	return ipam.Owner{ContainerID: p.ContainerID, IfName: p.IfName}
 }
 
+func (k Key) owner() ipam.Owner { return ipam.Owner{ContainerID: k.ContainerID, IfName: k.IfName} }
+
 func (p *Pod) key(nw *Network) Key { return Key{nw.Name, p.ContainerID, p.IfName} }
 
 func (k Key) hash() string { return ident.Hash(k.Network, k.ContainerID, k.IfName) }
 
 // record is the attachment as it is on record from the first on.
 func (p *Pod) record(nw *Network, hash string) *state.Attachment {
-	rec := &state.Attachment{
+	return &state.Attachment{
 		Network: nw.Name, ContainerID: p.ContainerID, IfName: p.IfName, Pod: p.Name, NetNS: p.Path,
 		IPAMType: nw.Origin.Type, DataDir: nw.Origin.Dir,
 		HostIf: "veth" + hash, Bridge: nw.Bridge, VLAN: recorded.VLANRecord(nw.VLAN), Up: !nw.Down,
 		Published: published(p.Ports), Short: hash,
 	}
-	return rec
 }
 
 // check refuses what could not be meant for a pod, before anything is touched.

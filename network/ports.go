@@ -64,7 +64,7 @@ func refuseListeners(ctx context.Context, containerID string, asked []HostPort, 
 // checkPublished refuses a host port that no address of the pod could serve.
 func checkPublished(ports []HostPort, addresses []ipam.Address) error {
 	for _, p := range ports {
-		if p.HostAddr.IsValid() && !hasFamily(addresses, p.HostAddr.Is4()) {
+		if p.HostAddr.IsValid() && !slices.ContainsFunc(addresses, func(a ipam.Address) bool { return a.Prefix.Addr().Is4() == p.HostAddr.Is4() }) {
 			return fail.Errorf(ErrInvalid, "publish port %s: the pod has no address of that family", endpoint.PortText(p))
 		}
 		if len(addresses) == 0 {
@@ -72,13 +72,4 @@ func checkPublished(ports []HostPort, addresses []ipam.Address) error {
 		}
 	}
 	return nil
-}
-
-func hasFamily(addresses []ipam.Address, is4 bool) bool {
-	for _, a := range addresses {
-		if a.Prefix.Addr().Is4() == is4 {
-			return true
-		}
-	}
-	return false
 }

@@ -254,8 +254,7 @@ func (n *Node) CheckAdmitted(ctx context.Context, key Key, policy nft.Policy) ([
 	}
 	defer s.Close()
 	if !rec.Other {
-		diffs, err := s.Firewall.CheckEndpoint(ctx, endpoint.Of(rec))
-		return diffs, err
+		return s.Firewall.CheckEndpoint(ctx, endpoint.Of(rec))
 	}
 	found := &inspect.Findings{}
 	if !rec.Admitted || rec.Policy != recorded.PolicyName(policy) {
@@ -269,20 +268,10 @@ func (n *Node) CheckAdmitted(ctx context.Context, key Key, policy nft.Policy) ([
 // CollectOthers takes down what attachments of other programs' have by Publish, but for those in keep,
 // and with CollectDead, those whose pods are gone.
 func (n *Node) CollectOthers(ctx context.Context, network string, keep []Key) error {
-	if err := n.usable(ctx); err != nil {
-		return err
-	}
-	if err := checkName(network); err != nil {
-		return err
-	}
-	s, err := n.open(n.mark)
+	s, err := n.openFor(ctx, network)
 	if err != nil {
 		return err
 	}
 	defer s.Close()
-	owners := make([]ipam.Owner, len(keep))
-	for i, key := range keep {
-		owners[i] = ipam.Owner{ContainerID: key.ContainerID, IfName: key.IfName}
-	}
-	return teardown.CollectOthers(ctx, s, network, owners)
+	return teardown.CollectOthers(ctx, s, network, owners(keep))
 }

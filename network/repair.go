@@ -16,10 +16,7 @@ import (
 // or changed it. It is what the next ADD of each network would do. It also deletes the elements
 // and links of pods that are gone and that no record tells of.
 func (n *Node) Repair(ctx context.Context) error {
-	if err := n.usable(ctx); err != nil {
-		return err
-	}
-	s, err := n.openKnown()
+	s, err := n.openKnown(ctx)
 	if err != nil {
 		return err
 	}
@@ -30,18 +27,10 @@ func (n *Node) Repair(ctx context.Context) error {
 // RepairNetworks is Repair of some networks alone, without what no pod has. The others are left as
 // they are, unless something was missing that they have a part in, such as the table.
 func (n *Node) RepairNetworks(ctx context.Context, networks []string) error {
-	if err := n.usable(ctx); err != nil {
-		return err
-	}
-	for _, name := range networks {
-		if err := checkName(name); err != nil {
-			return err
-		}
-	}
 	if len(networks) == 0 {
-		return nil
+		return n.usable(ctx)
 	}
-	s, err := n.openKnown()
+	s, err := n.openKnown(ctx, networks...)
 	if err != nil {
 		return err
 	}
@@ -54,10 +43,7 @@ func (n *Node) RepairNetworks(ctx context.Context, networks []string) error {
 // lease's address and routes are its keeper's, and a pod whose interface is gone is not made
 // anew. It goes on past pods for which that fails. It needs CAP_SYS_ADMIN to enter them.
 func (n *Node) RepairPods(ctx context.Context) error {
-	if err := n.usable(ctx); err != nil {
-		return err
-	}
-	s, err := n.openKnown()
+	s, err := n.openKnown(ctx)
 	if err != nil {
 		return err
 	}
@@ -113,10 +99,7 @@ func (n *Node) FirewallObstacles(ctx context.Context) ([]string, error) {
 // openNetworks opens the host, under the shared lock, if any network of this epoch of the
 // node has attachments, and gives those networks that are on record.
 func (n *Node) openNetworks(ctx context.Context) (*session.Session, []*state.Network, error) {
-	if err := n.usable(ctx); err != nil {
-		return nil, nil, err
-	}
-	s, err := n.openKnown()
+	s, err := n.openKnown(ctx)
 	if err != nil {
 		return nil, nil, err
 	}

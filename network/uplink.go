@@ -57,10 +57,7 @@ func (n *Node) RestoreUplink(ctx context.Context, nic, bridgeName string) error 
 // aboutUplink does something about an uplink, under the lock that keeps Adds away, and, before
 // that, the one of the lease that the host has by the NIC.
 func (n *Node) aboutUplink(ctx context.Context, nic string, do func(*session.Session) error) error {
-	if err := n.usable(ctx); err != nil {
-		return err
-	}
-	s, err := n.openKnown()
+	s, err := n.openKnown(ctx)
 	if err != nil {
 		return err
 	}
@@ -86,10 +83,7 @@ type UplinkReport struct {
 // Uplinks reports on the NICs that are taken over, or on one of them, if nic is not empty. It
 // changes nothing.
 func (n *Node) Uplinks(ctx context.Context, nic string) ([]UplinkReport, error) {
-	if err := n.usable(ctx); err != nil {
-		return nil, err
-	}
-	s, err := n.openKnown()
+	s, err := n.openKnown(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -67,18 +67,15 @@ func (f *conf) publication() network.Publication {
 
 // unsupported says what of the configuration this plugin cannot do.
 func (f *conf) unsupported() error {
-	for _, one := range []struct {
-		there       bool
-		name, means string
-	}{
-		{len(f.ConditionsV4) > 0, "conditionsV4", "conditions of iptables or nft as text"},
-		{len(f.ConditionsV6) > 0, "conditionsV6", "conditions of iptables or nft as text"},
-	} {
-		if one.there {
-			return reference.Errorf(types.ErrUnsupportedField, "%s (%s) is not supported: leave it out, or have the reference's portmap do this (tombolo install --undo --names portmap DIR)", one.name, one.means)
-		}
+	field := "conditionsV4"
+	switch {
+	case len(f.ConditionsV4) > 0:
+	case len(f.ConditionsV6) > 0:
+		field = "conditionsV6"
+	default:
+		return nil
 	}
-	return nil
+	return reference.Errorf(types.ErrUnsupportedField, "%s (conditions of iptables or nft as text) is not supported: leave it out, or have the reference's portmap do this (tombolo install --undo --names portmap DIR)", field)
 }
 
 // Run is the plugin of that name. As there, STATUS does nothing.

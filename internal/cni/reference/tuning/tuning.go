@@ -34,7 +34,7 @@ func Run(ctx context.Context, c *reference.Call) (*current.Result, error) {
 	case "CHECK":
 		return nil, check(c)
 	case "DEL":
-		return nil, del(c)
+		del(c)
 	}
 	return nil, nil
 }
@@ -249,23 +249,22 @@ func revert(conn *nl.Conn, b *backup, path, name string) error {
 
 // del reverts what ADD made of the link, whose file goes where the namespace has. As in the
 // reference, nothing else that goes wrong fails it: the interface goes next.
-func del(c *reference.Call) error {
+func del(c *reference.Call) {
 	f := conf{DataDir: defaultDataDir}
 	_ = json.Unmarshal(c.Stdin, &struct {
 		DataDir *string `json:"dataDir"`
 	}{&f.DataDir}) // what is wrong with the rest keeps nothing from going
 	b := load(f.file(c))
 	if b == nil {
-		return nil
+		return
 	}
-	if err := podlink.WithinPod(c.NetNS, func(conn *nl.Conn, _ *netns.NS) error { return revert(conn, b, f.file(c), c.IfName) }); err != nil {
+	err := podlink.WithinPod(c.NetNS, func(conn *nl.Conn, _ *netns.NS) error { return revert(conn, b, f.file(c), c.IfName) })
+	if err == nil {
+		err = os.Remove(f.file(c))
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		c.Warn(err.Error())
-		return nil
 	}
-	if err := os.Remove(f.file(c)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		c.Warn(err.Error())
-	}
-	return nil
 }
 
 // check compares what is set with what it should be.

@@ -148,10 +148,13 @@ func (a *adding) checkGiven(g given) error {
 // lasting leaves out the default route that a pod has learnt from its LAN's router, and may
 // learn anew.
 func lasting(nw *Network, routes []route.Route) []route.Route {
-	if !nw.SLAAC || nw.Exit == ExitHost {
-		return routes
+	var list []route.Route
+	for _, r := range routes {
+		if !nw.SLAAC || nw.Exit == ExitHost || r.Dst.Bits() > 0 || !r.Gateway.Is6() {
+			list = append(list, r)
+		}
 	}
-	return slices.DeleteFunc(slices.Clone(routes), func(r route.Route) bool { return r.Dst.Bits() <= 0 && r.Gateway.Is6() })
+	return list
 }
 
 // addressMAC derives the pod's MAC from its IPv4 address: an address that goes to
@@ -194,7 +197,7 @@ func withDefaultRoutes(nw *Network, addresses []ipam.Address, routes []route.Rou
 	if !nw.DefaultGateway {
 		return routes
 	}
-	list := slices.Clone(routes)
+	list := append([]route.Route(nil), routes...)
 	for _, bits := range []int{32, 128} {
 		if gateway := gatewayFor(bits, addresses); gateway.IsValid() && !hasDefault(list, bits) {
 			list = append(list, defaultRoute(gateway))
@@ -206,7 +209,12 @@ func withDefaultRoutes(nw *Network, addresses []ipam.Address, routes []route.Rou
 // hasDefault says whether there is a default route among them, of the family whose
 // addresses have so many bits.
 func hasDefault(routes []route.Route, bits int) bool {
-	return slices.ContainsFunc(routes, func(r route.Route) bool { return reroute.IsDefault(&r) && r.Dst.Addr().BitLen() == bits })
+	for i := range routes {
+		if reroute.IsDefault(&routes[i]) && routes[i].Dst.Addr().BitLen() == bits {
+			return true
+		}
+	}
+	return false
 }
 
 func defaultRoute(gateway netip.Addr) route.Route {

@@ -118,7 +118,7 @@ func TestListenersAreThoseOfThePorts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(got) != 1 || got[0].Local.String() != "127.0.0.1:80" || got[0].Protocol != 6 || got[0].HeldFor("c1") ||
+	if len(got) != 1 || got[0].Local.String() != "127.0.0.1:80" || got[0].Protocol != 6 || len(NotHeldFor("c1", got)) != 1 ||
 		!strings.Contains(got[0].String(), "127.0.0.1:80/tcp is in use by") {
 		t.Errorf("listeners are %v", got)
 	}

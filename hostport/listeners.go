@@ -23,9 +23,16 @@ type Listener struct {
 // String says which program has the port, as far as that can be seen from here.
 func (l Listener) String() string { return l.socket.InUse() }
 
-// HeldFor says whether the program is the monitor of a container (conmon), which keeps the
-// container's ports from others and serves nothing there.
-func (l Listener) HeldFor(containerID string) bool { return l.socket.HeldByMonitor(containerID) }
+// NotHeldFor leaves out the sockets by which the runtime keeps a container's ports from others, and
+// serves nothing: those of podman's conmon and of nerdctl's port reserver.
+func NotHeldFor(containerID string, listeners []Listener) []Listener {
+	var sockets []sockdiag.Socket
+	for _, l := range listeners {
+		sockets = append(sockets, l.socket)
+	}
+	held := sockdiag.HeldByMonitor(sockets, containerID)
+	return slices.DeleteFunc(slices.Clone(listeners), func(l Listener) bool { return held[l.socket.Inode] })
+}
 
 // Listeners lists the sockets of the host that have any of the ports, in the order of protocol,
 // address and port. Those of [::1] are left out: nothing that is sent there leads to a pod. So

@@ -48,17 +48,14 @@ func refuseListeners(ctx context.Context, containerID string, asked []HostPort, 
 	if err != nil {
 		return err
 	}
-	for _, l := range taken {
-		if l.HeldFor(containerID) {
-			continue // it keeps the port for this very container: podman network reload
-		}
-		instead := "choose another hostPort"
-		if !l.Local.Addr().IsUnspecified() {
-			instead += ", or a hostIP that is another address of the host"
-		}
-		return fail.Errorf(ErrConflict, "publish port %d of the host: %s: stop that program, or %s", l.Local.Port(), l, instead)
+	if taken = hostport.NotHeldFor(containerID, taken); len(taken) == 0 {
+		return nil
 	}
-	return nil
+	l, instead := taken[0], "choose another hostPort"
+	if !l.Local.Addr().IsUnspecified() {
+		instead += ", or a hostIP that is another address of the host"
+	}
+	return fail.Errorf(ErrConflict, "publish port %d of the host: %s: stop that program, or %s", l.Local.Port(), l, instead)
 }
 
 // checkPublished refuses a host port that no address of the pod could serve.

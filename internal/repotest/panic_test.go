@@ -75,7 +75,7 @@ func exported() map[string]map[string]any {
 			"Journal": nil,
 		},
 		"hostport": {
-			"Dial": hostport.Dial, "HasFlows": hostport.HasFlows, "Listeners": hostport.Listeners,
+			"Dial": hostport.Dial, "HasFlows": hostport.HasFlows, "Listeners": hostport.Listeners, "NotHeldFor": hostport.NotHeldFor,
 			"Conn": hostport.Conn{}, "Listener": hostport.Listener{},
 		},
 		"network": {

@@ -1,11 +1,13 @@
 package sockdiag
 
 import (
+	"errors"
 	"io"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -19,8 +21,8 @@ import (
 // conmon.
 const monitorVar = "TOMBOLO_TEST_MONITOR"
 
-// monitor runs that under another name, with the socket as descriptor 3.
-func monitor(t *testing.T, program string, socket *os.File, name string, change func(*exec.Cmd), args ...string) {
+// monitor runs that under another name, with the socket as descriptor 3 if there is one, and gives the process.
+func monitor(t *testing.T, program string, socket *os.File, name string, change func(*exec.Cmd), args ...string) int {
 	t.Helper()
 	dir := filepath.Join(filepath.Dir(program), strings.ReplaceAll(t.Name(), "/", "-"))
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -30,7 +32,10 @@ func monitor(t *testing.T, program string, socket *os.File, name string, change 
 	if err := os.Link(program, path); err != nil {
 		t.Fatal(err)
 	}
-	cmd := &exec.Cmd{Path: path, Args: append([]string{name}, args...), Env: append(os.Environ(), monitorVar+"=1"), ExtraFiles: []*os.File{socket}}
+	cmd := &exec.Cmd{Path: path, Args: append([]string{name}, args...), Env: append(os.Environ(), monitorVar+"=1")}
+	if socket != nil {
+		cmd.ExtraFiles = []*os.File{socket}
+	}
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -50,6 +55,7 @@ func monitor(t *testing.T, program string, socket *os.File, name string, change 
 	if _, err := io.ReadFull(out, make([]byte, 1)); err != nil {
 		t.Fatal(err)
 	}
+	return cmd.Process.Pid
 }
 
 // copySelf puts a copy of this program where everybody can run it.
@@ -82,7 +88,11 @@ func TestASocketOfTheContainersMonitorIsKnown(t *testing.T) {
 		name, program string
 		args          []string
 		change        func(*exec.Cmd)
-		shared        bool // another process has the socket too
+		shared        bool   // another process has the socket too
+		starter       bool   // this process, which started it, has the socket too
+		without       bool   // the process itself has not
+		pidFile       string // names the process, in this directory of nerdctl's
+		id            string // instead of containerID
 		want          bool
 	}{
 		{name: "the monitor", program: "conmon", args: []string{"--api-version", "1", "-c", containerID, "-u", containerID}, want: true},
@@ -108,6 +118,16 @@ func TestASocketOfTheContainersMonitorIsKnown(t *testing.T) {
 				UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 1}}}
 		}},
 		{name: "another has it too", program: "conmon", args: []string{"-c", containerID}, shared: true},
+		{name: "what started conmon has it too", program: "conmon", args: []string{"-c", containerID}, starter: true},
+		{name: "nerdctl's", program: "sleep", pidFile: "my-space/" + containerID, id: "my-space-" + containerID, want: true},
+		{name: "nerdctl's, while its starter has it too", program: "sleep", pidFile: "default/" + containerID, id: "default-" + containerID, starter: true, want: true},
+		{name: "the starter's alone", program: "sleep", pidFile: "default/" + containerID, id: "default-" + containerID, starter: true, without: true},
+		{name: "another container's of nerdctl's", program: "sleep", pidFile: "default/" + strings.Repeat("f", 64), id: "default-" + containerID},
+		{name: "another namespace's", program: "sleep", pidFile: "other/" + containerID, id: "default-" + containerID},
+		{name: "nerdctl's, and another's", program: "sleep", pidFile: "default/" + containerID, id: "default-" + containerID, starter: true, shared: true},
+		{name: "nerdctl's in a PID namespace", program: "sleep", pidFile: "default/" + containerID, id: "default-" + containerID, change: func(cmd *exec.Cmd) {
+			cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}
+		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			l, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
@@ -122,22 +142,45 @@ func TestASocketOfTheContainersMonitorIsKnown(t *testing.T) {
 			if err := unix.Fstat(int(file.Fd()), &st); err != nil {
 				t.Fatal(err)
 			}
-			monitor(t, program, file, tt.program, tt.change, tt.args...)
+			has := file
+			if tt.without {
+				has = nil
+			}
+			pid := monitor(t, program, has, tt.program, tt.change, tt.args...)
 			if tt.shared {
 				monitor(t, program, file, "nginx", nil)
 			}
-			// Ours are not to be in its hands.
-			file.Close()
-			l.Close()
+			nerdctl := t.TempDir()
+			if tt.pidFile != "" {
+				path := filepath.Join(nerdctl, tt.pidFile, "port-reserver.pid")
+				if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(strconv.Itoa(pid)), 0o644)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			// Ours are not to be in its hands, unless this process stands for the one that started it.
+			if !tt.starter {
+				file.Close()
+				l.Close()
+			} else {
+				defer file.Close()
+				defer l.Close()
+			}
 			if _, _, found := Process(uint32(st.Ino)); !found {
 				t.Fatal("nobody has the socket")
 			}
-			if got := heldByMonitor("/proc", uint32(st.Ino), containerID); got != tt.want {
-				t.Errorf("got %t, want %t", got, tt.want)
+			id := containerID
+			if tt.id != "" {
+				id = tt.id
+			}
+			inode := uint32(st.Ino)
+			if got := heldByMonitor("/proc", nerdctl, []Socket{{Inode: inode}, {Inode: 1}}, id); got[inode] != tt.want || got[1] {
+				t.Errorf("got %v of %d, want %t", got, inode, tt.want)
+			}
+			for _, got := range []map[uint32]bool{HeldByMonitor([]Socket{{UID: 1000, Inode: inode}}, id), HeldByMonitor([]Socket{{Inode: inode}}, ""), HeldByMonitor([]Socket{{}}, id)} {
+				if len(got) != 0 {
+					t.Errorf("what cannot be a monitor's is taken for one's: %v", got)
+				}
 			}
 		})
-	}
-	if (Socket{UID: 1000, Inode: 1}).HeldByMonitor(containerID) || (Socket{Inode: 1}).HeldByMonitor("") || heldByMonitor("/proc", 0, containerID) {
-		t.Error("what cannot be a monitor's is taken for one's")
 	}
 }

@@ -1,11 +1,13 @@
 package cni
 
 import (
+	"errors"
 	"io"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -44,7 +46,38 @@ func TestAContainersOwnMonitorIsNoConflict(t *testing.T) {
 	}
 }
 
-func (n *node) startMonitor(id string) {
+// nerdctl 2.1.6 and later have a process listen at each port of a container before ADD, and name it in
+// a file (seen with nerdctl 2.1.6 on containerd 1.6). The process that started it has the sockets, too.
+func TestAContainersPortReserverOfNerdctlIsNoConflict(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.root = t.TempDir()
+	for _, dir := range []string{"run", "lib"} {
+		if err := os.Mkdir(filepath.Join(n.root, dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w := n.portnet(nil)
+	id := strings.Repeat("0123456789abcdef", 4)
+	p := n.pod("default-" + id)
+	opt := publish(t, "8080:80/tcp")
+	pid := n.startMonitor("of nerdctl")
+	reserver := filepath.Join(n.root, "run/nerdctl/default", id, "port-reserver.pid")
+	if err := errors.Join(os.MkdirAll(filepath.Dir(reserver), 0o755), os.WriteFile(reserver, []byte(strconv.Itoa(pid)), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	for _, other := range []string{id, "other-" + id} {
+		_, err := w.tryAdd(n.pod(other), opt)
+		wantError(t, err, 112, "in use by conmon")
+	}
+	w.add(p, opt)
+	p.serve(t, "tcp", 80)
+	if _, err := askPort(t, n.ns, "tcp", "127.0.0.1", 8080); err != nil {
+		t.Errorf("the port does not lead to the container: %v", err)
+	}
+}
+
+func (n *node) startMonitor(id string) (pid int) {
 	n.Helper()
 	path := filepath.Join(n.TempDir(), monitorName)
 	if err := copyProgram("/proc/self/exe", path); err != nil {
@@ -80,4 +113,5 @@ func (n *node) startMonitor(id string) {
 	if _, err := io.ReadFull(out, make([]byte, 1)); err != nil {
 		n.Fatal(err)
 	}
+	return cmd.Process.Pid
 }

@@ -29,9 +29,10 @@ func newLAN6(t *testing.T) *lan6 {
 	return l
 }
 
+// serve6 starts the server; no test outlives its leases.
 func (l *lan6) serve6(t *testing.T, link string) {
 	t.Helper()
-	l.server = nstest.NewDnsmasq(t, l.router, link, "--dhcp-range="+pool6+",64,120s", "--enable-ra", "--ra-param="+link+",10",
+	l.server = nstest.NewDnsmasq(t, l.router, link, "--dhcp-range="+pool6+",64,1h", "--enable-ra", "--ra-param="+link+",10",
 		"--dhcp-option=option6:dns-server,[fd00:50::53]", "--dhcp-option=option6:domain-search,pod.lan")
 }
 

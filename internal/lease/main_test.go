@@ -67,7 +67,8 @@ func sample() *Record {
 		Applied: Applied{Addresses: nstest.Prefixes("192.0.2.9/24"), Routes: []dhcpc.Route{to("10.0.0.0/8", "192.0.2.3")}, MTU: 1300},
 		Six: &Six{DUID: dhcpc.Hex{0, 4, 1}, IAID: 1, PrefixLength: 56, Address: netip.MustParseAddr("2001:db8::9"), Release: dhcpc.Hex{8}, Checking: true, AcceptDAD: "0", Error: "no answer",
 			Lease:     &dhcp6.Lease{Address: netip.MustParseAddr("2001:db8::9"), Prefix: netip.MustParsePrefix("2001:db8:9::/56"), Server: dhcpc.Hex{0, 3, 1}, DUID: dhcpc.Hex{0, 4, 1}, IAID: 1, Obtained: at(0)},
-			Stateless: true, Information: &Information{DNS: []netip.Addr{netip.MustParseAddr("2001:db8::53")}, Search: []string{"c.example"}, Until: at(time.Hour)}},
+			Stateless: true, Information: &Information{DNS: []netip.Addr{netip.MustParseAddr("2001:db8::53")}, Search: []string{"c.example"}, Until: at(time.Hour)},
+			unknown: map[string]json.RawMessage{"next": json.RawMessage(`[1]`)}},
 		Created: at(0), Updated: at(time.Minute), Error: "no answer",
 		unknown: map[string]json.RawMessage{"later": json.RawMessage(`{"of":"a newer version"}`)},
 	}
@@ -119,7 +120,7 @@ func compact(tb testing.TB, m json.RawMessage) []byte {
 func same(tb testing.TB, want, got any) {
 	tb.Helper()
 	compare := cmp.Options{
-		cmp.AllowUnexported(Record{}),
+		cmp.AllowUnexported(Record{}, Six{}),
 		cmp.Comparer(func(a, b json.RawMessage) bool { return slices.Equal(compact(tb, a), compact(tb, b)) }),
 		cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
 		cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"os"
@@ -94,7 +95,7 @@ type Record struct {
 	Error   string    `json:"error,omitempty"`  // the keeper's last trouble, while it lasts
 
 	// unknown are the fields that this version does not know: a renewal by an older keeper takes nothing
-	// out that a newer one has written. So what comes new to records is a field at this level.
+	// out that a newer one has written. So what comes new to records is a field at this level, or of Six.
 	unknown map[string]json.RawMessage
 }
 
@@ -248,12 +249,8 @@ func encode(r *Record) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode: %w", err)
 	}
-	if len(r.unknown) > 0 {
-		more, err := json.Marshal(r.unknown)
-		if err != nil {
-			return nil, fmt.Errorf("encode: %w", err)
-		}
-		data = append(append(data[:len(data)-1], ','), more[1:]...)
+	if data, err = withUnknown(data, r.unknown); err != nil {
+		return nil, fmt.Errorf("encode: %w", err)
 	}
 	if len(data) >= file.MaxRecord {
 		return nil, fmt.Errorf("its record has %d bytes, at most %d are kept", len(data), file.MaxRecord)
@@ -283,24 +280,35 @@ func decode(data []byte) (*Record, error) {
 	if err := doc.check(); err != nil {
 		return nil, fmt.Errorf("%w: %w", file.ErrDamaged, err)
 	}
-	return doc.Record, doc.keepUnknown(data)
+	if doc.unknown, err = unknownIn(data, known()); err != nil {
+		return nil, fmt.Errorf("%w: %w", file.ErrDamaged, err)
+	}
+	return doc.Record, nil
 }
 
-// keepUnknown takes over the fields of a record's file that are none of Record's.
-func (r *Record) keepUnknown(data []byte) error {
+// unknownIn gives the members of a JSON object that are none of those.
+func unknownIn(data []byte, known []string) (map[string]json.RawMessage, error) {
 	var all map[string]json.RawMessage
-	if err := json.Unmarshal(data, &all); err != nil {
-		return fmt.Errorf("%w: %w", file.ErrDamaged, err)
+	err := json.Unmarshal(data, &all)
+	maps.DeleteFunc(all, func(name string, _ json.RawMessage) bool {
+		return slices.ContainsFunc(known, func(own string) bool { return strings.EqualFold(own, name) })
+	})
+	if len(all) == 0 {
+		return nil, err
 	}
-	for name := range all {
-		if !slices.ContainsFunc(known(), func(own string) bool { return strings.EqualFold(own, name) }) {
-			if r.unknown == nil {
-				r.unknown = map[string]json.RawMessage{}
-			}
-			r.unknown[name] = all[name]
-		}
+	return all, err
+}
+
+// withUnknown adds such members to a JSON object that has some.
+func withUnknown(data []byte, unknown map[string]json.RawMessage) ([]byte, error) {
+	if len(unknown) == 0 {
+		return data, nil
 	}
-	return nil
+	more, err := json.Marshal(unknown)
+	if err != nil {
+		return nil, err
+	}
+	return append(append(data[:len(data)-1], ','), more[1:]...), nil
 }
 
 // known are the fields of a document; encoding/json takes them in any case.

@@ -99,26 +99,34 @@ func TestFieldsOfALaterVersionAreKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	got.Error = "renewed"
+	six := *got.Six // as a renewal does
+	six.Error = "renewed too"
+	got.Six = &six
 	if err := h.Replace(got); err != nil {
 		t.Fatal(err)
 	}
 	data, err := os.ReadFile(d.recordPath(r.Hash()))
-	if err != nil || !bytes.Contains(data, []byte(`,"later":{"of":"a newer version"}}`)) || !bytes.Contains(data, []byte(`"error":"renewed"`)) {
+	if err != nil || !bytes.Contains(data, []byte(`,"later":{"of":"a newer version"}}`)) || !bytes.Contains(data, []byte(`"error":"renewed"`)) ||
+		!bytes.Contains(data, []byte(`,"next":[1]}`)) || !bytes.Contains(data, []byte(`"error":"renewed too"`)) {
 		t.Errorf("%v:\n%s", err, data)
 	}
 	// A field that is known by another case is decoded, and not written twice.
-	again, err := decode(bytes.Replace(data, []byte(`"error":`), []byte(`"ERROR":`), 1))
-	if err != nil || again.Error != "renewed" || len(again.unknown) != 1 {
-		t.Errorf("%v, error %q, unknown %q", err, again.Error, again.unknown)
+	again, err := decode(bytes.ReplaceAll(data, []byte(`"error":`), []byte(`"ERROR":`)))
+	if err != nil || again.Error != "renewed" || len(again.unknown) != 1 || again.Six.Error != "renewed too" || len(again.Six.unknown) != 1 {
+		t.Errorf("%v, error %q, unknown %q; of DHCPv6 %+v", err, again.Error, again.unknown, again.Six)
 	}
 	// The fields that are known are those that there are.
-	own := []string{"version"}
-	for _, f := range reflect.VisibleFields(reflect.TypeFor[Record]()) {
+	same(t, append([]string{"version"}, fieldsOf(reflect.TypeFor[Record]())...), known())
+	same(t, fieldsOf(reflect.TypeFor[Six]()), knownOfSix())
+}
+
+func fieldsOf(t reflect.Type) (names []string) {
+	for _, f := range reflect.VisibleFields(t) {
 		if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "" {
-			own = append(own, name)
+			names = append(names, name)
 		}
 	}
-	same(t, own, known())
+	return names
 }
 
 func TestClientKeepsItsConfiguration(t *testing.T) {

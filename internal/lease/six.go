@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"time"
@@ -33,6 +34,33 @@ type Six struct {
 	// Stateless says that the pod has its addresses by routers, and wants Information alone.
 	Stateless   bool         `json:"stateless,omitempty"`
 	Information *Information `json:"information,omitempty"`
+
+	unknown map[string]json.RawMessage // as a Record's
+}
+
+// sixFields is a Six without its methods, which encoding/json would call again.
+type sixFields Six
+
+// UnmarshalJSON keeps members that this version does not know.
+func (s *Six) UnmarshalJSON(data []byte) error {
+	err := json.Unmarshal(data, (*sixFields)(s))
+	if err == nil {
+		s.unknown, err = unknownIn(data, knownOfSix())
+	}
+	return err
+}
+
+// MarshalJSON writes them again.
+func (s *Six) MarshalJSON() ([]byte, error) {
+	data, err := json.Marshal((*sixFields)(s))
+	if err != nil {
+		return nil, err
+	}
+	return withUnknown(data, s.unknown)
+}
+
+func knownOfSix() []string {
+	return []string{"duid", "iaid", "prefixLength", "lease", "address", "release", "checking", "acceptDAD", "error", "stateless", "information"}
 }
 
 // Information is what a server tells clients without a lease.

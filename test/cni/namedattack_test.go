@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -31,7 +32,7 @@ func (s *side) wantUnmapped(when string) {
 	if left, _ := filepath.Glob(s.state + "/others/net/*.json"); len(left) > 0 {
 		s.Errorf("%s: records are left: %q", when, left)
 	}
-	for _, set := range []string{"map inet tombolo hostports4", "map inet tombolo hostaddrs4", "set inet tombolo published4", "set inet tombolo selves4", "set inet tombolo snatlink4", "set inet tombolo hostclaims"} {
+	for _, set := range []string{"map inet tombolo hostports4", "map inet tombolo hostaddrs4", "set inet tombolo published4", "set inet tombolo selves4", "set inet tombolo snatlink4", "set inet tombolo snatall4", "set inet tombolo snatnone4", "set inet tombolo hostclaims"} {
 		if text, err := nstest.Try(s.ns, "nft", append([]string{"list"}, strings.Fields(set)...)...); err == nil && strings.Count(text, "comment") > 1 {
 			s.Errorf("%s: more than the sentinel is left:\n%s", when, text)
 		}
@@ -221,6 +222,62 @@ func TestPortmapByNameMayMeetAFaultAtAnyCall(t *testing.T) {
 				}
 			}
 			s.sweep(t)
+		})
+	}
+}
+
+// Of an ADD that comes again with other ports, or without masqAll, nothing is left either, wherever it is killed
+// from the writing of its record on.
+func TestPortmapByNameLeavesNothingOfWhatAnADDWasToReplace(t *testing.T) {
+	t.Parallel()
+	const first, masqAll = `{"hostPort":8080,"containerPort":80,"protocol":"tcp"}`, `,"masqAll":true`
+	for name, tt := range map[string]struct {
+		ours         []string
+		more, second string
+	}{
+		"our pod loses masqAll":           {byName(), "", first},
+		"our pod gets another port":       {byName(), masqAll, `{"hostPort":8081,"containerPort":80,"protocol":"tcp"}`},
+		"another's pod gets another port": {[]string{"portmap"}, "", `{"hostPort":8080,"containerPort":81,"protocol":"tcp"}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newSide(t, referenceDir(t), tt.ours)
+			prev := s.chain("ADD", "a", []string{attackedBridge})
+			again := call{verb: "ADD", id: "a", netns: s.of("a").path, ifName: "eth0", program: filepath.Join(s.programs, "portmap")}
+			again.stdin = []byte(strings.NewReplacer("STATE", s.state, "POD", again.netns).Replace(`{"cniVersion":"1.0.0","name":"net","stateDir":"STATE","prevResult":` + prev + "," +
+				strings.TrimPrefix(portmapping(tt.more, tt.second), "{")))
+			replaced := func(f fault.Fault) *faulty {
+				if o := s.mapped("ADD", "a", prev, masqAll, first); o.status != 0 {
+					t.Fatal(o.stdout)
+				}
+				return s.callFaulty(again, f)
+			}
+			var calls []string
+			if f := replaced(fault.Fault{Before: func(call string) { calls = append(calls, call) }}); f.status != 0 {
+				t.Fatal(f)
+			}
+			written := slices.IndexFunc(calls, func(call string) bool { return strings.HasPrefix(call, "rename") })
+			if written < 0 {
+				t.Fatalf("no record is written by %q", calls)
+			}
+			for i, call := range calls {
+				if i <= written || !strings.HasPrefix(call, "send") && !strings.HasPrefix(call, "rename") {
+					continue // nothing changes by it
+				}
+				for _, what := range []string{"DEL", "ADD"} {
+					f := replaced(fault.Fault{At: i + 1, Kind: fault.Kill})
+					if o := s.mapped(what, "a", prev, tt.more, tt.second); o.status != 0 {
+						t.Errorf("%s: %s after it: %s", f, what, o.stdout)
+					}
+					if o := s.mapped("DEL", "a", prev, tt.more, tt.second); o.status != 0 {
+						t.Errorf("%s: DEL after it: %s", f, o.stdout)
+					}
+					s.wantUnmapped(fmt.Sprintf("%s, then %s", f, what))
+					if t.Failed() {
+						return
+					}
+				}
+			}
 		})
 	}
 }

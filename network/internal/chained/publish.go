@@ -150,12 +150,21 @@ func (at Attachment) publish(ctx context.Context, s *session.Session, a, next *s
 	if err != nil {
 		return err
 	}
+	// Elements that the next record does not tell of go before it is written: a call that is killed
+	// leaves none that a Del does not know.
+	has := endpoint.Of(before)
+	if stays := common(has, endpoint.Of(after)); len(stays.Ports) < len(has.Ports) || stays.PortSNAT != has.PortSNAT {
+		if err := s.Firewall.Update(ctx, has, stays); err != nil {
+			return err
+		}
+		has = stays
+	}
 	dir := s.Dir.Of(a)
 	if err := dir.UpdateLocked(next); err != nil {
 		return fail.State(err)
 	}
 	entry := &elements.Entry{Session: s, Hash: at.Hash, ContainerID: a.ContainerID, ReclaimLater: at.ReclaimLater}
-	err = entry.Publish(ctx, endpoint.Of(before), after)
+	err = entry.Publish(ctx, has, after)
 	if err == nil && slices.ContainsFunc(next.Published, func(p state.Published) bool { return p.Withheld }) {
 		err = dir.UpdateLocked(next)
 	}
@@ -172,6 +181,16 @@ func (at Attachment) publish(ctx context.Context, s *session.Session, a, next *s
 	return errors.Join(err,
 		s.Firewall.Update(ctx, endpoint.Of(after), endpoint.Of(before)),
 		dir.UpdateLocked(a))
+}
+
+// common is an attachment with those of its ports that it is to keep, as both know them: of one without
+// SNAT of its own, nobody looks for that.
+func common(has, next nft.Endpoint) nft.Endpoint {
+	has.Ports = slices.DeleteFunc(slices.Clone(has.Ports), func(p nft.Port) bool { return !slices.Contains(next.Ports, p) })
+	if next.PortSNAT == nft.SNATNeeded {
+		has.PortSNAT = next.PortSNAT
+	}
+	return has
 }
 
 // Unpublish has no port lead there any more. Those that others of the container have waited for

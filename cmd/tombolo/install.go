@@ -38,9 +38,13 @@ func calledAs(args []string) (name string, rest []string) {
 	return filepath.Base(args[0]), args[1:]
 }
 
-// introduce says what a plugin is that somebody called by hand, as the reference plugins do.
+// referenceVersion is that of the reference plugins for which Tombolo stands.
+const referenceVersion = "v1.9.1"
+
+// introduce says what a plugin is that somebody called by hand, as the reference plugins do. From a line
+// of this form nerdctl learns what the plugin firewall can do: with no version, it isolates no networks.
 func introduce(out io.Writer, name string) int {
-	fmt.Fprintf(out, "Tombolo as the CNI plugin %s; a container runtime calls it, which sets CNI_COMMAND\nCNI protocol versions supported: %s\n",
-		name, strings.Join(cni.SupportedVersions(), ", "))
+	fmt.Fprintf(out, "CNI %s plugin %s\nby Tombolo; a container runtime calls it, which sets CNI_COMMAND\nCNI protocol versions supported: %s\n",
+		name, referenceVersion, strings.Join(cni.SupportedVersions(), ", "))
 	return 0
 }

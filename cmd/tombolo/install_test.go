@@ -27,7 +27,7 @@ func TestProgramAnswersByTheNamesItInstalled(t *testing.T) {
 		}
 		return out.String(), errOut.String()
 	}
-	if out, errOut := call(); out != "" || !strings.HasPrefix(errOut, "Tombolo as the CNI plugin loopback; ") {
+	if out, errOut := call(); out != "" || !strings.HasPrefix(errOut, "CNI loopback plugin v1.9.1\n") || !strings.Contains(errOut, "Tombolo") {
 		t.Errorf("by hand: %q, %q", out, errOut)
 	}
 	if out, _ := call("CNI_COMMAND=VERSION"); !strings.HasPrefix(out, `{"cniVersion":"1.1.0","supportedVersions":[`) {

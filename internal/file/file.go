@@ -21,9 +21,9 @@ var ErrDamaged = errors.New("damaged")
 
 const (
 	// MaxRecord bounds what is read of a record, in bytes. A dual-stack attachment takes
-	// some 700, twice; a lease some 1,200, one with every option that fits into a packet
-	// under 20,000.
-	MaxRecord = 64 << 10
+	// some 700, twice, and some 70 more for each host port, of which runtimes publish ranges; a lease
+	// some 1,200, one with every option that fits into a packet under 20,000.
+	MaxRecord = 1 << 20
 
 	// firstRead holds any file of a usual size in one read(2).
 	firstRead = 2 << 10

@@ -171,13 +171,13 @@ func TestRecordsTooLargeToReadAreNotWritten(t *testing.T) {
 	d := newDir(t)
 	a := sample("c1")
 	a.DataDir = strings.Repeat("x", file.MaxRecord/2)
-	if _, err := d.Create(a); err == nil || !strings.Contains(err.Error(), "at most 32768") {
+	if _, err := d.Create(a); err == nil || !strings.Contains(err.Error(), "at most 524288") {
 		t.Errorf("Create: %v", err)
 	}
 	a.DataDir = ""
 	p := pending(t, d, a)
 	a.DataDir = strings.Repeat("x", file.MaxRecord/2)
-	if err := p.Commit(a); err == nil || !strings.Contains(err.Error(), "at most 32768") {
+	if err := p.Commit(a); err == nil || !strings.Contains(err.Error(), "at most 524288") {
 		t.Errorf("Commit: %v", err)
 	}
 	largest := sample("c2")

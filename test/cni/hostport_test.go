@@ -516,3 +516,32 @@ func TestHostPortOfAPodBehindAnothersGateway(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// nerdctl and podman publish a range of ports as one mapping each.
+func TestAPodMayHaveThousandHostPorts(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	out := n.outside()
+	w := n.portnet(nil)
+	p := n.pod("range")
+	var ports []string
+	for port := 20000; port < 21000; port++ {
+		ports = append(ports, fmt.Sprintf("0.0.0.0:%d:%d/tcp", port, port))
+	}
+	opt := publish(t, ports...)
+	w.add(p, opt)
+	for _, port := range []int{20000, 20999} {
+		p.serve(t, "tcp", port)
+		if _, err := askPort(t, out, "tcp", uplink4, port); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := w.check(p, opt); err != nil {
+		t.Error(err)
+	}
+	w.del(p, opt)
+	if o := n.remove(w.name); o.status != 0 {
+		t.Error(o.stdout)
+	}
+	n.wantNothing()
+}

@@ -77,7 +77,8 @@ func (n *Node) refuseConflicts(ctx context.Context, nw *Network) error {
 	defer s.Close()
 	w := wantOf(nw, "", n.mark)
 	w.Record.Subnets = nw.Subnets
-	return build.RefuseConflicts(ctx, s, w, e.Token())
+	_, err = build.RefuseConflicts(ctx, s, w, e.Token())
+	return err
 }
 
 // allocatorReady asks the network's allocator.

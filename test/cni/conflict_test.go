@@ -110,3 +110,41 @@ func TestASubnetThatIsInUseElsewhereIsRefused(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// nerdctl and podman delete the bridge with a network, tell the plugins nothing of it, and give its
+// subnet to the next network that is made.
+func TestASubnetOfANetworkWhoseBridgeIsDeletedIsGivenToTheNext(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.outside()
+	w := n.podnet(nil)
+	p := n.pod("p")
+	w.add(p)
+	next := n.network("next", conf{"bridge": "cbr1", "ipam": hostLocal("10.77.0.0/16")})
+	n.ip("link del cbr0")
+	// A pod may be left, whose DEL is to come.
+	wantRefused(t, next, `network "podnet" on bridge cbr0`, "tombolo remove podnet")
+	w.del(p)
+	if err := next.status(); err != nil {
+		t.Error(err)
+	}
+	if o := n.operate("networks", "--state", n.state); !strings.Contains(o.stdout, "podnet") {
+		t.Errorf("STATUS has taken the network down: %s", o.stdout)
+	}
+	q := n.pod("q")
+	next.add(q)
+	if err := next.check(q); err != nil {
+		t.Error(err)
+	}
+	wantPing(t, q.NS, outside4)
+	if o := n.operate("networks", "--state", n.state); strings.Contains(o.stdout, "podnet") {
+		t.Errorf("the network is still there: %s", o.stdout)
+	}
+	// Now it is the first that has to wait.
+	wantRefused(t, w, `network "next" on bridge cbr1`)
+	next.del(q)
+	if o := n.remove("next"); o.status != 0 {
+		t.Error(o.stdout)
+	}
+	n.wantNothing()
+}

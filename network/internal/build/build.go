@@ -22,6 +22,7 @@ import (
 	"github.com/tombolo-cni/tombolo/network/internal/reroute"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
 	"github.com/tombolo-cni/tombolo/network/internal/takeover"
+	"github.com/tombolo-cni/tombolo/network/internal/teardown"
 )
 
 // Want is what one Add wants its network to be.
@@ -225,8 +226,14 @@ func buildNetwork(ctx context.Context, s *session.Session, w *Want) (*Built, err
 			return nil, err
 		}
 	}
-	if err := RefuseConflicts(ctx, s, w, s.Epoch.Token()); err != nil {
+	deserted, err := RefuseConflicts(ctx, s, w, s.Epoch.Token())
+	if err != nil {
 		return nil, err
+	}
+	for _, name := range deserted {
+		if err := teardown.Deserted(ctx, s, name); err != nil {
+			return nil, err
+		}
 	}
 	if err := leaveBridge(ctx, s, w); err != nil {
 		return nil, err

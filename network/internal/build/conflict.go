@@ -20,15 +20,16 @@ import (
 
 // RefuseConflicts refuses a network that would leave pods without their way: its own, if its
 // bridge or its mode has changed since, and others', if they have the same addresses. token is
-// that of the epoch. It lists records and addresses, so an Add asks only where it builds.
-func RefuseConflicts(ctx context.Context, s *session.Session, w *Want, token string) error {
+// that of the epoch. It lists records and addresses, so an Add asks only where it builds. It gives
+// the networks that had the same addresses and are deserted: the caller that builds takes them down.
+func RefuseConflicts(ctx context.Context, s *session.Session, w *Want, token string) (deserted []string, err error) {
 	before, err := s.Dir.LoadNetwork(w.Record.Name)
 	if err != nil || before.Epoch != token {
 		before = nil // or damaged: nobody knows what it was
 	}
 	if before != nil {
 		if err := refuseStranding(ctx, s, w, before); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	return refuseOverlaps(ctx, s, w, before, token)
@@ -81,9 +82,9 @@ func mode(defaultRoute string, gateway bool) string {
 
 // refuseOverlaps is about networks whose addresses the host routes. What the network has had
 // before is not looked at again: then it would be its ADDs that fail, for what another did.
-func refuseOverlaps(ctx context.Context, s *session.Session, w *Want, before *state.Network, token string) error {
+func refuseOverlaps(ctx context.Context, s *session.Session, w *Want, before *state.Network, token string) (deserted []string, err error) {
 	if !w.Gateway {
-		return nil
+		return nil, nil
 	}
 	var fresh []netip.Prefix
 	for _, p := range w.Record.Subnets {
@@ -92,11 +93,11 @@ func refuseOverlaps(ctx context.Context, s *session.Session, w *Want, before *st
 		}
 	}
 	if len(fresh) == 0 {
-		return nil
+		return nil, nil
 	}
 	networks, _, err := s.Dir.ListNetworks()
 	if err != nil {
-		return fail.State(err)
+		return nil, fail.State(err)
 	}
 	for _, o := range networks {
 		if o.Name == w.Record.Name || o.GatewayLink() == w.Record.GatewayLink() || o.Epoch != token || len(o.Gateways) == 0 {
@@ -104,12 +105,31 @@ func refuseOverlaps(ctx context.Context, s *session.Session, w *Want, before *st
 		}
 		for _, theirs := range o.Subnets {
 			if ours, overlap := overlapping(fresh, theirs); overlap {
-				return fail.Errorf(fail.ErrConflict, "network %q on bridge %s: its subnet %s overlaps with %s of network %q on bridge %s: give it another subnet, or take the other network down (tombolo remove %s)",
+				if is, err := isDeserted(ctx, s, o); err != nil {
+					return nil, err
+				} else if is {
+					deserted = append(deserted, o.Name)
+					break
+				}
+				return nil, fail.Errorf(fail.ErrConflict, "network %q on bridge %s: its subnet %s overlaps with %s of network %q on bridge %s: give it another subnet, or take the other network down (tombolo remove %s)",
 					w.Record.Name, w.Record.GatewayLink(), ours, theirs, o.Name, o.GatewayLink(), o.Name)
 			}
 		}
 	}
-	return refuseConnected(ctx, s.Links, w, fresh)
+	return deserted, refuseConnected(ctx, s.Links, w, fresh)
+}
+
+// isDeserted says whether a network's bridge is gone and no pod is left: nerdctl and podman delete
+// the bridge with the network, without a word to the plugins, and give its subnet to the next one.
+func isDeserted(ctx context.Context, s *session.Session, o *state.Network) (bool, error) {
+	if o.Uplink != "" {
+		return false, nil
+	}
+	if _, err := s.Links.Link(ctx, o.Bridge); !errors.Is(err, fs.ErrNotExist) {
+		return false, err
+	}
+	attachments, err := s.Attachments(o.Name)
+	return len(attachments) == 0, err
 }
 
 // refuseConnected looks for an address of the host's, on another link, in whose network some of

@@ -75,6 +75,18 @@ func Network(ctx context.Context, s *session.Session, name string) error {
 	return s.Dir.RemoveNetwork(name)
 }
 
+// Deserted deletes what is left of a network that has no pod, no bridge and no uplink. The caller
+// has the exclusive lock, and builds another network, for which rules of ours in the chains of others stay.
+func Deserted(ctx context.Context, s *session.Session, name string) error {
+	if err := s.Firewall.RemoveNetwork(ctx, name); err != nil {
+		return err
+	}
+	if err := removeEmptyReservations(s.Dir.Path() + "/ipam/" + name); err != nil {
+		return err
+	}
+	return s.Dir.RemoveNetwork(name)
+}
+
 // uplinkOf is the NIC of a network on record; empty where it has none.
 func uplinkOf(s *session.Session, name string) string {
 	rec, err := s.Dir.LoadNetwork(name)

@@ -110,6 +110,35 @@ func (r *referenceRemoval) plan(ctx context.Context, family uint8, pod *Referenc
 	return r.rules(ctx, family, iptablesTable, func(rule *rule) bool { return rule.chain == "CNI-FORWARD" && pod.letIn(rule) })
 }
 
+// ReferencePublished gives what the reference's plugin portmap makes 127.0.0.1 lead to, in iptables over nf_tables or by
+// its backend "nftables": the IPv4 addresses of pods, or the subnets that these are in.
+func (c *Conn) ReferencePublished(ctx context.Context) ([]netip.Prefix, error) {
+	if err := c.usable(ctx); err != nil {
+		return nil, err
+	}
+	var list []netip.Prefix
+	for _, table := range []string{"nat", "cni_hostport"} {
+		chains, err := c.rulesIn(ctx, unix.NFPROTO_IPV4, table)
+		if err != nil {
+			return nil, err
+		}
+		for name, rules := range chains {
+			if table == "nat" && !strings.HasPrefix(name, "CNI-DN-") {
+				continue
+			}
+			for _, r := range rules {
+				for _, cond := range r.conditions {
+					// Beside 127.0.0.1, a pod that calls its own port has another source address.
+					if cond.on == onSource && !cond.negated && cond.prefix.Bits() > 0 && !cond.prefix.Addr().IsLoopback() {
+						list = append(list, cond.prefix)
+					}
+				}
+			}
+		}
+	}
+	return list, nil
+}
+
 // rules deletes those of a table that are the pod's.
 func (r *referenceRemoval) rules(ctx context.Context, family uint8, table string, isPods func(*rule) bool) error {
 	all, err := r.rulesIn(ctx, family, table)

@@ -192,6 +192,15 @@ func Published(dir *state.Dir, bridgeName string, warn func(string)) (bool, erro
 // has no filters, or an earlier version made none, a bridge of our own tells whose
 // setting it was.
 func Shut(ctx context.Context, links *bridge.Conn, bridgeName string, known bool) error {
+	return shut(ctx, links, bridgeName, known, true)
+}
+
+// Leave is Shut for a bridge whose route_localnet is somebody else's from now on.
+func Leave(ctx context.Context, links *bridge.Conn, bridgeName string, known bool) error {
+	return shut(ctx, links, bridgeName, known, false)
+}
+
+func shut(ctx context.Context, links *bridge.Conn, bridgeName string, known, unroute bool) error {
 	l, err := links.Link(ctx, bridgeName)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -212,7 +221,7 @@ func Shut(ctx context.Context, links *bridge.Conn, bridgeName string, known bool
 	if err != nil {
 		return err
 	}
-	if kept.Routed || !kept.Any() && known && l.Alias == endpoint.BridgeAlias {
+	if unroute && (kept.Routed || !kept.Any() && known && l.Alias == endpoint.BridgeAlias) {
 		if _, err := sysctl.Ensure(sysctl.Link("ipv4", bridgeName, routeLocalnet), "0"); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}

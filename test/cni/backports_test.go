@@ -1,0 +1,79 @@
+package cni
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// After going back, the last of Tombolo's pods with a host port takes its own way from 127.0.0.1 with it,
+// and leaves that of the reference's pods. With the last of these too, nothing is theirs.
+func TestHostPortsOfTheReferenceStayAt127AfterGoingBack(t *testing.T) {
+	t.Parallel()
+	for _, backend := range []string{"iptables", "nftables"} {
+		t.Run(backend, func(t *testing.T) {
+			t.Parallel()
+			s := newSide(t, referenceDir(t), nil)
+			main := `{"type":"bridge","isGateway":true,"ipam":{"type":"host-local","dataDir":"DATA/n","subnet":"10.5.0.0/24","routes":[{"dst":"0.0.0.0/0"}]}}`
+			list := func(port string) []string {
+				return []string{main, portmapping(`,"backend":"`+backend+`"`, `{"hostPort":`+port+`,"containerPort":80,"protocol":"tcp"}`)}
+			}
+			answers := func(port uint16) error {
+				_, err := nstest.AskWithin(t, s.ns, "tcp", netip.AddrPortFrom(nstest.Addr("127.0.0.1"), port), 5*time.Second)
+				return err
+			}
+			if o := s.operate("install", "--names", "all", s.programs); o.status != 0 {
+				t.Fatalf("install: %+v", o)
+			}
+			s.chain("ADD", "a", list("8081"))
+			s.of("a").serve(t, "tcp", 80)
+			if err := answers(8081); err != nil {
+				t.Fatal(err)
+			}
+			if o := s.operate("install", "--undo", s.programs); o.status != 0 {
+				t.Fatalf("undo: %+v", o)
+			}
+			if _, err := os.Stat(filepath.Join(s.programs, "bridge.reference")); err == nil {
+				t.Fatal("the reference's plugins have not got their names back")
+			}
+			s.chain("ADD", "b", list("8082"))
+			s.of("b").serve(t, "tcp", 80)
+			if err := answers(8082); err != nil {
+				t.Fatal(err)
+			}
+			s.chain("DEL", "a", list("8081"))
+			vanish(t, s.of("a").path)
+			if o := s.operate("gc", "--state", s.state); o.status != 0 {
+				t.Fatalf("gc: %+v", o)
+			}
+			if err := answers(8082); err != nil {
+				t.Errorf("after gc: %v", err)
+			}
+			if o := s.remove("net"); o.status != 0 {
+				t.Fatalf("remove: %+v", o)
+			}
+			if err := answers(8082); err != nil {
+				t.Errorf("after remove: %v", err)
+			}
+
+			// Without pods of the reference's, it goes with the last of ours.
+			s.chain("DEL", "b", list("8082"))
+			if o := s.operate("install", "--names", "all", s.programs); o.status != 0 {
+				t.Fatalf("install: %+v", o)
+			}
+			nstest.Sysctl(t, s.ns, "net/ipv4/conf/cni0/route_localnet", "0")
+			s.chain("ADD", "c", list("8083"))
+			if got := nstest.Sysctl(t, s.ns, "net/ipv4/conf/cni0/route_localnet"); got != "1" {
+				t.Fatalf("with a port, route_localnet is %s", got)
+			}
+			s.chain("DEL", "c", list("8083"))
+			if got := nstest.Sysctl(t, s.ns, "net/ipv4/conf/cni0/route_localnet"); got != "0" {
+				t.Errorf("after the last DEL route_localnet is %s", got)
+			}
+		})
+	}
+}

@@ -168,12 +168,7 @@ func TestEnsurePassesErrorsOn(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			nltest.MustHaveFired(t, tt.fault)
-			tr, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns})
-			if err != nil {
-				t.Fatal(err)
-			}
-			conn := nl.New(nltest.NewFaulty(tr, tt.fault))
-			defer conn.Close()
+			conn := nltest.Dial(t, unix.NETLINK_ROUTE, ns, tt.fault)
 			changed, err := addr.On(conn).Ensure(tt.want)
 			if changed || !errors.Is(err, unix.EPERM) {
 				t.Errorf("Ensure: changed %t, %v, want %v", changed, err, unix.EPERM)
@@ -190,13 +185,8 @@ func TestEnsurePassesErrorsOn(t *testing.T) {
 
 func TestInterruptedListIsTriedAgain(t *testing.T) {
 	t.Parallel()
-	tr, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: nstest.New(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
 	fault := &nltest.Fault{Type: unix.RTM_GETADDR, Interrupt: true, Times: 3}
-	conn := nl.New(nltest.NewFaulty(tr, fault))
-	defer conn.Close()
+	conn := nltest.Dial(t, unix.NETLINK_ROUTE, nstest.New(t), fault)
 	c := addr.On(conn)
 	a := addr.Address{Prefix: nstest.Prefix("10.1.0.1/24"), Link: 1}
 	if err := c.Add(a); err != nil {

@@ -50,7 +50,7 @@ func (n *Node) Check(ctx context.Context, nw *Network, pod *Pod) ([]tombolo.Diff
 		return nil, fail.State(err)
 	}
 	if rec.State != state.Ready {
-		return nil, fail.Errorf(ErrNotAttached, "the ADD of container %s never came to its end: DEL it and ADD it again", pod.ContainerID)
+		return nil, fail.Errorf(ErrNotAttached, "the ADD of container %s did not finish: DEL it and ADD it again", pod.ContainerID)
 	}
 	found := &inspect.Findings{}
 	k := &checking{s, nw, pod, rec}
@@ -89,7 +89,7 @@ func (k *checking) link(ctx context.Context, found *inspect.Findings) error {
 			if mac, err := net.ParseMAC(text); err == nil && len(mac) == 6 {
 				port.MAC = mac
 			} else {
-				found.Add("prevResult gives the interface %s the MAC %.40q, which is none", k.rec.HostIf, text)
+				found.Add("prevResult gives the interface %s the MAC %.40q, which is invalid", k.rec.HostIf, text)
 			}
 		}
 		has, err := inspect.PodAddresses(k.pod.NetNS)

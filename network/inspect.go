@@ -166,7 +166,7 @@ func (in *Inspection) network(ctx context.Context, s *session.Session, name stri
 		switch {
 		case a.State != state.Ready && underWay(s, a):
 		case a.State != state.Ready:
-			report.Differences = []tombolo.Difference{{Text: "its ADD has not come to its end", Remedy: tombolo.RemedyRecreate}}
+			report.Differences = []tombolo.Difference{{Text: "its ADD did not finish", Remedy: tombolo.RemedyRecreate}}
 		case rec == nil:
 			report.Differences = []tombolo.Difference{{Text: "its network has no record", Remedy: tombolo.RemedyRecreate}}
 		default:

@@ -45,7 +45,7 @@ func (a *adding) prepareLease(leaseDir string) (*leasing, error) {
 		pod.MAC = ident.RandomMAC() // the server goes by it
 		a.pod = &pod
 	default:
-		return nil, fail.Errorf(ErrInvalid, "container %s: %q is no MAC of 6 bytes", a.pod.ContainerID, a.pod.MAC)
+		return nil, fail.Errorf(ErrInvalid, "container %s: %q is not a MAC of 6 bytes", a.pod.ContainerID, a.pod.MAC)
 	}
 	l.client.MAC, l.client.Sticky = dhcpc.Hex(a.pod.MAC), l.asked.Sticky
 	var err error
@@ -226,7 +226,7 @@ func (a *adding) acquire(ctx context.Context, rec *lease.Record, b *build.Built,
 		rec.Policy.Priority = int(metric)
 	}
 	if rec.Applied.MTU > got.MTU {
-		a.s.Warn(fmt.Sprintf("lease of %s: MTU %d: %d taken, since the pod has IPv6", got.Address, got.MTU, rec.Applied.MTU))
+		a.s.Warn(fmt.Sprintf("lease of %s: MTU %d is too small for IPv6, which the pod has: it gets %d", got.Address, got.MTU, rec.Applied.MTU))
 	}
 	return nil
 }

@@ -126,7 +126,7 @@ func (nw *Network) check() error {
 		return fail.Errorf(ErrInvalid, "bridge %q of network %q cannot name a link", nw.Bridge, nw.Name)
 	}
 	if nw.Exit != "" && nw.Exit != ExitHost && nw.Exit != ExitRouter {
-		return fail.Errorf(ErrInvalid, "network %q: %q is no way out of a LAN", nw.Name, string(nw.Exit))
+		return fail.Errorf(ErrInvalid, "network %q: Exit is %q, and has to be %q or %q", nw.Name, string(nw.Exit), ExitHost, ExitRouter)
 	}
 	if nw.MACOnly && nw.Untrusted {
 		return fail.Errorf(ErrInvalid, "network %q: MACOnly and Untrusted exclude each other", nw.Name)
@@ -135,7 +135,7 @@ func (nw *Network) check() error {
 		return fail.Errorf(ErrInvalid, "network %q: DHCPv6 needs SLAAC, which gives pods the way to the routers", nw.Name)
 	}
 	if nw.PrefixLength != 0 && (!nw.DHCPv6 || nw.Guard && !nw.MACOnly || nw.PrefixLength < 1 || nw.PrefixLength > 127) {
-		return fail.Errorf(ErrInvalid, "network %q: a delegated prefix has 1 to 127 bits, and needs DHCPv6 and no Guard to addresses", nw.Name)
+		return fail.Errorf(ErrInvalid, "network %q: PrefixLength takes 1 to 127 bits, and DHCPv6; with Guard it takes MACOnly too", nw.Name)
 	}
 	return nw.CheckVLAN()
 }

@@ -102,7 +102,7 @@ func (n *Node) attached(ctx context.Context, key Key, other *Interface) (*state.
 	rec = &state.Attachment{Network: key.Network, ContainerID: key.ContainerID, IfName: key.IfName, NetNS: other.NetNS, Other: true}
 	for _, p := range other.Addresses {
 		if !p.IsValid() {
-			return nil, fail.Errorf(ErrInvalid, "interface %s of container %s has an address that is none", key.IfName, key.ContainerID)
+			return nil, fail.Errorf(ErrInvalid, "interface %s of container %s has an invalid address", key.IfName, key.ContainerID)
 		}
 		rec.Addresses = append(rec.Addresses, ipam.Address{Prefix: p})
 	}

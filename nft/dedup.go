@@ -32,7 +32,7 @@ type Dedup struct {
 func (d *Dedup) check() error {
 	switch {
 	case len(d.BridgeMAC) != ruleset.EtherLen:
-		return invalid("dedup: %q is no MAC of a bridge", d.BridgeMAC)
+		return invalid("dedup: %q cannot be the MAC of a bridge", d.BridgeMAC)
 	case !d.Subnet.IsValid() || d.Subnet.Addr().Is4In6() || d.Subnet.Bits() == 0:
 		return invalid("dedup: subnet %v", d.Subnet)
 	case d.Gateway.Is4() != d.Subnet.Addr().Is4() || !d.Gateway.IsValid() || d.Gateway.Zone() != "" || d.Gateway.Is4In6():

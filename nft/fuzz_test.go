@@ -7,17 +7,18 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
 // The corpora in testdata hold what a kernel answered, without struct nfgenmsg.
 
 func FuzzElements(f *testing.F) {
-	f.Add(marshal(ruleset.TableName(DefaultTable).ElementAttributes(elementsOf(pod("00000000001", "10.22.0.5"))[0].Element, "x")...))
+	f.Add(nltest.Attributes(ruleset.TableName(DefaultTable).ElementAttributes(elementsOf(pod("00000000001", "10.22.0.5"))[0].Element, "x")...))
 	ep := pod("00000000001", "10.22.0.5", "fd00:22::5")
 	ep.Ports = []Port{tcpPort("", 8080), tcpPort("192.0.2.1", 8081), tcpPort("2001:db8::1", 8081)}
 	for _, el := range elementsOf(ep) {
-		f.Add(marshal(ruleset.TableName(DefaultTable).ElementAttributes(el.Element, el.Comment)...))
+		f.Add(nltest.Attributes(ruleset.TableName(DefaultTable).ElementAttributes(el.Element, el.Comment)...))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		list, err := ruleset.DecodeElements(unix.NFPROTO_INET, b)

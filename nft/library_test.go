@@ -111,7 +111,7 @@ func stepsOf(t *testing.T, family byte, steps []expr.Any) []byte {
 		}
 		list = append(list, nftnl.Bytes(netlink.Nested|unix.NFTA_LIST_ELEM, b))
 	}
-	return nltest.Canonical(marshal(list...))
+	return nltest.Canonical(nltest.Attributes(list...))
 }
 
 // meantSteps has the library read what we would send.

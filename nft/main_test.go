@@ -15,7 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
-	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -25,18 +24,9 @@ func TestMain(m *testing.M) { nstest.Main(m) }
 
 func messageType(msg uint16) uint16 { return uint16(nftnl.Type(msg)) }
 
-// marshal gives attributes as they are sent.
-func marshal(attrs ...netlink.Attribute) []byte {
-	b, err := netlink.MarshalAttributes(attrs)
-	if err != nil {
-		panic(err)
-	}
-	return b
-}
-
 // answerOf is a message of nf_tables: struct nfgenmsg and attributes.
 func answerOf(r netlink.Message, msg, flags uint16, attrs ...netlink.Attribute) []byte {
-	return nltest.Reply(r, messageType(msg), flags, append([]byte{0, unix.NFNETLINK_V0, 0, 0}, marshal(attrs...)...))
+	return nltest.Reply(r, messageType(msg), flags, append([]byte{0, unix.NFNETLINK_V0, 0, 0}, nltest.Attributes(attrs...)...))
 }
 
 func dial(tb testing.TB, ns *netns.NS) *Conn {
@@ -64,14 +54,7 @@ func dialNew(tb testing.TB) (*Conn, *netns.NS) {
 // dialFaulty gives a Conn to a real kernel that fails as the test says.
 func dialFaulty(tb testing.TB, ns *netns.NS, faults ...*nltest.Fault) *Conn {
 	tb.Helper()
-	t, err := nl.Open(unix.NETLINK_NETFILTER, &nl.Config{NetNS: ns})
-	if err != nil {
-		tb.Fatal(err)
-	}
-	c := on(nl.New(nltest.NewFaulty(t, faults...)), nil)
-	tb.Cleanup(func() { c.Close() })
-	nltest.MustHaveFired(tb, faults...)
-	return c
+	return on(nltest.Dial(tb, unix.NETLINK_NETFILTER, ns, faults...), nil)
 }
 
 // podnet is the network of most tests: dual-stack, with masquerade.

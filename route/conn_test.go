@@ -306,12 +306,7 @@ func TestEnsurePassesErrorsOn(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			nltest.MustHaveFired(t, tt.fault)
-			tr, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: h.ns})
-			if err != nil {
-				t.Fatal(err)
-			}
-			conn := nl.New(nltest.NewFaulty(tr, tt.fault))
-			defer conn.Close()
+			conn := nltest.Dial(t, unix.NETLINK_ROUTE, h.ns, tt.fault)
 			if changed, err := route.On(conn).Ensure(tt.want); changed || !errors.Is(err, unix.EPERM) {
 				t.Errorf("Ensure: changed %t, %v, want %v", changed, err, unix.EPERM)
 			}
@@ -333,13 +328,8 @@ func TestInterruptedListsAreTriedAgain(t *testing.T) {
 			return len(l), err
 		},
 	} {
-		tr, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: h.ns})
-		if err != nil {
-			t.Fatal(err)
-		}
 		fault := &nltest.Fault{Interrupt: true, Times: 2}
-		conn := nl.New(nltest.NewFaulty(tr, fault))
-		defer conn.Close()
+		conn := nltest.Dial(t, unix.NETLINK_ROUTE, h.ns, fault)
 		want, err := list(h.c)
 		if err != nil {
 			t.Fatal(err)

@@ -374,7 +374,7 @@ func TestLsListsWhatIsAskedFor(t *testing.T) {
 	}
 	// What is wrong with others is not said.
 	got := tombolo(t, nstest.New(t), nil, "", "ls", "--state", dir, "unfinished")
-	if want := "container unfinished, eth0 of network pods: its ADD has not come to its end [recreate pod]\n"; got.status != 0 || !strings.HasSuffix(got.stdout, "adding\n"+want) {
+	if want := "container unfinished, eth0 of network pods: its ADD did not finish [recreate pod]\n"; got.status != 0 || !strings.HasSuffix(got.stdout, "adding\n"+want) {
 		t.Errorf("outcome is %+v", got)
 	}
 }
@@ -426,7 +426,7 @@ func TestNetworksAndMapOfWhatIsForged(t *testing.T) {
 		{"map --state " + empty, "no network is on record\nnothing is wrong\n"},
 		{"map --state " + dir, "no bridge\n`- network lab: no record, 1 pod\n   x container c3\nbridge cbr0\n`- network pods: no record, 2 pods\n" +
 			"   x container unfinished\n   x default/web-0         10.61.0.2 fd61::2\n\nwrong:\n  its network has no record (2 pods affected) [recreate pod]\n" +
-			"  container unfinished, eth0 of network pods: its ADD has not come to its end\n    [recreate pod]\n"},
+			"  container unfinished, eth0 of network pods: its ADD did not finish [recreate\n    pod]\n"},
 	} {
 		if got := tombolo(t, nstest.New(t), nil, "", strings.Fields(tt.line)...); got != (outcome{0, tt.stdout, ""}) {
 			t.Errorf("%s: %+v", tt.line, got)

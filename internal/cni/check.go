@@ -87,7 +87,7 @@ func (c *call) reported(prev *current.Result) (*network.Reported, []string, erro
 		}
 		mac, err := net.ParseMAC(in.Mac)
 		if err != nil || len(mac) != 6 {
-			wrong = append(wrong, fmt.Sprintf("prevResult gives the interface %s the MAC %.40q, which is none", in.Name, in.Mac))
+			wrong = append(wrong, fmt.Sprintf("prevResult gives the interface %s the MAC %.40q, which is invalid", in.Name, in.Mac))
 			continue
 		}
 		r.MAC = mac

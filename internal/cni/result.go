@@ -29,7 +29,7 @@ func routesOf(routes []*types.Route) ([]route.Route, error) {
 func routeOf(r *types.Route) (route.Route, error) {
 	dst, ok := ipamconf.Prefix(r.Dst)
 	if !ok {
-		return route.Route{}, newError(codeDecoding, "the ipam gave a route whose destination is none: %s", r.Dst.String())
+		return route.Route{}, newError(codeDecoding, "the ipam gave a route without a valid destination: %s", r.Dst.String())
 	}
 	one := route.Route{Dst: dst}
 	var scope uint32

@@ -84,7 +84,7 @@ func TestPodRoutesRefuseWhatTheKernelWouldTakeForAnother(t *testing.T) {
 		route types.Route
 		want  string
 	}{
-		{"no destination", types.Route{}, "code 6: the ipam gave a route whose destination is none: <nil>"},
+		{"no destination", types.Route{}, "code 6: the ipam gave a route without a valid destination: <nil>"},
 		{"negative mtu", types.Route{Dst: dst, MTU: -1}, "code 7: the route to 192.0.2.0/24: mtu -1 is not within 0 and 4294967295"},
 		{"negative advmss", types.Route{Dst: dst, AdvMSS: -1}, "code 7: the route to 192.0.2.0/24: advmss -1 is not within 0 and 4294967295"},
 		{"negative priority", types.Route{Dst: dst, Priority: -1}, "code 7: the route to 192.0.2.0/24: priority -1 is not within 0 and 4294967295"},

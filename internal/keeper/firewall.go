@@ -21,7 +21,7 @@ import (
 // generation: what was found right at a generation is not looked at again, and verbs of the
 // plugin leave theirs in their note.
 //
-// What is undone again and again is repaired once in a minute only (restraint), written down
+// What is undone again and again is repaired only once a minute (restraint), written down
 // for STATUS, and counted.
 
 // lookAtFirewall is how often it is looked at without news: legacy tables and a table
@@ -63,7 +63,7 @@ func (k *Keeper) keepFirewall(ctx context.Context) {
 
 func (k *Keeper) newFirewall(ctx context.Context, look Firewall, listen func() (source, error)) *firewall {
 	f := &firewall{look: look}
-	f.vigil = vigil[[]generation]{Keeper: k, ctx: ctx, listen: listen, read: generationsOf, lost: []generation{{lost: true}}, heed: f.heed, visit: f.visit,
+	f.vigil = vigil[[]generation]{Keeper: k, ctx: ctx, listen: listen, read: generationsOf, lost: []generation{{lost: true}}, when: f.when, visit: f.visit,
 		trouble: f.firewallTrouble, subject: "the firewall", restraints: restraints{}}
 	f.fought = f.of("")
 	return f
@@ -112,8 +112,8 @@ func generationOf(b []byte) generation {
 // isOurs says that a process is called like a program of ours.
 func (g *generation) isOurs() bool { return g.by == "tombolo" || g.by == "tombolod" }
 
-// heed says when the firewall is looked at: soon for what others did since the last look.
-func (f *firewall) heed(list []generation) urgency {
+// when says when the firewall is looked at: soon for what others did since the last look.
+func (f *firewall) when(list []generation) urgency {
 	when := never
 	for _, g := range list {
 		switch {
@@ -172,7 +172,7 @@ func (f *firewall) mend(ctx context.Context, what string) {
 	}
 	if !before {
 		f.metrics.count(&f.metrics.firewallContests)
-		f.log.Error("another program undoes what pods need of the firewall: putting it right once in a minute only",
+		f.log.Error("another program undoes what pods need of the firewall: putting it right only once a minute",
 			"what", what, "by", f.by, "remedy", "have that program leave the table inet tombolo and the rule \"tombolo: …\" in FORWARD alone")
 	}
 	f.due = f.fought.until

@@ -83,7 +83,7 @@ func linkKinds() []nl.Kind {
 
 func (k *Keeper) newLinkage(ctx context.Context, look Links, listen func() (source, error)) *linkage {
 	l := &linkage{look: look, bridges: map[int]linkFacts{}, ports: map[int]bool{}, remains: map[string][]string{}}
-	l.vigil = vigil[changes]{Keeper: k, ctx: ctx, listen: listen, read: changesOf, lost: changes{lost: true}, heed: l.heed, visit: l.visit,
+	l.vigil = vigil[changes]{Keeper: k, ctx: ctx, listen: listen, read: changesOf, lost: changes{lost: true}, when: l.when, visit: l.visit,
 		trouble: l.linkTrouble, subject: "links", restraints: restraints{}}
 	return l
 }
@@ -140,8 +140,8 @@ func routeLink(b []byte) (index int, _ error) {
 	return index, err
 }
 
-// heed has links looked at: soon for what pods do not cause, else later.
-func (l *linkage) heed(c changes) urgency {
+// when has links looked at: soon for what pods do not cause, else later.
+func (l *linkage) when(c changes) urgency {
 	when := never
 	if c.lost {
 		when = soon
@@ -270,7 +270,7 @@ func (l *linkage) mended(name string, before, after []string) {
 		return
 	}
 	if !was {
-		l.log.Error("another program changes links, addresses or routes that pods need: putting them right once in a minute only",
+		l.log.Error("another program changes links, addresses or routes that pods need: putting them right only once a minute",
 			"network", name, "what", strings.Join(before, "; "), "remedy", "have that program (NetworkManager, systemd-networkd, a script) leave these bridges and ports alone")
 	}
 	l.due = earliest(l.due, l.of(name).until)

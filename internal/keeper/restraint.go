@@ -7,7 +7,7 @@ import (
 
 // restraint keeps the keeper from fighting with another program over what both want to set.
 // What is undone again and again, a person or another manager undoes on purpose: then it is
-// put right once in a minute only.
+// put right only once a minute.
 type restraint struct {
 	undone []time.Time // when it was put right, within contestedFor
 	times  int         // the same since it is contested; 0: it is not

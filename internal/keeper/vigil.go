@@ -47,7 +47,7 @@ type vigil[N any] struct {
 	listen  func() (source, error)
 	read    func([]netlink.Message) (n N, some bool)
 	lost    N                            // what is told if announcements were lost
-	heed    func(N) urgency              // says when news are looked at
+	when    func(N) urgency              // says when news are looked at
 	visit   func()                       // looks, and has put right what is to be
 	trouble func(what string, err error) // reports what went wrong
 	subject string                       // of errors
@@ -112,7 +112,7 @@ func (v *vigil[N]) follow(heard chan<- N) (stop func()) {
 
 // hear has news looked at.
 func (v *vigil[N]) hear(n N) {
-	switch v.heed(n) {
+	switch v.when(n) {
 	case soon:
 		if v.first.IsZero() {
 			v.first = now()

@@ -352,8 +352,8 @@ func (rr *ruleReader) readVerdict(ad *netlink.AttributeDecoder) error {
 	return nil
 }
 
-// verdictOf translates NF_* of linux/netfilter.h and NFT_*. The lower bits of
-// NF_QUEUE and of NF_DROP have company.
+// verdictOf translates NF_* of linux/netfilter.h and NFT_*. Its lower
+// eight bits say which; above them NF_QUEUE has a queue's number, and NF_DROP an errno.
 func verdictOf(code expr.VerdictKind) verdict {
 	switch code {
 	case expr.VerdictJump:

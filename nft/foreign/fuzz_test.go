@@ -10,6 +10,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/golden"
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
+	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
@@ -46,7 +47,7 @@ func FuzzForeignRule(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	f.Add(uint8(unix.NFPROTO_IPV4), marshal(nftnl.String(unix.NFTA_RULE_CHAIN, iptablesForward),
+	f.Add(uint8(unix.NFPROTO_IPV4), nltest.Attributes(nftnl.String(unix.NFTA_RULE_CHAIN, iptablesForward),
 		nftnl.Bytes(netlink.Nested|unix.NFTA_RULE_EXPRESSIONS, expressions), nftnl.Bytes(unix.NFTA_RULE_USERDATA, nftnl.Comment(admissionComment))))
 	f.Fuzz(func(t *testing.T, family uint8, b []byte) {
 		r, err := decodeRule(family, b)

@@ -4,11 +4,9 @@ import (
 	"context"
 	"testing"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
-	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -18,15 +16,6 @@ import (
 func TestMain(m *testing.M) { nstest.Main(m) }
 
 func messageType(msg uint16) uint16 { return uint16(nftnl.Type(msg)) }
-
-// marshal gives attributes as they are sent.
-func marshal(attrs ...netlink.Attribute) []byte {
-	b, err := netlink.MarshalAttributes(attrs)
-	if err != nil {
-		panic(err)
-	}
-	return b
-}
 
 func dial(tb testing.TB, ns *netns.NS) *Conn {
 	tb.Helper()
@@ -53,14 +42,7 @@ func dialNew(tb testing.TB) (*Conn, *netns.NS) {
 // dialFaulty gives a Conn to a real kernel that fails as the test says.
 func dialFaulty(tb testing.TB, ns *netns.NS, faults ...*nltest.Fault) *Conn {
 	tb.Helper()
-	t, err := nl.Open(unix.NETLINK_NETFILTER, &nl.Config{NetNS: ns})
-	if err != nil {
-		tb.Fatal(err)
-	}
-	c := owned(On(nl.New(nltest.NewFaulty(t, faults...)), nil))
-	tb.Cleanup(func() { c.Close() })
-	nltest.MustHaveFired(tb, faults...)
-	return c
+	return On(nltest.Dial(tb, unix.NETLINK_NETFILTER, ns, faults...), nil)
 }
 
 // site is nstest's, with our firewall on its host.

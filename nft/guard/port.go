@@ -107,7 +107,7 @@ func (p *Port) Check() error {
 		}
 		return fmt.Errorf("%w: guarded port %q is no name of a link", tombolo.ErrInvalid, name)
 	case len(p.MAC) != etherLen || p.MAC[0]&group != 0:
-		return fmt.Errorf("%w: port %s cannot be guarded: %q is no MAC of a pod", tombolo.ErrInvalid, p.Name, p.MAC)
+		return fmt.Errorf("%w: port %s cannot be guarded: %q cannot be the MAC of a pod", tombolo.ErrInvalid, p.Name, p.MAC)
 	}
 	if p.MACOnly && p.Untrusted {
 		return fmt.Errorf("%w: guarded port %s: MACOnly and Untrusted exclude each other", tombolo.ErrInvalid, p.Name)

@@ -243,7 +243,7 @@ func TestCHECKOfAnADDThatNeverEnded(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	wantError(t, w.check(p), 113, "never came to its end")
+	wantError(t, w.check(p), 113, "did not finish")
 	w.del(p)
 	n.wantNothing()
 }

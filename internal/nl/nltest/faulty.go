@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/netns"
 )
 
 // Faulty is a kernel, in general a real one, that fails requests of the test's
@@ -48,6 +49,20 @@ type Fault struct {
 	seen  int
 	fired int
 	marks []uint32 // sequence numbers of the dumps to mark
+}
+
+// Dial opens a connection to a namespace's kernel that fails as the faults say, all of which have to
+// have fired when the test ends.
+func Dial(tb testing.TB, family int, ns *netns.NS, faults ...*Fault) *nl.Conn {
+	tb.Helper()
+	t, err := nl.Open(family, &nl.Config{NetNS: ns})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	conn := nl.New(NewFaulty(t, faults...))
+	tb.Cleanup(func() { conn.Close() })
+	MustHaveFired(tb, faults...)
+	return conn
 }
 
 // NoIPv6 refuses, as a kernel without IPv6, what is said of a link's IPv6.

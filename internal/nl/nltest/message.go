@@ -66,6 +66,15 @@ func Body(head []byte, fn func(*netlink.AttributeEncoder)) []byte {
 	return m.Data
 }
 
+// Attributes gives them as they are sent.
+func Attributes(attrs ...netlink.Attribute) []byte {
+	b, err := netlink.MarshalAttributes(attrs)
+	if err != nil {
+		panic(fmt.Sprintf("nltest: %v", err))
+	}
+	return b
+}
+
 // Reply is a message of some type that answers a request.
 func Reply(req netlink.Message, typ, flags uint16, data []byte) []byte {
 	return Bytes(message(typ, flags, req.Header.Sequence, data))

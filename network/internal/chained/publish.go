@@ -62,7 +62,7 @@ func (at Attachment) change(ctx context.Context, s *session.Session, do func(a, 
 		return fail.State(err)
 	}
 	if a.State != state.Ready && !a.Other {
-		return fail.Errorf(fail.ErrTryAgain, "the ADD of container %s never came to its end: DEL it and ADD it again", a.ContainerID)
+		return fail.Errorf(fail.ErrTryAgain, "the ADD of container %s did not finish: DEL it and ADD it again", a.ContainerID)
 	}
 	if err := s.Enter(ctx); err != nil {
 		return err

@@ -24,6 +24,6 @@ func RefuseContested(dir *state.Dir) error {
 	if f.By != "" {
 		by = fmt.Sprintf("another program (the last to change it: %q)", f.By)
 	}
-	return fail.Errorf(fail.ErrObstructed, "%s undoes what pods need of the firewall: tombolod has put it back %d times, and does so once in a minute only; the last time it was: %.200q: have that program leave it alone",
+	return fail.Errorf(fail.ErrObstructed, "%s undoes what pods need of the firewall: tombolod has put it back %d times, and now does so only once a minute; the last time it was: %.200q: have that program leave it alone",
 		by, f.Times, f.What)
 }

@@ -219,7 +219,7 @@ func bridgeAlone(ctx context.Context, s *session.Session, rec *state.Network, fo
 		return &bridge.Link{Name: rec.Bridge}, nil
 	}
 	if err == nil && recorded.LearnedLimit(l) != 0 {
-		found.Advise(tombolo.RemedyRepair, "bridge %s: fdb_max_learned is 0, so that one pod can have it learn MACs without end", rec.Bridge)
+		found.Advise(tombolo.RemedyRepair, "bridge %s: fdb_max_learned is 0, so a pod can make it learn any number of MACs", rec.Bridge)
 	}
 	if err == nil {
 		diffs, err = recorded.VLANDifferences(ctx, s.Links, rec, l)

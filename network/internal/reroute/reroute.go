@@ -197,7 +197,7 @@ func linkOf(ctx context.Context, pod *netns.NS, a *state.Attachment) (int, error
 		return 0, err
 	}
 	if mac, err := net.ParseMAC(a.MAC); a.NetNSCookie == 0 && (err != nil || l.MAC.String() != mac.String()) {
-		return 0, fmt.Errorf("%s in %s has MAC %s, and the pod's had %s: it is another's by now", a.IfName, a.NetNS, l.MAC, a.MAC)
+		return 0, fmt.Errorf("%s in %s has MAC %s, and the pod's had %s: the interface is another one now", a.IfName, a.NetNS, l.MAC, a.MAC)
 	}
 	return l.Index, nil
 }

@@ -84,8 +84,8 @@ func TestThePodOfAPathIsTheRecords(t *testing.T) {
 		{"by the cookie", state.Attachment{NetNSCookie: cookie}, ""},
 		{"by the MAC", state.Attachment{MAC: "0a:58:0a:00:00:09"}, ""},
 		{"another cookie", state.Attachment{NetNSCookie: cookie + 1, MAC: "0a:58:0a:00:00:09"}, "another pod's"},
-		{"another MAC", state.Attachment{MAC: "0a:58:0a:00:00:08"}, "another's by now"},
-		{"no MAC", state.Attachment{}, "another's by now"},
+		{"another MAC", state.Attachment{MAC: "0a:58:0a:00:00:08"}, "the interface is another one now"},
+		{"no MAC", state.Attachment{}, "the interface is another one now"},
 	} {
 		tt.a.NetNS, tt.a.IfName = nstest.Path(t, pod), "eth0"
 		ns, link, err := openPod(t.Context(), &tt.a)

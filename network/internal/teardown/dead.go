@@ -98,7 +98,7 @@ func InOwnNamespace(epoch state.Epoch) error {
 	defer here.Close()
 	cookie, err := here.Cookie()
 	if err == nil && epoch.NetNS != 0 && cookie != epoch.NetNS {
-		err = fail.Errorf(fail.ErrState, "the networks on record are those of another network namespace than this one, so no port says which pods live: call in the host's")
+		err = fail.Errorf(fail.ErrState, "the networks on record are in another network namespace, so this one does not show which pods live: run this in the host's")
 	}
 	return err
 }
@@ -125,7 +125,7 @@ func (t *Teardown) FindDead(ctx context.Context) ([]*Dead, error) {
 		if why == "" {
 			continue
 		}
-		// Whoever has the lock is at work on it: an ADD, whose port is still to come, or a DEL.
+		// A call has the lock, and is at work on it: an ADD, whose port is still to come, or a DEL.
 		lock, err := t.Session.Dir.Of(rec).LockAttachment(t.Network, rec.Hash())
 		if err != nil {
 			continue

@@ -106,9 +106,9 @@ func (t *Teardown) Attachment(ctx context.Context, owner ipam.Owner, hash string
 	return closeLoopbackAfter(ctx, t.Session, t.Known, r.rec)
 }
 
-// lock takes the lock of an attachment's record. Whoever has that of one whose Add is done writes
-// it anew, as a rule, such as a Del that passes a host port on to it: that is waited for, as what
-// it writes is to go too, or to be passed on further.
+// lock takes the lock of an attachment's record. A call that has that of one whose Add is done
+// writes the record anew, as a rule: a Del passes a host port on to it, say. Such a call is waited
+// for, since what it writes is to go too, or to be passed on further.
 func (t *Teardown) lock(ctx context.Context, hash string) (*state.AttachmentLock, error) {
 	dir := t.Session.Dir
 	lock, err := dir.LockAttachment(t.Network, hash)

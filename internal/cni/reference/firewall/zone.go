@@ -47,7 +47,7 @@ func (f *conf) zone(c *reference.Call, prev *current.Result) (*zone, error) {
 		return z, nil
 	}
 	if !sources.IsZone(z.name) && c.Verb != "DEL" {
-		return nil, reference.Errorf(types.ErrInvalidNetworkConfig, "firewalldZone %q is no name of a zone", z.name)
+		return nil, reference.Errorf(types.ErrInvalidNetworkConfig, "firewalldZone %q cannot name a zone", z.name)
 	}
 	var addresses []netip.Addr
 	for _, ip := range prev.IPs {

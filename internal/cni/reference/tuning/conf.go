@@ -170,7 +170,7 @@ func envMAC(args string) (string, error) {
 func sysctlFile(key, ifName string) (string, error) {
 	path := filepath.Join("/proc/sys", strings.Replace(strings.ReplaceAll(key, ".", "/"), "IFNAME", ifName, 1))
 	if !strings.HasPrefix(path, "/proc/sys/net/") {
-		return "", reference.Errorf(types.ErrInvalidNetworkConfig, "sysctl %q is none of the network's (net.…): a pod has those alone for itself", key)
+		return "", reference.Errorf(types.ErrInvalidNetworkConfig, "sysctl %q does not begin with net: a pod has only those for itself", key)
 	}
 	return path, nil
 }

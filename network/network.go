@@ -126,7 +126,7 @@ func (nw *Network) check() error {
 		return fail.Errorf(ErrInvalid, "bridge %q of network %q cannot name a link", nw.Bridge, nw.Name)
 	}
 	if nw.Exit != "" && nw.Exit != ExitHost && nw.Exit != ExitRouter {
-		return fail.Errorf(ErrInvalid, "network %q: Exit is %q, and has to be %q or %q", nw.Name, string(nw.Exit), ExitHost, ExitRouter)
+		return fail.Errorf(ErrInvalid, `network %q: Exit is %q, and has to be "host" or "router"`, nw.Name, string(nw.Exit))
 	}
 	if nw.MACOnly && nw.Untrusted {
 		return fail.Errorf(ErrInvalid, "network %q: MACOnly and Untrusted exclude each other", nw.Name)

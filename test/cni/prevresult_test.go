@@ -82,7 +82,7 @@ func TestCHECKComparesTheResultWithWhatIsThere(t *testing.T) {
 				ip.Interface = nil
 			}
 		}), []string{"prevResult has no interface eth0 of the pod"}},
-		{"a MAC that is none", change(func(r *current.Result) { r.Interfaces[pod].Mac = "zz" }), []string{`1 difference: prevResult gives the interface eth0 the MAC "zz", which is none`}},
+		{"a MAC that is none", change(func(r *current.Result) { r.Interfaces[pod].Mac = "zz" }), []string{`1 difference: prevResult gives the interface eth0 the MAC "zz", which is invalid`}},
 		{"a MAC of eight bytes", change(func(r *current.Result) { r.Interfaces[pod].Mac = "02:00:00:00:00:00:00:01" }), []string{"which is invalid"}},
 		{"a MAC of control characters", change(func(r *current.Result) { r.Interfaces[pod].Mac = "\x1b[31m" + strings.Repeat("x", 500) }), []string{`the MAC "\x1b[31mxxx`}},
 		{"the port's MAC is none", change(func(r *current.Result) { r.Interfaces[1].Mac = "zz" }), []string{`MAC "zz"`}},

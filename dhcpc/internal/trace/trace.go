@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -51,14 +52,14 @@ func (c *Counts) Add(what string) {
 func (c Counts) Texts() []string {
 	var list []string
 	for _, one := range c {
-		noun, rest, more := strings.Cut(one.what, " ")
+		noun, rest := one.what, ""
+		if at := strings.IndexByte(noun, ' '); at > 0 {
+			noun, rest = noun[:at], noun[at:]
+		}
 		if one.n > 1 {
 			noun += "s"
 		}
-		if more {
-			noun += " " + rest
-		}
-		list = append(list, fmt.Sprintf("%d %s", one.n, noun))
+		list = append(list, strconv.Itoa(one.n)+" "+noun+rest)
 	}
 	return list
 }
@@ -87,15 +88,15 @@ func (f *Failure) Text(vain, hint string) string {
 	if f == nil {
 		return "no error"
 	}
-	sent, waited := strings.Join(f.Sent, ", "), f.Waited.Round(time.Millisecond)
+	sent, waited := strings.Join(f.Sent, ", "), f.Waited.Round(time.Millisecond).String()
 	text := f.Op + ": "
 	switch {
 	case sent == "":
 		text += fmt.Sprint(f.Err)
 	case len(f.Heard) == 0:
-		text += fmt.Sprintf("no answer to %s in %s", sent, waited)
+		text += "no answer to " + sent + " in " + waited
 	default:
-		text += fmt.Sprintf("%s %s in %s; heard %s", vain, sent, waited, strings.Join(f.Heard, ", "))
+		text += vain + " " + sent + " in " + waited + "; heard " + strings.Join(f.Heard, ", ")
 	}
 	switch {
 	case sent == "":

@@ -114,17 +114,9 @@ func (p *kernelPod) apply6(l *dhcp6.Lease) error {
 		Valid: lifetime(max(l.Left(t), -1), time.Second), Preferred: lifetime(l.PreferredFor(t), 0),
 	})
 	if err == nil && l.Prefix.IsValid() {
-		err = route.On(p.conn).Replace(delegated(l.Prefix))
+		err = route.On(p.conn).Replace(lease.Delegated(l.Prefix))
 	}
 	return err
-}
-
-// delegated is the route to a prefix: none, but for what the pod makes of it. Else what is for an unused part
-// of it would go to the LAN's router and come back, to and fro (RFC 7084, section 4.3, WPD-5). The kernel
-// takes no end of time for such a route (Linux 6.18).
-func delegated(p netip.Prefix) route.Route {
-	const least = math.MaxUint32 // others to the same prefix come before
-	return route.Route{Dst: p, Type: route.Unreachable, Priority: least, Protocol: route.ProtocolTombolo}
 }
 
 // lifetime is as the kernel takes it: nil is for ever, which is -1 here.
@@ -142,7 +134,7 @@ func (p *kernelPod) withdraw6(l *dhcp6.Lease) error {
 		err = addr.On(p.conn).Remove(addr.Address{Prefix: netip.PrefixFrom(l.Address, l.Address.BitLen()), Link: p.link})
 	}
 	if l.Prefix.IsValid() {
-		err = errors.Join(err, route.On(p.conn).Remove(delegated(l.Prefix)))
+		err = errors.Join(err, route.On(p.conn).Remove(lease.Delegated(l.Prefix)))
 	}
 	return err
 }

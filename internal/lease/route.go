@@ -1,6 +1,9 @@
 package lease
 
 import (
+	"math"
+	"net/netip"
+
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/route"
 )
@@ -16,4 +19,12 @@ func RouteOf(r dhcpc.Route, link, priority int) route.Route {
 	scope := route.ScopeLink
 	one.Scope = &scope
 	return one
+}
+
+// Delegated is the route to a delegated prefix: none, but for what the pod makes of it. Else what is for an
+// unused part of it would go to the LAN's router and come back, to and fro (RFC 7084, section 4.3, WPD-5). The
+// kernel takes no end of time for such a route (Linux 6.18), and keeps it without the pod's interface.
+func Delegated(p netip.Prefix) route.Route {
+	const least = math.MaxUint32 // others to the same prefix come before
+	return route.Route{Dst: p, Type: route.Unreachable, Priority: least, Protocol: route.ProtocolTombolo}
 }

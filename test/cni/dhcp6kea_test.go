@@ -142,6 +142,7 @@ func TestAPodIsDelegatedAPrefixByDHCPv6(t *testing.T) {
 	own := prefix.Addr().Next()
 	nstest.Run(t, p.NS, "ip", "route", "add", "fd00:50::/64", "dev", "eth0") // no router advertises it here
 	nstest.Run(t, p.NS, "ip", "address", "add", own.String()+"/128", "dev", "lo")
+	nstest.WaitForAddresses(t, p.NS)
 	link := nstest.Run(t, p.NS, "ip", "-6", "-o", "address", "show", "dev", "eth0", "scope", "link")
 	nstest.Run(t, l.router, "ip", "route", "add", prefix.String(), "via", strings.Split(strings.Fields(link)[3], "/")[0], "dev", "eth0")
 	wantPing(t, l.router, own.String())
@@ -163,7 +164,15 @@ func TestAPodIsDelegatedAPrefixByDHCPv6(t *testing.T) {
 		got := unreachable()
 		return strings.Contains(got, "fd00:61:") && !strings.Contains(got, prefix.String()+" ")
 	})
+	// Its namespace may live on, without its interface.
+	nstest.Run(t, p.NS, "ip", "link", "del", "eth0")
+	if unreachable() == "" {
+		t.Error("the route has gone with the interface: this tests nothing")
+	}
 	w.del(p)
+	if got := unreachable(); got != "" {
+		t.Errorf("after DEL there is the route %s", got)
+	}
 	l.eventually(t, func() bool { return server.heard(t, "RELEASE") >= 1 })
 	l.wantNoLeaseRecords()
 }

@@ -60,8 +60,8 @@ func Release(ctx context.Context, links *bridge.Conn, path, hash string, warn fu
 			warn(err.Error())
 		}
 	}
-	if rec.Releases6(time.Now()) {
-		if err := release6(ctx, links, rec); err != nil {
+	if rec.Six != nil && rec.Six.Lease != nil {
+		if err := end6(ctx, links, rec); err != nil {
 			warn(err.Error())
 		}
 	}
@@ -77,16 +77,26 @@ func sendRelease(ctx context.Context, links *bridge.Conn, dir *lease.Dir, rec *l
 	if rec.Client.Sticky {
 		return nil
 	}
-	if pod, err := netns.Open(rec.NetNS); err == nil {
+	if pod := podOf(rec); pod != nil {
 		defer pod.Close()
-		if cookie, err := pod.Cookie(); err == nil && cookie == rec.NetNSCookie {
-			index, err := linkIndexIn(pod, rec.IfName)
-			if err == nil {
-				return releaseFromPod(ctx, dir, &transport.Config{NetNS: pod, Link: index, MAC: net.HardwareAddr(rec.Lease.MAC)}, rec.Lease)
-			}
+		if index, err := linkIndexIn(pod, rec.IfName); err == nil {
+			return releaseFromPod(ctx, dir, &transport.Config{NetNS: pod, Link: index, MAC: net.HardwareAddr(rec.Lease.MAC)}, rec.Lease)
 		}
 	}
 	return giveback.Release(ctx, rec, links, nil, rec.Lease)
+}
+
+// podOf opens a pod's namespace; nil where it is gone.
+func podOf(rec *lease.Record) *netns.NS {
+	pod, err := netns.Open(rec.NetNS)
+	if err != nil {
+		return nil
+	}
+	if cookie, err := pod.Cookie(); err != nil || cookie != rec.NetNSCookie {
+		pod.Close()
+		return nil
+	}
+	return pod
 }
 
 // releaseFromPod sends it from the pod's interface, by a packet socket that the keeper

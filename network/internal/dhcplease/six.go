@@ -18,20 +18,40 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/route"
 )
 
-// release6 sends the RELEASE that the keeper has made, from the pod's interface as long as that is there, else
-// from the host: servers go by what is in it. It goes to a group, so that no neighbour has to be found.
-func release6(ctx context.Context, links *bridge.Conn, rec *lease.Record) error {
-	if pod, err := netns.Open(rec.NetNS); err == nil {
+// end6 ends what a pod has by DHCPv6. The RELEASE is one that the keeper has made: it goes from the pod's
+// interface as long as that is there, else from the host, as servers go by what is in it. It goes to a group,
+// so that no neighbour has to be found.
+func end6(ctx context.Context, links *bridge.Conn, rec *lease.Record) error {
+	send := func() error { return giveback.Release6(ctx, rec, links, nil) }
+	var errs []error
+	if pod := podOf(rec); pod != nil {
 		defer pod.Close()
-		if cookie, err := pod.Cookie(); err == nil && cookie == rec.NetNSCookie {
-			if index, err := linkIndexIn(pod, rec.IfName); err == nil {
+		if index, err := linkIndexIn(pod, rec.IfName); err == nil {
+			send = func() error {
 				return transport.Send6(&transport.Config{NetNS: pod, Link: index}, rec.Six.Release)
 			}
 		}
+		errs = append(errs, undelegate(pod, rec.Six.Lease.Prefix))
 	}
-	return giveback.Release6(ctx, rec, links, nil)
+	if rec.Releases6(time.Now()) {
+		errs = append(errs, send())
+	}
+	return errors.Join(errs...)
+}
+
+// undelegate takes the route to a delegated prefix away, which does not go with the pod's interface.
+func undelegate(pod *netns.NS, p netip.Prefix) error {
+	if !p.IsValid() {
+		return nil
+	}
+	routes, err := route.Dial(&route.Config{NetNS: pod})
+	if err != nil {
+		return err
+	}
+	return errors.Join(routes.Remove(lease.Delegated(p)), routes.Close())
 }
 
 // awaitPause is between two looks whether the keeper has got an address.

@@ -57,6 +57,7 @@ podman() {
 }
 
 ctr() {
+	export CONTAINERD_NAMESPACE=lab$$ # control groups are below one of that name, and labs run side by side
 	if ! test -S /run/containerd/containerd.sock; then
 		image
 		printf 'version = 2\nroot = "/run/lab/containerd"\n[plugins."io.containerd.internal.v1.opt"]\n  path = "/run/lab/opt"\n' >/run/lab/containerd.toml

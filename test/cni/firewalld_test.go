@@ -239,8 +239,8 @@ func TestAPolicyOfFirewalldStopsPodsUntilTheAdvisedCommand(t *testing.T) {
 	}
 	for _, policy := range []string{ // as firewall-cmd writes them
 		`<policy priority="-1" target="DROP"><ingress-zone name="trusted"/><egress-zone name="ANY"/></policy>`,
-		`<policy priority="10" target="REJECT"><ingress-zone name="ANY"/><egress-zone name="ANY"/></policy>`,
 		`<policy priority="-1" target="CONTINUE"><ingress-zone name="trusted"/><egress-zone name="ANY"/><rule priority="-7"><drop/></rule></policy>`,
+		`<policy priority="10" target="REJECT"><ingress-zone name="ANY"/><egress-zone name="ANY"/></policy>`,
 	} {
 		if err := os.WriteFile(filepath.Join(policies, "shut.xml"), []byte(policy), 0o644); err != nil {
 			t.Fatal(err)
@@ -272,7 +272,8 @@ func TestAPolicyOfFirewalldStopsPodsUntilTheAdvisedCommand(t *testing.T) {
 		}
 	}
 
-	// The policy counts for other networks still, and the ADD that builds one says so.
+	// The policy counts for other networks still, and the ADD that builds one says so. (One for a zone firewalld takes
+	// out for a moment while a link joins that, in which an ADD may look.)
 	other := n.network("other", conf{"bridge": "cbr1", "ipam": conf{"type": "host-local", "subnet": "10.23.0.0/16"}})
 	_, err := other.tryAdd(n.pod("b"))
 	wantError(t, err, 117, "source address=10.23.0.0/16 accept")

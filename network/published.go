@@ -99,7 +99,7 @@ func (n *Node) attached(ctx context.Context, key Key, other *Interface) (*state.
 	case other == nil:
 		return nil, fail.Errorf(ErrNotAttached, "container %s has no attachment %s to network %q on record", key.ContainerID, key.IfName, key.Network)
 	}
-	rec = &state.Attachment{Network: key.Network, ContainerID: key.ContainerID, IfName: key.IfName, NetNS: other.NetNS, Other: true}
+	rec = &state.Attachment{Network: key.Network, ContainerID: key.ContainerID, IfName: key.IfName, NetNS: other.NetNS, Other: true, DataDir: n.leaseDir}
 	for _, p := range other.Addresses {
 		if !p.IsValid() {
 			return nil, fail.Errorf(ErrInvalid, "interface %s of container %s has an invalid address", key.IfName, key.ContainerID)
@@ -160,7 +160,7 @@ func (n *Node) CheckPublished(ctx context.Context, key Key, what Publication) ([
 	}
 	diffs, err := s.Firewall.CheckEndpoint(ctx, endpoint.Of(rec))
 	found.AddAll(diffs, "")
-	return found.List, err
+	return found.List, errors.Join(err, inspect.Moved(rec, found))
 }
 
 // Limit gives a pod that is attached already limits in place of those that it has, as if its Add had

@@ -30,7 +30,7 @@ func newLeasingSide(t *testing.T, fields conf) *leasingSide {
 		t.Fatal("TOMBOLO_PEERS is not set: make peers builds what this compares with")
 	}
 	l := newKeaLAN(t, fields)
-	return &leasingSide{l, l.node.side(peers, []string{"dhcp"})}
+	return &leasingSide{l, l.node.side(peers, []string{"dhcp", "portmap"})}
 }
 
 // interfaces are how plugins of the reference's make them on the LAN.
@@ -63,8 +63,15 @@ func (s *leasingSide) by(t *testing.T, plugin, what, id string) *current.Result 
 	return r
 }
 
+// publish has portmap carry a verb out for a pod's host port.
+func (s *leasingSide) publish(what, id string) outcome {
+	s.side.Helper()
+	return s.side.call(verb{plugin: "portmap", verb: what, id: id, conf: `{"cniVersion":"1.0.0","name":"lan","stateDir":"STATE","leaseDir":"STATE-leases","type":"portmap",
+		"runtimeConfig":{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]},"prevResult":` + s.results[id] + "}"})
+}
+
 // What another plugin's interface leases is renewed by any tombolod, and its pod follows it to another
-// address; DEL gives that back.
+// address; DEL gives that back. Host ports do not follow, as CHECK and check say.
 func TestDHCPByNameIsRenewedByTombolod(t *testing.T) {
 	t.Parallel()
 	const low, high = "192.168.50.10 - 192.168.50.10", "192.168.50.200 - 192.168.50.209"
@@ -78,6 +85,10 @@ func TestDHCPByNameIsRenewedByTombolod(t *testing.T) {
 			s.wantPut(t, p, prefix(r))
 			s.eventually(t, func() bool { return lifetime(t, p) > 0 }) // the kernel's, for want of a keeper
 			s.eventually(t, func() bool { return s.times(address) > 2 })
+			s.side.ip("addr add 192.168.50.253/24 dev br0") // by which the host reaches the pod
+			if o := s.publish("ADD", "a"); o.status != 0 {
+				t.Fatalf("ADD by portmap: %s", o.stdout)
+			}
 			k.kill()
 			if o := s.side.call(verb{plugin: plugin, verb: "CHECK", id: "a", conf: strings.TrimSuffix(interfaces()[plugin], "}") + `,"prevResult":` + s.results["a"] + "}"}); o.status == 0 || !strings.Contains(o.stdout, "no keeper runs") {
 				t.Errorf("CHECK without a keeper: %s", o.stdout)
@@ -86,6 +97,15 @@ func TestDHCPByNameIsRenewedByTombolod(t *testing.T) {
 			k = s.kept(t)
 			s.eventually(t, func() bool { return s.times(address) > before })
 			s.by(t, plugin, "CHECK", "a")
+			if o := s.publish("CHECK", "a"); o.status != 0 {
+				t.Errorf("CHECK by portmap: %s", o.stdout)
+			}
+			check := func() outcome {
+				return s.side.operate("check", "--state", s.side.state, "--leases", s.side.state+"-leases")
+			}
+			if o := check(); strings.Contains(o.stdout, "its lease is of") {
+				t.Errorf("check: %s", o.stdout)
+			}
 			if got := s.discovers(); got != discovers {
 				t.Errorf("%d DISCOVERs after the restart, %d before", got, discovers)
 			}
@@ -107,6 +127,16 @@ func TestDHCPByNameIsRenewedByTombolod(t *testing.T) {
 			now := s.recordOf(t, p).Address
 			s.wantPut(t, p, now)
 			wantPing(t, p.NS, router4)
+			moved := "its lease is of " + netip.MustParsePrefix(now).Addr().String() + " since, and its host ports and firewall rules are of " + address + ": make the pod anew"
+			if o := s.publish("CHECK", "a"); o.status == 0 || !strings.Contains(o.stdout, moved) {
+				t.Errorf("CHECK by portmap: %s; want %s", o.stdout, moved)
+			}
+			if o := check(); o.status == 0 || !strings.Contains(o.stdout, moved) {
+				t.Errorf("check: %s; want %s", o.stdout, moved)
+			}
+			if o := s.publish("DEL", "a"); o.status != 0 {
+				t.Errorf("DEL by portmap: %s", o.stdout)
+			}
 			s.by(t, plugin, "DEL", "a")
 			s.eventually(t, func() bool { _, held := s.held()[netip.MustParsePrefix(now).Addr().String()]; return !held })
 			s.wantNoLeaseRecords()

@@ -8,6 +8,7 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/network/internal/dhcplease"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
 )
@@ -41,5 +42,12 @@ func Other(ctx context.Context, s *session.Session, a *state.Attachment) ([]tomb
 		found.AddAll(diffs, tombolo.RemedyRepair)
 	}
 	err := Limits(ctx, a, found)
-	return found.List, err
+	return found.List, errors.Join(err, Moved(a, found))
+}
+
+// Moved finds that the lease of an attachment of another program's is of another address now.
+func Moved(a *state.Attachment, found *Findings) error {
+	diffs, err := dhcplease.Moved(a)
+	found.AddAll(diffs, tombolo.RemedyRecreate)
+	return err
 }

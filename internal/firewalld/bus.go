@@ -175,8 +175,17 @@ func (b *bus) call(ctx context.Context, to string, at dbus.ObjectPath, method st
 	return nil
 }
 
-// answered says that an error is what somebody on the bus answered.
-func answered(err error) bool { return errors.As(err, new(dbus.Error)) }
+// answered says that an error is what a program on the bus answered, and not the bus in its place.
+func answered(err error) bool {
+	var e dbus.Error
+	return errors.As(err, &e) && !gone(err)
+}
+
+// gone says that an error is the bus's answer in place of a program that is not there, or ended before it answered.
+func gone(err error) bool {
+	var e dbus.Error
+	return nobody(err) || errors.As(err, &e) && e.Name == busName+".Error.NoReply"
+}
 
 // nobody says that an error is the bus's answer that nobody has a name.
 func nobody(err error) bool {

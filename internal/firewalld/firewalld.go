@@ -114,8 +114,10 @@ func (k *keeper) meet(ctx context.Context) error {
 	defer b.close()
 	for {
 		there, err := b.isThere(ctx)
+		var again <-chan time.Time // the bus says when firewalld comes or goes, unless it has not gone
 		if err == nil && there {
 			err = k.attend(ctx, b)
+			again = time.After(k.again)
 		} else if err == nil {
 			k.dropSources()
 		}
@@ -125,6 +127,7 @@ func (k *keeper) meet(ctx context.Context) error {
 		}
 		select {
 		case <-b.news:
+		case <-again:
 		case <-b.ended():
 			return nil
 		}
@@ -146,7 +149,7 @@ func (k *keeper) attend(ctx context.Context, b *bus) error {
 		if err == nil {
 			err = k.lookAtSources(ctx, b)
 		}
-		if nobody(err) {
+		if gone(err) {
 			return nil
 		} else if err != nil {
 			return err

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -20,6 +21,19 @@ import (
 )
 
 func TestMain(m *testing.M) { nstest.Main(m) }
+
+// While firewalld restarts, the bus answers in its place: that is no refusal of firewalld's.
+func TestTheBusDoesNotAnswerForFirewalld(t *testing.T) {
+	t.Parallel()
+	for name, want := range map[string]bool{
+		busName + ".Error.NoReply": false, busName + ".Error.ServiceUnknown": false, busName + ".Error.NameHasNoOwner": false,
+		busName + ".Error.AccessDenied": true, "org.fedoraproject.FirewallD1.Exception": true,
+	} {
+		if got := answered(fmt.Errorf("call: %w", dbus.Error{Name: name})); got != want {
+			t.Errorf("%s: answered %t, want %t", name, got, want)
+		}
+	}
+}
 
 func TestWhatAnOperatorChoseIsLeftAlone(t *testing.T) {
 	t.Parallel()

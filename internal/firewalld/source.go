@@ -64,7 +64,7 @@ func (k *keeper) lookAtSources(ctx context.Context, b *bus) error {
 	// What leaves first: another attachment may be waiting for that.
 	for _, do := range []func(context.Context, *bus, active, *sources.Entry) error{k.takeOut, k.putIn} {
 		for _, e := range entries {
-			if err := do(ctx, b, zones, e); err != nil && (!answered(err) || nobody(err)) {
+			if err := do(ctx, b, zones, e); err != nil && !answered(err) {
 				return err
 			} else if err != nil {
 				errs = append(errs, err)

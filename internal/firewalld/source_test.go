@@ -223,9 +223,12 @@ func TestAFirewalldThatMisbehavesIsToldOfAndTriedAgain(t *testing.T) {
 		worsen func(*fake)
 		want   string // of the error of an ADD
 	}{
-		"it refuses":                     {func(f *fake) { f.refuse["addSource"] = broken }, "firewalld refuses: ?[2J?BROKEN"},
-		"it gives no reason":             {func(f *fake) { f.refuse["addSource"] = &dbus.Error{Name: name + ".Exception", Body: []any{""}} }, "it gives no reason"},
-		"it gives what is no text":       {func(f *fake) { f.refuse["addSource"] = &dbus.Error{Name: "a.b", Body: []any{uint32(7)}} }, "a.b"},
+		"it refuses":               {func(f *fake) { f.refuse["addSource"] = broken }, "firewalld refuses: ?[2J?BROKEN"},
+		"it gives no reason":       {func(f *fake) { f.refuse["addSource"] = &dbus.Error{Name: name + ".Exception", Body: []any{""}} }, "it gives no reason"},
+		"it gives what is no text": {func(f *fake) { f.refuse["addSource"] = &dbus.Error{Name: "a.b", Body: []any{uint32(7)}} }, "a.b"},
+		"it ends before it answers": {func(f *fake) {
+			f.refuse["addSource"] = &dbus.Error{Name: busName + ".Error.NoReply", Body: []any{"gone"}}
+		}, "no tombolod attends"},
 		"it does not tell its zones":     {func(f *fake) { f.refuse["getActiveZones"] = broken }, "no tombolod attends"},
 		"it never answers for its zones": {func(f *fake) { f.silent = make(chan struct{}) }, "no tombolod attends"},
 	} {

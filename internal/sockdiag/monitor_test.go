@@ -71,7 +71,9 @@ func copySelf(t *testing.T) string {
 	}
 	data, err := os.ReadFile("/proc/self/exe")
 	if err == nil {
+		syscall.ForkLock.RLock() // a child would have it open for writing (ETXTBSY)
 		err = os.WriteFile(filepath.Join(dir, "program"), data, 0o755)
+		syscall.ForkLock.RUnlock()
 	}
 	if err != nil {
 		t.Fatal(err)

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -127,7 +128,11 @@ func TestThePluginNeverRunsItselfForAnIPAM(t *testing.T) {
 	}
 }
 
+// copyProgram keeps others from forking meanwhile: a child would have the copy open for writing, and
+// it could not be executed (ETXTBSY).
 func copyProgram(from, to string) error {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
 	in, err := os.Open(from)
 	if err != nil {
 		return err

@@ -86,7 +86,8 @@ func testVLANKeepsPodsApart(t *testing.T, call string) {
 	n.run("ip6tables", "-P", "FORWARD", "DROP")
 	nfCall := conf{"bridgeNFCall": call == "by the bridge"}
 	hundred := n.podnet(conf{"vlan": 100}).with(nfCall)
-	other := n.network("other", conf{"vlan": 200, "ipam": hostLocal("10.78.0.0/24", "fd78::/64")}).with(nfCall)
+	// Limits come to a port while it is down, before it is in its VLAN.
+	other := n.network("other", conf{"vlan": 200, "ingressRate": 80000000, "egressRate": 80000000, "ipam": hostLocal("10.78.0.0/24", "fd78::/64")}).with(nfCall)
 	plain := n.network("plain", conf{"ipam": hostLocal("10.79.0.0/24", "fd79::/64")}).with(nfCall)
 	if err := hundred.status(); err != nil {
 		t.Fatal(err)

@@ -168,7 +168,7 @@ func TestAttachStaysWithinItsAllocations(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-	const most = 260 // 251; the race detector has some of its own
+	const most = 270 // 258, and 267 with the race detector
 	t.Logf("%.0f allocations for an Attach and a Detach", allocs)
 	if allocs > most {
 		t.Errorf("%.0f allocations for an Attach and a Detach, where %d are the most", allocs, most)

@@ -129,11 +129,7 @@ func (w *world) start() {
 	synctest.Wait()
 }
 
-// later lets time pass.
-func (w *world) later(d time.Duration) {
-	time.Sleep(d)
-	synctest.Wait()
-}
+func (w *world) later(d time.Duration) { pass(d, &w.mu) }
 
 // tell has the keeper hear of a record.
 func (w *world) tell(hash string) {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -25,7 +26,8 @@ type wall struct {
 	t          *testing.T
 	keep       *Keeper
 	dir        *state.Dir
-	announced  chan any // []netlink.Message or error
+	turn       sync.Mutex // as in bench
+	announced  chan any   // []netlink.Message or error
 	generation uint32
 	lacking    bool
 	stubborn   bool // repairing does not help
@@ -37,6 +39,8 @@ type wall struct {
 }
 
 func (w *wall) Look(context.Context) (uint32, []string, error) {
+	w.turn.Lock()
+	defer w.turn.Unlock()
 	w.looks = append(w.looks, time.Since(w.start))
 	if w.lacking {
 		return 0, []string{"the rule"}, w.fails
@@ -44,7 +48,11 @@ func (w *wall) Look(context.Context) (uint32, []string, error) {
 	return w.generation, nil, w.fails
 }
 
-func (w *wall) Obstacles(context.Context) ([]string, error) { return w.obstacles, nil }
+func (w *wall) Obstacles(context.Context) ([]string, error) {
+	w.turn.Lock()
+	defer w.turn.Unlock()
+	return w.obstacles, nil
+}
 
 func (w *wall) Next() ([]netlink.Message, error) {
 	switch x := (<-w.announced).(type) {
@@ -91,6 +99,8 @@ func inWallThat(t *testing.T, lacking bool, test func(t *testing.T, w *wall)) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &wall{t: t, dir: dir, announced: make(chan any), generation: 100, start: time.Now(), lacking: lacking}
 		w.keep, err = New(&Config{Leases: leases, State: dir, Firewall: w, Repair: func(context.Context) error {
+			w.turn.Lock()
+			defer w.turn.Unlock()
 			w.repairs = append(w.repairs, time.Since(w.start))
 			if !w.stubborn {
 				w.lacking = false
@@ -114,7 +124,7 @@ func inWallThat(t *testing.T, lacking bool, test func(t *testing.T, w *wall)) {
 	})
 }
 
-func (w *wall) after(d time.Duration) { time.Sleep(d); synctest.Wait() }
+func (w *wall) after(d time.Duration) { pass(d, &w.turn) }
 
 func (w *wall) wantLooks(want ...time.Duration) {
 	w.t.Helper()

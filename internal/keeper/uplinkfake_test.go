@@ -147,10 +147,7 @@ func (s *site) start() {
 	synctest.Wait()
 }
 
-func (s *site) later(d time.Duration) {
-	time.Sleep(d)
-	synctest.Wait()
-}
+func (s *site) later(d time.Duration) { pass(d, &s.mu) }
 
 // tell has the keeper hear of the record.
 func (s *site) tell() {

@@ -9,6 +9,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/tombolo-cni/tombolo/internal/cni/cniargs"
 	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 	"github.com/tombolo-cni/tombolo/internal/cni/reference/portmap"
 	"github.com/tombolo-cni/tombolo/ipam"
@@ -64,12 +65,12 @@ func (c *call) asked(conf *NetConf) (*asked, error) {
 	if err != nil {
 		return nil, err
 	}
-	args, err := parseArgs(c.args)
+	args, err := cniargs.Parse(c.args)
 	if err != nil {
 		return nil, err
 	}
 	a := &asked{pod: network.Pod{
-		ContainerID: c.containerID, IfName: c.ifName, Name: podName(args), Path: c.netns, SameNetNS: c.sameNetNS(),
+		ContainerID: c.containerID, IfName: c.ifName, Name: args.Pod(), Path: c.netns, SameNetNS: c.sameNetNS(),
 	}}
 	if a.pod.MAC, err = conf.podMAC(rc, args); err != nil {
 		return nil, err

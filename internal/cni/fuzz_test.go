@@ -41,11 +41,6 @@ func seeds() map[string]map[string][]any {
 			"twice":       text(`{"name": "a", "name": "b", "ipam": {"type": 7}}`),
 		},
 		"FuzzPrevResult": results,
-		"FuzzArgs": {
-			"kubelet": text("IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0;K8S_POD_INFRA_CONTAINER_ID=0123;K8S_POD_UID=4567"),
-			"ours":    text("IP=10.0.0.2;MAC=02:00:00:00:00:01;GATEWAY=10.0.0.1"),
-			"spoilt":  text("=;IP;a=b=c"),
-		},
 		"FuzzRun": {
 			"add":     {[]byte("ADD"), []byte("c1"), []byte("eth0"), []byte("/nowhere"), []byte("IgnoreUnknown=1"), with(`"ipam": {"type": "static"}`)},
 			"own":     {[]byte("ADD"), []byte("c1"), []byte("eth0"), []byte("/proc/thread-self/ns/net"), []byte(""), with(``)},
@@ -157,26 +152,6 @@ func FuzzPrevResult(f *testing.F) {
 					t.Errorf("as version %s: %v", v, err)
 				}
 			}
-		}
-	})
-}
-
-func FuzzArgs(f *testing.F) {
-	f.Fuzz(func(t *testing.T, data []byte) {
-		args, err := parseArgs(string(data))
-		if err != nil {
-			if code(err) != codeEnvironment {
-				t.Errorf("code %d: %v", code(err), err)
-			}
-			return
-		}
-		for key, value := range args {
-			if !bytes.Contains(data, []byte(key+"="+value)) {
-				t.Errorf("%q=%q is not in %q", key, value, data)
-			}
-		}
-		if name := podName(args); name != "" && !strings.Contains(name, "/") {
-			t.Errorf("pod %q", name)
 		}
 	})
 }

@@ -211,52 +211,6 @@ func TestVariablesOfEachVerb(t *testing.T) {
 	}
 }
 
-func TestArguments(t *testing.T) {
-	t.Parallel()
-	for _, tt := range []struct {
-		in   string
-		want map[string]string
-		err  string
-	}{
-		{"", map[string]string{}, ""},
-		{"IP=10.0.0.2;MAC=x;GATEWAY=;K8S_POD_NAME=p;K8S_WHATEVER=", map[string]string{"IP": "10.0.0.2", "MAC": "x", "GATEWAY": "", "K8S_POD_NAME": "p", "K8S_WHATEVER": ""}, ""},
-		{"FOO=bar;IgnoreUnknown=1", map[string]string{"FOO": "bar", "IgnoreUnknown": "1"}, ""},
-		{"IgnoreUnknown=True;FOO=a=b", map[string]string{"FOO": "a=b", "IgnoreUnknown": "True"}, ""},
-		{"IP=1;IP=2", map[string]string{"IP": "2"}, ""},
-
-		{"FOO=1;BAR=2", nil, "code 4: CNI_ARGS: FOO=1 is not known: add IgnoreUnknown=1 if it is meant for another plugin"},
-		{"IgnoreUnknown=0;FOO=1", nil, "code 4: CNI_ARGS: FOO=1 is not known: add IgnoreUnknown=1 if it is meant for another plugin"},
-		{"ip=10.0.0.2", nil, "code 4: CNI_ARGS: ip=10.0.0.2 is not known: add IgnoreUnknown=1 if it is meant for another plugin"},
-		{"IP", nil, `code 4: CNI_ARGS: "IP" is not of the form KEY=VALUE`},
-		{"IP=1;", nil, `code 4: CNI_ARGS: "" is not of the form KEY=VALUE`},
-		{"=1;IgnoreUnknown=1", nil, `code 4: CNI_ARGS: "=1" is not of the form KEY=VALUE`},
-	} {
-		got, err := parseArgs(tt.in)
-		want := tt.err
-		if want == "" {
-			want = "no error"
-		}
-		if diff := cmp.Diff(want, describe(err)); diff != "" {
-			t.Errorf("%q: error (-want +got):\n%s", tt.in, diff)
-		}
-		if diff := cmp.Diff(tt.want, got); diff != "" {
-			t.Errorf("%q (-want +got):\n%s", tt.in, diff)
-		}
-	}
-}
-
-func TestPodNameIsWholeOrThatOfAContainer(t *testing.T) {
-	t.Parallel()
-	for _, tt := range []struct{ ns, name, want string }{
-		{"default", "web-0", "default/web-0"}, {"", "web-0", "web-0"}, {"default", "", ""}, {"", "", ""},
-	} {
-		args := map[string]string{"K8S_POD_NAMESPACE": tt.ns, "K8S_POD_NAME": tt.name}
-		if got := podName(args); got != tt.want {
-			t.Errorf("%q and %q give %q", tt.ns, tt.name, got)
-		}
-	}
-}
-
 // The capability dns replaces the lists of the configuration, and leaves its domain.
 func TestPreparationReadsWhatTheRuntimeAsksFor(t *testing.T) {
 	t.Parallel()

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/tombolo-cni/tombolo/internal/cni/cniargs"
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
@@ -69,11 +70,11 @@ func (h *hostLocal) configure(conf *netconf[hostLocalConf], r *Request) error {
 	if err := conf.checkFamilies(one); err != nil {
 		return err
 	}
-	args, err := parseArgs(r.Args)
+	args, err := cniargs.Parse(r.Args)
 	if err != nil {
 		return err
 	}
-	wanted, err := parseRequested(slices.Concat(args.ips, conf.Args.CNI.IPs, conf.RuntimeConfig.IPs))
+	wanted, err := parseRequested(slices.Concat(args.List("IP"), conf.Args.CNI.IPs, conf.RuntimeConfig.IPs))
 	if err != nil {
 		return err
 	}

@@ -109,9 +109,9 @@ func TestRequestsThatCannotBeMetAreRefusedByNew(t *testing.T) {
 		"no address":          {"IP=router", 7, `requested address "router" is not an IP address`},
 		"bad prefix":          {"IP=10.1.0.2/33", 7, `requested address "10.1.0.2/33" is not an IP address`},
 		"zone":                {"IP=fd00::2%eth0", 7, `is not an IP address`},
-		"unknown key":         {"FOO=1;IP=10.1.0.2", 4, `CNI_ARGS: unknown keys ["FOO"], and IgnoreUnknown is not set`},
-		"not ignored":         {"FOO=1;IgnoreUnknown=false", 4, `unknown keys ["FOO"]`},
-		"no pair":             {"IP", 4, `CNI_ARGS: "IP" is not KEY=VALUE`},
+		"unknown key":         {"FOO=1;IP=10.1.0.2", 4, `CNI_ARGS: FOO=1 is not known: add IgnoreUnknown=1`},
+		"not ignored":         {"FOO=1;IgnoreUnknown=false", 4, `FOO=1 is not known`},
+		"no pair":             {"IP", 4, `CNI_ARGS: "IP" is not of the form KEY=VALUE`},
 		"neither nor":         {"IgnoreUnknown=maybe", 4, `IgnoreUnknown="maybe" is neither true nor false`},
 	}
 	for name, tt := range tests {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/tombolo-cni/tombolo/internal/cni/cniargs"
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
@@ -54,7 +55,7 @@ func (s *static) configure(r *Request) error {
 	if err := conf.load(r); err != nil {
 		return err
 	}
-	args, err := parseArgs(r.Args)
+	args, err := cniargs.Parse(r.Args)
 	if err != nil {
 		return err
 	}
@@ -89,14 +90,14 @@ func (s *static) configure(r *Request) error {
 // staticAddresses merges the four sources in the order of the reference plugin:
 // CNI_ARGS adds to the config's addresses and sets their gateways, args.cni.ips
 // replaces all of that, and runtimeConfig.ips replaces it again.
-func staticAddresses(conf *netconf[staticConf], args *envArgs) ([]addressConf, error) {
+func staticAddresses(conf *netconf[staticConf], args cniargs.Args) ([]addressConf, error) {
 	addresses := slices.Clone(conf.IPAM.Addresses)
-	added, err := parsePrefixes("CNI_ARGS IP", args.ips)
+	added, err := parsePrefixes("CNI_ARGS IP", args.List("IP"))
 	if err != nil {
 		return nil, err
 	}
 	addresses = append(addresses, added...)
-	for _, text := range args.gateways {
+	for _, text := range args.List("GATEWAY") {
 		gateway, err := netip.ParseAddr(text)
 		if err != nil || gateway.Zone() != "" {
 			return nil, newError(codeInvalidEnv, err, "CNI_ARGS GATEWAY: %q is not an IP address", text)

@@ -7,6 +7,7 @@ import (
 
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/google/go-cmp/cmp"
+
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
@@ -66,7 +67,7 @@ func TestBadStaticConfigsAreExplained(t *testing.T) {
 		"misspelt":          {`{"ipam":{"type":"static","adresses":[]}}`, "", 2, `unknown field "ipam.adresses": [] (did you mean "addresses"?)`},
 		"bad CNI_ARGS":      {plain, "IP=10.1.0.5", 7, `CNI_ARGS IP: "10.1.0.5" is not an address with a prefix length`},
 		"bad GATEWAY":       {plain, "GATEWAY=router", 4, `CNI_ARGS GATEWAY: "router" is not an IP address`},
-		"unknown key":       {plain, "FOO=1", 4, `unknown keys ["FOO"]`},
+		"unknown key":       {plain, "FOO=1", 4, `FOO=1 is not known`},
 		"bad args":          {`{"ipam":{"type":"static"},"args":{"cni":{"ips":["x"]}}}`, "", 7, `args.cni.ips: "x" is not an address`},
 		"bad runtimeConfig": {`{"ipam":{"type":"static"},"runtimeConfig":{"ips":["x"]}}`, "", 7, `runtimeConfig.ips: "x" is not an address`},
 		"bad route":         {`{"ipam":{"type":"static","routes":[{}]}}`, "", 7, `field "ipam.routes[0].dst" is required`},

@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"net"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/internal/cni/cniargs"
 	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 	"github.com/tombolo-cni/tombolo/internal/cni/reference"
 	"github.com/tombolo-cni/tombolo/internal/cni/reference/podlink"
@@ -109,16 +109,8 @@ func lease4(ctx context.Context, c *reference.Call) (*current.Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	args := map[string]string{}
-	for pair := range strings.SplitSeq(c.Args, ";") {
-		if key, value, ok := strings.Cut(pair, "="); ok {
-			args[key] = value
-		}
-	}
-	pod := &network.Pod{ContainerID: c.ContainerID, IfName: c.IfName, Path: c.NetNS}
-	if name := args["K8S_POD_NAME"]; name != "" {
-		pod.Name = args["K8S_POD_NAMESPACE"] + "/" + name
-	}
+	args, _ := cniargs.Parse(c.Args) // of which the reference's plugin refuses nothing
+	pod := &network.Pod{ContainerID: c.ContainerID, IfName: c.IfName, Path: c.NetNS, Name: args.Pod()}
 	mac, err := macOf(c)
 	if err != nil {
 		return nil, err

@@ -14,6 +14,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/cni/cniargs"
 	"github.com/tombolo-cni/tombolo/internal/cni/reference"
 	"github.com/tombolo-cni/tombolo/internal/file"
 )
@@ -85,10 +86,11 @@ func read(c *reference.Call) (*conf, error) {
 	if f.DataDir == "" {
 		f.DataDir = defaultDataDir
 	}
-	mac, err := envMAC(c.Args)
+	args, err := cniargs.Parse(c.Args)
 	if err != nil {
 		return nil, err
 	}
+	mac := args["MAC"]
 	if f.RuntimeConfig.MAC != "" {
 		mac = f.RuntimeConfig.MAC
 	}
@@ -139,31 +141,6 @@ func (f *conf) ofLink() bool {
 }
 
 func (f *conf) promisc() bool { return f.Promisc != nil && *f.Promisc }
-
-// envMAC is MAC in CNI_ARGS. What nobody knows is an error unless IgnoreUnknown is set.
-func envMAC(args string) (string, error) {
-	mac, unknown, ignore := "", "", false
-	for pair := range strings.SplitSeq(args, ";") {
-		if args == "" {
-			break
-		}
-		key, value, ok := strings.Cut(pair, "=")
-		switch {
-		case !ok:
-			return "", reference.Errorf(types.ErrInvalidEnvironmentVariables, "CNI_ARGS: %q is not KEY=VALUE", pair)
-		case key == "MAC":
-			mac = value
-		case key == "IgnoreUnknown":
-			ignore = value == "1" || strings.EqualFold(value, "true")
-		case !strings.HasPrefix(key, "K8S_"):
-			unknown = key
-		}
-	}
-	if unknown != "" && !ignore {
-		return "", reference.Errorf(types.ErrInvalidEnvironmentVariables, "CNI_ARGS: unknown key %q, and IgnoreUnknown is not set", unknown)
-	}
-	return mac, nil
-}
 
 // sysctlFile is the file of a kernel parameter: of those of the network only, which each
 // namespace has for itself. IFNAME stands for the pod's interface.

@@ -76,7 +76,7 @@ func (c *Conn) Attach(ctx context.Context, pod *netns.NS, port Port) (*Attachmen
 	}
 	err := c.refuseIPv6(port.Name, false)
 	if err == nil {
-		err = c.raise(ctx, &port)
+		err = c.setUp(ctx, &port, port.BeforeUp)
 	}
 	if err != nil {
 		entered.abandon()

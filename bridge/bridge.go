@@ -370,7 +370,7 @@ func (c *Conn) Enslave(ctx context.Context, port Port) error {
 	if err := c.configure(ctx, &b, &port, false); err != nil {
 		return err
 	}
-	if err := c.joinVLANs(ctx, &port); err != nil {
+	if err := c.setUp(ctx, &port, nil); err != nil {
 		return err
 	}
 	if err := c.mendHostEnd(ctx, port.Name); err != nil || !port.StaticFDB {

@@ -208,7 +208,7 @@ func unless0(group uint32) *uint32 {
 // alias, and the attributes of the port; of a fresh port only those which it does
 // not have by itself. The link is found by its name, so that this can stand in the
 // same sendmsg. With all that, and not before, it comes up; one in VLANs only once it
-// is in these, and one with BeforeUp once that has returned (see raise).
+// is in these, and one with BeforeUp once that has returned (see setUp).
 func (p *Port) configure(b *nl.Batch, fresh bool) {
 	r := link.Request{
 		Name: p.Name, Port: p.flags(fresh),

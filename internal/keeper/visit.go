@@ -74,7 +74,7 @@ func (k *Keeper) visit(ctx context.Context, hash string, m memory) outcome {
 		k.metrics.hostGone(hash)
 		return outcome{gone: true}
 	case errors.Is(err, file.ErrDamaged):
-		return k.setAside(ctx, hash)
+		return k.setAside(hash)
 	case err != nil:
 		k.failed("cannot read lease record", "record", hash, "err", err)
 		return outcome{mind: m, wake: now().Add(lookEvery)}
@@ -98,7 +98,7 @@ func (k *Keeper) visit(ctx context.Context, hash string, m memory) outcome {
 
 // setAside moves a record out of the way that cannot be read. It is read once more
 // under its lock, in case another process was repairing it.
-func (k *Keeper) setAside(ctx context.Context, hash string) outcome {
+func (k *Keeper) setAside(hash string) outcome {
 	retry := outcome{wake: now().Add(firstRetry)}
 	held, err := k.leases.TryLock(hash)
 	if held == nil {

@@ -17,9 +17,6 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
-// attachmentVersion is the version of an attachment's record that we write.
-const attachmentVersion = 1
-
 // State says how far an ADD has come.
 type State string
 
@@ -267,7 +264,7 @@ func isPort(n int) bool { return n > 0 && n < 1<<16 }
 
 // encodeAttachment returns a line of a record's file.
 func encodeAttachment(a *Attachment) ([]byte, error) {
-	line := encode(attachmentVersion, a.fields)
+	line := encode(a.fields)
 	// The file holds up to two lines.
 	if len(line) > file.MaxRecord/2 {
 		return nil, fmt.Errorf("its record has %d bytes, at most %d are kept", len(line), file.MaxRecord/2)
@@ -278,7 +275,7 @@ func encodeAttachment(a *Attachment) ([]byte, error) {
 // decodeAttachment reads a record's file: its last whole line.
 func decodeAttachment(data []byte) (*Attachment, error) {
 	a := new(Attachment)
-	if err := decode(lastDocument(data), attachmentVersion, a.fields); err != nil {
+	if err := decode(lastDocument(data), a.fields); err != nil {
 		return nil, err
 	}
 	if a.State != Adding && a.State != Ready {

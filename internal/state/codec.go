@@ -34,17 +34,21 @@ type member struct {
 	raw  []byte
 }
 
+// version is that of the records and files that we write.
+const version = 1
+
 // encode returns the object with these fields, on one line that ends in a newline.
-func encode(version int, fields func(*codec)) []byte {
+func encode(fields func(*codec)) []byte {
 	c := &codec{out: jsontext.OpenObject(make([]byte, 0, 1024))}
-	c.int("version", &version)
+	written := version
+	c.int("version", &written)
 	fields(c)
 	return append(c.out.Close(), '\n')
 }
 
 // decode sets the fields from an object. It fails with ErrVersion if a newer
 // version wrote the object, else with ErrDamaged.
-func decode(data []byte, version int, fields func(*codec)) error {
+func decode(data []byte, fields func(*codec)) error {
 	members, err := membersOf(data)
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrDamaged, err)

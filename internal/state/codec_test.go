@@ -71,16 +71,15 @@ func fill(t *testing.T, v reflect.Value, name string) {
 
 // A recordType is a type of record with what moves it.
 type recordType struct {
-	value   any // pointer to the zero record
-	version int
-	fields  func(any) func(*codec)
+	value  any // pointer to the zero record
+	fields func(any) func(*codec)
 }
 
 func recordTypes() map[string]recordType {
 	return map[string]recordType{
-		"attachment": {new(Attachment), attachmentVersion, func(v any) func(*codec) { return v.(*Attachment).fields }},
-		"network":    {new(Network), networkVersion, func(v any) func(*codec) { return v.(*Network).fields }},
-		"epoch":      {new(Epoch), epochVersion, func(v any) func(*codec) { return v.(*Epoch).fields }},
+		"attachment": {new(Attachment), func(v any) func(*codec) { return v.(*Attachment).fields }},
+		"network":    {new(Network), func(v any) func(*codec) { return v.(*Network).fields }},
+		"epoch":      {new(Epoch), func(v any) func(*codec) { return v.(*Epoch).fields }},
 	}
 }
 
@@ -135,7 +134,7 @@ func TestCodecAgreesWithEncodingJSON(t *testing.T) {
 					{a.Addresses[1].Prefix, netip.MustParseAddr("2001:db8::1"), netip.Addr{}},
 				}
 			}
-			ours := encode(r.version, r.fields(r.value))
+			ours := encode(r.fields(r.value))
 			theirs, err := json.Marshal(asOnRecord(r.value))
 			if err != nil {
 				t.Fatal(err)
@@ -145,7 +144,7 @@ func TestCodecAgreesWithEncodingJSON(t *testing.T) {
 				t.Errorf("encode differs from json.Marshal (-want +got):\n%s", d)
 			}
 			back := reflect.New(reflect.TypeOf(r.value).Elem()).Interface()
-			if err := decode(ours, r.version, r.fields(back)); err != nil {
+			if err := decode(ours, r.fields(back)); err != nil {
 				t.Fatal(err)
 			}
 			if d := diff(r.value, back); d != "" {
@@ -158,7 +157,7 @@ func TestCodecAgreesWithEncodingJSON(t *testing.T) {
 func TestCodecLeavesOutWhatIsZero(t *testing.T) {
 	t.Parallel()
 	for name, r := range recordTypes() {
-		if got := string(encode(r.version, r.fields(r.value))); got != "{\"version\":1}\n" {
+		if got := string(encode(r.fields(r.value))); got != "{\"version\":1}\n" {
 			t.Errorf("%s: %s", name, got)
 		}
 	}
@@ -191,7 +190,7 @@ func TestRecordsKeepTheirFormat(t *testing.T) {
 	}
 	golden.Compare(t, "attachment.json", mustRead(t, recordPath(t, d, a)))
 	golden.Compare(t, "network.json", mustRead(t, networkPath))
-	golden.Compare(t, "epoch.json", string(encode(epochVersion, epoch.fields)))
+	golden.Compare(t, "epoch.json", string(encode(epoch.fields)))
 }
 
 func TestDecodeReadsJSONAsPeopleWriteIt(t *testing.T) {

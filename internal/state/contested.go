@@ -27,8 +27,6 @@ func (f *Contested) fields(c *codec) {
 	c.string("by", &f.By)
 }
 
-const contestedVersion = 1
-
 func (d *Dir) contestedPath() string { return d.path + "/contested.json" }
 
 // SetContested writes down that the firewall is contested; nil is that it is not. It is for the
@@ -39,7 +37,7 @@ func (d *Dir) SetContested(f *Contested) error {
 		err = file.Remove(d.contestedPath())
 	} else {
 		// A name of its own: nobody else writes it, and Clean may run meanwhile.
-		err = file.Replace(d.contestedPath()+".new", unix.O_TRUNC, d.contestedPath(), encode(contestedVersion, f.fields))
+		err = file.Replace(d.contestedPath()+".new", unix.O_TRUNC, d.contestedPath(), encode(f.fields))
 	}
 	if err != nil {
 		return fmt.Errorf("write down who changes the firewall: %w", err)
@@ -55,7 +53,7 @@ func (d *Dir) Contested() (*Contested, error) {
 	}
 	f := new(Contested)
 	if err == nil {
-		err = decode(data, contestedVersion, f.fields)
+		err = decode(data, f.fields)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read who changes the firewall: %w", err)

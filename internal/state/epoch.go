@@ -7,9 +7,6 @@ import (
 	"time"
 )
 
-// epochVersion is the version of the epoch's file that we write.
-const epochVersion = 1
-
 // ErrStale says that the state belongs to an epoch that is over.
 var ErrStale = errors.New("of an earlier epoch")
 
@@ -83,7 +80,7 @@ func (d *Dir) loadEpoch() (Epoch, error) {
 
 func decodeEpoch(data []byte) (Epoch, error) {
 	var e Epoch
-	if err := decode(data, epochVersion, e.fields); err != nil {
+	if err := decode(data, e.fields); err != nil {
 		return Epoch{}, err
 	}
 	if e.Boot == "" || e.ID == "" {

@@ -14,9 +14,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/file"
 )
 
-// networkVersion is the version of a network's record that we write.
-const networkVersion = 1
-
 // ErrInUse says that a network still has attachments.
 var ErrInUse = errors.New("in use")
 
@@ -135,7 +132,7 @@ func (d *Dir) saveNetwork(n *Network) error {
 	if err := n.check(); err != nil {
 		return fmt.Errorf("%s: %w", n.Name, err)
 	}
-	data := encode(networkVersion, n.fields)
+	data := encode(n.fields)
 	if len(data) > file.MaxRecord {
 		return fmt.Errorf("%s: its record has %d bytes, at most %d are kept", n.Name, len(data), file.MaxRecord)
 	}
@@ -171,7 +168,7 @@ func loadNetwork(path, name string) (*Network, error) {
 
 func decodeNetwork(data []byte) (*Network, error) {
 	n := new(Network)
-	if err := decode(data, networkVersion, n.fields); err != nil {
+	if err := decode(data, n.fields); err != nil {
 		return nil, err
 	}
 	if err := n.check(); err != nil {

@@ -60,7 +60,7 @@ func (f *UplinkFile) save(record []byte) error {
 		if err != nil {
 			return err
 		}
-		f.epoch = encode(epochVersion, epoch.fields)
+		f.epoch = encode(epoch.fields)
 	}
 	data := append(bytes.Clone(f.epoch), record...)
 	switch {

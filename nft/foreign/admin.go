@@ -71,7 +71,7 @@ func (c *Conn) planAdmin(ctx context.Context, t *nftnl.Transaction, family uint8
 		return err
 	}
 	if !there {
-		t.Add("make", own, family, unix.NFT_MSG_NEWCHAIN, netlink.Create, own.named(unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME)...)
+		t.Add("make", own, family, unix.NFT_MSG_NEWCHAIN, netlink.Create, own.named(unix.NFTA_CHAIN_NAME)...)
 	} else {
 		all, err := c.rulesIn(ctx, family, iptablesTable)
 		if err != nil {
@@ -88,6 +88,6 @@ func (c *Conn) planAdmin(ctx context.Context, t *nftnl.Transaction, family uint8
 	t.AddRule("insert a jump to "+name+" into", forward, family, 0, adminComment, func(x *nftnl.Expressions) {
 		x.Add(&expr.Counter{})
 		x.Add(&expr.Verdict{Kind: expr.VerdictJump, Chain: name})
-	}, forward.named(unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN)...)
+	}, forward.named(unix.NFTA_RULE_CHAIN)...)
 	return nil
 }

@@ -228,7 +228,7 @@ func TestAdmissionIsKnownWithTheMarkAsAMatch(t *testing.T) {
 			comment := xt.Comment(admissionComment)
 			x.Add(&expr.Match{Name: "comment", Info: &comment})
 			x.Add(&expr.Verdict{Kind: expr.VerdictAccept})
-		}, chain.named(unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN)...)
+		}, chain.named(unix.NFTA_RULE_CHAIN)...)
 		if err := tr.Commit(c.nl); err != nil {
 			t.Fatal(err)
 		}

@@ -67,7 +67,7 @@ func (c *Conn) planApart(ctx context.Context, t *nftnl.Transaction, family uint8
 
 // insertApart puts a rule first in a chain, whose last one has all others return.
 func insertApart(t *nftnl.Transaction, into chain, rule func(*nftnl.Expressions)) {
-	t.AddRule("insert a rule into", into, into.family, 0, apartComment, rule, into.named(unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN)...)
+	t.AddRule("insert a rule into", into, into.family, 0, apartComment, rule, into.named(unix.NFTA_RULE_CHAIN)...)
 }
 
 // has looks for a rule about a link.

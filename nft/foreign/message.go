@@ -37,13 +37,14 @@ func (h handle) String() string {
 	return "rule " + strconv.FormatUint(h.handle, 10) + " of " + h.chain.String()
 }
 
-// named gives the attributes that say which table and which chain is meant.
-func (ch chain) named(table, chain uint16) []netlink.Attribute {
-	return []netlink.Attribute{nftnl.String(table, ch.table), nftnl.String(chain, ch.name)}
+// named gives the attributes that say which table and which chain is meant, the latter by its
+// attribute in the message's kind. The table's is 1 in all of them.
+func (ch chain) named(attribute uint16) []netlink.Attribute {
+	return []netlink.Attribute{nftnl.String(unix.NFTA_CHAIN_TABLE, ch.table), nftnl.String(attribute, ch.name)}
 }
 
 func getChain(b *nl.Batch, ch chain, reply func([]byte) error) {
-	nftnl.Get(b, ch, ch.family, unix.NFT_MSG_GETCHAIN, reply, ch.named(unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME)...)
+	nftnl.Get(b, ch, ch.family, unix.NFT_MSG_GETCHAIN, reply, ch.named(unix.NFTA_CHAIN_NAME)...)
 }
 
 // rulesIn lists the rules of a table by chains; none if there is no such table.
@@ -73,7 +74,7 @@ func (c *Conn) rulesOf(ctx context.Context, ch chain) ([]rule, error) {
 		r, err := c.decodeRule(ch.family, data)
 		rules = append(rules, r)
 		return err
-	}, ch.named(unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN)...)
+	}, ch.named(unix.NFTA_RULE_CHAIN)...)
 	return rules, err
 }
 
@@ -87,7 +88,7 @@ func (c *Conn) decodeRule(family uint8, data []byte) (rule, error) {
 // insertAdmission puts our rule into a chain.
 func insertAdmission(t *nftnl.Transaction, to *insertion, o own) {
 	op := fmt.Sprintf("insert rule %q into", o.comment)
-	attrs := to.into.named(unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN)
+	attrs := to.into.named(unix.NFTA_RULE_CHAIN)
 	flags := netlink.Append
 	if to.before != 0 {
 		flags = 0
@@ -98,7 +99,7 @@ func insertAdmission(t *nftnl.Transaction, to *insertion, o own) {
 
 func delRule(t *nftnl.Transaction, h handle) {
 	t.Add("delete", h, h.family, unix.NFT_MSG_DELRULE, 0,
-		append(h.named(unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN), nftnl.Uint64(unix.NFTA_RULE_HANDLE, h.handle))...)
+		append(h.named(unix.NFTA_RULE_CHAIN), nftnl.Uint64(unix.NFTA_RULE_HANDLE, h.handle))...)
 }
 
 // isForwardHook says that a chain sees what is forwarded.

@@ -176,7 +176,7 @@ func (r *referenceRemoval) chain(ctx context.Context, own chain) error {
 	if r.keepChains {
 		return nil
 	}
-	r.t.Add("delete", own, own.family, unix.NFT_MSG_DELCHAIN, 0, own.named(unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME)...)
+	r.t.Add("delete", own, own.family, unix.NFT_MSG_DELCHAIN, 0, own.named(unix.NFTA_CHAIN_NAME)...)
 	return nil
 }
 

@@ -72,10 +72,10 @@ func (x expressions) hasConntrackBit(key expr.CtKey, bits uint32) {
 	x.Compare(expr.CmpOpNeq, make([]byte, 4))
 }
 
-// isLink holds for packets whose incoming or outgoing link is (or is not) of a name.
-func (x expressions) isLink(linkName expr.MetaKey, op expr.CmpOp, name string) {
+// isNotLoopback holds for packets whose incoming or outgoing link is not the loopback interface.
+func (x expressions) isNotLoopback(linkName expr.MetaKey) {
 	x.Meta(linkName, nftnl.First)
-	x.Compare(op, InterfaceName(name))
+	x.Compare(expr.CmpOpNeq, InterfaceName(loopbackLink))
 }
 
 // isTo holds for a destination within a prefix.

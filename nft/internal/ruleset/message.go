@@ -112,7 +112,7 @@ func (s Set) userdata() []byte {
 // delSet deletes a set with its elements; the kernel refuses it (EBUSY) while a
 // rule looks into the set.
 func (t *Transaction) delSet(p Place) {
-	t.Add("delete", t.table.Label("set", p), p.Family, unix.NFT_MSG_DELSET, 0, t.table.named(p, unix.NFTA_SET_TABLE, unix.NFTA_SET_NAME)...)
+	t.Add("delete", t.table.Label("set", p), p.Family, unix.NFT_MSG_DELSET, 0, t.table.named(p, unix.NFTA_SET_NAME)...)
 }
 
 // newChain makes a base chain, for so many rules. Its userdata can only be given
@@ -132,13 +132,13 @@ const PolicyAccept = uint32(expr.VerdictAccept)
 // delChain deletes a chain and its rules. A transaction may make one of the same
 // name: packets see either the old one or the new one.
 func (t *Transaction) delChain(p Place) {
-	t.Add("delete", t.table.Label("chain", p), p.Family, unix.NFT_MSG_DELCHAIN, 0, t.table.named(p, unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME)...)
+	t.Add("delete", t.table.Label("chain", p), p.Family, unix.NFT_MSG_DELCHAIN, 0, t.table.named(p, unix.NFTA_CHAIN_NAME)...)
 }
 
 // newRule appends a rule to a chain.
 func (t *Transaction) newRule(chain Place, r Rule) {
 	op := fmt.Sprintf("add rule %q to", r.Comment)
-	t.AddRule(op, t.table.Label("chain", chain), chain.Family, netlink.Append, r.Comment, r.Steps, t.table.named(chain, unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN)...)
+	t.AddRule(op, t.table.Label("chain", chain), chain.Family, netlink.Append, r.Comment, r.Steps, t.table.named(chain, unix.NFTA_RULE_CHAIN)...)
 }
 
 // Steps writes the rule.
@@ -166,7 +166,7 @@ func (t *Transaction) DelElement(el Element) {
 // deleted.
 func (name TableName) ElementAttributes(el Element, comment string) []netlink.Attribute {
 	const list, entry, key = 2, 3, 4 // where the headers are
-	attrs := append(name.named(el.Set, unix.NFTA_SET_ELEM_LIST_TABLE, unix.NFTA_SET_ELEM_LIST_SET),
+	attrs := append(name.named(el.Set, unix.NFTA_SET_ELEM_LIST_SET),
 		netlink.Attribute{}, netlink.Attribute{}, netlink.Attribute{}, nftnl.Bytes(unix.NFTA_DATA_VALUE, el.Key))
 	attrs[key] = nftnl.Header(unix.NFTA_SET_ELEM_KEY, attrs[key+1:])
 	if len(el.Data) > 0 {
@@ -181,12 +181,13 @@ func (name TableName) ElementAttributes(el Element, comment string) []netlink.At
 	return attrs
 }
 
-// named gives the attributes that say which table and which chain or set is meant, and
-// room for those of an element. Both names share their memory.
-func (name TableName) named(p Place, table, object uint16) []netlink.Attribute {
+// named gives the attributes that say which table and which chain or set is meant, the latter by its
+// attribute in the message's kind, and room for those of an element. The table's attribute is 1 in all
+// kinds. Both names share their memory.
+func (name TableName) named(p Place, attribute uint16) []netlink.Attribute {
 	names := string(name) + "\x00" + p.Name + "\x00"
 	b, n := []byte(names), len(name)+1
-	return append(make([]netlink.Attribute, 0, 9), nftnl.Bytes(table, b[:n:n]), nftnl.Bytes(object, b[n:]))
+	return append(make([]netlink.Attribute, 0, 9), nftnl.Bytes(unix.NFTA_CHAIN_TABLE, b[:n:n]), nftnl.Bytes(attribute, b[n:]))
 }
 
 func (name TableName) getTable(b *nl.Batch, family uint8, reply func([]byte) error) {
@@ -194,11 +195,11 @@ func (name TableName) getTable(b *nl.Batch, family uint8, reply func([]byte) err
 }
 
 func (name TableName) getChain(b *nl.Batch, p Place, reply func([]byte) error) {
-	nftnl.Get(b, name.Label("chain", p), p.Family, unix.NFT_MSG_GETCHAIN, reply, name.named(p, unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME)...)
+	nftnl.Get(b, name.Label("chain", p), p.Family, unix.NFT_MSG_GETCHAIN, reply, name.named(p, unix.NFTA_CHAIN_NAME)...)
 }
 
 func (name TableName) getSet(b *nl.Batch, p Place, reply func([]byte) error) {
-	nftnl.Get(b, name.Label("set", p), p.Family, unix.NFT_MSG_GETSET, reply, name.named(p, unix.NFTA_SET_TABLE, unix.NFTA_SET_NAME)...)
+	nftnl.Get(b, name.Label("set", p), p.Family, unix.NFT_MSG_GETSET, reply, name.named(p, unix.NFTA_SET_NAME)...)
 }
 
 func (name TableName) getElement(b *nl.Batch, el Element, reply func([]byte) error) {

@@ -83,12 +83,12 @@ func loopback() Chain {
 func (list *rules) addLoopback() {
 	ip, local := Families()[0], loopbackPrefix()
 	list.add("others must not reach what is local to the host", func(x expressions) {
-		x.isLink(expr.MetaKeyIIFNAME, expr.CmpOpNeq, loopbackLink)
+		x.isNotLoopback(expr.MetaKeyIIFNAME)
 		x.isTo(ip, local)
 		x.Drop()
 	})
 	list.add("nor pass for it", func(x expressions) {
-		x.isLink(expr.MetaKeyIIFNAME, expr.CmpOpNeq, loopbackLink)
+		x.isNotLoopback(expr.MetaKeyIIFNAME)
 		x.isFrom(ip, local)
 		x.Drop()
 	})
@@ -108,7 +108,7 @@ func answers(mark uint32) Chain {
 
 func (list *rules) addAnswers(mark uint32) {
 	list.add("what the firewall itself leads to what is local to the host", func(x expressions) {
-		x.isLink(expr.MetaKeyIIFNAME, expr.CmpOpNeq, loopbackLink)
+		x.isNotLoopback(expr.MetaKeyIIFNAME)
 		x.isTo(Families()[0], loopbackPrefix())
 		x.addMark(mark)
 	})
@@ -185,7 +185,7 @@ func hairpin() Chain {
 func (list *rules) addHairpin() {
 	list.add("the host calls by 127.0.0.1", func(x expressions) {
 		x.isRedirected()
-		x.isLink(expr.MetaKeyOIFNAME, expr.CmpOpNeq, loopbackLink)
+		x.isNotLoopback(expr.MetaKeyOIFNAME)
 		x.isFrom(Families()[0], loopbackPrefix())
 		x.masquerade()
 	})

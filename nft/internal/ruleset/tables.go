@@ -115,7 +115,7 @@ func (t Tables) dumpSets(family uint8, each func([]byte) error) error {
 
 func (t Tables) dumpElements(set Place, each func([]byte) error) error {
 	return t.dump("list elements of set "+set.Name, set.Family, unix.NFT_MSG_GETSETELEM, each,
-		t.Name.named(set, unix.NFTA_SET_ELEM_LIST_TABLE, unix.NFTA_SET_ELEM_LIST_SET)...)
+		t.Name.named(set, unix.NFTA_SET_ELEM_LIST_SET)...)
 }
 
 func (t Tables) dumpRules(family uint8, each func([]byte) error) error {

@@ -190,7 +190,7 @@ func (a *adding) made(t *tied) *Attachment {
 		at.HostVLAN, at.HostVLANMAC = l.Name, l.MAC
 	}
 	at.PortMAC, at.MAC = t.link.MAC, t.link.PeerMAC
-	at.Routes, at.DNS = a.metrics.Apply(withDefaultRoutes(a.nw, t.plan.rec.Addresses, t.given.routes)), t.given.dns
+	at.Routes, at.DNS = a.metrics.Apply(reroute.WithDefaults(a.nw.DefaultGateway, t.plan.rec.Addresses, t.given.routes)), t.given.dns
 	if t.lease != nil && t.lease.Applied.MTU > 0 {
 		at.PodMTU = min(t.lease.Applied.MTU, at.MTU)
 	}
@@ -327,7 +327,7 @@ func (a *adding) routeThroughHost(ctx context.Context, l *bridge.Link, g given) 
 	g.hosts, g.routes = slices.Clone(g.hosts), append([]route.Route(nil), g.routes...)
 	asked := len(g.routes)
 	for _, address := range g.addresses {
-		if hasDefault(g.routes[:asked], address.Prefix.Addr().BitLen()) {
+		if reroute.HasDefault(g.routes[:asked], address.Prefix.Addr()) {
 			continue
 		}
 		own, err := a.hostAddress(ctx, l, address.Prefix)
@@ -335,7 +335,7 @@ func (a *adding) routeThroughHost(ctx context.Context, l *bridge.Link, g given) 
 			return g, err
 		}
 		if own.IsValid() {
-			g.routes = append(g.routes, defaultRoute(own))
+			g.routes = append(g.routes, reroute.Default(own))
 			g.hosts.Set(address.Prefix, own)
 		}
 	}

@@ -58,7 +58,7 @@ func (a *adding) advertised(ctx context.Context, asked *solicited, g given, b *b
 		g.addresses = append(g.addresses, ipam.Address{Prefix: address.Prefix, Gateway: gateway})
 	}
 	if gateway.IsValid() {
-		r := defaultRoute(gateway)
+		r := reroute.Default(gateway)
 		r.Priority = metric
 		g.routes = append(g.routes, r)
 	}

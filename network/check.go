@@ -16,6 +16,7 @@ import (
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/inspect"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
+	"github.com/tombolo-cni/tombolo/network/internal/reroute"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
 )
 
@@ -97,7 +98,7 @@ func (k *checking) link(ctx context.Context, found *inspect.Findings) error {
 			return err
 		}
 		port.Addresses = k.expectedAddresses(told, has, found)
-		port.Routes = podRoutes(k.nw, nil, recorded.Led(k.rec, told.Routes))
+		port.Routes = reroute.ForPod(nil, recorded.Led(k.rec, told.Routes))
 	} else {
 		port.Addresses = recorded.Lasting(k.rec)
 	}

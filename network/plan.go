@@ -1,9 +1,7 @@
 package network
 
 import (
-	"net"
 	"net/netip"
-	"slices"
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
@@ -16,7 +14,6 @@ import (
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/network/internal/reroute"
 	"github.com/tombolo-cni/tombolo/nft"
-	"github.com/tombolo-cni/tombolo/route"
 )
 
 // plan is what an Add makes of what the pod was given.
@@ -34,54 +31,52 @@ func (p *plan) elements() elements.Plan {
 // plan derives what the network has to be, the port and the record from what the pod was
 // given. made is the pod's link, if it is there.
 func (a *adding) plan(g given, made *bridge.Attachment) (*plan, error) {
-	nw := a.nw
-	p := &plan{rec: *a.base, want: wantOf(a.nw, a.hash, a.s.Mark)}
-	p.rec.Addresses, p.rec.HostGateways = g.addresses, g.hosts
-	p.rec.Masquerade, p.rec.Guarded, p.rec.MACOnly, p.rec.Untrusted = nw.Masquerade, nw.Guard, nw.MACOnly, nw.Untrusted
-	p.rec.DefaultRoute, p.rec.SLAAC = string(nw.Exit), nw.SLAAC
 	if err := a.checkGiven(g); err != nil {
 		return nil, err
 	}
+	nw, p := a.nw, &plan{rec: *a.base, want: wantOf(a.nw, a.hash, a.s.Mark)}
+	rec := &p.rec
+	rec.Addresses, rec.HostGateways = g.addresses, g.hosts
+	rec.Masquerade, rec.Guarded, rec.MACOnly, rec.Untrusted = nw.Masquerade, nw.Guard, nw.MACOnly, nw.Untrusted
+	rec.DefaultRoute, rec.SLAAC = string(nw.Exit), nw.SLAAC
+	hairpin, isolated := nw.Hairpin, nw.Isolated
+	rec.Port = state.Port{Hairpin: &hairpin, Isolated: &isolated}
 	for _, address := range g.addresses {
 		p.want.AddSubnet(address.Prefix.Masked())
 		if nw.Gateway {
 			p.want.AddGateway(netip.PrefixFrom(address.Gateway, address.Prefix.Bits()))
 		}
 	}
-	p.want.Loopback = endpoint.PublishesIPv4(&p.rec)
-	if len(p.rec.Published) > 0 {
-		p.want.Reached = endpoint.Addresses(&p.rec)
+	p.want.Loopback = endpoint.PublishesIPv4(rec)
+	if len(rec.Published) > 0 {
+		p.want.Reached = endpoint.Addresses(rec)
 	}
 
-	mac := a.mac()
-	p.port = bridge.Port{
-		Bridge: nw.Bridge, Name: a.base.HostIf, Peer: a.pod.IfName,
-		Hairpin: nw.Hairpin, Isolated: nw.Isolated, ForwardGroups: true, Down: nw.Down, DAD: nw.DAD,
-		PeerMAC: mac, Group: nft.PodGroup, NoWait: true, SameNetNS: a.pod.SameNetNS, VLAN: nw.VLAN,
-		// Neighbours know an address's last MAC: that which follows from it, unless another
-		// was asked for, or another plugin gave the address to a pod of its own.
-		Announce: mac != nil || a.base.DataDir != "",
-		Routes:   a.metrics.Apply(podRoutes(nw, g.addresses, g.routes)),
+	mac := a.pod.MAC
+	if mac == nil {
+		mac = ident.MACOf(endpoint.Addresses(rec))
 	}
+	switch {
+	case made != nil:
+		mac = made.PeerMAC
+	case mac == nil && nw.Guard:
+		mac = ident.RandomMAC() // the guard has to know it before the kernel does
+	}
+	rec.MAC = mac.String()
+	p.port = recorded.Port(rec)
+	p.port.DAD, p.port.Group, p.port.NoWait, p.port.SameNetNS = nw.DAD, nft.PodGroup, true, a.pod.SameNetNS
+	// Neighbours know an address's last MAC: that which follows from it, unless another
+	// was asked for, or another plugin gave the address to a pod of its own.
+	p.port.Announce = a.pod.MAC != nil || a.base.DataDir != ""
 	p.port.LeaveIPv6 = nw.LeaveIPv6 && len(g.addresses) == 0 && a.leasing == nil
 	for _, address := range g.addresses {
 		p.port.Addresses = append(p.port.Addresses, address.Prefix)
 	}
-	if mac == nil {
-		p.port.PeerMAC = addressMAC(g.addresses)
-	}
-	if p.port.PeerMAC == nil && nw.Guard && made == nil {
-		p.port.PeerMAC = ident.RandomMAC() // the guard has to know it before the kernel does
-	}
-	recorded.LANPort(&p.port, &p.rec)
-	p.rec.Port = state.Port{Hairpin: &p.port.Hairpin, Isolated: &p.port.Isolated}
+	p.port.Routes = a.metrics.Apply(reroute.ForPod(g.addresses, reroute.WithDefaults(nw.DefaultGateway, g.addresses, g.routes)))
 	if a.leasing == nil {
-		p.rec.Routes = recorded.Routed(lasting(nw, p.port.Routes))
+		rec.Routes = recorded.Routed(rec, p.port.Routes)
 	}
-	p.rec.MAC = p.port.PeerMAC.String()
-	p.port.Alias = endpoint.Alias(a.hash, nw.Name, endpoint.Addresses(&p.rec))
 	if made != nil {
-		p.port.PeerMAC = made.PeerMAC
 		p.link(made)
 	}
 	return p, nil
@@ -121,14 +116,6 @@ func (p *plan) link(l *bridge.Attachment) {
 	p.rec.NetNSCookie = l.NetNSCookie
 }
 
-// mac is the one that was asked for, or that a lease goes by; nil: ours to choose.
-func (a *adding) mac() net.HardwareAddr {
-	if a.leasing != nil {
-		return net.HardwareAddr(a.leasing.client.MAC)
-	}
-	return a.pod.MAC
-}
-
 // checkGiven refuses what the pod could not be given.
 func (a *adding) checkGiven(g given) error {
 	if len(g.addresses) == 0 && a.leasing != nil {
@@ -143,99 +130,4 @@ func (a *adding) checkGiven(g given) error {
 		}
 	}
 	return checkPublished(a.pod.Ports, g.addresses)
-}
-
-// lasting leaves out the default route that a pod has learnt from its LAN's router, and may
-// learn anew.
-func lasting(nw *Network, routes []route.Route) []route.Route {
-	var list []route.Route
-	for _, r := range routes {
-		if !nw.SLAAC || nw.Exit == ExitHost || r.Dst.Bits() > 0 || !r.Gateway.Is6() {
-			list = append(list, r)
-		}
-	}
-	return list
-}
-
-// addressMAC derives the pod's MAC from its IPv4 address: an address that goes to
-// another pod soon afterwards is then no stale entry in anybody's neighbour table, and
-// nobody has to be told of it.
-func addressMAC(addresses []ipam.Address) net.HardwareAddr {
-	for _, a := range addresses {
-		if a.Prefix.Addr().Is4() {
-			ip := a.Prefix.Addr().As4()
-			return net.HardwareAddr{0x0a, 0x58, ip[0], ip[1], ip[2], ip[3]}
-		}
-	}
-	return nil
-}
-
-// podRoutes are the routes that a pod gets: those that were asked for, and the default routes
-// that its network calls for.
-func podRoutes(nw *Network, addresses []ipam.Address, routes []route.Route) []route.Route {
-	var direct, led []route.Route
-	for _, r := range withDefaultRoutes(nw, addresses, routes) {
-		r.Dst, r.Protocol = r.Dst.Masked(), route.ProtocolTombolo
-		if !r.Gateway.IsValid() && r.Scope == nil {
-			// A route that names no gateway goes by that of the address.
-			r.Gateway = gatewayFor(r.Dst.Addr().BitLen(), addresses)
-		}
-		r.OnLink = r.Gateway.IsValid() && !reachable(r.Gateway, addresses)
-		if r.Gateway.IsValid() {
-			led = append(led, r)
-		} else {
-			direct = append(direct, r)
-		}
-	}
-	// Those that lead to a gateway come last.
-	return append(direct, led...)
-}
-
-// withDefaultRoutes adds a default route for each family that has a gateway and
-// for which there is none.
-func withDefaultRoutes(nw *Network, addresses []ipam.Address, routes []route.Route) []route.Route {
-	if !nw.DefaultGateway {
-		return routes
-	}
-	list := append([]route.Route(nil), routes...)
-	for _, bits := range []int{32, 128} {
-		if gateway := gatewayFor(bits, addresses); gateway.IsValid() && !hasDefault(list, bits) {
-			list = append(list, defaultRoute(gateway))
-		}
-	}
-	return list
-}
-
-// hasDefault says whether there is a default route among them, of the family whose
-// addresses have so many bits.
-func hasDefault(routes []route.Route, bits int) bool {
-	for i := range routes {
-		if reroute.IsDefault(&routes[i]) && routes[i].Dst.Addr().BitLen() == bits {
-			return true
-		}
-	}
-	return false
-}
-
-func defaultRoute(gateway netip.Addr) route.Route {
-	any4or6, _ := gateway.Prefix(0)
-	return route.Route{Dst: any4or6, Gateway: gateway}
-}
-
-// gatewayFor gives the first gateway of the family whose addresses have so many bits.
-func gatewayFor(bits int, addresses []ipam.Address) netip.Addr {
-	for _, a := range addresses {
-		if a.Gateway.IsValid() && a.Gateway.BitLen() == bits {
-			return a.Gateway
-		}
-	}
-	return netip.Addr{}
-}
-
-// reachable says whether a gateway is on link by one of the addresses' prefixes.
-// Of link-local gateways only IPv6's always are: its interfaces have a prefix for
-// them.
-func reachable(gw netip.Addr, addresses []ipam.Address) bool {
-	return gw.Is6() && gw.IsLinkLocalUnicast() ||
-		slices.ContainsFunc(addresses, func(a ipam.Address) bool { return a.Prefix.Contains(gw) })
 }

@@ -166,7 +166,7 @@ func (p *Pod) record(nw *Network, hash string) *state.Attachment {
 		Network: nw.Name, ContainerID: p.ContainerID, IfName: p.IfName, Pod: p.Name, NetNS: p.Path,
 		IPAMType: nw.Origin.Type, DataDir: nw.Origin.Dir,
 		HostIf: "veth" + hash, Bridge: nw.Bridge, VLAN: recorded.VLANRecord(nw.VLAN), Up: !nw.Down,
-		Published: published(p.Ports), Short: hash,
+		Published: endpoint.Published(p.Ports), Short: hash,
 	}
 }
 

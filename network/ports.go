@@ -7,21 +7,9 @@ import (
 
 	"github.com/tombolo-cni/tombolo/hostport"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
-	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 )
-
-// published are host ports as they are on record.
-func published(ports []HostPort) []state.Published {
-	var list []state.Published
-	for _, p := range ports {
-		list = append(list, state.Published{
-			Protocol: endpoint.ProtocolName(p.Protocol), HostIP: p.HostAddr, HostPort: int(p.HostPort), PodPort: int(p.PodPort),
-		})
-	}
-	return list
-}
 
 // refuseListeners looks for sockets of the host that have one of the ports: their
 // packets would go to the pod from now on. A port on all addresses leads to the pod in the

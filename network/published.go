@@ -58,7 +58,7 @@ func (n *Node) Publish(ctx context.Context, key Key, other *Interface, what Publ
 		if len(ports) == 0 {
 			return at.Unpublish(ctx, s)
 		}
-		return at.Publish(ctx, s, published(ports), what.SNAT)
+		return at.Publish(ctx, s, endpoint.Published(ports), what.SNAT)
 	})
 }
 
@@ -150,7 +150,7 @@ func (n *Node) CheckPublished(ctx context.Context, key Key, what Publication) ([
 	if has := endpoint.SNAT(rec.PortSNAT); has != chained.SNAT(rec, what.SNAT) {
 		found.Add("calls of its ports come from the host's address as by %q, which is not what was asked for", rec.PortSNAT)
 	}
-	for _, p := range published(what.Ports) {
+	for _, p := range endpoint.Published(what.Ports) {
 		if !slices.ContainsFunc(rec.Published, func(has state.Published) bool {
 			has.Withheld = false
 			return has == p

@@ -17,7 +17,6 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
-	"github.com/tombolo-cni/tombolo/route"
 )
 
 // comparable values of netip are compared as such.
@@ -62,120 +61,6 @@ func TestHashesAgree(t *testing.T) {
 	rec := &state.Attachment{Network: "pods", ContainerID: "c1", IfName: "eth0"}
 	if rec.Hash() != key.hash() || bridge.HostName("pods", "c1", "eth0") != "veth"+key.hash() {
 		t.Errorf("record %s, key %s, port %s", rec.Hash(), key.hash(), bridge.HostName("pods", "c1", "eth0"))
-	}
-}
-
-func TestDefaultRoutes(t *testing.T) {
-	t.Parallel()
-	on, off := Network{DefaultGateway: true}, Network{}
-	four := route.Route{Dst: netip.MustParsePrefix("0.0.0.0/0"), Gateway: netip.MustParseAddr("10.61.0.1")}
-	six := route.Route{Dst: netip.MustParsePrefix("::/0"), Gateway: netip.MustParseAddr("fd61::1")}
-	given := route.Route{Dst: netip.MustParsePrefix("0.0.0.0/0"), Gateway: netip.MustParseAddr("10.61.0.9")}
-	elsewhere := route.Route{Dst: netip.MustParsePrefix("0.0.0.0/0"), Gateway: netip.MustParseAddr("10.61.0.9"), Table: 100}
-	main := route.Route{Dst: netip.MustParsePrefix("0.0.0.0/0"), Gateway: netip.MustParseAddr("10.61.0.9"), Table: 254}
-	half := route.Route{Dst: netip.MustParsePrefix("0.0.0.0/1")}
-	for _, tt := range []struct {
-		name      string
-		nw        Network
-		addresses []ipam.Address
-		given     []route.Route
-		want      []route.Route
-	}{
-		{"each family that has a gateway", on, dualStack(), nil, []route.Route{four, six}},
-		{"IPv4 alone", on, dualStack()[:1], nil, []route.Route{four}},
-		{"a family without a gateway", on, addresses("10.61.0.2/24"), nil, nil},
-		{"the first gateway of a family", on, append(addresses("10.60.0.2/24"), dualStack()...), nil, []route.Route{four, six}},
-		{"not where the ipam gave one", on, dualStack(), []route.Route{given}, []route.Route{given, six}},
-		{"nor where it named the main table for it", on, dualStack(), []route.Route{main}, []route.Route{main, six}},
-		{"one of another table is none", on, dualStack()[:1], []route.Route{elsewhere}, []route.Route{elsewhere, four}},
-		{"half of everything is none", on, dualStack()[:1], []route.Route{half}, []route.Route{half, four}},
-		{"no default gateway", off, dualStack(), []route.Route{half}, []route.Route{half}},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			before := append([]route.Route(nil), tt.given...)
-			got := withDefaultRoutes(&tt.nw, tt.addresses, tt.given)
-			if diff := cmp.Diff(tt.want, got, netipValues(), cmpopts.EquateEmpty()); diff != "" {
-				t.Errorf("routes (-want +got):\n%s", diff)
-			}
-			if diff := cmp.Diff(before, tt.given, netipValues()); diff != "" {
-				t.Errorf("the ipam's own list was changed: %s", diff)
-			}
-		})
-	}
-}
-
-func TestPodRoutes(t *testing.T) {
-	t.Parallel()
-	scope := func(s route.Scope) *route.Scope { return &s }
-	// What every route has, in short.
-	to := func(dst, gw string, change func(*route.Route)) route.Route {
-		r := route.Route{Dst: netip.MustParsePrefix(dst), Protocol: route.ProtocolTombolo}
-		if gw != "" {
-			r.Gateway = netip.MustParseAddr(gw)
-		}
-		if change != nil {
-			change(&r)
-		}
-		return r
-	}
-	onLink := func(r *route.Route) { r.OnLink = true }
-	for _, tt := range []struct {
-		name      string
-		nw        Network
-		addresses []ipam.Address
-		given     []route.Route
-		want      []route.Route
-	}{
-		{"none", Network{}, dualStack(), nil, nil},
-		{"default routes", Network{DefaultGateway: true}, dualStack(), nil,
-			[]route.Route{to("0.0.0.0/0", "10.61.0.1", nil), to("::/0", "fd61::1", nil)}},
-		{"without a gateway of its own, by the address's", Network{}, dualStack(),
-			[]route.Route{{Dst: netip.MustParsePrefix("192.0.2.0/24")}, {Dst: netip.MustParsePrefix("2001:db8::/32")}},
-			[]route.Route{to("192.0.2.0/24", "10.61.0.1", nil), to("2001:db8::/32", "fd61::1", nil)}},
-		{"without any gateway", Network{}, addresses("10.61.0.2/24"),
-			[]route.Route{{Dst: netip.MustParsePrefix("192.0.2.0/24")}}, []route.Route{to("192.0.2.0/24", "", nil)}},
-		{"a scope says that there is none", Network{}, dualStack(),
-			[]route.Route{{Dst: netip.MustParsePrefix("192.0.2.0/24"), Scope: scope(253)}},
-			[]route.Route{to("192.0.2.0/24", "", func(r *route.Route) { r.Scope = scope(route.ScopeLink) })}},
-		{"host bits are dropped", Network{}, dualStack(),
-			[]route.Route{{Dst: netip.MustParsePrefix("192.0.2.7/24"), Gateway: netip.MustParseAddr("10.61.0.3")}}, []route.Route{to("192.0.2.0/24", "10.61.0.3", nil)}},
-		{"every attribute", Network{}, dualStack(),
-			[]route.Route{{Dst: netip.MustParsePrefix("192.0.2.0/24"), Gateway: netip.MustParseAddr("10.61.0.3"), MTU: 1300, AdvMSS: 1200, Priority: 50, Table: 100, Scope: scope(0)}},
-			[]route.Route{to("192.0.2.0/24", "10.61.0.3", func(r *route.Route) {
-				r.MTU, r.AdvMSS, r.Priority, r.Table, r.Scope = 1300, 1200, 50, 100, scope(route.ScopeGlobal)
-			})}},
-		{"a gateway off link", Network{DefaultGateway: true},
-			[]ipam.Address{{Prefix: netip.MustParsePrefix("10.61.0.2/32"), Gateway: netip.MustParseAddr("10.99.0.1")}}, nil,
-			[]route.Route{to("0.0.0.0/0", "10.99.0.1", onLink)}},
-		{"a link-local gateway is on link", Network{},
-			dualStack(), []route.Route{{Dst: netip.MustParsePrefix("2001:db8::/32"), Gateway: netip.MustParseAddr("fe80::1")}}, []route.Route{to("2001:db8::/32", "fe80::1", nil)}},
-		{"on link by another route's help", Network{}, dualStack(),
-			// The second can be made only after the first.
-			[]route.Route{{Dst: netip.MustParsePrefix("0.0.0.0/0"), Gateway: netip.MustParseAddr("192.0.2.1")}, {Dst: netip.MustParsePrefix("192.0.2.1/32"), Scope: scope(253)}},
-			[]route.Route{to("192.0.2.1/32", "", func(r *route.Route) { r.Scope = scope(route.ScopeLink) }), to("0.0.0.0/0", "192.0.2.1", onLink)}},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			got := podRoutes(&tt.nw, tt.addresses, tt.given)
-			if diff := cmp.Diff(tt.want, got, netipValues(), cmpopts.EquateEmpty()); diff != "" {
-				t.Errorf("routes (-want +got):\n%s", diff)
-			}
-		})
-	}
-}
-
-func TestAddressMACIsThatOfTheFirstIPv4Address(t *testing.T) {
-	t.Parallel()
-	if got := addressMAC(addresses("fd61::2/64", "10.61.0.2/24", "10.61.0.3/24")); got.String() != "0a:58:0a:3d:00:02" {
-		t.Errorf("MAC is %s", got)
-	}
-	if got := addressMAC(addresses("fd61::2/64")); got != nil {
-		t.Errorf("MAC without IPv4 is %s", got)
-	}
-	var none net.HardwareAddr
-	if diff := cmp.Diff(none, addressMAC(nil)); diff != "" {
-		t.Errorf("MAC without addresses: %s", diff)
 	}
 }
 

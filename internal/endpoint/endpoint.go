@@ -92,6 +92,17 @@ func Port(p *state.Published) nft.Port {
 	}
 }
 
+// Published are host ports as they are on record.
+func Published(ports []nft.Port) []state.Published {
+	var list []state.Published
+	for _, p := range ports {
+		list = append(list, state.Published{
+			Protocol: ProtocolName(p.Protocol), HostIP: p.HostAddr, HostPort: int(p.HostPort), PodPort: int(p.PodPort),
+		})
+	}
+	return list
+}
+
 // Protocol gives the number of a protocol that has ports (IPPROTO_*); 0 is none.
 func Protocol(name string) uint8 {
 	switch name {

@@ -66,7 +66,7 @@ func layers() []layer {
 			"what records call for, for all packages that make, compare and delete it"},
 		{[]string{"network/internal/session"}, []string{"bridge", "bridge/bandwidth", "ipam", "nft", "nft/foreign", "internal/endpoint", "internal/ident", "internal/lease", "internal/printable", "internal/state", "network/internal/fail", "network/internal/loopback", "network/internal/takeover"},
 			"the node as one call has it open, whatever the call is"},
-		{[]string{"network/internal/reroute"}, []string{".", "network/internal/fail", "addr", "bridge", "netns", "route", "internal/endpoint", "internal/state", "network/internal/dhcplease", "network/internal/recorded", "network/internal/session"},
+		{[]string{"network/internal/reroute"}, []string{".", "ipam", "network/internal/fail", "addr", "bridge", "netns", "route", "internal/endpoint", "internal/state", "network/internal/dhcplease", "network/internal/recorded", "network/internal/session"},
 			"the pods' way out, after the host's address has changed"},
 		{[]string{"network/internal/teardown"}, []string{"addr", "bridge", "bridge/bandwidth", "ipam", "netns", "nft", "internal/endpoint", "internal/ident", "internal/lease", "internal/state", "network/internal/dhcplease", "network/internal/fail", "hostport", "network/internal/loopback", "network/internal/recorded", "network/internal/session", "network/internal/takeover"},
 			"what is gone is gone: it makes nothing"},

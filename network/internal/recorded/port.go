@@ -55,11 +55,15 @@ func Lasting(rec *state.Attachment) []netip.Prefix {
 	return list
 }
 
-// Routed is how routes of a pod's interface are on record.
-func Routed(routes []route.Route) []state.Route {
+// Routed is how routes of a pod's interface are on record: without the default route that a pod has
+// learnt from its LAN's router, and may learn anew.
+func Routed(rec *state.Attachment, routes []route.Route) []state.Route {
 	var list []state.Route
 	for i := range routes {
 		r := &routes[i]
+		if rec.SLAAC && rec.DefaultRoute != ExitHost && r.Dst.Bits() <= 0 && r.Gateway.Is6() {
+			continue
+		}
 		one := state.Route{
 			Dst: r.Dst, Gateway: r.Gateway, OnLink: r.OnLink, Priority: uint64(r.Priority), Table: uint64(r.Table),
 			MTU: uint64(r.MTU), AdvMSS: uint64(r.AdvMSS),

@@ -1,4 +1,5 @@
-// Package reroute has the default routes of pods on a LAN lead to the host's present address.
+// Package reroute has the routes that pods get, and has the default routes of those on a LAN lead to
+// the address that the host has now.
 package reroute
 
 import (

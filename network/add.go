@@ -55,7 +55,7 @@ func (n *Node) tryAdd(ctx context.Context, nw *Network, pod *Pod) (*Attachment, 
 	a := &adding{node: n, nw: nw, pod: pod, hash: hash, base: pod.record(nw, hash)}
 	if pod.Lease != nil {
 		var err error
-		if a.leasing, err = a.prepareLease(n.leaseDir); err != nil {
+		if a.leasing, err = a.prepareLease(); err != nil {
 			return nil, err
 		}
 	}

@@ -26,11 +26,8 @@ func (n *Node) Lease(ctx context.Context, network string, pod *Pod) (*dhcpc.Leas
 	if err := (Key{network, pod.ContainerID, pod.IfName}).check(); err != nil {
 		return nil, err
 	}
-	dir, err := lease.Open(n.leaseDir)
+	dir, err := n.leases(pod.Lease)
 	if err != nil {
-		return nil, fail.Errorf(ErrInvalid, "%v", err)
-	}
-	if err := requireKeeper(dir, pod.Lease); err != nil {
 		return nil, err
 	}
 	rec := &lease.Record{
@@ -50,9 +47,9 @@ func (n *Node) Unlease(ctx context.Context, key Key) error {
 	if err := key.check(); err != nil {
 		return err
 	}
-	dir, err := lease.Open(n.leaseDir)
+	dir, err := n.leases(nil)
 	if err != nil {
-		return fail.Errorf(ErrInvalid, "%v", err)
+		return err
 	}
 	rec, err := dir.Load(key.hash())
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !rec.Apart {

@@ -6,37 +6,23 @@ import (
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/ipam"
-	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network/internal/build"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/reroute"
 )
 
-// solicited is a pod that has asked for router advertisements; nil where it takes none.
-type solicited struct{ *bridge.Solicitation }
-
-func (s *solicited) close() {
-	if s != nil {
-		_ = s.Close()
-	}
-}
-
-// solicit has the pod ask for router advertisements, if it takes any. They are waited for
-// later: other things can be done meanwhile.
-func solicit(ctx context.Context, links *bridge.Conn, pod *netns.NS, port bridge.Port) (*solicited, error) {
+// solicit has the pod ask for router advertisements, if it takes any: else it gives nil. They are
+// waited for later, since other things can be done meanwhile.
+func (a *adding) solicit(ctx context.Context, port bridge.Port) (*bridge.Solicitation, error) {
 	if port.Autoconf == nil {
 		return nil, nil
 	}
-	asked, err := links.Solicit(ctx, pod, port)
-	if err != nil {
-		return nil, err
-	}
-	return &solicited{asked}, nil
+	return a.s.Links.Solicit(ctx, a.pod.NetNS, port)
 }
 
 // advertised waits for the pod's first address by a router advertisement, adds it to
 // what the pod has, and gives the pod its default route.
-func (a *adding) advertised(ctx context.Context, asked *solicited, g given, b *build.Built, link *bridge.Attachment) (given, error) {
+func (a *adding) advertised(ctx context.Context, asked *bridge.Solicitation, g given, b *build.Built, link *bridge.Attachment) (given, error) {
 	if asked == nil {
 		return g, nil
 	}
@@ -69,11 +55,11 @@ func (a *adding) advertised(ctx context.Context, asked *solicited, g given, b *b
 
 // autoconfigure does all of it for a pod whose other addresses are there already.
 func (a *adding) autoconfigure(ctx context.Context, t *tied) (*tied, error) {
-	asked, err := solicit(ctx, a.s.Links, a.pod.NetNS, t.plan.port)
+	asked, err := a.solicit(ctx, t.plan.port)
 	if err != nil {
 		return nil, err
 	}
-	defer asked.close()
+	defer asked.Close()
 	g, err := a.advertised(ctx, asked, t.given, t.built, t.link)
 	if err != nil {
 		return nil, err

@@ -36,7 +36,7 @@ type leasing struct {
 
 // prepareLease reads what can be wrong before anything is touched. What is on record from the
 // first on, others need to put the guard back while the server is waited for.
-func (a *adding) prepareLease(leaseDir string) (*leasing, error) {
+func (a *adding) prepareLease() (*leasing, error) {
 	l := &leasing{asked: a.pod.Lease, client: lease.ClientOf(&a.pod.Lease.Client)}
 	switch len(a.pod.MAC) {
 	case 6:
@@ -48,30 +48,35 @@ func (a *adding) prepareLease(leaseDir string) (*leasing, error) {
 		return nil, fail.Errorf(ErrInvalid, "container %s: %q is not a MAC of 6 bytes", a.pod.ContainerID, a.pod.MAC)
 	}
 	l.client.MAC, l.client.Sticky = dhcpc.Hex(a.pod.MAC), l.asked.Sticky
-	var err error
-	if l.dir, err = lease.Open(leaseDir); err != nil {
-		return nil, fail.Errorf(ErrInvalid, "%v", err)
-	}
 	for _, p := range a.pod.Ports {
 		if p.Protocol == unix.IPPROTO_UDP && p.PodPort == dhcpc.ClientPort {
 			return nil, fail.Errorf(ErrInvalid, "runtimeConfig.portMappings: port %s leads to the pod's UDP port %d, where DHCP servers answer: with ipam.type \"dhcp\" it cannot be published", endpoint.PortText(p), p.PodPort)
 		}
 	}
+	var err error
+	if l.dir, err = a.node.leases(l.asked); err != nil {
+		return nil, err
+	}
 	a.base.IPAMType, a.base.DataDir = endpoint.Leased, l.dir.Path()
 	a.base.MAC, a.base.SLAAC = a.pod.MAC.String(), a.nw.SLAAC
 	a.base.Guarded, a.base.MACOnly, a.base.Untrusted = a.nw.Guard, a.nw.MACOnly, a.nw.Untrusted
-	return l, requireKeeper(l.dir, l.asked)
+	return l, nil
 }
 
-// requireKeeper says what to do where nobody would renew the lease.
-func requireKeeper(dir *lease.Dir, asked *Lease) error {
-	if asked.KeeperOptional {
-		return nil
+// leases opens the records of leases. It refuses where no program would renew the lease that is asked
+// for; nil asks for none.
+func (n *Node) leases(asked *Lease) (*lease.Dir, error) {
+	dir, err := lease.Open(n.leaseDir)
+	if err != nil {
+		return nil, fail.Errorf(ErrInvalid, "%v", err)
+	}
+	if asked == nil || asked.KeeperOptional {
+		return dir, nil
 	}
 	if err := dir.CheckKeeper(); err != nil {
-		return fail.Errorf(ErrTryAgain, `%v; or set ipam.keeper to "optional", if leases need not be renewed`, err)
+		return nil, fail.Errorf(ErrTryAgain, `%v; or set ipam.keeper to "optional", if leases need not be renewed`, err)
 	}
-	return nil
+	return dir, nil
 }
 
 // lease gets the pod its address: the link first, up and without one, and from there
@@ -109,11 +114,11 @@ func (a *adding) lease(ctx context.Context) (*tied, error) {
 	if err := a.node.step("link"); err != nil {
 		return nil, err
 	}
-	asked, err := solicit(ctx, a.s.Links, a.pod.NetNS, p.port)
+	asked, err := a.solicit(ctx, p.port)
 	if err != nil {
 		return nil, err
 	}
-	defer asked.close()
+	defer asked.Close()
 	a.s.Leave()
 	if err := session.WhileWanted(ctx, a.pending, func(ctx context.Context) error { return a.acquire(ctx, rec, b, link) }); err != nil {
 		return nil, err

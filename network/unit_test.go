@@ -127,8 +127,8 @@ func TestAPodThatLeasesNeedsNoMACOfItsOwn(t *testing.T) {
 	t.Parallel()
 	prepare := func(pod *Pod) (*adding, error) {
 		pod.Lease = &Lease{KeeperOptional: true}
-		a := &adding{nw: &Network{Name: "lan"}, pod: pod, base: &state.Attachment{}}
-		_, err := a.prepareLease(t.TempDir())
+		a := &adding{node: &Node{leaseDir: t.TempDir()}, nw: &Network{Name: "lan"}, pod: pod, base: &state.Attachment{}}
+		_, err := a.prepareLease()
 		return a, err
 	}
 	asked := &Pod{ContainerID: "c1", IfName: "eth0"}

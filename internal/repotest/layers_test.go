@@ -70,7 +70,7 @@ func layers() []layer {
 			"the pods' way out, after the host's address has changed"},
 		{[]string{"network/internal/teardown"}, []string{"addr", "bridge", "bridge/bandwidth", "ipam", "netns", "nft", "internal/endpoint", "internal/ident", "internal/lease", "internal/state", "network/internal/dhcplease", "network/internal/fail", "hostport", "network/internal/loopback", "network/internal/recorded", "network/internal/session", "network/internal/takeover"},
 			"what is gone is gone: it makes nothing"},
-		{[]string{"network/internal/build"}, []string{".", "addr", "bridge", "bridge/bandwidth", "bridge/uplink", "nft", "nft/foreign", "route", "internal/endpoint", "internal/lease", "internal/state", "internal/sysctl", "network/internal/fail", "network/internal/loopback", "network/internal/recorded", "network/internal/reroute", "network/internal/session", "network/internal/takeover", "network/internal/teardown"},
+		{[]string{"network/internal/build"}, []string{".", "addr", "bridge", "bridge/bandwidth", "bridge/uplink", "netns", "nft", "nft/foreign", "route", "internal/endpoint", "internal/lease", "internal/state", "internal/sysctl", "network/internal/fail", "network/internal/loopback", "network/internal/recorded", "network/internal/reroute", "network/internal/session", "network/internal/takeover", "network/internal/teardown"},
 			"what pods share: it makes no pod"},
 		{[]string{"network/internal/inspect"}, []string{".", "addr", "bridge", "bridge/bandwidth", "netns", "nft", "nft/foreign", "internal/endpoint", "internal/state", "internal/sysctl", "network/internal/dhcplease", "network/internal/fail", "network/internal/loopback", "network/internal/recorded", "network/internal/session"},
 			"it compares, and changes nothing"},

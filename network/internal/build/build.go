@@ -218,7 +218,7 @@ func gatewaysInUse(s *session.Session, rec *state.Network, w *Want) bool {
 // buildNetwork makes the network, or mends it, under the exclusive lock. Every part is
 // idempotent, so that a build which was cut short is finished by the next.
 func buildNetwork(ctx context.Context, s *session.Session, w *Want) (*Built, error) {
-	if err := RefuseIPv6(w.Record.Name, w.Record.SLAAC, w.Record.Subnets); err != nil {
+	if err := refuseIPv6(w.Record.Name, w.Record.SLAAC, w.Record.Subnets); err != nil {
 		return nil, err
 	}
 	if w.Record.VLAN != (state.VLAN{}) {
@@ -226,7 +226,7 @@ func buildNetwork(ctx context.Context, s *session.Session, w *Want) (*Built, err
 			return nil, err
 		}
 	}
-	deserted, err := RefuseConflicts(ctx, s, w, s.Epoch.Token())
+	deserted, err := refuseConflicts(ctx, s, w, s.Epoch.Token())
 	if err != nil {
 		return nil, err
 	}
@@ -263,7 +263,7 @@ func buildNetwork(ctx context.Context, s *session.Session, w *Want) (*Built, err
 	if err != nil {
 		return nil, err
 	}
-	coming, err := RefuseObstacles(ctx, s.Dir, rec, len(rec.Gateways) > 0)
+	coming, err := refuseObstacles(ctx, s.Dir, rec, len(rec.Gateways) > 0)
 	if err != nil {
 		return nil, err
 	}

@@ -23,7 +23,7 @@ func TestIPv6IsRefusedOnlyWhereItIsAskedFor(t *testing.T) {
 		"both":         {false, with6, true},
 		"slaac":        {true, nil, true},
 	} {
-		if err := RefuseIPv6("pods", tt.slaac, tt.subnets); (err != nil) != (tt.asked && !nstest.HasIPv6()) {
+		if err := refuseIPv6("pods", tt.slaac, tt.subnets); (err != nil) != (tt.asked && !nstest.HasIPv6()) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

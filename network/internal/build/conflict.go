@@ -18,11 +18,11 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// RefuseConflicts refuses a network that would leave pods without their way: its own, if its
+// refuseConflicts refuses a network that would leave pods without their way: its own, if its
 // bridge or its mode has changed since, and others', if they have the same addresses. token is
 // that of the epoch. It lists records and addresses, so an Add asks only where it builds. It gives
 // the networks that had the same addresses and are deserted: the caller that builds takes them down.
-func RefuseConflicts(ctx context.Context, s *session.Session, w *Want, token string) (deserted []string, err error) {
+func refuseConflicts(ctx context.Context, s *session.Session, w *Want, token string) (deserted []string, err error) {
 	before, err := s.Dir.LoadNetwork(w.Record.Name)
 	if err != nil || before.Epoch != token {
 		before = nil // or damaged: nobody knows what it was

@@ -17,9 +17,9 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/foreign"
 )
 
-// refuseObstacles says what would stop the pods' packets and is out of our reach. firewalld says
+// obstacles says what would stop the pods' packets and is out of our reach. firewalld says
 // that it is the only one.
-func refuseObstacles(ctx context.Context, rec *state.Network) (firewalld bool, _ error) {
+func obstacles(ctx context.Context, rec *state.Network) (firewalld bool, _ error) {
 	list, err := foreign.Obstacles(ctx, &foreign.Config{Mark: uint32(rec.Mark)}, foreign.Path{Bridge: rec.GatewayLink(), Prefixes: rec.Subnets})
 	if err != nil || len(list) == 0 {
 		return false, err
@@ -33,11 +33,11 @@ func refuseObstacles(ctx context.Context, rec *state.Network) (firewalld bool, _
 	return firewalld, fail.Errorf(fail.ErrObstructed, "%s", strings.Join(texts, "; "))
 }
 
-// RefuseObstacles says what would stop the pods' packets, and is out of our reach and of tombolod's:
+// refuseObstacles says what would stop the pods' packets, and is out of our reach and of tombolod's:
 // once the network is on record, that has the bridge of a gateway join a zone of firewalld. coming
 // says that it is to.
-func RefuseObstacles(ctx context.Context, dir *state.Dir, rec *state.Network, gateway bool) (coming bool, _ error) {
-	firewalld, err := refuseObstacles(ctx, rec)
+func refuseObstacles(ctx context.Context, dir *state.Dir, rec *state.Network, gateway bool) (coming bool, _ error) {
+	firewalld, err := obstacles(ctx, rec)
 	if firewalld && gateway && rec.Uplink == "" && dir.ZonesAttended(rec.GatewayLink()) {
 		return true, nil
 	}
@@ -57,7 +57,7 @@ func awaitZone(ctx context.Context, s *session.Session, rec *state.Network) erro
 	}
 	for range 400 {
 		var firewalld bool
-		if firewalld, err = refuseObstacles(ctx, rec); !firewalld || ctx.Err() != nil || !s.Dir.ZonesAttended(rec.GatewayLink()) {
+		if firewalld, err = obstacles(ctx, rec); !firewalld || ctx.Err() != nil || !s.Dir.ZonesAttended(rec.GatewayLink()) {
 			break
 		}
 		time.Sleep(20 * time.Millisecond)
@@ -95,10 +95,10 @@ func refuseOtherMarks(s *session.Session, rec *state.Network) error {
 // is known, and the kernel may speak for itself.
 func kernelHasIPv6() bool { return sysctl.Exists(forwarding6) || !sysctl.Exists(forwarding4) }
 
-// RefuseIPv6 is about a network whose pods have addresses in these subnets. An Add calls it
+// refuseIPv6 is about a network whose pods have addresses in these subnets. An Add calls it
 // only where something is to be built, since a network with IPv6 is never found ready on such
 // a kernel.
-func RefuseIPv6(network string, slaac bool, subnets []netip.Prefix) error {
+func refuseIPv6(network string, slaac bool, subnets []netip.Prefix) error {
 	asked := ""
 	if i := slices.IndexFunc(subnets, recorded.IsIPv6); i >= 0 {
 		asked = fmt.Sprintf("an address in %s", subnets[i])

@@ -276,8 +276,8 @@ func (n *Node) disown(nic string) error {
 	return errors.Join(lease.HandBackLocked(held, nic), held.Close())
 }
 
-// LeaseTrouble tells what is wrong with the leases that the host has by uplinks.
-func LeaseTrouble(leaseDir string) []string {
+// leaseTrouble tells what is wrong with the leases that the host has by uplinks.
+func leaseTrouble(leaseDir string) []string {
 	dir, err := lease.Open(leaseDir)
 	if err != nil {
 		return nil
@@ -467,14 +467,32 @@ func Plan(ctx context.Context, want uplink.Uplink) (*uplink.Steps, error) {
 	return uplink.Plan(s, want)
 }
 
-// CouldTake says whether a NIC could be taken over, without a change to anything. It is nil
-// where the operator has made it a port of the bridge.
-func (n *Node) CouldTake(ctx context.Context, want uplink.Uplink) error {
-	if on, err := n.onItsBridge(ctx, want); err != nil || on {
+// Ready says what keeps a NIC from being an uplink, or what became of one that is. It is nil where the
+// operator has made it a port of the bridge.
+func (n *Node) Ready(ctx context.Context, want uplink.Uplink) error {
+	taken, err := n.IsTaken(want.NIC)
+	if err != nil {
 		return err
 	}
-	_, err := Plan(ctx, want)
-	return err
+	if !taken {
+		if on, err := n.onItsBridge(ctx, want); err != nil || on {
+			return err
+		}
+		_, err := Plan(ctx, want)
+		return err
+	}
+	diffs, err := n.Differences(ctx, want.NIC, want.Bridge)
+	if err != nil {
+		return err
+	}
+	var list []string
+	for _, d := range diffs {
+		list = append(list, d.String())
+	}
+	if list = append(list, leaseTrouble(n.LeaseDir)...); len(list) > 0 {
+		return fmt.Errorf("uplink %s: %s", want.NIC, strings.Join(list, "; "))
+	}
+	return nil
 }
 
 // IsTaken says whether a NIC has been taken over, wholly or in part.
@@ -515,6 +533,6 @@ func (n *Node) Report(ctx context.Context, nic string) (*Report, error) {
 	}
 	defer conn.Close()
 	diffs, err := differences(ctx, conn, rec)
-	r.Differences = append(diffs, LeaseTrouble(n.LeaseDir)...)
+	r.Differences = append(diffs, leaseTrouble(n.LeaseDir)...)
 	return r, err
 }

@@ -31,13 +31,6 @@ func addresses(prefixes ...string) []ipam.Address {
 	return list
 }
 
-// dualStack is what host-local gives: an address of each family, with gateways.
-func dualStack() []ipam.Address {
-	list := addresses("10.61.0.2/24", "fd61::2/64")
-	list[0].Gateway, list[1].Gateway = netip.MustParseAddr("10.61.0.1"), netip.MustParseAddr("fd61::1")
-	return list
-}
-
 func TestAddressesComeIPv4First(t *testing.T) {
 	t.Parallel()
 	given := []ipam.Address{

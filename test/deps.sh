@@ -30,6 +30,7 @@ else
 	need bird bird2
 	need vtysh frr
 	need firewalld firewalld
+	need ufw ufw
 	need dbus-daemon dbus
 	need dbus-send dbus-bin
 	need kea-dhcp6 kea-dhcp6-server

@@ -1,6 +1,7 @@
 package foreign
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -32,7 +33,8 @@ func (c *Conn) iptablesObstacles(ctx context.Context, p *podPacket) ([]Obstacle,
 		if err := c.readSets(t, forward, p); err != nil {
 			return nil, err
 		}
-		if o := f.obstacle(t, p); o != nil {
+		o := f.obstacle(t, p)
+		if o != nil && !slices.ContainsFunc(list, func(other Obstacle) bool { return other.Remedy == o.Remedy }) {
 			list = append(list, *o)
 		}
 		if f.placer.err != nil {
@@ -68,7 +70,7 @@ func (f *familyAdmission) obstacle(t *content, p *podPacket) *Obstacle {
 		return &Obstacle{
 			Kind: IPTables, Chain: chain{f.family, iptablesTable, fate.by.chain}.String(),
 			Effect: fmt.Sprintf("drops or rejects, by its rule number %d, which is left to its owner,", index+1),
-			Remedy: fmt.Sprintf("%s -D %s %d", program, shellWord(remove.chain), indexOf(f.placer.chains[remove.chain], remove)+1),
+			Remedy: cmp.Or(ufwDeletion(remove), fmt.Sprintf("%s -D %s %d", program, shellWord(remove.chain), indexOf(f.placer.chains[remove.chain], remove)+1)),
 		}
 	case fate.how == comesBack && f.policy != policyAccept:
 		// They return before our rule.
@@ -78,6 +80,28 @@ func (f *familyAdmission) obstacle(t *content, p *podPacket) *Obstacle {
 		}
 	}
 	return nil
+}
+
+// ufwDeletion is the command that has ufw forget a rule of its user's, for both families: what iptables deletes
+// there comes back with ufw's next reload. ufw deletes only a rule with the same action, logging and comment; the first half gives
+// it those, in its place. It is empty for other rules.
+func ufwDeletion(r *rule) string {
+	if r.chain != "ufw-user-forward" && r.chain != "ufw6-user-forward" {
+		return ""
+	}
+	in, from := "", "any"
+	for _, c := range r.conditions {
+		switch {
+		case c.on == onIn && !c.negated && !c.wildcard:
+			in = " in on " + shellWord(c.name)
+		case c.on == onSource && !c.negated:
+			from = c.prefix.String()
+		default:
+			return ""
+		}
+	}
+	deny := "deny" + in + " from " + from
+	return "ufw route " + deny + " && ufw route delete " + deny
 }
 
 // mended gives the chains with our rule where it is kept, or goes.

@@ -267,3 +267,33 @@ func TestADropOfAllAheadOfOursStaysInForce(t *testing.T) {
 		})
 	}
 }
+
+// What ufw's user denies is deleted by ufw, which undoes what iptables does to it.
+func TestUfwDeletesWhatItsUserDenies(t *testing.T) {
+	t.Parallel()
+	known := Path{Prefixes: nstest.Prefixes("10.22.0.0/16", "fd00:22::/64")}
+	for _, tc := range []struct{ chain, rule, want4, want6 string }{
+		{chain: "user", rule: "-i cbr0 -j DROP", want4: "ufw route deny in on cbr0 from any && ufw route delete deny in on cbr0 from any"},
+		{chain: "user", rule: "-i cb+ -j DROP", want4: "iptables -D ufw-user-forward 1", want6: "ip6tables -D ufw6-user-forward 1"},
+		{chain: "user", rule: "! -i eth0 -j DROP", want4: "iptables -D ufw-user-forward 1", want6: "ip6tables -D ufw6-user-forward 1"},
+		{chain: "before", rule: "-i cbr0 -j DROP", want4: "iptables -D ufw-before-forward 1", want6: "ip6tables -D ufw6-before-forward 1"},
+	} {
+		t.Run(tc.chain+" "+tc.rule, func(t *testing.T) {
+			t.Parallel()
+			ns := nstest.New(t)
+			for program, chain := range map[string]string{"iptables": "ufw-" + tc.chain + "-forward", "ip6tables": "ufw6-" + tc.chain + "-forward"} {
+				nstest.Run(t, ns, "sh", "-ec", strings.NewReplacer("PROGRAM", program+"-nft", "CHAIN", chain).Replace(
+					"PROGRAM -N CHAIN; PROGRAM -A FORWARD -j CHAIN; PROGRAM -A CHAIN "+tc.rule))
+			}
+			want := []string{"chain ufw-" + tc.chain + "-forward of table ip filter"}
+			if tc.want6 != "" {
+				want = append(want, "chain ufw6-"+tc.chain+"-forward of table ip6 filter")
+			}
+			for i, o := range wantObstacles(t, ns, known, want...) {
+				if want := []string{tc.want4, tc.want6}[i]; o.Remedy != want {
+					t.Errorf("advised is %s, want %s", o.Remedy, want)
+				}
+			}
+		})
+	}
+}

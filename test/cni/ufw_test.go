@@ -1,0 +1,77 @@
+package cni
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// ufwWrapper runs the real ufw with a configuration of its own.
+const ufwWrapper = `#!/bin/sh
+exec unshare --mount sh -ec 'cd "$0"; mount --bind etc /etc/ufw; mount --bind default /etc/default; mount -t tmpfs none /run; exec /usr/sbin/ufw "$@"' DIR "$@"
+`
+
+// ufw gives a way to run lines of shell on the node, in which ufw is one that is on.
+func (n *node) ufw(t *testing.T) (do func(line string) string) {
+	t.Helper()
+	need(t, "ufw")
+	dir := t.TempDir()
+	n.run("cp", "-a", "/etc/ufw", filepath.Join(dir, "etc"))
+	n.run("cp", "-a", "/etc/default", filepath.Join(dir, "default"))
+	if err := os.WriteFile(filepath.Join(dir, "ufw"), []byte(strings.ReplaceAll(ufwWrapper, "DIR", dir)), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	do = func(line string) string { return n.run("sh", "-ec", "PATH="+dir+":$PATH; "+line) }
+	do("ufw --force enable")
+	return do
+}
+
+// What ufw's user denies stops pods, and stays. The command that is advised has ufw forget it for both families, so
+// that no reload brings it back.
+func TestUfwStopsPodsUntilTheAdvisedCommand(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	out := n.outside()
+	nstest.Serve(t, out, "tcp4", netip.MustParseAddrPort("0.0.0.0:80"))
+	nstest.Serve(t, out, "tcp6", netip.MustParseAddrPort("[::]:80"))
+	w := n.portnet(nil)
+	a := n.pod("a")
+	w.add(a)
+	ufw := n.ufw(t)
+	reaches := func(when, at string, want bool) {
+		t.Helper()
+		within := 300 * time.Millisecond
+		if want {
+			within = 10 * time.Second
+		}
+		if _, err := nstest.AskWithin(t, a.NS, "tcp", netip.AddrPortFrom(nstest.Addr(at), 80), within); (err == nil) != want {
+			t.Errorf("%s: %s: %v", when, at, err)
+		}
+	}
+	n.operate("repair", "--state", n.state) // ufw's policy is DROP
+	for rule, alone := range map[string]string{
+		"deny from any": "", "reject in on cbr0 log-all comment mine": "", "deny in on cbr0 from fd00::/8": outside6,
+	} {
+		ufw("ufw route " + rule)
+		for _, at := range []string{outside4, outside6} {
+			reaches(rule, at, alone != "" && at != alone)
+		}
+		command := w.advised(t)
+		if !strings.HasPrefix(command, "ufw route deny ") {
+			t.Errorf("%s: advised is %s", rule, command)
+		}
+		ufw(command + "; ufw reload")
+		n.operate("repair", "--state", n.state) // tombolod's part
+		for _, at := range []string{outside4, outside6} {
+			reaches("after "+command, at, true)
+		}
+		if err := w.status(); err != nil {
+			t.Errorf("after %s: %v", command, err)
+		}
+	}
+}

@@ -76,7 +76,7 @@ func Examine(ctx context.Context, node *network.Node, opt Options) ([]Report, er
 		if !report.Meant(r.Attachment, opt.Pod) {
 			continue
 		}
-		e := &examination{opt: opt, at: r.Attachment}
+		e := &examination{node: node, opt: opt, at: r.Attachment}
 		e.recorded(r.Differences)
 		for _, n := range in.Networks {
 			if n.Network == r.Network {
@@ -96,6 +96,7 @@ func Examine(ctx context.Context, node *network.Node, opt Options) ([]Report, er
 
 // examination is one attachment's.
 type examination struct {
+	node  *network.Node
 	opt   Options
 	at    *network.Attachment
 	found []Finding

@@ -63,7 +63,7 @@ func (e *examination) walk(ctx context.Context) error {
 		return err
 	}
 	for _, a := range e.at.Addresses {
-		if err := e.family(ctx, pod, br, index, a.Prefix.Addr(), a.Gateway); err != nil {
+		if err := e.family(ctx, pod, links, br, index, a.Prefix.Addr(), a.Gateway); err != nil {
 			return err
 		}
 	}
@@ -96,7 +96,7 @@ func (e *examination) addresses(pod *netns.NS) (int, error) {
 }
 
 // family follows one address of the pod's to its gateway and beyond.
-func (e *examination) family(ctx context.Context, pod *netns.NS, br *bridge.Link, index int, own, gateway netip.Addr) error {
+func (e *examination) family(ctx context.Context, pod *netns.NS, links *bridge.Conn, br *bridge.Link, index int, own, gateway netip.Addr) error {
 	if !gateway.IsValid() {
 		return nil
 	}
@@ -180,6 +180,12 @@ func (e *examination) family(ctx context.Context, pod *netns.NS, br *bridge.Link
 	}
 	if err := ping(ctx, pod, hop.Gateway, icmp.Echo{From: own, Wait: wait}); err != nil {
 		e.cut = true
+		if l, err := links.LinkByIndex(ctx, hop.Link); err == nil {
+			diffs, err := e.node.ObstaclesBy(ctx, e.at.Network, l.Name)
+			if e.recorded(diffs); err != nil || len(diffs) > 0 {
+				return err
+			}
+		}
 		e.add(StepBeyond, "look for a rule that names the pod or its subnet: nft list ruleset; iptables-legacy-save",
 			"the host reaches its next hop %s, and the pod %s does not: %v", hop.Gateway, own, err)
 		return nil

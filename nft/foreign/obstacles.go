@@ -60,6 +60,12 @@ type Path struct {
 	// Prefixes are the pods' own. A rule that lets them pass is known better with them;
 	// they may be empty.
 	Prefixes []netip.Prefix
+	// Others are links of other networks of pods. That firewalld lets packets leave by those, where
+	// they are in one zone with the bridge, leads to no elsewhere.
+	Others []string
+	// Out is the link that the packets in question leave by; if it is empty, they leave by any, and
+	// a rule for one that could let them pass counts as one that does.
+	Out string
 }
 
 // Obstacles looks for what else would stop the packets that pods send to elsewhere,
@@ -86,7 +92,7 @@ func Obstacles(ctx context.Context, cfg *Config, path Path) ([]Obstacle, error) 
 		return nil, err
 	}
 	defer c.Close()
-	p := podPacket{mark: c.mark, bridge: path.Bridge, prefixes: path.Prefixes}
+	p := podPacket{mark: c.mark, bridge: path.Bridge, prefixes: path.Prefixes, out: path.Out}
 	if index, known, err := c.nl.LinkIndex(path.Bridge); known && err == nil {
 		p.index = uint32(index)
 	}
@@ -105,7 +111,7 @@ func Obstacles(ctx context.Context, cfg *Config, path Path) ([]Obstacle, error) 
 		if others, err = c.iptablesObstacles(ctx, &p); err != nil {
 			return err
 		}
-		more, err := c.chainObstacles(ctx, &p)
+		more, err := c.chainObstacles(ctx, p, path.Others)
 		others = append(others, more...)
 		return err
 	})
@@ -130,7 +136,7 @@ type hookedChain struct {
 }
 
 // chainObstacles looks at all base chains of nf_tables but ours and those of Ensure.
-func (c *Conn) chainObstacles(ctx context.Context, p *podPacket) ([]Obstacle, error) {
+func (c *Conn) chainObstacles(ctx context.Context, pods podPacket, bridges []string) ([]Obstacle, error) {
 	chains, err := c.hookedChains(ctx)
 	if err != nil {
 		return nil, err
@@ -141,6 +147,11 @@ func (c *Conn) chainObstacles(ctx context.Context, p *podPacket) ([]Obstacle, er
 			return nil, err
 		} else if asleep {
 			continue
+		}
+		p := &podPacket{}
+		*p = pods
+		if ch.table == firewalldTable {
+			p.others = bridges // in other tables an operator may let pods reach those alone
 		}
 		t, err := c.readTable(ctx, ch.chain, p)
 		if err != nil {
@@ -215,9 +226,12 @@ func (c *Conn) readSets(t *content, ch chain, p *podPacket) error {
 					continue
 				}
 				var err error
-				if l.key == onSource {
+				switch l.key {
+				case onSource:
 					t.sets[l], err = c.setHolds(ch, l.set, p.prefixes)
-				} else {
+				case onOut:
+					t.sets[l], err = c.setLeads(ch, l.set, p)
+				default:
 					t.sets[l], err = c.setMentions(ch, l, p.bridge)
 				}
 				if err != nil {

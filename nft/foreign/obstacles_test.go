@@ -279,6 +279,17 @@ func TestChainsInTheWay(t *testing.T) {
 		{name: "others are accepted", path: known, ruleset: forward("ip saddr 10.23.0.0/16 accept; ip6 saddr fd00:23::/64 accept"), want: []string{inet + policy}},
 		{name: "what is at the same place as an address", path: known, ruleset: "table ip filter { chain forward { type filter hook forward priority filter; ip ttl != 1 drop; }; }"},
 		{name: "an uplink is accepted", ruleset: forward(`oifname "up0" accept`)},
+		{name: "uplinks are accepted in a set", ruleset: forward(`oifname { "cbr0", "up0", "up1" } accept`)},
+		{name: "some of what leaves by uplinks is accepted", ruleset: forward(`oifname { "up0", "up1" } tcp dport 443 accept`), want: []string{inet + policy}},
+		{name: "the bridge is accepted in a set of pairs, by the way out first", ruleset: forward(`oifname . iifname { "up0" . "cbr0" } accept`)},
+		{name: "another is accepted in a set of pairs, by the way out first", ruleset: forward(`oifname . iifname { "up0" . "cbr1" } accept`), want: []string{inet + policy}},
+		{name: "the bridge is accepted to in a set", ruleset: forward(`oifname { "cbr0" } accept; oifname { "cbr0", "cbr*" } accept`), want: []string{inet + policy}},
+		{name: "another bridge is accepted to", path: Path{Others: []string{"cbr1"}}, ruleset: forward(`oifname "cbr1" accept`)},
+		{name: "the way out is accepted", path: Path{Out: "up0"}, ruleset: forward(`oifname "up0" accept`)},
+		{name: "another way out is accepted", path: Path{Out: "up0"}, ruleset: forward(`oifname "up1" accept; oifname { "up1", "up2" } accept`), want: []string{inet + policy}},
+		{name: "the way out is dropped", path: Path{Out: "up0"}, ruleset: forward(`oifname "up1" accept; oifname { "up0", "up2" } drop; accept`), want: []string{inet + rule}},
+		{name: "another way out is dropped", path: Path{Out: "up0"}, ruleset: forward(`oifname "up1" drop; oifname { "up1", "up2" } drop; accept`)},
+		{name: "all but the way out is dropped", path: Path{Out: "up0"}, ruleset: forward(`oifname != "up0" drop; accept`)},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
@@ -405,6 +416,7 @@ func TestPoliciesOfFirewalldInTheWay(t *testing.T) {
 		pre, allow []string // of its own rules
 		target     string
 		where      string // the chain that has the call, _pre but for this
+		zone       string // what the zone accepts before
 		want       string
 	}{
 		{name: "for all", path: known, call: "", target: "drop", want: shut + rule4 + rule6 + end},
@@ -414,6 +426,12 @@ func TestPoliciesOfFirewalldInTheWay(t *testing.T) {
 		{name: "for all but others", path: known, call: `iifname != { "eth0", "cbr1" }`, target: "drop"},
 		{name: "for the pods", path: known, call: "ip saddr 10.22.0.0/16", target: "drop", want: shut + rule4 + end},
 		{name: "for one way out", path: known, call: `iifname "cbr0" oifname "up0"`, target: "drop"},
+		{name: "for the way out", path: Path{Prefixes: known.Prefixes, Out: "up0"}, call: `iifname "cbr0" oifname "up0"`, target: "drop", want: shut + rule4 + rule6 + end},
+		{name: "for the way out, in sets", path: Path{Prefixes: known.Prefixes, Out: "up0"}, call: `iifname { "cbr0", "cbr1" } oifname { "up0", "up1" }`, target: "drop", want: shut + rule4 + rule6 + end},
+		{name: "for another way out", path: Path{Prefixes: known.Prefixes, Out: "up0"}, call: `iifname "cbr0" oifname "up1"`, target: "drop"},
+		{name: "behind what lets packets pass to another bridge", path: Path{Prefixes: known.Prefixes, Others: []string{"cbr1"}}, call: `iifname "cbr0"`, zone: `oifname "cbr1" accept`, where: "_post",
+			target: "drop", want: shut + rule4 + rule6 + end},
+		{name: "behind what lets packets pass to a link that may be a way out", path: Path{Prefixes: known.Prefixes, Others: []string{"cbr1"}}, call: `iifname "cbr0"`, zone: `oifname "up0" accept`, where: "_post", target: "drop"},
 		{name: "behind the zones' own rules", path: known, target: "drop", where: "_post", want: shut + rule4 + rule6 + end},
 		{name: "by a rule of its own", path: known, pre: []string{"drop"}, want: "chain filter_FWD_policy_shut_deny_pre" + by +
 			first + "family=ipv4 source address=10.22.0.0/16 accept' " + first + "family=ipv6 source address=fd00:22::/64 accept' " + end},
@@ -446,6 +464,9 @@ func TestPoliciesOfFirewalldInTheWay(t *testing.T) {
 			}
 			if tc.target != "" {
 				lines = append(lines, "add rule"+chain+" "+tc.target)
+			}
+			if tc.zone != "" {
+				lines = append(lines, "insert rule inet firewalld filter_FWD_trusted "+tc.zone)
 			}
 			lines = append(lines, "insert rule inet firewalld filter_FORWARD_POLICIES"+where+" "+tc.call+" jump filter_FWD_policy_shut_deny")
 			nftables(t, ns, strings.Join(lines, "\n"))

@@ -2,6 +2,7 @@ package foreign
 
 import (
 	"net/netip"
+	"slices"
 )
 
 // What follows is what has to be understood of rules that are not ours, in tables
@@ -86,6 +87,9 @@ type podPacket struct {
 	index  uint32 // the bridge's; 0 is not known
 	// prefixes are the pods' addresses; an empty list is not known.
 	prefixes []netip.Prefix
+	// out and others are Path's.
+	out    string
+	others []string
 	// sets says how likely it is that what is looked up is in them.
 	sets map[lookup]likelihood
 }
@@ -162,9 +166,11 @@ func (c *condition) names(link string) bool {
 // to elsewhere.
 func (p *podPacket) leavesBy(c *condition) likelihood {
 	switch {
+	case p.out != "":
+		return sure(c.names(p.out))
 	case p.bridge == "":
 		return maybe
-	case c.names(p.bridge):
+	case c.names(p.bridge), !c.wildcard && slices.Contains(p.others, c.name):
 		return never
 	case c.negated:
 		return maybe
@@ -205,7 +211,7 @@ func (p *podPacket) meetsAllOf(r *rule, named bool) (_ likelihood, forPods bool)
 		c := &r.conditions[i]
 		m := p.meets(c)
 		got = min(got, m)
-		ofPods := c.on == onIn || c.on == onIndex || c.on == onSet || c.on == onSource && c.prefix.Bits() > 0
+		ofPods := c.on == onIn || c.on == onIndex || c.on == onSet && c.key != onOut || c.on == onSource && c.prefix.Bits() > 0
 		named = named || ofPods && !c.negated && m >= likely
 	}
 	if named && got == maybe {

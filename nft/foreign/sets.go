@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -24,6 +25,22 @@ func (c *Conn) setMentions(ch chain, l lookup, link string) (likelihood, error) 
 			found = always
 		case keyNames(key, link):
 			found = max(found, likely)
+		}
+	})
+	return found, err
+}
+
+// setLeads says how likely it is that what pods send leaves by a link in a set, as podPacket.leavesBy does for one.
+func (c *Conn) setLeads(ch chain, set string, p *podPacket) (likelihood, error) {
+	if p.out != "" {
+		return c.setMentions(ch, lookup{set, onIn}, p.out)
+	}
+	found := never
+	err := c.elements(ch, set, func(key []byte, end bool) {
+		name, _, _ := strings.Cut(string(key), "\x00")
+		pair := len(key) > ifnameLen // with the link that it came in by, perhaps
+		if !end && pair == keyNames(key, p.bridge) && !slices.Contains(p.others, name) {
+			found = likely
 		}
 	})
 	return found, err

@@ -233,23 +233,53 @@ func TestAPolicyOfFirewalldStopsPodsUntilTheAdvisedCommand(t *testing.T) {
 	w.add(a, publish(t, "8080:80/tcp"))
 	a.serve(t, "tcp", 80)
 	wantPing(t, a.NS, outside4, outside6)
+	// A zone with two bridges lets packets pass from one to the other.
+	second := n.network("second", conf{"bridge": "cbr2", "ipam": conf{"type": "host-local", "subnet": "10.24.0.0/16"}})
+	c := n.pod("c")
+	second.add(c)
 	policies := filepath.Join(f.dir, "etc", "policies")
 	if err := os.MkdirAll(policies, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for _, policy := range []string{ // as firewall-cmd writes them
-		`<policy priority="-1" target="DROP"><ingress-zone name="trusted"/><egress-zone name="ANY"/></policy>`,
-		`<policy priority="-1" target="CONTINUE"><ingress-zone name="trusted"/><egress-zone name="ANY"/><rule priority="-7"><drop/></rule></policy>`,
-		`<policy priority="10" target="REJECT"><ingress-zone name="ANY"/><egress-zone name="ANY"/></policy>`,
-	} {
+	shut := func(policy string) {
+		t.Helper()
 		if err := os.WriteFile(filepath.Join(policies, "shut.xml"), []byte(policy), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		f.do("firewall-cmd --reload")
 		f.inTrusted(t, "cbr0")
+		f.inTrusted(t, "cbr2")
+	}
+	const what = "by the policy shut, which is left to its owner, what pods send"
+	// One for one way out is its owner's affair, and pods may have another. Only doctor names it, since
+	// the pod does not reach the router.
+	shut(`<policy priority="-1" target="DROP"><ingress-zone name="trusted"/><egress-zone name="public"/></policy>`)
+	f.do("firewall-cmd --zone=public --change-interface=eth0")
+	wantNoPing(t, a.NS, outside4, outside6)
+	if err := w.status(); err != nil {
+		t.Errorf("with a policy for one way out: %v", err)
+	}
+	o := n.operate("doctor", "--dns", "none", "--state", n.state, "a")
+	if _, remedy, ok := strings.Cut(o.stdout, what); o.status != 4 || !ok || !strings.Contains(remedy, "firewall-cmd --permanent --policy=shut --add-rich-rule=") {
+		t.Errorf("doctor: %+v", o)
+	} else {
+		_, command, _ := strings.Cut(remedy, "this helps: ")
+		command, _, _ = strings.Cut(command, "\n")
+		f.do(command)
+		f.do("firewall-cmd --zone=public --change-interface=eth0")
+		wantPing(t, a.NS, outside4)
+	}
+
+	for _, policy := range []string{ // as firewall-cmd writes them
+		`<policy priority="-1" target="DROP"><ingress-zone name="trusted"/><egress-zone name="ANY"/></policy>`,
+		`<policy priority="-1" target="CONTINUE"><ingress-zone name="trusted"/><egress-zone name="ANY"/><rule priority="-7"><drop/></rule></policy>`,
+		`<policy priority="10" target="DROP"><ingress-zone name="trusted"/><egress-zone name="ANY"/></policy>`,
+		`<policy priority="10" target="REJECT"><ingress-zone name="ANY"/><egress-zone name="ANY"/></policy>`,
+	} {
+		shut(policy)
 		wantNoPing(t, a.NS, outside4, outside6)
 
-		const what, helps = "by the policy shut, which is left to its owner, what pods send", "this helps: firewall-cmd --permanent --policy=shut --add-rich-rule="
+		const helps = "this helps: firewall-cmd --permanent --policy=shut --add-rich-rule="
 		for _, command := range [][]string{{"check"}, {"doctor", "--dns", "none", "a"}} {
 			if o := n.operate(append(command, "--state", n.state)...); o.status != 4 || !strings.Contains(o.stdout, what) || !strings.Contains(o.stdout, helps) {
 				t.Errorf("%s with %s: %+v", command, policy, o)
@@ -257,8 +287,12 @@ func TestAPolicyOfFirewalldStopsPodsUntilTheAdvisedCommand(t *testing.T) {
 		}
 		wantError(t, w.status(), 50, what+"; "+helps)
 		f.do(w.advised(t))
+		f.inTrusted(t, "cbr2")
+		f.do(second.advised(t))
 		f.inTrusted(t, "cbr0")
+		f.inTrusted(t, "cbr2")
 		wantPing(t, a.NS, outside4, outside6)
+		wantPing(t, c.NS, outside4)
 		if _, err := nstest.AskWithin(t, out, "tcp", netip.AddrPortFrom(nstest.Addr(uplink4), 8080), 10*time.Second); err != nil {
 			t.Errorf("with %s, the published port: %v", policy, err)
 		}

@@ -144,7 +144,7 @@ func (sh *Shared) mend(ctx context.Context, s *session.Session, admitted bool) e
 	if _, err := s.Firewall.Ensure(ctx, rules); err != nil || sh.rec == nil {
 		return err
 	}
-	_, err := obstacles(ctx, sh.rec)
+	_, err := obstacles(ctx, s.Dir, sh.rec)
 	return err
 }
 

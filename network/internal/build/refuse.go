@@ -19,8 +19,8 @@ import (
 
 // obstacles says what would stop the pods' packets and is out of our reach. firewalld says
 // that it is the only one.
-func obstacles(ctx context.Context, rec *state.Network) (firewalld bool, _ error) {
-	list, err := foreign.Obstacles(ctx, &foreign.Config{Mark: uint32(rec.Mark)}, foreign.Path{Bridge: rec.GatewayLink(), Prefixes: rec.Subnets})
+func obstacles(ctx context.Context, dir *state.Dir, rec *state.Network) (firewalld bool, _ error) {
+	list, err := session.Obstacles(ctx, dir, rec, "")
 	if err != nil || len(list) == 0 {
 		return false, err
 	}
@@ -37,7 +37,7 @@ func obstacles(ctx context.Context, rec *state.Network) (firewalld bool, _ error
 // once the network is on record, that has the bridge of a gateway join a zone of firewalld. coming
 // says that it is to.
 func refuseObstacles(ctx context.Context, dir *state.Dir, rec *state.Network, gateway bool) (coming bool, _ error) {
-	firewalld, err := obstacles(ctx, rec)
+	firewalld, err := obstacles(ctx, dir, rec)
 	if firewalld && gateway && rec.Uplink == "" && dir.ZonesAttended(rec.GatewayLink()) {
 		return true, nil
 	}
@@ -57,7 +57,7 @@ func awaitZone(ctx context.Context, s *session.Session, rec *state.Network) erro
 	}
 	for range 400 {
 		var firewalld bool
-		if firewalld, err = obstacles(ctx, rec); !firewalld || ctx.Err() != nil || !s.Dir.ZonesAttended(rec.GatewayLink()) {
+		if firewalld, err = obstacles(ctx, s.Dir, rec); !firewalld || ctx.Err() != nil || !s.Dir.ZonesAttended(rec.GatewayLink()) {
 			break
 		}
 		time.Sleep(20 * time.Millisecond)

@@ -68,7 +68,7 @@ func Firewall(ctx context.Context, s *session.Session, records []*state.Network)
 func Obstacles(ctx context.Context, s *session.Session, records []*state.Network) ([]string, error) {
 	var list []string
 	for _, rec := range records {
-		obstacles, err := foreign.Obstacles(ctx, &foreign.Config{Mark: uint32(rec.Mark)}, foreign.Path{Bridge: rec.GatewayLink(), Prefixes: rec.Subnets})
+		obstacles, err := session.Obstacles(ctx, s.Dir, rec, "")
 		if err != nil {
 			return nil, err
 		}

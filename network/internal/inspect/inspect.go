@@ -21,7 +21,6 @@ import (
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
 	"github.com/tombolo-cni/tombolo/nft"
-	"github.com/tombolo-cni/tombolo/nft/foreign"
 )
 
 // Findings are what is not as it should be.
@@ -161,7 +160,7 @@ func Network(ctx context.Context, s *session.Session, rec *state.Network, attach
 			return err
 		},
 		func() error {
-			obstacles, err := foreign.Obstacles(ctx, &foreign.Config{Mark: uint32(rec.Mark)}, foreign.Path{Bridge: rec.GatewayLink(), Prefixes: rec.Subnets})
+			obstacles, err := session.Obstacles(ctx, s.Dir, rec, "")
 			for _, o := range obstacles {
 				found.Advise(tombolo.RemedyConfigure, "%s", o)
 			}

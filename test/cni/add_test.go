@@ -415,6 +415,12 @@ func TestRangesMayComeFromTheRuntime(t *testing.T) {
 	if diff := cmp.Diff([]netip.Addr{nstest.Addr("10.42.3.2"), nstest.Addr("fd42:0:0:3::2")}, ips(r), cmpopts.EquateComparable(netip.Addr{})); diff != "" {
 		t.Errorf("addresses (-want +got):\n%s", diff)
 	}
+	// libcni hands nothing over with STATUS.
+	n.callOK(call{verb: "STATUS", stdin: w.stdin(nil)})
+	before := n.traces()
+	_, err := w.tryAdd(n.pod("b"))
+	wantError(t, err, 7, "host-local has no addresses to give")
+	n.wantTraces(before)
 }
 
 func TestADDPassesOnWhatComesBeforeIt(t *testing.T) {

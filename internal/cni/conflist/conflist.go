@@ -239,6 +239,8 @@ func addresses(nw *network.Network) string {
 		return "addresses: none, since there is no ipam section"
 	case nw.Origin.Type == "dhcp":
 		return "addresses: pods lease them by DHCP"
+	case len(nw.Subnets) == 0 && nw.Origin.Type == "host-local":
+		return "addresses: from the ranges that the runtime hands over by the capability ipRanges (host-local)"
 	case len(nw.Subnets) == 0:
 		return fmt.Sprintf("addresses: those that the IPAM %q gives", nw.Origin.Type)
 	}

@@ -79,6 +79,10 @@ func TestWhatAConfigurationWouldDo(t *testing.T) {
 			t.Errorf("nothing says %s:\n%s", want, text)
 		}
 	}
+	r = Examine([]byte(`{"cniVersion": "1.0.0", "name": "n", "type": "tombolo", "capabilities": {"ipRanges": true}, "ipam": {"type": "host-local"}}`))
+	if text = strings.Join(append(r.Problems, r.Plan...), "\n"); !strings.Contains(text, "addresses: from the ranges that the runtime hands over") || len(r.Problems) > 0 {
+		t.Errorf("ranges of the runtime's:\n%s", text)
+	}
 }
 
 // The lists are those that documentation has: test/cni runs them.

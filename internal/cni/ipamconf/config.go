@@ -15,8 +15,11 @@ import (
 // A netconf is what the in-process types read of one: the generic parts, and
 // their own ipam section S.
 type netconf[S any] struct {
-	CNIVersion    string `json:"cniVersion"`
-	IPAM          S      `json:"ipam"`
+	CNIVersion   string `json:"cniVersion"`
+	Capabilities struct {
+		IPRanges bool `json:"ipRanges"`
+	} `json:"capabilities"`
+	IPAM          S `json:"ipam"`
 	RuntimeConfig struct {
 		IPRanges [][]rangeConf `json:"ipRanges"` // capability ipRanges
 		IPs      []string      `json:"ips"`      // capability ips

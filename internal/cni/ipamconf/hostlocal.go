@@ -1,6 +1,7 @@
 package ipamconf
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/netip"
@@ -15,6 +16,7 @@ import (
 type hostLocal struct {
 	*local
 	reservations ipam.Allocator
+	noRanges     error // there are none before a runtime hands them over
 	resolvConf   string
 	sets         []ipam.Allocator // each range set by itself, where Add has to look for reservations
 }
@@ -57,7 +59,10 @@ func (h *hostLocal) configure(conf *netconf[hostLocalConf], r *Request) error {
 	}
 	sets := conf.sets(&conf.IPAM)
 	if len(sets) == 0 {
-		return newError(codeInvalidConfig, nil, `host-local has no addresses to give: set "ipam.ranges" (or the capability ipRanges)`)
+		h.noRanges = newError(codeInvalidConfig, nil, `host-local has no addresses to give: set "ipam.ranges" (or the capability ipRanges)`)
+		if !conf.Capabilities.IPRanges {
+			return h.noRanges
+		}
 	}
 	reservations, err := ipam.NewHostLocal(r.reservations(conf.IPAM.DataDir, sets))
 	if err != nil {
@@ -78,8 +83,10 @@ func (h *hostLocal) configure(conf *netconf[hostLocalConf], r *Request) error {
 	if err != nil {
 		return err
 	}
-	if reservations, err = reservations.Want(wanted...); err != nil {
-		return invalid(err)
+	if h.noRanges == nil {
+		if reservations, err = reservations.Want(wanted...); err != nil {
+			return invalid(err)
+		}
 	}
 	if h.said.Routes, err = routes(conf.IPAM.Routes); err != nil {
 		return err
@@ -132,8 +139,8 @@ func (h *hostLocal) RangeSets() []ipam.RangeSet { return ipam.RangeSetsOf(h.rese
 
 // Add reads the resolv.conf before it reserves anything.
 func (h *hostLocal) Add(ctx context.Context, owner ipam.Owner) (*ipam.Allocation, error) {
-	if h.confErr != nil {
-		return nil, h.confErr
+	if err := cmp.Or(h.confErr, h.noRanges); err != nil {
+		return nil, err
 	}
 	if h.resolvConf != "" {
 		dns, err := readResolvConf(h.resolvConf)
@@ -162,8 +169,8 @@ func (h *hostLocal) Del(ctx context.Context, owner ipam.Owner, hint []netip.Addr
 
 // Check looks at the reservations.
 func (h *hostLocal) Check(ctx context.Context, owner ipam.Owner, held []ipam.Address) error {
-	if h.confErr != nil {
-		return h.confErr
+	if err := cmp.Or(h.confErr, h.noRanges); err != nil {
+		return err
 	}
 	return h.reservations.Check(ctx, owner, held)
 }
@@ -173,9 +180,10 @@ func (h *hostLocal) Collect(ctx context.Context, valid []ipam.Owner) error {
 	return h.reservations.Collect(ctx, valid)
 }
 
-// Status looks whether there are free addresses, and a place to write to.
+// Status looks whether there are free addresses, and a place to write to. Ranges that a runtime
+// hands over come with the verbs of a pod, and not with STATUS.
 func (h *hostLocal) Status(ctx context.Context) error {
-	if h.confErr != nil {
+	if h.confErr != nil || h.noRanges != nil {
 		return h.confErr
 	}
 	return unavailable(h.reservations.Status(ctx))

@@ -164,6 +164,28 @@ func TestDelWorksWhateverIsWrong(t *testing.T) {
 	}
 }
 
+// A runtime hands over what a pod is to have with the verbs of the pod, and nothing with STATUS.
+func TestRangesOfARuntimeAreNotMissedBeforeThereIsAPod(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	n := newNode(t, `{"cniVersion":"1.1.0","capabilities":{"ipRanges":true},"ipam":{"type":"host-local"}}`)
+	a := n.allocator(n.request("a"))
+	if err := a.Status(ctx); err != nil {
+		t.Errorf("Status: %v", err)
+	}
+	const want = "host-local has no addresses to give"
+	_, err := a.Add(ctx)
+	wantError(t, err, 7, nil, want)
+	wantError(t, a.Check(ctx, nil), 7, nil, want)
+	if err := errors.Join(a.Del(ctx, nil), a.GC(ctx, nil)); err != nil {
+		t.Errorf("Del and GC: %v", err)
+	}
+	for _, conf := range []string{`{"ipam":{"type":"host-local"}}`, `{"capabilities":{"ipRanges":false,"ips":true},"ipam":{"type":"host-local"}}`} {
+		_, err := New(&Request{Network: "lan", Stdin: []byte(conf), Strict: true})
+		wantError(t, err, 7, nil, want)
+	}
+}
+
 func TestABrokenConfigStillNamesItsDataDir(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, "")

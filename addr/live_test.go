@@ -360,6 +360,20 @@ func TestListIsFilteredByTheKernel(t *testing.T) {
 	}
 }
 
+func TestNothingIsAskedOfAnotherLinkThanTheOneThatIsNamed(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	if err := h.c.Add(addr.Address{Prefix: nstest.Prefix("10.1.0.1/24"), Link: h.eth0}); err != nil {
+		t.Fatal(err)
+	}
+	if list, err := h.c.List(addr.Filter{Link: h.eth0 + 1<<32}); len(list) > 0 {
+		t.Errorf("a link that there cannot be has %v, %v", list, err)
+	}
+	if _, err := h.c.Has(addr.Address{Link: h.eth0}); !errors.Is(err, tombolo.ErrInvalid) {
+		t.Errorf("Has of no address: %v", err)
+	}
+}
+
 func TestRefusedAddressSaysWhy(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -376,8 +390,10 @@ func TestRefusedAddressSaysWhy(t *testing.T) {
 			"add address fd01::1/64 on link 4711: no such device (kernel: ipv6: Unable to find the interface)", fs.ErrNotExist},
 		{"no link", addr.Address{Prefix: p("10.1.0.1/24")},
 			"add address 10.1.0.1/24 on link 0: no such device (kernel: ipv4: Device not found)", fs.ErrNotExist},
+		{"an index beyond those of links", addr.Address{Prefix: p("10.1.0.1/24"), Link: h.eth0 + 1<<32},
+			fmt.Sprintf("add address 10.1.0.1/24 on link %d: no such device (kernel: ipv4: Device not found)", h.eth0+1<<32), fs.ErrNotExist},
 		{"no address", addr.Address{Link: h.eth0},
-			fmt.Sprintf("add address invalid Prefix on link %d: address and prefix length do not fit together", h.eth0), nil},
+			fmt.Sprintf("add address invalid Prefix on link %d: address and prefix length do not fit together", h.eth0), tombolo.ErrInvalid},
 		{"prefix length of another family", addr.Address{Prefix: netip.PrefixFrom(nstest.Addr("10.1.0.1"), 33), Link: h.eth0},
 			fmt.Sprintf("add address invalid Prefix on link %d: address and prefix length do not fit together", h.eth0), nil},
 		{"no time to live", addr.Address{Prefix: p("10.1.0.1/24"), Link: h.eth0, Valid: ptr(-time.Second)},

@@ -79,7 +79,7 @@ func (a *Address) putMapped(ae *netlink.AttributeEncoder) {
 
 // header is a message without attributes.
 func header(family, bits uint8, scope Scope, link int) *rtnetlink.AddressMessage {
-	return &rtnetlink.AddressMessage{Family: family, PrefixLength: bits, Scope: uint8(scope), Index: uint32(link)}
+	return &rtnetlink.AddressMessage{Family: family, PrefixLength: bits, Scope: uint8(scope), Index: nl.Index(link)}
 }
 
 func (a *Address) newMessage(flags netlink.HeaderFlags) (netlink.Message, error) {

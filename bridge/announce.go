@@ -2,7 +2,9 @@ package bridge
 
 import (
 	"context"
+	"fmt"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
@@ -16,6 +18,12 @@ import (
 func (c *Conn) Announce(ctx context.Context, l *Link) error {
 	if err := c.usable(ctx); err != nil {
 		return err
+	}
+	if l == nil {
+		return &tombolo.OpError{Op: "announce addresses of a link", Err: fmt.Errorf("%w: it is nil", ErrInvalid)}
+	}
+	if err := checkParameterOf(l.Name); err != nil {
+		return &tombolo.OpError{Op: "announce addresses of", Object: l.Name, Err: err}
 	}
 	for _, path := range []string{sysctl.Link("ipv4", l.Name, "arp_notify"), sysctl.Link("ipv6", l.Name, "ndisc_notify")} {
 		if !sysctl.Exists(path) {

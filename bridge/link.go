@@ -2,11 +2,13 @@ package bridge
 
 import (
 	"context"
+	"fmt"
 	"net"
 
 	"github.com/jsimonetti/rtnetlink/v2/driver"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
@@ -115,6 +117,12 @@ func (c *Conn) Bridges(ctx context.Context) ([]Link, error) {
 
 // Ports lists the ports of a bridge, by its index.
 func (c *Conn) Ports(ctx context.Context, bridge int) ([]Link, error) {
+	if err := c.usable(ctx); err != nil {
+		return nil, err
+	}
+	if bridge <= 0 {
+		return nil, &tombolo.OpError{Op: "list ports", Err: fmt.Errorf("%w: no bridge has the index %d", ErrInvalid, bridge)}
+	}
 	return c.links(ctx, "list ports", "", bridge)
 }
 

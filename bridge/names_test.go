@@ -2,8 +2,11 @@ package bridge_test
 
 import (
 	"errors"
+	"io/fs"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
@@ -41,5 +44,51 @@ func TestNamesThatTheKernelWouldNumberAreRefused(t *testing.T) {
 	}
 	if links() != before {
 		t.Errorf("%d links, where there were %d", links(), before)
+	}
+}
+
+// The kernel reads a name to its NUL: of somebody else's link, that is.
+func TestNamesThatTheKernelWouldEndAreOfNoLink(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	ctx, name := t.Context(), n.link.Name
+	if err := n.conn.SetAlias(ctx, name, "", "mine"); err != nil {
+		t.Fatal(err)
+	}
+	longer := name + "\x00x"
+	for what, err := range map[string]error{
+		"Link":       func() error { _, err := n.conn.Link(ctx, longer); return err }(),
+		"Shut":       n.conn.Shut(ctx, longer, "mine"),
+		"SetPortMTU": n.conn.SetPortMTU(ctx, longer, 1400),
+		"SetAlias":   n.conn.SetAlias(ctx, longer, "mine", "yours"),
+		"alias":      n.conn.SetAlias(ctx, name, "mine", "yours\x00"),
+		"Rename":     n.conn.Rename(ctx, n.link.Index, longer),
+		"Detach":     n.conn.Detach(ctx, longer, "mine"),
+		"Remove":     n.conn.Remove(ctx, longer),
+	} {
+		if !errors.Is(err, bridge.ErrInvalid) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if l, err := n.conn.Link(ctx, name); err != nil || l.Alias != "mine" || !l.Up || l.MTU != n.link.MTU {
+		t.Errorf("the link is now %+v, %v", l, err)
+	}
+}
+
+func TestNumbersThatDoNotFitAreOfNoLink(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	ctx, index := t.Context(), n.link.Index+1<<32
+	if l, err := n.conn.LinkByIndex(ctx, index); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("LinkByIndex: %+v, %v", l, err)
+	}
+	if list, err := n.conn.Ports(ctx, index); len(list) > 0 {
+		t.Errorf("Ports: %v, %v", list, err)
+	}
+	if list, err := n.conn.Ports(ctx, 0); !errors.Is(err, bridge.ErrInvalid) || len(list) > 0 {
+		t.Errorf("Ports of no bridge: %v, %v", list, err)
+	}
+	if l, _, err := n.conn.Ensure(ctx, bridge.Bridge{Name: n.link.Name, MTU: 1400 + 1<<32}); !errors.Is(err, unix.EINVAL) {
+		t.Errorf("an MTU: %+v, %v", l, err)
 	}
 }

@@ -187,6 +187,14 @@ func checkName(name string) error {
 	return nil
 }
 
+// checkParameterOf refuses what is no link's name among those of parameters: "all" and "default" are every link's.
+func checkParameterOf(name string) error {
+	if name == "all" || name == "default" {
+		return fmt.Errorf("%w: %q names no link", ErrInvalid, name)
+	}
+	return checkName(name)
+}
+
 // create appends the one message that makes both ends. The peer is born in the
 // pod's namespace: moving it there later would cost grace periods of the kernel,
 // and a rename. It cannot be born up.

@@ -45,7 +45,12 @@ const (
 // hostParameter is a file below /proc/sys and what is to be in it.
 type hostParameter struct{ path, value string }
 
-func (r *Routing) parameters() []hostParameter {
+func (r *Routing) parameters() ([]hostParameter, error) {
+	for _, name := range []string{r.NoRedirects, r.RouteLocalnet} {
+		if err := checkParameterOf(name); err != nil && name != "" {
+			return nil, &tombolo.OpError{Op: "set parameters of link", Object: name, Err: err}
+		}
+	}
 	var list []hostParameter
 	if r.NoRedirects != "" {
 		list = append(list, hostParameter{sysctl.Link("ipv4", "all", sendRedirects), "0"},
@@ -60,7 +65,7 @@ func (r *Routing) parameters() []hostParameter {
 	if r.RouteLocalnet != "" {
 		list = append(list, hostParameter{sysctl.Link("ipv4", r.RouteLocalnet, routeLocalnet), "1"})
 	}
-	return list
+	return list, nil
 }
 
 // EnsureRouting makes the host as r describes it, and says whether it had to change
@@ -74,7 +79,11 @@ func (c *Conn) EnsureRouting(ctx context.Context, r Routing) (changed bool, _ er
 		return false, err
 	}
 
-	for _, d := range r.parameters() {
+	list, err := r.parameters()
+	if err != nil {
+		return false, err
+	}
+	for _, d := range list {
 		have, err := sysctl.Read(d.path)
 		if err != nil {
 			return changed, err
@@ -100,7 +109,11 @@ func (c *Conn) EnsureRouting(ctx context.Context, r Routing) (changed bool, _ er
 // namespace.
 func CheckRouting(r Routing) ([]tombolo.Difference, error) {
 	var list []tombolo.Difference
-	for _, p := range r.parameters() {
+	parameters, err := r.parameters()
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range parameters {
 		have, err := sysctl.Read(p.path)
 		if err != nil {
 			return list, err

@@ -329,3 +329,37 @@ func TestPodGoesPastItsGatewayUnlessRedirectsAreOff(t *testing.T) {
 		})
 	}
 }
+
+func TestParametersOfNoLinkStayAsTheyAre(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	for _, name := range []string{"all", "default", "..", "../all", "a/b", n.link.Name + "\x00", "%d"} {
+		for _, r := range []bridge.Routing{{RouteLocalnet: name}, {NoRedirects: name, IPv4: true}} {
+			err := n.ns.Do(func() error {
+				if _, err := bridge.CheckRouting(r); !errors.Is(err, bridge.ErrInvalid) {
+					t.Errorf("CheckRouting(%+v): %v", r, err)
+				}
+				_, err := n.conn.EnsureRouting(t.Context(), r)
+				return err
+			})
+			if !errors.Is(err, bridge.ErrInvalid) {
+				t.Errorf("EnsureRouting(%+v): %v", r, err)
+			}
+		}
+		err := n.ns.Do(func() error { return n.conn.Announce(t.Context(), &bridge.Link{Name: name, Index: n.link.Index}) })
+		if !errors.Is(err, bridge.ErrInvalid) {
+			t.Errorf("Announce of %q: %v", name, err)
+		}
+	}
+	if err := n.conn.Announce(t.Context(), nil); !errors.Is(err, bridge.ErrInvalid) {
+		t.Errorf("Announce of nil: %v", err)
+	}
+	for path, want := range map[string]string{
+		"net/ipv4/conf/all/route_localnet": "0", "net/ipv4/conf/default/route_localnet": "0",
+		"net/ipv4/conf/all/arp_notify": "0", "net/ipv4/conf/all/send_redirects": "1", "net/ipv4/ip_forward": "0",
+	} {
+		if got := nstest.Sysctl(t, n.ns, path); got != want {
+			t.Errorf("%s is %s", path, got)
+		}
+	}
+}

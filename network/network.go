@@ -125,6 +125,11 @@ func (nw *Network) check() error {
 	if !ident.IsLinkName(nw.Bridge) {
 		return fail.Errorf(ErrInvalid, "bridge %q of network %q cannot name a link", nw.Bridge, nw.Name)
 	}
+	if nic := nw.Uplink.NIC; nic != "" {
+		if err := checkNIC(nic); err != nil {
+			return err
+		}
+	}
 	if nw.Exit != "" && nw.Exit != ExitHost && nw.Exit != ExitRouter {
 		return fail.Errorf(ErrInvalid, `network %q: Exit is %q, and has to be "host" or "router"`, nw.Name, string(nw.Exit))
 	}

@@ -136,7 +136,7 @@ type Report struct {
 // MarshalJSON gives the attachment as it is on record, with the differences.
 func (r Report) MarshalJSON() ([]byte, error) {
 	object := []byte("{}")
-	if r.Attachment != nil {
+	if r.Attachment != nil && r.rec != nil {
 		object = r.rec.AppendJSON(nil)
 	}
 	if len(r.Differences) == 0 {

@@ -2,6 +2,7 @@ package network
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"net"
 	"net/netip"
@@ -11,7 +12,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
@@ -131,5 +134,42 @@ func TestAPodThatLeasesNeedsNoMACOfItsOwn(t *testing.T) {
 	}
 	if _, err := prepare(&Pod{ContainerID: "c1", IfName: "eth0", MAC: make(net.HardwareAddr, 8)}); !errors.Is(err, ErrInvalid) {
 		t.Errorf("a MAC of 8 bytes: %v", err)
+	}
+}
+
+func TestPathsAndNICsThatCannotBeMeantAreRefused(t *testing.T) {
+	t.Parallel()
+	for _, path := range []string{"run/tombolo", "..", "/run/\x00"} {
+		if _, err := Open(t.Context(), &Config{StateDir: path}); !errors.Is(err, ErrInvalid) {
+			t.Errorf("a state directory %q: %v", path, err)
+		}
+	}
+	n, err := Open(t.Context(), &Config{StateDir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, nic := range []string{"", "..", "a/b", "eth0\x00", "sixteen-bytes-it"} {
+		u := uplink.Uplink{NIC: nic, Bridge: "br0"}
+		_, planErr := n.PlanUplink(t.Context(), u)
+		_, takeErr := n.TakeUplink(t.Context(), u)
+		errs := map[string]error{"PlanUplink": planErr, "TakeUplink": takeErr, "RestoreUplink": n.RestoreUplink(t.Context(), nic, "")}
+		if nic != "" {
+			errs["Ready"] = n.Ready(t.Context(), &Network{Name: "lan", Bridge: "br0", Uplink: u}, nil)
+		}
+		for what, err := range errs {
+			if !errors.Is(err, ErrInvalid) {
+				t.Errorf("%s of %q: %v", what, nic, err)
+			}
+		}
+	}
+}
+
+// An Attachment that a program makes itself is on no record.
+func TestReportOfWhatIsOnNoRecordHasItsDifferences(t *testing.T) {
+	t.Parallel()
+	in := &Inspection{Attachments: []Report{{}, {Attachment: &Attachment{}}, {&Attachment{}, []tombolo.Difference{{Text: "lost"}}}}}
+	got, err := json.Marshal(in)
+	if want := `{"attachments":[{},{},{"differences":[{"text":"lost"}]}]}`; err != nil || string(got) != want {
+		t.Errorf("%s, %v; want %s", got, err, want)
 	}
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
 	"github.com/tombolo-cni/tombolo/network/internal/takeover"
@@ -18,9 +19,23 @@ func ours(u uplink.Uplink, bridgeName string) uplink.Uplink {
 	return u
 }
 
+// checkNIC refuses what no link can be called.
+func checkNIC(nic string) error {
+	if !ident.IsLinkName(nic) {
+		return fail.Errorf(ErrInvalid, "uplink %q cannot name a link", nic)
+	}
+	return nil
+}
+
 // PlanUplink gives the steps by which a NIC would be taken over. Nothing is changed. For a NIC
 // that is taken over already, there are none: ErrConflict.
 func (n *Node) PlanUplink(ctx context.Context, u uplink.Uplink) (*uplink.Steps, error) {
+	if err := n.usable(ctx); err != nil {
+		return nil, err
+	}
+	if err := checkNIC(u.NIC); err != nil {
+		return nil, err
+	}
 	taken, err := n.Uplinks(ctx, u.NIC)
 	if err != nil {
 		return nil, err
@@ -57,6 +72,12 @@ func (n *Node) RestoreUplink(ctx context.Context, nic, bridgeName string) error 
 // aboutUplink does something about an uplink, under the lock that keeps Adds away, and, before
 // that, the one of the lease that the host has by the NIC.
 func (n *Node) aboutUplink(ctx context.Context, nic string, do func(*session.Session) error) error {
+	if err := n.usable(ctx); err != nil {
+		return err
+	}
+	if err := checkNIC(nic); err != nil {
+		return err
+	}
 	s, err := n.openKnown(ctx)
 	if err != nil {
 		return err

@@ -179,7 +179,7 @@ func (c *Conn) List(f Filter) ([]Route, error) {
 func (f Filter) message() (netlink.Message, error) {
 	q := request{RouteMessage: rtnetlink.RouteMessage{Family: f.Family, Protocol: uint8(f.Protocol), Type: uint8(f.Type)}}
 	q.table(f.Table)
-	q.Attributes.OutIface = uint32(f.Link)
+	q.Attributes.OutIface = nl.Index(f.Link)
 	return nl.Marshal(unix.RTM_GETROUTE, 0, q.MarshalBinary, nil)
 }
 

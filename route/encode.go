@@ -154,7 +154,7 @@ func (n *Route) keyAttributes(q *request) error {
 	default:
 		q.more(func(ae *netlink.AttributeEncoder) { ae.Bytes(unix.RTA_VIA, rtvia(n.Gateway)) })
 	}
-	q.Attributes.OutIface = uint32(n.Link)
+	q.Attributes.OutIface = nl.Index(n.Link)
 	return nil
 }
 
@@ -171,7 +171,7 @@ func (n *Route) multipath(q *request) error {
 		if h.Weight < 0 || h.Weight > 256 {
 			return nl.Invalid(fmt.Sprintf("weight %d of a next hop is not within 1 and 256", h.Weight))
 		}
-		one := rtnetlink.NextHop{Hop: rtnetlink.RTNextHop{Hops: uint8(max(h.Weight, 1) - 1), IfIndex: uint32(h.Link)}}
+		one := rtnetlink.NextHop{Hop: rtnetlink.RTNextHop{Hops: uint8(max(h.Weight, 1) - 1), IfIndex: nl.Index(h.Link)}}
 		if h.OnLink {
 			one.Hop.Flags = uint8(onLink)
 		}

@@ -90,7 +90,7 @@ func (c *Conn) Neighbours(f NeighbourFilter) ([]Neighbour, error) {
 	ask, err := nl.Marshal(unix.RTM_GETNEIGH, 0, body.MarshalBinary, func(ae *netlink.AttributeEncoder) {
 		// Strict checking refuses a link in the header: it has to be an attribute.
 		if f.Link != 0 {
-			ae.Uint32(unix.NDA_IFINDEX, uint32(f.Link))
+			ae.Uint32(unix.NDA_IFINDEX, nl.Index(f.Link))
 		}
 	})
 	err = c.nl.List("list neighbours", ask, err, func(m netlink.Message) error {
@@ -174,7 +174,7 @@ func (n Neighbour) DelMessage() (netlink.Message, error) {
 // identity is a request about the entry of an address. The library's attributes have
 // others beside it, which a strict get and a proxy's entry do not take.
 func (n *Neighbour) identity(typ netlink.HeaderType, flags NeighbourFlags) (netlink.Message, error) {
-	body := &rtnetlink.NeighMessage{Family: uint16(familyOf(n.Addr)), Index: uint32(n.Link), Flags: uint8(flags)}
+	body := &rtnetlink.NeighMessage{Family: uint16(familyOf(n.Addr)), Index: nl.Index(n.Link), Flags: uint8(flags)}
 	return nl.Marshal(typ, 0, body.MarshalBinary, func(ae *netlink.AttributeEncoder) { nl.PutAddr(ae, unix.NDA_DST, n.Addr) })
 }
 
@@ -182,13 +182,13 @@ func (n *Neighbour) identity(typ netlink.HeaderType, flags NeighbourFlags) (netl
 // the first four. An entry without a MAC the library cannot say.
 func (n *Neighbour) newMessage(flags netlink.HeaderFlags) (netlink.Message, error) {
 	body := &rtnetlink.NeighMessage{
-		Family: uint16(familyOf(n.Addr)), Index: uint32(n.Link), State: uint16(n.State), Flags: uint8(n.Flags),
+		Family: uint16(familyOf(n.Addr)), Index: nl.Index(n.Link), State: uint16(n.State), Flags: uint8(n.Flags),
 	}
 	if n.State == 0 {
 		body.State = uint16(Permanent)
 	}
 	if len(n.MAC) > 0 && n.Addr.IsValid() {
-		body.Attributes = &rtnetlink.NeighAttributes{Address: n.Addr.AsSlice(), LLAddress: n.MAC, IfIndex: uint32(n.Link)}
+		body.Attributes = &rtnetlink.NeighAttributes{Address: n.Addr.AsSlice(), LLAddress: n.MAC, IfIndex: nl.Index(n.Link)}
 	}
 	return nl.Marshal(unix.RTM_NEWNEIGH, flags, body.MarshalBinary, func(ae *netlink.AttributeEncoder) {
 		if body.Attributes == nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/route"
 )
@@ -174,7 +175,9 @@ func TestRefusedNeighbourSaysWhy(t *testing.T) {
 		{"no such link", route.Neighbour{Addr: nstest.Addr("10.1.0.9"), MAC: mac(9), Link: 4711},
 			"add neighbour 10.1.0.9 on link 4711: no such device", fs.ErrNotExist},
 		{"no address", route.Neighbour{MAC: mac(9), Link: h.eth0},
-			"add neighbour invalid IP on link " + itoa(h.eth0) + ": address is not valid", nil},
+			"add neighbour invalid IP on link " + itoa(h.eth0) + ": address is not valid", tombolo.ErrInvalid},
+		{"an index beyond those of links", route.Neighbour{Addr: nstest.Addr("10.1.0.9"), MAC: mac(9), Link: h.eth0 + 1<<32},
+			"add neighbour 10.1.0.9 on link " + itoa(h.eth0+1<<32) + ": no such device", fs.ErrNotExist},
 		{"a MAC of seven bytes", route.Neighbour{Addr: nstest.Addr("10.1.0.9"), MAC: append(mac(9), 1), Link: h.eth0},
 			"", nil},
 	} {

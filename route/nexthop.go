@@ -113,7 +113,7 @@ func (c *Conn) NexthopObjects(f NexthopFilter) ([]NexthopObject, error) {
 	var list []NexthopObject
 	ask, err := nl.Encode(unix.RTM_GETNEXTHOP, 0, nhmsg(0, 0, 0), func(ae *netlink.AttributeEncoder) {
 		if f.Link != 0 {
-			ae.Uint32(nhaLink, uint32(f.Link))
+			ae.Uint32(nhaLink, nl.Index(f.Link))
 		}
 	})
 	err = c.nl.List("list nexthop objects", ask, err, func(m netlink.Message) error {
@@ -231,7 +231,7 @@ func (n *NexthopObject) attributes(ae *netlink.AttributeEncoder) {
 		ae.Flag(nhaBlackhole, true)
 		return
 	case n.Link != 0:
-		ae.Uint32(nhaLink, uint32(n.Link))
+		ae.Uint32(nhaLink, nl.Index(n.Link))
 	}
 	if n.Gateway.IsValid() {
 		nl.PutAddr(ae, nhaGateway, n.Gateway)

@@ -86,6 +86,7 @@ const (
 const (
 	errRuleFamily   = nl.Invalid("a rule without From and To needs its family")
 	errRuleMixed    = nl.Invalid("prefixes From and To are not of the rule's family")
+	errRuleLink     = nl.Invalid("a link's name has a NUL in it, at which the kernel would end it")
 	errRulePriority = nl.Invalid("without a priority the kernel would add it each time")
 	errRuleWide     = nl.Invalid("a rule to be deleted needs its priority or a selector: the kernel would take the first that has the table")
 )
@@ -241,6 +242,8 @@ func (r *Rule) message(typ netlink.HeaderType, flags netlink.HeaderFlags) (netli
 		return netlink.Message{}, errRuleFamily
 	case r.From.IsValid() && familyOf(r.From.Addr()) != family, r.To.IsValid() && familyOf(r.To.Addr()) != family:
 		return netlink.Message{}, errRuleMixed
+	case strings.ContainsRune(r.IIF+r.OIF, 0):
+		return netlink.Message{}, errRuleLink
 	}
 	body := &rtnetlink.RuleMessage{
 		Family: family, DstLength: uint8(max(r.To.Bits(), 0)), SrcLength: uint8(max(r.From.Bits(), 0)), TOS: r.TOS,

@@ -222,6 +222,8 @@ func TestRefusedRuleSaysWhy(t *testing.T) {
 			"add rule from 10.0.0.0/8 to fd00::/8 table 254: prefixes From and To are not of the rule's family"},
 		{"would delete the kernel's", func() error { return c.DelRule(route.Rule{Family: unix.AF_INET, Table: 254}) },
 			"delete rule from all table 254: a rule to be deleted needs its priority or a selector: the kernel would take the first that has the table"},
+		{"a link's name with a NUL", func() error { return c.AddRule(route.Rule{Family: unix.AF_INET, IIF: "lo\x00x"}) },
+			"add rule from all iif lo\x00x table 254: a link's name has a NUL in it, at which the kernel would end it"},
 		{"goto backwards", func() error {
 			return c.AddRule(route.Rule{Family: unix.AF_INET, Priority: 5, Action: route.Goto, Goto: 4})
 		}, "add rule 5: from all: invalid argument (kernel: Backward goto not supported)"},

@@ -50,7 +50,10 @@ func Release(ctx context.Context, cfg *Config, l *dhcpc.Lease) error {
 	if err != nil {
 		return fmt.Errorf("release lease: %w", err)
 	}
-	here, err := releaseHere(cfg, p)
+	here := false
+	if err = cfg.checkLink(); err == nil {
+		here, err = releaseHere(cfg, p)
+	}
 	if err == nil && !here {
 		err = releaseFrom(ctx, cfg, p)
 	}

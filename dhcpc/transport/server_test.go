@@ -11,6 +11,7 @@ import (
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
@@ -95,6 +96,11 @@ func TestDnsmasqHearsTheBridgeReleaseForAPodThatIsGone(t *testing.T) {
 			gone := *lease
 			gone.ServerMAC = nil
 			lease = &gone
+		}
+		for _, cfg := range []*transport.Config{nil, {NetNS: l.host}} {
+			if err := transport.Release(soon(t), cfg, lease); !errors.Is(err, tombolo.ErrInvalid) {
+				t.Errorf("Release from no link: %v", err)
+			}
 		}
 		if err := transport.Release(soon(t), &transport.Config{NetNS: l.host, Link: l.index}, lease); err != nil {
 			t.Fatal(err)

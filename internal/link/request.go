@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/netip"
 	"strconv"
+	"strings"
 
 	"github.com/jsimonetti/rtnetlink/v2"
 	"github.com/jsimonetti/rtnetlink/v2/driver"
@@ -103,6 +104,9 @@ func skipStats() *uint32 { return new(uint32(1 << 3)) } // RTEXT_FILTER_SKIP_STA
 
 // Message is the request by itself.
 func (r *Request) Message(typ netlink.HeaderType, flags netlink.HeaderFlags) (netlink.Message, error) {
+	if strings.ContainsRune(r.Name, 0) || r.Alias != nil && strings.ContainsRune(*r.Alias, 0) {
+		return netlink.Message{}, nl.Invalid("a name or an alias has a NUL in it, at which the kernel would end it")
+	}
 	more := r.more
 	if r.isWhole() {
 		more = nil
@@ -112,7 +116,7 @@ func (r *Request) Message(typ netlink.HeaderType, flags netlink.HeaderFlags) (ne
 
 // body is what the library can say.
 func (r *Request) body() *rtnetlink.LinkMessage {
-	m := &rtnetlink.LinkMessage{Index: uint32(r.Index), Flags: r.Flags, Change: r.Change}
+	m := &rtnetlink.LinkMessage{Index: nl.Index(r.Index), Flags: r.Flags, Change: r.Change}
 	if r.Name == "" && r.Alias == nil && r.MAC == nil && r.MTU == nil && r.Master == nil && r.Lower == 0 && r.Kind == "" && r.Data == nil && r.mask == nil {
 		return m
 	}
@@ -121,7 +125,7 @@ func (r *Request) body() *rtnetlink.LinkMessage {
 		m.Attributes.MTU = uint32(*r.MTU)
 	}
 	if r.Master != nil {
-		m.Attributes.Master = new(uint32(*r.Master))
+		m.Attributes.Master = new(nl.Index(*r.Master))
 	}
 	if r.NetNS != nil {
 		m.Attributes.NetNS = rtnetlink.NetNSForFD(uint32(*r.NetNS))
@@ -159,7 +163,7 @@ func (r *Request) more(ae *netlink.AttributeEncoder) {
 		ae.String(unix.IFLA_IFNAME, "")
 	}
 	if r.MTU != nil && !r.isUsual() {
-		ae.Uint32(unix.IFLA_MTU, uint32(*r.MTU))
+		ae.Uint32(unix.IFLA_MTU, nl.Index(*r.MTU))
 	}
 	if r.Group != nil {
 		ae.Uint32(unix.IFLA_GROUP, *r.Group)

@@ -1,7 +1,7 @@
 package nl
 
 import (
-	"errors"
+	"math"
 	"net/netip"
 
 	"github.com/mdlayher/netlink"
@@ -33,7 +33,7 @@ func Marshal(typ netlink.HeaderType, flags netlink.HeaderFlags, body func() ([]b
 	return Encode(typ, flags, b, fn)
 }
 
-var errAddress = errors.New("address is not valid")
+const errAddress = Invalid("address is not valid")
 
 // PutAddr writes an attribute of an address, of 4 bytes or of 16. To write one that is
 // not valid is an error.
@@ -44,6 +44,15 @@ func PutAddr(ae *netlink.AttributeEncoder, typ uint16, a netip.Addr) {
 		}
 		return a.AsSlice(), nil
 	})
+}
+
+// Index is a link's index, or an MTU, as messages have it. The kernel would read one that does not fit as
+// another; it is told one that it never gives instead, and says so.
+func Index(i int) uint32 {
+	if i != int(int32(i)) {
+		return math.MaxInt32
+	}
+	return uint32(i)
 }
 
 // PutOther writes attributes of Keep.

@@ -74,7 +74,7 @@ func (l Link) String() string { return l.Name }
 // header is struct tcmsg.
 func (l Link) header(handle, parent, info uint32) []byte {
 	b := make([]byte, sizeofTCMsg, 64)
-	binary.NativeEndian.PutUint32(b[4:], uint32(l.Index))
+	binary.NativeEndian.PutUint32(b[4:], nl.Index(l.Index))
 	binary.NativeEndian.PutUint32(b[8:], handle)
 	binary.NativeEndian.PutUint32(b[12:], parent)
 	binary.NativeEndian.PutUint32(b[16:], info)

@@ -155,6 +155,14 @@ func (c *Conn) Routes() *route.Conn {
 	return route.On(c.nl)
 }
 
+// Socket is the connection, for other packages to work over (bandwidth.On). It stays with c.
+func (c *Conn) Socket() tombolo.Socket {
+	if c == nil {
+		return nil
+	}
+	return c.nl
+}
+
 // VLANs works on those of the bridges' namespace, over this connection's socket. It needs no
 // Close.
 func (c *Conn) VLANs() *vlan.Conn {

@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
@@ -154,7 +155,7 @@ func (k *checking) network(ctx context.Context, found *inspect.Findings) error {
 		return err
 	}
 	if endpoint.PublishesIPv4(k.rec) {
-		if err := inspect.Loopback(ctx, rec, at, l, found); err != nil {
+		if err := inspect.Loopback(ctx, k.s, rec, at, l, found); err != nil {
 			return err
 		}
 	}
@@ -170,7 +171,7 @@ func (k *checking) network(ctx context.Context, found *inspect.Findings) error {
 }
 
 func (k *checking) limits(ctx context.Context, found *inspect.Findings) error {
-	return inspect.Limits(ctx, k.rec, found)
+	return inspect.Limits(ctx, bandwidth.On(k.s.Links.Socket()), k.rec, found)
 }
 
 // gateways are those of the attachment's addresses.

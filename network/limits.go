@@ -9,15 +9,10 @@ import (
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 )
 
-func removeLimits(ctx context.Context, target bandwidth.Target) error {
-	conn, err := bandwidth.Dial(nil)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
+func (a *adding) removeLimits(ctx context.Context, target bandwidth.Target) error {
 	// The port's own go with it.
 	target.Port = ""
-	return conn.Remove(ctx, target)
+	return bandwidth.On(a.s.Links.Socket()).Remove(ctx, target)
 }
 
 // limited are the limits of a pod as the kernel enforces them, and the ifb that they go by.
@@ -40,12 +35,8 @@ func (a *adding) shape(ctx context.Context, rec *state.Attachment, index, mtu in
 func (a *adding) limit(ctx context.Context, rec *state.Attachment, index, mtu int) error {
 	target := recorded.Target(rec)
 	target.PortIndex, target.MTU = index, mtu
-	conn, err := bandwidth.Dial(nil)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	a.back.push(func(ctx context.Context) error { return removeLimits(ctx, target) })
+	a.back.push(func(ctx context.Context) error { return a.removeLimits(ctx, target) })
+	var err error
 	if a.limited.shape.IsZero() { // else this is a second try, and the operator was told
 		if a.limited.shape, err = chained.Effective(a.s, a.pod.Limits, mtu); err != nil {
 			return err
@@ -54,6 +45,6 @@ func (a *adding) limit(ctx context.Context, rec *state.Attachment, index, mtu in
 	if a.limited.shape.Egress.Rate > 0 {
 		a.limited.ifb = target.IFB
 	}
-	_, err = conn.Ensure(ctx, target, a.limited.shape)
+	_, err = bandwidth.On(a.s.Links.Socket()).Ensure(ctx, target, a.limited.shape)
 	return err
 }

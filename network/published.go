@@ -197,7 +197,12 @@ func (n *Node) CheckLimits(ctx context.Context, key Key, limits bandwidth.Shape)
 	if has := recorded.Shape(rec); has != want {
 		found.Add("the limits are %+v, where %+v was asked for", has, want)
 	}
-	err = inspect.Limits(ctx, rec, found)
+	conn, err := bandwidth.Dial(nil)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	err = inspect.Limits(ctx, conn, rec, found)
 	return found.List, err
 }
 

@@ -25,7 +25,10 @@ type Config struct {
 
 // Conn shapes at the ports of one network namespace. Its methods may be called from
 // several goroutines, though not for one target at a time.
-type Conn struct{ nl *nl.Conn }
+type Conn struct {
+	nl     *nl.Conn
+	shared bool
+}
 
 // Dial opens a connection of its own. It needs CAP_SYS_ADMIN where cfg names a
 // namespace.
@@ -41,10 +44,17 @@ func Dial(cfg *Config) (*Conn, error) {
 	return &Conn{nl: conn}, nil
 }
 
-// Close closes the connection.
+// On makes a Conn over a connection that is open already and that stays with its
+// owner, as bridge.Conn's Socket: Close does nothing then.
+func On(s tombolo.Socket) *Conn { return &Conn{nl: nl.Of(s), shared: true} }
+
+// Close closes the connection, unless it is another's.
 func (c *Conn) Close() error {
 	if c == nil {
 		return c.usable(context.Background())
+	}
+	if c.shared {
+		return nil
 	}
 	return c.nl.Close()
 }

@@ -47,6 +47,9 @@ func Dial(cfg *Config) (*Conn, error) {
 	return &Conn{nl: conn}, nil
 }
 
+// On makes a Conn over a connection that stays with its owner. It needs no Close.
+func On(s tombolo.Socket) *Conn { return &Conn{nl: nl.Of(s)} }
+
 // Close closes the connection.
 func (c *Conn) Close() error { return c.nl.Close() }
 

@@ -65,7 +65,7 @@ func exported() map[string]map[string]any {
 			"Conn": bridge.Conn{}, "Link": bridge.Link{}, "Port": bridge.Port{}, "Solicitation": bridge.Solicitation{},
 		},
 		"bandwidth": {
-			"Dial": bandwidth.Dial, "IFBName": bandwidth.IFBName,
+			"Dial": bandwidth.Dial, "On": bandwidth.On, "IFBName": bandwidth.IFBName,
 			"Adjustment": bandwidth.Adjustment{}, "Conn": bandwidth.Conn{}, "Shape": bandwidth.Shape{},
 		},
 		"uplink": {

@@ -26,29 +26,28 @@ type Config struct {
 // Conn looks at the sockets of one network namespace. Its methods may be called from
 // several goroutines. Errors of the kernel are *tombolo.OpError, or wrap one.
 type Conn struct {
-	nl *nl.Conn // nil where the kernel has no NETLINK_SOCK_DIAG
-	ns *netns.NS
+	nl *nl.Conn  // nil where the kernel has no NETLINK_SOCK_DIAG
+	ns *netns.NS // then, for what is read from /proc; else that of nl is meant
 }
 
 // Dial opens a connection.
 func Dial(cfg *Config) (*Conn, error) {
-	ns, err := own(cfg)
-	if err != nil {
-		return nil, err
-	}
 	var c nl.Config
 	if cfg != nil {
 		c.NetNS = cfg.NetNS
 	}
 	conn, err := nl.Dial(unix.NETLINK_SOCK_DIAG, &c)
-	if err != nil && !errors.Is(err, unix.EPROTONOSUPPORT) {
-		ns.Close()
+	var ns *netns.NS
+	if errors.Is(err, unix.EPROTONOSUPPORT) {
+		ns, err = own(cfg)
+	}
+	if err != nil {
 		return nil, err
 	}
 	return &Conn{nl: conn, ns: ns}, nil
 }
 
-// own opens the namespace again, for what is read from /proc later.
+// own opens the namespace again.
 func own(cfg *Config) (*netns.NS, error) {
 	if cfg == nil || cfg.NetNS == nil {
 		return netns.Current()
@@ -58,11 +57,14 @@ func own(cfg *Config) (*netns.NS, error) {
 
 // Close closes the connection.
 func (c *Conn) Close() error {
-	var err error
+	var errs []error
 	if c.nl != nil {
-		err = c.nl.Close()
+		errs = append(errs, c.nl.Close())
 	}
-	return errors.Join(err, c.ns.Close())
+	if c.ns != nil {
+		errs = append(errs, c.ns.Close())
+	}
+	return errors.Join(errs...)
 }
 
 // Listeners gives the sockets that take any of what is wanted (Socket.Takes), each

@@ -329,11 +329,19 @@ func TestConnOutlivesTheHandleThatItWasDialledWith(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := dial(t, again)
+	without := &Conn{} // as where the kernel has no NETLINK_SOCK_DIAG
+	if without.ns, err = own(&Config{NetNS: again}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { without.Close() })
 	again.Close()
 	wantSockets(t, mustList(t, c, wanted("tcp *:80")), "0.0.0.0:80/tcp")
-	c.nl.Close()
-	c.nl = nil // as where the kernel has no NETLINK_SOCK_DIAG
-	wantSockets(t, mustList(t, c, wanted("tcp *:80")), "0.0.0.0:80/tcp")
+	wantSockets(t, mustList(t, without, wanted("tcp *:80")), "0.0.0.0:80/tcp")
+	inProc, err := c.readProc(&question{proto: unix.IPPROTO_TCP, family: unix.AF_INET, ports: []uint16{80}})
+	if err != nil {
+		t.Error(err)
+	}
+	wantSockets(t, inProc, "0.0.0.0:80/tcp")
 }
 
 func TestThousandsOfPortsAreAskedForTogether(t *testing.T) {

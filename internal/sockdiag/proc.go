@@ -27,7 +27,11 @@ func (c *Conn) readProc(q *question) ([]Socket, error) {
 		name += "6"
 	}
 	var text []byte
-	err := c.ns.Do(func() error {
+	within := c.nl.Within
+	if c.ns != nil {
+		within = c.ns.Do
+	}
+	err := within(func() error {
 		var err error
 		text, err = os.ReadFile("/proc/thread-self/net/" + name) // /proc/net is the main thread's
 		return err

@@ -167,7 +167,7 @@ func look(ctx context.Context, s *session.Session, w *Want) (*Built, error) {
 	}
 	b := &Built{Bridge: l, At: at, MTU: rec.MTU}
 	if w.Loopback {
-		if ok, err := loopback.IsOpen(ctx, rec, at, l); err != nil {
+		if ok, err := loopback.IsOpen(ctx, s.Links, rec, at, l); err != nil {
 			return nil, err
 		} else if !ok {
 			b.almost = rec
@@ -186,7 +186,7 @@ func complete(ctx context.Context, s *session.Session, w *Want, b *Built) error 
 	rec := b.almost
 	filtered, unfiltered := rec.LoopbackFiltered, rec.LoopbackUnfiltered
 	if w.Loopback {
-		if err := loopback.Open(ctx, s.Dir, rec, b.At, b.Bridge, s.Warn); err != nil {
+		if err := loopback.Open(ctx, s.Links, s.Dir, rec, b.At, b.Bridge, s.Warn); err != nil {
 			return err
 		}
 	}
@@ -316,7 +316,7 @@ func establish(ctx context.Context, s *session.Session, rec *state.Network, atta
 		}
 	}
 	if w != nil && w.Loopback || loopback.Uses(rec, attachments) {
-		if err := loopback.Open(ctx, s.Dir, rec, at, l, s.Warn); err != nil {
+		if err := loopback.Open(ctx, s.Links, s.Dir, rec, at, l, s.Warn); err != nil {
 			return nil, nil, false, err
 		}
 	}

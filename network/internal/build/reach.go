@@ -53,7 +53,7 @@ func Reach(ctx context.Context, s *session.Session, a *state.Attachment) error {
 		if w.Loopback = w.Loopback && (way.Kind == "bridge" || way.Kind == "veth" || br != way); !w.Loopback {
 			return true, nil
 		}
-		return loopback.IsOpen(ctx, shared.onto(s, way), way, br)
+		return loopback.IsOpen(ctx, s.Links, shared.onto(s, way), way, br)
 	}, func() error {
 		if !ready {
 			if err := shared.mend(ctx, s, a.Admitted); err != nil {
@@ -64,7 +64,7 @@ func Reach(ctx context.Context, s *session.Session, a *state.Attachment) error {
 			return err
 		}
 		rec := shared.onto(s, way)
-		if err := loopback.Open(ctx, s.Dir, rec, way, br, s.Warn); err != nil || rec != shared.rec {
+		if err := loopback.Open(ctx, s.Links, s.Dir, rec, way, br, s.Warn); err != nil || rec != shared.rec {
 			return err
 		}
 		if err := s.Dir.SaveNetwork(rec); err != nil {
@@ -177,7 +177,7 @@ func restoreOthers(ctx context.Context, s *session.Session) error {
 			}
 		}
 		if l != nil {
-			if err := restoreLimits(ctx, a, l); err != nil {
+			if err := restoreLimits(ctx, s, a, l); err != nil {
 				return err
 			}
 		}

@@ -51,19 +51,14 @@ func followLease(ctx context.Context, s *session.Session, n *state.Network, a *s
 }
 
 // restoreLimits puts a pod's limits back.
-func restoreLimits(ctx context.Context, rec *state.Attachment, port *bridge.Link) error {
+func restoreLimits(ctx context.Context, s *session.Session, rec *state.Attachment, port *bridge.Link) error {
 	shape := recorded.Shape(rec)
 	if shape.IsZero() {
 		return nil
 	}
-	conn, err := bandwidth.Dial(nil)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
 	target := recorded.Target(rec)
 	target.PortIndex = port.Index
-	_, err = conn.Ensure(ctx, target, shape)
+	_, err := bandwidth.On(s.Links.Socket()).Ensure(ctx, target, shape)
 	return err
 }
 
@@ -98,7 +93,7 @@ func reattach(ctx context.Context, s *session.Session, rec *state.Network, attac
 		if err := enslave(ctx, s, a, l); err != nil {
 			return err
 		}
-		if err := restoreLimits(ctx, a, l); err != nil {
+		if err := restoreLimits(ctx, s, a, l); err != nil {
 			return err
 		}
 	}

@@ -33,11 +33,7 @@ func (at Attachment) Limit(ctx context.Context, s *session.Session, asked bandwi
 		if effective.Egress.Rate > 0 {
 			next.IFB, ifb = target.IFB, target.IFB
 		}
-		conn, err := bandwidth.Dial(nil)
-		if err != nil {
-			return err
-		}
-		defer conn.Close()
+		conn := bandwidth.On(s.Links.Socket())
 		dir := s.Dir.Of(a)
 		if asked.IsZero() {
 			if err := conn.Remove(ctx, target); err != nil {
@@ -48,7 +44,8 @@ func (at Attachment) Limit(ctx context.Context, s *session.Session, asked bandwi
 		if err := dir.UpdateLocked(next); err != nil {
 			return fail.State(err)
 		}
-		if _, err = conn.Ensure(ctx, target, effective); err == nil {
+		_, err := conn.Ensure(ctx, target, effective)
+		if err == nil {
 			return nil
 		}
 		return errors.Join(err, conn.Remove(context.WithoutCancel(ctx), target), dir.UpdateLocked(a))

@@ -7,6 +7,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -58,7 +59,7 @@ func Attachment(ctx context.Context, s *session.Session, n nft.Network, rec *sta
 			return nil, err
 		}
 	}
-	if err := Limits(ctx, rec, found); err != nil {
+	if err := Limits(ctx, bandwidth.On(s.Links.Socket()), rec, found); err != nil {
 		return nil, err
 	}
 	return found.List, nil

@@ -107,8 +107,8 @@ func forwarding(rec *state.Network, l *bridge.Link, found *Findings) error {
 }
 
 // Loopback finds what is missing of the way from 127.0.0.1 to the pods' ports.
-func Loopback(ctx context.Context, rec *state.Network, at, br *bridge.Link, found *Findings) error {
-	text, err := loopback.Missing(ctx, rec, at, br)
+func Loopback(ctx context.Context, s *session.Session, rec *state.Network, at, br *bridge.Link, found *Findings) error {
+	text, err := loopback.Missing(ctx, s.Links, rec, at, br)
 	if text != "" {
 		found.Advise(tombolo.RemedyRepair, "bridge %s: %s", rec.GatewayLink(), text)
 	}
@@ -147,7 +147,7 @@ func Network(ctx context.Context, s *session.Session, rec *state.Network, attach
 			if !loopback.Uses(rec, attachments) {
 				return nil
 			}
-			return Loopback(ctx, rec, at, l, found)
+			return Loopback(ctx, s, rec, at, l, found)
 		},
 		func() error {
 			diffs, err := s.Firewall.Check(ctx, n, nil)
@@ -228,15 +228,10 @@ func bridgeAlone(ctx context.Context, s *session.Session, rec *state.Network, fo
 }
 
 // Limits finds those of an attachment's limits.
-func Limits(ctx context.Context, rec *state.Attachment, found *Findings) error {
+func Limits(ctx context.Context, conn *bandwidth.Conn, rec *state.Attachment, found *Findings) error {
 	if recorded.Shape(rec).IsZero() {
 		return nil
 	}
-	conn, err := bandwidth.Dial(nil)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
 	diffs, err := conn.Check(ctx, recorded.Target(rec), recorded.Shape(rec))
 	found.AddAll(diffs, tombolo.RemedyRepair)
 	return err

@@ -86,7 +86,7 @@ func linksOf(ctx context.Context, s *session.Session, rec *state.Network, attach
 		}
 	}
 	if loopback.Uses(rec, attachments) {
-		if err := Loopback(ctx, rec, at, l, found); err != nil {
+		if err := Loopback(ctx, s, rec, at, l, found); err != nil {
 			return err
 		}
 	}

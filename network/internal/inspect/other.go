@@ -6,6 +6,7 @@ import (
 	"io/fs"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/dhcplease"
@@ -41,7 +42,7 @@ func Other(ctx context.Context, s *session.Session, a *state.Attachment) ([]tomb
 		}
 		found.AddAll(diffs, tombolo.RemedyRepair)
 	}
-	err := Limits(ctx, a, found)
+	err := Limits(ctx, bandwidth.On(s.Links.Socket()), a, found)
 	return found.List, errors.Join(err, Moved(a, found))
 }
 

@@ -79,7 +79,7 @@ func FindStrays(ctx context.Context, s *session.Session, known map[string]bool, 
 			f.Others = append(f.Others, "elements of endpoint "+hash+" of network "+e.Network+" are another program's: no record tells of either")
 		}
 	}
-	ifbs, err := session.IFBs(ctx)
+	ifbs, err := s.IFBs(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -66,21 +66,17 @@ func Place(ctx context.Context, l *bridge.Link) {
 //
 // Where an earlier version opened it, for pods that are there, the firewall alone keeps it
 // until the last of these has gone, as it did: see localnet.Conn.Place.
-func Open(ctx context.Context, dir *state.Dir, rec *state.Network, at, br *bridge.Link, warn func(string)) error {
-	return each(at, br, func(l *bridge.Link) error { return open(ctx, dir, rec, l, warn) })
+func Open(ctx context.Context, links *bridge.Conn, dir *state.Dir, rec *state.Network, at, br *bridge.Link, warn func(string)) error {
+	return each(at, br, func(l *bridge.Link) error { return open(ctx, links, dir, rec, l, warn) })
 }
 
-func open(ctx context.Context, dir *state.Dir, rec *state.Network, l *bridge.Link, warn func(string)) error {
+func open(ctx context.Context, links *bridge.Conn, dir *state.Dir, rec *state.Network, l *bridge.Link, warn func(string)) error {
 	path := sysctl.Link("ipv4", l.Name, routeLocalnet)
 	value, err := sysctl.Read(path)
 	if err != nil {
 		return err
 	}
-	conn, err := localnet.Dial(nil)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
+	conn := localnet.On(links.Socket())
 	keep := keepOf(l, rec.Mark)
 	kept, err := conn.Get(ctx, keep)
 	if err != nil {
@@ -135,26 +131,21 @@ func IsShut(link string) bool {
 }
 
 // IsOpen says whether all that Open makes is there.
-func IsOpen(ctx context.Context, rec *state.Network, at, br *bridge.Link) (open bool, _ error) {
+func IsOpen(ctx context.Context, links *bridge.Conn, rec *state.Network, at, br *bridge.Link) (open bool, _ error) {
 	open = true
 	err := each(at, br, func(l *bridge.Link) error {
-		one, err := isOpen(ctx, rec, l)
+		one, err := isOpen(ctx, links, rec, l)
 		open = open && one
 		return err
 	})
 	return open && err == nil, err
 }
 
-func isOpen(ctx context.Context, rec *state.Network, l *bridge.Link) (bool, error) {
+func isOpen(ctx context.Context, links *bridge.Conn, rec *state.Network, l *bridge.Link) (bool, error) {
 	if !l.RouteLocalnet || rec.LoopbackUnfiltered {
 		return l.RouteLocalnet, nil
 	}
-	conn, err := localnet.Dial(nil)
-	if err != nil {
-		return false, err
-	}
-	defer conn.Close()
-	kept, err := conn.Get(ctx, keepOf(l, rec.Mark))
+	kept, err := localnet.On(links.Socket()).Get(ctx, keepOf(l, rec.Mark))
 	return err == nil && kept.There, err
 }
 
@@ -208,11 +199,7 @@ func shut(ctx context.Context, links *bridge.Conn, bridgeName string, known, unr
 	if err != nil {
 		return err
 	}
-	conn, err := localnet.Dial(nil)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
+	conn := localnet.On(links.Socket())
 	keep := keepOf(l, 0)
 	kept, err := conn.Get(ctx, keep)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -230,14 +217,14 @@ func shut(ctx context.Context, links *bridge.Conn, bridgeName string, known, unr
 }
 
 // Missing says what is missing of what Open made; "" if nothing is.
-func Missing(ctx context.Context, rec *state.Network, at, br *bridge.Link) (string, error) {
+func Missing(ctx context.Context, links *bridge.Conn, rec *state.Network, at, br *bridge.Link) (string, error) {
 	switch {
 	case at.Index == 0 || br.Index == 0:
 		return "", nil // found already
 	case !at.RouteLocalnet || !br.RouteLocalnet:
 		return "route_localnet is off, so that 127.0.0.1 does not lead to the pods' ports", nil
 	}
-	open, err := IsOpen(ctx, rec, at, br)
+	open, err := IsOpen(ctx, links, rec, at, br)
 	if err != nil || open {
 		return "", err
 	}

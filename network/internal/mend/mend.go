@@ -57,11 +57,7 @@ func Strays(ctx context.Context, s *session.Session) error {
 		owners = append(owners, nft.Owner(hash))
 	}
 	errs = append(errs, s.Firewall.RemoveOwners(ctx, owners...))
-	shapes, err := bandwidth.Dial(nil)
-	if err != nil {
-		return errors.Join(append(errs, err)...)
-	}
-	defer shapes.Close()
+	shapes := bandwidth.On(s.Links.Socket())
 	for hash, ifb := range strays.IFBs {
 		errs = append(errs, shapes.Remove(ctx, bandwidth.Target{IFB: ifb, Owner: endpoint.AliasOwner(hash)}))
 	}

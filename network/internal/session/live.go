@@ -16,13 +16,8 @@ import (
 )
 
 // IFBs lists whose links for egress there are, by the links' names.
-func IFBs(ctx context.Context) (map[string]endpoint.Mark, error) {
-	conn, err := bandwidth.Dial(nil)
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	ifbs, err := conn.IFBs(ctx)
+func (s *Session) IFBs(ctx context.Context) (map[string]endpoint.Mark, error) {
+	ifbs, err := bandwidth.On(s.Links.Socket()).IFBs(ctx)
 	if err != nil {
 		return nil, err
 	}

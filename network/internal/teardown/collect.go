@@ -154,7 +154,7 @@ func attachments(ctx context.Context, s *session.Session, network string, leases
 	for _, l := range leases {
 		at(l.Hash()).leaseDir = s.LeaseDir
 	}
-	ifbs, err := session.IFBs(ctx)
+	ifbs, err := s.IFBs(ctx)
 	errs = append(errs, err)
 	for _, a := range ifbs {
 		if a.Network == endpoint.NetworkToken(network) {

@@ -29,7 +29,7 @@ func Other(ctx context.Context, s *session.Session, rec *state.Attachment) error
 		},
 		func() error { return s.PassPorts(ctx, rec.Waiting) },
 		func() error { return <-flushFlows(ctx, s.Links, rec) },
-		func() error { return removeIFB(ctx, rec) },
+		func() error { return removeIFB(ctx, s, rec) },
 	)
 	if err != nil {
 		return err
@@ -92,16 +92,11 @@ func NotPublished(ctx context.Context, s *session.Session, rec *state.Attachment
 	return errors.Join(errs...)
 }
 
-func removeIFB(ctx context.Context, rec *state.Attachment) error {
+func removeIFB(ctx context.Context, s *session.Session, rec *state.Attachment) error {
 	if rec.IFB == "" {
 		return nil
 	}
-	conn, err := bandwidth.Dial(nil)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	return conn.Remove(ctx, bandwidth.Target{IFB: rec.IFB, Owner: endpoint.AliasOwner(rec.Hash())})
+	return bandwidth.On(s.Links.Socket()).Remove(ctx, bandwidth.Target{IFB: rec.IFB, Owner: endpoint.AliasOwner(rec.Hash())})
 }
 
 // CollectOthers takes down what attachments of other programs' have of ours that keep does not name.

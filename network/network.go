@@ -83,7 +83,7 @@ type Network struct {
 	DHCPv6 bool
 	// PrefixLength has DHCPv6 servers delegate a prefix to each pod besides, if possible of this length in bits,
 	// for networks of its own; 0: none. In the pod it is unreachable but for its own routes. Guard
-	// holds pods to their addresses, and excludes it unless MACOnly.
+	// lets the pod send from there too.
 	PrefixLength int
 }
 
@@ -139,8 +139,8 @@ func (nw *Network) check() error {
 	if nw.DHCPv6 && !nw.SLAAC {
 		return fail.Errorf(ErrInvalid, "network %q: DHCPv6 needs SLAAC, which gives pods the way to the routers", nw.Name)
 	}
-	if nw.PrefixLength != 0 && (!nw.DHCPv6 || nw.Guard && !nw.MACOnly || nw.PrefixLength < 1 || nw.PrefixLength > 127) {
-		return fail.Errorf(ErrInvalid, "network %q: PrefixLength takes 1 to 127 bits, and DHCPv6; with Guard it takes MACOnly too", nw.Name)
+	if nw.PrefixLength != 0 && (!nw.DHCPv6 || nw.PrefixLength < 1 || nw.PrefixLength > 127) {
+		return fail.Errorf(ErrInvalid, "network %q: PrefixLength takes 1 to 127 bits, and DHCPv6", nw.Name)
 	}
 	return nw.CheckVLAN()
 }

@@ -74,7 +74,7 @@ func byLibrary(t *testing.T, ns *netns.NS) reading {
 			must(err)
 			lines := make([]string, len(elements))
 			for i, el := range elements {
-				lines[i] = fmt.Sprintf("%x %x %q", el.Key, el.Val, el.Comment)
+				lines[i] = fmt.Sprintf("%x%x %x %q", el.Key, el.KeyEnd, el.Val, el.Comment)
 			}
 			slices.Sort(lines)
 			for _, line := range lines {

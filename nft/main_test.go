@@ -92,7 +92,7 @@ func wantEndpoints(tb testing.TB, c *Conn, want ...Endpoint) {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty(), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty(), cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})); diff != "" {
 		tb.Errorf("endpoints (-want +got):\n%s", diff)
 	}
 }

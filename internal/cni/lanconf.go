@@ -39,7 +39,6 @@ func (c *NetConf) lanProblems(p *problems) {
 	p.add(!lan && c.Mode != modeL2 && c.IPv6 != "", `ipv6 is a field of modes "lan" and "l2": elsewhere pods get IPv6 by the ipam`)
 	p.add(c.IPv6Prefix != 0 && c.IPv6 != ipv6DHCP, `ipv6Prefix needs "ipv6": "dhcp", whose servers delegate prefixes`)
 	p.add(c.IPv6Prefix < 0 || c.IPv6Prefix > 127, "ipv6Prefix %d is no length of a prefix: want 1 to 127", c.IPv6Prefix)
-	p.add(c.IPv6Prefix != 0 && (c.Guard || orDefault(c.LANGuard, lan)), "ipv6Prefix: guard and lanGuard hold pods to addresses of their own, and a pod with a prefix is a router: set both to false")
 	p.add(c.Mode == modeL2 && c.IPv6 != "" && c.DisableContainerInterface, "ipv6 and disableContainerInterface exclude each other")
 	p.add(c.Uplink == "" && c.KeepAddressOnUplink, ofUplink, "keepAddressOnUplink")
 	p.add(c.Uplink == "" && c.UplinkTimeout != 0, ofUplink, "uplinkTimeout")

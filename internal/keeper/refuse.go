@@ -84,13 +84,21 @@ func (k *Keeper) anothersAddress(network, hash, bridge string, own netip.Addr) e
 
 // taken says why no pod may have an address, by what the host has.
 func (k kernel) taken(bridge string, a, had netip.Addr) error {
+	return k.askHost(bridge, func(host *route.Conn, index int) error { return lease.Taken(host, index, a, had) })
+}
+
+func (k kernel) takenPrefix(bridge string, p netip.Prefix) error {
+	return k.askHost(bridge, func(host *route.Conn, index int) error { return lease.TakenPrefix(host, index, p) })
+}
+
+func (k kernel) askHost(bridge string, ask func(host *route.Conn, index int) error) error {
 	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: k.host})
 	if err != nil {
 		return err
 	}
 	index, err := linkIndex(conn, bridge)
 	if err == nil {
-		err = lease.Taken(route.On(conn), index, a, had)
+		err = ask(route.On(conn), index)
 	}
 	return errors.Join(err, conn.Close())
 }

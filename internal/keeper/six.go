@@ -87,6 +87,9 @@ func (v *visit) recall6() error {
 	}
 	six := lease.SixOf(&v.r.Client)
 	six.Address = a.Addresses[i].Prefix.Addr()
+	for _, p := range a.Delegated {
+		six.PrefixLength = p.Bits()
+	}
 	return v.underLockOf(func(held *lease.Held) error {
 		v.r.Six = six
 		return held.Replace(v.r)
@@ -163,9 +166,12 @@ func (k *Keeper) refuse6(r *lease.Record) func(l, held *dhcp6.Lease) error {
 		if held != nil {
 			had = held.Address
 		}
-		if held == nil || held.Prefix != l.Prefix {
-			if err := k.anothersPrefix(hash, at, l.Prefix); err != nil {
+		if l.Prefix.IsValid() && (held == nil || held.Prefix != l.Prefix) {
+			if err := k.anothersPrefix(hash, at, l); err != nil {
 				return err
+			}
+			if err := k.node.takenPrefix(bridge, l.Prefix); err != nil {
+				return fmt.Errorf("prefix %s: %w", l.Prefix, err)
 			}
 		}
 		if err := k.node.taken(bridge, l.Address, had); err != nil || k.state == nil || l.Address == had {
@@ -175,23 +181,28 @@ func (k *Keeper) refuse6(r *lease.Record) func(l, held *dhcp6.Lease) error {
 	}
 }
 
-// anothersPrefix says which other pod there has a prefix, or a part of it: a server that has lost its leases
-// delegates it again.
-func (k *Keeper) anothersPrefix(hash, at string, p netip.Prefix) error {
-	if !p.IsValid() {
-		return nil
-	}
+// anothersPrefix says which other pod there has what is delegated, or a part of it: a server that has lost its leases
+// delegates it again. By a prefix with the address of another pod in it, this one could send as that.
+func (k *Keeper) anothersPrefix(hash, at string, l *dhcp6.Lease) error {
 	all, _, err := k.leases.List()
 	for _, r := range all {
 		if r.Six == nil || r.Six.Lease == nil || r.Hash() == hash || r.At() != at || r.Boot != k.boot {
 			continue
 		}
-		if l := r.Six.Lease; l.Prefix.Overlaps(p) && l.Left(now()) != 0 {
-			return fmt.Errorf("prefix %s: a pod of this node has %s: container %s", p, l.Prefix, r.ContainerID)
+		has := r.Six.Lease
+		if has.Left(now()) == 0 {
+			continue
+		}
+		for _, both := range [][2]netip.Prefix{{l.Prefix, has.Prefix}, {l.Prefix, single(has.Address)}, {single(l.Address), has.Prefix}} {
+			if both[0].Overlaps(both[1]) {
+				return fmt.Errorf("prefix %s: a pod of this node has %s: container %s", both[0], both[1], r.ContainerID)
+			}
 		}
 	}
 	return err
 }
+
+func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
 // note6 writes a trouble down, for whoever looks, and the ADD that waits.
 func (v *visit) note6(trouble string) error {
@@ -380,7 +391,7 @@ func (x *exchange6) write(l *dhcp6.Lease, checking bool, trouble string) error {
 		// Once more, since another worker may have been granted the same meanwhile.
 		x.delegating.Lock()
 		defer x.delegating.Unlock()
-		if err := x.anothersPrefix(x.r.Hash(), x.r.At(), l.Prefix); err != nil {
+		if err := x.anothersPrefix(x.r.Hash(), x.r.At(), l); err != nil {
 			return err
 		}
 	}

@@ -49,16 +49,20 @@ func TestAPrefixIsAnothersWhereAPodOfTheSameLinkHasAPartOfIt(t *testing.T) {
 		change func(*lease.Record)
 		free   bool
 	}{
-		"the same":          {change: func(r *lease.Record) {}},
-		"all of it":         {change: func(r *lease.Record) { r.Six.Lease.Prefix = netip.MustParsePrefix("2001:db8:60::/48") }},
-		"a part":            {change: func(r *lease.Record) { r.Six.Lease.Prefix = netip.MustParsePrefix("2001:db8:60:0:8000::/65") }},
-		"another":           {change: func(r *lease.Record) { r.Six.Lease.Prefix = netip.MustParsePrefix("2001:db8:60:1::/64") }, free: true},
-		"none":              {change: func(r *lease.Record) { r.Six.Lease.Prefix = netip.Prefix{} }, free: true},
-		"no lease":          {change: func(r *lease.Record) { r.Six.Lease, r.Six.Release = nil, nil }, free: true},
-		"no DHCPv6":         {change: func(r *lease.Record) { r.Six = nil }, free: true},
-		"of another VLAN":   {change: func(r *lease.Record) { r.GatewayLink = "br0.20" }, free: true},
-		"of another bridge": {change: func(r *lease.Record) { r.Bridge = "br1" }, free: true},
-		"before the boot":   {change: func(r *lease.Record) { r.Boot = lastBoot }, free: true},
+		"the same":  {change: func(r *lease.Record) {}},
+		"all of it": {change: func(r *lease.Record) { r.Six.Lease.Prefix = netip.MustParsePrefix("2001:db8:60::/48") }},
+		"a part":    {change: func(r *lease.Record) { r.Six.Lease.Prefix = netip.MustParsePrefix("2001:db8:60:0:8000::/65") }},
+		"an address in it": {change: func(r *lease.Record) {
+			r.Six.Lease.Prefix, r.Six.Lease.Address = netip.Prefix{}, netip.MustParseAddr("2001:db8:60::9")
+		}},
+		"one with our address in it": {change: func(r *lease.Record) { r.Six.Lease.Prefix = netip.MustParsePrefix("2001:db8::/64") }},
+		"another":                    {change: func(r *lease.Record) { r.Six.Lease.Prefix = netip.MustParsePrefix("2001:db8:60:1::/64") }, free: true},
+		"none":                       {change: func(r *lease.Record) { r.Six.Lease.Prefix = netip.Prefix{} }, free: true},
+		"no lease":                   {change: func(r *lease.Record) { r.Six.Lease, r.Six.Release = nil, nil }, free: true},
+		"no DHCPv6":                  {change: func(r *lease.Record) { r.Six = nil }, free: true},
+		"of another VLAN":            {change: func(r *lease.Record) { r.GatewayLink = "br0.20" }, free: true},
+		"of another bridge":          {change: func(r *lease.Record) { r.Bridge = "br1" }, free: true},
+		"before the boot":            {change: func(r *lease.Record) { r.Boot = lastBoot }, free: true},
 		"that has ended": {change: func(r *lease.Record) {
 			r.Six.Lease.Obtained, r.Six.Lease.Renew, r.Six.Lease.Rebind, r.Six.Lease.Expire = past(2), past(1), past(1), past(1)
 		}, free: true},

@@ -110,6 +110,8 @@ func (x *Expressions) Lookup(set string) {
 }
 
 // LookupNone ends the rule if they are.
+//
+//go:noinline
 func (x *Expressions) LookupNone(set string) {
 	x.Add(&expr.Lookup{SourceRegister: uint32(First), SetName: set, Invert: true})
 }

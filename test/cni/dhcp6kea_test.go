@@ -141,7 +141,7 @@ func TestAPodIsDelegatedAPrefixByDHCPv6(t *testing.T) {
 	}
 	own := prefix.Addr().Next()
 	nstest.Run(t, p.NS, "ip", "route", "add", "fd00:50::/64", "dev", "eth0") // no router advertises it here
-	nstest.Run(t, p.NS, "ip", "address", "add", own.String()+"/128", "dev", "lo")
+	nstest.Run(t, p.NS, "ip", "address", "add", own.String()+"/128", "dev", "lo", "nodad")
 	nstest.WaitForAddresses(t, p.NS)
 	link := nstest.Run(t, p.NS, "ip", "-6", "-o", "address", "show", "dev", "eth0", "scope", "link")
 	nstest.Run(t, l.router, "ip", "route", "add", prefix.String(), "via", strings.Split(strings.Fields(link)[3], "/")[0], "dev", "eth0")

@@ -20,8 +20,12 @@ func (e Element) typedKeyText() string {
 	// error has a text.
 	for _, sets := range []func() []Set{BridgeSets, guardSets, sharedSets, portSNATSets} {
 		for _, s := range sets() {
-			if s.Place == e.Set && uint32(len(e.Key)) == s.KeyLen {
+			switch n := int(s.KeyLen); {
+			case s.Place != e.Set:
+			case !s.ranges && len(e.Key) == n:
 				return typedText(s.KeyType, e.Key)
+			case s.ranges && len(e.Key) == 2*n:
+				return typedText(s.KeyType, e.Key[:n]) + "/" + strconv.Itoa(nftnl.CommonBits(e.Key)-8*n/2)
 			}
 		}
 	}

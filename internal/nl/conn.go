@@ -101,18 +101,18 @@ func (closed) Close() error {
 	return &tombolo.OpError{Op: "use connection", Err: fmt.Errorf("%w: it is closed: %w", tombolo.ErrInvalid, unix.EBADF)}
 }
 
-// receiveSize is as much as the kernel puts into one part of a dump, twice:
-// with small buffers nearly every listing is interrupted under churn.
-const receiveSize = 64 << 10
+// receiveSize is room for what the kernel puts into one datagram, be it an answer or a part of a dump. The
+// longest is a link: whoever owns a namespace can give one 64 KiB of alternative names. What is not
+// written to costs no memory. With small buffers, nearly every listing is interrupted under churn.
+const receiveSize = 80 << 10
 
-// answerSize is room for the answers to requests that are no dump.
-const answerSize = 8 << 10
+// announcementSize is room for an announcement.
+const announcementSize = 8 << 10
 
-// buffer gives one that holds size bytes. A connection that never lists anything
-// never gets the large one.
-func (c *Conn) buffer(size int) []byte {
-	if len(c.buf) < size {
-		c.buf = make([]byte, size)
+// buffer is made when it is first needed.
+func (c *Conn) buffer() []byte {
+	if c.buf == nil {
+		c.buf = make([]byte, receiveSize)
 	}
 	return c.buf
 }
@@ -157,7 +157,7 @@ func (c *Conn) number(b *Batch) uint32 {
 // collect reads until the socket is empty, so that an error of a silent request,
 // or of a transaction as a whole, is never left for the next Execute to find.
 func (c *Conn) collect(b *Batch, base uint32) error {
-	buf := c.buffer(answerSize)
+	buf := c.buffer()
 	var lost error
 	for {
 		n, err := c.t.Receive(buf)
@@ -193,7 +193,7 @@ func (c *Conn) collect(b *Batch, base uint32) error {
 // that has overflown, and begins no dump on one that has another under way.
 func (c *Conn) drain() {
 	for {
-		if _, err := c.t.Receive(c.buffer(answerSize)); err != nil {
+		if _, err := c.t.Receive(c.buffer()); err != nil {
 			return
 		}
 	}
@@ -270,7 +270,7 @@ func (c *Conn) dump(b *Batch) ([]netlink.Message, error) {
 }
 
 func (c *Conn) readDump(op string, seq uint32) (list []netlink.Message, interrupted bool, _ error) {
-	buf := c.buffer(receiveSize)
+	buf := c.buffer()
 	for {
 		n, err := c.t.Receive(buf)
 		if errors.Is(err, ErrEmpty) {

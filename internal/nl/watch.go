@@ -30,7 +30,7 @@ const lookUp = 50 * time.Millisecond
 // Subscribe opens a socket that belongs to groups (unix.RTNLGRP_*). What happens
 // after it has returned is announced to it.
 func Subscribe(protocol int, cfg *Config, groups ...int) (*Watch, error) {
-	w := &Watch{fd: -1, queue: queue{buf: make([]byte, answerSize)}}
+	w := &Watch{fd: -1, queue: queue{buf: make([]byte, announcementSize)}}
 	open := func() error { return w.open(protocol, groups) }
 	var err error
 	if cfg == nil || cfg.NetNS == nil {

@@ -37,7 +37,7 @@ func Uses(rec *state.Network, attachments []*state.Attachment) bool {
 }
 
 func keepOf(l *bridge.Link, mark uint64) localnet.Filter {
-	return localnet.Filter{Bridge: l.Name, Index: l.Index, Mark: uint32(mark), Stays: l.Alias == endpoint.BridgeAlias}
+	return localnet.Filter{Bridge: l.Name, Index: l.Index, Mark: uint32(mark), Stays: l.Alias == endpoint.BridgeAlias, Limits: l.Kind == "veth"}
 }
 
 // each does something for the bridge, and for the host's link in a VLAN of it, which are one

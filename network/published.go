@@ -91,6 +91,9 @@ func (n *Node) attached(ctx context.Context, key Key, other *Interface) (*state.
 	}
 	rec, err := n.dir.Find(key.Network, key.hash())
 	switch {
+	case err == nil && other == nil && !rec.Other && rec.State != state.Ready:
+		// A plugin of a list has its DEL before that of the one whose ADD did not finish, and has given it nothing.
+		return nil, fail.Errorf(ErrNotAttached, "the ADD of container %s did not finish: DEL it and ADD it again", key.ContainerID)
 	case err == nil && (!rec.Other || other == nil):
 		return rec, nil
 	case err == nil:

@@ -1,8 +1,11 @@
 package cni
 
 import (
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest/fault"
 )
 
 // A runtime sends DEL after an ADD that failed, and ends at the first plugin that fails: the plugins
@@ -47,5 +50,37 @@ func TestValuesThatNoADDTakesDoNotStopTheDELOfAChain(t *testing.T) {
 				t.Errorf("left: %s", left)
 			}
 		})
+	}
+}
+
+// So it is with an ADD of bridge's that was killed, wherever that was: what comes behind bridge in the list, whose DEL is first,
+// has nothing of the attachment yet.
+func TestAKilledADDDoesNotStopTheDELOfAChain(t *testing.T) {
+	t.Parallel()
+	_, s := sides(t)
+	plugins := []string{
+		attackedBridge, `{"type":"tuning","dataDir":"DATA/t","mtu":1400}`, portmapping("", `{"hostPort":8080,"containerPort":80,"protocol":"tcp"}`),
+		`{"type":"firewall","backend":"iptables"}`, `{"type":"bandwidth","ingressRate":8000000,"ingressBurst":800000,"egressRate":8000000,"egressBurst":800000}`,
+	}
+	s.chain("ADD", "first", plugins)
+	before, unfinished := s.snapshot(), 0
+	add := call{verb: "ADD", id: "a", netns: s.of("a").path, ifName: "eth0", program: filepath.Join(s.programs, "bridge")}
+	add.stdin = []byte(strings.NewReplacer("STATE", s.state, "DATA", s.data).Replace(`{"cniVersion":"1.0.0","name":"net","stateDir":"STATE",` + attackedBridge[1:]))
+	for at := 20; ; at += 13 {
+		f := s.callFaulty(add, fault.Fault{At: at, Kind: fault.Kill})
+		if left, _ := filepath.Glob(s.state + "/attachments/net/*.json"); len(left) > 1 && f.status != 0 {
+			unfinished++
+		}
+		s.results["a"] = "" // nothing was said
+		if s.chain("DEL", "a", plugins); t.Failed() {
+			t.Fatalf("%s: the DEL of the list after it fails", f)
+		}
+		s.wantSnapshot(f.String()+", DEL", before)
+		if f.status == 0 || t.Failed() {
+			break
+		}
+	}
+	if unfinished < 3 && !t.Failed() {
+		t.Errorf("an attachment was left on record %d times", unfinished)
 	}
 }

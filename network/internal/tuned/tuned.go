@@ -7,6 +7,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
 )
@@ -22,6 +23,9 @@ func Attachment(ctx context.Context, s *session.Session, network, hash string, m
 	a, err := s.Dir.Load(network, hash)
 	if err != nil {
 		return fail.State(err)
+	}
+	if a.State != state.Ready {
+		return fail.Errorf(fail.ErrTryAgain, "the ADD of container %s did not finish: DEL it and ADD it again", a.ContainerID)
 	}
 	before := *a
 	if mac != nil {

@@ -38,6 +38,7 @@ type Link struct {
 	// namespace where Elsewhere is true.
 	Lower     int
 	Elsewhere bool
+	elsewhere int32  // the kernel's number for that namespace
 	XDP       bool   // a program is attached
 	Kind      string // empty for hardware and loopback
 	PortOf    string // the kind of its master
@@ -101,7 +102,7 @@ func (l *Link) attribute(ad *netlink.AttributeDecoder) error {
 	case unix.IFLA_LINK:
 		l.Lower = int(ad.Uint32())
 	case unix.IFLA_LINK_NETNSID:
-		l.Elsewhere = true
+		l.Elsewhere, l.elsewhere = true, int32(ad.Uint32())
 	case unix.IFLA_IFALIAS:
 		l.Alias = ad.String()
 	case unix.IFLA_GROUP:

@@ -69,12 +69,15 @@ func find(ctx context.Context, s *session.Session, a *state.Attachment) error {
 		return err
 	}
 	a.MAC, a.MTU = in.MAC.String(), in.MTU
-	if in.Kind == "veth" && in.Elsewhere {
-		// An index of a third namespace may be that of another link here.
+	onHost, err := in.RestsHere(conn)
+	if err != nil {
+		return err
+	}
+	if onHost && in.Kind == "veth" {
 		l, err := s.Links.LinkByIndex(ctx, in.Lower)
-		if err == nil && l.Kind == "veth" && l.Peer == in.Index {
+		if err == nil {
 			a.HostIf, a.MTU = l.Name, l.MTU
-		} else if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		} else if !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}

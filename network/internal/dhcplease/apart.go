@@ -127,7 +127,7 @@ func (a *Apart) setUp(pod *netns.NS) (*link.Link, error) {
 	}
 	conn.RefreshCarrier(in.Name)
 	a.Record.Client.MAC = dhcpc.Hex(in.MAC)
-	a.Record.Bridge = below(in)
+	a.Record.Bridge = below(conn, in)
 	return in, nil
 }
 
@@ -140,8 +140,8 @@ func readLink(conn *nl.Conn, name string, index int) (*link.Link, error) {
 
 // below names the host's link that an interface rests on, or the bridge that it is behind: what is
 // sent there comes to the servers too. It is empty where the host has none.
-func below(in *link.Link) string {
-	if !in.Elsewhere || in.Lower == 0 {
+func below(pod *nl.Conn, in *link.Link) string {
+	if onHost, err := in.RestsHere(pod); err != nil || !onHost {
 		return ""
 	}
 	host, err := nl.Dial(unix.NETLINK_ROUTE, nil)
@@ -153,8 +153,7 @@ func below(in *link.Link) string {
 	if err != nil || in.Kind != "veth" {
 		return l.Name
 	}
-	// An index of a third namespace may be that of another link here.
-	if l.Kind != "veth" || l.Lower != in.Index || l.Master == 0 {
+	if l.Master == 0 {
 		return ""
 	}
 	host.RefreshCarrier(l.Name)

@@ -59,8 +59,7 @@ func DeleteOthers(path, name string) error {
 		var l link.Link
 		var b nl.Batch
 		link.Get(&b, name, 0, &l)
-		err := conn.Execute(&b)
-		if err != nil || isOurs(l.Lower) {
+		if err := conn.Execute(&b); err != nil || isOurs(conn, &l) {
 			return notThere(err)
 		}
 		var del nl.Batch
@@ -77,9 +76,9 @@ func notThere(err error) error {
 	return err
 }
 
-// isOurs says whether a link of the host's has an alias of ours.
-func isOurs(index int) bool {
-	if index == 0 {
+// isOurs says whether a pod's link has an end on the host, with an alias of ours.
+func isOurs(pod *nl.Conn, in *link.Link) bool {
+	if onHost, err := in.RestsHere(pod); err != nil || !onHost {
 		return false
 	}
 	host, err := nl.Dial(unix.NETLINK_ROUTE, nil)
@@ -89,7 +88,7 @@ func isOurs(index int) bool {
 	defer host.Close()
 	var l link.Link
 	var b nl.Batch
-	link.Get(&b, "", index, &l)
+	link.Get(&b, "", in.Lower, &l)
 	if host.Execute(&b) != nil {
 		return false
 	}

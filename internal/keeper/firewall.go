@@ -136,8 +136,8 @@ func (f *firewall) visit() {
 	}
 	ctx, cancel := context.WithTimeout(f.ctx, lookAtFirewall)
 	defer cancel()
-	f.metrics.count(&f.metrics.firewallLooks)
 	at, lacking, err := f.look.Look(ctx)
+	f.metrics.count(&f.metrics.firewallLooks) // who waits for it may change the firewall then
 	if err != nil {
 		f.firewallTrouble("cannot look at the firewall", err)
 		return

@@ -279,8 +279,8 @@ func (l *linkage) mended(name string, before, after []string) {
 
 // lookAgain looks, and learns which bridges to listen for.
 func (l *linkage) lookAgain(ctx context.Context) (lacking map[string][]string, ok bool) {
-	l.metrics.count(&l.metrics.linkLooks)
 	seen, err := l.look.Look(ctx)
+	l.metrics.count(&l.metrics.linkLooks) // as in firewall.visit
 	if err != nil {
 		l.linkTrouble("cannot look at links", err)
 		l.due = now().Add(again)

@@ -377,6 +377,9 @@ func (w *linkWatch) wait(name string) {
 	buf := make([]byte, 1<<16)
 	for {
 		n, _, err := unix.Recvfrom(w.fd, buf, 0)
+		if err == unix.EINTR {
+			continue
+		}
 		if err != nil {
 			w.t.Fatalf("wait for link %s to go: %v", name, err)
 		}

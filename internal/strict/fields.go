@@ -25,17 +25,17 @@ type table struct {
 
 // table returns the fields of t. They are kept for one call only: the hot path
 // decodes one document in a process.
-func (d *decoder) table(t reflect.Type) *table {
-	for _, known := range d.tables {
-		if known.typ == t {
-			return known
+func (d *decoder) table(t reflect.Type) table {
+	for i := range d.tables {
+		if d.tables[i].typ == t {
+			return d.tables[i]
 		}
 	}
 	fields, embeds := collect(make([]field, 0, t.NumField()), t, nil, nil)
 	if embeds {
 		fields = dominant(fields)
 	}
-	made := &table{typ: t, fields: fields}
+	made := table{typ: t, fields: fields}
 	d.tables = append(d.tables, made)
 	return made
 }
@@ -43,7 +43,7 @@ func (d *decoder) table(t reflect.Type) *table {
 // find returns the index of the field that has this name, which is still
 // quoted, or -1. It compares with one name after the other: an object has few
 // fields, and a map would cost more to build than it saves in its one use.
-func (t *table) find(quoted []byte) int {
+func (t table) find(quoted []byte) int {
 	name := jsontext.Unquote(quoted)
 	for i := range t.fields {
 		if t.fields[i].name == string(name) {
@@ -56,12 +56,12 @@ func (t *table) find(quoted []byte) int {
 // findFolded returns the index of the field that has this name but for upper and
 // lower case, or -1. There are programs that write "HostPort" where the CNI
 // conventions have "hostPort", since encoding/json takes one for the other.
-func (t *table) findFolded(name string) int {
+func (t table) findFolded(name string) int {
 	return slices.IndexFunc(t.fields, func(f field) bool { return strings.EqualFold(f.name, name) })
 }
 
 // names lists the keys that the struct takes.
-func (t *table) names() []string {
+func (t table) names() []string {
 	names := make([]string, len(t.fields))
 	for i := range t.fields {
 		names[i] = t.fields[i].name

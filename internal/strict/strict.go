@@ -70,7 +70,7 @@ type decoder struct {
 	exempt   Exempt
 	lenient  bool
 	problems []error // collected if lenient
-	tables   []*table
+	tables   []table
 	path     []step // to the value that is next
 }
 
@@ -116,7 +116,7 @@ func (d *decoder) document(v any) error {
 	if target.Kind() != reflect.Pointer || target.IsNil() || target.Elem().Kind() != reflect.Struct {
 		return fmt.Errorf("decode JSON into %T: not a pointer to a struct", v)
 	}
-	d.path = make([]step, 0, 8)
+	d.path, d.tables = make([]step, 0, 8), make([]table, 0, 8)
 	if d.Next() != '{' {
 		raw, err := d.Value()
 		if err != nil {
@@ -321,7 +321,7 @@ func embeddedField(v reflect.Value, index []int) (reflect.Value, error) {
 }
 
 // unknown passes over the value of a key that is not in t, or reports it.
-func (d *decoder) unknown(key string, t *table, exempt bool) error {
+func (d *decoder) unknown(key string, t table, exempt bool) error {
 	raw, err := d.Value()
 	if err != nil || exempt {
 		return err

@@ -15,11 +15,8 @@ import (
 // A netconf is what the in-process types read of one: the generic parts, and
 // their own ipam section S.
 type netconf[S any] struct {
-	CNIVersion   string `json:"cniVersion"`
-	Capabilities struct {
-		IPRanges bool `json:"ipRanges"`
-	} `json:"capabilities"`
-	IPAM          S `json:"ipam"`
+	CNIVersion    string `json:"cniVersion"`
+	IPAM          S      `json:"ipam"`
 	RuntimeConfig struct {
 		IPRanges [][]rangeConf `json:"ipRanges"` // capability ipRanges
 		IPs      []string      `json:"ips"`      // capability ips
@@ -72,6 +69,16 @@ func (c *netconf[S]) load(r *Request) error {
 		return ConfigError(strict.All(r.Stdin, c, exempt))
 	}
 	return ConfigError(strict.Unmarshal(r.Stdin, c, exempt))
+}
+
+// getsRanges reports whether the runtime is asked to hand ranges over.
+func (r *Request) getsRanges() bool {
+	var c struct {
+		Capabilities struct {
+			IPRanges bool `json:"ipRanges"`
+		} `json:"capabilities"`
+	}
+	return strict.Lenient(r.Stdin, &c) == nil && c.Capabilities.IPRanges
 }
 
 // oneAddressPerFamily reports whether the config's version is one whose result

@@ -60,7 +60,7 @@ func (h *hostLocal) configure(conf *netconf[hostLocalConf], r *Request) error {
 	sets := conf.sets(&conf.IPAM)
 	if len(sets) == 0 {
 		h.noRanges = newError(codeInvalidConfig, nil, `host-local has no addresses to give: set "ipam.ranges" (or the capability ipRanges)`)
-		if !conf.Capabilities.IPRanges {
+		if !r.getsRanges() {
 			return h.noRanges
 		}
 	}

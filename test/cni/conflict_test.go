@@ -125,6 +125,9 @@ func TestASubnetOfANetworkWhoseBridgeIsDeletedIsGivenToTheNext(t *testing.T) {
 	// A pod may be left, whose DEL is to come.
 	wantRefused(t, next, `network "podnet" on bridge cbr0`, "tombolo remove podnet")
 	w.del(p)
+	if o := n.operate("check", "--state", n.state); o.status != 4 || !strings.Contains(o.stdout, "bridge cbr0 is gone") || !strings.Contains(o.stdout, "this helps: tombolo remove podnet [configuration]\n") {
+		t.Errorf("check: %+v", o)
+	}
 	if err := next.status(); err != nil {
 		t.Error(err)
 	}

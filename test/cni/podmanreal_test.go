@@ -56,6 +56,19 @@ tombolo ls
 tombolo check
 tombolo remove net31
 tombolo remove net32
+# One of podman's own, whose bridge it deletes with the network.
+dir=/opt/cni/bin
+! test -d /usr/lib/cni || { dir=/usr/lib/cni; mount -t tmpfs none $dir; }
+tombolo install --names all $dir >/dev/null
+pod network create --subnet 10.33.0.0/24 made >/dev/null
+pod run --rm --network made docker.io/library/busybox sleep 0
+pod network rm made >/dev/null
+echo "== network rm"
+tombolo check >said || sed -n 's/.*this helps: \(.*\) \[configuration]$/\1/p' said >advised
+cat said
+bash -ec "$(cat advised)"
+tombolo networks
+tombolo check
 echo "== end"
 `
 
@@ -111,6 +124,9 @@ func TestPodmanKeepsPublishedPortsThroughItsCommands(t *testing.T) {
 	}
 	if strings.Contains(said["disconnect"], "10.31.0.") || strings.Contains(said["rm"], "10.3") {
 		t.Errorf("something of a network is left:\n%s\n%s", said["disconnect"], said["rm"])
+	}
+	if got := said["network rm"]; !strings.Contains(got, " is gone, and the network has no pods") || !strings.HasSuffix(got, "0 attachments\n") {
+		t.Errorf("after podman network rm:\n%s", got)
 	}
 	n.wantNothing()
 }

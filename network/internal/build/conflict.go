@@ -105,7 +105,7 @@ func refuseOverlaps(ctx context.Context, s *session.Session, w *Want, before *st
 		}
 		for _, theirs := range o.Subnets {
 			if ours, overlap := overlapping(fresh, theirs); overlap {
-				if is, err := isDeserted(ctx, s, o); err != nil {
+				if is, err := s.IsDeserted(ctx, o); err != nil {
 					return nil, err
 				} else if is {
 					deserted = append(deserted, o.Name)
@@ -117,19 +117,6 @@ func refuseOverlaps(ctx context.Context, s *session.Session, w *Want, before *st
 		}
 	}
 	return deserted, refuseConnected(ctx, s.Links, w, fresh)
-}
-
-// isDeserted says whether a network's bridge is gone and no pod is left: nerdctl and podman delete
-// the bridge with the network, without a word to the plugins, and give its subnet to the next one.
-func isDeserted(ctx context.Context, s *session.Session, o *state.Network) (bool, error) {
-	if o.Uplink != "" {
-		return false, nil
-	}
-	if _, err := s.Links.Link(ctx, o.Bridge); !errors.Is(err, fs.ErrNotExist) {
-		return false, err
-	}
-	attachments, err := s.Attachments(o.Name)
-	return len(attachments) == 0, err
 }
 
 // refuseConnected looks for an address of the host's, on another link, in whose network some of

@@ -124,12 +124,15 @@ func Lease(rec *state.Attachment, keeperOptional bool, found *Findings) error {
 
 // Network finds what of a network's own parts is not as its record has it. It gives the rules
 // that were compared, too. A network without attachments needs none of it, unless the host
-// itself goes by its bridge.
+// itself goes by its bridge; without a bridge, too, it may be one that a runtime has deleted.
 func Network(ctx context.Context, s *session.Session, rec *state.Network, attachments []*state.Attachment) (nft.Network, []tombolo.Difference, error) {
-	if unused, err := s.Unused(rec, attachments); unused || err != nil {
-		return nft.Network{}, nil, err
-	}
 	found := &Findings{}
+	if unused, err := s.Unused(rec, attachments); unused || err != nil {
+		if deserted, _ := s.IsDeserted(ctx, rec); deserted {
+			found.Advise(tombolo.RemedyConfigure, "bridge %s is gone, and the network has no pods; unless one is to come, this helps: tombolo remove %s", rec.Bridge, rec.Name)
+		}
+		return nft.Network{}, found.List, err
+	}
 	l, err := Bridge(ctx, s, rec, found)
 	if err != nil {
 		return nft.Network{}, nil, err

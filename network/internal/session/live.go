@@ -107,6 +107,19 @@ func (s *Session) Unused(rec *state.Network, attachments []*state.Attachment) (b
 	return !taken, err
 }
 
+// IsDeserted says whether a network's bridge is gone and no pod is left: nerdctl and podman delete
+// the bridge with the network, without a word to the plugins, and give its subnet to the next one.
+func (s *Session) IsDeserted(ctx context.Context, o *state.Network) (bool, error) {
+	if o.Uplink != "" {
+		return false, nil
+	}
+	if _, err := s.Links.Link(ctx, o.Bridge); !errors.Is(err, fs.ErrNotExist) {
+		return false, err
+	}
+	attachments, err := s.Attachments(o.Name)
+	return len(attachments) == 0, err
+}
+
 // Died says that the pod whose attachment is on record is gone: the record can be read, and
 // names a port that is not there any more.
 func (s *Session) Died(ctx context.Context, network, hash string) bool {

@@ -40,6 +40,20 @@ func TestAConfigurationThatWouldStrandPodsIsRefused(t *testing.T) {
 				t.Error(err)
 			}
 			wantPing(t, p.NS, outside4)
+			if tt.changed["bridge"] == "cbr1" { // as a second runtime's that has a network of this name
+				second := w.with(conf{"bridge": "cbr2", "ipam": hostLocal("10.23.0.0/16")})
+				wantRefused(t, second, "or give the new configuration a name of its own")
+				second.name = "second"
+				q := n.pod("beside")
+				second.add(q)
+				for w, p := range map[*network]*pod{w: p, second: q} {
+					wantPing(t, p.NS, outside4)
+					if err := w.check(p); err != nil {
+						t.Error(err)
+					}
+				}
+				second.del(q)
+			}
 			// With the pod gone, it is followed, and of the old bridge nothing is left.
 			w.del(p)
 			next := n.pod("next")

@@ -106,8 +106,8 @@ func (c *Conn) Ensure(ctx context.Context, br Bridge) (*Link, bool, error) {
 		return nil, created, err
 	}
 	if l.Kind != "bridge" {
-		return nil, created, &tombolo.OpError{Op: "ensure bridge", Object: br.Name, Err: ErrNotBridge,
-			Message: fmt.Sprintf("it is %s; choose another name for the bridge, or delete the link", describeKind(l))}
+		return nil, created, &tombolo.OpError{Op: "ensure bridge", Object: br.Name, Err: fmt.Errorf(
+			"%w: it is %s; choose another name for the bridge, or delete the link", ErrNotBridge, describeKind(l))}
 	}
 	refused := br.refuseNFCall(l)
 	pinned := br.Alias != "" && br.Alias == l.Alias && !created

@@ -117,6 +117,5 @@ func (l *Link) ownedBy(op, owner string) error {
 	if strings.HasPrefix(l.Alias, owner) {
 		return nil
 	}
-	return &tombolo.OpError{Op: op, Object: l.Name, Err: ErrForeign,
-		Message: fmt.Sprintf("its alias is %q, where %q is expected", l.Alias, owner)}
+	return &tombolo.OpError{Op: op, Object: l.Name, Err: fmt.Errorf("%w: its alias is %q, where %q is expected", ErrForeign, l.Alias, owner)}
 }

@@ -327,8 +327,8 @@ func (c *Conn) link(l *Link) (*link.Link, error) {
 	if have.Kind == "veth" || have.Kind == "vlan" && have.Lower == l.Bridge && have.VLAN == l.ID {
 		return &have, nil
 	}
-	return nil, &tombolo.OpError{Op: "make link", Object: l.Name, Err: fs.ErrExist,
-		Message: fmt.Sprintf("it is of kind %q, and not in VLAN %d of the bridge: delete the link, or choose another bridge", have.Kind, l.ID)}
+	return nil, &tombolo.OpError{Op: "make link", Object: l.Name, Err: fmt.Errorf(
+		"%w: it is of kind %q, and not in VLAN %d of the bridge: delete the link, or choose another bridge", fs.ErrExist, have.Kind, l.ID)}
 }
 
 // CheckLink compares what EnsureLink makes with what is there. None is what should be.

@@ -36,7 +36,7 @@ func TestADDThatIsRefusedLeavesNothing(t *testing.T) {
 		}, nil, `code 111: add link eth0: the pod has an interface of this name already`},
 		{"bridge is none", func(t *testing.T, n *node) {
 			nstest.Run(t, n.host, "ip", "link", "add", "cbr0", "type", "veth", "peer", "name", "other-end")
-		}, nil, `code 116: ensure bridge cbr0: the link is not a bridge (kernel: it is of kind veth; choose another name for the bridge, or delete the link)`},
+		}, nil, `code 116: ensure bridge cbr0: the link is not a bridge: it is of kind veth; choose another name for the bridge, or delete the link`},
 		{"bridge has another's address", func(t *testing.T, n *node) {
 			nstest.Run(t, n.host, "ip", "link", "add", "cbr0", "type", "bridge")
 			nstest.Run(t, n.host, "ip", "addr", "add", "10.61.0.7/16", "dev", "cbr0")

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io/fs"
 
+	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/build"
@@ -75,6 +76,9 @@ func (at Attachment) setNetwork(ctx context.Context, s *session.Session, change 
 		return fail.State(err)
 	}
 	l, err := s.Links.Link(ctx, rec.Bridge)
+	if errors.Is(err, fs.ErrNotExist) {
+		l, err = &bridge.Link{}, nil // those on it are gone, and at is on another program's
+	}
 	if err != nil {
 		return err
 	}

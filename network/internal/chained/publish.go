@@ -109,7 +109,8 @@ func SNAT(a *state.Attachment, asked nft.SNAT) nft.SNAT {
 // Publish has ports of the host lead to the attachment, in place of those that do. The record says
 // so first: by it, a Del finds what a killed call has made.
 func (at Attachment) Publish(ctx context.Context, s *session.Session, ports []state.Published, snat nft.SNAT) error {
-	if at.Other == nil && snat != nft.SNATNeeded {
+	// One of another program's may be in a network of ours: of pods made before an installer copied its own bridge here.
+	if at.Other != nil || snat != nft.SNATNeeded {
 		if err := s.Enter(ctx); err != nil {
 			return err
 		}

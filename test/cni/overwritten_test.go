@@ -1,0 +1,66 @@
+package cni
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"testing"
+)
+
+// An installer's cp gives one name back to the reference while pods run, and the others stay Tombolo's: each pod of
+// either keeps its host port, or gets one.
+func TestOneNameGoesBackWithPodsRunning(t *testing.T) {
+	t.Parallel()
+	list := func(port int) []string {
+		return []string{
+			`{"type":"bridge","isGateway":true,"ipMasq":true,"hairpinMode":true,"ipam":{"type":"host-local","dataDir":"DATA/n","subnet":"10.5.0.0/24","routes":[{"dst":"0.0.0.0/0"}]}}`,
+			portmapping("", fmt.Sprintf(`{"hostPort":%d,"containerPort":80,"protocol":"tcp"}`, port)),
+			`{"type":"firewall","ingressPolicy":"same-bridge"}`,
+			`{"type":"bandwidth","ingressRate":80000000,"ingressBurst":800000}`,
+		}
+	}
+	for _, name := range []string{"bridge", "host-local", "portmap", "firewall", "bandwidth"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			peers := referenceDir(t)
+			s := newSide(t, peers, nil)
+			s.outside()
+			ports := map[string]int{"a": 8080, "b": 8081, "c": 8082}
+			add := func(id string) {
+				t.Helper()
+				s.chain("ADD", id, list(ports[id]))
+				s.of(id).serve(t, "tcp", 80)
+			}
+			if o := s.operate("install", "--names", "all", s.programs); o.status != 0 {
+				t.Fatalf("install: %+v", o)
+			}
+			add("a")
+			if err := copyProgram(filepath.Join(peers, name), filepath.Join(s.programs, name)); err != nil {
+				t.Fatal(err)
+			}
+			add("b")
+			s.chain("DEL", "a", list(ports["a"])) // by other plugins than its ADD was by
+			add("c")
+			for _, id := range []string{"b", "c"} {
+				wantPing(t, s.of(id).NS, outside4)
+				if _, err := askPort(t, s.ns, "tcp", uplink4, ports[id]); err != nil {
+					t.Errorf("host port of %s: %v", id, err)
+				}
+			}
+			s.chain("DEL", "b", list(ports["b"]))
+			s.chain("DEL", "c", list(ports["c"]))
+			for id := range ports {
+				vanish(t, s.of(id).path)
+			}
+			if o := s.operate("gc", "--state", s.state); o.status != 0 {
+				t.Errorf("gc: %+v", o)
+			}
+			if left := s.owners(); slices.ContainsFunc(left, func(owner string) bool { return owner != "net" }) {
+				t.Errorf("elements are left: %q", left)
+			}
+			if left := s.reservations(filepath.Join(s.data, "n", "net")); len(left) > 0 {
+				t.Errorf("addresses are left: %v", left)
+			}
+		})
+	}
+}

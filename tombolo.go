@@ -23,9 +23,10 @@
 //	dhcpc/dhcp6    the same for IPv6
 //	dhcpc/transport  its sockets, opened inside a namespace
 //
-// Each takes a *Config, nil meaning the defaults, in a function Dial that opens
-// one netlink socket; each speaks net/netip; none of them logs or knows what CNI
-// is, and none but ipam and network keep files. The verbs mean the same everywhere:
+// Those that speak to the kernel take a *Config, nil meaning the defaults where nothing has to
+// be named, in a function Dial that opens one netlink socket. All speak net/netip, and none knows what CNI is;
+// only network logs, to the logger of its Config, and only ipam and network keep files. The verbs mean
+// the same everywhere:
 //
 //	Add      creates; what is there already is an error (fs.ErrExist)
 //	Ensure   creates or corrects, and says whether it changed anything

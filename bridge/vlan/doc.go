@@ -1,7 +1,7 @@
 // Package vlan puts ports of a bridge into VLANs (IEEE 802.1Q), and gives the host a link
 // in one, over rtnetlink:
 //
-//	conn := vlan.On(bridges) // a *bridge.Conn's socket: see bridge.Conn.VLANs
+//	conn := bridges.VLANs() // of a *bridge.Conn
 //	changed, err := conn.Ensure(ctx, port.Index, vlan.Membership{ID: 100})
 //	changed, err = conn.EnsureLink(ctx, vlan.Link{Bridge: br.Index, Name: "br0.100", ID: 100, MTU: br.MTU})
 //

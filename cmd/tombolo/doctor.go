@@ -116,14 +116,14 @@ func printExamined(out io.Writer, reports []doctor.Report, asJSON bool) error {
 		if name == "" {
 			name = "container " + r.ContainerID
 		}
-		fmt.Fprintf(&text, "%s, %s of network %s: ", printable.Line(name), r.IfName, r.Network)
+		fmt.Fprintf(&text, "%s, %s of network %s:", printable.Line(name), r.IfName, r.Network)
 		if len(r.Findings) == 0 {
-			text.WriteString("nothing found\n")
+			text.WriteString(" nothing found\n")
 			continue
 		}
 		bad := slices.ContainsFunc(r.Findings, func(f doctor.Finding) bool { return !f.Note })
 		if !bad {
-			text.WriteString("nothing found; to be known:")
+			text.WriteString(" nothing found; to be known:")
 		}
 		sick = sick || bad
 		text.WriteString("\n")

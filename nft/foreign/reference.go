@@ -12,6 +12,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
+	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
 // ReferencePod is an attachment as the reference plugins know it.
@@ -107,7 +108,14 @@ func (r *referenceRemoval) plan(ctx context.Context, family uint8, pod *Referenc
 	if parts&ReferenceForward == 0 || len(pod.Addresses) == 0 {
 		return nil
 	}
-	return r.rules(ctx, family, iptablesTable, func(rule *rule) bool { return rule.chain == "CNI-FORWARD" && pod.letIn(rule) })
+	own := chain{family, iptablesTable, "CNI-FORWARD"}
+	rules, err := r.rulesOf(ctx, own)
+	for i := range rules {
+		if pod.letIn(&rules[i]) {
+			delRule(r.t, handle{own, rules[i].handle})
+		}
+	}
+	return err
 }
 
 // ReferencePublished gives what the reference's plugin portmap makes 127.0.0.1 lead to, in iptables over nf_tables or by
@@ -154,21 +162,23 @@ func (r *referenceRemoval) rules(ctx context.Context, family uint8, table string
 
 // chain deletes a chain of the pod's own, its rules, and first those of the plugins that lead there.
 func (r *referenceRemoval) chain(ctx context.Context, own chain) error {
+	// The table may be large, and most pods have no such chain.
+	there := false
+	var b nl.Batch
+	getChain(&b, own, func([]byte) error { there = true; return nil })
+	if err := nftnl.Look(r.nl, &b); err != nil || !there {
+		return err
+	}
 	all, err := r.rulesIn(ctx, own.family, own.table)
 	if err != nil {
 		return err
 	}
-	there := len(all[own.name]) > 0
 	for name, rules := range all {
 		for _, one := range rules {
 			if one.target == own.name && name != own.name && strings.Contains(one.comment, r.network) {
-				there = true
 				delRule(r.t, handle{chain{own.family, own.table, name}, one.handle})
 			}
 		}
-	}
-	if !there {
-		return nil
 	}
 	for _, one := range all[own.name] {
 		delRule(r.t, handle{own, one.handle})

@@ -3,12 +3,13 @@ package cni
 import (
 	"fmt"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"testing"
 )
 
 // An installer's cp gives one name back to the reference while pods run, and the others stay Tombolo's: each pod of
-// either keeps its host port, or gets one.
+// either keeps its host port, or gets one. Once the name is Tombolo's again, DEL leaves nothing of either.
 func TestOneNameGoesBackWithPodsRunning(t *testing.T) {
 	t.Parallel()
 	list := func(port int) []string {
@@ -16,7 +17,7 @@ func TestOneNameGoesBackWithPodsRunning(t *testing.T) {
 			`{"type":"bridge","isGateway":true,"ipMasq":true,"hairpinMode":true,"ipam":{"type":"host-local","dataDir":"DATA/n","subnet":"10.5.0.0/24","routes":[{"dst":"0.0.0.0/0"}]}}`,
 			portmapping("", fmt.Sprintf(`{"hostPort":%d,"containerPort":80,"protocol":"tcp"}`, port)),
 			`{"type":"firewall","ingressPolicy":"same-bridge"}`,
-			`{"type":"bandwidth","ingressRate":80000000,"ingressBurst":800000}`,
+			`{"type":"bandwidth","ingressRate":80000000,"ingressBurst":800000,"egressRate":80000000,"egressBurst":800000}`,
 		}
 	}
 	for _, name := range []string{"bridge", "host-local", "portmap", "firewall", "bandwidth"} {
@@ -47,8 +48,15 @@ func TestOneNameGoesBackWithPodsRunning(t *testing.T) {
 					t.Errorf("host port of %s: %v", id, err)
 				}
 			}
+			if o := s.operate("install", "--names", "all", s.programs); o.status != 0 {
+				t.Fatalf("install: %+v", o)
+			}
 			s.chain("DEL", "b", list(ports["b"]))
 			s.chain("DEL", "c", list(ports["c"]))
+			all := s.run("iptables-save") + s.run("ip", "link", "show")
+			if left := regexp.MustCompile(`(?m)^-A CNI-(DN-|FORWARD -[sd]).*|-j CNI-[0-9a-f]{24}|bwp.*`).FindAllString(all, -1); len(left) > 0 {
+				t.Errorf("left of the reference's: %q", left)
+			}
 			for id := range ports {
 				vanish(t, s.of(id).path)
 			}

@@ -103,7 +103,7 @@ func (f *conf) del(ctx context.Context, c *reference.Call) error {
 	if err != nil {
 		return err
 	}
-	if err := node.Unadmit(ctx, c.Key()); !errors.Is(err, network.ErrNotAttached) && (err != nil || !leftover.IsNewer(c)) {
+	if err := node.Unadmit(ctx, c.Key()); err != nil && !errors.Is(err, network.ErrNotAttached) {
 		return err
 	}
 	return leftover.Forward(ctx, c)

@@ -127,7 +127,7 @@ func del(ctx context.Context, c *reference.Call) error {
 		return err
 	}
 	_, err = node.Limit(ctx, c.Key(), nil, bandwidth.Shape{})
-	if errors.Is(err, network.ErrNotAttached) || err == nil && leftover.IsNewer(c) {
+	if err == nil || errors.Is(err, network.ErrNotAttached) {
 		return leftover.Limits(c)
 	}
 	return err

@@ -151,9 +151,10 @@ func del(ctx context.Context, c *reference.Call) error {
 		return err
 	}
 	err = node.Publish(ctx, c.Key(), nil, network.Publication{})
-	if !errors.Is(err, network.ErrNotAttached) && (err != nil || !leftover.IsNewer(c)) {
+	if err != nil && !errors.Is(err, network.ErrNotAttached) {
 		return err
 	}
+	// A pod of ours may have its ports by the reference's, if the names changed over one by one.
 	return leftover.HostPorts(ctx, c)
 }
 

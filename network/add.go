@@ -230,7 +230,7 @@ func (a *adding) tie(ctx context.Context) (*tied, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := refuseListeners(ctx, a.pod.ContainerID, a.pod.Ports, g.addresses, a.nw.SLAAC); err != nil {
+	if err := chained.RefuseListeners(ctx, a.pod.ContainerID, a.pod.Ports, g.addresses, a.nw.SLAAC); err != nil {
 		return nil, err
 	}
 	b, err := build.Ready(ctx, a.s, p.want)

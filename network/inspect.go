@@ -3,17 +3,12 @@ package network
 import (
 	"context"
 	"encoding/json"
-	"errors"
-	"io/fs"
 	"slices"
 	"strings"
 
 	"github.com/tombolo-cni/tombolo"
-	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/inspect"
-	"github.com/tombolo-cni/tombolo/network/internal/session"
-	"github.com/tombolo-cni/tombolo/nft"
 )
 
 // NetworkReport is the same of a network's own parts.
@@ -89,130 +84,18 @@ func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 		return nil, err
 	}
 	defer s.Close()
-	networks, err := s.Dir.Networks()
-	if err != nil {
-		return nil, fail.State(err)
-	}
-	in := &Inspection{Attachments: []Report{}}
-	known := map[string]bool{}
-	for _, name := range networks {
-		if err := in.network(ctx, s, name, known); err != nil {
-			return nil, err
-		}
-	}
-	if err := in.uplinks(ctx, s); err != nil {
-		return nil, err
-	}
-	if err := in.others(ctx, s); err != nil {
-		return nil, err
-	}
-	strays, err := inspect.FindStrays(ctx, s, known, networks)
+	all, err := inspect.All(ctx, s)
 	if err != nil {
 		return nil, err
 	}
-	in.Stray, in.Others = strays.Differences(), strays.Others
+	in := &Inspection{Attachments: []Report{}, Uplinks: all.Uplinks, Stray: all.Strays.Differences(), Others: all.Strays.Others, Damaged: all.Damaged}
+	for _, a := range all.Attachments {
+		in.Attachments = append(in.Attachments, Report{attachmentOf(a.Record), a.Differences})
+	}
+	for _, r := range all.Networks {
+		in.Networks = append(in.Networks, NetworkReport(r))
+	}
 	return in, nil
-}
-
-// uplinks compares the takeovers, but for what networks have said already.
-func (in *Inspection) uplinks(ctx context.Context, s *session.Session) error {
-	nics, err := s.Dir.Uplinks()
-	if err != nil {
-		return fail.State(err)
-	}
-	found := &inspect.Findings{}
-	for _, nic := range nics {
-		diffs, err := s.Uplinks().Taken(ctx, nic)
-		if err != nil {
-			return err
-		}
-		found.AddAll(diffs, tombolo.RemedyRepair)
-	}
-	in.Uplinks = slices.DeleteFunc(found.List, func(d tombolo.Difference) bool {
-		return slices.ContainsFunc(in.Networks, func(r NetworkReport) bool { return slices.Contains(r.Differences, d) })
-	})
-	return nil
-}
-
-func (in *Inspection) network(ctx context.Context, s *session.Session, name string, known map[string]bool) error {
-	attachments, damaged, err := s.Dir.List(name)
-	if err != nil {
-		return fail.State(err)
-	}
-	for _, d := range damaged {
-		known[d.Hash] = true
-		in.Damaged = append(in.Damaged, tombolo.Difference{Text: d.Error(), Remedy: tombolo.RemedyRecreate})
-	}
-	var n nft.Network
-	rec, err := s.Dir.LoadNetwork(name)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		rec = nil
-	case err != nil:
-		in.Damaged = append(in.Damaged, tombolo.Difference{Text: err.Error(), Remedy: tombolo.RemedyRecreate})
-		rec = nil
-	default:
-		var diffs []tombolo.Difference
-		if n, diffs, err = inspect.Network(ctx, s, rec, attachments); err != nil {
-			return err
-		}
-		if len(diffs) > 0 {
-			in.Networks = append(in.Networks, NetworkReport{name, diffs})
-		}
-	}
-	for _, a := range attachments {
-		known[a.Hash()] = true
-		report := Report{Attachment: attachmentOf(a)}
-		switch {
-		case a.State != state.Ready && underWay(s, a):
-		case a.State != state.Ready:
-			report.Differences = []tombolo.Difference{{Text: "its ADD did not finish", Remedy: tombolo.RemedyRecreate}}
-		case rec == nil:
-			report.Differences = []tombolo.Difference{{Text: "its network has no record", Remedy: tombolo.RemedyRecreate}}
-		default:
-			if report.Differences, err = inspect.Attachment(ctx, s, n, a); err != nil {
-				return err
-			}
-		}
-		in.Attachments = append(in.Attachments, report)
-	}
-	return nil
-}
-
-// others compares what attachments of other programs' have of ours.
-func (in *Inspection) others(ctx context.Context, s *session.Session) error {
-	list, damaged, err := s.Dir.ListOthers()
-	if err != nil {
-		return fail.State(err)
-	}
-	for _, d := range damaged {
-		in.Damaged = append(in.Damaged, tombolo.Difference{Text: d.Error(), Remedy: tombolo.RemedyRecreate})
-	}
-	obstacles, err := inspect.OtherObstacles(ctx, s)
-	if err != nil {
-		return err
-	}
-	for _, a := range list {
-		diffs, err := inspect.Other(ctx, s, a)
-		if err != nil {
-			return err
-		}
-		for _, o := range obstacles[a.Network] {
-			diffs = append(diffs, tombolo.Difference{Text: o, Remedy: tombolo.RemedyConfigure})
-		}
-		delete(obstacles, a.Network)
-		in.Attachments = append(in.Attachments, Report{Attachment: attachmentOf(a), Differences: diffs})
-	}
-	return nil
-}
-
-// underWay says that a call is at work on an attachment: it holds the lock of its record.
-func underWay(s *session.Session, a *state.Attachment) bool {
-	lock, err := s.Dir.LockAttachment(a.Network, a.Hash())
-	if err == nil {
-		_ = lock.Close()
-	}
-	return errors.Is(err, state.ErrBusy)
 }
 
 // Summary says in a line how many things an inspection found.

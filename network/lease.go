@@ -19,6 +19,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network/internal/build"
+	"github.com/tombolo-cni/tombolo/network/internal/chained"
 	"github.com/tombolo-cni/tombolo/network/internal/dhcplease"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/reroute"
@@ -93,7 +94,7 @@ func (a *adding) lease(ctx context.Context) (*tied, error) {
 		return nil, err
 	}
 	p.port.NoWait = false // or the first frame would be lost
-	if err := refuseListeners(ctx, a.pod.ContainerID, a.pod.Ports, nil, true); err != nil {
+	if err := chained.RefuseListeners(ctx, a.pod.ContainerID, a.pod.Ports, nil, true); err != nil {
 		return nil, err
 	}
 	b, err := build.Ready(ctx, a.s, p.want)
@@ -202,7 +203,7 @@ func (a *adding) acquire(ctx context.Context, rec *lease.Record, b *build.Built,
 	sockets := &transport.Config{NetNS: a.pod.NetNS, Link: link.PeerIndex, MAC: link.PeerMAC, ARP: rec.Client.DetectConflicts}
 	cfg := rec.Client.Config(rec.Lease)
 	cfg.Timeout = l.asked.Client.Timeout
-	cfg.Dial, cfg.Refuse = dhcplease.Dialer(l.dir, sockets, link), a.refuse(ctx, b.Bridge, rec.Lease)
+	cfg.Dial, cfg.Refuse = dhcplease.Dialer(l.dir, sockets, link), a.refuse(ctx, b.Bridge.Index, rec.Lease)
 	client, err := dhcpc.New(cfg)
 	if err != nil {
 		return fail.Errorf(ErrInvalid, "ipam: %v", err)
@@ -234,6 +235,25 @@ func (a *adding) acquire(ctx context.Context, rec *lease.Record, b *build.Built,
 		a.s.Warn(fmt.Sprintf("lease of %s: MTU %d is too small for IPv6, which the pod has: it gets %d", got.Address, got.MTU, rec.Applied.MTU))
 	}
 	return nil
+}
+
+// refuse is asked about each lease that a server offers or grants; had is the one that the pod had, nil
+// if none.
+func (a *adding) refuse(ctx context.Context, bridgeIndex int, had *dhcpc.Lease) func(l, _ *dhcpc.Lease) error {
+	var before netip.Addr
+	if had != nil {
+		before = had.Address.Addr()
+	}
+	return func(offer, _ *dhcpc.Lease) error {
+		own := offer.Address.Addr()
+		if err := lease.Impossible(offer); err != nil {
+			return err
+		}
+		if err := lease.Taken(a.s.Links.Routes(), bridgeIndex, own, before); err != nil {
+			return err
+		}
+		return a.entry.RefuseAddress(ctx, a.nw.GatewayLink(), own)
+	}
 }
 
 // givenBy is what a pod is given by its lease.

@@ -9,6 +9,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network/internal/build"
+	"github.com/tombolo-cni/tombolo/network/internal/chained"
 	"github.com/tombolo-cni/tombolo/network/internal/elements"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
@@ -129,5 +130,5 @@ func (a *adding) checkGiven(g given) error {
 			return fail.Errorf(ErrNoGateway, "ipam %q gave %s without a gateway, and the bridge is to be one: name the gateway in the ipam, or set isGateway to false", a.nw.Origin.Type, address.Prefix)
 		}
 	}
-	return checkPublished(a.pod.Ports, g.addresses)
+	return chained.RefuseUnreachable(a.pod.Ports, g.addresses)
 }

@@ -47,10 +47,10 @@ func (n *Node) Publish(ctx context.Context, key Key, other *Interface, what Publ
 		return err
 	}
 	if len(ports) > 0 {
-		if err := checkPublished(ports, rec.Addresses); err != nil {
+		if err := chained.RefuseUnreachable(ports, rec.Addresses); err != nil {
 			return err
 		}
-		if err := refuseListeners(ctx, key.ContainerID, ports, rec.Addresses, false); err != nil {
+		if err := chained.RefuseListeners(ctx, key.ContainerID, ports, rec.Addresses, false); err != nil {
 			return err
 		}
 	}

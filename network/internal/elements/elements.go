@@ -4,7 +4,9 @@ package elements
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
+	"net/netip"
 	"slices"
 
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
@@ -99,6 +101,18 @@ func (e *Entry) Add(ctx context.Context, p Plan) error {
 func (e *Entry) Publish(ctx context.Context, before nft.Endpoint, record *state.Attachment) error {
 	e.held, e.GetsMore, e.Attached = &before, true, true
 	return e.Add(ctx, Plan{Record: record})
+}
+
+// RefuseAddress says which pod has an address at a link, of those that are there.
+func (e *Entry) RefuseAddress(ctx context.Context, link string, own netip.Addr) error {
+	held, err := e.Session.Firewall.AddressOwner(ctx, link, own)
+	if err != nil || held == nil {
+		return err
+	}
+	if stale, err := e.IsStale(ctx, held); stale || err != nil {
+		return err
+	}
+	return fmt.Errorf("another pod of this node has it: %w", held)
 }
 
 // enter enters an endpoint, in the place of what a pod that is gone left.

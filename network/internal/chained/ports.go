@@ -1,20 +1,22 @@
-package network
+package chained
 
 import (
 	"context"
 	"net/netip"
 	"slices"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/hostport"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// refuseListeners looks for sockets of the host that have one of the ports: their
+// RefuseListeners looks for sockets of the host that have one of the ports: their
 // packets would go to the pod from now on. A port on all addresses leads to the pod in the
 // families that it has, or may have yet, as one that leases an address or forms some by itself.
-func refuseListeners(ctx context.Context, containerID string, asked []HostPort, has []ipam.Address, mayHaveMore bool) error {
+func RefuseListeners(ctx context.Context, containerID string, asked []nft.Port, has []ipam.Address, mayHaveMore bool) error {
 	if len(asked) == 0 {
 		return nil
 	}
@@ -43,17 +45,17 @@ func refuseListeners(ctx context.Context, containerID string, asked []HostPort, 
 	if !l.Local.Addr().IsUnspecified() {
 		instead += ", or a hostIP that is another address of the host"
 	}
-	return fail.Errorf(ErrConflict, "publish port %d of the host: %s: stop that program, or %s", l.Local.Port(), l, instead)
+	return fail.Errorf(fail.ErrConflict, "publish port %d of the host: %s: stop that program, or %s", l.Local.Port(), l, instead)
 }
 
-// checkPublished refuses a host port that no address of the pod could serve.
-func checkPublished(ports []HostPort, addresses []ipam.Address) error {
+// RefuseUnreachable refuses a host port that no address of the pod could serve.
+func RefuseUnreachable(ports []nft.Port, addresses []ipam.Address) error {
 	for _, p := range ports {
 		if p.HostAddr.IsValid() && !slices.ContainsFunc(addresses, func(a ipam.Address) bool { return a.Prefix.Addr().Is4() == p.HostAddr.Is4() }) {
-			return fail.Errorf(ErrInvalid, "publish port %s: the pod has no address of that family", endpoint.PortText(p))
+			return fail.Errorf(tombolo.ErrInvalid, "publish port %s: the pod has no address of that family", endpoint.PortText(p))
 		}
 		if len(addresses) == 0 {
-			return fail.Errorf(ErrInvalid, "publish port %s: the pod has no address", endpoint.PortText(p))
+			return fail.Errorf(tombolo.ErrInvalid, "publish port %s: the pod has no address", endpoint.PortText(p))
 		}
 	}
 	return nil

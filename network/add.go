@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/state"
@@ -97,7 +98,7 @@ type adding struct {
 	leasing *leasing        // nil unless the address comes by DHCP
 	metrics reroute.Metrics // of its default routes
 	entry   elements.Entry
-	limited limited // what attach has given it
+	shaped  bandwidth.Shape // its limits as the kernel enforces them
 	back    undo
 }
 
@@ -145,7 +146,7 @@ func (a *adding) run(ctx context.Context) (*Attachment, error) {
 			return nil, err
 		}
 	}
-	rec.Bandwidth, rec.IFB = recorded.Bandwidth(a.limited.shape), a.limited.ifb
+	recorded.Limit(rec, a.shaped)
 	if err := a.entry.Add(ctx, t.plan.elements()); err != nil {
 		return nil, err
 	}
@@ -249,7 +250,7 @@ func (a *adding) tie(ctx context.Context) (*tied, error) {
 		}
 	}
 	link, err := a.attach(ctx, p, b)
-	if errors.As(err, new(secondRoute)) {
+	if errors.As(err, new(reroute.SecondRoute)) {
 		if p, err = a.plan(g, nil); err != nil {
 			return nil, err
 		}
@@ -384,7 +385,7 @@ func (a *adding) attach(ctx context.Context, p *plan, b *build.Built) (*bridge.A
 		link, err = a.s.Links.Attach(ctx, a.pod.NetNS, port)
 	}
 	if err != nil {
-		return nil, a.makeWay(err, port.Routes)
+		return nil, a.metrics.MakeWay(a.pod.NetNS, port.Routes, err)
 	}
 	a.entry.Attached = true
 	a.back.push(func(ctx context.Context) error {
@@ -394,4 +395,33 @@ func (a *adding) attach(ctx context.Context, p *plan, b *build.Built) (*bridge.A
 	})
 	p.link(link)
 	return link, nil
+}
+
+// shape gives a pod's port the limits that were asked for, if any. That is done before the port
+// comes up, when its index is known (bridge.Port's BeforeUp), unless the pod gets addresses later.
+func (a *adding) shape(ctx context.Context, rec *state.Attachment, index, mtu int) error {
+	if !a.pod.Limits.IsZero() {
+		if err := a.limit(ctx, rec, index, mtu); err != nil {
+			return err
+		}
+	}
+	return a.node.step("bandwidth")
+}
+
+func (a *adding) limit(ctx context.Context, rec *state.Attachment, index, mtu int) error {
+	target := recorded.Target(rec)
+	target.PortIndex, target.MTU = index, mtu
+	conn := bandwidth.On(a.s.Links.Socket())
+	// What the port has of them goes with it.
+	a.back.push(func(ctx context.Context) error {
+		return conn.Remove(ctx, bandwidth.Target{IFB: target.IFB, Owner: target.Owner})
+	})
+	var err error
+	if a.shaped.IsZero() { // else this is a second try, and the operator was told
+		if a.shaped, err = chained.Effective(a.s, a.pod.Limits, mtu); err != nil {
+			return err
+		}
+	}
+	_, err = conn.Ensure(ctx, target, a.shaped)
+	return err
 }

@@ -41,10 +41,7 @@ func (n *Node) Lease(ctx context.Context, network string, pod *Pod) (*dhcpc.Leas
 // Unlease gives back what Lease got, as long as the server can be reached, and forgets it. What is
 // gone already is success.
 func (n *Node) Unlease(ctx context.Context, key Key) error {
-	if err := n.usable(ctx); err != nil {
-		return err
-	}
-	if err := key.check(); err != nil {
+	if err := n.usableFor(ctx, key); err != nil {
 		return err
 	}
 	dir, err := n.leases(nil)

@@ -10,7 +10,6 @@ import (
 	"slices"
 
 	"github.com/tombolo-cni/tombolo"
-	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
@@ -56,7 +55,14 @@ func (n *Node) Check(ctx context.Context, nw *Network, pod *Pod) ([]tombolo.Diff
 	}
 	found := &inspect.Findings{}
 	k := &checking{s, nw, pod, rec}
-	for _, part := range []func(context.Context, *inspect.Findings) error{k.link, k.network, k.limits, k.reservations} {
+	for _, part := range []func(context.Context, *inspect.Findings) error{
+		k.link,
+		func(ctx context.Context, found *inspect.Findings) error {
+			return inspect.Shared(ctx, s, rec, nw.Gateway, found)
+		},
+		func(ctx context.Context, found *inspect.Findings) error { return inspect.Limits(ctx, s, rec, found) },
+		k.reservations,
+	} {
 		if err := part(ctx, found); err != nil {
 			return nil, err
 		}
@@ -131,58 +137,6 @@ func (k *checking) expectedAddresses(told *Reported, has []netip.Prefix, found *
 		}
 	}
 	return named
-}
-
-// network compares the parts that the attachment shares with others, and its own
-// share in them.
-func (k *checking) network(ctx context.Context, found *inspect.Findings) error {
-	rec, err := k.s.Dir.LoadNetwork(k.nw.Name)
-	if err != nil {
-		found.Add("the record of network %q: %v", k.nw.Name, err)
-		return nil
-	}
-	l, err := inspect.Bridge(ctx, k.s, rec, found)
-	if err != nil {
-		return err
-	}
-	own := *rec
-	own.Gateways = k.gateways()
-	at, err := recorded.GatewayLink(ctx, k.s.Links, rec, l)
-	if err != nil {
-		return err
-	}
-	if err := inspect.Gateways(ctx, k.s, &own, at, found); err != nil {
-		return err
-	}
-	if endpoint.PublishesIPv4(k.rec) {
-		if err := inspect.Loopback(ctx, k.s, rec, at, l, found); err != nil {
-			return err
-		}
-	}
-	ep := endpoint.Of(k.rec)
-	diffs, err := k.s.Firewall.Check(ctx, recorded.Rules(rec, l), &ep)
-	if err != nil {
-		return err
-	}
-	found.AddAll(diffs, "")
-	diffs, err = k.s.Foreign().Check(ctx)
-	found.AddAll(diffs, "")
-	return err
-}
-
-func (k *checking) limits(ctx context.Context, found *inspect.Findings) error {
-	return inspect.Limits(ctx, bandwidth.On(k.s.Links.Socket()), k.rec, found)
-}
-
-// gateways are those of the attachment's addresses.
-func (k *checking) gateways() []netip.Prefix {
-	var list []netip.Prefix
-	for _, a := range k.rec.Addresses {
-		if k.nw.Gateway && a.Gateway.IsValid() {
-			list = append(list, netip.PrefixFrom(a.Gateway, a.Prefix.Bits()))
-		}
-	}
-	return list
 }
 
 // reservations asks the allocator, about the addresses that the pod is reported to have. What

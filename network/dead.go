@@ -118,12 +118,7 @@ func (n *Node) collectEarlier(ctx context.Context, networks []string, dryRun boo
 	if dryRun {
 		return list, nil
 	}
-	s, err := n.openKnown(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer s.Close()
-	return list, s.Enter(ctx)
+	return list, n.about(ctx, func(s *session.Session) error { return s.Enter(ctx) })
 }
 
 // nameDead says what helps where attachments are in the way whose pods are gone.

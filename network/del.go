@@ -22,10 +22,7 @@ type Known struct {
 // port's name follows from the key, and whose it is from its alias. What is gone already is
 // success; what fails does not keep the rest from being done. known may be nil.
 func (n *Node) Del(ctx context.Context, key Key, known *Known) error {
-	if err := n.usable(ctx); err != nil {
-		return err
-	}
-	if err := key.check(); err != nil {
+	if err := n.usableFor(ctx, key); err != nil {
 		return err
 	}
 	s, err := n.open(n.mark)
@@ -82,14 +79,5 @@ func owners(keys []Key) []ipam.Owner {
 // its record, and its bridge where nothing else is on it. It refuses while the
 // network has attachments (ErrAttached), and names those that CollectDead would take down.
 func (n *Node) Remove(ctx context.Context, name string) error {
-	return n.nameDead(ctx, name, n.remove(ctx, name))
-}
-
-func (n *Node) remove(ctx context.Context, name string) error {
-	s, err := n.openKnown(ctx, name)
-	if err != nil {
-		return err
-	}
-	defer s.Close()
-	return teardown.Network(ctx, s, name)
+	return n.nameDead(ctx, name, n.about(ctx, func(s *session.Session) error { return teardown.Network(ctx, s, name) }, name))
 }

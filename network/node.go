@@ -110,6 +110,14 @@ func (n *Node) usable(ctx context.Context, networks ...string) error {
 	return nil
 }
 
+// usableFor refuses what usable does, and what cannot name an attachment.
+func (n *Node) usableFor(ctx context.Context, key Key) error {
+	if err := n.usable(ctx, key.Network); err != nil {
+		return err
+	}
+	return key.check()
+}
+
 // step says that a part of a call is done.
 func (n *Node) step(name string) error {
 	if n.after == nil {
@@ -139,6 +147,16 @@ func (n *Node) openFor(ctx context.Context, network string) (*session.Session, e
 		return nil, err
 	}
 	return n.open(n.mark)
+}
+
+// about does something in a session about all networks, or about some by their names.
+func (n *Node) about(ctx context.Context, do func(*session.Session) error, networks ...string) error {
+	s, err := n.openKnown(ctx, networks...)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	return do(s)
 }
 
 // openKnown opens a session for a call about all networks, or about some by their names. All

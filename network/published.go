@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io/fs"
 	"net/netip"
-	"slices"
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
@@ -83,10 +82,7 @@ func (n *Node) chained(ctx context.Context, rec *state.Attachment, do func(*chai
 
 // attached gives the record of an attachment, or what is to be the record of another program's.
 func (n *Node) attached(ctx context.Context, key Key, other *Interface) (*state.Attachment, error) {
-	if err := n.usable(ctx); err != nil {
-		return nil, err
-	}
-	if err := key.check(); err != nil {
+	if err := n.usableFor(ctx, key); err != nil {
 		return nil, err
 	}
 	rec, err := n.dir.Find(key.Network, key.hash())
@@ -116,14 +112,8 @@ func (n *Node) attached(ctx context.Context, key Key, other *Interface) (*state.
 // is known but whose it is: it goes, with what that has in the firewall.
 func (n *Node) toChange(ctx context.Context, key Key, other *Interface) (*state.Attachment, error) {
 	rec, err := n.attached(ctx, key, other)
-	if !errors.Is(err, ErrState) {
+	if !errors.Is(err, ErrState) || !teardown.IsDamagedOther(n.dir, key.Network, key.hash()) {
 		return rec, err
-	}
-	if _, ours := n.dir.Load(key.Network, key.hash()); !errors.Is(ours, fs.ErrNotExist) {
-		return nil, err
-	}
-	if _, damage := n.dir.Others().Load(key.Network, key.hash()); !errors.Is(damage, state.ErrDamaged) {
-		return nil, err
 	}
 	n.log.Warn(err.Error())
 	s, err := n.open(n.mark)
@@ -137,9 +127,8 @@ func (n *Node) toChange(ctx context.Context, key Key, other *Interface) (*state.
 	return n.attached(ctx, key, other)
 }
 
-// CheckPublished compares the host ports of an attachment with those that Publish was asked for. An attachment
-// that is not on record is ErrNotAttached. It changes nothing.
-func (n *Node) CheckPublished(ctx context.Context, key Key, what Publication) ([]tombolo.Difference, error) {
+// compare compares an attachment that is on record. It changes nothing.
+func (n *Node) compare(ctx context.Context, key Key, do func(*session.Session, *state.Attachment, *inspect.Findings) error) ([]tombolo.Difference, error) {
 	rec, err := n.attached(ctx, key, nil)
 	if err != nil {
 		return nil, err
@@ -150,20 +139,16 @@ func (n *Node) CheckPublished(ctx context.Context, key Key, what Publication) ([
 	}
 	defer s.Close()
 	found := &inspect.Findings{}
-	if has := endpoint.SNAT(rec.PortSNAT); has != chained.SNAT(rec, what.SNAT) {
-		found.Add("calls of its ports come from the host's address as by %q, which is not what was asked for", rec.PortSNAT)
-	}
-	for _, p := range endpoint.Published(what.Ports) {
-		if !slices.ContainsFunc(rec.Published, func(has state.Published) bool {
-			has.Withheld = false
-			return has == p
-		}) {
-			found.Add("port %s of the host does not lead to the pod", endpoint.PortText(endpoint.Port(&p)))
-		}
-	}
-	diffs, err := s.Firewall.CheckEndpoint(ctx, endpoint.Of(rec))
-	found.AddAll(diffs, "")
-	return found.List, errors.Join(err, inspect.Moved(rec, found))
+	err = do(s, rec, found)
+	return found.List, err
+}
+
+// CheckPublished compares the host ports of an attachment with those that Publish was asked for. An attachment
+// that is not on record is ErrNotAttached. It changes nothing.
+func (n *Node) CheckPublished(ctx context.Context, key Key, what Publication) ([]tombolo.Difference, error) {
+	return n.compare(ctx, key, func(s *session.Session, rec *state.Attachment, found *inspect.Findings) error {
+		return inspect.Published(ctx, s, rec, endpoint.Published(what.Ports), chained.SNAT(rec, what.SNAT), found)
+	})
 }
 
 // Limit gives a pod that is attached already limits in place of those that it has, as if its Add had
@@ -188,25 +173,9 @@ func (n *Node) Limit(ctx context.Context, key Key, other *Interface, limits band
 // CheckLimits compares the limits of an attachment with those that Limit was asked for. An attachment that is
 // not on record is ErrNotAttached. It changes nothing.
 func (n *Node) CheckLimits(ctx context.Context, key Key, limits bandwidth.Shape) ([]tombolo.Difference, error) {
-	rec, err := n.attached(ctx, key, nil)
-	if err != nil {
-		return nil, err
-	}
-	found := &inspect.Findings{}
-	want, _, err := limits.Effective(max(rec.MTU, 1))
-	if err != nil {
-		return nil, err
-	}
-	if has := recorded.Shape(rec); has != want {
-		found.Add("the limits are %+v, where %+v was asked for", has, want)
-	}
-	conn, err := bandwidth.Dial(nil)
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	err = inspect.Limits(ctx, conn, rec, found)
-	return found.List, err
+	return n.compare(ctx, key, func(s *session.Session, rec *state.Attachment, found *inspect.Findings) error {
+		return inspect.Limited(ctx, s, rec, limits, found)
+	})
 }
 
 // Admission is what Admit is asked for.
@@ -252,25 +221,9 @@ func (n *Node) Unadmit(ctx context.Context, key Key) error {
 // CheckAdmitted compares with what Admit was asked for. An attachment that is not on record is
 // ErrNotAttached. It changes nothing.
 func (n *Node) CheckAdmitted(ctx context.Context, key Key, policy nft.Policy) ([]tombolo.Difference, error) {
-	rec, err := n.attached(ctx, key, nil)
-	if err != nil {
-		return nil, err
-	}
-	s, err := n.open(n.mark)
-	if err != nil {
-		return nil, err
-	}
-	defer s.Close()
-	if !rec.Other {
-		return s.Firewall.CheckEndpoint(ctx, endpoint.Of(rec))
-	}
-	found := &inspect.Findings{}
-	if !rec.Admitted || rec.Policy != recorded.PolicyName(policy) {
-		found.Add("container %s was not admitted with policy %s", key.ContainerID, policy)
-	}
-	diffs, err := inspect.Other(ctx, s, rec)
-	found.AddAll(diffs, "")
-	return found.List, err
+	return n.compare(ctx, key, func(s *session.Session, rec *state.Attachment, found *inspect.Findings) error {
+		return inspect.Admitted(ctx, s, rec, policy, found)
+	})
 }
 
 // CollectOthers takes down what attachments of other programs' have by Publish, but for those in keep,

@@ -17,12 +17,7 @@ import (
 // or changed it. It is what the next ADD of each network would do. It also deletes the elements
 // and links of pods that are gone and that no record tells of.
 func (n *Node) Repair(ctx context.Context) error {
-	s, err := n.openKnown(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.Close()
-	return errors.Join(build.Repair(ctx, s), mend.Strays(ctx, s))
+	return n.about(ctx, func(s *session.Session) error { return errors.Join(build.Repair(ctx, s), mend.Strays(ctx, s)) })
 }
 
 // RepairNetworks is Repair of some networks alone, without what no pod has. The others are left as
@@ -31,12 +26,7 @@ func (n *Node) RepairNetworks(ctx context.Context, networks []string) error {
 	if len(networks) == 0 {
 		return n.usable(ctx)
 	}
-	s, err := n.openKnown(ctx, networks...)
-	if err != nil {
-		return err
-	}
-	defer s.Close()
-	return build.Repair(ctx, s, networks...)
+	return n.about(ctx, func(s *session.Session) error { return build.Repair(ctx, s, networks...) }, networks...)
 }
 
 // RepairPods puts back in pods what Add gave them and they lost: that the interface is up,
@@ -44,12 +34,7 @@ func (n *Node) RepairNetworks(ctx context.Context, networks []string) error {
 // lease's address and routes are its keeper's, and a pod whose interface is gone is not made
 // anew. It goes on past pods for which that fails. It needs CAP_SYS_ADMIN to enter them.
 func (n *Node) RepairPods(ctx context.Context) error {
-	s, err := n.openKnown(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.Close()
-	return mend.Pods(ctx, s)
+	return n.about(ctx, func(s *session.Session) error { return mend.Pods(ctx, s) })
 }
 
 // LookAtFirewall says what of the firewall is not as the networks with pods need it, as far as

@@ -15,10 +15,7 @@ import (
 // knows the pod by is ErrInvalid, and an attachment that is not on record ErrNotAttached. It needs
 // CAP_NET_ADMIN.
 func (n *Node) Tuned(ctx context.Context, key Key, mac net.HardwareAddr, mtu int) error {
-	if err := n.usable(ctx); err != nil {
-		return err
-	}
-	if err := key.check(); err != nil {
+	if err := n.usableFor(ctx, key); err != nil {
 		return err
 	}
 	if len(mac) != 0 && len(mac) != 6 || mtu < 0 {

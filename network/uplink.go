@@ -30,9 +30,6 @@ func checkNIC(nic string) error {
 // PlanUplink gives the steps by which a NIC would be taken over. Nothing is changed. For a NIC
 // that is taken over already, there are none: ErrConflict.
 func (n *Node) PlanUplink(ctx context.Context, u uplink.Uplink) (*uplink.Steps, error) {
-	if err := n.usable(ctx); err != nil {
-		return nil, err
-	}
 	if err := checkNIC(u.NIC); err != nil {
 		return nil, err
 	}
@@ -72,24 +69,19 @@ func (n *Node) RestoreUplink(ctx context.Context, nic, bridgeName string) error 
 // aboutUplink does something about an uplink, under the lock that keeps Adds away, and, before
 // that, the one of the lease that the host has by the NIC.
 func (n *Node) aboutUplink(ctx context.Context, nic string, do func(*session.Session) error) error {
-	if err := n.usable(ctx); err != nil {
-		return err
-	}
 	if err := checkNIC(nic); err != nil {
 		return err
 	}
-	s, err := n.openKnown(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.Close()
-	if s.HostLease, err = takeover.LockHostLease(ctx, n.leaseDir, nic); err != nil {
-		return err
-	}
-	if err := s.EnterAlone(ctx); err != nil {
-		return err
-	}
-	return do(s)
+	return n.about(ctx, func(s *session.Session) error {
+		var err error
+		if s.HostLease, err = takeover.LockHostLease(ctx, n.leaseDir, nic); err != nil {
+			return err
+		}
+		if err := s.EnterAlone(ctx); err != nil {
+			return err
+		}
+		return do(s)
+	})
 }
 
 // UplinkReport is what is known of one uplink.

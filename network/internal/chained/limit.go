@@ -29,10 +29,8 @@ func (at Attachment) Limit(ctx context.Context, s *session.Session, asked bandwi
 			}
 		}
 		target := recorded.Target(a)
-		next.Bandwidth, next.IFB = recorded.Bandwidth(effective), ""
-		if effective.Egress.Rate > 0 {
-			next.IFB, ifb = target.IFB, target.IFB
-		}
+		recorded.Limit(next, effective)
+		ifb = next.IFB
 		conn := bandwidth.On(s.Links.Socket())
 		dir := s.Dir.Of(a)
 		if asked.IsZero() {

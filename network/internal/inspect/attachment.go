@@ -7,7 +7,6 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
-	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -59,7 +58,7 @@ func Attachment(ctx context.Context, s *session.Session, n nft.Network, rec *sta
 			return nil, err
 		}
 	}
-	if err := Limits(ctx, bandwidth.On(s.Links.Socket()), rec, found); err != nil {
+	if err := Limits(ctx, s, rec, found); err != nil {
 		return nil, err
 	}
 	return found.List, nil
@@ -108,4 +107,46 @@ func PodAddresses(pod *netns.NS) ([]netip.Prefix, error) {
 		list = append(list, a.Prefix)
 	}
 	return list, err
+}
+
+// Shared compares the parts of an attachment's network, and the attachment's share in them; gateway
+// says that the bridge is to have the gateways of its addresses.
+func Shared(ctx context.Context, s *session.Session, a *state.Attachment, gateway bool, found *Findings) error {
+	rec, err := s.Dir.LoadNetwork(a.Network)
+	if err != nil {
+		found.Add("the record of network %q: %v", a.Network, err)
+		return nil
+	}
+	l, err := Bridge(ctx, s, rec, found)
+	if err != nil {
+		return err
+	}
+	at, err := recorded.GatewayLink(ctx, s.Links, rec, l)
+	if err != nil {
+		return err
+	}
+	own := *rec
+	own.Gateways = nil
+	for _, address := range a.Addresses {
+		if gateway && address.Gateway.IsValid() {
+			own.Gateways = append(own.Gateways, netip.PrefixFrom(address.Gateway, address.Prefix.Bits()))
+		}
+	}
+	if err := Gateways(ctx, s, &own, at, found); err != nil {
+		return err
+	}
+	if endpoint.PublishesIPv4(a) {
+		if err := Loopback(ctx, s, rec, at, l, found); err != nil {
+			return err
+		}
+	}
+	ep := endpoint.Of(a)
+	diffs, err := s.Firewall.Check(ctx, recorded.Rules(rec, l), &ep)
+	if err != nil {
+		return err
+	}
+	found.AddAll(diffs, "")
+	diffs, err = s.Foreign().Check(ctx)
+	found.AddAll(diffs, "")
+	return err
 }

@@ -231,11 +231,11 @@ func bridgeAlone(ctx context.Context, s *session.Session, rec *state.Network, fo
 }
 
 // Limits finds those of an attachment's limits.
-func Limits(ctx context.Context, conn *bandwidth.Conn, rec *state.Attachment, found *Findings) error {
+func Limits(ctx context.Context, s *session.Session, rec *state.Attachment, found *Findings) error {
 	if recorded.Shape(rec).IsZero() {
 		return nil
 	}
-	diffs, err := conn.Check(ctx, recorded.Target(rec), recorded.Shape(rec))
+	diffs, err := bandwidth.On(s.Links.Socket()).Check(ctx, recorded.Target(rec), recorded.Shape(rec))
 	found.AddAll(diffs, tombolo.RemedyRepair)
 	return err
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"slices"
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
@@ -12,6 +13,7 @@ import (
 	"github.com/tombolo-cni/tombolo/network/internal/dhcplease"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
+	"github.com/tombolo-cni/tombolo/nft"
 )
 
 // Other compares what an attachment of another program's has of ours.
@@ -42,7 +44,7 @@ func Other(ctx context.Context, s *session.Session, a *state.Attachment) ([]tomb
 		}
 		found.AddAll(diffs, tombolo.RemedyRepair)
 	}
-	err := Limits(ctx, bandwidth.On(s.Links.Socket()), a, found)
+	err := Limits(ctx, s, a, found)
 	return found.List, errors.Join(err, Moved(a, found))
 }
 
@@ -50,5 +52,50 @@ func Other(ctx context.Context, s *session.Session, a *state.Attachment) ([]tomb
 func Moved(a *state.Attachment, found *Findings) error {
 	diffs, err := dhcplease.Moved(a)
 	found.AddAll(diffs, tombolo.RemedyRecreate)
+	return err
+}
+
+// Published compares host ports with those that were asked for.
+func Published(ctx context.Context, s *session.Session, a *state.Attachment, ports []state.Published, snat nft.SNAT, found *Findings) error {
+	if endpoint.SNAT(a.PortSNAT) != snat {
+		found.Add("calls of its ports come from the host's address as by %q, which is not what was asked for", a.PortSNAT)
+	}
+	for _, p := range ports {
+		if !slices.ContainsFunc(a.Published, func(has state.Published) bool {
+			has.Withheld = false
+			return has == p
+		}) {
+			found.Add("port %s of the host does not lead to the pod", endpoint.PortText(endpoint.Port(&p)))
+		}
+	}
+	diffs, err := s.Firewall.CheckEndpoint(ctx, endpoint.Of(a))
+	found.AddAll(diffs, "")
+	return errors.Join(err, Moved(a, found))
+}
+
+// Limited compares limits with those that were asked for.
+func Limited(ctx context.Context, s *session.Session, a *state.Attachment, asked bandwidth.Shape, found *Findings) error {
+	want, _, err := asked.Effective(max(a.MTU, 1))
+	if err != nil {
+		return err
+	}
+	if has := recorded.Shape(a); has != want {
+		found.Add("the limits are %+v, where %+v was asked for", has, want)
+	}
+	return Limits(ctx, s, a, found)
+}
+
+// Admitted compares with what an attachment was to be admitted by.
+func Admitted(ctx context.Context, s *session.Session, a *state.Attachment, policy nft.Policy, found *Findings) error {
+	if !a.Other {
+		diffs, err := s.Firewall.CheckEndpoint(ctx, endpoint.Of(a))
+		found.AddAll(diffs, "")
+		return err
+	}
+	if !a.Admitted || a.Policy != recorded.PolicyName(policy) {
+		found.Add("container %s was not admitted with policy %s", a.ContainerID, policy)
+	}
+	diffs, err := Other(ctx, s, a)
+	found.AddAll(diffs, "")
 	return err
 }

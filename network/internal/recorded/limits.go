@@ -23,10 +23,13 @@ func Shape(rec *state.Attachment) bandwidth.Shape {
 	}
 }
 
-// Bandwidth is how limits are on record.
-func Bandwidth(s bandwidth.Shape) state.Bandwidth {
-	return state.Bandwidth{
+// Limit puts limits on record, with the link that shapes what the pod sends.
+func Limit(rec *state.Attachment, s bandwidth.Shape) {
+	rec.Bandwidth, rec.IFB = state.Bandwidth{
 		IngressRate: s.Ingress.Rate, IngressBurst: s.Ingress.Burst,
 		EgressRate: s.Egress.Rate, EgressBurst: s.Egress.Burst,
+	}, ""
+	if s.Egress.Rate > 0 {
+		rec.IFB = bandwidth.IFBName(rec.Hash())
 	}
 }

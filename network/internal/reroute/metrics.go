@@ -33,23 +33,49 @@ func (m Metrics) Apply(routes []route.Route) []route.Route {
 	}
 	list := append([]route.Route(nil), routes...)
 	for i := range list {
-		if metric := m[FamilyIndex(list[i].Dst.Addr())]; metric != 0 && IsDefault(&list[i]) {
+		if metric := m[familyIndex(list[i].Dst.Addr())]; metric != 0 && isDefault(&list[i]) {
 			list[i].Priority = metric
 		}
 	}
 	return list
 }
 
-// FamilyIndex is the place in Metrics of an address' family.
-func FamilyIndex(a netip.Addr) int {
+// familyIndex is the place in Metrics of an address' family.
+func familyIndex(a netip.Addr) int {
 	if a.Is6() {
 		return 1
 	}
 	return 0
 }
 
-// IsDefault says that a route is a default route of the main table.
-func IsDefault(r *route.Route) bool {
+// SecondRoute is the error where a pod has such a default route by another interface, and Metrics now
+// have larger ones, with which to try again.
+type SecondRoute struct{ error }
+
+// MakeWay finds larger metrics where an Attach with these routes failed since the pod has a default route
+// by another interface, and says so by a SecondRoute.
+func (m *Metrics) MakeWay(pod *netns.NS, routes []route.Route, err error) error {
+	if !isSecondRoute(err) {
+		return err
+	}
+	explained, before := ExplainRoute(err), *m
+	for i := range routes {
+		if r := &routes[i]; isDefault(r) {
+			metric, lookErr := FreeMetric(pod, r.Dst.Addr().Is6(), r.Priority)
+			if lookErr != nil {
+				return errors.Join(explained, lookErr)
+			}
+			m[familyIndex(r.Dst.Addr())] = metric
+		}
+	}
+	if *m == before {
+		return explained
+	}
+	return SecondRoute{explained}
+}
+
+// isDefault says that a route is a default route of the main table.
+func isDefault(r *route.Route) bool {
 	return r.Dst.Bits() == 0 && (r.Table == 0 || r.Table == route.TableMain)
 }
 
@@ -88,11 +114,15 @@ func FreeMetric(pod *netns.NS, ipv6 bool, asked uint32) (uint32, error) {
 
 // ExplainRoute tells what to do where the pod has a route by another interface.
 func ExplainRoute(err error) error {
-	var op *tombolo.OpError
-	if errors.Is(err, fs.ErrExist) && errors.As(err, &op) && op.Op == "add route" {
+	if isSecondRoute(err) {
 		return fail.Errorf(fail.ErrConflict, "%v: the pod has such a route by another of its interfaces: give this one another priority, or leave it out", err)
 	}
 	return err
+}
+
+func isSecondRoute(err error) bool {
+	var op *tombolo.OpError
+	return errors.Is(err, fs.ErrExist) && errors.As(err, &op) && op.Op == "add route"
 }
 
 // IPv6Gateway is where the pod's default route leads: to the LAN's router, of which the

@@ -45,7 +45,7 @@ func WithDefaults(wanted bool, addresses []ipam.Address, routes []route.Route) [
 
 // HasDefault says whether a default route is among them, of an address's family.
 func HasDefault(routes []route.Route, of netip.Addr) bool {
-	return slices.ContainsFunc(routes, func(r route.Route) bool { return IsDefault(&r) && r.Dst.Addr().Is4() == of.Is4() })
+	return slices.ContainsFunc(routes, func(r route.Route) bool { return isDefault(&r) && r.Dst.Addr().Is4() == of.Is4() })
 }
 
 // Default is the default route by a gateway.

@@ -3,6 +3,7 @@ package teardown
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"slices"
 
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
@@ -47,6 +48,13 @@ func Other(ctx context.Context, s *session.Session, rec *state.Attachment) error
 		return fail.State(err)
 	}
 	return nil
+}
+
+// IsDamagedOther says whether an attachment is on record as another program's alone, and that record is damaged.
+func IsDamagedOther(dir *state.Dir, network, hash string) bool {
+	_, ours := dir.Load(network, hash)
+	_, others := dir.Others().Load(network, hash)
+	return errors.Is(ours, fs.ErrNotExist) && errors.Is(others, state.ErrDamaged)
 }
 
 // DamagedOther takes down what can be told of an attachment of another program's by its hash, and its record, or what

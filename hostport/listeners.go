@@ -23,8 +23,8 @@ type Listener struct {
 // String says which program has the port, as far as that can be seen from here.
 func (l Listener) String() string { return l.socket.InUse() }
 
-// NotHeldFor leaves out the sockets by which the runtime keeps a container's ports from others, and
-// serves nothing: those of podman's conmon and of nerdctl's port reserver.
+// NotHeldFor leaves out the sockets by which a runtime reserves a container's ports without serving them:
+// those of podman's conmon and of nerdctl's port reserver.
 func NotHeldFor(containerID string, listeners []Listener) []Listener {
 	var sockets []sockdiag.Socket
 	for _, l := range listeners {

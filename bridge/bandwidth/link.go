@@ -19,7 +19,8 @@ func addIFB(b *nl.Batch, name string, mac net.HardwareAddr) {
 	link.Request{Name: name, MAC: mac, MTU: &mtu, Kind: "ifb"}.Create(b, "add link", name)
 }
 
-// setAlias appends what the kernel passes over in a request that creates.
+// setAlias appends a request of its own for the alias: the kernel ignores one in the request that makes a
+// link.
 func setAlias(b *nl.Batch, name, alias string) {
 	if alias != "" {
 		link.Request{Name: name, Alias: &alias}.Set(b, "set link", name)

@@ -109,7 +109,7 @@ func appendARP(b []byte, a *dhcpc.ARP) ([]byte, error) {
 	return append(append(b, target...), a.TargetIP.AsSlice()...), nil
 }
 
-// tagged gives a frame the tag of a VLAN.
+// tagged inserts a VLAN's tag (802.1Q) behind a frame's MAC addresses.
 func tagged(frame []byte, vlan uint16) []byte {
 	return slices.Insert(frame, 2*macLen, unix.ETH_P_8021Q>>8, unix.ETH_P_8021Q&0xff, byte(vlan>>8), byte(vlan))
 }

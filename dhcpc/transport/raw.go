@@ -29,8 +29,8 @@ type Config struct {
 	// MAC is the client's hardware address: answers to others are not heard. Nil is
 	// the interface's own.
 	MAC net.HardwareAddr
-	// VLAN has a Raw's frames, and those of Release and Send6, carry its tag, 1 to 4094: the interface is then
-	// a trunk, such as a bridge's port. 0 is none.
+	// VLAN is the ID, 1 to 4094, with which a Raw, Release and Send6 tag their frames, on an interface that is a
+	// trunk, such as a bridge's port. With 0 the frames have no tag.
 	VLAN uint16
 	// ARP has a Raw hear ARP packets too, for Config.DetectConflicts of package dhcpc.
 	ARP bool
@@ -64,7 +64,7 @@ func (c *Config) check() error {
 	return nil
 }
 
-// complete gives a checked copy, with the interface's own MAC where none was given.
+// complete checks the Config, and gives a copy that has the interface's MAC if it had none.
 func (c *Config) complete() (*Config, error) {
 	if err := c.checkLink(); err != nil {
 		return nil, err

@@ -51,8 +51,8 @@ func DialUDP(cfg *Config) (*UDP, error) {
 	return &UDP{conn: conn, buf: make([]byte, frameMax)}, nil
 }
 
-// listen makes a socket by hand: net.ListenConfig would bring a resolver of names into
-// every program, with what that takes at each start.
+// listen makes a socket by system calls. net.ListenConfig would link Go's resolver of names into every
+// program, which then starts more slowly.
 func (c *Config) listen(family, port int, prepare func(fd int) error) (*net.UDPConn, error) {
 	var own unix.Sockaddr = &unix.SockaddrInet4{Port: port}
 	if family == unix.AF_INET6 {
@@ -72,7 +72,7 @@ func (c *Config) listen(family, port int, prepare func(fd int) error) (*net.UDPC
 		if err := unix.Bind(fd, own); err != nil {
 			return fmt.Errorf("bind to port %d: %w", port, err)
 		}
-		conn, err = net.FilePacketConn(file) // of its own descriptor
+		conn, err = net.FilePacketConn(file) // it has a duplicate of the descriptor
 		return err
 	})
 	if err != nil {
@@ -96,7 +96,7 @@ func prepare(fd, link int, filter []bpf.RawInstruction) error {
 		option{"allow broadcasts", unix.SOL_SOCKET, unix.SO_BROADCAST, 1})
 }
 
-// option is one of a socket.
+// option is a socket option, for setsockopt(2); what names it in errors.
 type option struct {
 	what               string
 	level, name, value int

@@ -144,7 +144,8 @@ func sendToGroup(fd int, cfg *Config, message []byte) error {
 	return unix.Sendto(fd, message, unix.MSG_DONTWAIT, &unix.SockaddrInet6{Addr: group.As16(), Port: dhcp6.ServerPort, ZoneId: uint32(cfg.Link)})
 }
 
-// sendFrame6 sends by a packet socket without a protocol: such a one hears nothing, and is closed at once.
+// sendFrame6 sends by a packet socket without a protocol. Such a socket receives nothing, and the kernel closes
+// it at once.
 func sendFrame6(fd int, cfg *Config, message []byte) error {
 	frame := encode6(message, cfg.MAC)
 	if cfg.VLAN != 0 {

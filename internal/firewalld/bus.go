@@ -175,19 +175,19 @@ func (b *bus) call(ctx context.Context, to string, at dbus.ObjectPath, method st
 	return nil
 }
 
-// answered says that an error is what a program on the bus answered, and not the bus in its place.
+// answered says whether an error came from the program that was called, and not from the bus.
 func answered(err error) bool {
 	var e dbus.Error
 	return errors.As(err, &e) && !gone(err)
 }
 
-// gone says that an error is the bus's answer in place of a program that is not there, or ended before it answered.
+// gone says whether the bus reports that the program is not there, or ended before it answered.
 func gone(err error) bool {
 	var e dbus.Error
 	return nobody(err) || errors.As(err, &e) && e.Name == busName+".Error.NoReply"
 }
 
-// nobody says that an error is the bus's answer that nobody has a name.
+// nobody says whether the bus reports that no program has the name that was called.
 func nobody(err error) bool {
 	var e dbus.Error
 	return errors.As(err, &e) && (e.Name == busName+".Error.NameHasNoOwner" || e.Name == busName+".Error.ServiceUnknown")

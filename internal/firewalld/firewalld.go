@@ -114,7 +114,7 @@ func (k *keeper) meet(ctx context.Context) error {
 	defer b.close()
 	for {
 		there, err := b.isThere(ctx)
-		var again <-chan time.Time // the bus says when firewalld comes or goes, unless it has not gone
+		var again <-chan time.Time // for as long as firewalld runs; the bus announces its start
 		if err == nil && there {
 			err = k.attend(ctx, b)
 			again = time.After(k.again)

@@ -43,9 +43,9 @@ func (z active) elsewhere(zone string, a netip.Addr) string {
 	return ""
 }
 
-// lookAtSources has addresses of pods be sources of the zones that their attachments ask for, and be
-// none any more where nobody asks. Only an error of the bus ends it: what one attachment has keeps
-// nobody from the others.
+// lookAtSources makes pods' addresses sources of the zones that their attachments ask for, and takes back
+// those that no attachment asks for any more. Only an error of the bus ends it. An attachment for which it
+// fails does not keep it from the others.
 func (k *keeper) lookAtSources(ctx context.Context, b *bus) error {
 	entries, err := k.sources.List()
 	k.entries = entries

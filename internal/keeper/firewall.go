@@ -112,13 +112,14 @@ func generationOf(b []byte) generation {
 // isOurs says that a process is called like a program of ours.
 func (g *generation) isOurs() bool { return g.by == "tombolo" || g.by == "tombolod" }
 
-// when says when the firewall is looked at: soon for what others did since the last look.
+// when says how soon the firewall is to be compared after these announcements: soon if another program changed
+// it since the last comparison, later if one of ours did, and never if no change is newer than that.
 func (f *firewall) when(list []generation) urgency {
 	when := never
 	for _, g := range list {
 		switch {
 		case !g.lost && int32(g.id-f.known) <= 0 && f.known != 0:
-			// It was looked at since.
+			// The firewall was compared after this change.
 		case g.lost || !g.isOurs():
 			when, f.by = soon, g.by
 		default:

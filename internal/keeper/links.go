@@ -140,7 +140,8 @@ func routeLink(b []byte) (index int, _ error) {
 	return index, err
 }
 
-// when has links looked at: soon for what pods do not cause, else later.
+// when says how soon links are to be compared: soon after changes that no pod causes, and later after those
+// that come and go with pods.
 func (l *linkage) when(c changes) urgency {
 	when := never
 	if c.lost {

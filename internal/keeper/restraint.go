@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// restraint keeps the keeper from fighting with another program over what both want to set.
-// What is undone again and again, a person or another manager undoes on purpose: then it is
-// put right only once a minute.
+// restraint keeps the keeper from fighting with another program over what both want to set. If a repair is
+// undone again and again, a person or a program does so on purpose, and the keeper repairs only once a
+// minute.
 type restraint struct {
 	undone []time.Time // when it was put right, within contestedFor
 	times  int         // the same since it is contested; 0: it is not

@@ -158,7 +158,7 @@ func (v *visit) restore6() error {
 	return nil
 }
 
-// refuse6 gives what is asked about each address, and prefix, that a server grants.
+// refuse6 gives the function that says why an address or a prefix that a server grants cannot be the pod's.
 func (k *Keeper) refuse6(r *lease.Record) func(l, held *dhcp6.Lease) error {
 	network, hash, bridge, at := r.Network, r.Hash(), r.Bridge, r.At()
 	return func(l, held *dhcp6.Lease) error {
@@ -204,7 +204,7 @@ func (k *Keeper) anothersPrefix(hash, at string, l *dhcp6.Lease) error {
 
 func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
-// note6 writes a trouble down, for whoever looks, and the ADD that waits.
+// note6 writes on record why there is no lease, for the ADD that waits and for tombolo check.
 func (v *visit) note6(trouble string) error {
 	if v.r.Six.Error == trouble {
 		return nil
@@ -388,7 +388,7 @@ func (x *exchange6) write(l *dhcp6.Lease, checking bool, trouble string) error {
 		six.Address = l.Address
 	}
 	if l != nil && l.Prefix.IsValid() && (x.r.Six.Lease == nil || x.r.Six.Lease.Prefix != l.Prefix) {
-		// Once more, since another worker may have been granted the same meanwhile.
+		// refuse6 has asked that too, but another worker may have been granted the same prefix since.
 		x.delegating.Lock()
 		defer x.delegating.Unlock()
 		if err := x.anothersPrefix(x.r.Hash(), x.r.At(), l); err != nil {

@@ -139,7 +139,7 @@ func (p *kernelPod) withdraw6(l *dhcp6.Lease) error {
 	return err
 }
 
-// release6 sends it for a pod that is gone.
+// release6 sends the RELEASE for a pod that is gone.
 func (k kernel) release6(ctx context.Context, r *lease.Record) error {
 	links, err := bridge.Dial(&bridge.Config{NetNS: k.host})
 	if err != nil {

@@ -47,7 +47,7 @@ type vigil[N any] struct {
 	listen  func() (source, error)
 	read    func([]netlink.Message) (n N, some bool)
 	lost    N                            // what is told if announcements were lost
-	when    func(N) urgency              // says when news are looked at
+	when    func(N) urgency              // says how soon visit has to be called after them
 	visit   func()                       // looks, and has put right what is to be
 	trouble func(what string, err error) // reports what went wrong
 	subject string                       // of errors

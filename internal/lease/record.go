@@ -94,8 +94,9 @@ type Record struct {
 	Updated time.Time `json:"updated,omitzero"` // by the last ADD or renewal
 	Error   string    `json:"error,omitempty"`  // the keeper's last trouble, while it lasts
 
-	// unknown are the fields that this version does not know: a renewal by an older keeper takes nothing
-	// out that a newer one has written. So what comes new to records is a field at this level, or of Six.
+	// unknown are the fields that this version does not know. They are written again, so that an older keeper
+	// that renews a lease keeps what a newer one has written. That is done at this level and for Six only:
+	// new fields have to be in one of the two.
 	unknown map[string]json.RawMessage
 }
 
@@ -286,7 +287,7 @@ func decode(data []byte) (*Record, error) {
 	return doc.Record, nil
 }
 
-// unknownIn gives the members of a JSON object that are none of those.
+// unknownIn gives the members of a JSON object that have none of the known names.
 func unknownIn(data []byte, known []string) (map[string]json.RawMessage, error) {
 	var all map[string]json.RawMessage
 	err := json.Unmarshal(data, &all)
@@ -299,7 +300,7 @@ func unknownIn(data []byte, known []string) (map[string]json.RawMessage, error) 
 	return all, err
 }
 
-// withUnknown adds such members to a JSON object that has some.
+// withUnknown adds what unknownIn gave to a JSON object that has at least one member.
 func withUnknown(data []byte, unknown map[string]json.RawMessage) ([]byte, error) {
 	if len(unknown) == 0 {
 		return data, nil

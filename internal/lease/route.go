@@ -21,10 +21,11 @@ func RouteOf(r dhcpc.Route, link, priority int) route.Route {
 	return one
 }
 
-// Delegated is the route to a delegated prefix: none, but for what the pod makes of it. Else what is for an
-// unused part of it would go to the LAN's router and come back, to and fro (RFC 7084, section 4.3, WPD-5). The
-// kernel takes no end of time for such a route (Linux 6.18), and keeps it without the pod's interface.
+// Delegated is the route by which a delegated prefix is unreachable, except where the pod has routes of its own
+// to parts of it. Without it, packets to an unused part would go back and forth between the pod and the LAN's
+// router (RFC 7084, section 4.3, WPD-5). The kernel accepts no lifetime for such a route (Linux 6.18), and keeps
+// it when the pod's interface goes.
 func Delegated(p netip.Prefix) route.Route {
-	const least = math.MaxUint32 // others to the same prefix come before
+	const least = math.MaxUint32 // any other route to the prefix is preferred
 	return route.Route{Dst: p, Type: route.Unreachable, Priority: least, Protocol: route.ProtocolTombolo}
 }

@@ -41,7 +41,7 @@ type Six struct {
 // sixFields is a Six without its methods, which encoding/json would call again.
 type sixFields Six
 
-// UnmarshalJSON keeps members that this version does not know.
+// UnmarshalJSON keeps members that this version does not know, for MarshalJSON.
 func (s *Six) UnmarshalJSON(data []byte) error {
 	err := json.Unmarshal(data, (*sixFields)(s))
 	if err == nil {
@@ -50,7 +50,7 @@ func (s *Six) UnmarshalJSON(data []byte) error {
 	return err
 }
 
-// MarshalJSON writes them again.
+// MarshalJSON also writes the members that UnmarshalJSON did not know.
 func (s *Six) MarshalJSON() ([]byte, error) {
 	data, err := json.Marshal((*sixFields)(s))
 	if err != nil {

@@ -55,12 +55,12 @@ func heldByMonitor(proc, nerdctl string, sockets []Socket, containerID string) m
 	return held
 }
 
-// openSockets gives those of the sockets that a process has open.
+// openSockets gives the inodes of those of the wanted sockets that a process has open.
 func openSockets(dir string, wanted map[uint32]bool) []uint32 {
 	fds := filepath.Join(dir, "fd")
 	entries, err := os.ReadDir(fds)
 	if err != nil {
-		return nil // not ours to read, or gone
+		return nil // the process has ended, or its files cannot be read
 	}
 	var list []uint32
 	for _, e := range entries {
@@ -91,7 +91,7 @@ func portReserver(proc, nerdctl, containerID string) (pid, parent int) {
 	if pid, err = strconv.Atoi(strings.TrimSpace(string(text))); err != nil || pid <= 0 {
 		return 0, 0
 	}
-	// The name, in parentheses, may have any character.
+	// The process's name, in parentheses, may have any character, ')' too: the fields follow the last one.
 	stat, err := os.ReadFile(filepath.Join(proc, strconv.Itoa(pid), "stat"))
 	if err != nil {
 		return 0, 0

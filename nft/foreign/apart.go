@@ -65,7 +65,7 @@ func (c *Conn) planApart(ctx context.Context, t *nftnl.Transaction, family uint8
 	return nil
 }
 
-// insertApart puts a rule first in a chain, whose last one has all others return.
+// insertApart inserts a rule at the beginning of a chain, whose last rule returns all packets.
 func insertApart(t *nftnl.Transaction, into chain, rule func(*nftnl.Expressions)) {
 	t.AddRule("insert a rule into", into, into.family, 0, apartComment, rule, into.named(unix.NFTA_RULE_CHAIN)...)
 }

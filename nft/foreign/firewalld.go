@@ -13,13 +13,14 @@ const (
 	firewalldPolicy = "filter_FWD_policy_" // begins the names of a policy's chains
 )
 
-// byFirewalld says which part of firewalld stops pods, and what helps. Rules of a policy count before those of
-// zones, or after them, so that no zone helps: the policy gets a rule of its own, by which it accepts pods.
+// byFirewalld says which part of firewalld stops pods, and what helps. A bridge that a zone stops has to join the
+// zone trusted. Against a policy that does not help, since its rules apply whatever the zone is: the policy needs
+// a rule that accepts pods.
 func (ch *hookedChain) byFirewalld(o *Obstacle, by *rule, t *content, p *podPacket) {
 	policy, first := t.policyOf(by)
 	if policy == "" {
 		o.Kind = Firewalld
-		// To add it fails where it is in another zone.
+		// --add-interface would fail for an interface that is in another zone.
 		o.Remedy = "firewall-cmd --permanent --zone=trusted --change-interface=" + shellWord(p.bridge) + " && firewall-cmd --reload"
 		return
 	}
@@ -43,8 +44,9 @@ func (ch *hookedChain) byFirewalld(o *Obstacle, by *rule, t *content, p *podPack
 	o.Remedy += " && firewall-cmd --reload"
 }
 
-// policyOf is the policy that a rule is of, if it is one's. first says that an accept has to come before the policy's
-// own rules: that rule is one of these, and not what becomes of all else.
+// policyOf names the policy to which a rule belongs, if it belongs to one. first says that the rule is one that the
+// operator gave the policy, so that an accept has to come before it; otherwise it is the policy's target, which
+// comes after all rules.
 func (t *content) policyOf(by *rule) (policy string, first bool) {
 	if by == nil {
 		return "", false

@@ -38,7 +38,7 @@ const (
 	// Firewalld is firewalld's table, which it makes anew whenever it is reloaded, and
 	// from version 2 on lets nobody else change: the zone that the bridge is in.
 	Firewalld ObstacleKind = "firewalld"
-	// FirewalldPolicy is the same: a policy of its, which counts in the zone trusted too.
+	// FirewalldPolicy is a policy of firewalld's, which applies to the zone trusted too.
 	FirewalldPolicy ObstacleKind = "firewalld-policy"
 	// IPTables is the table filter of iptables over nf_tables, where Ensure puts its rule: a
 	// rule ahead of that, which is left to its owner, or a chain that no rule can go into.

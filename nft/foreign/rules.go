@@ -203,8 +203,8 @@ func (p *podPacket) meetsAll(r *rule) likelihood {
 	return got
 }
 
-// meetsAllOf is meetsAll for a rule in a chain that may be for such packets only, and says whether what
-// it calls is.
+// meetsAllOf is meetsAll for a rule in a chain to which only packets of pods come, if named is true. forPods says
+// whether only these come to what the rule calls.
 func (p *podPacket) meetsAllOf(r *rule, named bool) (_ likelihood, forPods bool) {
 	got := always
 	for i := range r.conditions {
@@ -241,10 +241,10 @@ const (
 type walk struct {
 	packet *podPacket
 	chains map[string][]rule
-	seen   map[called]fate // what is known of chains, and of those being walked
+	seen   map[called]fate // of the chains that were walked, or are being walked
 }
 
-// called is a chain, and that it was called for what pods send only.
+// called is a chain, and whether only packets of pods come to it by the rule that called it.
 type called struct {
 	chain   string
 	forPods bool
@@ -283,7 +283,8 @@ func (w *walk) rules(rules []rule, forPods bool) fate {
 }
 
 // rule says what one rule makes of the packet, and whether the chain ends with it. A chain that is called for
-// what pods send is about them. A goto is not: by these firewalld files links, and no zone is for pods alone.
+// what pods send only is about pods, but not one that is gone to: firewalld assigns links to zones by gotos, and
+// no zone is for pods alone.
 func (w *walk) rule(r *rule, forPods bool) (f fate, end bool) {
 	m, forPods := w.packet.meetsAllOf(r, forPods)
 	if m < likely {

@@ -15,8 +15,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// setMentions says how likely it is that a link is in a set, or in a map: for certain if its name is
-// looked up alone, and is there so.
+// setMentions says how likely it is that a link is in a set, or in a map. That is certain where the link's name is
+// the whole key.
 func (c *Conn) setMentions(ch chain, l lookup, link string) (likelihood, error) {
 	found, exact := never, interfaceName(link)
 	err := c.elements(ch, l.set, func(key []byte, _ bool) {

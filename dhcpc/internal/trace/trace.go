@@ -1,4 +1,5 @@
-// Package trace counts what a session of a DHCP client sent and heard, for the error that it ends with.
+// Package trace counts what a session of a DHCP client sent and received. The error with which the session
+// ends lists it.
 package trace
 
 import (
@@ -10,18 +11,19 @@ import (
 	"time"
 )
 
-// ErrTimeout is dhcpc.ErrTimeout.
+// ErrTimeout is what dhcpc exports as ErrTimeout.
 var ErrTimeout = errors.New("no lease in time")
 
-// maxHeard bounds the kinds of messages that a Trace tells apart.
+// maxHeard is how many kinds of messages a Trace counts by themselves. It counts the rest together, so that
+// a flood of odd messages takes no memory.
 const maxHeard = 8
 
-// Trace is what was sent and heard since there last was a lease. It is part of a session, of which
-// copies are made, so that no list is changed in place.
+// Trace counts the messages since the client last had a lease. A Trace is copied along with its session,
+// and the copies share their lists, so its methods make a new list instead of changing one.
 type Trace struct {
 	Began       time.Time
 	Sent, Heard Counts
-	Last        error // what went wrong before
+	Last        error // the error before the one that ends the session; nil if there was none
 }
 
 // Counts says how many there were of each kind.
@@ -32,7 +34,7 @@ type count struct {
 	n    int
 }
 
-// Add counts one more of something, in a copy.
+// Add counts one more of a kind. The list of before stays as it is.
 func (c *Counts) Add(what string) {
 	list := append(Counts(nil), *c...)
 	*c = list
@@ -48,7 +50,7 @@ func (c *Counts) Add(what string) {
 	*c = append(list, count{what, 1})
 }
 
-// Texts gives each with its number, and the first word in the plural: "2 OFFERs of 192.0.2.9 from 192.0.2.1".
+// Texts gives each kind with its number, with the first word in the plural where there are several: "2 OFFERs of 192.0.2.9 from 192.0.2.1".
 func (c Counts) Texts() []string {
 	var list []string
 	for _, one := range c {
@@ -64,7 +66,7 @@ func (c Counts) Texts() []string {
 	return list
 }
 
-// Failure is dhcpc.Error and dhcp6.Error.
+// Failure has what dhcpc.Error and dhcp6.Error say in common.
 type Failure struct {
 	Op     string
 	Err    error
@@ -77,13 +79,13 @@ type Failure struct {
 // Failure makes the error of a session that ends now, because of err.
 func (t *Trace) Failure(op string, now time.Time, err error) *Failure {
 	if errors.Is(err, context.DeadlineExceeded) {
-		err = fmt.Errorf("%w: %w", ErrTimeout, err) // any deadline counts, also the caller's
+		err = fmt.Errorf("%w: %w", ErrTimeout, err) // whether the deadline is the client's or the caller's
 	}
 	return &Failure{Op: op, Err: err, Last: t.Last, Waited: now.Sub(t.Began), Sent: t.Sent.Texts(), Heard: t.Heard.Texts()}
 }
 
-// Text gives all of it in one line. vain is how it says that what was heard did not do, and hint what
-// to look at where nothing was heard.
+// Text gives the failure in one line. vain begins it where the answers led to no lease, and hint says what to
+// check where no answer came.
 func (f *Failure) Text(vain, hint string) string {
 	if f == nil {
 		return "no error"
@@ -111,7 +113,7 @@ func (f *Failure) Text(vain, hint string) string {
 	return text
 }
 
-// Causes gives both.
+// Causes gives Err and, if there is one, Last, for errors.Is.
 func (f *Failure) Causes() []error {
 	switch {
 	case f == nil:
@@ -122,7 +124,7 @@ func (f *Failure) Causes() []error {
 	return []error{f.Err, f.Last}
 }
 
-// Earlier gives the earlier of two times; the zero time never comes.
+// Earlier gives the earlier of two times, of which a zero one means never.
 func Earlier(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b

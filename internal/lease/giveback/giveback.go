@@ -24,7 +24,7 @@ func Release(ctx context.Context, r *lease.Record, links *bridge.Conn, host *net
 	return send(ctx, r, links, host, l.Address.Addr(), func(cfg *transport.Config, _ bool) error { return transport.Release(ctx, cfg, l) })
 }
 
-// Release6 is Release for what the pod had by DHCPv6.
+// Release6 sends the RELEASE of what the pod had by DHCPv6, in the way of Release.
 func Release6(ctx context.Context, r *lease.Record, links *bridge.Conn, host *netns.NS) error {
 	return send(ctx, r, links, host, r.Six.Lease.Address, func(cfg *transport.Config, port bool) error {
 		if port {
@@ -34,7 +34,8 @@ func Release6(ctx context.Context, r *lease.Record, links *bridge.Conn, host *ne
 	})
 }
 
-// send has a message sent where the pod was, and says whether that is by a port.
+// send has by send a message from the host's link in the pod's network. Where a VLAN has no such link, by sends it
+// from each port of the bridge that is in the VLAN, and port is true.
 func send(ctx context.Context, r *lease.Record, links *bridge.Conn, host *netns.NS, own netip.Addr, by func(cfg *transport.Config, port bool) error) error {
 	if r.Apart && r.Bridge == "" {
 		return nil // the host has no link by which the server is reached: there the lease runs out
@@ -66,7 +67,7 @@ func send(ctx context.Context, r *lease.Record, links *bridge.Conn, host *netns.
 	return errors.Join(errs...)
 }
 
-// sendBy has it sent by a port that is in the VLAN.
+// sendBy has by send a message from a port that is up and in the VLAN, and passes over any other.
 func sendBy(ctx context.Context, id uint16, links *bridge.Conn, host *netns.NS, port *bridge.Link, by func(cfg *transport.Config, port bool) error) error {
 	outside, err := links.VLANs().Outside(ctx, port.Index, vlan.Range{First: id, Last: id})
 	if err != nil || len(outside) > 0 || !port.Up {

@@ -32,9 +32,9 @@ func Points(calls, sample int) ([]int, error) {
 	return list, err
 }
 
-// Strides is for a sweep that does not know how many calls there are before it has come to
-// their end. It gives the first call that has a fault, and how many further on the next one
-// is; 0: there is no other. A sample is one call of so many.
+// Strides says at which calls a sweep has faults, where it learns the number of calls only at their end: the
+// first such call, and how many calls further on the next one is (0: there is only one). By default it is one
+// call in sample, beginning at a random one.
 func Strides(sample int) (first, step int, err error) {
 	value := os.Getenv(Variable)
 	switch value {

@@ -42,7 +42,7 @@ type Want struct {
 	Reached  []netip.Addr // the pod's addresses that ports of the host lead to
 }
 
-// routing is what the host has to forward for the ADD's sake.
+// routing is which families the host has to forward for this ADD.
 func (w *Want) routing() bridge.Routing {
 	var r bridge.Routing
 	need := func(a netip.Addr) {
@@ -63,8 +63,8 @@ type Built struct {
 	Bridge *bridge.Link
 	At     *bridge.Link // with the gateways' addresses: the bridge, or the host's in the network's VLAN
 	MTU    int
-	// almost is its record, where nothing is missing but the way from the host's 127.0.0.1
-	// to a port that the pod is to have, or the record has other pools than the pod's.
+	// almost is the network's record if only the way from 127.0.0.1 to the pod's ports is missing, or the
+	// record's pools differ from those that are asked for. Otherwise it is nil.
 	almost *state.Network
 }
 
@@ -94,8 +94,8 @@ func onOff(v *bool) string {
 // the exclusive lock while the others wait.
 func Ready(ctx context.Context, s *session.Session, w *Want) (*Built, error) {
 	var b *Built
-	// What is missing is looked for again under the exclusive lock: of a network that is known
-	// to lack something, that look does.
+	// Under the exclusive lock the network is compared again. If something is known to be missing, that one
+	// comparison is enough.
 	shut := w.Loopback && s.Shared() && loopback.IsShut(w.Record.GatewayLink())
 	err := s.Ensure(ctx, func() (bool, error) {
 		if shut {
@@ -179,9 +179,9 @@ func look(ctx context.Context, s *session.Session, w *Want) (*Built, error) {
 	return b, nil
 }
 
-// complete opens the way from the host's 127.0.0.1 to a network that is there, if the ADD needs
-// it, and notes its pools, under the exclusive lock. A network has its first host port time and
-// again, so that does not take building all of it.
+// complete opens the way from 127.0.0.1 to a network that is there, if the ADD needs it, and writes its pools on
+// record, under the exclusive lock. It spares the whole build, since a network can get its first host port many
+// times.
 func complete(ctx context.Context, s *session.Session, w *Want, b *Built) error {
 	rec := b.almost
 	filtered, unfiltered := rec.LoopbackFiltered, rec.LoopbackUnfiltered
@@ -200,9 +200,8 @@ func complete(ctx context.Context, s *session.Session, w *Want, b *Built) error 
 	return nil
 }
 
-// gatewaysInUse says whether the attachments are still there for whose sake the bridge has
-// gateways that this ADD has no use for: those of an earlier configuration, or of
-// another subnet.
+// gatewaysInUse says whether each gateway that this ADD does not ask for is still needed: whether the attachment that
+// holds it, by an earlier configuration or another subnet, is there.
 func gatewaysInUse(s *session.Session, rec *state.Network, w *Want) bool {
 	for _, held := range rec.Held {
 		if slices.Contains(w.Record.Gateways, held.Gateway) {
@@ -276,7 +275,7 @@ func buildNetwork(ctx context.Context, s *session.Session, w *Want) (*Built, err
 	}
 	// The keeper tries again where that fails, and the ADD needs none of it.
 	s.Later(func() error { return reroute.Follow(ctx, s, attachments) })
-	// Only now: a call that is stopped before leaves it to the next ADD.
+	// The record is written last, so that the next ADD finishes what a stopped call has left.
 	if _, err := s.Firewall.Ensure(ctx, recorded.Rules(rec, l)); err != nil {
 		return nil, err
 	}

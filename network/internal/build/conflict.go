@@ -35,10 +35,10 @@ func refuseConflicts(ctx context.Context, s *session.Session, w *Want, token str
 	return refuseOverlaps(ctx, s, w, before, token)
 }
 
-// refuseStranding is about pods of the network's that go by what it was.
+// refuseStranding refuses a change by which the network's present pods would lose their bridge or gateway.
 func refuseStranding(ctx context.Context, s *session.Session, w *Want, before *state.Network) error {
 	was, is := mode(before.DefaultRoute, len(before.Gateways) > 0), mode(w.Record.DefaultRoute, w.Gateway)
-	// A gateway more harms no pod.
+	// From l2 to gateway, pods lose nothing.
 	stays := before.GatewayLink() == w.Record.GatewayLink()
 	if stays && (was == is || was == "l2" && is == "gateway") {
 		return nil
@@ -80,8 +80,9 @@ func mode(defaultRoute string, gateway bool) string {
 	return "l2"
 }
 
-// refuseOverlaps is about networks whose addresses the host routes. What the network has had
-// before is not looked at again: then it would be its ADDs that fail, for what another did.
+// refuseOverlaps refuses subnets that another network, or the host, has already. It is for networks with a gateway,
+// whose subnets the host routes. Subnets that the network has on record are not compared again: otherwise its ADDs
+// would fail where another network took them later.
 func refuseOverlaps(ctx context.Context, s *session.Session, w *Want, before *state.Network, token string) (deserted []string, err error) {
 	if !w.Gateway {
 		return nil, nil
@@ -162,7 +163,7 @@ func refuseConnected(ctx context.Context, links *bridge.Conn, w *Want, fresh []n
 	return nil
 }
 
-// routerIn says whether the host sends anything by a router in the subnet.
+// routerIn says whether a route of the host leads to a gateway in the subnet.
 func routerIn(links *bridge.Conn, subnet netip.Prefix) (bool, error) {
 	family := uint8(unix.AF_INET)
 	if subnet.Addr().Is6() {

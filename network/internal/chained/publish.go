@@ -80,7 +80,8 @@ func (at Attachment) change(ctx context.Context, s *session.Session, do func(a, 
 	return err
 }
 
-// seen is an attachment as the firewall has it: of what was switched off in its network there are no sets.
+// seen is an attachment as the firewall has it. What its network has switched off since has no sets, and is left
+// out.
 func seen(s *session.Session, a *state.Attachment) (*state.Attachment, error) {
 	if a.Other {
 		return a, nil
@@ -97,8 +98,9 @@ func seen(s *session.Session, a *state.Attachment) (*state.Attachment, error) {
 	return &one, nil
 }
 
-// SNAT is whose calls come from the host's address where so much was asked for. On a bridge of another program's,
-// the firewall sees no answer of a pod to another, nor does it know them.
+// SNAT says which calls come to a pod from the host's address. Where SNATNeeded was asked for a pod of another
+// program, it is SNATLink: the firewall neither knows the other pods of that bridge, nor sees their answers to
+// each other.
 func SNAT(a *state.Attachment, asked nft.SNAT) nft.SNAT {
 	if a.Other && asked == nft.SNATNeeded {
 		return nft.SNATLink
@@ -151,8 +153,8 @@ func (at Attachment) publish(ctx context.Context, s *session.Session, a, next *s
 	if err != nil {
 		return err
 	}
-	// Elements that the next record does not tell of go before it is written: a call that is killed
-	// leaves none that a Del does not know.
+	// Elements that are not in the next record are deleted before it is written, so that a Del after a call
+	// that was killed finds all there are.
 	has := endpoint.Of(before)
 	if stays := common(has, endpoint.Of(after)); len(stays.Ports) < len(has.Ports) || stays.PortSNAT != has.PortSNAT {
 		if err := s.Firewall.Update(ctx, has, stays); err != nil {
@@ -184,8 +186,8 @@ func (at Attachment) publish(ctx context.Context, s *session.Session, a, next *s
 		dir.UpdateLocked(a))
 }
 
-// common is an attachment with those of its ports that it is to keep, as both know them: of one without
-// SNAT of its own, nobody looks for that.
+// common is has with the ports alone that next has too. It has no SNAT of its own if next has none: then next
+// is not compared with that.
 func common(has, next nft.Endpoint) nft.Endpoint {
 	has.Ports = slices.DeleteFunc(slices.Clone(has.Ports), func(p nft.Port) bool { return !slices.Contains(next.Ports, p) })
 	if next.PortSNAT == nft.SNATNeeded {

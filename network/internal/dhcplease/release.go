@@ -27,9 +27,9 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// Release gives back what an attachment leased, from the pod's interface as long
-// as that is there, else from the bridge; and its record goes. A server that does not
-// hear of it has the address back when the lease ends. The state's lock must not be held.
+// Release gives back what an attachment leased, from the pod's interface as long as that is there, else from the
+// bridge, and removes the lease's record. If the message does not reach the server, the address is free when the
+// lease ends. The state's lock must not be held.
 func Release(ctx context.Context, links *bridge.Conn, path, hash string, warn func(string)) error {
 	dir, err := lease.Open(path)
 	if err != nil {

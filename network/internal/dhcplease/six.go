@@ -21,9 +21,9 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// end6 ends what a pod has by DHCPv6. The RELEASE is one that the keeper has made: it goes from the pod's
-// interface as long as that is there, else from the host, as servers go by what is in it. It goes to a group,
-// so that no neighbour has to be found.
+// end6 ends what a pod has by DHCPv6. The record has the RELEASE, which the keeper has made. It is sent from the
+// pod's interface as long as that is there, else from the host: servers go by its content, and not by its sender.
+// Its destination is a multicast group, so no neighbour has to be found.
 func end6(ctx context.Context, links *bridge.Conn, rec *lease.Record) error {
 	send := func() error { return giveback.Release6(ctx, rec, links, nil) }
 	var errs []error
@@ -42,7 +42,7 @@ func end6(ctx context.Context, links *bridge.Conn, rec *lease.Record) error {
 	return errors.Join(errs...)
 }
 
-// undelegate takes the route to a delegated prefix away, which does not go with the pod's interface.
+// undelegate deletes the route to a delegated prefix, which the kernel keeps when the pod's interface goes.
 func undelegate(pod *netns.NS, p netip.Prefix) error {
 	if !p.IsValid() {
 		return nil
@@ -54,7 +54,7 @@ func undelegate(pod *netns.NS, p netip.Prefix) error {
 	return errors.Join(routes.Remove(lease.Delegated(p)), routes.Close())
 }
 
-// awaitPause is between two looks whether the keeper has got an address.
+// awaitPause is the time between two looks for the address that the keeper gets.
 const awaitPause = 5 * time.Millisecond
 
 // Await6 waits until the keeper has leased an address for a pod, and the attachment has it on
@@ -90,7 +90,8 @@ func Await6(ctx context.Context, dir *state.Dir, path string, a *state.Attachmen
 	}
 }
 
-// dnsWait is how long a pod's ADD waits for DNS that it can do without: a server is asked thrice in it.
+// dnsWait is how long an ADD waits for DNS, without which it succeeds too. The keeper asks a server three times
+// in it.
 const dnsWait = 4 * time.Second
 
 // AwaitDNS waits until the keeper has asked for a pod's DNS.

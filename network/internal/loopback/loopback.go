@@ -29,7 +29,7 @@ const (
 	openIfFlushed = "should nf_tables be flushed, the host's 127.0.0.1 would be open to what is behind "
 )
 
-// Uses says whether a network needs that for the pods that are there.
+// Uses says whether pods of a network have ports that are reached from 127.0.0.1.
 func Uses(rec *state.Network, attachments []*state.Attachment) bool {
 	return slices.ContainsFunc(attachments, func(a *state.Attachment) bool {
 		return endpoint.PublishesIPv4(a) && a.GatewayLink() == rec.GatewayLink()
@@ -40,8 +40,7 @@ func keepOf(l *bridge.Link, mark uint64) localnet.Filter {
 	return localnet.Filter{Bridge: l.Name, Index: l.Index, Mark: uint32(mark), Stays: l.Alias == endpoint.BridgeAlias, Limits: l.Kind == "veth"}
 }
 
-// each does something for the bridge, and for the host's link in a VLAN of it, which are one
-// where there is none.
+// each does something for the host's link in a VLAN, and for its bridge. Without a VLAN, at is the bridge.
 func each(at, br *bridge.Link, do func(*bridge.Link) error) error {
 	err := do(at)
 	if err == nil && br.Index != at.Index {
@@ -124,7 +123,8 @@ func keptBefore(dir *state.Dir, rec *state.Network) bool {
 	return err == nil && before.LoopbackFiltered && before.GatewayLink() == rec.GatewayLink()
 }
 
-// IsShut says, by a glance that costs a tenth of IsOpen, whether the way is certainly not there.
+// IsShut says whether a link is without route_localnet, so that the way is certainly not there. It costs a tenth
+// of IsOpen.
 func IsShut(link string) bool {
 	value, err := sysctl.Read(sysctl.Link("ipv4", link, routeLocalnet))
 	return err == nil && value == "0"
@@ -186,7 +186,7 @@ func Shut(ctx context.Context, links *bridge.Conn, bridgeName string, known bool
 	return shut(ctx, links, bridgeName, known, true)
 }
 
-// Leave is Shut for a bridge whose route_localnet is somebody else's from now on.
+// Leave is Shut for a bridge that keeps route_localnet, since pods of another program need it.
 func Leave(ctx context.Context, links *bridge.Conn, bridgeName string, known bool) error {
 	return shut(ctx, links, bridgeName, known, false)
 }

@@ -70,7 +70,7 @@ func (s *Session) Foreign() *foreign.Conn {
 	return foreign.On(s.Firewall.Socket(), &foreign.Config{Mark: s.Mark})
 }
 
-// Close gives everything back, the locks first, and does what was left for then.
+// Close gives up the locks, then does what Later was given, and closes the sockets.
 func (s *Session) Close() {
 	s.Leave()
 	if s.HostLease != nil {
@@ -89,7 +89,7 @@ func (s *Session) Close() {
 // the state's. An error of it is a warning.
 func (s *Session) Later(do func() error) { s.later = append(s.later, do) }
 
-// Warn is for what was worked around.
+// Warn logs what an operator should know although the call goes on.
 func (s *Session) Warn(text string) { s.log.Warn(printable.Line(text)) }
 
 // Enter takes the shared lock and sees to it that the state belongs to this start
@@ -106,8 +106,8 @@ func (s *Session) Enter(ctx context.Context) error {
 	return err
 }
 
-// Leave gives the lock up, so that something slow can be waited for, or a lock that
-// comes before it. What was seen under it may be otherwise after the next Enter.
+// Leave gives the lock up, so that the caller can wait for something slow, or take a lock that comes before it.
+// What was read under the lock may have changed at the next Enter.
 func (s *Session) Leave() {
 	if s.lock == nil {
 		return
@@ -125,7 +125,7 @@ func (s *Session) EnterAlone(ctx context.Context) error {
 	return s.lock.Upgrade(ctx)
 }
 
-// Shared says whether the lock is held, and shared.
+// Shared says whether the session holds the lock, and not exclusively.
 func (s *Session) Shared() bool { return s.lock.Mode() == state.Shared }
 
 // Ensure has work done under the exclusive lock, unless done says that it needs none: see

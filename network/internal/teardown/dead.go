@@ -44,7 +44,7 @@ func whyDead(ctx context.Context, s *session.Session, rec *state.Attachment) (st
 	return why, nil
 }
 
-// seemsDead is whyDead where nobody has renamed a port.
+// seemsDead is whyDead without the search for a port that has another name by now.
 func seemsDead(ctx context.Context, s *session.Session, rec *state.Attachment) (string, error) {
 	port := portOf(rec)
 	switch _, err := s.Links.Link(ctx, port); {
@@ -79,7 +79,7 @@ func portOf(rec *state.Attachment) string {
 	return "veth" + rec.Hash()
 }
 
-// leadsNowhere tells an error that is about a path from one that is about this process.
+// leadsNowhere says whether an error is about the path, and not about this process, such as a lack of descriptors.
 func leadsNowhere(err error) bool {
 	for _, about := range []error{fs.ErrNotExist, netns.ErrNotNetNS, fs.ErrPermission, unix.ENOTDIR, unix.ESRCH, unix.ELOOP, unix.ENAMETOOLONG} {
 		if errors.Is(err, about) {
@@ -89,7 +89,8 @@ func leadsNowhere(err error) bool {
 	return false
 }
 
-// InOwnNamespace refuses a caller that is elsewhere than the networks: no port is there.
+// InOwnNamespace refuses a caller in another network namespace than the networks': it would find none of their
+// ports, and take all pods for dead.
 func InOwnNamespace(epoch state.Epoch) error {
 	here, err := netns.Current()
 	if err != nil {
@@ -103,7 +104,7 @@ func InOwnNamespace(epoch state.Epoch) error {
 	return err
 }
 
-// FindDead lists the network's, without a lock: whose ADD is at work is none.
+// FindDead lists the network's dead attachments without a lock. One whose ADD is under way is not among them.
 func (t *Teardown) FindDead(ctx context.Context) ([]*Dead, error) {
 	records, err := t.Session.Attachments(t.Network)
 	if err != nil {
@@ -114,7 +115,7 @@ func (t *Teardown) FindDead(ctx context.Context) ([]*Dead, error) {
 		return nil, fail.State(err)
 	}
 	for _, d := range damaged {
-		t.Session.Warn(d.Error()) // whether the pod is dead, nobody can tell
+		t.Session.Warn(d.Error()) // nothing shows whether its pod is dead
 	}
 	records = append(records, others...)
 	var found []*Dead
@@ -183,7 +184,7 @@ func (t *Teardown) collectDead(ctx context.Context, list []*Dead, err error) ([]
 	return found, errors.Join(errs...)
 }
 
-// takeDeadDown says whether it was dead still.
+// takeDeadDown takes an attachment down if it is dead still, and says whether it was.
 func (t *Teardown) takeDeadDown(ctx context.Context, d *Dead) (bool, error) {
 	hash, dir := d.Rec.Hash(), t.Session.Dir.Of(d.Rec)
 	lock, err := dir.LockAttachment(t.Network, hash)
@@ -200,7 +201,7 @@ func (t *Teardown) takeDeadDown(ctx context.Context, d *Dead) (bool, error) {
 		return false, err
 	}
 	d.Rec, d.Why = rec, why
-	// The keeper has a lease's lock for as long as the disk takes.
+	// The keeper holds a lease's lock only while it writes the record.
 	ctx, cancel := context.WithTimeout(ctx, collectWait)
 	defer cancel()
 	if rec.Other {

@@ -42,14 +42,14 @@ func closeLoopbackAfter(ctx context.Context, s *session.Session, unknown Known, 
 	return errors.Join(errs...)
 }
 
-// CloseLoopback takes back what loopback.Open made for a bridge, if no pod needs it any
-// more; but for route_localnet where the reference's pods do. known says that one behind the bridge did. With others there it takes a listing
-// of theirs in the firewall; only with none the exclusive lock.
+// CloseLoopback takes back what loopback.Open made for a bridge, if no pod needs it any more. route_localnet
+// stays where pods of the reference's plugins need it. known says that a pod behind the bridge had such ports.
+// While other pods are there, it takes one listing of the firewall, and only without any the exclusive lock.
 func CloseLoopback(ctx context.Context, s *session.Session, bridgeName string, known bool) error {
 	return closeLoopback(ctx, s, bridgeName, known, false)
 }
 
-// closeLoopback is the same, of what a killed call may have left half made, too.
+// closeLoopback is CloseLoopback, with half also of what a killed call has left half made.
 func closeLoopback(ctx context.Context, s *session.Session, bridgeName string, known, half bool) error {
 	if err := s.Enter(ctx); err != nil {
 		return err

@@ -20,7 +20,7 @@ import (
 
 // Network takes down what Collect leaves of a network: see network.Node.Remove.
 func Network(ctx context.Context, s *session.Session, name string) error {
-	// The locks that come first: of the lease that the host has by the network's uplink.
+	// The lock of the lease that the host has by the network's uplink has to be taken before the state's.
 	uplink := uplinkOf(s, name)
 	var err error
 	if s.HostLease, err = takeover.LockHostLease(ctx, s.LeaseDir, uplink); err != nil {
@@ -45,7 +45,7 @@ func Network(ctx context.Context, s *session.Session, name string) error {
 	}
 	rec, err := s.Dir.LoadNetwork(name)
 	if errors.Is(err, fs.ErrNotExist) {
-		// Rules may be left all the same, where the state was lost, and a directory, by an Add that failed.
+		// Without a record there may be rules, where the state was lost, and a directory that a failed Add made.
 		return fail.Join(
 			func() error { return s.Firewall.RemoveNetwork(ctx, name) },
 			func() error { return withdraw(ctx, s, name) },
@@ -75,8 +75,8 @@ func Network(ctx context.Context, s *session.Session, name string) error {
 	return s.Dir.RemoveNetwork(name)
 }
 
-// Deserted deletes what is left of a network that has no pod, no bridge and no uplink. The caller
-// has the exclusive lock, and builds another network, for which rules of ours in the chains of others stay.
+// Deserted deletes what is left of a network that has no pod, no bridge and no uplink. The caller has the exclusive
+// lock. It is about to build another network, which needs our rules in other programs' chains, so those stay.
 func Deserted(ctx context.Context, s *session.Session, name string) error {
 	if err := s.Firewall.RemoveNetwork(ctx, name); err != nil {
 		return err

@@ -35,7 +35,8 @@ func Other(ctx context.Context, s *session.Session, rec *state.Attachment) error
 	if err != nil {
 		return err
 	}
-	// A kill before the record goes leaves one that tells of the rest, and does not count as one that has ports.
+	// A call that is killed before it removes the record leaves one from which the rest is known, and which does
+	// not count as having ports.
 	going := *rec
 	going.State = state.Adding
 	if err := s.Dir.Others().UpdateLocked(&going); err != nil {
@@ -57,14 +58,14 @@ func IsDamagedOther(dir *state.Dir, network, hash string) bool {
 	return errors.Is(ours, fs.ErrNotExist) && errors.Is(others, state.ErrDamaged)
 }
 
-// DamagedOther takes down what can be told of an attachment of another program's by its hash, and its record, or what
-// is in the place of that, if it is damaged still.
+// DamagedOther takes down what the firewall has of an attachment of another program's, by its hash, and removes the
+// record, if that is damaged still.
 func DamagedOther(ctx context.Context, s *session.Session, network, hash string) error {
 	lock, err := s.Dir.Others().LockAttachment(network, hash)
 	if errors.Is(err, state.ErrBusy) {
 		return nil // a call is at work on it
 	}
-	defer lock.Close() // nil of what is no file: nobody has a lock of that
+	defer lock.Close() // nil where the record is no file, which cannot be locked
 	if _, err := s.Dir.Others().Load(network, hash); !errors.Is(err, state.ErrDamaged) {
 		return nil
 	}
@@ -80,8 +81,8 @@ func DamagedOther(ctx context.Context, s *session.Session, network, hash string)
 	return nil
 }
 
-// Unpublished takes back what the way from 127.0.0.1 to an attachment's ports needed, unless others need
-// it: for a pod in a VLAN, of the host's link there and of the bridge.
+// Unpublished takes back what the way from 127.0.0.1 to an attachment's ports needed, unless other pods need it. For
+// a pod in a VLAN that is of two links: of the host's in the VLAN, and of the bridge.
 func Unpublished(ctx context.Context, s *session.Session, rec *state.Attachment) error {
 	if rec.Other {
 		return NotPublished(ctx, s, rec) // a killed call may have begun it
@@ -89,7 +90,8 @@ func Unpublished(ctx context.Context, s *session.Session, rec *state.Attachment)
 	return closeLoopbackAfter(ctx, s, Known{}, rec)
 }
 
-// NotPublished is the same for one whose record has no ports: a killed call may have got further than that, or less.
+// NotPublished is Unpublished for an attachment whose record has no ports, where a killed call may have left some
+// of it.
 func NotPublished(ctx context.Context, s *session.Session, rec *state.Attachment) error {
 	var errs []error
 	for _, name := range slices.Compact([]string{rec.Bridge, rec.GatewayLink()}) {

@@ -39,6 +39,8 @@ func (f *Findings) Advise(remedy tombolo.Remedy, format string, args ...any) {
 }
 
 // AddAll adds those that others found. Those that say no remedy get this one.
+//
+//go:noinline
 func (f *Findings) AddAll(diffs []tombolo.Difference, remedy tombolo.Remedy) {
 	for _, d := range diffs {
 		if d.Remedy == "" {

@@ -20,8 +20,9 @@ const (
 
 // Confirm takes up a lease that this client still has, and asks any server whether its address fits the
 // link: after the machine or the program was started again, or may have been moved (RFC 8415, section
-// 18.2.3). Where none answers within ten seconds, the lease goes on. A lease that is due to be
-// renewed, is of the future or has a prefix, is renewed instead, and one that has run out is lost: see Restore.
+// 18.2.3). For a lease with a prefix it sends REBINDs instead, at the same pace (section 18.2.12). Where none
+// answers within ten seconds, the lease goes on. A lease that is due to be renewed or is of the future is renewed
+// instead, and one that has run out is lost: see Restore.
 // The error matches dhcpc.ErrInvalid.
 func (m *Machine) Confirm(now time.Time, seed uint64, l *Lease) (Session, error) {
 	s, err := m.Restore(now, seed, l)
@@ -29,11 +30,6 @@ func (m *Machine) Confirm(now time.Time, seed uint64, l *Lease) (Session, error)
 		t := step{Machine: m, s: &s, now: now}
 		// At random, since all clients of a machine may start at once.
 		at := now.Add(t.between(0, cnfMaxDelay))
-		if l.Prefix.IsValid() {
-			// A CONFIRM is about addresses.
-			s.wake = at
-			return s, nil
-		}
 		t.begin(Confirming)
 		t.idle(Confirming, at)
 	}
@@ -54,6 +50,10 @@ func (t *step) confirm() {
 		t.confirmed()
 		return
 	}
+	if l.Prefix.IsValid() {
+		t.renew(dhcpv6.MessageTypeRebind, cnfTimeout, cnfMaxRT, end) // a CONFIRM is about addresses
+		return
+	}
 	m := t.message(dhcpv6.MessageTypeConfirm)
 	identity(m, t.cfg.IAID, l.Address)
 	t.send(m, cnfTimeout, cnfMaxRT, end)
@@ -66,6 +66,10 @@ func (t *step) confirmed() {
 }
 
 func (t *step) confirming(m *message) {
+	if t.s.lease.Prefix.IsValid() {
+		t.renewing(m)
+		return
+	}
 	if m.kind != dhcpv6.MessageTypeReply {
 		return
 	}

@@ -25,13 +25,17 @@ type confirming struct {
 
 func newConfirming(t *testing.T, change func(l *Lease)) *confirming {
 	t.Helper()
-	m, err := NewMachine(&Config{DUID: ownDUID(), IAID: ownIAID, Address: clientIP(), DetectConflicts: true})
-	if err != nil {
-		t.Fatal(err)
-	}
 	l := &Lease{Address: clientIP(), Server: serverDUID(), DUID: ownDUID(), IAID: ownIAID, Obtained: epoch().Add(-time.Minute),
 		Renew: epoch().Add(time.Hour), Rebind: epoch().Add(2 * time.Hour), Expire: epoch().Add(3 * time.Hour)}
 	change(l)
+	cfg := &Config{DUID: ownDUID(), IAID: ownIAID, Address: clientIP(), DetectConflicts: true}
+	if l.Prefix.IsValid() {
+		cfg.PrefixLength = l.Prefix.Bits()
+	}
+	m, err := NewMachine(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
 	c := &confirming{T: t, m: m, now: epoch()}
 	if c.s, err = m.Confirm(c.now, 4, l); err != nil {
 		t.Fatal(err)
@@ -96,7 +100,7 @@ func TestConfirmAsksAnyServerWhetherTheAddressFitsTheLink(t *testing.T) {
 }
 
 func TestAnAddressThatDoesNotFitTheLinkIsLost(t *testing.T) {
-	c := newConfirming(t, func(l *Lease) { l.Renew, l.Rebind, l.Expire = time.Time{}, time.Time{}, time.Time{} })
+	c := newConfirming(t, forEver)
 	c.wakes()
 	out := c.step(Event{Message: answerTo(c.sent[0], dhcpv6.MessageTypeReply, func(r *reply) { r.noIA, r.top = true, status(iana.StatusNotOnLink) })})
 	if out.Lost == nil || !errors.Is(out.Err, dhcpc.ErrNAK) || c.s.Lease() != nil {
@@ -110,7 +114,7 @@ func TestAnAddressThatDoesNotFitTheLinkIsLost(t *testing.T) {
 func TestALeaseThatNobodyConfirmsGoesOn(t *testing.T) {
 	for name, change := range map[string]func(*Lease){
 		"with an end": func(*Lease) {},
-		"for ever":    func(l *Lease) { l.Renew, l.Rebind, l.Expire = time.Time{}, time.Time{}, time.Time{} },
+		"for ever":    forEver,
 	} {
 		c := newConfirming(t, change)
 		for c.s.State() == Confirming {

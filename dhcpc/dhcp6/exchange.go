@@ -185,7 +185,7 @@ func (t *step) unable(err error) {
 
 func (t *step) requestingTimeUp() {
 	switch {
-	case t.s.lease != nil && !t.now.Before(t.s.lease.Expire):
+	case t.s.lease != nil && t.s.lease.Left(t.now) == 0:
 		t.lose(dhcpc.ErrExpired)
 	case t.s.tries < reqMaxRC:
 		t.sendRequest()
@@ -248,7 +248,9 @@ func (t *step) renewing(m *message) {
 	}
 	if s := m.refusal(); statusOf(s) != iana.StatusSuccess {
 		t.note(m.describe())
-		if s.StatusCode == iana.StatusNoBinding && statusOf(m.status) == iana.StatusSuccess {
+		// Where the first REBIND asks whether a prefix fits, another server may know of it.
+		knows := t.s.state != Confirming || t.s.tries > 1
+		if s.StatusCode == iana.StatusNoBinding && statusOf(m.status) == iana.StatusSuccess && knows {
 			// It has forgotten, and may give the address anew.
 			again := *l
 			again.Server = slices.Clone(m.server)

@@ -155,13 +155,84 @@ func TestAServerMayMoveAPrefix(t *testing.T) {
 	}
 }
 
-// A CONFIRM is about addresses; so a lease with a prefix is renewed.
-func TestALeaseWithAPrefixIsRenewedAndNotConfirmed(t *testing.T) {
-	c := newConfirming(t, func(l *Lease) { l.Prefix = netip.MustParsePrefix("2001:db8:7::/56") })
-	if c.wakes(); len(c.sent) != 1 || c.sent[0].MessageType != dhcpv6.MessageTypeRenew || c.at[0] > time.Second {
-		t.Errorf("sent %v at %v", c.sent, c.at)
+// ownPrefix gives a lease a prefix.
+func ownPrefix(l *Lease) { l.Prefix = netip.MustParsePrefix("2001:db8:7::/56") }
+
+func forEver(l *Lease) { l.Renew, l.Rebind, l.Expire = time.Time{}, time.Time{}, time.Time{} }
+
+// A CONFIRM is about addresses; so any server is asked to renew a lease with a prefix: RFC 8415, section 18.2.12.
+func TestALeaseWithAPrefixIsReboundAndNotConfirmed(t *testing.T) {
+	c := newConfirming(t, ownPrefix)
+	if c.wakes(); len(c.sent) != 1 || c.sent[0].MessageType != dhcpv6.MessageTypeRebind || c.at[0] > time.Second ||
+		c.sent[0].GetOneOption(dhcpv6.OptionServerID) != nil || asksFor(t, c.sent[0]) != "2001:db8:7::/56" {
+		t.Fatalf("sent %v at %v", c.sent, c.at)
+	}
+	out := c.step(Event{Message: answerTo(c.sent[0], dhcpv6.MessageTypeReply, withPrefix(nil, good()), func(r *reply) { r.server = rogueDUID() })})
+	if out.Bound == nil || out.Bound.Address != clientIP() || out.Bound.Prefix.String() != "2001:db8:7::/56" || out.Lost != nil || c.s.State() != Bound {
+		t.Errorf("%s, %+v", c.s.State(), out)
 	}
 	if err := (&Lease{Address: clientIP(), Prefix: netip.MustParsePrefix("fe80::/64"), Server: serverDUID(), DUID: ownDUID(), Obtained: epoch()}).Validate(); !errors.Is(err, dhcpc.ErrInvalid) {
 		t.Error(err)
+	}
+}
+
+func TestAPrefixThatNobodyRebindsGoesOn(t *testing.T) {
+	for name, change := range map[string]func(*Lease){"with an end": func(*Lease) {}, "for ever": forEver} {
+		c := newConfirming(t, func(l *Lease) { ownPrefix(l); change(l) })
+		renew := c.s.Lease().Renew
+		for c.s.State() == Confirming {
+			if out := c.wakes(); out.Lost != nil || out.Err != nil {
+				t.Fatalf("%s: %+v", name, out)
+			}
+		}
+		if len(c.sent) < 3 || c.now.Sub(epoch())-c.at[0] != 10*time.Second || c.s.State() != Bound || !c.s.Wake().Equal(renew) || !c.s.Lease().Renew.Equal(renew) {
+			t.Errorf("%s: sent at %v, %s at %s", name, c.at, c.s.State(), c.now.Sub(epoch()))
+		}
+	}
+}
+
+func TestAPrefixThatDoesNotFitTheLinkIsLost(t *testing.T) {
+	c := newConfirming(t, ownPrefix)
+	c.wakes()
+	out := c.step(Event{Message: answerTo(c.sent[0], dhcpv6.MessageTypeReply, func(r *reply) {
+		r.addrs = []grant{{clientIP(), 0, 0}}
+	}, withPrefix(nil, prefix("2001:db8:7::/56", 0, 0)))})
+	if out.Lost == nil || c.s.Lease() != nil {
+		t.Fatalf("%s, %+v", c.s.State(), out)
+	}
+	if c.wakes(); c.sent[1].MessageType != dhcpv6.MessageTypeSolicit {
+		t.Errorf("sent %s", c.sent[1].Summary())
+	}
+}
+
+// On a link with two servers the one that has not given a prefix may be quicker.
+func TestAPrefixIsAskedForAnewWhereNoServerKnowsOfIt(t *testing.T) {
+	noBinding := func(r *reply) {
+		r.server, r.addrs, r.inIA = rogueDUID(), nil, status(iana.StatusNoBinding)
+	}
+	for name, change := range map[string]func(*Lease){"with an end": func(*Lease) {}, "for ever": forEver} {
+		c := newConfirming(t, func(l *Lease) { ownPrefix(l); change(l) })
+		c.wakes()
+		if out := c.step(Event{Message: answerTo(c.sent[0], dhcpv6.MessageTypeReply, noBinding)}); out.Send != nil || out.Lost != nil || c.s.State() != Confirming {
+			t.Fatalf("%s: %s, %+v", name, c.s.State(), out)
+		}
+		known := c.s
+		known, out := c.m.Step(known, c.now, Event{Message: answerTo(c.sent[0], dhcpv6.MessageTypeReply, withPrefix(nil, good()))})
+		if out.Bound == nil || out.Lost != nil || known.State() != Bound {
+			t.Errorf("%s: %s, %+v", name, known.State(), out)
+		}
+		c.wakes()
+		if c.step(Event{Message: answerTo(c.sent[1], dhcpv6.MessageTypeReply, noBinding)}); c.sent[len(c.sent)-1].MessageType != dhcpv6.MessageTypeRequest {
+			t.Fatalf("%s: sent %v", name, c.sent)
+		}
+		// That one falls silent, and what is held is held on.
+		for c.s.State() == Requesting {
+			if out := c.wakes(); out.Lost != nil {
+				t.Fatalf("%s: %+v", name, out)
+			}
+		}
+		if c.s.Lease() == nil {
+			t.Errorf("%s: no lease", name)
+		}
 	}
 }

@@ -72,6 +72,8 @@ type Keeper struct {
 	// strayed is told of a pod that its lease took out of the subnet of the host's address
 	// which its default route leads to.
 	strayed chan struct{}
+	// carriers is told of bridges whose uplink has its carrier again: it may lead to another network.
+	carriers chan string
 	// delegating is held from the look whether a delegated prefix is another pod's until it is on record.
 	delegating sync.Mutex
 }
@@ -86,7 +88,7 @@ func New(cfg *Config) (*Keeper, error) {
 		return nil, fmt.Errorf("keep leases: %w", err)
 	}
 	k := &Keeper{leases: cfg.Leases, state: cfg.State, log: cfg.Log, workers: cfg.Workers, ready: cfg.Ready, alive: cfg.Alive, node: kernel{}, boot: boot,
-		strayed: make(chan struct{}, 1)}
+		strayed: make(chan struct{}, 1), carriers: make(chan string, 16)}
 	k.firewall, k.reclaim, k.links = cfg.Firewall, cfg.Reclaim, cfg.Links
 	k.metrics.pools = cfg.Pools
 	if k.state != nil {

@@ -47,10 +47,11 @@ type loop struct {
 	slow    int
 	waiting []*entry // for a slow worker
 	clock   clock
+	asked   map[string]time.Time // by bridge: when servers were, or are to be, asked since its uplink got its carrier again
 }
 
 func (k *Keeper) newLoop(ctx context.Context) *loop {
-	return &loop{Keeper: k, ctx: ctx, entries: map[string]*entry{}, done: make(chan visited, k.workers), clock: newClock()}
+	return &loop{Keeper: k, ctx: ctx, entries: map[string]*entry{}, asked: map[string]time.Time{}, done: make(chan visited, k.workers), clock: newClock()}
 }
 
 // run runs until the context is done or beat fails.
@@ -81,6 +82,8 @@ func (l *loop) run(changes <-chan change, beat func() error) error {
 				break
 			}
 			err = l.changed(c)
+		case bridge := <-l.carriers:
+			l.askAgain(bridge)
 		case <-ticker.C:
 			err = l.beat(beat)
 		}
@@ -111,6 +114,34 @@ func (l *loop) beat(beat func() error) error {
 		}
 	}
 	return nil
+}
+
+// askedOnce bounds how often servers are asked about leases for a carrier: a bad cable loses it again and again.
+const askedOnce = 10 * time.Second
+
+// askAgain has servers asked about what pods of a bridge have by DHCPv6, now that its uplink has its carrier
+// again (RFC 8415, section 18.2.12). Where that is too soon after the last time they are asked later, and once: the
+// network may be another only since the last of several returns.
+func (l *loop) askAgain(bridge string) {
+	at, last := now(), l.asked[bridge]
+	if next := last.Add(askedOnce); at.Before(last) {
+		at = last // they are to be asked already
+	} else if at.Before(next) {
+		at = next
+	}
+	l.asked[bridge] = at
+	for _, e := range l.entries {
+		switch {
+		case e.mind.six.bridge != bridge:
+		case e.busy:
+			e.stale = true
+		default:
+			e.mind.six.session = nil
+			if e.wake.IsZero() || at.Before(e.wake) {
+				l.wake(e, at)
+			}
+		}
+	}
 }
 
 // changed has a record looked at.

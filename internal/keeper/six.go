@@ -40,7 +40,8 @@ type pod6 interface {
 type mind6 struct {
 	machine *dhcp6.Machine
 	session *dhcp6.Session
-	right   bool // the address has been looked at since the keeper began
+	right   bool   // the address has been looked at since the keeper began
+	bridge  string // of the record, for those who have only this
 	// recalled says that the attachment has been looked at for an address that the record does not know.
 	recalled bool
 }
@@ -100,6 +101,7 @@ func (v *visit) recall6() error {
 func by6(p netip.Prefix) bool { return p.Addr().Is6() && p.IsSingleIP() }
 
 func (v *visit) keep6(p pod6) error {
+	v.m.six.bridge = v.r.Bridge
 	if v.m.six.session == nil {
 		if was := v.r.Six.AcceptDAD; was != "" {
 			if err := p.setAcceptDAD(was); err != nil {

@@ -276,12 +276,20 @@ func (u *uplinks) isNew(n news) bool {
 		delete(u.seen, n.index)
 		return true
 	}
-	if last, ok := u.seen[n.index]; ok && last == *n.facts {
+	last, ok := u.seen[n.index]
+	if ok && last == *n.facts {
 		return false
 	}
 	for _, t := range u.all {
-		if t.isAbout(n) {
-			u.seen[n.index] = *n.facts // of others there are too many
+		if !t.isAbout(n) {
+			continue
+		}
+		u.seen[n.index] = *n.facts // of others there are too many
+		if ok && !last.carrier && n.facts.carrier && n.facts.name == t.nic && t.bridge != "" {
+			select {
+			case u.carriers <- t.bridge:
+			default: // so many are waiting to be heard that this is not worth waiting for
+			}
 		}
 	}
 	return true

@@ -99,6 +99,48 @@ func TestNewsOfAnUplinkHaveItLookedAt(t *testing.T) {
 	})
 }
 
+func TestACarrierThatReturnsIsToldOf(t *testing.T) {
+	inSite(t, func(t *testing.T, s *site) {
+		s.save(uplink.Taken)
+		s.start()
+		for _, tt := range []struct {
+			what string
+			m    []netlink.Message
+			told bool
+		}{
+			{"the NIC as it is", withCarrier(linkMessage(unix.RTM_NEWLINK, 3, s.nic, 4)), false},
+			{"it loses its carrier", linkMessage(unix.RTM_NEWLINK, 3, s.nic, 4), false},
+			{"another link has one", withCarrier(linkMessage(unix.RTM_NEWLINK, 9, "veth0", 4)), false},
+			{"the bridge has none", linkMessage(unix.RTM_NEWLINK, 4, "br0", 0), false},
+			{"the bridge has one", withCarrier(linkMessage(unix.RTM_NEWLINK, 4, "br0", 0)), false},
+			{"the NIC has it again", withCarrier(linkMessage(unix.RTM_NEWLINK, 3, s.nic, 4)), true},
+			{"the same again", withCarrier(linkMessage(unix.RTM_NEWLINK, 3, s.nic, 4)), false},
+			{"the NIC is unplugged", linkMessage(unix.RTM_DELLINK, 3, s.nic, 0), false},
+			{"one of its name, of which nothing was heard", withCarrier(linkMessage(unix.RTM_NEWLINK, 21, s.nic, 0)), false},
+		} {
+			s.announce(tt.m)
+			select {
+			case bridge := <-s.keep.carriers:
+				if !tt.told || bridge != "br0" {
+					t.Errorf("%s: told of %q", tt.what, bridge)
+				}
+			default:
+				if tt.told {
+					t.Errorf("%s: nothing is told", tt.what)
+				}
+			}
+		}
+		// Nobody hears, and nothing waits for that.
+		for range 2 * cap(s.keep.carriers) {
+			s.announce(linkMessage(unix.RTM_NEWLINK, 21, s.nic, 4))
+			s.announce(withCarrier(linkMessage(unix.RTM_NEWLINK, 21, s.nic, 4)))
+		}
+		if n := len(s.keep.carriers); n != cap(s.keep.carriers) {
+			t.Errorf("told of %d", n)
+		}
+	})
+}
+
 func TestAStreamOfNewsDoesNotPutALookOff(t *testing.T) {
 	inSite(t, func(t *testing.T, s *site) {
 		s.save(uplink.Taken)

@@ -3,6 +3,7 @@ package keeper
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -311,6 +312,13 @@ func linkMessage(typ uint16, index int, name string, master uint32) []netlink.Me
 			ae.Uint32(unix.IFLA_MASTER, master)
 		}
 	}))}
+}
+
+// withCarrier has an announcement's link have a carrier.
+func withCarrier(m []netlink.Message) []netlink.Message {
+	flags := m[0].Data[8:12] // struct ifinfomsg
+	binary.NativeEndian.PutUint32(flags, binary.NativeEndian.Uint32(flags)|unix.IFF_LOWER_UP)
+	return m
 }
 
 // address is an announcement of an address.

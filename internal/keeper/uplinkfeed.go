@@ -26,6 +26,8 @@ type linkFacts struct {
 	mtu    int
 	mac    string
 	up     bool
+	// carrier is of uplinks: other readers of announcements leave it false.
+	carrier bool
 }
 
 // feed has the announcements of all links and addresses of the host (rtnetlink(7)). A nil one hears
@@ -125,6 +127,6 @@ func linkNews(m netlink.Message) (*news, error) {
 		return nil, err
 	}
 	return &news{index: l.Index, gone: m.Header.Type == unix.RTM_DELLINK, facts: &linkFacts{
-		name: l.Name, master: l.Master, mtu: l.MTU, mac: string(l.MAC), up: l.Up(),
+		name: l.Name, master: l.Master, mtu: l.MTU, mac: string(l.MAC), up: l.Up(), carrier: l.Flags&unix.IFF_LOWER_UP != 0,
 	}}, nil
 }

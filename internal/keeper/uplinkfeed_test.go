@@ -47,6 +47,10 @@ func TestWhatHappensToLinksAndAddressesIsHeard(t *testing.T) {
 	hears(t, f, "a port's end", func(n news) bool {
 		return n.index == eth0 && n.facts != nil && n.facts.master == 0 && len(n.facts.mac) == 6
 	})
+	nstest.Run(t, other, "ip", "link", "set", "eth0", "down")
+	hears(t, f, "a lost carrier", func(n news) bool { return n.index == eth0 && n.facts != nil && n.facts.up && !n.facts.carrier })
+	nstest.Run(t, other, "ip", "link", "set", "eth0", "up")
+	hears(t, f, "a carrier", func(n news) bool { return n.index == eth0 && n.facts != nil && n.facts.up && n.facts.carrier })
 	for _, a := range []string{"192.0.2.1/24", "fd00::1/64"} {
 		for _, verb := range []string{"add", "del"} {
 			nstest.Run(t, ns, "ip", "address", verb, a, "dev", "br0")
@@ -101,6 +105,7 @@ func TestAnnouncementsAreRead(t *testing.T) {
 		"nothing":           {nil, nil},
 		"a link":            {linkMessage(unix.RTM_NEWLINK, 3, "eth0", 4), []news{{index: 3, facts: &linkFacts{name: "eth0", master: 4, mtu: 1500, mac: "\x02\x00\x00\x00\x00\x01", up: true}}}},
 		"a link's end":      {linkMessage(unix.RTM_DELLINK, 3, "eth0", 0), []news{{index: 3, gone: true, facts: &linkFacts{name: "eth0", mtu: 1500, mac: "\x02\x00\x00\x00\x00\x01", up: true}}}},
+		"a carrier":         {withCarrier(linkMessage(unix.RTM_NEWLINK, 3, "eth0", 4)), []news{{index: 3, facts: &linkFacts{name: "eth0", master: 4, mtu: 1500, mac: "\x02\x00\x00\x00\x00\x01", up: true, carrier: true}}}},
 		"an address":        {address(7), []news{{index: 7}}},
 		"a bridge's port":   {port, nil},
 		"something else":    {[]netlink.Message{nltest.Message(unix.RTM_NEWROUTE, make([]byte, 64))}, nil},

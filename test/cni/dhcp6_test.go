@@ -19,9 +19,11 @@ type lan6 struct {
 
 const router6, pool6 = "fd00:50::1", "fd00:50::100,fd00:50::1ff"
 
-func newLAN6(t *testing.T) *lan6 {
+func newLAN6(t *testing.T) *lan6 { t.Helper(); return newLAN6Of(t, homeLAN(t)) }
+
+func newLAN6Of(t *testing.T, home *lan) *lan6 {
 	t.Helper()
-	l := &lan6{lan: homeLAN(t)}
+	l := &lan6{lan: home}
 	// These links form no link-local addresses by themselves.
 	l.ip("address add fe80::10/64 dev eth0 nodad")
 	nstest.Run(t, l.router, "ip", "address", "add", "fe80::1/64", "dev", "eth0", "nodad")

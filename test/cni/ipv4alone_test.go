@@ -111,12 +111,20 @@ func TestLayer2WithIPv4Alone(t *testing.T) {
 }
 
 // homeLAN is a LAN on which the node has an address by its NIC, eth0.
-func homeLAN(t *testing.T) *lan {
+func homeLAN(t *testing.T) *lan { t.Helper(); return homeLANBehind(t, "eth0") }
+
+// homeLANBehind is one whose router has another link than eth0 at the host's cable, and eth0 is a bridge there: what
+// becomes of that link is nothing to its servers.
+func homeLANBehind(t *testing.T, link string) *lan {
 	t.Helper()
 	need(t, "dnsmasq")
 	n := newNode(t)
 	l := &lan{node: n, router: nstest.New(t), leases: filepath.Join(t.TempDir(), "leases"), log: filepath.Join(t.TempDir(), "log")}
-	nstest.Veth(t, n.ns, "eth0", l.router, "eth0")
+	nstest.Veth(t, n.ns, "eth0", l.router, link)
+	if link != "eth0" {
+		nstest.Run(t, l.router, "ip", "link", "add", "eth0", "up", "type", "bridge", "mcast_snooping", "0")
+		nstest.Run(t, l.router, "ip", "link", "set", link, "master", "eth0")
+	}
 	n.ip("address add 192.168.50.10/24 dev eth0")
 	n.ip("route add default via " + router4)
 	nstest.Run(t, l.router, "ip", "address", "add", router4+"/24", "dev", "eth0")

@@ -2,6 +2,7 @@ package foreign
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -10,26 +11,53 @@ import (
 // What firewalld makes of zones and policies.
 const (
 	firewalldTable  = "firewalld"
-	firewalldPolicy = "filter_FWD_policy_" // begins the names of a policy's chains
+	firewalldZone   = "filter_FWD_"        // begins the names of a zone's chains
+	firewalldPolicy = "filter_FWD_policy_" // and of a policy's
+	trusted         = "trusted"            // the zone that bridges join
 )
 
 // byFirewalld says which part of firewalld stops pods, and what helps. A bridge that a zone stops has to join the
-// zone trusted. Against a policy that does not help, since its rules apply whatever the zone is: the policy needs
-// a rule that accepts pods.
+// zone trusted. That does not help against a zone which has the pods' addresses, since it comes before that of the
+// bridge, nor where trusted has another target: a policy for that zone has to accept pods. Against a policy it does
+// not help either, since its rules apply whatever the zone is: the policy needs a rule that accepts pods.
 func (ch *hookedChain) byFirewalld(o *Obstacle, by *rule, t *content, p *podPacket) {
+	const reload = " && firewall-cmd --reload"
 	policy, first := t.policyOf(by)
+	if zone := t.zoneOf(by, p); policy == "" && zone != "" {
+		o.Kind = FirewalldZone
+		o.Effect = fmt.Sprintf("drops or rejects, by the zone %s, whatever zone the bridge joins,", zone)
+		if zone == trusted {
+			o.Effect = "drops or rejects, by the zone trusted, whose target is not ACCEPT,"
+		}
+		// Another zone may have led to this policy before, so that it goes on if there is one. An option a command.
+		of := "firewall-cmd --permanent --policy=" + shellWord(p.bridge)
+		o.Remedy = fmt.Sprintf("firewall-cmd --permanent --new-policy=%s; %s --add-ingress-zone=%s && %s --add-egress-zone=ANY && %s%s%s",
+			shellWord(p.bridge), of, shellWord(zone), of, of, ch.richRules(t, by, p, ""), reload)
+		return
+	}
 	if policy == "" {
 		o.Kind = Firewalld
 		// --add-interface would fail for an interface that is in another zone.
-		o.Remedy = "firewall-cmd --permanent --zone=trusted --change-interface=" + shellWord(p.bridge) + " && firewall-cmd --reload"
+		o.Remedy = "firewall-cmd --permanent --zone=trusted --change-interface=" + shellWord(p.bridge) + reload
 		return
 	}
 	o.Kind, o.Chain = FirewalldPolicy, chain{ch.family, ch.table, by.chain}.String()
 	o.Effect = fmt.Sprintf("drops or rejects, by the policy %s, which is left to its owner,", policy)
 	o.Remedy = "firewall-cmd --permanent --policy=" + shellWord(policy)
-	const lowest = "priority=-32768 " // comes before rules without one
+	priority := ""
+	if first {
+		priority = lowest
+	}
+	o.Remedy += ch.richRules(t, by, p, priority) + reload
+}
+
+// lowest is a rich rule's priority by which it comes before rules without one.
+const lowest = "priority=-32768 "
+
+// richRules are options that have a policy accept pods whom the rule stops.
+func (ch *hookedChain) richRules(t *content, by *rule, p *podPacket, priority string) (options string) {
 	if len(p.prefixes) == 0 {
-		o.Remedy += fmt.Sprintf(" --add-rich-rule='rule %saccept'", lowest)
+		return fmt.Sprintf(" --add-rich-rule='rule %saccept'", lowest)
 	}
 	for _, prefix := range p.prefixes {
 		family, proto := "ipv4", uint8(unix.NFPROTO_IPV4)
@@ -39,9 +67,34 @@ func (ch *hookedChain) byFirewalld(o *Obstacle, by *rule, t *content, p *podPack
 		if fate := ch.fate(t, p, proto); fate.how != dropped || fate.by.handle != by.handle {
 			continue
 		}
-		o.Remedy += fmt.Sprintf(" --add-rich-rule='rule %sfamily=%s source address=%s accept'", map[bool]string{true: lowest}[first], family, prefix.Masked())
+		options += fmt.Sprintf(" --add-rich-rule='rule %sfamily=%s source address=%s accept'", priority, family, prefix.Masked())
 	}
-	o.Remedy += " && firewall-cmd --reload"
+	return options
+}
+
+// zoneOf names the zone to which a rule belongs, if the bridge cannot leave it for trusted: as the zone has the
+// pods' addresses, or is trusted.
+func (t *content) zoneOf(by *rule, p *podPacket) string {
+	if by == nil {
+		return ""
+	}
+	zone, _ := strings.CutPrefix(by.chain, firewalldZone)
+	pods := *p
+	pods.sets = t.sets
+	for _, rules := range t.chains {
+		for i := range rules {
+			r := &rules[i]
+			if r.target != by.chain || r.verdict != goesTo {
+				continue
+			}
+			if zone == trusted || slices.ContainsFunc(r.conditions, func(c condition) bool {
+				return (c.on == onSource || c.on == onSet && c.key == onSource) && pods.meets(&c) == always
+			}) {
+				return zone
+			}
+		}
+	}
+	return ""
 }
 
 // policyOf names the policy to which a rule belongs, if it belongs to one. first says that the rule is one that the

@@ -38,6 +38,8 @@ const (
 	// Firewalld is firewalld's table, which it makes anew whenever it is reloaded, and
 	// from version 2 on lets nobody else change: the zone that the bridge is in.
 	Firewalld ObstacleKind = "firewalld"
+	// FirewalldZone is a zone of firewalld's that pods are in whatever zone the bridge joins.
+	FirewalldZone ObstacleKind = "firewalld-zone"
 	// FirewalldPolicy is a policy of firewalld's, which applies to the zone trusted too.
 	FirewalldPolicy ObstacleKind = "firewalld-policy"
 	// IPTables is the table filter of iptables over nf_tables, where Ensure puts its rule: a

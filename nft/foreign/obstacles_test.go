@@ -393,6 +393,53 @@ func TestFirewalldInTheWay(t *testing.T) {
 	}
 }
 
+// Zones that have the pods' addresses come before the bridge's zone, so that another one does not help.
+func TestZonesOfFirewalldThatPodsAreInByTheirAddresses(t *testing.T) {
+	t.Parallel()
+	const (
+		path  = "10.22.0.0/16"
+		zones = "add chain inet firewalld filter_FWD_trusted { accept; }\nadd chain inet firewalld filter_FWD_drop { drop; }\n" +
+			`insert rule inet firewalld filter_FORWARD_ZONES iifname "cbr0" goto filter_FWD_trusted` + "\n"
+		first = "insert rule inet firewalld filter_FORWARD_ZONES "
+		of    = "firewall-cmd --permanent --policy=cbr0 --add-"
+		rule4 = of + "rich-rule='rule family=ipv4 source address=10.22.0.0/16 accept'"
+		to    = "firewall-cmd --permanent --new-policy=cbr0; " + of + "ingress-zone="
+		end   = " && firewall-cmd --reload"
+		drops = "chain filter_FORWARD of table inet firewalld drops or rejects, by the zone drop, whatever zone the bridge joins, what pods send; this helps: " + to +
+			"drop && " + of + "egress-zone=ANY && " + rule4 + end
+	)
+	for name, tc := range map[string]struct{ rules, want string }{
+		"a prefix":                  {zones + first + "ip saddr 10.0.0.0/8 goto filter_FWD_drop", drops},
+		"the very prefix":           {zones + first + "ip saddr 10.22.0.0/16 goto filter_FWD_drop", drops},
+		"some of the addresses":     {zones + first + "ip saddr 10.22.1.0/24 goto filter_FWD_drop", ""},
+		"others":                    {zones + first + "ip saddr 10.23.0.0/16 goto filter_FWD_drop", ""},
+		"a set":                     {"add set inet firewalld s { type ipv4_addr; flags interval; elements = { 10.1.0.0/16, 10.20.0.0/14, 10.77.0.1 }; }\n" + zones + first + "ip saddr @s goto filter_FWD_drop", drops},
+		"a set, up to the last":     {"add set inet firewalld s { type ipv4_addr; flags interval; elements = { 10.22.0.0-10.22.255.255 }; }\n" + zones + first + "ip saddr @s goto filter_FWD_drop", drops},
+		"a set without the last":    {"add set inet firewalld s { type ipv4_addr; flags interval; elements = { 10.22.0.0-10.22.255.254 }; }\n" + zones + first + "ip saddr @s goto filter_FWD_drop", ""},
+		"a set without the first":   {"add set inet firewalld s { type ipv4_addr; flags interval; elements = { 10.22.0.1-10.23.255.255 }; }\n" + zones + first + "ip saddr @s goto filter_FWD_drop", ""},
+		"a set of single ones":      {"add set inet firewalld s { type ipv4_addr; elements = { 10.22.0.0, 10.22.255.255 }; }\n" + zones + first + "ip saddr @s goto filter_FWD_drop", ""},
+		"all but those":             {"add set inet firewalld s { type ipv4_addr; flags interval; elements = { 10.0.0.0/8 }; }\n" + zones + first + "ip saddr != @s goto filter_FWD_drop", ""},
+		"trusted with a target":     {strings.Replace(zones, "accept", "drop", 1), strings.NewReplacer("the zone drop, whatever zone the bridge joins,", "the zone trusted, whose target is not ACCEPT,", "ingress-zone=drop", "ingress-zone=trusted").Replace(drops)},
+		"one that a policy lets by": {zones + first + "ip saddr 10.0.0.0/8 goto filter_FWD_drop\nadd chain inet firewalld filter_FWD_policy_cbr0 { ip saddr 10.22.0.0/16 accept; }\ninsert rule inet firewalld filter_FWD_drop jump filter_FWD_policy_cbr0", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ns := nstest.New(t)
+			nftables(t, ns, firewalldFixture(t))
+			nftables(t, ns, tc.rules)
+			var want []string
+			if tc.want != "" {
+				want = []string{tc.want}
+			}
+			for _, o := range wantObstacles(t, ns, Path{Prefixes: nstest.Prefixes(path)}, want...) {
+				if o.Kind != FirewalldZone || o.String() != tc.want {
+					t.Errorf("%s, of kind %s", o, o.Kind)
+				}
+			}
+		})
+	}
+}
+
 // A policy counts beside the zone that the bridge is in. One that drops all that pods send is named, and one by
 // which some of it passes is as its owner wants it.
 func TestPoliciesOfFirewalldInTheWay(t *testing.T) {

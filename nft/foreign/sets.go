@@ -46,14 +46,16 @@ func (c *Conn) setLeads(ch chain, set string, p *podPacket) (likelihood, error) 
 	return found, err
 }
 
-// setHolds says whether some of the addresses may be in a set of addresses.
+// setHolds says how likely it is that some of the addresses are in a set of addresses. It is certain where one
+// element holds a prefix of them.
 func (c *Conn) setHolds(ch chain, set string, prefixes []netip.Prefix) (likelihood, error) {
 	var list []element
 	err := c.elements(ch, set, func(key []byte, end bool) { list = append(list, element{key, end}) })
-	if slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return holds(list, p) }) {
-		return likely, err
+	found := never
+	for _, p := range prefixes {
+		found = max(found, holds(list, p))
 	}
-	return never, err
+	return found, err
 }
 
 // element is a member of a set. In a set of intervals it begins one, or is what follows after its end.
@@ -62,8 +64,8 @@ type element struct {
 	end bool
 }
 
-// holds says whether elements overlap with a prefix. It puts them in order.
-func holds(list []element, p netip.Prefix) bool {
+// holds says how likely it is that elements hold what is of a prefix. It puts them in order.
+func holds(list []element, p netip.Prefix) likelihood {
 	first := p.Masked().Addr().AsSlice()
 	last := slices.Clone(first)
 	for bit := p.Bits(); bit < 8*len(last); bit++ {
@@ -74,19 +76,30 @@ func holds(list []element, p netip.Prefix) bool {
 		return cmp.Or(bytes.Compare(a.key, b.key), cmp.Compare(ends[a.end], ends[b.end]))
 	})
 	intervals := slices.ContainsFunc(list, func(e element) bool { return e.end })
+	found := never
 	for i, e := range list {
 		if e.end || len(e.key) != len(first) || bytes.Compare(e.key, last) > 0 {
 			continue
 		}
-		if bytes.Compare(e.key, first) >= 0 {
-			return true
+		end := e.key // the last that it holds, or what follows on that
+		if intervals {
+			end = nil // there is nothing
+			if i+1 < len(list) {
+				end = list[i+1].key
+			}
 		}
-		// It begins before them.
-		if intervals && (i+1 == len(list) || bytes.Compare(list[i+1].key, first) > 0) {
-			return true
+		begins, beyond := bytes.Compare(e.key, first), 1
+		if end != nil {
+			beyond = bytes.Compare(end, last)
+		}
+		switch {
+		case begins <= 0 && (beyond > 0 || beyond == 0 && !intervals):
+			return always
+		case begins >= 0 || intervals && bytes.Compare(end, first) > 0:
+			found = likely
 		}
 	}
-	return false
+	return found
 }
 
 // elements lists those of a set.

@@ -313,6 +313,56 @@ func TestAPolicyOfFirewalldStopsPodsUntilTheAdvisedCommand(t *testing.T) {
 	wantError(t, err, 117, "source address=10.23.0.0/16 accept")
 }
 
+// A zone that has the pods' addresses comes before trusted, which the bridge has joined, and that zone may have got
+// another target. STATUS, check and doctor say so, ADD fails, and the command that they advise helps.
+func TestAZoneOfFirewalldStopsPodsWhateverZoneTheBridgeIsIn(t *testing.T) {
+	t.Parallel()
+	for zone, line := range map[string]string{
+		"drop":     "firewall-cmd --permanent --zone=drop --add-source=10.0.0.0/8",
+		"internal": "firewall-cmd --permanent --new-ipset=ours --type=hash:net && firewall-cmd --permanent --ipset=ours --add-entry=10.0.0.0/8 && firewall-cmd --permanent --zone=internal --add-source=ipset:ours",
+		"trusted":  "firewall-cmd --permanent --zone=trusted --set-target=DROP",
+	} {
+		t.Run(zone, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.outside()
+			w := n.podnet(nil)
+			f := n.firewalld(t)
+			n.mindOn(t, f.bus, nil).until(t, "firewalld is attended to", n.attendsFirewalld)
+			a := n.pod("a")
+			w.add(a)
+			f.inTrusted(t, "cbr0")
+			wantPing(t, a.NS, outside4, outside6)
+			f.do(line + " && firewall-cmd --reload")
+			f.inTrusted(t, "cbr0")
+			wantNoPing(t, a.NS, outside4)
+
+			want := "by the zone " + zone
+			for _, command := range [][]string{{"check"}, {"doctor", "--dns", "none", "a"}} {
+				if o := n.operate(append(command, "--state", n.state)...); o.status != 4 || !strings.Contains(o.stdout, want) || !strings.Contains(o.stdout, "--add-ingress-zone="+zone+" && ") {
+					t.Errorf("%s: %+v", command, o)
+				}
+			}
+			wantError(t, w.status(), 50, want)
+			other := n.network("other", conf{"bridge": "cbr1", "ipam": conf{"type": "host-local", "subnet": "10.23.0.0/16"}})
+			_, err := other.tryAdd(n.pod("b"))
+			wantError(t, err, 117, want)
+
+			f.do(w.advised(t))
+			f.inTrusted(t, "cbr0")
+			wantPing(t, a.NS, outside4, outside6)
+			if err := w.status(); err != nil {
+				t.Errorf("after the advised command: %v", err)
+			}
+			for _, command := range [][]string{{"check"}, {"doctor", "--dns", "none", "a"}} {
+				if o := n.operate(append(command, "--state", n.state)...); o.status != 0 {
+					t.Errorf("%s, after the advised command: %+v", command, o)
+				}
+			}
+		})
+	}
+}
+
 // From version 1 on a zone forwards between its links: then pods pass, and nobody says otherwise.
 func TestFirewalldWhoseZoneForwardsIsInNobodysWay(t *testing.T) {
 	t.Parallel()

@@ -32,7 +32,7 @@ func (l *Link) RestsHere(pod *nl.Conn) (is bool, _ error) {
 		}
 		return nl.Decode(m.Data[sizeofGenMsg:], func(ad *netlink.AttributeDecoder) error {
 			if ad.Type() == unix.NETNSA_NSID {
-				is = int32(ad.Uint32()) == l.elsewhere
+				is = int32(ad.Uint32()) == l.elsewhere && l.elsewhere >= 0 // -1 is that of a namespace without a number
 			}
 			return nil
 		})

@@ -9,8 +9,10 @@
 package link
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 
@@ -84,7 +86,21 @@ func (l *Link) Decode(data []byte, only ...uint16) error {
 		only = []uint16{unix.IFLA_IFNAME, unix.IFLA_ADDRESS, unix.IFLA_MTU, unix.IFLA_MASTER, unix.IFLA_LINK, unix.IFLA_LINK_NETNSID,
 			unix.IFLA_IFALIAS, unix.IFLA_GROUP, unix.IFLA_XDP, unix.IFLA_LINKINFO, unix.IFLA_AF_SPEC}
 	}
-	return nl.Decode(nl.Pick(data[unix.SizeofIfInfomsg:], only...), l.attribute)
+	return nl.Decode(nl.Pick(believable(data[unix.SizeofIfInfomsg:]), only...), l.attribute)
+}
+
+// believable leaves out what may not be what it says. The kernel has 16 bits for the length of an attribute, and whoever
+// has a namespace can have it write more of a link's kind (MACs of a macvlan, mappings of a vlan): what follows is then read
+// from the midst of that. Of a veth it writes nothing of that sort.
+func believable(b []byte) []byte {
+	if len(b) <= math.MaxUint16 {
+		return b
+	}
+	before, info := nl.Cut(b, unix.IFLA_LINKINFO)
+	if _, kind := nl.Cut(info, unix.IFLA_INFO_KIND); bytes.HasPrefix(kind, []byte("veth\x00")) { // the kernel writes it first
+		return b
+	}
+	return before
 }
 
 func (l *Link) attribute(ad *netlink.AttributeDecoder) error {

@@ -63,6 +63,21 @@ func Pick(b []byte, types ...uint16) []byte {
 	return append(picked, b...)
 }
 
+// Cut gives what is before the first attribute of a type, and all that is behind the header of that, whatever its length says.
+func Cut(b []byte, typ uint16) (before, behind []byte) {
+	for at := 0; at+unix.NLA_HDRLEN <= len(b); {
+		n := int(binary.NativeEndian.Uint16(b[at:]))
+		if n < unix.NLA_HDRLEN {
+			break
+		}
+		if binary.NativeEndian.Uint16(b[at+2:])&^unix.NLA_F_NESTED == typ {
+			return b[:at], b[at+unix.NLA_HDRLEN:]
+		}
+		at += align(n)
+	}
+	return b, nil
+}
+
 // malformed has an error of the library's match ErrMalformed.
 func malformed(err error) error {
 	if err == nil || errors.Is(err, ErrMalformed) {

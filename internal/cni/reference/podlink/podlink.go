@@ -59,21 +59,19 @@ func DeleteOthers(path, name string) error {
 		var l link.Link
 		var b nl.Batch
 		link.Get(&b, name, 0, &l)
-		if err := conn.Execute(&b); err != nil || isOurs(conn, &l) {
-			return notThere(err)
+		if err := conn.Execute(&b); err == nil && isOurs(conn, &l) {
+			return nil
 		}
+		// A link that cannot be read is of a kind that a pod gave more to than fits into an answer, and none of ours.
 		var del nl.Batch
-		link.Request{Index: l.Index}.Delete(&del, name)
-		return notThere(conn.Execute(&del))
+		link.Request{Name: name}.Delete(&del, name)
+		err := conn.Execute(&del)
+		// Nobody deletes lo, or a NIC, to which the pod gave the name.
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EOPNOTSUPP) {
+			return nil
+		}
+		return err
 	})
-}
-
-// notThere is success.
-func notThere(err error) error {
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
-		return nil
-	}
-	return err
 }
 
 // isOurs says whether a pod's link has an end on the host, with an alias of ours.

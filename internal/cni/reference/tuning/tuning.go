@@ -241,10 +241,8 @@ func revert(conn *nl.Conn, b *backup, path, name string) error {
 	if b.AllMulti != nil {
 		flag(&r, unix.IFF_ALLMULTI, *b.AllMulti)
 	}
-	if err := set(conn, l.Index, r, name); err != nil {
-		return err
-	}
-	return os.Remove(path)
+	// A pod can put a link there that takes no such value. The file would stay for good.
+	return errors.Join(set(conn, l.Index, r, name), os.Remove(path))
 }
 
 // del reverts what ADD made of the link, whose file goes where the namespace has. As in the
@@ -259,10 +257,10 @@ func del(c *reference.Call) {
 		return
 	}
 	err := podlink.WithinPod(c.NetNS, func(conn *nl.Conn, _ *netns.NS) error { return revert(conn, b, f.file(c), c.IfName) })
-	if err == nil {
-		err = os.Remove(f.file(c))
+	if removeErr := os.Remove(f.file(c)); !errors.Is(removeErr, fs.ErrNotExist) {
+		err = errors.Join(err, removeErr)
 	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err != nil {
 		c.Warn(err.Error())
 	}
 }

@@ -47,7 +47,7 @@ func TestNamesThatTheKernelWouldNumberAreRefused(t *testing.T) {
 	}
 }
 
-// The kernel reads a name to its NUL: of somebody else's link, that is.
+// The kernel reads a name to its NUL: of somebody else's link, that is. It refuses one of 16 bytes.
 func TestNamesThatTheKernelWouldEndAreOfNoLink(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -55,19 +55,22 @@ func TestNamesThatTheKernelWouldEndAreOfNoLink(t *testing.T) {
 	if err := n.conn.SetAlias(ctx, name, "", "mine"); err != nil {
 		t.Fatal(err)
 	}
-	longer := name + "\x00x"
-	for what, err := range map[string]error{
-		"Link":       func() error { _, err := n.conn.Link(ctx, longer); return err }(),
-		"Shut":       n.conn.Shut(ctx, longer, "mine"),
-		"SetPortMTU": n.conn.SetPortMTU(ctx, longer, 1400),
-		"SetAlias":   n.conn.SetAlias(ctx, longer, "mine", "yours"),
-		"alias":      n.conn.SetAlias(ctx, name, "mine", "yours\x00"),
-		"Rename":     n.conn.Rename(ctx, n.link.Index, longer),
-		"Detach":     n.conn.Detach(ctx, longer, "mine"),
-		"Remove":     n.conn.Remove(ctx, longer),
-	} {
-		if !errors.Is(err, bridge.ErrInvalid) {
-			t.Errorf("%s: %v", what, err)
+	if err := n.conn.SetAlias(ctx, name, "mine", "yours\x00"); !errors.Is(err, bridge.ErrInvalid) {
+		t.Errorf("an alias: %v", err)
+	}
+	for _, longer := range []string{name + "\x00x", "sixteen-bytes-xx"} {
+		for what, err := range map[string]error{
+			"Link":       func() error { _, err := n.conn.Link(ctx, longer); return err }(),
+			"Shut":       n.conn.Shut(ctx, longer, "mine"),
+			"SetPortMTU": n.conn.SetPortMTU(ctx, longer, 1400),
+			"SetAlias":   n.conn.SetAlias(ctx, longer, "mine", "yours"),
+			"Rename":     n.conn.Rename(ctx, n.link.Index, longer),
+			"Detach":     n.conn.Detach(ctx, longer, "mine"),
+			"Remove":     n.conn.Remove(ctx, longer),
+		} {
+			if !errors.Is(err, bridge.ErrInvalid) {
+				t.Errorf("%s of %q: %v", what, longer, err)
+			}
 		}
 	}
 	if l, err := n.conn.Link(ctx, name); err != nil || l.Alias != "mine" || !l.Up || l.MTU != n.link.MTU {

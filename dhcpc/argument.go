@@ -28,7 +28,7 @@ func invalidf(format string, args ...any) error { return invalid(fmt.Sprintf(for
 func (c *Client) usable(ctx context.Context, leases ...*Lease) error {
 	switch {
 	case c == nil || c.machine == nil:
-		return argument("New made no such client")
+		return argument("the client was not made by New")
 	case ctx == nil:
 		return argument("no context")
 	case slices.Contains(leases, nil):

@@ -90,14 +90,18 @@ func (l *Lease) Validate() error {
 	switch {
 	case l == nil:
 		return argument("no lease")
+	case !l.Address.IsValid():
+		return invalidf("%s: it has no address", ErrInvalid)
 	case !usable(l.Address.Addr()):
-		return invalidf("%s: address %s", ErrInvalid, l.Address)
+		return invalidf("%s: %s is not the address of a host", ErrInvalid, l.Address)
+	case !l.Server.IsValid():
+		return invalidf("%s: it has no server", ErrInvalid)
 	case !l.Server.Is4():
-		return invalidf("%s: server %s", ErrInvalid, l.Server)
+		return invalidf("%s: server %s is not an IPv4 address", ErrInvalid, l.Server)
 	case len(l.MAC) != macLen:
-		return invalidf("%s: MAC %q", ErrInvalid, l.MAC)
+		return invalidf("%s: MAC address %q is not of %d bytes", ErrInvalid, l.MAC, macLen)
 	case l.Obtained.IsZero():
-		return invalidf("%s: it does not say since when", ErrInvalid)
+		return invalidf("%s: it does not say when it began", ErrInvalid)
 	case l.Infinite():
 		return nil
 	case l.Renew.Before(l.Obtained) || l.Rebind.Before(l.Renew) || l.Expire.Before(l.Rebind):

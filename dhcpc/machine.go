@@ -116,7 +116,7 @@ func (m *Machine) Start(now time.Time, seed uint64) Session {
 // matches ErrInvalid.
 func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error) {
 	if !m.made() {
-		return Session{}, argument("NewMachine made no such machine")
+		return Session{}, argument("the machine was not made by NewMachine")
 	}
 	if err := l.Validate(); err != nil {
 		return Session{}, err

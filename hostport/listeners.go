@@ -46,7 +46,7 @@ func Listeners(ctx context.Context, cfg *Config, ports ...nft.Port) ([]Listener,
 	var wants []sockdiag.Want
 	for _, p := range ports {
 		if p.HostPort == 0 || p.Protocol != unix.IPPROTO_TCP && p.Protocol != unix.IPPROTO_UDP && p.Protocol != unix.IPPROTO_SCTP {
-			return nil, refuse("list sockets: " + p.String() + " has no port, or no protocol of TCP, UDP and SCTP")
+			return nil, refuse("list sockets: " + p.String() + ": want a port, and the protocol TCP, UDP or SCTP")
 		}
 		wants = append(wants, sockdiag.Want{Proto: p.Protocol, Addr: p.HostAddr, Port: p.HostPort})
 	}

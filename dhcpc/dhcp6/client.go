@@ -26,7 +26,7 @@ func New(cfg *Config) (*Client, error) {
 		return nil, err
 	}
 	if m.cfg.Dial == nil {
-		return nil, invalidf("no Dial in the configuration")
+		return nil, argument("no Dial in the configuration")
 	}
 	return &Client{machine: m, cfg: m.cfg}, nil
 }
@@ -138,9 +138,9 @@ func (c *Client) Release(ctx context.Context, l *Lease) error {
 func (c *Client) usable(ctx context.Context) error {
 	switch {
 	case c == nil || c.machine == nil:
-		return invalidf("New made no such client")
+		return argument("the client was not made by New")
 	case ctx == nil:
-		return invalidf("no context")
+		return argument("no context")
 	}
 	return nil
 }
@@ -149,7 +149,7 @@ func (c *Client) usable(ctx context.Context) error {
 func (c *Client) dial(ctx context.Context) (Transport, error) {
 	conn, err := c.cfg.Dial(ctx)
 	if err == nil && conn == nil {
-		err = invalidf("Dial gave no transport")
+		err = argument("Dial gave no transport")
 	}
 	return conn, err
 }

@@ -361,9 +361,13 @@ func TestWhatCannotBeMeantIsAnError(t *testing.T) {
 		second(none.Acquire(ctx)), second(c.Acquire(noContext)), second(none.Inform(ctx)), second(c.Acquire(ctx)),
 		second(Release(nil, 0)), second(noMachine.Restore(epoch(), 1, nil)), second(none.Machine().Restore(epoch(), 1, nil)),
 	} {
-		if !errors.Is(err, dhcpc.ErrInvalid) {
+		// No lease is at fault.
+		if !errors.Is(err, dhcpc.ErrInvalid) || !strings.Contains(err.Error(), tombolo.ErrInvalid.Error()) {
 			t.Errorf("%d: %v", i, err)
 		}
+	}
+	if err := new(Lease).Validate(); !errors.Is(err, dhcpc.ErrInvalid) || err.Error() != "invalid lease: it has no address" {
+		t.Error(err)
 	}
 	if _, out := noMachine.Step(noMachine.Start(epoch(), 1), epoch(), Event{}); !errors.Is(out.Err, dhcpc.ErrInvalid) {
 		t.Error(out.Err)

@@ -77,7 +77,7 @@ type Config struct {
 // withDefaults checks the configuration and fills it in.
 func (c *Config) withDefaults() (*Config, error) {
 	if c == nil {
-		return nil, invalidf("no configuration: a DHCPv6 client needs a DUID")
+		return nil, invalid("no configuration: a DHCPv6 client needs a DUID")
 	}
 	cfg := *c
 	cfg.DUID, cfg.Request = slices.Clone(c.DUID), slices.Clone(c.Request)
@@ -130,6 +130,7 @@ func (e invalid) Is(target error) bool {
 }
 
 //go:noinline
-func invalidf(format string, args ...any) error {
-	return invalid(dhcpc.ErrInvalid.Error() + ": " + fmt.Sprintf(format, args...))
-}
+func invalidf(format string, args ...any) error { return invalid(fmt.Sprintf(format, args...)) }
+
+// argument is the error about an argument that cannot be meant.
+func argument(what string) error { return invalid(tombolo.ErrInvalid.Error() + ": " + what) }

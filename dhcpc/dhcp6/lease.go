@@ -1,6 +1,7 @@
 package dhcp6
 
 import (
+	"fmt"
 	"net/netip"
 	"time"
 
@@ -46,24 +47,33 @@ type Lease struct {
 func (l *Lease) Validate() error {
 	switch {
 	case l == nil:
-		return invalidf("no lease")
+		return argument("no lease")
+	case !l.Address.IsValid():
+		return unusable("it has no address")
 	case !usable(l.Address):
-		return invalidf("address %s", l.Address)
+		return unusable("%s is not the address of a host", l.Address)
 	case l.Prefix.IsValid() && !delegable(l.Prefix):
-		return invalidf("prefix %s", l.Prefix)
+		return unusable("%s is not a prefix that can be delegated", l.Prefix)
 	case len(l.Server) < minDUID || len(l.Server) > maxDUID:
-		return invalidf("server identifier of %d bytes: want %d to %d", len(l.Server), minDUID, maxDUID)
+		return unusable("server identifier of %d bytes: want %d to %d", len(l.Server), minDUID, maxDUID)
 	case len(l.DUID) < minDUID || len(l.DUID) > maxDUID:
-		return invalidf("client identifier of %d bytes: want %d to %d", len(l.DUID), minDUID, maxDUID)
+		return unusable("client identifier of %d bytes: want %d to %d", len(l.DUID), minDUID, maxDUID)
 	case l.Obtained.IsZero():
-		return invalidf("it does not say since when")
+		return unusable("it does not say when it began")
 	case l.Infinite():
 		return nil
 	case l.Renew.Before(l.Obtained) || l.Rebind.Before(l.Renew) || l.Expire.Before(l.Rebind):
-		return invalidf("times %s, %s, %s, %s are not in their order", l.Obtained.Format(time.RFC3339),
+		return unusable("times %s, %s, %s, %s are not in their order", l.Obtained.Format(time.RFC3339),
 			l.Renew.Format(time.RFC3339), l.Rebind.Format(time.RFC3339), l.Expire.Format(time.RFC3339))
 	}
 	return nil
+}
+
+// unusable is the error about what a lease says.
+//
+//go:noinline
+func unusable(format string, args ...any) error {
+	return invalid(dhcpc.ErrInvalid.Error() + ": " + fmt.Sprintf(format, args...))
 }
 
 // Infinite says whether the lease never ends.

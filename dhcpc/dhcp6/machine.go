@@ -143,7 +143,7 @@ func (m *Machine) Inform(now time.Time, seed uint64) Session {
 // error matches dhcpc.ErrInvalid.
 func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error) {
 	if !m.made() {
-		return Session{}, invalidf("NewMachine made no such machine")
+		return Session{}, argument("the machine was not made by NewMachine")
 	}
 	if err := l.Validate(); err != nil {
 		return Session{}, err
@@ -170,7 +170,7 @@ func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error)
 // due then is done. A time before that of an earlier Step is taken for that one.
 func (m *Machine) Step(s Session, now time.Time, e Event) (Session, Output) {
 	if !m.made() {
-		return s, Output{Err: invalidf("NewMachine made no such machine")}
+		return s, Output{Err: argument("the machine was not made by NewMachine")}
 	}
 	if now.Before(s.now) {
 		now = s.now

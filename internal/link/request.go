@@ -104,8 +104,8 @@ func skipStats() *uint32 { return new(uint32(1 << 3)) } // RTEXT_FILTER_SKIP_STA
 
 // Message is the request by itself.
 func (r *Request) Message(typ netlink.HeaderType, flags netlink.HeaderFlags) (netlink.Message, error) {
-	if strings.ContainsRune(r.Name, 0) || r.Alias != nil && strings.ContainsRune(*r.Alias, 0) {
-		return netlink.Message{}, nl.Invalid("a name or an alias has a NUL in it, at which the kernel would end it")
+	if len(r.Name) >= unix.IFNAMSIZ || strings.ContainsRune(r.Name, 0) || r.Alias != nil && strings.ContainsRune(*r.Alias, 0) {
+		return netlink.Message{}, nl.Invalid("a name is longer than 15 bytes, or a name or alias has a NUL in it")
 	}
 	more := r.more
 	if r.isWhole() {

@@ -11,9 +11,10 @@ import (
 // What firewalld makes of zones and policies.
 const (
 	firewalldTable  = "firewalld"
-	firewalldZone   = "filter_FWD_"        // begins the names of a zone's chains
-	firewalldPolicy = "filter_FWD_policy_" // and of a policy's
-	trusted         = "trusted"            // the zone that bridges join
+	firewalldReload = "firewalld_policy_drop" // drops while it loads its rules
+	firewalldZone   = "filter_FWD_"           // begins the names of a zone's chains
+	firewalldPolicy = "filter_FWD_policy_"    // and of a policy's
+	trusted         = "trusted"               // the zone that bridges join
 )
 
 // byFirewalld says which part of firewalld stops pods, and what helps. A bridge that a zone stops has to join the
@@ -21,7 +22,7 @@ const (
 // bridge, nor where trusted has another target: a policy for that zone has to accept pods. Against a policy it does
 // not help either, since its rules apply whatever the zone is: the policy needs a rule that accepts pods.
 func (ch *hookedChain) byFirewalld(o *Obstacle, by *rule, t *content, p *podPacket) {
-	const reload = " && firewall-cmd --reload"
+	const reload = " && " + reloadFirewalld
 	policy, first := t.policyOf(by)
 	if zone := t.zoneOf(by, p); policy == "" && zone != "" {
 		o.Kind = FirewalldZone
@@ -53,6 +54,9 @@ func (ch *hookedChain) byFirewalld(o *Obstacle, by *rule, t *content, p *podPack
 
 // lowest is a rich rule's priority by which it comes before rules without one.
 const lowest = "priority=-32768 "
+
+// reloadFirewalld waits for a reload that goes on, and ends what one that was broken off has left.
+const reloadFirewalld = "firewall-cmd --reload"
 
 // richRules are options that have a policy accept pods whom the rule stops.
 func (ch *hookedChain) richRules(t *content, by *rule, p *podPacket, priority string) (options string) {

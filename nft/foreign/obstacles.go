@@ -36,7 +36,8 @@ const (
 	// nf_tables cannot change.
 	LegacyIPTables ObstacleKind = "legacy-iptables"
 	// Firewalld is firewalld's table, which it makes anew whenever it is reloaded, and
-	// from version 2 on lets nobody else change: the zone that the bridge is in.
+	// from version 2 on lets nobody else change: the zone that the bridge is in. So is what drops
+	// all while it does that.
 	Firewalld ObstacleKind = "firewalld"
 	// FirewalldZone is a zone of firewalld's that pods are in whatever zone the bridge joins.
 	FirewalldZone ObstacleKind = "firewalld-zone"
@@ -317,6 +318,8 @@ func (ch *hookedChain) obstacle(effect string, by *rule, t *content, p *podPacke
 	switch {
 	case ch.table == firewalldTable:
 		ch.byFirewalld(&o, by, t, p)
+	case ch.table == firewalldReload:
+		o.Kind, o.Effect, o.Remedy = Firewalld, "drops, while firewalld loads its rules,", reloadFirewalld
 	case !ch.beforeOurs():
 		o.Remedy = fmt.Sprintf("%s 'meta mark & 0x%x == 0x%x counter accept'", insert, p.mark, p.mark)
 	case ch.family != unix.NFPROTO_INET && ch.name == iptablesForward:

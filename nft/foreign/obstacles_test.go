@@ -393,6 +393,19 @@ func TestFirewalldInTheWay(t *testing.T) {
 	}
 }
 
+// A rule there would go with the table, at the end of a reload.
+func TestAFirewalldThatLoadsItsRulesInTheWay(t *testing.T) {
+	t.Parallel()
+	ns := nstest.New(t)
+	nftables(t, ns, "add table inet firewalld_policy_drop\nadd chain inet firewalld_policy_drop filter_forward { type filter hook forward priority 9; policy drop; }\n"+
+		"add rule inet firewalld_policy_drop filter_forward ct state { established, related } accept")
+	for _, o := range wantObstacles(t, ns, Path{}, "chain filter_forward of table inet firewalld_policy_drop drops, while firewalld loads its rules, what pods send; this helps: firewall-cmd --reload") {
+		if o.Kind != Firewalld {
+			t.Errorf("%s is of kind %s", o, o.Kind)
+		}
+	}
+}
+
 // Zones that have the pods' addresses come before the bridge's zone, so that another one does not help.
 func TestZonesOfFirewalldThatPodsAreInByTheirAddresses(t *testing.T) {
 	t.Parallel()

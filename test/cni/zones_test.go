@@ -104,6 +104,31 @@ func TestBridgesJoinAFirewalldThatComesLater(t *testing.T) {
 	}
 }
 
+// While firewalld is reloaded, a table of its drops all new connections. An ADD waits for the end of that.
+func TestAnADDWaitsForFirewalldsReload(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.outside()
+	f := n.firewalld(t)
+	n.mindOn(t, f.bus, nil).until(t, "firewalld is attended to", n.attendsFirewalld)
+	w := n.podnet(nil)
+	// What firewalld 1.3 has there, for as long as this test wants.
+	n.nft("add table inet firewalld_policy_drop; add chain inet firewalld_policy_drop filter_forward { type filter hook forward priority 9; policy drop; };" +
+		" add rule inet firewalld_policy_drop filter_forward ct state { established, related } accept")
+	if err := w.status(); err != nil {
+		t.Errorf("STATUS meanwhile: %v", err)
+	}
+	a := n.pod("a")
+	added := make(chan error)
+	go func() { _, err := w.tryAdd(a); added <- err }()
+	f.inTrusted(t, "cbr0") // the ADD has seen that table
+	n.nft("delete table inet firewalld_policy_drop")
+	if err := <-added; err != nil {
+		t.Fatalf("ADD: %v", err)
+	}
+	wantPing(t, a.NS, outside4, outside6)
+}
+
 func TestAnOperatorsZoneOfFirewalldStays(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -257,20 +257,23 @@ func (c *comparison) routes(podConn *nl.Conn, p *Port) error {
 	if len(p.Routes) == 0 {
 		return nil
 	}
-	have, err := route.On(podConn).List(route.Filter{})
-	if err != nil {
-		return err
-	}
-wanted:
-	for _, want := range p.Routes {
-		for _, r := range have {
-			if sameRoute(want, r) {
-				continue wanted
-			}
-		}
+	missing, err := missingRoutes(route.On(podConn), p.Routes)
+	for _, want := range missing {
 		c.missing("route", want.String())
 	}
-	return nil
+	return err
+}
+
+// missingRoutes gives those that are in no table. It keeps none of the pod's, which may have any number.
+func missingRoutes(pod *route.Conn, wanted []route.Route) ([]route.Route, error) {
+	missing := slices.Clone(wanted)
+	err := pod.Walk(route.Filter{}, func(r route.Route) {
+		missing = slices.DeleteFunc(missing, func(want route.Route) bool { return sameRoute(want, r) })
+	})
+	if err != nil {
+		return nil, err
+	}
+	return missing, nil
 }
 
 // destination spells the default route's out, which may be left open.

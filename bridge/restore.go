@@ -3,7 +3,6 @@ package bridge
 import (
 	"context"
 	"errors"
-	"slices"
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/link"
@@ -70,15 +69,13 @@ func (p *Port) restoreRoutes(podConn *nl.Conn, index int) error {
 		return nil
 	}
 	routes := route.On(podConn)
-	have, err := routes.List(route.Filter{})
+	missing, err := missingRoutes(routes, p.podRoutes(index))
 	if err != nil {
 		return err
 	}
 	var errs []error
-	for _, want := range p.podRoutes(index) {
-		if !slices.ContainsFunc(have, func(r route.Route) bool { return sameRoute(want, r) }) {
-			errs = append(errs, routes.Add(want))
-		}
+	for _, want := range missing {
+		errs = append(errs, routes.Add(want))
 	}
 	return errors.Join(errs...)
 }

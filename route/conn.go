@@ -151,27 +151,35 @@ type Filter struct {
 // fs.ErrNotExist where there is no such link, and tombolo.ErrInterrupted where the
 // routes changed faster than they could be read.
 func (c *Conn) List(f Filter) ([]Route, error) {
-	if err := c.usable(); err != nil {
-		return nil, err
-	}
-
 	var list []Route
+	err := c.walk(f, func() { list = nil }, func(r Route) { list = append(list, r) })
+	return list, err
+}
+
+// Walk is List that keeps no route: a pod may have any number. each must not use the Conn, and may get a route twice
+// where routes changed meanwhile.
+func (c *Conn) Walk(f Filter, each func(Route)) error { return c.walk(f, func() {}, each) }
+
+func (c *Conn) walk(f Filter, begin func(), each func(Route)) error {
+	if err := c.usable(); err != nil {
+		return err
+	}
 	ask, err := f.message()
-	err = c.nl.List("list routes", ask, err, func(m netlink.Message) error {
+	err = c.nl.Walk("list routes", ask, err, begin, func(m netlink.Message) error {
 		if m.Header.Type != unix.RTM_NEWROUTE {
 			return nil
 		}
 		r, known, err := decode(m.Data)
 		// A kernel that has no IPv6 lists all families where IPv6 is asked for.
 		if known && (f.Family == 0 || f.Family == r.Family) {
-			list = append(list, r)
+			each(r)
 		}
 		return err
 	})
 	if errors.Is(err, unix.ENOENT) {
-		return nil, nil // what the kernel says of the table; a link is ENODEV
+		return nil // what the kernel says of the table; a link is ENODEV
 	}
-	return list, err
+	return err
 }
 
 // message has what the kernel filters by (Linux 4.20). Strict checking makes it refuse

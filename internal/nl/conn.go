@@ -228,21 +228,13 @@ const dumpTries = 20
 // it. The message's data is the callback's to keep. Dump is set in the flags of m; err is
 // what building m returned.
 func (c *Conn) List(op string, m netlink.Message, err error, each func(netlink.Message) error) error {
-	var b Batch
-	m.Header.Flags |= netlink.Dump
-	b.append(request{op: op, want: object, err: err}, m)
-	if err := b.firstErr(); err != nil {
-		return err
-	}
-	c.mu.Lock()
-	list, err := c.dump(&b)
-	c.mu.Unlock()
+	var list []netlink.Message
+	err = c.Walk(op, m, err, func() { list = nil }, func(m netlink.Message) error {
+		list = append(list, m)
+		return nil
+	})
 	if err != nil {
-		var opErr *tombolo.OpError
-		if errors.As(err, &opErr) {
-			return err
-		}
-		return opError(op, nil, err, "")
+		return err
 	}
 	for _, m := range list {
 		if err := each(m); err != nil {
@@ -252,38 +244,58 @@ func (c *Conn) List(op string, m netlink.Message, err error, each func(netlink.M
 	return nil
 }
 
-func (c *Conn) dump(b *Batch) ([]netlink.Message, error) {
+// Walk is List that calls each as the objects arrive, and keeps none: a pod may have any number. It calls begin
+// before the first, and again where the list is asked for again. Neither may use the connection.
+func (c *Conn) Walk(op string, m netlink.Message, err error, begin func(), each func(netlink.Message) error) error {
+	var b Batch
+	m.Header.Flags |= netlink.Dump
+	b.append(request{op: op, want: object, err: err}, m)
+	if err := b.firstErr(); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	err = c.dump(&b, begin, each)
+	c.mu.Unlock()
+	var opErr *tombolo.OpError
+	if err == nil || errors.As(err, &opErr) {
+		return err
+	}
+	return opError(op, nil, err, "")
+}
+
+func (c *Conn) dump(b *Batch, begin func(), each func(netlink.Message) error) error {
 	for range dumpTries {
+		begin()
 		seq := c.number(b)
 		if err := c.t.Send(b.buf); err != nil {
-			return nil, fmt.Errorf("send: %w", err)
+			return fmt.Errorf("send: %w", err)
 		}
-		list, interrupted, err := c.readDump(b.reqs[0].op, seq)
+		interrupted, err := c.readDump(b.reqs[0].op, seq, each)
 		if err != nil {
 			c.drain()
 		}
 		if err != nil || !interrupted {
-			return list, err
+			return err
 		}
 	}
-	return nil, tombolo.ErrInterrupted
+	return tombolo.ErrInterrupted
 }
 
-func (c *Conn) readDump(op string, seq uint32) (list []netlink.Message, interrupted bool, _ error) {
+func (c *Conn) readDump(op string, seq uint32, each func(netlink.Message) error) (interrupted bool, _ error) {
 	buf := c.buffer()
 	for {
 		n, err := c.t.Receive(buf)
 		if errors.Is(err, ErrEmpty) {
-			return nil, false, ErrNoAnswer
+			return false, ErrNoAnswer
 		}
 		if err != nil {
-			return nil, false, fmt.Errorf("receive: %w", err)
+			return false, fmt.Errorf("receive: %w", err)
 		}
 		part := append([]byte(nil), buf[:n]...)
 		for len(part) > 0 {
 			var m netlink.Message
 			if m, part, err = next(part); err != nil {
-				return nil, false, err
+				return false, err
 			}
 			if m.Header.Sequence != seq {
 				continue
@@ -291,15 +303,17 @@ func (c *Conn) readDump(op string, seq uint32) (list []netlink.Message, interrup
 			interrupted = interrupted || m.Header.Flags&netlink.DumpInterrupted != 0
 			switch m.Header.Type {
 			case netlink.Done:
-				return list, interrupted, dumpError(op, m)
+				return interrupted, dumpError(op, m)
 			case netlink.Error:
 				errno, text, err := ackError(m)
 				if err == nil {
 					err = opError(op, nil, errno, text)
 				}
-				return nil, false, err
+				return false, err
 			default:
-				list = append(list, m)
+				if err := each(m); err != nil {
+					return false, err
+				}
 			}
 		}
 	}

@@ -91,23 +91,19 @@ func FreeMetric(pod *netns.NS, ipv6 bool, asked uint32) (uint32, error) {
 	if ipv6 {
 		family, kernels = unix.AF_INET6, ipv6Metric
 	}
-	have, err := conn.List(route.Filter{Family: family, Table: route.TableMain})
-	if err != nil {
-		return 0, err
-	}
 	wanted, taken, largest := asked, false, uint32(0)
 	if wanted == 0 {
 		wanted = kernels
 	}
-	for _, r := range have {
+	err = conn.Walk(route.Filter{Family: family, Table: route.TableMain}, func(r route.Route) {
 		if r.Dst.Bits() > 0 || r.Type != route.Unicast {
-			continue
+			return
 		}
 		taken = taken || r.Priority == wanted
 		largest = max(largest, r.Priority)
-	}
-	if !taken {
-		return asked, nil
+	})
+	if err != nil || !taken {
+		return asked, err
 	}
 	return largest + metricStep, nil
 }

@@ -1,0 +1,47 @@
+package cni
+
+import (
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// A pod may have any number of routes. What looks for those that it should have keeps none of them in memory: a repair of all
+// pods would end for want of it.
+func TestManyRoutesOfAPodTakeNoMemory(t *testing.T) {
+	t.Parallel()
+	const most = 64 << 10 // KiB
+	s := newSide(t, referenceDir(t), byName())
+	s.chain("ADD", "a", []string{attackedBridge})
+	var commands strings.Builder
+	for i := range 100_000 {
+		fmt.Fprintf(&commands, "route add 20.%d.%d.%d dev eth0\n", i>>16, i>>8&0xff, i&0xff)
+	}
+	dir := t.TempDir()
+	nstest.PutFile(t, dir, "routes", commands.String())
+	pod := s.of("a").NS
+	nstest.Run(t, pod, "ip", "-batch", filepath.Join(dir, "routes"))
+	nstest.Run(t, pod, "ip", "route", "del", "default")
+	for _, command := range []string{"repair", "check"} {
+		cmd := exec.Command(plugin(), command, "--state", s.state)
+		var out strings.Builder
+		cmd.Stdout, cmd.Stderr = &out, &out
+		if err := s.ns.Do(cmd.Start); err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("%s: %v: %s", command, err, &out)
+		}
+		if used := cmd.ProcessState.SysUsage().(*syscall.Rusage).Maxrss; used > most {
+			t.Errorf("%s took %d KiB", command, used)
+		}
+	}
+	if got := nstest.Run(t, pod, "ip", "route", "show", "default"); !strings.Contains(got, "via 10.5.0.1") {
+		t.Errorf("the default route after repair: %q", got)
+	}
+}

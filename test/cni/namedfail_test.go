@@ -34,6 +34,9 @@ func TestValuesThatNoADDTakesDoNotStopTheDELOfAChain(t *testing.T) {
 		"a rate without a burst": `{"type":"bandwidth","ingressRate":1000}`,
 		"a burst too large":      `{"type":"bandwidth","runtimeConfig":{"bandwidth":{"egressRate":1000,"egressBurst":99999999999}}}`,
 		"an unknown policy":      `{"type":"firewall","ingressPolicy":"closed"}`,
+		"a policy of no text":    `{"type":"firewall","ingressPolicy":5}`,
+		"an unknown backend":     `{"type":"portmap","backend":"ebtables","runtimeConfig":{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]}}`,
+		"a snat of text":         `{"type":"portmap","snat":"yes","runtimeConfig":{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]}}`,
 		"a zone that is none":    `{"type":"firewall","backend":"firewalld","firewalldZone":"a b"}`,
 	} {
 		t.Run(name, func(t *testing.T) {

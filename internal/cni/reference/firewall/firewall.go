@@ -55,8 +55,11 @@ func Run(ctx context.Context, c *reference.Call) (*current.Result, error) {
 		return nil, c.Collect(ctx)
 	}
 	f, err := read(c)
-	if f != nil && c.Verb == "DEL" {
-		return nil, f.del(ctx, c) // what no ADD takes keeps no plugin before this one from its DEL
+	if c.Verb == "DEL" {
+		if f == nil {
+			f = &conf{} // what no ADD takes keeps no plugin before this one from its DEL
+		}
+		return nil, f.del(ctx, c)
 	}
 	if err != nil {
 		return nil, err

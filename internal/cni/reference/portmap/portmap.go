@@ -141,10 +141,10 @@ func add(ctx context.Context, c *reference.Call) (*current.Result, error) {
 }
 
 func del(ctx context.Context, c *reference.Call) error {
-	// Ports that no ADD takes keep no plugin before this one from its DEL.
+	// What no ADD takes keeps no plugin before this one from its DEL.
 	f, err := read(c)
-	if err != nil || len(f.RuntimeConfig.PortMappings) == 0 {
-		return err
+	if err == nil && len(f.RuntimeConfig.PortMappings) == 0 {
+		return nil
 	}
 	node, err := c.Open()
 	if err != nil {

@@ -140,6 +140,9 @@ func (g *group) String() string {
 		text = g.list[0].String()
 		if other := slices.IndexFunc(g.list, func(f *finding) bool { return f.String() != text }); other >= 0 {
 			text += ", and so on"
+			if g.key.what == "rule" {
+				text = fmt.Sprintf("%s: %d rules are missing", g.key.object, g.wants())
+			}
 		}
 	}
 	pods, networks := map[string]bool{}, map[string]bool{}
@@ -155,6 +158,15 @@ func (g *group) String() string {
 		return fmt.Sprintf("%s (%s affected)", text, count(len(networks), "network"))
 	}
 	return g.list[0].where() + text
+}
+
+// wants is how many different things are missing: networks share rules.
+func (g *group) wants() int {
+	all := map[string]bool{}
+	for _, f := range g.list {
+		all[f.Want] = true
+	}
+	return len(all)
 }
 
 func count(n int, what string) string {
@@ -201,6 +213,9 @@ type key struct {
 func keyOf(f *finding) key {
 	k := key{object: f.Object, what: f.What, want: f.Want, have: f.Have, text: f.Text, remedy: f.Remedy}
 	if f.pod == "" {
+		if f.What == "rule" && f.Have == "" {
+			k.want = "some" // somebody flushed the chain
+		}
 		return k
 	}
 	kind, _, _ := strings.Cut(f.Object, " ")

@@ -63,6 +63,17 @@ func TestOneCauseIsOneLine(t *testing.T) {
 		"what networks share": {found(3, 0, func(int) []tombolo.Difference {
 			return []tombolo.Difference{{Object: "chain FORWARD of table ip filter", What: "rule", Want: `"r"`, Remedy: repair}}
 		}, none), []string{`chain FORWARD of table ip filter: rule "r" is missing (3 networks affected) [repair]`}},
+		"a chain is flushed": {found(2, 0, func(int) []tombolo.Difference {
+			const chain = "chain forward of table inet tombolo"
+			return []tombolo.Difference{
+				{Object: chain, What: "rule", Want: `"r"`, Remedy: repair}, {Object: chain, What: "rule", Want: `"s"`, Remedy: repair},
+				{Object: chain, What: "rule", Have: `"t"`, Remedy: repair}, {Object: "chain x of table inet tombolo", What: "rule", Want: `"r"`, Remedy: repair},
+			}
+		}, none), []string{
+			"chain forward of table inet tombolo: 2 rules are missing (2 networks affected) [repair]",
+			`chain forward of table inet tombolo: rule "t" does not belong there (2 networks affected) [repair]`,
+			`chain x of table inet tombolo: rule "r" is missing (2 networks affected) [repair]`,
+		}},
 		"one pod's": {found(1, 2, none, func(i int) []tombolo.Difference {
 			if i == 0 {
 				return nil

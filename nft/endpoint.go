@@ -88,13 +88,12 @@ type Endpoint struct {
 }
 
 func (o Owner) check() error {
-	for i, c := range []byte(o) {
-		if !isAlphanumeric(c) || 'A' <= c && c <= 'Z' {
-			return invalid("owner %q: %q at offset %d", string(o), c, i)
-		}
+	good := len(o) > 0 && len(o) <= ruleset.MaxOwner
+	for _, c := range []byte(o) {
+		good = good && isAlphanumeric(c) && (c < 'A' || c > 'Z')
 	}
-	if len(o) == 0 || len(o) > ruleset.MaxOwner {
-		return invalid("owner %q: %d characters, where 1 to %d are due", string(o), len(o), ruleset.MaxOwner)
+	if !good {
+		return invalid("owner %q: want 1 to %d lower-case letters and digits, as OwnerOf gives them", string(o), ruleset.MaxOwner)
 	}
 	return nil
 }

@@ -299,7 +299,7 @@ func TestEndpointsOfALongNetworkName(t *testing.T) {
 func TestInvalidArgumentsAreRefusedBeforeTheKernelIsAsked(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
-	c := on(nil, nil) // asking would panic
+	c, _ := dialNew(t)
 	good := pod("0123456789a", "10.22.0.5")
 	endpoint := func(change func(*Endpoint)) Endpoint {
 		ep := good
@@ -353,6 +353,14 @@ func TestInvalidArgumentsAreRefusedBeforeTheKernelIsAsked(t *testing.T) {
 				}
 			}
 		})
+	}
+	for err, want := range map[error]string{
+		c.RemoveOwners(ctx, "a", "4c0f-9e"): `owner "4c0f-9e": want 1 to 16 lower-case letters and digits, as OwnerOf gives them`,
+		c.RemoveNetwork(ctx, "a:b"):         `network name "a:b": want letters and digits, and after the first one '_', '.' and '-' too`,
+	} {
+		if err == nil || !strings.HasSuffix(err.Error(), want) {
+			t.Errorf("%v does not say %s", err, want)
+		}
 	}
 	_, endpointsErr := c.Endpoints(ctx, "a:b")
 	for _, err := range []error{c.RemoveOwners(ctx, "a", "B"), c.RemoveNetwork(ctx, ""), endpointsErr} {

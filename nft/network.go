@@ -106,7 +106,7 @@ func (n *Network) check() error {
 func checkName(name string) error {
 	for i, c := range []byte(name) {
 		if !isAlphanumeric(c) && (i == 0 || c != '_' && c != '.' && c != '-') {
-			return invalid("network name %q: %q at offset %d", name, c, i)
+			return invalid("network name %q: want letters and digits, and after the first one '_', '.' and '-' too", name)
 		}
 	}
 	if name == "" {

@@ -26,7 +26,7 @@ func CheckTable(name string, mark uint32) error {
 	for i, c := range []byte(name) {
 		letter := 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z'
 		if !letter && (i == 0 || (c < '0' || c > '9') && c != '_' && c != '.' && c != '-') {
-			return fmt.Errorf("%w: table %.64q: %q at offset %d", tombolo.ErrInvalid, name, c, i)
+			return fmt.Errorf("%w: table %.64q: want a letter first, and then letters, digits, '_', '.' and '-'", tombolo.ErrInvalid, name)
 		}
 	}
 	switch {

@@ -147,7 +147,7 @@ func (n *network) port(id string, addresses []ipam.Address) bridge.Port {
 }
 
 func (n *network) endpoint(id string, addresses []ipam.Address) nft.Endpoint {
-	ep := nft.Endpoint{Owner: nft.Owner(id), Network: n.name, Bridge: n.bridge, Masquerade: true}
+	ep := nft.Endpoint{Owner: nft.OwnerOf(n.name, id, "eth0"), Network: n.name, Bridge: n.bridge, Masquerade: true}
 	for _, a := range addresses {
 		ep.Addrs = append(ep.Addrs, a.Prefix.Addr())
 	}

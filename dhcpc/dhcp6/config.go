@@ -58,7 +58,7 @@ type Config struct {
 	Request []uint16
 	// Refuse says why a lease cannot be used, and is nil where it can; nil takes all. held is the
 	// lease that the client has, nil if none. What is offered is passed over, and what is
-	// granted is declined.
+	// granted is declined; it is released where the same lease without its prefix would do.
 	Refuse func(l, held *Lease) error
 	// DetectConflicts goes by way of CHECKING. A Client does so where it has InUse.
 	DetectConflicts bool

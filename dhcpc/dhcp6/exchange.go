@@ -312,9 +312,16 @@ func (t *step) decline(l *Lease, why error) {
 }
 
 func (t *step) sendDecline() {
-	m := t.message(dhcpv6.MessageTypeDecline)
+	kind := dhcpv6.MessageTypeDecline
+	if t.s.onlyPrefix {
+		kind = dhcpv6.MessageTypeRelease // at the same pace: RFC 8415, section 7.6
+	}
+	m := t.message(kind)
 	to(m, t.s.asked.Server)
 	identity(m, t.cfg.IAID, t.s.asked.Address)
+	if t.s.onlyPrefix {
+		t.cfg.delegation(m, t.s.asked.Prefix)
+	}
 	t.send(m, decTimeout, 0, time.Time{})
 }
 

@@ -54,6 +54,7 @@ type Session struct {
 	hint       netip.Addr
 	hintPrefix netip.Prefix
 	asked      *Lease // what is being requested, checked or declined
+	onlyPrefix bool   // what is declined is a prefix, and its address is released with it
 	rebound    bool   // a REQUEST that a NoBinding of a renewal led to
 	lease      *Lease // what is held
 }
@@ -402,6 +403,10 @@ func (t *step) lose(why error) {
 // take goes on with a lease that was granted: its address is looked for, unless it is held already.
 func (t *step) take(l *Lease) {
 	if refused := t.refused(l); refused != nil {
+		// Servers keep an address that was declined from everybody, for a day or so: not for a prefix's sake.
+		alone := *l
+		alone.Prefix = netip.Prefix{}
+		t.s.onlyPrefix = l.Prefix.IsValid() && t.refused(&alone) == nil
 		t.decline(l, fmt.Errorf("%w: %s: %w", dhcpc.ErrRefused, l.Address, refused))
 		return
 	}
@@ -427,6 +432,7 @@ func (t *step) refused(l *Lease) error {
 
 func (t *step) checked(v Verdict) {
 	l := t.s.asked
+	t.s.onlyPrefix = false
 	if v == InUse {
 		t.decline(l, fmt.Errorf("%w: %s", dhcpc.ErrDeclined, l.Address))
 		return

@@ -14,7 +14,7 @@ const (
 	Bound                   // holds a lease; waits for T1
 	Renewing                // past T1: RENEW sent to the server that gave the lease
 	Rebinding               // past T2: REBIND sent to any server
-	Declining               // DECLINE of an address that another host has, or that Config.Refuse refused
+	Declining               // DECLINE, or RELEASE, of an address that another host has, or that Config.Refuse refused
 	Informing               // INFORMATION-REQUEST sent: wants options and no address
 	Informed                // has them, and is done
 	Confirming              // holds a lease; asks whether its address fits the link: see Machine.Confirm

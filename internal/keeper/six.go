@@ -102,6 +102,9 @@ func by6(p netip.Prefix) bool { return p.Addr().Is6() && p.IsSingleIP() }
 
 func (v *visit) keep6(p pod6) error {
 	v.m.six.bridge = v.r.Bridge
+	if err := v.undelegate(p); err != nil {
+		return err
+	}
 	if v.m.six.session == nil {
 		if was := v.r.Six.AcceptDAD; was != "" {
 			if err := p.setAcceptDAD(was); err != nil {
@@ -168,10 +171,12 @@ func (k *Keeper) refuse6(r *lease.Record) func(l, held *dhcp6.Lease) error {
 		if held != nil {
 			had = held.Address
 		}
-		if l.Prefix.IsValid() && (held == nil || held.Prefix != l.Prefix) {
+		if held == nil || held.Prefix != l.Prefix || held.Address != l.Address {
 			if err := k.anothersPrefix(hash, at, l); err != nil {
 				return err
 			}
+		}
+		if l.Prefix.IsValid() && (held == nil || held.Prefix != l.Prefix) {
 			if err := k.node.takenPrefix(bridge, l.Prefix); err != nil {
 				return fmt.Errorf("prefix %s: %w", l.Prefix, err)
 			}
@@ -184,7 +189,7 @@ func (k *Keeper) refuse6(r *lease.Record) func(l, held *dhcp6.Lease) error {
 }
 
 // anothersPrefix says which other pod there has what is delegated, or a part of it: a server that has lost its leases
-// delegates it again. By a prefix with the address of another pod in it, this one could send as that.
+// delegates it again. By a prefix with the address of another pod in it, a guarded pod could send as that.
 func (k *Keeper) anothersPrefix(hash, at string, l *dhcp6.Lease) error {
 	all, _, err := k.leases.List()
 	for _, r := range all {
@@ -238,11 +243,31 @@ func (v *visit) endUnseen6(cause error) error {
 	v.m.six.session = nil
 	err := v.underLockOf(func(held *lease.Held) error {
 		six := *v.r.Six
+		if p := six.Lease.Prefix; p.IsValid() {
+			six.Ended = p
+		}
 		six.Lease, six.Release, six.Checking, six.Error = nil, nil, false, cause.Error()
 		v.r.Six = &six
 		return held.Replace(v.r)
 	})
 	return errors.Join(err, v.follow())
+}
+
+// undelegate deletes from the pod, now that it is within reach, the route of a prefix that ended unseen: another pod
+// may have the prefix.
+func (v *visit) undelegate(p pod6) error {
+	if !v.r.Six.Ended.IsValid() {
+		return nil
+	}
+	return v.underLockOf(func(held *lease.Held) error {
+		six := *v.r.Six
+		if err := p.withdraw6(&dhcp6.Lease{Prefix: six.Ended}); err != nil {
+			return err
+		}
+		six.Ended = netip.Prefix{}
+		v.r.Six = &six
+		return held.Replace(v.r)
+	})
 }
 
 // exchange6 is a visit's conversation with DHCPv6 servers.
@@ -389,7 +414,7 @@ func (x *exchange6) write(l *dhcp6.Lease, checking bool, trouble string) error {
 	if l != nil && !checking {
 		six.Address = l.Address
 	}
-	if l != nil && l.Prefix.IsValid() && (x.r.Six.Lease == nil || x.r.Six.Lease.Prefix != l.Prefix) {
+	if had := x.r.Six.Lease; l != nil && (had == nil || had.Prefix != l.Prefix || had.Address != l.Address) {
 		// refuse6 has asked that too, but another worker may have been granted the same prefix since.
 		x.delegating.Lock()
 		defer x.delegating.Unlock()

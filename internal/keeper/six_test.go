@@ -26,6 +26,7 @@ func TestADHCPv6LeaseThatEndsOutOfReachEndsInTime(t *testing.T) {
 	in(t, func(t *testing.T, w *world) {
 		r := w.record(1)
 		leased6(r, 17*time.Minute)
+		r.Six.Lease.Prefix = netip.MustParsePrefix("2001:db8:60::/64")
 		ends := r.Six.Lease.Expire
 		w.add(r).outOfReach = errors.New("not now")
 		w.start()
@@ -35,7 +36,7 @@ func TestADHCPv6LeaseThatEndsOutOfReachEndsInTime(t *testing.T) {
 		}
 		w.later(2 * time.Second)
 		got := w.load(r)
-		if got.Six == nil || got.Six.Lease != nil || len(got.Six.Release) > 0 || got.Six.Error == "" || got.Six.Address != r.Six.Address {
+		if got.Six == nil || got.Six.Lease != nil || len(got.Six.Release) > 0 || got.Six.Error == "" || got.Six.Address != r.Six.Address || got.Six.Ended != r.Six.Lease.Prefix {
 			t.Errorf("after its end the record has %+v", got.Six)
 		}
 		if got.State != lease.Bound {
@@ -48,6 +49,7 @@ func TestAPrefixIsAnothersWhereAPodOfTheSameLinkHasAPartOfIt(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*lease.Record)
 		free   bool
+		alone  bool // an address is leased without a prefix
 	}{
 		"the same":  {change: func(r *lease.Record) {}},
 		"all of it": {change: func(r *lease.Record) { r.Six.Lease.Prefix = netip.MustParsePrefix("2001:db8:60::/48") }},
@@ -55,14 +57,16 @@ func TestAPrefixIsAnothersWhereAPodOfTheSameLinkHasAPartOfIt(t *testing.T) {
 		"an address in it": {change: func(r *lease.Record) {
 			r.Six.Lease.Prefix, r.Six.Lease.Address = netip.Prefix{}, netip.MustParseAddr("2001:db8:60::9")
 		}},
-		"one with our address in it": {change: func(r *lease.Record) { r.Six.Lease.Prefix = netip.MustParsePrefix("2001:db8::/64") }},
-		"another":                    {change: func(r *lease.Record) { r.Six.Lease.Prefix = netip.MustParsePrefix("2001:db8:60:1::/64") }, free: true},
-		"none":                       {change: func(r *lease.Record) { r.Six.Lease.Prefix = netip.Prefix{} }, free: true},
-		"no lease":                   {change: func(r *lease.Record) { r.Six.Lease, r.Six.Release = nil, nil }, free: true},
-		"no DHCPv6":                  {change: func(r *lease.Record) { r.Six = nil }, free: true},
-		"of another VLAN":            {change: func(r *lease.Record) { r.GatewayLink = "br0.20" }, free: true},
-		"of another bridge":          {change: func(r *lease.Record) { r.Bridge = "br1" }, free: true},
-		"before the boot":            {change: func(r *lease.Record) { r.Boot = lastBoot }, free: true},
+		"one with our address in it, where we have no prefix": {alone: true, change: func(r *lease.Record) { r.Six.Lease.Prefix = netip.MustParsePrefix("2001:db8::/64") }},
+		"one beside our address, where we have no prefix":     {alone: true, change: func(r *lease.Record) {}, free: true},
+		"one with our address in it":                          {change: func(r *lease.Record) { r.Six.Lease.Prefix = netip.MustParsePrefix("2001:db8::/64") }},
+		"another":                                             {change: func(r *lease.Record) { r.Six.Lease.Prefix = netip.MustParsePrefix("2001:db8:60:1::/64") }, free: true},
+		"none":                                                {change: func(r *lease.Record) { r.Six.Lease.Prefix = netip.Prefix{} }, free: true},
+		"no lease":                                            {change: func(r *lease.Record) { r.Six.Lease, r.Six.Release = nil, nil }, free: true},
+		"no DHCPv6":                                           {change: func(r *lease.Record) { r.Six = nil }, free: true},
+		"of another VLAN":                                     {change: func(r *lease.Record) { r.GatewayLink = "br0.20" }, free: true},
+		"of another bridge":                                   {change: func(r *lease.Record) { r.Bridge = "br1" }, free: true},
+		"before the boot":                                     {change: func(r *lease.Record) { r.Boot = lastBoot }, free: true},
 		"that has ended": {change: func(r *lease.Record) {
 			r.Six.Lease.Obtained, r.Six.Lease.Renew, r.Six.Lease.Rebind, r.Six.Lease.Expire = past(2), past(1), past(1), past(1)
 		}, free: true},
@@ -75,6 +79,9 @@ func TestAPrefixIsAnothersWhereAPodOfTheSameLinkHasAPartOfIt(t *testing.T) {
 				for _, r := range []*lease.Record{own, other} {
 					leased6(r, time.Hour)
 					r.Six.Lease.Prefix = netip.MustParsePrefix("2001:db8:60::/64")
+				}
+				if c.alone {
+					own.Six.Lease.Prefix = netip.Prefix{}
 				}
 				asked := *own.Six.Lease
 				c.change(other)

@@ -23,6 +23,8 @@ type Six struct {
 	Lease *dhcp6.Lease `json:"lease,omitempty"`
 	// Address is what the pod had last, and is asked for again.
 	Address netip.Addr `json:"address,omitzero"`
+	// Ended is a prefix whose lease ended when the pod was out of reach: the pod may have its route still.
+	Ended netip.Prefix `json:"ended,omitzero"`
 	// Release is the message that gives Lease back.
 	Release dhcpc.Hex `json:"release,omitempty"`
 	// Checking says that the pod has Lease's address so as to look whether another host has it:
@@ -60,7 +62,7 @@ func (s *Six) MarshalJSON() ([]byte, error) {
 }
 
 func knownOfSix() []string {
-	return []string{"duid", "iaid", "prefixLength", "lease", "address", "release", "checking", "acceptDAD", "error", "stateless", "information"}
+	return []string{"duid", "iaid", "prefixLength", "lease", "address", "ended", "release", "checking", "acceptDAD", "error", "stateless", "information"}
 }
 
 // Information is what a server tells clients without a lease.

@@ -177,6 +177,48 @@ func TestAPodIsDelegatedAPrefixByDHCPv6(t *testing.T) {
 	l.wantNoLeaseRecords()
 }
 
+// Its owner may hide a pod's interface from the keeper; the prefix is another pod's from the lease's end on.
+func TestTheRouteOfAPrefixThatEndedUnseenGoes(t *testing.T) {
+	t.Parallel()
+	for _, by := range []string{"the keeper", "DEL"} {
+		t.Run(by, func(t *testing.T) {
+			t.Parallel()
+			l := newLAN6(t)
+			server := l.newKea6(t)
+			l.startKea6(t, server, conf{"pd-pools": []conf{{"prefix": "fd00:60::", "prefix-len": 48, "delegated-len": 64}},
+				"valid-lifetime": 12, "preferred-lifetime": 12, "renew-timer": 6, "rebind-timer": 9})
+			k := l.keep(t)
+			w := l.leasing(conf{"ipv6Prefix": 64})
+			p := l.pod("a")
+			six(t, w.add(p))
+			had := prefixOf(t, p)
+			if !had.IsValid() {
+				t.Fatal("there is no prefix")
+			}
+			nstest.Run(t, p.NS, "ip", "link", "set", "eth0", "name", "hidden0")
+			server.stop()
+			l.eventually(t, func() bool {
+				return !strings.Contains(l.operate("leases", "--json", "--leases", l.state+"-leases").stdout, "prefixIPv6")
+			})
+			if left := prefixOf(t, p); left != had {
+				t.Fatalf("after the end the pod has %s: this tests nothing", left)
+			}
+			if by == "DEL" {
+				k.kill()
+				w.del(p)
+			} else {
+				nstest.Run(t, p.NS, "ip", "link", "set", "hidden0", "name", "eth0")
+				k.kill()
+				l.keep(t) // which looks at once
+				l.eventually(t, func() bool { return !prefixOf(t, p).IsValid() })
+			}
+			if left := prefixOf(t, p); left.IsValid() {
+				t.Errorf("the pod has the route of %s still", left)
+			}
+		})
+	}
+}
+
 // A server that has lost its leases delegates a prefix again that a pod still has.
 func TestAPrefixOfAnotherPodIsRefused(t *testing.T) {
 	t.Parallel()

@@ -124,6 +124,8 @@ func homeLANBehind(t *testing.T, link string) *lan {
 	if link != "eth0" {
 		nstest.Run(t, l.router, "ip", "link", "add", "eth0", "up", "type", "bridge", "mcast_snooping", "0")
 		nstest.Run(t, l.router, "ip", "link", "set", link, "master", "eth0")
+		// Kea opens no socket on a bridge all of whose ports have lost their carrier.
+		nstest.Run(t, l.router, "sh", "-ec", "ip link add port0 up type veth peer name port1; ip link set port1 up; ip link set port0 master eth0")
 	}
 	n.ip("address add 192.168.50.10/24 dev eth0")
 	n.ip("route add default via " + router4)

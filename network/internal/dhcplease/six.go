@@ -34,7 +34,10 @@ func end6(ctx context.Context, links *bridge.Conn, rec *lease.Record) error {
 				return transport.Send6(&transport.Config{NetNS: pod, Link: index}, rec.Six.Release)
 			}
 		}
-		errs = append(errs, undelegate(pod, rec.Six.Lease.Prefix))
+		errs = append(errs, undelegate(pod, rec.Six.Ended))
+		if l := rec.Six.Lease; l != nil {
+			errs = append(errs, undelegate(pod, l.Prefix))
+		}
 	}
 	if rec.Releases6(time.Now()) {
 		errs = append(errs, send())

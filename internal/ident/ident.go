@@ -2,6 +2,7 @@
 package ident
 
 import (
+	"crypto/sha256"
 	"encoding/hex"
 	"strconv"
 )
@@ -22,6 +23,6 @@ func Hash(network, containerID, ifname string) string {
 		buf = append(buf, s...)
 		buf = append(buf, ',')
 	}
-	sum := Sum256(buf)
+	sum := sha256.Sum256(buf)
 	return hex.EncodeToString(sum[:(Digits+1)/2])[:Digits]
 }

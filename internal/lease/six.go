@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"net/netip"
@@ -8,7 +9,6 @@ import (
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/dhcp6"
-	"github.com/tombolo-cni/tombolo/internal/ident"
 )
 
 // Six is what a record has of DHCPv6: the keeper alone speaks it, since its codec would make the
@@ -81,7 +81,7 @@ func SixOf(c *Client) *Six {
 		s.DUID = append(dhcpc.Hex{0, byLinkLayer, 0, ethernet}, c.MAC...)
 		return s
 	}
-	sum := ident.Sum256(append([]byte("tombolo duid "), c.ClientID...))
+	sum := sha256.Sum256(append([]byte("tombolo duid "), c.ClientID...))
 	s.DUID = dhcp6.DUID([16]byte(sum[:16]))
 	return s
 }

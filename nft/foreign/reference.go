@@ -2,6 +2,7 @@ package foreign
 
 import (
 	"context"
+	"crypto/sha512"
 	"encoding/hex"
 	"errors"
 	"net/netip"
@@ -10,7 +11,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
@@ -204,7 +204,7 @@ func (p *ReferencePod) instance() string {
 }
 
 func referenceHash(text string) string {
-	sum := ident.Sum512([]byte(text))
+	sum := sha512.Sum512([]byte(text))
 	return hex.EncodeToString(sum[:])
 }
 

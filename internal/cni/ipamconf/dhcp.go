@@ -1,6 +1,7 @@
 package ipamconf
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"net"
 	"net/netip"
@@ -9,7 +10,6 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
-	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/strict"
 	"github.com/tombolo-cni/tombolo/network"
@@ -164,7 +164,7 @@ func (id *Identity) clientID(by string, mac net.HardwareAddr) ([]byte, error) {
 		text = id.Pod + "/" + id.Network + "/" + id.IfName
 	}
 	if len(text) > longestID {
-		sum := ident.Sum256([]byte(text))
+		sum := sha256.Sum256([]byte(text))
 		return append([]byte{0}, sum[:]...), nil
 	}
 	return append([]byte{0}, text...), nil
@@ -177,7 +177,7 @@ func (id *Identity) MAC(by string) net.HardwareAddr {
 	if id.Pod != "" && by != clientByContainer {
 		text = id.Pod + "/" + id.Network + "/" + id.IfName
 	}
-	sum := ident.Sum256([]byte("tombolo mac " + text))
+	sum := sha256.Sum256([]byte("tombolo mac " + text))
 	return net.HardwareAddr{0x0a, sum[0], sum[1], sum[2], sum[3], sum[4]}
 }
 

@@ -4,6 +4,7 @@ package leftover
 
 import (
 	"context"
+	"crypto/sha512"
 	"encoding/hex"
 	"errors"
 	"io/fs"
@@ -75,7 +76,7 @@ func rules(ctx context.Context, c *reference.Call, part foreign.ReferencePart) e
 // what a pod receives is gone with the pod's link.
 func Limits(c *reference.Call) error {
 	const length = 12 // of what follows the prefix, in a name of 15 bytes
-	sum := ident.Sum512([]byte(c.Network + c.ContainerID))
+	sum := sha512.Sum512([]byte(c.Network + c.ContainerID))
 	name := "bwp" + hex.EncodeToString(sum[:])[:length]
 	conn, err := nl.Dial(unix.NETLINK_ROUTE, nil)
 	if err != nil {

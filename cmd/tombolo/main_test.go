@@ -548,7 +548,7 @@ func TestItIsAPluginWhereTheEnvironmentSaysSo(t *testing.T) {
 		{"a verb that is none", []string{"CNI_COMMAND=BREW"}, ``, []string{"help"},
 			outcome{1, `{"cniVersion":"1.1.0","code":4,"msg":"CNI_COMMAND=\"BREW\" is not a verb: ADD, DEL, CHECK, GC, STATUS and VERSION are"}` + "\n", ""}},
 		{"a configuration that is none", []string{"CNI_COMMAND=STATUS"}, `{`, nil,
-			outcome{1, `{"cniVersion":"1.1.0","code":6,"msg":"decode the network's configuration: not valid JSON at line 1, column 2: expected a key in double quotes, found the end"}` + "\n", ""}},
+			outcome{1, `{"cniVersion":"1.1.0","code":6,"msg":"decode the network's configuration: not valid JSON at line 1, column 2: it ends too early"}` + "\n", ""}},
 		{"a list of attachments that is absent", []string{"CNI_COMMAND=GC"}, `{"cniVersion": "1.1.0", "name": "pods"}`, nil, outcome{}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

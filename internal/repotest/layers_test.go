@@ -235,8 +235,7 @@ func bans() []ban {
 		{"shipped packages", shippedBut(), []string{"github.com/vishvananda", "github.com/ti-mo", "github.com/florianl"},
 			"netlink is mdlayher's, and what is said over it jsimonetti's and google's: one way is enough"},
 		{"shipped packages", shippedBut("internal/keeper"), []string{"github.com/prometheus"}, "metrics are the keeper's: it would cost each ADD 1.7 ms of start-up"},
-		{"shipped packages", shippedBut("internal/keeper"), []string{"crypto"}, "Go's FIPS 140 module comes with it, 213 kB of the plugin: internal/ident has the checksums"},
-		{"shipped packages", shippedBut("internal/firewalld"), []string{"github.com/godbus"}, "a bus is the keeper's to wait for, and the plugin has 8 MB at most"},
+		{"shipped packages", shippedBut("internal/firewalld"), []string{"github.com/godbus"}, "a bus is the keeper's to wait for"},
 		{"shipped packages", shippedBut("dhcpc/transport"), []string{"github.com/mdlayher/packet"}, "packet sockets take the kernel long to close: they are for DHCP and ARP"},
 	}
 }
@@ -316,6 +315,7 @@ func binaryModules() map[string]string {
 		"github.com/insomniacslk/dhcp":       "the wire format of DHCP",
 		"github.com/u-root/uio":              "of insomniacslk/dhcp's",
 		"github.com/pierrec/lz4/v4":          "of u-root/uio's",
+		"github.com/go-json-experiment/json": "the syntax of JSON",
 		"github.com/google/nftables":         "the expressions of nf_tables",
 		"github.com/josharian/native":        "of mdlayher/packet's",
 		"github.com/jsimonetti/rtnetlink/v2": "the messages of rtnetlink",

@@ -30,7 +30,7 @@ type codec struct {
 
 // A member is a member of a JSON object: its name, and its value as text.
 type member struct {
-	name []byte // without quotes and escapes
+	name string
 	raw  []byte
 }
 
@@ -175,7 +175,7 @@ func eachOf(raw []byte, item func([]byte) error) error {
 	if raw[0] != '[' {
 		return fmt.Errorf("want a list, not %.40q", raw)
 	}
-	s := jsontext.Scanner{Data: raw}
+	s := jsontext.Scan(raw)
 	return s.Array(func() error {
 		value, err := s.Value()
 		if err == nil {
@@ -187,7 +187,7 @@ func eachOf(raw []byte, item func([]byte) error) error {
 
 // membersOf takes an object apart, and checks that it is whole.
 func membersOf(raw []byte) ([]member, error) {
-	s := jsontext.Scanner{Data: raw}
+	s := jsontext.Scan(raw)
 	if s.Next() != '{' {
 		if _, err := s.Value(); err != nil {
 			return nil, notWhole(raw)
@@ -195,9 +195,9 @@ func membersOf(raw []byte) ([]member, error) {
 		return nil, fmt.Errorf("want an object, not %.40q", raw)
 	}
 	members := make([]member, 0, 24)
-	err := s.Object(func(name []byte) error {
+	err := s.Object(func(name string) error {
 		value, err := s.Value()
-		members = append(members, member{name: jsontext.Unquote(name), raw: value})
+		members = append(members, member{name: name, raw: value})
 		return err
 	})
 	if err != nil || s.End() != nil {
@@ -210,7 +210,7 @@ func notWhole(raw []byte) error { return fmt.Errorf("it is not whole JSON: %.60q
 
 func (c *codec) find(name string) ([]byte, bool) {
 	for i := len(c.members) - 1; i >= 0; i-- {
-		if m := c.members[i]; string(m.name) == name {
+		if m := c.members[i]; m.name == name {
 			return m.raw, !bytes.Equal(m.raw, []byte("null"))
 		}
 	}

@@ -9,7 +9,7 @@
 //   - keys match exactly: "isgateway" is not taken for "isGateway", but where
 //     unknown keys are passed over (see [Exempt]);
 //   - a key given twice in one object is a [DuplicateKeyError];
-//   - the top level must be an object, nested at most 128 levels deep.
+//   - the top level must be an object.
 //
 // Raw messages, maps, interfaces and types that unmarshal themselves are opaque:
 // nothing is looked up inside of them. The option ",string" of a tag is not

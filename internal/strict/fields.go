@@ -5,8 +5,6 @@ import (
 	"slices"
 	"strings"
 	"unicode"
-
-	"github.com/tombolo-cni/tombolo/internal/jsontext"
 )
 
 // A field is one key that a struct takes.
@@ -40,13 +38,11 @@ func (d *decoder) table(t reflect.Type) table {
 	return made
 }
 
-// find returns the index of the field that has this name, which is still
-// quoted, or -1. It compares with one name after the other: an object has few
+// find returns the index of the field that has this name, or -1. It compares with one name after the other: an object has few
 // fields, and a map would cost more to build than it saves in its one use.
-func (t table) find(quoted []byte) int {
-	name := jsontext.Unquote(quoted)
+func (t table) find(name string) int {
 	for i := range t.fields {
-		if t.fields[i].name == string(name) {
+		if t.fields[i].name == name {
 			return i
 		}
 	}

@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/netip"
 	"reflect"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -38,14 +37,14 @@ type Expecter interface {
 // *[UnknownFieldError], *[DuplicateKeyError] or *[ValueError]. What came before
 // it has been stored in v.
 func Unmarshal(data []byte, v any, exempt Exempt) error {
-	d := &decoder{Scanner: jsontext.Scanner{Data: data}, exempt: exempt}
+	d := &decoder{Scanner: jsontext.Scan(data), exempt: exempt}
 	return d.document(v)
 }
 
 // All is Unmarshal that goes on: its error joins all problems of the document, up to a
 // *[SyntaxError]. What has none is stored in v.
 func All(data []byte, v any, exempt Exempt) error {
-	d := &decoder{Scanner: jsontext.Scanner{Data: data}, lenient: true, exempt: exempt}
+	d := &decoder{Scanner: jsontext.Scan(data), lenient: true, exempt: exempt}
 	err := d.document(v)
 	return errors.Join(append(d.problems, err)...)
 }
@@ -59,14 +58,14 @@ func All(data []byte, v any, exempt Exempt) error {
 // unknown keys excepted. Only a *[SyntaxError] among them means that the rest
 // of the document is missing from v.
 func Lenient(data []byte, v any) error {
-	d := &decoder{Scanner: jsontext.Scanner{Data: data}, lenient: true, exempt: func(string, string) bool { return true }}
+	d := &decoder{Scanner: jsontext.Scan(data), lenient: true, exempt: func(string, string) bool { return true }}
 	err := d.document(v)
 	return errors.Join(append(d.problems, err)...)
 }
 
 // A decoder is one call's state.
 type decoder struct {
-	jsontext.Scanner
+	*jsontext.Scanner
 	exempt   Exempt
 	lenient  bool
 	problems []error // collected if lenient
@@ -194,7 +193,7 @@ func (d *decoder) decode(v reflect.Value) error {
 // null does what encoding/json does for null: it clears what can be nil, and
 // leaves anything else as it is.
 func (d *decoder) null(v reflect.Value) error {
-	if err := d.Literal("null"); err != nil {
+	if _, err := d.Value(); err != nil {
 		return err
 	}
 	switch v.Kind() {
@@ -231,7 +230,7 @@ func (d *decoder) self(v reflect.Value, null bool) (done bool, err error) {
 		if raw[0] != '"' {
 			return true, d.problem(d.refused(raw, u, nil))
 		}
-		if err := u.UnmarshalText(slices.Clone(jsontext.Unquote(raw))); err != nil {
+		if err := u.UnmarshalText(jsontext.Unquote(raw)); err != nil {
 			return true, d.problem(d.refused(raw, u, err))
 		}
 		return true, nil
@@ -271,10 +270,9 @@ func (d *decoder) refused(raw []byte, u any, err error) error {
 func (d *decoder) structure(v reflect.Value) error {
 	t := d.table(v.Type())
 	seen := make([]bool, len(t.fields))
-	return d.Object(func(quoted []byte) error {
-		i := t.find(quoted)
+	return d.Object(func(key string) error {
+		i := t.find(key)
 		if i < 0 {
-			key := string(jsontext.Unquote(quoted))
 			exempt := d.exempt != nil && d.exempt(d.pathString(), key)
 			if exempt {
 				i = t.findFolded(key)

@@ -270,32 +270,32 @@ func TestUnmarshalExplainsWhatIsWrong(t *testing.T) {
 		"top level is a list":   {`[1]`, `the document: expected an object, got a list`},
 		"top level is a string": {`"x"`, `the document: expected an object, got the string "x"`},
 		"top level is null":     {`null`, `the document: expected an object, got null`},
-		"nothing":               {``, `not valid JSON at line 1, column 1: expected a value, found the end`},
-		"rubbish":               {`ö`, `not valid JSON at line 1, column 1: expected a value, found 'ö'`},
-		"trailing garbage":      {`{} x`, `not valid JSON at line 1, column 4: trailing data after the end of the object: 'x'`},
-		"second object":         {`{}{}`, `not valid JSON at line 1, column 3: trailing data after the end of the object: '{'`},
-		"line and column":       {"{\n \"name\": \"a\",\n \"mtu\" 1}", `not valid JSON at line 3, column 8: expected ':', found '1'`},
-		"cut short":             {`{"name":"a`, `not valid JSON at line 1, column 11: a string has no closing quote`},
-		"cut before a value":    {`{"ipam":`, `not valid JSON at line 1, column 9: expected a value, found the end`},
-		"cut in an escape":      {`{"name":"a\`, `not valid JSON at line 1, column 12: a string has no closing quote`},
-		"bad escape":            {`{"name":"\x"}`, `not valid JSON at line 1, column 11: expected an escape sequence, found 'x'`},
-		"bad unicode escape":    {`{"name":"\u00g0"}`, `not valid JSON at line 1, column 14: expected four hexadecimal digits after \u, found 'g'`},
-		"newline in a string":   {"{\"name\":\"a\nb\"}", `not valid JSON at line 1, column 11: control character '\n' in a string`},
-		"trailing comma":        {`{"mtu":1,}`, `not valid JSON at line 1, column 10: expected a key in double quotes, found '}'`},
-		"trailing comma, list":  {`{"ipam":{"names":["a",]}}`, `not valid JSON at line 1, column 23: expected a value, found ']'`},
-		"missing comma":         {`{"mtu":1 "name":"a"}`, `not valid JSON at line 1, column 10: expected ',' or '}', found '"'`},
-		"missing comma, list":   {`{"ipam":{"names":["a" "b"]}}`, `not valid JSON at line 1, column 23: expected ',' or ']', found '"'`},
-		"leading zero":          {`{"mtu":01}`, `not valid JSON at line 1, column 9: expected ',' or '}', found '1'`},
-		"bare point":            {`{"ratio":1.}`, `not valid JSON at line 1, column 12: expected a digit, found '}'`},
-		"bare exponent":         {`{"ratio":1e+}`, `not valid JSON at line 1, column 13: expected a digit, found '}'`},
-		"bare minus":            {`{"metric":-}`, `not valid JSON at line 1, column 12: expected a digit, found '}'`},
-		"misspelt literal":      {`{"isGateway":True}`, `not valid JSON at line 1, column 14: expected a value, found 'T'`},
-		"cut literal":           {`{"isGateway":tru}`, `not valid JSON at line 1, column 17: expected true, found '}'`},
-		"cut null":              {`{"name":nul}`, `not valid JSON at line 1, column 12: expected null, found '}'`},
-		"a comment":             {`{"mtu":1 /* x */}`, `not valid JSON at line 1, column 10: expected ',' or '}', found '/'`},
+		"nothing":               {``, `not valid JSON at line 1, column 1: it ends too early`},
+		"rubbish":               {`ö`, `not valid JSON at line 1, column 1: invalid character 'ö' at start of value`},
+		"trailing garbage":      {`{} x`, `not valid JSON at line 1, column 4: there is more after its end`},
+		"second object":         {`{}{}`, `not valid JSON at line 1, column 3: there is more after its end`},
+		"line and column":       {"{\n \"name\": \"a\",\n \"mtu\" 1}", `not valid JSON at line 3, column 8: invalid character '1' after object name (expecting ':')`},
+		"cut short":             {`{"name":"a`, `not valid JSON at line 1, column 11: it ends too early`},
+		"cut before a value":    {`{"ipam":`, `not valid JSON at line 1, column 9: it ends too early`},
+		"cut in an escape":      {`{"name":"a\`, `not valid JSON at line 1, column 11: it ends too early`},
+		"bad escape":            {`{"name":"\x"}`, "not valid JSON at line 1, column 10: invalid escape sequence `\\x` in string"},
+		"bad unicode escape":    {`{"name":"\u00g0"}`, "not valid JSON at line 1, column 10: invalid escape sequence `\\u00g0` in string"},
+		"newline in a string":   {"{\"name\":\"a\nb\"}", `not valid JSON at line 1, column 11: invalid character '\n' in string (expecting non-control character)`},
+		"trailing comma":        {`{"mtu":1,}`, `not valid JSON at line 1, column 9: invalid character ',' at start of value`},
+		"trailing comma, list":  {`{"ipam":{"names":["a",]}}`, `not valid JSON at line 1, column 22: invalid character ',' at start of value`},
+		"missing comma":         {`{"mtu":1 "name":"a"}`, `not valid JSON at line 1, column 10: invalid character '"' after object value (expecting ',' or '}')`},
+		"missing comma, list":   {`{"ipam":{"names":["a" "b"]}}`, `not valid JSON at line 1, column 23: invalid character '"' after array element (expecting ',' or ']')`},
+		"leading zero":          {`{"mtu":01}`, `not valid JSON at line 1, column 9: invalid character '1' after object value (expecting ',' or '}')`},
+		"bare point":            {`{"ratio":1.}`, `not valid JSON at line 1, column 12: invalid character '}' in number (expecting digit)`},
+		"bare exponent":         {`{"ratio":1e+}`, `not valid JSON at line 1, column 13: invalid character '}' in number (expecting digit)`},
+		"bare minus":            {`{"metric":-}`, `not valid JSON at line 1, column 12: invalid character '}' in number (expecting digit)`},
+		"misspelt literal":      {`{"isGateway":True}`, `not valid JSON at line 1, column 14: invalid character 'T' at start of value`},
+		"cut literal":           {`{"isGateway":tru}`, `not valid JSON at line 1, column 17: invalid character '}' in literal true (expecting 'e')`},
+		"cut null":              {`{"name":nul}`, `not valid JSON at line 1, column 12: invalid character '}' in literal null (expecting 'l')`},
+		"a comment":             {`{"mtu":1 /* x */}`, `not valid JSON at line 1, column 10: invalid character '/' after object value (expecting ',' or '}')`},
 		"nested too deeply": {
 			`{"raw":` + strings.Repeat("[", 200000),
-			`not valid JSON at line 1, column 135: nested too deeply`,
+			`not valid JSON at line 1, column 10007: exceeded max depth`,
 		},
 	}
 	for name, tt := range tests {
@@ -492,7 +492,7 @@ func FuzzUnmarshal(f *testing.F) {
 			}
 		}
 		var syntax *strict.SyntaxError
-		if errors.As(err, &syntax) && json.Valid(data) && !strings.Contains(syntax.Reason, "nested too deeply") {
+		if errors.As(err, &syntax) && json.Valid(data) && !strings.Contains(syntax.Reason, "exceeded max depth") {
 			t.Fatalf("%q is valid JSON: %v", data, err)
 		}
 		var value *strict.ValueError

@@ -20,13 +20,8 @@ UNITS    := tombolod.service tombolo-repair.service tombolo-repair.timer
 VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo v0.0.0)
 ARCHES   ?= amd64 arm64
 
-# What an ADD of a plain pod does not run: 80 kB.
-COLD := dhcpc/... bridge/uplink network/internal/inspect
-# Static and reproducible; the go command stamps version and commit from git. What every error, message and
-# comparison would inline is 200 kB of 8.11 MB, and functions that begin at multiples of 32 bytes are 70 kB;
-# neither saves an ADD anything that can be measured.
-BUILD := CGO_ENABLED=0 $(GO) build -buildvcs=auto -trimpath -ldflags "-s -w -funcalign=16" \
-	-gcflags=fmt=-l -gcflags=errors=-l -gcflags=strings=-l $(COLD:%=-gcflags=github.com/tombolo-cni/tombolo/%=-l)
+# Static and reproducible; the go command stamps version and commit from git.
+BUILD := CGO_ENABLED=0 $(GO) build -buildvcs=auto -trimpath -ldflags "-s -w"
 
 .PHONY: help build build-arm64 demo test test-long lint bench bench-report profile install uninstall deb release deps peers earlier clean
 

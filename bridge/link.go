@@ -79,8 +79,6 @@ const aliasMax = 255 // IFALIASZ - 1
 
 // Link looks a link up by its name, in one request. The error matches
 // fs.ErrNotExist if there is none.
-//
-//go:noinline
 func (c *Conn) Link(ctx context.Context, name string) (*Link, error) {
 	return c.link(ctx, name, 0)
 }

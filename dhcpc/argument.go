@@ -19,8 +19,6 @@ func (e invalid) Error() string { return string(e) }
 func (e invalid) Is(target error) bool { return target == ErrInvalid || target == tombolo.ErrInvalid }
 
 // invalidf is fmt.Errorf for such errors.
-//
-//go:noinline
 func invalidf(format string, args ...any) error { return invalid(fmt.Sprintf(format, args...)) }
 
 // usable refuses a Client that New did not make, a context that is nil, and leases that

@@ -20,7 +20,6 @@ type reader struct {
 	ignored []string
 }
 
-//go:noinline
 func (r *reader) ignore(code uint8, format string, args ...any) {
 	r.ignored = append(r.ignored, fmt.Sprintf("option %d: ", code)+fmt.Sprintf(format, args...))
 }

@@ -33,9 +33,7 @@ type failure struct {
 func (e *failure) Error() string { return e.message }
 func (e *failure) Unwrap() error { return e.cause }
 
-// newError is called in so many places that a copy in each takes room in every program.
-//
-//go:noinline
+// newError makes an error whose message says all, and that matches its cause.
 func newError(cause error, format string, args ...any) error {
 	return &failure{fmt.Sprintf(format, args...), cause}
 }

@@ -390,7 +390,6 @@ func (h *HostLocal) checkSet(set rangeSet, owner Owner, held []Address) error {
 	return h.checkError("interface %q of container %q has no address of %s", owner.IfName, owner.ContainerID, set)
 }
 
-//go:noinline
 func (h *HostLocal) checkError(format string, args ...any) error {
 	return newError(ErrNotReserved, "network %q: "+format, append([]any{h.store.network}, args...)...)
 }

@@ -44,7 +44,6 @@ func (s *store) ioError(doing string, err error) error {
 	return newError(err, "network %q: %s: %s", s.network, doing, err)
 }
 
-//go:noinline
 func (s *store) warnf(format string, args ...any) {
 	if s.node.Warn != nil {
 		s.node.Warn(fmt.Sprintf("network %q: %s", s.network, fmt.Sprintf(format, args...)))

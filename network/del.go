@@ -34,8 +34,6 @@ func (n *Node) Del(ctx context.Context, key Key, known *Known) error {
 }
 
 // teardown takes attachments of a network down.
-//
-//go:noinline
 func (n *Node) teardown(s *session.Session, network string, known *Known) *teardown.Teardown {
 	t := &teardown.Teardown{
 		Session: s, Network: network, Step: n.step,

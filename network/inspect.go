@@ -31,7 +31,6 @@ type difference struct {
 	Remedy tombolo.Remedy `json:"remedy,omitempty"`
 }
 
-//go:noinline
 func inWords(diffs []tombolo.Difference) []difference {
 	var list []difference
 	for _, d := range diffs {

@@ -112,6 +112,4 @@ func (c *Conn) checkEndpoint(ep *Endpoint) ([]tombolo.Difference, error) {
 }
 
 // setOf names a set in differences.
-//
-//go:noinline
 func (c *Conn) setOf(at ruleset.Place) string { return c.tables.Name.Label("set", at).String() }

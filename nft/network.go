@@ -82,7 +82,6 @@ type Network struct {
 // is meant to be, found before the kernel is asked.
 var ErrInvalid = tombolo.ErrInvalid
 
-//go:noinline
 func invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...)
 }

@@ -129,7 +129,6 @@ func (e invalid) Is(target error) bool {
 	return target == dhcpc.ErrInvalid || target == tombolo.ErrInvalid
 }
 
-//go:noinline
 func invalidf(format string, args ...any) error { return invalid(fmt.Sprintf(format, args...)) }
 
 // argument is the error about an argument that cannot be meant.

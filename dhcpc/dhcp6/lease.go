@@ -70,8 +70,6 @@ func (l *Lease) Validate() error {
 }
 
 // unusable is the error about what a lease says.
-//
-//go:noinline
 func unusable(format string, args ...any) error {
 	return invalid(dhcpc.ErrInvalid.Error() + ": " + fmt.Sprintf(format, args...))
 }

@@ -273,7 +273,6 @@ func (m *message) requested(l *Lease, codes []uint16) map[uint16]dhcpc.Hex {
 	return values
 }
 
-//go:noinline
 func (l *Lease) ignore(format string, args ...any) {
 	if len(l.Ignored) < maxIgnored {
 		l.Ignored = append(slices.Clip(l.Ignored), fmt.Sprintf(format, args...))

@@ -44,9 +44,7 @@ const (
 	codeUplink        = uint(118) // the NIC cannot become a port of the bridge as it is
 )
 
-// newError makes an error with a code. Inlined in 76 places it is 8 kB of the binary.
-//
-//go:noinline
+// newError makes an error with a code.
 func newError(code uint, format string, args ...any) *types.Error {
 	return &types.Error{Code: code, Msg: fmt.Sprintf(format, args...)}
 }

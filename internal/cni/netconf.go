@@ -187,7 +187,6 @@ func configError(err error) error {
 // problems are all that is wrong with a configuration, the first first.
 type problems []error
 
-//go:noinline
 func (p *problems) add(holds bool, format string, args ...any) {
 	if holds {
 		*p = append(*p, newError(codeInvalidConfig, format, args...))

@@ -106,7 +106,6 @@ type examination struct {
 	alone bool // an address has no such gateway
 }
 
-//go:noinline
 func (e *examination) add(step Step, remedy, format string, args ...any) {
 	e.found = append(e.found, Finding{Step: step, Evidence: fmt.Sprintf(format, args...), Remedy: remedy})
 }

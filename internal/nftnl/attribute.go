@@ -97,8 +97,6 @@ func body(reply func([]byte) error) func(netlink.Message) error {
 }
 
 // Decode walks over attributes, with numbers in network order, and calls fn for each.
-//
-//go:noinline
 func Decode(b []byte, fn func(ad *netlink.AttributeDecoder) error) error {
 	return nl.Decode(b, func(ad *netlink.AttributeDecoder) error {
 		ad.ByteOrder = binary.BigEndian

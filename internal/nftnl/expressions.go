@@ -69,19 +69,12 @@ func Behind(length uint32) Register {
 	return unix.NFT_REG32_00 + Register(length/parts)
 }
 
-// What follows is called in hundreds of places, each of which would be longer by it inlined:
-// 12 kB of the binary in all.
-
 // Meta loads a property of the packet that is not in it.
-//
-//go:noinline
 func (x *Expressions) Meta(key expr.MetaKey, to Register) {
 	x.Add(&expr.Meta{Key: key, Register: uint32(to)})
 }
 
 // Payload loads bytes of a header.
-//
-//go:noinline
 func (x *Expressions) Payload(base expr.PayloadBase, offset, length uint32, to Register) {
 	x.Add(&expr.Payload{DestRegister: uint32(to), Base: base, Offset: offset, Len: length})
 }
@@ -95,33 +88,23 @@ func (x *Expressions) Mask(mask, xor []byte) {
 }
 
 // Compare ends the rule unless the first register is (or is not) the data.
-//
-//go:noinline
 func (x *Expressions) Compare(op expr.CmpOp, data []byte) {
 	x.Add(&expr.Cmp{Op: op, Register: uint32(First), Data: data})
 }
 
 // Lookup ends the rule unless the first register, and those behind it that the
 // set's keys fill, are in the set.
-//
-//go:noinline
 func (x *Expressions) Lookup(set string) {
 	x.Add(&expr.Lookup{SourceRegister: uint32(First), SetName: set})
 }
 
 // LookupNone ends the rule if they are.
-//
-//go:noinline
 func (x *Expressions) LookupNone(set string) {
 	x.Add(&expr.Lookup{SourceRegister: uint32(First), SetName: set, Invert: true})
 }
 
 // Leave ends the chain: in a base chain the packet goes on by its policy.
-//
-//go:noinline
 func (x *Expressions) Leave() { x.Add(&expr.Verdict{Kind: expr.VerdictReturn}) }
 
 // Drop ends the packet.
-//
-//go:noinline
 func (x *Expressions) Drop() { x.Add(&expr.Verdict{Kind: expr.VerdictDrop}) }

@@ -35,8 +35,6 @@ func CommonBits(key []byte) int {
 
 // LinkKey is the key of a link and something behind it: the name fills 16 bytes, and the rest
 // at least pad.
-//
-//go:noinline
 func LinkKey(link string, rest []byte, pad int) []byte {
 	key := make([]byte, IfnameLen, IfnameLen+max(len(rest), pad))
 	copy(key, link)

@@ -49,10 +49,7 @@ type request struct {
 // Add appends a request that changes something, and that the kernel acknowledges. op
 // and obj describe it in errors; a nil obj is left out. Request and Acknowledge are set
 // in the message's flags. err is what building the message returned: it becomes the
-// error of the request, and then nothing of the batch is sent. Inlined in all places it
-// and its like are 8 kB of the binary.
-//
-//go:noinline
+// error of the request, and then nothing of the batch is sent.
 func (b *Batch) Add(op string, obj fmt.Stringer, m netlink.Message, err error) {
 	m.Header.Flags |= netlink.Acknowledge
 	b.append(request{op: op, object: obj, want: acknowledgement, err: err}, m)
@@ -60,16 +57,12 @@ func (b *Batch) Add(op string, obj fmt.Stringer, m netlink.Message, err error) {
 
 // AddGet appends a request for one object, whose message goes to reply, which must not
 // keep its data. Acknowledge is not set: an acknowledgement would follow the object.
-//
-//go:noinline
 func (b *Batch) AddGet(op string, obj fmt.Stringer, m netlink.Message, err error, reply func(netlink.Message) error) {
 	b.append(request{op: op, object: obj, want: object, reply: reply, err: err}, m)
 }
 
 // AddSilent appends a request that is answered only if it fails. A request behind it in
 // the batch must be acknowledged, or its error is lost.
-//
-//go:noinline
 func (b *Batch) AddSilent(op string, obj fmt.Stringer, m netlink.Message, err error) {
 	b.append(request{op: op, object: obj, want: nothing, err: err}, m)
 }

@@ -69,7 +69,6 @@ func decode(data []byte, fields func(*codec)) error {
 	return nil
 }
 
-//go:noinline
 func (c *codec) string(name string, v *string)    { field(c, name, v, jsontext.AppendString, parseString) }
 func (c *codec) int(name string, v *int)          { field(c, name, v, appendInt, parseInt) }
 func (c *codec) uint64(name string, v *uint64)    { field(c, name, v, appendUint, parseUint) }

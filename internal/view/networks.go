@@ -28,8 +28,6 @@ func Networks(list []Network) string {
 type lines struct{ b *strings.Builder }
 
 // line leaves out what has no value.
-//
-//go:noinline
 func (w *lines) line(key, value string) {
 	if value != "" {
 		fmt.Fprintf(w.b, "  %-15s%s\n", key, printable.Line(value))
@@ -100,7 +98,6 @@ func (n *Network) text(b *strings.Builder) {
 	}
 }
 
-//go:noinline
 func onOff(on bool) string {
 	if on {
 		return "on"

@@ -153,7 +153,6 @@ func named(name string) string {
 	}[name]
 }
 
-//go:noinline
 func (r *Report) problem(format string, args ...any) {
 	r.Problems = append(r.Problems, fmt.Sprintf(format, args...))
 }

@@ -57,8 +57,6 @@ func (e *Error) Unwrap() []error {
 
 // newError builds an error. The message must say all; cause is only for
 // errors.Is.
-//
-//go:noinline
 func newError(code uint, cause error, format string, args ...any) error {
 	return &Error{CNI: types.NewError(code, fmt.Sprintf(format, args...), ""), cause: cause}
 }

@@ -64,8 +64,6 @@ func (c *Call) Unmarshal(into any) error {
 const CodeDiffers = uint(113)
 
 // Errorf makes an error with a code of the specification's, or of the program's own.
-//
-//go:noinline
 func Errorf(code uint, format string, args ...any) *types.Error {
 	return &types.Error{Code: code, Msg: fmt.Sprintf(format, args...)}
 }

@@ -30,17 +30,12 @@ type failure struct {
 func (e *failure) Error() string { return e.text }
 func (e *failure) Unwrap() error { return e.kind }
 
-// Errorf makes an error of a kind, whose message says all. Inlined in all places it is 20 kB
-// of the binary.
-//
-//go:noinline
+// Errorf makes an error of a kind, whose message says all.
 func Errorf(kind error, format string, args ...any) error {
 	return &failure{kind, fmt.Sprintf(format, args...)}
 }
 
 // State is for what goes wrong with records.
-//
-//go:noinline
 func State(err error) error { return Errorf(ErrState, "%v", err) }
 
 // Count says how many there are of something.

@@ -27,20 +27,14 @@ import (
 type Findings struct{ List []tombolo.Difference }
 
 // Add adds one, by a format.
-//
-//go:noinline
 func (f *Findings) Add(format string, args ...any) { f.Advise("", format, args...) }
 
 // Advise adds one with what mends it.
-//
-//go:noinline
 func (f *Findings) Advise(remedy tombolo.Remedy, format string, args ...any) {
 	f.List = append(f.List, tombolo.Difference{Text: fmt.Sprintf(format, args...), Remedy: remedy})
 }
 
 // AddAll adds those that others found. Those that say no remedy get this one.
-//
-//go:noinline
 func (f *Findings) AddAll(diffs []tombolo.Difference, remedy tombolo.Remedy) {
 	for _, d := range diffs {
 		if d.Remedy == "" {

@@ -368,7 +368,6 @@ func (n *Node) changed(ctx context.Context, taken *uplink.Record, nic string) ([
 	return conn.Check(ctx, taken)
 }
 
-//go:noinline
 func say(remedy tombolo.Remedy, format string, args ...any) []tombolo.Difference {
 	return []tombolo.Difference{{Text: fmt.Sprintf(format, args...), Remedy: remedy}}
 }

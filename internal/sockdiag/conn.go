@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 
 	"github.com/mdlayher/netlink"
@@ -26,8 +25,7 @@ type Config struct {
 // Conn looks at the sockets of one network namespace. Its methods may be called from
 // several goroutines. Errors of the kernel are *tombolo.OpError, or wrap one.
 type Conn struct {
-	nl *nl.Conn  // nil where the kernel has no NETLINK_SOCK_DIAG
-	ns *netns.NS // then, for what is read from /proc; else that of nl is meant
+	nl *nl.Conn // nil where the kernel has no NETLINK_SOCK_DIAG
 }
 
 // Dial opens a connection.
@@ -37,34 +35,21 @@ func Dial(cfg *Config) (*Conn, error) {
 		c.NetNS = cfg.NetNS
 	}
 	conn, err := nl.Dial(unix.NETLINK_SOCK_DIAG, &c)
-	var ns *netns.NS
 	if errors.Is(err, unix.EPROTONOSUPPORT) {
-		ns, err = own(cfg)
+		return &Conn{}, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	return &Conn{nl: conn, ns: ns}, nil
-}
-
-// own opens the namespace again.
-func own(cfg *Config) (*netns.NS, error) {
-	if cfg == nil || cfg.NetNS == nil {
-		return netns.Current()
-	}
-	return netns.Open(fmt.Sprintf("/proc/self/fd/%d", cfg.NetNS.FD()))
+	return &Conn{nl: conn}, nil
 }
 
 // Close closes the connection.
 func (c *Conn) Close() error {
-	var errs []error
-	if c.nl != nil {
-		errs = append(errs, c.nl.Close())
+	if c.nl == nil {
+		return nil
 	}
-	if c.ns != nil {
-		errs = append(errs, c.ns.Close())
-	}
-	return errors.Join(errs...)
+	return c.nl.Close()
 }
 
 // Listeners gives the sockets that take any of what is wanted (Socket.Takes), each
@@ -121,14 +106,15 @@ func (c *Conn) BoundTo(ctx context.Context, link int) ([]Socket, error) {
 	return slices.DeleteFunc(list, func(s Socket) bool { return s.Link != link }), nil
 }
 
-// answer gives the sockets that a question is about, and maybe others.
+// answer gives the sockets that a question is about, and maybe others. A kernel without
+// NETLINK_SOCK_DIAG, or without its module for the protocol, shows none.
 func (c *Conn) answer(q *question) ([]Socket, error) {
 	if c.nl == nil {
-		return c.readProc(q)
+		return nil, nil
 	}
 	list, err := c.list(q, decodeReceiver)
 	if errors.Is(err, unix.ENOENT) {
-		return c.readProc(q) // it has no module for the protocol
+		return nil, nil
 	}
 	return list, err
 }

@@ -23,10 +23,9 @@
 // is sent to an address of the host reaches them. What a process binds after the look
 // is not seen, and nothing can keep it from doing so.
 //
-// The kernel picks by port and state (NETLINK_SOCK_DIAG), so that a node with 10,000
-// sockets sends the few that matter. Where it has no module for a protocol (tcp_diag,
-// udp_diag), and cannot load it, /proc/net is read instead; for SCTP there is no
-// such second way, and without sctp_diag no socket is found.
+// The kernel picks by state, and by the port where one is wanted (NETLINK_SOCK_DIAG), so that
+// a node with 10,000 connections sends the few sockets that listen. Where it has no module for a protocol (tcp_diag,
+// udp_diag, sctp_diag), and cannot load it, no socket is found.
 //
 // Looking needs no capability, but CAP_SYS_ADMIN in another namespace; the name of
 // the process needs that of root (CAP_SYS_PTRACE). Linux 6.1 or later. The messages

@@ -47,13 +47,8 @@ func dialRecorded(tb testing.TB, ns *netns.NS, faults ...*nltest.Fault) (*Conn, 
 	if err != nil {
 		tb.Fatal(err)
 	}
-	again, err := own(&Config{NetNS: ns})
-	if err != nil {
-		t.Close()
-		tb.Fatal(err)
-	}
 	rec := nltest.Record(nltest.NewFaulty(t, faults...))
-	c := &Conn{nl: nl.New(rec), ns: again}
+	c := &Conn{nl: nl.New(rec)}
 	tb.Cleanup(func() { c.Close() })
 	nltest.MustHaveFired(tb, faults...)
 	return c, rec

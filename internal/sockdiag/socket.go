@@ -46,11 +46,10 @@ type Socket struct {
 	// Local is the address and port that it is bound to. An IPv4 address of an IPv6
 	// socket (::ffff:127.0.0.1) is given as IPv4.
 	Local netip.AddrPort
-	// V6Only says of one at [::] that it takes no IPv4. Where /proc had to be read,
-	// which does not tell, it is false.
+	// V6Only says of one at [::] that it takes no IPv4.
 	V6Only bool
-	// Link is the index of the link that it is bound to (SO_BINDTODEVICE), 0 for none
-	// or where /proc had to be read. It hears nothing that comes in elsewhere.
+	// Link is the index of the link that it is bound to (SO_BINDTODEVICE), 0 for none.
+	// It hears nothing that comes in elsewhere.
 	Link int
 	// Inode is the number by which the processes that have it open know it. 0 where
 	// none can.

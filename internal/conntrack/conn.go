@@ -78,13 +78,11 @@ func (c *Conn) List(ctx context.Context, filters ...Filter) ([]Flow, error) {
 	if len(narrow) == 0 {
 		return nil, errors.Join(errs...)
 	}
-	count, err := c.count()
-	if err != nil {
+	if count, err := c.count(); err != nil || count == 0 {
 		return nil, errors.Join(append(errs, err)...)
 	}
-	seen := map[string]bool{}
 	var list []Flow
-	for _, q := range plan(narrow, count) {
+	for _, q := range plan(narrow) {
 		if err := ctx.Err(); err != nil {
 			errs = append(errs, err)
 			break
@@ -93,12 +91,7 @@ func (c *Conn) List(ctx context.Context, filters ...Filter) ([]Flow, error) {
 		if err != nil {
 			errs = append(errs, err)
 		}
-		for _, f := range part {
-			if key := f.key(); !seen[key] {
-				seen[key] = true
-				list = append(list, f)
-			}
-		}
+		list = append(list, part...)
 	}
 	return list, errors.Join(errs...)
 }

@@ -22,9 +22,9 @@ import (
 //   - Of protocols other than TCP and UDP it disregards ports.
 //
 // Whatever the filter, the kernel walks its whole table, which all namespaces share:
-// 9 ms for the usual 262,144 buckets, and 1 ms for every 5,000 flows in it. So filters
-// are put to it together where that sends few flows too many, and it is not asked
-// where the namespace has none.
+// 9 ms for the usual 262,144 buckets, and 1 ms for every 5,000 flows in it. So it
+// is asked once for each family, for what the filters of that family have in common, and not
+// at all where the namespace has no flow. What it sends too much costs 2.5 µs a flow.
 type Filter struct {
 	// Family is unix.AF_INET or unix.AF_INET6; 0 is that of the addresses, or both
 	// where there are none.

@@ -26,33 +26,25 @@ func TestRequests(t *testing.T) {
 	udp4 := Publication{unix.IPPROTO_UDP, mustPort("192.0.2.1:5300"), mustPort("10.22.0.6:53")}
 	udp6 := Publication{unix.IPPROTO_UDP, mustPort("[2001:db8:1::1]:5300"), mustPort("[fd00:22::6]:53")}
 	text := ""
-	const few, many = 1, 1_000_000
 	for _, ask := range []struct {
 		flows   uint32
 		filters []Filter
 	}{
 		{0, []Filter{udp4.Stale(nil)}},
-		{few, []Filter{udp4.Stale(nil)}},
-		{few, []Filter{udp4.Flows()}},
-		{few, []Filter{udp6.Stale(nil)}},
-		{few, []Filter{udp6.Flows()}},
-		{few, []Filter{{Proto: unix.IPPROTO_TCP, Reply: Match{Src: nstest.Addr("fd00:22::6")}}}},
-		{few, []Filter{{Proto: unix.IPPROTO_TCP, Reply: Match{Dst: nstest.Addr("10.22.0.6")}}}},
-		{few, []Filter{{Proto: unix.IPPROTO_UDP, Reply: Match{DstPort: 1}, Family: unix.AF_INET6}}},
-		// One question for all, or each by itself.
-		{few, Of(nstest.Addr("10.22.0.6"))},
-		{many, Of(nstest.Addr("10.22.0.6"))},
-		{flowsPerWalk, Of(nstest.Addr("10.22.0.7"))},
-		{flowsPerWalk + 1, Of(nstest.Addr("10.22.0.7"))},
-		{few, Of(nstest.Addr("fd00:22::6"))},
-		{many, Of(nstest.Addr("fd00:22::6"))},
-		{few, []Filter{{Proto: unix.IPPROTO_SCTP, Orig: Match{SrcPort: 1}}}},
-		{many, []Filter{{Proto: unix.IPPROTO_SCTP, Orig: Match{SrcPort: 1}}}},
-		{many, []Filter{udp4.Flows(), otherPort(udp4).Flows()}},
-		{many, []Filter{udp6.Flows(), otherPort(udp6).Flows()}},
-		{many, []Filter{udp4.Stale(nil), otherPort(udp4).Stale(nil)}},
-		{many, []Filter{udp6.Flows(), udp4.Flows(), udp6.Stale(nil), udp4.Stale(nil)}},
-		{few, []Filter{udp6.Flows(), udp4.Flows()}},
+		{1, []Filter{udp4.Stale(nil)}},
+		{1, []Filter{udp4.Flows()}},
+		{1, []Filter{udp6.Stale(nil)}},
+		{1, []Filter{udp6.Flows()}},
+		{1, []Filter{{Proto: unix.IPPROTO_TCP, Reply: Match{Src: nstest.Addr("fd00:22::6")}}}},
+		{1, []Filter{{Proto: unix.IPPROTO_TCP, Reply: Match{Dst: nstest.Addr("10.22.0.6")}}}},
+		{1, []Filter{{Proto: unix.IPPROTO_UDP, Reply: Match{DstPort: 1}, Family: unix.AF_INET6}}},
+		{1, Of(nstest.Addr("10.22.0.6"))},
+		{1, Of(nstest.Addr("fd00:22::6"))},
+		{1, []Filter{{Proto: unix.IPPROTO_SCTP, Orig: Match{SrcPort: 1}}}},
+		{1, []Filter{udp4.Flows(), otherPort(udp4).Flows()}},
+		{1, []Filter{udp6.Flows(), otherPort(udp6).Flows()}},
+		{1, []Filter{udp4.Stale(nil), otherPort(udp4).Stale(nil)}},
+		{1, []Filter{udp6.Flows(), udp4.Flows(), udp6.Stale(nil), udp4.Stale(nil)}},
 	} {
 		rec := nltest.Record(fakeKernel(ask.flows))
 		if _, err := On(nl.New(rec)).List(context.Background(), ask.filters...); err != nil {

@@ -35,9 +35,6 @@ type Tuple struct{ Src, Dst netip.AddrPort }
 // String gives "source > destination".
 func (t Tuple) String() string { return t.Src.String() + " > " + t.Dst.String() }
 
-// key tells flows of one list apart.
-func (f *Flow) key() string { return fmt.Sprintf("%d %d %s", f.ID, f.Zone, f.tuple) }
-
 // String gives the protocol and both tuples.
 func (f Flow) String() string {
 	return fmt.Sprintf("%s %s, answered %s", protoName(f.Proto), f.Orig, f.Reply)

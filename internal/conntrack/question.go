@@ -15,51 +15,17 @@ import (
 // question is one dump: what the kernel is asked for, and the filters that it is to
 // answer.
 type question struct {
-	common  Filter // what all of them demand; AF_UNSPEC if they are of both families
+	common  Filter // what all of them demand
 	filters []Filter
 }
 
-// flowsPerWalk is how many flows can be sent and read in the time that the kernel
-// takes to walk an empty table of the usual size: 2.5 µs each, and 9 ms.
-const flowsPerWalk = 3000
-
-// plan makes as few questions as is sensible of filters of one family each, where the
-// namespace has count flows. With few flows that is one for all. With many, it is one
-// for each family if its filters have something in common that the kernel can pick
-// flows by (the ports of one pod have its address); else one for each filter that has
-// such a thing, and one for all the others.
-func plan(filters []Filter, count uint32) []question {
-	if count == 0 {
-		return nil
-	}
-	if int64(count) <= flowsPerWalk*int64(len(filters)-1) {
-		return []question{ask(filters)}
-	}
+// plan makes a question of each family's filters.
+func plan(filters []Filter) []question {
 	var list []question
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-		var of []Filter
-		for _, f := range filters {
-			if f.Family == family {
-				of = append(of, f)
-			}
-		}
-		if len(of) == 0 {
-			continue
-		}
-		if q := ask(of); q.isNarrow() {
-			list = append(list, q)
-			continue
-		}
-		var wide []Filter
-		for _, f := range of {
-			if q := ask([]Filter{f}); q.isNarrow() {
-				list = append(list, q)
-			} else {
-				wide = append(wide, f)
-			}
-		}
-		if len(wide) > 0 {
-			list = append(list, ask(wide))
+		of := slices.DeleteFunc(slices.Clone(filters), func(f Filter) bool { return f.Family != family })
+		if len(of) > 0 {
+			list = append(list, ask(of))
 		}
 	}
 	return list
@@ -103,13 +69,6 @@ func bothMatch(a, b Match) Match {
 		return 0
 	}
 	return Match{addr(a.Src, b.Src), addr(a.Dst, b.Dst), port(a.SrcPort, b.SrcPort), port(a.DstPort, b.DstPort)}
-}
-
-// isNarrow says that the kernel compares a port, or the address of a sender. A
-// destination may be the host's own address, which half of all flows can have.
-func (q *question) isNarrow() bool {
-	compared := flags(q.common.Orig, q.common.Family) | flags(q.common.Reply, q.common.Family)
-	return compared&(filterSrc|filterSrcPort|filterDstPort) != 0
 }
 
 func (q *question) matches(flow *Flow) bool {

@@ -203,7 +203,7 @@ func (a *adding) acquire(ctx context.Context, rec *lease.Record, b *build.Built,
 	sockets := &transport.Config{NetNS: a.pod.NetNS, Link: link.PeerIndex, MAC: link.PeerMAC, ARP: rec.Client.DetectConflicts}
 	cfg := rec.Client.Config(rec.Lease)
 	cfg.Timeout = l.asked.Client.Timeout
-	cfg.Dial, cfg.Refuse = dhcplease.Dialer(l.dir, sockets, link), a.refuse(ctx, b.Bridge.Index, rec.Lease)
+	cfg.Dial, cfg.Refuse = dhcplease.Dialer(sockets, link), a.refuse(ctx, b.Bridge.Index, rec.Lease)
 	client, err := dhcpc.New(cfg)
 	if err != nil {
 		return fail.Errorf(ErrInvalid, "ipam: %v", err)

@@ -5,8 +5,6 @@ import (
 	"net/netip"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
@@ -23,16 +21,11 @@ func BenchmarkAcquire(b *testing.B) {
 		}
 	}()
 	b.Cleanup(func() { close(heard) })
-	var left []int
 	for _, bb := range []struct {
 		name string
 		dial func(context.Context, netip.Addr) (dhcpc.Transport, error)
 	}{
 		{"raw", transport.Dialer(l.config())},
-		{"raw, detached", func(context.Context, netip.Addr) (dhcpc.Transport, error) {
-			r, err := transport.DialRaw(l.config())
-			return &detaching{r, &left}, err
-		}},
 		{"UDP", udpOnly(l)},
 	} {
 		b.Run(bb.name, func(b *testing.B) {
@@ -42,23 +35,6 @@ func BenchmarkAcquire(b *testing.B) {
 					b.Fatal(err)
 				}
 			}
-			b.StopTimer()
-			for _, fd := range left {
-				unix.Close(fd)
-			}
-			left = nil
 		})
 	}
-}
-
-// detaching gives its socket up instead of closing it.
-type detaching struct {
-	*transport.Raw
-	left *[]int
-}
-
-func (d *detaching) Close() error {
-	fd, err := d.Detach()
-	*d.left = append(*d.left, fd)
-	return err
 }

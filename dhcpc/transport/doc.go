@@ -4,7 +4,7 @@
 //   - Raw is an AF_PACKET socket: it needs no address on the interface, receives unicast
 //     answers to an address that is not configured yet, and gets nothing but answers to
 //     its own MAC address, by a filter in the kernel that is set before the socket is
-//     bound. Closing one takes the kernel 10 to 20 ms: see Raw.Detach.
+//     bound. Closing one takes the kernel 10 to 20 ms.
 //   - UDP is a UDP socket bound to the interface: for renewals, from the leased address,
 //     through the kernel's routes and neighbours. It can also get a first lease
 //     where the server is told to broadcast (Config.Broadcast of package dhcpc) and

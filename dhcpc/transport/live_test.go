@@ -174,9 +174,6 @@ func TestWhatIsClosedIsErrInvalid(t *testing.T) {
 			t.Errorf("%T receives %v, %v", conn, p, err)
 		}
 	}
-	if _, err := raw.Detach(); !errors.Is(err, tombolo.ErrInvalid) {
-		t.Errorf("Detach: %v", err)
-	}
 }
 
 func TestErrorsOfOpening(t *testing.T) {
@@ -216,35 +213,6 @@ func TestALinkThatIsDownIsAnErrorAtOnce(t *testing.T) {
 	nstest.Run(t, l.pod, "ip", "link", "set", "eth0", "down")
 	if _, err := l.client(t, nil).Acquire(soon(t)); !errors.Is(err, unix.ENETDOWN) {
 		t.Errorf("error %v, want %v", err, unix.ENETDOWN)
-	}
-}
-
-func TestDetachedSocketIsAnothersToClose(t *testing.T) {
-	t.Parallel()
-	l := newLAN(t)
-	r, err := transport.DialRaw(l.config())
-	if err != nil {
-		t.Fatal(err)
-	}
-	fd, err := r.Detach()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN); err != nil || domain != unix.AF_PACKET {
-		t.Errorf("domain %d, %v", domain, err)
-	}
-	if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
-		t.Errorf("flags %x, %v: children would inherit it", flags, err)
-	}
-	if err := r.Close(); err != nil {
-		t.Errorf("closed once more: %v, want that to be harmless", err)
-	}
-	if err := r.Send(t.Context(), packet(clientMAC())); err == nil {
-		t.Error("it still sends")
-	}
-	// The namespace goes with its last socket, which this is now.
-	if err := unix.Close(fd); err != nil {
-		t.Error(err)
 	}
 }
 

@@ -89,7 +89,7 @@ type Raw struct {
 	vlan uint16
 	buf  []byte
 	oob  []byte
-	// closed says that Close or Detach was called.
+	// closed says that Close was called.
 	closed atomic.Bool
 }
 
@@ -257,32 +257,6 @@ func complete(oob []byte) bool {
 		}
 	}
 	return false
-}
-
-// Detach gives the socket up and returns its file descriptor, which is the caller's
-// to close, or to hand to a process that has the time for it (SCM_RIGHTS): it is the
-// last close that takes the kernel's 10 to 20 ms. It is closed on exec. Close does
-// nothing then.
-func (r *Raw) Detach() (int, error) {
-	if err := dialed(r.isOpen()); err != nil {
-		return -1, err
-	}
-	dup := -1
-	err := r.control(func(fd int) error {
-		var err error
-		dup, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
-		return err
-	})
-	if err != nil {
-		return -1, fmt.Errorf("detach packet socket: %w", err)
-	}
-	r.closed.Store(true)
-	// The duplicate keeps the socket open, so this is quick.
-	if err := r.conn.Close(); err != nil {
-		unix.Close(dup)
-		return -1, fmt.Errorf("detach packet socket: %w", err)
-	}
-	return dup, nil
 }
 
 // Close closes the socket.

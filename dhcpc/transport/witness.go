@@ -40,14 +40,6 @@ func (w *Witness) Receive(ctx context.Context, until time.Time) (*dhcpc.Packet, 
 	return w.raw.Receive(ctx, until)
 }
 
-// Detach is Raw.Detach.
-func (w *Witness) Detach() (int, error) {
-	if err := dialed(w != nil); err != nil {
-		return -1, err
-	}
-	return w.raw.Detach()
-}
-
 // Close closes the socket, which takes the kernel as long as that of a Raw.
 func (w *Witness) Close() error {
 	if err := dialed(w != nil); err != nil {

@@ -9,8 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/insomniacslk/dhcp/dhcpv4"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
@@ -142,19 +140,6 @@ func TestAClientLeasesByWhatItsWitnessHears(t *testing.T) {
 				t.Errorf("%v, %v", lease, err)
 			}
 		})
-	}
-}
-
-func TestADetachedWitnessIsOpenUntilItsCloseElsewhere(t *testing.T) {
-	t.Parallel()
-	l := newLAN(t)
-	w := l.witness(t, nil)
-	fd, err := w.Detach()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Close(fd); err != nil {
-		t.Error(err)
 	}
 }
 

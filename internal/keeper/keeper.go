@@ -123,20 +123,16 @@ func (k *Keeper) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	closer, err := heartbeat.Closer()
-	if err != nil {
-		return errors.Join(err, heartbeat.Close())
-	}
 	// Before the records are listed, so that none falls in between.
 	w, err := watch(k.leases.Path())
 	if err != nil {
-		return errors.Join(err, closer.Close(), heartbeat.Close())
+		return errors.Join(err, heartbeat.Close())
 	}
 	stop := k.besides(ctx)
 	err = k.newLoop(ctx).run(w.changes, heartbeat.Beat)
 	stop()
 	// The heartbeat last: a process that sees no keeper may begin as one.
-	return errors.Join(err, w.close(), closer.Close(), heartbeat.Close())
+	return errors.Join(err, w.close(), heartbeat.Close())
 }
 
 // besides begins what goes on beside the leases, and gives the function that ends it.

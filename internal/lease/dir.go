@@ -23,7 +23,6 @@ const (
 	damagedSuffix = recordSuffix + ".damaged"
 	tempPrefix    = ".tmp-"
 	keeperLock    = "keeper.lock"
-	keeperSocket  = "keeper.sock"
 )
 
 // A Dir is a directory of records. Its methods may be called from several goroutines

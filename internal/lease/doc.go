@@ -10,7 +10,6 @@
 //	<hash>.json.damaged  a record that could not be read, set aside
 //	.tmp-<hash>          a record being written, or left by a crash
 //	keeper.lock          held by the keeper while it runs, with its heartbeat
-//	keeper.sock          takes sockets to be closed
 //
 // It belongs on a disk that survives a boot (DefaultDir), so that a lease can be
 // released, or asked for again, when its pod is gone. A record is written to another

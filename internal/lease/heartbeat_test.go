@@ -165,3 +165,34 @@ func TestAKilledKeeperIsNotAlive(t *testing.T) {
 		t.Errorf("after it was killed: alive %t since %v, %v", alive, since, err)
 	}
 }
+
+func TestADirectoryThatOthersWriteToIsNotKept(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []os.FileMode{0o777, 0o770, 0o702, 0o755, 0o700} {
+		d := open(t)
+		if err := d.Make(); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(d.Path(), mode); err != nil {
+			t.Fatal(err)
+		}
+		p, err := d.Keep()
+		if refused := err != nil && strings.Contains(err.Error(), "chmod 700"); refused != (mode&0o022 != 0) {
+			t.Errorf("mode %o: %v", mode, err)
+		}
+		if p != nil {
+			p.Close()
+		}
+	}
+	d := open(t)
+	if err := d.Make(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chown(d.Path(), 65534, -1); err != nil {
+		t.Fatal(err)
+	}
+	if p, err := d.Keep(); err == nil {
+		p.Close()
+		t.Error("of another user: no error")
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -83,7 +84,7 @@ func (a *Apart) Lease(ctx context.Context) (*dhcpc.Lease, error) {
 	rec.State, rec.Lease, rec.Applied = lease.Bound, got, rec.Policy.Apply(got)
 	if err := held.Replace(rec); err != nil {
 		ctx := context.WithoutCancel(ctx)
-		return nil, errors.Join(fail.State(err), releaseFromPod(ctx, a.Dir, sockets, got), held.Remove())
+		return nil, errors.Join(fail.State(err), releaseFromPod(ctx, sockets, got), held.Remove())
 	}
 	return got, nil
 }
@@ -169,7 +170,7 @@ func (a *Apart) acquire(ctx context.Context, sockets *transport.Config) (*dhcpc.
 	cfg := a.Record.Client.Config(a.Record.Lease)
 	cfg.Timeout, cfg.Retransmit = a.Timeout, again
 	cfg.Refuse = func(l, _ *dhcpc.Lease) error { return lease.Impossible(l) }
-	cfg.Dial = inPod(a.Dir, sockets)
+	cfg.Dial = func(context.Context, netip.Addr) (dhcpc.Transport, error) { return transport.DialRaw(sockets) }
 	client, err := dhcpc.New(cfg)
 	if err != nil {
 		return nil, err

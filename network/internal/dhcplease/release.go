@@ -56,7 +56,7 @@ func Release(ctx context.Context, links *bridge.Conn, path, hash string, warn fu
 		return fail.State(err)
 	}
 	if rec.Lease != nil && rec.State == lease.Bound && rec.Lease.Left(time.Now()) != 0 {
-		if err := sendRelease(ctx, links, dir, rec); err != nil {
+		if err := sendRelease(ctx, links, rec); err != nil {
 			// It must not keep a pod from going.
 			warn(err.Error())
 		}
@@ -74,14 +74,14 @@ func Release(ctx context.Context, links *bridge.Conn, path, hash string, warn fu
 
 // sendRelease sends the RELEASE. A pod's lease that is to stay its own is not given
 // back: the server keeps the address for it as long as the lease runs.
-func sendRelease(ctx context.Context, links *bridge.Conn, dir *lease.Dir, rec *lease.Record) error {
+func sendRelease(ctx context.Context, links *bridge.Conn, rec *lease.Record) error {
 	if rec.Client.Sticky {
 		return nil
 	}
 	if pod := podOf(rec); pod != nil {
 		defer pod.Close()
 		if index, err := linkIndexIn(pod, rec.IfName); err == nil {
-			return releaseFromPod(ctx, dir, &transport.Config{NetNS: pod, Link: index, MAC: net.HardwareAddr(rec.Lease.MAC)}, rec.Lease)
+			return releaseFromPod(ctx, &transport.Config{NetNS: pod, Link: index, MAC: net.HardwareAddr(rec.Lease.MAC)}, rec.Lease)
 		}
 	}
 	return giveback.Release(ctx, rec, links, nil, rec.Lease)
@@ -100,10 +100,10 @@ func podOf(rec *lease.Record) *netns.NS {
 	return pod
 }
 
-// releaseFromPod sends it from the pod's interface, by a packet socket that the keeper
-// closes: by a UDP socket, the packet might still wait for the server's MAC when the link
+// releaseFromPod sends it from the pod's interface, by a packet socket: by a UDP
+// socket, the packet might still wait for the server's MAC when the link
 // goes.
-func releaseFromPod(ctx context.Context, dir *lease.Dir, sockets *transport.Config, l *dhcpc.Lease) error {
+func releaseFromPod(ctx context.Context, sockets *transport.Config, l *dhcpc.Lease) error {
 	p, err := dhcpc.Release(l, rand.Uint32())
 	if err != nil {
 		return err
@@ -112,7 +112,7 @@ func releaseFromPod(ctx context.Context, dir *lease.Dir, sockets *transport.Conf
 	if err != nil {
 		return err
 	}
-	return errors.Join(raw.Send(ctx, p), handOver(dir, raw))
+	return errors.Join(raw.Send(ctx, p), raw.Close())
 }
 
 // linkIndexIn looks an interface of a pod up.

@@ -163,7 +163,6 @@ func (a *adding) recordLease() (*lease.Record, error) {
 	}
 	if a.nw.DHCPv6 {
 		rec.Six = lease.SixOf(&rec.Client)
-		rec.Six.PrefixLength = a.nw.PrefixLength
 	}
 	// The client knows a lease of an earlier container of the pod.
 	if l.client.Sticky {

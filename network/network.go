@@ -82,10 +82,6 @@ type Network struct {
 	// DHCPv6 has pods lease an IPv6 address as well, by the keeper, for pods that lease theirs of
 	// IPv4. It needs SLAAC, for the way to the routers, and does not wait for these.
 	DHCPv6 bool
-	// PrefixLength has DHCPv6 servers delegate a prefix to each pod besides, if possible of this length in bits,
-	// for networks of its own; 0: none. In the pod it is unreachable but for its own routes. Guard
-	// lets the pod send from there too.
-	PrefixLength int
 }
 
 // Exit is where the default route of a pod on a LAN leads.
@@ -139,9 +135,6 @@ func (nw *Network) check() error {
 	}
 	if nw.DHCPv6 && !nw.SLAAC {
 		return fail.Errorf(ErrInvalid, "network %q: DHCPv6 needs SLAAC, which gives pods the way to the routers", nw.Name)
-	}
-	if nw.PrefixLength != 0 && (!nw.DHCPv6 || nw.PrefixLength < 1 || nw.PrefixLength > 127) {
-		return fail.Errorf(ErrInvalid, "network %q: PrefixLength takes 1 to 127 bits, and DHCPv6", nw.Name)
 	}
 	return nw.CheckVLAN()
 }

@@ -47,9 +47,6 @@ type Endpoint struct {
 	// Frames to 01:80:c2:00:00:00 to :0f do not come by the guard: the bridge learns from
 	// them and hands them to the host. See Network.Groups.
 	GuardedPort string
-	// Prefixes are of IPv6, and delegated to a guarded pod, which is the router of what is in them: it may send from
-	// there too, and pass for none of it in neighbour discovery.
-	Prefixes []netip.Prefix
 	// SLAAC lets a guarded pod use every IPv6 address, link-local or not, that ends in
 	// the interface identifier made of its MAC (modified EUI-64, RFC 4291, appendix A):
 	// routers give such addresses their prefixes, later, and others another day. It

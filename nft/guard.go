@@ -2,7 +2,6 @@ package nft
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -19,7 +18,7 @@ const PodGroup = guard.Group
 
 // guarded is the endpoint's port as package guard has it.
 func (ep *Endpoint) guarded() guard.Port {
-	return guard.Port{Name: ep.GuardedPort, MAC: ep.MAC, Addrs: ep.Addrs, Prefixes: ep.Prefixes, SLAAC: ep.SLAAC, MACOnly: ep.MACOnly, Untrusted: ep.Untrusted}
+	return guard.Port{Name: ep.GuardedPort, MAC: ep.MAC, Addrs: ep.Addrs, SLAAC: ep.SLAAC, MACOnly: ep.MACOnly, Untrusted: ep.Untrusted}
 }
 
 // checkGuard says what is wrong with an endpoint's guard.
@@ -57,10 +56,6 @@ func (ep *Endpoint) leftovers() []ruleset.Element {
 	leasing := bare
 	leasing.SLAAC, leasing.Untrusted = true, true
 	had := append(bare.elements(), leasing.guardElements()...)
-	for _, p := range ep.Prefixes {
-		bare.Prefixes = []netip.Prefix{p} // which another covers by now
-		had = append(had, bare.guardElements()...)
-	}
 	known := ep.elements()
 	var list []ruleset.Element
 	for _, el := range had {
@@ -73,7 +68,7 @@ func (ep *Endpoint) leftovers() []ruleset.Element {
 
 // noteGuard adds what an element of the guard's sets tells of an endpoint; it is false
 // for any other. Of addresses it says nothing: pods have the same in other sets, and
-// there none that follows from the MAC. Prefixes are there alone.
+// there none that follows from the MAC.
 func (ep *Endpoint) noteGuard(el *ruleset.ElementState) bool {
 	if el.Set.Family != unix.NFPROTO_BRIDGE {
 		return false
@@ -82,7 +77,6 @@ func (ep *Endpoint) noteGuard(el *ruleset.ElementState) bool {
 	if !port.Note(el.Set.Name, el.Key) {
 		return false
 	}
-	ep.Prefixes = port.Prefixes
 	ep.GuardedPort, ep.MAC, ep.SLAAC, ep.MACOnly, ep.Untrusted = port.Name, port.MAC, port.SLAAC, port.MACOnly, port.Untrusted
 	return true
 }

@@ -15,7 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
-	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
@@ -41,11 +40,6 @@ func lanPod(owner Owner, port, mac string, addresses ...string) Endpoint {
 	ep := guardedPod(owner, port, mac, addresses...)
 	ep.Masquerade, ep.SLAAC, ep.Untrusted = false, true, true
 	return ep
-}
-
-// delegated are prefixes that an endpoint routes.
-func delegated(prefixes ...string) func(*Endpoint) {
-	return func(ep *Endpoint) { ep.Prefixes = nstest.Prefixes(prefixes...) }
 }
 
 func mustMAC(s string) net.HardwareAddr { return net.HardwareAddr(mac(s)) }
@@ -92,10 +86,6 @@ func TestGuardElementsAreTheEndpointsOwn(t *testing.T) {
 		{name: "a host", are: []func(*Endpoint){untrusted}, addresses: []string{pod4}, want: []string{
 			"veth1 of set guarded", "veth1 . 02:00:00:00:00:05 of set guard-mac", "veth1 . 10.22.0.5 of set guard4",
 			"veth1 . 0x0200000000050000 of set guard-lladdr", "veth1 of set guard-untrusted",
-		}},
-		{name: "a router of prefixes, of which one is in another", are: []func(*Endpoint){untrusted, delegated("fd00:60:0:10::1/60", "fd00:61::/63", "fd00:60::/48", "fd00:61::/63")}, addresses: []string{pod4}, want: []string{
-			"veth1 of set guarded", "veth1 . 02:00:00:00:00:05 of set guard-mac", "veth1 . 10.22.0.5 of set guard4",
-			"veth1 . 0x0200000000050000 of set guard-lladdr", "veth1 . fd00:61::/63 of set guard-prefix", "veth1 . fd00:60::/48 of set guard-prefix", "veth1 of set guard-untrusted",
 		}},
 		{name: "a host without addresses", are: []func(*Endpoint){untrusted}, want: []string{
 			"veth1 of set guarded", "veth1 . 02:00:00:00:00:05 of set guard-mac",
@@ -156,7 +146,6 @@ func TestGuardedEndpointsAreKnownLikeOthers(t *testing.T) {
 		t.Fatal(err)
 	}
 	leased := lanPod("0000000000f", "veth5", "02:00:00:00:00:09", "10.22.0.10", "fd00:22::ff:fe00:9")
-	leased.Prefixes = nstest.Prefixes("fd00:60::/60", "fd00:61::/128")
 	if err := c.Move(ctx, waiting, leased); err != nil {
 		t.Fatal(err)
 	}

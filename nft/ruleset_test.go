@@ -74,7 +74,7 @@ var rulesets = []struct {
 	}, eps: []Endpoint{
 		lanPod("00000000001", "veth1", podMAC, pod4, pod6),
 		lanPod("00000000002", "veth2", otherMAC),
-		routing(lanPod("00000000003", "veth3", "02:00:00:00:00:07", "fd00:22::7"), "fd00:60:0:10::/60", "fd00:61::/64"),
+		lanPod("00000000003", "veth3", "02:00:00:00:00:07", "fd00:22::7"),
 	}},
 	{name: "groups", networks: []Network{{Name: "podnet", Groups: true}}},
 	{name: "quiet", networks: []Network{{Name: "podnet", DropReports: true}, {Name: "other", DropReports: true}}},
@@ -82,12 +82,6 @@ var rulesets = []struct {
 		{mustMAC("02:00:00:00:00:02"), nstest.Addr("10.23.0.5"), nstest.Prefix("10.23.3.4/19")},
 		{mustMAC("02:00:00:00:00:02"), nstest.Addr("fe80::1"), nstest.Prefix("fd00:23::7/61")},
 	}}}},
-}
-
-// routing has prefixes delegated to an endpoint.
-func routing(ep Endpoint, prefixes ...string) Endpoint {
-	delegated(prefixes...)(&ep)
-	return ep
 }
 
 const longName = "n.2345678901234567890123456789012345678901234567890123456789012345678901234567890123456789012345678901234567890"

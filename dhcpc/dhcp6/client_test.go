@@ -276,42 +276,6 @@ func TestARefusedAddressIsPassedOverAndDeclined(t *testing.T) {
 	}
 }
 
-// Servers give nobody an address that was declined, for a day: each refused prefix would cost one.
-func TestTheAddressOfARefusedPrefixIsReleasedAndNotDeclined(t *testing.T) {
-	for want, refused := range map[string]func(l *Lease) bool{
-		"RELEASE": func(l *Lease) bool { return l.Prefix.IsValid() },
-		"DECLINE": func(l *Lease) bool { return l.Address == clientIP() },
-	} {
-		w, c := newWorld(t, func(m *dhcpv6.Message) [][]byte {
-			if m.MessageType != dhcpv6.MessageTypeSolicit {
-				return nil
-			}
-			return [][]byte{answerTo(m, dhcpv6.MessageTypeReply, withPrefix(nil, good()), func(r *reply) { r.rapid = true })}
-		}, wantsPrefix, func(cfg *Config) {
-			cfg.RapidCommit = true
-			cfg.Refuse = func(l, _ *Lease) error {
-				if refused(l) {
-					return errors.New("another has it")
-				}
-				return nil
-			}
-		})
-		if _, err := c.Acquire(context.Background()); !errors.Is(err, dhcpc.ErrRefused) {
-			t.Errorf("%s: %v", want, err)
-		}
-		if got := strings.Join(w.log, " "); !strings.HasPrefix(got, strings.ReplaceAll("SOLICIT . . . . SOLICIT", ".", want)) {
-			t.Errorf("sent %s, want %s", got, want)
-		}
-		m := w.sent[1]
-		if a := m.Options.OneIANA().Options.OneAddress(); !a.IPv6Addr.Equal(net.IP(clientIP().AsSlice())) || (m.Options.OneIAPD() != nil) != (want == "RELEASE") {
-			t.Errorf("sent %s", m.Summary())
-		}
-		if want == "RELEASE" && asksFor(t, m) != "2001:db8:7::/56" {
-			t.Errorf("released %s", asksFor(t, m))
-		}
-	}
-}
-
 func TestInformBringsOptionsAndNoLease(t *testing.T) {
 	w, c := newWorld(t, honest(func(r *reply) {
 		r.noIA = true

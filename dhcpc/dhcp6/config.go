@@ -45,9 +45,6 @@ type Config struct {
 	IAID uint32
 	// Address is asked for in a SOLICIT; the server need not give it.
 	Address netip.Addr
-	// PrefixLength asks for a prefix besides (IA_PD), if possible of this length, in bits; 0: none. An
-	// address without a prefix is not taken then.
-	PrefixLength int
 	// HostName is option 39, by which the server may enter the client in its DNS.
 	HostName string
 	// RapidCommit asks for the lease in two messages rather than four. Without it, an
@@ -58,7 +55,7 @@ type Config struct {
 	Request []uint16
 	// Refuse says why a lease cannot be used, and is nil where it can; nil takes all. held is the
 	// lease that the client has, nil if none. What is offered is passed over, and what is
-	// granted is declined; it is released where the same lease without its prefix would do.
+	// granted is declined.
 	Refuse func(l, held *Lease) error
 	// DetectConflicts goes by way of CHECKING. A Client does so where it has InUse.
 	DetectConflicts bool
@@ -100,8 +97,6 @@ func (c *Config) check() error {
 		return invalidf("DUID of %d bytes: want %d to %d, the first two being its type", len(c.DUID), minDUID, maxDUID)
 	case c.Address.IsValid() && !usable(c.Address):
 		return invalidf("address %s: want the IPv6 address of a host", c.Address)
-	case c.PrefixLength < 0 || c.PrefixLength > 127:
-		return invalidf("a prefix of %d bits: want 1 to 127", c.PrefixLength)
 	case len(c.HostName) > maxHostName:
 		return invalidf("host name of %d bytes: want at most %d", len(c.HostName), maxHostName)
 	case c.Timeout < 0:

@@ -20,7 +20,7 @@ const (
 
 // Confirm takes up a lease that this client still has, and asks any server whether its address fits the
 // link: after the machine or the program was started again, or may have been moved (RFC 8415, section
-// 18.2.3). For a lease with a prefix it sends REBINDs instead, at the same pace (section 18.2.12). Where none
+// 18.2.3). Where none
 // answers within ten seconds, the lease goes on. A lease that is due to be renewed or is of the future is renewed
 // instead, and one that has run out is lost: see Restore.
 // The error matches dhcpc.ErrInvalid.
@@ -50,10 +50,6 @@ func (t *step) confirm() {
 		t.confirmed()
 		return
 	}
-	if l.Prefix.IsValid() {
-		t.renew(dhcpv6.MessageTypeRebind, cnfTimeout, cnfMaxRT, end) // a CONFIRM is about addresses
-		return
-	}
 	m := t.message(dhcpv6.MessageTypeConfirm)
 	identity(m, t.cfg.IAID, l.Address)
 	t.send(m, cnfTimeout, cnfMaxRT, end)
@@ -66,10 +62,6 @@ func (t *step) confirmed() {
 }
 
 func (t *step) confirming(m *message) {
-	if t.s.lease.Prefix.IsValid() {
-		t.renewing(m)
-		return
-	}
 	if m.kind != dhcpv6.MessageTypeReply {
 		return
 	}

@@ -29,9 +29,6 @@ func newConfirming(t *testing.T, change func(l *Lease)) *confirming {
 		Renew: epoch().Add(time.Hour), Rebind: epoch().Add(2 * time.Hour), Expire: epoch().Add(3 * time.Hour)}
 	change(l)
 	cfg := &Config{DUID: ownDUID(), IAID: ownIAID, Address: clientIP(), DetectConflicts: true}
-	if l.Prefix.IsValid() {
-		cfg.PrefixLength = l.Prefix.Bits()
-	}
 	m, err := NewMachine(cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -165,3 +162,6 @@ func TestALeaseThatIsDueIsRenewedAndNotConfirmed(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// forEver makes a lease one without an end.
+func forEver(l *Lease) { l.Renew, l.Rebind, l.Expire = time.Time{}, time.Time{}, time.Time{} }

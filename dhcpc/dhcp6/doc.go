@@ -1,4 +1,4 @@
-// Package dhcp6 is a DHCP client for IPv6 (RFC 8415), for one address, and a prefix.
+// Package dhcp6 is a DHCP client for IPv6 (RFC 8415), for one address.
 //
 //	client, err := dhcp6.New(&dhcp6.Config{DUID: dhcp6.DUID(hash), IAID: 1, Dial: dial, InUse: inUse})
 //	lease, err := client.Acquire(ctx)
@@ -45,7 +45,7 @@
 // 15; SOL_MAX_RT and INF_MAX_RT of servers are obeyed. The first SOLICIT is not delayed. All messages
 // go to all servers, as RFC 9915 has it: the Server Unicast option is ignored, and so is a status
 // UseMulticast. A RECONFIGURE is ignored, since it cannot be authenticated. There is no
-// IA_TA. Machine.Confirm begins in CONFIRMING, which leads to BOUND, or to INIT where the
+// IA_TA and no prefix delegation. Machine.Confirm begins in CONFIRMING, which leads to BOUND, or to INIT where the
 // address does not fit the link (NotOnLink).
 //
 // A message counts if it has our transaction and client identifier and a server identifier; in

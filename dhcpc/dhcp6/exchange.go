@@ -39,7 +39,6 @@ func (t *step) solicit() {
 	}
 	m := t.message(dhcpv6.MessageTypeSolicit)
 	identity(m, t.cfg.IAID, t.s.hint)
-	t.cfg.delegation(m, t.s.hintPrefix)
 	if t.cfg.RapidCommit {
 		m.AddOption(&dhcpv6.OptionGeneric{OptionCode: dhcpv6.OptionRapidCommit})
 	}
@@ -63,7 +62,7 @@ func (t *step) soliciting(m *message) {
 		t.note(m.describe() + ": a lease that was not asked for")
 		return
 	}
-	l, why := t.granted(m, t.s.hint, t.s.hintPrefix)
+	l, why := t.granted(m, t.s.hint)
 	if l == nil {
 		t.note(m.describe() + why)
 		return
@@ -90,7 +89,7 @@ func (t *step) soliciting(m *message) {
 }
 
 // granted makes a lease of a message's first usable address, or of one that is wanted.
-func (t *step) granted(m *message, want netip.Addr, prefix netip.Prefix) (l *Lease, why string) {
+func (t *step) granted(m *message, want netip.Addr) (l *Lease, why string) {
 	if s := m.refusal(); statusOf(s) != iana.StatusSuccess {
 		return nil, ""
 	}
@@ -101,11 +100,7 @@ func (t *step) granted(m *message, want netip.Addr, prefix netip.Prefix) (l *Lea
 	}
 	switch {
 	case i >= 0:
-		p, why := t.cfg.delegated(m, prefix, &list[i], &t1, &t2)
-		if why != "" {
-			return nil, ": " + why
-		}
-		return t.cfg.lease(m, list[i], p, t1, t2, ignored, t.s.sent.Round(0)), ""
+		return t.cfg.lease(m, list[i], t1, t2, ignored, t.s.sent.Round(0)), ""
 	case len(ignored) > 0:
 		return nil, ": " + ignored[0]
 	case m.ia == nil:
@@ -135,7 +130,6 @@ func (t *step) sendRequest() {
 	m := t.message(dhcpv6.MessageTypeRequest)
 	to(m, t.s.asked.Server)
 	identity(m, t.cfg.IAID, t.s.asked.Address)
-	t.cfg.delegation(m, t.s.asked.Prefix)
 	t.cfg.oro(m, dhcpv6.OptionSolMaxRT)
 	t.cfg.name(m)
 	var end time.Time
@@ -153,7 +147,7 @@ func (t *step) requesting(m *message) {
 	}
 	switch s := m.refusal(); statusOf(s) {
 	case iana.StatusSuccess:
-		if l, why := t.granted(m, asked.Address, asked.Prefix); l != nil {
+		if l, why := t.granted(m, asked.Address); l != nil {
 			t.take(l)
 		} else {
 			t.note(m.describe() + why)
@@ -234,7 +228,6 @@ func (t *step) renew(kind dhcpv6.MessageType, irt, mrt time.Duration, end time.T
 		to(m, l.Server)
 	}
 	identity(m, t.cfg.IAID, l.Address)
-	t.cfg.delegation(m, l.Prefix)
 	t.cfg.oro(m)
 	t.cfg.name(m)
 	t.send(m, irt, mrt, end)
@@ -248,9 +241,7 @@ func (t *step) renewing(m *message) {
 	}
 	if s := m.refusal(); statusOf(s) != iana.StatusSuccess {
 		t.note(m.describe())
-		// Where the first REBIND asks whether a prefix fits, another server may know of it.
-		knows := t.s.state != Confirming || t.s.tries > 1
-		if s.StatusCode == iana.StatusNoBinding && statusOf(m.status) == iana.StatusSuccess && knows {
+		if s.StatusCode == iana.StatusNoBinding && statusOf(m.status) == iana.StatusSuccess {
 			// It has forgotten, and may give the address anew.
 			again := *l
 			again.Server = slices.Clone(m.server)
@@ -263,12 +254,7 @@ func (t *step) renewing(m *message) {
 	i := slices.IndexFunc(list, func(g grant) bool { return g.addr == l.Address })
 	switch {
 	case i >= 0 && list[i].valid > 0:
-		p, why := t.cfg.delegated(m, l.Prefix, &list[i], &t1, &t2)
-		if why != "" {
-			t.note(m.describe() + ": " + why) // both go on until the first of them ends
-			return
-		}
-		t.take(t.cfg.lease(m, list[i], p, t1, t2, ignored, t.s.sent.Round(0)))
+		t.take(t.cfg.lease(m, list[i], t1, t2, ignored, t.s.sent.Round(0)))
 	case i >= 0:
 		t.revoked(m, list, t1, t2, ignored)
 	case len(ignored) > 0:
@@ -286,13 +272,8 @@ func (t *step) revoked(m *message, list []grant, t1, t2 time.Duration, ignored [
 		t.lose(fmt.Errorf("%w: REPLY from %s: no more time", dhcpc.ErrNAK, m.server))
 		return
 	}
-	p, why := t.cfg.delegated(m, old.Prefix, &list[i], &t1, &t2)
-	if why != "" {
-		t.lose(fmt.Errorf("%w: REPLY from %s: no more time, and %s", dhcpc.ErrNAK, m.server, why))
-		return
-	}
 	t.out.Lost, t.s.lease = old, nil
-	t.take(t.cfg.lease(m, list[i], p, t1, t2, ignored, t.s.sent.Round(0)))
+	t.take(t.cfg.lease(m, list[i], t1, t2, ignored, t.s.sent.Round(0)))
 }
 
 // decline tells the server that an address which it granted is not taken, and then starts over.
@@ -312,16 +293,9 @@ func (t *step) decline(l *Lease, why error) {
 }
 
 func (t *step) sendDecline() {
-	kind := dhcpv6.MessageTypeDecline
-	if t.s.onlyPrefix {
-		kind = dhcpv6.MessageTypeRelease // at the same pace: RFC 8415, section 7.6
-	}
-	m := t.message(kind)
+	m := t.message(dhcpv6.MessageTypeDecline)
 	to(m, t.s.asked.Server)
 	identity(m, t.cfg.IAID, t.s.asked.Address)
-	if t.s.onlyPrefix {
-		t.cfg.delegation(m, t.s.asked.Prefix)
-	}
 	t.send(m, decTimeout, 0, time.Time{})
 }
 

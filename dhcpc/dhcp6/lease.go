@@ -16,9 +16,6 @@ type Lease struct {
 	// Address is the leased address. DHCPv6 names no prefix: what is on the link, and where
 	// the default route leads, routers advertise.
 	Address netip.Addr `json:"address"`
-	// Prefix was delegated along with it (IA_PD); not valid where none was asked for. The lease ends
-	// when the first of them does.
-	Prefix netip.Prefix `json:"prefix,omitzero"`
 	// DNS are the name servers, best first (option 23), and Search is the domain search list (24).
 	DNS    []netip.Addr `json:"dns,omitempty"`
 	Search []string     `json:"search,omitempty"`
@@ -52,8 +49,6 @@ func (l *Lease) Validate() error {
 		return unusable("it has no address")
 	case !usable(l.Address):
 		return unusable("%s is not the address of a host", l.Address)
-	case l.Prefix.IsValid() && !delegable(l.Prefix):
-		return unusable("%s is not a prefix that can be delegated", l.Prefix)
 	case len(l.Server) < minDUID || len(l.Server) > maxDUID:
 		return unusable("server identifier of %d bytes: want %d to %d", len(l.Server), minDUID, maxDUID)
 	case len(l.DUID) < minDUID || len(l.DUID) > maxDUID:

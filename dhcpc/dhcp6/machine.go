@@ -47,16 +47,14 @@ type Session struct {
 
 	solMaxRT, infMaxRT time.Duration
 
-	failures   int      // since the last lease: they make the back-off longer
-	best       *Lease   // the best ADVERTISE so far
-	rank       int      // its preference, less for a server to avoid
-	avoid      []string // servers that advertised and then refused, or fell silent
-	hint       netip.Addr
-	hintPrefix netip.Prefix
-	asked      *Lease // what is being requested, checked or declined
-	onlyPrefix bool   // what is declined is a prefix, and its address is released with it
-	rebound    bool   // a REQUEST that a NoBinding of a renewal led to
-	lease      *Lease // what is held
+	failures int      // since the last lease: they make the back-off longer
+	best     *Lease   // the best ADVERTISE so far
+	rank     int      // its preference, less for a server to avoid
+	avoid    []string // servers that advertised and then refused, or fell silent
+	hint     netip.Addr
+	asked    *Lease // what is being requested, checked or declined
+	rebound  bool   // a REQUEST that a NoBinding of a renewal led to
+	lease    *Lease // what is held
 }
 
 // State gives the state.
@@ -150,7 +148,7 @@ func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error)
 		return Session{}, err
 	}
 	s := m.Start(now, seed)
-	s.hint, s.hintPrefix, s.lease, s.state, s.wake = l.Address, l.Prefix, l, Bound, l.Renew
+	s.hint, s.lease, s.state, s.wake = l.Address, l, Bound, l.Renew
 	if now.Before(l.Obtained) {
 		moved := *l
 		back := l.Obtained.Sub(now)
@@ -403,10 +401,6 @@ func (t *step) lose(why error) {
 // take goes on with a lease that was granted: its address is looked for, unless it is held already.
 func (t *step) take(l *Lease) {
 	if refused := t.refused(l); refused != nil {
-		// Servers keep an address that was declined from everybody, for a day or so: not for a prefix's sake.
-		alone := *l
-		alone.Prefix = netip.Prefix{}
-		t.s.onlyPrefix = l.Prefix.IsValid() && t.refused(&alone) == nil
 		t.decline(l, fmt.Errorf("%w: %s: %w", dhcpc.ErrRefused, l.Address, refused))
 		return
 	}
@@ -432,7 +426,6 @@ func (t *step) refused(l *Lease) error {
 
 func (t *step) checked(v Verdict) {
 	l := t.s.asked
-	t.s.onlyPrefix = false
 	if v == InUse {
 		t.decline(l, fmt.Errorf("%w: %s", dhcpc.ErrDeclined, l.Address))
 		return
@@ -445,7 +438,7 @@ func (t *step) bind(l *Lease) {
 	if held := t.s.lease; held != nil && held.Address != l.Address {
 		t.out.Lost = held
 	}
-	t.out.Bound, t.s.lease, t.s.hint, t.s.hintPrefix = l, l, l.Address, l.Prefix
+	t.out.Bound, t.s.lease, t.s.hint = l, l, l.Address
 	t.s.failures, t.s.avoid, t.s.asked, t.s.best, t.s.rebound = 0, nil, nil, nil, false
 	t.s.trace = trace.Trace{Began: t.now}
 	t.idle(Bound, l.Renew)

@@ -38,7 +38,6 @@ type message struct {
 	status     *dhcpv6.OptStatusCode
 	rapid      bool
 	ia         *dhcpv6.OptIANA // with our IAID
-	pd         *dhcpv6.OptIAPD // likewise
 	options    dhcpv6.MessageOptions
 }
 
@@ -58,10 +57,6 @@ func parse(data []byte, iaid uint32) (*message, error) {
 		case *dhcpv6.OptIANA:
 			if m.ia == nil && binary.BigEndian.Uint32(o.IaId[:]) == iaid {
 				m.ia = o
-			}
-		case *dhcpv6.OptIAPD:
-			if m.pd == nil && binary.BigEndian.Uint32(o.IaId[:]) == iaid {
-				m.pd = o
 			}
 		case *dhcpv6.OptStatusCode:
 			m.status = o
@@ -85,7 +80,7 @@ func parse(data []byte, iaid uint32) (*message, error) {
 // leniently decodes the options that are looked into, and leaves the others as they are.
 func leniently(code dhcpv6.OptionCode, data []byte) (dhcpv6.Option, error) {
 	switch code {
-	case dhcpv6.OptionIANA, dhcpv6.OptionIAPD, dhcpv6.OptionStatusCode, dhcpv6.OptionDNSRecursiveNameServer, dhcpv6.OptionDomainSearchList, dhcpv6.OptionInformationRefreshTime:
+	case dhcpv6.OptionIANA, dhcpv6.OptionStatusCode, dhcpv6.OptionDNSRecursiveNameServer, dhcpv6.OptionDomainSearchList, dhcpv6.OptionInformationRefreshTime:
 		if o, err := dhcpv6.ParseOption(code, data); err == nil {
 			return o, nil
 		}
@@ -172,9 +167,9 @@ func (m *message) grants() (list []grant, t1, t2 time.Duration, ignored []string
 const shortest = 2 * time.Second
 
 // lease makes a lease of one of a message's addresses.
-func (c *Config) lease(m *message, g grant, p netip.Prefix, t1, t2 time.Duration, ignored []string, asked time.Time) *Lease {
+func (c *Config) lease(m *message, g grant, t1, t2 time.Duration, ignored []string, asked time.Time) *Lease {
 	l := &Lease{
-		Address: g.addr, Prefix: p, Server: slices.Clone(m.server), DUID: c.DUID, IAID: c.IAID,
+		Address: g.addr, Server: slices.Clone(m.server), DUID: c.DUID, IAID: c.IAID,
 		// Without the monotonic part: what is on record goes by the clock on the wall.
 		Obtained: asked, Ignored: ignored,
 	}
@@ -343,8 +338,5 @@ func Release(l *Lease, xid uint32) ([]byte, error) {
 	m := c.write(dhcpv6.MessageTypeRelease, xid, 0)
 	to(m, l.Server)
 	identity(m, l.IAID, l.Address)
-	if l.Prefix.IsValid() {
-		(&Config{IAID: l.IAID, PrefixLength: l.Prefix.Bits()}).delegation(m, l.Prefix)
-	}
 	return m.ToBytes(), nil
 }

@@ -18,7 +18,6 @@ type LANConf struct {
 	DefaultRoute        string            `json:"defaultRoute"`
 	LANGuard            *bool             `json:"lanGuard"`
 	IPv6                string            `json:"ipv6"`
-	IPv6Prefix          int               `json:"ipv6Prefix"`
 }
 
 const ipv6SLAAC, ipv6DHCP = "slaac", "dhcp"
@@ -37,8 +36,6 @@ func (c *NetConf) lanProblems(p *problems) {
 	const ofLAN, ofUplink = `%s is a field of mode "lan"`, "%s says nothing without an uplink"
 	p.add(!lan && c.DefaultRoute != "", ofLAN, "defaultRoute")
 	p.add(!lan && c.Mode != modeL2 && c.IPv6 != "", `ipv6 is a field of modes "lan" and "l2": elsewhere pods get IPv6 by the ipam`)
-	p.add(c.IPv6Prefix != 0 && c.IPv6 != ipv6DHCP, `ipv6Prefix needs "ipv6": "dhcp", whose servers delegate prefixes`)
-	p.add(c.IPv6Prefix < 0 || c.IPv6Prefix > 127, "ipv6Prefix %d is no length of a prefix: want 1 to 127", c.IPv6Prefix)
 	p.add(c.Mode == modeL2 && c.IPv6 != "" && c.DisableContainerInterface, "ipv6 and disableContainerInterface exclude each other")
 	p.add(c.Uplink == "" && c.KeepAddressOnUplink, ofUplink, "keepAddressOnUplink")
 	p.add(c.Uplink == "" && c.UplinkTimeout != 0, ofUplink, "uplinkTimeout")
@@ -52,7 +49,6 @@ func (c *NetConf) lan(s *settings) {
 		s.Uplink = uplink.Uplink{NIC: c.Uplink, KeepAddress: c.KeepAddressOnUplink, Timeout: time.Duration(c.UplinkTimeout)}
 	}
 	s.SLAAC, s.DHCPv6 = c.IPv6 != "", c.IPv6 == ipv6DHCP
-	s.PrefixLength = c.IPv6Prefix
 	if c.Mode != modeLAN {
 		c.guard(s, false)
 		return

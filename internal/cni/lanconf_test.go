@@ -99,8 +99,6 @@ func TestFieldsOfALANThatDoNotGoTogether(t *testing.T) {
 		{`"mode": "l2", "uplink": "eth0", "defaultRoute": "host"`, `defaultRoute is a field of mode "lan"`},
 		{`"ipv6": "slaac"`, `ipv6 is a field of modes "lan" and "l2"`},
 		{`"mode": "l2", "ipv6": "slaac", "disableContainerInterface": true`, `exclude each other`},
-		{`"mode": "l2", "ipv6": "slaac", "ipv6Prefix": 64`, `ipv6Prefix needs "ipv6": "dhcp"`},
-		{`"mode": "l2", "ipv6": "dhcp", "ipv6Prefix": 128`, `no length of a prefix`},
 		{`"mode": "l2", "lanGuard": true`, `lanGuard says nothing without an uplink`},
 		{`"keepAddressOnUplink": true`, `keepAddressOnUplink says nothing without an uplink`},
 		{`"mode": "l2", "uplinkTimeout": "5s"`, `uplinkTimeout says nothing without an uplink`},

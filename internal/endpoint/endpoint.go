@@ -26,7 +26,6 @@ func Of(a *state.Attachment) nft.Endpoint {
 	}
 	if a.Guarded {
 		ep.GuardedPort, ep.SLAAC, ep.MACOnly, ep.Untrusted = a.HostIf, a.SLAAC, a.MACOnly, a.Untrusted
-		ep.Prefixes = a.Delegated
 		if !a.MACOnly && a.IPAMType == Leased && !slices.ContainsFunc(ep.Addrs, netip.Addr.Is4) {
 			// Without it, a pod without any address could send from any.
 			ep.Untrusted = true

@@ -383,8 +383,6 @@ type node interface {
 	// taken says why no pod behind a bridge may have an address, by what the host has. had
 	// is the address that it had.
 	taken(bridge string, a, had netip.Addr) error
-	// takenPrefix is the same for a delegated prefix.
-	takenPrefix(bridge string, p netip.Prefix) error
 	// release sends the RELEASE of a lease whose pod is gone.
 	release(ctx context.Context, r *lease.Record, l *dhcpc.Lease) error
 }

@@ -98,7 +98,6 @@ func newWorld(t *testing.T) *world {
 }
 
 func (w *world) taken(string, netip.Addr, netip.Addr) error { return nil }
-func (w *world) takenPrefix(string, netip.Prefix) error     { return nil }
 
 // start runs a keeper until the test's end, or stop.
 func (w *world) start() {

@@ -87,15 +87,7 @@ func behind(a *state.Attachment, r *lease.Record) bool {
 	if r.State != lease.Bound && r.State != lease.Expired {
 		return false
 	}
-	return a.Moving || !slices.Equal(prefixes(a.Addresses), prefixes(leased(a, r))) || !slices.Equal(a.Delegated, delegated(r))
-}
-
-// delegated gives the prefix that comes with a lease, if any.
-func delegated(r *lease.Record) []netip.Prefix {
-	if r.Six == nil || r.Six.Lease == nil || !r.Six.Lease.Prefix.IsValid() {
-		return nil
-	}
-	return []netip.Prefix{r.Six.Lease.Prefix}
+	return a.Moving || !slices.Equal(prefixes(a.Addresses), prefixes(leased(a, r)))
 }
 
 func prefixes(list []ipam.Address) []netip.Prefix {
@@ -164,19 +156,15 @@ func notLeased(a *state.Attachment) []ipam.Address {
 func (v *visit) move(a *state.Attachment, r *lease.Record) error {
 	next := *a
 	next.Addresses, next.HostGateways, next.Moving = leased(a, r), hostGateways(a, r), false
-	next.Delegated = delegated(r)
 	gone := slices.DeleteFunc(slices.Clone(a.Addresses), func(o ipam.Address) bool {
 		return slices.Contains(prefixes(next.Addresses), o.Prefix)
 	})
 	both := next
 	both.Addresses, both.Moving = slices.Concat(next.Addresses, gone), true
-	both.Delegated = slices.Concat(next.Delegated, slices.DeleteFunc(slices.Clone(a.Delegated), func(p netip.Prefix) bool {
-		return slices.Contains(next.Delegated, p)
-	}))
 	if err := v.state.Update(&both); err != nil {
 		return err
 	}
-	if err := v.moveInKernel(&both, &next, prefixes(gone)); err != nil {
+	if err := v.moveInKernel(&next, prefixes(gone)); err != nil {
 		return fmt.Errorf("move attachment to its new address: %w", err)
 	}
 	if err := v.state.Update(&next); err != nil {
@@ -189,13 +177,13 @@ func (v *visit) move(a *state.Attachment, r *lease.Record) error {
 		}
 	}
 	v.metrics.count(&v.metrics.moves)
-	v.log.Info("attachment follows its lease", append(v.who(), "from", prefixes(gone), "to", prefixes(next.Addresses), "delegated", next.Delegated)...)
+	v.log.Info("attachment follows its lease", append(v.who(), "from", prefixes(gone), "to", prefixes(next.Addresses))...)
 	return nil
 }
 
 // moveInKernel may be done again, from any point on.
-func (v *visit) moveInKernel(both, next *state.Attachment, gone []netip.Prefix) error {
-	if err := v.moveElements(both, next, gone); err != nil {
+func (v *visit) moveInKernel(next *state.Attachment, gone []netip.Prefix) error {
+	if err := v.moveElements(next, gone); err != nil {
 		return err
 	}
 	return errors.Join(v.forgetFlows(gone), v.renameAliases(next))
@@ -204,7 +192,7 @@ func (v *visit) moveInKernel(both, next *state.Attachment, gone []netip.Prefix) 
 // moveElements changes the firewall. What there is now may be of any of the addresses of
 // before, and of none; whichever it is, the pod has what it needs from the first of the
 // transactions on.
-func (v *visit) moveElements(both, next *state.Attachment, gone []netip.Prefix) error {
+func (v *visit) moveElements(next *state.Attachment, gone []netip.Prefix) error {
 	network, err := v.state.LoadNetwork(next.Network)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // nor has it anything in the kernel
@@ -219,11 +207,11 @@ func (v *visit) moveElements(both, next *state.Attachment, gone []netip.Prefix) 
 	now := endpoint.In(next, network)
 	for _, p := range gone {
 		old := *next
-		old.Addresses, old.Delegated = append([]ipam.Address{{Prefix: p}}, notLeased(next)...), both.Delegated
+		old.Addresses = append([]ipam.Address{{Prefix: p}}, notLeased(next)...)
 		err = errors.Join(err, fw.Move(v.ctx, endpoint.Of(&old), now))
 	}
 	without := *next
-	without.Addresses, without.Delegated = notLeased(next), both.Delegated
+	without.Addresses = notLeased(next)
 	err = errors.Join(err, fw.Move(v.ctx, endpoint.Of(&without), now))
 	if errors.Is(err, fs.ErrNotExist) {
 		// Another program flushed it. A repair, or the next ADD, makes it anew by the records.

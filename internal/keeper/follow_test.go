@@ -260,7 +260,7 @@ func TestAMoveThatWasCutShortIsFinished(t *testing.T) {
 			gone := []netip.Prefix{netip.MustParsePrefix(firstAddress + "/16")}
 			parts := []func() error{
 				func() error { return m.update(both) },
-				func() error { return v.moveElements(both, next, gone) },
+				func() error { return v.moveElements(next, gone) },
 				func() error { return v.forgetFlows(gone) },
 				func() error { return v.renameAliases(next) },
 			}
@@ -278,70 +278,6 @@ func TestAMoveThatWasCutShortIsFinished(t *testing.T) {
 			m.worksAt(nextAddress, firstAddress)
 		})
 	}
-}
-
-// What is delegated is in the guard's sets as a whole: one prefix may be a part of the other.
-func TestAMoveToAnotherPrefixThatWasCutShortIsFinished(t *testing.T) {
-	const wide, narrow, other = "fd00:60::/56", "fd00:60:0:10::/60", "fd00:61::/64"
-	for _, move := range [][2]string{{wide, narrow}, {narrow, wide}, {wide, other}, {"", narrow}, {wide, ""}} {
-		for cut := range 3 {
-			t.Run(fmt.Sprintf("from %s to %s after %d parts", move[0], move[1], cut), func(t *testing.T) {
-				t.Parallel()
-				m, _ := newMovable(t, time.Hour)
-				had, has := nstest.Prefixes(strings.Fields(move[0])...), nstest.Prefixes(strings.Fields(move[1])...)
-				a := *m.attachment()
-				m.given(&a, had)
-				before := a
-				if err := errors.Join(m.update(&a), m.fw.Move(t.Context(), endpoint.Of(m.attachment()), endpoint.Of(&a))); err != nil {
-					t.Fatal(err)
-				}
-				m.given(&a, has)
-				both := a
-				both.Delegated, both.Moving = append(slices.Clone(has), had...), true
-				v := m.following(t.Context())
-				parts := []func() error{
-					func() error { return m.update(&both) },
-					func() error { return v.moveElements(&both, &a, nil) },
-				}
-				for _, part := range parts[:cut] {
-					if err := part(); err != nil {
-						t.Fatal(err)
-					}
-				}
-				if cut == 1 {
-					// Meanwhile something else may put the guard back.
-					nstest.Run(t, m.host, "nft", "flush", "ruleset")
-					if _, err := m.fw.Ensure(t.Context(), m.network()); err != nil {
-						t.Fatal(err)
-					}
-					if err := m.fw.Replace(t.Context(), endpoint.Of(&before)); err != nil {
-						t.Fatal(err)
-					}
-				}
-				if err := m.following(t.Context()).follow(); err != nil {
-					t.Fatal(err)
-				}
-				if now := m.attachment(); now.Moving || !slices.Equal(now.Delegated, has) {
-					t.Errorf("the record has %v, moving %t", now.Delegated, now.Moving)
-				}
-				list, err := m.fw.Endpoints(t.Context(), "lan")
-				if err != nil || len(list) != 1 || !slices.Equal(list[0].Prefixes, has) {
-					t.Errorf("the guard has %+v, want %s: %v", list, has, err)
-				}
-			})
-		}
-	}
-}
-
-// given has a lease with a prefix, or none, and an attachment that follows it.
-func (m *movable) given(a *state.Attachment, prefixes []netip.Prefix) {
-	m.Helper()
-	leased6(m.pod.record, time.Hour)
-	for _, p := range prefixes {
-		m.pod.record.Six.Lease.Prefix = p
-	}
-	m.write(m.pod.record)
-	a.Addresses, a.Delegated = leased(a, m.pod.record), delegated(m.pod.record)
 }
 
 // half has the pod and the lease's record at the next address, and the rest at the

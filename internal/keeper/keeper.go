@@ -74,8 +74,6 @@ type Keeper struct {
 	strayed chan struct{}
 	// carriers is told of bridges whose uplink has its carrier again: it may lead to another network.
 	carriers chan string
-	// delegating is held from the look whether a delegated prefix is another pod's until it is on record.
-	delegating sync.Mutex
 }
 
 // New checks a configuration. Nothing is opened yet.

@@ -87,10 +87,6 @@ func (k kernel) taken(bridge string, a, had netip.Addr) error {
 	return k.askHost(bridge, func(host *route.Conn, index int) error { return lease.Taken(host, index, a, had) })
 }
 
-func (k kernel) takenPrefix(bridge string, p netip.Prefix) error {
-	return k.askHost(bridge, func(host *route.Conn, index int) error { return lease.TakenPrefix(host, index, p) })
-}
-
 func (k kernel) askHost(bridge string, ask func(host *route.Conn, index int) error) error {
 	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: k.host})
 	if err != nil {

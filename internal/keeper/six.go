@@ -7,13 +7,11 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"os"
-	"slices"
 	"time"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/dhcp6"
 	"github.com/tombolo-cni/tombolo/internal/lease"
-	"github.com/tombolo-cni/tombolo/ipam"
 )
 
 // A pod's address by DHCPv6 is the keeper's from the first SOLICIT on: the plugin does without the
@@ -29,7 +27,7 @@ type pod6 interface {
 	// acceptDAD and setAcceptDAD are about the parameter by which the pod's kernel looks for such hosts.
 	acceptDAD() (string, error)
 	setAcceptDAD(value string) error
-	// apply6 makes the pod have an address, and a prefix, for as long as its lease says; withdraw6 takes both away.
+	// apply6 makes the pod have an address for as long as its lease says; withdraw6 takes it away.
 	apply6(l *dhcp6.Lease) error
 	withdraw6(l *dhcp6.Lease) error
 	// lacks6 says whether an address is not there.
@@ -42,8 +40,6 @@ type mind6 struct {
 	session *dhcp6.Session
 	right   bool   // the address has been looked at since the keeper began
 	bridge  string // of the record, for those who have only this
-	// recalled says that the attachment has been looked at for an address that the record does not know.
-	recalled bool
 }
 
 // wakes6 says whether there is something to do about DHCPv6.
@@ -71,40 +67,11 @@ func (v *visit) work6(in pod) error {
 	return err
 }
 
-// recall6 gives a record its part in DHCPv6 again, which an earlier version took out of it, with what it
-// did not know: the attachment has the address still, until it follows, and the server its lease for the same client.
-func (v *visit) recall6() error {
-	if v.r.Six != nil || v.m.six.recalled || v.state == nil {
-		return nil
-	}
-	a, err := v.attachment()
-	if err != nil || a == nil {
-		return err
-	}
-	v.m.six.recalled = true
-	i := slices.IndexFunc(a.Addresses, func(o ipam.Address) bool { return by6(o.Prefix) })
-	if i < 0 {
-		return nil
-	}
-	six := lease.SixOf(&v.r.Client)
-	six.Address = a.Addresses[i].Prefix.Addr()
-	for _, p := range a.Delegated {
-		six.PrefixLength = p.Bits()
-	}
-	return v.underLockOf(func(held *lease.Held) error {
-		v.r.Six = six
-		return held.Replace(v.r)
-	})
-}
-
 // by6 tells an address by DHCPv6 from one that the pod has formed itself: it has no network's prefix.
 func by6(p netip.Prefix) bool { return p.Addr().Is6() && p.IsSingleIP() }
 
 func (v *visit) keep6(p pod6) error {
 	v.m.six.bridge = v.r.Bridge
-	if err := v.undelegate(p); err != nil {
-		return err
-	}
 	if v.m.six.session == nil {
 		if was := v.r.Six.AcceptDAD; was != "" {
 			if err := p.setAcceptDAD(was); err != nil {
@@ -163,7 +130,7 @@ func (v *visit) restore6() error {
 	return nil
 }
 
-// refuse6 gives the function that says why an address or a prefix that a server grants cannot be the pod's.
+// refuse6 gives the function that says why an address that a server grants cannot be the pod's.
 func (k *Keeper) refuse6(r *lease.Record) func(l, held *dhcp6.Lease) error {
 	network, hash, bridge, at := r.Network, r.Hash(), r.Bridge, r.At()
 	return func(l, held *dhcp6.Lease) error {
@@ -171,45 +138,12 @@ func (k *Keeper) refuse6(r *lease.Record) func(l, held *dhcp6.Lease) error {
 		if held != nil {
 			had = held.Address
 		}
-		if held == nil || held.Prefix != l.Prefix || held.Address != l.Address {
-			if err := k.anothersPrefix(hash, at, l); err != nil {
-				return err
-			}
-		}
-		if l.Prefix.IsValid() && (held == nil || held.Prefix != l.Prefix) {
-			if err := k.node.takenPrefix(bridge, l.Prefix); err != nil {
-				return fmt.Errorf("prefix %s: %w", l.Prefix, err)
-			}
-		}
 		if err := k.node.taken(bridge, l.Address, had); err != nil || k.state == nil || l.Address == had {
 			return err
 		}
 		return k.anothersAddress(network, hash, at, l.Address)
 	}
 }
-
-// anothersPrefix says which other pod there has what is delegated, or a part of it: a server that has lost its leases
-// delegates it again. By a prefix with the address of another pod in it, a guarded pod could send as that.
-func (k *Keeper) anothersPrefix(hash, at string, l *dhcp6.Lease) error {
-	all, _, err := k.leases.List()
-	for _, r := range all {
-		if r.Six == nil || r.Six.Lease == nil || r.Hash() == hash || r.At() != at || r.Boot != k.boot {
-			continue
-		}
-		has := r.Six.Lease
-		if has.Left(now()) == 0 {
-			continue
-		}
-		for _, both := range [][2]netip.Prefix{{l.Prefix, has.Prefix}, {l.Prefix, single(has.Address)}, {single(l.Address), has.Prefix}} {
-			if both[0].Overlaps(both[1]) {
-				return fmt.Errorf("prefix %s: a pod of this node has %s: container %s", both[0], both[1], r.ContainerID)
-			}
-		}
-	}
-	return err
-}
-
-func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
 // note6 writes on record why there is no lease, for the ADD that waits and for tombolo check.
 func (v *visit) note6(trouble string) error {
@@ -243,31 +177,11 @@ func (v *visit) endUnseen6(cause error) error {
 	v.m.six.session = nil
 	err := v.underLockOf(func(held *lease.Held) error {
 		six := *v.r.Six
-		if p := six.Lease.Prefix; p.IsValid() {
-			six.Ended = p
-		}
 		six.Lease, six.Release, six.Checking, six.Error = nil, nil, false, cause.Error()
 		v.r.Six = &six
 		return held.Replace(v.r)
 	})
 	return errors.Join(err, v.follow())
-}
-
-// undelegate deletes from the pod, now that it is within reach, the route of a prefix that ended unseen: another pod
-// may have the prefix.
-func (v *visit) undelegate(p pod6) error {
-	if !v.r.Six.Ended.IsValid() {
-		return nil
-	}
-	return v.underLockOf(func(held *lease.Held) error {
-		six := *v.r.Six
-		if err := p.withdraw6(&dhcp6.Lease{Prefix: six.Ended}); err != nil {
-			return err
-		}
-		six.Ended = netip.Prefix{}
-		v.r.Six = &six
-		return held.Replace(v.r)
-	})
 }
 
 // exchange6 is a visit's conversation with DHCPv6 servers.
@@ -414,21 +328,9 @@ func (x *exchange6) write(l *dhcp6.Lease, checking bool, trouble string) error {
 	if l != nil && !checking {
 		six.Address = l.Address
 	}
-	if had := x.r.Six.Lease; l != nil && (had == nil || had.Prefix != l.Prefix || had.Address != l.Address) {
-		// refuse6 has asked that too, but another worker may have been granted the same prefix since.
-		x.delegating.Lock()
-		defer x.delegating.Unlock()
-		if err := x.anothersPrefix(x.r.Hash(), x.r.At(), l); err != nil {
-			return err
-		}
-	}
 	err := x.underLockOf(func(held *lease.Held) error {
-		if was := x.r.Six.Lease; was != nil && l != nil && (was.Address != l.Address || was.Prefix != l.Prefix) {
-			gone := *was
-			if gone.Address == l.Address {
-				gone.Address = netip.Addr{} // only the prefix goes
-			}
-			if err := x.pod.withdraw6(&gone); err != nil {
+		if was := x.r.Six.Lease; was != nil && l != nil && was.Address != l.Address {
+			if err := x.pod.withdraw6(was); err != nil {
 				return err
 			}
 		}
@@ -458,7 +360,7 @@ func (x *exchange6) bound6(l *dhcp6.Lease) error {
 	x.m.six.right = true
 	if fresh {
 		x.metrics.count(&x.metrics.acquisitions)
-		x.log.Info("leased by DHCPv6", append(x.who(), "ipv6", l.Address, "prefix", l.Prefix)...)
+		x.log.Info("leased by DHCPv6", append(x.who(), "ipv6", l.Address)...)
 		return nil
 	}
 	x.metrics.count(&x.metrics.renewals)

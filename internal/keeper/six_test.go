@@ -3,7 +3,6 @@ package keeper
 import (
 	"errors"
 	"net/netip"
-	"strings"
 	"testing"
 	"time"
 
@@ -26,7 +25,6 @@ func TestADHCPv6LeaseThatEndsOutOfReachEndsInTime(t *testing.T) {
 	in(t, func(t *testing.T, w *world) {
 		r := w.record(1)
 		leased6(r, 17*time.Minute)
-		r.Six.Lease.Prefix = netip.MustParsePrefix("2001:db8:60::/64")
 		ends := r.Six.Lease.Expire
 		w.add(r).outOfReach = errors.New("not now")
 		w.start()
@@ -36,71 +34,13 @@ func TestADHCPv6LeaseThatEndsOutOfReachEndsInTime(t *testing.T) {
 		}
 		w.later(2 * time.Second)
 		got := w.load(r)
-		if got.Six == nil || got.Six.Lease != nil || len(got.Six.Release) > 0 || got.Six.Error == "" || got.Six.Address != r.Six.Address || got.Six.Ended != r.Six.Lease.Prefix {
+		if got.Six == nil || got.Six.Lease != nil || len(got.Six.Release) > 0 || got.Six.Error == "" || got.Six.Address != r.Six.Address {
 			t.Errorf("after its end the record has %+v", got.Six)
 		}
 		if got.State != lease.Bound {
 			t.Errorf("the lease of IPv4 is %s", got.State)
 		}
 	})
-}
-
-func TestAPrefixIsAnothersWhereAPodOfTheSameLinkHasAPartOfIt(t *testing.T) {
-	for name, c := range map[string]struct {
-		change func(*lease.Record)
-		free   bool
-		alone  bool // an address is leased without a prefix
-	}{
-		"the same":  {change: func(r *lease.Record) {}},
-		"all of it": {change: func(r *lease.Record) { r.Six.Lease.Prefix = netip.MustParsePrefix("2001:db8:60::/48") }},
-		"a part":    {change: func(r *lease.Record) { r.Six.Lease.Prefix = netip.MustParsePrefix("2001:db8:60:0:8000::/65") }},
-		"an address in it": {change: func(r *lease.Record) {
-			r.Six.Lease.Prefix, r.Six.Lease.Address = netip.Prefix{}, netip.MustParseAddr("2001:db8:60::9")
-		}},
-		"one with our address in it, where we have no prefix": {alone: true, change: func(r *lease.Record) { r.Six.Lease.Prefix = netip.MustParsePrefix("2001:db8::/64") }},
-		"one beside our address, where we have no prefix":     {alone: true, change: func(r *lease.Record) {}, free: true},
-		"one with our address in it":                          {change: func(r *lease.Record) { r.Six.Lease.Prefix = netip.MustParsePrefix("2001:db8::/64") }},
-		"another":                                             {change: func(r *lease.Record) { r.Six.Lease.Prefix = netip.MustParsePrefix("2001:db8:60:1::/64") }, free: true},
-		"none":                                                {change: func(r *lease.Record) { r.Six.Lease.Prefix = netip.Prefix{} }, free: true},
-		"no lease":                                            {change: func(r *lease.Record) { r.Six.Lease, r.Six.Release = nil, nil }, free: true},
-		"no DHCPv6":                                           {change: func(r *lease.Record) { r.Six = nil }, free: true},
-		"of another VLAN":                                     {change: func(r *lease.Record) { r.GatewayLink = "br0.20" }, free: true},
-		"of another bridge":                                   {change: func(r *lease.Record) { r.Bridge = "br1" }, free: true},
-		"before the boot":                                     {change: func(r *lease.Record) { r.Boot = lastBoot }, free: true},
-		"that has ended": {change: func(r *lease.Record) {
-			r.Six.Lease.Obtained, r.Six.Lease.Renew, r.Six.Lease.Rebind, r.Six.Lease.Expire = past(2), past(1), past(1), past(1)
-		}, free: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			in(t, func(t *testing.T, w *world) {
-				w.start()
-				w.stop() // with its clock
-				own, other := w.record(1), w.record(2)
-				for _, r := range []*lease.Record{own, other} {
-					leased6(r, time.Hour)
-					r.Six.Lease.Prefix = netip.MustParsePrefix("2001:db8:60::/64")
-				}
-				if c.alone {
-					own.Six.Lease.Prefix = netip.Prefix{}
-				}
-				asked := *own.Six.Lease
-				c.change(other)
-				w.add(own)
-				w.add(other)
-				refuse := w.keep.refuse6(own)
-				switch err := refuse(&asked, nil); {
-				case c.free && err != nil:
-					t.Error(err)
-				case !c.free && (err == nil || !strings.Contains(err.Error(), "container "+other.ContainerID)):
-					t.Errorf("refused by %v", err)
-				}
-				// One that the pod has already, it keeps.
-				if err := refuse(&asked, own.Six.Lease); err != nil {
-					t.Error(err)
-				}
-			})
-		})
-	}
 }
 
 func past(hours int) time.Time { return now().Add(-time.Duration(hours) * time.Hour) }

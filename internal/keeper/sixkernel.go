@@ -17,7 +17,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/lease/giveback"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
-	"github.com/tombolo-cni/tombolo/route"
 )
 
 // dial6 sends from the pod's interface, and hears at the host's end of its link; see dial.
@@ -109,14 +108,10 @@ func (p *kernelPod) lacks6(a netip.Addr) (bool, error) {
 
 func (p *kernelPod) apply6(l *dhcp6.Lease) error {
 	t := now()
-	err := addr.On(p.conn).Replace(addr.Address{
+	return addr.On(p.conn).Replace(addr.Address{
 		Prefix: netip.PrefixFrom(l.Address, l.Address.BitLen()), Link: p.link,
 		Valid: lifetime(max(l.Left(t), -1), time.Second), Preferred: lifetime(l.PreferredFor(t), 0),
 	})
-	if err == nil && l.Prefix.IsValid() {
-		err = route.On(p.conn).Replace(lease.Delegated(l.Prefix))
-	}
-	return err
 }
 
 // lifetime is as the kernel takes it: nil is for ever, which is -1 here.
@@ -129,14 +124,7 @@ func lifetime(left, least time.Duration) *time.Duration {
 }
 
 func (p *kernelPod) withdraw6(l *dhcp6.Lease) error {
-	var err error
-	if l.Address.IsValid() {
-		err = addr.On(p.conn).Remove(addr.Address{Prefix: netip.PrefixFrom(l.Address, l.Address.BitLen()), Link: p.link})
-	}
-	if l.Prefix.IsValid() {
-		err = errors.Join(err, route.On(p.conn).Remove(lease.Delegated(l.Prefix)))
-	}
-	return err
+	return addr.On(p.conn).Remove(addr.Address{Prefix: netip.PrefixFrom(l.Address, l.Address.BitLen()), Link: p.link})
 }
 
 // release6 sends the RELEASE for a pod that is gone.

@@ -188,9 +188,7 @@ func (v *visit) keep() outcome {
 		return v.notRenewed("cannot enter the pod", err)
 	}
 	v.m.look = t.Add(lookEvery) // unless something is set
-	if err = v.recall6(); err == nil {
-		err = v.work(pod)
-	}
+	err = v.work(pod)
 	if !errors.Is(err, errDeleted) {
 		err = errors.Join(err, v.work6(pod))
 	}

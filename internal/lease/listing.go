@@ -31,10 +31,9 @@ type Entry struct {
 	DNS         []netip.Addr `json:"dns,omitempty"`
 	MTU         int          `json:"mtu,omitempty"`
 	// The pod's address by DHCPv6, when that lease ends, and what is wrong with it.
-	IPv6       netip.Addr   `json:"ipv6,omitzero"`
-	PrefixIPv6 netip.Prefix `json:"prefixIPv6,omitzero"` // delegated along with it
-	ExpireIPv6 time.Time    `json:"expireIPv6,omitzero"`
-	ErrorIPv6  string       `json:"errorIPv6,omitempty"`
+	IPv6       netip.Addr `json:"ipv6,omitzero"`
+	ExpireIPv6 time.Time  `json:"expireIPv6,omitzero"`
+	ErrorIPv6  string     `json:"errorIPv6,omitempty"`
 
 	Error string `json:"error,omitempty"`
 }
@@ -47,7 +46,7 @@ func EntryOf(r *Record, now time.Time) Entry {
 	}
 	if r.Six != nil {
 		if e.ErrorIPv6 = r.Six.Error; r.Six.Lease != nil {
-			e.IPv6, e.PrefixIPv6, e.ExpireIPv6 = r.Six.Lease.Address, r.Six.Lease.Prefix, r.Six.Lease.Expire
+			e.IPv6, e.ExpireIPv6 = r.Six.Lease.Address, r.Six.Lease.Expire
 		}
 	}
 	if l := r.Lease; l != nil {
@@ -96,9 +95,6 @@ func WriteTable(w io.Writer, records []*Record, now time.Time) error {
 				ends = leftOf(r.Six.Lease, now)
 			}
 			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", e.Network, pod, e.IfName, orDash(e.IPv6.IsValid(), e.IPv6), e.MAC, "-", state, ends)
-			if e.PrefixIPv6.IsValid() {
-				fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", e.Network, pod, e.IfName, e.PrefixIPv6, e.MAC, "-", state, ends)
-			}
 		}
 	}
 	if err := t.Flush(); err != nil {

@@ -84,28 +84,6 @@ func Taken(host *route.Conn, bridge int, a, had netip.Addr) error {
 	return nil
 }
 
-// TakenPrefix says why a prefix cannot be delegated to a pod, by what the host has: where an address of the
-// host's is in it, or one of its gateways or of its neighbours on the pods' bridge. The guard would let the pod send as these.
-func TakenPrefix(host *route.Conn, bridge int, p netip.Prefix) error {
-	local, err := host.List(route.Filter{Family: unix.AF_INET6, Type: route.Local})
-	if err != nil {
-		return fmt.Errorf("cannot tell whether the host is in it: %w", err)
-	}
-	onBridge, err := host.List(route.Filter{Family: unix.AF_INET6, Link: bridge})
-	if err != nil {
-		return fmt.Errorf("cannot tell whether its neighbours are in it: %w", err)
-	}
-	for _, r := range append(local, onBridge...) {
-		switch {
-		case p.Contains(r.Gateway):
-			return fmt.Errorf("%s is a gateway of the host's", r.Gateway)
-		case !r.Gateway.IsValid() && len(r.Nexthops) == 0 && r.Dst.Bits() > 0 && r.Dst.Overlaps(p):
-			return fmt.Errorf("%s is the host's own, or on its link", r.Dst)
-		}
-	}
-	return nil
-}
-
 func destination(r route.Route) string {
 	if !r.Dst.IsValid() || r.Dst.Bits() == 0 {
 		return "its default route"

@@ -95,34 +95,3 @@ func TestWhatTheHostHasIsNoPods(t *testing.T) {
 	nstest.Run(t, host, "ip", "route", "del", "default")
 	wantWhy(t, Taken(conn, bridge, netip.MustParseAddr("8.8.8.8"), netip.Addr{}), "")
 }
-
-// By a prefix with another's address in it, a guarded pod could send as that one.
-func TestAPrefixWithTheHostOrItsNeighboursInItIsNotDelegated(t *testing.T) {
-	t.Parallel()
-	host, lan := nstest.New(t), nstest.New(t)
-	bridge, _ := nstest.Veth(t, host, "br0", lan, "eth0")
-	nstest.Veth(t, host, "other0", lan, "other0")
-	nstest.Run(t, host, "sh", "-ec", `
-		ip link set lo up
-		ip address add fd00:50::2/64 dev br0 nodad
-		ip address add fd00:51::2/64 dev other0 nodad
-		ip route add fd00:52::/64 dev br0
-		ip route add default via fd00:50::1 dev br0
-		ip route add fd00:60::/56 via fd00:50::7 dev br0
-		ip route add 2000::/3 dev other0
-		ip route add unreachable fd00::/16`)
-	conn, err := route.Dial(&route.Config{NetNS: host})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	for prefix, why := range map[string]string{
-		"fd00:60::/64": "", "fd00:60::/56": "", "fd00:61::/48": "", "2001:db8::/32": "", "fd00:51:0:1::/64": "",
-		"fd00:50::/48": "the host's own, or on its link", "fd00:50::8000/113": "fd00:50::/64 is the host's own, or on its link",
-		"fd00:51::/64": "fd00:51::2/128 is the host's own, or on its link", "fd00:52::/60": "fd00:52::/64", "fd00::/16": "the host's own",
-	} {
-		wantWhy(t, TakenPrefix(conn, bridge, netip.MustParsePrefix(prefix)), why)
-	}
-	nstest.Run(t, host, "sh", "-ec", `ip address flush dev br0 scope global; ip route add fd00:70::/48 via fe80::1 dev br0; ip route add fd00:71::/48 via fd00:72::1 dev br0 onlink`)
-	wantWhy(t, TakenPrefix(conn, bridge, netip.MustParsePrefix("fd00:72::/48")), "fd00:72::1 is a gateway of the host's")
-}

@@ -17,14 +17,10 @@ import (
 type Six struct {
 	DUID dhcpc.Hex `json:"duid"`
 	IAID uint32    `json:"iaid"`
-	// PrefixLength is of the prefix that is to be delegated besides an address; 0: none.
-	PrefixLength int `json:"prefixLength,omitempty"`
 	// Lease is what the pod has; nil before it has one, and after it was lost.
 	Lease *dhcp6.Lease `json:"lease,omitempty"`
 	// Address is what the pod had last, and is asked for again.
 	Address netip.Addr `json:"address,omitzero"`
-	// Ended is a prefix whose lease ended when the pod was out of reach: the pod may have its route still.
-	Ended netip.Prefix `json:"ended,omitzero"`
 	// Release is the message that gives Lease back.
 	Release dhcpc.Hex `json:"release,omitempty"`
 	// Checking says that the pod has Lease's address so as to look whether another host has it:
@@ -62,7 +58,7 @@ func (s *Six) MarshalJSON() ([]byte, error) {
 }
 
 func knownOfSix() []string {
-	return []string{"duid", "iaid", "prefixLength", "lease", "address", "ended", "release", "checking", "acceptDAD", "error", "stateless", "information"}
+	return []string{"duid", "iaid", "lease", "address", "release", "checking", "acceptDAD", "error", "stateless", "information"}
 }
 
 // Information is what a server tells clients without a lease.
@@ -119,5 +115,5 @@ func (s *Six) check() error {
 
 // Config returns the client's configuration, without clock and transport.
 func (s *Six) Config(hostName string) *dhcp6.Config {
-	return &dhcp6.Config{DUID: s.DUID, IAID: s.IAID, Address: s.Address, PrefixLength: s.PrefixLength, HostName: hostName, RapidCommit: true, DetectConflicts: true}
+	return &dhcp6.Config{DUID: s.DUID, IAID: s.IAID, Address: s.Address, HostName: hostName, RapidCommit: true, DetectConflicts: true}
 }

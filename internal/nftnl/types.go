@@ -23,16 +23,6 @@ const (
 	IPv6Len   = 16
 )
 
-// CommonBits is how many bits at their beginning the two halves of a key have in common: the key of a
-// range has its first key and its last.
-func CommonBits(key []byte) int {
-	half, n := len(key)/2, 0
-	for n < 8*half && (key[n/8]^key[half+n/8])&(0x80>>(n%8)) == 0 {
-		n++
-	}
-	return n
-}
-
 // LinkKey is the key of a link and something behind it: the name fills 16 bytes, and the rest
 // at least pad.
 func LinkKey(link string, rest []byte, pad int) []byte {

@@ -58,10 +58,7 @@ type Attachment struct {
 	// advertisements are not among them. A record of before v0.4 has none.
 	Routes []Route `json:"routes,omitempty"`
 
-	// Delegated are prefixes that the pod routes, as they come with its lease.
-	Delegated []netip.Prefix `json:"delegated,omitempty"`
-
-	// Moving says that the keeper is at work on, or died at, a change of Addresses or Delegated:
+	// Moving says that the keeper is at work on, or died at, a change of Addresses:
 	// they are those of after and of before, and the kernel may have either.
 	Moving bool `json:"moving,omitempty"`
 
@@ -182,7 +179,6 @@ func (a *Attachment) fields(c *codec) {
 		c.object("vlan", a.VLAN.fields)
 	}
 	objects(c, "routes", &a.Routes, (*Route).fields)
-	c.prefixes("delegated", &a.Delegated)
 	c.bool("moving", &a.Moving)
 	c.bool("up", &a.Up)
 	c.bool("masquerade", &a.Masquerade)

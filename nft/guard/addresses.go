@@ -150,10 +150,6 @@ func (list *rules) guardDiscovery() {
 		x.isOwnID(ip6SourceID)
 		x.Leave()
 	})
-	list.add("later fragments from a delegated prefix", func(x expressions) {
-		x.isLaterFragment()
-		x.isDelegated()
-	})
 	list.add("later fragments, where no address is known", func(x expressions) {
 		x.isLaterFragment()
 		x.isFree()
@@ -248,13 +244,8 @@ func (list *rules) guardIPv6() {
 			x.Leave()
 		})
 	}
-	// A prefix is routed to the pod, and no address of it is on this link (RFC 8415, section 6.3).
 	list.add("neighbour discovery from another's address", func(x expressions) {
 		x.isDiscovery(routerSolicit, redirectMessage)
 		x.Drop()
-	})
-	list.add("IPv6 from a delegated prefix", func(x expressions) {
-		x.isProtocol(unix.ETH_P_IPV6)
-		x.isDelegated()
 	})
 }

@@ -28,7 +28,7 @@ func Example() {
 		fmt.Printf("%s: %d bytes\n", set, len(key))
 	}
 	// Output:
-	// 11 sets
+	// 10 sets
 	// chain guard at -300
 	// chain untrusted at -299
 	// guarded: 16 bytes

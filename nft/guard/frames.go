@@ -73,13 +73,6 @@ func (x expressions) isOwnID(offset uint32) {
 	x.Lookup(guardIDSet)
 }
 
-// isDelegated leaves the chain if the source is in a prefix of the port's.
-func (x expressions) isDelegated() {
-	x.portAnd(expr.PayloadBaseNetworkHeader, ip6Source, addr6Len)
-	x.Lookup(PrefixSet)
-	x.Leave()
-}
-
 // isFree leaves the chain if the port's addresses are not known.
 func (x expressions) isFree() {
 	x.Meta(expr.MetaKeyIIFNAME, nftnl.First)

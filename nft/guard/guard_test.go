@@ -67,17 +67,12 @@ func TestElementsFitTheirSets(t *testing.T) {
 		{Name: "veth1", MAC: mac(podMAC)},
 		{Name: "veth1", MAC: mac(podMAC), Addrs: []netip.Addr{nstest.Addr("10.22.0.5"), nstest.Addr("fd00::5"), nstest.Addr("10.22.0.5")}},
 		{Name: "veth1", MAC: mac(podMAC), SLAAC: true, Untrusted: true},
-		{Name: "veth1", MAC: mac(podMAC), SLAAC: true, Untrusted: true, Prefixes: nstest.Prefixes("fd00:60::/60", "fd00:61::/128", "2001::/16")},
 		{Name: "veth1", MAC: mac(podMAC), Addrs: []netip.Addr{nstest.Addr("10.22.0.5")}, MACOnly: true},
 	} {
 		var noted Port
 		for set, key := range p.Elements() {
 			i := slices.IndexFunc(Sets(), func(s Set) bool { return s.Name == set })
-			keys := 1
-			if set == PrefixSet {
-				keys = 2
-			}
-			if i < 0 || keys*int(Sets()[i].KeyLen) != len(key) || !noted.Note(set, key) {
+			if i < 0 || int(Sets()[i].KeyLen) != len(key) || !noted.Note(set, key) {
 				t.Errorf("%s: %x", set, key)
 			}
 		}
@@ -96,8 +91,6 @@ func TestPortsThatCannotBeGuarded(t *testing.T) {
 	for _, p := range []*Port{
 		nil, {}, {Name: "veth1"}, {MAC: mac(podMAC)}, {Name: "veth%d", MAC: mac(podMAC)}, {Name: "veth1", MAC: mac("01:00:00:00:00:05")},
 		{Name: "veth1", MAC: mac(podMAC), Addrs: []netip.Addr{{}}},
-		{Name: "veth1", MAC: mac(podMAC), Prefixes: []netip.Prefix{{}}},
-		{Name: "veth1", MAC: mac(podMAC), Prefixes: nstest.Prefixes("10.0.0.0/8")},
 		{Name: "veth1", MAC: mac(podMAC), MACOnly: true, Untrusted: true},
 	} {
 		if err := p.Check(); !errors.Is(err, tombolo.ErrInvalid) {

@@ -34,8 +34,6 @@ const (
 	// has in the sets above, and delete this with the rest, which they do with no set of their
 	// successors.
 	guardLeasingSet = "guard-leasing"
-	// PrefixSet has what is delegated to the pod behind a port, and is the only set of ranges.
-	PrefixSet = "guard-prefix"
 )
 
 // Those of neighbour discovery hold what the sets before them hold, as plain numbers:
@@ -69,7 +67,6 @@ func Sets() []Set {
 		},
 		{Name: guardUntrustedSet, KeyType: nftnl.TypeIfname, KeyLen: ifnameLen},
 		{Name: guardLeasingSet, KeyType: nftnl.TypeIfname, KeyLen: ifnameLen},
-		{Name: PrefixSet, KeyType: nftnl.TypeIfname<<nftnl.TypeBits | nftnl.TypeIPv6, KeyLen: pods6Len},
 	}
 }
 
@@ -88,9 +85,6 @@ type Port struct {
 	// IPv6 goes the link-local one that is made of the MAC. A pod without any is held to its MAC
 	// alone, unless SLAAC or Untrusted says more.
 	Addrs []netip.Addr
-	// Prefixes are of IPv6, and routed to the pod: it may send from any address in them, but say nothing of these in
-	// neighbour discovery. A port with MACOnly, or one of which no address is known, needs none.
-	Prefixes []netip.Prefix
 	// SLAAC lets it use every IPv6 address that ends in the interface identifier made of its
 	// MAC (modified EUI-64, RFC 4291, appendix A).
 	SLAAC bool
@@ -123,16 +117,11 @@ func (p *Port) Check() error {
 			return fmt.Errorf("%w: guarded port %s: address %q", tombolo.ErrInvalid, p.Name, a)
 		}
 	}
-	for _, a := range p.Prefixes {
-		if !a.IsValid() || a.Addr().Is4() || a.Addr().Is4In6() {
-			return fmt.Errorf("%w: guarded port %s: prefix %q", tombolo.ErrInvalid, p.Name, a)
-		}
-	}
 	return nil
 }
 
 // Elements gives what the port has in the sets, by their names; nothing of one that Check
-// refuses. Those of PrefixSet have two keys in one: the first of a range, and the last.
+// refuses.
 func (p *Port) Elements() iter.Seq2[string, []byte] {
 	return func(yield func(set string, key []byte) bool) {
 		if p.Check() == nil {
@@ -163,15 +152,6 @@ func (p *Port) elements(yield func(set string, key []byte) bool) {
 		add(guard6Set, a.AsSlice(), 0)
 		add(guardNDSet, a.AsSlice(), 0)
 	}
-	for i, a := range p.Prefixes {
-		covered := false // the kernel refuses ranges that overlap
-		for j, b := range p.Prefixes {
-			covered = covered || b.Overlaps(a) && (b.Bits() < a.Bits() || b.Bits() == a.Bits() && j < i)
-		}
-		if !covered {
-			more = more && yield(PrefixSet, rangeKey(p.Name, a.Masked()))
-		}
-	}
 	if p.SLAAC {
 		id := interfaceID(p.MAC)
 		add(guardIDSet, id[:], 0)
@@ -199,11 +179,6 @@ func (p *Port) Note(set string, key []byte) bool {
 		if len(key) == portsLen {
 			p.MAC = net.HardwareAddr(key[ifnameLen:][:etherLen])
 		}
-	case PrefixSet:
-		if len(key) == 2*pods6Len {
-			first, _ := netip.AddrFromSlice(key[ifnameLen:pods6Len])
-			p.Prefixes = append(p.Prefixes, netip.PrefixFrom(first, nftnl.CommonBits(key)-8*ifnameLen))
-		}
 	case guardIDSet:
 		p.SLAAC = true
 	case guardUntrustedSet:
@@ -212,17 +187,6 @@ func (p *Port) Note(set string, key []byte) bool {
 		p.MACOnly = !p.Untrusted
 	}
 	return true
-}
-
-// rangeKey is the key of a port and of all addresses of a prefix.
-func rangeKey(port string, p netip.Prefix) []byte {
-	key := nftnl.LinkKey(port, p.Addr().AsSlice(), 0)
-	key = append(key, key...)
-	last := key[pods6Len+ifnameLen:]
-	for i := p.Bits(); i < len(last)*8; i++ {
-		last[i/8] |= 0x80 >> (i % 8)
-	}
-	return key
 }
 
 // own are the addresses that the port may send from, each once;

@@ -19,7 +19,7 @@ const (
 	portsLen  = ifnameLen + etherSlot
 )
 
-// Set is a plain hash set, but for PrefixSet: nft's flag interval, and parts of 16 bytes.
+// Set is a plain hash set.
 type Set struct {
 	Name    string
 	KeyType uint32 // nft's number of the type, six bits for each part of a concatenation

@@ -61,7 +61,7 @@ func Release(ctx context.Context, links *bridge.Conn, path, hash string, warn fu
 			warn(err.Error())
 		}
 	}
-	if rec.Six != nil && (rec.Six.Lease != nil || rec.Six.Ended.IsValid()) {
+	if rec.Six != nil {
 		if err := end6(ctx, links, rec); err != nil {
 			warn(err.Error())
 		}

@@ -16,45 +16,23 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lease/giveback"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
-	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
-	"github.com/tombolo-cni/tombolo/route"
 )
 
 // end6 ends what a pod has by DHCPv6. The record has the RELEASE, which the keeper has made. It is sent from the
 // pod's interface as long as that is there, else from the host: servers go by its content, and not by its sender.
 // Its destination is a multicast group, so no neighbour has to be found.
 func end6(ctx context.Context, links *bridge.Conn, rec *lease.Record) error {
-	send := func() error { return giveback.Release6(ctx, rec, links, nil) }
-	var errs []error
+	if !rec.Releases6(time.Now()) {
+		return nil
+	}
 	if pod := podOf(rec); pod != nil {
 		defer pod.Close()
 		if index, err := linkIndexIn(pod, rec.IfName); err == nil {
-			send = func() error {
-				return transport.Send6(&transport.Config{NetNS: pod, Link: index}, rec.Six.Release)
-			}
-		}
-		errs = append(errs, undelegate(pod, rec.Six.Ended))
-		if l := rec.Six.Lease; l != nil {
-			errs = append(errs, undelegate(pod, l.Prefix))
+			return transport.Send6(&transport.Config{NetNS: pod, Link: index}, rec.Six.Release)
 		}
 	}
-	if rec.Releases6(time.Now()) {
-		errs = append(errs, send())
-	}
-	return errors.Join(errs...)
-}
-
-// undelegate deletes the route to a delegated prefix, which the kernel keeps when the pod's interface goes.
-func undelegate(pod *netns.NS, p netip.Prefix) error {
-	if !p.IsValid() {
-		return nil
-	}
-	routes, err := route.Dial(&route.Config{NetNS: pod})
-	if err != nil {
-		return err
-	}
-	return errors.Join(routes.Remove(lease.Delegated(p)), routes.Close())
+	return giveback.Release6(ctx, rec, links, nil)
 }
 
 // awaitPause is the time between two looks for the address that the keeper gets.

@@ -86,19 +86,12 @@ func DecodeElements(family uint8, b []byte) ([]ElementState, error) {
 	return list, nil
 }
 
-// keyEnd is NFTA_SET_ELEM_KEY_END, Linux 5.6.
-const keyEnd = 10
-
 func decodeElement(ad *netlink.AttributeDecoder) (ElementState, error) {
 	var el ElementState
 	err := nftnl.Nested(ad, func(ad *netlink.AttributeDecoder) (err error) {
 		switch ad.Type() {
 		case unix.NFTA_SET_ELEM_KEY:
 			el.Key, err = nftnl.ValueOf(ad)
-		case keyEnd:
-			var last []byte
-			last, err = nftnl.ValueOf(ad)
-			el.Key = append(el.Key, last...)
 		case unix.NFTA_SET_ELEM_DATA:
 			el.Data, err = nftnl.ValueOf(ad)
 		case unix.NFTA_SET_ELEM_USERDATA:

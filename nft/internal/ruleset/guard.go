@@ -14,7 +14,7 @@ const quietPrefix = "quiet-"
 func guardSets() []Set {
 	var list []Set
 	for _, s := range guard.Sets() {
-		list = append(list, Set{Place: InBridge(s.Name), KeyType: s.KeyType, KeyLen: s.KeyLen, typeof: s.Userdata, ranges: s.Name == guard.PrefixSet})
+		list = append(list, Set{Place: InBridge(s.Name), KeyType: s.KeyType, KeyLen: s.KeyLen, typeof: s.Userdata})
 	}
 	return list
 }

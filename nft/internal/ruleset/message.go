@@ -11,7 +11,6 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
-	"github.com/tombolo-cni/tombolo/nft/guard"
 )
 
 // Place is where a chain or a set is: its name in our table of a family.
@@ -84,11 +83,6 @@ func (t *Transaction) newSet(s Set, id uint32) {
 	}
 	if s.DataLen > 0 {
 		attrs = append(attrs, nftnl.Uint32(unix.NFTA_SET_DATA_TYPE, s.DataType), nftnl.Uint32(unix.NFTA_SET_DATA_LEN, s.DataLen))
-	}
-	if s.ranges {
-		const concatenation, length = 2, 1 // NFTA_SET_DESC_CONCAT, NFTA_SET_FIELD_LEN
-		part := nftnl.Nest(unix.NFTA_LIST_ELEM, nftnl.Uint32(length, s.KeyLen/2))
-		attrs = append(attrs, nftnl.Nest(unix.NFTA_SET_DESC, nftnl.Nest(concatenation, part, part)))
 	}
 	t.Add("add", t.table.Label("set", s.Place), s.Family, unix.NFT_MSG_NEWSET, netlink.Create|netlink.Excl, append(attrs,
 		nftnl.Uint32(unix.NFTA_SET_ID, id), nftnl.Bytes(unix.NFTA_SET_USERDATA, s.userdata()))...)
@@ -174,16 +168,8 @@ func (name TableName) ElementAttributes(el Element, comment string) []netlink.At
 	const list, entry, key = 2, 3, 4 // where the headers are
 	attrs := append(name.named(el.Set, unix.NFTA_SET_ELEM_LIST_SET),
 		netlink.Attribute{}, netlink.Attribute{}, netlink.Attribute{})
-	first, last := el.Key, []byte(nil)
-	if el.Set.Name == guard.PrefixSet {
-		first, last = el.Key[:len(el.Key)/2], el.Key[len(el.Key)/2:]
-	}
-	attrs = append(attrs, nftnl.Bytes(unix.NFTA_DATA_VALUE, first))
+	attrs = append(attrs, nftnl.Bytes(unix.NFTA_DATA_VALUE, el.Key))
 	attrs[key] = nftnl.Header(unix.NFTA_SET_ELEM_KEY, attrs[key+1:])
-	if last != nil {
-		value := nftnl.Bytes(unix.NFTA_DATA_VALUE, last)
-		attrs = append(attrs, nftnl.Header(keyEnd, []netlink.Attribute{value}), value)
-	}
 	if len(el.Data) > 0 {
 		value := nftnl.Bytes(unix.NFTA_DATA_VALUE, el.Data)
 		attrs = append(attrs, nftnl.Header(unix.NFTA_SET_ELEM_DATA, []netlink.Attribute{value}), value)

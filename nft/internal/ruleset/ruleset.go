@@ -59,8 +59,7 @@ type Ruleset struct {
 	BridgeComment string
 }
 
-// Set is a plain hash set, or a map. It has no time-outs, verdicts or, but for one that few pods have something
-// in, intervals: those make adding an element slower with each that is there.
+// Set is a plain hash set, or a map. It has no time-outs, verdicts or intervals: those make adding an element slower with each that is there.
 type Set struct {
 	Place
 	KeyType  uint32 // nft's number of the type, six bits for each part of a concatenation
@@ -69,17 +68,11 @@ type Set struct {
 	DataLen  uint32 // 0: it is no map
 	// typeof is userdata for nft, where the type does not say enough.
 	typeof []byte
-	// ranges says that an element's Key has the first key of a range and the last: of two parts that fill KeyLen.
-	ranges bool
 }
 
 func (s Set) flags() uint32 {
-	const concatenation = 0x80 // NFT_SET_CONCAT, Linux 5.6
-	switch {
-	case s.DataLen > 0:
+	if s.DataLen > 0 {
 		return unix.NFT_SET_MAP
-	case s.ranges:
-		return unix.NFT_SET_INTERVAL | concatenation
 	}
 	return 0
 }

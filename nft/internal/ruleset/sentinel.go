@@ -46,9 +46,6 @@ func (s *Set) Sentinel() Element {
 	if s.DataLen > 0 {
 		el.Data = make([]byte, s.DataLen) // of no address, and no port
 	}
-	if s.ranges {
-		el.Key = append(el.Key, el.Key...)
-	}
 	return el
 }
 

@@ -20,12 +20,8 @@ func (e Element) typedKeyText() string {
 	// error has a text.
 	for _, sets := range []func() []Set{BridgeSets, guardSets, sharedSets, portSNATSets} {
 		for _, s := range sets() {
-			switch n := int(s.KeyLen); {
-			case s.Place != e.Set:
-			case !s.ranges && len(e.Key) == n:
+			if s.Place == e.Set && len(e.Key) == int(s.KeyLen) {
 				return typedText(s.KeyType, e.Key)
-			case s.ranges && len(e.Key) == 2*n:
-				return typedText(s.KeyType, e.Key[:n]) + "/" + strconv.Itoa(nftnl.CommonBits(e.Key)-8*n/2)
 			}
 		}
 	}

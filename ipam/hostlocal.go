@@ -340,7 +340,8 @@ func (s *store) forms(valid []Owner) map[reservation]bool {
 
 // Check looks, for each range set, at the addresses that the attachment has of it:
 // each must be reserved by the attachment. Where it has none of a set, since
-// somebody may have taken it away, any address of the attachment will do.
+// somebody may have taken it away, any address of the attachment will do. The
+// error matches fs.ErrNotExist too where an address is reserved for nobody.
 func (h *HostLocal) Check(ctx context.Context, owner Owner, held []Address) error {
 	if err := h.gives(ctx); err != nil {
 		return err
@@ -369,7 +370,7 @@ func (h *HostLocal) checkSet(set rangeSet, owner Owner, held []Address) error {
 				continue
 			}
 		}
-		return h.checkError("%s is not reserved for interface %q of container %q (file %s)",
+		return h.checkError(err, "%s is not reserved for interface %q of container %q (file %s)",
 			addr, owner.IfName, owner.ContainerID, h.store.path(addr))
 	}
 	if seen {
@@ -387,11 +388,11 @@ func (h *HostLocal) checkSet(set rangeSet, owner Owner, held []Address) error {
 	if slices.ContainsFunc(exact, inSet) || slices.ContainsFunc(old, inSet) {
 		return nil
 	}
-	return h.checkError("interface %q of container %q has no address of %s", owner.IfName, owner.ContainerID, set)
+	return h.checkError(nil, "interface %q of container %q has no address of %s", owner.IfName, owner.ContainerID, set)
 }
 
-func (h *HostLocal) checkError(format string, args ...any) error {
-	return newError(ErrNotReserved, "network %q: "+format, append([]any{h.store.network}, args...)...)
+func (h *HostLocal) checkError(cause error, format string, args ...any) error {
+	return newError(errors.Join(ErrNotReserved, cause), "network %q: "+format, append([]any{h.store.network}, args...)...)
 }
 
 // Status fails where Add could not succeed for any attachment: a range set has no free

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"os"
 	"path/filepath"
@@ -312,6 +313,7 @@ func TestCheckFindsWhatIsNotReserved(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantError(t, a.Check(ctx, result), ErrNotReserved, "10.1.0.2 is not reserved")
+	wantError(t, a.Check(ctx, result), fs.ErrNotExist, "10.1.0.2 is not reserved")
 }
 
 func TestStatusNeedsAPlaceToWrite(t *testing.T) {

@@ -105,7 +105,7 @@ func (k *checking) link(ctx context.Context, found *inspect.Findings) error {
 			return err
 		}
 		port.Addresses = k.expectedAddresses(told, has, found)
-		port.Routes = reroute.ForPod(nil, recorded.Led(k.rec, told.Routes))
+		port.Routes = append(recorded.Subnets(port.Addresses), reroute.ForPod(nil, recorded.Led(k.rec, told.Routes))...)
 	} else {
 		port.Addresses = recorded.Lasting(k.rec)
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net"
 	"net/netip"
@@ -119,17 +120,22 @@ func (e *examination) family(ctx context.Context, pod *netns.NS, links *bridge.C
 		return nil
 	}
 	e.led = true
+	before := solicited(br.Name)
 	pingErr := ping(ctx, pod, gateway, icmp.Echo{From: own, Wait: wait})
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	if e.failed(StepForwarding, StepRoute) && pingErr != nil {
+		return nil // it is known what stops the pod
+	}
 	if r, err := inPod.Get(gateway); err != nil || r.Link != index {
-		e.add(StepRoute, "delete what leads elsewhere in the pod, or create it again", "the pod has no route to its gateway %s by %s", gateway, e.at.IfName)
+		e.add(StepRoute, fmt.Sprintf("delete in the pod what leads elsewhere (ip route get %s; ip rule), or create it again", gateway),
+			"the pod has no route to its gateway %s by %s", gateway, e.at.IfName)
 		return nil
 	}
 	next, nextErr := inPod.Neighbour(index, gateway)
 	if pingErr != nil && (nextErr != nil || len(next.MAC) == 0) {
-		e.add(StepGateway, "look which rules of the bridge drop it: nft list ruleset bridge", "the gateway %s does not answer by %s: %v", gateway, resolution(gateway), pingErr)
+		e.unresolved(gateway, br.Name, before, pingErr)
 		return nil
 	}
 	if pingErr != nil {

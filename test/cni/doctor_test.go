@@ -37,7 +37,7 @@ func TestDoctorFindsWhatKeepsAPodFromTheNetwork(t *testing.T) {
 		"no gateway":                    {on("ip address del " + gateway4 + "/24 dev cbr0"), "gateway", []string{"the gateway " + gateway4 + "/24 is missing", "tombolo repair"}},
 		"ARP dropped":                   {drop("ether type arp"), "gateway", []string{gateway4 + " does not answer by ARP", "nft list ruleset bridge"}},
 		"another MAC for the gateway":   {in("ip neigh replace " + gateway4 + " lladdr 02:00:00:00:00:99 dev eth0 nud permanent"), "gateway", []string{"has its MAC as 02:00:00:00:00:99, and it is ", "set guard"}},
-		"neighbour discovery dropped":   {drop("icmpv6 type nd-neighbor-solicit"), "gateway", []string{gateway6 + " does not answer by neighbour discovery"}},
+		"neighbour discovery dropped":   {drop("icmpv6 type nd-neighbor-solicit"), "gateway", []string{gateway6 + " does not answer by neighbour discovery", "nft list ruleset bridge"}},
 		"another has the pod's address": {func(s *scene) { s.intruder("10.77.0.2/24") }, "duplicate", []string{"another node answers for 10.77.0.2: 02:00:00:00:00:66"}},
 		"another has the gateway's":     {func(s *scene) { s.intruder(gateway4 + "/24") }, "duplicate", []string{"another node on bridge cbr0 answers for the gateway " + gateway4 + ": 02:00:00:00:00:66"}},
 		"no forwarding":                 {on("echo 0 > /proc/sys/net/ipv4/ip_forward"), "forwarding", []string{"does not forward", "tombolo repair"}},
@@ -51,6 +51,10 @@ func TestDoctorFindsWhatKeepsAPodFromTheNetwork(t *testing.T) {
 		"the pod's MTU is too large":    {in("ip link set eth0 mtu 9000"), "mtu", []string{"interface eth0: MTU is 9000", "tombolo repair"}},
 		"queries for names dropped":     {on("iptables -I FORWARD -p udp --dport 53 -j DROP"), "dns", []string{"the name server " + outside4 + " does not answer"}},
 		"bridged packets pass us by":    {on("ip link set cbr0 type bridge nf_call_iptables 0"), "firewall", []string{"nf_call_iptables is off", "tombolo repair"}},
+		"the host's own firewall drops": {func(s *scene) {
+			s.on("nft 'add table inet h; add chain inet h i { type filter hook input priority 0; policy drop; }'; ip -6 neigh flush all")
+			s.in("ip -6 neigh flush dev eth0")
+		}, "gateway", []string{gateway6 + " does not answer by neighbour discovery", "solicitations come to cbr0, and the host's own firewall drops them", "hook input"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -124,25 +124,15 @@ func buildGateways(ctx context.Context, s *session.Session, rec *state.Network, 
 	return nil
 }
 
-// connect puts back the route to a gateway's subnet, which the kernel makes with the
-// address and does not make again after somebody has deleted it.
+// connect puts back the route to a gateway's subnet, in the place of another one.
 func connect(routes *route.Conn, gw netip.Prefix, link int) error {
-	ok, err := recorded.Connected(routes, gw, link)
-	if err != nil || ok {
+	wrong, err := recorded.Disconnected(routes, gw, link)
+	if err != nil || wrong == "" {
 		return err
 	}
-	r := route.Route{Dst: gw.Masked(), Link: link, Protocol: route.ProtocolKernel}
-	if gw.Addr().Is4() {
-		r.Source = gw.Addr()
-	} else {
-		r.Priority = connectedMetric6
-	}
-	_, err = routes.Ensure(r)
+	_, err = routes.Ensure(recorded.Subnet(gw, link))
 	return err
 }
-
-// connectedMetric6 is IP6_RT_PRIO_ADDRCONF (include/uapi/linux/ipv6_route.h).
-const connectedMetric6 = 256
 
 // staleGateways are the addresses that an earlier form of this network put on the
 // bridge, and that neither it nor another network needs now.

@@ -3,10 +3,12 @@ package build
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"slices"
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/network/internal/reroute"
@@ -99,9 +101,26 @@ func (r *repair) network(ctx context.Context, rec *state.Network) error {
 	if err := recallGateways(ctx, r.s, rec); err != nil {
 		return err
 	}
+	for _, a := range attachments {
+		if err := reserve(ctx, r.s, rec, a); err != nil {
+			return err
+		}
+	}
 	r.mended, r.followers = append(r.mended, rules), append(r.followers, attachments...)
 	_, err = obstacles(ctx, r.s.Dir, rec)
 	return err
+}
+
+// reserve has the allocator give a pod's addresses to no other one, where the reservation was lost. No
+// Del is at work meanwhile, which would have given one back just now.
+func reserve(ctx context.Context, s *session.Session, rec *state.Network, a *state.Attachment) error {
+	return s.Unreserved(ctx, rec, a, func(one ipam.Allocator, owner ipam.Owner, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			_, err = one.Add(ctx, owner)
+			return err
+		}
+		return nil // it is another one's by now
+	})
 }
 
 // recallGateways takes the network's gateways off other bridges of ours, which have them since

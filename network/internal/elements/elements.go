@@ -228,10 +228,10 @@ func (e *Entry) withhold(p Plan, conflict *nft.ConflictError) (bool, error) {
 }
 
 // explainConflict says which pod has a port that is wanted, in the operator's
-// words.
+// words. Where it is an address, that pod's reservation is lost.
 func (e *Entry) explainConflict(conflict *nft.ConflictError) error {
 	if conflict.Port == "" {
-		return conflict
+		return fmt.Errorf("%w; if tombolo check says that the address is not reserved, tombolo repair helps", conflict)
 	}
 	owner := "another program"
 	if conflict.Owner != "" {

@@ -10,7 +10,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
-	"github.com/tombolo-cni/tombolo/nft"
 )
 
 // Everything is what a comparison of all records with the kernel found: see network.Inspection.
@@ -71,11 +70,10 @@ func (e *Everything) network(ctx context.Context, s *session.Session, name strin
 		known[d.Hash] = true
 		e.Damaged = append(e.Damaged, recreate(d.Error()))
 	}
-	var n nft.Network
 	rec, err := s.Dir.LoadNetwork(name)
 	if err == nil {
-		var diffs []tombolo.Difference
-		if n, diffs, err = Network(ctx, s, rec, attachments); err != nil {
+		diffs, err := Network(ctx, s, rec, attachments)
+		if err != nil {
 			return err
 		}
 		if len(diffs) > 0 {
@@ -97,7 +95,7 @@ func (e *Everything) network(ctx context.Context, s *session.Session, name strin
 		case rec == nil:
 			one.Differences = []tombolo.Difference{recreate("its network has no record")}
 		default:
-			if one.Differences, err = Attachment(ctx, s, n, a); err != nil {
+			if one.Differences, err = Attachment(ctx, s, rec, a); err != nil {
 				return err
 			}
 		}

@@ -2,6 +2,8 @@ package inspect
 
 import (
 	"context"
+	"errors"
+	"io/fs"
 	"net/netip"
 	"strings"
 
@@ -9,15 +11,15 @@ import (
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
-	"github.com/tombolo-cni/tombolo/nft"
 )
 
 // Attachment finds what of an attachment is not as its record has it. Of one whose port is
 // gone, nothing else is said: what it has besides serves nobody.
-func Attachment(ctx context.Context, s *session.Session, n nft.Network, rec *state.Attachment) ([]tombolo.Difference, error) {
+func Attachment(ctx context.Context, s *session.Session, nw *state.Network, rec *state.Attachment) ([]tombolo.Difference, error) {
 	found := &Findings{}
 	port, err := Port(ctx, s, rec)
 	if err != nil {
@@ -48,7 +50,7 @@ func Attachment(ctx context.Context, s *session.Session, n nft.Network, rec *sta
 		found.AddAll([]tombolo.Difference{d}, "")
 	}
 	ep := endpoint.Of(rec)
-	ep.Masquerade = ep.Masquerade && n.Masquerade
+	ep.Masquerade = ep.Masquerade && nw.Masquerade
 	if diffs, err = s.Firewall.CheckEndpoint(ctx, ep); err != nil {
 		return nil, err
 	}
@@ -61,7 +63,29 @@ func Attachment(ctx context.Context, s *session.Session, n nft.Network, rec *sta
 	if err := Limits(ctx, s, rec, found); err != nil {
 		return nil, err
 	}
-	return found.List, nil
+	if err := reservations(ctx, s, nw, rec, found); err != nil {
+		return nil, err
+	}
+	at, err := s.Links.Link(ctx, nw.GatewayLink())
+	if errors.Is(err, fs.ErrNotExist) {
+		return found.List, nil
+	}
+	if err == nil {
+		err = way(s, nw, rec, at, found)
+	}
+	return found.List, err
+}
+
+// reservations finds addresses of a pod's that the allocator would give to another one.
+func reservations(ctx context.Context, s *session.Session, nw *state.Network, a *state.Attachment, found *Findings) error {
+	return s.Unreserved(ctx, nw, a, func(_ ipam.Allocator, _ ipam.Owner, err error) error {
+		remedy := tombolo.RemedyRecreate // it is another one's
+		if errors.Is(err, fs.ErrNotExist) {
+			remedy = tombolo.RemedyRepair
+		}
+		found.Advise(remedy, "%v", err)
+		return nil
+	})
 }
 
 // Pod opens the namespace of an attachment; nil, with the reason, where its path leads there
@@ -133,6 +157,9 @@ func Shared(ctx context.Context, s *session.Session, a *state.Attachment, gatewa
 		}
 	}
 	if err := Gateways(ctx, s, &own, at, found); err != nil {
+		return err
+	}
+	if err := way(s, &own, a, at, found); err != nil {
 		return err
 	}
 	if endpoint.PublishesIPv4(a) {

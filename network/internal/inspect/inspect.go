@@ -20,7 +20,6 @@ import (
 	"github.com/tombolo-cni/tombolo/network/internal/loopback"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
-	"github.com/tombolo-cni/tombolo/nft"
 )
 
 // Findings are what is not as it should be.
@@ -44,8 +43,8 @@ func (f *Findings) AddAll(diffs []tombolo.Difference, remedy tombolo.Remedy) {
 	}
 }
 
-// Gateways looks for the gateways' addresses, and whether the host forwards; l is the link that
-// has them.
+// Gateways looks for the gateways' addresses, for the host's routes to their subnets, and whether
+// the host forwards; l is the link that has them.
 func Gateways(ctx context.Context, s *session.Session, rec *state.Network, l *bridge.Link, found *Findings) error {
 	if l.Index == 0 {
 		return nil // found already
@@ -57,6 +56,8 @@ func Gateways(ctx context.Context, s *session.Session, rec *state.Network, l *br
 		}
 		if !ok {
 			found.Advise(tombolo.RemedyRepair, "bridge %s: the gateway %s is missing", rec.GatewayLink(), gw)
+		} else if err := connected(s, gw, l, found); err != nil {
+			return err
 		}
 		if ok, err = s.Links.Forwards(ctx, bridge.Routing{IPv4: gw.Addr().Is4(), IPv6: gw.Addr().Is6()}); err != nil {
 			return err
@@ -70,6 +71,18 @@ func Gateways(ctx context.Context, s *session.Session, rec *state.Network, l *br
 		if e.Ours {
 			found.Advise(tombolo.RemedyRepair, "bridge %s has the gateway %s of bridge %s, too", e.Link, e.Gateway, l.Name)
 		}
+	}
+	return err
+}
+
+// connected looks for the route that comes with a gateway. The kernel has none by a link that is down.
+func connected(s *session.Session, gw netip.Prefix, l *bridge.Link, found *Findings) error {
+	if !l.Up {
+		return nil
+	}
+	wrong, err := recorded.Disconnected(s.Links.Routes(), gw, l.Index)
+	if wrong != "" {
+		found.Advise(tombolo.RemedyRepair, "bridge %s: the host's route to %s %s", l.Name, gw.Masked(), wrong)
 	}
 	return err
 }
@@ -118,26 +131,25 @@ func Lease(rec *state.Attachment, keeperOptional bool, found *Findings) error {
 	return err
 }
 
-// Network finds what of a network's own parts is not as its record has it. It gives the rules
-// that were compared, too. A network without attachments needs none of it, unless the host
-// itself goes by its bridge; without a bridge, too, it may be one that a runtime has deleted.
-func Network(ctx context.Context, s *session.Session, rec *state.Network, attachments []*state.Attachment) (nft.Network, []tombolo.Difference, error) {
+// Network finds what of a network's own parts is not as its record has it. A network without
+// attachments needs none of it, unless the host itself goes by its bridge; without a bridge, too,
+// it may be one that a runtime has deleted.
+func Network(ctx context.Context, s *session.Session, rec *state.Network, attachments []*state.Attachment) ([]tombolo.Difference, error) {
 	found := &Findings{}
 	if unused, err := s.Unused(rec, attachments); unused || err != nil {
 		if deserted, _ := s.IsDeserted(ctx, rec); deserted {
 			found.Advise(tombolo.RemedyConfigure, "bridge %s is gone, and the network has no pods; unless one is to come, this helps: tombolo remove %s", rec.Bridge, rec.Name)
 		}
-		return nft.Network{}, found.List, err
+		return found.List, err
 	}
 	l, err := Bridge(ctx, s, rec, found)
 	if err != nil {
-		return nft.Network{}, nil, err
+		return nil, err
 	}
 	at, err := recorded.GatewayLink(ctx, s.Links, rec, l)
 	if err != nil {
-		return nft.Network{}, nil, err
+		return nil, err
 	}
-	n := recorded.Rules(rec, l)
 	err = fail.Join(
 		func() error { return Gateways(ctx, s, rec, at, found) },
 		func() error { return usurped(ctx, s, rec, at, found) },
@@ -149,7 +161,7 @@ func Network(ctx context.Context, s *session.Session, rec *state.Network, attach
 			return Loopback(ctx, s, rec, at, l, found)
 		},
 		func() error {
-			diffs, err := s.Firewall.Check(ctx, n, nil)
+			diffs, err := s.Firewall.Check(ctx, recorded.Rules(rec, l), nil)
 			found.AddAll(diffs, tombolo.RemedyRepair)
 			return err
 		},
@@ -166,7 +178,7 @@ func Network(ctx context.Context, s *session.Session, rec *state.Network, attach
 			return err
 		},
 	)
-	return n, found.List, err
+	return found.List, err
 }
 
 // Bridge finds those of the bridge and of its uplink, and gives the bridge's state: an empty

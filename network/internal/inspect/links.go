@@ -76,15 +76,6 @@ func linksOf(ctx context.Context, s *session.Session, rec *state.Network, attach
 	if err := Gateways(ctx, s, rec, at, found); err != nil {
 		return err
 	}
-	for _, gw := range rec.Gateways {
-		ok, err := recorded.Connected(s.Links.Routes(), gw, at.Index)
-		if err != nil {
-			return err
-		}
-		if !ok {
-			found.Add("bridge %s: the route to %s is missing", at.Name, gw.Masked())
-		}
-	}
 	if loopback.Uses(rec, attachments) {
 		if err := Loopback(ctx, s, rec, at, l, found); err != nil {
 			return err

@@ -77,10 +77,10 @@ func Routed(rec *state.Attachment, routes []route.Route) []state.Route {
 	return list
 }
 
-// Routes are those of an attachment that it is to have for as long as it is there. A default
-// route to the host leads to the address that the host has now.
+// Routes are those of an attachment that it is to have for as long as it is there, in an order in
+// which they can be made. A default route to the host leads to the address that the host has now.
 func Routes(rec *state.Attachment) []route.Route {
-	var list []route.Route
+	list := Subnets(Lasting(rec))
 	for _, r := range rec.Routes {
 		one := route.Route{
 			Dst: r.Dst, Gateway: r.Gateway, OnLink: r.OnLink, Priority: uint32(r.Priority), Table: uint32(r.Table),

@@ -1,0 +1,198 @@
+package cni
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// What cuts a pod off is named by check, CHECK and doctor alike, each with the one cause, and what
+// they advise helps. Before it, the pod works; where something is cut, the pod shows that.
+func TestWhatCutsAPodOffIsNamedAndTheRemedyHelps(t *testing.T) {
+	t.Parallel()
+	on := func(line string) func(*scene) { return func(s *scene) { s.Helper(); s.on(line) } }
+	in := func(line string) func(*scene) { return func(s *scene) { s.Helper(); s.in(line) } }
+	const other = "02:00:00:00:00:99"
+	only4, only6 := []string{outside4}, []string{outside6}
+	for name, tc := range map[string]struct {
+		harm func(*scene)
+		cut  []string // what the pod a no longer reaches
+		says string
+		tag  string
+		step string       // of doctor
+		undo func(*scene) // nil: what is advised is done
+	}{
+		"the subnet's route is deleted":       {on("ip route del " + subnet4 + " dev cbr0"), only4, "bridge cbr0: the host's route to " + subnet4 + " is missing", "repair", "forwarding", nil},
+		"the subnet's IPv6 route is deleted":  {on("ip -6 route del " + subnet6 + " dev cbr0"), only6, "bridge cbr0: the host's route to " + subnet6 + " is missing", "repair", "forwarding", nil},
+		"the subnet's route is replaced":      {on("ip route replace " + subnet4 + " via " + outside4), only4, "the host's route to " + subnet4 + " leads elsewhere: " + subnet4 + " via " + outside4, "repair", "forwarding", nil},
+		"the subnet's IPv6 route is replaced": {on("ip -6 route replace " + subnet6 + " via " + outside6 + " metric 256"), only6, "the host's route to " + subnet6 + " leads elsewhere: " + subnet6 + " via " + outside6, "repair", "forwarding", nil},
+		"the subnet's route refuses packets":  {on("ip route replace blackhole " + subnet4), only4, "the host's route to " + subnet4 + " leads elsewhere: blackhole " + subnet4, "repair", "forwarding", nil},
+		"another IPv6 route is better": {on("ip -6 route add " + subnet6 + " via " + outside6 + " metric 1"), only6, "the host does not send what is for fd77::2 to cbr0", "configuration", "forwarding",
+			on("ip -6 route del " + subnet6 + " via " + outside6)},
+		"a route of the pod's address": {on("ip route add 10.77.0.2/32 via " + outside4), only4, "the host does not send what is for 10.77.0.2 to cbr0: see ip route get 10.77.0.2", "configuration", "forwarding",
+			on("ip route del 10.77.0.2/32")},
+		"a rule refuses what pods send":         {on("ip rule add from " + subnet4 + " blackhole"), only4, `the host's rule "32765: from ` + subnet4 + `" refuses`, "configuration", "forwarding", nil},
+		"a rule refuses what is for pods":       {on("ip -6 rule add to " + subnet6 + " prohibit"), only6, `the host's rule "32765: from all to ` + subnet6 + `" refuses`, "configuration", "forwarding", nil},
+		"a rule refuses what the bridge brings": {on("ip rule add iif cbr0 unreachable"), only4, `the host's rule "32765: from all iif cbr0" refuses`, "configuration", "forwarding", nil},
+		"a neighbour of the host's":             {on("ip neigh replace 10.77.0.2 lladdr " + other + " dev cbr0 nud permanent"), only4, "the host's neighbour 10.77.0.2 on cbr0 has the MAC " + other, "configuration", "forwarding", nil},
+		"an IPv6 neighbour of the host's":       {on("ip -6 neigh replace fd77::2 lladdr " + other + " dev cbr0 nud permanent"), only6, "the host's neighbour fd77::2 on cbr0 has the MAC " + other, "configuration", "forwarding", nil},
+		"the pod's routes":                      {in("ip route flush table main"), only4, "interface eth0: route " + subnet4 + " is missing", "repair", "route", nil},
+		"the pod's IPv6 routes":                 {in("ip -6 route flush table main"), only6, "interface eth0: route " + subnet6 + " is missing", "repair", "route", nil},
+		"the pod's route to its subnet":         {in("ip route del " + subnet4 + " dev eth0"), nil, "interface eth0: route " + subnet4 + " is missing", "repair", "route", nil},
+		"the pod's IPv6 route to its subnet":    {in("ip -6 route del " + subnet6 + " dev eth0"), nil, "interface eth0: route " + subnet6 + " is missing", "repair", "route", nil},
+		"the reservation":                       {func(s *scene) { removeAll(s, s.reservation("fd77::2")) }, nil, "fd77::2 is not reserved", "repair", "duplicate", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newScene(t)
+			nstest.Serve(t, s.out, "udp", netip.AddrPortFrom(nstest.Addr(outside4), 53))
+			wantPing(t, s.a.NS, outside4, outside6)
+			tc.harm(s)
+			wantNoPing(t, s.a.NS, tc.cut...)
+			o := s.operate("check", "--state", s.state)
+			line := lineWith(o.stdout, tc.says)
+			if o.status != 4 || !strings.HasSuffix(line, " ["+tc.tag+"]\n") {
+				t.Fatalf("check does not say %q, or not [%s]: %+v", tc.says, tc.tag, o)
+			}
+			wantError(t, s.check(s.a), 113, tc.says)
+			remedy := s.diagnosed(tc.step, tc.says)
+			o = s.operate("repair", "--state", s.state)
+			switch {
+			case tc.tag == "repair":
+				if o.status != 0 || !strings.HasPrefix(lineWith(o.stdout, tc.says), "repaired: ") {
+					t.Errorf("repair: %+v", o)
+				}
+			case o.status != 4 || !strings.HasPrefix(lineWith(o.stdout, tc.says), "left: "):
+				t.Errorf("repair of what is another's: %+v", o)
+			case tc.undo != nil:
+				tc.undo(s)
+			default:
+				if !strings.Contains(line, "; this helps: "+remedy) {
+					t.Errorf("check advises another command than %q: %s", remedy, line)
+				}
+				s.on(remedy)
+			}
+			s.quiet("after the remedy")
+			wantPing(t, s.a.NS, outside4, outside6)
+			if err := s.check(s.a); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func lineWith(output, text string) string {
+	for line := range strings.Lines(output) {
+		if strings.Contains(line, text) {
+			return line
+		}
+	}
+	return ""
+}
+
+// diagnosed has doctor find something at one step alone for the pod a, and say a text. It gives
+// the remedy.
+func (s *scene) diagnosed(step, text string) string {
+	s.Helper()
+	var reports []struct {
+		Findings []struct{ Step, Evidence, Remedy string }
+	}
+	unmarshal(s, s.operate("doctor", "--json", "--state", s.state, "--dns", outside4, "a").stdout, &reports)
+	remedy := ""
+	for _, f := range reports[0].Findings {
+		if strings.Contains(f.Evidence, text) {
+			remedy = f.Remedy
+		}
+		if f.Step != step {
+			s.Errorf("doctor finds something at step %s, where %s is the cause: %+v", f.Step, step, f)
+		}
+	}
+	if remedy == "" {
+		s.Errorf("doctor does not say %q: %+v", text, reports)
+	}
+	return remedy
+}
+
+// reservation is the file of an address.
+func (s *scene) reservation(address string) string {
+	return filepath.Join(s.state, "ipam", s.name, address)
+}
+
+// A reservation that is lost leads the next ADD to an address that is in use. It says what helps.
+func TestALostReservationIsMadeAnew(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	before := nstest.ReadIf(t, s.reservation("10.77.0.2"))
+	removeAll(t, s.reservation("10.77.0.2"))
+	last := s.reservation("last_reserved_ip.0")
+	if err := os.WriteFile(last, []byte("10.77.0.1"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := s.pod("c")
+	_, err := s.tryAdd(c)
+	wantError(t, err, 112, "if tombolo check says that the address is not reserved, tombolo repair helps")
+	if o := s.operate("repair", "--state", s.state); o.status != 0 || !strings.Contains(o.stdout, "10.77.0.2 is not reserved") {
+		t.Errorf("repair: %+v", o)
+	}
+	if got := nstest.ReadIf(t, s.reservation("10.77.0.2")); got != before || got == "" {
+		t.Errorf("the reservation is %q, and was %q", got, before)
+	}
+	if err := os.WriteFile(last, []byte("10.77.0.1"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := ip4(s.add(c)).String(); got != "10.77.0.4" {
+		t.Errorf("the next pod has %s", got)
+	}
+	s.del(s.a)
+	if _, err := os.Stat(s.reservation("10.77.0.2")); err == nil {
+		t.Error("DEL leaves the reservation")
+	}
+}
+
+// An address that is reserved for another pod by now is not taken from it.
+func TestAReservationOfAnotherStays(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	const others = "other\r\neth0"
+	if err := os.WriteFile(s.reservation("10.77.0.2"), []byte(others), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if o := s.operate("check", "--state", s.state); !strings.HasSuffix(lineWith(o.stdout, "10.77.0.2 is not reserved"), " [recreate pod]\n") {
+		t.Errorf("check: %+v", o)
+	}
+	if o := s.operate("repair", "--state", s.state); o.status != 4 || !strings.HasPrefix(o.stdout, "left: ") {
+		t.Errorf("repair: %+v", o)
+	}
+	s.del(s.a)
+	if got := nstest.ReadIf(t, s.reservation("10.77.0.2")); got != others {
+		t.Errorf("the reservation is %q", got)
+	}
+	s.add(s.a, publish(t, "8080:80/tcp"), limited(1e7, 2e7))
+	s.quiet("after [recreate pod]")
+}
+
+// The route to the subnet of a leased address is put back as that of any other; the lease's own
+// routes are its keeper's.
+func TestRepairPutsBackTheRouteToALeasedSubnet(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	w := l.network(nil)
+	p := l.pod("a")
+	w.add(p)
+	nstest.Run(t, p.NS, "ip", "route", "del", "192.168.50.0/24", "dev", "eth0")
+	if err := w.check(p); err == nil || !strings.Contains(err.Error(), "route 192.168.50.0/24 is missing") {
+		t.Errorf("CHECK: %v", err)
+	}
+	o := l.operate("repair", "--state", l.state)
+	if !strings.HasPrefix(lineWith(o.stdout, "interface eth0: route 192.168.50.0/24 is missing"), "repaired: ") {
+		t.Errorf("repair: %+v", o)
+	}
+	wantPing(t, p.NS, router4)
+	if err := w.check(p); err != nil {
+		t.Error(err)
+	}
+}

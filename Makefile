@@ -3,7 +3,6 @@
 GO       ?= go
 BIN      := bin/tombolo
 PEERS    := $(CURDIR)/.cache/peers
-EARLIER  := $(CURDIR)/.cache/earlier
 BUDGET   ?= 55m
 ROUNDS   ?= 80
 WHAT     ?= .
@@ -23,7 +22,7 @@ ARCHES   ?= amd64 arm64
 # Static and reproducible; the go command stamps version and commit from git.
 BUILD := CGO_ENABLED=0 $(GO) build -buildvcs=auto -trimpath -ldflags "-s -w"
 
-.PHONY: help build build-arm64 demo test test-long lint bench bench-report profile install uninstall deb release deps peers earlier clean
+.PHONY: help build build-arm64 demo test test-long lint bench bench-report profile install uninstall deb release deps peers clean
 
 help: ## this text
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,11 +38,11 @@ build-arm64: ## the same for arm64: bin/tombolo-arm64, bin/tombolod-arm64
 demo: build ## five pods in a sandbox of their own, and what they reach (needs root)
 	$(BIN) demo
 
-test: deps build peers earlier ## all tests, in namespaces of their own (needs root; under 15 minutes)
-	TOMBOLO_PEERS=$(PEERS) TOMBOLO_EARLIER=$(EARLIER) TOMBOLO_BIN=$(CURDIR)/$(BIN) test/all.sh
+test: deps build peers ## all tests, in namespaces of their own (needs root; under 15 minutes)
+	TOMBOLO_PEERS=$(PEERS) TOMBOLO_BIN=$(CURDIR)/$(BIN) test/all.sh
 
-test-long: deps build peers earlier ## sweeps, churn, fuzzing, race detector, for BUDGET (55m)
-	TOMBOLO_PEERS=$(PEERS) TOMBOLO_EARLIER=$(EARLIER) TOMBOLO_BIN=$(CURDIR)/$(BIN) test/long.sh $(BUDGET)
+test-long: deps build peers ## sweeps, churn, fuzzing, race detector, for BUDGET (55m)
+	TOMBOLO_PEERS=$(PEERS) TOMBOLO_BIN=$(CURDIR)/$(BIN) test/long.sh $(BUDGET)
 
 lint: ## gofmt, vet, staticcheck
 	test/lint.sh
@@ -102,9 +101,6 @@ deps: ## install what the tests need and this machine lacks (apt, root)
 
 peers: ## the reference plugins and the floor program, for tests and bench
 	@bench/build.sh $(PEERS)
-
-earlier: ## the versions that nodes are upgraded from, out of this clone's history, for tests
-	@test/earlier/build.sh $(EARLIER)
 
 clean: ## remove what was built
 	rm -rf bin dist .cache

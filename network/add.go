@@ -106,7 +106,7 @@ type adding struct {
 func (a *adding) getsMore() bool { return a.leasing != nil || a.nw.SLAAC }
 
 // reason is why an Add failed. One whose record is gone may fail at anything that was taken
-// down along with it, as by an earlier version, which knows nothing of the record's lock.
+// down along with it.
 func (a *adding) reason(err error) error {
 	if a.pending == nil {
 		return err

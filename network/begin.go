@@ -88,7 +88,7 @@ func (a *adding) takeRemainsDown(ctx context.Context) error {
 		a.s.Warn("the pod of this attachment is gone, without a DEL: undoing what it left")
 	}
 	known := &Known{Bridge: a.nw.Bridge, GatewayLink: a.nw.GatewayLink(), Leased: a.leasing != nil}
-	return a.node.teardown(a.s, a.nw.Name, known).Remains(ctx, a.pod.owner(), a.hash, unfinished)
+	return a.node.teardown(a.s, a.nw.Name, known).Remains(ctx, a.pod.owner(), a.hash)
 }
 
 func existsAlready(k Key) error {

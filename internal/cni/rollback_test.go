@@ -590,7 +590,7 @@ func TestDELReturnsWhenTheADDThatItEndsHasEnded(t *testing.T) {
 	n.mustHave(t, nothing())
 }
 
-// An earlier version collects without regard to the record's lock, the port along with it.
+// Another program may delete the port, and the record along with it.
 func TestADDFromUnderWhichEverythingIsTakenIsToBeTriedAgain(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

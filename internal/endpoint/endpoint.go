@@ -42,9 +42,6 @@ func Of(a *state.Attachment) nft.Endpoint {
 func In(a *state.Attachment, n *state.Network) nft.Endpoint {
 	ep := Of(a)
 	ep.Masquerade = ep.Masquerade && n.Masquerade
-	if !n.PortSNAT {
-		ep.PortSNAT = nft.SNATNeeded // an earlier version has made the network anew
-	}
 	if !n.Guard {
 		ep.GuardedPort, ep.SLAAC, ep.MACOnly, ep.Untrusted = "", false, false, false
 	}

@@ -4,11 +4,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -94,10 +92,6 @@ type Record struct {
 	Updated time.Time `json:"updated,omitzero"` // by the last ADD or renewal
 	Error   string    `json:"error,omitempty"`  // the keeper's last trouble, while it lasts
 
-	// unknown are the fields that this version does not know. They are written again, so that an older keeper
-	// that renews a lease keeps what a newer one has written. That is done at this level and for Six only:
-	// new fields have to be in one of the two.
-	unknown map[string]json.RawMessage
 }
 
 // Client is the client of the lease: the part of a dhcpc.Config that outlives the program.
@@ -250,9 +244,6 @@ func encode(r *Record) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode: %w", err)
 	}
-	if data, err = withUnknown(data, r.unknown); err != nil {
-		return nil, fmt.Errorf("encode: %w", err)
-	}
 	if len(data) >= file.MaxRecord {
 		return nil, fmt.Errorf("its record has %d bytes, at most %d are kept", len(data), file.MaxRecord)
 	}
@@ -281,41 +272,7 @@ func decode(data []byte) (*Record, error) {
 	if err := doc.check(); err != nil {
 		return nil, fmt.Errorf("%w: %w", file.ErrDamaged, err)
 	}
-	if doc.unknown, err = unknownIn(data, known()); err != nil {
-		return nil, fmt.Errorf("%w: %w", file.ErrDamaged, err)
-	}
 	return doc.Record, nil
-}
-
-// unknownIn gives the members of a JSON object that have none of the known names.
-func unknownIn(data []byte, known []string) (map[string]json.RawMessage, error) {
-	var all map[string]json.RawMessage
-	err := json.Unmarshal(data, &all)
-	maps.DeleteFunc(all, func(name string, _ json.RawMessage) bool {
-		return slices.ContainsFunc(known, func(own string) bool { return strings.EqualFold(own, name) })
-	})
-	if len(all) == 0 {
-		return nil, err
-	}
-	return all, err
-}
-
-// withUnknown adds what unknownIn gave to a JSON object that has at least one member.
-func withUnknown(data []byte, unknown map[string]json.RawMessage) ([]byte, error) {
-	if len(unknown) == 0 {
-		return data, nil
-	}
-	more, err := json.Marshal(unknown)
-	if err != nil {
-		return nil, err
-	}
-	return append(append(data[:len(data)-1], ','), more[1:]...), nil
-}
-
-// known are the fields of a document; encoding/json takes them in any case.
-func known() []string {
-	return []string{"version", "state", "token", "network", "containerID", "ifName", "pod", "netns", "netnsCookie", "boot", "hostIf", "bridge",
-		"gatewayLink", "client", "lease", "policy", "applied", "apart", "six", "host", "created", "updated", "error"}
 }
 
 // check refuses what would not be read back, or could not be used.

@@ -2,7 +2,6 @@ package lease
 
 import (
 	"crypto/sha256"
-	"encoding/json"
 	"fmt"
 	"net/netip"
 	"time"
@@ -12,8 +11,7 @@ import (
 )
 
 // Six is what a record has of DHCPv6: the keeper alone speaks it, since its codec would make the
-// plugin slower. ADD writes who the client is and waits; DEL sends Release as it is. A keeper of
-// before v0.4 drops all of it with its next renewal; the next that knows it asks for the address again.
+// plugin slower. ADD writes who the client is and waits; DEL sends Release as it is.
 type Six struct {
 	DUID dhcpc.Hex `json:"duid"`
 	IAID uint32    `json:"iaid"`
@@ -32,33 +30,6 @@ type Six struct {
 	// Stateless says that the pod has its addresses by routers, and wants Information alone.
 	Stateless   bool         `json:"stateless,omitempty"`
 	Information *Information `json:"information,omitempty"`
-
-	unknown map[string]json.RawMessage // as a Record's
-}
-
-// sixFields is a Six without its methods, which encoding/json would call again.
-type sixFields Six
-
-// UnmarshalJSON keeps members that this version does not know, for MarshalJSON.
-func (s *Six) UnmarshalJSON(data []byte) error {
-	err := json.Unmarshal(data, (*sixFields)(s))
-	if err == nil {
-		s.unknown, err = unknownIn(data, knownOfSix())
-	}
-	return err
-}
-
-// MarshalJSON also writes the members that UnmarshalJSON did not know.
-func (s *Six) MarshalJSON() ([]byte, error) {
-	data, err := json.Marshal((*sixFields)(s))
-	if err != nil {
-		return nil, err
-	}
-	return withUnknown(data, s.unknown)
-}
-
-func knownOfSix() []string {
-	return []string{"duid", "iaid", "lease", "address", "release", "checking", "acceptDAD", "error", "stateless", "information"}
 }
 
 // Information is what a server tells clients without a lease.

@@ -55,7 +55,7 @@ type Attachment struct {
 	Port         Port         `json:"port,omitzero"`
 	VLAN         VLAN         `json:"vlan,omitzero"` // of the port
 	// Routes are the pod's that last as long as it does: those of a lease and of router
-	// advertisements are not among them. A record of before v0.4 has none.
+	// advertisements are not among them.
 	Routes []Route `json:"routes,omitempty"`
 
 	// Moving says that the keeper is at work on, or died at, a change of Addresses:

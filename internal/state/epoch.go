@@ -23,7 +23,7 @@ type Epoch struct {
 	// compare tokens where that is possible.
 	Started time.Time `json:"started,omitzero"`
 
-	// Init is when pid 1 started, by CLOCK_BOOTTIME; 0 in epochs of earlier versions.
+	// Init is when pid 1 started, by CLOCK_BOOTTIME.
 	Init time.Duration `json:"init,omitempty"`
 
 	// Made is when the epoch was made, by CLOCK_BOOTTIME.

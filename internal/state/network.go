@@ -56,7 +56,7 @@ type Network struct {
 
 	// LoopbackFiltered says that the bridge has got a filter that keeps others from the host's
 	// 127.0.0.1 without nf_tables, and LoopbackUnfiltered that it is to do without: the kernel has
-	// none, or an earlier version made none.
+	// none.
 	LoopbackFiltered   bool `json:"loopbackKept,omitempty"`
 	LoopbackUnfiltered bool `json:"loopbackUnkept,omitempty"`
 

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"net/netip"
-	"path/filepath"
 	"slices"
 	"sort"
 
@@ -52,8 +51,6 @@ type Pool struct {
 	Size   uint64 `json:"size"`   // the largest number stands for more
 	Used   uint64 `json:"used"`   // reserved
 	Free   uint64 `json:"free"`
-	// Assumed says that the range is not on record, but the subnet.
-	Assumed bool `json:"assumed,omitempty"`
 }
 
 // Port is a host port, and the pod that it leads to.
@@ -146,7 +143,7 @@ func (l *loader) network(ctx context.Context, name string) (*Network, error) {
 		}
 		return a.Protocol+a.HostIP.String() < b.Protocol+b.HostIP.String()
 	})
-	l.countPools(ctx, n, attachments)
+	l.countPools(n, attachments)
 	return n, nil
 }
 
@@ -186,52 +183,26 @@ func (n *Network) attachment(a *state.Attachment) {
 	}
 }
 
-// countPools tells of a network's pools, by its ranges or, where those are not on record, by its
-// subnets.
-func (l *loader) countPools(ctx context.Context, n *Network, attachments []*state.Attachment) {
+// countPools tells of a network's pools, by its ranges.
+func (l *loader) countPools(n *Network, attachments []*state.Attachment) {
 	sort.Strings(n.IPAM)
 	for i := range l.pools {
 		if l.pools[i].Network == n.Name {
-			n.pool(&l.pools[i].Pool, false)
+			n.pool(&l.pools[i].Pool)
 		}
 	}
 	if len(n.Pools) > 0 {
 		return
 	}
-	if n.PoolNote = poolNote(n.IPAM, attachments); !slices.Contains(n.IPAM, "host-local") {
-		return
-	}
-	n.PoolNote = "the ranges are not on record before the next ADD: these are the subnets"
-	cfg := &ipam.Config{Network: n.Name, Dir: filepath.Join(l.dir.Path(), "ipam")}
-	for _, a := range attachments {
-		if a.DataDir != "" {
-			cfg.Dir = a.DataDir
-		}
-	}
-	for _, p := range n.Subnets {
-		if p.Bits() <= p.Addr().BitLen()-2 {
-			cfg.Ranges = append(cfg.Ranges, ipam.RangeSet{Ranges: []ipam.Range{{Subnet: p}}})
-		}
-	}
-	given, err := ipam.NewHostLocal(cfg)
-	var pools []ipam.Pool
-	if err == nil {
-		pools, err = given.Pools(ctx)
-	}
-	if err != nil {
-		l.problems = append(l.problems, err)
-	}
-	for i := range pools {
-		n.pool(&pools[i], true)
-	}
+	n.PoolNote = poolNote(n.IPAM, attachments)
 }
 
-func (n *Network) pool(p *ipam.Pool, assumed bool) {
+func (n *Network) pool(p *ipam.Pool) {
 	family := 4
 	if p.IPv6 {
 		family = 6
 	}
-	n.Pools = append(n.Pools, Pool{p.Name, family, p.Size, p.Reserved, p.Size - min(p.Size, p.Reserved), assumed})
+	n.Pools = append(n.Pools, Pool{p.Name, family, p.Size, p.Reserved, p.Size - min(p.Size, p.Reserved)})
 }
 
 // poolNote says why a network has no pool that could be counted.
@@ -245,6 +216,8 @@ func poolNote(types []string, attachments []*state.Attachment) string {
 		return "not on record before the first pod"
 	case len(types) == 0:
 		return "none: pods get no addresses from an IPAM"
+	case slices.Contains(types, "host-local"):
+		return "not on record before the next ADD; " + count(given, "address", "addresses") + " in use"
 	case len(types) == 1 && types[0] == "dhcp":
 		return "that of the DHCP server; " + count(given, "address", "addresses") + " in use"
 	case len(types) == 1 && types[0] == "static":

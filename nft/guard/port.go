@@ -30,9 +30,7 @@ const (
 
 	guardUntrustedSet = "guard-untrusted" // ports of hosts that are no servers or routers
 	// Those of guard-untrusted that have no IPv4 address yet; and, of the others, those that
-	// are held to their MAC alone. Versions before v0.4 hold such a port to the addresses that it
-	// has in the sets above, and delete this with the rest, which they do with no set of their
-	// successors.
+	// are held to their MAC alone.
 	guardLeasingSet = "guard-leasing"
 )
 

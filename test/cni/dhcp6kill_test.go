@@ -1,10 +1,8 @@
 package cni
 
 import (
-	"encoding/json"
 	"fmt"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -146,49 +144,4 @@ func (l *lan6) addedThoughKilled(t *testing.T, at int) bool {
 		t.Errorf("killed before %s; %s=%d repeats it, or nearly so", call, fault.Variable, at)
 	}
 	return fired
-}
-
-// An earlier keeper knows nothing of DHCPv6, and takes it out of the record with its next renewal; the
-// address stays the pod's until its lease ends, and the next keeper goes on with it.
-func TestTheNextKeeperGoesOnWithAnAddressThatAnEarlierOneDidNotKnow(t *testing.T) {
-	t.Parallel()
-	for name, older := range nstest.Earlier(t) {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			l := newLAN6(t)
-			l.serve6(t, "eth0")
-			k := l.keep(t)
-			w := l.leasing(nil)
-			p := l.pod("a")
-			own := six(t, w.add(p))
-			record := filepath.Join(l.state+"-leases", strings.TrimPrefix(w.port(p), "veth")+".json")
-			part := func() (six struct{ Lease struct{ Address string } }, there bool) {
-				var r map[string]json.RawMessage
-				if err := json.Unmarshal([]byte(readFileIf(t, record)), &r); err != nil {
-					t.Fatal(err)
-				}
-				if r["six"] != nil {
-					if err := json.Unmarshal(r["six"], &six); err != nil {
-						t.Fatal(err)
-					}
-				}
-				return six, r["six"] != nil
-			}
-			k.kill()
-			l.makeDue(t, w, p)
-			k = l.keepBy(t, older)
-			l.eventually(t, func() bool { _, there := part(); return !there })
-			wantPing(t, l.router, own.String())
-			k.kill()
-			l.keep(t)
-			l.eventually(t, func() bool {
-				six, _ := part()
-				return six.Lease.Address == own.String() && w.check(p) == nil
-			})
-			wantPing(t, l.router, own.String())
-			w.del(p)
-			l.eventually(t, func() bool { return !l.holds(own) })
-			l.wantNoLeaseRecords()
-		})
-	}
 }

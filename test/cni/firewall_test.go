@@ -123,7 +123,7 @@ func TestTombolodPutsRightWhatOthersDoToTheFirewall(t *testing.T) {
 		{"a policy turns to DROP", "iptables -P FORWARD ACCEPT", "iptables -P FORWARD DROP", true},
 		{"our rule is deleted", "iptables -P FORWARD DROP", "iptables -D FORWARD 1", true},
 		{"a drop comes behind our rule", "iptables -P FORWARD DROP", drop, false},
-		{"an earlier version's rule is put back", "iptables -P FORWARD DROP; " + drop,
+		{"our rule comes ahead of a drop", "iptables -P FORWARD DROP; " + drop,
 			`iptables -I FORWARD -m mark --mark 0x1000/0x1000 -m comment --comment "tombolo: admit what table inet tombolo marks" -j ACCEPT`, false},
 		{"a program of another name calls itself ours", "iptables -P FORWARD DROP",
 			"cp $(command -v nft) ./tombolo; ./tombolo flush table inet tombolo; rm tombolo", true},

@@ -192,7 +192,7 @@ func TestHostTakesNothingPastTheBridge(t *testing.T) {
 	}
 }
 
-// A node whose pods an older version attached: nothing is restarted, and CHECK says what
+// What closes the ports of pods that run is gone: nothing is restarted, and CHECK says what
 // is open until the next ADD, or a repair.
 func TestPortsOfPodsThatRunAreClosed(t *testing.T) {
 	t.Parallel()

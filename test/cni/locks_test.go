@@ -249,38 +249,6 @@ func TestAnADDAfterOneThatWasKilledUndoesWhatThatLeft(t *testing.T) {
 	(&lan{node: n}).wantNoLeaseRecords()
 }
 
-// TestGCWaitsForAnADDOfAnEarlierVersion is about one that has the state's lock, and locks no
-// record: to others it looks like one that was killed.
-func TestGCWaitsForAnADDOfAnEarlierVersion(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	s := slowNetworks(t, n)[1]
-	p := n.pod("a")
-	n.waits(s, p).kill()
-	dir, err := state.Open(n.state)
-	if err != nil {
-		t.Fatal(err)
-	}
-	lock, err := dir.Lock(t.Context(), state.Shared)
-	if err != nil {
-		t.Fatal(err)
-	}
-	before := n.traces()
-	if len(before) == 0 {
-		t.Error("the ADD has left nothing")
-	}
-	stdin := s.w.stdin(conf{"deadline": "1s", "cni.dev/valid-attachments": []any{}})
-	if o := n.call(call{verb: "GC", stdin: stdin}); o.status == 0 {
-		t.Error("GC went past the lock")
-	}
-	n.wantTraces(before)
-	if err := lock.Close(); err != nil {
-		t.Fatal(err)
-	}
-	s.w.gc()
-	n.wantNothing()
-}
-
 // TestRecordsThatAreInTheWay are those of which a pod may run.
 func TestRecordsThatAreInTheWay(t *testing.T) {
 	t.Parallel()

@@ -1,10 +1,8 @@
 package cni
 
 import (
-	"bytes"
 	"fmt"
 	"net/netip"
-	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -188,7 +186,7 @@ func TestRouteLocalnetGoesWithTheLastPort(t *testing.T) {
 			w.del(b)
 			n.wantLoopback("with none", "1", false)
 		},
-		"that of an earlier version": func(t *testing.T, n *node, w *network) {
+		"a filter that somebody deletes": func(t *testing.T, n *node, w *network) {
 			a, b := n.pod("a"), n.pod("b")
 			w.add(a, port(t, 1))
 			n.run("tc", "qdisc", "del", "dev", "cbr0", "clsact")
@@ -255,45 +253,6 @@ func TestPortsThatComeAndGoCostOtherPodsNothing(t *testing.T) {
 			talk.Check(t)
 		}
 	}
-}
-
-// On a bridge with ports that an earlier version opened, and pods, there is no place for the
-// filter, and to make one would cost them packets: it comes when all of these ports have gone.
-func TestLoopbackThatAnEarlierVersionOpenedIsLeftToTheFirewall(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	w := n.portnet(nil)
-	a, b := n.pod("a"), n.pod("b")
-	w.add(a, publish(t, "8080:80/tcp"))
-	n.run("tc", "qdisc", "del", "dev", "cbr0", "clsact")
-	file := n.state + "/networks/podnet.json"
-	record, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	earlier := bytes.Replace(record, []byte(`"loopbackKept":true,`), nil, 1)
-	if len(earlier) == len(record) {
-		t.Fatalf("the record does not say that there is a filter: %s", record)
-	}
-	if err := os.WriteFile(file, earlier, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	qdiscs := n.run("tc", "qdisc", "show", "dev", "cbr0")
-	w.add(b, publish(t, "8081:80/tcp"))
-	n.run(plugin(), "repair", "--state", n.state)
-	if got := n.run("tc", "qdisc", "show", "dev", "cbr0"); got != qdiscs {
-		t.Errorf("qdiscs\n%s\nwant\n%s", got, qdiscs)
-	}
-	for p, port := range map[*pod]string{a: "8080:80/tcp", b: "8081:80/tcp"} {
-		if err := w.check(p, publish(t, port)); err != nil {
-			t.Error(err)
-		}
-	}
-	w.del(a)
-	w.del(b)
-	n.wantLoopback("with none", "0", false)
-	w.add(a, publish(t, "8080:80/tcp"))
-	n.wantLoopback("with one again", "1", true)
 }
 
 // A pod with a port that comes while the last one goes must find it open.

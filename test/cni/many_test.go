@@ -12,7 +12,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -431,73 +430,4 @@ func TestEightAtOnceUnderRandomKills(t *testing.T) {
 		t.Errorf("calls that were killed: %v", m.killed)
 	}
 	t.Logf("%s=%d: %d rounds, came to their end %v, killed %v", seedVar, m.seed, number, m.made, m.killed)
-}
-
-// TestTwoVersionsAtOnce has half of the calls made by an earlier version, as while a node is
-// upgraded, or where two runtimes have each their own.
-func TestTwoVersionsAtOnce(t *testing.T) {
-	t.Parallel()
-	for name, older := range nstest.Earlier(t) {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			n, networks, stays, talks := two(t)
-			for _, w := range networks {
-				// The earlier version knows the guard by this name.
-				delete(w.plugin, "guard")
-				w.plugin["macspoofchk"] = true
-			}
-			m := newMany(t, n, networks, stays)
-			m.programs = append(m.programs, older)
-			m.refuses = func(verb string, a *attachment, e *coded) bool {
-				switch verb {
-				case "ADD":
-					return e.code == 111 && a.maybe || e.code == 11
-				case "CHECK":
-					// Each wants rules of its own.
-					return !a.claimed || a.result == nil || e.code == 113 && strings.Contains(e.msg, "tombolo rules ")
-				}
-				return e.code == 11
-			}
-			traces, number, begun := n.traces(), 0, time.Now()
-			var before nstest.Snapshot
-			for ; time.Since(begun) < m.length() || number < 4; number++ {
-				m.round(number)
-				if t.Failed() {
-					return
-				}
-				// By either in turn.
-				last := m.programs[(number+1)%2]
-				m.end(last)
-				n.wantTraces(traces)
-				switch {
-				case last != plugin():
-				case before == nil:
-					// A bridge that the earlier version made gets the place for the filter that
-					// guards 127.0.0.1 (clsact) with its first port, and keeps it.
-					for _, w := range networks {
-						p := n.pod("first-" + w.name)
-						w.add(p, publish(t, "7000:80/udp"))
-						w.del(p)
-					}
-					before = n.snapshot()
-				default:
-					n.wantSnapshot("all were deleted", before)
-				}
-				if t.Failed() {
-					t.Fatalf("all were deleted by %s", last)
-				}
-			}
-			for _, w := range networks {
-				p := n.pod("next-" + w.name)
-				w.add(p, publish(t, "7000:80/udp"))
-				wantPing(t, p.NS, outside4, outside6)
-				w.del(p)
-			}
-			n.wantNoLock()
-			for _, talk := range talks {
-				talk.Check(t)
-			}
-			t.Logf("%s=%d: %d rounds, %v", seedVar, m.seed, number, m.made)
-		})
-	}
 }

@@ -16,8 +16,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
-
-	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
 // shownNetwork is what tombolo networks --json says of one.
@@ -35,7 +33,6 @@ type shownPool struct {
 	Range            string
 	Family           int
 	Size, Used, Free uint64
-	Assumed          bool
 }
 
 type shownPort struct {
@@ -96,8 +93,8 @@ func TestNetworksShowWhatPodsHave(t *testing.T) {
 		Network: "podnet", Mode: "gateway", Bridge: "cbr0", Subnets: []string{subnet4, subnet6}, Gateways: []string{gateway4 + "/24", gateway6 + "/64"},
 		IPAM: []string{"host-local"}, Masquerade: true, Attachments: 3,
 		Pools: []shownPool{
-			{"10.77.0.10-10.77.0.13 of 10.77.0.0/24", 4, 4, 3, 1, false},
-			{"fd77::/64", 6, 1<<64 - 2, 3, 1<<64 - 5, false},
+			{"10.77.0.10-10.77.0.13 of 10.77.0.0/24", 4, 4, 3, 1},
+			{"fd77::/64", 6, 1<<64 - 2, 3, 1<<64 - 5},
 		},
 	}
 	for i, p := range pods {
@@ -112,7 +109,7 @@ func TestNetworksShowWhatPodsHave(t *testing.T) {
 	next := n.pod("next")
 	larger.add(next)
 	larger.del(next)
-	want.Pools[0] = shownPool{"10.77.0.10-10.77.0.99 of 10.77.0.0/24", 4, 90, 3, 87, false}
+	want.Pools[0] = shownPool{"10.77.0.10-10.77.0.99 of 10.77.0.0/24", 4, 90, 3, 87}
 	if diff := cmp.Diff([]shownNetwork{want}, n.networks("podnet")); diff != "" {
 		t.Errorf("with a larger range (-want +got):\n%s", diff)
 	}
@@ -169,40 +166,6 @@ func TestNetworksAreShownBesideADDs(t *testing.T) {
 			return
 		default:
 		}
-	}
-}
-
-func TestNetworksOfAnEarlierVersionAreShown(t *testing.T) {
-	t.Parallel()
-	for name, older := range nstest.Earlier(t) {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			w := n.podnet(nil)
-			old, next := n.pod("old"), n.pod("next")
-			c := call{verb: "ADD", id: old.id, netns: old.path, ifName: "eth0", stdin: w.stdin(nil)}
-			if o, err := n.exec(context.Background(), older, c.stdin, c.environ()); err != nil || o.status != 0 {
-				t.Fatalf("%v, %+v", err, o)
-			}
-			got := n.networks()
-			if len(got) != 1 || len(got[0].Pools) != 2 || !got[0].Pools[0].Assumed || got[0].Pools[0].Used != 1 || got[0].Pools[0].Size != 253 || got[0].PoolNote == "" {
-				t.Errorf("before an ADD of this version: %+v", got)
-			}
-			w.add(next)
-			got = n.networks()
-			if len(got) != 1 || len(got[0].Pools) != 2 || got[0].Pools[0].Assumed || got[0].Pools[0].Used != 2 || got[0].PoolNote != "" {
-				t.Fatalf("after it: %+v", got)
-			}
-			// And back: the earlier version reads the record.
-			c = call{verb: "DEL", id: next.id, netns: next.path, ifName: "eth0", stdin: w.stdin(nil)}
-			if o, err := n.exec(context.Background(), older, c.stdin, c.environ()); err != nil || o.status != 0 {
-				t.Fatalf("%v, %+v", err, o)
-			}
-			w.del(old)
-			if got := n.networks(); len(got) != 1 || got[0].Attachments != 0 || len(got[0].Pools) != 2 || got[0].Pools[0].Used != 0 {
-				t.Errorf("in the end: %+v", got)
-			}
-		})
 	}
 }
 

@@ -23,7 +23,6 @@ type DHCP struct {
 	ClientID        string    `json:"clientID"`
 	HostName        *string   `json:"hostName"`
 	Timeout         Duration  `json:"timeout"`
-	Transport       string    `json:"transport"` // of earlier versions, and without effect
 	Keeper          string    `json:"keeper"`
 	RapidCommit     bool      `json:"rapidCommit"`
 	DetectConflicts bool      `json:"detectConflicts"`
@@ -116,7 +115,6 @@ func ReadDHCP(section []byte, byName bool) (*DHCP, error) {
 		of           []string
 	}{
 		{"clientID", conf.ClientID, []string{clientByContainer, clientByPod, clientByMAC}},
-		{"transport", conf.Transport, []string{"", "raw", "udp"}},
 		{"keeper", conf.Keeper, []string{keeperRequired, keeperOptional}},
 	} {
 		if !slices.Contains(choice.of, choice.value) {

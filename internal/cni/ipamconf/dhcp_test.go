@@ -29,7 +29,7 @@ func TestDHCPSectionThatIsWrong(t *testing.T) {
 	for _, tt := range []struct{ fields, want string }{
 		{`"clientid": "pod"`, `code 2: unknown field "clientid": "pod" (did you mean "clientID"?)`},
 		{`"clientID": "host"`, `code 7: ipam.clientID "host" is not known: use one of ["container" "pod" "mac"]`},
-		{`"transport": "tcp"`, `code 7: ipam.transport "tcp" is not known: use one of ["" "raw" "udp"]`},
+		{`"transport": "udp"`, `code 2: unknown field "transport": "udp"`},
 		{`"keeper": "no"`, `code 7: ipam.keeper "no" is not known: use one of ["required" "optional"]`},
 		{`"timeout": 5`, `code 7: field "timeout": expected a length of time such as "5s", got the number 5`},
 		{`"priority": -1`, `code 7: ipam.priority -1 is negative`},
@@ -88,7 +88,7 @@ func TestIdentityOfAPodToItsServer(t *testing.T) {
 
 func TestWhatTheServerIsTold(t *testing.T) {
 	t.Parallel()
-	conf, err := dhcpOf(t, `"clientID": "pod", "transport": "udp", "rapidCommit": true,
+	conf, err := dhcpOf(t, `"clientID": "pod", "rapidCommit": true,
 		"request": [{"skipDefault": true}, {"option": "routers"}, {"option": 6}, {"option": "42"}],
 		"provide": [{"option": "vendor-class-identifier", "value": "v1"}, {"option": "user-class", "fromArg": "COLOUR"},
 			{"option": "host-name", "value": "printer"}]`)

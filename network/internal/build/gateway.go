@@ -83,11 +83,7 @@ func buildGateways(ctx context.Context, s *session.Session, rec *state.Network, 
 			return err
 		}
 		// Usable at once: nobody but us gives out addresses of the pods' network.
-		own := addr.Address{Prefix: gw, Link: l.Index, Flags: addr.NoDAD}
-		if !slices.ContainsFunc(have, func(a addr.Address) bool { return a.Prefix == gw }) {
-			// One that an earlier version added has none, and pods that send to it.
-			own.Broadcast = addr.Broadcast(gw)
-		}
+		own := addr.Address{Prefix: gw, Link: l.Index, Flags: addr.NoDAD, Broadcast: addr.Broadcast(gw)}
 		changed, err := s.Links.Addresses().Ensure(own)
 		if err != nil {
 			return err

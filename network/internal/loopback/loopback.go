@@ -62,9 +62,6 @@ func Place(ctx context.Context, l *bridge.Link) {
 // Open makes 127.0.0.1 lead to pods behind a bridge; at is the link that has the gateways. The firewall must be there.
 // It needs the exclusive lock. Of what the kernel lacks the record takes note, so that
 // it is not asked for again.
-//
-// Where an earlier version opened it, for pods that are there, the firewall alone keeps it
-// until the last of these has gone, as it did: see localnet.Conn.Place.
 func Open(ctx context.Context, links *bridge.Conn, dir *state.Dir, rec *state.Network, at, br *bridge.Link, warn func(string)) error {
 	return each(at, br, func(l *bridge.Link) error { return open(ctx, links, dir, rec, l, warn) })
 }
@@ -81,17 +78,11 @@ func open(ctx context.Context, links *bridge.Conn, dir *state.Dir, rec *state.Ne
 	if err != nil {
 		return err
 	}
-	// An operator's own setting stays when the last port goes. That of an earlier
-	// version has no filter, and pods that have ports.
+	// An operator's own setting stays when the last port goes.
 	routed := value == "0" || kept.Routed
 	if !routed && !kept.Any() {
 		if routed, err = Published(dir, l.Name, warn); err != nil {
 			return err
-		}
-		if routed && !kept.HasPlace() && !keptBefore(dir, rec) {
-			rec.LoopbackUnfiltered = true
-			warn(openIfFlushed + l.Name + ": an earlier version published ports there; once all have gone, this is mended")
-			return nil
 		}
 	}
 	// What the host itself sends by the bridge of an uplink would be lost while the place is made.
@@ -180,8 +171,7 @@ func Published(dir *state.Dir, bridgeName string, warn func(string)) (bool, erro
 
 // Shut takes back what Open made for a bridge, without a look at what else may need it. known
 // says that a pod behind the bridge did. Where the kernel
-// has no filters, or an earlier version made none, a bridge of our own tells whose
-// setting it was.
+// has no filters, a bridge of our own tells whose setting it was.
 func Shut(ctx context.Context, links *bridge.Conn, bridgeName string, known bool) error {
 	return shut(ctx, links, bridgeName, known, true)
 }

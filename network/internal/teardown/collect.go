@@ -73,7 +73,6 @@ func (t *Teardown) collect(ctx context.Context, r *remains, began time.Time) err
 		}
 		if now.rec = rec; err == nil {
 			now.addresses, now.owner = endpoint.Addresses(rec), ipam.Owner{ContainerID: rec.ContainerID, IfName: rec.IfName}
-			now.unfinished = rec.State == state.Adding
 		}
 	}
 	if now.leaseDir == "" {

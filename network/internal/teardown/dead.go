@@ -62,7 +62,7 @@ func seemsDead(ctx context.Context, s *session.Session, rec *state.Attachment) (
 	}
 	defer pod.Close()
 	if rec.NetNSCookie == 0 {
-		return "", nil // an earlier version's, or one whose ADD was killed early: it may be the pod's
+		return "", nil // its ADD was killed early: it may be the pod's
 	}
 	cookie, err := pod.Cookie()
 	if err != nil || cookie == rec.NetNSCookie {
@@ -208,7 +208,7 @@ func (t *Teardown) takeDeadDown(ctx context.Context, d *Dead) (bool, error) {
 		return true, Other(ctx, t.Session, rec)
 	}
 	r := t.ownRemains(ctx, ipam.Owner{ContainerID: rec.ContainerID, IfName: rec.IfName}, hash)
-	r.unfinished, r.retaken = rec.State == state.Adding, t.retaken(r)
+	r.retaken = t.retaken(r)
 	return true, t.takeDown(ctx, r)
 }
 

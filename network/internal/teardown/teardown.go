@@ -35,10 +35,6 @@ type remains struct {
 	// unrecorded says that the attachment had no record to lock: so that no Add of it
 	// begins meanwhile, all others are kept away.
 	unrecorded bool
-	// unfinished says that its Add never came to its end, as the free lock of its record
-	// tells. An Add of an earlier version, which locks no record, has the state's lock: all
-	// others are kept away here, too.
-	unfinished bool
 	unlocked   bool // it has a record, whose lock another has
 }
 
@@ -144,11 +140,9 @@ func (t *Teardown) outwait(ctx context.Context, wait func(context.Context)) {
 }
 
 // Remains takes down what is left of an attachment, for the next Add of the same, which has the
-// lock of its record. unfinished says that its own Add never came to its end.
-func (t *Teardown) Remains(ctx context.Context, owner ipam.Owner, hash string, unfinished bool) error {
-	r := t.ownRemains(ctx, owner, hash)
-	r.unfinished = unfinished
-	return t.takeDown(ctx, r)
+// lock of its record.
+func (t *Teardown) Remains(ctx context.Context, owner ipam.Owner, hash string) error {
+	return t.takeDown(ctx, t.ownRemains(ctx, owner, hash))
 }
 
 // ownRemains is what there may be of one attachment.
@@ -215,7 +209,7 @@ func (t *Teardown) takeDown(ctx context.Context, r *remains) error {
 	if err := s.Enter(ctx); err != nil {
 		return errors.Join(leaseErr, err)
 	}
-	if r.unrecorded || r.unfinished {
+	if r.unrecorded {
 		still, err := t.alone(ctx, r)
 		if err != nil || !still {
 			s.Leave()

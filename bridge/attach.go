@@ -194,6 +194,11 @@ func (c *Conn) configurePod(ctx context.Context, in *inPod, p *Port, a *Attachme
 	if a.Index, err = indexOf(c.nl, p.Name); err != nil {
 		return err
 	}
+	if p.NoTxOffload {
+		if err := in.conn.StopTxOffload(p.Peer); err != nil {
+			return err
+		}
+	}
 	if err := ctx.Err(); err != nil {
 		return err
 	}

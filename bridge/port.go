@@ -120,6 +120,12 @@ type Port struct {
 	// be kept from it (see Routing), IPv6 ones cannot.
 	NoRedirects bool
 
+	// NoTxOffload has the pod's interface fill in the checksums of what it sends, before the port
+	// gets it. Otherwise a link further on does, where the pod told it to, and so writes over what
+	// the bridge's firewall has seen. Only CAP_NET_ADMIN in the pod can undo that. TCP gets slower:
+	// the pod makes each segment by itself. It is for Attach alone.
+	NoTxOffload bool
+
 	noIPv6 bool // the kernel has none: see Conn.configure
 }
 

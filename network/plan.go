@@ -69,6 +69,8 @@ func (a *adding) plan(g given, made *bridge.Attachment) (*plan, error) {
 	// Neighbours know an address's last MAC: that which follows from it, unless another
 	// was asked for, or another plugin gave the address to a pod of its own.
 	p.port.Announce = a.pod.MAC != nil || a.base.DataDir != ""
+	// The uplink may be without checksum offloading, and writes checksums behind the guard.
+	p.port.NoTxOffload = nw.Guard && !nw.MACOnly && nw.Uplink.NIC != ""
 	p.port.LeaveIPv6 = nw.LeaveIPv6 && len(g.addresses) == 0 && a.leasing == nil
 	for _, address := range g.addresses {
 		p.port.Addresses = append(p.port.Addresses, address.Prefix)

@@ -16,6 +16,7 @@ import (
 // (netdevice(7)) as well: a socket. A fake need not.
 type device interface {
 	refreshCarrier(link string)
+	ethtool(link string, cmd, data uint32) (uint32, error)
 	linkIndex(name string) (int, error)
 	within(fn func() error) error
 	cookie() (uint64, error)
@@ -115,7 +116,7 @@ func (c *Conn) RefreshCarrier(link string) {
 const carrierPatience = 100 * time.Millisecond
 
 func (s *socket) refreshCarrier(link string) {
-	if !s.hasCarrier(link) {
+	if up, err := s.ethtool(link, unix.ETHTOOL_GLINK, 0); err != nil || up == 0 {
 		return
 	}
 	flags, err := unix.NewIfreq(link)
@@ -131,15 +132,28 @@ func (s *socket) refreshCarrier(link string) {
 			return
 		}
 		time.Sleep(pause)
-		s.hasCarrier(link) // It takes the lock that the worker holds while it is at it.
+		_, _ = s.ethtool(link, unix.ETHTOOL_GLINK, 0) // It takes the lock that the worker holds while it is at it.
 	}
 }
 
-// hasCarrier is ETHTOOL_GLINK.
-func (s *socket) hasCarrier(link string) bool {
+// StopTxOffload has a link of the socket's namespace leave no checksum of what it sends to a
+// link further on (ETHTOOL_STXCSUM). Only CAP_NET_ADMIN in the namespace can undo that.
+func (c *Conn) StopTxOffload(link string) error {
+	d, ok := c.t.(device)
+	if !ok {
+		return nil
+	}
+	if _, err := d.ethtool(link, unix.ETHTOOL_STXCSUM, 0); err != nil {
+		return &tombolo.OpError{Op: "turn off checksum offloading of link", Object: link, Err: err}
+	}
+	return nil
+}
+
+// ethtool sends one of the requests that give and take a number, and gives the number.
+func (s *socket) ethtool(link string, cmd, data uint32) (uint32, error) {
 	// struct ethtool_value of linux/ethtool.h and, of linux/if.h, the part of struct
 	// ifreq that is used; the kernel copies all 40 bytes of the latter.
-	value := struct{ cmd, data uint32 }{cmd: unix.ETHTOOL_GLINK}
+	value := struct{ cmd, data uint32 }{cmd, data}
 	request := struct {
 		name [unix.IFNAMSIZ]byte
 		data unsafe.Pointer
@@ -147,7 +161,10 @@ func (s *socket) hasCarrier(link string) bool {
 	}{data: unsafe.Pointer(&value)}
 	copy(request.name[:unix.IFNAMSIZ-1], link)
 	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(s.fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&request)))
-	return errno == 0 && value.data != 0
+	if errno != 0 {
+		return 0, errno
+	}
+	return value.data, nil
 }
 
 // receive is recvfrom(2) of a netlink socket, and the port of the sender: unix.Recvfrom

@@ -117,7 +117,7 @@ func claimOf(mac net.HardwareAddr, address netip.Addr) []byte {
 	}, nil)
 }
 
-// ear hears ARP on a link of a machine's.
+// ear hears what comes in by a link of a machine's, ARP alone unless told otherwise.
 type ear struct {
 	testing.TB
 	fd int
@@ -125,8 +125,13 @@ type ear struct {
 
 func (l *lan) listen(ns *netns.NS, link string) *ear {
 	l.Helper()
+	return l.listenTo(ns, link, unix.ETH_P_ARP)
+}
+
+func (l *lan) listenTo(ns *netns.NS, link string, ethernet uint16) *ear {
+	l.Helper()
 	e := &ear{TB: l, fd: -1}
-	protocol := binary.NativeEndian.Uint16([]byte{0x08, 0x06})
+	protocol := binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, ethernet))
 	err := ns.Do(func() error {
 		i, err := net.InterfaceByName(link)
 		if err != nil {
@@ -160,4 +165,20 @@ func (e *ear) spoofs() (n int) {
 			n++
 		}
 	}
+}
+
+// next waits for a frame.
+func (e *ear) next() []byte {
+	e.Helper()
+	buf := make([]byte, 2048)
+	for end := time.Now().Add(patience); time.Now().Before(end); {
+		if _, err := unix.Poll([]unix.PollFd{{Fd: int32(e.fd), Events: unix.POLLIN}}, 1000); err != nil && !errors.Is(err, unix.EINTR) {
+			e.Fatal(err)
+		}
+		if length, _, err := unix.Recvfrom(e.fd, buf, 0); err == nil {
+			return buf[:length]
+		}
+	}
+	e.Fatal("no frame came")
+	return nil
 }

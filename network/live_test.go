@@ -163,7 +163,7 @@ func TestWhatCannotBeMeantMakesNothing(t *testing.T) {
 			b.pod.Ports = []HostPort{{HostPort: 80, PodPort: 80}}
 			return &b.nw, &b.pod
 		},
-		"a limit of 8 bit/s": func(b *bed) (*Network, *Pod) { b.pod.Limits.Ingress.Rate = 8; return &b.nw, &b.pod },
+		"a limit of 7 bit/s": func(b *bed) (*Network, *Pod) { b.pod.Limits.Ingress.Rate = 7; return &b.nw, &b.pod },
 		"a lease without a place": func(b *bed) (*Network, *Pod) {
 			b.pod.Lease = &Lease{}
 			return &b.nw, &b.pod

@@ -77,6 +77,7 @@ func TestEnsureInstallsExactlyTheRate(t *testing.T) {
 		"10 Mbit/s":              {bandwidth.Limit{Rate: 10e6}, 1250000, 6250, 10000},
 		"1 Gbit/s":               {bandwidth.Limit{Rate: 1e9}, 125e6, 625000, 10000},
 		"40 Gbit/s, of 64 bits":  {bandwidth.Limit{Rate: 40e9}, 5e9, 25e6, 10000},
+		"100 bit/s":              {bandwidth.Limit{Rate: 100}, 12, 3036, 0},
 		"1 kbit/s":               {bandwidth.Limit{Rate: 1e3}, 125, 3036, 72864000},
 		"a burst that is capped": {bandwidth.Limit{Rate: 100e6, Burst: math.MaxInt32}, 12500000, 625000, 0},
 		"a burst that is given":  {bandwidth.Limit{Rate: 100e6, Burst: 800e3}, 12500000, 100000, 7000},

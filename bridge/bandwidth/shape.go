@@ -27,10 +27,10 @@ type Shape struct {
 // IsZero says whether there is nothing to shape.
 func (s Shape) IsZero() bool { return s.Ingress.Rate == 0 && s.Egress.Rate == 0 }
 
-// The rates that make sense, in bits per second; they are the bounds that
-// Kubernetes sets for its annotations.
+// The rates that can be, in bits per second: the kernel counts whole bytes, and the most is
+// the bound that Kubernetes sets for its annotations.
 const (
-	MinRate uint64 = 1e3
+	MinRate uint64 = 8
 	MaxRate uint64 = 1e15
 )
 

@@ -92,7 +92,7 @@ func TestShapesThatCannotBeMeantAreRefused(t *testing.T) {
 	}{
 		"burst alone":           {bandwidth.Shape{Ingress: bandwidth.Limit{Burst: 8000}}, 1500, "ingress: invalid argument: a burst of 8000 bit without a rate"},
 		"burst alone, egress":   {bandwidth.Shape{Egress: bandwidth.Limit{Burst: 8000}}, 1500, "egress: "},
-		"megabits meant":        {bandwidth.Shape{Egress: bandwidth.Limit{Rate: 100}}, 1500, "a rate of 100 bit/s, where 1 kbit/s is the least"},
+		"megabits meant":        {bandwidth.Shape{Egress: bandwidth.Limit{Rate: 7}}, 1500, "a rate of 7 bit/s, where 8 bit/s is the least"},
 		"beyond all links":      {bandwidth.Shape{Egress: bandwidth.Limit{Rate: 1e15 + 1}}, 1500, "1000 Tbit/s is the most"},
 		"MTU of nothing":        {bandwidth.Shape{Egress: bandwidth.Limit{Rate: 1e6}}, 0, "an MTU of 0 bytes"},
 		"MTU that no link has":  {bandwidth.Shape{Egress: bandwidth.Limit{Rate: 1e6}}, 65536, "an MTU of 65536 bytes"},

@@ -250,6 +250,11 @@ func TestIPAMPluginsByNameAreAsTheReferences(t *testing.T) {
 			{conf: conf("1.0.0", static(two)), verb: "ADD", id: "a", args: "IP=10.6.0.7"}, {conf: conf("1.0.0", static(`"routes":[]`)), verb: "ADD", id: "a"},
 			{conf: conf("1.0.0", static(`"addresses":[{"address":"10.5.0.7"}]`)), verb: "ADD", id: "a"},
 		},
+		"static: without ipam": {
+			{conf: `{"cniVersion":"1.0.0","name":"net","type":"ptp"}`, verb: "ADD", id: "a"}, {conf: conf("1.0.0", "null"), verb: "ADD", id: "a"},
+			{conf: conf("1.0.0", "{}"), verb: "ADD", id: "a"}, {conf: `{"cniVersion":"1.0.0","name":"net","type":"ptp",` + prev + `}`, verb: "CHECK", id: "a"},
+			{conf: `{"cniVersion":"1.0.0","name":"net","type":"ptp"}`, verb: "DEL", id: "a"},
+		},
 		"static: CHECK": {
 			{conf: conf("1.0.0", static(`"addresses":[{"address":"10.5.0.2/24","gateway":"10.5.0.1"}]`), prev), verb: "CHECK", id: "a"},
 			{conf: conf("1.0.0", static(`"addresses":[{"address":"10.5.0.2/24"}]`), prev), verb: "CHECK", id: "a"},

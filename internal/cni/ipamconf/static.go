@@ -51,9 +51,12 @@ func newStatic(r *Request) (Allocator, error) {
 
 // configure decodes the netconf.
 func (s *static) configure(r *Request) error {
-	var conf netconf[staticConf]
+	var conf netconf[*staticConf]
 	if err := conf.load(r); err != nil {
 		return err
+	}
+	if conf.IPAM == nil {
+		return newError(codeInvalidConfig, nil, `network %q: static needs the field "ipam"`, r.Network)
 	}
 	args, err := cniargs.Parse(r.Args)
 	if err != nil {
@@ -90,7 +93,7 @@ func (s *static) configure(r *Request) error {
 // staticAddresses merges the four sources in the order of the reference plugin:
 // CNI_ARGS adds to the config's addresses and sets their gateways, args.cni.ips
 // replaces all of that, and runtimeConfig.ips replaces it again.
-func staticAddresses(conf *netconf[staticConf], args cniargs.Args) ([]addressConf, error) {
+func staticAddresses(conf *netconf[*staticConf], args cniargs.Args) ([]addressConf, error) {
 	addresses := slices.Clone(conf.IPAM.Addresses)
 	added, err := parsePrefixes("CNI_ARGS IP", args.List("IP"))
 	if err != nil {

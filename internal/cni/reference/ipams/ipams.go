@@ -18,9 +18,10 @@ import (
 // lockWait is longer than any deadline: the reference waits as long as it takes.
 const lockWait = time.Hour
 
-// Run is host-local or static, by the name that the call has. As there, STATUS and GC do nothing.
+// Run is host-local or static, by the name that the call has. As there, STATUS and GC do nothing,
+// and neither does DEL of static.
 func Run(ctx context.Context, c *reference.Call) (*current.Result, error) {
-	if c.Verb == "STATUS" || c.Verb == "GC" {
+	if c.Verb == "STATUS" || c.Verb == "GC" || c.Verb == "DEL" && c.Name == "static" {
 		return nil, nil
 	}
 	of, err := ipamconf.New(&ipamconf.Request{

@@ -67,6 +67,20 @@ func (n *node) nothingLeft(tb testing.TB) {
 	}
 }
 
+// At the least rate a burst takes longer than the 274 s that the kernel can tell.
+func TestTheLeastRateHoldsItsOwnCheck(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	s := bandwidth.Shape{Ingress: bandwidth.Limit{Rate: bandwidth.MinRate}, Egress: bandwidth.Limit{Rate: bandwidth.MinRate}}
+	n.ensure(t, s)
+	if diffs, err := n.conn.Check(t.Context(), n.target, s); len(diffs) > 0 || err != nil {
+		t.Errorf("Check finds %v, %v", diffs, err)
+	}
+	if n.ensure(t, s) {
+		t.Error("the second Ensure changes something")
+	}
+}
+
 func TestEnsureInstallsExactlyTheRate(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -11,12 +11,27 @@ import (
 )
 
 // InUse names the program that has the socket, in a line for the operator: "127.0.0.1:8080/tcp is in
-// use by nginx (pid 4711)". It is as expensive as Process.
+// use by nginx (pid 4711)", or "by conmon (pid 4711) for container 0123456789ab" where the port is that
+// container's. It is as expensive as Process.
 func (s Socket) InUse() string {
 	if pid, name, ok := Process(s.Inode); ok {
-		return fmt.Sprintf("%s is in use by %s (pid %d)", s, name, pid)
+		return fmt.Sprintf("%s is in use by %s (pid %d)%s", s, name, pid, publishedFor(pid, name))
 	}
 	return fmt.Sprintf("%s is in use by the kernel, or by a process that cannot be seen from here (user %d, socket %d)", s, s.UID, s.Inode)
+}
+
+// publishedFor says for whom a program has a port that does so for containers.
+func publishedFor(pid int, name string) string {
+	switch name {
+	case "conmon":
+		line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		if id := argument(line, "-c"); err == nil && id != "" {
+			return " for container " + printable(id[:min(len(id), 12)])
+		}
+	case "docker-proxy", "rootlessport", "rootlesskit", "slirp4netns", "pasta":
+		return " for a container"
+	}
+	return ""
 }
 
 // Process finds a process that has a socket open, by the socket's inode. Of several,

@@ -45,7 +45,7 @@ func RefuseListeners(ctx context.Context, containerID string, asked []nft.Port, 
 	if !l.Local.Addr().IsUnspecified() {
 		instead += ", or a hostIP that is another address of the host"
 	}
-	return fail.Errorf(fail.ErrConflict, "publish port %d of the host: %s: stop that program, or %s", l.Local.Port(), l, instead)
+	return fail.Errorf(fail.ErrConflict, "publish port %d of the host: %s: stop that, or %s", l.Local.Port(), l, instead)
 }
 
 // RefuseUnreachable refuses a host port that no address of the pod could serve.

@@ -8,7 +8,10 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"os/signal"
 	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/printable"
@@ -52,9 +55,11 @@ var errDiffers = errors.New("something differs; the end of each line says, in br
 // errUsage is the cause of an error about the command line itself.
 var errUsage = errors.New("see tombolo help")
 
-// operator runs one command of the operator's and gives the exit status.
+// operator runs one command of the operator's and gives the exit status. A command whose output
+// is read no more, as by head, does all its work.
 func operator(args []string) int {
-	err := run(context.Background(), args, printable.Writer(os.Stdout))
+	signal.Ignore(unix.SIGPIPE)
+	err := run(context.Background(), args, printable.Writer(unread{os.Stdout}))
 	if err == nil {
 		return 0
 	}
@@ -68,6 +73,17 @@ func operator(args []string) int {
 		return exitDiffers
 	}
 	return exitFailed
+}
+
+// unread is a writer whose reader may end before the work does.
+type unread struct{ to io.Writer }
+
+func (u unread) Write(p []byte) (int, error) {
+	n, err := u.to.Write(p)
+	if errors.Is(err, unix.EPIPE) {
+		return len(p), nil
+	}
+	return n, err
 }
 
 func run(ctx context.Context, args []string, out io.Writer) error {

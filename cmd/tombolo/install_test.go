@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -42,5 +43,28 @@ func TestProgramAnswersByTheNamesItInstalled(t *testing.T) {
 	}
 	if got := tombolo(t, nil, nil, "", "install", "--names", "brigde", dir); got.status != exitUsage || !strings.Contains(got.stderr, `"brigde" is not a name that Tombolo has`) {
 		t.Errorf("a name that it has not: %+v", got)
+	}
+}
+
+// The reader of a command's output may go, as head does, and the work goes on.
+func TestInstallIsNotCutShortByItsReader(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for _, args := range [][]string{{"install", "--names", "all", dir}, {"install", "--undo", dir}} {
+		reader, out, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		reader.Close()
+		cmd := exec.Command(os.Args[0], args...)
+		cmd.Env, cmd.Stdout = append(os.Environ(), runMain+"=1"), out
+		if err := cmd.Run(); err != nil {
+			t.Errorf("%q: %v", args, err)
+		}
+		out.Close()
+	}
+	got := tombolo(t, nil, nil, "", "install", "--names", "all", dir)
+	if strings.Contains(got.stdout, "as before") || strings.Count(got.stdout, ": Tombolo\n") < 2 {
+		t.Errorf("names were left by the undo: %+v", got)
 	}
 }

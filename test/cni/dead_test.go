@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // blind is a command in a mount namespace without propagation, where no pod's path leads
@@ -93,6 +94,38 @@ func TestTomboloGCReclaimsDeadPodsAndNoOthers(t *testing.T) {
 	if o := n.operate("gc", "--state", n.state, "nosuch"); o.status != 1 || !strings.Contains(o.stderr, `"nosuch"`) {
 		t.Errorf("an unknown network: status %d, %s", o.status, o.stderr)
 	}
+}
+
+// The kernel takes some 50 ms to delete the links of a namespace to which nothing refers. The pod is dead from
+// the beginning of that, and one whose path leads nowhere while its namespace is in use lives.
+func TestTomboloGCReclaimsAPodWhosePortIsStillThere(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(nil)
+	hidden := n.pod("hidden")
+	w.add(hidden)
+	vanish(t, hidden.path)
+	for begin := time.Now(); time.Since(begin) < patience; {
+		dead := n.pod("dead")
+		w.add(dead)
+		vanish(t, dead.path)
+		dead.NS.Close()
+		said := ""
+		for end := time.Now().Add(patience); said == "" && time.Now().Before(end); { // a socket of the ADD's may still be closing
+			said = n.operate("gc", "--state", n.state).stdout
+		}
+		if strings.Count(said, "\n") != 1 || !strings.HasPrefix(said, "container dead, eth0 ") || !strings.HasSuffix(said, "; reclaimed\n") {
+			t.Fatalf("gc says %q", said)
+		}
+		wantPing(t, hidden.NS, gateway4)
+		if links := n.run("ip", "-o", "link"); strings.Contains(links, w.port(dead)) {
+			t.Errorf("the port is left:\n%s", links)
+		}
+		if strings.Contains(said, "its port "+w.port(dead)+" is about to go") {
+			return
+		}
+	}
+	t.Error("the port was gone each time: the test shows nothing")
 }
 
 func TestADDReclaimsDeadPodsWhereThePoolIsFull(t *testing.T) {

@@ -54,7 +54,7 @@ func (s *Session) IPAMNode(network string, own ipam.Owner, hash string) ipam.Nod
 func (s *Session) Renamed(ctx context.Context, hash string) (bool, error) {
 	links, err := s.Links.Veths(ctx)
 	return slices.ContainsFunc(links, func(l bridge.Link) bool {
-		return strings.HasPrefix(l.Alias, endpoint.AliasOwner(hash))
+		return l.Name != "veth"+hash && strings.HasPrefix(l.Alias, endpoint.AliasOwner(hash))
 	}), err
 }
 

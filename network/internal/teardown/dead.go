@@ -12,6 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/link"
+	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -19,9 +21,8 @@ import (
 	"github.com/tombolo-cni/tombolo/network/internal/session"
 )
 
-// An attachment is dead if its port is gone and its path does not lead to its namespace. Neither
-// proves it alone. The port goes with the pod's namespace, which lives as long as anything
-// refers to it, but somebody may have deleted the port of a pod that runs. And a path that
+// An attachment is dead if its port is gone, or about to go with its namespace, and its path does not
+// lead to that. Neither proves it alone. The namespace lives as long as anything refers to it, but somebody may have deleted the port of a pod that runs. And a path that
 // cannot be opened may be one of another mount namespace, where the runtime sees it.
 
 // Dead is an attachment whose pod is gone.
@@ -46,10 +47,13 @@ func whyDead(ctx context.Context, s *session.Session, rec *state.Attachment) (st
 
 // seemsDead is whyDead without the search for a port that has another name by now.
 func seemsDead(ctx context.Context, s *session.Session, rec *state.Attachment) (string, error) {
-	port := portOf(rec)
+	port, now := portOf(rec), "is gone"
 	switch _, err := s.Links.Link(ctx, port); {
 	case err == nil:
-		return "", nil
+		if goes, err := link.LosesOtherEnd(nl.Of(s.Links.Socket()), port); !goes {
+			return "", err
+		}
+		now = "is about to go"
 	case !errors.Is(err, fs.ErrNotExist):
 		return "", err
 	}
@@ -58,7 +62,7 @@ func seemsDead(ctx context.Context, s *session.Session, rec *state.Attachment) (
 		return "", err
 	}
 	if err != nil {
-		return fmt.Sprintf("its port %s is gone, and its namespace: %v", port, err), nil
+		return fmt.Sprintf("its port %s %s, and its namespace: %v", port, now, err), nil
 	}
 	defer pod.Close()
 	if rec.NetNSCookie == 0 {
@@ -68,7 +72,7 @@ func seemsDead(ctx context.Context, s *session.Session, rec *state.Attachment) (
 	if err != nil || cookie == rec.NetNSCookie {
 		return "", err
 	}
-	return fmt.Sprintf("its port %s is gone, and %s is another namespace by now", port, rec.NetNS), nil
+	return fmt.Sprintf("its port %s %s, and %s is another namespace by now", port, now, rec.NetNS), nil
 }
 
 // portOf is the host's end of an attachment's link; empty for one of another program's that has none.

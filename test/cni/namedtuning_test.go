@@ -1,7 +1,9 @@
 package cni
 
 import (
+	"encoding/json"
 	"net/netip"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -139,6 +141,38 @@ func TestTuningByNameRevertsWhatEachADDHasSet(t *testing.T) {
 	if left := s.files(); left != "" {
 		t.Errorf("%s is left", left)
 	}
+}
+
+func TestTuningByNameIsRevertedInTheNodesOwnNamespace(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(conf{"mode": "l2"})
+	tuning := filepath.Join(newSide(t, referenceDir(t), []string{"tuning"}).programs, "tuning")
+	dataDir := t.TempDir()
+	run := func(path, verb string, fields conf) {
+		t.Helper()
+		c := call{verb: verb, id: "a", netns: nstest.Path(t, n.ns), ifName: "eth0", stdin: w.stdin(fields)}
+		o, err := n.exec(t.Context(), path, c.stdin, append(c.environ(), "CNI_NETNS_OVERRIDE=1"))
+		if err != nil || o.status != 0 {
+			t.Fatalf("%s by %s: %v, %s", verb, path, err, o.stdout)
+		}
+		if verb == "ADD" {
+			w.plugin["prevResult"] = json.RawMessage(o.stdout)
+		}
+	}
+	run(plugin(), "ADD", nil)
+	before := tunable(t, &pod{NS: n.ns})
+	tuned := conf{"type": "tuning", "mtu": 1300, "txQLen": 7, "dataDir": dataDir}
+	run(tuning, "ADD", tuned)
+	if tunable(t, &pod{NS: n.ns}) == before {
+		t.Error("the ADD of tuning changes nothing")
+	}
+	run(tuning, "DEL", tuned)
+	if after := tunable(t, &pod{NS: n.ns}); after != before {
+		t.Errorf("DEL leaves\n%s, where there was\n%s", after, before)
+	}
+	run(plugin(), "DEL", nil)
+	n.wantNothing()
 }
 
 // A guard that did not follow would drop all that the pod sends.

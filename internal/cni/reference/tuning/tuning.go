@@ -256,7 +256,11 @@ func del(c *reference.Call) {
 	if b == nil {
 		return
 	}
-	err := podlink.WithinPod(c.NetNS, func(conn *nl.Conn, _ *netns.NS) error { return revert(conn, b, f.file(c), c.IfName) })
+	within := podlink.WithinPod
+	if c.SameNetNS {
+		within = podlink.Within // which enters the plugin's own, too
+	}
+	err := within(c.NetNS, func(conn *nl.Conn, _ *netns.NS) error { return revert(conn, b, f.file(c), c.IfName) })
 	if removeErr := os.Remove(f.file(c)); !errors.Is(removeErr, fs.ErrNotExist) {
 		err = errors.Join(err, removeErr)
 	}

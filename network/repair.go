@@ -112,7 +112,9 @@ func (n *Node) openNetworks(ctx context.Context) (*session.Session, []*state.Net
 		others, _, err = s.Dir.ListOthers()
 	}
 	if err == nil && len(records)+len(others) > 0 {
-		err = s.Enter(ctx)
+		if err = s.Enter(ctx); err == nil {
+			records, _, err = s.Dir.ListNetworks() // an ADD may have changed one while it had the lock
+		}
 	}
 	var used []*state.Network
 	for _, rec := range records {

@@ -34,6 +34,9 @@ func TestMain(m *testing.M) {
 	if filepath.Base(os.Args[0]) == monitorName {
 		os.Exit(runMonitor())
 	}
+	if filepath.Base(os.Args[0]) == lookerName {
+		os.Exit(runLooker())
+	}
 	flag.Parse()
 	os.Setenv(lockorder.Variable, "1")
 	dir, err := os.MkdirTemp("", "tombolo-test-")

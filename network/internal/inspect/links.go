@@ -3,11 +3,14 @@ package inspect
 import (
 	"context"
 	"errors"
+	"io/fs"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/loopback"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
@@ -86,15 +89,55 @@ func linksOf(ctx context.Context, s *session.Session, rec *state.Network, attach
 		if a.State != state.Ready || link == nil || a.Bridge != rec.Bridge {
 			continue
 		}
-		if p := recorded.PortOn(a, l); !recorded.PortFits(link, l, &p) {
-			found.Add("port %s is not on bridge %s with the flags that it should have", a.HostIf, rec.Bridge)
-		} else if !p.VLAN.IsZero() {
-			diffs, err := s.Links.VLANs().Check(ctx, link.Index, a.HostIf, p.VLAN)
-			if err != nil && !errors.Is(err, unix.ENODEV) {
-				return err
-			}
-			found.AddAll(diffs, "")
+		diffs, err := onBridge(ctx, s, a, link, l)
+		if len(diffs) > 0 {
+			diffs, err = onBridgeNow(ctx, s, a, l)
 		}
+		if err != nil {
+			return err
+		}
+		found.AddAll(diffs, "")
 	}
 	return nil
+}
+
+// onBridge says how a link differs from the port that an attachment should have.
+func onBridge(ctx context.Context, s *session.Session, a *state.Attachment, link, br *bridge.Link) ([]tombolo.Difference, error) {
+	p := recorded.PortOn(a, br)
+	if !recorded.PortFits(link, br, &p) {
+		return []tombolo.Difference{{Text: "port " + a.HostIf + " is not on bridge " + br.Name + " with the flags that it should have"}}, nil
+	}
+	if p.VLAN.IsZero() {
+		return nil, nil
+	}
+	diffs, err := s.Links.VLANs().Check(ctx, link.Index, a.HostIf, p.VLAN)
+	if errors.Is(err, unix.ENODEV) {
+		return nil, nil
+	}
+	return diffs, err
+}
+
+// onBridgeNow is onBridge by another look, at a port and a record that no call is changing: its ADD may have ended since
+// the ports were listed, and its DEL shuts a port before it deletes it.
+func onBridgeNow(ctx context.Context, s *session.Session, a *state.Attachment, br *bridge.Link) ([]tombolo.Difference, error) {
+	lock, err := s.Dir.LockAttachment(a.Network, a.Hash())
+	if errors.Is(err, state.ErrBusy) || errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fail.State(err)
+	}
+	defer lock.Close()
+	now, err := s.Dir.Load(a.Network, a.Hash())
+	if err != nil {
+		return nil, fail.State(err)
+	}
+	link, err := s.Links.Link(ctx, now.HostIf)
+	if errors.Is(err, fs.ErrNotExist) || now.State != state.Ready {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return onBridge(ctx, s, now, link, br)
 }

@@ -1,0 +1,165 @@
+package cni
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest/fault"
+	api "github.com/tombolo-cni/tombolo/network"
+)
+
+// lookerName is that of this test program where it looks at links once, as tombolod does.
+const lookerName = "look-at-links"
+
+// runLooker prints what is lacking as JSON.
+func runLooker() int {
+	node, err := api.Open(context.Background(), &api.Config{StateDir: os.Args[1]})
+	if err == nil {
+		var seen *api.Links
+		if seen, err = node.LookAtLinks(context.Background()); err == nil {
+			err = json.NewEncoder(os.Stdout).Encode(seen.Lacking)
+		}
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+// lookAtLinks gives what a look at links finds lacking, by network. before is told the look's calls.
+func (n *node) lookAtLinks(before func(call string)) map[string][]string {
+	n.Helper()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Args = []string{lookerName, n.state}
+	var out, errOut bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errOut
+	run, err := fault.Start(n.ns, cmd, fault.Fault{Before: before})
+	if err != nil {
+		n.Fatal(err)
+	}
+	if o := run.Wait(); o.Err != nil {
+		n.Fatalf("%v: %s", o.Err, &errOut)
+	}
+	var lacking map[string][]string
+	unmarshal(n, out.String(), &lacking)
+	return lacking
+}
+
+// halted is a call that waits at one of its system calls.
+type halted struct {
+	there chan struct{} // closed when it waits, or has ended
+	goOn  func()        // has it go on, and returns when it has ended
+}
+
+// halt has a call wait where at says so for the first time.
+func (n *node) halt(c call, at func() bool) *halted {
+	n.Helper()
+	h := &halted{there: make(chan struct{})}
+	leave, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		waited := false
+		defer func() {
+			if !waited {
+				close(h.there)
+			}
+		}()
+		f := n.callFaulty(c, fault.Fault{Before: func(string) {
+			if !waited && at() {
+				waited = true
+				close(h.there)
+				<-leave
+			}
+		}})
+		if f.status != 0 || !waited {
+			n.Errorf("%s (it waited: %t)", f, waited)
+		}
+	}()
+	h.goOn = sync.OnceFunc(func() { close(leave); <-ended })
+	n.Cleanup(h.goOn)
+	return h
+}
+
+// down says that a link is there, and down.
+func (n *node) down(name string) bool {
+	l, ok := links(n, n.ns)[name]
+	return ok && !l.up()
+}
+
+// TestLookFindsNothingWhereAnADDEndsMeanwhile has an ADD, whose port is there and down when the look begins, end before
+// each time that the look reads records.
+func TestLookFindsNothingWhereAnADDEndsMeanwhile(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(nil)
+	w.add(n.pod("stays"))
+	// With limits an ADD has more to do between making the port and setting it up.
+	slow := conf{"runtimeConfig": conf{"bandwidth": conf{"ingressRate": 1e9, "ingressBurst": 1e9}}}
+	const times = 2 // that a look reads a network's records
+	for at := 1; at <= times; at++ {
+		p := n.pod(fmt.Sprintf("pod-%d", at))
+		port := w.port(p)
+		h := n.halt(call{verb: "ADD", id: p.id, netns: p.path, ifName: "eth0", stdin: w.stdin(slow)}, func() bool { return n.down(port) })
+		<-h.there
+		reads := 0
+		lacking := n.lookAtLinks(func(call string) {
+			if strings.HasPrefix(call, "openat(") && strings.HasSuffix(call, "/attachments/podnet)") {
+				if reads++; reads == at {
+					h.goOn()
+				}
+			}
+		})
+		if reads != times || len(lacking) > 0 {
+			t.Errorf("the ADD ended before records were read for time %d of %d; lacking: %q", at, reads, lacking)
+		}
+	}
+}
+
+// TestLookFindsNothingInTheMiddleOfADEL has it look when the port of a guarded pod is shut, and not deleted yet.
+func TestLookFindsNothingInTheMiddleOfADEL(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(conf{"guard": true})
+	w.add(n.pod("stays"))
+	p := n.pod("goes")
+	w.add(p)
+	port := w.port(p)
+	h := n.halt(call{verb: "DEL", id: p.id, netns: p.path, ifName: "eth0", stdin: w.stdin(nil)}, func() bool { return n.down(port) })
+	<-h.there
+	if lacking := n.lookAtLinks(nil); len(lacking) > 0 {
+		t.Errorf("lacking: %q", lacking)
+	}
+}
+
+// TestLookFindsNothingWhereANetworkChangesMeanwhile has an ADD, which has given the bridge another MTU, put that on record
+// before the look has its lock.
+func TestLookFindsNothingWhereANetworkChangesMeanwhile(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	w := n.podnet(nil)
+	w.add(n.pod("stays"))
+	p := n.pod("next")
+	changed := w.with(conf{"mtu": 1400})
+	h := n.halt(call{verb: "ADD", id: p.id, netns: p.path, ifName: "eth0", stdin: changed.stdin(nil)}, func() bool {
+		return links(n, n.ns)["cbr0"].MTU == 1400
+	})
+	<-h.there
+	waits := false
+	lacking := n.lookAtLinks(func(call string) {
+		if call == "openat("+n.state+"/lock)" {
+			waits = true
+			h.goOn()
+		}
+	})
+	if !waits || len(lacking) > 0 {
+		t.Errorf("it took the lock: %t; lacking: %q", waits, lacking)
+	}
+}

@@ -31,6 +31,7 @@ type bus struct {
 	conn     *dbus.Conn
 	patience time.Duration
 	news     chan struct{} // has one when a signal came that concerns firewalld
+	heard    time.Time     // when one was looked at last
 }
 
 // dialBus connects, and subscribes to what concerns firewalld. The connection ends with ctx.
@@ -146,6 +147,12 @@ func (b *bus) DeliverSignal(_, member string, _ *dbus.Signal) {
 	case b.news <- struct{}{}:
 	default:
 	}
+}
+
+// settle waits until a signal may be looked at.
+func (b *bus) settle(ctx context.Context) {
+	wait(ctx, time.Until(b.heard.Add(apart)))
+	b.heard = time.Now()
 }
 
 // ended is closed once the connection is.

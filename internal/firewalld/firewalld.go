@@ -36,6 +36,9 @@ const (
 	// pause is how often it is looked whether networks have come or gone.
 	pause = 500 * time.Millisecond
 
+	// apart is how far looks at what signals tell are apart: any local user can send them.
+	apart = time.Second
+
 	// later is when it is looked again at the latest.
 	later = time.Minute
 )
@@ -127,6 +130,7 @@ func (k *keeper) meet(ctx context.Context) error {
 		}
 		select {
 		case <-b.news:
+			b.settle(ctx)
 		case <-again:
 		case <-b.ended():
 			return nil
@@ -175,6 +179,7 @@ func (k *keeper) stir(ctx context.Context, b *bus, changed int64, asked <-chan s
 		case <-asked:
 			return true, nil
 		case <-b.news:
+			b.settle(ctx)
 			return b.isThere(ctx)
 		case <-b.ended():
 			return false, nil

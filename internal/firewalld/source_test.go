@@ -216,6 +216,47 @@ func TestWhatAKilledTombolodHasBegunIsFinishedOrUndone(t *testing.T) {
 	until(t, "nothing is left", func() bool { list, err := d.List(); return len(list) == 0 && err == nil })
 }
 
+// TestSignalsOfAnybodyCostOneLookASecond has a stranger on the bus send one signal after the other.
+func TestSignalsOfAnybodyCostOneLookASecond(t *testing.T) {
+	t.Parallel()
+	f, a := newFake(t), newAsking(t)
+	stranger, err := dbus.Connect(f.bus)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stranger.Close()
+	a.keep(t, f)
+	if err := sources.Of(a.dir).Ask(t.Context(), a.hash, a.text); err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	if err := stranger.BusObject().Call(busName+".ListNames", 0).Store(&names); err != nil {
+		t.Fatal(err)
+	}
+	kept := slices.IndexFunc(names, func(n string) bool {
+		return n[0] == ':' && n != f.conn.Names()[0] && n != stranger.Names()[0]
+	})
+	signal := &dbus.Message{Type: dbus.TypeSignal, Headers: map[dbus.HeaderField]dbus.Variant{
+		dbus.FieldDestination: dbus.MakeVariant(names[kept]), dbus.FieldPath: dbus.MakeVariant(path),
+		dbus.FieldInterface: dbus.MakeVariant(name), dbus.FieldMember: dbus.MakeVariant("Reloaded"),
+	}}
+	looks := func() (n int) {
+		f.set(func() { n = f.calls["getActiveZones"] })
+		return n
+	}
+	before, begun := looks(), time.Now()
+	for looks() < before+6 {
+		stranger.Send(signal, nil)
+		if err := stranger.BusObject().Call(busName+".GetId", 0).Err; err != nil { // the bus is done with it
+			t.Fatal(err)
+		}
+	}
+	// An attachment that came has it look as well.
+	if most := 4 + time.Since(begun)/time.Second; time.Duration(looks()-before) > most {
+		t.Errorf("%d looks, want %d at most", looks()-before, most)
+	}
+}
+
 func TestAFirewalldThatMisbehavesIsToldOfAndTriedAgain(t *testing.T) {
 	t.Parallel()
 	broken := &dbus.Error{Name: name + ".Exception", Body: []any{"\x1b[2J\n" + strings.Repeat("BROKEN ", 1<<15)}}

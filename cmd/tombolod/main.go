@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime/debug"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -51,10 +52,11 @@ Flags:
   --log-level L    debug, info, warn or error (info)
   --firewalld=false
                    leave the zones of firewalld alone
+  --version        print the version
 
 Exit status:
   0  SIGTERM or SIGINT came; every lease stays as it is, for the next tombolod
-  1  it could not go on; another keeper for the directory is one reason
+  1  it could not go on: another keeper has the directory, or it lacks CAP_NET_ADMIN
   2  wrong usage
 `
 
@@ -75,7 +77,7 @@ type program struct {
 type options struct {
 	leases, state, metrics string
 	level                  slog.Level
-	firewalld              bool
+	firewalld, version     bool
 }
 
 func (p *program) run(ctx context.Context, args []string) int {
@@ -87,6 +89,9 @@ func (p *program) run(ctx context.Context, args []string) int {
 	case err != nil:
 		fmt.Fprintf(p.stderr, "tombolod: %v\nSee tombolod --help.\n", err)
 		return exitUsage
+	case o.version:
+		fmt.Fprintln(p.stdout, "tombolod", version())
+		return exitOK
 	}
 	log := p.logger(o.level)
 	if err := p.keep(ctx, o, log); err != nil {
@@ -94,6 +99,15 @@ func (p *program) run(ctx context.Context, args []string) int {
 		return exitFailed
 	}
 	return exitOK
+}
+
+// version is what the go command stamped from git.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	return info.Main.Version
 }
 
 func parse(args []string) (*options, error) {
@@ -105,6 +119,7 @@ func parse(args []string) (*options, error) {
 	f.StringVar(&o.metrics, "metrics", "", "")
 	f.TextVar(&o.level, "log-level", slog.LevelInfo, "")
 	f.BoolVar(&o.firewalld, "firewalld", true, "")
+	f.BoolVar(&o.version, "version", false, "")
 	if err := f.Parse(args); err != nil {
 		return nil, err
 	}
@@ -216,8 +231,24 @@ func (z *zones) stop() {
 	}
 }
 
+// refuseUnprivileged says why a process without CAP_NET_ADMIN cannot keep anything.
+func refuseUnprivileged() error {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&header, &data[0]); err != nil {
+		return fmt.Errorf("read the capabilities: %w", err)
+	}
+	if data[0].Effective&(1<<unix.CAP_NET_ADMIN) == 0 {
+		return fmt.Errorf("user %d lacks CAP_NET_ADMIN: run it as root, with sudo for example", os.Geteuid())
+	}
+	return nil
+}
+
 // keep runs the keeper until ctx is done.
 func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error {
+	if err := refuseUnprivileged(); err != nil {
+		return err
+	}
 	dir, err := lease.Open(o.leases)
 	if err != nil {
 		return err

@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/golden"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/internal/state"
@@ -284,13 +285,40 @@ func TestHelpNamesEveryFlagAndStatus(t *testing.T) {
 	if status := p.run(t.Context(), []string{"--help"}); status != exitOK {
 		t.Errorf("status %d", status)
 	}
-	for _, want := range []string{"--leases DIR", "--state DIR", "--metrics WHERE", "--log-level L", "--firewalld=false", lease.DefaultDir, "  0  ", "  1  ", "  2  "} {
+	golden.Compare(t, "../../../deploy/share/tombolod.8", manPage(out.String()))
+	for _, want := range []string{"--leases DIR", "--state DIR", "--metrics WHERE", "--log-level L", "--firewalld=false", "--version", lease.DefaultDir, "  0  ", "  1  ", "  2  "} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in\n%s", want, &out)
 		}
 	}
 	if _, err := parse([]string{"-h"}); !errors.Is(err, flag.ErrHelp) {
 		t.Errorf("-h: %v", err)
+	}
+}
+
+// manPage is what help says, as it is.
+func manPage(help string) string {
+	return `.\" Written from tombolod --help: go test ./cmd/tombolod -run Help -update
+.TH TOMBOLOD 8 "" Tombolo "System administration"
+.SH NAME
+tombolod \- keeper of DHCP leases, bridges and the firewall of pods
+.SH SYNOPSIS
+.B tombolod
+.RI [ flags ]
+.SH DESCRIPTION
+.nf
+` + strings.NewReplacer(`\`, `\e`, "-", `\-`).Replace(help) + `.fi
+.SH SEE ALSO
+.BR tombolo (8)
+`
+}
+
+func TestItsVersionIsPrinted(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	p := &program{getenv: func(string) string { return "" }, stdout: &out, stderr: io.Discard}
+	if status := p.run(t.Context(), []string{"--version"}); status != exitOK || out.String() != "tombolod "+version()+"\n" {
+		t.Errorf("status %d: %q", status, &out)
 	}
 }
 

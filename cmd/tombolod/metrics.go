@@ -12,7 +12,12 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/net/netutil"
 )
+
+// mostConnections is how many are served at once: the descriptors are for leases and repairs.
+const mostConnections = 64
 
 // server serves metrics and health. A nil one serves nothing.
 type server struct {
@@ -53,12 +58,12 @@ func serve(where string, handler http.Handler) (*server, error) {
 		return nil, fmt.Errorf("serve metrics: %w", err)
 	}
 	s := &server{
-		http: &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 8 << 10},
+		http: &http.Server{Handler: handler, ReadTimeout: 5 * time.Second, WriteTimeout: 10 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 8 << 10},
 		done: make(chan struct{}),
 	}
 	go func() {
 		defer close(s.done)
-		_ = s.http.Serve(l) // until close
+		_ = s.http.Serve(netutil.LimitListener(l, mostConnections)) // until close
 	}()
 	return s, nil
 }

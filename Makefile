@@ -58,7 +58,7 @@ bench: deps build peers ## what a pod costs, beside others, in ROUNDS (80); WHAT
 bench-report: bench ## the same, and docs/benchmarks.md, its plots and README's table of it (12 minutes)
 	cd bench/report && $(GO) run . -write ../.. ../../.cache/bench.txt
 
-profile: ## CPU and allocations of thousands of ADDs in process: .cache/profile-{cpu,alloc}.{txt,svg}
+profile: ## CPU and allocations of thousands of ADDs: .cache/profile-{cpu,alloc}.{txt,svg} (installs graphviz by apt, needs root)
 	@test/deps.sh dot graphviz
 	@mkdir -p .cache
 	$(GO) test ./bench -run '^$$' -bench Churn -benchtime $(PROFILED)x -cpuprofile .cache/cpu.prof -memprofile .cache/mem.prof -memprofilerate 8192 -o .cache/bench.test

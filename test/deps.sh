@@ -43,7 +43,7 @@ fi
 [ ${#missing[@]} = 0 ] && exit 0
 
 command -v apt-get >/dev/null || { echo "please install: ${missing[*]}" >&2; exit 1; }
-echo "installing for the tests: ${missing[*]}"
+echo "apt-get install ${missing[*]}"
 policy=/usr/sbin/policy-rc.d
 if [ ! -e "$policy" ]; then
 	# By this file packages ask whether they may start a service.

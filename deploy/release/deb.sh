@@ -8,7 +8,8 @@ cd "$(dirname "$0")/../.."
 version=${1#v} arch=$2
 # A version begins with a digit; a commit that no tag names is before every release.
 case $version in [0-9]*.*) ;; *) version=0~git.$version ;; esac
-version=${version//-/+}
+# v1.0.0-rc.1 is before v1.0.0, and v1.0.0-7-gabc after it.
+version=$(sed -E 's/-(alpha|beta|rc)/~\1/; s/-/+/g' <<<"$version")
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 export SOURCE_DATE_EPOCH
 stage=$(mktemp -d)
@@ -21,9 +22,10 @@ make -s -o build install BIN="$stage/tombolo" DESTDIR="$root" PREFIX=/usr CNI_BI
 	MODULES=/usr/lib/modules-load.d CNI_CONF=/usr/share/doc/tombolo/examples ZSH=/usr/share/zsh/vendor-completions >/dev/null
 # containernetworking-plugins has a file of this name: postinst makes the link where it is not.
 rm "$root/usr/lib/cni/loopback"
-install -m 0644 LICENSE "$root/usr/share/doc/tombolo/copyright"
+ln -sfn ../lib/cni/tombolo "$root/usr/bin/tombolo"
+install -m 0644 deploy/release/copyright "$root/usr/share/doc/tombolo/copyright"
 gzip -9nc CHANGELOG.md >"$root/usr/share/doc/tombolo/changelog.gz"
-gzip -9n "$root/usr/share/man/man8/tombolo.8"
+gzip -9n "$root"/usr/share/man/man8/*
 
 mkdir "$root/DEBIAN"
 install -m 0755 deploy/release/debian/* "$root/DEBIAN/"
@@ -41,4 +43,5 @@ Description: pods on a Linux bridge, in pure netlink
  what other programs change of their networks.
 EOF
 mkdir -p dist
-dpkg-deb --root-owner-group -Zgzip --build "$root" "dist/tombolo_${version}_$arch.deb"
+# A file's name has no "~": a release's page would change it.
+dpkg-deb --root-owner-group -Zgzip --build "$root" "dist/tombolo_${version//\~/-}_$arch.deb"

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -51,14 +52,91 @@ type manifest struct {
 				HostNetwork, HostPID         bool
 				ServiceAccountName           string
 				AutomountServiceAccountToken *bool
-				InitContainers, Containers   []struct {
-					Name, Image  string
-					Command      []string
-					VolumeMounts []struct{ Name, MountPath, MountPropagation string }
+				InitContainers, Containers   []container
+				Volumes                      []struct {
+					Name     string
+					HostPath struct{ Path string }
 				}
-				Volumes []struct{ Name string }
 			}
 		}
+	}
+}
+
+type container struct {
+	Name, Image    string
+	Command, Args  []string
+	Env            []struct{ Name, Value string }
+	Resources      struct{ Requests, Limits map[string]string }
+	ReadinessProbe struct {
+		HTTPGet struct{ Host, Port, Path string }
+	}
+	SecurityContext struct{ Privileged bool }
+	VolumeMounts    []struct{ Name, MountPath, MountPropagation string }
+}
+
+// readManifest reads one whose directories of CNI are replaced as deploy/kubernetes/README.md says.
+func readManifest(t *testing.T, name string, directories ...string) (m manifest) {
+	t.Helper()
+	text := strings.NewReplacer(directories...).Replace(readFile(t, filepath.Join(repository, "deploy/kubernetes", name)))
+	// yaml.v3 wants the names of fields in lower case; the manifest's are not.
+	text = regexp.MustCompile(`[A-Za-z]+:`).ReplaceAllStringFunc(text, strings.ToLower)
+	if err := yaml.Unmarshal([]byte(text), &m); err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	return m
+}
+
+// A program that is started as /opt/cni/bin/tombolo has to be there on the node, too.
+func TestDaemonSetsInstallIntoTheDirectoriesOfOtherDistributions(t *testing.T) {
+	t.Parallel()
+	const bin, conf = "/var/lib/rancher/k3s/data/cni", "/var/lib/rancher/k3s/agent/etc/cni/net.d"
+	for _, name := range []string{"tombolo.yaml", "uninstall.yaml"} {
+		pod := readManifest(t, name, "/opt/cni/bin", bin, "/etc/cni/net.d", conf).Spec.Template.Spec
+		paths := map[string]string{}
+		for _, v := range pod.Volumes {
+			paths[v.Name] = v.HostPath.Path
+		}
+		if paths["cni-bin"] != bin || paths["cni-conf"] != conf {
+			t.Errorf("%s has the node's %v", name, paths)
+		}
+		installs := 0
+		for _, c := range slices.Concat(pod.InitContainers, pod.Containers) {
+			if len(c.Env) == 0 {
+				continue
+			}
+			installs++
+			if got := fmt.Sprint(c.Env); got != "[{CNI_BIN "+bin+"} {CNI_CONF "+conf+"}]" {
+				t.Errorf("%s: %s has %s", name, c.Name, got)
+			}
+			for _, mount := range c.VolumeMounts {
+				if path := paths[mount.Name]; path != "" && mount.MountPath != "/host"+path {
+					t.Errorf("%s: %s has the node's %s at %s", name, c.Name, path, mount.MountPath)
+				}
+			}
+		}
+		if installs != 1 {
+			t.Errorf("%s has %d containers that are told the directories", name, installs)
+		}
+	}
+}
+
+func TestTheDaemonSetIsReadyWhenTombolodIsHealthy(t *testing.T) {
+	t.Parallel()
+	pod := readManifest(t, "tombolo.yaml").Spec.Template.Spec
+	for _, c := range slices.Concat(pod.InitContainers, pod.Containers) {
+		if c.Resources.Requests["cpu"] == "" || c.Resources.Requests["memory"] == "" || c.Resources.Limits["memory"] == "" {
+			t.Errorf("%s has resources %v", c.Name, c.Resources)
+		}
+		if c.Name != "tombolod" {
+			continue
+		}
+		get := c.ReadinessProbe.HTTPGet
+		if get.Path != "/healthz" || !slices.Equal(c.Args, []string{"--metrics", net.JoinHostPort(get.Host, get.Port)}) {
+			t.Errorf("it is asked at %v, and runs with %q", get, c.Args)
+		}
+	}
+	if load := pod.InitContainers[0]; !load.SecurityContext.Privileged || !strings.Contains(fmt.Sprint(load.Command), "modprobe br_netfilter") {
+		t.Errorf("%+v loads no br_netfilter", load)
 	}
 }
 
@@ -69,12 +147,7 @@ func TestDaemonSetsAreWhole(t *testing.T) {
 		if n := len(documents(t, path)); n != 1 {
 			t.Fatalf("%s has %d documents", name, n)
 		}
-		var m manifest
-		// yaml.v3 wants the names of fields in lower case; the manifest's are not.
-		text := regexp.MustCompile(`[A-Za-z]+:`).ReplaceAllStringFunc(readFile(t, path), strings.ToLower)
-		if err := yaml.Unmarshal([]byte(text), &m); err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
+		m := readManifest(t, name)
 		pod := m.Spec.Template.Spec
 		if m.Kind != "DaemonSet" || m.Metadata.Namespace != "kube-system" || !pod.HostNetwork {
 			t.Errorf("%s is %+v", name, m)

@@ -1,0 +1,94 @@
+package containerd
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// TestTombolodTakesNoPodsForAnotherProgram has a runtime's pods come and go at once, while tombolod hears again and again
+// that the bridge has lost an address, which is nobody's, and looks at links. TOMBOLO_LONG has sixty do so five times.
+func TestTombolodTakesNoPodsForAnotherProgram(t *testing.T) {
+	t.Parallel()
+	rounds, count := 1, 8
+	if os.Getenv("TOMBOLO_LONG") != "" {
+		rounds, count = 5, 60
+	}
+	n := newNodeOf(t, clusterTemplate)
+	n.setPodCIDRs("10.182.9.0/24,fd18:9::/64")
+	stays := n.runPod("stays")
+	log := n.keep()
+	stop := n.keepLooking()
+	for range rounds {
+		pods := make([]*pod, count)
+		inParallel(count, func(i int) error {
+			var err error
+			pods[i], err = n.tryPod(fmt.Sprintf("pod-%d", i))
+			return err
+		}).wantNone(t)
+		inParallel(count, func(i int) error { return pods[i].tryRemove() }).wantNone(t)
+	}
+	stop()
+	stays.remove()
+	text, err := os.ReadFile(log)
+	if err != nil || !bytes.Contains(text, []byte("keeping leases")) {
+		t.Fatalf("tombolod's log: %s, %v", text, err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if strings.Contains(line, "level=WARN") || strings.Contains(line, "level=ERROR") {
+			t.Error(line)
+		}
+	}
+}
+
+// keep runs tombolod until the node ends, and gives its log.
+func (n *node) keep() (log string) {
+	n.Helper()
+	log = filepath.Join(n.dir, "tombolod.log")
+	out, err := os.Create(log)
+	if err != nil {
+		n.Fatal(err)
+	}
+	defer out.Close()
+	program, err := filepath.EvalSymlinks(filepath.Join(binDir, "tombolo"))
+	if err != nil {
+		n.Fatal(err)
+	}
+	cmd := exec.Command("nsenter", "--target", strconv.Itoa(n.init.Process.Pid), "--mount", "--net", "--pid", program+"d")
+	cmd.Stdout, cmd.Stderr = out, out
+	if err := cmd.Start(); err != nil {
+		n.Fatal(err)
+	}
+	n.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	await(n, "tombolod", func() error {
+		if text, err := os.ReadFile(log); err != nil || !bytes.Contains(text, []byte("keeping leases")) {
+			return fmt.Errorf("its log: %s, %w", text, err)
+		}
+		return nil
+	})
+	return log
+}
+
+// keepLooking has the kernel announce changes of the bridge without an end.
+func (n *node) keepLooking() (stop func()) {
+	done := make(chan struct{})
+	var ended sync.WaitGroup
+	ended.Go(func() {
+		for {
+			select {
+			case <-done:
+				return
+			default:
+				n.run("ip", "address", "add", "192.0.2.1/32", "dev", "cbr0")
+				n.run("ip", "address", "delete", "192.0.2.1/32", "dev", "cbr0")
+			}
+		}
+	})
+	return func() { close(done); ended.Wait() }
+}

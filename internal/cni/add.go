@@ -3,8 +3,10 @@ package cni
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
+	"path/filepath"
 
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
@@ -115,8 +117,12 @@ func (c *call) open(conf *NetConf) (*network.Node, error) {
 		DialBridge: c.DialBridge, DialFirewall: c.DialNFT,
 		Allocators: func(name string, origin *network.Origin) (ipam.Allocator, error) {
 			req := c.ipamRequest(conf, false)
-			if origin != nil && *origin != s.Origin {
+			switch {
+			case origin == nil || *origin == s.Origin:
+			case ipamconf.IsThere(origin.Type, c.path) && (origin.Dir == "" || filepath.IsAbs(origin.Dir)):
 				req.Stdin = recordedConfig(c.cniVersion, name, origin)
+			default:
+				c.log.warn(fmt.Sprintf("the attachment's record names an IPAM that is not there (type %q, directory %q): the configuration's is asked to give its address back", origin.Type, origin.Dir))
 			}
 			return ipamconf.New(req)
 		},

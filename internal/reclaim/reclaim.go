@@ -23,7 +23,7 @@ func Allocators(stateDir string) func(string, *network.Origin) (ipam.Allocator, 
 			return nil, nil
 		case "host-local":
 			dir := origin.Dir
-			if dir == "" {
+			if !filepath.IsAbs(dir) {
 				dir = filepath.Join(stateDir, "ipam")
 			}
 			return ipam.NewHostLocal(&ipam.Config{Network: name, Dir: dir})

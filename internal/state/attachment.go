@@ -252,7 +252,15 @@ func (a *Attachment) check() error {
 			errs = append(errs, errors.New("an address has no valid prefix"))
 		}
 	}
+	for _, name := range []string{a.HostIf, a.Bridge, a.IFB} {
+		if name != "" && !ident.IsLinkName(name) {
+			errs = append(errs, fmt.Errorf("%q cannot name a link", name))
+		}
+	}
 	for _, p := range a.Published {
+		if p.Protocol != "tcp" && p.Protocol != "udp" && p.Protocol != "sctp" {
+			errs = append(errs, fmt.Errorf("it publishes a port of protocol %q", p.Protocol))
+		}
 		if !isPort(p.HostPort) || !isPort(p.PodPort) {
 			errs = append(errs, fmt.Errorf("it publishes port %d as %d, where 1 to 65535 are ports", p.PodPort, p.HostPort))
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
 	"github.com/tombolo-cni/tombolo/internal/strict"
 	"github.com/tombolo-cni/tombolo/ipam"
 )
@@ -186,6 +187,17 @@ func New(r *Request) (Allocator, error) {
 	default:
 		return newDelegated(r, kind), nil
 	}
+}
+
+// IsThere says whether addresses could be given back to an ipam.type: it is served in this process, or path, which
+// is CNI_PATH, has its program.
+func IsThere(kind, path string) bool {
+	switch kind {
+	case typeNone, typeHostLocal, typeStatic, TypeDHCP:
+		return true
+	}
+	_, err := delegate.Find(kind, path)
+	return err == nil
 }
 
 // readType returns ipam.type, which is empty where it cannot be read and r is

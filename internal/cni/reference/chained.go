@@ -41,6 +41,16 @@ func (c *Call) Chained() (*current.Result, error) {
 	return prev, err
 }
 
+// TakenBack ends the DEL of a plugin that took back what it gave to a pod. What kept it from that, such as a
+// record that cannot be read, or not be written on a full disk, is a warning: with an error, the runtime would not get to the
+// DEL of bridge, which comes next and takes down all that the pod has, by the kernel's marks if need be.
+func (c *Call) TakenBack(err error) error {
+	if err != nil {
+		c.Warn(err.Error())
+	}
+	return nil
+}
+
 // Differ is the error by which CHECK gives differences; nil if there are none.
 func Differ(diffs []tombolo.Difference, err error) error {
 	if err == nil && len(diffs) > 0 {

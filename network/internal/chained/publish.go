@@ -214,7 +214,7 @@ func (at Attachment) Unpublish(ctx context.Context, s *session.Session) error {
 		}
 		err = fail.Join(
 			func() error { return s.Firewall.Update(ctx, endpoint.Of(before), endpoint.Of(after)) },
-			func() error { return s.PassPorts(ctx, a.Waiting) },
+			func() error { s.PassPorts(ctx, a.Waiting); return nil },
 			func() error { return flush(ctx, s.Links, a) },
 		)
 		if err != nil {

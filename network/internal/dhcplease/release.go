@@ -67,7 +67,10 @@ func Release(ctx context.Context, links *bridge.Conn, path, hash string, warn fu
 		}
 	}
 	if rec.Client.Sticky && rec.Lease != nil {
-		return held.Remember(ctx, rec)
+		if err = held.Remember(ctx, rec); err == nil {
+			return nil
+		}
+		warn(err.Error()) // the disk is full, say
 	}
 	return held.Remove()
 }

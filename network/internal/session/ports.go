@@ -12,13 +12,14 @@ import (
 )
 
 // PassPorts has those attachments publish their host ports that waited for one which has just
-// lost its own. It needs the state's lock.
-func (s *Session) PassPorts(ctx context.Context, waiting []state.Waiting) error {
-	var errs []error
+// lost its own. It needs the state's lock. What cannot be is no reason for that one to stay: Repair
+// tries again.
+func (s *Session) PassPorts(ctx context.Context, waiting []state.Waiting) {
 	for i, w := range waiting {
-		errs = append(errs, s.Publish(ctx, w, waiting[i+1:]...))
+		if err := s.Publish(ctx, w, waiting[i+1:]...); err != nil {
+			s.Warn("pass host ports on to another attachment of the container: " + err.Error())
+		}
 	}
-	return errors.Join(errs...)
 }
 
 // How often a record that is locked is looked at again, and when.
@@ -65,7 +66,7 @@ func (s *Session) Publish(ctx context.Context, w state.Waiting, others ...state.
 		}
 		seen = func(a *state.Attachment) nft.Endpoint { return endpoint.In(a, n) }
 	}
-	changed := false
+	was, changed := seen(a), false
 	for i := range a.Published {
 		one := &a.Published[i]
 		if !one.Withheld {
@@ -86,5 +87,8 @@ func (s *Session) Publish(ctx context.Context, w state.Waiting, others ...state.
 	if !changed {
 		return nil
 	}
-	return dir.UpdateLocked(a)
+	if err := dir.UpdateLocked(a); err != nil {
+		return errors.Join(err, s.Firewall.Update(ctx, seen(a), was))
+	}
+	return nil
 }

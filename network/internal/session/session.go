@@ -195,10 +195,11 @@ func (s *Session) begin(start state.EpochStart) error {
 // RemoveElements takes an attachment out of the firewall's sets: by its keys where
 // its record tells them, else by its owner's name, which is a search.
 func (s *Session) RemoveElements(ctx context.Context, hash string, rec *state.Attachment) error {
-	if rec == nil || rec.State != state.Ready || rec.Moving {
-		return s.Firewall.RemoveOwners(ctx, nft.Owner(hash))
+	isKnown := rec != nil && rec.State == state.Ready && !rec.Moving
+	if isKnown && s.Firewall.Remove(ctx, endpoint.Of(rec)) == nil {
+		return nil
 	}
-	return s.Firewall.Remove(ctx, endpoint.Of(rec))
+	return s.Firewall.RemoveOwners(ctx, nft.Owner(hash))
 }
 
 // Attachments gives the records of a network's attachments, and warns of those that are

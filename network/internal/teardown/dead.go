@@ -1,6 +1,7 @@
 package teardown
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/state"
@@ -56,6 +58,9 @@ func seemsDead(ctx context.Context, s *session.Session, rec *state.Attachment) (
 		now = "is about to go"
 	case !errors.Is(err, fs.ErrNotExist):
 		return "", err
+	}
+	if rec.NetNS == "" && port != "" {
+		return fmt.Sprintf("its port %s %s, and its record is damaged", port, now), nil
 	}
 	pod, err := netns.Open(rec.NetNS)
 	if err != nil && (!leadsNowhere(err) || port == "") {
@@ -110,9 +115,15 @@ func InOwnNamespace(epoch state.Epoch) error {
 
 // FindDead lists the network's dead attachments without a lock. One whose ADD is under way is not among them.
 func (t *Teardown) FindDead(ctx context.Context) ([]*Dead, error) {
-	records, err := t.Session.Attachments(t.Network)
+	records, unread, err := t.Session.Dir.List(t.Network)
 	if err != nil {
-		return nil, err
+		return nil, fail.State(err)
+	}
+	for _, d := range unread {
+		t.Session.Warn(d.Error())
+		if d.Hash != "" && (errors.Is(d, state.ErrDamaged) || errors.Is(d, state.ErrVersion)) {
+			records = append(records, t.instead(d.Hash))
+		}
 	}
 	others, damaged, err := t.Session.Dir.Others().List(t.Network)
 	if err != nil {
@@ -132,7 +143,7 @@ func (t *Teardown) FindDead(ctx context.Context) ([]*Dead, error) {
 		}
 		// A call has the lock, and is at work on it: an ADD, whose port is still to come, or a DEL.
 		lock, err := t.Session.Dir.Of(rec).LockAttachment(t.Network, rec.Hash())
-		if err != nil {
+		if isAtWork(rec, err) {
 			continue
 		}
 		lock.Close()
@@ -141,10 +152,42 @@ func (t *Teardown) FindDead(ctx context.Context) ([]*Dead, error) {
 	return found, errors.Join(errs...)
 }
 
+// isAtWork says, by what locking a record came to, that another call is at work on it, or was. A damaged one may be
+// no file, which cannot be locked.
+func isAtWork(rec *state.Attachment, err error) bool {
+	return err != nil && (rec.NetNS != "" || errors.Is(err, state.ErrBusy) || errors.Is(err, fs.ErrNotExist))
+}
+
+// instead is for a record that cannot be read: it says what is known without. What the attachment has in the kernel
+// carries its hash, and its reservation names it.
+func (t *Teardown) instead(hash string) *state.Attachment {
+	rec := &state.Attachment{State: state.Adding, Network: t.Network, Short: hash}
+	rec.DataDir = t.Session.Dir.Path() + "/ipam"
+	if n, err := t.Session.Dir.LoadNetwork(t.Network); err == nil {
+		rec.Bridge, rec.VLAN, rec.DataDir = n.Bridge, n.VLAN, cmp.Or(n.PoolDir, rec.DataDir)
+	}
+	dir := rec.DataDir + "/" + t.Network
+	entries, _ := os.ReadDir(dir)
+	for _, e := range entries {
+		if !e.Type().IsRegular() {
+			continue
+		}
+		data, _ := os.ReadFile(dir + "/" + e.Name())
+		id, ifName, _ := strings.Cut(strings.TrimSpace(string(data)), "\r\n")
+		if ident.Hash(t.Network, id, ifName) == hash {
+			rec.ContainerID, rec.IfName, rec.IPAMType = id, ifName, "host-local"
+		}
+	}
+	return rec
+}
+
 // unreleasable says why nobody could take an attachment's addresses back.
 func (t *Teardown) unreleasable(rec *state.Attachment) error {
-	if rec.IPAMType == endpoint.Leased || rec.Other {
+	switch {
+	case rec.IPAMType == endpoint.Leased, rec.Other:
 		return nil
+	case rec.NetNS == "" && rec.IPAMType == "":
+		return errors.New("what gave it an address is not known: have the runtime DEL it or call GC")
 	}
 	_, err := t.Allocator(&Origin{rec.IPAMType, rec.DataDir})
 	return err
@@ -192,13 +235,16 @@ func (t *Teardown) collectDead(ctx context.Context, list []*Dead, err error) ([]
 func (t *Teardown) takeDeadDown(ctx context.Context, d *Dead) (bool, error) {
 	hash, dir := d.Rec.Hash(), t.Session.Dir.Of(d.Rec)
 	lock, err := dir.LockAttachment(t.Network, hash)
-	if err != nil {
-		return false, nil // another call is at work on it, or was
+	if isAtWork(d.Rec, err) {
+		return false, nil
 	}
 	defer lock.Close()
 	rec, err := dir.Load(t.Network, hash)
-	if err != nil {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return false, nil
+	case err != nil:
+		rec = d.Rec
 	}
 	why, err := whyDead(ctx, t.Session, rec)
 	if why == "" || err != nil {
@@ -212,6 +258,7 @@ func (t *Teardown) takeDeadDown(ctx context.Context, d *Dead) (bool, error) {
 		return true, Other(ctx, t.Session, rec)
 	}
 	r := t.ownRemains(ctx, ipam.Owner{ContainerID: rec.ContainerID, IfName: rec.IfName}, hash)
+	r.rec = rec
 	r.retaken = t.retaken(r)
 	return true, t.takeDown(ctx, r)
 }

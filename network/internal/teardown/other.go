@@ -28,7 +28,7 @@ func Other(ctx context.Context, s *session.Session, rec *state.Attachment) error
 			}
 			return s.RemoveElements(ctx, rec.Hash(), rec)
 		},
-		func() error { return s.PassPorts(ctx, rec.Waiting) },
+		func() error { s.PassPorts(ctx, rec.Waiting); return nil },
 		func() error { return <-flushFlows(ctx, s.Links, rec) },
 		func() error { return removeIFB(ctx, s, rec) },
 	)

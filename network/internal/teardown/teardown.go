@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io/fs"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -184,9 +185,9 @@ func (t *Teardown) knownAddresses(ctx context.Context, r *remains) []netip.Addr 
 // caller knows; "" where it has none.
 func (t *Teardown) leaseDir(rec *state.Attachment) string {
 	switch {
-	case rec != nil && rec.IPAMType == endpoint.Leased && rec.DataDir != "":
+	case rec != nil && rec.IPAMType == endpoint.Leased && filepath.IsAbs(rec.DataDir):
 		return rec.DataDir
-	case rec == nil && t.Known.Leased:
+	case t.Known.Leased && (rec == nil || rec.IPAMType == endpoint.Leased):
 		return t.Session.LeaseDir
 	}
 	return ""
@@ -273,10 +274,10 @@ func flushFlows(ctx context.Context, links *bridge.Conn, rec *state.Attachment) 
 
 // passPorts passes host ports on to other attachments of the container.
 func passPorts(ctx context.Context, s *session.Session, r *remains) error {
-	if r.rec == nil {
-		return nil
+	if r.rec != nil {
+		s.PassPorts(ctx, r.rec.Waiting)
 	}
-	return s.PassPorts(ctx, r.rec.Waiting)
+	return nil
 }
 
 // done says that a step is done. Nothing keeps the others from being taken.

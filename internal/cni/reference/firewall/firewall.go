@@ -59,7 +59,7 @@ func Run(ctx context.Context, c *reference.Call) (*current.Result, error) {
 		if f == nil {
 			f = &conf{} // what no ADD takes keeps no plugin before this one from its DEL
 		}
-		return nil, f.del(ctx, c)
+		return nil, c.TakenBack(f.del(ctx, c))
 	}
 	if err != nil {
 		return nil, err

@@ -85,7 +85,7 @@ func Run(ctx context.Context, c *reference.Call) (*current.Result, error) {
 	case "GC":
 		return nil, c.Collect(ctx)
 	case "DEL":
-		return nil, del(ctx, c)
+		return nil, c.TakenBack(del(ctx, c))
 	}
 	shape, err := read(c)
 	if err != nil {

@@ -86,7 +86,7 @@ func Run(ctx context.Context, c *reference.Call) (*current.Result, error) {
 	case "CHECK":
 		return nil, check(ctx, c)
 	case "DEL":
-		return nil, del(ctx, c)
+		return nil, c.TakenBack(del(ctx, c))
 	case "GC":
 		return nil, c.Collect(ctx)
 	}

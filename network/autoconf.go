@@ -30,7 +30,7 @@ func (a *adding) advertised(ctx context.Context, asked *bridge.Solicitation, g g
 	got := new(bridge.Autoconfigured)
 	if !a.nw.DHCPv6 {
 		if got, err = asked.Wait(ctx); err != nil {
-			return g, fail.Errorf(ErrTryAgain, `ipv6 "slaac": %v`, err)
+			return g, fail.Errorf(ErrTryAgain, `ipv6 "slaac": %w`, err)
 		}
 	}
 	var gateway netip.Addr

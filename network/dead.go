@@ -130,7 +130,7 @@ func (n *Node) nameDead(ctx context.Context, network string, refused error) erro
 	if err != nil || len(dead) == 0 {
 		return refused
 	}
-	return fail.Errorf(ErrAttached, "%v; tombolo gc reclaims %s", refused, fail.Count(len(dead), "attachment whose pod is gone", "attachments whose pods are gone"))
+	return fail.Errorf(ErrAttached, "%w; tombolo gc reclaims %s", refused, fail.Count(len(dead), "attachment whose pod is gone", "attachments whose pods are gone"))
 }
 
 // couldReclaim says whether dead pods of a network hold anything.

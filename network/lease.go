@@ -69,13 +69,13 @@ func (a *adding) prepareLease() (*leasing, error) {
 func (n *Node) leases(asked *Lease) (*lease.Dir, error) {
 	dir, err := lease.Open(n.leaseDir)
 	if err != nil {
-		return nil, fail.Errorf(ErrInvalid, "%v", err)
+		return nil, fail.Errorf(ErrInvalid, "%w", err)
 	}
 	if asked == nil || asked.KeeperOptional {
 		return dir, nil
 	}
 	if err := dir.CheckKeeper(); err != nil {
-		return nil, fail.Errorf(ErrTryAgain, `%v; or set ipam.keeper to "optional", if leases need not be renewed`, err)
+		return nil, fail.Errorf(ErrTryAgain, `%w; or set ipam.keeper to "optional", if leases need not be renewed`, err)
 	}
 	return dir, nil
 }
@@ -182,7 +182,7 @@ func (a *adding) recordLease() (*lease.Record, error) {
 func (l *leasing) lock(ctx context.Context, hash string) error {
 	var err error
 	if l.held, err = l.dir.Lock(ctx, hash); err != nil {
-		return fail.Errorf(ErrTryAgain, "%v", err)
+		return fail.Errorf(ErrTryAgain, "%w", err)
 	}
 	return nil
 }
@@ -205,12 +205,12 @@ func (a *adding) acquire(ctx context.Context, rec *lease.Record, b *build.Built,
 	cfg.Dial, cfg.Refuse = dhcplease.Dialer(sockets, link), a.refuse(ctx, b.Bridge.Index, rec.Lease)
 	client, err := dhcpc.New(cfg)
 	if err != nil {
-		return fail.Errorf(ErrInvalid, "ipam: %v", err)
+		return fail.Errorf(ErrInvalid, "ipam: %w", err)
 	}
 	lockorder.Slow("a DHCP server")
 	got, err := client.Acquire(ctx)
 	if err != nil {
-		return fail.Errorf(ErrTryAgain, "%v", err)
+		return fail.Errorf(ErrTryAgain, "%w", err)
 	}
 	a.back.push(func(ctx context.Context) error {
 		a.s.Leave()

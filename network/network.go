@@ -180,7 +180,7 @@ func (nw *Network) CheckVLAN() error {
 	}
 	switch err := nw.VLAN.Check(); {
 	case err != nil:
-		return fail.Errorf(ErrInvalid, "network %q: %v", nw.Name, err)
+		return fail.Errorf(ErrInvalid, "network %q: %w", nw.Name, err)
 	case nw.VLAN.ID != 0 && !ident.IsLinkName(nw.GatewayLink()):
 		return fail.Errorf(ErrInvalid, "network %q: %q would name the link in its VLAN, and a link's name has 15 bytes at most: give the bridge a shorter one", nw.Name, nw.GatewayLink())
 	case nw.VLAN.ID == 1 && nw.Gateway:

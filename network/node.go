@@ -79,7 +79,7 @@ func Open(ctx context.Context, cfg *Config) (*Node, error) {
 	}
 	var err error
 	if n.dir, err = state.Open(path); err != nil {
-		return nil, fail.Errorf(ErrInvalid, "%v", err)
+		return nil, fail.Errorf(ErrInvalid, "%w", err)
 	}
 	if n.log == nil {
 		n.log = slog.New(slog.DiscardHandler)

@@ -185,7 +185,7 @@ func (p *Pod) check(nw *Network) error {
 	}
 	const ethernet = 1500 // another MTU has other adjustments, and no other errors
 	if _, _, err := p.Limits.Effective(ethernet); err != nil {
-		return fail.Errorf(ErrInvalid, "bandwidth: %v", err)
+		return fail.Errorf(ErrInvalid, "bandwidth: %w", err)
 	}
 	if nw.DHCPv6 && (p.Lease == nil || p.Lease.KeeperOptional) {
 		return fail.Errorf(ErrInvalid, `ipv6 "dhcp": tombolod leases the address, beside that of IPv4: it needs ipam.type "dhcp", and no keeper that is "optional"`)

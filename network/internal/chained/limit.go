@@ -59,7 +59,7 @@ func (at Attachment) Limit(ctx context.Context, s *session.Session, asked bandwi
 func Effective(s *session.Session, asked bandwidth.Shape, mtu int) (bandwidth.Shape, error) {
 	effective, adjusted, err := asked.Effective(mtu)
 	if err != nil {
-		return bandwidth.Shape{}, fail.Errorf(bandwidth.ErrInvalid, "bandwidth: %v", err)
+		return bandwidth.Shape{}, fail.Errorf(bandwidth.ErrInvalid, "bandwidth: %w", err)
 	}
 	for _, adj := range adjusted {
 		s.Warn("bandwidth: " + adj.String())

@@ -50,7 +50,7 @@ func (a *Apart) Lease(ctx context.Context) (*dhcpc.Lease, error) {
 	}
 	held, err := a.Dir.Lock(ctx, rec.Hash())
 	if err != nil {
-		return nil, fail.Errorf(fail.ErrTryAgain, "%v", err)
+		return nil, fail.Errorf(fail.ErrTryAgain, "%w", err)
 	}
 	defer held.Close()
 	in, err := a.setUp(pod)
@@ -178,7 +178,7 @@ func (a *Apart) acquire(ctx context.Context, sockets *transport.Config) (*dhcpc.
 	lockorder.Slow("a DHCP server")
 	got, err := client.Acquire(ctx)
 	if err != nil {
-		return nil, fail.Errorf(fail.ErrTryAgain, "%v", err)
+		return nil, fail.Errorf(fail.ErrTryAgain, "%w", err)
 	}
 	for _, why := range got.Ignored {
 		a.Warn("lease of " + got.Address.String() + ": " + why)

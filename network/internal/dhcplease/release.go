@@ -40,7 +40,7 @@ func Release(ctx context.Context, links *bridge.Conn, path, hash string, warn fu
 	}
 	held, err := dir.Lock(ctx, hash)
 	if err != nil {
-		return fail.Errorf(fail.ErrTryAgain, "%v", err)
+		return fail.Errorf(fail.ErrTryAgain, "%w", err)
 	}
 	defer held.Close()
 	rec, err := held.Load()

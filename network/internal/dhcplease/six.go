@@ -65,7 +65,7 @@ func Await6(ctx context.Context, dir *state.Dir, path string, a *state.Attachmen
 			if rec.Six != nil && rec.Six.Error != "" {
 				why = rec.Six.Error
 			}
-			return nil, nil, fail.Errorf(fail.ErrTryAgain, `ipv6 "dhcp": %s (%v)`, why, context.Cause(ctx))
+			return nil, nil, fail.Errorf(fail.ErrTryAgain, `ipv6 "dhcp": %s (%w)`, why, context.Cause(ctx))
 		case <-time.After(awaitPause):
 		}
 	}

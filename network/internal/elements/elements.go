@@ -222,7 +222,7 @@ func (e *Entry) withhold(p Plan, conflict *nft.ConflictError) (bool, error) {
 	}
 	has.Waiting = append(has.Waiting, me)
 	if err := e.Session.Dir.Of(has).Update(has); err != nil {
-		return false, fail.Errorf(fail.ErrTryAgain, "port %s is published by the container's %s of network %q, at which another call is at work: %v", conflict.Port, has.IfName, has.Network, err)
+		return false, fail.Errorf(fail.ErrTryAgain, "port %s is published by the container's %s of network %q, at which another call is at work: %w", conflict.Port, has.IfName, has.Network, err)
 	}
 	return true, nil
 }

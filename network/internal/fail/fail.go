@@ -22,21 +22,19 @@ var (
 )
 
 // failure is a message for the operator, and a kind for the program.
-type failure struct {
-	kind error
-	text string
-}
+type failure struct{ kind, said error }
 
-func (e *failure) Error() string { return e.text }
-func (e *failure) Unwrap() error { return e.kind }
+func (e *failure) Error() string   { return e.said.Error() }
+func (e *failure) Unwrap() []error { return []error{e.kind, e.said} }
 
-// Errorf makes an error of a kind, whose message says all.
+// Errorf makes an error of a kind, whose message says all. It matches its causes too, as
+// fmt.Errorf takes them.
 func Errorf(kind error, format string, args ...any) error {
-	return &failure{kind, fmt.Sprintf(format, args...)}
+	return &failure{kind, fmt.Errorf(format, args...)}
 }
 
 // State is for what goes wrong with records.
-func State(err error) error { return Errorf(ErrState, "%v", err) }
+func State(err error) error { return Errorf(ErrState, "%w", err) }
 
 // Count says how many there are of something.
 func Count(n int, one, many string) string {

@@ -111,7 +111,7 @@ func FreeMetric(pod *netns.NS, ipv6 bool, asked uint32) (uint32, error) {
 // ExplainRoute tells what to do where the pod has a route by another interface.
 func ExplainRoute(err error) error {
 	if isSecondRoute(err) {
-		return fail.Errorf(fail.ErrConflict, "%v: the pod has such a route by another of its interfaces: give this one another priority, or leave it out", err)
+		return fail.Errorf(fail.ErrConflict, "%w: the pod has such a route by another of its interfaces: give this one another priority, or leave it out", err)
 	}
 	return err
 }

@@ -245,7 +245,7 @@ func LockHostLease(ctx context.Context, leaseDir, nic string) (*lease.Held, erro
 	}
 	held, err := dir.Lock(ctx, lease.HostHash(nic))
 	if err != nil {
-		return nil, fail.Errorf(fail.ErrTryAgain, "%v", err)
+		return nil, fail.Errorf(fail.ErrTryAgain, "%w", err)
 	}
 	return held, nil
 }

@@ -209,7 +209,7 @@ func (e *bridgeTaken) Unwrap() error { return bridge.ErrNotBridge }
 // named stays: it is the operator's.
 func removeEmptyReservations(dir string) error {
 	if err := os.RemoveAll(dir); err != nil {
-		return fail.Errorf(fail.ErrState, "delete the reservations of the network: %v", err)
+		return fail.Errorf(fail.ErrState, "delete the reservations of the network: %w", err)
 	}
 	return nil
 }

@@ -54,6 +54,8 @@ func (n *Node) Add(ctx context.Context, nw *Network, pod *Pod) (*Attachment, err
 func (n *Node) tryAdd(ctx context.Context, nw *Network, pod *Pod) (*Attachment, error) {
 	hash := pod.key(nw).hash()
 	a := &adding{node: n, nw: nw, pod: pod, hash: hash, base: pod.record(nw, hash)}
+	origin := n.origin(nw)
+	a.base.IPAMType, a.base.DataDir = origin.Type, origin.Dir
 	if pod.Lease != nil {
 		var err error
 		if a.leasing, err = a.prepareLease(); err != nil {

@@ -2,8 +2,13 @@
 // host ports, masquerade, limits and a record of it, and what takes it down again, finds what
 // is missing, and puts it back.
 //
-//	node, err := network.Open(ctx, &network.Config{Allocators: pool})
-//	made, err := node.Add(ctx, &network.Network{Name: "pods", Bridge: "cbr0", Gateway: true, Masquerade: true}, &pod)
+//	node, err := network.Open(ctx, nil)
+//	pool, err := ipam.NewHostLocal(&ipam.Config{Network: "pods", Dir: network.DefaultStateDir + "/ipam", Ranges: ranges})
+//	pods := network.Network{
+//		Name: "pods", Bridge: "cbr0", Gateway: true, DefaultGateway: true, Masquerade: true,
+//		Allocator: pool, Origin: network.Origin{Type: "host-local"}, // by which Del gives the address back
+//	}
+//	made, err := node.Add(ctx, &pods, &pod)
 //	diffs, err := node.Check(ctx, &pods, &pod)  // what is not as it was made
 //	err = node.Del(ctx, made.Key, nil)          // needs neither the pod nor its network
 //	gone, err := node.Collect(ctx, "pods", keep, nil)

@@ -42,13 +42,19 @@ func attach(ctx context.Context, ns *netns.NS) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	node, err := network.Open(ctx, &network.Config{StateDir: filepath.Join(dir, "tombolo")})
+	node, err := network.Open(ctx, &network.Config{StateDir: dir})
+	if err != nil {
+		return err
+	}
+	pool, err := ipam.NewHostLocal(&ipam.Config{Network: "pods", Dir: filepath.Join(dir, "ipam"), Ranges: []ipam.RangeSet{{
+		Ranges: []ipam.Range{{Subnet: netip.MustParsePrefix("10.22.0.0/24")}},
+	}}})
 	if err != nil {
 		return err
 	}
 	pods := network.Network{
 		Name: "pods", Bridge: "cbr0", Gateway: true, DefaultGateway: true, Masquerade: true, Hairpin: true,
-		Allocator: ipam.Static{{Prefix: netip.MustParsePrefix("10.22.0.2/24"), Gateway: netip.MustParseAddr("10.22.0.1")}},
+		Allocator: pool, Origin: network.Origin{Type: "host-local"}, // by which Del gives the address back
 	}
 	pod := network.Pod{
 		ContainerID: "c1", IfName: "eth0", NetNS: ns,

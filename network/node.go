@@ -32,8 +32,9 @@ type Config struct {
 	// all networks of a node share; 0 is that of the networks on record, or nft.DefaultMark.
 	Mark uint32
 	// Allocators gives the allocator that takes addresses back: of a network's attachments
-	// that came from origin, or, if that is nil, of the network as it is now. If Allocators is
-	// nil, or gives nil, nobody takes them back.
+	// that came from origin, or, if that is nil, of the network as it is now. If it gives nil,
+	// nobody takes them back. If Allocators is nil, those go back that came from an origin of type
+	// host-local; of an Allocator that Network.Origin does not name, Del fails.
 	Allocators func(network string, origin *Origin) (ipam.Allocator, error)
 	// Log gets what an operator should know although a call goes on; nil drops it.
 	Log *slog.Logger
@@ -124,14 +125,6 @@ func (n *Node) step(name string) error {
 		return nil
 	}
 	return n.after(name)
-}
-
-// allocator gives what takes addresses back; nil where nothing does.
-func (n *Node) allocator(network string, origin *Origin) (ipam.Allocator, error) {
-	if n.allocators == nil {
-		return nil, nil
-	}
-	return n.allocators(network, origin)
 }
 
 // open opens a session for networks with this mark.

@@ -10,7 +10,6 @@ import (
 	"os"
 
 	"github.com/tombolo-cni/tombolo/internal/printable"
-	"github.com/tombolo-cni/tombolo/internal/reclaim"
 	"github.com/tombolo-cni/tombolo/internal/view"
 	"github.com/tombolo-cni/tombolo/network"
 )
@@ -21,8 +20,7 @@ var errKept = errors.New("some could not be cleaned up")
 // collectDead reclaims what dead pods hold, of one network or of all, and prints a line for each.
 func collectDead(ctx context.Context, out io.Writer, stateDir, name string, dryRun, asJSON bool) error {
 	node, err := network.Open(ctx, &network.Config{
-		StateDir: stateDir, Allocators: reclaim.Allocators(stateDir),
-		Log: slog.New(slog.NewTextHandler(printable.Writer(os.Stderr), nil)),
+		StateDir: stateDir, Log: slog.New(slog.NewTextHandler(printable.Writer(os.Stderr), nil)),
 	})
 	if err != nil {
 		return err

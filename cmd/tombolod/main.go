@@ -20,7 +20,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/firewalld"
 	"github.com/tombolo-cni/tombolo/internal/keeper"
 	"github.com/tombolo-cni/tombolo/internal/lease"
-	"github.com/tombolo-cni/tombolo/internal/reclaim"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network"
 )
@@ -261,7 +260,7 @@ func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error 
 	if err != nil {
 		return err
 	}
-	reclaiming, err := network.Open(ctx, &network.Config{StateDir: o.state, Log: log, Allocators: reclaim.Allocators(o.state)})
+	reclaiming, err := network.Open(ctx, &network.Config{StateDir: o.state, Log: log})
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
-package reclaim
+package network
 
 import (
+	"errors"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -8,13 +9,16 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/ipam"
-	"github.com/tombolo-cni/tombolo/network"
 )
 
 func TestReservationsAreGivenBackByTheRecordAlone(t *testing.T) {
 	t.Parallel()
 	state, own := t.TempDir(), t.TempDir()
-	for name, at := range map[string]struct{ set, dir string }{"the state's": {"", state + "/ipam"}, "a directory of its own": {own, own}} {
+	node, err := Open(t.Context(), &Config{StateDir: state})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, at := range map[string]struct{ set, dir string }{"the state's": {"", state + "/ipam"}, "a directory of its own": {own, own}, "none": {"spoilt", state + "/ipam"}} {
 		ranges := []ipam.RangeSet{{Ranges: []ipam.Range{{Subnet: netip.MustParsePrefix("10.61.0.0/24")}}}}
 		pool, err := ipam.NewHostLocal(&ipam.Config{Network: "pods", Dir: at.dir, Ranges: ranges})
 		if err != nil {
@@ -29,7 +33,7 @@ func TestReservationsAreGivenBackByTheRecordAlone(t *testing.T) {
 		if _, err := os.Stat(reservation); err != nil {
 			t.Fatal(err)
 		}
-		back, err := Allocators(state)("pods", &network.Origin{Type: "host-local", Dir: at.set})
+		back, err := node.allocator("pods", &Origin{Type: "host-local", Dir: at.set})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -44,13 +48,18 @@ func TestReservationsAreGivenBackByTheRecordAlone(t *testing.T) {
 
 func TestWhatHasNoReservationsAndWhatIsAnothersToGiveBack(t *testing.T) {
 	t.Parallel()
-	of := Allocators(t.TempDir())
-	for _, origin := range []*network.Origin{nil, {}, {Type: "static"}, {Type: "dhcp", Dir: "/leases"}} {
-		if got, err := of("pods", origin); got != nil || err != nil {
+	node, err := Open(t.Context(), &Config{StateDir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, origin := range []*Origin{nil, {}, {Type: "static"}, {Type: "dhcp", Dir: "/leases"}} {
+		if got, err := node.allocator("pods", origin); got != nil || err != nil {
 			t.Errorf("%+v: %v, %v; want neither", origin, got, err)
 		}
 	}
-	if _, err := of("pods", &network.Origin{Type: "calico-ipam"}); err == nil || !strings.Contains(err.Error(), `"calico-ipam"`) {
-		t.Errorf("of a plugin's: %v", err)
+	for kind, says := range map[string]string{"calico-ipam": `"calico-ipam"`, unnamed: "Config.Allocators"} {
+		if _, err := node.allocator("pods", &Origin{Type: kind}); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), says) {
+			t.Errorf("of %s: %v", kind, err)
+		}
 	}
 }

@@ -13,7 +13,8 @@ type Clock interface {
 	Wait(ctx context.Context, until time.Time) error
 }
 
-// SystemClock is the machine's clock.
+// SystemClock is the machine's clock. In a process the time that the machine sleeps does not count, as
+// in Go's timers.
 type SystemClock struct{}
 
 // Now is time.Now.

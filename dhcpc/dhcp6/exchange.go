@@ -100,7 +100,7 @@ func (t *step) granted(m *message, want netip.Addr) (l *Lease, why string) {
 	}
 	switch {
 	case i >= 0:
-		return t.cfg.lease(m, list[i], t1, t2, ignored, t.s.sent.Round(0)), ""
+		return t.cfg.lease(m, list[i], t1, t2, ignored, t.s.sent), ""
 	case len(ignored) > 0:
 		return nil, ": " + ignored[0]
 	case m.ia == nil:
@@ -254,7 +254,7 @@ func (t *step) renewing(m *message) {
 	i := slices.IndexFunc(list, func(g grant) bool { return g.addr == l.Address })
 	switch {
 	case i >= 0 && list[i].valid > 0:
-		t.take(t.cfg.lease(m, list[i], t1, t2, ignored, t.s.sent.Round(0)))
+		t.take(t.cfg.lease(m, list[i], t1, t2, ignored, t.s.sent))
 	case i >= 0:
 		t.revoked(m, list, t1, t2, ignored)
 	case len(ignored) > 0:
@@ -273,7 +273,7 @@ func (t *step) revoked(m *message, list []grant, t1, t2 time.Duration, ignored [
 		return
 	}
 	t.out.Lost, t.s.lease = old, nil
-	t.take(t.cfg.lease(m, list[i], t1, t2, ignored, t.s.sent.Round(0)))
+	t.take(t.cfg.lease(m, list[i], t1, t2, ignored, t.s.sent))
 }
 
 // decline tells the server that an address which it granted is not taken, and then starts over.

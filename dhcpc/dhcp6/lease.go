@@ -26,8 +26,8 @@ type Lease struct {
 	IAID uint32    `json:"iaid"`
 	// Obtained is when the message was sent that the server's REPLY answered. Renew (T1), Rebind
 	// (T2), Preferred and Expire follow from it. A lease that never ends has no Renew, Rebind and
-	// Expire; Preferred is zero where the address stays preferred. Read from JSON, they
-	// go by the clock on the wall.
+	// Expire; Preferred is zero where the address stays preferred. They
+	// go by the clocks of those of a dhcpc.Lease.
 	Obtained  time.Time `json:"obtained"`
 	Renew     time.Time `json:"renew,omitzero"`
 	Rebind    time.Time `json:"rebind,omitzero"`

@@ -170,7 +170,6 @@ const shortest = 2 * time.Second
 func (c *Config) lease(m *message, g grant, t1, t2 time.Duration, ignored []string, asked time.Time) *Lease {
 	l := &Lease{
 		Address: g.addr, Server: slices.Clone(m.server), DUID: c.DUID, IAID: c.IAID,
-		// Without the monotonic part: what is on record goes by the clock on the wall.
 		Obtained: asked, Ignored: ignored,
 	}
 	if g.preferred < forever {

@@ -2,75 +2,46 @@ package keeper
 
 import (
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/lease"
 )
 
-func TestTheClockIsWatched(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newClock()
-		time.Sleep(time.Hour)
-		if by := c.jump(); by != 0 {
-			t.Errorf("jumped by %v while time passed", by)
-		}
-		for _, by := range []time.Duration{time.Hour, -time.Hour} {
-			c.wall = c.wall.Add(-by)
-			if got := c.jump(); got != by {
-				t.Errorf("jumped by %v, want %v", got, by)
-			}
-		}
-	})
-}
-
-// setBack is what a clock that is set back by so much makes of all that was noted
-// before: it is that far ahead.
-func (w *world) setBack(l *loop, r *lease.Record, by time.Duration) {
-	w.t.Helper()
-	for _, at := range []*time.Time{&r.Lease.Obtained, &r.Lease.Renew, &r.Lease.Rebind, &r.Lease.Expire} {
-		*at = at.Add(by)
+// Timers and sessions do not count the time that the machine sleeps.
+func TestALeaseGoesOnWhileTheMachineSleeps(t *testing.T) {
+	for name, c := range map[string]struct {
+		by   time.Duration
+		want string
+	}{
+		"a moment":             {time.Second, ""},
+		"less than a half":     {15 * time.Minute, ""},
+		"more than a half":     {40 * time.Minute, "REQUEST"},
+		"longer than it lasts": {2 * time.Hour, "DISCOVER"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in(t, func(t *testing.T, w *world) {
+				r := w.record(1)
+				w.add(r)
+				w.start()
+				w.later(10 * time.Minute)
+				w.slept.Add(int64(c.by))
+				w.later(lease.Beat + time.Second)
+				said := w.said()
+				if first := append(said, " ")[0]; c.want+" 1" != first && c.want+first != " " {
+					t.Errorf("after %v of sleep it sent %v, want %s", c.by, said, c.want)
+				}
+				left := w.load(r).Lease.Left(now())
+				if want := 50*time.Minute - c.by; c.want == "" && (left > want || left < want-time.Minute) {
+					t.Errorf("%v are left, want %v", left, want)
+				}
+			})
+		})
 	}
-	w.lock(r, func(h *lease.Held) error { return h.Replace(r) })
-	e := l.entries[r.Hash()]
-	s, err := e.mind.machine.Restore(now().Add(by), 1, r.Lease)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	if e.mind.session.Wake().Add(by) != s.Wake() {
-		w.t.Fatalf("the session wakes at %v, want %v", s.Wake(), e.mind.session.Wake().Add(by))
-	}
-	e.mind.session, e.mind.look = &s, e.mind.look.Add(by)
-	l.clock.wall = l.clock.wall.Add(by)
-}
-
-func TestARenewalIsNotPutOffByAClockThatIsSetBack(t *testing.T) {
-	in(t, func(t *testing.T, w *world) {
-		r := w.record(1)
-		w.add(r)
-		set := false
-		w.atBeat = func(l *loop) {
-			if e := l.entries[r.Hash()]; !set && now().After(r.Lease.Obtained.Add(10*time.Minute)) && !e.busy {
-				w.setBack(l, w.load(r), 2*time.Hour)
-				set = true
-			}
-		}
-		w.start()
-		w.later(12 * time.Minute)
-		if !set {
-			t.Fatal("the clock was not set back")
-		}
-		// The server's times are asked for again: what is left of the lease cannot be known.
-		only(t, w.said(), "REQUEST")
-		if left := w.load(r).Lease.Left(now()); left > time.Hour || left < 50*time.Minute {
-			t.Errorf("%v are left", left)
-		}
-	})
 }
 
 // A worker has the session then, and would bring it back.
-func TestAClockThatIsSetDuringAVisitIsLookedAtAfterIt(t *testing.T) {
-	for name, jumps := range map[string]bool{"set": true, "not set": false} {
+func TestASleepDuringAVisitIsLookedAtAfterIt(t *testing.T) {
+	for name, sleeps := range map[string]bool{"slept": true, "not slept": false} {
 		t.Run(name, func(t *testing.T) {
 			in(t, func(t *testing.T, w *world) {
 				r := w.record(1)
@@ -79,8 +50,8 @@ func TestAClockThatIsSetDuringAVisitIsLookedAtAfterIt(t *testing.T) {
 				w.atBeat = func(l *loop) {
 					if e := l.entries[r.Hash()]; e != nil && e.busy {
 						during++
-						if jumps && during == 1 {
-							l.clock.wall = l.clock.wall.Add(-time.Hour)
+						if sleeps && during == 1 {
+							w.slept.Add(int64(time.Minute))
 						}
 					}
 				}
@@ -89,11 +60,43 @@ func TestAClockThatIsSetDuringAVisitIsLookedAtAfterIt(t *testing.T) {
 				w.mu.Lock()
 				defer w.mu.Unlock()
 				want := 1
-				if jumps {
+				if sleeps {
 					want = 2
 				}
 				if during == 0 || w.entered != want {
 					t.Errorf("%d heartbeats during a visit, and %d visits, want %d", during, w.entered, want)
+				}
+			})
+		})
+	}
+}
+
+// The machine was off for some of the time, and how long it is up says nothing.
+func TestAcrossABootTheClockOnTheWallCounts(t *testing.T) {
+	for name, c := range map[string]struct {
+		off      time.Duration
+		released int
+	}{
+		"the lease lasts":  {30 * time.Minute, 1},
+		"the lease ended":  {2 * time.Hour, 0},
+		"for a moment":     {time.Second, 1},
+		"it ends just now": {time.Hour, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in(t, func(t *testing.T, w *world) {
+				// The last boot was up for much longer than this one is.
+				w.slept.Store(int64(100 * time.Hour))
+				w.boot = lastBoot
+				r := w.record(1)
+				r.Boot = lastBoot
+				w.add(r)
+				w.later(c.off)
+				w.boot = thisBoot
+				w.slept.Store(-int64(c.off))
+				w.start()
+				w.later(time.Minute)
+				if got := len(w.released()); got != c.released || w.load(r) != nil {
+					t.Errorf("%d releases, want %d; on record is %+v", got, c.released, w.load(r))
 				}
 			})
 		})

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -58,6 +59,9 @@ type world struct {
 	keep *Keeper
 	stop func()
 
+	boot  string       // changed while no keeper runs
+	slept atomic.Int64 // for how many nanoseconds the machine slept
+
 	changes chan change
 	atEnter func(*lease.Record) // if not nil: called when a pod was looked for, before the answer
 	atBeat  func(*loop)         // if not nil: called by the loop with each heartbeat, before it looks at the clock
@@ -92,7 +96,11 @@ func newWorld(t *testing.T) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{t: t, dir: dir, pods: map[string]*fakePod{}, changes: make(chan change, 16)}
+	w := &world{t: t, dir: dir, pods: map[string]*fakePod{}, changes: make(chan change, 16), boot: thisBoot}
+	began := time.Now()
+	dir.Clock = func() (string, time.Duration, error) {
+		return w.boot, time.Since(began) + time.Duration(w.slept.Load()), nil
+	}
 	w.answer = w.grant
 	return w
 }
@@ -106,7 +114,7 @@ func (w *world) start() {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	k.node, k.boot = w, thisBoot
+	k.node = w
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	l := k.newLoop(ctx)

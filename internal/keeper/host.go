@@ -56,7 +56,7 @@ func (v *visit) keepHost() outcome {
 func (v *visit) visitHost() outcome {
 	t := now()
 	// A failure is written into the record, which the keeper notices.
-	if hold := v.m.hold; t.Before(hold) && hold.Sub(t) <= 2*lastRetry {
+	if hold := v.m.hold; t.Before(hold) {
 		return v.outcome(hold)
 	}
 	due := v.m.session == nil || wakes(v.m.session, t)

@@ -81,7 +81,7 @@ func New(cfg *Config) (*Keeper, error) {
 	if cfg == nil || cfg.Leases == nil {
 		return nil, errors.New("keep leases: no directory given")
 	}
-	boot, err := lease.Boot()
+	boot, _, err := cfg.Leases.Clock()
 	if err != nil {
 		return nil, fmt.Errorf("keep leases: %w", err)
 	}
@@ -153,6 +153,5 @@ func (k *Keeper) besides(ctx context.Context) (stop func()) {
 	return func() { cancel(); all.Wait() }
 }
 
-// now is the time by the clock on the wall, which the times in records are by.
-// Without the monotonic part, time that the machine sleeps counts.
-func now() time.Time { return time.Now().Round(0) }
+// now is the time. It goes by the monotonic clock, as the times of a record that was read do.
+func now() time.Time { return time.Now() }

@@ -232,7 +232,7 @@ func TestDnsmasqRenewsAndTakesBack(t *testing.T) {
 	p.record.Lease.Expire = p.record.Lease.Expire.Add(-10 * time.Second)
 	l.write(p.record)
 	stop := l.keeper()
-	until(t, "a renewal", func() bool { return l.load(p).Lease.Expire.After(p.record.Lease.Expire) })
+	until(t, "a renewal", func() bool { return l.load(p).Lease.Expire.Sub(p.record.Lease.Expire) > time.Second })
 	if got := l.load(p); got.Lease.Address != address || got.Error != "" {
 		t.Errorf("the record has %v, %q", got.Lease.Address, got.Error)
 	}

@@ -21,7 +21,7 @@ type entry struct {
 	at    int       // in the heap, -1 if not
 	busy  bool      // a worker is at it
 	again bool      // its record changed meanwhile
-	stale bool      // the clock was set meanwhile
+	stale bool      // the machine slept meanwhile, or the servers are to be asked
 	mind  memory
 	state lease.State // of its last visit, for the metrics
 	next  time.Time   // of its next renewal, likewise
@@ -51,7 +51,7 @@ type loop struct {
 }
 
 func (k *Keeper) newLoop(ctx context.Context) *loop {
-	return &loop{Keeper: k, ctx: ctx, entries: map[string]*entry{}, asked: map[string]time.Time{}, done: make(chan visited, k.workers), clock: newClock()}
+	return &loop{Keeper: k, ctx: ctx, entries: map[string]*entry{}, asked: map[string]time.Time{}, done: make(chan visited, k.workers)}
 }
 
 // run runs until the context is done or beat fails.
@@ -95,23 +95,25 @@ func (l *loop) run(changes <-chan change, beat func() error) error {
 	return err
 }
 
-// beat gives the heartbeat, and looks whether the clock was set.
+// beat gives the heartbeat, and looks whether the machine slept: sessions and timers do not count that, and records do.
 func (l *loop) beat(beat func() error) error {
 	if err := beat(); err != nil {
 		return err
 	}
 	l.alive()
 	l.metrics.turned()
-	if jump := l.clock.jump(); jump != 0 {
-		l.log.Warn("the clock was set, or the machine slept: looking at every lease", "by", jump)
-		for _, e := range l.entries {
-			if e.busy {
-				e.stale = true // a worker has the session
-				continue
-			}
-			e.mind.session, e.mind.six.session = nil, nil
-			l.wake(e, now())
+	slept, err := l.slept()
+	if err != nil || slept == 0 {
+		return err
+	}
+	l.log.Warn("the machine slept: looking at every lease", "for", slept)
+	for _, e := range l.entries {
+		if e.busy {
+			e.stale = true // a worker has the session
+			continue
 		}
+		e.mind.session, e.mind.six.session, e.mind.hold = nil, nil, time.Time{}
+		l.wake(e, now())
 	}
 	return nil
 }
@@ -247,7 +249,7 @@ func (l *loop) finish(v visited) {
 	}
 	e.mind, e.state, e.next = v.mind, v.state, v.next
 	if e.stale {
-		e.mind.session, e.mind.six.session = nil, nil
+		e.mind.session, e.mind.six.session, e.mind.hold = nil, nil, time.Time{}
 	}
 	if e.again || e.stale {
 		v.wake = now()
@@ -255,7 +257,7 @@ func (l *loop) finish(v visited) {
 	l.wake(e, v.wake)
 }
 
-// longestPause bounds how late a jump of the clock is noticed.
+// longestPause is a pause in which nothing is due.
 const longestPause = time.Minute
 
 // pause is how long nothing is due.
@@ -297,27 +299,26 @@ func (q *queue) Pop() any {
 	return e
 }
 
-// clock tells when the clock on the wall does not go with the monotonic one.
+// clock is a look at two clocks, of which the monotonic one stands still while the machine sleeps.
 type clock struct {
-	wall time.Time // without a monotonic part
+	up   time.Duration
 	mono time.Time
 }
 
-func newClock() clock {
-	t := time.Now()
-	return clock{wall: t.Round(0), mono: t}
-}
+// sleptFrom is less than any lease lasts, and more than what lies between the looks at the two clocks.
+const sleptFrom = 2 * time.Second
 
-// jumpsFrom is less than anybody's lease, and more than what a slewed clock gains.
-const jumpsFrom = 2 * time.Second
-
-// jump gives by how much the clock jumped since the last call, 0 if it did not.
-func (c *clock) jump() time.Duration {
-	last := *c
-	*c = newClock()
-	by := c.wall.Sub(last.wall) - c.mono.Sub(last.mono)
-	if by.Abs() < jumpsFrom {
-		return 0
+// slept says for how long the machine slept since it was last said, 0 if it did not.
+func (l *loop) slept() (time.Duration, error) {
+	_, up, err := l.leases.Clock()
+	is := clock{up: up, mono: time.Now()}
+	if l.clock.mono.IsZero() {
+		l.clock = is
 	}
-	return by.Round(time.Millisecond)
+	by := is.up - l.clock.up - is.mono.Sub(l.clock.mono)
+	if err != nil || by < sleptFrom {
+		return 0, err
+	}
+	l.clock = is
+	return by.Round(time.Millisecond), nil
 }

@@ -260,7 +260,7 @@ func (x *exchange6) took(out dhcp6.Output) error {
 // informed writes down what a pod without a lease learns.
 func (x *exchange6) informed(i *dhcp6.Information) error {
 	six := *x.r.Six
-	six.Information, six.Error = &lease.Information{DNS: i.DNS, Search: i.Search, Until: now().Add(i.Refresh).UTC()}, ""
+	six.Information, six.Error = &lease.Information{DNS: i.DNS, Search: i.Search, Until: now().Add(i.Refresh)}, ""
 	err := x.underLockOf(func(held *lease.Held) error {
 		x.r.Six = &six
 		return held.Replace(x.r)

@@ -38,7 +38,7 @@ const (
 type memory struct {
 	token    string // of the record that it is about
 	machine  *dhcpc.Machine
-	session  *dhcpc.Session // nil before the first exchange, and after the clock was set
+	session  *dhcpc.Session // nil before the first exchange, and after the machine slept
 	right    bool           // address and routes have been looked at since the keeper began
 	seen     bool           // an interface that is Apart had its address
 	look     time.Time      // when to look for the pod again

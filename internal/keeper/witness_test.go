@@ -129,12 +129,14 @@ func TestAnAnswerFromElsewhereIsNotBelieved(t *testing.T) {
 	stop := l.keeper()
 	until(t, "it is asked twice", func() bool { return s.count("REQUEST") >= requests+2 })
 	stop()
-	if got := l.load(p); !got.Lease.Expire.Equal(p.record.Lease.Expire) {
+	// Two clocks are read one after the other.
+	const read = time.Second
+	if got := l.load(p); got.Lease.Expire.Sub(p.record.Lease.Expire).Abs() > read {
 		t.Errorf("the lease runs until %s, want %s: who is elsewhere does not renew it", got.Lease.Expire, p.record.Lease.Expire)
 	}
 	s.set(func(s *server) { s.from = netip.AddrPort{} })
 	l.keeper()
-	until(t, "the server itself renews it", func() bool { return l.load(p).Lease.Expire.After(p.record.Lease.Expire) })
+	until(t, "the server itself renews it", func() bool { return l.load(p).Lease.Expire.Sub(p.record.Lease.Expire) > read })
 }
 
 // A port that is not the pod's, by whatever name, is not listened at.

@@ -29,6 +29,8 @@ const (
 // and processes at once.
 type Dir struct {
 	path string
+	// Clock is the kernel's; a test sets one of its own.
+	Clock Clock
 }
 
 // Open returns the directory at an absolute path. It makes no system call: the
@@ -42,7 +44,7 @@ func Open(dir string) (*Dir, error) {
 	case strings.ContainsRune(dir, 0):
 		return nil, fmt.Errorf("open lease directory %q: the path has a NUL in it", dir)
 	}
-	return &Dir{path: filepath.Clean(dir)}, nil
+	return &Dir{path: filepath.Clean(dir), Clock: kernelClock()}, nil
 }
 
 // Path returns the directory's path, cleaned.
@@ -91,7 +93,7 @@ func (d *Dir) Load(hash string) (*Record, error) {
 		return nil, fmt.Errorf("load lease record: %w", err)
 	}
 	path := d.recordPath(hash)
-	r, err := load(path, hash)
+	r, err := d.load(path, hash)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		return nil, fmt.Errorf("load lease record: %w", err)
@@ -101,12 +103,12 @@ func (d *Dir) Load(hash string) (*Record, error) {
 	return r, nil
 }
 
-func load(path, hash string) (*Record, error) {
+func (d *Dir) load(path, hash string) (*Record, error) {
 	data, err := file.Read(path, file.MaxRecord)
 	if err != nil {
 		return nil, err
 	}
-	r, err := decode(data)
+	r, err := d.fromDisk(data)
 	if err != nil {
 		return nil, err
 	}
@@ -186,7 +188,7 @@ func (d *Dir) Same(r *Record) ([]*Record, error) {
 		if err != nil || !bytes.Contains(data, needle) {
 			continue
 		}
-		other, err := decode(data)
+		other, err := d.fromDisk(data)
 		if err == nil && other.Token != r.Token && other.State != Sticky && other.Network == r.Network && other.Client.key() == r.Client.key() {
 			found = append(found, other)
 		}

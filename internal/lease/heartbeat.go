@@ -198,11 +198,5 @@ func span(start, length int64) unix.Flock_t {
 }
 
 // uptime is CLOCK_MONOTONIC. Time that the machine sleeps does not count: no keeper
-// could gives a heartbeat then.
-func uptime() (time.Duration, error) {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
-		return 0, fmt.Errorf("read the monotonic clock: %w", err)
-	}
-	return time.Duration(ts.Nano()), nil
-}
+// could give a heartbeat then.
+func uptime() (time.Duration, error) { return since(unix.CLOCK_MONOTONIC) }

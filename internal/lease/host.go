@@ -129,7 +129,7 @@ func (d *Dir) hosts() ([]*Record, error) {
 		if err != nil || !bytes.Contains(data, []byte(hostName)) {
 			continue
 		}
-		if r, err := decode(data); err == nil && r.Host != nil {
+		if r, err := d.fromDisk(data); err == nil && r.Host != nil {
 			found = append(found, r)
 		}
 	}

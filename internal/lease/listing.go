@@ -46,12 +46,12 @@ func EntryOf(r *Record, now time.Time) Entry {
 	}
 	if r.Six != nil {
 		if e.ErrorIPv6 = r.Six.Error; r.Six.Lease != nil {
-			e.IPv6, e.ExpireIPv6 = r.Six.Lease.Address, r.Six.Lease.Expire
+			e.IPv6, e.ExpireIPv6 = r.Six.Lease.Address, r.Six.Lease.Expire.UTC()
 		}
 	}
 	if l := r.Lease; l != nil {
 		e.Address, e.Server, e.DNS = l.Address, l.Server, l.DNS
-		e.Renew, e.Expire = l.Renew, l.Expire
+		e.Renew, e.Expire = l.Renew.UTC(), l.Expire.UTC()
 		if e.Left = -1; !l.Infinite() {
 			e.Left = int64(l.Left(now) / time.Second)
 		}

@@ -157,7 +157,11 @@ func (h *Held) put(r *Record) error {
 	if h.fd < 0 {
 		return &os.PathError{Op: "write", Path: h.dir.recordPath(h.hash), Err: os.ErrClosed}
 	}
-	data, err := encode(r)
+	out, err := h.dir.toDisk(r)
+	if err != nil {
+		return err
+	}
+	data, err := encode(out)
 	if err != nil {
 		return err
 	}

@@ -64,6 +64,8 @@ type Record struct {
 	NetNS       string `json:"netns,omitempty"`       // path, as the runtime gave it; paths are reused
 	NetNSCookie uint64 `json:"netnsCookie,omitempty"` // SO_NETNS_COOKIE, never reused within a boot
 	Boot        string `json:"boot,omitempty"`        // the kernel's boot id
+	// Booted is when the machine booted by the clock that the file's times are by; Dir reads and writes it.
+	Booted time.Time `json:"booted,omitzero"`
 
 	HostIf string `json:"hostIf,omitempty"` // the port, in the host's namespace
 	Bridge string `json:"bridge,omitempty"` // its master, from which a dead pod's lease is released

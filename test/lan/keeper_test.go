@@ -38,7 +38,18 @@ func kept(fields object) object {
 }
 
 // keeper starts one for the network's directories, and waits until it is at work.
-func (n *network) keeper() *keeper {
+func (n *network) keeper() *keeper { n.Helper(); return n.keeperBy(n.start) }
+
+// start starts a program on the host.
+func (n *network) start(cmd *exec.Cmd) {
+	n.Helper()
+	if err := n.host.ns.Do(cmd.Start); err != nil {
+		n.Fatal(err)
+	}
+}
+
+// keeperBy is keeper, with the program started in the caller's way.
+func (n *network) keeperBy(start func(*exec.Cmd)) *keeper {
 	n.Helper()
 	k := &keeper{network: n, log: filepath.Join(n.TempDir(), "keeper")}
 	out, err := os.Create(k.log)
@@ -48,9 +59,7 @@ func (n *network) keeper() *keeper {
 	defer out.Close()
 	k.cmd = exec.Command(n.program()+"d", "--leases", n.leases, "--state", n.state, "--metrics", "none", "--log-level", "debug")
 	k.cmd.Stdout, k.cmd.Stderr = out, out
-	if err := n.host.ns.Do(k.cmd.Start); err != nil {
-		n.Fatal(err)
-	}
+	start(k.cmd)
 	n.Cleanup(func() {
 		k.kill()
 		if n.Failed() {

@@ -195,9 +195,14 @@ type exchange6 struct {
 func (x *exchange6) run() error {
 	var e dhcp6.Event
 	for {
+		was := x.m.six.session.State()
 		s, out := x.m.six.machine.Step(*x.m.six.session, now(), e)
 		x.m.six.session, e = &s, dhcp6.Event{}
-		if err := x.took(out); err != nil {
+		err := x.took(out)
+		if err == nil && x.r.Six.Lease == nil && out.Send != nil && s.State() == was {
+			err = x.note6(x.inVain().Error()) // asked again: an ADD may not wait for the end
+		}
+		if err != nil {
 			x.m.six.session = nil // the record has what there is
 			return err
 		}
@@ -397,16 +402,21 @@ func (x *exchange6) unheard() error {
 		return nil
 	}
 	x.m.slow = true
-	op := "lease an address"
-	if x.r.Six.Stateless {
-		op = "ask for DNS"
-	}
-	why := x.m.six.session.Failure(op, now(), dhcpc.ErrTimeout)
+	why := x.inVain()
 	if x.m.six.session.Lease() != nil {
 		x.log.Warn("no server renews the DHCPv6 lease yet", append(x.who(), "err", why, "next", x.m.six.session.Wake())...)
 		return nil
 	}
 	return why
+}
+
+// inVain says what came of the session so far.
+func (x *exchange6) inVain() error {
+	op := "lease an address"
+	if x.r.Six.Stateless {
+		op = "ask for DNS"
+	}
+	return x.m.six.session.Failure(op, now(), dhcpc.ErrTimeout)
 }
 
 func (x *exchange6) send(message []byte) error {

@@ -139,6 +139,22 @@ func TestWithoutAnAnswerByDHCPv6ADDSaysSoAndLeavesNothing(t *testing.T) {
 	six(t, w.with(conf{"ipam": conf{"type": "dhcp"}}).add(l.pod("b")))
 }
 
+// The keeper asks for longer than such an ADD waits.
+func TestAnADDThatDoesNotWaitLongSaysWhyDHCPv6GaveNoAddress(t *testing.T) {
+	t.Parallel()
+	l := newLAN6(t)
+	l.server = nstest.NewDnsmasq(t, l.router, "eth0", "--dhcp-range=fd00:50::100,fd00:50::100,64,1h", "--enable-ra", "--ra-param=eth0,10")
+	l.keep(t)
+	w := l.leasing(conf{"ipam": conf{"type": "dhcp", "timeout": "6s"}})
+	six(t, w.add(l.pod("a")))
+	_, err := w.tryAdd(l.pod("b"))
+	wantError(t, err, 11, "NoAddrsAvail")
+	wantError(t, err, 11, "no addresses available")
+	l.server.Stop()
+	_, err = w.tryAdd(l.pod("c"))
+	wantError(t, err, 11, "no answer to ")
+}
+
 // An address that another machine of the LAN has is declined, and the pod gets the next.
 func TestAnAddressOfAnotherMachineIsDeclinedByDHCPv6(t *testing.T) {
 	t.Parallel()

@@ -82,6 +82,9 @@ type Endpoint struct {
 	Ports []Port
 	// PortSNAT says whose calls of Ports come to the pod with the host's address in place of their own.
 	PortSNAT SNAT
+	// Callers are addresses of the pod on other bridges. Its calls of Ports from there come with the host's
+	// address, as those of Addrs do, since the pod takes packets from its own addresses for forged.
+	Callers []netip.Addr
 }
 
 func (o Owner) check() error {

@@ -204,7 +204,11 @@ func (ep *Endpoint) portElements() []ruleset.Element {
 			}
 		}
 		if ep.PortSNAT != SNATNone && (i == 0 || pubs[i-1].pod.Addr() != pub.pod.Addr()) {
-			list = append(list, ruleset.Element{Set: ruleset.InInet(f.Selves), Key: ruleset.Key(bridge, pod, pod)})
+			for _, caller := range append([]netip.Addr{pub.pod.Addr()}, ep.Callers...) {
+				if caller.Is4() == f.Is4() {
+					list = append(list, ruleset.Element{Set: ruleset.InInet(f.Selves), Key: ruleset.Key(bridge, caller.AsSlice(), pod)})
+				}
+			}
 		}
 	}
 	return list

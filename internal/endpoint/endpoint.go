@@ -24,6 +24,11 @@ func Of(a *state.Attachment) nft.Endpoint {
 		Addrs: Addresses(a), MAC: mac, Masquerade: a.Masquerade, Ports: Ports(a),
 		PortsOnly: a.Other && !a.Admitted, PortSNAT: SNAT(a.PortSNAT),
 	}
+	for _, w := range a.Waiting {
+		for _, p := range w.Addresses {
+			ep.Callers = append(ep.Callers, p.Addr())
+		}
+	}
 	if a.Guarded {
 		ep.GuardedPort, ep.SLAAC, ep.MACOnly, ep.Untrusted = a.HostIf, a.SLAAC, a.MACOnly, a.Untrusted
 		if !a.MACOnly && a.IPAMType == Leased && !slices.ContainsFunc(ep.Addrs, netip.Addr.Is4) {

@@ -128,6 +128,8 @@ type Published struct {
 type Waiting struct {
 	Network string `json:"network"`
 	Hash    string `json:"hash"`
+	// Addresses are its own.
+	Addresses []netip.Prefix `json:"addresses,omitempty"`
 }
 
 // Bandwidth holds the limits of a pod's traffic as the kernel enforces them, in
@@ -222,6 +224,7 @@ func (p *Published) fields(c *codec) {
 func (w *Waiting) fields(c *codec) {
 	c.string("network", &w.Network)
 	c.string("hash", &w.Hash)
+	c.prefixes("addresses", &w.Addresses)
 }
 
 func (b *Bandwidth) fields(c *codec) {

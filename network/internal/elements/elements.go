@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"net/netip"
-	"slices"
 
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
@@ -138,7 +137,7 @@ func (e *Entry) enter(ctx context.Context, p Plan, add func() error) error {
 			return errors.Join(err, lookErr)
 		}
 		if !stale {
-			withheld, shareErr := e.withhold(p, conflict)
+			withheld, shareErr := e.withhold(ctx, p, conflict)
 			if shareErr != nil {
 				return shareErr
 			}
@@ -202,7 +201,7 @@ func (e *Entry) IsStale(ctx context.Context, conflict *nft.ConflictError) (bool,
 // withhold leaves a host port to another attachment of the same container, which has it already:
 // some runtimes hand a container's ports to all of its networks. That attachment's record says who
 // waits, so that its Del passes the port on.
-func (e *Entry) withhold(p Plan, conflict *nft.ConflictError) (bool, error) {
+func (e *Entry) withhold(ctx context.Context, p Plan, conflict *nft.ConflictError) (bool, error) {
 	if conflict.Port == "" || conflict.Owner == "" {
 		return false, nil
 	}
@@ -216,12 +215,14 @@ func (e *Entry) withhold(p Plan, conflict *nft.ConflictError) (bool, error) {
 			one.Withheld, found = true, true
 		}
 	}
-	me := state.Waiting{Network: p.Record.Network, Hash: e.Hash}
-	if !found || slices.Contains(has.Waiting, me) {
-		return found, nil
+	if !found {
+		return false, nil
 	}
-	has.Waiting = append(has.Waiting, me)
-	if err := e.Session.Dir.Of(has).Update(has); err != nil {
+	me := state.Waiting{Network: p.Record.Network, Hash: e.Hash}
+	for _, a := range p.Record.Addresses {
+		me.Addresses = append(me.Addresses, a.Prefix)
+	}
+	if err := e.Session.Await(ctx, has, me); err != nil {
 		return false, fail.Errorf(fail.ErrTryAgain, "port %s is published by the container's %s of network %q, at which another call is at work: %w", conflict.Port, has.IfName, has.Network, err)
 	}
 	return true, nil

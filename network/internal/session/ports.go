@@ -58,13 +58,9 @@ func (s *Session) Publish(ctx context.Context, w state.Waiting, others ...state.
 		return nil
 	}
 	a.Waiting = append(a.Waiting, others...)
-	seen := endpoint.Of
-	if !a.Other {
-		n, err := s.Dir.LoadNetwork(a.Network)
-		if err != nil {
-			return err
-		}
-		seen = func(a *state.Attachment) nft.Endpoint { return endpoint.In(a, n) }
+	seen, err := s.seen(a)
+	if err != nil {
+		return err
 	}
 	was, changed := seen(a), false
 	for i := range a.Published {
@@ -91,4 +87,41 @@ func (s *Session) Publish(ctx context.Context, w state.Waiting, others ...state.
 		return errors.Join(err, s.Firewall.Update(ctx, seen(a), was))
 	}
 	return nil
+}
+
+// seen gives how the firewall sees an attachment, whose record is about to change.
+func (s *Session) seen(a *state.Attachment) (func(*state.Attachment) nft.Endpoint, error) {
+	if a.Other {
+		return endpoint.Of, nil
+	}
+	n, err := s.Dir.LoadNetwork(a.Network)
+	return func(a *state.Attachment) nft.Endpoint { return endpoint.In(a, n) }, err
+}
+
+// Await has an attachment wait for the host ports of another of its container, and be answered by that one where
+// the pod calls a port from its address here.
+func (s *Session) Await(ctx context.Context, has *state.Attachment, w state.Waiting) error {
+	isIt := func(o state.Waiting) bool { return o.Network == w.Network && o.Hash == w.Hash }
+	if i := slices.IndexFunc(has.Waiting, isIt); i >= 0 && slices.Equal(has.Waiting[i].Addresses, w.Addresses) {
+		return nil
+	}
+	dir := s.Dir.Of(has)
+	lock, err := dir.LockAttachment(has.Network, has.Hash())
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if has, err = dir.Load(has.Network, has.Hash()); err != nil {
+		return err
+	}
+	seen, err := s.seen(has)
+	if err != nil {
+		return err
+	}
+	before := seen(has)
+	has.Waiting = append(slices.DeleteFunc(has.Waiting, isIt), w)
+	if err := s.Firewall.Update(ctx, before, seen(has)); err != nil {
+		return err
+	}
+	return dir.UpdateLocked(has)
 }

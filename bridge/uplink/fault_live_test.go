@@ -68,6 +68,50 @@ func TestARestoreThatTheKernelRefusesCutsNobodyOff(t *testing.T) {
 	}
 }
 
+// A pod that talks to every address of its network fills the table of all links: what is
+// only cached of the NIC's neighbours is learnt again, and what an operator set is not.
+func TestAFullNeighbourTableStopsNoTakeover(t *testing.T) {
+	t.Parallel()
+	for name, full := range map[string]bool{"nud stale": false, "nud reachable": false, "nud permanent": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLAN(t, append(plainHost(), "neigh add 10.0.0.77 lladdr 02:00:00:00:00:77 dev eth0 "+name)...)
+			before := state(t, l.host)
+			kept := nltest.Fault{Type: unix.RTM_NEWNEIGH, Match: copiesNeighbour, Errno: unix.ENOBUFS}
+			nltest.MustHaveFired(t, &kept)
+			conn, err := uplink.DialThrough(&uplink.Config{NetNS: l.host}, func(tr nl.Transport) nl.Transport { return nltest.NewFaulty(tr, &kept) })
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			var j memory
+			rec, err := conn.Take(t.Context(), toBridge(), &j)
+			if full {
+				if !errors.Is(err, unix.ENOBUFS) || rec != nil {
+					t.Errorf("take: %v, %v, want %v: the operator's neighbour would be lost", rec, err, unix.ENOBUFS)
+				}
+			} else {
+				if err != nil {
+					t.Fatal(err)
+				}
+				l.mustReach(t, "taken")
+				if err := conn.Restore(t.Context(), rec, &j); err != nil {
+					t.Fatal(err)
+				}
+			}
+			l.mustReach(t, "given back")
+			if diff := cmp.Diff(before, state(t, l.host)); diff != "" {
+				t.Errorf("the host in the end (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// copiesNeighbour says that a request writes a neighbour with a MAC, and does not ask for one.
+func copiesNeighbour(m netlink.Message) bool {
+	return len(m.Data) >= unix.SizeofNdMsg && binary.NativeEndian.Uint16(m.Data[8:])&(unix.NUD_PERMANENT|unix.NUD_REACHABLE|unix.NUD_STALE) != 0
+}
+
 // isIPv4 is of a message about an address or a route.
 func isIPv4(m netlink.Message) bool { return len(m.Data) > 0 && m.Data[0] == unix.AF_INET }
 

@@ -2,6 +2,7 @@ package uplink
 
 import (
 	"cmp"
+	"errors"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -9,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/route"
@@ -251,10 +253,18 @@ func (m *move) copyNeighbours() []operation {
 		if to.Flags&route.Proxy != 0 {
 			text = "answer for " + m.names.on(to.String())
 		}
-		ops = append(ops, operation{text: text, request: put("replace neighbour", &to, to.ReplaceMessage)})
+		op := operation{text: text, request: put("replace neighbour", &to, to.ReplaceMessage)}
+		if to.State != route.Permanent {
+			op.done = isFull
+		}
+		ops = append(ops, op)
 	}
 	return ops
 }
+
+// isFull says that the kernel's table of neighbours, which all links share, has no room: what
+// is only cached is learnt again.
+func isFull(err error) bool { return errors.Is(err, unix.ENOBUFS) }
 
 // copied is a neighbour in a state that can be written.
 func copied(n route.Neighbour) (route.Neighbour, bool) {

@@ -87,7 +87,7 @@ func (c *Conn) ask(ctx context.Context, link int, list []target) ([]target, erro
 		return nil, err
 	}
 	defer watch.Close()
-	if err := c.probe(ctx, link, list); err != nil {
+	if err := c.probe(ctx, link, list); err != nil && !isFull(err) {
 		return nil, err
 	}
 	for {

@@ -407,7 +407,7 @@ func TestALeaseThatIsHandedBackIsNotReleased(t *testing.T) {
 				var applied int
 				handBack := func(d *dhcpv4.DHCPv4) *dhcpv4.DHCPv4 {
 					applied = h.applied
-					if err := lease.HandBack(t.Context(), w.dir, "eth0"); err != nil {
+					if err := lease.HandBack(t.Context(), w.dir, "eth0", func() error { return nil }); err != nil {
 						t.Error(err)
 					}
 					return w.grant(d) // too late

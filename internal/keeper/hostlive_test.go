@@ -281,7 +281,7 @@ func TestDnsmasqRenewsTheHostsLeaseOnTheBridge(t *testing.T) {
 	}
 
 	// Given back, the lease is the client's again.
-	if err := lease.HandBack(t.Context(), l.dir, nic); err != nil {
+	if err := lease.HandBack(t.Context(), l.dir, nic, func() error { return nil }); err != nil {
 		t.Fatal(err)
 	}
 	if rest := log()[said:]; strings.Contains(rest, "DHCPRELEASE") || strings.Contains(rest, "DHCPDISCOVER") || strings.Contains(rest, "DHCPNAK") {

@@ -77,9 +77,9 @@ type takeovers interface {
 	// finish brings one to its end that was cut short; nil: the NIC has all back.
 	finish(ctx context.Context, rec *uplink.Record, j uplink.Journal) (*uplink.Record, error)
 	// adopt has the keeper renew the lease that the NIC had, if it had one, and disown
-	// ends that.
+	// ends that once give has succeeded.
 	adopt(ctx context.Context, rec *uplink.Record) error
-	disown(ctx context.Context, nic string) error
+	disown(ctx context.Context, nic string, give func() error) error
 	// links gives the indexes of NIC and bridge, 0 for what is not there.
 	links(rec *uplink.Record) [2]int
 }
@@ -322,7 +322,7 @@ func (u *uplinks) load(t *taken) *uplink.Record {
 	case errors.Is(err, fs.ErrNotExist):
 		t.due = time.Time{} // forgotten
 	case errors.Is(err, state.ErrStale):
-		if err := u.work.disown(u.ctx, t.nic); err != nil {
+		if err := u.work.disown(u.ctx, t.nic, func() error { return nil }); err != nil {
 			u.later(t, "cannot drop the lease of an uplink", err)
 			return nil
 		}

@@ -288,10 +288,14 @@ func (s *site) adopt(context.Context, *uplink.Record) error {
 	return s.note("adopt")
 }
 
-func (s *site) disown(context.Context, string) error {
+func (s *site) disown(_ context.Context, _ string, give func() error) error {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.note("disown")
+	err := s.note("disown")
+	s.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return give()
 }
 
 func (s *site) links(*uplink.Record) [2]int {

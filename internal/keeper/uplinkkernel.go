@@ -111,8 +111,8 @@ func (k kernelUplinks) isTaken(rec *uplink.Record) (bool, error) {
 	return err == nil && now.State == uplink.Taken && now.Bridge == rec.Bridge, err
 }
 
-func (k kernelUplinks) disown(ctx context.Context, nic string) error {
-	return lease.HandBack(ctx, k.leases, nic)
+func (k kernelUplinks) disown(ctx context.Context, nic string, give func() error) error {
+	return lease.HandBack(ctx, k.leases, nic, give)
 }
 
 func (k kernelUplinks) links(rec *uplink.Record) (found [2]int) {

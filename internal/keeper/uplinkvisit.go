@@ -22,9 +22,7 @@ func (u *uplinks) visit(t *taken) {
 	u.hear()
 	t.links = u.work.links(rec)
 	if rec.State != uplink.Taken {
-		if u.handBack(t, rec) {
-			u.alone(t, func() { u.finish(t) })
-		}
+		u.finishAlone(t, rec)
 		return
 	}
 	diffs, err := u.work.check(u.ctx, rec)
@@ -83,21 +81,29 @@ func (u *uplinks) fine(t *taken, rec *uplink.Record) {
 	}
 }
 
-// handBack hands the lease back that the host has by a NIC whose return was cut short: before
-// the NIC has its addresses back, or the keeper would look for them on the bridge. The
-// lease's lock comes before the NIC's, so it is done without that; no process adopts a
-// lease whose takeover's record says that it is over.
-func (u *uplinks) handBack(t *taken, rec *uplink.Record) bool {
+// finishAlone finishes what was cut short, and hands the lease back that the host has by a NIC
+// which is given back then. As long as the NIC cannot be given back, its lease is renewed.
+// The lease's lock comes before the NIC's.
+func (u *uplinks) finishAlone(t *taken, rec *uplink.Record) {
 	t.adopted = false
+	give := func() error {
+		u.alone(t, func() { u.finish(t) })
+		if !t.due.IsZero() {
+			return errNotBack
+		}
+		return nil
+	}
 	if rec.State == uplink.Taking {
-		return true
+		_ = give() // there is no lease to hand back, or it stays
+		return
 	}
-	if err := u.work.disown(u.ctx, t.nic); err != nil {
+	if err := u.work.disown(u.ctx, t.nic, give); err != nil && !errors.Is(err, errNotBack) {
 		u.later(t, "cannot hand the DHCP lease of the host's NIC back", err)
-		return false
 	}
-	return true
 }
+
+// errNotBack says that a NIC has not been given back yet: why was said.
+var errNotBack = errors.New("the NIC has not been given back")
 
 // record brings the record of a takeover up to date. It holds the lock. Pods have followed
 // the host to some addresses: if it has others by now, they have to follow first.

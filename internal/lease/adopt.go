@@ -176,20 +176,24 @@ func (a *Adoption) leased(f *found) *addr.Address {
 	return nil
 }
 
-// HandBack ends the keeper's part in the lease that a NIC had: the record goes, nothing
-// is released, and the address keeps the lifetime that the kernel gives it. Call it
-// before the NIC is given back, or the keeper may put the address on the bridge again.
-// That there is no record is success.
-func HandBack(ctx context.Context, dir *Dir, nic string) error {
+// HandBack ends the keeper's part in the lease that a NIC had, once give has given the NIC
+// back: the record goes, nothing is released, and the address keeps the lifetime that the
+// kernel gives it. It has the record's lock all the while, so that the keeper does not put
+// the address on the bridge again. Where give fails, the keeper goes on. That there is no
+// record is success.
+func HandBack(ctx context.Context, dir *Dir, nic string, give func() error) error {
 	held, err := dir.Lock(ctx, HostHash(nic))
 	if err != nil {
 		return fmt.Errorf("hand DHCP lease of %s back: %w", nic, err)
 	}
-	return errors.Join(HandBackLocked(held, nic), held.Close())
+	err = give()
+	if err == nil {
+		err = HandBackLocked(held, nic)
+	}
+	return errors.Join(err, held.Close())
 }
 
-// HandBackLocked is HandBack for a caller that has the lock of the record, HostHash's, and keeps it
-// until the NIC is given back, so that no process adopts the lease meanwhile.
+// HandBackLocked is the end of HandBack for a caller that has the lock of the record, HostHash's.
 func HandBackLocked(held *Held, nic string) error {
 	if held.hash != HostHash(nic) {
 		return fmt.Errorf("hand DHCP lease of %s back: the lock is that of record %s", nic, held.hash)

@@ -69,7 +69,11 @@ func (n *Node) with(ctx context.Context, nic string, do func(*work) error) error
 		if w.rec, err = conn.Recover(ctx, w.rec, w.file); err != nil {
 			return err
 		}
-		w.undone = w.rec == nil
+		if w.undone = w.rec == nil; w.undone {
+			if err := n.disown(nic, nothing); err != nil {
+				return err
+			}
+		}
 	}
 	return do(w)
 }
@@ -122,7 +126,7 @@ func (w *work) ensure(ctx context.Context, network string, want uplink.Uplink) e
 		return err
 	}
 	// Of an earlier takeover that somebody undid by hand.
-	if err := w.node.disown(want.NIC); err != nil {
+	if err := w.node.disown(want.NIC, nothing); err != nil {
 		return err
 	}
 	var err error
@@ -250,30 +254,45 @@ func LockHostLease(ctx context.Context, leaseDir, nic string) (*lease.Held, erro
 	return held, nil
 }
 
-// disown ends the keeper's part in the lease that the host has by the NIC. It waits for no
-// lock, since it comes late.
-func (n *Node) disown(nic string) error {
-	if n.LeaseDir == "" {
-		return nil
-	}
-	if n.HostLease != nil {
-		return lease.HandBackLocked(n.HostLease, nic)
-	}
-	dir, err := lease.Open(n.LeaseDir)
-	if err != nil {
-		return err
-	}
-	if _, err := dir.Load(lease.HostHash(nic)); errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	held, err := dir.TryLock(lease.HostHash(nic))
+// disown ends the keeper's part in the lease that the host has by the NIC, once give has
+// succeeded. It waits for no lock, since it comes late.
+func (n *Node) disown(nic string, give func() error) error {
+	held, err := n.lockLease(nic)
 	if err != nil {
 		return err
 	}
 	if held == nil {
-		return fail.Errorf(fail.ErrTryAgain, "the lease that the host had by uplink %s is being renewed: try again", nic)
+		return give()
 	}
-	return errors.Join(lease.HandBackLocked(held, nic), held.Close())
+	if held != n.HostLease {
+		defer held.Close()
+	}
+	if err := give(); err != nil {
+		return err
+	}
+	return lease.HandBackLocked(held, nic)
+}
+
+// nothing is what there is to be done before a lease is handed back of a NIC that was given back.
+func nothing() error { return nil }
+
+// lockLease gives the lock of the lease that the host has by the NIC; nil where none is on record.
+func (n *Node) lockLease(nic string) (*lease.Held, error) {
+	if n.LeaseDir == "" || n.HostLease != nil {
+		return n.HostLease, nil
+	}
+	dir, err := lease.Open(n.LeaseDir)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := dir.Load(lease.HostHash(nic)); errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	held, err := dir.TryLock(lease.HostHash(nic))
+	if err == nil && held == nil {
+		err = fail.Errorf(fail.ErrTryAgain, "the lease that the host had by uplink %s is being renewed: try again", nic)
+	}
+	return held, err
 }
 
 // leaseTrouble tells what is wrong with the leases that the host has by uplinks.
@@ -391,16 +410,10 @@ func (n *Node) GiveBack(ctx context.Context, nic string) error {
 	})
 }
 
-// giveBack restores the NIC, whose own client then hears again.
+// giveBack restores the NIC, whose own client then hears again. Where that fails, the bridge has the
+// address still, and the keeper goes on renewing it.
 func (w *work) giveBack(ctx context.Context) error {
-	if err := w.node.disown(w.rec.NIC); err != nil {
-		return err
-	}
-	if err := w.conn.Restore(ctx, w.rec, w.file); err != nil {
-		w.node.adopt(ctx, w.rec) // it has the address still
-		return err
-	}
-	return nil
+	return w.node.disown(w.rec.NIC, func() error { return w.conn.Restore(ctx, w.rec, w.file) })
 }
 
 // Restore gives a NIC back for the operator, who may name a bridge, to be sure that it is the
@@ -409,7 +422,7 @@ func (n *Node) Restore(ctx context.Context, nic, bridgeName string) error {
 	return n.with(ctx, nic, func(w *work) error {
 		switch {
 		case w.undone:
-			return n.disown(nic)
+			return nil
 		case w.rec == nil:
 			return fail.Errorf(fail.ErrConflict, "uplink %s has not been taken over: there is nothing to give back", nic)
 		case bridgeName != "" && bridgeName != w.rec.Bridge:

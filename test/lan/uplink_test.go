@@ -1,0 +1,122 @@
+package lan
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// A router that does not answer through the bridge, as behind a switch that allows one
+// MAC for each port, has the takeover undone.
+func TestADDUndoesATakeoverByWhichTheRouterDoesNotAnswer(t *testing.T) {
+	t.Parallel()
+	l := newHost(t)
+	l.meet(both(), [2]place{l.host, l.internet})
+	n := l.network(object{"uplinkTimeout": "3s", "ipam": staticAddresses(t.TempDir())})
+	before := l.moved(nic)
+	l.nft("add table bridge drops; add chain bridge drops in { type filter hook prerouting priority 0; policy drop; }")
+	_, err := n.verb("ADD", l.newPod("a"))
+	if err == nil || !strings.Contains(err.Error(), `"code":11`) || !strings.Contains(err.Error(), "no answer through the bridge") {
+		t.Errorf("ADD: %v, want code 11: no answer through the bridge", err)
+	}
+	l.nft("delete table bridge drops")
+	l.wantNoLink(bridge)
+	wantSame(t, "the host after the ADD", before, l.moved(nic))
+	n.wantNoFile("uplinks/" + nic + ".json")
+	l.meet(both(), [2]place{l.host, l.internet}, [2]place{l.internet, l.host})
+}
+
+// What the NIC had of filters and of routers holds on the bridge. The first ADD turns
+// forwarding on, by which a link with accept_ra 1 hears routers no more.
+func TestParametersOfTheNICHoldOnTheBridge(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	advertised(l)
+	nstest.Sysctl(t, l.host.ns, "net/ipv4/conf/"+nic+"/rp_filter", "1")
+	nstest.Sysctl(t, l.host.ns, "net/ipv6/conf/"+nic+"/accept_ra", "1")
+	n := l.network(dualStack(nil))
+	a := n.add(l.newPod("a"))
+	for path, want := range map[string]string{"ipv6/conf/all/forwarding": "1", "ipv4/conf/" + bridge + "/rp_filter": "1", "ipv6/conf/" + bridge + "/accept_ra": "2"} {
+		if got := nstest.Sysctl(t, l.host.ns, "net/"+path); got != want {
+			t.Errorf("%s is %s, want %s", path, got, want)
+		}
+	}
+	l.hearsRouters(bridge)
+	n.del(a)
+	n.operate("uplink restore", nic)
+	if got := nstest.Sysctl(t, l.host.ns, "net/ipv6/conf/"+nic+"/accept_ra"); got != "2" {
+		t.Errorf("accept_ra of %s is %s, want 2, since the host forwards", nic, got)
+	}
+	l.hearsRouters(nic)
+}
+
+// hearsRouters ends the router's lifetime, and waits until it has advertised itself by a link.
+func (l *lan) hearsRouters(link string) {
+	l.Helper()
+	ip(l, l.host.ns, "-6 route flush default proto ra")
+	l.eventually("a default route by advertisement on "+link, func() bool {
+		l.solicit(link)
+		return strings.Contains(l.hostRun("ip", "-6", "route", "show", "default", "proto", "ra"), "dev "+link)
+	})
+}
+
+func TestRestoreNamesTheAddressThatTheBridgeHasNoMore(t *testing.T) {
+	t.Parallel()
+	l := newHost(t)
+	n := l.network(nil)
+	n.operate("uplink take", nic, bridge)
+	ip(t, l.host.ns, "address del "+hostIP4+"/24 dev "+bridge)
+	_, err := n.exec(nil, nil, "uplink", "restore", "--state", n.state, "--leases", n.leases, nic)
+	if want := "ip address add " + hostIP4 + "/24 dev " + nic; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("restore: %v, want an error with %q", err, want)
+	}
+	l.wantNoLink(bridge)
+	if err := nstest.Ping(t, l.other.ns, l.host.ip6); err != nil {
+		t.Errorf("the host's other address: %v", err)
+	}
+}
+
+// As long as the NIC cannot be given back, the host's lease is renewed on the bridge.
+func TestLeaseIsRenewedWhileTheNICCannotBeGivenBack(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	d := l.dnsmasq()
+	l.plug(l.host.ns)
+	l.followsRouter()
+	l.udhcpc()
+	mac := macOf(t, l.host, nic)
+	n := l.network(kept(nil))
+	k := n.keeper()
+	n.operate("uplink take", nic, bridge)
+	l.eventually("the keeper knows", n.hostIsKept)
+	// The kernel refuses IPv6 addresses of such a link.
+	nstest.Sysctl(t, l.host.ns, "net/ipv6/conf/"+nic+"/disable_ipv6", "1")
+	restore := func() error {
+		_, err := n.exec(nil, nil, "uplink", "restore", "--state", n.state, "--leases", n.leases, nic)
+		return err
+	}
+	if err := restore(); err == nil || !strings.Contains(err.Error(), "step addresses") {
+		t.Fatalf("restore: %v, want an error of the step addresses", err)
+	}
+	l.eventually("the keeper cannot finish it", func() bool {
+		return strings.Contains(nstest.ReadIf(t, k.log), "cannot finish the work on an uplink")
+	})
+	k.kill()
+	heard := len(d.messages(mac))
+	n.makeDue(lease.HostHash(nic))
+	k = n.keeper()
+	d.renewed(mac, heard)
+	l.leasedOn(bridge)
+	k.kill()
+	nstest.Sysctl(t, l.host.ns, "net/ipv6/conf/"+nic+"/disable_ipv6", "0")
+	if err := restore(); err != nil {
+		t.Error(err)
+	}
+	l.wantNoLink(bridge)
+	l.leasedOn(nic)
+	if e, ok := n.lease(lease.HostHash(nic)); ok {
+		t.Errorf("given back, and the keeper has the lease still: %+v", e)
+	}
+}

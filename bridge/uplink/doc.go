@@ -13,7 +13,7 @@
 //
 //	bridge       the bridge is made, with the NIC's MAC, MTU and parameters, loose ones meanwhile
 //	addresses    the bridge gets the addresses and the rules; the NIC still has them too
-//	port         the bridge gets the neighbours, and the NIC becomes its port, with a detour meanwhile
+//	port         the bridge gets the neighbours, and the NIC becomes its port
 //	connections  masqueraded connections are freed from the NIC
 //	routes       each route is replaced by the bridge's; what nobody may replace is added, then deleted
 //	verify       the gateways that answered through the NIC have to answer through the bridge
@@ -27,11 +27,7 @@
 //
 // As a link becomes a port, or ceases to be one, the kernel drops what comes in by it
 // for some ten microseconds, and for longer where the caller loses its processor just
-// then. So what is sent to the host takes a detour until that is over: a rule of nf_tables
-// (table netdev tombolo-uplink-2, after the NIC's index) sends it by a veth pair (tombo2
-// and tombi2) to the bridge. With it neither direction loses anything. A kernel without
-// nft_fwd_netdev loses a datagram now and then. After a crash Recover takes the detour
-// away; the host is reachable until then.
+// then: a datagram now and then, which TCP sends again.
 //
 // Plan and PlanRestore compute the steps from a Snapshot, and touch nothing. They are
 // made anew before each step, from what the kernel has by then and from the Record, so
@@ -77,8 +73,7 @@
 // CAP_NET_ADMIN in the user namespace that owns the network namespace, CAP_SYS_ADMIN
 // where a Config names a namespace, and /proc with a writable /proc/sys/net. Without
 // the right to see other processes (CAP_SYS_PTRACE) warnings about sockets do not name
-// them. Linux 6.1 and later, with bridge; ctnetlink for the connections; veth and nf_tables
-// with nft_fwd_netdev for the detour. Errors of the kernel are *tombolo.OpError, or wrap one.
+// them. Linux 6.1 and later, with bridge; ctnetlink for the connections. Errors of the kernel are *tombolo.OpError, or wrap one.
 //
 // It keeps no files, and takes no locks: see Journal and Conn.
 package uplink

@@ -24,7 +24,6 @@ func Example() {
 	// Output:
 	// 1. bridge: make bridge br0 with MAC 02:00:00:00:00:05 and MTU 1500, and set it up
 	// 2. addresses: add 192.168.7.5/24 dev br0
-	// 3. port: let what comes in for 02:00:00:00:00:05 go round the port meanwhile, by veth tombo3 and tombi3 and nft's table netdev tombolo-uplink-3, if the kernel can
 	// 3. port: make eth0 a port of br0
 	// 5. routes: replace route default via 192.168.7.1 dev br0
 	// 7. release: delete 192.168.7.5/24 dev eth0

@@ -14,13 +14,9 @@ func DialThrough(cfg *Config, through func(nl.Transport) nl.Transport) (*Conn, e
 	if err != nil {
 		return nil, err
 	}
-	var conns []*nl.Conn
-	for _, protocol := range []int{unix.NETLINK_ROUTE, unix.NETLINK_NETFILTER} {
-		t, err := nl.Open(protocol, &nl.Config{NetNS: ns})
-		if err != nil {
-			return nil, errors.Join(err, ns.Close())
-		}
-		conns = append(conns, nl.New(through(t)))
+	t, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns})
+	if err != nil {
+		return nil, errors.Join(err, ns.Close())
 	}
-	return over(ns, conns[0], conns[1]), nil
+	return over(ns, nl.New(through(t))), nil
 }

@@ -23,42 +23,28 @@ const helperVariable = "TOMBOLO_UPLINK_HELPER"
 
 // mortal is a journal in a file that kills the process at one of its calls, with the
 // record saved: what a kill -9 after it leaves is then the same as before the step.
-//
-// With inPort it is not the journal's calls that count, but what is asked of the kernel
-// in the step "port".
 type mortal struct {
-	path   string
-	left   int
-	inPort bool
-	step   uplink.StepName
+	path string
+	left int
 }
 
 func (m *mortal) Save(b []byte) error {
-	rec, err := uplink.ParseRecord(b)
-	if err != nil {
-		return err
-	}
-	m.step = rec.Step
 	if err := os.WriteFile(m.path+".new", b, 0o600); err != nil {
 		return err
 	}
 	if err := os.Rename(m.path+".new", m.path); err != nil {
 		return err
 	}
-	m.die(!m.inPort)
+	m.die()
 	return nil
 }
 
 func (m *mortal) Remove() error {
-	m.die(!m.inPort)
+	m.die()
 	return os.Remove(m.path)
 }
 
-// die counts what is to be counted.
-func (m *mortal) die(counts bool) {
-	if !counts {
-		return
-	}
+func (m *mortal) die() {
 	if m.left--; m.left == 0 {
 		unix.Kill(os.Getpid(), unix.SIGKILL)
 		select {}
@@ -70,7 +56,7 @@ func (m *mortal) die(counts bool) {
 func helper() int {
 	left, err := strconv.Atoi(os.Getenv(helperVariable + "_LEFT"))
 	if err == nil {
-		err = doomed(os.Getenv(helperVariable), &mortal{path: os.Getenv(helperVariable + "_JOURNAL"), left: left, inPort: os.Getenv(helperVariable+"_IN_PORT") != ""})
+		err = doomed(os.Getenv(helperVariable), &mortal{path: os.Getenv(helperVariable + "_JOURNAL"), left: left})
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -81,7 +67,7 @@ func helper() int {
 
 func doomed(what string, j *mortal) error {
 	ctx := context.Background()
-	conn, err := uplink.DialThrough(nil, j.through)
+	conn, err := uplink.Dial(nil)
 	if err != nil {
 		return err
 	}
@@ -116,11 +102,10 @@ func doomed(what string, j *mortal) error {
 
 // killAt runs the helper in the host's namespace, and is true if it was killed at the
 // n-th call of its journal, false if it came to its end before.
-func (l *lan) killAt(tb testing.TB, what string, n int, journal string, env ...string) bool {
+func (l *lan) killAt(tb testing.TB, what string, n int, journal string) bool {
 	tb.Helper()
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), helperVariable+"="+what, helperVariable+"_LEFT="+strconv.Itoa(n), helperVariable+"_JOURNAL="+journal)
-	cmd.Env = append(cmd.Env, env...)
 	cmd.Stderr = os.Stderr
 	within(tb, l.host, cmd.Start)
 	err := cmd.Wait()
@@ -211,28 +196,9 @@ func TestKilledAtAnyStepTheHostIsReachableAndNothingIsLeft(t *testing.T) {
 	}
 }
 
-// The step in which the NIC becomes a port, or ceases to be one, has parts of which each
-// leaves something: see the detour.
-func TestKilledWithinTheDetourTheHostIsReachableAndNothingIsLeft(t *testing.T) {
-	t.Parallel()
-	for _, d := range deaths() {
-		t.Run(d.what, func(t *testing.T) {
-			t.Parallel()
-			// The pair, the pair's setup, the rule, the NIC, and both taken away again.
-			const parts = 6
-			n, step := strides(t)
-			for ; d.dies(t, n, helperVariable+"_IN_PORT=1") && step > 0; n += step {
-				if n > parts+1 {
-					t.Fatalf("killed at change %d, where there are %d", n, parts)
-				}
-			}
-		})
-	}
-}
-
 // dies kills it at the n-th call of its journal, recovers, and looks at what is left. It
 // is false if it came to its end before.
-func (d *death) dies(t *testing.T, n int, env ...string) bool {
+func (d *death) dies(t *testing.T, n int) bool {
 	t.Helper()
 	l := newLAN(t)
 	journal := filepath.Join(t.TempDir(), "journal")
@@ -241,7 +207,7 @@ func (d *death) dies(t *testing.T, n int, env ...string) bool {
 	if d.setUp != nil {
 		d.setUp(t, l, journal)
 	}
-	if !l.killAt(t, d.what, n, journal, env...) {
+	if !l.killAt(t, d.what, n, journal) {
 		if n < 6 {
 			t.Errorf("it came to its end at %d", n)
 		}
@@ -252,15 +218,11 @@ func (d *death) dies(t *testing.T, n int, env ...string) bool {
 	if !d.cutOff {
 		l.mustReach(t, when)
 	}
-	if len(env) > 0 {
-		t.Logf("%s: %s", when, l.detour(t))
-	}
 	rec, err := l.conn.Recover(t.Context(), killed, &mortal{path: journal})
 	if err != nil {
 		t.Fatalf("%s: recover: %v", when, err)
 	}
 	l.mustReach(t, when+", recovered")
-	l.mustHaveNoDetour(t, when+", recovered")
 	if rec != nil {
 		l.mustBeTaken(t, when, rec)
 		if err := l.conn.Restore(t.Context(), rec, &mortal{path: journal}); err != nil {
@@ -270,7 +232,6 @@ func (d *death) dies(t *testing.T, n int, env ...string) bool {
 	if diff := cmp.Diff(before, state(t, l.host)); diff != "" {
 		t.Errorf("%s: the host in the end (-want +got):\n%s", when, diff)
 	}
-	l.mustHaveNoDetour(t, when+", in the end")
 	if _, err := os.Stat(journal); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("%s: the journal is still there: %v", when, err)
 	}

@@ -21,8 +21,6 @@ type operation struct {
 	// repeated. nil is no error.
 	done    func(error) bool
 	setting *setting
-	// interrupts says that the NIC receives nothing while the kernel does this: see detour.
-	interrupts bool
 }
 
 // put gives what appends one request to a batch.

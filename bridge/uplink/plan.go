@@ -104,16 +104,6 @@ func (s *Steps) add(name StepName, words []string, ops ...[]operation) {
 	s.List = append(s.List, step)
 }
 
-// addInterrupting adds a step in which the NIC may take nothing in for a moment, and says what
-// is done about it.
-func (s *Steps) addInterrupting(name StepName, words string, ops ...[]operation) {
-	if !slices.ContainsFunc(slices.Concat(ops...), func(op operation) bool { return op.interrupts }) {
-		s.add(name, nil, ops...)
-		return
-	}
-	s.add(name, []string{words}, ops...)
-}
-
 // noLink stands for the index of a bridge that is not there yet.
 const noLink = -1
 
@@ -175,7 +165,7 @@ func planTake(s *Snapshot, u *Uplink, made bool) *Steps {
 	}
 	steps.add(StepBridge, words, unsaid(set(copied...)), set(s.loose(u.Bridge)...))
 	steps.add(StepAddresses, nil, m.addAddresses(), m.addRules())
-	steps.addInterrupting(StepPort, detour{s.NIC.Index}.words(s.NIC), m.copyNeighbours(), m.enslave())
+	steps.add(StepPort, nil, m.copyNeighbours(), m.enslave())
 	steps.add(StepFlows, []string{"let masqueraded connections of the NIC's addresses go out by any link"})
 	steps.add(StepRoutes, nil, m.moveRoutes())
 	steps.add(StepVerify, verifyWords(m, u))
@@ -202,9 +192,8 @@ func (m *move) enslave() []operation {
 		return nil
 	}
 	return []operation{{
-		text:       fmt.Sprintf("make %s a port of %s", m.from.Name, m.to.Name),
-		interrupts: true,
-		request:    func(b *nl.Batch) { setMaster(b, m.from, &m.to.Index) },
+		text:    fmt.Sprintf("make %s a port of %s", m.from.Name, m.to.Name),
+		request: func(b *nl.Batch) { setMaster(b, m.from, &m.to.Index) },
 	}}
 }
 
@@ -319,7 +308,7 @@ func planRestore(s *Snapshot, rec *Record) *Steps {
 	steps.add(StepAddresses, nil, m.addAddresses(), m.addRules(), m.copyNeighbours())
 	steps.add(StepFlows, []string{"let masqueraded connections of the bridge's addresses go out by any link"})
 	steps.add(StepRoutes, nil, m.moveRoutes())
-	steps.addInterrupting(StepPort, rec.detour().words(s.NIC), m.release())
+	steps.add(StepPort, nil, m.release())
 	steps.add(StepRelease, nil, m.restoreAddressFlags(), m.delAddresses(), m.delRules(), m.delNeighbours())
 	steps.add(StepSettle, settleWords(s, rec), m.removeBridge(rec), m.macBack(rec), set(s.settingsBack(rec)...))
 	return &steps
@@ -346,9 +335,8 @@ func (m *move) release() []operation {
 		return nil
 	}
 	return []operation{{
-		text:       fmt.Sprintf("make %s no port of %s any more", m.to.Name, m.from.Name),
-		interrupts: true,
-		request:    func(b *nl.Batch) { setMaster(b, m.to, new(0)) },
+		text:    fmt.Sprintf("make %s no port of %s any more", m.to.Name, m.from.Name),
+		request: func(b *nl.Batch) { setMaster(b, m.to, new(0)) },
 	}}
 }
 

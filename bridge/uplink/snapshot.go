@@ -133,7 +133,7 @@ func (c *Conn) look(ctx context.Context, nic, bridge string) (*Snapshot, error) 
 // concerns says which other links are kept.
 func (s *Snapshot) concerns(l *Link) bool {
 	switch {
-	case l.Index == s.NIC.Index, s.Bridge != nil && l.Index == s.Bridge.Index, isStandIn(l):
+	case l.Index == s.NIC.Index, s.Bridge != nil && l.Index == s.Bridge.Index:
 		return false
 	case l.Lower == s.NIC.Index, l.Index == s.NIC.Master:
 		return true

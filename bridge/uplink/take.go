@@ -80,9 +80,6 @@ func (c *Conn) run(rec *Record, j Journal, settings map[string]string) *run {
 func (r *run) forward(ctx context.Context, steps []StepName) error {
 	rec := r.rec
 	rec.State = Taking
-	if err := r.clear(ctx); err != nil {
-		r.note("%v", err)
-	}
 	for _, name := range steps {
 		if err := ctx.Err(); err != nil && !rec.Committed {
 			return err
@@ -145,7 +142,7 @@ func (r *run) takeStep(ctx context.Context, name StepName) error {
 		r.freeFlows(ctx, s, s.NIC.Index) // those that began meanwhile
 		return nil
 	}
-	if err := r.applyRound(ctx, s, steps.step(name)); err != nil {
+	if err := r.apply(ctx, steps.step(name)); err != nil {
 		return err
 	}
 	switch name {
@@ -206,13 +203,9 @@ func (c *Conn) Restore(ctx context.Context, rec *Record, j Journal) error {
 // back does the steps of a restoration.
 func (c *Conn) back(ctx context.Context, rec *Record, j Journal) error {
 	var errs []error
-	var first *Snapshot
-	err := c.run(rec, j, nil).clear(ctx) // it goes by the bridge
-	if err == nil {
-		first, err = c.Snapshot(ctx, rec.NIC, rec.Bridge)
-		if isGone(err) {
-			return c.backWithoutNIC(ctx, rec, j)
-		}
+	first, err := c.Snapshot(ctx, rec.NIC, rec.Bridge)
+	if isGone(err) {
+		return c.backWithoutNIC(ctx, rec, j)
 	}
 	if err != nil {
 		return fmt.Errorf("give back %s: %w", rec.NIC, err)
@@ -286,7 +279,7 @@ func (r *run) restoreStep(ctx context.Context, name StepName) error {
 	case StepRoutes:
 		return r.untilDone(ctx, name, plan)
 	}
-	if err := r.applyRound(ctx, s, steps.step(name)); err != nil || name != StepAddresses {
+	if err := r.apply(ctx, steps.step(name)); err != nil || name != StepAddresses {
 		return err
 	}
 	return r.waitUntilLocal(ctx, s.NIC.Index, backMove(s, r.rec))
@@ -303,7 +296,7 @@ func (c *Conn) Recover(ctx context.Context, rec *Record, j Journal) (*Record, er
 	n := *rec
 	switch {
 	case n.State == Taken:
-		return &n, c.run(&n, j, nil).clear(ctx)
+		return &n, nil
 	case n.State == Taking && n.Mending != nil:
 		// From the beginning, as a Mend does that finds little to do: the program that undid the
 		// takeover may have gone on at it, and then the steps that were done are undone.

@@ -84,15 +84,12 @@ type Config struct {
 // several goroutines, but for one NIC or bridge only one may change anything at a
 // time, of all processes: a lock is the caller's matter.
 type Conn struct {
-	nl *nl.Conn
-	// netfilter is for detours. Without it there are none, and noNetfilter says why.
-	netfilter   *nl.Conn
-	noNetfilter error
-	ns          *netns.NS
-	addrs       *addr.Conn
-	routes      *route.Conn
-	bridge      *bridge.Conn
-	made        func(context.Context, *bridge.Link)
+	nl     *nl.Conn
+	ns     *netns.NS
+	addrs  *addr.Conn
+	routes *route.Conn
+	bridge *bridge.Conn
+	made   func(context.Context, *bridge.Link)
 }
 
 // Dial opens the sockets. It needs CAP_SYS_ADMIN where cfg names a namespace.
@@ -105,9 +102,7 @@ func Dial(cfg *Config) (*Conn, error) {
 	if err != nil {
 		return nil, errors.Join(err, ns.Close())
 	}
-	netfilter, err := nl.Dial(unix.NETLINK_NETFILTER, &nl.Config{NetNS: ns})
-	c := over(ns, conn, netfilter)
-	c.noNetfilter = err
+	c := over(ns, conn)
 	if cfg != nil {
 		c.made = cfg.Made
 	}
@@ -115,8 +110,8 @@ func Dial(cfg *Config) (*Conn, error) {
 }
 
 // over makes a Conn of what Dial opens.
-func over(ns *netns.NS, conn, netfilter *nl.Conn) *Conn {
-	return &Conn{nl: conn, netfilter: netfilter, ns: ns, addrs: addr.On(conn), routes: route.On(conn), bridge: bridge.On(conn, nil)}
+func over(ns *netns.NS, conn *nl.Conn) *Conn {
+	return &Conn{nl: conn, ns: ns, addrs: addr.On(conn), routes: route.On(conn), bridge: bridge.On(conn, nil)}
 }
 
 // own opens the namespace again, for what is read and written below /proc later.
@@ -135,11 +130,7 @@ func (c *Conn) Close() error {
 	if err := c.usable(context.Background()); err != nil {
 		return err
 	}
-	var err error
-	if c.netfilter != nil {
-		err = c.netfilter.Close()
-	}
-	return errors.Join(err, c.nl.Close(), c.ns.Close())
+	return errors.Join(c.nl.Close(), c.ns.Close())
 }
 
 // usable refuses a Conn or a context that nothing can be done with.

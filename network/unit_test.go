@@ -151,7 +151,7 @@ func TestPathsAndNICsThatCannotBeMeantAreRefused(t *testing.T) {
 	for _, nic := range []string{"", "..", "a/b", "eth0\x00", "sixteen-bytes-it"} {
 		u := uplink.Uplink{NIC: nic, Bridge: "br0"}
 		_, planErr := n.PlanUplink(t.Context(), u)
-		_, takeErr := n.TakeUplink(t.Context(), u)
+		takeErr := n.TakeUplink(t.Context(), u)
 		errs := map[string]error{"PlanUplink": planErr, "TakeUplink": takeErr, "RestoreUplink": n.RestoreUplink(t.Context(), nic, "")}
 		if nic != "" {
 			errs["Ready"] = n.Ready(t.Context(), &Network{Name: "lan", Bridge: "br0", Uplink: u}, nil)

@@ -44,15 +44,11 @@ func (n *Node) PlanUplink(ctx context.Context, u uplink.Uplink) (*uplink.Steps, 
 	return takeover.Plan(ctx, ours(u, u.Bridge))
 }
 
-// TakeUplink takes a NIC over, as the first Add of a network with that uplink would, and
-// gives what the operator should know of how it went.
-func (n *Node) TakeUplink(ctx context.Context, u uplink.Uplink) (notes []string, _ error) {
-	err := n.aboutUplink(ctx, u.NIC, func(s *session.Session) error {
-		var err error
-		notes, err = s.Uplinks().Ensure(ctx, "", ours(u, u.Bridge))
-		return err
+// TakeUplink takes a NIC over, as the first Add of a network with that uplink would.
+func (n *Node) TakeUplink(ctx context.Context, u uplink.Uplink) error {
+	return n.aboutUplink(ctx, u.NIC, func(s *session.Session) error {
+		return s.Uplinks().Ensure(ctx, "", ours(u, u.Bridge))
 	})
-	return notes, err
 }
 
 // RestoreUplink gives a NIC back. It refuses while pods are on the LAN by it (ErrAttached). A

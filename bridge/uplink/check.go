@@ -200,7 +200,6 @@ func (c *Conn) rename(ctx context.Context, rec *Record) (renamed bool, _ error) 
 // and MTU of now, as with a takeover.
 func (s *Snapshot) toMend(rec *Record) *Record {
 	n := *rec.withoutReplaced(s)
-	n.Notes = slices.Clone(rec.Notes)
 	n.Mending = &Mending{Anew: s.Bridge == nil, Settings: s.settingsToMend(rec)}
 	// There is no other way than forward, for Recover too.
 	n.Committed = true

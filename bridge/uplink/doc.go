@@ -14,7 +14,6 @@
 //	bridge       the bridge is made, with the NIC's MAC, MTU and parameters, loose ones meanwhile
 //	addresses    the bridge gets the addresses and the rules; the NIC still has them too
 //	port         the bridge gets the neighbours, and the NIC becomes its port
-//	connections  masqueraded connections are freed from the NIC
 //	routes       each route is replaced by the bridge's; what nobody may replace is added, then deleted
 //	verify       the gateways that answered through the NIC have to answer through the bridge
 //	release      the NIC's addresses and rules are deleted
@@ -61,9 +60,8 @@
 //   - nft and iptables rules that name the NIC are not looked at.
 //   - A default route that the kernel learnt from a router has a priority of one more,
 //     until the router's next advertisement brings the kernel's own again.
-//   - A masqueraded connection is no longer checked for its TCP window; and a packet of
-//     it may come between the few microseconds in which the kernel's entry is written
-//     anew. Flows without ports (ICMP) begin anew.
+//   - The kernel forgets masqueraded flows that go out by the NIC, as those of pods in other
+//     networks do. The host's own go on.
 //   - Tests run with veth pairs. A real NIC may reset its receive rings as it becomes
 //     promiscuous, and what a cloud, a hypervisor or an access point does with foreign
 //     MACs is its own matter.

@@ -25,8 +25,8 @@ func Example() {
 	// 1. bridge: make bridge br0 with MAC 02:00:00:00:00:05 and MTU 1500, and set it up
 	// 2. addresses: add 192.168.7.5/24 dev br0
 	// 3. port: make eth0 a port of br0
-	// 5. routes: replace route default via 192.168.7.1 dev br0
-	// 7. release: delete 192.168.7.5/24 dev eth0
+	// 4. routes: replace route default via 192.168.7.1 dev br0
+	// 6. release: delete 192.168.7.5/24 dev eth0
 	// taken
 	// as it should be: true
 	// given back: true
@@ -72,7 +72,7 @@ func takeAndGiveBack(ctx context.Context) error {
 	for i, step := range steps.List {
 		for _, what := range step.Do {
 			// Without the parameters, which are many, and what there is none of here.
-			if step.Name != uplink.StepSettle && step.Name != uplink.StepFlows && step.Name != uplink.StepVerify && !strings.Contains(what, "parameters") && !strings.HasPrefix(what, "set net/") && !strings.HasPrefix(what, "delete route") {
+			if step.Name != uplink.StepSettle && step.Name != uplink.StepVerify && !strings.Contains(what, "parameters") && !strings.HasPrefix(what, "set net/") && !strings.HasPrefix(what, "delete route") {
 				fmt.Printf("%d. %s: %s\n", i+1, step.Name, what)
 			}
 		}

@@ -24,8 +24,6 @@ const (
 	StepAddresses StepName = "addresses"
 	// StepPort copies the neighbours, and makes the NIC a port, or no longer.
 	StepPort StepName = "port"
-	// StepFlows frees masqueraded connections from the link that they go out by.
-	StepFlows StepName = "connections"
 	// StepRoutes moves routes and nexthop objects.
 	StepRoutes StepName = "routes"
 	// StepVerify waits until what was reachable is reachable again.
@@ -38,14 +36,14 @@ const (
 
 // takeSteps is the order of a takeover.
 func takeSteps() []StepName {
-	return []StepName{StepBridge, StepAddresses, StepPort, StepFlows, StepRoutes, StepVerify, StepRelease, StepSettle}
+	return []StepName{StepBridge, StepAddresses, StepPort, StepRoutes, StepVerify, StepRelease, StepSettle}
 }
 
 // restoreSteps is the order in which a NIC is given back. What goes by the NIC is
 // delivered through the bridge as long as it is a port; so it stops being one when
 // nothing goes by the bridge any more.
 func restoreSteps() []StepName {
-	return []StepName{StepBridge, StepAddresses, StepFlows, StepRoutes, StepPort, StepRelease, StepSettle}
+	return []StepName{StepBridge, StepAddresses, StepRoutes, StepPort, StepRelease, StepSettle}
 }
 
 // Steps is a plan: what is to be done in which order, and what the operator has to
@@ -166,7 +164,6 @@ func planTake(s *Snapshot, u *Uplink, made bool) *Steps {
 	steps.add(StepBridge, words, unsaid(set(copied...)), set(s.loose(u.Bridge)...))
 	steps.add(StepAddresses, nil, m.addAddresses(), m.addRules())
 	steps.add(StepPort, nil, m.copyNeighbours(), m.enslave())
-	steps.add(StepFlows, []string{"let masqueraded connections of the NIC's addresses go out by any link"})
 	steps.add(StepRoutes, nil, m.moveRoutes())
 	steps.add(StepVerify, verifyWords(m, u))
 	if u.KeepAddress {
@@ -306,7 +303,6 @@ func planRestore(s *Snapshot, rec *Record) *Steps {
 	var steps Steps
 	steps.add(StepBridge, nil, set(s.looseBack(rec)...))
 	steps.add(StepAddresses, nil, m.addAddresses(), m.addRules(), m.copyNeighbours())
-	steps.add(StepFlows, []string{"let masqueraded connections of the bridge's addresses go out by any link"})
 	steps.add(StepRoutes, nil, m.moveRoutes())
 	steps.add(StepPort, nil, m.release())
 	steps.add(StepRelease, nil, m.restoreAddressFlags(), m.delAddresses(), m.delRules(), m.delNeighbours())

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"maps"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -249,6 +250,9 @@ func TestWhatChangesIsWarnedOf(t *testing.T) {
 			s.Sockets = []uplink.Socket{{What: "packet", Process: "tcpdump (pid 7)"}}
 		}, "tcpdump (pid 7) has a socket (packet) that hears eth0 alone, and so nothing any more: restart it for br0"},
 		{"a socket of nobody", func(s *uplink.Snapshot, _ *uplink.Uplink) { s.Sockets = []uplink.Socket{{What: "packet"}} }, "a process that cannot be seen from here has a socket (packet)"},
+		{"masqueraded flows", func(s *uplink.Snapshot, _ *uplink.Uplink) {
+			s.Masqueraded = []netip.Addr{nstest.Addr("10.88.0.2"), nstest.Addr("10.88.0.2"), nstest.Addr("10.88.0.3")}
+		}, "3 masqueraded connections of 10.88.0.2, 10.88.0.3 go out by eth0"},
 		{"a group", func(s *uplink.Snapshot, _ *uplink.Uplink) {
 			s.Groups = []uplink.Group{{Addr: nstest.Addr("224.0.0.251")}, {Addr: nstest.Addr("ff02::fb")}}
 		}, "the multicast groups 224.0.0.251, ff02::fb were joined on eth0"},

@@ -36,8 +36,6 @@ type Record struct {
 	MadeBridge bool `json:"madeBridge,omitempty"`
 	// Mending says that what is under way puts a takeover right that was finished once.
 	Mending *Mending `json:"mending,omitempty"`
-	// Notes are what the operator should know of how it went.
-	Notes []string `json:"notes,omitempty"`
 	// Before is what there was before the takeover, or, where the host has got other
 	// addresses or routes since, what there would have been: see Conn.Present.
 	Before Snapshot `json:"before"`

@@ -16,7 +16,7 @@ import (
 func TestRecordSurvivesItsJournal(t *testing.T) {
 	t.Parallel()
 	for name, s := range recorded(t) {
-		want := &uplink.Record{Version: 1, Uplink: toBridge(), State: uplink.Taking, Step: uplink.StepRoutes, MadeBridge: true, Before: *s, Notes: []string{"a"}}
+		want := &uplink.Record{Version: 1, Uplink: toBridge(), State: uplink.Taking, Step: uplink.StepRoutes, MadeBridge: true, Before: *s}
 		b, err := json.Marshal(want)
 		if err != nil {
 			t.Fatal(err)

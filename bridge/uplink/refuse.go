@@ -207,6 +207,9 @@ func (s *Snapshot) warn(u *Uplink) []string {
 		}
 		add("%s has a socket (%s) that hears %s alone, and so nothing any more: %s", who, sock.What, nic, advice)
 	}
+	if n := len(s.Masqueraded); n > 0 {
+		add("%d masqueraded connections of %s go out by %s, and may not survive: these programs have to connect again", n, addresses(slices.Compact(slices.Clone(s.Masqueraded))), nic)
+	}
 	if groups := s.groups(); len(groups) > 0 {
 		add("the multicast groups %s were joined on %s and stay there: restart the mDNS, VRRP and routing daemons that joined them, and no network manager", strings.Join(groups, ", "), nic)
 	}
@@ -244,6 +247,19 @@ func (s *Snapshot) warnBridge(u *Uplink, add func(string, ...any)) {
 	if slices.ContainsFunc(s.Addresses, func(a addr.Address) bool { return a.Link == s.Bridge.Index && !a.Prefix.Addr().IsLinkLocalUnicast() }) {
 		add("bridge %s has addresses of its own: they stay, and come before those of %s", u.Bridge, s.NIC.Name)
 	}
+}
+
+// addresses names the first of many.
+func addresses(list []netip.Addr) string {
+	const most = 5
+	var names []string
+	for _, a := range list[:min(len(list), most)] {
+		names = append(names, a.String())
+	}
+	if n := len(list) - most; n > 0 {
+		names = append(names, fmt.Sprintf("%d others", n))
+	}
+	return strings.Join(names, ", ")
 }
 
 func (s *Snapshot) groups() []string {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -53,6 +54,9 @@ type Snapshot struct {
 	Sockets []Socket `json:"sockets,omitempty"`
 	// Groups are the multicast groups that programs joined on the NIC.
 	Groups []Group `json:"groups,omitempty"`
+	// Masqueraded are the sources of flows that are translated to addresses of the NIC, one
+	// for each flow.
+	Masqueraded []netip.Addr `json:"masqueraded,omitempty"`
 
 	// byObject are routes by nexthop objects that were lost with those: see withLost.
 	byObject []route.Route
@@ -73,6 +77,9 @@ func (c *Conn) Snapshot(ctx context.Context, nic, bridge string) (*Snapshot, err
 		return nil, err
 	}
 	if s.Sockets, err = c.sockets(ctx, s.NIC.Index); err != nil {
+		return nil, err
+	}
+	if err := c.lookFlows(ctx, s); err != nil {
 		return nil, err
 	}
 	names := []string{nic}

@@ -67,13 +67,12 @@ type run struct {
 	// than all else.
 	settings map[string]string
 	targets  []target
-	freed    freed
 	// lost, if not nil, adds to a snapshot what is to be mended.
 	lost func(*Snapshot) *Snapshot
 }
 
 func (c *Conn) run(rec *Record, j Journal, settings map[string]string) *run {
-	return &run{Conn: c, rec: rec, journal: j, settings: settings, freed: freed{}}
+	return &run{Conn: c, rec: rec, journal: j, settings: settings}
 }
 
 // forward does the steps of a takeover, and says in the journal that it is done.
@@ -130,17 +129,10 @@ func (r *run) takeStep(ctx context.Context, name StepName) error {
 		return err
 	}
 	switch name {
-	case StepFlows:
-		r.freeFlows(ctx, s, s.NIC.Index)
-		return nil
 	case StepVerify:
 		return r.verify(ctx, s.Bridge.Index, r.targets, rec.timeout())
 	case StepRoutes:
-		if err := r.untilDone(ctx, name, plan); err != nil {
-			return err
-		}
-		r.freeFlows(ctx, s, s.NIC.Index) // those that began meanwhile
-		return nil
+		return r.untilDone(ctx, name, plan)
 	}
 	if err := r.apply(ctx, steps.step(name)); err != nil {
 		return err
@@ -269,14 +261,10 @@ func (r *run) restoreStep(ctx context.Context, name StepName) error {
 	if err != nil {
 		return err
 	}
-	if s.Bridge == nil && (name == StepFlows || name == StepAddresses) {
+	if s.Bridge == nil && name == StepAddresses {
 		return r.apply(ctx, steps.step(name))
 	}
-	switch name {
-	case StepFlows:
-		r.freeFlows(ctx, s, s.Bridge.Index)
-		return nil
-	case StepRoutes:
+	if name == StepRoutes {
 		return r.untilDone(ctx, name, plan)
 	}
 	if err := r.apply(ctx, steps.step(name)); err != nil || name != StepAddresses {

@@ -73,7 +73,7 @@ func TestAGatewayThatWasUnreachableBeforeIsNoReasonToUndo(t *testing.T) {
 func TestWithoutAJournalItIsUndone(t *testing.T) {
 	t.Parallel()
 	full := errors.New("no space left")
-	for n := 1; n <= 9; n++ {
+	for n := 1; n <= 8; n++ {
 		t.Run(fmt.Sprint("save ", n), func(t *testing.T) {
 			t.Parallel()
 			l := newLAN(t)
@@ -90,7 +90,7 @@ func TestWithoutAJournalItIsUndone(t *testing.T) {
 			}
 			l.mustReach(t, "afterwards")
 			// Past the point of no return there is no way but forward.
-			if committed := n > 7; (rec != nil) != committed {
+			if committed := n > 6; (rec != nil) != committed {
 				t.Fatalf("take: record %v", rec)
 			}
 			if rec != nil {
@@ -111,7 +111,7 @@ func TestWithoutAJournalItIsUndone(t *testing.T) {
 
 func TestCancelledItIsUndone(t *testing.T) {
 	t.Parallel()
-	for n := 1; n <= 6; n++ {
+	for n := 1; n <= 5; n++ {
 		t.Run(fmt.Sprint("at save ", n), func(t *testing.T) {
 			t.Parallel()
 			l := newLAN(t)

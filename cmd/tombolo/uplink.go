@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
-	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/view"
 	"github.com/tombolo-cni/tombolo/network"
 )
@@ -53,14 +52,10 @@ func verdict(steps *uplink.Steps, u uplink.Uplink, connection string) string {
 }
 
 func takeUplink(ctx context.Context, node *network.Node, out io.Writer, u uplink.Uplink) error {
-	notes, err := node.TakeUplink(ctx, u)
-	if err != nil {
+	if err := node.TakeUplink(ctx, u); err != nil {
 		return err
 	}
-	for _, note := range notes {
-		fmt.Fprintln(os.Stderr, "tombolo:", printable.Line(note))
-	}
-	_, err = fmt.Fprintf(out, "%s is a port of %s, which has its addresses and routes\n", u.NIC, u.Bridge)
+	_, err := fmt.Fprintf(out, "%s is a port of %s, which has its addresses and routes\n", u.NIC, u.Bridge)
 	return err
 }
 

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"strconv"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -34,6 +35,14 @@ type Tuple struct{ Src, Dst netip.AddrPort }
 
 // String gives "source > destination".
 func (t Tuple) String() string { return t.Src.String() + " > " + t.Dst.String() }
+
+// encodeTuple writes what names the flow, whichever one has the tuple.
+func (f *Flow) encodeTuple(ae *netlink.AttributeEncoder) {
+	ae.Bytes(attrTupleOrig|netlink.Nested, f.tuple)
+	if f.Zone != 0 {
+		ae.Uint16(attrZone, f.Zone)
+	}
+}
 
 // String gives the protocol and both tuples.
 func (f Flow) String() string {

@@ -47,6 +47,24 @@ func fill(tb testing.TB, ns *netns.NS, n int) {
 	}
 }
 
+func (t Tuple) encode(proto uint8) func(*netlink.AttributeEncoder) {
+	src, dst := uint16(ipV4Src), uint16(ipV4Dst)
+	if t.Src.Addr().Is6() {
+		src, dst = ipV6Src, ipV6Dst
+	}
+	return func(ae *netlink.AttributeEncoder) {
+		nested(ae, tupleIP, func(ae *netlink.AttributeEncoder) {
+			nl.PutAddr(ae, src, t.Src.Addr())
+			nl.PutAddr(ae, dst, t.Dst.Addr())
+		})
+		nested(ae, tupleProto, func(ae *netlink.AttributeEncoder) {
+			ae.Uint8(protoNum, proto)
+			ae.Uint16(protoSrcPort, t.Src.Port())
+			ae.Uint16(protoDstPort, t.Dst.Port())
+		})
+	}
+}
+
 // received counts the flows that the kernel has sent.
 func received(rec *nltest.Recorder) int {
 	n := 0

@@ -62,6 +62,42 @@ func (l *lan) hearsRouters(link string) {
 	})
 }
 
+// The kernel forgets masqueraded flows with the NIC's address, as Docker's and those of pods
+// in another network. The plan says so, and the host's own go on.
+func TestPlanNamesMasqueradedFlowsAndTheHostsGoOn(t *testing.T) {
+	l := newHost(t)
+	masquerading(l)
+	n := l.network(nil)
+	if out := n.operate("uplink plan", nic, bridge); strings.Contains(out, "masqueraded") {
+		t.Errorf("without such flows:\n%s", out)
+	}
+	m := l.usualFlows(both()...)
+	for _, family := range both() {
+		out, in, err := stream(l.pod, l.internet, family)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer out.Close()
+		defer in.Close()
+	}
+	out := n.operate("uplink plan", nic, bridge)
+	if want := "2 masqueraded connections of " + podIP4 + ", " + podIP6 + " go out by " + nic; !strings.Contains(out, want) {
+		t.Errorf("the plan has no %q:\n%s", want, out)
+	}
+	wantWithin(t, "take", duringTake(), m.during(func() { n.operate("uplink take", nic, bridge) }))
+	// New ones go out by the bridge.
+	for _, family := range both() {
+		out, in, err := stream(l.pod, l.internet, family)
+		if err != nil {
+			t.Errorf("a new connection over IPv%d: %v", family, err)
+			continue
+		}
+		defer out.Close()
+		defer in.Close()
+	}
+	wantWithin(t, "restore", duringRestore(), m.during(func() { n.operate("uplink restore", nic) }))
+}
+
 func TestRestoreNamesTheAddressThatTheBridgeHasNoMore(t *testing.T) {
 	t.Parallel()
 	l := newHost(t)

@@ -33,7 +33,6 @@ func variants() []variant {
 		{name: "200 routes", setUp: manyRoutes},
 		{name: "IPv6 only", bare: true, families: []int{6}, setUp: onlyIPv6},
 		{name: "a default route by router advertisement", bare: true, setUp: advertised, taken: routerRenews},
-		{name: "a masqueraded connection of a pod in another network", setUp: masquerading, flows: fromPod},
 	}
 }
 
@@ -234,5 +233,3 @@ table inet hide {
 }
 
 const podIP4, podIP6 = "10.88.0.2", "fd88::2"
-
-func fromPod(l *lan) []between { return []between{{l.pod, l.internet}, {l.pod, l.other}} }

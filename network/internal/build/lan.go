@@ -43,8 +43,7 @@ func takeUplink(ctx context.Context, s *session.Session, w *Want) error {
 	if w.Uplink.NIC == "" {
 		return nil
 	}
-	_, err := s.Uplinks().Ensure(ctx, w.Record.Name, w.Uplink)
-	return err
+	return s.Uplinks().Ensure(ctx, w.Record.Name, w.Uplink)
 }
 
 // mendUplink puts right what somebody undid of a takeover that is on record.

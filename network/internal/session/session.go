@@ -218,6 +218,6 @@ func (s *Session) Attachments(network string) ([]*state.Attachment, error) {
 // Uplinks is what takeovers need of this call.
 func (s *Session) Uplinks() *takeover.Node {
 	return &takeover.Node{
-		Dir: s.Dir, Links: s.Links, LeaseDir: s.LeaseDir, HostLease: s.HostLease, Warn: s.Warn, Later: s.Later,
+		Dir: s.Dir, Links: s.Links, LeaseDir: s.LeaseDir, HostLease: s.HostLease, Later: s.Later,
 	}
 }

@@ -32,7 +32,6 @@ type Node struct {
 	LeaseDir string
 	// HostLease is the lock of that lease, where the caller has it.
 	HostLease *lease.Held
-	Warn      func(string)
 	// Later is given what is to be done once the caller has no lock of the state any more.
 	Later func(func() error)
 }
@@ -100,16 +99,9 @@ func loadUplink(file *state.UplinkFile) (*uplink.Record, error) {
 func dial() (*uplink.Conn, error) { return uplink.Dial(&uplink.Config{Made: loopback.Place}) }
 
 // Ensure sees to it that a NIC is a port of a network's bridge, and that the host has on the
-// bridge what it had on the NIC. It gives what the operator should know of how that went.
-func (n *Node) Ensure(ctx context.Context, network string, want uplink.Uplink) (notes []string, _ error) {
-	err := n.with(ctx, want.NIC, func(w *work) error {
-		err := w.ensure(ctx, network, want)
-		if w.rec != nil {
-			notes = w.rec.Notes
-		}
-		return err
-	})
-	return notes, err
+// bridge what it had on the NIC.
+func (n *Node) Ensure(ctx context.Context, network string, want uplink.Uplink) error {
+	return n.with(ctx, want.NIC, func(w *work) error { return w.ensure(ctx, network, want) })
 }
 
 // ensure takes the NIC, unless it is taken, and mends what somebody undid of it. A bridge
@@ -132,9 +124,6 @@ func (w *work) ensure(ctx context.Context, network string, want uplink.Uplink) e
 	var err error
 	if w.rec, err = w.conn.Take(ctx, want, w.file); err != nil {
 		return err
-	}
-	for _, note := range w.rec.Notes {
-		w.node.Warn("uplink " + want.NIC + ": " + note)
 	}
 	w.node.adopt(ctx, w.rec)
 	return nil

@@ -25,8 +25,3 @@ func (r Route) CopyMessage(beside bool) (netlink.Message, error) {
 func (r Rule) CopyMessage() (netlink.Message, error) {
 	return r.message(unix.RTM_NEWRULE, netlink.Create|netlink.Excl)
 }
-
-// CopyMessage is ReplaceMessage for an object as NexthopObjects gave it.
-func (n NexthopObject) CopyMessage() (netlink.Message, error) {
-	return n.message(netlink.Create | netlink.Replace)
-}

@@ -1,10 +1,6 @@
 package route
 
-import (
-	"errors"
-
-	"github.com/mdlayher/netlink"
-)
+import "github.com/mdlayher/netlink"
 
 // CopyOf gives the request that adds the object of a message again.
 func CopyOf(m netlink.Message) (netlink.Message, error) { return copyOf(m) }
@@ -14,6 +10,3 @@ func DelOf(m netlink.Message) (netlink.Message, error) { return requestOf(m, del
 
 // Said gives what a message says, for comparison.
 func Said(m netlink.Message) []string { return said(m) }
-
-// IsRefused says of an error that a copy is refused because it would lose something.
-func IsRefused(err error) bool { return errors.Is(err, errNexthopRes) }

@@ -91,11 +91,6 @@ func (s *Snapshot) onNIC(rec *Record, tell func(what, have string)) {
 	for _, r := range m.routes() {
 		tell("route", m.names.on(r.String()))
 	}
-	for _, n := range s.Nexthops {
-		if n.Link == s.NIC.Index {
-			tell("nexthop object", m.names.on(n.String()))
-		}
-	}
 	for _, r := range m.rules() {
 		tell("rule", r.String())
 	}
@@ -119,9 +114,6 @@ func (s *Snapshot) missing(rec *Record, tell func(what, want string)) {
 	}
 	for _, r := range want.Routes[len(s.Routes):] {
 		tell("route", m.names.on(r.String()))
-	}
-	for _, n := range want.Nexthops[len(s.Nexthops):] {
-		tell("nexthop object", m.names.on(n.String()))
 	}
 	for _, r := range want.Rules[len(s.Rules):] {
 		tell("rule", r.String())

@@ -1,6 +1,6 @@
 // Package uplink makes a host's NIC a port of a bridge, with all that the host has
-// on it, while traffic goes on: addresses, routes of every table, rules, neighbours,
-// nexthop objects and parameters move to the bridge. And it gives the NIC back.
+// on it, while traffic goes on: addresses, routes of every table, rules, neighbours
+// and parameters move to the bridge. And it gives the NIC back.
 //
 //	rec, err := conn.Take(ctx, uplink.Uplink{NIC: "eth0", Bridge: "br0"}, journal)
 //	…

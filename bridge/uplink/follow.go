@@ -16,7 +16,7 @@ import (
 )
 
 // Present gives the record as it would be if the NIC was taken over now: with the
-// addresses, routes, rules and nexthop objects that the host has on the bridge by now,
+// addresses, routes and rules that the host has on the bridge by now,
 // because its lease or its administrator changed them. The caller that keeps it (Record.Save, in
 // the place of the one before, under the lock that goes with it) has a later Mend put
 // those back that were there last, and not those of the day of the takeover.
@@ -94,13 +94,6 @@ func (s *Snapshot) asBefore(rec *Record) *Snapshot {
 			n.Routes = append(n.Routes, back.movedRoute(&r))
 		}
 	}
-	n.Nexthops = slices.Clone(stays.Nexthops)
-	for _, o := range have.Nexthops {
-		if !slices.ContainsFunc(stays.Nexthops, func(own route.NexthopObject) bool { return own.ID == o.ID }) {
-			o.Link = nic
-			n.Nexthops = append(n.Nexthops, o)
-		}
-	}
 	n.Rules = slices.Clone(stays.Rules)
 	for _, r := range have.Rules {
 		if !slices.ContainsFunc(stays.Rules, func(own route.Rule) bool { return own.Family == r.Family && own.String() == r.String() }) {
@@ -151,7 +144,7 @@ func (s *Snapshot) lasting() *Snapshot {
 		}
 		n.Routes = append(n.Routes, r)
 	}
-	n.Nexthops, n.Rules = append(n.Nexthops, s.Nexthops...), append(n.Rules, s.Rules...)
+	n.Rules = append(n.Rules, s.Rules...)
 	return n
 }
 
@@ -178,13 +171,6 @@ func (r *Record) withoutReplaced(s *Snapshot) *Record {
 		}
 		return gone
 	})
-	n.Before.Nexthops = slices.DeleteFunc(slices.Clone(r.Before.Nexthops), func(o route.NexthopObject) bool {
-		gone := o.Link == nic && look.isOutOfReach(o.Gateway, false)
-		if gone {
-			look.objects = append(look.objects, o.ID)
-		}
-		return gone
-	})
 	n.Before.Routes = slices.DeleteFunc(slices.Clone(r.Before.Routes), func(one route.Route) bool {
 		return goesBy(&one, nic) && look.isRouteReplaced(&one)
 	})
@@ -207,7 +193,6 @@ type replacement struct {
 	rec     *Record
 	inPlace bool
 	gone    []addr.Address // those that were
-	objects []uint32       // nexthop objects that were
 }
 
 // isReplaced says that the host has another address in the place of one that it has no
@@ -254,15 +239,12 @@ func (p *replacement) isRouteReplaced(r *route.Route) bool {
 	if p.s.hasPlace(r) || onEachLink(r) || isKernelMulticast(r) {
 		return false
 	}
-	if r.NexthopID != 0 && slices.Contains(p.objects, r.NexthopID) {
-		return true
-	}
 	for _, a := range p.gone {
 		if r.Source == a.Prefix.Addr() {
 			return true
 		}
 	}
-	connected := !r.Gateway.IsValid() && len(r.Nexthops) == 0 && r.NexthopID == 0
+	connected := !r.Gateway.IsValid() && len(r.Nexthops) == 0
 	if connected && slices.ContainsFunc(p.gone, func(a addr.Address) bool { return r.Dst == a.Prefix.Masked() }) && p.isOutOfReach(r.Dst.Addr(), false) {
 		return true
 	}

@@ -73,16 +73,11 @@ func hosts() map[string][]string {
 			"route add 172.20.0.0/16 nexthop via 10.0.0.1 weight 2 nexthop via 10.0.0.2", "route add 172.21.0.0/16 nexthop via 10.0.0.1 nexthop via 10.1.0.1 weight 5",
 			"-6 route add fd55::/32 nexthop via fd00::1 nexthop via fd00::2 weight 3", "-6 route add fd56::/32 nexthop via fd00::1 nexthop via fd01::1",
 			"route add 172.22.0.0/16 nexthop via 10.9.9.9 dev eth0 onlink nexthop via 10.0.0.3")...),
-		"nexthop objects": append(plainHost(), second(
-			"nexthop add id 1 via 10.0.0.1 dev eth0", "nexthop add id 2 via 10.1.0.1 dev eth1", "nexthop add id 7 via 10.0.0.3 dev eth0", "nexthop add id 3 group 1/2/7", "nexthop add id 4 via fd00::1 dev eth0",
-			"nexthop add id 5 dev eth0", "nexthop add id 6 blackhole", "nexthop add id 8 via 10.0.0.9 dev eth0 onlink proto static",
-			"route add 172.20.0.0/16 nhid 1", "route add 172.21.0.0/16 nhid 3", "-6 route add fd55::/32 nhid 4", "route add 172.22.0.0/16 nhid 5", "route add 172.23.0.0/16 nhid 8")...),
 		"realms, tunnels and congestion control": append(plainHost(), second(
 			"route add 172.20.0.0/16 via 10.0.0.1 realms 3/5", "route add 172.21.0.0/16 nexthop via 10.0.0.1 realms 7 nexthop via 10.1.0.1 realms 1/8",
 			"route add 172.22.0.0/16 via 10.0.0.1 congctl reno mtu 1300", "-6 route add fd55::/32 via fd00::1 congctl reno advmss 1200 hoplimit 9",
 			"route add 172.23.0.0/16 encap ip id 7 dst 10.9.9.9 ttl 9 dev eth0", "-6 route add fd56::/32 encap ip6 id 7 dst fd09::9 dev eth0",
-			"-6 route add fd57::/32 encap seg6 mode encap segs fd00::7,fd00::8 dev eth0", "route add 172.24.0.0/16 nexthop encap ip id 5 dst 10.9.9.9 via 10.0.0.1 dev eth0 nexthop via 10.1.0.1",
-			"nexthop add id 7 encap ip id 7 dst 10.9.9.9 via 10.0.0.1 dev eth0", "route add 172.25.0.0/16 nhid 7")...),
+			"-6 route add fd57::/32 encap seg6 mode encap segs fd00::7,fd00::8 dev eth0", "route add 172.24.0.0/16 nexthop encap ip id 5 dst 10.9.9.9 via 10.0.0.1 dev eth0 nexthop via 10.1.0.1")...),
 		"rules alike but for one selector": append(plainHost(),
 			"rule add iif eth0 ipproto tcp dport 80 table 100 pref 100", "rule add iif eth0 ipproto tcp dport 81 table 100 pref 100", "rule add iif eth0 uidrange 5-9 table 100 pref 100",
 			"rule add iif eth0 table 100 pref 100 realms 3/5", "rule add iif eth0 tun_id 7 table 100 pref 100", "rule add iif eth0 table 100 pref 100 suppress_prefixlength 7",

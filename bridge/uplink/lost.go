@@ -11,8 +11,8 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// onlyOf is what a link has of its own: addresses, routes, rules, nexthop
-// objects and tunnels.
+// onlyOf is what a link has of its own: addresses, routes, rules
+// and tunnels.
 func (s *Snapshot) onlyOf(link int) *Snapshot {
 	only := &Snapshot{Time: s.Time, NIC: s.NIC, Bridge: s.Bridge}
 	for _, a := range s.Addresses {
@@ -23,11 +23,6 @@ func (s *Snapshot) onlyOf(link int) *Snapshot {
 	for _, r := range s.Routes {
 		if goesBy(&r, link) {
 			only.Routes = append(only.Routes, r)
-		}
-	}
-	for _, n := range s.Nexthops {
-		if n.Link == link {
-			only.Nexthops = append(only.Nexthops, n)
 		}
 	}
 	for _, l := range s.Links {
@@ -58,7 +53,6 @@ func (s *Snapshot) withLost(rec *Record, link int, all bool) *Snapshot {
 	n := *s
 	n.Addresses = slices.Clone(s.Addresses)
 	n.Routes = slices.Clone(s.Routes)
-	n.Nexthops = slices.Clone(s.Nexthops)
 	n.Rules = slices.Clone(s.Rules)
 	name := rec.Bridge
 	if link == s.NIC.Index {
@@ -90,20 +84,10 @@ func (s *Snapshot) withLost(rec *Record, link int, all bool) *Snapshot {
 	back := &move{s: &Snapshot{}, from: rec.Before.NIC, to: Link{Index: link}}
 	for _, r := range before.Routes {
 		withAddress := slices.ContainsFunc(with, func(a addr.Address) bool { return comesWith(&r, &a) })
-		if !all && comesAndGoes(&r) && !withAddress || isKernelMulticast(&r) || s.hasPlace(&r) || restsOn(&r, over, with) || !left(&r.Expires, passed) {
-			continue
-		}
-		if r.NexthopID != 0 {
-			n.byObject = append(n.byObject, r)
+		if !all && comesAndGoes(&r) && !withAddress || r.NexthopID != 0 || isKernelMulticast(&r) || s.hasPlace(&r) || restsOn(&r, over, with) || !left(&r.Expires, passed) {
 			continue
 		}
 		n.Routes = append(n.Routes, back.movedRoute(&r))
-	}
-	for _, o := range before.Nexthops {
-		if (all || !isDaemons(o.Protocol)) && !slices.ContainsFunc(s.Nexthops, func(have route.NexthopObject) bool { return have.ID == o.ID }) {
-			o.Link = link
-			n.Nexthops = append(n.Nexthops, o)
-		}
 	}
 	for _, r := range before.Rules {
 		r.IIF, r.OIF = rec.renamed(r.IIF, name), rec.renamed(r.OIF, name)

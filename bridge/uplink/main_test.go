@@ -172,7 +172,7 @@ func state(tb testing.TB, ns *netns.NS) string {
 	var b strings.Builder
 	for _, args := range []string{
 		"-d addr show", "-4 route show table all", "-6 route show table all", "-4 rule", "-6 rule",
-		"nexthop", "neigh show nud permanent", "neigh show proxy", "-6 neigh show proxy",
+		"neigh show nud permanent", "neigh show proxy", "-6 neigh show proxy",
 	} {
 		fmt.Fprintf(&b, "# ip %s\n%s", args, normal(nstest.Run(tb, ns, "ip", strings.Fields(args)...)))
 	}

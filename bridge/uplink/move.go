@@ -303,8 +303,8 @@ func (m *move) delNeighbours() []operation {
 	return ops
 }
 
-// moveRoutes moves nexthop objects and routes, in the order in which the kernel
-// takes them: a gateway has to be on a network that the link has a route to.
+// moveRoutes moves routes in the order in which the kernel takes them: a gateway has to be
+// on a network that the link has a route to.
 func (m *move) moveRoutes() []operation {
 	list := m.routes()
 	sort.SliceStable(list, func(i, j int) bool {
@@ -312,25 +312,13 @@ func (m *move) moveRoutes() []operation {
 		return cmp.Or(rank(a)-rank(b), scope(b)-scope(a), b.Dst.Bits()-a.Dst.Bits()) < 0
 	})
 	var ops []operation
-	objects := false
 	for i := range list {
-		if !objects && rank(&list[i]) > rankConnected {
-			objects = true
-			ops = append(ops, m.moveNexthops()...)
-		}
 		ops = append(ops, m.moveRoute(&list[i])...)
 	}
-	if !objects {
-		ops = append(ops, m.moveNexthops()...)
-	}
-	ops = append(ops, m.moveTunnels()...)
-	for _, r := range m.s.byObject {
-		ops = append(ops, operation{text: "replace route " + r.String(), request: put("replace route", &r, func() (netlink.Message, error) { return r.CopyMessage(false) })})
-	}
-	return ops
+	return append(ops, m.moveTunnels()...)
 }
 
-// routes are those that go. Those by a nexthop object go with it.
+// routes are those that go. Those by a nexthop object stay, as the object does.
 func (m *move) routes() []route.Route {
 	var list []route.Route
 	for _, r := range m.s.Routes {
@@ -371,18 +359,6 @@ func scope(r *route.Route) int {
 		return 0
 	}
 	return int(*r.Scope)
-}
-
-func (m *move) moveNexthops() []operation {
-	var ops []operation
-	for _, n := range m.s.Nexthops {
-		if n.Link != m.from.Index || slices.ContainsFunc(m.stays.Nexthops, func(o route.NexthopObject) bool { return o.ID == n.ID }) {
-			continue
-		}
-		n.Link = m.to.Index
-		ops = append(ops, operation{text: "replace nexthop object " + m.names.on(n.String()), request: put("replace nexthop object", &n, n.CopyMessage)})
-	}
-	return ops
 }
 
 // moveRoute puts the other link's route in the place of this link's, at once where
@@ -452,9 +428,6 @@ func (m *move) gateways() []netip.Addr {
 		for _, h := range r.Nexthops {
 			add(h.Link, h.Gateway)
 		}
-	}
-	for _, n := range m.s.Nexthops {
-		add(n.Link, n.Gateway)
 	}
 	return list
 }

@@ -24,7 +24,7 @@ const (
 	StepAddresses StepName = "addresses"
 	// StepPort copies the neighbours, and makes the NIC a port, or no longer.
 	StepPort StepName = "port"
-	// StepRoutes moves routes and nexthop objects.
+	// StepRoutes moves routes.
 	StepRoutes StepName = "routes"
 	// StepVerify waits until what was reachable is reachable again.
 	StepVerify StepName = "verify"

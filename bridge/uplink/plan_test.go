@@ -121,7 +121,7 @@ func TestPlanOfTheWayBackFromABridgeThatIsGone(t *testing.T) {
 	before := load(t, "testdata/snapshots/policy-routing-with-five-tables.json")
 	rec := &uplink.Record{Version: 1, Uplink: toBridge(), State: uplink.Taken, MadeBridge: true, Before: *before}
 	now := *before
-	now.Addresses, now.Routes, now.Rules, now.Nexthops = nil, nil, nil, nil
+	now.Addresses, now.Routes, now.Rules = nil, nil, nil
 	steps, err := uplink.PlanRestore(&now, rec)
 	if err != nil {
 		t.Fatal(err)
@@ -192,10 +192,9 @@ func TestWhatCannotBeTakenIsRefusedByName(t *testing.T) {
 		{"a next hop that encapsulates by a link", func(s *uplink.Snapshot, _ *uplink.Uplink) {
 			s.Routes[0].Nexthops = []route.Nexthop{{Link: s.NIC.Index, Other: []netlink.Attribute{{Type: unix.RTA_ENCAP_TYPE, Data: []byte{10, 0}}}}}
 		}, "encapsulates by a tunnel of type 10, which may name a link or a program"},
-		{"a nexthop object that encapsulates for a program", func(s *uplink.Snapshot, _ *uplink.Uplink) {
-			encap := []netlink.Attribute{{Type: 7, Data: []byte{6, 0}}}
-			s.Nexthops = append(s.Nexthops, route.NexthopObject{ID: 9, Link: s.NIC.Index, Other: encap})
-		}, "nexthop object 9 encapsulates by a tunnel of type 6"},
+		{"a default route by a nexthop object", func(s *uplink.Snapshot, _ *uplink.Uplink) {
+			s.Routes = append(s.Routes, route.Route{Family: unix.AF_INET, Dst: nstest.Prefix("0.0.0.0/0"), Link: s.NIC.Index, NexthopID: 9})
+		}, "the default route goes by nexthop object 9, which stays on eth0"},
 		{"no NIC", func(_ *uplink.Snapshot, u *uplink.Uplink) { u.NIC = "" }, `its name is ""`},
 		{"no bridge", func(_ *uplink.Snapshot, u *uplink.Uplink) { u.Bridge = "" }, `the bridge's name is ""`},
 		{"a bridge with the NIC's name", func(_ *uplink.Snapshot, u *uplink.Uplink) { u.Bridge = "eth0" }, `the bridge's name is "eth0"`},
@@ -250,6 +249,9 @@ func TestWhatChangesIsWarnedOf(t *testing.T) {
 			s.Sockets = []uplink.Socket{{What: "packet", Process: "tcpdump (pid 7)"}}
 		}, "tcpdump (pid 7) has a socket (packet) that hears eth0 alone, and so nothing any more: restart it for br0"},
 		{"a socket of nobody", func(s *uplink.Snapshot, _ *uplink.Uplink) { s.Sockets = []uplink.Socket{{What: "packet"}} }, "a process that cannot be seen from here has a socket (packet)"},
+		{"a route by a nexthop object", func(s *uplink.Snapshot, _ *uplink.Uplink) {
+			s.Routes = append(s.Routes, route.Route{Family: unix.AF_INET, Dst: nstest.Prefix("172.16.0.0/12"), Link: s.NIC.Index, NexthopID: 9})
+		}, "the route to 172.16.0.0/12 goes by nexthop object 9, which stays on eth0"},
 		{"masqueraded flows", func(s *uplink.Snapshot, _ *uplink.Uplink) {
 			s.Masqueraded = []netip.Addr{nstest.Addr("10.88.0.2"), nstest.Addr("10.88.0.2"), nstest.Addr("10.88.0.3")}
 		}, "3 masqueraded connections of 10.88.0.2, 10.88.0.3 go out by eth0"},

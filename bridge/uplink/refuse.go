@@ -128,25 +128,23 @@ func (s *Snapshot) refuseRoutes(no refusal) {
 		for _, h := range r.Nexthops {
 			others = append(others, h.Other...)
 		}
-		if kind, ok := encapsulates(others, unix.RTA_ENCAP_TYPE); !ok {
+		if kind, ok := encapsulates(others); !ok {
 			no("route %s encapsulates by %s, which may name a link or a program, and cannot be moved; delete it", m.names.on(r.String()), kind)
 		}
 	}
-	for _, n := range s.Nexthops {
-		if kind, ok := encapsulates(n.Other, nhaEncapType); !ok && n.Link == s.NIC.Index {
-			no("nexthop object %d encapsulates by %s, which may name a link or a program, and cannot be moved; delete it", n.ID, kind)
+	for _, r := range s.byObject() {
+		if r.Dst.Bits() == 0 {
+			no("the default route goes by nexthop object %d, which stays on %s, and the host would be cut off; name its gateway instead", r.NexthopID, s.NIC.Name)
 		}
 	}
 }
 
-const nhaEncapType = 7 // NHA_ENCAP_TYPE of linux/nexthop.h
-
 // encapsulates says how, and whether that can be copied as the kernel lists it: it lists
 // no program of LWTUNNEL_ENCAP_BPF, and others may name a link by its index.
-func encapsulates(others []netlink.Attribute, attribute uint16) (kind string, copies bool) {
+func encapsulates(others []netlink.Attribute) (kind string, copies bool) {
 	copies = true
 	for _, a := range others {
-		if a.Type != attribute || len(a.Data) != 2 {
+		if a.Type != unix.RTA_ENCAP_TYPE || len(a.Data) != 2 {
 			continue
 		}
 		switch number := binary.NativeEndian.Uint16(a.Data); number {
@@ -177,6 +175,11 @@ func unknownSelectors(r *route.Rule) []uint16 {
 		}
 	}
 	return list
+}
+
+// byObject are routes by nexthop objects on the NIC.
+func (s *Snapshot) byObject() []route.Route {
+	return slices.DeleteFunc(slices.Clone(s.Routes), func(r route.Route) bool { return r.NexthopID == 0 || !goesBy(&r, s.NIC.Index) })
 }
 
 // warn gives what goes on after a takeover, but otherwise than before.
@@ -220,6 +223,9 @@ func (s *Snapshot) warn(u *Uplink) []string {
 		if a.Link == s.NIC.Index && a.Prefix.Addr().Is6() && a.Flags&addr.Secondary != 0 {
 			add("the temporary address %s becomes an ordinary one until its time is over", a.Prefix.Addr())
 		}
+	}
+	for _, r := range s.byObject() {
+		add("the route to %s goes by nexthop object %d, which stays on %s and leads nowhere from there: name its gateway instead", describe(&r), r.NexthopID, nic)
 	}
 	s.warnBridge(u, add)
 	s.warnRoutes(add)

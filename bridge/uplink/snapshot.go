@@ -41,8 +41,6 @@ type Snapshot struct {
 	Neighbours []route.Neighbour `json:"neighbours,omitempty"`
 	// Elsewhere are the MACs that the bridge has seen at ports other than the NIC.
 	Elsewhere []string `json:"elsewhere,omitempty"`
-	// Nexthops are the nexthop objects on the NIC or the bridge.
-	Nexthops []route.NexthopObject `json:"nexthops,omitempty"`
 	// Settings are kernel parameters by their path below /proc/sys/net: those of the
 	// NIC and of the bridge, and those of all links that matter; and without a bridge those
 	// that a new link gets ("ipv4/conf/default/rp_filter") where the NIC has others.
@@ -57,9 +55,6 @@ type Snapshot struct {
 	// Masqueraded are the sources of flows that are translated to addresses of the NIC, one
 	// for each flow.
 	Masqueraded []netip.Addr `json:"masqueraded,omitempty"`
-
-	// byObject are routes by nexthop objects that were lost with those: see withLost.
-	byObject []route.Route
 }
 
 // Snapshot looks at a NIC and at a bridge, which need not be there. It changes
@@ -183,13 +178,6 @@ func (c *Conn) lookRoutes(s *Snapshot) error {
 		if s.named(r.IIF) || s.named(r.OIF) {
 			s.Rules = append(s.Rules, r)
 		}
-	}
-	for _, link := range s.own() {
-		list, err := c.routes.NexthopObjects(route.NexthopFilter{Link: link})
-		if err != nil {
-			return err
-		}
-		s.Nexthops = append(s.Nexthops, list...)
 	}
 	return nil
 }

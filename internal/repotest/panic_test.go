@@ -54,7 +54,7 @@ func exported() map[string]map[string]any {
 		},
 		"route": {
 			"Dial": route.Dial, "On": route.On, "GetMessage": route.GetMessage,
-			"Conn": route.Conn{}, "Neighbour": route.Neighbour{}, "NexthopObject": route.NexthopObject{}, "Route": route.Route{}, "Rule": route.Rule{}, "Type": route.Type(0),
+			"Conn": route.Conn{}, "Neighbour": route.Neighbour{}, "Route": route.Route{}, "Rule": route.Rule{}, "Type": route.Type(0),
 		},
 		"vlan": {
 			"On": vlan.On, "ParseTrunk": vlan.ParseTrunk, "Trunk": vlan.Trunk,
@@ -454,7 +454,6 @@ func TestValuesThatCannotBeMeantAreErrInvalid(t *testing.T) {
 		"an IPv4 address of a peer mapped":     addresses.Replace(addr.Address{Prefix: p("10.1.0.1/24"), Peer: netip.MustParseAddr("::ffff:10.1.0.2"), Link: 1}),
 		"a default route without a family":     routes.Add(route.Route{Link: 1}),
 		"a rule without a family":              routes.AddRule(route.Rule{Priority: 1}),
-		"a nexthop object without a number":    routes.AddNexthopObject(route.NexthopObject{}),
 		"a next hop that weighs 1000":          routes.Add(route.Route{Dst: p("10.2.0.0/16"), Nexthops: []route.Nexthop{{Link: 1, Weight: 1000}, {Link: 1}}}),
 		"a DHCP client without configuration":  none,
 		"a DHCP client without Dial":           noDial,

@@ -26,7 +26,7 @@ func (l *lan) show(args string) []object {
 }
 
 // state is everything of the host's that a takeover touches and a restore is to put
-// back, one line each: the NIC, and every address, route, rule, nexthop and permanent
+// back, one line each: the NIC, and every address, route, rule and permanent
 // neighbour, and the settings of the NIC.
 func (l *lan) state() []string {
 	l.Helper()
@@ -44,7 +44,7 @@ func (l *lan) state() []string {
 	return list
 }
 
-// layer3 are the addresses, routes, rules, nexthops and permanent neighbours, sorted.
+// layer3 are the addresses, routes, rules and permanent neighbours, sorted.
 // A filter may change them, and drops what it answers false to.
 func (l *lan) layer3(filter func(kind string, o object) bool) []string {
 	l.Helper()
@@ -69,9 +69,6 @@ func (l *lan) layer3(filter func(kind string, o object) bool) []string {
 				add(kind+family, o)
 			}
 		}
-	}
-	for _, o := range l.show("nexthop show") {
-		add("nexthop", o)
 	}
 	slices.Sort(list)
 	return slices.Compact(list)
@@ -184,7 +181,7 @@ func TestStateShowsWhatChanges(t *testing.T) {
 	for _, change := range []string{
 		"address add 192.168.50.77/24 dev eth0", "address add fd50::77/64 dev eth0", "address add 192.168.50.78/24 dev eth0 label eth0:x",
 		"route add 203.0.113.0/24 via " + routerIP4, "route add 203.0.113.0/24 dev eth0 table 7", "-6 route add fd77::/64 dev eth0 metric 5",
-		"rule add iif eth0 table 7", "-6 rule add oif eth0 table 7", "nexthop add id 7 via " + routerIP4 + " dev eth0",
+		"rule add iif eth0 table 7", "-6 rule add oif eth0 table 7",
 		"neighbour add 192.168.50.3 lladdr 02:00:00:00:00:03 nud permanent dev eth0",
 	} {
 		ip(t, l.host.ns, change)

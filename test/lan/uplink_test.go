@@ -80,10 +80,7 @@ func TestPlanNamesMasqueradedFlowsAndTheHostsGoOn(t *testing.T) {
 		defer out.Close()
 		defer in.Close()
 	}
-	out := n.operate("uplink plan", nic, bridge)
-	if want := "2 masqueraded connections of " + podIP4 + ", " + podIP6 + " go out by " + nic; !strings.Contains(out, want) {
-		t.Errorf("the plan has no %q:\n%s", want, out)
-	}
+	n.wantPlan("2 masqueraded connections of " + podIP4 + ", " + podIP6 + " go out by " + nic)
 	wantWithin(t, "take", duringTake(), m.during(func() { n.operate("uplink take", nic, bridge) }))
 	// New ones go out by the bridge.
 	for _, family := range both() {
@@ -96,6 +93,45 @@ func TestPlanNamesMasqueradedFlowsAndTheHostsGoOn(t *testing.T) {
 		defer in.Close()
 	}
 	wantWithin(t, "restore", duringRestore(), m.during(func() { n.operate("uplink restore", nic) }))
+}
+
+// What cannot move is named before, and what would cut the host off is refused.
+func TestPlanNamesWhatStaysOnTheNIC(t *testing.T) {
+	t.Parallel()
+	l := newHost(t)
+	n := l.network(nil)
+	before := l.moved(nic)
+	ip(t, l.host.ns, "nexthop add id 9 via "+otherIP4+" dev "+nic, "route add 203.0.113.0/24 nhid 9")
+	n.wantPlan("the route to 203.0.113.0/24 goes by nexthop object 9, which stays on " + nic)
+	ip(t, l.host.ns, "nexthop add id 10 via "+routerIP4+" dev "+nic, "route replace default nhid 10")
+	n.wantRefused("the default route goes by nexthop object 10")
+	ip(t, l.host.ns, "route replace default via "+routerIP4, "nexthop flush",
+		"link add flannel.1 type vxlan id 1 local "+hostIP4+" dev "+nic+" dstport 8472 nolearning")
+	n.wantRefused("flannel.1")
+	ip(t, l.host.ns, "link delete flannel.1")
+	wantSame(t, "the host", before, l.moved(nic))
+}
+
+// wantPlan fails the test unless the plan warns of something.
+func (n *network) wantPlan(warns string) {
+	n.Helper()
+	if out := n.operate("uplink plan", nic, bridge); !strings.Contains(out, warns) {
+		n.Errorf("the plan has no %q:\n%s", warns, out)
+	}
+}
+
+// wantRefused fails the test unless plan and take refuse, with such words.
+func (n *network) wantRefused(says ...string) {
+	n.Helper()
+	for _, command := range []string{"plan", "take"} {
+		_, err := n.exec(nil, nil, "uplink", command, "--state", n.state, nic, bridge)
+		for _, text := range says {
+			if err == nil || !strings.Contains(err.Error(), text) {
+				n.Errorf("uplink %s: %v, want it refused, with %q", command, err, text)
+			}
+		}
+	}
+	n.wantNoLink(bridge)
 }
 
 func TestRestoreNamesTheAddressThatTheBridgeHasNoMore(t *testing.T) {

@@ -29,7 +29,7 @@ func variants() []variant {
 		{name: "FORWARD is DROP, and bridged packets pass it", setUp: dropping},
 		{name: "strict rp_filter", setUp: strictly},
 		{name: "five route tables and rules", setUp: fiveTables, flows: secondAddress},
-		{name: "multipath and nexthop objects", setUp: nexthops},
+		{name: "multipath", setUp: multipath},
 		{name: "200 routes", setUp: manyRoutes},
 		{name: "IPv6 only", bare: true, families: []int{6}, setUp: onlyIPv6},
 		{name: "a default route by router advertisement", bare: true, setUp: advertised, taken: routerRenews},
@@ -116,20 +116,9 @@ func secondAddress(l *lan) []between {
 	return []between{{p, l.internet}}
 }
 
-func nexthops(l *lan) {
+func multipath(l *lan) {
 	ip(l, l.host.ns,
-		"nexthop add id 10 via "+routerIP4+" dev eth0",
-		"nexthop add id 11 via "+otherIP4+" dev eth0",
-		"nexthop add id 12 group 10,3/11,1",
-		"nexthop add id 20 via "+routerIP6+" dev eth0",
-		"nexthop add id 21 via "+otherIP6+" dev eth0",
-		"nexthop add id 22 group 20/21",
-		// The flows to the internet go by one, and nobody goes by the others.
-		"route add 198.51.100.0/24 nhid 10",
-		"route add 203.0.113.0/24 nhid 12 metric 7",
 		"route add 192.0.2.0/24 nexthop via "+routerIP4+" dev eth0 weight 2 nexthop via "+otherIP4+" dev eth0",
-		"-6 route add 2001:db8:51::/64 nhid 20",
-		"-6 route add 2001:db8:113::/64 nhid 22 metric 7",
 		"-6 route add 2001:db8:2::/64 nexthop via "+routerIP6+" dev eth0 weight 2 nexthop via "+otherIP6+" dev eth0",
 	)
 }

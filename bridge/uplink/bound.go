@@ -6,13 +6,11 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"io/fs"
 	"net"
 	"net/netip"
 	"os"
 	"slices"
-	"sort"
 	"strconv"
 	"strings"
 
@@ -22,24 +20,8 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/nl"
-	"github.com/tombolo-cni/tombolo/internal/sockdiag"
 	"github.com/tombolo-cni/tombolo/internal/tc"
 )
-
-// Socket is one that hears only what comes in by the NIC: nothing any more, once
-// the bridge has it.
-type Socket struct {
-	// What is the protocol, with the local address and port if there is one: "packet",
-	// "udp 0.0.0.0:68".
-	What string `json:"what"`
-	// Process has it open: its name and number, empty where that is not seen from here.
-	Process string `json:"process,omitempty"`
-}
-
-// Group is a multicast group that was joined on the NIC.
-type Group struct {
-	Addr netip.Addr `json:"addr"`
-}
 
 // hooks lists the queueing disciplines of a link that run programs on its packets.
 func (c *Conn) hooks(ctx context.Context, link int) ([]string, error) {
@@ -55,59 +37,10 @@ func (c *Conn) hooks(ctx context.Context, link int) ([]string, error) {
 	return list, err
 }
 
-// sockets lists those that are bound to a link: of TCP, UDP and packets.
-func (c *Conn) sockets(ctx context.Context, link int) ([]Socket, error) {
-	conn, err := sockdiag.Dial(&sockdiag.Config{NetNS: c.ns})
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	bound, err := conn.BoundTo(ctx, link)
-	if err != nil {
-		return nil, err
-	}
-	var list []Socket
-	for _, s := range bound {
-		list = append(list, Socket{What: s.Network() + " " + s.Local.String(), Process: processOf(s.Inode)})
-	}
-	err = c.ns.Do(func() error {
-		packets, err := packetSockets(link)
-		list = append(list, packets...)
-		return err
-	})
-	sort.Slice(list, func(i, j int) bool { return list[i].What+list[i].Process < list[j].What+list[j].Process })
-	return slices.Compact(list), err
-}
-
-// processOf names the process that has a socket open.
-func processOf(inode uint32) string {
-	pid, name, ok := sockdiag.Process(inode)
-	if !ok {
-		return ""
-	}
-	return fmt.Sprintf("%s (pid %d)", name, pid)
-}
-
-// packetSockets reads /proc/net/packet of the calling thread's namespace:
-//
-//	sk RefCnt Type Proto Iface R Rmem User Inode
-func packetSockets(link int) ([]Socket, error) {
-	var list []Socket
-	err := eachLine("packet", func(f []string) {
-		const iface, inode = 4, 8
-		if len(f) <= inode || f[iface] != strconv.Itoa(link) {
-			return
-		}
-		n, _ := strconv.ParseUint(f[inode], 10, 32)
-		list = append(list, Socket{What: "packet", Process: processOf(uint32(n))})
-	})
-	return list, err
-}
-
 // readGroups reads the groups that were joined on a link, without those that the
 // kernel joins by itself.
-func readGroups(link string) ([]Group, error) {
-	var list []Group
+func readGroups(link string) ([]netip.Addr, error) {
+	var list []netip.Addr
 	current := ""
 	err := eachLine("igmp", func(f []string) {
 		// A line "index name : count querier" for the link, then "group users …" for
@@ -122,7 +55,7 @@ func readGroups(link string) ([]Group, error) {
 		}
 		var b [4]byte
 		binary.NativeEndian.PutUint32(b[:], uint32(n))
-		list = append(list, Group{netip.AddrFrom4(b)})
+		list = append(list, netip.AddrFrom4(b))
 	})
 	if err == nil {
 		err = eachLine("igmp6", func(f []string) {
@@ -131,11 +64,11 @@ func readGroups(link string) ([]Group, error) {
 				return
 			}
 			if b, err := hex.DecodeString(f[2]); err == nil && len(b) == 16 {
-				list = append(list, Group{netip.AddrFrom16([16]byte(b))})
+				list = append(list, netip.AddrFrom16([16]byte(b)))
 			}
 		})
 	}
-	return slices.DeleteFunc(list, func(g Group) bool { return isKernelGroup(g.Addr) }), err
+	return slices.DeleteFunc(list, isKernelGroup), err
 }
 
 // isKernelGroup says that the kernel joins a group on its own: all hosts, all

@@ -94,11 +94,6 @@ func (s *Snapshot) onNIC(rec *Record, tell func(what, have string)) {
 	for _, r := range m.rules() {
 		tell("rule", r.String())
 	}
-	for _, l := range s.Links {
-		if l.Lower == s.NIC.Index && isMovable(&l) {
-			tell("tunnel", l.Name)
-		}
-	}
 }
 
 // missing tells what the bridge has no longer. Without a bridge that is all of it,

@@ -50,13 +50,13 @@
 // # What does not come along
 //
 // A Snapshot finds what cannot move, and Plan refuses it or warns of it, by name:
-// sockets that are bound to the NIC, such as DHCP clients, receive nothing more;
 // multicast groups stay joined on the NIC; XDP and tc programs stay on the NIC, where
-// they see the same packets as before, and those of pods too; VLANs stay on the NIC;
-// of tunnels that are bound to the NIC, only those of VXLAN without a remote end of
-// their own (flannel's) come along. Also:
+// they see the same packets as before, and those of pods too; VLANs stay on the NIC.
+// Links that would be cut off, such as tunnels that are bound to the NIC, are refused; so
+// are default routes by nexthop objects, which stay there. Also:
 //   - IPv6 addresses of a privacy extension become ordinary ones until they run out.
 //   - The kernel's exceptions (path MTUs, redirects) are learnt anew.
+//   - Sockets that are bound to the NIC, such as those of DHCP clients, receive nothing more.
 //   - nft and iptables rules that name the NIC are not looked at.
 //   - A default route that the kernel learnt from a router has a priority of one more,
 //     until the router's next advertisement brings the kernel's own again.
@@ -69,9 +69,8 @@
 // # Needs
 //
 // CAP_NET_ADMIN in the user namespace that owns the network namespace, CAP_SYS_ADMIN
-// where a Config names a namespace, and /proc with a writable /proc/sys/net. Without
-// the right to see other processes (CAP_SYS_PTRACE) warnings about sockets do not name
-// them. Linux 6.1 and later, with bridge; ctnetlink for the connections. Errors of the kernel are *tombolo.OpError, or wrap one.
+// where a Config names a namespace, and /proc with a writable /proc/sys/net. Linux 6.1 and
+// later, with bridge. Errors of the kernel are *tombolo.OpError, or wrap one.
 //
 // It keeps no files, and takes no locks: see Journal and Conn.
 package uplink

@@ -30,11 +30,8 @@ type Link struct {
 	PortOf string `json:"portOf,omitempty"`
 	// Lower is the index of the link that it rests on (a VLAN's, a macvlan's, a
 	// tunnel's) where that is in the same namespace.
-	Lower int `json:"lower,omitempty"`
-	// Remote says of a VXLAN tunnel that it has a remote end or a group of its own, rather
-	// than entries of its forwarding table alone.
-	Remote bool   `json:"remote,omitempty"`
-	Alias  string `json:"alias,omitempty"`
+	Lower int    `json:"lower,omitempty"`
+	Alias string `json:"alias,omitempty"`
 	// XDP says that an XDP program is attached.
 	XDP bool `json:"xdp,omitempty"`
 	// Wireless says that it is a wireless device.
@@ -84,11 +81,8 @@ func linkOf(l *link.Link) Link {
 		Index: l.Index, Name: l.Name, Kind: l.Kind, Type: l.Type, MAC: l.MAC.String(), MTU: l.MTU, Flags: l.Flags,
 		Master: l.Master, PortOf: l.PortOf, Lower: l.Lower, Alias: l.Alias, XDP: l.XDP,
 	}
-	if v := l.VXLAN; v != nil {
-		to.Remote = v.Group != nil || v.Group6 != nil
-		if v.Link != nil {
-			to.Lower = int(*v.Link)
-		}
+	if v := l.VXLAN; v != nil && v.Link != nil {
+		to.Lower = int(*v.Link)
 	}
 	if b := l.Bridge; b != nil {
 		to.STP = b.StpState != nil && *b.StpState != driver.BridgeStpStateDisabled

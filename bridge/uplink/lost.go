@@ -11,8 +11,8 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// onlyOf is what a link has of its own: addresses, routes, rules
-// and tunnels.
+// onlyOf is what a link has of its own: addresses, routes and
+// rules.
 func (s *Snapshot) onlyOf(link int) *Snapshot {
 	only := &Snapshot{Time: s.Time, NIC: s.NIC, Bridge: s.Bridge}
 	for _, a := range s.Addresses {
@@ -23,11 +23,6 @@ func (s *Snapshot) onlyOf(link int) *Snapshot {
 	for _, r := range s.Routes {
 		if goesBy(&r, link) {
 			only.Routes = append(only.Routes, r)
-		}
-	}
-	for _, l := range s.Links {
-		if l.Lower == link {
-			only.Links = append(only.Links, l)
 		}
 	}
 	name := s.NIC.Name

@@ -315,7 +315,7 @@ func (m *move) moveRoutes() []operation {
 	for i := range list {
 		ops = append(ops, m.moveRoute(&list[i])...)
 	}
-	return append(ops, m.moveTunnels()...)
+	return ops
 }
 
 // routes are those that go. Those by a nexthop object stay, as the object does.

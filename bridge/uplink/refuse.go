@@ -101,9 +101,6 @@ func (s *Snapshot) refuseAbove(no refusal) {
 		if l.Lower != s.NIC.Index {
 			continue
 		}
-		if isMovable(&l) {
-			continue
-		}
 		switch l.Kind {
 		case "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec":
 			no("%s, of kind %s, rests on %s, which cannot be a port besides; delete it, or make it anew on %s afterwards", l.Name, l.Kind, s.NIC.Name, "the bridge")
@@ -198,23 +195,11 @@ func (s *Snapshot) warn(u *Uplink) []string {
 			add("VLAN %s stays on %s and goes on working; pods cannot reach it through the bridge", l.Name, nic)
 		}
 	}
-	for _, sock := range s.Sockets {
-		who := sock.Process
-		advice := "restart it for " + u.Bridge
-		switch {
-		case who == "":
-			who = "a process that cannot be seen from here"
-			advice += ", unless it is a network manager"
-		case managesLinks(who):
-			advice = "do not restart it, for it would configure " + nic + " anew; what it had leased is tombolod's to renew"
-		}
-		add("%s has a socket (%s) that hears %s alone, and so nothing any more: %s", who, sock.What, nic, advice)
-	}
 	if n := len(s.Masqueraded); n > 0 {
 		add("%d masqueraded connections of %s go out by %s, and may not survive: these programs have to connect again", n, addresses(slices.Compact(slices.Clone(s.Masqueraded))), nic)
 	}
-	if groups := s.groups(); len(groups) > 0 {
-		add("the multicast groups %s were joined on %s and stay there: restart the mDNS, VRRP and routing daemons that joined them, and no network manager", strings.Join(groups, ", "), nic)
+	if len(s.Groups) > 0 {
+		add("the multicast groups %s were joined on %s and stay there: restart the mDNS, VRRP and routing daemons that joined them, and no network manager", addresses(s.Groups), nic)
 	}
 	for _, a := range s.Addresses {
 		if a.Link == s.NIC.Index && a.Flags&addr.DADFailed != 0 {
@@ -230,13 +215,6 @@ func (s *Snapshot) warn(u *Uplink) []string {
 	s.warnBridge(u, add)
 	s.warnRoutes(add)
 	return list
-}
-
-// managesLinks says whether a process configures links: the address that a takeover moves may
-// be of its making. The kernel gives 15 bytes of a name.
-func managesLinks(process string) bool {
-	name, _, _ := strings.Cut(process, " (pid ")
-	return slices.Contains([]string{"systemd-network", "NetworkManager", "dhclient", "dhcpcd", "udhcpc", "connmand", "wickedd", "iwd"}, name)
 }
 
 // warnBridge is about a bridge that was there before.
@@ -266,14 +244,6 @@ func addresses(list []netip.Addr) string {
 		names = append(names, fmt.Sprintf("%d others", n))
 	}
 	return strings.Join(names, ", ")
-}
-
-func (s *Snapshot) groups() []string {
-	var list []string
-	for _, g := range s.Groups {
-		list = append(list, g.Addr.String())
-	}
-	return list
 }
 
 // warnRoutes is about routes that another link has in the same place.

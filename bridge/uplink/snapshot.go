@@ -48,17 +48,15 @@ type Snapshot struct {
 	// Hooks are the queueing disciplines of the NIC that run programs: "clsact",
 	// "ingress".
 	Hooks []string `json:"hooks,omitempty"`
-	// Sockets are those that are bound to the NIC.
-	Sockets []Socket `json:"sockets,omitempty"`
 	// Groups are the multicast groups that programs joined on the NIC.
-	Groups []Group `json:"groups,omitempty"`
+	Groups []netip.Addr `json:"groups,omitempty"`
 	// Masqueraded are the sources of flows that are translated to addresses of the NIC, one
 	// for each flow.
 	Masqueraded []netip.Addr `json:"masqueraded,omitempty"`
 }
 
 // Snapshot looks at a NIC and at a bridge, which need not be there. It changes
-// nothing, and needs no capability but to see whose a socket is. The error matches
+// nothing, and needs no capability. The error matches
 // fs.ErrNotExist where there is no such NIC.
 func (c *Conn) Snapshot(ctx context.Context, nic, bridge string) (*Snapshot, error) {
 	if err := c.usable(ctx); err != nil {
@@ -69,9 +67,6 @@ func (c *Conn) Snapshot(ctx context.Context, nic, bridge string) (*Snapshot, err
 		return nil, err
 	}
 	if s.Hooks, err = c.hooks(ctx, s.NIC.Index); err != nil {
-		return nil, err
-	}
-	if s.Sockets, err = c.sockets(ctx, s.NIC.Index); err != nil {
 		return nil, err
 	}
 	if err := c.lookFlows(ctx, s); err != nil {
@@ -98,7 +93,7 @@ func (c *Conn) Snapshot(ctx context.Context, nic, bridge string) (*Snapshot, err
 	return s, err
 }
 
-// look is Snapshot without what is read from /proc and of sockets: what changes
+// look is Snapshot without what is read from /proc and of flows: what changes
 // from step to step.
 func (c *Conn) look(ctx context.Context, nic, bridge string) (*Snapshot, error) {
 	s := &Snapshot{Time: time.Now()}

@@ -32,7 +32,7 @@ func layers() []layer {
 		{[]string{"bridge/vlan"}, []string{".", "internal/link", "internal/nl"}, "ports and links are given by their indexes, whatever made them"},
 		{[]string{"bridge"}, []string{".", "netns", "internal/link", "internal/nl", "internal/sysctl", "internal/ident", "addr", "route", "bridge/vlan"},
 			"other CNIs embed it: it must not bring a firewall, an IPAM, files or CNI along"},
-		{[]string{"bridge/uplink"}, []string{".", "netns", "internal/link", "internal/nl", "internal/sysctl", "addr", "route", "bridge", "internal/conntrack", "internal/icmp", "internal/nftnl", "internal/sockdiag", "internal/tc"},
+		{[]string{"bridge/uplink"}, []string{".", "netns", "internal/link", "internal/nl", "internal/sysctl", "addr", "route", "bridge", "internal/conntrack", "internal/icmp", "internal/tc"},
 			"a host's NIC is taken over for any bridge, with any journal"},
 		{[]string{"nft/guard"}, []string{".", "internal/ident", "internal/nftnl"}, "rules and elements as data, whatever tables they go into"},
 		{[]string{"nft/internal/ruleset"}, []string{".", "internal/nl", "internal/nftnl", "nft/guard"}, "what tables are made of, whatever endpoints have in them"},

@@ -84,28 +84,6 @@ func compareSockets(a, b Socket) int {
 	return cmp.Or(cmp.Compare(a.Proto, b.Proto), a.Local.Compare(b.Local), cmp.Compare(a.Inode, b.Inode))
 }
 
-// BoundTo gives the sockets of TCP and UDP that are bound to a link (SO_BINDTODEVICE), in
-// whatever state. A kernel without NETLINK_SOCK_DIAG, or without what it takes of it, shows
-// none.
-func (c *Conn) BoundTo(ctx context.Context, link int) ([]Socket, error) {
-	var list []Socket
-	for _, proto := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
-		for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-			if err := ctx.Err(); err != nil || c.nl == nil {
-				return nil, err
-			}
-			part, err := c.list(&question{proto: proto, family: family, link: link}, decode)
-			// ENOENT: no module for the protocol; EINVAL: none for the condition.
-			if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) {
-				return nil, err
-			}
-			list = append(list, part...)
-		}
-	}
-	// A kernel may disregard the condition.
-	return slices.DeleteFunc(list, func(s Socket) bool { return s.Link != link }), nil
-}
-
 // answer gives the sockets that a question is about, and maybe others. A kernel without
 // NETLINK_SOCK_DIAG, or without its module for the protocol, shows none.
 func (c *Conn) answer(q *question) ([]Socket, error) {

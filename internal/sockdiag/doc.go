@@ -17,8 +17,6 @@
 //     so, since NAT rules see the first packet of a flow only.
 //   - Those of the kernel itself (VXLAN, WireGuard), which no process has.
 //
-// BoundTo gives those that are bound to a link, which receive nothing that comes in elsewhere.
-//
 // Those bound to a multicast address or to 255.255.255.255 do not count: nothing that
 // is sent to an address of the host reaches them. What a process binds after the look
 // is not seen, and nothing can keep it from doing so.

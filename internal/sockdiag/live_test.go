@@ -247,43 +247,6 @@ func ownName(tb testing.TB) string {
 	return strings.TrimSpace(string(comm))
 }
 
-func TestSocketsBoundToALinkAreThoseOfEveryState(t *testing.T) {
-	t.Parallel()
-	ns := newHost(t)
-	for _, k := range []kind{
-		{proto: unix.IPPROTO_TCP, at: "[::]:22", v6only: true, link: "lo"}, {proto: unix.IPPROTO_TCP, at: "0.0.0.0:23"},
-		{proto: unix.IPPROTO_UDP, at: "0.0.0.0:68", link: "lo"}, {proto: unix.IPPROTO_UDP, at: "127.0.0.1:69"},
-		{proto: unix.IPPROTO_UDP, at: "127.0.0.1:4000", peer: "127.0.0.1:4001", link: "lo"},
-	} {
-		open(t, ns, k)
-	}
-	index := nstest.Index(t, ns, "lo")
-	for what, want := range map[string]struct {
-		link   int
-		faults []*nltest.Fault
-		found  []string
-	}{
-		"the link":          {index, nil, []string{"[::]:22/tcp", "0.0.0.0:68/udp", "127.0.0.1:4000/udp"}},
-		"another":           {index + 7, nil, nil},
-		"without a module":  {index, []*nltest.Fault{noModule()}, nil},
-		"without condition": {index, []*nltest.Fault{{Type: unix.SOCK_DIAG_BY_FAMILY, Errno: unix.EINVAL}}, nil},
-	} {
-		c, _ := dialRecorded(t, ns, want.faults...)
-		got, err := c.BoundTo(t.Context(), want.link)
-		slices.SortFunc(got, func(a, b Socket) int {
-			return slices.Index(want.found, a.String()) - slices.Index(want.found, b.String())
-		})
-		if err != nil {
-			t.Errorf("%s: %v", what, err)
-		}
-		wantSockets(t, got, want.found...)
-	}
-	c, _ := dialRecorded(t, ns, &nltest.Fault{Type: unix.SOCK_DIAG_BY_FAMILY, Errno: unix.ENOBUFS})
-	if _, err := c.BoundTo(t.Context(), index); !errors.Is(err, unix.ENOBUFS) {
-		t.Errorf("error is %v, want ENOBUFS", err)
-	}
-}
-
 func TestSocketOfAnotherUserIsTheirs(t *testing.T) {
 	t.Parallel()
 	ns := newHost(t)

@@ -12,12 +12,11 @@ import (
 )
 
 // question is one dump: sockets of one protocol and family; of these, where it is not 0, those
-// at a port or bound to a link.
+// at a port.
 type question struct {
 	proto  uint8
 	family uint8
 	port   uint16
-	link   int
 }
 
 // ask makes the questions of what is wanted.
@@ -57,10 +56,7 @@ func (q *question) String() string {
 	if q.family == unix.AF_INET6 {
 		family = "IPv6"
 	}
-	switch {
-	case q.link != 0:
-		return fmt.Sprintf("%s sockets of %s on link %d", protoName(q.proto), family, q.link)
-	case q.port != 0:
+	if q.port != 0 {
 		return fmt.Sprintf("%s sockets of %s at port %d", protoName(q.proto), family, q.port)
 	}
 	return fmt.Sprintf("%s sockets of %s", protoName(q.proto), family)
@@ -81,39 +77,13 @@ func state(proto uint8) uint8 {
 	return stateListen
 }
 
-const (
-	reqLen      = 56 // struct inet_diag_req_v2
-	reqBytecode = 1  // INET_DIAG_REQ_BYTECODE
-	everyState  = 1<<32 - 1
-)
+const reqLen = 56 // struct inet_diag_req_v2
 
 // message has struct inet_diag_req_v2.
 func (q *question) message() (netlink.Message, error) {
 	b := make([]byte, reqLen)
 	b[0], b[1] = q.family, q.proto
-	states := uint32(1) << state(q.proto)
-	if q.link != 0 {
-		states = everyState
-	}
-	binary.NativeEndian.PutUint32(b[4:], states)
+	binary.NativeEndian.PutUint32(b[4:], 1<<state(q.proto))
 	binary.BigEndian.PutUint16(b[8:], q.port)
-	return nl.Encode(unix.SOCK_DIAG_BY_FAMILY, 0, b, func(ae *netlink.AttributeEncoder) {
-		if q.link != 0 {
-			ae.Bytes(reqBytecode, boundTo(q.link))
-		}
-	})
-}
-
-// Of a filter (INET_DIAG_BC_*). Each instruction is struct inet_diag_bc_op: code, and how far
-// to go on in bytes, by "yes" or by "no".
-const (
-	opDevice = 9 // INET_DIAG_BC_DEV_COND: its index is the next instruction
-	opLen    = 4
-)
-
-// boundTo accepts a socket that is bound to a link: "no" jumps past the end.
-func boundTo(link int) []byte {
-	b := []byte{opDevice, 2 * opLen}
-	b = binary.NativeEndian.AppendUint16(b, 3*opLen)
-	return binary.NativeEndian.AppendUint32(b, uint32(link))
+	return nl.Encode(unix.SOCK_DIAG_BY_FAMILY, 0, b, nil)
 }

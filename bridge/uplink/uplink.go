@@ -45,6 +45,9 @@ type Uplink struct {
 	// the bridge, for agents that read them there. The routes go by the bridge all the
 	// same, and a lease that is renewed on the bridge does not show on the NIC.
 	KeepAddress bool
+	// ClientID is the identity of the DHCP client that leased the NIC's address. It is on
+	// record for the caller, and nothing to this package.
+	ClientID string `json:",omitempty"`
 	// Timeout is how long what was reachable through the NIC may take to answer through
 	// the bridge before the takeover is undone; 0 is DefaultTimeout.
 	Timeout time.Duration

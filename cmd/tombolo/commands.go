@@ -99,8 +99,11 @@ func commands() []command {
 			privileged: true,
 			setup: func(flags *flag.FlagSet) runner {
 				u, state, dir := uplinkFlags(flags), stateFlag(flags), leasesFlag(flags)
+				id := flags.String("client-id", "", "the `ID` of the DHCP client that leased the host's address: mac, none, or in hexadecimal")
 				return func(ctx context.Context, out io.Writer, args []string) error {
-					return onNode(ctx, *state, *dir, func(node *network.Node) error { return takeUplink(ctx, node, out, u(args)) })
+					want := u(args)
+					want.ClientID = *id
+					return onNode(ctx, *state, *dir, func(node *network.Node) error { return takeUplink(ctx, node, out, want) })
 				}
 			}},
 		{name: "uplink restore", args: "NIC [BRIDGE]", summary: "take a NIC off its bridge, and give it its addresses and routes back",

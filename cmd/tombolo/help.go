@@ -45,7 +45,7 @@ func overview(table []command) string {
 	var b strings.Builder
 	b.WriteString("tombolo puts pods on a Linux bridge. Container runtimes run it as a CNI plugin.\n\nusage:\n")
 	for _, c := range table {
-		line := "  " + c.usage()
+		line := "  " + wrap(c.usage(), 4)
 		if len(line) >= helpColumn {
 			b.WriteString(line + "\n")
 			line = ""

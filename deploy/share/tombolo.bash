@@ -7,7 +7,7 @@ _tombolo() {
 	for ((i = 1; i < COMP_CWORD; i++)); do
 		case ${COMP_WORDS[i]} in
 		--state) state=${COMP_WORDS[++i]} ;;
-		--dns | --leases | --names | --network | --pod | --pods | --timeout | --to) ((++i)) ;;
+		--client-id | --dns | --leases | --names | --network | --pod | --pods | --timeout | --to) ((++i)) ;;
 		-*) ;;
 		*)
 			case $name in
@@ -32,7 +32,7 @@ _tombolo() {
 	'leases') flags='--json --leases' places='' ;;
 	'remove') flags='--state' places='NETWORK' ;;
 	'uplink plan') flags='--keep-address --state --timeout' places='NIC BRIDGE' ;;
-	'uplink take') flags='--keep-address --leases --state --timeout' places='NIC BRIDGE' ;;
+	'uplink take') flags='--client-id --keep-address --leases --state --timeout' places='NIC BRIDGE' ;;
 	'uplink restore') flags='--leases --state' places='NIC BRIDGE' ;;
 	'uplink status') flags='--json --leases --state' places='NIC' ;;
 	'validate') flags='' places='FILE...' ;;
@@ -43,7 +43,7 @@ _tombolo() {
 	case $prev in
 	--state | --leases) mapfile -t COMPREPLY < <(compgen -d -- "$cur") && return ;;
 	--network) places=NETWORK given=0 ;;
-	--dns | --names | --pod | --pods | --timeout | --to) return ;;
+	--client-id | --dns | --names | --pod | --pods | --timeout | --to) return ;;
 	esac
 	if [[ $cur == -* ]]; then
 		mapfile -t COMPREPLY < <(compgen -W "$flags --help" -- "$cur")

@@ -14,8 +14,8 @@ import (
 )
 
 // A lease of the host's own (lease.Record.Host) is renewed on the bridge, as its client
-// would have done on the NIC. Three things differ from a pod's: its identity and server
-// may be guesses, until a server has confirmed it (lease.Adopting); it is never released;
+// would have done on the NIC. Three things differ from a pod's: its server may be unknown
+// until it is confirmed on the bridge (lease.Adopting); it is never released;
 // and what the host has is taken away only when there is something in its place, since
 // the keeper, unlike the owner of a pod, is not asked again.
 
@@ -35,10 +35,6 @@ type hostLink interface {
 var (
 	// errUnconfirmed says that no server has confirmed a lease that is being adopted.
 	errUnconfirmed = errors.New("no DHCP server confirms the lease")
-
-	// errRefused says that a server does not know the client by an identity that was
-	// guessed.
-	errRefused = errors.New("the DHCP server refuses the lease to a client of this identity")
 )
 
 // keepHost does what is due for a lease of the host's own.
@@ -108,49 +104,20 @@ func (v *visit) workOnHost(p pod) error {
 	return err
 }
 
-// attempt is one way to have a lease confirmed.
-type attempt struct {
-	id        dhcpc.Hex
-	broadcast bool
-}
-
-// attempts are all the ways, in their order: the server that gave the lease is asked
-// first, in its client's likeliest name.
-func attempts(r *lease.Record) []attempt {
-	ids := r.Host.Guesses
-	if len(ids) == 0 {
-		ids = []dhcpc.Hex{r.Client.ClientID}
-	}
-	var list []attempt
-	for _, id := range ids {
-		if !r.Lease.Server.IsUnspecified() {
-			list = append(list, attempt{id: id})
-		}
-		list = append(list, attempt{id: id, broadcast: true})
-	}
-	return list
-}
-
-// adopt asks whether the lease that the host had is still its own, by a renewal. Each
-// visit makes one attempt.
+// adopt asks whether the lease that the host had is still its own, by a renewal: the server
+// that gave it, and at the next visit all of them.
 func (v *visit) adopt(p pod) error {
 	// So that the lease's routes are known even if the address ends before it is confirmed.
 	if err := v.noteRoutes(p); err != nil {
 		return err
 	}
-	all := attempts(v.r)
 	t := now()
-	one := all[v.m.failures%len(all)]
-	if v.r.Lease.Left(t) == 0 {
-		one = all[0] // any client's: it is asked for anew
-	}
-	// Written down only if it is the right one.
-	client, l := v.r.Client, *v.r.Lease
-	v.r.Client.ClientID, l.ClientID = one.id, one.id
+	broadcast := v.r.Lease.Server.IsUnspecified() || v.m.failures%2 == 1
+	l := *v.r.Lease
 	if l.Left(t) != 0 {
 		l.Renew = earliest(l.Renew, t)
 		l.Obtained = earliest(l.Obtained, l.Renew)
-		if one.broadcast {
+		if broadcast {
 			l.Rebind = l.Renew
 		} else if !l.Rebind.After(t) {
 			l.Rebind = l.Expire
@@ -167,24 +134,17 @@ func (v *visit) adopt(p pod) error {
 	v.m.machine, v.m.session = machine, &s
 	err = v.exchange(p)
 	if v.r.State == lease.Adopting {
-		v.r.Client, v.m.session = client, nil
+		v.m.session = nil
 		if err == nil {
 			err = errUnconfirmed
 		}
-		return fmt.Errorf("%s: %w", one.describe(v.r), err)
+		whom := v.r.Lease.Server.String()
+		if broadcast {
+			whom = "any server"
+		}
+		return fmt.Errorf("asked %s for %s: %w", whom, v.r.Lease.Address.Addr(), err)
 	}
 	return err
-}
-
-func (a attempt) describe(r *lease.Record) string {
-	who, whom := "client identifier "+a.id.String(), r.Lease.Server.String()
-	if len(a.id) == 0 {
-		who = "MAC address " + r.Client.MAC.String()
-	}
-	if a.broadcast {
-		whom = "any server"
-	}
-	return fmt.Sprintf("asked %s for %s, by %s", whom, r.Lease.Address.Addr(), who)
 }
 
 // noteRoutes writes down what routes the host's address has now.
@@ -266,7 +226,7 @@ func (v *visit) putHostBack(host hostLink) error {
 // hostHas writes down what the host has.
 func (v *visit) hostHas(held *lease.Held, l *dhcpc.Lease, a lease.Applied, routes []lease.HostRoute, trouble string) error {
 	v.r.Lease, v.r.State, v.r.Applied, v.r.Error = l, lease.Bound, a, trouble
-	v.r.Host.Routes, v.r.Host.Guesses = routes, nil
+	v.r.Host.Routes = routes
 	return held.Replace(v.r)
 }
 
@@ -274,9 +234,6 @@ func (v *visit) hostHas(held *lease.Held, l *dhcpc.Lease, a lease.Applied, route
 // nothing, until there is another. The kernel ends it with the lease, unless it was told of
 // no end.
 func (x *exchange) hostLost(out dhcpc.Output) error {
-	if x.r.State == lease.Adopting && len(x.r.Host.Guesses) > 0 && errors.Is(out.Err, dhcpc.ErrNAK) {
-		return fmt.Errorf("%w: %w", errRefused, out.Err)
-	}
 	x.log.Error("the host's own DHCP lease is lost: asking for another; until there is one the host keeps its address, for as long as the kernel was told to",
 		append(x.whoHost(), "err", out.Err)...)
 	x.m.slow, x.asked, x.m.lost = true, false, out.Err

@@ -107,15 +107,14 @@ func (w *world) hostRecord() *lease.Record {
 	r := w.record(9)
 	r.State, r.Network, r.ContainerID, r.IfName = lease.Adopting, "(host)", "(host)", "eth0"
 	r.Client.ClientID, r.Lease.ClientID = hostID(), hostID()
-	r.Policy, r.Host = lease.Policy{NoRoutes: true}, &lease.Host{NIC: "eth0", From: "/run/systemd/netif/leases/2"}
+	r.Policy, r.Host = lease.Policy{NoRoutes: true}, &lease.Host{NIC: "eth0"}
 	r.Applied = r.Policy.Apply(r.Lease)
 	return r
 }
 
-// guess makes a record one whose client's identity nobody knows.
-func guess(r *lease.Record) {
-	r.Host.From, r.Host.Guesses = "", []dhcpc.Hex{nil, append(dhcpc.Hex{1}, r.Client.MAC...)}
-	r.Client.ClientID, r.Lease.ClientID, r.Lease.Server, r.Lease.Routes = nil, nil, netip.IPv4Unspecified(), nil
+// forget makes a record one whose server is not known.
+func forget(r *lease.Record) {
+	r.Lease.Server, r.Lease.Routes = netip.IPv4Unspecified(), nil
 }
 
 func (w *world) addHost(r *lease.Record) *fakeHost {
@@ -181,29 +180,20 @@ func TestTheHostsLeaseIsConfirmedAtOnceAndRenewed(t *testing.T) {
 	})
 }
 
-func TestAnIdentityIsGuessedUntilAServerKnowsIt(t *testing.T) {
-	for name, others := range map[string]func(*dhcpv4.DHCPv4) *dhcpv4.DHCPv4{"servers that refuse": nak, "servers that are silent": silent} {
-		for what, id := range map[string]dhcpc.Hex{"MAC": nil, "identifier of the MAC": {1, 2, 0, 0, 0, 0, 9}} {
-			t.Run(name+", "+what, func(t *testing.T) {
-				in(t, func(t *testing.T, w *world) {
-					r := w.hostRecord()
-					guess(r)
-					w.serve(w.to(id, others))
-					h := w.addHost(r)
-					w.start()
-					w.later(2 * time.Minute)
-					only(t, w.said(), "REQUEST")
-					got := w.load(r)
-					if got.State != lease.Bound || got.Client.ClientID.String() != id.String() || got.Host.Guesses != nil || w.trouble(r) != "" {
-						t.Errorf("it is %s by %q, guesses %v (%s)", got.State, got.Client.ClientID, got.Host.Guesses, got.Error)
-					}
-					if got.Lease.Server.String() != "192.0.2.254" || h.text() != hostsOwn {
-						t.Errorf("of server %s; the host has %s", got.Lease.Server, h.text())
-					}
-				})
-			})
+func TestAServerThatIsNotKnownIsLookedFor(t *testing.T) {
+	in(t, func(t *testing.T, w *world) {
+		r := w.hostRecord()
+		forget(r)
+		w.serve(w.to(hostID(), silent))
+		h := w.addHost(r)
+		w.start()
+		w.later(2 * time.Minute)
+		only(t, w.said(), "REQUEST")
+		got := w.load(r)
+		if got.State != lease.Bound || got.Lease.Server.String() != "192.0.2.254" || h.text() != hostsOwn || w.trouble(r) != "" {
+			t.Errorf("it is %s of server %s; the host has %s (%s)", got.State, got.Lease.Server, h.text(), got.Error)
 		}
-	}
+	})
 }
 
 func TestASilentServerIsToldOfBeforeTheLeaseEnds(t *testing.T) {
@@ -293,28 +283,6 @@ func TestTheHostKeepsItsAddressUntilThereIsAnother(t *testing.T) {
 			})
 		})
 	}
-}
-
-func TestARefusedGuessCostsTheHostNothing(t *testing.T) {
-	in(t, func(t *testing.T, w *world) {
-		r := w.hostRecord()
-		guess(r)
-		h := w.addHost(r)
-		w.serve(nak)
-		w.start()
-		w.later(59 * time.Minute)
-		only(t, w.said(), "REQUEST")
-		if got := w.load(r); got.State != lease.Adopting || !strings.Contains(w.trouble(r), "refuses the lease to a client of this identity") || h.text() != hostsOwn {
-			t.Errorf("it is %s (%s), and the host has %s", got.State, got.Error, h.text())
-		}
-		// When it has ended there is nothing to lose.
-		w.serve(w.grant)
-		h.ends()
-		w.later(time.Minute + 5*time.Second)
-		if got := w.load(r); got.State != lease.Bound || w.trouble(r) != "" || h.text() != hostsOwn {
-			t.Errorf("after its end it is %s (%s), and the host has %s", got.State, got.Error, h.text())
-		}
-	})
 }
 
 func TestAHostThatLostItsAddressGetsItBackWithItsRoutes(t *testing.T) {
@@ -469,7 +437,7 @@ func TestAKeeperThatComesTooLateGetsTheHostAnAddress(t *testing.T) {
 				if confirmed {
 					r.State = lease.Bound
 				} else {
-					guess(r)
+					forget(r)
 				}
 				h := w.addHost(r)
 				h.ends()

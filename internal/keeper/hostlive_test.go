@@ -2,14 +2,12 @@ package keeper
 
 import (
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -33,7 +31,7 @@ type hostLAN struct {
 	*lan
 	mac   net.HardwareAddr
 	lease *dhcpc.Lease
-	root  string // with systemd-networkd's file
+	known *dhcpc.Lease // as it was proven
 }
 
 // newAdoptedLAN is newHostLAN whose host has a lease of an hour, with the NIC taken over and
@@ -51,7 +49,7 @@ func newAdoptedLAN(t *testing.T) (*hostLAN, *server) {
 // newHostLAN begins with a NIC that is no port yet.
 func newHostLAN(t *testing.T) *hostLAN {
 	t.Helper()
-	l := &hostLAN{lan: newLAN(t), root: t.TempDir()}
+	l := &hostLAN{lan: newLAN(t)}
 	nstest.Run(t, l.host, "ip", "link", "set", nic, "nomaster")
 	err := l.host.Do(func() error {
 		link, err := net.InterfaceByName(nic)
@@ -78,7 +76,7 @@ func (l *hostLAN) client(cfg dhcpc.Config) *dhcpc.Client {
 	return client
 }
 
-// leaseOnNIC gets the lease and writes down what systemd-networkd would.
+// leaseOnNIC gets the lease.
 func (l *hostLAN) leaseOnNIC() {
 	l.Helper()
 	var err error
@@ -89,15 +87,9 @@ func (l *hostLAN) leaseOnNIC() {
 	a := l.lease.Address
 	nstest.Run(l, l.host, "ip", "address", "add", a.String(), "brd", "+", "dev", nic, "valid_lft", left, "preferred_lft", left)
 	nstest.Run(l, l.host, "ip", "route", "add", "default", "via", "10.9.0.1", "dev", nic, "proto", "dhcp", "src", a.Addr().String(), "metric", "1024")
-	path := filepath.Join(l.root, "run/systemd/netif/leases", fmt.Sprint(nstest.Index(l, l.host, nic)))
-	text := fmt.Sprintf("# This is private data. Do not parse.\nADDRESS=%s\nNETMASK=255.255.0.0\nROUTER=10.9.0.1\nSERVER_ADDRESS=10.9.0.1\nT1=%d\nT2=%d\nLIFETIME=%d\nCLIENTID=%s\n",
-		a.Addr(), l.seconds(l.lease.Renew), l.seconds(l.lease.Rebind), l.seconds(l.lease.Expire), hex.EncodeToString(hostID()))
-	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o644)); err != nil {
-		l.Fatal(err)
-	}
+	known := *l.lease
+	l.known = &known
 }
-
-func (l *hostLAN) seconds(t time.Time) int { return int(t.Sub(l.lease.Obtained) / time.Second) }
 
 // takeOver makes the NIC a port, and moves what it has to the bridge.
 func (l *hostLAN) takeOver() {
@@ -116,7 +108,7 @@ func (l *hostLAN) takeOver() {
 func (l *hostLAN) adopt() *lease.Record {
 	l.Helper()
 	r, err := lease.Adopt(l.Context(), l.dir, &lease.Adoption{
-		NIC: nic, Index: nstest.Index(l, l.host, nic), MAC: l.mac, Bridge: l.bridge, Addresses: l.list(l.bridge), NetNS: l.host, Root: l.root,
+		NIC: nic, MAC: l.mac, ClientID: hostID().String(), Lease: l.known, Bridge: l.bridge, Addresses: l.list(l.bridge), NetNS: l.host,
 	})
 	if err != nil || r == nil {
 		l.Fatalf("Adopt: %v, %v", r, err)
@@ -295,32 +287,6 @@ func TestDnsmasqRenewsTheHostsLeaseOnTheBridge(t *testing.T) {
 	}
 }
 
-// dnsmasq finds a client that names no identifier by its MAC address, and the other way
-// around.
-func TestDnsmasqKnowsTheHostByItsMACAddress(t *testing.T) {
-	t.Parallel()
-	l := newHostLAN(t)
-	leases, log := l.dnsmasqLog("--dhcp-range=10.9.1.1,10.9.1.50,255.255.0.0,3600")
-	l.leaseOnNIC()
-	l.takeOver()
-	if err := os.RemoveAll(filepath.Join(l.root, "run")); err != nil {
-		t.Fatal(err)
-	}
-	acks(t, log, 1)
-	said := len(log())
-	if r := l.adopt(); len(r.Host.Guesses) != 2 || !r.Lease.Server.IsUnspecified() {
-		t.Fatalf("adopted: %+v, %+v", r.Host, r.Lease)
-	}
-	l.keeper()
-	until(t, "it is confirmed", func() bool { return l.state() == lease.Bound })
-	if r := l.record(); r.Lease.Address != l.lease.Address || r.Lease.Server.String() != "10.9.0.1" || r.Error != "" {
-		t.Errorf("the record is %+v, %+v", r, r.Lease)
-	}
-	if rest := log()[said:]; strings.Contains(rest, "DHCPDISCOVER") || strings.Contains(rest, "DHCPNAK") || strings.Count(leases(), "\n") > 1 {
-		t.Errorf("the server's log:\n%s\nits leases:\n%s", rest, leases())
-	}
-}
-
 // udhcpc is somebody else's client, on the NIC: deaf as any.
 func TestAnotherClientHearsNothingOnThePortEither(t *testing.T) {
 	t.Parallel()
@@ -457,7 +423,7 @@ func TestAnAddressThatWasLeftOnTheNICIsRenewedThere(t *testing.T) {
 	// keepAddressOnUplink: here the NIC alone has it.
 	nstest.Run(t, l.host, "ip", "address", "add", a.String(), "dev", nic, "valid_lft", "600", "preferred_lft", "600", "noprefixroute")
 	nstest.Run(t, l.host, "ip", "address", "del", a.String(), "dev", l.bridge)
-	r, err := lease.Adopt(t.Context(), l.dir, &lease.Adoption{NIC: nic, Index: nstest.Index(t, l.host, nic), MAC: l.mac, Bridge: l.bridge, Addresses: l.list(nic), NetNS: l.host, Root: l.root})
+	r, err := lease.Adopt(t.Context(), l.dir, &lease.Adoption{NIC: nic, MAC: l.mac, ClientID: hostID().String(), Lease: l.known, Bridge: l.bridge, Addresses: l.list(nic), NetNS: l.host})
 	if err != nil || r == nil {
 		t.Fatalf("Adopt: %v, %v", r, err)
 	}

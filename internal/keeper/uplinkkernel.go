@@ -96,7 +96,7 @@ func (k kernelUplinks) adoption(ctx context.Context, rec *uplink.Record) (*lease
 		return nil, err
 	}
 	return &lease.Adoption{
-		NIC: rec.NIC, Index: nic.Index, MAC: nic.MAC, Bridge: rec.Bridge, Addresses: list, HostName: name, NetNS: k.host,
+		NIC: rec.NIC, MAC: nic.MAC, ClientID: rec.ClientID, Bridge: rec.Bridge, Addresses: list, HostName: name, NetNS: k.host,
 		Wanted: func() (bool, error) { return k.isTaken(rec) },
 	}, nil
 }

@@ -80,7 +80,7 @@ func (h *home) take() {
 	}
 	defer lock.Close()
 	h.uplinks(func(c *uplink.Conn) error {
-		_, err := c.Take(h.Context(), uplink.Uplink{NIC: "eth0", Bridge: "br0"}, h.state.Uplink("eth0"))
+		_, err := c.Take(h.Context(), uplink.Uplink{NIC: "eth0", Bridge: "br0", ClientID: "mac"}, h.state.Uplink("eth0"))
 		return err
 	})
 	until(h.T, "the host is reachable after the takeover", h.isReachable)

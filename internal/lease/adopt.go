@@ -17,45 +17,33 @@ import (
 
 // Adoption is what Adopt has to know about a NIC that became a port of a bridge.
 type Adoption struct {
-	// NIC is the port's name, and Index its index: systemd-networkd's files go by that.
-	NIC   string
-	Index int
+	// NIC is the port's name.
+	NIC string
 	// MAC is the NIC's: the hardware address that its client leased with.
 	MAC net.HardwareAddr
+	// ClientID is the identity that a server has confirmed the lease to: see ClientID.
+	// Empty: the NIC had no lease.
+	ClientID string
+	// Lease is what the server said then; nil is what the kernel knows of the address.
+	Lease *dhcpc.Lease
 	// Bridge is the link that has the NIC's addresses now.
 	Bridge string
 	// Addresses are those that were the NIC's, as the kernel lists them now. Others than
-	// IPv4 are disregarded, and of those without an end all that no manager's file calls
-	// leased.
+	// IPv4 are disregarded.
 	Addresses []addr.Address
-	// HostName is sent to the server (option 12) where the lease that was found says
-	// nothing about it; empty is none.
+	// HostName is sent to the server (option 12); empty is none.
 	HostName string
 	// NetNS is the host's network namespace; nil is the caller's.
 	NetNS *netns.NS
 	// Wanted is asked under the lock of the record: where it says no, the NIC has been given
 	// back meanwhile, and nothing is written. Nil is yes.
 	Wanted func() (bool, error)
-	// Root is the directory below which the network managers' files are looked for; empty
-	// is /.
-	Root string
 }
 
 // Adopt makes the keeper responsible for the lease that a NIC had before it was taken
 // over: it writes a record (Record.Host, Adopting) for the keeper to confirm with the
 // server and to renew. Call it right after the takeover, and again whenever the
 // takeover is found in place: a record of this boot, bridge and address stays as it is.
-//
-// The client's identity and its server are read from what the network manager left:
-//
-//	/run/systemd/netif/leases/<index>                    systemd-networkd
-//	/var/lib/NetworkManager/internal-<uuid>-<nic>.lease  NetworkManager: the address only
-//	/var/lib/dhcpcd/<nic>.lease                          dhcpcd
-//
-// The newest one counts whose address is among Addresses. Without one, the first address
-// that the kernel will end (Address.Valid) is taken for a lease of the NIC's MAC address,
-// which ends then. So it is with dhclient, which names no client unless it is told to, and
-// whose scripts give the kernel the lease's time.
 //
 // The result is nil where nothing was leased. That no keeper runs is no error: see
 // HostTrouble. After a boot the keeper drops the record, without a RELEASE, since the
@@ -100,6 +88,14 @@ func (h *Held) adopt(r *Record, a *Adoption) (*Record, error) {
 
 // record makes the record of a lease that the NIC had; nil if it had none.
 func (a *Adoption) record(now time.Time) (*Record, error) {
+	at := a.leased()
+	if a.ClientID == "" || at == nil {
+		return nil, nil
+	}
+	id, err := ClientID(a.ClientID, a.MAC)
+	if err != nil {
+		return nil, err
+	}
 	boot, err := Boot()
 	if err != nil {
 		return nil, err
@@ -108,36 +104,29 @@ func (a *Adoption) record(now time.Time) (*Record, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := a.newest(now)
-	at := a.leased(f)
-	if at == nil {
-		return nil, nil
-	}
-	if f == nil {
-		f = &found{}
-	}
-	l := f.lease(now.Round(0).UTC(), at)
+	l := a.Lease
 	if l == nil {
-		return nil, nil
+		l = leaseOf(at, now.Round(0).UTC())
 	}
-	l.MAC = dhcpc.Hex(a.MAC)
-	r := &Record{
+	l.MAC, l.ClientID = dhcpc.Hex(a.MAC), id
+	return &Record{
 		State: Adopting, Network: hostName, ContainerID: hostName, IfName: a.NIC, NetNSCookie: cookie, Boot: boot, Bridge: a.Bridge,
-		Client: Client{MAC: l.MAC, ClientID: f.clientID, HostName: f.hostName}, Lease: l,
+		Client: Client{MAC: l.MAC, ClientID: id, HostName: a.HostName}, Lease: l,
 		// The routes are the host's: Host.Routes has them.
 		Policy:  Policy{NoRoutes: true},
 		Applied: Applied{Addresses: []netip.Prefix{at.Prefix}},
-		Host:    &Host{NIC: a.NIC, From: f.path, Permanent: at.Valid == nil},
+		Host:    &Host{NIC: a.NIC, Permanent: at.Valid == nil},
+	}, nil
+}
+
+// leaseOf is the lease that an address tells of: it ends with the address. T1 and T2 are those of
+// RFC 2131, section 4.4.5, and which server gave it is not known.
+func leaseOf(at *addr.Address, now time.Time) *dhcpc.Lease {
+	left := *at.Valid
+	return &dhcpc.Lease{
+		Address: at.Prefix, Server: netip.IPv4Unspecified(), Obtained: now,
+		Renew: now.Add(left / 2), Rebind: now.Add(left - left/8), Expire: now.Add(left),
 	}
-	if f.path == "" {
-		r.Client.HostName = a.HostName
-	}
-	if !f.identified {
-		r.Host.Guesses = f.guesses(a.MAC)
-		r.Client.ClientID = r.Host.Guesses[0]
-	}
-	l.ClientID = r.Client.ClientID
-	return r, nil
 }
 
 func (a *Adoption) cookie() (uint64, error) {
@@ -162,15 +151,19 @@ func (a *Adoption) find(want netip.Addr) *addr.Address {
 	return nil
 }
 
-// leased gives the address that was leased: the one that a file has, or the first
-// that has an end.
-func (a *Adoption) leased(f *found) *addr.Address {
-	if f != nil {
-		return a.find(f.address)
+// leased gives the address that was leased: the lease's, or the first that has an end.
+func (a *Adoption) leased() *addr.Address {
+	if a.Lease != nil {
+		return a.find(a.Lease.Address.Addr())
 	}
-	for i := range a.Addresses {
-		if one := &a.Addresses[i]; one.Prefix.Addr().Is4() && one.Valid != nil {
-			return one
+	return FirstLeased(a.Addresses)
+}
+
+// FirstLeased gives the first IPv4 address that the kernel will end; nil where there is none.
+func FirstLeased(list []addr.Address) *addr.Address {
+	for i := range list {
+		if list[i].Prefix.Addr().Is4() && list[i].Valid != nil {
+			return &list[i]
 		}
 	}
 	return nil

@@ -5,7 +5,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -27,38 +26,19 @@ func leasedAddress(prefix string, left time.Duration) addr.Address {
 	return a
 }
 
-// host is one with files of network managers, below a root.
-func host(t *testing.T, files map[string]string) *Adoption {
+// host is one whose NIC leased by its MAC address.
+func host(t *testing.T) *Adoption {
 	t.Helper()
-	a := &Adoption{NIC: "eth0", Index: 2, MAC: nicMAC, Bridge: "br0", NetNS: nstest.New(t), Root: t.TempDir()}
-	for path, text := range files {
-		path = filepath.Join(a.Root, path)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return a
+	return &Adoption{NIC: "eth0", MAC: nicMAC, ClientID: "mac", Bridge: "br0", NetNS: nstest.New(t)}
 }
 
-// written sets the time of a file.
-func (a *Adoption) written(t *testing.T, path string, at time.Time) {
-	t.Helper()
-	if err := os.Chtimes(filepath.Join(a.Root, path), at, at); err != nil {
-		t.Fatal(err)
-	}
-}
-
-const networkdFile = "run/systemd/netif/leases/2"
-
-func TestALeaseIsAdoptedFromSystemdNetworkd(t *testing.T) {
+func TestALeaseIsAdoptedAsItsServerSaidIt(t *testing.T) {
 	t.Parallel()
-	a := host(t, map[string]string{networkdFile: networkd252})
-	a.Addresses = []addr.Address{leasedAddress("fd00::1/64", time.Hour), leasedAddress("192.0.2.77/24", -1), leasedAddress("10.9.0.32/24", 50*time.Minute)}
+	a := host(t)
+	a.ClientID, a.HostName = "ff:73:1a:04:cb:00:02", "vm"
+	a.Addresses = []addr.Address{leasedAddress("fd00::1/64", time.Hour), leasedAddress("198.51.100.77/24", time.Hour), leasedAddress("192.0.2.9/24", -1)}
+	a.Lease = sampleLease()
 	d := open(t)
-	before := time.Now()
 	r, err := Adopt(t.Context(), d, a)
 	if err != nil {
 		t.Fatal(err)
@@ -67,133 +47,52 @@ func TestALeaseIsAdoptedFromSystemdNetworkd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got.Token != r.Token || got.State != Adopting || got.Bridge != "br0" || got.IfName != "eth0" || got.Host.From != filepath.Join(a.Root, networkdFile) {
+	if got.Token != r.Token || got.State != Adopting || got.Bridge != "br0" || got.IfName != "eth0" || !got.Host.Permanent {
 		t.Errorf("the record is %+v, %+v", got, got.Host)
 	}
-	if id := got.Client.ClientID.String(); id != "ff:73:1a:04:cb:00:02:00:00:ab:11:00:33:bd:eb:f9:5e:19:2c" || got.Host.Guesses != nil || got.Client.HostName != "vm" {
-		t.Errorf("its client is %s, %q; or %v", id, got.Client.HostName, got.Host.Guesses)
+	if id := got.Client.ClientID.String(); id != "ff:73:1a:04:cb:00:02" || got.Client.HostName != "vm" {
+		t.Errorf("its client is %s, %q", id, got.Client.HostName)
 	}
-	l := got.Lease
-	if l.Address.String() != "10.9.0.32/24" || l.Server.String() != "10.9.0.1" || l.MAC.String() != nicMAC.String() {
+	if l := got.Lease; l.Address.String() != "192.0.2.9/24" || l.Server.String() != "192.0.2.1" || l.MAC.String() != nicMAC.String() || !l.Expire.Equal(at(time.Hour)) {
 		t.Errorf("its lease is %+v", l)
 	}
-	same(t, []dhcpc.Route{to("10.5.0.0/16", "10.9.0.2"), to("0.0.0.0/0", "10.9.0.1")}, l.Routes)
-	// It ends when the kernel ends the address; T1 and T2 are the server's.
-	if l.Expire.Before(before.Add(50*time.Minute).Truncate(time.Second)) || l.Renew.Sub(l.Obtained) != 30*time.Minute || l.Rebind.Sub(l.Obtained) != 3150*time.Second || l.Expire.Sub(l.Obtained) != time.Hour {
-		t.Errorf("its times are %v, %v, %v, %v", l.Obtained, l.Renew, l.Rebind, l.Expire)
-	}
-	same(t, nstest.Prefixes("10.9.0.32/24"), got.Applied.Addresses)
+	same(t, nstest.Prefixes("192.0.2.9/24"), got.Applied.Addresses)
 	if cookie, err := a.NetNS.Cookie(); err != nil || got.NetNSCookie != cookie {
 		t.Errorf("of namespace %d, want %d, %v", got.NetNSCookie, cookie, err)
 	}
 }
 
-func TestWithoutAFileTheAddressTellsOfTheLease(t *testing.T) {
+func TestWithoutAServersWordTheAddressTellsOfTheLease(t *testing.T) {
 	t.Parallel()
-	a := host(t, nil)
-	a.HostName = "box"
+	a := host(t)
 	a.Addresses = []addr.Address{leasedAddress("192.0.2.77/24", -1), leasedAddress("10.9.0.32/24", 40*time.Minute), leasedAddress("10.9.0.33/24", time.Hour)}
 	r, err := Adopt(t.Context(), open(t), a)
 	if err != nil {
 		t.Fatal(err)
 	}
 	l := r.Lease
-	if l.Address.String() != "10.9.0.32/24" || !l.Server.IsUnspecified() || r.Host.From != "" || r.Client.HostName != "box" {
+	if l.Address.String() != "10.9.0.32/24" || !l.Server.IsUnspecified() || r.Client.ClientID.String() != "01:02:00:00:00:00:09" || r.Host.Permanent {
 		t.Errorf("the record is %+v, %+v", r, l)
 	}
 	if l.Expire.Sub(l.Obtained) != 40*time.Minute || l.Renew.Sub(l.Obtained) != 20*time.Minute || l.Rebind.Sub(l.Obtained) != 35*time.Minute {
 		t.Errorf("its times are %v, %v, %v, %v", l.Obtained, l.Renew, l.Rebind, l.Expire)
 	}
-	if got := guessed(r); got != "none, 01:02:00:00:00:00:09" {
-		t.Errorf("guesses: %s", got)
-	}
-}
-
-func guessed(r *Record) string {
-	var list []string
-	for _, id := range r.Host.Guesses {
-		if len(id) == 0 {
-			list = append(list, "none")
-			continue
-		}
-		list = append(list, id.String())
-	}
-	return strings.Join(list, ", ")
-}
-
-func TestTheNewestFileInForceCounts(t *testing.T) {
-	t.Parallel()
-	now := time.Now()
-	networkManager := "# This is private data. Do not parse.\nADDRESS=10.9.0.32\n"
-	const nm = "var/lib/NetworkManager/internal-0c6d8a02-eth0.lease"
-	for _, tt := range []struct {
-		name    string
-		files   map[string]string
-		old     string // written a day ago
-		address addr.Address
-		from    string // "" is none of them
-		ids     string
-	}{
-		{"NetworkManager", map[string]string{nm: networkManager}, "", leasedAddress("10.9.0.32/24", time.Hour), nm, "01:02:00:00:00:00:09, none"},
-		{"NetworkManager's of another NIC", map[string]string{"var/lib/NetworkManager/internal-1-eth00.lease": networkManager}, "", leasedAddress("10.9.0.32/24", time.Hour), "", "none, 01:02:00:00:00:00:09"},
-		{"networkd's of another NIC", map[string]string{"run/systemd/netif/leases/3": networkd252}, "", leasedAddress("10.9.0.32/24", time.Hour), "", "none, 01:02:00:00:00:00:09"},
-		{"another address", map[string]string{networkdFile: networkd252}, "", leasedAddress("10.9.0.99/24", time.Hour), "", "none, 01:02:00:00:00:00:09"},
-		{"dhclient, whose files are not read", map[string]string{"var/lib/dhcp/dhclient.eth0.leases": "lease {\n  interface \"eth0\";\n  fixed-address 10.9.0.32;\n}\n"}, "", leasedAddress("10.9.0.32/24", time.Hour), "", "none, 01:02:00:00:00:00:09"},
-		{"dhcpcd", map[string]string{"var/lib/dhcpcd/eth0.lease": string(packet(t))}, "", leasedAddress("10.9.0.32/24", time.Hour), "var/lib/dhcpcd/eth0.lease", ""},
-		{"older dhcpcd", map[string]string{"var/lib/dhcpcd5/dhcpcd-eth0.lease": string(packet(t))}, "", leasedAddress("10.9.0.32/24", time.Hour), "var/lib/dhcpcd5/dhcpcd-eth0.lease", ""},
-		{"two, and the first is older", map[string]string{networkdFile: networkd252, nm: networkManager}, networkdFile, leasedAddress("10.9.0.32/24", time.Hour), nm, "01:02:00:00:00:00:09, none"},
-		{"two, and the second is older", map[string]string{networkdFile: networkd252, nm: networkManager}, nm, leasedAddress("10.9.0.32/24", time.Hour), networkdFile, ""},
-		{"rubbish", map[string]string{networkdFile: "ADDRESS=", nm: "\x00\xff"}, "", leasedAddress("10.9.0.32/24", time.Hour), "", "none, 01:02:00:00:00:00:09"},
-		// Some clients tell the kernel of no lifetime.
-		{"in force, without an end in the kernel", map[string]string{networkdFile: networkd252}, "", leasedAddress("10.9.0.32/24", -1), networkdFile, ""},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			a := host(t, tt.files)
-			if tt.old != "" {
-				a.written(t, tt.old, now.Add(-24*time.Hour))
-			}
-			a.Addresses = []addr.Address{tt.address}
-			r, err := Adopt(t.Context(), open(t), a)
-			if err != nil || r == nil {
-				t.Fatalf("Adopt: %v, %v", r, err)
-			}
-			want := tt.from
-			if want != "" {
-				want = filepath.Join(a.Root, want)
-			}
-			if r.Host.From != want || guessed(r) != tt.ids || r.Host.Permanent != (tt.address.Valid == nil) {
-				t.Errorf("from %q with guesses %q, permanent %t; want %q with %q", r.Host.From, guessed(r), r.Host.Permanent, want, tt.ids)
-			}
-		})
-	}
 }
 
 func TestAnAddressThatIsNotLeasedIsNotAdopted(t *testing.T) {
 	t.Parallel()
-	day := time.Now().Add(-24 * time.Hour)
-	for name, tt := range map[string]struct {
-		file string
-		has  []addr.Address
-	}{
-		"without an end, and no file":        {"", []addr.Address{leasedAddress("10.9.0.32/24", -1)}},
-		"without an end, and the file's has": {networkd252, []addr.Address{leasedAddress("10.9.0.32/24", -1)}},
-		"without an end, as the lease":       {strings.Replace(networkd252, "LIFETIME=3600", "LIFETIME=4294967295", 1), []addr.Address{leasedAddress("10.9.0.32/24", -1)}},
-		"IPv6":                               {"", []addr.Address{leasedAddress("fd00::1/64", time.Hour)}},
-		"none":                               {networkd252, nil},
+	for name, change := range map[string]func(*Adoption){
+		"no server confirmed it": func(a *Adoption) {
+			a.ClientID, a.Addresses = "", []addr.Address{leasedAddress("10.9.0.32/24", time.Hour)}
+		},
+		"without an end": func(a *Adoption) { a.Addresses = []addr.Address{leasedAddress("10.9.0.32/24", -1)} },
+		"IPv6":           func(a *Adoption) { a.Addresses = []addr.Address{leasedAddress("fd00::1/64", time.Hour)} },
+		"none":           func(a *Adoption) { a.Lease = sampleLease() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			files := map[string]string{}
-			if tt.file != "" {
-				files[networkdFile] = tt.file
-			}
-			a := host(t, files)
-			if tt.file != "" {
-				a.written(t, networkdFile, day)
-			}
-			a.Addresses = tt.has
-			d := open(t)
+			a, d := host(t), open(t)
+			change(a)
 			if r, err := Adopt(t.Context(), d, a); r != nil || err != nil {
 				t.Errorf("Adopt: %+v, %v; want nothing", r, err)
 			}
@@ -207,7 +106,7 @@ func TestAnAddressThatIsNotLeasedIsNotAdopted(t *testing.T) {
 func TestAdoptingAgainLeavesTheRecordAlone(t *testing.T) {
 	t.Parallel()
 	d := open(t)
-	a := host(t, nil)
+	a := host(t)
 	a.Addresses = []addr.Address{leasedAddress("10.9.0.32/24", time.Hour)}
 	adopt := func() *Record {
 		t.Helper()
@@ -223,7 +122,7 @@ func TestAdoptingAgainLeavesTheRecordAlone(t *testing.T) {
 	}
 	// What the keeper has made of it meanwhile stays.
 	h := lock(t, d, first)
-	first.State, first.Host.Guesses = Bound, nil
+	first.State = Bound
 	if err := h.Replace(first); err != nil {
 		t.Fatal(err)
 	}
@@ -264,7 +163,7 @@ func TestAdoptingAgainLeavesTheRecordAlone(t *testing.T) {
 func TestHandingBackForgetsTheLease(t *testing.T) {
 	t.Parallel()
 	d := open(t)
-	a := host(t, nil)
+	a := host(t)
 	a.Addresses = []addr.Address{leasedAddress("10.9.0.32/24", time.Hour)}
 	if _, err := Adopt(t.Context(), d, a); err != nil {
 		t.Fatal(err)
@@ -305,7 +204,7 @@ func TestTheHostsTroubleIsTold(t *testing.T) {
 	if got := told(); got != "" {
 		t.Errorf("without a lease of the host's: %q", got)
 	}
-	a := host(t, nil)
+	a := host(t)
 	a.Addresses = []addr.Address{leasedAddress("10.9.0.32/24", time.Hour)}
 	r, err := Adopt(t.Context(), d, a)
 	if err != nil {
@@ -364,7 +263,7 @@ func aged(l *dhcpc.Lease, by time.Duration) *dhcpc.Lease {
 // have been given back.
 func TestNothingIsAdoptedOfANICThatWasGivenBack(t *testing.T) {
 	t.Parallel()
-	d, a := open(t), host(t, nil)
+	d, a := open(t), host(t)
 	a.Addresses = []addr.Address{leasedAddress("10.9.0.32/24", time.Hour)}
 	asked := false
 	a.Wanted = func() (bool, error) {

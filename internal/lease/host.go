@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 
-	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/route"
 )
@@ -26,13 +25,6 @@ type Host struct {
 	// NIC is the port. The link that has the address is Record.Bridge and, where the
 	// takeover leaves addresses behind, the NIC.
 	NIC string `json:"nic"`
-	// From is the file of a network manager that the lease was read from; empty: none
-	// told of it, and its identity is a guess.
-	From string `json:"from,omitempty"`
-	// Guesses are the client identifiers to try, in this order, until a server confirms
-	// one; an empty one is none, so that the MAC address is the identity. Without any,
-	// Client.ClientID is right.
-	Guesses []dhcpc.Hex `json:"guesses,omitempty"`
 	// Permanent says that the kernel was given no lifetime of the address, and is to be
 	// given none: some clients do it so.
 	Permanent bool `json:"permanent,omitempty"`
@@ -102,11 +94,6 @@ func (h *Host) check(r *Record) error {
 	}
 	if r.Bridge == "" {
 		errs = append(errs, errors.New("it is of the host's own lease and has no bridge"))
-	}
-	for _, id := range h.Guesses {
-		if len(id) == 1 || len(id) > 255 {
-			errs = append(errs, fmt.Errorf("client identifier of %d bytes", len(id)))
-		}
 	}
 	for _, one := range h.Routes {
 		if !one.Dst.IsValid() || !one.Dst.Addr().Is4() || one.Via.IsValid() && !one.Via.Is4() || one.Source.IsValid() && !one.Source.Is4() {

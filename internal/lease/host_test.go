@@ -10,7 +10,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/golden"
 	"github.com/tombolo-cni/tombolo/route"
@@ -23,7 +22,7 @@ func sampleHost() *Record {
 	r.State, r.Network, r.ContainerID, r.IfName, r.Pod, r.NetNS, r.HostIf = Adopting, hostName, hostName, "eth0", "", "", ""
 	r.Policy = Policy{NoRoutes: true}
 	r.Host = &Host{
-		NIC: "eth0", From: "/run/systemd/netif/leases/2", Guesses: []dhcpc.Hex{{0xff, 1, 2}, nil, {1, 2, 0, 0, 0, 0, 9}}, Permanent: true,
+		NIC: "eth0", Permanent: true,
 		Routes: []HostRoute{{
 			Dst: netip.MustParsePrefix("0.0.0.0/0"), Via: netip.MustParseAddr("192.0.2.1"), Source: netip.MustParseAddr("192.0.2.9"),
 			Table: 254, Metric: 1024, Protocol: 16, Scope: 253, TOS: 4, OnLink: true, MTU: 1400, AdvMSS: 1300, Metrics: []route.Metric{{Number: unix.RTAX_INITCWND, Value: 20}},
@@ -47,12 +46,7 @@ func TestTheFormatOfTheHostsRecordStaysWhatItIs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// That no identifier is one to try is not lost on the way.
-	if len(got.Host.Guesses) != 3 || len(got.Host.Guesses[1]) != 0 {
-		t.Errorf("guesses: %v", got.Host.Guesses)
-	}
 	want := sampleHost()
-	want.Host.Guesses, got.Host.Guesses = nil, nil
 	same(t, want, got)
 }
 
@@ -83,8 +77,6 @@ func TestHostsRecordsThatCannotBeUsedAreRefused(t *testing.T) {
 		"being added":               func(r *Record) { r.State = Adding },
 		"without a lease":           func(r *Record) { r.Lease = nil },
 		"without a bridge":          func(r *Record) { r.Bridge = "" },
-		"identifier of one byte":    func(r *Record) { r.Host.Guesses = []dhcpc.Hex{{1}} },
-		"identifier of 256 bytes":   func(r *Record) { r.Host.Guesses = []dhcpc.Hex{make(dhcpc.Hex, 256)} },
 		"route without destination": func(r *Record) { r.Host.Routes[0].Dst = netip.Prefix{} },
 		"route of IPv6":             func(r *Record) { r.Host.Routes[0].Dst = netip.MustParsePrefix("fd00::/8") },
 		"router of IPv6":            func(r *Record) { r.Host.Routes[0].Via = netip.MustParseAddr("fd00::1") },

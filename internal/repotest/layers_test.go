@@ -58,7 +58,7 @@ func layers() []layer {
 		{[]string{"network/internal/fail"}, []string{"."}, "errors, and nothing else"},
 		{[]string{"network/internal/loopback"}, []string{"bridge", "internal/endpoint", "internal/localnet", "internal/state", "internal/sysctl"},
 			"one thing that the host's 127.0.0.1 needs, for all packages that make bridges"},
-		{[]string{"network/internal/takeover"}, []string{".", "addr", "bridge", "bridge/uplink", "internal/lease", "internal/state", "network/internal/fail", "network/internal/loopback"},
+		{[]string{"network/internal/takeover"}, []string{".", "addr", "bridge", "bridge/uplink", "dhcpc", "dhcpc/transport", "internal/lease", "internal/state", "network/internal/fail", "network/internal/loopback"},
 			"uplinks and their records: it knows nothing of networks and pods"},
 		{[]string{"network/internal/dhcplease"}, []string{"addr", ".", "bridge", "dhcpc", "dhcpc/dhcp6", "dhcpc/transport", "internal/lease", "internal/lease/giveback", "internal/link", "internal/lockorder", "internal/nl", "internal/state", "ipam", "netns", "network/internal/fail", "route"},
 			"leases of pods: it knows nothing of networks and firewalls"},

@@ -150,6 +150,53 @@ func TestRestoreNamesTheAddressThatTheBridgeHasNoMore(t *testing.T) {
 	}
 }
 
+// Before anything is changed, a server confirms the host's lease to the identity that the
+// keeper will renew it with.
+func TestTakeProvesWhoLeasedTheHostsAddress(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	d := l.dnsmasq()
+	l.plug(l.host.ns)
+	l.followsRouter()
+	l.udhcpc()
+	mac := macOf(t, l.host, nic)
+	n := l.network(kept(nil))
+	before, heard := l.moved(nic), len(d.messages(mac))
+	take := func(args ...string) error {
+		_, err := n.exec(nil, nil, append([]string{"uplink", "take", "--state", n.state, "--leases", n.leases}, args...)...)
+		return err
+	}
+	refused := func(what string, err error) {
+		t.Helper()
+		if err == nil || !strings.Contains(err.Error(), "--client-id mac|none|HEX") || !strings.Contains(err.Error(), l.host.ip4.String()) {
+			t.Errorf("%s: %v, want a refusal that names the address and the option", what, err)
+		}
+		l.wantNoLink(bridge)
+		wantSame(t, "the host, "+what, before, l.moved(nic))
+		n.wantNoFile("uplinks/" + nic + ".json")
+	}
+	refused("by another identifier", take("--client-id", "00:0b:ad:1d", nic, bridge))
+	for _, m := range d.messages(mac)[heard:] {
+		if m != "DHCPREQUEST" && m != "DHCPNAK" {
+			t.Errorf("the server has heard or sent %s", m)
+		}
+	}
+	if err := take("--client-id", "eth0", nic, bridge); err == nil || !strings.Contains(err.Error(), "want mac, none, or 2 to 255 bytes") {
+		t.Errorf("an identifier that is none: %v", err)
+	}
+	n.keeper()
+	d.Stop()
+	_, err := n.verb("ADD", l.newPod("a"))
+	refused("the server is silent", err)
+	d.start()
+	if err := take("--client-id", "mac", nic, bridge); err != nil {
+		t.Fatal(err)
+	}
+	l.eventually("the keeper knows", n.hostIsKept)
+	l.leasedOn(bridge)
+	n.wantStatus("")
+}
+
 // As long as the NIC cannot be given back, the host's lease is renewed on the bridge.
 func TestLeaseIsRenewedWhileTheNICCannotBeGivenBack(t *testing.T) {
 	t.Parallel()

@@ -17,6 +17,7 @@ import (
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
+	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
@@ -121,11 +122,15 @@ func (w *work) ensure(ctx context.Context, network string, want uplink.Uplink) e
 	if err := w.node.disown(want.NIC, nothing); err != nil {
 		return err
 	}
-	var err error
+	id, proven, err := w.node.prove(ctx, want)
+	if err != nil {
+		return err
+	}
+	want.ClientID = id
 	if w.rec, err = w.conn.Take(ctx, want, w.file); err != nil {
 		return err
 	}
-	w.node.adopt(ctx, w.rec)
+	w.node.adopt(ctx, w.rec, proven)
 	return nil
 }
 
@@ -166,7 +171,7 @@ func (w *work) mend(ctx context.Context) error {
 		}
 		w.rec = now
 	}
-	w.node.adopt(ctx, w.rec)
+	w.node.adopt(ctx, w.rec, nil)
 	return nil
 }
 
@@ -184,13 +189,13 @@ func (n *Node) isKept() bool {
 // one: its own client hears nothing there any more. Pods need not wait for that, so what
 // goes wrong is for STATUS, CHECK and the operator's commands to say. It is done once no
 // lock is held: that of the lease comes before the others.
-func (n *Node) adopt(ctx context.Context, rec *uplink.Record) {
-	if n.LeaseDir != "" {
-		n.Later(func() error { return n.adoptLease(ctx, rec) })
+func (n *Node) adopt(ctx context.Context, rec *uplink.Record, proven *dhcpc.Lease) {
+	if n.LeaseDir != "" && rec.ClientID != "" {
+		n.Later(func() error { return n.adoptLease(ctx, rec, proven) })
 	}
 }
 
-func (n *Node) adoptLease(ctx context.Context, rec *uplink.Record) error {
+func (n *Node) adoptLease(ctx context.Context, rec *uplink.Record, proven *dhcpc.Lease) error {
 	dir, err := lease.Open(n.LeaseDir)
 	if err != nil {
 		return err
@@ -212,7 +217,7 @@ func (n *Node) adoptLease(ctx context.Context, rec *uplink.Record) error {
 		return err
 	}
 	_, err = lease.Adopt(ctx, dir, &lease.Adoption{
-		NIC: nic.Name, Index: nic.Index, MAC: nic.MAC, Bridge: l.Name, Addresses: list, HostName: hostName,
+		NIC: nic.Name, MAC: nic.MAC, ClientID: rec.ClientID, Lease: proven, Bridge: l.Name, Addresses: list, HostName: hostName,
 		Wanted: func() (bool, error) { return isTaken(n.Dir.Uplink(rec.NIC), rec.Bridge) },
 	})
 	return err

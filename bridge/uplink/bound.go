@@ -7,19 +7,15 @@ import (
 	"encoding/hex"
 	"errors"
 	"io/fs"
-	"net"
 	"net/netip"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
 
-	"github.com/jsimonetti/rtnetlink/v2"
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
-	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/tc"
 )
 
@@ -122,39 +118,4 @@ func isWireless(link string, index int) bool {
 	}
 	_, err = os.Stat(dir + link + "/phy80211")
 	return err == nil
-}
-
-// lookElsewhere asks for the bridge's forwarding table: what was learnt at ports
-// other than the NIC is not to be looked for behind the NIC.
-func (c *Conn) lookElsewhere(s *Snapshot) error {
-	if s.Bridge == nil || s.Bridge.Kind != "bridge" {
-		return nil
-	}
-	seen := map[string]bool{}
-	ask, err := nl.Marshal(unix.RTM_GETNEIGH, 0, (&rtnetlink.NeighMessage{Family: unix.AF_BRIDGE}).MarshalBinary, func(ae *netlink.AttributeEncoder) {
-		ae.Uint32(unix.NDA_MASTER, uint32(s.Bridge.Index))
-	})
-	err = c.nl.List("list the forwarding table", ask, err, func(m netlink.Message) error {
-		if m.Header.Type != unix.RTM_NEWNEIGH || len(m.Data) < unix.SizeofNdMsg {
-			return nil
-		}
-		port := int(int32(binary.NativeEndian.Uint32(m.Data[4:])))
-		if port == s.NIC.Index || port == s.Bridge.Index {
-			return nil
-		}
-		return nl.Decode(m.Data[unix.SizeofNdMsg:], func(ad *netlink.AttributeDecoder) error {
-			if ad.Type() != unix.NDA_LLADDR {
-				return nil
-			}
-			if mac := ad.Bytes(); len(mac) == 6 && mac[0]&1 == 0 {
-				seen[net.HardwareAddr(mac).String()] = true
-			}
-			return nil
-		})
-	})
-	for mac := range seen {
-		s.Elsewhere = append(s.Elsewhere, mac)
-	}
-	slices.Sort(s.Elsewhere)
-	return err
 }

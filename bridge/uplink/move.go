@@ -241,7 +241,7 @@ func (m *move) rename(link string) string {
 func (m *move) copyNeighbours() []operation {
 	var ops []operation
 	for _, n := range m.s.Neighbours {
-		if n.Link != m.from.Index || m.s.knows(m.to.Index, n) || slices.Contains(m.s.Elsewhere, n.MAC.String()) && n.State != route.Permanent {
+		if n.Link != m.from.Index || m.s.knows(m.to.Index, n) {
 			continue
 		}
 		to, ok := copied(n)

@@ -39,8 +39,6 @@ type Snapshot struct {
 	Rules []route.Rule `json:"rules,omitempty"`
 	// Neighbours are the NIC's and the bridge's, those included that they answer for.
 	Neighbours []route.Neighbour `json:"neighbours,omitempty"`
-	// Elsewhere are the MACs that the bridge has seen at ports other than the NIC.
-	Elsewhere []string `json:"elsewhere,omitempty"`
 	// Settings are kernel parameters by their path below /proc/sys/net: those of the
 	// NIC and of the bridge, and those of all links that matter; and without a bridge those
 	// that a new link gets ("ipv4/conf/default/rp_filter") where the NIC has others.
@@ -115,7 +113,6 @@ func (c *Conn) look(ctx context.Context, nic, bridge string) (*Snapshot, error) 
 		func(context.Context) error { return c.lookAddresses(s) },
 		func(context.Context) error { return c.lookRoutes(s) },
 		func(context.Context) error { return c.lookNeighbours(s) },
-		func(ctx context.Context) error { return c.lookElsewhere(s) },
 	} {
 		if err := ctx.Err(); err != nil {
 			return nil, err

@@ -19,48 +19,30 @@ import (
 // it needs each time, since that is seldom.
 type kernelUplinks struct{ *Keeper }
 
-func (k kernelUplinks) with(fn func(*uplink.Conn) error) error {
+// onUplinks does something on a connection of its own.
+func onUplinks[T any](k kernelUplinks, do func(*uplink.Conn) (T, error)) (result T, _ error) {
 	conn, err := uplink.Dial(&uplink.Config{NetNS: k.host})
 	if err != nil {
-		return err
+		return result, err
 	}
-	return errors.Join(fn(conn), conn.Close())
+	result, err = do(conn)
+	return result, errors.Join(err, conn.Close())
 }
 
-func (k kernelUplinks) check(ctx context.Context, rec *uplink.Record) (diffs []tombolo.Difference, _ error) {
-	err := k.with(func(c *uplink.Conn) error {
-		var err error
-		diffs, err = c.Check(ctx, rec)
-		return err
-	})
-	return diffs, err
+func (k kernelUplinks) check(ctx context.Context, rec *uplink.Record) ([]tombolo.Difference, error) {
+	return onUplinks(k, func(c *uplink.Conn) ([]tombolo.Difference, error) { return c.Check(ctx, rec) })
 }
 
 func (k kernelUplinks) mend(ctx context.Context, rec *uplink.Record, j uplink.Journal) (changed bool, _ error) {
-	err := k.with(func(c *uplink.Conn) error {
-		var err error
-		changed, err = c.Mend(ctx, rec, j)
-		return err
-	})
-	return changed, err
+	return onUplinks(k, func(c *uplink.Conn) (bool, error) { return c.Mend(ctx, rec, j) })
 }
 
-func (k kernelUplinks) present(ctx context.Context, rec *uplink.Record) (now *uplink.Record, _ error) {
-	err := k.with(func(c *uplink.Conn) error {
-		var err error
-		now, err = c.Present(ctx, rec)
-		return err
-	})
-	return now, err
+func (k kernelUplinks) present(ctx context.Context, rec *uplink.Record) (*uplink.Record, error) {
+	return onUplinks(k, func(c *uplink.Conn) (*uplink.Record, error) { return c.Present(ctx, rec) })
 }
 
-func (k kernelUplinks) finish(ctx context.Context, rec *uplink.Record, j uplink.Journal) (after *uplink.Record, _ error) {
-	err := k.with(func(c *uplink.Conn) error {
-		var err error
-		after, err = c.Recover(ctx, rec, j)
-		return err
-	})
-	return after, err
+func (k kernelUplinks) finish(ctx context.Context, rec *uplink.Record, j uplink.Journal) (*uplink.Record, error) {
+	return onUplinks(k, func(c *uplink.Conn) (*uplink.Record, error) { return c.Recover(ctx, rec, j) })
 }
 
 func (k kernelUplinks) adopt(ctx context.Context, rec *uplink.Record) error {

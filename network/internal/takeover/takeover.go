@@ -385,13 +385,12 @@ func say(remedy tombolo.Remedy, format string, args ...any) []tombolo.Difference
 	return []tombolo.Difference{{Text: fmt.Sprintf(format, args...), Remedy: remedy}}
 }
 
-func differences(ctx context.Context, conn *uplink.Conn, rec *uplink.Record) ([]string, error) {
-	diffs, err := conn.Check(ctx, rec)
+func texts(diffs []tombolo.Difference) []string {
 	list := make([]string, len(diffs))
 	for i, d := range diffs {
 		list[i] = d.String()
 	}
-	return list, err
+	return list
 }
 
 // GiveBack gives a NIC back, if it has been taken over.
@@ -491,11 +490,7 @@ func (n *Node) Ready(ctx context.Context, want uplink.Uplink) error {
 	if err != nil {
 		return err
 	}
-	var list []string
-	for _, d := range diffs {
-		list = append(list, d.String())
-	}
-	if list = append(list, leaseTrouble(n.LeaseDir)...); len(list) > 0 {
+	if list := append(texts(diffs), leaseTrouble(n.LeaseDir)...); len(list) > 0 {
 		return fmt.Errorf("uplink %s: %s", want.NIC, strings.Join(list, "; "))
 	}
 	return nil
@@ -517,28 +512,17 @@ type Report struct {
 
 // Report reports on a NIC that is taken over; nil where none is.
 func (n *Node) Report(ctx context.Context, nic string) (*Report, error) {
-	data, err := n.Dir.Uplink(nic).Load()
+	rec, err := loadUplink(n.Dir.Uplink(nic))
 	switch {
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, state.ErrStale):
-		return nil, nil
 	case err != nil:
 		return &Report{Differences: []string{err.Error()}}, nil
+	case rec == nil:
+		return nil, nil
 	}
-	rec, err := uplink.ParseRecord(data)
-	if err != nil {
-		return &Report{Differences: []string{err.Error()}}, nil
+	diffs, err := n.changed(ctx, rec, nic)
+	r := &Report{Bridge: rec.Bridge, State: rec.State, Differences: texts(diffs)}
+	if rec.State == uplink.Taken {
+		r.Differences = append(r.Differences, leaseTrouble(n.LeaseDir)...)
 	}
-	r := &Report{Bridge: rec.Bridge, State: rec.State, Differences: []string{}}
-	if rec.State != uplink.Taken {
-		r.Differences = []string{"it was cut short: the keeper, the next ADD, or tombolo uplink restore, finishes it"}
-		return r, nil
-	}
-	conn, err := dial()
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	diffs, err := differences(ctx, conn, rec)
-	r.Differences = append(diffs, leaseTrouble(n.LeaseDir)...)
 	return r, err
 }

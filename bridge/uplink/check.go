@@ -139,7 +139,7 @@ func (c *Conn) mend(ctx context.Context, rec *Record, j Journal) (changed bool, 
 	if err != nil {
 		return renamed, err
 	}
-	s, err := c.Snapshot(ctx, rec.NIC, rec.Bridge)
+	s, err := c.whole(ctx, rec.NIC, rec.Bridge)
 	if err != nil {
 		return renamed, err
 	}

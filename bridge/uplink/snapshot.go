@@ -54,20 +54,26 @@ type Snapshot struct {
 }
 
 // Snapshot looks at a NIC and at a bridge, which need not be there. It changes
-// nothing, and needs no capability. The error matches
+// nothing, and needs CAP_NET_ADMIN to see flows. The error matches
 // fs.ErrNotExist where there is no such NIC.
 func (c *Conn) Snapshot(ctx context.Context, nic, bridge string) (*Snapshot, error) {
 	if err := c.usable(ctx); err != nil {
 		return nil, err
 	}
+	s, err := c.whole(ctx, nic, bridge)
+	if err == nil {
+		err = c.lookFlows(ctx, s)
+	}
+	return s, err
+}
+
+// whole is Snapshot without flows, of which a plan alone tells.
+func (c *Conn) whole(ctx context.Context, nic, bridge string) (*Snapshot, error) {
 	s, err := c.look(ctx, nic, bridge)
 	if err != nil {
 		return nil, err
 	}
 	if s.Hooks, err = c.hooks(ctx, s.NIC.Index); err != nil {
-		return nil, err
-	}
-	if err := c.lookFlows(ctx, s); err != nil {
 		return nil, err
 	}
 	names := []string{nic}
@@ -91,8 +97,7 @@ func (c *Conn) Snapshot(ctx context.Context, nic, bridge string) (*Snapshot, err
 	return s, err
 }
 
-// look is Snapshot without what is read from /proc and of flows: what changes
-// from step to step.
+// look is whole without what is read from /proc: what changes from step to step.
 func (c *Conn) look(ctx context.Context, nic, bridge string) (*Snapshot, error) {
 	s := &Snapshot{Time: time.Now()}
 	links, err := c.links(ctx)

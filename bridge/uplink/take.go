@@ -27,7 +27,7 @@ func (c *Conn) Take(ctx context.Context, u Uplink, j Journal) (*Record, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err := c.Snapshot(ctx, u.NIC, u.Bridge)
+	s, err := c.whole(ctx, u.NIC, u.Bridge)
 	if err != nil {
 		return nil, fmt.Errorf("take over %s: %w", u.NIC, err)
 	}
@@ -195,7 +195,7 @@ func (c *Conn) Restore(ctx context.Context, rec *Record, j Journal) error {
 // back does the steps of a restoration.
 func (c *Conn) back(ctx context.Context, rec *Record, j Journal) error {
 	var errs []error
-	first, err := c.Snapshot(ctx, rec.NIC, rec.Bridge)
+	first, err := c.whole(ctx, rec.NIC, rec.Bridge)
 	if isGone(err) {
 		return c.backWithoutNIC(ctx, rec, j)
 	}

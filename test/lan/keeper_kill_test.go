@@ -170,6 +170,10 @@ func finishByADD(n *network, killed *pod) {
 
 func finishByRestore(n *network, killed *pod) {
 	n.Helper()
+	// A NIC that is taken over is not given back before its pods.
+	if out, _ := n.uplinkStatus(); strings.Contains(out, ": taken") {
+		n.del(killed)
+	}
 	n.operate("uplink restore", nic)
 	n.del(killed)
 }

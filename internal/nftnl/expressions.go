@@ -36,11 +36,6 @@ func (x *Expressions) Add(e expr.Any) {
 	x.list = append(x.list, Bytes(netlink.Nested|unix.NFTA_LIST_ELEM, b))
 }
 
-// AddOwn appends one that google/nftables does not have: its name, and its attributes.
-func (x *Expressions) AddOwn(name string, attrs ...netlink.Attribute) {
-	x.list = append(x.list, Nest(unix.NFTA_LIST_ELEM, String(unix.NFTA_EXPR_NAME, name), Nest(unix.NFTA_EXPR_DATA, attrs...)))
-}
-
 // Marshal gives the steps as attributes, for tests.
 func Marshal(family uint8, write func(*Expressions)) ([]byte, error) {
 	x := Expressions{family: family}

@@ -264,16 +264,24 @@ func (c *comparison) routes(podConn *nl.Conn, p *Port) error {
 	return err
 }
 
-// missingRoutes gives those that are in no table. It keeps none of the pod's, which may have any number.
+// missingRoutes gives those that are in no table, and could be. It keeps none of the pod's, which may have any number.
 func missingRoutes(pod *route.Conn, wanted []route.Route) ([]route.Route, error) {
 	missing := slices.Clone(wanted)
+	var own []netip.Addr // of the wanted ones' sources, those that the pod has
 	err := pod.Walk(route.Filter{}, func(r route.Route) {
+		isSource := func(want route.Route) bool { return want.Source == r.Dst.Addr() }
+		if r.Type == route.Local && slices.ContainsFunc(wanted, isSource) {
+			own = append(own, r.Dst.Addr())
+		}
 		missing = slices.DeleteFunc(missing, func(want route.Route) bool { return sameRoute(want, r) })
 	})
 	if err != nil {
 		return nil, err
 	}
-	return missing, nil
+	// Without the address, which is missing itself, the kernel takes no route from there.
+	return slices.DeleteFunc(missing, func(want route.Route) bool {
+		return want.Source.IsValid() && !slices.Contains(own, want.Source)
+	}), nil
 }
 
 // destination spells the default route's out, which may be left open.

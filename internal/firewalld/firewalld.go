@@ -7,9 +7,6 @@
 // operator has decided stays: a link that is in a zone other than the default one, or in any by
 // the permanent configuration, is left there.
 //
-// Where an attachment asks for it, as the reference plugin firewall's do, the pod's addresses are sources
-// of a zone for as long as the attachment is on record: see package sources.
-//
 // Without a bus or firewalld, and where firewalld works in another network namespace, nothing
 // happens until they come.
 package firewalld
@@ -21,7 +18,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/tombolo-cni/tombolo/internal/sources"
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
@@ -38,6 +34,9 @@ const (
 
 	// apart is how far looks at what signals tell are apart: any local user can send them.
 	apart = time.Second
+
+	// mostText cuts what firewalld may have made long.
+	mostText = 200
 
 	// later is when it is looked again at the latest.
 	later = time.Minute
@@ -70,20 +69,17 @@ func (k *keeper) keep(ctx context.Context) {
 // keeper keeps links in the zone.
 type keeper struct {
 	state   *state.Dir
-	sources *sources.Dir
 	address string
 	log     *slog.Logger
 
 	patience, again, pause, later time.Duration // the constants, but for tests
 
-	told, toldSources string          // the errors that were reported last
-	left              map[string]bool // links of which it was logged that they are left where they are
-
-	entries []*sources.Entry // what attachments ask for and have, as of the last look
+	told string          // the error that was reported last
+	left map[string]bool // links of which it was logged that they are left where they are
 }
 
 func newKeeper(cfg *Config) *keeper {
-	k := &keeper{state: cfg.State, sources: sources.Of(cfg.State), address: cfg.Address, log: cfg.Log, patience: patience, again: again, pause: pause, later: later, left: map[string]bool{}}
+	k := &keeper{state: cfg.State, address: cfg.Address, log: cfg.Log, patience: patience, again: again, pause: pause, later: later, left: map[string]bool{}}
 	if k.address == "" {
 		k.address = systemBus
 	}
@@ -97,7 +93,8 @@ func newKeeper(cfg *Config) *keeper {
 func (k *keeper) report(err error) {
 	text := ""
 	if err != nil && !errors.Is(err, errNoBus) && !errors.Is(err, context.Canceled) {
-		text = short(err.Error())
+		text = err.Error()
+		text = text[:min(len(text), mostText)]
 	}
 	if text != "" && text != k.told {
 		k.log.Warn("cannot have firewalld's zones as pods need them: trying again", "err", text)
@@ -108,9 +105,6 @@ func (k *keeper) report(err error) {
 // meet connects to the bus, and works until the connection ends.
 func (k *keeper) meet(ctx context.Context) error {
 	b, err := dialBus(ctx, k.address, k.patience)
-	if errors.Is(err, errNoBus) {
-		k.dropSources()
-	}
 	if err != nil {
 		return err
 	}
@@ -121,8 +115,6 @@ func (k *keeper) meet(ctx context.Context) error {
 		if err == nil && there {
 			err = k.attend(ctx, b)
 			again = time.After(k.again)
-		} else if err == nil {
-			k.dropSources()
 		}
 		k.report(err)
 		if err != nil {
@@ -145,39 +137,29 @@ func (k *keeper) attend(ctx context.Context, b *bus) error {
 		return err
 	}
 	defer lock.Close()
-	asked, stop := watch(k.sources.Path())
-	defer stop()
 	for {
-		changed := k.changed()
+		changed := k.state.NetworksChanged()
 		err := k.look(ctx, b)
-		if err == nil {
-			err = k.lookAtSources(ctx, b)
-		}
 		if gone(err) {
 			return nil
 		} else if err != nil {
 			return err
 		}
 		k.report(nil)
-		if there, err := k.stir(ctx, b, changed, asked); err != nil || !there {
+		if there, err := k.stir(ctx, b, changed); err != nil || !there {
 			return err
 		}
 	}
 }
 
-// changed is a number that changes with what there is to look at.
-func (k *keeper) changed() int64 { return k.state.NetworksChanged() + k.sources.Changed(k.entries) }
-
 // stir waits for networks or firewalld to change, and says whether firewalld is still there. A
 // change that came within the same tick of the clock as the one before is seen later.
-func (k *keeper) stir(ctx context.Context, b *bus, changed int64, asked <-chan struct{}) (there bool, _ error) {
+func (k *keeper) stir(ctx context.Context, b *bus, changed int64) (there bool, _ error) {
 	timer := time.NewTicker(k.pause)
 	defer timer.Stop()
-	for end := time.Now().Add(k.later); changed == k.changed() && time.Now().Before(end); {
+	for end := time.Now().Add(k.later); changed == k.state.NetworksChanged() && time.Now().Before(end); {
 		select {
 		case <-timer.C:
-		case <-asked:
-			return true, nil
 		case <-b.news:
 			b.settle(ctx)
 			return b.isThere(ctx)

@@ -49,11 +49,6 @@ func (d *Dir) ForwardedLinks() (links []string, _ error) {
 // NetworksChanged is a number that changes when a network's record is written or removed.
 func (d *Dir) NetworksChanged() int64 { return changed(d.networksPath()) }
 
-// AttachmentsChanged is the same for attachments of a network, of other programs' too.
-func (d *Dir) AttachmentsChanged(network string) int64 {
-	return changed(d.attachmentsPath()+"/"+network) + changed(d.Others().attachmentsPath()+"/"+network)
-}
-
 func changed(dir string) int64 {
 	info, err := os.Stat(dir)
 	if err != nil {

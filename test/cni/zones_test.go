@@ -219,3 +219,31 @@ func TestABusThatNeverAnswersIsInNobodysWay(t *testing.T) {
 	wantPing(t, a.NS, outside4)
 	m.end(t)
 }
+
+// The name firewall has no part in it: the bridge is in the zone, and no pod's address is. Another zone is the
+// operator's to put the bridge into.
+func TestFirewallByNameLeavesFirewalldToTheBridge(t *testing.T) {
+	t.Parallel()
+	s := newSide(t, referenceDir(t), byName())
+	s.outside()
+	f := s.firewalld(t)
+	s.bus = f.bus
+	s.mindOn(t, f.bus, nil).until(t, "firewalld is attended to", s.attendsFirewalld)
+	list := []string{`{"type":"bridge","bridge":"cni0","isGateway":true,"ipMasq":true,"ipam":{"type":"host-local","dataDir":"DATA/n","subnet":"10.5.1.0/24","routes":[{"dst":"0.0.0.0/0"}]}}`, `{"type":"firewall","backend":"firewalld"}`}
+	s.chain("ADD", "a", list)
+	for range 2 {
+		f.inTrusted(t, "cni0")
+		wantPing(t, s.of("a").NS, outside4)
+		if sources := f.ask(firewalldName+".zone.getSources", "trusted"); len(sources) > 0 {
+			t.Errorf("sources: %q", sources)
+		}
+		s.chain("CHECK", "a", list)
+		f.do("firewall-cmd --reload")
+	}
+	conf := `{"cniVersion":"1.0.0","name":"net","stateDir":"STATE","prevResult":` + s.results["a"] + `,"type":"firewall","firewalldZone":"internal"}`
+	o := s.call(verb{plugin: "firewall", verb: "ADD", id: "a", conf: conf})
+	if e := failure(o.stdout); e == nil || e.Code != 7 || !strings.Contains(e.Msg, "firewall-cmd --permanent --zone=ZONE --change-interface=BRIDGE") {
+		t.Errorf("ADD with another zone: %+v", o)
+	}
+	s.chain("DEL", "a", list)
+}

@@ -1,5 +1,5 @@
 // Package firewall is the reference's plugin of that name: it has other firewalls let pass what a pod
-// sends, has tombolod put its addresses into a zone of firewalld, and keeps bridges apart.
+// sends, and keeps bridges apart. Of firewalld it is the bridge that joins a zone, by tombolod.
 package firewall
 
 import (
@@ -25,7 +25,6 @@ type conf struct {
 	policy nft.Policy
 }
 
-// read gives what it could read with an error that is about a value.
 func read(c *reference.Call) (*conf, error) {
 	var f conf
 	if err := c.Unmarshal(&f); err != nil {
@@ -34,6 +33,10 @@ func read(c *reference.Call) (*conf, error) {
 	if f.IptablesAdminChainName == "" {
 		f.IptablesAdminChainName = "CNI-ADMIN"
 	}
+	if f.FirewalldZone != "" && f.FirewalldZone != "trusted" && f.Backend != "iptables" {
+		return nil, reference.Errorf(types.ErrInvalidNetworkConfig,
+			`firewalldZone %q: pods' addresses are in no zone of firewalld, and their bridge is in "trusted": put the bridge into another zone (firewall-cmd --permanent --zone=ZONE --change-interface=BRIDGE), and take the field out`, f.FirewalldZone)
+	}
 	switch f.IngressPolicy {
 	case "", "open":
 	case "same-bridge":
@@ -41,7 +44,7 @@ func read(c *reference.Call) (*conf, error) {
 	case "isolated":
 		f.policy = nft.Isolated
 	default:
-		return &f, reference.Errorf(types.ErrInvalidNetworkConfig, `ingressPolicy %q is none of "open", "same-bridge" and "isolated"`, f.IngressPolicy)
+		return nil, reference.Errorf(types.ErrInvalidNetworkConfig, `ingressPolicy %q is none of "open", "same-bridge" and "isolated"`, f.IngressPolicy)
 	}
 	return &f, nil
 }
@@ -54,21 +57,14 @@ func Run(ctx context.Context, c *reference.Call) (*current.Result, error) {
 	case "GC":
 		return nil, c.Collect(ctx)
 	}
-	f, err := read(c)
 	if c.Verb == "DEL" {
-		if f == nil {
-			f = &conf{} // what no ADD takes keeps no plugin before this one from its DEL
-		}
-		return nil, c.TakenBack(f.del(ctx, c))
+		return nil, c.TakenBack(del(ctx, c)) // what no ADD takes keeps no plugin before this one from its DEL
 	}
+	f, err := read(c)
 	if err != nil {
 		return nil, err
 	}
 	prev, err := c.Chained()
-	if err != nil {
-		return nil, err
-	}
-	z, err := f.zone(c, prev)
 	if err != nil {
 		return nil, err
 	}
@@ -78,30 +74,13 @@ func Run(ctx context.Context, c *reference.Call) (*current.Result, error) {
 	}
 	if c.Verb == "CHECK" {
 		diffs, err := node.CheckAdmitted(ctx, c.Key(), f.policy)
-		return nil, reference.Differ(append(diffs, z.check()...), err)
+		return nil, reference.Differ(diffs, err)
 	}
-	err = node.Admit(ctx, c.Key(), c.Interface(prev), network.Admission{Policy: f.policy, AdminChain: f.IptablesAdminChainName})
-	if err == nil {
-		if err = z.ask(ctx); err != nil {
-			err = errors.Join(err, f.del(context.WithoutCancel(ctx), c))
-		}
-	}
-	return prev, err
+	return prev, node.Admit(ctx, c.Key(), c.Interface(prev), network.Admission{Policy: f.policy, AdminChain: f.IptablesAdminChainName})
 }
 
 // del takes back what ADD did, or the reference's plugin.
-func (f *conf) del(ctx context.Context, c *reference.Call) error {
-	prev, err := c.Prev()
-	if err != nil {
-		prev = nil // it names what the reference has left, and nothing else
-	}
-	z, err := f.zone(c, prev)
-	if err == nil {
-		err = z.leave(ctx)
-	}
-	if err != nil {
-		return err
-	}
+func del(ctx context.Context, c *reference.Call) error {
 	node, err := c.Open()
 	if err != nil {
 		return err

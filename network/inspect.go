@@ -47,8 +47,9 @@ type Inspection struct {
 	Uplinks []tombolo.Difference
 	// Stray is what the kernel has of ours and no record tells of.
 	Stray []tombolo.Difference
-	// Others is what another program has in the firewall's table: elements of owners and
-	// networks that no record tells of. It is no difference.
+	// Others is what another program has in the firewall's table, elements of owners and
+	// networks that no record tells of, and by which chains of others what pods send may be dropped. It is no
+	// difference.
 	Others []string
 	// Damaged are the records that cannot be read.
 	Damaged []tombolo.Difference
@@ -88,7 +89,7 @@ func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 	if err != nil {
 		return nil, err
 	}
-	in := &Inspection{Attachments: []Report{}, Uplinks: all.Uplinks, Stray: all.Strays.Differences(), Others: all.Strays.Others, Damaged: all.Damaged}
+	in := &Inspection{Attachments: []Report{}, Uplinks: all.Uplinks, Stray: all.Strays.Differences(), Others: slices.Concat(all.Strays.Others, all.Notes), Damaged: all.Damaged}
 	for _, a := range all.Attachments {
 		in.Attachments = append(in.Attachments, Report{attachmentOf(a.Record), a.Differences})
 	}

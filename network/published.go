@@ -182,7 +182,7 @@ func (n *Node) CheckLimits(ctx context.Context, key Key, limits bandwidth.Shape)
 type Admission struct {
 	Policy nft.Policy // of the network; the stricter of this and Network.Policy counts
 	// AdminChain is a chain of the operator's that iptables is to call first, where it works over nf_tables:
-	// see foreign.Conn.EnsureAdmin. Empty is none.
+	// see foreign.Config. Empty is none.
 	AdminChain string
 }
 
@@ -196,17 +196,21 @@ func (n *Node) Admit(ctx context.Context, key Key, other *Interface, how Admissi
 	}
 	return n.chained(ctx, rec, func(at *chained.Attachment, s *session.Session) error {
 		if how.AdminChain != "" {
-			if _, err := s.Foreign().EnsureAdmin(ctx, how.AdminChain); err != nil {
+			if err := ensureAdmin(ctx, s, how.AdminChain); err != nil {
 				return err
 			}
 		}
-		if how.Policy != nft.Open && rec.Bridge != "" {
-			if _, err := s.Foreign().EnsureApart(ctx, rec.Bridge); err != nil {
-				return err
-			}
-		}
-		return at.Admit(ctx, s, recorded.PolicyName(how.Policy))
+		return at.Admit(ctx, s, recorded.PolicyName(how.Policy), how.AdminChain)
 	})
+}
+
+// ensureAdmin looks first, which mostly costs nothing.
+func ensureAdmin(ctx context.Context, s *session.Session, name string) error {
+	ready, err := s.Foreign(name).Ready(ctx)
+	if err == nil && !ready {
+		_, err = s.Foreign(name).Ensure(ctx)
+	}
+	return err
 }
 
 // Unadmit takes back what Admit did for a pod of another program's.

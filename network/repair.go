@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 
-	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/build"
 	"github.com/tombolo-cni/tombolo/network/internal/inspect"
@@ -80,23 +79,6 @@ func (n *Node) FirewallObstacles(ctx context.Context) ([]string, error) {
 	}
 	defer s.Close()
 	return inspect.Obstacles(ctx, s, records)
-}
-
-// ObstaclesBy lists what stops what pods of a network send by a link of the host's. Of a network without a record, it
-// knows nothing.
-func (n *Node) ObstaclesBy(ctx context.Context, network, link string) (list []tombolo.Difference, _ error) {
-	if err := n.usable(ctx, network); err != nil {
-		return nil, err
-	}
-	rec, err := n.dir.LoadNetwork(network)
-	if err != nil {
-		return nil, nil
-	}
-	obstacles, err := session.Obstacles(ctx, n.dir, rec, link)
-	for _, o := range obstacles {
-		list = append(list, tombolo.Difference{Text: o.String(), Remedy: tombolo.RemedyConfigure})
-	}
-	return list, err
 }
 
 // openNetworks opens the host, under the shared lock, if any network of this epoch of the

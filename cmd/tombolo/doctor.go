@@ -26,13 +26,13 @@ var errSick = errors.New("a problem was found")
 func doctorCommand(flags *flag.FlagSet) runner {
 	asJSON, dir := jsonFlag(flags), stateFlag(flags)
 	dns := flags.String("dns", "", "ask the name servers at `ADDR,...`, or none (default: those in /etc/resolv.conf)")
-	to := flags.String("to", "", "also test the way to `ADDR,...`, such as a pod of another node")
+	to := flags.String("to", "", "also test the way to `ADDR,...`, such as a pod of another node; with ADDR:PORT, find the rule that drops a connection")
 	return func(ctx context.Context, out io.Writer, args []string) error {
 		servers, err := nameServers(*dns)
 		if err != nil {
 			return err
 		}
-		targets, err := parseAddresses("--to", *to)
+		targets, ports, err := parseTargets(*to)
 		if err != nil {
 			return err
 		}
@@ -40,11 +40,11 @@ func doctorCommand(flags *flag.FlagSet) runner {
 		if err != nil {
 			return err
 		}
-		kept, err := keptDestinations(*dir)
-		if err != nil {
+		opt := doctor.Options{Pod: optional(args, 0), DNS: servers, To: targets, Ports: ports}
+		if err := readRecords(*dir, &opt); err != nil {
 			return err
 		}
-		reports, err := doctor.Examine(ctx, node, doctor.Options{Pod: optional(args, 0), DNS: servers, To: targets, Kept: kept})
+		reports, err := doctor.Examine(ctx, node, opt)
 		if err != nil {
 			return err
 		}
@@ -93,19 +93,37 @@ func parseAddresses(name, text string) ([]netip.Addr, error) {
 	return list, nil
 }
 
-// keptDestinations are those of each network's record for which its pods keep their address. A
-// record that cannot be read is among the findings.
-func keptDestinations(dir string) (map[string][]netip.Prefix, error) {
+// parseTargets reads addresses, and addresses with ports.
+func parseTargets(text string) (targets []netip.Addr, ports []netip.AddrPort, err error) {
+	var plain []string
+	for one := range strings.SplitSeq(text, ",") {
+		if port, err := netip.ParseAddrPort(one); err == nil {
+			ports = append(ports, port)
+		} else if one != "" {
+			plain = append(plain, one)
+		}
+	}
+	targets, err = parseAddresses("--to", strings.Join(plain, ","))
+	return targets, ports, err
+}
+
+// readRecords gives what is known of networks, and of their links in firewalld. A record that cannot be read is among
+// the findings.
+func readRecords(dir string, opt *doctor.Options) error {
 	d, err := state.Open(dir)
 	if err != nil {
-		return nil, err
+		return err
+	}
+	zones, err := d.Zones()
+	if err != nil {
+		return err
 	}
 	networks, _, err := d.ListNetworks()
-	kept := map[string][]netip.Prefix{}
+	opt.Trusted, opt.Kept, opt.Marks = zones.Joined, map[string][]netip.Prefix{}, map[string]uint32{}
 	for _, n := range networks {
-		kept[n.Name] = n.NonMasquerade
+		opt.Kept[n.Name], opt.Marks[n.Name] = n.NonMasquerade, uint32(n.Mark)
 	}
-	return kept, err
+	return err
 }
 
 func printExamined(out io.Writer, reports []doctor.Report, asJSON bool) error {

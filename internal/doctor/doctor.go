@@ -60,6 +60,12 @@ type Options struct {
 	DNS []netip.Addr
 	// To are addresses that pods should reach, such as those of other nodes' pods.
 	To []netip.Addr
+	// Ports are where pods should be able to connect to by TCP.
+	Ports []netip.AddrPort
+	// Marks are, by network, the bit by which other firewalls let pods pass.
+	Marks map[string]uint32
+	// Trusted are the links that tombolod had join firewalld's zone trusted.
+	Trusted []string
 	// Kept are, by network, the destinations for which pods keep their address.
 	Kept map[string][]netip.Prefix
 }

@@ -157,6 +157,13 @@ func (e *examination) family(ctx context.Context, pod *netns.NS, links *bridge.C
 	if err := e.kept(onHost, own); err != nil {
 		return err
 	}
+	for _, to := range e.opt.Ports {
+		if to.Addr().Is4() == own.Is4() {
+			if err := e.connection(ctx, pod, own, to); err != nil {
+				return err
+			}
+		}
+	}
 	for _, to := range e.opt.To {
 		if to.Is4() == own.Is4() {
 			if err := e.destination(ctx, pod, host, inPod, onHost, own, to); err != nil {
@@ -186,11 +193,8 @@ func (e *examination) family(ctx context.Context, pod *netns.NS, links *bridge.C
 	}
 	if err := ping(ctx, pod, hop.Gateway, icmp.Echo{From: own, Wait: wait}); err != nil {
 		e.cut = true
-		if l, err := links.LinkByIndex(ctx, hop.Link); err == nil {
-			diffs, err := e.node.ObstaclesBy(ctx, e.at.Network, l.Name)
-			if e.recorded(diffs); err != nil || len(diffs) > 0 {
-				return err
-			}
+		if found, err := e.traceEcho(ctx, pod, own, hop.Gateway); found || err != nil {
+			return err
 		}
 		e.add(StepBeyond, "look for a rule that names the pod or its subnet: nft list ruleset; iptables-legacy-save",
 			"the host reaches its next hop %s, and the pod %s does not: %v", hop.Gateway, own, err)

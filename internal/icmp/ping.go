@@ -2,6 +2,7 @@ package icmp
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -34,6 +35,10 @@ type Echo struct {
 	Size int
 	// DontFragment makes a request that is too long for the path fail with EMSGSIZE.
 	DontFragment bool
+	// ID is by what the requests are known; 0 is one by chance.
+	ID uint16
+	// Hops is how many routers a request passes at most; 0 leaves it to the kernel.
+	Hops int
 	// Wait is how long to wait for an answer in all; 0 is DefaultWait.
 	Wait time.Duration
 }
@@ -86,7 +91,7 @@ func newPinger(ns *netns.NS, dst netip.Addr, opt Echo) (*pinger, error) {
 		return nil, err
 	}
 	p := &pinger{
-		fd: fd, is4: dst.Is4(), id: uint16(rand.Uint32()),
+		fd: fd, is4: dst.Is4(), id: cmp.Or(opt.ID, uint16(rand.Uint32())),
 		data: make([]byte, max(opt.Size, tokenLen)),
 		buf:  make([]byte, packetMax),
 	}
@@ -120,9 +125,9 @@ func open(ns *netns.NS, is4 bool) (int, error) {
 // connect has the kernel report errors about packets to dst, such as that nobody
 // answers for its address.
 func (p *pinger) connect(dst netip.Addr, opt Echo) error {
-	level, receiveErrors, discover := unix.IPPROTO_IPV6, unix.IPV6_RECVERR, unix.IPV6_MTU_DISCOVER
+	level, receiveErrors, discover, hops := unix.IPPROTO_IPV6, unix.IPV6_RECVERR, unix.IPV6_MTU_DISCOVER, unix.IPV6_UNICAST_HOPS
 	if p.is4 {
-		level, receiveErrors, discover = unix.IPPROTO_IP, unix.IP_RECVERR, unix.IP_MTU_DISCOVER
+		level, receiveErrors, discover, hops = unix.IPPROTO_IP, unix.IP_RECVERR, unix.IP_MTU_DISCOVER, unix.IP_TTL
 	}
 	if err := unix.SetsockoptInt(p.fd, level, receiveErrors, 1); err != nil {
 		return fmt.Errorf("ask for errors: %w", err)
@@ -130,6 +135,11 @@ func (p *pinger) connect(dst netip.Addr, opt Echo) error {
 	if opt.DontFragment {
 		if err := unix.SetsockoptInt(p.fd, level, discover, unix.IP_PMTUDISC_DO); err != nil {
 			return fmt.Errorf("forbid fragments: %w", err)
+		}
+	}
+	if opt.Hops != 0 {
+		if err := unix.SetsockoptInt(p.fd, level, hops, opt.Hops); err != nil {
+			return fmt.Errorf("bound the hops: %w", err)
 		}
 	}
 	if opt.From.IsValid() {

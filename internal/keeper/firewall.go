@@ -10,6 +10,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
@@ -120,6 +121,8 @@ func (f *firewall) when(list []generation) urgency {
 		switch {
 		case !g.lost && int32(g.id-f.known) <= 0 && f.known != 0:
 			// The firewall was compared after this change.
+		case g.by == nftnl.DoctorName:
+			// Its table is its own, and goes with it.
 		case g.lost || !g.isOurs():
 			when, f.by = soon, g.by
 		default:

@@ -185,6 +185,16 @@ func TestChangesInOurNameAreLookedAtLater(t *testing.T) {
 	})
 }
 
+// A doctor's table is no matter of the keeper's.
+func TestADoctorsChangeIsNotLookedAt(t *testing.T) {
+	inWall(t, func(_ *testing.T, w *wall) {
+		w.after(time.Second)
+		w.change("tombolo-doctor")
+		w.after(10 * time.Second)
+		w.wantLooks(0)
+	})
+}
+
 func TestWhatWasLookedAtSinceIsNoNews(t *testing.T) {
 	inWall(t, func(_ *testing.T, w *wall) {
 		w.generation -= 3

@@ -87,7 +87,7 @@ func exported() map[string]map[string]any {
 			"ConflictError": nft.ConflictError{}, "Conn": nft.Conn{}, "Policy": nft.Policy(0), "Port": nft.Port{}, "Cache": nft.Cache{},
 		},
 		"foreign": {
-			"Dial": foreign.Dial, "Obstacles": foreign.Obstacles, "On": foreign.On,
+			"AcceptLink": foreign.AcceptLink, "AcceptMark": foreign.AcceptMark, "Dial": foreign.Dial, "JoinTrusted": foreign.JoinTrusted, "Obstacles": foreign.Obstacles, "On": foreign.On,
 			"Conn": foreign.Conn{}, "Obstacle": foreign.Obstacle{},
 		},
 		"guard": {

@@ -39,11 +39,13 @@ type Network struct {
 	Policy        string         `json:"policy,omitempty"`        // the ingress policy; empty is open
 	// ChainedPolicy is one that a plugin further down the chain asked for: the stricter counts.
 	ChainedPolicy string `json:"chainedPolicy,omitempty"`
-	PortSNAT      bool   `json:"portSNAT,omitempty"`    // it has the rules that a pod's PortSNAT needs
-	Guard         bool   `json:"guard,omitempty"`       // pods may use their own MAC and addresses only
-	Mark          uint64 `json:"mark,omitempty"`        // the bit of what is admitted
-	NFCall        *bool  `json:"nfCall,omitempty"`      // bridged packets pass the firewall; nil is not ours to say
-	Promiscuous   *bool  `json:"promiscuous,omitempty"` // of the bridge; nil is not ours to say
+	// AdminChain is a chain of the operator's that iptables calls first, as such a plugin asked for.
+	AdminChain  string `json:"adminChain,omitempty"`
+	PortSNAT    bool   `json:"portSNAT,omitempty"`    // it has the rules that a pod's PortSNAT needs
+	Guard       bool   `json:"guard,omitempty"`       // pods may use their own MAC and addresses only
+	Mark        uint64 `json:"mark,omitempty"`        // the bit of what is admitted
+	NFCall      *bool  `json:"nfCall,omitempty"`      // bridged packets pass the firewall; nil is not ours to say
+	Promiscuous *bool  `json:"promiscuous,omitempty"` // of the bridge; nil is not ours to say
 
 	// Uplink is the NIC that is the bridge's port to a LAN; empty is none.
 	Uplink string `json:"uplink,omitempty"`
@@ -90,6 +92,7 @@ func (n *Network) fields(c *codec) {
 	c.prefixes("nonMasquerade", &n.NonMasquerade)
 	c.string("policy", &n.Policy)
 	c.string("chainedPolicy", &n.ChainedPolicy)
+	c.string("adminChain", &n.AdminChain)
 	c.bool("portSNAT", &n.PortSNAT)
 	c.bool("guard", &n.Guard)
 	c.uint64("mark", &n.Mark)

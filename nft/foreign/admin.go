@@ -13,81 +13,85 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// adminComment is that of the rule that EnsureAdmin makes.
+// adminComment is that of the rule that calls the operator's chain.
 const adminComment = "tombolo: the operator's rules first"
 
-// EnsureAdmin has iptables, where it works over nf_tables, call a chain of the operator's before all
-// others that see what is forwarded, as the reference's plugin firewall does: in its tables filter, for
-// IPv4 and for IPv6. A chain of that name that any rule calls is left as it is; one that is not there is
-// made. It makes no table and no chain FORWARD. A name that iptables would not take is ErrInvalid.
-func (c *Conn) EnsureAdmin(ctx context.Context, name string) (changed bool, _ error) {
-	if err := c.usable(ctx); err != nil {
-		return false, err
-	}
-	if name == "" || len(name) > referenceChain || name[0] == '-' || name[0] == '!' {
-		return false, fmt.Errorf("%w: %q cannot be a chain of iptables", tombolo.ErrInvalid, name)
-	}
+// checkAdmin refuses a name that iptables would not take.
+func checkAdmin(name string) error {
+	const maxLen = 28
+	wrong := len(name) > maxLen || name != "" && (name[0] == '-' || name[0] == '!')
 	for i := range len(name) {
-		if !isAlphanumeric(name[i]) && name[i] != '-' && name[i] != '_' {
-			return false, fmt.Errorf("%w: %q cannot be a chain of iptables", tombolo.ErrInvalid, name)
-		}
+		wrong = wrong || !isAlphanumeric(name[i]) && name[i] != '-' && name[i] != '_'
 	}
-	return c.change(ctx, func(t *nftnl.Transaction, family uint8) error { return c.planAdmin(ctx, t, family, name) })
-}
-
-// change commits at once what is planned for each family, and plans anew if others were faster.
-func (c *Conn) change(ctx context.Context, plan func(*nftnl.Transaction, uint8) error) (changed bool, _ error) {
-	err := nftnl.Retry(ctx, func() error {
-		generation, err := nftnl.SeenGeneration(c.nl)
-		if err != nil {
-			return err
-		}
-		t := nftnl.Begin(&generation)
-		for _, f := range families() {
-			if err := plan(t, f.proto); err != nil {
-				return err
-			}
-		}
-		if changed = !t.Empty(); !changed {
-			return nil
-		}
-		return t.Commit(c.nl)
-	})
-	return changed && err == nil, err
-}
-
-// planAdmin adds what a family lacks.
-func (c *Conn) planAdmin(ctx context.Context, t *nftnl.Transaction, family uint8, name string) error {
-	forward, own := chain{family, iptablesTable, iptablesForward}, chain{family, iptablesTable, name}
-	var b nl.Batch
-	hooked, there := false, false
-	getChain(&b, forward, func(data []byte) error {
-		ch, err := nftnl.DecodeChain(data)
-		hooked = isForwardHook(ch)
-		return err
-	})
-	getChain(&b, own, func([]byte) error { there = true; return nil })
-	if err := nftnl.Look(c.nl, &b); err != nil || !hooked {
-		return err
+	if wrong {
+		return fmt.Errorf("%w: %q cannot be a chain of iptables", tombolo.ErrInvalid, name)
 	}
-	if !there {
-		t.Add("make", own, family, unix.NFT_MSG_NEWCHAIN, netlink.Create, own.named(unix.NFTA_CHAIN_NAME)...)
-	} else {
-		all, err := c.rulesIn(ctx, family, iptablesTable)
-		if err != nil {
-			return err
-		}
-		for _, rules := range all {
-			for i := range rules {
-				if rules[i].target == name {
-					return nil
-				}
-			}
-		}
-	}
-	t.AddRule("insert a jump to "+name+" into", forward, family, 0, adminComment, func(x *nftnl.Expressions) {
-		x.Add(&expr.Counter{})
-		x.Add(&expr.Verdict{Kind: expr.VerdictJump, Chain: name})
-	}, forward.named(unix.NFTA_RULE_CHAIN)...)
 	return nil
+}
+
+// adminPlan is what there is of the operator's chain, and what to do.
+type adminPlan struct {
+	own         chain
+	there       bool
+	uses        int // its rules, and the rules that call it
+	call        bool
+	makeForward bool // where FORWARD is not there yet: the chain would not be called
+}
+
+func (c *Conn) getAdmin(b *nl.Batch, f *familyPlan) {
+	if c.admin == "" {
+		return
+	}
+	f.admin.own = chain{f.at.family, iptablesTable, c.admin}
+	getChain(b, f.admin.own, func(data []byte) error {
+		ch, err := nftnl.DecodeChain(data)
+		f.admin.there, f.admin.uses = true, int(ch.Uses)
+		return err
+	})
+}
+
+// planAdmin has FORWARD call the operator's chain, as the reference's plugin firewall does, unless any rule calls
+// it already. Where there is no FORWARD, it makes that if the chain is there, and no chain otherwise.
+func (c *Conn) planAdmin(ctx context.Context, f *familyPlan) error {
+	a := &f.admin
+	if c.admin == "" || f.there && !f.hooked || !f.there && !a.there {
+		return nil
+	}
+	a.call, a.makeForward = true, !f.there
+	for i := range f.rules {
+		if f.rules[i].target == c.admin {
+			a.call = false
+		}
+	}
+	if !a.call || !a.there {
+		return nil
+	}
+	rules, err := c.rulesOf(ctx, a.own, &packet{})
+	a.call = a.uses <= len(rules)
+	return err
+}
+
+func (a *adminPlan) make(t *nftnl.Transaction, forward chain) {
+	if !a.call {
+		return
+	}
+	if a.makeForward {
+		hook := nftnl.Nest(unix.NFTA_CHAIN_HOOK, nftnl.Uint32(unix.NFTA_HOOK_HOOKNUM, unix.NF_INET_FORWARD), nftnl.Uint32(unix.NFTA_HOOK_PRIORITY, 0))
+		attrs := append(forward.named(unix.NFTA_CHAIN_NAME), hook, nftnl.Uint32(unix.NFTA_CHAIN_POLICY, policyAccept), nftnl.String(unix.NFTA_CHAIN_TYPE, "filter"))
+		t.Add("make", forward, forward.family, unix.NFT_MSG_NEWCHAIN, netlink.Create, attrs...)
+	}
+	if !a.there {
+		t.Add("make", a.own, forward.family, unix.NFT_MSG_NEWCHAIN, netlink.Create, a.own.named(unix.NFTA_CHAIN_NAME)...)
+	}
+	t.AddRule("insert a jump to "+a.own.name+" into", forward, forward.family, 0, adminComment, func(x *nftnl.Expressions) {
+		x.Add(&expr.Counter{})
+		x.Add(&expr.Verdict{Kind: expr.VerdictJump, Chain: a.own.name})
+	}, forward.named(unix.NFTA_RULE_CHAIN)...)
+}
+
+func (a *adminPlan) differences(forward chain) []tombolo.Difference {
+	if !a.call {
+		return nil
+	}
+	return []tombolo.Difference{{Object: forward.String(), What: "rule", Want: fmt.Sprintf("%q, which calls %s,", adminComment, a.own.name)}}
 }

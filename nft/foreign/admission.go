@@ -2,11 +2,14 @@ package foreign
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"hash/fnv"
-	"maps"
-	"slices"
 	"strconv"
+
+	"github.com/google/nftables/expr"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
@@ -20,37 +23,32 @@ const (
 )
 
 // rulesVersion is raised with every change of where and how Ensure makes its rule.
-const rulesVersion = 5
+const rulesVersion = 6
 
 // comment is by what our rule is known, whatever mark it accepts. Saving and restoring make
 // a match of iptables' own of it, which counts as well.
 func (c *Conn) comment() string { return "tombolo: admit what table inet " + c.table + " marks" }
 
 // Ensure sees to it that iptables, where it works over nf_tables, lets pass what our
-// forward chain marks: by one rule in its table filter, for IPv4 and for IPv6. It makes
-// neither table nor chain.
+// forward chain marks: by one rule in the chain FORWARD of its table filter, for IPv4 and for IPv6.
 //
-// What a rule accepts, no rule behind it sees. So ours stands before the first point where
-// every packet is dropped for certain, be it a rule of the chain FORWARD, or of one that it
-// calls, or FORWARD's policy; and where there is no such point, there is no rule. It stays
-// where it is for as long as nothing between it and that point could stop a packet or change
-// one; what is not known could. Otherwise it goes to right before that point, and before
-// the rules that only log what is dropped there. Whatever drops packets ahead of it
-// is left to do so, even if it drops all: see Obstacles. To have ours put ahead of that, delete
-// ours: only where there is none, the place is chosen anew.
+// What a rule accepts, no rule behind it sees. So ours stands right before the first rule without a condition
+// that drops or rejects, and before those that only log what that drops; a jump to a chain that does nothing else
+// is one too. Without such a rule ours is the last, and where the policy accepts, too, there is none.
+// If others put rules that could stop a packet between ours and that point, ours moves behind them. It never moves
+// ahead: what drops all packets before it is left to do so, see Obstacles. To have ours put ahead of that, delete
+// ours: only where there is none, the place is chosen anew. If the point is in a chain that drops some packets
+// before, there is no place that overrides nothing, and no rule.
 //
-// If that point is in a chain that other rules call too, and which drops some packets before
-// it, nothing can be accepted there for FORWARD alone: Ensure does nothing then, and Obstacles
-// names the chain. Rules of ours beyond the one, and those for another mark, are taken out.
+// With an AdminChain, FORWARD calls that first. Ensure makes no table, and a chain FORWARD only to call one.
 //
 // It does all of that in one transaction, however many do the same at once.
 func (c *Conn) Ensure(ctx context.Context) (changed bool, _ error) {
 	if err := c.usable(ctx); err != nil {
 		return false, err
 	}
-
 	err := nftnl.Retry(ctx, func() error {
-		p, err := c.planAdmissions(ctx)
+		p, err := c.plan(ctx)
 		if err != nil {
 			return err
 		}
@@ -68,14 +66,12 @@ func (c *Conn) Ensure(ctx context.Context) (changed bool, _ error) {
 }
 
 // Ready says whether Ensure would do nothing. Where that was seen over the same Socket before,
-// it costs one look at the generation; otherwise it reads the chain FORWARD, those chains that every
-// packet gets to, and what is behind our rule, but no others. So it does not see
-// rules of ours in the rest: see Check.
+// it costs one look at the generation; otherwise it reads the chain FORWARD, and those that every
+// packet gets to from there.
 func (c *Conn) Ready(ctx context.Context) (bool, error) {
 	if err := c.usable(ctx); err != nil {
 		return false, err
 	}
-
 	right := false
 	err := nftnl.Retry(ctx, func() error {
 		generation, err := nftnl.Generation(c.nl)
@@ -83,7 +79,7 @@ func (c *Conn) Ready(ctx context.Context) (bool, error) {
 			return err
 		}
 		known := c.seen.IsOn() && c.seen.IsAt(generation)
-		if known && c.seen.Covers(generation, c.admissionSum()) {
+		if known && c.seen.Covers(generation, c.sum()) {
 			right = true
 			return nil
 		}
@@ -96,22 +92,22 @@ func (c *Conn) Ready(ctx context.Context) (bool, error) {
 				return err
 			}
 		}
-		p, err := c.admissionsAt(ctx, generation, c.readChains)
+		p, err := c.planAt(ctx, generation)
 		if err != nil {
 			return err
 		}
 		if right = p.transaction().Empty(); right && generation != 0 && c.seen.IsOn() {
-			c.seen.Add(generation, c.admissionSum())
+			c.seen.Add(generation, c.sum())
 		}
 		return nil
 	})
 	return right, err
 }
 
-// admissionSum stands for the rules that Ensure makes, in what was seen of a generation.
-func (c *Conn) admissionSum() uint64 {
+// sum stands for the rules that Ensure makes, in what was seen of a generation.
+func (c *Conn) sum() uint64 {
 	sum := fnv.New64a()
-	fmt.Fprintf(sum, "admission %d %x", rulesVersion, c.mark)
+	fmt.Fprintf(sum, "admission %d %x %s", rulesVersion, c.mark, c.admin)
 	if c.table != nftnl.DefaultTable {
 		fmt.Fprint(sum, " ", c.table)
 	}
@@ -123,10 +119,9 @@ func (c *Conn) Check(ctx context.Context) ([]tombolo.Difference, error) {
 	if err := c.usable(ctx); err != nil {
 		return nil, err
 	}
-
 	var diffs []tombolo.Difference
 	err := nftnl.Retry(ctx, func() error {
-		p, err := c.planAdmissions(ctx)
+		p, err := c.plan(ctx)
 		if err != nil {
 			return err
 		}
@@ -141,223 +136,178 @@ func (c *Conn) Check(ctx context.Context) ([]tombolo.Difference, error) {
 	return diffs, nil
 }
 
-// Remove takes our rules out of iptables' tables filter, for whatever mark they
-// are and in whichever chain.
+// Remove takes our rules out of iptables' chains FORWARD, for whatever mark they are.
 func (c *Conn) Remove(ctx context.Context) error {
 	if err := c.usable(ctx); err != nil {
 		return err
 	}
-
 	return nftnl.Retry(ctx, func() error {
-		generation, err := nftnl.SeenGeneration(c.nl)
+		p, err := c.plan(ctx)
 		if err != nil {
 			return err
 		}
-		t := nftnl.Begin(&generation)
-		for _, f := range families() {
-			chains, err := c.rulesIn(ctx, f.proto, iptablesTable)
-			if err != nil {
-				return err
-			}
-			for _, r := range oursIn(chains) {
-				delRule(t, r.at(f.proto))
-			}
+		for _, f := range p.families {
+			f.place, f.admin.call = place{keep: -1}, false
 		}
-		return t.Commit(c.nl)
+		return p.transaction().Commit(c.nl)
 	})
 }
 
-// isAdmission says that it is ours and does what it should.
-func (r *rule) isAdmission(mark uint32) bool {
-	return r.ours && r.verdict == accepts &&
-		len(r.conditions) == 1 && r.conditions[0] == condition{on: onMark, mark: mark, mask: mark}
-}
+func forwardOf(family uint8) chain { return chain{family, iptablesTable, iptablesForward} }
 
-// at names a rule of the table filter.
-func (r *rule) at(family uint8) handle {
-	return handle{chain{family, iptablesTable, r.chain}, r.handle}
-}
-
-// oursIn gives our rules, those in FORWARD first.
-func oursIn(chains map[string][]rule) []*rule {
-	var first, others []*rule
-	for _, name := range slices.Sorted(maps.Keys(chains)) {
-		rules := chains[name]
-		for i := range rules {
-			switch {
-			case !rules[i].ours:
-			case name == iptablesForward:
-				first = append(first, &rules[i])
-			default:
-				others = append(others, &rules[i])
-			}
-		}
-	}
-	return append(first, others...)
-}
-
-// admissionPlan is what there is of our rules in both families, and what to do.
-type admissionPlan struct {
+// plan is what there is of our rules in both families, and what to do.
+type plan struct {
 	generation uint32
-	own        own
-	families   []familyAdmission
+	mark       uint32
+	comment    string
+	families   []*familyPlan
 }
 
-// familyAdmission is that of one family.
-type familyAdmission struct {
-	family  uint8
-	own     own
-	keep    *rule
-	insert  *insertion // nil: nothing is to be put anywhere
-	surplus []*rule
-	placer  *placer // nil: there is no chain FORWARD
-	to      destination
-	policy  uint32
+// familyPlan is that of one family.
+type familyPlan struct {
+	at     chain
+	there  bool // a chain FORWARD
+	hooked bool // it sees what is forwarded
+	base
+	place
+	admin adminPlan
 }
 
-// own is what our rule accepts, and what it says of itself.
-type own struct {
-	mark    uint32
-	comment string
-}
-
-// insertion is a rule to be made.
-type insertion struct {
-	into   chain
-	before uint64 // the handle of a rule; 0 is the chain's end
-}
-
-// planAdmissions reads what there is and decides what should be. It may be torn by a
+// plan reads what there is and decides what should be. It may be torn by a
 // change meanwhile; a transaction with its generation is then refused.
-func (c *Conn) planAdmissions(ctx context.Context) (*admissionPlan, error) {
+func (c *Conn) plan(ctx context.Context) (*plan, error) {
 	generation, err := nftnl.SeenGeneration(c.nl)
 	if err != nil {
 		return nil, err
 	}
-	return c.admissionsAt(ctx, generation, c.readTables)
+	return c.planAt(ctx, generation)
 }
 
-// admissionsAt decides by what a reader has the placers know of chains.
-func (c *Conn) admissionsAt(ctx context.Context, generation uint32, read func(context.Context, *placer) error) (*admissionPlan, error) {
+func (c *Conn) planAt(ctx context.Context, generation uint32) (*plan, error) {
+	p := &plan{generation: generation, mark: c.mark, comment: c.comment()}
 	var b nl.Batch
-	policies := map[uint8]uint32{}
-	for _, f := range families() {
-		getChain(&b, chain{f.proto, iptablesTable, iptablesForward}, func(data []byte) error {
+	for _, family := range families() {
+		f := &familyPlan{at: forwardOf(family)}
+		p.families = append(p.families, f)
+		getChain(&b, f.at, func(data []byte) error {
 			ch, err := nftnl.DecodeChain(data)
-			if isForwardHook(ch) {
-				policies[f.proto] = ch.Policy
-			}
+			f.there, f.hooked = true, isForwardHook(ch)
+			f.policy = endingOf(ch.Policy)
 			return err
 		})
+		c.getAdmin(&b, f)
 	}
 	if err := nftnl.Look(c.nl, &b); err != nil {
 		return nil, err
 	}
-	p := &admissionPlan{generation: generation, own: own{c.mark, c.comment()}}
-	for _, f := range families() {
-		plan := familyAdmission{family: f.proto, own: p.own}
-		if policy, ok := policies[f.proto]; ok {
-			plan.placer, plan.policy = newPlacer(f.proto, c.mark), policy
-			if err := read(ctx, plan.placer); err != nil {
-				return nil, err
-			}
-			if plan.decide(); plan.placer.err != nil {
-				return nil, plan.placer.err
-			}
+	for _, f := range p.families {
+		if err := c.read(ctx, f); err != nil {
+			return nil, err
 		}
-		p.families = append(p.families, plan)
+		if err := c.planAdmin(ctx, f); err != nil {
+			return nil, err
+		}
 	}
 	return p, nil
 }
 
-// readTables reads a whole table: whichever chain has rules of ours, they are found.
-func (c *Conn) readTables(ctx context.Context, p *placer) error {
-	if err := c.readChains(ctx, p); err != nil {
+// endingOf is that of a policy.
+func endingOf(policy uint32) ending {
+	if policy == policyAccept {
+		return passes
+	}
+	return stops
+}
+
+// read reads FORWARD, and what it calls as far as that matters, and decides.
+func (c *Conn) read(ctx context.Context, f *familyPlan) (err error) {
+	if f.place.keep = -1; !f.hooked {
+		return nil
+	}
+	pods := &packet{mark: c.mark, known: c.mark, link: c.link}
+	if f.rules, err = c.rulesOf(ctx, f.at, pods); err != nil {
 		return err
 	}
-	chains, err := c.rulesIn(ctx, p.packet.family, iptablesTable)
-	p.chains = chains
-	p.load = func(string) ([]rule, error) { return nil, nil } // it has none
+	read := map[string][]rule{}
+	f.chain = func(name string) []rule {
+		rules, ok := read[name]
+		if !ok && err == nil {
+			rules, err = c.rulesOf(ctx, chain{f.at.family, iptablesTable, name}, pods)
+			read[name] = rules
+		}
+		return rules
+	}
+	f.place = f.decide()
 	return err
 }
 
-// readChains reads those that the placer asks for.
-func (c *Conn) readChains(ctx context.Context, p *placer) error {
-	at := func(name string) chain { return chain{p.packet.family, iptablesTable, name} }
-	p.load = func(name string) ([]rule, error) { return c.rulesOf(ctx, at(name)) }
-	p.references = func(name string) (int, error) {
-		var b nl.Batch
-		uses := 0
-		getChain(&b, at(name), func(data []byte) error {
-			ch, err := nftnl.DecodeChain(data)
-			uses = int(ch.Uses)
-			return err
-		})
-		err := nftnl.Look(c.nl, &b)
-		return uses - len(p.rules(name)), err
-	}
-	return nil
-}
-
-// decide chooses the rule to keep, or where one is to be put.
-func (p *familyAdmission) decide() {
-	p.to = p.placer.find(p.policy)
-	p.surplus = nil
-	needed := p.to.path != nil && p.to.blocked == ""
-	for _, r := range oursIn(p.placer.chains) {
-		if needed && p.keep == nil && r.isAdmission(p.own.mark) && p.placer.suits(&p.to, r.chain, indexOf(p.placer.chains[r.chain], r)) {
-			p.keep = r
-			continue
-		}
-		p.surplus = append(p.surplus, r)
-	}
-	if !needed || p.keep != nil {
-		return
-	}
-	p.insert = &insertion{into: chain{p.family, iptablesTable, p.to.at.chain}}
-	if rules := p.placer.rules(p.to.at.chain); p.to.at.index < len(rules) {
-		p.insert.before = rules[p.to.at.index].handle
-	}
-}
-
 // transaction makes of what there is what should be.
-func (p *admissionPlan) transaction() *nftnl.Transaction {
+func (p *plan) transaction() *nftnl.Transaction {
 	t := nftnl.Begin(&p.generation)
-	for i := range p.families {
-		f := &p.families[i]
-		if f.insert != nil {
-			insertAdmission(t, f.insert, p.own)
+	for _, f := range p.families {
+		f.admin.make(t, f.at)
+		if f.isMissing() {
+			p.insert(t, f)
 		}
-		for _, r := range f.surplus {
-			delRule(t, r.at(f.family))
+		for _, r := range f.surplus() {
+			delRule(t, handle{f.at, r.handle})
 		}
 	}
 	return t
 }
 
-func (p *admissionPlan) differences() []tombolo.Difference {
+// isMissing says that a rule is to be made.
+func (f *familyPlan) isMissing() bool { return f.needed && f.keep < 0 }
+
+// surplus are rules of ours that are to go.
+func (f *familyPlan) surplus() []rule {
+	var list []rule
+	for i := range f.rules {
+		if f.rules[i].ours && i != f.keep {
+			list = append(list, f.rules[i])
+		}
+	}
+	return list
+}
+
+// insert makes our rule in the words that iptables uses for it and therefore prints right: every rule of its has
+// a counter.
+func (p *plan) insert(t *nftnl.Transaction, f *familyPlan) {
+	attrs, flags := f.at.named(unix.NFTA_RULE_CHAIN), netlink.Append
+	if f.place.at < len(f.rules) {
+		flags = 0
+		attrs = append(attrs, nftnl.Uint64(unix.NFTA_RULE_POSITION, f.rules[f.place.at].handle))
+	}
+	t.AddRule(fmt.Sprintf("insert rule %q into", p.comment), f.at, f.at.family, flags, p.comment, func(x *nftnl.Expressions) {
+		bits := binary.NativeEndian.AppendUint32(nil, p.mark)
+		x.Meta(expr.MetaKeyMARK, nftnl.First)
+		x.Mask(bits, nil)
+		x.Compare(expr.CmpOpEq, bits)
+		x.Add(&expr.Counter{})
+		x.Add(&expr.Verdict{Kind: expr.VerdictAccept})
+	}, attrs...)
+}
+
+func (p *plan) differences() []tombolo.Difference {
 	var list []tombolo.Difference
-	for i := range p.families {
-		f := &p.families[i]
-		rule := fmt.Sprintf("%q for mark 0x%x", p.own.comment, p.own.mark)
-		missing := f.insert != nil
-		for _, r := range f.surplus {
-			object := r.at(f.family).chain.String()
-			if missing && r.isAdmission(p.own.mark) {
+	for _, f := range p.families {
+		list = append(list, f.admin.differences(f.at)...)
+		rule := fmt.Sprintf("%q for mark 0x%x", p.comment, p.mark)
+		missing := f.isMissing()
+		for _, r := range f.surplus() {
+			d := tombolo.Difference{Object: f.at.String(), What: "rule", Have: strconv.Quote(r.comment) + " with handle " + strconv.FormatUint(r.handle, 10)}
+			if missing && r.isAdmission() {
 				missing = false
-				list = append(list, tombolo.Difference{
-					Object: object, What: "place of rule " + rule,
-					Want: "right before what every packet is dropped by, in " + f.insert.into.String(),
-					Have: "where it spares packets other rules, or where they do not get to it",
-				})
-				continue
+				d = tombolo.Difference{
+					Object: f.at.String(), What: "place of rule " + rule,
+					Want: "right before what every packet is dropped by",
+					Have: "where it spares packets other rules",
+				}
 			}
-			list = append(list, tombolo.Difference{
-				Object: object, What: "rule", Have: strconv.Quote(r.comment) + " with handle " + strconv.FormatUint(r.handle, 10),
-			})
+			list = append(list, d)
 		}
 		if missing {
-			list = append(list, tombolo.Difference{Object: f.insert.into.String(), What: "rule", Want: rule})
+			list = append(list, tombolo.Difference{Object: f.at.String(), What: "rule", Want: rule})
 		}
 	}
 	return list

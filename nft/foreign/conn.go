@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
@@ -22,9 +21,12 @@ type Config struct {
 	// Mark and Table are those of package nft's Config.
 	Mark  uint32
 	Table string
+	// AdminChain is a chain of the operator's that iptables is to call before all others that see what is
+	// forwarded; empty is none. It is made where it is not there, and FORWARD is.
+	AdminChain string
 }
 
-// Conn looks at other people's firewalls, and has one rule in some. Its methods may be
+// Conn looks at the firewalls of others, and has one rule in some. Its methods may be
 // called from several goroutines, and from any number of processes at once. Errors of the
 // kernel are *tombolo.OpError, or wrap one.
 type Conn struct {
@@ -33,7 +35,9 @@ type Conn struct {
 	shared bool
 	mark   uint32
 	table  string
-	err    error // of what it was opened with
+	admin  string
+	link   string // of Obstacles: that pods' packets come in by
+	err    error  // of what it was opened with
 }
 
 // Dial opens a connection. It needs CAP_SYS_ADMIN where cfg names a namespace;
@@ -43,7 +47,7 @@ func Dial(cfg *Config) (*Conn, error) {
 	if cfg == nil {
 		cfg = &Config{}
 	}
-	if err := nftnl.CheckTable(cfg.Table, cfg.Mark); err != nil {
+	if err := cfg.check(); err != nil {
 		return nil, err
 	}
 	conn, err := nl.Dial(unix.NETLINK_NETFILTER, &nl.Config{NetNS: cfg.NetNS})
@@ -66,8 +70,15 @@ func On(s tombolo.Socket, cfg *Config) *Conn {
 	return &Conn{
 		nl: socket.Conn, seen: socket.Seen, shared: true,
 		mark: cmp.Or(cfg.Mark, nftnl.DefaultMark), table: cmp.Or(cfg.Table, nftnl.DefaultTable),
-		err: nftnl.CheckTable(cfg.Table, cfg.Mark),
+		admin: cfg.AdminChain, err: cfg.check(),
 	}
+}
+
+func (cfg *Config) check() error {
+	if err := nftnl.CheckTable(cfg.Table, cfg.Mark); err != nil {
+		return err
+	}
+	return checkAdmin(cfg.AdminChain)
 }
 
 // Close closes the connection, unless it is another's.
@@ -90,9 +101,4 @@ func (c *Conn) usable(ctx context.Context) error {
 		return c.err
 	}
 	return nftnl.Usable(ctx, c.nl)
-}
-
-// dump lists something, by a request with those attributes.
-func (c *Conn) dump(op string, family uint8, msg uint16, each func([]byte) error, attrs ...netlink.Attribute) error {
-	return nftnl.List(c.nl, op, family, msg, each, attrs...)
 }

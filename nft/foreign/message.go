@@ -14,7 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// chain is a chain of somebody else's table.
+// chain is a chain of another program's table.
 type chain struct {
 	family uint8 // unix.NFPROTO_*
 	table  string
@@ -47,54 +47,29 @@ func getChain(b *nl.Batch, ch chain, reply func([]byte) error) {
 	nftnl.Get(b, ch, ch.family, unix.NFT_MSG_GETCHAIN, reply, ch.named(unix.NFTA_CHAIN_NAME)...)
 }
 
-// rulesIn lists the rules of a table by chains; none if there is no such table.
-func (c *Conn) rulesIn(ctx context.Context, family uint8, table string) (map[string][]rule, error) {
+// rulesIn lists the rules of a table by chains, or of one chain if it has a name; none if it is not there.
+func (c *Conn) rulesIn(ctx context.Context, of chain, p *packet) (map[string][]rule, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
+	op, attrs := "list rules of "+of.String(), of.named(unix.NFTA_RULE_CHAIN)
+	if of.name == "" {
+		op, attrs = fmt.Sprintf("list rules of table %s %s", nftnl.FamilyName(of.family), of.table), attrs[:1]
+	}
 	chains := map[string][]rule{}
-	op := fmt.Sprintf("list rules of table %s %s", nftnl.FamilyName(family), table)
-	err := c.dump(op, family, unix.NFT_MSG_GETRULE, func(data []byte) error {
-		r, err := c.decodeRule(family, data)
-		if err == nil {
-			chains[r.chain] = append(chains[r.chain], r)
-		}
+	err := nftnl.List(c.nl, op, of.family, unix.NFT_MSG_GETRULE, func(data []byte) error {
+		r, err := decodeRule(of.family, data, p)
+		r.ours = r.comment == c.comment()
+		chains[r.chain] = append(chains[r.chain], r)
 		return err
-	}, nftnl.String(unix.NFTA_RULE_TABLE, table))
+	}, attrs...)
 	return chains, err
 }
 
-// rulesOf lists the rules of one chain; none if there is no such chain.
-func (c *Conn) rulesOf(ctx context.Context, ch chain) ([]rule, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	var rules []rule
-	err := c.dump("list rules of "+ch.String(), ch.family, unix.NFT_MSG_GETRULE, func(data []byte) error {
-		r, err := c.decodeRule(ch.family, data)
-		rules = append(rules, r)
-		return err
-	}, ch.named(unix.NFTA_RULE_CHAIN)...)
-	return rules, err
-}
-
-// decodeRule tells ours from those of others.
-func (c *Conn) decodeRule(family uint8, data []byte) (rule, error) {
-	r, err := decodeRule(family, data)
-	r.ours = r.comment == c.comment()
-	return r, err
-}
-
-// insertAdmission puts our rule into a chain.
-func insertAdmission(t *nftnl.Transaction, to *insertion, o own) {
-	op := fmt.Sprintf("insert rule %q into", o.comment)
-	attrs := to.into.named(unix.NFTA_RULE_CHAIN)
-	flags := netlink.Append
-	if to.before != 0 {
-		flags = 0
-		attrs = append(attrs, nftnl.Uint64(unix.NFTA_RULE_POSITION, to.before))
-	}
-	t.AddRule(op, to.into, to.into.family, flags, o.comment, func(x *nftnl.Expressions) { admission(x, o.mark) }, attrs...)
+// rulesOf lists the rules of one chain.
+func (c *Conn) rulesOf(ctx context.Context, ch chain, p *packet) ([]rule, error) {
+	chains, err := c.rulesIn(ctx, ch, p)
+	return chains[ch.name], err
 }
 
 func delRule(t *nftnl.Transaction, h handle) {

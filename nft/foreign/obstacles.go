@@ -1,7 +1,6 @@
 package foreign
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"net/netip"
@@ -14,14 +13,16 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// Obstacle is a firewall that stops what pods send, and that Ensure does nothing
+// Obstacle is a firewall that drops what pods send, or may drop it, and that Ensure does nothing
 // about: because it cannot, or because that is not its to decide.
 type Obstacle struct {
 	Kind ObstacleKind
 	// Chain is what stops it, as errors name chains: "chain forward of table inet
 	// filter".
 	Chain string
-	// Effect is what it does: "drops all that it does not know, by its policy".
+	// Maybe says that a rule before the drop could accept it, so that only a packet can tell.
+	Maybe bool
+	// Effect is what it does: "drops, by its policy,".
 	Effect string
 	// Remedy is the command that helps, in one line for a shell. Its effect may have
 	// to be made to last, by whatever means the rules there were made by.
@@ -39,12 +40,8 @@ const (
 	// from version 2 on lets nobody else change: the zone that the bridge is in. So is what drops
 	// all while it does that.
 	Firewalld ObstacleKind = "firewalld"
-	// FirewalldZone is a zone of firewalld's that pods are in whatever zone the bridge joins.
-	FirewalldZone ObstacleKind = "firewalld-zone"
-	// FirewalldPolicy is a policy of firewalld's, which applies to the zone trusted too.
-	FirewalldPolicy ObstacleKind = "firewalld-policy"
 	// IPTables is the table filter of iptables over nf_tables, where Ensure puts its rule: a
-	// rule ahead of that, which is left to its owner, or a chain that no rule can go into.
+	// drop ahead of that is left to its owner.
 	IPTables ObstacleKind = "iptables"
 	// OtherChain is any other chain of nf_tables: a script's, or a distribution's.
 	OtherChain ObstacleKind = "chain"
@@ -53,34 +50,33 @@ const (
 // String gives one line: what is in the way, what it does, and the command that
 // helps.
 func (o Obstacle) String() string {
-	return fmt.Sprintf("%s %s what pods send; this helps: %s", o.Chain, o.Effect, o.Remedy)
+	switch {
+	case !o.Maybe:
+		return fmt.Sprintf("%s %s what pods send; this helps: %s", o.Chain, o.Effect, o.Remedy)
+	case o.Kind == LegacyIPTables:
+		return fmt.Sprintf("what pods send may be dropped by %s; if it is, this helps: %s", o.Chain, o.Remedy)
+	}
+	return fmt.Sprintf("what pods send may be dropped by %s; this finds out: tombolo doctor POD --to ADDR:PORT", o.Chain)
 }
 
 // Path is how pods' packets go: what Obstacles goes by.
 type Path struct {
 	// Bridge is the link that they come in by.
 	Bridge string
-	// Prefixes are the pods' own. A rule that lets them pass is known better with them;
-	// they may be empty.
+	// Prefixes are the pods' own: of families that they do not have, nothing is an obstacle. Empty is both.
 	Prefixes []netip.Prefix
-	// Others are links of other networks of pods. That firewalld lets packets leave by those, where
-	// they are in one zone with the bridge, leads to no elsewhere.
-	Others []string
-	// Out is the link that the packets in question leave by; if it is empty, they leave by any, and
-	// a rule for one that could let them pass counts as one that does.
-	Out string
 }
 
-// Obstacles looks for what else would stop the packets that pods send to elsewhere,
-// through whichever table. It reads, and changes nothing. The table filter of iptables over
-// nf_tables is looked at as it is once Ensure has put its rule there: what stops pods then is a
-// rule before that, or, for bridges that they all come by, one of the owner's will.
+// Obstacles looks at all base chains that see what is forwarded, through whichever table. It reads, and changes
+// nothing. The table filter of iptables over nf_tables is looked at as it is once Ensure has put its rule there.
 //
-// What it finds stops such packets for certain, as far as rules can be understood:
-// a rule that may let them pass counts as one that does if it names the bridge, the
-// pods' addresses or a link that they may leave by, and of rules that drop only those without other
-// conditions count. A chain of nf_tables that is called before our forward chain can
-// do nothing with the mark; its remedy goes by the bridge's name.
+// An obstacle is a policy of drop, or a rule without a condition that drops or rejects. Where a rule before it could
+// accept what pods send, it is one only maybe: of conditions no more is understood than our mark, the bridge's
+// name, and that what pods send begins a connection. A rule with other conditions that drops is none; what a
+// packet meets, tombolo doctor finds out.
+//
+// A chain of nf_tables that is called before our forward chain can do nothing with the mark; its remedy goes by
+// the bridge's name.
 //
 // It needs CAP_NET_ADMIN. It lists whole tables: it is not for every pod.
 func Obstacles(ctx context.Context, cfg *Config, path Path) ([]Obstacle, error) {
@@ -95,11 +91,8 @@ func Obstacles(ctx context.Context, cfg *Config, path Path) ([]Obstacle, error) 
 		return nil, err
 	}
 	defer c.Close()
-	p := podPacket{mark: c.mark, bridge: path.Bridge, prefixes: path.Prefixes, out: path.Out}
-	if index, known, err := c.nl.LinkIndex(path.Bridge); known && err == nil {
-		p.index = uint32(index)
-	}
-	legacy, err := legacyObstacles(ctx, cfg, &p)
+	c.link = path.Bridge
+	legacy, err := c.legacyObstacles(ctx, cfg.NetNS, path)
 	if err != nil {
 		return nil, err
 	}
@@ -111,10 +104,10 @@ func Obstacles(ctx context.Context, cfg *Config, path Path) ([]Obstacle, error) 
 	}
 	var others []Obstacle
 	err = nftnl.Retry(ctx, func() error {
-		if others, err = c.iptablesObstacles(ctx, &p); err != nil {
+		if others, err = c.iptablesObstacles(ctx, path); err != nil {
 			return err
 		}
-		more, err := c.chainObstacles(ctx, p, path.Others)
+		more, err := c.chainObstacles(ctx, path)
 		others = append(others, more...)
 		return err
 	})
@@ -125,21 +118,77 @@ func Obstacles(ctx context.Context, cfg *Config, path Path) ([]Obstacle, error) 
 }
 
 // has says whether pods have addresses of a family, as far as is known.
-func (p *podPacket) has(family uint8) bool {
-	return len(p.prefixes) == 0 || slices.ContainsFunc(p.prefixes, func(prefix netip.Prefix) bool {
+func (p *Path) has(family uint8) bool {
+	return family == unix.NFPROTO_INET || len(p.Prefixes) == 0 || slices.ContainsFunc(p.Prefixes, func(prefix netip.Prefix) bool {
 		return prefix.Addr().Is4() == (family == unix.NFPROTO_IPV4)
 	})
+}
+
+// iptablesObstacles looks at the tables filter of iptables over nf_tables, as they are once
+// Ensure has put its rule there.
+func (c *Conn) iptablesObstacles(ctx context.Context, path Path) ([]Obstacle, error) {
+	p, err := c.plan(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var list []Obstacle
+	for _, f := range p.families {
+		if !f.hooked || !path.has(f.at.family) {
+			continue
+		}
+		asleep, err := c.isAsleep(f.at)
+		if err != nil {
+			return nil, err
+		}
+		if o := f.obstacle(c.mark); o != nil && !asleep {
+			list = append(list, *o)
+		}
+	}
+	return list, nil
+}
+
+// obstacle is what stops pods' packets although our rule is where it should be.
+func (f *familyPlan) obstacle(mark uint32) *Obstacle {
+	at, stopped, unsure := f.stopsPods()
+	if !stopped || f.needed && (f.keep >= 0 && f.keep < at || f.keep < 0 && f.place.at <= at) {
+		return nil
+	}
+	program := iptablesProgram(f.at.family)
+	accept := fmt.Sprintf("-m mark --mark 0x%x/0x%x -j ACCEPT", mark, mark)
+	o := &Obstacle{Kind: IPTables, Chain: f.at.String(), Maybe: unsure, Effect: f.effect(at)}
+	if at == len(f.rules) || f.rules[at].verdict == returns { // they return before our rule
+		o.Remedy = fmt.Sprintf("%s -I %s %s", program, iptablesForward, accept)
+		return o
+	}
+	o.Effect = fmt.Sprintf("drops or rejects, by its rule number %d, which is left to its owner,", at+1)
+	o.Remedy = fmt.Sprintf("%s -D %s %d", program, iptablesForward, at+1)
+	if called := f.rules[at].target; called != "" { // which other rules may call
+		o.Effect = fmt.Sprintf("drops or rejects, by its rule number %d, which calls %s and is left to its owner,", at+1, called)
+		o.Remedy = fmt.Sprintf("%s -I %s %d %s", program, iptablesForward, at+1, accept)
+	}
+	return o
+}
+
+func iptablesProgram(family uint8) string {
+	if family == unix.NFPROTO_IPV6 {
+		return "ip6tables"
+	}
+	return "iptables"
 }
 
 // hookedChain is a base chain that sees what is forwarded.
 type hookedChain struct {
 	chain
 	priority int32
-	policy   uint32
+	policy   ending
 }
 
+// beforeOurs says that our forward chain has not marked anything by then. Of chains
+// with the same priority, the kernel calls the one first that it was told of last.
+func (ch *hookedChain) beforeOurs() bool { return ch.priority <= nftnl.PriorityForward }
+
 // chainObstacles looks at all base chains of nf_tables but ours and those of Ensure.
-func (c *Conn) chainObstacles(ctx context.Context, pods podPacket, bridges []string) ([]Obstacle, error) {
+func (c *Conn) chainObstacles(ctx context.Context, path Path) ([]Obstacle, error) {
 	chains, err := c.hookedChains(ctx)
 	if err != nil {
 		return nil, err
@@ -148,24 +197,31 @@ func (c *Conn) chainObstacles(ctx context.Context, pods podPacket, bridges []str
 	for _, ch := range chains {
 		if asleep, err := c.isAsleep(ch.chain); err != nil {
 			return nil, err
-		} else if asleep {
+		} else if asleep || !path.has(ch.family) {
 			continue
 		}
-		p := &podPacket{}
-		*p = pods
-		if ch.table == firewalldTable {
-			p.others = bridges // in other tables an operator may let pods reach those alone
+		pods := &packet{mark: c.mark, known: c.mark, link: path.Bridge, firewalld: ch.table == firewalldTable}
+		if ch.beforeOurs() {
+			pods.mark = 0
 		}
-		t, err := c.readTable(ctx, ch.chain, p)
+		rules, err := c.rulesIn(ctx, chain{family: ch.family, table: ch.table}, pods)
 		if err != nil {
 			return nil, err
 		}
-		effect, by := ch.stops(t, p)
-		if effect != "" {
-			list = append(list, ch.obstacle(effect, by, t, p))
+		b := base{rules[ch.name], ch.policy, func(name string) []rule { return rules[name] }}
+		if at, stopped, unsure := b.stopsPods(); stopped {
+			list = append(list, ch.obstacle(&b, at, unsure, c.mark, path.Bridge))
 		}
 	}
 	return list, nil
+}
+
+// effect says what the rule with an index does, or the policy.
+func (b *base) effect(at int) string {
+	if at == len(b.rules) || b.rules[at].verdict == returns {
+		return "drops, by its policy,"
+	}
+	return "drops or rejects, by a rule for all that it does not know,"
 }
 
 func (c *Conn) hookedChains(ctx context.Context) ([]hookedChain, error) {
@@ -174,13 +230,13 @@ func (c *Conn) hookedChains(ctx context.Context) ([]hookedChain, error) {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		err := c.dump("list chains", family, unix.NFT_MSG_GETCHAIN, func(data []byte) error {
+		err := nftnl.List(c.nl, "list chains", family, unix.NFT_MSG_GETCHAIN, func(data []byte) error {
 			ch, err := nftnl.DecodeChain(data)
 			at := chain{family, ch.Table, ch.Name}
 			ours := family == unix.NFPROTO_INET && ch.Table == c.table
 			admissible := family != unix.NFPROTO_INET && ch.Table == iptablesTable && ch.Name == iptablesForward
 			if isForwardHook(ch) && !ours && !admissible {
-				list = append(list, hookedChain{at, ch.Priority, ch.Policy})
+				list = append(list, hookedChain{at, ch.Priority, endingOf(ch.Policy)})
 			}
 			return err
 		})
@@ -203,144 +259,73 @@ func (c *Conn) isAsleep(ch chain) (bool, error) {
 	return asleep, nftnl.Look(c.nl, &b)
 }
 
-// content is what a table has that a packet may meet.
-type content struct {
-	chains map[string][]rule
-	sets   map[lookup]likelihood
-}
-
-// readTable reads the rules of a chain's table, and the sets that they look into.
-func (c *Conn) readTable(ctx context.Context, ch chain, p *podPacket) (*content, error) {
-	chains, err := c.rulesIn(ctx, ch.family, ch.table)
-	if err != nil {
-		return nil, err
-	}
-	t := &content{chains, map[lookup]likelihood{}}
-	return t, c.readSets(t, ch, p)
-}
-
-// readSets looks into the sets that rules look into.
-func (c *Conn) readSets(t *content, ch chain, p *podPacket) error {
-	for _, rules := range t.chains {
-		for i := range rules {
-			for _, cond := range rules[i].conditions {
-				l := cond.lookup()
-				if _, known := t.sets[l]; cond.on != onSet || known {
-					continue
-				}
-				var err error
-				switch l.key {
-				case onSource:
-					t.sets[l], err = c.setHolds(ch, l.set, p.prefixes)
-				case onOut:
-					t.sets[l], err = c.setLeads(ch, l.set, p)
-				default:
-					t.sets[l], err = c.setMentions(ch, l, p.bridge)
-				}
-				if err != nil {
-					return err
-				}
-			}
-		}
-	}
-	return nil
-}
-
-// keyNames says that a link's name is somewhere in a key. An interval of names, for
-// which nft writes "br*", starts with a key of just that.
-func keyNames(key []byte, link string) bool {
-	padded := make([]byte, ifnameLen)
-	copy(padded, link)
-	start := bytes.TrimRight(key, "\x00")
-	return bytes.Contains(key, padded) || len(key) == ifnameLen && len(start) > 0 && strings.HasPrefix(link, string(start))
-}
-
-// stops says in words what the chain does to pods' packets, and nothing if they
-// may pass; and before which rule an accept helps, nil for the chain's end.
-func (ch *hookedChain) stops(t *content, p *podPacket) (effect string, by *rule) {
-	for _, f := range families() {
-		if ch.family != unix.NFPROTO_INET && ch.family != f.proto || !p.has(f.proto) {
-			continue
-		}
-		switch fate := ch.fate(t, p, f.proto); {
-		case fate.how == dropped:
-			return effectOfRule, fate.by
-		case fate.how == comesBack && ch.policy != policyAccept:
-			return effectOfPolicy, returnIn(t.chains[ch.name])
-		}
-	}
-	return "", nil
-}
-
-// fate is what becomes of pods' packets of a family in the chain.
-func (ch *hookedChain) fate(t *content, p *podPacket, family uint8) fate {
-	pods := *p
-	pods.sets, pods.family = t.sets, family
-	if ch.beforeOurs() {
-		pods.mark = 0
-	}
-	return newWalk(&pods, t.chains).chain(ch.name)
-}
-
-// returnIn gives the rule that has all packets go to a policy, if there is one.
-func returnIn(rules []rule) *rule {
-	for i := range rules {
-		if len(rules[i].conditions) == 0 && (rules[i].verdict == returns || rules[i].verdict == goesTo) {
-			return &rules[i]
-		}
-	}
-	return nil
-}
-
-// indexOf is where a rule is among those of its chain.
-func indexOf(rules []rule, r *rule) int {
-	return slices.IndexFunc(rules, func(other rule) bool { return other.handle == r.handle })
-}
-
-const (
-	effectOfRule   = "drops or rejects, by a rule for all that it does not know,"
-	effectOfPolicy = "drops, by its policy,"
-)
-
-// beforeOurs says that our forward chain has not marked anything by then. Of chains
-// with the same priority, the kernel calls the one first that it was told of last.
-func (ch *hookedChain) beforeOurs() bool { return ch.priority <= nftnl.PriorityForward }
-
 // obstacle names the chain, and an accept that helps: right before the rule that stops pods,
 // or at the chain's end, so that it overrides nothing else.
-func (ch *hookedChain) obstacle(effect string, by *rule, t *content, p *podPacket) Obstacle {
-	o := Obstacle{Kind: OtherChain, Chain: ch.chain.String(), Effect: effect}
-	bridge := shellWord(p.bridge)
-	insert := fmt.Sprintf("nft add rule %s %s %s", nftnl.FamilyName(ch.family), shellWord(ch.table), shellWord(ch.name))
-	if by != nil {
-		insert = fmt.Sprintf("nft insert rule %s %s %s handle %d", nftnl.FamilyName(ch.family), shellWord(ch.table), shellWord(by.chain), by.handle)
+func (ch *hookedChain) obstacle(b *base, at int, unsure bool, mark uint32, link string) Obstacle {
+	o := Obstacle{Kind: OtherChain, Chain: ch.chain.String(), Effect: b.effect(at), Maybe: unsure}
+	var before uint64
+	if at < len(b.rules) {
+		before = b.rules[at].handle
 	}
 	switch {
 	case ch.table == firewalldTable:
-		ch.byFirewalld(&o, by, t, p)
+		o.Kind, o.Remedy, o.Maybe = Firewalld, JoinTrusted(link), unsure || b.isTrusted()
 	case ch.table == firewalldReload:
-		o.Kind, o.Effect, o.Remedy = Firewalld, "drops, while firewalld loads its rules,", reloadFirewalld
-	case !ch.beforeOurs():
-		o.Remedy = fmt.Sprintf("%s 'meta mark & 0x%x == 0x%x counter accept'", insert, p.mark, p.mark)
-	case ch.family != unix.NFPROTO_INET && ch.name == iptablesForward:
+		o.Kind, o.Maybe, o.Effect, o.Remedy = Firewalld, false, "drops, while firewalld loads its rules,", reloadFirewalld
+	case ch.beforeOurs() && ch.family != unix.NFPROTO_INET && ch.name == iptablesForward:
 		// iptables' own, which could not print what nft would put there.
-		insert = iptablesProgram(ch.family) + " -t " + shellWord(ch.table) + " " + iptablesPlace(t.chains, by)
-		o.Remedy = fmt.Sprintf("%s -i %s -j ACCEPT && %s -o %s -m conntrack --ctstate ESTABLISHED,RELATED,DNAT -j ACCEPT", insert, bridge, insert, bridge)
+		insert := fmt.Sprintf("%s -t %s -I %s %d", iptablesProgram(ch.family), shellWord(ch.table), iptablesForward, at+1)
+		o.Remedy = fmt.Sprintf("%s -i %s -j ACCEPT && %s -o %s -m conntrack --ctstate ESTABLISHED,RELATED,DNAT -j ACCEPT", insert, shellWord(link), insert, shellWord(link))
+	case ch.beforeOurs():
+		o.Remedy = AcceptLink(ch.family, ch.table, ch.name, before, link)
 	default:
-		// A published port's first packet is no reply.
-		o.Remedy = fmt.Sprintf("%s iifname %s accept && %s oifname %s ct state established,related accept && %s oifname %s ct status dnat accept",
-			insert, bridge, insert, bridge, insert, bridge)
+		o.Remedy = AcceptMark(ch.family, ch.table, ch.name, before, mark)
 	}
 	return o
 }
 
-// iptablesPlace is where iptables puts a rule that goes before another one, or to the end of
-// FORWARD.
-func iptablesPlace(chains map[string][]rule, before *rule) string {
-	if before == nil {
-		return "-A " + iptablesForward
+// What firewalld makes.
+const (
+	firewalldTable   = "firewalld"
+	firewalldPolicy  = "filter_FWD_policy_" // begins the names of policies' chains
+	firewalldTrusted = "filter_FWD_trusted"
+	firewalldReload  = "firewalld_policy_drop" // drops while it loads its rules
+
+	// It waits for a reload that goes on, and ends what one that was broken off has left.
+	reloadFirewalld = "firewall-cmd --reload"
+)
+
+// isTrusted says that the link is in firewalld's zone trusted already.
+func (b *base) isTrusted() bool {
+	const zones = "filter_FORWARD_ZONES"
+	return slices.ContainsFunc(b.chain(zones), func(r rule) bool { return r.isForAll() && r.target == firewalldTrusted })
+}
+
+// JoinTrusted is the command by which a link joins firewalld's zone trusted, from whichever zone it is in.
+func JoinTrusted(link string) string {
+	return "firewall-cmd --permanent --zone=trusted --change-interface=" + shellWord(link) + " && " + reloadFirewalld
+}
+
+// AcceptMark is the command that has a chain of nf_tables accept what pods send: before the rule with a handle, or, if
+// that is 0, at its end.
+func AcceptMark(family uint8, table, chain string, before uint64, mark uint32) string {
+	return fmt.Sprintf("%s 'meta mark & 0x%x == 0x%x counter accept'", insertInto(family, table, chain, before), mark, mark)
+}
+
+// AcceptLink is the same for a chain that is called before ours, where nothing has the mark.
+func AcceptLink(family uint8, table, chain string, before uint64, link string) string {
+	insert, link := insertInto(family, table, chain, before), shellWord(link)
+	// A published port's first packet is no reply.
+	return fmt.Sprintf("%s iifname %s accept && %s oifname %s ct state established,related accept && %s oifname %s ct status dnat accept",
+		insert, link, insert, link, insert, link)
+}
+
+func insertInto(family uint8, table, chain string, before uint64) string {
+	at := fmt.Sprintf("%s %s %s", nftnl.FamilyName(family), shellWord(table), shellWord(chain))
+	if before == 0 {
+		return "nft add rule " + at
 	}
-	return fmt.Sprintf("-I %s %d", shellWord(before.chain), indexOf(chains[before.chain], before)+1)
+	return fmt.Sprintf("nft insert rule %s handle %d", at, before)
 }
 
 // shellWord quotes a name that a shell would not take as it is: the kernel lets

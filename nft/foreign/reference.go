@@ -60,12 +60,12 @@ func (c *Conn) removeReference(ctx context.Context, pod *ReferencePod, parts Ref
 		}
 		r := referenceRemoval{Conn: c, t: nftnl.Begin(&generation), network: pod.Network, keepChains: keepChains}
 		for _, f := range families() {
-			if err := r.plan(ctx, f.proto, pod, parts); err != nil {
+			if err := r.plan(ctx, f, pod, parts); err != nil {
 				return err
 			}
 		}
 		if parts&ReferenceMasquerade != 0 {
-			err := r.rules(ctx, unix.NFPROTO_INET, "cni_plugins_masquerade", func(rule *rule) bool {
+			err := r.rules(ctx, unix.NFPROTO_INET, "cni_plugins_masquerade", func(rule *namedRule) bool {
 				return strings.HasPrefix(rule.comment, pod.instance())
 			})
 			if err != nil {
@@ -101,7 +101,7 @@ func (r *referenceRemoval) plan(ctx context.Context, family uint8, pod *Referenc
 	}
 	if parts&ReferenceHostPorts != 0 {
 		// The plugin knows them by the container alone.
-		if err := r.rules(ctx, family, "cni_hostport", func(rule *rule) bool { return pod.ContainerID != "" && rule.comment == pod.ContainerID }); err != nil {
+		if err := r.rules(ctx, family, "cni_hostport", func(rule *namedRule) bool { return pod.ContainerID != "" && rule.comment == pod.ContainerID }); err != nil {
 			return err
 		}
 	}
@@ -109,7 +109,8 @@ func (r *referenceRemoval) plan(ctx context.Context, family uint8, pod *Referenc
 		return nil
 	}
 	own := chain{family, iptablesTable, "CNI-FORWARD"}
-	rules, err := r.rulesOf(ctx, own)
+	all, err := r.namedRulesIn(ctx, own.family, own.table)
+	rules := all[own.name]
 	for i := range rules {
 		if pod.letIn(&rules[i]) {
 			delRule(r.t, handle{own, rules[i].handle})
@@ -126,7 +127,7 @@ func (c *Conn) ReferencePublished(ctx context.Context) ([]netip.Prefix, error) {
 	}
 	var list []netip.Prefix
 	for _, table := range []string{"nat", "cni_hostport"} {
-		chains, err := c.rulesIn(ctx, unix.NFPROTO_IPV4, table)
+		chains, err := c.namedRulesIn(ctx, unix.NFPROTO_IPV4, table)
 		if err != nil {
 			return nil, err
 		}
@@ -137,7 +138,7 @@ func (c *Conn) ReferencePublished(ctx context.Context) ([]netip.Prefix, error) {
 			for _, r := range rules {
 				for _, cond := range r.conditions {
 					// Beside 127.0.0.1, a pod that calls its own port has another source address.
-					if cond.on == onSource && !cond.negated && cond.prefix.Bits() > 0 && !cond.prefix.Addr().IsLoopback() {
+					if cond.source && !cond.negated && cond.prefix.Bits() > 0 && !cond.prefix.Addr().IsLoopback() {
 						list = append(list, cond.prefix)
 					}
 				}
@@ -148,8 +149,8 @@ func (c *Conn) ReferencePublished(ctx context.Context) ([]netip.Prefix, error) {
 }
 
 // rules deletes those of a table that are the pod's.
-func (r *referenceRemoval) rules(ctx context.Context, family uint8, table string, isPods func(*rule) bool) error {
-	all, err := r.rulesIn(ctx, family, table)
+func (r *referenceRemoval) rules(ctx context.Context, family uint8, table string, isPods func(*namedRule) bool) error {
+	all, err := r.namedRulesIn(ctx, family, table)
 	for name, rules := range all {
 		for i := range rules {
 			if isPods(&rules[i]) {
@@ -169,7 +170,7 @@ func (r *referenceRemoval) chain(ctx context.Context, own chain) error {
 	if err := nftnl.Look(r.nl, &b); err != nil || !there {
 		return err
 	}
-	all, err := r.rulesIn(ctx, own.family, own.table)
+	all, err := r.namedRulesIn(ctx, own.family, own.table)
 	if err != nil {
 		return err
 	}
@@ -209,12 +210,12 @@ func referenceHash(text string) string {
 }
 
 // letIn says that a rule accepts what one of the pod's addresses sends, or is answered.
-func (p *ReferencePod) letIn(r *rule) bool {
+func (p *ReferencePod) letIn(r *namedRule) bool {
 	if r.verdict != accepts {
 		return false
 	}
 	for _, c := range r.conditions {
-		if (c.on == onSource || c.on == onDestination) && !c.negated && c.prefix.IsSingleIP() && slices.Contains(p.Addresses, c.prefix.Addr()) {
+		if !c.negated && c.prefix.IsSingleIP() && slices.Contains(p.Addresses, c.prefix.Addr()) {
 			return true
 		}
 	}

@@ -64,7 +64,7 @@ func readLegacyFilter(ns *netns.NS, f legacyFamily) (info, entries []byte, found
 			return err
 		}
 		defer unix.Close(fd)
-		info, entries, err = legacyTable(fd, f.level, iptablesTable)
+		info, entries, err = getLegacyTable(fd, f.level, iptablesTable)
 		return err
 	}
 	var err error
@@ -79,8 +79,8 @@ func readLegacyFilter(ns *netns.NS, f legacyFamily) (info, entries []byte, found
 	return info, entries, found, nil
 }
 
-// legacyTable reads a table: its struct ipt_getinfo, and the entries alone.
-func legacyTable(fd, level int, name string) (info, entries []byte, _ error) {
+// getLegacyTable reads a table: its struct ipt_getinfo, and the entries alone.
+func getLegacyTable(fd, level int, name string) (info, entries []byte, _ error) {
 	const (
 		infoLen   = tableNameLen + 4*13 // struct ipt_getinfo
 		headerLen = tableNameLen + 8    // struct ipt_get_entries: name, size, padding

@@ -219,110 +219,26 @@ func TestFirewalldStopsPodsUntilTheAdvisedCommand(t *testing.T) {
 	}
 }
 
-// A policy of firewalld stops pods whose bridge is in the zone trusted. tombolod does nothing about it; check, doctor
-// and STATUS name it, and the command that they advise has it let these pods pass.
-func TestAPolicyOfFirewalldStopsPodsUntilTheAdvisedCommand(t *testing.T) {
+// What a policy of firewalld stops, or a zone that comes before the bridge's, doctor names by a probe. STATUS and ADD
+// judge no policies.
+func TestDoctorNamesWhatFirewalldStopsPodsBy(t *testing.T) {
 	t.Parallel()
-	n := newNode(t)
-	out := n.outside()
-	w := n.portnet(nil)
-	f := n.firewalld(t)
-	m := n.mindOn(t, f.bus, nil)
-	m.until(t, "firewalld is attended to", n.attendsFirewalld)
-	a := n.pod("a")
-	w.add(a, publish(t, "8080:80/tcp"))
-	a.serve(t, "tcp", 80)
-	wantPing(t, a.NS, outside4, outside6)
-	// A zone with two bridges lets packets pass from one to the other.
-	second := n.network("second", conf{"bridge": "cbr2", "ipam": conf{"type": "host-local", "subnet": "10.24.0.0/16"}})
-	c := n.pod("c")
-	second.add(c)
-	policies := filepath.Join(f.dir, "etc", "policies")
-	if err := os.MkdirAll(policies, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	shut := func(policy string) {
-		t.Helper()
-		if err := os.WriteFile(filepath.Join(policies, "shut.xml"), []byte(policy), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		f.do("firewall-cmd --reload")
-		f.inTrusted(t, "cbr0")
-		f.inTrusted(t, "cbr2")
-	}
-	const what = "by the policy shut, which is left to its owner, what pods send"
-	// One for one way out is its owner's affair, and pods may have another. Only doctor names it, since
-	// the pod does not reach the router.
-	shut(`<policy priority="-1" target="DROP"><ingress-zone name="trusted"/><egress-zone name="public"/></policy>`)
-	f.do("firewall-cmd --zone=public --change-interface=eth0")
-	wantNoPing(t, a.NS, outside4, outside6)
-	if err := w.status(); err != nil {
-		t.Errorf("with a policy for one way out: %v", err)
-	}
-	o := n.operate("doctor", "--dns", "none", "--state", n.state, "a")
-	if _, remedy, ok := strings.Cut(o.stdout, what); o.status != 4 || !ok || !strings.Contains(remedy, "firewall-cmd --permanent --policy=shut --add-rich-rule=") {
-		t.Errorf("doctor: %+v", o)
-	} else {
-		_, command, _ := strings.Cut(remedy, "this helps: ")
-		command, _, _ = strings.Cut(command, "\n")
-		f.do(command)
-		f.do("firewall-cmd --zone=public --change-interface=eth0")
-		wantPing(t, a.NS, outside4)
-	}
-
-	for _, policy := range []string{ // as firewall-cmd writes them
-		`<policy priority="-1" target="DROP"><ingress-zone name="trusted"/><egress-zone name="ANY"/></policy>`,
-		`<policy priority="-1" target="CONTINUE"><ingress-zone name="trusted"/><egress-zone name="ANY"/><rule priority="-7"><drop/></rule></policy>`,
-		`<policy priority="10" target="DROP"><ingress-zone name="trusted"/><egress-zone name="ANY"/></policy>`,
-		`<policy priority="10" target="REJECT"><ingress-zone name="ANY"/><egress-zone name="ANY"/></policy>`,
+	for name, tc := range map[string]struct{ policy, line, chain, says string }{
+		"a policy for one way out": {policy: `<policy priority="-1" target="DROP"><ingress-zone name="trusted"/><egress-zone name="public"/></policy>`,
+			line: "firewall-cmd --zone=public --change-interface=eth0", chain: "filter_FWD_policy_shut", says: "firewall-cmd --list-all-policies"},
+		"a policy for all": {policy: `<policy priority="-1" target="DROP"><ingress-zone name="trusted"/><egress-zone name="ANY"/></policy>`,
+			chain: "filter_FWD_policy_shut", says: "firewall-cmd --list-all-policies"},
+		"a policy's rule": {policy: `<policy priority="-1" target="CONTINUE"><ingress-zone name="trusted"/><egress-zone name="ANY"/><rule priority="-7"><drop/></rule></policy>`,
+			chain: "filter_FWD_policy_shut_pre", says: "firewall-cmd --list-all-policies"},
+		"a policy that rejects": {policy: `<policy priority="10" target="REJECT"><ingress-zone name="ANY"/><egress-zone name="ANY"/></policy>`,
+			chain: "filter_FWD_policy_shut", says: "firewall-cmd --list-all-policies"},
+		"a zone by addresses": {line: "firewall-cmd --permanent --zone=drop --add-source=10.0.0.0/8 && firewall-cmd --reload",
+			chain: "filter_FWD_drop", says: "firewall-cmd --info-zone=drop"},
+		"a zone by a set": {line: "firewall-cmd --permanent --new-ipset=ours --type=hash:net && firewall-cmd --permanent --ipset=ours --add-entry=10.0.0.0/8 && firewall-cmd --permanent --zone=internal --add-source=ipset:ours && firewall-cmd --reload",
+			chain: "filter_FWD_internal", says: "firewall-cmd --info-zone=internal"},
+		"trusted with a target": {line: "firewall-cmd --permanent --zone=trusted --set-target=DROP && firewall-cmd --reload", chain: "filter_FWD_trusted", says: "firewall-cmd --info-zone=trusted"},
 	} {
-		shut(policy)
-		wantNoPing(t, a.NS, outside4, outside6)
-
-		const helps = "this helps: firewall-cmd --permanent --policy=shut --add-rich-rule="
-		for _, command := range [][]string{{"check"}, {"doctor", "--dns", "none", "a"}} {
-			if o := n.operate(append(command, "--state", n.state)...); o.status != 4 || !strings.Contains(o.stdout, what) || !strings.Contains(o.stdout, helps) {
-				t.Errorf("%s with %s: %+v", command, policy, o)
-			}
-		}
-		wantError(t, w.status(), 50, what+"; "+helps)
-		f.do(w.advised(t))
-		f.inTrusted(t, "cbr2")
-		f.do(second.advised(t))
-		f.inTrusted(t, "cbr0")
-		f.inTrusted(t, "cbr2")
-		wantPing(t, a.NS, outside4, outside6)
-		wantPing(t, c.NS, outside4)
-		if _, err := nstest.AskWithin(t, out, "tcp", netip.AddrPortFrom(nstest.Addr(uplink4), 8080), 10*time.Second); err != nil {
-			t.Errorf("with %s, the published port: %v", policy, err)
-		}
-		if err := w.status(); err != nil {
-			t.Errorf("with %s: %v", policy, err)
-		}
-		for _, command := range [][]string{{"check"}, {"doctor", "--dns", "none", "a"}} {
-			if o := n.operate(append(command, "--state", n.state)...); o.status != 0 {
-				t.Errorf("%s with %s, after the advised command: %+v", command, policy, o)
-			}
-		}
-	}
-
-	// The policy counts for other networks still, and the ADD that builds one says so. (One for a zone firewalld takes
-	// out for a moment while a link joins that, in which an ADD may look.)
-	other := n.network("other", conf{"bridge": "cbr1", "ipam": conf{"type": "host-local", "subnet": "10.23.0.0/16"}})
-	_, err := other.tryAdd(n.pod("b"))
-	wantError(t, err, 117, "source address=10.23.0.0/16 accept")
-}
-
-// A zone that has the pods' addresses comes before trusted, which the bridge has joined, and that zone may have got
-// another target. STATUS, check and doctor say so, ADD fails, and the command that they advise helps.
-func TestAZoneOfFirewalldStopsPodsWhateverZoneTheBridgeIsIn(t *testing.T) {
-	t.Parallel()
-	for zone, line := range map[string]string{
-		"drop":     "firewall-cmd --permanent --zone=drop --add-source=10.0.0.0/8",
-		"internal": "firewall-cmd --permanent --new-ipset=ours --type=hash:net && firewall-cmd --permanent --ipset=ours --add-entry=10.0.0.0/8 && firewall-cmd --permanent --zone=internal --add-source=ipset:ours",
-		"trusted":  "firewall-cmd --permanent --zone=trusted --set-target=DROP",
-	} {
-		t.Run(zone, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
 			n.outside()
@@ -332,32 +248,27 @@ func TestAZoneOfFirewalldStopsPodsWhateverZoneTheBridgeIsIn(t *testing.T) {
 			a := n.pod("a")
 			w.add(a)
 			f.inTrusted(t, "cbr0")
-			wantPing(t, a.NS, outside4, outside6)
-			f.do(line + " && firewall-cmd --reload")
-			f.inTrusted(t, "cbr0")
-			wantNoPing(t, a.NS, outside4)
-
-			want := "by the zone " + zone
-			for _, command := range [][]string{{"check"}, {"doctor", "--dns", "none", "a"}} {
-				if o := n.operate(append(command, "--state", n.state)...); o.status != 4 || !strings.Contains(o.stdout, want) || !strings.Contains(o.stdout, "--add-ingress-zone="+zone+" && ") {
-					t.Errorf("%s: %+v", command, o)
+			wantPing(t, a.NS, outside4)
+			if tc.policy != "" {
+				policies := filepath.Join(f.dir, "etc", "policies")
+				if err := os.MkdirAll(policies, 0o755); err != nil {
+					t.Fatal(err)
 				}
+				if err := os.WriteFile(filepath.Join(policies, "shut.xml"), []byte(tc.policy), 0o644); err != nil {
+					t.Fatal(err)
+				}
+				f.do("firewall-cmd --reload")
 			}
-			wantError(t, w.status(), 50, want)
-			other := n.network("other", conf{"bridge": "cbr1", "ipam": conf{"type": "host-local", "subnet": "10.23.0.0/16"}})
-			_, err := other.tryAdd(n.pod("b"))
-			wantError(t, err, 117, want)
-
-			f.do(w.advised(t))
 			f.inTrusted(t, "cbr0")
-			wantPing(t, a.NS, outside4, outside6)
-			// The other network's bridge may be about to join again, for which firewalld takes policies out.
-			f.until(t, "STATUS succeeds after the advised command, and check finds nothing", func() bool {
-				return w.status() == nil && n.operate("check", "--state", n.state).status == 0
-			})
-			for _, command := range [][]string{{"check"}, {"doctor", "--dns", "none", "a"}} {
-				if o := n.operate(append(command, "--state", n.state)...); o.status != 0 {
-					t.Errorf("%s, after the advised command: %+v", command, o)
+			if tc.line != "" {
+				f.do(tc.line)
+				f.inTrusted(t, "cbr0")
+			}
+			wantNoPing(t, a.NS, outside4)
+			for _, to := range []string{"", outside4 + ":80"} {
+				o := n.operate("doctor", "--dns", "none", "--to", to, "--state", n.state, "a")
+				if o.status != 4 || !strings.Contains(o.stdout, "chain "+tc.chain+" of table inet firewalld drops or rejects, by its rule number ") || !strings.Contains(o.stdout, "this helps: see "+tc.says) {
+					t.Errorf("doctor --to %q: %+v", to, o)
 				}
 			}
 		})

@@ -162,7 +162,7 @@ func look(ctx context.Context, s *session.Session, w *Want) (*Built, error) {
 	if ok, err := s.Firewall.Ready(ctx, recorded.Rules(rec, l)); err != nil || !ok {
 		return nil, err
 	}
-	if ok, err := s.Foreign().Ready(ctx); err != nil || !ok {
+	if ok, err := s.Foreign(rec.AdminChain).Ready(ctx); err != nil || !ok {
 		return nil, err
 	}
 	b := &Built{Bridge: l, At: at, MTU: rec.MTU}
@@ -256,7 +256,7 @@ func buildNetwork(ctx context.Context, s *session.Session, w *Want) (*Built, err
 	}
 	rec := w.record(s.Epoch.Token(), chosen, attachments)
 	if old, err := s.Dir.LoadNetwork(rec.Name); err == nil {
-		rec.ChainedPolicy, rec.PortSNAT = old.ChainedPolicy, old.PortSNAT
+		rec.ChainedPolicy, rec.AdminChain, rec.PortSNAT = old.ChainedPolicy, old.AdminChain, old.PortSNAT
 	}
 	l, at, changed, err := establish(ctx, s, rec, attachments, w)
 	if err != nil {
@@ -319,7 +319,7 @@ func establish(ctx context.Context, s *session.Session, rec *state.Network, atta
 			return nil, nil, false, err
 		}
 	}
-	if _, err := s.Foreign().Ensure(ctx); err != nil {
+	if _, err := s.Foreign(rec.AdminChain).Ensure(ctx); err != nil {
 		return nil, nil, false, err
 	}
 	if err := reattach(ctx, s, rec, attachments); err != nil {

@@ -43,7 +43,7 @@ func Reach(ctx context.Context, s *session.Session, a *state.Attachment) error {
 			return false, err
 		}
 		if a.Admitted || !a.Other {
-			if ready, err = s.Foreign().Ready(ctx); err != nil || !ready {
+			if ready, err = s.Foreign(shared.adminChain()).Ready(ctx); err != nil || !ready {
 				return false, err
 			}
 		}
@@ -79,6 +79,13 @@ func Reach(ctx context.Context, s *session.Session, a *state.Attachment) error {
 type Shared struct {
 	rec   *state.Network // nil if there is none
 	rules nft.Network
+}
+
+func (sh *Shared) adminChain() string {
+	if sh.rec == nil {
+		return ""
+	}
+	return sh.rec.AdminChain
 }
 
 func sharedOf(ctx context.Context, s *session.Session, a *state.Attachment) (*Shared, error) {
@@ -123,7 +130,7 @@ func (sh *Shared) mend(ctx context.Context, s *session.Session, admitted bool) e
 			}
 		}
 		if admitted {
-			if _, err := s.Foreign().Ensure(ctx); err != nil {
+			if _, err := s.Foreign("").Ensure(ctx); err != nil {
 				return err
 			}
 		}
@@ -144,7 +151,7 @@ func (sh *Shared) mend(ctx context.Context, s *session.Session, admitted bool) e
 	if _, err := s.Firewall.Ensure(ctx, rules); err != nil || sh.rec == nil {
 		return err
 	}
-	_, err := obstacles(ctx, s.Dir, sh.rec)
+	_, err := obstacles(ctx, sh.rec)
 	return err
 }
 
@@ -199,7 +206,7 @@ func (r *repair) others(ctx context.Context) error {
 		r.changed, r.mended = r.changed || outcome.Changed, append(r.mended, n)
 	}
 	if admitted {
-		if _, err := r.s.Foreign().Ensure(ctx); err != nil {
+		if _, err := r.s.Foreign("").Ensure(ctx); err != nil {
 			return err
 		}
 	}

@@ -17,18 +17,23 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/foreign"
 )
 
-// obstacles says what would stop the pods' packets and is out of our reach. firewalld says
+// obstacles says what stops the pods' packets for certain and is out of our reach. firewalld says
 // that it is the only one.
-func obstacles(ctx context.Context, dir *state.Dir, rec *state.Network) (firewalld bool, _ error) {
-	list, err := session.Obstacles(ctx, dir, rec, "")
-	if err != nil || len(list) == 0 {
+func obstacles(ctx context.Context, rec *state.Network) (firewalld bool, _ error) {
+	list, err := session.Obstacles(ctx, rec)
+	if err != nil {
 		return false, err
 	}
 	firewalld = true
 	var texts []string
 	for _, o := range list {
-		texts = append(texts, o.String())
-		firewalld = firewalld && o.Kind == foreign.Firewalld
+		if !o.Maybe {
+			texts = append(texts, o.String())
+			firewalld = firewalld && o.Kind == foreign.Firewalld
+		}
+	}
+	if len(texts) == 0 {
+		return false, nil
 	}
 	return firewalld, fail.Errorf(fail.ErrObstructed, "%s", strings.Join(texts, "; "))
 }
@@ -37,7 +42,7 @@ func obstacles(ctx context.Context, dir *state.Dir, rec *state.Network) (firewal
 // once the network is on record, that has the bridge of a gateway join a zone of firewalld. coming
 // says that it is to.
 func refuseObstacles(ctx context.Context, dir *state.Dir, rec *state.Network, gateway bool) (coming bool, _ error) {
-	firewalld, err := obstacles(ctx, dir, rec)
+	firewalld, err := obstacles(ctx, rec)
 	if firewalld && gateway && rec.Uplink == "" && dir.ZonesAttended(rec.GatewayLink()) {
 		return true, nil
 	}
@@ -57,7 +62,7 @@ func awaitZone(ctx context.Context, s *session.Session, rec *state.Network) erro
 	}
 	for range 400 {
 		var firewalld bool
-		if firewalld, err = obstacles(ctx, s.Dir, rec); !firewalld || ctx.Err() != nil || !s.Dir.ZonesAttended(rec.GatewayLink()) {
+		if firewalld, err = obstacles(ctx, rec); !firewalld || ctx.Err() != nil || !s.Dir.ZonesAttended(rec.GatewayLink()) {
 			break
 		}
 		time.Sleep(20 * time.Millisecond)

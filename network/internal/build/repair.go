@@ -107,7 +107,7 @@ func (r *repair) network(ctx context.Context, rec *state.Network) error {
 		}
 	}
 	r.mended, r.followers = append(r.mended, rules), append(r.followers, attachments...)
-	_, err = obstacles(ctx, r.s.Dir, rec)
+	_, err = obstacles(ctx, rec)
 	return err
 }
 

@@ -17,12 +17,12 @@ import (
 // Admit has other firewalls let pass what the attachment sends and what answers, and gives its network an
 // ingress policy (empty: open). An attachment of ours is admitted already. One that the host has no route to, such as
 // a macvlan's, or that has an address of the host's own, is so on record alone: nothing passes by that.
-func (at Attachment) Admit(ctx context.Context, s *session.Session, policy string) error {
+func (at Attachment) Admit(ctx context.Context, s *session.Session, policy, adminChain string) error {
 	if at.Other == nil {
 		if err := s.Enter(ctx); err != nil {
 			return err
 		}
-		return at.setPolicy(ctx, s, policy)
+		return at.setPolicy(ctx, s, policy, adminChain)
 	}
 	return at.change(ctx, s, func(a, next *state.Attachment) error {
 		next.Admitted, next.Policy = true, policy
@@ -39,24 +39,24 @@ func (at Attachment) Admit(ctx context.Context, s *session.Session, policy strin
 			return fail.State(err)
 		}
 		if a.Bridge == "" {
-			return at.setPolicy(ctx, s, policy)
+			return at.setPolicy(ctx, s, policy, adminChain)
 		}
 		// Of an address that another had, nothing is left to it: the host leads it here now.
 		err := s.Firewall.Move(ctx, endpoint.Of(a), endpoint.Of(next))
 		if err == nil {
-			return at.setPolicy(ctx, s, policy)
+			return at.setPolicy(ctx, s, policy, adminChain)
 		}
 		ctx = context.WithoutCancel(ctx)
 		return errors.Join(err, s.Firewall.Move(ctx, endpoint.Of(next), endpoint.Of(a)), dir.UpdateLocked(a))
 	})
 }
 
-// setPolicy notes a policy on the network's record, if it has one, and makes the rules.
-func (at Attachment) setPolicy(ctx context.Context, s *session.Session, policy string) error {
+// setPolicy notes a policy and the operator's chain on the network's record, if it has one, and makes the rules.
+func (at Attachment) setPolicy(ctx context.Context, s *session.Session, policy, adminChain string) error {
 	return at.setNetwork(ctx, s, func(n *state.Network) bool {
-		before := n.ChainedPolicy
-		n.ChainedPolicy = policy
-		return before != policy
+		changes := n.ChainedPolicy != policy || n.AdminChain != adminChain
+		n.ChainedPolicy, n.AdminChain = policy, adminChain
+		return changes
 	})
 }
 

@@ -18,6 +18,7 @@ type Everything struct {
 	Networks    []OfNetwork
 	Uplinks     []tombolo.Difference
 	Strays      *Strays
+	Notes       []string // chains of others that may drop what pods send
 	Damaged     []tombolo.Difference
 }
 
@@ -76,6 +77,11 @@ func (e *Everything) network(ctx context.Context, s *session.Session, name strin
 		if err != nil {
 			return err
 		}
+		if len(attachments) > 0 {
+			if err := e.mayDrop(ctx, rec); err != nil {
+				return err
+			}
+		}
 		if len(diffs) > 0 {
 			e.Networks = append(e.Networks, OfNetwork{name, diffs})
 		}
@@ -131,6 +137,17 @@ func (e *Everything) uplinks(ctx context.Context, s *session.Session) error {
 		return slices.ContainsFunc(e.Networks, func(n OfNetwork) bool { return slices.Contains(n.Differences, d) })
 	})
 	return nil
+}
+
+// mayDrop notes the chains that only a packet can tell about. They are no difference.
+func (e *Everything) mayDrop(ctx context.Context, rec *state.Network) error {
+	obstacles, err := session.Obstacles(ctx, rec)
+	for _, o := range obstacles {
+		if text := o.String(); o.Maybe && !slices.Contains(e.Notes, text) {
+			e.Notes = append(e.Notes, text)
+		}
+	}
+	return err
 }
 
 // others compares what attachments of other programs' have of ours.

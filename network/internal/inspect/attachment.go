@@ -173,7 +173,7 @@ func Shared(ctx context.Context, s *session.Session, a *state.Attachment, gatewa
 		return err
 	}
 	found.AddAll(diffs, "")
-	diffs, err = s.Foreign().Check(ctx)
+	diffs, err = s.Foreign(rec.AdminChain).Check(ctx)
 	found.AddAll(diffs, "")
 	return err
 }

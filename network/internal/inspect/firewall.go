@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
@@ -56,23 +57,37 @@ func Firewall(ctx context.Context, s *session.Session, records []*state.Network)
 	if !admitted && len(records) == 0 {
 		return s.Firewall.Cache().Generation, lacking, nil
 	}
-	ok, err := s.Foreign().Ready(ctx)
-	if err == nil && !ok {
-		diffs, checkErr := s.Foreign().Check(ctx)
-		lacking, err = append(lacking, summary("the rule in FORWARD", diffs)), checkErr
+	admins := []string{""}
+	for _, rec := range records {
+		admins = append(admins, rec.AdminChain)
 	}
-	return s.Firewall.Cache().Generation, lacking, err
+	slices.Sort(admins)
+	for _, admin := range slices.Compact(admins) {
+		ok, err := s.Foreign(admin).Ready(ctx)
+		if err == nil && !ok {
+			var diffs []tombolo.Difference
+			diffs, err = s.Foreign(admin).Check(ctx)
+			lacking = append(lacking, summary("the rule in FORWARD", diffs))
+		}
+		if err != nil {
+			return 0, nil, err
+		}
+	}
+	return s.Firewall.Cache().Generation, lacking, nil
 }
 
 // Obstacles lists what stops pods of networks and is out of reach, or left to its owner.
 func Obstacles(ctx context.Context, s *session.Session, records []*state.Network) ([]string, error) {
 	var list []string
 	for _, rec := range records {
-		obstacles, err := session.Obstacles(ctx, s.Dir, rec, "")
+		obstacles, err := session.Obstacles(ctx, rec)
 		if err != nil {
 			return nil, err
 		}
 		for _, o := range obstacles {
+			if o.Maybe {
+				continue
+			}
 			list = append(list, fmt.Sprintf("network %s: %s", rec.Name, o))
 		}
 	}
@@ -107,6 +122,9 @@ func OtherObstacles(ctx context.Context, s *session.Session) (map[string][]strin
 		}
 		found[a.Network] = nil
 		for _, o := range obstacles {
+			if o.Maybe {
+				continue
+			}
 			found[a.Network] = append(found[a.Network], o.String())
 		}
 	}

@@ -166,13 +166,16 @@ func Network(ctx context.Context, s *session.Session, rec *state.Network, attach
 			return err
 		},
 		func() error {
-			diffs, err := s.Foreign().Check(ctx)
+			diffs, err := s.Foreign(rec.AdminChain).Check(ctx)
 			found.AddAll(diffs, tombolo.RemedyRepair)
 			return err
 		},
 		func() error {
-			obstacles, err := session.Obstacles(ctx, s.Dir, rec, "")
+			obstacles, err := session.Obstacles(ctx, rec)
 			for _, o := range obstacles {
+				if o.Maybe {
+					continue // see Everything.Notes
+				}
 				found.Advise(tombolo.RemedyConfigure, "%s", o)
 			}
 			return err

@@ -66,8 +66,8 @@ func Open(cfg *Config) (*Session, error) {
 }
 
 // Foreign is what other firewalls have to let pods pass by, over the same socket.
-func (s *Session) Foreign() *foreign.Conn {
-	return foreign.On(s.Firewall.Socket(), &foreign.Config{Mark: s.Mark})
+func (s *Session) Foreign(adminChain string) *foreign.Conn {
+	return foreign.On(s.Firewall.Socket(), &foreign.Config{Mark: s.Mark, AdminChain: adminChain})
 }
 
 // Close gives up the locks, then does what Later was given, and closes the sockets.

@@ -83,7 +83,7 @@ func closeLoopback(ctx context.Context, s *session.Session, bridgeName string, k
 // publishedByReference says whether ports of the reference's plugin portmap lead from 127.0.0.1 to pods in the
 // subnets of a bridge. The plugin has set route_localnet for them too, and does not look again.
 func publishedByReference(ctx context.Context, s *session.Session, bridgeName string) (bool, error) {
-	pods, err := s.Foreign().ReferencePublished(ctx)
+	pods, err := s.Foreign("").ReferencePublished(ctx)
 	if err != nil || len(pods) == 0 {
 		return false, err
 	}

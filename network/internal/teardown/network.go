@@ -105,7 +105,7 @@ func withdraw(ctx context.Context, s *session.Session, name string) error {
 	if slices.ContainsFunc(networks, func(n *state.Network) bool { return n.Name != name }) {
 		return nil
 	}
-	return s.Foreign().Remove(ctx)
+	return s.Foreign("").Remove(ctx)
 }
 
 // Bridge deletes the network's bridge if we made it, or, where another

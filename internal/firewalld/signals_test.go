@@ -1,0 +1,118 @@
+package firewalld
+
+import (
+	"log/slog"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/godbus/dbus/v5"
+
+	"github.com/tombolo-cni/tombolo/internal/state"
+)
+
+// fakeFirewalld answers for zones, and counts how often it is asked for them.
+func fakeFirewalld(t *testing.T) (bus string, own *dbus.Conn, asked *atomic.Int64) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "f") // short: a socket's address has room for 107 bytes
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	bus = "unix:path=" + filepath.Join(dir, "bus")
+	config := `<busconfig><type>session</type><listen>` + bus + `</listen><auth>EXTERNAL</auth><policy context="default">
+		<allow send_destination="*" eavesdrop="true"/><allow eavesdrop="true"/><allow own="*"/></policy></busconfig>`
+	if err := os.WriteFile(filepath.Join(dir, "conf"), []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	daemon := exec.Command("dbus-daemon", "--config-file="+filepath.Join(dir, "conf"), "--nofork", "--nopidfile")
+	if err := daemon.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { daemon.Process.Kill(); daemon.Wait() })
+	until(t, "there is a bus", func() bool { own, err = dbus.Connect(bus); return err == nil })
+	t.Cleanup(func() { own.Close() })
+	asked = &atomic.Int64{}
+	trusted := func(string) (string, *dbus.Error) { asked.Add(1); return zone, nil }
+	none := func(string) (string, *dbus.Error) { return "", nil }
+	standard := func() (string, *dbus.Error) { return "public", nil }
+	for _, err := range []error{
+		own.ExportMethodTable(map[string]any{zoneOf: trusted}, path, name+".zone"),
+		own.ExportMethodTable(map[string]any{"getDefaultZone": standard}, path, name),
+		own.ExportMethodTable(map[string]any{zoneOf: none}, configPath, name+".config"),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := own.RequestName(name, 0); err != nil {
+		t.Fatal(err)
+	}
+	return bus, own, asked
+}
+
+func until(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("it is not so that %s", what)
+		}
+	}
+}
+
+// TestSignalsOfAnybodyCostOneLookASecond has a stranger on the bus send one signal after the other.
+func TestSignalsOfAnybodyCostOneLookASecond(t *testing.T) {
+	t.Parallel()
+	bus, own, asked := fakeFirewalld(t)
+	dir, err := state.Open(t.TempDir() + "/state")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lock, epoch, err := dir.Enter(t.Context(), func(state.EpochStart) error { return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	record := &state.Network{Name: "net", Epoch: epoch.Token(), Bridge: "cbr0", Gateways: []netip.Prefix{netip.MustParsePrefix("10.22.0.1/16")}}
+	if err := dir.SaveNetwork(record); err != nil {
+		t.Fatal(err)
+	}
+	lock.Close()
+	if err := dir.SetZones(state.Zones{Joined: []string{"cbr0"}}); err != nil {
+		t.Fatal(err)
+	}
+	stranger, err := dbus.Connect(bus)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stranger.Close()
+	k := newKeeper(&Config{State: dir, Address: bus, Log: slog.New(slog.DiscardHandler)})
+	k.pause = 10 * time.Millisecond
+	run(t, k)
+	until(t, "it has looked", func() bool { return asked.Load() > 0 })
+	var names []string
+	if err := stranger.BusObject().Call(busName+".ListNames", 0).Store(&names); err != nil {
+		t.Fatal(err)
+	}
+	kept := slices.IndexFunc(names, func(n string) bool {
+		return n[0] == ':' && n != own.Names()[0] && n != stranger.Names()[0]
+	})
+	signal := &dbus.Message{Type: dbus.TypeSignal, Headers: map[dbus.HeaderField]dbus.Variant{
+		dbus.FieldDestination: dbus.MakeVariant(names[kept]), dbus.FieldPath: dbus.MakeVariant(path),
+		dbus.FieldInterface: dbus.MakeVariant(name), dbus.FieldMember: dbus.MakeVariant("Reloaded"),
+	}}
+	before, begun := asked.Load(), time.Now()
+	for asked.Load() < before+6 {
+		stranger.Send(signal, nil)
+		if err := stranger.BusObject().Call(busName+".GetId", 0).Err; err != nil { // the bus is done with it
+			t.Fatal(err)
+		}
+	}
+	if most := 4 + time.Since(begun)/time.Second; time.Duration(asked.Load()-before) > most {
+		t.Errorf("%d looks, want %d at most", asked.Load()-before, most)
+	}
+}

@@ -1,0 +1,290 @@
+package cni
+
+import (
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// operatorsDrop is what an operator does to a node with two pods, a and b.
+type operatorsDrop struct {
+	name    string
+	before  string // the node's layout; POD is a's address in each
+	do      string
+	undo    string
+	all     bool // b is cut off, too
+	refused bool // an ADD says so
+}
+
+// What an operator drops stays dropped, whichever program looks at the firewall next; and pods pass again once the
+// drop is gone.
+func TestWhatAnOperatorDropsStaysDropped(t *testing.T) {
+	t.Parallel()
+	const policy = "iptables -P FORWARD DROP; "
+	for _, d := range []operatorsDrop{
+		{name: "behind our rule", before: policy, do: "iptables -A FORWARD -s POD -j DROP", undo: "iptables -D FORWARD -s POD -j DROP"},
+		{name: "before our rule", before: policy, do: "iptables -I FORWARD -j DROP", undo: "iptables -D FORWARD 1", all: true, refused: true},
+		{name: "in DOCKER-USER", before: policy + "iptables -N DOCKER-USER; iptables -A DOCKER-USER -j RETURN; iptables -I FORWARD -j DOCKER-USER",
+			do: "iptables -I DOCKER-USER -s POD -j DROP", undo: "iptables -D DOCKER-USER 1"},
+		{name: "in DOCKER-USER without a return, behind our rule", before: policy + "iptables -N DOCKER-USER; iptables -A FORWARD -j DOCKER-USER",
+			do: "iptables -A DOCKER-USER -s POD -j DROP", undo: "iptables -F DOCKER-USER"},
+		{name: "in CNI-ADMIN", before: policy + "iptables -N CNI-FORWARD; iptables -N CNI-ADMIN; iptables -A CNI-FORWARD -j CNI-ADMIN; iptables -A FORWARD -j CNI-FORWARD",
+			do: "iptables -A CNI-ADMIN -s POD -j DROP", undo: "iptables -F CNI-ADMIN"},
+		{name: "before a closing reject", before: "iptables -A FORWARD -j REJECT", do: "iptables -I FORWARD 2 -s POD -j DROP", undo: "iptables -D FORWARD -s POD -j DROP"},
+		{name: "by ufw, which denies", before: "ufw", do: "ufw route deny from POD", undo: "ufw route delete deny from POD"},
+		{name: "by ufw, which rejects", before: "ufw; ufw default reject routed", do: "ufw route reject from POD", undo: "ufw route delete reject from POD"},
+	} {
+		t.Run(d.name, func(t *testing.T) {
+			t.Parallel()
+			for _, by := range []string{"ADD", "repair", "keeper"} {
+				t.Run(by, func(t *testing.T) { t.Parallel(); d.staysDropped(t, by) })
+			}
+		})
+	}
+}
+
+func (d operatorsDrop) staysDropped(t *testing.T, by string) {
+	n := newNode(t)
+	out := n.outside()
+	nstest.Serve(t, out, "tcp4", netip.MustParseAddrPort("0.0.0.0:80"))
+	reaches := func(p *pod, want bool) { // ufw lets all pings pass
+		t.Helper()
+		within := map[bool]time.Duration{false: noAnswer, true: patience}[want]
+		if _, err := nstest.AskWithin(t, p.NS, "tcp", netip.AddrPortFrom(nstest.Addr(outside4), 80), within); (err == nil) != want {
+			t.Errorf("%s reaches the outside: %v, want %v: %v", p.id, err == nil, want, err)
+		}
+	}
+	run := func(line string) { t.Helper(); n.run("sh", "-ec", line) }
+	if before, ok := strings.CutPrefix(d.before, "ufw"); ok {
+		do := n.ufw(t)
+		run = func(line string) { t.Helper(); do(line) }
+		d.before = strings.TrimPrefix(before, "; ")
+	}
+	if d.before != "" {
+		run(d.before)
+	}
+	w := n.podnet(nil)
+	a, b := n.pod("a"), n.pod("b")
+	pod := w.add(a).IPs[0].Address.IP.String()
+	w.add(b)
+	reaches(a, true)
+	reaches(b, true)
+	more := 0
+	look := map[string]func(){
+		"ADD": func() {
+			more++
+			_, err := w.tryAdd(n.pod(strings.Repeat("m", more)))
+			if err != nil && !d.refused {
+				t.Fatal(err)
+			}
+		},
+		"repair": func() {
+			if o := n.operate("repair", "--state", n.state); o.status != 0 && !d.refused {
+				t.Fatalf("repair: %+v", o)
+			}
+		},
+	}[by]
+	if by == "keeper" {
+		m := n.mind(t)
+		look = func() { m.looksAgain(t) }
+	}
+	for range 2 {
+		run(strings.ReplaceAll(d.do, "POD", pod))
+		look()
+		reaches(a, false)
+		if !d.all {
+			reaches(b, true)
+		}
+		run(strings.ReplaceAll(d.undo, "POD", pod))
+		reaches(a, true)
+		look()
+		reaches(a, true)
+	}
+}
+
+// A chain of nf_tables that drops all is named, and an ADD refuses; one with an accept of the operator's lets pods
+// pass, or may drop them, which only a packet can tell.
+func TestAChainOfNftablesWithAndWithoutTheOperatorsAccept(t *testing.T) {
+	t.Parallel()
+	const chain = "add table inet filter; add chain inet filter forward { type filter hook forward priority filter; policy drop; }; add rule inet filter forward ct state established,related accept; "
+	const may = "what pods send may be dropped by chain forward of table inet filter; this finds out: tombolo doctor POD --to ADDR:PORT\n"
+	for name, tc := range map[string]struct {
+		rules  string
+		passes bool
+		says   string // what check does, with status 0
+	}{
+		"without":             {rules: chain},
+		"for the bridge":      {rules: chain + "add rule inet filter forward iifname cbr0 accept", passes: true},
+		"for the pods":        {rules: chain + "add rule inet filter forward ip saddr 10.77.0.0/16 accept", passes: true, says: may},
+		"for another program": {rules: chain + "add rule inet filter forward tcp dport 4444 accept", says: may},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.outside()
+			w := n.podnet(nil)
+			a := n.pod("a")
+			w.add(a)
+			wantPing(t, a.NS, outside4)
+			n.nft(tc.rules)
+			const drops = "chain forward of table inet filter drops, by its policy, what pods send; this helps: nft add rule inet filter forward 'meta mark"
+			m := n.mind(t)
+			n.nft("flush table inet tombolo")
+			m.until(t, "it is put right", func() bool { return m.metric("firewall_mends_total") > 0 })
+			n.nft("flush table inet tombolo") // so that the ADD has to build
+			_, err := w.tryAdd(n.pod("b"))
+			o := n.operate("repair", "--state", n.state)
+			if certain := !tc.passes && tc.says == ""; certain {
+				if err != nil { // unless tombolod was faster
+					wantError(t, err, 117, drops)
+				}
+				wantError(t, w.status(), 50, drops)
+				if o.status != 4 || !strings.Contains(o.stdout, drops) {
+					t.Errorf("repair: %+v", o)
+				}
+				if o := n.operate("check", "--state", n.state); o.status != 4 || !strings.Contains(o.stdout, drops) {
+					t.Errorf("check: %+v", o)
+				}
+				m.until(t, "tombolod counts it", func() bool { return m.metric("firewall_obstacles") == 1 })
+			} else {
+				if err != nil || o.status != 0 || w.status() != nil {
+					t.Errorf("ADD: %v, repair: %+v, STATUS: %v", err, o, w.status())
+				}
+				if o := n.operate("check", "--state", n.state); o.status != 0 || strings.Count(o.stdout, "\n") != 1+strings.Count(tc.says, "\n") || !strings.Contains(o.stdout, tc.says) {
+					t.Errorf("check: %+v", o)
+				}
+			}
+			if tc.passes {
+				wantPing(t, a.NS, outside4)
+			} else {
+				wantNoPing(t, a.NS, outside4)
+			}
+		})
+	}
+}
+
+// One network's removal leaves the rule of all in place, and the last one's takes it.
+func TestRemovalOfANetworkLeavesTheOthersAdmitted(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.outside()
+	n.run("iptables", "-P", "FORWARD", "DROP")
+	w := n.podnet(nil)
+	a, b := n.pod("a"), n.pod("b")
+	w.add(a)
+	second := n.network("second", conf{"bridge": "cbr1", "ipam": conf{"type": "host-local", "subnet": "10.23.0.0/16"}})
+	second.add(b)
+	second.del(b)
+	if o := n.remove("second"); o.status != 0 {
+		t.Fatalf("remove: %+v", o)
+	}
+	wantPing(t, a.NS, outside4)
+	w.del(a)
+	if o := n.remove("podnet"); o.status != 0 {
+		t.Fatalf("remove: %+v", o)
+	}
+	if rules := n.run("iptables", "-S", "FORWARD"); strings.Contains(rules, "tombolo") {
+		t.Errorf("left: %s", rules)
+	}
+}
+
+// An operator's chain for the plugin firewall counts although nothing had made FORWARD yet when the pod came, and
+// one that comes later is called by check's and repair's doing.
+func TestAnOperatorsChainCountsBeforeThereIsFORWARD(t *testing.T) {
+	t.Parallel()
+	for name, line := range map[string]string{
+		"at boot":         "nft 'add table ip filter; add chain ip filter CNI-ADMIN; add rule ip filter CNI-ADMIN ip saddr 10.5.1.0/24 counter drop'",
+		"later":           "",
+		"by its own name": "iptables -N CNI-ADMIN; iptables -A CNI-ADMIN -s 10.5.1.0/24 -j DROP",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newSide(t, referenceDir(t), byName())
+			s.outside()
+			nstest.Sysctl(t, s.ns, "net/bridge/bridge-nf-call-iptables", "0")
+			if line != "" {
+				s.run("sh", "-ec", line)
+			}
+			list := []string{`{"type":"bridge","bridge":"cni0","isGateway":true,"ipMasq":true,"ipam":{"type":"host-local","dataDir":"DATA/n","subnet":"10.5.1.0/24","routes":[{"dst":"0.0.0.0/0"}]}}`, `{"type":"firewall"}`}
+			s.chain("ADD", "a", list)
+			a := s.of("a").NS
+			reaches := func() bool { return nstest.PingWith(t, a, nstest.Addr(outside4), nstest.Echo{Wait: noAnswer}) == nil }
+			if name == "later" {
+				if !reaches() {
+					t.Fatal("the pod is cut off before the operator says so")
+				}
+				s.run("sh", "-ec", "nft 'add table ip filter; add chain ip filter CNI-ADMIN; add rule ip filter CNI-ADMIN ip saddr 10.5.1.0/24 counter drop'")
+				if o := s.operate("check", "--state", s.state); o.status != 4 || !strings.Contains(o.stdout, "which calls CNI-ADMIN, is missing [repair]") {
+					t.Errorf("check: %+v", o)
+				}
+				if o := s.operate("repair", "--state", s.state); o.status != 0 {
+					t.Errorf("repair: %+v", o)
+				}
+			}
+			if reaches() {
+				t.Errorf("what the operator drops passes:\n%s", s.run("nft", "list", "table", "ip", "filter"))
+			}
+			if o := s.operate("check", "--state", s.state); o.status != 0 {
+				t.Errorf("check: %+v", o)
+			}
+			s.run("iptables", "-S") // it can print what is there
+			s.run("iptables", "-D", "CNI-ADMIN", "1")
+			if !reaches() {
+				t.Error("the pod is cut off without a drop")
+			}
+			s.run("iptables", "-P", "FORWARD", "DROP")
+			s.chain("ADD", "b", list)
+			if !reaches() {
+				t.Error("the pod is cut off by the policy")
+			}
+			s.run("iptables", "-A", "CNI-ADMIN", "-s", "10.5.1.0/24", "-j", "DROP")
+			if reaches() {
+				t.Error("what the operator drops passes, under a policy of DROP")
+			}
+		})
+	}
+}
+
+// A doctor that is killed leaves nothing: its table goes with its socket.
+func TestAKilledDoctorLeavesNothing(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.outside()
+	w := n.podnet(nil)
+	w.add(n.pod("a"))
+	before := n.run("nft", "list", "tables")
+	monitor := exec.Command("nft", "monitor")
+	heard := &strings.Builder{}
+	monitor.Stdout = heard
+	if err := n.ns.Do(monitor.Start); err != nil {
+		t.Fatal(err)
+	}
+	waited := make(chan error)
+	go func() { waited <- monitor.Wait() }()
+	cmd := exec.Command(plugin(), "doctor", "--dns", "none", "--to", outside4+":80", "--state", n.state, "a")
+	cmd.Env = append(os.Environ(), "CNI_COMMAND=")
+	if err := n.ns.Do(cmd.Start); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(patience); !strings.Contains(n.run("nft", "list", "tables"), "tombolo-doctor"); {
+		if time.Now().After(end) {
+			t.Fatal("it makes no table")
+		}
+	}
+	cmd.Process.Kill()
+	cmd.Wait()
+	if after := n.run("nft", "list", "tables"); after != before {
+		t.Errorf("left:\n%s", after)
+	}
+	monitor.Process.Kill()
+	<-waited
+	// By that name the keeper knows that the change is none to look at.
+	if !strings.Contains(heard.String(), "(tombolo-doctor)") {
+		t.Errorf("the kernel names it otherwise: %s", heard)
+	}
+}

@@ -1,0 +1,80 @@
+package cni
+
+import (
+	"net/netip"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// What no interpreter of rules would have understood, doctor finds by a probe: table, chain, number and handle are
+// those of the rule, and the command that it advises helps.
+func TestDoctorNamesTheRuleThatDropsAProbe(t *testing.T) {
+	t.Parallel()
+	const chain = "add table inet fw; add chain inet fw f { type filter hook forward priority 5; }; add rule inet fw f ct state established accept; "
+	for name, tc := range map[string]struct{ rules, chain string }{
+		"a set":             {chain + "add set inet fw bad { type ipv4_addr . inet_service; }; add element inet fw bad { " + outside4 + " . 80 }; add rule inet fw f ip daddr . tcp dport @bad drop", "f"},
+		"a mark":            {chain + "add chain inet fw m { type filter hook prerouting priority -150; }; add rule inet fw m tcp dport 80 meta mark set meta mark | 0x40; add rule inet fw f meta mark & 0x40 != 0 drop", "f"},
+		"a verdict map":     {chain + "add chain inet fw no; add rule inet fw no counter; add rule inet fw no drop; add rule inet fw f tcp dport vmap { 80 : goto no, 443 : accept }", "no"},
+		"a reject":          {chain + "add rule inet fw f tcp dport { 80, 81 } reject with tcp reset", "f"},
+		"iptables' REJECT":  {"", "FORWARD"},
+		"a policy, by name": {"add table inet fw; add chain inet fw f { type filter hook forward priority 5; policy drop; }; add rule inet fw f meta l4proto { icmp, ipv6-icmp } accept; add rule inet fw f tcp dport != 80 accept", "f"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			out := n.outside()
+			nstest.Serve(t, out, "tcp4", netip.MustParseAddrPort("0.0.0.0:80"))
+			nstest.Serve(t, out, "tcp4", netip.MustParseAddrPort("0.0.0.0:443"))
+			w := n.portnet(nil)
+			a := n.pod("a")
+			w.add(a)
+			table, last := "inet fw", "drops or rejects, by its rule number "
+			if tc.rules == "" {
+				n.run("iptables", "-A", "FORWARD", "-p", "tcp", "-m", "multiport", "--dports", "80,81", "-j", "REJECT")
+				table = "ip filter"
+			} else {
+				n.nft(tc.rules)
+			}
+			doctor := func(to string) outcome {
+				t.Helper()
+				return n.operate("doctor", "--dns", "none", "--to", to, "--state", n.state, "a")
+			}
+			before := n.run("nft", "list", "ruleset")
+			o := doctor(outside4 + ":80")
+			if strings.Contains(tc.rules, "policy drop") {
+				last = "drops, by its policy,"
+			} else {
+				listed := strings.Split(strings.TrimSpace(n.run("sh", "-ec", "nft -a list chain "+table+" "+tc.chain+" | grep -v chain | grep handle")), "\n")
+				handle := regexp.MustCompile(`# handle (\d+)$`).FindStringSubmatch(listed[len(listed)-1])
+				last += strconv.Itoa(len(listed)) + " with handle " + handle[1]
+				if strings.Contains(listed[0], "type filter hook") {
+					t.Fatalf("listed: %q", listed)
+				}
+			}
+			if o.status != 4 || !strings.Contains(o.stdout, "chain "+tc.chain+" of table "+table+" "+last) {
+				t.Fatalf("no line that says %q: %+v", last, o)
+			}
+			if after := n.run("nft", "list", "ruleset"); stripped(after) != stripped(before) {
+				t.Errorf("doctor left something:\n%s", after)
+			}
+			if o := doctor(outside4 + ":443"); o.status != 0 {
+				t.Errorf("what passes: %+v", o)
+			}
+			_, remedy, _ := strings.Cut(o.stdout, "this helps: ")
+			remedy, _, _ = strings.Cut(remedy, "\n")
+			n.run("sh", "-ec", remedy)
+			if o := doctor(outside4 + ":80"); o.status != 0 {
+				t.Errorf("after %s: %+v", remedy, o)
+			}
+		})
+	}
+}
+
+// stripped is a ruleset without its counters.
+func stripped(ruleset string) string {
+	return regexp.MustCompile(`packets \d+ bytes \d+`).ReplaceAllString(ruleset, "")
+}

@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"io"
-	"path/filepath"
 	"strings"
 
 	"github.com/tombolo-cni/tombolo/internal/cni"
@@ -29,13 +28,13 @@ func installNames(out io.Writer, dir, list string, undo bool) error {
 	return install.Add(out, dir, names)
 }
 
-// calledAs is the name that the program was called by, and the arguments that follow. A file that
+// calledAs is the path that the program was called by, and the arguments that follow. A file that
 // install put there starts it as "tombolo as /opt/cni/bin/bridge".
-func calledAs(args []string) (name string, rest []string) {
+func calledAs(args []string) (path string, rest []string) {
 	if len(args) > 2 && args[1] == install.As {
-		return filepath.Base(args[2]), args[3:]
+		return args[2], args[3:]
 	}
-	return filepath.Base(args[0]), args[1:]
+	return args[0], args[1:]
 }
 
 // referenceVersion is that of the reference plugins for which Tombolo stands.

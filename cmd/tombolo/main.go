@@ -7,21 +7,25 @@ package main
 
 import (
 	"os"
+	"path/filepath"
 	"slices"
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/cni"
+	"github.com/tombolo-cni/tombolo/internal/install"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
 func main() {
 	prepare()
-	name, args := calledAs(os.Args)
+	path, args := calledAs(os.Args)
+	name := filepath.Base(path)
 	plugin := &cni.Plugin{
 		Getenv:     os.Getenv,
 		Stdin:      os.Stdin,
 		Stdout:     os.Stdout,
 		Name:       name,
+		Kept:       install.Kept(path),
 		DialBridge: func() (*bridge.Conn, error) { return bridge.Dial(nil) },
 		DialNFT:    nft.Dial,
 		Exit:       os.Exit,

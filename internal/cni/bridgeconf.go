@@ -3,12 +3,11 @@ package cni
 import (
 	"context"
 	"encoding/json"
-	"errors"
+	"os"
 
 	current "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
-	"github.com/tombolo-cni/tombolo/internal/cni/reference/leftover"
 	"github.com/tombolo-cni/tombolo/internal/cni/reference/podlink"
 	"github.com/tombolo-cni/tombolo/ipam"
 )
@@ -43,16 +42,28 @@ func (c *NetConf) asBridge() {
 // dhcp reads the ipam section of type dhcp.
 func (c *NetConf) dhcp() (*ipamconf.DHCP, error) { return ipamconf.ReadDHCP(c.IPAM, c.bridge) }
 
-// delBridge is del, after which nothing is left of what the reference's plugin made either: of
-// that there is no record.
+// delBridge is del, after the DEL of the program that was here before, where that made the pod's link.
 func (c *call) delBridge(ctx context.Context, conf *NetConf) error {
-	err := errors.Join(podlink.DeleteOthers(c.netns, c.ifName), c.del(ctx, conf))
-	if !c.unrecorded && leftover.IsNewer(c.reference(conf)) {
-		err = errors.Join(err, c.del(ctx, conf)) // the record is gone
+	by, err := c.carriers(conf)
+	if err == nil && by.kept && podlink.IsOthers(c.netns, c.ifName) {
+		_, err = c.handOver(ctx)
 	}
-	if c.unrecorded {
-		err = errors.Join(err, leftover.Masquerade(ctx, c.reference(conf)))
+	if err != nil {
+		return err
 	}
+	return c.del(ctx, conf)
+}
+
+// checkBridge is check, but for a pod that the program made which was here before.
+func (c *call) checkBridge(ctx context.Context, conf *NetConf) error {
+	by, err := c.carriers(conf)
+	if err != nil {
+		return err
+	}
+	if _, err := os.Stat(c.Kept); by.ours || err != nil {
+		return c.check(ctx, conf)
+	}
+	_, err = c.handOver(ctx)
 	return err
 }
 

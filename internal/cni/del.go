@@ -20,7 +20,6 @@ func (c *call) del(ctx context.Context, conf *NetConf) error {
 	}
 	known := conf.known()
 	known.Addresses = func() []netip.Addr {
-		c.unrecorded = true
 		prev, err := parsePrevResult(conf, c.cniVersion)
 		if err != nil || prev == nil {
 			return nil

@@ -32,12 +32,7 @@ func Examine(name string, data []byte) (*network.Network, []string) {
 	if run, _ := c.named(); run != nil {
 		_ = strict.Lenient(data, &conf)
 		note(c.accept(&conf))
-		examine := map[string]func(*reference.Call) error{
-			"bandwidth": limits.Examine, "firewall": firewall.Examine, "portmap": portmap.Examine, "tuning": tuning.Examine,
-		}[name]
-		if examine != nil {
-			note(examine(&reference.Call{Name: name, Stdin: data}))
-		}
+		note(c.examineChained())
 		return nil, found
 	}
 	note(strict.All(data, &conf, pass))
@@ -58,4 +53,16 @@ func Examine(name string, data []byte) (*network.Network, []string) {
 	}
 	s.Subnets = ipamconf.Subnets(data)
 	return &s.Network, found
+}
+
+// examineChained says what ADD of a plugin that works on interfaces of others would find wrong with the configuration,
+// by that alone; nil by any other name.
+func (c *call) examineChained() error {
+	examine := map[string]func(*reference.Call) error{
+		"bandwidth": limits.Examine, "firewall": firewall.Examine, "portmap": portmap.Examine, "tuning": tuning.Examine,
+	}[c.Name]
+	if examine == nil {
+		return nil
+	}
+	return examine(&reference.Call{Name: c.Name, Stdin: c.stdin})
 }

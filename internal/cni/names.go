@@ -66,24 +66,47 @@ func (c *call) byName(run reference.Plugin) error {
 	if err != nil {
 		return err
 	}
-	var written []byte
+	var said []byte
 	err = c.timed(conf, func(ctx context.Context, conf *NetConf) error {
-		r := c.reference(conf)
-		result, err := run(ctx, r)
-		if err != nil || result == nil {
-			return err
-		}
-		if written, err = c.encode(result); err != nil {
-			r.Verb = "DEL"
-			_, undone := run(ctx, r)
-			return errors.Join(err, undone)
-		}
-		return nil
+		var err error
+		said, err = c.carryOut(ctx, conf, run)
+		return err
 	})
-	if err != nil || written == nil {
+	if err != nil || said == nil {
 		return err
 	}
-	return c.print(written)
+	return c.print(said)
+}
+
+// carryOut has a verb carried out by the programs whose it is, and gives what to print.
+func (c *call) carryOut(ctx context.Context, conf *NetConf, run reference.Plugin) ([]byte, error) {
+	by := carriers{ours: true}
+	if c.worksOnOthers() {
+		var err error
+		if by, err = c.carriers(conf); err != nil {
+			return nil, err
+		}
+	}
+	var undone error
+	if by.kept {
+		said, err := c.handOver(ctx)
+		if !by.ours {
+			return said, err
+		}
+		undone = err // a DEL is both's
+	}
+	r := c.reference(conf)
+	result, err := run(ctx, r)
+	if err = errors.Join(undone, err); err != nil || result == nil {
+		return nil, err
+	}
+	said, err := c.encode(result)
+	if err != nil {
+		r.Verb = "DEL"
+		_, undone = run(ctx, r)
+		return nil, errors.Join(err, undone)
+	}
+	return said, nil
 }
 
 // refuseOwnNamespace ends an ADD for the namespace that the plugin runs in. What is wrong with

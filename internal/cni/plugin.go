@@ -36,6 +36,9 @@ type Plugin struct {
 	// Name is the one that the program was called by. By the names of some of the reference's
 	// plugins it does what these do; by any other, the empty one too, it is itself.
 	Name string
+	// Kept is where the program would be that had the name before: it gets the calls for pods
+	// that other programs made.
+	Kept string
 	// Exit ends the process, where a call hangs past its deadline in something that cannot
 	// be called off; it must not return. Nil leaves it hanging.
 	Exit func(status int)
@@ -70,7 +73,6 @@ type call struct {
 	stateDir    string
 	log         *stepLog
 	watchdog    *watchdog
-	unrecorded  bool // DEL: there was no record
 }
 
 // Run carries out the verb that the environment names, with the configuration
@@ -151,6 +153,9 @@ func (c *call) run() error {
 	case "GC":
 		return c.lenientVerb(c.gc)
 	case "CHECK":
+		if c.Name == nameBridge {
+			return c.strictVerb(c.checkBridge)
+		}
 		return c.strictVerb(c.check)
 	default: // STATUS: readEnvironment knows the verbs
 		return c.strictVerb(c.status)

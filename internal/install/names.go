@@ -36,6 +36,9 @@ const (
 	maxInterpreter = 256
 )
 
+// Kept is where Add keeps the program that had a name before, which may be none: path is that of the name.
+func Kept(path string) string { return path + kept }
+
 // Select reads a list as the command line has it: "all" of the known names, or some of them with
 // commas between.
 func Select(list string, known []string) ([]string, error) {

@@ -20,7 +20,7 @@ import (
 
 // byName are the reference's names that this program takes.
 func byName() []string {
-	return []string{"bandwidth", "bridge", "dhcp", "firewall", "host-local", "portmap", "static", "tuning"}
+	return []string{"bandwidth", "bridge", "firewall", "host-local", "portmap", "static", "tuning"}
 }
 
 // side is a node on which plugins are at work that are found by the reference's names.
@@ -61,10 +61,14 @@ func (n *node) side(peers string, ours []string) *side {
 		if _, err := os.Stat(target); err != nil {
 			t.Fatalf("%v: make peers builds it", err)
 		}
-		if slices.Contains(ours, name) {
+		path := filepath.Join(s.programs, name)
+		if slices.Contains(ours, name) { // as install --names does
+			if err := os.Symlink(target, path+".reference"); err != nil {
+				t.Fatal(err)
+			}
 			target = plugin()
 		}
-		if err := os.Symlink(target, filepath.Join(s.programs, name)); err != nil {
+		if err := os.Symlink(target, path); err != nil {
 			t.Fatal(err)
 		}
 	}

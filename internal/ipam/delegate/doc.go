@@ -1,7 +1,7 @@
-// Package delegate runs CNI plugins of other projects, above all IPAM plugins
-// that a netconf names, by the CNI protocol: the verb and its parameters in the
-// environment, the netconf on stdin, the result or the error on stdout (CNI
-// specification 1.1.0, sections 2 and 4).
+// Package delegate runs CNI plugins of other projects, IPAM plugins that a netconf
+// names and plugins whose names this program has taken, by the CNI protocol: the verb
+// and its parameters in the environment, the netconf on stdin, the result or the error
+// on stdout (CNI specification 1.1.0, sections 2 and 4).
 //
 // It is the one package in shipped code that starts processes. It needs no
 // capability of its own.

@@ -135,7 +135,7 @@ func (p *Plugin) refuseSelf(file string) error {
 	if p.Self == "" {
 		return nil
 	}
-	same, err := sameProgram(p.Self, file)
+	same, err := IsSame(p.Self, file)
 	if err != nil {
 		return fmt.Errorf("compare plugin %q with the program that would run it: %w", p.Name, err)
 	}

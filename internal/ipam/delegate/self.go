@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -51,10 +52,11 @@ func Deeper(environ []string) []string {
 	return append(environ, prefix+strconv.Itoa(depth+1))
 }
 
-// sameProgram says whether two paths lead to one program: to one file, by links
-// of either kind, or to copies of it, or b to a script whose interpreter it is, as "tombolo
-// install --names" puts one there. Contents are compared only where the sizes are equal.
-func sameProgram(a, b string) (bool, error) {
+// IsSame says whether two paths lead to one program: to one file, by links
+// of either kind, or to copies of it, or b to a script whose interpreter it is. Contents are
+// compared only where the sizes are equal. A script of "tombolo install --names" is one
+// whichever version it leads to.
+func IsSame(a, b string) (bool, error) {
 	x, err := os.Stat(a)
 	if err != nil {
 		return false, err
@@ -65,6 +67,9 @@ func sameProgram(a, b string) (bool, error) {
 	}
 	if y.Size() <= maxScript {
 		program := interpreter(b)
+		if filepath.Base(program) == "tombolo" {
+			return true, nil
+		}
 		if z, err := os.Stat(program); err == nil {
 			b, y = program, z
 		}

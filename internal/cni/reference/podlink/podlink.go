@@ -52,26 +52,18 @@ func WithinPod(path string, do func(*nl.Conn, *netns.NS) error) error {
 	return err
 }
 
-// DeleteOthers deletes the pod's link of a name, unless its other end on the host is a port of
-// ours, which goes with all that belongs to it. That there is none is success.
-func DeleteOthers(path, name string) error {
-	return WithinPod(path, func(conn *nl.Conn, _ *netns.NS) error {
+// IsOthers says whether the pod has a link of a name whose other end on the host is no port of ours. A link that
+// cannot be read is one: the pod gave it more names than fit into an answer.
+func IsOthers(path, name string) (others bool) {
+	_ = WithinPod(path, func(conn *nl.Conn, _ *netns.NS) error {
 		var l link.Link
 		var b nl.Batch
 		link.Get(&b, name, 0, &l)
-		if err := conn.Execute(&b); err == nil && isOurs(conn, &l) {
-			return nil
-		}
-		// A link that cannot be read is of a kind that a pod gave more to than fits into an answer, and none of ours.
-		var del nl.Batch
-		link.Request{Name: name}.Delete(&del, name)
-		err := conn.Execute(&del)
-		// Nobody deletes lo, or a NIC, to which the pod gave the name.
-		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EOPNOTSUPP) {
-			return nil
-		}
-		return err
+		err := conn.Execute(&b)
+		others = !errors.Is(err, fs.ErrNotExist) && (err != nil || !isOurs(conn, &l))
+		return nil
 	})
+	return others
 }
 
 // isOurs says whether a pod's link has an end on the host, with an alias of ours.

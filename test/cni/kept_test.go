@@ -1,0 +1,336 @@
+package cni
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+)
+
+// keptNames are those that call the programs that had them before, for pods of other programs.
+func keptNames() []string { return []string{"bandwidth", "firewall", "portmap", "tuning"} }
+
+// othersChains are lists whose interface the reference's own plugins make.
+func othersChains() map[string][]string {
+	const ipam = `"ipam":{"type":"host-local","dataDir":"DATA/n","subnet":"10.5.0.0/24","routes":[{"dst":"0.0.0.0/0"}]}}`
+	const tune = `{"type":"tuning","dataDir":"DATA/t","mtu":1400,"sysctl":{"net.core.somaxconn":"99"}}`
+	publish := portmapping("", `{"hostPort":8080,"containerPort":80,"protocol":"tcp"}`)
+	const limit = `{"type":"bandwidth","ingressRate":80000000,"ingressBurst":800000,"egressRate":40000000,"egressBurst":400000}`
+	return map[string][]string{
+		"ptp":     {`{"type":"ptp","ipMasq":true,` + ipam, tune, `{"type":"firewall"}`, limit, publish},
+		"macvlan": {`{"type":"macvlan","master":"up0",` + ipam, tune, `{"type":"firewall"}`},
+		"bridge":  {`{"type":"bridge","isGateway":true,"ipMasq":true,` + ipam, publish, `{"type":"firewall","ingressPolicy":"same-bridge"}`, tune, limit},
+	}
+}
+
+// ofPods is what a node has of pods, up to names and MACs by chance.
+func (s *side) ofPods(ids ...string) string {
+	s.Helper()
+	text := s.holds() + "\n" + s.shapers() + "\n"
+	for _, id := range ids {
+		text += said(s, s.results[id]) + "\n" + tunable(s, s.of(id)) + "\n"
+	}
+	text = regexp.MustCompile(`([0-9a-f]{2}:){5}[0-9a-f]{2}`).ReplaceAllString(text, "MAC")
+	return regexp.MustCompile(`veth[0-9a-f]+`).ReplaceAllString(text, "VETH")
+}
+
+// A pod that the reference's plugins made gets by each name what the program gives it that had the name before, and
+// nothing else: the node is as without Tombolo after each verb, a second DEL and one after a reboot.
+func TestANameCallsTheProgramThatHadItForOthersPods(t *testing.T) {
+	t.Parallel()
+	for name, plugins := range othersChains() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			theirs, ours := newSide(t, referenceDir(t), nil), newSide(t, referenceDir(t), nil)
+			if o := ours.operate("install", "--names", strings.Join(keptNames(), ","), ours.programs); o.status != 0 {
+				t.Fatalf("install: %+v", o)
+			}
+			steps := map[string]string{}
+			for _, s := range []*side{theirs, ours} {
+				nstest.Sysctl(t, s.ns, "net/ipv4/ip_forward", "1")
+				nstest.Veth(t, s.ns, "up0", s.ns, "up1")
+				is := func(step string, ids ...string) {
+					t.Helper()
+					got := s.ofPods(ids...)
+					if want, compared := steps[step]; compared && want != got {
+						t.Errorf("%s: with the reference\n%s\nand by our names\n%s", step, want, got)
+					}
+					steps[step] = got
+				}
+				s.chain("ADD", "a", plugins)
+				is("ADD", "a")
+				s.chain("CHECK", "a", plugins)
+				s.chain("DEL", "a", plugins)
+				is("DEL")
+				s.chain("DEL", "a", plugins)
+				is("a second DEL")
+				s.chain("ADD", "b", plugins)
+				is("the next ADD", "b")
+				s.reboot("b")
+				s.chain("DEL", "b", plugins)
+				if left := s.files(); name != "macvlan" && left != "" && !strings.HasPrefix(left, "/t/") {
+					t.Errorf("DEL after a reboot leaves %s", left)
+				}
+				is("DEL after a reboot")
+				if _, err := os.Stat(s.state + "/attachments"); err == nil {
+					t.Error("there are records")
+				}
+			}
+			if steps["ADD"] == steps["DEL"] {
+				t.Error("a pod makes no difference to the node, so nothing is shown")
+			}
+		})
+	}
+}
+
+// reboot takes away what does not outlive one: rules, links, namespaces of pods and the state.
+func (s *side) reboot(pods ...string) {
+	s.Helper()
+	for _, id := range pods {
+		nstest.Run(s, s.of(id).NS, "sh", "-c", "ip link delete eth0 2>/dev/null; true") // the test holds the namespace open
+		vanish(s, s.of(id).path)
+	}
+	s.run("nft", "flush", "ruleset")
+	if err := os.RemoveAll(s.state); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// keepsScript has a script be what a name keeps: it notes its environment and stdin, and ends as told.
+func (s *side) keepsScript(name, says string, status int) (noted func() string) {
+	s.Helper()
+	dir := s.TempDir()
+	script := fmt.Sprintf("#!/bin/sh\nenv >>%[1]s/noted\ncat >>%[1]s/noted\nprintf '%%s' '%[2]s'\nexit %[3]d\n", dir, says, status)
+	kept := filepath.Join(s.programs, name+".reference")
+	if err := os.Remove(kept); err != nil {
+		s.Fatal(err)
+	}
+	if err := os.WriteFile(kept, []byte(script), 0o755); err != nil {
+		s.Fatal(err)
+	}
+	return func() string {
+		data, err := os.ReadFile(dir + "/noted")
+		if err != nil && !os.IsNotExist(err) {
+			s.Fatal(err)
+		}
+		if err := os.RemoveAll(dir + "/noted"); err != nil {
+			s.Fatal(err)
+		}
+		return string(data)
+	}
+}
+
+// othersPod is a configuration of a chained plugin for a pod that no bridge of ours made.
+const othersPod = `{"cniVersion":"1.0.0","name":"net","stateDir":"STATE","unknown":{"x":[1,2]},"runtimeConfig":{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]},` +
+	`"prevResult":{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"POD"}],"ips":[{"address":"10.5.0.2/24","interface":0}]}}`
+
+// The program gets the environment and the configuration as they came, and what it says is what the name says.
+func TestAKeptProgramIsCalledAsTheNameWas(t *testing.T) {
+	t.Parallel()
+	for _, name := range keptNames() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newSide(t, referenceDir(t), byName())
+			for _, what := range []string{"ADD", "CHECK", "DEL"} {
+				const says = `{"cniVersion":"1.0.0","interfaces":[],"own":"field"}`
+				noted := s.keepsScript(name, says, 0)
+				v := verb{plugin: name, verb: what, id: "a", conf: othersPod, args: "IgnoreUnknown=1;K8S_POD_NAME=web"}
+				o := s.call(v)
+				if o.status != 0 || o.stdout != says {
+					t.Errorf("%s: %+v", what, o)
+				}
+				got := noted()
+				for _, want := range []string{"CNI_COMMAND=" + what, "CNI_CONTAINERID=a", "CNI_NETNS=" + s.of("a").path, "CNI_IFNAME=eth0", "CNI_PATH=" + s.programs, "CNI_ARGS=" + v.args,
+					strings.NewReplacer("POD", s.of("a").path, "STATE", s.state).Replace(othersPod)} {
+					if !strings.Contains(got, want) {
+						t.Errorf("%s: the program got no %s:\n%s", what, want, got)
+					}
+				}
+				s.keepsScript(name, `{"cniVersion":"1.0.0","code":177,"msg":"no luck","details":"none at all"}`, 1)
+				o = s.call(v)
+				if e := failure(o.stdout); o.status != 1 || e == nil || e.Code != 177 || !strings.Contains(e.Msg, "no luck") || !strings.Contains(e.Msg, "none at all") {
+					t.Errorf("%s: its error is handed on as %+v", what, o)
+				}
+			}
+		})
+	}
+}
+
+// Where there is no such program, verbs that need it say so and what to do, and DEL and GC have nothing to do.
+func TestWithoutAKeptProgramOthersPodsGetAClearError(t *testing.T) {
+	t.Parallel()
+	for _, name := range keptNames() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newSide(t, referenceDir(t), []string{name})
+			kept := filepath.Join(s.programs, name+".reference")
+			if err := os.Remove(kept); err != nil {
+				t.Fatal(err)
+			}
+			later := strings.Replace(othersPod, `"1.0.0"`, `"1.1.0"`, 1)
+			for _, v := range []verb{{verb: "ADD", conf: othersPod}, {verb: "CHECK", conf: othersPod}, {verb: "STATUS", conf: later}} {
+				v.plugin, v.id = name, "a"
+				o, code := s.call(v), map[string]uint{"STATUS": 50}[v.verb]
+				e := failure(o.stdout)
+				if e == nil || e.Code != cmp.Or(code, 104) || !strings.Contains(e.Msg, kept) || !strings.Contains(e.Msg, "tombolo install --names "+name+" "+s.programs) {
+					t.Errorf("%s: %+v", v.verb, o)
+				}
+			}
+			for _, v := range []verb{{verb: "DEL", conf: othersPod}, {verb: "DEL", conf: othersPod, netns: "-"}, {verb: "GC", conf: strings.Replace(later, `"unknown"`, `"cni.dev/valid-attachments":[],"unknown"`, 1)}} {
+				v.plugin, v.id = name, "a"
+				if o := s.call(v); o.status != 0 || o.stdout != "" {
+					t.Errorf("%s: %+v", v.verb, o)
+				}
+			}
+			// The advice helps.
+			own := filepath.Join(s.programs, name)
+			if err := os.Remove(own); err != nil { // a link, through which the copy would be written
+				t.Fatal(err)
+			}
+			if err := copyProgram(filepath.Join(referenceDir(t), name), own); err != nil {
+				t.Fatal(err)
+			}
+			if o := s.operate("install", "--names", name, s.programs); o.status != 0 {
+				t.Fatalf("install: %+v", o)
+			}
+			if o := s.call(verb{plugin: name, verb: "STATUS", id: "a", conf: later}); o.status != 0 {
+				t.Errorf("STATUS after it: %+v", o)
+			}
+		})
+	}
+}
+
+// Lists whose pods are ours need no kept program: neither their STATUS nor any other verb asks for one.
+func TestListsOfOurBridgeNeedNoKeptProgram(t *testing.T) {
+	t.Parallel()
+	s := newSide(t, referenceDir(t), byName())
+	for _, name := range byName() {
+		if err := os.Remove(filepath.Join(s.programs, name+".reference")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	plugins := othersChains()["bridge"]
+	for _, plugin := range plugins {
+		name := regexp.MustCompile(`"type":"([a-z]+)"`).FindStringSubmatch(plugin)[1]
+		conf := `{"cniVersion":"1.1.0","name":"net","stateDir":"STATE",` + plugin[1:]
+		if o := s.call(verb{plugin: name, verb: "STATUS", id: "a", conf: conf}); o.status != 0 {
+			t.Errorf("STATUS of %s: %+v", name, o)
+		}
+	}
+	for _, what := range []string{"ADD", "CHECK", "DEL", "DEL"} {
+		s.chain(what, "a", plugins)
+	}
+	if left := s.files(); left != "" {
+		t.Errorf("left: %s", left)
+	}
+}
+
+// A kept file that leads back here is not run, however it does.
+func TestAKeptFileThatIsANameOfOursIsRefused(t *testing.T) {
+	t.Parallel()
+	for how, keep := range map[string]func(path string) error{
+		"a link":                          func(path string) error { return os.Symlink(plugin(), path) },
+		"a copy":                          func(path string) error { return copyProgram(plugin(), path) },
+		"a name":                          func(path string) error { return os.WriteFile(path, []byte("#!"+plugin()+" as\n"), 0o755) },
+		"a name of another version's":     func(path string) error { return os.WriteFile(path, []byte("#!/nowhere/tombolo as\n"), 0o755) },
+		"a name that leads to itself, by": func(path string) error { return os.Link(strings.TrimSuffix(path, ".reference"), path) },
+	} {
+		t.Run(how, func(t *testing.T) {
+			t.Parallel()
+			s := newSide(t, referenceDir(t), nil)
+			if o := s.operate("install", "--names", "portmap", s.programs); o.status != 0 {
+				t.Fatalf("install: %+v", o)
+			}
+			kept := filepath.Join(s.programs, "portmap.reference")
+			if err := os.Remove(kept); err != nil {
+				t.Fatal(err)
+			}
+			if err := keep(kept); err != nil {
+				t.Fatal(err)
+			}
+			o := s.call(verb{plugin: "portmap", verb: "ADD", id: "a", conf: othersPod})
+			if e := failure(o.stdout); e == nil || e.Code != 7 || !strings.Contains(e.Msg, kept+" is Tombolo itself") {
+				t.Errorf("ADD: %+v", o)
+			}
+			if o := s.call(verb{plugin: "portmap", verb: "DEL", id: "a", conf: othersPod}); o.status != 0 {
+				t.Errorf("DEL: %+v", o)
+			}
+		})
+	}
+}
+
+// A pod that is on record is ours, whatever is in its record. With none, the result tells of a pod of ours, as after
+// a reboot. The kept programs hear of none of them.
+func TestPodsOfOursAreNotHandedOver(t *testing.T) {
+	t.Parallel()
+	s := newSide(t, referenceDir(t), byName())
+	plugins := othersChains()["bridge"]
+	s.chain("ADD", "a", plugins)
+	s.chain("ADD", "b", plugins[:1])
+	heard := map[string]func() string{}
+	for _, name := range append(keptNames(), "bridge") {
+		heard[name] = s.keepsScript(name, `{"code":177,"msg":"called"}`, 1)
+	}
+	quiet := func(when string) {
+		t.Helper()
+		for _, name := range slices.Sorted(maps.Keys(heard)) {
+			if got := heard[name](); got != "" {
+				t.Errorf("%s: the kept %s was called:\n%s", when, name, got)
+			}
+		}
+	}
+	s.chain("CHECK", "a", plugins)
+	records, err := filepath.Glob(s.state + "/attachments/net/*.json")
+	if err != nil || len(records) != 2 {
+		t.Fatalf("records: %q, %v", records, err)
+	}
+	for _, path := range records {
+		if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, plugin := range plugins[1:] {
+		name := regexp.MustCompile(`"type":"([a-z]+)"`).FindStringSubmatch(plugin)[1]
+		s.call(verb{plugin: name, verb: "CHECK", id: "a", conf: `{"cniVersion":"1.0.0","name":"net","stateDir":"STATE","prevResult":` + s.results["a"] + "," + plugin[1:]})
+	}
+	quiet("with a damaged record")
+	s.reboot("a", "b")
+	s.chain("DEL", "a", plugins)
+	s.chain("DEL", "b", plugins[:1])
+	quiet("after a reboot")
+	if left := s.files(); left != "" {
+		t.Errorf("left: %s", left)
+	}
+	s.results["a"] = ""
+	s.chain("DEL", "a", plugins[:1]) // nothing tells whose it was, and there is no link of another program's
+	quiet("a second DEL")
+}
+
+// Our bridge asks the program that had its name for the DEL and the CHECK of pods that this one made.
+func TestBridgeByNameHandsOverPodsOfBefore(t *testing.T) {
+	t.Parallel()
+	s := newSide(t, referenceDir(t), nil)
+	plugins := othersChains()["bridge"]
+	s.chain("ADD", "first", plugins)
+	s.chain("DEL", "first", plugins) // what pods share stays
+	before := s.ofPods()
+	s.chain("ADD", "a", plugins)
+	if o := s.operate("install", "--names", "all", s.programs); o.status != 0 {
+		t.Fatalf("install: %+v", o)
+	}
+	s.chain("CHECK", "a", plugins)
+	s.chain("DEL", "a", plugins)
+	if after := s.ofPods(); after != before {
+		t.Errorf("there was\n%s\nand after DEL there is\n%s", before, after)
+	}
+	if _, err := os.Stat(s.state + "/attachments"); err == nil {
+		t.Error("there are records")
+	}
+}

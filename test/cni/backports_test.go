@@ -10,9 +10,9 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
-// After going back, the last of Tombolo's pods with a host port takes its own way from 127.0.0.1 with it,
-// and leaves that of the reference's pods. With the last of these too, nothing is theirs.
-func TestHostPortsOfTheReferenceStayAt127AfterGoingBack(t *testing.T) {
+// After going back, the last of Tombolo's pods with a host port takes the way from 127.0.0.1 with it. What
+// docs/drop-in.md says then gives it back to the reference's pods.
+func TestTheWayFrom127GoesWithTheLastPodAfterGoingBack(t *testing.T) {
 	t.Parallel()
 	for _, backend := range []string{"iptables", "nftables"} {
 		t.Run(backend, func(t *testing.T) {
@@ -50,17 +50,17 @@ func TestHostPortsOfTheReferenceStayAt127AfterGoingBack(t *testing.T) {
 			if o := s.operate("gc", "--state", s.state); o.status != 0 {
 				t.Fatalf("gc: %+v", o)
 			}
-			if err := answers(8082); err != nil {
-				t.Errorf("after gc: %v", err)
-			}
 			if o := s.remove("net"); o.status != 0 {
 				t.Fatalf("remove: %+v", o)
 			}
+			if got := nstest.Sysctl(t, s.ns, "net/ipv4/conf/cni0/route_localnet"); got != "0" {
+				t.Errorf("with the last port, route_localnet is %s", got)
+			}
+			nstest.Sysctl(t, s.ns, "net/ipv4/conf/cni0/route_localnet", "1")
 			if err := answers(8082); err != nil {
-				t.Errorf("after remove: %v", err)
+				t.Errorf("as the document says: %v", err)
 			}
 
-			// Without pods of the reference's, it goes with the last of ours.
 			s.chain("DEL", "b", list("8082"))
 			if o := s.operate("install", "--names", "all", s.programs); o.status != 0 {
 				t.Fatalf("install: %+v", o)

@@ -1,8 +1,6 @@
 package cni
 
 import (
-	"context"
-	"fmt"
 	"net/netip"
 	"os"
 	"regexp"
@@ -13,122 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo/internal/nstest"
-	"github.com/tombolo-cni/tombolo/nft/foreign"
 )
-
-// Rules of the reference's plugins go as by their own DEL, and those of other pods stay.
-func TestRulesOfTheReferenceGoAsByItsOwnDEL(t *testing.T) {
-	t.Parallel()
-	for _, backend := range []string{"iptables", "nftables"} {
-		t.Run(backend, func(t *testing.T) {
-			t.Parallel()
-			theirs, ours := sides(t)
-			plugins := []string{"bridge", "portmap", "firewall"}
-			confs := map[string]string{
-				"bridge": fmt.Sprintf(`{"cniVersion":"1.0.0","name":"net","type":"bridge","bridge":"cni0","isGateway":true,"ipMasq":true,"ipMasqBackend":%q,
-					"ipam":{"type":"host-local","dataDir":"DATA/n","ranges":[[{"subnet":"10.5.0.0/24"}],[{"subnet":"fd05::/64"}]]}}`, backend),
-				"portmap": fmt.Sprintf(`{"cniVersion":"1.0.0","name":"net","type":"portmap","backend":%q,
-					"runtimeConfig":{"portMappings":[{"hostPort":PORT,"containerPort":80,"protocol":"tcp"},{"hostPort":PORT,"containerPort":53,"protocol":"udp"}]}%%s}`, backend),
-				"firewall": `{"cniVersion":"1.0.0","name":"net","type":"firewall","ingressPolicy":"same-bridge"%s}`,
-			}
-			results := map[string]string{}
-			conf := func(plugin, id string) string {
-				text := strings.ReplaceAll(confs[plugin], "PORT", map[string]string{"a": "8080", "b": "8081"}[id])
-				if plugin == "bridge" {
-					return text
-				}
-				return fmt.Sprintf(text, `,"prevResult":`+results[id])
-			}
-			for _, s := range []*side{theirs, ours} {
-				for _, id := range []string{"a", "b"} {
-					for _, plugin := range plugins {
-						// The links' names are random; nothing compared here has them.
-						o := s.reference(verb{plugin: plugin, verb: "ADD", id: id, conf: conf(plugin, id)})
-						if o.status != 0 {
-							t.Fatalf("%s: %s%s", plugin, o.stdout, o.stderr)
-						}
-						results[id] = o.stdout
-					}
-				}
-			}
-			before := ours.ruleset()
-			if diff := cmp.Diff(theirs.ruleset(), before); diff != "" {
-				t.Fatalf("the nodes differ before:\n%s", diff)
-			}
-			for _, plugin := range plugins {
-				if o := theirs.reference(verb{plugin: plugin, verb: "DEL", id: "a", conf: conf(plugin, "a")}); o.status != 0 {
-					t.Fatalf("%s: %s%s", plugin, o.stdout, o.stderr)
-				}
-			}
-			if theirs.ruleset() == before {
-				t.Fatal("the reference's DEL deletes nothing, so there is nothing to compare with")
-			}
-			conn, err := foreign.Dial(&foreign.Config{NetNS: ours.ns})
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer conn.Close()
-			pod := &foreign.ReferencePod{Network: "net", ContainerID: "a", IfName: "eth0", Addresses: []netip.Addr{netip.MustParseAddr("10.5.0.2"), netip.MustParseAddr("fd05::2")}}
-			other := &foreign.ReferencePod{Network: "net", ContainerID: "c", IfName: "eth0", Addresses: []netip.Addr{netip.MustParseAddr("10.5.0.99")}}
-			const all = foreign.ReferenceMasquerade | foreign.ReferenceHostPorts | foreign.ReferenceForward
-			for _, p := range []*foreign.ReferencePod{nil, {}, other} {
-				if removed, err := conn.RemoveReference(context.Background(), p, all); removed || err != nil {
-					t.Errorf("%+v: removed %v, %v", p, removed, err)
-				}
-			}
-			if diff := cmp.Diff(before, ours.ruleset()); diff != "" {
-				t.Errorf("rules of others are gone:\n%s", diff)
-			}
-			for _, part := range []foreign.ReferencePart{foreign.ReferenceMasquerade, foreign.ReferenceHostPorts, foreign.ReferenceForward} {
-				if removed, err := conn.RemoveReference(context.Background(), pod, part); !removed || err != nil {
-					t.Errorf("part %d: removed %v, %v", part, removed, err)
-				}
-			}
-			if removed, err := conn.RemoveReference(context.Background(), pod, all); removed || err != nil {
-				t.Errorf("again: removed %v, %v", removed, err)
-			}
-			// The reference asks iptables in any case, which makes tables when it looks for them.
-			made := regexp.MustCompile(`table ip6? nat \{\n\}\n`)
-			if diff := cmp.Diff(made.ReplaceAllString(theirs.ruleset(), ""), ours.ruleset()); diff != "" {
-				t.Errorf("after the reference's DEL (-) and this one (+):\n%s", diff)
-			}
-		})
-	}
-}
-
-// The kernel deletes no chain that something leads to. DEL leaves such a one empty, and what leads there
-// to its owner.
-func TestWhatAnOperatorLeadsToAPodsChainDoesNotBlockItsDEL(t *testing.T) {
-	t.Parallel()
-	for name, lines := range map[string]string{
-		"a rule":       "iptables -t nat -A POSTROUTING -s 10.9.9.9 -m comment --comment mine -j CHAIN",
-		"a nft's rule": "nft add rule ip nat POSTROUTING ip saddr 10.9.9.9 counter goto CHAIN",
-		"a map":        "nft 'add map ip nat mine { type ipv4_addr : verdict; }; add element ip nat mine { 10.9.9.9 : jump CHAIN }'",
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := newSide(t, referenceDir(t), byName())
-			const conf = `{"cniVersion":"1.0.0","name":"net","type":"bridge","bridge":"cni0","stateDir":"STATE","isGateway":true,"ipMasq":true,"ipam":{"type":"host-local","dataDir":"DATA/n","subnet":"10.5.0.0/24"}}`
-			if o := s.reference(verb{plugin: "bridge", verb: "ADD", id: "a", conf: conf}); o.status != 0 {
-				t.Fatalf("%s%s", o.stdout, o.stderr)
-			}
-			chain := regexp.MustCompile(`CNI-[0-9a-f]{24}`).FindString(s.run("iptables", "-t", "nat", "-S"))
-			if chain == "" {
-				t.Fatal("the reference has made no chain")
-			}
-			s.run("sh", "-ec", strings.ReplaceAll(lines, "CHAIN", chain))
-			for range 2 {
-				if o := s.call(verb{plugin: "bridge", verb: "DEL", id: "a", conf: conf}); o.status != 0 {
-					t.Errorf("DEL: %s", o.stdout)
-				}
-			}
-			left := s.run("nft", "list", "table", "ip", "nat")
-			if !strings.Contains(left, "10.9.9.9") || strings.Contains(left, "10.5.0.2") || strings.Contains(left, "masquerade") || strings.Contains(left, "224.0.0.0") {
-				t.Errorf("left:\n%s", left)
-			}
-		})
-	}
-}
 
 // A node changes from the reference's programs to this one while pods run, and each pod is deleted
 // by whichever is there when its time comes. What the other one made is gone then as well.

@@ -173,15 +173,6 @@ func Published(dir *state.Dir, bridgeName string, warn func(string)) (bool, erro
 // says that a pod behind the bridge did. Where the kernel
 // has no filters, a bridge of our own tells whose setting it was.
 func Shut(ctx context.Context, links *bridge.Conn, bridgeName string, known bool) error {
-	return shut(ctx, links, bridgeName, known, true)
-}
-
-// Leave is Shut for a bridge that keeps route_localnet, since pods of another program need it.
-func Leave(ctx context.Context, links *bridge.Conn, bridgeName string, known bool) error {
-	return shut(ctx, links, bridgeName, known, false)
-}
-
-func shut(ctx context.Context, links *bridge.Conn, bridgeName string, known, unroute bool) error {
 	l, err := links.Link(ctx, bridgeName)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -198,7 +189,7 @@ func shut(ctx context.Context, links *bridge.Conn, bridgeName string, known, unr
 	if err != nil {
 		return err
 	}
-	if unroute && (kept.Routed || !kept.Any() && known && l.Alias == endpoint.BridgeAlias) {
+	if kept.Routed || !kept.Any() && known && l.Alias == endpoint.BridgeAlias {
 		if _, err := sysctl.Ensure(sysctl.Link("ipv4", bridgeName, routeLocalnet), "0"); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}

@@ -4,11 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"slices"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/loopback"
@@ -42,9 +38,9 @@ func closeLoopbackAfter(ctx context.Context, s *session.Session, unknown Known, 
 	return errors.Join(errs...)
 }
 
-// CloseLoopback takes back what loopback.Open made for a bridge, if no pod needs it any more. route_localnet
-// stays where pods of the reference's plugins need it. known says that a pod behind the bridge had such ports.
-// While other pods are there, it takes one listing of the firewall, and only without any the exclusive lock.
+// CloseLoopback takes back what loopback.Open made for a bridge, if no pod needs it any more. known says that a
+// pod behind the bridge had such ports. While other pods are there, it takes one listing of the firewall, and only
+// without any the exclusive lock.
 func CloseLoopback(ctx context.Context, s *session.Session, bridgeName string, known bool) error {
 	return closeLoopback(ctx, s, bridgeName, known, false)
 }
@@ -69,33 +65,7 @@ func closeLoopback(ctx context.Context, s *session.Session, bridgeName string, k
 		if used, err := loopback.Published(s.Dir, bridgeName, s.Warn); used || err != nil {
 			return err
 		}
-		shut := loopback.Shut
-		if leads, err := publishedByReference(ctx, s, bridgeName); err != nil {
-			return err
-		} else if leads {
-			shut = loopback.Leave
-		}
-		return shut(ctx, s.Links, bridgeName, known)
+		return loopback.Shut(ctx, s.Links, bridgeName, known)
 	}
 	return s.Ensure(ctx, needed, work)
-}
-
-// publishedByReference says whether ports of the reference's plugin portmap lead from 127.0.0.1 to pods in the
-// subnets of a bridge. The plugin has set route_localnet for them too, and does not look again.
-func publishedByReference(ctx context.Context, s *session.Session, bridgeName string) (bool, error) {
-	pods, err := s.Foreign("").ReferencePublished(ctx)
-	if err != nil || len(pods) == 0 {
-		return false, err
-	}
-	l, err := s.Links.Link(ctx, bridgeName)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	gateways, err := s.Links.Addresses().List(addr.Filter{Link: l.Index, Family: unix.AF_INET})
-	return slices.ContainsFunc(gateways, func(gw addr.Address) bool {
-		return slices.ContainsFunc(pods, gw.Prefix.Overlaps)
-	}), err
 }

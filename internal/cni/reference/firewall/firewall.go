@@ -10,7 +10,6 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/tombolo-cni/tombolo/internal/cni/reference"
-	"github.com/tombolo-cni/tombolo/internal/cni/reference/leftover"
 	"github.com/tombolo-cni/tombolo/network"
 	"github.com/tombolo-cni/tombolo/nft"
 )
@@ -88,5 +87,5 @@ func del(ctx context.Context, c *reference.Call) error {
 	if err := node.Unadmit(ctx, c.Key()); err != nil && !errors.Is(err, network.ErrNotAttached) {
 		return err
 	}
-	return leftover.Forward(ctx, c)
+	return nil
 }

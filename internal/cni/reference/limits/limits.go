@@ -10,7 +10,6 @@ import (
 
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/cni/reference"
-	"github.com/tombolo-cni/tombolo/internal/cni/reference/leftover"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
@@ -127,8 +126,8 @@ func del(ctx context.Context, c *reference.Call) error {
 		return err
 	}
 	_, err = node.Limit(ctx, c.Key(), nil, bandwidth.Shape{})
-	if err == nil || errors.Is(err, network.ErrNotAttached) {
-		return leftover.Limits(c)
+	if errors.Is(err, network.ErrNotAttached) {
+		return nil
 	}
 	return err
 }

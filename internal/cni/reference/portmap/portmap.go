@@ -10,7 +10,6 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/tombolo-cni/tombolo/internal/cni/reference"
-	"github.com/tombolo-cni/tombolo/internal/cni/reference/leftover"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/network"
 	"github.com/tombolo-cni/tombolo/nft"
@@ -151,11 +150,10 @@ func del(ctx context.Context, c *reference.Call) error {
 		return err
 	}
 	err = node.Publish(ctx, c.Key(), nil, network.Publication{})
-	if err != nil && !errors.Is(err, network.ErrNotAttached) {
-		return err
+	if errors.Is(err, network.ErrNotAttached) {
+		return nil
 	}
-	// A pod of ours may have its ports by the reference's, if the names changed over one by one.
-	return leftover.HostPorts(ctx, c)
+	return err
 }
 
 func check(ctx context.Context, c *reference.Call) error {

@@ -7,7 +7,6 @@ import (
 
 	current "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 	"github.com/tombolo-cni/tombolo/internal/cni/loopback"
 	"github.com/tombolo-cni/tombolo/internal/cni/reference"
 	"github.com/tombolo-cni/tombolo/internal/cni/reference/firewall"
@@ -21,7 +20,7 @@ import (
 
 // Names are those of the reference's plugins by which the program is such a plugin.
 func Names() []string {
-	return []string{"bandwidth", "bridge", "dhcp", "firewall", "host-local", "loopback", "portmap", "static", "tuning"}
+	return []string{"bandwidth", "bridge", "firewall", "host-local", "loopback", "portmap", "static", "tuning"}
 }
 
 // named finds the plugin of the reference's that has the call's name, and the first version that
@@ -33,8 +32,6 @@ func (p *Plugin) named() (run reference.Plugin, first string) {
 		return loopback.Run, all
 	case "host-local", "static":
 		return ipams.Run, all
-	case ipamconf.TypeDHCP:
-		return ipams.DHCP, all
 	case "bandwidth":
 		return limits.Run, "0.3.0"
 	case "firewall":
@@ -133,13 +130,11 @@ func (c *call) refuseOwnNamespace() error {
 
 // reference describes the call to a plugin of the reference's.
 func (c *call) reference(conf *NetConf) *reference.Call {
-	s := conf.settings()
 	return &reference.Call{
-		Name: c.Name, Verb: c.verb, ContainerID: c.containerID, NetNS: c.netns, IfName: c.ifName, Args: c.args, Path: c.path,
-		CNIVersion: c.cniVersion, Network: c.network, Stdin: c.stdin, SameNetNS: c.sameNetNS(),
-		StateDir: s.StateDir, LeaseDir: s.LeaseDir, Mark: s.Mark,
+		Name: c.Name, Verb: c.verb, ContainerID: c.containerID, NetNS: c.netns, IfName: c.ifName, Args: c.args,
+		Network: c.network, Stdin: c.stdin, SameNetNS: c.sameNetNS(), StateDir: conf.settings().StateDir,
 		Prev: func() (*current.Result, error) { return parsePrevResult(conf, c.cniVersion) },
 		Open: func() (*network.Node, error) { return c.open(conf) },
-		Step: c.step, Warn: c.log.warn,
+		Warn: c.log.warn,
 	}
 }

@@ -26,10 +26,6 @@
 // in the host's namespace: the attachment's record, its elements in the firewall, the
 // alias of its port. After a lost lease nothing leads to its address.
 //
-// A pod whose interface another program made (lease.Record.Apart) gets its first address from that
-// program. The keeper leaves the interface alone until it has that, hears answers in the pod, and
-// changes nothing of the host's.
-//
 // # Uplinks
 //
 // Beside the leases the keeper looks after NICs that were taken over (package uplink). It

@@ -185,8 +185,8 @@ func (x *exchange) sendFrom(local netip.Addr, p *dhcpc.Packet) error {
 	}
 	if x.conn == nil {
 		at := local
-		if x.m.slow || x.r.Apart && !x.m.right {
-			at = netip.Addr{} // see resend, and ready
+		if x.m.slow {
+			at = netip.Addr{} // see resend
 		}
 		conn, err := x.pod.dial(x.ctx, at)
 		if err != nil {
@@ -284,10 +284,7 @@ func (v *visit) apply(held *lease.Held, p pod, l *dhcpc.Lease) error {
 			return err
 		}
 	}
-	give, err := v.toGive(p, want)
-	if err == nil {
-		err = p.apply(give, l.Left(now()))
-	}
+	err := p.apply(want, l.Left(now()))
 	if err == nil && !stale.Empty() {
 		err = p.withdraw(stale)
 		if err == nil && len(stale.Addresses) > 0 {

@@ -39,9 +39,6 @@ func (k kernel) enter(r *lease.Record) (pod, error) {
 	}
 	ns, err := netns.Open(r.NetNS)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS) {
-		if r.Apart {
-			return nil, unlessLeft(r, err)
-		}
 		return nil, k.unlessPort(r, err)
 	}
 	if err != nil {
@@ -132,9 +129,6 @@ func (p *kernelPod) close() error { return errors.Join(p.conn.Close(), p.ns.Clos
 // In the pod's namespace a name says little: the pod may give it to a link of its own, and
 // answer itself.
 func (p *kernelPod) dial(ctx context.Context, local netip.Addr) (dhcpc.Transport, error) {
-	if p.r.Apart {
-		return p.dialInside(ctx, local)
-	}
 	port, err := p.port(ctx)
 	if err != nil {
 		return nil, err
@@ -214,11 +208,7 @@ func (p *kernelPod) route(r dhcpc.Route) route.Route {
 func (p *kernelPod) withdraw(a lease.Applied) error {
 	var errs []error
 	for _, r := range slices.Backward(a.Routes) {
-		stale := p.route(r)
-		if p.r.Apart {
-			stale.Protocol, stale.Scope = 0, nil // as another program set them
-		}
-		errs = append(errs, route.On(p.conn).Remove(stale))
+		errs = append(errs, route.On(p.conn).Remove(p.route(r)))
 	}
 	for _, prefix := range a.Addresses {
 		errs = append(errs, addr.On(p.conn).Remove(addr.Address{Prefix: prefix, Link: p.link}))

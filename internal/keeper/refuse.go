@@ -21,14 +21,11 @@ import (
 // the visit.
 func (k *Keeper) refuse(r *lease.Record) func(l, held *dhcpc.Lease) error {
 	network, hash, at, had := r.Network, r.Hash(), r.At(), r.Lease.Address.Addr()
-	bridge, apart := r.Bridge, r.Apart
+	bridge := r.Bridge
 	return func(l, held *dhcpc.Lease) error {
 		own := l.Address.Addr()
 		if err := lease.Impossible(l); err != nil {
 			return err
-		}
-		if apart {
-			return nil
 		}
 		if held != nil {
 			had = held.Address.Addr()

@@ -40,7 +40,6 @@ type memory struct {
 	machine  *dhcpc.Machine
 	session  *dhcpc.Session // nil before the first exchange, and after the machine slept
 	right    bool           // address and routes have been looked at since the keeper began
-	seen     bool           // an interface that is Apart had its address
 	look     time.Time      // when to look for the pod again
 	failures int            // in a row
 	slow     bool           // the last visit waited in vain
@@ -257,14 +256,10 @@ func (v *visit) work(p pod) error {
 		}
 	}
 	if !v.m.right {
-		ready, err := v.ready(p)
-		if err == nil && ready {
-			err = v.putRight(p)
-		}
-		if err != nil {
+		if err := v.putRight(p); err != nil {
 			return err
 		}
-		v.m.right = ready
+		v.m.right = true
 	}
 	var err error
 	if wakes(v.m.session, now()) {

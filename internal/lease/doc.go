@@ -32,11 +32,6 @@
 // 2: an older keeper would take it for that of a pod which is gone, and leaves alone what
 // it cannot read. HostTrouble tells operators what is wrong with it.
 //
-// # Interfaces of other programs
-//
-// A record that is Apart is of a pod whose interface another program made, and whose lease the
-// plugin got by the name dhcp. It is of format version 3.
-//
 // # Needs
 //
 // No capability beyond write access to the directory, and a local file system, for

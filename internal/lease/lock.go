@@ -191,7 +191,7 @@ func (h *Held) Remove() error {
 func (h *Held) Remember(ctx context.Context, r *Record) error {
 	r.State = Sticky
 	r.NetNS, r.NetNSCookie, r.HostIf, r.Error = "", 0, "", ""
-	r.Applied, r.Policy, r.Six, r.Apart = Applied{}, Policy{}, nil, false
+	r.Applied, r.Policy, r.Six = Applied{}, Policy{}, nil
 	sticky, err := h.dir.lock(ctx, r.Hash(), lockorder.Remembered)
 	if err == nil {
 		err = errors.Join(sticky.Create(r), sticky.Close())

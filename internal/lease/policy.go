@@ -28,8 +28,6 @@ type Policy struct {
 	Priority int `json:"priority,omitempty"`
 	// MTU is the configuration's own, which counts before the lease's.
 	MTU int `json:"mtu,omitempty"`
-	// NoMTU leaves the lease's MTU out.
-	NoMTU bool `json:"noMTU,omitempty"`
 	// IPv6 says that the pod has IPv6, which the kernel takes from a link whose MTU is
 	// below minMTU6: then a server's is no lower.
 	IPv6 bool `json:"ipv6,omitempty"`
@@ -54,7 +52,7 @@ type Applied struct {
 // Apply gives what the pod gets of a lease. The plugin and the keeper both go by it.
 func (p *Policy) Apply(l *dhcpc.Lease) Applied {
 	a := Applied{Addresses: []netip.Prefix{l.Address}, MTU: p.MTU}
-	if a.MTU == 0 && !p.NoMTU {
+	if a.MTU == 0 {
 		a.MTU = l.MTU
 	}
 	if p.IPv6 && a.MTU != 0 {

@@ -20,10 +20,6 @@ import (
 // version is the version of a record that we write; see hostVersion.
 const version = 1
 
-// apartVersion is that of a record that is Apart: an older keeper would set addresses before the
-// program that made the interface does.
-const apartVersion = 3
-
 // State says what a record is about.
 type State string
 
@@ -77,11 +73,6 @@ type Record struct {
 	Lease   *dhcpc.Lease `json:"lease,omitempty"`
 	Policy  Policy       `json:"policy,omitzero"`
 	Applied Applied      `json:"applied,omitzero"` // what the pod has of the lease
-
-	// Apart says that another program made the pod's interface, which is no port of ours: the pod
-	// alone follows the lease. Answers are heard in the pod, HostIf is empty, and Bridge is what
-	// the interface rests on or is behind; empty where the host has no such link.
-	Apart bool `json:"apart,omitempty"`
 
 	// Six is the pod's part in DHCPv6; nil where it has none.
 	Six *Six `json:"six,omitempty"`
@@ -236,11 +227,8 @@ func encode(r *Record) ([]byte, error) {
 		return nil, err
 	}
 	written := version
-	switch {
-	case r.Host != nil:
+	if r.Host != nil {
 		written = hostVersion
-	case r.Apart:
-		written = apartVersion
 	}
 	data, err := json.Marshal(&document{Version: written, Record: r})
 	if err != nil {
@@ -264,8 +252,8 @@ func decode(data []byte) (*Record, error) {
 	err := json.Unmarshal(data, &doc)
 	// The version first: what else is wrong may be a newer version's business.
 	switch {
-	case doc.Version > apartVersion:
-		return nil, fmt.Errorf("%w: version %d, and this tombolo reads up to %d", ErrVersion, doc.Version, apartVersion)
+	case doc.Version > hostVersion:
+		return nil, fmt.Errorf("%w: version %d, and this tombolo reads up to %d", ErrVersion, doc.Version, hostVersion)
 	case err != nil:
 		return nil, fmt.Errorf("%w: %w", file.ErrDamaged, err)
 	case doc.Version < 1:

@@ -30,22 +30,16 @@ type Call struct {
 	NetNS       string // a path, which may be empty in DEL
 	IfName      string
 	Args        string // CNI_ARGS
-	Path        string // CNI_PATH
-	CNIVersion  string // of the configuration
 	Network     string
+	StateDir    string // what the program's own field of this name says, or its default
 	Stdin       []byte // the configuration
 	SameNetNS   bool   // the pod may be in the plugin's own namespace
-
-	// What the program's own fields of these names say, or their defaults. Mark is forwardMark.
-	StateDir, LeaseDir string
-	Mark               uint32
 
 	// Prev reads prevResult; without one it gives nil. What it gives may be changed.
 	Prev func() (*current.Result, error)
 	// Open opens the node as the configuration has it.
 	Open func() (*network.Node, error)
-	// Step says that a part of the verb is done, and Warn what was worked around.
-	Step func(name string) error
+	// Warn says what was worked around.
 	Warn func(message string)
 }
 

@@ -37,9 +37,6 @@ func Release6(ctx context.Context, r *lease.Record, links *bridge.Conn, host *ne
 // send has by send a message from the host's link in the pod's network. Where a VLAN has no such link, by sends it
 // from each port of the bridge that is in the VLAN, and port is true.
 func send(ctx context.Context, r *lease.Record, links *bridge.Conn, host *netns.NS, own netip.Addr, by func(cfg *transport.Config, port bool) error) error {
-	if r.Apart && r.Bridge == "" {
-		return nil // the host has no link by which the server is reached: there the lease runs out
-	}
 	fails := func(err error) error { return fmt.Errorf("release lease of %s: %w", own, err) }
 	at, err := links.Link(ctx, r.At())
 	if err == nil {

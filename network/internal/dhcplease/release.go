@@ -11,7 +11,6 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/tombolo-cni/tombolo"
@@ -176,35 +175,6 @@ func Lead(ctx context.Context, a *state.Attachment, routes *route.Conn, link int
 	}
 	rec.Applied.Routes = want.Routes
 	return held.Replace(rec)
-}
-
-// Moved says that the lease of another program's interface is of an address now that its host ports, its zone of
-// firewalld and what lets it pass other firewalls do not follow. Its record has the directory of leases, whether the address is leased or not.
-func Moved(rec *state.Attachment) ([]tombolo.Difference, error) {
-	if !rec.Other || rec.DataDir == "" {
-		return nil, nil
-	}
-	leases, err := lease.Open(rec.DataDir)
-	if err != nil {
-		return nil, err
-	}
-	r, err := leases.Load(rec.Hash())
-	if errors.Is(err, fs.ErrNotExist) || err == nil && (!r.Apart || r.State != lease.Bound) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	is := r.Lease.Address.Addr()
-	if slices.ContainsFunc(rec.Addresses, func(a ipam.Address) bool { return a.Prefix.Addr() == is }) {
-		return nil, nil
-	}
-	var had []string
-	for _, a := range rec.Addresses {
-		had = append(had, a.Prefix.Addr().String())
-	}
-	text := fmt.Sprintf("its lease is of %s since, and its host ports and firewall rules are of %s: make the pod anew", is, strings.Join(had, " and "))
-	return []tombolo.Difference{{Text: text, Remedy: tombolo.RemedyRecreate}}, nil
 }
 
 // Differences compares an attachment with its lease. It need not be kept with keeperOptional. Of a lease

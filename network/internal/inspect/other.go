@@ -10,7 +10,6 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
-	"github.com/tombolo-cni/tombolo/network/internal/dhcplease"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
 	"github.com/tombolo-cni/tombolo/nft"
@@ -45,14 +44,7 @@ func Other(ctx context.Context, s *session.Session, a *state.Attachment) ([]tomb
 		found.AddAll(diffs, tombolo.RemedyRepair)
 	}
 	err := Limits(ctx, s, a, found)
-	return found.List, errors.Join(err, Moved(a, found))
-}
-
-// Moved finds that the lease of an attachment of another program's is of another address now.
-func Moved(a *state.Attachment, found *Findings) error {
-	diffs, err := dhcplease.Moved(a)
-	found.AddAll(diffs, tombolo.RemedyRecreate)
-	return err
+	return found.List, err
 }
 
 // Published compares host ports with those that were asked for.
@@ -70,7 +62,7 @@ func Published(ctx context.Context, s *session.Session, a *state.Attachment, por
 	}
 	diffs, err := s.Firewall.CheckEndpoint(ctx, endpoint.Of(a))
 	found.AddAll(diffs, "")
-	return errors.Join(err, Moved(a, found))
+	return err
 }
 
 // Limited compares limits with those that were asked for.

@@ -89,11 +89,7 @@ func (n *Node) openNetworks(ctx context.Context) (*session.Session, []*state.Net
 		return nil, nil, err
 	}
 	records, _, err := s.Dir.ListNetworks()
-	var others []*state.Attachment
-	if err == nil {
-		others, _, err = s.Dir.ListOthers()
-	}
-	if err == nil && len(records)+len(others) > 0 {
+	if err == nil && len(records) > 0 {
 		if err = s.Enter(ctx); err == nil {
 			records, _, err = s.Dir.ListNetworks() // an ADD may have changed one while it had the lock
 		}
@@ -108,7 +104,7 @@ func (n *Node) openNetworks(ctx context.Context) (*session.Session, []*state.Net
 			used = append(used, rec)
 		}
 	}
-	if err != nil || len(used)+len(others) == 0 {
+	if err != nil || len(used) == 0 {
 		s.Close()
 		return nil, nil, err
 	}

@@ -73,9 +73,6 @@ type Endpoint struct {
 	// Masquerade has the pod's packets masqueraded, by the rules of its network,
 	// which must be one with masquerade.
 	Masquerade bool
-	// PortsOnly leaves the pod unknown but for Ports: what it sends gets no mark. Guard and Masquerade mean
-	// nothing then.
-	PortsOnly bool
 	// Ports are published on the host's addresses, each for the first of the pod's
 	// addresses of either family. A port on an address of a family that the pod has
 	// no address of is passed over; one that is listed twice counts once.
@@ -129,9 +126,6 @@ func (ep *Endpoint) check() error {
 func (ep *Endpoint) elements() []ruleset.Element {
 	if len(ep.Addrs) == 0 {
 		return append([]ruleset.Element{{Set: ruleset.InInet(ruleset.PortsSet), Key: nftnl.LinkKey(ep.Bridge, ep.MAC, ruleset.EtherSlot)}}, ep.guardElements()...)
-	}
-	if ep.PortsOnly {
-		return ep.portElements()
 	}
 	key := ruleset.NetworkKey(ep.Network)
 	list := make([]ruleset.Element, 0, 2*len(ep.Addrs))

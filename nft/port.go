@@ -34,11 +34,8 @@ type SNAT uint8
 
 const (
 	// SNATNeeded are those whose answers would not find back otherwise: the host's own by 127.0.0.1, the pod's
-	// own, and, where what is bridged passes the hooks by, those of pods that are known. It is the default.
+	// own, and, where what is bridged passes the hooks by, those of other pods. It is the default.
 	SNATNeeded SNAT = iota
-	// SNATLink are these, and all that come in by the link that leads to the pod: on a bridge of another
-	// program's, nothing else tells its pods. The network must be one with PortSNAT.
-	SNATLink
 	// SNATAll are all. The network must be one with PortSNAT.
 	SNATAll
 	// SNATNone are none but the host's own by 127.0.0.1: a pod behind the same link gets an answer only where the
@@ -195,9 +192,6 @@ func (ep *Endpoint) portElements() []ruleset.Element {
 			list = append(list, ruleset.Element{Set: ruleset.InInet(f.Published), Key: key})
 			if ep.PortSNAT == SNATAll || ep.PortSNAT == snatAny {
 				list = append(list, ruleset.Element{Set: ruleset.InInet(f.SNATAll), Key: key})
-			}
-			if ep.PortSNAT == SNATLink || ep.PortSNAT == snatAny {
-				list = append(list, ruleset.Element{Set: ruleset.InInet(f.SNATLink), Key: ruleset.Key(bridge, key)})
 			}
 			if ep.PortSNAT == SNATNone || ep.PortSNAT == snatAny {
 				list = append(list, ruleset.Element{Set: ruleset.InInet(f.SNATNone), Key: ruleset.Key(bridge, key)})

@@ -50,7 +50,7 @@ var rulesets = []struct {
 			Port{Protocol: 6, HostAddr: nstest.Addr("2001:db8::1"), HostPort: 8081, PodPort: 80}),
 	}},
 	{name: "port snat", networks: []Network{{Name: "podnet", Masquerade: true, PortSNAT: true}}, eps: []Endpoint{
-		snatted(publisher(1, Port{Protocol: 6, HostPort: 8080, PodPort: 80}, Port{Protocol: 6, HostPort: 8081, PodPort: 80}), SNATLink),
+		snatted(publisher(1, Port{Protocol: 6, HostPort: 8080, PodPort: 80}, Port{Protocol: 6, HostPort: 8081, PodPort: 80}), SNATAll),
 		snatted(publisher(2, Port{Protocol: 17, HostPort: 53, PodPort: 53}), SNATAll),
 		snatted(publisher(3, Port{Protocol: 132, HostPort: 9, PodPort: 9}), SNATNone),
 	}},

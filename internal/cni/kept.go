@@ -35,8 +35,8 @@ type carriers struct{ ours, kept bool }
 
 // carriers are the kept program's alone where no record tells of the attachment. A damaged record is ours.
 func (c *call) carriers(conf *NetConf) (carriers, error) {
-	if c.containerID == "" {
-		return carriers{kept: true}, nil // GC and STATUS are about all
+	if c.verb == "GC" || c.verb == "STATUS" { // about no pod
+		return carriers{kept: true}, nil
 	}
 	dir, err := state.Open(conf.settings().StateDir)
 	if err != nil {

@@ -22,7 +22,7 @@ func Of(a *state.Attachment) nft.Endpoint {
 	ep := nft.Endpoint{
 		Owner: nft.Owner(a.Hash()), Network: a.Network, Bridge: a.GatewayLink(),
 		Addrs: Addresses(a), MAC: mac, Masquerade: a.Masquerade, Ports: Ports(a),
-		PortsOnly: a.Other && !a.Admitted, PortSNAT: SNAT(a.PortSNAT),
+		PortSNAT: SNAT(a.PortSNAT),
 	}
 	for _, w := range a.Waiting {
 		for _, p := range w.Addresses {
@@ -62,7 +62,7 @@ func SNAT(name string) nft.SNAT {
 func SNATName(s nft.SNAT) string { return snatNames()[s] }
 
 func snatNames() []string {
-	return []string{nft.SNATNeeded: "", nft.SNATLink: "link", nft.SNATAll: "all", nft.SNATNone: "none"}
+	return []string{nft.SNATNeeded: "", nft.SNATAll: "all", nft.SNATNone: "none"}
 }
 
 // Addresses lists an attachment's addresses.

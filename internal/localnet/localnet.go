@@ -68,12 +68,9 @@ type Filter struct {
 	Mark uint32
 	// Stays says that a clsact which is made for the filter stays when that goes: see Place.
 	Stays bool
-	// Limits says that the link may have limits as well (package bandwidth), whose filter takes all packets:
-	// this one is asked before. It is always the same for a link.
-	Limits bool
 }
 
-func (k Filter) link() tc.Link { return tc.Link{Name: k.Bridge, Index: k.Index, Sooner: k.Limits} }
+func (k Filter) link() tc.Link { return tc.Link{Name: k.Bridge, Index: k.Index} }
 
 // State is what the kernel has of a Filter.
 type State struct {

@@ -91,15 +91,6 @@ type Attachment struct {
 	// Short is what Hash gives, where that was computed before: Create and what reads records
 	// fill it in. It is the name of the record's file, and not in it.
 	Short string `json:"-"`
-
-	// Other says that another program made the interface: the record is one of Dir.Others. HostIf is
-	// its end on the host then, if it has one, and Bridge the link by which the host reaches it. What
-	// reads records fills it in.
-	Other bool `json:"-"`
-	// Admitted says of such a one that what it sends may pass other firewalls.
-	Admitted bool `json:"admitted,omitempty"`
-	// Policy is the ingress policy that it asked for then; empty is open.
-	Policy string `json:"policy,omitempty"`
 }
 
 // A Route is one of a pod's routes, by its interface, as ADD made it.
@@ -198,8 +189,6 @@ func (a *Attachment) fields(c *codec) {
 	c.string("ifb", &a.IFB)
 	c.string("ipamType", &a.IPAMType)
 	c.string("dataDir", &a.DataDir)
-	c.bool("admitted", &a.Admitted)
-	c.string("policy", &a.Policy)
 }
 
 func (r *Route) fields(c *codec) {
@@ -310,7 +299,6 @@ func (d *Dir) Load(network, hash string) (*Attachment, error) {
 	if err != nil {
 		return nil, fmt.Errorf("load attachment: %w", recordError(path, network, hash, err))
 	}
-	a.Other = d.others
 	return a, nil
 }
 
@@ -454,7 +442,6 @@ func (d *Dir) List(network string) ([]*Attachment, []*RecordError, error) {
 		a, err := loadAttachment(path, network, hash)
 		switch {
 		case err == nil:
-			a.Other = d.others
 			found = append(found, a)
 		case !errors.Is(err, os.ErrNotExist):
 			bad = append(bad, &RecordError{Path: path, Network: network, Hash: hash, Err: bare(err)})

@@ -8,7 +8,6 @@
 //	epoch                              the epoch that the state belongs to
 //	networks/<network>.json            one network
 //	attachments/<network>/<hash>.json  one attachment; <hash> is [ident.Hash]
-//	others/<network>/<hash>.json       what an attachment of another program's has of ours
 //	uplinks/<nic>.json                 one NIC that was taken over, or is being
 //	uplinks/<nic>.lock                 locked by the call that works on that NIC
 //	lock                               locked by everybody, never replaced

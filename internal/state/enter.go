@@ -119,10 +119,7 @@ func (d *Dir) staleAttachments(start EpochStart) ([]*Attachment, error) {
 	if err != nil {
 		return nil, err
 	}
-	all, _, err := d.ListOthers()
-	if err != nil {
-		return nil, err
-	}
+	var all []*Attachment
 	for _, network := range networks {
 		attachments, _, err := d.List(network)
 		if err != nil {
@@ -138,10 +135,10 @@ func (d *Dir) staleAttachments(start EpochStart) ([]*Attachment, error) {
 func (d *Dir) dropStale(start EpochStart) error {
 	errs := []error{d.dropStaleUplinks()}
 	if start.Previous != nil {
-		return errors.Join(append(errs, os.RemoveAll(d.attachmentsPath()), os.RemoveAll(d.Others().attachmentsPath()), os.RemoveAll(d.networksPath()))...)
+		return errors.Join(append(errs, os.RemoveAll(d.attachmentsPath()), os.RemoveAll(d.networksPath()))...)
 	}
 	for _, a := range start.Stale {
-		errs = append(errs, d.Of(a).Remove(a.Network, a.Hash()))
+		errs = append(errs, d.Remove(a.Network, a.Hash()))
 	}
 	networks, _, err := d.ListNetworks()
 	errs = append(errs, err)

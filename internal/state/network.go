@@ -220,11 +220,7 @@ func (d *Dir) Networks() ([]string, error) {
 			names[name] = true
 		}
 	}
-	others, err := file.ReadDir(d.Others().attachmentsPath())
-	if err != nil {
-		return nil, fmt.Errorf("list networks: %w", err)
-	}
-	for _, e := range slices.Concat(dirs, others) {
+	for _, e := range dirs {
 		if e.IsDir() && checkNetwork(e.Name()) == nil {
 			names[e.Name()] = true
 		}

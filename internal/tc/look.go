@@ -74,7 +74,7 @@ func (l Link) Filters(ctx context.Context, c *nl.Conn, places ...uint32) (own []
 			if err := f.Decode(m.Data); err != nil {
 				return err
 			}
-			if place == Ingress && f.Priority == l.priority() {
+			if place == Ingress && f.Priority == Priority {
 				own = append(own, f)
 			} else {
 				others++

@@ -66,16 +66,6 @@ const (
 type Link struct {
 	Name  string
 	Index int
-	// Sooner says that our filters of the priority before ours are meant: they are asked first, and may be of another
-	// kind, since the kernel has one kind in a priority.
-	Sooner bool
-}
-
-func (l Link) priority() uint16 {
-	if l.Sooner {
-		return Priority - 1
-	}
-	return Priority
 }
 
 // String gives the name.
@@ -155,7 +145,7 @@ func (l Link) AddClsact(b *nl.Batch) {
 
 // filter is the header of a request about filters of our priority at the ingress.
 func (l Link) filter(handle uint32, protocol uint16) []byte {
-	return l.header(handle, Ingress, uint32(l.priority())<<16|uint32(htons(protocol)))
+	return l.header(handle, Ingress, uint32(Priority)<<16|uint32(htons(protocol)))
 }
 
 func htons(v uint16) uint16 {

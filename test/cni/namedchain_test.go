@@ -10,53 +10,40 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
-// Whole chains at once, by names alone or on another plugin's interfaces, give each pod what it asks for,
-// and leave nothing.
+// Whole chains at once, by names alone, give each pod what it asks for, and leave nothing.
 func TestChainsByNameAtOnce(t *testing.T) {
 	t.Parallel()
-	const ipam = `"ipam":{"type":"host-local","dataDir":"DATA/n","subnet":"10.5.0.0/24"}}`
-	for name, tt := range map[string]struct {
-		main string
-		ours []string
-	}{
-		"bridge":           {`{"type":"bridge","isGateway":true,"ipMasq":true,` + ipam, byName()},
-		"another's bridge": {`{"type":"bridge","isGateway":true,"ipMasq":true,` + ipam, []string{"portmap", "firewall", "bandwidth"}},
-		"ptp":              {`{"type":"ptp",` + ipam, []string{"portmap", "firewall", "bandwidth"}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := newSide(t, referenceDir(t), tt.ours)
-			var sides []*side
-			for i := range 8 {
-				s.of(fmt.Sprint(i))
-				one := *s
-				one.results = map[string]string{}
-				sides = append(sides, &one)
-			}
-			each := func(what string) {
-				t.Helper()
-				nstest.NoErrors(t, what, nstest.AtOnce(sides, func(i int, one *side) error {
-					one.chain(what, fmt.Sprint(i), []string{
-						tt.main, portmapping("", fmt.Sprintf(`{"hostPort":%d,"containerPort":80,"protocol":"tcp"}`, 8000+i)), `{"type":"firewall","ingressPolicy":"same-bridge"}`,
-						`{"type":"bandwidth","ingressRate":80000000,"ingressBurst":800000,"egressRate":40000000,"egressBurst":400000}`,
-					})
-					return nil
-				}))
-				if o := s.operate("check", "--state", s.state); o.status != 0 {
-					t.Errorf("check after %s: %s%s", what, o.stdout, o.stderr)
-				}
-			}
-			each("ADD")
-			if n := strings.Count(s.run("nft", "list", "map", "inet", "tombolo", "hostports4"), "tcp . 80"); n != len(sides) {
-				t.Errorf("%d ports lead to pods, want %d", n, len(sides))
-			}
-			each("DEL")
-			if left, _ := filepath.Glob(s.state + "/*/net/*.json"); len(left) > 0 {
-				t.Errorf("records are left: %q", left)
-			}
-			if rules := s.run("nft", "list", "table", "inet", "tombolo"); regexp.MustCompile(`10\.5\.0\.[1-9]|tcp \. 80`).MatchString(rules) {
-				t.Errorf("elements are left:\n%s", rules)
-			}
-		})
+	const main = `{"type":"bridge","isGateway":true,"ipMasq":true,"ipam":{"type":"host-local","dataDir":"DATA/n","subnet":"10.5.0.0/24"}}`
+	s := newSide(t, referenceDir(t), byName())
+	var sides []*side
+	for i := range 8 {
+		s.of(fmt.Sprint(i))
+		one := *s
+		one.results = map[string]string{}
+		sides = append(sides, &one)
+	}
+	each := func(what string) {
+		t.Helper()
+		nstest.NoErrors(t, what, nstest.AtOnce(sides, func(i int, one *side) error {
+			one.chain(what, fmt.Sprint(i), []string{
+				main, portmapping("", fmt.Sprintf(`{"hostPort":%d,"containerPort":80,"protocol":"tcp"}`, 8000+i)), `{"type":"firewall","ingressPolicy":"same-bridge"}`,
+				`{"type":"bandwidth","ingressRate":80000000,"ingressBurst":800000,"egressRate":40000000,"egressBurst":400000}`,
+			})
+			return nil
+		}))
+		if o := s.operate("check", "--state", s.state); o.status != 0 {
+			t.Errorf("check after %s: %s%s", what, o.stdout, o.stderr)
+		}
+	}
+	each("ADD")
+	if n := strings.Count(s.run("nft", "list", "map", "inet", "tombolo", "hostports4"), "tcp . 80"); n != len(sides) {
+		t.Errorf("%d ports lead to pods, want %d", n, len(sides))
+	}
+	each("DEL")
+	if left, _ := filepath.Glob(s.state + "/*/net/*.json"); len(left) > 0 {
+		t.Errorf("records are left: %q", left)
+	}
+	if rules := s.run("nft", "list", "table", "inet", "tombolo"); regexp.MustCompile(`10\.5\.0\.[1-9]|tcp \. 80`).MatchString(rules) {
+		t.Errorf("elements are left:\n%s", rules)
 	}
 }

@@ -10,6 +10,9 @@ import (
 func TestChainedPluginsByNameTakeWhatTheReferencesDo(t *testing.T) {
 	t.Parallel()
 	theirs, ours := sides(t)
+	for _, s := range []*side{theirs, ours} {
+		s.chain("ADD", "a", []string{attackedBridge})
+	}
 	const prev = `"prevResult":{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"POD"}],"ips":[{"address":"10.5.0.2/24","interface":0}],"dns":{}}`
 	mapped := func(mapping string) string {
 		return `"runtimeConfig":{"portMappings":[{` + mapping + `}]},` + prev

@@ -14,87 +14,80 @@ import (
 )
 
 // Where the host forwards nothing by itself, what the plugin firewall lets through by name is what the
-// reference's does, on whichever plugin's interface; and what an operator drops stays dropped.
+// reference's does; and what an operator drops stays dropped.
 func TestFirewallByNameLetsThroughWhatTheReferencesDoes(t *testing.T) {
 	t.Parallel()
 	ipam := func(subnet string) string {
 		return `"ipam":{"type":"host-local","dataDir":"DATA/n","subnet":"` + subnet + `","routes":[{"dst":"0.0.0.0/0"}]}`
 	}
-	for name, main := range map[string]string{
-		"bridge": `{"type":"bridge","isGateway":true,"bridge":"BRIDGE",`,
-		"ptp":    `{"type":"ptp",`,
-	} {
-		for _, policy := range []string{"open", "same-bridge", "isolated"} {
-			if name == "ptp" && policy != "open" {
-				continue // it is one of bridges
-			}
-			t.Run(name+" "+policy, func(t *testing.T) {
-				t.Parallel()
-				want := ""
-				for _, ours := range [][]string{nil, byName(), {"firewall"}} {
-					s := newSide(t, referenceDir(t), ours)
-					nstest.Sysctl(t, s.ns, "net/bridge/bridge-nf-call-iptables", "0")
-					nstest.Sysctl(t, s.ns, "net/bridge/bridge-nf-call-ip6tables", "0")
-					out := s.outside()
-					nstest.Run(t, out, "ip", "route", "add", "10.5.0.0/16", "via", uplink4)
-					s.run("iptables", "-P", "FORWARD", "DROP")
-					firewall, admin := fmt.Sprintf(`{"type":"firewall","ingressPolicy":%q}`, policy), "CNI-ADMIN"
-					if policy == "same-bridge" {
-						firewall, admin = `{"type":"firewall","ingressPolicy":"same-bridge","iptablesAdminChainName":"MINE"}`, "MINE"
-					}
-					list := func(bridge, subnet string) []string {
-						return []string{strings.ReplaceAll(main, "BRIDGE", bridge) + ipam(subnet) + "}", firewall}
-					}
-					one, other := list("cni0", "10.5.1.0/24"), list("cni1", "10.5.2.0/24")
-					s.chain("ADD", "a", one)
-					s.chain("ADD", "b", one)
-					s.network = "other"
-					s.chain("ADD", "c", other)
-					pods := map[string]*netns.NS{"a": s.of("a").NS, "b": s.of("b").NS, "c": s.of("c").NS, "outside": out}
-					at := map[string]string{"a": "10.5.1.2", "b": "10.5.1.3", "c": "10.5.2.2", "outside": outside4}
-					fates := func() string {
-						var list strings.Builder
-						for _, from := range []string{"a", "c", "outside"} {
-							for _, to := range []string{"a", "b", "c", "outside"} {
-								if from == to {
-									continue
-								}
-								err := nstest.PingWith(t, pods[from], nstest.Addr(at[to]), nstest.Echo{Wait: noAnswer})
-								fmt.Fprintf(&list, "%s to %s: %t\n", from, to, err == nil)
+	const main = `{"type":"bridge","isGateway":true,"bridge":"BRIDGE",`
+	for _, policy := range []string{"open", "same-bridge", "isolated"} {
+		t.Run(policy, func(t *testing.T) {
+			t.Parallel()
+			want := ""
+			for _, ours := range [][]string{nil, byName()} {
+				s := newSide(t, referenceDir(t), ours)
+				nstest.Sysctl(t, s.ns, "net/bridge/bridge-nf-call-iptables", "0")
+				nstest.Sysctl(t, s.ns, "net/bridge/bridge-nf-call-ip6tables", "0")
+				out := s.outside()
+				nstest.Run(t, out, "ip", "route", "add", "10.5.0.0/16", "via", uplink4)
+				s.run("iptables", "-P", "FORWARD", "DROP")
+				firewall, admin := fmt.Sprintf(`{"type":"firewall","ingressPolicy":%q}`, policy), "CNI-ADMIN"
+				if policy == "same-bridge" {
+					firewall, admin = `{"type":"firewall","ingressPolicy":"same-bridge","iptablesAdminChainName":"MINE"}`, "MINE"
+				}
+				list := func(bridge, subnet string) []string {
+					return []string{strings.ReplaceAll(main, "BRIDGE", bridge) + ipam(subnet) + "}", firewall}
+				}
+				one, other := list("cni0", "10.5.1.0/24"), list("cni1", "10.5.2.0/24")
+				s.chain("ADD", "a", one)
+				s.chain("ADD", "b", one)
+				s.network = "other"
+				s.chain("ADD", "c", other)
+				pods := map[string]*netns.NS{"a": s.of("a").NS, "b": s.of("b").NS, "c": s.of("c").NS, "outside": out}
+				at := map[string]string{"a": "10.5.1.2", "b": "10.5.1.3", "c": "10.5.2.2", "outside": outside4}
+				fates := func() string {
+					var list strings.Builder
+					for _, from := range []string{"a", "c", "outside"} {
+						for _, to := range []string{"a", "b", "c", "outside"} {
+							if from == to {
+								continue
 							}
-						}
-						return list.String()
-					}
-					got := fates()
-					if want == "" {
-						want = got
-					}
-					if apart := strings.Contains(got, "a to c: false"); !strings.Contains(got, "a to outside: true") || apart != (policy != "open") {
-						t.Errorf("with %q, policy %s is\n%s", ours, policy, got)
-					}
-					if diff := cmp.Diff(want, got); diff != "" {
-						t.Errorf("with %q, the reference's (-) and this one's (+):\n%s", ours, diff)
-					}
-					s.chain("CHECK", "c", other)
-					s.chain("DEL", "c", other)
-					s.chain("DEL", "c", other)
-					s.network = ""
-					{
-						s.run("iptables", "-A", admin, "-s", "10.5.1.2", "-j", "DROP")
-						if err := nstest.PingWith(t, pods["a"], nstest.Addr(outside4), nstest.Echo{Wait: noAnswer}); err == nil {
-							t.Errorf("with %q, what the operator drops passes:\n%s", ours, s.run("nft", "list", "table", "ip", "filter"))
+							err := nstest.PingWith(t, pods[from], nstest.Addr(at[to]), nstest.Echo{Wait: noAnswer})
+							fmt.Fprintf(&list, "%s to %s: %t\n", from, to, err == nil)
 						}
 					}
-					s.chain("DEL", "a", one)
-					s.chain("DEL", "b", one)
-					if len(ours) > 0 {
-						if sets := s.run("nft", "list", "set", "inet", "tombolo", "pods4"); strings.Contains(sets, "10.5.") {
-							t.Errorf("with %q, left:\n%s", ours, sets)
-						}
+					return list.String()
+				}
+				got := fates()
+				if want == "" {
+					want = got
+				}
+				if apart := strings.Contains(got, "a to c: false"); !strings.Contains(got, "a to outside: true") || apart != (policy != "open") {
+					t.Errorf("with %q, policy %s is\n%s", ours, policy, got)
+				}
+				if diff := cmp.Diff(want, got); diff != "" {
+					t.Errorf("with %q, the reference's (-) and this one's (+):\n%s", ours, diff)
+				}
+				s.chain("CHECK", "c", other)
+				s.chain("DEL", "c", other)
+				s.chain("DEL", "c", other)
+				s.network = ""
+				{
+					s.run("iptables", "-A", admin, "-s", "10.5.1.2", "-j", "DROP")
+					if err := nstest.PingWith(t, pods["a"], nstest.Addr(outside4), nstest.Echo{Wait: noAnswer}); err == nil {
+						t.Errorf("with %q, what the operator drops passes:\n%s", ours, s.run("nft", "list", "table", "ip", "filter"))
 					}
 				}
-			})
-		}
+				s.chain("DEL", "a", one)
+				s.chain("DEL", "b", one)
+				if len(ours) > 0 {
+					if sets := s.run("nft", "list", "set", "inet", "tombolo", "pods4"); strings.Contains(sets, "10.5.") {
+						t.Errorf("with %q, left:\n%s", ours, sets)
+					}
+				}
+			}
+		})
 	}
 }
 
@@ -103,7 +96,7 @@ func TestLegacyRulesThatStopPodsAreNamedByName(t *testing.T) {
 	t.Parallel()
 	need(t, "iptables-legacy")
 	const ipam = `"ipam":{"type":"host-local","dataDir":"DATA/n","subnet":"10.5.1.0/24","routes":[{"dst":"0.0.0.0/0"}]}`
-	for _, main := range []string{`{"type":"bridge","bridge":"cni0","isGateway":true,` + ipam + `}`, `{"type":"ptp",` + ipam + `}`} {
+	for _, main := range []string{`{"type":"bridge","bridge":"cni0","isGateway":true,` + ipam + `}`} {
 		for name, lines := range map[string]string{
 			"a policy": "iptables-legacy -P FORWARD DROP", "a last rule": "iptables-legacy -A FORWARD -j REJECT",
 		} {

@@ -32,10 +32,10 @@ func TestBandwidthByNameLimitsAsTheReferencesDoes(t *testing.T) {
 	for name, plugins := range map[string][]string{
 		"bridge":                     {`{"type":"bridge","isGateway":true,` + ipam + `}`, `{"type":"bandwidth",` + rates + `}`},
 		"ptp":                        {`{"type":"ptp",` + ipam + `}`, `{"type":"bandwidth",` + rates + `}`},
-		"the runtime's":              {`{"type":"ptp",` + ipam + `}`, `{"type":"bandwidth","runtimeConfig":{"bandwidth":{` + rates + `}}}`},
-		"the configuration's before": {`{"type":"ptp",` + ipam + `}`, `{"type":"bandwidth","ingressRate":80000000,"ingressBurst":800000,"runtimeConfig":{"bandwidth":{` + rates + `}}}`},
+		"the runtime's":              {`{"type":"bridge","isGateway":true,` + ipam + `}`, `{"type":"bandwidth","runtimeConfig":{"bandwidth":{` + rates + `}}}`},
+		"the configuration's before": {`{"type":"bridge","isGateway":true,` + ipam + `}`, `{"type":"bandwidth","ingressRate":80000000,"ingressBurst":800000,"runtimeConfig":{"bandwidth":{` + rates + `}}}`},
 		"a few bits a second":        {`{"type":"bridge","isGateway":true,` + ipam + `}`, `{"type":"bandwidth","ingressRate":800,"ingressBurst":24288}`},
-		"none":                       {`{"type":"ptp",` + ipam + `}`, `{"type":"bandwidth"}`},
+		"none":                       {`{"type":"bridge","isGateway":true,` + ipam + `}`, `{"type":"bandwidth"}`},
 		"before portmap":             {`{"type":"bridge","isGateway":true,` + ipam + `}`, `{"type":"bandwidth",` + rates + `}`, portmapping("", `{"hostPort":8080,"containerPort":80,"protocol":"tcp"}`)},
 	} {
 		t.Run(name, func(t *testing.T) {

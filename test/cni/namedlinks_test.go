@@ -3,8 +3,6 @@ package cni
 import (
 	"fmt"
 	"path/filepath"
-	"regexp"
-	"strings"
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/internal/nstest"
@@ -42,56 +40,6 @@ func TestALinkInTheInterfacesPlaceStopsNoDEL(t *testing.T) {
 			}
 			if left := s.files(); left != "" {
 				t.Errorf("DEL leaves %s", left)
-			}
-		})
-	}
-}
-
-// A pod that gets a further network while it runs can give the interface of another of its networks the name of the new one,
-// before the next plugin of the list looks. The limits that it has there stay.
-func TestAPodsLinkOfOneNetworkPassesForNoneOfAnother(t *testing.T) {
-	t.Parallel()
-	const limit = `{"type":"bandwidth","ingressRate":%d,"ingressBurst":800000,"egressRate":%[1]d,"egressBurst":800000}`
-	for name, ours := range map[string][]string{"first by the reference's": {"bandwidth"}, "first by ours": byName()} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := newSide(t, referenceDir(t), ours)
-			s.chain("ADD", "a", []string{attackedBridge, fmt.Sprintf(limit, 8_000_000)})
-			port := regexp.MustCompile(`veth[0-9a-f]+`).FindString(s.results["a"])
-			limits := func() string {
-				return s.run("tc", "qdisc", "show", "dev", port) + s.run("tc", "filter", "show", "dev", port, "ingress")
-			}
-			before := limits()
-			if !strings.Contains(before, "rate 8Mbit") {
-				t.Fatalf("the pod has no limit:\n%s", before)
-			}
-
-			s.network = "more"
-			programs := s.programs
-			s.programs = newSide(t, referenceDir(t), nil).programs
-			pod := s.of("a").NS
-			nstest.Run(t, pod, "ip", "link", "set", "eth0", "name", "kept")
-			bridge := strings.NewReplacer("10.5.", "10.6.", `"isGateway"`, `"bridge":"cni1","isGateway"`).Replace(attackedBridge)
-			prev := s.chain("ADD", "a", []string{bridge})
-			s.programs = programs
-			nstest.Run(t, pod, "ip", "link", "set", "eth0", "name", "aside")
-			nstest.Run(t, pod, "ip", "link", "set", "kept", "name", "eth0")
-			call := func(what string) outcome {
-				full := `{"cniVersion":"1.0.0","name":"more","stateDir":"STATE","prevResult":` + prev + "," + strings.TrimPrefix(fmt.Sprintf(limit, 1_000_000_000), "{")
-				return s.call(verb{plugin: "bandwidth", verb: what, id: "a", conf: full})
-			}
-			o := call("ADD")
-			if e := failure(o.stdout); e == nil || !strings.Contains(e.Msg, "is another of the container's") {
-				t.Errorf("ADD: %s", o.stdout)
-			}
-			if after := limits(); after != before {
-				t.Errorf("the limits were\n%s\nand after ADD they are\n%s", before, after)
-			}
-			if o := call("DEL"); o.status != 0 {
-				t.Errorf("DEL: %s", o.stdout)
-			}
-			if after := limits(); after != before {
-				t.Errorf("the limits were\n%s\nand after DEL they are\n%s", before, after)
 			}
 		})
 	}

@@ -3,8 +3,6 @@ package cni
 import (
 	"fmt"
 	"net/netip"
-	"os/exec"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"sync"
@@ -171,134 +169,51 @@ func TestPortmapByNameLeadsWhereTheReferencesDoes(t *testing.T) {
 	}
 }
 
-// What a pod of another plugin's has of ours is mended, checked and collected as a pod of ours is.
-func TestHostPortsOfOtherPluginsPodsAreKept(t *testing.T) {
-	t.Parallel()
-	s := newSide(t, referenceDir(t), []string{"portmap", "bandwidth"})
-	nstest.Sysctl(t, s.ns, "net/ipv4/ip_forward", "1")
-	out := s.outside()
-	plugins := []string{
-		`{"type":"ptp","ipam":{"type":"host-local","dataDir":"DATA/n","subnet":"10.5.0.0/24","routes":[{"dst":"0.0.0.0/0"}]}}`,
-		portmapping("", `{"hostPort":8080,"containerPort":80,"protocol":"tcp"}`),
-		`{"type":"bandwidth","egressRate":80000000,"egressBurst":800000}`,
-	}
-	operate := func(command string) {
-		t.Helper()
-		if o := s.operate(command, "--state", s.state); o.status != 0 {
-			t.Errorf("%s ends with %d: %s%s", command, o.status, o.stdout, o.stderr)
-		}
-	}
-	leads := func(to string) {
-		t.Helper()
-		seen, err := nstest.AskWithin(t, out, "tcp", netip.MustParseAddrPort(uplink4+":8080"), time.Second)
-		for end := time.Now().Add(10 * time.Second); err != nil && time.Now().Before(end); {
-			time.Sleep(50 * time.Millisecond) // a repair may be on its way
-			seen, err = nstest.AskWithin(t, out, "tcp", netip.MustParseAddrPort(uplink4+":8080"), time.Second)
-		}
-		if err != nil || seen.Addr().String() != outside4 {
-			t.Errorf("the port of %s: seen as %s, %v", to, seen, err)
-		}
-	}
-	s.chain("ADD", "a", plugins)
-	s.of("a").serve(t, "tcp", 80)
-	leads("a")
-	operate("check")
-
-	s.run("nft", "flush", "ruleset")
-	if _, err := nstest.AskWithin(t, out, "tcp", netip.MustParseAddrPort(uplink4+":8080"), noAnswer); err == nil {
-		t.Fatal("the port leads to the pod without rules, so nothing is shown")
-	}
-	if o := s.operate("check", "--state", s.state); o.status != 4 {
-		t.Errorf("check ends with %d without rules: %s%s", o.status, o.stdout, o.stderr)
-	}
-	operate("repair")
-	leads("a, after a repair")
-	operate("check")
-
-	// So does tombolod.
-	keeper := exec.Command(plugin()+"d", "--leases", s.state+"-leases", "--state", s.state, "--metrics", "none")
-	if err := s.ns.Do(keeper.Start); err != nil {
-		t.Fatal(err)
-	}
-	s.run("nft", "flush", "ruleset")
-	leads("a, with tombolod") // asks again for as long as nothing answers
-	keeper.Process.Kill()
-	keeper.Wait()
-
-	// Another pod cannot have the port, as long as this one is there.
-	o := s.call(verb{plugin: "portmap", verb: "ADD", id: "b", conf: strings.Replace(portmapping("", `{"hostPort":8080,"containerPort":80}`), "{",
-		`{"cniVersion":"1.0.0","name":"net","stateDir":"STATE","prevResult":{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"x"}],"ips":[{"address":"10.5.0.9/24","interface":0}]},`, 1)})
-	if e := failure(o.stdout); e == nil {
-		t.Errorf("a port is given twice: %s", o.stdout)
-	}
-	nstest.Run(t, s.of("a").NS, "ip", "link", "delete", "eth0") // as at the namespace's end, which the test holds open
-	vanish(t, s.of("a").path)
-	s.chain("ADD", "c", plugins)
-	s.of("c").serve(t, "tcp", 80)
-	leads("c, after the first pod's end")
-	operate("gc")
-	leads("c, after gc")
-	left, err := filepath.Glob(s.state + "/others/net/*.json")
-	if err != nil || len(left) != 1 {
-		t.Errorf("records: %q, %v; want that of c", left, err)
-	}
-	operate("check")
-	s.chain("DEL", "c", plugins)
-	if rules := s.run("nft", "list", "table", "inet", "tombolo"); strings.Contains(rules, "8080") {
-		t.Errorf("elements are left:\n%s", rules)
-	}
-}
-
 // Some runtimes hand a container's ports to all of its networks: the first has them, and the next one
 // when that is gone.
 func TestHostPortsOfAContainerOnTwoNetworksByName(t *testing.T) {
 	t.Parallel()
-	for name, ours := range map[string][]string{"ours": byName(), "the reference's": {"portmap"}} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := newSide(t, referenceDir(t), ours)
-			out := s.outside()
-			results := map[string]string{}
-			call := func(what, plugin, ifName, network, more string) {
-				t.Helper()
-				conf := fmt.Sprintf(`{"cniVersion":"1.0.0","name":%q,"stateDir":"STATE","type":%q,%s`, network, plugin, more)
-				if prev := results[ifName]; prev != "" {
-					conf += `,"prevResult":` + prev
-				}
-				o := s.call(verb{plugin: plugin, verb: what, id: "a", ifName: ifName, conf: conf + "}"})
-				if o.status != 0 {
-					t.Fatalf("%s of %s by %s: %s", what, ifName, plugin, o.stdout)
-				}
-				if what == "ADD" {
-					results[ifName] = o.stdout
-				}
-			}
-			const ports = `"runtimeConfig":{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]}`
-			ipam := func(n int) string {
-				return fmt.Sprintf(`"bridge":"cni%d","isGateway":true,"ipam":{"type":"host-local","dataDir":"DATA/n","subnet":"10.5.%d.0/24","routes":[{"dst":"%s"}]}`, n, n, []string{"0.0.0.0/0", "198.51.100.0/24"}[n])
-			}
-			for n, ifName := range []string{"eth0", "eth1"} {
-				call("ADD", "bridge", ifName, "net"+ifName, ipam(n))
-				call("ADD", "portmap", ifName, "net"+ifName, ports)
-			}
-			s.of("a").serve(t, "tcp", 80)
-			leads := func(want string) {
-				t.Helper()
-				if rules := s.run("nft", "list", "map", "inet", "tombolo", "hostports4"); !strings.Contains(rules, "tcp . 8080") || !strings.Contains(rules, want) {
-					t.Errorf("the port leads elsewhere than to %s: %s", want, rules)
-				}
-			}
-			leads("10.5.0.2 . 80")
-			if _, err := askPort(t, out, "tcp", uplink4, 8080); err != nil {
-				t.Error(err)
-			}
-			call("DEL", "portmap", "eth0", "neteth0", ports)
-			leads("10.5.1.2 . 80")
-			call("DEL", "portmap", "eth1", "neteth1", ports)
-			if rules := s.run("nft", "list", "map", "inet", "tombolo", "hostports4"); strings.Contains(rules, "tcp . 8080") {
-				t.Errorf("the port leads somewhere: %s", rules)
-			}
-		})
+	s := newSide(t, referenceDir(t), byName())
+	out := s.outside()
+	results := map[string]string{}
+	call := func(what, plugin, ifName, network, more string) {
+		t.Helper()
+		conf := fmt.Sprintf(`{"cniVersion":"1.0.0","name":%q,"stateDir":"STATE","type":%q,%s`, network, plugin, more)
+		if prev := results[ifName]; prev != "" {
+			conf += `,"prevResult":` + prev
+		}
+		o := s.call(verb{plugin: plugin, verb: what, id: "a", ifName: ifName, conf: conf + "}"})
+		if o.status != 0 {
+			t.Fatalf("%s of %s by %s: %s", what, ifName, plugin, o.stdout)
+		}
+		if what == "ADD" {
+			results[ifName] = o.stdout
+		}
+	}
+	const ports = `"runtimeConfig":{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]}`
+	ipam := func(n int) string {
+		return fmt.Sprintf(`"bridge":"cni%d","isGateway":true,"ipam":{"type":"host-local","dataDir":"DATA/n","subnet":"10.5.%d.0/24","routes":[{"dst":"%s"}]}`, n, n, []string{"0.0.0.0/0", "198.51.100.0/24"}[n])
+	}
+	for n, ifName := range []string{"eth0", "eth1"} {
+		call("ADD", "bridge", ifName, "net"+ifName, ipam(n))
+		call("ADD", "portmap", ifName, "net"+ifName, ports)
+	}
+	s.of("a").serve(t, "tcp", 80)
+	leads := func(want string) {
+		t.Helper()
+		if rules := s.run("nft", "list", "map", "inet", "tombolo", "hostports4"); !strings.Contains(rules, "tcp . 8080") || !strings.Contains(rules, want) {
+			t.Errorf("the port leads elsewhere than to %s: %s", want, rules)
+		}
+	}
+	leads("10.5.0.2 . 80")
+	if _, err := askPort(t, out, "tcp", uplink4, 8080); err != nil {
+		t.Error(err)
+	}
+	call("DEL", "portmap", "eth0", "neteth0", ports)
+	leads("10.5.1.2 . 80")
+	call("DEL", "portmap", "eth1", "neteth1", ports)
+	if rules := s.run("nft", "list", "map", "inet", "tombolo", "hostports4"); strings.Contains(rules, "tcp . 8080") {
+		t.Errorf("the port leads somewhere: %s", rules)
 	}
 }
 
@@ -332,7 +247,7 @@ func TestPortmapByNameShutsBothWaysToAVLAN(t *testing.T) {
 func TestPortmapByNameSaysWhatDoesWhatItRefuses(t *testing.T) {
 	t.Parallel()
 	s := newSide(t, referenceDir(t), nil)
-	if o := s.operate("install", "--names", "portmap", s.programs); o.status != 0 {
+	if o := s.operate("install", "--names", "bridge,portmap", s.programs); o.status != 0 {
 		t.Fatalf("install: %s%s", o.stdout, o.stderr)
 	}
 	ports := []string{`{"hostPort":8080,"containerPort":80,"protocol":"tcp"}`}

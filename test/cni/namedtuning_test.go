@@ -19,8 +19,8 @@ cd /proc/sys/net && grep . ipv4/conf/eth0/arp_filter ipv4/conf/all/log_martians 
 	return nstest.Run(t, p.NS, "sh", "-c", script)
 }
 
-// On an interface of any plugin's, tuning by name ends as the reference's does, leaves the same
-// behind, and takes it back.
+// On an interface of our bridge's, tuning by name ends as the reference's does on one of its bridge's, leaves the
+// same behind, and takes it back.
 func TestTuningByNameIsAsTheReferences(t *testing.T) {
 	t.Parallel()
 	const prev = `"prevResult":{"cniVersion":"1.0.0","interfaces":[{"name":"br0","mac":"02:00:00:00:00:01"},{"name":"eth0","mac":"02:00:00:00:00:02","sandbox":"POD"}],"ips":[{"address":"10.5.0.2/24","interface":1}],"dns":{"nameservers":["10.5.0.1"]}}`
@@ -88,7 +88,8 @@ func TestTuningByNameIsAsTheReferences(t *testing.T) {
 				}
 			}
 			each(func(s *side) {
-				nstest.Run(t, s.of("a").NS, "ip", "link", "add", "eth0", "address", "02:00:00:00:00:02", "type", "veth", "peer", "name", "other")
+				s.chain("ADD", "a", []string{attackedBridge})
+				nstest.Run(t, s.of("a").NS, "ip", "link", "set", "eth0", "address", "02:00:00:00:00:02", "txqueuelen", "1000")
 			})
 			if strings.Contains(tt.conf, "eth9") {
 				each(func(s *side) { nstest.Run(t, s.of("a").NS, "ip", "link", "set", "eth0", "name", "eth1") })
@@ -119,8 +120,9 @@ func TestTuningByNameIsAsTheReferences(t *testing.T) {
 func TestTuningByNameRevertsWhatEachADDHasSet(t *testing.T) {
 	t.Parallel()
 	const prev = `"prevResult":{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","mac":"02:00:00:00:00:02","sandbox":"POD"}],"ips":[],"dns":{}}`
-	s := newSide(t, referenceDir(t), []string{"tuning"})
-	nstest.Run(t, s.of("a").NS, "ip", "link", "add", "eth0", "address", "02:00:00:00:00:02", "txqueuelen", "50", "type", "veth", "peer", "name", "other")
+	s := newSide(t, referenceDir(t), byName())
+	s.chain("ADD", "a", []string{attackedBridge})
+	nstest.Run(t, s.of("a").NS, "ip", "link", "set", "eth0", "address", "02:00:00:00:00:02", "txqueuelen", "50")
 	before := tunable(t, s.of("a"))
 	call := func(what, fields string, fails bool) string {
 		t.Helper()
@@ -138,6 +140,7 @@ func TestTuningByNameRevertsWhatEachADDHasSet(t *testing.T) {
 	if after := call("DEL", "", false); after != before {
 		t.Errorf("DEL leaves\n%s, where there was\n%s", after, before)
 	}
+	s.chain("DEL", "a", []string{attackedBridge})
 	if left := s.files(); left != "" {
 		t.Errorf("%s is left", left)
 	}

@@ -1,7 +1,6 @@
 package reference
 
 import (
-	"context"
 	"fmt"
 	"net/netip"
 
@@ -12,19 +11,18 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// Interface is the pod's as a result has it, but for addresses that it gives to another.
-func (c *Call) Interface(r *current.Result) *network.Interface {
-	in := &network.Interface{NetNS: c.NetNS}
+// Addresses are the pod's as a result has them, but for those that it gives to another interface.
+func (c *Call) Addresses(r *current.Result) []netip.Addr {
+	var list []netip.Addr
 	for _, ip := range r.IPs {
 		if i := ip.Interface; i != nil && (r.Interfaces[*i].Name != c.IfName || r.Interfaces[*i].Sandbox == "") {
 			continue
 		}
 		if a, ok := netip.AddrFromSlice(ip.Address.IP); ok {
-			bits, _ := ip.Address.Mask.Size()
-			in.Addresses = append(in.Addresses, netip.PrefixFrom(a.Unmap(), bits))
+			list = append(list, a.Unmap())
 		}
 	}
-	return in
+	return list
 }
 
 // Key names the attachment.
@@ -57,31 +55,4 @@ func Differ(diffs []tombolo.Difference, err error) error {
 		err = Errorf(CodeDiffers, "%s", fmt.Sprint(diffs))
 	}
 	return err
-}
-
-// Valid are the attachments that GC is to keep; told is false where it is not said.
-func (c *Call) Valid() (keep []network.Key, told bool, _ error) {
-	var f struct {
-		Valid *[]types.GCAttachment `json:"cni.dev/valid-attachments"`
-	}
-	if err := c.Unmarshal(&f); err != nil || f.Valid == nil {
-		return nil, false, err
-	}
-	for _, a := range *f.Valid {
-		keep = append(keep, network.Key{Network: c.Network, ContainerID: a.ContainerID, IfName: a.IfName})
-	}
-	return keep, true, nil
-}
-
-// Collect takes down what attachments of other plugins' have of a network that are not valid any more.
-func (c *Call) Collect(ctx context.Context) error {
-	keep, told, err := c.Valid()
-	if err != nil || !told {
-		return err
-	}
-	node, err := c.Open()
-	if err != nil {
-		return err
-	}
-	return node.CollectOthers(ctx, c.Network, keep)
 }

@@ -17,7 +17,8 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// Plugin carries out one verb: ADD, DEL, CHECK, GC or STATUS. The result is printed in the
+// Plugin carries out one verb: ADD, DEL, CHECK, GC or STATUS. Plugins that work on interfaces of others get
+// those alone that are about an attachment of ours: ADD, DEL and CHECK. The result is printed in the
 // configuration's version; nil prints nothing. A result that this version cannot say has the
 // Plugin called once more, with DEL. An error without a code of its own gets one by its kind.
 type Plugin func(context.Context, *Call) (*current.Result, error)

@@ -149,9 +149,6 @@ func mendOthers(ctx context.Context, s *session.Session, except string) error {
 		}
 		mended = append(mended, n)
 	}
-	if err := restoreOthers(ctx, s); err != nil {
-		s.Warn(err.Error())
-	}
 	return declareMended(ctx, s, mended)
 }
 

@@ -45,23 +45,19 @@ func Repair(ctx context.Context, s *session.Session, some ...string) error {
 		}
 		errs = append(errs, r.network(ctx, rec))
 	}
-	if len(some) == 0 || r.changed {
-		errs = append(errs, r.others(ctx))
-	}
 	if r.changed {
 		for _, rec := range others {
 			errs = append(errs, r.network(ctx, rec))
 		}
 	}
 	errs = append(errs, declareMended(ctx, s, r.mended))
-	chained, _, err := s.Dir.ListOthers()
-	for _, a := range slices.Concat(r.followers, chained) {
+	for _, a := range r.followers {
 		if slices.ContainsFunc(a.Published, func(p state.Published) bool { return p.Withheld }) {
 			errs = append(errs, s.Publish(ctx, state.Waiting{Network: a.Network, Hash: a.Hash()})) // a DEL may have been killed that was to pass them on
 		}
 	}
 	s.Leave()
-	return errors.Join(append(errs, err, reroute.Follow(ctx, s, r.followers))...)
+	return errors.Join(append(errs, reroute.Follow(ctx, s, r.followers))...)
 }
 
 // mendUplinks mends those that no network is by, too.

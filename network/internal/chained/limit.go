@@ -5,7 +5,6 @@ import (
 	"errors"
 
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
-	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
@@ -19,15 +18,9 @@ func (at Attachment) Limit(ctx context.Context, s *session.Session, asked bandwi
 		if asked.IsZero() && recorded.Shape(a).IsZero() {
 			return nil
 		}
-		if a.HostIf == "" {
-			return fail.Errorf(fail.ErrNoLink, "interface %s of container %s has no other end on the host (it is no veth), by which it could be limited", a.IfName, a.ContainerID)
-		}
 		var effective bandwidth.Shape
 		if !asked.IsZero() {
 			var err error
-			if err = refuseOthersPort(ctx, s, a); err != nil {
-				return err
-			}
 			if effective, err = Effective(s, asked, a.MTU); err != nil {
 				return err
 			}
@@ -36,7 +29,7 @@ func (at Attachment) Limit(ctx context.Context, s *session.Session, asked bandwi
 		recorded.Limit(next, effective)
 		ifb = next.IFB
 		conn := bandwidth.On(s.Links.Socket())
-		dir := s.Dir.Of(a)
+		dir := s.Dir
 		if asked.IsZero() {
 			if err := conn.Remove(ctx, target); err != nil {
 				return err
@@ -65,26 +58,4 @@ func Effective(s *session.Session, asked bandwidth.Shape, mtu int) (bandwidth.Sh
 		s.Warn("bandwidth: " + adj.String())
 	}
 	return effective, nil
-}
-
-// refuseOthersPort refuses the port of another attachment of the pod's: a pod can give its interfaces each other's names. That one has
-// its own limits.
-func refuseOthersPort(ctx context.Context, s *session.Session, a *state.Attachment) error {
-	if !a.Other {
-		return nil
-	}
-	l, err := s.Links.Link(ctx, a.HostIf)
-	if err != nil {
-		return err
-	}
-	mark, ours := endpoint.ParseAlias(l.Alias)
-	taken := ours && mark.Hash != a.Hash()
-	others, _, err := s.Dir.ListOthers()
-	for _, one := range others {
-		taken = taken || one.HostIf == a.HostIf && one.NetNSCookie == a.NetNSCookie && one.Hash() != a.Hash()
-	}
-	if err == nil && taken {
-		err = fail.Errorf(fail.ErrNoLink, "interface %s of container %s is another of the container's, renamed: its other end on the host is %s", a.IfName, a.ContainerID, a.HostIf)
-	}
-	return err
 }

@@ -5,7 +5,6 @@ package chained
 import (
 	"context"
 	"errors"
-	"io/fs"
 	"slices"
 
 	"github.com/tombolo-cni/tombolo/bridge"
@@ -20,72 +19,37 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// Attachment names one.
+// Attachment names one that is on record.
 type Attachment struct {
 	Network, Hash string
-	// Other is one of another program's, with what is known of it: it gets a record of its own. It is
-	// nil for one that is on record.
-	Other *state.Attachment
 	// ReclaimLater has the rest of a dead pod of the network taken down when no lock is held.
 	ReclaimLater func(hash string)
 }
 
-// change locks the record of an attachment whose Add is done, and has it changed. One of another
-// program's that has nothing of ours afterwards has no record.
+// change locks the record of an attachment whose Add is done, and has it changed.
 func (at Attachment) change(ctx context.Context, s *session.Session, do func(a, next *state.Attachment) error) error {
-	dir := s.Dir
-	if at.Other != nil {
-		dir = dir.Others()
-	}
-	created := false
-	lock, err := dir.LockAttachment(at.Network, at.Hash)
-	if errors.Is(err, fs.ErrNotExist) && at.Other != nil {
-		if err := s.Enter(ctx); err != nil {
-			return err
-		}
-		at.Other.Epoch = s.Epoch.Token()
-		pending, err := dir.Create(at.Other)
-		if err != nil {
-			return fail.State(err)
-		}
-		defer pending.Close()
-		created = true
-	} else if err != nil {
+	lock, err := s.Dir.LockAttachment(at.Network, at.Hash)
+	if err != nil {
 		return fail.State(err)
 	}
 	defer lock.Close()
-	a, err := dir.Load(at.Network, at.Hash)
+	a, err := s.Dir.Load(at.Network, at.Hash)
 	if err != nil {
-		if created {
-			err = errors.Join(err, dir.Remove(at.Network, at.Hash))
-		}
 		return fail.State(err)
 	}
-	if a.State != state.Ready && !a.Other {
+	if a.State != state.Ready {
 		return fail.Errorf(fail.ErrTryAgain, "the ADD of container %s did not finish: DEL it and ADD it again", a.ContainerID)
 	}
 	if err := s.Enter(ctx); err != nil {
 		return err
 	}
-	a.State = state.Ready
 	next := *a
-	err = do(a, &next)
-	now, loadErr := dir.Load(at.Network, at.Hash)
-	if loadErr != nil || !now.Other || len(now.Published) > 0 || now.Admitted || now.Bandwidth != (state.Bandwidth{}) {
-		return err
-	}
-	if removeErr := dir.Remove(at.Network, at.Hash); removeErr != nil {
-		err = errors.Join(err, fail.State(removeErr))
-	}
-	return err
+	return do(a, &next)
 }
 
 // seen is an attachment as the firewall has it. What its network has switched off since has no sets, and is left
 // out.
 func seen(s *session.Session, a *state.Attachment) (*state.Attachment, error) {
-	if a.Other {
-		return a, nil
-	}
 	n, err := s.Dir.LoadNetwork(a.Network)
 	if err != nil {
 		return nil, fail.State(err)
@@ -98,21 +62,10 @@ func seen(s *session.Session, a *state.Attachment) (*state.Attachment, error) {
 	return &one, nil
 }
 
-// SNAT says which calls come to a pod from the host's address. Where SNATNeeded was asked for a pod of another
-// program, it is SNATLink: the firewall neither knows the other pods of that bridge, nor sees their answers to
-// each other.
-func SNAT(a *state.Attachment, asked nft.SNAT) nft.SNAT {
-	if a.Other && asked == nft.SNATNeeded {
-		return nft.SNATLink
-	}
-	return asked
-}
-
 // Publish has ports of the host lead to the attachment, in place of those that do. The record says
 // so first: by it, a Del finds what a killed call has made.
 func (at Attachment) Publish(ctx context.Context, s *session.Session, ports []state.Published, snat nft.SNAT) error {
-	// One of another program's may be in a network of ours: of pods made before an installer copied its own bridge here.
-	if at.Other != nil || snat != nft.SNATNeeded {
+	if snat != nft.SNATNeeded {
 		if err := s.Enter(ctx); err != nil {
 			return err
 		}
@@ -126,7 +79,7 @@ func (at Attachment) Publish(ctx context.Context, s *session.Session, ports []st
 		}
 	}
 	return at.change(ctx, s, func(a, next *state.Attachment) error {
-		next.Published, next.PortSNAT = ports, endpoint.SNATName(SNAT(a, snat))
+		next.Published, next.PortSNAT = ports, endpoint.SNATName(snat)
 		err := at.publish(ctx, s, a, next)
 		if err != nil {
 			err = errors.Join(err, teardown.Unpublished(context.WithoutCancel(ctx), s, next))
@@ -136,12 +89,6 @@ func (at Attachment) Publish(ctx context.Context, s *session.Session, ports []st
 }
 
 func (at Attachment) publish(ctx context.Context, s *session.Session, a, next *state.Attachment) error {
-	if a.Bridge == "" {
-		return fail.Errorf(fail.ErrNoLink, "the host has no route to an address of interface %s of container %s, or it is its own: no port can lead there", a.IfName, a.ContainerID)
-	}
-	if err := at.refuseOthers(ctx, s, a); err != nil {
-		return err
-	}
 	if err := build.Reach(ctx, s, next); err != nil {
 		return err
 	}
@@ -162,7 +109,7 @@ func (at Attachment) publish(ctx context.Context, s *session.Session, a, next *s
 		}
 		has = stays
 	}
-	dir := s.Dir.Of(a)
+	dir := s.Dir
 	if err := dir.UpdateLocked(next); err != nil {
 		return fail.State(err)
 	}
@@ -220,24 +167,11 @@ func (at Attachment) Unpublish(ctx context.Context, s *session.Session) error {
 		if err != nil {
 			return err
 		}
-		// As long as the rest is not done, the record says so: one of another program's, which goes with its
-		// ports, by its state, and one of ours by having none.
-		dir, going := s.Dir.Of(a), next
-		if a.Other {
-			undone := *a
-			undone.State = state.Adding
-			going = &undone
-		}
-		if err := dir.UpdateLocked(going); err != nil {
+		// As long as the rest is not done, the record says so by having none.
+		if err := s.Dir.UpdateLocked(next); err != nil {
 			return fail.State(err)
 		}
-		if err := teardown.Unpublished(ctx, s, a); err != nil || going == next {
-			return err
-		}
-		if err := dir.UpdateLocked(next); err != nil {
-			return fail.State(err)
-		}
-		return nil
+		return teardown.Unpublished(ctx, s, a)
 	})
 }
 

@@ -175,16 +175,9 @@ func (e *Entry) IsStale(ctx context.Context, conflict *nft.ConflictError) (bool,
 	case e.Hash:
 		return true, nil
 	}
-	rec, err := e.Session.Dir.Find(conflict.Network, string(conflict.Owner))
-	if err == nil && (rec.State != state.Ready || rec.Other && rec.HostIf == "") {
+	rec, err := e.Session.Dir.Load(conflict.Network, string(conflict.Owner))
+	if err == nil && rec.State != state.Ready {
 		return false, nil
-	}
-	if err == nil && rec.Other {
-		_, err := e.Session.Links.Link(ctx, rec.HostIf)
-		if errors.Is(err, fs.ErrNotExist) {
-			return true, nil
-		}
-		return false, err
 	}
 	l, err := e.Session.Links.Link(ctx, "veth"+string(conflict.Owner))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -205,7 +198,7 @@ func (e *Entry) withhold(ctx context.Context, p Plan, conflict *nft.ConflictErro
 	if conflict.Port == "" || conflict.Owner == "" {
 		return false, nil
 	}
-	has, err := e.Session.Dir.Find(conflict.Network, string(conflict.Owner))
+	has, err := e.Session.Dir.Load(conflict.Network, string(conflict.Owner))
 	if err != nil || has.ContainerID != e.ContainerID {
 		return false, nil
 	}
@@ -237,7 +230,7 @@ func (e *Entry) explainConflict(conflict *nft.ConflictError) error {
 	owner := "another program"
 	if conflict.Owner != "" {
 		owner = "endpoint " + string(conflict.Owner)
-		if rec, err := e.Session.Dir.Find(conflict.Network, string(conflict.Owner)); err == nil {
+		if rec, err := e.Session.Dir.Load(conflict.Network, string(conflict.Owner)); err == nil {
 			owner = describe(rec)
 		}
 	}

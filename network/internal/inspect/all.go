@@ -50,9 +50,6 @@ func All(ctx context.Context, s *session.Session) (*Everything, error) {
 	if err := e.uplinks(ctx, s); err != nil {
 		return nil, err
 	}
-	if err := e.others(ctx, s); err != nil {
-		return nil, err
-	}
 	e.Strays, err = FindStrays(ctx, s, known, networks)
 	return e, err
 }
@@ -148,31 +145,4 @@ func (e *Everything) mayDrop(ctx context.Context, rec *state.Network) error {
 		}
 	}
 	return err
-}
-
-// others compares what attachments of other programs' have of ours.
-func (e *Everything) others(ctx context.Context, s *session.Session) error {
-	list, damaged, err := s.Dir.ListOthers()
-	if err != nil {
-		return fail.State(err)
-	}
-	for _, d := range damaged {
-		e.Damaged = append(e.Damaged, recreate(d.Error()))
-	}
-	obstacles, err := OtherObstacles(ctx, s)
-	if err != nil {
-		return err
-	}
-	for _, a := range list {
-		diffs, err := Other(ctx, s, a)
-		if err != nil {
-			return err
-		}
-		for _, o := range obstacles[a.Network] {
-			diffs = append(diffs, tombolo.Difference{Text: o, Remedy: tombolo.RemedyConfigure})
-		}
-		delete(obstacles, a.Network)
-		e.Attachments = append(e.Attachments, OfAttachment{a, diffs})
-	}
-	return nil
 }

@@ -5,17 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
-	"net/netip"
+
 	"slices"
 
 	"github.com/tombolo-cni/tombolo"
-	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
-	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
-	"github.com/tombolo-cni/tombolo/nft/foreign"
 )
 
 // Firewall says what of the firewall is not as networks need it, as far as an ADD would notice,
@@ -41,20 +37,7 @@ func Firewall(ctx context.Context, s *session.Session, records []*state.Network)
 			lacking = append(lacking, summary("the rules of network "+rec.Name, diffs))
 		}
 	}
-	others, admitted, err := recorded.Others(ctx, s.Links, s.Dir, nil)
-	if err != nil {
-		return 0, nil, fail.State(err)
-	}
-	for _, n := range others {
-		ok, err := s.Firewall.Ready(ctx, n)
-		if err != nil {
-			return 0, nil, err
-		}
-		if !ok {
-			lacking = append(lacking, "the rules of network "+n.Name+" are not as they were made")
-		}
-	}
-	if !admitted && len(records) == 0 {
+	if len(records) == 0 {
 		return s.Firewall.Cache().Generation, lacking, nil
 	}
 	admins := []string{""}
@@ -91,44 +74,7 @@ func Obstacles(ctx context.Context, s *session.Session, records []*state.Network
 			list = append(list, fmt.Sprintf("network %s: %s", rec.Name, o))
 		}
 	}
-	others, err := OtherObstacles(ctx, s)
-	for _, name := range slices.Sorted(maps.Keys(others)) {
-		for _, o := range others[name] {
-			list = append(list, "network "+name+": "+o)
-		}
-	}
-	return list, err
-}
-
-// OtherObstacles looks for them by the ways of other programs' pods, and says them in words by networks: of
-// each that has no record, by the way of one pod.
-func OtherObstacles(ctx context.Context, s *session.Session) (map[string][]string, error) {
-	list, _, err := s.Dir.ListOthers()
-	found := map[string][]string{}
-	for _, a := range list {
-		if _, seen := found[a.Network]; seen || !a.Admitted || a.Bridge == "" {
-			continue
-		}
-		if _, own := s.Dir.LoadNetwork(a.Network); own == nil {
-			continue
-		}
-		path := foreign.Path{Bridge: a.GatewayLink()}
-		for _, address := range endpoint.Addresses(a) {
-			path.Prefixes = append(path.Prefixes, netip.PrefixFrom(address, address.BitLen()))
-		}
-		obstacles, err := foreign.Obstacles(ctx, &foreign.Config{Mark: s.Mark}, path)
-		if err != nil {
-			return nil, err
-		}
-		found[a.Network] = nil
-		for _, o := range obstacles {
-			if o.Maybe {
-				continue
-			}
-			found[a.Network] = append(found[a.Network], o.String())
-		}
-	}
-	return found, err
+	return list, nil
 }
 
 // summary says in a line what differs.

@@ -44,16 +44,6 @@ func FindStrays(ctx context.Context, s *session.Session, known map[string]bool, 
 	if err != nil {
 		return nil, err
 	}
-	others, damaged, err := s.Dir.ListOthers()
-	if err != nil {
-		return nil, err
-	}
-	for _, a := range others {
-		known[a.Hash()] = true
-	}
-	for _, d := range damaged {
-		known[d.Hash] = true
-	}
 	f := &Strays{Ports: map[string]endpoint.Mark{}, Elements: map[string]string{}, IFBs: map[string]string{}, names: map[string]string{}}
 	if err := f.findBridges(ctx, s, known); err != nil {
 		return nil, err

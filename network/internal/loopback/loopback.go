@@ -37,7 +37,7 @@ func Uses(rec *state.Network, attachments []*state.Attachment) bool {
 }
 
 func keepOf(l *bridge.Link, mark uint64) localnet.Filter {
-	return localnet.Filter{Bridge: l.Name, Index: l.Index, Mark: uint32(mark), Stays: l.Alias == endpoint.BridgeAlias, Limits: l.Kind == "veth"}
+	return localnet.Filter{Bridge: l.Name, Index: l.Index, Mark: uint32(mark), Stays: l.Alias == endpoint.BridgeAlias}
 }
 
 // each does something for the host's link in a VLAN, and for its bridge. Without a VLAN, at is the bridge.
@@ -148,12 +148,8 @@ func Published(dir *state.Dir, bridgeName string, warn func(string)) (bool, erro
 	if err != nil {
 		return false, err
 	}
-	for i := -1; i < len(networks); i++ {
-		list := dir.ListOthers
-		if i >= 0 {
-			list = func() ([]*state.Attachment, []*state.RecordError, error) { return dir.List(networks[i]) }
-		}
-		attachments, damaged, err := list()
+	for _, network := range networks {
+		attachments, damaged, err := dir.List(network)
 		if err != nil {
 			return false, err
 		}

@@ -30,7 +30,7 @@ const (
 
 // withholds says whether an attachment whose Add is done has host ports withheld.
 func (s *Session) withholds(w state.Waiting) bool {
-	a, err := s.Dir.Find(w.Network, w.Hash)
+	a, err := s.Dir.Load(w.Network, w.Hash)
 	return err == nil && a.State == state.Ready && slices.ContainsFunc(a.Published, func(p state.Published) bool { return p.Withheld })
 }
 
@@ -38,11 +38,7 @@ func (s *Session) withholds(w state.Waiting) bool {
 // others may wait for it then. An attachment that another call is at work on, or that is gone, is
 // passed over: what is withheld still, Repair publishes.
 func (s *Session) Publish(ctx context.Context, w state.Waiting, others ...state.Waiting) error {
-	a, err := s.Dir.Find(w.Network, w.Hash)
-	if err != nil {
-		return nil
-	}
-	dir := s.Dir.Of(a)
+	dir := s.Dir
 	lock, err := dir.LockAttachment(w.Network, w.Hash)
 	// Another Publish may have it for a moment, which has met with a conflict that is over.
 	for i := 0; i < busyTries && errors.Is(err, state.ErrBusy) && s.withholds(w); i++ {
@@ -53,7 +49,7 @@ func (s *Session) Publish(ctx context.Context, w state.Waiting, others ...state.
 		return nil
 	}
 	defer lock.Close()
-	a, err = dir.Load(w.Network, w.Hash)
+	a, err := dir.Load(w.Network, w.Hash)
 	if err != nil || a.State != state.Ready {
 		return nil
 	}
@@ -91,9 +87,6 @@ func (s *Session) Publish(ctx context.Context, w state.Waiting, others ...state.
 
 // seen gives how the firewall sees an attachment, whose record is about to change.
 func (s *Session) seen(a *state.Attachment) (func(*state.Attachment) nft.Endpoint, error) {
-	if a.Other {
-		return endpoint.Of, nil
-	}
 	n, err := s.Dir.LoadNetwork(a.Network)
 	return func(a *state.Attachment) nft.Endpoint { return endpoint.In(a, n) }, err
 }
@@ -105,7 +98,7 @@ func (s *Session) Await(ctx context.Context, has *state.Attachment, w state.Wait
 	if i := slices.IndexFunc(has.Waiting, isIt); i >= 0 && slices.Equal(has.Waiting[i].Addresses, w.Addresses) {
 		return nil
 	}
-	dir := s.Dir.Of(has)
+	dir := s.Dir
 	lock, err := dir.LockAttachment(has.Network, has.Hash())
 	if err != nil {
 		return err

@@ -99,26 +99,13 @@ func listAttachments(ctx context.Context, s *session.Session, network string) (m
 // on a disk, and listed before.
 func attachments(ctx context.Context, s *session.Session, network string, leases []*lease.Record) (map[string]*remains, error) {
 	all := map[string]*remains{}
-	others := map[string]bool{} // of other programs' attachments
 	at := func(hash string) *remains {
-		if others[hash] {
-			return &remains{}
-		}
 		if all[hash] == nil {
 			all[hash] = &remains{hash: hash, port: "veth" + hash}
 		}
 		return all[hash]
 	}
 	var errs []error
-	of, bad, err := s.Dir.Others().List(network)
-	errs = append(errs, err)
-	for _, rec := range of {
-		others[rec.Hash()] = true
-	}
-	for _, d := range bad {
-		s.Warn(d.Error())
-		others[d.Hash] = true
-	}
 	records, damaged, err := s.Dir.List(network)
 	errs = append(errs, err)
 	for _, rec := range records {

@@ -37,7 +37,7 @@ type Dead struct {
 // whyDead says what shows that an attachment's pod is gone; "" where nothing does.
 func whyDead(ctx context.Context, s *session.Session, rec *state.Attachment) (string, error) {
 	why, err := seemsDead(ctx, s, rec)
-	if why == "" || err != nil || rec.Other {
+	if why == "" || err != nil {
 		return why, err
 	}
 	// It takes a dump of all links, so it is asked last.
@@ -49,7 +49,7 @@ func whyDead(ctx context.Context, s *session.Session, rec *state.Attachment) (st
 
 // seemsDead is whyDead without the search for a port that has another name by now.
 func seemsDead(ctx context.Context, s *session.Session, rec *state.Attachment) (string, error) {
-	port, now := portOf(rec), "is gone"
+	port, now := "veth"+rec.Hash(), "is gone"
 	switch _, err := s.Links.Link(ctx, port); {
 	case err == nil:
 		if goes, err := link.LosesOtherEnd(nl.Of(s.Links.Socket()), port); !goes {
@@ -63,7 +63,7 @@ func seemsDead(ctx context.Context, s *session.Session, rec *state.Attachment) (
 		return fmt.Sprintf("its port %s %s, and its record is damaged", port, now), nil
 	}
 	pod, err := netns.Open(rec.NetNS)
-	if err != nil && (!leadsNowhere(err) || port == "") {
+	if err != nil && !leadsNowhere(err) {
 		return "", err
 	}
 	if err != nil {
@@ -78,14 +78,6 @@ func seemsDead(ctx context.Context, s *session.Session, rec *state.Attachment) (
 		return "", err
 	}
 	return fmt.Sprintf("its port %s %s, and %s is another namespace by now", port, now, rec.NetNS), nil
-}
-
-// portOf is the host's end of an attachment's link; empty for one of another program's that has none.
-func portOf(rec *state.Attachment) string {
-	if rec.Other {
-		return rec.HostIf
-	}
-	return "veth" + rec.Hash()
 }
 
 // leadsNowhere says whether an error is about the path, and not about this process, such as a lack of descriptors.
@@ -125,14 +117,6 @@ func (t *Teardown) FindDead(ctx context.Context) ([]*Dead, error) {
 			records = append(records, t.instead(d.Hash))
 		}
 	}
-	others, damaged, err := t.Session.Dir.Others().List(t.Network)
-	if err != nil {
-		return nil, fail.State(err)
-	}
-	for _, d := range damaged {
-		t.Session.Warn(d.Error()) // nothing shows whether its pod is dead
-	}
-	records = append(records, others...)
 	var found []*Dead
 	var errs []error
 	for _, rec := range records {
@@ -142,7 +126,7 @@ func (t *Teardown) FindDead(ctx context.Context) ([]*Dead, error) {
 			continue
 		}
 		// A call has the lock, and is at work on it: an ADD, whose port is still to come, or a DEL.
-		lock, err := t.Session.Dir.Of(rec).LockAttachment(t.Network, rec.Hash())
+		lock, err := t.Session.Dir.LockAttachment(t.Network, rec.Hash())
 		if isAtWork(rec, err) {
 			continue
 		}
@@ -184,7 +168,7 @@ func (t *Teardown) instead(hash string) *state.Attachment {
 // unreleasable says why nobody could take an attachment's addresses back.
 func (t *Teardown) unreleasable(rec *state.Attachment) error {
 	switch {
-	case rec.IPAMType == endpoint.Leased, rec.Other:
+	case rec.IPAMType == endpoint.Leased:
 		return nil
 	case rec.NetNS == "" && rec.IPAMType == "":
 		return errors.New("what gave it an address is not known: have the runtime DEL it or call GC")
@@ -202,7 +186,7 @@ func (t *Teardown) CollectDead(ctx context.Context) ([]*Dead, error) {
 
 // CollectDeadOne is CollectDead of the attachment with this hash alone.
 func (t *Teardown) CollectDeadOne(ctx context.Context, hash string) error {
-	rec, err := t.Session.Dir.Find(t.Network, hash)
+	rec, err := t.Session.Dir.Load(t.Network, hash)
 	if err != nil {
 		return nil // nothing is known of it
 	}
@@ -233,7 +217,7 @@ func (t *Teardown) collectDead(ctx context.Context, list []*Dead, err error) ([]
 
 // takeDeadDown takes an attachment down if it is dead still, and says whether it was.
 func (t *Teardown) takeDeadDown(ctx context.Context, d *Dead) (bool, error) {
-	hash, dir := d.Rec.Hash(), t.Session.Dir.Of(d.Rec)
+	hash, dir := d.Rec.Hash(), t.Session.Dir
 	lock, err := dir.LockAttachment(t.Network, hash)
 	if isAtWork(d.Rec, err) {
 		return false, nil
@@ -254,9 +238,6 @@ func (t *Teardown) takeDeadDown(ctx context.Context, d *Dead) (bool, error) {
 	// The keeper holds a lease's lock only while it writes the record.
 	ctx, cancel := context.WithTimeout(ctx, collectWait)
 	defer cancel()
-	if rec.Other {
-		return true, Other(ctx, t.Session, rec)
-	}
 	r := t.ownRemains(ctx, ipam.Owner{ContainerID: rec.ContainerID, IfName: rec.IfName}, hash)
 	r.rec = rec
 	r.retaken = t.retaken(r)

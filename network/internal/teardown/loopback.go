@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"slices"
 
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
@@ -42,17 +43,12 @@ func closeLoopbackAfter(ctx context.Context, s *session.Session, unknown Known, 
 // pod behind the bridge had such ports. While other pods are there, it takes one listing of the firewall, and only
 // without any the exclusive lock.
 func CloseLoopback(ctx context.Context, s *session.Session, bridgeName string, known bool) error {
-	return closeLoopback(ctx, s, bridgeName, known, false)
-}
-
-// closeLoopback is CloseLoopback, with half also of what a killed call has left half made.
-func closeLoopback(ctx context.Context, s *session.Session, bridgeName string, known, half bool) error {
 	if err := s.Enter(ctx); err != nil {
 		return err
 	}
 	needed := func() (bool, error) {
 		l, err := s.Links.Link(ctx, bridgeName)
-		if errors.Is(err, fs.ErrNotExist) || err == nil && !l.RouteLocalnet && !half {
+		if errors.Is(err, fs.ErrNotExist) || err == nil && !l.RouteLocalnet {
 			return true, nil
 		}
 		if err != nil {
@@ -68,4 +64,22 @@ func closeLoopback(ctx context.Context, s *session.Session, bridgeName string, k
 		return loopback.Shut(ctx, s.Links, bridgeName, known)
 	}
 	return s.Ensure(ctx, needed, work)
+}
+
+// Unpublished takes back what the way from 127.0.0.1 to an attachment's ports needed, unless other pods need it. For
+// a pod in a VLAN that is of two links: of the host's in the VLAN, and of the bridge.
+func Unpublished(ctx context.Context, s *session.Session, rec *state.Attachment) error {
+	return closeLoopbackAfter(ctx, s, Known{}, rec)
+}
+
+// NotPublished is Unpublished for an attachment whose record has no ports, where a killed call may have left some
+// of it.
+func NotPublished(ctx context.Context, s *session.Session, rec *state.Attachment) error {
+	var errs []error
+	for _, name := range slices.Compact([]string{rec.Bridge, rec.GatewayLink()}) {
+		if name != "" {
+			errs = append(errs, CloseLoopback(ctx, s, name, false))
+		}
+	}
+	return errors.Join(errs...)
 }

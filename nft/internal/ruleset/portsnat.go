@@ -13,16 +13,14 @@ import (
 const (
 	snatAll4Set  = "snatall4"
 	snatAll6Set  = "snatall6"
-	snatLink4Set = "snatlink4"
-	snatLink6Set = "snatlink6"
 	snatNone4Set = "snatnone4"
 	snatNone6Set = "snatnone6"
 
 	portSNATChain = "hostports-snat"
 )
 
-// portSNATSets have pods' ports: those whose callers all lose their address, and those whose callers
-// do, or never do, that come in by the link that leads to the pod.
+// portSNATSets have pods' ports: those whose callers all lose their address, and those whose callers never
+// do that come in by the link that leads to the pod.
 func portSNATSets() []Set {
 	const (
 		port  = nftnl.TypeProtocol<<nftnl.TypeBits | nftnl.TypePort
@@ -33,8 +31,6 @@ func portSNATSets() []Set {
 	return []Set{
 		{Place: InInet(snatAll4Set), KeyType: port4, KeyLen: pods4Len + 2*Slot},
 		{Place: InInet(snatAll6Set), KeyType: port6, KeyLen: pods6Len + 2*Slot},
-		{Place: InInet(snatLink4Set), KeyType: link | port4, KeyLen: IfnameLen + pods4Len + 2*Slot},
-		{Place: InInet(snatLink6Set), KeyType: link | port6, KeyLen: IfnameLen + pods6Len + 2*Slot},
 		{Place: InInet(snatNone4Set), KeyType: link | port4, KeyLen: IfnameLen + pods4Len + 2*Slot},
 		{Place: InInet(snatNone6Set), KeyType: link | port6, KeyLen: IfnameLen + pods6Len + 2*Slot},
 	}
@@ -55,12 +51,6 @@ func (list *rules) addPortSNAT() {
 			x.is(f)
 			x.podPort(f)
 			x.Lookup(f.SNATAll)
-			x.masquerade()
-		})
-		// The answer would be bridged past the host, whose address the caller waits for.
-		list.add("calls of these ports, by the link to the pod, "+f.name, func(x expressions) {
-			x.byLink(f)
-			x.Lookup(f.SNATLink)
 			x.masquerade()
 		})
 		list.add("calls of these ports keep their address, by the link to the pod, "+f.name, func(x expressions) {

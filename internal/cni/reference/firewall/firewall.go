@@ -4,7 +4,6 @@ package firewall
 
 import (
 	"context"
-	"errors"
 
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
@@ -48,16 +47,10 @@ func read(c *reference.Call) (*conf, error) {
 	return &f, nil
 }
 
-// Run is the plugin of that name. As there, STATUS does nothing.
+// Run is the plugin of that name.
 func Run(ctx context.Context, c *reference.Call) (*current.Result, error) {
-	switch c.Verb {
-	case "STATUS":
-		return nil, nil
-	case "GC":
-		return nil, c.Collect(ctx)
-	}
 	if c.Verb == "DEL" {
-		return nil, c.TakenBack(del(ctx, c)) // what no ADD takes keeps no plugin before this one from its DEL
+		return nil, nil // an attachment of ours loses its part at bridge's DEL
 	}
 	f, err := read(c)
 	if err != nil {
@@ -72,20 +65,8 @@ func Run(ctx context.Context, c *reference.Call) (*current.Result, error) {
 		return nil, err
 	}
 	if c.Verb == "CHECK" {
-		diffs, err := node.CheckAdmitted(ctx, c.Key(), f.policy)
+		diffs, err := node.CheckAdmitted(ctx, c.Key())
 		return nil, reference.Differ(diffs, err)
 	}
-	return prev, node.Admit(ctx, c.Key(), c.Interface(prev), network.Admission{Policy: f.policy, AdminChain: f.IptablesAdminChainName})
-}
-
-// del takes back what ADD did, or the reference's plugin.
-func del(ctx context.Context, c *reference.Call) error {
-	node, err := c.Open()
-	if err != nil {
-		return err
-	}
-	if err := node.Unadmit(ctx, c.Key()); err != nil && !errors.Is(err, network.ErrNotAttached) {
-		return err
-	}
-	return nil
+	return prev, node.Admit(ctx, c.Key(), network.Admission{Policy: f.policy, AdminChain: f.IptablesAdminChainName})
 }

@@ -76,14 +76,9 @@ func limit(what string, rate, burst *uint64) (bandwidth.Limit, error) {
 	return l, nil
 }
 
-// Run is the plugin of that name. As there, STATUS does nothing.
+// Run is the plugin of that name.
 func Run(ctx context.Context, c *reference.Call) (*current.Result, error) {
-	switch c.Verb {
-	case "STATUS":
-		return nil, nil
-	case "GC":
-		return nil, c.Collect(ctx)
-	case "DEL":
+	if c.Verb == "DEL" {
 		return nil, c.TakenBack(del(ctx, c))
 	}
 	shape, err := read(c)
@@ -109,7 +104,7 @@ func Run(ctx context.Context, c *reference.Call) (*current.Result, error) {
 	if c.Verb == "CHECK" {
 		return nil, reference.Differ(node.CheckLimits(ctx, c.Key(), shape))
 	}
-	by, err := node.Limit(ctx, c.Key(), c.Interface(prev), shape)
+	by, err := node.Limit(ctx, c.Key(), shape)
 	if err != nil {
 		return nil, err
 	}
@@ -125,7 +120,7 @@ func del(ctx context.Context, c *reference.Call) error {
 	if err != nil {
 		return err
 	}
-	_, err = node.Limit(ctx, c.Key(), nil, bandwidth.Shape{})
+	_, err = node.Limit(ctx, c.Key(), bandwidth.Shape{})
 	if errors.Is(err, network.ErrNotAttached) {
 		return nil
 	}

@@ -77,19 +77,15 @@ func (f *conf) unsupported() error {
 	return reference.Errorf(types.ErrUnsupportedField, "%s (conditions of iptables or nft as text) is not supported: leave it out, or have the reference's portmap do this (tombolo install --undo --names portmap DIR)", field)
 }
 
-// Run is the plugin of that name. As there, STATUS does nothing.
+// Run is the plugin of that name.
 func Run(ctx context.Context, c *reference.Call) (*current.Result, error) {
 	switch c.Verb {
 	case "ADD":
 		return add(ctx, c)
 	case "CHECK":
 		return nil, check(ctx, c)
-	case "DEL":
-		return nil, c.TakenBack(del(ctx, c))
-	case "GC":
-		return nil, c.Collect(ctx)
 	}
-	return nil, nil
+	return nil, c.TakenBack(del(ctx, c))
 }
 
 // chained reads the configuration, and the result of the plugins before, which is needed. DEL does without, and
@@ -107,8 +103,8 @@ func chained(c *reference.Call) (*conf, *current.Result, error) {
 		return nil, nil, err
 	}
 	has := map[bool]bool{}
-	for _, p := range c.Interface(prev).Addresses {
-		has[p.Addr().Is4()] = true
+	for _, a := range c.Addresses(prev) {
+		has[a.Is4()] = true
 	}
 	f.ports = slices.DeleteFunc(f.ports, func(p network.HostPort) bool {
 		// As there, this is no error: runtimes name the addresses of both families.
@@ -133,7 +129,7 @@ func add(ctx context.Context, c *reference.Call) (*current.Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := node.Publish(ctx, c.Key(), c.Interface(prev), f.publication()); err != nil {
+	if err := node.Publish(ctx, c.Key(), f.publication()); err != nil {
 		return nil, err
 	}
 	return prev, nil
@@ -149,7 +145,7 @@ func del(ctx context.Context, c *reference.Call) error {
 	if err != nil {
 		return err
 	}
-	err = node.Publish(ctx, c.Key(), nil, network.Publication{})
+	err = node.Publish(ctx, c.Key(), network.Publication{})
 	if errors.Is(err, network.ErrNotAttached) {
 		return nil
 	}

@@ -1,5 +1,5 @@
 // Package tuning is the reference's plugin of that name: it sets kernel parameters of a pod, and
-// attributes of its interface, whichever plugin made that.
+// attributes of its interface.
 package tuning
 
 import (
@@ -26,7 +26,7 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// Run is the plugin of that name. As there, STATUS and GC do nothing.
+// Run is the plugin of that name.
 func Run(ctx context.Context, c *reference.Call) (*current.Result, error) {
 	switch c.Verb {
 	case "ADD":

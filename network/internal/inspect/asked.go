@@ -2,11 +2,8 @@ package inspect
 
 import (
 	"context"
-	"errors"
-	"io/fs"
 	"slices"
 
-	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
@@ -14,38 +11,6 @@ import (
 	"github.com/tombolo-cni/tombolo/network/internal/session"
 	"github.com/tombolo-cni/tombolo/nft"
 )
-
-// Other compares what an attachment of another program's has of ours.
-func Other(ctx context.Context, s *session.Session, a *state.Attachment) ([]tombolo.Difference, error) {
-	found := &Findings{}
-	if a.HostIf != "" {
-		_, err := s.Links.Link(ctx, a.HostIf)
-		if errors.Is(err, fs.ErrNotExist) {
-			found.Advise(tombolo.RemedyRecreate, "its link %s is gone", a.HostIf)
-			return found.List, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-	}
-	if len(a.Published) > 0 || a.Admitted && a.Bridge != "" {
-		ep := endpoint.Of(a)
-		rules, err := recorded.OfOthers(ctx, s.Links, s.Dir, a.Network, nil)
-		if err != nil {
-			return nil, err
-		}
-		diffs, err := s.Firewall.Check(ctx, rules, &ep)
-		if _, own := s.Dir.LoadNetwork(a.Network); own == nil {
-			diffs, err = s.Firewall.CheckEndpoint(ctx, ep) // its rules are compared with its own attachments
-		}
-		if err != nil {
-			return nil, err
-		}
-		found.AddAll(diffs, tombolo.RemedyRepair)
-	}
-	err := Limits(ctx, s, a, found)
-	return found.List, err
-}
 
 // Published compares host ports with those that were asked for.
 func Published(ctx context.Context, s *session.Session, a *state.Attachment, ports []state.Published, snat nft.SNAT, found *Findings) error {
@@ -78,16 +43,8 @@ func Limited(ctx context.Context, s *session.Session, a *state.Attachment, asked
 }
 
 // Admitted compares with what an attachment was to be admitted by.
-func Admitted(ctx context.Context, s *session.Session, a *state.Attachment, policy nft.Policy, found *Findings) error {
-	if !a.Other {
-		diffs, err := s.Firewall.CheckEndpoint(ctx, endpoint.Of(a))
-		found.AddAll(diffs, "")
-		return err
-	}
-	if !a.Admitted || a.Policy != recorded.PolicyName(policy) {
-		found.Add("container %s was not admitted with policy %s", a.ContainerID, policy)
-	}
-	diffs, err := Other(ctx, s, a)
+func Admitted(ctx context.Context, s *session.Session, a *state.Attachment, found *Findings) error {
+	diffs, err := s.Firewall.CheckEndpoint(ctx, endpoint.Of(a))
 	found.AddAll(diffs, "")
 	return err
 }

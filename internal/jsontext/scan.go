@@ -45,8 +45,11 @@ func (s *Scanner) syntaxError(err error) error {
 		offset, err = syntactic.ByteOffset, syntactic.Err
 	}
 	reason := strings.TrimPrefix(err.Error(), "jsontext: ")
-	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+	switch {
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 		reason = "it ends too early"
+	case strings.HasPrefix(reason, "invalid character ',' at start"):
+		reason = "a comma with no value before or after it"
 	}
 	return s.errorAt(int(offset), reason)
 }

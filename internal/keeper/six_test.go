@@ -42,3 +42,64 @@ func TestADHCPv6LeaseThatEndsOutOfReachEndsInTime(t *testing.T) {
 		}
 	})
 }
+
+// A bad cable must not have every pod ask servers each time; but after the last time they do.
+func TestServersAreAskedAgainWhenAnUplinkHasItsCarrierAndNotTooOften(t *testing.T) {
+	in(t, func(t *testing.T, w *world) {
+		w.start()
+		w.stop()
+		l := w.keep.newLoop(t.Context())
+		asking := func(bridge string) *entry {
+			return &entry{at: -1, mind: memory{session: &dhcpc.Session{}, six: mind6{session: &dhcp6.Session{}, bridge: bridge}}}
+		}
+		for name, bridge := range map[string]string{"idle": "br0", "due": "br0", "busy": "br0", "other": "br1", "IPv4 alone": ""} {
+			l.entries[name] = asking(bridge)
+		}
+		began := now()
+		soon := began.Add(time.Second)
+		l.entries["busy"].busy = true
+		l.wake(l.entries["other"], began.Add(time.Hour))
+		l.wake(l.entries["IPv4 alone"], began.Add(time.Hour))
+		l.askAgain("br0")
+		for _, name := range []string{"idle", "due"} {
+			if e := l.entries[name]; e.mind.six.session != nil || e.mind.session == nil || !e.wake.Equal(began) {
+				t.Errorf("%s: %+v, want it at %s", name, e, began)
+			}
+		}
+		if e := l.entries["busy"]; !e.stale {
+			t.Errorf("busy: %+v", e)
+		}
+		for _, name := range []string{"other", "IPv4 alone"} {
+			if e := l.entries[name]; e.stale || e.mind.six.session == nil || !e.wake.Equal(began.Add(time.Hour)) {
+				t.Errorf("%s: %+v", name, e)
+			}
+		}
+		// They have asked, and the carrier comes and goes.
+		next := began.Add(askedOnce)
+		for _, name := range []string{"idle", "due"} {
+			l.entries[name].mind.six.session = &dhcp6.Session{}
+			l.wake(l.entries[name], began.Add(time.Hour))
+		}
+		l.wake(l.entries["due"], soon)
+		for range 50 {
+			time.Sleep(askedOnce / 100)
+			l.askAgain("br0")
+		}
+		if e := l.entries["idle"]; e.mind.six.session != nil || !e.wake.Equal(next) {
+			t.Errorf("idle: %+v, want it at %s", e, next)
+		}
+		if e := l.entries["due"]; e.mind.six.session != nil || !e.wake.Equal(soon) {
+			t.Errorf("due: %+v, want it at %s", e, soon)
+		}
+		time.Sleep(time.Until(next) + time.Second)
+		l.entries["idle"].mind.six.session = &dhcp6.Session{}
+		l.wake(l.entries["idle"], time.Time{})
+		l.askAgain("br0")
+		if e := l.entries["idle"]; e.mind.six.session != nil || !e.wake.Equal(next.Add(askedOnce)) {
+			t.Errorf("idle: %+v, want it at %s", e, next.Add(askedOnce))
+		}
+		if e := l.entries["other"]; e.mind.six.session == nil {
+			t.Errorf("other: %+v", e)
+		}
+	})
+}

@@ -94,7 +94,7 @@ func layers() []layer {
 			"IPAM plugins for others' pods"},
 		{[]string{"internal/cni/reference/tuning"}, []string{"internal/cni/cniargs", "internal/cni/reference", "internal/cni/reference/podlink", "internal/file", "internal/link", "internal/nl", "netns", "network"},
 			"what a pod's link and kernel parameters are set to, whichever plugin made it"},
-		{[]string{"internal/cni/reference/firewall"}, []string{".", "internal/cni/reference", "internal/ident", "internal/nftnl", "internal/nl", "internal/sources", "internal/state", "network", "nft"},
+		{[]string{"internal/cni/reference/firewall"}, []string{"internal/cni/reference", "internal/nftnl", "internal/nl", "network", "nft"},
 			"one plugin of the reference's"},
 		{[]string{"internal/cni/reference/limits"}, []string{"bridge/bandwidth", "internal/cni/reference", "network"},
 			"one plugin of the reference's"},

@@ -196,3 +196,70 @@ func TestRepairPutsBackTheRouteToALeasedSubnet(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Rules that lead to another table first, as those of a VPN that shuts off what goes past it, cut no pod off.
+func TestARuleBehindAnotherTablesIsNoTrouble(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	s.on("ip route add default via " + outside4 + " table 100; ip rule add from " + subnet4 + " lookup 100 pref 100; ip rule add from " + subnet4 + " blackhole pref 101")
+	wantPing(t, s.a.NS, outside4)
+	s.quiet("with a table of its own")
+	if err := s.check(s.a); err != nil {
+		t.Error(err)
+	}
+}
+
+// Of two rules of one priority, what is advised deletes the one that refuses.
+func TestTheAdvisedCommandDeletesNoOtherRule(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	s.on("ip rule add from 10.99.0.0/16 lookup 100 pref 50; ip rule add from " + subnet4 + " blackhole pref 50")
+	wantNoPing(t, s.a.NS, outside4)
+	line := lineWith(s.operate("check", "--state", s.state).stdout, "refuses packets of pods")
+	_, command, _ := strings.Cut(line, "; this helps: ")
+	command, _, _ = strings.Cut(command, " (")
+	command, _, _ = strings.Cut(command, " [")
+	s.on(command)
+	wantPing(t, s.a.NS, outside4)
+	if rules := s.run("ip", "rule", "show", "pref", "50"); !strings.Contains(rules, "from 10.99.0.0/16") || strings.Contains(rules, "blackhole") {
+		t.Errorf("%q left the rules\n%s", command, rules)
+	}
+}
+
+// A reservation that cannot be made anew is no reason to leave the rest as it is.
+func TestRepairGoesOnWithoutAReservation(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	removeAll(t, s.reservation("10.77.0.2"))
+	lock := filepath.Join(s.state, "ipam", s.name, "lock")
+	removeAll(t, lock)
+	if err := os.Mkdir(lock, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	s.run("nft", "flush", "ruleset")
+	if o := s.operate("repair", "--state", s.state); o.status == 0 {
+		t.Errorf("repair says nothing of the reservation: %+v", o)
+	}
+	if out := s.operate("check", "--state", s.state).stdout; strings.Contains(out, "tombolo rules") || strings.Contains(out, "flushed") || !strings.Contains(out, "is not reserved") {
+		t.Errorf("after repair check says:\n%s", out)
+	}
+	wantPing(t, s.a.NS, outside4, outside6)
+}
+
+// An operator's own bridge has the gateway's address without a broadcast address, and routes go by it.
+func TestAGatewayThatIsThereIsNotExchanged(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.run("sh", "-ec", "ip link add cbr0 type bridge; ip link set cbr0 up; ip address add "+gateway4+"/24 dev cbr0; ip route add 10.99.0.0/16 via 10.77.0.50; ip route add default via 10.77.0.254")
+	before := n.run("ip", "route")
+	w := n.podnet(nil)
+	for _, id := range []string{"a", "b"} {
+		w.add(n.pod(id))
+	}
+	n.operate("repair", "--state", n.state)
+	for line := range strings.Lines(before) {
+		if after := n.run("ip", "route"); !strings.Contains(after, strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(line), "linkdown"))) {
+			t.Errorf("the route %sis gone:\n%s", line, after)
+		}
+	}
+}

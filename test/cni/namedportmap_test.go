@@ -3,6 +3,7 @@ package cni
 import (
 	"fmt"
 	"net/netip"
+	"os"
 	"regexp"
 	"strings"
 	"sync"
@@ -290,4 +291,32 @@ func TestPortmapByNameSaysWhatDoesWhatItRefuses(t *testing.T) {
 		s.call(verb{plugin: "portmap", verb: "DEL", id: "a", conf: conf("," + more)})
 	}
 	s.chain("DEL", "a", []string{main})
+}
+
+// The network's record is lost, or damaged, and its pods run with ports that keep their callers' sources.
+func TestALostNetworkRecordKeepsPortsWithoutSNATGoing(t *testing.T) {
+	t.Parallel()
+	for _, damage := range []string{"removed", "emptied"} {
+		t.Run(damage, func(t *testing.T) {
+			t.Parallel()
+			s := newSide(t, referenceDir(t), byName())
+			main := `{"type":"bridge","bridge":"cbr0","isGateway":true,"ipam":{"type":"host-local","dataDir":"DATA/ipam","subnet":"10.88.0.0/24"}}`
+			list := []string{main, portmapping(`,"snat":false`, `{"hostPort":8080,"containerPort":80,"protocol":"tcp"}`)}
+			s.chain("ADD", "a", list)
+			record := s.state + "/networks/net.json"
+			harm := func() error { return os.WriteFile(record, nil, 0o600) }
+			if damage == "removed" {
+				harm = func() error { return os.Remove(record) }
+			}
+			if err := harm(); err != nil {
+				t.Fatal(err)
+			}
+			s.chain("ADD", "b", list[:1])
+			s.run("nft", "flush", "ruleset")
+			s.chain("ADD", "c", list[:1])
+			if published := s.run("nft", "list", "ruleset"); !strings.Contains(published, "8080") {
+				t.Errorf("port 8080 leads to no pod any more:\n%s", published)
+			}
+		})
+	}
 }

@@ -258,6 +258,8 @@ func buildNetwork(ctx context.Context, s *session.Session, w *Want) (*Built, err
 	if old, err := s.Dir.LoadNetwork(rec.Name); err == nil {
 		rec.ChainedPolicy, rec.AdminChain, rec.PortSNAT = old.ChainedPolicy, old.AdminChain, old.PortSNAT
 	}
+	// The record of before may be lost, and its pods run.
+	rec.PortSNAT = rec.PortSNAT || slices.ContainsFunc(attachments, func(a *state.Attachment) bool { return a.PortSNAT != "" })
 	l, at, changed, err := establish(ctx, s, rec, attachments, w)
 	if err != nil {
 		return nil, err

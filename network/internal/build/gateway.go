@@ -83,7 +83,11 @@ func buildGateways(ctx context.Context, s *session.Session, rec *state.Network, 
 			return err
 		}
 		// Usable at once: nobody but us gives out addresses of the pods' network.
-		own := addr.Address{Prefix: gw, Link: l.Index, Flags: addr.NoDAD, Broadcast: addr.Broadcast(gw)}
+		own := addr.Address{Prefix: gw, Link: l.Index, Flags: addr.NoDAD}
+		if !slices.ContainsFunc(have, func(a addr.Address) bool { return a.Prefix == gw }) {
+			// An operator's own may have none: to exchange it would cost the routes that go by it.
+			own.Broadcast = addr.Broadcast(gw)
+		}
 		changed, err := s.Links.Addresses().Ensure(own)
 		if err != nil {
 			return err

@@ -97,14 +97,13 @@ func (r *repair) network(ctx context.Context, rec *state.Network) error {
 	if err := recallGateways(ctx, r.s, rec); err != nil {
 		return err
 	}
+	var errs []error
 	for _, a := range attachments {
-		if err := reserve(ctx, r.s, rec, a); err != nil {
-			return err
-		}
+		errs = append(errs, reserve(ctx, r.s, rec, a))
 	}
 	r.mended, r.followers = append(r.mended, rules), append(r.followers, attachments...)
 	_, err = obstacles(ctx, rec)
-	return err
+	return errors.Join(append(errs, err)...)
 }
 
 // reserve has the allocator give a pod's addresses to no other one, where the reservation was lost. No

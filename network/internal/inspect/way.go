@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"net"
 	"net/netip"
@@ -42,17 +43,17 @@ func way(s *session.Session, nw *state.Network, a *state.Attachment, at *bridge.
 	return nil
 }
 
-// refusal finds a rule that refuses a pod's packets before the host asks its main table.
+// refusal finds a rule that refuses a pod's packets before the host asks a table of routes.
 func refusal(s *session.Session, at *bridge.Link, own netip.Addr, found *Findings) (bool, error) {
 	rules, err := s.Links.Routes().Rules(recorded.FamilyOf(own))
 	for i := range rules {
 		r := &rules[i]
 		switch {
-		case !isPlain(r):
-		case r.Action == route.ToTable && r.Table == route.TableMain && r.SuppressPrefixLength == nil && concernsAll(r):
-			return false, nil
-		case isRefusal(r.Action) && (stopsFrom(r, at.Name, own) || stopsTo(r, own)):
-			found.Advise(tombolo.RemedyConfigure, "the host's rule %q refuses packets of pods; this helps: ip %s rule del pref %d", r, familyFlag(own), r.Priority)
+		case !isPlain(r) || !stopsFrom(r, at.Name, own) && !stopsTo(r, own):
+		case r.Action == route.ToTable && r.Table != route.TableLocal && r.SuppressPrefixLength == nil:
+			return false, nil // another table may have the way
+		case isRefusal(r.Action):
+			found.Advise(tombolo.RemedyConfigure, "the host's rule %q refuses packets of pods; this helps: %s", r, deletion(r, own))
 			return true, nil
 		}
 	}
@@ -63,13 +64,31 @@ func isRefusal(a route.Action) bool {
 	return a == route.RuleBlackhole || a == route.RuleUnreachable || a == route.RuleProhibit
 }
 
+// deletion is the command that deletes a rule, and no other of the same priority.
+func deletion(r *route.Rule, of netip.Addr) string {
+	words := fmt.Sprintf("ip %s rule del pref %d from %s", familyFlag(of), r.Priority, selector(r.From))
+	if r.To.Bits() > 0 {
+		words += " to " + r.To.String()
+	}
+	if r.IIF != "" {
+		words += " iif " + r.IIF
+	}
+	kinds := map[route.Action]string{route.RuleBlackhole: "blackhole", route.RuleUnreachable: "unreachable", route.RuleProhibit: "prohibit"}
+	return words + " " + kinds[r.Action]
+}
+
+func selector(p netip.Prefix) string {
+	if p.Bits() <= 0 {
+		return "all"
+	}
+	return p.String()
+}
+
 // isPlain says that a rule goes by addresses and by the link that packets come by alone.
 func isPlain(r *route.Rule) bool {
 	return r.OIF == "" && r.Mark|r.Mask|uint32(r.TOS)|uint32(r.IPProto) == 0 && r.SrcPorts == (route.PortRange{}) &&
 		r.DstPorts == (route.PortRange{}) && r.UIDs == nil && !r.Invert && len(r.Other) == 0
 }
-
-func concernsAll(r *route.Rule) bool { return r.From.Bits() <= 0 && r.To.Bits() <= 0 && r.IIF == "" }
 
 func stopsFrom(r *route.Rule, link string, own netip.Addr) bool {
 	return r.To.Bits() <= 0 && (r.From.Bits() <= 0 || r.From.Contains(own)) && (r.IIF == "" || r.IIF == link)

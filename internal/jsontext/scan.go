@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/go-json-experiment/json/jsontext"
 )
@@ -90,16 +91,16 @@ func (s *Scanner) Value() ([]byte, error) {
 
 // Object moves over an object that is next. member is called with each key when its value is
 // next, and moves over that.
-func (s *Scanner) Object(member func(key string) error) error {
+func (s *Scanner) Object(member func(key []byte) error) error {
 	if err := s.delimiter(); err != nil {
 		return err
 	}
 	for s.Next() != '}' {
-		key, err := s.json.ReadToken()
+		key, err := s.Value()
 		if err != nil {
-			return s.syntaxError(err)
+			return err
 		}
-		if err := member(key.String()); err != nil {
+		if err := member(Unquote(key)); err != nil {
 			return err
 		}
 	}
@@ -127,8 +128,12 @@ func (s *Scanner) delimiter() error {
 	return nil
 }
 
-// Unquote decodes a string that a Scanner has moved over. What is not UTF-8 becomes U+FFFD.
+// Unquote decodes a string that a Scanner has moved over, as a part of it where it can. What is not
+// UTF-8 becomes U+FFFD.
 func Unquote(quoted []byte) []byte {
+	if inner := quoted[1 : len(quoted)-1]; bytes.IndexByte(inner, '\\') < 0 && utf8.Valid(inner) {
+		return inner
+	}
 	// An error only says that there was such a replacement.
 	text, _ := jsontext.AppendUnquote(nil, quoted)
 	return text

@@ -30,7 +30,7 @@ type codec struct {
 
 // A member is a member of a JSON object: its name, and its value as text.
 type member struct {
-	name string
+	name []byte // without quotes and escapes
 	raw  []byte
 }
 
@@ -194,7 +194,7 @@ func membersOf(raw []byte) ([]member, error) {
 		return nil, fmt.Errorf("want an object, not %.40q", raw)
 	}
 	members := make([]member, 0, 24)
-	err := s.Object(func(name string) error {
+	err := s.Object(func(name []byte) error {
 		value, err := s.Value()
 		members = append(members, member{name: name, raw: value})
 		return err
@@ -209,7 +209,7 @@ func notWhole(raw []byte) error { return fmt.Errorf("it is not whole JSON: %.60q
 
 func (c *codec) find(name string) ([]byte, bool) {
 	for i := len(c.members) - 1; i >= 0; i-- {
-		if m := c.members[i]; m.name == name {
+		if m := c.members[i]; string(m.name) == name {
 			return m.raw, !bytes.Equal(m.raw, []byte("null"))
 		}
 	}

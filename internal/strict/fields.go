@@ -40,9 +40,9 @@ func (d *decoder) table(t reflect.Type) table {
 
 // find returns the index of the field that has this name, or -1. It compares with one name after the other: an object has few
 // fields, and a map would cost more to build than it saves in its one use.
-func (t table) find(name string) int {
+func (t table) find(name []byte) int {
 	for i := range t.fields {
-		if t.fields[i].name == name {
+		if t.fields[i].name == string(name) {
 			return i
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -230,7 +231,7 @@ func (d *decoder) self(v reflect.Value, null bool) (done bool, err error) {
 		if raw[0] != '"' {
 			return true, d.problem(d.refused(raw, u, nil))
 		}
-		if err := u.UnmarshalText(jsontext.Unquote(raw)); err != nil {
+		if err := u.UnmarshalText(slices.Clone(jsontext.Unquote(raw))); err != nil {
 			return true, d.problem(d.refused(raw, u, err))
 		}
 		return true, nil
@@ -270,9 +271,10 @@ func (d *decoder) refused(raw []byte, u any, err error) error {
 func (d *decoder) structure(v reflect.Value) error {
 	t := d.table(v.Type())
 	seen := make([]bool, len(t.fields))
-	return d.Object(func(key string) error {
-		i := t.find(key)
+	return d.Object(func(name []byte) error {
+		i := t.find(name)
 		if i < 0 {
+			key := string(name)
 			exempt := d.exempt != nil && d.exempt(d.pathString(), key)
 			if exempt {
 				i = t.findFolded(key)

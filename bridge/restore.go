@@ -75,7 +75,8 @@ func (p *Port) restoreRoutes(podConn *nl.Conn, index int) error {
 	}
 	var errs []error
 	for _, want := range missing {
-		errs = append(errs, routes.Add(want))
+		// One that leads elsewhere may be in its place.
+		errs = append(errs, routes.Replace(want))
 	}
 	return errors.Join(errs...)
 }

@@ -13,7 +13,7 @@ name=$1 dir=$2 here=${3:-}$2
 exec 9<"$here"
 flock 9 || { echo "names.sh: flock (of util-linux or busybox) has to lock $here" >&2; exit 1; }
 
-# A link, as earlier versions put one there, would be written through by whoever copies a plugin onto it.
+# A link would be written through by whoever copies a plugin onto it.
 linked() { [ "$(readlink "$1")" = tombolo ]; }
 
 if [ "$name" != --undo ]; then

@@ -47,7 +47,7 @@ jobs+=("180 900 churn test/cni")
 for pods in 100 400 900; do jobs+=("30 300 growth bench $pods"); done
 jobs+=("300 900 takeovers test/lan" "150 400 deb test bookworm" "150 400 deb test trixie")
 jobs+=("200 600 many test/cni TestTombolodTakesNoPodsForAnotherProgram" "200 600 many test/containerd TestTombolodTakesNoPodsForAnotherProgram")
-jobs+=("200 600 many test/cni TestEightAtOnceUnderRandomKills" "200 600 many test/cni TestTwoVersionsAtOnce" "200 600 many test/cni TestDocumentedLists[A-Za-z]*")
+jobs+=("200 600 many test/cni TestEightAtOnceUnderRandomKills" "200 600 many test/cni TestDocumentedLists[A-Za-z]*")
 # A part of all system calls of what a test sweeps, another one in each turn; make test
 # has a sample of them. A takeover makes thousands.
 for dir in test/cni test/lan; do

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 
@@ -38,8 +39,29 @@ func collectDead(ctx context.Context, out io.Writer, stateDir, name string, dryR
 	} else {
 		err = errors.Join(err, printDead(out, dead, dryRun))
 	}
+	err = errors.Join(err, tellOfPorts(ctx, node, name))
 	if err == nil && kept {
 		return errKept
+	}
+	return err
+}
+
+// tellOfPorts names pods whose namespace has no path any more, and a port still: the kernel takes that away a
+// moment after the last socket in the namespace. It is no more than a hint, since a path may be another mount namespace's.
+func tellOfPorts(ctx context.Context, node *network.Node, name string) error {
+	networks, err := node.Networks(ctx)
+	for _, n := range networks {
+		if name != "" && n != name {
+			continue
+		}
+		pods, listErr := node.Attachments(ctx, n)
+		err = errors.Join(err, listErr)
+		for _, p := range pods {
+			if _, statErr := os.Stat(p.Path); p.Ready && errors.Is(statErr, fs.ErrNotExist) {
+				fmt.Fprintf(os.Stderr, "tombolo: container %s, %s of network %s: %s is gone, and its port %s is still there: if the pod has just ended, run this again\n",
+					printable.Line(p.ContainerID), p.IfName, n, printable.Line(p.Path), p.Port)
+			}
+		}
 	}
 	return err
 }

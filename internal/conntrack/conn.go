@@ -58,7 +58,7 @@ func (c *Conn) Close() error {
 	return c.nl.Close()
 }
 
-// List gives the flows that match any of the filters, each once, in the kernel's
+// List gives the flows that match any of the filters, in the kernel's
 // order. A flow that begins or ends meanwhile may be in the list or not. It goes on
 // past errors and joins them, and gives what could be listed nevertheless.
 //

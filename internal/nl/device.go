@@ -137,14 +137,17 @@ func (s *socket) refreshCarrier(link string) {
 }
 
 // StopTxOffload has a link of the socket's namespace leave no checksum of what it sends to a
-// link further on (ETHTOOL_STXCSUM). Only CAP_NET_ADMIN in the namespace can undo that.
+// link further on, and send no pages that its sender can still change (ETHTOOL_STXCSUM and
+// ETHTOOL_SSG). Only CAP_NET_ADMIN in the namespace can undo that.
 func (c *Conn) StopTxOffload(link string) error {
 	d, ok := c.t.(device)
 	if !ok {
 		return nil
 	}
-	if _, err := d.ethtool(link, unix.ETHTOOL_STXCSUM, 0); err != nil {
-		return &tombolo.OpError{Op: "turn off checksum offloading of link", Object: link, Err: err}
+	for _, offload := range []uint32{unix.ETHTOOL_STXCSUM, unix.ETHTOOL_SSG} {
+		if _, err := d.ethtool(link, offload, 0); err != nil {
+			return &tombolo.OpError{Op: "turn off offloads of link", Object: link, Err: err}
+		}
 	}
 	return nil
 }

@@ -67,7 +67,7 @@ func layers() []layer {
 			"the node as one call has it open, whatever the call is"},
 		{[]string{"network/internal/reroute"}, []string{".", "ipam", "network/internal/fail", "addr", "bridge", "netns", "route", "internal/endpoint", "internal/state", "network/internal/dhcplease", "network/internal/recorded", "network/internal/session"},
 			"the pods' way out, after the host's address has changed"},
-		{[]string{"network/internal/teardown"}, []string{"addr", "bridge", "bridge/bandwidth", "ipam", "netns", "nft", "internal/endpoint", "internal/ident", "internal/lease", "internal/link", "internal/nl", "internal/state", "network/internal/dhcplease", "network/internal/fail", "hostport", "network/internal/loopback", "network/internal/recorded", "network/internal/session", "network/internal/takeover"},
+		{[]string{"network/internal/teardown"}, []string{"addr", "bridge", "bridge/bandwidth", "hostport", "internal/endpoint", "internal/file", "internal/ident", "internal/lease", "internal/link", "internal/nl", "internal/state", "ipam", "netns", "network/internal/dhcplease", "network/internal/fail", "network/internal/loopback", "network/internal/recorded", "network/internal/session", "network/internal/takeover", "nft"},
 			"what is gone is gone: it makes nothing"},
 		{[]string{"network/internal/build"}, []string{".", "addr", "bridge", "bridge/bandwidth", "bridge/uplink", "ipam", "netns", "nft", "nft/foreign", "route", "internal/endpoint", "internal/lease", "internal/state", "internal/sysctl", "network/internal/fail", "network/internal/loopback", "network/internal/recorded", "network/internal/reroute", "network/internal/session", "network/internal/takeover", "network/internal/teardown"},
 			"what pods share: it makes no pod"},

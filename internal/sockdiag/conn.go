@@ -71,7 +71,6 @@ func (c *Conn) Listeners(ctx context.Context, wants []Want) ([]Socket, error) {
 		}
 		for _, s := range part {
 			if slices.ContainsFunc(wants, s.Takes) {
-				// They are few, and a sort of them takes 20 kB of the program.
 				at, _ := slices.BinarySearchFunc(list, s, compareSockets)
 				list = slices.Insert(list, at, s)
 			}

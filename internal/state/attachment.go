@@ -65,7 +65,7 @@ type Attachment struct {
 	Up         bool `json:"up,omitempty"`         // false only with disableContainerInterface
 	Masquerade bool `json:"masquerade,omitempty"` // its addresses are masqueraded
 	Guarded    bool `json:"guarded,omitempty"`    // it may use its own MAC and addresses only
-	MACOnly    bool `json:"macOnly,omitempty"`    // guarded, and it may use any address; versions up to v0.3 do not know this
+	MACOnly    bool `json:"macOnly,omitempty"`    // guarded, and it may use any address
 	Untrusted  bool `json:"untrusted,omitempty"`  // guarded, and it may not be a server or router of the LAN
 	// DefaultRoute is where it leads for a pod on a LAN: "host" or "router"; empty where
 	// it is on none.

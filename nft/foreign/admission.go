@@ -237,6 +237,7 @@ func (c *Conn) read(ctx context.Context, f *familyPlan) (err error) {
 		}
 		return rules
 	}
+	f.base.admin = c.admin
 	f.place = f.decide()
 	return err
 }

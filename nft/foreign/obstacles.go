@@ -208,7 +208,7 @@ func (c *Conn) chainObstacles(ctx context.Context, path Path) ([]Obstacle, error
 		if err != nil {
 			return nil, err
 		}
-		b := base{rules[ch.name], ch.policy, func(name string) []rule { return rules[name] }}
+		b := base{rules: rules[ch.name], policy: ch.policy, chain: func(name string) []rule { return rules[name] }}
 		if at, stopped, unsure := b.stopsPods(); stopped {
 			list = append(list, ch.obstacle(&b, at, unsure, c.mark, path.Bridge))
 		}

@@ -14,7 +14,8 @@ type place struct {
 
 // decide chooses the rule to keep, or the place for one.
 func (b *base) decide() place {
-	at, how := b.end(0)
+	decided := b.behindAdmin()
+	at, how := b.end(decided)
 	ours := slices.IndexFunc(b.rules, func(r rule) bool { return r.ours })
 	if ours > at && how != passes {
 		// Without ours, the next one would be put before the drop that is ahead of it now.
@@ -31,7 +32,18 @@ func (b *base) decide() place {
 			return place{true, i, at}
 		}
 	}
-	return place{true, -1, b.beforeLogs(ours, at)}
+	return place{true, -1, b.beforeLogs(max(ours, decided-1), at)}
+}
+
+// behindAdmin is the first place behind the rules that call the operator's chain: what is dropped there stays dropped,
+// also if that is all.
+func (b *base) behindAdmin() int {
+	for i := len(b.rules) - 1; i >= 0; i-- {
+		if r := &b.rules[i]; r.comment == adminComment || b.admin != "" && r.target == b.admin {
+			return i + 1
+		}
+	}
+	return 0
 }
 
 // isAdmission says that it is ours and does what it should.

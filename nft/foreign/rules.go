@@ -47,6 +47,7 @@ type base struct {
 	rules  []rule
 	policy ending
 	chain  func(name string) []rule
+	admin  string // the operator's chain, which decides before ours does; empty: there is none
 }
 
 // end is the first rule from an index on that ends the chain for all packets, as if there were no rule of ours, or

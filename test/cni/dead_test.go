@@ -105,6 +105,9 @@ func TestTomboloGCReclaimsAPodWhosePortIsStillThere(t *testing.T) {
 	hidden := n.pod("hidden")
 	w.add(hidden)
 	vanish(t, hidden.path)
+	if o := n.operate("gc", "--state", n.state); o.status != 0 || o.stdout != "" || !strings.Contains(o.stderr, "its port "+w.port(hidden)+" is still there") {
+		t.Errorf("gc says nothing of a pod whose port is there: %+v", o)
+	}
 	for begin := time.Now(); time.Since(begin) < patience; {
 		dead := n.pod("dead")
 		w.add(dead)

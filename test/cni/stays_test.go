@@ -288,3 +288,31 @@ func TestAKilledDoctorLeavesNothing(t *testing.T) {
 		t.Errorf("the kernel names it otherwise: %s", heard)
 	}
 }
+
+// An operator may drop all that is forwarded in the chain that comes first: no later ADD and no repair goes ahead of it.
+func TestAnOperatorsChainMayDropAll(t *testing.T) {
+	t.Parallel()
+	s := newSide(t, referenceDir(t), byName())
+	s.outside()
+	list := func(bridge, subnet string) []string {
+		return []string{`{"type":"bridge","isGateway":true,"ipMasq":true,"bridge":"` + bridge + `","ipam":{"type":"host-local","dataDir":"DATA/n","subnet":"` + subnet + `","routes":[{"dst":"0.0.0.0/0"}]}}`, `{"type":"firewall"}`}
+	}
+	s.chain("ADD", "a", list("cni0", "10.5.1.0/24"))
+	s.run("sh", "-ec", "iptables -N CNI-ADMIN || true; iptables -A CNI-ADMIN -j DROP")
+	cut := func(when string) {
+		t.Helper()
+		if err := nstest.PingWith(t, s.of("a").NS, nstest.Addr(outside4), nstest.Echo{Wait: noAnswer}); err == nil {
+			t.Errorf("%s: what the operator drops passes:\n%s", when, s.run("iptables", "-S"))
+		}
+	}
+	s.operate("repair", "--state", s.state)
+	cut("after a repair")
+	s.run("iptables", "-A", "FORWARD", "-j", "ACCEPT")
+	s.operate("repair", "--state", s.state)
+	cut("after another one")
+	s.call(verb{plugin: "bridge", verb: "ADD", id: "b", conf: `{"cniVersion":"1.0.0","name":"other","stateDir":"STATE",` + list("cni1", "10.5.2.0/24")[0][1:]})
+	cut("after an ADD of another network")
+	s.run("iptables", "-F", "CNI-ADMIN")
+	s.operate("repair", "--state", s.state)
+	wantPing(t, s.of("a").NS, outside4)
+}

@@ -136,12 +136,17 @@ func rawAlone(t *testing.T, ns *netns.NS, fn func() error) {
 
 // setTxChecksum is ethtool -K LINK tx on or off, in the namespace of the calling thread.
 func setTxChecksum(link string, on uint32) error {
+	_, err := ethtool(link, unix.ETHTOOL_STXCSUM, on)
+	return err
+}
+
+func ethtool(link string, cmd, data uint32) (uint32, error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer unix.Close(fd)
-	value := struct{ cmd, data uint32 }{unix.ETHTOOL_STXCSUM, on}
+	value := struct{ cmd, data uint32 }{cmd, data}
 	request := struct {
 		name [unix.IFNAMSIZ]byte
 		data unsafe.Pointer
@@ -149,9 +154,9 @@ func setTxChecksum(link string, on uint32) error {
 	}{data: unsafe.Pointer(&value)}
 	copy(request.name[:], link)
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&request))); errno != 0 {
-		return errno
+		return 0, errno
 	}
-	return nil
+	return value.data, nil
 }
 
 // smuggle has a pod send such frames, with CAP_NET_RAW alone, and says which of them a machine of the LAN got.
@@ -212,6 +217,13 @@ func TestGuardedPodSmugglesNothingInChecksums(t *testing.T) {
 	rawAlone(t, p.ns, func() error {
 		if err := setTxChecksum(nic, 1); !errors.Is(err, unix.EPERM) {
 			t.Errorf("the pod turns its checksum offloading on: %v, want EPERM", err)
+		}
+		// By pages that it has spliced into a socket, a pod would change a datagram behind the guard.
+		if on, err := ethtool(nic, unix.ETHTOOL_GSG, 0); on != 0 || err != nil {
+			t.Errorf("the pod sends pages as they are: %d, %v", on, err)
+		}
+		if _, err := ethtool(nic, unix.ETHTOOL_SSG, 1); !errors.Is(err, unix.EPERM) {
+			t.Errorf("the pod turns scatter and gather on: %v, want EPERM", err)
 		}
 		return nil
 	})

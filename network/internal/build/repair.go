@@ -111,7 +111,9 @@ func (r *repair) network(ctx context.Context, rec *state.Network) error {
 func reserve(ctx context.Context, s *session.Session, rec *state.Network, a *state.Attachment) error {
 	return s.Unreserved(ctx, rec, a, func(one ipam.Allocator, owner ipam.Owner, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
-			_, err = one.Add(ctx, owner)
+			if _, err = one.Add(ctx, owner); errors.Is(err, ipam.ErrDuplicate) {
+				return nil // the first look at a directory that was lost reserves what is in use
+			}
 			return err
 		}
 		return nil // it is another one's by now

@@ -94,17 +94,46 @@ func (s *Session) seen(a *state.Attachment) (func(*state.Attachment) nft.Endpoin
 // Await has an attachment wait for the host ports of another of its container, and be answered by that one where
 // the pod calls a port from its address here.
 func (s *Session) Await(ctx context.Context, has *state.Attachment, w state.Waiting) error {
-	isIt := func(o state.Waiting) bool { return o.Network == w.Network && o.Hash == w.Hash }
-	if i := slices.IndexFunc(has.Waiting, isIt); i >= 0 && slices.Equal(has.Waiting[i].Addresses, w.Addresses) {
-		return nil
+	for _, o := range has.Waiting {
+		if same(o, w) && slices.Equal(o.Addresses, w.Addresses) {
+			return nil
+		}
 	}
-	dir := s.Dir
-	lock, err := dir.LockAttachment(has.Network, has.Hash())
+	return s.setWaiting(ctx, has, func(list []state.Waiting) []state.Waiting {
+		return append(slices.DeleteFunc(list, func(o state.Waiting) bool { return same(o, w) }), w)
+	})
+}
+
+// StopWaiting is the reverse, for an attachment that goes: its addresses may be another pod's then. That it
+// cannot be is no reason for that one to stay.
+func (s *Session) StopWaiting(ctx context.Context, gone *state.Attachment) {
+	w := state.Waiting{Network: gone.Network, Hash: gone.Hash()}
+	isIt := func(o state.Waiting) bool { return same(o, w) }
+	networks, err := s.Dir.Networks()
+	for _, name := range networks {
+		list, listErr := s.Attachments(name)
+		err = errors.Join(err, listErr)
+		for _, has := range list {
+			if has.ContainerID == gone.ContainerID && slices.ContainsFunc(has.Waiting, isIt) {
+				err = errors.Join(err, s.setWaiting(ctx, has, func(list []state.Waiting) []state.Waiting { return slices.DeleteFunc(list, isIt) }))
+			}
+		}
+	}
+	if err != nil {
+		s.Warn("have an attachment wait for host ports no more: " + err.Error())
+	}
+}
+
+func same(a, b state.Waiting) bool { return a.Network == b.Network && a.Hash == b.Hash }
+
+// setWaiting changes what waits for an attachment's host ports, on record and in the firewall.
+func (s *Session) setWaiting(ctx context.Context, has *state.Attachment, change func([]state.Waiting) []state.Waiting) error {
+	lock, err := s.Dir.LockAttachment(has.Network, has.Hash())
 	if err != nil {
 		return err
 	}
 	defer lock.Close()
-	if has, err = dir.Load(has.Network, has.Hash()); err != nil {
+	if has, err = s.Dir.Load(has.Network, has.Hash()); err != nil {
 		return err
 	}
 	seen, err := s.seen(has)
@@ -112,9 +141,9 @@ func (s *Session) Await(ctx context.Context, has *state.Attachment, w state.Wait
 		return err
 	}
 	before := seen(has)
-	has.Waiting = append(slices.DeleteFunc(has.Waiting, isIt), w)
+	has.Waiting = change(has.Waiting)
 	if err := s.Firewall.Update(ctx, before, seen(has)); err != nil {
 		return err
 	}
-	return dir.UpdateLocked(has)
+	return s.Dir.UpdateLocked(has)
 }

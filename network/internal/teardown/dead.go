@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -156,7 +157,7 @@ func (t *Teardown) instead(hash string) *state.Attachment {
 		if !e.Type().IsRegular() {
 			continue
 		}
-		data, _ := os.ReadFile(dir + "/" + e.Name())
+		data, _ := file.Read(dir+"/"+e.Name(), file.MaxRecord)
 		id, ifName, _ := strings.Cut(strings.TrimSpace(string(data)), "\r\n")
 		if ident.Hash(t.Network, id, ifName) == hash {
 			rec.ContainerID, rec.IfName, rec.IPAMType = id, ifName, "host-local"
@@ -171,7 +172,7 @@ func (t *Teardown) unreleasable(rec *state.Attachment) error {
 	case rec.IPAMType == endpoint.Leased:
 		return nil
 	case rec.NetNS == "" && rec.IPAMType == "":
-		return errors.New("what gave it an address is not known: have the runtime DEL it or call GC")
+		return errors.New("what gave it an address is not known, nor which container it is: have the runtime call GC")
 	}
 	_, err := t.Allocator(&Origin{rec.IPAMType, rec.DataDir})
 	return err

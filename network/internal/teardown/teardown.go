@@ -274,8 +274,12 @@ func flushFlows(ctx context.Context, links *bridge.Conn, rec *state.Attachment) 
 
 // passPorts passes host ports on to other attachments of the container.
 func passPorts(ctx context.Context, s *session.Session, r *remains) error {
-	if r.rec != nil {
-		s.PassPorts(ctx, r.rec.Waiting)
+	if r.rec == nil {
+		return nil
+	}
+	s.PassPorts(ctx, r.rec.Waiting)
+	if slices.ContainsFunc(r.rec.Published, func(p state.Published) bool { return p.Withheld }) {
+		s.StopWaiting(ctx, r.rec)
 	}
 	return nil
 }
@@ -286,17 +290,13 @@ func (t *Teardown) done(step string) error {
 	return nil
 }
 
-// alone keeps all others away from what has no record, or that of an Add that never came to
-// its end, and says whether it is so still.
+// alone keeps all others away from what has no record, and says whether it is so still.
 func (t *Teardown) alone(ctx context.Context, r *remains) (bool, error) {
 	if err := t.Session.EnterAlone(ctx); err != nil {
 		return false, err
 	}
-	now, err := t.Session.Dir.Load(t.Network, r.hash)
-	if r.unrecorded || errors.Is(err, fs.ErrNotExist) {
-		return r.unrecorded && errors.Is(err, fs.ErrNotExist), nil
-	}
-	return err != nil || now.State == state.Adding, nil
+	_, err := t.Session.Dir.Load(t.Network, r.hash)
+	return errors.Is(err, fs.ErrNotExist), nil
 }
 
 // forget removes an attachment's record, and gives the lock up.

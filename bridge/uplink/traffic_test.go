@@ -319,26 +319,6 @@ func (s *stream) talk() {
 	}
 }
 
-// quiet has nothing of the connection under way while something is done: neither data
-// nor an acknowledgement.
-func (s *stream) quiet(tb testing.TB, do func()) {
-	tb.Helper()
-	s.turn.Lock()
-	defer s.turn.Unlock()
-	for begin := time.Now(); s.unacked(tb) > 0; time.Sleep(time.Millisecond) {
-		if time.Since(begin) > patience {
-			tb.Fatalf("%s: %d segments are not acknowledged", s.name, s.unacked(tb))
-		}
-	}
-	do()
-}
-
-// unacked is how many segments either side has sent whose receipt it does not know of.
-func (s *stream) unacked(tb testing.TB) (n int) {
-	s.info(tb, func(info *unix.TCPInfo) { n += int(info.Unacked) })
-	return n
-}
-
 func (s *stream) echoes() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -2,11 +2,9 @@ package foreign
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
 	"strconv"
 
-	"github.com/google/nftables/expr"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
@@ -80,15 +78,4 @@ func delRule(t *nftnl.Transaction, h handle) {
 // isForwardHook says that a chain sees what is forwarded.
 func isForwardHook(ch nftnl.Chain) bool {
 	return ch.Kind == "filter" && ch.Hook == unix.NF_INET_FORWARD
-}
-
-// admission accepts what has all bits of a mark, in the words that iptables uses for
-// it and therefore prints right: every rule of its has a counter.
-func admission(x *nftnl.Expressions, mark uint32) {
-	bits := binary.NativeEndian.AppendUint32(nil, mark)
-	x.Meta(expr.MetaKeyMARK, nftnl.First)
-	x.Mask(bits, nil)
-	x.Compare(expr.CmpOpEq, bits)
-	x.Add(&expr.Counter{})
-	x.Add(&expr.Verdict{Kind: expr.VerdictAccept})
 }

@@ -120,7 +120,6 @@ func (e *examination) family(ctx context.Context, pod *netns.NS, links *bridge.C
 		return nil
 	}
 	e.led = true
-	before := solicited(br.Name)
 	pingErr := ping(ctx, pod, gateway, icmp.Echo{From: own, Wait: wait})
 	if err := ctx.Err(); err != nil {
 		return err
@@ -135,7 +134,7 @@ func (e *examination) family(ctx context.Context, pod *netns.NS, links *bridge.C
 	}
 	next, nextErr := inPod.Neighbour(index, gateway)
 	if pingErr != nil && (nextErr != nil || len(next.MAC) == 0) {
-		e.unresolved(gateway, br.Name, before, pingErr)
+		e.add(StepGateway, unresolved(gateway), "the gateway %s does not answer by %s: %v", gateway, resolution(gateway), pingErr)
 		return nil
 	}
 	if pingErr != nil {
@@ -330,4 +329,13 @@ func ask(ctx context.Context, pod *netns.NS, server netip.Addr) error {
 		return errors.New("nothing comes back")
 	}
 	return err
+}
+
+// unresolved is where to look for what drops the question for a gateway: rules of the bridge see it, and of IPv6
+// those of the host's hook input.
+func unresolved(gateway netip.Addr) string {
+	if gateway.Is4() {
+		return "look which rules of the bridge drop it: nft list ruleset bridge"
+	}
+	return "look which rules drop it, of the bridge: nft list ruleset bridge; or of the host's hook input: nft list ruleset inet; nft list ruleset ip6; ip6tables-legacy-save"
 }

@@ -55,7 +55,7 @@ func TestDoctorFindsWhatKeepsAPodFromTheNetwork(t *testing.T) {
 		"the host's own firewall drops": {func(s *scene) {
 			s.on("nft 'add table inet h; add chain inet h i { type filter hook input priority 0; policy drop; }'; ip -6 neigh flush all")
 			s.in("ip -6 neigh flush dev eth0")
-		}, "gateway", []string{gateway6 + " does not answer by neighbour discovery", "solicitations come to cbr0, and the host's own firewall drops them", "hook input"}},
+		}, "gateway", []string{gateway6 + " does not answer by neighbour discovery", "nft list ruleset bridge", "of the host's hook input: nft list ruleset inet"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

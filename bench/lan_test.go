@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -107,8 +108,8 @@ func (n *node) addLAN(tb testing.TB) {
 		return
 	}
 	l.keeper = startDaemon(tb, n.host, l.log+".keeper", func() bool {
-		_, err := os.Stat(filepath.Join(records, "keeper.sock"))
-		return err == nil
+		leases, err := lease.Open(records)
+		return err == nil && leases.CheckKeeper() == nil
 	}, program(tb, "tombolod"), "--leases", records, "--state", filepath.Join(n.dir, "state"), "--log-level", "warn")
 }
 

@@ -121,7 +121,7 @@ func layers() []layer {
 		{[]string{"internal/golden"}, nil, "files beside tests, whatever is in them"},
 		{[]string{"internal/nstest"}, []string{"netns", "internal/icmp"}, "fixtures for tests of any layer above namespaces"},
 		{[]string{"internal/nstest/fault"}, []string{"netns"}, "a fixture: it runs programs of any layer"},
-		{[]string{"bench"}, []string{"netns", "route", "bridge", "nft", "internal/cni", "internal/icmp"}, "it has benchmarks only: of the plugin from outside and in process, and of Attach"},
+		{[]string{"bench"}, []string{"bridge", "internal/cni", "internal/icmp", "internal/lease", "netns", "nft", "route"}, "it has benchmarks only: of the plugin from outside and in process, and of Attach"},
 		{[]string{"test/report"}, nil, "it reads what go test prints"},
 		{[]string{"test/lan"}, []string{"bridge/uplink", "internal/cni", "internal/keeper", "internal/lease", "internal/state"}, "it has tests only: of takeovers, and of the plugin as it is built"},
 		{[]string{"internal/repotest"}, []string{".", "addr", "bridge", "bridge/bandwidth", "bridge/uplink", "bridge/vlan", "dhcpc", "dhcpc/dhcp6", "dhcpc/transport", "hostport", "ipam", "netns", "network", "nft", "nft/foreign", "nft/guard", "route"}, "it has tests only, one of which calls all that is public"},

@@ -1,6 +1,8 @@
 package ruleset
 
 import (
+	"strings"
+
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
@@ -43,7 +45,7 @@ func decodeRule(b []byte) (chain, comment string, _ error) {
 	err := nftnl.Decode(b, func(ad *netlink.AttributeDecoder) error {
 		switch ad.Type() {
 		case unix.NFTA_RULE_CHAIN:
-			chain = ad.String()
+			chain, _, _ = strings.Cut(ad.String(), "\x00")
 		case unix.NFTA_RULE_USERDATA:
 			comment, _ = nftnl.CommentOf(ad.Bytes())
 		}

@@ -1,7 +1,7 @@
 # Everything that a developer, an operator or CI runs. `make help` lists it.
 
 GO       ?= go
-BIN      := bin/tombolo
+BIN      := bin
 PEERS    := $(CURDIR)/.cache/peers
 BUDGET   ?= 55m
 ROUNDS   ?= 80
@@ -27,22 +27,20 @@ BUILD := CGO_ENABLED=0 $(GO) build -buildvcs=auto -trimpath -ldflags "-s -w"
 help: ## this text
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-build: ## bin/tombolo and bin/tombolod, static
-	$(BUILD) -o $(BIN) ./cmd/tombolo
-	$(BUILD) -o $(BIN)d ./cmd/tombolod
+build: ## the plugin bin/tombolo-cni, the command bin/tombolo, the keeper bin/tombolod; static
+	$(BUILD) -o $(BIN)/ ./cmd/...
 
-build-arm64: ## the same for arm64: bin/tombolo-arm64, bin/tombolod-arm64
-	GOARCH=arm64 $(BUILD) -o $(BIN)-arm64 ./cmd/tombolo
-	GOARCH=arm64 $(BUILD) -o $(BIN)d-arm64 ./cmd/tombolod
+build-arm64: ## the same for arm64, in bin/arm64
+	GOARCH=arm64 $(BUILD) -o $(BIN)/arm64/ ./cmd/...
 
 demo: build ## five pods in a sandbox of their own, and what they reach (needs root)
-	$(BIN) demo
+	$(BIN)/tombolo demo
 
 test: deps build peers ## all tests, in namespaces of their own (needs root; under 15 minutes)
-	TOMBOLO_PEERS=$(PEERS) TOMBOLO_BIN=$(CURDIR)/$(BIN) test/all.sh
+	TOMBOLO_PEERS=$(PEERS) TOMBOLO_BIN=$(abspath $(BIN)) test/all.sh
 
 test-long: deps build peers ## sweeps, churn, fuzzing, race detector, for BUDGET (55m)
-	TOMBOLO_PEERS=$(PEERS) TOMBOLO_BIN=$(CURDIR)/$(BIN) test/long.sh $(BUDGET)
+	TOMBOLO_PEERS=$(PEERS) TOMBOLO_BIN=$(abspath $(BIN)) test/long.sh $(BUDGET)
 
 lint: ## gofmt, vet, staticcheck
 	test/lint.sh
@@ -51,7 +49,7 @@ lint: ## gofmt, vet, staticcheck
 bench: deps build peers ## what a pod costs, beside others, in ROUNDS (80); WHAT='Add|Step' is some of it (needs root)
 	@bench/build.sh $(PEERS) $(KINDNET)
 	$(GO) test -c -o .cache/bench.test ./bench
-	cd bench && TOMBOLO_PEERS=$(PEERS) TOMBOLO_BIN=$(CURDIR)/$(BIN) ../.cache/bench.test \
+	cd bench && TOMBOLO_PEERS=$(PEERS) TOMBOLO_BIN=$(abspath $(BIN)) ../.cache/bench.test \
 		-progress $(BENCHFLAGS) -test.run '^$$' -test.timeout 1h -test.bench '$(value WHAT)' -test.benchtime $(ROUNDS)x >../.cache/bench.txt; \
 		status=$$?; grep -A 9 -e '^--- FAIL' ../.cache/bench.txt; cd report && $(GO) run . ../../.cache/bench.txt && exit $$status
 
@@ -69,10 +67,10 @@ profile: ## CPU and allocations of thousands of ADDs: .cache/profile-{cpu,alloc}
 	@head -40 .cache/profile-cpu.txt
 
 install: build ## into a node's directories, by DESTDIR, PREFIX, CNI_BIN, CNI_CONF, SYSTEMD
-	install -D -m 0755 $(BIN) $(DESTDIR)$(CNI_BIN)/tombolo
+	install -D -m 0755 $(BIN)/tombolo-cni $(DESTDIR)$(CNI_BIN)/tombolo
 	deploy/names.sh loopback $(CNI_BIN) $(DESTDIR)
-	install -D -m 0755 $(BIN)d $(DESTDIR)$(PREFIX)/bin/tombolod
-	ln -sfn $(CNI_BIN)/tombolo $(DESTDIR)$(PREFIX)/bin/tombolo
+	install -D -m 0755 -t $(DESTDIR)$(PREFIX)/lib/tombolo $(BIN)/tombolo-cni
+	install -D -m 0755 -t $(DESTDIR)$(PREFIX)/bin $(BIN)/tombolo $(BIN)/tombolod
 	for unit in $(UNITS); do install -D -m 0644 deploy/systemd/$$unit $(DESTDIR)$(SYSTEMD)/$$unit && \
 		sed -i 's|/usr/local/bin|$(PREFIX)/bin|' $(DESTDIR)$(SYSTEMD)/$$unit || exit; done
 	install -D -m 0644 deploy/10-tombolo.conflist $(DESTDIR)$(CNI_CONF)/10-tombolo.conflist.example
@@ -86,7 +84,7 @@ install: build ## into a node's directories, by DESTDIR, PREFIX, CNI_BIN, CNI_CO
 uninstall: ## takes away what install put there
 	[ -n "$(DESTDIR)" ] || [ ! -e /run/systemd/system ] || systemctl disable --now tombolod.service tombolo-repair.timer
 	deploy/names.sh --undo $(CNI_BIN) $(DESTDIR)
-	rm -f $(addprefix $(DESTDIR),$(CNI_BIN)/tombolo $(PREFIX)/bin/tombolo $(PREFIX)/bin/tombolod $(addprefix $(SYSTEMD)/,$(UNITS)) \
+	rm -f $(addprefix $(DESTDIR),$(CNI_BIN)/tombolo $(PREFIX)/lib/tombolo/tombolo-cni $(PREFIX)/bin/tombolo $(PREFIX)/bin/tombolod $(addprefix $(SYSTEMD)/,$(UNITS)) \
 		$(CNI_CONF)/10-tombolo.conflist.example $(MODULES)/tombolo.conf $(PREFIX)/share/man/man8/tombolo.8 $(PREFIX)/share/man/man8/tombolod.8 \
 		$(PREFIX)/share/bash-completion/completions/tombolo $(ZSH)/_tombolo)
 

@@ -38,7 +38,7 @@
 // under "Breaking" what to do then; a patch version does not. The go line of go.mod is the
 // least Go that the dependencies allow. docs/embedding.md goes from `go get` to a network.
 //
-// The CNI plugin and the operator's command line in cmd/tombolo are built from
+// The CNI plugin in cmd/tombolo-cni and the operator's command in cmd/tombolo are built from
 // these packages, and so can be other programs: see the example of package bridge.
 package tombolo
 

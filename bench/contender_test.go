@@ -348,7 +348,8 @@ type executor struct {
 func (e *executor) FindInPath(plugin string, _ []string) (string, error) {
 	switch {
 	case plugin == "tombolo" && e.node.gauge: // a large folio is resident as a whole once a page of it is mapped
-		return built()
+		dir, err := built()
+		return filepath.Join(dir, "tombolo-cni"), err
 	case plugin == "tombolo" || e.node.name == names().name:
 		dir, err := installed()
 		return filepath.Join(dir, plugin), err

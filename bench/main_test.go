@@ -125,7 +125,7 @@ var built = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	path := filepath.Join(dir, "tombolo")
+	path := filepath.Join(dir, "bin")
 	if out, err := exec.Command("make", "-C", "..", "-s", "build", "BIN="+path).CombinedOutput(); err != nil {
 		return "", fmt.Errorf("make build: %w: %s", err, out)
 	}
@@ -134,7 +134,7 @@ var built = sync.OnceValues(func() (string, error) {
 
 // installed is a directory of plugins: ours, by its name and by those of the reference's.
 var installed = sync.OnceValues(func() (string, error) {
-	path, err := built()
+	from, err := built()
 	if err != nil {
 		return "", err
 	}
@@ -142,7 +142,7 @@ var installed = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if out, err := exec.Command(path, "install", "--names", "all", dir).CombinedOutput(); err != nil {
+	if out, err := exec.Command(filepath.Join(from, "tombolo"), "install", "--names", "all", dir).CombinedOutput(); err != nil {
 		return "", fmt.Errorf("install: %w: %s", err, out)
 	}
 	return dir, nil
@@ -182,11 +182,11 @@ func placed(name string) (string, error) {
 // program gives the path of a program of ours.
 func program(tb testing.TB, name string) string {
 	tb.Helper()
-	path, err := built()
+	dir, err := built()
 	if err != nil {
 		tb.Fatal(err)
 	}
-	return filepath.Join(filepath.Dir(path), name)
+	return filepath.Join(dir, name)
 }
 
 // peer gives the path of another program, and whether it is there.

@@ -40,7 +40,8 @@ CNI_COMMAND=VERSION /usr/lib/cni/loopback </dev/null | grep -q supportedVersions
 tombolo version | grep -q '^tombolo '
 tombolod --help >/dev/null
 tombolod --version | grep -q '^tombolod '
-test "$(readlink /usr/bin/tombolo)" = ../lib/cni/tombolo
+test "$(readlink /usr/lib/cni/tombolo)" = ../tombolo/tombolo-cni
+CNI_COMMAND=VERSION /usr/lib/cni/tombolo </dev/null | grep -q supportedVersions
 grep -q /usr/share/common-licenses/Apache-2.0 /usr/share/doc/tombolo/copyright
 mkdir -p /run/tombolo /var/lib/tombolo/leases
 tombolo check

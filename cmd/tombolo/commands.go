@@ -7,8 +7,9 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
-	"github.com/tombolo-cni/tombolo/internal/demo"
-	"github.com/tombolo-cni/tombolo/internal/report"
+	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/demo"
+	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/install"
+	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/report"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
@@ -133,7 +134,7 @@ func commands() []command {
 				return func(_ context.Context, out io.Writer, args []string) error { return validate(out, args) }
 			}},
 		{name: "install", args: "DIR",
-			summary: "copy this program into a directory of CNI plugins; with --names, also under the names of the reference plugins, which are kept",
+			summary: "put the plugin into a directory of CNI plugins; with --names, also under the names of the reference plugins, which are kept",
 			setup: func(flags *flag.FlagSet) runner {
 				names := flags.String("names", "", "also install it under these `NAMES`, such as bridge,portmap, or all")
 				undo := flags.Bool("undo", false, "remove these names, or all of them, and put back what was there")
@@ -144,7 +145,13 @@ func commands() []command {
 		{name: "demo", summary: "set up five pods in a sandbox and show that they reach each other; this takes a few seconds",
 			setup: func(flags *flag.FlagSet) runner {
 				pods := flags.Int("pods", 5, "run this `NUMBER` of pods")
-				return func(ctx context.Context, out io.Writer, _ []string) error { return demo.Run(ctx, out, *pods) }
+				return func(ctx context.Context, out io.Writer, _ []string) error {
+					plugin, err := install.Plugin()
+					if err != nil {
+						return err
+					}
+					return demo.Run(ctx, out, plugin, *pods)
+				}
 			}},
 		{name: "help", args: "[COMMAND...]", summary: "print this text, or the help of one command", setup: help},
 	}

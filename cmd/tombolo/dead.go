@@ -10,8 +10,8 @@ import (
 	"log/slog"
 	"os"
 
+	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/view"
 	"github.com/tombolo-cni/tombolo/internal/printable"
-	"github.com/tombolo-cni/tombolo/internal/view"
 	"github.com/tombolo-cni/tombolo/network"
 )
 

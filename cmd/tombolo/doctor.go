@@ -12,9 +12,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/tombolo-cni/tombolo/internal/doctor"
+	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/doctor"
+	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/report"
 	"github.com/tombolo-cni/tombolo/internal/printable"
-	"github.com/tombolo-cni/tombolo/internal/report"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network"
 )

@@ -2,6 +2,8 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -9,62 +11,131 @@ import (
 	"testing"
 )
 
-func TestProgramAnswersByTheNamesItInstalled(t *testing.T) {
-	t.Parallel()
+// built is a directory of our programs: that of TOMBOLO_BIN, or what is built.
+func built(t *testing.T) string {
+	t.Helper()
+	if dir := os.Getenv("TOMBOLO_BIN"); dir != "" {
+		return dir
+	}
 	dir := t.TempDir()
-	got := tombolo(t, nil, nil, "", "install", "--names", "loopback", dir)
-	if got.status != 0 || !strings.Contains(got.stdout, filepath.Join(dir, "loopback")+": Tombolo\n") {
-		t.Fatalf("install: %+v", got)
+	if out, err := exec.Command("go", "build", "-buildvcs=false", "-o", dir+"/", ".", "../tombolo-cni").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
 	}
-	call := func(env ...string) (stdout, stderr string) {
-		t.Helper()
-		var out, errOut bytes.Buffer
-		cmd := exec.Command(filepath.Join(dir, "loopback"))
-		cmd.Env = append([]string{runMain + "=1"}, env...)
-		cmd.Stdin = strings.NewReader(`{"cniVersion": "1.0.0", "name": "lo", "type": "loopback"}`)
-		cmd.Stdout, cmd.Stderr = &out, &errOut
-		if err := cmd.Run(); err != nil && env == nil {
-			t.Error(err)
-		}
-		return out.String(), errOut.String()
-	}
-	if out, errOut := call(); out != "" || !strings.HasPrefix(errOut, "CNI loopback plugin v1.9.1\n") || !strings.Contains(errOut, "Tombolo") {
-		t.Errorf("by hand: %q, %q", out, errOut)
-	}
-	if out, _ := call("CNI_COMMAND=VERSION"); !strings.HasPrefix(out, `{"cniVersion":"1.1.0","supportedVersions":[`) {
-		t.Errorf("VERSION: %q", out)
-	}
-	// The plugin of that name wants another namespace, and the network's plugin another thing.
-	if out, _ := call("CNI_COMMAND=ADD", "CNI_CONTAINERID=c", "CNI_IFNAME=lo", "CNI_NETNS=/nonexistent"); !strings.Contains(out, "/nonexistent") {
-		t.Errorf("ADD: %q", out)
-	}
-	if got := tombolo(t, nil, nil, "", "install", "--undo", dir); got.status != 0 || got.stdout != filepath.Join(dir, "loopback")+": gone\n" {
-		t.Errorf("undo: %+v", got)
-	}
-	if got := tombolo(t, nil, nil, "", "install", "--names", "brigde", dir); got.status != exitUsage || !strings.Contains(got.stderr, `"brigde" is not a name that Tombolo has`) {
-		t.Errorf("a name that it has not: %+v", got)
-	}
+	return dir
 }
 
-// The reader of a command's output may go, as head does, and the work goes on.
-func TestInstallIsNotCutShortByItsReader(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	for _, args := range [][]string{{"install", "--names", "all", dir}, {"install", "--undo", dir}} {
-		reader, out, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		reader.Close()
-		cmd := exec.Command(os.Args[0], args...)
-		cmd.Env, cmd.Stdout = append(os.Environ(), runMain+"=1"), out
-		if err := cmd.Run(); err != nil {
-			t.Errorf("%q: %v", args, err)
-		}
-		out.Close()
+// place copies programs to where a package has them.
+func place(t *testing.T, from, to string) string {
+	t.Helper()
+	if out, err := exec.Command("install", "-D", from, to).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
 	}
-	got := tombolo(t, nil, nil, "", "install", "--names", "all", dir)
-	if strings.Contains(got.stdout, "as before") || strings.Count(got.stdout, ": Tombolo\n") < 2 {
-		t.Errorf("names were left by the undo: %+v", got)
+	return to
+}
+
+// start runs a program that is built.
+func start(t *testing.T, path string, env []string, args ...string) outcome {
+	t.Helper()
+	var out, errOut bytes.Buffer
+	cmd := exec.Command(path, args...)
+	cmd.Env, cmd.Stdout, cmd.Stderr = env, &out, &errOut
+	var exit *exec.ExitError
+	if err := cmd.Run(); err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return outcome{cmd.ProcessState.ExitCode(), out.String(), errOut.String()}
+}
+
+func mustRead(t *testing.T, path string) []byte {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+func TestInstall(t *testing.T) {
+	t.Parallel()
+	from := built(t)
+	plugin := mustRead(t, filepath.Join(from, "tombolo-cni"))
+	for name, lay := range map[string]func(root string) (command string){
+		"with the plugin beside it": func(root string) string {
+			place(t, from+"/tombolo-cni", root+"/tombolo-cni")
+			return place(t, from+"/tombolo", root+"/tombolo")
+		},
+		"with the plugin in /usr/lib/tombolo": func(root string) string {
+			place(t, from+"/tombolo-cni", root+"/usr/lib/tombolo/tombolo-cni")
+			return place(t, from+"/tombolo", root+"/usr/bin/tombolo")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir, command := t.TempDir(), lay(t.TempDir())
+			if got := start(t, command, nil, "install", "--names", "loopback", dir); got.status != 0 || got.stdout != dir+"/tombolo: the plugin\n"+dir+"/loopback: Tombolo\n" {
+				t.Fatalf("install: %+v", got)
+			}
+			if !bytes.Equal(mustRead(t, dir+"/tombolo"), plugin) {
+				t.Error("what it installed is another file than the plugin")
+			}
+			if got := start(t, dir+"/loopback", []string{"CNI_COMMAND=VERSION"}); !strings.Contains(got.stdout, "supportedVersions") {
+				t.Errorf("the name does not lead to the plugin: %+v", got)
+			}
+			if got := start(t, command, nil, "install", "--undo", dir); got.status != 0 || got.stdout != dir+"/loopback: gone\n" {
+				t.Errorf("undo: %+v", got)
+			}
+			if got := start(t, command, nil, "install", "--names", "brigde", dir); got.status != exitUsage || !strings.Contains(got.stderr, `"brigde" is not a name that Tombolo has`) {
+				t.Errorf("a name that it has not: %+v", got)
+			}
+		})
+	}
+	t.Run("without a plugin", func(t *testing.T) {
+		t.Parallel()
+		if _, err := os.Stat("/usr/lib/tombolo"); err == nil {
+			return // this machine has a package of it
+		}
+		dir := t.TempDir()
+		got := start(t, place(t, from+"/tombolo", t.TempDir()+"/bin/tombolo"), nil, "install", dir)
+		if entries, err := os.ReadDir(dir); got.status != exitFailed || !strings.Contains(got.stderr, "there is no tombolo-cni in ") || err != nil || len(entries) > 0 {
+			t.Errorf("%+v, and it installed %v", got, entries)
+		}
+	})
+	// The reader of a command's output may go, as head does, and the work goes on.
+	t.Run("whose reader is gone", func(t *testing.T) {
+		t.Parallel()
+		dir, command := t.TempDir(), filepath.Join(from, "tombolo")
+		for _, args := range [][]string{{"install", "--names", "all", dir}, {"install", "--undo", dir}} {
+			reader, out, err := os.Pipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			reader.Close()
+			cmd := exec.Command(command, args...)
+			cmd.Stdout = out
+			if err := cmd.Run(); err != nil {
+				t.Errorf("%q: %v", args, err)
+			}
+			out.Close()
+		}
+		got := start(t, command, nil, "install", "--names", "all", dir)
+		if strings.Contains(got.stdout, "Tombolo, as before") || strings.Count(got.stdout, ": Tombolo\n") < 2 {
+			t.Errorf("names were left by the undo: %+v", got)
+		}
+	})
+}
+
+// A runtime that finds the command where the plugin belongs tells its user the file's name.
+func TestTheCommandSaysToARuntimeWhichFileBelongsThere(t *testing.T) {
+	t.Parallel()
+	for _, verb := range []string{"ADD", "DEL", "VERSION"} {
+		got := tombolo(t, nil, []string{"CNI_COMMAND=" + verb}, "")
+		var e struct {
+			CNIVersion, Msg string
+			Code            int
+		}
+		if err := json.Unmarshal([]byte(got.stdout), &e); err != nil || got.status != 1 || got.stderr != "" || e.CNIVersion != "1.1.0" || e.Code != 4 ||
+			!strings.Contains(e.Msg, "tombolo-cni belongs here") || !strings.Contains(e.Msg, "tombolo install") {
+			t.Errorf("%s: %v, %+v", verb, err, got)
+		}
 	}
 }

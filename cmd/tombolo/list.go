@@ -8,10 +8,10 @@ import (
 	"os"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/report"
+	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/view"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/printable"
-	"github.com/tombolo-cni/tombolo/internal/report"
-	"github.com/tombolo-cni/tombolo/internal/view"
 	"github.com/tombolo-cni/tombolo/network"
 )
 

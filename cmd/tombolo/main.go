@@ -1,40 +1,32 @@
-//go:debug updatemaxprocs=0
-
-// Command tombolo is a CNI plugin when a container runtime calls it, which sets
-// CNI_COMMAND, and an operator's tool otherwise: see tombolo help. Called by the name of one of the
-// reference's plugins, such as loopback, it does what that does.
+// Command tombolo is the operator's: see tombolo help. The CNI plugin is tombolo-cni.
 package main
 
 import (
+	"encoding/json"
+	"io"
 	"os"
-	"path/filepath"
-	"slices"
 
-	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/containernetworking/cni/pkg/types"
+
 	"github.com/tombolo-cni/tombolo/internal/cni"
-	"github.com/tombolo-cni/tombolo/internal/install"
-	"github.com/tombolo-cni/tombolo/nft"
 )
 
 func main() {
-	prepare()
-	path, args := calledAs(os.Args)
-	name := filepath.Base(path)
-	plugin := &cni.Plugin{
-		Getenv:     os.Getenv,
-		Stdin:      os.Stdin,
-		Stdout:     os.Stdout,
-		Name:       name,
-		Kept:       install.Kept(path),
-		DialBridge: func() (*bridge.Conn, error) { return bridge.Dial(nil) },
-		DialNFT:    nft.Dial,
-		Exit:       os.Exit,
-	}
 	if os.Getenv("CNI_COMMAND") != "" {
-		os.Exit(plugin.Run())
+		os.Exit(misplaced(os.Stdout))
 	}
-	if len(args) == 0 && slices.Contains(cni.Names(), name) {
-		os.Exit(introduce(os.Stderr, name))
-	}
-	os.Exit(operator(args))
+	os.Exit(operator(os.Args[1:]))
+}
+
+// misplaced tells a runtime, in the way of CNI, that the file which it started is the wrong one.
+func misplaced(out io.Writer) int {
+	versions := cni.SupportedVersions()
+	_ = json.NewEncoder(out).Encode(struct {
+		CNIVersion string `json:"cniVersion"`
+		types.Error
+	}{versions[len(versions)-1], types.Error{
+		Code: types.ErrInvalidEnvironmentVariables,
+		Msg:  "this file is the operator's command tombolo, and no CNI plugin: tombolo-cni belongs here, by the name tombolo; sudo tombolo install DIR puts it there",
+	}})
+	return 1
 }

@@ -525,41 +525,6 @@ func TestRemove(t *testing.T) {
 	}
 }
 
-func TestDemoOfNoPodsIsRefused(t *testing.T) {
-	t.Parallel()
-	got := tombolo(t, nil, nil, "", "demo", "--pods", "0")
-	if got.status != exitFailed || got.stdout != "" || !strings.HasPrefix(got.stderr, "tombolo: demo with 0 pods") {
-		t.Errorf("outcome is %+v", got)
-	}
-}
-
-// Runtimes call a plugin without arguments, and read all that it says from stdout.
-func TestItIsAPluginWhereTheEnvironmentSaysSo(t *testing.T) {
-	t.Parallel()
-	for _, tt := range []struct {
-		name  string
-		env   []string
-		stdin string
-		args  []string
-		want  outcome
-	}{
-		{"VERSION", []string{"CNI_COMMAND=VERSION"}, `{"cniVersion": "0.4.0"}`, nil,
-			outcome{0, `{"cniVersion":"0.4.0","supportedVersions":["0.1.0","0.2.0","0.3.0","0.3.1","0.4.0","1.0.0","1.1.0"]}` + "\n", ""}},
-		{"a verb that is none", []string{"CNI_COMMAND=BREW"}, ``, []string{"help"},
-			outcome{1, `{"cniVersion":"1.1.0","code":4,"msg":"CNI_COMMAND=\"BREW\" is not a verb: ADD, DEL, CHECK, GC, STATUS and VERSION are"}` + "\n", ""}},
-		{"a configuration that is none", []string{"CNI_COMMAND=STATUS"}, `{`, nil,
-			outcome{1, `{"cniVersion":"1.1.0","code":6,"msg":"decode the network's configuration: not valid JSON at line 1, column 2: it ends too early"}` + "\n", ""}},
-		{"a list of attachments that is absent", []string{"CNI_COMMAND=GC"}, `{"cniVersion": "1.1.0", "name": "pods"}`, nil, outcome{}},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			if diff := cmp.Diff(tt.want, tombolo(t, nil, tt.env, tt.stdin, tt.args...), cmp.AllowUnexported(outcome{})); diff != "" {
-				t.Errorf("outcome (-want +got):\n%s", diff)
-			}
-		})
-	}
-}
-
 func TestValidateTellsScripts(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

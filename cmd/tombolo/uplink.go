@@ -10,7 +10,7 @@ import (
 	"strings"
 
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
-	"github.com/tombolo-cni/tombolo/internal/view"
+	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/view"
 	"github.com/tombolo-cni/tombolo/network"
 )
 

@@ -25,7 +25,7 @@ put() { # put FROM TO MODE
 
 install() {
 	mkdir -p "$bin" "$conf"
-	put "$FROM/tombolo" "$bin/tombolo" 0755
+	put "$FROM/tombolo-cni" "$bin/tombolo" 0755
 	# containerd up to 1.7 looks for it; that of others stays.
 	"$names" loopback "${bin#"$HOST"}" "$HOST"
 	if [ -e "$NETWORK" ]; then put "$NETWORK" "$network" 0644; fi

@@ -17,12 +17,12 @@ trap 'rm -rf "$stage"' EXIT
 umask 022
 root=$stage/root
 
-GOARCH=$arch make -s build BIN="$stage/tombolo"
-make -s -o build install BIN="$stage/tombolo" DESTDIR="$root" PREFIX=/usr CNI_BIN=/usr/lib/cni SYSTEMD=/usr/lib/systemd/system \
+GOARCH=$arch make -s build BIN="$stage/bin"
+make -s -o build install BIN="$stage/bin" DESTDIR="$root" PREFIX=/usr CNI_BIN=/usr/lib/cni SYSTEMD=/usr/lib/systemd/system \
 	MODULES=/usr/lib/modules-load.d CNI_CONF=/usr/share/doc/tombolo/examples ZSH=/usr/share/zsh/vendor-completions >/dev/null
 # containernetworking-plugins has a file of this name: postinst makes the link where it is not.
 rm "$root/usr/lib/cni/loopback"
-ln -sfn ../lib/cni/tombolo "$root/usr/bin/tombolo"
+ln -sfn ../tombolo/tombolo-cni "$root/usr/lib/cni/tombolo"
 install -m 0644 deploy/release/copyright "$root/usr/share/doc/tombolo/copyright"
 gzip -9nc CHANGELOG.md >"$root/usr/share/doc/tombolo/changelog.gz"
 gzip -9n "$root"/usr/share/man/man8/*

@@ -17,7 +17,7 @@ mkdir -p dist
 for arch in "$@"; do
 	name=tombolo-$version-linux-$arch
 	mkdir "$stage/$name"
-	GOARCH=$arch make -s build BIN="$stage/$name/tombolo"
+	GOARCH=$arch make -s build BIN="$stage/$name"
 	cp -R LICENSE README.md CHANGELOG.md docs deploy "$stage/$name/"
 	tar --sort=name --mtime="@$epoch" --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX --format=ustar \
 		-C "$stage" -cf - "$name" | gzip -9n >"dist/$name.tar.gz"

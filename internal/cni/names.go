@@ -23,6 +23,13 @@ func Names() []string {
 	return []string{"bandwidth", "bridge", "firewall", "host-local", "loopback", "portmap", "static", "tuning"}
 }
 
+// As is the argument by which the file of such a name starts the program, before the file's path: its first
+// line is "#!/opt/cni/bin/tombolo as".
+const As = "as"
+
+// Kept is where the program would be that had a name before; path is the name's own.
+func Kept(path string) string { return path + ".reference" }
+
 // named finds the plugin of the reference's that has the call's name, and the first version that
 // it speaks; nil for every other name, by which the program is itself.
 func (p *Plugin) named() (run reference.Plugin, first string) {

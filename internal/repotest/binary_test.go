@@ -13,27 +13,34 @@ func TestBinaryIsStatic(t *testing.T) {
 		machine elf.Machine
 	}{{"amd64", elf.EM_X86_64}, {"arm64", elf.EM_AARCH64}} {
 		t.Run(tt.arch, func(t *testing.T) {
-			path := filepath.Join(t.TempDir(), "tombolo")
-			mustMake(t, root(t), "-s", "build", "BIN="+path, "GOARCH="+tt.arch)
-			f, err := elf.Open(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer f.Close()
-			if f.Machine != tt.machine {
-				t.Errorf("machine is %v", f.Machine)
-			}
-			for _, p := range f.Progs {
-				if p.Type == elf.PT_INTERP {
-					t.Error("it needs a dynamic loader")
-				}
-			}
-			if libs, err := f.ImportedLibraries(); err == nil && len(libs) > 0 {
-				t.Errorf("it needs %v", libs)
-			}
-			if f.Section(".symtab") != nil || f.Section(".debug_info") != nil {
-				t.Error("it has symbols or debugging data")
+			dir := t.TempDir()
+			mustMake(t, root(t), "-s", "build", "BIN="+dir, "GOARCH="+tt.arch)
+			for _, name := range []string{"tombolo-cni", "tombolo", "tombolod"} {
+				mustBeStatic(t, filepath.Join(dir, name), tt.machine)
 			}
 		})
+	}
+}
+
+func mustBeStatic(t *testing.T, path string, machine elf.Machine) {
+	t.Helper()
+	f, err := elf.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if f.Machine != machine {
+		t.Errorf("machine is %v", f.Machine)
+	}
+	for _, p := range f.Progs {
+		if p.Type == elf.PT_INTERP {
+			t.Error("it needs a dynamic loader")
+		}
+	}
+	if libs, err := f.ImportedLibraries(); err == nil && len(libs) > 0 {
+		t.Errorf("it needs %v", libs)
+	}
+	if f.Section(".symtab") != nil || f.Section(".debug_info") != nil {
+		t.Error("it has symbols or debugging data")
 	}
 }

@@ -124,7 +124,7 @@ func TestTheLeastGoIsThatOfTheDependencies(t *testing.T) {
 	t.Parallel()
 	const format = "{{with .Module}}{{if .Main}}main {{end}}{{.GoVersion}} {{.Path}}{{end}}"
 	least, ours := "", ""
-	for line := range strings.Lines(string(goCommand(t, nil, "list", "-deps", "-f", format, "./cmd/tombolo", "./cmd/tombolod"))) {
+	for line := range strings.Lines(string(goCommand(t, nil, "list", "-deps", "-f", format, "./cmd/..."))) {
 		if version, main := strings.CutPrefix(strings.TrimSpace(line), "main "); main {
 			ours, _, _ = strings.Cut(version, " ")
 			continue

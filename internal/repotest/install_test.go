@@ -53,9 +53,9 @@ func mustMake(t *testing.T, dir string, args ...string) {
 // programs stand for what make build makes.
 func programs(t *testing.T) string {
 	t.Helper()
-	bin := filepath.Join(t.TempDir(), "tombolo")
-	for _, path := range []string{bin, bin + "d"} {
-		if err := os.WriteFile(path, []byte(path), 0o755); err != nil {
+	bin := t.TempDir()
+	for _, name := range []string{"tombolo-cni", "tombolo", "tombolod"} {
+		if err := os.WriteFile(filepath.Join(bin, name), []byte(name), 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -84,6 +84,29 @@ func TestUninstallTakesAwayAllThatInstallBrought(t *testing.T) {
 	mustMake(t, root(t), "uninstall", "DESTDIR="+node)
 	if after := listing(t, node); after != before {
 		t.Errorf("after uninstall there is\n%s", after)
+	}
+}
+
+// An earlier install put a link to the plugin where the command belongs.
+func TestInstallReplacesTheLinkThatWasTheCommand(t *testing.T) {
+	t.Parallel()
+	node, bin := t.TempDir(), programs(t)
+	command := filepath.Join(node, "usr/local/bin/tombolo")
+	if err := os.MkdirAll(filepath.Dir(command), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(filepath.Join(node, "opt/cni/bin/tombolo"), command); err != nil {
+		t.Fatal(err)
+	}
+	mustMake(t, root(t), "-o", "build", "install", "BIN="+bin, "DESTDIR="+node)
+	for path, want := range map[string]string{command: "tombolo", node + "/opt/cni/bin/tombolo": "tombolo-cni"} {
+		info, err := os.Lstat(path)
+		if err != nil || !info.Mode().IsRegular() {
+			t.Errorf("%s is %v, %v", path, info, err)
+		}
+		if text, err := os.ReadFile(path); err != nil || string(text) != want {
+			t.Errorf("%s is %q, %v, and not %s", path, text, err, want)
+		}
 	}
 }
 

@@ -20,8 +20,7 @@ func floors() [][]string {
 		{"hostport", "internal/state", "internal/lease", "internal/ipam"},
 		{"internal/endpoint", "internal/firewalld"},
 		{"network", "internal/keeper"},
-		{"internal/cni", "internal/report"},
-		{"internal/view", "internal/doctor", "internal/demo", "internal/install"},
+		{"internal/cni"},
 		{"cmd", "test/lan"},
 	}
 }
@@ -231,9 +230,9 @@ func checkClosure(list []*pkg) []string {
 	for _, p := range list {
 		byPath[p.ImportPath] = p
 	}
-	command := byPath[module+"/cmd/tombolo"]
+	command := byPath[module+"/cmd/tombolo-cni"]
 	if command == nil {
-		return []string{"cmd/tombolo is not there"}
+		return []string{"cmd/tombolo-cni is not there"}
 	}
 	var found []string
 	for _, dep := range command.Deps {
@@ -258,9 +257,9 @@ func TestForbiddenDependenciesOfThePluginAreFound(t *testing.T) {
 		"the binary has net/http in it: 4 MB, and nothing is fetched",
 		"the binary has example.com/other/x in it, of a module that is not on the list",
 	}, checkClosure([]*pkg{
-		{ImportPath: module + "/cmd/tombolo", Deps: []string{"fmt", "net/http", "example.com/other/x"}},
+		{ImportPath: module + "/cmd/tombolo-cni", Deps: []string{"fmt", "net/http", "example.com/other/x"}},
 		{ImportPath: "net/http", Standard: true},
 		{ImportPath: "example.com/other/x", Module: other},
 	}))
-	mustFind(t, []string{"cmd/tombolo is not there"}, checkClosure(nil))
+	mustFind(t, []string{"cmd/tombolo-cni is not there"}, checkClosure(nil))
 }

@@ -39,7 +39,7 @@ func (w *network) kills(t *testing.T, p *pod) {
 // gcCommand runs tombolo gc, and gives the containers that it names.
 func (n *node) gcCommand(pods []*pod, args ...string) (ids []string, status int) {
 	n.Helper()
-	line := append([]string{plugin(), "gc", "--json", "--state", n.state}, args...)
+	line := append([]string{command(), "gc", "--json", "--state", n.state}, args...)
 	if pods != nil {
 		line = n.blind(pods, line...)
 	}

@@ -250,7 +250,7 @@ func TestInstallScriptOfTheDaemonSet(t *testing.T) {
 	program := host + "/opt/cni/bin/tombolo"
 	const loopback = "#!/opt/cni/bin/tombolo as\n# Tombolo, by the name of the reference plugin loopback. To undo: tombolo install --undo /opt/cni/bin\n"
 
-	write(from+"/tombolo", "#!/bin/sh\nread line\n")
+	write(from+"/tombolo-cni", "#!/bin/sh\nread line\n")
 	run("install")
 	want("without a network", with("/opt/cni/bin/tombolo", "#!/bin/sh\nread line\n", "/opt/cni/bin/loopback", loopback))
 
@@ -260,7 +260,7 @@ func TestInstallScriptOfTheDaemonSet(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer old.Close()
-	write(from+"/tombolo", "new")
+	write(from+"/tombolo-cni", "new")
 	write(from+"/10-tombolo.conflist", network)
 	write(program+".new.7", "what a killed install left")
 	run("install")
@@ -293,7 +293,7 @@ func TestInstallScriptKeepsWhatSomebodyDeletes(t *testing.T) {
 	t.Parallel()
 	need(t, "busybox")
 	host, from := t.TempDir(), t.TempDir()
-	if err := os.WriteFile(from+"/tombolo", []byte("program"), 0o755); err != nil {
+	if err := os.WriteFile(from+"/tombolo-cni", []byte("program"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.Command("busybox", "sh", filepath.Join(repository, "deploy/kubernetes/install.sh"), "keep")

@@ -26,7 +26,7 @@ type dying struct {
 func (l *lan) keepUntil(t *testing.T, at int) *dying {
 	t.Helper()
 	d := &dying{ended: make(chan struct{})}
-	cmd := exec.Command(plugin()+"d", "--leases", l.state+"-leases", "--state", l.state, "--metrics", "none")
+	cmd := exec.Command(keeperPath(), "--leases", l.state+"-leases", "--state", l.state, "--metrics", "none")
 	run, err := fault.Start(l.ns, cmd, fault.Fault{Before: func(call string) {
 		if d.armed.Load() && d.calls.Add(1) == int64(at) {
 			d.last.Store(call)

@@ -400,10 +400,7 @@ type keeper struct {
 	log string
 }
 
-func (l *lan) keep(t *testing.T) *keeper { t.Helper(); return l.keepBy(t, plugin()) }
-
-// keepBy starts the one beside a plugin.
-func (l *lan) keepBy(t *testing.T, program string) *keeper {
+func (l *lan) keep(t *testing.T) *keeper {
 	t.Helper()
 	k := &keeper{lan: l, log: filepath.Join(t.TempDir(), "keeper.log")}
 	out, err := os.Create(k.log)
@@ -411,7 +408,7 @@ func (l *lan) keepBy(t *testing.T, program string) *keeper {
 		t.Fatal(err)
 	}
 	defer out.Close()
-	k.cmd = exec.Command(program+"d", "--leases", l.state+"-leases", "--state", l.state, "--metrics", "none", "--log-level", "debug")
+	k.cmd = exec.Command(keeperPath(), "--leases", l.state+"-leases", "--state", l.state, "--metrics", "none", "--log-level", "debug")
 	k.cmd.Stdout, k.cmd.Stderr = out, out
 	if err := l.ns.Do(k.cmd.Start); err != nil {
 		t.Fatal(err)

@@ -9,7 +9,7 @@
 //
 //	go test ./...
 //
-// builds the plugin, and the reference's programs to compare with, unless TOMBOLO_BIN
+// builds the programs, and the reference's to compare with, unless TOMBOLO_BIN
 // names the one, and TOMBOLO_PEERS a directory with the others. With -update it
 // rewrites the golden files in testdata.
 //

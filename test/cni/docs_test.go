@@ -188,7 +188,7 @@ func (lab docLab) run(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	environ := append(os.Environ(), "REPOSITORY="+root, "PATH="+os.Getenv("PATH")+":"+cniPath)
+	environ := append(os.Environ(), "REPOSITORY="+root, "PATH="+os.Getenv("PATH")+":"+built+":"+cniPath)
 	o, err := n.exec(context.Background(), unshare, nil, environ,
 		"--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "--wd", root, "bash", "-c", script.String())
 	if err != nil {

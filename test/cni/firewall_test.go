@@ -59,7 +59,7 @@ func (n *node) mindOn(t *testing.T, bus string, flags []string, hidden ...*pod) 
 		t.Fatal(err)
 	}
 	defer out.Close()
-	line := []string{plugin() + "d", "--leases", n.state + "-leases", "--state", n.state, "--metrics", "unix:" + m.socket}
+	line := []string{keeperPath(), "--leases", n.state + "-leases", "--state", n.state, "--metrics", "unix:" + m.socket}
 	if len(hidden) > 0 {
 		line = n.blind(hidden, line...)
 	}

@@ -522,7 +522,7 @@ func TestRepairNeedsNoMoreThanItsUnitGives(t *testing.T) {
 		t.Fatalf("the unit allows %q", allowed)
 	}
 	set := strings.ToLower(strings.ReplaceAll(strings.ReplaceAll(" "+allowed, " CAP_", ",+"), " ", ""))
-	n.run("setpriv", "--bounding-set=-all"+set, "--inh-caps=-all", "--ambient-caps=-all", plugin(), "repair", "--state", n.state)
+	n.run("setpriv", "--bounding-set=-all"+set, "--inh-caps=-all", "--ambient-caps=-all", command(), "repair", "--state", n.state)
 	if err := w.check(p); err != nil {
 		t.Error(err)
 	}

@@ -180,7 +180,7 @@ func TestNobodyWaitsForAnADDThatWaits(t *testing.T) {
 		if err := others.check(first); err != nil {
 			t.Error(err)
 		}
-		if o, err := n.exec(t.Context(), plugin(), nil, os.Environ(), "repair", "--state", n.state); err != nil || o.status != 0 {
+		if o, err := n.exec(t.Context(), command(), nil, os.Environ(), "repair", "--state", n.state); err != nil || o.status != 0 {
 			t.Errorf("repair: %v, %d, %s", err, o.status, o.stderr)
 		}
 		add.wantRunning()

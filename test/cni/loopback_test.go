@@ -104,7 +104,7 @@ func TestCHECKTellsOfRouteLocalnet(t *testing.T) {
 	if err := w.check(without); err != nil {
 		t.Errorf("of a pod without ports: %v", err)
 	}
-	n.run(plugin(), "repair", "--state", n.state)
+	n.run(command(), "repair", "--state", n.state)
 	if err := w.check(p, publish(t, "8080:80/tcp")); err != nil {
 		t.Error(err)
 	}
@@ -163,7 +163,7 @@ func TestRouteLocalnetGoesWithTheLastPort(t *testing.T) {
 			w.add(a, port(t, 1))
 			other.add(b, port(t, 2))
 			w.del(a)
-			n.run(plugin(), "remove", "--state", n.state, "podnet")
+			n.run(command(), "remove", "--state", n.state, "podnet")
 			n.wantLoopback("with one left", "1", true)
 			other.del(b)
 			n.wantLoopback("with none", "0", false)

@@ -18,9 +18,12 @@ import (
 
 // Where the programs under test are. Unset, they are built.
 const (
-	binVar   = "TOMBOLO_BIN"   // the plugin
+	binVar   = "TOMBOLO_BIN"   // a directory: the plugin tombolo-cni, the command tombolo, the keeper tombolod
 	peersVar = "TOMBOLO_PEERS" // a directory with the reference's programs
 )
+
+// built is where our programs are.
+var built string
 
 // cniPath is the directory that CNI_PATH names in all tests: links to the plugin, to
 // the reference's programs, and to this test program as an IPAM plugin.
@@ -63,15 +66,14 @@ func fillPath(dir string) error {
 	if err != nil {
 		return err
 	}
-	plugin, err := findPlugin(dir)
-	if err != nil {
+	if built, err = findPrograms(dir); err != nil {
 		return err
 	}
 	reference, err := findPeers(dir)
 	if err != nil {
 		return err
 	}
-	links := map[string]string{fakeIPAM: self, "tombolo": plugin, "tombolod": plugin + "d"}
+	links := map[string]string{fakeIPAM: self, "tombolo": filepath.Join(built, "tombolo-cni")}
 	for _, name := range peers() {
 		links[name] = filepath.Join(reference, name)
 	}
@@ -86,11 +88,11 @@ func fillPath(dir string) error {
 	return nil
 }
 
-func findPlugin(dir string) (string, error) {
+func findPrograms(dir string) (string, error) {
 	if path := os.Getenv(binVar); path != "" {
 		return filepath.Abs(path)
 	}
-	path := filepath.Join(dir, "built", "tombolo")
+	path := filepath.Join(dir, "built")
 	return path, build("make", "-C", "../..", "-s", "build", "BIN="+path)
 }
 

@@ -27,18 +27,18 @@ func TestManyRoutesOfAPodTakeNoMemory(t *testing.T) {
 	pod := s.of("a").NS
 	nstest.Run(t, pod, "ip", "-batch", filepath.Join(dir, "routes"))
 	nstest.Run(t, pod, "ip", "route", "del", "default")
-	for _, command := range []string{"repair", "check"} {
-		cmd := exec.Command(plugin(), command, "--state", s.state)
+	for _, verb := range []string{"repair", "check"} {
+		cmd := exec.Command(command(), verb, "--state", s.state)
 		var out strings.Builder
 		cmd.Stdout, cmd.Stderr = &out, &out
 		if err := s.ns.Do(cmd.Start); err != nil {
 			t.Fatal(err)
 		}
 		if err := cmd.Wait(); err != nil {
-			t.Errorf("%s: %v: %s", command, err, &out)
+			t.Errorf("%s: %v: %s", verb, err, &out)
 		}
 		if used := cmd.ProcessState.SysUsage().(*syscall.Rusage).Maxrss; used > most {
-			t.Errorf("%s took %d KiB", command, used)
+			t.Errorf("%s took %d KiB", verb, used)
 		}
 	}
 	if got := nstest.Run(t, pod, "ip", "route", "show", "default"); !strings.Contains(got, "via 10.5.0.1") {

@@ -40,7 +40,7 @@ func TestNetworkdLeavesATakenNICAloneByTheFilesInTheDocs(t *testing.T) {
 			need(t, "unshare")
 			n := newNode(t)
 			script := fmt.Sprintf(networkdScript, tt.files, tt.until)
-			environ := append(os.Environ(), "TOMBOLO="+plugin(), "NETWORKD="+networkd)
+			environ := append(os.Environ(), "TOMBOLO="+command(), "NETWORKD="+networkd)
 			o, err := n.exec(context.Background(), "/usr/bin/unshare", nil, environ,
 				"--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "bash", "-c", script)
 			if err != nil {

@@ -160,13 +160,15 @@ func (n *node) callOK(c call) string {
 	return o.stdout
 }
 
-// plugin is the path of the program under test.
-func plugin() string { return filepath.Join(cniPath, "tombolo") }
+// plugin is the path of the plugin under test, command that of the operator's, and keeperPath the keeper's.
+func plugin() string     { return filepath.Join(cniPath, "tombolo") }
+func command() string    { return filepath.Join(built, "tombolo") }
+func keeperPath() string { return filepath.Join(built, "tombolod") }
 
 // operate runs one of the operator's commands.
 func (n *node) operate(args ...string) outcome {
 	n.Helper()
-	o, err := n.exec(context.Background(), plugin(), nil, os.Environ(), args...)
+	o, err := n.exec(context.Background(), command(), nil, os.Environ(), args...)
 	if err != nil {
 		n.Fatal(err)
 	}

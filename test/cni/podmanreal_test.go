@@ -92,7 +92,7 @@ func TestPodmanKeepsPublishedPortsThroughItsCommands(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	environ := append(os.Environ(), "REPOSITORY="+root, "PATH="+os.Getenv("PATH")+":"+cniPath)
+	environ := append(os.Environ(), "REPOSITORY="+root, "PATH="+os.Getenv("PATH")+":"+built+":"+cniPath)
 	o, err := n.exec(context.Background(), unshare, nil, environ,
 		"--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "--wd", root, "bash", "-c", podmanScript)
 	if err != nil {

@@ -266,7 +266,7 @@ func TestAKilledDoctorLeavesNothing(t *testing.T) {
 	}
 	waited := make(chan error)
 	go func() { waited <- monitor.Wait() }()
-	cmd := exec.Command(plugin(), "doctor", "--dns", "none", "--to", outside4+":80", "--state", n.state, "a")
+	cmd := exec.Command(command(), "doctor", "--dns", "none", "--to", outside4+":80", "--state", n.state, "a")
 	cmd.Env = append(os.Environ(), "CNI_COMMAND=")
 	if err := n.ns.Do(cmd.Start); err != nil {
 		t.Fatal(err)

@@ -18,7 +18,7 @@ func TestTombolodWithoutPrivilegesEndsAtOnce(t *testing.T) {
 	n := newNode(t)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "setpriv", "--bounding-set=-net_admin", plugin()+"d", "--leases", n.state+"-leases", "--state", n.state)
+	cmd := exec.CommandContext(ctx, "setpriv", "--bounding-set=-net_admin", keeperPath(), "--leases", n.state+"-leases", "--state", n.state)
 	var out []byte
 	_ = n.ns.Do(func() error { out, _ = cmd.CombinedOutput(); return nil })
 	if cmd.ProcessState.ExitCode() != 1 || strings.Count(string(out), "\n") != 1 || !strings.Contains(string(out), "lacks CAP_NET_ADMIN: run it as root") {

@@ -191,7 +191,7 @@ func (n *node) terminal(columns uint16, environ []string, args ...string) string
 	if err := unix.IoctlSetWinsize(int(slave.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: columns}); err != nil {
 		n.Fatal(err)
 	}
-	cmd := exec.Command(plugin(), args...)
+	cmd := exec.Command(command(), args...)
 	cmd.Env, cmd.Stdout, cmd.Stderr = environ, slave, os.Stderr
 	err = n.ns.Do(cmd.Start)
 	slave.Close()

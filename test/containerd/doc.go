@@ -14,7 +14,7 @@
 //	go test ./...
 //
 // needs root, containerd (1.6 or later), runc, iproute2, nft and nsenter. It builds the
-// plugin, and the reference's plugin loopback, unless TOMBOLO_BIN names the one, and
+// plugin, and the reference's plugin loopback, unless TOMBOLO_BIN names the directory of the one, and
 // TOMBOLO_PEERS a directory with the other. With -update it rewrites the golden files in
 // testdata.
 //

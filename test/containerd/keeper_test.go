@@ -56,11 +56,11 @@ func (n *node) keep() (log string) {
 		n.Fatal(err)
 	}
 	defer out.Close()
-	program, err := filepath.EvalSymlinks(filepath.Join(binDir, "tombolo"))
+	program, err := filepath.EvalSymlinks(keeper)
 	if err != nil {
 		n.Fatal(err)
 	}
-	cmd := exec.Command("nsenter", "--target", strconv.Itoa(n.init.Process.Pid), "--mount", "--net", "--pid", program+"d")
+	cmd := exec.Command("nsenter", "--target", strconv.Itoa(n.init.Process.Pid), "--mount", "--net", "--pid", program)
 	cmd.Stdout, cmd.Stderr = out, out
 	if err := cmd.Start(); err != nil {
 		n.Fatal(err)

@@ -16,13 +16,14 @@ import (
 
 // Where the programs under test are. Unset, they are built.
 const (
-	binVar   = "TOMBOLO_BIN"   // the plugin
+	binVar   = "TOMBOLO_BIN"   // a directory: the plugin tombolo-cni, the keeper tombolod
 	peersVar = "TOMBOLO_PEERS" // a directory with the reference's programs
 )
 
 // Where nodes find what TestMain builds for them.
 var (
 	binDir     string // the CNI plugins
+	keeper     string // tombolod
 	pauseImage string // an archive with the image of the pods
 )
 
@@ -51,14 +52,15 @@ func build(dir string) error {
 	if err := os.Mkdir(binDir, 0o755); err != nil {
 		return err
 	}
-	plugin := os.Getenv(binVar)
-	if plugin == "" {
-		plugin = filepath.Join(dir, "tombolo")
-		if out, err := exec.Command("make", "-C", "../..", "-s", "build", "BIN="+plugin).CombinedOutput(); err != nil {
+	built := os.Getenv(binVar)
+	if built == "" {
+		built = filepath.Join(dir, "built")
+		if out, err := exec.Command("make", "-C", "../..", "-s", "build", "BIN="+built).CombinedOutput(); err != nil {
 			return fmt.Errorf("make build: %w\n%s", err, out)
 		}
 	}
-	if err := provide("tombolo", plugin); err != nil {
+	keeper = filepath.Join(built, "tombolod")
+	if err := provide("tombolo", filepath.Join(built, "tombolo-cni")); err != nil {
 		return err
 	}
 	// containerd before 2.0 has no other way to set a pod's loopback interface up.

@@ -16,7 +16,7 @@
 //
 //	go test -v ./test/lan/
 //
-// builds the plugin unless TOMBOLO_BIN names it. TOMBOLO_TAKEOVERS is how many times
+// builds the programs unless TOMBOLO_BIN names their directory. TOMBOLO_TAKEOVERS is how many times
 // the NIC is taken over and given back where that is done over and over (default 3).
 // Tests of flows do not run in parallel: they share two CPUs with other suites.
 package lan

@@ -87,7 +87,7 @@ func TestEndOfALeaseMayMeetAFaultAtAnyCall(t *testing.T) {
 		if renamed {
 			ip(t, p.ns, "link set "+nic+" down", "link set "+nic+" name mine0", "link set mine0 up")
 		}
-		cmd := s.command(s.program()+"d", nil, nil, "--leases", s.leases, "--state", s.state, "--metrics", "none", "--log-level", "debug")
+		cmd := s.command(program(s, "tombolod"), nil, nil, "--leases", s.leases, "--state", s.state, "--metrics", "none", "--log-level", "debug")
 		run, out := s.begin(cmd, f)
 		ended := make(chan fault.Outcome, 1)
 		go func() { ended <- run.Wait() }()

@@ -292,7 +292,7 @@ func (n *network) collectAllBut(pods ...*pod) {
 	if err != nil {
 		n.Fatal(err)
 	}
-	if out, err := n.exec([]string{"CNI_COMMAND=GC", "CNI_PATH=/"}, bytes.TrimSpace(stdin)); err != nil {
+	if out, err := n.exec("tombolo-cni", []string{"CNI_COMMAND=GC", "CNI_PATH=/"}, bytes.TrimSpace(stdin)); err != nil {
 		n.Errorf("GC: %v %s", err, out)
 	}
 }

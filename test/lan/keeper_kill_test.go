@@ -141,7 +141,7 @@ func TestADDIsKilledInTheTakeover(t *testing.T) {
 // uplinkStatus gives what `tombolo uplink status` says, and whether nothing differs.
 func (n *network) uplinkStatus() (string, bool) {
 	n.Helper()
-	out, err := n.exec(nil, nil, "uplink", "status", "--state", n.state, "--leases", n.leases, nic)
+	out, err := n.exec("tombolo", nil, nil, "uplink", "status", "--state", n.state, "--leases", n.leases, nic)
 	return out, err == nil
 }
 

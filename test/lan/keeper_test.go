@@ -57,7 +57,7 @@ func (n *network) keeperBy(start func(*exec.Cmd)) *keeper {
 		n.Fatal(err)
 	}
 	defer out.Close()
-	k.cmd = exec.Command(n.program()+"d", "--leases", n.leases, "--state", n.state, "--metrics", "none", "--log-level", "debug")
+	k.cmd = exec.Command(program(n, "tombolod"), "--leases", n.leases, "--state", n.state, "--metrics", "none", "--log-level", "debug")
 	k.cmd.Stdout, k.cmd.Stderr = out, out
 	start(k.cmd)
 	n.Cleanup(func() {
@@ -79,7 +79,7 @@ func (k *keeper) kill() {
 // lease gives a record as `tombolo leases` shows it.
 func (n *network) lease(hash string) (lease.Entry, bool) {
 	n.Helper()
-	out, err := n.exec(nil, nil, "leases", "--json", "--leases", n.leases)
+	out, err := n.exec("tombolo", nil, nil, "leases", "--json", "--leases", n.leases)
 	if err != nil {
 		n.Fatal(err)
 	}
@@ -271,7 +271,7 @@ func TestKeeperKeepsTheHostsOwnLeaseAndHandsItBack(t *testing.T) {
 	a := n.add(l.newPod("a"))
 	d.renewed(mac, heard)
 	l.eventually("the keeper knows", n.hostIsKept)
-	if out, err := n.exec(nil, nil, "leases", "--leases", n.leases); err != nil || !strings.Contains(out, l.host.ip4.String()+"/24") || !strings.Contains(out, a.ip4.String()+"/24") {
+	if out, err := n.exec("tombolo", nil, nil, "leases", "--leases", n.leases); err != nil || !strings.Contains(out, l.host.ip4.String()+"/24") || !strings.Contains(out, a.ip4.String()+"/24") {
 		t.Errorf("tombolo leases: %v\n%s\nwant %s and %s", err, out, l.host.ip4, a.ip4)
 	}
 	l.wantBare4(nic)
@@ -387,7 +387,7 @@ func TestKeeperRenewsPodsWhichFollowTheServerToOtherAddresses(t *testing.T) {
 // attached gives a pod's addresses as `tombolo ls` has them.
 func (n *network) attached(p *pod) string {
 	n.Helper()
-	out, err := n.exec(nil, nil, "ls", "--json", "--state", n.state)
+	out, err := n.exec("tombolo", nil, nil, "ls", "--json", "--state", n.state)
 	if err != nil {
 		n.Fatal(err)
 	}

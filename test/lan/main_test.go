@@ -16,11 +16,11 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nstest/fault"
 )
 
-// binVar names the plugin under test. Unset, it is built by the first test that runs
-// it.
+// binVar names the directory of the programs under test. Unset, they are built by the first test
+// that runs one.
 const binVar = "TOMBOLO_BIN"
 
-// built is where it is built.
+// built is where they are built.
 var built string
 
 func TestMain(m *testing.M) {
@@ -40,17 +40,17 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// program gives the path of the plugin. The keeper is beside it, with a d.
-func program(t testing.TB) string {
+// program gives the path of the plugin tombolo-cni, the command tombolo or the keeper tombolod.
+func program(t testing.TB, name string) string {
 	t.Helper()
-	path, err := findProgram()
+	dir, err := findPrograms()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return path
+	return filepath.Join(dir, name)
 }
 
-var findProgram = sync.OnceValues(func() (string, error) {
+var findPrograms = sync.OnceValues(func() (string, error) {
 	if path := os.Getenv(binVar); path != "" {
 		path, err := filepath.Abs(path)
 		if err == nil {
@@ -58,10 +58,9 @@ var findProgram = sync.OnceValues(func() (string, error) {
 		}
 		return path, err
 	}
-	path := filepath.Join(built, "tombolo")
-	cmd := exec.Command("make", "-C", "../..", "-s", "build", "BIN="+path)
+	cmd := exec.Command("make", "-C", "../..", "-s", "build", "BIN="+built)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("%s: %w\n%s", cmd, err, out)
 	}
-	return path, nil
+	return built, nil
 })

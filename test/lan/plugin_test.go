@@ -23,16 +23,6 @@ type network struct {
 	state, leases string
 	conf          object
 	by            []string // a command that runs the program; none: nobody
-	bin           string   // the program, and with a d the keeper; empty: those under test
-}
-
-// program gives the path of the plugin.
-func (n *network) program() string {
-	n.Helper()
-	if n.bin != "" {
-		return n.bin
-	}
-	return program(n)
 }
 
 // network is what a home-lab user writes, and other fields than that where they are
@@ -65,11 +55,11 @@ func dualStack(fields object) object {
 	return all
 }
 
-// exec runs the program on the host.
-func (n *network) exec(environ []string, stdin []byte, args ...string) (string, error) {
+// exec runs a program on the host.
+func (n *network) exec(name string, environ []string, stdin []byte, args ...string) (string, error) {
 	n.Helper()
 	var out, errOut bytes.Buffer
-	line := slices.Concat(n.by, []string{n.program()}, args)
+	line := slices.Concat(n.by, []string{program(n, name)}, args)
 	cmd := exec.Command(line[0], line[1:]...)
 	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = append(os.Environ(), environ...), bytes.NewReader(stdin), &out, &errOut
 	err := n.host.ns.Do(cmd.Start)
@@ -92,7 +82,7 @@ func (n *network) operate(command string, args ...string) string {
 		unit.by = append(repairUnit(n), n.by...)
 		by = &unit
 	}
-	out, err := by.exec(nil, nil, append(all, args...)...)
+	out, err := by.exec("tombolo", nil, nil, append(all, args...)...)
 	if err != nil {
 		n.Fatalf("tombolo %s: %v", command, err)
 	}
@@ -164,7 +154,7 @@ func (n *network) verb(verb string, p *pod) (string, error) {
 	if err != nil {
 		n.Fatal(err)
 	}
-	out, err := n.exec([]string{"CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + p.id, "CNI_NETNS=" + p.path, "CNI_IFNAME=" + nic, "CNI_PATH=/"}, stdin)
+	out, err := n.exec("tombolo-cni", []string{"CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + p.id, "CNI_NETNS=" + p.path, "CNI_IFNAME=" + nic, "CNI_PATH=/"}, stdin)
 	if err != nil {
 		err = fmt.Errorf("%s of %s: %w", verb, p.id, err)
 	}

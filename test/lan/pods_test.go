@@ -59,7 +59,7 @@ func TestPodsOnTheLANFromTheFirstToTheLast(t *testing.T) {
 	}
 	all.end()
 
-	if _, err := n.exec(nil, nil, "uplink", "restore", "--state", n.state, "--leases", n.leases, nic); err == nil || !strings.Contains(err.Error(), "remove the pods first") {
+	if _, err := n.exec("tombolo", nil, nil, "uplink", "restore", "--state", n.state, "--leases", n.leases, nic); err == nil || !strings.Contains(err.Error(), "remove the pods first") {
 		t.Errorf("restore with pods there: %v, want a refusal", err)
 	}
 	wantWithin(t, "DEL", limit{}, m.during(func() { n.del(a); n.del(b) }))
@@ -69,7 +69,7 @@ func TestPodsOnTheLANFromTheFirstToTheLast(t *testing.T) {
 	l.wantNoLink(bridge)
 	// Nothing needs the network any more, and repair makes no bridge for it.
 	for command, want := range map[string]string{"check": "0 attachments\n", "repair": ""} {
-		if got, err := n.exec(nil, nil, command, "--state", n.state); err != nil || got != want {
+		if got, err := n.exec("tombolo", nil, nil, command, "--state", n.state); err != nil || got != want {
 			t.Errorf("%s after the restore: %q, %v", command, got, err)
 		}
 	}
@@ -146,7 +146,7 @@ func TestFirstADDsAtOnceTakeTheNICOverOnce(t *testing.T) {
 	for i := range pods {
 		pods[i] = l.newPod(fmt.Sprintf("pod-%d", i))
 	}
-	program(t)
+	program(t, "tombolo-cni")
 	wantWithin(t, "four ADDs at once", duringTake(), m.during(func() {
 		outputs, failed := make([]string, len(pods)), make([]error, len(pods))
 		var all sync.WaitGroup

@@ -16,7 +16,7 @@ func (n *network) repair() {
 // repairBut is repair that may leave what one pod lacks.
 func (n *network) repairBut(p *pod) {
 	n.Helper()
-	out, err := n.exec(nil, nil, "repair", "--state", n.state)
+	out, err := n.exec("tombolo", nil, nil, "repair", "--state", n.state)
 	var exit *exec.ExitError
 	if err == nil || errors.As(err, &exit) && exit.ExitCode() == 4 && !leavesMore(out, p) {
 		return

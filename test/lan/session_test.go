@@ -113,7 +113,7 @@ func TestTakeoverOfTheNICThatCarriesTheCallersOwnSession(t *testing.T) {
 			s := l.login(family)
 			dir := t.TempDir()
 			where := " --state " + filepath.Join(dir, "state") + " --leases " + filepath.Join(dir, "leases") + " "
-			tombolo := program(t) + " uplink "
+			tombolo := program(t, "tombolo") + " uplink "
 			ours := l.host.at(family).String()
 			s.wantRun("ip -o address show dev "+nic, ours)
 

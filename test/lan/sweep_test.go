@@ -42,7 +42,7 @@ func (n *network) verbCommand(verb string, p *pod) *exec.Cmd {
 	if err != nil {
 		n.Fatal(err)
 	}
-	return n.command(n.program(), []string{"CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + p.id, "CNI_NETNS=" + p.path, "CNI_IFNAME=" + nic, "CNI_PATH=/"}, stdin)
+	return n.command(program(n, "tombolo-cni"), []string{"CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + p.id, "CNI_NETNS=" + p.path, "CNI_IFNAME=" + nic, "CNI_PATH=/"}, stdin)
 }
 
 // begin starts a command on the host with a fault.
@@ -130,7 +130,7 @@ func TestRestoreMayMeetAFaultAtAnyCall(t *testing.T) {
 	sweep(t, func(name string, f fault.Fault) fault.Outcome {
 		p := n.add(l.newPod(name))
 		n.del(p)
-		run, out := n.begin(n.command(n.program(), nil, nil, "uplink", "restore", "--state", n.state, "--leases", n.leases, nic), f)
+		run, out := n.begin(n.command(program(n, "tombolo"), nil, nil, "uplink", "restore", "--state", n.state, "--leases", n.leases, nic), f)
 		o := run.Wait()
 		l.hostTalks()
 		n.giveBack()
@@ -145,7 +145,7 @@ func TestRestoreMayMeetAFaultAtAnyCall(t *testing.T) {
 // giveBack gives the NIC back, unless that was done.
 func (n *network) giveBack() {
 	n.Helper()
-	_, err := n.exec(nil, nil, "uplink", "restore", "--state", n.state, "--leases", n.leases, nic)
+	_, err := n.exec("tombolo", nil, nil, "uplink", "restore", "--state", n.state, "--leases", n.leases, nic)
 	if err != nil && !strings.Contains(err.Error(), "has not been taken over") {
 		n.Error(err)
 	}
@@ -258,7 +258,7 @@ func TestRenewalMayMeetAFaultAtAnyCall(t *testing.T) {
 	sweep(t, func(name string, f fault.Fault) fault.Outcome {
 		s.makeDue(hash)
 		heard := len(s.d.messages(mac))
-		cmd := s.command(s.program()+"d", nil, nil, "--leases", s.leases, "--state", s.state, "--metrics", "none", "--log-level", "debug")
+		cmd := s.command(program(s, "tombolod"), nil, nil, "--leases", s.leases, "--state", s.state, "--metrics", "none", "--log-level", "debug")
 		run, out := s.begin(cmd, f)
 		ended := make(chan fault.Outcome, 1)
 		go func() { ended <- run.Wait() }()

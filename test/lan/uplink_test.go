@@ -124,7 +124,7 @@ func (n *network) wantPlan(warns string) {
 func (n *network) wantRefused(says ...string) {
 	n.Helper()
 	for _, command := range []string{"plan", "take"} {
-		_, err := n.exec(nil, nil, "uplink", command, "--state", n.state, nic, bridge)
+		_, err := n.exec("tombolo", nil, nil, "uplink", command, "--state", n.state, nic, bridge)
 		for _, text := range says {
 			if err == nil || !strings.Contains(err.Error(), text) {
 				n.Errorf("uplink %s: %v, want it refused, with %q", command, err, text)
@@ -140,7 +140,7 @@ func TestRestoreNamesTheAddressThatTheBridgeHasNoMore(t *testing.T) {
 	n := l.network(nil)
 	n.operate("uplink take", nic, bridge)
 	ip(t, l.host.ns, "address del "+hostIP4+"/24 dev "+bridge)
-	_, err := n.exec(nil, nil, "uplink", "restore", "--state", n.state, "--leases", n.leases, nic)
+	_, err := n.exec("tombolo", nil, nil, "uplink", "restore", "--state", n.state, "--leases", n.leases, nic)
 	if want := "ip address add " + hostIP4 + "/24 dev " + nic; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("restore: %v, want an error with %q", err, want)
 	}
@@ -163,7 +163,7 @@ func TestTakeProvesWhoLeasedTheHostsAddress(t *testing.T) {
 	n := l.network(kept(nil))
 	before, heard := l.moved(nic), len(d.messages(mac))
 	take := func(args ...string) error {
-		_, err := n.exec(nil, nil, append([]string{"uplink", "take", "--state", n.state, "--leases", n.leases}, args...)...)
+		_, err := n.exec("tombolo", nil, nil, append([]string{"uplink", "take", "--state", n.state, "--leases", n.leases}, args...)...)
 		return err
 	}
 	refused := func(what string, err error) {
@@ -213,7 +213,7 @@ func TestLeaseIsRenewedWhileTheNICCannotBeGivenBack(t *testing.T) {
 	// The kernel refuses IPv6 addresses of such a link.
 	nstest.Sysctl(t, l.host.ns, "net/ipv6/conf/"+nic+"/disable_ipv6", "1")
 	restore := func() error {
-		_, err := n.exec(nil, nil, "uplink", "restore", "--state", n.state, "--leases", n.leases, nic)
+		_, err := n.exec("tombolo", nil, nil, "uplink", "restore", "--state", n.state, "--leases", n.leases, nic)
 		return err
 	}
 	if err := restore(); err == nil || !strings.Contains(err.Error(), "step addresses") {

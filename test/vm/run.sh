@@ -178,7 +178,7 @@ make_root() {
 	git ls-files -co --exclude-standard | while read -r path; do
 		[ ! -e "$path" ] || echo "$path" # one may have been deleted and not committed
 	done | cpio --quiet -pdm "$root/src"
-	make -s build BIN="$root/bin/tombolo"
+	make -s build BIN="$root/bin"
 	build "build -C bench/peers" tool "$root/peers/"
 	echo "-test.v=test2json -test.paniconexit0 -test.short -test.timeout=${per_package}s ${VM_FLAGS:-}" >"$root/tests/flags"
 	for folder in "${packages[@]}"; do add_tests "$folder"; done

@@ -19,7 +19,7 @@ PATH=/run/lab/bin:$PATH
 make() {
 	case "$*" in
 	test) command make --dry-run test >/dev/null ;;
-	*) command make BIN=/run/lab/tombolo "$@" ;;
+	*) command make BIN=/run/lab/built "$@" ;;
 	esac
 }
 

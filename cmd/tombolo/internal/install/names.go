@@ -1,4 +1,4 @@
-// Package install puts the program into a directory of CNI plugins, by its own name and by
+// Package install puts the CNI plugin into a runtime's directory, by the name tombolo and by
 // the names of the reference plugins, and gives those back.
 //
 // A name is a file of one line, an interpreter's ("#!/opt/cni/bin/tombolo as"): the kernel
@@ -19,25 +19,36 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/cni"
 )
 
 const (
-	// Program is the name of the program in the directory.
-	Program = "tombolo"
-	// As is the command by which the first line of a name starts the program. The name's
-	// path follows it.
-	As = "as"
-
-	// kept is appended to the name of a plugin that a name of ours has replaced.
-	kept = ".reference"
+	// built is the plugin's name where it is built, and installed the one in a runtime's directory.
+	built     = "tombolo-cni"
+	installed = "tombolo"
 
 	// maxInterpreter is what the kernel reads of a first line: BINPRM_BUF_SIZE in
 	// include/uapi/linux/binfmts.h, since Linux 5.1.
 	maxInterpreter = 256
 )
 
-// Kept is where Add keeps the program that had a name before, which may be none: path is that of the name.
-func Kept(path string) string { return path + kept }
+// Plugin finds the plugin: beside the running program, or where a package puts it.
+func Plugin() (string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Dir(self)
+	places := []string{dir, filepath.Join(dir, "../lib/tombolo"), "/usr/lib/tombolo"}
+	for _, place := range places {
+		path := filepath.Join(place, built)
+		if _, err := os.Stat(path); err == nil {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("find the CNI plugin: there is no %s in %s: it comes with this command", built, strings.Join(slices.Compact(places), ", "))
+}
 
 // Select reads a list as the command line has it: "all" of the known names, or some of them with
 // commas between.
@@ -57,18 +68,18 @@ func Select(list string, known []string) ([]string, error) {
 	return names, nil
 }
 
-// Add puts the running program into the directory, unless that very program is there, and a
+// Add puts the plugin into the directory, unless that very program is there, and a
 // file for each of the names. A plugin that is there by such a name is kept as NAME.reference;
 // one that was kept before is replaced by it, as an installer has brought a later one.
 // A runtime that looks for a name meanwhile finds the old plugin or the new one. Add
 // writes to out what it did.
-func Add(out io.Writer, dir string, names []string) error {
+func Add(out io.Writer, plugin, dir string, names []string) error {
 	dir, err := plugins(dir)
 	if err != nil {
 		return err
 	}
-	program := filepath.Join(dir, Program)
-	line := "#!" + program + " " + As + "\n"
+	program := filepath.Join(dir, installed)
+	line := "#!" + program + " " + cni.As + "\n"
 	if len(line) > maxInterpreter || strings.ContainsAny(dir, " \t\n") {
 		return fmt.Errorf("%s: the kernel starts a name by its first line, which has no room for this path: use a shorter one without spaces", dir)
 	}
@@ -77,7 +88,7 @@ func Add(out io.Writer, dir string, names []string) error {
 		return err
 	}
 	defer unlock()
-	if err := putProgram(out, program); err != nil {
+	if err := putPlugin(out, plugin, program); err != nil {
 		return err
 	}
 	var failed []error
@@ -151,19 +162,19 @@ func isExecutable(path string) bool {
 	return err == nil && info.Mode().Perm()&0o111 == 0o111
 }
 
-// putProgram copies the running program, whose file may have been replaced meanwhile.
-func putProgram(out io.Writer, path string) error {
-	self, err := os.ReadFile("/proc/self/exe")
+// putPlugin copies the plugin. A link to it stays.
+func putPlugin(out io.Writer, from, path string) error {
+	plugin, err := os.ReadFile(from)
 	if err != nil {
-		return fmt.Errorf("read the running program: %w", err)
-	}
-	if there, err := os.ReadFile(path); err == nil && bytes.Equal(there, self) && isExecutable(path) {
-		return nil
-	}
-	if err := replace(path, self); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(out, "%s: this program\n", path)
+	said := "the plugin"
+	if there, err := os.ReadFile(path); err == nil && bytes.Equal(there, plugin) && isExecutable(path) {
+		said += ", as before"
+	} else if err := replace(path, plugin); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(out, "%s: %s\n", path, said)
 	return err
 }
 
@@ -184,7 +195,7 @@ func addName(out io.Writer, path, line string) error {
 		if err := keep(path); err != nil {
 			return err
 		}
-		said += "; what was there is " + path + kept
+		said += "; what was there is " + cni.Kept(path)
 	}
 	if err := replace(path, []byte(text)); err != nil {
 		return err
@@ -204,7 +215,7 @@ func removeName(out io.Writer, path string) error {
 		return nil
 	case ours:
 		said = "gone"
-		if err := os.Rename(path+kept, path); err == nil {
+		if err := os.Rename(cni.Kept(path), path); err == nil {
 			said = "the plugin that was there before"
 		} else if !errors.Is(err, fs.ErrNotExist) {
 			return err
@@ -236,7 +247,7 @@ func look(path string) (state, error) {
 		return missing, err
 	case info.Mode()&fs.ModeSymlink != 0:
 		target, err := os.Readlink(path)
-		if err == nil && filepath.Base(target) == Program {
+		if err == nil && filepath.Base(target) == installed {
 			return ours, nil
 		}
 		return others, err
@@ -253,7 +264,7 @@ func look(path string) (state, error) {
 		return missing, err
 	}
 	first, _, _ = bytes.Cut(first, []byte("\n"))
-	if bytes.HasPrefix(first, []byte("#!/")) && bytes.HasSuffix(first, []byte("/"+Program+" "+As)) {
+	if bytes.HasPrefix(first, []byte("#!/")) && bytes.HasSuffix(first, []byte("/"+installed+" "+cni.As)) {
 		return ours, nil
 	}
 	return others, nil
@@ -261,10 +272,10 @@ func look(path string) (state, error) {
 
 // keep gives a plugin its second name, and leaves it the first.
 func keep(path string) error {
-	if err := os.Remove(path + kept); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.Remove(cni.Kept(path)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	err := os.Link(path, path+kept)
+	err := os.Link(path, cni.Kept(path))
 	if err == nil {
 		return nil
 	}
@@ -273,7 +284,7 @@ func keep(path string) error {
 	if readErr != nil {
 		return errors.Join(err, readErr)
 	}
-	return replace(path+kept, data)
+	return replace(cni.Kept(path), data)
 }
 
 // replace puts an executable file in place whole, by a rename.

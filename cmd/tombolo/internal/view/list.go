@@ -8,8 +8,8 @@ import (
 	"text/tabwriter"
 
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
+	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/report"
 	"github.com/tombolo-cni/tombolo/internal/printable"
-	"github.com/tombolo-cni/tombolo/internal/report"
 	"github.com/tombolo-cni/tombolo/network"
 )
 

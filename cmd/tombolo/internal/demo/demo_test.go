@@ -145,7 +145,7 @@ func testBroken(t *testing.T, tombolo string) {
 			t.Parallel()
 			plugin := "/nosuch/plugin"
 			if tt.plugin != "" {
-				plugin = broken(t, tombolo, tt.plugin)
+				plugin = broken(t, tombolo+"-cni", tt.plugin)
 			}
 			var out bytes.Buffer
 			s := &show{out: &out, pods: 2, plugin: plugin, patience: time.Minute}
@@ -168,7 +168,7 @@ func testCancel(t *testing.T, tombolo string) {
 		cancel() // with the first line
 		return len(p), nil
 	})
-	s := &show{out: w, pods: 2, plugin: tombolo, patience: time.Minute}
+	s := &show{out: w, pods: 2, plugin: tombolo + "-cni", patience: time.Minute}
 	if err := s.run(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("done before the first ADD: %v", err)
 	}
@@ -179,7 +179,7 @@ func testCancel(t *testing.T, tombolo string) {
 	}
 	ctx, cancel = context.WithCancel(t.Context())
 	defer cancel()
-	hangs := broken(t, tombolo, "echo yes >'"+started+"'; exec /bin/sleep 600")
+	hangs := broken(t, tombolo+"-cni", "echo yes >'"+started+"'; exec /bin/sleep 600")
 	ended := make(chan error)
 	go func() {
 		ended <- (&show{out: io.Discard, pods: 2, plugin: hangs, patience: time.Minute}).run(ctx)

@@ -16,6 +16,11 @@ import (
 
 var known = []string{"bridge", "loopback", "portmap"}
 
+// self is the program that is installed: this test.
+const self = "/proc/self/exe"
+
+func add(out io.Writer, dir string, names []string) error { return Add(out, self, dir, names) }
+
 // files are what a directory has: the contents, or what a link leads to. The program, which
 // is this test, is told by its name.
 func files(t *testing.T, dir string) map[string]string {
@@ -24,7 +29,7 @@ func files(t *testing.T, dir string) map[string]string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	self, err := os.ReadFile("/proc/self/exe")
+	self, err := os.ReadFile(self)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,10 +77,10 @@ func TestNamesAreAddedAndGivenBack(t *testing.T) {
 			t.Errorf("%s (-want +got):\n%s", when, diff)
 		}
 	}
-	add := func(names ...string) (out string) {
+	added := func(names ...string) (out string) {
 		t.Helper()
 		var b strings.Builder
-		if err := Add(&b, dir, names); err != nil {
+		if err := Add(&b, self, dir, names); err != nil {
 			t.Error(err)
 		}
 		return strings.ReplaceAll(b.String(), dir+"/", "")
@@ -86,7 +91,7 @@ func TestNamesAreAddedAndGivenBack(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	if got, want := add("bridge", "portmap", "loopback"), "tombolo: this program\nbridge: Tombolo; what was there is bridge.reference\nportmap: Tombolo\nloopback: Tombolo\n"; got != want {
+	if got, want := added("bridge", "portmap", "loopback"), "tombolo: the plugin\nbridge: Tombolo; what was there is bridge.reference\nportmap: Tombolo\nloopback: Tombolo\n"; got != want {
 		t.Errorf("it said %q, and not %q", got, want)
 	}
 	there := map[string]string{
@@ -94,7 +99,7 @@ func TestNamesAreAddedAndGivenBack(t *testing.T) {
 		"bridge": "tombolo as bridge", "bridge.reference": "the reference's bridge", "portmap": "tombolo as portmap",
 	}
 	want("added", there)
-	if got, want := add("bridge", "portmap", "loopback"), "bridge: Tombolo, as before\nportmap: Tombolo, as before\nloopback: Tombolo, as before\n"; got != want {
+	if got, want := added("bridge", "portmap", "loopback"), "tombolo: the plugin, as before\nbridge: Tombolo, as before\nportmap: Tombolo, as before\nloopback: Tombolo, as before\n"; got != want {
 		t.Errorf("again, it said %q, and not %q", got, want)
 	}
 	want("added twice", there)
@@ -103,7 +108,7 @@ func TestNamesAreAddedAndGivenBack(t *testing.T) {
 	write(t, filepath.Join(dir, "bridge"), "a later bridge")
 	there["bridge"] = "a later bridge"
 	want("after an installer", there)
-	add("bridge")
+	added("bridge")
 	there["bridge"], there["bridge.reference"] = "tombolo as bridge", "a later bridge"
 	want("added after an installer", there)
 
@@ -146,7 +151,7 @@ func TestAnInstallersCopyReachesOneName(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := Add(new(strings.Builder), dir, []string{"bridge", "portmap"}); err != nil {
+	if err := Add(new(strings.Builder), self, dir, []string{"bridge", "portmap"}); err != nil {
 		t.Fatal(err)
 	}
 	copyOver("bridge")
@@ -174,7 +179,7 @@ func TestDirectoriesThatCannotHaveNames(t *testing.T) {
 		{long, "use a shorter one without spaces"},
 		{full, "full/bridge is not a file: move it away first"},
 	} {
-		err := Add(new(strings.Builder), tt.dir, []string{"bridge"})
+		err := Add(new(strings.Builder), self, tt.dir, []string{"bridge"})
 		if err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: %v, and not %q", tt.dir, err, tt.want)
 		}
@@ -203,7 +208,7 @@ func TestTwoAtOnceLoseNoPlugin(t *testing.T) {
 	plugin := filepath.Join(dir, "bridge")
 	for round := range 20 {
 		write(t, plugin, "the plugin")
-		for _, change := range []func(io.Writer, string, []string) error{Add, Remove} {
+		for _, change := range []func(io.Writer, string, []string) error{add, Remove} {
 			done := make(chan error)
 			for range 4 {
 				go func() { done <- change(io.Discard, dir, []string{"bridge"}) }()
@@ -223,7 +228,7 @@ func TestTwoAtOnceLoseNoPlugin(t *testing.T) {
 // deploy/names.sh decides with the same lock: beside any mixture of these, no plugin is lost.
 func TestScriptLosesNoPluginBesideInstall(t *testing.T) {
 	t.Parallel()
-	const script = "../../deploy/names.sh"
+	const script = "../../../../deploy/names.sh"
 	dir := t.TempDir()
 	plugin := filepath.Join(dir, "loopback")
 	run := func(args ...string) error {
@@ -236,7 +241,7 @@ func TestScriptLosesNoPluginBesideInstall(t *testing.T) {
 	for round := range 8 {
 		write(t, plugin, "the plugin")
 		for _, changes := range [][]func() error{
-			{func() error { return Add(io.Discard, dir, []string{"loopback"}) }, func() error { return run("loopback", dir) }},
+			{func() error { return add(io.Discard, dir, []string{"loopback"}) }, func() error { return run("loopback", dir) }},
 			{func() error { return Remove(io.Discard, dir, []string{"loopback"}) }, func() error { return run("--undo", dir) }, func() error { return run("--undo", dir) }},
 		} {
 			done := make(chan error)
@@ -289,7 +294,7 @@ func TestWhatCannotBeExecutedIsPutAnew(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	for range 2 {
-		if err := Add(io.Discard, dir, known); err != nil {
+		if err := add(io.Discard, dir, known); err != nil {
 			t.Fatal(err)
 		}
 		for name := range files(t, dir) { // which looks at the mode

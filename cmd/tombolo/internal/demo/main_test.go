@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-// build builds the program, into a directory that every user may enter.
+// build builds the command, with the plugin beside it, into a directory that every user may enter.
 func build(t *testing.T) string {
 	t.Helper()
 	nstest.RequireRoot(t)
@@ -27,12 +27,11 @@ func build(t *testing.T) string {
 			t.Fatal(err)
 		}
 	}
-	path := filepath.Join(dir, "tombolo")
-	c := exec.Command("go", "build", "-buildvcs=false", "-o", path, "github.com/tombolo-cni/tombolo/cmd/tombolo")
+	c := exec.Command("go", "build", "-buildvcs=false", "-o", dir+"/", "github.com/tombolo-cni/tombolo/cmd/tombolo", "github.com/tombolo-cni/tombolo/cmd/tombolo-cni")
 	if out, err := c.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	return path
+	return filepath.Join(dir, "tombolo")
 }
 
 // broken writes a plugin, a shell script that may call the real one as $tombolo.

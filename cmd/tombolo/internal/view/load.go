@@ -9,7 +9,7 @@ import (
 	"slices"
 	"sort"
 
-	"github.com/tombolo-cni/tombolo/internal/report"
+	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/report"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network"

@@ -6,7 +6,7 @@ import (
 	"sort"
 	"strings"
 
-	"github.com/tombolo-cni/tombolo/internal/report"
+	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/report"
 	"github.com/tombolo-cni/tombolo/network"
 )
 

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -64,7 +65,7 @@ type sandbox struct {
 // inSandbox runs fn on a thread in the sandbox's node: what fn opens there, and the
 // programs that it starts, are in the node's network namespace, and see a
 // directory for state that no one else does.
-func inSandbox(ctx context.Context, fn func(*sandbox) error) error {
+func inSandbox(ctx context.Context, plugin string, fn func(*sandbox) error) error {
 	node, err := netns.New()
 	if errors.Is(err, fs.ErrPermission) {
 		return fmt.Errorf("demo needs root, for a sandbox of network and mount namespaces: use sudo, or unshare --map-root-user --net: %w", err)
@@ -81,7 +82,7 @@ func inSandbox(ctx context.Context, fn func(*sandbox) error) error {
 			runtime.LockOSThread()
 			box := &sandbox{}
 			defer box.close()
-			if err := box.open(ctx); err != nil {
+			if err := box.open(ctx, plugin); err != nil {
 				return fmt.Errorf("build the sandbox: %w", err)
 			}
 			return fn(box)
@@ -90,10 +91,10 @@ func inSandbox(ctx context.Context, fn func(*sandbox) error) error {
 	return <-done
 }
 
-func (b *sandbox) open(ctx context.Context) error {
+func (b *sandbox) open(ctx context.Context, plugin string) error {
 	b.families = familiesHere()
 	var err error
-	if b.stateDir, err = privateDir(); err != nil {
+	if b.stateDir, err = privateDir(plugin); err != nil {
 		return err
 	}
 	if b.outside, err = netns.New(); err != nil {
@@ -122,8 +123,8 @@ func (b *sandbox) close() {
 }
 
 // privateDir gives the calling thread a mount namespace, and in it an empty
-// directory in memory.
-func privateDir() (string, error) {
+// directory in memory, which does not hide the plugin.
+func privateDir(plugin string) (string, error) {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return "", fmt.Errorf("create mount namespace: %w", err)
 	}
@@ -133,6 +134,9 @@ func privateDir() (string, error) {
 	var errs []error
 	// An image with nothing but this program in it may lack the first two.
 	for _, dir := range []string{"/run", "/tmp", "/dev/shm"} {
+		if strings.HasPrefix(plugin, dir+"/") {
+			continue
+		}
 		err := unix.Mount("tombolo-demo", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=700")
 		if err == nil {
 			return filepath.Join(dir, "tombolo"), nil

@@ -18,11 +18,11 @@ const maxPods = 100
 // later still, or never.
 const patience = 30 * time.Second
 
-// Run adds so many pods with this very program as their CNI plugin, and writes to
+// Run adds so many pods by the CNI plugin that is named by its path, and writes to
 // out how they get on. It stops with the first thing that is not as it should be,
 // which is its error, and when ctx ends.
-func Run(ctx context.Context, out io.Writer, pods int) error {
-	s := &show{out: out, pods: pods, plugin: "/proc/self/exe", patience: patience}
+func Run(ctx context.Context, out io.Writer, plugin string, pods int) error {
+	s := &show{out: out, pods: pods, plugin: plugin, patience: patience}
 	return s.run(ctx)
 }
 
@@ -38,7 +38,7 @@ func (s *show) run(ctx context.Context) error {
 	if s.pods < 1 || s.pods > maxPods {
 		return fmt.Errorf("demo with %d pods: it takes 1 to %d", s.pods, maxPods)
 	}
-	return inSandbox(ctx, func(box *sandbox) error { return s.play(ctx, box) })
+	return inSandbox(ctx, s.plugin, func(box *sandbox) error { return s.play(ctx, box) })
 }
 
 // play is the demonstration from its beginning to its end.

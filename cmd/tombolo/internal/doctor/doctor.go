@@ -11,7 +11,7 @@ import (
 	"strings"
 
 	"github.com/tombolo-cni/tombolo"
-	"github.com/tombolo-cni/tombolo/internal/report"
+	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/report"
 	"github.com/tombolo-cni/tombolo/network"
 )
 

@@ -1,0 +1,66 @@
+//go:debug updatemaxprocs=0
+
+// Command tombolo-cni is the CNI plugin: a container runtime starts it, by the name tombolo in its
+// directory of plugins. By the name of one of the reference's plugins, such as loopback, it does what
+// that does. The operator's command is tombolo.
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/cni"
+	"github.com/tombolo-cni/tombolo/nft"
+)
+
+func main() {
+	prepare()
+	path, args := calledAs(os.Args)
+	if os.Getenv("CNI_COMMAND") == "" {
+		os.Exit(introduce(os.Stderr, filepath.Base(path), args))
+	}
+	plugin := &cni.Plugin{
+		Getenv:     os.Getenv,
+		Stdin:      os.Stdin,
+		Stdout:     os.Stdout,
+		Name:       filepath.Base(path),
+		Kept:       cni.Kept(path),
+		DialBridge: func() (*bridge.Conn, error) { return bridge.Dial(nil) },
+		DialNFT:    nft.Dial,
+		Exit:       os.Exit,
+	}
+	os.Exit(plugin.Run())
+}
+
+// calledAs is the path that the program was called by, and the arguments that follow. A file that
+// install put there starts it as "tombolo as /opt/cni/bin/bridge".
+func calledAs(args []string) (path string, rest []string) {
+	if len(args) > 2 && args[1] == cni.As {
+		return args[2], args[3:]
+	}
+	return args[0], args[1:]
+}
+
+// referenceVersion is that of the reference plugins for which Tombolo stands.
+const referenceVersion = "v1.9.1"
+
+// introduce says what a plugin is that somebody called by hand, as the reference plugins do. From the first
+// line nerdctl learns what the plugin firewall can do: with no version, it isolates no networks.
+func introduce(out io.Writer, name string, args []string) int {
+	if len(args) > 0 {
+		fmt.Fprintf(out, "%s: this is the CNI plugin, which a container runtime calls; the operator's command is tombolo, in /usr/local/bin or /usr/bin: tombolo %s\n", name, strings.Join(args, " "))
+		return 2
+	}
+	version := ""
+	if slices.Contains(cni.Names(), name) {
+		version = " " + referenceVersion
+	}
+	fmt.Fprintf(out, "CNI %s plugin%s\nby Tombolo; a container runtime calls it, which sets CNI_COMMAND; the operator's command is tombolo: tombolo help\nCNI protocol versions supported: %s\n",
+		name, version, strings.Join(cni.SupportedVersions(), ", "))
+	return 0
+}

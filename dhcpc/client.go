@@ -32,65 +32,22 @@ func New(cfg *Config) (*Client, error) {
 	return &Client{machine: m, cfg: m.cfg}, nil
 }
 
-// Machine gives the client's state machine, for a caller that runs it without a goroutine.
-func (c *Client) Machine() *Machine {
-	if c == nil {
-		return nil
-	}
-	return c.machine
-}
-
 // Acquire gets a lease. It tries until one comes, Config.Timeout has passed or ctx is
-// done, also after a NAK or a conflict. The error is an *Error; it matches ErrTimeout,
-// or is ctx's or a transport's, and matches ErrNAK or ErrDeclined too if such a thing
-// happened last.
+// done, also after a NAK or a conflict. The error says what was sent and heard. It matches
+// ErrTimeout, ctx's or a transport's error, and ErrNAK, ErrDeclined or ErrRefused too if
+// such a thing happened last.
 func (c *Client) Acquire(ctx context.Context) (*Lease, error) {
 	if err := c.usable(ctx); err != nil {
 		return nil, fmt.Errorf("acquire lease: %w", err)
 	}
-	return c.obtain(ctx, "acquire lease", c.machine.Start(c.cfg.Clock.Now(), rand.Uint64()))
-}
-
-// Resume gets an earlier lease confirmed or extended, by what the clock says: before
-// T1 it asks whether the lease still holds (INIT-REBOOT), after it the lease is
-// renewed, and after its end Resume is an Acquire that asks for the same address. The
-// lease that it returns may be another one, where a server refused this one; the
-// same, where no server answers and it has not ended. Between T1 and the end the
-// interface must have the address, since it is from there that it is renewed.
-//
-// The error is that of Acquire, or matches ErrInvalid.
-func (c *Client) Resume(ctx context.Context, l *Lease) (*Lease, error) {
-	if err := c.usable(ctx, l); err != nil {
-		return nil, fmt.Errorf("resume lease: %w", err)
-	}
-	now := c.cfg.Clock.Now()
-	take := c.machine.Restore
-	if l.Infinite() || now.Before(l.Renew) {
-		take = c.machine.Reboot
-	}
-	s, err := take(now, rand.Uint64(), l)
-	if err != nil {
-		return nil, fmt.Errorf("resume lease: %w", err)
-	}
-	// It is due, so its renewal is not put off to spread the load.
-	s.wake = now
-	got, err := c.obtain(ctx, "resume lease of "+l.Address.Addr().String(), s)
-	var failed *Error
-	if errors.As(err, &failed) && errors.Is(err, ErrTimeout) && l.Left(c.cfg.Clock.Now()) != 0 && failed.Last == nil {
-		return l, nil
-	}
-	return got, err
-}
-
-// obtain runs a session until it holds a lease.
-func (c *Client) obtain(ctx context.Context, op string, s Session) (*Lease, error) {
-	limit := c.cfg.Clock.Now().Add(c.cfg.Timeout)
-	r := runner{Client: c, session: s}
+	limit := c.cfg.clock.Now().Add(c.cfg.Timeout)
+	r := runner{Client: c, session: c.machine.Start(c.cfg.clock.Now(), rand.Uint64())}
 	defer r.hangUp()
 	for {
 		out, err := r.next(ctx, limit)
 		if err != nil {
-			return nil, (*Error)(r.session.trace.Failure(op, c.cfg.Clock.Now(), err))
+			return nil, r.session.trace.Failure("acquire lease", c.cfg.clock.Now(), err, "no lease after",
+				"does a DHCP server serve this network, and do bridge and firewall let UDP ports 67 and 68 pass?")
 		}
 		if out.Bound != nil {
 			return out.Bound, nil
@@ -114,7 +71,7 @@ func (c *Client) Run(ctx context.Context, l *Lease, apply func(old, next *Lease)
 	if apply == nil {
 		apply = func(_, _ *Lease) error { return nil }
 	}
-	s, err := c.machine.Restore(c.cfg.Clock.Now(), rand.Uint64(), l)
+	s, err := c.machine.Restore(c.cfg.clock.Now(), rand.Uint64(), l)
 	if err != nil {
 		return fmt.Errorf("keep lease: %w", err)
 	}
@@ -176,7 +133,7 @@ func (r *runner) next(ctx context.Context, limit time.Time) (Output, error) {
 		if err := ctx.Err(); err != nil {
 			return Output{}, err
 		}
-		now := r.cfg.Clock.Now()
+		now := r.cfg.clock.Now()
 		if !limit.IsZero() && !now.Before(limit) {
 			return Output{}, ErrTimeout
 		}
@@ -207,13 +164,13 @@ func (r *runner) wait(ctx context.Context, now, until time.Time) (*Packet, error
 		}
 	}
 	r.hangUp()
-	return nil, r.cfg.Clock.Wait(ctx, until)
+	return nil, r.cfg.clock.Wait(ctx, until)
 }
 
 // step takes a step and sends what there is to send.
 func (r *runner) step(ctx context.Context, e Event) (Output, error) {
 	var out Output
-	r.session, out = r.machine.Step(r.session, r.cfg.Clock.Now(), e)
+	r.session, out = r.machine.Step(r.session, r.cfg.clock.Now(), e)
 	err := r.send(ctx, out.Send)
 	if out.Listen.IsZero() {
 		r.hangUp()

@@ -5,26 +5,19 @@ import (
 	"time"
 )
 
-// Clock tells the time and waits: a test has one of its own.
-type Clock interface {
+// clock tells the time and waits: tests have one of their own.
+type clock interface {
 	Now() time.Time
 	// Wait returns at a time, or with ctx's error as soon as ctx is done. The zero
 	// time never comes.
 	Wait(ctx context.Context, until time.Time) error
 }
 
-// SystemClock is the machine's clock. In a process the time that the machine sleeps does not count, as
-// in Go's timers.
-type SystemClock struct{}
+type systemClock struct{}
 
-// Now is time.Now.
-func (SystemClock) Now() time.Time { return time.Now() }
+func (systemClock) Now() time.Time { return time.Now() }
 
-// Wait waits for a time or for ctx.
-func (SystemClock) Wait(ctx context.Context, until time.Time) error {
-	if ctx == nil {
-		return argument("no context")
-	}
+func (systemClock) Wait(ctx context.Context, until time.Time) error {
 	if until.IsZero() {
 		<-ctx.Done()
 		return ctx.Err()

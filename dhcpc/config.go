@@ -13,9 +13,9 @@ import (
 // Defaults of Config, and the bounds that RFC 2131 gives.
 const (
 	DefaultTimeout    = 30 * time.Second
-	DefaultRetransmit = 4 * time.Second  // doubled each time
-	MaxRetransmit     = 64 * time.Second // and not over this
-	DefaultLeaseTime  = time.Hour        // where a server names none
+	defaultRetransmit = 4 * time.Second  // doubled each time
+	maxRetransmit     = 64 * time.Second // and not over this
+	defaultLeaseTime  = time.Hour        // where a server names none
 	minRenewWait      = 60 * time.Second // between REQUESTs of one renewal
 
 	// A server's times below these would have each client ask it again and again: a lease
@@ -73,21 +73,19 @@ type Config struct {
 	// another server may offer better, and what is granted is declined.
 	Refuse func(l, held *Lease) error
 
-	// Timeout bounds Acquire and Resume, together with their context; 0 is
-	// DefaultTimeout.
+	// Timeout bounds Acquire, together with its context; 0 is DefaultTimeout.
 	Timeout time.Duration
 	// Retransmit is how long a DISCOVER waits until it is sent again, doubled each
-	// time up to MaxRetransmit, all ± 1 s or a quarter, whichever is less; 0 is
-	// DefaultRetransmit.
+	// time up to 64 s, all ± 1 s or a quarter, whichever is less; 0 is 4 s.
 	Retransmit time.Duration
 
 	// Dial opens a transport: for a client without an address, which broadcasts
 	// from 0.0.0.0, if local is not valid; else for one that has the address local.
 	// A Client closes what it dialled as soon as it waits for no answer: it holds
-	// none while it is bound. See Lend.
+	// none while it is bound.
 	Dial func(ctx context.Context, local netip.Addr) (Transport, error)
-	// Clock tells the time; nil is the machine's.
-	Clock Clock
+
+	clock clock // nil is the machine's; tests have another
 }
 
 // Option is one option of DHCP.
@@ -108,10 +106,10 @@ func (c *Config) withDefaults() (*Config, error) {
 		cfg.Timeout = DefaultTimeout
 	}
 	if cfg.Retransmit == 0 {
-		cfg.Retransmit = DefaultRetransmit
+		cfg.Retransmit = defaultRetransmit
 	}
-	if cfg.Clock == nil {
-		cfg.Clock = SystemClock{}
+	if cfg.clock == nil {
+		cfg.clock = systemClock{}
 	}
 	return &cfg, cfg.check()
 }
@@ -128,8 +126,8 @@ func (c *Config) check() error {
 		return invalidf("vendor class of %d bytes: want at most %d", len(c.VendorClass), maxOption)
 	case c.Address.IsValid() && !usable(c.Address):
 		return invalidf("address %s: want the IPv4 address of a host", c.Address)
-	case c.Timeout < 0 || c.Retransmit < 0 || c.Retransmit > MaxRetransmit:
-		return invalidf("timeout %s, retransmission %s: want neither negative, and the latter at most %s", c.Timeout, c.Retransmit, MaxRetransmit)
+	case c.Timeout < 0 || c.Retransmit < 0 || c.Retransmit > maxRetransmit:
+		return invalidf("timeout %s, retransmission %s: want neither negative, and the latter at most %s", c.Timeout, c.Retransmit, maxRetransmit)
 	case c.LinkMTU < 0:
 		return invalidf("link MTU %d: want none that is negative", c.LinkMTU)
 	}
@@ -179,7 +177,7 @@ func reserved(code uint8) string {
 // usualOptions is what is asked for by default. RFC 3442 wants classless routes in
 // front of the options that they replace.
 func usualOptions() []uint8 {
-	return []uint8{1, 121, 249, 33, 3, 6, 15, 119, 26, 28, 42, 51, 54, 58, 59}
+	return []uint8{1, 121, 249, 33, 3, 6, 15, 119, 26, 28, 51, 54, 58, 59}
 }
 
 // requested is the parameter request list.

@@ -19,13 +19,12 @@ const (
 // startProbing looks for others that have the address, before it is taken.
 func (t *step) startProbing(l *Lease) {
 	t.s.offer, t.s.tries = l, 0
-	t.enter(Probing, t.now.Add(t.between(0, probeWait)))
+	t.enter(Probing, t.now.Add(t.s.random.Between(0, probeWait)))
 }
 
 // probe sends the next probe, or ends the wait for answers to the last.
 func (t *step) probe() {
 	if !t.s.offer.Infinite() && !t.now.Before(t.s.offer.Expire) {
-		t.lose()
 		t.forget()
 		t.discover()
 		return
@@ -35,7 +34,7 @@ func (t *step) probe() {
 		return
 	}
 	t.s.tries++
-	pause := t.between(probeMin, probeMax)
+	pause := t.s.random.Between(probeMin, probeMax)
 	if t.s.tries == probeCount {
 		pause = announceWait
 	}
@@ -61,7 +60,6 @@ func (t *step) hearARP(a *ARP) {
 	}
 	t.newXID()
 	t.send("DECLINE", t.declineOf(t.s.offer, t.s.xid))
-	t.lose()
 	t.s.hint = t.cfg.Address
 	t.startOver(fmt.Errorf("%w: %s, by %s", ErrDeclined, address, a.SenderMAC), declineBackOff)
 }

@@ -108,21 +108,6 @@ func TestProbingOfALeaseThatEndsMeanwhile(t *testing.T) {
 	b.want(Selecting)
 }
 
-func TestConflictOfAnEarlierLeaseIsItsLoss(t *testing.T) {
-	t.Parallel()
-	l := testLease()
-	b := newBench(t, detect)
-	b.s, _ = b.m.Reboot(epoch(), 1, l)
-	b.tick()
-	b.hear(ack)
-	b.want(Probing)
-	b.step(Event{Packet: &Packet{ARP: &ARP{SenderMAC: otherMAC(), SenderIP: addr(clientIP), TargetIP: addr(clientIP)}}})
-	b.want(Init)
-	if b.out.Lost != l {
-		t.Errorf("lost %v", b.out.Lost)
-	}
-}
-
 func TestARPIsNoBusinessOfOtherStates(t *testing.T) {
 	t.Parallel()
 	b := newBench(t).bound()

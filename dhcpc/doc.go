@@ -12,7 +12,7 @@
 //     received, its next state, what it sends and when it wants to be woken.
 //   - Transport carries packets and knows no states. Package dhcpc/transport has raw
 //     and UDP sockets, opened in a network namespace.
-//   - Client puts the two together with a clock: Acquire, Resume, Run, Release.
+//   - Client puts the two together with a clock: Acquire, Run, Release.
 //
 // A Lease is all that is needed to renew and to release it, in JSON too: the program
 // that got it may end, and another go on.
@@ -35,21 +35,21 @@
 //	│/ DECLINE└─────────┘            │
 //	│             │ nobody answers   │ without
 //	│             v                  │
-//	│         ┌───────┐ ACK ┌───────────┐    ┌─────────────┐
-//	│         │ BOUND │<────│ REBOOTING │<───│ INIT-REBOOT │
-//	│         └───────┘     └───────────┘    └─────────────┘
-//	│          │     ^       │        now / REQUEST to all
-//	│       T1 │     │ ACK   │ NAK
-//	│ / REQUEST│     │       v
+//	│         ┌───────┐
+//	│         │ BOUND │
+//	│         └───────┘
+//	│          │     ^
+//	│       T1 │     │ ACK
+//	│ / REQUEST│     │
 //	│          v     │
 //	│ NAK ┌──────────┐  T2    ┌───────────┐ NAK, or the lease ends
 //	├─────│ RENEWING │───────>│ REBINDING │───────────────────┐
 //	│     └──────────┘ / REQUEST to all───┘                   │
 //	└──────────────────────────────────────────────────────────┘
 //
-// A REQUEST that nobody answers in REQUESTING leads to a new DISCOVER; in REBOOTING, to
-// BOUND if the lease has not ended. After a NAK the client waits 1 s, doubled with each
-// up to 30 min; after a conflict 10 s at least.
+// A REQUEST that nobody answers in REQUESTING leads to a new DISCOVER. After a NAK the
+// client waits 1 s, doubled with each up to 30 min; after a conflict 10 s at least. There is
+// no INIT-REBOOT: a client without an address asks for its earlier one in a DISCOVER.
 //
 // # Standards
 //
@@ -62,7 +62,7 @@
 //
 // A message counts if it is a reply with our transaction and hardware address and names
 // no other client identifier. In REQUESTING and RENEWING only the server that was asked
-// is heard; in REBOOTING and REBINDING any. An ACK of an address that was not asked for is
+// is heard; in REBINDING any. An ACK of an address that was not asked for is
 // no ACK. Wrong options of a server are ignored one by one, with a word
 // about it in Lease.Ignored; only an address or a lease time that nobody could use makes
 // an OFFER unusable.
@@ -70,5 +70,5 @@
 // # Needs
 //
 // This package needs nothing of the kernel; its transports do. Errors are about values
-// and time: see Error.
+// and time.
 package dhcpc

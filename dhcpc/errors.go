@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
 
@@ -13,7 +12,7 @@ import (
 
 // Causes to branch on with errors.Is.
 var (
-	// ErrTimeout: no lease came in time. The Error around it says what was sent and
+	// ErrTimeout: no lease came in time. The error around it says what was sent and
 	// heard, and matches ErrNAK, ErrDeclined or ErrRefused too if that is what happened on the way.
 	ErrTimeout = trace.ErrTimeout
 	// ErrNAK: a server refused the address that was asked for.
@@ -26,24 +25,6 @@ var (
 	// ErrExpired: a lease ran out before any server renewed it.
 	ErrExpired = errors.New("lease expired")
 )
-
-// Error is the failure of an Acquire or a Resume.
-type Error struct {
-	Op     string        // "acquire lease", "resume lease of 192.0.2.7"
-	Err    error         // ErrTimeout (a context's deadline too), context.Canceled, or a transport's error
-	Last   error         // what else went wrong before: a NAK or a conflict; nil if nothing did
-	Waited time.Duration // since the start
-	Sent   []string      // "4 DISCOVERs"
-	Heard  []string      // "1 OFFER of 192.0.2.9 from 192.0.2.1: for another client"
-}
-
-// Error gives all of it in one line.
-func (e *Error) Error() string {
-	return (*trace.Failure)(e).Text("no lease after", "does a DHCP server serve this network, and do bridge and firewall let UDP ports 67 and 68 pass?")
-}
-
-// Unwrap gives both causes.
-func (e *Error) Unwrap() []error { return (*trace.Failure)(e).Causes() }
 
 // describe names a message as a trace does: "OFFER of 192.0.2.9 from 192.0.2.1".
 func describe(m *message) string {

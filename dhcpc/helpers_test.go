@@ -99,7 +99,7 @@ func (b *bench) at(t time.Time) {
 func (b *bench) want(state State) {
 	b.t.Helper()
 	if b.s.State() != state {
-		b.t.Fatalf("state is %s, want %s; heard %v", b.s.State(), state, b.s.trace.Heard.Texts())
+		b.t.Fatalf("state is %s, want %s; heard %v", b.s.State(), state, b.s.trace.Heard)
 	}
 }
 

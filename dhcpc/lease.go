@@ -30,8 +30,6 @@ type Lease struct {
 	Domain string `json:"domain,omitempty"`
 	// Search is the domain search list (option 119).
 	Search []string `json:"search,omitempty"`
-	// NTP are the time servers, best first (option 42).
-	NTP []netip.Addr `json:"ntp,omitempty"`
 	// MTU is the link's (option 26), not under 576 and not over Config.LinkMTU; 0
 	// where the server said nothing.
 	MTU int `json:"mtu,omitempty"`

@@ -30,8 +30,8 @@ func NewMachine(cfg *Config) (*Machine, error) {
 // changes neither its argument nor what that points to.
 type Session struct {
 	state  State
-	random uint64    // the state of the generator that xids and pauses come from
-	now    time.Time // the latest that Step was told
+	random trace.Random // xids and pauses come from it
+	now    time.Time    // the latest that Step was told
 	wake   time.Time
 	listen time.Time
 	trace  trace.Trace
@@ -57,8 +57,7 @@ func (s *Session) State() State {
 	return s.state
 }
 
-// Lease gives the lease that is held: in BOUND, RENEWING and REBINDING, and from
-// INIT-REBOOT on the one that is being asked about; else nil.
+// Lease gives the lease that is held: in BOUND, RENEWING and REBINDING; else nil.
 func (s *Session) Lease() *Lease {
 	if s == nil {
 		return nil
@@ -106,13 +105,13 @@ func (m *Machine) Start(now time.Time, seed uint64) Session {
 	if m.made() {
 		hint = m.cfg.Address
 	}
-	return Session{state: Init, random: seed, now: now, wake: now, hint: hint, trace: trace.Trace{Began: now}}
+	return Session{state: Init, random: trace.Random(seed), now: now, wake: now, hint: hint, trace: trace.Trace{Began: now}}
 }
 
 // Restore takes up a lease whose address this client still has, as a restarted
 // program does: it is renewed when it is due, and nothing is sent before. A lease
-// that has run out is gone, and its address is asked for in the first DISCOVER. A
-// lease of the future is asked about at once: the clock was set. The error
+// that has run out is gone, and its address is asked for in the first DISCOVER. For a
+// lease of the future any server is asked at once: the clock was set. The error
 // matches ErrInvalid.
 func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error) {
 	if !m.made() {
@@ -124,21 +123,13 @@ func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error)
 	s := m.Start(now, seed)
 	s.hint, s.lease = l.Address.Addr(), l
 	s.state, s.wake = Bound, l.Renew
-	if now.Before(l.Obtained) {
-		s.state, s.wake = InitReboot, now
+	if now.Before(l.Obtained) && !l.Infinite() {
+		moved := *l
+		// It lasts no longer than it was granted for.
+		moved.Obtained, moved.Renew, moved.Rebind, moved.Expire = now, now, now, l.Expire.Add(now.Sub(l.Obtained))
+		s.lease, s.wake = &moved, now
 	}
 	return s, nil
-}
-
-// Reboot takes up a lease that this client may still have, and asks the servers
-// about it (INIT-REBOOT). If none answers, it holds as long as it was granted for.
-// The error matches ErrInvalid.
-func (m *Machine) Reboot(now time.Time, seed uint64, l *Lease) (Session, error) {
-	s, err := m.Restore(now, seed, l)
-	if err == nil && (l.Infinite() || now.Before(l.Expire)) {
-		s.state, s.wake = InitReboot, now
-	}
-	return s, err
 }
 
 // Step tells a Session that time has passed and what has happened. Times may come
@@ -181,8 +172,6 @@ func (t *step) timeUp() {
 		t.probe()
 	case Bound, Renewing, Rebinding:
 		t.leaseTimeUp()
-	case InitReboot, Rebooting:
-		t.rebootTimeUp()
 	}
 }
 
@@ -207,8 +196,6 @@ func (t *step) receive(p *Packet) {
 		t.requesting(m)
 	case Renewing, Rebinding:
 		t.renewing(m)
-	case Rebooting:
-		t.rebooting(m)
 	default:
 		t.note(describe(m) + ": nothing was asked")
 	}
@@ -232,16 +219,6 @@ func (t *step) send(what string, p *Packet) {
 	t.s.trace.Sent.Add(what)
 }
 
-// next is a step of the SplitMix64 generator: a pure function of the Session, which
-// a shared generator would not be.
-func (t *step) next() uint64 {
-	t.s.random += 0x9e3779b97f4a7c15
-	z := t.s.random
-	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
-	z = (z ^ z>>27) * 0x94d049bb133111eb
-	return z ^ z>>31
-}
-
 // count writes down how long this has taken already. It goes into each message, by
 // which a relay may see that a client is in need.
 func (t *step) count() {
@@ -249,43 +226,23 @@ func (t *step) count() {
 }
 
 // newXID changes the transaction identifier.
-func (t *step) newXID() { t.s.xid = uint32(t.next()) }
-
-// between gives a random time from lo to hi.
-func (t *step) between(lo, hi time.Duration) time.Duration {
-	if hi <= lo {
-		return lo
-	}
-	return lo + time.Duration(t.next()%uint64(hi-lo+1))
-}
+func (t *step) newXID() { t.s.xid = uint32(t.s.random.Next()) }
 
 // retransmission is the pause after the n-th transmission, 1 being the first: RFC
 // 2131, section 4.1.
 func (t *step) retransmission(n int) time.Duration {
-	d := doubled(t.cfg.Retransmit, n-1, MaxRetransmit)
+	d := trace.Doubled(t.cfg.Retransmit, n-1, maxRetransmit)
 	jitter := min(time.Second, d/4)
-	return t.between(d-jitter, d+jitter)
+	return t.s.random.Between(d-jitter, d+jitter)
 }
 
-// doubled doubles a time n times, up to a maximum.
-func doubled(d time.Duration, n int, most time.Duration) time.Duration {
-	for ; n > 0 && d < most; n-- { // so it never overflows
-		d *= 2
-	}
-	return min(d, most)
-}
-
-// The back-off after a NAK or a conflict.
-const (
-	firstBackOff   = time.Second
-	longestBackOff = 30 * time.Minute
-	declineBackOff = 10 * time.Second // at least: RFC 2131, section 3.1, 5
-)
+// declineBackOff is the least pause after a conflict: RFC 2131, section 3.1, 5.
+const declineBackOff = 10 * time.Second
 
 // startOver goes back to INIT after a failure, for a while that grows with each.
 func (t *step) startOver(err error, atLeast time.Duration) {
 	t.out.Err, t.s.trace.Last = err, err
-	pause := max(doubled(firstBackOff, t.s.failures, longestBackOff), atLeast)
+	pause := max(trace.BackOff(t.s.failures), atLeast)
 	t.s.failures++
 	t.forget()
 	t.idle(Init, t.now.Add(pause))
@@ -334,7 +291,7 @@ func (t *step) renewAt(l *Lease) time.Time {
 	if l.Infinite() {
 		return time.Time{}
 	}
-	return l.Renew.Add(t.between(0, min(l.Rebind.Sub(l.Renew)/8, time.Minute)))
+	return l.Renew.Add(t.s.random.Between(0, min(l.Rebind.Sub(l.Renew)/8, time.Minute)))
 }
 
 // made says whether a Machine is one of NewMachine.

@@ -42,7 +42,7 @@ func (m *Machine) lease(msg *message, sent time.Time) (*Lease, error) {
 	l.Address = netip.PrefixFrom(msg.address, r.prefixLen(msg.address))
 	l.Routers = r.addrs(3)
 	l.Routes = r.routes(l)
-	l.DNS, l.NTP = r.addrs(6), r.addrs(42)
+	l.DNS = r.addrs(6)
 	l.Domain, l.Search = r.domain(), r.search()
 	l.MTU = r.mtu(m.cfg.LinkMTU)
 	l.Broadcast = r.broadcast(l.Address)
@@ -65,8 +65,8 @@ func (r *reader) times(l *Lease) error {
 	case infinite:
 		return nil
 	case !known:
-		r.ignored = append(r.ignored, fmt.Sprintf("no lease time: %s assumed", DefaultLeaseTime))
-		total = DefaultLeaseTime
+		r.ignored = append(r.ignored, fmt.Sprintf("no lease time: %s assumed", defaultLeaseTime))
+		total = defaultLeaseTime
 	case total == 0:
 		return errors.New("it is for 0 s")
 	case total < shortestLease:

@@ -46,12 +46,3 @@ type Transport interface {
 	// Close gives up what the transport holds.
 	Close() error
 }
-
-// Lend gives a Transport whose Close does nothing: it stays with its owner. A
-// Config.Dial that returns one lets the caller keep the socket after Acquire, to
-// hand it on or to use it again.
-func Lend(t Transport) Transport { return lent{t} }
-
-type lent struct{ Transport }
-
-func (lent) Close() error { return nil }

@@ -33,7 +33,7 @@ func walk(t testing.TB, in []byte) {
 		c.RapidCommit, c.DetectConflicts = flags&1 != 0, flags&2 != 0
 	})
 	if flags&4 != 0 {
-		restored, err := w.m.Reboot(w.now, 1, testLease())
+		restored, err := w.m.Restore(w.now, 1, testLease())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -15,13 +15,11 @@ const (
 	Bound                   // holds a lease; waits for T1
 	Renewing                // past T1: REQUEST sent to the server that gave the lease
 	Rebinding               // past T2: REQUEST sent to any server
-	InitReboot              // about to ask about an earlier lease
-	Rebooting               // REQUEST about an earlier lease sent to any server
 )
 
 // String gives the name in RFC 2131's spelling.
 func (s State) String() string {
-	names := [...]string{"INIT", "SELECTING", "REQUESTING", "PROBING", "BOUND", "RENEWING", "REBINDING", "INIT-REBOOT", "REBOOTING"}
+	names := [...]string{"INIT", "SELECTING", "REQUESTING", "PROBING", "BOUND", "RENEWING", "REBINDING"}
 	if int(s) < len(names) {
 		return names[s]
 	}

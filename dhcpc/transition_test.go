@@ -375,110 +375,6 @@ func TestBoundForEver(t *testing.T) {
 	b.want(Bound)
 }
 
-func TestInitRebootToRebooting(t *testing.T) {
-	t.Parallel()
-	b := rebooting(t, testLease(), epoch().Add(time.Minute))
-	b.wantSent(request)
-	broadcasts(t, b)
-	b.option(50, raw4(clientIP))
-	b.option(54, nil)
-}
-
-func rebooting(t *testing.T, l *Lease, now time.Time) *bench {
-	t.Helper()
-	b := newBench(t)
-	s, err := b.m.Reboot(now, 1, l)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b.s, b.now = s, now
-	b.want(InitReboot)
-	b.tick()
-	b.want(Rebooting)
-	return b
-}
-
-func TestRebootingToBound(t *testing.T) {
-	t.Parallel()
-	b := rebooting(t, testLease(), epoch().Add(time.Minute))
-	b.hear(ack, from(rogueIP))
-	b.want(Bound)
-	if l := b.out.Bound; l == nil || l.Server != addr(rogueIP) || !l.Obtained.Equal(epoch().Add(time.Minute)) {
-		t.Errorf("bound to %+v", l)
-	}
-}
-
-func TestRebootingToBoundWithoutAnAnswer(t *testing.T) {
-	t.Parallel()
-	l := testLease()
-	b := rebooting(t, l, epoch().Add(time.Minute))
-	xid := b.sent.TransactionID
-	b.tick()
-	b.want(Rebooting)
-	b.wantSent(request)
-	if b.sent.TransactionID != xid {
-		t.Error("the same question has another transaction: an answer to the first is not heard any more")
-	}
-	b.tick()
-	b.want(Bound)
-	if b.out.Bound != l || b.s.Wake().Before(l.Renew) {
-		t.Errorf("bound to %v until %s, want the old lease, unchanged", b.out.Bound, b.s.Wake())
-	}
-}
-
-func TestRebootingToBoundForEver(t *testing.T) {
-	t.Parallel()
-	l := testLease()
-	l.Renew, l.Rebind, l.Expire = time.Time{}, time.Time{}, time.Time{}
-	b := rebooting(t, l, epoch().Add(time.Minute))
-	b.tick()
-	b.tick()
-	b.want(Bound)
-	if b.out.Bound != l || b.out.Lost != nil || b.out.Err != nil {
-		t.Errorf("bound to %v, lost %v, %v", b.out.Bound, b.out.Lost, b.out.Err)
-	}
-}
-
-func TestRebootingToBoundWithTimesThatAreOne(t *testing.T) {
-	t.Parallel()
-	l := testLease()
-	l.Renew = l.Rebind // as a record may have it
-	b := rebooting(t, l, epoch())
-	b.tick()
-	b.tick()
-	b.want(Bound)
-	if !b.s.Wake().Equal(l.Rebind) {
-		t.Errorf("wakes at %s, want %s", b.s.Wake(), l.Rebind)
-	}
-	b.tick()
-	b.want(Rebinding)
-}
-
-func TestRebootingToInit(t *testing.T) {
-	t.Parallel()
-	l := testLease()
-	b := rebooting(t, l, epoch().Add(time.Minute))
-	b.hear(nak)
-	b.want(Init)
-	if b.out.Lost != l || !errors.Is(b.out.Err, ErrNAK) {
-		t.Errorf("lost %v by %v", b.out.Lost, b.out.Err)
-	}
-	b.tick()
-	b.want(Selecting)
-	b.option(50, nil)
-}
-
-func TestRebootingToSelecting(t *testing.T) {
-	t.Parallel()
-	l := testLease()
-	b := rebooting(t, l, l.Expire.Add(-time.Second))
-	b.tick()
-	b.want(Selecting)
-	if b.out.Lost != l || !errors.Is(b.out.Err, ErrExpired) {
-		t.Errorf("lost %v by %v", b.out.Lost, b.out.Err)
-	}
-}
-
 func TestRestoreGoesByTheClock(t *testing.T) {
 	t.Parallel()
 	l := testLease()
@@ -493,7 +389,7 @@ func TestRestoreGoesByTheClock(t *testing.T) {
 		{"past T1", l.Renew, Bound, true, Renewing},
 		{"past T2", l.Rebind, Bound, true, Rebinding},
 		{"past its end", l.Expire, Bound, true, Selecting},
-		{"before it was granted", l.Obtained.Add(-time.Hour), InitReboot, true, Rebooting},
+		{"before it was granted", l.Obtained.Add(-time.Hour), Bound, true, Rebinding},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			b := newBench(t)
@@ -508,21 +404,9 @@ func TestRestoreGoesByTheClock(t *testing.T) {
 			if (b.out.Send != nil) != tt.sends {
 				t.Errorf("sent %v", b.out.Send)
 			}
+			if held := b.s.Lease(); held != nil && held.Left(tt.now) > time.Hour {
+				t.Errorf("it lasts %s more, and was granted for an hour", held.Left(tt.now))
+			}
 		})
-	}
-}
-
-func TestLeaseOfTheFutureIsGivenUpUnlessAServerConfirmsIt(t *testing.T) {
-	t.Parallel()
-	l := testLease()
-	b := newBench(t)
-	b.s, _ = b.m.Restore(epoch().Add(-time.Hour), 1, l)
-	b.now = epoch().Add(-time.Hour)
-	for range 3 {
-		b.tick()
-	}
-	b.want(Selecting)
-	if b.out.Lost != l {
-		t.Errorf("lost %v", b.out.Lost)
 	}
 }

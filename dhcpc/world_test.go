@@ -119,11 +119,14 @@ func refusing(m *dhcpv4.DHCPv4, _ *Packet) []*Packet {
 	return []*Packet{answer(m, nak)}
 }
 
-func newWorld(t testing.TB, serve func(*dhcpv4.DHCPv4, *Packet) []*Packet) (*world, *Client) {
+func newWorld(t testing.TB, serve func(*dhcpv4.DHCPv4, *Packet) []*Packet, change ...func(*Config)) (*world, *Client) {
 	t.Helper()
 	w := &world{t: t, now: epoch(), serve: serve}
 	cfg := testConfig()
-	cfg.Clock, cfg.Dial = w, w.dial
+	cfg.clock, cfg.Dial = w, w.dial
+	for _, f := range change {
+		f(cfg)
+	}
 	c, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)

@@ -1,7 +1,6 @@
 package dhcp6
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -20,18 +19,9 @@ import (
 	"github.com/tombolo-cni/tombolo/dhcpc"
 )
 
-func acquire(t *testing.T, c *Client) *Lease {
-	t.Helper()
-	l, err := c.Acquire(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return l
-}
-
 func TestALeaseTakesFourMessages(t *testing.T) {
-	w, c := newWorld(t, honest())
-	l := acquire(t, c)
+	w := newWorld(t, honest())
+	l := w.acquire()
 	if got := strings.Join(w.log, " "); got != "SOLICIT REQUEST" {
 		t.Errorf("sent %s", got)
 	}
@@ -55,18 +45,18 @@ func TestALeaseTakesFourMessages(t *testing.T) {
 }
 
 func TestRapidCommitTakesTwoMessagesAndNoWait(t *testing.T) {
-	w, c := newWorld(t, func(m *dhcpv6.Message) [][]byte {
+	w := newWorld(t, func(m *dhcpv6.Message) [][]byte {
 		if m.GetOneOption(dhcpv6.OptionRapidCommit) == nil {
 			t.Error("not asked for")
 		}
 		return [][]byte{answerTo(m, dhcpv6.MessageTypeReply, func(r *reply) { r.rapid = true })}
 	}, func(cfg *Config) { cfg.RapidCommit = true })
-	if acquire(t, c); strings.Join(w.log, " ") != "SOLICIT" || w.now != epoch() {
+	if w.acquire(); strings.Join(w.log, " ") != "SOLICIT" || w.now != epoch() {
 		t.Errorf("sent %v, waited %s", w.log, w.now.Sub(epoch()))
 	}
 	// A REPLY without that option is not what was asked for.
-	w, c = newWorld(t, func(m *dhcpv6.Message) [][]byte { return [][]byte{answerTo(m, dhcpv6.MessageTypeReply)} })
-	if l, err := c.Acquire(context.Background()); !errors.Is(err, dhcpc.ErrTimeout) || slices.Contains(w.log, "REQUEST") {
+	w = newWorld(t, func(m *dhcpv6.Message) [][]byte { return [][]byte{answerTo(m, dhcpv6.MessageTypeReply)} })
+	if l, err := w.tryAcquire(); !errors.Is(err, dhcpc.ErrTimeout) || slices.Contains(w.log, "REQUEST") {
 		t.Errorf("%v, %v", l, err)
 	}
 }
@@ -76,14 +66,14 @@ func TestTheServerOfTheHighestPreferenceIsTakenAndThatOf255AtOnce(t *testing.T) 
 		return func(r *reply) { r.server, r.preference, r.preferenceIsToldOf = duid, n, true }
 	}
 	for _, n := range []int{10, 255} {
-		w, c := newWorld(t, func(m *dhcpv6.Message) [][]byte {
+		w := newWorld(t, func(m *dhcpv6.Message) [][]byte {
 			if m.MessageType != dhcpv6.MessageTypeSolicit {
 				return [][]byte{answerTo(m, dhcpv6.MessageTypeReply, prefer(rogueDUID(), n))}
 			}
 			return [][]byte{answerTo(m, dhcpv6.MessageTypeAdvertise), answerTo(m, dhcpv6.MessageTypeAdvertise, prefer(rogueDUID(), n)),
 				answerTo(m, dhcpv6.MessageTypeAdvertise, prefer(serverDUID(), 9))}
 		})
-		l := acquire(t, c)
+		l := w.acquire()
 		if waited := w.now.Sub(epoch()); l.Server.String() != rogueDUID().String() || (waited == 0) != (n == 255) {
 			t.Errorf("preference %d: took %s after %s", n, l.Server, waited)
 		}
@@ -92,8 +82,9 @@ func TestTheServerOfTheHighestPreferenceIsTakenAndThatOf255AtOnce(t *testing.T) 
 
 // RFC 8415, section 15: a second, doubled, a tenth more or less; at most SOL_MAX_RT, which a server may set.
 func TestSolicitsAreRepeatedLessAndLessOften(t *testing.T) {
-	w, c := newWorld(t, nil, func(cfg *Config) { cfg.Timeout = 24 * time.Hour })
-	_, err := c.Acquire(context.Background())
+	w := newWorld(t, nil)
+	w.timeout = 24 * time.Hour
+	_, err := w.tryAcquire()
 	if !errors.Is(err, dhcpc.ErrTimeout) || !strings.Contains(err.Error(), "ports 546 and 547") {
 		t.Fatal(err)
 	}
@@ -110,9 +101,9 @@ func TestSolicitsAreRepeatedLessAndLessOften(t *testing.T) {
 		t.Errorf("elapsed %s, want %s", elapsed, w.at[2])
 	}
 	set := &dhcpv6.OptionGeneric{OptionCode: dhcpv6.OptionSolMaxRT, OptionData: []byte{0, 0, 0, 60}}
-	w, c = newWorld(t, honest(func(r *reply) { r.top, r.noIA, r.more = status(iana.StatusNoAddrsAvail), true, []dhcpv6.Option{set} }),
-		func(cfg *Config) { cfg.Timeout = time.Hour })
-	if _, err := c.Acquire(context.Background()); err == nil || !strings.Contains(err.Error(), "so it is") {
+	w = newWorld(t, honest(func(r *reply) { r.top, r.noIA, r.more = status(iana.StatusNoAddrsAvail), true, []dhcpv6.Option{set} }))
+	w.timeout = time.Hour
+	if _, err := w.tryAcquire(); err == nil || !strings.Contains(err.Error(), "so it is") {
 		t.Fatal(err)
 	}
 	if n := len(w.at); w.at[n-1]-w.at[n-2] > 66*time.Second {
@@ -121,23 +112,20 @@ func TestSolicitsAreRepeatedLessAndLessOften(t *testing.T) {
 }
 
 func TestALeaseIsRenewedAtT1AndRebindsAtT2(t *testing.T) {
-	w, c := newWorld(t, honest())
-	l := acquire(t, c)
+	w := newWorld(t, honest())
+	l := w.acquire()
 	w.log, w.sent, w.at = nil, nil, nil
-	if got := w.keep(c, l, sentBy(3)); len(got) != 3 || got[0] != "2001:db8::7 > 2001:db8::7" {
+	if got := w.keep(l, w.hasSent(3)); len(got) != 3 || got[0] != "2001:db8::7 > 2001:db8::7" {
 		t.Errorf("applied %q", got)
 	}
 	if got := strings.Join(w.log, " "); got != "RENEW RENEW RENEW" || w.at[1]-w.at[0] != 1000*time.Second {
 		t.Errorf("sent %s at %s", got, w.at)
 	}
 	// The server goes away.
+	l = w.acquire()
 	w.serve, w.log, w.at, w.sent = nil, nil, nil, nil
-	l = &Lease{}
-	*l = *acquireAt(t, c, w)
-	w.serve = nil
-	w.log, w.at, w.sent = nil, nil, nil
 	start := w.now
-	applied := w.keep(c, l, func(w *world) bool { return slices.Contains(w.log, "SOLICIT") })
+	applied := w.keep(l, w.asks("SOLICIT"))
 	if got := strings.Join(applied, " "); got != "2001:db8::7 > -" {
 		t.Errorf("applied %s", got)
 	}
@@ -166,14 +154,9 @@ func TestALeaseIsRenewedAtT1AndRebindsAtT2(t *testing.T) {
 	}
 }
 
-func acquireAt(t *testing.T, c *Client, w *world) *Lease {
-	w.serve = honest()
-	return acquire(t, c)
-}
-
 func TestAnotherServerMayRebind(t *testing.T) {
-	w, c := newWorld(t, honest())
-	l := acquire(t, c)
+	w := newWorld(t, honest())
+	l := w.acquire()
 	w.serve = func(m *dhcpv6.Message) [][]byte {
 		if m.MessageType != dhcpv6.MessageTypeRebind {
 			// To a RENEW only the server that was asked may answer.
@@ -181,22 +164,16 @@ func TestAnotherServerMayRebind(t *testing.T) {
 		}
 		return [][]byte{answerTo(m, dhcpv6.MessageTypeReply, func(r *reply) { r.server = rogueDUID() })}
 	}
-	var servers []string
-	ctx, cancel := context.WithCancel(context.Background())
-	err := c.Run(ctx, l, func(_, next *Lease) error {
-		servers = append(servers, next.Server.String())
-		cancel()
-		return nil
-	})
-	if !errors.Is(err, context.Canceled) || len(servers) != 1 || servers[0] != rogueDUID().String() || w.log[len(w.log)-1] != "REBIND" {
-		t.Errorf("%v, servers %v, sent %v", err, servers, w.log)
+	got := w.keep(l, func() bool { return slices.Contains(w.log, "REBIND") && len(w.queue) == 0 })
+	if strings.Join(got, " ") != "2001:db8::7 > 2001:db8::7" || w.log[len(w.log)-1] != "REBIND" {
+		t.Errorf("applied %q, sent %v", got, w.log)
 	}
 }
 
 // RFC 8415, section 18.2.10.1.
 func TestAServerThatHasForgottenIsAskedAnew(t *testing.T) {
-	w, c := newWorld(t, honest())
-	l := acquire(t, c)
+	w := newWorld(t, honest())
+	l := w.acquire()
 	w.log = nil
 	w.serve = func(m *dhcpv6.Message) [][]byte {
 		if m.MessageType == dhcpv6.MessageTypeRenew {
@@ -204,7 +181,7 @@ func TestAServerThatHasForgottenIsAskedAnew(t *testing.T) {
 		}
 		return honest()(m)
 	}
-	if got := w.keep(c, l, func(w *world) bool { return len(w.log) >= 2 && len(w.queue) == 0 }); strings.Join(got, " ") != "2001:db8::7 > 2001:db8::7" {
+	if got := w.keep(l, w.hasSent(2)); strings.Join(got, " ") != "2001:db8::7 > 2001:db8::7" {
 		t.Errorf("applied %q", got)
 	}
 	if got := strings.Join(w.log, " "); got != "RENEW REQUEST" {
@@ -213,26 +190,25 @@ func TestAServerThatHasForgottenIsAskedAnew(t *testing.T) {
 }
 
 func TestAServerMayMoveALease(t *testing.T) {
-	w, c := newWorld(t, honest())
-	l := acquire(t, c)
+	w := newWorld(t, honest())
+	l := w.acquire()
 	w.serve = honest(func(r *reply) {
 		r.addrs = []grant{{clientIP(), 0, 0}, {otherIP(), 2000 * time.Second, 3000 * time.Second}}
 	})
 	w.log = nil
-	if got := w.keep(c, l, sentBy(2)); len(got) < 2 || got[0] != "2001:db8::7 > -" || got[1] != "- > 2001:db8::8" {
+	if got := w.keep(l, w.hasSent(2)); len(got) < 2 || got[0] != "2001:db8::7 > -" || got[1] != "- > 2001:db8::8" {
 		t.Errorf("applied %q", got)
 	}
 }
 
 func TestAnAddressInUseIsDeclined(t *testing.T) {
-	looked := 0
-	w, c := newWorld(t, honest(), func(cfg *Config) {
-		cfg.InUse = func(context.Context, *Lease) (bool, error) {
-			looked++
-			return looked == 1, nil
-		}
-	})
-	l := acquire(t, c)
+	w := newWorld(t, nil)
+	w.inUse[clientIP()] = true
+	w.serve = func(m *dhcpv6.Message) [][]byte {
+		w.inUse[clientIP()] = m.MessageType != dhcpv6.MessageTypeDecline && w.inUse[clientIP()]
+		return honest()(m)
+	}
+	l := w.acquire()
 	if got := strings.Join(w.log, " "); got != "SOLICIT REQUEST DECLINE SOLICIT REQUEST" || l.Address != clientIP() {
 		t.Errorf("sent %s, lease of %s", got, l.Address)
 	}
@@ -243,20 +219,20 @@ func TestAnAddressInUseIsDeclined(t *testing.T) {
 		t.Error("asked for the same address again")
 	}
 	// An address that is always in use.
-	w, c = newWorld(t, honest())
+	w = newWorld(t, honest())
 	w.inUse[clientIP()] = true
-	if _, err := c.Acquire(context.Background()); !errors.Is(err, dhcpc.ErrDeclined) || !errors.Is(err, dhcpc.ErrTimeout) {
+	if _, err := w.tryAcquire(); !errors.Is(err, dhcpc.ErrDeclined) || !errors.Is(err, dhcpc.ErrTimeout) {
 		t.Error(err)
 	}
 	// A server that does not answer a DECLINE hears it four times.
-	w, c = newWorld(t, func(m *dhcpv6.Message) [][]byte {
+	w = newWorld(t, func(m *dhcpv6.Message) [][]byte {
 		if m.MessageType == dhcpv6.MessageTypeDecline {
 			return nil
 		}
 		return honest()(m)
 	})
 	w.inUse[clientIP()] = true
-	_, _ = c.Acquire(context.Background())
+	_, _ = w.tryAcquire()
 	if got := strings.Join(w.log, " "); !strings.HasPrefix(got, "SOLICIT REQUEST DECLINE DECLINE DECLINE DECLINE SOLICIT") {
 		t.Errorf("sent %s", got)
 	}
@@ -264,46 +240,51 @@ func TestAnAddressInUseIsDeclined(t *testing.T) {
 
 func TestARefusedAddressIsPassedOverAndDeclined(t *testing.T) {
 	refuse := func(cfg *Config) { cfg.Refuse = func(*Lease, *Lease) error { return errors.New("the host has it") } }
-	w, c := newWorld(t, honest(), refuse)
-	if _, err := c.Acquire(context.Background()); err == nil || !strings.Contains(err.Error(), "the host has it") || slices.Contains(w.log, "REQUEST") {
+	w := newWorld(t, honest(), refuse)
+	if _, err := w.tryAcquire(); err == nil || !strings.Contains(err.Error(), "the host has it") || slices.Contains(w.log, "REQUEST") {
 		t.Errorf("%v; sent %v", err, w.log)
 	}
-	w, c = newWorld(t, func(m *dhcpv6.Message) [][]byte {
+	w = newWorld(t, func(m *dhcpv6.Message) [][]byte {
 		return [][]byte{answerTo(m, dhcpv6.MessageTypeReply, func(r *reply) { r.rapid = true })}
 	}, refuse, func(cfg *Config) { cfg.RapidCommit = true })
-	if _, err := c.Acquire(context.Background()); !errors.Is(err, dhcpc.ErrRefused) || w.log[1] != "DECLINE" {
+	if _, err := w.tryAcquire(); !errors.Is(err, dhcpc.ErrRefused) || w.log[1] != "DECLINE" {
 		t.Errorf("%v; sent %v", err, w.log)
 	}
 }
 
-func TestInformBringsOptionsAndNoLease(t *testing.T) {
-	w, c := newWorld(t, honest(func(r *reply) {
+func TestInformBringsDNSAndNoLease(t *testing.T) {
+	w := newWorld(t, honest(func(r *reply) {
 		r.noIA = true
-		r.more = append(r.more, dhcpv6.OptInformationRefreshTime(time.Second), &dhcpv6.OptionGeneric{OptionCode: 56, OptionData: []byte{1, 2}})
-	}), func(cfg *Config) { cfg.Request = []uint16{56} })
-	info, err := c.Inform(context.Background())
-	if err != nil {
+		r.more = append(r.more, dhcpv6.OptInformationRefreshTime(time.Second))
+	}))
+	var info *Information
+	inform := func() error {
+		return w.run(w.m.Inform(w.now, 1), w.timeout, func(o Output) bool { info = o.Information; return info != nil })
+	}
+	if err := inform(); err != nil {
 		t.Fatal(err)
 	}
-	if fmt.Sprint(info.DNS, info.Search, info.Refresh) != "[2001:db8::53 fe80::53] [example.org] 10m0s" || info.Options[56].String() != "01:02" {
+	if fmt.Sprint(info.DNS, info.Search, info.Refresh) != "[2001:db8::53 fe80::53] [example.org] 10m0s" {
 		t.Errorf("%+v", info)
 	}
 	if len(w.log) != 1 || w.sent[0].Options.OneIANA() != nil {
 		t.Errorf("sent %v", w.sent)
 	}
 	w.serve = nil
-	if _, err := c.Inform(context.Background()); !errors.Is(err, dhcpc.ErrTimeout) {
+	if err := inform(); !errors.Is(err, dhcpc.ErrTimeout) {
 		t.Error(err)
 	}
 }
 
 func TestAReleaseNamesServerAndAddress(t *testing.T) {
-	w, c := newWorld(t, honest())
-	l := acquire(t, c)
-	if err := c.Release(context.Background(), l); err != nil {
+	data, err := Release(newWorld(t, honest()).acquire(), 7)
+	if err != nil {
 		t.Fatal(err)
 	}
-	m := w.sent[len(w.sent)-1]
+	m, err := dhcpv6.MessageFromBytes(data)
+	if err != nil {
+		t.Fatal(err)
+	}
 	if m.MessageType != dhcpv6.MessageTypeRelease || string(m.GetOneOption(dhcpv6.OptionServerID).ToBytes()) != string(serverDUID()) ||
 		!m.Options.OneIANA().Options.OneAddress().IPv6Addr.Equal(net.IP(clientIP().AsSlice())) {
 		t.Errorf("sent %s", m)
@@ -311,8 +292,8 @@ func TestAReleaseNamesServerAndAddress(t *testing.T) {
 }
 
 func TestALeaseSurvivesItsRecord(t *testing.T) {
-	_, c := newWorld(t, honest())
-	l := acquire(t, c)
+	w := newWorld(t, honest())
+	l := w.acquire()
 	data, err := json.Marshal(l)
 	if err != nil {
 		t.Fatal(err)
@@ -324,46 +305,36 @@ func TestALeaseSurvivesItsRecord(t *testing.T) {
 }
 
 func TestAClockThatWasSetBackHasTheServersAsked(t *testing.T) {
-	w, c := newWorld(t, honest())
-	l := acquire(t, c)
+	w := newWorld(t, honest())
+	l := w.acquire()
 	w.log, w.now = nil, epoch().Add(-24*time.Hour)
-	w.keep(c, l, sentBy(1))
+	w.keep(l, w.hasSent(1))
 	if w.log[0] != "REBIND" || w.now.After(epoch().Add(-23*time.Hour)) {
 		t.Errorf("sent %v at %s", w.log, w.now)
 	}
 }
 
 func TestWhatCannotBeMeantIsAnError(t *testing.T) {
-	dial := func(context.Context) (Transport, error) { return nil, nil }
 	for name, cfg := range map[string]*Config{
-		"no configuration":          nil,
-		"no DUID":                   {Dial: dial},
-		"a long DUID":               {DUID: make(dhcpc.Hex, 131), Dial: dial},
-		"an IPv4 address":           {DUID: ownDUID(), Dial: dial, Address: netip.MustParseAddr("192.0.2.1")},
-		"a link-local address":      {DUID: ownDUID(), Dial: dial, Address: netip.MustParseAddr("fe80::1")},
-		"a negative timeout":        {DUID: ownDUID(), Dial: dial, Timeout: -1},
-		"an option of the protocol": {DUID: ownDUID(), Dial: dial, Request: []uint16{3}},
-		"a long host name":          {DUID: ownDUID(), Dial: dial, HostName: strings.Repeat("a", 254)},
-		"no Dial":                   {DUID: ownDUID()},
+		"no configuration":     nil,
+		"no DUID":              {},
+		"a long DUID":          {DUID: make(dhcpc.Hex, 131)},
+		"an IPv4 address":      {DUID: ownDUID(), Address: netip.MustParseAddr("192.0.2.1")},
+		"a link-local address": {DUID: ownDUID(), Address: netip.MustParseAddr("fe80::1")},
+		"a long host name":     {DUID: ownDUID(), HostName: strings.Repeat("a", 254)},
 	} {
-		if _, err := New(cfg); !errors.Is(err, dhcpc.ErrInvalid) || !errors.Is(err, tombolo.ErrInvalid) {
+		if _, err := NewMachine(cfg); !errors.Is(err, dhcpc.ErrInvalid) || !errors.Is(err, tombolo.ErrInvalid) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	c, _ := New(&Config{DUID: ownDUID(), Dial: dial})
-	var none *Client
 	var noMachine *Machine
 	var noSession *Session
-	ctx := context.Background()
-	var noContext context.Context
-	for i, err := range []error{
-		none.Release(ctx, nil), c.Release(ctx, nil), c.Run(ctx, nil, nil), c.Run(noContext, nil, nil),
-		second(none.Acquire(ctx)), second(c.Acquire(noContext)), second(none.Inform(ctx)), second(c.Acquire(ctx)),
-		second(Release(nil, 0)), second(noMachine.Restore(epoch(), 1, nil)), second(none.Machine().Restore(epoch(), 1, nil)),
-	} {
+	_, noRelease := Release(nil, 0)
+	_, noRestore := noMachine.Restore(epoch(), 1, nil)
+	for _, err := range []error{noRelease, noRestore} {
 		// No lease is at fault.
 		if !errors.Is(err, dhcpc.ErrInvalid) || !strings.Contains(err.Error(), tombolo.ErrInvalid.Error()) {
-			t.Errorf("%d: %v", i, err)
+			t.Error(err)
 		}
 	}
 	if err := new(Lease).Validate(); !errors.Is(err, dhcpc.ErrInvalid) || err.Error() != "invalid lease: it has no address" {
@@ -376,5 +347,3 @@ func TestWhatCannotBeMeantIsAnError(t *testing.T) {
 		t.Error("a session that is nil")
 	}
 }
-
-func second[T any](_ T, err error) error { return err }

@@ -7,8 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/insomniacslk/dhcp/dhcpv6"
-
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/dhcpc"
 )
@@ -20,11 +18,7 @@ const (
 	Group      = "ff02::1:2"
 )
 
-// DefaultTimeout bounds Acquire and Inform: a server that has to be waited for a second, and asked a
-// few times, is heard in it.
-const DefaultTimeout = 30 * time.Second
-
-// Transport carries messages on one interface. A Client uses it from one goroutine.
+// Transport carries messages on one interface, for one goroutine.
 type Transport interface {
 	// Send sends a message from ClientPort of the interface's link-local address to
 	// ServerPort of Group. It does not wait for anything but room.
@@ -36,8 +30,7 @@ type Transport interface {
 	Close() error
 }
 
-// Config has the client's identity and what it asks for. DUID is needed, and Dial for a
-// Client; the rest has defaults.
+// Config has the client's identity and what it asks for. DUID is needed.
 type Config struct {
 	// DUID identifies the client, type included, in 3 to 130 bytes; see the function DUID.
 	DUID dhcpc.Hex
@@ -50,41 +43,21 @@ type Config struct {
 	// RapidCommit asks for the lease in two messages rather than four. Without it, an
 	// ADVERTISE is waited for a second, for a better server.
 	RapidCommit bool
-	// Request are codes of options to ask for besides DNS servers (23) and search list (24).
-	// Their values are in Lease.Options.
-	Request []uint16
 	// Refuse says why a lease cannot be used, and is nil where it can; nil takes all. held is the
 	// lease that the client has, nil if none. What is offered is passed over, and what is
 	// granted is declined.
 	Refuse func(l, held *Lease) error
-	// DetectConflicts goes by way of CHECKING. A Client does so where it has InUse.
+	// DetectConflicts goes by way of CHECKING.
 	DetectConflicts bool
-
-	// InUse adds a lease's address to the interface, and says whether duplicate address
-	// detection found it with another host: then it takes the address away again. Nil: nothing is checked.
-	InUse func(ctx context.Context, l *Lease) (bool, error)
-	// Timeout bounds Acquire and Inform, together with their context; 0 is DefaultTimeout.
-	Timeout time.Duration
-	// Dial opens a transport. A Client closes it as soon as it waits for no answer.
-	Dial func(ctx context.Context) (Transport, error)
-	// Clock tells the time; nil is the machine's.
-	Clock dhcpc.Clock
 }
 
-// withDefaults checks the configuration and fills it in.
-func (c *Config) withDefaults() (*Config, error) {
+// own checks the configuration and copies it.
+func (c *Config) own() (*Config, error) {
 	if c == nil {
 		return nil, invalid("no configuration: a DHCPv6 client needs a DUID")
 	}
 	cfg := *c
-	cfg.DUID, cfg.Request = slices.Clone(c.DUID), slices.Clone(c.Request)
-	if cfg.Timeout == 0 {
-		cfg.Timeout = DefaultTimeout
-	}
-	if cfg.Clock == nil {
-		cfg.Clock = dhcpc.SystemClock{}
-	}
-	cfg.DetectConflicts = cfg.DetectConflicts || cfg.InUse != nil
+	cfg.DUID = slices.Clone(c.DUID)
 	return &cfg, cfg.check()
 }
 
@@ -99,20 +72,8 @@ func (c *Config) check() error {
 		return invalidf("address %s: want the IPv6 address of a host", c.Address)
 	case len(c.HostName) > maxHostName:
 		return invalidf("host name of %d bytes: want at most %d", len(c.HostName), maxHostName)
-	case c.Timeout < 0:
-		return invalidf("timeout %s: want none that is negative", c.Timeout)
-	}
-	for _, code := range c.Request {
-		if mayNotRequest(dhcpv6.OptionCode(code)) {
-			return invalidf("option %d cannot be requested: the protocol sets it", code)
-		}
 	}
 	return nil
-}
-
-// mayNotRequest are the options that RFC 8415, section 24, keeps out of the Option Request option.
-func mayNotRequest(code dhcpv6.OptionCode) bool {
-	return code <= 20 && code != dhcpv6.OptionVendorOpts
 }
 
 // invalid is an error that matches dhcpc.ErrInvalid and tombolo.ErrInvalid.

@@ -29,7 +29,7 @@ func (m *Machine) Confirm(now time.Time, seed uint64, l *Lease) (Session, error)
 	if err == nil && (s.wake.IsZero() || now.Before(s.wake)) {
 		t := step{Machine: m, s: &s, now: now}
 		// At random, since all clients of a machine may start at once.
-		at := now.Add(t.between(0, cnfMaxDelay))
+		at := now.Add(t.s.random.Between(0, cnfMaxDelay))
 		t.begin(Confirming)
 		t.idle(Confirming, at)
 	}

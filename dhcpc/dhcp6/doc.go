@@ -1,15 +1,13 @@
 // Package dhcp6 is a DHCP client for IPv6 (RFC 8415), for one address.
 //
-//	client, err := dhcp6.New(&dhcp6.Config{DUID: dhcp6.DUID(hash), IAID: 1, Dial: dial, InUse: inUse})
-//	lease, err := client.Acquire(ctx)
-//	err = client.Run(ctx, lease, apply)  // renews it until ctx is done; apply gets each change
-//	err = client.Release(ctx, lease)
-//	dns, err := client.Inform(ctx)       // without a lease: DNS and other options
+//	machine, err := dhcp6.NewMachine(&dhcp6.Config{DUID: dhcp6.DUID(hash), IAID: 1})
+//	session := machine.Start(time.Now(), rand.Uint64())
+//	session, out := machine.Step(session, time.Now(), dhcp6.Event{}) // out.Send is to be sent
 //
-// It is cut as package dhcpc is. Machine and Session are the state machine, without sockets,
-// clock and goroutines. A Transport carries messages between the interface's link-local address
-// and [Group]. Client puts them together with a clock. A Lease is all that is needed to renew and
-// release it, in JSON too, by another program as well.
+// It is the state machine alone, without sockets, clock and goroutines: its caller sends what a Step says, and
+// steps again when the time comes or a message does. The example has such a loop. A Transport carries messages
+// between the interface's link-local address and [Group]. A Lease is all that is needed to renew and release it,
+// in JSON too, by another program as well.
 //
 // # States
 //
@@ -55,5 +53,5 @@
 //
 // # Needs
 //
-// This package needs nothing of the kernel. Errors are about values and time: see Error.
+// This package needs nothing of the kernel. Errors are about values and time.
 package dhcp6

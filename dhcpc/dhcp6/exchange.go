@@ -1,7 +1,7 @@
 package dhcp6
 
 import (
-	"bytes"
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -42,16 +42,9 @@ func (t *step) solicit() {
 	if t.cfg.RapidCommit {
 		m.AddOption(&dhcpv6.OptionGeneric{OptionCode: dhcpv6.OptionRapidCommit})
 	}
-	t.cfg.oro(m, dhcpv6.OptionSolMaxRT)
+	askFor(m, dhcpv6.OptionSolMaxRT)
 	t.cfg.name(m)
-	t.send(m, solTimeout, orElse(t.s.solMaxRT, solMaxRT), time.Time{})
-}
-
-func orElse(d, otherwise time.Duration) time.Duration {
-	if d == 0 {
-		return otherwise
-	}
-	return d
+	t.send(m, solTimeout, cmp.Or(t.s.solMaxRT, solMaxRT), time.Time{})
 }
 
 // soliciting hears ADVERTISEs for the first pause, to take the one of the highest preference;
@@ -130,7 +123,7 @@ func (t *step) sendRequest() {
 	m := t.message(dhcpv6.MessageTypeRequest)
 	to(m, t.s.asked.Server)
 	identity(m, t.cfg.IAID, t.s.asked.Address)
-	t.cfg.oro(m, dhcpv6.OptionSolMaxRT)
+	askFor(m, dhcpv6.OptionSolMaxRT)
 	t.cfg.name(m)
 	var end time.Time
 	if t.s.lease != nil {
@@ -228,7 +221,7 @@ func (t *step) renew(kind dhcpv6.MessageType, irt, mrt time.Duration, end time.T
 		to(m, l.Server)
 	}
 	identity(m, t.cfg.IAID, l.Address)
-	t.cfg.oro(m)
+	askFor(m)
 	t.cfg.name(m)
 	t.send(m, irt, mrt, end)
 }
@@ -313,8 +306,8 @@ func (t *step) inform() {
 		t.begin(Informing)
 	}
 	m := t.message(dhcpv6.MessageTypeInformationRequest)
-	t.cfg.oro(m, dhcpv6.OptionInformationRefreshTime, dhcpv6.OptionInfMaxRT)
-	t.send(m, infTimeout, orElse(t.s.infMaxRT, infMaxRT), time.Time{})
+	askFor(m, dhcpv6.OptionInformationRefreshTime, dhcpv6.OptionInfMaxRT)
+	t.send(m, infTimeout, cmp.Or(t.s.infMaxRT, infMaxRT), time.Time{})
 }
 
 func (t *step) informing(m *message) {
@@ -323,7 +316,7 @@ func (t *step) informing(m *message) {
 		return
 	}
 	var l Lease
-	info := &Information{DNS: m.dns(&l), Search: m.search(&l), Options: m.requested(&l, t.cfg.Request), Server: bytes.Clone(m.server)}
+	info := &Information{DNS: m.dns(&l), Search: m.search(&l)}
 	info.Ignored = l.Ignored
 	// RFC 8415, section 21.23: a day if the server says nothing, and ten minutes at least.
 	const day, least = 24 * time.Hour, 10 * time.Minute
@@ -334,10 +327,8 @@ func (t *step) informing(m *message) {
 
 // Information is what a client without a lease learns.
 type Information struct {
-	DNS     []netip.Addr         // name servers, best first
-	Search  []string             // domain search list
-	Options map[uint16]dhcpc.Hex // the values of what Config.Request asked for
-	Server  dhcpc.Hex            // the server's DUID
-	Refresh time.Duration        // when to ask again, 10 min or more
-	Ignored []string             // what could not be used, and why
+	DNS     []netip.Addr  // name servers, best first
+	Search  []string      // domain search list
+	Refresh time.Duration // when to ask again, 10 min or more
+	Ignored []string      // what could not be used, and why
 }

@@ -19,7 +19,7 @@ func FuzzSession(f *testing.F) {
 		f.Add(uint8(0), answerTo(&dhcpv6.Message{TransactionID: xid}, kind, changes))
 	}
 	f.Fuzz(func(t *testing.T, state uint8, data []byte) {
-		m, err := NewMachine(&Config{DUID: ownDUID(), IAID: ownIAID, RapidCommit: true, DetectConflicts: state&0x80 != 0, Request: []uint16{56}})
+		m, err := NewMachine(&Config{DUID: ownDUID(), IAID: ownIAID, RapidCommit: true, DetectConflicts: state&0x80 != 0})
 		if err != nil {
 			t.Fatal(err)
 		}

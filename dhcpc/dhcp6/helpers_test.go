@@ -1,11 +1,9 @@
 package dhcp6
 
 import (
-	"context"
-	"errors"
 	"net"
 	"net/netip"
-	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -115,119 +113,126 @@ func honest(change ...func(*reply)) func(*dhcpv6.Message) [][]byte {
 	}
 }
 
-// world is a clock and a network with one scripted server on it. Time passes only while somebody waits.
+// world is a clock and a network with one scripted server on it, and one client. Time passes only while the
+// client waits.
 type world struct {
-	t     testing.TB
-	now   time.Time
-	serve func(*dhcpv6.Message) [][]byte // nil: nobody is there
-	queue [][]byte
-	log   []string // what was sent
-	sent  []*dhcpv6.Message
-	at    []time.Duration // when each was, since the epoch
-	open  int
-	inUse map[netip.Addr]bool
-	stop  func(w *world) bool
-	end   context.CancelFunc
+	t       testing.TB
+	m       *Machine
+	now     time.Time
+	timeout time.Duration
+	serve   func(*dhcpv6.Message) [][]byte // nil: nobody is there
+	log     []string                       // what was sent
+	sent    []*dhcpv6.Message
+	at      []time.Duration // when each was, since the epoch
+	queue   [][]byte
+	inUse   map[netip.Addr]bool
 }
 
-func newWorld(t testing.TB, serve func(*dhcpv6.Message) [][]byte, change ...func(*Config)) (*world, *Client) {
+func newWorld(t testing.TB, serve func(*dhcpv6.Message) [][]byte, change ...func(*Config)) *world {
 	t.Helper()
-	w := &world{t: t, now: epoch(), serve: serve, inUse: map[netip.Addr]bool{}}
-	cfg := &Config{DUID: ownDUID(), IAID: ownIAID, Clock: w, Dial: w.dial, HostName: "pod-7",
-		InUse: func(_ context.Context, l *Lease) (bool, error) { return w.inUse[l.Address], nil }}
+	w := &world{t: t, now: epoch(), timeout: 30 * time.Second, serve: serve, inUse: map[netip.Addr]bool{}}
+	cfg := &Config{DUID: ownDUID(), IAID: ownIAID, HostName: "pod-7", DetectConflicts: true}
 	for _, f := range change {
 		f(cfg)
 	}
-	c, err := New(cfg)
-	if err != nil {
+	var err error
+	if w.m, err = NewMachine(cfg); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if w.open != 0 {
-			t.Errorf("%d transports left open: %v", w.open, w.log)
+	return w
+}
+
+// run takes a session's steps until done, or for so long.
+func (w *world) run(s Session, timeout time.Duration, done func(Output) bool) error {
+	w.t.Helper()
+	var e Event
+	for limit := w.now.Add(timeout); ; {
+		next, out := w.m.Step(s, w.now, e)
+		s, e = next, Event{}
+		w.say(out.Send)
+		switch {
+		case done(out):
+			return nil
+		case out.Check != nil:
+			e.Verdict = Unused
+			if w.inUse[out.Check.Address] {
+				e.Verdict = InUse
+			}
+		case len(w.queue) > 0 && out.Listen.After(w.now):
+			e.Message, w.queue = w.queue[0], w.queue[1:]
+		case out.Wake.IsZero():
+			w.t.Fatalf("waits for ever, after %v", w.log)
+		case out.Wake.After(w.now):
+			w.now = out.Wake
+			if w.now.After(limit) {
+				w.now = limit
+				return s.Failure("run", w.now, dhcpc.ErrTimeout)
+			}
 		}
-	})
-	return w, c
+	}
 }
 
-func (w *world) Now() time.Time { return w.now }
-
-func (w *world) Wait(ctx context.Context, until time.Time) error {
-	if w.stop != nil && w.stop(w) {
-		w.end()
+func (w *world) say(data []byte) {
+	w.t.Helper()
+	if data == nil {
+		return
 	}
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	if until.IsZero() {
-		w.t.Fatalf("waits for ever, after %v", w.log)
-	}
-	if until.After(w.now) {
-		w.now = until
-	}
-	return nil
-}
-
-func (w *world) dial(context.Context) (Transport, error) {
-	w.open++
-	w.queue = nil
-	return &line{w}, nil
-}
-
-type line struct{ *world }
-
-func (l *line) Send(_ context.Context, data []byte) error {
 	m, err := dhcpv6.MessageFromBytes(data)
 	if err != nil {
-		return err
+		w.t.Fatal(err)
 	}
-	l.log, l.sent, l.at = append(l.log, m.MessageType.String()), append(l.sent, m), append(l.at, l.now.Sub(epoch()))
-	if l.serve != nil {
-		l.queue = append(l.queue, l.serve(m)...)
+	w.log, w.sent, w.at, w.queue = append(w.log, m.MessageType.String()), append(w.sent, m), append(w.at, w.now.Sub(epoch())), nil
+	if w.serve != nil {
+		w.queue = w.serve(m)
 	}
-	return nil
 }
 
-func (l *line) Receive(ctx context.Context, until time.Time) ([]byte, error) {
-	if len(l.queue) > 0 {
-		p := l.queue[0]
-		l.queue = l.queue[1:]
-		return p, nil
-	}
-	if err := l.Wait(ctx, until); err != nil {
-		return nil, err
-	}
-	return nil, os.ErrDeadlineExceeded
-}
-
-func (l *line) Close() error {
-	l.open--
-	return nil
-}
-
-// keep has a client keep a lease until stop says that it is enough, and gives what was applied.
-func (w *world) keep(c *Client, l *Lease, stop func(*world) bool) []string {
+func (w *world) tryAcquire() (l *Lease, err error) {
 	w.t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	w.stop, w.end = stop, cancel
-	var applied []string
-	err := c.Run(ctx, l, func(old, next *Lease) error {
-		text := func(l *Lease) string {
-			if l == nil {
-				return "-"
-			}
-			return l.Address.String()
-		}
-		applied = append(applied, text(old)+" > "+text(next))
-		return nil
-	})
-	if !errors.Is(err, context.Canceled) {
-		w.t.Fatalf("Run: %v", err)
+	err = w.run(w.m.Start(w.now, 1), w.timeout, func(o Output) bool { l = o.Bound; return l != nil })
+	return l, err
+}
+
+func (w *world) acquire() *Lease {
+	w.t.Helper()
+	l, err := w.tryAcquire()
+	if err != nil {
+		w.t.Fatal(err)
 	}
-	w.stop = nil
+	return l
+}
+
+// keep keeps a lease until stop says that it is enough, and gives what came of it.
+func (w *world) keep(l *Lease, stop func() bool) []string {
+	w.t.Helper()
+	s, err := w.m.Restore(w.now, 1, l)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	var applied []string
+	held := l.Address.String()
+	apply := func(next string) { applied, held = append(applied, held+" > "+next), next }
+	err = w.run(s, 1000*time.Hour, func(o Output) bool {
+		if o.Lost != nil {
+			apply("-")
+		}
+		if o.Bound != nil {
+			apply(o.Bound.Address.String())
+		}
+		return stop()
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
 	return applied
 }
 
-// sentBy ends a world when so many messages were sent.
-func sentBy(n int) func(*world) bool { return func(w *world) bool { return len(w.log) >= n } }
+// sent ends a world when so many messages were sent, and all has been heard.
+func (w *world) hasSent(n int) func() bool {
+	return func() bool { return len(w.log) >= n && len(w.queue) == 0 }
+}
+
+// asks ends a world when a message of a kind was sent.
+func (w *world) asks(kind string) func() bool {
+	return func() bool { return slices.Contains(w.log, kind) }
+}

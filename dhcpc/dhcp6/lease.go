@@ -33,8 +33,6 @@ type Lease struct {
 	Rebind    time.Time `json:"rebind,omitzero"`
 	Preferred time.Time `json:"preferred,omitzero"`
 	Expire    time.Time `json:"expire,omitzero"`
-	// Options are the values, as sent, of what Config.Request asked for.
-	Options map[uint16]dhcpc.Hex `json:"options,omitempty"`
 	// Ignored says what of the server's REPLY could not be used, and why, for a log.
 	Ignored []string `json:"ignored,omitempty"`
 }

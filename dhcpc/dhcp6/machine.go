@@ -20,9 +20,9 @@ type Machine struct {
 	cfg *Config
 }
 
-// NewMachine checks a configuration. Dial, InUse, Clock and Timeout are not used.
+// NewMachine checks a configuration.
 func NewMachine(cfg *Config) (*Machine, error) {
-	c, err := cfg.withDefaults()
+	c, err := cfg.own()
 	if err != nil {
 		return nil, err
 	}
@@ -33,8 +33,8 @@ func NewMachine(cfg *Config) (*Machine, error) {
 // its argument nor what that points to.
 type Session struct {
 	state  State
-	random uint64    // the state of the generator that transaction identifiers and pauses come from
-	now    time.Time // the latest that Step was told
+	random trace.Random // transaction identifiers and pauses come from it
+	now    time.Time    // the latest that Step was told
 	wake   time.Time
 	listen time.Time
 	trace  trace.Trace
@@ -122,7 +122,7 @@ type Output struct {
 // Start begins a Session without an address. The seed makes transaction identifiers and pauses
 // differ between clients: a random number.
 func (m *Machine) Start(now time.Time, seed uint64) Session {
-	s := Session{state: Init, random: seed, now: now, wake: now, trace: trace.Trace{Began: now}}
+	s := Session{state: Init, random: trace.Random(seed), now: now, wake: now, trace: trace.Trace{Began: now}}
 	if m.made() {
 		s.hint = m.cfg.Address
 	}
@@ -285,7 +285,7 @@ func (t *step) note(what string) { t.s.trace.Heard.Add(what) }
 // begin begins an exchange, with a transaction identifier of its own.
 func (t *step) begin(state State) {
 	t.s.state, t.s.tries, t.s.rt = state, 0, 0
-	t.s.xid = uint32(t.next()) & 0xffffff
+	t.s.xid = uint32(t.s.random.Next()) & 0xffffff
 	t.s.first = t.now
 }
 
@@ -313,7 +313,7 @@ func (t *step) send(m *dhcpv6.Message, irt, mrt time.Duration, end time.Time) {
 	if t.s.state == Soliciting && t.s.tries == 1 {
 		lo = rt // RFC 8415, section 18.2.1: not less
 	}
-	t.s.rt = t.between(lo, rt+rt/10)
+	t.s.rt = t.s.random.Between(lo, rt+rt/10)
 	t.s.wake = t.now.Add(t.s.rt)
 	if !end.IsZero() && t.s.wake.After(end) {
 		t.s.wake = end
@@ -332,43 +332,16 @@ func (t *step) idle(state State, wake time.Time) {
 	t.s.state, t.s.wake, t.s.listen = state, wake, time.Time{}
 }
 
-// next is a step of the SplitMix64 generator: a pure function of the Session, which a shared
-// generator would not be.
-func (t *step) next() uint64 {
-	t.s.random += 0x9e3779b97f4a7c15
-	z := t.s.random
-	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
-	z = (z ^ z>>27) * 0x94d049bb133111eb
-	return z ^ z>>31
-}
-
-// between gives a random time from lo to hi.
-func (t *step) between(lo, hi time.Duration) time.Duration {
-	if hi <= lo {
-		return lo
-	}
-	return lo + time.Duration(t.next()%uint64(hi-lo+1))
-}
-
-// The back-off after a refusal or a conflict.
-const (
-	firstBackOff   = time.Second
-	longestBackOff = 30 * time.Minute
-)
-
 // startOver goes back to INIT after a failure, for a while that grows with each. The error is
 // nil where it has been told.
 func (t *step) startOver(err error) {
 	if err != nil {
 		t.out.Err, t.s.trace.Last = err, err
 	}
-	pause := firstBackOff
-	for i := 0; i < t.s.failures && pause < longestBackOff; i++ {
-		pause *= 2
-	}
+	pause := trace.BackOff(t.s.failures)
 	t.s.failures++
 	t.s.asked, t.s.best, t.s.rebound = nil, nil, false
-	t.idle(Init, t.now.Add(min(pause, longestBackOff)))
+	t.idle(Init, t.now.Add(pause))
 }
 
 // maxAvoid bounds the servers that a session remembers.
@@ -442,6 +415,16 @@ func (t *step) bind(l *Lease) {
 	t.s.failures, t.s.avoid, t.s.asked, t.s.best, t.s.rebound = 0, nil, nil, nil, false
 	t.s.trace = trace.Trace{Began: t.now}
 	t.idle(Bound, l.Renew)
+}
+
+// Failure makes an error of what a Session sent and heard so far, for a caller that gives up at a time, because
+// of err. It matches err, and ErrNAK, ErrDeclined or ErrRefused of package dhcpc if such a thing happened last.
+func (s *Session) Failure(op string, now time.Time, err error) error {
+	if s == nil {
+		return fmt.Errorf("%s: %w", op, err)
+	}
+	return s.trace.Failure(op, now, err, "nothing came of",
+		"does a DHCPv6 server serve this network, and do bridge and firewall let UDP ports 546 and 547 pass?")
 }
 
 // made says whether a Machine is one of NewMachine.

@@ -20,8 +20,7 @@ import (
 const (
 	maxServers = 16
 	maxSearch  = 32
-	maxOptions = 4096 // bytes of Lease.Options
-	maxText    = 200  // bytes of a status message in an error
+	maxText    = 200 // bytes of a status message in an error
 	maxIgnored = 16
 )
 
@@ -179,7 +178,7 @@ func (c *Config) lease(m *message, g grant, t1, t2 time.Duration, ignored []stri
 		l.Expire = asked.Add(g.valid)
 		l.Renew, l.Rebind = c.times(l, g, t1, t2)
 	}
-	l.DNS, l.Search, l.Options = m.dns(l), m.search(l), m.requested(l, c.Request)
+	l.DNS, l.Search = m.dns(l), m.search(l)
 	return l
 }
 
@@ -246,27 +245,6 @@ func domain(name string) bool {
 	})
 }
 
-func (m *message) requested(l *Lease, codes []uint16) map[uint16]dhcpc.Hex {
-	var values map[uint16]dhcpc.Hex
-	size := 0
-	for _, c := range codes {
-		o := m.options.GetOne(dhcpv6.OptionCode(c))
-		if o == nil {
-			continue
-		}
-		value := o.ToBytes()
-		if size += len(value); size > maxOptions {
-			l.ignore("option %d: %d bytes of options", c, size)
-			break
-		}
-		if values == nil {
-			values = make(map[uint16]dhcpc.Hex)
-		}
-		values[c] = value
-	}
-	return values
-}
-
 func (l *Lease) ignore(format string, args ...any) {
 	if len(l.Ignored) < maxIgnored {
 		l.Ignored = append(slices.Clip(l.Ignored), fmt.Sprintf(format, args...))
@@ -294,14 +272,9 @@ func (c *Config) write(kind dhcpv6.MessageType, xid uint32, elapsed time.Duratio
 	return m
 }
 
-// oro adds the options that are asked for.
-func (c *Config) oro(m *dhcpv6.Message, more ...dhcpv6.OptionCode) {
+// askFor adds the options that are asked for.
+func askFor(m *dhcpv6.Message, more ...dhcpv6.OptionCode) {
 	codes := append([]dhcpv6.OptionCode{dhcpv6.OptionDNSRecursiveNameServer, dhcpv6.OptionDomainSearchList}, more...)
-	for _, code := range c.Request {
-		if !slices.Contains(codes, dhcpv6.OptionCode(code)) {
-			codes = append(codes, dhcpv6.OptionCode(code))
-		}
-	}
 	m.AddOption(dhcpv6.OptRequestedOption(codes...))
 }
 
@@ -327,8 +300,7 @@ func to(m *dhcpv6.Message, server dhcpc.Hex) {
 	m.AddOption(&dhcpv6.OptionGeneric{OptionCode: dhcpv6.OptionServerID, OptionData: server})
 }
 
-// Release makes the message that gives a lease back, for a program that sends it without a
-// Client. xid is a number of 24 bits; the more are dropped. The error matches dhcpc.ErrInvalid.
+// Release makes the message that gives a lease back. xid is a number of 24 bits; the more are dropped. The error matches dhcpc.ErrInvalid.
 func Release(l *Lease, xid uint32) ([]byte, error) {
 	if err := l.Validate(); err != nil {
 		return nil, err

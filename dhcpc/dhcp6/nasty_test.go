@@ -1,7 +1,6 @@
 package dhcp6
 
 import (
-	"context"
 	"errors"
 	"math"
 	"net"
@@ -56,26 +55,26 @@ func TestNothingComesOfWhatAServerGetsWrong(t *testing.T) {
 		for _, rapid := range []bool{false, true} {
 			t.Run(name, func(t *testing.T) {
 				both := []func(*reply){func(r *reply) { r.rapid, r.server = rapid, rogueDUID() }, wrong}
-				w, c := newWorld(t, func(m *dhcpv6.Message) [][]byte {
+				w := newWorld(t, func(m *dhcpv6.Message) [][]byte {
 					if rapid {
 						return [][]byte{answerTo(m, dhcpv6.MessageTypeReply, both...)}
 					}
 					return honest(both...)(m)
 				}, func(cfg *Config) { cfg.RapidCommit = rapid })
-				if l, err := c.Acquire(context.Background()); !errors.Is(err, dhcpc.ErrTimeout) {
+				if l, err := w.tryAcquire(); !errors.Is(err, dhcpc.ErrTimeout) {
 					t.Fatalf("lease %+v, %v", l, err)
 				}
 				if slices.Contains(w.log, "REQUEST") {
 					t.Errorf("sent %v", w.log)
 				}
 				// Another server is there too, and is heard second.
-				w, c = newWorld(t, func(m *dhcpv6.Message) [][]byte {
+				w = newWorld(t, func(m *dhcpv6.Message) [][]byte {
 					if rapid {
 						return [][]byte{answerTo(m, dhcpv6.MessageTypeReply, both...), answerTo(m, dhcpv6.MessageTypeReply, func(r *reply) { r.rapid = true })}
 					}
 					return append(honest(both...)(m), honest()(m)...)
 				}, func(cfg *Config) { cfg.RapidCommit = rapid })
-				if l := acquire(t, c); l.Address != clientIP() {
+				if l := w.acquire(); l.Address != clientIP() {
 					t.Errorf("lease of %s; sent %v", l.Address, w.log)
 				}
 			})
@@ -86,7 +85,7 @@ func TestNothingComesOfWhatAServerGetsWrong(t *testing.T) {
 // In a REPLY to a REQUEST: the server is passed over for another.
 func TestAServerThatRefusesWhatItAdvertisedIsPassedOver(t *testing.T) {
 	for _, c := range []iana.StatusCode{iana.StatusNoAddrsAvail, iana.StatusNotOnLink, 4711} {
-		w, client := newWorld(t, func(m *dhcpv6.Message) [][]byte {
+		w := newWorld(t, func(m *dhcpv6.Message) [][]byte {
 			rogue := func(r *reply) { r.server, r.preference, r.preferenceIsToldOf = rogueDUID(), 255, true }
 			switch {
 			case m.MessageType == dhcpv6.MessageTypeSolicit:
@@ -96,7 +95,7 @@ func TestAServerThatRefusesWhatItAdvertisedIsPassedOver(t *testing.T) {
 			}
 			return honest()(m)
 		})
-		if l := acquire(t, client); l.Server.String() != serverDUID().String() {
+		if l := w.acquire(); l.Server.String() != serverDUID().String() {
 			t.Errorf("%s: lease of %s", c, l.Server)
 		}
 		if got := strings.Join(w.log, " "); got != "SOLICIT REQUEST SOLICIT REQUEST" {
@@ -112,11 +111,11 @@ func TestANastyServerEndsNoLeaseThatItDoesNotRenew(t *testing.T) {
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
-			w, c := newWorld(t, honest())
-			l := acquire(t, c)
+			w := newWorld(t, honest())
+			l := w.acquire()
 			w.serve, w.log, w.at = honest(wrong), nil, nil
 			start := w.now
-			got := w.keep(c, l, func(w *world) bool { return slices.Contains(w.log, "SOLICIT") })
+			got := w.keep(l, w.asks("SOLICIT"))
 			if strings.Join(got, " ") != "2001:db8::7 > -" || w.now.Sub(start) < 3000*time.Second-time.Second {
 				t.Errorf("applied %q after %s", got, w.now.Sub(start))
 			}
@@ -125,11 +124,11 @@ func TestANastyServerEndsNoLeaseThatItDoesNotRenew(t *testing.T) {
 }
 
 func TestAServerMayEndALease(t *testing.T) {
-	w, c := newWorld(t, honest())
-	l := acquire(t, c)
+	w := newWorld(t, honest())
+	l := w.acquire()
 	w.serve = honest(func(r *reply) { r.addrs[0].preferred, r.addrs[0].valid = 0, 0 })
 	w.log = nil
-	if got := w.keep(c, l, func(w *world) bool { return slices.Contains(w.log, "SOLICIT") }); got[0] != "2001:db8::7 > -" || w.log[0] != "RENEW" {
+	if got := w.keep(l, w.asks("SOLICIT")); got[0] != "2001:db8::7 > -" || w.log[0] != "RENEW" {
 		t.Errorf("applied %q, sent %v", got, w.log)
 	}
 }
@@ -153,10 +152,10 @@ func TestTimesOfALease(t *testing.T) {
 		"valid for ever":        {100 * s, 200 * s, 300 * s, forever, [4]time.Duration{-1, -1, 300 * s, -1}},
 		"almost for ever":       {0, 0, (math.MaxUint32 - 1) * s, (math.MaxUint32 - 1) * s, [4]time.Duration{(math.MaxUint32 - 1) * s / 2, (math.MaxUint32 - 1) * s / 5 * 4, (math.MaxUint32 - 1) * s, (math.MaxUint32 - 1) * s}},
 	} {
-		_, client := newWorld(t, honest(func(r *reply) {
+		w := newWorld(t, honest(func(r *reply) {
 			r.t1, r.t2, r.addrs[0].preferred, r.addrs[0].valid = c.t1, c.t2, c.preferred, c.valid
 		}))
-		l := acquire(t, client)
+		l := w.acquire()
 		for i, at := range []time.Time{l.Renew, l.Rebind, l.Preferred, l.Expire} {
 			got := time.Duration(-1)
 			if !at.IsZero() {
@@ -178,7 +177,7 @@ func TestHugeOptionsAreCut(t *testing.T) {
 		servers = append(servers, net.ParseIP("2001:db8::53").To16()[:15:15])
 		servers[i] = append(servers[i], byte(i))
 	}
-	_, c := newWorld(t, honest(func(r *reply) {
+	w := newWorld(t, honest(func(r *reply) {
 		r.more = []dhcpv6.Option{
 			dhcpv6.OptDNS(servers...), &dhcpv6.OptionGeneric{OptionCode: 56, OptionData: make([]byte, 5000)},
 			&dhcpv6.OptionGeneric{OptionCode: dhcpv6.OptionFQDN, OptionData: []byte{0, 77, 1}}, // another option is cut short
@@ -186,21 +185,21 @@ func TestHugeOptionsAreCut(t *testing.T) {
 		for i := range 200 {
 			r.addrs = append(r.addrs, grant{netip.AddrFrom16([16]byte{0xff, byte(i)}), time.Hour, time.Hour})
 		}
-	}), func(cfg *Config) { cfg.Request = []uint16{56} })
-	l := acquire(t, c)
-	if len(l.DNS) != maxServers || len(l.Options) != 0 || len(l.Ignored) > maxIgnored {
-		t.Errorf("%d servers, %d options, ignored %q", len(l.DNS), len(l.Options), l.Ignored)
+	}))
+	l := w.acquire()
+	if len(l.DNS) != maxServers || len(l.Ignored) > maxIgnored {
+		t.Errorf("%d servers, ignored %q", len(l.DNS), l.Ignored)
 	}
 }
 
 func TestBytesThatAreNoMessage(t *testing.T) {
 	for _, data := range [][]byte{{}, {7}, {7, 0, 0}, {7, 0, 0, 0, 0, 3}, {7, 0, 0, 0, 0, 3, 0, 9, 1}, make([]byte, 65536)} {
-		_, c := newWorld(t, func(m *dhcpv6.Message) [][]byte {
+		w := newWorld(t, func(m *dhcpv6.Message) [][]byte {
 			if len(data) >= 4 {
 				copy(data[1:], m.TransactionID[:])
 			}
 			return append([][]byte{data}, honest()(m)...)
 		})
-		acquire(t, c)
+		w.acquire()
 	}
 }

@@ -15,8 +15,7 @@
 // UDP6 and Witness6 are the like for package dhcp6: its messages all go to a group, from the link-local
 // address that an interface has anyhow, so that it needs no packet sockets to send.
 //
-// Dialer gives the Dial of a dhcpc.Config, and Dialer6 that of a dhcp6.Config. Release sends a RELEASE for a client whose
-// interface is gone.
+// Dialer gives the Dial of a dhcpc.Config. Release sends a RELEASE for a client whose interface is gone.
 //
 // # Checksums
 //

@@ -2,17 +2,12 @@ package transport_test
 
 import (
 	"bytes"
-	"context"
-	"encoding/json"
 	"errors"
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"testing"
 	"time"
 
@@ -22,7 +17,6 @@ import (
 	sockets "github.com/mdlayher/packet"
 
 	"github.com/tombolo-cni/tombolo"
-	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/dhcp6"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
@@ -54,58 +48,6 @@ func newLAN6(t testing.TB) *lan6 {
 	return l
 }
 
-func (l *lan6) client(t testing.TB, change func(*dhcp6.Config)) *dhcp6.Client {
-	t.Helper()
-	cfg := &dhcp6.Config{DUID: dhcp6.DUID([16]byte{9, 7}), IAID: 7, HostName: "pod-7", Timeout: longEnough, InUse: l.inUse(t),
-		Dial: transport.Dialer6(&transport.Config{NetNS: l.pod, Link: l.eth0})}
-	if change != nil {
-		change(cfg)
-	}
-	c, err := dhcp6.New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c
-}
-
-// inUse has the pod's kernel look for another host with the address.
-func (l *lan6) inUse(t testing.TB) func(context.Context, *dhcp6.Lease) (bool, error) {
-	return func(_ context.Context, lease *dhcp6.Lease) (bool, error) {
-		nstest.Run(t, l.pod, "ip", "address", "replace", lease.Address.String()+"/128", "dev", "eth0")
-		shown := ""
-		until(t, func() bool {
-			shown = nstest.Run(t, l.pod, "ip", "-6", "-o", "address", "show", "dev", "eth0", "to", lease.Address.String())
-			return shown == "" || strings.Contains(shown, "dadfailed") || !strings.Contains(shown, "tentative")
-		})
-		if shown != "" && !strings.Contains(shown, "dadfailed") {
-			return false, nil
-		}
-		if shown != "" {
-			nstest.Run(t, l.pod, "ip", "address", "del", lease.Address.String()+"/128", "dev", "eth0")
-		}
-		return true, nil
-	}
-}
-
-// outside hears at the host's end of the pod's link.
-func (l *lan6) outside(t testing.TB) func(*dhcp6.Config) {
-	return func(c *dhcp6.Config) {
-		w, err := transport.DialWitness6(l.witness(t))
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { w.Close() })
-		dial := c.Dial
-		c.Dial = func(ctx context.Context) (dhcp6.Transport, error) {
-			conn, err := dial(ctx)
-			if err != nil {
-				return nil, err
-			}
-			return w.For(conn), nil
-		}
-	}
-}
-
 func (l *lan6) witness(t testing.TB) *transport.Config {
 	mac, err := net.ParseMAC(nstest.MAC(t, l.pod, "eth0"))
 	if err != nil {
@@ -114,185 +56,29 @@ func (l *lan6) witness(t testing.TB) *transport.Config {
 	return &transport.Config{NetNS: l.host, Link: l.port, MAC: mac}
 }
 
-// dueAt is a lease as if it had been granted so long ago that a time of it is now.
-func dueAt(l *dhcp6.Lease, at time.Time) *dhcp6.Lease {
-	moved, back := *l, time.Until(at)
-	for _, one := range []*time.Time{&moved.Obtained, &moved.Renew, &moved.Rebind, &moved.Preferred, &moved.Expire} {
-		if !one.IsZero() {
-			*one = one.Add(-back)
-		}
-	}
-	return &moved
-}
-
-// renewed is the lease that a client has of the first thing that happens to one.
-func renewed(t testing.TB, c *dhcp6.Client, l *dhcp6.Lease) *dhcp6.Lease {
+// lease6 asks for an address, and hears by conn what comes of it in some seconds.
+func (l *lan6) lease6(t testing.TB, conn dhcp6.Transport) (got *dhcp6.Lease) {
 	t.Helper()
-	ctx, cancel := context.WithCancel(soon(t))
-	defer cancel()
-	var got *dhcp6.Lease
-	err := c.Run(ctx, l, func(_, next *dhcp6.Lease) error {
-		got = next
-		cancel()
-		return nil
-	})
-	if !errors.Is(err, context.Canceled) || got == nil {
-		t.Fatalf("%v, %v", got, err)
+	m, err := dhcp6.NewMachine(&dhcp6.Config{DUID: dhcp6.DUID([16]byte{9, 7}), IAID: 7, RapidCommit: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, e := m.Start(time.Now(), 1), dhcp6.Event{}
+	for limit := time.Now().Add(3 * time.Second); got == nil && time.Now().Before(limit); {
+		next, out := m.Step(s, time.Now(), e)
+		s, e, got = next, dhcp6.Event{}, out.Bound
+		if out.Send != nil {
+			err = conn.Send(t.Context(), out.Send)
+		}
+		if err == nil && got == nil {
+			e.Message, err = conn.Receive(t.Context(), out.Wake)
+		}
+		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Fatal(err)
+		}
+		err = nil
 	}
 	return got
-}
-
-// life is that of a lease, told by the server's file of leases.
-func (l *lan6) life(t *testing.T, change func(*dhcp6.Config), holds func(netip.Addr) bool) {
-	t.Helper()
-	c := l.client(t, change)
-	ctx := soon(t)
-	lease, err := c.Acquire(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !netip.MustParsePrefix("fd00:9::/64").Contains(lease.Address) || len(lease.DNS) != 1 || lease.DNS[0] != netip.MustParseAddr("fd00:9::53") ||
-		strings.Join(lease.Search, " ") != "pod.lan" || len(lease.Ignored) != 0 {
-		t.Errorf("lease %+v", lease)
-	}
-	until(t, func() bool { return holds(lease.Address) })
-	for name, at := range map[string]time.Time{"renewal": lease.Renew, "rebinding": lease.Rebind} {
-		if got := renewed(t, c, dueAt(lease, at)); got.Address != lease.Address || !got.Obtained.After(lease.Obtained) {
-			t.Errorf("%s: %+v", name, got)
-		}
-	}
-	if err := c.Release(ctx, lease); err != nil {
-		t.Fatal(err)
-	}
-	until(t, func() bool { return !holds(lease.Address) })
-	info, err := c.Inform(ctx)
-	if err != nil || len(info.DNS) != 1 || strings.Join(info.Search, " ") != "pod.lan" {
-		t.Errorf("information %+v, %v", info, err)
-	}
-	wanted := netip.MustParseAddr("fd00:9::1aa")
-	again, err := l.client(t, func(c *dhcp6.Config) { change(c); c.Address = wanted }).Acquire(ctx)
-	if err != nil || again.Address != wanted {
-		t.Errorf("leased %v, %v, and asked for %s", again, err, wanted)
-	}
-}
-
-func dnsmasq6(t testing.TB, l *lan6, pool string) func(netip.Addr) bool {
-	t.Helper()
-	d := nstest.NewDnsmasq(t, l.server, "eth0", "--dhcp-range="+pool+",64,120s", "--dhcp-option=option6:dns-server,[fd00:9::53]", "--dhcp-option=option6:domain-search,pod.lan")
-	return func(a netip.Addr) bool { return strings.Contains(d.Leased(), " "+a.String()+" ") }
-}
-
-func TestDnsmasqLeasesIPv6(t *testing.T) {
-	t.Parallel()
-	for name, change := range map[string]func(*testing.T, *lan6, *dhcp6.Config){
-		"by four messages": func(*testing.T, *lan6, *dhcp6.Config) {},
-		"by two, heard outside": func(t *testing.T, l *lan6, c *dhcp6.Config) {
-			c.RapidCommit = true
-			l.outside(t)(c)
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			l := newLAN6(t)
-			holds := dnsmasq6(t, l, "fd00:9::100,fd00:9::1ff")
-			l.life(t, func(c *dhcp6.Config) { change(t, l, c) }, holds)
-		})
-	}
-}
-
-func TestKeaLeasesIPv6(t *testing.T) {
-	t.Parallel()
-	l := newLAN6(t)
-	holds := kea6(t, l)
-	l.life(t, func(c *dhcp6.Config) {
-		c.RapidCommit = true
-		l.outside(t)(c)
-	}, holds)
-}
-
-// kea6 starts a server, and tells what it holds by the file that it appends to.
-func kea6(t testing.TB, l *lan6) func(netip.Addr) bool {
-	t.Helper()
-	nstest.Need(t, "kea-dhcp6")
-	type conf = map[string]any
-	dir := t.TempDir()
-	leases, log := filepath.Join(dir, "leases.csv"), filepath.Join(dir, "log")
-	text, err := json.Marshal(conf{"Dhcp6": conf{
-		"interfaces-config": conf{"interfaces": []string{"eth0"}},
-		"lease-database":    conf{"type": "memfile", "name": leases, "lfc-interval": 0},
-		"server-id":         conf{"type": "LL", "persist": false},
-		"subnet6": []conf{{
-			"id": 1, "subnet": "fd00:9::/64", "interface": "eth0", "pools": []conf{{"pool": "fd00:9::100 - fd00:9::1ff"}},
-			"valid-lifetime": 4000, "preferred-lifetime": 3000, "renew-timer": 1000, "rebind-timer": 2000, "rapid-commit": true,
-			"option-data": []conf{{"name": "dns-servers", "data": "fd00:9::53"}, {"name": "domain-search", "data": "pod.lan"}},
-		}},
-		"loggers": []conf{{"name": "kea-dhcp6", "severity": "INFO", "output_options": []conf{{"output": log, "maxsize": 0}}}},
-	}})
-	if err == nil {
-		err = os.WriteFile(filepath.Join(dir, "kea.json"), text, 0o600)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command("kea-dhcp6", "-c", filepath.Join(dir, "kea.json"))
-	cmd.Env = append(os.Environ(), "KEA_LOCKFILE_DIR="+dir, "KEA_PIDFILE_DIR="+dir)
-	var out strings.Builder
-	cmd.Stdout, cmd.Stderr = &out, &out
-	if err := l.server.Do(cmd.Start); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-		if t.Failed() {
-			t.Logf("kea: %s\n%s", &out, nstest.ReadIf(t, log))
-		}
-	})
-	until(t, func() bool { return strings.Contains(nstest.ReadIf(t, log), "DHCP6_STARTED ") })
-	return func(a netip.Addr) bool {
-		held := false
-		for line := range strings.Lines(nstest.ReadIf(t, leases)) {
-			if field := strings.Split(line, ","); len(field) > 4 && field[0] == a.String() {
-				held = field[2] != "0" // valid_lifetime
-			}
-		}
-		return held
-	}
-}
-
-// The kernel's duplicate address detection finds another host: the server hears of it, and gives another
-// address.
-func TestAnIPv6AddressThatAnotherHostHasIsDeclined(t *testing.T) {
-	t.Parallel()
-	l := newLAN6(t)
-	dnsmasq6(t, l, "fd00:9::100,fd00:9::101")
-	other := nstest.New(t)
-	nstest.Veth(t, other, "eth0", l.host, "other")
-	nstest.Run(t, l.host, "ip", "link", "set", "other", "master", "br0")
-	free := l.client(t, nil)
-	taken, err := free.Acquire(soon(t))
-	if err == nil {
-		err = free.Release(soon(t), taken)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	nstest.Run(t, l.pod, "ip", "address", "del", taken.Address.String()+"/128", "dev", "eth0")
-	nstest.Run(t, other, "ip", "address", "add", taken.Address.String()+"/64", "dev", "eth0", "nodad")
-	nstest.Sysctl(t, l.pod, "net/ipv6/conf/eth0/accept_dad", "1")
-	var looked []netip.Addr
-	c := l.client(t, func(c *dhcp6.Config) {
-		l.outside(t)(c)
-		look := c.InUse
-		c.InUse = func(ctx context.Context, lease *dhcp6.Lease) (bool, error) {
-			looked = append(looked, lease.Address)
-			return look(ctx, lease)
-		}
-	})
-	got, err := c.Acquire(soon(t))
-	if err != nil || got.Address == taken.Address || len(looked) != 2 || looked[0] != taken.Address {
-		t.Errorf("leased %v, %v after a look for %v; another host has %s", got, err, looked, taken.Address)
-	}
 }
 
 // serve6 answers every SOLICIT with an address at once.
@@ -344,28 +130,27 @@ func TestAPodThatAnswersItselfByDHCPv6IsNotBelieved(t *testing.T) {
 		t.Run(way, func(t *testing.T) {
 			t.Parallel()
 			l := newLAN6(t)
-			witness := l.outside(t)
+			witness, err := transport.DialWitness6(l.witness(t))
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { witness.Close() })
 			rogue := nstest.Divert(t, l.pod, "eth0", way)
 			l.eth0 = nstest.Index(t, l.pod, "eth0")
 			nstest.Run(t, l.pod, "ip", "address", "replace", linkLocal6+"/64", "dev", "eth0", "nodad")
 			nstest.Run(t, rogue, "ip", "address", "add", "fe80::66/64", "dev", "eth0", "nodad")
 			forged := netip.MustParseAddr("fd00:9::66")
 			serve6(t, rogue, "eth0", forged)
-			for _, inPod := range []bool{true, false} {
-				c := l.client(t, func(c *dhcp6.Config) {
-					c.RapidCommit, c.InUse = true, nil
-					if !inPod {
-						c.Timeout = 3 * time.Second
-						witness(c)
-					}
-				})
-				lease, err := c.Acquire(soon(t))
-				switch {
-				case inPod && (err != nil || lease.Address != forged):
-					t.Fatalf("the pod's server did not answer: %v, %v", lease, err)
-				case !inPod && !errors.Is(err, dhcpc.ErrTimeout):
-					t.Errorf("the pod leased %v, %v by its own word", lease, err)
-				}
+			conn, err := transport.DialUDP6(&transport.Config{NetNS: l.pod, Link: l.eth0})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { conn.Close() })
+			if lease := l.lease6(t, conn); lease == nil || lease.Address != forged {
+				t.Fatalf("the pod's server did not answer: %v", lease)
+			}
+			if lease := l.lease6(t, witness.For(conn)); lease != nil {
+				t.Errorf("the pod leased %v by its own word", lease)
 			}
 		})
 	}

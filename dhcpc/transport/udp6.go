@@ -84,23 +84,6 @@ func (u *UDP6) Close() error {
 	return u.conn.Close()
 }
 
-// Dialer6 gives the Dial of a dhcp6.Config.
-func Dialer6(cfg *Config) func(ctx context.Context) (dhcp6.Transport, error) {
-	return func(ctx context.Context) (dhcp6.Transport, error) {
-		if ctx == nil {
-			return nil, argument("no context")
-		}
-		if err := ctx.Err(); err != nil {
-			return nil, err
-		}
-		u, err := DialUDP6(cfg) // not as one expression: a nil pointer is no nil Transport
-		if err != nil {
-			return nil, err
-		}
-		return u, nil
-	}
-}
-
 // Send6 sends one message to all servers and relays, from a port of the kernel's choice: a RELEASE that
 // package dhcp6 has made, by a program that does without it. Nothing is heard.
 //

@@ -240,12 +240,12 @@ func TestDnsmasqRenewsTheHostsLeaseOnTheBridge(t *testing.T) {
 
 	// What all this is for: the client on the NIC asks, the server answers, and nobody hears.
 	acks(t, log, 1)
-	before := strings.Count(log(), "DHCPACK")
-	got, err := l.client(dhcpc.Config{Retransmit: 500 * time.Millisecond, Timeout: 3 * time.Second}).Resume(t.Context(), l.lease)
-	if err != nil || got != l.lease {
+	offers := strings.Count(log(), "DHCPOFFER")
+	got, err := l.client(dhcpc.Config{Retransmit: 500 * time.Millisecond, Timeout: 3 * time.Second}).Acquire(t.Context())
+	if !errors.Is(err, dhcpc.ErrTimeout) {
 		t.Fatalf("on a port of a bridge a client is not deaf: %v, %v", got, err)
 	}
-	acks(t, log, before+1)
+	until(t, "an offer", func() bool { return strings.Count(log(), "DHCPOFFER") > offers })
 
 	// A renewal within the same second would not show.
 	granted, _ := expiry(t, leases, a.Addr(), 0)

@@ -102,22 +102,22 @@ func exported() map[string]map[string]any {
 			"Allocator": nil, "Ranged": nil,
 		},
 		"dhcpc": {
-			"Lend": dhcpc.Lend, "New": dhcpc.New, "NewMachine": dhcpc.NewMachine, "Release": dhcpc.Release,
-			"Client": dhcpc.Client{}, "Error": dhcpc.Error{}, "Hex": dhcpc.Hex{}, "Lease": dhcpc.Lease{}, "Machine": dhcpc.Machine{}, "Route": dhcpc.Route{},
-			"Session": dhcpc.Session{}, "State": dhcpc.State(0), "SystemClock": dhcpc.SystemClock{},
+			"New": dhcpc.New, "NewMachine": dhcpc.NewMachine, "Release": dhcpc.Release,
+			"Client": dhcpc.Client{}, "Hex": dhcpc.Hex{}, "Lease": dhcpc.Lease{}, "Machine": dhcpc.Machine{}, "Route": dhcpc.Route{},
+			"Session": dhcpc.Session{}, "State": dhcpc.State(0),
 			// Interfaces have nothing to call.
-			"Clock": nil, "Transport": nil,
+			"Transport": nil,
 		},
 		"dhcp6": {
-			"DUID": dhcp6.DUID, "New": dhcp6.New, "NewMachine": dhcp6.NewMachine, "Release": dhcp6.Release,
-			"Client": dhcp6.Client{}, "Error": dhcp6.Error{}, "Lease": dhcp6.Lease{}, "Machine": dhcp6.Machine{},
+			"DUID": dhcp6.DUID, "NewMachine": dhcp6.NewMachine, "Release": dhcp6.Release,
+			"Lease": dhcp6.Lease{}, "Machine": dhcp6.Machine{},
 			"Session": dhcp6.Session{}, "State": dhcp6.State(0),
 			// Interfaces have nothing to call.
 			"Transport": nil,
 		},
 		"transport": {
 			"DialRaw": transport.DialRaw, "DialUDP": transport.DialUDP, "DialUDP6": transport.DialUDP6, "DialWitness": transport.DialWitness, "DialWitness6": transport.DialWitness6,
-			"Dialer": transport.Dialer, "Dialer6": transport.Dialer6, "Send6": transport.Send6, "Release": transport.Release,
+			"Dialer": transport.Dialer, "Send6": transport.Send6, "Release": transport.Release,
 			"Raw": transport.Raw{}, "UDP": transport.UDP{}, "UDP6": transport.UDP6{}, "Witness": transport.Witness{}, "Witness6": transport.Witness6{},
 		},
 	}

@@ -1,5 +1,5 @@
-// Package trace counts what a session of a DHCP client sent and received. The error with which the session
-// ends lists it.
+// Package trace has what the sessions of both DHCP clients share: the count of what was sent and received,
+// which the error of a failure lists, and the numbers at random.
 package trace
 
 import (
@@ -50,79 +50,62 @@ func (c *Counts) Add(what string) {
 	*c = append(list, count{what, 1})
 }
 
-// Texts gives each kind with its number, with the first word in the plural where there are several: "2 OFFERs of 192.0.2.9 from 192.0.2.1".
-func (c Counts) Texts() []string {
+// String gives each kind with its number, with the first word in the plural where there are several: "2 OFFERs of 192.0.2.9 from 192.0.2.1".
+func (c Counts) String() string {
 	var list []string
 	for _, one := range c {
-		noun, rest := one.what, ""
-		if at := strings.IndexByte(noun, ' '); at > 0 {
-			noun, rest = noun[:at], noun[at:]
-		}
+		noun, rest, more := strings.Cut(one.what, " ")
 		if one.n > 1 {
 			noun += "s"
 		}
-		list = append(list, strconv.Itoa(one.n)+" "+noun+rest)
+		if more {
+			noun += " " + rest
+		}
+		list = append(list, strconv.Itoa(one.n)+" "+noun)
 	}
-	return list
+	return strings.Join(list, ", ")
 }
 
-// Failure has what dhcpc.Error and dhcp6.Error say in common.
-type Failure struct {
-	Op     string
-	Err    error
-	Last   error
-	Waited time.Duration
-	Sent   []string
-	Heard  []string
-}
-
-// Failure makes the error of a session that ends now, because of err.
-func (t *Trace) Failure(op string, now time.Time, err error) *Failure {
+// Failure is the error of a session that ends at some time, because of err. vain begins its text where the
+// answers led to no lease, and hint says what to check where no answer came. It matches err and Last.
+func (t *Trace) Failure(op string, now time.Time, err error, vain, hint string) error {
 	if errors.Is(err, context.DeadlineExceeded) {
 		err = fmt.Errorf("%w: %w", ErrTimeout, err) // whether the deadline is the client's or the caller's
 	}
-	return &Failure{Op: op, Err: err, Last: t.Last, Waited: now.Sub(t.Began), Sent: t.Sent.Texts(), Heard: t.Heard.Texts()}
-}
-
-// Text gives the failure in one line. vain begins it where the answers led to no lease, and hint says what to
-// check where no answer came.
-func (f *Failure) Text(vain, hint string) string {
-	if f == nil {
-		return "no error"
-	}
-	sent, waited := strings.Join(f.Sent, ", "), f.Waited.Round(time.Millisecond).String()
-	text := f.Op + ": "
+	sent, waited := t.Sent.String(), now.Sub(t.Began).Round(time.Millisecond)
+	silent, timeout := len(t.Heard) == 0, errors.Is(err, ErrTimeout)
+	text := ""
 	switch {
 	case sent == "":
-		text += fmt.Sprint(f.Err)
-	case len(f.Heard) == 0:
-		text += "no answer to " + sent + " in " + waited
+		text = fmt.Sprint(err)
+	case silent:
+		text = fmt.Sprintf("no answer to %s in %s", sent, waited)
 	default:
-		text += vain + " " + sent + " in " + waited + "; heard " + strings.Join(f.Heard, ", ")
+		text = fmt.Sprintf("%s %s in %s; heard %s", vain, sent, waited, t.Heard)
 	}
 	switch {
 	case sent == "":
-	case !errors.Is(f.Err, ErrTimeout):
-		text += ": " + fmt.Sprint(f.Err)
-	case len(f.Heard) == 0:
+	case !timeout:
+		text += ": " + fmt.Sprint(err)
+	case silent:
 		text += " (" + hint + ")"
 	}
-	if f.Last != nil {
-		text += "; before: " + f.Last.Error()
+	causes := []error{err}
+	if t.Last != nil {
+		text += "; before: " + t.Last.Error()
+		causes = append(causes, t.Last)
 	}
-	return text
+	return &failure{op + ": " + text, causes}
 }
 
-// Causes gives Err and, if there is one, Last, for errors.Is.
-func (f *Failure) Causes() []error {
-	switch {
-	case f == nil:
-		return nil
-	case f.Last == nil:
-		return []error{f.Err}
-	}
-	return []error{f.Err, f.Last}
+type failure struct {
+	text   string
+	causes []error
 }
+
+func (f *failure) Error() string { return f.text }
+
+func (f *failure) Unwrap() []error { return f.causes }
 
 // Earlier gives the earlier of two times, of which a zero one means never.
 func Earlier(a, b time.Time) time.Time {
@@ -130,4 +113,42 @@ func Earlier(a, b time.Time) time.Time {
 		return b
 	}
 	return a
+}
+
+// Random is the state of the SplitMix64 generator. It is part of a session, so that what a session does is a
+// function of it alone.
+type Random uint64
+
+// Next gives the next number.
+func (r *Random) Next() uint64 {
+	*r += 0x9e3779b97f4a7c15
+	z := uint64(*r)
+	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
+	z = (z ^ z>>27) * 0x94d049bb133111eb
+	return z ^ z>>31
+}
+
+// Between gives a time from lo to hi.
+func (r *Random) Between(lo, hi time.Duration) time.Duration {
+	if hi <= lo {
+		return lo
+	}
+	return lo + time.Duration(r.Next()%uint64(hi-lo+1))
+}
+
+// The back-off after a refusal or a conflict.
+const (
+	firstBackOff   = time.Second
+	longestBackOff = 30 * time.Minute
+)
+
+// BackOff is the pause after so many failures in a row.
+func BackOff(failures int) time.Duration { return Doubled(firstBackOff, failures, longestBackOff) }
+
+// Doubled doubles a time n times, up to a maximum.
+func Doubled(d time.Duration, n int, most time.Duration) time.Duration {
+	for ; n > 0 && d < most; n-- { // so it never overflows
+		d *= 2
+	}
+	return min(d, most)
 }

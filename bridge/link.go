@@ -108,11 +108,6 @@ func (c *Conn) Veths(ctx context.Context) ([]Link, error) {
 	return c.links(ctx, "list veth links", "veth", 0)
 }
 
-// Bridges lists the bridges.
-func (c *Conn) Bridges(ctx context.Context) ([]Link, error) {
-	return c.links(ctx, "list bridges", "bridge", 0)
-}
-
 // Ports lists the ports of a bridge, by its index.
 func (c *Conn) Ports(ctx context.Context, bridge int) ([]Link, error) {
 	if err := c.usable(ctx); err != nil {

@@ -346,13 +346,6 @@ func TestParametersOfNoLinkStayAsTheyAre(t *testing.T) {
 				t.Errorf("EnsureRouting(%+v): %v", r, err)
 			}
 		}
-		err := n.ns.Do(func() error { return n.conn.Announce(t.Context(), &bridge.Link{Name: name, Index: n.link.Index}) })
-		if !errors.Is(err, bridge.ErrInvalid) {
-			t.Errorf("Announce of %q: %v", name, err)
-		}
-	}
-	if err := n.conn.Announce(t.Context(), nil); !errors.Is(err, bridge.ErrInvalid) {
-		t.Errorf("Announce of nil: %v", err)
 	}
 	for path, want := range map[string]string{
 		"net/ipv4/conf/all/route_localnet": "0", "net/ipv4/conf/default/route_localnet": "0",

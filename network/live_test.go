@@ -332,38 +332,6 @@ func TestRepairOfOneNetworkLeavesTheOthers(t *testing.T) {
 	})
 }
 
-func TestABridgeThatSomebodyRenamedIsFollowed(t *testing.T) {
-	t.Parallel()
-	const harm = "ip link set cbr0 down; ip link set cbr0 name x; ip link set x up"
-	for name, mend := range map[string]func(t *testing.T, b *bed) error{
-		"by an ADD": func(t *testing.T, b *bed) error {
-			pod, addresses := b.pod, b.pod.Addresses[0]
-			addresses.Prefix = nstest.Prefix("10.61.0.3/24")
-			ns := nstest.New(t)
-			pod.ContainerID, pod.NetNS, pod.Path, pod.Addresses = "c2", ns, nstest.Path(t, ns), []ipam.Address{addresses}
-			_, err := b.node.Add(t.Context(), &b.nw, &pod)
-			return err
-		},
-		"by Repair":              func(t *testing.T, b *bed) error { return b.node.Repair(t.Context()) },
-		"by that of one network": func(t *testing.T, b *bed) error { return b.node.RepairNetworks(t.Context(), []string{"pods"}) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := newBed(t)
-			b.add(t)
-			index := nstest.Run(t, b.host, "sh", "-ec", "ip -o link show cbr0 | cut -d: -f1; "+
-				// Somebody's, which has the alias and not the MAC.
-				"ip link add other type bridge; ip link set other alias tombolo:1:bridge; "+harm)
-			b.do(t, func() error { return mend(t, b) })
-			b.mustBeAsMade(t)
-			got := nstest.Run(t, b.host, "sh", "-ec", "ip -o link show cbr0 | cut -d: -f1; ip -o link show type bridge | wc -l; ip route show 10.61.0.0/24")
-			if want := index + "2\n10.61.0.0/24 dev cbr0 proto kernel scope link src 10.61.0.1 \n"; got != want {
-				t.Errorf("afterwards %q, want %q", got, want)
-			}
-		})
-	}
-}
-
 // TestAPortIsPassedOnToAnAddUnderWay has the attachment that publishes a container's port deleted
 // after the Add of another one has found it there, and before that is on record.
 func TestAPortIsPassedOnToAnAddUnderWay(t *testing.T) {

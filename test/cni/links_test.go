@@ -13,7 +13,6 @@ func TestTombolodPutsRightWhatOthersDoToLinks(t *testing.T) {
 		cut        bool // a pod of this harm reaches nothing
 	}{
 		{"the bridge is deleted", "ip link delete cbr0", true},
-		{"the bridge is renamed", "ip link set cbr0 down; ip link set cbr0 name x; ip link set x up || true", true}, // tombolod may be faster than the last command
 		{"the bridge is set down", "ip link set cbr0 down", true},
 		{"the bridge's addresses are flushed", "ip address flush dev cbr0", true},
 		{"the gateway is deleted", "ip address delete GATEWAY dev cbr0", true},

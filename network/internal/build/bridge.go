@@ -26,10 +26,6 @@ func buildBridge(ctx context.Context, s *session.Session, rec *state.Network) (l
 		Name: rec.Bridge, MTU: recorded.BridgeMTU(rec), Alias: endpoint.BridgeAlias, NoIPv6: true,
 		Promiscuous: rec.Promiscuous, NFCall: rec.NFCall, VLANFiltering: rec.VLAN != (state.VLAN{}),
 	}
-	renamed, err := rename(ctx, s, rec)
-	if err != nil {
-		return nil, nil, false, err
-	}
 	there, err := s.Links.Link(ctx, rec.Bridge)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -76,32 +72,9 @@ func buildBridge(ctx context.Context, s *session.Session, rec *state.Network) (l
 		if _, err := sysctl.Ensure(sysctl.Link("ipv6", at.Name, "disable_ipv6"), "0"); err != nil {
 			return nil, nil, false, err
 		}
-		return l, at, changed || renamed, ensureLinkLocal(s.Links, at)
+		return l, at, changed, ensureLinkLocal(s.Links, at)
 	}
-	return l, at, changed || renamed, nil
-}
-
-// rename gives the network's bridge its name back, if somebody gave it another one.
-func rename(ctx context.Context, s *session.Session, rec *state.Network) (renamed bool, _ error) {
-	if _, err := s.Links.Link(ctx, rec.Bridge); !errors.Is(err, fs.ErrNotExist) {
-		return false, err
-	}
-	records, _, err := s.Dir.ListNetworks()
-	if err != nil {
-		return false, fail.State(err)
-	}
-	// The first ADD of a network may find its bridge, too, as a killed one left it.
-	list, err := recorded.Renamed(ctx, s.Links, append(records, rec))
-	if err != nil {
-		return false, err
-	}
-	for _, l := range list {
-		if l.Was == rec.Bridge {
-			s.Warn("bridge " + l.Was + " was renamed to " + l.Name + ": it gets its name back")
-			return true, s.Links.Rename(ctx, l.Index, l.Was)
-		}
-	}
-	return false, nil
+	return l, at, changed, nil
 }
 
 // IPv6 and Ethernet have a say in MTUs.

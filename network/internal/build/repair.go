@@ -6,11 +6,9 @@ import (
 	"io/fs"
 	"slices"
 
-	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
-	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/network/internal/reroute"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
 	"github.com/tombolo-cni/tombolo/nft"
@@ -94,9 +92,6 @@ func (r *repair) network(ctx context.Context, rec *state.Network) error {
 	if err != nil {
 		return err
 	}
-	if err := recallGateways(ctx, r.s, rec); err != nil {
-		return err
-	}
 	var errs []error
 	for _, a := range attachments {
 		errs = append(errs, reserve(ctx, r.s, rec, a))
@@ -118,29 +113,4 @@ func reserve(ctx context.Context, s *session.Session, rec *state.Network, a *sta
 		}
 		return nil // it is another one's by now
 	})
-}
-
-// recallGateways takes the network's gateways off other bridges of ours, which have them since
-// somebody swapped the names: the host would look for the pods there.
-func recallGateways(ctx context.Context, s *session.Session, rec *state.Network) error {
-	if len(rec.Gateways) == 0 {
-		return nil
-	}
-	at, err := s.Links.Link(ctx, rec.GatewayLink())
-	if err != nil {
-		return err
-	}
-	elsewhere, err := recorded.Elsewhere(ctx, s.Dir, s.Links, rec, at)
-	errs := []error{err}
-	moved := false
-	for _, e := range elsewhere {
-		if e.Ours {
-			moved = true
-			errs = append(errs, s.Links.Addresses().Remove(addr.Address{Prefix: e.Gateway, Link: e.Index}))
-		}
-	}
-	if moved {
-		errs = append(errs, s.Links.Announce(ctx, at)) // pods have the other bridge's MAC for it
-	}
-	return errors.Join(errs...)
 }

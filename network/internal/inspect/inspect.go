@@ -66,13 +66,7 @@ func Gateways(ctx context.Context, s *session.Session, rec *state.Network, l *br
 			found.Advise(tombolo.RemedyRepair, "the host does not forward packets of the family of %s", gw.Addr())
 		}
 	}
-	elsewhere, err := recorded.Elsewhere(ctx, s.Dir, s.Links, rec, l)
-	for _, e := range elsewhere {
-		if e.Ours {
-			found.Advise(tombolo.RemedyRepair, "bridge %s has the gateway %s of bridge %s, too", e.Link, e.Gateway, l.Name)
-		}
-	}
-	return err
+	return nil
 }
 
 // connected looks for the route that comes with a gateway. The kernel has none by a link that is down.
@@ -83,20 +77,6 @@ func connected(s *session.Session, gw netip.Prefix, l *bridge.Link, found *Findi
 	wrong, err := recorded.Disconnected(s.Links.Routes(), gw, l.Index)
 	if wrong != "" {
 		found.Advise(tombolo.RemedyRepair, "bridge %s: the host's route to %s %s", l.Name, gw.Masked(), wrong)
-	}
-	return err
-}
-
-// usurped names links of others that have a gateway, which nobody takes off them unasked.
-func usurped(ctx context.Context, s *session.Session, rec *state.Network, l *bridge.Link, found *Findings) error {
-	if l.Index == 0 {
-		return nil
-	}
-	elsewhere, err := recorded.Elsewhere(ctx, s.Dir, s.Links, rec, l)
-	for _, e := range elsewhere {
-		if !e.Ours {
-			found.Advise(tombolo.RemedyConfigure, "link %s has the gateway %s of bridge %s, too; this helps: ip address del %s dev %s", e.Link, e.Gateway, l.Name, e.Gateway, e.Link)
-		}
 	}
 	return err
 }
@@ -152,7 +132,6 @@ func Network(ctx context.Context, s *session.Session, rec *state.Network, attach
 	}
 	err = fail.Join(
 		func() error { return Gateways(ctx, s, rec, at, found) },
-		func() error { return usurped(ctx, s, rec, at, found) },
 		func() error { return forwarding(rec, at, found) },
 		func() error {
 			if !loopback.Uses(rec, attachments) {
@@ -203,15 +182,6 @@ func bridgeAlone(ctx context.Context, s *session.Session, rec *state.Network, fo
 	})
 	if err != nil {
 		return nil, err
-	}
-	if len(diffs) == 1 && diffs[0].What == "link" && diffs[0].Have == "" {
-		list, err := recorded.Renamed(ctx, s.Links, []*state.Network{rec})
-		if err != nil {
-			return nil, err
-		}
-		if len(list) > 0 {
-			diffs[0].Text = "bridge " + rec.Bridge + " is missing: somebody has renamed it to " + list[0].Name
-		}
 	}
 	if len(diffs) == 1 && diffs[0].What == "kind" {
 		diffs[0].Remedy = tombolo.RemedyConfigure // the name is another link's

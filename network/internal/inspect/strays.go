@@ -2,8 +2,6 @@ package inspect
 
 import (
 	"context"
-	"errors"
-	"io/fs"
 	"maps"
 	"slices"
 	"strings"
@@ -11,7 +9,6 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
-	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
 )
 
@@ -23,18 +20,10 @@ type Strays struct {
 	// Elements and IFBs belong to no port, and to nobody: by their hashes.
 	Elements map[string]string // the network
 	IFBs     map[string]string // the link's name
-	// Bridges are those that somebody renamed, and in whose place there is another one.
-	Bridges []StrayBridge
 	// Others are another program's elements, in words.
 	Others []string
 
 	names map[string]string // of ports
-}
-
-// StrayBridge is a bridge that was a network's.
-type StrayBridge struct {
-	recorded.RenamedBridge
-	Foreign string // a port that is no pod's on record; empty for none
 }
 
 // FindStrays looks for them. known are the hashes of the records there are, and networks the
@@ -45,9 +34,6 @@ func FindStrays(ctx context.Context, s *session.Session, known map[string]bool, 
 		return nil, err
 	}
 	f := &Strays{Ports: map[string]endpoint.Mark{}, Elements: map[string]string{}, IFBs: map[string]string{}, names: map[string]string{}}
-	if err := f.findBridges(ctx, s, known); err != nil {
-		return nil, err
-	}
 	for i := range links {
 		if a, ok := endpoint.ParseAlias(links[i].Alias); ok && !known[a.Hash] {
 			f.Ports[a.Hash], f.names[a.Hash] = a, links[i].Name
@@ -81,47 +67,9 @@ func FindStrays(ctx context.Context, s *session.Session, known map[string]bool, 
 	return f, nil
 }
 
-// findBridges looks for bridges. One in whose place there is none gets its name back: see build.
-func (f *Strays) findBridges(ctx context.Context, s *session.Session, known map[string]bool) error {
-	records, _, err := s.Dir.ListNetworks()
-	if err != nil || len(records) == 0 {
-		return err
-	}
-	renamed, err := recorded.Renamed(ctx, s.Links, records)
-	if err != nil {
-		return err
-	}
-	for _, l := range renamed {
-		if _, err := s.Links.Link(ctx, l.Was); errors.Is(err, fs.ErrNotExist) {
-			continue
-		} else if err != nil {
-			return err
-		}
-		ports, err := s.Links.Ports(ctx, l.Index)
-		if err != nil {
-			return err
-		}
-		stray := StrayBridge{RenamedBridge: l}
-		for _, p := range ports {
-			if a, ok := endpoint.ParseAlias(p.Alias); !ok || !known[a.Hash] {
-				stray.Foreign = p.Name
-			}
-		}
-		f.Bridges = append(f.Bridges, stray)
-	}
-	return nil
-}
-
 // Differences are the strays in words, by their hashes.
 func (f *Strays) Differences() []tombolo.Difference {
 	found := &Findings{}
-	for _, l := range f.Bridges {
-		remedy, rest := tombolo.RemedyRepair, ""
-		if l.Foreign != "" {
-			remedy, rest = tombolo.RemedyConfigure, ", and has another port: take off "+l.Foreign+", and then run tombolo repair"
-		}
-		found.Advise(remedy, "bridge %s was renamed from %s, which is there anew%s", l.Name, l.Was, rest)
-	}
 	for _, hash := range slices.Sorted(maps.Keys(f.names)) {
 		found.Advise(tombolo.RemedyRecreate, "port %s of network %s has no record", f.names[hash], f.Ports[hash].Network)
 	}

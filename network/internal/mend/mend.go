@@ -43,20 +43,14 @@ func Strays(ctx context.Context, s *session.Session) error {
 	if err != nil {
 		return err
 	}
-	var errs []error
-	for _, l := range strays.Bridges {
-		if l.Foreign == "" {
-			errs = append(errs, s.Links.Remove(ctx, l.Name)) // pods' ports have moved to that of the name
-		}
-	}
 	if len(strays.Elements)+len(strays.IFBs) == 0 {
-		return errors.Join(errs...)
+		return nil
 	}
 	var owners []nft.Owner
 	for hash := range strays.Elements {
 		owners = append(owners, nft.Owner(hash))
 	}
-	errs = append(errs, s.Firewall.RemoveOwners(ctx, owners...))
+	errs := []error{s.Firewall.RemoveOwners(ctx, owners...)}
 	shapes := bandwidth.On(s.Links.Socket())
 	for hash, ifb := range strays.IFBs {
 		errs = append(errs, shapes.Remove(ctx, bandwidth.Target{IFB: ifb, Owner: endpoint.AliasOwner(hash)}))

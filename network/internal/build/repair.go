@@ -3,11 +3,9 @@ package build
 import (
 	"context"
 	"errors"
-	"io/fs"
 	"slices"
 
 	"github.com/tombolo-cni/tombolo/internal/state"
-	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/reroute"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
@@ -92,25 +90,7 @@ func (r *repair) network(ctx context.Context, rec *state.Network) error {
 	if err != nil {
 		return err
 	}
-	var errs []error
-	for _, a := range attachments {
-		errs = append(errs, reserve(ctx, r.s, rec, a))
-	}
 	r.mended, r.followers = append(r.mended, rules), append(r.followers, attachments...)
 	_, err = obstacles(ctx, rec)
-	return errors.Join(append(errs, err)...)
-}
-
-// reserve has the allocator give a pod's addresses to no other one, where the reservation was lost. No
-// Del is at work meanwhile, which would have given one back just now.
-func reserve(ctx context.Context, s *session.Session, rec *state.Network, a *state.Attachment) error {
-	return s.Unreserved(ctx, rec, a, func(one ipam.Allocator, owner ipam.Owner, err error) error {
-		if errors.Is(err, fs.ErrNotExist) {
-			if _, err = one.Add(ctx, owner); errors.Is(err, ipam.ErrDuplicate) {
-				return nil // the first look at a directory that was lost reserves what is in use
-			}
-			return err
-		}
-		return nil // it is another one's by now
-	})
+	return err
 }

@@ -222,10 +222,10 @@ func (e *Entry) withhold(ctx context.Context, p Plan, conflict *nft.ConflictErro
 }
 
 // explainConflict says which pod has a port that is wanted, in the operator's
-// words. Where it is an address, that pod's reservation is lost.
+// words. Where it is an address, that pod's reservation is lost, and the next Add gets another.
 func (e *Entry) explainConflict(conflict *nft.ConflictError) error {
 	if conflict.Port == "" {
-		return fmt.Errorf("%w; if tombolo check says that the address is not reserved, tombolo repair helps", conflict)
+		return conflict
 	}
 	owner := "another program"
 	if conflict.Owner != "" {

@@ -11,7 +11,6 @@ import (
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
-	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
@@ -63,9 +62,6 @@ func Attachment(ctx context.Context, s *session.Session, nw *state.Network, rec 
 	if err := Limits(ctx, s, rec, found); err != nil {
 		return nil, err
 	}
-	if err := reservations(ctx, s, nw, rec, found); err != nil {
-		return nil, err
-	}
 	at, err := s.Links.Link(ctx, nw.GatewayLink())
 	if errors.Is(err, fs.ErrNotExist) {
 		return found.List, nil
@@ -74,18 +70,6 @@ func Attachment(ctx context.Context, s *session.Session, nw *state.Network, rec 
 		err = way(s, nw, rec, at, found)
 	}
 	return found.List, err
-}
-
-// reservations finds addresses of a pod's that the allocator would give to another one.
-func reservations(ctx context.Context, s *session.Session, nw *state.Network, a *state.Attachment, found *Findings) error {
-	return s.Unreserved(ctx, nw, a, func(_ ipam.Allocator, _ ipam.Owner, err error) error {
-		remedy := tombolo.RemedyRecreate // it is another one's
-		if errors.Is(err, fs.ErrNotExist) {
-			remedy = tombolo.RemedyRepair
-		}
-		found.Advise(remedy, "%v", err)
-		return nil
-	})
 }
 
 // Pod opens the namespace of an attachment; nil, with the reason, where its path leads there

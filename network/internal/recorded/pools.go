@@ -1,6 +1,7 @@
 package recorded
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -73,27 +74,9 @@ func Pools(ctx context.Context, dir string, rec *state.Network) ([]ipam.Pool, er
 	if err != nil {
 		return nil, fmt.Errorf("network %q: %w", rec.Name, err)
 	}
-	h, err := reservations(rec.Name, dir, rec.PoolDir, sets...)
+	h, err := ipam.NewHostLocal(&ipam.Config{Network: rec.Name, Dir: cmp.Or(rec.PoolDir, dir+"/ipam"), Ranges: sets})
 	if err != nil {
 		return nil, err
 	}
 	return h.Pools(ctx)
-}
-
-// HostLocal is the IPAMType of attachments whose addresses an ipam.HostLocal gave.
-const HostLocal = "host-local"
-
-// Reservation gives one address alone, which an attachment has of host-local.
-func Reservation(dir string, a *state.Attachment, address ipam.Address) (*ipam.HostLocal, error) {
-	own := address.Prefix.Addr()
-	r := ipam.Range{Subnet: address.Prefix.Masked(), RangeStart: own, RangeEnd: own, Gateway: address.Gateway}
-	return reservations(a.Network, dir, a.DataDir, ipam.RangeSet{Ranges: []ipam.Range{r}})
-}
-
-// reservations are those of a network: in a directory of their own, or that of the state.
-func reservations(network, stateDir, own string, sets ...ipam.RangeSet) (*ipam.HostLocal, error) {
-	if own == "" {
-		own = stateDir + "/ipam"
-	}
-	return ipam.NewHostLocal(&ipam.Config{Network: network, Dir: own, Ranges: sets})
 }

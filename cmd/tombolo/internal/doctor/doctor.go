@@ -180,9 +180,7 @@ func stepOf(d tombolo.Difference) Step {
 		return StepRoute
 	case d.What == "MTU":
 		return StepMTU
-	case has("is not reserved for"):
-		return StepDuplicate // it may be given to another one
-	case has("the host's route", "the host's rule", "the host's neighbour", "the host does not send"):
+	case has("the host's route", "the host does not send"):
 		return StepForwarding
 	case has("forward of table", "FORWARD", " of table ", "nf_tables", "chain ", "what pods send", "br_netfilter", "nf_call"):
 		return StepFirewall

@@ -14,8 +14,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network/internal/build"
-	"github.com/tombolo-cni/tombolo/network/internal/chained"
-	"github.com/tombolo-cni/tombolo/network/internal/elements"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/network/internal/reroute"
@@ -53,7 +51,7 @@ func (n *Node) Add(ctx context.Context, nw *Network, pod *Pod) (*Attachment, err
 // tryAdd is one try. When it returns, it has given up its locks.
 func (n *Node) tryAdd(ctx context.Context, nw *Network, pod *Pod) (*Attachment, error) {
 	hash := pod.key(nw).hash()
-	a := &adding{node: n, nw: nw, pod: pod, hash: hash, base: pod.record(nw, hash)}
+	a := &adding{entry: entry{node: n, hash: hash, getsMore: pod.Lease != nil || nw.SLAAC}, nw: nw, pod: pod, base: pod.record(nw, hash)}
 	origin := n.origin(nw)
 	a.base.IPAMType, a.base.DataDir = origin.Type, origin.Dir
 	if pod.Lease != nil {
@@ -67,8 +65,6 @@ func (n *Node) tryAdd(ctx context.Context, nw *Network, pod *Pod) (*Attachment, 
 		return nil, err
 	}
 	defer a.s.Close()
-	a.entry = elements.Entry{Session: a.s, Hash: hash, ContainerID: pod.ContainerID, GetsMore: a.getsMore(), Undo: a.back.push,
-		ReclaimLater: func(hash string) { n.reclaimLater(a.s, nw.Name, hash) }}
 	if a.leasing != nil {
 		// Before Close, which may wait for the lock of the host's lease.
 		defer a.leasing.unlock()
@@ -89,23 +85,15 @@ func (n *Node) tryAdd(ctx context.Context, nw *Network, pod *Pod) (*Attachment, 
 
 // adding is one Add under way.
 type adding struct {
-	node *Node
-	s    *session.Session
+	entry
 	nw   *Network
 	pod  *Pod
-	hash string
-	// base is the attachment as it was put on record.
-	base    *state.Attachment
-	pending *state.Pending  // its record, once there is one
+	base *state.Attachment // as it was put on record
+
 	leasing *leasing        // nil unless the address comes by DHCP
 	metrics reroute.Metrics // of its default routes
-	entry   elements.Entry
 	shaped  bandwidth.Shape // its limits as the kernel enforces them
-	back    undo
 }
-
-// getsMore says whether the pod gets addresses after it has its link.
-func (a *adding) getsMore() bool { return a.leasing != nil || a.nw.SLAAC }
 
 // reason is why an Add failed. One whose record is gone may fail at anything that was taken
 // down along with it.
@@ -143,17 +131,17 @@ func (a *adding) run(ctx context.Context) (*Attachment, error) {
 		return nil, err
 	}
 	rec := &t.plan.rec
-	if a.getsMore() { // only now is known what the ifb's alias says
+	if a.getsMore { // only now is known what the ifb's alias says
 		if err := a.shape(ctx, rec, t.link.Index, t.link.MTU); err != nil {
 			return nil, err
 		}
 	}
 	recorded.Limit(rec, a.shaped)
-	if err := a.entry.Add(ctx, t.plan.elements()); err != nil {
+	if err := a.add(ctx, rec, t.plan.want); err != nil {
 		return nil, err
 	}
 	// Only now do the pod's ports lead to it.
-	if err := chained.FlushStale(ctx, a.s.Links, rec); err != nil {
+	if err := flushStale(ctx, a.s.Links, rec); err != nil {
 		return nil, err
 	}
 	if err := a.node.step("firewall"); err != nil {
@@ -233,7 +221,7 @@ func (a *adding) tie(ctx context.Context) (*tied, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := chained.RefuseListeners(ctx, a.pod.ContainerID, a.pod.Ports, g.addresses, a.nw.SLAAC); err != nil {
+	if err := refuseListeners(ctx, a.pod.ContainerID, a.pod.Ports, g.addresses, a.nw.SLAAC); err != nil {
 		return nil, err
 	}
 	b, err := build.Ready(ctx, a.s, p.want)
@@ -359,7 +347,7 @@ func (a *adding) hostAddress(ctx context.Context, l *bridge.Link, pod netip.Pref
 // anew, says that nobody else is at it.
 func (a *adding) attach(ctx context.Context, p *plan, b *build.Built) (*bridge.Attachment, error) {
 	port := p.onto(b)
-	if !a.getsMore() {
+	if !a.getsMore {
 		shape := func(ctx context.Context, index int) error { return a.shape(ctx, &p.rec, index, port.MTU) }
 		if a.pod.Limits.IsZero() {
 			if err := shape(ctx, 0); err != nil {
@@ -372,7 +360,7 @@ func (a *adding) attach(ctx context.Context, p *plan, b *build.Built) (*bridge.A
 	if err := session.Wanted(a.pending); err != nil {
 		return nil, err
 	}
-	if err := a.entry.HoldBefore(ctx, p.elements()); err != nil {
+	if err := a.holdBefore(ctx, &p.rec, p.want); err != nil {
 		return nil, err
 	}
 	owner := endpoint.AliasOwner(a.hash)
@@ -389,10 +377,10 @@ func (a *adding) attach(ctx context.Context, p *plan, b *build.Built) (*bridge.A
 	if err != nil {
 		return nil, a.metrics.MakeWay(a.pod.NetNS, port.Routes, err)
 	}
-	a.entry.Attached = true
+	a.attached = true
 	a.back.push(func(ctx context.Context) error {
 		err := a.s.Links.Detach(ctx, port.Name, owner)
-		a.entry.Attached = err != nil
+		a.attached = err != nil
 		return err
 	})
 	p.link(link)
@@ -420,7 +408,7 @@ func (a *adding) limit(ctx context.Context, rec *state.Attachment, index, mtu in
 	})
 	var err error
 	if a.shaped.IsZero() { // else this is a second try, and the operator was told
-		if a.shaped, err = chained.Effective(a.s, a.pod.Limits, mtu); err != nil {
+		if a.shaped, err = effectiveLimits(a.s, a.pod.Limits, mtu); err != nil {
 			return err
 		}
 	}

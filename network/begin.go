@@ -57,7 +57,6 @@ func (a *adding) writeRecord() error {
 		}
 		return fail.State(err)
 	}
-	a.entry.Pending = a.pending
 	a.back.push(func(context.Context) error { return a.pending.Abandon() })
 	return nil
 }

@@ -3,8 +3,6 @@ package network
 import (
 	"bytes"
 	"context"
-	"errors"
-	"io/fs"
 	"net"
 	"net/netip"
 	"slices"
@@ -13,7 +11,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
-	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/inspect"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/network/internal/reroute"
@@ -35,23 +32,14 @@ func (n *Node) Check(ctx context.Context, nw *Network, pod *Pod) ([]tombolo.Diff
 	if err := pod.check(nw); err != nil {
 		return nil, err
 	}
-	s, err := n.open(n.mark)
+	s, err := n.openEntered(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer s.Close()
-	if err := s.Enter(ctx); err != nil {
-		return nil, err
-	}
-	rec, err := s.Dir.Load(nw.Name, pod.key(nw).hash())
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fail.Errorf(ErrNotAttached, "container %s has no attachment %s to network %q on record: DEL it and ADD it again", pod.ContainerID, pod.IfName, nw.Name)
-	}
+	rec, err := n.attached(ctx, pod.key(nw))
 	if err != nil {
-		return nil, fail.State(err)
-	}
-	if rec.State != state.Ready {
-		return nil, fail.Errorf(ErrNotAttached, "the ADD of container %s did not finish: DEL it and ADD it again", pod.ContainerID)
+		return nil, err
 	}
 	found := &inspect.Findings{}
 	k := &checking{s, nw, pod, rec}

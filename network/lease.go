@@ -19,7 +19,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network/internal/build"
-	"github.com/tombolo-cni/tombolo/network/internal/chained"
 	"github.com/tombolo-cni/tombolo/network/internal/dhcplease"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/reroute"
@@ -94,7 +93,7 @@ func (a *adding) lease(ctx context.Context) (*tied, error) {
 		return nil, err
 	}
 	p.port.NoWait = false // or the first frame would be lost
-	if err := chained.RefuseListeners(ctx, a.pod.ContainerID, a.pod.Ports, nil, true); err != nil {
+	if err := refuseListeners(ctx, a.pod.ContainerID, a.pod.Ports, nil, true); err != nil {
 		return nil, err
 	}
 	b, err := build.Ready(ctx, a.s, p.want)
@@ -251,7 +250,7 @@ func (a *adding) refuse(ctx context.Context, bridgeIndex int, had *dhcpc.Lease) 
 		if err := lease.Taken(a.s.Links.Routes(), bridgeIndex, own, before); err != nil {
 			return err
 		}
-		return a.entry.RefuseAddress(ctx, a.nw.GatewayLink(), own)
+		return a.refuseAddress(ctx, a.nw.GatewayLink(), own)
 	}
 }
 

@@ -134,6 +134,19 @@ func (n *Node) open(mark uint32) (*session.Session, error) {
 	})
 }
 
+// openEntered opens a session, and takes the shared lock.
+func (n *Node) openEntered(ctx context.Context) (*session.Session, error) {
+	s, err := n.open(n.mark)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.Enter(ctx); err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
 // openFor opens a session for a call about one network.
 func (n *Node) openFor(ctx context.Context, network string) (*session.Session, error) {
 	if err := n.usable(ctx, network); err != nil {

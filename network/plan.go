@@ -9,8 +9,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network/internal/build"
-	"github.com/tombolo-cni/tombolo/network/internal/chained"
-	"github.com/tombolo-cni/tombolo/network/internal/elements"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/network/internal/reroute"
@@ -22,11 +20,6 @@ type plan struct {
 	want *build.Want
 	port bridge.Port
 	rec  state.Attachment // as it will be on record
-}
-
-// elements is what the pod's part in the firewall is made from.
-func (p *plan) elements() elements.Plan {
-	return elements.Plan{Record: &p.rec, Want: p.want, Port: p.port.Name}
 }
 
 // plan derives what the network has to be, the port and the record from what the pod was
@@ -132,5 +125,5 @@ func (a *adding) checkGiven(g given) error {
 			return fail.Errorf(ErrNoGateway, "ipam %q gave %s without a gateway, and the bridge is to be one: name the gateway in the ipam, or set isGateway to false", a.nw.Origin.Type, address.Prefix)
 		}
 	}
-	return chained.RefuseUnreachable(a.pod.Ports, g.addresses)
+	return refuseUnreachable(a.pod.Ports, g.addresses)
 }

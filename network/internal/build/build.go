@@ -128,6 +128,11 @@ func look(ctx context.Context, s *session.Session, w *Want) (*Built, error) {
 		!containsAll(rec.Gateways, w.Record.Gateways) || !containsAll(rec.Subnets, w.Record.Subnets) || !gatewaysInUse(s, rec, w) {
 		return nil, nil
 	}
+	return find(ctx, s, rec, w)
+}
+
+// find is look for a network that is on record as the ADD needs it.
+func find(ctx context.Context, s *session.Session, rec *state.Network, w *Want) (*Built, error) {
 	l, err := s.Links.Link(ctx, rec.Bridge)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil

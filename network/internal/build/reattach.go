@@ -141,7 +141,7 @@ func mendOthers(ctx context.Context, s *session.Session, except string) error {
 		if len(attachments) == 0 {
 			continue
 		}
-		n, _, err := restore(ctx, s, o, attachments)
+		n, _, err := restore(ctx, s, o, attachments, nil)
 		if err != nil {
 			// Its own next ADD says so.
 			s.Warn(err.Error())
@@ -166,8 +166,8 @@ func declareMended(ctx context.Context, s *session.Session, networks []nft.Netwo
 // see declareMended. It says whether anything was missing that other networks have a part in.
 // After a failure, the network's own next ADD tries again: others may declare mended what all
 // share.
-func restore(ctx context.Context, s *session.Session, rec *state.Network, attachments []*state.Attachment) (nft.Network, bool, error) {
-	n, changed, err := bringBack(ctx, s, rec, attachments)
+func restore(ctx context.Context, s *session.Session, rec *state.Network, attachments []*state.Attachment, w *Want) (nft.Network, bool, error) {
+	n, changed, err := bringBack(ctx, s, rec, attachments, w)
 	if err != nil {
 		rec.ConfigHash = ""
 		return n, changed, errors.Join(fmt.Errorf("network %s: %w", rec.Name, err), s.Dir.SaveNetwork(rec))
@@ -175,11 +175,11 @@ func restore(ctx context.Context, s *session.Session, rec *state.Network, attach
 	return n, changed, nil
 }
 
-func bringBack(ctx context.Context, s *session.Session, rec *state.Network, attachments []*state.Attachment) (nft.Network, bool, error) {
+func bringBack(ctx context.Context, s *session.Session, rec *state.Network, attachments []*state.Attachment, w *Want) (nft.Network, bool, error) {
 	if err := mendUplink(ctx, s, rec.Uplink); err != nil {
 		return nft.Network{}, false, err
 	}
-	l, _, changed, err := establish(ctx, s, rec, attachments, nil)
+	l, _, changed, err := establish(ctx, s, rec, attachments, w)
 	if err != nil {
 		return nft.Network{}, true, err // how far it has come is not known
 	}

@@ -85,7 +85,7 @@ func (r *repair) network(ctx context.Context, rec *state.Network) error {
 	if unused, err := r.s.Unused(rec, attachments); unused || err != nil {
 		return err
 	}
-	rules, changed, err := restore(ctx, r.s, rec, attachments)
+	rules, changed, err := restore(ctx, r.s, rec, attachments, nil)
 	r.changed = r.changed || changed
 	if err != nil {
 		return err

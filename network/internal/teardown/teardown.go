@@ -231,7 +231,7 @@ func (t *Teardown) takeDown(ctx context.Context, r *remains) error {
 		func() error { return leaseErr },
 		func() error { return unlist(ctx, s, &now) },
 		func() error { return passPorts(ctx, s, &now) },
-		func() error { flushed = flushFlows(ctx, s.Links, rec); return nil },
+		func() error { flushed = FlushFlows(ctx, s.Links, rec); return nil },
 		func() error { return t.done("firewall") },
 		func() error { return s.Links.Detach(ctx, r.port, endpoint.AliasOwner(r.hash), now.shapers()...) },
 		func() error { return <-flushed },
@@ -246,10 +246,10 @@ func (t *Teardown) takeDown(ctx context.Context, r *remains) error {
 	return t.forget(ctx, r.hash)
 }
 
-// flushFlows has the kernel forget the flows that lead to a pod which is going. It goes through
+// FlushFlows has the kernel forget the flows that lead to a pod which is going. It goes through
 // all of its table for that, some 10 ms, and so does it when it deletes the link: they are done
 // side by side.
-func flushFlows(ctx context.Context, links *bridge.Conn, rec *state.Attachment) <-chan error {
+func FlushFlows(ctx context.Context, links *bridge.Conn, rec *state.Attachment) <-chan error {
 	done := make(chan error, 1)
 	var ports []nft.Port
 	if rec != nil {

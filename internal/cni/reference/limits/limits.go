@@ -102,7 +102,7 @@ func Run(ctx context.Context, c *reference.Call) (*current.Result, error) {
 		return nil, err
 	}
 	if c.Verb == "CHECK" {
-		return nil, reference.Differ(node.CheckLimits(ctx, c.Key(), shape))
+		return nil, reference.Differ(node.CheckAsked(ctx, c.Key(), nil, &shape))
 	}
 	by, err := node.Limit(ctx, c.Key(), shape)
 	if err != nil {

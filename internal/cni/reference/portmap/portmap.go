@@ -161,5 +161,6 @@ func check(ctx context.Context, c *reference.Call) error {
 	if err != nil {
 		return err
 	}
-	return reference.Differ(node.CheckPublished(ctx, c.Key(), f.publication()))
+	asked := f.publication()
+	return reference.Differ(node.CheckAsked(ctx, c.Key(), &asked, nil))
 }

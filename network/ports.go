@@ -1,22 +1,22 @@
-package chained
+package network
 
 import (
 	"context"
 	"net/netip"
 	"slices"
 
-	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/hostport"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
-	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// RefuseListeners looks for sockets of the host that have one of the ports: their
+// refuseListeners looks for sockets of the host that have one of the ports: their
 // packets would go to the pod from now on. A port on all addresses leads to the pod in the
 // families that it has, or may have yet, as one that leases an address or forms some by itself.
-func RefuseListeners(ctx context.Context, containerID string, asked []nft.Port, has []ipam.Address, mayHaveMore bool) error {
+func refuseListeners(ctx context.Context, containerID string, asked []HostPort, has []ipam.Address, mayHaveMore bool) error {
 	if len(asked) == 0 {
 		return nil
 	}
@@ -45,18 +45,32 @@ func RefuseListeners(ctx context.Context, containerID string, asked []nft.Port, 
 	if !l.Local.Addr().IsUnspecified() {
 		instead += ", or a hostIP that is another address of the host"
 	}
-	return fail.Errorf(fail.ErrConflict, "publish port %d of the host: %s: stop that, or %s", l.Local.Port(), l, instead)
+	return fail.Errorf(ErrConflict, "publish port %d of the host: %s: stop that, or %s", l.Local.Port(), l, instead)
 }
 
-// RefuseUnreachable refuses a host port that no address of the pod could serve.
-func RefuseUnreachable(ports []nft.Port, addresses []ipam.Address) error {
+// refuseUnreachable refuses a host port that no address of the pod could serve.
+func refuseUnreachable(ports []HostPort, addresses []ipam.Address) error {
 	for _, p := range ports {
 		if p.HostAddr.IsValid() && !slices.ContainsFunc(addresses, func(a ipam.Address) bool { return a.Prefix.Addr().Is4() == p.HostAddr.Is4() }) {
-			return fail.Errorf(tombolo.ErrInvalid, "publish port %s: the pod has no address of that family", endpoint.PortText(p))
+			return fail.Errorf(ErrInvalid, "publish port %s: the pod has no address of that family", endpoint.PortText(p))
 		}
 		if len(addresses) == 0 {
-			return fail.Errorf(tombolo.ErrInvalid, "publish port %s: the pod has no address", endpoint.PortText(p))
+			return fail.Errorf(ErrInvalid, "publish port %s: the pod has no address", endpoint.PortText(p))
 		}
 	}
 	return nil
+}
+
+// flushStale has the kernel forget the flows to a new pod's ports that lead elsewhere.
+func flushStale(ctx context.Context, links *bridge.Conn, rec *state.Attachment) error {
+	ports := endpoint.Ports(rec)
+	if !hostport.HasFlows(ports...) {
+		return nil
+	}
+	conn, err := hostport.Dial(&hostport.Config{Routes: links.Routes()})
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return conn.FlushStale(ctx, endpoint.Addresses(rec), ports...)
 }

@@ -13,7 +13,7 @@ func (s *session) allocate(p pool, index int, wanted netip.Addr, owner Owner) (n
 	defer last.close()
 	set := p[index]
 	if wanted.IsValid() {
-		ok, err := s.reserve(wanted, owner)
+		ok, err := s.reserve(wanted, owner.reservation())
 		if err != nil {
 			return netip.Addr{}, nil, err
 		}
@@ -59,38 +59,29 @@ func (s *session) nextFree(p pool, set rangeSet, last netip.Addr, owner Owner) (
 		if !ok {
 			return netip.Addr{}, nil, s.fullError(set, set.size(p), set.size(p))
 		}
-		if ok, err := s.reserve(addr, owner); ok || err != nil {
+		if ok, err := s.reserve(addr, owner.reservation()); ok || err != nil {
 			return addr, r, err
 		}
 	}
-	// From here on only names are compared, so that a nearly full /16 costs one
+	// From here on only names and sizes are compared, so that a nearly full /16 costs one
 	// listing, not 60,000 attempts.
-	taken, err := s.takenIn(p, set)
+	addrs, err := s.list()
 	if err != nil {
 		return netip.Addr{}, nil, err
 	}
+	taken := takenOf(addrs, p, set)
 	for {
 		addr, r, ok := candidates.next()
 		if !ok {
-			break
+			return netip.Addr{}, nil, s.fullError(set, uint64(len(taken)), set.size(p))
 		}
-		if taken[addr] {
+		if taken[addr] && !s.isEmpty(addr) {
 			continue
 		}
-		if ok, err := s.reserve(addr, owner); ok || err != nil {
+		if ok, err := s.reserve(addr, owner.reservation()); ok || err != nil {
 			return addr, r, err
 		}
 	}
-	return s.reclaimed(p, set, taken, owner)
-}
-
-// takenIn reads the directory for the addresses of the set that have a file.
-func (s *store) takenIn(p pool, set rangeSet) (map[netip.Addr]bool, error) {
-	addrs, err := s.list()
-	if err != nil {
-		return nil, err
-	}
-	return takenOf(addrs, p, set), nil
 }
 
 // takenOf picks of the addresses that have a file those that the set could have
@@ -103,19 +94,6 @@ func takenOf(addrs []netip.Addr, p pool, set rangeSet) map[netip.Addr]bool {
 		}
 	}
 	return taken
-}
-
-// reclaimed is the last resort of a full set: the file of a creator that died.
-func (s *session) reclaimed(p pool, set rangeSet, taken map[netip.Addr]bool, owner Owner) (netip.Addr, *ipRange, error) {
-	for addr := range taken {
-		if !s.isEmpty(addr) {
-			continue
-		}
-		if ok, err := s.reserve(addr, owner); ok || err != nil {
-			return addr, set.rangeOf(addr), err
-		}
-	}
-	return netip.Addr{}, nil, s.fullError(set, uint64(len(taken)), set.size(p))
 }
 
 // isEmpty reports whether the file of addr has no content. Nothing is read:

@@ -21,7 +21,7 @@
 //
 // A reservation is made with O_EXCL and written while the lock is held. Two
 // things follow. An address in use is one that has a file, whatever is in it. And
-// a file that is empty or cut short, seen by a process that holds the lock, was left by a
+// a file that is empty, seen by a process that holds the lock, was left by a
 // process that died; its address is free.
 //
 // Add reads the lock, the marker, last_reserved_ip and the file of its
@@ -32,9 +32,8 @@
 // addresses in a row.
 //
 // What is not of this format (names that are no address, contents that are no
-// reservation, directories, what cannot be read) is reported through
-// Node.Warn, counts as taken if it has the name of an address, and is never
-// deleted.
+// reservation, directories, what cannot be read) counts as taken if it has the
+// name of an address, and is never deleted.
 //
 // # Epochs
 //

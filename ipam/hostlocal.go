@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/ident"
 )
 
 // DefaultDir is where the reference plugin keeps reservations, too.
@@ -147,7 +149,7 @@ func (h *HostLocal) Add(ctx context.Context, owner Owner) (*Allocation, error) {
 	if err := h.gives(ctx); err != nil {
 		return nil, err
 	}
-	if !isContainerID(owner.ContainerID) || !isIfName(owner.IfName) {
+	if !ident.IsIdentifier(owner.ContainerID) || !ident.IsLinkName(owner.IfName) {
 		// Its reservation could not be told from a foreign file, and would
 		// never be released.
 		return nil, newError(ErrInvalid, "container %q and interface %q are not valid names of an attachment",

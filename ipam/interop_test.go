@@ -128,7 +128,7 @@ func TestTheReferenceAndWeSeeEachOthersReservations(t *testing.T) {
 		"10.1.0.6": "theirs3\r\neth0", "fd00::7": "theirs3\r\neth0", "fd00::6": "tombolo:" + hashOf(Owner{"found", "eth0"}) + "\r\n",
 		"last_reserved_ip.0": "10.1.0.6", "last_reserved_ip.1": "fd00::7",
 	})
-	if got, want := n.marker(), `{"version":1,"epoch":"now"}`; got != want {
+	if got, want := n.marker(), "now"; got != want {
 		t.Errorf("the reference changed our marker to %s", got)
 	}
 }

@@ -36,48 +36,22 @@ func (s *store) lock(ctx context.Context) (*session, error) {
 	}
 	path := filepath.Join(s.dir, lockName)
 	order := lockorder.Wait(lockorder.Reservations)
-	for {
-		fd, err := openLock(path)
-		if err != nil {
-			order.Release()
-			return nil, s.ioError("lock the reservations", err)
-		}
-		if err := flock(ctx, fd, s.wait); err != nil {
-			order.Release()
-			return nil, s.lockError(err)
-		}
-		// Where someone has removed the directory meanwhile, another process
-		// may hold the lock of a new one.
-		var stat unix.Stat_t
-		if err := unix.Fstat(fd, &stat); err == nil && stat.Nlink > 0 {
-			return &session{store: s, fd: fd, order: order}, nil
-		}
-		unix.Close(fd)
+	fd, err := file.OpenAny(path, unix.O_RDONLY|unix.O_CREAT) // any user's
+	if err != nil {
+		order.Release()
+		return nil, s.ioError("lock the reservations", err)
 	}
+	if err := flock(ctx, fd, s.wait); err != nil {
+		order.Release()
+		return nil, s.lockError(err)
+	}
+	return &session{store: s, fd: fd, order: order}, nil
 }
 
 // unlock gives the lock back: closing its only descriptor does.
 func (s *session) unlock() {
 	s.order.Release()
 	unix.Close(s.fd)
-}
-
-// openLock opens a lock file, which the reference plugin may have made, for any user. It
-// takes nothing else for one.
-func openLock(path string) (int, error) {
-	fd, err := file.OpenAny(path, unix.O_RDONLY|unix.O_CREAT)
-	if err != nil {
-		return -1, err
-	}
-	var st unix.Stat_t
-	if err = unix.Fstat(fd, &st); err == nil && st.Mode&unix.S_IFMT != unix.S_IFREG {
-		err = errors.New("it is not a regular file")
-	}
-	if err != nil {
-		unix.Close(fd) // with nothing written
-		return -1, pathError("open", path, err)
-	}
-	return fd, nil
 }
 
 // lockError words a wait in vain for the operator.

@@ -2,6 +2,8 @@ package ipam
 
 import (
 	"strings"
+
+	"github.com/tombolo-cni/tombolo/internal/ident"
 )
 
 // lineBreak is between the lines of a reservation file. There is none at the
@@ -23,6 +25,11 @@ type reservation struct {
 	containerID string
 	ifName      string // empty in the second form
 	hash        string // of the third form, which has no containerID
+}
+
+// reservation is what an attachment's file has.
+func (o Owner) reservation() reservation {
+	return reservation{containerID: o.ContainerID, ifName: o.IfName}
 }
 
 // A reservationState is what the content of a file turned out to be.
@@ -53,23 +60,19 @@ func parseReservation(data []byte) (reservation, reservationState) {
 	trimmed := strings.TrimSpace(text)
 	first, second, _ := strings.Cut(trimmed, lineBreak)
 	if hash, ok := strings.CutPrefix(first, hashPrefix); ok {
-		if !isHash(hash) || !isIfName(second) && second != "" {
+		if !isHash(hash) || !ident.IsLinkName(second) && second != "" {
 			return reservation{}, stateForeign
 		}
 		return reservation{hash: hash, ifName: second}, stateHeld
 	}
 	switch {
-	case !isContainerID(first):
+	case !ident.IsIdentifier(first):
 		return reservation{}, stateForeign
 	case second != "":
-		if !isIfName(second) {
+		if !ident.IsLinkName(second) {
 			return reservation{}, stateForeign
 		}
 		return reservation{containerID: first, ifName: second}, stateHeld
-	case strings.HasSuffix(text, "\r"), strings.HasSuffix(text, lineBreak):
-		// The interface is missing after a line break that the old form does
-		// not have.
-		return reservation{}, stateTruncated
 	default:
 		return reservation{containerID: first}, stateHeld
 	}
@@ -85,31 +88,6 @@ func (r reservation) content() string {
 	default:
 		return r.containerID + lineBreak + r.ifName
 	}
-}
-
-// owner is the attachment that r names; known is false if r has only a hash.
-func (r reservation) owner() (owner Owner, known bool) {
-	return Owner{ContainerID: r.containerID, IfName: r.ifName}, r.hash == ""
-}
-
-// isContainerID follows the CNI specification 1.1.0, section 2: a letter or
-// digit, then letters, digits, '_', '.', '-'.
-func isContainerID(id string) bool {
-	for i := range len(id) {
-		c := id[i]
-		switch {
-		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9':
-		case i > 0 && (c == '_' || c == '.' || c == '-'):
-		default:
-			return false
-		}
-	}
-	return id != ""
-}
-
-// isIfName reports whether Linux could have an interface of this name.
-func isIfName(name string) bool {
-	return name != "" && len(name) <= 15 && !strings.ContainsAny(name, "/: \t\r\n\v\f\x00")
 }
 
 // isHash reports whether text is a hexadecimal number in lower case.

@@ -27,8 +27,6 @@ const (
 	// before the directory is read instead. Below that many, probing is cheaper
 	// also than reading a small directory.
 	maxProbes = 8
-	// foreignNamed is how many foreign files a warning names.
-	foreignNamed = 5
 )
 
 // A store is the directory with the reservations of one network.
@@ -99,8 +97,7 @@ func (s *store) isOwner(r reservation, owner Owner) (is, old bool) {
 	return r.ifName == owner.IfName || r.ifName == "", r.ifName == ""
 }
 
-// list returns the addresses that have a file, in no order, and warns of what
-// else is in the directory.
+// list returns the addresses that have a file, in no order.
 func (s *store) list() ([]netip.Addr, error) {
 	dir, err := os.Open(s.dir)
 	if err != nil {
@@ -112,41 +109,21 @@ func (s *store) list() ([]netip.Addr, error) {
 		return nil, s.ioError("list the reservations", err)
 	}
 	addrs := make([]netip.Addr, 0, len(names))
-	var foreign []string
 	for _, name := range names {
 		addr, err := netip.ParseAddr(name)
-		switch {
-		case err == nil && addr.String() == name && addr.Zone() == "" && !addr.Is4In6():
+		if err == nil && addr.String() == name && addr.Zone() == "" && !addr.Is4In6() {
 			addrs = append(addrs, addr)
-		case name == lockName, name == markerName, name == markerName+tempSuffix, strings.HasPrefix(name, lastPrefix):
-		default:
-			foreign = append(foreign, name)
 		}
 	}
-	s.warnForeign(foreign)
 	return addrs, nil
 }
 
-// warnForeign reports files that are not part of the format.
-func (s *store) warnForeign(names []string) {
-	if len(names) == 0 {
-		return
-	}
-	slices.Sort(names)
-	named := names
-	if len(named) > foreignNamed {
-		named = named[:foreignNamed]
-	}
-	s.warnf("ignored %d foreign files in %s: %q", len(names), s.dir, named)
-}
-
-// reserve gives addr to owner. It reports false if another has it; ErrDuplicate
-// if owner has.
-func (s *session) reserve(addr netip.Addr, owner Owner) (bool, error) {
-	path := s.path(addr)
-	content := reservation{containerID: owner.ContainerID, ifName: owner.IfName}.content()
+// reserve makes a reservation of addr. It reports false if there is one; ErrDuplicate
+// if that is of the same owner, whose container is known.
+func (s *session) reserve(addr netip.Addr, r reservation) (bool, error) {
+	path, owner := s.path(addr), Owner{ContainerID: r.containerID, IfName: r.ifName}
 	for range 2 {
-		err := createFile(path, content)
+		err := createFile(path, r.content())
 		if err == nil {
 			return true, nil
 		}
@@ -155,15 +132,11 @@ func (s *session) reserve(addr netip.Addr, owner Owner) (bool, error) {
 		}
 		held, state, err := s.read(addr)
 		switch {
-		case err != nil:
-			// A link to nowhere: the name is taken, but nothing can be read.
-			s.warnf("%s holds no reservation; %s is not given to anyone", path, addr)
-			return false, nil
-		case state == stateForeign:
+		case err != nil, state == stateForeign:
 			s.warnf("%s holds no reservation; %s is not given to anyone", path, addr)
 			return false, nil
 		case state == stateHeld:
-			if is, _ := s.isOwner(held, owner); is {
+			if is, _ := s.isOwner(held, owner); is && r.containerID != "" {
 				return false, newError(ErrDuplicate, "network %q: interface %s of container %s already has %s: "+
 					"DEL it first", s.network, owner.IfName, owner.ContainerID, addr)
 			}
@@ -195,37 +168,24 @@ func (s *session) release(addr netip.Addr) error {
 	return nil
 }
 
-// A lastFile is the address that a range set gave last. It is kept open from
-// the reading to the writing. It only spreads the addresses, so whatever is
-// wrong with it is a warning.
+// A lastFile has the address that a range set gave last. It is kept open from
+// the reading to the writing. It only spreads the addresses, so what is
+// wrong with it is passed over.
 type lastFile struct {
-	store *store
-	path  string
-	fd    int // -1 if it could not be opened
-	addr  netip.Addr
-	size  int // of its content
+	fd   int
+	addr netip.Addr
+	size int // of its content
 }
 
 // openLast reads last_reserved_ip.<index>.
 func (s *session) openLast(index int) *lastFile {
-	l := &lastFile{store: s.store, path: s.dir + "/" + lastPrefix + strconv.Itoa(index), fd: -1}
-	fd, err := file.OpenAny(l.path, unix.O_RDWR|unix.O_CREAT)
+	path := s.dir + "/" + lastPrefix + strconv.Itoa(index)
+	fd, err := file.OpenAny(path, unix.O_RDWR|unix.O_CREAT)
 	if err != nil {
-		s.warnf("addresses are not given in turn: %s", err)
-		return l
+		return &lastFile{fd: -1}
 	}
-	data, err := readAt(fd, l.path, maxLast)
-	if err != nil {
-		unix.Close(fd)
-		s.warnf("addresses are not given in turn: %s", err)
-		return l
-	}
-	l.fd, l.size = fd, len(data)
-	l.addr = parseLast(data)
-	if !l.addr.IsValid() && len(data) > 0 {
-		s.warnf("%s holds no address (%.40q): starting at the beginning of the range", l.path, data)
-	}
-	return l
+	data, _ := readAt(fd, path, maxLast)
+	return &lastFile{fd, parseLast(data), len(data)}
 }
 
 // parseLast reads the content of a last_reserved_ip file; what is no address is
@@ -242,22 +202,10 @@ func parseLast(data []byte) netip.Addr {
 // after: on ext4 a file that was cut to nothing is written to disk at its
 // close.
 func (l *lastFile) write(addr netip.Addr) {
-	if l.fd < 0 {
-		return
-	}
 	text := addr.String()
-	err := file.WriteAll(l.fd, l.path, []byte(text))
-	if err == nil && len(text) < l.size {
-		_, err = file.Restart(func() (struct{}, error) { return struct{}{}, unix.Ftruncate(l.fd, int64(len(text))) })
-		err = pathError("truncate", l.path, err)
-	}
-	if err != nil {
-		l.store.warnf("addresses are not given in turn: %s", err)
+	if file.WriteAll(l.fd, lastPrefix, []byte(text)) == nil && len(text) < l.size {
+		_ = unix.Ftruncate(l.fd, int64(len(text)))
 	}
 }
 
-func (l *lastFile) close() {
-	if l.fd >= 0 {
-		unix.Close(l.fd)
-	}
-}
+func (l *lastFile) close() { _ = unix.Close(l.fd) }

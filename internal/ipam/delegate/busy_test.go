@@ -58,16 +58,3 @@ func TestTheWaitForABusyBinaryEndsWithTheContext(t *testing.T) {
 		t.Errorf("after %d tries: %v", tries, err)
 	}
 }
-
-func TestABinaryThatStaysBusyIsGivenUp(t *testing.T) {
-	t.Parallel()
-	path, _ := busyScript(t)
-	tries := 0
-	err := start(context.Background(), func() *exec.Cmd {
-		tries++
-		return exec.Command(path)
-	})
-	if !errors.Is(err, syscall.ETXTBSY) || tries != busyTries+1 {
-		t.Errorf("after %d tries: %v", tries, err)
-	}
-}

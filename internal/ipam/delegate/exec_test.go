@@ -10,44 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-
-	"github.com/containernetworking/cni/pkg/types"
-
-	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
 )
-
-func TestExecReturnsStdout(t *testing.T) {
-	t.Parallel()
-	script := filepath.Join(t.TempDir(), "script")
-	if err := os.WriteFile(script, []byte("#!/bin/sh\necho \"$CNI_COMMAND:$HOME:$(cat)\"\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	got, err := delegate.Exec(context.Background(), script, []string{"CNI_COMMAND=VERSION", "PATH=/usr/bin:/bin"}, []byte("stdin"))
-	if err != nil || string(got) != "VERSION::stdin\n" {
-		t.Errorf("got %q, %v", got, err)
-	}
-}
-
-func TestExecReturnsTheErrorObject(t *testing.T) {
-	t.Parallel()
-	script := filepath.Join(t.TempDir(), "script")
-	if err := os.WriteFile(script, []byte("#!/bin/sh\necho '{\"code\":7,\"msg\":\"no\"}'\nexit 1\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	var own *types.Error
-	if _, err := delegate.Exec(context.Background(), script, nil, nil); !errors.As(err, &own) || own.Code != 7 {
-		t.Errorf("got %v", err)
-	}
-}
-
-func TestExecOfWhatCannotBeStartedIsAnError(t *testing.T) {
-	t.Parallel()
-	for name, path := range map[string]string{"missing": filepath.Join(t.TempDir(), "x"), "directory": t.TempDir()} {
-		if _, err := delegate.Exec(context.Background(), path, nil, nil); err == nil || !strings.Contains(err.Error(), "run plugin") {
-			t.Errorf("%s: got %v", name, err)
-		}
-	}
-}
 
 // TestTheDeadlineKillsThePluginAndItsChildren also shows that a child that holds stdout does not hold up the caller.
 func TestTheDeadlineKillsThePluginAndItsChildren(t *testing.T) {
@@ -101,14 +64,6 @@ func TestAChildThatKeepsStdoutDoesNotHoldUpTheResult(t *testing.T) {
 	result, err := plugin.Add(context.Background())
 	if err != nil || len(result.IPs) != 1 {
 		t.Errorf("got %v, %v", result, err)
-	}
-}
-
-func TestAFloodOfOutputIsCutOff(t *testing.T) {
-	t.Parallel()
-	plugin, _ := fakePlugin(t, map[string]string{"CHECK": "flood"})
-	if err := plugin.Check(context.Background()); !errors.Is(err, delegate.ErrOutputTooLong) {
-		t.Errorf("got %v, want ErrOutputTooLong", err)
 	}
 }
 

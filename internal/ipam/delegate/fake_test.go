@@ -63,12 +63,6 @@ func fake() int {
 	case "stderr":
 		fmt.Fprint(os.Stderr, text)
 		return 3
-	case "flood":
-		for {
-			if _, err := os.Stdout.Write(make([]byte, 64<<10)); err != nil {
-				return 4
-			}
-		}
 	case "hang":
 		fmt.Fprint(os.Stderr, "waiting for a server")
 		// A child that shares stdout must not keep the caller waiting either.

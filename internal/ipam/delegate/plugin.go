@@ -1,7 +1,6 @@
 package delegate
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -103,6 +102,17 @@ func (p *Plugin) Status(ctx context.Context) error {
 	return tolerateUnknownVerb(err)
 }
 
+// Forward runs the program in a file in place of the calling one, with the caller's environment and
+// stdin, and gives what it printed; errors are Exec's. No such file is ErrNotFound, and one that leads
+// back to the program at self is ErrSelf. A program that is too old to know the verb counts as done.
+func Forward(ctx context.Context, file, self string, environ []string, stdin []byte, stderr io.Writer) ([]byte, error) {
+	if err := refuseSelf(self, file); err != nil {
+		return nil, err
+	}
+	said, err := run(ctx, file, Deeper(environ), stdin, stderr)
+	return said, tolerateUnknownVerb(err)
+}
+
 // tolerateUnknownVerb drops the error by which plugins built with the CNI
 // library refuse a verb that they do not know. Its code has changed over time
 // (100, then 4), its text has not.
@@ -119,30 +129,16 @@ func (p *Plugin) run(ctx context.Context, verb string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := p.refuseSelf(file); err != nil {
-		return nil, err
+	if p.Self != "" {
+		if err := refuseSelf(p.Self, file); err != nil {
+			return nil, err
+		}
 	}
 	stderr := p.Stderr
 	if stderr == nil {
 		stderr = io.Discard
 	}
 	return run(ctx, file, p.environ(verb), p.Stdin, stderr)
-}
-
-// refuseSelf keeps a program from running itself for ever. A program that cannot
-// be compared is not run.
-func (p *Plugin) refuseSelf(file string) error {
-	if p.Self == "" {
-		return nil
-	}
-	same, err := IsSame(p.Self, file)
-	if err != nil {
-		return fmt.Errorf("compare plugin %q with the program that would run it: %w", p.Name, err)
-	}
-	if same {
-		return fmt.Errorf("run plugin %q: %s: %w", p.Name, file, ErrSelf)
-	}
-	return nil
 }
 
 // environ is the environment for one verb. What the specification does not
@@ -172,49 +168,60 @@ func (p *Plugin) environ(verb string) []string {
 	return env
 }
 
-// decode reads a result of any version of the specification. One that does not
-// say its version has that of the netconf.
+// decode reads what ADD printed.
 func (p *Plugin) decode(stdout []byte) (*current.Result, error) {
-	bad := func(err error) error {
-		return fmt.Errorf("result of plugin %s: %w: %w%s", p.Name, ErrBadResult, err, quoted("; stdout", stdout))
-	}
-	var shape struct {
-		CNIVersion string            `json:"cniVersion"`
-		Interfaces []json.RawMessage `json:"interfaces"`
-		IPs        []json.RawMessage `json:"ips"`
-		Routes     []json.RawMessage `json:"routes"`
-	}
-	if err := json.Unmarshal(stdout, &shape); err != nil {
-		return nil, bad(err)
-	}
-	// The library's conversions do not survive a null in these lists.
-	for _, entry := range slices.Concat(shape.Interfaces, shape.IPs, shape.Routes) {
-		if bytes.Equal(entry, []byte("null")) {
-			return nil, bad(errors.New("a list holds null"))
+	configured, err := create.DecodeVersion(p.Stdin)
+	if err == nil {
+		var result *current.Result
+		if result, err = ReadResult(stdout, configured); err == nil {
+			return result, nil
 		}
 	}
-	version := shape.CNIVersion
-	if version == "" {
-		configured, err := create.DecodeVersion(p.Stdin)
+	return nil, fmt.Errorf("result of plugin %s: %w: %w%s", p.Name, ErrBadResult, err, quoted("; stdout", stdout))
+}
+
+// lists are what of a result the library's conversions take on trust.
+type lists struct {
+	CNIVersion string            `json:"cniVersion"`
+	Interfaces []json.RawMessage `json:"interfaces"`
+	IPs        []json.RawMessage `json:"ips"`
+	Routes     []json.RawMessage `json:"routes"`
+}
+
+// ReadResult reads a result of any version of the specification. One that does not say its version has that of
+// the configuration. Null entries of its lists, on which the library's conversions panic, are errors, and so are
+// addresses without one, or of an interface that is none.
+func ReadResult(data []byte, version string) (*current.Result, error) {
+	var shape lists
+	if err := json.Unmarshal(data, &shape); err != nil {
+		return nil, err
+	}
+	if shape.CNIVersion == "" && version != "" {
+		data, err := withVersion(data, version)
 		if err != nil {
-			return nil, bad(err)
+			return nil, err
 		}
-		if stdout, err = withVersion(stdout, configured); err != nil {
-			return nil, bad(err)
-		}
-		version = configured
+		return ReadResult(data, version)
 	}
-	result, err := create.Create(version, stdout)
+	for _, entry := range slices.Concat(shape.Interfaces, shape.IPs, shape.Routes) {
+		if string(entry) == "null" {
+			return nil, errors.New("a list holds null")
+		}
+	}
+	result, err := create.Create(shape.CNIVersion, data)
 	if err != nil {
-		return nil, bad(err)
+		return nil, err
 	}
 	converted, err := current.NewResultFromResult(result)
 	if err != nil {
-		return nil, bad(err)
+		return nil, err
 	}
-	for _, ip := range converted.IPs {
+	for i, ip := range converted.IPs {
 		if _, ok := netip.AddrFromSlice(ip.Address.IP); !ok {
-			return nil, bad(errors.New("an entry of ips has no address"))
+			return nil, fmt.Errorf("ips[%d] has no address", i)
+		}
+		if n := ip.Interface; n != nil && (*n < 0 || *n >= len(converted.Interfaces)) {
+			return nil, fmt.Errorf("ips[%d] names interface %d of %d", i, *n, len(converted.Interfaces))
 		}
 	}
 	return converted, nil
@@ -223,13 +230,10 @@ func (p *Plugin) decode(stdout []byte) (*current.Result, error) {
 // withVersion puts the version into a result that lacks it, for the library's
 // decoders insist on one.
 func withVersion(result []byte, version string) ([]byte, error) {
-	var fields map[string]any
-	if err := json.Unmarshal(result, &fields); err != nil {
-		return nil, err
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(result, &fields); err != nil || fields == nil {
+		return nil, errors.New("it is no object")
 	}
-	if fields == nil {
-		return nil, errors.New("null")
-	}
-	fields["cniVersion"] = version
+	fields["cniVersion"], _ = json.Marshal(version)
 	return json.Marshal(fields)
 }

@@ -146,7 +146,7 @@ func TestFailuresWithoutAnErrorObjectQuoteTheOutput(t *testing.T) {
 		"stderr":      {"stderr:no route to the server\n", `run plugin fake: exit status 3; stderr: "no route to the server"`},
 		"odd stdout":  {"fail:panic: x", `run plugin fake: exit status 1; stdout: "panic: x"`},
 		"nothing":     {"fail:", `run plugin fake: exit status 1`},
-		"long stderr": {"stderr:" + strings.Repeat("x", 3000) + "end", `run plugin fake: exit status 3; stderr: "` + strings.Repeat("x", 512)},
+		"long stderr": {"stderr:" + strings.Repeat("x", 3000) + "end", `run plugin fake: exit status 3; stderr: "` + strings.Repeat("x", 509) + `end"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

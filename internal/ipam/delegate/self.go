@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -81,6 +82,21 @@ func IsSame(a, b string) (bool, error) {
 		return false, nil
 	}
 	return sameContent(a, b)
+}
+
+// refuseSelf keeps a program from running itself for ever. A program that cannot
+// be compared is not run.
+func refuseSelf(self, file string) error {
+	same, err := IsSame(self, file)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("run %s: %w: %w", file, ErrNotFound, err)
+	case err != nil:
+		return fmt.Errorf("compare %s with the program that would run it: %w", file, err)
+	case same:
+		return fmt.Errorf("run %s: %w", file, ErrSelf)
+	}
+	return nil
 }
 
 // maxScript is how long a script can be that is looked into: ours have a few lines.

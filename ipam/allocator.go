@@ -50,8 +50,8 @@ type Allocation struct {
 
 // An Address is one address, with the prefix length of its subnet.
 type Address struct {
-	Prefix  netip.Prefix
-	Gateway netip.Addr // invalid for none
+	Prefix  netip.Prefix `json:"prefix"`
+	Gateway netip.Addr   `json:"gateway,omitzero"` // invalid for none
 }
 
 // String is the prefix, and the gateway where there is one: "10.1.0.2/24 via 10.1.0.1".

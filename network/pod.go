@@ -135,18 +135,17 @@ type Report struct {
 
 // MarshalJSON gives the attachment as it is on record, with the differences.
 func (r Report) MarshalJSON() ([]byte, error) {
-	object := []byte("{}")
-	if r.Attachment != nil && r.rec != nil {
-		object = r.rec.AppendJSON(nil)
+	var object struct {
+		*state.Attachment
+		Differences any `json:"differences,omitempty"`
 	}
-	if len(r.Differences) == 0 {
-		return object, nil
+	if r.Attachment != nil {
+		object.Attachment = r.rec
 	}
-	list, err := json.Marshal(inWords(r.Differences))
-	if object = object[:len(object)-1]; len(object) > 1 {
-		object = append(object, ',')
+	if len(r.Differences) > 0 {
+		object.Differences = inWords(r.Differences)
 	}
-	return append(append(append(object, `"differences":`...), list...), '}'), err
+	return json.Marshal(object)
 }
 
 // owner is what the allocator gives addresses to.

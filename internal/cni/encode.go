@@ -2,11 +2,12 @@ package cni
 
 import (
 	"bytes"
+	"net"
 
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/tombolo-cni/tombolo/internal/jsontext"
+	"github.com/tombolo-cni/tombolo/internal/strict"
 )
 
 // encode writes a result in the version of the configuration.
@@ -26,56 +27,44 @@ func (c *call) encode(r *current.Result) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// encodeResult writes a result of CNI 1.0 and 1.1, as the specification's section 5
-// has it. The library's types do it in four passes, which is a tenth of an ADD.
+// A resultObject is a result of CNI 1.0 and 1.1, as the specification's section 5 has it. The
+// library's types take four passes, which is a tenth of an ADD.
+type resultObject struct {
+	CNIVersion string               `json:"cniVersion,omitempty"`
+	Interfaces []*current.Interface `json:"interfaces,omitempty"`
+	IPs        []ipObject           `json:"ips,omitempty"`
+	Routes     []routeObject        `json:"routes,omitempty"`
+	DNS        *types.DNS           `json:"dns,omitempty"`
+}
+
+type ipObject struct {
+	Interface *int   `json:"interface,omitempty"`
+	Address   string `json:"address"`
+	Gateway   net.IP `json:"gateway,omitempty"`
+}
+
+type routeObject struct {
+	Dst      string `json:"dst"`
+	GW       net.IP `json:"gw,omitempty"`
+	MTU      int    `json:"mtu,omitempty"`
+	AdvMSS   int    `json:"advmss,omitempty"`
+	Priority int    `json:"priority,omitempty"`
+	Table    *int   `json:"table,omitempty"`
+	Scope    *int   `json:"scope,omitempty"`
+}
+
 func encodeResult(r *current.Result) []byte {
-	o := jsontext.OpenObject(nil)
-	o.String("cniVersion", r.CNIVersion)
-	jsontext.List(o, "interfaces", r.Interfaces, encodeInterface)
-	jsontext.List(o, "ips", r.IPs, encodeIP)
-	jsontext.List(o, "routes", r.Routes, encodeRoute)
+	object := resultObject{CNIVersion: r.CNIVersion, Interfaces: r.Interfaces}
+	for _, ip := range r.IPs {
+		object.IPs = append(object.IPs, ipObject{ip.Interface, ip.Address.String(), ip.Gateway})
+	}
+	for _, route := range r.Routes {
+		object.Routes = append(object.Routes, routeObject{
+			route.Dst.String(), route.GW, route.MTU, route.AdvMSS, route.Priority, route.Table, route.Scope,
+		})
+	}
 	if !isEmptyDNS(r.DNS) {
-		dns := jsontext.OpenObject(o.Key("dns"))
-		dns.Strings("nameservers", r.DNS.Nameservers)
-		dns.String("domain", r.DNS.Domain)
-		dns.Strings("search", r.DNS.Search)
-		dns.Strings("options", r.DNS.Options)
-		o.Done(dns.Close())
+		object.DNS = &r.DNS
 	}
-	return append(o.Close(), '\n')
-}
-
-func encodeInterface(b []byte, in *current.Interface) []byte {
-	o := jsontext.OpenObject(b)
-	o.Done(jsontext.AppendString(o.Key("name"), in.Name))
-	o.String("mac", in.Mac)
-	o.Int("mtu", in.Mtu)
-	o.String("sandbox", in.Sandbox)
-	o.String("socketPath", in.SocketPath)
-	o.String("pciID", in.PciID)
-	return o.Close()
-}
-
-func encodeIP(b []byte, ip *current.IPConfig) []byte {
-	o := jsontext.OpenObject(b)
-	o.IntPointer("interface", ip.Interface)
-	o.Done(jsontext.AppendString(o.Key("address"), ip.Address.String()))
-	if ip.Gateway != nil {
-		o.String("gateway", ip.Gateway.String())
-	}
-	return o.Close()
-}
-
-func encodeRoute(b []byte, r *types.Route) []byte {
-	o := jsontext.OpenObject(b)
-	o.Done(jsontext.AppendString(o.Key("dst"), r.Dst.String()))
-	if r.GW != nil {
-		o.String("gw", r.GW.String())
-	}
-	o.Int("mtu", r.MTU)
-	o.Int("advmss", r.AdvMSS)
-	o.Int("priority", r.Priority)
-	o.IntPointer("table", r.Table)
-	o.IntPointer("scope", r.Scope)
-	return o.Close()
+	return append(strict.Append(nil, &object), '\n')
 }

@@ -3,17 +3,15 @@ package state
 import (
 	"net/netip"
 	"slices"
-
-	"github.com/tombolo-cni/tombolo/ipam"
 )
 
 // A HostGateway is the host's address that the default route of a pod's address leads to, where
 // a pod of a LAN goes out through the host.
 type HostGateway struct {
-	Of   netip.Prefix // the pod's address
-	Host netip.Addr
+	Of   netip.Prefix `json:"of"` // the pod's address
+	Host netip.Addr   `json:"host,omitzero"`
 	// HostAtADD is what Host was when the pod was added, and in the result, if it was another.
-	HostAtADD netip.Addr
+	HostAtADD netip.Addr `json:"hostAtADD,omitzero"`
 }
 
 // HostGateways are those of the addresses of a pod that have one.
@@ -54,42 +52,5 @@ func (l HostGateways) Moved(from, to netip.Prefix) HostGateways {
 }
 
 func (l HostGateways) index(p netip.Prefix) int {
-	for i := range l {
-		if l[i].Of == p {
-			return i
-		}
-	}
-	return -1
+	return slices.IndexFunc(l, func(one HostGateway) bool { return one.Of == p })
 }
-
-// addressFields moves Addresses, and with them HostGateways.
-func (a *Attachment) addressFields(c *codec) {
-	if c.decoding {
-		a.HostGateways = nil
-	}
-	list(c, "addresses", &a.Addresses,
-		func(b []byte, one ipam.Address) []byte {
-			host := a.HostGateways.Of(one.Prefix)
-			return encodeNested(b, func(c *codec) { addressFields(c, &one, &host) })
-		},
-		func(raw []byte) (ipam.Address, error) {
-			var one ipam.Address
-			var host HostGateway
-			err := decodeNested(raw, func(c *codec) { addressFields(c, &one, &host) })
-			if host.Host.IsValid() || host.HostAtADD.IsValid() {
-				host.Of = one.Prefix
-				a.HostGateways = append(a.HostGateways, host)
-			}
-			return one, err
-		})
-}
-
-func addressFields(c *codec, one *ipam.Address, host *HostGateway) {
-	c.prefix("prefix", &one.Prefix)
-	c.addr("gateway", &one.Gateway)
-	c.addr("through", &host.Host)
-	c.addr("throughAtADD", &host.HostAtADD)
-}
-
-// AppendJSON appends the attachment as an object, with what is on record.
-func (a *Attachment) AppendJSON(b []byte) []byte { return encodeNested(b, a.fields) }

@@ -32,8 +32,9 @@ const (
 // configuration, its namespace or its result, and to put its host end back on a
 // rebuilt bridge.
 type Attachment struct {
-	State State  `json:"state"`
-	Epoch string `json:"epoch,omitempty"` // Epoch.Token of the epoch it was made in
+	Version int    `json:"version"`
+	State   State  `json:"state"`
+	Epoch   string `json:"epoch,omitempty"` // Epoch.Token of the epoch it was made in
 
 	Network     string `json:"network"`
 	ContainerID string `json:"containerID"`
@@ -44,16 +45,15 @@ type Attachment struct {
 	NetNSCookie uint64    `json:"netnsCookie,omitempty"` // SO_NETNS_COOKIE, never reused within a boot
 	Created     time.Time `json:"created,omitzero"`      // UTC
 
-	HostIf    string         `json:"hostIf,omitempty"` // the veth's end in the host's namespace
-	Bridge    string         `json:"bridge,omitempty"` // the port's master
-	MTU       int            `json:"mtu,omitempty"`    // bytes
-	MAC       string         `json:"mac,omitempty"`    // of the pod's end
-	HostMAC   string         `json:"hostMAC,omitempty"`
-	Addresses []ipam.Address `json:"addresses,omitempty"` // in the order of the result
-	// HostGateways are on record with the address that each is of.
-	HostGateways HostGateways `json:"-"`
-	Port         Port         `json:"port,omitzero"`
-	VLAN         VLAN         `json:"vlan,omitzero"` // of the port
+	HostIf       string         `json:"hostIf,omitempty"` // the veth's end in the host's namespace
+	Bridge       string         `json:"bridge,omitempty"` // the port's master
+	MTU          int            `json:"mtu,omitempty"`    // bytes
+	MAC          string         `json:"mac,omitempty"`    // of the pod's end
+	HostMAC      string         `json:"hostMAC,omitempty"`
+	Addresses    []ipam.Address `json:"addresses,omitempty"` // in the order of the result
+	HostGateways HostGateways   `json:"hostGateways,omitempty"`
+	Port         Port           `json:"port,omitzero"`
+	VLAN         VLAN           `json:"vlan,omitzero"` // of the port
 	// Routes are the pod's that last as long as it does: those of a lease and of router
 	// advertisements are not among them.
 	Routes []Route `json:"routes,omitempty"`
@@ -151,87 +151,6 @@ func (a *Attachment) Hash() string {
 	return ident.Hash(a.Network, a.ContainerID, a.IfName)
 }
 
-func (a *Attachment) fields(c *codec) {
-	c.string("state", (*string)(&a.State))
-	c.string("epoch", &a.Epoch)
-	c.string("network", &a.Network)
-	c.string("containerID", &a.ContainerID)
-	c.string("ifName", &a.IfName)
-	c.string("pod", &a.Pod)
-	c.string("netns", &a.NetNS)
-	c.uint64("netnsCookie", &a.NetNSCookie)
-	c.time("created", &a.Created)
-	c.string("hostIf", &a.HostIf)
-	c.string("bridge", &a.Bridge)
-	c.int("mtu", &a.MTU)
-	c.string("mac", &a.MAC)
-	c.string("hostMAC", &a.HostMAC)
-	a.addressFields(c)
-	c.object("port", a.Port.fields)
-	if c.decoding || a.VLAN != (VLAN{}) {
-		c.object("vlan", a.VLAN.fields)
-	}
-	objects(c, "routes", &a.Routes, (*Route).fields)
-	c.bool("moving", &a.Moving)
-	c.bool("up", &a.Up)
-	c.bool("masquerade", &a.Masquerade)
-	c.bool("guarded", &a.Guarded)
-	c.bool("macOnly", &a.MACOnly)
-	c.bool("untrusted", &a.Untrusted)
-	c.string("defaultRoute", &a.DefaultRoute)
-	c.bool("slaac", &a.SLAAC)
-	objects(c, "published", &a.Published, (*Published).fields)
-	c.string("portSNAT", &a.PortSNAT)
-	objects(c, "waiting", &a.Waiting, (*Waiting).fields)
-	if c.decoding || a.Bandwidth != (Bandwidth{}) {
-		c.object("bandwidth", a.Bandwidth.fields)
-	}
-	c.string("ifb", &a.IFB)
-	c.string("ipamType", &a.IPAMType)
-	c.string("dataDir", &a.DataDir)
-}
-
-func (r *Route) fields(c *codec) {
-	c.prefix("dst", &r.Dst)
-	c.addr("gateway", &r.Gateway)
-	c.bool("onLink", &r.OnLink)
-	c.uint64("priority", &r.Priority)
-	c.uint64("table", &r.Table)
-	c.optionalInt("scope", &r.Scope)
-	c.uint64("mtu", &r.MTU)
-	c.uint64("advmss", &r.AdvMSS)
-}
-
-func (p *Published) fields(c *codec) {
-	c.string("protocol", &p.Protocol)
-	c.addr("hostIP", &p.HostIP)
-	c.int("hostPort", &p.HostPort)
-	c.int("podPort", &p.PodPort)
-	c.bool("withheld", &p.Withheld)
-}
-
-func (w *Waiting) fields(c *codec) {
-	c.string("network", &w.Network)
-	c.string("hash", &w.Hash)
-	c.prefixes("addresses", &w.Addresses)
-}
-
-func (b *Bandwidth) fields(c *codec) {
-	c.uint64("ingressRate", &b.IngressRate)
-	c.uint64("ingressBurst", &b.IngressBurst)
-	c.uint64("egressRate", &b.EgressRate)
-	c.uint64("egressBurst", &b.EgressBurst)
-}
-
-func (p *Port) fields(c *codec) {
-	c.optional("hairpin", &p.Hairpin)
-	c.optional("isolated", &p.Isolated)
-	c.optional("learning", &p.Learning)
-	c.optional("flood", &p.Flood)
-	c.optional("mcastFlood", &p.McastFlood)
-	c.bool("staticFDB", &p.StaticFDB)
-}
-
 // check refuses what would not be read back.
 func (a *Attachment) check() error {
 	errs := []error{
@@ -264,7 +183,7 @@ func isPort(n int) bool { return n > 0 && n < 1<<16 }
 
 // encodeAttachment returns a line of a record's file.
 func encodeAttachment(a *Attachment) ([]byte, error) {
-	line := encode(a.fields)
+	line := encode(&a.Version, a)
 	// The file holds up to two lines.
 	if len(line) > file.MaxRecord/2 {
 		return nil, fmt.Errorf("its record has %d bytes, at most %d are kept", len(line), file.MaxRecord/2)
@@ -275,7 +194,7 @@ func encodeAttachment(a *Attachment) ([]byte, error) {
 // decodeAttachment reads a record's file: its last whole line.
 func decodeAttachment(data []byte) (*Attachment, error) {
 	a := new(Attachment)
-	if err := decode(lastDocument(data), a.fields); err != nil {
+	if err := decode(lastDocument(data), &a.Version, a); err != nil {
 		return nil, err
 	}
 	if a.State != Adding && a.State != Ready {

@@ -14,17 +14,11 @@ import (
 // Contested says that somebody undoes again and again what tombolod puts right of the
 // firewall.
 type Contested struct {
-	At    time.Time // when it was put right last
-	Times int       // how often it was, since it began
-	What  string    // what was undone last
-	By    string    // the program that changed the firewall last, as the kernel calls it
-}
-
-func (f *Contested) fields(c *codec) {
-	c.time("at", &f.At)
-	c.int("times", &f.Times)
-	c.string("what", &f.What)
-	c.string("by", &f.By)
+	Version int       `json:"version"`
+	At      time.Time // when it was put right last
+	Times   int       // how often it was, since it began
+	What    string    // what was undone last
+	By      string    // the program that changed the firewall last, as the kernel calls it
 }
 
 func (d *Dir) contestedPath() string { return d.path + "/contested.json" }
@@ -37,7 +31,7 @@ func (d *Dir) SetContested(f *Contested) error {
 		err = file.Remove(d.contestedPath())
 	} else {
 		// A name of its own: nobody else writes it, and Clean may run meanwhile.
-		err = file.Replace(d.contestedPath()+".new", unix.O_TRUNC, d.contestedPath(), encode(f.fields))
+		err = file.Replace(d.contestedPath()+".new", unix.O_TRUNC, d.contestedPath(), encode(&f.Version, f))
 	}
 	if err != nil {
 		return fmt.Errorf("write down who changes the firewall: %w", err)
@@ -53,7 +47,7 @@ func (d *Dir) Contested() (*Contested, error) {
 	}
 	f := new(Contested)
 	if err == nil {
-		err = decode(data, f.fields)
+		err = decode(data, &f.Version, f)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read who changes the firewall: %w", err)

@@ -15,8 +15,9 @@ var ErrStale = errors.New("of an earlier epoch")
 // that container restarts. The boot id survives the latter; pid 1 and the network
 // namespace do not.
 type Epoch struct {
-	Boot string `json:"boot"` // the kernel's boot id
-	ID   string `json:"id"`   // random, so that no two epochs are taken for one
+	Version int    `json:"version"`
+	Boot    string `json:"boot"` // the kernel's boot id
+	ID      string `json:"id"`   // random, so that no two epochs are taken for one
 
 	// Started is when it began: when pid 1 started, by the clock as it
 	// was when the epoch was made. A clock that jumps later makes it wrong, so
@@ -38,15 +39,6 @@ func (e Epoch) Token() string { return e.Boot + tokenSeparator + e.ID }
 
 // tokenSeparator stands between the boot id and the random id of a token.
 const tokenSeparator = "/"
-
-func (e *Epoch) fields(c *codec) {
-	c.string("boot", &e.Boot)
-	c.string("id", &e.ID)
-	c.time("started", &e.Started)
-	c.duration("init", &e.Init)
-	c.duration("made", &e.Made)
-	c.uint64("netns", &e.NetNS)
-}
 
 // Epoch reads the epoch and makes nothing. If there is none the error matches
 // os.ErrNotExist; if it is over, ErrStale, and the epoch comes along. It needs no
@@ -80,7 +72,7 @@ func (d *Dir) loadEpoch() (Epoch, error) {
 
 func decodeEpoch(data []byte) (Epoch, error) {
 	var e Epoch
-	if err := decode(data, e.fields); err != nil {
+	if err := decode(data, &e.Version, &e); err != nil {
 		return Epoch{}, err
 	}
 	if e.Boot == "" || e.ID == "" {
@@ -134,6 +126,7 @@ func (d *Dir) newEpoch() (Epoch, error) {
 		return Epoch{}, err
 	}
 	return Epoch{
+		Version: version,
 		Boot:    boot,
 		ID:      fmt.Sprintf("%016x%016x", rand.Uint64(), rand.Uint64()),
 		Started: d.sources.now().Add(start - uptime).UTC().Truncate(time.Millisecond),

@@ -149,7 +149,7 @@ func TestEpochOfANewerVersionIsLeftAlone(t *testing.T) {
 
 func TestDamagedEpochsAreReplaced(t *testing.T) {
 	t.Parallel()
-	whole := string(encode((&Epoch{Boot: "b", ID: "i", Started: time.Unix(1, 0), Made: 5, NetNS: 1}).fields))
+	whole := string(lineOf(t, &Epoch{Boot: "b", ID: "i", Started: time.Unix(1, 0), Made: 5, NetNS: 1}))
 	texts := []string{"null", "{}", `{"version":1}`, `{"version":1,"boot":"b"}`, strings.Repeat("x", file.MaxRecord*2)}
 	for i := range len(whole) - 1 {
 		texts = append(texts, whole[:i])

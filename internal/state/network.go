@@ -20,6 +20,7 @@ var ErrInUse = errors.New("in use")
 // A Network is what a network was built from. An ADD that finds its own
 // configuration in it, and its objects in the kernel, has nothing to build.
 type Network struct {
+	Version    int    `json:"version"`
 	Name       string `json:"name"`
 	Epoch      string `json:"epoch,omitempty"`      // Epoch.Token of the epoch it was built in
 	ConfigHash string `json:"configHash,omitempty"` // of what the caller built from; opaque here
@@ -73,42 +74,6 @@ type Held struct {
 	Attachment string       `json:"attachment"` // its hash
 }
 
-func (h *Held) fields(c *codec) {
-	c.prefix("gateway", &h.Gateway)
-	c.string("attachment", &h.Attachment)
-}
-
-func (n *Network) fields(c *codec) {
-	c.string("name", &n.Name)
-	c.string("epoch", &n.Epoch)
-	c.string("configHash", &n.ConfigHash)
-	c.string("bridge", &n.Bridge)
-	c.int("mtu", &n.MTU)
-	c.prefixes("gateways", &n.Gateways)
-	c.prefixes("subnets", &n.Subnets)
-	c.string("pools", &n.Pools)
-	c.string("poolDir", &n.PoolDir)
-	c.bool("masquerade", &n.Masquerade)
-	c.prefixes("nonMasquerade", &n.NonMasquerade)
-	c.string("policy", &n.Policy)
-	c.string("chainedPolicy", &n.ChainedPolicy)
-	c.string("adminChain", &n.AdminChain)
-	c.bool("portSNAT", &n.PortSNAT)
-	c.bool("guard", &n.Guard)
-	c.uint64("mark", &n.Mark)
-	c.optional("nfCall", &n.NFCall)
-	c.optional("promiscuous", &n.Promiscuous)
-	c.string("uplink", &n.Uplink)
-	if c.decoding || n.VLAN != (VLAN{}) {
-		c.object("vlan", n.VLAN.fields)
-	}
-	c.string("defaultRoute", &n.DefaultRoute)
-	c.bool("slaac", &n.SLAAC)
-	c.bool("loopbackKept", &n.LoopbackFiltered)
-	c.bool("loopbackUnkept", &n.LoopbackUnfiltered)
-	objects(c, "held", &n.Held, (*Held).fields)
-}
-
 func (n *Network) check() error {
 	for _, prefix := range slices.Concat(n.Gateways, n.Subnets, n.NonMasquerade) {
 		if !prefix.IsValid() {
@@ -135,7 +100,7 @@ func (d *Dir) saveNetwork(n *Network) error {
 	if err := n.check(); err != nil {
 		return fmt.Errorf("%s: %w", n.Name, err)
 	}
-	data := encode(n.fields)
+	data := encode(&n.Version, n)
 	if len(data) > file.MaxRecord {
 		return fmt.Errorf("%s: its record has %d bytes, at most %d are kept", n.Name, len(data), file.MaxRecord)
 	}
@@ -171,7 +136,7 @@ func loadNetwork(path, name string) (*Network, error) {
 
 func decodeNetwork(data []byte) (*Network, error) {
 	n := new(Network)
-	if err := decode(data, n.fields); err != nil {
+	if err := decode(data, &n.Version, n); err != nil {
 		return nil, err
 	}
 	if err := n.check(); err != nil {

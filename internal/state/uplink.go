@@ -60,7 +60,7 @@ func (f *UplinkFile) save(record []byte) error {
 		if err != nil {
 			return err
 		}
-		f.epoch = encode(epoch.fields)
+		f.epoch = encode(&epoch.Version, &epoch)
 	}
 	data := append(bytes.Clone(f.epoch), record...)
 	switch {

@@ -10,12 +10,6 @@ type VLAN struct {
 	KeepDefault bool   `json:"keepDefault,omitempty"` // and those that a port is in by itself
 }
 
-func (v *VLAN) fields(c *codec) {
-	c.int("id", &v.ID)
-	c.string("trunk", &v.Trunk)
-	c.bool("keepDefault", &v.KeepDefault)
-}
-
 // GatewayLink names the link by which the host is in the network: the bridge, or its own in
 // the network's VLAN, though there be none where the host is no gateway.
 func (n *Network) GatewayLink() string { return n.VLAN.link(n.Bridge) }

@@ -2,12 +2,19 @@ package strict
 
 import (
 	"bytes"
+	"encoding"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"reflect"
 	"strconv"
+	"strings"
 	"unicode/utf8"
 
-	"github.com/tombolo-cni/tombolo/internal/jsontext"
+	"github.com/go-json-experiment/json/jsontext"
 )
 
 // valueLimit is how much of an offending value an error shows, in bytes.
@@ -70,12 +77,127 @@ func (e *ValueError) Error() string {
 func (e *ValueError) Unwrap() error { return e.Err }
 
 // SyntaxError reports bytes that are not JSON.
-type SyntaxError = jsontext.SyntaxError
+type SyntaxError struct {
+	Line   int    // of the offending byte, from 1
+	Column int    // in bytes, from 1
+	Reason string // what was expected there and what was found
+}
 
-// valueError builds the error for raw, a whole JSON value found at the current
-// path.
+func (e *SyntaxError) Error() string {
+	return fmt.Sprintf("not valid JSON at line %d, column %d: %s", e.Line, e.Column, e.Reason)
+}
+
+// syntaxError says in which line and column the decoder met err.
+func (d *decoder) syntaxError(err error) error {
+	offset := d.json.InputOffset()
+	var syntactic *jsontext.SyntacticError
+	if errors.As(err, &syntactic) {
+		offset, err = syntactic.ByteOffset, syntactic.Err
+	}
+	reason := strings.TrimPrefix(err.Error(), "jsontext: ")
+	switch {
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		reason = "it ends too early"
+	case strings.HasPrefix(reason, "invalid character ',' at start"):
+		reason = "a comma with no value before or after it"
+	}
+	return d.errorAt(int(offset), reason)
+}
+
+// errorAt says in which line and column a byte is.
+func (d *decoder) errorAt(offset int, reason string) error {
+	before := d.data[:min(offset, len(d.data))]
+	line := 1 + bytes.Count(before, []byte{'\n'})
+	return &SyntaxError{Line: line, Column: len(before) - bytes.LastIndexByte(before, '\n'), Reason: reason}
+}
+
+// path names the key or the value that was read last: ipam.ranges[0][1].subnet.
+func (d *decoder) path() string { return d.words(d.json.StackPointer()) }
+
+func (d *decoder) words(pointer jsontext.Pointer) string {
+	var b strings.Builder
+	depth := 0
+	for token := range pointer.Tokens() {
+		depth++
+		switch kind, _ := d.json.StackIndex(depth); {
+		case kind == '[':
+			b.WriteString("[" + token + "]")
+		case depth > 1:
+			b.WriteString("." + token)
+		default:
+			b.WriteString(token)
+		}
+	}
+	return b.String()
+}
+
+// valueError is the error for raw, the value that was read last.
 func (d *decoder) valueError(raw []byte, want string, err error) error {
-	return &ValueError{Path: d.pathString(), Want: want, Got: describe(raw), Err: err}
+	return &ValueError{Path: d.path(), Want: want, Got: describe(raw), Err: err}
+}
+
+// refused is the error for a value that the type of u does not take.
+func (d *decoder) refused(raw []byte, u any, err error) error {
+	want := ""
+	switch u := u.(type) {
+	case Expecter:
+		// Its own words say it; its error would say it again.
+		return d.valueError(raw, u.JSONExpects(), nil)
+	case *netip.Addr, *net.IP:
+		return d.valueError(raw, "an IP address", nil)
+	case *netip.Prefix:
+		return d.valueError(raw, `an address with a prefix length, like "10.1.0.0/16"`, nil)
+	case encoding.TextUnmarshaler:
+		if raw[0] != '"' {
+			want = "a string"
+		}
+	}
+	// A type that uses encoding/json inside reports Go's names of types, which
+	// mean nothing to an operator.
+	var inner *json.UnmarshalTypeError
+	if errors.As(err, &inner) {
+		return d.valueError(raw, kindWords(inner.Type), nil)
+	}
+	return d.valueError(raw, want, err)
+}
+
+// wanted says what v takes. For numbers of a small type it names the bounds
+// too.
+func wanted(v reflect.Value) string {
+	bits := 64
+	if v.CanInt() || v.CanUint() {
+		bits = v.Type().Bits()
+	}
+	switch {
+	case bits == 64:
+		return kindWords(v.Type())
+	case v.CanUint():
+		return fmt.Sprintf("a whole number from 0 to %d", uint64(1)<<bits-1)
+	}
+	top := int64(1)<<(bits-1) - 1
+	return fmt.Sprintf("a whole number from %d to %d", -top-1, top)
+}
+
+// kindWords names the JSON values that a Go type takes, for an operator.
+func kindWords(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.String:
+		return "a string"
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
+		return "a whole number"
+	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		return "a whole number, not negative"
+	case reflect.Slice, reflect.Array:
+		return "a list"
+	case reflect.Struct, reflect.Map:
+		return "an object"
+	case reflect.Pointer:
+		return kindWords(t.Elem())
+	default:
+		return "another kind of value"
+	}
 }
 
 // describe names a JSON value for an operator: its kind, and for a scalar the
@@ -95,23 +217,19 @@ func describe(raw []byte) string {
 	}
 }
 
-// compact strips the white space of a valid JSON value and cuts it to
-// valueLimit, at a rune's start.
+// compact strips the white space of a valid JSON value and cuts it to valueLimit, at a rune's start.
 func compact(raw []byte) string {
 	var buf bytes.Buffer
-	if err := json.Compact(&buf, raw); err != nil {
-		// json.Compact refuses what nests deeper than it likes; such a value is
-		// cut anyway.
-		buf.Reset()
-		buf.Write(raw)
+	if json.Compact(&buf, raw) != nil {
+		buf.Write(raw) // it nests deeper than json.Compact likes
 	}
-	out := buf.Bytes()
-	if len(out) <= valueLimit {
-		return string(bytes.ToValidUTF8(out, []byte("\uFFFD")))
+	text := strings.ToValidUTF8(buf.String(), "\uFFFD")
+	if len(text) <= valueLimit {
+		return text
 	}
 	cut := valueLimit
-	for cut > 0 && !utf8.RuneStart(out[cut]) {
+	for !utf8.RuneStart(text[cut]) {
 		cut--
 	}
-	return string(bytes.ToValidUTF8(out[:cut], []byte("\uFFFD"))) + "…"
+	return text[:cut] + "…"
 }

@@ -28,8 +28,6 @@ type kinds struct {
 	Uint16  uint16
 	Uint32  uint32
 	Uint64  uint64
-	Float32 float32
-	Float64 float64
 	Pointer **int
 	List    []string
 	Lists   [][]int
@@ -85,7 +83,6 @@ func TestNumbersOfSmallTypesNameTheirBounds(t *testing.T) {
 		"Uint16":  "a whole number from 0 to 65535",
 		"Uint32":  "a whole number from 0 to 4294967295",
 		"Uint64":  "a whole number, not negative",
-		"Float64": "a number",
 		"Pointer": "a whole number",
 	} {
 		var v kinds
@@ -99,7 +96,6 @@ func TestNumbersOfSmallTypesNameTheirBounds(t *testing.T) {
 // addresses has the types of package net that our configs use.
 type addresses struct {
 	Addr     netip.Addr
-	AddrPort netip.AddrPort
 	Prefix   netip.Prefix
 	IP       net.IP
 	Optional *netip.Addr
@@ -111,7 +107,6 @@ func TestAddressesAreWordedForOperators(t *testing.T) {
 	for data, want := range map[string]string{
 		`{"Addr":"x"}`:                 `field "Addr": expected an IP address, got the string "x"`,
 		`{"Addr":["10.0.0.1"]}`:        `field "Addr": expected an IP address, got a list`,
-		`{"AddrPort":"10.0.0.1"}`:      `field "AddrPort": expected an address with a port, like "10.1.0.1:80", got the string "10.0.0.1"`,
 		`{"Prefix":{"a":1}}`:           `field "Prefix": expected an address with a prefix length, like "10.1.0.0/16", got an object`,
 		`{"IP":"10.0.0"}`:              `field "IP": expected an IP address, got the string "10.0.0"`,
 		`{"Optional":true}`:            `field "Optional": expected an IP address, got true`,
@@ -135,7 +130,6 @@ func TestAddressesAreWordedForOperators(t *testing.T) {
 // FuzzLenient: of what encoding/json takes, Lenient takes no less; whatever it is
 // given, it neither panics nor fails where Unmarshal does not.
 func FuzzLenient(f *testing.F) {
-	f.Add([]byte(typical))
 	f.Add([]byte(`{"Int":"x","Bool":true,"Bool":false,"Other":1,"Lists":[[1,"x"],2]}`))
 	f.Add([]byte(`{"Struct":{"A":1,"B":{}},"Pointer":1.5}`))
 	f.Fuzz(func(t *testing.T, data []byte) {

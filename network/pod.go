@@ -139,8 +139,9 @@ func (r Report) MarshalJSON() ([]byte, error) {
 		*state.Attachment
 		Differences any `json:"differences,omitempty"`
 	}
-	if r.Attachment != nil {
-		object.Attachment = r.rec
+	if r.Attachment != nil && r.rec != nil {
+		rec := *r.rec
+		rec.Version, object.Attachment = 0, &rec // the format is not the attachment's
 	}
 	if len(r.Differences) > 0 {
 		object.Differences = inWords(r.Differences)

@@ -447,7 +447,7 @@ func TestLsTellsOfDamagedRecordsAndListsTheRest(t *testing.T) {
 	if err := json.Unmarshal([]byte(got.stdout), &list); err != nil || len(list) != 3 || got.status != 0 {
 		t.Errorf("status %d, %d attachments, %v", got.status, len(list), err)
 	}
-	want := "tombolo: record " + path + `: damaged: it is not whole JSON: "{"; a DEL or GC of the attachment removes it [recreate pod]` + "\n"
+	want := "tombolo: record " + path + `: damaged: not valid JSON at line 1, column 2: it ends too early; a DEL or GC of the attachment removes it [recreate pod]` + "\n"
 	if diff := cmp.Diff(want, got.stderr); diff != "" {
 		t.Errorf("stderr (-want +got):\n%s", diff)
 	}

@@ -32,7 +32,7 @@ const (
 // configuration, its namespace or its result, and to put its host end back on a
 // rebuilt bridge.
 type Attachment struct {
-	Version int    `json:"version"`
+	Version int    `json:"version,omitempty"`
 	State   State  `json:"state"`
 	Epoch   string `json:"epoch,omitempty"` // Epoch.Token of the epoch it was made in
 

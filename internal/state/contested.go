@@ -14,7 +14,7 @@ import (
 // Contested says that somebody undoes again and again what tombolod puts right of the
 // firewall.
 type Contested struct {
-	Version int       `json:"version"`
+	Version int       `json:"version,omitempty"`
 	At      time.Time // when it was put right last
 	Times   int       // how often it was, since it began
 	What    string    // what was undone last

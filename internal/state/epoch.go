@@ -15,7 +15,7 @@ var ErrStale = errors.New("of an earlier epoch")
 // that container restarts. The boot id survives the latter; pid 1 and the network
 // namespace do not.
 type Epoch struct {
-	Version int    `json:"version"`
+	Version int    `json:"version,omitempty"`
 	Boot    string `json:"boot"` // the kernel's boot id
 	ID      string `json:"id"`   // random, so that no two epochs are taken for one
 

@@ -20,7 +20,7 @@ var ErrInUse = errors.New("in use")
 // A Network is what a network was built from. An ADD that finds its own
 // configuration in it, and its objects in the kernel, has nothing to build.
 type Network struct {
-	Version    int    `json:"version"`
+	Version    int    `json:"version,omitempty"`
 	Name       string `json:"name"`
 	Epoch      string `json:"epoch,omitempty"`      // Epoch.Token of the epoch it was built in
 	ConfigHash string `json:"configHash,omitempty"` // of what the caller built from; opaque here

@@ -13,18 +13,11 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
 )
 
-// ErrLocked says that a record's lock was not to be had before the context ended.
-var ErrLocked = errors.New("locked by another process")
+// ErrLocked is file.ErrLocked.
+var ErrLocked = file.ErrLocked
 
 // ErrSuperseded says that a record has been replaced by that of a later ADD.
 var ErrSuperseded = errors.New("replaced by a later ADD")
-
-// While a lock is awaited it is tried for at intervals that grow from the first to the
-// last: holders need a disk's time for a write, and an ADD its server's.
-const (
-	firstPause = time.Millisecond
-	lastPause  = 25 * time.Millisecond
-)
 
 // Held is the lock of one record, until Close or the end of the process. It is not
 // safe for use by several goroutines at once. It comes before the lock of a state
@@ -42,28 +35,18 @@ func (d *Dir) Lock(ctx context.Context, hash string) (*Held, error) {
 	return d.lock(ctx, hash, lockorder.Lease)
 }
 
-func (d *Dir) lock(ctx context.Context, hash string, rank lockorder.Rank) (*Held, error) {
+func (d *Dir) lock(ctx context.Context, hash string, rank lockorder.Rank) (h *Held, err error) {
 	order := lockorder.Wait(rank)
-	pause := firstPause
-	for {
-		h, err := d.tryLock(hash)
-		switch {
-		case err != nil:
-			order.Release()
-			return nil, fmt.Errorf("lock lease record %s: %w", hash, err)
-		case h != nil:
-			h.order = order
-			return h, nil
-		}
-		select {
-		case <-ctx.Done():
-			order.Release()
-			return nil, fmt.Errorf("lock lease record %s: %w: %w (`fuser -v %s` shows who has it open)",
-				hash, ErrLocked, context.Cause(ctx), d.lockPath(hash))
-		case <-time.After(pause):
-		}
-		pause = min(2*pause, lastPause)
+	err = file.Await(ctx, d.lockPath(hash), func() (bool, error) {
+		h, err = d.tryLock(hash)
+		return h != nil, err
+	})
+	if err != nil {
+		order.Release()
+		return nil, fmt.Errorf("lock lease record %s: %w", hash, err)
 	}
+	h.order = order
+	return h, nil
 }
 
 // TryLock is Lock that does not wait: both results are nil where another holds the
@@ -83,27 +66,11 @@ func (d *Dir) tryLock(hash string) (*Held, error) {
 	if err := checkHash(hash); err != nil {
 		return nil, err
 	}
-	for {
-		fd, err := file.Create(d.lockPath(hash), unix.O_RDWR)
-		if err != nil {
-			return nil, err
-		}
-		_, err = file.Restart(func() (int, error) { return 0, unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) })
-		if err == unix.EWOULDBLOCK {
-			return nil, unix.Close(fd)
-		}
-		var st unix.Stat_t
-		if err == nil {
-			err = unix.Fstat(fd, &st)
-		}
-		if err == nil && st.Nlink > 0 {
-			return &Held{dir: d, hash: hash, fd: fd}, nil
-		}
-		// Its last holder removed the file, after it was opened here: lock the next.
-		if err := errors.Join(err, unix.Close(fd)); err != nil {
-			return nil, err
-		}
+	fd, err := file.TryLock(d.lockPath(hash), unix.O_RDWR|unix.O_CREAT)
+	if err != nil || fd < 0 {
+		return nil, err
 	}
+	return &Held{dir: d, hash: hash, fd: fd}, nil
 }
 
 // Hash returns the record's hash.
@@ -223,6 +190,5 @@ func (h *Held) Close() error {
 	fd := h.fd
 	h.fd = -1
 	h.order.Release()
-	// A child that is just being forked has the descriptor too, so closing is not enough.
-	return errors.Join(err, unix.Flock(fd, unix.LOCK_UN), unix.Close(fd))
+	return errors.Join(err, file.Unlock(fd))
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -34,27 +33,14 @@ func (d *Dir) LockAttachment(network, hash string) (*AttachmentLock, error) {
 	if err != nil {
 		return nil, fmt.Errorf("lock attachment: %w", err)
 	}
-	for {
-		fd, err := file.Open(path, unix.O_RDONLY)
-		if err != nil {
-			return nil, fmt.Errorf("lock attachment: %w", err)
-		}
-		locked, err := tryFlock(fd, unix.LOCK_EX)
-		var st unix.Stat_t
-		if err == nil {
-			err = unix.Fstat(fd, &st)
-		}
-		switch {
-		case err == nil && !locked:
-			err = ErrBusy
-		case err == nil && st.Nlink > 0:
-			return &AttachmentLock{fd: fd, order: lockorder.Tried(lockorder.Attachment)}, nil
-		}
-		// It was replaced or removed since it was opened, unless it is busy: look again.
-		if err := errors.Join(err, unix.Close(fd)); err != nil {
-			return nil, fmt.Errorf("lock attachment: %w", &os.PathError{Op: "lock", Path: path, Err: err})
-		}
+	fd, err := file.TryLock(path, unix.O_RDONLY)
+	if err == nil && fd < 0 {
+		err = &os.PathError{Op: "lock", Path: path, Err: ErrBusy}
 	}
+	if err != nil {
+		return nil, fmt.Errorf("lock attachment: %w", err)
+	}
+	return &AttachmentLock{fd: fd, order: lockorder.Tried(lockorder.Attachment)}, nil
 }
 
 // AtWork gives what waits until the call ends that has the lock of an attachment's record, also
@@ -74,17 +60,10 @@ func (d *Dir) AtWork(network, hash string) (wait func(context.Context), err erro
 	}
 	return func(ctx context.Context) {
 		defer unix.Close(fd)
-		for ctx.Err() == nil {
-			if free, err := tryFlock(fd, unix.LOCK_SH); free || err != nil {
-				return
-			}
-			time.Sleep(endsEvery)
-		}
+		// That the time is over is all that the error says.
+		_ = file.Await(ctx, path, func() (bool, error) { return file.TryFlock(fd, unix.LOCK_SH) })
 	}, nil
 }
-
-// endsEvery is how often AtWork looks. A wait in flock(2) would have no end.
-const endsEvery = 10 * time.Millisecond
 
 // Close gives the lock up. Closing twice does nothing.
 func (l *AttachmentLock) Close() error {
@@ -94,6 +73,5 @@ func (l *AttachmentLock) Close() error {
 	fd := l.fd
 	l.fd = -1
 	l.order.Release()
-	// A child that is just being started has the descriptor too, so closing is not enough.
-	return errors.Join(flock(fd, unix.LOCK_UN), unix.Close(fd))
+	return file.Unlock(fd)
 }

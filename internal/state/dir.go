@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 )
 
 // DefaultDir is where the state lives unless the configuration says otherwise.
@@ -19,9 +18,6 @@ const suffix = ".json"
 type Dir struct {
 	path    string
 	sources sources
-
-	// abandoned counts the goroutines whose caller gave up waiting for the lock.
-	abandoned atomic.Int32
 }
 
 // Open returns the state directory at an absolute path. It makes no system call:

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"runtime"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -18,7 +17,6 @@ func runHelper(name string, args []string) int {
 		"hold":   helpHold,
 		"wait":   helpWait,
 		"enter":  helpEnter,
-		"listen": helpListen,
 		"begin":  helpBegin,
 		"churn":  helpChurn,
 		"full":   helpFull,
@@ -91,29 +89,6 @@ func helpWait(args []string) error {
 	}
 	sign("held")
 	return l.Close()
-}
-
-// helpListen listens on abstract sockets as root, without a capability: names.
-func helpListen(args []string) error {
-	runtime.LockOSThread()
-	none := [2]unix.CapUserData{}
-	if err := unix.Capset(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &none[0]); err != nil {
-		return err
-	}
-	for _, name := range args {
-		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM, 0)
-		if err != nil {
-			return err
-		}
-		if err := unix.Bind(fd, &unix.SockaddrUnix{Name: name}); err != nil {
-			return err
-		}
-		if err := unix.Listen(fd, 8); err != nil {
-			return err
-		}
-	}
-	sign("listening")
-	return nil
 }
 
 // helpEnter enters on a sign, and prints the token: dir, file. It adds a line

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -12,12 +11,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
 )
 
-// ErrLocked says that the lock was not to be had before the context ended.
-var ErrLocked = errors.New("locked by another process")
-
-// maxAbandoned bounds the threads that hang in flock(2) after their callers gave
-// up, in a process that lives long enough to try again and again.
-const maxAbandoned = 32
+// ErrLocked is file.ErrLocked.
+var ErrLocked = file.ErrLocked
 
 // A Mode says how a lock is held.
 type Mode int
@@ -46,28 +41,25 @@ func (m Mode) String() string {
 	}
 }
 
-// A Lock is the lock of a state directory, until Close or the end of the process,
+// A Lock is the lock of a state directory, or of a NIC, until Close or the end of the process,
 // however that comes. It is two things:
 //
-//   - flock(2) on the file `lock`, shared or exclusive;
+//   - flock(2) on a file, shared or exclusive;
 //   - the gate, a write lock on that file's first byte (F_OFD_SETLK): an exclusive
 //     holder has it from before it waits until it is done, and a call that wants the
 //     shared lock waits for it first. The kernel grants a shared flock past a waiting
 //     exclusive one, so without the gate a stream of ADDs would starve a GC.
 //
-// Nothing but these two files can keep it from being had, and they are root's. Callers that
-// see different directories at the same path (a /run of their own) do not exclude each
+// Callers that see different directories at the same path (a /run of their own) do not exclude each
 // other, though they may share the kernel objects of one network namespace: what is built
 // there is built by requests that may be repeated and by transactions that name the
-// generation they were made for, so that two may build it at once. A name in the network
-// namespace, such as an abstract unix socket, would exclude them; but any process in that
-// namespace can take it, and hold up the node.
+// generation they were made for, so that two may build it at once.
 //
 // A Lock is not safe for use by several goroutines at once.
 type Lock struct {
 	dir   *Dir
 	path  string // of the lock file
-	fd    int    // of the lock file, -1 once it is given up
+	fd    int    // of the lock file, -1 once it is closed
 	mode  Mode
 	order *lockorder.Held
 
@@ -91,29 +83,20 @@ func (l *Lock) netns() (uint64, error) {
 // to be waited for as long as it is held, nor a lock that comes before it (see package
 // lockorder): all of the node's calls would wait along.
 func (d *Dir) Lock(ctx context.Context, mode Mode) (*Lock, error) {
-	l, err := d.openLock(d.lockPath())
+	return d.lock(ctx, d.lockPath(), mode, lockorder.State)
+}
+
+// lock takes the lock of a file, which is made where it is missing.
+func (d *Dir) lock(ctx context.Context, path string, mode Mode, rank lockorder.Rank) (*Lock, error) {
+	fd, err := file.Create(path, unix.O_RDWR)
 	if err != nil {
-		return nil, fmt.Errorf("lock state directory: %w", err)
+		return nil, fmt.Errorf("lock: %w", err)
 	}
-	l.order = lockorder.Wait(lockorder.State)
-	if mode == Exclusive {
-		err = l.takeExclusive(ctx)
-	} else {
-		err = l.takeShared(ctx)
-	}
-	if err != nil {
+	l := &Lock{dir: d, path: path, fd: fd, order: lockorder.Wait(rank)}
+	if err := l.take(ctx, mode); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
 	return l, nil
-}
-
-// openLock opens a lock file, and takes nothing yet.
-func (d *Dir) openLock(path string) (*Lock, error) {
-	fd, err := file.Create(path, unix.O_RDWR)
-	if err != nil {
-		return nil, err
-	}
-	return &Lock{dir: d, path: path, fd: fd}, nil
 }
 
 // Mode tells how the lock is held now.
@@ -121,15 +104,15 @@ func (l *Lock) Mode() Mode { return l.mode }
 
 // Close gives the lock up. Closing twice does nothing.
 func (l *Lock) Close() error {
-	var err error
-	switch {
-	case l.fd < 0:
-	case l.mode == Shared:
-		// Every ADD comes this way, and a call that finds it held for a moment longer waits for it.
-		err = unix.Close(l.fd)
-	default:
-		err = closeFile(l.fd)
+	if l.fd < 0 {
+		return nil
 	}
+	var err error
+	// Closing gives up a shared lock too, if a moment later where a child is just being started.
+	if l.mode != Shared {
+		err = l.release()
+	}
+	err = errors.Join(err, unix.Close(l.fd))
 	l.fd, l.mode = -1, unlocked
 	l.order.Release()
 	l.order = nil
@@ -141,14 +124,20 @@ func (l *Lock) Close() error {
 // was seen under the shared lock has to be looked at again. On failure nothing is
 // held, and the lock is fit for Close only.
 func (l *Lock) Upgrade(ctx context.Context) error {
+	if err := l.giveUp(); err != nil {
+		return fmt.Errorf("upgrade: %w", err)
+	}
+	return l.take(ctx, Exclusive)
+}
+
+// giveUp gives a shared lock up, to wait for it in another mode.
+func (l *Lock) giveUp() error {
 	if l.mode != Shared {
-		return fmt.Errorf("upgrade lock of %s: it is %s", l.dir.path, l.mode)
+		return fmt.Errorf("the lock of %s is %s", l.dir.path, l.mode)
 	}
-	if err := l.release(); err != nil {
-		return err
-	}
+	err := l.release()
 	l.order.WaitAgain()
-	return l.takeExclusive(ctx)
+	return err
 }
 
 // Downgrade makes an exclusive lock shared. No exclusive holder comes in between,
@@ -159,11 +148,15 @@ func (l *Lock) Downgrade() error {
 	}
 	// flock(2) gives the lock up before it takes it in the other mode, but to
 	// take it between the two, one would need the gate, and that is ours.
-	if ok, lockErr := tryFlock(l.fd, unix.LOCK_SH); lockErr != nil || !ok {
-		return errors.Join(l.failed(Shared, 0, lockErr), l.Close())
+	had, err := file.TryFlock(l.fd, unix.LOCK_SH)
+	if err == nil && !had {
+		err = fmt.Errorf("%s: %w by a program that is none of ours", l.path, ErrLocked)
+	}
+	if err != nil {
+		return errors.Join(err, l.Close())
 	}
 	l.mode = Shared
-	return setGate(l.fd, unix.F_OFD_SETLK, unix.F_UNLCK)
+	return setGate(l.fd, unix.F_UNLCK)
 }
 
 // Ensure sees to it, from the shared lock, that something is done that one process
@@ -174,173 +167,76 @@ func (l *Lock) Downgrade() error {
 // not queue up to find it done. Afterwards the lock is shared again, also if done
 // or work failed; only if the lock could not be had (ErrLocked) nothing is held.
 func (l *Lock) Ensure(ctx context.Context, done func() (bool, error), work func() error) error {
-	if l.mode != Shared {
-		return fmt.Errorf("ensure under the lock of %s: it is %s", l.dir.path, l.mode)
-	}
 	for {
+		if l.mode != Shared {
+			return fmt.Errorf("ensure: the lock of %s is %s", l.dir.path, l.mode)
+		}
 		if ok, err := done(); ok || err != nil {
 			return err
 		}
-		if err := l.release(); err != nil {
+		if err := l.giveUp(); err != nil {
 			return err
 		}
-		l.order.WaitAgain()
 		first, err := tryGate(l.fd)
 		if err != nil {
 			return err
 		}
-		// Behind another, wait for what that one does, in the hope that it is
-		// the very thing. The shared lock comes only when it is through.
-		if !first {
-			if err := l.takeShared(ctx); err != nil {
-				return err
-			}
-			continue
+		if first {
+			break
 		}
-		if err := l.takeExclusive(ctx); err != nil {
+		// The other may be doing the very thing. The shared lock comes only when it is through.
+		if err := l.take(ctx, Shared); err != nil {
 			return err
 		}
-		// The lock was given up in between: somebody may have been faster.
-		ok, err := done()
-		if !ok && err == nil {
-			err = work()
-		}
-		return errors.Join(err, l.Downgrade())
 	}
-}
-
-// takeShared passes the gate and takes the file.
-func (l *Lock) takeShared(ctx context.Context) error {
-	busy, err := gateBusy(l.fd)
-	if err != nil {
+	if err := l.take(ctx, Exclusive); err != nil {
 		return err
 	}
-	taken := false
-	if !busy {
-		if taken, err = tryFlock(l.fd, unix.LOCK_SH); err != nil {
-			return err
-		}
+	// The lock was given up in between: another may have been faster.
+	ok, err := done()
+	if !ok && err == nil {
+		err = work()
 	}
-	if !taken {
-		err = l.wait(ctx, Shared, func(fd int) error {
-			// Two calls that pass the gate at once must not stop each other, so it
-			// is a read lock, and kept no longer than the file takes.
-			if err := setGate(fd, unix.F_OFD_SETLKW, unix.F_RDLCK); err != nil {
-				return err
-			}
-			return errors.Join(flock(fd, unix.LOCK_SH), setGate(fd, unix.F_OFD_SETLK, unix.F_UNLCK))
-		})
-		if err != nil {
-			return err
-		}
+	return errors.Join(err, l.Downgrade())
+}
+
+// take waits for the lock. On failure nothing is held.
+func (l *Lock) take(ctx context.Context, mode Mode) error {
+	try := l.tryShared
+	if mode == Exclusive {
+		try = l.tryExclusive
 	}
-	l.mode = Shared
+	if err := file.Await(ctx, l.path, try); err != nil {
+		return errors.Join(fmt.Errorf("%s: %w", mode, err), l.release())
+	}
+	l.mode = mode
 	return nil
 }
 
-// takeExclusive shuts the gate and takes the file.
-func (l *Lock) takeExclusive(ctx context.Context) error {
-	taken, err := l.tryExclusive()
-	if err != nil {
-		return err
+// tryShared takes the file, where the gate is open.
+func (l *Lock) tryShared() (bool, error) {
+	g := gate(unix.F_RDLCK)
+	if err := unix.FcntlFlock(uintptr(l.fd), unix.F_OFD_GETLK, &g); err != nil {
+		return false, fmt.Errorf("fcntl: %w", err)
 	}
-	if !taken {
-		err = l.wait(ctx, Exclusive, func(fd int) error {
-			if err := setGate(fd, unix.F_OFD_SETLKW, unix.F_WRLCK); err != nil {
-				return err
-			}
-			// A late grant must not go on to hold up everybody behind a gate
-			// that nobody will open.
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			return flock(fd, unix.LOCK_EX)
-		})
-		if err != nil {
-			return err
-		}
+	if g.Type != unix.F_UNLCK {
+		return false, nil
 	}
-	l.mode = Exclusive
-	return nil
+	return file.TryFlock(l.fd, unix.LOCK_SH)
 }
 
-// tryExclusive shuts the gate and takes the file, where nobody has either.
+// tryExclusive shuts the gate, which stays shut, and takes the file.
 func (l *Lock) tryExclusive() (bool, error) {
-	taken, err := tryGate(l.fd)
-	if err == nil && taken {
-		taken, err = tryFlock(l.fd, unix.LOCK_EX)
+	if had, err := tryGate(l.fd); !had {
+		return false, err
 	}
-	return taken, err
-}
-
-// wait runs take, which blocks, on a thread of its own until ctx ends. No signal
-// gets a thread out of flock(2), since Go's handlers restart system calls. So after
-// that the thread hangs on, and what it is granted late is closed at once.
-func (l *Lock) wait(ctx context.Context, mode Mode, take func(fd int) error) error {
-	start := time.Now()
-	if l.dir.abandoned.Load() >= maxAbandoned {
-		return l.failed(mode, 0, fmt.Errorf("%d earlier waits still hang", maxAbandoned))
-	}
-	fd := l.fd
-	granted := make(chan error, 1)
-	go func() { granted <- take(fd) }()
-	select {
-	case err := <-granted:
-		if err != nil && ctx.Err() != nil {
-			err = l.failed(mode, time.Since(start), context.Cause(ctx))
-		}
-		return err
-	case <-ctx.Done():
-	}
-	l.fd = -1
-	l.dir.abandoned.Add(1)
-	// Let others pass, now that nobody waits behind this gate.
-	err := setGate(fd, unix.F_OFD_SETLK, unix.F_UNLCK)
-	go func() {
-		<-granted
-		closeFile(fd)
-		l.dir.abandoned.Add(-1)
-	}()
-	return errors.Join(l.failed(mode, time.Since(start), context.Cause(ctx)), err)
-}
-
-// failed is the error of a lock that was not had.
-func (l *Lock) failed(mode Mode, waited time.Duration, cause error) error {
-	err := fmt.Errorf("lock %s (%s): %w: waited %v (`fuser -v %s` shows who has it open)",
-		l.path, mode, ErrLocked, waited.Round(time.Millisecond), l.path)
-	if cause != nil {
-		err = fmt.Errorf("%w: %w", err, cause)
-	}
-	return err
+	return file.TryFlock(l.fd, unix.LOCK_EX)
 }
 
 // release gives up file and gate, and keeps the file open.
 func (l *Lock) release() error {
 	l.mode = unlocked
-	return errors.Join(flock(l.fd, unix.LOCK_UN), setGate(l.fd, unix.F_OFD_SETLK, unix.F_UNLCK))
-}
-
-// closeFile gives up what is held of a lock file, and closes it. A child that is just
-// being started has the descriptor too, so closing is not enough.
-func closeFile(fd int) error {
-	return errors.Join(flock(fd, unix.LOCK_UN), setGate(fd, unix.F_OFD_SETLK, unix.F_UNLCK), unix.Close(fd))
-}
-
-// tryFlock is a flock(2) that does not wait; false is that it would have to.
-func tryFlock(fd, how int) (bool, error) {
-	err := flock(fd, how|unix.LOCK_NB)
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		return false, nil
-	}
-	return err == nil, err
-}
-
-func flock(fd, how int) error {
-	_, err := file.Restart(func() (int, error) { return 0, unix.Flock(fd, how) })
-	if err != nil {
-		return fmt.Errorf("flock: %w", err)
-	}
-	return nil
+	return errors.Join(unix.Flock(l.fd, unix.LOCK_UN), setGate(l.fd, unix.F_UNLCK))
 }
 
 // gate is the gate's byte, as fcntl(2) describes it.
@@ -348,28 +244,18 @@ func gate(kind int16) unix.Flock_t {
 	return unix.Flock_t{Type: kind, Whence: unix.SEEK_SET, Start: 0, Len: 1}
 }
 
-// gateBusy tells whether somebody else has the gate shut.
-func gateBusy(fd int) (bool, error) {
-	g := gate(unix.F_RDLCK)
-	if err := unix.FcntlFlock(uintptr(fd), unix.F_OFD_GETLK, &g); err != nil {
-		return false, fmt.Errorf("fcntl: %w", err)
-	}
-	return g.Type != unix.F_UNLCK, nil
-}
-
-// tryGate shuts the gate unless somebody else has it.
+// tryGate shuts the gate unless another has it.
 func tryGate(fd int) (bool, error) {
-	err := setGate(fd, unix.F_OFD_SETLK, unix.F_WRLCK)
+	err := setGate(fd, unix.F_WRLCK)
 	if errors.Is(err, unix.EAGAIN) {
 		return false, nil
 	}
 	return err == nil, err
 }
 
-func setGate(fd, command int, kind int16) error {
+func setGate(fd int, kind int16) error {
 	g := gate(kind)
-	_, err := file.Restart(func() (int, error) { return 0, unix.FcntlFlock(uintptr(fd), command, &g) })
-	if err != nil {
+	if err := unix.FcntlFlock(uintptr(fd), unix.F_OFD_SETLK, &g); err != nil {
 		return fmt.Errorf("fcntl: %w", err)
 	}
 	return nil

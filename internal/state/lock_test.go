@@ -173,7 +173,7 @@ func TestDowngradeFailsIfAStrangerTakesTheFile(t *testing.T) {
 	l := lock(t, d, Exclusive)
 	// The stranger needs the file in the moment that Downgrade gives it up, so
 	// give it up beforehand.
-	if err := flock(l.fd, unix.LOCK_UN); err != nil {
+	if err := unix.Flock(l.fd, unix.LOCK_UN); err != nil {
 		t.Fatal(err)
 	}
 	fd, err := file.Open(d.lockPath(), unix.O_RDWR)
@@ -181,7 +181,7 @@ func TestDowngradeFailsIfAStrangerTakesTheFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(fd)
-	if ok, err := tryFlock(fd, unix.LOCK_EX); !ok || err != nil {
+	if ok, err := file.TryFlock(fd, unix.LOCK_EX); !ok || err != nil {
 		t.Fatalf("the fault did not fire: %v, %v", ok, err)
 	}
 	if err := l.Downgrade(); !errors.Is(err, ErrLocked) || l.Mode() != unlocked {
@@ -189,23 +189,18 @@ func TestDowngradeFailsIfAStrangerTakesTheFile(t *testing.T) {
 	}
 }
 
-// waiters counts the processes that wait in flock(2) for a lock file, as /proc/locks shows it: by
-// inode, and with "->" before the kind. A read of it is not atomic and may miss a
-// line while others come and go, so wait for a number, and do not test for it.
-func waiters(t testing.TB, d *Dir, kind string) int {
+// gateShut says whether a call has the exclusive lock of a directory, or waits for it.
+func gateShut(t testing.TB, d *Dir) bool {
 	t.Helper()
-	var st unix.Stat_t
-	if err := unix.Stat(d.lockPath(), &st); err != nil {
+	l, err := again(d).Lock(canceled(), Shared)
+	if err == nil {
+		l.Close()
+		return false
+	}
+	if !errors.Is(err, ErrLocked) {
 		t.Fatal(err)
 	}
-	inode := fmt.Sprintf(":%d ", st.Ino)
-	n := 0
-	for line := range strings.Lines(mustRead(t, "/proc/locks")) {
-		if strings.Contains(line, "-> "+kind) && strings.Contains(line, inode) {
-			n++
-		}
-	}
-	return n
+	return true
 }
 
 // A stream of ADDs must not starve a GC: the kernel alone would let it.
@@ -221,17 +216,17 @@ func TestWhoWaitsForTheExclusiveLockStopsNewSharedHolders(t *testing.T) {
 		}
 		got <- err
 	}()
-	until(t, "the exclusive waiter", func() bool { return waiters(t, d, "FLOCK") == 1 })
+	until(t, "the exclusive waiter", func() bool { return gateShut(t, d) })
 
 	fd, err := file.Open(d.lockPath(), unix.O_RDWR)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer unix.Close(fd)
-	if ok, err := tryFlock(fd, unix.LOCK_SH); !ok || err != nil {
+	if ok, err := file.TryFlock(fd, unix.LOCK_SH); !ok || err != nil {
 		t.Errorf("flock(2) itself would not let another pass: %v, %v; then the gate is not needed", ok, err)
 	}
-	if err := flock(fd, unix.LOCK_UN); err != nil {
+	if err := unix.Flock(fd, unix.LOCK_UN); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := again(d).Lock(canceled(), Shared); !errors.Is(err, ErrLocked) {
@@ -246,111 +241,20 @@ func TestWhoWaitsForTheExclusiveLockStopsNewSharedHolders(t *testing.T) {
 	lock(t, again(d), Shared)
 }
 
-func TestALateGrantIsGivenBack(t *testing.T) {
-	t.Parallel()
-	for _, mode := range []Mode{Shared, Exclusive} {
-		d := newDir(t)
-		held := lock(t, d, Exclusive)
-		other := again(d)
-		ctx, cancel := context.WithCancel(t.Context())
-		got := make(chan error)
-		go func() {
-			_, err := other.Lock(ctx, mode)
-			got <- err
-		}()
-		until(t, "the waiter", func() bool { return waiters(t, d, "OFDLCK") == 1 })
-		cancel()
-		if err := <-got; !errors.Is(err, ErrLocked) {
-			t.Errorf("%v: %v, want ErrLocked", mode, err)
-		}
-		if n := other.abandoned.Load(); n != 1 {
-			t.Errorf("%v: %d waits hang, want 1", mode, n)
-		}
-		if err := held.Close(); err != nil {
-			t.Fatal(err)
-		}
-		until(t, "the end of the abandoned wait", func() bool { return other.abandoned.Load() == 0 })
-		lock(t, again(d), Exclusive)
-	}
-}
-
-// While an exclusive wait hangs in flock(2), nobody waits at its gate.
-func TestAnAbandonedWaitLeavesTheGateOpen(t *testing.T) {
+func TestAWaitThatIsGivenUpLeavesTheGateOpen(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)
 	held := lock(t, d, Shared)
-	other := again(d)
-	ctx, cancel := context.WithCancel(t.Context())
-	got := make(chan error)
-	go func() {
-		_, err := other.Lock(ctx, Exclusive)
-		got <- err
-	}()
-	until(t, "the waiter", func() bool { return waiters(t, d, "FLOCK") == 1 })
-	cancel()
-	if err := <-got; !errors.Is(err, ErrLocked) {
+	if _, err := again(d).Lock(canceled(), Exclusive); !errors.Is(err, ErrLocked) {
 		t.Errorf("got %v, want ErrLocked", err)
 	}
-	until(t, "that the wait hangs on", func() bool { return waiters(t, d, "FLOCK") == 1 })
 	if err := lock(t, again(d), Shared).Close(); err != nil {
 		t.Fatal(err)
 	}
 	if err := held.Close(); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "the end of the abandoned wait", func() bool { return other.abandoned.Load() == 0 })
 	lock(t, again(d), Exclusive)
-}
-
-// A gate that is granted to nobody must not be followed by a wait for the file: new
-// shared holders would wait behind it for as long as there are old ones.
-func TestALateGateIsGivenBackThoughTheFileIsHeld(t *testing.T) {
-	t.Parallel()
-	d := newDir(t)
-	lock(t, d, Shared)
-	wait := func(kind string) (*Dir, func()) {
-		other := again(d)
-		ctx, cancel := context.WithCancel(t.Context())
-		got := make(chan error)
-		go func() {
-			_, err := other.Lock(ctx, Exclusive)
-			got <- err
-		}()
-		until(t, "the waiter", func() bool { return waiters(t, d, kind) == 1 })
-		return other, func() {
-			t.Helper()
-			cancel()
-			if err := <-got; !errors.Is(err, ErrLocked) {
-				t.Errorf("got %v, want ErrLocked", err)
-			}
-		}
-	}
-	_, endFirst := wait("FLOCK")        // has the gate, and waits for the file
-	second, endSecond := wait("OFDLCK") // waits for the gate
-	endSecond()
-	endFirst()
-	until(t, "the end of the wait for the gate", func() bool { return second.abandoned.Load() == 0 })
-	lock(t, again(d), Shared)
-}
-
-func TestAbandonedWaitsDoNotPileUp(t *testing.T) {
-	t.Parallel()
-	d := newDir(t)
-	held := lock(t, again(d), Exclusive)
-	for range maxAbandoned {
-		if _, err := d.Lock(canceled(), Exclusive); !errors.Is(err, context.Canceled) {
-			t.Fatal(err)
-		}
-	}
-	_, err := d.Lock(t.Context(), Exclusive)
-	if !errors.Is(err, ErrLocked) || !strings.Contains(err.Error(), "32 earlier waits still hang") {
-		t.Errorf("one more: %v, want ErrLocked at once", err)
-	}
-	if err := held.Close(); err != nil {
-		t.Fatal(err)
-	}
-	until(t, "the end of the abandoned waits", func() bool { return d.abandoned.Load() == 0 })
-	lock(t, d, Exclusive)
 }
 
 func TestEnsureWorksOnceForAll(t *testing.T) {
@@ -472,8 +376,7 @@ func TestLocksLeakNoFileDescriptors(t *testing.T) {
 		if err := l.Ensure(t.Context(), func() (bool, error) { return false, nil }, func() error { return nil }); err != nil {
 			t.Error(err)
 		}
-		other := again(d)
-		if _, err := other.Lock(canceled(), Exclusive); !errors.Is(err, ErrLocked) {
+		if _, err := again(d).Lock(canceled(), Exclusive); !errors.Is(err, ErrLocked) {
 			t.Error(err)
 		}
 		if err := l.Upgrade(t.Context()); err != nil {
@@ -482,7 +385,6 @@ func TestLocksLeakNoFileDescriptors(t *testing.T) {
 		if err := l.Close(); err != nil {
 			t.Error(err)
 		}
-		until(t, "the end of the abandoned wait", func() bool { return other.abandoned.Load() == 0 })
 	}
 	if after := openFiles(t); after != before {
 		t.Errorf("%d open files before, %d after", before, after)

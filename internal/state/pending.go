@@ -82,7 +82,7 @@ func (d *Dir) createLocked(path string, line []byte) (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	err = errors.Join(flock(fd, unix.LOCK_EX|unix.LOCK_NB), file.WriteAll(fd, path, line))
+	err = errors.Join(unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB), file.WriteAll(fd, path, line))
 	if err == nil {
 		err = link(fd, temp, path)
 	}

@@ -180,58 +180,31 @@ func UplinkNIC(name string) (nic string, ok bool) {
 	return nic, true
 }
 
-// An UplinkLock is the lock of one NIC, until Close or the end of the process. Like
-// an exclusive [Lock] it is a file, which stays.
-//
-// It comes after the directory's: a holder waits for no other lock.
-type UplinkLock struct{ lock *Lock }
-
-// LockUplink takes the lock of a NIC, waiting until ctx ends; then the error matches
-// ErrLocked and the context's.
-func (d *Dir) LockUplink(ctx context.Context, nic string) (*UplinkLock, error) {
-	l, err := d.openUplinkLock(nic)
-	if err != nil {
-		return nil, err
-	}
-	l.order = lockorder.Wait(lockorder.Uplink)
-	if err := l.takeExclusive(ctx); err != nil {
-		return nil, errors.Join(fmt.Errorf("lock uplink %s: %w", nic, err), l.Close())
-	}
-	return &UplinkLock{l}, nil
-}
-
-// TryLockUplink is LockUplink that does not wait: both results are nil where another
-// holds the lock.
-func (d *Dir) TryLockUplink(nic string) (*UplinkLock, error) {
-	l, err := d.openUplinkLock(nic)
-	if err != nil {
-		return nil, err
-	}
-	taken, err := l.tryExclusive()
-	switch {
-	case err != nil:
-		return nil, errors.Join(fmt.Errorf("lock uplink %s: %w", nic, err), l.Close())
-	case !taken:
-		return nil, l.Close()
-	}
-	l.mode, l.order = Exclusive, lockorder.Tried(lockorder.Uplink)
-	return &UplinkLock{l}, nil
-}
-
-func (d *Dir) openUplinkLock(nic string) (*Lock, error) {
+// LockUplink takes the lock of a NIC, exclusively, waiting until ctx ends; then the error matches
+// ErrLocked and the context's. It comes after the directory's: a holder waits for no other lock.
+func (d *Dir) LockUplink(ctx context.Context, nic string) (*Lock, error) {
 	path, err := d.Uplink(nic).path(lockSuffix)
 	if err != nil {
 		return nil, fmt.Errorf("lock uplink: %w", err)
 	}
-	l, err := d.openLock(path)
+	l, err := d.lock(ctx, path, Exclusive, lockorder.Uplink)
 	if err != nil {
-		return nil, fmt.Errorf("lock uplink: %w", err)
+		return nil, fmt.Errorf("lock uplink %s: %w", nic, err)
 	}
 	return l, nil
 }
 
-// Close gives the lock up. Closing twice does nothing.
-func (l *UplinkLock) Close() error { return l.lock.Close() }
+// TryLockUplink is LockUplink that does not wait: both results are nil where another
+// holds the lock.
+func (d *Dir) TryLockUplink(nic string) (*Lock, error) {
+	over, cancel := context.WithCancel(context.Background())
+	cancel()
+	l, err := d.LockUplink(over, nic)
+	if errors.Is(err, ErrLocked) {
+		return nil, nil
+	}
+	return l, err
+}
 
 // dropStaleUplinks removes the records of earlier epochs. One whose NIC somebody works
 // on is being replaced, or dropped.

@@ -27,7 +27,7 @@ func saveUplink(t testing.TB, d *Dir, nic, record string) {
 
 func uplinkPath(d *Dir, nic string) string { return d.UplinksPath() + "/" + nic + suffix }
 
-func lockUplink(t testing.TB, d *Dir, nic string) *UplinkLock {
+func lockUplink(t testing.TB, d *Dir, nic string) *Lock {
 	t.Helper()
 	l, err := d.LockUplink(t.Context(), nic)
 	if err != nil {
@@ -286,7 +286,6 @@ func TestOneAtATimeWorksOnANIC(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	until(t, "the end of the abandoned wait", func() bool { return other.abandoned.Load() == 0 })
 	l, err := again(d).TryLockUplink("eth0")
 	if l == nil || err != nil {
 		t.Fatalf("TryLockUplink of what is free = %v, %v", l, err)

@@ -75,7 +75,7 @@ install: build ## into a node's directories, by DESTDIR, PREFIX, CNI_BIN, CNI_CO
 		sed -i 's|/usr/local/bin|$(PREFIX)/bin|' $(DESTDIR)$(SYSTEMD)/$$unit || exit; done
 	install -D -m 0644 deploy/10-tombolo.conflist $(DESTDIR)$(CNI_CONF)/10-tombolo.conflist.example
 	install -D -m 0644 deploy/modules-load.d/tombolo.conf $(DESTDIR)$(MODULES)/tombolo.conf
-	for page in tombolo.8 tombolod.8; do install -D -m 0644 deploy/share/$$page $(DESTDIR)$(PREFIX)/share/man/man8/$$page || exit; done
+	install -D -m 0644 -t $(DESTDIR)$(PREFIX)/share/man/man8 deploy/share/*.8
 	install -D -m 0644 deploy/share/tombolo.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/tombolo
 	install -D -m 0644 deploy/share/_tombolo $(DESTDIR)$(ZSH)/_tombolo
 	@echo "installed; rename $(CNI_CONF)/10-tombolo.conflist.example to 10-tombolo.conflist to use it"
@@ -85,7 +85,7 @@ uninstall: ## takes away what install put there
 	[ -n "$(DESTDIR)" ] || [ ! -e /run/systemd/system ] || systemctl disable --now tombolod.service tombolo-repair.timer
 	deploy/names.sh --undo $(CNI_BIN) $(DESTDIR)
 	rm -f $(addprefix $(DESTDIR),$(CNI_BIN)/tombolo $(PREFIX)/lib/tombolo/tombolo-cni $(PREFIX)/bin/tombolo $(PREFIX)/bin/tombolod $(addprefix $(SYSTEMD)/,$(UNITS)) \
-		$(CNI_CONF)/10-tombolo.conflist.example $(MODULES)/tombolo.conf $(PREFIX)/share/man/man8/tombolo.8 $(PREFIX)/share/man/man8/tombolod.8 \
+		$(CNI_CONF)/10-tombolo.conflist.example $(MODULES)/tombolo.conf $(addprefix $(PREFIX)/share/man/man8/,$(notdir $(wildcard deploy/share/*.8))) \
 		$(PREFIX)/share/bash-completion/completions/tombolo $(ZSH)/_tombolo)
 
 deb: ## dist/tombolo_VERSION_{amd64,arm64}.deb (needs dpkg-deb)

@@ -2,54 +2,60 @@ package main
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
-	"flag"
 	"fmt"
-	"io"
 	"net/netip"
 	"os"
 	"slices"
 	"strings"
 
+	"github.com/spf13/cobra"
 	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/doctor"
 	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/report"
 	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/state"
-	"github.com/tombolo-cni/tombolo/network"
 )
 
-// errSick says that doctor found something.
-var errSick = errors.New("a problem was found")
+const errSick found = "a problem was found"
 
-// doctorCommand declares what doctor can be told.
-func doctorCommand(flags *flag.FlagSet) runner {
-	asJSON, dir := jsonFlag(flags), stateFlag(flags)
-	dns := flags.String("dns", "", "ask the name servers at `ADDR,...`, or none (default: those in /etc/resolv.conf)")
-	to := flags.String("to", "", "also test the way to `ADDR,...`, such as a pod of another node; with ADDR:PORT, find the rule that drops a connection")
-	return func(ctx context.Context, out io.Writer, args []string) error {
-		servers, err := nameServers(*dns)
-		if err != nil {
-			return err
-		}
-		targets, ports, err := parseTargets(*to)
-		if err != nil {
-			return err
-		}
-		node, err := report.Open(ctx, &network.Config{StateDir: *dir})
-		if err != nil {
-			return err
-		}
-		opt := doctor.Options{Pod: optional(args, 0), DNS: servers, To: targets, Ports: ports}
-		if err := readRecords(*dir, &opt); err != nil {
-			return err
-		}
-		reports, err := doctor.Examine(ctx, node, opt)
-		if err != nil {
-			return err
-		}
-		return printExamined(out, reports, *asJSON)
+func (o *options) doctorCommand() *cobra.Command {
+	dns, to := "", ""
+	cmd := &cobra.Command{
+		Use:   "doctor [POD]",
+		Short: "find out why a pod has no network",
+		Long: "Find out why a pod has no network: test each step from the pod to the outside, and print each that fails, the\n" +
+			"evidence, and what helps. The exit status is 4 if a problem was found.",
+		Args: takes(0, 1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			opt := doctor.Options{Pod: optional(args, 0)}
+			var err error
+			if opt.DNS, err = nameServers(dns); err != nil {
+				return err
+			}
+			if opt.To, opt.Ports, err = parseTargets(to); err != nil {
+				return err
+			}
+			return o.doctor(cmd.Context(), opt)
+		},
 	}
+	o.jsonFlag(cmd)
+	cmd.Flags().StringVar(&dns, "dns", "", "ask the name servers at `ADDR,...`, or none (default: those in /etc/resolv.conf)")
+	cmd.Flags().StringVar(&to, "to", "", "also test the way to `ADDR,...`, such as a pod of another node; with ADDR:PORT, find the rule that drops a connection")
+	return cmd
+}
+
+func (o *options) doctor(ctx context.Context, opt doctor.Options) error {
+	node, err := o.open(ctx)
+	if err != nil {
+		return err
+	}
+	if err := readRecords(o.state, &opt); err != nil {
+		return err
+	}
+	reports, err := doctor.Examine(ctx, node, opt)
+	if err != nil {
+		return err
+	}
+	return o.printExamined(reports)
 }
 
 // nameServers are those that are named, or of /etc/resolv.conf those that a pod could ask too.
@@ -86,7 +92,7 @@ func parseAddresses(name, text string) ([]netip.Addr, error) {
 		}
 		a, err := netip.ParseAddr(one)
 		if err != nil {
-			return nil, fmt.Errorf("doctor: %s: %w: %w", name, err, errUsage)
+			return nil, fmt.Errorf("%w: %s: %w", errUsage, name, err)
 		}
 		list = append(list, a)
 	}
@@ -126,37 +132,32 @@ func readRecords(dir string, opt *doctor.Options) error {
 	return err
 }
 
-func printExamined(out io.Writer, reports []doctor.Report, asJSON bool) error {
+func (o *options) printExamined(reports []doctor.Report) error {
 	sick := false
 	var text strings.Builder
 	for _, r := range reports {
-		name := r.Pod
-		if name == "" {
-			name = "container " + r.ContainerID
-		}
-		fmt.Fprintf(&text, "%s, %s of network %s:", printable.Line(name), r.IfName, r.Network)
-		if len(r.Findings) == 0 {
-			text.WriteString(" nothing found\n")
-			continue
-		}
+		fmt.Fprintf(&text, "%s, %s of network %s:", printable.Line(report.PodName(r.Pod, r.ContainerID)), r.IfName, r.Network)
 		bad := slices.ContainsFunc(r.Findings, func(f doctor.Finding) bool { return !f.Note })
-		if !bad {
+		sick = sick || bad
+		switch {
+		case len(r.Findings) == 0:
+			text.WriteString(" nothing found")
+		case !bad:
 			text.WriteString(" nothing found; to be known:")
 		}
-		sick = sick || bad
 		text.WriteString("\n")
 		for _, f := range r.Findings {
 			fmt.Fprintf(&text, "  %-10s  %s\n              this helps: %s\n", f.Step, printable.Line(f.Evidence), printable.Line(f.Remedy))
 		}
 	}
-	var err error
-	if asJSON {
-		err = json.NewEncoder(out).Encode(reports)
-	} else {
-		_, err = io.WriteString(out, text.String())
+	if len(reports) == 0 {
+		text.WriteString("no pod is on record\n")
 	}
-	if err == nil && sick {
+	if err := o.print(text.String(), reports); err != nil {
+		return err
+	}
+	if sick {
 		return errSick
 	}
-	return err
+	return nil
 }

@@ -46,6 +46,15 @@ func start(t *testing.T, path string, env []string, args ...string) outcome {
 	return outcome{cmd.ProcessState.ExitCode(), out.String(), errOut.String()}
 }
 
+func mustSelf(t *testing.T) string {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return self
+}
+
 func mustRead(t *testing.T, path string) []byte {
 	t.Helper()
 	text, err := os.ReadFile(path)
@@ -128,7 +137,7 @@ func TestInstall(t *testing.T) {
 func TestTheCommandSaysToARuntimeWhichFileBelongsThere(t *testing.T) {
 	t.Parallel()
 	for _, verb := range []string{"ADD", "DEL", "VERSION"} {
-		got := tombolo(t, nil, []string{"CNI_COMMAND=" + verb}, "")
+		got := run(t, nil, []string{"CNI_COMMAND=" + verb}, "")
 		var e struct {
 			CNIVersion, Msg string
 			Code            int

@@ -4,9 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"flag"
-	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,6 +13,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
 
 	"github.com/tombolo-cni/tombolo/internal/cni"
 	"github.com/tombolo-cni/tombolo/internal/golden"
@@ -42,9 +40,9 @@ type outcome struct {
 	stdout, stderr string
 }
 
-// tombolo runs the command in a namespace, nil for the test's own, with further
+// run runs the command in a namespace, nil for the test's own, with further
 // environment variables.
-func tombolo(t *testing.T, ns *netns.NS, env []string, stdin string, args ...string) outcome {
+func run(t *testing.T, ns *netns.NS, env []string, stdin string, args ...string) outcome {
 	t.Helper()
 	exe, err := os.Executable()
 	if err != nil {
@@ -69,116 +67,57 @@ func tombolo(t *testing.T, ns *netns.NS, env []string, stdin string, args ...str
 	return outcome{cmd.ProcessState.ExitCode(), out.String(), errOut.String()}
 }
 
-func TestHelpIsAllThereIsToKnow(t *testing.T) {
+// below gives a command and all below it.
+func below(c *cobra.Command) []*cobra.Command {
+	list := []*cobra.Command{c}
+	for _, sub := range c.Commands() {
+		list = append(list, below(sub)...)
+	}
+	return list
+}
+
+func TestHelp(t *testing.T) {
 	t.Parallel()
-	got := tombolo(t, nil, nil, "", "help")
-	if got.status != 0 || got.stderr != "" {
-		t.Errorf("status %d: %s", got.status, got.stderr)
-	}
-	golden.Compare(t, "help.txt", got.stdout)
-	for line := range strings.Lines(got.stdout) {
-		if len(line) > 100 {
-			t.Errorf("a line of %d bytes: %s", len(line), line)
+	var text strings.Builder
+	for _, c := range below((&options{}).root()) {
+		words := strings.Fields(c.CommandPath())[1:]
+		got := run(t, nil, nil, "", append(words, "--help")...)
+		if same := run(t, nil, nil, "", append([]string{"help"}, words...)...); got.status != 0 || got.stderr != "" || got != same {
+			t.Errorf("%q: %+v, and by help %+v", words, got, same)
 		}
+		for line := range strings.Lines(got.stdout) {
+			if len(line) > 160 {
+				t.Errorf("%q: a line of %d bytes: %s", words, len(line), line)
+			}
+		}
+		text.WriteString("# " + c.CommandPath() + "\n" + got.stdout + "\n")
 	}
+	golden.Compare(t, "commands.txt", text.String())
 }
 
 func TestCommandLinesThatAreWrong(t *testing.T) {
 	t.Parallel()
-	for _, tt := range []struct {
-		args   []string
-		stderr string
-	}{
-		{[]string{"add"}, `tombolo: no command "add": see tombolo help` + "\n"},
-		{[]string{"lss"}, `tombolo: no command "lss"; did you mean "ls"? see tombolo help` + "\n"},
-		{[]string{"help", "repiar"}, `tombolo: no command "repiar"; did you mean "repair"? see tombolo help` + "\n"},
-		{[]string{"ls", "--yaml"}, "tombolo: ls: flag provided but not defined: -yaml: see tombolo help\n"},
-		{[]string{"ls", "a", "b"}, "tombolo: ls: 2 arguments given, 0 to 1 expected: see tombolo help\n"},
-		{[]string{"remove"}, "tombolo: remove: 0 arguments given, 1 expected: see tombolo help\n"},
-		{[]string{"remove", "a", "b"}, "tombolo: remove: 2 arguments given, 1 expected: see tombolo help\n"},
-		{[]string{"demo", "--pods", "many"}, `tombolo: demo: invalid value "many" for flag -pods: parse error: see tombolo help` + "\n"},
-		{nil, overview(commands()) + "tombolo: no command: see tombolo help\n"},
+	for _, tt := range []struct{ line, stderr string }{
+		{"add", "unknown command \"add\" for \"tombolo\"\nsee tombolo --help\n"},
+		{"lss", "unknown command \"lss\" for \"tombolo\"\n\nDid you mean this?\n\tls\nsee tombolo --help\n"},
+		{"ls --yaml", "unknown flag: --yaml\nsee tombolo ls --help\n"},
+		{"ls a b", "2 arguments were given: tombolo ls takes [POD]\nsee tombolo ls --help\n"},
+		{"check all", "1 arguments were given: tombolo check takes none\nsee tombolo check --help\n"},
+		{"remove", "0 arguments were given: tombolo remove takes NETWORK\nsee tombolo remove --help\n"},
+		{"validate", "0 arguments were given: tombolo validate takes FILE...\nsee tombolo validate --help\n"},
+		{"demo --pods many", "invalid argument \"many\" for \"--pods\" flag: strconv.ParseInt: parsing \"many\": invalid syntax\nsee tombolo demo --help\n"},
+		{"doctor --dns x", "the command line is wrong: --dns: ParseAddr(\"x\"): unable to parse IP\nsee tombolo doctor --help\n"},
 	} {
-		t.Run(strings.Join(tt.args, " "), func(t *testing.T) {
+		t.Run(tt.line, func(t *testing.T) {
 			t.Parallel()
-			want := outcome{exitUsage, "", tt.stderr}
-			if diff := cmp.Diff(want, tombolo(t, nil, nil, "", tt.args...), cmp.AllowUnexported(outcome{})); diff != "" {
+			want := outcome{exitUsage, "", "tombolo: " + tt.stderr}
+			if diff := cmp.Diff(want, run(t, nstest.New(t), nil, "", strings.Fields(tt.line)...), cmp.AllowUnexported(outcome{})); diff != "" {
 				t.Errorf("outcome (-want +got):\n%s", diff)
 			}
 		})
 	}
 }
 
-func TestEveryCommandSaysWhatItTakesAndHowItExits(t *testing.T) {
-	t.Parallel()
-	var all strings.Builder
-	for _, c := range commands() {
-		want := c.describe()
-		for _, args := range [][]string{
-			append(strings.Fields(c.name), "--help"),
-			append(strings.Fields(c.name), "-h"),
-			append([]string{"help"}, strings.Fields(c.name)...),
-		} {
-			if diff := cmp.Diff(outcome{0, want, ""}, tombolo(t, nil, nil, "", args...), cmp.AllowUnexported(outcome{})); diff != "" {
-				t.Errorf("%q (-want +got):\n%s", args, diff)
-			}
-		}
-		for _, s := range append(common(), c.statuses...) {
-			if !strings.Contains(want, fmt.Sprintf("\n  %d  %s", s.code, s.text)) {
-				t.Errorf("help of %s does not have exit status %d:\n%s", c.name, s.code, want)
-			}
-		}
-		for _, f := range c.flags() {
-			if f.text == "" {
-				t.Errorf("flag --%s of %s has no help", f.name, c.name)
-			}
-		}
-		all.WriteString(want + "\n")
-	}
-	golden.Compare(t, "commands.txt", all.String())
-	for _, args := range [][]string{{"uplink", "--help"}, {"help", "uplink"}} {
-		got := tombolo(t, nil, nil, "", args...)
-		if got.status != 0 || strings.Count(got.stdout, "usage: tombolo uplink ") != len(group(commands(), "uplink")) {
-			t.Errorf("%q: %+v", args, got)
-		}
-	}
-	if got, want := tombolo(t, nil, nil, "", "--help"), tombolo(t, nil, nil, "", "help"); got != want {
-		t.Errorf("--help: %+v", got)
-	}
-	if got, want := tombolo(t, nil, nil, "", "--version"), tombolo(t, nil, nil, "", "version"); got != want || got.status != 0 {
-		t.Errorf("--version: %+v", got)
-	}
-}
-
-func TestFlagsMayStandAmongArguments(t *testing.T) {
-	t.Parallel()
-	for _, tt := range []struct {
-		line       []string
-		json       bool
-		state      string
-		args       []string
-		wantFailed bool
-	}{
-		{line: []string{"pods", "--json", "more", "--state", "d"}, json: true, state: "d", args: []string{"pods", "more"}},
-		{line: []string{"--json", "--", "--state", "-x"}, json: true, args: []string{"--state", "-x"}},
-		{line: []string{"a", "--", "--json"}, args: []string{"a", "--json"}},
-		{line: nil},
-		{line: []string{"a", "--nothing"}, wantFailed: true},
-	} {
-		flags := flag.NewFlagSet("t", flag.ContinueOnError)
-		flags.SetOutput(io.Discard)
-		asJSON, dir := flags.Bool("json", false, ""), flags.String("state", "", "")
-		args, err := parse(flags, tt.line)
-		if failed := err != nil; failed != tt.wantFailed || *asJSON != tt.json || *dir != tt.state {
-			t.Errorf("%q: json %v, state %q, %v", tt.line, *asJSON, *dir, err)
-		}
-		if diff := cmp.Diff(tt.args, args); diff != "" {
-			t.Errorf("%q (-want +got):\n%s", tt.line, diff)
-		}
-	}
-}
-
-// A command that root alone can run says so before it fails in the midst of its work.
 func TestWithoutRootACommandSaysWhatItLacks(t *testing.T) {
 	t.Parallel()
 	exe, err := os.Executable()
@@ -212,30 +151,12 @@ func TestWithoutRootACommandSaysWhatItLacks(t *testing.T) {
 		}
 		return outcome{cmd.ProcessState.ExitCode(), out.String(), errOut.String()}
 	}
-	privileged := 0
-	for _, c := range commands() {
-		if !c.privileged {
-			continue
-		}
-		privileged++
-		args := append(strings.Fields(c.name), "a", "b")
-		if _, most := c.count(); most >= 0 {
-			args = args[:len(strings.Fields(c.name))+min(most, 2)]
-		}
-		want := outcome{exitFailed, "", "tombolo: " + c.name + ": user 65534 lacks CAP_NET_ADMIN and CAP_SYS_ADMIN: run it as root, with sudo for example\n"}
-		if diff := cmp.Diff(want, nobody(args...), cmp.AllowUnexported(outcome{})); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", c.name, diff)
-		}
-	}
-	if privileged < 5 {
-		t.Errorf("%d commands need privileges: the search cannot be right", privileged)
-	}
 	closed := t.TempDir() // below a directory of root's
-	if got := nobody("leases", "--leases", closed); got.status != exitFailed || !strings.HasSuffix(got.stderr, "permission denied: run it as root\n") {
-		t.Errorf("leases: %+v", got)
-	}
-	if got := nobody("networks", "--state", closed); got.status != exitFailed || !strings.HasSuffix(got.stderr, "permission denied: run it as root\n") {
-		t.Errorf("networks: %+v", got)
+	for _, line := range []string{"status", "ls", "ls networks", "ls map", "check", "repair", "gc", "doctor", "leases", "remove pods", "uplink status", "uplink take lo br0"} {
+		got := nobody(append(strings.Fields(line), "--state", closed, "--leases", closed)...)
+		if got.status != exitFailed || got.stdout != "" || !strings.HasSuffix(got.stderr, ": run it as root; it needs CAP_NET_ADMIN and CAP_SYS_ADMIN\n") {
+			t.Errorf("%s: %+v", line, got)
+		}
 	}
 	if got := nobody("version"); got.status != 0 {
 		t.Errorf("version: %+v", got)
@@ -244,7 +165,7 @@ func TestWithoutRootACommandSaysWhatItLacks(t *testing.T) {
 
 func TestVersion(t *testing.T) {
 	t.Parallel()
-	got := tombolo(t, nil, nil, "", "version")
+	got := run(t, nil, nil, "", "version")
 	if got.status != 0 || got.stderr != "" {
 		t.Errorf("status %d: %s", got.status, got.stderr)
 	}
@@ -262,7 +183,7 @@ func TestVersion(t *testing.T) {
 		Version, Commit, Go string
 		CNI                 []string
 	}
-	asJSON := tombolo(t, nil, nil, "", "version", "--json")
+	asJSON := run(t, nil, nil, "", "version", "--json")
 	if err := json.Unmarshal([]byte(asJSON.stdout), &v); err != nil {
 		t.Fatalf("%v: %q", err, asJSON.stdout)
 	}
@@ -320,7 +241,7 @@ func TestLsListsTheAttachmentsOfAllNetworks(t *testing.T) {
 		"ls.txt":  {"ls", "--state", dir},
 		"ls.json": {"ls", "--json", "--state", dir},
 	} {
-		got := tombolo(t, nstest.New(t), nil, "", args...)
+		got := run(t, nstest.New(t), nil, "", args...)
 		if got.status != 0 || got.stderr != "" {
 			t.Errorf("%v: status %d: %s", args, got.status, got.stderr)
 		}
@@ -335,24 +256,25 @@ func TestLsListsWhatIsAskedFor(t *testing.T) {
 		containers []string
 		stderr     string
 	}{
-		"":                                     {[]string{"c3", "0123456789abcdef0123456789abcdef", "unfinished"}, ""},
-		"web-0":                                {[]string{"0123456789abcdef0123456789abcdef"}, ""},
-		"default/web-0":                        {[]string{"0123456789abcdef0123456789abcdef"}, ""},
-		"0123":                                 {[]string{"0123456789abcdef0123456789abcdef"}, ""},
-		"--network pods":                       {[]string{"0123456789abcdef0123456789abcdef", "unfinished"}, ""},
-		"--pod default/web-*":                  {[]string{"0123456789abcdef0123456789abcdef"}, ""},
-		"--network lab --pod web-0":            {nil, ""},
-		"c3 --network pods":                    {nil, ""},
-		"unfinished --network pods":            {[]string{"unfinished"}, ""},
-		"web":                                  {nil, `no pod "web": tombolo ls lists those that there are`},
-		"--network never":                      {nil, `there is no network "never": those on record are lab, pods`},
-		"--pod [":                              {nil, `pod "[": syntax error in pattern`},
-		"--network pods --pod */* --state /no": {nil, "/no is no state directory: name the stateDir of the network's configuration"},
+		"":                               {[]string{"c3", "0123456789abcdef0123456789abcdef", "unfinished"}, ""},
+		"web-0":                          {[]string{"0123456789abcdef0123456789abcdef"}, ""},
+		"default/web-0":                  {[]string{"0123456789abcdef0123456789abcdef"}, ""},
+		"0123":                           {[]string{"0123456789abcdef0123456789abcdef"}, ""},
+		"--network pods":                 {[]string{"0123456789abcdef0123456789abcdef", "unfinished"}, ""},
+		"default/web-*":                  {[]string{"0123456789abcdef0123456789abcdef"}, ""},
+		"--network lab web-0":            {nil, ""},
+		"nothing-*":                      {nil, ""},
+		"c3 --network pods":              {nil, ""},
+		"unfinished --network pods":      {[]string{"unfinished"}, ""},
+		"web":                            {nil, `no pod "web": tombolo ls lists those that there are`},
+		"--network never":                {nil, `there is no network "never": those on record are lab, pods`},
+		"[":                              {nil, `pod "[": syntax error in pattern`},
+		"--network pods */* --state /no": {nil, "/no is no state directory: name the stateDir of the network's configuration"},
 	} {
 		t.Run(line, func(t *testing.T) {
 			t.Parallel()
 			args := append([]string{"ls", "--json", "--state", dir}, strings.Fields(line)...)
-			got := tombolo(t, nstest.New(t), nil, "", args...)
+			got := run(t, nstest.New(t), nil, "", args...)
 			if want.stderr != "" {
 				if diff := cmp.Diff(outcome{exitFailed, "", "tombolo: " + want.stderr + "\n"}, got, cmp.AllowUnexported(outcome{})); diff != "" {
 					t.Errorf("outcome (-want +got):\n%s", diff)
@@ -373,28 +295,65 @@ func TestLsListsWhatIsAskedFor(t *testing.T) {
 		})
 	}
 	// What is wrong with others is not said.
-	got := tombolo(t, nstest.New(t), nil, "", "ls", "--state", dir, "unfinished")
+	got := run(t, nstest.New(t), nil, "", "ls", "--state", dir, "unfinished")
 	if want := "container unfinished, eth0 of network pods: its ADD did not finish [recreate pod]\n"; got.status != 0 || !strings.HasSuffix(got.stdout, "adding\n"+want) {
 		t.Errorf("outcome is %+v", got)
 	}
 }
 
-func TestLsWhereThereIsNothing(t *testing.T) {
+// Where there is nothing, every command says so in a line, and JSON is empty.
+func TestOnANodeWithNothing(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
-	for _, tt := range []struct {
-		args []string
-		want string
-	}{
-		{[]string{"ls", "--state", dir}, "NETWORK  POD  CONTAINER  INTERFACE  PORT  ADDRESSES  HOST PORTS  IN/OUT  STATE\n"},
-		{[]string{"ls", "--json", "--state", dir}, "[]\n"},
+	for line, want := range map[string]string{
+		"ls": "no pod is on record\n", "ls networks": "no network is on record\n", "ls map": "no network is on record\nnothing is wrong\n",
+		"check": "0 attachments\n", "repair": "nothing is to be repaired\n", "gc": "no dead pod has anything\n", "gc --dry-run": "no dead pod has anything\n",
+		"leases": "no lease is on record\n", "doctor": "no pod is on record\n", "uplink status": "no NIC is taken over\n",
+		"ls --json": "[]\n", "ls networks --json": "[]\n", "gc --json": "[]\n", "leases --json": "[]\n", "doctor --json": "[]\n", "check --json": `{"attachments":[]}` + "\n",
 	} {
-		if diff := cmp.Diff(outcome{0, tt.want, ""}, tombolo(t, nstest.New(t), nil, "", tt.args...), cmp.AllowUnexported(outcome{})); diff != "" {
-			t.Errorf("%v (-want +got):\n%s", tt.args, diff)
+		dir := t.TempDir()
+		got := run(t, nstest.New(t), nil, "", append(strings.Fields(line), "--state", dir, "--leases", dir)...)
+		if diff := cmp.Diff(outcome{0, want, ""}, got, cmp.AllowUnexported(outcome{})); diff != "" {
+			t.Errorf("%v (-want +got):\n%s", line, diff)
+		}
+		if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 && !strings.HasPrefix(line, "repair") && !strings.HasPrefix(line, "gc") {
+			t.Errorf("%s made %v, %v", line, entries, err)
 		}
 	}
-	if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
-		t.Errorf("ls made %v, %v", entries, err)
+}
+
+func TestStatusOfANodeWithNothing(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	got := run(t, nstest.New(t), nil, "", "status", "--state", dir, "--leases", dir)
+	_, rest, _ := strings.Cut(got.stdout, "\n")
+	const want = `networks   none is on record: no ADD has succeeded since the boot
+pods       none
+leases     none
+keeper     tombolod does not run, and no lease needs it
+firewall   as it was set up
+drift      as it was set up
+all is well
+`
+	if got.status != 0 || got.stderr != "" || !strings.HasPrefix(got.stdout, "node       ") || rest != want {
+		t.Errorf("outcome is %+v", got)
+	}
+}
+
+func TestStatusOfWhatIsForged(t *testing.T) {
+	t.Parallel()
+	got := run(t, nstest.New(t), nil, "", "status", "--state", forge(t), "--leases", t.TempDir())
+	for _, want := range []string{"\nnetworks   lab on -, pods on cbr0\n", "\npods       3, 3 of them not as they were made\n", "\ndrift      ", " more: tombolo check\n"} {
+		if got.status != exitFound || !strings.Contains(got.stdout, want) || strings.Contains(got.stdout, "all is well") || got.stderr != "tombolo: not all is well\n" {
+			t.Errorf("no %q in %+v", want, got)
+		}
+	}
+	var list []struct {
+		Of, Is string
+		Well   bool
+	}
+	got = run(t, nstest.New(t), nil, "", "status", "--json", "--state", forge(t))
+	if err := json.Unmarshal([]byte(got.stdout), &list); err != nil || got.status != exitFound || len(list) != 7 || list[0].Of != "node" || !list[0].Well || list[6].Of != "drift" || list[6].Well {
+		t.Errorf("%v, %+v", err, got)
 	}
 }
 
@@ -402,10 +361,10 @@ func TestLsWhereThereIsNothing(t *testing.T) {
 func TestAStateDirectoryThatIsNotThereIsAnError(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "never")
-	for _, args := range [][]string{{"ls"}, {"networks"}, {"map"}, {"check"}, {"repair"}, {"remove", "pods"}} {
-		args = append([]string{args[0], "--state", dir}, args[1:]...)
+	for _, args := range [][]string{{"ls"}, {"ls", "networks"}, {"ls", "map"}, {"status"}, {"check"}, {"gc"}, {"repair"}, {"remove", "pods"}} {
+		args = append(args, "--state", dir)
 		want := outcome{exitFailed, "", "tombolo: " + dir + " is no state directory: name the stateDir of the network's configuration\n"}
-		if diff := cmp.Diff(want, tombolo(t, nstest.New(t), nil, "", args...), cmp.AllowUnexported(outcome{})); diff != "" {
+		if diff := cmp.Diff(want, run(t, nstest.New(t), nil, "", args...), cmp.AllowUnexported(outcome{})); diff != "" {
 			t.Errorf("%v (-want +got):\n%s", args, diff)
 		}
 	}
@@ -420,15 +379,15 @@ func TestNetworksAndMapOfWhatIsForged(t *testing.T) {
 	for _, tt := range []struct {
 		line, stdout string
 	}{
-		{"networks --state " + empty, "no network is on record\n"},
-		{"networks --json --state " + empty, "[]\n"},
-		{"networks --state " + dir + " lab", "lab\n  record         none of the network itself: recreate its pods\n  pods           1\n  pool           none: pods get no addresses from an IPAM\n"},
-		{"map --state " + empty, "no network is on record\nnothing is wrong\n"},
-		{"map --state " + dir, "no bridge\n`- network lab: no record, 1 pod\n   x container c3\nbridge cbr0\n`- network pods: no record, 2 pods\n" +
+		{"ls networks --state " + empty, "no network is on record\n"},
+		{"ls networks --json --state " + empty, "[]\n"},
+		{"ls networks --state " + dir + " lab", "lab\n  record         none of the network itself: recreate its pods\n  pods           1\n  pool           none: pods get no addresses from an IPAM\n"},
+		{"ls map --state " + empty, "no network is on record\nnothing is wrong\n"},
+		{"ls map --state " + dir, "no bridge\n`- network lab: no record, 1 pod\n   x container c3\nbridge cbr0\n`- network pods: no record, 2 pods\n" +
 			"   x container unfinished\n   x default/web-0         10.61.0.2 fd61::2\n\nwrong:\n  its network has no record (2 pods affected) [recreate pod]\n" +
 			"  container unfinished, eth0 of network pods: its ADD did not finish [recreate\n    pod]\n"},
 	} {
-		if got := tombolo(t, nstest.New(t), nil, "", strings.Fields(tt.line)...); got != (outcome{0, tt.stdout, ""}) {
+		if got := run(t, nstest.New(t), nil, "", strings.Fields(tt.line)...); got != (outcome{0, tt.stdout, ""}) {
 			t.Errorf("%s: %+v", tt.line, got)
 		}
 	}
@@ -442,7 +401,7 @@ func TestLsTellsOfDamagedRecordsAndListsTheRest(t *testing.T) {
 	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	got := tombolo(t, nstest.New(t), nil, "", "ls", "--json", "--state", dir)
+	got := run(t, nstest.New(t), nil, "", "ls", "--json", "--state", dir)
 	var list []map[string]any
 	if err := json.Unmarshal([]byte(got.stdout), &list); err != nil || len(list) != 3 || got.status != 0 {
 		t.Errorf("status %d, %d attachments, %v", got.status, len(list), err)
@@ -455,13 +414,9 @@ func TestLsTellsOfDamagedRecordsAndListsTheRest(t *testing.T) {
 
 func TestCheckTellsWhatDiffersByItsExitStatus(t *testing.T) {
 	t.Parallel()
-	want := outcome{0, "0 attachments\n", ""}
-	if diff := cmp.Diff(want, tombolo(t, nstest.New(t), nil, "", "check", "--state", t.TempDir()), cmp.AllowUnexported(outcome{})); diff != "" {
-		t.Errorf("where there is nothing (-want +got):\n%s", diff)
-	}
 	dir := forge(t)
-	got := tombolo(t, nstest.New(t), nil, "", "check", "--state", dir)
-	if got.status != exitDiffers || !strings.HasSuffix(got.stdout, "\n3 attachments, 3 of them differ\n") {
+	got := run(t, nstest.New(t), nil, "", "check", "--state", dir)
+	if got.status != exitFound || !strings.HasSuffix(got.stdout, "\n3 attachments, 3 of them differ\n") {
 		t.Errorf("outcome is %+v", got)
 	}
 	var in struct {
@@ -469,8 +424,8 @@ func TestCheckTellsWhatDiffersByItsExitStatus(t *testing.T) {
 			Differences []struct{ Text, Remedy string }
 		}
 	}
-	got = tombolo(t, nstest.New(t), nil, "", "check", "--json", "--state", dir)
-	if err := json.Unmarshal([]byte(got.stdout), &in); err != nil || got.status != exitDiffers || len(in.Attachments) != 3 ||
+	got = run(t, nstest.New(t), nil, "", "check", "--json", "--state", dir)
+	if err := json.Unmarshal([]byte(got.stdout), &in); err != nil || got.status != exitFound || len(in.Attachments) != 3 ||
 		len(in.Attachments[0].Differences) != 1 || in.Attachments[0].Differences[0].Remedy != "recreate pod" {
 		t.Errorf("outcome is %+v, %v", got, err)
 	}
@@ -479,8 +434,8 @@ func TestCheckTellsWhatDiffersByItsExitStatus(t *testing.T) {
 func TestRepairSaysWhatIsLeft(t *testing.T) {
 	t.Parallel()
 	dir := forge(t)
-	got := tombolo(t, nstest.New(t), nil, "", "repair", "--state", dir)
-	if got.status != exitDiffers || strings.Contains(got.stdout, "repaired:") || !strings.Contains(got.stdout, "left: its network has no record (2 pods affected) [recreate pod]\n") {
+	got := run(t, nstest.New(t), nil, "", "repair", "--state", dir)
+	if got.status != exitFound || strings.Contains(got.stdout, "repaired:") || !strings.Contains(got.stdout, "left: its network has no record (2 pods affected) [recreate pod]\n") {
 		t.Errorf("outcome is %+v", got)
 	}
 	path := filepath.Join(dir, "networks", "pods.json")
@@ -490,12 +445,9 @@ func TestRepairSaysWhatIsLeft(t *testing.T) {
 	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	got = tombolo(t, nstest.New(t), nil, "", "repair", "--state", dir)
-	if got.status != exitDiffers || !strings.Contains(got.stderr, path) || !strings.Contains(got.stdout, "left: load network: record "+path) {
+	got = run(t, nstest.New(t), nil, "", "repair", "--state", dir)
+	if got.status != exitFound || !strings.Contains(got.stderr, path) || !strings.Contains(got.stdout, "left: load network: record "+path) {
 		t.Errorf("outcome is %+v", got)
-	}
-	if got := tombolo(t, nstest.New(t), nil, "", "repair", "--state", t.TempDir()); got != (outcome{}) {
-		t.Errorf("where nothing is to be repaired: %+v", got)
 	}
 }
 
@@ -518,7 +470,7 @@ func TestRemove(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			if diff := cmp.Diff(tt.want, tombolo(t, nstest.New(t), nil, "", tt.args...), cmp.AllowUnexported(outcome{})); diff != "" {
+			if diff := cmp.Diff(tt.want, run(t, nstest.New(t), nil, "", tt.args...), cmp.AllowUnexported(outcome{})); diff != "" {
 				t.Errorf("outcome (-want +got):\n%s", diff)
 			}
 		})
@@ -537,37 +489,37 @@ func TestValidateTellsScripts(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got := tombolo(t, nil, nil, "", "validate", good); got.status != 0 || got.stderr != "" || !strings.HasPrefix(got.stdout, good+": valid\n  bridge: network \"pods\" is on bridge cbr0") {
+	if got := run(t, nil, nil, "", "validate", good); got.status != 0 || got.stderr != "" || !strings.HasPrefix(got.stdout, good+": valid\n  bridge: network \"pods\" is on bridge cbr0") {
 		t.Errorf("a good one: %+v", got)
 	}
 	odd := dir + "/odd.conf"
 	if err := os.WriteFile(odd, []byte(`{"cniVersion": "1.0.0", "name": "pods", "type": "tombolo", "mode": "l2", "capabilities": {"portMapping": true}}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if got := tombolo(t, nil, nil, "", "validate", odd); got.status != 0 || !strings.HasPrefix(got.stdout, odd+": valid\n  warning: capability \"portMapping\" has no effect") {
+	if got := run(t, nil, nil, "", "validate", odd); got.status != 0 || !strings.HasPrefix(got.stdout, odd+": valid\n  warning: capability \"portMapping\" has no effect") {
 		t.Errorf("one that has a misspelt capability: %+v", got)
 	}
-	got := tombolo(t, nil, nil, "", "validate", good, bad)
+	got := run(t, nil, nil, "", "validate", good, bad)
 	for _, want := range []string{good + ": valid\n", bad + ": invalid\n", "mtu 7 ", `"brigde"`} {
-		if got.status != exitDiffers || !strings.Contains(got.stdout, want) {
+		if got.status != exitFound || !strings.Contains(got.stdout, want) {
 			t.Errorf("a bad one: %+v; want %s", got, want)
 		}
 	}
-	if got := tombolo(t, nil, nil, "", "validate", dir+"/none", bad); !strings.Contains(got.stdout, "mtu 7 ") {
+	if got := run(t, nil, nil, "", "validate", dir+"/none", bad); !strings.Contains(got.stdout, "mtu 7 ") {
 		t.Errorf("what follows a file that is not there is passed over: %+v", got)
 	}
-	if got := tombolo(t, nil, nil, "", "validate", "/dev/zero"); got.status != exitFailed || !strings.Contains(got.stderr, "more than 16 MiB") {
+	if got := run(t, nil, nil, "", "validate", "/dev/zero"); got.status != exitFailed || !strings.Contains(got.stderr, "more than 16 MiB") {
 		t.Errorf("a file without an end: %+v", got)
 	}
 	for from, to := range map[string]string{good: dir + "/list.conf", bad: dir + "/single.conflist"} {
 		if err := os.Rename(from, to); err != nil {
 			t.Fatal(err)
 		}
-		if got := tombolo(t, nil, nil, "", "validate", to); got.status != exitDiffers || !strings.Contains(got.stdout, "runtimes take a "+filepath.Ext(to)+" file only as ") {
+		if got := run(t, nil, nil, "", "validate", to); got.status != exitFound || !strings.Contains(got.stdout, "runtimes take a "+filepath.Ext(to)+" file only as ") {
 			t.Errorf("a file whose name tells of the other form: %+v", got)
 		}
 	}
-	if got := tombolo(t, nil, nil, "", "validate", dir+"/none"); got.status != exitFailed || !strings.Contains(got.stderr, "none") {
+	if got := run(t, nil, nil, "", "validate", dir+"/none"); got.status != exitFailed || !strings.Contains(got.stderr, "none") {
 		t.Errorf("no file: %+v", got)
 	}
 }

@@ -2,29 +2,68 @@ package main
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"os"
 	"strings"
+	"time"
 
+	"github.com/spf13/cobra"
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
 	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/view"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// errUplinkDiffers says that uplink status found something. repair looks after the uplinks of
-// networks; one that the operator took is in none before its first ADD.
-var errUplinkDiffers = errors.New("an uplink is not as it should be: tombolo uplink take NIC BRIDGE puts it right, and so does tombolod")
+// repair looks after the uplinks of networks; one that the operator took is in none before its first ADD.
+const errUplinkDiffers found = "an uplink is not as it should be: tombolo uplink take NIC BRIDGE puts it right, and so does tombolod"
 
-func planUplink(ctx context.Context, node *network.Node, out io.Writer, u uplink.Uplink) error {
+func (o *options) uplinkCommand() *cobra.Command {
+	group := &cobra.Command{
+		Use:   "uplink",
+		Short: "make a NIC a port of a bridge, which takes over its addresses and routes, and back",
+		Args:  cobra.NoArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	u := uplink.Uplink{}
+	plan := o.onUplink("plan NIC BRIDGE", "print how a NIC would become a port of a bridge; change nothing", takes(2, 2),
+		func(ctx context.Context, node *network.Node, args []string) error {
+			return o.planUplink(ctx, node, args, u)
+		})
+	take := o.onUplink("take NIC BRIDGE", "make a NIC a port of a bridge, as the first ADD of a network with this uplink does", takes(2, 2),
+		func(ctx context.Context, node *network.Node, args []string) error {
+			return o.takeUplink(ctx, node, args, u)
+		})
+	for _, c := range []*cobra.Command{plan, take} {
+		c.Flags().BoolVar(&u.KeepAddress, "keep-address", false, "leave the addresses on the NIC too, for programs that look for them there")
+		c.Flags().DurationVar(&u.Timeout, "timeout", 5*time.Second, "wait this `TIME` for the gateway to answer through the bridge")
+	}
+	take.Flags().StringVar(&u.ClientID, "client-id", "", "the `ID` of the DHCP client that leased the host's address: mac, none, or in hexadecimal")
+	restore := o.onUplink("restore NIC [BRIDGE]", "take a NIC off its bridge, and give it its addresses and routes back", takes(1, 2), o.restoreUplink)
+	restore.Long = "Take a NIC off its bridge, and give it its addresses and routes back. The exit status is 3 while pods use it."
+	status := o.onUplink("status [NIC]", "list the NICs that were made ports of a bridge, and what has changed since", takes(0, 1), o.uplinkStatus)
+	status.Long = "List the NICs that were made ports of a bridge, and what has changed since. The exit status is 4 if something has."
+	o.jsonFlag(status)
+	group.AddCommand(plan, take, restore, status)
+	return group
+}
+
+// onUplink is a command of the group's.
+func (o *options) onUplink(use, short string, args cobra.PositionalArgs, do func(context.Context, *network.Node, []string) error) *cobra.Command {
+	return &cobra.Command{Use: use, Short: short, Args: args, ValidArgsFunction: completeLinks, RunE: func(cmd *cobra.Command, args []string) error {
+		node, err := network.Open(cmd.Context(), &network.Config{StateDir: o.state, LeaseDir: o.leases})
+		if err != nil {
+			return err
+		}
+		return do(cmd.Context(), node, args)
+	}}
+}
+
+func (o *options) planUplink(ctx context.Context, node *network.Node, args []string, u uplink.Uplink) error {
+	u.NIC, u.Bridge = args[0], args[1]
 	steps, err := node.PlanUplink(ctx, u)
 	if err != nil {
 		return err
 	}
-	_, err = io.WriteString(out, verdict(steps, u, os.Getenv("SSH_CONNECTION"))+steps.String())
-	return err
+	return o.print(verdict(steps, u, os.Getenv("SSH_CONNECTION"))+steps.String(), nil)
 }
 
 // verdict is the line that a plan begins with. connection is what sshd sets: the client's
@@ -51,57 +90,49 @@ func verdict(steps *uplink.Steps, u uplink.Uplink, connection string) string {
 	return fmt.Sprintf("%s: %s %s to %s, %s; undo: tombolo uplink restore %s\n", ok, moves, verb, u.Bridge, sessions, u.NIC)
 }
 
-func takeUplink(ctx context.Context, node *network.Node, out io.Writer, u uplink.Uplink) error {
+func (o *options) takeUplink(ctx context.Context, node *network.Node, args []string, u uplink.Uplink) error {
+	u.NIC, u.Bridge = args[0], args[1]
 	if err := node.TakeUplink(ctx, u); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(out, "%s is a port of %s, which has its addresses and routes\n", u.NIC, u.Bridge)
-	return err
+	return o.print(u.NIC+" is a port of "+u.Bridge+", which has its addresses and routes\n", nil)
 }
 
-func restoreUplink(ctx context.Context, node *network.Node, out io.Writer, nic, bridge string) error {
-	if err := node.RestoreUplink(ctx, nic, bridge); err != nil {
+func (o *options) restoreUplink(ctx context.Context, node *network.Node, args []string) error {
+	if err := node.RestoreUplink(ctx, args[0], optional(args, 1)); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(out, "%s has its addresses and routes back\n", nic)
-	return err
+	return o.print(args[0]+" has its addresses and routes back\n", nil)
 }
 
 // uplinkStatus prints a line for each NIC, and what differs below.
-func uplinkStatus(ctx context.Context, node *network.Node, out io.Writer, nic string, asJSON bool) error {
+func (o *options) uplinkStatus(ctx context.Context, node *network.Node, args []string) error {
+	nic := optional(args, 0)
 	list, err := node.Uplinks(ctx, nic)
 	if err != nil {
 		return err
 	}
 	differs := false
+	var text strings.Builder
 	for _, r := range list {
 		differs = differs || len(r.Differences) > 0
+		fmt.Fprintf(&text, "%s on %s: %s\n", r.NIC, view.OrDash(r.Bridge), view.OrDash(string(r.State)))
+		for _, d := range r.Differences {
+			text.WriteString("  " + d + "\n")
+		}
 	}
-	if asJSON {
-		err = json.NewEncoder(out).Encode(list)
-	} else {
-		err = printUplinks(out, list, nic)
+	if len(list) == 0 {
+		said := "no NIC is taken over\n"
+		if nic != "" {
+			said = nic + " is not taken over\n"
+		}
+		text.WriteString(said)
 	}
-	if err == nil && differs {
-		return errUplinkDiffers
-	}
-	return err
-}
-
-func printUplinks(out io.Writer, list []network.UplinkReport, nic string) error {
-	if len(list) == 0 && nic != "" {
-		_, err := fmt.Fprintf(out, "%s is not taken over\n", nic)
+	if err := o.print(text.String(), list); err != nil {
 		return err
 	}
-	for _, r := range list {
-		if _, err := fmt.Fprintf(out, "%s on %s: %s\n", r.NIC, view.OrDash(r.Bridge), view.OrDash(string(r.State))); err != nil {
-			return err
-		}
-		for _, d := range r.Differences {
-			if _, err := fmt.Fprintln(out, "  "+d); err != nil {
-				return err
-			}
-		}
+	if differs {
+		return errUplinkDiffers
 	}
 	return nil
 }

@@ -41,19 +41,19 @@ func TestUplinkIsPlannedTakenLookedAtAndGivenBack(t *testing.T) {
 	dirs := []string{"--state", t.TempDir() + "/state", "--leases", t.TempDir() + "/leases"}
 	uplink := func(verb string, args ...string) outcome {
 		t.Helper()
-		return tombolo(t, host, nil, "", append(append([]string{"uplink", verb}, dirs...), args...)...)
+		return run(t, host, nil, "", append(append([]string{"uplink", verb}, dirs...), args...)...)
 	}
 	addresses := func() string { return nstest.Run(t, host, "ip", "-4", "-br", "address", "show", "scope", "global") }
 
 	before := addresses()
-	plan := tombolo(t, host, nil, "", "uplink", "plan", "eth0", "br0")
+	plan := run(t, host, nil, "", "uplink", "plan", "eth0", "br0")
 	if plan.status != 0 || !strings.Contains(plan.stdout, "make eth0 a port of br0") || !strings.Contains(plan.stdout, "add 192.0.2.2/24 dev br0") {
 		t.Errorf("plan: %+v", plan)
 	}
 	if want := "OK: 192.0.2.2 moves to br0, connections stay; undo: tombolo uplink restore eth0\n1. "; !strings.HasPrefix(plan.stdout, want) {
 		t.Errorf("plan begins with %q, want %q", plan.stdout[:min(len(plan.stdout), len(want))], want)
 	}
-	bySSH := tombolo(t, host, []string{"SSH_CONNECTION=192.0.2.1 50000 192.0.2.2 22"}, "", "uplink", "plan", "eth0", "br0")
+	bySSH := run(t, host, []string{"SSH_CONNECTION=192.0.2.1 50000 192.0.2.2 22"}, "", "uplink", "plan", "eth0", "br0")
 	if want := "OK: 192.0.2.2 moves to br0, your SSH session stays; undo: tombolo uplink restore eth0\n"; !strings.HasPrefix(bySSH.stdout, want) {
 		t.Errorf("plan by SSH: %+v, want %q", bySSH, want)
 	}
@@ -90,16 +90,16 @@ func TestUplinkIsPlannedTakenLookedAtAndGivenBack(t *testing.T) {
 	nstest.Run(t, host, "ip", "link", "set", "eth0", "nomaster")
 	differs := uplink("status", "--json")
 	var reports []network.UplinkReport
-	if err := json.Unmarshal([]byte(differs.stdout), &reports); err != nil || differs.status != exitDiffers || len(reports) != 1 || len(reports[0].Differences) == 0 {
+	if err := json.Unmarshal([]byte(differs.stdout), &reports); err != nil || differs.status != exitFound || len(reports) != 1 || len(reports[0].Differences) == 0 {
 		t.Errorf("status of a NIC that was taken off its bridge: %+v, %v", differs, err)
 	}
-	if got := tombolo(t, host, nil, "", "check", dirs[0], dirs[1]); got.status != exitDiffers || !strings.Contains(got.stdout, "eth0") || !strings.Contains(got.stdout, "[repair]\n") {
+	if got := run(t, host, nil, "", "check", dirs[0], dirs[1]); got.status != exitFound || !strings.Contains(got.stdout, "eth0") || !strings.Contains(got.stdout, "[repair]\n") {
 		t.Errorf("check of a NIC that was taken off its bridge: %+v", got)
 	}
-	if got := tombolo(t, host, nil, "", "repair", dirs[0], dirs[1]); got.status != 0 {
+	if got := run(t, host, nil, "", "repair", dirs[0], dirs[1]); got.status != 0 {
 		t.Errorf("repair mends: %+v", got)
 	}
-	if got := tombolo(t, host, nil, "", "check", dirs[0], dirs[1]); got.status != 0 {
+	if got := run(t, host, nil, "", "check", dirs[0], dirs[1]); got.status != 0 {
 		t.Errorf("check after the repair: %+v", got)
 	}
 	nstest.Run(t, host, "ip", "link", "set", "eth0", "nomaster")
@@ -113,13 +113,13 @@ func TestUplinkIsPlannedTakenLookedAtAndGivenBack(t *testing.T) {
 	links := func() string { return nstest.Run(t, host, "ip", "-o", "link", "show", "type", "bridge") }
 	was := links()
 	nstest.Run(t, host, "sh", "-ec", "ip link set br0 down; ip link set br0 name x; ip link set x up; ip route replace default via 192.0.2.1 dev x")
-	if got := tombolo(t, host, nil, "", "check", dirs[0], dirs[1]); got.status != exitDiffers || !strings.Contains(got.stdout, "br0") || !strings.Contains(got.stdout, "[repair]\n") {
+	if got := run(t, host, nil, "", "check", dirs[0], dirs[1]); got.status != exitFound || !strings.Contains(got.stdout, "br0") || !strings.Contains(got.stdout, "[repair]\n") {
 		t.Errorf("check of a bridge that was renamed: %+v", got)
 	}
-	if got := tombolo(t, host, nil, "", "repair", dirs[0], dirs[1]); got.status != 0 {
+	if got := run(t, host, nil, "", "repair", dirs[0], dirs[1]); got.status != 0 {
 		t.Errorf("repair renames it: %+v", got)
 	}
-	if got := tombolo(t, host, nil, "", "check", dirs[0], dirs[1]); got.status != 0 || links() != was {
+	if got := run(t, host, nil, "", "check", dirs[0], dirs[1]); got.status != 0 || links() != was {
 		t.Errorf("check after it: %+v, bridges %s, before it %s", got, links(), was)
 	}
 
@@ -157,21 +157,20 @@ func TestUplinkCommandsThatAreWrong(t *testing.T) {
 		status int
 		stderr string
 	}{
-		{[]string{"uplink"}, exitUsage, "tombolo: uplink: plan, take, restore or status: see tombolo help\n"},
-		{[]string{"uplink", "give"}, exitUsage, "tombolo: no command \"uplink give\": see tombolo help\n"},
-		{[]string{"uplink", "take", "eth0"}, exitUsage, "tombolo: uplink take: 1 arguments given, 2 expected: see tombolo help\n"},
-		{[]string{"uplink", "restore"}, exitUsage, "tombolo: uplink restore: 0 arguments given, 1 to 2 expected: see tombolo help\n"},
-		{[]string{"uplink", "take", "--force", "eth0", "br0"}, exitUsage, "tombolo: uplink take: flag provided but not defined: -force: see tombolo help\n"},
+		{[]string{"uplink", "give"}, exitUsage, "tombolo: unknown command \"give\" for \"tombolo uplink\"\nsee tombolo uplink --help\n"},
+		{[]string{"uplink", "take", "eth0"}, exitUsage, "tombolo: 1 arguments were given: tombolo uplink take takes NIC BRIDGE\nsee tombolo uplink take --help\n"},
+		{[]string{"uplink", "restore"}, exitUsage, "tombolo: 0 arguments were given: tombolo uplink restore takes NIC [BRIDGE]\nsee tombolo uplink restore --help\n"},
+		{[]string{"uplink", "take", "--force", "eth0", "br0"}, exitUsage, "tombolo: unknown flag: --force\nsee tombolo uplink take --help\n"},
 	} {
 		want := outcome{tt.status, "", tt.stderr}
-		if diff := cmp.Diff(want, tombolo(t, host, nil, "", tt.args...), cmp.AllowUnexported(outcome{})); diff != "" {
+		if diff := cmp.Diff(want, run(t, host, nil, "", tt.args...), cmp.AllowUnexported(outcome{})); diff != "" {
 			t.Errorf("%v (-want +got):\n%s", tt.args, diff)
 		}
 	}
 	// As in ADD.
 	want := outcome{exitFailed, "", "tombolo: uplink lan7: the host has no such link (ip link shows those that there are)\n"}
 	for _, verb := range []string{"plan", "take"} {
-		got := tombolo(t, host, nil, "", "uplink", verb, "--state", t.TempDir()+"/state", "lan7", "br0")
+		got := run(t, host, nil, "", "uplink", verb, "--state", t.TempDir()+"/state", "lan7", "br0")
 		if diff := cmp.Diff(want, got, cmp.AllowUnexported(outcome{})); diff != "" {
 			t.Errorf("%s of a NIC that is not there (-want +got):\n%s", verb, diff)
 		}

@@ -6,15 +6,28 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 
+	"github.com/spf13/cobra"
 	"github.com/tombolo-cni/tombolo/internal/cni/conflist"
 )
 
-// errInvalid says that validate found something.
-var errInvalid = errors.New("at least one configuration is invalid")
+const errInvalid found = "at least one configuration is invalid"
+
+func (o *options) validateCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "validate FILE...",
+		Short: "print all that is wrong with configuration files, or what their first ADD would do",
+		Long: "Print all that is wrong with configuration files, or what the first ADD of each would do; change nothing. The exit\n" +
+			"status is 4 if a file is invalid.",
+		Args: takes(1, -1), ValidArgsFunction: completeFiles,
+		RunE: func(_ *cobra.Command, args []string) error { return o.validate(args) },
+	}
+}
 
 // validate prints what there is to say of each file.
-func validate(out io.Writer, files []string) error {
+func (o *options) validate(files []string) error {
+	var text strings.Builder
 	invalid := false
 	var unread error
 	for _, name := range files {
@@ -34,19 +47,16 @@ func validate(out io.Writer, files []string) error {
 		if len(r.Problems) > 0 {
 			invalid, verdict, lines = true, "invalid", r.Problems
 		}
-		if _, err := fmt.Fprintf(out, "%s: %s\n", name, verdict); err != nil {
-			return err
-		}
+		fmt.Fprintf(&text, "%s: %s\n", name, verdict)
 		for _, line := range r.Warnings {
-			if _, err := fmt.Fprintf(out, "  warning: %s\n", line); err != nil {
-				return err
-			}
+			fmt.Fprintf(&text, "  warning: %s\n", line)
 		}
 		for _, line := range lines {
-			if _, err := fmt.Fprintf(out, "  %s\n", line); err != nil {
-				return err
-			}
+			fmt.Fprintf(&text, "  %s\n", line)
 		}
+	}
+	if err := o.print(text.String(), nil); err != nil {
+		return err
 	}
 	if unread != nil {
 		return unread

@@ -145,7 +145,7 @@ func TestASubnetOfANetworkWhoseBridgeIsDeletedIsGivenToTheNext(t *testing.T) {
 	if err := next.status(); err != nil {
 		t.Error(err)
 	}
-	if o := n.operate("networks", "--state", n.state); !strings.Contains(o.stdout, "podnet") {
+	if o := n.operate("ls", "networks", "--state", n.state); !strings.Contains(o.stdout, "podnet") {
 		t.Errorf("STATUS has taken the network down: %s", o.stdout)
 	}
 	q := n.pod("q")
@@ -154,7 +154,7 @@ func TestASubnetOfANetworkWhoseBridgeIsDeletedIsGivenToTheNext(t *testing.T) {
 		t.Error(err)
 	}
 	wantPing(t, q.NS, outside4)
-	if o := n.operate("networks", "--state", n.state); strings.Contains(o.stdout, "podnet") {
+	if o := n.operate("ls", "networks", "--state", n.state); strings.Contains(o.stdout, "podnet") {
 		t.Errorf("the network is still there: %s", o.stdout)
 	}
 	// Now it is the first that has to wait.

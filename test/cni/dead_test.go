@@ -105,7 +105,7 @@ func TestTomboloGCReclaimsAPodWhosePortIsStillThere(t *testing.T) {
 	hidden := n.pod("hidden")
 	w.add(hidden)
 	vanish(t, hidden.path)
-	if o := n.operate("gc", "--state", n.state); o.status != 0 || o.stdout != "" || !strings.Contains(o.stderr, "its port "+w.port(hidden)+" is still there") {
+	if o := n.operate("gc", "--state", n.state); o.status != 0 || o.stdout != "no dead pod has anything\n" || !strings.Contains(o.stderr, "its port "+w.port(hidden)+" is still there") {
 		t.Errorf("gc says nothing of a pod whose port is there: %+v", o)
 	}
 	for begin := time.Now(); time.Since(begin) < patience; {

@@ -212,7 +212,7 @@ func TestRemoveTakesTheRest(t *testing.T) {
 			for _, p := range pods {
 				w.del(p)
 			}
-			if o := n.remove("podnet"); o.status != 0 || o.stdout != "" || o.stderr != "" {
+			if o := n.remove("podnet"); o.status != 0 || o.stdout != "network podnet is removed\n" || o.stderr != "" {
 				t.Errorf("exit status %d, %q, %q", o.status, o.stdout, o.stderr)
 			}
 			// The second time there is nothing: the name may be mistyped.

@@ -239,7 +239,7 @@ func TestOperatorsCommands(t *testing.T) {
 	if diff := cmp.Diff(versions(), version.CNI); diff != "" || version.Go == "" {
 		t.Errorf("versions (-want +got):\n%s", diff)
 	}
-	if help := n.operate("help"); help.status != 0 || !strings.Contains(help.stdout, "exit status") {
+	if help := n.operate("help"); help.status != 0 || !strings.Contains(help.stdout, "Exit status") {
 		t.Errorf("tombolo help: %d, %s", help.status, help.stdout)
 	}
 }

@@ -43,7 +43,7 @@ type shownPort struct {
 // networks are those that tombolo networks shows.
 func (n *node) networks(args ...string) []shownNetwork {
 	n.Helper()
-	o := n.operate(append([]string{"networks", "--json", "--state", n.state}, args...)...)
+	o := n.operate(append([]string{"ls", "networks", "--json", "--state", n.state}, args...)...)
 	var list []shownNetwork
 	if err := json.Unmarshal([]byte(o.stdout), &list); err != nil || o.status != 0 || o.stderr != "" {
 		n.Fatalf("tombolo networks: %v: %+v", err, o)
@@ -60,16 +60,16 @@ func TestNetworkWithoutASuccessfulADDIsNone(t *testing.T) {
 	if got := n.networks(); len(got) != 0 {
 		t.Errorf("networks: %+v", got)
 	}
-	if o := n.operate("map", "--state", n.state); o.status != 0 || !strings.HasPrefix(o.stdout, "no network is on record\n") {
+	if o := n.operate("ls", "map", "--state", n.state); o.status != 0 || !strings.HasPrefix(o.stdout, "no network is on record\n") {
 		t.Errorf("map: %+v", o)
 	}
-	if o := n.operate("networks", "--state", n.state, "podnet"); !strings.Contains(o.stdout, "no ADD of it has succeeded\n") {
+	if o := n.operate("ls", "networks", "--state", n.state, "podnet"); !strings.Contains(o.stdout, "no ADD of it has succeeded\n") {
 		t.Errorf("by its name: %+v", o)
 	}
 	if o := n.operate("remove", "--state", n.state, "podnet"); o.status != 0 {
 		t.Errorf("remove: %+v", o)
 	}
-	if o := n.operate("networks", "--state", n.state, "podnet"); o.status != 1 {
+	if o := n.operate("ls", "networks", "--state", n.state, "podnet"); o.status != 1 {
 		t.Errorf("it is there after remove: %+v", o)
 	}
 }
@@ -122,10 +122,10 @@ func TestNetworksShowWhatPodsHave(t *testing.T) {
 	if got := n.networks("delegated"); len(got) != 1 || len(got[0].Pools) > 0 || !strings.Contains(got[0].PoolNote, "unknown: the IPAM plugin") || got[0].Attachments != 1 {
 		t.Errorf("a delegated IPAM's: %+v", got)
 	}
-	if o := n.operate("networks", "--state", n.state, "podne"); o.status != 1 || !strings.Contains(o.stderr, `no network "podne": those on record are delegated, podnet`) {
+	if o := n.operate("ls", "networks", "--state", n.state, "podne"); o.status != 1 || !strings.Contains(o.stderr, `no network "podne": those on record are delegated, podnet`) {
 		t.Errorf("a mistyped name: %+v", o)
 	}
-	if o := n.operate("networks", "--state", n.state); o.status != 0 || !strings.Contains(o.stdout, "10.77.0.10-10.77.0.99 of 10.77.0.0/24: 3 of 90 in use, 87 free\n") ||
+	if o := n.operate("ls", "networks", "--state", n.state); o.status != 0 || !strings.Contains(o.stdout, "10.77.0.10-10.77.0.99 of 10.77.0.0/24: 3 of 90 in use, 87 free\n") ||
 		!strings.Contains(o.stdout, "8081/tcp -> default/web-1 port 80 (container pod-1, eth0)\n") {
 		t.Errorf("as text: %+v", o)
 	}
@@ -215,11 +215,11 @@ func TestTheMapShowsANodeAndWhatIsWrong(t *testing.T) {
 	w.add(hurt, podNamed(evil)...)
 	w.add(other, podNamed("other")...)
 	utf8 := []string{"LANG=C.UTF-8", "TERM=xterm"}
-	if text := n.terminal(100, utf8, "map", "--state", n.state); !strings.HasSuffix(text, "nothing is wrong\n") || strings.Contains(text, "\x1b[31m") || !strings.Contains(text, "\x1b[1mbridge cbr0\x1b[m (MTU 1500) 10.77.0.1/24 fd77::1/64") {
+	if text := n.terminal(100, utf8, "ls", "map", "--state", n.state); !strings.HasSuffix(text, "nothing is wrong\n") || strings.Contains(text, "\x1b[31m") || !strings.Contains(text, "\x1b[1mbridge cbr0\x1b[m (MTU 1500) 10.77.0.1/24 fd77::1/64") {
 		t.Errorf("a good node: %q", text)
 	}
 	n.ip("link set " + w.port(hurt) + " down")
-	text := n.terminal(100, utf8, "map", "--state", n.state)
+	text := n.terminal(100, utf8, "ls", "map", "--state", n.state)
 	red := regexp.MustCompile("\x1b\\[31m([^\x1b]*)\x1b\\[m").FindAllStringSubmatch(text, -1)
 	if len(red) < 2 || !strings.HasPrefix(red[0][1], `✗ default/x\u001b[2J<svg>&  10.77.0.3 fd77::3`) || !strings.Contains(red[1][1], w.port(hurt)) {
 		t.Errorf("red is %q in\n%s", red, text)
@@ -233,19 +233,19 @@ func TestTheMapShowsANodeAndWhatIsWrong(t *testing.T) {
 		t.Errorf("a name has got to the terminal: %q", text)
 	}
 	lines := strings.Count(text, "\n")
-	if narrow := n.terminal(50, utf8, "map", "--state", n.state); strings.Count(narrow, "\n") <= lines {
+	if narrow := n.terminal(50, utf8, "ls", "map", "--state", n.state); strings.Count(narrow, "\n") <= lines {
 		t.Errorf("the width of the terminal is not followed:\n%s", narrow)
 	}
 	for _, environ := range [][]string{append(utf8, "NO_COLOR=1"), {"TERM=dumb"}} {
-		if text := n.terminal(100, environ, "map", "--state", n.state); strings.Contains(text, "\x1b") || !strings.Contains(text, "default/web") {
+		if text := n.terminal(100, environ, "ls", "map", "--state", n.state); strings.Contains(text, "\x1b") || !strings.Contains(text, "default/web") {
 			t.Errorf("with %q: %q", environ, text)
 		}
 	}
-	o := n.operate("map", "--state", n.state)
+	o := n.operate("ls", "map", "--state", n.state)
 	if o.status != 0 || o.stderr != "" || strings.Contains(o.stdout, "\x1b") || !strings.Contains(o.stdout, "default/web") {
 		t.Errorf("without a terminal: %+v", o)
 	}
-	o = n.operate("map", "--svg", "--state", n.state)
+	o = n.operate("ls", "map", "--svg", "--state", n.state)
 	var svg struct {
 		Texts []string `xml:"g>text"`
 	}

@@ -138,7 +138,7 @@ func (e *examination) failed(steps ...Step) bool {
 // effects.
 func (e *examination) recorded(diffs []tombolo.Difference) {
 	for _, d := range diffs {
-		step := stepOf(d)
+		step := StepOf(d)
 		if step == StepNamespace {
 			e.dead = true
 		}
@@ -164,7 +164,8 @@ func remedyOf(r tombolo.Remedy) string {
 	return "change what is named here: the network's configuration, or the host's"
 }
 
-func stepOf(d tombolo.Difference) Step {
+// StepOf is the part of the way that a difference concerns.
+func StepOf(d tombolo.Difference) Step {
 	text := d.String()
 	has := func(parts ...string) bool {
 		return slices.ContainsFunc(parts, func(part string) bool { return strings.Contains(text, part) })

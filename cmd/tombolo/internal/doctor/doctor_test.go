@@ -31,7 +31,7 @@ func TestADifferenceBelongsToTheStepThatItBreaks(t *testing.T) {
 		{tombolo.Difference{Text: "bridge br0: the host's route to 10.0.0.0/24 is missing"}, StepForwarding},
 		{tombolo.Difference{Object: "kernel parameters", What: "net/ipv4/conf/br0/forwarding", Want: "1", Have: "0"}, StepForwarding},
 	} {
-		if got := stepOf(tt.d); got != tt.step {
+		if got := StepOf(tt.d); got != tt.step {
 			t.Errorf("%s: %s, want %s", tt.d, got, tt.step)
 		}
 	}

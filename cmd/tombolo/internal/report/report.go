@@ -57,12 +57,8 @@ func findings(in *network.Inspection) []finding {
 		list = append(list, finding{d, "", ""})
 	}
 	for _, r := range in.Attachments {
-		name := r.Pod
-		if name == "" {
-			name = "container " + r.ContainerID
-		}
 		for _, d := range r.Differences {
-			list = append(list, finding{d, r.Network, name + ", " + r.IfName})
+			list = append(list, finding{d, r.Network, PodName(r.Pod, r.ContainerID) + ", " + r.IfName})
 		}
 	}
 	return list
@@ -82,6 +78,11 @@ func each(found []finding) []Line {
 // Causes gives a line for each cause: what is missing stands for all that was in it, and what
 // several pods or networks share is said once, with their number.
 func Causes(in *network.Inspection) []Line { return causes(findings(in)) }
+
+// CausesOf is Causes of some of the differences.
+func CausesOf(in *network.Inspection, which func(tombolo.Difference) bool) []Line {
+	return causes(slices.DeleteFunc(findings(in), func(f finding) bool { return !which(f.Difference) }))
+}
 
 // Apart gives lines for what belongs to no pod, and OfPods for what does.
 func Apart(in *network.Inspection) []Line {

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"path/filepath"
@@ -12,15 +13,25 @@ import (
 
 // Selection says which attachments are meant. The zero Selection is all.
 type Selection struct {
-	Name    string // as Meant has it
+	Pod     string // as Meant has it
 	Network string
-	Pod     string // "NAMESPACE/NAME" or "NAME"; * stands for any characters but /
 }
 
+// PodName is what to call a pod, whose name may not be known.
+func PodName(pod, containerID string) string { return cmp.Or(pod, "container "+containerID) }
+
 // Meant says whether name means an attachment: it is the pod's name, with or without its
-// namespace, or the beginning of its container's ID. An empty one means all.
+// namespace, in which * stands for any characters but /, or the beginning of its container's ID. An empty one means all.
 func Meant(a *network.Attachment, name string) bool {
-	return name == "" || a.Pod == name || strings.HasSuffix(a.Pod, "/"+name) || strings.HasPrefix(a.ContainerID, name)
+	if name == "" || strings.HasPrefix(a.ContainerID, name) {
+		return true
+	}
+	pod := a.Pod
+	if !strings.Contains(name, "/") {
+		pod = pod[strings.LastIndexByte(pod, '/')+1:]
+	}
+	ok, err := filepath.Match(name, pod)
+	return ok && err == nil && pod != ""
 }
 
 // Inspect inspects a node, and leaves in what was selected. That a filter lets nothing pass is an
@@ -43,13 +54,13 @@ func (s Selection) Inspect(ctx context.Context, node *network.Node) (*network.In
 		return in, err
 	}
 	found := &network.Inspection{Attachments: []network.Report{}}
-	named, networks := false, map[string]bool{s.Network: true}
+	named, networks := strings.ContainsAny(s.Pod, "*?["), map[string]bool{s.Network: true}
 	for _, r := range in.Attachments {
-		if !Meant(r.Attachment, s.Name) {
+		if !Meant(r.Attachment, s.Pod) {
 			continue
 		}
 		named = true
-		if (s.Network == "" || r.Network == s.Network) && (s.Pod == "" || matches(s.Pod, r.Pod)) {
+		if s.Network == "" || r.Network == s.Network {
 			found.Attachments, networks[r.Network] = append(found.Attachments, r), true
 		}
 	}
@@ -58,17 +69,8 @@ func (s Selection) Inspect(ctx context.Context, node *network.Node) (*network.In
 			found.Networks = append(found.Networks, n)
 		}
 	}
-	if s.Name != "" && !named {
-		return nil, fmt.Errorf("no pod %q: tombolo ls lists those that there are", s.Name)
+	if s.Pod != "" && !named {
+		return nil, fmt.Errorf("no pod %q: tombolo ls lists those that there are", s.Pod)
 	}
 	return found, nil
-}
-
-// matches compares a pod's name with a pattern, which may be of its last part.
-func matches(pattern, pod string) bool {
-	if !strings.Contains(pattern, "/") {
-		pod = pod[strings.LastIndexByte(pod, '/')+1:]
-	}
-	ok, err := filepath.Match(pattern, pod)
-	return ok && err == nil
 }

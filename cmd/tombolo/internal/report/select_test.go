@@ -35,7 +35,7 @@ func TestAPatternIsOfTheWholeNameOrOfItsLastPart(t *testing.T) {
 		{"[a-w]eb-?", "default/web-0", true},
 		{"web-0", "", false},
 	} {
-		if got := matches(tt.pattern, tt.pod); got != tt.want {
+		if got := Meant(&network.Attachment{Key: network.Key{ContainerID: "id"}, Pod: tt.pod}, tt.pattern); got != tt.want {
 			t.Errorf("%q matches %q: %t", tt.pattern, tt.pod, got)
 		}
 	}

@@ -2,7 +2,6 @@ package view
 
 import (
 	"fmt"
-	"io"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -13,9 +12,13 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// List writes a table of attachments, and what of them is not as it was made.
-func List(out io.Writer, in *network.Inspection) error {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+// List is a table of attachments, and what of them is not as it was made.
+func List(in *network.Inspection) string {
+	if len(in.Attachments) == 0 {
+		return "no pod is on record\n"
+	}
+	var text strings.Builder
+	w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "NETWORK\tPOD\tCONTAINER\tINTERFACE\tPORT\tADDRESSES\tHOST PORTS\tIN/OUT\tSTATE")
 	for _, r := range in.Attachments {
 		mark := "adding"
@@ -28,15 +31,11 @@ func List(out io.Writer, in *network.Inspection) error {
 		fmt.Fprintf(w, "%s\t%s\t%.12s\t%s\t%s\t%s\t%s\t%s\t%s\n", r.Network, OrDash(printable.Line(r.Pod)), r.ContainerID, r.IfName, r.Port,
 			OrDash(Addresses(r.Attachment, ",")), OrDash(strings.Join(hostPorts(r.Attachment), ",")), limits(r.Limits), mark)
 	}
-	if err := w.Flush(); err != nil {
-		return err
-	}
+	w.Flush()
 	for _, line := range report.OfPods(in) {
-		if _, err := fmt.Fprintln(out, printable.Line(line.String())); err != nil {
-			return err
-		}
+		text.WriteString(printable.Line(line.String()) + "\n")
 	}
-	return nil
+	return text.String()
 }
 
 // OrDash stands in for an empty text.

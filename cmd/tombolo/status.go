@@ -1,0 +1,187 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/doctor"
+	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/report"
+	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/view"
+	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/printable"
+	"github.com/tombolo-cni/tombolo/network"
+)
+
+const errUnwell found = "not all is well"
+
+func (o *options) statusCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "say in a few lines whether all is well",
+		Long: "Say in a few lines whether all is well: node, networks, pods, leases, keeper, firewall, and what differs from what\n" +
+			"was set up. The exit status is 4 if not all is well.",
+		Args: takes(0, 0),
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.status(cmd.Context()) },
+	}
+	o.jsonFlag(cmd)
+	return cmd
+}
+
+// condition is a line of the status.
+type condition struct {
+	Of   string `json:"of"`
+	Is   string `json:"is"`
+	Well bool   `json:"well"`
+}
+
+func (o *options) status(ctx context.Context) error {
+	node, err := o.open(ctx)
+	if err != nil {
+		return err
+	}
+	networks, _, err := view.Load(ctx, node, o.state, "")
+	if err != nil {
+		return err
+	}
+	in, err := node.Inspect(ctx)
+	if err != nil {
+		return err
+	}
+	leases, keeper, err := o.leasesWell()
+	if err != nil {
+		return err
+	}
+	conditions := []condition{nodeIs(), networksAre(networks), podsAre(in), leases, keeper, firewallIs(in), driftIs(in)}
+	well := true
+	var text strings.Builder
+	for _, c := range conditions {
+		fmt.Fprintf(&text, "%-10s %s\n", c.Of, printable.Line(c.Is))
+		well = well && c.Well
+	}
+	if well {
+		text.WriteString("all is well\n")
+	}
+	if err := o.print(text.String(), conditions); err != nil || well {
+		return err
+	}
+	return errUnwell
+}
+
+func nodeIs() condition {
+	host, _ := os.Hostname()
+	var kernel unix.Utsname
+	_ = unix.Uname(&kernel) // which fails at a bad pointer alone
+	return condition{"node", fmt.Sprintf("%s, Linux %s, tombolo %s", host, unix.ByteSliceToString(kernel.Release[:]), thisVersion().Version), true}
+}
+
+func networksAre(list []view.Network) condition {
+	var texts []string
+	for _, n := range list {
+		on := n.Name + " on " + view.OrDash(n.Bridge)
+		if n.Uplink != "" {
+			on += " with uplink " + n.Uplink
+		}
+		for _, p := range n.Pools {
+			if p.Free == 0 {
+				on += " (" + p.Range + " is full)"
+			}
+		}
+		texts = append(texts, on)
+	}
+	if len(list) == 0 {
+		return condition{"networks", "none is on record: no ADD has succeeded since the boot", true}
+	}
+	return condition{"networks", strings.Join(texts, ", "), !strings.Contains(strings.Join(texts, ""), " is full)")}
+}
+
+func podsAre(in *network.Inspection) condition {
+	adding, differ := 0, 0
+	for _, r := range in.Attachments {
+		switch {
+		case len(r.Differences) > 0:
+			differ++
+		case !r.Ready:
+			adding++
+		}
+	}
+	text := numberOf(len(in.Attachments))
+	if adding > 0 {
+		text += fmt.Sprintf(", %d of them being added", adding)
+	}
+	if differ > 0 {
+		text += fmt.Sprintf(", %d of them not as they were made", differ)
+	}
+	return condition{"pods", text, differ == 0}
+}
+
+func numberOf(n int) string {
+	if n == 0 {
+		return "none"
+	}
+	return strconv.Itoa(n)
+}
+
+// leasesWell looks at leases, and at the keeper, which they need.
+func (o *options) leasesWell() (leases, keeper condition, _ error) {
+	d, err := lease.Open(o.leases)
+	if err != nil {
+		return leases, keeper, err
+	}
+	records, damaged, err := d.List()
+	if err != nil {
+		return leases, keeper, err
+	}
+	bad := len(damaged)
+	for _, r := range records {
+		if e := lease.EntryOf(r, time.Now()); e.Error != "" || e.ErrorIPv6 != "" || r.Lease != nil && e.Left == 0 {
+			bad++
+		}
+	}
+	leases = condition{"leases", numberOf(len(records)), bad == 0}
+	if bad > 0 {
+		leases.Is += fmt.Sprintf(", %d in trouble: tombolo leases", bad)
+	}
+	keeper = condition{"keeper", "tombolod runs", true}
+	if err := d.CheckKeeper(); errors.Is(err, lease.ErrNoKeeper) && len(records) == 0 {
+		keeper.Is = "tombolod does not run, and no lease needs it"
+	} else if err != nil {
+		keeper.Is, keeper.Well = err.Error(), false
+	}
+	return leases, keeper, nil
+}
+
+// isOfFirewall says what belongs in the line of the firewall, and not in that of the drift.
+func isOfFirewall(d tombolo.Difference) bool { return doctor.StepOf(d) == doctor.StepFirewall }
+
+func firewallIs(in *network.Inspection) condition {
+	is := causesIn("firewall", report.CausesOf(in, isOfFirewall))
+	if is.Well && len(in.Others) > 0 {
+		is.Is = "as it was set up; rules of other programs may matter: tombolo check"
+	}
+	return is
+}
+
+func driftIs(in *network.Inspection) condition {
+	return causesIn("drift", report.CausesOf(in, func(d tombolo.Difference) bool { return !isOfFirewall(d) }))
+}
+
+// causesIn has the first cause, and what leads to the others.
+func causesIn(of string, causes []report.Line) condition {
+	switch n := len(causes); n {
+	case 0:
+		return condition{of, "as it was set up", true}
+	case 1:
+		return condition{of, causes[0].String(), false}
+	default:
+		return condition{of, fmt.Sprintf("%s, and %d more: tombolo check", causes[0], n-1), false}
+	}
+}

@@ -74,7 +74,7 @@ func TestTwoTablesLeaveEachOtherAlone(t *testing.T) {
 		t.Errorf("the default table changed (-before +after):\n%s", diff)
 	}
 	for _, c := range []*Conn{s.c, other} {
-		list, err := foreign.Obstacles(ctx, &foreign.Config{NetNS: s.host, Table: string(c.tables.Name), Mark: c.mark}, foreign.Path{Bridge: "cbr0"})
+		list, err := foreign.On(c.Socket(), &foreign.Config{Table: string(c.tables.Name), Mark: c.mark}).Obstacles(ctx, foreign.Path{Bridge: "cbr0"})
 		if err != nil || len(list) > 0 {
 			t.Errorf("obstacles to table %s: %v, %v", c.tables.Name, list, err)
 		}
@@ -132,7 +132,7 @@ func TestTablesThatCannotBe(t *testing.T) {
 		if _, err := On(nil, &cfg).Ready(context.Background(), podnet()); !errors.Is(err, ErrInvalid) {
 			t.Errorf("On of %+v: %v", cfg, err)
 		}
-		if c, err := foreign.Dial(&foreign.Config{NetNS: ns, Table: cfg.Table, Mark: cfg.Mark}); !errors.Is(err, ErrInvalid) || c != nil {
+		if _, err := foreign.On(nil, &foreign.Config{Table: cfg.Table, Mark: cfg.Mark}).Ready(context.Background()); !errors.Is(err, ErrInvalid) {
 			t.Errorf("foreign: %+v: %v", cfg, err)
 		}
 	}

@@ -87,7 +87,7 @@ func exported() map[string]map[string]any {
 			"ConflictError": nft.ConflictError{}, "Conn": nft.Conn{}, "Policy": nft.Policy(0), "Port": nft.Port{}, "Cache": nft.Cache{},
 		},
 		"foreign": {
-			"AcceptLink": foreign.AcceptLink, "AcceptMark": foreign.AcceptMark, "Dial": foreign.Dial, "JoinTrusted": foreign.JoinTrusted, "Obstacles": foreign.Obstacles, "On": foreign.On,
+			"AcceptLink": foreign.AcceptLink, "AcceptMark": foreign.AcceptMark, "JoinTrusted": foreign.JoinTrusted, "Legacy": foreign.Legacy, "On": foreign.On,
 			"Conn": foreign.Conn{}, "Obstacle": foreign.Obstacle{},
 		},
 		"guard": {
@@ -248,8 +248,6 @@ func closedOne(t *testing.T, zero any) reflect.Value {
 		v, err = hostport.Dial(nil)
 	case nft.Conn:
 		v, err = nft.Dial(nil)
-	case foreign.Conn:
-		v, err = foreign.Dial(nil)
 	case uplink.Conn:
 		v, err = uplink.Dial(nil)
 	default:

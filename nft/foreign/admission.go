@@ -3,9 +3,9 @@ package foreign
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"hash/fnv"
-	"strconv"
 
 	"github.com/google/nftables/expr"
 	"github.com/mdlayher/netlink"
@@ -23,7 +23,7 @@ const (
 )
 
 // rulesVersion is raised with every change of where and how Ensure makes its rule.
-const rulesVersion = 6
+const rulesVersion = 1
 
 // comment is by what our rule is known, whatever mark it accepts. Saving and restoring make
 // a match of iptables' own of it, which counts as well.
@@ -44,23 +44,14 @@ func (c *Conn) comment() string { return "tombolo: admit what table inet " + c.t
 //
 // It does all of that in one transaction, however many do the same at once.
 func (c *Conn) Ensure(ctx context.Context) (changed bool, _ error) {
-	if err := c.usable(ctx); err != nil {
-		return false, err
-	}
-	err := nftnl.Retry(ctx, func() error {
-		p, err := c.plan(ctx)
-		if err != nil {
-			return err
-		}
+	err := c.planned(ctx, func(p *plan) error {
 		t := p.transaction()
 		if t.Empty() {
 			return nftnl.Unchanged(c.nl, p.generation)
 		}
-		if err := t.Commit(c.nl); err != nil {
-			return err
-		}
-		changed = true
-		return nil
+		err := t.Commit(c.nl)
+		changed = err == nil
+		return err
 	})
 	return changed, err
 }
@@ -78,25 +69,19 @@ func (c *Conn) Ready(ctx context.Context) (bool, error) {
 		if err != nil {
 			return err
 		}
-		known := c.seen.IsOn() && c.seen.IsAt(generation)
-		if known && c.seen.Covers(generation, c.sum()) {
-			right = true
+		if right = c.seen.IsOn() && c.seen.Covers(generation, c.sum()); right {
 			return nil
 		}
-		if !known {
-			// What is seen from here on is of this generation, or of a later one.
-			switch err := nftnl.Unchanged(c.nl, generation); {
-			case nftnl.IsOvertaken(err):
-				generation = 0 // the kernel has none of that number
-			case err != nil:
+		if !c.seen.IsOn() || !c.seen.IsAt(generation) {
+			if err := nftnl.Unchanged(c.nl, generation); err != nil {
 				return err
 			}
 		}
-		p, err := c.planAt(ctx, generation)
+		p, err := c.planAt(ctx, generation, "")
 		if err != nil {
 			return err
 		}
-		if right = p.transaction().Empty(); right && generation != 0 && c.seen.IsOn() {
+		if right = p.transaction().Empty(); right && c.seen.IsOn() {
 			c.seen.Add(generation, c.sum())
 		}
 		return nil
@@ -107,45 +92,22 @@ func (c *Conn) Ready(ctx context.Context) (bool, error) {
 // sum stands for the rules that Ensure makes, in what was seen of a generation.
 func (c *Conn) sum() uint64 {
 	sum := fnv.New64a()
-	fmt.Fprintf(sum, "admission %d %x %s", rulesVersion, c.mark, c.admin)
-	if c.table != nftnl.DefaultTable {
-		fmt.Fprint(sum, " ", c.table)
-	}
+	fmt.Fprintf(sum, "admission %d %x %s %s", rulesVersion, c.mark, c.admin, c.table)
 	return sum.Sum64()
 }
 
 // Check lists what Ensure would mend.
-func (c *Conn) Check(ctx context.Context) ([]tombolo.Difference, error) {
-	if err := c.usable(ctx); err != nil {
-		return nil, err
-	}
-	var diffs []tombolo.Difference
-	err := nftnl.Retry(ctx, func() error {
-		p, err := c.plan(ctx)
-		if err != nil {
-			return err
-		}
-		if diffs = p.differences(); len(diffs) == 0 {
-			return nil
-		}
+func (c *Conn) Check(ctx context.Context) (diffs []tombolo.Difference, _ error) {
+	err := c.planned(ctx, func(p *plan) error {
+		diffs = p.differences()
 		return nftnl.Unchanged(c.nl, p.generation)
 	})
-	if err != nil {
-		return nil, err
-	}
-	return diffs, nil
+	return diffs, err
 }
 
 // Remove takes our rules out of iptables' chains FORWARD, for whatever mark they are.
 func (c *Conn) Remove(ctx context.Context) error {
-	if err := c.usable(ctx); err != nil {
-		return err
-	}
-	return nftnl.Retry(ctx, func() error {
-		p, err := c.plan(ctx)
-		if err != nil {
-			return err
-		}
+	return c.planned(ctx, func(p *plan) error {
 		for _, f := range p.families {
 			f.place, f.admin.call = place{keep: -1}, false
 		}
@@ -153,7 +115,19 @@ func (c *Conn) Remove(ctx context.Context) error {
 	})
 }
 
-func forwardOf(family uint8) chain { return chain{family, iptablesTable, iptablesForward} }
+// planned carries out what was planned, and plans anew as long as that is overtaken.
+func (c *Conn) planned(ctx context.Context, do func(*plan) error) error {
+	if err := c.usable(ctx); err != nil {
+		return err
+	}
+	return nftnl.Retry(ctx, func() error {
+		p, err := c.plan(ctx, "")
+		if err != nil {
+			return err
+		}
+		return do(p)
+	})
+}
 
 // plan is what there is of our rules in both families, and what to do.
 type plan struct {
@@ -168,32 +142,29 @@ type familyPlan struct {
 	at     chain
 	there  bool // a chain FORWARD
 	hooked bool // it sees what is forwarded
-	base
+	*base
 	place
 	admin adminPlan
 }
 
 // plan reads what there is and decides what should be. It may be torn by a
 // change meanwhile; a transaction with its generation is then refused.
-func (c *Conn) plan(ctx context.Context) (*plan, error) {
+func (c *Conn) plan(ctx context.Context, link string) (*plan, error) {
 	generation, err := nftnl.SeenGeneration(c.nl)
 	if err != nil {
 		return nil, err
 	}
-	return c.planAt(ctx, generation)
+	return c.planAt(ctx, generation, link)
 }
 
-func (c *Conn) planAt(ctx context.Context, generation uint32) (*plan, error) {
+func (c *Conn) planAt(ctx context.Context, generation uint32, link string) (*plan, error) {
 	p := &plan{generation: generation, mark: c.mark, comment: c.comment()}
 	var b nl.Batch
-	for _, family := range families() {
-		f := &familyPlan{at: forwardOf(family)}
+	for _, family := range []uint8{unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} {
+		f := &familyPlan{at: chain{family, iptablesTable, iptablesForward}, base: &base{}, place: place{keep: -1}}
 		p.families = append(p.families, f)
-		getChain(&b, f.at, func(data []byte) error {
-			ch, err := nftnl.DecodeChain(data)
-			f.there, f.hooked = true, isForwardHook(ch)
-			f.policy = endingOf(ch.Policy)
-			return err
+		getChain(&b, f.at, func(ch nftnl.Chain) {
+			f.there, f.hooked, f.policy = true, isForwardHook(ch), endingOf(ch.Policy)
 		})
 		c.getAdmin(&b, f)
 	}
@@ -201,57 +172,32 @@ func (c *Conn) planAt(ctx context.Context, generation uint32) (*plan, error) {
 		return nil, err
 	}
 	for _, f := range p.families {
-		if err := c.read(ctx, f); err != nil {
-			return nil, err
+		if f.hooked {
+			b, err := c.read(ctx, f.at, f.policy, &packet{mark: c.mark, marked: true, link: link})
+			if err != nil {
+				return nil, err
+			}
+			f.base, f.place = b, b.decide()
 		}
-		if err := c.planAdmin(ctx, f); err != nil {
+		if err := errors.Join(f.base.err, c.planAdmin(ctx, f)); err != nil {
 			return nil, err
 		}
 	}
 	return p, nil
 }
 
-// endingOf is that of a policy.
-func endingOf(policy uint32) ending {
-	if policy == policyAccept {
-		return passes
-	}
-	return stops
-}
-
-// read reads FORWARD, and what it calls as far as that matters, and decides.
-func (c *Conn) read(ctx context.Context, f *familyPlan) (err error) {
-	if f.place.keep = -1; !f.hooked {
-		return nil
-	}
-	pods := &packet{mark: c.mark, known: c.mark, link: c.link}
-	if f.rules, err = c.rulesOf(ctx, f.at, pods); err != nil {
-		return err
-	}
-	read := map[string][]rule{}
-	f.chain = func(name string) []rule {
-		rules, ok := read[name]
-		if !ok && err == nil {
-			rules, err = c.rulesOf(ctx, chain{f.at.family, iptablesTable, name}, pods)
-			read[name] = rules
-		}
-		return rules
-	}
-	f.base.admin = c.admin
-	f.place = f.decide()
-	return err
-}
-
 // transaction makes of what there is what should be.
 func (p *plan) transaction() *nftnl.Transaction {
 	t := nftnl.Begin(&p.generation)
 	for _, f := range p.families {
-		f.admin.make(t, f.at)
+		f.callAdmin(t)
 		if f.isMissing() {
 			p.insert(t, f)
 		}
 		for _, r := range f.surplus() {
-			delRule(t, handle{f.at, r.handle})
+			object := nl.Name(fmt.Sprintf("rule %d of %s", r.handle, f.at))
+			t.Add("delete", object, f.at.family, unix.NFT_MSG_DELRULE, 0,
+				append(f.at.named(unix.NFTA_RULE_CHAIN), nftnl.Uint64(unix.NFTA_RULE_HANDLE, r.handle))...)
 		}
 	}
 	return t
@@ -263,9 +209,9 @@ func (f *familyPlan) isMissing() bool { return f.needed && f.keep < 0 }
 // surplus are rules of ours that are to go.
 func (f *familyPlan) surplus() []rule {
 	var list []rule
-	for i := range f.rules {
-		if f.rules[i].ours && i != f.keep {
-			list = append(list, f.rules[i])
+	for i, r := range f.rules {
+		if r.ours && i != f.keep {
+			list = append(list, r)
 		}
 	}
 	return list
@@ -292,24 +238,70 @@ func (p *plan) insert(t *nftnl.Transaction, f *familyPlan) {
 func (p *plan) differences() []tombolo.Difference {
 	var list []tombolo.Difference
 	for _, f := range p.families {
-		list = append(list, f.admin.differences(f.at)...)
-		rule := fmt.Sprintf("%q for mark 0x%x", p.comment, p.mark)
-		missing := f.isMissing()
-		for _, r := range f.surplus() {
-			d := tombolo.Difference{Object: f.at.String(), What: "rule", Have: strconv.Quote(r.comment) + " with handle " + strconv.FormatUint(r.handle, 10)}
-			if missing && r.isAdmission() {
-				missing = false
-				d = tombolo.Difference{
-					Object: f.at.String(), What: "place of rule " + rule,
-					Want: "right before what every packet is dropped by",
-					Have: "where it spares packets other rules",
-				}
-			}
-			list = append(list, d)
+		differs := func(what, want, have string) {
+			list = append(list, tombolo.Difference{Object: f.at.String(), What: what, Want: want, Have: have})
 		}
-		if missing {
-			list = append(list, tombolo.Difference{Object: f.at.String(), What: "rule", Want: rule})
+		if f.admin.call {
+			differs("rule", fmt.Sprintf("%q, which calls %s,", adminComment, f.admin.own.name), "")
+		}
+		rule, surplus := fmt.Sprintf("%q for mark 0x%x", p.comment, p.mark), f.surplus()
+		switch {
+		case f.isMissing() && len(surplus) > 0:
+			differs("place of rule "+rule, "right before what every packet is dropped by", "where it spares packets other rules")
+		case f.isMissing():
+			differs("rule", rule, "")
+		case len(surplus) > 0:
+			differs("rule", "", fmt.Sprintf("%q with handle %d", surplus[0].comment, surplus[0].handle))
 		}
 	}
 	return list
+}
+
+// adminComment is that of the rule that calls the operator's chain.
+const adminComment = "tombolo: the operator's rules first"
+
+// adminPlan is what there is of the operator's chain, and what to do.
+type adminPlan struct {
+	own   chain
+	there bool
+	uses  int // its rules, and the rules that call it
+	call  bool
+}
+
+func (c *Conn) getAdmin(b *nl.Batch, f *familyPlan) {
+	if c.admin != "" {
+		f.admin.own = chain{f.at.family, iptablesTable, c.admin}
+		getChain(b, f.admin.own, func(ch nftnl.Chain) { f.admin.there, f.admin.uses = true, int(ch.Uses) })
+	}
+}
+
+// planAdmin has FORWARD call the operator's chain, as the reference's plugin firewall does, unless any rule calls
+// it already. Where there is no FORWARD, it makes that if the chain is there, and no chain otherwise.
+func (c *Conn) planAdmin(ctx context.Context, f *familyPlan) error {
+	f.admin.call = c.admin != "" && (f.there || f.admin.there)
+	if !f.admin.there {
+		return nil
+	}
+	rules, err := c.rulesOf(ctx, f.admin.own, &packet{})
+	f.admin.call = f.admin.uses <= len(rules)
+	return err
+}
+
+func (f *familyPlan) callAdmin(t *nftnl.Transaction) {
+	if !f.admin.call {
+		return
+	}
+	if !f.there {
+		hook := nftnl.Nest(unix.NFTA_CHAIN_HOOK, nftnl.Uint32(unix.NFTA_HOOK_HOOKNUM, unix.NF_INET_FORWARD), nftnl.Uint32(unix.NFTA_HOOK_PRIORITY, 0))
+		attrs := append(f.at.named(unix.NFTA_CHAIN_NAME), hook, nftnl.Uint32(unix.NFTA_CHAIN_POLICY, policyAccept), nftnl.String(unix.NFTA_CHAIN_TYPE, "filter"))
+		t.Add("make", f.at, f.at.family, unix.NFT_MSG_NEWCHAIN, netlink.Create, attrs...)
+	}
+	own := f.admin.own
+	if !f.admin.there {
+		t.Add("make", own, own.family, unix.NFT_MSG_NEWCHAIN, netlink.Create, own.named(unix.NFTA_CHAIN_NAME)...)
+	}
+	t.AddRule("insert a jump to "+own.name+" into", f.at, f.at.family, 0, adminComment, func(x *nftnl.Expressions) {
+		x.Add(&expr.Counter{})
+		x.Add(&expr.Verdict{Kind: expr.VerdictJump, Chain: own.name})
+	}, f.at.named(unix.NFTA_RULE_CHAIN)...)
 }

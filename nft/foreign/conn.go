@@ -4,20 +4,18 @@ import (
 	"cmp"
 	"context"
 
+	"github.com/google/nftables/expr"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
-	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// Config says how to open a Conn. The zero value, and nil, mean the caller's own
-// namespace, and what package nft's Config means by none.
+// Config says what is asked of the firewalls of others. The zero value, and nil, mean what package nft's Config
+// means by none.
 type Config struct {
-	// NetNS is the namespace whose firewalls are meant; nil is that of the calling
-	// thread. It may be closed after Dial.
-	NetNS *netns.NS
 	// Mark and Table are those of package nft's Config.
 	Mark  uint32
 	Table string
@@ -30,66 +28,26 @@ type Config struct {
 // called from several goroutines, and from any number of processes at once. Errors of the
 // kernel are *tombolo.OpError, or wrap one.
 type Conn struct {
-	nl     *nl.Conn
-	seen   *nftnl.Seen
-	shared bool
-	mark   uint32
-	table  string
-	admin  string
-	link   string // of Obstacles: that pods' packets come in by
-	err    error  // of what it was opened with
+	nl    *nl.Conn
+	seen  *nftnl.Seen
+	mark  uint32
+	table string
+	admin string
+	err   error // of what it was opened with
 }
 
-// Dial opens a connection. It needs CAP_SYS_ADMIN where cfg names a namespace;
-// everything that is done over it needs CAP_NET_ADMIN in the user namespace that
-// owns the network namespace.
-func Dial(cfg *Config) (*Conn, error) {
-	if cfg == nil {
-		cfg = &Config{}
-	}
-	if err := cfg.check(); err != nil {
-		return nil, err
-	}
-	conn, err := nl.Dial(unix.NETLINK_NETFILTER, &nl.Config{NetNS: cfg.NetNS})
-	if err != nil {
-		return nil, err
-	}
-	c := On(conn, cfg)
-	c.shared = false
-	return c, nil
-}
-
-// On works over a connection that is open already, and that stays with its owner: Close does
-// nothing then. That of package nft's Conn (its Socket) brings along what was seen over it,
-// so that Ready costs less. The Config's NetNS says nothing.
+// On works over a connection that is open already, and that stays with its owner. That of package nft's Conn (its
+// Socket) brings along what was seen over it, so that Ready costs less.
 func On(s tombolo.Socket, cfg *Config) *Conn {
 	if cfg == nil {
 		cfg = &Config{}
 	}
 	socket := nftnl.Of(s)
 	return &Conn{
-		nl: socket.Conn, seen: socket.Seen, shared: true,
+		nl: socket.Conn, seen: socket.Seen,
 		mark: cmp.Or(cfg.Mark, nftnl.DefaultMark), table: cmp.Or(cfg.Table, nftnl.DefaultTable),
-		admin: cfg.AdminChain, err: cfg.check(),
+		admin: cfg.AdminChain, err: nftnl.CheckTable(cfg.Table, cfg.Mark),
 	}
-}
-
-func (cfg *Config) check() error {
-	if err := nftnl.CheckTable(cfg.Table, cfg.Mark); err != nil {
-		return err
-	}
-	return checkAdmin(cfg.AdminChain)
-}
-
-// Close closes the connection, unless it is another's.
-func (c *Conn) Close() error {
-	if c == nil {
-		return c.usable(context.Background())
-	}
-	if c.shared {
-		return nil
-	}
-	return c.nl.Close()
 }
 
 // usable refuses a Conn or a context that nothing can be done with.
@@ -101,4 +59,76 @@ func (c *Conn) usable(ctx context.Context) error {
 		return c.err
 	}
 	return nftnl.Usable(ctx, c.nl)
+}
+
+// chain is a chain of another program's table.
+type chain struct {
+	family uint8 // unix.NFPROTO_*
+	table  string
+	name   string
+}
+
+// String is how errors and differences name it.
+func (ch chain) String() string {
+	return "chain " + ch.name + " of table " + nftnl.FamilyName(ch.family) + " " + ch.table
+}
+
+// named gives the attributes that say which table and which chain is meant, the latter by its
+// attribute in the message's kind. The table's is 1 in all of them.
+func (ch chain) named(attribute uint16) []netlink.Attribute {
+	return []netlink.Attribute{nftnl.String(unix.NFTA_CHAIN_TABLE, ch.table), nftnl.String(attribute, ch.name)}
+}
+
+func getChain(b *nl.Batch, ch chain, reply func(nftnl.Chain)) {
+	nftnl.Get(b, ch, ch.family, unix.NFT_MSG_GETCHAIN, func(data []byte) error {
+		got, err := nftnl.DecodeChain(data)
+		reply(got)
+		return err
+	}, ch.named(unix.NFTA_CHAIN_NAME)...)
+}
+
+// rulesOf lists the rules of a chain; none if it is not there.
+func (c *Conn) rulesOf(ctx context.Context, ch chain, p *packet) ([]rule, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	var rules []rule
+	err := nftnl.List(c.nl, "list rules of "+ch.String(), ch.family, unix.NFT_MSG_GETRULE, func(data []byte) error {
+		r, err := decodeRule(ch.family, data, p)
+		r.ours = r.comment == c.comment()
+		rules = append(rules, r)
+		return err
+	}, ch.named(unix.NFTA_RULE_CHAIN)...)
+	return rules, err
+}
+
+// read gives a base chain, which reads those that it calls when they are asked for.
+func (c *Conn) read(ctx context.Context, at chain, policy ending, p *packet) (*base, error) {
+	rules, err := c.rulesOf(ctx, at, p)
+	b := &base{rules: rules, policy: policy, admin: c.admin, err: err}
+	read := map[string][]rule{}
+	b.chain = func(name string) []rule {
+		rules, ok := read[name]
+		if !ok && b.err == nil {
+			rules, b.err = c.rulesOf(ctx, chain{at.family, at.table, name}, p)
+			read[name] = rules
+		}
+		return rules
+	}
+	return b, err
+}
+
+// isForwardHook says that a chain sees what is forwarded.
+func isForwardHook(ch nftnl.Chain) bool {
+	return ch.Kind == "filter" && ch.Hook == unix.NF_INET_FORWARD
+}
+
+const policyAccept = uint32(expr.VerdictAccept)
+
+// endingOf is that of a policy.
+func endingOf(policy uint32) ending {
+	if policy == policyAccept {
+		return passes
+	}
+	return stops
 }

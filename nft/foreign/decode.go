@@ -1,11 +1,11 @@
 package foreign
 
 import (
+	"bytes"
 	"encoding/binary"
 	"strings"
 
 	"github.com/google/nftables/expr"
-	"github.com/google/nftables/xt"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
@@ -14,35 +14,31 @@ import (
 
 // packet is what is known of what pods send to elsewhere.
 type packet struct {
-	mark, known uint32 // its mark, and which bits of that are known
-	link        string // the link that it comes in by; empty: not known
-	// firewalld says that rules are firewalld's: its sets of states do not have that of a new connection, and what
-	// its policies do is not looked into.
+	mark   uint32 // the bits of its mark that are known
+	marked bool   // they are set; otherwise none is
+	link   string // the link that it comes in by; empty: not known
+	// firewalld says that rules are firewalld's: its sets of states do not have that of a new connection.
 	firewalld bool
 }
 
-// decodeRule reads an NFT_MSG_NEWRULE. Of its conditions no more is understood than our mark, the name of the link
-// that a packet comes in by, and the state of its connection; any other one may be met or not.
+// decodeRule reads an NFT_MSG_NEWRULE. Of its conditions no more is understood than our mark, the names of links, and
+// the state of a connection; any other one may be met or not.
 func decodeRule(family uint8, b []byte, p *packet) (rule, error) {
-	var r rule
+	rr := ruleReader{rule: &rule{}, family: family, packet: p}
 	err := nftnl.Decode(b, func(ad *netlink.AttributeDecoder) error {
 		switch ad.Type() {
-		case unix.NFTA_RULE_CHAIN:
-			r.chain = ad.String()
 		case unix.NFTA_RULE_HANDLE:
-			r.handle = ad.Uint64()
+			rr.handle = ad.Uint64()
 		case unix.NFTA_RULE_USERDATA:
 			if comment, ok := nftnl.CommentOf(ad.Bytes()); ok {
-				r.comment = comment
+				rr.comment = comment
 			}
 		case unix.NFTA_RULE_EXPRESSIONS:
-			reader := ruleReader{rule: &r, family: family, packet: p}
-			return nftnl.Nested(ad, reader.expression)
+			return nftnl.Nested(ad, rr.expression)
 		}
 		return nil
 	})
-	r.conditional = r.conditional || p.firewalld && strings.HasPrefix(r.target, firewalldPolicy)
-	return r, err
+	return *rr.rule, err
 }
 
 // ruleReader makes a verdict of a rule's expressions, and of its conditions what packet says.
@@ -50,275 +46,240 @@ type ruleReader struct {
 	*rule
 	family   uint8
 	packet   *packet
-	loaded   property // what the register has that was loaded last
-	register uint32
-	mask     []byte // of a bitwise and; nil is all
+	register uint32 // that was loaded last
+	loaded
 }
 
-// property is what of a packet a condition is about.
-type property uint8
-
-const (
-	onOther property = iota
-	onMark
-	onIn     // the name of the link that it came in by
-	onOut    // and that of the link that it leaves by
-	onState  // of its connection
-	onStatus // of its connection: changed addresses, say
-)
+// loaded is what a register has.
+type loaded struct {
+	value, unknown []byte // unknown has the bits of the value that are not known
+	not            bool   // the register has something else than the value
+	state          bool   // of a connection
+}
 
 // expression reads one: its name, then its own attributes.
 func (rr *ruleReader) expression(ad *netlink.AttributeDecoder) error {
-	var name string
-	var own []byte
-	err := nftnl.Nested(ad, func(ad *netlink.AttributeDecoder) error {
+	name, own, err := namedData(ad.Bytes(), unix.NFTA_EXPR_NAME, unix.NFTA_EXPR_DATA)
+	if err != nil {
+		return err
+	}
+	return rr.read(name, own)
+}
+
+// namedData reads attributes that are a name and what belongs to it.
+func namedData(b []byte, nameType, dataType uint16) (name string, data []byte, _ error) {
+	err := nftnl.Decode(b, func(ad *netlink.AttributeDecoder) error {
 		switch ad.Type() {
-		case unix.NFTA_EXPR_NAME:
+		case nameType:
 			name = ad.String()
-		case unix.NFTA_EXPR_DATA:
-			own = ad.Bytes()
+		case dataType:
+			data = ad.Bytes()
 		}
 		return nil
 	})
-	if err == nil {
-		err = rr.read(name, own)
-	}
-	return err
+	return name, data, err
 }
 
+// read reads an expression by its name. What is not known may accept or drop, too.
 func (rr *ruleReader) read(name string, own []byte) error {
+	var e expr.Any
 	switch name {
 	case "counter", "last":
+		return nil
 	case "log":
 		rr.logs = true
+		return nil
 	case "reject":
 		rr.verdict = drops
-	case "queue":
-		rr.verdict = queues
+		return nil
 	case "immediate":
-		return rr.immediate(own)
-	case "meta", "ct":
-		return rr.load(name, own)
-	case "bitwise":
-		return rr.bitwise(own)
-	case "cmp":
-		return rr.compare(own)
-	case "lookup":
-		return rr.lookup(own)
-	case "match":
-		return rr.match(own)
-	case "target":
-		var target expr.Target
-		if expr.Unmarshal(rr.family, own, &target) != nil {
-			rr.opaque = true
-		}
-		rr.xtTarget(target.Name)
-	case "objref":
-		var e expr.Objref
-		err := expr.Unmarshal(rr.family, own, &e)
-		rr.conditional = rr.conditional || e.Type != unix.NFT_OBJECT_COUNTER // it may have had enough
+		return nftnl.Decode(own, rr.immediate)
+	case "match": // of x_tables, as targets are
+		name, info, err := namedData(own, xtName, xtInfo)
+		rr.xtMatch(name, info)
 		return err
-	default:
-		rr.other(name)
-	}
-	return nil
-}
-
-// other is for expressions that load something, compare it, or change it. What is not known may accept or drop, too.
-func (rr *ruleReader) other(name string) {
-	rr.conditional, rr.loaded = true, onOther
-	switch name {
+	case "target":
+		name, _, err := namedData(own, xtName, xtInfo)
+		rr.xtTarget(name)
+		return err
+	case "meta":
+		e = &expr.Meta{}
+	case "ct":
+		e = &expr.Ct{}
+	case "bitwise":
+		e = &expr.Bitwise{}
+	case "cmp":
+		e = &expr.Cmp{}
+	case "lookup":
+		e = &expr.Lookup{}
+	case "objref":
+		e = &expr.Objref{}
 	case "payload", "exthdr", "fib", "rt", "socket", "osf", "numgen", "hash", "xfrm", "tunnel", "inner", "range", "byteorder", "limit", "quota", "connlimit":
+		rr.conditional, rr.loaded = true, loaded{}
+		return nil
 	default:
 		rr.opaque = true
+		return nil
 	}
-}
-
-// load is for what may be understood of a packet.
-func (rr *ruleReader) load(name string, own []byte) error {
-	rr.loaded, rr.mask = onOther, nil
-	if name == "ct" {
-		var e expr.Ct
-		err := expr.Unmarshal(rr.family, own, &e)
-		rr.conditional, rr.register = rr.conditional || e.SourceRegister, e.Register
-		rr.loaded = map[expr.CtKey]property{expr.CtKeySTATE: onState, expr.CtKeySTATUS: onStatus}[e.Key]
-		return err
-	}
-	var e expr.Meta
-	err := expr.Unmarshal(rr.family, own, &e)
-	rr.conditional, rr.register = rr.conditional || e.SourceRegister, e.Register
-	rr.loaded = map[expr.MetaKey]property{expr.MetaKeyMARK: onMark, expr.MetaKeyIIFNAME: onIn, expr.MetaKeyOIFNAME: onOut}[e.Key]
+	err := expr.Unmarshal(rr.family, own, e)
+	rr.step(e)
 	return err
 }
 
-// bitwise: an and with a mask is known, and nothing else.
-func (rr *ruleReader) bitwise(own []byte) error {
-	var e expr.Bitwise
-	err := expr.Unmarshal(rr.family, own, &e)
-	if rr.mask != nil || len(e.Mask) == 0 || !zero(e.Xor) || e.SourceRegister != rr.register {
-		rr.loaded = onOther
+// step carries out an expression, as far as the packet is known.
+func (rr *ruleReader) step(e expr.Any) {
+	switch e := e.(type) {
+	case *expr.Meta:
+		rr.conditional = rr.conditional || e.SourceRegister
+		rr.register, rr.loaded = e.Register, rr.packet.meta(e.Key)
+	case *expr.Ct:
+		rr.conditional = rr.conditional || e.SourceRegister
+		rr.register, rr.loaded = e.Register, connection(e.Key)
+	case *expr.Bitwise: // an and with a mask is understood, and nothing else
+		if e.SourceRegister != rr.register || !zero(e.Xor) {
+			rr.loaded = loaded{}
+		}
+		rr.register = e.DestRegister
+		rr.and(e.Mask)
+	case *expr.Cmp:
+		is, known := rr.equals(e.Data)
+		known = known && e.Register == rr.register && (e.Op == expr.CmpOpEq || e.Op == expr.CmpOpNeq)
+		rr.condition(is == (e.Op == expr.CmpOpEq), known)
+	case *expr.Lookup: // a map of verdicts may do anything
+		rr.opaque = rr.opaque || e.IsDestRegSet && e.DestRegister == unix.NFT_REG_VERDICT
+		rr.condition(false, rr.packet.firewalld && rr.state)
+	case *expr.Objref:
+		rr.conditional = rr.conditional || e.Type != unix.NFT_OBJECT_COUNTER
 	}
-	rr.register, rr.mask = e.DestRegister, e.Mask
-	return err
+}
+
+// meta is what a register has once a property of the packet is loaded.
+func (p *packet) meta(key expr.MetaKey) loaded {
+	switch {
+	case key == expr.MetaKeyMARK && p.marked:
+		return number(p.mark, ^p.mark)
+	case key == expr.MetaKeyMARK:
+		return number(0, ^p.mark)
+	case p.link != "" && (key == expr.MetaKeyIIFNAME || key == expr.MetaKeyOIFNAME):
+		// What goes elsewhere does not leave by the link that it came in by; by which it does is not known.
+		return loaded{value: nftnl.LinkKey(p.link, nil, 0), unknown: make([]byte, nftnl.IfnameLen), not: key == expr.MetaKeyOIFNAME}
+	}
+	return loaded{}
+}
+
+// connection is the same for a property of its connection, which what pods send begins.
+func connection(key expr.CtKey) loaded {
+	switch key {
+	case expr.CtKeySTATE:
+		l := number(expr.CtStateBitNEW, 0)
+		l.state = true
+		return l
+	case expr.CtKeySTATUS:
+		return number(0, 0)
+	}
+	return loaded{}
+}
+
+func number(value, unknown uint32) loaded {
+	return loaded{value: binary.NativeEndian.AppendUint32(nil, value), unknown: binary.NativeEndian.AppendUint32(nil, unknown)}
+}
+
+// and leaves the bits of a mask.
+func (l *loaded) and(mask []byte) {
+	if len(mask) != len(l.value) || l.not {
+		*l = loaded{}
+		return
+	}
+	for i := range mask {
+		l.value[i] &= mask[i]
+		l.unknown[i] &= mask[i]
+	}
+}
+
+// equals says whether what was loaded begins with the data, if that is known: of a name with a wildcard, nft compares
+// what is before that.
+func (l *loaded) equals(data []byte) (is, known bool) {
+	if len(data) == 0 || len(data) > len(l.value) || !zero(l.unknown[:len(data)]) {
+		return false, false
+	}
+	is = bytes.HasPrefix(l.value, data)
+	return is && !l.not, is || !l.not
 }
 
 func zero(b []byte) bool { return strings.Trim(string(b), "\x00") == "" }
 
-func (rr *ruleReader) compare(own []byte) error {
-	var e expr.Cmp
-	err := expr.Unmarshal(rr.family, own, &e)
-	is, known := rr.equals(e.Data)
-	if known = known && e.Register == rr.register && (e.Op == expr.CmpOpEq || e.Op == expr.CmpOpNeq); known {
-		rr.condition(rr.loaded, is == (e.Op == expr.CmpOpEq))
-	}
+// condition notes one that is met or not, if that is known.
+func (rr *ruleReader) condition(met, known bool) {
 	rr.conditional = rr.conditional || !known
-	return err
+	rr.unmet = rr.unmet || known && !met
 }
 
-// condition notes one of which it is known whether it is met.
-func (rr *ruleReader) condition(on property, met bool) {
-	rr.unmet = rr.unmet || !met
-	rr.onMark = rr.onMark || on == onMark
-}
-
-// equals says whether what was loaded is the data, if that is known.
-func (rr *ruleReader) equals(data []byte) (is, known bool) {
-	if rr.loaded == onIn || rr.loaded == onOut {
-		// nft compares the name and all that follows it, or with a wildcard only so far.
-		name, _, whole := strings.Cut(string(data), "\x00")
-		is = rr.packet.link == name || !whole && len(data) < ifnameLen && strings.HasPrefix(rr.packet.link, name)
-		// What goes elsewhere does not leave by the link that it came in by; by which it does is not known.
-		known = rr.mask == nil && rr.packet.link != "" && (rr.loaded == onIn || is)
-		return is && rr.loaded == onIn, known
+// immediate gives the verdict.
+func (rr *ruleReader) immediate(ad *netlink.AttributeDecoder) error {
+	if ad.Type() != unix.NFTA_IMMEDIATE_DATA {
+		return nil
 	}
-	mask := rr.mask
-	if mask == nil {
-		mask = []byte{0xff, 0xff, 0xff, 0xff}
-	}
-	if len(data) != 4 || len(mask) != 4 {
-		return false, false
-	}
-	bits, want := binary.NativeEndian.Uint32(mask), binary.NativeEndian.Uint32(data)
-	switch rr.loaded {
-	case onMark:
-		return rr.packet.marked(want, bits)
-	case onState:
-		return bits&expr.CtStateBitNEW == want, true // what pods send begins connections
-	case onStatus:
-		return want == 0, true
-	}
-	return false, false
-}
-
-// marked says whether the mark is one, of some bits.
-func (p *packet) marked(mark, bits uint32) (is, known bool) {
-	return p.mark&bits == mark, bits&^p.known == 0
-}
-
-// lookup makes a condition of a set, or a verdict of a map.
-func (rr *ruleReader) lookup(own []byte) error {
-	var e expr.Lookup
-	err := expr.Unmarshal(rr.family, own, &e)
-	switch {
-	case e.IsDestRegSet && e.DestRegister == unix.NFT_REG_VERDICT:
-		rr.verdict = varies
-	case rr.packet.firewalld && rr.loaded == onState:
-		rr.condition(onState, false)
-	}
-	rr.conditional = true
-	return err
-}
-
-// immediate gives the verdict; with data it loads a register.
-func (rr *ruleReader) immediate(own []byte) error {
-	return nftnl.Decode(own, func(ad *netlink.AttributeDecoder) error {
-		if ad.Type() != unix.NFTA_IMMEDIATE_DATA {
+	return nftnl.Nested(ad, func(ad *netlink.AttributeDecoder) error {
+		if ad.Type() != unix.NFTA_DATA_VERDICT {
+			rr.loaded = loaded{}
 			return nil
 		}
 		return nftnl.Nested(ad, func(ad *netlink.AttributeDecoder) error {
-			if ad.Type() != unix.NFTA_DATA_VERDICT {
-				rr.loaded = onOther
-				return nil
+			switch ad.Type() {
+			case unix.NFTA_VERDICT_CHAIN:
+				rr.target = ad.String()
+			case unix.NFTA_VERDICT_CODE:
+				rr.standard(expr.VerdictKind(ad.Int32()))
 			}
-			return nftnl.Nested(ad, rr.readVerdict)
+			return nil
 		})
 	})
 }
 
-func (rr *ruleReader) readVerdict(ad *netlink.AttributeDecoder) error {
-	switch ad.Type() {
-	case unix.NFTA_VERDICT_CHAIN:
-		rr.target = ad.String()
-	case unix.NFTA_VERDICT_CODE:
-		rr.verdict = verdictOf(expr.VerdictKind(ad.Int32()))
-	}
-	return nil
-}
-
-// verdictOf translates NF_* of linux/netfilter.h and NFT_*. Its lower
-// eight bits say which; above them NF_QUEUE has a queue's number, and NF_DROP an errno.
-func verdictOf(code expr.VerdictKind) verdict {
+// standard translates NF_* of linux/netfilter.h and NFT_*. Above the lower eight bits NF_DROP has an errno. A program
+// that has a queue may do anything.
+func (rr *ruleReader) standard(code expr.VerdictKind) {
 	switch code {
 	case expr.VerdictJump:
-		return jumps
+		rr.verdict = jumps
 	case expr.VerdictGoto:
-		return goesTo
+		rr.verdict = goesTo
 	case expr.VerdictReturn:
-		return returns
+		rr.verdict = returns
+	case expr.VerdictAccept:
+		rr.verdict = accepts
 	case expr.VerdictContinue, expr.VerdictBreak:
-		return goesOn
+	default:
+		const mask = 0xff
+		rr.verdict, rr.opaque = drops, code&mask != expr.VerdictDrop
 	}
-	const mask = 0xff
-	switch code & mask {
-	case expr.VerdictDrop, expr.VerdictStolen:
-		return drops
-	case expr.VerdictQueue:
-		return queues
-	}
-	return accepts
 }
 
-// match is one of iptables' own (nft_compat). Its comments are as good as nft's.
-func (rr *ruleReader) match(own []byte) error {
-	var e expr.Match
-	if expr.Unmarshal(rr.family, own, &e) != nil {
-		rr.conditional = true
-		return nil
-	}
-	switch info := e.Info.(type) {
-	case *xt.Comment:
-		rr.comment = string(*info)
-	case *xt.Unknown:
-		rr.xtMatch(e.Name, *info)
+// The attributes of matches and of targets of x_tables (NFTA_MATCH_NAME).
+const xtName, xtInfo = 1, 3
+
+// xtMatch reads a match: of marks, struct xt_mark_mtinfo1 (include/uapi/linux/netfilter/xt_mark.h). A comment is as
+// good as nft's.
+func (rr *ruleReader) xtMatch(name string, info []byte) {
+	const markLen = 9 // the mark, the mask, invert
+	switch {
+	case name == "comment":
+		rr.comment, _, _ = strings.Cut(string(info), "\x00")
+	case name == "mark" && len(info) >= markLen:
+		mark := rr.packet.meta(expr.MetaKeyMARK)
+		mark.and(info[4:8])
+		is, known := mark.equals(info[:4])
+		rr.condition(is == (info[8] == 0), known)
 	default:
 		rr.conditional = true
 	}
-	return nil
 }
 
-// xtMatch reads a match of x_tables: of revision 1, struct xt_mark_mtinfo1 (include/uapi/linux/netfilter/xt_mark.h).
-func (rr *ruleReader) xtMatch(name string, info []byte) {
-	const markLen = 9 // the mark, the mask, invert
-	if name == "comment" {
-		return
-	}
-	if name == "mark" && len(info) >= markLen {
-		is, known := rr.packet.marked(binary.NativeEndian.Uint32(info), binary.NativeEndian.Uint32(info[4:]))
-		if known {
-			rr.condition(onMark, is == (info[8] == 0))
-			return
-		}
-	}
-	rr.conditional = true
-}
-
-// xtTarget reads a target of x_tables, other than those that are mere verdicts.
+// xtTarget reads a target, other than those that are mere verdicts.
 func (rr *ruleReader) xtTarget(name string) {
 	switch name {
 	case "REJECT":
 		rr.verdict = drops
-	case "NFQUEUE":
-		rr.verdict = queues
 	case "LOG", "NFLOG", "ULOG", "TRACE", "AUDIT", "LED":
 		rr.logs = true
 	default:

@@ -6,6 +6,7 @@ import (
 	"log"
 
 	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/nft"
 	"github.com/tombolo-cni/tombolo/nft/foreign"
 )
 
@@ -16,19 +17,19 @@ func Example() {
 		log.Fatal(err)
 	}
 	defer host.Close()
-	config := &foreign.Config{NetNS: host}
-	c, err := foreign.Dial(config)
+	firewall, err := nft.Dial(&nft.Config{NetNS: host})
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer c.Close()
+	defer firewall.Close()
+	c := foreign.On(firewall.Socket(), nil)
 	ctx := context.Background()
 
 	changed, err := c.Ensure(ctx)
 	if err != nil {
 		log.Fatal(err)
 	}
-	obstacles, err := foreign.Obstacles(ctx, config, foreign.Path{Bridge: "cbr0"})
+	obstacles, err := c.Obstacles(ctx, foreign.Path{Bridge: "cbr0"})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -3,15 +3,12 @@ package foreign
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strings"
 	"testing"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
-	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
@@ -34,16 +31,11 @@ func TestAdmissionErrorsNameWhatFailed(t *testing.T) {
 	}{
 		{unix.NFT_MSG_GETGEN, 1, ensure, "get generation of nf_tables: "},
 		{unix.NFT_MSG_GETCHAIN, 2, ensure, "get chain FORWARD of table ip6 filter: "},
-		{unix.NFT_MSG_GETRULE, 1, ensure, "list rules of chain FORWARD of table ip filter: "},
 		{unix.NFT_MSG_GETRULE, 2, ensure, "list rules of chain FORWARD of table ip6 filter: "},
-		{unix.NFT_MSG_NEWRULE, 1, ensure, "insert rule " + comment + " into chain FORWARD of table ip filter: "},
 		{unix.NFT_MSG_NEWRULE, 2, ensure, "insert rule " + comment + " into chain FORWARD of table ip6 filter: "},
 		{unix.NFT_MSG_GETRULE, 2, checkAdmission, "list rules of chain FORWARD of table ip6 filter: "},
 		{unix.NFT_MSG_GETRULE, 2, withdraw, "list rules of chain FORWARD of table ip6 filter: "},
-		{unix.NFT_MSG_GETGEN, 1, ready, "get generation of nf_tables: "},
-		{unix.NFT_MSG_GETRULE, 1, ready, "list rules of chain FORWARD of table ip filter: "},
 		{unix.NFT_MSG_GETRULE, 2, ready, "list rules of chain FORWARD of table ip6 filter: "},
-		{unix.NFT_MSG_GETCHAIN, 1, ready, "get chain FORWARD of table ip filter: "},
 		{unix.NFT_MSG_GETCHAIN, 2, ready, "get chain FORWARD of table ip6 filter: "},
 	} {
 		t.Run(tc.want, func(t *testing.T) {
@@ -100,18 +92,11 @@ func TestAdmissionIsTriedAgainWhenOvertaken(t *testing.T) {
 			iptables(t, ns, "iptables", "-F")
 			// Somebody restores a file that our rule was saved in.
 			restored := 0
-			restore := &nltest.Fault{Type: messageType(tc.msg), Match: func(netlink.Message) bool {
+			c := watched(t, ns, tc.msg, func() {
 				if restored++; restored == 1 {
 					nstest.Run(t, ns, "sh", "-ec", "iptables-nft -I FORWARD "+ourRule)
 				}
-				return false // it goes on
-			}}
-			tr, err := nl.Open(unix.NETLINK_NETFILTER, &nl.Config{NetNS: ns})
-			if err != nil {
-				t.Fatal(err)
-			}
-			c := owned(On(nl.New(nltest.NewFaulty(tr, restore)), nil))
-			t.Cleanup(func() { c.Close() })
+			})
 			if err := tc.do(c); err != nil {
 				t.Fatal(err)
 			}
@@ -144,43 +129,4 @@ func TestAdmissionWithAContextThatIsDone(t *testing.T) {
 		}
 	}
 	wantRules(t, ns, "FORWARD")
-}
-
-func BenchmarkReady(b *testing.B) {
-	for name, lines := range map[string][]string{
-		"no chain": {}, "FORWARD": {"iptables -P FORWARD DROP"}, "DOCKER-USER": docker(),
-		"behind 200 rules": {"iptables -P FORWARD DROP", "for i in $(seq 200); do echo -A FORWARD -i eth$i -j ACCEPT; done | (echo '*filter'; cat; echo COMMIT) | iptables-restore"},
-	} {
-		b.Run("in="+name, func(b *testing.B) {
-			c, ns := dialNew(b)
-			nstest.Script(b, ns, lines...)
-			if _, err := c.Ensure(context.Background()); err != nil {
-				b.Fatal(err)
-			}
-			for _, cached := range []bool{false, true} {
-				b.Run(fmt.Sprintf("cached=%t", cached), func(b *testing.B) {
-					if cached {
-						c.seen.Use(0, nil)
-					}
-					b.ReportAllocs()
-					for b.Loop() {
-						if ok, err := c.Ready(context.Background()); err != nil || !ok {
-							b.Fatal(ok, err)
-						}
-					}
-				})
-			}
-		})
-	}
-}
-
-func BenchmarkEnsure(b *testing.B) {
-	c, ns := dialNew(b)
-	nstest.Script(b, ns, docker()...)
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := c.Ensure(context.Background()); err != nil {
-			b.Fatal(err)
-		}
-	}
 }

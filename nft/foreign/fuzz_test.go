@@ -15,18 +15,15 @@ import (
 )
 
 // wantSane checks what holds for whatever was read.
-func wantSane(t *testing.T, chains map[string][]rule, start string) {
+func wantSane(t *testing.T, r rule) {
 	t.Helper()
 	for _, policy := range []ending{stops, passes} {
-		b := base{rules: chains[start], policy: policy, chain: func(name string) []rule { return chains[name] }}
+		b := base{rules: []rule{r}, policy: policy, chain: func(string) []rule { return []rule{r} }}
 		p := b.decide()
 		if p.keep >= len(b.rules) || p.at > len(b.rules) || p.at < 0 || !p.needed && p.keep >= 0 {
 			t.Errorf("decided on %+v", p)
 		}
-		f := familyPlan{base: b, place: p, at: forwardOf(unix.NFPROTO_IPV4), hooked: true}
-		if o := f.obstacle(nftnl.DefaultMark); o != nil && o.Remedy == "" {
-			t.Errorf("obstacle %+v", o)
-		}
+		b.stopsPods()
 	}
 }
 
@@ -43,7 +40,7 @@ func FuzzForeignRule(f *testing.F) {
 	f.Add(uint8(unix.NFPROTO_IPV4), nltest.Attributes(nftnl.String(unix.NFTA_RULE_CHAIN, iptablesForward),
 		nftnl.Bytes(netlink.Nested|unix.NFTA_RULE_EXPRESSIONS, expressions), nftnl.Bytes(unix.NFTA_RULE_USERDATA, nftnl.Comment(admissionComment))))
 	f.Fuzz(func(t *testing.T, family uint8, b []byte) {
-		r, err := decodeRule(family, b, &packet{mark: nftnl.DefaultMark, known: nftnl.DefaultMark, link: "cbr0"})
+		r, err := decodeRule(family, b, &packet{mark: nftnl.DefaultMark, marked: true, link: "cbr0"})
 		if err != nil {
 			return
 		}
@@ -51,17 +48,17 @@ func FuzzForeignRule(f *testing.F) {
 		if r.isAdmission() && (!r.ours || r.conditional || r.unmet) {
 			t.Errorf("taken for ours: %+v", r)
 		}
-		wantSane(t, map[string][]rule{r.chain: {r}}, r.chain)
+		wantSane(t, r)
 	})
 }
 
 func FuzzLegacyTable(f *testing.F) {
-	f.Fuzz(func(t *testing.T, is6 bool, info, entries []byte) {
-		family := byte(unix.NFPROTO_IPV4)
+	f.Fuzz(func(t *testing.T, is6 bool, forward, policy uint32, entries []byte) {
+		family := legacyFamilies()[0]
 		if is6 {
-			family = unix.NFPROTO_IPV6
+			family = legacyFamilies()[1]
 		}
-		b, err := legacyForward(family, info, entries, &packet{mark: nftnl.DefaultMark, known: nftnl.DefaultMark})
+		b, err := family.forwardChain(&legacyTable{entries, int(forward), int(policy)}, &packet{mark: nftnl.DefaultMark, marked: true})
 		if err == nil {
 			b.stopsPods()
 		}
@@ -77,23 +74,18 @@ func TestWhatIsForeignIsRead(t *testing.T) {
 		}
 	}
 	c, ns := dialNew(t)
-	nftables(t, ns, firewalldFixture(t))
 	nftables(t, ns, `table inet x { chain f {
 		iifname { "eth0", "cbr*" } ip saddr 10.0.0.0/9 accept; iif "lo" drop; meta mark & 0x1000 != 0 accept
-		ct state vmap { established : accept, invalid : drop }; ip6 saddr fe80::/10 accept; limit rate 1/second return
+		ct state established,related accept; ip6 saddr fe80::/10 accept; limit rate 1/second return
 	}; }`)
-	nstest.Script(t, ns, docker()...)
 	nstest.Script(t, ns, "iptables -A FORWARD ! -i eth0 -p tcp -m conntrack --ctstate NEW -j REJECT", "iptables -A FORWARD "+ourRule)
-	mustPlace(t, c, false)
-	n := 0
 	for _, family := range []uint8{unix.NFPROTO_INET, unix.NFPROTO_IPV4} {
+		n := 0
 		err := nftnl.List(c.nl, "list", family, unix.NFT_MSG_GETRULE, func(data []byte) error {
 			n++
 			r, err := decodeRule(family, data, &packet{})
-			if r.conditional && r.chain != "filter_INPUT" {
-				save("FuzzForeignRule", fmt.Sprintf("%02d", n), family, data)
-			}
-			if r.chain == "" || r.handle == 0 || r.verdict == goesOn || r.opaque {
+			save("FuzzForeignRule", fmt.Sprintf("%d-%02d", family, n), family, data)
+			if r.handle == 0 || r.verdict == goesOn || r.opaque {
 				t.Errorf("rule %+v", r)
 			}
 			return err
@@ -102,32 +94,25 @@ func TestWhatIsForeignIsRead(t *testing.T) {
 			t.Fatalf("%d messages, %v", n, err)
 		}
 	}
-	legacy(t, ns, "iptables -P FORWARD DROP", "iptables -N a", "iptables -A a -m mark --mark 1/1 -j ACCEPT", "iptables -A a -j REJECT",
+	legacy(t, ns, "iptables -P FORWARD DROP", "iptables -N a", "iptables -A a -j REJECT",
 		"iptables -A FORWARD -i cb+ ! -o eth0 -p tcp -g a", "iptables -A FORWARD -m comment --comment x -j a")
 	for _, f := range legacyFamilies() {
-		info, entries, found, err := readLegacyFilter(ns, f)
-		if err != nil || !found {
-			t.Fatal(found, err)
+		var table *legacyTable
+		err := ns.Do(func() (err error) { table, err = f.read(); return err })
+		if err != nil || table == nil {
+			t.Fatal(table, err)
 		}
-		save("FuzzLegacyTable", f.program, f.proto == unix.NFPROTO_IPV6, info, entries)
-		pods := &packet{mark: nftnl.DefaultMark, known: nftnl.DefaultMark}
-		b, err := legacyForward(f.proto, info, entries, pods)
+		save("FuzzLegacyTable", f.program, f.proto == unix.NFPROTO_IPV6, uint32(table.forward), uint32(table.policy), table.entries)
+		b, err := f.forwardChain(table, &packet{mark: nftnl.DefaultMark, marked: true})
 		if err != nil || len(b.rules) != 2 {
 			t.Fatalf("%s: %+v, %v", f.program, b, err)
 		}
 		if at, stopped, unsure := b.stopsPods(); at != 2 || !stopped || !unsure {
 			t.Errorf("%s: %d, %v, %v", f.program, at, stopped, unsure)
 		}
-		// What is cut within an entry is an error.
-		head, err := decodeLegacyInfo(info)
-		if err != nil {
-			t.Fatal(err)
-		}
-		policy := int(head.underflow[unix.NF_INET_FORWARD])
-		for n := 1; n < layoutOf(f.proto).length; n++ {
-			if _, err := legacyForward(f.proto, info, entries[:policy+n], pods); err == nil {
-				t.Errorf("%s: no error with %d bytes of the policy", f.program, n)
-			}
+		table.entries = table.entries[:table.policy+1]
+		if _, err := f.forwardChain(table, &packet{}); err == nil {
+			t.Errorf("%s: no error with a policy of one byte", f.program)
 		}
 	}
 }

@@ -4,9 +4,11 @@ import (
 	"context"
 	"testing"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
+	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -24,12 +26,12 @@ func dial(tb testing.TB, ns *netns.NS) *Conn {
 
 func dialMark(tb testing.TB, ns *netns.NS, mark uint32) *Conn {
 	tb.Helper()
-	c, err := Dial(&Config{NetNS: ns, Mark: mark})
+	conn, err := nl.Dial(unix.NETLINK_NETFILTER, &nl.Config{NetNS: ns})
 	if err != nil {
 		tb.Fatal(err)
 	}
-	tb.Cleanup(func() { c.Close() })
-	return c
+	tb.Cleanup(func() { conn.Close() })
+	return On(conn, &Config{Mark: mark})
 }
 
 // dialNew gives a Conn to a namespace of its own.
@@ -43,6 +45,18 @@ func dialNew(tb testing.TB) (*Conn, *netns.NS) {
 func dialFaulty(tb testing.TB, ns *netns.NS, faults ...*nltest.Fault) *Conn {
 	tb.Helper()
 	return On(nltest.Dial(tb, unix.NETLINK_NETFILTER, ns, faults...), nil)
+}
+
+// watched is a Conn to a real kernel that lets the test look at requests.
+func watched(tb testing.TB, ns *netns.NS, msg uint16, look func()) *Conn {
+	tb.Helper()
+	tr, err := nl.Open(unix.NETLINK_NETFILTER, &nl.Config{NetNS: ns})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	conn := nl.New(nltest.NewFaulty(tr, &nltest.Fault{Type: messageType(msg), Match: func(netlink.Message) bool { look(); return false }}))
+	tb.Cleanup(func() { conn.Close() })
+	return On(conn, nil)
 }
 
 // site is nstest's, with our firewall on its host.
@@ -117,10 +131,4 @@ func many(t *testing.T, n int) []*Conn {
 		conns[i] = dial(t, ns)
 	}
 	return conns
-}
-
-// owned has Close close the connection.
-func owned(c *Conn) *Conn {
-	c.shared = false
-	return c
 }

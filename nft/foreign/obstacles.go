@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
-	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
 // Obstacle is a firewall that drops what pods send, or may drop it, and that Ensure does nothing
@@ -67,39 +66,24 @@ type Path struct {
 	Prefixes []netip.Prefix
 }
 
-// Obstacles looks at all base chains that see what is forwarded, through whichever table. It reads, and changes
-// nothing. The table filter of iptables over nf_tables is looked at as it is once Ensure has put its rule there.
+// Obstacles looks at all base chains that see what is forwarded, through whichever table, and at Legacy. It reads, and
+// changes nothing. The table filter of iptables over nf_tables is looked at as it is once Ensure has put its rule there.
 //
 // An obstacle is a policy of drop, or a rule without a condition that drops or rejects. Where a rule before it could
 // accept what pods send, it is one only maybe: of conditions no more is understood than our mark, the bridge's
 // name, and that what pods send begins a connection. A rule with other conditions that drops is none; what a
-// packet meets, tombolo doctor finds out.
+// packet meets, tombolo doctor finds out. A table that is dormant counts as one that is not.
 //
 // A chain of nf_tables that is called before our forward chain can do nothing with the mark; its remedy goes by
 // the bridge's name.
 //
-// It needs CAP_NET_ADMIN. It lists whole tables: it is not for every pod.
-func Obstacles(ctx context.Context, cfg *Config, path Path) ([]Obstacle, error) {
-	if cfg == nil {
-		cfg = &Config{}
-	}
-	if ctx == nil {
-		return nil, nl.NoContext()
-	}
-	c, err := Dial(cfg)
-	if err != nil {
+// It needs CAP_NET_ADMIN. It lists chains and rules: it is not for every pod.
+func (c *Conn) Obstacles(ctx context.Context, path Path) ([]Obstacle, error) {
+	if err := c.usable(ctx); err != nil {
 		return nil, err
 	}
-	defer c.Close()
-	c.link = path.Bridge
-	legacy, err := c.legacyObstacles(ctx, cfg.NetNS, path)
+	legacy, err := Legacy(c.mark, path)
 	if err != nil {
-		return nil, err
-	}
-	if _, err := nftnl.Generation(c.nl); err != nil {
-		if nftnl.IsMissing(err) {
-			return legacy, nil
-		}
 		return nil, err
 	}
 	var others []Obstacle
@@ -127,7 +111,7 @@ func (p *Path) has(family uint8) bool {
 // iptablesObstacles looks at the tables filter of iptables over nf_tables, as they are once
 // Ensure has put its rule there.
 func (c *Conn) iptablesObstacles(ctx context.Context, path Path) ([]Obstacle, error) {
-	p, err := c.plan(ctx)
+	p, err := c.plan(ctx, path.Bridge)
 	if err != nil {
 		return nil, err
 	}
@@ -136,12 +120,11 @@ func (c *Conn) iptablesObstacles(ctx context.Context, path Path) ([]Obstacle, er
 		if !f.hooked || !path.has(f.at.family) {
 			continue
 		}
-		asleep, err := c.isAsleep(f.at)
-		if err != nil {
-			return nil, err
-		}
-		if o := f.obstacle(c.mark); o != nil && !asleep {
+		if o := f.obstacle(c.mark); o != nil {
 			list = append(list, *o)
+		}
+		if f.base.err != nil {
+			return nil, f.base.err
 		}
 	}
 	return list, nil
@@ -150,21 +133,16 @@ func (c *Conn) iptablesObstacles(ctx context.Context, path Path) ([]Obstacle, er
 // obstacle is what stops pods' packets although our rule is where it should be.
 func (f *familyPlan) obstacle(mark uint32) *Obstacle {
 	at, stopped, unsure := f.stopsPods()
-	if !stopped || f.needed && (f.keep >= 0 && f.keep < at || f.keep < 0 && f.place.at <= at) {
+	if !stopped || at == len(f.rules) || f.needed && (f.keep >= 0 && f.keep < at || f.keep < 0 && f.place.at <= at) {
 		return nil
 	}
-	program := iptablesProgram(f.at.family)
-	accept := fmt.Sprintf("-m mark --mark 0x%x/0x%x -j ACCEPT", mark, mark)
-	o := &Obstacle{Kind: IPTables, Chain: f.at.String(), Maybe: unsure, Effect: f.effect(at)}
-	if at == len(f.rules) || f.rules[at].verdict == returns { // they return before our rule
-		o.Remedy = fmt.Sprintf("%s -I %s %s", program, iptablesForward, accept)
-		return o
-	}
-	o.Effect = fmt.Sprintf("drops or rejects, by its rule number %d, which is left to its owner,", at+1)
-	o.Remedy = fmt.Sprintf("%s -D %s %d", program, iptablesForward, at+1)
+	program, number := iptablesProgram(f.at.family), at+1
+	o := &Obstacle{Kind: IPTables, Chain: f.at.String(), Maybe: unsure,
+		Effect: fmt.Sprintf("drops or rejects, by its rule number %d, which is left to its owner,", number),
+		Remedy: fmt.Sprintf("%s -D %s %d", program, iptablesForward, number)}
 	if called := f.rules[at].target; called != "" { // which other rules may call
-		o.Effect = fmt.Sprintf("drops or rejects, by its rule number %d, which calls %s and is left to its owner,", at+1, called)
-		o.Remedy = fmt.Sprintf("%s -I %s %d %s", program, iptablesForward, at+1, accept)
+		o.Effect = fmt.Sprintf("drops or rejects, by its rule number %d, which calls %s and is left to its owner,", number, called)
+		o.Remedy = fmt.Sprintf("%s -I %s %d -m mark --mark 0x%x/0x%x -j ACCEPT", program, iptablesForward, number, mark, mark)
 	}
 	return o
 }
@@ -195,33 +173,36 @@ func (c *Conn) chainObstacles(ctx context.Context, path Path) ([]Obstacle, error
 	}
 	var list []Obstacle
 	for _, ch := range chains {
-		if asleep, err := c.isAsleep(ch.chain); err != nil {
-			return nil, err
-		} else if asleep || !path.has(ch.family) {
+		if !path.has(ch.family) {
 			continue
 		}
-		pods := &packet{mark: c.mark, known: c.mark, link: path.Bridge, firewalld: ch.table == firewalldTable}
-		if ch.beforeOurs() {
-			pods.mark = 0
-		}
-		rules, err := c.rulesIn(ctx, chain{family: ch.family, table: ch.table}, pods)
+		pods := &packet{mark: c.mark, marked: !ch.beforeOurs(), link: path.Bridge, firewalld: strings.HasPrefix(ch.table, firewalldTable)}
+		b, err := c.read(ctx, ch.chain, ch.policy, pods)
 		if err != nil {
 			return nil, err
 		}
-		b := base{rules: rules[ch.name], policy: ch.policy, chain: func(name string) []rule { return rules[name] }}
-		if at, stopped, unsure := b.stopsPods(); stopped {
-			list = append(list, ch.obstacle(&b, at, unsure, c.mark, path.Bridge))
+		if ch.table != firewalldTable || !b.isTrusted() {
+			list = b.obstacle(list, ch.String(), func(at int) (ObstacleKind, string) { return ch.remedy(b, at, c.mark, path.Bridge) })
+		}
+		if b.err != nil {
+			return nil, b.err
 		}
 	}
 	return list, nil
 }
 
-// effect says what the rule with an index does, or the policy.
-func (b *base) effect(at int) string {
-	if at == len(b.rules) || b.rules[at].verdict == returns {
-		return "drops, by its policy,"
+// obstacle appends what stops pods, if anything does, with its kind and the command that helps.
+func (b *base) obstacle(list []Obstacle, chain string, remedy func(at int) (ObstacleKind, string)) []Obstacle {
+	at, stopped, unsure := b.stopsPods()
+	if !stopped {
+		return list
 	}
-	return "drops or rejects, by a rule for all that it does not know,"
+	o := Obstacle{Chain: chain, Effect: "drops or rejects, by a rule for all that it does not know,", Maybe: unsure}
+	if at == len(b.rules) || b.rules[at].verdict == returns {
+		o.Effect = "drops, by its policy,"
+	}
+	o.Kind, o.Remedy = remedy(at)
+	return append(list, o)
 }
 
 func (c *Conn) hookedChains(ctx context.Context) ([]hookedChain, error) {
@@ -247,63 +228,41 @@ func (c *Conn) hookedChains(ctx context.Context) ([]hookedChain, error) {
 	return list, nil
 }
 
-// isAsleep says that the table of a chain is dormant, or gone: nothing calls the chain.
-func (c *Conn) isAsleep(ch chain) (bool, error) {
-	asleep := true
-	var b nl.Batch
-	nftnl.Get(&b, nl.Name("table "+nftnl.FamilyName(ch.family)+" "+ch.table), ch.family, unix.NFT_MSG_GETTABLE, func(data []byte) error {
-		t, err := nftnl.DecodeTable(data)
-		asleep = t.IsDormant()
-		return err
-	}, nftnl.String(unix.NFTA_TABLE_NAME, ch.table))
-	return asleep, nftnl.Look(c.nl, &b)
-}
-
-// obstacle names the chain, and an accept that helps: right before the rule that stops pods,
-// or at the chain's end, so that it overrides nothing else.
-func (ch *hookedChain) obstacle(b *base, at int, unsure bool, mark uint32, link string) Obstacle {
-	o := Obstacle{Kind: OtherChain, Chain: ch.chain.String(), Effect: b.effect(at), Maybe: unsure}
+// remedy is an accept that helps: right before the rule that stops pods, or at the chain's end, so that it overrides
+// nothing else.
+func (ch *hookedChain) remedy(b *base, at int, mark uint32, link string) (ObstacleKind, string) {
 	var before uint64
 	if at < len(b.rules) {
 		before = b.rules[at].handle
 	}
 	switch {
 	case ch.table == firewalldTable:
-		o.Kind, o.Remedy, o.Maybe = Firewalld, JoinTrusted(link), unsure || b.isTrusted()
+		return Firewalld, JoinTrusted(link)
 	case ch.table == firewalldReload:
-		o.Kind, o.Maybe, o.Effect, o.Remedy = Firewalld, false, "drops, while firewalld loads its rules,", reloadFirewalld
-	case ch.beforeOurs() && ch.family != unix.NFPROTO_INET && ch.name == iptablesForward:
-		// iptables' own, which could not print what nft would put there.
-		insert := fmt.Sprintf("%s -t %s -I %s %d", iptablesProgram(ch.family), shellWord(ch.table), iptablesForward, at+1)
-		o.Remedy = fmt.Sprintf("%s -i %s -j ACCEPT && %s -o %s -m conntrack --ctstate ESTABLISHED,RELATED,DNAT -j ACCEPT", insert, shellWord(link), insert, shellWord(link))
+		return Firewalld, reloadFirewalld
 	case ch.beforeOurs():
-		o.Remedy = AcceptLink(ch.family, ch.table, ch.name, before, link)
-	default:
-		o.Remedy = AcceptMark(ch.family, ch.table, ch.name, before, mark)
+		return OtherChain, AcceptLink(ch.family, ch.table, ch.name, before, link)
 	}
-	return o
+	return OtherChain, AcceptMark(ch.family, ch.table, ch.name, before, mark)
 }
 
 // What firewalld makes.
 const (
-	firewalldTable   = "firewalld"
-	firewalldPolicy  = "filter_FWD_policy_" // begins the names of policies' chains
-	firewalldTrusted = "filter_FWD_trusted"
-	firewalldReload  = "firewalld_policy_drop" // drops while it loads its rules
+	firewalldTable  = "firewalld"
+	firewalldReload = "firewalld_policy_drop" // drops while it loads its rules
 
 	// It waits for a reload that goes on, and ends what one that was broken off has left.
 	reloadFirewalld = "firewall-cmd --reload"
 )
 
-// isTrusted says that the link is in firewalld's zone trusted already.
+// isTrusted says that the link is in firewalld's zone trusted. What its policies and other zones drop, a probe tells.
 func (b *base) isTrusted() bool {
-	const zones = "filter_FORWARD_ZONES"
-	return slices.ContainsFunc(b.chain(zones), func(r rule) bool { return r.isForAll() && r.target == firewalldTrusted })
+	return slices.ContainsFunc(b.chain("filter_FORWARD_ZONES"), func(r rule) bool { return r.isForAll() && r.target == "filter_FWD_trusted" })
 }
 
 // JoinTrusted is the command by which a link joins firewalld's zone trusted, from whichever zone it is in.
 func JoinTrusted(link string) string {
-	return "firewall-cmd --permanent --zone=trusted --change-interface=" + shellWord(link) + " && " + reloadFirewalld
+	return "firewall-cmd --permanent --zone=trusted --change-interface=" + link + " && " + reloadFirewalld
 }
 
 // AcceptMark is the command that has a chain of nf_tables accept what pods send: before the rule with a handle, or, if
@@ -314,28 +273,16 @@ func AcceptMark(family uint8, table, chain string, before uint64, mark uint32) s
 
 // AcceptLink is the same for a chain that is called before ours, where nothing has the mark.
 func AcceptLink(family uint8, table, chain string, before uint64, link string) string {
-	insert, link := insertInto(family, table, chain, before), shellWord(link)
+	insert := insertInto(family, table, chain, before)
 	// A published port's first packet is no reply.
 	return fmt.Sprintf("%s iifname %s accept && %s oifname %s ct state established,related accept && %s oifname %s ct status dnat accept",
 		insert, link, insert, link, insert, link)
 }
 
 func insertInto(family uint8, table, chain string, before uint64) string {
-	at := fmt.Sprintf("%s %s %s", nftnl.FamilyName(family), shellWord(table), shellWord(chain))
+	at := fmt.Sprintf("%s %s %s", nftnl.FamilyName(family), table, chain)
 	if before == 0 {
 		return "nft add rule " + at
 	}
 	return fmt.Sprintf("nft insert rule %s handle %d", at, before)
-}
-
-// shellWord quotes a name that a shell would not take as it is: the kernel lets
-// chains be called anything.
-func shellWord(name string) string {
-	plain := func(r rune) bool {
-		return r < 0x80 && (isAlphanumeric(byte(r)) || strings.ContainsRune("_./-", r))
-	}
-	if name != "" && !strings.ContainsFunc(name, func(r rune) bool { return !plain(r) }) {
-		return name
-	}
-	return "'" + strings.ReplaceAll(name, "'", `'\''`) + "'"
 }

@@ -269,7 +269,7 @@ func buildNetwork(ctx context.Context, s *session.Session, w *Want) (*Built, err
 	if err != nil {
 		return nil, err
 	}
-	coming, err := refuseObstacles(ctx, s.Dir, rec, len(rec.Gateways) > 0)
+	coming, err := refuseObstacles(ctx, s, rec, len(rec.Gateways) > 0)
 	if err != nil {
 		return nil, err
 	}

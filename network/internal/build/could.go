@@ -24,7 +24,7 @@ func CouldBe(ctx context.Context, s *session.Session, w *Want) error {
 	if is, err := s.Dir.LoadNetwork(rec.Name); err == nil && is.Bridge == rec.Bridge {
 		rec.Subnets = is.Subnets
 	}
-	if _, err := refuseObstacles(ctx, s.Dir, &rec, w.Gateway); err != nil {
+	if _, err := refuseObstacles(ctx, s, &rec, w.Gateway); err != nil {
 		return err
 	}
 	if err := s.Dir.CheckWritable(); err != nil {

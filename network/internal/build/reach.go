@@ -56,6 +56,6 @@ func again(ctx context.Context, s *session.Session, rec *state.Network, w *Want)
 	if _, err := s.Firewall.Ensure(ctx, rules); err != nil {
 		return err
 	}
-	_, err = obstacles(ctx, rec)
+	_, err = obstacles(ctx, s, rec)
 	return err
 }

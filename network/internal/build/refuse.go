@@ -19,8 +19,8 @@ import (
 
 // obstacles says what stops the pods' packets for certain and is out of our reach. firewalld says
 // that it is the only one.
-func obstacles(ctx context.Context, rec *state.Network) (firewalld bool, _ error) {
-	list, err := session.Obstacles(ctx, rec)
+func obstacles(ctx context.Context, s *session.Session, rec *state.Network) (firewalld bool, _ error) {
+	list, err := s.Obstacles(ctx, rec)
 	if err != nil {
 		return false, err
 	}
@@ -41,9 +41,9 @@ func obstacles(ctx context.Context, rec *state.Network) (firewalld bool, _ error
 // refuseObstacles says what would stop the pods' packets, and is out of our reach and of tombolod's:
 // once the network is on record, that has the bridge of a gateway join a zone of firewalld. coming
 // says that it is to.
-func refuseObstacles(ctx context.Context, dir *state.Dir, rec *state.Network, gateway bool) (coming bool, _ error) {
-	firewalld, err := obstacles(ctx, rec)
-	if firewalld && gateway && rec.Uplink == "" && dir.ZonesAttended(rec.GatewayLink()) {
+func refuseObstacles(ctx context.Context, s *session.Session, rec *state.Network, gateway bool) (coming bool, _ error) {
+	firewalld, err := obstacles(ctx, s, rec)
+	if firewalld && gateway && rec.Uplink == "" && s.Dir.ZonesAttended(rec.GatewayLink()) {
 		return true, nil
 	}
 	return false, err
@@ -62,7 +62,7 @@ func awaitZone(ctx context.Context, s *session.Session, rec *state.Network) erro
 	}
 	for range 400 {
 		var firewalld bool
-		if firewalld, err = obstacles(ctx, rec); !firewalld || ctx.Err() != nil || !s.Dir.ZonesAttended(rec.GatewayLink()) {
+		if firewalld, err = obstacles(ctx, s, rec); !firewalld || ctx.Err() != nil || !s.Dir.ZonesAttended(rec.GatewayLink()) {
 			break
 		}
 		time.Sleep(20 * time.Millisecond)

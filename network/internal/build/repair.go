@@ -91,6 +91,6 @@ func (r *repair) network(ctx context.Context, rec *state.Network) error {
 		return err
 	}
 	r.mended, r.followers = append(r.mended, rules), append(r.followers, attachments...)
-	_, err = obstacles(ctx, rec)
+	_, err = obstacles(ctx, r.s, rec)
 	return err
 }

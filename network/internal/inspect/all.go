@@ -75,7 +75,7 @@ func (e *Everything) network(ctx context.Context, s *session.Session, name strin
 			return err
 		}
 		if len(attachments) > 0 {
-			if err := e.mayDrop(ctx, rec); err != nil {
+			if err := e.mayDrop(ctx, s, rec); err != nil {
 				return err
 			}
 		}
@@ -137,8 +137,8 @@ func (e *Everything) uplinks(ctx context.Context, s *session.Session) error {
 }
 
 // mayDrop notes the chains that only a packet can tell about. They are no difference.
-func (e *Everything) mayDrop(ctx context.Context, rec *state.Network) error {
-	obstacles, err := session.Obstacles(ctx, rec)
+func (e *Everything) mayDrop(ctx context.Context, s *session.Session, rec *state.Network) error {
+	obstacles, err := s.Obstacles(ctx, rec)
 	for _, o := range obstacles {
 		if text := o.String(); o.Maybe && !slices.Contains(e.Notes, text) {
 			e.Notes = append(e.Notes, text)

@@ -63,7 +63,7 @@ func Firewall(ctx context.Context, s *session.Session, records []*state.Network)
 func Obstacles(ctx context.Context, s *session.Session, records []*state.Network) ([]string, error) {
 	var list []string
 	for _, rec := range records {
-		obstacles, err := session.Obstacles(ctx, rec)
+		obstacles, err := s.Obstacles(ctx, rec)
 		if err != nil {
 			return nil, err
 		}

@@ -150,7 +150,7 @@ func Network(ctx context.Context, s *session.Session, rec *state.Network, attach
 			return err
 		},
 		func() error {
-			obstacles, err := session.Obstacles(ctx, rec)
+			obstacles, err := s.Obstacles(ctx, rec)
 			for _, o := range obstacles {
 				if o.Maybe {
 					continue // see Everything.Notes

@@ -8,7 +8,7 @@ import (
 )
 
 // Obstacles lists what stops pods of a network, or may stop them, and is out of reach, or left to its owner.
-func Obstacles(ctx context.Context, rec *state.Network) ([]foreign.Obstacle, error) {
-	path := foreign.Path{Bridge: rec.GatewayLink(), Prefixes: rec.Subnets}
-	return foreign.Obstacles(ctx, &foreign.Config{Mark: uint32(rec.Mark), AdminChain: rec.AdminChain}, path)
+func (s *Session) Obstacles(ctx context.Context, rec *state.Network) ([]foreign.Obstacle, error) {
+	c := foreign.On(s.Firewall.Socket(), &foreign.Config{Mark: uint32(rec.Mark), AdminChain: rec.AdminChain})
+	return c.Obstacles(ctx, foreign.Path{Bridge: rec.GatewayLink(), Prefixes: rec.Subnets})
 }

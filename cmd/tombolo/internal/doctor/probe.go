@@ -154,12 +154,10 @@ func (e *examination) remedy(r *rule, priority int32) string {
 // untraced names what may drop packets where nothing traces them.
 func (e *examination) untraced(ctx context.Context, own netip.Addr, to netip.AddrPort) error {
 	path := foreign.Path{Bridge: e.at.Bridge, Prefixes: []netip.Prefix{netip.PrefixFrom(own, own.BitLen())}}
-	obstacles, err := foreign.Obstacles(ctx, &foreign.Config{Mark: e.opt.Marks[e.at.Network]}, path)
+	obstacles, err := foreign.Legacy(e.opt.Marks[e.at.Network], path)
 	for _, o := range obstacles {
-		if o.Kind == foreign.LegacyIPTables {
-			e.add(StepFirewall, o.Remedy, "%s, which cannot be traced, may drop what the pod sends to %s", o.Chain, to)
-			e.found[len(e.found)-1].Note = true
-		}
+		e.add(StepFirewall, o.Remedy, "%s, which cannot be traced, may drop what the pod sends to %s", o.Chain, to)
+		e.found[len(e.found)-1].Note = true
 	}
 	return err
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -39,7 +40,7 @@ func Dial(cfg *Config) (*Conn, error) {
 	}
 	c := &Conn{routes: cfg.Routes, ownRoutes: cfg.Routes == nil}
 	var err error
-	if c.flows, err = conntrack.Dial(&conntrack.Config{NetNS: cfg.NetNS}); err != nil {
+	if c.flows, err = conntrack.Dial(cfg.NetNS); err != nil {
 		return nil, err
 	}
 	if c.ownRoutes {
@@ -82,28 +83,39 @@ func (c *Conn) FlushStale(ctx context.Context, pod []netip.Addr, ports ...nft.Po
 		r, err := c.routes.Get(a)
 		return err == nil && r.Type == route.Local
 	}
-	return c.flush(ctx, pod, ports, func(p conntrack.Publication) conntrack.Filter { return p.Stale(local) })
+	return c.flush(ctx, pod, ports, func(p publication, f *conntrack.Flow) bool {
+		return f.Reply.Src != p.pod && p.isTo(f) && (!p.isOfAll() || local(f.Orig.Dst.Addr()))
+	})
 }
 
 // Flush is for ports that are published no more: it deletes the flows of UDP through these ports
 // of the host to the pod's addresses. The kernel goes through all of its flows for that, which
 // takes some 10 ms where it has many.
 func (c *Conn) Flush(ctx context.Context, pod []netip.Addr, ports ...nft.Port) error {
-	return c.flush(ctx, pod, ports, conntrack.Publication.Flows)
+	return c.flush(ctx, pod, ports, func(p publication, f *conntrack.Flow) bool { return f.Reply.Src == p.pod && p.isTo(f) })
 }
 
-func (c *Conn) flush(ctx context.Context, pod []netip.Addr, ports []nft.Port, which func(conntrack.Publication) conntrack.Filter) error {
+// flush asks the kernel once for each family: for one port, or for all flows of UDP.
+func (c *Conn) flush(ctx context.Context, pod []netip.Addr, ports []nft.Port, match func(publication, *conntrack.Flow) bool) error {
 	if err := c.usable(ctx); err != nil {
 		return err
 	}
-	var filters []conntrack.Filter
+	of := map[uint8][]publication{}
 	for _, p := range publications(pod, ports) {
-		filters = append(filters, which(p))
+		family := conntrack.FamilyOf(p.pod.Addr())
+		of[family] = append(of[family], p)
 	}
-	if len(filters) == 0 {
-		return nil
+	var questions []conntrack.Question
+	for family, list := range of {
+		q := conntrack.Question{Family: family, Proto: unix.IPPROTO_UDP, Where: func(f *conntrack.Flow) bool {
+			return slices.ContainsFunc(list, func(p publication) bool { return match(p, f) })
+		}}
+		if len(list) == 1 {
+			q.Port = list[0].host.Port()
+		}
+		questions = append(questions, q)
 	}
-	_, err := c.flows.Flush(ctx, filters...)
+	_, err := c.flows.Flush(ctx, questions...)
 	return err
 }
 
@@ -118,9 +130,20 @@ func HasFlows(ports ...nft.Port) bool {
 	return false
 }
 
-// publications are the ports of UDP, once for each family in which they lead to the pod.
-func publications(pod []netip.Addr, ports []nft.Port) []conntrack.Publication {
-	var list []conntrack.Publication
+// publication is a port of UDP of the host that leads to a pod.
+type publication struct{ host, pod netip.AddrPort }
+
+// isOfAll says that it is of all of the host's addresses.
+func (p publication) isOfAll() bool { return !p.host.Addr().IsValid() || p.host.Addr().IsUnspecified() }
+
+// isTo says that a flow began towards the port.
+func (p publication) isTo(f *conntrack.Flow) bool {
+	return f.Orig.Dst == p.host || p.isOfAll() && f.Orig.Dst.Port() == p.host.Port()
+}
+
+// publications are those of the ports, once for each family in which they lead to the pod.
+func publications(pod []netip.Addr, ports []nft.Port) []publication {
+	var list []publication
 	for _, p := range ports {
 		if p.Protocol != unix.IPPROTO_UDP {
 			continue
@@ -131,9 +154,7 @@ func publications(pod []netip.Addr, ports []nft.Port) []conntrack.Publication {
 				continue
 			}
 			done[a.BitLen()] = true
-			list = append(list, conntrack.Publication{
-				Proto: p.Protocol, Host: netip.AddrPortFrom(p.HostAddr, p.HostPort), Pod: netip.AddrPortFrom(a, p.PodPort),
-			})
+			list = append(list, publication{netip.AddrPortFrom(p.HostAddr, p.HostPort), netip.AddrPortFrom(a, p.PodPort)})
 		}
 	}
 	return list

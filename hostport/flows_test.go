@@ -10,11 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
-
 	"github.com/tombolo-cni/tombolo"
-	"github.com/tombolo-cni/tombolo/internal/conntrack"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/nft"
 )
@@ -31,13 +27,13 @@ func TestFlowsToFlushAreThoseOfThePodsUDPPorts(t *testing.T) {
 		{Protocol: 17, HostAddr: nstest.Addr("192.0.2.1"), HostPort: 123, PodPort: 123},
 	}
 	port := netip.MustParseAddrPort
-	want := []conntrack.Publication{
-		{Proto: 17, Host: netip.AddrPortFrom(netip.Addr{}, 53), Pod: port("10.1.0.5:5353")},
-		{Proto: 17, Host: netip.AddrPortFrom(netip.Addr{}, 53), Pod: port("[fd01::5]:5353")},
-		{Proto: 17, Host: port("192.0.2.1:123"), Pod: port("10.1.0.5:123")},
+	want := []publication{
+		{netip.AddrPortFrom(netip.Addr{}, 53), port("10.1.0.5:5353")},
+		{netip.AddrPortFrom(netip.Addr{}, 53), port("[fd01::5]:5353")},
+		{port("192.0.2.1:123"), port("10.1.0.5:123")},
 	}
-	if diff := cmp.Diff(want, publications(addresses, ports), cmpopts.EquateComparable(netip.AddrPort{})); diff != "" {
-		t.Errorf("publications (-want +got):\n%s", diff)
+	if got := publications(addresses, ports); !slices.Equal(got, want) {
+		t.Errorf("publications %v, want %v", got, want)
 	}
 	if !HasFlows(ports...) || HasFlows(ports[0]) || HasFlows() {
 		t.Error("flows of UDP alone outlive their rules")
@@ -51,6 +47,7 @@ func TestFlowsOfAPortAreFlushed(t *testing.T) {
 	ns := nstest.New(t)
 	nstest.Run(t, ns, "ip", "link", "set", "lo", "up")
 	nstest.Run(t, ns, "ip", "address", "add", "192.0.2.1/32", "dev", "lo")
+	nstest.Run(t, ns, "ip", "address", "add", "192.0.2.2/32", "dev", "lo")
 	insert := func(client, to, answers string) {
 		t.Helper()
 		src, dst, reply := netip.MustParseAddrPort(client), netip.MustParseAddrPort(to), netip.MustParseAddrPort(answers)
@@ -62,6 +59,8 @@ func TestFlowsOfAPortAreFlushed(t *testing.T) {
 	insert("198.51.100.1:4002", "192.0.2.1:53", "10.22.0.4:5353")     // to a pod before
 	insert("198.51.100.1:4003", "192.0.2.1:53", "10.22.0.5:5353")     // to the pod
 	insert("198.51.100.1:4004", "198.51.100.9:53", "198.51.100.9:53") // forwarded to elsewhere
+	insert("198.51.100.1:4005", "192.0.2.2:53", "10.22.0.4:5353")     // to a pod before, at another address
+	insert("198.51.100.1:4006", "192.0.2.1:54", "192.0.2.1:54")       // to another port
 	left := func() string {
 		t.Helper()
 		var sports []string
@@ -82,15 +81,20 @@ func TestFlowsOfAPortAreFlushed(t *testing.T) {
 	}
 	defer conn.Close()
 	pod, port := []netip.Addr{nstest.Addr("10.22.0.5")}, nft.Port{Protocol: 17, HostPort: 53, PodPort: 5353}
+	named, next := port, port
+	named.HostAddr, next.HostPort = nstest.Addr("192.0.2.1"), 54
 	for _, step := range []struct {
-		name string
-		do   func(context.Context, []netip.Addr, ...nft.Port) error
-		want string
+		name  string
+		do    func(context.Context, []netip.Addr, ...nft.Port) error
+		ports []nft.Port
+		want  string
 	}{
-		{"FlushStale", conn.FlushStale, "4003 4004"},
-		{"Flush", conn.Flush, "4004"},
+		{"FlushStale of one address", conn.FlushStale, []nft.Port{named}, "4003 4004 4005 4006"},
+		{"FlushStale", conn.FlushStale, []nft.Port{port}, "4003 4004 4006"},
+		{"FlushStale of two ports", conn.FlushStale, []nft.Port{port, next}, "4003 4004"},
+		{"Flush", conn.Flush, []nft.Port{port}, "4004"},
 	} {
-		if err := step.do(t.Context(), pod, port); err != nil {
+		if err := step.do(t.Context(), pod, step.ports...); err != nil {
 			t.Fatal(err)
 		}
 		if got := left(); got != step.want {

@@ -13,15 +13,15 @@ import (
 // lookFlows gives the sources of flows that are translated to addresses of the NIC: the
 // kernel forgets a masqueraded one when its link loses the address.
 func (c *Conn) lookFlows(ctx context.Context, s *Snapshot) error {
-	var filters []conntrack.Filter
+	var questions []conntrack.Question
 	for _, a := range s.Addresses {
 		ip := a.Prefix.Addr()
 		if a.Link == s.NIC.Index && !ip.IsLinkLocalUnicast() {
-			translated := func(f conntrack.Flow) bool { return f.Orig.Src.Addr() != ip }
-			filters = append(filters, conntrack.Filter{Reply: conntrack.Match{Dst: ip}, Where: translated})
+			translated := func(f *conntrack.Flow) bool { return f.Reply.Dst.Addr() == ip && f.Orig.Src.Addr() != ip }
+			questions = append(questions, conntrack.Question{Family: conntrack.FamilyOf(ip), Where: translated})
 		}
 	}
-	conn, err := conntrack.Dial(&conntrack.Config{NetNS: c.ns})
+	conn, err := conntrack.Dial(c.ns)
 	if errors.Is(err, unix.EPROTONOSUPPORT) {
 		return nil
 	}
@@ -29,7 +29,7 @@ func (c *Conn) lookFlows(ctx context.Context, s *Snapshot) error {
 		return err
 	}
 	defer conn.Close()
-	flows, err := conn.List(ctx, filters...)
+	flows, err := conn.List(ctx, questions...)
 	if errors.Is(err, errors.ErrUnsupported) {
 		return nil
 	}

@@ -224,18 +224,18 @@ func (v *visit) moveElements(next *state.Attachment, gone []netip.Prefix) error 
 // forgetFlows has the kernel forget what it translates for addresses that may be
 // others' from now on.
 func (v *visit) forgetFlows(gone []netip.Prefix) error {
-	var filters []conntrack.Filter
+	var questions []conntrack.Question
 	for _, p := range gone {
-		filters = append(filters, conntrack.Of(p.Addr())...)
+		questions = append(questions, conntrack.Of(p.Addr()))
 	}
-	if len(filters) == 0 {
+	if len(questions) == 0 {
 		return nil
 	}
-	conn, err := conntrack.Dial(&conntrack.Config{NetNS: v.host})
+	conn, err := conntrack.Dial(v.host)
 	if err != nil {
 		return err
 	}
-	_, err = conn.Flush(v.ctx, filters...)
+	_, err = conn.Flush(v.ctx, questions...)
 	return errors.Join(err, conn.Close())
 }
 

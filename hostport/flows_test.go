@@ -2,15 +2,12 @@ package hostport
 
 import (
 	"context"
-	"errors"
-	"net"
 	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
-	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/nft"
 )
@@ -99,40 +96,6 @@ func TestFlowsOfAPortAreFlushed(t *testing.T) {
 		}
 		if got := left(); got != step.want {
 			t.Errorf("%s leaves the flows from %q, want %q", step.name, got, step.want)
-		}
-	}
-}
-
-func TestListenersAreThoseOfThePorts(t *testing.T) {
-	t.Parallel()
-	ns := nstest.New(t)
-	nstest.Run(t, ns, "ip", "link", "set", "lo", "up")
-	for _, at := range []string{"127.0.0.1:80", "127.0.0.53:80", "[::1]:80", "127.0.0.1:81"} {
-		if err := ns.Do(func() error {
-			l, err := net.Listen("tcp", at)
-			if err == nil {
-				t.Cleanup(func() { l.Close() })
-			}
-			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	got, err := Listeners(t.Context(), &Config{NetNS: ns}, nft.Port{Protocol: 6, HostPort: 80, PodPort: 8080}, nft.Port{Protocol: 17, HostPort: 81, PodPort: 81})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(got) != 1 || got[0].Local.String() != "127.0.0.1:80" || got[0].Protocol != 6 || len(NotHeldFor("c1", got)) != 1 ||
-		!strings.Contains(got[0].String(), "127.0.0.1:80/tcp is in use by") {
-		t.Errorf("listeners are %v", got)
-	}
-	own := nft.Port{Protocol: 6, HostAddr: nstest.Addr("127.0.0.53"), HostPort: 80, PodPort: 8080}
-	if got, err = Listeners(t.Context(), &Config{NetNS: ns}, own); err != nil || len(got) != 1 || got[0].Local.String() != "127.0.0.53:80" {
-		t.Errorf("listeners at the address itself are %v, %v", got, err)
-	}
-	for _, bad := range []nft.Port{{Protocol: 6}, {HostPort: 80}, {Protocol: 1, HostPort: 80}} {
-		if _, err := Listeners(t.Context(), nil, bad); !errors.Is(err, tombolo.ErrInvalid) {
-			t.Errorf("port %+v: %v", bad, err)
 		}
 	}
 }

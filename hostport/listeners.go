@@ -1,13 +1,18 @@
 package hostport
 
 import (
+	"cmp"
 	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/tombolo-cni/tombolo/internal/sockdiag"
+	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
@@ -15,23 +20,10 @@ import (
 // published it receives nothing any more.
 type Listener struct {
 	Protocol uint8          // as in nft.Port
-	Local    netip.AddrPort // that it is bound to
+	Local    netip.AddrPort // that it is bound to; an IPv4 address of an IPv6 socket is given as IPv4
 
-	socket sockdiag.Socket
-}
-
-// String says which program has the port, as far as that can be seen from here.
-func (l Listener) String() string { return l.socket.InUse() }
-
-// NotHeldFor leaves out the sockets by which a runtime reserves a container's ports without serving them:
-// those of podman's conmon and of nerdctl's port reserver.
-func NotHeldFor(containerID string, listeners []Listener) []Listener {
-	var sockets []sockdiag.Socket
-	for _, l := range listeners {
-		sockets = append(sockets, l.socket)
-	}
-	held := sockdiag.HeldByMonitor(sockets, containerID)
-	return slices.DeleteFunc(slices.Clone(listeners), func(l Listener) bool { return held[l.socket.Inode] })
+	onlyIPv6 bool   // at [::], it takes no IPv4
+	inode    uint32 // the number by which the processes that have it open know it
 }
 
 // Listeners lists the sockets of the host that have any of the ports, in the order of protocol,
@@ -39,49 +31,119 @@ func NotHeldFor(containerID string, listeners []Listener) []Listener {
 // are those of 127.0.0.0/8, such as systemd-resolved's at 127.0.0.53, but for 127.0.0.1 and the
 // HostAddr of a port: a port on all addresses does not lead there. An impossible port is
 // tombolo.ErrInvalid.
+//
+// TCP and SCTP count that listen, and UDP that is bound and not connected: that is all that a server looks like to
+// the kernel. So a client of UDP that does not connect counts too. Those of a multicast address do not count. Where the
+// kernel has no module for a protocol (tcp_diag, udp_diag, sctp_diag), and cannot load it, no socket is found. Of an
+// SCTP socket with several addresses the first counts.
 func Listeners(ctx context.Context, cfg *Config, ports ...nft.Port) ([]Listener, error) {
 	if ctx == nil {
 		return nil, refuse("list sockets: the context is nil")
 	}
-	var wants []sockdiag.Want
+	var protocols []uint8
 	for _, p := range ports {
 		if p.HostPort == 0 || p.Protocol != unix.IPPROTO_TCP && p.Protocol != unix.IPPROTO_UDP && p.Protocol != unix.IPPROTO_SCTP {
 			return nil, refuse("list sockets: " + p.String() + ": want a port, and the protocol TCP, UDP or SCTP")
 		}
-		wants = append(wants, sockdiag.Want{Proto: p.Protocol, Addr: p.HostAddr, Port: p.HostPort})
+		if !slices.Contains(protocols, p.Protocol) {
+			protocols = append(protocols, p.Protocol)
+		}
 	}
-	if len(wants) == 0 {
+	if len(protocols) == 0 {
 		return nil, nil
 	}
-	var where sockdiag.Config
+	var where nl.Config
 	if cfg != nil {
 		where.NetNS = cfg.NetNS
 	}
-	conn, err := sockdiag.Dial(&where)
+	conn, err := nl.Dial(unix.NETLINK_SOCK_DIAG, &where)
+	if errors.Is(err, unix.EPROTONOSUPPORT) {
+		return nil, nil
+	}
 	if err != nil {
 		return nil, err
 	}
 	defer conn.Close()
-	sockets, err := conn.Listeners(ctx, wants)
-	if err != nil {
-		return nil, err
-	}
 	var list []Listener
-	for _, s := range sockets {
-		if isReached(s, ports) {
-			list = append(list, Listener{s.Proto, s.Local, s})
+	for _, protocol := range protocols {
+		for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+			if err := ctx.Err(); err != nil {
+				return nil, err
+			}
+			part, err := sockets(conn, protocol, family)
+			if err != nil {
+				return nil, err
+			}
+			list = append(list, slices.DeleteFunc(part, func(l Listener) bool {
+				return !slices.ContainsFunc(ports, func(p nft.Port) bool { return l.takes(p) })
+			})...)
 		}
 	}
+	slices.SortFunc(list, func(a, b Listener) int {
+		return cmp.Or(cmp.Compare(a.Protocol, b.Protocol), a.Local.Compare(b.Local), cmp.Compare(a.inode, b.inode))
+	})
 	return list, nil
 }
 
-// isReached says whether the rules of some port take from the socket what is sent to it.
-func isReached(s sockdiag.Socket, ports []nft.Port) bool {
-	at := s.Local.Addr()
-	if !at.IsLoopback() || at == netip.AddrFrom4([4]byte{127, 0, 0, 1}) {
-		return true
+// sockets lists those that receive from anybody, by struct inet_diag_req_v2 (include/uapi/linux/inet_diag.h). IPv6
+// sockets may take IPv4 too.
+func sockets(conn *nl.Conn, protocol, family uint8) ([]Listener, error) {
+	const requestLen, listening, closed = 56, 10, 7 // states of include/net/tcp_states.h: UDP is closed until it connects
+	state := uint8(listening)
+	if protocol == unix.IPPROTO_UDP {
+		state = closed
 	}
-	return slices.ContainsFunc(ports, func(p nft.Port) bool {
-		return p.HostAddr == at && p.HostPort == s.Local.Port() && p.Protocol == s.Proto
+	b := make([]byte, requestLen)
+	b[0], b[1] = family, protocol
+	binary.NativeEndian.PutUint32(b[4:], 1<<state)
+	var list []Listener
+	m, err := nl.Encode(unix.SOCK_DIAG_BY_FAMILY, 0, b, nil)
+	err = conn.List("list sockets of the host", m, err, func(m netlink.Message) error {
+		l, err := decode(m.Data)
+		if l.Protocol = protocol; err == nil && m.Data[1] == state { // SCTP lists other states too
+			list = append(list, l)
+		}
+		return err
 	})
+	if errors.Is(err, unix.ENOENT) {
+		return nil, nil
+	}
+	return list, err
+}
+
+// decode reads struct inet_diag_msg and INET_DIAG_SKV6ONLY.
+func decode(b []byte) (Listener, error) {
+	const messageLen, portAt, addressAt, inodeAt, onlyIPv6 = 72, 4, 8, 68, 11
+	if len(b) < messageLen {
+		return Listener{}, fmt.Errorf("%w: a socket of %d bytes", nl.ErrMalformed, len(b))
+	}
+	local := netip.AddrFrom16([16]byte(b[addressAt:])).Unmap()
+	if b[0] == unix.AF_INET {
+		local = netip.AddrFrom4([4]byte(b[addressAt:]))
+	}
+	l := Listener{Local: netip.AddrPortFrom(local, binary.BigEndian.Uint16(b[portAt:])), inode: binary.NativeEndian.Uint32(b[inodeAt:])}
+	err := nl.Decode(b[messageLen:], func(ad *netlink.AttributeDecoder) error {
+		if ad.Type() == onlyIPv6 {
+			l.onlyIPv6 = ad.Uint8() != 0
+		}
+		return nil
+	})
+	return l, err
+}
+
+// takes says whether the rules of a port take from the socket what is sent to it: an address of its own against any
+// address counts, in either direction, and so does IPv4 of a socket at [::] that is not for IPv6 only.
+func (l *Listener) takes(p nft.Port) bool {
+	at, host := l.Local.Addr(), p.HostAddr.Unmap().WithZone("")
+	switch {
+	case l.Protocol != p.Protocol || l.Local.Port() != p.HostPort || at.IsMulticast() || at == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
+		return false
+	case at.IsLoopback() && at != netip.AddrFrom4([4]byte{127, 0, 0, 1}):
+		return at == p.HostAddr
+	case !host.IsValid():
+		return true
+	case host.Is4() != at.Is4():
+		return host.Is4() && at.IsUnspecified() && !l.onlyIPv6
+	}
+	return host.IsUnspecified() || at.IsUnspecified() || host == at
 }

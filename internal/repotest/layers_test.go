@@ -14,7 +14,7 @@ func floors() [][]string {
 		{".", "internal/jsontext"},
 		{"netns", "dhcpc/internal/trace", "internal/file", "internal/ident", "internal/lockorder", "internal/printable", "internal/strict", "internal/sysctl"},
 		{"internal/nl", "internal/icmp"},
-		{"internal/link", "internal/nftnl", "internal/tc", "internal/conntrack", "internal/sockdiag"},
+		{"internal/link", "internal/nftnl", "internal/tc", "internal/conntrack"},
 		{"addr", "route", "internal/localnet"},
 		{"bridge", "nft", "ipam", "dhcpc"},
 		{"hostport", "internal/state", "internal/lease", "internal/ipam"},

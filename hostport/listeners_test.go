@@ -1,0 +1,188 @@
+package hostport
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/nft"
+)
+
+// newHost is a namespace whose loopback interface is up, and has further addresses.
+func newHost(tb testing.TB) *netns.NS {
+	tb.Helper()
+	ns := nstest.New(tb)
+	nstest.Script(tb, ns, "ip link set lo up", "ip addr add 10.0.0.1/32 dev lo 2>/dev/null || true", "ip addr add fd00::1/128 dev lo nodad 2>/dev/null || true")
+	return ns
+}
+
+// kind is how a test opens a socket.
+type kind struct {
+	proto  int
+	at     string
+	v6only bool
+	idle   bool   // bound, but does not listen
+	peer   string // connected to
+}
+
+func (k kind) open(ns *netns.NS) (fd int, _ error) {
+	at := netip.MustParseAddrPort(k.at)
+	domain, typ := unix.AF_INET, unix.SOCK_STREAM
+	if at.Addr().Is6() {
+		domain = unix.AF_INET6
+	}
+	if k.proto == unix.IPPROTO_UDP {
+		typ = unix.SOCK_DGRAM
+	}
+	err := ns.Do(func() (err error) { fd, err = unix.Socket(domain, typ|unix.SOCK_CLOEXEC, k.proto); return err })
+	if err != nil {
+		return -1, err
+	}
+	if k.v6only {
+		err = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1)
+	} else if domain == unix.AF_INET6 {
+		err = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0)
+	}
+	err = errors.Join(err, unix.Bind(fd, sockaddr(at)))
+	if k.peer != "" {
+		err = errors.Join(err, unix.Connect(fd, sockaddr(netip.MustParseAddrPort(k.peer))))
+	}
+	if k.proto != unix.IPPROTO_UDP && !k.idle && k.peer == "" {
+		err = errors.Join(err, unix.Listen(fd, 1))
+	}
+	if err != nil {
+		unix.Close(fd)
+	}
+	return fd, err
+}
+
+func sockaddr(at netip.AddrPort) unix.Sockaddr {
+	if at.Addr().Is6() {
+		return &unix.SockaddrInet6{Port: int(at.Port()), Addr: at.Addr().As16()}
+	}
+	return &unix.SockaddrInet4{Port: int(at.Port()), Addr: at.Addr().As4()}
+}
+
+func mustOpen(tb testing.TB, ns *netns.NS, k kind) {
+	tb.Helper()
+	fd, err := k.open(ns)
+	if err != nil {
+		tb.Fatalf("open %+v: %v", k, err)
+	}
+	tb.Cleanup(func() { unix.Close(fd) })
+}
+
+func mustList(tb testing.TB, ns *netns.NS, ports ...nft.Port) []Listener {
+	tb.Helper()
+	list, err := Listeners(tb.Context(), &Config{NetNS: ns}, ports...)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return list
+}
+
+// The kernel's bind is the referee: it refuses a second socket exactly where the first takes some of what is wanted.
+func TestASocketTakesAPortIfNoOtherCouldBeBoundToIt(t *testing.T) {
+	t.Parallel()
+	port := func(addr string, port uint16) (p nft.Port) {
+		p.HostPort = port
+		if addr != "" {
+			p.HostAddr = nstest.Addr(addr)
+		}
+		return p
+	}
+	for name, proto := range map[string]int{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP} {
+		for what, k := range map[string]kind{
+			"any IPv4 address": {at: "0.0.0.0:80"}, "loopback": {at: "127.0.0.1:80"}, "an IPv4 address": {at: "10.0.0.1:80"},
+			"any address": {at: "[::]:80"}, "any IPv6 address": {at: "[::]:80", v6only: true}, "an IPv6 address": {at: "[fd00::1]:80"},
+			"an IPv4 address, mapped": {at: "[::ffff:10.0.0.1]:80"}, "any IPv4 address, mapped": {at: "[::ffff:0.0.0.0]:80"},
+		} {
+			t.Run(name+" at "+what, func(t *testing.T) {
+				t.Parallel()
+				ns := newHost(t)
+				k.proto = proto
+				mustOpen(t, ns, k)
+				for _, want := range []struct {
+					port nft.Port
+					bind kind
+				}{
+					{port("", 80), kind{at: "[::]:80"}}, {port("0.0.0.0", 80), kind{at: "0.0.0.0:80"}}, {port("::", 80), kind{at: "[::]:80", v6only: true}},
+					{port("127.0.0.1", 80), kind{at: "127.0.0.1:80"}}, {port("10.0.0.1", 80), kind{at: "10.0.0.1:80"}},
+					{port("fd00::1", 80), kind{at: "[fd00::1]:80"}}, {port("", 81), kind{at: "[::]:81"}}, {port("10.0.0.1", 81), kind{at: "10.0.0.1:81"}},
+				} {
+					want.port.Protocol, want.bind.proto = uint8(proto), proto
+					syscall.ForkLock.RLock() // a child would keep it open until it runs its program
+					fd, err := want.bind.open(ns)
+					if err == nil {
+						unix.Close(fd)
+					}
+					syscall.ForkLock.RUnlock()
+					if err != nil && !errors.Is(err, unix.EADDRINUSE) {
+						t.Fatal(err)
+					}
+					if got := mustList(t, ns, want.port); (err != nil) != (len(got) == 1) {
+						t.Errorf("%s: found %v, but binding it: %v", want.port, got, err)
+					}
+				}
+			})
+		}
+	}
+}
+
+func TestListenersAreThoseOfThePorts(t *testing.T) {
+	t.Parallel()
+	ns := newHost(t)
+	tcp, udp := uint8(unix.IPPROTO_TCP), uint8(unix.IPPROTO_UDP)
+	for _, k := range []kind{
+		{proto: unix.IPPROTO_TCP, at: "127.0.0.1:80"}, {proto: unix.IPPROTO_TCP, at: "127.0.0.53:80"}, {proto: unix.IPPROTO_TCP, at: "[::1]:80"},
+		{proto: unix.IPPROTO_TCP, at: "127.0.0.1:81"}, {proto: unix.IPPROTO_TCP, at: "0.0.0.0:82", idle: true},
+		{proto: unix.IPPROTO_TCP, at: "127.0.0.1:83", peer: "127.0.0.1:80"}, {proto: unix.IPPROTO_UDP, at: "0.0.0.0:84", peer: "10.0.0.1:53"},
+		{proto: unix.IPPROTO_UDP, at: "224.0.0.251:85"}, {proto: unix.IPPROTO_UDP, at: "255.255.255.255:85"}, {proto: unix.IPPROTO_UDP, at: "127.0.0.1:86"},
+	} {
+		mustOpen(t, ns, k)
+	}
+	nstest.Run(t, ns, "ip", "link", "add", "vx0", "type", "vxlan", "id", "7", "local", "10.0.0.1", "dev", "lo", "dstport", "4789")
+	nstest.Run(t, ns, "ip", "link", "set", "vx0", "up")
+	ports := []nft.Port{{Protocol: tcp, HostPort: 80}, {Protocol: udp, HostPort: 81}, {Protocol: tcp, HostPort: 82}, {Protocol: tcp, HostPort: 83},
+		{Protocol: udp, HostPort: 84}, {Protocol: udp, HostPort: 85}, {Protocol: udp, HostPort: 86}, {Protocol: udp, HostPort: 4789}, {Protocol: unix.IPPROTO_SCTP, HostPort: 80}}
+	var got []string
+	for _, l := range mustList(t, ns, ports...) {
+		who := "this program"
+		if !strings.Contains(l.String(), "hostport.test (pid ") {
+			_, who, _ = strings.Cut(l.String(), " is in use by ")
+			who, _, _ = strings.Cut(who, " (socket")
+		}
+		got = append(got, fmt.Sprintf("%d %s of %s", l.Protocol, l.Local, who))
+	}
+	const want = "6 127.0.0.1:80 of this program, 17 0.0.0.0:4789 of the kernel, or by a process that cannot be seen from here, 17 127.0.0.1:86 of this program"
+	if all := strings.Join(got, ", "); all != want {
+		t.Errorf("got  %s\nwant %s", all, want)
+	}
+	if own := mustList(t, ns, nft.Port{Protocol: tcp, HostAddr: nstest.Addr("127.0.0.53"), HostPort: 80}); len(own) != 1 || len(NotHeldFor("c1", own)) != 1 {
+		t.Errorf("listeners at the address itself are %v", own)
+	}
+	for _, bad := range []nft.Port{{Protocol: 6}, {HostPort: 80}, {Protocol: 1, HostPort: 80}} {
+		if _, err := Listeners(t.Context(), nil, bad); !errors.Is(err, tombolo.ErrInvalid) {
+			t.Errorf("port %+v: %v", bad, err)
+		}
+	}
+}
+
+func FuzzSocket(f *testing.F) {
+	f.Fuzz(func(t *testing.T, data []byte) {
+		l, err := decode(data)
+		if err != nil && !errors.Is(err, nl.ErrMalformed) {
+			t.Fatalf("%v is not %v", err, nl.ErrMalformed)
+		}
+		l.takes(nft.Port{HostPort: l.Local.Port()})
+	})
+}

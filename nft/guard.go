@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/tombolo-cni/tombolo/nft/guard"
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
@@ -64,19 +62,4 @@ func (ep *Endpoint) leftovers() []ruleset.Element {
 		}
 	}
 	return list
-}
-
-// noteGuard adds what an element of the guard's sets tells of an endpoint; it is false
-// for any other. Of addresses it says nothing: pods have the same in other sets, and
-// there none that follows from the MAC.
-func (ep *Endpoint) noteGuard(el *ruleset.ElementState) bool {
-	if el.Set.Family != unix.NFPROTO_BRIDGE {
-		return false
-	}
-	port := ep.guarded()
-	if !port.Note(el.Set.Name, el.Key) {
-		return false
-	}
-	ep.GuardedPort, ep.MAC, ep.SLAAC, ep.MACOnly, ep.Untrusted = port.Name, port.MAC, port.SLAAC, port.MACOnly, port.Untrusted
-	return true
 }

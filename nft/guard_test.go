@@ -15,7 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
-	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
 // portNames matches a port in a listing, and not the rule about all of them.
@@ -437,32 +436,4 @@ func BenchmarkAddGuarded(b *testing.B) {
 			}
 		})
 	}
-}
-
-func FuzzGuardKeys(f *testing.F) {
-	for _, addresses := range [][]string{{pod4, pod6}, nil} {
-		ep := guardedPod("0123456789a", "veth1", podMAC, addresses...)
-		ep.SLAAC, ep.Untrusted = addresses == nil, addresses == nil
-		for _, el := range ep.guardElements() {
-			f.Add(el.Set.Name, el.Key)
-		}
-	}
-	f.Fuzz(func(t *testing.T, set string, key []byte) {
-		el := ruleset.ElementState{Element: ruleset.Element{Set: ruleset.InBridge(set), Key: key}, Comment: ownerComment("0123456789a", "podnet")}
-		if el.String() == "" {
-			t.Error("an element without a name")
-		}
-		var noted Endpoint
-		if !noted.noteGuard(&el) {
-			return
-		}
-		if !strings.HasPrefix(string(key), noted.GuardedPort) || noted.MAC != nil && len(noted.MAC) != ruleset.EtherLen {
-			t.Errorf("key %x was understood as %+v", key, noted)
-		}
-		for _, ep := range collect([]ruleset.ElementState{el}, "podnet") {
-			if ep.GuardedPort != noted.GuardedPort || ep.SLAAC != noted.SLAAC || ep.Untrusted != noted.Untrusted || len(ep.Addrs) > 0 {
-				t.Errorf("key %x gives %+v", key, ep)
-			}
-		}
-	})
 }

@@ -14,9 +14,9 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
-// Endpoints lists what the kernel has of a network's endpoints, or with "" of all
-// networks', by owner. It tells from the elements what it can: an endpoint that lost
-// some of them lacks those addresses or ports, and one may lack its bridge.
+// Endpoints lists a network's endpoints that the kernel has, or with "" of all networks', by owner: of each the owner,
+// the network, the bridge, the addresses or the MAC in their place, and whether it is masqueraded. An endpoint that
+// lost elements lacks those addresses, and one may lack its bridge.
 //
 // A network whose name is too long for a comment goes by a shortened form of it,
 // with a hash, unless it was asked for by name.
@@ -47,7 +47,7 @@ func (c *Conn) HasPorts(ctx context.Context, bridge string) (bool, error) {
 	if bridge == "" || len(bridge) >= unix.IFNAMSIZ {
 		return false, invalid("%.40q cannot be the name of a bridge", bridge)
 	}
-	name := ruleset.InterfaceName(bridge)
+	name := nftnl.LinkKey(bridge, nil, 0)
 	found := false
 	err := nftnl.Retry(ctx, func() error {
 		list, err := c.tables.ElementsOf([]ruleset.Place{ruleset.InInet(ruleset.Selves4Set)})
@@ -83,7 +83,6 @@ func collect(elements []ruleset.ElementState, network string) []Endpoint {
 	list := make([]Endpoint, 0, len(found))
 	for _, ep := range found {
 		sort.Slice(ep.Addrs, func(i, j int) bool { return ep.Addrs[i].Less(ep.Addrs[j]) })
-		ep.Ports = mergePorts(ep.Ports, ep.Addrs)
 		list = append(list, *ep)
 	}
 	sort.Slice(list, func(i, j int) bool {
@@ -95,13 +94,6 @@ func collect(elements []ruleset.ElementState, network string) []Endpoint {
 
 // note adds what one element tells.
 func (ep *Endpoint) note(el *ruleset.ElementState) {
-	if ep.noteGuard(el) {
-		return
-	}
-	if p, ok := readPort(el.Element); ok {
-		ep.Ports = append(ep.Ports, p)
-		return
-	}
 	bridge, addr, mac, ok := el.Parse()
 	if !ok {
 		return

@@ -2,7 +2,6 @@ package nft
 
 import (
 	"cmp"
-	"encoding/binary"
 	"net/netip"
 	"slices"
 	"sort"
@@ -10,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
@@ -183,7 +183,7 @@ func (ep *Endpoint) portElements() []ruleset.Element {
 	for _, pub := range pubs {
 		list = append(list, pub.element())
 	}
-	bridge := ruleset.InterfaceName(ep.Bridge)
+	bridge := nftnl.LinkKey(ep.Bridge, nil, 0)
 	for i, pub := range pubs {
 		f, pod := ruleset.FamilyOf(pub.pod.Addr()), pub.pod.Addr().AsSlice()
 		samePort := func(other publication) bool { return other.protocol == pub.protocol && other.pod == pub.pod }
@@ -220,64 +220,4 @@ func (pub publication) element() ruleset.Element {
 		el.Set, el.Key = ruleset.InInet(f.HostAddrs), ruleset.Key(pub.host.AsSlice(), el.Key)
 	}
 	return el
-}
-
-// port takes such an entry apart; it is false for any other.
-func readPort(e ruleset.Element) (Port, bool) {
-	for _, f := range ruleset.Families() {
-		addrLen := int(f.AddrLen)
-		if len(e.Data) != addrLen+ruleset.Slot {
-			continue
-		}
-		p := Port{PodPort: binary.BigEndian.Uint16(e.Data[addrLen:])}
-		rest := e.Key
-		switch {
-		case e.Set == ruleset.InInet(f.HostPorts) && len(rest) == 2*ruleset.Slot:
-			p.HostAddr = f.All.Addr()
-		case e.Set == ruleset.InInet(f.HostAddrs) && len(rest) == addrLen+2*ruleset.Slot:
-			p.HostAddr, _ = netip.AddrFromSlice(rest[:addrLen])
-			rest = rest[addrLen:]
-		default:
-			continue
-		}
-		p.Protocol, p.HostPort = rest[0], binary.BigEndian.Uint16(rest[ruleset.Slot:])
-		return p, true
-	}
-	return Port{}, false
-}
-
-// mergePorts gives what an endpoint's entries say in the form in which it would be
-// asked for: a port that is published on all addresses of each family that the pod
-// has is one port, on any address.
-func mergePorts(ports []Port, addrs []netip.Addr) []Port {
-	sortPorts(ports)
-	ports = slices.Compact(ports)
-	of := func(p Port) int { // how many families it is published over, or would be
-		n := 0
-		for _, f := range ruleset.Families() {
-			has := slices.ContainsFunc(addrs, func(a netip.Addr) bool { return a.Is4() == f.Is4() })
-			p.HostAddr = f.All.Addr()
-			if !has || slices.Contains(ports, p) {
-				n++
-			}
-		}
-		return n
-	}
-	merged := make([]Port, 0, len(ports))
-	for _, p := range ports {
-		if p.HostAddr.IsUnspecified() && of(p) == len(ruleset.Families()) {
-			p.HostAddr = netip.Addr{}
-		}
-		merged = append(merged, p)
-	}
-	sortPorts(merged)
-	return slices.Compact(merged)
-}
-
-func sortPorts(list []Port) {
-	sort.Slice(list, func(i, j int) bool {
-		a, b := &list[i], &list[j]
-		return cmp.Or(cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.HostPort, b.HostPort),
-			a.HostAddr.Compare(b.HostAddr), cmp.Compare(a.PodPort, b.PodPort)) < 0
-	})
 }

@@ -93,7 +93,8 @@ func (n *node) elements(t *testing.T) []string {
 	}
 	var list []string
 	for _, e := range endpoints {
-		list = append(list, fmt.Sprintf("%s %s %v, ports %d", e.Owner, e.Network, e.Addrs, len(e.Ports)))
+		published := nstest.Run(t, n.host, "nft", "list", "map", "inet", "tombolo", "hostports4")
+		list = append(list, fmt.Sprintf("%s %s %v, ports %d", e.Owner, e.Network, e.Addrs, strings.Count(published, ":"+string(e.Owner)+":")))
 	}
 	slices.Sort(list)
 	return list

@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/ident"
@@ -163,28 +162,6 @@ func (p *Port) elements(yield func(set string, key []byte) bool) {
 			add(guardLeasingSet, nil, 0)
 		}
 	}
-}
-
-// Note adds what an element tells of its port; it is false for what is none of Elements. Of
-// addresses it says nothing.
-func (p *Port) Note(set string, key []byte) bool {
-	if p == nil || !IsSet(set) || len(key) < ifnameLen {
-		return false
-	}
-	p.Name, _, _ = strings.Cut(string(key[:ifnameLen]), "\x00")
-	switch set {
-	case guardMACSet:
-		if len(key) == portsLen {
-			p.MAC = net.HardwareAddr(key[ifnameLen:][:etherLen])
-		}
-	case guardIDSet:
-		p.SLAAC = true
-	case guardUntrustedSet:
-		p.Untrusted, p.MACOnly = true, false
-	case guardLeasingSet:
-		p.MACOnly = !p.Untrusted
-	}
-	return true
 }
 
 // own are the addresses that the port may send from, each once;

@@ -53,11 +53,11 @@ func (n *Network) bridgeElements() []Element {
 	if n.Bridge == "" {
 		return nil
 	}
-	name := InterfaceName(n.Bridge)
+	name := nftnl.LinkKey(n.Bridge, nil, 0)
 	pair := slices.Concat(name, name)
 	list := []Element{{Set: InInet(bridgesSet), Key: pair}}
 	if n.VLANOf != "" {
-		name := InterfaceName(n.VLANOf)
+		name := nftnl.LinkKey(n.VLANOf, nil, 0)
 		list = append(list, Element{Set: InInet(bridgesSet), Key: slices.Concat(name, name)})
 	}
 	if n.Policy != policyOpen {

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
@@ -23,19 +22,13 @@ func (rs *Ruleset) Differences(have *State) []tombolo.Difference {
 			list = append(list, tombolo.Difference{Object: "table " + rs.table.Of(family).String(), What: "flag", Have: "dormant"})
 		}
 	}
-	// Of an upgrade one line tells; all that another version made otherwise is no news.
-	other, upgraded := rs.otherVersion(have)
-	if upgraded {
-		list = append(list, other)
-	}
 	for _, s := range rs.Sets() {
-		if _, ok := have.sets[s.Place]; have.hasTable(s.Family) && (ok || !upgraded) {
+		if have.hasTable(s.Family) {
 			list = append(list, s.differences(have)...)
 		}
 	}
 	for i := range rs.Chains {
-		ch := &rs.Chains[i]
-		if _, ok := have.Chains[ch.Place]; have.hasTable(ch.Family) && (!upgraded || ok && !ch.isOfOtherVersion(have)) {
+		if ch := &rs.Chains[i]; have.hasTable(ch.Family) {
 			list = append(list, ch.differences(have)...)
 		}
 	}
@@ -45,23 +38,6 @@ func (rs *Ruleset) Differences(have *State) []tombolo.Difference {
 		}
 	}
 	return append(list, rs.bridgeDifferences(have)...)
-}
-
-// otherVersion says whether another version of Tombolo made chains, by their comments.
-func (rs *Ruleset) otherVersion(have *State) (tombolo.Difference, bool) {
-	for i := range rs.Chains {
-		if ch := &rs.Chains[i]; ch.isOfOtherVersion(have) {
-			return tombolo.Difference{Text: fmt.Sprintf("table %s: another version of Tombolo has made the rules (%q); the next ADD, tombolod or this makes them anew: tombolo repair",
-				rs.table.Of(ch.Family), have.Chains[ch.Place].Comment)}, true
-		}
-	}
-	return tombolo.Difference{}, false
-}
-
-// isOfOtherVersion says that of a chain that is there.
-func (ch *Chain) isOfOtherVersion(have *State) bool {
-	comment, begins := have.Chains[ch.Place].Comment, "tombolo rules "
-	return strings.HasPrefix(comment, begins) && !strings.HasPrefix(comment, begins+strconv.Itoa(ch.version())+",")
 }
 
 // bridgeDifferences lists those of the sets of bridges, as far as the sets are there.
@@ -123,8 +99,8 @@ func (ch *Chain) differences(have *State) []tombolo.Difference {
 		}
 	}
 	differs("hook", ch.describe(), describeHook(got))
-	if got.Kind != "" {
-		differs("policy", "accept", policyName(got.Policy))
+	if got.Kind != "" && got.Policy != PolicyAccept {
+		differs("policy", "accept", "drop")
 	}
 	want := ch.Rules()
 	differs("comment (version and settings)", strconv.Quote(ch.Comment(len(want))), strconv.Quote(got.Comment))
@@ -153,25 +129,18 @@ func ruleDifferences(object string, rules []Rule, comments []string) []tombolo.D
 	return list
 }
 
-func policyName(policy uint32) string {
-	if policy == PolicyAccept {
-		return "accept"
-	}
-	return "drop"
-}
-
 func (ch *Chain) describe() string {
 	return describeHook(nftnl.Chain{Kind: ch.Kind, Hook: ch.Hook, Priority: ch.Priority})
 }
 
 func describeHook(ch nftnl.Chain) string {
-	if ch.Kind == "" {
-		return "none"
-	}
 	hook := strconv.Itoa(int(ch.Hook))
 	// enum nf_inet_hooks
 	if names := [...]string{"prerouting", "input", "forward", "output", "postrouting"}; int(ch.Hook) < len(names) {
 		hook = names[ch.Hook]
+	}
+	if ch.Kind == "" {
+		return "none"
 	}
 	return fmt.Sprintf("type %s hook %s priority %d", ch.Kind, hook, ch.Priority)
 }

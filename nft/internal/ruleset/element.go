@@ -3,6 +3,7 @@ package ruleset
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
 	"net"
 	"net/netip"
 
@@ -54,26 +55,35 @@ func (e Element) Parse() (bridge string, addr netip.Addr, mac net.HardwareAddr, 
 	return bridge, addr, nil, ok
 }
 
-// KeyText gives the key as nft prints it.
+// KeyText gives the key as nft prints it, or in hexadecimal.
 func (e Element) KeyText() string {
-	bridge, addr, mac, ok := e.Parse()
-	switch {
-	case !ok:
-		return e.typedKeyText()
-	case mac != nil:
-		return bridge + " . " + mac.String()
-	case bridge != "":
-		return bridge + " . " + addr.String()
-	default:
+	if _, addr, _, ok := e.Parse(); ok && IsMasqueradeSet(e.Set.Name) {
 		return addr.String()
 	}
+	// Ready asks for elements of the first ones that are mostly not there, and an
+	// error has a text.
+	for _, sets := range []func() []Set{BridgeSets, guardSets, sharedSets, portSNATSets} {
+		for _, s := range sets() {
+			if s.Place == e.Set && len(e.Key) == int(s.KeyLen) {
+				return typedText(s.KeyType, e.Key)
+			}
+		}
+	}
+	return fmt.Sprintf("0x%x", e.Key)
 }
 
 // String gives the key and the set.
 func (e Element) String() string { return e.KeyText() + " of set " + e.Set.Name }
 
-// DataText gives the data as nft prints it.
-func (e Element) DataText() string { return e.typedDataText() }
+// DataText is the same for data.
+func (e Element) DataText() string {
+	for _, s := range sharedSets() {
+		if s.Place == e.Set && s.DataLen > 0 && uint32(len(e.Data)) == s.DataLen {
+			return typedText(s.DataType, e.Data)
+		}
+	}
+	return fmt.Sprintf("0x%x", e.Data)
+}
 
 // slot is what the parts of a key or of data are multiples of: bytes.
 const Slot = 4
@@ -95,13 +105,6 @@ func Number8(n uint8) []byte { return []byte{n} }
 
 // Number16 is one of two bytes.
 func Number16(n uint16) []byte { return binary.BigEndian.AppendUint16(nil, n) }
-
-// InterfaceName is a link's name as the kernel compares it.
-func InterfaceName(name string) []byte {
-	b := make([]byte, IfnameLen)
-	copy(b, name)
-	return b
-}
 
 // FamilyOf is that of an address.
 func FamilyOf(a netip.Addr) Family {

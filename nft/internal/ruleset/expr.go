@@ -75,7 +75,7 @@ func (x expressions) hasConntrackBit(key expr.CtKey, bits uint32) {
 // isNotLoopback holds for packets whose incoming or outgoing link is not the loopback interface.
 func (x expressions) isNotLoopback(linkName expr.MetaKey) {
 	x.Meta(linkName, nftnl.First)
-	x.Compare(expr.CmpOpNeq, InterfaceName(loopbackLink))
+	x.Compare(expr.CmpOpNeq, nftnl.LinkKey(loopbackLink, nil, 0))
 }
 
 // isTo holds for a destination within a prefix.

@@ -4,6 +4,8 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
@@ -26,7 +28,7 @@ func (t Tables) Inventory(family uint8) (*Inventory, error) {
 	if err := nftnl.Look(t.Conn, &b); err != nil || !inv.Table {
 		return inv, err
 	}
-	err := t.dumpChains(family, func(data []byte) error {
+	err := t.dump("chains", family, unix.NFT_MSG_GETCHAIN, func(data []byte) error {
 		ch, err := nftnl.DecodeChain(data)
 		if ch.Table == string(t.Name) {
 			inv.chains = append(inv.chains, Place{family, ch.Name})

@@ -126,27 +126,7 @@ func (list *rules) add(comment string, write func(expressions)) {
 
 // rulesVersion is raised with every change of the rules that are made from the
 // same settings; a test knows the rules of each version.
-const rulesVersion = 5
-
-// natRulesVersion is that of chains that translate, which have one of their own. While such
-// a chain is made anew, established connections that are translated lose a packet now and
-// then, which those of other chains do not: so an upgrade leaves them alone if it can.
-const natRulesVersion = 3
-
-// publishRulesVersion is that of those that lead to pods, of which only the first packet of a
-// connection needs the rules.
-const publishRulesVersion = 4
-
-// version is that of the chain's rules.
-func (ch *Chain) version() int {
-	switch {
-	case ch.Name == HostPortsChain, ch.Name == HostPortsLocalChain:
-		return publishRulesVersion
-	case ch.Kind == "nat":
-		return natRulesVersion
-	}
-	return rulesVersion
-}
+const rulesVersion = 1
 
 // Comment is that of a chain with so many rules. It tells a chain of another version,
 // or made with other settings, apart, and the number one whose rules have been changed
@@ -154,7 +134,7 @@ func (ch *Chain) version() int {
 // for it. What has the right version and settings had the right number, too: a chain
 // and its comment are made once.
 func (ch *Chain) Comment(rules int) string {
-	return "tombolo rules " + strconv.Itoa(ch.version()) + ", " + ch.settings + ", " + strconv.Itoa(rules) + " in all"
+	return "tombolo rules " + strconv.Itoa(rulesVersion) + ", " + ch.settings + ", " + strconv.Itoa(rules) + " in all"
 }
 
 // Priorities by the names that nft has for them.

@@ -161,7 +161,7 @@ func (t Tables) Read(rs *Ruleset) (*State, error) {
 		return nil, err
 	}
 	for _, family := range rs.tables {
-		err = t.dumpRules(family, func(data []byte) error {
+		err = t.dump("rules", family, unix.NFT_MSG_GETRULE, func(data []byte) error {
 			chain, comment, err := decodeRule(data)
 			at := Place{family, chain}
 			st.rules[at] = append(st.rules[at], comment)

@@ -16,7 +16,6 @@ func (rs *Ruleset) Sum() uint64 {
 		sum.Write([]byte(text))
 		sum.Write([]byte{0})
 	}
-	sum.Write([]byte{natRulesVersion, publishRulesVersion})
 	write(Place{rulesVersion, rs.network}, rs.BridgeComment)
 	if rs.table != nftnl.DefaultTable {
 		write(Place{Name: string(rs.table)}, "table")

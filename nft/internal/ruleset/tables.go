@@ -8,7 +8,6 @@ import (
 	"slices"
 	"sort"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
@@ -30,7 +29,7 @@ func OurFamilies() [2]uint8 { return [...]uint8{unix.NFPROTO_INET, unix.NFPROTO_
 // setNames lists the sets of our table of a family, of which there may be none.
 func (t Tables) setNames(family uint8) ([]Place, error) {
 	var sets []Place
-	err := t.dumpSets(family, func(data []byte) error {
+	err := t.dump("sets", family, unix.NFT_MSG_GETSET, func(data []byte) error {
 		name, _, err := decodeSet(data)
 		sets = append(sets, Place{family, name})
 		return err
@@ -67,11 +66,11 @@ func (t Tables) ElementsOf(sets []Place) ([]ElementState, error) {
 // twice and lack as many others, and does not say so. It is nftnl.ErrOvertaken then.
 func (t Tables) ElementsOfSet(set Place) ([]ElementState, error) {
 	var list []ElementState
-	err := t.dumpElements(set, func(data []byte) error {
+	err := nftnl.List(t.Conn, "list elements of set "+set.Name, set.Family, unix.NFT_MSG_GETSETELEM, func(data []byte) error {
 		part, err := DecodeElements(set.Family, data)
 		list = append(list, part...)
 		return err
-	})
+	}, t.Name.named(set, unix.NFTA_SET_ELEM_LIST_SET)...)
 	if err != nil {
 		return nil, err
 	}
@@ -102,28 +101,10 @@ func (t Tables) SeenGeneration() (uint32, error) { return nftnl.SeenGeneration(t
 // Unchanged fails (ERESTART) unless the generation is still that.
 func (t Tables) Unchanged(generation uint32) error { return nftnl.Unchanged(t.Conn, generation) }
 
-// The listings below are of our table of a family alone, but for that of chains,
-// which the kernel does not narrow down to a table.
-
-func (t Tables) dumpChains(family uint8, each func([]byte) error) error {
-	return t.dump("list chains", family, unix.NFT_MSG_GETCHAIN, each)
-}
-
-func (t Tables) dumpSets(family uint8, each func([]byte) error) error {
-	return t.dump("list sets", family, unix.NFT_MSG_GETSET, each, nftnl.String(unix.NFTA_SET_TABLE, string(t.Name)))
-}
-
-func (t Tables) dumpElements(set Place, each func([]byte) error) error {
-	return t.dump("list elements of set "+set.Name, set.Family, unix.NFT_MSG_GETSETELEM, each,
-		t.Name.named(set, unix.NFTA_SET_ELEM_LIST_SET)...)
-}
-
-func (t Tables) dumpRules(family uint8, each func([]byte) error) error {
-	return t.dump("list rules", family, unix.NFT_MSG_GETRULE, each, nftnl.String(unix.NFTA_RULE_TABLE, string(t.Name)))
-}
-
-func (t Tables) dump(op string, family uint8, msg uint16, each func([]byte) error, attrs ...netlink.Attribute) error {
-	return nftnl.List(t.Conn, op, family, msg, each, attrs...)
+// dump lists what our table of a family has, but for chains, which the kernel does not narrow down to a table. All
+// kinds have the table's name in the same attribute.
+func (t Tables) dump(what string, family uint8, msg uint16, each func([]byte) error) error {
+	return nftnl.List(t.Conn, "list "+what, family, msg, each, nftnl.String(unix.NFTA_RULE_TABLE, string(t.Name)))
 }
 
 // Lookup gets elements by their keys; those that are not there are nil.

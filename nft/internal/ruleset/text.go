@@ -13,31 +13,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// typedKeyText gives a key of a set that all networks share as nft prints it, and
-// any other in hexadecimal.
-func (e Element) typedKeyText() string {
-	// Ready asks for elements of the first ones that are mostly not there, and an
-	// error has a text.
-	for _, sets := range []func() []Set{BridgeSets, guardSets, sharedSets, portSNATSets} {
-		for _, s := range sets() {
-			if s.Place == e.Set && len(e.Key) == int(s.KeyLen) {
-				return typedText(s.KeyType, e.Key)
-			}
-		}
-	}
-	return fmt.Sprintf("0x%x", e.Key)
-}
-
-// typedDataText is the same for data.
-func (e Element) typedDataText() string {
-	for _, s := range sharedSets() {
-		if s.Place == e.Set && s.DataLen > 0 && uint32(len(e.Data)) == s.DataLen {
-			return typedText(s.DataType, e.Data)
-		}
-	}
-	return fmt.Sprintf("0x%x", e.Data)
-}
-
 // typedText gives bytes of a type, of which a concatenation has several. They are
 // as many as the type has.
 func typedText(typ uint32, b []byte) string {

@@ -35,10 +35,8 @@ func (c *Conn) comment() string { return "tombolo: admit what table inet " + c.t
 // What a rule accepts, no rule behind it sees. So ours stands right before the first rule without a condition
 // that drops or rejects, and before those that only log what that drops; a jump to a chain that does nothing else
 // is one too. Without such a rule ours is the last, and where the policy accepts, too, there is none.
-// If others put rules that could stop a packet between ours and that point, ours moves behind them. It never moves
-// ahead: what drops all packets before it is left to do so, see Obstacles. To have ours put ahead of that, delete
-// ours: only where there is none, the place is chosen anew. If the point is in a chain that drops some packets
-// before, there is no place that overrides nothing, and no rule.
+// It never moves ahead: what drops all packets before it is left to do so, see Obstacles. Only where there is none,
+// the place is chosen anew.
 //
 // With an AdminChain, FORWARD calls that first. Ensure makes no table, and a chain FORWARD only to call one.
 //
@@ -131,9 +129,8 @@ func (c *Conn) planned(ctx context.Context, do func(*plan) error) error {
 
 // plan is what there is of our rules in both families, and what to do.
 type plan struct {
+	*Conn
 	generation uint32
-	mark       uint32
-	comment    string
 	families   []*familyPlan
 }
 
@@ -158,7 +155,7 @@ func (c *Conn) plan(ctx context.Context, link string) (*plan, error) {
 }
 
 func (c *Conn) planAt(ctx context.Context, generation uint32, link string) (*plan, error) {
-	p := &plan{generation: generation, mark: c.mark, comment: c.comment()}
+	p := &plan{Conn: c, generation: generation}
 	var b nl.Batch
 	for _, family := range []uint8{unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} {
 		f := &familyPlan{at: chain{family, iptablesTable, iptablesForward}, base: &base{}, place: place{keep: -1}}
@@ -225,7 +222,7 @@ func (p *plan) insert(t *nftnl.Transaction, f *familyPlan) {
 		flags = 0
 		attrs = append(attrs, nftnl.Uint64(unix.NFTA_RULE_POSITION, f.rules[f.place.at].handle))
 	}
-	t.AddRule(fmt.Sprintf("insert rule %q into", p.comment), f.at, f.at.family, flags, p.comment, func(x *nftnl.Expressions) {
+	t.AddRule(fmt.Sprintf("insert rule %q into", p.comment()), f.at, f.at.family, flags, p.comment(), func(x *nftnl.Expressions) {
 		bits := binary.NativeEndian.AppendUint32(nil, p.mark)
 		x.Meta(expr.MetaKeyMARK, nftnl.First)
 		x.Mask(bits, nil)
@@ -244,7 +241,7 @@ func (p *plan) differences() []tombolo.Difference {
 		if f.admin.call {
 			differs("rule", fmt.Sprintf("%q, which calls %s,", adminComment, f.admin.own.name), "")
 		}
-		rule, surplus := fmt.Sprintf("%q for mark 0x%x", p.comment, p.mark), f.surplus()
+		rule, surplus := fmt.Sprintf("%q for mark 0x%x", p.comment(), p.mark), f.surplus()
 		switch {
 		case f.isMissing() && len(surplus) > 0:
 			differs("place of rule "+rule, "right before what every packet is dropped by", "where it spares packets other rules")

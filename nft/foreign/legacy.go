@@ -50,13 +50,14 @@ func Legacy(mark uint32, path Path) ([]Obstacle, error) {
 		if err != nil {
 			return nil, fmt.Errorf("read what %s -S prints: %w", f.program, err)
 		}
-		list = forward.obstacle(list, "chain FORWARD of "+f.program, func(at int) (ObstacleKind, string) {
+		if o := forward.obstacle("chain FORWARD of " + f.program); o != nil {
 			place := "-A " + iptablesForward
-			if at < len(forward.rules) {
+			if at, _ := forward.end(0); at < len(forward.rules) {
 				place = fmt.Sprintf("-I %s %d", iptablesForward, at+1)
 			}
-			return LegacyIPTables, fmt.Sprintf("%s %s -m mark --mark 0x%x/0x%x -j ACCEPT", f.program, place, mark, mark)
-		})
+			o.Legacy, o.Remedy = true, fmt.Sprintf("%s %s -m mark --mark 0x%x/0x%x -j ACCEPT", f.program, place, mark, mark)
+			list = append(list, *o)
+		}
 	}
 	return list, nil
 }

@@ -2,6 +2,7 @@ package foreign
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -15,7 +16,6 @@ import (
 // Obstacle is a firewall that drops what pods send, or may drop it, and that Ensure does nothing
 // about: because it cannot, or because that is not its to decide.
 type Obstacle struct {
-	Kind ObstacleKind
 	// Chain is what stops it, as errors name chains: "chain forward of table inet
 	// filter".
 	Chain string
@@ -26,25 +26,11 @@ type Obstacle struct {
 	// Remedy is the command that helps, in one line for a shell. Its effect may have
 	// to be made to last, by whatever means the rules there were made by.
 	Remedy string
+	// Firewalld says that the zone of the bridge is what helps, or the end of a reload.
+	Firewalld bool
+	// Legacy says that it is legacy iptables, whose packets nothing traces.
+	Legacy bool
 }
-
-// ObstacleKind says whose rules they are.
-type ObstacleKind string
-
-const (
-	// LegacyIPTables is the table filter of legacy iptables or ip6tables, which
-	// nf_tables cannot change.
-	LegacyIPTables ObstacleKind = "legacy-iptables"
-	// Firewalld is firewalld's table, which it makes anew whenever it is reloaded, and
-	// from version 2 on lets nobody else change: the zone that the bridge is in. So is what drops
-	// all while it does that.
-	Firewalld ObstacleKind = "firewalld"
-	// IPTables is the table filter of iptables over nf_tables, where Ensure puts its rule: a
-	// drop ahead of that is left to its owner.
-	IPTables ObstacleKind = "iptables"
-	// OtherChain is any other chain of nf_tables: a script's, or a distribution's.
-	OtherChain ObstacleKind = "chain"
-)
 
 // String gives one line: what is in the way, what it does, and the command that
 // helps.
@@ -52,7 +38,7 @@ func (o Obstacle) String() string {
 	switch {
 	case !o.Maybe:
 		return fmt.Sprintf("%s %s what pods send; this helps: %s", o.Chain, o.Effect, o.Remedy)
-	case o.Kind == LegacyIPTables:
+	case o.Legacy:
 		return fmt.Sprintf("what pods send may be dropped by %s; if it is, this helps: %s", o.Chain, o.Remedy)
 	}
 	return fmt.Sprintf("what pods send may be dropped by %s; this finds out: tombolo doctor POD --to ADDR:PORT", o.Chain)
@@ -86,19 +72,30 @@ func (c *Conn) Obstacles(ctx context.Context, path Path) ([]Obstacle, error) {
 	if err != nil {
 		return nil, err
 	}
-	var others []Obstacle
+	var list []Obstacle
 	err = nftnl.Retry(ctx, func() error {
-		if others, err = c.iptablesObstacles(ctx, path); err != nil {
+		list = legacy
+		p, err := c.plan(ctx, path.Bridge)
+		if err != nil {
 			return err
 		}
-		more, err := c.chainObstacles(ctx, path)
-		others = append(others, more...)
+		for _, f := range p.families {
+			if o := f.obstacle(c.mark); o != nil && path.has(f.at.family) {
+				list = append(list, *o)
+			}
+			err = errors.Join(err, f.base.err)
+		}
+		for _, family := range []uint8{unix.NFPROTO_INET, unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} {
+			if err == nil && path.has(family) {
+				list, err = c.chainObstacles(ctx, list, family, path.Bridge)
+			}
+		}
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	return append(legacy, others...), nil
+	return list, nil
 }
 
 // has says whether pods have addresses of a family, as far as is known.
@@ -108,36 +105,14 @@ func (p *Path) has(family uint8) bool {
 	})
 }
 
-// iptablesObstacles looks at the tables filter of iptables over nf_tables, as they are once
-// Ensure has put its rule there.
-func (c *Conn) iptablesObstacles(ctx context.Context, path Path) ([]Obstacle, error) {
-	p, err := c.plan(ctx, path.Bridge)
-	if err != nil {
-		return nil, err
-	}
-	var list []Obstacle
-	for _, f := range p.families {
-		if !f.hooked || !path.has(f.at.family) {
-			continue
-		}
-		if o := f.obstacle(c.mark); o != nil {
-			list = append(list, *o)
-		}
-		if f.base.err != nil {
-			return nil, f.base.err
-		}
-	}
-	return list, nil
-}
-
 // obstacle is what stops pods' packets although our rule is where it should be.
 func (f *familyPlan) obstacle(mark uint32) *Obstacle {
 	at, stopped, unsure := f.stopsPods()
-	if !stopped || at == len(f.rules) || f.needed && (f.keep >= 0 && f.keep < at || f.keep < 0 && f.place.at <= at) {
+	if !f.hooked || !stopped || at == len(f.rules) || f.needed && (f.keep >= 0 && f.keep < at || f.keep < 0 && f.place.at <= at) {
 		return nil
 	}
 	program, number := iptablesProgram(f.at.family), at+1
-	o := &Obstacle{Kind: IPTables, Chain: f.at.String(), Maybe: unsure,
+	o := &Obstacle{Chain: f.at.String(), Maybe: unsure,
 		Effect: fmt.Sprintf("drops or rejects, by its rule number %d, which is left to its owner,", number),
 		Remedy: fmt.Sprintf("%s -D %s %d", program, iptablesForward, number)}
 	if called := f.rules[at].target; called != "" { // which other rules may call
@@ -154,35 +129,34 @@ func iptablesProgram(family uint8) string {
 	return "iptables"
 }
 
-// hookedChain is a base chain that sees what is forwarded.
-type hookedChain struct {
-	chain
-	priority int32
-	policy   ending
-}
-
-// beforeOurs says that our forward chain has not marked anything by then. Of chains
-// with the same priority, the kernel calls the one first that it was told of last.
-func (ch *hookedChain) beforeOurs() bool { return ch.priority <= nftnl.PriorityForward }
-
-// chainObstacles looks at all base chains of nf_tables but ours and those of Ensure.
-func (c *Conn) chainObstacles(ctx context.Context, path Path) ([]Obstacle, error) {
-	chains, err := c.hookedChains(ctx)
+// chainObstacles appends those of base chains of nf_tables of a family, but for ours and those of Ensure.
+func (c *Conn) chainObstacles(ctx context.Context, list []Obstacle, family uint8, link string) ([]Obstacle, error) {
+	var chains []nftnl.Chain
+	err := nftnl.List(c.nl, "list chains", family, unix.NFT_MSG_GETCHAIN, func(data []byte) error {
+		ch, err := nftnl.DecodeChain(data)
+		ours := family == unix.NFPROTO_INET && ch.Table == c.table
+		admissible := family != unix.NFPROTO_INET && ch.Table == iptablesTable && ch.Name == iptablesForward
+		if isForwardHook(ch) && !ours && !admissible {
+			chains = append(chains, ch)
+		}
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
-	var list []Obstacle
 	for _, ch := range chains {
-		if !path.has(ch.family) {
-			continue
-		}
-		pods := &packet{mark: c.mark, marked: !ch.beforeOurs(), link: path.Bridge, firewalld: strings.HasPrefix(ch.table, firewalldTable)}
-		b, err := c.read(ctx, ch.chain, ch.policy, pods)
+		at := chain{family, ch.Table, ch.Name}
+		// Of chains with the same priority, the kernel calls the one first that it was told of last.
+		marked := ch.Priority > nftnl.PriorityForward
+		pods := &packet{mark: c.mark, marked: marked, link: link, firewalld: strings.HasPrefix(ch.Table, firewalldTable)}
+		b, err := c.read(ctx, at, endingOf(ch.Policy), pods)
 		if err != nil {
 			return nil, err
 		}
-		if ch.table != firewalldTable || !b.isTrusted() {
-			list = b.obstacle(list, ch.String(), func(at int) (ObstacleKind, string) { return ch.remedy(b, at, c.mark, path.Bridge) })
+		if o := b.obstacle(at.String()); o != nil && (ch.Table != firewalldTable || !b.isTrusted()) {
+			o.Firewalld = pods.firewalld
+			o.Remedy = c.remedy(b, at, marked, link)
+			list = append(list, *o)
 		}
 		if b.err != nil {
 			return nil, b.err
@@ -191,59 +165,34 @@ func (c *Conn) chainObstacles(ctx context.Context, path Path) ([]Obstacle, error
 	return list, nil
 }
 
-// obstacle appends what stops pods, if anything does, with its kind and the command that helps.
-func (b *base) obstacle(list []Obstacle, chain string, remedy func(at int) (ObstacleKind, string)) []Obstacle {
+// obstacle is what stops pods, without a remedy; nil if nothing does.
+func (b *base) obstacle(chain string) *Obstacle {
 	at, stopped, unsure := b.stopsPods()
-	if !stopped {
-		return list
+	switch {
+	case !stopped:
+		return nil
+	case at == len(b.rules) || b.rules[at].verdict == returns:
+		return &Obstacle{Chain: chain, Effect: "drops, by its policy,", Maybe: unsure}
 	}
-	o := Obstacle{Chain: chain, Effect: "drops or rejects, by a rule for all that it does not know,", Maybe: unsure}
-	if at == len(b.rules) || b.rules[at].verdict == returns {
-		o.Effect = "drops, by its policy,"
-	}
-	o.Kind, o.Remedy = remedy(at)
-	return append(list, o)
-}
-
-func (c *Conn) hookedChains(ctx context.Context) ([]hookedChain, error) {
-	var list []hookedChain
-	for _, family := range []uint8{unix.NFPROTO_INET, unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} {
-		if err := ctx.Err(); err != nil {
-			return nil, err
-		}
-		err := nftnl.List(c.nl, "list chains", family, unix.NFT_MSG_GETCHAIN, func(data []byte) error {
-			ch, err := nftnl.DecodeChain(data)
-			at := chain{family, ch.Table, ch.Name}
-			ours := family == unix.NFPROTO_INET && ch.Table == c.table
-			admissible := family != unix.NFPROTO_INET && ch.Table == iptablesTable && ch.Name == iptablesForward
-			if isForwardHook(ch) && !ours && !admissible {
-				list = append(list, hookedChain{at, ch.Priority, endingOf(ch.Policy)})
-			}
-			return err
-		})
-		if err != nil {
-			return nil, err
-		}
-	}
-	return list, nil
+	return &Obstacle{Chain: chain, Effect: "drops or rejects, by a rule for all that it does not know,", Maybe: unsure}
 }
 
 // remedy is an accept that helps: right before the rule that stops pods, or at the chain's end, so that it overrides
 // nothing else.
-func (ch *hookedChain) remedy(b *base, at int, mark uint32, link string) (ObstacleKind, string) {
+func (c *Conn) remedy(b *base, ch chain, marked bool, link string) string {
 	var before uint64
-	if at < len(b.rules) {
+	if at, _ := b.end(0); at < len(b.rules) {
 		before = b.rules[at].handle
 	}
 	switch {
 	case ch.table == firewalldTable:
-		return Firewalld, JoinTrusted(link)
+		return JoinTrusted(link)
 	case ch.table == firewalldReload:
-		return Firewalld, reloadFirewalld
-	case ch.beforeOurs():
-		return OtherChain, AcceptLink(ch.family, ch.table, ch.name, before, link)
+		return reloadFirewalld
+	case !marked:
+		return AcceptLink(ch.family, ch.table, ch.name, before, link)
 	}
-	return OtherChain, AcceptMark(ch.family, ch.table, ch.name, before, mark)
+	return AcceptMark(ch.family, ch.table, ch.name, before, c.mark)
 }
 
 // What firewalld makes.

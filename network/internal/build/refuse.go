@@ -14,7 +14,6 @@ import (
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
-	"github.com/tombolo-cni/tombolo/nft/foreign"
 )
 
 // obstacles says what stops the pods' packets for certain and is out of our reach. firewalld says
@@ -29,7 +28,7 @@ func obstacles(ctx context.Context, s *session.Session, rec *state.Network) (fir
 	for _, o := range list {
 		if !o.Maybe {
 			texts = append(texts, o.String())
-			firewalld = firewalld && o.Kind == foreign.Firewalld
+			firewalld = firewalld && o.Firewalld
 		}
 	}
 	if len(texts) == 0 {

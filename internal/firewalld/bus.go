@@ -79,43 +79,20 @@ func (b *bus) begin(ctx context.Context) error {
 	return nil
 }
 
-// dialSocket connects to the first of a list of addresses that can be had. Of the transports only
-// unix is supported: others reach another machine, or start a program.
-func dialSocket(ctx context.Context, addresses string, patience time.Duration) (net.Conn, error) {
-	err := fmt.Errorf("bus %q: want an address such as %s", addresses, systemBus)
-	for address := range strings.SplitSeq(addresses, ";") {
-		path, ok := socketPath(address)
-		if !ok {
-			continue
-		}
-		dialer := net.Dialer{Timeout: patience}
-		var socket net.Conn
-		if socket, err = dialer.DialContext(ctx, "unix", path); err == nil {
-			return socket, nil
-		}
-		err = fmt.Errorf("%w: %w", errNoBus, err)
-	}
-	return nil, err
-}
-
-// socketPath reads one address.
-func socketPath(address string) (path string, ok bool) {
-	rest, ok := strings.CutPrefix(address, "unix:")
+// dialSocket connects. Of the transports only unix is supported, by a path: others reach another machine, or start a
+// program.
+func dialSocket(ctx context.Context, address string, patience time.Duration) (net.Conn, error) {
+	path, ok := strings.CutPrefix(address, "unix:path=")
 	if !ok {
-		return "", false
+		return nil, fmt.Errorf("bus %q: want an address such as %s", address, systemBus)
 	}
-	for pair := range strings.SplitSeq(rest, ",") {
-		key, value, _ := strings.Cut(pair, "=")
-		value, err := dbus.UnescapeBusAddressValue(value)
-		switch {
-		case err != nil || value == "":
-		case key == "path":
-			return value, true
-		case key == "abstract":
-			return "@" + value, true
-		}
+	path, _, _ = strings.Cut(path, ",") // guid=…
+	dialer := net.Dialer{Timeout: patience}
+	socket, err := dialer.DialContext(ctx, "unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errNoBus, err)
 	}
-	return "", false
+	return socket, nil
 }
 
 // ignoreCalls drops what nobody has business to send here: method calls, and announcements of

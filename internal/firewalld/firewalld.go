@@ -47,7 +47,7 @@ type Config struct {
 	// State has the networks, and keeps what was done.
 	State *state.Dir
 	// Address is the bus's, as in DBUS_SYSTEM_BUS_ADDRESS; empty is where the system's bus
-	// listens. Only transport unix is supported.
+	// listens. Only unix:path=… is supported.
 	Address string
 	// Log is told of links that join and leave; nil is nobody.
 	Log *slog.Logger

@@ -409,31 +409,3 @@ func TestNumberOfGuardRulesDoesNotDependOnPods(t *testing.T) {
 	}
 	wantEndpoints(t, c)
 }
-
-func BenchmarkAddGuarded(b *testing.B) {
-	for _, tc := range []struct {
-		name string
-		ep   Endpoint
-	}{
-		{"IPv4/guard=no", pod("fffffffffff", "10.22.255.254")},
-		{"IPv4/guard=yes", guardedPod("fffffffffff", "veth1", podMAC, "10.22.255.254")},
-		{"dual-stack/guard=no", pod("fffffffffff", "10.22.255.254", "fd00:22::ffff")},
-		{"dual-stack/guard=yes", guardedPod("fffffffffff", "veth1", podMAC, "10.22.255.254", "fd00:22::ffff")},
-	} {
-		b.Run(tc.name, func(b *testing.B) {
-			c := benchmarked(b, 1000)
-			mustEnsure(b, c, guardNet())
-			b.ReportAllocs()
-			for b.Loop() {
-				if err := add(c, tc.ep); err != nil {
-					b.Fatal(err)
-				}
-				b.StopTimer()
-				if err := remove(c, tc.ep); err != nil {
-					b.Fatal(err)
-				}
-				b.StartTimer()
-			}
-		})
-	}
-}

@@ -97,42 +97,6 @@ func names(diffs []tombolo.Difference, what string) bool {
 	return false
 }
 
-// A table that the version before this one made has no sentinels, and pods that run.
-func TestSetsWithoutSentinelsGetTheirs(t *testing.T) {
-	t.Parallel()
-	ctx := context.Background()
-	c, ns := dialNew(t)
-	n, pods := sentinelNet(), sentinelPods()
-	mustEnsure(t, c, n)
-	mustAdd(t, c, pods...)
-	for _, s := range allSets(t, c, n) {
-		key := s.Sentinel()
-		tx := c.tables.Begin(nil)
-		tx.DelElement(key)
-		if err := tx.Commit(c.tables.Conn); err != nil {
-			t.Fatal(err)
-		}
-	}
-	before := normal(nft(t, ns, "list", "ruleset"))
-	if strings.Contains(before, "sentinel") {
-		t.Fatalf("sentinels are left:\n%s", before)
-	}
-	handles := nft(t, ns, "-a", "list", "chain", "inet", "tombolo", "forward")
-	if ready, err := c.Ready(ctx, n); ready || err != nil {
-		t.Errorf("Ready: %v, %v", ready, err)
-	}
-	if out := mustEnsure(t, c, n); out != (Outcome{Changed: true, Emptied: true}) {
-		t.Errorf("Ensure: %+v", out)
-	}
-	wantReady(t, c, n, pods...)
-	if got := withoutSentinels(normal(nft(t, ns, "list", "ruleset"))); got != before {
-		t.Errorf("but for sentinels (-before +after):\n%s", cmp.Diff(before, got))
-	}
-	if got := nft(t, ns, "-a", "list", "chain", "inet", "tombolo", "forward"); got != handles {
-		t.Errorf("rules were made anew:\n%s", got)
-	}
-}
-
 // A call that is stopped between the two leaves it to the next.
 func TestPrepareIsNotTheEnd(t *testing.T) {
 	t.Parallel()

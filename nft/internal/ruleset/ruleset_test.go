@@ -64,3 +64,18 @@ func TestPrioritiesAreTheLibrarys(t *testing.T) {
 		}
 	}
 }
+
+func TestTypesHaveTheLibrarysNumbers(t *testing.T) {
+	t.Parallel()
+	for theirs, ours := range map[nftables.SetDatatype]uint32{
+		nftables.TypeNFProto: nftnl.TypeFamily, nftables.TypeInteger: nftnl.TypeInteger, nftables.TypeIPAddr: nftnl.TypeIPv4, nftables.TypeIP6Addr: nftnl.TypeIPv6,
+		nftables.TypeEtherAddr: nftnl.TypeEther, nftables.TypeInetProto: nftnl.TypeProtocol, nftables.TypeInetService: nftnl.TypePort, nftables.TypeIFName: nftnl.TypeIfname,
+	} {
+		if theirs.GetNFTMagic() != ours {
+			t.Errorf("%s: %d, and the library has %d", theirs.Name, ours, theirs.GetNFTMagic())
+		}
+	}
+	if nftnl.TypeBits != nftables.SetConcatTypeBits {
+		t.Errorf("%d bits for a part of a concatenation", nftnl.TypeBits)
+	}
+}

@@ -97,10 +97,15 @@ func (c *Conn) sum() uint64 {
 // Check lists what Ensure would mend.
 func (c *Conn) Check(ctx context.Context) (diffs []tombolo.Difference, _ error) {
 	err := c.planned(ctx, func(p *plan) error {
-		diffs = p.differences()
+		if diffs = p.differences(); len(diffs) == 0 {
+			return nil
+		}
 		return nftnl.Unchanged(c.nl, p.generation)
 	})
-	return diffs, err
+	if err != nil {
+		return nil, err
+	}
+	return diffs, nil
 }
 
 // Remove takes our rules out of iptables' chains FORWARD, for whatever mark they are.

@@ -11,9 +11,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/tombolo-cni/tombolo/internal/cni/cniargs"
 	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
-	"github.com/tombolo-cni/tombolo/internal/cni/reference/portmap"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network"
@@ -67,7 +65,7 @@ func (c *call) asked(conf *NetConf) (*asked, error) {
 	if err != nil {
 		return nil, err
 	}
-	args, err := cniargs.Parse(c.args)
+	args, err := ipamconf.ParseArgs(c.args)
 	if err != nil {
 		return nil, err
 	}
@@ -84,7 +82,7 @@ func (c *call) asked(conf *NetConf) (*asked, error) {
 	if conf.bridge {
 		a.prev = nil
 	}
-	if a.pod.Ports, err = portmap.Published(rc.PortMappings); err != nil {
+	if a.pod.Ports, err = publishedPorts(rc.PortMappings); err != nil {
 		return nil, err
 	}
 	if a.pod.Limits, err = conf.shape(rc); err != nil {

@@ -8,7 +8,6 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
-	"github.com/tombolo-cni/tombolo/internal/cni/reference/podlink"
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
@@ -45,7 +44,7 @@ func (c *NetConf) dhcp() (*ipamconf.DHCP, error) { return ipamconf.ReadDHCP(c.IP
 // delBridge is del, after the DEL of the program that was here before, where that made the pod's link.
 func (c *call) delBridge(ctx context.Context, conf *NetConf) error {
 	by, err := c.carriers(conf)
-	if err == nil && by.kept && podlink.IsOthers(c.netns, c.ifName) {
+	if err == nil && by.kept && podHasLink(c.netns, c.ifName) {
 		_, err = c.handOver(ctx)
 	}
 	if err != nil {

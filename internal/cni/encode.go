@@ -63,7 +63,7 @@ func encodeResult(r *current.Result) []byte {
 			route.Dst.String(), route.GW, route.MTU, route.AdvMSS, route.Priority, route.Table, route.Scope,
 		})
 	}
-	if !isEmptyDNS(r.DNS) {
+	if !r.DNS.IsEmpty() {
 		object.DNS = &r.DNS
 	}
 	return append(strict.Append(nil, &object), '\n')

@@ -4,11 +4,6 @@ import (
 	"strings"
 
 	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
-	"github.com/tombolo-cni/tombolo/internal/cni/reference"
-	"github.com/tombolo-cni/tombolo/internal/cni/reference/firewall"
-	"github.com/tombolo-cni/tombolo/internal/cni/reference/limits"
-	"github.com/tombolo-cni/tombolo/internal/cni/reference/portmap"
-	"github.com/tombolo-cni/tombolo/internal/cni/reference/tuning"
 	"github.com/tombolo-cni/tombolo/internal/strict"
 	"github.com/tombolo-cni/tombolo/network"
 )
@@ -27,12 +22,12 @@ func Examine(name string, data []byte) (*network.Network, []string) {
 	c := &call{Plugin: &Plugin{Name: name}, stdin: data}
 	pass := exempt
 	if name != "" {
-		pass = func(string, string) bool { return true }
+		pass = anything
 	}
-	if run, _ := c.named(); run != nil {
+	if n := c.named(); n != nil {
 		_ = strict.Lenient(data, &conf)
 		note(c.accept(&conf))
-		note(c.examineChained())
+		note(n.examine(c))
 		return nil, found
 	}
 	note(strict.All(data, &conf, pass))
@@ -53,16 +48,4 @@ func Examine(name string, data []byte) (*network.Network, []string) {
 	}
 	s.Subnets = ipamconf.Subnets(data)
 	return &s.Network, found
-}
-
-// examineChained says what ADD of a plugin that works on interfaces of others would find wrong with the configuration,
-// by that alone; nil by any other name.
-func (c *call) examineChained() error {
-	examine := map[string]func(*reference.Call) error{
-		"bandwidth": limits.Examine, "firewall": firewall.Examine, "portmap": portmap.Examine, "tuning": tuning.Examine,
-	}[c.Name]
-	if examine == nil {
-		return nil
-	}
-	return examine(&reference.Call{Name: c.Name, Stdin: c.stdin})
 }

@@ -9,13 +9,15 @@ import (
 	"slices"
 	"strings"
 
+	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
-	"github.com/tombolo-cni/tombolo/internal/cni/reference/firewall"
-	"github.com/tombolo-cni/tombolo/internal/cni/reference/portmap"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
+	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"golang.org/x/sys/unix"
 )
 
 // A pod that another program made is that program's, and the reference's: where no record tells of the
@@ -24,11 +26,6 @@ import (
 
 // self is this program, as the kernel knows it.
 const self = "/proc/self/exe"
-
-// worksOnOthers says whether the plugin of the call's name works on interfaces that other plugins made.
-func (p *Plugin) worksOnOthers() bool {
-	return slices.Contains([]string{"bandwidth", "firewall", "portmap", "tuning"}, p.Name)
-}
 
 // carriers say by which programs a call is to be carried out.
 type carriers struct{ ours, kept bool }
@@ -50,35 +47,19 @@ func (c *call) carriers(conf *NetConf) (carriers, error) {
 	return carriers{ours: ours, kept: !ours}, err
 }
 
-// carriersOfDEL leave nothing of either: the names may have changed over since the ADD, one by one and back. What
-// goes after a reboot is told by the ADD's result.
+// carriersOfDEL leave nothing of either: the names may have changed over since the ADD, one by one. What
+// goes after a reboot is told by the ADD's result, which names our port.
 func (c *call) carriersOfDEL(conf *NetConf, dir *state.Dir, hash string) carriers {
 	rec, err := dir.Load(c.network, hash)
-	ours, others := c.madeBy(conf, "veth"+hash)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
+		prev, err := parsePrevResult(conf, c.cniVersion)
+		ours := err == nil && prev != nil && slices.ContainsFunc(prev.Interfaces, func(in *current.Interface) bool { return in.Name == "veth"+hash })
 		return carriers{ours: ours, kept: !ours}
 	case err != nil || rec.State != state.Ready:
 		return carriers{ours: true}
 	}
-	return carriers{ours: true, kept: others || c.mayHaveGiven(conf, rec)}
-}
-
-// madeBy says whose the port is that the ADD's result names, as far as it tells. A bridge of another program's comes
-// with a port; plugins like ptp have no bridge.
-func (c *call) madeBy(conf *NetConf, port string) (ours, others bool) {
-	prev, err := parsePrevResult(conf, c.cniVersion)
-	if err != nil || prev == nil {
-		return false, false
-	}
-	host := 0
-	for _, in := range prev.Interfaces {
-		ours = ours || in.Name == port
-		if in.Sandbox == "" {
-			host++
-		}
-	}
-	return ours, !ours && host > 1
+	return carriers{ours: true, kept: c.mayHaveGiven(conf, rec)}
 }
 
 // mayHaveGiven says whether a pod of ours may have by the kept program what the configuration asks for, since it has
@@ -94,16 +75,34 @@ func (c *call) mayHaveGiven(conf *NetConf, rec *state.Attachment) bool {
 		limits, err := conf.shape(asked)
 		may = err == nil && !limits.IsZero() && rec.Bandwidth == state.Bandwidth{}
 	case "firewall":
-		may = firewall.IsReferenceHere()
+		may = isReferencesChainHere()
 	case "portmap":
-		ports, err := portmap.Published(asked.PortMappings)
+		ports, err := publishedPorts(asked.PortMappings)
 		may = err == nil && len(ports) > 0 && len(rec.Published) == 0
 	}
 	if !may {
 		return false
 	}
-	code, wrong := firstCode(c.examineChained())
+	code, wrong := firstCode(c.named().examine(c))
 	return !wrong || code == codeUnsupportedField // by ours alone
+}
+
+// isReferencesChainHere says whether the reference's firewall has its chain in iptables, where that works over nf_tables.
+func isReferencesChainHere() (is bool) {
+	conn, err := nl.Dial(unix.NETLINK_NETFILTER, nil)
+	if err != nil {
+		return false
+	}
+	defer conn.Close()
+	for _, family := range []uint8{unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} {
+		var b nl.Batch
+		nftnl.Get(&b, nl.Name("chain CNI-FORWARD"), family, unix.NFT_MSG_GETCHAIN, func([]byte) error {
+			is = true
+			return nil
+		}, nftnl.String(unix.NFTA_CHAIN_TABLE, "filter"), nftnl.String(unix.NFTA_CHAIN_NAME, "CNI-FORWARD"))
+		_ = nftnl.Look(conn, &b)
+	}
+	return is
 }
 
 // handOver has the program carry the call out that had the name before, and gives what that said.

@@ -14,8 +14,6 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
-	"github.com/tombolo-cni/tombolo/internal/cni/reference/portmap"
-	"github.com/tombolo-cni/tombolo/internal/cni/vlanconf"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/strict"
@@ -53,7 +51,7 @@ type NetConf struct {
 	MACSpoofCheck             bool    `json:"macspoofchk"`
 	DisableContainerInterface bool    `json:"disableContainerInterface"`
 	PortIsolation             bool    `json:"portIsolation"`
-	vlanconf.Conf
+	VLANConf
 
 	// Fields of the reference's firewall and bandwidth plugins, with their meaning.
 	IngressPolicy string `json:"ingressPolicy"`
@@ -313,7 +311,7 @@ func (c *NetConf) settings() settings {
 		s.Routed, s.DefaultMTU = false, ethernetMTU
 	}
 	c.lan(&s)
-	s.VLAN, _ = c.Membership()
+	s.VLAN, _ = c.membership()
 	if s.VLAN.ID != 0 && c.DefaultRoute == "" && s.Exit != "" {
 		s.Exit = network.ExitRouter // the host is not in the VLAN
 		s.DefaultGateway = !s.NoDefaultRoute
@@ -341,7 +339,7 @@ func (c *NetConf) settings() settings {
 
 // vlanProblems are about VLANs that there cannot be, and about those that a network cannot be in.
 func (c *NetConf) vlanProblems(p *problems) {
-	if _, err := c.Membership(); err != nil {
+	if _, err := c.membership(); err != nil {
 		p.add(true, "%v", err)
 		return
 	}
@@ -373,9 +371,9 @@ func orDefault(v *bool, def bool) bool {
 // runtimeConfig is what of the capabilities' arguments concerns us; the IPAM reads
 // its own.
 type runtimeConfig struct {
-	MAC          string            `json:"mac"`
-	PortMappings []portmap.Mapping `json:"portMappings"`
-	Bandwidth    *Bandwidth        `json:"bandwidth"`
+	MAC          string        `json:"mac"`
+	PortMappings []PortMapping `json:"portMappings"`
+	Bandwidth    *Bandwidth    `json:"bandwidth"`
 	DNS          struct {
 		Servers  []string `json:"servers"`
 		Searches []string `json:"searches"`

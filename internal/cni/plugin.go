@@ -139,8 +139,8 @@ func (c *call) run() error {
 			return err
 		}
 	}
-	if run, _ := c.named(); run != nil {
-		return c.byName(run)
+	if n := c.named(); n != nil {
+		return c.byName(n)
 	}
 	switch c.verb {
 	case "ADD":
@@ -347,11 +347,10 @@ func (c *call) print(result []byte) error {
 // says its own.
 func (c *call) versionVerb() error {
 	supported := c.supported()
-	named, _ := c.named()
 	var conf struct {
 		CNIVersion string `json:"cniVersion"`
 	}
-	if data, err := io.ReadAll(io.LimitReader(c.Stdin, maxStdin)); named != nil || err != nil || json.Unmarshal(data, &conf) != nil || conf.CNIVersion == "" || c.Name == nameBridge {
+	if data, err := io.ReadAll(io.LimitReader(c.Stdin, maxStdin)); c.named() != nil || err != nil || json.Unmarshal(data, &conf) != nil || conf.CNIVersion == "" || c.Name == nameBridge {
 		conf.CNIVersion = supported[len(supported)-1]
 	}
 	return json.NewEncoder(c.Stdout).Encode(struct {

@@ -10,7 +10,6 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
-	"github.com/tombolo-cni/tombolo/internal/cni/reference/portmap"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/network"
@@ -33,7 +32,7 @@ func TestCapabilitiesAsContainerdWritesThem(t *testing.T) {
 		{"HostPort":53,"ContainerPort":5353,"Protocol":"udp","HostIP":"192.0.2.1"}],
 		"bandwidth":{"IngressRate":8000000,"IngressBurst":4294967295,"EgressRate":4000000,"EgressBurst":4294967295},
 		"dns":{"Servers":["10.0.0.10"],"Searches":["default.svc"],"Options":["ndots:5"]}}`)
-	published, err := portmap.Published(rc.PortMappings)
+	published, err := publishedPorts(rc.PortMappings)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,7 +71,7 @@ func TestPortMappings(t *testing.T) {
 		{`{"hostPort": 80, "containerPort": 80, "hostIP": "224.0.0.1"}`, "hostIP 224.0.0.1 is a multicast address"},
 		{`{"hostPort": 80, "containerPort": 80, "hostIP": "::1"}`, "hostIP ::1: the kernel leads nothing from there to a pod: use 127.0.0.1"},
 	} {
-		list, err := portmap.Published(parsedRuntimeConfig(t, `{"portMappings": [`+tt.json+`]}`).PortMappings)
+		list, err := publishedPorts(parsedRuntimeConfig(t, `{"portMappings": [`+tt.json+`]}`).PortMappings)
 		got := ""
 		if err != nil {
 			got = strings.TrimPrefix(describe(err), "code 7: runtimeConfig.portMappings[0]: ")
@@ -88,7 +87,7 @@ func TestPortMappings(t *testing.T) {
 func TestMappingThatStandsThereTwiceCountsOnce(t *testing.T) {
 	t.Parallel()
 	const one = `{"hostPort": 8080, "containerPort": 80}`
-	list, err := portmap.Published(parsedRuntimeConfig(t, `{"portMappings": [`+one+`,`+one+`]}`).PortMappings)
+	list, err := publishedPorts(parsedRuntimeConfig(t, `{"portMappings": [`+one+`,`+one+`]}`).PortMappings)
 	if err != nil || len(list) != 1 {
 		t.Errorf("got %v, %v", list, err)
 	}

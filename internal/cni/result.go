@@ -2,13 +2,13 @@ package cni
 
 import (
 	"math"
+	"net"
 	"net/netip"
 
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
-	"github.com/tombolo-cni/tombolo/internal/cni/reference"
 	"github.com/tombolo-cni/tombolo/network"
 	"github.com/tombolo-cni/tombolo/route"
 )
@@ -65,7 +65,7 @@ func routeOf(r *types.Route) (route.Route, error) {
 
 // resultRoute is the way back.
 func resultRoute(r route.Route) *types.Route {
-	one := &types.Route{Dst: reference.IPNet(r.Dst), MTU: int(r.MTU), AdvMSS: int(r.AdvMSS), Priority: int(r.Priority)}
+	one := &types.Route{Dst: ipNet(r.Dst), MTU: int(r.MTU), AdvMSS: int(r.AdvMSS), Priority: int(r.Priority)}
 	if r.Gateway.IsValid() {
 		one.GW = r.Gateway.AsSlice()
 	}
@@ -104,7 +104,7 @@ func (c *call) result(a *asked, from *allocator, made *network.Attachment) *curr
 		addresses = from.said.Ordered(addresses)
 	}
 	for _, address := range addresses {
-		ip := &current.IPConfig{Address: reference.IPNet(address.Prefix), Interface: &podInterface}
+		ip := &current.IPConfig{Address: ipNet(address.Prefix), Interface: &podInterface}
 		if address.Gateway.IsValid() {
 			ip.Gateway = address.Gateway.AsSlice()
 		}
@@ -114,9 +114,9 @@ func (c *call) result(a *asked, from *allocator, made *network.Attachment) *curr
 		r.Routes = append(r.Routes, resultRoute(one))
 	}
 	switch leased := leasedDNS(from, made.DNS); {
-	case !isEmptyDNS(a.dns):
+	case !a.dns.IsEmpty():
 		r.DNS = a.dns
-	case !isEmptyDNS(leased):
+	case !leased.IsEmpty():
 		r.DNS = leased
 	}
 	return r
@@ -134,6 +134,7 @@ func leasedDNS(from *allocator, heard network.DNS) types.DNS {
 	return dns
 }
 
-func isEmptyDNS(d types.DNS) bool {
-	return len(d.Nameservers)+len(d.Search)+len(d.Options) == 0 && d.Domain == ""
+// ipNet is the form that a result has for an address with its network's length.
+func ipNet(p netip.Prefix) net.IPNet {
+	return net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }

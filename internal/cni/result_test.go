@@ -11,7 +11,6 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
-	"github.com/tombolo-cni/tombolo/internal/cni/reference"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network"
 	"github.com/tombolo-cni/tombolo/route"
@@ -37,7 +36,7 @@ func dualStack() []ipam.Address {
 }
 
 // cidr keeps the host bits, as results do.
-func cidr(s string) net.IPNet { return reference.IPNet(netip.MustParsePrefix(s)) }
+func cidr(s string) net.IPNet { return ipNet(netip.MustParsePrefix(s)) }
 
 func ip(s string) net.IP { return netip.MustParseAddr(s).AsSlice() }
 
@@ -69,7 +68,7 @@ func TestPrefixOf(t *testing.T) {
 			if ok != (tt.want != "") || ok && got.String() != tt.want {
 				t.Errorf("ipamconf.Prefix(%v) = %v, %t; want %q", tt.in, got, ok, tt.want)
 			}
-			if back, _ := ipamconf.Prefix(reference.IPNet(got)); ok && back != got {
+			if back, _ := ipamconf.Prefix(ipNet(got)); ok && back != got {
 				t.Errorf("ipNet gives %v back", back)
 			}
 		})

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/tombolo-cni/tombolo/internal/cni/cniargs"
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
@@ -75,7 +74,7 @@ func (h *hostLocal) configure(conf *netconf[hostLocalConf], r *Request) error {
 	if err := conf.checkFamilies(one); err != nil {
 		return err
 	}
-	args, err := cniargs.Parse(r.Args)
+	args, err := ParseArgs(r.Args)
 	if err != nil {
 		return err
 	}

@@ -7,7 +7,6 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
-	"github.com/tombolo-cni/tombolo/internal/cni/cniargs"
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
@@ -58,7 +57,7 @@ func (s *static) configure(r *Request) error {
 	if conf.IPAM == nil {
 		return newError(codeInvalidConfig, nil, `network %q: static needs the field "ipam"`, r.Network)
 	}
-	args, err := cniargs.Parse(r.Args)
+	args, err := ParseArgs(r.Args)
 	if err != nil {
 		return err
 	}
@@ -93,7 +92,7 @@ func (s *static) configure(r *Request) error {
 // staticAddresses merges the four sources in the order of the reference plugin:
 // CNI_ARGS adds to the config's addresses and sets their gateways, args.cni.ips
 // replaces all of that, and runtimeConfig.ips replaces it again.
-func staticAddresses(conf *netconf[*staticConf], args cniargs.Args) ([]addressConf, error) {
+func staticAddresses(conf *netconf[*staticConf], args Args) ([]addressConf, error) {
 	addresses := slices.Clone(conf.IPAM.Addresses)
 	added, err := parsePrefixes("CNI_ARGS IP", args.List("IP"))
 	if err != nil {

@@ -1,5 +1,4 @@
-// Package vlanconf reads the fields of the reference plugin bridge that are about VLANs.
-package vlanconf
+package cni
 
 import (
 	"fmt"
@@ -7,8 +6,8 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge/vlan"
 )
 
-// Conf are these fields, with the reference's meaning.
-type Conf struct {
+// VLANConf are the fields of the reference plugin bridge that are about VLANs.
+type VLANConf struct {
 	VLAN                int     `json:"vlan"`
 	VLANTrunk           []Trunk `json:"vlanTrunk"`
 	PreserveDefaultVLAN bool    `json:"preserveDefaultVlan"`
@@ -21,8 +20,8 @@ type Trunk struct {
 	ID    *int `json:"id"`
 }
 
-// Membership is what they say of a port. With an error, it is what of them can be meant.
-func (c *Conf) Membership() (vlan.Membership, error) {
+// membership is what they say of a port. With an error, it is what of them can be meant.
+func (c *VLANConf) membership() (vlan.Membership, error) {
 	m := vlan.Membership{KeepDefault: c.PreserveDefaultVLAN}
 	var first error
 	refuse := func(format string, args ...any) {

@@ -1,4 +1,4 @@
-package tuning
+package cni
 
 import (
 	"os"
@@ -25,13 +25,13 @@ func TestTheFileOfWhatWasBeforeIsAFile(t *testing.T) {
 		if err := put(); err != nil {
 			t.Fatal(err)
 		}
-		if b := load(path); b != nil {
+		if b := loadAttributes(path); b != nil {
 			t.Errorf("%s: %+v is read", name, b)
 		}
-		if err := (&backup{MTU: 1400}).save(path); err != nil {
+		if err := (attributes{MTU: new(1400)}).save(path); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		if b := load(path); b == nil || b.MTU != 1400 {
+		if b := loadAttributes(path); b == nil || *b.MTU != 1400 {
 			t.Errorf("%s: %+v is read of what was saved", name, b)
 		}
 		if data, err := os.ReadFile(victim); err != nil || string(data) != secret {
@@ -40,5 +40,18 @@ func TestTheFileOfWhatWasBeforeIsAFile(t *testing.T) {
 		if err := os.Remove(path); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+func TestAllowlistNamesWhatIsAllowed(t *testing.T) {
+	t.Parallel()
+	const list = "^net.core.somaxconn$\n\n ^net\\.ipv4\\.conf\\.IFNAME\\.(arp_filter|rp_filter)$ \n"
+	for key, want := range map[string]bool{"net.core.somaxconn": true, "net.ipv4.conf.IFNAME.arp_filter": true, "net.ipv4.conf.all.arp_filter": false, "xnet.core.somaxconn": false} {
+		if err := allowedBy(list, map[string]string{key: "1"}); (err == nil) != want {
+			t.Errorf("%s: %v", key, err)
+		}
+	}
+	if err := allowedBy("a(b\n.*", map[string]string{"net.core.somaxconn": "1"}); err == nil {
+		t.Error("what is no pattern allows")
 	}
 }

@@ -1,39 +1,35 @@
-// Package ipams is the reference's plugins host-local, static and dhcp: IPAM plugins, which another
-// plugin calls for the addresses of its pods.
-package ipams
+package cni
 
 import (
 	"context"
 	"net/netip"
 	"time"
 
-	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
-	"github.com/tombolo-cni/tombolo/internal/cni/reference"
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
 // lockWait is longer than any deadline: the reference waits as long as it takes.
 const lockWait = time.Hour
 
-// Run is host-local or static, by the name that the call has. As there, STATUS and GC do nothing,
-// and neither does DEL of static.
-func Run(ctx context.Context, c *reference.Call) (*current.Result, error) {
-	if c.Verb == "STATUS" || c.Verb == "GC" || c.Verb == "DEL" && c.Name == "static" {
+// ipamPlugin is the reference's host-local or static, which another plugin calls for the addresses of its pods. As
+// there, STATUS and GC do nothing, and neither does DEL of static.
+func (c *call) ipamPlugin(ctx context.Context, conf *NetConf) (*current.Result, error) {
+	if c.verb == "STATUS" || c.verb == "GC" || c.verb == "DEL" && c.Name == "static" {
 		return nil, nil
 	}
 	of, err := ipamconf.New(&ipamconf.Request{
-		Type: c.Name, ByName: true, Unrecorded: c.Verb == "ADD", Strict: true,
-		Network: c.Network, Args: c.Args, Stdin: c.Stdin, Warn: c.Warn,
+		Type: c.Name, ByName: true, Unrecorded: c.verb == "ADD", Strict: true,
+		Network: c.network, Args: c.args, Stdin: c.stdin, Warn: c.log.warn,
 		DefaultDataDir: ipam.DefaultDir, LockWait: lockWait,
 	})
 	if err != nil {
 		return nil, err
 	}
-	owner := ipam.Owner{ContainerID: c.ContainerID, IfName: c.IfName}
-	switch c.Verb {
+	owner := ipam.Owner{ContainerID: c.containerID, IfName: c.ifName}
+	switch c.verb {
 	case "ADD":
 		given, err := of.Add(ctx, owner)
 		if err != nil {
@@ -43,7 +39,7 @@ func Run(ctx context.Context, c *reference.Call) (*current.Result, error) {
 	case "DEL":
 		return nil, of.Del(ctx, owner, nil)
 	}
-	held, err := held(c)
+	held, err := c.held(conf)
 	if err != nil {
 		return nil, err
 	}
@@ -52,16 +48,16 @@ func Run(ctx context.Context, c *reference.Call) (*current.Result, error) {
 
 // held are the addresses that an earlier ADD is said to have given. host-local goes by what is
 // reserved instead.
-func held(c *reference.Call) ([]ipam.Address, error) {
+func (c *call) held(conf *NetConf) ([]ipam.Address, error) {
 	if c.Name != "static" {
 		return nil, nil
 	}
-	prev, err := c.Prev()
+	prev, err := parsePrevResult(conf, c.cniVersion)
 	if err != nil {
 		return nil, err
 	}
 	if prev == nil {
-		return nil, reference.Errorf(types.ErrInvalidNetworkConfig, "CHECK needs prevResult: the result of the ADD that is to be checked")
+		return nil, newError(codeInvalidConfig, "CHECK needs prevResult: the result of the ADD that is to be checked")
 	}
 	var list []ipam.Address
 	for _, ip := range prev.IPs {

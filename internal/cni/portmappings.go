@@ -1,4 +1,4 @@
-package portmap
+package cni
 
 import (
 	"errors"
@@ -7,36 +7,33 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/containernetworking/cni/pkg/types"
-
-	"github.com/tombolo-cni/tombolo/internal/cni/reference"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// Mapping is one of the capability portMappings, as runtimes write it
+// PortMapping is one of the capability portMappings, as runtimes write it
 // (CONVENTIONS.md of the CNI specification).
-type Mapping struct {
+type PortMapping struct {
 	HostPort      int    `json:"hostPort"`
 	ContainerPort int    `json:"containerPort"`
 	Protocol      string `json:"protocol"`
 	HostIP        string `json:"hostIP"`
 }
 
-// Published reads the mappings. One that stands there twice counts once.
-func Published(mappings []Mapping) ([]network.HostPort, error) {
+// publishedPorts reads the mappings. One that stands there twice counts once.
+func publishedPorts(mappings []PortMapping) ([]network.HostPort, error) {
 	var list []network.HostPort
 	for i, m := range mappings {
 		p, err := m.published()
 		if err != nil {
-			return nil, reference.Errorf(types.ErrInvalidNetworkConfig, "runtimeConfig.portMappings[%d]: %v", i, err)
+			return nil, newError(codeInvalidConfig, "runtimeConfig.portMappings[%d]: %v", i, err)
 		}
 		if slices.Contains(list, p) {
 			continue
 		}
 		for _, other := range list {
 			if overlap(p, other) {
-				return nil, reference.Errorf(types.ErrInvalidNetworkConfig, "runtimeConfig.portMappings[%d]: port %s is to lead to port %d of the pod, and %s to %d: publish a port of the host once", i, endpoint.PortText(p), p.PodPort, endpoint.PortText(other), other.PodPort)
+				return nil, newError(codeInvalidConfig, "runtimeConfig.portMappings[%d]: port %s is to lead to port %d of the pod, and %s to %d: publish a port of the host once", i, endpoint.PortText(p), p.PodPort, endpoint.PortText(other), other.PodPort)
 			}
 		}
 		list = append(list, p)
@@ -56,7 +53,7 @@ func overlap(a, b network.HostPort) bool {
 	return a.HostAddr.Is4() == b.HostAddr.Is4() && (a.HostAddr == b.HostAddr || a.HostAddr.IsUnspecified() || b.HostAddr.IsUnspecified())
 }
 
-func (m *Mapping) published() (network.HostPort, error) {
+func (m *PortMapping) published() (network.HostPort, error) {
 	protocol := strings.ToLower(m.Protocol)
 	if protocol == "" {
 		protocol = "tcp"

@@ -1,4 +1,4 @@
-package cniargs
+package ipamconf
 
 import (
 	"bytes"
@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestArgumentsAreReadAllTheSame(t *testing.T) {
+func TestArgumentsAreReadOrRefused(t *testing.T) {
 	t.Parallel()
 	const help = " is not known: add IgnoreUnknown=1 if it is meant for another plugin"
 	for _, tt := range []struct {
@@ -24,15 +24,15 @@ func TestArgumentsAreReadAllTheSame(t *testing.T) {
 		{"IgnoreUnknown=false;IP=1", Args{"IgnoreUnknown": "false", "IP": "1"}, ""},
 		{"IP=1;IP=2", Args{"IP": "2"}, ""},
 
-		{"FOO=1;BAR=2", Args{"FOO": "1", "BAR": "2"}, "FOO=1" + help},
-		{"IgnoreUnknown=0;FOO=1", Args{"FOO": "1", "IgnoreUnknown": "0"}, "FOO=1" + help},
-		{"ip=10.0.0.2", Args{"ip": "10.0.0.2"}, "ip=10.0.0.2" + help},
-		{"IP", Args{}, `"IP" is not of the form KEY=VALUE`},
-		{"IP=1;", Args{"IP": "1"}, `"" is not of the form KEY=VALUE`},
-		{"FOO=1;=1;IP=3;IgnoreUnknown=1", Args{"FOO": "1", "IP": "3", "IgnoreUnknown": "1"}, `"=1" is not of the form KEY=VALUE`},
-		{"IgnoreUnknown=maybe", Args{"IgnoreUnknown": "maybe"}, `IgnoreUnknown="maybe" is neither true nor false`},
+		{"FOO=1;BAR=2", nil, "FOO=1" + help},
+		{"IgnoreUnknown=0;FOO=1", nil, "FOO=1" + help},
+		{"ip=10.0.0.2", nil, "ip=10.0.0.2" + help},
+		{"IP", nil, `"IP" is not of the form KEY=VALUE`},
+		{"IP=1;", nil, `"" is not of the form KEY=VALUE`},
+		{"FOO=1;=1;IP=3;IgnoreUnknown=1", nil, `"=1" is not of the form KEY=VALUE`},
+		{"IgnoreUnknown=maybe", nil, `IgnoreUnknown="maybe" is neither true nor false`},
 	} {
-		got, err := Parse(tt.in)
+		got, err := ParseArgs(tt.in)
 		if diff := cmp.Diff(tt.want, got); diff != "" {
 			t.Errorf("%q (-want +got):\n%s", tt.in, diff)
 		}
@@ -68,10 +68,10 @@ func TestListIsSplitAtCommas(t *testing.T) {
 	}
 }
 
-// FuzzParse: what Parse gives stands in its text, whether or not it is an error too.
-func FuzzParse(f *testing.F) {
+// FuzzParseArgs: what ParseArgs gives stands in its text.
+func FuzzParseArgs(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
-		args, err := Parse(string(data))
+		args, err := ParseArgs(string(data))
 		if coded := new(types.Error); err != nil && (!errors.As(err, &coded) || coded.Code != types.ErrInvalidEnvironmentVariables) {
 			t.Errorf("%v", err)
 		}

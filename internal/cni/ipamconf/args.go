@@ -1,0 +1,66 @@
+package ipamconf
+
+import (
+	"cmp"
+	"strconv"
+	"strings"
+)
+
+// Args are the values of CNI_ARGS by their keys.
+type Args map[string]string
+
+// ParseArgs reads a list of KEY=VALUE with semicolons (CNI specification 1.1.0, "Parameters"), of which
+// the last counts where two have one key. A key that no plugin here knows is an error, as in the
+// reference's plugins, unless IgnoreUnknown is 1 or true. What runtimes tell of Kubernetes pods, K8S_…,
+// is none. Errors have the specification's code 4.
+func ParseArgs(text string) (Args, error) {
+	args := Args{}
+	if text == "" {
+		return args, nil
+	}
+	unknown := ""
+	for pair := range strings.SplitSeq(text, ";") {
+		key, value, ok := strings.Cut(pair, "=")
+		if !ok || key == "" {
+			return nil, newError(codeInvalidEnv, nil, "CNI_ARGS: %q is not of the form KEY=VALUE", pair)
+		}
+		args[key] = value
+		switch key {
+		case "IgnoreUnknown", "IP", "MAC", "GATEWAY":
+		default:
+			if unknown == "" && !strings.HasPrefix(key, "K8S_") {
+				unknown = pair
+			}
+		}
+	}
+	ignore, err := strconv.ParseBool(cmp.Or(args["IgnoreUnknown"], "false"))
+	if err != nil {
+		return nil, newError(codeInvalidEnv, nil, "CNI_ARGS: IgnoreUnknown=%q is neither true nor false", args["IgnoreUnknown"])
+	}
+	if unknown != "" && !ignore {
+		return nil, newError(codeInvalidEnv, nil, "CNI_ARGS: %s is not known: add IgnoreUnknown=1 if it is meant for another plugin", unknown)
+	}
+	return args, nil
+}
+
+// Pod is how the runtime calls the pod, where it says so: namespace/name, or the name alone, as podman
+// gives that of a container.
+func (a Args) Pod() string {
+	ns, name := a["K8S_POD_NAMESPACE"], a["K8S_POD_NAME"]
+	if ns == "" || name == "" {
+		return name
+	}
+	return ns + "/" + name
+}
+
+// List splits a value with commas. An empty one is an empty list.
+func (a Args) List(key string) []string {
+	if a[key] == "" {
+		return nil
+	}
+	items := strings.Split(a[key], ",")
+	for i, item := range items {
+		items[i] = strings.TrimSpace(item)
+	}
+	return items
+}

@@ -1,0 +1,82 @@
+package cni
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+
+	current "github.com/containernetworking/cni/pkg/types/100"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/internal/link"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/netns"
+)
+
+// The pod's loopback interface, whose index is the same in every namespace (LOOPBACK_IFINDEX).
+const (
+	loopbackName  = "lo"
+	loopbackIndex = 1
+)
+
+// loopback is the plugin that containerd up to 1.7 runs for each pod before its networks: it sets a pod's lo up. It
+// does as the reference plugin does. DEL sets it down, but the host's.
+func (c *call) loopback(_ context.Context, conf *NetConf) (*current.Result, error) {
+	switch c.verb {
+	case "ADD":
+		return c.addLoopback(conf)
+	case "DEL":
+		return nil, withinPod(c.netns, func(conn *nl.Conn, _ *netns.NS) error { return setLoopback(conn, 0) })
+	case "CHECK":
+		return nil, within(c.netns, func(conn *nl.Conn, _ *netns.NS) error {
+			l, err := findLink(conn, loopbackName)
+			if err == nil && !l.Up() {
+				err = newError(codeDiffers, "%s is down", loopbackName)
+			}
+			return err
+		})
+	}
+	return nil, nil
+}
+
+// addLoopback gives lo's first address of each family, IPv4 first. An address that is
+// not within 127.0.0.0/8, and not ::1, is an error.
+func (c *call) addLoopback(conf *NetConf) (*current.Result, error) {
+	prev, err := parsePrevResult(conf, c.cniVersion)
+	if err != nil {
+		return nil, err
+	}
+	var list []netip.Prefix
+	err = within(c.netns, func(conn *nl.Conn, _ *netns.NS) error {
+		if err := setLoopback(conn, unix.IFF_UP); err != nil {
+			return err
+		}
+		there, err := addr.On(conn).List(addr.Filter{Link: loopbackIndex})
+		for _, a := range there {
+			if !a.Prefix.Addr().IsLoopback() {
+				return newError(codeKernel, "%s has %s, which is no loopback address", loopbackName, a.Prefix)
+			}
+			list = append(list, a.Prefix)
+		}
+		return err
+	})
+	if err != nil || prev != nil {
+		return prev, err
+	}
+	result := &current.Result{Interfaces: []*current.Interface{
+		{Name: loopbackName, Mac: "00:00:00:00:00:00", Sandbox: c.netns},
+	}}
+	for _, is4 := range []bool{true, false} {
+		if i := slices.IndexFunc(list, func(p netip.Prefix) bool { return p.Addr().Is4() == is4 }); i >= 0 {
+			result.IPs = append(result.IPs, &current.IPConfig{Interface: new(int), Address: ipNet(list[i])})
+		}
+	}
+	return result, nil
+}
+
+func setLoopback(conn *nl.Conn, flags uint32) error {
+	var b nl.Batch
+	link.Request{Index: loopbackIndex, Flags: flags, Change: unix.IFF_UP}.Set(&b, "set link", loopbackName)
+	return conn.Execute(&b)
+}

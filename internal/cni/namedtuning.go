@@ -1,0 +1,196 @@
+package cni
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+
+	current "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/network"
+)
+
+// tuning is the reference's plugin of that name: it sets kernel parameters of a pod, and
+// attributes of its interface.
+func (c *call) tuning(ctx context.Context, conf *NetConf) (*current.Result, error) {
+	if c.verb == "DEL" {
+		c.untune()
+		return nil, nil
+	}
+	f, err := c.readTuning()
+	if err != nil {
+		return nil, err
+	}
+	prev, err := c.chained(conf)
+	if err != nil {
+		return nil, err
+	}
+	if c.verb == "CHECK" {
+		return nil, c.checkTuned(f)
+	}
+	if err := f.allowed(); err != nil {
+		return nil, err
+	}
+	if err := c.tune(ctx, conf, f); err != nil {
+		return nil, err
+	}
+	for _, one := range prev.Interfaces {
+		if f.MAC != nil && one.Name == c.ifName {
+			one.Mac = *f.MAC
+		}
+	}
+	return prev, nil
+}
+
+// tune does not overwrite what an ADD before, without a DEL since, has saved: that is what the link had before it was
+// tuned.
+func (c *call) tune(ctx context.Context, conf *NetConf, f *tuningConf) error {
+	return within(c.netns, func(conn *nl.Conn, pod *netns.NS) error {
+		if err := f.write(pod, c.ifName); err != nil || f.attributes == (attributes{}) {
+			return err
+		}
+		l, err := findLink(conn, c.ifName)
+		if err != nil {
+			return err
+		}
+		path, had := f.backup(c), f.of(l)
+		first := loadAttributes(path)
+		if err := orZero(first).over(had).save(path); err != nil {
+			return err
+		}
+		err = setAttributes(conn, l.Index, f.attributes, c.ifName)
+		if err == nil {
+			err = c.follow(ctx, conf, f)
+		}
+		if err == nil {
+			return nil
+		}
+		err = errors.Join(err, setAttributes(conn, l.Index, had, c.ifName))
+		if first != nil {
+			return errors.Join(err, first.save(path))
+		}
+		return errors.Join(err, os.Remove(path))
+	})
+}
+
+// follow has the guard and the record of the pod follow.
+func (c *call) follow(ctx context.Context, conf *NetConf, f *tuningConf) error {
+	if f.MAC == nil && f.MTU == nil {
+		return nil
+	}
+	node, err := c.open(conf)
+	if err != nil {
+		return err
+	}
+	err = node.Tuned(ctx, c.key(), f.mac(), orZero(f.MTU))
+	if errors.Is(err, network.ErrNotAttached) {
+		return nil
+	}
+	return err
+}
+
+// write sets the kernel parameters.
+func (f *tuningConf) write(pod *netns.NS, ifName string) error {
+	return f.eachSysctl(pod, ifName, func(path, value string) error { return os.WriteFile(path, []byte(value), 0) })
+}
+
+// eachSysctl takes the parameters in the order of their names, and looks at the names of all first. The files are
+// the pod's.
+func (f *tuningConf) eachSysctl(pod *netns.NS, ifName string, do func(path, value string) error) error {
+	keys := slices.Sorted(maps.Keys(f.Sysctl))
+	paths := map[string]string{}
+	for _, key := range keys {
+		var err error
+		if paths[key], err = sysctlFile(key, ifName); err != nil {
+			return err
+		}
+	}
+	if len(keys) == 0 {
+		return nil
+	}
+	return pod.Do(func() error {
+		for _, key := range keys {
+			if err := do(paths[key], f.Sysctl[key]); err != nil {
+				return fmt.Errorf("sysctl %s: %w", key, err)
+			}
+		}
+		return nil
+	})
+}
+
+func setAttributes(conn *nl.Conn, index int, a attributes, name string) error {
+	var b nl.Batch
+	r := a.request()
+	r.Index = index
+	r.Set(&b, "tune link", name)
+	return conn.Execute(&b)
+}
+
+// untune reverts what ADD made of the link. The file goes whatever becomes of that: the namespace may be gone, and a pod
+// can put a link there that takes no such value. As in the reference, nothing fails it: the interface goes next.
+func (c *call) untune() {
+	f := tuningConf{DataDir: defaultTuningDir}
+	_ = json.Unmarshal(c.stdin, &struct {
+		DataDir *string `json:"dataDir"`
+	}{&f.DataDir}) // what is wrong with the rest keeps nothing from going
+	had := loadAttributes(f.backup(c))
+	if had == nil {
+		return
+	}
+	enter := withinPod
+	if c.sameNetNS() {
+		enter = within // which enters the plugin's own, too
+	}
+	err := enter(c.netns, func(conn *nl.Conn, _ *netns.NS) error {
+		l, err := findLink(conn, c.ifName)
+		if err != nil {
+			return nil // what it had went with it
+		}
+		return setAttributes(conn, l.Index, *had, c.ifName)
+	})
+	if removeErr := os.Remove(f.backup(c)); !errors.Is(removeErr, fs.ErrNotExist) {
+		err = errors.Join(err, removeErr)
+	}
+	if err != nil {
+		c.log.warn(err.Error())
+	}
+}
+
+// checkTuned compares what is set with what it should be.
+func (c *call) checkTuned(f *tuningConf) error {
+	return within(c.netns, func(conn *nl.Conn, pod *netns.NS) error {
+		err := f.eachSysctl(pod, c.ifName, func(path, value string) error {
+			data, err := os.ReadFile(path)
+			if have := strings.TrimSuffix(string(data), "\n"); err == nil && have != value {
+				err = newError(codeDiffers, "it is %s, and was set to %s", have, value)
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		l, err := findLink(conn, c.ifName)
+		if err != nil {
+			return err
+		}
+		want := f.attributes
+		want.Promisc = new(orZero(want.Promisc)) // off where it is not to be on, as there
+		if want.MAC != nil {
+			want.MAC = new(want.mac().String())
+		}
+		wanted, _ := json.Marshal(want)
+		has, _ := json.Marshal(want.of(l))
+		if string(wanted) != string(has) {
+			return newError(codeDiffers, "%s has %s, and was set to %s", c.ifName, has, wanted)
+		}
+		return nil
+	})
+}

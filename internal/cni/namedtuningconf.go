@@ -1,0 +1,239 @@
+package cni
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
+	"github.com/tombolo-cni/tombolo/internal/file"
+	"github.com/tombolo-cni/tombolo/internal/link"
+)
+
+// attributes are what tuning sets of a link; nil leaves it. They are fields of the configuration, and of the
+// file by which DEL reverts them, which is the reference's.
+type attributes struct {
+	MAC      *string `json:"mac,omitempty"`
+	Promisc  *bool   `json:"promisc,omitempty"` // a configuration can only switch it on
+	MTU      *int    `json:"mtu,omitempty"`
+	AllMulti *bool   `json:"allmulti,omitempty"`
+	TxQLen   *int    `json:"txQLen,omitempty"`
+}
+
+// over gives the attributes of both, those of a where both have one.
+func (a attributes) over(b attributes) attributes {
+	return attributes{
+		cmp.Or(a.MAC, b.MAC), cmp.Or(a.Promisc, b.Promisc), cmp.Or(a.MTU, b.MTU),
+		cmp.Or(a.AllMulti, b.AllMulti), cmp.Or(a.TxQLen, b.TxQLen),
+	}
+}
+
+// of gives what a link has of the attributes that a sets.
+func (a attributes) of(l *link.Link) attributes {
+	var have attributes
+	if a.MAC != nil {
+		have.MAC = new(l.MAC.String())
+	}
+	if a.Promisc != nil {
+		have.Promisc = new(l.Flags&unix.IFF_PROMISC != 0)
+	}
+	if a.MTU != nil {
+		have.MTU = new(l.MTU)
+	}
+	if a.AllMulti != nil {
+		have.AllMulti = new(l.Flags&unix.IFF_ALLMULTI != 0)
+	}
+	if a.TxQLen != nil {
+		have.TxQLen = new(int(l.TxQLen))
+	}
+	return have
+}
+
+// request sets the attributes in one message.
+func (a attributes) request() link.Request {
+	r := link.Request{MAC: a.mac(), MTU: a.MTU}
+	for bit, on := range map[uint32]*bool{unix.IFF_PROMISC: a.Promisc, unix.IFF_ALLMULTI: a.AllMulti} {
+		if on == nil {
+			continue
+		}
+		r.Change |= bit
+		if *on {
+			r.Flags |= bit
+		}
+	}
+	if a.TxQLen != nil {
+		r.TxQLen = new(uint32(*a.TxQLen))
+	}
+	return r
+}
+
+// mac is nil where none is set.
+func (a attributes) mac() net.HardwareAddr {
+	mac, _ := net.ParseMAC(orZero(a.MAC))
+	return mac
+}
+
+// tuningConf is the configuration of the reference's plugin tuning.
+type tuningConf struct {
+	tuned
+	DataDir       string `json:"dataDir"`
+	RuntimeConfig struct {
+		MAC string `json:"mac"`
+	} `json:"runtimeConfig"`
+	Args struct {
+		CNI tuned `json:"cni"`
+	} `json:"args"`
+}
+
+// tuned is what is to be set.
+type tuned struct {
+	Sysctl sysctls `json:"sysctl"`
+	attributes
+}
+
+// sysctls are kernel parameters by name. One that stands there twice is an error, as in the
+// reference: nobody knows which is meant.
+type sysctls map[string]string
+
+// UnmarshalJSON reads an object of strings.
+func (s *sysctls) UnmarshalJSON(data []byte) error {
+	var values map[string]string
+	if err := json.Unmarshal(data, &values); err != nil {
+		return err
+	}
+	*s = values
+	tokens := 0
+	for d := json.NewDecoder(bytes.NewReader(data)); ; tokens++ {
+		if _, err := d.Token(); err != nil {
+			break
+		}
+	}
+	const braces = 2
+	if values != nil && tokens != 2*len(values)+braces {
+		return errors.New("a parameter stands there twice")
+	}
+	return nil
+}
+
+// JSONExpects says what to write.
+func (sysctls) JSONExpects() string { return "an object of strings, each key once" }
+
+const (
+	defaultTuningDir = "/run/cni/tuning"
+	allowlistFile    = "/etc/cni/tuning/allowlist.conf"
+)
+
+// readTuning reads the configuration. Of the places that name a MAC the later ones count: the field,
+// CNI_ARGS, runtimeConfig and args.
+func (c *call) readTuning() (*tuningConf, error) {
+	var f tuningConf
+	if err := c.unmarshal(&f); err != nil {
+		return nil, err
+	}
+	f.DataDir = cmp.Or(f.DataDir, defaultTuningDir)
+	args, err := ipamconf.ParseArgs(c.args)
+	if err != nil {
+		return nil, err
+	}
+	if mac := cmp.Or(f.RuntimeConfig.MAC, args["MAC"]); mac != "" {
+		f.MAC = &mac
+	}
+	f.attributes = f.Args.CNI.over(f.attributes)
+	if f.Sysctl == nil {
+		f.Sysctl = map[string]string{}
+	}
+	maps.Copy(f.Sysctl, f.Args.CNI.Sysctl)
+	if mac := orZero(f.MAC); mac == "" {
+		f.MAC = nil
+	} else if _, err = net.ParseMAC(mac); err != nil {
+		return nil, newError(codeInvalidConfig, "mac: %v", err)
+	}
+	if orZero(f.MTU) == 0 {
+		f.MTU = nil
+	}
+	if !orZero(f.Promisc) {
+		f.Promisc = nil
+	}
+	if orZero(f.MTU) < 0 || orZero(f.TxQLen) < 0 {
+		return nil, newError(codeInvalidConfig, "mtu and txQLen cannot be negative")
+	}
+	return &f, nil
+}
+
+// sysctlFile is the file of a kernel parameter: of those of the network only, which each
+// namespace has for itself. IFNAME stands for the pod's interface.
+func sysctlFile(key, ifName string) (string, error) {
+	path := filepath.Join("/proc/sys", strings.Replace(strings.ReplaceAll(key, ".", "/"), "IFNAME", ifName, 1))
+	if !strings.HasPrefix(path, "/proc/sys/net/") {
+		return "", newError(codeInvalidConfig, "sysctl %q does not begin with net: a pod has only those for itself", key)
+	}
+	return path, nil
+}
+
+// allowed refuses kernel parameters that the node's operator has not allowed. Without the list all
+// are.
+func (f *tuningConf) allowed() error {
+	if len(f.Sysctl) == 0 {
+		return nil
+	}
+	data, err := os.ReadFile(allowlistFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return allowedBy(string(data), f.Sysctl)
+}
+
+// allowedBy goes by a list of regular expressions, one a line.
+func allowedBy(list string, parameters map[string]string) error {
+	for key := range parameters {
+		found := false
+		for line := range strings.Lines(list) {
+			if line = strings.TrimSpace(line); line == "" {
+				continue
+			}
+			ok, err := regexp.MatchString(line, key)
+			if err != nil {
+				return newError(codeInvalidConfig, "%s: %v", allowlistFile, err)
+			}
+			found = found || ok
+		}
+		if !found {
+			return newError(codeInvalidConfig, "sysctl %q is not allowed by %s", key, allowlistFile)
+		}
+	}
+	return nil
+}
+
+// backup is the file that has what the link had before.
+func (f *tuningConf) backup(c *call) string {
+	return filepath.Join(f.DataDir, c.containerID+"_"+c.ifName+".json")
+}
+
+// save writes the file whole, and through no link.
+func (a attributes) save(path string) error {
+	data, _ := json.MarshalIndent(a, "", " ")
+	return file.Replace(path+".new", unix.O_TRUNC, path, data)
+}
+
+// loadAttributes reads the file; nil where there is none, or none that can be read.
+func loadAttributes(path string) *attributes {
+	data, err := file.Read(path, file.MaxRecord)
+	var a attributes
+	if err != nil || json.Unmarshal(data, &a) != nil {
+		return nil
+	}
+	return &a
+}

@@ -1,0 +1,70 @@
+package cni
+
+import (
+	"errors"
+	"io/fs"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/link"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/netns"
+)
+
+// within has a function work in the pod's namespace at path. It needs CAP_SYS_ADMIN to enter it.
+func within(path string, do func(*nl.Conn, *netns.NS) error) error {
+	pod, err := netns.Open(path)
+	if err != nil {
+		return err
+	}
+	defer pod.Close()
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: pod})
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return do(conn, pod)
+}
+
+// withinPod is within for verbs that take down: a namespace that is gone, or that nobody names, is
+// success, and so is the caller's own, to which the path of a process leads whose number was
+// given anew.
+func withinPod(path string, do func(*nl.Conn, *netns.NS) error) error {
+	if path == "" {
+		return nil
+	}
+	host, err := netns.Current()
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	err = within(path, func(conn *nl.Conn, pod *netns.NS) error {
+		if pod.ID() == host.ID() {
+			return nil
+		}
+		return do(conn, pod)
+	})
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS) {
+		return nil
+	}
+	return err
+}
+
+// findLink gives what of a link can be set.
+func findLink(conn *nl.Conn, name string) (*link.Link, error) {
+	var l link.Link
+	var b nl.Batch
+	link.Get(&b, name, 0, &l, unix.IFLA_ADDRESS, unix.IFLA_MTU, unix.IFLA_TXQLEN)
+	return &l, conn.Execute(&b)
+}
+
+// podHasLink says whether the pod has a link of a name. One that cannot be read is one: the pod gave it more names than
+// fit into an answer.
+func podHasLink(path, name string) (has bool) {
+	_ = withinPod(path, func(conn *nl.Conn, _ *netns.NS) error {
+		_, err := findLink(conn, name)
+		has = !errors.Is(err, fs.ErrNotExist)
+		return nil
+	})
+	return has
+}

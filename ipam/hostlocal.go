@@ -30,6 +30,9 @@ type Config struct {
 	// LockWait is how long to wait for another process's lock on the directory;
 	// 0 means 5 s. The context may end it earlier.
 	LockWait time.Duration
+	// Search has Add look through all reservations for one of the attachment's before it gives another (ErrDuplicate), for
+	// callers that have no record of attachments. An address that was asked for is not looked for.
+	Search bool
 }
 
 // A HostLocal gives addresses out of ranges, in turn, and keeps the reservations in a
@@ -39,6 +42,7 @@ type HostLocal struct {
 	store  store
 	pool   pool
 	wanted []netip.Addr // for each set of pool the address that was asked for; the zero Addr is any
+	search bool
 }
 
 // NewHostLocal checks cfg, and leaves the disk alone. A wrong value is ErrInvalid.
@@ -64,6 +68,7 @@ func NewHostLocal(cfg *Config) (*HostLocal, error) {
 		store:  store{dir: filepath.Join(dir, cfg.Network), network: cfg.Network, wait: cfg.LockWait},
 		pool:   p,
 		wanted: make([]netip.Addr, len(p)),
+		search: cfg.Search,
 	}
 	if h.store.wait == 0 {
 		h.store.wait = defaultLockWait
@@ -163,6 +168,11 @@ func (h *HostLocal) Add(ctx context.Context, owner Owner) (*Allocation, error) {
 	if err := s.enter(ctx, h.pool); err != nil {
 		return nil, err
 	}
+	if h.search {
+		if err := h.refuseSecond(s, owner); err != nil {
+			return nil, err
+		}
+	}
 	given := &Allocation{}
 	for i := range h.pool {
 		addr, r, err := s.allocate(h.pool, i, h.wanted[i], owner)
@@ -176,6 +186,23 @@ func (h *HostLocal) Add(ctx context.Context, owner Owner) (*Allocation, error) {
 	}
 	given.Addresses = ipv4First(given.Addresses)
 	return given, nil
+}
+
+// refuseSecond fails where the owner has an address of a set of which none was asked for.
+func (h *HostLocal) refuseSecond(s *session, owner Owner) error {
+	addrs, err := s.list()
+	if err != nil {
+		return err
+	}
+	exact, old, err := s.ownedBy(addrs, owner)
+	for _, addr := range slices.Concat(exact, old) {
+		for i, set := range h.pool {
+			if !h.wanted[i].IsValid() && set.rangeOf(addr) != nil {
+				return newError(ErrDuplicate, "network %q: interface %q of container %q has %s already: DEL it before another ADD", s.network, owner.IfName, owner.ContainerID, addr)
+			}
+		}
+	}
+	return err
 }
 
 // lockOrCreate locks the directory, and makes it first if it is not there.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"path/filepath"
 
@@ -31,11 +30,12 @@ func (c *call) add(ctx context.Context, conf *NetConf) ([]byte, error) {
 		return nil, err
 	}
 	s := conf.settings()
-	var from *allocator
+	var from ipamconf.Allocator
 	if a.pod.Lease == nil {
-		if from, err = c.allocatorOf(conf, &s); err != nil {
+		if from, err = ipamconf.New(c.ipamRequest(conf, true)); err != nil {
 			return nil, err
 		}
+		s.Allocator = from
 	}
 	if a.pod.NetNS, err = c.openPod(); err != nil {
 		return nil, err
@@ -119,6 +119,7 @@ func (c *call) open(conf *NetConf) (*network.Node, error) {
 			case origin == nil || *origin == s.Origin:
 			case ipamconf.IsThere(origin.Type, c.path) && (origin.Dir == "" || filepath.IsAbs(origin.Dir)):
 				req.Stdin = recordedConfig(c.cniVersion, name, origin)
+				req.Type, req.DataDir = origin.Type, origin.Dir
 			default:
 				c.log.warn(fmt.Sprintf("the attachment's record names an IPAM that is not there (type %q, directory %q): the configuration's is asked to give its address back", origin.Type, origin.Dir))
 			}
@@ -133,7 +134,10 @@ func (c *call) ipamRequest(conf *NetConf, strictly bool) *ipamconf.Request {
 	if conf.bridge {
 		dataDir = ipam.DefaultDir
 	}
+	section := conf.ipam()
 	return &ipamconf.Request{
+		Type:           section.Type,
+		DataDir:        section.DataDir,
 		Network:        c.network,
 		ContainerID:    c.containerID,
 		IfName:         c.ifName,
@@ -145,57 +149,27 @@ func (c *call) ipamRequest(conf *NetConf, strictly bool) *ipamconf.Request {
 		Stderr:         os.Stderr,
 		DefaultDataDir: dataDir,
 		Strict:         strictly,
+		Ranges:         conf.Capabilities["ipRanges"],
+		Gateways:       conf.bridge && conf.settings().Gateway,
 		ByName:         conf.bridge,
 		Warn:           c.log.warn,
 	}
 }
 
-// allocator is that of the configuration, whose routes are the pod's.
-type allocator struct {
-	ipam.Allocator
-	said     *ipamconf.Said
-	gateways bool // an address without a gateway gets one, as by the reference's bridge
-}
-
-// allocatorOf gives the network the allocator of its configuration.
-func (c *call) allocatorOf(conf *NetConf, s *settings) (*allocator, error) {
+// allocator gives the network the allocator of its configuration. With a lease, that is for pods of another type.
+func (c *call) allocator(conf *NetConf, s *settings) (lease *network.Lease, _ error) {
+	if conf.ipamType() == ipamconf.TypeDHCP {
+		dhcp, err := conf.dhcp()
+		if err != nil {
+			return nil, err
+		}
+		lease = &network.Lease{KeeperOptional: dhcp.KeeperOptional()}
+	}
 	of, err := ipamconf.New(c.ipamRequest(conf, true))
-	if err != nil {
-		return nil, err
+	if err == nil {
+		s.Allocator, s.Subnets = of, ipamconf.Subnets(of)
 	}
-	a := &allocator{of, of.Said(), conf.bridge && s.Gateway}
-	s.Allocator = a
-	return a, nil
-}
-
-// Bind is the allocator's own.
-func (a *allocator) Bind(node ipam.Node) ipam.Allocator {
-	return &allocator{a.Allocator.Bind(node), a.said, a.gateways}
-}
-
-// RangeSets are the allocator's own.
-func (a *allocator) RangeSets() []ipam.RangeSet { return ipam.RangeSetsOf(a.Allocator) }
-
-// Add gives the routes along with the addresses.
-func (a *allocator) Add(ctx context.Context, owner ipam.Owner) (*ipam.Allocation, error) {
-	got, err := a.Allocator.Add(ctx, owner)
-	if err != nil {
-		return nil, err
-	}
-	routes, err := routesOf(a.said.Routes)
-	if err != nil {
-		var addrs []netip.Addr
-		for _, one := range got.Addresses {
-			addrs = append(addrs, one.Prefix.Addr())
-		}
-		return nil, errors.Join(err, a.Del(ctx, owner, addrs))
-	}
-	for i := range got.Addresses {
-		if one := &got.Addresses[i]; a.gateways && !one.Gateway.IsValid() {
-			one.Gateway = one.Prefix.Masked().Addr().Next()
-		}
-	}
-	return &ipam.Allocation{Addresses: got.Addresses, Routes: routes}, nil
+	return lease, err
 }
 
 // explain says in the runtime's words what package network cannot.

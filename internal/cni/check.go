@@ -33,14 +33,7 @@ func (c *call) check(ctx context.Context, conf *NetConf) error {
 		return err
 	}
 	defer pod.NetNS.Close()
-	if conf.ipamType() == ipamconf.TypeDHCP {
-		dhcp, err := conf.dhcp()
-		if err != nil {
-			return err
-		}
-		pod.Lease = &network.Lease{KeeperOptional: dhcp.KeeperOptional()}
-	}
-	if _, err := c.allocatorOf(conf, &s); err != nil {
+	if pod.Lease, err = c.allocator(conf, &s); err != nil {
 		return err
 	}
 	var found []string
@@ -106,6 +99,6 @@ func (c *call) reported(prev *current.Result) (*network.Reported, []string, erro
 		}
 	}
 	var err error
-	r.Routes, err = routesOf(prev.Routes)
+	r.Routes, err = ipamconf.Routes(prev.Routes)
 	return r, wrong, err
 }

@@ -103,7 +103,7 @@ func ipamFields(t *testing.T) []string {
 	t.Helper()
 	structs := []string{"hostLocalConf", "rangeConf", "routeConf", "staticConf", "addressConf", "dnsConf", "DHCP", "request", "provide"}
 	var names []string
-	for _, file := range []string{"internal/cni/ipamconf/config.go", "internal/cni/ipamconf/static.go", "internal/cni/ipamconf/dhcp.go"} {
+	for _, file := range []string{"internal/cni/ipamconf/config.go", "internal/cni/ipamconf/static.go", "internal/cni/ipamconf/result.go", "internal/cni/ipamconf/dhcp.go"} {
 		ast.Inspect(parseFile(t, file), func(n ast.Node) bool {
 			spec, ok := n.(*ast.TypeSpec)
 			if !ok || !slices.Contains(structs, spec.Name.Name) {
@@ -419,10 +419,11 @@ func accepts(t *testing.T, data []byte) error {
 	if err != nil {
 		return err
 	}
-	if err := (&call{Plugin: &Plugin{}}).accept(conf); err != nil {
+	c := &call{Plugin: &Plugin{}, stdin: data}
+	if err := c.accept(conf); err != nil || conf.ipamType() == ipamconf.TypeDHCP {
 		return err
 	}
-	_, err = ipamconf.New(&ipamconf.Request{Network: conf.Name, Stdin: data, Strict: true, DefaultDataDir: t.TempDir()})
+	_, err = ipamconf.New(c.ipamRequest(conf, true))
 	return err
 }
 

@@ -16,6 +16,13 @@ func (c *call) encode(r *current.Result) ([]byte, error) {
 		r.CNIVersion = c.cniVersion
 		return encodeResult(r), nil
 	}
+	families := map[bool]int{}
+	for _, ip := range r.IPs {
+		families[ip.Address.IP.To4() != nil]++
+	}
+	if c.cniVersion < "0.3.0" && max(families[true], families[false]) > 1 {
+		return nil, newError(codeInvalidConfig, "a result of CNI %s has one address of each family, and the pod has more: use cniVersion 0.3.0 or later", c.cniVersion)
+	}
 	var out bytes.Buffer
 	older, err := r.GetAsVersion(c.cniVersion)
 	if err == nil {

@@ -56,54 +56,52 @@ func coded(err error) *types.Error {
 	if code, ok := firstCode(err); ok {
 		return &types.Error{Code: code, Msg: msg} // an own one's details are in the message
 	}
-	switch {
-	case errors.Is(err, ipam.ErrPoolFull):
-		return &types.Error{Code: ipamconf.CodePoolFull, Msg: msg}
-	case errors.Is(err, ipam.ErrAddressTaken):
-		return &types.Error{Code: ipamconf.CodeAddressTaken, Msg: msg}
-	case errors.Is(err, ipam.ErrDuplicate):
-		return &types.Error{Code: ipamconf.CodeDuplicate, Msg: msg}
-	case errors.Is(err, ipam.ErrNotReserved):
-		return &types.Error{Code: ipamconf.CodeCheckFailed, Msg: msg}
-	case errors.Is(err, state.ErrLocked), errors.Is(err, ipam.ErrLocked), errors.Is(err, ipam.ErrLiveUnknown):
-		return &types.Error{Code: codeTryAgainLater, Msg: msg}
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
-		return &types.Error{Code: codeTryAgainLater, Msg: msg}
-	case errors.Is(err, bridge.ErrPeerExists):
-		return &types.Error{Code: codeExists, Msg: msg}
-	case errors.Is(err, bridge.ErrBridgeFull), errors.Is(err, bridge.ErrNotBridge):
-		return &types.Error{Code: codeNotAttachable, Msg: msg}
-	case errors.Is(err, bridge.ErrForeign), errors.As(err, new(*nft.ConflictError)), errors.Is(err, addr.ErrDuplicate):
-		return &types.Error{Code: codeConflict, Msg: msg}
-	case errors.Is(err, nft.ErrInvalid), errors.Is(err, bridge.ErrInvalid):
-		return &types.Error{Code: codeInvalidConfig, Msg: msg}
-	case errors.Is(err, uplink.ErrUnreachable):
-		return &types.Error{Code: codeTryAgainLater, Msg: msg}
-	case errors.Is(err, uplink.ErrRefused):
-		return &types.Error{Code: codeUplink, Msg: msg}
-	case errors.Is(err, state.ErrDamaged), errors.As(err, new(*state.RecordError)), errors.As(err, new(*fs.PathError)):
-		return &types.Error{Code: codeIO, Msg: msg}
+	for _, k := range causes() {
+		if errors.Is(err, k.err) {
+			return &types.Error{Code: k.code, Msg: msg}
+		}
 	}
-	return &types.Error{Code: codeKernel, Msg: msg}
+	code := codeKernel
+	switch {
+	case errors.As(err, new(*nft.ConflictError)):
+		code = codeConflict
+	case errors.As(err, new(*state.RecordError)), errors.As(err, new(*fs.PathError)):
+		code = codeIO
+	}
+	return &types.Error{Code: code, Msg: msg}
 }
 
 // oneLine writes joined errors, which come a line each, on one, and nothing of what
 // they quote that a terminal would obey.
 func oneLine(err error) string { return printable.Line(err.Error()) }
 
-// kinds are the codes of package network's own errors.
-func kinds() []struct {
+// A kind is a sort of errors with a code.
+type kind struct {
 	err  error
 	code uint
-} {
-	return []struct {
-		err  error
-		code uint
-	}{
+}
+
+// kinds are package network's own errors.
+func kinds() []kind {
+	return []kind{
 		{network.ErrState, codeIO}, {network.ErrTryAgain, codeTryAgainLater}, {network.ErrHostNamespace, codeInvalidNetNS},
 		{network.ErrExists, codeExists}, {network.ErrNotAttached, codeDiffers}, {network.ErrAttached, codeAttached},
 		{network.ErrConflict, codeConflict}, {network.ErrNoGateway, codeNoGateway}, {network.ErrNoLink, codeNotAttachable},
 		{network.ErrObstructed, codeObstructed}, {network.ErrInvalid, codeInvalidConfig},
+	}
+}
+
+// causes are errors of the packages below, the most important one first.
+func causes() []kind {
+	return []kind{
+		{ipam.ErrPoolFull, ipamconf.CodePoolFull}, {ipam.ErrAddressTaken, ipamconf.CodeAddressTaken},
+		{ipam.ErrDuplicate, ipamconf.CodeDuplicate}, {ipam.ErrNotReserved, ipamconf.CodeCheckFailed},
+		{state.ErrLocked, codeTryAgainLater}, {ipam.ErrLocked, codeTryAgainLater}, {ipam.ErrLiveUnknown, codeTryAgainLater},
+		{context.DeadlineExceeded, codeTryAgainLater}, {context.Canceled, codeTryAgainLater},
+		{bridge.ErrPeerExists, codeExists}, {bridge.ErrBridgeFull, codeNotAttachable}, {bridge.ErrNotBridge, codeNotAttachable},
+		{bridge.ErrForeign, codeConflict}, {addr.ErrDuplicate, codeConflict},
+		{nft.ErrInvalid, codeInvalidConfig}, {bridge.ErrInvalid, codeInvalidConfig},
+		{uplink.ErrUnreachable, codeTryAgainLater}, {uplink.ErrRefused, codeUplink}, {state.ErrDamaged, codeIO},
 	}
 }
 

@@ -43,9 +43,9 @@ func Examine(name string, data []byte) (*network.Network, []string) {
 	} else {
 		r := c.ipamRequest(&conf, true)
 		r.All = true
-		_, err := ipamconf.New(r)
+		of, err := ipamconf.New(r)
 		note(err)
+		s.Subnets = ipamconf.Subnets(of)
 	}
-	s.Subnets = ipamconf.Subnets(data)
 	return &s.Network, found
 }

@@ -21,7 +21,7 @@ func (c *call) ipamPlugin(ctx context.Context, conf *NetConf) (*current.Result, 
 		return nil, nil
 	}
 	of, err := ipamconf.New(&ipamconf.Request{
-		Type: c.Name, ByName: true, Unrecorded: c.verb == "ADD", Strict: true,
+		Type: c.Name, DataDir: conf.dataDir(), ByName: true, Unrecorded: c.verb == "ADD", Strict: true,
 		Network: c.network, Args: c.args, Stdin: c.stdin, Warn: c.log.warn,
 		DefaultDataDir: ipam.DefaultDir, LockWait: lockWait,
 	})
@@ -35,7 +35,9 @@ func (c *call) ipamPlugin(ctx context.Context, conf *NetConf) (*current.Result, 
 		if err != nil {
 			return nil, err
 		}
-		return of.Said().Result(given), nil
+		result := &current.Result{CNIVersion: current.ImplementedSpecVersion, DNS: of.DNS()}
+		ipamconf.Give(result, of.Ordered(given.Addresses), given.Routes, nil)
+		return result, nil
 	case "DEL":
 		return nil, of.Del(ctx, owner, nil)
 	}

@@ -61,7 +61,7 @@ type NetConf struct {
 	Mode string `json:"mode"`
 	LANConf
 	Guard              bool              `json:"guard"`
-	NonMasqueradeCIDRs []Prefix          `json:"nonMasqueradeCIDRs"`
+	NonMasqueradeCIDRs []netip.Prefix    `json:"nonMasqueradeCIDRs"`
 	BridgeNFCall       *bool             `json:"bridgeNFCall"`
 	StateDir           string            `json:"stateDir"`
 	LeaseDir           string            `json:"leaseDir"`
@@ -102,26 +102,6 @@ func (m *Mark) UnmarshalJSON(b []byte) error {
 
 // JSONExpects says what to write.
 func (Mark) JSONExpects() string { return `one bit of 32, as a number or as "0x1000"` }
-
-// Prefix is a network of addresses in CIDR notation. Host bits are cut off.
-type Prefix netip.Prefix
-
-// UnmarshalJSON reads "10.0.0.0/8".
-func (p *Prefix) UnmarshalJSON(b []byte) error {
-	s, err := strconv.Unquote(string(b))
-	if err != nil {
-		return fmt.Errorf("%s is not a string such as %q", b, "10.0.0.0/8")
-	}
-	v, err := netip.ParsePrefix(s)
-	if err != nil || v.Addr().Is4In6() {
-		return fmt.Errorf("%q is not a network such as %q", s, "10.0.0.0/8")
-	}
-	*p = Prefix(v.Masked())
-	return nil
-}
-
-// JSONExpects says what to write.
-func (Prefix) JSONExpects() string { return `a network such as "10.0.0.0/8"` }
 
 // exempt names the keys that no field has and that are no error: what the runtime
 // may put in for others, and a comment's leading underscore.
@@ -170,16 +150,10 @@ func (c *NetConf) complete(name string) {
 }
 
 func configError(err error) error {
-	var unknown *strict.UnknownFieldError
-	var value *strict.ValueError
-	var duplicate *strict.DuplicateKeyError
-	switch {
-	case errors.As(err, &unknown):
-		return newError(codeUnsupportedField, "%v", err)
-	case errors.As(err, &value), errors.As(err, &duplicate):
-		return newError(codeInvalidConfig, "%v", err)
+	if errors.As(err, new(*strict.SyntaxError)) {
+		return newError(codeDecoding, "decode the network's configuration: %v", err)
 	}
-	return newError(codeDecoding, "decode the network's configuration: %v", err)
+	return ipamconf.ConfigError(err)
 }
 
 // problems are all that is wrong with a configuration, the first first.
@@ -206,6 +180,9 @@ func (c *NetConf) problems() problems {
 	p.add(c.PromiscMode && orDefault(c.HairpinMode, false), "promiscMode and hairpinMode exclude each other: leave one of them out")
 	p.add(c.IngressPolicy != "" && policyOf(c.IngressPolicy).String() != c.IngressPolicy, `ingressPolicy %q is not known: use "open", "same-bridge" or "isolated"`, c.IngressPolicy)
 	p.add(c.DisableContainerInterface && c.ipamType() != "", "disableContainerInterface leaves the pod's interface down, so it cannot have addresses: leave out ipam, or disableContainerInterface")
+	for _, cidr := range c.NonMasqueradeCIDRs {
+		p.add(cidr.Addr().Is4In6(), "nonMasqueradeCIDRs: %s is an IPv4 network in IPv6 notation", cidr)
+	}
 	c.lanProblems(&p)
 	c.vlanProblems(&p)
 	if _, err := c.Bandwidth.shape("the configuration"); err != nil {
@@ -253,9 +230,7 @@ type settings struct {
 	network.Network
 	StateDir string
 	LeaseDir string
-	Deadline time.Duration
 	Mark     uint32
-	DNS      types.DNS
 }
 
 func (c *NetConf) deadline() time.Duration {
@@ -272,9 +247,7 @@ func (c *NetConf) settings() settings {
 	s := settings{
 		StateDir: c.StateDir,
 		LeaseDir: c.LeaseDir,
-		Deadline: c.deadline(),
 		Mark:     uint32(c.ForwardMark),
-		DNS:      c.DNS,
 		Network: network.Network{
 			Name:         c.Name,
 			Bridge:       c.Bridge,
@@ -298,7 +271,7 @@ func (c *NetConf) settings() settings {
 	s.DefaultGateway = orDefault(c.IsDefaultGateway, gateway && s.Gateway)
 	s.Gateway = s.Gateway || s.DefaultGateway
 	for _, p := range c.NonMasqueradeCIDRs {
-		s.NonMasquerade = append(s.NonMasquerade, netip.Prefix(p))
+		s.NonMasquerade = append(s.NonMasquerade, p.Masked())
 	}
 	// The reference's policy needs its traffic to pass the firewall. The bridge
 	// itself keeps isolated ports apart, so this holds without that too.

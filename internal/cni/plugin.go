@@ -13,8 +13,8 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/tombolo-cni/tombolo/bridge"
-	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network"
 	"github.com/tombolo-cni/tombolo/nft"
@@ -82,8 +82,10 @@ func (p *Plugin) Run() int {
 	c := &call{Plugin: p}
 	err := c.readEnvironment()
 	if err == nil {
-		c.watch()
-		defer c.watchdog.stop()
+		if c.Exit != nil {
+			c.watch()
+			defer c.watchdog.timer.Stop()
+		}
 		err = c.run()
 	}
 	if err == nil {
@@ -216,12 +218,12 @@ const maxDepth = 1
 // refuseDepth ends a chain of calls that a delegated plugin leads back here: a
 // script around this very program, or another version of it.
 func (c *call) refuseDepth() error {
-	depth, err := ipamconf.Depth(c.Getenv(ipamconf.DepthVariable))
+	depth, err := delegate.Depth(c.Getenv(delegate.DepthVariable))
 	if err != nil {
 		return newError(codeEnvironment, "%v", err)
 	}
 	if depth > maxDepth && c.verb != "VERSION" {
-		return newError(codeInvalidConfig, "%s=%d: this %s was started by an IPAM plugin that was itself started by Tombolo, and so on: ipam.type has to name a plugin that does not lead back here", ipamconf.DepthVariable, depth, c.verb)
+		return newError(codeInvalidConfig, "%s=%d: this %s was started by an IPAM plugin that was itself started by Tombolo, and so on: ipam.type has to name a plugin that does not lead back here", delegate.DepthVariable, depth, c.verb)
 	}
 	return nil
 }

@@ -36,7 +36,7 @@ func dualStack() []ipam.Address {
 }
 
 // cidr keeps the host bits, as results do.
-func cidr(s string) net.IPNet { return ipNet(netip.MustParsePrefix(s)) }
+func cidr(s string) net.IPNet { return ipamconf.IPNet(netip.MustParsePrefix(s)) }
 
 func ip(s string) net.IP { return netip.MustParseAddr(s).AsSlice() }
 
@@ -68,7 +68,7 @@ func TestPrefixOf(t *testing.T) {
 			if ok != (tt.want != "") || ok && got.String() != tt.want {
 				t.Errorf("ipamconf.Prefix(%v) = %v, %t; want %q", tt.in, got, ok, tt.want)
 			}
-			if back, _ := ipamconf.Prefix(ipNet(got)); ok && back != got {
+			if back, _ := ipamconf.Prefix(ipamconf.IPNet(got)); ok && back != got {
 				t.Errorf("ipNet gives %v back", back)
 			}
 		})
@@ -93,13 +93,22 @@ func TestPodRoutesRefuseWhatTheKernelWouldTakeForAnother(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			_, err := routesOf([]*types.Route{&tt.route})
+			_, err := ipamconf.Routes([]*types.Route{&tt.route})
 			if diff := cmp.Diff(tt.want, describe(err)); diff != "" {
 				t.Errorf("error (-want +got):\n%s", diff)
 			}
 		})
 	}
 }
+
+// saysDNS is an allocator as far as a result asks it.
+type saysDNS struct {
+	ipamconf.Allocator
+	dns types.DNS
+}
+
+func (s saysDNS) DNS() types.DNS                            { return s.dns }
+func (saysDNS) Ordered(given []ipam.Address) []ipam.Address { return given }
 
 // An ADD in the middle of a chain passes on what came before it.
 func TestResultFollowsThatOfThePluginsBefore(t *testing.T) {
@@ -125,7 +134,7 @@ func TestResultFollowsThatOfThePluginsBefore(t *testing.T) {
 			t.Parallel()
 			given := *prev
 			c := &call{netns: "/run/netns/p", ifName: "eth0"}
-			got := c.result(&asked{prev: &given, dns: tt.own}, &allocator{said: &ipamconf.Said{DNS: tt.leased}}, &network.Attachment{
+			got := c.result(&asked{prev: &given, dns: tt.own}, saysDNS{dns: tt.leased}, &network.Attachment{
 				Key: network.Key{IfName: "eth0"}, Bridge: "cbr0", BridgeMAC: mac, BridgeMTU: 1500,
 				Port: "veth1", PortMAC: mac, MTU: 1400, MAC: mac, PodMTU: 1400, Addresses: dualStack(),
 				Routes: []route.Route{

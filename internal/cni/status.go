@@ -6,7 +6,6 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
-	"github.com/tombolo-cni/tombolo/internal/cni/ipamconf"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
@@ -18,16 +17,12 @@ func (c *call) status(ctx context.Context, conf *NetConf) error {
 		return unavailable(err)
 	}
 	s := conf.settings()
-	s.Subnets = ipamconf.Subnets(c.stdin)
-	var leases *network.Lease
-	if conf.ipamType() == ipamconf.TypeDHCP {
-		dhcp, err := conf.dhcp()
-		if err != nil {
-			return err
-		}
-		leases = &network.Lease{KeeperOptional: dhcp.KeeperOptional()}
-	} else if _, err := c.allocatorOf(conf, &s); err != nil {
+	leases, err := c.allocator(conf, &s)
+	if err != nil {
 		return err
+	}
+	if leases != nil {
+		s.Allocator = nil
 	}
 	return unavailable(node.Ready(ctx, &s.Network, leases))
 }

@@ -22,7 +22,7 @@ func ParseArgs(text string) (Args, error) {
 	for pair := range strings.SplitSeq(text, ";") {
 		key, value, ok := strings.Cut(pair, "=")
 		if !ok || key == "" {
-			return nil, newError(codeInvalidEnv, nil, "CNI_ARGS: %q is not of the form KEY=VALUE", pair)
+			return nil, newError(codeInvalidEnv, "CNI_ARGS: %q is not of the form KEY=VALUE", pair)
 		}
 		args[key] = value
 		switch key {
@@ -35,10 +35,10 @@ func ParseArgs(text string) (Args, error) {
 	}
 	ignore, err := strconv.ParseBool(cmp.Or(args["IgnoreUnknown"], "false"))
 	if err != nil {
-		return nil, newError(codeInvalidEnv, nil, "CNI_ARGS: IgnoreUnknown=%q is neither true nor false", args["IgnoreUnknown"])
+		return nil, newError(codeInvalidEnv, "CNI_ARGS: IgnoreUnknown=%q is neither true nor false", args["IgnoreUnknown"])
 	}
 	if unknown != "" && !ignore {
-		return nil, newError(codeInvalidEnv, nil, "CNI_ARGS: %s is not known: add IgnoreUnknown=1 if it is meant for another plugin", unknown)
+		return nil, newError(codeInvalidEnv, "CNI_ARGS: %s is not known: add IgnoreUnknown=1 if it is meant for another plugin", unknown)
 	}
 	return args, nil
 }

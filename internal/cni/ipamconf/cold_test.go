@@ -52,6 +52,7 @@ func BenchmarkColdAdd(b *testing.B) {
 // coldAdd is the child of BenchmarkColdAdd.
 func coldAdd(dir string) int {
 	r := &Request{
+		Type:    "host-local",
 		Network: "lan", ContainerID: fmt.Sprintf("pod%d", os.Getpid()), IfName: "eth0", DefaultDataDir: dir, Strict: true,
 		Stdin: []byte(ranged(`[{"subnet":"10.0.0.0/8"}]`)),
 	}

@@ -5,37 +5,31 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
+	current "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
 	"github.com/tombolo-cni/tombolo/ipam"
+	"github.com/tombolo-cni/tombolo/network"
 )
 
 // delegated runs a plugin of another project.
 type delegated struct {
-	local
+	*local
 	plugin  *delegate.Plugin
 	inOrder bool // addresses are reported as the plugin has them
 	warn    func(string)
 }
 
-// DepthVariable and Depth tell how many delegated plugins lead to a process, so
-// that one which leads back here cannot go on for ever.
-const DepthVariable = delegate.DepthVariable
-
-// Depth reads the value of DepthVariable.
-func Depth(value string) (int, error) { return delegate.Depth(value) }
-
 // self is this program, as the kernel knows it.
 const self = "/proc/self/exe"
 
-func newDelegated(r *Request, kind string) Allocator {
-	return &delegated{local: local{network: r.Network}, inOrder: r.ByName, warn: r.warn, plugin: &delegate.Plugin{
+func newDelegated(r *Request) Allocator {
+	return &delegated{local: r.local(), inOrder: r.ByName, warn: r.warn, plugin: &delegate.Plugin{
 		Self:        self,
-		Name:        kind,
+		Name:        r.Type,
 		Path:        r.Path,
 		ContainerID: r.ContainerID,
 		NetNS:       r.NetNS,
@@ -46,10 +40,6 @@ func newDelegated(r *Request, kind string) Allocator {
 		Stderr:      r.Stderr,
 	}}
 }
-
-// undoTime is what the DEL after a failed ADD may take, whatever is left of the
-// caller's deadline.
-const undoTime = 10 * time.Second
 
 // slow is what a plugin is to a caller that has locks.
 const slow = "a plugin"
@@ -69,15 +59,36 @@ func (d *delegated) Add(ctx context.Context, _ ipam.Owner) (*ipam.Allocation, er
 	if err != nil {
 		return nil, d.undo(ctx, err)
 	}
-	d.said = Said{Routes: result.Routes, DNS: result.DNS}
-	addresses, ipv4, err := readAddresses(result)
+	d.dns = result.DNS
+	addresses, err := readAddresses(result)
+	if err == nil {
+		d.routes, err = Routes(result.Routes)
+	}
 	if err != nil {
 		return nil, d.undo(ctx, err)
 	}
 	if d.inOrder {
-		d.said.ipv4 = ipv4
+		d.reported = addresses
 	}
-	return &ipam.Allocation{Addresses: addresses}, nil
+	return d.given(ipv4First(addresses)), nil
+}
+
+// readAddresses takes the addresses out of a plugin's result.
+func readAddresses(result *current.Result) ([]ipam.Address, error) {
+	var list []ipam.Address
+	for i, ip := range result.IPs {
+		prefix, ok := Prefix(ip.Address)
+		if !ok {
+			return nil, newError(types.ErrDecodingFailure, "the ipam's ips[%d] is no address with a prefix length: %s", i, ip.Address.String())
+		}
+		gateway, _ := netip.AddrFromSlice(ip.Gateway)
+		gateway = gateway.Unmap()
+		if gateway.IsValid() && gateway.BitLen() != prefix.Addr().BitLen() {
+			return nil, newError(codeInvalidConfig, "the ipam's ips[%d]: the gateway %s is not of the family of %s", i, gateway, prefix)
+		}
+		list = append(list, ipam.Address{Prefix: prefix, Gateway: gateway})
+	}
+	return list, nil
 }
 
 // undo runs DEL after an ADD that failed with cause, also where ctx has ended.
@@ -88,7 +99,7 @@ func (d *delegated) undo(ctx context.Context, cause error) error {
 	if errors.Is(cause, delegate.ErrNotFound) || errors.Is(cause, delegate.ErrSelf) {
 		return wrapped
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), network.UndoTimeout)
 	defer cancel()
 	if err := d.plugin.Del(ctx); err != nil {
 		return errors.Join(wrapped, fmt.Errorf("undo the failed ADD: %w", d.wrap(err)))
@@ -136,26 +147,25 @@ func (d *delegated) Status(ctx context.Context) error {
 	err := d.wrap(d.plugin.Status(ctx))
 	var own *types.Error
 	if errors.As(err, &own) && (own.Code == CodePluginMissing || own.Code == CodePluginFailed) {
-		return unavailable(err)
+		return withCode(codeNotAvailable, err)
 	}
 	return err
 }
 
 // wrap gives an error that is not the plugin's own a code.
 func (d *delegated) wrap(err error) error {
-	var own *types.Error
+	code := CodePluginFailed
 	switch {
-	case err == nil, errors.As(err, &own):
+	case err == nil, errors.As(err, new(*types.Error)):
 		return err
 	case errors.Is(err, delegate.ErrNotFound):
-		return newError(CodePluginMissing, err, "network %q: ipam.type: %s", d.network, err)
+		code = CodePluginMissing
 	case errors.Is(err, delegate.ErrSelf):
-		return newError(codeInvalidConfig, err, "network %q: ipam.type: %s: name an IPAM plugin", d.network, err)
+		code, err = codeInvalidConfig, fmt.Errorf("%w: name an IPAM plugin", err)
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
-		return newError(codeTryAgain, err, "network %q: ipam.type: %s", d.network, err)
+		code = types.ErrTryAgainLater
 	case errors.Is(err, delegate.ErrBadResult):
-		return newError(codeDecode, err, "network %q: ipam.type: %s", d.network, err)
-	default:
-		return newError(CodePluginFailed, err, "network %q: ipam.type: %s", d.network, err)
+		code = types.ErrDecodingFailure
 	}
+	return withCode(code, fmt.Errorf("network %q: ipam.type: %w", d.network, err))
 }

@@ -137,9 +137,9 @@ func TestAMissingPluginIsNamed(t *testing.T) {
 	ctx := context.Background()
 	const want = `network "lan": ipam.type: find plugin "missing": no such executable in CNI_PATH (/opt/none)`
 	_, err := a.Add(ctx)
-	wantError(t, err, CodePluginMissing, ErrNoPlugin, want)
+	wantError(t, err, CodePluginMissing, delegate.ErrNotFound, want)
 	wantError(t, a.Del(ctx, nil), CodePluginMissing, delegate.ErrNotFound, want)
-	wantError(t, a.Status(ctx), 50, ErrNoPlugin, want)
+	wantError(t, a.Status(ctx), 50, delegate.ErrNotFound, want)
 }
 
 func TestTheStatusOfAPluginPassesThrough(t *testing.T) {

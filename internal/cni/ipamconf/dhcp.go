@@ -34,9 +34,6 @@ type DHCP struct {
 		GW  netip.Addr   `json:"gw"`
 	} `json:"routes"`
 
-	// The reference's socket to its daemon, of which there is none here.
-	DaemonSocketPath string `json:"daemonSocketPath"`
-
 	byName bool // see ReadDHCP
 }
 
@@ -54,11 +51,8 @@ type provide struct {
 }
 
 // option is an option's number, which may be written as a number, as a string, or by
-// the name that dhcp-options(5) has for it.
-type option struct {
-	set  bool
-	code uint8
-}
+// the name that dhcp-options(5) has for it. 0 is none.
+type option uint8
 
 func optionNames() map[string]uint8 {
 	return map[string]uint8{
@@ -78,11 +72,11 @@ func (o *option) UnmarshalJSON(b []byte) error {
 	if !known {
 		n, err := strconv.ParseUint(text, 10, 8)
 		if err != nil || n == 0 || n == 255 {
-			return newError(codeInvalidConfig, nil, "%s is no option of DHCP", b)
+			return newError(codeInvalidConfig, "%s is no option of DHCP", b)
 		}
 		code = uint8(n)
 	}
-	*o = option{true, code}
+	*o = option(code)
 	return nil
 }
 
@@ -99,8 +93,7 @@ const (
 )
 
 // ReadDHCP reads the ipam section of a verb that must not guess; byName as the reference does,
-// which passes over fields that nobody knows, and tells servers no more than it is told to. It has a
-// socket there, which is not needed here.
+// which passes over fields that nobody knows, and tells servers no more than it is told to.
 func ReadDHCP(section []byte, byName bool) (*DHCP, error) {
 	conf := DHCP{ClientID: clientByContainer, Keeper: keeperRequired, Timeout: Duration(dhcpc.DefaultTimeout), byName: byName}
 	var exempt strict.Exempt
@@ -118,21 +111,18 @@ func ReadDHCP(section []byte, byName bool) (*DHCP, error) {
 		{"keeper", conf.Keeper, []string{keeperRequired, keeperOptional}},
 	} {
 		if !slices.Contains(choice.of, choice.value) {
-			return nil, newError(codeInvalidConfig, nil, "ipam.%s %q is not known: use one of %q", choice.field, choice.value, choice.of)
+			return nil, newError(codeInvalidConfig, "ipam.%s %q is not known: use one of %q", choice.field, choice.value, choice.of)
 		}
 	}
-	switch {
-	case conf.DaemonSocketPath != "" && !byName:
-		return nil, newError(codeUnsupportedField, nil, `field "ipam.daemonSocketPath": %q: there is no such socket: tombolod finds leases by their directory, leaseDir`, conf.DaemonSocketPath)
-	case conf.Priority < 0:
-		return nil, newError(codeInvalidConfig, nil, "ipam.priority %d is negative", conf.Priority)
+	if conf.Priority < 0 {
+		return nil, newError(codeInvalidConfig, "ipam.priority %d is negative", conf.Priority)
 	}
 	if byName {
 		conf.Routes = nil
 	}
 	for i, r := range conf.Routes {
 		if !r.Dst.IsValid() || !r.Dst.Addr().Is4() || r.GW.IsValid() && !r.GW.Is4() {
-			return nil, newError(codeInvalidConfig, nil, "ipam.routes[%d]: a route of IPv4 needs a dst such as 10.0.0.0/8, and may have a gw", i)
+			return nil, newError(codeInvalidConfig, "ipam.routes[%d]: a route of IPv4 needs a dst such as 10.0.0.0/8, and may have a gw", i)
 		}
 	}
 	return &conf, nil
@@ -157,7 +147,7 @@ func (id *Identity) clientID(by string, mac net.HardwareAddr) ([]byte, error) {
 		return append([]byte{ethernet}, mac...), nil
 	case clientByPod:
 		if id.Pod == "" {
-			return nil, newError(codeInvalidConfig, nil, `ipam.clientID "pod": the runtime does not say which pod it is (K8S_POD_NAMESPACE and K8S_POD_NAME in CNI_ARGS): use "container" or "mac"`)
+			return nil, newError(codeInvalidConfig, `ipam.clientID "pod": the runtime does not say which pod it is (K8S_POD_NAMESPACE and K8S_POD_NAME in CNI_ARGS): use "container" or "mac"`)
 		}
 		text = id.Pod + "/" + id.Network + "/" + id.IfName
 	}
@@ -191,15 +181,15 @@ func (conf *DHCP) client(id *Identity, mac net.HardwareAddr, args map[string]str
 		Sticky: conf.ClientID == clientByPod,
 	}
 	if conf.byName {
-		conf.asReference(c, id)
+		c.HostName = ""
 	}
 	if conf.HostName != nil {
 		c.HostName = *conf.HostName
 	}
 	for _, r := range conf.Request {
 		c.RequestOnly = c.RequestOnly || r.SkipDefault
-		if r.Option.set {
-			c.Request = append(c.Request, int(r.Option.code))
+		if r.Option != 0 {
+			c.Request = append(c.Request, int(r.Option))
 		}
 	}
 	if conf.byName && !c.RequestOnly {
@@ -207,8 +197,8 @@ func (conf *DHCP) client(id *Identity, mac net.HardwareAddr, args map[string]str
 		c.RequestOnly, c.Request = true, append(c.Request, routers, mask)
 	}
 	for i, p := range conf.Provide {
-		if !p.Option.set {
-			return nil, newError(codeInvalidConfig, nil, "ipam.provide[%d] names no option", i)
+		if p.Option == 0 {
+			return nil, newError(codeInvalidConfig, "ipam.provide[%d] names no option", i)
 		}
 		value := p.Value
 		arg, found := args[p.FromArg]
@@ -219,9 +209,9 @@ func (conf *DHCP) client(id *Identity, mac net.HardwareAddr, args map[string]str
 			continue
 		case conf.byName || p.FromArg == "":
 		default:
-			return nil, newError(codeInvalidConfig, nil, "ipam.provide[%d]: CNI_ARGS has no %s", i, p.FromArg)
+			return nil, newError(codeInvalidConfig, "ipam.provide[%d]: CNI_ARGS has no %s", i, p.FromArg)
 		}
-		switch p.Option.code {
+		switch p.Option {
 		case 12:
 			c.HostName = value
 		case 60:
@@ -232,21 +222,13 @@ func (conf *DHCP) client(id *Identity, mac net.HardwareAddr, args map[string]str
 				c.ClientID = c.ClientID[1:]
 			}
 		default:
-			c.Provide = append(c.Provide, lease.Option{Code: p.Option.code, Value: dhcpc.Hex(value)})
+			c.Provide = append(c.Provide, lease.Option{Code: uint8(p.Option), Value: dhcpc.Hex(value)})
 		}
 	}
 	if _, err := dhcpc.NewMachine(c.Config(nil)); err != nil {
-		return nil, newError(codeInvalidConfig, nil, "ipam: %v", err)
+		return nil, newError(codeInvalidConfig, "ipam: %v", err)
 	}
 	return c, nil
-}
-
-// asReference has the reference's identity, which it cuts where it is too long, and its pod without a name.
-func (conf *DHCP) asReference(c *lease.Client, id *Identity) {
-	c.HostName = ""
-	if text := id.ContainerID + "/" + id.Network + "/" + id.IfName; conf.ClientID == clientByContainer {
-		c.ClientID = append([]byte{0}, text[:min(len(text), longestID)]...)
-	}
 }
 
 // Lease is how a pod gets its address.

@@ -37,7 +37,7 @@ func TestDHCPSectionThatIsWrong(t *testing.T) {
 		{`"request": [{"option": 255}]`, `code 7: field "request[0].option": expected an option's number, or a name such as "routers", got the number 255`},
 		{`"routes": [{"gw": "10.0.0.1"}]`, `code 7: ipam.routes[0]: a route of IPv4 needs a dst such as 10.0.0.0/8, and may have a gw`},
 		{`"routes": [{"dst": "fd00::/8"}]`, `code 7: ipam.routes[0]: a route of IPv4 needs a dst such as 10.0.0.0/8, and may have a gw`},
-		{`"daemonSocketPath": "/run/cni/dhcp.sock"`, `code 2: field "ipam.daemonSocketPath": "/run/cni/dhcp.sock": there is no such socket: tombolod finds leases by their directory, leaseDir`},
+		{`"daemonSocketPath": "/run/cni/dhcp.sock"`, `code 2: unknown field "daemonSocketPath": "/run/cni/dhcp.sock"`},
 	} {
 		_, err := dhcpOf(t, tt.fields)
 		var coded *types.Error

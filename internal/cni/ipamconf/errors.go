@@ -6,7 +6,6 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
-	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
 	"github.com/tombolo-cni/tombolo/internal/strict"
 )
 
@@ -24,67 +23,45 @@ const (
 // The specification's own codes, of which the library has no name for the
 // first.
 const (
-	codeNotAvailable     uint = 50 // STATUS: ADD cannot succeed
-	codeUnsupportedField      = types.ErrUnsupportedField
-	codeInvalidEnv            = types.ErrInvalidEnvironmentVariables
-	codeIO                    = types.ErrIOFailure
-	codeDecode                = types.ErrDecodingFailure
-	codeInvalidConfig         = types.ErrInvalidNetworkConfig
-	codeTryAgain              = types.ErrTryAgainLater
+	codeNotAvailable  uint = 50 // STATUS: ADD cannot succeed
+	codeInvalidEnv         = types.ErrInvalidEnvironmentVariables
+	codeInvalidConfig      = types.ErrInvalidNetworkConfig
 )
 
-// ErrNoPlugin is matched by CodePluginMissing.
-var ErrNoPlugin = delegate.ErrNotFound
-
 // An Error is an error with its CNI error object. It matches both: errors.As
-// finds the *[types.Error] in it, and errors.Is the sentinel or the system's
-// error that caused it.
+// finds the *[types.Error] in it, and errors.Is what caused it.
 type Error struct {
 	CNI   *types.Error
 	cause error
 }
 
-// Error is the message and the details of the error object.
+// Error is the message of the error object.
 func (e *Error) Error() string { return e.CNI.Error() }
 
 // Unwrap returns the error object and the cause.
-func (e *Error) Unwrap() []error {
-	if e.cause == nil {
-		return []error{e.CNI}
-	}
-	return []error{e.CNI, e.cause}
+func (e *Error) Unwrap() []error { return []error{e.CNI, e.cause} }
+
+func newError(code uint, format string, args ...any) error {
+	return &types.Error{Code: code, Msg: fmt.Sprintf(format, args...)}
 }
 
-// newError builds an error. The message must say all; cause is only for
-// errors.Is.
-func newError(code uint, cause error, format string, args ...any) error {
-	return &Error{CNI: types.NewError(code, fmt.Sprintf(format, args...), ""), cause: cause}
+// withCode gives an error a code; nil stays nil.
+func withCode(code uint, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &Error{&types.Error{Code: code, Msg: err.Error()}, err}
 }
 
 // ConfigError gives an error of package strict its code: 2 for a field that is
 // unknown, 6 for what is not JSON, 7 for all else that can be wrong with a
-// config. Other errors get 7 too; nil stays nil.
+// config; nil stays nil.
 func ConfigError(err error) error {
-	if err == nil {
-		return nil
-	}
-	var unknown *strict.UnknownFieldError
-	var syntax *strict.SyntaxError
 	switch {
-	case errors.As(err, &unknown):
-		return newError(codeUnsupportedField, err, "%s", err)
-	case errors.As(err, &syntax):
-		return newError(codeDecode, err, "%s", err)
-	default:
-		return newError(codeInvalidConfig, err, "%s", err)
+	case errors.As(err, new(*strict.UnknownFieldError)):
+		return withCode(types.ErrUnsupportedField, err)
+	case errors.As(err, new(*strict.SyntaxError)):
+		return withCode(types.ErrDecodingFailure, err)
 	}
-}
-
-// unavailable gives err the code by which STATUS says that ADD cannot succeed.
-// The message and the sentinels stay.
-func unavailable(err error) error {
-	if err == nil {
-		return nil
-	}
-	return newError(codeNotAvailable, err, "%s", err)
+	return withCode(codeInvalidConfig, err)
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/nstest"
+	"github.com/tombolo-cni/tombolo/internal/strict"
 	"github.com/tombolo-cni/tombolo/ipam"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -42,9 +43,26 @@ func newNode(t *testing.T, conf string) *node {
 // dir is the directory of the network's reservations.
 func (n *node) dir() string { return filepath.Join(n.dataDir, "lan") }
 
+// section is what a caller of New reads of a netconf, as far as it can be read.
+func section(conf string) (kind, dataDir string, ranges bool) {
+	var c struct {
+		IPAM struct {
+			Type    string `json:"type"`
+			DataDir string `json:"dataDir"`
+		} `json:"ipam"`
+		Capabilities map[string]bool `json:"capabilities"`
+	}
+	_ = strict.Lenient([]byte(conf), &c)
+	return c.IPAM.Type, c.IPAM.DataDir, c.Capabilities["ipRanges"]
+}
+
 // request is one of interface eth0 of this container.
 func (n *node) request(id string) *Request {
+	kind, dataDir, ranges := section(n.conf)
 	return &Request{
+		Type:           kind,
+		DataDir:        dataDir,
+		Ranges:         ranges,
 		Network:        "lan",
 		ContainerID:    id,
 		IfName:         "eth0",
@@ -68,7 +86,9 @@ func (a asker) Add(ctx context.Context) (*current.Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	return a.Said().Result(given), nil
+	result := &current.Result{CNIVersion: current.ImplementedSpecVersion, DNS: a.DNS()}
+	Give(result, a.Ordered(given.Addresses), given.Routes, nil)
+	return result, nil
 }
 
 func (a asker) Del(ctx context.Context, hint []netip.Addr) error {

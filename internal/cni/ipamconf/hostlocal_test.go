@@ -181,7 +181,7 @@ func TestRangesOfARuntimeAreNotMissedBeforeThereIsAPod(t *testing.T) {
 		t.Errorf("Del and GC: %v", err)
 	}
 	for _, conf := range []string{`{"ipam":{"type":"host-local"}}`, `{"capabilities":{"ipRanges":false,"ips":true},"ipam":{"type":"host-local"}}`} {
-		_, err := New(&Request{Network: "lan", Stdin: []byte(conf), Strict: true})
+		_, err := New(&Request{Type: "host-local", Network: "lan", Stdin: []byte(conf), Strict: true})
 		wantError(t, err, 7, nil, want)
 	}
 }

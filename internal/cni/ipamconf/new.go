@@ -1,19 +1,19 @@
 package ipamconf
 
 import (
+	"cmp"
 	"context"
 	"io"
-	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
-	current "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
-	"github.com/tombolo-cni/tombolo/internal/strict"
 	"github.com/tombolo-cni/tombolo/ipam"
+	"github.com/tombolo-cni/tombolo/route"
 )
 
 // The types that are served in this process. Any other name is that of a plugin
@@ -33,75 +33,67 @@ const TypeDHCP = "dhcp"
 type Allocator interface {
 	ipam.Allocator
 
-	// Said is what the section, or the plugin that it names, says besides addresses. It is
+	// DNS is what the section, or the plugin that it names, says of it. It is
 	// complete when Add has returned.
-	Said() *Said
+	DNS() types.DNS
+	// Ordered puts addresses, those of IPv4 first, into the order in which they are reported.
+	Ordered(given []ipam.Address) []ipam.Address
 }
 
-// Said is what goes into a result besides addresses.
-type Said struct {
-	Routes []*types.Route
-	DNS    types.DNS
-	// ipv4 tells of each address, in the order in which they are reported, whether it is one of
-	// IPv4. Without it those of IPv4 come first.
-	ipv4 []bool
-}
-
-// Ordered puts addresses, those of IPv4 first, into the order in which they are reported.
-func (s *Said) Ordered(given []ipam.Address) []ipam.Address {
-	if len(s.ipv4) != len(given) {
-		return given
-	}
-	of := func(ipv4 bool) (list []ipam.Address) {
-		for _, a := range given {
-			if a.Prefix.Addr().Is4() == ipv4 {
-				list = append(list, a)
-			}
-		}
-		return list
-	}
-	left := map[bool][]ipam.Address{true: of(true), false: of(false)}
-	ordered := make([]ipam.Address, 0, len(given))
-	for _, ipv4 := range s.ipv4 {
-		if len(left[ipv4]) == 0 {
-			return given
-		}
-		ordered, left[ipv4] = append(ordered, left[ipv4][0]), left[ipv4][1:]
-	}
-	return ordered
-}
-
-// Result is the CNI result of an Add.
-func (s *Said) Result(given *ipam.Allocation) *current.Result {
-	result := &current.Result{CNIVersion: current.ImplementedSpecVersion, Routes: s.Routes, DNS: s.DNS}
-	for _, a := range s.Ordered(given.Addresses) {
-		config := &current.IPConfig{Address: net.IPNet{
-			IP: a.Prefix.Addr().AsSlice(), Mask: net.CIDRMask(a.Prefix.Bits(), a.Prefix.Addr().BitLen()),
-		}}
-		if a.Gateway.IsValid() {
-			config.Gateway = a.Gateway.AsSlice()
-		}
-		result.IPs = append(result.IPs, config)
-	}
-	return result
-}
-
-// local is what the allocators in this process have in common, and by itself one that gives
+// local is what the allocators have in common, and by itself one that gives
 // no addresses: that of a network without an ipam section, or of one that is served elsewhere.
 type local struct {
-	network string
-	said    Said
-	confErr error // the config is wrong: only Del and Collect can do anything
+	network  string
+	routes   []route.Route
+	dns      types.DNS
+	reported []ipam.Address // of the families of what is given, in the order in which that is reported; IPv4 first without it
+	gateways bool           // see Request
+	confErr  error          // the config is wrong: only Del and Collect can do anything
 }
 
 func (l *local) Bind(ipam.Node) ipam.Allocator { return l }
 func (*local) Slow() bool                      { return false }
-func (l *local) Said() *Said                   { return &l.said }
-func (l *local) Add(context.Context, ipam.Owner) (*ipam.Allocation, error) {
-	if l.confErr != nil {
-		return nil, l.confErr
+func (l *local) DNS() types.DNS                { return l.dns }
+
+func (l *local) Ordered(given []ipam.Address) []ipam.Address {
+	given = ipv4First(given)
+	if len(given) != len(l.reported) {
+		return given
 	}
-	return &ipam.Allocation{}, nil
+	// The places that the addresses are reported at, in the order of given.
+	places := make([]int, len(given))
+	for i := range places {
+		places[i] = i
+	}
+	slices.SortStableFunc(places, func(a, b int) int {
+		return cmp.Compare(l.reported[a].Prefix.Addr().BitLen(), l.reported[b].Prefix.Addr().BitLen())
+	})
+	list := make([]ipam.Address, len(given))
+	for i, place := range places {
+		list[place] = given[i]
+	}
+	return list
+}
+
+// ipv4First keeps the order otherwise.
+func ipv4First(list []ipam.Address) []ipam.Address {
+	return slices.SortedStableFunc(slices.Values(list), func(a, b ipam.Address) int {
+		return cmp.Compare(a.Prefix.Addr().BitLen(), b.Prefix.Addr().BitLen())
+	})
+}
+
+// given completes what Add gives.
+func (l *local) given(addresses []ipam.Address) *ipam.Allocation {
+	for i := range addresses {
+		if one := &addresses[i]; l.gateways && !one.Gateway.IsValid() {
+			one.Gateway = one.Prefix.Masked().Addr().Next()
+		}
+	}
+	return &ipam.Allocation{Addresses: addresses, Routes: l.routes}
+}
+
+func (l *local) Add(context.Context, ipam.Owner) (*ipam.Allocation, error) {
+	return &ipam.Allocation{}, l.confErr
 }
 func (*local) Del(context.Context, ipam.Owner, []netip.Addr) error       { return nil }
 func (l *local) Check(context.Context, ipam.Owner, []ipam.Address) error { return l.confErr }
@@ -111,6 +103,8 @@ func (l *local) Status(context.Context) error                            { retur
 // A Request is the configuration of an Allocator, and what a delegated plugin is told of
 // the call. For GC or STATUS, ContainerID, NetNS, IfName and Args are empty.
 type Request struct {
+	Type        string // ipam.type, or the name in its place
+	DataDir     string // ipam.dataDir, as far as it can be read; for Del and Collect where the rest cannot
 	Network     string // the netconf's name; also the name of the data directory
 	ContainerID string // handed to a delegated plugin, as are NetNS and IfName
 	NetNS       string // CNI_NETNS; may be empty
@@ -118,7 +112,7 @@ type Request struct {
 	Args        string // CNI_ARGS
 	Path        string // CNI_PATH, where delegated plugins are looked for
 
-	// Stdin is the whole netconf. In-process types read cniVersion, ipam,
+	// Stdin is the whole netconf. In-process types read ipam,
 	// runtimeConfig and args from it; a delegated plugin gets it as it is.
 	Stdin []byte
 
@@ -137,16 +131,18 @@ type Request struct {
 	// process). Without it, for DEL and GC, New never fails for what the ipam
 	// section says, and Del and GC do what they still can.
 	Strict bool
+	// Ranges says that the runtime hands over the ranges of host-local with a pod's verbs.
+	Ranges bool
+	// Gateways gives an address without a gateway the first of its subnet, as by the reference's bridge.
+	Gateways bool
 	// ByName has all be as with the reference's plugins: fields that nobody knows are passed over,
-	// and addresses are reported in the order in which the config, or the plugin, names them.
+	// and addresses are reported in the order in which the config, or the plugin, names families.
 	ByName bool
 	// Unrecorded says that the caller has no record of attachments: host-local looks through all
 	// reservations for one of the attachment's, before it gives another.
 	Unrecorded bool
-	// Type is in place of ipam.type.
-	Type string
-	// All has an error of New tell, a line each, all that is wrong with the ipam section, as far
-	// as it can be read off its fields one by one, and not only what comes first.
+	// All has an error of New tell, a line each, all that is wrong with the fields of the ipam section, and not only
+	// what comes first.
 	All bool
 
 	// Warn gets what an operator should know although the verb goes on; nil
@@ -163,17 +159,22 @@ func (r *Request) warn(message string) {
 	}
 }
 
+func (r *Request) local() *local { return &local{network: r.Network, gateways: r.Gateways} }
+
 // New returns the allocator for the ipam.type of the netconf. Without a type,
 // as in a plain layer 2 network, that is one that gives no addresses and always
 // succeeds; New never returns a nil Allocator without an error.
 func New(r *Request) (Allocator, error) {
-	kind, err := readType(r)
-	if err != nil {
-		return nil, err
-	}
-	switch kind {
+	switch r.Type {
 	case typeNone:
-		return newNone(r)
+		// A section that has fields but no type probably has that misspelt.
+		var conf netconf[struct {
+			Type string `json:"type"`
+		}]
+		if err := conf.load(r); err != nil && r.Strict {
+			return nil, err
+		}
+		return r.local(), nil
 	case typeHostLocal:
 		return newHostLocal(r)
 	case typeStatic:
@@ -182,11 +183,28 @@ func New(r *Request) (Allocator, error) {
 		// It is served in process too, but not by this package: so no program of that name is run.
 		// Callers see to leases before they come here, but for a pod that was made under another
 		// type.
-		return &local{network: r.Network, confErr: newError(codeInvalidConfig, nil, `network %q: ipam.type is "dhcp", and the attachment's addresses are not leased: `+
-			"DEL it and ADD it again", r.Network)}, nil
+		l := r.local()
+		l.confErr = newError(codeInvalidConfig, `network %q: ipam.type is "dhcp", and the attachment's addresses are not leased: DEL it and ADD it again`, r.Network)
+		return l, nil
 	default:
-		return newDelegated(r, kind), nil
+		return newDelegated(r), nil
 	}
+}
+
+// Subnets are those that host-local and static give addresses of.
+func Subnets(of Allocator) []netip.Prefix {
+	var list []netip.Prefix
+	for _, set := range ipam.RangeSetsOf(of) {
+		for _, r := range set.Ranges {
+			list = append(list, r.Subnet)
+		}
+	}
+	if s, ok := of.(*static); ok {
+		for _, a := range s.addresses {
+			list = append(list, a.Prefix.Masked())
+		}
+	}
+	return list
 }
 
 // IsThere says whether addresses could be given back to an ipam.type: it is served in this process, or path, which
@@ -200,94 +218,9 @@ func IsThere(kind, path string) bool {
 	return err == nil
 }
 
-// readType returns ipam.type, which is empty where it cannot be read and r is
-// not strict.
-func readType(r *Request) (string, error) {
-	if r.Type != "" {
-		return r.Type, nil
-	}
-	var conf struct {
-		IPAM struct {
-			Type string `json:"type"`
-		} `json:"ipam"`
-	}
-	if !r.Strict {
-		// Whatever is wrong elsewhere, a type that is there is in conf.
-		_ = strict.Lenient(r.Stdin, &conf)
-		return conf.IPAM.Type, nil
-	}
-	everything := func(string, string) bool { return true }
-	if err := strict.Unmarshal(r.Stdin, &conf, everything); err != nil {
-		return "", ConfigError(err)
-	}
-	return conf.IPAM.Type, nil
-}
-
 // outsideIPAM exempts what is not ours to judge from being an unknown field:
 // all of the netconf but the ipam section, and comments in that.
 func outsideIPAM(path, key string) bool {
 	inside := path == "ipam" || strings.HasPrefix(path, "ipam.")
 	return !inside || strings.HasPrefix(key, "_")
-}
-
-// newNone refuses, where r is strict, a section that has fields but no type:
-// the type was probably misspelt.
-func newNone(r *Request) (Allocator, error) {
-	var conf struct {
-		IPAM struct {
-			Type string `json:"type"`
-		} `json:"ipam"`
-	}
-	if r.Strict {
-		if err := strict.Unmarshal(r.Stdin, &conf, outsideIPAM); err != nil {
-			return nil, ConfigError(err)
-		}
-	}
-	return &local{network: r.Network}, nil
-}
-
-// readAddresses takes the addresses out of a plugin's result, IPv4 first, since runtimes
-// take the first address of a result for the pod's. The order is otherwise kept, and ipv4 is
-// the one that the result had.
-func readAddresses(result *current.Result) (_ []ipam.Address, ipv4 []bool, _ error) {
-	var sorted []*current.IPConfig
-	for _, is4 := range []bool{true, false} {
-		for _, ip := range result.IPs {
-			if (ip.Address.IP.To4() != nil) == is4 {
-				sorted = append(sorted, ip)
-			}
-		}
-	}
-	for _, ip := range result.IPs {
-		ipv4 = append(ipv4, ip.Address.IP.To4() != nil)
-	}
-	var list []ipam.Address
-	for i, ip := range sorted {
-		prefix, ok := Prefix(ip.Address)
-		if !ok {
-			return nil, nil, newError(codeDecode, nil, "the ipam's ips[%d] is no address with a prefix length: %s", i, ip.Address.String())
-		}
-		gateway, _ := netip.AddrFromSlice(ip.Gateway)
-		gateway = gateway.Unmap()
-		if gateway.IsValid() && gateway.BitLen() != prefix.Addr().BitLen() {
-			return nil, nil, newError(codeInvalidConfig, nil, "the ipam's ips[%d]: the gateway %s is not of the family of %s", i, gateway, prefix)
-		}
-		list = append(list, ipam.Address{Prefix: prefix, Gateway: gateway})
-	}
-	return list, ipv4, nil
-}
-
-// Prefix is an address with the length of its network; ok is false where it is none.
-func Prefix(n net.IPNet) (netip.Prefix, bool) {
-	ip, ok := netip.AddrFromSlice(n.IP)
-	ones, bits := n.Mask.Size()
-	if !ok || bits == 0 {
-		return netip.Prefix{}, false
-	}
-	ip = ip.Unmap()
-	if bits == 128 && ip.Is4() {
-		ones, bits = ones-96, 32
-	}
-	p := netip.PrefixFrom(ip, ones)
-	return p, p.IsValid() && bits == ip.BitLen()
 }

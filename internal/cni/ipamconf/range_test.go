@@ -40,7 +40,7 @@ func TestBadRangesAreExplainedByTheirPlace(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			_, err := New(&Request{Network: "lan", Stdin: []byte(tt.stdin), Strict: true})
+			_, err := New(&Request{Type: "host-local", Network: "lan", Stdin: []byte(tt.stdin), Strict: true})
 			wantError(t, err, tt.code, nil, tt.want)
 		})
 	}

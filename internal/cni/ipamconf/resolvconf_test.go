@@ -1,47 +1,18 @@
 package ipamconf
 
 import (
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 )
-
-// A resolv.conf may be a link, as it is on most systems, and is read if it is a file.
-func TestAResolvConfThatIsNoFileKeepsNobodyWaiting(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	path := filepath.Join(dir, "resolv.conf")
-	if err := unix.Mkfifo(path, 0o666); err != nil {
-		t.Fatal(err)
-	}
-	for _, p := range []string{path, dir, filepath.Join(dir, "none")} {
-		if dns, err := readResolvConf(p); err == nil && len(dns.Nameservers) > 0 {
-			t.Errorf("%s: %+v", p, dns)
-		}
-	}
-	target := filepath.Join(dir, "real")
-	if err := os.WriteFile(target, []byte("nameserver 192.0.2.1\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	link := filepath.Join(dir, "link")
-	if err := os.Symlink(target, link); err != nil {
-		t.Fatal(err)
-	}
-	if dns, err := readResolvConf(link); err != nil || len(dns.Nameservers) != 1 {
-		t.Errorf("%+v, %v", dns, err)
-	}
-}
 
 func TestResolvConfIsUnderstood(t *testing.T) {
 	t.Parallel()
 	const text = "# comment\n; another\n\nnameserver 192.0.2.53\n  nameserver\tfd00::53 trailing\nnameserver\n" +
 		"domain lan.example\r\nsearch a.example b.example\nsearch c.example\noptions ndots:5\noptions timeout:1 attempts:2\nsortlist x\nnameserver 192.0.2.54"
-	want := &types.DNS{
+	want := types.DNS{
 		Nameservers: []string{"192.0.2.53", "fd00::53", "192.0.2.54"},
 		Domain:      "lan.example",
 		Search:      []string{"a.example", "b.example", "c.example"},

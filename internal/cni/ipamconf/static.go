@@ -2,6 +2,7 @@ package ipamconf
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"slices"
 
@@ -34,13 +35,13 @@ type dnsConf struct {
 
 // static is ipam.Static by a config. Whether the addresses are free is up to the operator that named them.
 type static struct {
-	local
+	*local
 	addresses ipam.Static
 	byName    bool
 }
 
 func newStatic(r *Request) (Allocator, error) {
-	s := &static{local: local{network: r.Network}, byName: r.ByName}
+	s := &static{local: r.local(), byName: r.ByName}
 	s.confErr = s.configure(r)
 	if s.confErr != nil && r.Strict {
 		return nil, s.confErr
@@ -55,7 +56,7 @@ func (s *static) configure(r *Request) error {
 		return err
 	}
 	if conf.IPAM == nil {
-		return newError(codeInvalidConfig, nil, `network %q: static needs the field "ipam"`, r.Network)
+		return newError(codeInvalidConfig, `network %q: static needs the field "ipam"`, r.Network)
 	}
 	args, err := ParseArgs(r.Args)
 	if err != nil {
@@ -65,27 +66,22 @@ func (s *static) configure(r *Request) error {
 	if err != nil {
 		return err
 	}
-	var addrs []netip.Addr
 	for i, a := range addresses {
 		if !a.Address.IsValid() {
-			return newError(codeInvalidConfig, nil, "field \"ipam.addresses[%d].address\" is required", i)
+			return newError(codeInvalidConfig, "field \"ipam.addresses[%d].address\" is required", i)
 		}
 		if a.Gateway.Zone() != "" {
-			return newError(codeInvalidConfig, nil, "field \"ipam.addresses[%d].gateway\": %s has a zone", i, a.Gateway)
+			return newError(codeInvalidConfig, "field \"ipam.addresses[%d].gateway\": %s has a zone", i, a.Gateway)
 		}
-		addrs = append(addrs, a.Address.Addr())
 		s.addresses = append(s.addresses, ipam.Address{Prefix: a.Address, Gateway: a.Gateway.Unmap()})
-		if r.ByName {
-			s.said.ipv4 = append(s.said.ipv4, a.Address.Addr().Is4())
-		}
 	}
-	if err := conf.checkFamilies(addrs); err != nil {
+	if r.ByName {
+		s.reported = s.addresses
+	}
+	if s.routes, err = routes(conf.IPAM.Routes); err != nil {
 		return err
 	}
-	if s.said.Routes, err = routes(conf.IPAM.Routes); err != nil {
-		return err
-	}
-	s.said.DNS = types.DNS(conf.IPAM.DNS)
+	s.dns = types.DNS(conf.IPAM.DNS)
 	return nil
 }
 
@@ -102,7 +98,7 @@ func staticAddresses(conf *netconf[*staticConf], args Args) ([]addressConf, erro
 	for _, text := range args.List("GATEWAY") {
 		gateway, err := netip.ParseAddr(text)
 		if err != nil || gateway.Zone() != "" {
-			return nil, newError(codeInvalidEnv, err, "CNI_ARGS GATEWAY: %q is not an IP address", text)
+			return nil, newError(codeInvalidEnv, "CNI_ARGS GATEWAY: %q is not an IP address", text)
 		}
 		for i := range addresses {
 			if addresses[i].Address.Contains(gateway) {
@@ -134,7 +130,7 @@ func parsePrefixes(source string, texts []string) ([]addressConf, error) {
 	for _, text := range texts {
 		prefix, err := netip.ParsePrefix(text)
 		if err != nil {
-			return nil, newError(codeInvalidConfig, err, "%s: %q is not an address with a prefix length, like \"10.1.0.5/24\"", source, text)
+			return nil, newError(codeInvalidConfig, "%s: %q is not an address with a prefix length, like \"10.1.0.5/24\"", source, text)
 		}
 		addresses = append(addresses, addressConf{Address: prefix})
 	}
@@ -155,10 +151,14 @@ func (s *static) Add(ctx context.Context, owner ipam.Owner) (*ipam.Allocation, e
 		return &ipam.Allocation{}, nil
 	}
 	if len(s.addresses) == 0 {
-		return nil, newError(codeInvalidConfig, nil, `network %q: static has no address to give: set "ipam.addresses", or ask for one `+
+		return nil, newError(codeInvalidConfig, `network %q: static has no address to give: set "ipam.addresses", or ask for one `+
 			"by the capability ips, args.cni.ips or CNI_ARGS IP", s.network)
 	}
-	return s.addresses.Add(ctx, owner)
+	named, err := s.addresses.Add(ctx, owner)
+	if err != nil {
+		return nil, err
+	}
+	return s.given(named.Addresses), nil
 }
 
 // Check compares the addresses and their gateways with those of prevResult; by name those only
@@ -175,8 +175,8 @@ func (s *static) Check(ctx context.Context, owner ipam.Owner, held []ipam.Addres
 			continue
 		}
 		if err := (ipam.Static{a}).Check(ctx, owner, held); err != nil {
-			return newError(CodeCheckFailed, err, "network %q: prevResult has no address %s with gateway %s, which the config names",
-				s.network, a.Prefix, a.Gateway)
+			return withCode(CodeCheckFailed, fmt.Errorf("network %q: prevResult has no address %s with gateway %s, which the config names: %w",
+				s.network, a.Prefix, a.Gateway, err))
 		}
 	}
 	return nil

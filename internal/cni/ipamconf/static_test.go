@@ -71,9 +71,6 @@ func TestBadStaticConfigsAreExplained(t *testing.T) {
 		"bad args":          {`{"ipam":{"type":"static"},"args":{"cni":{"ips":["x"]}}}`, "", 7, `args.cni.ips: "x" is not an address`},
 		"bad runtimeConfig": {`{"ipam":{"type":"static"},"runtimeConfig":{"ips":["x"]}}`, "", 7, `runtimeConfig.ips: "x" is not an address`},
 		"bad route":         {`{"ipam":{"type":"static","routes":[{}]}}`, "", 7, `field "ipam.routes[0].dst" is required`},
-		"old version": {
-			`{"cniVersion":"0.1.0","ipam":{"type":"static","addresses":[{"address":"fd00::5/64"},{"address":"fd00::6/64"}]}}`, "", 7, `allows one address of each family`,
-		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -286,33 +286,6 @@ func (br *Bridge) setFlags() (flags, change uint32) {
 // limits says whether br asks for a limit that the kernel has.
 func (br *Bridge) limits(l *Link) bool { return br.MaxLearned != 0 && l.Bridge.MaxLearned != nil }
 
-// Rename gives a link, by its index, another name, which must be free. Since Linux 6.2 it stays up.
-// Before, it has to be down for that moment: it loses its routes and its IPv6 addresses, which the
-// caller puts back. It needs CAP_NET_ADMIN.
-func (c *Conn) Rename(ctx context.Context, index int, name string) error {
-	if err := c.usable(ctx); err != nil {
-		return err
-	}
-	err := checkName(name)
-	if err == nil && index <= 0 {
-		err = fmt.Errorf("%w: %d is not the index of a link", ErrInvalid, index)
-	}
-	if err != nil {
-		return &tombolo.OpError{Op: "rename link", Object: name, Err: err}
-	}
-	var b nl.Batch
-	rename := link.Request{Index: index, Name: name}
-	rename.Set(&b, "rename link", name)
-	if err := c.execute(ctx, &b); !errors.Is(err, unix.EBUSY) {
-		return err
-	}
-	b = nl.Batch{}
-	link.Request{Index: index, Change: unix.IFF_UP}.Set(&b, "set link down", name)
-	rename.Set(&b, "rename link", name)
-	link.Request{Index: index, Flags: unix.IFF_UP, Change: unix.IFF_UP}.Set(&b, "set link up", name)
-	return c.execute(ctx, &b)
-}
-
 // Remove deletes a bridge, and lets its ports go. One that is not there is
 // success; another kind of link of the name is ErrNotBridge, and stays.
 func (c *Conn) Remove(ctx context.Context, name string) error {

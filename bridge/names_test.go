@@ -64,7 +64,6 @@ func TestNamesThatTheKernelWouldEndAreOfNoLink(t *testing.T) {
 			"Shut":       n.conn.Shut(ctx, longer, "mine"),
 			"SetPortMTU": n.conn.SetPortMTU(ctx, longer, 1400),
 			"SetAlias":   n.conn.SetAlias(ctx, longer, "mine", "yours"),
-			"Rename":     n.conn.Rename(ctx, n.link.Index, longer),
 			"Detach":     n.conn.Detach(ctx, longer, "mine"),
 			"Remove":     n.conn.Remove(ctx, longer),
 		} {

@@ -10,33 +10,16 @@ import (
 	"net/netip"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/tombolo-cni/tombolo"
-	"github.com/tombolo-cni/tombolo/internal/tc"
+	"github.com/tombolo-cni/tombolo/internal/conntrack"
 )
 
-// hooks lists the queueing disciplines of a link that run programs on its packets.
-func (c *Conn) hooks(ctx context.Context, link int) ([]string, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	var list []string
-	err := tc.Qdiscs(c.nl, func(q tc.Qdisc) {
-		if q.Link == link && (q.Kind == "clsact" || q.Kind == "ingress") {
-			list = append(list, q.Kind)
-		}
-	})
-	return list, err
-}
-
-// readGroups reads the groups that were joined on a link, without those that the
-// kernel joins by itself.
-func readGroups(link string) ([]netip.Addr, error) {
-	var list []netip.Addr
+// lookGroups reads the groups that were joined on the NIC, in the namespace of the calling
+// thread, without those that the kernel joins by itself.
+func (s *Snapshot) lookGroups() error {
 	current := ""
 	err := eachLine("igmp", func(f []string) {
 		// A line "index name : count querier" for the link, then "group users …" for
@@ -45,48 +28,42 @@ func readGroups(link string) ([]netip.Addr, error) {
 			current = f[1]
 			return
 		}
-		n, err := strconv.ParseUint(f[0], 16, 32)
-		if current != link || err != nil || len(f[0]) != 8 {
-			return
+		if b, err := hex.DecodeString(f[0]); current == s.NIC.Name && err == nil && len(b) == 4 {
+			s.addGroup(binary.NativeEndian.AppendUint32(nil, binary.BigEndian.Uint32(b)))
 		}
-		var b [4]byte
-		binary.NativeEndian.PutUint32(b[:], uint32(n))
-		list = append(list, netip.AddrFrom4(b))
 	})
-	if err == nil {
-		err = eachLine("igmp6", func(f []string) {
-			// index name group users flags timer
-			if len(f) < 4 || f[1] != link {
-				return
-			}
-			if b, err := hex.DecodeString(f[2]); err == nil && len(b) == 16 {
-				list = append(list, netip.AddrFrom16([16]byte(b)))
-			}
-		})
-	}
-	return slices.DeleteFunc(list, isKernelGroup), err
+	return errors.Join(err, eachLine("igmp6", func(f []string) {
+		// index name group users flags timer
+		if len(f) > 2 && f[1] == s.NIC.Name {
+			b, _ := hex.DecodeString(f[2])
+			s.addGroup(b)
+		}
+	}))
 }
 
-// isKernelGroup says that the kernel joins a group on its own: all hosts, all
-// routers, all snoopers, and the solicited-node groups of its addresses.
-func isKernelGroup(a netip.Addr) bool {
+// addGroup leaves out those that the kernel joins on its own: all hosts, all routers, all
+// snoopers, and the solicited-node groups of its addresses.
+func (s *Snapshot) addGroup(b []byte) {
+	a, ok := netip.AddrFromSlice(b)
 	switch a.String() {
 	case "224.0.0.1", "224.0.0.106", "ff01::1", "ff02::1", "ff01::2", "ff02::2", "ff05::2", "ff02::6a":
-		return true
+		return
 	}
-	return netip.MustParsePrefix("ff02::1:ff00:0/104").Contains(a)
+	if ok && !netip.MustParsePrefix("ff02::1:ff00:0/104").Contains(a) {
+		s.Groups = append(s.Groups, a)
+	}
 }
 
 // eachLine gives the fields of each line of a file of /proc/net, in the namespace
-// of the calling thread, but for the headline of those that have one. A file that
-// is not there, because the kernel has no such protocol, is empty.
+// of the calling thread. A file that is not there, because the kernel has no such protocol,
+// is empty.
 func eachLine(name string, line func([]string)) error {
 	f, err := os.Open("/proc/thread-self/net/" + name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
-		return &tombolo.OpError{Op: "read", Object: "/proc/net/" + name, Err: err}
+		return err
 	}
 	defer f.Close()
 	scan := bufio.NewScanner(f)
@@ -98,24 +75,38 @@ func eachLine(name string, line func([]string)) error {
 	return scan.Err()
 }
 
-// isWireless asks for the name of the protocol on a link, the oldest of the wireless
-// extensions, which the kernel answers for most Wi-Fi devices
-// (CONFIG_CFG80211_WEXT), and looks into sysfs where that shows the same link.
-func isWireless(link string, index int) bool {
-	const siocGIWName = 0x8b01
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return false
-	}
-	defer unix.Close(fd)
-	if request, err := unix.NewIfreq(link); err == nil && unix.IoctlIfreq(fd, siocGIWName, request) == nil {
-		return true
-	}
-	const dir = "/sys/class/net/"
-	shown, err := os.ReadFile(dir + link + "/ifindex")
-	if err != nil || strings.TrimSpace(string(shown)) != strconv.Itoa(index) {
-		return false // sysfs is of the namespace that it was mounted in
-	}
-	_, err = os.Stat(dir + link + "/phy80211")
+// isWireless looks into sysfs, which shows the links of the namespace that it was mounted in.
+func isWireless(link string) bool {
+	_, err := os.Stat("/sys/class/net/" + link + "/phy80211")
 	return err == nil
+}
+
+// lookFlows gives the sources of flows that are translated to addresses of the NIC: the
+// kernel forgets a masqueraded one when its link loses the address.
+func (c *Conn) lookFlows(ctx context.Context, s *Snapshot) error {
+	var questions []conntrack.Question
+	for _, a := range s.Addresses {
+		ip := a.Prefix.Addr()
+		if a.Link == s.NIC.Index && !ip.IsLinkLocalUnicast() {
+			translated := func(f *conntrack.Flow) bool { return f.Reply.Dst.Addr() == ip && f.Orig.Src.Addr() != ip }
+			questions = append(questions, conntrack.Question{Family: conntrack.FamilyOf(ip), Where: translated})
+		}
+	}
+	conn, err := conntrack.Dial(c.ns)
+	if errors.Is(err, unix.EPROTONOSUPPORT) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	flows, err := conn.List(ctx, questions...)
+	if errors.Is(err, errors.ErrUnsupported) {
+		return nil
+	}
+	for _, f := range flows {
+		s.Masqueraded = append(s.Masqueraded, f.Orig.Src.Addr())
+	}
+	slices.SortFunc(s.Masqueraded, netip.Addr.Compare)
+	return err
 }

@@ -14,7 +14,7 @@
 //	bridge       the bridge is made, with the NIC's MAC, MTU and parameters, loose ones meanwhile
 //	addresses    the bridge gets the addresses and the rules; the NIC still has them too
 //	port         the bridge gets the neighbours, and the NIC becomes its port
-//	routes       each route is replaced by the bridge's; what nobody may replace is added, then deleted
+//	routes       the bridge gets the routes, and then the NIC loses its own
 //	verify       the gateways that answered through the NIC have to answer through the bridge
 //	release      the NIC's addresses and rules are deleted
 //	settle       the bridge gets the strict parameters
@@ -28,9 +28,10 @@
 // for some ten microseconds, and for longer where the caller loses its processor just
 // then: a datagram now and then, which TCP sends again.
 //
-// Plan and PlanRestore compute the steps from a Snapshot, and touch nothing. They are
-// made anew before each step, from what the kernel has by then and from the Record, so
-// that every step may be repeated, and what daemons change meanwhile is not lost.
+// Plan computes the steps from a Snapshot, and touches nothing. They are made anew before each
+// step, from what the kernel has by then and from the Record, so that every step may be
+// repeated, and what daemons change meanwhile is not lost. The way back is planned by the same code,
+// from the bridge to the NIC.
 //
 // # The point of no return
 //
@@ -49,11 +50,9 @@
 //
 // # What does not come along
 //
-// A Snapshot finds what cannot move, and Plan refuses it or warns of it, by name:
-// multicast groups stay joined on the NIC; XDP and tc programs stay on the NIC, where
-// they see the same packets as before, and those of pods too; VLANs stay on the NIC.
-// Links that would be cut off, such as tunnels that are bound to the NIC, are refused; so
-// are default routes by nexthop objects, which stay there. Also:
+// Plan refuses by name what would cut the host off, and warns of what goes on otherwise: multicast
+// groups, routes by nexthop objects and VLANs stay on the NIC. Also:
+//   - XDP and tc programs stay on the NIC, and see the packets of pods too.
 //   - IPv6 addresses of a privacy extension become ordinary ones until they run out.
 //   - The kernel's exceptions (path MTUs, redirects) are learnt anew.
 //   - Sockets that are bound to the NIC, such as those of DHCP clients, receive nothing more.
@@ -62,6 +61,8 @@
 //     until the router's next advertisement brings the kernel's own again.
 //   - The kernel forgets masqueraded flows that go out by the NIC, as those of pods in other
 //     networks do. The host's own go on.
+//   - The route that the kernel makes with an address comes with it, though it was deleted.
+//   - A bridge that was there before keeps the NIC's MAC.
 //   - Tests run with veth pairs. A real NIC may reset its receive rings as it becomes
 //     promiscuous, and what a cloud, a hypervisor or an access point does with foreign
 //     MACs is its own matter.

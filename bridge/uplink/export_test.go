@@ -20,3 +20,6 @@ func DialThrough(cfg *Config, through func(nl.Transport) nl.Transport) (*Conn, e
 	}
 	return over(ns, nl.New(through(t))), nil
 }
+
+// PlanRestore is the plan of the way back, of a record that may be out of date.
+func PlanRestore(s *Snapshot, rec *Record) *Steps { return planRestore(s, rec.withoutReplaced(s)) }

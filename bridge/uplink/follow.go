@@ -4,12 +4,9 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"net/netip"
+	"reflect"
 	"slices"
-	"sort"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/route"
@@ -34,79 +31,30 @@ func (c *Conn) Present(ctx context.Context, rec *Record) (*Record, error) {
 	if len(s.differences(rec)) > 0 {
 		return rec, nil
 	}
-	before := s.asBefore(rec)
-	if !isNews(&rec.Before, before) {
+	n := *rec
+	n.Before = s.asBefore(rec)
+	if !isNews(&rec.Before, &n.Before) {
 		return rec, nil
 	}
-	n := *rec
-	n.Before = *before
 	return &n, nil
 }
 
-// HostAddresses are those that the host had, by the record, without link-local ones.
-func (r *Record) HostAddresses() []netip.Prefix {
-	if r == nil {
-		return nil
+// asBefore is what a record would have of before, were the NIC taken over now.
+func (s *Snapshot) asBefore(rec *Record) Snapshot {
+	m := backMove(s, rec)
+	m.to = rec.Before.NIC
+	n := rec.Before
+	n.Time, n.Addresses, n.Routes, n.Rules = s.Time, nil, nil, nil
+	for _, a := range m.addresses() {
+		n.Addresses = append(n.Addresses, m.movedAddress(a))
 	}
-	var list []netip.Prefix
-	for _, a := range r.Before.Addresses {
-		if a.Link == r.Before.NIC.Index && !a.Prefix.Addr().IsLinkLocalUnicast() && !slices.Contains(list, a.Prefix) {
-			list = append(list, a.Prefix)
-		}
+	for _, r := range m.routes() {
+		n.Routes = append(n.Routes, m.movedRoute(r))
 	}
-	sort.Slice(list, func(i, j int) bool { return list[i].Compare(list[j]) < 0 })
-	return list
-}
-
-// Save writes the record by a journal.
-func (r *Record) Save(j Journal) error {
-	if r == nil || j == nil {
-		return missing("record or journal")
+	for _, r := range m.rules() {
+		n.Rules = append(n.Rules, m.movedRule(r))
 	}
-	return r.save(j)
-}
-
-// asBefore is what a record would have of before, were the NIC taken over now. What the
-// bridge had of its own then is its own still.
-func (s *Snapshot) asBefore(rec *Record) *Snapshot {
-	old := &rec.Before
-	var stays *Snapshot
-	if rec.MadeBridge || old.Bridge == nil {
-		stays = &Snapshot{}
-	} else {
-		stays = old.onlyOf(old.Bridge.Index)
-	}
-	nic, have := old.NIC.Index, s.onlyOf(s.Bridge.Index)
-	n := *old
-	n.Time = s.Time
-	back := &move{s: &Snapshot{}, from: *s.Bridge, to: Link{Index: nic, Name: rec.NIC}}
-	n.Addresses = slices.Clone(stays.Addresses)
-	for _, a := range have.Addresses {
-		if stays.atAll(a) || isLinkLocal6(a) && old.address(nic, a) == nil {
-			continue
-		}
-		a.Link, a.Label = nic, back.label(a.Label)
-		n.Addresses = append(n.Addresses, a)
-	}
-	n.Routes = slices.Clone(stays.Routes)
-	for _, r := range have.Routes {
-		if !slices.ContainsFunc(stays.Routes, r.Matches) {
-			n.Routes = append(n.Routes, back.movedRoute(&r))
-		}
-	}
-	n.Rules = slices.Clone(stays.Rules)
-	for _, r := range have.Rules {
-		if !slices.ContainsFunc(stays.Rules, func(own route.Rule) bool { return own.Family == r.Family && own.String() == r.String() }) {
-			r.IIF, r.OIF = back.rename(r.IIF), back.rename(r.OIF)
-			n.Rules = append(n.Rules, r)
-		}
-	}
-	return &n
-}
-
-// atAll says that there is an address, on whichever link.
-func (s *Snapshot) atAll(a addr.Address) bool {
-	return slices.ContainsFunc(s.Addresses, func(have addr.Address) bool { return have.Prefix == a.Prefix && have.Peer == a.Peer })
+	return n
 }
 
 // isNews says that what a snapshot would put on record is not on record yet. Lifetimes
@@ -130,21 +78,18 @@ func isNews(was, is *Snapshot) bool {
 // lasting is a snapshot's layer 3 without what runs with the clock, and without what the
 // kernel tells of its own accord.
 func (s *Snapshot) lasting() *Snapshot {
-	n := &Snapshot{}
-	for _, a := range s.Addresses {
+	m := newMove(s, s.NIC, s.NIC)
+	n := &Snapshot{Rules: m.rules()}
+	for _, a := range m.addresses() {
 		a.Valid, a.Preferred = hasEnd(a.Valid), hasEnd(a.Preferred)
 		a.Flags &= addr.NoPrefixRoute
 		n.Addresses = append(n.Addresses, a)
 	}
-	for _, r := range s.Routes {
-		r.Expires, r.Flags = hasEnd(r.Expires), 0
-		r.Nexthops = slices.Clone(r.Nexthops)
-		for i := range r.Nexthops {
-			r.Nexthops[i].Flags = 0
-		}
+	for _, r := range m.routes() {
+		r = m.movedRoute(r) // without its flags
+		r.Expires = hasEnd(r.Expires)
 		n.Routes = append(n.Routes, r)
 	}
-	n.Rules = append(n.Rules, s.Rules...)
 	return n
 }
 
@@ -153,134 +98,141 @@ func hasEnd(d *time.Duration) *time.Duration {
 	if d == nil {
 		return nil
 	}
-	var some time.Duration
-	return &some
+	return new(time.Duration)
+}
+
+// withLost is the snapshot as if a link had what the NIC had before the takeover and
+// that neither it nor the bridge has now: what another program deleted. Lifetimes are what
+// is left of them.
+//
+// What comes and goes by itself, because it was leased or learnt from routers, counts
+// only if all is asked for: where the bridge has gone, and took it along.
+func (s *Snapshot) withLost(rec *Record, link Link, all bool) *Snapshot {
+	n := *s
+	n.Addresses, n.Routes, n.Rules = slices.Clone(s.Addresses), slices.Clone(s.Routes), slices.Clone(s.Rules)
+	m := newMove(&rec.Before, rec.Before.NIC, link)
+	passed := s.Time.Sub(rec.Before.Time)
+	var has, over []addr.Address
+	for _, a := range m.addresses() {
+		lost := m.movedAddress(a)
+		switch {
+		case s.somewhere(a):
+			has = append(has, a)
+		case a.Valid != nil && !all, !left(&lost.Valid, passed):
+			over = append(over, a)
+		default:
+			has = append(has, a)
+			left(&lost.Preferred, passed)
+			n.Addresses = append(n.Addresses, lost)
+		}
+	}
+	for _, r := range m.routes() {
+		lost := m.movedRoute(r)
+		wanted := all || !comesAndGoes(&r) || slices.ContainsFunc(has, func(a addr.Address) bool { return a.Valid == nil && comesWith(&r, &a) })
+		if wanted && !s.hasPlace(&r) && !s.hasPlace(&lost) && !restsOn(&r, over, has) && left(&lost.Expires, passed) {
+			n.Routes = append(n.Routes, lost)
+		}
+	}
+	there := move{from: Link{Name: rec.Bridge}, to: Link{Name: rec.NIC}}
+	for _, r := range m.rules() {
+		if !slices.ContainsFunc(s.Rules, func(have route.Rule) bool { return reflect.DeepEqual(there.movedRule(have), r) }) {
+			n.Rules = append(n.Rules, m.movedRule(r))
+		}
+	}
+	return &n
+}
+
+// left takes the time that passed off a lifetime, and is false where it is over. One
+// without an end is not changed.
+func left(d **time.Duration, passed time.Duration) bool {
+	if *d == nil {
+		return true
+	}
+	rest := max(**d-passed, 0)
+	over := rest == 0 && **d != 0
+	*d = &rest
+	return !over
+}
+
+// comesAndGoes says that a route is for the kernel to keep, or for daemons: a routing engine's
+// (BIRD, FRR), a DHCP client's or that of router advertisements. These have all numbers above
+// static (linux/rtnetlink.h), but for ours.
+func comesAndGoes(r *route.Route) bool {
+	daemons := r.Protocol > route.ProtocolStatic && r.Protocol != route.ProtocolTombolo
+	return r.Expires != nil || r.Protocol == route.ProtocolKernel || r.Protocol == route.ProtocolRedirect || daemons
+}
+
+// restsOn says that a route cannot be without an address that is over: it comes with it, has it as
+// its source, or its gateway is in its network alone.
+func restsOn(r *route.Route, over, has []addr.Address) bool {
+	return slices.ContainsFunc(over, func(a addr.Address) bool {
+		reaches := func(other addr.Address) bool { return other.Prefix.Contains(r.Gateway) }
+		return r.Source == a.Prefix.Addr() || comesWith(r, &a) || reaches(a) && !r.OnLink && !slices.ContainsFunc(has, reaches)
+	})
+}
+
+// hasPlace says that the NIC or the bridge has a route in a route's place.
+func (s *Snapshot) hasPlace(r *route.Route) bool {
+	return slices.ContainsFunc(s.Routes, func(have route.Route) bool { return placeOf(&have) == placeOf(r) })
 }
 
 // withoutReplaced is the record without what the host has replaced by now, by any
 // program: an old address or an old router must not come back beside the new one. It is
 // for a record that could not be updated.
 func (r *Record) withoutReplaced(s *Snapshot) *Record {
-	look := &replacement{s: s, rec: r, inPlace: s.inPlace(r)}
 	n := *r
-	nic := r.Before.NIC.Index
-	n.Before.Addresses = slices.DeleteFunc(slices.Clone(r.Before.Addresses), func(a addr.Address) bool {
-		gone := a.Link == nic && look.isReplaced(a)
-		if gone {
-			look.gone = append(look.gone, a)
+	n.Before.Addresses, n.Before.Routes = nil, nil
+	stands := s.stands(r)
+	var gone []addr.Address
+	for _, a := range r.Before.Addresses {
+		if s.isReplaced(r, a, stands) {
+			gone = append(gone, a)
+		} else {
+			n.Before.Addresses = append(n.Before.Addresses, a)
 		}
-		return gone
-	})
-	n.Before.Routes = slices.DeleteFunc(slices.Clone(r.Before.Routes), func(one route.Route) bool {
-		return goesBy(&one, nic) && look.isRouteReplaced(&one)
-	})
+	}
+	has := slices.Concat(n.Before.Addresses, s.Addresses)
+	for _, one := range r.Before.Routes {
+		if s.hasPlace(&one) || !s.hasRival(&one) && !restsOn(&one, gone, has) {
+			n.Before.Routes = append(n.Before.Routes, one)
+		}
+	}
 	return &n
 }
 
-// inPlace says that the takeover itself stands: the NIC is a port of the bridge, and has
-// nothing of its own. A change at that time is made on purpose.
-func (s *Snapshot) inPlace(rec *Record) bool {
+// stands says that the NIC is a port of the bridge, and has nothing of its own: a change at that
+// time is made on purpose.
+func (s *Snapshot) stands(rec *Record) bool {
 	bare := true
-	if s.Bridge != nil {
-		s.onNIC(rec, func(string, string) { bare = false })
-	}
-	return s.Bridge != nil && s.NIC.Master == s.Bridge.Index && bare
-}
-
-// replacement tells what of a record was replaced.
-type replacement struct {
-	s       *Snapshot
-	rec     *Record
-	inPlace bool
-	gone    []addr.Address // those that were
+	s.onNIC(rec, func(string, string) { bare = false })
+	return bare && s.Bridge != nil && s.NIC.Master == s.Bridge.Index
 }
 
 // isReplaced says that the host has another address in the place of one that it has no
-// longer: one of the same network, or one in whose network its router is. While the
-// takeover stands, that may be one which it has always had beside; else it has to be new,
-// since the one may be there by chance when the other was lost.
-func (p *replacement) isReplaced(a addr.Address) bool {
-	if p.s.somewhere(a) || a.Prefix.Addr().IsLinkLocalUnicast() {
+// longer. While the takeover stands, that may be one which it has always had beside; else it has
+// to be new, since the one may be there by chance when the other was lost. An address of a
+// service is in no other's place, nor is one that routers gave in that of one that was set.
+func (s *Snapshot) isReplaced(rec *Record, a addr.Address, stands bool) bool {
+	has := s.withoutKept(rec)
+	if has.somewhere(a) || a.Prefix.Addr().IsLinkLocalUnicast() {
 		return false
 	}
-	return slices.ContainsFunc(p.s.Addresses, func(n addr.Address) bool {
+	return slices.ContainsFunc(has.Addresses, func(n addr.Address) bool {
+		is := n.Prefix.Addr()
 		switch {
-		case !p.isHosts(n) || n.Prefix.Addr().BitLen() != a.Prefix.Addr().BitLen():
+		case is.Is4() != a.Prefix.Addr().Is4(), is.IsLinkLocalUnicast(), n.Prefix.IsSingleIP() && !a.Prefix.IsSingleIP():
 			return false
-		case n.Prefix.IsSingleIP() && !a.Prefix.IsSingleIP(): // an address of a service
-			return false
-		case a.Prefix.Addr().Is6() && (n.Valid == nil) != (a.Valid == nil): // set, and learnt from routers
-			return false
-		case !p.inPlace && p.rec.Before.address(p.rec.Before.NIC.Index, n) != nil:
+		case is.Is6() && (n.Valid == nil) != (a.Valid == nil):
 			return false
 		}
-		return n.Prefix.Overlaps(a.Prefix) || p.leadsOut(n.Prefix)
+		return stands || rec.Before.address(rec.Before.NIC.Index, n) == nil
 	})
 }
 
-// isHosts leaves out addresses that say nothing of where the host is.
-func (p *replacement) isHosts(n addr.Address) bool {
-	temporary := n.Prefix.Addr().Is6() && n.Flags&addr.Secondary != 0
-	own := p.rec.Before.Bridge != nil && !p.rec.MadeBridge && p.rec.Before.address(p.rec.Before.Bridge.Index, n) != nil
-	return !n.Prefix.Addr().IsLinkLocalUnicast() && n.Flags&addr.DADFailed == 0 && !temporary && !own
-}
-
-// leadsOut says that the host's default route is by a router of a network.
-func (p *replacement) leadsOut(network netip.Prefix) bool {
-	return slices.ContainsFunc(p.s.Routes, func(r route.Route) bool {
-		return r.Dst.Bits() == 0 && r.Gateway.IsValid() && network.Contains(r.Gateway) && slices.Contains(p.s.own(), r.Link)
-	})
-}
-
-// isRouteReplaced says that the host has another route to the same destination, or has
-// the address no longer that a route came with, is sent from, or needs to reach its
-// router.
-func (p *replacement) isRouteReplaced(r *route.Route) bool {
-	if p.s.hasPlace(r) || onEachLink(r) || isKernelMulticast(r) {
-		return false
-	}
-	for _, a := range p.gone {
-		if r.Source == a.Prefix.Addr() {
-			return true
-		}
-	}
-	connected := !r.Gateway.IsValid() && len(r.Nexthops) == 0
-	if connected && slices.ContainsFunc(p.gone, func(a addr.Address) bool { return r.Dst == a.Prefix.Masked() }) && p.isOutOfReach(r.Dst.Addr(), false) {
-		return true
-	}
-	if p.isOutOfReach(r.Gateway, r.OnLink) || slices.ContainsFunc(r.Nexthops, func(h route.Nexthop) bool { return p.isOutOfReach(h.Gateway, h.OnLink) }) {
-		return true
-	}
-	return slices.ContainsFunc(p.s.Routes, func(n route.Route) bool {
-		return p.isRival(r, &n)
-	})
-}
-
-// isRival says that a route of the host's goes to the same destination as one that was
-// lost, at another priority.
-func (p *replacement) isRival(r, n *route.Route) bool {
-	where := placeOf(n)
-	where.priority = r.Priority
-	if where != placeOf(r) || !slices.ContainsFunc(p.s.own(), func(l int) bool { return goesBy(n, l) }) {
-		return false
-	}
-	return p.inPlace || !slices.ContainsFunc(p.rec.Before.Routes, func(was route.Route) bool {
-		same := placeOf(&was) == placeOf(n)
-		if was.Family == unix.AF_INET6 && was.Protocol == route.ProtocolRA {
-			was.Priority++
-			same = same || placeOf(&was) == placeOf(n)
-		}
-		return same
-	})
-}
-
-// isOutOfReach says that an address is of a network that the host has gone from.
-func (p *replacement) isOutOfReach(gateway netip.Addr, onLink bool) bool {
-	if !gateway.IsValid() || onLink || !slices.ContainsFunc(p.gone, func(a addr.Address) bool { return a.Prefix.Contains(gateway) }) {
-		return false
-	}
-	near := func(a addr.Address) bool { return a.Prefix.Contains(gateway) }
-	return !slices.ContainsFunc(p.s.Addresses, near) && !slices.ContainsFunc(p.rec.Before.Addresses, func(a addr.Address) bool {
-		return near(a) && !slices.ContainsFunc(p.gone, func(g addr.Address) bool { return g.Prefix == a.Prefix && g.Link == a.Link })
+// hasRival says that the NIC or the bridge has a route to the same destination at another priority.
+func (s *Snapshot) hasRival(r *route.Route) bool {
+	return slices.ContainsFunc(s.Routes, func(have route.Route) bool {
+		have.Priority = r.Priority
+		return placeOf(&have) == placeOf(r)
 	})
 }

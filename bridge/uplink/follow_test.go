@@ -300,23 +300,3 @@ func TestARecordIsLeftWhileATakeoverIsUndone(t *testing.T) {
 		t.Error("a record of what is being given back follows")
 	}
 }
-
-// A bridge that was there before keeps what it had, and that is never the NIC's.
-func TestWhatABridgeHadBeforeStaysItsOwn(t *testing.T) {
-	t.Parallel()
-	l := newLAN(t, append(plainHost(), "link add br0 address "+hostMAC+" type bridge", "link set br0 addrgenmode none up", "addr add 10.50.0.1/24 dev br0", "route add 10.51.0.0/24 dev br0")...)
-	before := state(t, l.host)
-	rec, j := take(t, l, toBridge())
-	run(t, l.host, "addr add 10.0.0.6/24 dev br0")
-	rec = present(t, l, rec, j)
-	if got := rec.HostAddresses(); slices.Contains(got, nstest.Prefix("10.50.0.1/24")) || !slices.Contains(got, nstest.Prefix("10.0.0.6/24")) {
-		t.Errorf("the host's addresses: %v", got)
-	}
-	run(t, l.host, "addr del 10.0.0.6/24 dev br0")
-	if err := l.conn.Restore(t.Context(), rec, j); err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(comparableState(before), comparableState(state(t, l.host))); diff != "" {
-		t.Errorf("after it was given back (-want +got):\n%s", diff)
-	}
-}

@@ -10,48 +10,6 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// mac gives the MAC of a link.
-func mac(tb testing.TB, ns *netns.NS, link string) string {
-	tb.Helper()
-	var shown []struct{ Address string }
-	if err := json.Unmarshal([]byte(nstest.Run(tb, ns, "ip", "-j", "link", "show", link)), &shown); err != nil || len(shown) != 1 {
-		tb.Fatalf("link %s: %v, %v", link, shown, err)
-	}
-	return shown[0].Address
-}
-
-func TestABridgeThatWasThereGetsItsMACAgainUnlessItHasOtherPorts(t *testing.T) {
-	t.Parallel()
-	const own = "02:00:00:00:00:99"
-	for name, tt := range map[string]struct {
-		commands []string // before it is given back
-		want     string
-	}{
-		"no other port":  {nil, own},
-		"an other port":  {[]string{"link add port0 type veth peer name port1", "link set port0 master br0 up"}, hostMAC},
-		"one that went":  {[]string{"link add port0 type veth peer name port1", "link set port0 master br0 up", "link del port0"}, own},
-		"a MAC of today": {[]string{"link set br0 address 02:00:00:00:00:98"}, own},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			l := newLAN(t)
-			run(t, l.host, "link add br0 type bridge", "link set br0 addrgenmode none", "link set br0 address "+own, "link set br0 up")
-			rec, j := take(t, l, toBridge())
-			if got := mac(t, l.host, "br0"); got != hostMAC {
-				t.Fatalf("taken over, the bridge has the MAC %s, want the NIC's, %s", got, hostMAC)
-			}
-			run(t, l.host, tt.commands...)
-			if err := l.conn.Restore(t.Context(), rec, j); err != nil {
-				t.Fatal(err)
-			}
-			if got := mac(t, l.host, "br0"); got != tt.want {
-				t.Errorf("given back, the bridge has the MAC %s, want %s", got, tt.want)
-			}
-			l.mustReach(t, "given back")
-		})
-	}
-}
-
 // lifetimes gives the seconds for which an address is valid and preferred; ok is false
 // if it is not there.
 func lifetimes(tb testing.TB, ns *netns.NS, link, address string) (valid, preferred int, ok bool) {

@@ -1,16 +1,12 @@
 package uplink
 
 import (
-	"context"
-	"errors"
-	"io/fs"
 	"slices"
 
 	"github.com/jsimonetti/rtnetlink/v2/driver"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/link"
-	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
 // Link is a network interface as far as a takeover is concerned with it.
@@ -30,16 +26,16 @@ type Link struct {
 	PortOf string `json:"portOf,omitempty"`
 	// Lower is the index of the link that it rests on (a VLAN's, a macvlan's, a
 	// tunnel's) where that is in the same namespace.
-	Lower int    `json:"lower,omitempty"`
-	Alias string `json:"alias,omitempty"`
-	// XDP says that an XDP program is attached.
-	XDP bool `json:"xdp,omitempty"`
+	Lower int `json:"lower,omitempty"`
 	// Wireless says that it is a wireless device.
 	Wireless bool `json:"wireless,omitempty"`
 	// STP and VLANFiltering are those of a bridge.
 	STP           bool `json:"stp,omitempty"`
 	VLANFiltering bool `json:"vlanFiltering,omitempty"`
 }
+
+// noLink stands for the index of a bridge that is not there yet.
+const noLink = -1
 
 // Up says that it was set up (IFF_UP).
 func (l Link) Up() bool { return l.Flags&unix.IFF_UP != 0 }
@@ -48,38 +44,17 @@ func (l Link) Up() bool { return l.Flags&unix.IFF_UP != 0 }
 func (l Link) Carrier() bool { return l.Flags&unix.IFF_LOWER_UP != 0 }
 
 // links lists all of the namespace.
-func (c *Conn) links(ctx context.Context) ([]Link, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
+func (c *Conn) links() ([]Link, error) {
 	var list []Link
 	err := link.List(c.nl, "list links", "", 0, func(l *link.Link) { list = append(list, linkOf(l)) })
 	return list, err
-}
-
-// index gives a link's index by its name, 0 where there is none.
-func (c *Conn) index(ctx context.Context, name string) (int, error) {
-	l, err := c.bridge.Link(ctx, name)
-	if errors.Is(err, fs.ErrNotExist) {
-		return 0, nil
-	}
-	if err != nil {
-		return 0, err
-	}
-	return l.Index, nil
-}
-
-// setMaster makes a link a port of another, or with 0 of none. Nothing else of it is
-// touched; above all it stays up.
-func setMaster(b *nl.Batch, l Link, master *int) {
-	link.Request{Index: l.Index, Master: master}.Set(b, "set master of", l.Name)
 }
 
 // linkOf takes out what matters here.
 func linkOf(l *link.Link) Link {
 	to := Link{
 		Index: l.Index, Name: l.Name, Kind: l.Kind, Type: l.Type, MAC: l.MAC.String(), MTU: l.MTU, Flags: l.Flags,
-		Master: l.Master, PortOf: l.PortOf, Lower: l.Lower, Alias: l.Alias, XDP: l.XDP,
+		Master: l.Master, PortOf: l.PortOf, Lower: l.Lower,
 	}
 	if v := l.VXLAN; v != nil && v.Link != nil {
 		to.Lower = int(*v.Link)

@@ -52,9 +52,6 @@ func hosts() map[string][]string {
 			"addr add fd00::5/64 dev eth0 nodad noprefixroute", "-6 route add fd00::/64 dev eth0 proto ra metric 100",
 			"-6 route add default via fd00::1 proto ra metric 100 pref high",
 		},
-		"a connected route that was deleted": {
-			"addr add 10.0.0.5/24 dev eth0", "route del 10.0.0.0/24 dev eth0", "route add 10.0.0.1/32 dev eth0", "route add default via 10.0.0.1",
-		},
 		"policy routing with five tables": append(plainHost(),
 			"route add default via 10.0.0.1 table 100", "route add 10.0.0.0/24 dev eth0 table 100 src 10.0.0.5",
 			"route add default via 10.0.0.2 table 101", "route add default via 10.0.0.3 table 1000", "route add 172.16.0.0/12 via 10.0.0.1 table 1000 mtu lock 1400 advmss 1300",
@@ -82,8 +79,7 @@ func hosts() map[string][]string {
 			"rule add iif eth0 ipproto tcp dport 80 table 100 pref 100", "rule add iif eth0 ipproto tcp dport 81 table 100 pref 100", "rule add iif eth0 uidrange 5-9 table 100 pref 100",
 			"rule add iif eth0 table 100 pref 100 realms 3/5", "rule add iif eth0 tun_id 7 table 100 pref 100", "rule add iif eth0 table 100 pref 100 suppress_prefixlength 7",
 			"-6 rule add iif eth0 tos 8 table 100 pref 100", "-6 rule add iif eth0 tos 0x20 table 100 pref 100"),
-		"two NICs in one network": append(second("addr add 10.0.0.6/24 dev eth1"), plainHost()...),
-		"another NIC comes first": append(plainHost(), second("addr add 10.0.0.6/24 dev eth1")...),
+		"another NIC in the network comes first": append(second("addr add 10.0.0.6/24 dev eth1"), plainHost()...),
 		"neighbours by hand": append(plainHost(),
 			"neigh add 10.0.0.77 lladdr 02:00:00:00:00:77 dev eth0", "neigh add fd00::77 lladdr 02:00:00:00:00:78 dev eth0 router",
 			"neigh add 10.0.0.78 lladdr 02:00:00:00:00:79 dev eth0 nud noarp extern_learn protocol static",
@@ -148,6 +144,9 @@ func comparableState(state string) string {
 			section = line
 		case strings.Contains(line, "multicast ff00::/8"), strings.Contains(line, "bridge"), strings.HasPrefix(line, "veth"), strings.HasPrefix(line, "alias"):
 			continue
+		}
+		if strings.Contains(section, "neigh") && slices.Contains(lines, strings.TrimSuffix(line, "\n")) {
+			continue // the NIC's stay there, and the bridge has the same
 		}
 		if strings.Contains(section, "-d addr") || strings.Contains(section, "table all") {
 			line = strings.TrimSpace(section) + ": " + line

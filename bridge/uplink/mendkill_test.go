@@ -93,8 +93,8 @@ func (in *interrupted) dies(t *testing.T, n int) bool {
 	}
 	l.mustReach(t, when+", recovered")
 	l.mustBeTaken(t, when, rec)
-	if rec := loadRecord(t, journal); rec.Mending != nil {
-		t.Errorf("%s: finished, and still %+v", when, rec.Mending)
+	if rec := loadRecord(t, journal); rec.Mending {
+		t.Errorf("%s: finished, and still mending", when)
 	}
 	for command, want := range in.wants {
 		args := strings.Fields(command)

@@ -3,6 +3,8 @@ package uplink
 import (
 	"encoding/json"
 	"fmt"
+	"net/netip"
+	"slices"
 	"strings"
 )
 
@@ -34,21 +36,21 @@ type Record struct {
 	Committed bool `json:"committed,omitempty"`
 	// MadeBridge says that the bridge was not there before.
 	MadeBridge bool `json:"madeBridge,omitempty"`
-	// Mending says that what is under way puts a takeover right that was finished once.
-	Mending *Mending `json:"mending,omitempty"`
-	// Before is what there was before the takeover, or, where the host has got other
-	// addresses or routes since, what there would have been: see Conn.Present.
+	// Mending says that what is under way puts a takeover right that was finished once, and
+	// Anew that its bridge was gone, and all that it had with it.
+	Mending bool `json:"mending,omitempty"`
+	Anew    bool `json:"anew,omitempty"`
+	// Before is what there was before the takeover; if the host has got other addresses or
+	// routes since, what there would have been: see Conn.Present.
 	Before Snapshot `json:"before"`
 }
 
-// Mending is what a Mend goes by, which the call that finishes it could not tell any more: by
-// then there is a bridge, half made.
-type Mending struct {
-	// Anew says that the bridge was gone, and all that it had with it.
-	Anew bool `json:"anew,omitempty"`
-	// Settings are the kernel parameters that the bridge is to have, by their paths for
-	// the NIC: see Snapshot.
-	Settings map[string]string `json:"settings,omitempty"`
+// Journal keeps the record of one takeover over a crash of the process. Save is
+// called before each step, with the whole record: it must replace the one before
+// at once or not at all. After Remove there is none.
+type Journal interface {
+	Save(record []byte) error
+	Remove() error
 }
 
 // ParseRecord reads what a Journal has kept.
@@ -77,7 +79,35 @@ func (r *Record) validate() error {
 	return fmt.Errorf("%w: NIC %q, bridge %q, state %q", ErrInvalid, r.NIC, r.Bridge, r.State)
 }
 
-func (r *Record) encode() ([]byte, error) { return json.Marshal(r) }
+// Save writes the record by a journal.
+func (r *Record) Save(j Journal) error {
+	if r == nil || j == nil {
+		return missing("record or journal")
+	}
+	b, err := json.Marshal(r)
+	if err == nil {
+		err = j.Save(b)
+	}
+	if err != nil {
+		return fmt.Errorf("save the journal: %w", err)
+	}
+	return nil
+}
+
+// HostAddresses are those that the host had, by the record, without link-local ones.
+func (r *Record) HostAddresses() []netip.Prefix {
+	if r == nil {
+		return nil
+	}
+	var list []netip.Prefix
+	for _, a := range r.Before.Addresses {
+		if a.Link == r.Before.NIC.Index && !a.Prefix.Addr().IsLinkLocalUnicast() && !slices.Contains(list, a.Prefix) {
+			list = append(list, a.Prefix)
+		}
+	}
+	slices.SortFunc(list, netip.Prefix.Compare)
+	return list
+}
 
 // isLinkName keeps to what the kernel takes (dev_valid_name()): names are parts of
 // paths below /proc/sys. In one with a percent sign the kernel would choose a number.

@@ -53,7 +53,6 @@ func TestRubbishIsNoRecord(t *testing.T) {
 		"recover": func() error { _, err := conn.Recover(t.Context(), &uplink.Record{}, &memory{}); return err }(),
 		"check":   func() error { _, err := conn.Check(t.Context(), &uplink.Record{}); return err }(),
 		"mend":    func() error { _, err := conn.Mend(t.Context(), &uplink.Record{}, &memory{}); return err }(),
-		"plan":    func() error { _, err := uplink.PlanRestore(plain(t), &uplink.Record{}); return err }(),
 	} {
 		if !errors.Is(err, uplink.ErrInvalid) {
 			t.Errorf("%s of an empty record: %v, want %v", what, err, uplink.ErrInvalid)
@@ -75,16 +74,10 @@ func FuzzParseRecord(f *testing.F) {
 		if _, err := uplink.ParseRecord(again); err != nil {
 			t.Fatalf("it does not survive: %v\n%s", err, again)
 		}
-		steps, err := uplink.PlanRestore(&rec.Before, rec)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_ = steps.String()
+		_ = uplink.PlanRestore(&rec.Before, rec).String()
 		now := rec.Before
 		now.Addresses, now.Routes = nil, nil
-		if _, err := uplink.PlanRestore(&now, rec); err != nil {
-			t.Fatal(err)
-		}
+		_ = uplink.PlanRestore(&now, rec).String()
 		if steps, err := uplink.Plan(&rec.Before, rec.Uplink); err == nil {
 			_ = steps.String()
 		}

@@ -2,7 +2,6 @@ package uplink
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io/fs"
 	"net/netip"
@@ -26,26 +25,24 @@ type Snapshot struct {
 	// Bridge is nil where there is no link of that name. Whether it is a bridge is for
 	// the plan to look at.
 	Bridge *Link `json:"bridge,omitempty"`
-	// Links are those that rest on the NIC or the bridge, that which has the NIC as a
-	// port, and other ports of the bridge.
+	// Links are those that rest on the NIC, that which has the NIC as a port, and other
+	// ports of the bridge.
 	Links []Link `json:"links,omitempty"`
 	// Addresses are the NIC's and the bridge's, in the kernel's order.
 	Addresses []addr.Address `json:"addresses,omitempty"`
-	// Routes are those of all tables that go by the NIC or the bridge, and those by
-	// other links that have the same destination, priority and table as one of these;
-	// in the kernel's order, which decides between them.
+	// Routes are those of all tables that go by the NIC or the bridge, but for those that come
+	// and go with an address alone; in the kernel's order.
 	Routes []route.Route `json:"routes,omitempty"`
+	// Behind are the IPv4 routes of other links that come into effect where one of these
+	// goes: they have the same destination, priority and table, and come later.
+	Behind []route.Route `json:"behind,omitempty"`
 	// Rules are those that name the NIC or the bridge.
 	Rules []route.Rule `json:"rules,omitempty"`
 	// Neighbours are the NIC's and the bridge's, those included that they answer for.
 	Neighbours []route.Neighbour `json:"neighbours,omitempty"`
 	// Settings are kernel parameters by their path below /proc/sys/net: those of the
-	// NIC and of the bridge, and those of all links that matter; and without a bridge those
-	// that a new link gets ("ipv4/conf/default/rp_filter") where the NIC has others.
+	// NIC and of the bridge, and whether the host forwards IPv6.
 	Settings map[string]string `json:"settings,omitempty"`
-	// Hooks are the queueing disciplines of the NIC that run programs: "clsact",
-	// "ingress".
-	Hooks []string `json:"hooks,omitempty"`
 	// Groups are the multicast groups that programs joined on the NIC.
 	Groups []netip.Addr `json:"groups,omitempty"`
 	// Masqueraded are the sources of flows that are translated to addresses of the NIC, one
@@ -62,36 +59,23 @@ func (c *Conn) Snapshot(ctx context.Context, nic, bridge string) (*Snapshot, err
 	}
 	s, err := c.whole(ctx, nic, bridge)
 	if err == nil {
+		err = c.ns.Do(func() error { return s.lookGroups() })
+	}
+	if err == nil {
 		err = c.lookFlows(ctx, s)
 	}
 	return s, err
 }
 
-// whole is Snapshot without flows, of which a plan alone tells.
+// whole is Snapshot without what a plan alone tells of.
 func (c *Conn) whole(ctx context.Context, nic, bridge string) (*Snapshot, error) {
 	s, err := c.look(ctx, nic, bridge)
 	if err != nil {
 		return nil, err
 	}
-	if s.Hooks, err = c.hooks(ctx, s.NIC.Index); err != nil {
-		return nil, err
-	}
-	names := []string{nic}
-	if s.Bridge != nil {
-		names = append(names, bridge)
-	}
 	err = c.ns.Do(func() error {
-		var err error
-		s.NIC.Wireless = isWireless(nic, s.NIC.Index)
-		if s.Settings, err = readSettings(names); err != nil {
-			return err
-		}
-		if s.Bridge == nil {
-			if err := readDefaults(s.Settings, nic); err != nil {
-				return err
-			}
-		}
-		s.Groups, err = readGroups(nic)
+		s.NIC.Wireless = isWireless(nic)
+		s.Settings, err = readSettings([]string{nic, bridge})
 		return err
 	})
 	return s, err
@@ -99,8 +83,11 @@ func (c *Conn) whole(ctx context.Context, nic, bridge string) (*Snapshot, error)
 
 // look is whole without what is read from /proc: what changes from step to step.
 func (c *Conn) look(ctx context.Context, nic, bridge string) (*Snapshot, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
 	s := &Snapshot{Time: time.Now()}
-	links, err := c.links(ctx)
+	links, err := c.links()
 	if err != nil {
 		return nil, err
 	}
@@ -110,34 +97,17 @@ func (c *Conn) look(ctx context.Context, nic, bridge string) (*Snapshot, error) 
 	}
 	s.NIC, s.Bridge = *found, find(links, bridge)
 	for _, l := range links {
-		if s.concerns(&l) {
+		isPort := s.Bridge != nil && l.Master == s.Bridge.Index && l.Index != s.NIC.Index
+		if isPort || l.Lower == s.NIC.Index || l.Index == s.NIC.Master {
 			s.Links = append(s.Links, l)
 		}
 	}
-	for _, step := range []func(context.Context) error{
-		func(context.Context) error { return c.lookAddresses(s) },
-		func(context.Context) error { return c.lookRoutes(s) },
-		func(context.Context) error { return c.lookNeighbours(s) },
-	} {
-		if err := ctx.Err(); err != nil {
-			return nil, err
-		}
-		if err := step(ctx); err != nil {
+	for _, look := range []func(*Snapshot) error{c.lookAddresses, c.lookRoutes, c.lookRules, c.lookNeighbours} {
+		if err := look(s); err != nil {
 			return nil, fmt.Errorf("look at %s: %w", nic, err)
 		}
 	}
 	return s, nil
-}
-
-// concerns says which other links are kept.
-func (s *Snapshot) concerns(l *Link) bool {
-	switch {
-	case l.Index == s.NIC.Index, s.Bridge != nil && l.Index == s.Bridge.Index:
-		return false
-	case l.Lower == s.NIC.Index, l.Index == s.NIC.Master:
-		return true
-	}
-	return s.Bridge != nil && (l.Master == s.Bridge.Index || l.Lower == s.Bridge.Index)
 }
 
 // own gives the indexes of the NIC and of the bridge.
@@ -146,6 +116,11 @@ func (s *Snapshot) own() []int {
 		return []int{s.NIC.Index}
 	}
 	return []int{s.NIC.Index, s.Bridge.Index}
+}
+
+// isOwn says that a route is by the NIC or the bridge.
+func (s *Snapshot) isOwn(r *route.Route) bool {
+	return slices.ContainsFunc(s.own(), func(l int) bool { return goesBy(r, l) })
 }
 
 func (c *Conn) lookAddresses(s *Snapshot) error {
@@ -159,45 +134,31 @@ func (c *Conn) lookAddresses(s *Snapshot) error {
 	return nil
 }
 
-// lookRoutes takes all routes of the namespace: the kernel could pick those by a
-// link, but not those that share a place with them.
 func (c *Conn) lookRoutes(s *Snapshot) error {
 	all, err := c.routes.List(route.Filter{})
-	if err != nil {
-		return err
+	places := map[place]bool{}
+	for _, r := range all {
+		switch {
+		case comesByItself(&r):
+		case s.isOwn(&r):
+			s.Routes = append(s.Routes, r)
+			places[placeOf(&r)] = true
+		case r.Family == unix.AF_INET && places[placeOf(&r)]:
+			s.Behind = append(s.Behind, r)
+		}
 	}
-	s.Routes = keepRoutes(all, s.own())
+	return err
+}
+
+func (c *Conn) lookRules(s *Snapshot) error {
 	rules, err := c.routes.Rules(unix.AF_UNSPEC)
-	if err != nil {
-		return err
-	}
+	own := func(link string) bool { return link == s.NIC.Name || s.Bridge != nil && link == s.Bridge.Name }
 	for _, r := range rules {
-		if s.named(r.IIF) || s.named(r.OIF) {
+		if own(r.IIF) || own(r.OIF) {
 			s.Rules = append(s.Rules, r)
 		}
 	}
-	return nil
-}
-
-// named says that a rule's name is the NIC's or the bridge's, there or not.
-func (s *Snapshot) named(link string) bool {
-	return link != "" && (link == s.NIC.Name || s.Bridge != nil && link == s.Bridge.Name)
-}
-
-// keepRoutes gives the routes by the links, and those in the same place.
-func keepRoutes(all []route.Route, links []int) []route.Route {
-	ours := func(r *route.Route) bool {
-		return slices.ContainsFunc(links, func(l int) bool { return goesBy(r, l) })
-	}
-	places := map[place]bool{}
-	for i := range all {
-		if r := &all[i]; !isLocal(r) && !onEachLink(r) && ours(r) {
-			places[placeOf(r)] = true
-		}
-	}
-	return slices.DeleteFunc(all, func(r route.Route) bool {
-		return isLocal(&r) || !places[placeOf(&r)] && !ours(&r)
-	})
+	return err
 }
 
 func (c *Conn) lookNeighbours(s *Snapshot) error {
@@ -217,5 +178,19 @@ func (c *Conn) lookNeighbours(s *Snapshot) error {
 	return nil
 }
 
-// isGone says that an error means that something is not there.
-func isGone(err error) bool { return errors.Is(err, fs.ErrNotExist) }
+// address gives what a link has of an address.
+func (s *Snapshot) address(link int, a addr.Address) *addr.Address {
+	for i := range s.Addresses {
+		if have := &s.Addresses[i]; have.Link == link && isSame(*have, a) {
+			return have
+		}
+	}
+	return nil
+}
+
+// somewhere says that the NIC or the bridge has an address.
+func (s *Snapshot) somewhere(a addr.Address) bool {
+	return slices.ContainsFunc(s.Addresses, func(have addr.Address) bool { return isSame(have, a) })
+}
+
+func isSame(a, b addr.Address) bool { return a.Prefix == b.Prefix && a.Peer == b.Peer }

@@ -4,7 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"net/netip"
 	"slices"
+
+	"github.com/tombolo-cni/tombolo/bridge"
 )
 
 // Take makes the NIC a port of the bridge, and moves all that it has of layer 3
@@ -35,24 +39,19 @@ func (c *Conn) Take(ctx context.Context, u Uplink, j Journal) (*Record, error) {
 		return nil, err
 	}
 	rec := &Record{Version: recordVersion, Uplink: u, State: Taking, Before: *s, MadeBridge: s.Bridge == nil}
-	r := c.run(rec, j, s.Settings)
+	r := &run{Conn: c, rec: rec, journal: j, settings: s.Settings}
 	if r.targets, err = c.answering(ctx, s, u.timeout()); err != nil {
 		return nil, fmt.Errorf("take over %s: %w", u.NIC, err)
 	}
-	if err := r.forward(ctx, takeSteps()); err != nil {
-		return c.failed(ctx, rec, j, fmt.Errorf("take over %s: %w", u.NIC, err))
+	if err = r.forward(ctx, takeSteps()); err == nil {
+		return rec, nil
 	}
-	return rec, nil
-}
-
-// failed undoes what was done, unless there is no way back.
-func (c *Conn) failed(ctx context.Context, rec *Record, j Journal, err error) (*Record, error) {
+	err = fmt.Errorf("take over %s: %w", u.NIC, err)
 	if rec.Committed {
 		return rec, err
 	}
 	rec.State = Undoing
-	undone := c.back(context.WithoutCancel(ctx), rec, j)
-	if undone != nil {
+	if undone := c.back(context.WithoutCancel(ctx), rec, j); undone != nil {
 		return rec, errors.Join(err, fmt.Errorf("undo it: %w", undone))
 	}
 	return nil, err
@@ -66,13 +65,7 @@ type run struct {
 	// settings are those that plans are made by; to read them each time takes longer
 	// than all else.
 	settings map[string]string
-	targets  []target
-	// lost, if not nil, adds to a snapshot what is to be mended.
-	lost func(*Snapshot) *Snapshot
-}
-
-func (c *Conn) run(rec *Record, j Journal, settings map[string]string) *run {
-	return &run{Conn: c, rec: rec, journal: j, settings: settings}
+	targets  []netip.Addr
 }
 
 // forward does the steps of a takeover, and says in the journal that it is done.
@@ -85,62 +78,67 @@ func (r *run) forward(ctx context.Context, steps []StepName) error {
 		}
 		committed := rec.Committed
 		rec.Step, rec.Committed = name, committed || name == StepRelease
-		if err := rec.save(r.journal); err != nil {
+		if err := rec.Save(r.journal); err != nil {
 			rec.Committed = committed
 			return err
 		}
 		if rec.Committed {
 			ctx = context.WithoutCancel(ctx)
 		}
-		if err := r.takeStep(ctx, name); err != nil {
+		if err := r.step(ctx, name); err != nil {
 			return fmt.Errorf("step %s: %w", name, err)
 		}
 	}
-	rec.State, rec.Step, rec.Mending = Taken, "", nil
-	return rec.save(r.journal)
+	rec.State, rec.Step, rec.Mending, rec.Anew = Taken, "", false, false
+	return rec.Save(r.journal)
 }
 
 // planned is a plan and the snapshot that it was made from.
-func (r *run) planned(ctx context.Context, plan func(*Snapshot) *Steps) (*Snapshot, *Steps, error) {
-	s, err := r.look(ctx, r.rec.NIC, r.rec.Bridge)
+func (r *run) planned(ctx context.Context, forward bool) (*Snapshot, *Steps, error) {
+	rec := r.rec
+	s, err := r.look(ctx, rec.NIC, rec.Bridge)
 	if err != nil {
 		return nil, nil, err
 	}
 	s.Settings = r.settings
-	if r.rec.State == Taking {
-		s = s.asRecorded(r.rec)
+	if !forward {
+		return s, planRestore(s, rec), nil
 	}
-	if r.lost != nil {
-		s = r.lost(s)
+	if rec.Mending {
+		s = s.withoutKept(rec).withLost(rec, s.NIC, rec.Anew)
 	}
-	return s, plan(s), nil
+	return s, planTake(s, &rec.Uplink), nil
 }
 
-func (r *run) takeStep(ctx context.Context, name StepName) error {
+// step does one step of a takeover, or of the way back.
+func (r *run) step(ctx context.Context, name StepName) error {
 	rec := r.rec
-	if name == StepBridge {
-		if err := r.makeBridge(ctx, rec); err != nil {
+	forward := rec.State == Taking
+	if name == StepBridge && forward {
+		if err := r.makeBridge(ctx); err != nil {
 			return err
 		}
 	}
-	plan := func(s *Snapshot) *Steps { return planTake(s, &rec.Uplink, rec.MadeBridge) }
-	s, steps, err := r.planned(ctx, plan)
+	if name == StepRoutes {
+		return r.moveAllRoutes(ctx, forward)
+	}
+	s, steps, err := r.planned(ctx, forward)
 	if err != nil {
 		return err
 	}
-	switch name {
-	case StepVerify:
-		return r.verify(ctx, s.Bridge.Index, r.targets, rec.timeout())
-	case StepRoutes:
-		return r.untilDone(ctx, name, plan)
+	step := steps.step(name)
+	if rec.Mending && !rec.Anew {
+		step.settings = nil // those of a bridge that is there are its owner's by now
 	}
-	if err := r.apply(ctx, steps.step(name)); err != nil {
+	if err := r.apply(ctx, step); err != nil {
 		return err
 	}
-	switch name {
-	case StepAddresses:
-		return r.waitUntilLocal(ctx, s.Bridge.Index, newMove(s, s.NIC, *s.Bridge))
-	case StepPort:
+	switch {
+	case name == StepVerify:
+		return r.verify(ctx, s.Bridge.Index, r.targets, rec.timeout())
+	case name == StepAddresses && s.Bridge != nil:
+		return r.waitUntilLocal(ctx, steps.move, rec.timeout())
+	case name == StepPort && forward:
 		// A bridge that had a port before may still have to notice that it has a carrier.
 		r.nl.RefreshCarrier(rec.Bridge)
 	}
@@ -150,33 +148,44 @@ func (r *run) takeStep(ctx context.Context, name StepName) error {
 // rounds bounds how often routes are moved that other programs add meanwhile.
 const rounds = 5
 
-// untilDone repeats a step until there is nothing left of it: what the kernel refused
+// moveAllRoutes repeats the step until there is nothing left of it: what the kernel refused
 // in its first order, and what a daemon or the kernel added meanwhile.
-func (r *run) untilDone(ctx context.Context, name StepName, plan func(*Snapshot) *Steps) error {
+func (r *run) moveAllRoutes(ctx context.Context, forward bool) error {
 	var last error
 	for range rounds {
-		_, steps, err := r.planned(ctx, plan)
+		_, steps, err := r.planned(ctx, forward)
 		if err != nil {
 			return err
 		}
-		ops := steps.step(name)
-		if len(ops) == 0 {
+		step := steps.step(StepRoutes)
+		if len(step.requests) == 0 {
 			return nil
 		}
-		last = r.apply(ctx, ops)
+		last = r.apply(ctx, step)
 	}
 	return last
 }
 
-func (rec *Record) save(j Journal) error {
-	b, err := rec.encode()
-	if err == nil {
-		err = j.Save(b)
+// makeBridge makes the bridge, or goes on with the one that is there. One that is as
+// it should be is left alone: to write the MAC that it has would flush its neighbours.
+func (r *run) makeBridge(ctx context.Context) error {
+	rec := r.rec
+	if l, err := r.bridge.Link(ctx, rec.Bridge); err == nil && l.Kind == "bridge" && l.Up && l.MAC.String() == rec.Before.NIC.MAC {
+		return nil
 	}
-	if err != nil {
-		return fmt.Errorf("save the journal: %w", err)
+	want := bridge.Bridge{Name: rec.Bridge, Alias: rec.Alias, NoIPv6: true}
+	var err error
+	if want.MAC, err = net.ParseMAC(rec.Before.NIC.MAC); err != nil {
+		return fmt.Errorf("make bridge %s: %w: the NIC's MAC is %q", rec.Bridge, ErrInvalid, rec.Before.NIC.MAC)
 	}
-	return nil
+	if rec.MadeBridge {
+		want.MTU = rec.Before.NIC.MTU
+	}
+	l, _, err := r.bridge.Ensure(ctx, want)
+	if err == nil && rec.MadeBridge && r.made != nil {
+		r.made(ctx, l)
+	}
+	return err
 }
 
 // Restore gives the NIC back what the bridge has now, makes it no port any more,
@@ -188,41 +197,20 @@ func (c *Conn) Restore(ctx context.Context, rec *Record, j Journal) error {
 		return err
 	}
 	n := *rec
-	n.State, n.Mending = Restoring, nil
+	n.State = Restoring
 	return c.back(ctx, &n, j)
 }
 
 // back does the steps of a restoration.
 func (c *Conn) back(ctx context.Context, rec *Record, j Journal) error {
-	var errs []error
 	first, err := c.whole(ctx, rec.NIC, rec.Bridge)
 	if isGone(err) {
-		return c.backWithoutNIC(ctx, rec, j)
+		err = c.backWithoutNIC(ctx, rec)
+	} else if err == nil {
+		err = c.backFrom(ctx, rec, j, first)
 	}
 	if err != nil {
 		return fmt.Errorf("give back %s: %w", rec.NIC, err)
-	}
-	if first.Bridge == nil {
-		rec.Before = rec.withoutReplaced(first).Before
-	}
-	r := c.run(rec, j, first.Settings)
-	for _, name := range restoreSteps() {
-		rec.Step = name
-		if err := rec.save(j); err != nil {
-			errs = append(errs, err) // to stop here would leave it between the two
-		}
-		if err := r.restoreStep(ctx, name); err != nil {
-			errs = append(errs, fmt.Errorf("step %s: %w", name, err))
-			if name == StepRoutes && first.Bridge != nil {
-				errs = append(errs, r.returnRoutes(ctx))
-			}
-			if name == StepRoutes || name == StepAddresses && first.Bridge != nil || ctx.Err() != nil {
-				break // what is still on the bridge must not be cut off
-			}
-		}
-	}
-	if len(errs) > 0 {
-		return fmt.Errorf("give back %s: %w", rec.NIC, errors.Join(errs...))
 	}
 	if err := j.Remove(); err != nil {
 		return fmt.Errorf("remove the journal: %w", err)
@@ -230,47 +218,49 @@ func (c *Conn) back(ctx context.Context, rec *Record, j Journal) error {
 	return nil
 }
 
-// returnRoutes gives the bridge the routes again that had moved when another was refused.
-// While the NIC is a port, they serve only as long as its neighbours are known: answers to
-// what it asks come in by the bridge.
-func (r *run) returnRoutes(ctx context.Context) error {
-	return r.untilDone(ctx, StepRoutes, func(s *Snapshot) *Steps { return planTake(s, &r.rec.Uplink, r.rec.MadeBridge) })
+func (c *Conn) backFrom(ctx context.Context, rec *Record, j Journal, first *Snapshot) error {
+	rec.Mending, rec.Anew = false, false
+	if first.Bridge == nil {
+		rec.Before = rec.withoutReplaced(first).Before
+	}
+	r := &run{Conn: c, rec: rec, journal: j, settings: first.Settings}
+	var errs []error
+	for _, name := range restoreSteps() {
+		rec.Step = name
+		if err := rec.Save(j); err != nil {
+			errs = append(errs, err) // to stop here would leave it between the two
+		}
+		err := r.step(ctx, name)
+		if err == nil {
+			continue
+		}
+		errs = append(errs, fmt.Errorf("step %s: %w", name, err))
+		if name == StepRoutes && first.Bridge != nil {
+			// The bridge gets the routes again that had moved when another was refused. While the NIC
+			// is a port, they serve only as long as its neighbours are known.
+			errs = append(errs, r.moveAllRoutes(ctx, true))
+		}
+		if name == StepRoutes || name == StepAddresses && first.Bridge != nil || ctx.Err() != nil {
+			break // what is still on the bridge must not be cut off
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // backWithoutNIC is for a NIC that was unplugged: nothing can be given back to it.
-func (c *Conn) backWithoutNIC(ctx context.Context, rec *Record, j Journal) error {
-	index, err := c.index(ctx, rec.Bridge)
-	if err == nil && index != 0 && rec.MadeBridge {
-		ports, listErr := c.bridge.Ports(ctx, index)
-		if err = listErr; err == nil && len(ports) == 0 {
-			err = c.bridge.Remove(ctx, rec.Bridge)
-		}
+func (c *Conn) backWithoutNIC(ctx context.Context, rec *Record) error {
+	l, err := c.bridge.Link(ctx, rec.Bridge)
+	if isGone(err) || err == nil && !rec.MadeBridge {
+		return nil
 	}
-	if err == nil {
-		err = j.Remove()
-	}
-	if err != nil {
-		return fmt.Errorf("give back %s, which is gone: %w", rec.NIC, err)
-	}
-	return nil
-}
-
-func (r *run) restoreStep(ctx context.Context, name StepName) error {
-	plan := func(s *Snapshot) *Steps { return planRestore(s, r.rec) }
-	s, steps, err := r.planned(ctx, plan)
 	if err != nil {
 		return err
 	}
-	if s.Bridge == nil && name == StepAddresses {
-		return r.apply(ctx, steps.step(name))
+	ports, err := c.bridge.Ports(ctx, l.Index)
+	if err == nil && len(ports) == 0 {
+		err = c.bridge.Remove(ctx, rec.Bridge)
 	}
-	if name == StepRoutes {
-		return r.untilDone(ctx, name, plan)
-	}
-	if err := r.apply(ctx, steps.step(name)); err != nil || name != StepAddresses {
-		return err
-	}
-	return r.waitUntilLocal(ctx, s.NIC.Index, backMove(s, r.rec))
+	return err
 }
 
 // Recover finishes what a crash cut short, by the record that the journal kept:
@@ -285,15 +275,8 @@ func (c *Conn) Recover(ctx context.Context, rec *Record, j Journal) (*Record, er
 	switch {
 	case n.State == Taken:
 		return &n, nil
-	case n.State == Taking && n.Mending != nil:
-		// From the beginning, as a Mend does that finds little to do: the program that undid the
-		// takeover may have gone on at it, and then the steps that were done are undone.
-		if err := c.mending(&n, j).forward(ctx, takeSteps()); err != nil {
-			return &n, fmt.Errorf("finish mending %s: %w", n.NIC, err)
-		}
-		return &n, nil
 	case n.State == Taking && n.Committed:
-		if err := c.run(&n, j, n.Before.Settings).forward(ctx, n.rest()); err != nil {
+		if err := c.goOn(ctx, &n, j); err != nil {
 			return &n, fmt.Errorf("finish the takeover of %s: %w", n.NIC, err)
 		}
 		return &n, nil
@@ -306,8 +289,18 @@ func (c *Conn) Recover(ctx context.Context, rec *Record, j Journal) (*Record, er
 	return nil, nil
 }
 
-// rest are the steps from the one under way on.
-func (rec *Record) rest() []StepName {
-	steps := takeSteps()
-	return steps[max(slices.Index(steps, rec.Step), 0):]
+// goOn finishes a takeover from the step that was under way on. A mend begins anew: the program
+// that undid the takeover may have gone on at it, and then the steps that were done are undone.
+func (c *Conn) goOn(ctx context.Context, rec *Record, j Journal) error {
+	steps, settings := takeSteps(), rec.Before.Settings
+	if rec.Mending {
+		s, err := c.whole(ctx, rec.NIC, rec.Bridge)
+		if err != nil {
+			return err
+		}
+		settings = s.Settings
+	} else {
+		steps = steps[max(slices.Index(steps, rec.Step), 0):]
+	}
+	return (&run{Conn: c, rec: rec, journal: j, settings: settings}).forward(ctx, steps)
 }

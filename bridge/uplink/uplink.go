@@ -35,9 +35,9 @@ var (
 type Uplink struct {
 	// NIC is the interface that becomes a port: an Ethernet device that is up.
 	NIC string
-	// Bridge is made if it is not there, with the NIC's MAC and MTU. One that is there
-	// keeps what it has, but for its MAC and its parameters, which are the NIC's until
-	// Restore; with ports of its own it has to have that MAC already.
+	// Bridge is made if it is not there, with the NIC's MAC and MTU. One that is there must
+	// have no addresses and routes. It gets the NIC's MAC, which it has to have already if it
+	// has ports, and the NIC's parameters until Restore.
 	Bridge string
 	// Alias is given to a bridge that is made: see bridge.Bridge.
 	Alias string
@@ -61,14 +61,6 @@ func (u *Uplink) timeout() time.Duration {
 		return DefaultTimeout
 	}
 	return u.Timeout
-}
-
-// Journal keeps the record of one takeover over a crash of the process. Save is
-// called before each step, with the whole record: it must replace the one before
-// at once or not at all. After Remove there is none.
-type Journal interface {
-	Save(record []byte) error
-	Remove() error
 }
 
 // Config says where the NIC is. The zero value, and a nil *Config, is the caller's
@@ -164,11 +156,3 @@ func (c *Conn) journaled(ctx context.Context, rec *Record, j Journal) error {
 }
 
 func missing(what string) error { return fmt.Errorf("%w: no %s", ErrInvalid, what) }
-
-// execute sends a batch unless ctx is done.
-func (c *Conn) execute(ctx context.Context, b *nl.Batch) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	return c.nl.Execute(b)
-}

@@ -2,123 +2,95 @@ package uplink
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// target is a neighbour that answered through the NIC, and so has to answer through
-// the bridge.
-type target = netip.Addr
-
 // A LAN without a gateway is tried by some of the neighbours.
 const neighboursToTry = 4
 
+// poll is how often the kernel is asked for what it does by itself.
+const poll = 5 * time.Millisecond
+
+// pause is false when ctx is done.
+func pause(ctx context.Context) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(poll):
+		return true
+	}
+}
+
 // answering asks the gateways through the NIC, and gives those that answer: the
 // others say nothing about the bridge. Without gateways, it asks some neighbours.
-func (c *Conn) answering(parent context.Context, s *Snapshot, timeout time.Duration) ([]target, error) {
+func (c *Conn) answering(ctx context.Context, s *Snapshot, timeout time.Duration) ([]netip.Addr, error) {
 	list := newMove(s, s.NIC, Link{Index: noLink}).gateways()
 	if len(list) == 0 {
 		for _, n := range s.Neighbours {
-			if _, ok := copied(n); ok && n.Link == s.NIC.Index && n.State != route.Permanent && n.Flags&route.Proxy == 0 && len(list) < neighboursToTry {
+			if isKnown(n) && n.Link == s.NIC.Index && n.State != route.Permanent && n.Flags&route.Proxy == 0 && len(list) < neighboursToTry {
 				list = append(list, n.Addr)
 			}
 		}
 	}
-	ctx, cancel := context.WithTimeout(parent, timeout)
-	defer cancel()
-	found, err := c.ask(ctx, s.NIC.Index, list)
-	if errors.Is(err, context.DeadlineExceeded) && parent.Err() == nil {
-		err = nil // in three seconds the kernel gives up by itself, unless it was told otherwise
-	}
-	return found, err
+	silent, err := c.ask(ctx, s.NIC.Index, list, timeout, false)
+	return slices.DeleteFunc(list, func(a netip.Addr) bool { return slices.Contains(silent, a) }), err
 }
 
-// again is how long to wait before neighbours that were given up are asked again.
-const again = 100 * time.Millisecond
-
-// verify waits until all of the targets answer through the bridge.
-func (c *Conn) verify(ctx context.Context, bridge int, targets []target, timeout time.Duration) error {
-	waiting := slices.Clone(targets)
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	for len(waiting) > 0 {
-		answered, err := c.ask(ctx, bridge, waiting)
-		if err != nil && !errors.Is(err, context.DeadlineExceeded) {
-			return err
-		}
-		waiting = slices.DeleteFunc(waiting, func(a target) bool { return slices.Contains(answered, a) })
-		if err == nil && len(waiting) > 0 {
-			// Given up by the kernel, which may have been at once: it is asked again.
-			select {
-			case <-ctx.Done():
-			case <-time.After(again):
-			}
-		}
-		if err != nil && len(waiting) > 0 {
-			var names []string
-			for _, a := range waiting {
-				names = append(names, a.String())
-			}
-			return fmt.Errorf("%w: %s answered before, and did not within %s; is the switch's port limited to one MAC?",
-				ErrUnreachable, strings.Join(names, " and "), timeout)
-		}
+// verify waits until all that answered through the NIC answer through the bridge.
+func (c *Conn) verify(ctx context.Context, bridge int, list []netip.Addr, timeout time.Duration) error {
+	silent, err := c.ask(ctx, bridge, list, timeout, true)
+	if err == nil && len(silent) > 0 {
+		err = fmt.Errorf("%w: %v answered before, and did not within %s; is the switch's port limited to one MAC?", ErrUnreachable, silent, timeout)
 	}
-	return nil
+	return err
 }
 
-// ask has the kernel look for neighbours anew, and waits until each was found or
-// given up, some three seconds; it gives those that were found. What is known of
-// them goes on being used meanwhile.
-func (c *Conn) ask(ctx context.Context, link int, list []target) ([]target, error) {
-	if len(list) == 0 {
-		return nil, nil
-	}
-	watch, err := nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: c.ns}, unix.RTNLGRP_NEIGH)
-	if err != nil {
+// ask has the kernel look for neighbours anew, and waits until each was found or given up,
+// which takes some three seconds; or, with again, until each was found. It gives those that were
+// not found in time. What is known of them goes on being used meanwhile.
+func (c *Conn) ask(ctx context.Context, link int, list []netip.Addr, timeout time.Duration, again bool) (silent []netip.Addr, _ error) {
+	limit, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	if err := c.probe(link, list); err != nil {
 		return nil, err
 	}
-	defer watch.Close()
-	if err := c.probe(ctx, link, list); err != nil && !isFull(err) {
-		return nil, err
-	}
+	waiting := slices.Clone(list)
 	for {
-		var found []target
-		pending := 0
-		for _, a := range list {
+		var still []netip.Addr
+		for _, a := range waiting {
 			n, err := c.routes.Neighbour(link, a)
+			failed := isGone(err) || n.State == route.Failed
+			if err == nil && failed && again {
+				err = c.probe(link, []netip.Addr{a})
+			}
 			switch {
-			case isGone(err), err == nil && n.State == route.Failed:
-			case err != nil:
+			case err != nil && !isGone(err):
 				return nil, err
 			case n.State&(route.Reachable|route.Permanent|route.NoARP) != 0:
-				found = append(found, a)
+			case failed && !again:
+				silent = append(silent, a)
 			default:
-				pending++
+				still = append(still, a)
 			}
 		}
-		if pending == 0 {
-			return found, nil
-		}
-		// Each change of a neighbour's state is announced; which one it was is looked for
-		// above.
-		if _, err := watch.Next(ctx); err != nil && !errors.Is(err, unix.ENOBUFS) {
-			return found, err
+		if waiting = still; len(waiting) == 0 || !pause(limit) {
+			return append(silent, waiting...), ctx.Err()
 		}
 	}
 }
 
 // probe asks each at the MAC that is known of it, or all hosts if none is. To set the
 // state Probe makes the kernel send at once, and does not invalidate the entry.
-func (c *Conn) probe(ctx context.Context, link int, list []target) error {
+func (c *Conn) probe(link int, list []netip.Addr) error {
 	var b nl.Batch
 	for _, a := range list {
 		n, err := c.routes.Neighbour(link, a)
@@ -135,8 +107,35 @@ func (c *Conn) probe(ctx context.Context, link int, list []target) error {
 		m, err := ask.ReplaceMessage()
 		b.Add("replace neighbour", &ask, m, err)
 	}
-	return c.execute(ctx, &b)
+	if err := c.nl.Execute(&b); !isFull(err) {
+		return err
+	}
+	return nil
 }
 
 // useFlag is NTF_USE: look for it as if there were a packet for it.
 const useFlag route.NeighbourFlags = unix.NTF_USE
+
+// waitUntilLocal waits until a link receives what is sent to the IPv6 addresses that
+// it has just got. The kernel's worker that joins the groups of their neighbour
+// discovery and adds their local routes runs after the request was answered; without
+// them, what comes in once the other link has the addresses no longer is lost.
+func (c *Conn) waitUntilLocal(ctx context.Context, m *move, timeout time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	for {
+		have, err := c.routes.List(route.Filter{Family: unix.AF_INET6, Table: route.TableLocal, Link: m.to.Index, Type: route.Local})
+		if err != nil {
+			return err
+		}
+		missing := slices.DeleteFunc(m.addresses(), func(a addr.Address) bool {
+			return a.Prefix.Addr().Is4() || slices.ContainsFunc(have, func(r route.Route) bool { return r.Dst.Addr() == a.Prefix.Addr() })
+		})
+		if len(missing) == 0 {
+			return nil
+		}
+		if !pause(ctx) {
+			return fmt.Errorf("wait until the kernel receives what is sent to %s: %w", missing[0].Prefix.Addr(), ctx.Err())
+		}
+	}
+}

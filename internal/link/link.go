@@ -41,7 +41,6 @@ type Link struct {
 	Lower     int
 	Elsewhere bool
 	elsewhere int32  // the kernel's number for that namespace
-	XDP       bool   // a program is attached
 	Kind      string // empty for hardware and loopback
 	PortOf    string // the kind of its master
 	// Each is nil where the link is of another kind.
@@ -84,7 +83,7 @@ func (l *Link) Decode(data []byte, only ...uint16) error {
 	}
 	if only == nil {
 		only = []uint16{unix.IFLA_IFNAME, unix.IFLA_ADDRESS, unix.IFLA_MTU, unix.IFLA_MASTER, unix.IFLA_LINK, unix.IFLA_LINK_NETNSID,
-			unix.IFLA_IFALIAS, unix.IFLA_GROUP, unix.IFLA_XDP, unix.IFLA_LINKINFO, unix.IFLA_AF_SPEC}
+			unix.IFLA_IFALIAS, unix.IFLA_GROUP, unix.IFLA_LINKINFO, unix.IFLA_AF_SPEC}
 	}
 	return nl.Decode(nl.Pick(believable(data[unix.SizeofIfInfomsg:]), only...), l.attribute)
 }
@@ -123,11 +122,6 @@ func (l *Link) attribute(ad *netlink.AttributeDecoder) error {
 		l.Alias = ad.String()
 	case unix.IFLA_GROUP:
 		l.Group = ad.Uint32()
-	case unix.IFLA_XDP:
-		within(ad, func(ad *netlink.AttributeDecoder) error {
-			l.XDP = ad.Uint8() != 0
-			return nil
-		}, unix.IFLA_XDP_ATTACHED)
 	case unix.IFLA_LINKINFO:
 		within(ad, l.info, unix.IFLA_INFO_KIND, unix.IFLA_INFO_DATA, unix.IFLA_INFO_SLAVE_KIND, unix.IFLA_INFO_SLAVE_DATA)
 	case unix.IFLA_AF_SPEC:

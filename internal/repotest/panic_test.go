@@ -69,7 +69,7 @@ func exported() map[string]map[string]any {
 			"Adjustment": bandwidth.Adjustment{}, "Conn": bandwidth.Conn{}, "Shape": bandwidth.Shape{},
 		},
 		"uplink": {
-			"Dial": uplink.Dial, "ParseRecord": uplink.ParseRecord, "Plan": uplink.Plan, "PlanRestore": uplink.PlanRestore,
+			"Dial": uplink.Dial, "ParseRecord": uplink.ParseRecord, "Plan": uplink.Plan,
 			"Conn": uplink.Conn{}, "Link": uplink.Link{}, "Record": uplink.Record{}, "Steps": uplink.Steps{}, "Uplink": uplink.Uplink{},
 			// Interfaces have nothing to call.
 			"Journal": nil,

@@ -87,19 +87,3 @@ func (l Link) Filters(ctx context.Context, c *nl.Conn, places ...uint32) (own []
 	}
 	return own, others, nil
 }
-
-// Qdiscs calls each for every qdisc of the namespace. It is a dump.
-func Qdiscs(c *nl.Conn, each func(Qdisc)) error {
-	m, err := nl.Encode(unix.RTM_GETQDISC, 0, Link{}.header(0, 0, 0), nil)
-	return c.List("list queueing disciplines", m, err, func(m netlink.Message) error {
-		if m.Header.Type != unix.RTM_NEWQDISC {
-			return nil
-		}
-		var q Qdisc
-		err := q.Decode(m.Data)
-		if err == nil {
-			each(q)
-		}
-		return err
-	})
-}

@@ -1,0 +1,170 @@
+package uplink
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nl"
+)
+
+// StepName names a step.
+type StepName string
+
+// The steps of a takeover, in their order.
+const (
+	// StepBridge makes the bridge and gives it the NIC's parameters.
+	StepBridge StepName = "bridge"
+	// StepAddresses adds addresses and rules where they go to.
+	StepAddresses StepName = "addresses"
+	// StepPort copies the neighbours, and makes the NIC a port, or no longer.
+	StepPort StepName = "port"
+	// StepRoutes moves routes.
+	StepRoutes StepName = "routes"
+	// StepVerify waits until what was reachable is reachable again.
+	StepVerify StepName = "verify"
+	// StepRelease deletes the addresses and rules where they came from.
+	StepRelease StepName = "release"
+	// StepSettle sets what was not to be strict meanwhile, or takes the bridge away.
+	StepSettle StepName = "settle"
+)
+
+// takeSteps is the order of a takeover.
+func takeSteps() []StepName {
+	return []StepName{StepBridge, StepAddresses, StepPort, StepRoutes, StepVerify, StepRelease, StepSettle}
+}
+
+// restoreSteps is the order in which a NIC is given back. What goes by the NIC is
+// delivered through the bridge as long as it is a port; so it stops being one when
+// nothing goes by the bridge any more.
+func restoreSteps() []StepName {
+	return []StepName{StepBridge, StepAddresses, StepRoutes, StepPort, StepRelease, StepSettle}
+}
+
+// Steps is a plan: what is to be done in which order, and what the operator has to
+// know beforehand. Each step ends before the next begins, and can be repeated.
+type Steps struct {
+	List []Step
+	// Moves are the addresses that are moved, those of the link itself aside.
+	Moves []netip.Addr
+	// Warnings are about what goes on after the steps, but otherwise than before.
+	Warnings []string
+
+	move *move
+}
+
+// Step is one step.
+type Step struct {
+	Name StepName
+	// Do is what is done, in words, in the order in which it is done.
+	Do []string
+
+	requests []request
+	settings []setting // written after the requests
+}
+
+// String tells all of it, a line for each thing that is done.
+func (s *Steps) String() string {
+	var b strings.Builder
+	if s == nil {
+		return ""
+	}
+	for i, step := range s.List {
+		fmt.Fprintf(&b, "%d. %s\n", i+1, step.Name)
+		for _, what := range step.Do {
+			fmt.Fprintf(&b, "   %s\n", what)
+		}
+	}
+	for _, w := range s.Warnings {
+		fmt.Fprintf(&b, "warning: %s\n", w)
+	}
+	return b.String()
+}
+
+// step gives the step of a name.
+func (s *Steps) step(name StepName) *Step {
+	return &s.List[slices.IndexFunc(s.List, func(step Step) bool { return step.Name == name })]
+}
+
+func (s *Steps) add(name StepName, words []string, settings []setting, requests ...[]request) {
+	step := Step{Name: name, Do: words, requests: slices.Concat(requests...), settings: settings}
+	for _, r := range step.requests {
+		step.Do = append(step.Do, r.text)
+	}
+	s.List = append(s.List, step)
+}
+
+// request is the least that a step asks of the kernel.
+type request struct {
+	text string
+	add  func(*nl.Batch)
+	// done says that an error means that it was done before, or is not worth one: steps may
+	// be repeated. nil is no error.
+	done func(error) bool
+}
+
+// ask makes a request of one message.
+func ask(text, op string, obj fmt.Stringer, message func() (netlink.Message, error), done func(error) bool) request {
+	return request{text: text, done: done, add: func(b *nl.Batch) {
+		m, err := message()
+		b.Add(op, obj, m, err)
+	}}
+}
+
+func exists(err error) bool { return errors.Is(err, fs.ErrExist) }
+
+// isGone takes in what the kernel says of a rule (ENOENT), a route (ESRCH) and an
+// address (EADDRNOTAVAIL) that is not there.
+func isGone(err error) bool { return errors.Is(err, fs.ErrNotExist) }
+
+// isFull says that the kernel's table of neighbours, which all links share, has no room: what
+// is only cached is learnt again.
+func isFull(err error) bool { return errors.Is(err, unix.ENOBUFS) }
+
+// atOnce is how many requests go to the kernel in one sendmsg, so that next to no time passes
+// between them: their acknowledgements must fit into the socket's buffer.
+const atOnce = 256
+
+// apply does a step. It goes on past errors of single requests, and gives the first.
+func (c *Conn) apply(ctx context.Context, step *Step) error {
+	var first error
+	for some := range slices.Chunk(step.requests, atOnce) {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := c.send(some); first == nil {
+			first = err
+		}
+	}
+	if len(step.settings) == 0 {
+		return first
+	}
+	err := c.ns.Do(func() error { return write(step.settings) })
+	if first == nil {
+		first = err
+	}
+	return first
+}
+
+func (c *Conn) send(requests []request) error {
+	var b nl.Batch
+	for _, r := range requests {
+		r.add(&b)
+	}
+	if c.nl.Execute(&b) == nil {
+		return nil
+	}
+	for i, r := range requests {
+		if err := b.Err(i); err != nil && (r.done == nil || !r.done(err)) {
+			return fmt.Errorf("%s: %w", r.text, err)
+		}
+	}
+	return nil
+}

@@ -58,11 +58,10 @@ func (s *Snapshot) differences(rec *Record) []tombolo.Difference {
 		add(true, br, "link", rec.Bridge, "")
 		return list
 	}
-	add(s.Bridge.Kind != "bridge", br, "kind", "bridge", s.Bridge.Kind)
 	add(s.NIC.Master == 0, nic, "master", rec.Bridge, "")
 	add(s.NIC.Master != 0 && s.NIC.Master != s.Bridge.Index, nic, "master", rec.Bridge, s.master())
 	add(!s.Bridge.Up(), br, "state", "up", "down")
-	add(rec.MadeBridge && s.Bridge.MAC != rec.Before.NIC.MAC, br, "MAC", rec.Before.NIC.MAC, s.Bridge.MAC)
+	add(s.Bridge.MAC != rec.Before.NIC.MAC, br, "MAC", rec.Before.NIC.MAC, s.Bridge.MAC)
 	s.missing(rec.withoutReplaced(s), func(what, want string) { add(true, br, what, want, "") })
 	for _, a := range s.stale(rec) {
 		add(true, nic, "address", "", a.Prefix.String())
@@ -167,8 +166,7 @@ func (s *Snapshot) toMend(rec *Record) *Record {
 	// There is no other way than forward, for Recover too.
 	n.Mending, n.Committed = true, true
 	if s.Bridge == nil {
-		n.Anew, n.MadeBridge = true, true
-		n.Before.NIC = s.NIC
+		n.Anew, n.Before.NIC = true, s.NIC
 	}
 	return n
 }
@@ -176,8 +174,6 @@ func (s *Snapshot) toMend(rec *Record) *Record {
 // cannotMend says what only the operator can decide.
 func (s *Snapshot) cannotMend(rec *Record) error {
 	switch {
-	case s.Bridge != nil && s.Bridge.Kind != "bridge":
-		return fmt.Errorf("%w: %s is not a bridge any more; delete it", ErrRefused, rec.Bridge)
 	case s.NIC.Master != 0 && s.master() != rec.Bridge:
 		return fmt.Errorf("%w: %s is a port of %s now; take it off with `ip link set %s nomaster`", ErrRefused, rec.NIC, s.master(), rec.NIC)
 	case !s.NIC.Up():

@@ -62,7 +62,6 @@
 //   - The kernel forgets masqueraded flows that go out by the NIC, as those of pods in other
 //     networks do. The host's own go on.
 //   - The route that the kernel makes with an address comes with it, though it was deleted.
-//   - A bridge that was there before keeps the NIC's MAC.
 //   - Tests run with veth pairs. A real NIC may reset its receive rings as it becomes
 //     promiscuous, and what a cloud, a hypervisor or an access point does with foreign
 //     MACs is its own matter.

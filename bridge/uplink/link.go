@@ -1,9 +1,6 @@
 package uplink
 
 import (
-	"slices"
-
-	"github.com/jsimonetti/rtnetlink/v2/driver"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/link"
@@ -29,9 +26,6 @@ type Link struct {
 	Lower int `json:"lower,omitempty"`
 	// Wireless says that it is a wireless device.
 	Wireless bool `json:"wireless,omitempty"`
-	// STP and VLANFiltering are those of a bridge.
-	STP           bool `json:"stp,omitempty"`
-	VLANFiltering bool `json:"vlanFiltering,omitempty"`
 }
 
 // noLink stands for the index of a bridge that is not there yet.
@@ -59,21 +53,8 @@ func linkOf(l *link.Link) Link {
 	if v := l.VXLAN; v != nil && v.Link != nil {
 		to.Lower = int(*v.Link)
 	}
-	if b := l.Bridge; b != nil {
-		to.STP = b.StpState != nil && *b.StpState != driver.BridgeStpStateDisabled
-		to.VLANFiltering = b.VlanFiltering != nil && *b.VlanFiltering != driver.BridgeEnableDisabled
-	}
 	if l.Elsewhere || l.Kind == "veth" {
 		to.Lower = 0 // an index of another namespace, or the other end
 	}
 	return to
-}
-
-// find gives the link of a name.
-func find(list []Link, name string) *Link {
-	i := slices.IndexFunc(list, func(l Link) bool { return l.Name == name })
-	if i < 0 {
-		return nil
-	}
-	return &list[i]
 }

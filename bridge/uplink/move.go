@@ -1,11 +1,9 @@
 package uplink
 
 import (
-	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
-	"sort"
 	"strings"
 
 	"github.com/mdlayher/netlink"
@@ -91,7 +89,7 @@ func (m *move) addAddresses() []request {
 			// Its route is there, or is not to be: without the flag the kernel would see to it.
 			n.Flags = n.Flags&^addr.NoPrefixRoute | have.Flags&addr.NoPrefixRoute
 		}
-		list = append(list, ask("add "+m.describe(n), "replace address", &n, n.ReplaceMessage, nil))
+		list = append(list, ask("add "+m.words(n), "replace address", &n, n.ReplaceMessage, nil))
 	}
 	return list
 }
@@ -104,7 +102,7 @@ func (m *move) restoreAddressFlags() []request {
 		have := m.s.address(m.to.Index, a)
 		if a.Prefix.Addr().Is6() && have != nil && (have.Flags^a.Flags)&(addr.NoDAD|addr.NoPrefixRoute) != 0 {
 			n := m.movedAddress(a)
-			list = append(list, ask("make "+m.describe(n)+" an ordinary address", "replace address", &n, n.ReplaceMessage, nil))
+			list = append(list, ask("make "+m.words(n)+" an ordinary address", "replace address", &n, n.ReplaceMessage, nil))
 		}
 	}
 	return list
@@ -121,7 +119,7 @@ func (m *move) delAddresses() []request {
 }
 
 func (m *move) delAddress(a addr.Address) request {
-	return ask("delete "+m.describe(a), "delete address", &a, a.DelMessage, isGone)
+	return ask("delete "+m.words(a), "delete address", &a, a.DelMessage, isGone)
 }
 
 // keepAddresses leaves the NIC what agents look for. Nothing renews it there, so it
@@ -137,23 +135,9 @@ func (m *move) keepAddresses() []request {
 		if a.Prefix.Addr().Is6() {
 			a.Flags |= addr.NoPrefixRoute
 		}
-		list = append(list, ask("keep "+m.describe(a), "replace address", &a, a.ReplaceMessage, nil))
+		list = append(list, ask("keep "+m.words(a), "replace address", &a, a.ReplaceMessage, nil))
 	}
 	return list
-}
-
-func (m *move) describe(a addr.Address) string {
-	text := m.words(a)
-	if a.Label != "" && a.Label != m.from.Name {
-		text += " label " + a.Label
-	}
-	if a.Flags&addr.NoPrefixRoute != 0 {
-		text += " noprefixroute"
-	}
-	if a.Valid != nil {
-		text += " for " + a.Valid.String()
-	}
-	return text
 }
 
 func (m *move) rules() []route.Rule {
@@ -231,42 +215,9 @@ func (s *Snapshot) hears(index int, a netip.Addr) bool {
 	})
 }
 
-// routes are those that go, in the order in which the kernel takes them: a gateway has to be
-// on a network that the link has a route to. Those by a nexthop object stay, as the object does.
+// routes are those that go. Those by a nexthop object stay, as the object does.
 func (m *move) routes() []route.Route {
-	list := slices.DeleteFunc(slices.Clone(m.s.Routes), func(r route.Route) bool { return !goesBy(&r, m.from.Index) || r.NexthopID != 0 })
-	sort.SliceStable(list, func(i, j int) bool {
-		a, b := &list[i], &list[j]
-		return cmp.Or(rank(a)-rank(b), scope(b)-scope(a), b.Dst.Bits()-a.Dst.Bits()) < 0
-	})
-	return list
-}
-
-const (
-	rankConnected = iota
-	rankOnLink
-	rankGateway
-	rankMultipath
-)
-
-func rank(r *route.Route) int {
-	switch {
-	case len(r.Nexthops) > 0:
-		return rankMultipath
-	case !r.Gateway.IsValid():
-		return rankConnected
-	case r.OnLink:
-		return rankOnLink
-	}
-	return rankGateway
-}
-
-// scope is IPv4's, by which a gateway has to be nearer than what it leads to.
-func scope(r *route.Route) int {
-	if r.Scope == nil {
-		return 0
-	}
-	return int(*r.Scope)
+	return slices.DeleteFunc(slices.Clone(m.s.Routes), func(r route.Route) bool { return !goesBy(&r, m.from.Index) || r.NexthopID != 0 })
 }
 
 // moveRoutes adds the other link's routes beside this link's, and once they are there deletes

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
@@ -22,7 +21,7 @@ func Plan(s *Snapshot, u Uplink) (*Steps, error) {
 		return nil, fmt.Errorf("take over %s: %w", u.NIC, err)
 	}
 	steps := planTake(s, &u)
-	steps.Warnings = s.warn(&u)
+	steps.Warnings = s.warn()
 	return steps, nil
 }
 
@@ -44,7 +43,6 @@ func planTake(s *Snapshot, u *Uplink) *Steps {
 	how := fmt.Sprintf("make bridge %s with MAC %s and MTU %d, and set it up", u.Bridge, s.NIC.MAC, s.NIC.MTU)
 	if s.Bridge != nil {
 		bridge = *s.Bridge
-		how = fmt.Sprintf("use bridge %s, with MAC %s", u.Bridge, s.NIC.MAC)
 	}
 	m := newMove(s, s.NIC, bridge)
 	steps := Steps{move: m}
@@ -63,7 +61,8 @@ func planTake(s *Snapshot, u *Uplink) *Steps {
 	steps.add(StepAddresses, nil, nil, m.addAddresses(), m.addRules())
 	steps.add(StepPort, nil, nil, m.copyNeighbours(), setMaster(m.from, m.to.Index, fmt.Sprintf("make %s a port of %s", u.NIC, u.Bridge)))
 	steps.add(StepRoutes, nil, nil, m.moveRoutes(), m.restoreAddressFlags())
-	steps.add(StepVerify, verifyWords(m, u), nil)
+	steps.add(StepVerify, []string{fmt.Sprintf("wait up to %s until those of %v that answer through %s now answer through %s; else undo all of it",
+		u.timeout(), m.gateways(), u.NIC, u.Bridge)}, nil)
 	steps.add(StepRelease, nil, nil, release, m.delRules())
 	steps.add(StepSettle, words(strict), strict)
 	return &steps
@@ -78,27 +77,18 @@ func words(list []setting) []string {
 	return texts
 }
 
-func verifyWords(m *move, u *Uplink) []string {
-	var list []string
-	for _, g := range m.gateways() {
-		list = append(list, fmt.Sprintf("if %s answers through %s now, wait up to %s until it does through %s; else undo all of it",
-			g, m.from.Name, u.timeout(), m.to.Name))
-	}
-	return list
-}
-
 // planRestore says how a NIC is given back, from a Snapshot of now and the record
 // of its takeover. What the bridge has now goes to the NIC, whether or not it came from there.
 func planRestore(s *Snapshot, rec *Record) *Steps {
 	m := backMove(s, rec)
-	loose, strict := m.s.looseBack(rec), s.settingsBack(rec)
+	loose := m.s.looseBack(rec)
 	steps := Steps{move: m}
 	steps.add(StepBridge, words(loose), loose)
 	steps.add(StepAddresses, nil, nil, m.addAddresses(), m.addRules(), m.copyNeighbours())
 	steps.add(StepRoutes, nil, nil, m.moveRoutes())
 	steps.add(StepPort, nil, nil, m.release())
 	steps.add(StepRelease, nil, nil, m.restoreAddressFlags(), m.delAddresses(), m.delRules())
-	steps.add(StepSettle, nil, strict, m.removeBridge(rec))
+	steps.add(StepSettle, nil, nil, m.removeBridge())
 	return &steps
 }
 
@@ -109,15 +99,7 @@ func backMove(s *Snapshot, rec *Record) *move {
 		n = *s.withLost(rec, Link{Index: noLink, Name: rec.Bridge}, true)
 		n.Bridge = &Link{Index: noLink, Name: rec.Bridge}
 	}
-	// A link-local address that the NIC had not is one that the bridge made itself.
-	n.Addresses = slices.DeleteFunc(slices.Clone(n.Addresses), func(a addr.Address) bool {
-		return a.Link == n.Bridge.Index && isLinkLocal6(a) && rec.Before.address(rec.Before.NIC.Index, a) == nil
-	})
 	return newMove(&n, *n.Bridge, n.NIC)
-}
-
-func isLinkLocal6(a addr.Address) bool {
-	return a.Prefix.Addr().Is6() && a.Prefix.Addr().IsLinkLocalUnicast()
 }
 
 // release makes the NIC no port, unless it is none of this bridge's.
@@ -128,9 +110,10 @@ func (m *move) release() []request {
 	return setMaster(m.to, 0, fmt.Sprintf("make %s no port of %s any more", m.to.Name, m.from.Name))
 }
 
-// removeBridge deletes the bridge that Take made, unless it has other ports.
-func (m *move) removeBridge(rec *Record) []request {
-	if !rec.MadeBridge || m.from.Index == noLink || len(m.s.otherPorts()) > 0 {
+// removeBridge deletes the bridge, unless it has other ports.
+func (m *move) removeBridge() []request {
+	hasPorts := slices.ContainsFunc(m.s.Links, func(l Link) bool { return l.Master == m.from.Index && l.Index != m.to.Index })
+	if m.from.Index == noLink || hasPorts {
 		return nil
 	}
 	return []request{{
@@ -138,17 +121,6 @@ func (m *move) removeBridge(rec *Record) []request {
 		done: isGone,
 		add:  func(b *nl.Batch) { link.Request{Index: m.from.Index}.Delete(b, m.from.Name) },
 	}}
-}
-
-// otherPorts names the bridge's ports but the NIC.
-func (s *Snapshot) otherPorts() []string {
-	var list []string
-	for _, l := range s.Links {
-		if s.Bridge != nil && l.Master == s.Bridge.Index && l.Index != s.NIC.Index {
-			list = append(list, l.Name)
-		}
-	}
-	return list
 }
 
 // setMaster makes a link a port of another, or with 0 of none, unless it is. Nothing else of

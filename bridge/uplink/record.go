@@ -34,8 +34,6 @@ type Record struct {
 	Step StepName `json:"step,omitempty"`
 	// Committed says that the way is forward: see the package's comment.
 	Committed bool `json:"committed,omitempty"`
-	// MadeBridge says that the bridge was not there before.
-	MadeBridge bool `json:"madeBridge,omitempty"`
 	// Mending says that what is under way puts a takeover right that was finished once, and
 	// Anew that its bridge was gone, and all that it had with it.
 	Mending bool `json:"mending,omitempty"`

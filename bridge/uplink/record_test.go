@@ -16,7 +16,7 @@ import (
 func TestRecordSurvivesItsJournal(t *testing.T) {
 	t.Parallel()
 	for name, s := range recorded(t) {
-		want := &uplink.Record{Version: 1, Uplink: toBridge(), State: uplink.Taking, Step: uplink.StepRoutes, MadeBridge: true, Before: *s}
+		want := &uplink.Record{Version: 1, Uplink: toBridge(), State: uplink.Taking, Step: uplink.StepRoutes, Before: *s}
 		b, err := json.Marshal(want)
 		if err != nil {
 			t.Fatal(err)
@@ -89,7 +89,7 @@ func TestRecordCorpus(t *testing.T) {
 		t.Skip("records only with -record")
 	}
 	for name, s := range recorded(t) {
-		b, err := json.Marshal(&uplink.Record{Version: 1, Uplink: toBridge(), State: uplink.Taken, MadeBridge: true, Before: *s})
+		b, err := json.Marshal(&uplink.Record{Version: 1, Uplink: toBridge(), State: uplink.Taken, Before: *s})
 		if err != nil {
 			t.Fatal(err)
 		}

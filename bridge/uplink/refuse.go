@@ -23,9 +23,7 @@ func (s *Snapshot) refuse(u *Uplink) error {
 		}
 	}
 	s.refuseNIC(u, no)
-	if s.Bridge != nil {
-		s.refuseBridge(u, no)
-	}
+	no(s.Bridge != nil && s.NIC.Master == 0, "%s is there already; make %s a port of it yourself, delete it, or choose another name for the bridge", u.Bridge, u.NIC)
 	s.refuseAbove(no)
 	s.refuseRoutes(no)
 	return errors.Join(errs...)
@@ -64,24 +62,6 @@ func (s *Snapshot) master() string {
 	return fmt.Sprintf("link %d", s.NIC.Master)
 }
 
-// refuseBridge looks at a bridge that is there already. What it has of its own could not be told
-// from the NIC's afterwards.
-func (s *Snapshot) refuseBridge(u *Uplink, no refusal) {
-	br := s.Bridge
-	if br.Kind != "bridge" {
-		no(true, "%s is there and is not a bridge; choose another name for the bridge", u.Bridge)
-		return
-	}
-	m := newMove(s, *br, s.NIC)
-	own := slices.DeleteFunc(m.addresses(), isLinkLocal6)
-	no(br.Master != 0, "%s is a port of another link itself; choose another bridge", u.Bridge)
-	no(len(own)+len(m.routes())+len(m.rules()) > 0, "%s has addresses, routes or rules of its own; delete them, or choose another bridge", u.Bridge)
-	no(br.STP, "%s has the spanning tree protocol on, and would let nothing through for half a minute; switch it off with `ip link set %s type bridge stp_state 0`", u.Bridge, u.Bridge)
-	no(br.MAC != s.NIC.MAC && len(s.otherPorts()) > 0, "%s has ports and the MAC %s, and the LAN would go on looking for the host at %s; give the bridge that one with `ip link set %s address %s`, or choose another bridge",
-		u.Bridge, br.MAC, s.NIC.MAC, u.Bridge, s.NIC.MAC)
-	no(br.MTU < s.NIC.MTU && br.MTU < 1280, "%s has an MTU of %d, too small for IPv6; raise it with `ip link set %s mtu %d`", u.Bridge, br.MTU, u.Bridge, s.NIC.MTU)
-}
-
 // refuseAbove looks at links that rest on the NIC. Some receive in the place where a
 // bridge would, and the kernel lets one only; tunnels send by the routes of the NIC.
 func (s *Snapshot) refuseAbove(no refusal) {
@@ -115,7 +95,7 @@ func (s *Snapshot) byObject() []route.Route {
 }
 
 // warn gives what goes on after a takeover, but otherwise than before.
-func (s *Snapshot) warn(u *Uplink) []string {
+func (s *Snapshot) warn() []string {
 	var list []string
 	add := func(is bool, format string, args ...any) {
 		if is {
@@ -130,17 +110,11 @@ func (s *Snapshot) warn(u *Uplink) []string {
 		len(s.Masqueraded), addresses(slices.Compact(slices.Clone(s.Masqueraded))), nic)
 	add(len(s.Groups) > 0, "the multicast groups %s were joined on %s and stay there: restart the mDNS, VRRP and routing daemons that joined them, and no network manager", addresses(s.Groups), nic)
 	for _, a := range s.Addresses {
-		if a.Link == s.NIC.Index {
-			add(a.Flags&addr.DADFailed != 0, "address %s is left behind: another host has it", a.Prefix)
-			add(a.Prefix.Addr().Is6() && a.Flags&addr.Secondary != 0, "the temporary address %s becomes an ordinary one until its time is over", a.Prefix.Addr())
-		}
+		temporary := a.Link == s.NIC.Index && a.Prefix.Addr().Is6() && a.Flags&addr.Secondary != 0
+		add(temporary, "the temporary address %s becomes an ordinary one until its time is over", a.Prefix.Addr())
 	}
 	for _, r := range s.byObject() {
 		add(true, "the route to %s goes by nexthop object %d, which stays on %s and leads nowhere from there: name its gateway instead", describe(&r), r.NexthopID, nic)
-	}
-	if s.Bridge != nil {
-		add(s.Bridge.MTU != s.NIC.MTU, "bridge %s keeps its MTU of %d, where %s has %d", u.Bridge, s.Bridge.MTU, nic, s.NIC.MTU)
-		add(s.Bridge.VLANFiltering, "bridge %s filters VLANs: %s gets its default one", u.Bridge, nic)
 	}
 	return list
 }

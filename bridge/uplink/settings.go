@@ -2,12 +2,10 @@ package uplink
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"maps"
 	"os"
 	"slices"
-	"sort"
 	"strconv"
 	"strings"
 
@@ -120,10 +118,6 @@ func (s *Snapshot) copied(bridge string) []setting {
 			list = append(list, setting{to, s.Settings[path]})
 		}
 	}
-	// IPv6 off takes all IPv6 parameters of a link along if it goes first, and is not
-	// to be on for a moment: so it is the first.
-	first := func(s setting) bool { return name(s.path) == "disable_ipv6" }
-	sort.SliceStable(list, func(i, j int) bool { return first(list[i]) && !first(list[j]) })
 	return list
 }
 
@@ -149,10 +143,6 @@ func (s *Snapshot) strict(bridge string) []setting {
 			list = append(list, setting{conf4 + bridge + "/" + name, value})
 		}
 	}
-	// Routers may ask for a smaller MTU of IPv6 than the link's.
-	if value := s.of(conf6, s.NIC.Name, "mtu"); value != "" && value != fmt.Sprint(s.NIC.MTU) && s.hasIPv6() {
-		list = append(list, setting{conf6 + bridge + "/mtu", value})
-	}
 	return list
 }
 
@@ -165,17 +155,6 @@ func (s *Snapshot) looseBack(rec *Record) []setting {
 	}
 	if asked := rec.Before.of(conf6, rec.NIC, "accept_ra"); asked == "1" && s.acceptsRA(rec.Bridge) {
 		list = append(list, setting{conf6 + rec.NIC + "/accept_ra", s.acceptRA(asked)})
-	}
-	return list
-}
-
-// settingsBack are the parameters of a bridge that was there before.
-func (s *Snapshot) settingsBack(rec *Record) []setting {
-	var list []setting
-	for _, path := range slices.Sorted(maps.Keys(rec.Before.Settings)) {
-		if _, ours := renamed(path, rec.Bridge, rec.Bridge); ours && !rec.MadeBridge {
-			list = append(list, setting{path, rec.Before.Settings[path]})
-		}
 	}
 	return list
 }

@@ -91,11 +91,17 @@ func (c *Conn) look(ctx context.Context, nic, bridge string) (*Snapshot, error) 
 	if err != nil {
 		return nil, err
 	}
-	found := find(links, nic)
-	if found == nil {
+	for _, l := range links {
+		switch l.Name {
+		case nic:
+			s.NIC = l
+		case bridge:
+			s.Bridge = &l
+		}
+	}
+	if s.NIC.Index == 0 {
 		return nil, &tombolo.OpError{Op: "find link", Object: nic, Err: fs.ErrNotExist}
 	}
-	s.NIC, s.Bridge = *found, find(links, bridge)
 	for _, l := range links {
 		isPort := s.Bridge != nil && l.Master == s.Bridge.Index && l.Index != s.NIC.Index
 		if isPort || l.Lower == s.NIC.Index || l.Index == s.NIC.Master {
@@ -110,28 +116,15 @@ func (c *Conn) look(ctx context.Context, nic, bridge string) (*Snapshot, error) 
 	return s, nil
 }
 
-// own gives the indexes of the NIC and of the bridge.
-func (s *Snapshot) own() []int {
-	if s.Bridge == nil {
-		return []int{s.NIC.Index}
-	}
-	return []int{s.NIC.Index, s.Bridge.Index}
-}
-
-// isOwn says that a route is by the NIC or the bridge.
-func (s *Snapshot) isOwn(r *route.Route) bool {
-	return slices.ContainsFunc(s.own(), func(l int) bool { return goesBy(r, l) })
+// owns says that a link is the NIC or the bridge.
+func (s *Snapshot) owns(link int) bool {
+	return link == s.NIC.Index || s.Bridge != nil && link == s.Bridge.Index
 }
 
 func (c *Conn) lookAddresses(s *Snapshot) error {
-	for _, link := range s.own() {
-		list, err := c.addrs.List(addr.Filter{Link: link})
-		if err != nil {
-			return err
-		}
-		s.Addresses = append(s.Addresses, list...)
-	}
-	return nil
+	all, err := c.addrs.List(addr.Filter{})
+	s.Addresses = slices.DeleteFunc(all, func(a addr.Address) bool { return !s.owns(a.Link) })
+	return err
 }
 
 func (c *Conn) lookRoutes(s *Snapshot) error {
@@ -140,7 +133,7 @@ func (c *Conn) lookRoutes(s *Snapshot) error {
 	for _, r := range all {
 		switch {
 		case comesByItself(&r):
-		case s.isOwn(&r):
+		case goesBy(&r, s.NIC.Index), s.Bridge != nil && goesBy(&r, s.Bridge.Index):
 			s.Routes = append(s.Routes, r)
 			places[placeOf(&r)] = true
 		case r.Family == unix.AF_INET && places[placeOf(&r)]:
@@ -162,20 +155,13 @@ func (c *Conn) lookRules(s *Snapshot) error {
 }
 
 func (c *Conn) lookNeighbours(s *Snapshot) error {
-	for _, link := range s.own() {
-		for _, proxy := range []bool{false, true} {
-			list, err := c.routes.Neighbours(route.NeighbourFilter{Link: link, Proxy: proxy})
-			if err != nil {
-				return err
-			}
-			for _, n := range list {
-				if !n.Addr.IsMulticast() && n.Link == link {
-					s.Neighbours = append(s.Neighbours, n)
-				}
-			}
-		}
+	list, err := c.routes.Neighbours(route.NeighbourFilter{})
+	if err != nil {
+		return err
 	}
-	return nil
+	proxies, err := c.routes.Neighbours(route.NeighbourFilter{Proxy: true})
+	s.Neighbours = slices.DeleteFunc(append(list, proxies...), func(n route.Neighbour) bool { return !s.owns(n.Link) || n.Addr.IsMulticast() })
+	return err
 }
 
 // address gives what a link has of an address.

@@ -18,22 +18,15 @@ import (
 // StepName names a step.
 type StepName string
 
-// The steps of a takeover, in their order.
+// The steps of a takeover, in their order: see the package's comment.
 const (
-	// StepBridge makes the bridge and gives it the NIC's parameters.
-	StepBridge StepName = "bridge"
-	// StepAddresses adds addresses and rules where they go to.
+	StepBridge    StepName = "bridge"
 	StepAddresses StepName = "addresses"
-	// StepPort copies the neighbours, and makes the NIC a port, or no longer.
-	StepPort StepName = "port"
-	// StepRoutes moves routes.
-	StepRoutes StepName = "routes"
-	// StepVerify waits until what was reachable is reachable again.
-	StepVerify StepName = "verify"
-	// StepRelease deletes the addresses and rules where they came from.
-	StepRelease StepName = "release"
-	// StepSettle sets what was not to be strict meanwhile, or takes the bridge away.
-	StepSettle StepName = "settle"
+	StepPort      StepName = "port"
+	StepRoutes    StepName = "routes"
+	StepVerify    StepName = "verify"
+	StepRelease   StepName = "release"
+	StepSettle    StepName = "settle"
 )
 
 // takeSteps is the order of a takeover.

@@ -21,14 +21,8 @@ import (
 // only if something is left that Recover has to finish. A ctx that is done before
 // the point of no return undoes it too.
 func (c *Conn) Take(ctx context.Context, u Uplink, j Journal) (*Record, error) {
-	err := c.usable(ctx)
-	if err == nil {
-		err = u.validate()
-	}
-	if err == nil && j == nil {
-		err = missing("journal")
-	}
-	if err != nil {
+	rec := &Record{Version: recordVersion, Uplink: u, State: Taking}
+	if err := errors.Join(u.validate(), c.journaled(ctx, rec, j)); err != nil {
 		return nil, err
 	}
 	s, err := c.whole(ctx, u.NIC, u.Bridge)
@@ -38,7 +32,7 @@ func (c *Conn) Take(ctx context.Context, u Uplink, j Journal) (*Record, error) {
 	if _, err := Plan(s, u); err != nil {
 		return nil, err
 	}
-	rec := &Record{Version: recordVersion, Uplink: u, State: Taking, Before: *s, MadeBridge: s.Bridge == nil}
+	rec.Before = *s
 	r := &run{Conn: c, rec: rec, journal: j, settings: s.Settings}
 	if r.targets, err = c.answering(ctx, s, u.timeout()); err != nil {
 		return nil, fmt.Errorf("take over %s: %w", u.NIC, err)
@@ -146,10 +140,10 @@ func (r *run) step(ctx context.Context, name StepName) error {
 }
 
 // rounds bounds how often routes are moved that other programs add meanwhile.
-const rounds = 5
+const rounds = 8
 
-// moveAllRoutes repeats the step until there is nothing left of it: what the kernel refused
-// in its first order, and what a daemon or the kernel added meanwhile.
+// moveAllRoutes repeats the step until there is nothing left of it: a gateway has to be on a network
+// that the link has a route to, the old routes go last, and daemons add some meanwhile.
 func (r *run) moveAllRoutes(ctx context.Context, forward bool) error {
 	var last error
 	for range rounds {
@@ -173,24 +167,20 @@ func (r *run) makeBridge(ctx context.Context) error {
 	if l, err := r.bridge.Link(ctx, rec.Bridge); err == nil && l.Kind == "bridge" && l.Up && l.MAC.String() == rec.Before.NIC.MAC {
 		return nil
 	}
-	want := bridge.Bridge{Name: rec.Bridge, Alias: rec.Alias, NoIPv6: true}
-	var err error
-	if want.MAC, err = net.ParseMAC(rec.Before.NIC.MAC); err != nil {
+	mac, err := net.ParseMAC(rec.Before.NIC.MAC)
+	if err != nil {
 		return fmt.Errorf("make bridge %s: %w: the NIC's MAC is %q", rec.Bridge, ErrInvalid, rec.Before.NIC.MAC)
 	}
-	if rec.MadeBridge {
-		want.MTU = rec.Before.NIC.MTU
-	}
-	l, _, err := r.bridge.Ensure(ctx, want)
-	if err == nil && rec.MadeBridge && r.made != nil {
+	l, _, err := r.bridge.Ensure(ctx, bridge.Bridge{Name: rec.Bridge, Alias: rec.Alias, NoIPv6: true, MAC: mac, MTU: rec.Before.NIC.MTU})
+	if err == nil && r.made != nil {
 		r.made(ctx, l)
 	}
 	return err
 }
 
 // Restore gives the NIC back what the bridge has now, makes it no port any more,
-// and removes the journal. The bridge is deleted if Take made it and nothing else is
-// a port of it; else it stays, without addresses. It goes on past errors; where there
+// and removes the journal. The bridge is deleted if nothing else is a port of it; else it
+// stays, without addresses. It goes on past errors; where there
 // are any, the journal stays, and Restore may be called again.
 func (c *Conn) Restore(ctx context.Context, rec *Record, j Journal) error {
 	if err := c.journaled(ctx, rec, j); err != nil {
@@ -250,7 +240,7 @@ func (c *Conn) backFrom(ctx context.Context, rec *Record, j Journal, first *Snap
 // backWithoutNIC is for a NIC that was unplugged: nothing can be given back to it.
 func (c *Conn) backWithoutNIC(ctx context.Context, rec *Record) error {
 	l, err := c.bridge.Link(ctx, rec.Bridge)
-	if isGone(err) || err == nil && !rec.MadeBridge {
+	if isGone(err) {
 		return nil
 	}
 	if err != nil {

@@ -135,31 +135,6 @@ func TestCancelledItIsUndone(t *testing.T) {
 	}
 }
 
-func TestABridgeThatWasThereStays(t *testing.T) {
-	t.Parallel()
-	l := newLAN(t)
-	run(t, l.host, "link add br0 type bridge", "link set br0 addrgenmode none", "link set br0 address 02:00:00:00:00:99 mtu 1400", "link set br0 up")
-	nstest.Sysctl(t, l.host, "net/ipv4/conf/br0/rp_filter", "1")
-	nstest.Sysctl(t, l.host, "net/ipv4/conf/br0/send_redirects", "0")
-	nstest.Sysctl(t, l.host, "net/ipv4/conf/eth0/send_redirects", "1")
-	before := state(t, l.host)
-	rec, j := take(t, l, toBridge())
-	l.mustReach(t, "taken over")
-	l.mustBeTaken(t, "taken over", rec)
-	if err := l.conn.Restore(t.Context(), rec, j); err != nil {
-		t.Fatal(err)
-	}
-	l.mustReach(t, "given back")
-	if diff := cmp.Diff(comparableState(before), comparableState(state(t, l.host))); diff != "" {
-		t.Errorf("the host after it was given back (-want +got):\n%s", diff)
-	}
-	for name, want := range map[string]string{"rp_filter": "1", "send_redirects": "0"} {
-		if got := nstest.Sysctl(t, l.host, "net/ipv4/conf/br0/"+name); got != want {
-			t.Errorf("%s of the bridge is %s, want %s as before", name, got, want)
-		}
-	}
-}
-
 func TestABridgeWithOtherPortsStays(t *testing.T) {
 	t.Parallel()
 	l := newLAN(t)

@@ -35,9 +35,7 @@ var (
 type Uplink struct {
 	// NIC is the interface that becomes a port: an Ethernet device that is up.
 	NIC string
-	// Bridge is made if it is not there, with the NIC's MAC and MTU. One that is there must
-	// have no addresses and routes. It gets the NIC's MAC, which it has to have already if it
-	// has ports, and the NIC's parameters until Restore.
+	// Bridge is made, with the NIC's MAC and MTU.
 	Bridge string
 	// Alias is given to a bridge that is made: see bridge.Bridge.
 	Alias string
@@ -52,9 +50,6 @@ type Uplink struct {
 	// the bridge before the takeover is undone; 0 is DefaultTimeout.
 	Timeout time.Duration
 }
-
-// String gives "eth0 to br0".
-func (u Uplink) String() string { return u.NIC + " to " + u.Bridge }
 
 func (u *Uplink) timeout() time.Duration {
 	if u.Timeout == 0 {

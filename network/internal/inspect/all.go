@@ -124,7 +124,7 @@ func (e *Everything) uplinks(ctx context.Context, s *session.Session) error {
 	}
 	found := &Findings{}
 	for _, nic := range nics {
-		diffs, err := s.Uplinks().Taken(ctx, nic)
+		diffs, err := s.Uplinks().Differences(ctx, nic, "")
 		if err != nil {
 			return err
 		}

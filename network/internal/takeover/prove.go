@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net/netip"
-	"os"
 	"strings"
 	"time"
 
@@ -84,67 +82,45 @@ func (n *Node) claimOf(ctx context.Context, want uplink.Uplink) (*claim, error) 
 	return nil, nil
 }
 
-const (
-	// A server answers within milliseconds or, in general, not at all; a REQUEST that is lost is
-	// sent again.
-	answerWait  = 4 * time.Second
-	resendAfter = time.Second
-)
+// A server answers within milliseconds or, in general, not at all.
+const answerWait = 4 * time.Second
 
-var errSilent = errors.New("no answer")
+var errAnswered = errors.New("the server refuses it")
 
-// request asks all servers to renew the address (RFC 2131, REBINDING).
+// request asks all servers to renew the address (RFC 2131, REBINDING), and leaves it at that: a
+// refusal is not followed by a DISCOVER.
 func (c *claim) request(ctx context.Context, text string) (*dhcpc.Lease, error) {
 	id, err := lease.ClientID(text, c.nic.MAC)
 	if err != nil {
 		return nil, err
 	}
-	now := time.Now()
-	machine, err := dhcpc.NewMachine(&dhcpc.Config{MAC: c.nic.MAC, ClientID: id, Address: c.address.Prefix.Addr()})
+	client, err := dhcpc.New(&dhcpc.Config{MAC: c.nic.MAC, ClientID: id, Dial: func(context.Context, netip.Addr) (dhcpc.Transport, error) {
+		return transport.DialRaw(&transport.Config{Link: c.nic.Index, MAC: c.nic.MAC})
+	}})
 	if err != nil {
 		return nil, err
 	}
-	s, err := machine.Restore(now, rand.Uint64(), &dhcpc.Lease{
+	ctx, cancel := context.WithTimeout(ctx, answerWait)
+	defer cancel()
+	now := time.Now()
+	held := &dhcpc.Lease{
 		Address: c.address.Prefix, Server: netip.IPv4Unspecified(), MAC: dhcpc.Hex(c.nic.MAC), ClientID: id,
 		Obtained: now, Renew: now, Rebind: now, Expire: now.Add(time.Hour),
+	}
+	var got *dhcpc.Lease
+	err = client.Run(ctx, held, func(_, next *dhcpc.Lease) error {
+		got = next
+		return errAnswered
 	})
-	if err != nil {
-		return nil, err
+	switch {
+	case got != nil && got.Address.Addr() == held.Address.Addr():
+		return got, nil
+	case got != nil:
+		return nil, fmt.Errorf("it is to be %s", got.Address.Addr())
+	case errors.Is(err, errAnswered):
+		return nil, errAnswered
+	case errors.Is(err, context.DeadlineExceeded):
+		return nil, errors.New("no answer")
 	}
-	conn, err := transport.DialRaw(&transport.Config{Link: c.nic.Index, MAC: c.nic.MAC})
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	return c.converse(ctx, machine, s, conn)
-}
-
-// converse waits for what a server says, and leaves it at that: a refusal is not followed by a DISCOVER.
-func (c *claim) converse(ctx context.Context, machine *dhcpc.Machine, s dhcpc.Session, conn *transport.Raw) (*dhcpc.Lease, error) {
-	limit := time.Now().Add(answerWait)
-	var heard, asked *dhcpc.Packet
-	for time.Now().Before(limit) {
-		var out dhcpc.Output
-		s, out = machine.Step(s, time.Now(), dhcpc.Event{Packet: heard})
-		switch {
-		case out.Bound != nil && out.Bound.Address.Addr() == c.address.Prefix.Addr():
-			return out.Bound, nil
-		case out.Bound != nil:
-			return nil, fmt.Errorf("it is to be %s", out.Bound.Address.Addr())
-		case out.Err != nil:
-			return nil, out.Err
-		case out.Send != nil:
-			asked = out.Send
-		}
-		if heard == nil && asked != nil {
-			if err := conn.Send(ctx, asked); err != nil {
-				return nil, err
-			}
-		}
-		var err error
-		if heard, err = conn.Receive(ctx, time.Now().Add(resendAfter)); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-			return nil, err
-		}
-	}
-	return nil, errSilent
+	return nil, err
 }

@@ -296,21 +296,18 @@ func leaseTrouble(leaseDir string) []string {
 		return nil
 	}
 	found, err := lease.HostTrouble(dir)
-	if err != nil {
-		return []string{err.Error()}
-	}
 	var list []string
 	for _, t := range found {
 		list = append(list, t.String())
+	}
+	if err != nil {
+		list = append(list, err.Error())
 	}
 	return list
 }
 
 // Mend puts right what somebody undid of a takeover that is on record.
 func (n *Node) Mend(ctx context.Context, nic string) error {
-	if nic == "" {
-		return nil
-	}
 	return n.with(ctx, nic, func(w *work) error {
 		if w.rec == nil {
 			return nil // the operator's own bridge
@@ -331,47 +328,38 @@ func Has(ctx context.Context, links *bridge.Conn, nic string, l *bridge.Link) (b
 	return err == nil && port.Master == l.Index, err
 }
 
-// Differences finds what of a takeover is not as it was made. It takes no lock: a
-// keeper may be at work on it.
+// Differences finds what of a takeover is not as it was made. A NIC that was not taken over in this
+// epoch has to be a port of the bridge, if one is named. It takes no lock: a keeper may be at work.
 func (n *Node) Differences(ctx context.Context, nic, bridgeName string) ([]tombolo.Difference, error) {
 	if nic == "" {
 		return nil, nil
 	}
 	taken, err := loadUplink(n.Dir.Uplink(nic))
-	if err != nil {
+	switch {
+	case err != nil:
 		return say(tombolo.RemedyConfigure, "%v", err), nil
+	case taken != nil:
+		return n.changed(ctx, taken)
+	case bridgeName == "":
+		return nil, nil
 	}
-	if taken == nil {
-		l, err := n.Links.Link(ctx, bridgeName)
-		if err == nil {
-			var ok bool
-			if ok, err = Has(ctx, n.Links, nic, l); err == nil && !ok {
-				return say(tombolo.RemedyConfigure, "uplink %s is not a port of bridge %s", nic, bridgeName), nil
-			}
-		}
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil, nil // said already
-		}
+	l, err := n.Links.Link(ctx, bridgeName)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil // said already
+	}
+	if err != nil {
 		return nil, err
 	}
-	return n.changed(ctx, taken, nic)
+	ok, err := Has(ctx, n.Links, nic, l)
+	if err != nil || ok {
+		return nil, err
+	}
+	return say(tombolo.RemedyConfigure, "uplink %s is not a port of bridge %s", nic, bridgeName), nil
 }
 
-// Taken is Differences of a NIC that is taken over, whatever network it is for.
-func (n *Node) Taken(ctx context.Context, nic string) ([]tombolo.Difference, error) {
-	taken, err := loadUplink(n.Dir.Uplink(nic))
-	if err != nil {
-		return say(tombolo.RemedyConfigure, "%v", err), nil
-	}
-	if taken == nil {
-		return nil, nil // of an earlier life of the node
-	}
-	return n.changed(ctx, taken, nic)
-}
-
-func (n *Node) changed(ctx context.Context, taken *uplink.Record, nic string) ([]tombolo.Difference, error) {
+func (n *Node) changed(ctx context.Context, taken *uplink.Record) ([]tombolo.Difference, error) {
 	if taken.State != uplink.Taken {
-		return say(tombolo.RemedyRepair, "the takeover of uplink %s was cut short (%s): the next ADD, or tombolo uplink restore, finishes it", nic, taken.State), nil
+		return say(tombolo.RemedyRepair, "the takeover of uplink %s was cut short (%s): the next ADD, or tombolo uplink restore, finishes it", taken.NIC, taken.State), nil
 	}
 	conn, err := dial()
 	if err != nil {
@@ -441,12 +429,11 @@ func (w *work) allBack(ctx context.Context) error {
 	}
 	var lost, commands []string
 	for _, a := range w.rec.Before.Addresses {
-		if a.Link != w.rec.Before.NIC.Index || a.Valid != nil || a.Prefix.Addr().IsLinkLocalUnicast() ||
-			slices.ContainsFunc(has, func(b addr.Address) bool { return b.Prefix == a.Prefix }) {
-			continue
+		isBack := slices.ContainsFunc(has, func(b addr.Address) bool { return b.Prefix == a.Prefix })
+		if a.Valid == nil && !a.Prefix.Addr().IsLinkLocalUnicast() && !isBack {
+			lost = append(lost, a.Prefix.String())
+			commands = append(commands, fmt.Sprintf("ip address add %s dev %s", a.Prefix, nic.Name))
 		}
-		lost = append(lost, a.Prefix.String())
-		commands = append(commands, fmt.Sprintf("ip address add %s dev %s", a.Prefix, nic.Name))
 	}
 	if len(lost) == 0 {
 		return nil
@@ -519,7 +506,7 @@ func (n *Node) Report(ctx context.Context, nic string) (*Report, error) {
 	case rec == nil:
 		return nil, nil
 	}
-	diffs, err := n.changed(ctx, rec, nic)
+	diffs, err := n.changed(ctx, rec)
 	r := &Report{Bridge: rec.Bridge, State: rec.State, Differences: texts(diffs)}
 	if rec.State == uplink.Taken {
 		r.Differences = append(r.Differences, leaseTrouble(n.LeaseDir)...)

@@ -1,12 +1,10 @@
 package uplink
 
 import (
-	"bufio"
 	"context"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
-	"io/fs"
 	"net/netip"
 	"os"
 	"slices"
@@ -19,26 +17,23 @@ import (
 
 // lookGroups reads the groups that were joined on the NIC, in the namespace of the calling
 // thread, without those that the kernel joins by itself.
-func (s *Snapshot) lookGroups() error {
+func (s *Snapshot) lookGroups() {
 	current := ""
-	err := eachLine("igmp", func(f []string) {
+	for _, f := range fieldsOf("igmp") {
 		// A line "index name : count querier" for the link, then "group users …" for
 		// each of its groups, as a number of the machine in hexadecimal.
 		if len(f) > 2 && f[2] == ":" {
 			current = f[1]
-			return
-		}
-		if b, err := hex.DecodeString(f[0]); current == s.NIC.Name && err == nil && len(b) == 4 {
+		} else if b, err := hex.DecodeString(f[0]); current == s.NIC.Name && err == nil && len(b) == 4 {
 			s.addGroup(binary.NativeEndian.AppendUint32(nil, binary.BigEndian.Uint32(b)))
 		}
-	})
-	return errors.Join(err, eachLine("igmp6", func(f []string) {
-		// index name group users flags timer
+	}
+	for _, f := range fieldsOf("igmp6") { // index name group users flags timer
 		if len(f) > 2 && f[1] == s.NIC.Name {
 			b, _ := hex.DecodeString(f[2])
 			s.addGroup(b)
 		}
-	}))
+	}
 }
 
 // addGroup leaves out those that the kernel joins on its own: all hosts, all routers, all
@@ -54,25 +49,17 @@ func (s *Snapshot) addGroup(b []byte) {
 	}
 }
 
-// eachLine gives the fields of each line of a file of /proc/net, in the namespace
-// of the calling thread. A file that is not there, because the kernel has no such protocol,
-// is empty.
-func eachLine(name string, line func([]string)) error {
-	f, err := os.Open("/proc/thread-self/net/" + name)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	scan := bufio.NewScanner(f)
-	for scan.Scan() {
-		if fields := strings.Fields(scan.Text()); len(fields) > 0 {
-			line(fields)
+// fieldsOf gives the fields of each line of a file of /proc/net, in the namespace of the calling
+// thread. A kernel without the protocol has no such file.
+func fieldsOf(name string) [][]string {
+	b, _ := os.ReadFile("/proc/thread-self/net/" + name)
+	var list [][]string
+	for line := range strings.Lines(string(b)) {
+		if f := strings.Fields(line); len(f) > 0 {
+			list = append(list, f)
 		}
 	}
-	return scan.Err()
+	return list
 }
 
 // isWireless looks into sysfs, which shows the links of the namespace that it was mounted in.

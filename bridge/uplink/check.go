@@ -34,7 +34,10 @@ func (c *Conn) Check(ctx context.Context, rec *Record) ([]tombolo.Difference, er
 
 // taken is given for what takes a finished takeover.
 func (c *Conn) taken(ctx context.Context, rec *Record) error {
-	if err := c.given(ctx, rec); err != nil {
+	if err := c.usable(ctx); err != nil {
+		return err
+	}
+	if err := rec.validate(); err != nil {
 		return err
 	}
 	if rec.State != Taken {
@@ -53,7 +56,7 @@ func (s *Snapshot) differences(rec *Record) []tombolo.Difference {
 		}
 	}
 	add(!s.NIC.Up(), nic, "state", "up", "down")
-	s.onNIC(rec, func(what, have string) { add(true, nic, what, "", have) })
+	s.withoutKept(rec).tell(s.NIC, func(what, have string) { add(true, nic, what, "", have) })
 	if s.Bridge == nil {
 		add(true, br, "link", rec.Bridge, "")
 		return list
@@ -62,16 +65,19 @@ func (s *Snapshot) differences(rec *Record) []tombolo.Difference {
 	add(s.NIC.Master != 0 && s.NIC.Master != s.Bridge.Index, nic, "master", rec.Bridge, s.master())
 	add(!s.Bridge.Up(), br, "state", "up", "down")
 	add(s.Bridge.MAC != rec.Before.NIC.MAC, br, "MAC", rec.Before.NIC.MAC, s.Bridge.MAC)
-	s.missing(rec.withoutReplaced(s), func(what, want string) { add(true, br, what, want, "") })
+	bare := s.withoutKept(rec)
+	want := bare.withLost(rec.withoutReplaced(s), *s.Bridge, false)
+	lost := &Snapshot{Addresses: want.Addresses[len(bare.Addresses):], Routes: want.Routes[len(bare.Routes):], Rules: want.Rules[len(bare.Rules):]}
+	lost.tell(*s.Bridge, func(what, want string) { add(true, br, what, want, "") })
 	for _, a := range s.stale(rec) {
 		add(true, nic, "address", "", a.Prefix.String())
 	}
 	return list
 }
 
-// onNIC tells what the NIC has of layer 3.
-func (s *Snapshot) onNIC(rec *Record, tell func(what, have string)) {
-	m := newMove(s.withoutKept(rec), s.NIC, Link{Index: noLink})
+// tell tells what a link has of layer 3.
+func (s *Snapshot) tell(link Link, tell func(what, text string)) {
+	m := newMove(s, link, Link{Index: noLink})
 	for _, a := range m.addresses() {
 		tell("address", a.Prefix.String())
 	}
@@ -79,22 +85,6 @@ func (s *Snapshot) onNIC(rec *Record, tell func(what, have string)) {
 		tell("route", m.words(r))
 	}
 	for _, r := range m.rules() {
-		tell("rule", r.String())
-	}
-}
-
-// missing tells what the bridge, which is there, has no longer.
-func (s *Snapshot) missing(rec *Record, tell func(what, want string)) {
-	s = s.withoutKept(rec)
-	want := s.withLost(rec, *s.Bridge, false)
-	m := newMove(want, *s.Bridge, s.NIC)
-	for _, a := range want.Addresses[len(s.Addresses):] {
-		tell("address", a.Prefix.String())
-	}
-	for _, r := range want.Routes[len(s.Routes):] {
-		tell("route", m.words(r))
-	}
-	for _, r := range want.Rules[len(s.Rules):] {
 		tell("rule", r.String())
 	}
 }

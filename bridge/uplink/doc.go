@@ -24,14 +24,12 @@
 // back goes the other way round: the NIC stops being a port when nothing goes by the
 // bridge any more.
 //
-// As a link becomes a port, or ceases to be one, the kernel drops what comes in by it
-// for some ten microseconds, and for longer where the caller loses its processor just
-// then: a datagram now and then, which TCP sends again.
+// As a link becomes a port, or ceases to be one, the kernel drops what comes in by it for some
+// ten microseconds: a datagram now and then, which TCP sends again.
 //
 // Plan computes the steps from a Snapshot, and touches nothing. They are made anew before each
 // step, from what the kernel has by then and from the Record, so that every step may be
-// repeated, and what daemons change meanwhile is not lost. The way back is planned by the same code,
-// from the bridge to the NIC.
+// repeated. The way back is planned by the same code, from the bridge to the NIC.
 //
 // # The point of no return
 //

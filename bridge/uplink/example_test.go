@@ -72,7 +72,7 @@ func takeAndGiveBack(ctx context.Context) error {
 	for i, step := range steps.List {
 		for _, what := range step.Do {
 			// Without the parameters, which are many, and what there is none of here.
-			if step.Name != uplink.StepSettle && step.Name != uplink.StepVerify && !strings.Contains(what, "parameters") && !strings.HasPrefix(what, "set net/") && !strings.Contains(what, "192.168.7.0/24") {
+			if step.Name != uplink.StepSettle && step.Name != uplink.StepVerify && !strings.Contains(what, "parameters") && !strings.Contains(what, "192.168.7.0/24") {
 				fmt.Printf("%d. %s: %s\n", i+1, step.Name, what)
 			}
 		}

@@ -1,7 +1,6 @@
 package uplink
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"reflect"
@@ -60,11 +59,6 @@ func (s *Snapshot) asBefore(rec *Record) Snapshot {
 // isNews says that what a snapshot would put on record is not on record yet. Lifetimes
 // count only where those on record are half over: they are renewed all the time.
 func isNews(was, is *Snapshot) bool {
-	a, errA := json.Marshal(was.lasting())
-	b, errB := json.Marshal(is.lasting())
-	if errA != nil || errB != nil || !bytes.Equal(a, b) {
-		return true
-	}
 	passed := is.Time.Sub(was.Time)
 	for _, now := range is.Addresses {
 		then := was.address(now.Link, now)
@@ -72,33 +66,27 @@ func isNews(was, is *Snapshot) bool {
 			return true
 		}
 	}
-	return false
+	return was.lasting() != is.lasting()
 }
 
-// lasting is a snapshot's layer 3 without what runs with the clock, and without what the
+// lasting is a snapshot's layer 3 as JSON, without what runs with the clock, and without what the
 // kernel tells of its own accord.
-func (s *Snapshot) lasting() *Snapshot {
+func (s *Snapshot) lasting() string {
 	m := newMove(s, s.NIC, s.NIC)
-	n := &Snapshot{Rules: m.rules()}
+	list := []any{m.rules()}
 	for _, a := range m.addresses() {
-		a.Valid, a.Preferred = hasEnd(a.Valid), hasEnd(a.Preferred)
-		a.Flags &= addr.NoPrefixRoute
-		n.Addresses = append(n.Addresses, a)
+		ends := a.Valid != nil
+		a.Valid, a.Preferred, a.Flags = nil, nil, a.Flags&addr.NoPrefixRoute
+		list = append(list, a, ends)
 	}
 	for _, r := range m.routes() {
+		ends := r.Expires != nil
 		r = m.movedRoute(r) // without its flags
-		r.Expires = hasEnd(r.Expires)
-		n.Routes = append(n.Routes, r)
+		r.Expires = nil
+		list = append(list, r, ends)
 	}
-	return n
-}
-
-// hasEnd is the same for every lifetime with an end.
-func hasEnd(d *time.Duration) *time.Duration {
-	if d == nil {
-		return nil
-	}
-	return new(time.Duration)
+	b, _ := json.Marshal(list)
+	return string(b)
 }
 
 // withLost is the snapshot as if a link had what the NIC had before the takeover and
@@ -204,7 +192,7 @@ func (r *Record) withoutReplaced(s *Snapshot) *Record {
 // time is made on purpose.
 func (s *Snapshot) stands(rec *Record) bool {
 	bare := true
-	s.onNIC(rec, func(string, string) { bare = false })
+	s.withoutKept(rec).tell(s.NIC, func(string, string) { bare = false })
 	return bare && s.Bridge != nil && s.NIC.Master == s.Bridge.Index
 }
 

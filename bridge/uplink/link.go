@@ -34,9 +34,6 @@ const noLink = -1
 // Up says that it was set up (IFF_UP).
 func (l Link) Up() bool { return l.Flags&unix.IFF_UP != 0 }
 
-// Carrier says that there is something at the other end (IFF_LOWER_UP).
-func (l Link) Carrier() bool { return l.Flags&unix.IFF_LOWER_UP != 0 }
-
 // links lists all of the namespace.
 func (c *Conn) links() ([]Link, error) {
 	var list []Link

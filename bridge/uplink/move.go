@@ -50,19 +50,13 @@ func (m *move) addresses() []addr.Address {
 	return list
 }
 
-// inOrder gives addresses in the order in which they have to be added to be listed
-// in the same one: the kernel puts a new IPv6 address before the others.
+// inOrder gives addresses, of which IPv4's are first, in the order in which they have to be added
+// to be listed in the same one: the kernel puts a new IPv6 address before the others.
 func inOrder(list []addr.Address) []addr.Address {
-	var v4, v6 []addr.Address
-	for _, a := range list {
-		if a.Prefix.Addr().Is4() {
-			v4 = append(v4, a)
-		} else {
-			v6 = append(v6, a)
-		}
+	if first6 := slices.IndexFunc(list, func(a addr.Address) bool { return a.Prefix.Addr().Is6() }); first6 >= 0 {
+		slices.Reverse(list[first6:])
 	}
-	slices.Reverse(v6)
-	return append(v4, v6...)
+	return list
 }
 
 // movedAddress is the address on the other link. Its label is eth0:1's br0:1; the kernel's own

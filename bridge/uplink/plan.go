@@ -55,35 +55,24 @@ func planTake(s *Snapshot, u *Uplink) *Steps {
 	if u.KeepAddress {
 		release = m.keepAddresses()
 	}
-	loose, strict := s.loose(u.Bridge), s.strict(u.Bridge)
-	first := []string{how, fmt.Sprintf("give %s the kernel parameters of %s", u.Bridge, u.NIC)}
-	steps.add(StepBridge, append(first, words(loose)...), append(s.copied(u.Bridge), loose...))
+	first := []string{how, fmt.Sprintf("give %s the kernel parameters of %s, but loose ones of rp_filter and arp_filter", u.Bridge, u.NIC)}
+	steps.add(StepBridge, first, append(s.copied(u.Bridge), s.loose(u.Bridge)...))
 	steps.add(StepAddresses, nil, nil, m.addAddresses(), m.addRules())
 	steps.add(StepPort, nil, nil, m.copyNeighbours(), setMaster(m.from, m.to.Index, fmt.Sprintf("make %s a port of %s", u.NIC, u.Bridge)))
 	steps.add(StepRoutes, nil, nil, m.moveRoutes(), m.restoreAddressFlags())
 	steps.add(StepVerify, []string{fmt.Sprintf("wait up to %s until those of %v that answer through %s now answer through %s; else undo all of it",
 		u.timeout(), m.gateways(), u.NIC, u.Bridge)}, nil)
 	steps.add(StepRelease, nil, nil, release, m.delRules())
-	steps.add(StepSettle, words(strict), strict)
+	steps.add(StepSettle, []string{fmt.Sprintf("give %s these two of %s", u.Bridge, u.NIC)}, s.strict(u.Bridge))
 	return &steps
-}
-
-// words tells of parameters.
-func words(list []setting) []string {
-	var texts []string
-	for _, s := range list {
-		texts = append(texts, s.String())
-	}
-	return texts
 }
 
 // planRestore says how a NIC is given back, from a Snapshot of now and the record
 // of its takeover. What the bridge has now goes to the NIC, whether or not it came from there.
 func planRestore(s *Snapshot, rec *Record) *Steps {
 	m := backMove(s, rec)
-	loose := m.s.looseBack(rec)
 	steps := Steps{move: m}
-	steps.add(StepBridge, words(loose), loose)
+	steps.add(StepBridge, nil, m.s.looseBack(rec))
 	steps.add(StepAddresses, nil, nil, m.addAddresses(), m.addRules(), m.copyNeighbours())
 	steps.add(StepRoutes, nil, nil, m.moveRoutes())
 	steps.add(StepPort, nil, nil, m.release())

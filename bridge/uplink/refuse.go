@@ -46,7 +46,7 @@ func (s *Snapshot) refuseNIC(u *Uplink, no refusal) {
 	no(nic.Master != 0 && on != u.Bridge, "%s is a port of %s (%s) already; name that one, or take it off with `ip link set %s nomaster`", nic.Name, on, nic.PortOf, nic.Name)
 	no(nic.Master != 0 && on == u.Bridge, "%s is a port of %s already, and no record says that its addresses were moved there; take it off with `ip link set %s nomaster`", nic.Name, on, nic.Name)
 	no(!nic.Up(), "%s is down, and the program that manages it may want it so; set it up with `ip link set %s up`", nic.Name, nic.Name)
-	no(nic.Up() && !nic.Carrier(), "%s has no carrier, so that nothing could be tried; see to its cable", nic.Name)
+	no(nic.Up() && nic.Flags&unix.IFF_LOWER_UP == 0, "%s has no carrier, so that nothing could be tried; see to its cable", nic.Name)
 }
 
 // master names what the NIC is a port of.

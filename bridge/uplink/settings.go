@@ -1,71 +1,47 @@
 package uplink
 
 import (
-	"errors"
-	"io/fs"
 	"maps"
-	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 
-	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 )
 
-// Directories of per-link parameters below /proc/sys/net.
+// Directories of links' parameters below /proc/sys/net.
 const (
-	conf4  = "ipv4/conf/"
-	conf6  = "ipv6/conf/"
-	neigh4 = "ipv4/neigh/"
-	neigh6 = "ipv6/neigh/"
+	conf4 = "ipv4/conf/"
+	conf6 = "ipv6/conf/"
 )
 
 // forwarding6All decides whether the host follows routers.
 const forwarding6All = conf6 + "all/forwarding"
 
-// readSettings reads the parameters of links, in the namespace of the calling
-// thread. A directory that is not there, that of IPv6 on a link whose MTU is too
-// small, say, has none.
-func readSettings(links []string) (map[string]string, error) {
-	settings := map[string]string{}
+// readSettings reads the parameters of links (conf and neigh), in the namespace of the calling
+// thread, but for what cannot be read: stable_secret is not there (EIO) until it is set.
+func readSettings(links ...string) map[string]string {
+	const dir = "/proc/sys/net/"
+	patterns := []string{forwarding6All}
 	for _, link := range links {
-		for _, dir := range []string{conf4, conf6, neigh4, neigh6} {
-			if err := readDir(settings, dir+link); err != nil {
-				return nil, err
+		patterns = append(patterns, "ipv?/*/"+link+"/*")
+	}
+	settings := map[string]string{}
+	for _, p := range patterns {
+		paths, _ := filepath.Glob(dir + p)
+		for _, path := range paths {
+			path = strings.TrimPrefix(path, dir)
+			if value, err := sysctl.Read("net/" + path); err == nil {
+				settings[path] = value
 			}
 		}
 	}
-	readSetting(settings, forwarding6All)
-	return settings, nil
-}
-
-func readDir(settings map[string]string, dir string) error {
-	entries, err := os.ReadDir("/proc/sys/net/" + dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return &tombolo.OpError{Op: "list", Object: "/proc/sys/net/" + dir, Err: err}
-	}
-	for _, e := range entries {
-		readSetting(settings, dir+"/"+e.Name())
-	}
-	return nil
-}
-
-// readSetting passes over what cannot be read: stable_secret is not there (EIO) until
-// it is set.
-func readSetting(settings map[string]string, path string) {
-	if value, err := sysctl.Read("net/" + path); err == nil {
-		settings[path] = value
-	}
+	return settings
 }
 
 // setting is a parameter that is to be set.
 type setting struct{ path, value string }
-
-func (s setting) String() string { return "set net/" + s.path + " to " + s.value }
 
 // write sets parameters that a kernel of this version has, in the namespace of the calling
 // thread; others are passed over.
@@ -81,41 +57,25 @@ func write(list []setting) error {
 
 // isCopied leaves out parameters that are not a matter of taste: what the kernel computes
 // from others or lets nobody write, and those that loose and strict set.
-func isCopied(path string) bool {
-	switch name(path) {
-	case "base_reachable_time", "retrans_time", "unres_qlen": // shown in a better unit by others
-		return false
-	case "mc_forwarding", "stable_secret":
-		return false
-	case "rp_filter", "arp_filter", "addr_gen_mode", "mtu", "accept_ra":
+func isCopied(name string) bool {
+	switch name {
+	case "base_reachable_time", "retrans_time", "unres_qlen", // shown in a better unit by others
+		"mc_forwarding", "stable_secret", "rp_filter", "arp_filter", "addr_gen_mode", "mtu", "accept_ra":
 		return false
 	}
 	return true
 }
 
-// name gives the last part of a path.
-func name(path string) string { return path[strings.LastIndexByte(path, '/')+1:] }
-
 // of gives a parameter of a link.
 func (s *Snapshot) of(dir, link, name string) string { return s.Settings[dir+link+"/"+name] }
-
-// renamed gives the path of the same parameter of another link; false for one that
-// is not the first link's.
-func renamed(path, from, to string) (string, bool) {
-	for _, dir := range []string{conf4, conf6, neigh4, neigh6} {
-		if rest, ok := strings.CutPrefix(path, dir+from+"/"); ok && !strings.Contains(rest, "/") {
-			return dir + to + "/" + rest, true
-		}
-	}
-	return "", false
-}
 
 // copied gives what the bridge is to have of the NIC's parameters.
 func (s *Snapshot) copied(bridge string) []setting {
 	var list []setting
 	for _, path := range slices.Sorted(maps.Keys(s.Settings)) {
-		if to, ours := renamed(path, s.NIC.Name, bridge); ours && isCopied(path) {
-			list = append(list, setting{to, s.Settings[path]})
+		parts := strings.Split(path, "/") // ipv4/conf/eth0/proxy_arp
+		if len(parts) == 4 && parts[2] == s.NIC.Name && isCopied(parts[3]) {
+			list = append(list, setting{strings.Join([]string{parts[0], parts[1], bridge, parts[3]}, "/"), s.Settings[path]})
 		}
 	}
 	return list
@@ -125,10 +85,7 @@ func (s *Snapshot) copied(bridge string) []setting {
 // their answers still go by the NIC: a strict check of the source would drop them,
 // and a filter would leave an ARP request unanswered.
 func (s *Snapshot) loose(bridge string) []setting {
-	list := []setting{
-		{conf4 + bridge + "/rp_filter", "2"},
-		{conf4 + bridge + "/arp_filter", "0"},
-	}
+	list := []setting{{conf4 + bridge + "/rp_filter", "2"}, {conf4 + bridge + "/arp_filter", "0"}}
 	if asked := s.of(conf6, s.NIC.Name, "accept_ra"); asked != "" && s.hasIPv6() {
 		list = append(list, setting{conf6 + bridge + "/accept_ra", s.acceptRA(asked)})
 	}

@@ -30,8 +30,8 @@ type Snapshot struct {
 	Links []Link `json:"links,omitempty"`
 	// Addresses are the NIC's and the bridge's, in the kernel's order.
 	Addresses []addr.Address `json:"addresses,omitempty"`
-	// Routes are those of all tables that go by the NIC or the bridge, but for those that come
-	// and go with an address alone; in the kernel's order.
+	// Routes are those by the NIC or the bridge, of all tables, but for those that come and go
+	// with an address alone; in the kernel's order.
 	Routes []route.Route `json:"routes,omitempty"`
 	// Behind are the IPv4 routes of other links that come into effect where one of these
 	// goes: they have the same destination, priority and table, and come later.
@@ -59,7 +59,7 @@ func (c *Conn) Snapshot(ctx context.Context, nic, bridge string) (*Snapshot, err
 	}
 	s, err := c.whole(ctx, nic, bridge)
 	if err == nil {
-		err = c.ns.Do(func() error { return s.lookGroups() })
+		err = c.ns.Do(func() error { s.lookGroups(); return nil })
 	}
 	if err == nil {
 		err = c.lookFlows(ctx, s)
@@ -75,8 +75,8 @@ func (c *Conn) whole(ctx context.Context, nic, bridge string) (*Snapshot, error)
 	}
 	err = c.ns.Do(func() error {
 		s.NIC.Wireless = isWireless(nic)
-		s.Settings, err = readSettings([]string{nic, bridge})
-		return err
+		s.Settings = readSettings(nic, bridge)
+		return nil
 	})
 	return s, err
 }

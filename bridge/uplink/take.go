@@ -160,8 +160,8 @@ func (r *run) moveAllRoutes(ctx context.Context, forward bool) error {
 	return last
 }
 
-// makeBridge makes the bridge, or goes on with the one that is there. One that is as
-// it should be is left alone: to write the MAC that it has would flush its neighbours.
+// makeBridge makes the bridge. One that is as it should be is left alone: to write the MAC that it
+// has would flush its neighbours.
 func (r *run) makeBridge(ctx context.Context) error {
 	rec := r.rec
 	if l, err := r.bridge.Link(ctx, rec.Bridge); err == nil && l.Kind == "bridge" && l.Up && l.MAC.String() == rec.Before.NIC.MAC {
@@ -282,15 +282,13 @@ func (c *Conn) Recover(ctx context.Context, rec *Record, j Journal) (*Record, er
 // goOn finishes a takeover from the step that was under way on. A mend begins anew: the program
 // that undid the takeover may have gone on at it, and then the steps that were done are undone.
 func (c *Conn) goOn(ctx context.Context, rec *Record, j Journal) error {
-	steps, settings := takeSteps(), rec.Before.Settings
-	if rec.Mending {
-		s, err := c.whole(ctx, rec.NIC, rec.Bridge)
-		if err != nil {
-			return err
-		}
-		settings = s.Settings
-	} else {
+	s, err := c.whole(ctx, rec.NIC, rec.Bridge)
+	if err != nil {
+		return err
+	}
+	steps := takeSteps()
+	if !rec.Mending {
 		steps = steps[max(slices.Index(steps, rec.Step), 0):]
 	}
-	return (&run{Conn: c, rec: rec, journal: j, settings: settings}).forward(ctx, steps)
+	return (&run{Conn: c, rec: rec, journal: j, settings: s.Settings}).forward(ctx, steps)
 }

@@ -134,20 +134,15 @@ func (c *Conn) usable(ctx context.Context) error {
 	return c.nl.Usable()
 }
 
-// given refuses what a takeover cannot be gone on with.
-func (c *Conn) given(ctx context.Context, rec *Record) error {
-	if err := c.usable(ctx); err != nil {
-		return err
-	}
-	return rec.validate()
-}
-
 // journaled is given for what is about to change something, and so to write it down.
 func (c *Conn) journaled(ctx context.Context, rec *Record, j Journal) error {
 	if j == nil {
 		return missing("journal")
 	}
-	return c.given(ctx, rec)
+	if err := c.usable(ctx); err != nil {
+		return err
+	}
+	return rec.validate()
 }
 
 func missing(what string) error { return fmt.Errorf("%w: no %s", ErrInvalid, what) }

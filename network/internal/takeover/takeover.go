@@ -70,7 +70,7 @@ func (n *Node) with(ctx context.Context, nic string, do func(*work) error) error
 			return err
 		}
 		if w.undone = w.rec == nil; w.undone {
-			if err := n.disown(nic, nothing); err != nil {
+			if err := n.disown(nic, nil); err != nil {
 				return err
 			}
 		}
@@ -99,14 +99,12 @@ func loadUplink(file *state.UplinkFile) (*uplink.Record, error) {
 // 127.0.0.1 before anything moves to it.
 func dial() (*uplink.Conn, error) { return uplink.Dial(&uplink.Config{Made: loopback.Place}) }
 
-// Ensure sees to it that a NIC is a port of a network's bridge, and that the host has on the
-// bridge what it had on the NIC.
+// Ensure takes a NIC for a network's bridge, unless it is taken, and mends what somebody undid of
+// it. A bridge that the operator has put the NIC on needs nothing.
 func (n *Node) Ensure(ctx context.Context, network string, want uplink.Uplink) error {
 	return n.with(ctx, want.NIC, func(w *work) error { return w.ensure(ctx, network, want) })
 }
 
-// ensure takes the NIC, unless it is taken, and mends what somebody undid of it. A bridge
-// that the operator has put the NIC on needs nothing.
 func (w *work) ensure(ctx context.Context, network string, want uplink.Uplink) error {
 	switch {
 	case w.rec != nil && w.rec.Bridge != want.Bridge:
@@ -119,7 +117,7 @@ func (w *work) ensure(ctx context.Context, network string, want uplink.Uplink) e
 		return err
 	}
 	// Of an earlier takeover that somebody undid by hand.
-	if err := w.node.disown(want.NIC, nothing); err != nil {
+	if err := w.node.disown(want.NIC, nil); err != nil {
 		return err
 	}
 	id, proven, err := w.node.prove(ctx, want)
@@ -218,16 +216,14 @@ func (n *Node) adoptLease(ctx context.Context, rec *uplink.Record, proven *dhcpc
 	}
 	_, err = lease.Adopt(ctx, dir, &lease.Adoption{
 		NIC: nic.Name, MAC: nic.MAC, ClientID: rec.ClientID, Lease: proven, Bridge: l.Name, Addresses: list, HostName: hostName,
-		Wanted: func() (bool, error) { return isTaken(n.Dir.Uplink(rec.NIC), rec.Bridge) },
+		// A call that gives the NIC back hands its lease back first, and has the lease's lock until it
+		// is done.
+		Wanted: func() (bool, error) {
+			now, err := loadUplink(n.Dir.Uplink(rec.NIC))
+			return now != nil && now.State == uplink.Taken && now.Bridge == rec.Bridge, err
+		},
 	})
 	return err
-}
-
-// isTaken says whether a NIC is taken over, for a bridge: a call that gives one back hands its
-// lease back first, and has the lease's lock until it is done.
-func isTaken(file *state.UplinkFile, bridgeName string) (bool, error) {
-	rec, err := loadUplink(file)
-	return err == nil && rec != nil && rec.State == uplink.Taken && rec.Bridge == bridgeName, err
 }
 
 // LockHostLease locks the record of the lease that the host has by a NIC: for calls that may
@@ -248,27 +244,26 @@ func LockHostLease(ctx context.Context, leaseDir, nic string) (*lease.Held, erro
 	return held, nil
 }
 
-// disown ends the keeper's part in the lease that the host has by the NIC, once give has
-// succeeded. It waits for no lock, since it comes late.
+// disown ends the keeper's part in the lease that the host has by the NIC, once give, if there is
+// one, has succeeded. It waits for no lock, since it comes late.
 func (n *Node) disown(nic string, give func() error) error {
 	held, err := n.lockLease(nic)
 	if err != nil {
 		return err
 	}
-	if held == nil {
-		return give()
-	}
 	if held != n.HostLease {
 		defer held.Close()
 	}
-	if err := give(); err != nil {
-		return err
+	if give != nil {
+		if err := give(); err != nil {
+			return err
+		}
+	}
+	if held == nil {
+		return nil
 	}
 	return lease.HandBackLocked(held, nic)
 }
-
-// nothing is what there is to be done before a lease is handed back of a NIC that was given back.
-func nothing() error { return nil }
 
 // lockLease gives the lock of the lease that the host has by the NIC; nil where none is on record.
 func (n *Node) lockLease(nic string) (*lease.Held, error) {

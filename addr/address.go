@@ -3,7 +3,6 @@ package addr
 import (
 	"net/netip"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/mdlayher/netlink"
@@ -28,8 +27,9 @@ type Address struct {
 	// Label is IPv4 only: the link's name, or that with a colon and more behind it.
 	// The kernel's choice is the link's name.
 	Label string
-	// Scope counts for IPv4; the kernel derives that of an IPv6 address.
-	Scope Scope
+	// Scope is how far the address is valid (RT_SCOPE_*); it counts for IPv4, and the kernel derives
+	// that of an IPv6 address.
+	Scope uint8
 	// Flags are as asked for, or, in what List returns, as the kernel has them. Only
 	// those that a user may set are sent, so that a listed address can be added
 	// elsewhere as it is; and for IPv4 only those that it has, so that both families
@@ -50,33 +50,7 @@ type Address struct {
 	Other []netlink.Attribute
 }
 
-// Scope is how far an address is valid (RT_SCOPE_* of linux/rtnetlink.h).
-type Scope uint8
-
-// The scopes that mean something to the kernel. Numbers between them may be used.
-const (
-	ScopeGlobal Scope = unix.RT_SCOPE_UNIVERSE
-	ScopeSite   Scope = unix.RT_SCOPE_SITE
-	ScopeLink   Scope = unix.RT_SCOPE_LINK
-	ScopeHost   Scope = unix.RT_SCOPE_HOST
-)
-
-// String gives the name that ip-address(8) has for the scope, or its number.
-func (s Scope) String() string {
-	switch s {
-	case ScopeGlobal:
-		return "global"
-	case ScopeSite:
-		return "site"
-	case ScopeLink:
-		return "link"
-	case ScopeHost:
-		return "host"
-	}
-	return strconv.Itoa(int(s))
-}
-
-// Flags are the flags of an address (IFA_F_* of linux/if_addr.h).
+// Flags are the flags of an address (IFA_F_* of linux/if_addr.h), of which some have names here.
 type Flags uint32
 
 // Flags to ask for.
@@ -85,75 +59,22 @@ const (
 	// takes a second or two. It can be bound to when Add returns; the local route, by
 	// which packets for it are taken, comes from a work queue, in general within 1 ms.
 	NoDAD Flags = unix.IFA_F_NODAD
-	// Optimistic lets an IPv6 address be used while duplicate address detection is
-	// under way.
-	Optimistic Flags = unix.IFA_F_OPTIMISTIC
-	// HomeAddress marks a Mobile IPv6 home address (RFC 6275).
-	HomeAddress Flags = unix.IFA_F_HOMEADDRESS
-	// ManageTempAddr makes the kernel derive temporary IPv6 addresses (RFC 8981).
-	ManageTempAddr Flags = unix.IFA_F_MANAGETEMPADDR
 	// NoPrefixRoute keeps the kernel from adding the route to the prefix.
 	NoPrefixRoute Flags = unix.IFA_F_NOPREFIXROUTE
-	// AutoJoin makes the kernel join a multicast address on the link.
-	AutoJoin Flags = unix.IFA_F_MCAUTOJOIN
 )
 
-// Flags that the kernel sets.
+// Some of the flags that the kernel sets.
 const (
-	Secondary     Flags = unix.IFA_F_SECONDARY      // not the first of its IPv4 network on the link; for IPv6, temporary
-	DADFailed     Flags = unix.IFA_F_DADFAILED      // another host has it
-	Deprecated    Flags = unix.IFA_F_DEPRECATED     // past its preferred lifetime
-	Tentative     Flags = unix.IFA_F_TENTATIVE      // not usable yet: duplicate address detection is under way
-	Permanent     Flags = unix.IFA_F_PERMANENT      // valid for ever
-	StablePrivacy Flags = unix.IFA_F_STABLE_PRIVACY // formed by RFC 7217
+	Secondary  Flags = unix.IFA_F_SECONDARY  // not the first of its IPv4 network on the link; for IPv6, temporary
+	DADFailed  Flags = unix.IFA_F_DADFAILED  // another host has it
+	Deprecated Flags = unix.IFA_F_DEPRECATED // past its preferred lifetime
+	Tentative  Flags = unix.IFA_F_TENTATIVE  // not usable yet: duplicate address detection is under way
 )
 
 const (
-	askable4 = NoPrefixRoute | AutoJoin
-	askable6 = askable4 | NoDAD | Optimistic | HomeAddress | ManageTempAddr
+	askable4 = unix.IFA_F_NOPREFIXROUTE | unix.IFA_F_MCAUTOJOIN
+	askable6 = askable4 | unix.IFA_F_NODAD | unix.IFA_F_OPTIMISTIC | unix.IFA_F_HOMEADDRESS | unix.IFA_F_MANAGETEMPADDR
 )
-
-// flagName names one flag.
-func flagName(f Flags) string {
-	switch f {
-	case NoDAD:
-		return "nodad"
-	case Optimistic:
-		return "optimistic"
-	case HomeAddress:
-		return "home"
-	case ManageTempAddr:
-		return "mngtmpaddr"
-	case NoPrefixRoute:
-		return "noprefixroute"
-	case AutoJoin:
-		return "autojoin"
-	case Secondary:
-		return "secondary"
-	case DADFailed:
-		return "dadfailed"
-	case Deprecated:
-		return "deprecated"
-	case Tentative:
-		return "tentative"
-	case Permanent:
-		return "permanent"
-	case StablePrivacy:
-		return "stable-privacy"
-	}
-	return "0x" + strconv.FormatUint(uint64(f), 16)
-}
-
-// String lists the flags by the names that ip-address(8) has for them.
-func (f Flags) String() string {
-	var names []string
-	for bit := Flags(1); bit != 0; bit <<= 1 {
-		if f&bit != 0 {
-			names = append(names, flagName(bit))
-		}
-	}
-	return strings.Join(names, ",")
-}
 
 // String names the address as errors do: "10.1.0.1/24 on link 5".
 func (a Address) String() string {

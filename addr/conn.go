@@ -71,17 +71,6 @@ func (c *Conn) Replace(a Address) error {
 	return c.change("replace address", &a, m, err)
 }
 
-// Del deletes an address, by its Prefix, Peer and Link. The error matches
-// fs.ErrNotExist where there is no such address or link.
-//
-// With an IPv4 address go the routes that have it as their source, and, where it
-// is the first of its network on the link and net.ipv4.conf.*.promote_secondaries
-// is off, the others of that network.
-func (c *Conn) Del(a Address) error {
-	m, err := a.DelMessage()
-	return c.change("delete address", &a, m, err)
-}
-
 // change carries out one request.
 func (c *Conn) change(op string, a *Address, m netlink.Message, err error) error {
 	if err := c.usable(); err != nil {
@@ -92,13 +81,14 @@ func (c *Conn) change(op string, a *Address, m netlink.Message, err error) error
 	return c.nl.Execute(&b)
 }
 
-// Remove is Del for which an address or a link that is not there is success.
+// Remove deletes an address, by its Prefix, Peer and Link. That there is no such address or link is success.
+//
+// With an IPv4 address go the routes that have it as their source, and, where it
+// is the first of its network on the link and net.ipv4.conf.*.promote_secondaries
+// is off, the others of that network.
 func (c *Conn) Remove(a Address) error {
-	if err := c.usable(); err != nil {
-		return err
-	}
-
-	if err := c.Del(a); !errors.Is(err, fs.ErrNotExist) {
+	m, err := a.DelMessage()
+	if err := c.change("delete address", &a, m, err); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	return nil

@@ -5,10 +5,8 @@ import (
 	"io/fs"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"golang.org/x/sys/unix"
 )
-
-// ensureTries bounds the race with a program that adds and deletes the same address.
-const ensureTries = 3
 
 // Ensure makes a link have an address as it is given, and says whether it had to
 // change anything. A Broadcast, Label or Protocol that is not set is not compared.
@@ -17,38 +15,28 @@ const ensureTries = 3
 //
 // What the kernel cannot change in place is corrected by deleting the address and
 // adding it again, in one message; should it be refused then, the old one is put
-// back. For IPv4 these are Flags, Scope, Broadcast, Label and Peer, and Del says
+// back. For IPv4 these are Flags, Scope, Broadcast, Label and Peer, and Remove says
 // what else a deletion takes along; for IPv6 they are the prefix length (a link
 // has an IPv6 address only once), and an address that is not usable: one whose
 // duplicate address detection failed, or is under way though NoDAD is asked for.
 func (c *Conn) Ensure(a Address) (changed bool, _ error) {
-	if err := c.usable(); err != nil {
-		return false, err
-	}
-
-	var err error
-	for range ensureTries {
-		if err = c.Add(a); !errors.Is(err, fs.ErrExist) {
-			return err == nil, err
-		}
-		have, findErr := c.find(&a)
-		if errors.Is(findErr, fs.ErrNotExist) {
-			continue // deleted since; if it was the link, Add says so
-		}
-		if findErr != nil {
-			return false, findErr
-		}
-		switch a.compare(&have) {
-		case same:
-			return false, nil
-		case replaceable:
-			err = c.Replace(a)
-		case deletable:
-			err = c.exchange(have, a)
-		}
+	err := c.Add(a)
+	if !errors.Is(err, fs.ErrExist) {
 		return err == nil, err
 	}
-	return false, err
+	have, err := c.find(&a)
+	if err != nil {
+		return false, err
+	}
+	switch a.compare(&have) {
+	case replaceable:
+		err = c.Replace(a)
+	case deletable:
+		err = c.exchange(have, a)
+	default:
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // exchange deletes one address and adds another in its place.
@@ -83,8 +71,8 @@ func (a *Address) compare(have *Address) difference {
 	var changeable Flags
 	if !a.is4() {
 		// inet6_addr_modify() of the kernel.
-		changeable = fixed & (NoDAD | HomeAddress | ManageTempAddr | NoPrefixRoute)
-		fixed &= AutoJoin // Optimistic is gone once the detection is over
+		changeable = fixed &^ (unix.IFA_F_MCAUTOJOIN | unix.IFA_F_OPTIMISTIC)
+		fixed &= unix.IFA_F_MCAUTOJOIN // optimistic is gone once the detection is over
 	}
 	unusable := have.Flags&DADFailed != 0 || have.Flags&Tentative != 0 && a.Flags&NoDAD != 0
 	switch {

@@ -36,7 +36,7 @@ func Example() {
 
 	list, err := conn.List(addr.Filter{Link: loopback, Family: unix.AF_INET6})
 	for _, a := range list {
-		fmt.Println(a.Prefix, a.Scope, a.Flags)
+		fmt.Println(a.Prefix)
 	}
 	fmt.Println(err)
 	// Output:
@@ -44,6 +44,6 @@ func Example() {
 	// 192.0.2.1/32 on link 1 false <nil>
 	// 2001:db8::1/128 on link 1 true <nil>
 	// 2001:db8::1/128 on link 1 false <nil>
-	// 2001:db8::1/128 global nodad,permanent
+	// 2001:db8::1/128
 	// <nil>
 }

@@ -33,7 +33,7 @@ func (a Address) ReplaceMessage() (netlink.Message, error) {
 	return a.newMessage(netlink.Create | netlink.Replace)
 }
 
-// DelMessage gives the request of Conn.Del.
+// DelMessage gives the request of Conn.Remove.
 func (a Address) DelMessage() (netlink.Message, error) {
 	body, err := a.identity()
 	if err != nil {
@@ -78,8 +78,8 @@ func (a *Address) putMapped(ae *netlink.AttributeEncoder) {
 }
 
 // header is a message without attributes.
-func header(family, bits uint8, scope Scope, link int) *rtnetlink.AddressMessage {
-	return &rtnetlink.AddressMessage{Family: family, PrefixLength: bits, Scope: uint8(scope), Index: nl.Index(link)}
+func header(family, bits, scope uint8, link int) *rtnetlink.AddressMessage {
+	return &rtnetlink.AddressMessage{Family: family, PrefixLength: bits, Scope: scope, Index: nl.Index(link)}
 }
 
 func (a *Address) newMessage(flags netlink.HeaderFlags) (netlink.Message, error) {
@@ -151,7 +151,7 @@ func decode(data []byte) (Address, error) {
 	}
 	a := Address{
 		Flags: Flags(data[2]),
-		Scope: Scope(data[3]),
+		Scope: data[3],
 		Link:  int(int32(binary.NativeEndian.Uint32(data[4:]))),
 	}
 	var local, address netip.Addr

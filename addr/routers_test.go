@@ -15,9 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/addr"
-	"github.com/tombolo-cni/tombolo/internal/golden"
 	"github.com/tombolo-cni/tombolo/internal/nl"
-	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
@@ -388,54 +386,5 @@ func TestAdvertisementOnAnotherLinkIsNotTaken(t *testing.T) {
 	cancel()
 	if _, err := r.heard.Advertised(ctx, r.c, r.eth0); !errors.Is(err, addr.ErrNoRouter) {
 		t.Errorf("error is %v, want %v", err, addr.ErrNoRouter)
-	}
-}
-
-// TestRecordRouterSeeds writes the seeds of the fuzz targets, given -update: what
-// this kernel announces of an advertisement.
-func TestRecordRouterSeeds(t *testing.T) {
-	if !golden.Updates() {
-		t.Skip("records only with -update")
-	}
-	r := newRouted(t)
-	r.solicit(t, "::a")
-	w, err := nl.Subscribe(unix.NETLINK_ROUTE, &nl.Config{NetNS: r.ns}, unix.RTNLGRP_IPV6_PREFIX, unix.RTNLGRP_ND_USEROPT)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer w.Close()
-	const announcements = 4
-	r.advertise(t, managed, prefix("2001:db8:1::/64", autonomous, 3600, 1800), prefix("fd00:1::/64", onLink, 3600, 1800),
-		resolvers(600, "2001:db8::53", "fe80::1"), search(600, "home.example", "example"))
-	for i := 0; i < announcements; {
-		messages, err := w.Next(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, m := range messages {
-			target := map[uint16]string{unix.RTM_NEWPREFIX: "FuzzPrefix", unix.RTM_NEWNDUSEROPT: "FuzzUserOptions"}[uint16(m.Header.Type)]
-			nstest.SaveCorpus(t, target, fmt.Sprint("kernel-", i), m.Data)
-			i++
-		}
-	}
-	tr, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: r.ns})
-	if err != nil {
-		t.Fatal(err)
-	}
-	rec := nltest.Record(tr)
-	conn := nl.New(rec)
-	defer conn.Close()
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	// The reason for a wait in vain is asked of the link.
-	if _, err := r.heard.Advertised(ctx, addr.On(conn), r.eth0); err == nil {
-		t.Fatal("there is an address")
-	}
-	for _, d := range rec.Received() {
-		for _, m := range nltest.Split(d) {
-			if m.Header.Type == unix.RTM_NEWLINK {
-				nstest.SaveCorpus(t, "FuzzLinkFlags", "kernel-0", m.Data)
-			}
-		}
 	}
 }

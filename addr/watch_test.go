@@ -74,7 +74,7 @@ func (s *settling) addTentative(t *testing.T, a addr.Address) netip.Addr {
 
 func (s *settling) del(t *testing.T, a netip.Addr) {
 	t.Helper()
-	if err := s.c.Del(addr.Address{Prefix: netip.PrefixFrom(a, 64), Link: s.eth1}); err != nil {
+	if err := s.c.Remove(addr.Address{Prefix: netip.PrefixFrom(a, 64), Link: s.eth1}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -89,7 +89,7 @@ func (s *settling) flood(t *testing.T) {
 	defer witness.Close()
 	a := addr.Address{Prefix: nstest.Prefix("fd02::1/64"), Link: s.eth0, Flags: addr.NoDAD}
 	for range 500 {
-		if err := errors.Join(s.c.Add(a), s.c.Del(a)); err != nil {
+		if err := errors.Join(s.c.Add(a), s.c.Remove(a)); err != nil {
 			t.Fatal(err)
 		}
 	}

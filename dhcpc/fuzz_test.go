@@ -8,9 +8,6 @@ import (
 	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
-
-	"github.com/tombolo-cni/tombolo/internal/golden"
-	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
 // FuzzAnswer feeds a message to a session in each state that listens. If a lease comes
@@ -129,42 +126,4 @@ func FuzzLease(f *testing.F) {
 			t.Errorf("%s then %s: %v", again, again2, err)
 		}
 	})
-}
-
-// TestRecordSeeds writes the seeds of the fuzz targets, with -update.
-func TestRecordSeeds(t *testing.T) {
-	if !golden.Updates() {
-		t.Skip("records only with -update")
-	}
-	b := newBench(t)
-	b.tick()
-	full := []change{set(6, raw4("10.9.0.53")), set(15, []byte("example.com")), set(26, []byte{5, 120}), set(33, raw4("10.1.0.0", serverIP)),
-		set(119, []byte("\x03lan\x00\x03pod\xc0\x00")), set(28, raw4("10.9.0.255")), set(42, raw4(serverIP)), set(58, seconds(60)), set(59, seconds(90))}
-	for name, p := range map[string]*Packet{
-		"offer":     answer(b.sent, offer),
-		"ack":       answer(b.sent, ack, full...),
-		"rapid":     answer(b.sent, ack, set(80, []byte{})),
-		"nak":       answer(b.sent, nak, set(56, []byte("no"))),
-		"classless": answer(b.sent, ack, set(121, []byte{32, 192, 0, 2, 1, 0, 0, 0, 0, 0, 192, 0, 2, 1})),
-		"overload":  answer(b.sent, ack, set(52, []byte{3})),
-		"long":      answer(b.sent, ack, set(121, bytes.Repeat([]byte{16, 172, 1, 10, 9, 0, 1}, 50))),
-		"request":   b.out.Send,
-	} {
-		nstest.SaveCorpus(t, "FuzzAnswer", name, p.Payload)
-	}
-	nstest.SaveCorpus(t, "FuzzSession", "lease", []byte{0, 0, 5, 0, 0, 5, 1, 0, 0, 5, 1, 0, 3, 100})
-	nstest.SaveCorpus(t, "FuzzSession", "conflict", []byte{2, 0, 5, 0, 0, 5, 1, 0, 0, 4, 1, 0})
-	nstest.SaveCorpus(t, "FuzzSession", "reboot", []byte{4, 0, 5, 3, 0, 3, 120, 0})
-	text, err := json.Marshal(testLease())
-	if err != nil {
-		t.Fatal(err)
-	}
-	nstest.SaveCorpus(t, "FuzzLease", "lease", text)
-	nstest.SaveCorpus(t, "FuzzLease", "empty", []byte("{}"))
-	forEver := *testLease()
-	forEver.Renew, forEver.Rebind, forEver.Expire = time.Time{}, time.Time{}, time.Time{}
-	if text, err = json.Marshal(&forEver); err != nil {
-		t.Fatal(err)
-	}
-	nstest.SaveCorpus(t, "FuzzLease", "forever", text)
 }

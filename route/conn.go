@@ -101,14 +101,6 @@ func (c *Conn) Ensure(r Route) (changed bool, _ error) {
 	return err == nil, err
 }
 
-// Del deletes the first route of its table that has Dst, and those of the other
-// fields that are set; MTU, AdvMSS, Metrics, Pref and Expires are not compared. The
-// error matches fs.ErrNotExist where there is none.
-func (c *Conn) Del(r Route) error {
-	m, err := r.DelMessage()
-	return c.change("delete route", &r, m, err)
-}
-
 // change carries out one request.
 func (c *Conn) change(op string, obj fmt.Stringer, m netlink.Message, err error) error {
 	if err := c.usable(); err != nil {
@@ -119,19 +111,15 @@ func (c *Conn) change(op string, obj fmt.Stringer, m netlink.Message, err error)
 	return c.nl.Execute(&b)
 }
 
-// Remove is Del for which a route or a link that is not there is success.
+// Remove deletes the first route of its table that has Dst, and those of the other
+// fields that are set; MTU, AdvMSS, Metrics, Pref and Expires are not compared. That there is no such route or
+// link is success.
 func (c *Conn) Remove(r Route) error {
-	if err := c.usable(); err != nil {
+	m, err := r.DelMessage()
+	if err := c.change("delete route", &r, m, err); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return absentIsSuccess(c.Del(r))
-}
-
-func absentIsSuccess(err error) error {
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
+	return nil
 }
 
 // Filter says which routes to list. The zero value of a field is any.

@@ -83,7 +83,7 @@ func (r *Route) decodeAttr(ad *netlink.AttributeDecoder) {
 	case unix.RTA_TABLE:
 		r.Table = ad.Uint32()
 	case unix.RTA_PREF:
-		r.Pref = Pref(ad.Uint8())
+		r.Pref = ad.Uint8()
 	case unix.RTA_METRICS:
 		ad.Nested(r.decodeMetrics)
 	case unix.RTA_CACHEINFO:

@@ -1,4 +1,4 @@
-// Package route reads and writes routes, policy rules and neighbours.
+// Package route reads and writes routes, and reads policy rules and neighbours.
 //
 //	conn, err := route.Dial(nil)
 //	def := route.Route{Gateway: netip.MustParseAddr("10.1.0.1"), Link: index} // the default route

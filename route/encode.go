@@ -36,7 +36,23 @@ func (r Route) ReplaceMessage() (netlink.Message, error) {
 	return n.message(unix.RTM_NEWROUTE, netlink.Create|netlink.Replace, n.attributes)
 }
 
-// DelMessage gives the request of Conn.Del. What r leaves open, the kernel does not
+// CopyMessage gives a request that adds a route as List gave it, for callers that move
+// routes: one without a Protocol (0) gets none. With beside, it
+// goes behind those that Add would find in its way (`ip route append`); the kernel takes
+// the first of them, or for IPv6 makes one route with several next hops of those that
+// have a gateway; and the error matches fs.ErrExist where there is the very same
+// already. Else it goes in the place of the first of them, like Replace.
+func (r Route) CopyMessage(beside bool) (netlink.Message, error) {
+	flags := netlink.Create | netlink.Replace
+	if beside {
+		flags = netlink.Create | netlink.Append
+	}
+	n := r.normal()
+	n.Protocol = r.Protocol
+	return n.message(unix.RTM_NEWROUTE, flags, n.attributes)
+}
+
+// DelMessage gives the request of Conn.Remove. What r leaves open, the kernel does not
 // compare.
 func (r Route) DelMessage() (netlink.Message, error) {
 	n := r.normal()
@@ -118,8 +134,7 @@ func (n *Route) attributes(q *request) error {
 	}
 	if n.Family == unix.AF_INET6 {
 		if n.Pref != 0 {
-			pref := uint8(n.Pref)
-			q.Attributes.Pref = &pref
+			q.Attributes.Pref = &n.Pref
 		}
 		if n.Expires != nil {
 			in := seconds(*n.Expires)

@@ -13,7 +13,7 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// A new namespace gets a route, and a rule that sends some to a table of its own.
+// A new namespace gets a route.
 func Example() {
 	ns, err := netns.New()
 	if err != nil {
@@ -36,16 +36,12 @@ func Example() {
 	err = conn.Add(route.Route{Dst: documentation, Type: route.Blackhole})
 	fmt.Println(err, errors.Is(err, fs.ErrExist))
 
-	changed, err := conn.EnsureRule(route.Rule{From: netip.MustParsePrefix("10.0.0.0/8"), Table: 100, Priority: 1000})
-	fmt.Println(changed, err)
-
 	list, err := conn.List(route.Filter{Family: unix.AF_INET, Protocol: route.ProtocolTombolo})
 	fmt.Println(list, err)
 	// Output:
 	// true <nil>
 	// false <nil>
 	// add route blackhole 192.0.2.0/24: file exists true
-	// true <nil>
 	// [unreachable 192.0.2.0/24] <nil>
 }
 

@@ -15,7 +15,6 @@ import (
 )
 
 const (
-	ndaProtocol = 12 // NDA_PROTOCOL, Linux 5.0
 	ndaFlagsExt = 15 // NDA_FLAGS_EXT, Linux 5.16
 	ntfExtShift = 8  // NTF_EXT_SHIFT: where the kernel has the flags of that attribute
 )
@@ -29,8 +28,6 @@ type Neighbour struct {
 	// State is how sure the kernel is of the MAC; 0 is Permanent when it is written.
 	State State
 	Flags NeighbourFlags
-	// Protocol is the origin of the entry. The kernel sets none; nor does this package.
-	Protocol Protocol
 	// Other are attributes (NDA_*) that the kernel gave and this package has no field
 	// for. They are sent as they are.
 	Other []netlink.Attribute
@@ -39,26 +36,24 @@ type Neighbour struct {
 // State is the state of a neighbour (NUD_* of linux/neighbour.h).
 type State uint16
 
-// The states.
+// Some of the states.
 const (
-	Incomplete State = unix.NUD_INCOMPLETE // being looked for
-	Reachable  State = unix.NUD_REACHABLE  // confirmed lately
-	Stale      State = unix.NUD_STALE      // to be confirmed at its next use
-	Delay      State = unix.NUD_DELAY      // used, and waiting for a confirmation
-	Probe      State = unix.NUD_PROBE      // being asked
-	Failed     State = unix.NUD_FAILED     // did not answer
-	NoARP      State = unix.NUD_NOARP      // never to be asked, may be evicted
-	Permanent  State = unix.NUD_PERMANENT  // set by hand: never asked, never evicted
+	Reachable State = unix.NUD_REACHABLE // confirmed lately
+	Stale     State = unix.NUD_STALE     // to be confirmed at its next use
+	Delay     State = unix.NUD_DELAY     // used, and waiting for a confirmation
+	Probe     State = unix.NUD_PROBE     // being asked
+	Failed    State = unix.NUD_FAILED    // did not answer
+	NoARP     State = unix.NUD_NOARP     // never to be asked, may be evicted
+	Permanent State = unix.NUD_PERMANENT // set by hand: never asked, never evicted
 )
 
 // NeighbourFlags are the flags of a neighbour: NTF_*, and from the ninth bit on
 // NTF_EXT_*.
 type NeighbourFlags uint32
 
-// The flags.
+// Some of the flags.
 const (
-	Proxy           NeighbourFlags = unix.NTF_PROXY // answer for this address; such entries are in a table of their own
-	Router          NeighbourFlags = unix.NTF_ROUTER
+	Proxy           NeighbourFlags = unix.NTF_PROXY       // answer for this address; such entries are in a table of their own
 	ExternalLearned NeighbourFlags = unix.NTF_EXT_LEARNED // kept up to date by a program
 	Managed         NeighbourFlags = 1 << ntfExtShift     // NTF_EXT_MANAGED: kept up to date by the kernel, used or not (Linux 5.16)
 )
@@ -126,47 +121,14 @@ func (c *Conn) Neighbour(link int, a netip.Addr) (Neighbour, error) {
 	return got, err
 }
 
-// AddNeighbour adds an entry. The error matches fs.ErrExist where the link has one
-// for the address, in whatever state.
-func (c *Conn) AddNeighbour(n Neighbour) error {
-	m, err := n.AddMessage()
-	return c.change("add neighbour", &n, m, err)
-}
-
-// ReplaceNeighbour adds an entry or overwrites the one of its address.
-func (c *Conn) ReplaceNeighbour(n Neighbour) error {
-	m, err := n.ReplaceMessage()
-	return c.change("replace neighbour", &n, m, err)
-}
-
-// DelNeighbour deletes the entry of an address on a link. The error matches
-// fs.ErrNotExist where there is none.
-func (c *Conn) DelNeighbour(n Neighbour) error {
-	m, err := n.DelMessage()
-	return c.change("delete neighbour", &n, m, err)
-}
-
-// RemoveNeighbour is DelNeighbour for which an entry or a link that is not there
-// is success.
-func (c *Conn) RemoveNeighbour(n Neighbour) error {
-	if err := c.usable(); err != nil {
-		return err
-	}
-	return absentIsSuccess(c.DelNeighbour(n))
-}
-
-// AddMessage gives the request of Conn.AddNeighbour, for callers that put several requests
-// into one datagram.
-func (n Neighbour) AddMessage() (netlink.Message, error) {
-	return n.newMessage(netlink.Create | netlink.Excl)
-}
-
-// ReplaceMessage gives the request of Conn.ReplaceNeighbour.
+// ReplaceMessage gives a request that adds an entry or overwrites the one of its address, for callers that put
+// several requests into one datagram.
 func (n Neighbour) ReplaceMessage() (netlink.Message, error) {
 	return n.newMessage(netlink.Create | netlink.Replace)
 }
 
-// DelMessage gives the request of Conn.DelNeighbour.
+// DelMessage gives a request that deletes the entry of an address on a link. The error
+// matches fs.ErrNotExist where there is none.
 func (n Neighbour) DelMessage() (netlink.Message, error) {
 	return n.identity(unix.RTM_DELNEIGH, n.Flags&Proxy)
 }
@@ -193,9 +155,6 @@ func (n *Neighbour) newMessage(flags netlink.HeaderFlags) (netlink.Message, erro
 	return nl.Marshal(unix.RTM_NEWNEIGH, flags, body.MarshalBinary, func(ae *netlink.AttributeEncoder) {
 		if body.Attributes == nil {
 			nl.PutAddr(ae, unix.NDA_DST, n.Addr)
-		}
-		if n.Protocol != 0 {
-			ae.Uint8(ndaProtocol, uint8(n.Protocol))
 		}
 		if more := n.Flags >> ntfExtShift; more != 0 {
 			ae.Uint32(ndaFlagsExt, uint32(more))
@@ -225,8 +184,6 @@ func decodeNeighbour(data []byte) (n Neighbour, known bool, _ error) {
 			ad.Do(nl.Addr(&n.Addr))
 		case unix.NDA_LLADDR:
 			n.MAC = ad.Bytes()
-		case ndaProtocol:
-			n.Protocol = Protocol(ad.Uint8())
 		case ndaFlagsExt:
 			n.Flags |= NeighbourFlags(ad.Uint32()) << ntfExtShift
 		case unix.NDA_CACHEINFO, unix.NDA_PROBES: // the kernel's own

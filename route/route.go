@@ -55,8 +55,8 @@ type Route struct {
 	// Type is what becomes of packets; 0 is Unicast when it is added, and any when it
 	// is deleted.
 	Type Type
-	// Pref ranks IPv6 routes that were learnt from routers (RFC 4191).
-	Pref Pref
+	// Pref ranks IPv6 routes that were learnt from routers (RFC 4191, section 2.1).
+	Pref uint8
 	// Expires is in how long the kernel will delete an IPv6 route; nil is never. It
 	// counts in whole seconds, and parts are rounded up.
 	Expires *time.Duration
@@ -97,11 +97,10 @@ type Metric struct {
 	Value  uint32
 }
 
-// The tables that always exist.
+// Tables that always exist.
 const (
-	TableDefault uint32 = unix.RT_TABLE_DEFAULT
-	TableMain    uint32 = unix.RT_TABLE_MAIN
-	TableLocal   uint32 = unix.RT_TABLE_LOCAL
+	TableMain  uint32 = unix.RT_TABLE_MAIN
+	TableLocal uint32 = unix.RT_TABLE_LOCAL
 )
 
 // Protocol is the origin of a route (RTPROT_* of linux/rtnetlink.h).
@@ -114,7 +113,6 @@ const (
 
 	ProtocolRedirect Protocol = unix.RTPROT_REDIRECT // an ICMP redirect
 	ProtocolKernel   Protocol = unix.RTPROT_KERNEL   // came with an address
-	ProtocolBoot     Protocol = unix.RTPROT_BOOT     // `ip route add` without a protocol
 	ProtocolStatic   Protocol = unix.RTPROT_STATIC   // by hand
 	ProtocolRA       Protocol = unix.RTPROT_RA       // an IPv6 router advertisement
 	ProtocolDHCP     Protocol = unix.RTPROT_DHCP     // a DHCP client
@@ -167,34 +165,16 @@ type Scope uint8
 // The scopes that mean something to the kernel. Numbers between them may be used.
 const (
 	ScopeGlobal Scope = unix.RT_SCOPE_UNIVERSE
-	ScopeSite   Scope = unix.RT_SCOPE_SITE
 	ScopeLink   Scope = unix.RT_SCOPE_LINK
 	ScopeHost   Scope = unix.RT_SCOPE_HOST
 
 	scopeAny Scope = unix.RT_SCOPE_NOWHERE // in a deletion
 )
 
-// Pref is the preference of an IPv6 route (RFC 4191, section 2.1).
-type Pref uint8
-
-// The preferences.
-const (
-	PrefMedium Pref = 0
-	PrefHigh   Pref = 1
-	PrefLow    Pref = 3
-)
-
 // Flags are what the kernel says of a route or a next hop (RTNH_F_* and RTM_F_*).
 type Flags uint32
 
-// Some of the flags.
-const (
-	Dead     Flags = unix.RTNH_F_DEAD     // its link is down
-	LinkDown Flags = unix.RTNH_F_LINKDOWN // its link has no carrier
-	Cloned   Flags = unix.RTM_F_CLONED    // an answer of Get, not an entry of a table
-
-	onLink Flags = unix.RTNH_F_ONLINK
-)
+const onLink Flags = unix.RTNH_F_ONLINK
 
 // String names the route as errors do: "10.0.0.0/8 via 10.1.0.1 on link 3".
 func (r Route) String() string {

@@ -8,9 +8,6 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/tombolo-cni/tombolo/internal/golden"
-	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
 // frame6 is a server's message to a client, as it comes from a wire.
@@ -92,15 +89,4 @@ func FuzzFrame6(f *testing.F) {
 			t.Fatalf("read %x, which is not in it", message)
 		}
 	})
-}
-
-// TestRecordSeeds6 writes the seeds of the fuzz target, given -update.
-func TestRecordSeeds6(t *testing.T) {
-	if !golden.Updates() {
-		t.Skip("records only with -update")
-	}
-	nstest.SaveCorpus(t, "FuzzFrame6", "reply", frame6("\x07\x01\x02\x03"), true)
-	nstest.SaveCorpus(t, "FuzzFrame6", "empty", frame6(""), false)
-	cut := frame6("\x07\x01\x02\x03")
-	nstest.SaveCorpus(t, "FuzzFrame6", "cut-short", cut[:len(cut)-1], false)
 }

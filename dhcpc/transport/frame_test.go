@@ -12,8 +12,6 @@ import (
 	"golang.org/x/net/bpf"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
-	"github.com/tombolo-cni/tombolo/internal/golden"
-	"github.com/tombolo-cni/tombolo/internal/nstest"
 )
 
 func ownMAC() dhcpc.Hex { return dhcpc.Hex{2, 0, 10, 9, 0, 7} }
@@ -249,15 +247,4 @@ func FuzzFrame(f *testing.F) {
 			t.Errorf("read and written (-first +again):\n%s", diff)
 		}
 	})
-}
-
-// TestRecordSeeds writes the seeds of the fuzz target, given -update.
-func TestRecordSeeds(t *testing.T) {
-	if !golden.Updates() {
-		t.Skip("records only with -update")
-	}
-	for _, tt := range frameChanges() {
-		nstest.SaveCorpus(t, "FuzzFrame", strings.ReplaceAll(tt.name, " ", "-"), tt.change(frameOf(t, reply())), true)
-	}
-	nstest.SaveCorpus(t, "FuzzFrame", "arp", frameOf(t, probe()), false)
 }

@@ -12,9 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
-	"github.com/tombolo-cni/tombolo/internal/golden"
 	"github.com/tombolo-cni/tombolo/internal/nl"
-	"github.com/tombolo-cni/tombolo/internal/nl/nltest"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -344,40 +342,5 @@ func TestDialSaysWhatItCannotOpen(t *testing.T) {
 	ns.Close()
 	if _, err := nl.Dial(unix.NETLINK_ROUTE, &nl.Config{NetNS: ns}); !errors.Is(err, unix.EBADF) {
 		t.Errorf("Dial in a namespace whose handle is closed: %v, want %v", err, unix.EBADF)
-	}
-}
-
-// TestRecordSeeds writes the seeds of the fuzz targets, given -update: what this
-// kernel says when it is asked for links and when it refuses.
-func TestRecordSeeds(t *testing.T) {
-	if !golden.Updates() {
-		t.Skip("records only with -update")
-	}
-	tr, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: nstest.New(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	rec := nltest.Record(tr)
-	c := nl.New(rec)
-	defer c.Close()
-	var b nl.Batch
-	addBridge(&b, "br0")
-	addBridge(&b, "br0")
-	addLink(&b, nil, netlink.Create, func(ae *netlink.AttributeEncoder) { ofKind(ae, "nonsense") })
-	getLink(&b, "br0", nil)
-	getLink(&b, "none", nil)
-	c.Execute(&b)
-	c.List("list", listLinks(), nil, func(netlink.Message) error { return nil })
-	for i, d := range rec.Received() {
-		nstest.SaveCorpus(t, "FuzzMessages", fmt.Sprint("kernel-", i), d)
-		for j, m := range nltest.Split(d) {
-			name := fmt.Sprintf("kernel-%d-%d", i, j)
-			switch m.Header.Type {
-			case unix.NLMSG_ERROR, unix.NLMSG_DONE:
-				nstest.SaveCorpus(t, "FuzzAckError", name, m.Header.Flags, m.Data)
-			case unix.RTM_NEWLINK:
-				nstest.SaveCorpus(t, "FuzzAttrs", name, m.Data[unix.SizeofIfInfomsg:])
-			}
-		}
 	}
 }

@@ -50,7 +50,7 @@ func exported() map[string]map[string]any {
 		},
 		"addr": {
 			"Broadcast": addr.Broadcast, "Dial": addr.Dial, "HearRouters": addr.HearRouters, "Listen": addr.Listen, "On": addr.On,
-			"Address": addr.Address{}, "Conn": addr.Conn{}, "Flags": addr.Flags(0), "Routers": addr.Routers{}, "Scope": addr.Scope(0), "Watch": addr.Watch{},
+			"Address": addr.Address{}, "Conn": addr.Conn{}, "Routers": addr.Routers{}, "Watch": addr.Watch{},
 		},
 		"route": {
 			"Dial": route.Dial, "On": route.On, "GetMessage": route.GetMessage,
@@ -451,7 +451,6 @@ func TestValuesThatCannotBeMeantAreErrInvalid(t *testing.T) {
 		"an IPv6 address of an IPv4 peer":      addresses.Add(addr.Address{Prefix: p("fd00::1/64"), Peer: netip.MustParseAddr("10.1.0.1"), Link: 1}),
 		"an IPv4 address of a peer mapped":     addresses.Replace(addr.Address{Prefix: p("10.1.0.1/24"), Peer: netip.MustParseAddr("::ffff:10.1.0.2"), Link: 1}),
 		"a default route without a family":     routes.Add(route.Route{Link: 1}),
-		"a rule without a family":              routes.AddRule(route.Rule{Priority: 1}),
 		"a next hop that weighs 1000":          routes.Add(route.Route{Dst: p("10.2.0.0/16"), Nexthops: []route.Nexthop{{Link: 1, Weight: 1000}, {Link: 1}}}),
 		"a DHCP client without configuration":  none,
 		"a DHCP client without Dial":           noDial,

@@ -12,7 +12,7 @@
 #
 # VM_KERNEL is a package that apt can download, VM_LIMIT how many seconds a machine may
 # take with all that is built for it, VM_FLAGS has more flags for the tests
-# (-test.run=Attach -test.count=5; what -update records comes back into the tree), VM_BOOT more for the kernel (ipv6.disable=1). What
+# (-test.run=Attach -test.count=5), VM_BOOT more for the kernel (ipv6.disable=1). What
 # is left out stands in skips.txt, with reasons.
 #
 # The guest's init, beside this file, writes marks that begin with "@vm " to its
@@ -393,7 +393,6 @@ boot $left | follow || {
 }
 echo "vm: it ran for $((SECONDS - start)) s"
 status=0
-[ ! -e "$(output recordings)" ] || grep -v '^@vm ' "$(output recordings)" | base64 -d | tar -xzf - -C .
 judge_all || status=$?
 [ $status != 0 ] || { echo "vm: all passed on Linux $release"; exit; }
 

@@ -188,10 +188,10 @@ func (c *Conn) configurePod(ctx context.Context, in *inPod, p *Port, a *Attachme
 	if err != nil {
 		return err
 	}
-	if a.PeerIndex, err = indexOf(in.conn, p.Peer); err != nil {
+	if a.PeerIndex, err = link.IndexOf(in.conn, p.Peer); err != nil {
 		return err
 	}
-	if a.Index, err = indexOf(c.nl, p.Name); err != nil {
+	if a.Index, err = link.IndexOf(c.nl, p.Name); err != nil {
 		return err
 	}
 	if p.NoTxOffload {
@@ -269,18 +269,6 @@ func (c *Conn) SetPortMTU(ctx context.Context, port string, mtu int) error {
 
 func setMTU(b *nl.Batch, name string, mtu int) {
 	link.Request{Name: name, MTU: &mtu}.Set(b, "set MTU of link", name)
-}
-
-// indexOf asks for a link's index in the way that is quickest on conn.
-func indexOf(conn *nl.Conn, name string) (int, error) {
-	if index, known, err := conn.LinkIndex(name); known {
-		return index, err
-	}
-	var l link.Link
-	var b nl.Batch
-	link.Get(&b, name, 0, &l, unix.IFLA_IFNAME)
-	err := conn.Execute(&b)
-	return l.Index, err
 }
 
 func addrsOf(prefixes []netip.Prefix) []netip.Addr {

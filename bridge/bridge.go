@@ -363,18 +363,13 @@ func describeKind(l *Link) string {
 	return "of kind " + l.Kind
 }
 
-// Probe asks the kernel whether it makes bridges and veth pairs, without making
-// any: both kinds refuse a multicast MAC (EADDRNOTAVAIL), and a kind that the
-// kernel does not have is refused before (EOPNOTSUPP).
+// Probe asks the kernel whether it makes bridges and veth pairs, without making any.
 func (c *Conn) Probe() error {
 	if err := c.usable(context.Background()); err != nil {
 		return err
 	}
-
 	for _, kind := range []string{"bridge", "veth"} {
-		var b nl.Batch
-		link.Request{MAC: net.HardwareAddr{1, 0, 0, 0, 0, 0}, Kind: kind}.Create(&b, "make links of kind", kind)
-		if err := c.nl.Execute(&b); !errors.Is(err, unix.EADDRNOTAVAIL) {
+		if err := link.Probe(c.nl, kind); err != nil {
 			return err
 		}
 	}

@@ -17,7 +17,7 @@ func (c *Conn) setUp(ctx context.Context, p *Port, before func(context.Context, 
 	if before == nil && p.VLAN.IsZero() {
 		return nil
 	}
-	index, err := indexOf(c.nl, p.Name)
+	index, err := link.IndexOf(c.nl, p.Name)
 	if err != nil {
 		return err
 	}

@@ -203,7 +203,7 @@ func effectiveLimits(s *session.Session, asked bandwidth.Shape, mtu int) (bandwi
 		return bandwidth.Shape{}, fail.Errorf(bandwidth.ErrInvalid, "bandwidth: %w", err)
 	}
 	for _, adj := range adjusted {
-		s.Warn("bandwidth: " + adj.String())
+		s.Warn("bandwidth: " + adj)
 	}
 	return effective, nil
 }

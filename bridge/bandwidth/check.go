@@ -11,36 +11,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/tc"
 )
 
-// Get gives what the kernel shapes at a target: rates and bursts as Effective makes
-// them, a burst to within what the kernel's clock tells apart. A direction whose
-// shaper is not ours, or does not get the traffic, is zero. The error matches
-// fs.ErrNotExist where there is no such port.
-func (c *Conn) Get(ctx context.Context, t Target) (Shape, error) {
-	if err := c.usable(ctx); err != nil {
-		return Shape{}, err
-	}
-	t.MTU = max(t.MTU, 1) // of no use here
-	if err := c.findPort(ctx, &t); err != nil {
-		return Shape{}, err
-	}
-	have, err := c.look(ctx, &t)
-	if err != nil {
-		return Shape{}, err
-	}
-	s := Shape{Ingress: limit(have.ingress)}
-	if have.ifb != nil && have.ifb.Up() && have.redirects() {
-		s.Egress = limit(have.egress)
-	}
-	return s, nil
-}
-
-func limit(q tc.Qdisc) Limit {
-	if !q.Ours() {
-		return Limit{}
-	}
-	return Limit{Rate: q.Rate * 8, Burst: q.Burst() * 8}
-}
-
 // Check compares what the kernel has at a target with what Ensure would make of it,
 // and lists the differences; none is what should be. A qdisc of somebody else's in a
 // direction without a rate is no difference.

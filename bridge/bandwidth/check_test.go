@@ -133,24 +133,3 @@ func TestCheckFindsWhatDoesNotBelongThere(t *testing.T) {
 		t.Errorf("%v (-want +got):\n%s", err, diff)
 	}
 }
-
-func TestGetGivesZeroForWhatShapesNothing(t *testing.T) {
-	t.Parallel()
-	for name, spoil := range map[string][]string{
-		"no filter":     {"tc", "qdisc", "del", "dev", "veth" + hash, "clsact"},
-		"ifb down":      {"ip", "link", "set", "ifb" + hash, "down"},
-		"no ifb":        {"ip", "link", "del", "ifb" + hash},
-		"foreign qdisc": {"tc", "qdisc", "replace", "dev", "ifb" + hash, "root", "handle", "1:", "htb"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			n.ensure(t, both)
-			nstest.Run(t, n.ns, spoil[0], spoil[1:]...)
-			got, err := n.conn.Get(t.Context(), bandwidth.Target{Port: n.target.Port, IFB: n.target.IFB})
-			if err != nil || got.Egress != (bandwidth.Limit{}) || got.Ingress.Rate != 10e6 {
-				t.Errorf("Get gives %+v, %v", got, err)
-			}
-		})
-	}
-}

@@ -12,52 +12,14 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/tc"
-	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// Config says how to open a Conn. The zero value, and nil, mean the caller's own
-// namespace.
-type Config struct {
-	// NetNS is the namespace of the ports: the host's side. Nil is that of the calling
-	// thread. It may be closed after Dial.
-	NetNS *netns.NS
-}
+// Conn shapes at the ports of one network namespace, over a socket of another's (bridge.Conn's
+// Socket). Its methods may be called from several goroutines, though not for one target at a time.
+type Conn struct{ nl *nl.Conn }
 
-// Conn shapes at the ports of one network namespace. Its methods may be called from
-// several goroutines, though not for one target at a time.
-type Conn struct {
-	nl     *nl.Conn
-	shared bool
-}
-
-// Dial opens a connection of its own. It needs CAP_SYS_ADMIN where cfg names a
-// namespace.
-func Dial(cfg *Config) (*Conn, error) {
-	var c nl.Config
-	if cfg != nil {
-		c.NetNS = cfg.NetNS
-	}
-	conn, err := nl.Dial(unix.NETLINK_ROUTE, &c)
-	if err != nil {
-		return nil, err
-	}
-	return &Conn{nl: conn}, nil
-}
-
-// On makes a Conn over a connection that is open already and that stays with its
-// owner, as bridge.Conn's Socket: Close does nothing then.
-func On(s tombolo.Socket) *Conn { return &Conn{nl: nl.Of(s), shared: true} }
-
-// Close closes the connection, unless it is another's.
-func (c *Conn) Close() error {
-	if c == nil {
-		return c.usable(context.Background())
-	}
-	if c.shared {
-		return nil
-	}
-	return c.nl.Close()
-}
+// On makes a Conn over a socket that is open already, and stays with its owner.
+func On(s tombolo.Socket) *Conn { return &Conn{nl.Of(s)} }
 
 // usable refuses a Conn or a context that nothing can be done with.
 func (c *Conn) usable(ctx context.Context) error {

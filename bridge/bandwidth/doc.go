@@ -1,7 +1,7 @@
 // Package bandwidth limits the traffic of one pod at its port, the host's end of its veth
 // pair, in both directions, over rtnetlink:
 //
-//	conn, err := bandwidth.Dial(nil)
+//	conn := bandwidth.On(bridges.Socket()) // of a bridge.Conn
 //	target := bandwidth.Target{Port: port, IFB: bandwidth.IFBName(port), Owner: "mine:", Alias: "mine:pod-1"}
 //	changed, err := conn.Ensure(ctx, target, bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 10e6}})
 //	differences, err := conn.Check(ctx, target, shape)

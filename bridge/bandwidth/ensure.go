@@ -143,21 +143,9 @@ func (c *Conn) ensureIFB(ctx context.Context, t *Target, have *installed) (chang
 		link.Request{Name: t.IFB}.Delete(&b, t.IFB)
 		return false, errors.Join(err, c.nl.Execute(&b))
 	}
-	index, err := c.indexOf(ctx, t.IFB)
+	index, err := link.IndexOf(c.nl, t.IFB)
 	have.ifb = &link.Link{Name: t.IFB, Index: index}
 	return true, err
-}
-
-// indexOf asks for a link's index in the way that is quickest.
-func (c *Conn) indexOf(ctx context.Context, name string) (int, error) {
-	if index, known, err := c.nl.LinkIndex(name); known {
-		return index, err
-	}
-	var l link.Link
-	var b nl.Batch
-	link.Get(&b, name, 0, &l)
-	err := tc.Execute(ctx, c.nl, &b)
-	return l.Index, err
 }
 
 // appendEgress appends what is missing of the way through the ifb, the filter last:

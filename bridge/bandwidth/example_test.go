@@ -16,7 +16,6 @@ func Example() {
 	}
 	// Output:
 	// changed: true
-	// it receives at most 10000000 bit/s, and sends 5000000
 	// differences: []
 	// left: 0
 }
@@ -46,11 +45,7 @@ func run(ctx context.Context) error {
 		return err
 	}
 
-	conn, err := bandwidth.Dial(&bandwidth.Config{NetNS: node})
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
+	conn := bandwidth.On(br.Socket())
 	target := bandwidth.Target{Port: port.Name, IFB: bandwidth.IFBName(port.Name), Owner: "example:", Alias: "example:container-1"}
 	limits := bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 10e6}, Egress: bandwidth.Limit{Rate: 5e6}}
 	changed, err := conn.Ensure(ctx, target, limits)
@@ -58,11 +53,6 @@ func run(ctx context.Context) error {
 		return err
 	}
 	fmt.Println("changed:", changed)
-	have, err := conn.Get(ctx, target)
-	if err != nil {
-		return err
-	}
-	fmt.Printf("it receives at most %d bit/s, and sends %d\n", have.Ingress.Rate, have.Egress.Rate)
 	differences, err := conn.Check(ctx, target, limits)
 	if err != nil {
 		return err

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
+	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 )
@@ -26,11 +27,7 @@ func newNode(tb testing.TB) *node {
 	n := &node{ns: nstest.New(tb)}
 	nstest.Run(tb, n.ns, "ip", "link", "add", "br0", "type", "bridge")
 	nstest.Run(tb, n.ns, "ip", "link", "set", "br0", "up")
-	var err error
-	if n.conn, err = bandwidth.Dial(&bandwidth.Config{NetNS: n.ns}); err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() { n.conn.Close() })
+	n.conn = n.through(tb, func(t nl.Transport) nl.Transport { return t })
 	n.target, n.pod = n.addPod(tb, hash)
 	return n
 }

@@ -113,14 +113,6 @@ func TestEnsureInstallsExactlyTheRate(t *testing.T) {
 					t.Errorf("%s is %+v, want a tbf of %d bytes/s, burst %d, latency %d µs", where, q, c.rate, c.burst, c.lat)
 				}
 			}
-			want, _, err := s.Effective(n.target.MTU)
-			if err != nil {
-				t.Fatal(err)
-			}
-			have, err := n.conn.Get(t.Context(), n.target)
-			if err != nil || have.Ingress.Rate != want.Ingress.Rate || differs(have.Ingress.Burst/8, want.Ingress.Burst/8, c.rate) || have.Ingress != have.Egress {
-				t.Errorf("Get gives %+v, %v, want %+v", have, err, want)
-			}
 			if diffs, err := n.conn.Check(t.Context(), n.target, s); len(diffs) > 0 || err != nil {
 				t.Errorf("Check finds %v, %v", diffs, err)
 			}
@@ -285,8 +277,8 @@ func TestTargetsDoNotCollide(t *testing.T) {
 	if diffs, err := n.conn.Check(t.Context(), n.target, both); len(diffs) > 0 || err != nil {
 		t.Errorf("after the second was removed the first has %v, %v", diffs, err)
 	}
-	if got, err := n.conn.Get(t.Context(), other); err != nil || !got.IsZero() {
-		t.Errorf("the second still has %+v, %v", got, err)
+	if diffs, err := n.conn.Check(t.Context(), other, bandwidth.Shape{}); len(diffs) > 0 || err != nil {
+		t.Errorf("the second still has %v, %v", diffs, err)
 	}
 }
 
@@ -486,9 +478,6 @@ func TestMissingPortIsToldAndLeavesNothing(t *testing.T) {
 		if _, err := n.conn.Ensure(t.Context(), n.target, both); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("%s: Ensure gives %v, want fs.ErrNotExist", name, err)
 		}
-		if _, err := n.conn.Get(t.Context(), n.target); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("%s: Get gives %v, want fs.ErrNotExist", name, err)
-		}
 		diffs, err := n.conn.Check(t.Context(), n.target, both)
 		if err != nil || len(diffs) != 1 || diffs[0].String() != "port "+n.target.Port+": link "+n.target.Port+" is missing" {
 			t.Errorf("%s: Check gives %v, %v", name, diffs, err)
@@ -510,7 +499,6 @@ func TestCancelledContextSendsNothing(t *testing.T) {
 			"Ensure": func() error { _, err := conn.Ensure(ctx, n.target, bandwidth.Shape{Egress: both.Egress}); return err },
 			"Remove": func() error { return conn.Remove(ctx, n.target) },
 			"Check":  func() error { _, err := conn.Check(ctx, n.target, both); return err },
-			"Get":    func() error { _, err := conn.Get(ctx, n.target); return err },
 			"IFBs":   func() error { _, err := conn.IFBs(ctx); return err },
 		} {
 			if err := do(); !errors.Is(err, context.Canceled) {

@@ -66,22 +66,14 @@ const (
 	mostBytes = 1 << 31
 )
 
-// Adjustment is a burst that Effective changed, since it could not be meant.
-type Adjustment struct {
-	Direction string // "ingress" or "egress"
-	Rate      uint64 // of that direction, in bits per second
-	Asked     uint64 // the burst asked for, in bits
-	Effective uint64 // the burst instead, in bits
-}
-
-// String says it to the operator, with the reason.
-func (a Adjustment) String() string {
-	if a.Asked < a.Effective {
+// adjustment says to the operator why a burst, in bits, is another.
+func adjustment(direction string, asked, effective Limit) string {
+	if asked.Burst < effective.Burst {
 		return fmt.Sprintf("%s burst of %d bit is shorter than two frames of full size, of which none could pass: %d bit is used",
-			a.Direction, a.Asked, a.Effective)
+			direction, asked.Burst, effective.Burst)
 	}
 	return fmt.Sprintf("%s burst of %d bit would defeat the rate: it is what %s takes %s to send; %d bit is used",
-		a.Direction, a.Asked, formatRate(a.Rate), sendingTime(a.Asked, a.Rate), a.Effective)
+		direction, asked.Burst, formatRate(asked.Rate), sendingTime(asked.Burst, asked.Rate), effective.Burst)
 }
 
 // sendingTime is how long a rate takes for so many bits, in a few digits.
@@ -105,14 +97,13 @@ func formatRate(rate uint64) string {
 }
 
 // Effective gives the shape that Ensure installs on a port of an MTU, in bytes: rates
-// in whole bytes, bursts that are set, reach the rate and do not defeat it. A burst
-// that was given and could not stay is among the adjustments. The effective shape
+// in whole bytes, bursts that are set, reach the rate and do not defeat it. Of a burst
+// that was given and could not stay the adjustments say why, to the operator. The effective shape
 // of an effective shape is itself. Errors match ErrInvalid.
-func (s Shape) Effective(mtu int) (Shape, []Adjustment, error) {
+func (s Shape) Effective(mtu int) (_ Shape, adjustments []string, _ error) {
 	if mtu < 68 || mtu > 65535 {
 		return Shape{}, nil, fmt.Errorf("%w: an MTU of %d bytes", ErrInvalid, mtu)
 	}
-	var adjusted []Adjustment
 	for _, d := range []struct {
 		name  string
 		limit *Limit
@@ -123,10 +114,10 @@ func (s Shape) Effective(mtu int) (Shape, []Adjustment, error) {
 		}
 		*d.limit = asked.effective(mtu)
 		if asked.Burst/8 != 0 && asked.Burst/8 != d.limit.Burst/8 {
-			adjusted = append(adjusted, Adjustment{Direction: d.name, Rate: asked.Rate, Asked: asked.Burst, Effective: d.limit.Burst})
+			adjustments = append(adjustments, adjustment(d.name, asked, *d.limit))
 		}
 	}
-	return s, adjusted, nil
+	return s, adjustments, nil
 }
 
 func (l Limit) validate() error {

@@ -42,7 +42,7 @@ func TestEffectiveBurstReachesTheRateAndDoesNotDefeatIt(t *testing.T) {
 		if diff := cmp.Diff(bandwidth.Shape{Ingress: c.want}, got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
-		if len(adjusted) > 1 || (len(adjusted) == 1) != (c.adjusted != "") || c.adjusted != "" && !strings.HasPrefix(adjusted[0].String(), c.adjusted) {
+		if len(adjusted) > 1 || (len(adjusted) == 1) != (c.adjusted != "") || c.adjusted != "" && !strings.HasPrefix(adjusted[0], c.adjusted) {
 			t.Errorf("%s: it is said %q, want %q", name, adjusted, c.adjusted)
 		}
 	}
@@ -55,9 +55,8 @@ func TestEffectiveTreatsBothDirectionsAlike(t *testing.T) {
 	if err != nil || got.Ingress != got.Egress || len(adjusted) != 2 {
 		t.Fatalf("effective is %+v, with %d adjustments, %v", got, len(adjusted), err)
 	}
-	want := bandwidth.Adjustment{Direction: "egress", Rate: 10e6, Asked: math.MaxInt32, Effective: 500e3}
-	if diff := cmp.Diff(want, adjusted[1]); diff != "" {
-		t.Errorf("second adjustment (-want +got):\n%s", diff)
+	if !strings.HasPrefix(adjusted[1], "egress burst of 2147483647 bit would defeat the rate") {
+		t.Errorf("second adjustment %q", adjusted[1])
 	}
 }
 

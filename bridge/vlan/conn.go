@@ -47,10 +47,7 @@ func (c *Conn) Probe(ctx context.Context) error {
 		return err
 	}
 	for _, kind := range []string{"bridge", "vlan"} {
-		// Both refuse a multicast MAC, and a kernel that does not know the kind refuses that first.
-		var b nl.Batch
-		link.Request{MAC: net.HardwareAddr{1, 0, 0, 0, 0, 0}, Kind: kind}.Create(&b, "make links of kind", kind)
-		if err := c.nl.Execute(&b); errors.Is(err, unix.EOPNOTSUPP) {
+		if errors.Is(link.Probe(c.nl, kind), unix.EOPNOTSUPP) {
 			return ErrUnsupported
 		}
 	}
@@ -254,12 +251,6 @@ func (c *Conn) EnsureLink(ctx context.Context, l Link) (changed bool, _ error) {
 		return false, err
 	}
 	have, err := c.link(&l)
-	if errors.Is(err, fs.ErrNotExist) {
-		if err := c.rename(&l); err != nil {
-			return false, err
-		}
-		have, err = c.link(&l)
-	}
 	missing := errors.Is(err, fs.ErrNotExist)
 	if err != nil && !missing {
 		return false, err
@@ -297,24 +288,6 @@ func (l *Link) hasMAC(have *link.Link) bool { return l.MAC == nil || bytes.Equal
 
 // hasIPv6 says whether the kernel has IPv6 on a link of an MTU at all (RFC 8200, section 5).
 func hasIPv6(mtu int) bool { return mtu >= 1280 }
-
-// rename gives the link its name back, if somebody gave it another one: a bridge has one link in a VLAN
-// at most. It leaves it down, for which EnsureLink looks.
-func (c *Conn) rename(l *Link) error {
-	index := 0
-	err := link.List(c.nl, "list VLANs' links", "vlan", 0, func(one *link.Link) {
-		if one.Lower == l.Bridge && one.VLAN == l.ID && one.Alias == l.Alias && l.Alias != "" {
-			index = one.Index
-		}
-	})
-	if err != nil || index == 0 {
-		return err
-	}
-	var b nl.Batch
-	link.Request{Index: index, Change: unix.IFF_UP}.Set(&b, "set link down", l.Name)
-	link.Request{Index: index, Name: l.Name}.Set(&b, "rename link", l.Name)
-	return c.nl.Execute(&b)
-}
 
 // link looks the link up, and refuses one of the name that is another.
 func (c *Conn) link(l *Link) (*link.Link, error) {

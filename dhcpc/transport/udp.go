@@ -14,6 +14,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
 // UDP is a UDP socket at port 68 of every address, bound to an interface. It is a
@@ -83,12 +84,8 @@ func (c *Config) listen(family, port int, prepare func(fd int) error) (*net.UDPC
 
 // prepare sets a socket's options, before it is bound to its port.
 func prepare(fd, link int, filter []bpf.RawInstruction) error {
-	code := make([]unix.SockFilter, len(filter))
-	for i, in := range filter {
-		code[i] = unix.SockFilter{Code: in.Op, Jt: in.Jt, Jf: in.Jf, K: in.K}
-	}
-	if err := unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(code)), Filter: &code[0]}); err != nil {
-		return fmt.Errorf("attach filter: %w", err)
+	if err := nl.AttachFilter(fd, filter); err != nil {
+		return err
 	}
 	return setOptions(fd,
 		option{"bind to link", unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX, link},

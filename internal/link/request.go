@@ -2,6 +2,7 @@ package link
 
 import (
 	"encoding/binary"
+	"errors"
 	"net"
 	"net/netip"
 	"strconv"
@@ -97,6 +98,29 @@ func List(c *nl.Conn, op, kind string, master int, each func(*Link)) error {
 		}
 		return err
 	})
+}
+
+// IndexOf asks for a link's index in the way that is quickest on a connection.
+func IndexOf(c *nl.Conn, name string) (int, error) {
+	if index, known, err := c.LinkIndex(name); known {
+		return index, err
+	}
+	var l Link
+	var b nl.Batch
+	Get(&b, name, 0, &l, unix.IFLA_IFNAME)
+	err := c.Execute(&b)
+	return l.Index, err
+}
+
+// Probe asks the kernel whether it makes links of a kind, without making any: it refuses a multicast MAC
+// (EADDRNOTAVAIL), and before that a kind that it does not have (EOPNOTSUPP).
+func Probe(c *nl.Conn, kind string) error {
+	var b nl.Batch
+	Request{MAC: net.HardwareAddr{1, 0, 0, 0, 0, 0}, Kind: kind}.Create(&b, "make links of kind", kind)
+	if err := c.Execute(&b); !errors.Is(err, unix.EADDRNOTAVAIL) {
+		return err
+	}
+	return nil
 }
 
 // skipStats leaves out the counters, without which an answer is half as long.

@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 
+	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
@@ -245,20 +246,7 @@ func (c *Conn) Remove(ctx context.Context, k Filter, have *State) error {
 // comes so is dropped.
 func program(mark uint32) []byte {
 	const (
-		ld, ldh, ldb = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, unix.BPF_LD | unix.BPF_H | unix.BPF_ABS, unix.BPF_LD | unix.BPF_B | unix.BPF_ABS
-		and          = unix.BPF_ALU | unix.BPF_AND | unix.BPF_K
-		jeq, jset    = unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K
-		ret          = unix.BPF_RET | unix.BPF_K
-
-		// SKF_AD_OFF and SKF_NET_OFF of include/uapi/linux/filter.h, as the kernel
-		// counts them: from the end of the numbers.
-		ad      = 1<<32 - 0x1000
-		network = 1<<32 - 0x100000
-
-		protocol = ad
-		markOf   = ad + 20
-		vlanTCI  = ad + 44
-
+		network             = 1<<32 - 0x100000           // SKF_NET_OFF of include/uapi/linux/filter.h, from the end of the numbers
 		source, destination = network + 12, network + 16 // of IPv4
 		innerTCI            = network                    // of a second tag
 
@@ -268,31 +256,32 @@ func program(mark uint32) []byte {
 		goOn = 1<<32 - 1 // TC_ACT_UNSPEC
 		drop = 2         // TC_ACT_SHOT
 	)
-	list := []unix.SockFilter{
-		0:  {Code: ld, K: protocol},
-		1:  {Code: jeq, K: unix.ETH_P_IP, Jt: 8},
-		2:  {Code: jeq, K: unix.ETH_P_8021Q, Jt: 1},
-		3:  {Code: jeq, K: unix.ETH_P_8021AD, Jf: 12},
-		4:  {Code: ld, K: vlanTCI},
-		5:  {Code: and, K: vlanID},
-		6:  {Code: jeq, K: 0, Jf: 9},
-		7:  {Code: ldh, K: innerTCI},
-		8:  {Code: and, K: vlanID},
-		9:  {Code: jeq, K: 0, Jt: 7, Jf: 6},
-		10: {Code: ldb, K: source},
-		11: {Code: jeq, K: loopback, Jt: 5},
-		12: {Code: ldb, K: destination},
-		13: {Code: jeq, K: loopback, Jf: 2},
-		14: {Code: ld, K: markOf},
-		15: {Code: jset, K: mark, Jf: 1},
-		16: {Code: ret, K: goOn},
-		17: {Code: ret, K: drop},
+	list := []bpf.Instruction{
+		0:  bpf.LoadExtension{Num: bpf.ExtProto},
+		1:  bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.ETH_P_IP, SkipTrue: 8},
+		2:  bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.ETH_P_8021Q, SkipTrue: 1},
+		3:  bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.ETH_P_8021AD, SkipFalse: 12},
+		4:  bpf.LoadExtension{Num: bpf.ExtVLANTag},
+		5:  bpf.ALUOpConstant{Op: bpf.ALUOpAnd, Val: vlanID},
+		6:  bpf.JumpIf{Cond: bpf.JumpEqual, Val: 0, SkipFalse: 9},
+		7:  bpf.LoadAbsolute{Off: innerTCI, Size: 2},
+		8:  bpf.ALUOpConstant{Op: bpf.ALUOpAnd, Val: vlanID},
+		9:  bpf.JumpIf{Cond: bpf.JumpEqual, Val: 0, SkipTrue: 7, SkipFalse: 6},
+		10: bpf.LoadAbsolute{Off: source, Size: 1},
+		11: bpf.JumpIf{Cond: bpf.JumpEqual, Val: loopback, SkipTrue: 5},
+		12: bpf.LoadAbsolute{Off: destination, Size: 1},
+		13: bpf.JumpIf{Cond: bpf.JumpEqual, Val: loopback, SkipFalse: 2},
+		14: bpf.LoadExtension{Num: bpf.ExtMark},
+		15: bpf.JumpIf{Cond: bpf.JumpBitsSet, Val: mark, SkipFalse: 1},
+		16: bpf.RetConstant{Val: goOn},
+		17: bpf.RetConstant{Val: drop},
 	}
 	var code []byte
 	for _, op := range list {
-		code = binary.NativeEndian.AppendUint16(code, op.Code)
-		code = append(code, op.Jt, op.Jf)
-		code = binary.NativeEndian.AppendUint32(code, op.K)
+		in, _ := op.Assemble() // an error is about a constant that there cannot be
+		code = binary.NativeEndian.AppendUint16(code, in.Op)
+		code = append(code, in.Jt, in.Jf)
+		code = binary.NativeEndian.AppendUint32(code, in.K)
 	}
 	return code
 }

@@ -95,9 +95,6 @@ func (b *Batch) append(r request, m netlink.Message) {
 // Len counts the requests.
 func (b *Batch) Len() int { return len(b.reqs) }
 
-// Size gives the bytes that the batch has so far.
-func (b *Batch) Size() int { return len(b.buf) }
-
 // Bytes gives the messages as they would be sent, for tests that record them.
 func (b *Batch) Bytes() []byte { return b.buf }
 

@@ -148,12 +148,12 @@ func TestBatchIsARowOfMessages(t *testing.T) {
 	if diff := cmp.Diff(want, nltest.Split(b.Bytes())); diff != "" {
 		t.Errorf("messages (-want +got):\n%s", diff)
 	}
-	if b.Len() != 3 || b.Size() != 28+16+20 {
-		t.Errorf("%d requests in %d bytes, want 3 in 64", b.Len(), b.Size())
+	if b.Len() != 3 || len(b.Bytes()) != 28+16+20 {
+		t.Errorf("%d requests in %d bytes, want 3 in 64", b.Len(), len(b.Bytes()))
 	}
 	b.Reset()
-	if b.Len() != 0 || b.Size() != 0 {
-		t.Errorf("after Reset: %d requests in %d bytes", b.Len(), b.Size())
+	if b.Len() != 0 || len(b.Bytes()) != 0 {
+		t.Errorf("after Reset: %d requests in %d bytes", b.Len(), len(b.Bytes()))
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
@@ -36,29 +37,28 @@ func FollowOnly(protocol int, cfg *Config, kinds []Kind, groups ...int) (*Feed, 
 
 func (f *Feed) filter(kinds []Kind, groups []int) error {
 	const typeAt, bodyAt, all, none = 4, 16, 0xffffffff, 0 // of struct nlmsghdr
-	var program []unix.SockFilter
+	var list []bpf.Instruction
 	for _, k := range kinds {
-		// The filter loads in network byte order what is in the host's.
-		wanted := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, k.Type))
-		accept := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: all}}
+		accept := []bpf.Instruction{bpf.RetConstant{Val: all}}
 		if k.At != 0 {
-			accept = []unix.SockFilter{
-				{Code: unix.BPF_LD | unix.BPF_B | unix.BPF_ABS, K: bodyAt + k.At},
-				{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jf: 1, K: uint32(k.Byte)},
+			accept = []bpf.Instruction{
+				bpf.LoadAbsolute{Off: bodyAt + k.At, Size: 1},
+				bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: uint32(k.Byte), SkipTrue: 1},
 				accept[0],
 			}
 		}
-		program = append(program,
-			unix.SockFilter{Code: unix.BPF_LD | unix.BPF_H | unix.BPF_ABS, K: typeAt},
-			unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jf: uint8(len(accept)), K: uint32(wanted)})
-		program = append(program, accept...)
+		// The filter loads in network byte order what is in the host's.
+		wanted := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, k.Type))
+		list = append(list, bpf.LoadAbsolute{Off: typeAt, Size: 2}, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: uint32(wanted), SkipTrue: uint8(len(accept))})
+		list = append(list, accept...)
 	}
-	program = append(program, unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: none})
+	program, err := bpf.Assemble(append(list, bpf.RetConstant{Val: none}))
+	if err != nil {
+		return fmt.Errorf("assemble filter: %w", err)
+	}
 	var result error
-	err := f.raw.Control(func(fd uintptr) {
-		result = unix.SetsockoptSockFprog(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]})
-		if result != nil {
-			result = fmt.Errorf("attach filter: %w", result)
+	err = f.raw.Control(func(fd uintptr) {
+		if result = AttachFilter(int(fd), program); result != nil {
 			return
 		}
 		for _, g := range groups {

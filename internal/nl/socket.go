@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 
+	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
@@ -153,4 +154,17 @@ func ignoringEINTR(fn func() error) error {
 			return err
 		}
 	}
+}
+
+// AttachFilter has a socket get only what a program takes.
+func AttachFilter(fd int, program []bpf.RawInstruction) error {
+	code := make([]unix.SockFilter, len(program))
+	for i, in := range program {
+		code[i] = unix.SockFilter{Code: in.Op, Jt: in.Jt, Jf: in.Jf, K: in.K}
+	}
+	err := unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(code)), Filter: &code[0]})
+	if err != nil {
+		return fmt.Errorf("attach filter: %w", err)
+	}
+	return nil
 }

@@ -65,8 +65,8 @@ func exported() map[string]map[string]any {
 			"Conn": bridge.Conn{}, "Link": bridge.Link{}, "Port": bridge.Port{}, "Solicitation": bridge.Solicitation{},
 		},
 		"bandwidth": {
-			"Dial": bandwidth.Dial, "On": bandwidth.On, "IFBName": bandwidth.IFBName,
-			"Adjustment": bandwidth.Adjustment{}, "Conn": bandwidth.Conn{}, "Shape": bandwidth.Shape{},
+			"On": bandwidth.On, "IFBName": bandwidth.IFBName,
+			"Conn": bandwidth.Conn{}, "Shape": bandwidth.Shape{},
 		},
 		"uplink": {
 			"Dial": uplink.Dial, "ParseRecord": uplink.ParseRecord, "Plan": uplink.Plan,
@@ -242,8 +242,6 @@ func closedOne(t *testing.T, zero any) reflect.Value {
 		v, err = route.Dial(nil)
 	case bridge.Conn:
 		v, err = bridge.Dial(nil)
-	case bandwidth.Conn:
-		v, err = bandwidth.Dial(nil)
 	case hostport.Conn:
 		v, err = hostport.Dial(nil)
 	case nft.Conn:

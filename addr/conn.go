@@ -47,13 +47,10 @@ func On(s tombolo.Socket) *Conn { return &Conn{nl: nl.Of(s), shared: true} }
 
 // Close closes the connection, unless it is another's.
 func (c *Conn) Close() error {
-	if c == nil {
-		return c.usable()
-	}
-	if c.shared {
+	if c != nil && c.shared {
 		return nil
 	}
-	return c.nl.Close()
+	return c.socket().Close()
 }
 
 // Add adds an address. The error matches fs.ErrExist where the link has it
@@ -73,12 +70,9 @@ func (c *Conn) Replace(a Address) error {
 
 // change carries out one request.
 func (c *Conn) change(op string, a *Address, m netlink.Message, err error) error {
-	if err := c.usable(); err != nil {
-		return err
-	}
 	var b nl.Batch
 	b.Add(op, a, m, err)
-	return c.nl.Execute(&b)
+	return c.socket().Execute(&b)
 }
 
 // Remove deletes an address, by its Prefix, Peer and Link. That there is no such address or link is success.
@@ -107,13 +101,9 @@ type Filter struct {
 // and tombolo.ErrInterrupted where the addresses changed faster than they could be
 // read.
 func (c *Conn) List(f Filter) ([]Address, error) {
-	if err := c.usable(); err != nil {
-		return nil, err
-	}
-
 	var list []Address
 	ask, err := nl.Marshal(unix.RTM_GETADDR, 0, header(f.Family, 0, 0, f.Link).MarshalBinary, nil)
-	err = c.nl.List("list addresses", ask, err, func(m netlink.Message) error {
+	err = c.socket().List("list addresses", ask, err, func(m netlink.Message) error {
 		if m.Header.Type != unix.RTM_NEWADDR {
 			return nil
 		}
@@ -130,10 +120,6 @@ func (c *Conn) List(f Filter) ([]Address, error) {
 // Has says whether the link has the address, by its Prefix and Link: for IPv6 by
 // one get, for IPv4, which has none, by a list of the link's.
 func (c *Conn) Has(a Address) (bool, error) {
-	if err := c.usable(); err != nil {
-		return false, err
-	}
-
 	have, err := c.find(&a)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
@@ -188,14 +174,14 @@ func (c *Conn) get(a *Address) (Address, error) {
 		have, err = decode(m.Data)
 		return err
 	})
-	err = c.nl.Execute(&b)
+	err = c.socket().Execute(&b)
 	return have, err
 }
 
-// usable refuses a Conn that nothing can be done with.
-func (c *Conn) usable() error {
+// socket is nil, which refuses everything, where c is.
+func (c *Conn) socket() *nl.Conn {
 	if c == nil {
-		return (*nl.Conn)(nil).Usable()
+		return nil
 	}
-	return c.nl.Usable()
+	return c.nl
 }

@@ -46,7 +46,7 @@ func (c *Conn) exchange(from, to Address) error {
 	b.Add("delete address", &from, m, err)
 	m, err = to.AddMessage()
 	b.Add("add address", &to, m, err)
-	c.nl.Execute(&b)
+	c.socket().Execute(&b)
 	delErr, addErr := b.Err(0), b.Err(1)
 	if addErr != nil && delErr == nil {
 		return errors.Join(addErr, c.Add(from))

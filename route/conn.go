@@ -49,13 +49,10 @@ func On(s tombolo.Socket) *Conn { return &Conn{nl: nl.Of(s), shared: true} }
 
 // Close closes the connection, unless it is another's.
 func (c *Conn) Close() error {
-	if c == nil {
-		return c.usable()
-	}
-	if c.shared {
+	if c != nil && c.shared {
 		return nil
 	}
-	return c.nl.Close()
+	return c.socket().Close()
 }
 
 // Add adds a route. The error matches fs.ErrExist where its table has one with the
@@ -69,7 +66,8 @@ func (c *Conn) Add(r Route) error {
 // Replace adds a route, or puts it in the place of the one that Add would find in
 // its way. Packets find one or the other at any moment.
 func (c *Conn) Replace(r Route) error {
-	m, err := r.ReplaceMessage()
+	n := r.normal()
+	m, err := n.message(unix.RTM_NEWROUTE, netlink.Create|netlink.Replace, n.attributes)
 	return c.change("replace route", &r, m, err)
 }
 
@@ -77,10 +75,6 @@ func (c *Conn) Replace(r Route) error {
 // change anything: see Route.Matches for what counts as the same. Another in its
 // place is replaced.
 func (c *Conn) Ensure(r Route) (changed bool, _ error) {
-	if err := c.usable(); err != nil {
-		return false, err
-	}
-
 	err := c.Add(r)
 	if !errors.Is(err, fs.ErrExist) {
 		return err == nil, err
@@ -103,12 +97,9 @@ func (c *Conn) Ensure(r Route) (changed bool, _ error) {
 
 // change carries out one request.
 func (c *Conn) change(op string, obj fmt.Stringer, m netlink.Message, err error) error {
-	if err := c.usable(); err != nil {
-		return err
-	}
 	var b nl.Batch
 	b.Add(op, obj, m, err)
-	return c.nl.Execute(&b)
+	return c.socket().Execute(&b)
 }
 
 // Remove deletes the first route of its table that has Dst, and those of the other
@@ -149,11 +140,8 @@ func (c *Conn) List(f Filter) ([]Route, error) {
 func (c *Conn) Walk(f Filter, each func(Route)) error { return c.walk(f, func() {}, each) }
 
 func (c *Conn) walk(f Filter, begin func(), each func(Route)) error {
-	if err := c.usable(); err != nil {
-		return err
-	}
 	ask, err := f.message()
-	err = c.nl.Walk("list routes", ask, err, begin, func(m netlink.Message) error {
+	err = c.socket().Walk("list routes", ask, err, begin, func(m netlink.Message) error {
 		if m.Header.Type != unix.RTM_NEWROUTE {
 			return nil
 		}
@@ -184,44 +172,28 @@ func (f Filter) message() (netlink.Message, error) {
 // address of the host itself. The error is an unix.ENETUNREACH or the like where
 // there is none.
 func (c *Conn) Get(dst netip.Addr) (Route, error) {
-	if err := c.usable(); err != nil {
-		return Route{}, err
-	}
-
-	var b nl.Batch
-	var r Route
-	m, err := GetMessage(dst)
-	b.AddGet("look up route to", dst, m, err, func(m netlink.Message) error { return r.Read(m) })
-	err = c.nl.Execute(&b)
-	return r, err
-}
-
-// GetMessage gives the request of Conn.Get, for callers that put several requests into one
-// datagram. Read takes in the answer.
-func GetMessage(dst netip.Addr) (netlink.Message, error) {
 	q := request{RouteMessage: rtnetlink.RouteMessage{Family: familyOf(dst), DstLength: uint8(dst.BitLen())}}
 	if dst.Is4() {
 		// Without it, IPv4 says main whatever the table; IPv6 refuses it.
 		q.Flags = unix.RTM_F_LOOKUP_TABLE
 	}
 	q.more(func(ae *netlink.AttributeEncoder) { nl.PutAddr(ae, unix.RTA_DST, dst) })
-	return nl.Marshal(unix.RTM_GETROUTE, 0, q.MarshalBinary, q.write)
+	ask, err := nl.Marshal(unix.RTM_GETROUTE, 0, q.MarshalBinary, q.write)
+	var b nl.Batch
+	var r Route
+	b.AddGet("look up route to", dst, ask, err, func(m netlink.Message) error {
+		var err error
+		r, _, err = decode(m.Data)
+		return err
+	})
+	err = c.socket().Execute(&b)
+	return r, err
 }
 
-// Read takes in the data of an RTM_NEWROUTE.
-func (r *Route) Read(m netlink.Message) error {
-	if r == nil {
-		return &tombolo.OpError{Op: "read route", Err: tombolo.ErrInvalid}
-	}
-	read, _, err := decode(m.Data)
-	*r = read
-	return err
-}
-
-// usable refuses a Conn that nothing can be done with.
-func (c *Conn) usable() error {
+// socket is nil, which refuses everything, where c is.
+func (c *Conn) socket() *nl.Conn {
 	if c == nil {
-		return (*nl.Conn)(nil).Usable()
+		return nil
 	}
-	return c.nl.Usable()
+	return c.nl
 }

@@ -97,33 +97,6 @@ func notFound(err error) error {
 	return err
 }
 
-func TestLookUpsCanBePipelined(t *testing.T) {
-	t.Parallel()
-	h := newHost(t)
-	tr, err := nl.Open(unix.NETLINK_ROUTE, &nl.Config{NetNS: h.ns})
-	if err != nil {
-		t.Fatal(err)
-	}
-	conn := nl.New(tr)
-	defer conn.Close()
-	var b nl.Batch
-	got := make([]route.Route, 4)
-	for i, dst := range []string{"10.1.0.2", "10.1.0.1", "192.0.2.1", "fd02::2"} {
-		m, err := route.GetMessage(nstest.Addr(dst))
-		b.AddGet("look up route to", nil, m, err, got[i].Read)
-	}
-	conn.Execute(&b)
-	want := []struct {
-		typ route.Type
-		err error
-	}{{route.Local, nil}, {route.Unicast, nil}, {0, unix.ENETUNREACH}, {route.Local, nil}}
-	for i, w := range want {
-		if got[i].Type != w.typ || !errors.Is(b.Err(i), w.err) {
-			t.Errorf("look-up %d: type %s, %v, want %s, %v", i, got[i].Type, b.Err(i), w.typ, w.err)
-		}
-	}
-}
-
 // A kernel without IPv6 answers for IPv6 as if it were asked for all families.
 func TestListIsOfTheFamilyThatWasAskedFor(t *testing.T) {
 	t.Parallel()

@@ -30,12 +30,6 @@ func (r Route) AddMessage() (netlink.Message, error) {
 	return n.message(unix.RTM_NEWROUTE, netlink.Create|netlink.Excl, n.attributes)
 }
 
-// ReplaceMessage gives the request of Conn.Replace.
-func (r Route) ReplaceMessage() (netlink.Message, error) {
-	n := r.normal()
-	return n.message(unix.RTM_NEWROUTE, netlink.Create|netlink.Replace, n.attributes)
-}
-
 // CopyMessage gives a request that adds a route as List gave it, for callers that move
 // routes: one without a Protocol (0) gets none. With beside, it
 // goes behind those that Add would find in its way (`ip route append`); the kernel takes

@@ -1,16 +1,11 @@
 package route
 
 import (
-	"bytes"
 	"slices"
-	"sort"
-
-	"github.com/mdlayher/netlink"
-	"golang.org/x/sys/unix"
 )
 
 // Matches says whether have, as the kernel lists it, is what adding r makes: CHECK
-// uses it. A Link of 0 is not compared where there is a Gateway, nor are Flags and
+// uses it. A Link of 0 is not compared where there is a Gateway, nor are Flags, Other and
 // the time that is left of Expires; what a nexthop object holds is not compared with
 // anything.
 func (r Route) Matches(have Route) bool {
@@ -20,7 +15,7 @@ func (r Route) Matches(have Route) bool {
 		want.Source == have.Source &&
 		want.Protocol == have.Protocol && want.Type == have.Type && *want.Scope == *have.Scope &&
 		want.MTU == have.MTU && want.AdvMSS == have.AdvMSS && slices.Equal(want.Metrics, have.Metrics) &&
-		want.Congestion == have.Congestion && sameOther(want.Other, have.Other) && want.Pref == have.Pref && (want.Expires == nil) == (have.Expires == nil)
+		want.Congestion == have.Congestion && want.Pref == have.Pref && (want.Expires == nil) == (have.Expires == nil)
 }
 
 func (r *Route) sameKey(have *Route) bool {
@@ -40,33 +35,12 @@ func (r *Route) sameHops(have *Route) bool {
 		slices.EqualFunc(r.Nexthops, have.Nexthops, Nexthop.matches)
 }
 
-// sameOther compares those of which it is known that they decide where packets go: a
-// later kernel may tell more about each route.
-func sameOther(want, have []netlink.Attribute) bool {
-	return slices.EqualFunc(deciding(want), deciding(have), func(a, b netlink.Attribute) bool {
-		return typeOf(a) == typeOf(b) && bytes.Equal(a.Data, b.Data)
-	})
-}
-
-// deciding gives them in the order of their types.
-func deciding(list []netlink.Attribute) []netlink.Attribute {
-	var some []netlink.Attribute
-	for _, a := range list {
-		switch typeOf(a) {
-		case unix.RTA_FLOW, unix.RTA_NEWDST, unix.RTA_ENCAP_TYPE, unix.RTA_ENCAP:
-			some = append(some, a)
-		}
-	}
-	sort.SliceStable(some, func(i, j int) bool { return typeOf(some[i]) < typeOf(some[j]) })
-	return some
-}
-
 func (r *Route) sendsNothing() bool {
 	return r.Type == Blackhole || r.Type == Unreachable || r.Type == Prohibit || r.Type == Throw
 }
 
 func (h Nexthop) matches(have Nexthop) bool {
 	return h.Gateway == have.Gateway && h.OnLink == have.OnLink &&
-		max(h.Weight, 1) == max(have.Weight, 1) && sameOther(h.Other, have.Other) &&
+		max(h.Weight, 1) == max(have.Weight, 1) &&
 		(h.Link == have.Link || h.Link == 0 && h.Gateway.IsValid())
 }

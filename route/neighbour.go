@@ -73,10 +73,6 @@ type NeighbourFilter struct {
 // Neighbours gives the neighbours that match a filter, which the kernel applies. A
 // link that is not there has none.
 func (c *Conn) Neighbours(f NeighbourFilter) ([]Neighbour, error) {
-	if err := c.usable(); err != nil {
-		return nil, err
-	}
-
 	var list []Neighbour
 	body := &rtnetlink.NeighMessage{Family: uint16(f.Family)}
 	if f.Proxy {
@@ -88,7 +84,7 @@ func (c *Conn) Neighbours(f NeighbourFilter) ([]Neighbour, error) {
 			ae.Uint32(unix.NDA_IFINDEX, nl.Index(f.Link))
 		}
 	})
-	err = c.nl.List("list neighbours", ask, err, func(m netlink.Message) error {
+	err = c.socket().List("list neighbours", ask, err, func(m netlink.Message) error {
 		if m.Header.Type != unix.RTM_NEWNEIGH {
 			return nil
 		}
@@ -104,10 +100,6 @@ func (c *Conn) Neighbours(f NeighbourFilter) ([]Neighbour, error) {
 // Neighbour gives the entry of an address on a link (Linux 5.0). The error matches
 // fs.ErrNotExist where there is none.
 func (c *Conn) Neighbour(link int, a netip.Addr) (Neighbour, error) {
-	if err := c.usable(); err != nil {
-		return Neighbour{}, err
-	}
-
 	want := Neighbour{Addr: a, Link: link}
 	var got Neighbour
 	m, err := want.identity(unix.RTM_GETNEIGH, 0)
@@ -117,7 +109,7 @@ func (c *Conn) Neighbour(link int, a netip.Addr) (Neighbour, error) {
 		got, _, err = decodeNeighbour(m.Data)
 		return err
 	})
-	err = c.nl.Execute(&b)
+	err = c.socket().Execute(&b)
 	return got, err
 }
 

@@ -98,7 +98,7 @@ func TestRulesOfANewNamespaceAreTheKernels(t *testing.T) {
 		t.Fatal(err)
 	}
 	kernel := func(family uint8, priority, table uint32) route.Rule {
-		return route.Rule{Family: family, Priority: priority, Table: table, Action: route.ToTable, Protocol: route.ProtocolKernel}
+		return route.Rule{Family: family, Priority: priority, Table: table, Action: unix.FR_ACT_TO_TBL, Protocol: route.ProtocolKernel}
 	}
 	want := []route.Rule{
 		kernel(unix.AF_INET, 0, route.TableLocal), kernel(unix.AF_INET, 32766, route.TableMain), kernel(unix.AF_INET, 32767, 253),

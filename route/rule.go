@@ -26,29 +26,14 @@ type Rule struct {
 	TOS        uint8
 	Invert     bool // apply to what does not match
 
-	Action Action
-	Table  uint32 // for ToTable
-	// SuppressPrefixLength disregards a route found whose prefix has this length or
-	// less; nil does not.
-	SuppressPrefixLength *uint32
-	Protocol             Protocol // the origin of the rule
+	Action   uint8    // what to do: FR_ACT_* of linux/fib_rules.h
+	Table    uint32   // for FR_ACT_TO_TBL
+	Protocol Protocol // the origin of the rule
 
 	// Other are all other attributes (FRA_*), selectors among them: ports, users. They are
 	// sent as they are.
 	Other []netlink.Attribute
 }
-
-// Action is what a rule does (FR_ACT_* of linux/fib_rules.h).
-type Action uint8
-
-// Some of the actions. Those that end in an ICMP message are those of the route types of
-// the same name.
-const (
-	ToTable         Action = unix.FR_ACT_TO_TBL
-	RuleBlackhole   Action = unix.FR_ACT_BLACKHOLE
-	RuleUnreachable Action = unix.FR_ACT_UNREACHABLE
-	RuleProhibit    Action = unix.FR_ACT_PROHIBIT
-)
 
 const (
 	errRuleMixed = nl.Invalid("prefixes From and To are not of the rule's family")
@@ -81,7 +66,7 @@ func (r Rule) String() string {
 	for _, a := range r.Other {
 		fmt.Fprintf(&b, " attribute %d %x", typeOf(a), a.Data)
 	}
-	if r.Action <= ToTable {
+	if r.Action <= unix.FR_ACT_TO_TBL {
 		b.WriteString(" table " + strconv.FormatUint(uint64(r.Table), 10))
 	}
 	return b.String()
@@ -97,13 +82,9 @@ func prefixOrAll(p netip.Prefix) string {
 // Rules gives the rules of a family, unix.AF_INET or unix.AF_INET6, or with 0 of
 // both, in the order in which the kernel goes through them.
 func (c *Conn) Rules(family uint8) ([]Rule, error) {
-	if err := c.usable(); err != nil {
-		return nil, err
-	}
-
 	var list []Rule
 	ask, err := nl.Marshal(unix.RTM_GETRULE, 0, (&rtnetlink.RuleMessage{Family: family}).MarshalBinary, nil)
-	err = c.nl.List("list rules", ask, err, func(m netlink.Message) error {
+	err = c.socket().List("list rules", ask, err, func(m netlink.Message) error {
 		if m.Header.Type != unix.RTM_NEWRULE {
 			return nil
 		}
@@ -139,13 +120,13 @@ func (r *Rule) message(typ netlink.HeaderType, flags netlink.HeaderFlags) (netli
 		return netlink.Message{}, errRuleLink
 	}
 	a := &rtnetlink.RuleAttributes{Priority: nonZero(r.Priority), IIFName: nonZero(r.IIF), OIFName: nonZero(r.OIF),
-		Protocol: nonZero(uint8(r.Protocol)), SuppressPrefixLen: r.SuppressPrefixLength}
+		Protocol: nonZero(uint8(r.Protocol))}
 	if r.Mask != 0 {
 		a.FwMark, a.FwMask = &r.Mark, &r.Mask
 	}
 	body := &rtnetlink.RuleMessage{
 		Family: r.Family, DstLength: uint8(max(r.To.Bits(), 0)), SrcLength: uint8(max(r.From.Bits(), 0)), TOS: r.TOS,
-		Action: uint8(r.Action), Attributes: a,
+		Action: r.Action, Attributes: a,
 	}
 	if r.Table < 256 {
 		body.Table = uint8(r.Table)
@@ -185,7 +166,7 @@ func decodeRule(data []byte) (r Rule, known bool, _ error) {
 		Family: data[0],
 		TOS:    data[3],
 		Table:  uint32(data[4]),
-		Action: Action(data[7]),
+		Action: data[7],
 		Invert: binary.NativeEndian.Uint32(data[8:])&unix.FIB_RULE_INVERT != 0,
 	}
 	if r.Family != unix.AF_INET && r.Family != unix.AF_INET6 {
@@ -232,8 +213,8 @@ func (r *Rule) decodeAttr(ad *netlink.AttributeDecoder) {
 	case unix.FRA_TABLE:
 		r.Table = ad.Uint32()
 	case unix.FRA_SUPPRESS_PREFIXLEN:
-		if v := ad.Uint32(); v != 0xffffffff { // off
-			r.SuppressPrefixLength = &v
+		if ad.Uint32() != 0xffffffff { // off
+			r.Other = append(r.Other, nl.Keep(ad))
 		}
 	case unix.FRA_PROTOCOL:
 		r.Protocol = Protocol(ad.Uint8())

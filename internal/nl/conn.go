@@ -122,6 +122,9 @@ func (c *Conn) buffer() []byte {
 // requests have been tried whatever it returns, except where one could not be
 // encoded or sent: then none was.
 func (c *Conn) Execute(b *Batch) error {
+	if err := c.Usable(); err != nil {
+		return err
+	}
 	if err := b.firstErr(); err != nil {
 		return err
 	}
@@ -247,6 +250,9 @@ func (c *Conn) List(op string, m netlink.Message, err error, each func(netlink.M
 // Walk is List that calls each as the objects arrive, and keeps none: a pod may have any number. It calls begin
 // before the first, and again where the list is asked for again. Neither may use the connection.
 func (c *Conn) Walk(op string, m netlink.Message, err error, begin func(), each func(netlink.Message) error) error {
+	if err := c.Usable(); err != nil {
+		return err
+	}
 	var b Batch
 	m.Header.Flags |= netlink.Dump
 	b.append(request{op: op, want: object, err: err}, m)

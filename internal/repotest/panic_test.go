@@ -53,7 +53,7 @@ func exported() map[string]map[string]any {
 			"Address": addr.Address{}, "Conn": addr.Conn{}, "Routers": addr.Routers{}, "Watch": addr.Watch{},
 		},
 		"route": {
-			"Dial": route.Dial, "On": route.On, "GetMessage": route.GetMessage,
+			"Dial": route.Dial, "On": route.On,
 			"Conn": route.Conn{}, "Neighbour": route.Neighbour{}, "Route": route.Route{}, "Rule": route.Rule{}, "Type": route.Type(0),
 		},
 		"vlan": {

@@ -1,12 +1,22 @@
+// Package demo shows Tombolo at work on a machine that it leaves alone: pods are added and deleted
+// by the CNI protocol, ping each other and the world outside, and what DEL leaves behind is counted.
+//
+// All of it happens in a sandbox: network namespaces and a mount namespace that no path names, so that
+// the kernel takes them down with the process, however that ends. It needs CAP_SYS_ADMIN,
+// CAP_NET_ADMIN and CAP_NET_RAW, which root of a user namespace has too.
 package demo
 
 import (
 	"context"
 	"fmt"
 	"io"
+	"net/netip"
 	"strings"
 	"text/tabwriter"
 	"time"
+
+	"github.com/tombolo-cni/tombolo/internal/icmp"
+	"github.com/tombolo-cni/tombolo/network"
 )
 
 // maxPods keeps the demonstration from being felt outside: the kernel counts
@@ -14,56 +24,175 @@ import (
 // and a pod that pings has four.
 const maxPods = 100
 
-// patience is how long a ping may take on a busy machine: whatever is broken answers
-// later still, or never.
-const patience = 30 * time.Second
+// patience is how long a ping may take on a busy machine.
+const patience = 10 * time.Second
 
 // Run adds so many pods by the CNI plugin that is named by its path, and writes to
 // out how they get on. It stops with the first thing that is not as it should be,
 // which is its error, and when ctx ends.
 func Run(ctx context.Context, out io.Writer, plugin string, pods int) error {
-	s := &show{out: out, pods: pods, plugin: plugin, patience: patience}
-	return s.run(ctx)
+	if pods < 1 || pods > maxPods {
+		return fmt.Errorf("demo with %d pods: it takes 1 to %d", pods, maxPods)
+	}
+	s := &show{out: out, count: pods, plugin: plugin}
+	return inSandbox(ctx, plugin, func(box *sandbox) error {
+		s.sandbox = box
+		return s.play(ctx)
+	})
 }
 
 // show is one demonstration.
 type show struct {
-	out      io.Writer
-	pods     int
-	plugin   string        // the path of the CNI plugin
-	patience time.Duration // for each ping
-}
-
-func (s *show) run(ctx context.Context) error {
-	if s.pods < 1 || s.pods > maxPods {
-		return fmt.Errorf("demo with %d pods: it takes 1 to %d", s.pods, maxPods)
-	}
-	return inSandbox(ctx, s.plugin, func(box *sandbox) error { return s.play(ctx, box) })
+	*sandbox
+	out    io.Writer
+	count  int    // of pods
+	plugin string // the path of the CNI plugin
+	pods   []*pod
 }
 
 // play is the demonstration from its beginning to its end.
-func (s *show) play(ctx context.Context, box *sandbox) error {
-	fmt.Fprintf(s.out, "A node, a host outside and %s, each in a network namespace of its own.\n", plural(s.pods, "pod"))
-	if box.families < families {
+func (s *show) play(ctx context.Context) error {
+	defer func() {
+		for _, p := range s.pods {
+			p.ns.Close()
+		}
+	}()
+	fmt.Fprintf(s.out, "A node, a host outside and %s, each in a network namespace of its own.\n", plural(s.count, "pod"))
+	if s.families == 1 {
 		fmt.Fprintln(s.out, "IPv6 is switched off in this kernel, and so all is of IPv4 alone.")
 	}
-	var ranges []string
-	for _, subnet := range subnets()[:box.families] {
-		ranges = append(ranges, subnet.String())
+	fmt.Fprintf(s.out, "The pods are of network %q: %s behind bridge %s, masqueraded.\n\n", networkName, list(s.subnets(), " and "), podBridge)
+	for _, part := range []func(context.Context, io.Writer) error{s.addPods, s.pingAll, s.takeDown} {
+		w := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
+		err := part(ctx, w)
+		w.Flush()
+		if err != nil {
+			return err
+		}
 	}
-	fmt.Fprintf(s.out, "The pods are of network %q: %s behind bridge %s, masqueraded.\n\n", network, strings.Join(ranges, " and "), podBridge)
-	if err := s.addPods(ctx, box); err != nil {
-		return err
-	}
-	if err := s.pingAll(ctx, box); err != nil {
-		return err
-	}
-	return s.takeDown(ctx, box)
+	return nil
 }
 
-// table lines columns up as they are written, with tabs between them. Close it by
-// Flush.
-func (s *show) table() *tabwriter.Writer { return tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0) }
+// addPods adds the pods one by one.
+func (s *show) addPods(ctx context.Context, w io.Writer) error {
+	fmt.Fprintln(w, "POD\tIPV4\tIPV6\tGATEWAY\tADD")
+	note := " (the first also builds the network)"
+	for i := range s.count {
+		p := &pod{name: fmt.Sprintf("pod%d", i+1)}
+		took, err := s.add(ctx, p)
+		if err != nil {
+			return fmt.Errorf("ADD of %s: %w", p.name, err)
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%5s ms%s\n", p.name, p.addresses[0], list(p.addresses[1:], ""), list(p.gateways, ", "), milliseconds(took, 1), note)
+		note = ""
+	}
+	return nil
+}
+
+// pingAll has every pod ping the next one, its gateways, and the host outside.
+func (s *show) pingAll(ctx context.Context, w io.Writer) error {
+	fmt.Fprintln(w, "\nPING ("+strings.Join([]string{"IPv4", "IPv6"}[:s.families], ", ")+")\tNEXT POD\tGATEWAY\tOUTSIDE\tWHICH SEES IT AS")
+	for i, p := range s.pods {
+		cells := []string{p.name, "-"}
+		if s.count > 1 {
+			next := s.pods[(i+1)%s.count]
+			times, err := p.ping(ctx, next.name, next.addresses)
+			if err != nil {
+				return err
+			}
+			cells[1] = times
+		}
+		gateway, err := p.ping(ctx, "its gateway", p.gateways)
+		if err != nil {
+			return err
+		}
+		seen, err := s.seenOutside(p)
+		if err != nil {
+			return fmt.Errorf("%s to the outside: %w", p.name, err)
+		}
+		outside, err := p.ping(ctx, "the outside", s.addresses(theOutside))
+		if err != nil {
+			return err
+		}
+		fmt.Fprintln(w, strings.Join(append(cells, gateway, outside, list(seen, ", ")), "\t"))
+	}
+	return nil
+}
+
+// ping pings an address of each family, and gives the round trips as a cell of the table.
+func (p *pod) ping(ctx context.Context, who string, to []netip.Addr) (string, error) {
+	var cell []string
+	for _, address := range to {
+		rtt, err := icmp.Ping(ctx, p.ns, address, icmp.Echo{Wait: patience})
+		if err != nil {
+			return "", fmt.Errorf("%s to %s: %w", p.name, who, err)
+		}
+		cell = append(cell, milliseconds(rtt, 2))
+	}
+	return strings.Join(cell, ", ") + " ms", nil
+}
+
+// seenOutside gives the addresses by which the host outside sees a pod, which must be the node's: it has
+// no route to any other.
+func (s *show) seenOutside(p *pod) ([]netip.Addr, error) {
+	var list []netip.Addr
+	for i, node := range s.addresses(theNode) {
+		seen, err := s.sourceOutside(p.ns, s.addresses(theOutside)[i])
+		switch {
+		case err != nil:
+			return nil, err
+		case seen == p.addresses[i]:
+			return nil, fmt.Errorf("not masqueraded: the host outside sees the pod's own address %s", seen)
+		case seen != node:
+			return nil, fmt.Errorf("the host outside sees it as %s, and not as the node's %s", seen, node)
+		}
+		list = append(list, seen)
+	}
+	return list, nil
+}
+
+// takeDown deletes the pods, then the network, and counts what is there before, between and after.
+func (s *show) takeDown(ctx context.Context, w io.Writer) error {
+	fmt.Fprintln(w, "\nWHAT THERE IS\tVETH ENDS\tIN NF_TABLES\tRESERVATIONS\tRECORDS\tBRIDGE")
+	n := s.count
+	if err := s.wantThere(ctx, w, "with "+plural(n, "pod"), inventory{2 * n, n, s.families * n, n, podBridge}); err != nil {
+		return err
+	}
+	start := time.Now()
+	for _, p := range s.pods {
+		if err := s.call(p).Del(ctx); err != nil {
+			return fmt.Errorf("DEL of %s: %w", p.name, err)
+		}
+	}
+	mean := time.Since(start) / time.Duration(n)
+	if err := s.wantThere(ctx, w, "after DEL", inventory{bridge: podBridge}); err != nil {
+		return err
+	}
+	node, err := network.Open(ctx, &network.Config{StateDir: s.stateDir})
+	if err == nil {
+		err = node.Remove(ctx, networkName)
+	}
+	if err != nil {
+		return fmt.Errorf("remove network %q: %w", networkName, err)
+	}
+	if err := s.wantThere(ctx, w, "after tombolo remove", inventory{bridge: noBridge}); err != nil {
+		return err
+	}
+	fmt.Fprintf(w, "\nDEL took %s ms a pod, and left nothing.\n", milliseconds(mean, 1))
+	return nil
+}
+
+func (s *show) wantThere(ctx context.Context, w io.Writer, when string, want inventory) error {
+	got, err := s.take(ctx)
+	if err != nil {
+		return fmt.Errorf("count what there is %s: %w", when, err)
+	}
+	fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%d\t%s\n", when, got.vethEnds, got.endpoints, got.reservations, got.records, got.bridge)
+	if got != want {
+		return fmt.Errorf("%s there should be %s, and there are %s", when, want, got)
+	}
+	return nil
+}
 
 func plural(n int, noun string) string {
 	if n == 1 {
@@ -75,4 +204,16 @@ func plural(n int, noun string) string {
 // milliseconds is a duration as the tables have it.
 func milliseconds(d time.Duration, digits int) string {
 	return fmt.Sprintf("%.*f", digits, d.Seconds()*1000)
+}
+
+// list gives some of a kind in one text, "-" for none.
+func list[T fmt.Stringer](all []T, between string) string {
+	var texts []string
+	for _, one := range all {
+		texts = append(texts, one.String())
+	}
+	if len(texts) == 0 {
+		return "-"
+	}
+	return strings.Join(texts, between)
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -20,46 +21,35 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// The families, as indexes.
-const (
-	v4 = iota
-	v6
-	families
-)
-
-// familiesHere counts the families that the kernel has: all, or IPv4 alone, as with
-// ipv6.disable=1.
-func familiesHere() int {
-	if _, err := os.Stat("/proc/self/net/if_inet6"); errors.Is(err, fs.ErrNotExist) {
-		return v4 + 1
-	}
-	return families
-}
-
 const (
 	outsideBridge = "outside0" // of the node, to the host outside
 	outsidePort   = "veth-outside"
 )
 
-// nodeAddresses are the node's towards the outside (documentation prefixes, RFC 5737
-// and RFC 3849), and outsideAddresses those of the host there. It has no others, and
-// no route but that to its own network: it can answer the node, and nobody behind it.
-func nodeAddresses() []netip.Prefix {
-	return []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("2001:db8::1/64")}
-}
-
-func outsideAddresses() []netip.Prefix {
-	return []netip.Prefix{netip.MustParsePrefix("192.0.2.2/24"), netip.MustParsePrefix("2001:db8::2/64")}
-}
-
 // sandbox is a node to put pods on, and a host outside.
 type sandbox struct {
 	outside  *netns.NS
-	heard    *icmp.Listener // outside
-	families int            // how many of them there are
+	families int // 2, or 1 where the kernel has IPv4 alone, as with ipv6.disable=1
 	stateDir string
-	links    []string // what the node has before its first pod
-	pods     []*pod
+}
+
+// prefixes are the node's address towards the outside, or the one of the host there: that with the number, of
+// each family (documentation prefixes, RFC 5737 and RFC 3849). That host has no others, and
+// no route but that to its own network: it can answer the node, and nobody behind it.
+func (b *sandbox) prefixes(number int) []netip.Prefix {
+	return []netip.Prefix{
+		netip.MustParsePrefix(fmt.Sprintf("192.0.2.%d/24", number)), netip.MustParsePrefix(fmt.Sprintf("2001:db8::%d/64", number)),
+	}[:b.families]
+}
+
+const theNode, theOutside = 1, 2
+
+func (b *sandbox) addresses(number int) []netip.Addr {
+	var list []netip.Addr
+	for _, p := range b.prefixes(number) {
+		list = append(list, p.Addr())
+	}
+	return list
 }
 
 // inSandbox runs fn on a thread in the sandbox's node: what fn opens there, and the
@@ -80,11 +70,11 @@ func inSandbox(ctx context.Context, plugin string, fn func(*sandbox) error) erro
 			// Once more than Do undoes. The thread must not be put to other use with its
 			// own view of the file system: it ends with this goroutine, and its mounts too.
 			runtime.LockOSThread()
-			box := &sandbox{}
-			defer box.close()
+			box := &sandbox{families: 2}
 			if err := box.open(ctx, plugin); err != nil {
 				return fmt.Errorf("build the sandbox: %w", err)
 			}
+			defer box.outside.Close()
 			return fn(box)
 		})
 	}()
@@ -92,7 +82,9 @@ func inSandbox(ctx context.Context, plugin string, fn func(*sandbox) error) erro
 }
 
 func (b *sandbox) open(ctx context.Context, plugin string) error {
-	b.families = familiesHere()
+	if _, err := os.Stat("/proc/self/net/if_inet6"); errors.Is(err, fs.ErrNotExist) {
+		b.families = 1
+	}
 	var err error
 	if b.stateDir, err = privateDir(plugin); err != nil {
 		return err
@@ -101,25 +93,9 @@ func (b *sandbox) open(ctx context.Context, plugin string) error {
 		return err
 	}
 	if err := b.connectOutside(ctx); err != nil {
-		return err
+		return errors.Join(err, b.outside.Close())
 	}
-	if b.heard, err = icmp.Listen(b.outside); err != nil {
-		return err
-	}
-	b.links, err = linkNames()
-	return err
-}
-
-func (b *sandbox) close() {
-	for _, p := range b.pods {
-		p.ns.Close()
-	}
-	if b.heard != nil {
-		b.heard.Close()
-	}
-	if b.outside != nil {
-		b.outside.Close()
-	}
+	return nil
 }
 
 // privateDir gives the calling thread a mount namespace, and in it an empty
@@ -132,7 +108,7 @@ func privateDir(plugin string) (string, error) {
 		return "", fmt.Errorf("keep mounts from spreading: %w", err)
 	}
 	var errs []error
-	// An image with nothing but this program in it may lack the first two.
+	// An image with nothing but our programs in it may lack the first two.
 	for _, dir := range []string{"/run", "/tmp", "/dev/shm"} {
 		if strings.HasPrefix(plugin, dir+"/") {
 			continue
@@ -147,7 +123,8 @@ func privateDir(plugin string) (string, error) {
 }
 
 // connectOutside ties the host outside to the node as any program can that embeds
-// Tombolo, without CNI.
+// Tombolo, without CNI, and waits until they reach each other: the kernel leaves some of what an IPv6
+// address needs to a worker.
 func (b *sandbox) connectOutside(ctx context.Context) error {
 	node, err := bridge.Dial(nil)
 	if err != nil {
@@ -158,37 +135,46 @@ func (b *sandbox) connectOutside(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, prefix := range nodeAddresses()[:b.families] {
+	for _, prefix := range b.prefixes(theNode) {
 		if err := node.Addresses().Add(addr.Address{Prefix: prefix, Link: link.Index, Flags: addr.NoDAD}); err != nil {
 			return err
 		}
 	}
 	_, err = node.Attach(ctx, b.outside, bridge.Port{
-		Bridge: outsideBridge, BridgeIndex: link.Index,
-		Name: outsidePort, Peer: podInterface,
-		Addresses: outsideAddresses()[:b.families],
+		Bridge: outsideBridge, BridgeIndex: link.Index, Name: outsidePort, Peer: podInterface, Addresses: b.prefixes(theOutside),
 	})
-	if err != nil {
-		return err
-	}
-	return b.awaitOutside(ctx)
-}
-
-// awaitOutside waits until the host outside and the node reach each other: the kernel
-// leaves some of what an IPv6 address needs to a worker, and on a busy machine neighbours
-// give up before that is done.
-func (b *sandbox) awaitOutside(ctx context.Context) error {
-	deadline := time.Now().Add(patience)
-	for _, prefix := range nodeAddresses()[:b.families] {
-		for {
-			_, err := icmp.Ping(ctx, b.outside, prefix.Addr(), icmp.Echo{Wait: time.Second})
-			if err == nil {
-				break
-			}
-			if ctx.Err() != nil || time.Now().After(deadline) {
-				return fmt.Errorf("reach the node from the host outside: %w", err)
-			}
+	for _, address := range b.addresses(theNode) {
+		if err == nil {
+			_, err = icmp.Ping(ctx, b.outside, address, icmp.Echo{Wait: patience})
 		}
 	}
-	return nil
+	return err
+}
+
+// sourceOutside sends datagrams to the host outside until one comes, and gives the address that it comes from.
+func (b *sandbox) sourceOutside(from *netns.NS, to netip.Addr) (netip.Addr, error) {
+	at := net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, 9)) // discard
+	var ear, mouth *net.UDPConn
+	err := b.outside.Do(func() (err error) { ear, err = net.ListenUDP("udp", at); return err })
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	defer ear.Close()
+	if err := from.Do(func() (err error) { mouth, err = net.DialUDP("udp", nil, at); return err }); err != nil {
+		return netip.Addr{}, err
+	}
+	defer mouth.Close()
+	for deadline := time.Now().Add(patience); ; {
+		_, err := mouth.Write([]byte("tombolo"))
+		if err == nil {
+			err = ear.SetReadDeadline(time.Now().Add(patience / 100))
+		}
+		if err != nil {
+			return netip.Addr{}, err
+		}
+		_, source, err := ear.ReadFromUDPAddrPort(make([]byte, 16))
+		if err == nil || time.Now().After(deadline) {
+			return source.Addr().Unmap(), err
+		}
+	}
 }

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Has Tombolo be called by the name of a reference plugin too, where no plugin has that name,
+# Has the plugin be called by the name of a reference plugin too, where no plugin has that name,
 # and takes all such names away. It does what "tombolo install" does, for a program that
 # cannot run here, as one of another architecture.
 #
@@ -9,15 +9,8 @@
 set -eu
 name=$1 dir=$2 here=${3:-}$2
 
-# The lock of "tombolo install": by what another changes meanwhile, --undo would delete a plugin that was just given back.
-exec 9<"$here"
-flock 9 || { echo "names.sh: flock (of util-linux or busybox) has to lock $here" >&2; exit 1; }
-
-# A link would be written through by whoever copies a plugin onto it.
-linked() { [ "$(readlink "$1")" = tombolo ]; }
-
 if [ "$name" != --undo ]; then
-	if [ -e "$here/$name" ] && ! linked "$here/$name"; then exit 0; fi # it is others', or ours already
+	[ ! -e "$here/$name" ] || exit 0 # it is others', or ours already
 	new=$here/.tombolo-$$
 	printf '#!%s/tombolo as\n# Tombolo, by the name of the reference plugin %s. To undo: tombolo install --undo %s\n' "$dir" "$name" "$dir" >"$new"
 	chmod 0755 "$new"
@@ -25,8 +18,7 @@ if [ "$name" != --undo ]; then
 	exit 0
 fi
 for file in "$here"/*; do
-	[ -f "$file" ] || [ -L "$file" ] || continue
-	if linked "$file" || head -n 1 "$file" | grep -qx '#!/.*/tombolo as'; then
+	if [ -f "$file" ] && [ ! -L "$file" ] && head -n 1 "$file" | grep -qx '#!/.*/tombolo as'; then
 		if [ -e "$file.reference" ]; then mv -f "$file.reference" "$file"; else rm -f "$file"; fi
 	fi
 done

@@ -127,7 +127,7 @@ func TestInstall(t *testing.T) {
 			out.Close()
 		}
 		got := start(t, command, nil, "install", "--names", "all", dir)
-		if strings.Contains(got.stdout, "Tombolo, as before") || strings.Count(got.stdout, ": Tombolo\n") < 2 {
+		if strings.Contains(got.stdout, "what was there") || strings.Count(got.stdout, ": Tombolo\n") < 2 {
 			t.Errorf("names were left by the undo: %+v", got)
 		}
 	})

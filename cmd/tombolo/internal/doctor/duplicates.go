@@ -7,13 +7,13 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"time"
 
-	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
-	"golang.org/x/sys/unix"
+	"github.com/tombolo-cni/tombolo/route"
 )
 
 // hear is for how long several nodes may answer for one address.
@@ -22,6 +22,11 @@ const hear = 200 * time.Millisecond
 // duplicates asks on the bridge who has the pod's IPv4 address, and who the gateway's, which the
 // host itself does not answer there.
 func (e *examination) duplicates(ctx context.Context, br *bridge.Link) error {
+	onHost, err := route.Dial(nil)
+	if err != nil {
+		return err
+	}
+	defer onHost.Close()
 	for _, a := range e.at.Addresses {
 		if !a.Prefix.Addr().Is4() {
 			continue
@@ -35,8 +40,8 @@ func (e *examination) duplicates(ctx context.Context, br *bridge.Link) error {
 				e.add(StepDuplicate, "give one of the two another address", "another node answers for %s: %s, and the pod has %s", a.Prefix.Addr(), mac, e.at.MAC)
 			}
 		}
-		if own, err := isOwn(br, a.Gateway); err != nil || !own {
-			return err
+		if !a.Gateway.Is4() || !isOwn(onHost, a.Gateway) {
+			return nil
 		}
 		if owners, err = whoHas(ctx, br, a.Gateway); err != nil {
 			return err
@@ -46,25 +51,6 @@ func (e *examination) duplicates(ctx context.Context, br *bridge.Link) error {
 		}
 	}
 	return nil
-}
-
-// isOwn says whether the host has an address by the bridge.
-func isOwn(br *bridge.Link, a netip.Addr) (bool, error) {
-	if !a.Is4() {
-		return false, nil
-	}
-	conn, err := addr.Dial(nil)
-	if err != nil {
-		return false, err
-	}
-	defer conn.Close()
-	list, err := conn.List(addr.Filter{Link: br.Index, Family: unix.AF_INET})
-	for _, have := range list {
-		if have.Prefix.Addr() == a {
-			return true, err
-		}
-	}
-	return false, err
 }
 
 // whoHas sends an ARP probe (RFC 5227), which leaves no trace in anybody's table, and gives the
@@ -93,11 +79,7 @@ func whoHas(ctx context.Context, br *bridge.Link, a netip.Addr) ([]net.HardwareA
 			continue
 		}
 		mac := net.HardwareAddr(p.ARP.SenderMAC)
-		known := false
-		for _, have := range list {
-			known = known || bytes.Equal(have, mac)
-		}
-		if !known && !bytes.Equal(mac, br.MAC) {
+		if !bytes.Equal(mac, br.MAC) && !slices.ContainsFunc(list, func(have net.HardwareAddr) bool { return bytes.Equal(have, mac) }) {
 			list = append(list, mac)
 		}
 	}

@@ -3,11 +3,15 @@ package doctor
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -40,17 +44,13 @@ func (e *examination) traceEcho(ctx context.Context, pod *netns.NS, own, to neti
 
 // connection has the pod begin a connection by TCP, and finds the rule that drops its first packet.
 func (e *examination) connection(ctx context.Context, pod *netns.NS, own netip.Addr, to netip.AddrPort) error {
-	fd, ports, err := bound(pod, own, to.Port())
-	if err != nil {
-		return fmt.Errorf("connect to %s: %w", to, err)
-	}
-	defer unix.Close(fd)
+	const dynamic = 49152 // the first port that is nobody's (RFC 6335)
+	from := netip.AddrPortFrom(own, dynamic+rand.N[uint16](1<<14))
+	ports := binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(nil, from.Port()), to.Port()) // TCP's header begins with them
+	var unreachable error
 	t, err := trace(ctx, probe(own.AsSlice(), to.Addr().AsSlice(), unix.IPPROTO_TCP, 0, ports), func() error {
-		err := unix.Connect(fd, sockaddr(to))
-		if err == nil || err == unix.EINPROGRESS {
-			return nil
-		}
-		return fmt.Errorf("connect to %s: %w", to, err)
+		unreachable = pod.Do(func() error { return connect(ctx, from, to) })
+		return ctx.Err()
 	})
 	if err != nil {
 		return err
@@ -58,50 +58,32 @@ func (e *examination) connection(ctx context.Context, pod *netns.NS, own netip.A
 	if found, err := e.report(t, to.String()); found || err != nil {
 		return err
 	}
+	if !t.seen && unreachable != nil {
+		return fmt.Errorf("connect to %s: %w", to, unreachable)
+	}
 	return e.untraced(ctx, own, to)
 }
 
-// bound opens a socket in the pod, whose packets get no further than the host's next hop, and gives what TCP's header
-// begins with: both ports.
-func bound(pod *netns.NS, own netip.Addr, to uint16) (fd int, ports []byte, _ error) {
-	family, level, option := unix.AF_INET6, unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS
-	if own.Is4() {
-		family, level, option = unix.AF_INET, unix.IPPROTO_IP, unix.IP_TTL
-	}
-	err := pod.Do(func() (err error) {
-		fd, err = unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
-		return err
-	})
-	if err != nil {
-		return -1, nil, err
-	}
-	err = unix.SetsockoptInt(fd, level, option, hops)
+// connect begins a connection, whose packets get no further than the host's next hop. No answer, or a refusal, is none
+// of its errors.
+func connect(ctx context.Context, from, to netip.AddrPort) error {
+	dialer := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(from), Timeout: wait / 10, Control: func(_, _ string, raw syscall.RawConn) error {
+		level, option := unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS
+		if to.Addr().Is4() {
+			level, option = unix.IPPROTO_IP, unix.IP_TTL
+		}
+		var optionErr error
+		err := raw.Control(func(fd uintptr) { optionErr = unix.SetsockoptInt(int(fd), level, option, hops) })
+		return errors.Join(err, optionErr)
+	}}
+	conn, err := dialer.DialContext(ctx, "tcp", to.String())
 	if err == nil {
-		err = unix.Bind(fd, sockaddr(netip.AddrPortFrom(own, 0)))
+		return conn.Close()
 	}
-	var name unix.Sockaddr
-	if err == nil {
-		name, err = unix.Getsockname(fd)
+	if errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, os.ErrDeadlineExceeded) {
+		return nil
 	}
-	if err != nil {
-		unix.Close(fd)
-		return -1, nil, err
-	}
-	port := 0
-	switch a := name.(type) {
-	case *unix.SockaddrInet4:
-		port = a.Port
-	case *unix.SockaddrInet6:
-		port = a.Port
-	}
-	return fd, binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(nil, uint16(port)), to), nil
-}
-
-func sockaddr(a netip.AddrPort) unix.Sockaddr {
-	if a.Addr().Is4() {
-		return &unix.SockaddrInet4{Addr: a.Addr().As4(), Port: int(a.Port())}
-	}
-	return &unix.SockaddrInet6{Addr: a.Addr().As16(), Port: int(a.Port())}
+	return err
 }
 
 // report says what dropped a probe, if anything did.

@@ -2,12 +2,14 @@ package doctor
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"time"
 
@@ -64,7 +66,7 @@ func (e *examination) walk(ctx context.Context) error {
 		return err
 	}
 	for _, a := range e.at.Addresses {
-		if err := e.family(ctx, pod, links, br, index, a.Prefix.Addr(), a.Gateway); err != nil {
+		if err := e.family(ctx, pod, br, index, a.Prefix.Addr(), a.Gateway); err != nil {
 			return err
 		}
 	}
@@ -97,7 +99,7 @@ func (e *examination) addresses(pod *netns.NS) (int, error) {
 }
 
 // family follows one address of the pod's to its gateway and beyond.
-func (e *examination) family(ctx context.Context, pod *netns.NS, links *bridge.Conn, br *bridge.Link, index int, own, gateway netip.Addr) error {
+func (e *examination) family(ctx context.Context, pod *netns.NS, br *bridge.Link, index int, own, gateway netip.Addr) error {
 	if !gateway.IsValid() {
 		return nil
 	}
@@ -137,12 +139,8 @@ func (e *examination) family(ctx context.Context, pod *netns.NS, links *bridge.C
 		e.add(StepGateway, unresolved(gateway), "the gateway %s does not answer by %s: %v", gateway, resolution(gateway), pingErr)
 		return nil
 	}
-	if pingErr != nil {
-		mac, err := gatewayMAC(ctx, gateway)
-		if err != nil {
-			return err
-		}
-		if mac != nil && !bytes.Equal(mac, next.MAC) {
+	if mac := cmp.Or(string(e.at.HostVLANMAC), string(e.at.BridgeMAC)); pingErr != nil && isOwn(onHost, gateway) {
+		if mac := net.HardwareAddr(mac); !bytes.Equal(mac, next.MAC) {
 			e.add(StepGateway, "if it stays, another pod forges it, or somebody has set it: set guard for the network, and delete it in the pod (ip neigh)",
 				"the gateway %s does not answer: the pod has its MAC as %s, and it is %s", gateway, next.MAC, mac)
 			return nil
@@ -202,40 +200,22 @@ func (e *examination) family(ctx context.Context, pod *netns.NS, links *bridge.C
 	return e.long(ctx, pod, host, own, hop.Gateway)
 }
 
+// isOwn says whether the host has an address.
+func isOwn(onHost *route.Conn, a netip.Addr) bool {
+	r, err := onHost.Get(a)
+	return err == nil && r.Type == route.Local
+}
+
 // isNeeded says whether a gateway is the host's, or the pod sends anything by it. The IPAM names one
 // for every subnet, and a network without a gateway has nobody at that address.
 func isNeeded(inPod, onHost *route.Conn, gateway netip.Addr) (bool, error) {
-	if r, err := onHost.Get(gateway); err == nil && r.Type == route.Local {
+	if isOwn(onHost, gateway) {
 		return true, nil
 	}
-	family := uint8(unix.AF_INET6)
-	if gateway.Is4() {
-		family = unix.AF_INET
-	}
-	routes, err := inPod.List(route.Filter{Family: family})
+	routes, err := inPod.List(route.Filter{Family: familyOf(gateway)})
 	return slices.ContainsFunc(routes, func(r route.Route) bool {
 		return r.Gateway == gateway || slices.ContainsFunc(r.Nexthops, func(h route.Nexthop) bool { return h.Gateway == gateway })
 	}), err
-}
-
-// gatewayMAC is that of the host's link that has the gateway's address; nil if the host has it not.
-func gatewayMAC(ctx context.Context, gateway netip.Addr) (net.HardwareAddr, error) {
-	links, err := bridge.Dial(nil)
-	if err != nil {
-		return nil, err
-	}
-	defer links.Close()
-	list, err := links.Addresses().List(addr.Filter{})
-	for _, a := range list {
-		if a.Prefix.Addr() == gateway {
-			l, err := links.LinkByIndex(ctx, a.Link)
-			if err != nil {
-				return nil, err
-			}
-			return l.MAC, nil
-		}
-	}
-	return nil, err
 }
 
 // long sends packets as long as the pod's MTU.
@@ -289,43 +269,34 @@ func (e *examination) names(ctx context.Context, pod *netns.NS) {
 	}
 }
 
-// ask uses a bare socket: those of package net bring a resolver along, 300 kB of it.
+// ask sends a query twice, and takes any answer.
 func ask(ctx context.Context, pod *netns.NS, server netip.Addr) error {
-	family, to := unix.AF_INET6, unix.Sockaddr(&unix.SockaddrInet6{Addr: server.As16(), Port: 53})
-	if server.Is4() {
-		family, to = unix.AF_INET, &unix.SockaddrInet4{Addr: server.As4(), Port: 53}
-	}
-	fd := -1
-	err := pod.Do(func() error {
-		var err error
-		fd, err = unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	var conn *net.UDPConn
+	err := pod.Do(func() (err error) {
+		conn, err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(server, 53)))
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	defer unix.Close(fd)
-	timeout := unix.NsecToTimeval(wait.Nanoseconds())
-	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout); err != nil {
-		return err
-	}
-	if err := unix.Connect(fd, to); err != nil {
-		return err
-	}
+	defer conn.Close()
 	// RFC 1035, section 4.1: the name servers of the root.
 	query := []byte{0x74, 0x6f, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 1}
 	for range 2 {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if _, err = unix.Write(fd, query); err != nil {
-			continue
+		if _, err = conn.Write(query); err == nil {
+			err = conn.SetReadDeadline(time.Now().Add(wait))
 		}
-		if _, err = unix.Read(fd, make([]byte, 512)); err == nil {
+		if err == nil {
+			_, err = conn.Read(make([]byte, 512))
+		}
+		if err == nil {
 			return nil
 		}
 	}
-	if err == unix.EAGAIN {
+	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return errors.New("nothing comes back")
 	}
 	return err

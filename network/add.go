@@ -16,7 +16,6 @@ import (
 	"github.com/tombolo-cni/tombolo/network/internal/build"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
-	"github.com/tombolo-cni/tombolo/network/internal/reroute"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
 	"github.com/tombolo-cni/tombolo/network/internal/teardown"
 	"github.com/tombolo-cni/tombolo/route"
@@ -91,7 +90,7 @@ type adding struct {
 	base *state.Attachment // as it was put on record
 
 	leasing *leasing        // nil unless the address comes by DHCP
-	metrics reroute.Metrics // of its default routes
+	metrics metrics         // of its default routes
 	shaped  bandwidth.Shape // its limits as the kernel enforces them
 }
 
@@ -181,7 +180,7 @@ func (a *adding) made(t *tied) *Attachment {
 		at.HostVLAN, at.HostVLANMAC = l.Name, l.MAC
 	}
 	at.PortMAC, at.MAC = t.link.MAC, t.link.PeerMAC
-	at.Routes, at.DNS = a.metrics.Apply(reroute.WithDefaults(a.nw.DefaultGateway, t.plan.rec.Addresses, t.given.routes)), t.given.dns
+	at.Routes, at.DNS = a.metrics.apply(withDefaults(a.nw.DefaultGateway, t.plan.rec.Addresses, t.given.routes)), t.given.dns
 	if t.lease != nil && t.lease.Applied.MTU > 0 {
 		at.PodMTU = min(t.lease.Applied.MTU, at.MTU)
 	}
@@ -240,7 +239,7 @@ func (a *adding) tie(ctx context.Context) (*tied, error) {
 		}
 	}
 	link, err := a.attach(ctx, p, b)
-	if errors.As(err, new(reroute.SecondRoute)) {
+	if errors.As(err, new(secondRoute)) {
 		if p, err = a.plan(g, nil); err != nil {
 			return nil, err
 		}
@@ -315,20 +314,18 @@ func givenOf(addresses []ipam.Address, routes []route.Route) (given, error) {
 
 // routeThroughHost adds the default routes that were left to the network.
 func (a *adding) routeThroughHost(ctx context.Context, l *bridge.Link, g given) (given, error) {
-	g.hosts, g.routes = slices.Clone(g.hosts), append([]route.Route(nil), g.routes...)
-	asked := len(g.routes)
+	asked := g.routes
+	g.hosts, g.routes = slices.Clone(g.hosts), slices.Clone(asked)
 	for _, address := range g.addresses {
-		if reroute.HasDefault(g.routes[:asked], address.Prefix.Addr()) {
+		if hasDefault(asked, address.Prefix.Addr()) {
 			continue
 		}
 		own, err := a.hostAddress(ctx, l, address.Prefix)
 		if err != nil {
 			return g, err
 		}
-		if own.IsValid() {
-			g.routes = append(g.routes, reroute.Default(own))
-			g.hosts.Set(address.Prefix, own)
-		}
+		g.routes = append(g.routes, defaultBy(own))
+		g.hosts.Set(address.Prefix, own)
 	}
 	return g, nil
 }
@@ -375,7 +372,7 @@ func (a *adding) attach(ctx context.Context, p *plan, b *build.Built) (*bridge.A
 		link, err = a.s.Links.Attach(ctx, a.pod.NetNS, port)
 	}
 	if err != nil {
-		return nil, a.metrics.MakeWay(a.pod.NetNS, port.Routes, err)
+		return nil, a.metrics.makeWay(a.pod.NetNS, port.Routes, err)
 	}
 	a.attached = true
 	a.back.push(func(ctx context.Context) error {

@@ -8,7 +8,6 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network/internal/build"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
-	"github.com/tombolo-cni/tombolo/network/internal/reroute"
 )
 
 // solicit has the pod ask for router advertisements, if it takes any: else it gives nil. They are
@@ -36,7 +35,7 @@ func (a *adding) advertised(ctx context.Context, asked *bridge.Solicitation, g g
 	var gateway netip.Addr
 	var metric uint32
 	if !a.nw.NoDefaultRoute {
-		if gateway, metric, err = reroute.IPv6Gateway(a.s.Links, b.Bridge, a.pod.NetNS, link, got, a.nw.Exit != ExitHost); err != nil {
+		if gateway, metric, err = gateway6(a.s.Links, b.Bridge, a.pod.NetNS, link, got, a.nw.Exit != ExitHost); err != nil {
 			return g, err
 		}
 	}
@@ -44,7 +43,7 @@ func (a *adding) advertised(ctx context.Context, asked *bridge.Solicitation, g g
 		g.addresses = append(g.addresses, ipam.Address{Prefix: address.Prefix, Gateway: gateway})
 	}
 	if gateway.IsValid() {
-		r := reroute.Default(gateway)
+		r := defaultBy(gateway)
 		r.Priority = metric
 		g.routes = append(g.routes, r)
 	}

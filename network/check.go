@@ -13,7 +13,6 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network/internal/inspect"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
-	"github.com/tombolo-cni/tombolo/network/internal/reroute"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
 )
 
@@ -93,7 +92,7 @@ func (k *checking) link(ctx context.Context, found *inspect.Findings) error {
 			return err
 		}
 		port.Addresses = k.expectedAddresses(told, has, found)
-		port.Routes = append(recorded.Subnets(port.Addresses), reroute.ForPod(nil, recorded.Led(k.rec, told.Routes))...)
+		port.Routes = append(recorded.Subnets(port.Addresses), routesFor(nil, recorded.Led(k.rec, told.Routes))...)
 	} else {
 		port.Addresses = recorded.Lasting(k.rec)
 	}

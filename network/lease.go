@@ -21,7 +21,6 @@ import (
 	"github.com/tombolo-cni/tombolo/network/internal/build"
 	"github.com/tombolo-cni/tombolo/network/internal/dhcplease"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
-	"github.com/tombolo-cni/tombolo/network/internal/reroute"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
 	"github.com/tombolo-cni/tombolo/route"
 )
@@ -135,7 +134,7 @@ func (a *adding) lease(ctx context.Context) (*tied, error) {
 		return nil, err
 	}
 	if err := dhcplease.Apply(ctx, a.s.Links, a.pod.NetNS, rec, link); err != nil {
-		return nil, reroute.ExplainRoute(err)
+		return nil, explainRoute(err)
 	}
 	t, err := a.again(ctx, g, b, link)
 	if err != nil {
@@ -223,7 +222,7 @@ func (a *adding) acquire(ctx context.Context, rec *lease.Record, b *build.Built,
 	}
 	rec.Lease, rec.Applied = got, rec.Policy.Apply(got)
 	if slices.ContainsFunc(rec.Applied.Routes, func(r dhcpc.Route) bool { return r.Dst.Bits() == 0 }) {
-		metric, err := reroute.FreeMetric(a.pod.NetNS, false, uint32(rec.Policy.Priority))
+		metric, err := freeMetric(a.pod.NetNS, false, uint32(rec.Policy.Priority))
 		if err != nil {
 			return err
 		}

@@ -16,7 +16,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
-	"github.com/tombolo-cni/tombolo/network/internal/reroute"
+	"github.com/tombolo-cni/tombolo/network/internal/build"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
 	"github.com/tombolo-cni/tombolo/nft"
 )
@@ -199,17 +199,18 @@ func TestARouteIsNotChangedWhileADELIsAtWork(t *testing.T) {
 		if err != nil {
 			return err
 		}
+		rec.DefaultRoute = string(ExitHost)
 		lock, err := s.Dir.LockAttachment("pods", hash)
 		if err != nil {
 			return err
 		}
-		if err := reroute.Attachment(t.Context(), s, rec); !errors.Is(err, state.ErrBusy) {
-			t.Errorf("reroute: %v, want ErrBusy", err)
+		if err := build.Follow(t.Context(), s, []*state.Attachment{rec}); !errors.Is(err, state.ErrBusy) {
+			t.Errorf("follow: %v, want ErrBusy", err)
 		}
 		if err := lock.Close(); err != nil {
 			return err
 		}
-		return reroute.Attachment(t.Context(), s, rec)
+		return build.Follow(t.Context(), s, []*state.Attachment{rec})
 	})
 }
 

@@ -11,7 +11,6 @@ import (
 	"github.com/tombolo-cni/tombolo/network/internal/build"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
-	"github.com/tombolo-cni/tombolo/network/internal/reroute"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
@@ -68,7 +67,7 @@ func (a *adding) plan(g given, made *bridge.Attachment) (*plan, error) {
 	for _, address := range g.addresses {
 		p.port.Addresses = append(p.port.Addresses, address.Prefix)
 	}
-	p.port.Routes = a.metrics.Apply(reroute.ForPod(g.addresses, reroute.WithDefaults(nw.DefaultGateway, g.addresses, g.routes)))
+	p.port.Routes = a.metrics.apply(routesFor(g.addresses, withDefaults(nw.DefaultGateway, g.addresses, g.routes)))
 	if a.leasing == nil {
 		rec.Routes = recorded.Routed(rec, p.port.Routes)
 	}

@@ -186,8 +186,8 @@ func mendPods(ctx context.Context, s *session.Session) error {
 }
 
 func repairPod(ctx context.Context, s *session.Session, a *state.Attachment) error {
-	pod, lost := inspect.Pod(a)
-	if lost != "" {
+	pod, err := recorded.OpenPod(a.NetNS, a.NetNSCookie)
+	if err != nil {
 		return nil
 	}
 	defer pod.Close()
@@ -203,9 +203,6 @@ func repairPod(ctx context.Context, s *session.Session, a *state.Attachment) err
 		return err
 	}
 	for _, d := range diffs {
-		if d.What == "MAC" && a.NetNSCookie == 0 {
-			return nil // the path may be another pod's by now
-		}
 		if d.Object == "interface "+port.Peer && d.What != "MAC" {
 			return s.Links.Restore(ctx, pod, port)
 		}

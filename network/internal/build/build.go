@@ -19,7 +19,6 @@ import (
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/loopback"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
-	"github.com/tombolo-cni/tombolo/network/internal/reroute"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
 	"github.com/tombolo-cni/tombolo/network/internal/takeover"
 	"github.com/tombolo-cni/tombolo/network/internal/teardown"
@@ -242,8 +241,10 @@ func buildNetwork(ctx context.Context, s *session.Session, w *Want) (*Built, err
 	if err := leaveBridge(ctx, s, w); err != nil {
 		return nil, err
 	}
-	if err := takeUplink(ctx, s, w); err != nil {
-		return nil, err
+	if w.Uplink.NIC != "" {
+		if err := s.Uplinks().Ensure(ctx, w.Record.Name, w.Uplink); err != nil {
+			return nil, err
+		}
 	}
 	chosen, err := chooseBridge(ctx, s, w)
 	if err != nil {
@@ -281,7 +282,7 @@ func buildNetwork(ctx context.Context, s *session.Session, w *Want) (*Built, err
 		}
 	}
 	// The keeper tries again where that fails, and the ADD needs none of it.
-	s.Later(func() error { return reroute.Follow(ctx, s, attachments) })
+	s.Later(func() error { return Follow(ctx, s, attachments) })
 	// The record is written last, so that the next ADD finishes what a stopped call has left.
 	if _, err := s.Firewall.Ensure(ctx, recorded.Rules(rec, l)); err != nil {
 		return nil, err

@@ -7,12 +7,11 @@ import (
 	"net/netip"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
 	"github.com/tombolo-cni/tombolo/network/internal/teardown"
 	"github.com/tombolo-cni/tombolo/route"
@@ -165,11 +164,7 @@ func refuseConnected(ctx context.Context, links *bridge.Conn, w *Want, fresh []n
 
 // routerIn says whether a route of the host leads to a gateway in the subnet.
 func routerIn(links *bridge.Conn, subnet netip.Prefix) (bool, error) {
-	family := uint8(unix.AF_INET)
-	if subnet.Addr().Is6() {
-		family = unix.AF_INET6
-	}
-	routes, err := links.Routes().List(route.Filter{Family: family})
+	routes, err := links.Routes().List(route.Filter{Family: recorded.FamilyOf(subnet.Addr())})
 	return slices.ContainsFunc(routes, func(r route.Route) bool {
 		return subnet.Contains(r.Gateway) || slices.ContainsFunc(r.Nexthops, func(h route.Nexthop) bool { return subnet.Contains(h.Gateway) })
 	}), err

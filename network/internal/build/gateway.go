@@ -2,12 +2,8 @@ package build
 
 import (
 	"context"
-	"errors"
-	"io/fs"
 	"net/netip"
 	"slices"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
@@ -28,7 +24,7 @@ func hasGateway(links *bridge.Conn, gw netip.Prefix, l *bridge.Link) (bool, erro
 		return links.Addresses().Has(addr.Address{Prefix: gw, Link: l.Index})
 	}
 	r, err := links.Routes().Get(gw.Addr())
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) {
+	if err != nil && recorded.IsNoRoute(err) {
 		return false, nil
 	}
 	if err != nil {

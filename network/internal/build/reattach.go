@@ -176,8 +176,10 @@ func restore(ctx context.Context, s *session.Session, rec *state.Network, attach
 }
 
 func bringBack(ctx context.Context, s *session.Session, rec *state.Network, attachments []*state.Attachment, w *Want) (nft.Network, bool, error) {
-	if err := mendUplink(ctx, s, rec.Uplink); err != nil {
-		return nft.Network{}, false, err
+	if rec.Uplink != "" {
+		if err := s.Uplinks().Mend(ctx, rec.Uplink); err != nil {
+			return nft.Network{}, false, err
+		}
 	}
 	l, _, changed, err := establish(ctx, s, rec, attachments, w)
 	if err != nil {

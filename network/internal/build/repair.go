@@ -7,7 +7,6 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
-	"github.com/tombolo-cni/tombolo/network/internal/reroute"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
 	"github.com/tombolo-cni/tombolo/nft"
 )
@@ -53,7 +52,7 @@ func Repair(ctx context.Context, s *session.Session, some ...string) error {
 		}
 	}
 	s.Leave()
-	return errors.Join(append(errs, reroute.Follow(ctx, s, r.followers))...)
+	return errors.Join(append(errs, Follow(ctx, s, r.followers))...)
 }
 
 // mendUplinks mends those that no network is by, too.
@@ -61,7 +60,7 @@ func mendUplinks(ctx context.Context, s *session.Session) error {
 	nics, err := s.Dir.Uplinks()
 	errs := []error{err}
 	for _, nic := range nics {
-		errs = append(errs, mendUplink(ctx, s, nic))
+		errs = append(errs, s.Uplinks().Mend(ctx, nic))
 	}
 	return errors.Join(errs...)
 }

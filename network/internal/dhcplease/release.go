@@ -21,8 +21,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lease/giveback"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
-	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -80,26 +80,13 @@ func sendRelease(ctx context.Context, links *bridge.Conn, rec *lease.Record) err
 	if rec.Client.Sticky {
 		return nil
 	}
-	if pod := podOf(rec); pod != nil {
+	if pod, err := recorded.OpenPod(rec.NetNS, rec.NetNSCookie); err == nil {
 		defer pod.Close()
-		if index, err := linkIndexIn(pod, rec.IfName); err == nil {
+		if index, err := recorded.InterfaceIn(ctx, pod, rec.IfName); err == nil {
 			return releaseFromPod(ctx, &transport.Config{NetNS: pod, Link: index, MAC: net.HardwareAddr(rec.Lease.MAC)}, rec.Lease)
 		}
 	}
 	return giveback.Release(ctx, rec, links, nil, rec.Lease)
-}
-
-// podOf opens a pod's namespace; nil where it is gone.
-func podOf(rec *lease.Record) *netns.NS {
-	pod, err := netns.Open(rec.NetNS)
-	if err != nil {
-		return nil
-	}
-	if cookie, err := pod.Cookie(); err != nil || cookie != rec.NetNSCookie {
-		pod.Close()
-		return nil
-	}
-	return pod
 }
 
 // releaseFromPod sends it from the pod's interface, by a packet socket: by a UDP
@@ -115,20 +102,6 @@ func releaseFromPod(ctx context.Context, sockets *transport.Config, l *dhcpc.Lea
 		return err
 	}
 	return errors.Join(raw.Send(ctx, p), raw.Close())
-}
-
-// linkIndexIn looks an interface of a pod up.
-func linkIndexIn(pod *netns.NS, name string) (int, error) {
-	conn, err := bridge.Dial(&bridge.Config{NetNS: pod})
-	if err != nil {
-		return 0, err
-	}
-	defer conn.Close()
-	l, err := conn.Link(context.Background(), name)
-	if err != nil {
-		return 0, err
-	}
-	return l.Index, nil
 }
 
 // leaseLockWait is more than the keeper has a record locked for.

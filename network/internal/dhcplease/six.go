@@ -17,6 +17,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 )
 
 // end6 ends what a pod has by DHCPv6. The record has the RELEASE, which the keeper has made. It is sent from the
@@ -26,9 +27,9 @@ func end6(ctx context.Context, links *bridge.Conn, rec *lease.Record) error {
 	if !rec.Releases6(time.Now()) {
 		return nil
 	}
-	if pod := podOf(rec); pod != nil {
+	if pod, err := recorded.OpenPod(rec.NetNS, rec.NetNSCookie); err == nil {
 		defer pod.Close()
-		if index, err := linkIndexIn(pod, rec.IfName); err == nil {
+		if index, err := recorded.InterfaceIn(ctx, pod, rec.IfName); err == nil {
 			return transport.Send6(&transport.Config{NetNS: pod, Link: index}, rec.Six.Release)
 		}
 	}

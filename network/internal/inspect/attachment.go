@@ -25,8 +25,8 @@ func Attachment(ctx context.Context, s *session.Session, nw *state.Network, rec 
 		return nil, err
 	}
 	port.Addresses, port.Routes = recorded.Lasting(rec), recorded.Routes(rec)
-	pod, lost := Pod(rec)
-	if pod != nil {
+	pod, lost := recorded.OpenPod(rec.NetNS, rec.NetNSCookie)
+	if lost == nil {
 		defer pod.Close()
 	}
 	diffs, err := s.Links.Check(ctx, pod, port)
@@ -35,14 +35,14 @@ func Attachment(ctx context.Context, s *session.Session, nw *state.Network, rec 
 	}
 	gone := len(diffs) > 0 && diffs[0].What == "link" && diffs[0].Have == "" && diffs[0].Want == port.Name
 	switch {
-	case gone && lost != "":
-		found.Advise(tombolo.RemedyCollect, "it is dead: port %s is missing, and its namespace is gone: %s", port.Name, lost)
+	case gone && lost != nil:
+		found.Advise(tombolo.RemedyCollect, "it is dead: port %s is missing, and its namespace is gone: %v", port.Name, lost)
 		return found.List, nil
 	case gone:
 		found.AddAll(diffs[:1], tombolo.RemedyRecreate)
 		return found.List, nil
-	case lost != "":
-		found.Advise(tombolo.RemedyRecreate, "its namespace is gone: %s", lost)
+	case lost != nil:
+		found.Advise(tombolo.RemedyRecreate, "its namespace is gone: %v", lost)
 	}
 	for _, d := range diffs {
 		d.Remedy = remedyOf(d, rec)
@@ -70,20 +70,6 @@ func Attachment(ctx context.Context, s *session.Session, nw *state.Network, rec 
 		err = way(s, nw, rec, at, found)
 	}
 	return found.List, err
-}
-
-// Pod opens the namespace of an attachment; nil, with the reason, where its path leads there
-// no more.
-func Pod(rec *state.Attachment) (_ *netns.NS, lost string) {
-	pod, err := netns.Open(rec.NetNS)
-	if err != nil {
-		return nil, err.Error()
-	}
-	if cookie, err := pod.Cookie(); err == nil && rec.NetNSCookie != 0 && cookie != rec.NetNSCookie {
-		pod.Close()
-		return nil, rec.NetNS + " is another pod's by now"
-	}
-	return pod, ""
 }
 
 // remedyOf says what mends a difference of a port that is there, or of the pod's interface.

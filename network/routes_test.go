@@ -1,4 +1,4 @@
-package reroute
+package network
 
 import (
 	"net/netip"
@@ -10,18 +10,6 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/route"
 )
-
-// netipValues compares those of netip as such.
-func netipValues() cmp.Option { return cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{}) }
-
-// addresses are pods' addresses without gateways.
-func addresses(prefixes ...string) []ipam.Address {
-	var list []ipam.Address
-	for _, p := range prefixes {
-		list = append(list, ipam.Address{Prefix: netip.MustParsePrefix(p)})
-	}
-	return list
-}
 
 // dualStack is what host-local gives: an address of each family, with gateways.
 func dualStack() []ipam.Address {
@@ -59,7 +47,7 @@ func TestDefaultRoutes(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			before := append([]route.Route(nil), tt.given...)
-			got := WithDefaults(tt.defaults, tt.addresses, tt.given)
+			got := withDefaults(tt.defaults, tt.addresses, tt.given)
 			if diff := cmp.Diff(tt.want, got, netipValues(), cmpopts.EquateEmpty()); diff != "" {
 				t.Errorf("routes (-want +got):\n%s", diff)
 			}
@@ -122,7 +110,7 @@ func TestPodRoutes(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			got := ForPod(tt.addresses, WithDefaults(tt.defaults, tt.addresses, tt.given))
+			got := routesFor(tt.addresses, withDefaults(tt.defaults, tt.addresses, tt.given))
 			if diff := cmp.Diff(tt.want, got, netipValues(), cmpopts.EquateEmpty()); diff != "" {
 				t.Errorf("routes (-want +got):\n%s", diff)
 			}

@@ -1,4 +1,4 @@
-package reroute
+package network
 
 import (
 	"net/netip"
@@ -8,10 +8,10 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// ForPod gives the routes of a pod as its kernel gets them. One that names no gateway goes by that
+// routesFor gives the routes of a pod as its kernel gets them. One that names no gateway goes by that
 // of an address, unless its scope says that it has none. Those that lead to a gateway come last,
 // since others may lead to that.
-func ForPod(addresses []ipam.Address, asked []route.Route) []route.Route {
+func routesFor(addresses []ipam.Address, asked []route.Route) []route.Route {
 	var direct, led []route.Route
 	for _, r := range asked {
 		r.Dst, r.Protocol = r.Dst.Masked(), route.ProtocolTombolo
@@ -28,28 +28,28 @@ func ForPod(addresses []ipam.Address, asked []route.Route) []route.Route {
 	return append(direct, led...)
 }
 
-// WithDefaults adds, if that is wanted, a default route for each family that has a gateway and for
+// withDefaults adds, if that is wanted, a default route for each family that has a gateway and for
 // which there is none. The list stays the caller's.
-func WithDefaults(wanted bool, addresses []ipam.Address, routes []route.Route) []route.Route {
+func withDefaults(wanted bool, addresses []ipam.Address, routes []route.Route) []route.Route {
 	if !wanted {
 		return routes
 	}
 	list := append([]route.Route(nil), routes...)
 	for _, a := range addresses {
-		if a.Gateway.IsValid() && !HasDefault(list, a.Gateway) {
-			list = append(list, Default(a.Gateway))
+		if a.Gateway.IsValid() && !hasDefault(list, a.Gateway) {
+			list = append(list, defaultBy(a.Gateway))
 		}
 	}
 	return list
 }
 
-// HasDefault says whether a default route is among them, of an address's family.
-func HasDefault(routes []route.Route, of netip.Addr) bool {
+// hasDefault says whether a default route is among them, of an address's family.
+func hasDefault(routes []route.Route, of netip.Addr) bool {
 	return slices.ContainsFunc(routes, func(r route.Route) bool { return isDefault(&r) && r.Dst.Addr().Is4() == of.Is4() })
 }
 
-// Default is the default route by a gateway.
-func Default(gateway netip.Addr) route.Route {
+// defaultBy is the default route by a gateway.
+func defaultBy(gateway netip.Addr) route.Route {
 	everything, _ := gateway.Prefix(0)
 	return route.Route{Dst: everything, Gateway: gateway}
 }

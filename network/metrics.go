@@ -1,4 +1,4 @@
-package reroute
+package network
 
 import (
 	"errors"
@@ -22,13 +22,13 @@ const (
 	ipv6Metric = 1024 // that the kernel gives a route of IPv6 without one (IP6_RT_PRIO_USER)
 )
 
-// Metrics are those of a pod's default routes by this network, IPv4's first. 0 leaves a route as
+// metrics are those of a pod's default routes by this network, IPv4's first. 0 leaves a route as
 // it was asked for.
-type Metrics [2]uint32
+type metrics [2]uint32
 
-// Apply gives default routes their metrics. The list stays the caller's.
-func (m Metrics) Apply(routes []route.Route) []route.Route {
-	if m == (Metrics{}) {
+// apply gives default routes their metrics. The list stays the caller's.
+func (m metrics) apply(routes []route.Route) []route.Route {
+	if m == (metrics{}) {
 		return routes
 	}
 	list := append([]route.Route(nil), routes...)
@@ -40,7 +40,7 @@ func (m Metrics) Apply(routes []route.Route) []route.Route {
 	return list
 }
 
-// familyIndex is the place in Metrics of an address' family.
+// familyIndex is the place in metrics of an address' family.
 func familyIndex(a netip.Addr) int {
 	if a.Is6() {
 		return 1
@@ -48,20 +48,20 @@ func familyIndex(a netip.Addr) int {
 	return 0
 }
 
-// SecondRoute is the error where a pod has such a default route by another interface, and Metrics now
+// secondRoute is the error where a pod has such a default route by another interface, and metrics now
 // have larger ones, with which to try again.
-type SecondRoute struct{ error }
+type secondRoute struct{ error }
 
-// MakeWay finds larger metrics where an Attach with these routes failed since the pod has a default route
-// by another interface, and says so by a SecondRoute.
-func (m *Metrics) MakeWay(pod *netns.NS, routes []route.Route, err error) error {
+// makeWay finds larger metrics where an Attach with these routes failed since the pod has a default route
+// by another interface, and says so by a secondRoute.
+func (m *metrics) makeWay(pod *netns.NS, routes []route.Route, err error) error {
 	if !isSecondRoute(err) {
 		return err
 	}
-	explained, before := ExplainRoute(err), *m
+	explained, before := explainRoute(err), *m
 	for i := range routes {
 		if r := &routes[i]; isDefault(r) {
-			metric, lookErr := FreeMetric(pod, r.Dst.Addr().Is6(), r.Priority)
+			metric, lookErr := freeMetric(pod, r.Dst.Addr().Is6(), r.Priority)
 			if lookErr != nil {
 				return errors.Join(explained, lookErr)
 			}
@@ -71,7 +71,7 @@ func (m *Metrics) MakeWay(pod *netns.NS, routes []route.Route, err error) error 
 	if *m == before {
 		return explained
 	}
-	return SecondRoute{explained}
+	return secondRoute{explained}
 }
 
 // isDefault says that a route is a default route of the main table.
@@ -79,9 +79,9 @@ func isDefault(r *route.Route) bool {
 	return r.Dst.Bits() == 0 && (r.Table == 0 || r.Table == route.TableMain)
 }
 
-// FreeMetric is the metric for a default route: the one that is asked for, unless the pod has a
+// freeMetric is the metric for a default route: the one that is asked for, unless the pod has a
 // default route with it; then a larger one than any. 0 is the kernel's own.
-func FreeMetric(pod *netns.NS, ipv6 bool, asked uint32) (uint32, error) {
+func freeMetric(pod *netns.NS, ipv6 bool, asked uint32) (uint32, error) {
 	conn, err := route.Dial(&route.Config{NetNS: pod})
 	if err != nil {
 		return 0, err
@@ -108,8 +108,8 @@ func FreeMetric(pod *netns.NS, ipv6 bool, asked uint32) (uint32, error) {
 	return largest + metricStep, nil
 }
 
-// ExplainRoute tells what to do where the pod has a route by another interface.
-func ExplainRoute(err error) error {
+// explainRoute tells what to do where the pod has a route by another interface.
+func explainRoute(err error) error {
 	if isSecondRoute(err) {
 		return fail.Errorf(fail.ErrConflict, "%w: the pod has such a route by another of its interfaces: give this one another priority, or leave it out", err)
 	}
@@ -121,10 +121,10 @@ func isSecondRoute(err error) bool {
 	return errors.Is(err, fs.ErrExist) && errors.As(err, &op) && op.Op == "add route"
 }
 
-// IPv6Gateway is where the pod's default route leads: to the LAN's router, of which the
+// gateway6 is where the pod's default route leads: to the LAN's router, of which the
 // pod's own kernel has learnt it, or to the host, to which it is added here. A link-local
 // address of the host's stays when the LAN gets another prefix.
-func IPv6Gateway(links *bridge.Conn, l *bridge.Link, pod *netns.NS, link *bridge.Attachment, got *bridge.Autoconfigured, router bool) (_ netip.Addr, metric uint32, _ error) {
+func gateway6(links *bridge.Conn, l *bridge.Link, pod *netns.NS, link *bridge.Attachment, got *bridge.Autoconfigured, router bool) (_ netip.Addr, metric uint32, _ error) {
 	if router {
 		if len(got.Gateways) == 0 {
 			return netip.Addr{}, 0, nil
@@ -146,7 +146,7 @@ func IPv6Gateway(links *bridge.Conn, l *bridge.Link, pod *netns.NS, link *bridge
 
 // routeIPv6 adds the default route to the host, and gives its metric.
 func routeIPv6(pod *netns.NS, link *bridge.Attachment, gateway netip.Addr) (metric uint32, _ error) {
-	metric, err := FreeMetric(pod, true, 0)
+	metric, err := freeMetric(pod, true, 0)
 	if err != nil {
 		return 0, err
 	}
@@ -156,5 +156,5 @@ func routeIPv6(pod *netns.NS, link *bridge.Attachment, gateway netip.Addr) (metr
 	}
 	defer routes.Close()
 	_, err = routes.Ensure(route.Route{Gateway: gateway, Link: link.PeerIndex, Priority: metric, Protocol: route.ProtocolTombolo})
-	return metric, ExplainRoute(err)
+	return metric, explainRoute(err)
 }

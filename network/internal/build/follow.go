@@ -1,36 +1,27 @@
-// Package reroute has the routes that pods get, and has the default routes of those on a LAN lead to
-// the address that the host has now.
-package reroute
+package build
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"net/netip"
 	"slices"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
-	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network/internal/dhcplease"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// HostAddresses are the host's own addresses on a bridge in the subnet of a pod's.
-func HostAddresses(links *bridge.Conn, l *bridge.Link, pod netip.Prefix) ([]netip.Addr, error) {
-	family := uint8(unix.AF_INET)
-	if pod.Addr().Is6() {
-		family = unix.AF_INET6
-	}
-	all, err := links.Addresses().List(addr.Filter{Link: l.Index, Family: family})
+// hostAddresses are the host's own addresses on a bridge in the subnet of a pod's.
+func hostAddresses(links *bridge.Conn, l *bridge.Link, pod netip.Prefix) ([]netip.Addr, error) {
+	all, err := links.Addresses().List(addr.Filter{Link: l.Index, Family: recorded.FamilyOf(pod.Addr())})
 	if err != nil {
 		return nil, err
 	}
@@ -42,6 +33,25 @@ func HostAddresses(links *bridge.Conn, l *bridge.Link, pod netip.Prefix) ([]neti
 		}
 	}
 	return list, nil
+}
+
+// HostAddress is the first of them, for a pod that is to have its default route by it; nic is the
+// uplink of the bridge, if any.
+func HostAddress(ctx context.Context, s *session.Session, nic string, l *bridge.Link, pod netip.Prefix) (netip.Addr, error) {
+	own, err := hostAddresses(s.Links, l, pod)
+	if err == nil && len(own) == 0 && nic != "" {
+		// A network manager may have put it back on the NIC.
+		if err = s.Uplinks().Mend(ctx, nic); err == nil {
+			own, err = hostAddresses(s.Links, l, pod)
+		}
+	}
+	if err == nil && len(own) == 0 {
+		err = fail.Errorf(fail.ErrNoGateway, `defaultRoute "host": the host has no address on bridge %s in %s, the subnet of the pod's address: give it one, or set defaultRoute to "router"`, l.Name, pod.Masked())
+	}
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	return own[0], nil
 }
 
 // The default route of a pod on a LAN leads to an address of the host's, which is not the
@@ -58,16 +68,16 @@ func Follow(ctx context.Context, s *session.Session, attachments []*state.Attach
 		if a.State != state.Ready || a.DefaultRoute != recorded.ExitHost {
 			continue
 		}
-		if err := Attachment(ctx, s, a); err != nil {
+		if err := followOne(ctx, s, a); err != nil {
 			errs = append(errs, fmt.Errorf("lead the default route of container %s to the host's address: %w", a.ContainerID, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// Attachment does it for one pod, whose record it locks. The record is written last: a call
+// followOne does it for one pod, whose record it locks. The record is written last: a call
 // that is stopped before that leaves it to the next.
-func Attachment(ctx context.Context, s *session.Session, a *state.Attachment) error {
+func followOne(ctx context.Context, s *session.Session, a *state.Attachment) error {
 	lock, err := s.Dir.LockAttachment(a.Network, a.Hash())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // its pod has gone
@@ -92,7 +102,7 @@ func Attachment(ctx context.Context, s *session.Session, a *state.Attachment) er
 		if !was.IsValid() {
 			continue
 		}
-		own, err := HostAddresses(s.Links, l, address.Prefix)
+		own, err := hostAddresses(s.Links, l, address.Prefix)
 		if err != nil {
 			return err
 		}
@@ -118,11 +128,15 @@ func Attachment(ctx context.Context, s *session.Session, a *state.Attachment) er
 // leadTo replaces a default route of a pod's that leads to an address of the host's. That of a lease is on the
 // lease's record too, by which the keeper renews it.
 func leadTo(ctx context.Context, a *state.Attachment, was, own netip.Addr) error {
-	pod, link, err := openPod(ctx, a)
+	pod, err := recorded.OpenPod(a.NetNS, a.NetNSCookie)
 	if err != nil {
 		return err
 	}
 	defer pod.Close()
+	link, err := recorded.InterfaceIn(ctx, pod, a.IfName)
+	if err != nil {
+		return err
+	}
 	routes, err := route.Dial(&route.Config{NetNS: pod})
 	if err != nil {
 		return err
@@ -131,7 +145,7 @@ func leadTo(ctx context.Context, a *state.Attachment, was, own netip.Addr) error
 	if a.IPAMType == endpoint.Leased && was.Is4() {
 		return dhcplease.Lead(ctx, a, routes, link, own)
 	}
-	list, err := routes.List(route.Filter{Family: familyOf(own), Table: route.TableMain, Link: link})
+	list, err := routes.List(route.Filter{Family: recorded.FamilyOf(own), Table: route.TableMain, Link: link})
 	if err != nil {
 		return err
 	}
@@ -148,13 +162,6 @@ func leadTo(ctx context.Context, a *state.Attachment, was, own netip.Addr) error
 	return nil
 }
 
-func familyOf(a netip.Addr) uint8 {
-	if a.Is4() {
-		return unix.AF_INET
-	}
-	return unix.AF_INET6
-}
-
 // replace takes a route's place with another of the same destination. For IPv6, the
 // kernel would add it beside.
 func replace(routes *route.Conn, old, next route.Route) error {
@@ -162,43 +169,4 @@ func replace(routes *route.Conn, old, next route.Route) error {
 		return err
 	}
 	return routes.Remove(old)
-}
-
-// openPod opens a pod's namespace, and gives the index of its interface. A path may name
-// another pod's by now.
-func openPod(ctx context.Context, a *state.Attachment) (*netns.NS, int, error) {
-	pod, err := netns.Open(a.NetNS)
-	if err != nil {
-		return nil, 0, err
-	}
-	link, err := linkOf(ctx, pod, a)
-	if err != nil {
-		return nil, 0, errors.Join(err, pod.Close())
-	}
-	return pod, link, nil
-}
-
-func linkOf(ctx context.Context, pod *netns.NS, a *state.Attachment) (int, error) {
-	if a.NetNSCookie != 0 {
-		cookie, err := pod.Cookie()
-		if err != nil {
-			return 0, err
-		}
-		if cookie != a.NetNSCookie {
-			return 0, fmt.Errorf("%s is another pod's by now", a.NetNS)
-		}
-	}
-	conn, err := bridge.Dial(&bridge.Config{NetNS: pod})
-	if err != nil {
-		return 0, err
-	}
-	defer conn.Close()
-	l, err := conn.Link(ctx, a.IfName)
-	if err != nil {
-		return 0, err
-	}
-	if mac, err := net.ParseMAC(a.MAC); a.NetNSCookie == 0 && (err != nil || l.MAC.String() != mac.String()) {
-		return 0, fmt.Errorf("%s in %s has MAC %s, and the pod's had %s: the interface is another one now", a.IfName, a.NetNS, l.MAC, a.MAC)
-	}
-	return l.Index, nil
 }

@@ -40,21 +40,16 @@ func (n *Node) Check(ctx context.Context, nw *Network, pod *Pod) ([]tombolo.Diff
 	if err != nil {
 		return nil, err
 	}
-	found := &inspect.Findings{}
 	k := &checking{s, nw, pod, rec}
-	for _, part := range []func(context.Context, *inspect.Findings) error{
-		k.link,
-		func(ctx context.Context, found *inspect.Findings) error {
-			return inspect.Shared(ctx, s, rec, nw.Gateway, found)
-		},
-		func(ctx context.Context, found *inspect.Findings) error { return inspect.Limits(ctx, s, rec, found) },
-		k.reservations,
-	} {
-		if err := part(ctx, found); err != nil {
-			return nil, err
-		}
+	found := &inspect.Findings{}
+	if err := k.link(ctx, found); err != nil {
+		return nil, err
 	}
-	return found.List, nil
+	if err := k.network(ctx, found); err != nil {
+		return nil, err
+	}
+	err = k.reservations(ctx, found)
+	return found.List, err
 }
 
 // checking is one Check under way.
@@ -63,6 +58,24 @@ type checking struct {
 	nw  *Network
 	pod *Pod
 	rec *state.Attachment
+}
+
+// network compares the attachment's network, and what it has there.
+func (k *checking) network(ctx context.Context, found *inspect.Findings) error {
+	rec, err := k.s.Dir.LoadNetwork(k.nw.Name)
+	if err != nil {
+		found.Add("the record of network %q: %v", k.nw.Name, err)
+		return nil
+	}
+	shared, err := inspect.Network(ctx, k.s, rec, []*state.Attachment{k.rec})
+	if err != nil {
+		return err
+	}
+	found.AddAll(shared.List, "")
+	if k.rec.IPAMType == endpoint.Leased {
+		k.s.Leave() // leases are on a disk
+	}
+	return inspect.Beside(ctx, k.s, rec, k.rec, k.pod.Lease != nil && k.pod.Lease.KeeperOptional, found)
 }
 
 // link compares both ends of the veth.
@@ -129,11 +142,7 @@ func (k *checking) expectedAddresses(told *Reported, has []netip.Prefix, found *
 // reservations asks the allocator, about the addresses that the pod is reported to have. What
 // others have added is not the allocator's to have reserved.
 func (k *checking) reservations(ctx context.Context, found *inspect.Findings) error {
-	if k.rec.IPAMType == endpoint.Leased {
-		k.s.Leave() // leases are on a disk
-		return inspect.Lease(k.rec, k.pod.Lease != nil && k.pod.Lease.KeeperOptional, found)
-	}
-	if k.nw.Allocator == nil {
+	if k.rec.IPAMType == endpoint.Leased || k.nw.Allocator == nil {
 		return nil
 	}
 	allocator := k.nw.Allocator.Bind(k.s.IPAMNode(k.nw.Name, k.pod.owner(), k.rec.Short))

@@ -3,12 +3,16 @@ package network
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"io/fs"
 	"slices"
 	"strings"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/inspect"
+	"github.com/tombolo-cni/tombolo/network/internal/session"
 )
 
 // NetworkReport is the same of a network's own parts.
@@ -85,18 +89,107 @@ func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 		return nil, err
 	}
 	defer s.Close()
-	all, err := inspect.All(ctx, s)
+	networks, err := n.dir.Networks()
+	if err != nil {
+		return nil, fail.State(err)
+	}
+	in := &Inspection{Attachments: []Report{}}
+	known := map[string]bool{}
+	for _, name := range networks {
+		if err := in.network(ctx, s, name, known); err != nil {
+			return nil, err
+		}
+	}
+	if err := in.uplinks(ctx, s); err != nil {
+		return nil, err
+	}
+	strays, err := inspect.FindStrays(ctx, s, known, networks)
 	if err != nil {
 		return nil, err
 	}
-	in := &Inspection{Attachments: []Report{}, Uplinks: all.Uplinks, Stray: all.Strays.Differences(), Others: slices.Concat(all.Strays.Others, all.Notes), Damaged: all.Damaged}
-	for _, a := range all.Attachments {
-		in.Attachments = append(in.Attachments, Report{attachmentOf(a.Record), a.Differences})
-	}
-	for _, r := range all.Networks {
-		in.Networks = append(in.Networks, NetworkReport(r))
-	}
+	slices.Sort(in.Others)
+	in.Stray, in.Others = strays.Differences(), append(strays.Others, slices.Compact(in.Others)...)
 	return in, nil
+}
+
+// recreate is what helps where nothing can be repaired.
+func recreate(text string) []tombolo.Difference {
+	return []tombolo.Difference{{Text: text, Remedy: tombolo.RemedyRecreate}}
+}
+
+// network compares one network and its attachments, and notes the hashes of these.
+func (in *Inspection) network(ctx context.Context, s *session.Session, name string, known map[string]bool) error {
+	attachments, damaged, err := s.Dir.List(name)
+	if err != nil {
+		return fail.State(err)
+	}
+	for _, d := range damaged {
+		known[d.Hash] = true
+		in.Damaged = append(in.Damaged, recreate(d.Error())...)
+	}
+	rec, err := s.Dir.LoadNetwork(name)
+	if err != nil {
+		rec = nil
+		if !errors.Is(err, fs.ErrNotExist) {
+			in.Damaged = append(in.Damaged, recreate(err.Error())...)
+		}
+	}
+	if rec != nil {
+		found, err := inspect.Network(ctx, s, rec, attachments)
+		if err != nil {
+			return err
+		}
+		in.Others = append(in.Others, found.Notes...)
+		if len(found.List) > 0 {
+			in.Networks = append(in.Networks, NetworkReport{name, found.List})
+		}
+	}
+	for _, a := range attachments {
+		known[a.Hash()] = true
+		var diffs []tombolo.Difference
+		switch {
+		case a.State != state.Ready && underWay(s, a):
+		case a.State != state.Ready:
+			diffs = recreate("its ADD did not finish")
+		case rec == nil:
+			diffs = recreate("its network has no record")
+		default:
+			if diffs, err = inspect.Attachment(ctx, s, rec, a); err != nil {
+				return err
+			}
+		}
+		in.Attachments = append(in.Attachments, Report{attachmentOf(a), diffs})
+	}
+	return nil
+}
+
+// underWay says that a call is at work on an attachment: it holds the lock of its record.
+func underWay(s *session.Session, a *state.Attachment) bool {
+	lock, err := s.Dir.LockAttachment(a.Network, a.Hash())
+	if err == nil {
+		_ = lock.Close()
+	}
+	return errors.Is(err, state.ErrBusy)
+}
+
+// uplinks compares the takeovers, but for what networks have said already.
+func (in *Inspection) uplinks(ctx context.Context, s *session.Session) error {
+	nics, err := s.Dir.Uplinks()
+	if err != nil {
+		return fail.State(err)
+	}
+	found := &inspect.Findings{}
+	for _, nic := range nics {
+		diffs, err := s.Uplinks().Differences(ctx, nic, "")
+		if err != nil {
+			return err
+		}
+		found.AddAll(diffs, tombolo.RemedyRepair)
+	}
+	in.Uplinks = slices.DeleteFunc(found.List, func(d tombolo.Difference) bool {
+		return slices.ContainsFunc(in.Networks, func(n NetworkReport) bool { return slices.Contains(n.Differences, d) })
+	})
+	return nil
 }
 
 // Summary says in a line how many things an inspection found.

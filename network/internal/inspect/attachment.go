@@ -9,9 +9,11 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/network/internal/dhcplease"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
 )
@@ -48,28 +50,40 @@ func Attachment(ctx context.Context, s *session.Session, nw *state.Network, rec 
 		d.Remedy = remedyOf(d, rec)
 		found.AddAll([]tombolo.Difference{d}, "")
 	}
-	ep := endpoint.Of(rec)
-	ep.Masquerade = ep.Masquerade && nw.Masquerade
-	if diffs, err = s.Firewall.CheckEndpoint(ctx, ep); err != nil {
-		return nil, err
+	err = Beside(ctx, s, nw, rec, false, found)
+	return found.List, err
+}
+
+// Beside compares what an attachment has beside its link: its elements, limits and lease, which need not be kept
+// with keeperOptional, and the host's way to it.
+func Beside(ctx context.Context, s *session.Session, nw *state.Network, rec *state.Attachment, keeperOptional bool, found *Findings) error {
+	diffs, err := s.Firewall.CheckEndpoint(ctx, endpoint.In(rec, nw))
+	if err != nil {
+		return err
 	}
 	found.AddAll(diffs, tombolo.RemedyRepair)
 	if rec.IPAMType == endpoint.Leased {
-		if err := Lease(rec, false, found); err != nil {
-			return nil, err
+		diffs, err := dhcplease.Differences(rec, keeperOptional)
+		if err != nil {
+			return err
 		}
+		found.AddAll(diffs, tombolo.RemedyKeeper)
 	}
-	if err := Limits(ctx, s, rec, found); err != nil {
-		return nil, err
+	if shape := recorded.Shape(rec); !shape.IsZero() {
+		diffs, err := bandwidth.On(s.Links.Socket()).Check(ctx, recorded.Target(rec), shape)
+		if err != nil {
+			return err
+		}
+		found.AddAll(diffs, tombolo.RemedyRepair)
 	}
 	at, err := s.Links.Link(ctx, nw.GatewayLink())
 	if errors.Is(err, fs.ErrNotExist) {
-		return found.List, nil
+		return nil
 	}
-	if err == nil {
-		err = way(s, nw, rec, at, found)
+	if err != nil {
+		return err
 	}
-	return found.List, err
+	return way(s, nw, rec, at, found)
 }
 
 // remedyOf says what mends a difference of a port that is there, or of the pod's interface.
@@ -101,49 +115,4 @@ func PodAddresses(pod *netns.NS) ([]netip.Prefix, error) {
 		list = append(list, a.Prefix)
 	}
 	return list, err
-}
-
-// Shared compares the parts of an attachment's network, and the attachment's share in them; gateway
-// says that the bridge is to have the gateways of its addresses.
-func Shared(ctx context.Context, s *session.Session, a *state.Attachment, gateway bool, found *Findings) error {
-	rec, err := s.Dir.LoadNetwork(a.Network)
-	if err != nil {
-		found.Add("the record of network %q: %v", a.Network, err)
-		return nil
-	}
-	l, err := Bridge(ctx, s, rec, found)
-	if err != nil {
-		return err
-	}
-	at, err := recorded.GatewayLink(ctx, s.Links, rec, l)
-	if err != nil {
-		return err
-	}
-	own := *rec
-	own.Gateways = nil
-	for _, address := range a.Addresses {
-		if gateway && address.Gateway.IsValid() {
-			own.Gateways = append(own.Gateways, netip.PrefixFrom(address.Gateway, address.Prefix.Bits()))
-		}
-	}
-	if err := Gateways(ctx, s, &own, at, found); err != nil {
-		return err
-	}
-	if err := way(s, &own, a, at, found); err != nil {
-		return err
-	}
-	if endpoint.PublishesIPv4(a) {
-		if err := Loopback(ctx, s, rec, at, l, found); err != nil {
-			return err
-		}
-	}
-	ep := endpoint.Of(a)
-	diffs, err := s.Firewall.Check(ctx, recorded.Rules(rec, l), &ep)
-	if err != nil {
-		return err
-	}
-	found.AddAll(diffs, "")
-	diffs, err = s.Foreign(rec.AdminChain).Check(ctx)
-	found.AddAll(diffs, "")
-	return err
 }

@@ -12,10 +12,8 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
-	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
-	"github.com/tombolo-cni/tombolo/network/internal/dhcplease"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/loopback"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
@@ -23,7 +21,10 @@ import (
 )
 
 // Findings are what is not as it should be.
-type Findings struct{ List []tombolo.Difference }
+type Findings struct {
+	List  []tombolo.Difference
+	Notes []string // chains of others that may drop what pods send: no difference
+}
 
 // Add adds one, by a format.
 func (f *Findings) Add(format string, args ...any) { f.Advise("", format, args...) }
@@ -95,8 +96,11 @@ func forwarding(rec *state.Network, l *bridge.Link, found *Findings) error {
 	return err
 }
 
-// Loopback finds what is missing of the way from 127.0.0.1 to the pods' ports.
-func Loopback(ctx context.Context, s *session.Session, rec *state.Network, at, br *bridge.Link, found *Findings) error {
+// way127 finds what is missing of the way from 127.0.0.1 to pods' ports, if they have any.
+func way127(ctx context.Context, s *session.Session, rec *state.Network, attachments []*state.Attachment, at, br *bridge.Link, found *Findings) error {
+	if !loopback.Uses(rec, attachments) {
+		return nil
+	}
 	text, err := loopback.Missing(ctx, s.Links, rec, at, br)
 	if text != "" {
 		found.Advise(tombolo.RemedyRepair, "bridge %s: %s", rec.GatewayLink(), text)
@@ -104,41 +108,34 @@ func Loopback(ctx context.Context, s *session.Session, rec *state.Network, at, b
 	return err
 }
 
-// Lease compares an attachment with its lease.
-func Lease(rec *state.Attachment, keeperOptional bool, found *Findings) error {
-	diffs, err := dhcplease.Differences(rec, keeperOptional)
-	found.AddAll(diffs, tombolo.RemedyKeeper)
-	return err
-}
-
 // Network finds what of a network's own parts is not as its record has it. A network without
 // attachments needs none of it, unless the host itself goes by its bridge; without a bridge, too,
 // it may be one that a runtime has deleted.
-func Network(ctx context.Context, s *session.Session, rec *state.Network, attachments []*state.Attachment) ([]tombolo.Difference, error) {
+func Network(ctx context.Context, s *session.Session, rec *state.Network, attachments []*state.Attachment) (*Findings, error) {
 	found := &Findings{}
 	if unused, err := s.Unused(rec, attachments); unused || err != nil {
 		if deserted, _ := s.IsDeserted(ctx, rec); deserted {
 			found.Advise(tombolo.RemedyConfigure, "bridge %s is gone, and the network has no pods; unless one is to come, this helps: tombolo remove %s", rec.Bridge, rec.Name)
 		}
-		return found.List, err
+		return found, err
 	}
-	l, err := Bridge(ctx, s, rec, found)
+	l, err := bridgeAlone(ctx, s, rec, found)
 	if err != nil {
 		return nil, err
 	}
+	taken, err := s.Uplinks().Differences(ctx, rec.Uplink, rec.Bridge)
+	if err != nil {
+		return nil, err
+	}
+	found.AddAll(taken, tombolo.RemedyRepair)
 	at, err := recorded.GatewayLink(ctx, s.Links, rec, l)
 	if err != nil {
 		return nil, err
 	}
-	err = fail.Join(
+	return found, fail.Join(
 		func() error { return Gateways(ctx, s, rec, at, found) },
 		func() error { return forwarding(rec, at, found) },
-		func() error {
-			if !loopback.Uses(rec, attachments) {
-				return nil
-			}
-			return Loopback(ctx, s, rec, at, l, found)
-		},
+		func() error { return way127(ctx, s, rec, attachments, at, l, found) },
 		func() error {
 			diffs, err := s.Firewall.Check(ctx, recorded.Rules(rec, l), nil)
 			found.AddAll(diffs, tombolo.RemedyRepair)
@@ -153,29 +150,18 @@ func Network(ctx context.Context, s *session.Session, rec *state.Network, attach
 			obstacles, err := s.Obstacles(ctx, rec)
 			for _, o := range obstacles {
 				if o.Maybe {
-					continue // see Everything.Notes
+					found.Notes = append(found.Notes, o.String())
+				} else {
+					found.Advise(tombolo.RemedyConfigure, "%s", o)
 				}
-				found.Advise(tombolo.RemedyConfigure, "%s", o)
 			}
 			return err
 		},
 	)
-	return found.List, err
 }
 
-// Bridge finds those of the bridge and of its uplink, and gives the bridge's state: an empty
+// bridgeAlone finds what differs of the bridge, without its uplink, and gives the bridge's state: an empty
 // one where there is none.
-func Bridge(ctx context.Context, s *session.Session, rec *state.Network, found *Findings) (*bridge.Link, error) {
-	l, err := bridgeAlone(ctx, s, rec, found)
-	if err != nil {
-		return nil, err
-	}
-	taken, err := s.Uplinks().Differences(ctx, rec.Uplink, rec.Bridge)
-	found.AddAll(taken, tombolo.RemedyRepair)
-	return l, err
-}
-
-// bridgeAlone is Bridge without the uplink.
 func bridgeAlone(ctx context.Context, s *session.Session, rec *state.Network, found *Findings) (*bridge.Link, error) {
 	diffs, err := s.Links.CheckBridge(ctx, bridge.Bridge{
 		Name: rec.Bridge, MTU: recorded.BridgeMTU(rec), Promiscuous: rec.Promiscuous, NFCall: rec.NFCall, VLANFiltering: rec.VLAN != (state.VLAN{}),
@@ -209,16 +195,6 @@ func bridgeAlone(ctx context.Context, s *session.Session, rec *state.Network, fo
 		found.AddAll(diffs, tombolo.RemedyRepair)
 	}
 	return l, err
-}
-
-// Limits finds those of an attachment's limits.
-func Limits(ctx context.Context, s *session.Session, rec *state.Attachment, found *Findings) error {
-	if recorded.Shape(rec).IsZero() {
-		return nil
-	}
-	diffs, err := bandwidth.On(s.Links.Socket()).Check(ctx, recorded.Target(rec), recorded.Shape(rec))
-	found.AddAll(diffs, tombolo.RemedyRepair)
-	return err
 }
 
 // Port is the port of an attachment, on the bridge that it was attached to.

@@ -11,7 +11,6 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
-	"github.com/tombolo-cni/tombolo/network/internal/loopback"
 	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
 )
@@ -79,10 +78,8 @@ func linksOf(ctx context.Context, s *session.Session, rec *state.Network, attach
 	if err := Gateways(ctx, s, rec, at, found); err != nil {
 		return err
 	}
-	if loopback.Uses(rec, attachments) {
-		if err := Loopback(ctx, s, rec, at, l, found); err != nil {
-			return err
-		}
+	if err := way127(ctx, s, rec, attachments, at, l, found); err != nil {
+		return err
 	}
 	for _, a := range attachments {
 		link := ports[a.HostIf]

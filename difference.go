@@ -23,7 +23,7 @@ type Remedy string
 
 // What package network tells of a node's differences.
 const (
-	RemedyRepair    Remedy = "repair"         // Node.Repair and Node.RepairPods; tombolo repair
+	RemedyRepair    Remedy = "repair"         // Node.Repair; tombolo repair
 	RemedyCollect   Remedy = "gc"             // garbage collection of pods that died without a Del
 	RemedyRecreate  Remedy = "recreate pod"   // Del and Add of the pod
 	RemedyKeeper    Remedy = "start tombolod" // the program that keeps leases

@@ -110,10 +110,9 @@ func (a *adding) reason(err error) error {
 func (a *adding) run(ctx context.Context) (*Attachment, error) {
 	if len(a.pod.Ports) > 0 {
 		// After all else is undone, the record included.
-		a.back.push(func(ctx context.Context) error { return teardown.CloseLoopback(ctx, a.s, a.nw.Bridge, false) })
-		if a.nw.VLAN.ID != 0 {
-			a.back.push(func(ctx context.Context) error { return teardown.CloseLoopback(ctx, a.s, a.nw.GatewayLink(), false) })
-		}
+		a.back.push(func(ctx context.Context) error {
+			return teardown.CloseLoopback(ctx, a.s, a.nw.Bridge, a.nw.GatewayLink())
+		})
 	}
 	if err := a.begin(ctx); err != nil {
 		return nil, err

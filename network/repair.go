@@ -19,26 +19,24 @@ import (
 // Repair makes all networks anew that are on record and in use, as their records have them,
 // and puts every pod's host side back: after somebody flushed the firewall, deleted a bridge
 // or changed it. It is what the next ADD of each network would do. It also deletes the elements
-// and links of pods that are gone and that no record tells of.
+// and links of pods that are gone and that no record tells of, and puts back in pods what Add gave
+// them and they lost: that the interface is up, addresses, routes, its MTU if it is larger, and
+// parameters. What others have added stays; a lease's address and routes are its keeper's, and a pod
+// whose interface is gone is not made anew. It goes on past what it cannot mend. It needs CAP_SYS_ADMIN
+// to enter pods.
 func (n *Node) Repair(ctx context.Context) error {
-	return n.about(ctx, func(s *session.Session) error { return errors.Join(build.Repair(ctx, s), mendStrays(ctx, s)) })
+	return n.about(ctx, func(s *session.Session) error {
+		return errors.Join(build.Repair(ctx, s), mendStrays(ctx, s), mendPods(ctx, s))
+	})
 }
 
-// RepairNetworks is Repair of some networks alone, without what no pod has. The others are left as
+// RepairNetworks is Repair of some networks alone, without what no pod has, and of the host alone. The others are left as
 // they are, unless something was missing that they have a part in, such as the table.
 func (n *Node) RepairNetworks(ctx context.Context, networks []string) error {
 	if len(networks) == 0 {
 		return n.usable(ctx)
 	}
 	return n.about(ctx, func(s *session.Session) error { return build.Repair(ctx, s, networks...) }, networks...)
-}
-
-// RepairPods puts back in pods what Add gave them and they lost: that the interface is up,
-// addresses, routes, its MTU if it is larger, and parameters. What others have added stays; a
-// lease's address and routes are its keeper's, and a pod whose interface is gone is not made
-// anew. It goes on past pods for which that fails. It needs CAP_SYS_ADMIN to enter them.
-func (n *Node) RepairPods(ctx context.Context) error {
-	return n.about(ctx, func(s *session.Session) error { return mendPods(ctx, s) })
 }
 
 // LookAtFirewall says what of the firewall is not as the networks with pods need it, as far as

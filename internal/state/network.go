@@ -57,10 +57,8 @@ type Network struct {
 	// SLAAC says that pods form IPv6 addresses by router advertisements.
 	SLAAC bool `json:"slaac,omitempty"`
 
-	// LoopbackFiltered says that the bridge has got a filter that keeps others from the host's
-	// 127.0.0.1 without nf_tables, and LoopbackUnfiltered that it is to do without: the kernel has
-	// none.
-	LoopbackFiltered   bool `json:"loopbackKept,omitempty"`
+	// LoopbackUnfiltered says that the bridge is to do without a filter that keeps others from the host's
+	// 127.0.0.1 without nf_tables: the kernel has none.
 	LoopbackUnfiltered bool `json:"loopbackUnkept,omitempty"`
 
 	// Held says for each gateway which networks need it.

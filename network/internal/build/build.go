@@ -188,13 +188,13 @@ func find(ctx context.Context, s *session.Session, rec *state.Network, w *Want) 
 // times.
 func complete(ctx context.Context, s *session.Session, w *Want, b *Built) error {
 	rec := b.almost
-	filtered, unfiltered := rec.LoopbackFiltered, rec.LoopbackUnfiltered
+	unfiltered := rec.LoopbackUnfiltered
 	if w.Loopback {
 		if err := loopback.Open(ctx, s.Links, s.Dir, rec, b.At, b.Bridge, s.Warn); err != nil {
 			return err
 		}
 	}
-	if rec.LoopbackFiltered == filtered && rec.LoopbackUnfiltered == unfiltered && rec.Pools == w.Record.Pools && rec.PoolDir == w.Record.PoolDir {
+	if rec.LoopbackUnfiltered == unfiltered && rec.Pools == w.Record.Pools && rec.PoolDir == w.Record.PoolDir {
 		return nil
 	}
 	rec.Pools, rec.PoolDir = w.Record.Pools, w.Record.PoolDir

@@ -122,34 +122,20 @@ func enslave(ctx context.Context, s *session.Session, a *state.Attachment, l *br
 // mendOthers puts the rules and elements of the other networks right that have
 // attachments. Those that have none are mended by their next ADD.
 func mendOthers(ctx context.Context, s *session.Session, except string) error {
-	others, damaged, err := s.Dir.ListNetworks()
+	others, _, err := s.Dir.ListNetworks()
 	if err != nil {
 		return fail.State(err)
 	}
-	for _, d := range damaged {
-		s.Warn(d.Error())
-	}
-	var mended []nft.Network
+	r := &repair{s: s}
 	for _, o := range others {
 		if o.Name == except {
 			continue
 		}
-		attachments, _, err := s.Dir.List(o.Name)
-		if err != nil {
-			return fail.State(err)
+		if err := r.network(ctx, o); err != nil {
+			s.Warn(err.Error()) // its own next ADD says so
 		}
-		if len(attachments) == 0 {
-			continue
-		}
-		n, _, err := restore(ctx, s, o, attachments, nil)
-		if err != nil {
-			// Its own next ADD says so.
-			s.Warn(err.Error())
-			continue
-		}
-		mended = append(mended, n)
 	}
-	return declareMended(ctx, s, mended)
+	return declareMended(ctx, s, r.mended)
 }
 
 // declareMended says that the sets of networks have all that belongs there.

@@ -86,7 +86,7 @@ func open(ctx context.Context, links *bridge.Conn, dir *state.Dir, rec *state.Ne
 		}
 	}
 	// What the host itself sends by the bridge of an uplink would be lost while the place is made.
-	if rec.Uplink != "" && !kept.HasPlace() && !keptBefore(dir, rec) {
+	if rec.Uplink != "" && !kept.HasPlace() {
 		rec.LoopbackUnfiltered = true
 		warn(openIfFlushed + l.Name + ": to keep it would cost the host packets there, unless Tombolo makes the bridge anew")
 		_, err := sysctl.Ensure(path, "1")
@@ -100,18 +100,10 @@ func open(ctx context.Context, links *bridge.Conn, dir *state.Dir, rec *state.Ne
 	} else if err != nil {
 		return err
 	}
-	rec.LoopbackFiltered = !rec.LoopbackUnfiltered
 	if value == "1" {
 		return nil
 	}
 	return sysctl.Write(path, "1")
-}
-
-// keptBefore says whether the network had the filter: then somebody has taken it away, and it
-// is worth a few packets.
-func keptBefore(dir *state.Dir, rec *state.Network) bool {
-	before, err := dir.LoadNetwork(rec.Name)
-	return err == nil && before.LoopbackFiltered && before.GatewayLink() == rec.GatewayLink()
 }
 
 // IsShut says whether a link is without route_localnet, so that the way is certainly not there. It costs a tenth
@@ -165,10 +157,9 @@ func Published(dir *state.Dir, bridgeName string, warn func(string)) (bool, erro
 	return false, nil
 }
 
-// Shut takes back what Open made for a bridge, without a look at what else may need it. known
-// says that a pod behind the bridge did. Where the kernel
+// Shut takes back what Open made for a bridge, without a look at what else may need it. Where the kernel
 // has no filters, a bridge of our own tells whose setting it was.
-func Shut(ctx context.Context, links *bridge.Conn, bridgeName string, known bool) error {
+func Shut(ctx context.Context, links *bridge.Conn, bridgeName string) error {
 	l, err := links.Link(ctx, bridgeName)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -185,7 +176,7 @@ func Shut(ctx context.Context, links *bridge.Conn, bridgeName string, known bool
 	if err != nil {
 		return err
 	}
-	if kept.Routed || !kept.Any() && known && l.Alias == endpoint.BridgeAlias {
+	if kept.Routed || !kept.Any() && l.Alias == endpoint.BridgeAlias {
 		if _, err := sysctl.Ensure(sysctl.Link("ipv4", bridgeName, routeLocalnet), "0"); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}

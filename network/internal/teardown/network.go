@@ -3,7 +3,6 @@ package teardown
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"slices"
@@ -58,13 +57,7 @@ func Network(ctx context.Context, s *session.Session, name string) error {
 	err = fail.Join(
 		func() error { return s.Firewall.RemoveNetwork(ctx, name) },
 		func() error { return withdraw(ctx, s, name) },
-		func() error { return CloseLoopback(ctx, s, rec.GatewayLink(), false) },
-		func() error {
-			if rec.VLAN.ID == 0 {
-				return nil
-			}
-			return CloseLoopback(ctx, s, rec.Bridge, false)
-		},
+		func() error { return CloseLoopback(ctx, s, rec.Bridge, rec.GatewayLink()) },
 		func() error { return releaseUplink(ctx, s, rec) },
 		func() error { return Bridge(ctx, s, rec) },
 		func() error { return removeEmptyReservations(s.Dir.Path() + "/ipam/" + name) },
@@ -120,7 +113,7 @@ func Bridge(ctx context.Context, s *session.Session, rec *state.Network) error {
 		return err
 	}
 	if l.Kind != "bridge" {
-		return &bridgeTaken{name: rec.Bridge, kind: l.Kind}
+		return fail.Errorf(bridge.ErrNotBridge, "%s is no longer a bridge but of kind %q: it is left alone", rec.Bridge, l.Kind)
 	}
 	shared, err := sharers(s, rec)
 	if err != nil {
@@ -195,14 +188,6 @@ func sharers(s *session.Session, rec *state.Network) ([]*state.Network, error) {
 		return o.Name == rec.Name || o.Bridge != rec.Bridge
 	}), nil
 }
-
-type bridgeTaken struct{ name, kind string }
-
-func (e *bridgeTaken) Error() string {
-	return fmt.Sprintf("%s is no longer a bridge but of kind %q: it is left alone", e.name, e.kind)
-}
-
-func (e *bridgeTaken) Unwrap() error { return bridge.ErrNotBridge }
 
 // removeEmptyReservations deletes the network's own directory of reservations.
 // What no attachment has is only bookkeeping. A directory that the configuration

@@ -37,7 +37,7 @@ func Repair(ctx context.Context, node *network.Node) (*Repaired, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = errors.Join(node.Repair(ctx), node.RepairPods(ctx))
+	err = node.Repair(ctx)
 	after, afterErr := node.Inspect(ctx)
 	if afterErr != nil {
 		return nil, errors.Join(err, afterErr)

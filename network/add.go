@@ -60,7 +60,7 @@ func (n *Node) tryAdd(ctx context.Context, nw *Network, pod *Pod) (*Attachment, 
 		}
 	}
 	var err error
-	if a.s, err = n.open(n.mark); err != nil {
+	if a.s, err = n.open(); err != nil {
 		return nil, err
 	}
 	defer a.s.Close()

@@ -56,7 +56,7 @@ func (n *Node) CollectDead(ctx context.Context, network string, dryRun bool) ([]
 	if err := n.usable(ctx); err != nil {
 		return nil, err
 	}
-	networks, err := n.dir.Networks()
+	networks, err := n.cfg.Dir.Networks()
 	if err != nil {
 		return nil, fail.State(err)
 	}
@@ -65,11 +65,11 @@ func (n *Node) CollectDead(ctx context.Context, network string, dryRun bool) ([]
 			return nil, err
 		}
 		if !slices.Contains(networks, network) {
-			return nil, fail.Errorf(ErrInvalid, "no network %q is on record in %s", network, n.dir.Path())
+			return nil, fail.Errorf(ErrInvalid, "no network %q is on record in %s", network, n.cfg.Dir.Path())
 		}
 		networks = []string{network}
 	}
-	epoch, err := n.dir.Epoch()
+	epoch, err := n.cfg.Dir.Epoch()
 	switch {
 	case errors.Is(err, state.ErrStale):
 		return n.collectEarlier(ctx, networks, dryRun)
@@ -107,7 +107,7 @@ func (n *Node) CollectDead(ctx context.Context, network string, dryRun bool) ([]
 func (n *Node) collectEarlier(ctx context.Context, networks []string, dryRun bool) ([]Dead, error) {
 	var list []Dead
 	for _, name := range networks {
-		records, _, err := n.dir.List(name)
+		records, _, err := n.cfg.Dir.List(name)
 		if err != nil {
 			return nil, fail.State(err)
 		}
@@ -167,15 +167,15 @@ func (n *Node) reclaim(ctx context.Context, nw *Network) bool {
 	defer cancel()
 	dead, err := n.CollectDead(ctx, nw.Name, false)
 	if err != nil {
-		n.log.Warn("reclaim what dead pods hold: " + err.Error())
+		n.cfg.Log.Warn("reclaim what dead pods hold: " + err.Error())
 	}
 	freed := false
 	for _, d := range dead {
 		if d.Kept != nil {
-			n.log.Warn("reclaim what the pod of container " + d.ContainerID + " holds, which is gone: " + d.Kept.Error())
+			n.cfg.Log.Warn("reclaim what the pod of container " + d.ContainerID + " holds, which is gone: " + d.Kept.Error())
 			continue
 		}
-		n.log.Warn("the pod of container " + d.ContainerID + " is gone, without a DEL: " + d.Why + "; reclaimed")
+		n.cfg.Log.Warn("the pod of container " + d.ContainerID + " is gone, without a DEL: " + d.Why + "; reclaimed")
 		freed = true
 	}
 	return freed

@@ -33,7 +33,7 @@ func small(t *testing.T) *bed {
 	}
 	b.nw.Allocator, b.nw.Origin = pool, Origin{Type: "host-local", Dir: dir}
 	b.pod.Addresses = nil
-	cfg := &Config{StateDir: b.node.dir.Path(), Allocators: func(string, *Origin) (ipam.Allocator, error) { return pool, nil }}
+	cfg := &Config{StateDir: b.node.cfg.Dir.Path(), Allocators: func(string, *Origin) (ipam.Allocator, error) { return pool, nil }}
 	if b.node, err = Open(t.Context(), cfg); err != nil {
 		t.Fatal(err)
 	}
@@ -189,7 +189,7 @@ func TestADelPassesOnWhatItIsPassedMeanwhile(t *testing.T) {
 	}
 	var locks [3]*state.AttachmentLock
 	for i, h := range hashes[1:] {
-		lock, err := b.node.dir.LockAttachment("pods", h)
+		lock, err := b.node.cfg.Dir.LockAttachment("pods", h)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -201,17 +201,17 @@ func TestADelPassesOnWhatItIsPassedMeanwhile(t *testing.T) {
 	go func() {
 		defer locks[1].Close()
 		time.Sleep(50 * time.Millisecond)
-		rec, err := b.node.dir.Load("pods", hashes[1])
+		rec, err := b.node.cfg.Dir.Load("pods", hashes[1])
 		if err == nil {
 			rec.Waiting = []state.Waiting{{Network: "pods", Hash: hashes[2]}}
-			err = b.node.dir.UpdateLocked(rec)
+			err = b.node.cfg.Dir.UpdateLocked(rec)
 		}
 		if err != nil {
 			t.Error(err)
 		}
 	}()
 	del(1)
-	rec, err := b.node.dir.Load("pods", hashes[2])
+	rec, err := b.node.cfg.Dir.Load("pods", hashes[2])
 	if err != nil || rec.Published[0].Withheld {
 		t.Errorf("the port is passed on to nobody: %+v, %v", rec, err)
 	}
@@ -237,7 +237,7 @@ func TestNoLivingPodIsTakenForDead(t *testing.T) {
 		t.Fatal(err)
 	}
 	must("its path is another's by now", "p")
-	b.node.dir.Remove("pods", made.hash())
+	b.node.cfg.Dir.Remove("pods", made.hash())
 
 	// A caller that does not see the mounts of the runtime.
 	q := b.another(t, "q")
@@ -271,7 +271,7 @@ func TestAnADDUnderWayIsNotReclaimed(t *testing.T) {
 	seen.Path += "-elsewhere"
 	look := func(step string) error {
 		steps++
-		node, err := Open(t.Context(), &Config{StateDir: b.node.dir.Path()})
+		node, err := Open(t.Context(), &Config{StateDir: b.node.cfg.Dir.Path()})
 		if err != nil {
 			return err
 		}
@@ -326,7 +326,7 @@ func TestRecordsOfAnEarlierBootAreReclaimed(t *testing.T) {
 	b := small(t)
 	p := b.another(t, "p")
 	b.vanish(t, p, b.added(t, p))
-	path := b.node.dir.Path() + "/epoch"
+	path := b.node.cfg.Dir.Path() + "/epoch"
 	data, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)

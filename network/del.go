@@ -3,8 +3,10 @@ package network
 import (
 	"context"
 	"net/netip"
+	"path/filepath"
 
 	"github.com/tombolo-cni/tombolo/ipam"
+	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/session"
 	"github.com/tombolo-cni/tombolo/network/internal/teardown"
 )
@@ -25,7 +27,7 @@ func (n *Node) Del(ctx context.Context, key Key, known *Known) error {
 	if err := n.usableFor(ctx, key); err != nil {
 		return err
 	}
-	s, err := n.open(n.mark)
+	s, err := n.open()
 	if err != nil {
 		return err
 	}
@@ -54,7 +56,7 @@ func (n *Node) teardown(s *session.Session, network string, known *Known) *teard
 // What there is gets listed first, and goes one by one, so that other calls get their turn
 // in between; each is looked at again under its own lock.
 func (n *Node) Collect(ctx context.Context, network string, keep []Key, known *Known) ([]Key, error) {
-	s, err := n.openFor(ctx, network)
+	s, err := n.openKnown(ctx, network)
 	if err != nil {
 		return nil, err
 	}
@@ -80,4 +82,40 @@ func owners(keys []Key) []ipam.Owner {
 // network has attachments (ErrAttached), and names those that CollectDead would take down.
 func (n *Node) Remove(ctx context.Context, name string) error {
 	return n.nameDead(ctx, name, n.about(ctx, func(s *session.Session) error { return teardown.Network(ctx, s, name) }, name))
+}
+
+// unnamed is on record of addresses whose allocator Network.Origin does not name.
+const unnamed = "allocator"
+
+// origin is what goes on record of a network's allocator. Config.Allocators knows it by what Network.Origin says.
+func (n *Node) origin(nw *Network) Origin {
+	_, fixed := nw.Allocator.(ipam.Static)
+	if n.allocators == nil && nw.Allocator != nil && nw.Origin.Type == "" && !fixed {
+		return Origin{Type: unnamed}
+	}
+	return nw.Origin
+}
+
+// allocator gives what takes addresses back; nil where nothing does. Without Config.Allocators that is what needs to
+// know no more than is on record.
+func (n *Node) allocator(network string, origin *Origin) (ipam.Allocator, error) {
+	if n.allocators != nil {
+		return n.allocators(network, origin)
+	}
+	if origin == nil {
+		return nil, nil
+	}
+	switch origin.Type {
+	case "", "static", "dhcp":
+		return nil, nil
+	case "host-local":
+		dir := origin.Dir
+		if !filepath.IsAbs(dir) {
+			dir = filepath.Join(n.cfg.Dir.Path(), "ipam")
+		}
+		return ipam.NewHostLocal(&ipam.Config{Network: network, Dir: dir})
+	case unnamed:
+		return nil, fail.Errorf(ErrInvalid, "its address is of a Network.Allocator, and nothing says what takes it back: Config.Allocators is needed, or a Network.Origin of type host-local")
+	}
+	return nil, fail.Errorf(ErrInvalid, "its address is the IPAM plugin %q's, which only a call with the network's configuration can ask: have the runtime DEL it or call GC", origin.Type)
 }

@@ -89,7 +89,7 @@ func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 		return nil, err
 	}
 	defer s.Close()
-	networks, err := n.dir.Networks()
+	networks, err := n.cfg.Dir.Networks()
 	if err != nil {
 		return nil, fail.State(err)
 	}

@@ -65,7 +65,7 @@ func (a *adding) prepareLease() (*leasing, error) {
 // leases opens the records of leases. It refuses where no program would renew the lease that is asked
 // for; nil asks for none.
 func (n *Node) leases(asked *Lease) (*lease.Dir, error) {
-	dir, err := lease.Open(n.leaseDir)
+	dir, err := lease.Open(n.cfg.LeaseDir)
 	if err != nil {
 		return nil, fail.Errorf(ErrInvalid, "%w", err)
 	}
@@ -295,14 +295,14 @@ func (n *Node) await6(ctx context.Context, pod *Pod, made *Attachment) (*Attachm
 	waiting, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	if made.informs {
-		servers, search, err := dhcplease.AwaitDNS(waiting, n.leaseDir, made.rec.Hash())
+		servers, search, err := dhcplease.AwaitDNS(waiting, n.cfg.LeaseDir, made.rec.Hash())
 		if err != nil {
-			n.log.Warn(err.Error())
+			n.cfg.Log.Warn(err.Error())
 		}
 		made.addDNS(servers, search)
 		return made, nil
 	}
-	rec, got, err := dhcplease.Await6(waiting, n.dir, n.leaseDir, made.rec)
+	rec, got, err := dhcplease.Await6(waiting, n.cfg.Dir, n.cfg.LeaseDir, made.rec)
 	if err != nil {
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 		defer cancel()

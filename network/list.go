@@ -14,7 +14,7 @@ func (n *Node) Networks(ctx context.Context) ([]string, error) {
 	if err := n.usable(ctx); err != nil {
 		return nil, err
 	}
-	names, err := n.dir.Networks()
+	names, err := n.cfg.Dir.Networks()
 	if err != nil {
 		return nil, fail.State(err)
 	}
@@ -27,7 +27,7 @@ func (n *Node) Attachments(ctx context.Context, network string) ([]*Attachment, 
 	if err := n.usable(ctx, network); err != nil {
 		return nil, err
 	}
-	records, _, err := n.dir.List(network)
+	records, _, err := n.cfg.Dir.List(network)
 	if err != nil {
 		return nil, fail.State(err)
 	}
@@ -62,14 +62,14 @@ func (n *Node) Pools(ctx context.Context) ([]Pool, error) {
 	if err := n.usable(ctx); err != nil {
 		return nil, err
 	}
-	records, _, err := n.dir.ListNetworks()
+	records, _, err := n.cfg.Dir.ListNetworks()
 	if err != nil {
 		return nil, fail.State(err)
 	}
 	var list []Pool
 	var errs []error
 	for _, rec := range records {
-		pools, err := recorded.Pools(ctx, n.dir.Path(), rec)
+		pools, err := recorded.Pools(ctx, n.cfg.Dir.Path(), rec)
 		errs = append(errs, err)
 		for _, p := range pools {
 			list = append(list, Pool{rec.Name, p})

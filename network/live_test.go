@@ -81,7 +81,7 @@ func (b *bed) mustBeAsMade(t *testing.T) {
 func (b *bed) inside(t *testing.T, do func(*session.Session) error) {
 	t.Helper()
 	b.do(t, func() error {
-		s, err := b.node.open(0)
+		s, err := b.node.open()
 		if err != nil {
 			return err
 		}
@@ -345,7 +345,7 @@ func TestAPortIsPassedOnToAnAddUnderWay(t *testing.T) {
 	ended := make(chan struct{})
 	del := func() {
 		defer close(ended)
-		node, err := Open(t.Context(), &Config{StateDir: b.node.dir.Path(), Step: func(step string) error {
+		node, err := Open(t.Context(), &Config{StateDir: b.node.cfg.Dir.Path(), Step: func(step string) error {
 			if step == "firewall" {
 				close(passed)
 			}
@@ -356,7 +356,7 @@ func TestAPortIsPassedOnToAnAddUnderWay(t *testing.T) {
 		}
 		deleted = err
 	}
-	node, err := Open(t.Context(), &Config{StateDir: b.node.dir.Path(), Step: func(step string) error {
+	node, err := Open(t.Context(), &Config{StateDir: b.node.cfg.Dir.Path(), Step: func(step string) error {
 		if step == "firewall" {
 			go del()
 			<-passed

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"time"
@@ -52,14 +53,9 @@ type Config struct {
 // holds no socket, file or lock between calls, and its methods may be called from several
 // goroutines, and processes.
 type Node struct {
-	dir          *state.Dir
-	leaseDir     string
-	mark         uint32
-	allocators   func(string, *Origin) (ipam.Allocator, error)
-	log          *slog.Logger
-	after        func(string) error
-	dialBridge   func() (*bridge.Conn, error)
-	dialFirewall func(*nft.Config) (*nft.Conn, error)
+	cfg        session.Config
+	allocators func(string, *Origin) (ipam.Allocator, error)
+	after      func(string) error
 }
 
 // Open checks a configuration. Nothing is made before there is something to keep.
@@ -70,26 +66,21 @@ func Open(ctx context.Context, cfg *Config) (*Node, error) {
 	if cfg == nil {
 		cfg = &Config{}
 	}
-	n := &Node{
-		leaseDir: cfg.LeaseDir, mark: cfg.Mark, allocators: cfg.Allocators, log: cfg.Log, after: cfg.Step,
-		dialBridge: cfg.DialBridge, dialFirewall: cfg.DialFirewall,
-	}
-	path := cfg.StateDir
-	if path == "" {
-		path = DefaultStateDir
-	}
-	var err error
-	if n.dir, err = state.Open(path); err != nil {
+	dir, err := state.Open(cmp.Or(cfg.StateDir, DefaultStateDir))
+	if err != nil {
 		return nil, fail.Errorf(ErrInvalid, "%w", err)
 	}
-	if n.log == nil {
-		n.log = slog.New(slog.DiscardHandler)
+	n := &Node{allocators: cfg.Allocators, after: cfg.Step, cfg: session.Config{
+		Dir: dir, LeaseDir: cfg.LeaseDir, Mark: cfg.Mark, Log: cfg.Log, DialBridge: cfg.DialBridge, DialFirewall: cfg.DialFirewall,
+	}}
+	if n.cfg.Log == nil {
+		n.cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	if n.dialBridge == nil {
-		n.dialBridge = func() (*bridge.Conn, error) { return bridge.Dial(nil) }
+	if n.cfg.DialBridge == nil {
+		n.cfg.DialBridge = func() (*bridge.Conn, error) { return bridge.Dial(nil) }
 	}
-	if n.dialFirewall == nil {
-		n.dialFirewall = nft.Dial
+	if n.cfg.DialFirewall == nil {
+		n.cfg.DialFirewall = nft.Dial
 	}
 	return n, nil
 }
@@ -98,7 +89,7 @@ func Open(ctx context.Context, cfg *Config) (*Node, error) {
 // network.
 func (n *Node) usable(ctx context.Context, networks ...string) error {
 	switch {
-	case n == nil || n.dir == nil:
+	case n == nil || n.cfg.Dir == nil:
 		return fail.Errorf(ErrInvalid, "the node was not opened")
 	case ctx == nil:
 		return fail.Errorf(ErrInvalid, "the context is nil")
@@ -127,16 +118,12 @@ func (n *Node) step(name string) error {
 	return n.after(name)
 }
 
-// open opens a session for networks with this mark.
-func (n *Node) open(mark uint32) (*session.Session, error) {
-	return session.Open(&session.Config{
-		Dir: n.dir, LeaseDir: n.leaseDir, Mark: mark, Log: n.log, DialBridge: n.dialBridge, DialFirewall: n.dialFirewall,
-	})
-}
+// open opens a session.
+func (n *Node) open() (*session.Session, error) { return session.Open(n.cfg) }
 
 // openEntered opens a session, and takes the shared lock.
 func (n *Node) openEntered(ctx context.Context) (*session.Session, error) {
-	s, err := n.open(n.mark)
+	s, err := n.open()
 	if err != nil {
 		return nil, err
 	}
@@ -145,14 +132,6 @@ func (n *Node) openEntered(ctx context.Context) (*session.Session, error) {
 		return nil, err
 	}
 	return s, nil
-}
-
-// openFor opens a session for a call about one network.
-func (n *Node) openFor(ctx context.Context, network string) (*session.Session, error) {
-	if err := n.usable(ctx, network); err != nil {
-		return nil, err
-	}
-	return n.open(n.mark)
 }
 
 // about does something in a session about all networks, or about some by their names.
@@ -171,17 +150,17 @@ func (n *Node) openKnown(ctx context.Context, networks ...string) (*session.Sess
 	if err := n.usable(ctx, networks...); err != nil {
 		return nil, err
 	}
-	mark := n.mark
-	if mark == 0 {
-		records, _, err := n.dir.ListNetworks()
+	cfg := n.cfg
+	if cfg.Mark == 0 {
+		records, _, err := n.cfg.Dir.ListNetworks()
 		if err != nil {
 			return nil, fail.State(err)
 		}
 		for _, rec := range records {
 			if rec.Mark != 0 {
-				mark = uint32(rec.Mark)
+				cfg.Mark = uint32(rec.Mark)
 			}
 		}
 	}
-	return n.open(mark)
+	return session.Open(cfg)
 }

@@ -38,7 +38,7 @@ func (n *Node) attached(ctx context.Context, key Key) (*state.Attachment, error)
 	if err := n.usableFor(ctx, key); err != nil {
 		return nil, err
 	}
-	rec, err := n.dir.Load(key.Network, key.hash())
+	rec, err := n.cfg.Dir.Load(key.Network, key.hash())
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, fail.Errorf(ErrNotAttached, "container %s has no attachment %s to network %q on record: DEL it and ADD it again", key.ContainerID, key.IfName, key.Network)
@@ -55,7 +55,7 @@ func (n *Node) change(ctx context.Context, key Key, do func(s *session.Session, 
 	if _, err := n.attached(ctx, key); err != nil {
 		return err
 	}
-	lock, err := n.dir.LockAttachment(key.Network, key.hash())
+	lock, err := n.cfg.Dir.LockAttachment(key.Network, key.hash())
 	if err != nil {
 		return fail.State(err)
 	}

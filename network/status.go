@@ -3,13 +3,14 @@ package network
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
+	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network/internal/build"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
-	"github.com/tombolo-cni/tombolo/network/internal/inspect"
 )
 
 // Ready says why an Add to a network could not succeed now; nil if it could. leases is how its
@@ -22,17 +23,17 @@ func (n *Node) Ready(ctx context.Context, nw *Network, leases *Lease) error {
 	if err := nw.check(); err != nil {
 		return err
 	}
-	s, err := n.open(n.mark)
+	s, err := n.open()
 	if err != nil {
 		return err
 	}
 	defer s.Close()
-	w := wantOf(nw, "", n.mark)
+	w := wantOf(nw, "", n.cfg.Mark)
 	w.Record.Subnets = nw.Subnets
 	if err := build.CouldBe(ctx, s, w); err != nil {
 		return err
 	}
-	if err := inspect.RefuseContested(n.dir); err != nil {
+	if err := refuseContested(n.cfg.Dir); err != nil {
 		return err
 	}
 	if leases == nil && nw.Allocator != nil {
@@ -51,11 +52,31 @@ func (n *Node) Ready(ctx context.Context, nw *Network, leases *Lease) error {
 
 // allocatorReady asks the network's allocator.
 func (n *Node) allocatorReady(ctx context.Context, nw *Network) error {
-	e, err := n.dir.Epoch()
+	e, err := n.cfg.Dir.Epoch()
 	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, state.ErrStale) && !errors.Is(err, state.ErrDamaged) {
 		return fail.State(err)
 	}
 	// Where this epoch has not begun, its token is another than that of any reservation.
-	node := ipam.Node{Epoch: ipam.Epoch{Token: e.Token(), Started: n.dir.Begun(e)}, Hash: nw.hashOf}
+	node := ipam.Node{Epoch: ipam.Epoch{Token: e.Token(), Started: n.cfg.Dir.Begun(e)}, Hash: nw.hashOf}
 	return nw.Allocator.Bind(node).Status(ctx)
+}
+
+// contestedFor is how long what tombolod wrote down holds: it looks once in a minute.
+const contestedFor = 3 * time.Minute
+
+// refuseContested names the program that undoes what tombolod repairs of the firewall.
+func refuseContested(dir *state.Dir) error {
+	f, err := dir.Contested()
+	if err != nil {
+		return fail.State(err)
+	}
+	if f == nil || time.Since(f.At) > contestedFor {
+		return nil
+	}
+	by := "another program"
+	if f.By != "" {
+		by = fmt.Sprintf("another program (the last to change it: %q)", f.By)
+	}
+	return fail.Errorf(fail.ErrObstructed, "%s undoes what pods need of the firewall: tombolod has put it back %d times, and now does so only once a minute; the last time it was: %.200q: have that program leave it alone",
+		by, f.Times, f.What)
 }

@@ -123,7 +123,7 @@ func TestAPodThatLeasesNeedsNoMACOfItsOwn(t *testing.T) {
 	t.Parallel()
 	prepare := func(pod *Pod) (*adding, error) {
 		pod.Lease = &Lease{KeeperOptional: true}
-		a := &adding{entry: entry{node: &Node{leaseDir: t.TempDir()}}, nw: &Network{Name: "lan"}, pod: pod, base: &state.Attachment{}}
+		a := &adding{entry: entry{node: &Node{cfg: session.Config{LeaseDir: t.TempDir()}}}, nw: &Network{Name: "lan"}, pod: pod, base: &state.Attachment{}}
 		_, err := a.prepareLease()
 		return a, err
 	}

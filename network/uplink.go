@@ -70,7 +70,7 @@ func (n *Node) aboutUplink(ctx context.Context, nic string, do func(*session.Ses
 	}
 	return n.about(ctx, func(s *session.Session) error {
 		var err error
-		if s.HostLease, err = takeover.LockHostLease(ctx, n.leaseDir, nic); err != nil {
+		if s.HostLease, err = takeover.LockHostLease(ctx, n.cfg.LeaseDir, nic); err != nil {
 			return err
 		}
 		if err := s.EnterAlone(ctx); err != nil {

@@ -2,14 +2,18 @@ package recorded
 
 import (
 	"bytes"
+	"context"
+	"fmt"
 	"net"
 	"net/netip"
 	"slices"
 
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
+	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -147,4 +151,63 @@ func PortOn(a *state.Attachment, br *bridge.Link) bridge.Port {
 		KeepTable(&p, a.Guarded, br)
 	}
 	return p
+}
+
+// Target says where an attachment's traffic is shaped.
+func Target(rec *state.Attachment) bandwidth.Target {
+	return bandwidth.Target{
+		Port: rec.HostIf, MTU: rec.MTU, IFB: bandwidth.IFBName(rec.Hash()),
+		Alias: endpoint.AliasOf(rec), Owner: endpoint.AliasOwner(rec.Hash()),
+	}
+}
+
+// Shape are the limits of an attachment.
+func Shape(rec *state.Attachment) bandwidth.Shape {
+	b := rec.Bandwidth
+	return bandwidth.Shape{
+		Ingress: bandwidth.Limit{Rate: b.IngressRate, Burst: b.IngressBurst},
+		Egress:  bandwidth.Limit{Rate: b.EgressRate, Burst: b.EgressBurst},
+	}
+}
+
+// Limit puts limits on record, with the link that shapes what the pod sends.
+func Limit(rec *state.Attachment, s bandwidth.Shape) {
+	rec.Bandwidth, rec.IFB = state.Bandwidth{
+		IngressRate: s.Ingress.Rate, IngressBurst: s.Ingress.Burst,
+		EgressRate: s.Egress.Rate, EgressBurst: s.Egress.Burst,
+	}, ""
+	if s.Egress.Rate > 0 {
+		rec.IFB = bandwidth.IFBName(rec.Hash())
+	}
+}
+
+// OpenPod opens the namespace of a pod, unless another pod's is at the path by now.
+func OpenPod(path string, cookie uint64) (*netns.NS, error) {
+	pod, err := netns.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	now, err := pod.Cookie()
+	if err == nil && now != cookie {
+		err = fmt.Errorf("%s is another pod's by now", path)
+	}
+	if err != nil {
+		pod.Close()
+		return nil, err
+	}
+	return pod, nil
+}
+
+// InterfaceIn gives the index of a pod's interface.
+func InterfaceIn(ctx context.Context, pod *netns.NS, name string) (int, error) {
+	conn, err := bridge.Dial(&bridge.Config{NetNS: pod})
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Close()
+	l, err := conn.Link(ctx, name)
+	if err != nil {
+		return 0, err
+	}
+	return l.Index, nil
 }

@@ -31,26 +31,23 @@ type Config struct {
 
 // Session is what one call holds of the node.
 type Session struct {
+	Config
 	Links    *bridge.Conn
 	Firewall *nft.Conn
-	Dir      *state.Dir
-	LeaseDir string // see Config
-	Mark     uint32
 	Epoch    state.Epoch // of this start of the node; known after Enter
 
 	// HostLease is the lock of the lease that the host has by a NIC, where a command holds it
 	// from its beginning to its end.
 	HostLease *lease.Held
 
-	log   *slog.Logger
 	lock  *state.Lock
 	note  string // of the lock, as this call found it
 	later []func() error
 }
 
 // Open opens the kernel, without the lock.
-func Open(cfg *Config) (*Session, error) {
-	s := &Session{Dir: cfg.Dir, LeaseDir: cfg.LeaseDir, Mark: cfg.Mark, log: cfg.Log}
+func Open(cfg Config) (*Session, error) {
+	s := &Session{Config: cfg}
 	if s.Mark == 0 {
 		s.Mark = nft.DefaultMark
 	}
@@ -90,7 +87,7 @@ func (s *Session) Close() {
 func (s *Session) Later(do func() error) { s.later = append(s.later, do) }
 
 // Warn logs what an operator should know although the call goes on.
-func (s *Session) Warn(text string) { s.log.Warn(printable.Line(text)) }
+func (s *Session) Warn(text string) { s.Log.Warn(printable.Line(text)) }
 
 // Enter takes the shared lock and sees to it that the state belongs to this start
 // of the node. It may be called again.
@@ -220,4 +217,10 @@ func (s *Session) Uplinks() *takeover.Node {
 	return &takeover.Node{
 		Dir: s.Dir, Links: s.Links, LeaseDir: s.LeaseDir, HostLease: s.HostLease, Later: s.Later,
 	}
+}
+
+// Obstacles lists what stops pods of a network, or may stop them, and is out of reach, or left to its owner.
+func (s *Session) Obstacles(ctx context.Context, rec *state.Network) ([]foreign.Obstacle, error) {
+	c := foreign.On(s.Firewall.Socket(), &foreign.Config{Mark: uint32(rec.Mark), AdminChain: rec.AdminChain})
+	return c.Obstacles(ctx, foreign.Path{Bridge: rec.GatewayLink(), Prefixes: rec.Subnets})
 }

@@ -110,7 +110,7 @@ func withSession(path string, do func(*session.Session) error) error {
 	if err != nil {
 		return err
 	}
-	s, err := session.Open(&session.Config{
+	s, err := session.Open(session.Config{
 		Dir: dir, Log: slog.New(slog.DiscardHandler), DialFirewall: nft.Dial,
 		DialBridge: func() (*bridge.Conn, error) { return bridge.Dial(nil) },
 	})

@@ -238,12 +238,6 @@ func (a *adding) tie(ctx context.Context) (*tied, error) {
 		}
 	}
 	link, err := a.attach(ctx, p, b)
-	if errors.As(err, new(secondRoute)) {
-		if p, err = a.plan(g, nil); err != nil {
-			return nil, err
-		}
-		link, err = a.attach(ctx, p, b)
-	}
 	if err != nil {
 		return nil, err
 	}
@@ -370,8 +364,13 @@ func (a *adding) attach(ctx context.Context, p *plan, b *build.Built) (*bridge.A
 		}
 		link, err = a.s.Links.Attach(ctx, a.pod.NetNS, port)
 	}
+	if isSecondRoute(err) {
+		if err = a.makeWay(p, &port, err); err == nil {
+			link, err = a.s.Links.Attach(ctx, a.pod.NetNS, port)
+		}
+	}
 	if err != nil {
-		return nil, a.metrics.makeWay(a.pod.NetNS, port.Routes, err)
+		return nil, err
 	}
 	a.attached = true
 	a.back.push(func(ctx context.Context) error {

@@ -72,7 +72,10 @@ func (n *Node) CollectDead(ctx context.Context, network string, dryRun bool) ([]
 	epoch, err := n.cfg.Dir.Epoch()
 	switch {
 	case errors.Is(err, state.ErrStale):
-		return n.collectEarlier(ctx, networks, dryRun)
+		if dryRun {
+			return nil, nil
+		}
+		return nil, n.about(ctx, func(s *session.Session) error { return s.Enter(ctx) }) // which deletes all records
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, nil // nobody can tell whose the records are
 	case err != nil:
@@ -101,24 +104,6 @@ func (n *Node) CollectDead(ctx context.Context, network string, dryRun bool) ([]
 		}
 	}
 	return list, errors.Join(errs...)
-}
-
-// collectEarlier has the records go of an earlier life of the node, which no pod outlives.
-func (n *Node) collectEarlier(ctx context.Context, networks []string, dryRun bool) ([]Dead, error) {
-	var list []Dead
-	for _, name := range networks {
-		records, _, err := n.cfg.Dir.List(name)
-		if err != nil {
-			return nil, fail.State(err)
-		}
-		for _, rec := range records {
-			list = append(list, Dead{attachmentOf(rec), "the node has started anew since its ADD", nil})
-		}
-	}
-	if dryRun {
-		return list, nil
-	}
-	return list, n.about(ctx, func(s *session.Session) error { return s.Enter(ctx) })
 }
 
 // nameDead says what helps where attachments are in the way whose pods are gone.

@@ -12,6 +12,7 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
+	"github.com/tombolo-cni/tombolo/network/internal/recorded"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -48,30 +49,25 @@ func familyIndex(a netip.Addr) int {
 	return 0
 }
 
-// secondRoute is the error where a pod has such a default route by another interface, and metrics now
-// have larger ones, with which to try again.
-type secondRoute struct{ error }
-
-// makeWay finds larger metrics where an Attach with these routes failed since the pod has a default route
-// by another interface, and says so by a secondRoute.
-func (m *metrics) makeWay(pod *netns.NS, routes []route.Route, err error) error {
-	if !isSecondRoute(err) {
-		return err
-	}
-	explained, before := explainRoute(err), *m
-	for i := range routes {
-		if r := &routes[i]; isDefault(r) {
-			metric, lookErr := freeMetric(pod, r.Dst.Addr().Is6(), r.Priority)
-			if lookErr != nil {
-				return errors.Join(explained, lookErr)
+// makeWay finds larger metrics for the default routes of a port whose Attach failed since the pod has such routes
+// by another interface.
+func (a *adding) makeWay(p *plan, port *bridge.Port, failed error) error {
+	before := a.metrics
+	for i := range port.Routes {
+		if r := &port.Routes[i]; isDefault(r) {
+			metric, err := freeMetric(a.pod.NetNS, r.Dst.Addr().Is6(), r.Priority)
+			if err != nil {
+				return errors.Join(explainRoute(failed), err)
 			}
-			m[familyIndex(r.Dst.Addr())] = metric
+			a.metrics[familyIndex(r.Dst.Addr())] = metric
 		}
 	}
-	if *m == before {
-		return explained
+	if a.metrics == before {
+		return explainRoute(failed)
 	}
-	return secondRoute{explained}
+	port.Routes = a.metrics.apply(port.Routes)
+	p.port.Routes, p.rec.Routes = port.Routes, recorded.Routed(&p.rec, port.Routes)
+	return nil
 }
 
 // isDefault says that a route is a default route of the main table.

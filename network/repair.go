@@ -81,7 +81,19 @@ func (n *Node) FirewallObstacles(ctx context.Context) ([]string, error) {
 		return nil, err
 	}
 	defer s.Close()
-	return inspect.Obstacles(ctx, s, records)
+	var list []string
+	for _, rec := range records {
+		obstacles, err := s.Obstacles(ctx, rec)
+		if err != nil {
+			return nil, err
+		}
+		for _, o := range obstacles {
+			if !o.Maybe {
+				list = append(list, fmt.Sprintf("network %s: %s", rec.Name, o))
+			}
+		}
+	}
+	return list, nil
 }
 
 // openNetworks opens the host, under the shared lock, if any network of this epoch of the

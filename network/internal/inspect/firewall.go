@@ -37,9 +37,6 @@ func Firewall(ctx context.Context, s *session.Session, records []*state.Network)
 			lacking = append(lacking, summary("the rules of network "+rec.Name, diffs))
 		}
 	}
-	if len(records) == 0 {
-		return s.Firewall.Cache().Generation, lacking, nil
-	}
 	admins := []string{""}
 	for _, rec := range records {
 		admins = append(admins, rec.AdminChain)
@@ -57,24 +54,6 @@ func Firewall(ctx context.Context, s *session.Session, records []*state.Network)
 		}
 	}
 	return s.Firewall.Cache().Generation, lacking, nil
-}
-
-// Obstacles lists what stops pods of networks and is out of reach, or left to its owner.
-func Obstacles(ctx context.Context, s *session.Session, records []*state.Network) ([]string, error) {
-	var list []string
-	for _, rec := range records {
-		obstacles, err := s.Obstacles(ctx, rec)
-		if err != nil {
-			return nil, err
-		}
-		for _, o := range obstacles {
-			if o.Maybe {
-				continue
-			}
-			list = append(list, fmt.Sprintf("network %s: %s", rec.Name, o))
-		}
-	}
-	return list, nil
 }
 
 // summary says in a line what differs.

@@ -20,9 +20,8 @@ import (
 // Network takes down what Collect leaves of a network: see network.Node.Remove.
 func Network(ctx context.Context, s *session.Session, name string) error {
 	// The lock of the lease that the host has by the network's uplink has to be taken before the state's.
-	uplink := uplinkOf(s, name)
 	var err error
-	if s.HostLease, err = takeover.LockHostLease(ctx, s.LeaseDir, uplink); err != nil {
+	if s.HostLease, err = takeover.LockHostLease(ctx, s.LeaseDir, uplinkOf(s, name)); err != nil {
 		return err
 	}
 	leases, err := leases(s, name)
@@ -31,9 +30,6 @@ func Network(ctx context.Context, s *session.Session, name string) error {
 	}
 	if err := s.EnterAlone(ctx); err != nil {
 		return err
-	}
-	if now := uplinkOf(s, name); now != uplink {
-		return fail.Errorf(fail.ErrTryAgain, "network %q was given another uplink meanwhile: try again", name)
 	}
 	left, err := attachments(ctx, s, name, leases)
 	if err != nil {

@@ -166,12 +166,13 @@ func (n *Node) reclaim(ctx context.Context, nw *Network) bool {
 	return freed
 }
 
-// reclaimLater takes down the rest of a dead pod of the network of which an Add has taken
+// reclaimLater takes down the dead pods of a network, of one of which an Add has taken
 // something over, when the Add has given up its locks.
-func (n *Node) reclaimLater(s *session.Session, network, hash string) {
+func (n *Node) reclaimLater(s *session.Session, network string) {
 	s.Later(func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), reclaimTimeout)
 		defer cancel()
-		return n.teardown(s, network, nil).CollectDeadOne(ctx, hash)
+		_, err := n.teardown(s, network, nil).CollectDead(ctx)
+		return err
 	})
 }

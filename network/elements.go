@@ -145,7 +145,7 @@ func (e *entry) enter(ctx context.Context, rec *state.Attachment, want *build.Wa
 			return err
 		}
 		if string(conflict.Owner) != e.hash && conflict.Network == rec.Network {
-			e.node.reclaimLater(e.s, rec.Network, string(conflict.Owner))
+			e.node.reclaimLater(e.s, rec.Network)
 		}
 	}
 	return err

@@ -206,14 +206,7 @@ func (p *Pod) check(nw *Network) error {
 	}
 	defer own.Close()
 	if own.ID() == id {
-		return hostNamespace{}
+		return fail.Errorf(ErrInvalid, "%w", ErrHostNamespace)
 	}
 	return nil
 }
-
-// hostNamespace matches both ErrHostNamespace and ErrInvalid.
-type hostNamespace struct{}
-
-func (hostNamespace) Error() string { return ErrHostNamespace.Error() }
-
-func (hostNamespace) Unwrap() []error { return []error{ErrHostNamespace, ErrInvalid} }

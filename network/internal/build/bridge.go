@@ -143,14 +143,16 @@ func defaultMTU(ctx context.Context, links *bridge.Conn, except string) (int, er
 		if best == nil {
 			continue
 		}
-		for _, index := range linksOf(*best) {
-			l, err := links.LinkByIndex(ctx, index)
-			if err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return 0, err
-			}
-			if err == nil && l.Name != except && (mtu == 0 || l.MTU < mtu) {
-				mtu = l.MTU
-			}
+		index := best.Link
+		if len(best.Nexthops) > 0 {
+			index = best.Nexthops[0].Link
+		}
+		l, err := links.LinkByIndex(ctx, index)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return 0, err
+		}
+		if err == nil && l.Name != except && (mtu == 0 || l.MTU < mtu) {
+			mtu = l.MTU
 		}
 	}
 	if mtu == 0 {

@@ -14,7 +14,6 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/bridge/uplink"
-	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/fail"
 	"github.com/tombolo-cni/tombolo/network/internal/loopback"
@@ -41,18 +40,28 @@ type Want struct {
 	Reached  []netip.Addr // the pod's addresses that ports of the host lead to
 }
 
-// routing is which families the host has to forward for this ADD.
-func (w *Want) routing() bridge.Routing {
+// routing is which families the host has to forward for this ADD, and for pods that are there: of gateways, and of
+// addresses that ports of the host lead to.
+func (w *Want) routing(gateways []netip.Prefix, attachments ...*state.Attachment) bridge.Routing {
 	var r bridge.Routing
 	need := func(a netip.Addr) {
 		r.IPv4 = r.IPv4 || a.Is4()
 		r.IPv6 = r.IPv6 || a.Is6()
 	}
-	for _, a := range w.Reached {
-		need(a)
+	if w != nil {
+		for _, a := range w.Reached {
+			need(a)
+		}
 	}
-	for _, gw := range w.Record.Gateways {
+	for _, gw := range gateways {
 		need(gw.Addr())
+	}
+	for _, a := range attachments {
+		for _, address := range a.Addresses {
+			if len(a.Published) > 0 {
+				need(address.Prefix.Addr())
+			}
+		}
 	}
 	return r
 }
@@ -155,7 +164,7 @@ func find(ctx context.Context, s *session.Session, rec *state.Network, w *Want) 
 	if diffs, err := recorded.RoutingDifferences(rec); err != nil || len(diffs) > 0 {
 		return nil, err
 	}
-	if ok, err := s.Links.Forwards(ctx, w.routing()); err != nil || !ok {
+	if ok, err := s.Links.Forwards(ctx, w.routing(w.Record.Gateways)); err != nil || !ok {
 		return nil, nil // where the kernel cannot, building tells why
 	}
 	for _, gw := range w.Record.Gateways {
@@ -307,20 +316,20 @@ func establish(ctx context.Context, s *session.Session, rec *state.Network, atta
 	if err != nil {
 		return nil, nil, false, err
 	}
+	if _, err := s.Links.EnsureRouting(ctx, w.routing(rec.Gateways, attachments...)); err != nil {
+		return nil, nil, false, err
+	}
 	if err := buildGateways(ctx, s, rec, at, w != nil && w.ForceAddress); err != nil {
 		return nil, nil, false, err
 	}
-	if err := buildLAN(ctx, s.Links, rec); err != nil {
-		return nil, nil, false, err
+	if r, ok := recorded.Routing(rec); ok {
+		if _, err := s.Links.EnsureRouting(ctx, r); err != nil {
+			return nil, nil, false, err
+		}
 	}
 	outcome, err := s.Firewall.Prepare(ctx, recorded.Rules(rec, l))
 	if err != nil {
 		return nil, nil, false, err
-	}
-	for _, a := range reached(w, attachments) {
-		if err := forward(ctx, s.Links, a); err != nil {
-			return nil, nil, false, err
-		}
 	}
 	if w != nil && w.Loopback || loopback.Uses(rec, attachments) {
 		if err := loopback.Open(ctx, s.Links, s.Dir, rec, at, l, s.Warn); err != nil {
@@ -334,21 +343,6 @@ func establish(ctx context.Context, s *session.Session, rec *state.Network, atta
 		return nil, nil, false, err
 	}
 	return l, at, outcome.Changed || rebuilt, nil
-}
-
-// reached are the addresses that ports of the host lead to, to which it has to
-// forward: those of the ADD, and of the pods that are there.
-func reached(w *Want, attachments []*state.Attachment) []netip.Addr {
-	var list []netip.Addr
-	if w != nil {
-		list = append(list, w.Reached...)
-	}
-	for _, a := range attachments {
-		if len(a.Published) > 0 {
-			list = append(list, endpoint.Addresses(a)...)
-		}
-	}
-	return list
 }
 
 // record is what the network will be: what this Add asks for, and what the pods
@@ -378,12 +372,7 @@ func (w *Want) record(epoch string, chosen choice, attachments []*state.Attachme
 }
 
 func containsAll(have, want []netip.Prefix) bool {
-	for _, p := range want {
-		if !slices.Contains(have, p) {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(want, func(p netip.Prefix) bool { return !slices.Contains(have, p) })
 }
 
 // AddSubnet says that the pod has an address of a subnet.

@@ -47,8 +47,8 @@ func ensureLinkLocal(links *bridge.Conn, l *bridge.Link) error {
 	return err
 }
 
-// buildGateways puts the gateways on the bridge, takes those off that no pod
-// needs any more, and has the host forward.
+// buildGateways puts the gateways on the bridge, and takes those off that no pod
+// needs any more.
 func buildGateways(ctx context.Context, s *session.Session, rec *state.Network, l *bridge.Link, force bool) error {
 	have, err := s.Links.Addresses().List(addr.Filter{Link: l.Index})
 	if err != nil {
@@ -74,9 +74,6 @@ func buildGateways(ctx context.Context, s *session.Session, rec *state.Network, 
 					l.Name, a.Prefix, gw, rec.Name)
 			}
 			stale = appendNew(stale, a.Prefix)
-		}
-		if err := forward(ctx, s.Links, gw.Addr()); err != nil {
-			return err
 		}
 		// Usable at once: nobody but us gives out addresses of the pods' network.
 		own := addr.Address{Prefix: gw, Link: l.Index, Flags: addr.NoDAD}
@@ -154,32 +151,4 @@ func staleGateways(s *session.Session, rec *state.Network) ([]netip.Prefix, erro
 		}
 	}
 	return stale, nil
-}
-
-// forward has the host forward packets of an address's family.
-func forward(ctx context.Context, links *bridge.Conn, a netip.Addr) error {
-	_, err := links.EnsureRouting(ctx, bridge.Routing{IPv4: a.Is4(), IPv6: a.Is6()})
-	return err
-}
-
-// linksOf are the links that a route leads out of.
-func linksOf(r route.Route) []int {
-	if len(r.Nexthops) == 0 {
-		return []int{r.Link}
-	}
-	var list []int
-	for _, nh := range r.Nexthops {
-		list = append(list, nh.Link)
-	}
-	return list
-}
-
-// buildLAN has the host be the pods' way to everywhere.
-func buildLAN(ctx context.Context, links *bridge.Conn, rec *state.Network) error {
-	r, ok := recorded.Routing(rec)
-	if !ok {
-		return nil
-	}
-	_, err := links.EnsureRouting(ctx, r)
-	return err
 }

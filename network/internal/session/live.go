@@ -58,40 +58,20 @@ func (s *Session) Renamed(ctx context.Context, hash string) (bool, error) {
 	}), err
 }
 
-// live lists the addresses that pods of a network have in the kernel: by the
-// aliases of their ports, and by their nf_tables elements where an alias was too
-// short for them.
+// live lists the addresses that pods of a network have in the kernel, by the aliases of their ports.
 func (s *Session) live(ctx context.Context, network string) ([]ipam.Live, error) {
 	links, err := s.Links.Veths(ctx)
-	if err != nil {
-		return nil, err
-	}
 	var list []ipam.Live
-	ports := map[string]bool{}
 	for i := range links {
 		a, ok := endpoint.ParseAlias(links[i].Alias)
 		if !ok || a.Network != endpoint.NetworkToken(network) {
 			continue
 		}
-		ports[a.Hash] = true
 		for _, ip := range a.Addresses {
 			list = append(list, ipam.Live{Hash: a.Hash, Addr: ip})
 		}
 	}
-	endpoints, err := s.Firewall.Endpoints(ctx, network)
-	if err != nil {
-		return nil, err
-	}
-	for _, e := range endpoints {
-		// An element outlives its pod where a DEL never came; a port does not.
-		if !ports[string(e.Owner)] {
-			continue
-		}
-		for _, ip := range e.Addrs {
-			list = append(list, ipam.Live{Hash: string(e.Owner), Addr: ip})
-		}
-	}
-	return list, nil
+	return list, err
 }
 
 // Unused says that nothing on the node needs what a network has: it has no attachments, and no

@@ -182,20 +182,6 @@ func (t *Teardown) unreleasable(rec *state.Attachment) error {
 // at again under its record's lock, which an ADD holds from beginning to end.
 func (t *Teardown) CollectDead(ctx context.Context) ([]*Dead, error) {
 	list, err := t.FindDead(ctx)
-	return t.collectDead(ctx, list, err)
-}
-
-// CollectDeadOne is CollectDead of the attachment with this hash alone.
-func (t *Teardown) CollectDeadOne(ctx context.Context, hash string) error {
-	rec, err := t.Session.Dir.Load(t.Network, hash)
-	if err != nil {
-		return nil // nothing is known of it
-	}
-	_, err = t.collectDead(ctx, []*Dead{{Rec: rec, Kept: t.unreleasable(rec)}}, nil)
-	return err
-}
-
-func (t *Teardown) collectDead(ctx context.Context, list []*Dead, err error) ([]*Dead, error) {
 	errs := []error{err}
 	var found []*Dead
 	var gone []*state.Attachment

@@ -90,7 +90,10 @@ func (t *Teardown) Attachment(ctx context.Context, owner ipam.Owner, hash string
 		if err != nil {
 			return err
 		}
-		defer t.outwait(ctx, wait)
+		defer func() {
+			t.Session.Leave()
+			outwait(ctx, wait, addEnds)
+		}()
 		if err := t.forget(ctx, hash); err != nil {
 			return err
 		}
@@ -119,9 +122,7 @@ func (t *Teardown) lock(ctx context.Context, hash string) (*state.AttachmentLock
 	if workErr != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, writeEnds)
-	defer cancel()
-	wait(ctx)
+	outwait(ctx, wait, writeEnds)
 	return dir.LockAttachment(t.Network, hash)
 }
 
@@ -132,10 +133,9 @@ const writeEnds = 500 * time.Millisecond
 // an Add after the Del makes.
 const addEnds = 3 * time.Second
 
-// outwait waits for an Add that was told to end.
-func (t *Teardown) outwait(ctx context.Context, wait func(context.Context)) {
-	t.Session.Leave()
-	ctx, cancel := context.WithTimeout(ctx, addEnds)
+// outwait waits for another call to end.
+func outwait(ctx context.Context, wait func(context.Context), limit time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	wait(ctx)
 }

@@ -67,11 +67,9 @@ func (n *Node) LookAtLinks(ctx context.Context) (*Links, error) {
 		return &Links{}, err
 	}
 	defer s.Close()
-	seen, err := inspect.Links(ctx, s, records)
-	if err != nil {
-		return nil, err
-	}
-	return (*Links)(seen), nil
+	l := &Links{}
+	l.Bridges, l.Ports, l.Lacking, err = inspect.Links(ctx, s, records)
+	return l, err
 }
 
 // FirewallObstacles lists what stops pods and is out of reach, or left to its owner.

@@ -15,20 +15,14 @@ import (
 	"github.com/tombolo-cni/tombolo/network/internal/session"
 )
 
-// Seen is what Links has seen.
-type Seen struct {
-	Bridges, Ports []int               // indexes of those that are there
-	Lacking        map[string][]string // by network
-}
-
 // Links says what of the host's links, addresses and routes is not as networks and their
-// pods need it. It looks at the host
+// pods need it, by network, and gives the indexes of those that are there. It looks at the host
 // alone and into no pod. A port that is missing is no matter of its: the pod is gone.
-func Links(ctx context.Context, s *session.Session, records []*state.Network) (*Seen, error) {
-	seen := &Seen{Lacking: map[string][]string{}}
+func Links(ctx context.Context, s *session.Session, records []*state.Network) (bridges, present []int, lacking map[string][]string, _ error) {
+	lacking = map[string][]string{}
 	veths, err := s.Links.Veths(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, nil, err
 	}
 	ports := map[string]*bridge.Link{}
 	for i := range veths {
@@ -37,7 +31,7 @@ func Links(ctx context.Context, s *session.Session, records []*state.Network) (*
 	for _, rec := range records {
 		taken, err := s.Uplinks().Differences(ctx, rec.Uplink, rec.Bridge)
 		if err != nil {
-			return nil, err
+			return nil, nil, nil, err
 		}
 		if len(taken) > 0 {
 			continue // the keeper of uplinks mends the NIC first, and then has pods put back
@@ -45,32 +39,32 @@ func Links(ctx context.Context, s *session.Session, records []*state.Network) (*
 		found := &Findings{}
 		attachments, err := s.Attachments(rec.Name)
 		if err != nil {
-			return nil, err
+			return nil, nil, nil, err
 		}
 		l, err := bridgeAlone(ctx, s, rec, found)
 		if err == nil && l.Index != 0 {
-			seen.Bridges = append(seen.Bridges, l.Index)
+			bridges = append(bridges, l.Index)
 			var at *bridge.Link
 			if at, err = recorded.GatewayLink(ctx, s.Links, rec, l); err == nil {
 				if at.Index != l.Index && at.Index != 0 {
-					seen.Bridges = append(seen.Bridges, at.Index)
+					bridges = append(bridges, at.Index)
 				}
 				err = linksOf(ctx, s, rec, attachments, l, at, ports, found)
 			}
 		}
 		if err != nil {
-			return nil, err
+			return nil, nil, nil, err
 		}
 		for _, a := range attachments {
 			if link := ports[a.HostIf]; link != nil {
-				seen.Ports = append(seen.Ports, link.Index)
+				present = append(present, link.Index)
 			}
 		}
 		for _, d := range found.List {
-			seen.Lacking[rec.Name] = append(seen.Lacking[rec.Name], d.String())
+			lacking[rec.Name] = append(lacking[rec.Name], d.String())
 		}
 	}
-	return seen, nil
+	return bridges, present, lacking, nil
 }
 
 // linksOf finds what is missing beside a network's bridge.

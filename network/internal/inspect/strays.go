@@ -14,16 +14,14 @@ import (
 
 // Strays is what the kernel has of attachments that no record tells of.
 type Strays struct {
-	// Ports are those whose port is there, by their hashes, and so is a pod: only its Del, or
+	// Ports are in words those whose port is there, by their hashes, and so is a pod: only its Del, or
 	// a garbage collection that does not name it, takes it down.
-	Ports map[string]endpoint.Mark
+	Ports map[string]string
 	// Elements and IFBs belong to no port, and to nobody: by their hashes.
 	Elements map[string]string // the network
 	IFBs     map[string]string // the link's name
 	// Others are another program's elements, in words.
 	Others []string
-
-	names map[string]string // of ports
 }
 
 // FindStrays looks for them. known are the hashes of the records there are, and networks the
@@ -33,10 +31,10 @@ func FindStrays(ctx context.Context, s *session.Session, known map[string]bool, 
 	if err != nil {
 		return nil, err
 	}
-	f := &Strays{Ports: map[string]endpoint.Mark{}, Elements: map[string]string{}, IFBs: map[string]string{}, names: map[string]string{}}
+	f := &Strays{Ports: map[string]string{}, Elements: map[string]string{}, IFBs: map[string]string{}}
 	for i := range links {
 		if a, ok := endpoint.ParseAlias(links[i].Alias); ok && !known[a.Hash] {
-			f.Ports[a.Hash], f.names[a.Hash] = a, links[i].Name
+			f.Ports[a.Hash] = "port " + links[i].Name + " of network " + a.Network + " has no record"
 		}
 	}
 	endpoints, err := s.Firewall.Endpoints(ctx, "")
@@ -70,8 +68,8 @@ func FindStrays(ctx context.Context, s *session.Session, known map[string]bool, 
 // Differences are the strays in words, by their hashes.
 func (f *Strays) Differences() []tombolo.Difference {
 	found := &Findings{}
-	for _, hash := range slices.Sorted(maps.Keys(f.names)) {
-		found.Advise(tombolo.RemedyRecreate, "port %s of network %s has no record", f.names[hash], f.Ports[hash].Network)
+	for _, hash := range slices.Sorted(maps.Keys(f.Ports)) {
+		found.Advise(tombolo.RemedyRecreate, "%s", f.Ports[hash])
 	}
 	for _, hash := range slices.Sorted(maps.Keys(f.Elements)) {
 		found.Advise(tombolo.RemedyRepair, "elements of endpoint %s of network %s have no record", hash, f.Elements[hash])

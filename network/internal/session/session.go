@@ -189,11 +189,15 @@ func (s *Session) begin(start state.EpochStart) error {
 	return nil
 }
 
+// IsKnown says whether an attachment's record, which may be nil, tells all that the firewall's sets have of it.
+func IsKnown(rec *state.Attachment) bool {
+	return rec != nil && rec.State == state.Ready && !rec.Moving
+}
+
 // RemoveElements takes an attachment out of the firewall's sets: by its keys where
 // its record tells them, else by its owner's name, which is a search.
 func (s *Session) RemoveElements(ctx context.Context, hash string, rec *state.Attachment) error {
-	isKnown := rec != nil && rec.State == state.Ready && !rec.Moving
-	if isKnown && s.Firewall.Remove(ctx, endpoint.Of(rec)) == nil {
+	if IsKnown(rec) && s.Firewall.Remove(ctx, endpoint.Of(rec)) == nil {
 		return nil
 	}
 	return s.Firewall.RemoveOwners(ctx, nft.Owner(hash))

@@ -101,7 +101,7 @@ func attachments(ctx context.Context, s *session.Session, network string, leases
 	all := map[string]*remains{}
 	at := func(hash string) *remains {
 		if all[hash] == nil {
-			all[hash] = &remains{hash: hash, port: "veth" + hash}
+			all[hash] = &remains{hash: hash}
 		}
 		return all[hash]
 	}

@@ -11,7 +11,7 @@ import (
 type Listed = remains
 
 // Unlisted is an attachment of which only the hash is known.
-func Unlisted(hash string) *Listed { return &remains{hash: hash, port: "veth" + hash} }
+func Unlisted(hash string) *Listed { return &remains{hash: hash} }
 
 // List is how Collect begins.
 func List(ctx context.Context, s *session.Session, network string) (map[string]*Listed, error) {

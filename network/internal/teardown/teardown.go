@@ -26,7 +26,6 @@ import (
 // remains is an attachment that is to go.
 type remains struct {
 	hash      string
-	port      string
 	owner     ipam.Owner        // empty if it is not known
 	rec       *state.Attachment // nil if it has no record
 	unread    bool              // it has a record that could not be read
@@ -48,8 +47,7 @@ func (r *remains) shapers() []string {
 	return []string{bandwidth.IFBName(r.hash)}
 }
 
-// isKnown says whether the record tells all that the firewall's sets have of the attachment.
-func (r *remains) isKnown() bool { return r.rec != nil && r.rec.State == state.Ready && !r.rec.Moving }
+func (r *remains) port() string { return "veth" + r.hash }
 
 // Teardown takes attachments of one network down.
 type Teardown struct {
@@ -156,8 +154,7 @@ func (t *Teardown) ownRemains(ctx context.Context, owner ipam.Owner, hash string
 		rec = nil
 	}
 	r := &remains{
-		hash: hash, port: "veth" + hash, owner: owner,
-		rec: rec, leaseDir: t.leaseDir(rec),
+		hash: hash, owner: owner, rec: rec, leaseDir: t.leaseDir(rec),
 	}
 	r.addresses = t.knownAddresses(ctx, r)
 	return r
@@ -170,7 +167,7 @@ func (t *Teardown) knownAddresses(ctx context.Context, r *remains) []netip.Addr 
 	if r.rec != nil && r.rec.State == state.Ready {
 		return endpoint.Addresses(r.rec)
 	}
-	if l, err := t.Session.Links.Link(ctx, r.port); err == nil {
+	if l, err := t.Session.Links.Link(ctx, r.port()); err == nil {
 		if a, ok := endpoint.ParseAlias(l.Alias); ok && a.Hash == r.hash && len(a.Addresses) > 0 {
 			return a.Addresses
 		}
@@ -217,27 +214,25 @@ func (t *Teardown) takeDown(ctx context.Context, r *remains) error {
 			return errors.Join(leaseErr, err)
 		}
 	}
-	rec, addresses := r.rec, r.addresses
+	now := *r
 	if r.unlocked {
 		// The keeper may have moved it meanwhile.
-		if now, err := s.Dir.Load(t.Network, r.hash); err == nil {
-			rec, addresses = now, endpoint.Addresses(now)
+		if rec, err := s.Dir.Load(t.Network, r.hash); err == nil {
+			now.rec, now.addresses = rec, endpoint.Addresses(rec)
 		}
 	}
-	now := *r
-	now.rec, now.addresses = rec, addresses
 	var flushed <-chan error
 	err := fail.Join(
 		func() error { return leaseErr },
 		func() error { return unlist(ctx, s, &now) },
 		func() error { return passPorts(ctx, s, &now) },
-		func() error { flushed = FlushFlows(ctx, s.Links, rec); return nil },
-		func() error { return t.done("firewall") },
-		func() error { return s.Links.Detach(ctx, r.port, endpoint.AliasOwner(r.hash), now.shapers()...) },
+		func() error { flushed = FlushFlows(ctx, s.Links, now.rec); return nil },
+		func() error { _ = t.Step("firewall"); return nil }, // nothing keeps the others from being taken
+		func() error { return s.Links.Detach(ctx, r.port(), endpoint.AliasOwner(r.hash), now.shapers()...) },
 		func() error { return <-flushed },
-		func() error { return t.done("link") },
+		func() error { _ = t.Step("link"); return nil },
 		func() error { return t.release(ctx, &now) },
-		func() error { return t.done("ipam") },
+		func() error { _ = t.Step("ipam"); return nil },
 	)
 	if err != nil {
 		s.Leave()
@@ -281,12 +276,6 @@ func passPorts(ctx context.Context, s *session.Session, r *remains) error {
 	if slices.ContainsFunc(r.rec.Published, func(p state.Published) bool { return p.Withheld }) {
 		s.StopWaiting(ctx, r.rec)
 	}
-	return nil
-}
-
-// done says that a step is done. Nothing keeps the others from being taken.
-func (t *Teardown) done(step string) error {
-	_ = t.Step(step)
 	return nil
 }
 
@@ -344,8 +333,8 @@ func (t *Teardown) release(ctx context.Context, r *remains) error {
 // guard stays with the port.
 func unlist(ctx context.Context, s *session.Session, r *remains) error {
 	var err error
-	if !r.isKnown() || r.rec.Guarded {
-		err = s.Links.Shut(ctx, r.port, endpoint.AliasOwner(r.hash))
+	if !session.IsKnown(r.rec) || r.rec.Guarded {
+		err = s.Links.Shut(ctx, r.port(), endpoint.AliasOwner(r.hash))
 		if err != nil && !errors.Is(err, bridge.ErrForeign) {
 			return err
 		}

@@ -75,8 +75,9 @@ func planRestore(s *Snapshot, rec *Record) *Steps {
 	steps.add(StepBridge, nil, m.s.looseBack(rec))
 	steps.add(StepAddresses, nil, nil, m.addAddresses(), m.addRules(), m.copyNeighbours())
 	steps.add(StepRoutes, nil, nil, m.moveRoutes())
-	steps.add(StepPort, nil, nil, m.release())
-	steps.add(StepRelease, nil, nil, m.restoreAddressFlags(), m.delAddresses(), m.delRules())
+	// A router that speaks meanwhile gives the bridge a route again.
+	steps.add(StepPort, nil, nil, m.moveRoutes(), m.release())
+	steps.add(StepRelease, nil, nil, m.moveRoutes(), m.restoreAddressFlags(), m.delAddresses(), m.delRules())
 	steps.add(StepSettle, nil, nil, m.removeBridge())
 	return &steps
 }

@@ -70,7 +70,7 @@ func exported() map[string]map[string]any {
 		},
 		"uplink": {
 			"Dial": uplink.Dial, "ParseRecord": uplink.ParseRecord, "Plan": uplink.Plan,
-			"Conn": uplink.Conn{}, "Link": uplink.Link{}, "Record": uplink.Record{}, "Steps": uplink.Steps{}, "Uplink": uplink.Uplink{},
+			"Conn": uplink.Conn{}, "Link": uplink.Link{}, "Record": uplink.Record{}, "Steps": uplink.Steps{},
 			// Interfaces have nothing to call.
 			"Journal": nil,
 		},

@@ -31,82 +31,47 @@ type session struct {
 // ends. The error matches ErrLocked where another process has it, and
 // fs.ErrNotExist where there is no directory.
 func (s *store) lock(ctx context.Context) (*session, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, s.lockError(err)
-	}
 	path := filepath.Join(s.dir, lockName)
+	if err := ctx.Err(); err != nil {
+		return nil, newError(errors.Join(ErrLocked, err), "network %q: wait for the lock %s: %s", s.network, path, err)
+	}
 	order := lockorder.Wait(lockorder.Reservations)
-	fd, err := file.OpenAny(path, unix.O_RDONLY|unix.O_CREAT) // any user's
+	fd, err := s.flock(ctx, path)
 	if err != nil {
 		order.Release()
-		return nil, s.ioError("lock the reservations", err)
-	}
-	if err := flock(ctx, fd, s.wait); err != nil {
-		order.Release()
-		return nil, s.lockError(err)
+		return nil, err
 	}
 	return &session{store: s, fd: fd, order: order}, nil
+}
+
+// flock opens and locks the file, which may be any user's.
+func (s *store) flock(ctx context.Context, path string) (int, error) {
+	fd, err := file.OpenAny(path, unix.O_RDONLY|unix.O_CREAT)
+	if err != nil {
+		return -1, s.ioError("lock the reservations", err)
+	}
+	try := func() (bool, error) { return file.TryFlock(fd, unix.LOCK_EX) }
+	had, err := try()
+	if !had && err == nil {
+		// Only now is a timer worth its price.
+		ctx, cancel := context.WithTimeout(ctx, s.wait)
+		defer cancel()
+		err = file.Await(ctx, path, try)
+	}
+	switch {
+	case err == nil:
+		return fd, nil
+	case errors.Is(err, file.ErrLocked):
+		err = newError(errors.Join(ErrLocked, err), "network %q: reservations: %s", s.network, err)
+	default:
+		err = s.ioError("lock the reservations", pathError("flock", path, err))
+	}
+	unix.Close(fd)
+	return -1, err
 }
 
 // unlock gives the lock back: closing its only descriptor does.
 func (s *session) unlock() {
 	s.order.Release()
 	unix.Close(s.fd)
-}
-
-// lockError words a wait in vain for the operator.
-func (s *store) lockError(err error) error {
-	path := filepath.Join(s.dir, lockName)
-	switch {
-	case errors.Is(err, ErrLocked):
-		return newError(err, "network %q: another process has held the lock %s for %s: try again", s.network, path, s.wait)
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
-		return newError(errors.Join(ErrLocked, err), "network %q: wait for the lock %s: %s", s.network, path, err)
-	default:
-		return s.ioError("lock the reservations", pathError("flock", path, err))
-	}
-}
-
-// flock locks fd, or closes it and returns an error: ErrLocked if wait passed
-// before the lock was free, ctx's cause if that ended before.
-func flock(ctx context.Context, fd int, wait time.Duration) error {
-	err := flockRetry(fd, unix.LOCK_EX|unix.LOCK_NB)
-	if err == nil {
-		return nil
-	}
-	if !errors.Is(err, unix.EWOULDBLOCK) {
-		unix.Close(fd)
-		return err
-	}
-	// Only now is a timer worth its price, which is the runtime's poller.
-	ctx, cancel := context.WithTimeoutCause(ctx, wait, ErrLocked)
-	defer cancel()
-	// The kernel wakes waiters in turn, which polling would not. A wait cannot
-	// be called off, so the goroutine owns fd from here on: either it hands the
-	// lock over, or it closes fd when the lock comes too late.
-	got := make(chan error)
-	go func() {
-		err := flockRetry(fd, unix.LOCK_EX)
-		if err != nil {
-			unix.Close(fd)
-		}
-		select {
-		case got <- err:
-		case <-ctx.Done():
-			if err == nil {
-				unix.Close(fd)
-			}
-		}
-	}()
-	select {
-	case err := <-got:
-		return err
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
-
-func flockRetry(fd, how int) error {
-	_, err := file.Restart(func() (struct{}, error) { return struct{}{}, unix.Flock(fd, how) })
-	return err
 }

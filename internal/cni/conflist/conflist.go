@@ -160,21 +160,16 @@ func (r *Report) problem(format string, args ...any) {
 // doubles finds plugins of a chain that do what Tombolo does already.
 func (r *Report) doubles(plugins []json.RawMessage) {
 	does := map[string]string{"portmap": "portMappings", "bandwidth": "bandwidth"}
+	all := make([]list, len(plugins))
 	ours := map[string]bool{}
-	for pass := range 2 {
-		for i, raw := range plugins {
-			var p list
-			if json.Unmarshal(raw, &p) != nil {
-				continue
-			}
-			for capability, set := range p.Capabilities {
-				switch {
-				case pass == 0 && isOurs(p.Type):
-					ours[capability] = set
-				case pass == 1 && !isOurs(p.Type) && set && does[p.Type] == capability && ours[capability]:
-					r.problem("plugins[%d]: %s and tombolo both have the capability %s, so that both would do it: take it from one", i, p.Type, capability)
-				}
-			}
+	for i, raw := range plugins {
+		if json.Unmarshal(raw, &all[i]) == nil && isOurs(all[i].Type) {
+			maps.Copy(ours, all[i].Capabilities)
+		}
+	}
+	for i, p := range all {
+		if capability := does[p.Type]; p.Capabilities[capability] && ours[capability] {
+			r.problem("plugins[%d]: %s and tombolo both have the capability %s, so that both would do it: take it from one", i, p.Type, capability)
 		}
 	}
 }

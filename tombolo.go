@@ -34,12 +34,7 @@
 //	Del      deletes; what is not there is an error (fs.ErrNotExist)
 //	Remove   deletes; what is not there is success
 //
-// The module is below version 1: a minor version may change the API, and CHANGELOG.md says
-// under "Breaking" what to do then; a patch version does not. The go line of go.mod is the
-// least Go that the dependencies allow. docs/embedding.md goes from `go get` to a network.
-//
-// The CNI plugin in cmd/tombolo-cni and the operator's command in cmd/tombolo are built from
-// these packages, and so can be other programs: see the example of package bridge.
+// docs/embedding.md goes from `go get` to a network, and says what a version promises.
 package tombolo
 
 import (

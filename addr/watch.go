@@ -18,11 +18,9 @@ import (
 // the network answered for (RFC 4862, section 5.4).
 var ErrDuplicate = errors.New("another node of the network has the address")
 
-// Watch hears when IPv6 addresses become usable. The kernel adds one at once, but
-// leaves it to a worker to join its solicited-node group and to make its local
-// route: until that is done, milliseconds later on a busy machine even with NoDAD,
-// nobody can reach the address, and a neighbour that asks for it tries again a second later.
-// With duplicate address detection it takes a second or two.
+// Watch hears when IPv6 addresses become usable. The kernel adds one at once, but leaves it to a worker to join its
+// solicited-node group and to make its local route: until that is done, milliseconds later, nobody can reach it. With
+// duplicate address detection it takes a second or two.
 type Watch struct{ nl *nl.Watch }
 
 // Listen starts to hear, in the namespace of cfg. Start before the addresses are

@@ -48,15 +48,10 @@ type Solicitation struct {
 	link     int
 }
 
-// Solicit has a pod that was attached with port.Autoconf accept router
-// advertisements from now on, and ask for one. Until then it hears none and asks for
-// none, so that what it sends is not lost in a port that is not forwarding yet, or in
-// a guard that does not know the pod yet. The kernel sends the solicitation before
-// Solicit returns; if nobody answers it is sent again 4 s later, and then ever more
-// seldom. Wait has the outcome; other things can be done before.
-//
-// It needs what Attach needs, for the pod's side. A second Solicit asks for nothing,
-// but waits for what routers advertise by themselves.
+// Solicit has a pod that was attached with port.Autoconf accept router advertisements from now on, and ask for one:
+// not before its port forwards and a guard knows it. The kernel sends the solicitation before Solicit returns, and
+// again 4 s later and then ever more seldom while nobody answers. Wait has the outcome. A second Solicit asks for
+// nothing, but waits for what routers advertise by themselves.
 func (c *Conn) Solicit(ctx context.Context, pod *netns.NS, port Port) (*Solicitation, error) {
 	if err := c.usablePod(ctx, pod, true); err != nil {
 		return nil, err

@@ -37,23 +37,16 @@ type Bridge struct {
 	// NoIPv6 keeps a new bridge from having a link-local address of its own, for
 	// networks without IPv6.
 	NoIPv6 bool
-	// Promiscuous has the bridge hand the host all frames, whomever they are for
-	// (IFF_PROMISC): of old, in place of hairpin ports. With NFCall, what pods send to
-	// a service on their own node then arrives twice, unless rules in the bridge's
-	// output drop the copies, and a pod does not reach itself at all. Nil leaves it as
-	// it is, and a new bridge has it not. A capture on the bridge makes it promiscuous
-	// too while it runs; that is neither seen nor ended.
+	// Promiscuous has the bridge hand the host all frames, whomever they are for (IFF_PROMISC), in place of
+	// hairpin ports. With NFCall, what pods send to a service on their own node then arrives twice, unless rules
+	// drop the copies. Nil leaves it as it is, and a new bridge has it not.
 	Promiscuous *bool
-	// NFCall has the bridge show its IPv4 and IPv6 packets, of this bridge alone, to
-	// the firewall (IFLA_BR_NF_CALL_IPTABLES and IFLA_BR_NF_CALL_IP6TABLES): without
-	// it, what a pod gets from another pod on the bridge passes no connection
-	// tracking, and a service's answer comes from the wrong address. Nil leaves it as
-	// it is, and a new bridge has it not. ARP stays out of it in any case.
+	// NFCall has this bridge show its IPv4 and IPv6 packets to the firewall (IFLA_BR_NF_CALL_IPTABLES and
+	// IFLA_BR_NF_CALL_IP6TABLES): without it, what a pod gets from another pod passes no connection tracking, and
+	// a service's answer comes from the wrong address. Nil leaves it as it is, and a new bridge has it not.
 	//
-	// It needs the kernel module br_netfilter. Without it, the kernel takes note of
-	// this and does nothing until the module comes: see ProbeNetfilter. False does not
-	// help against the parameters net.bridge.bridge-nf-call-iptables and -ip6tables,
-	// which are 1 in a new namespace and hold for each bridge in it.
+	// It needs the kernel module br_netfilter, without which it has no effect: see ProbeNetfilter. False does not
+	// help against the parameters net.bridge.bridge-nf-call-iptables and -ip6tables, which hold for each bridge.
 	NFCall *bool
 	// VLANFiltering has the bridge keep VLANs apart, as Port.VLAN needs it; false leaves it as
 	// it is, and a new bridge without. Ports that are there stay in the default VLAN, and what

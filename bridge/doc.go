@@ -8,24 +8,15 @@
 //	differences, err := conn.Check(ctx, pod, port)
 //	err = conn.Detach(ctx, port.Name, port.Alias)  // what is gone is success
 //
-// Attach does all of it for one pod in two sendmsg calls, one in each namespace,
-// and a few single requests; Detach takes it down; Check says what is no longer as
-// it was made. None of them lists anything, waits for anything, or takes longer
-// because there are other pods:
+// Attach does all of it for one pod, Detach takes it down, Check says what is no longer as it was made. None of
+// them lists anything, or takes longer because there are other pods. The veth pair is made by one message, its peer
+// in the pod's namespace: to move it there afterwards would cost grace periods of the kernel. The pod's link-local
+// address is added like the others, and no address is looked for on the link (IFA_F_NODAD) unless that is asked for.
+// MACs and MTUs are always set, so that neither the kernel nor udev changes them later.
 //
-//   - The veth pair is made by one message, its peer in the pod's namespace. To
-//     move it there afterwards would cost grace periods of the kernel, and so would more
-//     than one queue to send by.
-//   - IPv6 addresses skip duplicate address detection (IFA_F_NODAD), unless it is
-//     asked for. The kernel makes no link-local address by itself: the pod's is
-//     added like the others, if the pod has IPv6, so that nothing is tentative and
-//     nothing floods the bridge.
-//   - Both MACs, the bridge's, and the MTUs are always set, so that neither the
-//     kernel nor udev changes them later.
-//
-// Ensure makes the bridge, or corrects one, and CheckBridge compares. How pods reach
-// services on their own node, and themselves, is the choice of Port.Hairpin,
-// Bridge.Promiscuous and Bridge.NFCall; hairpin ports with NFCall serve in every case.
+// Ensure makes the bridge, or corrects one, and CheckBridge compares. How pods reach services on their own node, and
+// themselves, is the choice of Port.Hairpin, Bridge.Promiscuous and Bridge.NFCall; hairpin ports with NFCall serve in
+// every case.
 //
 // # Pods on the LAN
 //

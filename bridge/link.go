@@ -46,14 +46,10 @@ type Link struct {
 
 // BridgeState is what the kernel says of a link as a bridge.
 type BridgeState struct {
-	// Netfilter says that the kernel was built to show bridged packets to the firewall
-	// (CONFIG_BRIDGE_NETFILTER). Where it is false, the two below are too. Whether the
-	// module that does it is loaded is another question: see ProbeNetfilter.
+	// Netfilter says that the kernel was built to show bridged packets to the firewall (CONFIG_BRIDGE_NETFILTER).
 	Netfilter bool
-	// NFCallIPTables and NFCallIP6Tables have the bridge show its IPv4 and its IPv6
-	// packets to the firewall (IFLA_BR_NF_CALL_IPTABLES, IFLA_BR_NF_CALL_IP6TABLES), as
-	// do for all bridges the parameters net.bridge.bridge-nf-call-iptables and
-	// -ip6tables, of which nothing is said here.
+	// NFCallIPTables and NFCallIP6Tables have the bridge show its IPv4 and its IPv6 packets to the firewall, whatever
+	// the parameters net.bridge.bridge-nf-call-iptables and -ip6tables say for all bridges.
 	NFCallIPTables  bool
 	NFCallIP6Tables bool
 	// VLANFiltering says that it keeps VLANs apart (IFLA_BR_VLAN_FILTERING), by tags of IEEE

@@ -56,13 +56,9 @@ type Port struct {
 
 	Hairpin  bool // frames may leave by the port that they came in by
 	Isolated bool // no frames to and from other isolated ports
-	// ForwardGroups has frames to two of the link-local groups go the way of all others
-	// (IFLA_BRPORT_GROUP_FWD_MASK, Linux 4.15), those of STP (01:80:c2:00:00:00) and of
-	// LLDP (:0e), so that the firewall of the bridge sees them and can drop them
-	// (nft.Network's Groups). Without it the host gets them past any rule: :0e always,
-	// and :00 where the bridge has STP on. Of the other groups, which the firewall sees
-	// in the bridge's input anyway, the port forwards nothing: without the rules the
-	// LAN's switches would get what pods say by LACP and 802.1X.
+	// ForwardGroups has frames to the groups of STP (01:80:c2:00:00:00) and LLDP (:0e) go the way of all others
+	// (IFLA_BRPORT_GROUP_FWD_MASK, Linux 4.15), so that the firewall of the bridge sees them and can drop them
+	// (nft.Network's Groups). Without it the host gets them past any rule.
 	ForwardGroups bool
 	// StaticFDB enters PeerMAC into the bridge's forwarding database for good, so that the
 	// port works with NoFlood and NoLearning, and frames of others with that MAC do not
@@ -91,11 +87,9 @@ type Port struct {
 	// takes for a mistake otherwise.
 	SameNetNS bool
 
-	// BeforeUp, unless nil, is called by Attach when the port is on its bridge, with its
-	// index, and before it comes up: nothing has come in by it yet. What it does to the port
-	// is quicker there too: for a queueing discipline of a link that is up the kernel waits
-	// until nothing sends by the one before (dev_deactivate, net/sched/sch_generic.c). An
-	// error of it undoes the Attach.
+	// BeforeUp, unless nil, is called by Attach when the port is on its bridge, with its index, and before it comes
+	// up: nothing has come in by it yet, and a queueing discipline takes the kernel no wait. An error of it undoes
+	// the Attach.
 	BeforeUp func(ctx context.Context, index int) error
 
 	// NoWait has Attach return before the port forwards and the pod's IPv6 addresses
@@ -113,17 +107,14 @@ type Port struct {
 	// comes up, and hears routers, as its namespace's parameters have it. It is for a pod without
 	// Addresses; one with Autoconf has no use for it.
 	LeaveIPv6 bool
-	// NoRedirects has the pod disregard ICMP redirects, of both families, on all its
-	// interfaces for IPv4. A host that sends on the link by which a packet came tells
-	// the sender to go past it: so a pod whose gateway is the host, on a network that
-	// the router is on too, would lose the host's firewall and services. IPv4 hosts can
-	// be kept from it (see Routing), IPv6 ones cannot.
+	// NoRedirects has the pod disregard ICMP redirects, of both families, on all its interfaces for IPv4: a pod
+	// whose gateway is the host, on a network that the router is on too, would lose the host's firewall and
+	// services by one. IPv4 hosts can be kept from sending them (see Routing), IPv6 ones cannot.
 	NoRedirects bool
 
-	// NoTxOffload has the pod's interface fill in the checksums of what it sends, before the port
-	// gets it. Otherwise a link further on does, where the pod told it to, and so writes over what
-	// the bridge's firewall has seen. Only CAP_NET_ADMIN in the pod can undo that. TCP gets slower:
-	// the pod makes each segment by itself. It is for Attach alone.
+	// NoTxOffload has the pod's interface fill in the checksums of what it sends, before the port gets it: a link
+	// further on would write them where the pod told it to, over what the bridge's firewall has seen. TCP gets
+	// slower. It is for Attach alone.
 	NoTxOffload bool
 
 	noIPv6 bool // the kernel has none: see Conn.configure

@@ -189,12 +189,9 @@ func decodeForwarding(b []byte) (on bool, _ error) {
 	return on, err
 }
 
-// keepAdvertised lets the links that have something from router advertisements keep
-// it. As soon as a host forwards, the kernel drops the default routes that it learnt
-// on links whose accept_ra is 1, so perhaps its only one, and hears no more
-// advertisements there, so that the addresses run out later on. 2 is to hear them all
-// the same. Where it is 0, routes are kept by somebody (systemd-networkd and its
-// like), and the kernel is to stay out of it.
+// keepAdvertised lets the links that have something from router advertisements keep it. As soon as a host forwards,
+// the kernel drops the default routes that it learnt on links whose accept_ra is 1, and hears no more advertisements
+// there; with 2 it does. Where it is 0, a program keeps the routes (systemd-networkd), and the kernel is to stay out.
 func (c *Conn) keepAdvertised(ctx context.Context) error {
 	links, err := c.advertised()
 	if err != nil {

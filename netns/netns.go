@@ -27,10 +27,7 @@ func (id ID) String() string { return "net:[" + strconv.FormatUint(id.Ino, 10) +
 
 // NS is a handle to a network namespace, which it keeps alive. Its methods may
 // be called from several goroutines at once, Close excepted.
-//
-// It holds a bare file descriptor: an os.File would set up the runtime's poller,
-// which a plugin that runs for two milliseconds has no use for. So a handle that
-// is dropped without Close leaks its descriptor.
+// A handle that is dropped without Close leaks its descriptor.
 type NS struct {
 	fd   int
 	path string
@@ -111,15 +108,6 @@ func (ns *NS) FD() int {
 	return ns.fd
 }
 
-// Path gives the path by which Open found the namespace; it is empty for the
-// handles of New and Current.
-func (ns *NS) Path() string {
-	if ns == nil {
-		return ""
-	}
-	return ns.path
-}
-
 // Usable says what is wrong with a handle that is nil, that none of Open, Current and
 // New gave, or that has been closed. The error matches tombolo.ErrInvalid.
 func (ns *NS) Usable() error {
@@ -141,7 +129,7 @@ func (closedError) Unwrap() []error { return []error{unix.EBADF, tombolo.ErrInva
 
 // String gives the path, or the ID where there is none.
 func (ns *NS) String() string {
-	if ns.Path() == "" {
+	if ns == nil || ns.path == "" {
 		return ns.ID().String()
 	}
 	return ns.path
@@ -161,8 +149,7 @@ func (ns *NS) Close() error {
 // ErrStranded is the cause of an error of Do or New after which the calling
 // goroutine is still in the other namespace, since the kernel refused the way
 // back. It stays locked to that thread, so that no other goroutine gets there; end
-// it. Nothing but a lack of memory in the kernel is known to cause it: that the way
-// back is permitted is checked before the way there is taken.
+// it.
 var ErrStranded = errors.New("the thread could not return to its own network namespace")
 
 // Do runs fn in the namespace and returns its error: what fn opens (sockets,

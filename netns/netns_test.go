@@ -152,8 +152,8 @@ func TestOpenTakesNetworkNamespacesOnly(t *testing.T) {
 				t.Fatalf("Open: %v, want %v", err, tt.want)
 			}
 			if err == nil {
-				if ns.Path() != tt.path {
-					t.Errorf("path %q, want %q", ns.Path(), tt.path)
+				if ns.String() != tt.path {
+					t.Errorf("named %q, want %q", ns, tt.path)
 				}
 				ns.Close()
 				return
@@ -396,11 +396,11 @@ func TestHandleIsNamedInErrors(t *testing.T) {
 	opened.Close()
 	made.Close()
 	for _, tt := range []struct {
-		ns         *netns.NS
-		path, name string
-	}{{opened, path, path}, {made, "", made.ID().String()}} {
-		if tt.ns.Path() != tt.path || tt.ns.String() != tt.name {
-			t.Errorf("path %q, name %q, want %q and %q", tt.ns.Path(), tt.ns, tt.path, tt.name)
+		ns   *netns.NS
+		name string
+	}{{opened, path}, {made, made.ID().String()}} {
+		if tt.ns.String() != tt.name {
+			t.Errorf("name %q, want %q", tt.ns, tt.name)
 		}
 		want := "enter network namespace " + tt.name + ": bad file descriptor"
 		if err := tt.ns.Do(func() error { return nil }); err == nil || err.Error() != want {

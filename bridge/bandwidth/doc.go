@@ -19,18 +19,9 @@
 //	        │ ↑                  egress of the pod:  port, clsact: u32, mirred → ifb
 //	        ifb                                      ifb, root: tbf
 //
-// # Choices
-//
-//   - A tbf on the pod's end would need no ifb, and measured the same in rate, delay
-//     and processor time. But it would be the pod's own: a process with
-//     CAP_NET_ADMIN there deletes it with one command.
-//   - tbf against htb: htb counts long packets after it has sent them, and lost more
-//     of its rate in queues as short as ours; tbf cuts packets that are longer than its
-//     burst into frames, and takes one message where htb takes three.
-//   - The queue is 15 ms of the rate, or eight frames if that is more; see Effective
-//     for the burst.
-//   - clsact, not ingress: an agent that asks for clsact then finds it. The filter's
-//     priority and the qdiscs' handle are 0x746f, by which we know ours.
+// A tbf on the pod's end would need no ifb, but a process with CAP_NET_ADMIN in the pod could delete it. The queue is
+// 15 ms of the rate, or eight frames if that is more; see Effective for the burst. The filter's priority and the
+// qdiscs' handle are 0x746f, by which we know ours.
 //
 // # Needs
 //

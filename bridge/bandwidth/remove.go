@@ -14,9 +14,7 @@ import (
 // ours is left. What is gone already is success. It goes on past errors, and joins
 // them. An ifb that is not Target.Owner's stays, and is an ErrForeign.
 //
-// It takes the kernel some 20 ms to delete an ifb, nearly all of them waiting. A
-// caller that deletes the port too waits less if both go together, as one group of links
-// (bridge.Conn.Detach): what shapes at the port goes with it.
+// A caller that deletes the port too waits less if both go together (bridge.Conn.Detach).
 func (c *Conn) Remove(ctx context.Context, t Target) error {
 	if err := c.usable(ctx); err != nil {
 		return err

@@ -35,24 +35,18 @@ const (
 )
 
 const (
-	// defaultBurst is how long the rate takes to send the burst that nobody gave. At
-	// 1 Gbit/s that is ten packets of 64 KiB as TCP hands them down, at 10 Mbit/s four
-	// frames; the rate was reached with a fifth of it.
+	// defaultBurst is how long the rate takes to send the burst that nobody gave.
 	defaultBurst = 5 * time.Millisecond
-	// longestBurst bounds a burst that was given: in no second more passes than 105 %
-	// of the rate. What a container runtime fills in (2³¹ or 2³² bits) would let a limit
-	// of 10 Mbit/s through unlimited for minutes.
+	// longestBurst bounds a burst that was given: what a container runtime fills in (2³¹ or 2³² bits) would let
+	// a limit of 10 Mbit/s through unlimited for minutes.
 	longestBurst = 50 * time.Millisecond
 	// leastBurst is in full frames. One is what it takes for any to pass; with two the
 	// rate is reached although timers are late.
 	leastBurst = 2
 
-	// queueTime is how long a packet waits at most. Ten times what TCP needs between
-	// the pods of a node; the 25 ms of the reference plugin are what its users complain
-	// of.
-	queueTime = 15 * time.Millisecond
-	// leastQueue is in full frames: with fewer TCP loses its way at low rates, where a
-	// single frame takes longer than queueTime.
+	// queueTime is how long a packet waits at most, and leastQueue, in full frames, what fits in any case: with
+	// fewer TCP loses its way at low rates.
+	queueTime  = 15 * time.Millisecond
 	leastQueue = 8
 
 	// frameOverhead is what a frame may have beside its MTU: the Ethernet header and a

@@ -17,13 +17,6 @@
 //
 // Dialer gives the Dial of a dhcpc.Config. Release sends a RELEASE for a client whose interface is gone.
 //
-// # Checksums
-//
-// What a program on the same machine sends over veth has no UDP checksum yet: the
-// kernel leaves that to hardware that is not there, and says so beside the packet
-// (PACKET_AUXDATA, TP_STATUS_CSUMNOTREADY). Raw verifies a checksum where that is not
-// said, as RFC 1122 wants it, and sends packets with theirs complete.
-//
 // # Needs
 //
 // Opening a socket in a namespace other than the thread's needs CAP_SYS_ADMIN; Raw needs

@@ -97,15 +97,10 @@ func (s *socket) within(fn func() error) error {
 
 const siocGSKNS = 0x894c // SIOCGSKNS, include/uapi/linux/sockios.h (Linux 4.9); needs CAP_NET_ADMIN
 
-// RefreshCarrier has the kernel take notice at once of a carrier that a link has
-// just got. A link that was set up before it had one sends nothing until then, and
-// the kernel's worker that sees to it (linkwatch) may be late by milliseconds: an
-// ARP request that is lost meanwhile is sent again a second later.
-//
-// It asks for the link's state by the oldest way there is (ETHTOOL_GLINK), which
-// runs the worker's part for this link before it answers. On kernels before 6.8 it does
-// not, and nothing else does: there RefreshCarrier waits for the worker, for as long as
-// carrierPatience. What the link's state is, is of no use here, and neither is an error.
+// RefreshCarrier has the kernel take notice at once of a carrier that a link has just got. A link that was set up
+// before it had one sends nothing until then, and the kernel's worker that sees to it (linkwatch) may be late by
+// milliseconds. ETHTOOL_GLINK runs the worker's part for this link before it answers; on kernels before 6.8 it does
+// not, and RefreshCarrier waits for the worker, for as long as carrierPatience. An error is of no use here.
 func (c *Conn) RefreshCarrier(link string) {
 	if d, ok := c.t.(device); ok {
 		d.refreshCarrier(link)

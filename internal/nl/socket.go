@@ -85,12 +85,10 @@ const (
 	// datagram may take; a longer one asks for more first.
 	roomToSend = 128 << 10
 	// roomToAnswer is the length of a datagram whose answers are sure to fit into the
-	// default receive buffer. They are all queued before the first is read, and what
-	// does not fit is lost, with ENOBUFS: some 280 acknowledgements fit, or 90 links.
+	// default receive buffer, in which all are queued before the first is read.
 	roomToAnswer = 2 << 10
-	// answerFactor is how much more room answers take than requests, the kernel's
-	// bookkeeping included: 27 times for an acknowledgement, 100 for a bridge port
-	// that is asked for by name.
+	// answerFactor is how much more room answers take than requests: 27 times for an
+	// acknowledgement, 100 for a bridge port that is asked for by name.
 	answerFactor = 128
 )
 

@@ -10,9 +10,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// What is ours in the kernel has this handle, or this priority: "to", and none that
-// people or agents choose. Other agents' filters are mostly of priority 1, and so
-// come before ours; those that leave it to the kernel get 49152, and come after.
+// What is ours in the kernel has this handle, or this priority: "to", and none that people or agents choose.
 const (
 	minor    = 0x746f
 	Handle   = minor << 16

@@ -3,11 +3,73 @@ package state
 import (
 	"net/netip"
 	"os"
-	"reflect"
 	"slices"
+	"sync"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 )
+
+func TestFailuresAreCountedByVerbAndCode(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	if err := d.CountFailure("ADD", 100); err == nil {
+		t.Error("counted where there is no state directory")
+	}
+	if err := os.MkdirAll(d.Path(), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	var all sync.WaitGroup
+	for _, code := range []uint{100, 11, 100, 4_000_000_000, 999} {
+		all.Go(func() {
+			for range 25 {
+				if err := d.CountFailure("ADD", code); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	if err := d.CountFailure("DEL", 11); err != nil {
+		t.Error(err)
+	}
+	writeFile(t, d.failuresPath()+"/rubbish", "of an operator")
+	got, err := d.Failures()
+	want := []Failures{{"ADD", 100, 50}, {"ADD", 11, 25}, {"ADD", 999, 50}, {"DEL", 11, 1}}
+	if diff := cmp.Diff(want, got); diff != "" || err != nil {
+		t.Errorf("%v, failures (-want +got):\n%s", err, diff)
+	}
+}
+
+func TestContestedIsKeptAndForgotten(t *testing.T) {
+	t.Parallel()
+	d := newDir(t)
+	want := Contested{At: time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC), Times: 4, What: `chain "x"`, By: "nft\n"}
+	for range 2 {
+		if err := d.SetContested(&want); err != nil {
+			t.Fatal(err)
+		}
+		got, err := d.Contested()
+		if err != nil || got == nil || diff(want, *got) != "" {
+			t.Errorf("%+v, %v; want %+v", got, err, want)
+		}
+	}
+	for range 2 {
+		if err := d.SetContested(nil); err != nil {
+			t.Error(err)
+		}
+		if got, err := d.Contested(); got != nil || err != nil {
+			t.Errorf("%+v, %v", got, err)
+		}
+	}
+	if err := os.WriteFile(d.contestedPath(), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := d.Contested(); err == nil {
+		t.Errorf("damaged: %+v", got)
+	}
+}
 
 func TestForwardedLinksAreThoseOfGateways(t *testing.T) {
 	t.Parallel()
@@ -56,7 +118,7 @@ func TestZonesAreKept(t *testing.T) {
 		if err := d.SetZones(want); err != nil {
 			t.Fatal(err)
 		}
-		if got, err := d.Zones(); !reflect.DeepEqual(got, want) || err != nil {
+		if got, err := d.Zones(); diff(want, got) != "" || err != nil {
 			t.Errorf("%+v, %v; want %+v", got, err, want)
 		}
 	}
@@ -94,14 +156,4 @@ func TestZonesAreAttendedToByOneProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	again.Close()
-}
-
-func FuzzDecodeZones(f *testing.F) {
-	f.Add(encodeZones(Zones{Joined: []string{"cbr0"}, Left: []string{"br1.7"}}))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		z := decodeZones(data)
-		if back := decodeZones(encodeZones(z)); !reflect.DeepEqual(z, back) {
-			t.Errorf("%q: %+v comes back as %+v", data, z, back)
-		}
-	})
 }
